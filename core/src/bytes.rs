@@ -1,0 +1,68 @@
+//! [`Cursor`]: the only place that turns a file's integer into a length or an offset.
+#![forbid(unsafe_code)]
+
+use crate::error::{Error, Result};
+
+/// Reads little-endian values from a slice and knows where it stands.
+#[derive(Clone, Debug)]
+pub struct Cursor<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+macro_rules! read {
+    ($($name:ident -> $t:ty),*) => {$(
+        #[doc = concat!("Reads a little-endian `", stringify!($t), "`; `what` names it in errors.")]
+        pub fn $name(&mut self, what: &'static str) -> Result<$t> {
+            let mut raw = [0; size_of::<$t>()];
+            raw.copy_from_slice(self.take(size_of::<$t>() as u64, what)?);
+            Ok(<$t>::from_le_bytes(raw))
+        }
+    )*};
+}
+
+impl<'a> Cursor<'a> {
+    /// Starts at the first byte.
+    pub const fn new(bytes: &'a [u8]) -> Self {
+        Cursor { bytes, at: 0 }
+    }
+
+    /// Bytes consumed so far.
+    pub const fn position(&self) -> u64 {
+        self.at as u64
+    }
+
+    /// Bytes not consumed yet.
+    pub const fn remaining(&self) -> u64 {
+        (self.bytes.len() - self.at) as u64
+    }
+
+    /// The next `len` bytes. `len` is compared with what remains before it becomes a `usize`, so a
+    /// 64-bit length cannot alias a short one on a 32-bit machine.
+    pub fn take(&mut self, len: u64, what: &'static str) -> Result<&'a [u8]> {
+        if len > self.remaining() {
+            return Err(Error::Truncated { what, at: self.position(), need: len, have: self.remaining() });
+        }
+        let taken = &self.bytes[self.at..self.at + len as usize];
+        self.at += len as usize;
+        Ok(taken)
+    }
+
+    read!(u8 -> u8, u16 -> u16, u32 -> u32, u64 -> u64, f32 -> f32, f64 -> f64);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_little_endian_and_stops_at_the_end() {
+        let mut c = Cursor::new(&[1, 2, 0, 9]);
+        assert_eq!(c.u8("a"), Ok(1));
+        assert_eq!(c.u16("b"), Ok(2));
+        assert_eq!(c.u32("c"), Err(Error::Truncated { what: "c", at: 3, need: 4, have: 1 }));
+        assert_eq!(c.take(u64::MAX, "d").unwrap_err().code(), "truncated");
+        assert_eq!(c.take((1 << 32) + 1, "alias").unwrap_err().code(), "truncated");
+        assert_eq!(c.u8("e"), Ok(9));
+    }
+}

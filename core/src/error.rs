@@ -1,0 +1,186 @@
+//! One error for the whole crate: small, `Copy`, without heap strings, with a stable code.
+#![forbid(unsafe_code)]
+
+use core::fmt;
+
+/// Result of every fallible call of this crate.
+pub type Result<T> = core::result::Result<T, Error>;
+
+/// A name or value taken from a file, cut to 38 bytes so that an error owns no heap memory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Name {
+    len: u8,
+    cut: bool,
+    bytes: [u8; 38],
+}
+
+impl Name {
+    /// Keeps the first 38 bytes of `text`; bytes that are not UTF-8 are shown as `?`.
+    pub fn new(text: impl AsRef<[u8]>) -> Self {
+        let text = text.as_ref();
+        let mut bytes = [0; 38];
+        let len = text.len().min(bytes.len());
+        bytes[..len].copy_from_slice(&text[..len]);
+        Name { len: len as u8, cut: text.len() > len, bytes }
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for chunk in self.bytes[..usize::from(self.len)].utf8_chunks() {
+            for c in chunk.valid().chars() {
+                // A hostile file must not be able to steer a terminal through our messages.
+                fmt::Write::write_char(f, if c.is_control() { '?' } else { c })?;
+            }
+            if !chunk.invalid().is_empty() {
+                f.write_str("?")?;
+            }
+        }
+        if self.cut { f.write_str("...") } else { Ok(()) }
+    }
+}
+
+impl fmt::Debug for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "\"{self}\"")
+    }
+}
+
+/// What went wrong, what was expected, what was found, and where.
+#[allow(missing_docs, reason = "each variant documents its fields in its sentence")]
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Error {
+    /// The input ends inside `what`, which starts at byte `at` and needs `need` bytes.
+    Truncated { what: &'static str, at: u64, need: u64, have: u64 },
+    /// A count or length is over a cap of [`crate::Limits`].
+    Limit { what: &'static str, found: u64, max: u64 },
+    /// A number read from the file at byte `at` is not one of the allowed ones.
+    Malformed { what: &'static str, at: u64, found: u64, expected: &'static str },
+    /// The same name occurs twice.
+    Duplicate { what: &'static str, name: Name },
+    /// A metadata key the model needs is absent.
+    MissingKey { key: Name },
+    /// A metadata key has another type than it should.
+    KeyType { key: Name, expected: &'static str, found: &'static str },
+    /// A metadata number is outside what the model can mean.
+    KeyValue { key: Name, found: f64, expected: &'static str },
+    /// A metadata text names something this runtime does not know and will not guess.
+    Unsupported { key: Name, found: Name, expected: &'static str },
+    /// A tensor the model needs is absent.
+    MissingTensor { name: Name },
+    /// A tensor has another shape than the configuration says; (columns, rows).
+    TensorShape { name: Name, expected: [u64; 2], found: [u64; 2] },
+    /// A tensor is of a type that cannot be used there.
+    TensorType { name: Name, found: u32, expected: &'static str },
+    /// A tensor's bytes are not where they can be: outside the file, overlapping, or misaligned.
+    TensorRange { name: Name, offset: u64, len: u64, problem: &'static str },
+    /// A buffer given to a call has the wrong number of elements.
+    Length { what: &'static str, expected: u64, found: u64 },
+    /// An option is outside its range.
+    Option { what: &'static str, found: f64, expected: &'static str },
+    /// A token id is not in the vocabulary.
+    Token { id: u32, vocab: u32 },
+    /// The session cannot hold more tokens.
+    ContextFull { position: u64, adding: u64, capacity: u64 },
+    /// Memory of this size could not be had.
+    Memory { need: u64, have: u64 },
+    /// The model's output holds no finite number, so no token can be chosen.
+    Logits { problem: &'static str },
+}
+
+impl Error {
+    /// A stable machine-readable name, the same in every host language.
+    pub const fn code(&self) -> &'static str {
+        match self {
+            Error::Truncated { .. } => "truncated",
+            Error::Limit { .. } => "limit",
+            Error::Malformed { .. } => "malformed",
+            Error::Duplicate { .. } => "duplicate",
+            Error::MissingKey { .. } => "missing_key",
+            Error::KeyType { .. } => "key_type",
+            Error::KeyValue { .. } => "key_value",
+            Error::Unsupported { .. } => "unsupported",
+            Error::MissingTensor { .. } => "missing_tensor",
+            Error::TensorShape { .. } => "tensor_shape",
+            Error::TensorType { .. } => "tensor_type",
+            Error::TensorRange { .. } => "tensor_range",
+            Error::Length { .. } => "length",
+            Error::Option { .. } => "option",
+            Error::Token { .. } => "token",
+            Error::ContextFull { .. } => "context_full",
+            Error::Memory { .. } => "memory",
+            Error::Logits { .. } => "logits",
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Error::Truncated { what, at, need, have } => {
+                write!(f, "{what} at byte {at} needs {need} bytes, but only {have} are left")
+            }
+            Error::Limit { what, found, max } => write!(f, "{what} is {found}, over the limit of {max}"),
+            Error::Malformed { what, at, found, expected } => {
+                write!(f, "{what} at byte {at} is {found}, expected {expected}")
+            }
+            Error::Duplicate { what, name } => write!(f, "{what} {name:?} occurs twice"),
+            Error::MissingKey { key } => write!(f, "metadata key {key} is missing"),
+            Error::KeyType { key, expected, found } => {
+                write!(f, "metadata key {key} is of type {found}, expected {expected}")
+            }
+            Error::KeyValue { key, found, expected } => {
+                write!(f, "metadata key {key} is {found}, expected {expected}")
+            }
+            Error::Unsupported { key, found, expected } => {
+                write!(f, "{key} is {found:?}, which is not supported; expected {expected}")
+            }
+            Error::MissingTensor { name } => write!(f, "tensor {name} is missing"),
+            Error::TensorShape { name, expected, found } => write!(
+                f,
+                "tensor {name} is {} x {}, expected {} x {}",
+                found[0], found[1], expected[0], expected[1]
+            ),
+            Error::TensorType { name, found, expected } => {
+                write!(f, "tensor {name} is of type {found}, expected {expected}")
+            }
+            Error::TensorRange { name, offset, len, problem } => {
+                write!(f, "tensor {name} ({len} bytes at data offset {offset}) {problem}")
+            }
+            Error::Length { what, expected, found } => {
+                write!(f, "{what} has {found} elements, expected {expected}")
+            }
+            Error::Option { what, found, expected } => write!(f, "{what} is {found}, expected {expected}"),
+            Error::Token { id, vocab } => write!(f, "token {id} is not in the vocabulary of {vocab}"),
+            Error::ContextFull { position, adding, capacity } => write!(
+                f,
+                "the session holds {position} of at most {capacity} tokens; {adding} more do not fit"
+            ),
+            Error::Memory { need, have } => write!(f, "{need} bytes are needed, {have} were available"),
+            Error::Logits { problem } => write!(f, "no token can be chosen: {problem}"),
+        }
+    }
+}
+
+impl core::error::Error for Error {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::string::ToString;
+
+    #[test]
+    fn error_stays_small_and_copy() {
+        fn is_copy<T: Copy>() {}
+        is_copy::<Error>();
+        assert!(size_of::<Error>() <= 112, "{}", size_of::<Error>());
+    }
+
+    #[test]
+    fn names_are_cut_and_made_printable() {
+        assert_eq!(Name::new("blk.0.attn_q.weight").to_string(), "blk.0.attn_q.weight");
+        assert_eq!(Name::new(b"a\x1b[2J\xffb").to_string(), "a?[2J?b");
+        assert!(Name::new("x".repeat(100)).to_string().ends_with("..."));
+    }
+}

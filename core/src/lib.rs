@@ -1,0 +1,23 @@
+//! Shohin's engine: bytes of a GGUF file in, text out, on anything with an allocator.
+//!
+//! ```text
+//! bytes -> gguf -> weights -> forward -> logits -> token -> text
+//! ```
+#![no_std]
+#![deny(unsafe_code)]
+
+extern crate alloc;
+#[cfg(test)]
+extern crate std;
+
+pub mod bytes;
+pub mod error;
+pub mod kernel;
+pub mod limits;
+pub mod pool;
+pub mod quant;
+
+pub use error::{Error, Name, Result};
+pub use limits::Limits;
+pub use pool::{Pool, Serial};
+pub use quant::{Format, Matrix};

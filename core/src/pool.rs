@@ -1,0 +1,28 @@
+//! How work is spread over workers. The engine only knows this trait; threads belong to hosts.
+#![forbid(unsafe_code)]
+
+/// Something that runs independent jobs, perhaps at the same time.
+pub trait Pool: Sync {
+    /// How many jobs can run at the same time (at least 1).
+    fn workers(&self) -> usize;
+
+    /// Calls `job(0)`, ..., `job(jobs - 1)`, each once, in any order and on any worker, and returns
+    /// when all of them have returned.
+    fn run(&self, jobs: usize, job: &(dyn Fn(usize) + Sync));
+}
+
+/// Runs every job on the calling thread.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Serial;
+
+impl Pool for Serial {
+    fn workers(&self) -> usize {
+        1
+    }
+
+    fn run(&self, jobs: usize, job: &(dyn Fn(usize) + Sync)) {
+        for i in 0..jobs {
+            job(i);
+        }
+    }
+}
