@@ -12,12 +12,14 @@ extern crate std;
 
 pub mod bytes;
 pub mod error;
+pub mod gguf;
 pub mod kernel;
 pub mod limits;
 pub mod pool;
 pub mod quant;
 
 pub use error::{Error, Name, Result};
+pub use gguf::Gguf;
 pub use limits::Limits;
 pub use pool::{Pool, Serial};
 pub use quant::{Format, Matrix};

@@ -1,0 +1,269 @@
+//! GGUF: the container of weights, vocabulary and hyper-parameters.
+//!
+//! [`Gguf::parse`] checks a whole file once and borrows everything from it; afterwards no accessor can
+//! fail on the file's account or panic. `docs/FORMATS.md` draws the bytes.
+#![forbid(unsafe_code)]
+
+mod metadata;
+mod place;
+mod scan;
+mod tensor;
+
+use alloc::vec::Vec;
+
+pub use metadata::{Array, Kind, Metadata, StringArray, Strings, Value, Values};
+pub use tensor::{TensorInfo, TensorType};
+
+use crate::error::{Error, Name, Result};
+use crate::limits::Limits;
+use crate::quant::{Format, Matrix};
+use metadata::Entry;
+use place::Sniff;
+use scan::{Item, Scanner};
+
+/// What tensor type 42 means. Three layouts of that id are in the wild.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Id42 {
+    /// Told from the tensor offsets, the file's size, `general.quantization_version` and at last the
+    /// weights; refused where they do not tell.
+    #[default]
+    Auto,
+    /// 64 weights in 18 bytes, scale first: mainline llama.cpp, [`Format::Q2_0`].
+    Group64,
+    /// 128 weights in 34 bytes, scale first: older PrismML files, [`Format::Pq2_0`].
+    Group128,
+    /// 128 weights in 34 bytes, scale last: oxibonsai's converter, [`Format::Tq2_0G128`].
+    CodesFirst,
+}
+
+/// How to read a file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReadOptions {
+    /// Caps on what the file may claim.
+    pub limits: Limits,
+    /// The meaning of tensor type 42.
+    pub id42: Id42,
+}
+
+/// Everything in front of the weights: metadata and the tensor table, checked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Header<'a> {
+    metadata: Metadata<'a>,
+    tensors: Vec<TensorInfo<'a>>,
+    /// Indices into `tensors`, by rising name.
+    by_name: Vec<u32>,
+    alignment: u32,
+    data_start: u64,
+}
+
+impl<'a> Header<'a> {
+    /// Builds the header from bytes that `scanner` has walked to the end. If a [`Sniff`] comes back, the
+    /// meaning of id 42 still hangs on that part of the data.
+    fn build(
+        bytes: &'a [u8],
+        scanned: &Scanner,
+        file_len: u64,
+        options: &ReadOptions,
+    ) -> Result<(Header<'a>, Option<Sniff>)> {
+        // The first walk has shown that the counts are true, so these sizes are bounded by the file.
+        let mut entries: Vec<Entry<'a>> = with_capacity(scanned.entries)?;
+        let mut tensors: Vec<TensorInfo<'a>> = with_capacity(scanned.tensors)?;
+        Scanner::new(options.limits, file_len).run(bytes, &mut |item| {
+            match item {
+                Item::Entry { key, kind, raw } => entries.push(Entry { key, value: Value::read(kind, raw) }),
+                Item::Tensor { name, dims, n_dims, id, offset } => {
+                    tensors.push(TensorInfo { name, dims, offset, len: 0, id, n_dims, format: None });
+                }
+            }
+            Ok(())
+        })?;
+        let metadata = Metadata::new(entries)?;
+        let by_name = metadata::sorted("tensor name", tensors.len(), |i| tensors.get(i).map(|t| t.name))?;
+        let alignment = place::alignment(&metadata)?;
+        let header_end = scanned.position() as u64;
+        // A file without tensors may end with its header, unpadded.
+        let data_start = match place::pad(header_end, alignment) {
+            Some(start) if start <= file_len => start,
+            _ if tensors.is_empty() => file_len,
+            start => {
+                let need = start.unwrap_or(u64::MAX) - header_end;
+                let have = file_len.saturating_sub(header_end);
+                return Err(Error::Truncated { what: "padding", at: header_end, need, have });
+            }
+        };
+        let codes_first = metadata.get("general.quantization_version") == Some(Value::Str(b"TQ2_0_G128"));
+        let sniff = place::place(&mut tensors, file_len - data_start, alignment, options.id42, codes_first)?;
+        Ok((Header { metadata, tensors, by_name, alignment, data_start }, sniff))
+    }
+
+    /// Takes id 42 as codes-first after all.
+    fn set_codes_first(&mut self) {
+        for t in self.tensors.iter_mut().filter(|t| t.format == Some(Format::Pq2_0) && t.id == tensor::ID_42)
+        {
+            t.format = Some(Format::Tq2_0G128);
+        }
+    }
+
+    /// The key-value part.
+    pub const fn metadata(&self) -> &Metadata<'a> {
+        &self.metadata
+    }
+
+    /// All tensors, in the order of the file's table.
+    pub fn tensors(&self) -> &[TensorInfo<'a>] {
+        &self.tensors
+    }
+
+    /// The tensor of this name.
+    pub fn tensor(&self, name: &str) -> Option<&TensorInfo<'a>> {
+        let at = |i: &u32| self.tensors.get(*i as usize);
+        let found = self.by_name.binary_search_by(|i| at(i).map_or("", |t| t.name).cmp(name)).ok()?;
+        at(self.by_name.get(found)?)
+    }
+
+    /// What offsets and sizes are padded to, in bytes.
+    pub const fn alignment(&self) -> u32 {
+        self.alignment
+    }
+
+    /// Where the data section starts in the file.
+    pub const fn data_start(&self) -> u64 {
+        self.data_start
+    }
+}
+
+fn with_capacity<T>(count: u64) -> Result<Vec<T>> {
+    let need = count.saturating_mul(size_of::<T>() as u64);
+    let failed = Error::Memory { need, have: 0 };
+    let mut list = Vec::new();
+    list.try_reserve_exact(usize::try_from(count).map_err(|_| failed)?).map_err(|_| failed)?;
+    Ok(list)
+}
+
+/// A GGUF file in memory, flash or a memory map.
+///
+/// ```
+/// use shohin_core::gguf::Gguf;
+/// let bytes = b"GGUF\x03\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
+/// assert!(Gguf::parse(bytes)?.tensors().is_empty());
+/// # Ok::<(), shohin_core::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct Gguf<'a> {
+    bytes: &'a [u8],
+    header: Header<'a>,
+}
+
+impl<'a> Gguf<'a> {
+    /// Reads a whole file with default options.
+    pub fn parse(bytes: &'a [u8]) -> Result<Gguf<'a>> {
+        Gguf::parse_with(bytes, &ReadOptions::default())
+    }
+
+    /// Reads a whole file.
+    ///
+    /// Allocates at most 96 bytes per tensor and metadata entry, and nothing at all before the file has
+    /// been seen to hold as many as it claims.
+    pub fn parse_with(bytes: &'a [u8], options: &ReadOptions) -> Result<Gguf<'a>> {
+        let file_len = bytes.len() as u64;
+        let mut scanner = Scanner::new(options.limits, file_len);
+        // It cannot ask for more bytes, as it knows that there are none.
+        scanner.run(bytes, &mut |_| Ok(()))?;
+        let (mut header, sniff) = Header::build(bytes, &scanner, file_len, options)?;
+        if let Some(s) = sniff
+            && place::reads_codes_first(slice(bytes, header.data_start.saturating_add(s.offset), s.len))
+        {
+            header.set_codes_first();
+        }
+        Ok(Gguf { bytes, header })
+    }
+
+    /// Metadata and the tensor table.
+    pub const fn header(&self) -> &Header<'a> {
+        &self.header
+    }
+
+    /// The key-value part.
+    pub const fn metadata(&self) -> &Metadata<'a> {
+        &self.header.metadata
+    }
+
+    /// All tensors, in the order of the file's table.
+    pub fn tensors(&self) -> &[TensorInfo<'a>] {
+        &self.header.tensors
+    }
+
+    /// The tensor of this name.
+    pub fn tensor(&self, name: &str) -> Option<&TensorInfo<'a>> {
+        self.header.tensor(name)
+    }
+
+    /// The whole file.
+    pub const fn bytes(&self) -> &'a [u8] {
+        self.bytes
+    }
+
+    /// Exactly the bytes of a tensor of this file.
+    pub fn data(&self, tensor: &TensorInfo<'_>) -> &'a [u8] {
+        slice(self.bytes, self.header.data_start.saturating_add(tensor.offset), tensor.len)
+    }
+
+    /// The tensor of this name as weights: `(dims[1], dims[0])`, or one row if it has one dimension.
+    /// Refuses more dimensions and types that cannot be computed with.
+    pub fn matrix(&self, name: &str) -> Result<Matrix<'a>> {
+        let t = self.tensor(name).ok_or(Error::MissingTensor { name: Name::new(name) })?;
+        let format = t.format.ok_or(Error::TensorType {
+            name: Name::new(name),
+            found: t.id,
+            expected: "a loadable tensor type",
+        })?;
+        let [cols, rows, 1, 1] = t.dims else {
+            let [cols, rows, ..] = t.dims;
+            let found = [cols, t.elements() / cols.max(1)];
+            return Err(Error::TensorShape { name: Name::new(name), expected: [cols, rows], found });
+        };
+        let too_large =
+            Error::Limit { what: "tensor dimension", found: cols.max(rows), max: usize::MAX as u64 };
+        let rows = usize::try_from(rows).map_err(|_| too_large)?;
+        let cols = usize::try_from(cols).map_err(|_| too_large)?;
+        Matrix::new(format, rows, cols, self.data(t))
+    }
+}
+
+/// `len` bytes from `at`, or nothing if they are not all there.
+fn slice(bytes: &[u8], at: u64, len: u64) -> &[u8] {
+    let range =
+        at.checked_add(len).and_then(|end| Some(usize::try_from(at).ok()?..usize::try_from(end).ok()?));
+    range.and_then(|r| bytes.get(r)).unwrap_or(&[])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{format, fs, path::Path};
+
+    #[test]
+    fn golden_files_have_their_formats() {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/data/golden_model");
+        let Ok(_) = fs::metadata(&dir) else { return };
+        for (name, format) in [
+            ("pq2_0", Format::Pq2_0),
+            ("ptq1_0", Format::Ptq1_0),
+            ("q1_0", Format::Q1_0),
+            ("q2_0_g128_legacy", Format::Pq2_0),
+            ("q2_0_g64", Format::Q2_0),
+            ("tq1_0", Format::Tq1_0),
+            ("tq2_0", Format::Tq2_0),
+        ] {
+            let bytes = fs::read(dir.join(format!("synth-micro-{name}.gguf"))).unwrap();
+            let gguf = Gguf::parse(&bytes).unwrap();
+            let m = gguf.matrix("blk.0.attn_q.weight").unwrap();
+            assert_eq!((m.format(), m.rows(), m.cols()), (format, 256, 256), "{name}");
+            assert_eq!(gguf.metadata().u32("qwen3.block_count"), Ok(Some(2)));
+            assert_eq!(
+                gguf.metadata().strings("tokenizer.ggml.tokens").unwrap().unwrap().iter().count(),
+                1024
+            );
+        }
+    }
+}

@@ -1,0 +1,278 @@
+//! The one parser of the header. It allocates nothing and can stop wherever the bytes end, so that the
+//! whole-file and the streaming reader are the same code.
+#![forbid(unsafe_code)]
+
+use super::metadata::Kind;
+use crate::bytes::Cursor;
+use crate::error::{Error, Name, Result};
+use crate::limits::Limits;
+
+/// Deepest nesting of arrays that any [`Limits`] can allow; it bounds the parser's stack.
+const MAX_NESTING: usize = 8;
+
+/// What the scanner came across.
+pub(super) enum Item<'b> {
+    /// A key and the bytes of its value.
+    Entry { key: &'b str, kind: Kind, raw: &'b [u8] },
+    /// A row of the tensor table.
+    Tensor { name: &'b str, dims: [u64; 4], n_dims: u8, id: u32, offset: u64 },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum State {
+    Magic,
+    Key,
+    /// Inside a value whose key stands at these bytes.
+    Value {
+        key: (usize, usize),
+        kind: Kind,
+        start: usize,
+    },
+    Tensor,
+    Done,
+}
+
+/// An array being walked: its elements and how many are left.
+#[derive(Clone, Copy, Debug)]
+struct Frame {
+    kind: Kind,
+    left: u64,
+}
+
+/// Walks a header item by item. All its state is offsets, so the bytes may move and grow between calls.
+#[derive(Clone, Debug)]
+pub(super) struct Scanner {
+    limits: Limits,
+    /// Bytes of the whole file, of which only a part may be there yet.
+    file_len: u64,
+    at: usize,
+    state: State,
+    entries_left: u64,
+    tensors_left: u64,
+    frames: [Frame; MAX_NESTING],
+    depth: usize,
+    pub(super) entries: u64,
+    pub(super) tensors: u64,
+}
+
+impl Scanner {
+    pub(super) fn new(limits: Limits, file_len: u64) -> Scanner {
+        Scanner {
+            limits,
+            file_len,
+            at: 0,
+            state: State::Magic,
+            entries_left: 0,
+            tensors_left: 0,
+            frames: [Frame { kind: Kind::U8, left: 0 }; MAX_NESTING],
+            depth: 0,
+            entries: 0,
+            tensors: 0,
+        }
+    }
+
+    /// Where the header ends, once [`Scanner::run`] has returned `true`.
+    pub(super) fn position(&self) -> usize {
+        self.at
+    }
+
+    /// Goes on as far as `bytes` (the file from its start) reach. `Ok(true)`: the header is complete;
+    /// `Ok(false)`: more bytes are needed, and the file has them.
+    pub(super) fn run<'b>(
+        &mut self,
+        bytes: &'b [u8],
+        visit: &mut dyn FnMut(Item<'b>) -> Result<()>,
+    ) -> Result<bool> {
+        while self.state != State::Done {
+            let before = self.at as u64;
+            let Some(rest) = bytes.get(self.at..) else { return Ok(false) };
+            match self.step(bytes, Cursor::new(rest), visit) {
+                Ok(()) => {}
+                // The cursor only knows the bytes that are here. What the file still holds is no error.
+                Err(Error::Truncated { what, at, need, .. }) => {
+                    let at = before + at;
+                    if need <= self.file_len.saturating_sub(at) {
+                        return Ok(false);
+                    }
+                    return Err(Error::Truncated { what, at, need, have: self.file_len.saturating_sub(at) });
+                }
+                Err(other) => return Err(other),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Reads one thing. On `Err` the scanner has not moved.
+    fn step<'b>(
+        &mut self,
+        bytes: &'b [u8],
+        mut c: Cursor<'b>,
+        visit: &mut dyn FnMut(Item<'b>) -> Result<()>,
+    ) -> Result<()> {
+        let base = self.at as u64;
+        match self.state {
+            State::Magic => {
+                let magic = c.u32("file magic")?;
+                if magic != u32::from_le_bytes(*b"GGUF") {
+                    return Err(malformed("file magic", 0, u64::from(magic), "\"GGUF\""));
+                }
+                let version = c.u32("GGUF version")?;
+                if !(2..=3).contains(&version) {
+                    return Err(malformed("GGUF version", 4, u64::from(version), "2 or 3, little-endian"));
+                }
+                let tensors = c.u64("tensor count")?;
+                cap("tensor count", tensors, self.limits.tensors)?;
+                let entries = c.u64("metadata count")?;
+                cap("metadata count", entries, self.limits.entries)?;
+                (self.tensors, self.tensors_left) = (tensors, tensors);
+                (self.entries, self.entries_left) = (entries, entries);
+                self.state = State::Key;
+            }
+            State::Key => {
+                if self.entries_left == 0 {
+                    self.state = State::Tensor;
+                    return Ok(());
+                }
+                let (key, at) = name(&mut c, base, "metadata key", self.limits.name)?;
+                let kind = kind(&mut c, base)?;
+                self.state = State::Value {
+                    key: (self.at + at, self.at + at + key.len()),
+                    kind,
+                    start: self.at + c.position() as usize,
+                };
+                self.entries_left -= 1;
+                self.depth = 1;
+                self.frames = [Frame { kind: Kind::U8, left: 0 }; MAX_NESTING];
+                if let Some(frame) = self.frames.first_mut() {
+                    *frame = Frame { kind, left: 1 };
+                }
+            }
+            State::Value { key, kind, start } => {
+                let Some(frame) = self.depth.checked_sub(1).and_then(|d| self.frames.get(d)).copied() else {
+                    let text = bytes.get(key.0..key.1).and_then(|k| core::str::from_utf8(k).ok());
+                    let raw = bytes.get(start..self.at);
+                    if let (Some(key), Some(raw)) = (text, raw) {
+                        visit(Item::Entry { key, kind, raw })?;
+                    }
+                    self.state = State::Key;
+                    return Ok(());
+                };
+                self.elements(&mut c, base, frame)?;
+            }
+            State::Tensor => {
+                if self.tensors_left == 0 {
+                    self.state = State::Done;
+                    return Ok(());
+                }
+                let (name, _) = name(&mut c, base, "tensor name", self.limits.name.min(64))?;
+                let at = base + c.position();
+                let n_dims = c.u32("dimension count")?;
+                if !(1..=4).contains(&n_dims) {
+                    return Err(malformed("dimension count", at, u64::from(n_dims), "1 to 4"));
+                }
+                let mut dims = [1; 4];
+                for dim in dims.iter_mut().take(n_dims as usize) {
+                    let at = base + c.position();
+                    *dim = c.u64("dimension")?;
+                    if *dim == 0 {
+                        return Err(malformed("dimension", at, 0, "at least 1"));
+                    }
+                }
+                let id = c.u32("tensor type")?;
+                let offset = c.u64("tensor offset")?;
+                visit(Item::Tensor { name, dims, n_dims: n_dims as u8, id, offset })?;
+                self.tensors_left -= 1;
+            }
+            State::Done => {}
+        }
+        // Only bytes that lie in `bytes` were consumed, so this fits.
+        self.at += c.position() as usize;
+        Ok(())
+    }
+
+    /// Goes on inside the innermost value: a run of fixed-size elements, one string, or the head of an
+    /// array.
+    fn elements(&mut self, c: &mut Cursor<'_>, base: u64, frame: Frame) -> Result<()> {
+        let mut left = 0;
+        let mut inner = None;
+        match frame.kind {
+            _ if frame.left == 0 => {}
+            Kind::Str => {
+                string(c, "metadata string", self.limits.string)?;
+                left = frame.left - 1;
+            }
+            Kind::Array => {
+                let kind = kind(c, base)?;
+                let len = c.u64("array length")?;
+                cap("array length", len, self.limits.array)?;
+                // The value itself is the first frame and not an array around anything.
+                let nesting = self.limits.nesting.min(MAX_NESTING as u64 - 1);
+                cap("array nesting", self.depth as u64, nesting)?;
+                inner = Some(Frame { kind, left: len });
+                left = frame.left - 1;
+            }
+            fixed => {
+                let bytes = frame.left.saturating_mul(fixed.size().unwrap_or(1));
+                let at = base + c.position();
+                let raw = c.take(bytes, "metadata value")?;
+                if fixed == Kind::Bool
+                    && let Some(i) = raw.iter().position(|b| *b > 1)
+                {
+                    let found = raw.get(i).copied().unwrap_or(0);
+                    return Err(malformed("metadata bool", at + i as u64, u64::from(found), "0 or 1"));
+                }
+            }
+        }
+        if let Some(outer) = self.depth.checked_sub(1).and_then(|d| self.frames.get_mut(d)) {
+            outer.left = left;
+        }
+        match inner {
+            Some(frame) => {
+                if let Some(slot) = self.frames.get_mut(self.depth) {
+                    *slot = frame;
+                    self.depth += 1;
+                }
+            }
+            None if left == 0 => self.depth -= 1,
+            None => {}
+        }
+        Ok(())
+    }
+}
+
+fn malformed(what: &'static str, at: u64, found: u64, expected: &'static str) -> Error {
+    Error::Malformed { what, at, found, expected }
+}
+
+fn cap(what: &'static str, found: u64, max: u64) -> Result<()> {
+    if found > max { Err(Error::Limit { what, found, max }) } else { Ok(()) }
+}
+
+fn kind(c: &mut Cursor<'_>, base: u64) -> Result<Kind> {
+    let at = base + c.position();
+    let id = c.u32("metadata value type")?;
+    Kind::of(id).ok_or(malformed("metadata value type", at, u64::from(id), "0 to 12"))
+}
+
+fn string<'b>(c: &mut Cursor<'b>, what: &'static str, max: u64) -> Result<&'b [u8]> {
+    let len = c.u64(what)?;
+    cap(what, len, max)?;
+    c.take(len, what)
+}
+
+/// A key or tensor name, and where it starts in the cursor's bytes.
+fn name<'b>(c: &mut Cursor<'b>, base: u64, what: &'static str, max: u64) -> Result<(&'b str, usize)> {
+    let at = base + c.position();
+    let raw = string(c, what, max)?;
+    if raw.is_empty() {
+        return Err(malformed(what, at, 0, "at least 1 byte long"));
+    }
+    match core::str::from_utf8(raw) {
+        Ok(text) if !raw.contains(&0) => Ok((text, c.position() as usize - raw.len())),
+        _ => Err(Error::Unsupported {
+            key: Name::new(what),
+            found: Name::new(raw),
+            expected: "UTF-8 without NUL",
+        }),
+    }
+}

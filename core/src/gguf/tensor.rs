@@ -1,0 +1,111 @@
+//! Tensor types by their GGUF id, and what the file says of each tensor.
+#![forbid(unsafe_code)]
+
+use crate::quant::Format;
+
+/// A tensor type as GGUF files number them. Recognised is more than loadable: every type here can be
+/// listed and measured, and those with a [`Format`] can be computed with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TensorType {
+    /// The number in the file.
+    pub id: u32,
+    /// The name used in GGUF tooling.
+    pub name: &'static str,
+    /// Elements in one block.
+    pub block: u32,
+    /// Bytes of one block.
+    pub block_bytes: u32,
+}
+
+/// The id that has three incompatible layouts in the wild; see [`super::Id42`].
+pub(super) const ID_42: u32 = 42;
+
+macro_rules! types {
+    ($($id:literal $name:literal $block:literal $bytes:literal),* $(,)?) => {
+        &[$(TensorType { id: $id, name: $name, block: $block, block_bytes: $bytes }),*]
+    };
+}
+
+impl TensorType {
+    /// Every recognised type, by rising id. Id 42 stands here as mainline llama.cpp defines it.
+    pub const ALL: &'static [TensorType] = types![
+        0 "F32" 1 4, 1 "F16" 1 2, 2 "Q4_0" 32 18, 3 "Q4_1" 32 20, 6 "Q5_0" 32 22, 7 "Q5_1" 32 24,
+        8 "Q8_0" 32 34, 9 "Q8_1" 32 36, 10 "Q2_K" 256 84, 11 "Q3_K" 256 110, 12 "Q4_K" 256 144,
+        13 "Q5_K" 256 176, 14 "Q6_K" 256 210, 15 "Q8_K" 256 292, 16 "IQ2_XXS" 256 66,
+        17 "IQ2_XS" 256 74, 18 "IQ3_XXS" 256 98, 19 "IQ1_S" 256 50, 20 "IQ4_NL" 32 18,
+        21 "IQ3_S" 256 110, 22 "IQ2_S" 256 82, 23 "IQ4_XS" 256 136, 24 "I8" 1 1, 25 "I16" 1 2,
+        26 "I32" 1 4, 27 "I64" 1 8, 28 "F64" 1 8, 29 "IQ1_M" 256 56, 30 "BF16" 1 2,
+        34 "TQ1_0" 256 54, 35 "TQ2_0" 256 66, 39 "MXFP4" 32 17, 40 "NVFP4" 64 36, 41 "Q1_0" 128 18,
+        42 "Q2_0" 64 18, 142 "PQ2_0" 128 34, 143 "PTQ1_0" 128 28,
+    ];
+
+    /// The type with this id, or `None` if nothing is known about it.
+    pub fn of(id: u32) -> Option<&'static TensorType> {
+        TensorType::ALL.iter().find(|t| t.id == id)
+    }
+
+    /// The format this type is computed with, if it is loadable. Id 42 has no answer of its own.
+    pub fn format(&self) -> Option<Format> {
+        Format::ALL.into_iter().find(|f| f.gguf_id() == self.id && self.id != ID_42)
+    }
+}
+
+/// One tensor of a file: its name, shape, type and place. Everything was checked when the file was
+/// parsed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TensorInfo<'a> {
+    pub(super) name: &'a str,
+    pub(super) dims: [u64; 4],
+    pub(super) offset: u64,
+    pub(super) len: u64,
+    pub(super) id: u32,
+    pub(super) n_dims: u8,
+    pub(super) format: Option<Format>,
+}
+
+impl<'a> TensorInfo<'a> {
+    /// The tensor's name, unique in the file.
+    pub const fn name(&self) -> &'a str {
+        self.name
+    }
+
+    /// The shape, fastest-varying dimension (input features) first; 1 to 4 numbers, none of them 0.
+    pub fn dims(&self) -> &[u64] {
+        self.dims.get(..usize::from(self.n_dims)).unwrap_or(&self.dims)
+    }
+
+    /// The GGUF type id in the file.
+    pub const fn type_id(&self) -> u32 {
+        self.id
+    }
+
+    /// The type's name; for id 42 the name of the layout the file was found to use.
+    pub fn type_name(&self) -> &'static str {
+        match self.format {
+            Some(f) => f.name(),
+            None => TensorType::of(self.id).map_or("unknown", |t| t.name),
+        }
+    }
+
+    /// How the weights are stored, or `None` if this runtime cannot compute with them.
+    pub const fn format(&self) -> Option<Format> {
+        self.format
+    }
+
+    /// Where the bytes start, counted from the start of the data section.
+    pub const fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// How many bytes there are.
+    #[allow(clippy::len_without_is_empty, reason = "no tensor is empty")]
+    pub const fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Number of elements.
+    pub fn elements(&self) -> u64 {
+        // The parser has checked that the product fits.
+        self.dims().iter().fold(1, |n: u64, &d| n.saturating_mul(d))
+    }
+}
