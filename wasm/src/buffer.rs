@@ -1,0 +1,70 @@
+//! A file on its way into the module's memory.
+
+use crate::error::js;
+use js_sys::Uint8Array;
+use shohin_core::Error;
+use wasm_bindgen::prelude::*;
+
+/// Growth of a file whose size nobody told.
+const UNKNOWN_GROWTH: usize = 16 << 20;
+
+/// Receives a file piece by piece; the engine then reads it where it lies.
+#[wasm_bindgen]
+#[derive(Default)]
+pub struct FileBuffer {
+    bytes: Vec<u8>,
+}
+
+#[wasm_bindgen]
+impl FileBuffer {
+    /// Takes memory for `expected` bytes at once, so that a file of that size is never moved. 0: unknown.
+    ///
+    /// # Errors
+    /// `memory` if there is not that much.
+    #[wasm_bindgen(constructor)]
+    pub fn new(expected: f64) -> Result<FileBuffer, JsValue> {
+        let mut buffer = FileBuffer::default();
+        if expected > 0.0 {
+            if expected > isize::MAX as f64 {
+                return Err(js(Error::Memory { need: expected as u64, have: isize::MAX as u64 }));
+            }
+            buffer.reserve(expected as usize)?;
+        }
+        Ok(buffer)
+    }
+
+    /// Appends a piece, copying it once.
+    ///
+    /// # Errors
+    /// `memory` if it does not fit.
+    pub fn append(&mut self, piece: &Uint8Array) -> Result<(), JsValue> {
+        let len = piece.length() as usize;
+        if self.bytes.capacity() - self.bytes.len() < len {
+            // More than was announced: grow by a half, so that the whole is moved only a few times.
+            let want = len.max(self.bytes.len() / 2).max(UNKNOWN_GROWTH);
+            if self.reserve(want).is_err() {
+                self.reserve(len)?;
+            }
+        }
+        let at = self.bytes.len();
+        piece.copy_to_uninit(&mut self.bytes.spare_capacity_mut()[..len]);
+        // SAFETY: the capacity is there and the line above has just written bytes at..at + len.
+        unsafe { self.bytes.set_len(at + len) };
+        Ok(())
+    }
+
+    /// Bytes so far.
+    #[wasm_bindgen(getter)]
+    pub fn length(&self) -> f64 {
+        self.bytes.len() as f64
+    }
+}
+
+impl FileBuffer {
+    fn reserve(&mut self, more: usize) -> Result<(), JsValue> {
+        let have = self.bytes.capacity() as u64;
+        self.bytes
+            .try_reserve_exact(more)
+            .map_err(|_| js(Error::Memory { need: self.bytes.len() as u64 + more as u64, have }))
+    }
+}
