@@ -17,9 +17,11 @@ pub mod kernel;
 pub mod limits;
 pub mod pool;
 pub mod quant;
+pub mod sample;
 
 pub use error::{Error, Name, Result};
 pub use gguf::Gguf;
 pub use limits::Limits;
 pub use pool::{Pool, Serial};
 pub use quant::{Format, Matrix};
+pub use sample::{Sampler, SamplerConfig};

@@ -1,0 +1,308 @@
+//! logits -> token: penalties, temperature, filters, and one seeded draw.
+//!
+//! Buffers are taken once; a token then costs one or two passes over the logits and no allocation.
+#![forbid(unsafe_code)]
+
+mod config;
+mod logprob;
+mod penalty;
+mod rng;
+
+pub use config::SamplerConfig;
+pub use logprob::{Logprob, Logprobs, log_sum_exp};
+pub use rng::Pcg32;
+
+use crate::{Error, Result};
+use alloc::vec::Vec;
+use core::cmp::Ordering;
+use penalty::Penalties;
+
+/// A token that may be drawn.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Candidate {
+    /// Token id.
+    pub token: u32,
+    /// Its logit after penalties and temperature, relative to the largest one (at most 0).
+    pub logit: f32,
+    /// Its probability among the candidates.
+    pub probability: f32,
+}
+
+/// Chooses tokens. Knows the tokens before (for the penalties) and the random sequence.
+#[derive(Clone, Debug)]
+pub struct Sampler {
+    config: SamplerConfig,
+    vocab: usize,
+    penalties: Penalties,
+    rng: Pcg32,
+    candidates: Vec<Candidate>,
+}
+
+impl Sampler {
+    /// A sampler for logits of `vocab` elements. Takes all memory it will ever need: about 12 bytes
+    /// for each of `4 * top_k` tokens, or of the whole vocabulary when `top_k` is 0 and the
+    /// temperature is not.
+    ///
+    /// # Errors
+    /// [`Error::Option`] for an option outside its range.
+    pub fn new(config: &SamplerConfig, vocab: usize) -> Result<Self> {
+        config.check()?;
+        if vocab == 0 {
+            return Err(Error::Option { what: "vocabulary size", found: 0.0, expected: "at least 1" });
+        }
+        let room = match (config.temperature == 0.0, config.top_k) {
+            (true, _) => 1,
+            (false, 0) => vocab,
+            (false, k) => k.saturating_mul(4).max(64).min(vocab),
+        };
+        Ok(Sampler {
+            config: *config,
+            vocab,
+            penalties: Penalties::new(config, vocab),
+            rng: Pcg32::new(config.seed),
+            candidates: Vec::with_capacity(room),
+        })
+    }
+
+    /// The options this sampler was made with.
+    pub fn config(&self) -> &SamplerConfig {
+        &self.config
+    }
+
+    /// Makes DRY's matches end at `token`: quotes, line ends, the ends of turns. Tokens added here
+    /// are never penalised by DRY either.
+    pub fn break_at(&mut self, token: u32) {
+        self.penalties.break_at(token);
+    }
+
+    /// Tells the penalties that `token` is now part of the text. Call it for prompt and reply.
+    pub fn accept(&mut self, token: u32) {
+        self.penalties.accept(token);
+    }
+
+    /// Forgets the accepted tokens and starts the random sequence anew at `seed`.
+    pub fn restart(&mut self, seed: u64) {
+        self.config.seed = seed;
+        self.rng = Pcg32::new(seed);
+        self.penalties.clear();
+    }
+
+    /// Chooses a token. `logits` has one element a token of the vocabulary.
+    ///
+    /// NaN counts as impossible, and +inf as the largest finite logit.
+    ///
+    /// # Errors
+    /// [`Error::Length`] for another number of logits; [`Error::Logits`] if none is above -inf.
+    pub fn sample(&mut self, logits: &[f32]) -> Result<u32> {
+        let greedy = self.config.temperature == 0.0;
+        let candidates = self.distribution(logits)?;
+        // Never empty: the largest logit is finite and each filter keeps at least one candidate.
+        let mut choice = candidates[0].token;
+        if !greedy {
+            let total: f64 = candidates.iter().map(|c| f64::from(c.probability)).sum();
+            let mut left = self.rng.next_f64() * total;
+            for c in self.candidates.iter().filter(|c| c.probability > 0.0) {
+                choice = c.token;
+                left -= f64::from(c.probability);
+                if left < 0.0 {
+                    break;
+                }
+            }
+        }
+        Ok(choice)
+    }
+
+    /// The distribution that [`Self::sample`] draws from, in the order it walks through it: falling
+    /// probability with top-k, rising id without. Draws nothing.
+    ///
+    /// # Errors
+    /// As [`Self::sample`].
+    pub fn distribution(&mut self, logits: &[f32]) -> Result<&[Candidate]> {
+        if logits.len() != self.vocab {
+            let (expected, found) = (self.vocab as u64, logits.len() as u64);
+            return Err(Error::Length { what: "logits", expected, found });
+        }
+        let view = View { logits, changed: self.penalties.apply(logits) };
+        let max = view.max();
+        if max == f32::NEG_INFINITY {
+            return Err(Error::Logits { problem: "every logit is -inf or NaN" });
+        }
+        let c = self.config;
+        self.candidates.clear();
+        if c.temperature == 0.0 {
+            let mut best = None;
+            view.above(max.next_down(), &mut |token, _| {
+                best.get_or_insert(token);
+                f32::INFINITY
+            });
+            let token = best.unwrap_or_default();
+            self.candidates.push(Candidate { token, logit: 0.0, probability: 1.0 });
+            return Ok(&self.candidates);
+        }
+        if c.top_k == 0 || c.top_k >= self.vocab {
+            take_all(&mut self.candidates, &view);
+        } else {
+            take_top(&mut self.candidates, &view, c.top_k);
+        }
+        for each in &mut self.candidates {
+            each.logit = (each.logit - max) / c.temperature;
+            each.probability = libm::expf(each.logit);
+        }
+        if c.top_p < 1.0 {
+            self.keep_mass(c.top_p, |each| each.logit.abs());
+        }
+        if c.min_p > 0.0 {
+            // The most likely candidate weighs exp(0) = 1.
+            self.candidates.retain(|each| each.probability >= c.min_p);
+        }
+        if c.typical_p < 1.0 {
+            self.keep_typical(c.typical_p);
+        }
+        let total = self.total();
+        for each in &mut self.candidates {
+            each.probability = (f64::from(each.probability) / total) as f32;
+        }
+        Ok(&self.candidates)
+    }
+
+    fn total(&self) -> f64 {
+        self.candidates.iter().map(|c| f64::from(c.probability)).sum()
+    }
+
+    /// Keeps the candidates of smallest `key` that together hold the share `mass` of all weight; of
+    /// equal ones the first. Keys are not negative. A radix select by weight instead of a sort: four
+    /// passes, the order of the candidates stays.
+    fn keep_mass(&mut self, mass: f32, key: impl Fn(&Candidate) -> f32) {
+        let enough = self.total() * f64::from(mass);
+        // Bits of non-negative floats are ordered as the floats are.
+        let bits = |c: &Candidate| key(c).to_bits();
+        let (mut below, mut prefix) = (0.0, 0);
+        for shift in [24, 16, 8, 0] {
+            let mut weight = [0.0; 256];
+            for c in &self.candidates {
+                let k = bits(c);
+                if (u64::from(k) >> (shift + 8)) == u64::from(prefix) {
+                    weight[(k >> shift) as usize & 255] += f64::from(c.probability);
+                }
+            }
+            // Rounding may leave the sum short of `enough`: then the last weight is the limit.
+            let mut limit = 0;
+            let mut under = below;
+            for (bin, &w) in weight.iter().enumerate().filter(|&(_, &w)| w > 0.0) {
+                (limit, below) = (bin, under);
+                under += w;
+                if under >= enough {
+                    break;
+                }
+            }
+            prefix = prefix << 8 | limit as u32;
+        }
+        self.candidates.retain(|c| match bits(c).cmp(&prefix) {
+            Ordering::Equal if below < enough => {
+                below += f64::from(c.probability);
+                true
+            }
+            order => order == Ordering::Less,
+        });
+    }
+
+    fn keep_typical(&mut self, mass: f32) {
+        let total = self.total();
+        let log_total = libm::log(total);
+        let surprise = |c: &Candidate| log_total - f64::from(c.logit); // -ln p
+        let entropy: f64 = self
+            .candidates
+            .iter()
+            .filter(|c| c.probability > 0.0)
+            .map(|c| f64::from(c.probability) / total * surprise(c))
+            .sum();
+        self.keep_mass(mass, |c| libm::fabs(surprise(c) - entropy) as f32);
+    }
+}
+
+/// Falling logit, the lower id first among equals: a total order, so every selection is unique.
+fn by_logit(a: &Candidate, b: &Candidate) -> Ordering {
+    b.logit.total_cmp(&a.logit).then(a.token.cmp(&b.token))
+}
+
+/// Logits with the changed ones in place, without a copy of all of them.
+struct View<'l> {
+    logits: &'l [f32],
+    changed: &'l [(u32, f32)],
+}
+
+impl View<'_> {
+    /// Calls `visit(first token, values)` for runs that together are the changed logits.
+    fn runs(&self, visit: &mut dyn FnMut(usize, &[f32])) {
+        let mut from = 0;
+        for &(token, logit) in self.changed {
+            let token = token as usize;
+            visit(from, self.logits.get(from..token).unwrap_or_default());
+            visit(token, &[logit]);
+            from = token + 1;
+        }
+        visit(from, self.logits.get(from..).unwrap_or_default());
+    }
+
+    /// The largest logit; +inf counts as the largest finite number.
+    fn max(&self) -> f32 {
+        let mut max = f32::NEG_INFINITY;
+        self.runs(&mut |_, run| max = larger(max, run));
+        max.min(f32::MAX)
+    }
+
+    /// Calls `visit(token, logit)` for logits over a bound, by rising token. `visit` returns the
+    /// bound from there on.
+    fn above(&self, mut bound: f32, visit: &mut dyn FnMut(u32, f32) -> f32) {
+        self.runs(&mut |first, run| {
+            // Almost every chunk is below the bound: looking at its maximum only is vector code.
+            for (i, chunk) in run.chunks(64).enumerate() {
+                if larger(f32::NEG_INFINITY, chunk) > bound {
+                    for (j, &logit) in chunk.iter().enumerate() {
+                        if logit > bound {
+                            bound = visit((first + i * 64 + j) as u32, logit.min(f32::MAX));
+                        }
+                    }
+                }
+            }
+        });
+    }
+}
+
+/// The larger of `max` and the largest of `run`; NaN loses every comparison.
+fn larger(max: f32, run: &[f32]) -> f32 {
+    let mut lanes = [max; 16];
+    let mut chunks = run.chunks_exact(16);
+    for chunk in &mut chunks {
+        for (lane, &l) in lanes.iter_mut().zip(chunk) {
+            *lane = if l > *lane { l } else { *lane };
+        }
+    }
+    let fold = |max, l: &f32| if *l > max { *l } else { max };
+    chunks.remainder().iter().fold(lanes.iter().fold(max, fold), fold)
+}
+
+fn take_all(candidates: &mut Vec<Candidate>, view: &View<'_>) {
+    view.above(f32::NEG_INFINITY, &mut |token, logit| {
+        candidates.push(Candidate { token, logit, probability: 0.0 });
+        f32::NEG_INFINITY
+    });
+}
+
+/// The `k` largest, in falling order: fills the buffer with what beats the k-th best so far, and
+/// selects again whenever it is full.
+fn take_top(candidates: &mut Vec<Candidate>, view: &View<'_>, k: usize) {
+    let full = candidates.capacity().min(k.saturating_mul(4).max(64));
+    let mut bound = f32::NEG_INFINITY;
+    view.above(bound, &mut |token, logit| {
+        candidates.push(Candidate { token, logit, probability: 0.0 });
+        if candidates.len() == full && full > k {
+            candidates.select_nth_unstable_by(k - 1, by_logit);
+            candidates.truncate(k);
+            bound = candidates[k - 1].logit;
+        }
+        bound
+    });
+    candidates.sort_unstable_by(by_logit);
+    candidates.truncate(k);
+}

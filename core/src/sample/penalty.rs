@@ -1,0 +1,149 @@
+//! Penalties on what was said before: repetition, presence, frequency, DRY.
+#![forbid(unsafe_code)]
+
+use super::SamplerConfig;
+use alloc::vec::Vec;
+
+/// Longest repetition DRY measures, as in its original formulation.
+const MAX_REPEAT: usize = 50;
+
+/// The last tokens, and the logits they change.
+#[derive(Clone, Debug)]
+pub(super) struct Penalties {
+    config: SamplerConfig,
+    /// The last `keep` to `2 * keep` tokens in order; moved down when the buffer is full.
+    history: Vec<u32>,
+    keep: usize,
+    window: Vec<u32>,
+    repeats: Vec<(u32, u32)>,
+    changed: Vec<(u32, f32)>,
+    /// One bit a token: DRY's matches do not cross these.
+    breakers: Vec<u32>,
+}
+
+impl Penalties {
+    pub(super) fn new(config: &SamplerConfig, vocab: usize) -> Self {
+        let window = if config.repetition_penalty != 1.0
+            || config.presence_penalty != 0.0
+            || config.frequency_penalty != 0.0
+        {
+            config.penalty_last_n
+        } else {
+            0
+        };
+        let dry = if config.dry_multiplier > 0.0 { config.dry_last_n } else { 0 };
+        let keep = window.max(dry);
+        Penalties {
+            config: SamplerConfig { penalty_last_n: window, dry_last_n: dry, ..*config },
+            history: Vec::with_capacity(2 * keep),
+            keep,
+            window: Vec::with_capacity(window),
+            repeats: Vec::with_capacity(dry),
+            changed: Vec::with_capacity(window + dry),
+            breakers: if dry > 0 { alloc::vec![0; vocab.div_ceil(32)] } else { Vec::new() },
+        }
+    }
+
+    pub(super) fn break_at(&mut self, token: u32) {
+        if let Some(word) = self.breakers.get_mut(token as usize / 32) {
+            *word |= 1 << (token % 32);
+        }
+    }
+
+    fn is_breaker(&self, token: u32) -> bool {
+        self.breakers.get(token as usize / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.history.clear();
+    }
+
+    pub(super) fn accept(&mut self, token: u32) {
+        if self.keep == 0 {
+            return;
+        }
+        if self.history.len() == 2 * self.keep {
+            self.history.copy_within(self.keep.., 0);
+            self.history.truncate(self.keep);
+        }
+        self.history.push(token);
+    }
+
+    fn last(&self, n: usize) -> &[u32] {
+        &self.history[self.history.len().saturating_sub(n)..]
+    }
+
+    /// The logits that differ from `logits`, as (token, value) by rising token, each token once.
+    pub(super) fn apply(&mut self, logits: &[f32]) -> &[(u32, f32)] {
+        self.changed.clear();
+        let c = self.config;
+        let start = self.history.len().saturating_sub(c.penalty_last_n);
+        self.window.clear();
+        self.window.extend_from_slice(&self.history[start..]);
+        self.window.sort_unstable();
+        for run in self.window.chunk_by(|a, b| a == b) {
+            let Some(&logit) = run.first().and_then(|&token| logits.get(token as usize)) else { continue };
+            let scaled =
+                if logit < 0.0 { logit * c.repetition_penalty } else { logit / c.repetition_penalty };
+            let taken = c.frequency_penalty * run.len() as f32 + c.presence_penalty;
+            self.changed.push((run[0], still_possible(logit, scaled - taken)));
+        }
+        if c.dry_last_n > 0 {
+            self.find_repeats();
+            self.apply_dry(logits);
+        }
+        &self.changed
+    }
+
+    /// For each token that followed an earlier copy of the newest tokens: how long that copy is.
+    fn find_repeats(&mut self) {
+        let mut repeats = core::mem::take(&mut self.repeats);
+        repeats.clear();
+        let h = self.last(self.config.dry_last_n);
+        if let Some((&newest, earlier)) = h.split_last()
+            && !self.is_breaker(newest)
+        {
+            for i in (0..earlier.len()).filter(|&i| earlier[i] == newest) {
+                // i + 1 <= earlier.len() < h.len(), and i - n >= 0 below.
+                let next = h[i + 1];
+                if self.is_breaker(next) {
+                    continue;
+                }
+                let mut n = 1;
+                while n < MAX_REPEAT && n <= i {
+                    let token = h[h.len() - 1 - n];
+                    if h[i - n] != token || self.is_breaker(token) {
+                        break;
+                    }
+                    n += 1;
+                }
+                repeats.push((next, n as u32));
+            }
+        }
+        repeats.sort_unstable();
+        self.repeats = repeats;
+    }
+
+    fn apply_dry(&mut self, logits: &[f32]) {
+        let c = self.config;
+        let counted = self.changed.len();
+        // Sorted, so the last of each run is the longest repetition.
+        for run in self.repeats.chunk_by(|a, b| a.0 == b.0) {
+            let Some(&(token, n)) = run.last() else { continue };
+            let Some(over) = (n as usize).checked_sub(c.dry_allowed_length) else { continue };
+            let Some(&logit) = logits.get(token as usize) else { continue };
+            let grown = libm::pow(f64::from(c.dry_base), over as f64) * f64::from(c.dry_multiplier);
+            let penalty = grown.min(1e30) as f32;
+            match self.changed[..counted].binary_search_by_key(&token, |&(t, _)| t) {
+                Ok(i) => self.changed[i].1 = still_possible(logit, self.changed[i].1 - penalty),
+                Err(_) => self.changed.push((token, still_possible(logit, logit - penalty))),
+            }
+        }
+        self.changed.sort_unstable_by_key(|&(token, _)| token);
+    }
+}
+
+/// A penalty makes a token unlikely, never impossible: only the model's own -inf and NaN stay so.
+fn still_possible(logit: f32, penalised: f32) -> f32 {
+    if logit > f32::NEG_INFINITY { penalised.max(f32::MIN) } else { logit }
+}

@@ -1,0 +1,66 @@
+//! The sampler allocates nothing per token, at the vocabulary size of the real models.
+
+use shohin_core::sample::{Logprobs, Pcg32, Sampler, SamplerConfig};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+struct Counting;
+
+thread_local!(static ALLOCATIONS: Cell<usize> = const { Cell::new(0) });
+
+// SAFETY: forwards to the system allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let _ = ALLOCATIONS.try_with(|n| n.set(n.get() + 1));
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+#[test]
+fn no_allocation_per_token() {
+    const VOCAB: usize = 151_669;
+    let mut rng = Pcg32::new(5);
+    // Sums of uniforms: bell-shaped, as logits are.
+    let mut row = || (0..VOCAB).map(|_| (0..6).map(|_| rng.next_f64()).sum::<f64>() as f32 * 4.0).collect();
+    let rows: Vec<Vec<f32>> = (0..4).map(|_| row()).collect();
+    let plain = SamplerConfig { temperature: 1.0, ..SamplerConfig::greedy() };
+    let everything = SamplerConfig {
+        min_p: 0.01,
+        typical_p: 0.95,
+        frequency_penalty: 0.1,
+        dry_multiplier: 0.8,
+        ..SamplerConfig::balanced()
+    };
+    for (name, config) in [
+        ("greedy", SamplerConfig::greedy()),
+        ("bonsai", SamplerConfig::bonsai()),
+        ("creative", SamplerConfig::creative()),
+        ("everything", everything),
+        ("temperature only", plain),
+        ("top-p only", SamplerConfig { top_p: 0.9, ..plain }),
+        ("min-p only", SamplerConfig { min_p: 0.05, ..plain }),
+        ("typical only", SamplerConfig { typical_p: 0.9, ..plain }),
+    ] {
+        let mut sampler = Sampler::new(&config, VOCAB).unwrap();
+        let mut logprobs = Logprobs::new(5);
+        let before = ALLOCATIONS.get();
+        let start = std::time::Instant::now();
+        let n = 3000 / if config.top_k == 0 { 100 } else { 1 };
+        for i in 0..n {
+            let token = sampler.sample(&rows[i % 4]).unwrap();
+            sampler.accept(token);
+        }
+        println!("{name:18} {:8.1} us a token", start.elapsed().as_secs_f64() * 1e6 / n as f64);
+        logprobs.measure(&rows[0], 7);
+        assert_eq!(ALLOCATIONS.get() - before, 0, "{name}");
+    }
+}
