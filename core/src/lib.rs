@@ -12,6 +12,7 @@ extern crate std;
 
 pub mod bytes;
 pub mod error;
+pub mod generate;
 pub mod gguf;
 pub mod kernel;
 pub mod limits;

@@ -1,5 +1,6 @@
-//! The sampler allocates nothing per token, at the vocabulary size of the real models.
+//! Sampling and generating allocate nothing per token, at the vocabulary size of the real models.
 
+use shohin_core::generate::{Generation, GenerationOptions, Need, Vocabulary};
 use shohin_core::sample::{Logprobs, Pcg32, Sampler, SamplerConfig};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -26,7 +27,7 @@ unsafe impl GlobalAlloc for Counting {
 static ALLOCATOR: Counting = Counting;
 
 #[test]
-fn no_allocation_per_token() {
+fn sampling_allocates_nothing() {
     const VOCAB: usize = 151_669;
     let mut rng = Pcg32::new(5);
     // Sums of uniforms: bell-shaped, as logits are.
@@ -64,4 +65,39 @@ fn no_allocation_per_token() {
         assert_eq!(ALLOCATIONS.get() - before, 0, "{name}");
         println!("{name:18} {:8.1} us a token", elapsed * 1e6 / n as f64);
     }
+}
+
+/// Every token has the same text.
+struct Same(&'static str);
+
+impl Vocabulary for Same {
+    fn append_text(&self, _: u32, text: &mut Vec<u8>) {
+        text.extend_from_slice(self.0.as_bytes());
+    }
+
+    fn is_end(&self, _: u32) -> bool {
+        false
+    }
+}
+
+#[test]
+fn generating_allocates_nothing() {
+    let options = GenerationOptions {
+        stop_strings: vec!["nevermore".into(), "never ever".into()],
+        logprobs: Some(3),
+        ..GenerationOptions::default()
+    };
+    let sampler = Sampler::new(&SamplerConfig::balanced(), 500).unwrap();
+    let mut generation = Generation::new(&[1, 2, 3], 0, 4000, sampler, options).unwrap();
+    let logits: Vec<f32> = (0..500).map(|i| (i as f32 * 0.7).sin()).collect();
+    let before = ALLOCATIONS.get();
+    let (mut tokens, mut bytes) = (0, 0);
+    while let Need::Feed(_) = generation.next() {
+        if let Some(event) = generation.logits(&Same("ünever "), &logits).unwrap() {
+            tokens += 1;
+            bytes += event.text.len();
+        }
+    }
+    assert_eq!(ALLOCATIONS.get() - before, 0);
+    assert_eq!((tokens, bytes), (3998, 3998 * 8));
 }

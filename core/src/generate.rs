@@ -1,0 +1,434 @@
+//! token -> text, and round again: one state machine without input or output, shared by every backend.
+//!
+//! ```text
+//! loop {
+//!     match generation.next() {
+//!         Need::Feed(tokens) => {
+//!             let logits = /* run the model on tokens, on any backend, waiting or not */;
+//!             if let Some(event) = generation.logits(vocabulary, logits)? { /* show event.text */ }
+//!         }
+//!         Need::Done(reason) => break,
+//!     }
+//! }
+//! ```
+//!
+//! [`drive`] is that loop for a backend that answers at once.
+#![forbid(unsafe_code)]
+
+use crate::sample::{Logprob, Logprobs, Sampler};
+use crate::{Error, Result};
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::ops::ControlFlow;
+
+/// Something that runs a model over one timeline of tokens.
+pub trait Backend {
+    /// How many tokens the timeline holds.
+    fn position(&self) -> usize;
+
+    /// How many it can hold.
+    fn capacity(&self) -> usize;
+
+    /// Appends `tokens` and returns the logits (vocabulary) after the last of them.
+    ///
+    /// # Errors
+    /// [`Error::ContextFull`] if they do not fit, [`Error::Token`] for an unknown one.
+    fn feed(&mut self, tokens: &[u32]) -> Result<&[f32]>;
+
+    /// Forgets all but the first `len` tokens.
+    ///
+    /// # Errors
+    /// If it holds fewer than `len` tokens.
+    fn truncate(&mut self, len: usize) -> Result<()>;
+}
+
+/// What the generation must know of the tokens.
+pub trait Vocabulary {
+    /// Appends the bytes of the token's text, which need not be whole characters. Control tokens
+    /// have no text.
+    fn append_text(&self, token: u32, text: &mut Vec<u8>);
+
+    /// Whether the token ends a reply.
+    fn is_end(&self, token: u32) -> bool;
+}
+
+/// What to generate, beside the sampler's options.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GenerationOptions {
+    /// Most tokens to generate.
+    pub max_tokens: usize,
+    /// Tokens that end the reply, beside those of the vocabulary.
+    pub stop_tokens: Vec<u32>,
+    /// Texts that end the reply. They are not part of it.
+    pub stop_strings: Vec<String>,
+    /// Measure log-probabilities (see [`Logprobs`]), with so many most likely tokens.
+    pub logprobs: Option<usize>,
+    /// Go on after tokens that end a reply; for measurements.
+    pub ignore_end: bool,
+    /// Most prompt tokens to feed in one step, so that a host can show progress and stop between.
+    pub batch: usize,
+}
+
+impl Default for GenerationOptions {
+    fn default() -> Self {
+        GenerationOptions {
+            max_tokens: usize::MAX,
+            stop_tokens: Vec::new(),
+            stop_strings: Vec::new(),
+            logprobs: None,
+            ignore_end: false,
+            batch: 256,
+        }
+    }
+}
+
+/// Why a generation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// The model ended its reply.
+    Stop,
+    /// A stop string appeared.
+    StopString,
+    /// The asked number of tokens was generated.
+    Length,
+    /// The session holds no more tokens.
+    ContextFull,
+    /// The host asked for the end.
+    Cancelled,
+}
+
+impl Reason {
+    /// A stable machine-readable name, the same in every host language.
+    pub const fn code(self) -> &'static str {
+        match self {
+            Reason::Stop => "stop",
+            Reason::StopString => "stop_string",
+            Reason::Length => "length",
+            Reason::ContextFull => "context_full",
+            Reason::Cancelled => "cancelled",
+        }
+    }
+}
+
+/// What the generation needs next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need<'g> {
+    /// The logits after these tokens, which follow those fed before.
+    Feed(&'g [u32]),
+    /// Nothing: it ended.
+    Done(Reason),
+}
+
+/// A token was generated.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Event<'g> {
+    /// The token.
+    pub token: u32,
+    /// Text that is now certain: whole characters, and no beginning of a stop string. Often the
+    /// token's own text, but it may be late or, after the last token, more than that.
+    pub text: &'g str,
+    /// The token's log-probability, if asked for.
+    pub logprob: Option<f32>,
+    /// The most likely tokens in its place, if asked for.
+    pub top: &'g [Logprob],
+    /// Set if this was the last token.
+    pub done: Option<Reason>,
+}
+
+/// How many leading tokens of `prompt` a backend that holds `held` need not be fed again. Leaves at
+/// least one token of the prompt to feed, so that there are logits to go on from.
+pub fn reusable(held: &[u32], prompt: &[u32]) -> usize {
+    let same = held.iter().zip(prompt).take_while(|(a, b)| a == b).count();
+    same.min(prompt.len().saturating_sub(1))
+}
+
+/// One reply in the making.
+#[derive(Clone, Debug)]
+pub struct Generation {
+    options: GenerationOptions,
+    sampler: Sampler,
+    logprobs: Option<Logprobs>,
+    /// Prompt and reply.
+    tokens: Vec<u32>,
+    prompt: usize,
+    fed: usize,
+    capacity: usize,
+    stream: TextStream,
+    done: Option<Reason>,
+}
+
+impl Generation {
+    /// A reply to `prompt`, of whose tokens the backend holds the first `held` (see [`reusable`]) and
+    /// exactly these; it can hold `capacity`.
+    ///
+    /// # Errors
+    /// [`Error::Length`] if there is nothing to feed, [`Error::ContextFull`] if the prompt does not
+    /// fit, [`Error::Option`] for an empty stop string.
+    pub fn new(
+        prompt: &[u32],
+        held: usize,
+        capacity: usize,
+        mut sampler: Sampler,
+        options: GenerationOptions,
+    ) -> Result<Self> {
+        if held >= prompt.len() {
+            let found = prompt.len() as u64;
+            return Err(Error::Length { what: "prompt", expected: held as u64 + 1, found });
+        }
+        if prompt.len() > capacity {
+            let (position, adding) = (held as u64, (prompt.len() - held) as u64);
+            return Err(Error::ContextFull { position, adding, capacity: capacity as u64 });
+        }
+        if options.stop_strings.iter().any(|s| s.is_empty()) {
+            let expected = "at least 1 byte";
+            return Err(Error::Option { what: "stop string", found: 0.0, expected });
+        }
+        let reply = options.max_tokens.min(capacity - prompt.len()).min(1 << 16) + 1;
+        let mut tokens = Vec::with_capacity(prompt.len() + reply);
+        tokens.extend_from_slice(prompt);
+        prompt.iter().for_each(|&token| sampler.accept(token));
+        Ok(Generation {
+            sampler,
+            logprobs: options.logprobs.map(Logprobs::new),
+            tokens,
+            prompt: prompt.len(),
+            fed: held,
+            capacity,
+            stream: TextStream::new(options.stop_strings.iter().map(String::len).max().unwrap_or(0)),
+            done: None,
+            options,
+        })
+    }
+
+    fn next_fed(&self) -> usize {
+        self.tokens.len().min(self.fed.saturating_add(self.options.batch.max(1)))
+    }
+
+    /// What is needed next; the same answer until [`Self::logits`] brings it.
+    pub fn next(&self) -> Need<'_> {
+        match self.done {
+            Some(reason) => Need::Done(reason),
+            None => Need::Feed(self.tokens.get(self.fed..self.next_fed()).unwrap_or_default()),
+        }
+    }
+
+    /// Takes the logits after the tokens that [`Self::next`] asked to feed. `None` while the prompt
+    /// goes on.
+    ///
+    /// # Errors
+    /// Those of [`Sampler::sample`].
+    pub fn logits(&mut self, vocabulary: &dyn Vocabulary, logits: &[f32]) -> Result<Option<Event<'_>>> {
+        if self.done.is_some() {
+            return Ok(None);
+        }
+        self.fed = self.next_fed();
+        if self.fed < self.tokens.len() {
+            return Ok(None);
+        }
+        if self.options.max_tokens == 0 {
+            self.done = Some(Reason::Length);
+            return Ok(None);
+        }
+        let token = self.sampler.sample(logits)?;
+        let logprob = self.logprobs.as_mut().map(|l| l.measure(logits, token));
+        self.stream.start();
+        let ends = vocabulary.is_end(token) && !self.options.ignore_end;
+        if ends || self.options.stop_tokens.contains(&token) {
+            self.done = Some(Reason::Stop);
+        } else {
+            self.tokens.push(token);
+            self.sampler.accept(token);
+            vocabulary.append_text(token, &mut self.stream.bytes);
+            if self.stream.advance(&self.options.stop_strings) {
+                self.done = Some(Reason::StopString);
+            } else if self.tokens.len() - self.prompt >= self.options.max_tokens {
+                self.done = Some(Reason::Length);
+            } else if self.tokens.len() > self.capacity {
+                self.done = Some(Reason::ContextFull);
+            }
+        }
+        if self.done.is_some() {
+            self.stream.finish(&self.options.stop_strings, &mut self.done);
+        }
+        Ok(Some(Event {
+            token,
+            text: &self.stream.ready,
+            logprob,
+            top: self.logprobs.as_ref().map_or(&[], |l| l.top()),
+            done: self.done,
+        }))
+    }
+
+    /// Ends the reply, if it did not end yet. Returns text that was held back until now.
+    pub fn cancel(&mut self) -> &str {
+        self.stream.start();
+        if self.done.is_none() {
+            self.done = Some(Reason::Cancelled);
+            self.stream.finish(&self.options.stop_strings, &mut self.done);
+        }
+        &self.stream.ready
+    }
+
+    /// How many tokens of the prompt were fed, or need not be, and how many it has.
+    pub fn prompt_progress(&self) -> (usize, usize) {
+        (self.fed.min(self.prompt), self.prompt)
+    }
+
+    /// The generated tokens. A token that ended the reply is not among them; those that make up a
+    /// stop string are.
+    pub fn reply(&self) -> &[u32] {
+        self.tokens.get(self.prompt..).unwrap_or_default()
+    }
+
+    /// The tokens the backend holds now: what [`reusable`] wants to know before the next prompt.
+    pub fn held(&self) -> &[u32] {
+        self.tokens.get(..self.fed).unwrap_or_default()
+    }
+
+    /// Why it ended, if it did.
+    pub fn reason(&self) -> Option<Reason> {
+        self.done
+    }
+
+    /// Gives the sampler back, its random sequence where it stands.
+    pub fn into_sampler(self) -> Sampler {
+        self.sampler
+    }
+}
+
+/// A step of [`drive`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Step<'g> {
+    /// So many of so many prompt tokens are fed.
+    Prompt(usize, usize),
+    /// A token was generated.
+    Token(Event<'g>),
+    /// Text that was held back when the generation was cancelled.
+    Rest(&'g str),
+}
+
+/// Runs a generation to its end on a backend that answers at once. `on_step` may break it off.
+///
+/// # Errors
+/// Those of the backend and of [`Generation::logits`]; the generation can then be driven on.
+pub fn drive(
+    generation: &mut Generation,
+    backend: &mut dyn Backend,
+    vocabulary: &dyn Vocabulary,
+    on_step: &mut dyn FnMut(Step<'_>) -> ControlFlow<()>,
+) -> Result<Reason> {
+    loop {
+        let flow = match generation.next() {
+            Need::Done(reason) => return Ok(reason),
+            Need::Feed(tokens) => {
+                let logits = backend.feed(tokens)?;
+                let event = generation.logits(vocabulary, logits)?;
+                match event {
+                    Some(event) => on_step(Step::Token(event)),
+                    None => {
+                        let (fed, of) = generation.prompt_progress();
+                        on_step(Step::Prompt(fed, of))
+                    }
+                }
+            }
+        };
+        if flow.is_break() && generation.reason().is_none() {
+            let _ = on_step(Step::Rest(generation.cancel()));
+        }
+    }
+}
+
+/// Bytes to text that can be shown: whole characters, and nothing that may become a stop string.
+#[derive(Clone, Debug)]
+struct TextStream {
+    /// Bytes not decoded yet: the beginning of a character.
+    bytes: Vec<u8>,
+    /// Text that may be the beginning of a stop string.
+    held: String,
+    /// Text to show now.
+    ready: String,
+}
+
+impl TextStream {
+    fn new(longest_stop: usize) -> Self {
+        // Tokens are far shorter; a longer one makes the buffers grow once.
+        const TOKEN: usize = 1024;
+        TextStream {
+            bytes: Vec::with_capacity(TOKEN),
+            held: String::with_capacity(TOKEN + longest_stop),
+            ready: String::with_capacity(TOKEN + longest_stop),
+        }
+    }
+
+    fn start(&mut self) {
+        self.ready.clear();
+    }
+
+    /// Moves what is certain from `bytes` to `ready`. True if a stop string was found; the text
+    /// before it is then in `ready` and the rest dropped.
+    fn advance(&mut self, stops: &[String]) -> bool {
+        self.decode(false);
+        self.release(stops)
+    }
+
+    /// Releases everything: no more text will come to complete a character or a stop string.
+    fn finish(&mut self, stops: &[String], done: &mut Option<Reason>) {
+        if *done == Some(Reason::StopString) {
+            return;
+        }
+        self.decode(true);
+        // A broken character becomes U+FFFD here, and that can be in a stop string.
+        if self.release(stops) {
+            *done = Some(Reason::StopString);
+        }
+        self.ready.push_str(&self.held);
+        self.held.clear();
+    }
+
+    fn release(&mut self, stops: &[String]) -> bool {
+        let found = stops.iter().filter_map(|stop| self.held.find(stop.as_str())).min();
+        let certain = found.unwrap_or_else(|| self.held.len() - held_back(&self.held, stops));
+        self.ready.push_str(self.held.get(..certain).unwrap_or_default());
+        match found {
+            Some(_) => self.held.clear(),
+            None => drop(self.held.drain(..certain)),
+        }
+        found.is_some()
+    }
+
+    fn decode(&mut self, end: bool) {
+        let mut rest: &[u8] = &self.bytes;
+        for chunk in self.bytes.utf8_chunks() {
+            self.held.push_str(chunk.valid());
+            rest = rest.get(chunk.valid().len()..).unwrap_or_default();
+            let broken = chunk.invalid();
+            if broken.is_empty() {
+                continue;
+            }
+            let unfinished = rest.len() == broken.len()
+                && core::str::from_utf8(broken).is_err_and(|e| e.error_len().is_none());
+            if !end && unfinished {
+                break;
+            }
+            self.held.push(char::REPLACEMENT_CHARACTER);
+            rest = rest.get(broken.len()..).unwrap_or_default();
+        }
+        let decoded = self.bytes.len() - rest.len();
+        self.bytes.drain(..decoded);
+    }
+}
+
+/// Length of the longest end of `text` that begins a stop string.
+fn held_back(text: &str, stops: &[String]) -> usize {
+    stops
+        .iter()
+        .filter_map(|stop| {
+            let longest = (stop.len() - 1).min(text.len());
+            (1..=longest).rev().find(|&n| {
+                let (end, start) = (text.len() - n, stop.as_bytes());
+                text.as_bytes().get(end..) == start.get(..n)
+            })
+        })
+        .max()
+        .unwrap_or(0)
+}
