@@ -1,5 +1,110 @@
-//! Matrix products over packed weights: scalar reference and one file per instruction set.
+//! Matrix products over packed weights: the scalar reference and one file per instruction set.
+//!
+//! [`matmul`] picks the kernel from a table {format x operation x instruction set}; where an
+//! instruction set has none of its own, the reference serves. All kernels of an operation add in the
+//! order that `scalar.rs` defines, so that the same model gives the same bits on every machine, for
+//! every number of workers and for every number of tokens at once.
 
+mod act;
+mod isa;
 mod parallel;
+mod scalar;
 
+pub use act::{Q8_LEN, Q8Block, Q8Order, q8_blocks, quantize};
+pub use isa::Isa;
 pub use parallel::for_each_chunk;
+
+use crate::error::{Error, Result};
+use crate::pool::Pool;
+use crate::quant::{Format, Matrix};
+use isa::Kind;
+use parallel::{OutRows, for_each_rows};
+
+/// The right-hand side of [`matmul`].
+#[derive(Clone, Copy, Debug)]
+pub struct Input<'x> {
+    /// The activations, `(tokens, cols)`. May be empty if `q8` is used.
+    pub f32: &'x [f32],
+    /// The same activations quantized by [`quantize`], `(tokens, q8_blocks(cols))`. If given, the
+    /// quantized formats are multiplied in integers; float formats always use `f32`.
+    pub q8: Option<&'x [Q8Block]>,
+}
+
+/// What a kernel computes with; its lengths have been checked.
+pub(crate) struct Work<'a> {
+    w: Matrix<'a>,
+    /// `(tokens, cols)` for a float kernel.
+    x: &'a [f32],
+    /// `(tokens, q8_blocks(cols))` for an integer kernel.
+    q8: &'a [Q8Block],
+    tokens: usize,
+}
+
+/// Fills the rows of `y` that it is given.
+///
+/// Safety: only called on a machine that has the instruction set of the table it stands in.
+type Kernel = unsafe fn(&Work<'_>, &mut OutRows<'_>);
+
+fn float_kernel(_kind: Kind, _format: Format) -> Kernel {
+    scalar::float
+}
+
+fn integer_kernel(_kind: Kind, _format: Format) -> Kernel {
+    scalar::integer
+}
+
+/// `y = x w^T`, with `w` of shape `(rows, cols)`, `x` of shape `(tokens, cols)` and `y` of shape
+/// `(tokens, rows)`. The rows of `w` are spread over `pool`. Allocates nothing.
+///
+/// A token's outputs do not depend on `isa`, on the pool, or on the other tokens: not even in the last
+/// bit, except that the bits of a NaN may differ.
+///
+/// # Errors
+/// [`Error::Length`] if a length does not fit the shapes.
+pub fn matmul(
+    isa: Isa,
+    pool: &dyn Pool,
+    w: &Matrix<'_>,
+    x: &Input<'_>,
+    tokens: usize,
+    y: &mut [f32],
+) -> Result<()> {
+    let check = |what, expected: Option<usize>, found: usize| match expected {
+        Some(n) if n == found => Ok(()),
+        n => Err(Error::Length { what, expected: n.map_or(u64::MAX, |n| n as u64), found: found as u64 }),
+    };
+    check("output of a matrix product", tokens.checked_mul(w.rows()), y.len())?;
+    let (kernel, work) = match x.q8 {
+        Some(q8) if !w.format().is_float() => {
+            check("quantized activations", tokens.checked_mul(q8_blocks(w.cols())), q8.len())?;
+            (integer_kernel(isa.kind(), w.format()), Work { w: *w, x: &[], q8, tokens })
+        }
+        _ => {
+            check("activations", tokens.checked_mul(w.cols()), x.f32.len())?;
+            (float_kernel(isa.kind(), w.format()), Work { w: *w, x: x.f32, q8: &[], tokens })
+        }
+    };
+    if w.cols() == 0 {
+        y.fill(0.0);
+        return Ok(());
+    }
+    // SAFETY: the table gave this kernel for an instruction set that `isa` proves to be there.
+    #[allow(unsafe_code)]
+    for_each_rows(pool, y, tokens, w.rows(), chunk_rows(pool, w, tokens), &|mut out| unsafe {
+        kernel(&work, &mut out);
+    });
+    Ok(())
+}
+
+/// Rows per job: large enough that claiming a job costs nothing beside it, several jobs a worker so
+/// that a worker the system has paused does not hold up the others, a multiple of the kernels' tiles.
+fn chunk_rows(pool: &dyn Pool, w: &Matrix<'_>, tokens: usize) -> usize {
+    const JOBS_PER_WORKER: usize = 4;
+    const MIN_PRODUCTS: usize = 1 << 18; // some microseconds
+    const TILE: usize = 16;
+    let rows = w.rows();
+    let products = w.cols().saturating_mul(tokens).max(1);
+    let chunk =
+        rows.div_ceil(pool.workers().saturating_mul(JOBS_PER_WORKER).max(1)).max(MIN_PRODUCTS / products);
+    chunk.clamp(1, rows.max(1)).next_multiple_of(TILE)
+}

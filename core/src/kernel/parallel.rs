@@ -48,3 +48,73 @@ pub fn for_each_chunk<T: Send>(
         }
     });
 }
+
+/// The outputs of some rows of a matrix product: `y[(token, first + i)]` for `i < len`, for every token.
+pub(crate) struct OutRows<'y> {
+    /// Element (0, first) of `y`.
+    base: *mut f32,
+    /// Rows of the whole matrix: elements from one token to the next.
+    stride: usize,
+    tokens: usize,
+    first: usize,
+    len: usize,
+    y: core::marker::PhantomData<&'y mut [f32]>,
+}
+
+impl OutRows<'_> {
+    /// The first row.
+    pub(crate) fn first(&self) -> usize {
+        self.first
+    }
+
+    /// The number of rows.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Sets the output of row `first + i` for `token`.
+    #[inline(always)]
+    pub(crate) fn put(&mut self, token: usize, i: usize, value: f32) {
+        debug_assert!(token < self.tokens && i < self.len);
+        if token < self.tokens && i < self.len {
+            // SAFETY: (token, first + i) is inside `y`, and no other `OutRows` has this row.
+            unsafe { *self.base.add(token * self.stride + i) = value };
+        }
+    }
+}
+
+/// Calls `job` for every `chunk` rows of `y`, a `(tokens, rows)` buffer, spread over `pool`.
+///
+/// Workers take chunks from a counter until none are left, so that a fast one takes more.
+pub(crate) fn for_each_rows(
+    pool: &dyn Pool,
+    y: &mut [f32],
+    tokens: usize,
+    rows: usize,
+    chunk: usize,
+    job: &(dyn Fn(OutRows<'_>) + Sync),
+) {
+    assert_eq!(tokens.checked_mul(rows), Some(y.len()), "checked by matmul");
+    let chunk = chunk.max(1);
+    let chunks = rows.div_ceil(chunk);
+    let base = Base(y.as_mut_ptr());
+    let next = core::sync::atomic::AtomicUsize::new(0);
+    let work = || loop {
+        let first = next.fetch_add(1, core::sync::atomic::Ordering::Relaxed).saturating_mul(chunk);
+        if first >= rows {
+            return;
+        }
+        // SAFETY: first < rows, so inside `y` or, without tokens, at most one element past its end.
+        let base = unsafe { base.get().add(if tokens == 0 { 0 } else { first }) };
+        let len = chunk.min(rows - first);
+        // The counter gives each chunk once, so no two `OutRows` share a row; `y` stays mutably borrowed
+        // until all jobs have returned.
+        job(OutRows { base, stride: rows, tokens, first, len, y: core::marker::PhantomData });
+    };
+    let workers = pool.workers().min(chunks);
+    if workers <= 1 {
+        work();
+    } else {
+        pool.run(workers, &|_| work());
+    }
+}

@@ -1,7 +1,157 @@
-//! Weight formats: one file each, with its byte diagram, `pack`, `unpack` and scalar dot.
+//! Weight formats: one file each, with its byte diagram, quantizer and the integers behind the weights.
+//!
+//! A quantized block is a scale `d` and small integers `q` with `w[j] = q[j] * d`. [`pack`] writes the
+//! bytes llama.cpp's reference quantizers write, and [`unpack`] returns what it dequantizes to.
 #![forbid(unsafe_code)]
 
+mod float;
+mod q1_0;
+mod q2_0;
+mod q4_0;
+mod q8_0;
+mod tq2_0;
+mod trits;
+
 use crate::error::{Error, Result};
+use half::f16;
+
+/// One block of a quantized format. Slices given to its functions are exactly one block.
+pub(crate) trait Block {
+    /// Weights in a block.
+    const LEN: usize;
+    /// Bytes of a block.
+    const BYTES: usize;
+
+    /// The scale `d`.
+    fn scale(block: &[u8]) -> f32;
+
+    /// The integers `q`, in the order of the weights.
+    fn integers(block: &[u8], q: &mut [i8]);
+
+    /// Quantizes.
+    fn pack(w: &[f32], block: &mut [u8]);
+}
+
+/// The largest magnitude in `w`; NaNs do not count.
+fn max_abs(w: &[f32]) -> f32 {
+    w.iter().fold(0.0, |m, v| v.abs().max(m))
+}
+
+/// The scale bytes of a block of ternary weights and the function from weight to code (0 to 3).
+fn ternary_codes(w: &[f32]) -> ([u8; 2], impl Fn(f32) -> u8 + use<>) {
+    let d = max_abs(w);
+    let id = if d > 0.0 { 1.0 / d } else { 0.0 };
+    (f16::from_f32_const(d).to_le_bytes(), move |v: f32| (libm::roundf(v * id) + 1.0).clamp(0.0, 3.0) as u8)
+}
+
+fn unpack_blocks<B: Block>(packed: &[u8], out: &mut [f32]) {
+    let mut integers = [0; 256];
+    let integers = &mut integers[..B::LEN];
+    for (block, out) in packed.chunks_exact(B::BYTES).zip(out.chunks_exact_mut(B::LEN)) {
+        let d = B::scale(block);
+        B::integers(block, integers);
+        for (w, &q) in out.iter_mut().zip(&*integers) {
+            *w = f32::from(q) * d;
+        }
+    }
+}
+
+fn pack_blocks<B: Block>(w: &[f32], packed: &mut [u8]) {
+    for (w, block) in w.chunks_exact(B::LEN).zip(packed.chunks_exact_mut(B::BYTES)) {
+        B::pack(w, block);
+    }
+}
+
+fn check_lengths(format: Format, weights: usize, bytes: usize) -> Result<()> {
+    let expected = format.row_bytes(weights).ok_or(Error::Length {
+        what: "weights (a multiple of the block)",
+        expected: format.block() as u64,
+        found: weights as u64,
+    })?;
+    if expected == bytes {
+        Ok(())
+    } else {
+        Err(Error::Length { what: "packed weights", expected: expected as u64, found: bytes as u64 })
+    }
+}
+
+/// Expands whole blocks of `packed` into `out`, which has exactly as many weights.
+pub fn unpack(format: Format, packed: &[u8], out: &mut [f32]) -> Result<()> {
+    check_lengths(format, out.len(), packed.len())?;
+    unpack_exact(format, packed, out);
+    Ok(())
+}
+
+/// [`unpack`] for lengths known to agree.
+pub(crate) fn unpack_exact(format: Format, packed: &[u8], out: &mut [f32]) {
+    match format {
+        Format::F32 => float::unpack_f32(packed, out),
+        Format::F16 => float::unpack_f16(packed, out),
+        Format::Bf16 => float::unpack_bf16(packed, out),
+        Format::Q8_0 => unpack_blocks::<q8_0::Q8_0>(packed, out),
+        Format::Q4_0 => unpack_blocks::<q4_0::Q4_0>(packed, out),
+        Format::Q1_0 => unpack_blocks::<q1_0::Q1_0>(packed, out),
+        Format::Q2_0 => unpack_blocks::<q2_0::Q2_0>(packed, out),
+        Format::Pq2_0 => unpack_blocks::<q2_0::Pq2_0>(packed, out),
+        Format::Tq2_0G128 => unpack_blocks::<q2_0::Tq2_0G128>(packed, out),
+        Format::Ptq1_0 => unpack_blocks::<trits::Ptq1_0>(packed, out),
+        Format::Tq1_0 => unpack_blocks::<trits::Tq1_0>(packed, out),
+        Format::Tq2_0 => unpack_blocks::<tq2_0::Tq2_0>(packed, out),
+    }
+}
+
+/// Quantizes `weights`, a multiple of the format's block, into `packed`, which has exactly the bytes
+/// they take ([`Format::row_bytes`]). The same bytes as llama.cpp's reference quantizers.
+pub fn pack(format: Format, weights: &[f32], packed: &mut [u8]) -> Result<()> {
+    check_lengths(format, weights.len(), packed.len())?;
+    match format {
+        Format::F32 => float::pack_f32(weights, packed),
+        Format::F16 => float::pack_f16(weights, packed),
+        Format::Bf16 => float::pack_bf16(weights, packed),
+        Format::Q8_0 => pack_blocks::<q8_0::Q8_0>(weights, packed),
+        Format::Q4_0 => pack_blocks::<q4_0::Q4_0>(weights, packed),
+        Format::Q1_0 => pack_blocks::<q1_0::Q1_0>(weights, packed),
+        Format::Q2_0 => pack_blocks::<q2_0::Q2_0>(weights, packed),
+        Format::Pq2_0 => pack_blocks::<q2_0::Pq2_0>(weights, packed),
+        Format::Tq2_0G128 => pack_blocks::<q2_0::Tq2_0G128>(weights, packed),
+        Format::Ptq1_0 => pack_blocks::<trits::Ptq1_0>(weights, packed),
+        Format::Tq1_0 => pack_blocks::<trits::Tq1_0>(weights, packed),
+        Format::Tq2_0 => pack_blocks::<tq2_0::Tq2_0>(weights, packed),
+    }
+    Ok(())
+}
+
+/// The scale of a block of a quantized format; 1 for a float format.
+pub(crate) fn block_scale(format: Format, block: &[u8]) -> f32 {
+    match format {
+        Format::F32 | Format::F16 | Format::Bf16 => 1.0,
+        Format::Q8_0 => q8_0::Q8_0::scale(block),
+        Format::Q4_0 => q4_0::Q4_0::scale(block),
+        Format::Q1_0 => q1_0::Q1_0::scale(block),
+        Format::Q2_0 => q2_0::Q2_0::scale(block),
+        Format::Pq2_0 => q2_0::Pq2_0::scale(block),
+        Format::Tq2_0G128 => q2_0::Tq2_0G128::scale(block),
+        Format::Ptq1_0 => trits::Ptq1_0::scale(block),
+        Format::Tq1_0 => trits::Tq1_0::scale(block),
+        Format::Tq2_0 => tq2_0::Tq2_0::scale(block),
+    }
+}
+
+/// The integers of a block of a quantized format; nothing for a float format.
+pub(crate) fn block_integers(format: Format, block: &[u8], q: &mut [i8]) {
+    match format {
+        Format::F32 | Format::F16 | Format::Bf16 => {}
+        Format::Q8_0 => q8_0::Q8_0::integers(block, q),
+        Format::Q4_0 => q4_0::Q4_0::integers(block, q),
+        Format::Q1_0 => q1_0::Q1_0::integers(block, q),
+        Format::Q2_0 => q2_0::Q2_0::integers(block, q),
+        Format::Pq2_0 => q2_0::Pq2_0::integers(block, q),
+        Format::Tq2_0G128 => q2_0::Tq2_0G128::integers(block, q),
+        Format::Ptq1_0 => trits::Ptq1_0::integers(block, q),
+        Format::Tq1_0 => trits::Tq1_0::integers(block, q),
+        Format::Tq2_0 => tq2_0::Tq2_0::integers(block, q),
+    }
+}
 
 /// A storage format of weight matrices that this runtime computes with.
 ///
@@ -186,5 +336,17 @@ impl<'a> Matrix<'a> {
     /// The packed bytes of row `row`; empty if there is no such row.
     pub fn row(&self, row: usize) -> &'a [u8] {
         if row < self.rows { &self.data[row * self.row_bytes..(row + 1) * self.row_bytes] } else { &[] }
+    }
+
+    /// Expands row `row` into `out`, which has [`Matrix::cols`] elements: the embedding lookup.
+    pub fn unpack_row(&self, row: usize, out: &mut [f32]) -> Result<()> {
+        if row >= self.rows {
+            return Err(Error::Length {
+                what: "rows of the matrix",
+                expected: row as u64 + 1,
+                found: self.rows as u64,
+            });
+        }
+        unpack(self.format, self.row(row), out)
     }
 }

@@ -1,0 +1,159 @@
+//! Which instruction set the kernels use, decided at run time and without `std`.
+#![allow(unsafe_code)]
+
+use crate::error::{Error, Result};
+
+/// An instruction set that this machine is known to have: there is no way to make one it lacks, so
+/// that holding an `Isa` proves that its kernels can run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Isa(Kind);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Scalar,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    #[cfg(target_arch = "x86_64")]
+    Avx512Vnni,
+    #[cfg(target_arch = "aarch64")]
+    Neon,
+    #[cfg(target_arch = "aarch64")]
+    NeonDot,
+    #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+    Simd128,
+}
+
+impl Kind {
+    /// Slowest first.
+    const ALL: &[Kind] = &[
+        Kind::Scalar,
+        #[cfg(target_arch = "x86_64")]
+        Kind::Avx2,
+        #[cfg(target_arch = "x86_64")]
+        Kind::Avx512Vnni,
+        #[cfg(target_arch = "aarch64")]
+        Kind::Neon,
+        #[cfg(target_arch = "aarch64")]
+        Kind::NeonDot,
+        #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+        Kind::Simd128,
+    ];
+
+    fn supported(self) -> bool {
+        match self {
+            Kind::Scalar => true,
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx2 => x86::features().0,
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512Vnni => x86::features().1,
+            // Part of the base architecture of every target with an operating system.
+            #[cfg(target_arch = "aarch64")]
+            Kind::Neon => cfg!(target_feature = "neon"),
+            #[cfg(target_arch = "aarch64")]
+            Kind::NeonDot => cfg!(target_feature = "neon") && arm::dotprod(),
+            // A module holding simd128 instructions does not even load where they are missing.
+            #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+            Kind::Simd128 => true,
+        }
+    }
+}
+
+impl Isa {
+    /// Plain Rust: the reference, available everywhere.
+    pub const SCALAR: Isa = Isa(Kind::Scalar);
+
+    /// The fastest instruction set of this machine.
+    pub fn detect() -> Isa {
+        Isa::available().last().unwrap_or(Isa::SCALAR)
+    }
+
+    /// Every instruction set of this machine, slowest first.
+    pub fn available() -> impl Iterator<Item = Isa> {
+        Kind::ALL.iter().copied().filter(|k| k.supported()).map(Isa)
+    }
+
+    /// The instruction set called `name`, if this machine has it.
+    pub fn named(name: &str) -> Result<Isa> {
+        Isa::available().find(|isa| isa.name() == name).ok_or(Error::Unsupported {
+            key: crate::Name::new("instruction set"),
+            found: crate::Name::new(name),
+            expected: "scalar, avx2, avx512vnni, neon, neondot or simd128, as far as the machine has it",
+        })
+    }
+
+    /// The name that [`Isa::named`] knows it by.
+    pub const fn name(self) -> &'static str {
+        match self.0 {
+            Kind::Scalar => "scalar",
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx2 => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512Vnni => "avx512vnni",
+            #[cfg(target_arch = "aarch64")]
+            Kind::Neon => "neon",
+            #[cfg(target_arch = "aarch64")]
+            Kind::NeonDot => "neondot",
+            #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+            Kind::Simd128 => "simd128",
+        }
+    }
+
+    pub(crate) const fn kind(self) -> Kind {
+        self.0
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use core::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
+
+    /// Whether the processor has, and the operating system saves the registers of, (AVX2 and F16C,
+    /// AVX-512 F, BW, VL and VNNI).
+    pub(super) fn features() -> (bool, bool) {
+        let bit = |word: u32, n: u32| word >> n & 1 == 1;
+        if __cpuid(0).eax < 7 {
+            return (false, false);
+        }
+        let one = __cpuid(1).ecx;
+        let (osxsave, avx, f16c) = (bit(one, 27), bit(one, 28), bit(one, 29));
+        if !(osxsave && avx && f16c) {
+            return (false, false);
+        }
+        // SAFETY: OSXSAVE says that XGETBV may be executed.
+        let saved = unsafe { xcr0() };
+        let seven = __cpuid_count(7, 0);
+        let avx2 = saved & 0x06 == 0x06 && bit(seven.ebx, 5);
+        let avx512 = saved & 0xe6 == 0xe6
+            && [16, 30, 31].into_iter().all(|n| bit(seven.ebx, n)) // F, BW, VL
+            && bit(seven.ecx, 11); // VNNI
+        (avx2, avx2 && avx512)
+    }
+
+    #[target_feature(enable = "xsave")]
+    fn xcr0() -> u64 {
+        // SAFETY: the caller has checked OSXSAVE.
+        unsafe { _xgetbv(0) }
+    }
+}
+
+#[cfg(target_arch = "aarch64")]
+mod arm {
+    /// Whether the processor has SDOT.
+    pub(super) fn dotprod() -> bool {
+        if cfg!(target_feature = "dotprod") {
+            return true;
+        }
+        // Linux (4.11 on) answers reads of this register from user space; elsewhere they may trap.
+        #[cfg(any(target_os = "linux", target_os = "android"))]
+        {
+            let features: u64;
+            // SAFETY: reads a register that the kernel emulates.
+            unsafe {
+                core::arch::asm!("mrs {}, ID_AA64ISAR0_EL1", out(reg) features, options(pure, nomem, nostack));
+            }
+            features >> 44 & 15 != 0
+        }
+        #[cfg(not(any(target_os = "linux", target_os = "android")))]
+        false
+    }
+}

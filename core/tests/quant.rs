@@ -1,0 +1,200 @@
+//! Formats against blocks that llama.cpp's reference quantizers wrote (`tests/oracle/cut_blocks.py`).
+
+use shohin_core::kernel::{self, Input, Isa, Q8Block, q8_blocks};
+use shohin_core::{Error, Format, Matrix, Serial, quant};
+use std::path::Path;
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|v| v.to_bits()).collect()
+}
+
+fn file_name(format: Format) -> &'static str {
+    match format {
+        Format::F32 => "src.f32",
+        Format::F16 => "f16",
+        Format::Bf16 => "bf16",
+        Format::Q8_0 => "q8_0",
+        Format::Q4_0 => "q4_0",
+        Format::Q1_0 => "q1_0",
+        Format::Q2_0 => "q2_0",
+        Format::Pq2_0 => "pq2_0",
+        Format::Tq2_0G128 => "oxibonsai_tq2_0_g128",
+        Format::Ptq1_0 => "ptq1_0",
+        Format::Tq1_0 => "tq1_0",
+        Format::Tq2_0 => "tq2_0",
+        _ => unreachable!("a format without reference blocks"),
+    }
+}
+
+/// (source, packed, dequantized) of `format` in `dir`.
+fn reference(dir: &Path, format: Format) -> (Vec<f32>, Vec<u8>, Vec<f32>) {
+    let read = |name: &str| std::fs::read(dir.join(name)).unwrap_or_else(|e| panic!("{name}: {e}"));
+    let src = floats(&read("src.f32"));
+    if format == Format::F32 {
+        return (src.clone(), read("src.f32"), src);
+    }
+    let name = file_name(format);
+    let dequantized = if format == Format::Tq2_0G128 { "pq2_0" } else { name };
+    (src, read(&format!("{name}.q")), floats(&read(&format!("{dequantized}.deq.f32"))))
+}
+
+fn check_all(dir: &Path) {
+    for format in Format::ALL {
+        let (src, packed, dequantized) = reference(dir, format);
+        let mut ours = vec![0xaa; format.row_bytes(src.len()).unwrap()];
+        quant::pack(format, &src, &mut ours).unwrap();
+        // See cut_blocks.py for why Q4_0 has bytes of its own.
+        match std::fs::read(dir.join(format!("{}.ref.q", file_name(format)))) {
+            Ok(reference) => assert_eq!(ours, reference, "{} pack", format.name()),
+            Err(_) if format == Format::Q4_0 => {}
+            Err(_) => assert_eq!(ours, packed, "{} pack", format.name()),
+        }
+        let mut values = vec![f32::NAN; src.len()];
+        quant::unpack(format, &packed, &mut values).unwrap();
+        assert_eq!(bits(&values), bits(&dequantized), "{} unpack", format.name());
+    }
+}
+
+#[test]
+fn every_format_packs_and_unpacks_llama_cpps_bits() {
+    check_all(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/blocks"));
+}
+
+#[test]
+fn every_format_agrees_on_the_full_reference_blocks_where_they_are_at_hand() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    for dir in ["shared/data/golden_blocks", "../shared/data/golden_blocks"].map(|d| root.join(d)) {
+        if dir.is_dir() {
+            check_all(&dir);
+        }
+    }
+}
+
+#[test]
+fn a_row_is_looked_up_or_refused() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/blocks");
+    for format in Format::ALL {
+        let (_, packed, dequantized) = reference(&dir, format);
+        let matrix = Matrix::new(format, 4, 256, &packed).unwrap();
+        let mut row = [0.0; 256];
+        matrix.unpack_row(3, &mut row).unwrap();
+        assert_eq!(bits(&row), bits(&dequantized[768..]), "{}", format.name());
+        assert!(matches!(matrix.unpack_row(4, &mut row), Err(Error::Length { .. })));
+        assert!(matches!(matrix.unpack_row(0, &mut row[1..]), Err(Error::Length { .. })));
+    }
+}
+
+/// Against f64 dots of llama.cpp's dequantized rows.
+#[test]
+fn products_equal_f64_dots_of_the_dequantized_rows() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/blocks");
+    let x: Vec<f32> =
+        (0..2 * 256).map(|i| ((i * 37 % 101) as f32 - 50.0) * 0.013 + (i as f32 * 0.7).sin()).collect();
+    let mut q8 = vec![Q8Block::default(); 2 * q8_blocks(256)];
+    kernel::quantize(Isa::SCALAR, &x, 256, &mut q8).unwrap();
+    for format in Format::ALL {
+        let (_, packed, dequantized) = reference(&dir, format);
+        let matrix = Matrix::new(format, 4, 256, &packed).unwrap();
+        for q8 in [None, Some(&q8[..])] {
+            let mut y = [f32::NAN; 8];
+            kernel::matmul(Isa::SCALAR, &Serial, &matrix, &Input { f32: &x, q8 }, 2, &mut y).unwrap();
+            for t in 0..2 {
+                for r in 0..4 {
+                    let pairs = || dequantized[r * 256..][..256].iter().zip(&x[t * 256..][..256]);
+                    let exact: f64 = pairs().map(|(w, x)| f64::from(*w) * f64::from(*x)).sum();
+                    // Rounding an activation errs by at most half a step; f32 sums err far less.
+                    let step = |i: usize| {
+                        let group = &x[t * 256 + i / 16 * 16..][..16];
+                        f64::from(group.iter().fold(0.0f32, |m, v| m.max(v.abs()))) / 127.0
+                    };
+                    let bound: f64 = pairs()
+                        .enumerate()
+                        .map(|(i, (w, x))| {
+                            let w = f64::from(w.abs());
+                            w * (f64::from(x.abs()) * 2e-6
+                                + if q8.is_some() { step(i) * 0.5001 } else { 0.0 })
+                        })
+                        .sum();
+                    let error = (f64::from(y[t * 4 + r]) - exact).abs();
+                    assert!(error <= bound, "{} ({t}, {r}): off by {error}, bound {bound}", format.name());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn lengths_that_do_not_fit_are_errors() {
+    let packed = [0; 18 * 4];
+    assert!(quant::unpack(Format::Q1_0, &packed[..18], &mut [0.0; 127]).is_err());
+    assert!(quant::unpack(Format::Q1_0, &packed[..17], &mut [0.0; 128]).is_err());
+    assert!(quant::pack(Format::Q1_0, &[0.0; 128], &mut [0; 19]).is_err());
+    let w = Matrix::new(Format::Q1_0, 4, 128, &packed).unwrap();
+    let q8 = [Q8Block::default(); 2];
+    let mut y = [0.0; 4];
+    let mut run = |f32: &[f32], q8: Option<&[Q8Block]>, tokens, n: usize| {
+        kernel::matmul(Isa::SCALAR, &Serial, &w, &Input { f32, q8 }, tokens, &mut y[..n])
+    };
+    assert!(run(&[0.0; 128], None, 1, 4).is_ok());
+    assert!(run(&[], Some(&q8), 1, 4).is_ok());
+    assert!(run(&[0.0; 128], None, 1, 3).is_err());
+    assert!(run(&[0.0; 127], None, 1, 4).is_err());
+    assert!(run(&[], Some(&q8[..1]), 1, 4).is_err());
+    assert!(run(&[], None, usize::MAX, 4).is_err());
+    assert!(run(&[], None, 0, 0).is_ok());
+    assert!(kernel::quantize(Isa::SCALAR, &[0.0; 128], 128, &mut [Q8Block::default(); 1]).is_err());
+    assert!(kernel::quantize(Isa::SCALAR, &[0.0; 127], 128, &mut [Q8Block::default(); 2]).is_err());
+}
+
+#[test]
+fn activations_are_rounded_half_away_with_one_scale_per_16() {
+    let mut x = [0.0f32; 80];
+    x[..16].copy_from_slice(&[
+        127.0,
+        0.5,
+        -0.5,
+        1.5,
+        -1.5,
+        0.499_999_97,
+        -0.499_999_97,
+        2.5,
+        -126.5,
+        126.499_99,
+        0.0,
+        -0.0,
+        64.0,
+        -1.0,
+        1e-30,
+        -127.0,
+    ]);
+    x[16..32].fill(1e-40); // counts as zero
+    x[40] = f32::NAN;
+    x[50] = f32::NEG_INFINITY;
+    x[64..80].fill(-2.54);
+    let mut blocks = [Q8Block::default(); 2];
+    for isa in Isa::available() {
+        kernel::quantize(isa, &x, 80, &mut blocks).unwrap();
+        let first = &blocks[0].natural;
+        assert_eq!(first.q[..16], [127, 1, -1, 2, -2, 0, 0, 3, -127, 126, 0, 0, 64, -1, 0, -127]);
+        assert_eq!(first.q[16..], [0; 48]);
+        assert_eq!(first.scale[..2], [1.0, 0.0]);
+        assert!(first.scale[2].is_nan() && first.scale[3].is_nan());
+        assert_eq!(first.minus_sum[..2], [-129, -1]);
+        for i in 0..64 {
+            assert_eq!(blocks[0].strided.q[16 * (i % 4) + i / 4], first.q[i]);
+        }
+        assert_eq!(
+            blocks[1].natural.q[..17],
+            [
+                -127, -127, -127, -127, -127, -127, -127, -127, -127, -127, -127, -127, -127, -127, -127,
+                -127, 0
+            ]
+        );
+        assert_eq!(blocks[1].natural.scale, [0.02, 0.0, 0.0, 0.0]);
+        assert_eq!(blocks[1].natural.minus_sum[3..5], [508, 0]);
+    }
+}
