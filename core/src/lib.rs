@@ -19,6 +19,7 @@ pub mod limits;
 pub mod pool;
 pub mod quant;
 pub mod sample;
+pub mod tokenizer;
 
 pub use error::{Error, Name, Result};
 pub use gguf::Gguf;
@@ -26,3 +27,4 @@ pub use limits::Limits;
 pub use pool::{Pool, Serial};
 pub use quant::{Format, Matrix};
 pub use sample::{Sampler, SamplerConfig};
+pub use tokenizer::Tokenizer;

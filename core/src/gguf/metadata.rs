@@ -197,6 +197,11 @@ impl<'a> Array<'a> {
         self.len == 0
     }
 
+    /// The elements as they lie in the file.
+    pub(crate) const fn bytes(&self) -> &'a [u8] {
+        self.bytes
+    }
+
     /// The elements, one after the other.
     pub fn iter(&self) -> Values<'a> {
         Values { kind: self.kind, left: self.len, bytes: self.bytes }
@@ -265,6 +270,11 @@ impl<'a> StringArray<'a> {
     /// Whether there are none.
     pub const fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// The strings as they lie in the file, each behind its 64-bit length.
+    pub(crate) const fn bytes(&self) -> &'a [u8] {
+        self.bytes
     }
 
     /// The strings in order, as bytes.

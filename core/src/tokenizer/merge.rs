@@ -1,0 +1,182 @@
+//! Byte-pair merges: the table, and their application to one piece in `n log n` steps.
+#![forbid(unsafe_code)]
+
+use alloc::collections::BinaryHeap;
+use alloc::vec::Vec;
+use core::cmp::Reverse;
+
+use super::vocab::{Index, MAX_MERGES, Texts, reserved};
+use crate::error::{Error, Name, Result};
+
+/// Which pairs of tokens merge into which, and how early: 12 bytes a merge.
+#[derive(Clone, Debug)]
+pub(super) struct Merges {
+    /// Left id (21 bits), right id (21), rank (22), rising.
+    pairs: Vec<u64>,
+    /// What `pairs[i]` becomes.
+    products: Vec<u32>,
+}
+
+const RANK: u64 = (1 << 22) - 1;
+
+fn key(left: u32, right: u32) -> u64 {
+    u64::from(left) << 43 | u64::from(right) << 22
+}
+
+impl Merges {
+    /// Resolves the texts `left right` of `list`, most important first. Where two name the same pair the
+    /// first counts, as in llama.cpp. Pairs that touch a token for which `locked` holds are left out:
+    /// such tokens are reached by name or not at all.
+    pub(super) fn new(
+        list: &Texts<'_>,
+        index: &mut Index<'_, '_>,
+        texts: &Texts<'_>,
+        locked: impl Fn(u32) -> bool,
+    ) -> Result<Merges> {
+        if list.len() as u64 > MAX_MERGES {
+            return Err(Error::Limit { what: "number of merges", found: list.len() as u64, max: MAX_MERGES });
+        }
+        let mut pairs = reserved(list.len())?;
+        for (rank, text) in list.iter().enumerate() {
+            // A token may start with a space in vocabularies that are not byte-level, never end with one.
+            let space = text.iter().skip(1).position(|b| *b == b' ').map(|i| i + 1);
+            let parts = space.and_then(|i| Some((text.get(..i)?, text.get(i + 1..)?)));
+            let Some((left, right)) = parts else { return Err(unknown(text)) };
+            let ids = [[left, &[]], [right, &[]], [left, right]].map(|parts| index.find(parts));
+            let [Some(left), Some(right), Some(product)] = [ids[0]?, ids[1]?, ids[2]?] else {
+                return Err(unknown(text));
+            };
+            if ![left, right, product].into_iter().any(&locked) {
+                pairs.push(key(left, right) | rank as u64);
+            }
+        }
+        pairs.sort_unstable();
+        pairs.dedup_by_key(|pair| *pair & !RANK);
+        let mut products = reserved(pairs.len())?;
+        for pair in &pairs {
+            let text = |id: u64| texts.get((id & ((1 << 21) - 1)) as usize).unwrap_or(&[]);
+            let product = index.find([text(pair >> 43), text(pair >> 22)])?;
+            products.push(product.ok_or(Error::MissingKey { key: Name::new(super::MERGES) })?);
+        }
+        Ok(Merges { pairs, products })
+    }
+
+    /// Rank and product of a pair.
+    fn find(&self, left: u32, right: u32) -> Option<(u32, u32)> {
+        let key = key(left, right);
+        let at = self.pairs.partition_point(|pair| *pair < key);
+        let pair = *self.pairs.get(at)?;
+        if pair & !RANK != key {
+            return None;
+        }
+        Some(((pair & RANK) as u32, *self.products.get(at)?))
+    }
+
+    /// Bytes on the heap.
+    pub(super) fn memory(&self) -> usize {
+        self.pairs.capacity() * size_of::<u64>() + self.products.capacity() * size_of::<u32>()
+    }
+}
+
+fn unknown(text: &[u8]) -> Error {
+    Error::Unsupported {
+        key: Name::new(super::MERGES),
+        found: Name::new(text),
+        expected: "two tokens that make a third, with a space between",
+    }
+}
+
+/// One symbol of the piece being merged, in a linked list by index.
+struct Symbol {
+    id: u32,
+    prev: u32,
+    next: u32,
+    /// Rank of the merge with the next symbol, or `NONE`.
+    rank: u32,
+    /// What that merge makes.
+    product: u32,
+}
+
+const NONE: u32 = u32::MAX;
+
+/// Bytes merged at a time. Longer pieces, which no real text has, are cut here so that positions fit.
+const MAX_PIECE: usize = 1 << 30;
+
+/// Applies merges to pieces; its buffers are reused from piece to piece.
+#[derive(Default)]
+pub(super) struct Merger {
+    symbols: Vec<Symbol>,
+    /// Possible merges, rank above position: the lowest rank first, then the leftmost.
+    queue: BinaryHeap<Reverse<u64>>,
+    /// Merges ever put in the queue, for tests of `n log n` time.
+    pub(super) queued: u64,
+}
+
+impl Merger {
+    /// Appends the tokens of `piece`; `bytes[b]` is the token of byte `b`.
+    pub(super) fn encode(&mut self, merges: &Merges, bytes: &[u32; 256], piece: &[u8], out: &mut Vec<u32>) {
+        for part in piece.chunks(MAX_PIECE) {
+            self.encode_part(merges, bytes, part, out);
+        }
+    }
+
+    fn encode_part(&mut self, merges: &Merges, bytes: &[u32; 256], piece: &[u8], out: &mut Vec<u32>) {
+        if let [byte] = piece {
+            out.push(bytes[usize::from(*byte)]);
+            return;
+        }
+        self.symbols.clear();
+        self.symbols.extend(piece.iter().zip(0u32..).map(|(byte, i)| Symbol {
+            id: bytes[usize::from(*byte)],
+            prev: i.wrapping_sub(1),
+            next: i + 1,
+            rank: NONE,
+            product: 0,
+        }));
+        self.queue.clear();
+        for i in 0..self.symbols.len() {
+            self.consider(merges, i as u32);
+        }
+        while let Some(Reverse(entry)) = self.queue.pop() {
+            self.merge(merges, (entry >> 32) as u32, entry as u32);
+        }
+        let mut at = 0;
+        while let Some(symbol) = self.symbols.get(at) {
+            out.push(symbol.id);
+            at = symbol.next as usize;
+        }
+    }
+
+    /// Queues the merge of the symbol at `at` with its next one, if there is such a merge.
+    fn consider(&mut self, merges: &Merges, at: u32) {
+        let symbols = &mut self.symbols;
+        let Some(left) = symbols.get(at as usize) else { return };
+        let found = symbols.get(left.next as usize).and_then(|right| merges.find(left.id, right.id));
+        let (rank, product) = found.unwrap_or((NONE, 0));
+        if let Some(left) = symbols.get_mut(at as usize) {
+            (left.rank, left.product) = (rank, product);
+        }
+        if rank != NONE {
+            self.queue.push(Reverse(u64::from(rank) << 32 | u64::from(at)));
+            self.queued += 1;
+        }
+    }
+
+    /// Carries out a queued merge, unless its symbols have changed since (a rank names one pair).
+    fn merge(&mut self, merges: &Merges, rank: u32, at: u32) {
+        let Some(left) = self.symbols.get_mut(at as usize).filter(|s| s.rank == rank) else { return };
+        left.id = left.product;
+        let (gone, prev) = (left.next, left.prev);
+        let Some(right) = self.symbols.get_mut(gone as usize) else { return };
+        right.rank = NONE;
+        let next = right.next;
+        if let Some(left) = self.symbols.get_mut(at as usize) {
+            left.next = next;
+        }
+        if let Some(after) = self.symbols.get_mut(next as usize) {
+            after.prev = at;
+        }
+        self.consider(merges, at);
+        self.consider(merges, prev);
+    }
+}

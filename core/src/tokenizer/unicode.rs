@@ -1,0 +1,96 @@
+//! The Unicode properties the pre-tokenizers name: `\p{L}`, `\p{N}`, `\p{M}` and `\s`, version 16.0.
+#![forbid(unsafe_code)]
+
+use super::unicode_tables::{CLASS_BLOCKS, CLASS_INDEX};
+
+/// What a pre-tokenizer sees of a character.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Class {
+    /// None of the others: punctuation, symbols, control characters, unassigned.
+    Other,
+    /// `\p{L}`
+    Letter,
+    /// `\p{N}`
+    Number,
+    /// `\p{M}`
+    Mark,
+    /// `\s`
+    Space,
+}
+
+/// The class of `c`. The five are disjoint.
+pub(super) fn class(c: char) -> Class {
+    if is_space(c) {
+        return Class::Space;
+    }
+    let c = c as usize;
+    let bits = match CLASS_INDEX.get(c / 128) {
+        Some(block) => {
+            let byte = CLASS_BLOCKS.get(usize::from(*block) * 32 + c % 128 / 4);
+            byte.map_or(0, |byte| byte >> (2 * (c % 4)) & 3)
+        }
+        // Variation selectors: the only classified characters behind the table.
+        None if (0xE0100..0xE01F0).contains(&c) => 3,
+        None => 0,
+    };
+    match bits {
+        1 => Class::Letter,
+        2 => Class::Number,
+        3 => Class::Mark,
+        _ => Class::Other,
+    }
+}
+
+/// The property `White_Space`, which is what `\s` means to both reference regex engines.
+fn is_space(c: char) -> bool {
+    matches!(
+        c,
+        '\t'..='\r'
+            | ' '
+            | '\u{85}'
+            | '\u{a0}'
+            | '\u{1680}'
+            | '\u{2000}'..='\u{200a}'
+            | '\u{2028}'
+            | '\u{2029}'
+            | '\u{202f}'
+            | '\u{205f}'
+            | '\u{3000}'
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whitespace_is_that_of_the_standard_library() {
+        for c in '\0'..=char::MAX {
+            assert_eq!(is_space(c), c.is_whitespace(), "{c:?}");
+        }
+    }
+
+    #[test]
+    fn classes_agree_with_the_standard_library_where_it_knows_them() {
+        // The standard library may know a later Unicode version, so only "we say so, they must too".
+        for c in '\0'..=char::MAX {
+            match class(c) {
+                Class::Letter => assert!(c.is_alphabetic(), "{c:?}"),
+                Class::Number => assert!(c.is_numeric(), "{c:?}"),
+                Class::Mark => assert!(!c.is_numeric() && !c.is_whitespace(), "{c:?}"),
+                Class::Space => assert!(c.is_whitespace(), "{c:?}"),
+                Class::Other => assert!(!c.is_ascii_alphanumeric(), "{c:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn counts_are_those_of_unicode_16() {
+        // Counted by the regex engine inside Hugging Face tokenizers 0.23 over every code point.
+        let count = |of| ('\0'..=char::MAX).filter(|c| class(*c) == of).count();
+        assert_eq!(count(Class::Letter), 141_028);
+        assert_eq!(count(Class::Number), 1_911);
+        assert_eq!(count(Class::Mark), 2_501);
+        assert_eq!(count(Class::Space), 25);
+    }
+}

@@ -1,0 +1,179 @@
+//! The vocabulary in the file's own bytes: token texts by id, and ids by text while loading.
+#![forbid(unsafe_code)]
+
+use alloc::vec::Vec;
+
+use crate::error::{Error, Name, Result};
+
+/// Ids and merge ranks share 64-bit words (see [`super::merge`]), so they have 21 and 22 bits.
+pub(super) const MAX_TOKENS: u64 = (1 << 21) - 1;
+/// See [`MAX_TOKENS`].
+pub(super) const MAX_MERGES: u64 = 1 << 22;
+
+/// A vector with room for `n` elements, or an error where the machine has no such memory.
+pub(super) fn reserved<T>(n: usize) -> Result<Vec<T>> {
+    let mut v = Vec::new();
+    match v.try_reserve_exact(n) {
+        Ok(()) => Ok(v),
+        Err(_) => Err(Error::Memory { need: (n as u64).saturating_mul(size_of::<T>() as u64), have: 0 }),
+    }
+}
+
+/// An array of strings as GGUF stores it, each a 64-bit length and its bytes, with random access.
+#[derive(Clone, Debug)]
+pub(super) struct Texts<'a> {
+    bytes: &'a [u8],
+    len: usize,
+    /// Where text `STEP * i` starts.
+    starts: Vec<u32>,
+}
+
+/// Every how many texts a start is kept; the ones between are reached over their lengths.
+const STEP: usize = 8;
+
+impl<'a> Texts<'a> {
+    /// Checks every length of the array `bytes` of `len` strings, and that none is over `max`.
+    pub(super) fn new(bytes: &'a [u8], len: usize, what: &'static str, max: u64) -> Result<Texts<'a>> {
+        if bytes.len() as u64 >= u64::from(u32::MAX) {
+            return Err(Error::Limit { what, found: bytes.len() as u64, max: u64::from(u32::MAX) });
+        }
+        let mut starts = reserved(len.min(bytes.len() / 8).div_ceil(STEP))?;
+        let mut at = 0;
+        for i in 0..len {
+            if i % STEP == 0 {
+                starts.push(at as u32);
+            }
+            let (text, next) = text_at(bytes, at).ok_or(Error::Truncated {
+                what,
+                at: at as u64,
+                need: 8,
+                have: (bytes.len() - at) as u64,
+            })?;
+            if text.len() as u64 > max {
+                return Err(Error::Limit { what, found: text.len() as u64, max });
+            }
+            at = next;
+        }
+        Ok(Texts { bytes, len, starts })
+    }
+
+    /// Bytes on the heap.
+    pub(super) fn memory(&self) -> usize {
+        self.starts.capacity() * size_of::<u32>()
+    }
+
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Text `i`.
+    pub(super) fn get(&self, i: usize) -> Option<&'a [u8]> {
+        if i >= self.len {
+            return None;
+        }
+        let mut at = *self.starts.get(i / STEP)? as usize;
+        for _ in 0..i % STEP {
+            at = text_at(self.bytes, at)?.1;
+        }
+        text_at(self.bytes, at).map(|(text, _)| text)
+    }
+
+    /// All texts in order.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &'a [u8]> + use<'a> {
+        let bytes = self.bytes;
+        let mut at = 0;
+        (0..self.len).map_while(move |_| {
+            let (text, next) = text_at(bytes, at)?;
+            at = next;
+            Some(text)
+        })
+    }
+}
+
+/// The text whose length stands at `at`, and where the next one stands.
+fn text_at(bytes: &[u8], at: usize) -> Option<(&[u8], usize)> {
+    let (len, rest) = bytes.get(at..)?.split_first_chunk::<8>()?;
+    let text = rest.get(..usize::try_from(u64::from_le_bytes(*len)).ok()?)?;
+    Some((text, at + 8 + text.len()))
+}
+
+/// Finds ids by text; needed only while loading, as merges are kept by id.
+pub(super) struct Index<'v, 'a> {
+    texts: &'v Texts<'a>,
+    /// Open addressing: id in the low 21 bits, 11 bits of the hash above; `EMPTY` where free.
+    slots: Vec<u32>,
+    /// Slots that may still be looked at: a vocabulary made to collide is refused, not waited for.
+    budget: u64,
+}
+
+const EMPTY: u32 = u32::MAX;
+const ID: u32 = (1 << 21) - 1;
+
+fn hash(parts: [&[u8]; 2]) -> u64 {
+    let mut h: u64 = 0xcbf2_9ce4_8422_2325; // FNV-1a
+    for part in parts {
+        for b in part {
+            h = (h ^ u64::from(*b)).wrapping_mul(0x100_0000_01b3);
+        }
+    }
+    h ^= h >> 32;
+    h.wrapping_mul(0x9E37_79B9_7F4A_7C15)
+}
+
+impl<'v, 'a> Index<'v, 'a> {
+    /// Indexes every text but empty ones; refuses two equal ones. `lookups` is how many will follow.
+    pub(super) fn new(texts: &'v Texts<'a>, lookups: usize) -> Result<Index<'v, 'a>> {
+        let n = texts.len() + texts.len() / 2 + 1;
+        let mut slots = reserved(n)?;
+        slots.resize(n, EMPTY);
+        let budget = 64 * (texts.len() as u64 + lookups as u64) + 1024;
+        let mut index = Index { texts, slots, budget };
+        for (id, text) in texts.iter().enumerate() {
+            if text.is_empty() {
+                continue;
+            }
+            match index.probe([text, &[]])? {
+                (Some(_), _) => return Err(Error::Duplicate { what: "token", name: Name::new(text) }),
+                (None, slot) => {
+                    let tag = (hash([text, &[]]) as u32) & !ID;
+                    if let Some(free) = index.slots.get_mut(slot) {
+                        *free = tag | id as u32;
+                    }
+                }
+            }
+        }
+        Ok(index)
+    }
+
+    /// The id of the text made of these two parts.
+    pub(super) fn find(&mut self, parts: [&[u8]; 2]) -> Result<Option<u32>> {
+        Ok(self.probe(parts)?.0)
+    }
+
+    /// The id, or the free slot where it would stand.
+    fn probe(&mut self, parts: [&[u8]; 2]) -> Result<(Option<u32>, usize)> {
+        let h = hash(parts);
+        let tag = (h as u32) & !ID;
+        let n = self.slots.len();
+        let mut at = (((h >> 32) * n as u64) >> 32) as usize;
+        loop {
+            self.budget = self.budget.checked_sub(1).ok_or(Error::Limit {
+                what: "number of colliding tokens",
+                found: self.texts.len() as u64,
+                max: 64,
+            })?;
+            match self.slots.get(at).copied() {
+                None | Some(EMPTY) => return Ok((None, at)),
+                Some(slot) if slot & !ID == tag => {
+                    let text = self.texts.get((slot & ID) as usize).unwrap_or(&[]);
+                    if text.strip_prefix(parts[0]) == Some(parts[1]) {
+                        return Ok((Some(slot & ID), at));
+                    }
+                }
+                Some(_) => {}
+            }
+            at = if at + 1 < n { at + 1 } else { 0 };
+        }
+    }
+}
