@@ -7,12 +7,16 @@
 mod metadata;
 mod place;
 mod scan;
+mod stream;
 mod tensor;
+mod writer;
 
 use alloc::vec::Vec;
 
 pub use metadata::{Array, Kind, Metadata, StringArray, Strings, Value, Values};
+pub use stream::{Event, GgufStream};
 pub use tensor::{TensorInfo, TensorType};
+pub use writer::{Element, GgufBody, GgufWriter};
 
 use crate::error::{Error, Name, Result};
 use crate::limits::Limits;
