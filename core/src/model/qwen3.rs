@@ -1,0 +1,240 @@
+//! The forward pass of Qwen3, top to bottom.
+//!
+//! ```text
+//! token -> embedding -> N x block -> RMSNorm -> head -> logits
+//! block:  x += Wo attention(rope(norm(Wq n)), rope(norm(Wk n)), Wv n)   with n = RMSNorm(x)
+//!         x += Wdown (silu(Wgate m) * Wup m)                            with m = RMSNorm(x)
+//! ```
+#![forbid(unsafe_code)]
+
+use super::config::Qwen3Config;
+use super::weights::{TransformerBlock, Weights};
+use crate::attention::full::attend;
+use crate::cache::{Cache, KvElement};
+use crate::error::{Error, Result};
+use crate::gguf::Gguf;
+use crate::kernel::{self, Input, Isa, Q8Block, for_each_chunk, matmul, q8_blocks};
+use crate::op::rmsnorm::{rmsnorm, rmsnorm_in_place};
+use crate::op::rope::{Rope, rotate};
+use crate::op::swiglu::swiglu;
+use crate::pool::Pool;
+use crate::quant::Matrix;
+
+/// A loaded model: configuration and weights, immutable, shared by any number of sessions. Named after
+/// the family it serves; any `qwen3` GGUF loads.
+#[derive(Debug)]
+pub struct BonsaiModel<'a> {
+    config: Qwen3Config,
+    weights: Weights<'a>,
+    rope: Rope,
+}
+
+impl<'a> BonsaiModel<'a> {
+    /// Checks configuration and tensors of `gguf`. Weights stay where they are and stay packed.
+    pub fn from_gguf(gguf: &Gguf<'a>) -> Result<Self> {
+        Self::with_config(gguf, Qwen3Config::from_gguf(gguf)?)
+    }
+
+    /// As [`BonsaiModel::from_gguf`], with numbers of the configuration overridden (rope scaling, say).
+    pub fn with_config(gguf: &Gguf<'a>, config: Qwen3Config) -> Result<Self> {
+        config.check()?;
+        let weights = Weights::from_gguf(gguf, &config)?;
+        let rope = Rope::new(config.head_dim, config.rope_freq_base, config.rope_scaling);
+        Ok(BonsaiModel { config, weights, rope })
+    }
+
+    /// The model's numbers.
+    pub fn config(&self) -> &Qwen3Config {
+        &self.config
+    }
+
+    /// The model's tensors.
+    pub fn weights(&self) -> &Weights<'a> {
+        &self.weights
+    }
+}
+
+/// Working memory of one forward pass over up to `batch` tokens.
+pub(super) struct Buffers<'b> {
+    /// Residual stream, `(batch, hidden)`.
+    pub(super) x: &'b mut [f32],
+    /// Input of a matrix product, `(batch, max(hidden, q_size))`: normed rows, then attention's output.
+    pub(super) input: &'b mut [f32],
+    /// `(batch, q_size)`
+    pub(super) q: &'b mut [f32],
+    /// `(batch, kv_size)`
+    pub(super) k: &'b mut [f32],
+    /// `(batch, kv_size)`
+    pub(super) v: &'b mut [f32],
+    /// `(batch, intermediate)`
+    pub(super) gate: &'b mut [f32],
+    /// `(batch, intermediate)`
+    pub(super) up: &'b mut [f32],
+    /// What a block adds to the residual stream, `(batch, hidden)`.
+    pub(super) delta: &'b mut [f32],
+    /// Rotations of the batch's positions, each `(batch, head_dim / 2)`.
+    pub(super) cos: &'b mut [f32],
+    pub(super) sin: &'b mut [f32],
+    /// int8 form of the current matrix input, `(batch, blocks of its width)`; `None` computes with f32 activations.
+    pub(super) q8: Option<&'b mut [Q8Block]>,
+}
+
+/// What stays the same during a forward pass.
+pub(super) struct Pass<'p> {
+    pub(super) isa: Isa,
+    pub(super) pool: &'p dyn Pool,
+    /// Position of the first token.
+    pub(super) start: usize,
+}
+
+impl BonsaiModel<'_> {
+    /// Runs `tokens` (at most the batch) through all blocks: fills the cache at their positions and leaves
+    /// the residual stream in `b.x`. The caller has checked ids and room.
+    pub(super) fn forward_blocks<E: KvElement>(
+        &self,
+        tokens: &[u32],
+        cache: &mut Cache<'_, E>,
+        b: &mut Buffers<'_>,
+        pass: &Pass<'_>,
+    ) -> Result<()> {
+        let (h, half) = (self.config.hidden_size, self.config.head_dim / 2);
+        for (t, &token) in tokens.iter().enumerate() {
+            self.weights.token_embd.unpack_row(token as usize, &mut b.x[t * h..(t + 1) * h])?;
+            let angles = t * half..(t + 1) * half;
+            self.rope.angles(pass.start + t, &mut b.cos[angles.clone()], &mut b.sin[angles]);
+        }
+        for (layer, block) in self.weights.blocks.iter().enumerate() {
+            self.attention(layer, block, tokens.len(), cache, b, pass)?;
+            self.feed_forward(block, tokens.len(), b, pass)?;
+        }
+        Ok(())
+    }
+
+    fn attention<E: KvElement>(
+        &self,
+        layer: usize,
+        block: &TransformerBlock<'_>,
+        n: usize,
+        cache: &mut Cache<'_, E>,
+        b: &mut Buffers<'_>,
+        pass: &Pass<'_>,
+    ) -> Result<()> {
+        let c = &self.config;
+        let (h, q_size, kv_size, d) = (c.hidden_size, c.q_size(), c.kv_size(), c.head_dim);
+        let (x, input) = (&b.x[..n * h], &mut b.input[..n * h]);
+        norm_rows(x, &block.attn_norm, c.rms_norm_eps, input);
+        let input = quantize(pass, input, n, &mut b.q8)?;
+        linear(pass, &block.attn_q, &input, n, &mut b.q[..n * q_size])?;
+        linear(pass, &block.attn_k, &input, n, &mut b.k[..n * kv_size])?;
+        linear(pass, &block.attn_v, &input, n, &mut b.v[..n * kv_size])?;
+
+        for t in 0..n {
+            let angles = t * d / 2..(t + 1) * d / 2;
+            let (cos, sin) = (&b.cos[angles.clone()], &b.sin[angles]);
+            for head in b.q[t * q_size..(t + 1) * q_size].chunks_exact_mut(d) {
+                rmsnorm_in_place(head, &block.attn_q_norm, c.rms_norm_eps);
+                rotate(head, cos, sin);
+            }
+            let row = t * kv_size..(t + 1) * kv_size;
+            for head in b.k[row.clone()].chunks_exact_mut(d) {
+                rmsnorm_in_place(head, &block.attn_k_norm, c.rms_norm_eps);
+                rotate(head, cos, sin);
+            }
+            cache.write(layer, pass.start + t, &b.k[row.clone()], &b.v[row]);
+        }
+
+        // One job per token and key-value head: its query heads share the keys and values read.
+        let group = c.num_attention_heads / c.num_kv_heads * d;
+        let (q, cache) = (&b.q[..n * q_size], &*cache);
+        for_each_chunk(pass.pool, &mut b.input[..n * q_size], group, &|job, out| {
+            let (t, kv_head) = (job / c.num_kv_heads, job % c.num_kv_heads);
+            let (keys, values) = cache.head(layer, kv_head, pass.start + t + 1);
+            let q = &q[job * group..(job + 1) * group];
+            for (q, out) in q.chunks_exact(d).zip(out.chunks_exact_mut(d)) {
+                attend(q, keys, values, out);
+            }
+        });
+        let input = quantize(pass, &b.input[..n * q_size], n, &mut b.q8)?;
+        linear(pass, &block.attn_output, &input, n, &mut b.delta[..n * h])?;
+        add(&mut b.x[..n * h], &b.delta[..n * h]);
+        Ok(())
+    }
+
+    fn feed_forward(
+        &self,
+        block: &TransformerBlock<'_>,
+        n: usize,
+        b: &mut Buffers<'_>,
+        pass: &Pass<'_>,
+    ) -> Result<()> {
+        let (h, f) = (self.config.hidden_size, self.config.intermediate_size);
+        let input = &mut b.input[..n * h];
+        norm_rows(&b.x[..n * h], &block.ffn_norm, self.config.rms_norm_eps, input);
+        let input = quantize(pass, input, n, &mut b.q8)?;
+        linear(pass, &block.ffn_gate, &input, n, &mut b.gate[..n * f])?;
+        linear(pass, &block.ffn_up, &input, n, &mut b.up[..n * f])?;
+        swiglu(&mut b.gate[..n * f], &b.up[..n * f]);
+        let input = quantize(pass, &b.gate[..n * f], n, &mut b.q8)?;
+        linear(pass, &block.ffn_down, &input, n, &mut b.delta[..n * h])?;
+        add(&mut b.x[..n * h], &b.delta[..n * h]);
+        Ok(())
+    }
+
+    /// Logits of rows `rows` of the residual stream, `(rows, vocab)`.
+    pub(super) fn head(
+        &self,
+        rows: core::ops::Range<usize>,
+        b: &mut Buffers<'_>,
+        logits: &mut [f32],
+        pass: &Pass<'_>,
+    ) -> Result<()> {
+        let (h, n) = (self.config.hidden_size, rows.len());
+        let input = &mut b.input[..n * h];
+        norm_rows(
+            &b.x[rows.start * h..rows.end * h],
+            &self.weights.output_norm,
+            self.config.rms_norm_eps,
+            input,
+        );
+        let input = quantize(pass, input, n, &mut b.q8)?;
+        linear(pass, &self.weights.output, &input, n, &mut logits[..n * self.config.vocab_size])
+    }
+
+    /// An error for the first id outside the vocabulary.
+    pub(super) fn check_tokens(&self, tokens: &[u32]) -> Result<()> {
+        let vocab = self.config.vocab_size as u32;
+        tokens.iter().find(|&&id| id >= vocab).map_or(Ok(()), |&id| Err(Error::Token { id, vocab }))
+    }
+}
+
+/// RMSNorm of every row of `x` `(n, hidden)` into `y`.
+fn norm_rows(x: &[f32], weight: &[f32], eps: f32, y: &mut [f32]) {
+    for (x, y) in x.chunks_exact(weight.len()).zip(y.chunks_exact_mut(weight.len())) {
+        rmsnorm(x, weight, eps, y);
+    }
+}
+
+/// Prepares activations `(n, cols)` for the matrix products that share them.
+fn quantize<'x>(
+    pass: &Pass<'_>,
+    x: &'x [f32],
+    n: usize,
+    q8: &'x mut Option<&mut [Q8Block]>,
+) -> Result<Input<'x>> {
+    let Some(blocks) = q8 else { return Ok(Input { f32: x, q8: None }) };
+    let cols = x.len() / n;
+    let blocks = &mut blocks[..n * q8_blocks(cols)];
+    kernel::quantize(pass.isa, x, cols, blocks)?;
+    Ok(Input { f32: x, q8: Some(blocks) })
+}
+
+/// `y (n, rows) = x (n, cols) w^T`
+fn linear(pass: &Pass<'_>, w: &Matrix<'_>, x: &Input<'_>, n: usize, y: &mut [f32]) -> Result<()> {
+    matmul(pass.isa, pass.pool, w, x, n, y)
+}
+
+fn add(x: &mut [f32], delta: &[f32]) {
+    for (x, d) in x.iter_mut().zip(delta) {
+        *x += d;
+    }
+}

@@ -1,0 +1,270 @@
+//! The published models this runtime knows by name.
+#![forbid(unsafe_code)]
+
+use super::config::Qwen3Config;
+use crate::error::Result;
+use crate::op::rope::RopeScaling;
+use crate::quant::Format;
+
+/// A published model, or [`ModelVariant::Custom`] for any other Qwen3 shape, which runs all the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ModelVariant {
+    /// 1-bit, 8.2 billion parameters.
+    Bonsai8B,
+    /// 1-bit, 4.0 billion parameters.
+    Bonsai4B,
+    /// 1-bit, 1.7 billion parameters.
+    Bonsai1_7B,
+    /// Ternary, 8.2 billion parameters.
+    TernaryBonsai8B,
+    /// Ternary, 4.0 billion parameters.
+    TernaryBonsai4B,
+    /// Ternary, 1.7 billion parameters.
+    TernaryBonsai1_7B,
+    /// Anything else.
+    Custom,
+}
+
+/// What a published model is and costs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelSpec {
+    /// Which model.
+    pub variant: ModelVariant,
+    /// Its dimensions.
+    pub config: Qwen3Config,
+    /// Format of its matrices in the published file.
+    pub format: Format,
+    /// What it can do.
+    pub capabilities: CapabilityProfile,
+}
+
+/// What a model can do, and what a token costs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CapabilityProfile {
+    /// Longest context.
+    pub max_context_length: usize,
+    /// Parameters.
+    pub num_parameters: u64,
+    /// Packed bytes of all matrices at the model's format.
+    pub weight_bytes: u64,
+    /// Bytes of keys and values a token at 16 bits.
+    pub kv_bytes_per_token: u64,
+    /// Whether the chat template knows thinking.
+    pub thinking: bool,
+    /// Whether the chat template knows tool calls.
+    pub tools: bool,
+}
+
+impl ModelVariant {
+    /// Every published variant.
+    pub const KNOWN: [ModelVariant; 6] = [
+        ModelVariant::Bonsai8B,
+        ModelVariant::Bonsai4B,
+        ModelVariant::Bonsai1_7B,
+        ModelVariant::TernaryBonsai8B,
+        ModelVariant::TernaryBonsai4B,
+        ModelVariant::TernaryBonsai1_7B,
+    ];
+
+    /// The variant with these dimensions and this format of block matrices. Every dimension counts, so that
+    /// a distilled or widened relative is not taken for the real one.
+    pub fn detect(config: &Qwen3Config, format: Format) -> Self {
+        let ternary = match format {
+            Format::Q1_0 => false,
+            Format::Q2_0
+            | Format::Pq2_0
+            | Format::Tq2_0G128
+            | Format::Ptq1_0
+            | Format::Tq1_0
+            | Format::Tq2_0 => true,
+            _ => return ModelVariant::Custom,
+        };
+        let dims = |c: &Qwen3Config| {
+            let heads = (c.num_attention_heads, c.num_kv_heads, c.head_dim);
+            (c.hidden_size, c.num_layers, heads, c.intermediate_size, c.vocab_size, c.tied_embeddings)
+        };
+        ModelVariant::KNOWN
+            .into_iter()
+            .find(|v| v.is_ternary() == ternary && v.config().is_some_and(|c| dims(&c) == dims(config)))
+            .unwrap_or(ModelVariant::Custom)
+    }
+
+    /// Whether weights are -1, 0 or +1 (else -1 or +1).
+    pub const fn is_ternary(self) -> bool {
+        use ModelVariant::{TernaryBonsai1_7B, TernaryBonsai4B, TernaryBonsai8B};
+        matches!(self, TernaryBonsai8B | TernaryBonsai4B | TernaryBonsai1_7B)
+    }
+
+    /// The name on the model card.
+    pub const fn name(self) -> &'static str {
+        match self {
+            ModelVariant::Bonsai8B => "Bonsai-8B",
+            ModelVariant::Bonsai4B => "Bonsai-4B",
+            ModelVariant::Bonsai1_7B => "Bonsai-1.7B",
+            ModelVariant::TernaryBonsai8B => "Ternary-Bonsai-8B",
+            ModelVariant::TernaryBonsai4B => "Ternary-Bonsai-4B",
+            ModelVariant::TernaryBonsai1_7B => "Ternary-Bonsai-1.7B",
+            ModelVariant::Custom => "Custom",
+        }
+    }
+
+    /// The published dimensions; `None` for [`ModelVariant::Custom`].
+    pub fn config(self) -> Option<Qwen3Config> {
+        (self != ModelVariant::Custom).then(|| self.dimensions())
+    }
+
+    fn dimensions(self) -> Qwen3Config {
+        // hidden, layers, heads, feed-forward, context, context before YaRN, tied
+        let (h, l, q, f, context, original, tied) = match self {
+            ModelVariant::Bonsai8B | ModelVariant::TernaryBonsai8B => {
+                (4096, 36, 32, 12288, 65536, 16384, false)
+            }
+            ModelVariant::Bonsai4B | ModelVariant::TernaryBonsai4B => (2560, 36, 32, 9728, 32768, 8192, true),
+            ModelVariant::Bonsai1_7B | ModelVariant::TernaryBonsai1_7B | ModelVariant::Custom => {
+                (2048, 28, 16, 6144, 32768, 8192, true)
+            }
+        };
+        Qwen3Config {
+            hidden_size: h,
+            num_layers: l,
+            num_attention_heads: q,
+            num_kv_heads: 8,
+            head_dim: 128,
+            intermediate_size: f,
+            vocab_size: 151_669,
+            max_context_length: context,
+            rms_norm_eps: 1e-6,
+            rope_freq_base: 1e6,
+            rope_scaling: RopeScaling::yarn(4.0, original),
+            tied_embeddings: tied,
+        }
+    }
+
+    /// Dimensions, format and costs; `None` for [`ModelVariant::Custom`].
+    pub fn spec(self) -> Option<ModelSpec> {
+        let config = self.config()?;
+        let format = if self.is_ternary() { Format::Pq2_0 } else { Format::Q1_0 };
+        let capabilities = CapabilityProfile::new(&config, format, true, true);
+        Some(ModelSpec { variant: self, config, format, capabilities })
+    }
+}
+
+/// Every published model, largest first within its kind.
+pub fn all_specs() -> impl Iterator<Item = ModelSpec> {
+    ModelVariant::KNOWN.into_iter().filter_map(ModelVariant::spec)
+}
+
+impl CapabilityProfile {
+    /// Derives sizes from dimensions and format; what the chat template knows is the caller's to say.
+    pub fn new(config: &Qwen3Config, format: Format, thinking: bool, tools: bool) -> Self {
+        let params = config.num_parameters();
+        let norms = (2 * config.hidden_size + 2 * config.head_dim) * config.num_layers + config.hidden_size;
+        let blocks = (params - norms as u64) / format.block() as u64;
+        CapabilityProfile {
+            max_context_length: config.max_context_length,
+            num_parameters: params,
+            weight_bytes: blocks * format.block_bytes() as u64,
+            kv_bytes_per_token: (config.num_layers * 2 * config.kv_size() * 2) as u64,
+            thinking,
+            tools,
+        }
+    }
+}
+
+/// Builds a [`Qwen3Config`] that need not be a published one; what is not set stays as in Bonsai-1.7B.
+#[derive(Clone, Debug)]
+pub struct ModelConfigBuilder {
+    config: Qwen3Config,
+}
+
+macro_rules! setters {
+    ($($field:ident: $t:ty),* $(,)?) => {$(
+        #[doc = concat!("Sets [`Qwen3Config::", stringify!($field), "`].")]
+        pub fn $field(mut self, value: $t) -> Self {
+            self.config.$field = value;
+            self
+        }
+    )*};
+}
+
+impl ModelConfigBuilder {
+    /// Starts from a published variant; from Bonsai-1.7B for [`ModelVariant::Custom`].
+    pub fn new(variant: ModelVariant) -> Self {
+        ModelConfigBuilder { config: variant.dimensions() }
+    }
+
+    setters! {
+        hidden_size: usize,
+        num_layers: usize,
+        num_attention_heads: usize,
+        num_kv_heads: usize,
+        head_dim: usize,
+        intermediate_size: usize,
+        vocab_size: usize,
+        max_context_length: usize,
+        rms_norm_eps: f32,
+        rope_freq_base: f32,
+        rope_scaling: RopeScaling,
+        tied_embeddings: bool,
+    }
+
+    /// The configuration, if a model can have it.
+    pub fn build(self) -> Result<Qwen3Config> {
+        self.config.check()?;
+        Ok(self.config)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Parameter counts of the Qwen3 models these were made from, and sizes of the published files.
+    #[test]
+    fn published_sizes() {
+        for (variant, parameters) in [
+            (ModelVariant::Bonsai1_7B, 1_720_574_976),
+            (ModelVariant::Bonsai4B, 4_022_468_096),
+            (ModelVariant::Bonsai8B, 8_190_735_360),
+        ] {
+            let config = Qwen3Config { vocab_size: 151_936, ..variant.dimensions() };
+            assert_eq!(config.num_parameters(), parameters);
+        }
+        for (variant, file) in [
+            (ModelVariant::Bonsai1_7B, 248_302_272u64),
+            (ModelVariant::Bonsai4B, 572_270_624),
+            (ModelVariant::Bonsai8B, 1_158_654_496),
+            (ModelVariant::TernaryBonsai1_7B, 463_290_464),
+            (ModelVariant::TernaryBonsai4B, 1_074_969_344),
+            (ModelVariant::TernaryBonsai8B, 2_182_184_672),
+        ] {
+            // Beside its matrices a file holds 5.9 MB of vocabulary and up to 1.5 MB of norms.
+            let other = file - variant.spec().unwrap().capabilities.weight_bytes;
+            assert!((5_900_000..7_600_000).contains(&other), "{variant:?}: {other}");
+        }
+        let kv = |v: ModelVariant| v.spec().unwrap().capabilities.kv_bytes_per_token;
+        assert_eq!(kv(ModelVariant::Bonsai1_7B), 112 << 10);
+        assert_eq!(kv(ModelVariant::TernaryBonsai8B), 144 << 10);
+    }
+
+    #[test]
+    fn every_spec_is_detected_as_itself_and_neighbours_are_custom() {
+        for spec in all_specs() {
+            assert!(spec.config.check().is_ok());
+            assert_eq!(ModelVariant::detect(&spec.config, spec.format), spec.variant);
+            assert_eq!(ModelVariant::detect(&spec.config, Format::F16), ModelVariant::Custom);
+            let wider = Qwen3Config { intermediate_size: spec.config.intermediate_size + 128, ..spec.config };
+            assert_eq!(ModelVariant::detect(&wider, spec.format), ModelVariant::Custom);
+        }
+    }
+
+    #[test]
+    fn the_builder_checks() {
+        let builder = || ModelConfigBuilder::new(ModelVariant::Custom);
+        assert_eq!(builder().num_layers(3).build().unwrap().num_layers, 3);
+        assert_eq!(builder().num_kv_heads(3).build().unwrap_err().code(), "key_value");
+        assert_eq!(builder().rope_freq_base(f32::NAN).build().unwrap_err().code(), "key_value");
+        assert_eq!(builder().head_dim(0).build().unwrap_err().code(), "key_value");
+    }
+}

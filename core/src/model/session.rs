@@ -1,0 +1,341 @@
+//! One timeline over a model: a cache, working memory, and the position reached.
+#![forbid(unsafe_code)]
+
+use alloc::vec::Vec;
+
+use half::f16;
+
+use super::qwen3::{BonsaiModel, Buffers, Pass};
+use crate::arena::{Arena, Planner};
+use crate::cache::{Cache, KvElement, KvFormat, KvShape};
+use crate::error::{Error, Result};
+use crate::kernel::{Isa, Q8Block, q8_blocks};
+use crate::op::argmax;
+use crate::pool::Pool;
+
+/// Precision of the inputs of matrix products.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Activations {
+    /// 8-bit integers with one scale per 32: fast; noise of the order of 2% of the logits' spread.
+    #[default]
+    Int8,
+    /// 32-bit floats: the model exactly as its weights say, slowly.
+    F32,
+}
+
+/// What a session should be able to do; it decides how much memory it takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SessionOptions {
+    /// Positions to hold; more than the model's own context is cut to it.
+    pub context: usize,
+    /// How keys and values are kept.
+    pub kv: KvFormat,
+    /// Precision of activations.
+    pub activations: Activations,
+    /// Prompt tokens that go through the model together.
+    pub batch: usize,
+    /// Positions whose logits are computed together when logits at many positions are asked for.
+    pub logit_rows: usize,
+    /// Instruction set of the kernels.
+    pub isa: Isa,
+}
+
+impl Default for SessionOptions {
+    fn default() -> Self {
+        SessionOptions {
+            context: 4096,
+            kv: KvFormat::default(),
+            activations: Activations::default(),
+            batch: 64,
+            logit_rows: 1,
+            isa: Isa::detect(),
+        }
+    }
+}
+
+/// Bytes of a session, all taken when it is made. The weights are not counted: they stay in the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryPlan {
+    /// Keys and values.
+    pub kv: usize,
+    /// Activations of one batch.
+    pub scratch: usize,
+    /// Output scores.
+    pub logits: usize,
+    /// All of it, with alignment: what [`Session::new_in`] must be given.
+    pub total: usize,
+}
+
+enum Memory<'m> {
+    Owned(Vec<u8>),
+    Borrowed(&'m mut [u8]),
+}
+
+/// A conversation's state: tokens go in, logits come out. All memory is taken when it is made, and no
+/// call allocates.
+pub struct Session<'m> {
+    model: &'m BonsaiModel<'m>,
+    options: SessionOptions,
+    memory: Memory<'m>,
+    position: usize,
+}
+
+impl core::fmt::Debug for Session<'_> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Session").field("position", &self.position).field("options", &self.options).finish()
+    }
+}
+
+impl BonsaiModel<'_> {
+    /// The bytes a session with `options` takes.
+    pub fn memory_plan(&self, options: &SessionOptions) -> Result<MemoryPlan> {
+        let options = self.fitted(options)?;
+        let mut planner = Planner::default();
+        let shape = self.kv_shape(&options);
+        let kv = match options.kv {
+            KvFormat::F32 => Cache::<f32>::plan(shape, &mut planner),
+            KvFormat::F16 => Cache::<f16>::plan(shape, &mut planner),
+        };
+        let logits = planner.add::<f32>(options.logit_rows.saturating_mul(self.config().vocab_size));
+        for len in self.buffer_lengths(options.batch) {
+            planner.add::<f32>(len);
+        }
+        if options.activations == Activations::Int8 {
+            planner.add::<Q8Block>(options.batch.saturating_mul(self.input_blocks()));
+        }
+        let total = planner.total()?;
+        Ok(MemoryPlan { kv, logits, scratch: total - kv - logits, total })
+    }
+
+    /// `options` checked and cut to what the model can use.
+    fn fitted(&self, options: &SessionOptions) -> Result<SessionOptions> {
+        for (what, value, max) in [
+            ("context", options.context, usize::MAX),
+            ("batch", options.batch, 1 << 16),
+            ("logit rows", options.logit_rows, 1 << 16),
+        ] {
+            if value == 0 {
+                return Err(Error::Option { what, found: 0.0, expected: "at least 1" });
+            }
+            if value > max {
+                return Err(Error::Limit { what, found: value as u64, max: max as u64 });
+            }
+        }
+        let context = options.context.min(self.config().max_context_length);
+        let batch = options.batch.min(context);
+        Ok(SessionOptions { context, batch, logit_rows: options.logit_rows.min(batch), ..*options })
+    }
+
+    fn kv_shape(&self, options: &SessionOptions) -> KvShape {
+        let c = self.config();
+        KvShape {
+            layers: c.num_layers,
+            kv_heads: c.num_kv_heads,
+            capacity: options.context,
+            head_dim: c.head_dim,
+        }
+    }
+
+    /// Elements of the f32 buffers, in the order of [`Buffers`].
+    fn buffer_lengths(&self, batch: usize) -> [usize; 10] {
+        let c = self.config();
+        let (h, q, kv, f) = (c.hidden_size, c.q_size(), c.kv_size(), c.intermediate_size);
+        [h, h.max(q), q, kv, kv, f, f, h, c.head_dim / 2, c.head_dim / 2].map(|n| batch.saturating_mul(n))
+    }
+
+    /// int8 blocks of the widest matrix input.
+    fn input_blocks(&self) -> usize {
+        let c = self.config();
+        q8_blocks(c.hidden_size.max(c.q_size()).max(c.intermediate_size))
+    }
+}
+
+impl<'m> Session<'m> {
+    /// Allocates the planned bytes.
+    pub fn new(model: &'m BonsaiModel<'m>, options: &SessionOptions) -> Result<Self> {
+        let total = model.memory_plan(options)?.total;
+        let mut memory = Vec::new();
+        memory.try_reserve_exact(total).map_err(|_| Error::Memory { need: total as u64, have: 0 })?;
+        memory.resize(total, 0);
+        Ok(Session { model, options: model.fitted(options)?, memory: Memory::Owned(memory), position: 0 })
+    }
+
+    /// Uses `memory`, which must hold at least [`MemoryPlan::total`] bytes, at any alignment and with
+    /// any content: static RAM on firmware, say.
+    pub fn new_in(
+        model: &'m BonsaiModel<'m>,
+        options: &SessionOptions,
+        memory: &'m mut [u8],
+    ) -> Result<Self> {
+        let need = model.memory_plan(options)?.total;
+        if memory.len() < need {
+            return Err(Error::Memory { need: need as u64, have: memory.len() as u64 });
+        }
+        Ok(Session { model, options: model.fitted(options)?, memory: Memory::Borrowed(memory), position: 0 })
+    }
+
+    /// The model this session runs.
+    pub fn model(&self) -> &'m BonsaiModel<'m> {
+        self.model
+    }
+
+    /// The options in force.
+    pub fn options(&self) -> &SessionOptions {
+        &self.options
+    }
+
+    /// Tokens seen so far.
+    pub fn position(&self) -> usize {
+        self.position
+    }
+
+    /// Tokens the session can hold.
+    pub fn capacity(&self) -> usize {
+        self.options.context
+    }
+
+    /// Forgets everything after the first `len` tokens.
+    pub fn truncate(&mut self, len: usize) -> Result<()> {
+        if len > self.position {
+            let expected = "at most the number of tokens seen";
+            return Err(Error::Option { what: "truncated length", found: len as f64, expected });
+        }
+        self.position = len;
+        Ok(())
+    }
+
+    /// Feeds one token; returns the logits `(vocab)` of what follows it.
+    pub fn forward(&mut self, token: u32, pool: &dyn Pool) -> Result<&[f32]> {
+        self.forward_prefill(&[token], pool)
+    }
+
+    /// Feeds `tokens` in batches; returns the logits `(vocab)` after the last of them. The head runs for
+    /// that position only.
+    pub fn forward_prefill(&mut self, tokens: &[u32], pool: &dyn Pool) -> Result<&[f32]> {
+        self.check(tokens)?;
+        let logits = self.run(tokens, pool, Wanted::Last, &mut |_, _| ())?;
+        Ok(logits)
+    }
+
+    /// Feeds `tokens`; writes to `out` `(tokens)` the most likely next token after each of them: what a
+    /// greedy decoder would have said, for checking a guessed continuation in one pass.
+    pub fn forward_prefill_verify(&mut self, tokens: &[u32], pool: &dyn Pool, out: &mut [u32]) -> Result<()> {
+        if out.len() != tokens.len() {
+            let (expected, found) = (tokens.len() as u64, out.len() as u64);
+            return Err(Error::Length { what: "verified tokens", expected, found });
+        }
+        let mut failed = None;
+        self.forward_logits(tokens, pool, &mut |i, logits| match argmax(logits) {
+            Ok(best) => out[i] = best,
+            Err(error) => failed = Some(error),
+        })?;
+        failed.map_or(Ok(()), Err)
+    }
+
+    /// Feeds `tokens`; calls `sink(i, logits)` with the logits `(vocab)` after each of them, in order.
+    pub fn forward_logits(
+        &mut self,
+        tokens: &[u32],
+        pool: &dyn Pool,
+        sink: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<()> {
+        self.check(tokens)?;
+        self.run(tokens, pool, Wanted::All, sink).map(|_| ())
+    }
+
+    fn check(&self, tokens: &[u32]) -> Result<()> {
+        if tokens.is_empty() {
+            return Err(Error::Length { what: "tokens (at least 1)", expected: 1, found: 0 });
+        }
+        if tokens.len() > self.capacity() - self.position {
+            return Err(Error::ContextFull {
+                position: self.position as u64,
+                adding: tokens.len() as u64,
+                capacity: self.capacity() as u64,
+            });
+        }
+        self.model.check_tokens(tokens)
+    }
+
+    fn run(
+        &mut self,
+        tokens: &[u32],
+        pool: &dyn Pool,
+        wanted: Wanted,
+        sink: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<&[f32]> {
+        match self.options.kv {
+            KvFormat::F32 => self.run_with::<f32>(tokens, pool, wanted, sink),
+            KvFormat::F16 => self.run_with::<f16>(tokens, pool, wanted, sink),
+        }
+    }
+
+    fn run_with<E: KvElement>(
+        &mut self,
+        tokens: &[u32],
+        pool: &dyn Pool,
+        wanted: Wanted,
+        sink: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<&[f32]> {
+        let (model, options) = (self.model, self.options);
+        let vocab = model.config().vocab_size;
+        let memory = match &mut self.memory {
+            Memory::Owned(memory) => memory.as_mut_slice(),
+            Memory::Borrowed(memory) => memory,
+        };
+        let mut arena = Arena::new(memory);
+        let mut cache = Cache::<E>::new(model.kv_shape(&options), &mut arena)?;
+        let logits = arena.take::<f32>(options.logit_rows * vocab)?;
+        let mut buffers = model.buffers(&options, &mut arena)?;
+
+        let mut done = 0;
+        for chunk in tokens.chunks(options.batch) {
+            let pass = Pass { isa: options.isa, pool, start: self.position };
+            model.forward_blocks(chunk, &mut cache, &mut buffers, &pass)?;
+            self.position += chunk.len();
+            done += chunk.len();
+            match wanted {
+                Wanted::Last if done < tokens.len() => {}
+                Wanted::Last => model.head(chunk.len() - 1..chunk.len(), &mut buffers, logits, &pass)?,
+                Wanted::All => {
+                    for first in (0..chunk.len()).step_by(options.logit_rows) {
+                        let rows = first..chunk.len().min(first + options.logit_rows);
+                        model.head(rows.clone(), &mut buffers, logits, &pass)?;
+                        for (row, logits) in rows.zip(logits.chunks_exact(vocab)) {
+                            sink(done - chunk.len() + row, logits);
+                        }
+                    }
+                }
+            }
+        }
+        Ok(&logits[..vocab])
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Wanted {
+    Last,
+    All,
+}
+
+impl BonsaiModel<'_> {
+    fn buffers<'b>(&self, options: &SessionOptions, arena: &mut Arena<'b>) -> Result<Buffers<'b>> {
+        let [x, input, q, k, v, gate, up, delta, cos, sin] = self.buffer_lengths(options.batch);
+        Ok(Buffers {
+            x: arena.take(x)?,
+            input: arena.take(input)?,
+            q: arena.take(q)?,
+            k: arena.take(k)?,
+            v: arena.take(v)?,
+            gate: arena.take(gate)?,
+            up: arena.take(up)?,
+            delta: arena.take(delta)?,
+            cos: arena.take(cos)?,
+            sin: arena.take(sin)?,
+            q8: match options.activations {
+                Activations::Int8 => Some(arena.take(options.batch * self.input_blocks())?),
+                Activations::F32 => None,
+            },
+        })
+    }
+}

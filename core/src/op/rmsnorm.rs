@@ -1,0 +1,48 @@
+//! Root-mean-square normalisation.
+#![forbid(unsafe_code)]
+
+use super::dot;
+
+/// `y[i] = weight[i] * x[i] / sqrt(mean(x^2) + eps)` over one row (Zhang & Sennrich 2019).
+///
+/// `x`, `weight`, `y`: `(n)`. Rows are normalised one at a time.
+#[inline(always)]
+pub fn rmsnorm(x: &[f32], weight: &[f32], eps: f32, y: &mut [f32]) {
+    let scale = 1.0 / libm::sqrtf(dot(x, x) / x.len() as f32 + eps);
+    for ((y, x), w) in y.iter_mut().zip(x).zip(weight) {
+        *y = x * scale * w;
+    }
+}
+
+/// [`rmsnorm`] of a row onto itself, as used for each head of q and k.
+#[inline(always)]
+pub fn rmsnorm_in_place(x: &mut [f32], weight: &[f32], eps: f32) {
+    let scale = 1.0 / libm::sqrtf(dot(x, x) / x.len() as f32 + eps);
+    for (x, w) in x.iter_mut().zip(weight) {
+        *x *= scale * w;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec::Vec;
+
+    #[test]
+    fn agrees_with_f64() {
+        for n in [1, 15, 16, 64, 100, 2048] {
+            let x: Vec<f32> = (0..n).map(|i| libm::sinf(i as f32 * 1.7) * 3.0 + 0.1).collect();
+            let w: Vec<f32> = (0..n).map(|i| 1.0 + libm::cosf(i as f32)).collect();
+            let mean = x.iter().map(|&v| f64::from(v) * f64::from(v)).sum::<f64>() / n as f64;
+            let mut y = alloc::vec![0.0; n];
+            rmsnorm(&x, &w, 1e-6, &mut y);
+            let mut z = x.clone();
+            rmsnorm_in_place(&mut z, &w, 1e-6);
+            for i in 0..n {
+                let want = f64::from(x[i]) * f64::from(w[i]) / libm::sqrt(mean + 1e-6);
+                assert!((f64::from(y[i]) - want).abs() <= 1e-6 * (1.0 + want.abs()));
+                assert!((f64::from(z[i]) - want).abs() <= 1e-6 * (1.0 + want.abs()));
+            }
+        }
+    }
+}

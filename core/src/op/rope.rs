@@ -1,0 +1,137 @@
+//! Rotary position embedding, NEOX pairing: element `i` of a head turns with element `i + d/2`.
+#![forbid(unsafe_code)]
+
+use alloc::vec::Vec;
+
+/// How a model stretches its rotary embedding beyond the context it was first trained on.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum RopeScaling {
+    /// Frequencies as they are.
+    None,
+    /// Every position divided by `factor` (Chen et al. 2023).
+    Linear {
+        /// Context stretch.
+        factor: f32,
+    },
+    /// Per-frequency interpolation (Peng et al. 2023), always on, as the Bonsai models use it.
+    Yarn {
+        /// Context stretch `s`.
+        factor: f32,
+        /// Context length before stretching.
+        original_context: u32,
+        /// Multiplies cos and sin; `0.1 ln(s) + 1` unless the file says otherwise.
+        attention_factor: f32,
+        /// Rotations above which a frequency is kept (32 in the paper).
+        beta_fast: f32,
+        /// Rotations below which a frequency is interpolated (1 in the paper).
+        beta_slow: f32,
+    },
+}
+
+impl RopeScaling {
+    /// YaRN with the paper's constants.
+    pub fn yarn(factor: f32, original_context: u32) -> Self {
+        RopeScaling::Yarn {
+            factor,
+            original_context,
+            attention_factor: 0.1 * libm::logf(factor) + 1.0,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+        }
+    }
+}
+
+/// Rotation speeds of one model: radians per position for each of the `head_dim / 2` pairs.
+#[derive(Clone, Debug)]
+pub struct Rope {
+    /// `(head_dim / 2)`, in f64 because positions in the tens of thousands multiply them.
+    speeds: Vec<f64>,
+    magnitude: f32,
+}
+
+impl Rope {
+    /// `speed[i] = base^(-2i/d)`, then scaled.
+    ///
+    /// YaRN: `corr(b) = d ln(o / (2 pi b)) / (2 ln base)`, `low = max(0, floor(corr(beta_fast)))`,
+    /// `high = min(d - 1, ceil(corr(beta_slow)))`, `ramp = clamp((i - low) / max(0.001, high - low), 0, 1)`
+    /// and `speed[i] *= (1 - ramp) + ramp / s`.
+    pub fn new(head_dim: usize, base: f32, scaling: RopeScaling) -> Self {
+        let (d, ln_base) = (head_dim as f64, libm::log(f64::from(base)));
+        let mut magnitude = 1.0;
+        let speeds = (0..head_dim / 2).map(|i| {
+            let speed = libm::exp(-2.0 * i as f64 / d * ln_base);
+            match scaling {
+                RopeScaling::None => speed,
+                RopeScaling::Linear { factor } => speed / f64::from(factor),
+                RopeScaling::Yarn { factor, original_context, attention_factor, beta_fast, beta_slow } => {
+                    magnitude = attention_factor;
+                    let corr = |beta: f32| {
+                        let turns =
+                            f64::from(original_context) / (2.0 * core::f64::consts::PI * f64::from(beta));
+                        d * libm::log(turns) / (2.0 * ln_base)
+                    };
+                    let low = libm::floor(corr(beta_fast)).max(0.0);
+                    let high = libm::ceil(corr(beta_slow)).min(d - 1.0);
+                    let ramp = ((i as f64 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
+                    speed * ((1.0 - ramp) + ramp / f64::from(factor))
+                }
+            }
+        });
+        let speeds = speeds.collect();
+        Rope { speeds, magnitude }
+    }
+
+    /// Writes cos and sin of every pair's angle at `position`; both `(head_dim / 2)`. All heads of all
+    /// layers share them.
+    pub fn angles(&self, position: usize, cos: &mut [f32], sin: &mut [f32]) {
+        for ((speed, c), s) in self.speeds.iter().zip(cos).zip(sin) {
+            let (sine, cosine) = libm::sincos(position as f64 * speed);
+            *c = cosine as f32 * self.magnitude;
+            *s = sine as f32 * self.magnitude;
+        }
+    }
+}
+
+/// Turns one head `(head_dim)` by angles given as `cos` and `sin`, both `(head_dim / 2)`.
+#[inline(always)]
+pub fn rotate(head: &mut [f32], cos: &[f32], sin: &[f32]) {
+    let (a, b) = head.split_at_mut(cos.len());
+    for (((a, b), c), s) in a.iter_mut().zip(b).zip(cos).zip(sin) {
+        (*a, *b) = (*a * c - *b * s, *a * s + *b * c);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Positions of the ramp's ends, as the published Bonsai configurations give them.
+    #[test]
+    fn yarn_of_bonsai() {
+        for (original, low, high) in [(8192, 17, 34), (16384, 20, 37)] {
+            let plain = Rope::new(128, 1e6, RopeScaling::None);
+            let yarn = Rope::new(128, 1e6, RopeScaling::yarn(4.0, original));
+            let ratio = |i: usize| yarn.speeds[i] / plain.speeds[i];
+            assert_eq!(ratio(low), 1.0);
+            assert!(ratio(low + 1) < 1.0 && ratio(high - 1) > 0.2501);
+            assert!((ratio(high) - 0.25).abs() < 1e-12 && (ratio(63) - 0.25).abs() < 1e-12);
+            assert!((yarn.magnitude - 1.138_629_4).abs() < 1e-6);
+        }
+    }
+
+    #[test]
+    fn rotation_pairs_across_halves() {
+        let rope = Rope::new(4, 10_000.0, RopeScaling::Linear { factor: 2.0 });
+        let (mut cos, mut sin) = ([0.0; 2], [0.0; 2]);
+        rope.angles(3, &mut cos, &mut sin);
+        let mut head = [1.0, 2.0, 3.0, 4.0];
+        rotate(&mut head, &cos, &sin);
+        for (i, angle) in [1.5f64, 0.015].into_iter().enumerate() {
+            let (s, c) = libm::sincos(angle);
+            let (a, b) = (1.0 + i as f64, 3.0 + i as f64);
+            assert!((f64::from(head[i]) - (a * c - b * s)).abs() < 1e-6);
+            assert!((f64::from(head[i + 2]) - (a * s + b * c)).abs() < 1e-6);
+        }
+    }
+}
