@@ -1,0 +1,122 @@
+"""Logits of small random Qwen3 models by Hugging Face transformers, as the oracle of the forward pass.
+
+Writes to tests/fixtures/, for each shape: NAME.gguf (F16 matrices, F32 norms) and NAME.logits
+(little-endian f32, one row of the vocabulary per position of TOKENS).
+
+    pip install torch transformers gguf numpy
+    python tests/oracle/qwen3_logits.py
+"""
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+OUT = Path(__file__).parent.parent / "fixtures"
+VOCAB = 96
+TOKENS = [(7 * i * i + 3 * i + 1) % VOCAB for i in range(24)]
+
+SHAPES = {
+    # Like the 4B: heads x head_dim is not the hidden size; tied; YaRN always on.
+    "qwen3-tied-yarn": dict(
+        hidden=32, layers=2, heads=4, kv_heads=2, head_dim=16, ffn=64, tied=True, base=1e6, yarn=(4.0, 8), eps=1e-6
+    ),
+    # Like the 8B: an output matrix of its own; one kv head for all; no scaling.
+    "qwen3-untied": dict(
+        hidden=48, layers=3, heads=3, kv_heads=1, head_dim=16, ffn=80, tied=False, base=1e4, yarn=None, eps=1e-5
+    ),
+}
+
+NAMES = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def gguf_name(name: str) -> str:
+    fixed = {
+        "model.embed_tokens.weight": "token_embd.weight",
+        "model.norm.weight": "output_norm.weight",
+        "lm_head.weight": "output.weight",
+    }
+    if name in fixed:
+        return fixed[name]
+    _, _, layer, rest = name.split(".", 3)
+    return f"blk.{layer}.{NAMES[rest.removesuffix('.weight')]}.weight"
+
+
+def make(name: str, s: dict) -> None:
+    torch.manual_seed(len(name))
+    rope = {"rope_type": "default", "rope_theta": s["base"]}
+    if s["yarn"]:
+        factor, original = s["yarn"]
+        rope = {
+            "rope_type": "yarn",
+            "rope_theta": s["base"],
+            "factor": factor,
+            "original_max_position_embeddings": original,
+        }
+    config = Qwen3Config(
+        vocab_size=VOCAB,
+        hidden_size=s["hidden"],
+        intermediate_size=s["ffn"],
+        num_hidden_layers=s["layers"],
+        num_attention_heads=s["heads"],
+        num_key_value_heads=s["kv_heads"],
+        head_dim=s["head_dim"],
+        max_position_embeddings=64,
+        rms_norm_eps=s["eps"],
+        tie_word_embeddings=s["tied"],
+        rope_parameters=rope,
+        attn_implementation="eager",
+    )
+    model = Qwen3ForCausalLM(config).eval()
+    with torch.no_grad():
+        for key, p in model.named_parameters():
+            if key.endswith("norm.weight"):
+                p.copy_(1 + 0.3 * torch.randn_like(p))
+            else:
+                p.copy_((torch.randn_like(p) * (2.0 / p.shape[1]) ** 0.5).half().float())
+        logits = model.double()(torch.tensor([TOKENS])).logits[0]
+
+    w = gguf.GGUFWriter(OUT / f"{name}.gguf", "qwen3")
+    w.add_context_length(64)
+    w.add_embedding_length(s["hidden"])
+    w.add_block_count(s["layers"])
+    w.add_feed_forward_length(s["ffn"])
+    w.add_head_count(s["heads"])
+    w.add_head_count_kv(s["kv_heads"])
+    w.add_key_length(s["head_dim"])
+    w.add_value_length(s["head_dim"])
+    w.add_layer_norm_rms_eps(s["eps"])
+    w.add_rope_freq_base(s["base"])
+    if s["yarn"]:
+        w.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        w.add_rope_scaling_factor(s["yarn"][0])
+        w.add_rope_scaling_orig_ctx_len(s["yarn"][1])
+    for key, p in model.named_parameters():
+        a = p.detach().float().numpy()
+        w.add_tensor(gguf_name(key), a if a.ndim == 1 else a.astype(np.float16))
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+    (OUT / f"{name}.logits").write_bytes(logits.float().numpy().astype("<f4").tobytes())
+    print(name, "logits", tuple(logits.shape), "std", logits.std().item())
+
+
+if __name__ == "__main__":
+    OUT.mkdir(exist_ok=True)
+    for name, shape in SHAPES.items():
+        make(name, shape)
