@@ -1,0 +1,32 @@
+// ask-page.mjs URL MESSAGE: opens the chat page in a browser without a window, types the message, waits for the
+// whole streamed reply and prints it. CHROME is the browser's path. Fails if there is no reply.
+import { chromium } from "playwright-core";
+
+const [url, message] = process.argv.slice(2);
+/** The model loads in about a second; slow machines get a hundred times that. */
+const PATIENCE = 120_000;
+
+const browser = await chromium.launch({
+  executablePath: process.env.CHROME,
+  args: ["--no-sandbox", "--disable-dev-shm-usage"],
+});
+try {
+  const page = await browser.newPage();
+  page.setDefaultTimeout(PATIENCE);
+  const errors = [];
+  page.on("pageerror", (error) => errors.push(String(error)));
+  await page.goto(url);
+  await page.fill("#prompt", message);
+  await page.click("#send:enabled");
+  const reply = page.locator("#conversation [data-role=assistant]").last();
+  await reply.locator("xpath=self::*[@data-state='done']").waitFor();
+  const text = (await reply.locator("[data-part=text]").innerText()).trim();
+  if (errors.length > 0) throw new Error(errors.join("\n"));
+  if (text === "") throw new Error("the reply is empty");
+  console.log(`> ${message}\n${text}`);
+} catch (error) {
+  console.error(`the page gave no reply: ${error.message}`);
+  process.exitCode = 1;
+} finally {
+  await browser.close();
+}

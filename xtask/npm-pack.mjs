@@ -1,0 +1,21 @@
+// What `npm pack` would ship of wasm/: the files it must have, none it must not, and how much there may be.
+import { execFileSync } from "node:child_process";
+
+const MUST = ["package.json", "README.md", "LICENSE-MIT", "LICENSE-APACHE", "dist/index.js", "dist/index.d.ts", "dist/worker.js", "dist/shohin_wasm_bg.wasm"];
+const MUST_NOT = [/\.rs$/, /^target\//, /^node_modules\//, /^test\//, /\.gguf$/, /\.log$/, /^src\//, /Cargo/];
+/** Packed size above which something that does not belong must have got in (the model is not in the package). */
+const LIMIT = 2_000_000;
+
+const npm = process.platform === "win32" ? "npm.cmd" : "npm";
+const [pack] = JSON.parse(execFileSync(npm, ["pack", "--dry-run", "--json", "--workspace", "wasm"], { encoding: "utf8", stdio: ["ignore", "pipe", "inherit"] }));
+const files = pack.files.map((file) => file.path);
+const wrong = [
+  ...MUST.filter((path) => !files.includes(path)).map((path) => `missing: ${path}`),
+  ...files.filter((path) => MUST_NOT.some((pattern) => pattern.test(path))).map((path) => `must not be in it: ${path}`),
+];
+if (pack.size > LIMIT) wrong.push(`${pack.size} bytes packed, the limit is ${LIMIT}`);
+console.log(`${pack.name} ${pack.version}: ${files.length} files, ${pack.size} bytes packed, ${pack.unpackedSize} unpacked`);
+if (wrong.length > 0) {
+  console.error(wrong.join("\n"));
+  process.exit(1);
+}

@@ -1,0 +1,442 @@
+//! What this machine has, what the suites need, and how the difference is installed.
+
+use std::env;
+use std::path::{Path, PathBuf};
+
+use crate::command::{Cmd, Result};
+use crate::sysroot;
+
+/// The version of wasm-pack the package is checked with.
+const WASM_PACK: &str = "0.15.1";
+
+/// The oldest Node.js that the page's bundler runs on, and the one fetched where there is none.
+const NODE_OLDEST: (u32, u32) = (20, 19);
+const NODE_FETCHED: &str = "22";
+
+/// Something a suite cannot do without.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Need {
+    /// A rustup component: the program cargo looks for.
+    Component(&'static str),
+    /// A Rust target with its standard library, or with core and alloc where there is no std.
+    Target(&'static str),
+    /// A program of the operating system.
+    Program(&'static Program),
+    /// Node.js, not older than the page's bundler asks for, and npm.
+    Node,
+    /// The JavaScript development tools that package-lock.json names.
+    NodeModules,
+    /// The wasm-bindgen glue generator.
+    Bindgen,
+    /// `wasm-bindgen` and `wasm-bindgen-test-runner` as commands.
+    BindgenCommands,
+    /// The `wasm-pack` command.
+    WasmPack,
+}
+
+/// A program that the operating system's package manager has.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Program {
+    names: &'static [&'static str],
+    /// An environment variable that says where it is.
+    variable: &'static str,
+    debian: &'static [&'static str],
+    elsewhere: &'static str,
+}
+
+pub(crate) static CHROMIUM: Program = Program {
+    names: &[
+        "chromium",
+        "chromium-browser",
+        "google-chrome-stable",
+        "google-chrome",
+        "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome",
+        "/Applications/Chromium.app/Contents/MacOS/Chromium",
+    ],
+    variable: "CHROME",
+    debian: &["chromium"],
+    elsewhere: "install Chromium or Chrome, or set CHROME to its path",
+};
+
+pub(crate) static CHROMEDRIVER: Program = Program {
+    names: &["chromedriver"],
+    variable: "CHROMEDRIVER",
+    debian: &["chromium-driver"],
+    elsewhere: "install ChromeDriver of the browser's version, or set CHROMEDRIVER to its path",
+};
+
+pub(crate) static ARM_GCC: Program = Program {
+    names: &["aarch64-linux-gnu-gcc"],
+    variable: "AARCH64_LINUX_GNU_GCC",
+    debian: &["gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross"],
+    elsewhere: "install a cross compiler (C library included) for aarch64-linux-gnu",
+};
+
+pub(crate) static QEMU_ARM: Program = Program {
+    names: &["qemu-aarch64", "qemu-aarch64-static"],
+    variable: "QEMU_AARCH64",
+    debian: &["qemu-user"],
+    elsewhere: "install QEMU's user-mode emulators",
+};
+
+pub(crate) static QEMU_X86: Program = Program {
+    names: &["qemu-x86_64", "qemu-x86_64-static"],
+    variable: "QEMU_X86_64",
+    debian: &["qemu-user"],
+    elsewhere: "install QEMU's user-mode emulators",
+};
+
+static NODE: Program = Program {
+    names: &["node", "nodejs"],
+    variable: "NODE",
+    debian: &["nodejs", "npm"],
+    elsewhere: "install Node.js 20.19 or newer with npm (https://nodejs.org)",
+};
+
+static NPM: Program = Program {
+    names: &["npm"],
+    variable: "NPM",
+    debian: &["npm"],
+    elsewhere: "install npm, it comes with Node.js 20.19 or newer (https://nodejs.org)",
+};
+
+/// The repository, where tools go, and what turned out not to be had.
+pub(crate) struct Machine {
+    /// The repository's root.
+    pub(crate) root: PathBuf,
+    /// Cargo's target directory, in which everything built or fetched is kept.
+    pub(crate) target: PathBuf,
+    /// Directories that come before the user's PATH.
+    path: Vec<PathBuf>,
+    /// The toolchain that took the place of a target rustup could not get.
+    fallback: Option<PathBuf>,
+    fallback_targets: Vec<&'static str>,
+    absent: Vec<(Need, String)>,
+    settled: Vec<Need>,
+}
+
+impl Machine {
+    pub(crate) fn new() -> Result<Machine> {
+        let manifest = env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+        let root = Path::new(&manifest).parent().ok_or("xtask lies in no repository")?.to_path_buf();
+        // This program is TARGET/debug/xtask, whatever decided where TARGET is.
+        let program = env::current_exe().map_err(|e| format!("the path of xtask: {e}"))?;
+        let target = program.ancestors().nth(2).ok_or("xtask lies in no target directory")?.to_path_buf();
+        Ok(Machine {
+            root,
+            target,
+            path: Vec::new(),
+            fallback: None,
+            fallback_targets: Vec::new(),
+            absent: Vec::new(),
+            settled: Vec::new(),
+        })
+    }
+
+    /// Why a need could not be met; `None` once it is.
+    pub(crate) fn absent(&self, need: Need) -> Option<&str> {
+        self.absent.iter().find(|(n, _)| *n == need).map(|(_, why)| why.as_str())
+    }
+
+    /// The directories in which programs are looked for: `first`, ours, the user's.
+    fn search(&self, first: Option<PathBuf>) -> Vec<PathBuf> {
+        let users = env::var_os("PATH").unwrap_or_default();
+        first.into_iter().chain(self.path.iter().cloned()).chain(env::split_paths(&users)).collect()
+    }
+
+    fn find(&self, first: Option<PathBuf>, names: &[&str]) -> Option<PathBuf> {
+        let dirs = self.search(first);
+        names.iter().find_map(|name| dirs.iter().map(|dir| dir.join(name)).find(|file| runnable(file)))
+    }
+
+    fn command(&self, first: Option<PathBuf>, program: &str) -> Cmd {
+        let found = self.find(first.clone(), &[program]).unwrap_or_else(|| PathBuf::from(program));
+        Cmd::new(found, &self.root).env("PATH", env::join_paths(self.search(first)).unwrap_or_default())
+    }
+
+    /// A command in the repository's root that finds the tools installed here first.
+    pub(crate) fn cmd(&self, program: &str) -> Cmd {
+        self.command(None, program)
+    }
+
+    /// `cargo` for the machine itself, with the flags of this repository and no others: a RUSTFLAGS from
+    /// outside would replace those that turn simd128 on.
+    pub(crate) fn cargo(&self) -> Cmd {
+        self.cmd("cargo").env_remove("RUSTFLAGS").env_remove("CARGO_ENCODED_RUSTFLAGS")
+    }
+
+    /// `cargo` with a toolchain that has the target.
+    pub(crate) fn cargo_for(&self, target: &str) -> Cmd {
+        self.cmd_for(target, "cargo").env_remove("RUSTFLAGS").env_remove("CARGO_ENCODED_RUSTFLAGS")
+    }
+
+    /// A command that finds a cargo and a rustc that have the target.
+    pub(crate) fn cmd_for(&self, target: &str, program: &str) -> Cmd {
+        match &self.fallback {
+            Some(toolchain) if self.fallback_targets.contains(&target) => self
+                .command(Some(toolchain.join("bin")), program)
+                .env("CARGO_TARGET_DIR", self.target_of(target))
+                .env_remove("RUSTUP_TOOLCHAIN")
+                .env_remove("RUSTC")
+                .env_remove("CARGO"),
+            _ => self.cmd(program),
+        }
+    }
+
+    /// Where `cargo_for(target)` puts what it builds. Two compilers do not share a directory.
+    pub(crate) fn target_of(&self, target: &str) -> PathBuf {
+        if self.fallback_targets.contains(&target) {
+            self.target.join("fallback")
+        } else {
+            self.target.clone()
+        }
+    }
+
+    /// The path of a program that `prepare` found or installed.
+    pub(crate) fn program(&self, program: &'static Program) -> Result<PathBuf> {
+        self.locate(program).ok_or_else(|| format!("{} not found: {}", program.names[0], program.elsewhere))
+    }
+
+    /// The directory of tools that belong to this repository alone.
+    pub(crate) fn tools(&self) -> PathBuf {
+        self.target.join("tools")
+    }
+
+    fn locate(&self, program: &Program) -> Option<PathBuf> {
+        let named = env::var_os(program.variable).map(PathBuf::from).filter(|file| runnable(file));
+        named.or_else(|| self.find(None, program.names))
+    }
+
+    /// Installs what is needed and missing. What cannot be had is remembered with the reason.
+    pub(crate) fn prepare(&mut self, needs: &[Need]) {
+        let mut new: Vec<Need> = Vec::new();
+        for need in needs {
+            if !self.settled.contains(need) && !new.contains(need) {
+                new.push(*need);
+            }
+        }
+        self.install_packages(&new);
+        self.install_targets(&new);
+        for need in new {
+            let met = match need {
+                Need::Component(name) => self.component(name),
+                Need::Target(_) => Ok(()),
+                Need::Program(program) => self.program(program).map(drop),
+                Need::Node => self.node(),
+                Need::NodeModules => self.node_modules(),
+                Need::Bindgen => self.bindgen(""),
+                Need::BindgenCommands => self.bindgen("--features cli"),
+                Need::WasmPack => self.wasm_pack(),
+            };
+            if let Err(why) = met {
+                eprintln!("xtask: {why}");
+                self.absent.push((need, why));
+            }
+            self.settled.push(need);
+        }
+    }
+
+    /// Asks Debian for all missing programs at once, when it is Debian and we may.
+    fn install_packages(&mut self, needs: &[Need]) {
+        let mut packages: Vec<&str> = Vec::new();
+        for need in needs {
+            let programs: &[&'static Program] = match need {
+                Need::Program(program) => &[program],
+                Need::Node => &[&NODE, &NPM],
+                _ => &[],
+            };
+            for program in programs.iter().filter(|program| self.locate(program).is_none()) {
+                packages.extend(program.debian);
+            }
+        }
+        packages.sort_unstable();
+        packages.dedup();
+        if !packages.is_empty()
+            && is_debian()
+            && let Err(why) = apt_get(self, &packages)
+        {
+            eprintln!("xtask: {why}");
+        }
+    }
+
+    fn install_targets(&mut self, needs: &[Need]) {
+        let forced = env::var_os("SHOHIN_FORCE_FALLBACK").is_some_and(|v| !v.is_empty() && v != "0");
+        let mut missing: Vec<(&'static str, String)> = Vec::new();
+        for need in needs {
+            let Need::Target(target) = *need else { continue };
+            if forced {
+                missing.push((target, "the fallback was asked for".into()));
+            } else if !self.has_target(target) {
+                println!("xtask: adding the Rust target {target}");
+                let add = self.cmd("rustup").args("target add").arg(target).limit(300).read();
+                match add.map(|_| self.has_target(target)) {
+                    Ok(true) => {}
+                    Ok(false) => {
+                        missing.push((target, format!("rustup added no standard library for {target}")))
+                    }
+                    Err(why) => missing.push((target, why)),
+                }
+            }
+        }
+        if missing.is_empty() {
+            return;
+        }
+        for (_, why) in &missing {
+            println!("xtask: {why}");
+        }
+        let (buildable, hopeless): (Vec<_>, Vec<_>) =
+            missing.into_iter().partition(|(target, _)| sysroot::can_build(target));
+        for (target, why) in hopeless {
+            self.absent.push((Need::Target(target), format!("no Rust target {target}: {why}")));
+        }
+        let targets: Vec<&'static str> = buildable.iter().map(|(target, _)| *target).collect();
+        if targets.is_empty() {
+            return;
+        }
+        match sysroot::build(self, &targets) {
+            Ok(toolchain) => {
+                self.fallback = Some(toolchain);
+                self.fallback_targets.extend(targets);
+            }
+            Err(fallback) => {
+                for (target, why) in buildable {
+                    let why = format!("no Rust target {target}: {why}; {fallback}");
+                    self.absent.push((Need::Target(target), why));
+                }
+            }
+        }
+    }
+
+    fn has_target(&self, target: &str) -> bool {
+        let dir = self.cmd("rustc").args("--print target-libdir --target").arg(target).read();
+        dir.is_ok_and(|dir| sysroot::has_core(Path::new(dir.trim())))
+    }
+
+    fn component(&self, name: &str) -> Result<()> {
+        let program = if name == "clippy" { "clippy-driver" } else { name };
+        let there = || self.cmd(program).arg("--version").read().is_ok();
+        if there() {
+            return Ok(());
+        }
+        println!("xtask: adding the Rust component {name}");
+        let added = self.cmd("rustup").args("component add").arg(name).limit(300).read();
+        if there() { Ok(()) } else { Err(format!("no {name}: {}", added.err().unwrap_or_default())) }
+    }
+
+    /// Node.js as it is, or, where it is too old, a newer one from the npm registry beside it.
+    fn node(&mut self) -> Result<()> {
+        let old = self.program(&NODE).and_then(|_| self.program(&NPM)).map(drop);
+        let version = self.node_version();
+        if old.is_ok() && version.is_ok_and(|version| version >= NODE_OLDEST) {
+            return Ok(());
+        }
+        let fetched = self.tools().join("node");
+        let bin = fetched.join("node_modules/.bin");
+        if !bin.join("node").exists() {
+            old?;
+            let platform = match (env::consts::OS, env::consts::ARCH) {
+                ("linux", "x86_64") => "linux-x64",
+                ("linux", "aarch64") => "linux-arm64",
+                ("macos", "aarch64") => "darwin-arm64",
+                _ => return Err(format!("Node.js is too old: {}", NODE.elsewhere)),
+            };
+            std::fs::create_dir_all(&fetched).map_err(|e| format!("{}: {e}", fetched.display()))?;
+            println!(
+                "xtask: fetching Node.js {NODE_FETCHED} from the npm registry, this machine's is too old"
+            );
+            self.cmd("npm")
+                .args("install --no-audit --no-fund --no-save --loglevel=error --prefix")
+                .arg(&fetched)
+                .arg(format!("node-{platform}@{NODE_FETCHED}"))
+                .arg("npm@10")
+                .run()?;
+        }
+        self.path.insert(0, bin);
+        match self.node_version()? {
+            version if version >= NODE_OLDEST => Ok(()),
+            _ => Err(format!("Node.js is too old: {}", NODE.elsewhere)),
+        }
+    }
+
+    fn node_version(&self) -> Result<(u32, u32)> {
+        let said = self.cmd("node").arg("--version").read()?;
+        let mut numbers = said.trim().trim_start_matches('v').split('.').map(str::parse::<u32>);
+        match (numbers.next(), numbers.next()) {
+            (Some(Ok(major)), Some(Ok(minor))) => Ok((major, minor)),
+            _ => Err(format!("`node --version` says {said:?}")),
+        }
+    }
+
+    fn node_modules(&self) -> Result<()> {
+        if let Some(why) = self.absent(Need::Node) {
+            return Err(why.into());
+        }
+        // npm writes the inner file last, as a copy of what it installed.
+        let modified = |file: &str| std::fs::metadata(self.root.join(file)).and_then(|m| m.modified()).ok();
+        match (modified("node_modules/.package-lock.json"), modified("package-lock.json")) {
+            (Some(installed), Some(asked)) if installed >= asked => Ok(()),
+            _ => self.cmd("npm").args("ci --no-audit --no-fund --loglevel=error").run(),
+        }
+    }
+
+    /// Builds our own wasm-bindgen tools, whose version Cargo.lock ties to the crate's.
+    fn bindgen(&mut self, features: &str) -> Result<()> {
+        self.cargo().args("build --quiet --profile tool --package shohin-bindgen").args(features).run()?;
+        let bin = self.target.join("tool");
+        if !self.path.contains(&bin) {
+            self.path.push(bin);
+        }
+        Ok(())
+    }
+
+    fn wasm_pack(&mut self) -> Result<()> {
+        let bin = self.tools().join("bin");
+        if !self.path.contains(&bin) {
+            self.path.push(bin);
+        }
+        let there =
+            || self.cmd("wasm-pack").arg("--version").read().is_ok_and(|said| said.contains(WASM_PACK));
+        if there() {
+            return Ok(());
+        }
+        let build = self.tools().join("build");
+        self.cargo()
+            .args("install wasm-pack --quiet --locked --debug --force --version")
+            .arg(WASM_PACK)
+            .arg("--root")
+            .arg(self.tools())
+            // It runs for a second: what counts is the time to build it.
+            .env("CARGO_PROFILE_DEV_OPT_LEVEL", "0")
+            .env("CARGO_PROFILE_DEV_DEBUG", "0")
+            .env("CARGO_TARGET_DIR", &build)
+            .run()?;
+        let _ = std::fs::remove_dir_all(&build);
+        if there() { Ok(()) } else { Err(format!("wasm-pack {WASM_PACK} was installed and does not run")) }
+    }
+}
+
+/// Whether apt-get is here and we are the user it obeys.
+pub(crate) fn is_debian() -> bool {
+    let root = Cmd::new("id", Path::new("/")).arg("-u").read().is_ok_and(|id| id.trim() == "0");
+    Path::new("/etc/debian_version").exists() && Path::new("/usr/bin/apt-get").exists() && root
+}
+
+/// Installs Debian packages; the package lists are fetched only when they turn out to be missing or old.
+pub(crate) fn apt_get(machine: &Machine, packages: &[&str]) -> Result<()> {
+    println!("xtask: apt-get install {}", packages.join(" "));
+    let apt = |line: &str| machine.cmd("apt-get").env("DEBIAN_FRONTEND", "noninteractive").args(line);
+    let install = apt("install -qq -y --no-install-recommends").args(&packages.join(" "));
+    install.read().or_else(|_| apt("update -qq").read().and_then(|_| install.read())).map(drop)
+}
+
+fn runnable(file: &Path) -> bool {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        file.metadata().is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
+    }
+    #[cfg(not(unix))]
+    {
+        file.is_file() || file.with_extension("exe").is_file()
+    }
+}

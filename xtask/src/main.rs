@@ -1,0 +1,90 @@
+//! `cargo xtask`: what a newcomer types. Sets everything up by itself; see `HELP`.
+#![forbid(unsafe_code)]
+
+mod command;
+mod demo;
+mod machine;
+mod serve;
+mod source;
+mod suite;
+mod sysroot;
+mod web;
+
+use std::process::ExitCode;
+
+use command::Result;
+use machine::Machine;
+
+const HELP: &str = "\
+Usage: cargo xtask COMMAND
+
+Commands:
+  demo          build the chat page, serve it on this machine and open it in a browser
+      --check       without a window: type a message into the page and print the reply
+      --no-open     only serve
+      --port N      serve on this port, or on the next free one (default 8000)
+  test          run every suite and end with a table of what became of each
+      --only NAME   run this suite (may be given several times, or as A,B)
+      --list        name the suites
+  help          this text
+
+Missing tools are installed first: Rust targets and components with rustup, programs with apt-get (as root on
+Debian), JavaScript tools with npm. A suite whose tool cannot be had is skipped, and the table says why.
+";
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    match command(&args) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(why) => {
+            eprintln!("error: {why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn command(args: &[String]) -> Result<bool> {
+    let mut args = args.iter().map(String::as_str);
+    let name = args.next().unwrap_or("help");
+    let unknown = |arg: &str| Err(format!("{name} has no option {arg}; see `cargo xtask help`"));
+    match name {
+        "demo" => {
+            let mut options = demo::Options { check: false, no_open: false, port: 8000 };
+            while let Some(arg) = args.next() {
+                match arg {
+                    "--check" => options.check = true,
+                    "--no-open" => options.no_open = true,
+                    "--port" => {
+                        let port = args.next().and_then(|n| n.parse().ok());
+                        options.port = port.ok_or("--port wants a number up to 65535")?;
+                    }
+                    _ => return unknown(arg),
+                }
+            }
+            demo::demo(&mut Machine::new()?, &options).map(|()| true)
+        }
+        "test" => {
+            let mut only = Vec::new();
+            while let Some(arg) = args.next() {
+                match arg {
+                    "--only" => {
+                        let names = args.next().ok_or("--only wants a suite's name; --list has them")?;
+                        only.extend(names.split(',').map(String::from));
+                    }
+                    "--list" => {
+                        suite::SUITES.iter().for_each(|suite| println!("{:<14}{}", suite.name, suite.about));
+                        return Ok(true);
+                    }
+                    _ => return unknown(arg),
+                }
+            }
+            suite::run(&mut Machine::new()?, &only)
+        }
+        "help" | "-h" | "--help" => {
+            print!("{HELP}");
+            Ok(true)
+        }
+        _ => Err(format!("there is no command {name}; see `cargo xtask help`")),
+    }
+}

@@ -1,0 +1,132 @@
+//! Rules on the project's own source that no compiler checks.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::command::Result;
+
+/// Core's rooms that may use `unsafe`; every other file there forbids it.
+const UNSAFE_ROOMS: [&str; 3] = ["core/src/kernel/", "core/src/arena.rs", "core/src/lib.rs"];
+
+/// Words that end a program, split so that this file does not find itself.
+const PANICS: [&str; 5] = [
+    concat!(".unw", "rap()"),
+    concat!(".exp", "ect("),
+    concat!("pan", "ic!("),
+    concat!("unreach", "able!("),
+    concat!("asse", "rt!("),
+];
+const UNFINISHED: [&str; 4] =
+    [concat!("to", "do!("), concat!("unimpl", "emented!("), concat!("FIX", "ME"), concat!("XX", "X")];
+
+/// File names that name no idea.
+const VAGUE: [&str; 8] = ["util", "utils", "helper", "helpers", "misc", "common", "types", "functions"];
+
+/// Reads every source file and lists what breaks a rule.
+pub(crate) fn check(root: &Path) -> Result<()> {
+    let mut files = Vec::new();
+    collect(root, root, &mut files);
+    let mut broken = Vec::new();
+    for file in &files {
+        let name = file.to_string_lossy().replace('\\', "/");
+        let Ok(text) = fs::read_to_string(root.join(file)) else { continue };
+        let stem = file.file_stem().unwrap_or_default().to_string_lossy();
+        if VAGUE.contains(&stem.as_ref()) && !name.ends_with(".md") {
+            broken.push(format!("{name}: the file's name names no idea"));
+        }
+        for (number, line) in text.lines().enumerate() {
+            if UNFINISHED.iter().any(|mark| line.contains(mark)) {
+                broken.push(format!("{name}:{}: unfinished: {}", number + 1, line.trim()));
+            }
+        }
+        if name.starts_with("core/src/") && name.ends_with(".rs") {
+            broken.extend(core_rules(&name, &text));
+        }
+    }
+    for line in &broken {
+        println!("{line}");
+    }
+    println!("{} files read, {} rules broken", files.len(), broken.len());
+    if broken.is_empty() {
+        Ok(())
+    } else {
+        Err(format!("{} rules on our own source are broken", broken.len()))
+    }
+}
+
+/// Library code of the core does not panic on input and is safe outside its kernels.
+fn core_rules(name: &str, text: &str) -> Vec<String> {
+    let mut broken = Vec::new();
+    let is_test = name.ends_with("/tests.rs") || name.contains("/tests/");
+    let free = UNSAFE_ROOMS.iter().any(|room| name.starts_with(room));
+    if !free && !is_test && !text.contains("#![forbid(unsafe_code)]") {
+        broken.push(format!("{name}: no #![forbid(unsafe_code)] at its head"));
+    }
+    let mut reasoned = false;
+    for (number, line) in text.lines().enumerate() {
+        let line = line.trim();
+        if is_test || line.starts_with("#[cfg(test)]") || line.starts_with("#[cfg(all(test") {
+            break;
+        }
+        let comment = line.contains("//") || line.starts_with("const _");
+        let found =
+            PANICS.iter().any(|word| line.split("//").next().is_some_and(|code| starts_word(code, word)));
+        if found && !comment && !reasoned {
+            broken
+                .push(format!("{name}:{}: a panic without the reason it cannot happen: {line}", number + 1));
+        }
+        reasoned = comment;
+    }
+    broken
+}
+
+/// Whether a line of code has the word, not as the tail of a longer one (`debug_assert!` is no `assert!`).
+fn starts_word(code: &str, word: &str) -> bool {
+    code.match_indices(word).any(|(at, _)| {
+        let before = code[..at].chars().next_back();
+        word.starts_with('.') || !before.is_some_and(|c| c == '_' || c.is_alphanumeric())
+    })
+}
+
+/// Source files under a directory, by paths relative to the root; what git ignores is left out by name.
+fn collect(root: &Path, dir: &Path, files: &mut Vec<PathBuf>) {
+    let Ok(entries) = fs::read_dir(dir) else { return };
+    for entry in entries.flatten() {
+        let path = entry.path();
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let ignored = ["target", "node_modules", "dist", "pkg", ".git", ".venv"].contains(&name.as_str());
+        if path.is_dir() && !ignored {
+            collect(root, &path, files);
+        } else if path.is_file() {
+            let kinds = ["rs", "ts", "mjs", "js", "py", "toml", "md", "wgsl", "css", "html"];
+            let kind = path.extension().and_then(|e| e.to_str()).unwrap_or_default();
+            if kinds.contains(&kind) {
+                files.extend(path.strip_prefix(root).ok().map(Path::to_path_buf));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_needs_a_reason_and_tests_need_none() {
+        let head = "#![forbid(unsafe_code)]\n";
+        let bad = format!("{head}let x = y{};", PANICS[0]);
+        assert_eq!(core_rules("core/src/a.rs", &bad).len(), 1);
+        let good = format!(
+            "{head}// the length was checked above\nlet x = y{};\n#[cfg(test)]\nx{}",
+            PANICS[0], PANICS[0]
+        );
+        assert!(core_rules("core/src/a.rs", &good).is_empty());
+        assert!(core_rules("core/src/a.rs", &format!("{head}debug_{}x);", PANICS[4])).is_empty());
+    }
+
+    #[test]
+    fn unsafe_is_forbidden_outside_its_rooms() {
+        assert_eq!(core_rules("core/src/gguf/read.rs", "fn f() {}\n").len(), 1);
+        assert!(core_rules("core/src/kernel/avx2.rs", "fn f() {}\n").is_empty());
+    }
+}

@@ -1,0 +1,325 @@
+//! Every test suite of the project, as a list; and the loop that runs them and sums up.
+
+use std::env::consts::ARCH;
+use std::time::{Duration, Instant};
+
+use crate::command::{Result, Tally};
+use crate::machine::{ARM_GCC, CHROMEDRIVER, CHROMIUM, Machine, Need, QEMU_ARM, QEMU_X86};
+use crate::web::{self, WASM};
+use crate::{demo, source};
+
+/// The targets core is built for without an operating system under it, or with a foreign one.
+const CORE_TARGETS: [&str; 4] = ["thumbv7em-none-eabihf", "riscv32imac-unknown-none-elf", WASM, ARM_LINUX];
+const ARM_LINUX: &str = "aarch64-unknown-linux-gnu";
+const WASI: &str = "wasm32-wasip1";
+
+/// The crates whose tests run on foreign instruction sets.
+const PORTABLE: &str = "-p shohin-core -p shohin-tests";
+
+pub(crate) struct Suite {
+    pub(crate) name: &'static str,
+    pub(crate) about: &'static str,
+    needs: &'static [Need],
+    /// Says why the suite means nothing on this machine.
+    unfit: fn() -> Option<String>,
+    run: fn(&mut Machine) -> Result<Tally>,
+    /// A suite that must report tests: none at all is then a failure.
+    counts: bool,
+}
+
+const ANYWHERE: fn() -> Option<String> = || None;
+
+pub(crate) const SUITES: &[Suite] = &[
+    Suite {
+        name: "format",
+        about: "cargo fmt --check",
+        needs: &[Need::Component("rustfmt")],
+        unfit: ANYWHERE,
+        run: |m| m.cargo().args("fmt --all --check").run().map(|()| Tally::default()),
+        counts: false,
+    },
+    Suite {
+        name: "source",
+        about: "rules on our own source: no unsafe, std or panics where the design forbids them",
+        needs: &[],
+        unfit: ANYWHERE,
+        run: |m| source::check(&m.root).map(|()| Tally::default()),
+        counts: false,
+    },
+    Suite {
+        name: "clippy",
+        about: "clippy with warnings as errors: every crate and target kind, for the host, wasm32 and aarch64",
+        needs: &[Need::Component("clippy"), Need::Target(WASM), Need::Target(ARM_LINUX)],
+        unfit: ANYWHERE,
+        run: clippy,
+        counts: false,
+    },
+    Suite {
+        name: "test",
+        about: "unit and integration tests of every crate",
+        needs: &[],
+        unfit: ANYWHERE,
+        run: |m| {
+            m.cargo()
+                .args("test --workspace --exclude shohin-bindgen --lib --bins --tests --examples")
+                .tests()
+        },
+        counts: true,
+    },
+    Suite {
+        name: "doc",
+        about: "the examples in the documentation and the README; rustdoc with warnings as errors",
+        needs: &[],
+        unfit: ANYWHERE,
+        run: |m| {
+            let tally = m.cargo().args("test --workspace --exclude shohin-bindgen --doc").tests()?;
+            let doc = m.cargo().args("doc --workspace --no-deps --exclude xtask --exclude shohin-bindgen");
+            doc.env("RUSTDOCFLAGS", "-Dwarnings").run()?;
+            Ok(tally)
+        },
+        counts: true,
+    },
+    Suite {
+        name: "no-std",
+        about: "core builds for Cortex-M4F, RV32, wasm32 and aarch64",
+        needs: &[
+            Need::Target(CORE_TARGETS[0]),
+            Need::Target(CORE_TARGETS[1]),
+            Need::Target(CORE_TARGETS[2]),
+            Need::Target(CORE_TARGETS[3]),
+        ],
+        unfit: ANYWHERE,
+        run: |m| {
+            // One command for all that one toolchain has: two cores then stay busy.
+            let (ours, fallback): (Vec<&str>, Vec<&str>) =
+                CORE_TARGETS.iter().partition(|target| m.target_of(target) == m.target);
+            for group in [ours, fallback].iter().filter(|group| !group.is_empty()) {
+                let build = m.cargo_for(group[0]).args("build -p shohin-core");
+                group.iter().fold(build, |build, target| build.arg("--target").arg(target)).run()?;
+            }
+            Ok(Tally::default())
+        },
+        counts: false,
+    },
+    Suite {
+        name: "neon",
+        about: "core's tests and the parity suite on aarch64 under QEMU, with and without the dot product",
+        needs: &[Need::Target(ARM_LINUX), Need::Program(&ARM_GCC), Need::Program(&QEMU_ARM)],
+        unfit: || {
+            (ARCH == "aarch64").then(|| "this machine is aarch64: the suite `test` has run them".into())
+        },
+        run: |m| {
+            let mut tally = Tally::default();
+            for cpu in ["max", "cortex-a53"] {
+                let runner = m.program(&QEMU_ARM)?;
+                let runner = format!("{} -cpu {cpu} -L /usr/aarch64-linux-gnu", runner.display());
+                let tests = m.cargo_for(ARM_LINUX).args("test --lib --tests").args(PORTABLE).args("--target");
+                let tests = tests.arg(ARM_LINUX).env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", runner);
+                let linker = m.program(&ARM_GCC)?;
+                tally.add(tests.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", linker).tests()?);
+            }
+            Ok(tally)
+        },
+        counts: true,
+    },
+    Suite {
+        name: "x86",
+        about: "the same on x86-64 processors without AVX2 and without AVX-512 under QEMU",
+        needs: &[Need::Program(&QEMU_X86)],
+        unfit: || {
+            let fit = cfg!(all(target_arch = "x86_64", target_os = "linux"));
+            (!fit).then(|| "it takes Linux on x86-64".into())
+        },
+        run: |m| {
+            let mut tally = Tally::default();
+            for cpu in ["Nehalem", "Haswell"] {
+                let runner = format!("{} -cpu {cpu}", m.program(&QEMU_X86)?.display());
+                let tests = m.cargo().args("test --lib --tests").args(PORTABLE);
+                tally.add(tests.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", runner).tests()?);
+            }
+            Ok(tally)
+        },
+        counts: true,
+    },
+    Suite {
+        name: "wasm-node",
+        about: "core's tests, the parity and the malformed-file suites on wasm32 in Node, scalar and simd128",
+        needs: &[Need::Target(WASI), Need::Node],
+        unfit: ANYWHERE,
+        run: |m| {
+            let mut tally = Tally::default();
+            for features in ["", "-Ctarget-feature=+simd128"] {
+                let runner = format!("node --no-warnings {}", m.root.join("xtask/wasi.mjs").display());
+                let tests =
+                    m.cargo_for(WASI).args("test --lib --tests").args(PORTABLE).args("--target").arg(WASI);
+                let tests = tests.env("CARGO_TARGET_WASM32_WASIP1_RUNNER", runner);
+                tally.add(tests.env("CARGO_TARGET_WASM32_WASIP1_RUSTFLAGS", features).tests()?);
+            }
+            Ok(tally)
+        },
+        counts: true,
+    },
+    Suite {
+        name: "wasm-browser",
+        about: "the tests of the WebAssembly shell in headless Chromium and in Node",
+        needs: &[
+            Need::Target(WASM),
+            Need::BindgenCommands,
+            Need::Node,
+            Need::Program(&CHROMIUM),
+            Need::Program(&CHROMEDRIVER),
+        ],
+        unfit: ANYWHERE,
+        run: |m| {
+            let tests = m.cargo_for(WASM).dir(m.root.join("wasm")).args("test --target").arg(WASM);
+            let tests =
+                tests.env("CHROMEDRIVER", m.program(&CHROMEDRIVER)?).env("WASM_BINDGEN_TEST_TIMEOUT", "120");
+            tests.tests()
+        },
+        counts: true,
+    },
+    Suite {
+        name: "npm",
+        about: "the npm package: type check, build, its own tests, what `npm pack` would ship",
+        needs: web::NEEDS,
+        unfit: ANYWHERE,
+        run: |m| {
+            web::build(m)?;
+            m.cmd("npm").args("run --silent check").run()?;
+            let tally = m.cmd("npm").args("test --silent --workspace wasm").tests()?;
+            m.cmd("node").arg(m.root.join("xtask/npm-pack.mjs")).run()?;
+            Ok(tally)
+        },
+        counts: true,
+    },
+    Suite {
+        name: "wasm-pack",
+        about: "`wasm-pack build` of the WebAssembly crate",
+        needs: &[Need::Target(WASM), Need::BindgenCommands, Need::WasmPack],
+        unfit: ANYWHERE,
+        run: |m| {
+            let out = m.target.join("wasm-pack");
+            let build = m.cmd_for(WASM, "wasm-pack").args("build --mode no-install --target web --out-dir");
+            build.arg(&out).arg(m.root.join("wasm")).run()?;
+            let made = ["package.json", "shohin_wasm.js", "shohin_wasm.d.ts", "shohin_wasm_bg.wasm"];
+            match made.iter().find(|file| !out.join(file).is_file()) {
+                Some(file) => Err(format!("wasm-pack made no {file}")),
+                None => Ok(Tally::default()),
+            }
+        },
+        counts: false,
+    },
+    Suite {
+        name: "page",
+        about: "the chat page in headless Chromium, from the first keystroke to the streamed reply",
+        needs: PAGE,
+        unfit: ANYWHERE,
+        run: |m| {
+            web::build(m)?;
+            let tests = m.cmd("npm").args("test --silent --workspace web-demo");
+            tests.env("CHROME", m.program(&CHROMIUM)?).tests()
+        },
+        counts: true,
+    },
+    Suite {
+        name: "demo",
+        about: "`cargo xtask demo --check`",
+        needs: PAGE,
+        unfit: ANYWHERE,
+        run: |m| {
+            let options = demo::Options { check: true, no_open: true, port: 0 };
+            demo::demo(m, &options).map(|()| Tally::default())
+        },
+        counts: false,
+    },
+];
+
+const PAGE: &[Need] =
+    &[Need::Target(WASM), Need::Bindgen, Need::Node, Need::NodeModules, Need::Program(&CHROMIUM)];
+
+fn clippy(m: &mut Machine) -> Result<Tally> {
+    m.cargo().args("clippy --workspace --all-targets -- -Dwarnings").run()?;
+    // rustup's clippy has no library of a fallback target; Debian's compiler has no clippy of ours.
+    for (target, packages) in [(WASM, "-p shohin-core -p shohin-wasm"), (ARM_LINUX, PORTABLE)] {
+        if m.target_of(target) == m.target {
+            let lint = m.cargo().args("clippy --all-targets").args(packages).args("--target").arg(target);
+            lint.args("-- -Dwarnings").run()?;
+        }
+    }
+    Ok(Tally::default())
+}
+
+enum Outcome {
+    Passed(Tally),
+    Failed(String),
+    Skipped(String),
+}
+
+/// Runs the suites named (all, if none is) and prints what became of each. Whether none failed.
+pub(crate) fn run(machine: &mut Machine, only: &[String]) -> Result<bool> {
+    if let Some(name) = only.iter().find(|name| SUITES.iter().all(|suite| suite.name != **name)) {
+        let names: Vec<&str> = SUITES.iter().map(|suite| suite.name).collect();
+        return Err(format!("there is no suite {name}; there are {}", names.join(", ")));
+    }
+    let chosen: Vec<&Suite> =
+        SUITES.iter().filter(|suite| only.is_empty() || only.iter().any(|name| name == suite.name)).collect();
+    let started = Instant::now();
+    let needs: Vec<Need> =
+        chosen.iter().filter(|s| (s.unfit)().is_none()).flat_map(|s| s.needs.iter().copied()).collect();
+    machine.prepare(&needs);
+    let set_up = started.elapsed();
+    let mut rows: Vec<(&Suite, Outcome, Duration)> = Vec::new();
+    for suite in chosen {
+        println!("\n== {}: {}", suite.name, suite.about);
+        let started = Instant::now();
+        let outcome = one(machine, suite);
+        match &outcome {
+            Outcome::Passed(_) => {}
+            Outcome::Failed(why) => println!("FAILED: {why}"),
+            Outcome::Skipped(why) => println!("skipped: {why}"),
+        }
+        rows.push((suite, outcome, started.elapsed()));
+    }
+    Ok(summary(&rows, set_up))
+}
+
+fn one(machine: &mut Machine, suite: &Suite) -> Outcome {
+    if let Some(why) = (suite.unfit)() {
+        return Outcome::Skipped(why);
+    }
+    if let Some(why) = suite.needs.iter().find_map(|need| machine.absent(*need)) {
+        return Outcome::Skipped(why.into());
+    }
+    match (suite.run)(machine) {
+        Ok(tally) if tally.failed > 0 => Outcome::Failed(format!("{} tests failed", tally.failed)),
+        Ok(tally) if suite.counts && tally.passed == 0 => Outcome::Failed("it ran no tests".into()),
+        Ok(tally) => Outcome::Passed(tally),
+        Err(why) => Outcome::Failed(why),
+    }
+}
+
+fn summary(rows: &[(&Suite, Outcome, Duration)], set_up: Duration) -> bool {
+    println!("\n{:<14}{:<9}{:>7}{:>9}{:>9}", "suite", "result", "passed", "ignored", "time");
+    println!("{:<14}{:<9}{:>7}{:>9}{:>7} s", "(set-up)", "", "", "", set_up.as_secs());
+    let (mut failed, mut skipped, mut tests) = (0, 0, 0);
+    for (suite, outcome, time) in rows {
+        let (word, tally, why) = match outcome {
+            Outcome::Passed(tally) => ("pass", *tally, ""),
+            Outcome::Failed(why) => ("FAIL", Tally::default(), why.as_str()),
+            Outcome::Skipped(why) => ("skipped", Tally::default(), why.as_str()),
+        };
+        failed += usize::from(matches!(outcome, Outcome::Failed(_)));
+        skipped += usize::from(matches!(outcome, Outcome::Skipped(_)));
+        tests += tally.passed;
+        let number = |n: usize| if n == 0 { String::from("-") } else { n.to_string() };
+        let (passed, ignored) = (number(tally.passed), number(tally.ignored));
+        let row = format!("{:<14}{word:<9}{passed:>7}{ignored:>9}{:>7} s  {why}", suite.name, time.as_secs());
+        println!("{}", row.trim_end());
+    }
+    let verdict = if failed == 0 { "ok" } else { "FAILED" };
+    let passed = rows.len() - failed - skipped;
+    println!(
+        "\nsuites: {verdict}. {passed} passed; {failed} failed; {skipped} skipped; {tests} tests passed"
+    );
+    failed == 0
+}

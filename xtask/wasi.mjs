@@ -1,0 +1,15 @@
+// Cargo's runner for wasm32-wasip1: runs an ordinary Rust test binary in Node's WebAssembly engine.
+import { readFile } from "node:fs/promises";
+import { WASI } from "node:wasi";
+
+const [file, ...args] = process.argv.slice(2);
+const wasi = new WASI({
+  version: "preview1",
+  args: [file, ...args],
+  env: process.env,
+  preopens: { ".": process.cwd(), "/": "/" },
+  returnOnExit: true,
+});
+const module = await WebAssembly.compile(await readFile(file));
+const instance = await WebAssembly.instantiate(module, wasi.getImportObject());
+process.exitCode = wasi.start(instance);
