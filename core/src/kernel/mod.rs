@@ -9,10 +9,12 @@ mod act;
 mod isa;
 mod parallel;
 mod scalar;
+mod vectorize;
 
 pub use act::{Q8_LEN, Q8Block, Q8Order, q8_blocks, quantize};
 pub use isa::Isa;
 pub use parallel::for_each_chunk;
+pub use vectorize::{Vectorize, vectorize};
 
 use crate::error::{Error, Result};
 use crate::pool::Pool;

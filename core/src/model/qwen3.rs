@@ -9,14 +9,14 @@
 
 use super::config::Qwen3Config;
 use super::weights::{TransformerBlock, Weights};
-use crate::attention::full::attend;
+use crate::attention::full::Attend;
 use crate::cache::{Cache, KvElement};
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
-use crate::kernel::{self, Input, Isa, Q8Block, for_each_chunk, matmul, q8_blocks};
-use crate::op::rmsnorm::{rmsnorm, rmsnorm_in_place};
+use crate::kernel::{self, Input, Isa, Q8Block, for_each_chunk, matmul, q8_blocks, vectorize};
+use crate::op::rmsnorm::{RmsNorm, rmsnorm_in_place};
 use crate::op::rope::{Rope, rotate};
-use crate::op::swiglu::swiglu;
+use crate::op::swiglu::Swiglu;
 use crate::pool::Pool;
 use crate::quant::Matrix;
 
@@ -122,7 +122,7 @@ impl BonsaiModel<'_> {
         let c = &self.config;
         let (h, q_size, kv_size, d) = (c.hidden_size, c.q_size(), c.kv_size(), c.head_dim);
         let (x, input) = (&b.x[..n * h], &mut b.input[..n * h]);
-        norm_rows(x, &block.attn_norm, c.rms_norm_eps, input);
+        self.rmsnorm(pass, x, &block.attn_norm, input);
         let input = quantize(pass, input, n, &mut b.q8)?;
         linear(pass, &block.attn_q, &input, n, &mut b.q[..n * q_size])?;
         linear(pass, &block.attn_k, &input, n, &mut b.k[..n * kv_size])?;
@@ -150,9 +150,7 @@ impl BonsaiModel<'_> {
             let (t, kv_head) = (job / c.num_kv_heads, job % c.num_kv_heads);
             let (keys, values) = cache.head(layer, kv_head, pass.start + t + 1);
             let q = &q[job * group..(job + 1) * group];
-            for (q, out) in q.chunks_exact(d).zip(out.chunks_exact_mut(d)) {
-                attend(q, keys, values, out);
-            }
+            vectorize(pass.isa, Attend { q, keys, values, head_dim: d, out });
         });
         let input = quantize(pass, &b.input[..n * q_size], n, &mut b.q8)?;
         linear(pass, &block.attn_output, &input, n, &mut b.delta[..n * h])?;
@@ -169,11 +167,13 @@ impl BonsaiModel<'_> {
     ) -> Result<()> {
         let (h, f) = (self.config.hidden_size, self.config.intermediate_size);
         let input = &mut b.input[..n * h];
-        norm_rows(&b.x[..n * h], &block.ffn_norm, self.config.rms_norm_eps, input);
+        self.rmsnorm(pass, &b.x[..n * h], &block.ffn_norm, input);
         let input = quantize(pass, input, n, &mut b.q8)?;
         linear(pass, &block.ffn_gate, &input, n, &mut b.gate[..n * f])?;
         linear(pass, &block.ffn_up, &input, n, &mut b.up[..n * f])?;
-        swiglu(&mut b.gate[..n * f], &b.up[..n * f]);
+        for_each_chunk(pass.pool, &mut b.gate[..n * f], f, &|t, gate| {
+            vectorize(pass.isa, Swiglu { gate, up: &b.up[t * f..(t + 1) * f] });
+        });
         let input = quantize(pass, &b.gate[..n * f], n, &mut b.q8)?;
         linear(pass, &block.ffn_down, &input, n, &mut b.delta[..n * h])?;
         add(&mut b.x[..n * h], &b.delta[..n * h]);
@@ -190,27 +190,20 @@ impl BonsaiModel<'_> {
     ) -> Result<()> {
         let (h, n) = (self.config.hidden_size, rows.len());
         let input = &mut b.input[..n * h];
-        norm_rows(
-            &b.x[rows.start * h..rows.end * h],
-            &self.weights.output_norm,
-            self.config.rms_norm_eps,
-            input,
-        );
+        self.rmsnorm(pass, &b.x[rows.start * h..rows.end * h], &self.weights.output_norm, input);
         let input = quantize(pass, input, n, &mut b.q8)?;
         linear(pass, &self.weights.output, &input, n, &mut logits[..n * self.config.vocab_size])
+    }
+
+    /// `x`, `y`: `(rows, n)`, `weight`: `(n)`
+    fn rmsnorm(&self, pass: &Pass<'_>, x: &[f32], weight: &[f32], y: &mut [f32]) {
+        vectorize(pass.isa, RmsNorm { x, weight, eps: self.config.rms_norm_eps, y });
     }
 
     /// An error for the first id outside the vocabulary.
     pub(super) fn check_tokens(&self, tokens: &[u32]) -> Result<()> {
         let vocab = self.config.vocab_size as u32;
         tokens.iter().find(|&&id| id >= vocab).map_or(Ok(()), |&id| Err(Error::Token { id, vocab }))
-    }
-}
-
-/// RMSNorm of every row of `x` `(n, hidden)` into `y`.
-fn norm_rows(x: &[f32], weight: &[f32], eps: f32, y: &mut [f32]) {
-    for (x, y) in x.chunks_exact(weight.len()).zip(y.chunks_exact_mut(weight.len())) {
-        rmsnorm(x, weight, eps, y);
     }
 }
 

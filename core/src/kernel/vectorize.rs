@@ -1,0 +1,46 @@
+//! Plain loops compiled once per instruction set.
+//!
+//! Rust adds and multiplies floats exactly as written, in the order written, so all of these compilations
+//! of one loop give the same bits; the wider ones are only faster.
+#![allow(unsafe_code)]
+
+use super::isa::{Isa, Kind};
+
+/// A computation written in plain loops. Mark `run`, and what it calls in its loops, `#[inline(always)]`:
+/// code that is not inlined is compiled for the baseline of the target.
+pub trait Vectorize {
+    /// What the computation returns.
+    type Output;
+    /// The computation.
+    fn run(self) -> Self::Output;
+}
+
+/// Runs `work`, compiled for `isa`.
+#[inline]
+pub fn vectorize<W: Vectorize>(isa: Isa, work: W) -> W::Output {
+    match isa.kind() {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: an `Isa` of this kind exists only where the processor has these features.
+        Kind::Avx2 => unsafe { x86::avx2(work) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
+        Kind::Avx512Vnni => unsafe { x86::avx512(work) },
+        // NEON and simd128 are part of the baseline where they are used at all.
+        _ => work.run(),
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::Vectorize;
+
+    #[target_feature(enable = "avx2")]
+    pub(super) fn avx2<W: Vectorize>(work: W) -> W::Output {
+        work.run()
+    }
+
+    #[target_feature(enable = "avx2,avx512f,avx512bw,avx512vl")]
+    pub(super) fn avx512<W: Vectorize>(work: W) -> W::Output {
+        work.run()
+    }
+}
