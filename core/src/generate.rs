@@ -5,7 +5,7 @@
 //!     match generation.next() {
 //!         Need::Feed(tokens) => {
 //!             let logits = /* run the model on tokens, on any backend, waiting or not */;
-//!             if let Some(event) = generation.logits(vocabulary, logits)? { /* show event.text */ }
+//!             if let Some(event) = generation.logits(detokenizer, logits)? { /* show event.text */ }
 //!         }
 //!         Need::Done(reason) => break,
 //!     }
@@ -15,7 +15,10 @@
 //! [`drive`] is that loop for a backend that answers at once.
 #![forbid(unsafe_code)]
 
+use crate::model::Session;
+use crate::pool::Pool;
 use crate::sample::{Logprob, Logprobs, Sampler};
+use crate::tokenizer::{TokenKind, Tokenizer};
 use crate::{Error, Result};
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -43,13 +46,51 @@ pub trait Backend {
 }
 
 /// What the generation must know of the tokens.
-pub trait Vocabulary {
+pub trait Detokenizer {
     /// Appends the bytes of the token's text, which need not be whole characters. Control tokens
     /// have no text.
     fn append_text(&self, token: u32, text: &mut Vec<u8>);
 
     /// Whether the token ends a reply.
     fn is_end(&self, token: u32) -> bool;
+}
+
+impl Detokenizer for Tokenizer<'_> {
+    fn append_text(&self, token: u32, text: &mut Vec<u8>) {
+        if self.kind(token) != TokenKind::Control {
+            text.extend(self.token_bytes(token).into_iter().flatten());
+        }
+    }
+
+    fn is_end(&self, token: u32) -> bool {
+        Tokenizer::is_end(self, token)
+    }
+}
+
+/// A [`Session`] with the pool its work is spread over.
+pub struct Cpu<'s, 'm> {
+    /// The session.
+    pub session: &'s mut Session<'m>,
+    /// The pool.
+    pub pool: &'s dyn Pool,
+}
+
+impl Backend for Cpu<'_, '_> {
+    fn position(&self) -> usize {
+        self.session.position()
+    }
+
+    fn capacity(&self) -> usize {
+        self.session.capacity()
+    }
+
+    fn feed(&mut self, tokens: &[u32]) -> Result<&[f32]> {
+        self.session.forward_prefill(tokens, self.pool)
+    }
+
+    fn truncate(&mut self, len: usize) -> Result<()> {
+        self.session.truncate(len)
+    }
 }
 
 /// What to generate, beside the sampler's options.
@@ -217,7 +258,7 @@ impl Generation {
     ///
     /// # Errors
     /// Those of [`Sampler::sample`].
-    pub fn logits(&mut self, vocabulary: &dyn Vocabulary, logits: &[f32]) -> Result<Option<Event<'_>>> {
+    pub fn logits(&mut self, detokenizer: &dyn Detokenizer, logits: &[f32]) -> Result<Option<Event<'_>>> {
         if self.done.is_some() {
             return Ok(None);
         }
@@ -232,13 +273,13 @@ impl Generation {
         let token = self.sampler.sample(logits)?;
         let logprob = self.logprobs.as_mut().map(|l| l.measure(logits, token));
         self.stream.start();
-        let ends = vocabulary.is_end(token) && !self.options.ignore_end;
+        let ends = detokenizer.is_end(token) && !self.options.ignore_end;
         if ends || self.options.stop_tokens.contains(&token) {
             self.done = Some(Reason::Stop);
         } else {
             self.tokens.push(token);
             self.sampler.accept(token);
-            vocabulary.append_text(token, &mut self.stream.bytes);
+            detokenizer.append_text(token, &mut self.stream.bytes);
             if self.stream.advance(&self.options.stop_strings) {
                 self.done = Some(Reason::StopString);
             } else if self.tokens.len() - self.prompt >= self.options.max_tokens {
@@ -280,6 +321,11 @@ impl Generation {
         self.tokens.get(self.prompt..).unwrap_or_default()
     }
 
+    /// Prompt and reply: all of the conversation's tokens, of which the last may not be fed yet.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
     /// The tokens the backend holds now: what [`reusable`] wants to know before the next prompt.
     pub fn held(&self) -> &[u32] {
         self.tokens.get(..self.fed).unwrap_or_default()
@@ -314,7 +360,7 @@ pub enum Step<'g> {
 pub fn drive(
     generation: &mut Generation,
     backend: &mut dyn Backend,
-    vocabulary: &dyn Vocabulary,
+    detokenizer: &dyn Detokenizer,
     on_step: &mut dyn FnMut(Step<'_>) -> ControlFlow<()>,
 ) -> Result<Reason> {
     loop {
@@ -322,7 +368,7 @@ pub fn drive(
             Need::Done(reason) => return Ok(reason),
             Need::Feed(tokens) => {
                 let logits = backend.feed(tokens)?;
-                let event = generation.logits(vocabulary, logits)?;
+                let event = generation.logits(detokenizer, logits)?;
                 match event {
                     Some(event) => on_step(Step::Token(event)),
                     None => {

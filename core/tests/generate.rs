@@ -1,7 +1,7 @@
 //! The generation state machine on scripted backends: the "model" is a list of what it will say.
 
 use shohin_core::generate::{
-    Backend, Generation, GenerationOptions, Need, Reason, Step, Vocabulary, drive, reusable,
+    Backend, Detokenizer, Generation, GenerationOptions, Need, Reason, Step, drive, reusable,
 };
 use shohin_core::sample::{Pcg32, Sampler, SamplerConfig};
 use shohin_core::{Error, Result};
@@ -12,7 +12,7 @@ struct Words(Vec<&'static [u8]>);
 
 const END: u32 = 0;
 
-impl Vocabulary for Words {
+impl Detokenizer for Words {
     fn append_text(&self, token: u32, text: &mut Vec<u8>) {
         text.extend_from_slice(self.0[token as usize]);
     }

@@ -1,6 +1,6 @@
 //! Sampling and generating allocate nothing per token, at the vocabulary size of the real models.
 
-use shohin_core::generate::{Generation, GenerationOptions, Need, Vocabulary};
+use shohin_core::generate::{Detokenizer, Generation, GenerationOptions, Need};
 use shohin_core::sample::{Logprobs, Pcg32, Sampler, SamplerConfig};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -70,7 +70,7 @@ fn sampling_allocates_nothing() {
 /// Every token has the same text.
 struct Same(&'static str);
 
-impl Vocabulary for Same {
+impl Detokenizer for Same {
     fn append_text(&self, _: u32, text: &mut Vec<u8>) {
         text.extend_from_slice(self.0.as_bytes());
     }

@@ -12,6 +12,7 @@ pub use config::SamplerConfig;
 pub use logprob::{Logprob, Logprobs, log_sum_exp};
 pub use rng::Pcg32;
 
+use crate::tokenizer::{TokenKind, Tokenizer};
 use crate::{Error, Result};
 use alloc::vec::Vec;
 use core::cmp::Ordering;
@@ -73,6 +74,21 @@ impl Sampler {
     /// are never penalised by DRY either.
     pub fn break_at(&mut self, token: u32) {
         self.penalties.break_at(token);
+    }
+
+    /// Makes DRY's matches end at every token that ends a reply or whose text holds one of these bytes,
+    /// and at all control tokens. `b"\n:\"*"` is what DRY was proposed with.
+    pub fn break_at_bytes(&mut self, tokenizer: &Tokenizer<'_>, bytes: &[u8]) {
+        if self.config.dry_multiplier == 0.0 {
+            return;
+        }
+        for token in 0..tokenizer.vocab_size() as u32 {
+            let breaks =
+                tokenizer.token_bytes(token).is_some_and(|mut text| text.any(|b| bytes.contains(&b)));
+            if breaks || tokenizer.is_end(token) || tokenizer.kind(token) == TokenKind::Control {
+                self.break_at(token);
+            }
+        }
     }
 
     /// Tells the penalties that `token` is now part of the text. Call it for prompt and reply.
