@@ -14,6 +14,7 @@ pub mod arena;
 pub mod attention;
 pub mod bytes;
 pub mod cache;
+pub mod chat;
 pub mod error;
 pub mod generate;
 pub mod gguf;

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use shohin_core::tokenizer::Special;
+use shohin_core::tokenizer::{EncodeOptions, Special};
 use shohin_core::{Gguf, Tokenizer};
 
 /// A file of the shared test data, or `None`, said clearly, where this machine has none.
@@ -33,7 +33,7 @@ fn decode(t: &Tokenizer, ids: &[u32]) -> String {
 }
 
 #[test]
-fn qwen3_vectors_of_llama_cpp() {
+fn qwen3_vectors_of_llama_cpp_and_hugging_face() {
     let Some(vocab) = shared("vocab/ggml-vocab-qwen2.gguf") else { return };
     let Some(vectors) = shared("tokenizer/qwen3_vectors.json") else { return };
     let file = fs::read(vocab).unwrap();
@@ -53,6 +53,9 @@ fn qwen3_vectors_of_llama_cpp() {
         assert_eq!(ids(&t, text, Special::Text), plain, "{text:?}");
         assert_eq!(ids(&t, text, Special::UserDefined), plain, "{text:?}");
         assert_eq!(decode(&t, &plain), text);
+        let mut normalized = Vec::new();
+        t.encode_with(text, &EncodeOptions::new(Special::Parse).with_nfc(true), &mut normalized);
+        assert_eq!(normalized, expected("hf_ids"), "{text:?}");
     }
 }
 

@@ -15,6 +15,10 @@ mod added;
 mod alphabet;
 mod decode;
 mod merge;
+#[cfg(feature = "nfc")]
+mod nfc;
+#[cfg(feature = "nfc")]
+mod nfc_tables;
 mod split;
 mod unicode;
 mod unicode_tables;
@@ -22,6 +26,8 @@ mod vocab;
 
 pub use alphabet::TokenBytes;
 pub use decode::Decoder;
+#[cfg(feature = "nfc")]
+pub use nfc::nfc;
 pub use split::Pre;
 
 use added::Added;
@@ -52,6 +58,34 @@ pub enum Special {
 pub struct EncodeOptions {
     /// Which added tokens the text may form.
     pub special: Special,
+    /// Whether text is brought into Unicode form NFC first, as Hugging Face tokenizers do, so that an
+    /// `é` typed in two parts is the one the model knows. llama.cpp does not, nor is it the default.
+    #[cfg(feature = "nfc")]
+    pub nfc: bool,
+}
+
+impl EncodeOptions {
+    /// Options that form these added tokens, without normalization.
+    pub const fn new(special: Special) -> Self {
+        EncodeOptions {
+            special,
+            #[cfg(feature = "nfc")]
+            nfc: false,
+        }
+    }
+
+    /// Sets [`EncodeOptions::nfc`](#structfield.nfc).
+    #[cfg(feature = "nfc")]
+    pub fn with_nfc(mut self, nfc: bool) -> Self {
+        self.nfc = nfc;
+        self
+    }
+
+    /// The same for text that may form no added token.
+    pub(crate) fn plain(mut self) -> Self {
+        self.special = Special::Text;
+        self
+    }
 }
 
 /// What a token is for, from `tokenizer.ggml.token_type`.
@@ -219,7 +253,7 @@ impl<'a> Tokenizer<'a> {
 
     /// Appends the ids of `text` to `out`. Nothing is put in front of it or behind it.
     pub fn encode(&self, text: &str, special: Special, out: &mut Vec<u32>) {
-        self.encode_with(text, &EncodeOptions { special }, out);
+        self.encode_with(text, &EncodeOptions::new(special), out);
     }
 
     /// Appends the ids of `text` to `out`.
@@ -230,14 +264,18 @@ impl<'a> Tokenizer<'a> {
             // Added tokens are whole characters, so both cuts succeed.
             let Some((before, found)) = rest.split_at_checked(at) else { break };
             let Some((_, after)) = found.split_at_checked(len) else { break };
-            self.encode_plain(before, &mut merger, out);
+            self.encode_plain(before, options, &mut merger, out);
             out.push(id);
             rest = after;
         }
-        self.encode_plain(rest, &mut merger, out);
+        self.encode_plain(rest, options, &mut merger, out);
     }
 
-    fn encode_plain(&self, text: &str, merger: &mut Merger, out: &mut Vec<u32>) {
+    fn encode_plain(&self, text: &str, options: &EncodeOptions, merger: &mut Merger, out: &mut Vec<u32>) {
+        #[cfg(feature = "nfc")]
+        let text = &*if options.nfc { nfc(text) } else { text.into() };
+        #[cfg(not(feature = "nfc"))]
+        let _ = options;
         for piece in Split::new(text, self.pre) {
             merger.encode(&self.merges, &self.bytes, piece.as_bytes(), out);
         }

@@ -1,0 +1,438 @@
+//! Conversations as the model saw them in training: ChatML, as Qwen3's chat template renders it.
+//!
+//! Templates in files are data and are never executed; [`Template::detect`] looks at one to choose
+//! between the two forms this module writes. Control tokens and the template's own markers (`<think>`,
+//! `<tool_call>`, ...) come only from this module: messages, tool descriptions and tool results are plain
+//! text, whatever they spell.
+//!
+//! # Keeping a session across turns
+//!
+//! The exact way is to [`encode`] the whole conversation each turn and keep the session's first
+//! [`common_prefix`] tokens. Qwen3's template leaves the thoughts of earlier turns out (and the empty
+//! ones that `thinking: Some(false)` puts in front of a reply), so that the prefix ends where the last
+//! reply began, and the last exchange is fed a second time. [`encode_next`] gives the tokens that go
+//! behind everything fed so far: nothing is fed twice and the model's own tokens stay as it chose them,
+//! at the price that thoughts stay in the context. For [`Style::Plain`] both give the same text.
+#![forbid(unsafe_code)]
+
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use crate::error::{Error, Name, Result};
+use crate::gguf::Metadata;
+use crate::tokenizer::{EncodeOptions, Tokenizer};
+
+pub mod json;
+
+/// Who speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Instructions that hold for the whole conversation.
+    System,
+    /// The person, or the program, that asks.
+    User,
+    /// The model.
+    Assistant,
+    /// The result of a tool call.
+    Tool,
+}
+
+impl Role {
+    /// The name in the template.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Role::System => "system",
+            Role::User => "user",
+            Role::Assistant => "assistant",
+            Role::Tool => "tool",
+        }
+    }
+}
+
+/// A call that the model asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ToolCall<'m> {
+    /// Name of the function.
+    pub name: &'m str,
+    /// Its arguments, put in as they are; [`json::reformat`] gives the layout models are used to.
+    pub arguments: &'m str,
+}
+
+/// One message of a conversation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Message<'m> {
+    /// Who says it.
+    pub role: Role,
+    /// What is said.
+    pub content: &'m str,
+    /// What the model thought before (only of an assistant). If `None`, it is taken from a
+    /// `<think>` block in `content`.
+    pub reasoning: Option<&'m str>,
+    /// Calls the model made (only of an assistant).
+    pub tool_calls: &'m [ToolCall<'m>],
+}
+
+impl<'m> Message<'m> {
+    /// A message of text only.
+    pub const fn new(role: Role, content: &'m str) -> Self {
+        Message { role, content, reasoning: None, tool_calls: &[] }
+    }
+}
+
+/// The form a conversation is written in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Style {
+    /// Qwen3's: tools, thinking, tool results inside user turns.
+    Qwen3,
+    /// `<|im_start|>role\ncontent<|im_end|>\n` for every message and nothing else. Has no tools.
+    Plain,
+}
+
+/// What is known of a model's chat template.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Template {
+    /// The form to write.
+    pub style: Style,
+    /// Whether that form is the model's. If not, it is the nearest one, and a host should say so.
+    pub known: bool,
+}
+
+impl Template {
+    /// Qwen3's and Bonsai's.
+    pub const QWEN3: Template = Template { style: Style::Qwen3, known: true };
+    /// Plain ChatML.
+    pub const PLAIN: Template = Template { style: Style::Plain, known: true };
+
+    /// Looks at `tokenizer.chat_template` as [`Template::detect`] does.
+    ///
+    /// # Errors
+    /// If the template is no text.
+    pub fn from_metadata(metadata: &Metadata<'_>, tokenizer: &Tokenizer<'_>) -> Result<Template> {
+        Ok(Template::detect(metadata.str("tokenizer.chat_template")?, tokenizer))
+    }
+
+    /// Chooses the form for a template by the words in it. All of `enable_thinking`,
+    /// `last_query_index` and `<tool_response>` make it Qwen3's. ChatML's markers without a word of
+    /// thinking, tools or a built-in system prompt make it plain. Everything else is unknown; it is
+    /// written as Qwen3's if it mentions `<think>`, else plain. Without a template the vocabulary decides:
+    /// Qwen3's if `<think>` is a token.
+    pub fn detect(template: Option<&str>, tokenizer: &Tokenizer<'_>) -> Template {
+        let Some(text) = template else {
+            let thinks = tokenizer.added_id("<think>").is_some();
+            return Template { style: if thinks { Style::Qwen3 } else { Style::Plain }, known: false };
+        };
+        let has = |word: &&str| text.contains(word);
+        if ["<|im_start|>", "<|im_end|>", "enable_thinking", "last_query_index", "<tool_response>"]
+            .iter()
+            .all(has)
+        {
+            Template::QWEN3
+        } else if ["<|im_start|>", "<|im_end|>", "add_generation_prompt"].iter().all(has)
+            && !["think", "tool", "system"].iter().any(has)
+        {
+            Template::PLAIN
+        } else {
+            Template { style: if has(&"<think>") { Style::Qwen3 } else { Style::Plain }, known: false }
+        }
+    }
+}
+
+impl Default for Template {
+    fn default() -> Self {
+        Template::QWEN3
+    }
+}
+
+/// How a conversation is rendered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChatOptions<'m> {
+    /// The form, from [`Template::from_metadata`].
+    pub template: Template,
+    /// `Some(false)` makes the model answer without thinking. `Some(true)` and `None` render alike: the
+    /// model decides. Without effect on [`Style::Plain`].
+    pub thinking: Option<bool>,
+    /// Descriptions of the functions the model may call, each a JSON text.
+    pub tools: &'m [&'m str],
+    /// Whether to end with the start of the model's reply.
+    pub add_generation_prompt: bool,
+    /// How message texts become tokens; its `special` is not used, they are plain text always.
+    pub encode: EncodeOptions,
+}
+
+impl Default for ChatOptions<'_> {
+    fn default() -> Self {
+        ChatOptions {
+            template: Template::QWEN3,
+            thinking: None,
+            tools: &[],
+            add_generation_prompt: true,
+            encode: EncodeOptions::default(),
+        }
+    }
+}
+
+const IM_START: &str = "<|im_start|>";
+const IM_END: &str = "<|im_end|>";
+
+/// Renders a conversation to text, character by character what the model's template gives.
+///
+/// The text is for people and tests: encoded as a whole, a user's `<|im_start|>` would become a control
+/// token. [`encode`] is the way to ids.
+///
+/// # Errors
+/// If a tool is not JSON, or if there are tools or tool calls and the style has none.
+pub fn render(messages: &[Message<'_>], options: &ChatOptions<'_>) -> Result<String> {
+    Ok(Script::of(messages, options, true)?.text)
+}
+
+/// The ids of a conversation.
+///
+/// # Errors
+/// As [`render`], and if the vocabulary lacks `<|im_start|>` or `<|im_end|>`.
+pub fn encode(
+    tokenizer: &Tokenizer<'_>,
+    messages: &[Message<'_>],
+    options: &ChatOptions<'_>,
+) -> Result<Vec<u32>> {
+    let mut ids = Vec::new();
+    ids.extend(tokenizer.leading_bos());
+    Script::of(messages, options, true)?.encode(tokenizer, &options.encode, &mut ids)?;
+    Ok(ids)
+}
+
+/// The ids that continue `fed`, all tokens fed so far up to the end of the model's last reply (with its
+/// `<|im_end|>` or, if it was cut off, without), by new messages. With nothing fed it is [`encode`].
+/// Tools are described only at the start of a conversation.
+///
+/// # Errors
+/// As [`encode`].
+pub fn encode_next(
+    tokenizer: &Tokenizer<'_>,
+    fed: &[u32],
+    messages: &[Message<'_>],
+    options: &ChatOptions<'_>,
+) -> Result<Vec<u32>> {
+    let Some(last) = fed.last() else { return encode(tokenizer, messages, options) };
+    let mut script = Script::default();
+    if tokenizer.added_id(IM_END) != Some(*last) {
+        script.special(IM_END);
+    }
+    script.text("\n");
+    script.messages(messages, options, false)?;
+    let mut ids = Vec::new();
+    script.encode(tokenizer, &options.encode, &mut ids)?;
+    Ok(ids)
+}
+
+/// How many tokens `fed` and `wanted` share from the start. A session holding `fed` is truncated to that
+/// many and given the rest of `wanted`; at least the last token must be fed to have logits.
+pub fn common_prefix(fed: &[u32], wanted: &[u32]) -> usize {
+    fed.iter().zip(wanted).take_while(|(a, b)| a == b).count()
+}
+
+/// A rendered conversation that knows which parts are the template's own markers.
+#[derive(Default)]
+struct Script {
+    text: String,
+    /// Start and end of each marker in `text`, rising.
+    markers: Vec<(usize, usize)>,
+}
+
+impl Script {
+    fn of(messages: &[Message<'_>], options: &ChatOptions<'_>, opening: bool) -> Result<Script> {
+        let mut script = Script::default();
+        script.messages(messages, options, opening)?;
+        Ok(script)
+    }
+
+    fn text(&mut self, text: &str) {
+        self.text.push_str(text);
+    }
+
+    fn special(&mut self, marker: &str) {
+        let start = self.text.len();
+        self.text.push_str(marker);
+        self.markers.push((start, self.text.len()));
+    }
+
+    /// Writes the template's own text, in which `<...>` that are tokens are markers.
+    fn literal(&mut self, text: &str) {
+        const MARKERS: [&str; 6] =
+            ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"];
+        let mut rest = text;
+        while let Some(at) = rest.find('<') {
+            let (before, from) = rest.split_at(at);
+            self.text(before);
+            match MARKERS.iter().find(|m| from.starts_with(**m)) {
+                Some(marker) => {
+                    self.special(marker);
+                    rest = from.get(marker.len()..).unwrap_or("");
+                }
+                None => {
+                    self.text("<");
+                    rest = from.get(1..).unwrap_or("");
+                }
+            }
+        }
+        self.text(rest);
+    }
+
+    fn open(&mut self, role: Role) {
+        self.special(IM_START);
+        self.text(role.name());
+        self.text("\n");
+    }
+
+    fn close(&mut self) {
+        self.special(IM_END);
+        self.text("\n");
+    }
+
+    /// Writes messages; `opening` is whether the first one starts the conversation.
+    fn messages(&mut self, messages: &[Message<'_>], options: &ChatOptions<'_>, opening: bool) -> Result<()> {
+        match options.template.style {
+            Style::Qwen3 => self.qwen3(messages, options, opening)?,
+            Style::Plain => {
+                if !options.tools.is_empty() || messages.iter().any(|m| !m.tool_calls.is_empty()) {
+                    return Err(Error::Unsupported {
+                        key: Name::new("tools"),
+                        found: Name::new("plain ChatML"),
+                        expected: "a chat template with tools",
+                    });
+                }
+                for m in messages {
+                    self.open(m.role);
+                    self.text(m.content);
+                    self.close();
+                }
+            }
+        }
+        if options.add_generation_prompt {
+            self.open(Role::Assistant);
+            if options.template.style == Style::Qwen3 && options.thinking == Some(false) {
+                self.literal("<think>\n\n</think>\n\n");
+            }
+        }
+        Ok(())
+    }
+
+    /// Qwen3's template, in the order of its branches.
+    fn qwen3(&mut self, messages: &[Message<'_>], options: &ChatOptions<'_>, opening: bool) -> Result<()> {
+        let system = messages.first().filter(|m| opening && m.role == Role::System);
+        if opening && !options.tools.is_empty() {
+            self.open(Role::System);
+            if let Some(m) = system {
+                self.text(m.content);
+                self.text("\n\n");
+            }
+            self.text("# Tools\n\nYou may call one or more functions to assist with the user query.\n\n");
+            self.text("You are provided with function signatures within <tools></tools> XML tags:\n<tools>");
+            for tool in options.tools {
+                self.text("\n");
+                json::reformat(tool, &mut self.text)?;
+            }
+            self.text("\n</tools>\n\nFor each function call, return a json object with function name and ");
+            self.literal("arguments within <tool_call></tool_call> XML tags:\n<tool_call>\n");
+            self.literal("{\"name\": <function-name>, \"arguments\": <args-json-object>}\n</tool_call>");
+            self.close();
+        } else if let Some(m) = system {
+            self.open(Role::System);
+            self.text(m.content);
+            self.close();
+        }
+
+        // Thoughts are kept from the last real question on.
+        let is_query = |m: &Message<'_>| {
+            let response =
+                m.content.starts_with("<tool_response>") && m.content.ends_with("</tool_response>");
+            m.role == Role::User && !response
+        };
+        let last_query = messages.iter().rposition(is_query).unwrap_or(messages.len().saturating_sub(1));
+
+        for (i, m) in messages.iter().enumerate() {
+            let next = messages.get(i + 1);
+            match m.role {
+                Role::System if i == 0 && opening => {}
+                Role::User | Role::System => {
+                    self.open(m.role);
+                    self.text(m.content);
+                    self.close();
+                }
+                Role::Assistant => self.assistant(m, i > last_query, next.is_none()),
+                Role::Tool => {
+                    let previous = i.checked_sub(1).and_then(|i| messages.get(i));
+                    if previous.is_none_or(|p| p.role != Role::Tool) {
+                        self.special(IM_START);
+                        self.text("user");
+                    }
+                    self.literal("\n<tool_response>\n");
+                    self.text(m.content);
+                    self.literal("\n</tool_response>");
+                    if next.is_none_or(|n| n.role != Role::Tool) {
+                        self.close();
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A reply; `current` is whether it answers the last question, `last` whether nothing follows.
+    fn assistant(&mut self, m: &Message<'_>, current: bool, last: bool) {
+        let (mut content, mut reasoning) = (m.content, m.reasoning.unwrap_or(""));
+        if m.reasoning.is_none()
+            && let (Some((thoughts, _)), Some((_, answer))) =
+                (content.split_once("</think>"), content.rsplit_once("</think>"))
+        {
+            let thoughts = thoughts.trim_end_matches('\n');
+            reasoning = thoughts.rsplit_once("<think>").map_or(thoughts, |(_, t)| t).trim_start_matches('\n');
+            content = answer.trim_start_matches('\n');
+        }
+        self.open(Role::Assistant);
+        if current && (last || !reasoning.is_empty()) {
+            self.literal("<think>\n");
+            self.text(reasoning.trim_matches('\n'));
+            self.literal("\n</think>\n\n");
+            self.text(content.trim_start_matches('\n'));
+        } else {
+            self.text(content);
+        }
+        for (i, call) in m.tool_calls.iter().enumerate() {
+            if i > 0 || !content.is_empty() {
+                self.text("\n");
+            }
+            self.literal("<tool_call>\n{\"name\": \"");
+            self.text(call.name);
+            self.text("\", \"arguments\": ");
+            self.text(call.arguments);
+            self.literal("}\n</tool_call>");
+        }
+        self.close();
+    }
+
+    /// Appends the ids. Text between two markers is encoded in one piece, as it was in training; a marker
+    /// that is no token of this vocabulary is text.
+    fn encode(&self, tokenizer: &Tokenizer<'_>, options: &EncodeOptions, out: &mut Vec<u32>) -> Result<()> {
+        for (marker, problem) in [(IM_START, "without <|im_start|>"), (IM_END, "without <|im_end|>")] {
+            if tokenizer.added_id(marker).is_none() {
+                return Err(Error::Unsupported {
+                    key: Name::new("tokenizer.ggml.tokens"),
+                    found: Name::new(problem),
+                    expected: "a vocabulary with the control tokens of ChatML",
+                });
+            }
+        }
+        let plain = options.plain();
+        let mut done = 0;
+        for (start, end) in &self.markers {
+            let Some(id) = self.text.get(*start..*end).and_then(|marker| tokenizer.added_id(marker)) else {
+                continue;
+            };
+            tokenizer.encode_with(self.text.get(done..*start).unwrap_or(""), &plain, out);
+            out.push(id);
+            done = *end;
+        }
+        tokenizer.encode_with(self.text.get(done..).unwrap_or(""), &plain, out);
+        Ok(())
+    }
+}

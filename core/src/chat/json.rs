@@ -1,0 +1,347 @@
+//! JSON laid out as Python's `json.dumps(value, ensure_ascii=False)` lays it out, which is what chat
+//! templates mean by `tojson`, and so what models saw in training.
+#![forbid(unsafe_code)]
+
+use alloc::string::String;
+use core::fmt::Write;
+
+use crate::error::{Error, Result};
+
+/// Containers within containers; tool descriptions nest some ten deep.
+const MAX_DEPTH: usize = 128;
+
+/// What may come next.
+#[derive(Clone, Copy, PartialEq)]
+enum Next {
+    Value,
+    ValueOrEnd,
+    Key,
+    KeyOrEnd,
+    CommaOrEnd,
+}
+
+/// Appends the JSON value `text` to `out` in the layout of Python's `json.dumps`: `", "` and `": "`
+/// between things, characters unescaped, numbers as Python prints them. Members keep their order, and
+/// equal names are not merged.
+///
+/// # Errors
+/// [`Error::Malformed`] at the byte where `text` is no JSON, [`Error::Limit`] if it nests over 128 deep.
+pub fn reformat(text: &str, out: &mut String) -> Result<()> {
+    let mut r = Reader { text, at: 0 };
+    let (mut depth, mut objects) = (0usize, 0u128); // bit d of `objects`: the container at depth d is one
+    let mut next = Next::Value;
+    loop {
+        r.skip_space();
+        let at = r.at;
+        let Some(byte) = r.peek() else { return Err(r.malformed("a JSON value, which ends too early")) };
+        match byte {
+            b'{' | b'[' if matches!(next, Next::Value | Next::ValueOrEnd) => {
+                if depth == MAX_DEPTH {
+                    let (found, max) = (MAX_DEPTH as u64 + 1, MAX_DEPTH as u64);
+                    return Err(Error::Limit { what: "nesting of JSON", found, max });
+                }
+                let object = u128::from(byte == b'{');
+                objects = objects & !(1 << depth) | object << depth;
+                depth += 1;
+                r.at += 1;
+                out.push(char::from(byte));
+                next = if object == 1 { Next::KeyOrEnd } else { Next::ValueOrEnd };
+                continue;
+            }
+            b'}' | b']' if matches!(next, Next::KeyOrEnd | Next::ValueOrEnd | Next::CommaOrEnd) => {
+                let object = depth > 0 && objects >> (depth - 1) & 1 == 1;
+                if depth == 0 || object != (byte == b'}') {
+                    return Err(r.malformed("the matching bracket"));
+                }
+                depth -= 1;
+                r.at += 1;
+                out.push(char::from(byte));
+            }
+            b',' if next == Next::CommaOrEnd => {
+                r.at += 1;
+                out.push_str(", ");
+                next = if objects >> (depth - 1) & 1 == 1 { Next::Key } else { Next::Value };
+                continue;
+            }
+            b'"' if matches!(next, Next::Key | Next::KeyOrEnd) => {
+                r.string(out)?;
+                r.skip_space();
+                if r.peek() != Some(b':') {
+                    return Err(r.malformed("a colon"));
+                }
+                r.at += 1;
+                out.push_str(": ");
+                next = Next::Value;
+                continue;
+            }
+            b'"' if matches!(next, Next::Value | Next::ValueOrEnd) => r.string(out)?,
+            b'-' | b'0'..=b'9' if matches!(next, Next::Value | Next::ValueOrEnd) => r.number(out)?,
+            _ if matches!(next, Next::Value | Next::ValueOrEnd) => {
+                let rest = text.get(at..).unwrap_or("");
+                let word = ["true", "false", "null"].into_iter().find(|w| rest.starts_with(w));
+                let Some(word) = word else { return Err(r.malformed("a JSON value")) };
+                r.at += word.len();
+                out.push_str(word);
+            }
+            _ => return Err(r.malformed("a comma, a name or a closing bracket")),
+        }
+        // A value has ended.
+        if depth == 0 {
+            r.skip_space();
+            return if r.at == text.len() { Ok(()) } else { Err(r.malformed("the end")) };
+        }
+        next = Next::CommaOrEnd;
+    }
+}
+
+/// Appends `text` as a JSON string, escaped as Python does it.
+pub fn string(text: &str, out: &mut String) {
+    out.push('"');
+    for c in text.chars() {
+        escape(c, out);
+    }
+    out.push('"');
+}
+
+fn escape(c: char, out: &mut String) {
+    match c {
+        '"' => out.push_str("\\\""),
+        '\\' => out.push_str("\\\\"),
+        '\n' => out.push_str("\\n"),
+        '\r' => out.push_str("\\r"),
+        '\t' => out.push_str("\\t"),
+        '\u{8}' => out.push_str("\\b"),
+        '\u{c}' => out.push_str("\\f"),
+        c if c < ' ' => {
+            let _ = write!(out, "\\u{:04x}", c as u32); // a String takes everything
+        }
+        c => out.push(c),
+    }
+}
+
+struct Reader<'t> {
+    text: &'t str,
+    /// A byte position, always at a character boundary.
+    at: usize,
+}
+
+impl Reader<'_> {
+    fn peek(&self) -> Option<u8> {
+        self.text.as_bytes().get(self.at).copied()
+    }
+
+    fn malformed(&self, expected: &'static str) -> Error {
+        let found = self.peek().map_or(0, u64::from);
+        Error::Malformed { what: "JSON", at: self.at as u64, found, expected }
+    }
+
+    fn skip_space(&mut self) {
+        while matches!(self.peek(), Some(b' ' | b'\t' | b'\n' | b'\r')) {
+            self.at += 1;
+        }
+    }
+
+    /// Copies the string that starts here.
+    fn string(&mut self, out: &mut String) -> Result<()> {
+        out.push('"');
+        self.at += 1;
+        loop {
+            let Some(c) = self.text.get(self.at..).and_then(|rest| rest.chars().next()) else {
+                return Err(self.malformed("a closing quote"));
+            };
+            match c {
+                '"' => {
+                    self.at += 1;
+                    out.push('"');
+                    return Ok(());
+                }
+                '\\' => {
+                    self.at += 1;
+                    let c = self.escaped()?;
+                    escape(c, out);
+                }
+                c if c < ' ' => return Err(self.malformed("an escaped control character")),
+                c => {
+                    self.at += c.len_utf8();
+                    escape(c, out);
+                }
+            }
+        }
+    }
+
+    /// The character behind a backslash. A lone surrogate, which is no character, is U+FFFD.
+    fn escaped(&mut self) -> Result<char> {
+        let c = match self.peek() {
+            Some(c @ (b'"' | b'\\' | b'/')) => char::from(c),
+            Some(b'n') => '\n',
+            Some(b'r') => '\r',
+            Some(b't') => '\t',
+            Some(b'b') => '\u{8}',
+            Some(b'f') => '\u{c}',
+            Some(b'u') => {
+                let first = self.hex(self.at + 1)?;
+                self.at += 5;
+                let behind = self.text.get(self.at..).unwrap_or("");
+                if (0xD800..0xDC00).contains(&first) && behind.starts_with("\\u") {
+                    let second = self.hex(self.at + 2)?;
+                    if (0xDC00..0xE000).contains(&second) {
+                        self.at += 6;
+                        let code = 0x10000 + ((first - 0xD800) << 10) + (second - 0xDC00);
+                        return Ok(char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER));
+                    }
+                }
+                return Ok(char::from_u32(first).unwrap_or(char::REPLACEMENT_CHARACTER));
+            }
+            _ => return Err(self.malformed("an escape of JSON")),
+        };
+        self.at += 1;
+        Ok(c)
+    }
+
+    fn hex(&self, at: usize) -> Result<u32> {
+        let digits = self.text.get(at..at + 4).filter(|d| d.bytes().all(|b| b.is_ascii_hexdigit()));
+        digits.and_then(|d| u32::from_str_radix(d, 16).ok()).ok_or(Error::Malformed {
+            what: "JSON",
+            at: at as u64,
+            found: 0,
+            expected: "four hex digits",
+        })
+    }
+
+    /// Copies the number that starts here, as Python would print it.
+    fn number(&mut self, out: &mut String) -> Result<()> {
+        let start = self.at;
+        let digits = |r: &mut Self| {
+            let from = r.at;
+            while r.peek().is_some_and(|b| b.is_ascii_digit()) {
+                r.at += 1;
+            }
+            if r.at > from { Ok(()) } else { Err(r.malformed("a digit")) }
+        };
+        if self.peek() == Some(b'-') {
+            self.at += 1;
+        }
+        if self.peek() == Some(b'0') {
+            self.at += 1; // no digit may follow, and none is taken
+        } else {
+            digits(self)?;
+        }
+        let mut float = false;
+        if self.peek() == Some(b'.') {
+            float = true;
+            self.at += 1;
+            digits(self)?;
+        }
+        if matches!(self.peek(), Some(b'e' | b'E')) {
+            float = true;
+            self.at += 1;
+            if matches!(self.peek(), Some(b'+' | b'-')) {
+                self.at += 1;
+            }
+            digits(self)?;
+        }
+        match self.text.get(start..self.at).unwrap_or("0") {
+            "-0" => out.push('0'),
+            number if !float => out.push_str(number),
+            number => float_repr(number.parse().unwrap_or(f64::NAN), out),
+        }
+        Ok(())
+    }
+}
+
+/// Appends Python's `repr` of a float: the shortest digits that read back the same, positional for
+/// exponents -4 to 15.
+fn float_repr(value: f64, out: &mut String) {
+    if !value.is_finite() {
+        out.push_str(if value > 0.0 { "Infinity" } else { "-Infinity" });
+        return;
+    }
+    let mut scientific = String::new();
+    let _ = write!(scientific, "{value:e}"); // a String takes everything
+    let (digits, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
+    let exponent: i32 = exponent.parse().unwrap_or(0);
+    if (-4..16).contains(&exponent) {
+        let _ = write!(out, "{value:?}"); // positional with at least one decimal in this range
+    } else {
+        let sign = if exponent < 0 { '-' } else { '+' };
+        let _ = write!(out, "{digits}e{sign}{:02}", exponent.unsigned_abs());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::string::ToString;
+
+    fn python(text: &str) -> Result<String> {
+        let mut out = String::new();
+        reformat(text, &mut out).map(|()| out)
+    }
+
+    #[test]
+    fn layout_is_that_of_python() {
+        // Expected: json.dumps(json.loads(text), ensure_ascii=False), Python 3.11.
+        for (text, expected) in [
+            ("{}", "{}"),
+            (" [ ] ", "[]"),
+            (r#"{"a":1,"b":[1,2,{"c":null}]}"#, r#"{"a": 1, "b": [1, 2, {"c": null}]}"#),
+            (r#""\u00e9\ud83e\udd99\/\u001f\u007f<&'""#, "\"é🦙/\\u001f\u{7f}<&'\""),
+            (r#""\b\f\n\r\t\"\\""#, r#""\b\f\n\r\t\"\\""#),
+            (
+                "[1.0,1e5,1E400,-0,-0.0,1e16,123456789012345.0,1e-5,0.0001,1.5e-7,-1E22]",
+                "[1.0, 100000.0, Infinity, 0, -0.0, 1e+16, 123456789012345.0, 1e-05, 0.0001, 1.5e-07, -1e+22]",
+            ),
+            (
+                "[9007199254740993, 0.1, 1e15, 9999999999999998.0, 5e-324, 1.7976931348623157e308]",
+                "[9007199254740993, 0.1, 1000000000000000.0, 9999999999999998.0, 5e-324, 1.7976931348623157e+308]",
+            ),
+            ("[true,false,null]", "[true, false, null]"),
+        ] {
+            assert_eq!(python(text).as_deref(), Ok(expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_json_is_refused() {
+        for text in [
+            "",
+            " ",
+            "{",
+            "[",
+            "[1,]",
+            "{\"a\":1,}",
+            "{a:1}",
+            "[1}",
+            "{\"a\"]",
+            "01",
+            "1.",
+            ".5",
+            "-",
+            "+1",
+            "1e",
+            "tru",
+            "\"",
+            "\"\\x\"",
+            "\"\\u12g4\"",
+            "\"\\u12\"",
+            "\"\n\"",
+            "1 2",
+            "]",
+            ",",
+            "{\"a\" 1}",
+            "[1 2]",
+            "NaN",
+            "'a'",
+            "\"\\ud800\\u\"",
+            "{1:2}",
+            "[,1]",
+            "{,}",
+            "\"\\u00é\"",
+        ] {
+            assert_eq!(python(text).map_err(|e| e.code()), Err("malformed"), "{text}");
+        }
+        assert_eq!(python(&"[".repeat(100_000)).map_err(|e| e.code()), Err("limit"));
+        let deep = "[".repeat(128) + &"]".repeat(128);
+        assert_eq!(python(&deep), Ok(deep.to_string()));
+    }
+}
