@@ -3,18 +3,22 @@
 
 pub mod malformed;
 pub mod meter;
+pub mod model;
 pub mod random;
 pub mod raw;
 pub mod reading;
+pub mod vocabulary;
+pub mod weights;
 
 pub use random::Random;
 
 #[global_allocator]
 static METER: meter::Meter = meter::Meter;
 
-/// Data that may lie beside the repository; `None` where it does not.
+/// Data that lies beside the repository, or in a part in `fixtures/`; `None` where neither is the case.
 #[cfg(not(target_arch = "wasm32"))]
-pub fn shared(path: &str) -> Option<std::path::PathBuf> {
-    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/data");
-    Some(root.join(path)).filter(|p| p.exists())
+pub fn data(path: &str) -> Option<Vec<u8>> {
+    let here = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let places = [here.join("../../shared/data").join(path), here.join("fixtures").join(path)];
+    places.iter().find_map(|p| std::fs::read(p).ok())
 }

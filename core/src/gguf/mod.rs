@@ -240,34 +240,3 @@ fn slice(bytes: &[u8], at: u64, len: u64) -> &[u8] {
         at.checked_add(len).and_then(|end| Some(usize::try_from(at).ok()?..usize::try_from(end).ok()?));
     range.and_then(|r| bytes.get(r)).unwrap_or(&[])
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::{format, fs, path::Path};
-
-    #[test]
-    fn golden_files_have_their_formats() {
-        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/data/golden_model");
-        let Ok(_) = fs::metadata(&dir) else { return };
-        for (name, format) in [
-            ("pq2_0", Format::Pq2_0),
-            ("ptq1_0", Format::Ptq1_0),
-            ("q1_0", Format::Q1_0),
-            ("q2_0_g128_legacy", Format::Pq2_0),
-            ("q2_0_g64", Format::Q2_0),
-            ("tq1_0", Format::Tq1_0),
-            ("tq2_0", Format::Tq2_0),
-        ] {
-            let bytes = fs::read(dir.join(format!("synth-micro-{name}.gguf"))).unwrap();
-            let gguf = Gguf::parse(&bytes).unwrap();
-            let m = gguf.matrix("blk.0.attn_q.weight").unwrap();
-            assert_eq!((m.format(), m.rows(), m.cols()), (format, 256, 256), "{name}");
-            assert_eq!(gguf.metadata().u32("qwen3.block_count"), Ok(Some(2)));
-            assert_eq!(
-                gguf.metadata().strings("tokenizer.ggml.tokens").unwrap().unwrap().iter().count(),
-                1024
-            );
-        }
-    }
-}

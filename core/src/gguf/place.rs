@@ -9,7 +9,7 @@ use crate::error::{Error, Name, Result};
 use crate::quant::Format;
 
 /// Largest alignment taken seriously; files use 32, or 4096 for memory mapping.
-const MAX_ALIGNMENT: u32 = 1 << 20;
+pub(super) const MAX_ALIGNMENT: u32 = 1 << 20;
 
 /// How many blocks the guess about the order inside a block looks at.
 const SNIFF_BLOCKS: u64 = 2048;

@@ -6,7 +6,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 
 use super::metadata::{Kind, Value};
-use super::place::pad;
+use super::place::{MAX_ALIGNMENT, pad};
 use super::tensor::TensorType;
 use crate::error::{Error, Name, Result};
 use crate::quant::Format;
@@ -135,12 +135,12 @@ impl GgufWriter {
         Ok(())
     }
 
-    /// Adds a key. Setting `general.alignment` (u32, a power of two) also lays the file out so.
+    /// Adds a key. Setting `general.alignment` also lays the file out so.
     pub fn set<'v>(&mut self, key: &str, value: impl Into<Value<'v>>) -> Result<()> {
         let value = value.into();
         if key == "general.alignment" {
             match value {
-                Value::U32(a) if a.is_power_of_two() => self.alignment = Some(a),
+                Value::U32(a) if a.is_power_of_two() && a <= MAX_ALIGNMENT => self.alignment = Some(a),
                 other => {
                     let found = other.integer().map_or(f64::NAN, |v| v as f64);
                     return Err(Error::KeyValue {

@@ -1,0 +1,318 @@
+//! Qwen3 models with random weights, in any shape, size and mix of formats.
+
+use shohin_core::gguf::{GgufWriter, TensorType};
+use shohin_core::{Error, Format, Result};
+
+use crate::vocabulary::{QWEN3, Vocabulary};
+use crate::{Random, weights};
+
+/// The numbers that fix a model's tensors.
+#[derive(Clone, Debug)]
+pub struct Shape {
+    /// `embedding_length`.
+    pub hidden: usize,
+    /// `block_count`.
+    pub layers: usize,
+    /// `attention.head_count`.
+    pub heads: usize,
+    /// `attention.head_count_kv`.
+    pub kv_heads: usize,
+    /// `attention.key_length` and `value_length`.
+    pub head_dim: usize,
+    /// `feed_forward_length`.
+    pub ffn: usize,
+    /// Rows of the embedding.
+    pub vocab: usize,
+    /// Whether the head is the embedding.
+    pub tied: bool,
+    /// `context_length`.
+    pub context: u32,
+    /// `rope.freq_base`.
+    pub rope_base: f32,
+    /// YaRN of factor 4 over this original context, as Bonsai files have it.
+    pub yarn: Option<u32>,
+}
+
+impl Shape {
+    /// A model of some 200,000 weights, with every dimension different and a block of 256 in every row.
+    pub fn tiny() -> Shape {
+        Shape {
+            hidden: 256,
+            layers: 2,
+            heads: 6,
+            kv_heads: 2,
+            head_dim: 128,
+            ffn: 512,
+            vocab: 320,
+            tied: true,
+            context: 256,
+            rope_base: 1e6,
+            yarn: Some(64),
+        }
+    }
+
+    /// The shape of a published model: `0.6b` (Qwen3 only), `1.7b`, `4b` or `8b` (Bonsai).
+    pub fn published(name: &str) -> Option<Shape> {
+        let bonsai = Shape {
+            hidden: 2048,
+            layers: 28,
+            heads: 16,
+            kv_heads: 8,
+            head_dim: 128,
+            ffn: 6144,
+            vocab: QWEN3,
+            tied: true,
+            context: 32_768,
+            rope_base: 1e6,
+            yarn: Some(8192),
+        };
+        match name {
+            "0.6b" => Some(Shape { hidden: 1024, ffn: 3072, context: 40_960, yarn: None, ..bonsai }),
+            "1.7b" => Some(bonsai),
+            "4b" => Some(Shape { hidden: 2560, layers: 36, heads: 32, ffn: 9728, ..bonsai }),
+            "8b" => Some(Shape {
+                hidden: 4096,
+                layers: 36,
+                heads: 32,
+                ffn: 12_288,
+                tied: false,
+                context: 65_536,
+                yarn: Some(16_384),
+                ..bonsai
+            }),
+            _ => None,
+        }
+    }
+}
+
+/// How a matrix is stored: the format, and the id written for it, which is not always the format's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stored {
+    /// What the bytes are.
+    pub format: Format,
+    /// What the file says they are.
+    pub id: u32,
+}
+
+impl Stored {
+    /// The format under its own id.
+    pub const fn new(format: Format) -> Stored {
+        Stored { format, id: format.gguf_id() }
+    }
+
+    /// Groups of 128 under id 42, as older PrismML files have them.
+    pub const LEGACY: Stored = Stored { format: Format::Pq2_0, id: 42 };
+
+    /// By the name used on command lines: a format's name in small letters, or `q2_0_legacy`.
+    pub fn named(name: &str) -> Option<Stored> {
+        if name == "q2_0_legacy" {
+            return Some(Stored::LEGACY);
+        }
+        Format::ALL.into_iter().find(|f| f.name().eq_ignore_ascii_case(name)).map(Stored::new)
+    }
+
+    fn kind(self) -> TensorType {
+        TensorType {
+            id: self.id,
+            name: self.format.name(),
+            block: self.format.block() as u32,
+            block_bytes: self.format.block_bytes() as u32,
+        }
+    }
+
+    /// `general.file_type`, as far as one is defined.
+    fn file_type(self) -> u32 {
+        match self.format {
+            Format::F32 => 0,
+            Format::F16 => 1,
+            Format::Q4_0 => 2,
+            Format::Q8_0 => 7,
+            Format::Bf16 => 32,
+            Format::Tq1_0 => 36,
+            Format::Tq2_0 => 37,
+            Format::Q1_0 => 40,
+            Format::Ptq1_0 => 129,
+            Format::Pq2_0 if self.id == 142 => 141,
+            _ => 41,
+        }
+    }
+}
+
+/// A model to be made.
+#[derive(Clone, Debug)]
+pub struct Model {
+    /// Its dimensions.
+    pub shape: Shape,
+    /// How its matrices are stored, taken in turn: one for a uniform model, several for a mix.
+    pub formats: Vec<Stored>,
+    /// Where its random weights begin.
+    pub seed: u64,
+    /// `general.name`.
+    pub name: String,
+}
+
+/// A tensor to be filled.
+#[derive(Clone, Debug)]
+struct Part {
+    name: String,
+    dims: Vec<u64>,
+    stored: Stored,
+    /// Deviation of its weights, or `None` for the weights of a norm, which are about 1.
+    deviation: Option<f32>,
+}
+
+impl Model {
+    /// One format for all matrices.
+    pub fn new(shape: Shape, stored: Stored, seed: u64) -> Model {
+        Model { shape, formats: vec![stored], seed, name: format!("random-{}", stored.format.name()) }
+    }
+
+    /// A tiny model in one format, as a file.
+    pub fn tiny(format: Format) -> Vec<u8> {
+        Model::new(Shape::tiny(), Stored::new(format), 7).to_vec().expect("a valid model")
+    }
+
+    fn parts(&self) -> Vec<Part> {
+        let s = &self.shape;
+        let mut parts: Vec<Part> = Vec::new();
+        let mut matrices = 0;
+        let mut matrix = |parts: &mut Vec<Part>, name: String, cols: usize, rows: usize, gain: f32| {
+            parts.push(Part {
+                name,
+                dims: vec![cols as u64, rows as u64],
+                stored: self.formats[matrices % self.formats.len()],
+                deviation: Some(gain / (cols as f32).sqrt()),
+            });
+            matrices += 1;
+        };
+        let norm = |parts: &mut Vec<Part>, name: String, len: usize| {
+            let dims = vec![len as u64];
+            parts.push(Part { name, dims, stored: Stored::new(Format::F32), deviation: None });
+        };
+        matrix(&mut parts, "token_embd.weight".into(), s.hidden, s.vocab, 1.0);
+        for layer in 0..s.layers {
+            let name = |what: &str| format!("blk.{layer}.{what}.weight");
+            let (q, kv) = (s.heads * s.head_dim, s.kv_heads * s.head_dim);
+            norm(&mut parts, name("attn_norm"), s.hidden);
+            matrix(&mut parts, name("attn_q"), s.hidden, q, 1.0);
+            matrix(&mut parts, name("attn_k"), s.hidden, kv, 1.0);
+            matrix(&mut parts, name("attn_v"), s.hidden, kv, 1.0);
+            matrix(&mut parts, name("attn_output"), q, s.hidden, 1.0);
+            norm(&mut parts, name("attn_q_norm"), s.head_dim);
+            norm(&mut parts, name("attn_k_norm"), s.head_dim);
+            norm(&mut parts, name("ffn_norm"), s.hidden);
+            matrix(&mut parts, name("ffn_gate"), s.hidden, s.ffn, 1.0);
+            matrix(&mut parts, name("ffn_up"), s.hidden, s.ffn, 1.0);
+            matrix(&mut parts, name("ffn_down"), s.ffn, s.hidden, 1.0);
+        }
+        norm(&mut parts, "output_norm.weight".into(), s.hidden);
+        if !s.tied {
+            matrix(&mut parts, "output.weight".into(), s.hidden, s.vocab, 1.0);
+        }
+        parts
+    }
+
+    /// Metadata and tensor table as real Bonsai files have them.
+    fn declare(&self, vocabulary: &Vocabulary) -> Result<(GgufWriter, Vec<Part>)> {
+        let s = &self.shape;
+        if vocabulary.tokens.len() != s.vocab {
+            return Err(Error::Length {
+                what: "vocabulary",
+                expected: s.vocab as u64,
+                found: vocabulary.tokens.len() as u64,
+            });
+        }
+        let first = self.formats.first().copied().unwrap_or(Stored::new(Format::F32));
+        let mut w = GgufWriter::new();
+        w.set("general.architecture", "qwen3")?;
+        w.set("general.name", self.name.as_str())?;
+        w.set("general.file_type", first.file_type())?;
+        if self.formats.iter().any(|f| f.format == Format::Tq2_0G128) {
+            w.set("general.quantization_version", "TQ2_0_G128")?;
+        } else {
+            w.set("general.quantization_version", 2u32)?;
+        }
+        w.set("qwen3.block_count", s.layers as u32)?;
+        w.set("qwen3.context_length", s.context)?;
+        w.set("qwen3.embedding_length", s.hidden as u32)?;
+        w.set("qwen3.feed_forward_length", s.ffn as u32)?;
+        w.set("qwen3.attention.head_count", s.heads as u32)?;
+        w.set("qwen3.attention.head_count_kv", s.kv_heads as u32)?;
+        w.set("qwen3.attention.key_length", s.head_dim as u32)?;
+        w.set("qwen3.attention.value_length", s.head_dim as u32)?;
+        w.set("qwen3.rope.freq_base", s.rope_base)?;
+        w.set("qwen3.attention.layer_norm_rms_epsilon", 1e-6f32)?;
+        if let Some(original) = s.yarn {
+            w.set("qwen3.rope.scaling.type", "yarn")?;
+            w.set("qwen3.rope.scaling.factor", 4.0f32)?;
+            w.set("qwen3.rope.scaling.original_context_length", original)?;
+        }
+        vocabulary.write(&mut w)?;
+        let parts = self.parts();
+        for p in &parts {
+            w.tensor_of(&p.name, &p.dims, &p.stored.kind())?;
+        }
+        Ok((w, parts))
+    }
+
+    /// How long the file will be.
+    pub fn file_len(&self, vocabulary: &Vocabulary) -> Result<u64> {
+        let (writer, parts) = self.declare(vocabulary)?;
+        let mut len = writer.header()?.len() as u64;
+        for p in &parts {
+            let blocks = p.dims.iter().product::<u64>() / p.stored.format.block() as u64;
+            len += (blocks * p.stored.format.block_bytes() as u64).next_multiple_of(32);
+        }
+        Ok(len)
+    }
+
+    /// Writes the file piece by piece; at no time is more than one piece of weights in memory. Returns
+    /// the number of bytes.
+    pub fn write<E: From<Error>>(
+        &self,
+        vocabulary: &Vocabulary,
+        mut out: impl FnMut(&[u8]) -> std::result::Result<(), E>,
+    ) -> std::result::Result<u64, E> {
+        let (writer, parts) = self.declare(vocabulary)?;
+        let header = writer.header()?;
+        out(&header)?;
+        let mut written = header.len() as u64;
+        let mut body = writer.body();
+        drop((writer, header));
+        let mut buffer = Vec::new();
+        for (i, p) in parts.iter().enumerate() {
+            let mut random = Random::new(self.seed ^ (i as u64 + 1).wrapping_mul(0xd6e8_feb8_6659_fd93));
+            let blocks = p.dims.iter().product::<u64>() as usize / p.stored.format.block();
+            let mut left = blocks;
+            while left > 0 {
+                let now = left.min((1 << 20) / p.stored.format.block_bytes());
+                left -= now;
+                buffer.resize(now * p.stored.format.block_bytes(), 0);
+                match p.deviation {
+                    Some(deviation) => weights::fill(p.stored.format, deviation, &mut random, &mut buffer),
+                    None => {
+                        for w in buffer.chunks_exact_mut(4) {
+                            w.copy_from_slice(&(1.0 + 0.1 * random.unit()).to_le_bytes());
+                        }
+                    }
+                }
+                body.push(&buffer, |bytes| {
+                    written += bytes.len() as u64;
+                    out(bytes)
+                })?;
+            }
+        }
+        body.finish()?;
+        Ok(written)
+    }
+
+    /// The whole file in memory, with a synthetic vocabulary of the shape's size.
+    pub fn to_vec(&self) -> Result<Vec<u8>> {
+        let mut file = Vec::new();
+        self.write(&Vocabulary::synthetic(self.shape.vocab, self.seed), |bytes| {
+            file.extend_from_slice(bytes);
+            Ok::<(), Error>(())
+        })?;
+        Ok(file)
+    }
+}

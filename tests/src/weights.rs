@@ -1,0 +1,74 @@
+//! Random packed weights, written as blocks at once: a model of gigabytes takes seconds.
+
+use half::{bf16, f16};
+use shohin_core::Format;
+
+use crate::Random;
+
+/// Fills whole blocks with random weights of about this standard deviation. Every byte is one that a
+/// quantizer could have written.
+pub fn fill(format: Format, deviation: f32, random: &mut Random, out: &mut [u8]) {
+    assert!(out.len().is_multiple_of(format.block_bytes()));
+    // Scales differ from block to block, by up to a quarter.
+    let scale = |random: &mut Random, code_deviation: f32| {
+        f16::from_f32(deviation / code_deviation * (1.0 + 0.25 * random.unit())).to_le_bytes()
+    };
+    // A uniform number has a standard deviation of its bound over the root of 3.
+    let uniform = |random: &mut Random| random.unit() * deviation * 1.732;
+    // Ternary codes 0, 1, 2 with equal chances: sqrt(2/3).
+    const TERNARY: f32 = 0.816;
+    for block in out.chunks_exact_mut(format.block_bytes()) {
+        match format {
+            Format::F32 => block.copy_from_slice(&uniform(random).to_le_bytes()),
+            Format::F16 => block.copy_from_slice(&f16::from_f32(uniform(random)).to_le_bytes()),
+            Format::Bf16 => block.copy_from_slice(&bf16::from_f32(uniform(random)).to_le_bytes()),
+            Format::Q8_0 => {
+                block[..2].copy_from_slice(&scale(random, 73.3));
+                random.fill(&mut block[2..]);
+                // -128 is never written.
+                block[2..].iter_mut().for_each(|q| *q = if *q == 128 { 127 } else { *q });
+            }
+            Format::Q4_0 => {
+                block[..2].copy_from_slice(&scale(random, 4.6));
+                random.fill(&mut block[2..]);
+            }
+            Format::Q1_0 => {
+                block[..2].copy_from_slice(&scale(random, 1.0));
+                random.fill(&mut block[2..]);
+            }
+            Format::Q2_0 | Format::Pq2_0 => {
+                block[..2].copy_from_slice(&scale(random, TERNARY));
+                block[2..].chunks_mut(4).for_each(|codes| ternary_codes(random, codes));
+            }
+            Format::Tq2_0G128 | Format::Tq2_0 => {
+                let (codes, d) = block.split_at_mut(format.block_bytes() - 2);
+                codes.chunks_mut(4).for_each(|codes| ternary_codes(random, codes));
+                d.copy_from_slice(&scale(random, TERNARY));
+            }
+            Format::Ptq1_0 | Format::Tq1_0 => {
+                let (trits, d) = block.split_at_mut(format.block_bytes() - 2);
+                // The bytes at the end hold four digits, not five.
+                let short = if format == Format::Tq1_0 { 4 } else { 2 };
+                let (five, four) = trits.split_at_mut(trits.len() - short);
+                five.iter_mut().for_each(|q| *q = (random.below(243) * 256).div_ceil(243) as u8);
+                four.iter_mut().for_each(|q| *q = (random.below(81) * 3 * 256).div_ceil(243) as u8);
+                d.copy_from_slice(&scale(random, TERNARY));
+            }
+            other => panic!("no random weights for {}", other.name()),
+        }
+    }
+}
+
+/// Four bytes of 2-bit codes without the code 3, which becomes the code 0, 1 or 2.
+fn ternary_codes(random: &mut Random, out: &mut [u8]) {
+    let bits = random.next();
+    let codes = bits as u32;
+    let three = codes & (codes >> 1) & 0x5555_5555;
+    // Where the code is 3, take one of the other bits to keep 1 or 2; once in a while make it 0.
+    let pick = (bits >> 32) as u32 & three;
+    let mut fixed = codes & !(pick | ((three & !pick) << 1));
+    if bits >> 62 == 0 {
+        fixed &= !(three | (three << 1));
+    }
+    out.copy_from_slice(&fixed.to_le_bytes()[..out.len()]);
+}
