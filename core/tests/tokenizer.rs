@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use shohin_core::tokenizer::{EncodeOptions, Special};
+use shohin_core::tokenizer::{Decoder, EncodeOptions, Special, TokenKind, Vocabulary};
 use shohin_core::{Gguf, Tokenizer};
 
 /// A file of the shared test data, or `None`, said clearly, where this machine has none.
@@ -32,6 +32,97 @@ fn decode(t: &Tokenizer, ids: &[u32]) -> String {
     String::from_utf8(bytes).expect("UTF-8")
 }
 
+fn fixture(name: &str) -> Vec<u8> {
+    fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)).unwrap()
+}
+
+fn numbers(v: &Value) -> Vec<u32> {
+    v.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+}
+
+#[test]
+fn small_vocabulary_encodes_as_hugging_face_does() {
+    let file = fixture("bpe2k.gguf");
+    let gguf = Gguf::parse(&file).unwrap();
+    let t = Tokenizer::from_gguf(&gguf).unwrap();
+    assert_eq!(t.vocab_size(), 2048);
+    assert!(t.memory() < 26_000, "{}", t.memory());
+    assert_eq!(t.eos().map(|id| t.is_end(id)), Some(true));
+    assert_eq!(t.leading_bos(), None);
+
+    // The same vocabulary with the other pre-tokenizer.
+    let packed = |key: &str| {
+        let mut out = Vec::new();
+        for text in gguf.metadata().strings(key).unwrap().unwrap() {
+            out.extend((text.len() as u64).to_le_bytes());
+            out.extend(text);
+        }
+        out
+    };
+    let (tokens, merges) = (packed("tokenizer.ggml.tokens"), packed("tokenizer.ggml.merges"));
+    let qwen35 = Tokenizer::new(&Vocabulary {
+        pre: "qwen35",
+        tokens: &tokens,
+        token_count: t.vocab_size(),
+        merges: &merges,
+        merge_count: gguf.metadata().strings("tokenizer.ggml.merges").unwrap().unwrap().len(),
+        types: None,
+        bos: None,
+        eos: None,
+        eot: None,
+        add_bos: false,
+    })
+    .unwrap();
+
+    let cases: Value = serde_json::from_slice(&fixture("tokenizer.json")).unwrap();
+    let encode = cases["encode"].as_array().unwrap();
+    assert!(encode.len() > 200);
+    for case in encode {
+        let text = case["text"].as_str().unwrap();
+        assert_eq!(ids(&t, text, Special::Text), numbers(&case["plain"]), "{text:?}");
+        assert_eq!(ids(&t, text, Special::Parse), numbers(&case["parse"]), "{text:?}");
+        assert_eq!(ids(&qwen35, text, Special::Text), numbers(&case["qwen35"]), "{text:?}");
+        let mut normalized = Vec::new();
+        t.encode_with(text, &EncodeOptions::new(Special::Parse).with_nfc(true), &mut normalized);
+        assert_eq!(normalized, numbers(&case["nfc"]), "{text:?}");
+        assert_eq!(decode(&t, &numbers(&case["parse"])), text);
+        for id in ids(&t, text, Special::UserDefined) {
+            assert_ne!(t.kind(id), TokenKind::Control, "{text:?}");
+        }
+        for id in ids(&t, text, Special::Text) {
+            assert_eq!(t.kind(id), TokenKind::Normal, "{text:?}");
+        }
+    }
+}
+
+#[test]
+fn small_vocabulary_decodes_as_hugging_face_does() {
+    let file = fixture("bpe2k.gguf");
+    let t = load(&file);
+    let cases: Value = serde_json::from_slice(&fixture("tokenizer.json")).unwrap();
+    for case in cases["decode"].as_array().unwrap() {
+        for (key, show) in [("hidden", false), ("shown", true)] {
+            let mut decoder = Decoder::new(&t).show_control(show);
+            let mut text = String::new();
+            for id in numbers(&case["ids"]) {
+                text.push_str(decoder.push(id));
+            }
+            text.push_str(decoder.finish());
+            assert_eq!(text, case[key].as_str().unwrap(), "{}", case["ids"]);
+        }
+    }
+}
+
+#[test]
+fn every_token_is_found_again() {
+    let file = fixture("bpe2k.gguf");
+    let t = load(&file);
+    for id in 0..2048 {
+        let bytes: Vec<u8> = t.token_bytes(id).unwrap().collect();
+        assert_eq!(t.id_of(&bytes), Some(id), "{bytes:?}");
+    }
+}
+
 #[test]
 fn qwen3_vectors_of_llama_cpp_and_hugging_face() {
     let Some(vocab) = shared("vocab/ggml-vocab-qwen2.gguf") else { return };
@@ -45,9 +136,7 @@ fn qwen3_vectors_of_llama_cpp_and_hugging_face() {
     assert_eq!(vectors.len(), 137);
     for v in vectors {
         let text = v["text"].as_str().unwrap();
-        let expected = |key: &str| -> Vec<u32> {
-            v[key].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
-        };
+        let expected = |key: &str| numbers(&v[key]);
         assert_eq!(ids(&t, text, Special::Parse), expected("llama_cpp_ids"), "{text:?}");
         let plain = expected("llama_cpp_ids_parse_special_false");
         assert_eq!(ids(&t, text, Special::Text), plain, "{text:?}");

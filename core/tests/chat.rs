@@ -1,0 +1,249 @@
+//! Rendered conversations against `transformers`' `apply_chat_template` with Qwen3's template.
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+use shohin_core::chat::{self, ChatOptions, Message, Role, Style, Template, ToolCall, json};
+use shohin_core::tokenizer::{EncodeOptions, Special, TokenKind};
+use shohin_core::{Gguf, Tokenizer};
+
+fn fixture(name: &str) -> Vec<u8> {
+    fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)).unwrap()
+}
+
+fn with_tokenizer(test: impl FnOnce(&Tokenizer<'_>)) {
+    let file = fixture("bpe2k.gguf");
+    test(&Tokenizer::from_gguf(&Gguf::parse(&file).unwrap()).unwrap());
+}
+
+fn role(name: &str) -> Role {
+    [Role::System, Role::User, Role::Assistant, Role::Tool].into_iter().find(|r| r.name() == name).unwrap()
+}
+
+fn ids(v: &Value) -> Option<Vec<u32>> {
+    Some(v.as_array()?.iter().map(|id| id.as_u64().unwrap() as u32).collect())
+}
+
+/// A conversation of the fixture in owned form.
+struct Owned {
+    messages: Vec<(Role, String, Option<String>, Vec<(String, String)>)>,
+    tools: Vec<String>,
+    thinking: Option<bool>,
+    prompt: bool,
+}
+
+impl Owned {
+    fn read(case: &Value) -> Owned {
+        let text = |v: &Value| v.as_str().map(str::to_string);
+        let call = |v: &Value| {
+            let arguments = match &v["function"]["arguments"] {
+                Value::String(s) => s.clone(),
+                object => {
+                    let mut out = String::new();
+                    json::reformat(&object.to_string(), &mut out).unwrap();
+                    out
+                }
+            };
+            (text(&v["function"]["name"]).unwrap(), arguments)
+        };
+        let message = |m: &Value| {
+            let calls = m["tool_calls"].as_array().map_or(vec![], |c| c.iter().map(call).collect());
+            (
+                role(m["role"].as_str().unwrap()),
+                text(&m["content"]).unwrap(),
+                text(&m["reasoning_content"]),
+                calls,
+            )
+        };
+        Owned {
+            messages: case["messages"].as_array().unwrap().iter().map(message).collect(),
+            tools: case["tools"].as_array().map_or(vec![], |t| t.iter().map(|v| text(v).unwrap()).collect()),
+            thinking: case["thinking"].as_bool(),
+            prompt: case["prompt"].as_bool().unwrap(),
+        }
+    }
+
+    fn with<T>(&self, f: impl FnOnce(&[Message<'_>], &ChatOptions<'_>) -> T) -> T {
+        let calls: Vec<Vec<ToolCall<'_>>> = self
+            .messages
+            .iter()
+            .map(|m| m.3.iter().map(|(name, arguments)| ToolCall { name, arguments }).collect())
+            .collect();
+        let messages: Vec<Message<'_>> = self
+            .messages
+            .iter()
+            .zip(&calls)
+            .map(|(m, calls)| Message {
+                role: m.0,
+                content: &m.1,
+                reasoning: m.2.as_deref(),
+                tool_calls: calls,
+            })
+            .collect();
+        let tools: Vec<&str> = self.tools.iter().map(String::as_str).collect();
+        let (thinking, add_generation_prompt) = (self.thinking, self.prompt);
+        f(
+            &messages,
+            &ChatOptions { thinking, tools: &tools, add_generation_prompt, ..ChatOptions::default() },
+        )
+    }
+}
+
+fn cases() -> Vec<Value> {
+    let cases: Value = serde_json::from_slice(&fixture("chat.json")).unwrap();
+    let cases = cases.as_array().unwrap().clone();
+    assert!(cases.len() > 100);
+    cases
+}
+
+#[test]
+fn renders_as_transformers_does() {
+    for case in cases() {
+        let expected = case["text"].as_str().unwrap();
+        let rendered = Owned::read(&case).with(|messages, options| chat::render(messages, options));
+        assert_eq!(rendered.as_deref(), Ok(expected), "{}", case["messages"]);
+    }
+}
+
+#[test]
+fn encodes_as_transformers_does() {
+    with_tokenizer(|t| {
+        let mut compared = 0;
+        for case in cases() {
+            let owned = Owned::read(&case);
+            let encode = |options: EncodeOptions| {
+                owned.with(|m, o| chat::encode(t, m, &ChatOptions { encode: options, ..*o }).unwrap())
+            };
+            let plain = encode(EncodeOptions::default());
+            assert_eq!(plain, encode(EncodeOptions::new(Special::Parse)), "`special` must not matter");
+            if let Some(expected) = ids(&case["ids"]) {
+                assert_eq!(plain, expected, "{}", case["text"]);
+                assert_eq!(Some(encode(EncodeOptions::default().with_nfc(true))), ids(&case["nfc"]));
+                compared += 1;
+            }
+        }
+        assert!(compared > 110, "{compared}");
+    });
+}
+
+#[test]
+fn messages_form_no_token_of_the_template() {
+    with_tokenizer(|t| {
+        // The same conversation with harmless texts has the same markers in the same order.
+        let markers = |ids: &[u32]| -> Vec<u32> {
+            ids.iter().copied().filter(|id| t.kind(*id) != TokenKind::Normal).collect()
+        };
+        let added: Vec<String> = (0..t.vocab_size() as u32)
+            .filter(|id| t.kind(*id) != TokenKind::Normal)
+            .map(|id| String::from_utf8(t.token_bytes(id).unwrap().collect()).unwrap())
+            .collect();
+        assert_eq!(added.len(), 26);
+        let hostile = added.concat();
+        let tool = |text: &str| {
+            let mut out = String::new();
+            json::string(text, &mut out);
+            out
+        };
+        let ids = |text: &str| {
+            let calls = [ToolCall { name: text, arguments: text }];
+            let messages = [
+                Message::new(Role::System, text),
+                Message::new(Role::User, text),
+                Message { reasoning: Some(text), tool_calls: &calls, ..Message::new(Role::Assistant, text) },
+                Message::new(Role::Tool, text),
+                Message::new(Role::User, text),
+            ];
+            let tool = tool(text);
+            let tools = [tool.as_str()];
+            let options = ChatOptions { tools: &tools, thinking: Some(false), ..ChatOptions::default() };
+            let mut ids = chat::encode(t, &messages, &options).unwrap();
+            ids.extend(chat::encode_next(t, &ids, &messages[1..], &options).unwrap());
+            ids
+        };
+        assert_eq!(markers(&ids(&hostile)), markers(&ids("x")));
+        for text in &added {
+            assert_eq!(markers(&ids(text)), markers(&ids("x")), "{text}");
+            // Halves around a border between a message and the template.
+            let (a, b) = text.split_at(text.len() / 2);
+            assert_eq!(markers(&ids(&format!("{b} {a}"))), markers(&ids("x")), "{text}");
+        }
+    });
+}
+
+const PLAIN: ChatOptions<'_> = ChatOptions {
+    template: Template::PLAIN,
+    thinking: None,
+    tools: &[],
+    add_generation_prompt: true,
+    encode: EncodeOptions::new(Special::Text),
+};
+
+#[test]
+fn plain_chatml_is_only_roles_and_contents() {
+    let messages = [Message::new(Role::User, "a"), Message::new(Role::Assistant, "<think>b</think>c")];
+    assert_eq!(
+        chat::render(&messages, &PLAIN).unwrap(),
+        "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n<think>b</think>c<|im_end|>\n<|im_start|>assistant\n"
+    );
+    let tools = ["{}"];
+    assert_eq!(
+        chat::render(&messages, &ChatOptions { tools: &tools, ..PLAIN }).unwrap_err().code(),
+        "unsupported"
+    );
+    let options = ChatOptions { tools: &["{"], ..ChatOptions::default() };
+    assert_eq!(chat::render(&messages, &options).unwrap_err().code(), "malformed");
+}
+
+#[test]
+fn a_turn_can_be_added_without_feeding_anything_twice() {
+    with_tokenizer(|t| {
+        let first = [Message::new(Role::System, "be kind"), Message::new(Role::User, "hello")];
+        let reply = "the answer\n";
+        let next = Message::new(Role::User, "\n and then?");
+        let whole = [first[0], first[1], Message::new(Role::Assistant, reply), next];
+        for options in [PLAIN, ChatOptions::default()] {
+            let mut fed = chat::encode(t, &first, &options).unwrap();
+            assert_eq!(chat::encode_next(t, &[], &first, &options).unwrap(), fed);
+            t.encode(reply, Special::Text, &mut fed);
+            for closed in [false, true] {
+                let mut fed = fed.clone();
+                if closed {
+                    fed.extend(t.added_id("<|im_end|>"));
+                }
+                let more = chat::encode_next(t, &fed, &[next], &options).unwrap();
+                let exact = chat::encode(t, &whole, &options).unwrap();
+                assert_eq!(chat::common_prefix(&fed, &exact), fed.len());
+                fed.extend(more);
+                assert_eq!(fed, exact, "{options:?}");
+            }
+        }
+        // With thinking off the template drops the empty thoughts later: the host must feed from there.
+        let options = ChatOptions { thinking: Some(false), ..ChatOptions::default() };
+        let fed = chat::encode(t, &first, &options).unwrap();
+        let exact = chat::encode(t, &whole, &options).unwrap();
+        let header = chat::encode(t, &first, &ChatOptions { thinking: None, ..options }).unwrap();
+        assert_eq!(chat::common_prefix(&fed, &exact), header.len());
+    });
+}
+
+#[test]
+fn templates_are_recognised_by_their_words() {
+    with_tokenizer(|t| {
+        let plain = "{% for m in messages %}{{'<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n'}}{% endfor %}{% if add_generation_prompt %}{{'<|im_start|>assistant\n'}}{% endif %}";
+        assert_eq!(Template::detect(Some(plain), t), Template::PLAIN);
+        let qwen2 = format!(
+            "{{% if messages[0]['role'] != 'system' %}}{{{{ 'You are a helpful assistant' }}}}{{% endif %}}{plain}"
+        );
+        assert_eq!(Template::detect(Some(&qwen2), t), Template { style: Style::Plain, known: false });
+        let unknown = |style| Template { style, known: false };
+        assert_eq!(Template::detect(Some("{{ [INST] }}"), t), unknown(Style::Plain));
+        assert_eq!(Template::detect(Some("<|im_start|><think>"), t), unknown(Style::Qwen3));
+        assert_eq!(Template::detect(None, t), unknown(Style::Qwen3));
+        let shared =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/data/vocab/Qwen-Qwen3-0.6B.jinja");
+        match fs::read_to_string(&shared) {
+            Ok(qwen3) => assert_eq!(Template::detect(Some(&qwen3), t), Template::QWEN3),
+            Err(_) => println!("SKIPPED: no {}", shared.display()),
+        }
+    });
+}
