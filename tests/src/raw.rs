@@ -1,6 +1,8 @@
 //! GGUF files written byte by byte with nothing checked, so that they can lie. Shares no code with the
 //! library's writer.
 
+use shohin_core::gguf::{Gguf, Value};
+
 /// A metadata value: its type number and its bytes.
 #[derive(Clone, Debug)]
 pub struct RawValue {
@@ -11,6 +13,29 @@ pub struct RawValue {
 }
 
 impl RawValue {
+    /// A value that was read.
+    pub fn of(value: Value<'_>) -> RawValue {
+        let bytes = match value {
+            Value::U8(v) => v.to_le_bytes().into(),
+            Value::I8(v) => v.to_le_bytes().into(),
+            Value::U16(v) => v.to_le_bytes().into(),
+            Value::I16(v) => v.to_le_bytes().into(),
+            Value::U32(v) => v.to_le_bytes().into(),
+            Value::I32(v) => v.to_le_bytes().into(),
+            Value::F32(v) => v.to_le_bytes().into(),
+            Value::Bool(v) => vec![u8::from(v)],
+            Value::Str(v) => string(v),
+            Value::Array(a) => {
+                let elements: Vec<u8> = a.iter().flat_map(|v| RawValue::of(v).bytes).collect();
+                return RawValue::array(a.kind().id(), a.len() as u64, &elements);
+            }
+            Value::U64(v) => v.to_le_bytes().into(),
+            Value::I64(v) => v.to_le_bytes().into(),
+            Value::F64(v) => v.to_le_bytes().into(),
+        };
+        RawValue { kind: value.kind().id(), bytes }
+    }
+
     /// A `u32`.
     pub fn u32(v: u32) -> RawValue {
         RawValue { kind: 4, bytes: v.to_le_bytes().into() }
@@ -117,6 +142,35 @@ impl RawFile {
             .tensor(RawTensor::new("first", &[4, 3], 0, 0))
             .tensor(RawTensor::new("second", &[5], 1, 64))
             .data(64 + 10)
+    }
+
+    /// A valid file taken apart, to be changed and put together again.
+    pub fn of(file: &[u8]) -> RawFile {
+        let gguf = Gguf::parse(file).expect("a valid file");
+        let start = gguf.header().data_start() as usize;
+        RawFile {
+            entries: gguf.metadata().iter().map(|(k, v)| (k.into(), RawValue::of(v))).collect(),
+            tensors: gguf
+                .tensors()
+                .iter()
+                .map(|t| RawTensor::new(t.name(), t.dims(), t.type_id(), t.offset()))
+                .collect(),
+            alignment: gguf.header().alignment() as usize,
+            data: file[start..].into(),
+            ..RawFile::new()
+        }
+    }
+
+    /// Gives a key another value, or adds it.
+    pub fn set(mut self, key: &str, value: RawValue) -> RawFile {
+        self.entries.retain(|(k, _)| k != key.as_bytes());
+        self.entry(key, value)
+    }
+
+    /// Takes a key out.
+    pub fn without(mut self, key: &str) -> RawFile {
+        self.entries.retain(|(k, _)| k != key.as_bytes());
+        self
     }
 
     /// Adds a key.

@@ -12,30 +12,16 @@ use shohin_tests::{Random, data, meter};
 
 const DEFAULT: ReadOptions = ReadOptions { limits: shohin_core::Limits::DEFAULT, id42: Id42::Auto };
 
+fn raw(value: Value<'_>) -> Vec<u8> {
+    RawValue::of(value).bytes
+}
+
 fn crc32(bytes: &[u8]) -> u32 {
     let mut table = [0u32; 256];
     for (i, entry) in table.iter_mut().enumerate() {
         *entry = (0..8).fold(i as u32, |c, _| if c & 1 == 1 { 0xedb8_8320 ^ (c >> 1) } else { c >> 1 });
     }
     !bytes.iter().fold(!0, |c, b| table[((c ^ u32::from(*b)) & 255) as usize] ^ (c >> 8))
-}
-
-fn raw(value: Value<'_>) -> Vec<u8> {
-    match value {
-        Value::U8(v) => v.to_le_bytes().into(),
-        Value::I8(v) => v.to_le_bytes().into(),
-        Value::U16(v) => v.to_le_bytes().into(),
-        Value::I16(v) => v.to_le_bytes().into(),
-        Value::U32(v) => v.to_le_bytes().into(),
-        Value::I32(v) => v.to_le_bytes().into(),
-        Value::F32(v) => v.to_le_bytes().into(),
-        Value::Bool(v) => vec![u8::from(v)],
-        Value::Str(v) => [&(v.len() as u64).to_le_bytes(), v].concat(),
-        Value::Array(v) => v.iter().flat_map(raw).collect(),
-        Value::U64(v) => v.to_le_bytes().into(),
-        Value::I64(v) => v.to_le_bytes().into(),
-        Value::F64(v) => v.to_le_bytes().into(),
-    }
 }
 
 /// The lines of `oracle/gguf_readings.py`.
@@ -46,7 +32,9 @@ fn listing(name: &str, file: &[u8]) -> Vec<String> {
     for (key, value) in gguf.metadata().iter() {
         let text = match value {
             Value::Str(s) => format!("string {:08x}", crc32(s)),
-            Value::Array(a) => format!("array {} {} {:08x}", a.kind().id(), a.len(), crc32(&raw(value))),
+            Value::Array(a) => {
+                format!("array {} {} {:08x}", a.kind().id(), a.len(), crc32(&raw(value)[12..]))
+            }
             other => {
                 let hex: String = raw(other).iter().map(|b| format!("{b:02x}")).collect();
                 format!("{} {hex}", other.kind().id())

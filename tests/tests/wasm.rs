@@ -8,7 +8,7 @@ use wasm_bindgen_test::wasm_bindgen_test;
 #[wasm_bindgen_test]
 fn malformed() {
     assert_eq!(usize::BITS, 32);
-    for (_, case) in shohin_tests::malformed::ALL {
+    for (_, case) in shohin_tests::malformed::all() {
         case();
     }
 }

@@ -1,10 +1,9 @@
-//! Hostile files: what broke real parsers, each as a test that runs natively and in WebAssembly.
-//!
-//! The cases are plain functions that panic on failure; [`ALL`] lists them for whoever runs them.
+//! Files that lie about their own layout.
 
 use shohin_core::gguf::{Gguf, Id42, Kind, ReadOptions, TensorType};
 use shohin_core::{Error, Limits};
 
+use super::cases;
 use crate::raw::{RawFile, RawTensor, RawValue, string};
 use crate::reading::{assert_random_splits_agree, exercise, streamed, whole};
 use crate::{Random, meter};
@@ -59,15 +58,6 @@ fn refused(file: &[u8], codes: &[&str]) {
 #[track_caller]
 fn accepted(file: &[u8]) {
     survive(file).unwrap();
-}
-
-macro_rules! cases {
-    ($($(#[doc = $doc:literal])* fn $name:ident() $body:block)*) => {
-        $($(#[doc = $doc])* pub fn $name() $body)*
-
-        /// Every case with its name.
-        pub const ALL: &[(&str, fn())] = &[$((stringify!($name), $name)),*];
-    };
 }
 
 cases! {
