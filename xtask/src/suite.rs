@@ -161,7 +161,7 @@ pub(crate) const SUITES: &[Suite] = &[
     },
     Suite {
         name: "wasm-browser",
-        about: "the tests of the WebAssembly shell in headless Chromium and in Node",
+        about: "the WebAssembly shell and the malformed-file suite on wasm32 in headless Chromium and in Node",
         needs: &[
             Need::Target(WASM),
             Need::BindgenCommands,
@@ -170,12 +170,7 @@ pub(crate) const SUITES: &[Suite] = &[
             Need::Program(&CHROMEDRIVER),
         ],
         unfit: ANYWHERE,
-        run: |m| {
-            let tests = m.cargo_for(WASM).dir(m.root.join("wasm")).args("test --target").arg(WASM);
-            let tests =
-                tests.env("CHROMEDRIVER", m.program(&CHROMEDRIVER)?).env("WASM_BINDGEN_TEST_TIMEOUT", "120");
-            tests.tests()
-        },
+        run: wasm_bindgen_tests,
         counts: true,
     },
     Suite {
@@ -247,6 +242,32 @@ fn clippy(m: &mut Machine) -> Result<Tally> {
         }
     }
     Ok(Tally::default())
+}
+
+/// Tests written with wasm-bindgen-test. Those that choose no place run in both.
+fn wasm_bindgen_tests(m: &mut Machine) -> Result<Tally> {
+    let options = m.tools().join("webdriver.json");
+    let browser = m.program(&CHROMIUM)?;
+    // The runner adds the other switches a container wants by itself.
+    let json =
+        format!("{{\"goog:chromeOptions\": {{\"binary\": {browser:?}, \"args\": [\"--no-first-run\"]}}}}\n");
+    std::fs::create_dir_all(m.tools())
+        .and_then(|()| std::fs::write(&options, json))
+        .map_err(|e| format!("{}: {e}", options.display()))?;
+    let mut tally = Tally::default();
+    for browser in [false, true] {
+        // In wasm/ cargo reads wasm/.cargo/config.toml, which turns simd128 on; the root's builds are scalar.
+        for (dir, tests) in [("wasm", "test --target"), ("tests", "test --test wasm --target")] {
+            let tests = m.cargo_for(WASM).dir(m.root.join(dir)).args(tests).arg(WASM);
+            let tests = tests
+                .env("CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_RUNNER", "wasm-bindgen-test-runner")
+                .env("WASM_BINDGEN_TEST_WEBDRIVER_JSON", &options)
+                .env("WASM_BINDGEN_TEST_TIMEOUT", "300")
+                .env("CHROMEDRIVER", m.program(&CHROMEDRIVER)?);
+            tally.add(if browser { tests.env("WASM_BINDGEN_USE_BROWSER", "1") } else { tests }.tests()?);
+        }
+    }
+    Ok(tally)
 }
 
 enum Outcome {
