@@ -1,6 +1,6 @@
 //! A file on its way into the module's memory.
 
-use crate::error::js;
+use crate::error::{JsResult, js};
 use js_sys::Uint8Array;
 use shohin_core::Error;
 use wasm_bindgen::prelude::*;
@@ -22,7 +22,7 @@ impl FileBuffer {
     /// # Errors
     /// `memory` if there is not that much.
     #[wasm_bindgen(constructor)]
-    pub fn new(expected: f64) -> Result<FileBuffer, JsValue> {
+    pub fn new(expected: f64) -> JsResult<FileBuffer> {
         let mut buffer = FileBuffer::default();
         if expected > 0.0 {
             if expected > isize::MAX as f64 {
@@ -37,7 +37,7 @@ impl FileBuffer {
     ///
     /// # Errors
     /// `memory` if it does not fit.
-    pub fn append(&mut self, piece: &Uint8Array) -> Result<(), JsValue> {
+    pub fn append(&mut self, piece: &Uint8Array) -> JsResult<()> {
         let len = piece.length() as usize;
         if self.bytes.capacity() - self.bytes.len() < len {
             // More than was announced: grow by a half, so that the whole is moved only a few times.
@@ -61,10 +61,15 @@ impl FileBuffer {
 }
 
 impl FileBuffer {
-    fn reserve(&mut self, more: usize) -> Result<(), JsValue> {
+    fn reserve(&mut self, more: usize) -> JsResult<()> {
         let have = self.bytes.capacity() as u64;
         self.bytes
             .try_reserve_exact(more)
             .map_err(|_| js(Error::Memory { need: self.bytes.len() as u64 + more as u64, have }))
+    }
+
+    /// The whole file.
+    pub(crate) fn into_bytes(self) -> Vec<u8> {
+        self.bytes
     }
 }

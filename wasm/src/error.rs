@@ -2,15 +2,13 @@
 
 use wasm_bindgen::prelude::*;
 
+/// What calls from JavaScript return.
+pub(crate) type JsResult<T> = core::result::Result<T, JsValue>;
+
 /// A plain `Error` object that carries the engine's code; the TypeScript side makes its own class of it.
 pub(crate) fn js(error: shohin_core::Error) -> JsValue {
-    with_code(error.code(), &error.to_string())
-}
-
-/// The same for a reason of this host's own.
-pub(crate) fn with_code(code: &str, message: &str) -> JsValue {
-    let error = js_sys::Error::new(message);
+    let object = js_sys::Error::new(&error.to_string());
     // Setting a property of a fresh, extensible object cannot fail.
-    let _ = js_sys::Reflect::set(&error, &JsValue::from_str("code"), &JsValue::from_str(code));
-    error.into()
+    let _ = js_sys::Reflect::set(&object, &JsValue::from_str("code"), &JsValue::from_str(error.code()));
+    object.into()
 }

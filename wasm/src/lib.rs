@@ -4,5 +4,12 @@
 
 mod buffer;
 mod error;
+mod lent;
+mod model;
+mod sampling;
+#[cfg(all(test, target_arch = "wasm32"))]
+mod tests;
 
 pub use buffer::FileBuffer;
+pub use model::{Conversation, Model, Step};
+pub use sampling::Sampling;

@@ -1,0 +1,364 @@
+//! A loaded model with one timeline.
+
+use crate::buffer::FileBuffer;
+use crate::error::{JsResult, js};
+use crate::lent::Lent;
+use crate::sampling::{Sampling, whole};
+use js_sys::{Array, Object, Reflect};
+use shohin_core::KvFormat;
+use shohin_core::chat::{self, ChatOptions, Message, Role, Style, Template};
+
+use shohin_core::generate::{self, Event, Generation, Need, Reason};
+use shohin_core::model::{Activations, BonsaiModel, MemoryPlan, ModelVariant, Session, SessionOptions};
+use shohin_core::tokenizer::{Decoder, Special, Tokenizer};
+use shohin_core::{Error, Gguf, Name, Result, SamplerConfig, Serial};
+use wasm_bindgen::prelude::*;
+
+/// What a step did.
+#[wasm_bindgen]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Step {
+    /// Part of the prompt was read.
+    Prefill = 0,
+    /// There is a new token, and perhaps text.
+    Token = 1,
+    /// The generation is over; there may be text that was held back.
+    Done = 2,
+}
+
+/// Messages of a conversation.
+#[wasm_bindgen]
+#[derive(Default)]
+pub struct Conversation {
+    messages: Vec<(Role, String)>,
+}
+
+#[wasm_bindgen]
+impl Conversation {
+    /// An empty one.
+    #[wasm_bindgen(constructor)]
+    pub fn new() -> Conversation {
+        Conversation::default()
+    }
+
+    /// Appends a message.
+    ///
+    /// # Errors
+    /// `unsupported` for an unknown role.
+    pub fn push(&mut self, role: &str, content: String) -> JsResult<()> {
+        let role = match role {
+            "system" => Role::System,
+            "user" => Role::User,
+            "assistant" => Role::Assistant,
+            "tool" => Role::Tool,
+            _ => {
+                let (key, found) = (Name::new("role"), Name::new(role));
+                return Err(js(Error::Unsupported {
+                    key,
+                    found,
+                    expected: "system, user, assistant or tool",
+                }));
+            }
+        };
+        self.messages.push((role, content));
+        Ok(())
+    }
+}
+
+/// A model in memory, and the conversation it remembers.
+// The fields are dropped in this order: each borrows only from those after it.
+#[wasm_bindgen]
+pub struct Model {
+    generation: Option<Generation>,
+    session: Session<'static>,
+    tokenizer: Tokenizer<'static>,
+    model: Lent<BonsaiModel<'static>>,
+    bytes: Lent<Vec<u8>>,
+
+    facts: Facts,
+    plan: MemoryPlan,
+    /// The tokens in the cache.
+    held: Vec<u32>,
+    text: String,
+    token: u32,
+    reason: Option<Reason>,
+}
+
+/// What `info` tells of the file.
+struct Facts {
+    name: String,
+    architecture: String,
+    /// Type names, most bytes first.
+    formats: Vec<&'static str>,
+    /// How it wants a conversation written.
+    template: Template,
+}
+
+impl Facts {
+    fn of(gguf: &Gguf<'_>, tokenizer: &Tokenizer<'_>) -> Result<Facts> {
+        let text = |key| gguf.metadata().str(key).map(|found| found.unwrap_or_default().to_owned());
+        let mut formats: Vec<(&'static str, usize)> = Vec::new();
+        for tensor in gguf.tensors().iter().filter(|tensor| tensor.dims().len() > 1) {
+            let name = tensor.type_name();
+            let bytes = gguf.data(tensor).len();
+            match formats.iter_mut().find(|(known, _)| *known == name) {
+                Some((_, sum)) => *sum += bytes,
+                None => formats.push((name, bytes)),
+            }
+        }
+        formats.sort_by_key(|&(_, bytes)| std::cmp::Reverse(bytes));
+        Ok(Facts {
+            name: text("general.name")?,
+            architecture: text("general.architecture")?,
+            formats: formats.into_iter().map(|(name, _)| name).collect(),
+            template: Template::from_metadata(gguf.metadata(), tokenizer)?,
+        })
+    }
+}
+
+#[wasm_bindgen]
+impl Model {
+    /// Reads the model in `file` where it lies, and takes the memory for `context` tokens (0: the model's own limit, at
+    /// most 4096).
+    ///
+    /// # Errors
+    /// What is wrong with the file, an unknown option, or `memory`.
+    pub fn load(file: FileBuffer, context: f64, kv: &str, activations: &str) -> JsResult<Model> {
+        let unknown = |key, found, expected| {
+            js(Error::Unsupported { key: Name::new(key), found: Name::new(found), expected })
+        };
+        let mut options = SessionOptions {
+            kv: match kv {
+                "f16" => KvFormat::F16,
+                "f32" => KvFormat::F32,
+                _ => return Err(unknown("kv", kv, "f16 or f32")),
+            },
+            activations: match activations {
+                "int8" => Activations::Int8,
+                "f32" => Activations::F32,
+                _ => return Err(unknown("activations", activations, "int8 or f32")),
+            },
+            ..SessionOptions::default()
+        };
+        match whole("context", context)? {
+            0 => {}
+            context => options.context = context,
+        }
+        Self::build(file.into_bytes(), &options).map_err(js)
+    }
+
+    /// Everything there is to know, as `EngineInfo` of the TypeScript side.
+    pub fn info(&self) -> JsValue {
+        // SAFETY: used within this call only.
+        let (model, bytes) = unsafe { (self.model.lend(), self.bytes.lend()) };
+        let config = model.config();
+        let number = |n: usize| JsValue::from_f64(n as f64);
+        let formats: Array = self.facts.formats.iter().map(|&name| JsValue::from_str(name)).collect();
+        let template = match self.facts.template.style {
+            Style::Qwen3 => "qwen3",
+            Style::Plain => "chatml",
+        };
+        let variant = ModelVariant::detect(
+            config,
+            model.weights().blocks.first().map_or(shohin_core::Format::F32, |block| block.attn_q.format()),
+        );
+        let presets = object(SamplerConfig::PRESETS.map(|name| (name, preset(name))));
+        let memory = object([
+            ("weights", number(bytes.len())),
+            ("kv", number(self.plan.kv)),
+            ("scratch", number(self.plan.total - self.plan.kv)),
+        ]);
+        let model = object([
+            ("name", JsValue::from_str(&self.facts.name)),
+            ("architecture", JsValue::from_str(&self.facts.architecture)),
+            ("variant", JsValue::from_str(variant.name())),
+            ("parameters", JsValue::from_f64(config.num_parameters() as f64)),
+            ("fileBytes", number(bytes.len())),
+            ("layers", number(config.num_layers)),
+            ("hidden", number(config.hidden_size)),
+            ("heads", number(config.num_attention_heads)),
+            ("kvHeads", number(config.num_kv_heads)),
+            ("vocabulary", number(config.vocab_size)),
+            ("contextLength", number(config.max_context_length)),
+            ("formats", formats.into()),
+            ("template", JsValue::from_str(template)),
+            ("templateKnown", JsValue::from_bool(self.facts.template.known)),
+        ]);
+        object([
+            ("backend", JsValue::from_str("cpu")),
+            ("isa", JsValue::from_str(self.session.options().isa.name())),
+            ("version", JsValue::from_str(env!("CARGO_PKG_VERSION"))),
+            ("model", model),
+            ("context", number(self.session.capacity())),
+            ("memory", memory),
+            ("presets", presets),
+        ])
+    }
+
+    /// Text to token ids; with `special`, control tokens in the text become themselves.
+    pub fn tokenize(&self, text: &str, special: bool) -> Vec<u32> {
+        let mut ids = Vec::new();
+        self.tokenizer.encode(text, if special { Special::Parse } else { Special::Text }, &mut ids);
+        ids
+    }
+
+    /// Token ids to text, control tokens included.
+    ///
+    /// # Errors
+    /// `token` for an id that is not in the vocabulary.
+    pub fn detokenize(&self, ids: &[u32]) -> JsResult<String> {
+        let vocab = self.tokenizer.vocab_size();
+        let mut decoder = Decoder::new(&self.tokenizer).show_control(true);
+        let mut text = String::new();
+        for &id in ids {
+            if id as usize >= vocab {
+                return Err(js(Error::Token { id, vocab: vocab as u32 }));
+            }
+            text.push_str(decoder.push(id));
+        }
+        text.push_str(decoder.finish());
+        Ok(text)
+    }
+
+    /// Token ids of a conversation up to where the model's reply begins.
+    ///
+    /// # Errors
+    /// If the vocabulary has no control tokens for a chat.
+    pub fn encode_chat(&self, conversation: &Conversation, thinking: bool) -> JsResult<Vec<u32>> {
+        let template = self.facts.template;
+        let options = ChatOptions { template, thinking: Some(thinking), ..ChatOptions::default() };
+        let messages: Vec<Message<'_>> =
+            conversation.messages.iter().map(|(role, content)| Message::new(*role, content)).collect();
+        chat::encode(&self.tokenizer, &messages, &options).map_err(js)
+    }
+
+    /// Begins a generation; returns how many tokens of the prompt are in the cache already.
+    ///
+    /// # Errors
+    /// `option` for a setting outside its range, `context_full` if the prompt does not fit, `length` if it is empty.
+    pub fn begin(&mut self, prompt: &[u32], sampling: Sampling) -> JsResult<usize> {
+        self.start(prompt, sampling).map_err(js)
+    }
+
+    /// Does the next bounded piece of work.
+    ///
+    /// # Errors
+    /// `logits` if the model's output is unusable.
+    pub fn step(&mut self) -> JsResult<Step> {
+        self.advance().map_err(js)
+    }
+
+    /// The text since the last call.
+    pub fn take_text(&mut self) -> String {
+        std::mem::take(&mut self.text)
+    }
+
+    /// The newest token.
+    pub fn last_token(&self) -> u32 {
+        self.token
+    }
+
+    /// Why the generation ended; empty before.
+    pub fn reason(&self) -> String {
+        self.reason.map_or("", Reason::code).to_owned()
+    }
+
+    /// Ends the generation; what it computed stays in the cache. Does nothing if there is none.
+    pub fn end(&mut self) {
+        if let Some(generation) = self.generation.take() {
+            self.held.clear();
+            self.held.extend_from_slice(generation.held());
+        }
+        // After a failure the two can differ: keep what both agree on.
+        let agreed = self.held.len().min(self.session.position());
+        self.held.truncate(agreed);
+        if self.session.truncate(agreed).is_err() {
+            self.held.clear();
+        }
+        self.text.clear();
+    }
+}
+
+impl Model {
+    fn build(bytes: Vec<u8>, options: &SessionOptions) -> Result<Model> {
+        // Declared in the order in which they lend to each other: should a later step fail, they are dropped in reverse.
+        let bytes = Lent::new(bytes);
+        // SAFETY: everything that borrows from `bytes` is a variable declared after it here, or a field before it.
+        let gguf = Gguf::parse(unsafe { bytes.lend() })?;
+        let model = Lent::new(BonsaiModel::from_gguf(&gguf)?);
+        let tokenizer = Tokenizer::from_gguf(&gguf)?;
+        let facts = Facts::of(&gguf, &tokenizer)?;
+        // SAFETY: as for `bytes`.
+        let borrowed = unsafe { model.lend() };
+        let plan = borrowed.memory_plan(options)?;
+        let session = Session::new(borrowed, options)?;
+        Ok(Model {
+            generation: None,
+            session,
+            tokenizer,
+            model,
+            bytes,
+            facts,
+            plan,
+            held: Vec::new(),
+            text: String::new(),
+            token: 0,
+            reason: None,
+        })
+    }
+
+    fn start(&mut self, prompt: &[u32], sampling: Sampling) -> Result<usize> {
+        self.end();
+        self.reason = None;
+        let Sampling { config, options } = sampling;
+        let sampler = shohin_core::Sampler::new(&config, self.session.model().config().vocab_size)?;
+        let cached = generate::reusable(&self.held, prompt);
+        let generation = Generation::new(prompt, cached, self.session.capacity(), sampler, options)?;
+        self.session.truncate(cached)?;
+        self.held.truncate(cached);
+        self.generation = Some(generation);
+        Ok(cached)
+    }
+
+    fn advance(&mut self) -> Result<Step> {
+        let Some(generation) = &mut self.generation else { return Ok(Step::Done) };
+        let logits = match generation.next() {
+            Need::Feed(tokens) => self.session.forward_prefill(tokens, &Serial)?,
+            Need::Done(reason) => {
+                self.reason = Some(reason);
+                return Ok(Step::Done);
+            }
+        };
+        let Some(Event { token, text, done, .. }) = generation.logits(&self.tokenizer, logits)? else {
+            return Ok(Step::Prefill);
+        };
+        self.text.push_str(text);
+        self.token = token;
+        self.reason = done;
+        // The token that ends a reply is not part of it.
+        Ok(if done == Some(Reason::Stop) { Step::Done } else { Step::Token })
+    }
+}
+
+/// The numbers of a preset that a page shows.
+fn preset(name: &str) -> JsValue {
+    let config = SamplerConfig::preset(name).unwrap_or(SamplerConfig::greedy());
+    // f32 to f64 by way of decimal digits, so that 0.7 stays 0.7.
+    let number = |x: f32| JsValue::from_f64(x.to_string().parse().unwrap_or(f64::from(x)));
+    object([
+        ("temperature", number(config.temperature)),
+        ("topK", JsValue::from_f64(config.top_k as f64)),
+        ("topP", number(config.top_p)),
+        ("repetitionPenalty", number(config.repetition_penalty)),
+    ])
+}
+
+/// A plain object.
+fn object<const N: usize>(fields: [(&str, JsValue); N]) -> JsValue {
+    let object = Object::new();
+    for (name, value) in fields {
+        // Setting a property of a fresh, extensible object cannot fail.
+        let _ = Reflect::set(&object, &JsValue::from_str(name), &value);
+    }
+    object.into()
+}
