@@ -1,0 +1,178 @@
+/** Where a model comes from. Bytes are copied into the engine and stay yours. */
+export type ModelSource = string | URL | Blob | ArrayBuffer | ArrayBufferView;
+
+/** How far loading has come. */
+export interface Progress {
+  /** `download` (URL) or `read` (file, bytes), then `prepare` once all bytes are there. */
+  stage: "download" | "read" | "prepare";
+  /** Bytes so far. */
+  loaded: number;
+  /** Bytes in all, where that is known. */
+  total?: number;
+}
+
+/** Options of `Engine.load`. */
+export interface LoadOptions {
+  /** Called at most every 50 ms and at every change of stage. */
+  onProgress?: (progress: Progress) => void;
+  /** Aborts the download or the loading. */
+  signal?: AbortSignal;
+  /** Tokens a conversation can hold. Default: the model's own limit, at most 4096. */
+  context?: number;
+  /** Number format of the key-value cache. Default `f16`. */
+  kv?: "f16" | "f32";
+  /** Number format of activations between layers' inputs. `f32` is exact and slower. Default `int8`. */
+  activations?: "int8" | "f32";
+  /** Headers, credentials and so on for the download of a URL. */
+  request?: Pick<RequestInit, "headers" | "credentials" | "cache" | "integrity" | "mode" | "referrerPolicy">;
+  /** Where `worker.js` is, should the bundler have moved it. */
+  workerUrl?: string | URL;
+  /** Where `shohin_wasm_bg.wasm` is, should the bundler have moved it. */
+  wasmUrl?: string | URL;
+}
+
+/** One message of a conversation. */
+export interface Message {
+  role: "system" | "user" | "assistant" | "tool";
+  content: string;
+}
+
+/** Named sampling settings; single settings given beside a preset override it. */
+export type Preset = "greedy" | "balanced" | "creative" | "code" | "bonsai";
+
+/** Options of `generate`. */
+export interface GenerateOptions {
+  /** Ends the generation with a `ShohinError` of code `aborted`. */
+  signal?: AbortSignal;
+  /** At most this many new tokens. Default: until the model ends or the context is full. */
+  maxTokens?: number;
+  /** Default `bonsai`: the settings of the Bonsai model card. */
+  preset?: Preset;
+  /** 0 is greedy. */
+  temperature?: number;
+  /** 0 keeps all tokens. */
+  topK?: number;
+  /** 1 keeps all tokens. */
+  topP?: number;
+  /** 0 keeps all tokens. */
+  minP?: number;
+  /** 1 keeps all tokens. */
+  typicalP?: number;
+  /** 1 is off. */
+  repetitionPenalty?: number;
+  /** 0 is off. */
+  presencePenalty?: number;
+  /** 0 is off. */
+  frequencyPenalty?: number;
+  /** Tokens the penalties look back on. */
+  penaltyLastN?: number;
+  /** Strength of the DRY penalty against repeated passages; 0 is off. */
+  dryMultiplier?: number;
+  /** Growth of the DRY penalty with each repeated token. */
+  dryBase?: number;
+  /** Repetitions up to this many tokens are free. */
+  dryAllowedLength?: number;
+  /** Tokens DRY looks back on. */
+  dryLastN?: number;
+  /** The same seed, prompt and settings give the same text. Default: random, reported in `finish.seed`. */
+  seed?: number;
+  /** Texts that end the generation; they are not part of it. */
+  stop?: string | readonly string[];
+}
+
+/** Options of `chat`. */
+export interface ChatOptions extends GenerateOptions {
+  /** Whether a reasoning model may think before it answers. Default: false. */
+  thinking?: boolean;
+  /**
+   * What happens when the conversation does not fit: `error` throws `context_full`; `trim` leaves out the oldest
+   * turns, never system messages and never the last message. Default `error`.
+   */
+  overflow?: "error" | "trim";
+}
+
+/** Why a generation ended: the model ended it, a stop text came, `maxTokens` was reached, or the context is full. */
+export type FinishReason = "stop" | "stop_string" | "length" | "context_full";
+
+/** What the last chunk of a generation reports. */
+export interface Finish {
+  reason: FinishReason;
+  /** The whole text. */
+  text: string;
+  /** The seed that was used. */
+  seed: number;
+  usage: {
+    /** Tokens of the prompt. */
+    promptTokens: number;
+    /** How many of them were still in the cache from the turns before. */
+    cachedTokens: number;
+    /** New tokens. */
+    completionTokens: number;
+    /** Messages that `overflow: "trim"` left out. */
+    droppedMessages: number;
+  };
+  timings: {
+    /** Milliseconds spent on the prompt. */
+    prefillMs: number;
+    /** Milliseconds spent on new tokens after the first. */
+    decodeMs: number;
+    /** Prompt tokens (without cached ones) a second. */
+    prefillTokensPerSecond: number;
+    /** New tokens a second. */
+    tokensPerSecond: number;
+  };
+}
+
+/** A piece of a streamed text. */
+export interface Chunk {
+  /** Whole characters; may be empty in the last chunk. */
+  text: string;
+  /** The tokens behind it; a character may need several. */
+  tokens: number[];
+  /** Set in the last chunk. */
+  finish?: Finish;
+}
+
+/** The numbers a preset stands for. */
+export interface PresetValues {
+  temperature: number;
+  topK: number;
+  topP: number;
+  repetitionPenalty: number;
+}
+
+/** What was loaded. */
+export interface EngineInfo {
+  /** What computes. More will be added. */
+  backend: "cpu" | (string & {});
+  /** Instructions in use, such as `simd128`. */
+  isa: string;
+  /** Version of this package's engine. */
+  version: string;
+  model: {
+    /** From the file's metadata; empty if it has none. */
+    name: string;
+    architecture: string;
+    /** Which published model the shape is that of, or `custom`. */
+    variant: string;
+    parameters: number;
+    fileBytes: number;
+    layers: number;
+    hidden: number;
+    heads: number;
+    kvHeads: number;
+    vocabulary: number;
+    /** Positions the model was trained for. */
+    contextLength: number;
+    /** Storage formats of the matrices, most bytes first. */
+    formats: string[];
+    /** How conversations are written for it: as Qwen3's template does (with thinking), or plain ChatML. */
+    template: "qwen3" | "chatml" | (string & {});
+    /** Whether that is the file's own template; if not, it is the nearest one. */
+    templateKnown: boolean;
+  };
+  /** Tokens a conversation can hold here. */
+  context: number;
+  memory: { weights: number; kv: number; scratch: number };
+  presets: Record<Preset, PresetValues>;
+}

@@ -1,0 +1,239 @@
+import type { ChatOptions, Chunk, EngineInfo, Finish, GenerateOptions, LoadOptions, Message, ModelSource } from "./api.js";
+import { abortError, ShohinError } from "./error.js";
+import type { FromWorker, LoadRequest, Request, ToWorker } from "./protocol.js";
+import { kindOf } from "./source.js";
+
+const PIECE = 4 << 20;
+
+/** A request that waits for its answer. */
+interface Pending {
+  chunk?: (chunk: Chunk) => void;
+  progress?: LoadOptions["onProgress"];
+  want?: () => void;
+  resolve: (value: unknown) => void;
+  reject: (error: ShohinError) => void;
+}
+
+/** A model in a worker of its own. */
+export class Engine {
+  #worker: Worker;
+  #pending = new Map<number, Pending>();
+  #nextId = 1;
+  #dead: ShohinError | undefined;
+  #info: EngineInfo | undefined;
+
+  private constructor(worker: Worker) {
+    this.#worker = worker;
+    worker.onmessage = ({ data }: MessageEvent<FromWorker>) => this.#receive(data);
+    worker.onerror = (event) => {
+      event.preventDefault();
+      this.#die(new ShohinError("worker", `the worker failed: ${event.message || "its script could not be loaded"}`));
+    };
+    worker.onmessageerror = () => this.#die(new ShohinError("worker", "a message to the worker could not be read"));
+  }
+
+  /**
+   * Loads a model and starts a worker for it.
+   *
+   * The bytes go straight into the engine's memory and are held there once: a URL is streamed, a file is read in
+   * slices, and an array is copied piece by piece.
+   */
+  static async load(source: ModelSource, options: LoadOptions = {}): Promise<Engine> {
+    const { onProgress, signal, workerUrl, wasmUrl, ...rest } = options;
+    if (signal?.aborted) throw abortError(signal);
+    const kind = kindOf(source);
+    const engine = new Engine(startWorker(workerUrl));
+    const base = typeof document === "undefined" ? location.href : document.baseURI;
+    const request: LoadRequest = {
+      call: "load",
+      source:
+        "url" in kind
+          ? { url: absolute(kind.url, base) }
+          : "blob" in kind
+            ? { blob: kind.blob }
+            : { feed: kind.bytes.byteLength },
+      options: wasmUrl === undefined ? rest : { ...rest, wasmUrl: absolute(String(wasmUrl), base) },
+    };
+    let at = 0;
+    // Ends the worker at once, also while it is busy.
+    const abort = () => engine.#die(abortError(signal));
+    signal?.addEventListener("abort", abort, { once: true });
+    try {
+      engine.#info = (await engine.#call(request, undefined, {
+        progress: onProgress,
+        want: () => {
+          if (!("bytes" in kind)) return;
+          // slice() copies, so the caller's array stays usable; the copy is moved, not copied again.
+          const piece = at < kind.bytes.byteLength ? kind.bytes.slice(at, at + PIECE) : undefined;
+          at += PIECE;
+          engine.#post({ id: 1, call: "piece", piece }, piece ? [piece.buffer] : []);
+        },
+      })) as EngineInfo;
+      return engine;
+    } catch (error) {
+      await engine.dispose();
+      throw error;
+    } finally {
+      signal?.removeEventListener("abort", abort);
+    }
+  }
+
+  /** What was loaded. */
+  get info(): EngineInfo {
+    return this.#info as EngineInfo;
+  }
+
+  /**
+   * Streams the model's reply to a conversation. Turns that were seen before are not computed again. Leaving the loop
+   * early ends the generation.
+   */
+  chat(messages: readonly Message[], options: ChatOptions = {}): AsyncGenerator<Chunk, Finish, void> {
+    const { signal, ...rest } = options;
+    const plain = messages.map(({ role, content }) => ({ role, content }));
+    return this.#stream({ call: "chat", messages: plain, options: rest }, signal);
+  }
+
+  /** Streams the continuation of a plain text. Leaving the loop early ends the generation. */
+  generate(prompt: string, options: GenerateOptions = {}): AsyncGenerator<Chunk, Finish, void> {
+    const { signal, ...rest } = options;
+    return this.#stream({ call: "generate", prompt, options: rest }, signal);
+  }
+
+  /** Text to token ids. Control tokens such as `<|im_end|>` are plain text unless `special` is set. */
+  async tokenize(text: string, options: { special?: boolean } = {}): Promise<Uint32Array> {
+    return (await this.#call({ call: "tokenize", text, special: options.special ?? false })) as Uint32Array;
+  }
+
+  /** Token ids to text; bytes that are no UTF-8 become U+FFFD. */
+  async detokenize(ids: ArrayLike<number>): Promise<string> {
+    return (await this.#call({ call: "detokenize", ids: Uint32Array.from(ids) })) as string;
+  }
+
+  /** Token ids of a conversation, ready for the model's reply. */
+  async tokenizeChat(messages: readonly Message[], options: Pick<ChatOptions, "thinking"> = {}): Promise<Uint32Array> {
+    const plain = messages.map(({ role, content }) => ({ role, content }));
+    return (await this.#call({
+      call: "tokenizeChat",
+      messages: plain,
+      thinking: options.thinking ?? false,
+    })) as Uint32Array;
+  }
+
+  /** Ends the worker and frees all its memory. What is under way ends with code `disposed`. */
+  async dispose(): Promise<void> {
+    this.#die(new ShohinError("disposed", "the engine was disposed"));
+  }
+
+  #post(message: ToWorker, transfer: Transferable[] = []): void {
+    this.#worker.postMessage(message, transfer);
+  }
+
+  #die(error: ShohinError): void {
+    if (this.#dead) return;
+    this.#dead = error;
+    this.#worker.terminate();
+    for (const { reject } of this.#pending.values()) reject(error);
+    this.#pending.clear();
+  }
+
+  #receive(message: FromWorker): void {
+    const pending = this.#pending.get(message.id);
+    if (!pending) return;
+    if ("progress" in message) pending.progress?.(message.progress);
+    else if ("want" in message) pending.want?.();
+    else if ("chunk" in message) pending.chunk?.(message.chunk);
+    else {
+      this.#pending.delete(message.id);
+      if ("error" in message) pending.reject(new ShohinError(message.error.code, message.error.message));
+      else pending.resolve(message.done);
+    }
+  }
+
+  #call(
+    request: Request,
+    signal?: AbortSignal,
+    on: Pick<Pending, "chunk" | "progress" | "want"> = {},
+  ): Promise<unknown> {
+    if (this.#dead) return Promise.reject(this.#dead);
+    if (signal?.aborted) return Promise.reject(abortError(signal));
+    const id = this.#nextId++;
+    const abort = () => this.#post({ id, call: "abort" });
+    signal?.addEventListener("abort", abort, { once: true });
+    return new Promise((resolve, reject) => {
+      this.#pending.set(id, {
+        ...on,
+        resolve,
+        reject: (error) => reject(error.code === "aborted" ? abortError(signal) : error),
+      });
+      try {
+        this.#post({ id, ...request });
+      } catch (cause) {
+        this.#pending.delete(id);
+        reject(new ShohinError("argument", "an option cannot be sent to the worker", { cause }));
+      }
+    }).finally(() => signal?.removeEventListener("abort", abort));
+  }
+
+  async *#stream(request: Request, signal: AbortSignal | undefined): AsyncGenerator<Chunk, Finish, void> {
+    if (signal?.aborted) throw abortError(signal);
+    // Aborted by the caller's signal, or by the caller leaving its loop.
+    const abort = new AbortController();
+    const forward = () => abort.abort(signal?.reason);
+    signal?.addEventListener("abort", forward, { once: true });
+    const chunks: Chunk[] = [];
+    let wake = () => {};
+    let failed: { error: unknown } | undefined;
+    let ended = false;
+    this.#call(request, abort.signal, {
+      chunk: (chunk) => {
+        chunks.push(chunk);
+        wake();
+      },
+    }).then(
+      () => {
+        ended = true;
+        wake();
+      },
+      (error: unknown) => {
+        failed = { error };
+        wake();
+      },
+    );
+    try {
+      for (;;) {
+        const chunk = chunks.shift();
+        if (chunk) {
+          yield chunk;
+          if (chunk.finish) return chunk.finish;
+        } else if (failed) {
+          throw failed.error;
+        } else if (ended) {
+          throw new ShohinError("worker", "the worker ended a generation without a result");
+        } else {
+          await new Promise<void>((resolve) => (wake = resolve));
+        }
+      }
+    } finally {
+      signal?.removeEventListener("abort", forward);
+      abort.abort();
+    }
+  }
+}
+
+function absolute(url: string, base: string): string {
+  try {
+    return new URL(url, base).href;
+  } catch (cause) {
+    throw new ShohinError("argument", `${url} is not a URL`, { cause });
+  }
+}
+
+function startWorker(workerUrl: string | URL | undefined): Worker {
+  try {
+    if (workerUrl !== undefined) return new Worker(workerUrl, { type: "module" });
+    // Bundlers look for exactly this expression.
+    return new Worker(new URL("./worker.js", import.meta.url), { type: "module" });
+  } catch (cause) {
+    throw new ShohinError("worker", "the worker could not be started", { cause });
+  }
+}

@@ -1,0 +1,78 @@
+/** Codes of the engine itself: what is wrong with a file, an option or a request. */
+export type EngineErrorCode =
+  | "truncated"
+  | "limit"
+  | "malformed"
+  | "duplicate"
+  | "missing_key"
+  | "key_type"
+  | "key_value"
+  | "unsupported"
+  | "missing_tensor"
+  | "tensor_shape"
+  | "tensor_type"
+  | "tensor_range"
+  | "length"
+  | "option"
+  | "token"
+  | "context_full"
+  | "memory"
+  | "logits";
+
+/** Codes of the host around it. */
+export type HostErrorCode =
+  /** The signal was aborted. `cause` holds its reason. */
+  | "aborted"
+  /** The engine was disposed. */
+  | "disposed"
+  /** The model could not be fetched: no connection, or the server does not allow this origin. */
+  | "network"
+  /** The server answered with an error status. */
+  | "http"
+  /** A file, blob or stream could not be read. */
+  | "read"
+  /** An argument is of the wrong kind. */
+  | "argument"
+  /** The WebAssembly module could not be loaded, or this browser lacks WebAssembly SIMD. */
+  | "wasm"
+  /** The worker could not be started. */
+  | "worker"
+  /** The engine hit a bug or ran out of memory, and cannot be used any more. */
+  | "crashed";
+
+/** A stable, machine-readable name of what went wrong. More may be added. */
+export type ErrorCode = EngineErrorCode | HostErrorCode | (string & {});
+
+/** The only error this package throws. */
+export class ShohinError extends Error {
+  /** Stable across versions; the message is for people and is not. */
+  readonly code: ErrorCode;
+
+  constructor(code: ErrorCode, message: string, options?: { cause?: unknown }) {
+    super(message, options);
+    this.name = "ShohinError";
+    this.code = code;
+  }
+}
+
+/** Turns whatever was thrown into a {@link ShohinError}. @internal */
+export function toError(thrown: unknown): ShohinError {
+  if (thrown instanceof ShohinError) return thrown;
+  if (thrown instanceof Error) {
+    const code = (thrown as { code?: unknown }).code;
+    // Errors made by the engine are plain Error objects that carry their code.
+    if (thrown.name === "Error" && typeof code === "string") {
+      return new ShohinError(code, thrown.message);
+    }
+    if (thrown instanceof WebAssembly.RuntimeError || thrown instanceof RangeError) {
+      return new ShohinError("crashed", `the engine stopped: ${thrown.message}`, { cause: thrown });
+    }
+    return new ShohinError("read", thrown.message, { cause: thrown });
+  }
+  return new ShohinError("read", String(thrown), { cause: thrown });
+}
+
+/** The error for an aborted signal. @internal */
+export function abortError(signal: AbortSignal | undefined): ShohinError {
+  return new ShohinError("aborted", "the request was aborted", { cause: signal?.reason });
+}

@@ -1,0 +1,3 @@
+export * from "./api.js";
+export { Engine } from "./engine.js";
+export { ShohinError, type EngineErrorCode, type ErrorCode, type HostErrorCode } from "./error.js";

@@ -1,0 +1,296 @@
+import type { ChatOptions, Chunk, EngineInfo, Finish, FinishReason, GenerateOptions, LoadOptions, Message, ModelSource } from "./api.js";
+import { abortError, ShohinError, toError } from "./error.js";
+import { blobPieces, bytesPieces, fetchPieces, kindOf, pour, type Pieces } from "./source.js";
+import init, { Conversation, FileBuffer, Model, Sampling, Step } from "../../pkg/shohin_wasm.js";
+
+export * from "./api.js";
+export { ShohinError } from "./error.js";
+
+/** What differs between a browser and Node. @internal */
+export const host: {
+  /** Finds the compiled module when no `wasmUrl` is given. */
+  module: () => Promise<BufferSource | string | URL> | BufferSource | string | URL;
+  /** Opens a string that names the model. */
+  open: (name: string, options: LoadOptions) => Promise<Pieces>;
+} = {
+  module: () => new URL("shohin_wasm_bg.wasm", import.meta.url),
+  open: (url, options) => fetchPieces(url, options.request, options.signal),
+};
+
+let instance: Promise<unknown> | undefined;
+
+/** Loads the WebAssembly module, once. */
+async function instantiate(wasmUrl: string | URL | undefined): Promise<void> {
+  instance ??= (async () => init({ module_or_path: wasmUrl ?? (await host.module()) }))();
+  try {
+    await instance;
+  } catch (cause) {
+    instance = undefined;
+    const reason = cause instanceof WebAssembly.CompileError ? "this browser lacks WebAssembly SIMD" : String(cause);
+    throw new ShohinError("wasm", `the WebAssembly module could not be loaded: ${reason}`, { cause });
+  }
+}
+
+const channel = typeof setImmediate === "undefined" ? new MessageChannel() : undefined;
+
+/** Lets messages and timers in; unlike `setTimeout(0)` it does not take milliseconds. */
+function breathe(): Promise<void> {
+  return new Promise((resolve) => {
+    if (!channel) {
+      setImmediate(resolve);
+      return;
+    }
+    channel.port1.onmessage = () => resolve();
+    channel.port2.postMessage(undefined);
+  });
+}
+
+/** Longest time without looking for an abort, and shortest between two chunks, in milliseconds. */
+const SLOT = 12;
+
+/**
+ * The engine on this thread. It computes between `await`s, so a page should use `Engine`, which runs this class in a
+ * worker; workers and Node programs can use it directly.
+ */
+export class LocalEngine {
+  readonly info: EngineInfo;
+  #model: Model | undefined;
+  #dead: ShohinError | undefined;
+  #queue: Promise<void> = Promise.resolve();
+
+  private constructor(model: Model) {
+    this.#model = model;
+    this.info = model.info() as EngineInfo;
+  }
+
+  /** Loads a model. The bytes go straight into the engine's memory and are held there once. */
+  static async load(source: ModelSource, options: LoadOptions = {}): Promise<LocalEngine> {
+    if (options.signal?.aborted) throw abortError(options.signal);
+    const kind = kindOf(source);
+    const module = instantiate(options.wasmUrl);
+    module.catch(() => {});
+    const pieces =
+      "url" in kind ? await host.open(kind.url, options) : "blob" in kind ? blobPieces(kind.blob) : bytesPieces(kind.bytes);
+    return LocalEngine.read(pieces, options, module);
+  }
+
+  /** @internal */
+  static async read(pieces: Pieces, options: LoadOptions, module = instantiate(options.wasmUrl)): Promise<LocalEngine> {
+    await module;
+    let buffer: FileBuffer | undefined;
+    try {
+      const file = (buffer = new FileBuffer(pieces.total ?? 0));
+      const loaded = await pour(pieces, (piece) => file.append(piece), options);
+      options.onProgress?.({ stage: "prepare", loaded, total: loaded });
+      // The last report should be seen before the thread is busy.
+      await breathe();
+      if (options.signal?.aborted) throw abortError(options.signal);
+      buffer = undefined; // load() takes it over, also when it fails
+      const model = Model.load(file, options.context ?? 0, options.kv ?? "f16", options.activations ?? "int8");
+      return new LocalEngine(model);
+    } catch (thrown) {
+      throw toError(thrown);
+    } finally {
+      buffer?.free();
+    }
+  }
+
+  /** Streams the model's reply to a conversation. Turns that were seen before are not computed again. */
+  chat(messages: readonly Message[], options: ChatOptions = {}): AsyncGenerator<Chunk, Finish, void> {
+    return this.#run((model) => this.#chatPrompt(model, messages, options), options);
+  }
+
+  /** Streams the continuation of a plain text. */
+  generate(prompt: string, options: GenerateOptions = {}): AsyncGenerator<Chunk, Finish, void> {
+    return this.#run((model) => ({ ids: model.tokenize(prompt, false), dropped: 0 }), options);
+  }
+
+  /** Text to token ids. Control tokens such as `<|im_end|>` are plain text unless `special` is set. */
+  async tokenize(text: string, options: { special?: boolean } = {}): Promise<Uint32Array> {
+    return this.#call((model) => model.tokenize(text, options.special ?? false));
+  }
+
+  /** Token ids to text; bytes that are no UTF-8 become U+FFFD. */
+  async detokenize(ids: ArrayLike<number>): Promise<string> {
+    return this.#call((model) => model.detokenize(Uint32Array.from(ids)));
+  }
+
+  /** Token ids of a conversation, ready for the model's reply. */
+  async tokenizeChat(messages: readonly Message[], options: Pick<ChatOptions, "thinking"> = {}): Promise<Uint32Array> {
+    return this.#call((model) => encode(model, messages, options.thinking ?? false));
+  }
+
+  /** Frees the model's memory. What is under way ends with code `disposed`. */
+  async dispose(): Promise<void> {
+    this.#dead ??= new ShohinError("disposed", "the engine was disposed");
+    // Nothing can be inside the module now: every call into it is synchronous.
+    this.#model?.free();
+    this.#model = undefined;
+  }
+
+  #alive(): Model {
+    if (this.#dead) throw this.#dead;
+    return this.#model as Model;
+  }
+
+  #call<T>(work: (model: Model) => T): T {
+    const model = this.#alive();
+    try {
+      return work(model);
+    } catch (thrown) {
+      const error = toError(thrown);
+      if (error.code === "crashed") {
+        // The module's memory is in an unknown state: touch it no more.
+        this.#dead = error;
+        this.#model = undefined;
+      }
+      throw error;
+    }
+  }
+
+  #chatPrompt(model: Model, messages: readonly Message[], options: ChatOptions): { ids: Uint32Array; dropped: number } {
+    const thinking = options.thinking ?? false;
+    let kept = [...messages];
+    let ids = encode(model, kept, thinking);
+    if (options.overflow !== "trim") return { ids, dropped: 0 };
+    const room = Math.min(options.maxTokens ?? 256, this.info.context >> 1);
+    while (ids.length + room > this.info.context) {
+      const shorter = withoutOldestTurn(kept);
+      if (!shorter) break;
+      kept = shorter;
+      ids = encode(model, kept, thinking);
+    }
+    return { ids, dropped: messages.length - kept.length };
+  }
+
+  async *#run(
+    prompt: (model: Model) => { ids: Uint32Array; dropped: number },
+    options: GenerateOptions,
+  ): AsyncGenerator<Chunk, Finish, void> {
+    const { signal } = options;
+    // One generation at a time: they share the cache. Later ones wait for their turn.
+    const before = this.#queue;
+    let release = () => {};
+    this.#queue = new Promise((resolve) => (release = resolve));
+    try {
+      await before;
+      if (signal?.aborted) throw abortError(signal);
+      const seed = options.seed ?? crypto.getRandomValues(new Uint32Array(1))[0]!;
+      const began = performance.now();
+      const { ids, dropped, cached } = this.#call((model) => {
+        const { ids, dropped } = prompt(model);
+        return { ids, dropped, cached: model.begin(ids, samplingOf(options, seed)) };
+      });
+      let firstToken: number | undefined;
+      let lastToken = began;
+      let count = 0;
+      let all = "";
+      let text = "";
+      let tokens: number[] = [];
+      let slot = began;
+      for (;;) {
+        const step = this.#call((model) => model.step());
+        if (step !== Step.Prefill) {
+          text += this.#call((model) => model.take_text());
+          if (step === Step.Token) {
+            tokens.push(this.#call((model) => model.last_token()));
+            count += 1;
+            lastToken = performance.now();
+          }
+          if (step === Step.Done) break;
+        }
+        const now = performance.now();
+        const isFirst = step === Step.Token && firstToken === undefined;
+        if (isFirst) firstToken = now;
+        if (now - slot < SLOT && !isFirst) continue;
+        if (tokens.length > 0) {
+          all += text;
+          yield { text, tokens };
+          text = "";
+          tokens = [];
+        }
+        await breathe();
+        slot = performance.now();
+        this.#alive();
+        if (signal?.aborted) throw abortError(signal);
+      }
+      all += text;
+      const prefillMs = (firstToken ?? lastToken) - began;
+      const decodeMs = lastToken - (firstToken ?? lastToken);
+      const rate = (n: number, ms: number) => (n > 0 && ms > 0 ? (n * 1000) / ms : 0);
+      const finish: Finish = {
+        reason: this.#call((model) => model.reason()) as FinishReason,
+        text: all,
+        seed,
+        usage: { promptTokens: ids.length, cachedTokens: cached, completionTokens: count, droppedMessages: dropped },
+        timings: {
+          prefillMs,
+          decodeMs,
+          prefillTokensPerSecond: rate(ids.length - cached, prefillMs),
+          tokensPerSecond: rate(count - 1, decodeMs),
+        },
+      };
+      yield { text, tokens, finish };
+      return finish;
+    } finally {
+      // Also reached when the consumer leaves its loop early.
+      if (!this.#dead) this.#model?.end();
+      release();
+    }
+  }
+}
+
+function encode(model: Model, messages: readonly Message[], thinking: boolean): Uint32Array {
+  const conversation = new Conversation();
+  try {
+    for (const { role, content } of messages) conversation.push(role, content);
+    return model.encode_chat(conversation, thinking);
+  } finally {
+    conversation.free();
+  }
+}
+
+/** The conversation without its first turn: everything from the first non-system message up to the next user message. */
+function withoutOldestTurn(messages: Message[]): Message[] | undefined {
+  const first = messages.findIndex((message) => message.role !== "system");
+  const next = messages.findIndex((message, i) => i > first && message.role === "user");
+  if (first < 0 || next < 0) return undefined;
+  return [...messages.slice(0, first), ...messages.slice(next)];
+}
+
+const SETTINGS = [
+  "maxTokens",
+  "temperature",
+  "topK",
+  "topP",
+  "minP",
+  "typicalP",
+  "repetitionPenalty",
+  "presencePenalty",
+  "frequencyPenalty",
+  "penaltyLastN",
+  "dryMultiplier",
+  "dryBase",
+  "dryAllowedLength",
+  "dryLastN",
+] as const satisfies readonly (keyof GenerateOptions)[];
+
+/** Taken over by `Model.begin`. */
+function samplingOf(options: GenerateOptions, seed: number): Sampling {
+  const sampling = Sampling.preset(options.preset ?? "bonsai");
+  try {
+    for (const name of SETTINGS) {
+      const value: unknown = options[name];
+      if (value === undefined) continue;
+      if (typeof value !== "number") throw new ShohinError("argument", `${name} must be a number`);
+      sampling.set(name, value);
+    }
+    sampling.set("seed", seed);
+    const stop = options.stop ?? [];
+    for (const text of typeof stop === "string" ? [stop] : stop) sampling.add_stop(text);
+    return sampling;
+  } catch (thrown) {
+    sampling.free();
+    throw thrown;
+  }
+}

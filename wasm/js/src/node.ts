@@ -1,0 +1,43 @@
+// The same engine in Node: on the calling thread, models also by file path.
+import { open, readFile } from "node:fs/promises";
+import { fileURLToPath } from "node:url";
+import { ShohinError } from "./error.js";
+import { host, LocalEngine } from "./local.js";
+import { fetchPieces, type Pieces } from "./source.js";
+
+export * from "./local.js";
+export { LocalEngine as Engine };
+
+host.module = async () => readFile(new URL("shohin_wasm_bg.wasm", import.meta.url));
+
+host.open = async (name, options) => {
+  if (/^(https?|data|blob):/.test(name)) return fetchPieces(name, options.request, options.signal);
+  return filePieces(name.startsWith("file:") ? fileURLToPath(name) : name);
+};
+
+async function filePieces(path: string): Promise<Pieces> {
+  const fail = (cause: unknown) =>
+    new ShohinError("read", `${path} could not be read: ${(cause as Error).message}`, { cause });
+  const file = await open(path).catch((cause: unknown) => {
+    throw fail(cause);
+  });
+  const { size } = await file.stat();
+  return {
+    stage: "read",
+    total: size,
+    pieces: (async function* () {
+      const buffer = new Uint8Array(4 << 20);
+      try {
+        for (;;) {
+          const { bytesRead } = await file.read(buffer);
+          if (bytesRead === 0) return;
+          yield buffer.subarray(0, bytesRead);
+        }
+      } catch (cause) {
+        throw fail(cause);
+      } finally {
+        await file.close();
+      }
+    })(),
+  };
+}

@@ -1,0 +1,89 @@
+// Runs a LocalEngine for a page. One worker holds one engine; terminating the worker frees all its memory.
+import type { Chunk, EngineInfo, Progress } from "./api.js";
+import { abortError, ShohinError, toError } from "./error.js";
+import { LocalEngine } from "./local.js";
+import type { FromWorker, LoadRequest, Request, ToWorker } from "./protocol.js";
+
+let engine: LocalEngine | undefined;
+const aborts = new Map<number, AbortController>();
+const wanted = new Map<number, (piece: Uint8Array | undefined) => void>();
+
+const send = (message: FromWorker) => postMessage(message);
+
+self.onmessage = ({ data }: MessageEvent<ToWorker>) => {
+  if (data.call === "abort") {
+    aborts.get(data.id)?.abort();
+    wanted.get(data.id)?.(undefined);
+  } else if (data.call === "piece") {
+    wanted.get(data.id)?.(data.piece);
+  } else {
+    void answer(data.id, data);
+  }
+};
+
+async function answer(id: number, request: Request): Promise<void> {
+  const abort = new AbortController();
+  aborts.set(id, abort);
+  try {
+    send({ id, done: await run(id, request, abort.signal) });
+  } catch (thrown) {
+    const { code, message } = toError(thrown);
+    send({ id, error: { code, message } });
+  } finally {
+    aborts.delete(id);
+  }
+}
+
+async function run(
+  id: number,
+  request: Request,
+  signal: AbortSignal,
+): Promise<EngineInfo | Uint32Array | string | undefined> {
+  if (request.call === "load") {
+    engine = await load(id, request, signal);
+    return engine.info;
+  }
+  if (!engine) throw new ShohinError("disposed", "no model is loaded");
+  switch (request.call) {
+    case "chat":
+      return stream(id, engine.chat(request.messages, { ...request.options, signal }));
+    case "generate":
+      return stream(id, engine.generate(request.prompt, { ...request.options, signal }));
+    case "tokenize":
+      return engine.tokenize(request.text, { special: request.special });
+    case "tokenizeChat":
+      return engine.tokenizeChat(request.messages, { thinking: request.thinking });
+    case "detokenize":
+      return engine.detokenize(request.ids);
+  }
+}
+
+async function stream(id: number, chunks: AsyncIterable<Chunk>): Promise<undefined> {
+  for await (const chunk of chunks) send({ id, chunk });
+  return undefined;
+}
+
+function load(id: number, { source, options }: LoadRequest, signal: AbortSignal): Promise<LocalEngine> {
+  const all = { ...options, signal, onProgress: (progress: Progress) => send({ id, progress }) };
+  if ("feed" in source) {
+    return LocalEngine.read({ stage: "read", total: source.feed, pieces: fed(id, signal) }, all);
+  }
+  return LocalEngine.load("url" in source ? source.url : source.blob, all);
+}
+
+/** The pieces the page sends. */
+async function* fed(id: number, signal: AbortSignal): AsyncGenerator<Uint8Array> {
+  try {
+    for (;;) {
+      const piece = await new Promise<Uint8Array | undefined>((resolve) => {
+        wanted.set(id, resolve);
+        send({ id, want: true });
+      });
+      if (signal.aborted) throw abortError(signal);
+      if (!piece) return;
+      yield piece;
+    }
+  } finally {
+    wanted.delete(id);
+  }
+}

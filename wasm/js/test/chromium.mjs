@@ -1,0 +1,59 @@
+// Serves a directory and drives a headless Chromium against it.
+import { createReadStream } from "node:fs";
+import { stat } from "node:fs/promises";
+import { createServer } from "node:http";
+import { extname, join, normalize } from "node:path";
+import { fileURLToPath } from "node:url";
+import { chromium } from "playwright-core";
+
+const TYPES = {
+  ".html": "text/html; charset=utf-8",
+  ".js": "text/javascript",
+  ".css": "text/css",
+  ".svg": "image/svg+xml",
+  ".wasm": "application/wasm",
+};
+
+/** A plain static server, with no special headers, on a free port. `routes` answer before files do. */
+export async function serve(directory, routes = {}) {
+  const root = fileURLToPath(directory);
+  const server = createServer(async (request, response) => {
+    const { pathname } = new URL(request.url, "http://localhost");
+    if (routes[pathname]) return routes[pathname](request, response);
+    const path = join(root, normalize(pathname.endsWith("/") ? `${pathname}index.html` : pathname));
+    const info = path.startsWith(root) ? await stat(path).catch(() => undefined) : undefined;
+    if (!info?.isFile()) return response.writeHead(404).end("not found");
+    response.writeHead(200, {
+      "Content-Type": TYPES[extname(path)] ?? "application/octet-stream",
+      "Content-Length": info.size,
+    });
+    createReadStream(path).pipe(response);
+  });
+  await new Promise((resolve) => server.listen(0, "127.0.0.1", resolve));
+  return {
+    url: `http://127.0.0.1:${server.address().port}/`,
+    close: () => new Promise((resolve) => (server.closeAllConnections(), server.close(resolve))),
+  };
+}
+
+/** Chromium that stays off the network. `CHROME` names the program. */
+export function launch() {
+  return chromium.launch({
+    executablePath: process.env.CHROME ?? "/usr/bin/chromium",
+    args: [
+      "--no-sandbox",
+      "--disable-dev-shm-usage",
+      "--disable-background-networking",
+      "--disable-component-update",
+      "--disable-default-apps",
+      "--disable-sync",
+      "--disable-domain-reliability",
+      "--disable-client-side-phishing-detection",
+      "--no-first-run",
+      "--no-default-browser-check",
+      "--no-pings",
+      "--metrics-recording-only",
+      "--disable-features=OptimizationHints,MediaRouter,Translate,AutofillServerCommunication,CertificateTransparencyComponentUpdater",
+    ],
+  });
+}
