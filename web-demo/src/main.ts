@@ -1,0 +1,53 @@
+import { isBusy, newChat, say, showState, showSuggestions, stop } from "./chat.js";
+import { initModels, on } from "./models.js";
+import { page } from "./page.js";
+import { initSettings } from "./settings.js";
+import { initTheme } from "./theme.js";
+
+/** Lets the field grow with its text where the style sheet alone cannot. */
+function fit(): void {
+  if (CSS.supports("field-sizing", "content")) return;
+  page.prompt.style.height = "auto";
+  page.prompt.style.height = `${page.prompt.scrollHeight}px`;
+}
+
+function send(): void {
+  const text = page.prompt.value.trim();
+  if (text === "" || isBusy()) return;
+  page.prompt.value = "";
+  fit();
+  void say(text);
+}
+
+page.composer.addEventListener("submit", (event) => {
+  event.preventDefault();
+  if (isBusy()) stop();
+  else send();
+});
+page.prompt.addEventListener("keydown", (event) => {
+  // While an input method composes a character, Enter belongs to it.
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  send();
+});
+page.prompt.addEventListener("input", () => {
+  fit();
+  showState();
+});
+addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && !page.settings.open) stop();
+});
+page.newChat.addEventListener("click", () => {
+  newChat();
+  page.prompt.focus();
+});
+
+on.change = newChat;
+on.ready = showState;
+
+initTheme(page.theme);
+initSettings();
+showSuggestions();
+showState();
+initModels();
+if (matchMedia("(hover: hover)").matches) page.prompt.focus();

@@ -1,0 +1,265 @@
+// The built page in headless Chromium, as a visitor uses it: `npm run build` first. CHROME is the browser's path.
+import assert from "node:assert/strict";
+import { createReadStream } from "node:fs";
+import { readFile, stat } from "node:fs/promises";
+import { after, afterEach, before, beforeEach, describe, test } from "node:test";
+import { fileURLToPath } from "node:url";
+import { launch, serve } from "../../wasm/js/test/chromium.mjs";
+
+const MODEL = fileURLToPath(new URL("../../models/sprout.gguf", import.meta.url));
+
+describe("the page", () => {
+  let browser, server, page, problems;
+
+  before(async () => {
+    browser = await launch();
+    server = await serve(new URL("../dist/", import.meta.url), {
+      // A download that never gets past its first half.
+      "/slow.gguf": async (_request, response) => {
+        const { size } = await stat(MODEL);
+        response.writeHead(200, { "Content-Length": size });
+        createReadStream(MODEL, { end: size >> 1 }).pipe(response, { end: false });
+      },
+      "/none.gguf": (_request, response) => response.writeHead(404).end("nothing here"),
+      "/page.gguf": (_request, response) => response.writeHead(200).end("<!doctype html><title>Sign in</title>"),
+      // No length is told.
+      "/other.gguf": (_request, response) => createReadStream(MODEL).pipe(response),
+    });
+  });
+  after(async () => {
+    await browser?.close();
+    await server?.close();
+  });
+
+  beforeEach(async () => {
+    const context = await browser.newContext({ viewport: { width: 1024, height: 768 } });
+    page = await context.newPage();
+    page.setDefaultTimeout(60_000);
+    problems = [];
+    page.on("pageerror", (error) => problems.push(String(error)));
+    // What the content security policy forbids, and every missing file, end up here.
+    page.on("console", (message) => message.type() === "error" && problems.push(message.text()));
+    page.on("request", (request) => {
+      if (!request.url().startsWith(server.url) && !/^(blob|data):/.test(request.url())) problems.push(`asks for ${request.url()}`);
+    });
+    await page.goto(server.url);
+  });
+  afterEach(async () => {
+    await page.context().close();
+    assert.deepEqual(problems, []);
+  });
+
+  const ready = () => page.locator("#model[data-state=ready]").waitFor();
+  const replies = () => page.locator("#conversation [data-role=assistant]");
+  const lastReply = () => replies().last();
+  const idle = () => page.locator("#send:not([data-busy])").waitFor();
+  const text = (turn) => turn.locator("[data-part=text]").innerText();
+  const loadAddress = async (address) => {
+    await page.click("#open-settings");
+    await page.fill("#url", address);
+    await page.click("#url-form button");
+  };
+
+  /** Types a message and waits for the whole reply. */
+  async function ask(message) {
+    const before = await replies().count();
+    await page.locator("#prompt").pressSequentially(message);
+    await page.keyboard.press("Enter");
+    await replies().nth(before).locator("xpath=self::*[@data-state='done']").waitFor();
+    return text(lastReply());
+  }
+
+  /** Sets values in the settings sheet, by the ids of its fields. */
+  async function set(values) {
+    await page.click("#open-settings");
+    for (const [id, value] of Object.entries(values)) {
+      if (id === "preset") await page.selectOption("#preset", value);
+      else await page.fill(`#${id}`, value);
+    }
+    await page.click("#close-settings");
+  }
+
+  test("answers what is typed, remembers the turns before, and starts anew", async () => {
+    await ready();
+    await set({ preset: "greedy" });
+    const first = await ask("Hello!");
+    assert.match(first, /\w+/);
+    assert.match(await lastReply().locator(".tools").innerText(), /\d+ tokens · [\d.,]+ tokens\/s/);
+    // Read out once, as a whole.
+    assert.equal(await page.locator("#status").innerText(), first);
+
+    assert.notEqual(await ask("What is my name?"), "");
+    assert.equal(await replies().count(), 2);
+    assert.equal(await page.locator("#conversation [data-role=user]").count(), 2);
+    assert.equal(await page.locator("#welcome").isVisible(), false);
+
+    await page.click("#new-chat");
+    assert.equal(await page.locator("#conversation > *").count(), 0);
+    assert.equal(await page.locator("#welcome").isVisible(), true);
+    // Nothing of the old conversation is left in the model.
+    assert.equal(await ask("Hello!"), first);
+  });
+
+  test("takes a message before the model is there", async () => {
+    assert.notEqual(await ask("Hello!"), "");
+  });
+
+  test("starts from a suggestion", async () => {
+    await ready();
+    await page.click("#suggestions button");
+    await lastReply().locator("xpath=self::*[@data-state='done']").waitFor();
+    assert.notEqual(await text(lastReply()), "");
+  });
+
+  test("streams, and stops when asked", async () => {
+    await ready();
+    await set({ preset: "creative", seed: "1" });
+    for (const stop of [() => page.click("#send"), () => page.keyboard.press("Escape")]) {
+      await page.fill("#prompt", "Tell me a story about a cat.");
+      await page.click("#send");
+      const part = lastReply().locator("[data-part=text]");
+      await part.filter({ hasText: /\S+ \S+ \S+/ }).waitFor();
+      const early = await part.innerText();
+      assert.equal(await lastReply().getAttribute("data-state"), "busy", "the reply came all at once");
+      assert.equal(await page.locator("#send").getAttribute("aria-label"), "Stop");
+      await stop();
+      await idle();
+      const all = await part.innerText();
+      assert.ok(all.startsWith(early.trimEnd()), `${early} | ${all}`);
+      assert.match(await lastReply().locator(".tools").innerText(), /Stopped/);
+    }
+    // And the next message works.
+    assert.notEqual(await ask("Hello!"), "");
+  });
+
+  test("repeats a reply with the same seed, cuts at the token limit, and remembers its settings", async () => {
+    await ready();
+    await set({ preset: "creative", seed: "7", "max-tokens": "12" });
+    const first = await ask("Tell me a story.");
+    assert.match(await lastReply().locator(".tools").innerText(), /12 tokens .* cut at the token limit/);
+    await page.click(".again");
+    await idle();
+    assert.equal(await replies().count(), 1);
+    assert.equal(await text(lastReply()), first);
+    await page.reload();
+    assert.equal(await page.locator("#seed").inputValue(), "7");
+    assert.equal(await page.locator("#preset").inputValue(), "creative");
+    assert.equal(await page.locator("#temperature").inputValue(), "1");
+  });
+
+  test("loads the visitor's own file, by picker and by drop", async () => {
+    await ready();
+    await ask("Hello!");
+    await page.setInputFiles("#file", { name: "mine.gguf", mimeType: "", buffer: await readFile(MODEL) });
+    // Another model, another conversation.
+    await page.locator("#conversation > *").first().waitFor({ state: "detached" });
+    await ready();
+    await page.click("#model");
+    await page.click("#use-sprout");
+    await page.locator("#use-sprout").waitFor({ state: "hidden" });
+    await ready();
+    assert.equal(await page.locator("#model-name").innerText(), "sprout");
+
+    const dataTransfer = await page.evaluateHandle(async () => {
+      const data = new DataTransfer();
+      data.items.add(new File([await (await fetch("sprout.gguf")).blob()], "dropped.gguf"));
+      return data;
+    });
+    await page.dispatchEvent("body", "dragenter", { dataTransfer });
+    assert.equal(await page.locator("#drop").isVisible(), true);
+    await page.dispatchEvent("body", "drop", { dataTransfer });
+    assert.equal(await page.locator("#drop").isVisible(), false);
+    await page.locator("#use-sprout:not([hidden])").waitFor({ state: "attached" });
+    await ready();
+    assert.notEqual(await ask("Hello!"), "");
+  });
+
+  test("says what is wrong with a file, and keeps the model it had", async () => {
+    await ready();
+    for (const [name, buffer, message] of [
+      ["broken.gguf", (await readFile(MODEL)).subarray(0, 5000), /^broken\.gguf is not a complete GGUF file: /],
+      ["notes.txt", Buffer.from("Dear diary, today I wrote no model."), /^notes\.txt is not a complete GGUF file: /],
+      ["empty.gguf", Buffer.alloc(0), /^empty\.gguf is not a complete GGUF file: /],
+    ]) {
+      await page.setInputFiles("#file", { name, mimeType: "", buffer });
+      await page.locator("#alert-text").filter({ hasText: message }).waitFor();
+    }
+    await page.click("#alert-close");
+    assert.equal(await page.locator("#alert").isVisible(), false);
+    await ready();
+    assert.notEqual(await ask("Hello!"), "");
+  });
+
+  test("loads from an address, shows progress, and can be cancelled", async () => {
+    await ready();
+    await loadAddress(`${server.url}slow.gguf`);
+    await page.locator("#loading-text").filter({ hasText: /slow\.gguf, .* of / }).waitFor();
+    await page.waitForFunction(() => document.querySelector("#loading-bar").value > 0.3);
+    await page.click("#loading-cancel");
+    await page.locator("#loading").waitFor({ state: "hidden" });
+    assert.equal(await page.locator("#alert").isVisible(), false);
+    await ready();
+
+    await loadAddress(`${server.url}none.gguf`);
+    await page.locator("#alert-text").filter({ hasText: /^none\.gguf could not be loaded: .* answered 404/ }).waitFor();
+    await loadAddress(`${server.url}page.gguf`);
+    await page.locator("#alert-text").filter({ hasText: "page.gguf is not a complete GGUF file" }).waitFor();
+    await loadAddress("not an address");
+    assert.equal(await page.locator("#url").evaluate((input) => input.validity.valid), false);
+    await page.click("#close-settings");
+    await loadAddress(`${server.url}other.gguf`);
+    await page.locator("#use-sprout:not([hidden])").waitFor({ state: "attached" });
+    await ready();
+    assert.equal(await page.locator("#alert").isVisible(), false);
+    assert.notEqual(await ask("Hello!"), "");
+    // The browser itself reports the missing file.
+    problems = problems.filter((problem) => !/404/.test(problem));
+  });
+
+  test("never shows what is written as markup", async () => {
+    await ready();
+    await ask("<img src=x onerror=alert(1)> **Hello**");
+    assert.equal(await page.locator("#conversation img").count(), 0);
+    assert.equal(await text(page.locator("#conversation [data-role=user]")), "<img src=x onerror=alert(1)> **Hello**");
+  });
+
+  test("can be used with the keyboard alone, and has a name for every control", async () => {
+    await ready();
+    const nameless = await page.evaluate(() =>
+      [...document.querySelectorAll("button, input:not([hidden]), select, textarea")]
+        .filter((control) => {
+          const name = control.getAttribute("aria-label") || control.labels?.[0]?.textContent || control.textContent;
+          return !name?.trim();
+        })
+        .map((control) => control.outerHTML),
+    );
+    assert.deepEqual(nameless, []);
+    await page.focus("#open-settings");
+    await page.keyboard.press("Enter");
+    assert.equal(await page.locator("#settings").evaluate((dialog) => dialog.open), true);
+    await page.keyboard.press("Escape");
+    assert.equal(await page.locator("#settings").evaluate((dialog) => dialog.open), false);
+    assert.equal(await page.evaluate(() => document.activeElement.id), "open-settings");
+  });
+
+  test("fits a phone, and has a light and a dark face", async () => {
+    await ready();
+    await page.setViewportSize({ width: 360, height: 640 });
+    await ask("Tell me a story about a lost kite.");
+    const overflow = () => page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
+    assert.ok((await overflow()) <= 0);
+    await page.click("#open-settings");
+    assert.ok((await overflow()) <= 0);
+    await page.click("#close-settings");
+    const paper = () => page.evaluate(() => getComputedStyle(document.documentElement).backgroundColor);
+    await page.emulateMedia({ colorScheme: "light" });
+    const light = await paper();
+    await page.emulateMedia({ colorScheme: "dark" });
+    const dark = await paper();
+    assert.notEqual(dark, light);
+    await page.click("#theme");
+    assert.equal(await paper(), light);
+    await page.click("#theme");
+    assert.equal(await paper(), dark);
+  });
+});
