@@ -1,6 +1,6 @@
 //! Reading a file in every way there is, and comparing the answers.
 
-use shohin_core::gguf::{Event, Gguf, GgufStream, Header, ReadOptions, Value};
+use shohin_core::gguf::{Event, Gguf, GgufStream, GgufWriter, Header, ReadOptions, TensorType, Value};
 use shohin_core::{Error, Format, Result};
 
 use crate::Random;
@@ -132,4 +132,23 @@ pub fn assert_random_splits_agree(file: &[u8], options: &ReadOptions, random: &m
         let got = streamed(file, options, |_| 1 + random.below(scale));
         assert_eq!(got, expected);
     }
+}
+
+/// Copies a file through reader and writer.
+pub fn rewrite(gguf: &Gguf<'_>) -> Result<Vec<u8>> {
+    let mut w = GgufWriter::new();
+    for (key, value) in gguf.metadata().iter() {
+        w.set(key, value)?;
+    }
+    for t in gguf.tensors() {
+        let kind = TensorType::of(t.type_id()).expect("only known types are read");
+        match t.format() {
+            Some(f) if t.type_id() == 42 => {
+                let (block, block_bytes) = (f.block() as u32, f.block_bytes() as u32);
+                w.tensor_of(t.name(), t.dims(), &TensorType { block, block_bytes, ..*kind })?;
+            }
+            _ => w.tensor_of(t.name(), t.dims(), kind)?,
+        }
+    }
+    w.to_vec(gguf.tensors().iter().map(|t| gguf.data(t)))
 }

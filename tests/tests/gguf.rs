@@ -7,7 +7,7 @@ use shohin_core::gguf::{
 use shohin_core::{Error, Format};
 use shohin_tests::model::{Model, Shape, Stored};
 use shohin_tests::raw::{RawFile, RawTensor, RawValue};
-use shohin_tests::reading::{assert_random_splits_agree, exercise, streamed, whole};
+use shohin_tests::reading::{assert_random_splits_agree, exercise, rewrite, streamed, whole};
 use shohin_tests::{Random, data, meter};
 
 const DEFAULT: ReadOptions = ReadOptions { limits: shohin_core::Limits::DEFAULT, id42: Id42::Auto };
@@ -102,24 +102,8 @@ fn writer_writes_what_gguf_py_writes() {
     assert_eq!(file, expected);
 }
 
-/// Copies a file through reader and writer.
 fn rewritten(file: &[u8]) -> Vec<u8> {
-    let gguf = Gguf::parse(file).unwrap();
-    let mut w = GgufWriter::new();
-    for (key, value) in gguf.metadata().iter() {
-        w.set(key, value).unwrap();
-    }
-    for t in gguf.tensors() {
-        let kind = TensorType::of(t.type_id()).unwrap();
-        match t.format() {
-            Some(f) if t.type_id() == 42 => {
-                let (block, block_bytes) = (f.block() as u32, f.block_bytes() as u32);
-                w.tensor_of(t.name(), t.dims(), &TensorType { block, block_bytes, ..*kind }).unwrap();
-            }
-            _ => w.tensor_of(t.name(), t.dims(), kind).unwrap(),
-        }
-    }
-    w.to_vec(gguf.tensors().iter().map(|t| gguf.data(t))).unwrap()
+    rewrite(&Gguf::parse(file).unwrap()).unwrap()
 }
 
 #[test]

@@ -153,11 +153,11 @@ fn group(tensors: &[TensorInfo<'_>], order: &[u32], data_len: u64, alignment: u3
     let large = end_if(tensors, order, alignment, Format::Q2_0)?;
     let exact =
         |end: Option<u64>| end.is_some_and(|end| end == data_len || pad(end, alignment) == Some(data_len));
-    match (large, small) {
-        (Some(_), None) => Ok(Format::Q2_0),
-        (None, Some(_)) => Ok(Format::Pq2_0),
-        (Some(_), Some(_)) if exact(large) => Ok(Format::Q2_0),
-        (Some(_), Some(_)) if exact(small) => Ok(Format::Pq2_0),
+    match (large.is_some(), small.is_some()) {
+        (true, false) => Ok(Format::Q2_0),
+        (false, true) => Ok(Format::Pq2_0),
+        (true, true) if exact(large) && !exact(small) => Ok(Format::Q2_0),
+        (true, true) if exact(small) && !exact(large) => Ok(Format::Pq2_0),
         _ => {
             let mut of_type = order.iter().filter_map(|i| tensors.get(*i as usize)).filter(|t| t.id == ID_42);
             match of_type.next_back() {

@@ -379,11 +379,11 @@ cases! {
         for format in Format::ALL {
             let file = RawFile::of(&Model::new(shape(), Stored::new(format), 3).to_vec().unwrap());
             // NaN, infinities, -0, subnormal, largest: as f16, and as upper half of an f32.
-            for odd in [0x7e00_u16, 0x7c00, 0xfc00, 0x8000, 0x0001, 0x7bff, 0xffff, 0x7f80] {
+            for odds in [[0x7e00_u16, 0xffff, 0x7f80], [0x7c00, 0xfc00, 0x7bff], [0x8000, 0x0001, 0x8001]] {
                 let mut file = file.clone();
-                for _ in 0..20 {
+                for i in 0..30 {
                     let at = random.below(file.data.len() / 2) * 2;
-                    file.data[at..at + 2].copy_from_slice(&odd.to_le_bytes());
+                    file.data[at..at + 2].copy_from_slice(&odds[i % odds.len()].to_le_bytes());
                 }
                 same_everywhere(&file.build());
             }
@@ -406,7 +406,7 @@ cases! {
         let header = Gguf::parse(&file).unwrap().header().data_start() as usize;
         let mut random = Random::new(99);
         let (mut ran, mut failed) = (0, 0);
-        for _ in 0..1500 {
+        for _ in 0..600 {
             let mut file = file.clone();
             for _ in 0..1 + random.below(3) {
                 let interesting = [0, 1, 0x7f, 0x80, 0xff, random.next() as u8];
@@ -424,7 +424,7 @@ cases! {
                 Err(_) => failed += 1,
             }
         }
-        assert!(ran > 100 && failed > 100, "{ran} {failed}");
+        assert!(ran > 50 && failed > 50, "{ran} {failed}");
     }
 
     /// Scores that are no scores.
