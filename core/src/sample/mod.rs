@@ -96,6 +96,11 @@ impl Sampler {
         self.penalties.accept(token);
     }
 
+    /// Forgets the accepted tokens; the random sequence goes on. Between two replies.
+    pub fn forget(&mut self) {
+        self.penalties.clear();
+    }
+
     /// Forgets the accepted tokens and starts the random sequence anew at `seed`.
     pub fn restart(&mut self, seed: u64) {
         self.config.seed = seed;

@@ -1,0 +1,354 @@
+//! The command line: what can be asked, with its help.
+
+use clap::builder::styling::{AnsiColor, Styles};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use shohin_core::SamplerConfig;
+use std::path::PathBuf;
+
+const STYLES: Styles = Styles::styled()
+    .header(AnsiColor::Green.on_default().bold())
+    .usage(AnsiColor::Green.on_default().bold())
+    .literal(AnsiColor::Cyan.on_default().bold())
+    .placeholder(AnsiColor::Cyan.on_default());
+
+/// Chat with 1-bit and ternary Bonsai language models, on any CPU.
+#[derive(Debug, Parser)]
+#[command(
+    name = "shohin",
+    version,
+    styles = STYLES,
+    disable_help_subcommand = true,
+    override_usage = "shohin chat\n       shohin <COMMAND> [OPTIONS]",
+    after_help = "\
+A small model is built in, so `shohin chat` needs no download. It knows short stories and simple
+questions only; for more, give any Bonsai GGUF file:
+
+  shohin chat -m Ternary-Bonsai-1.7B-PQ2_0.gguf
+  shohin run \"Tell me a story about a fox.\"
+  shohin run -m Bonsai-8B.gguf --file question.txt --json > answer.json
+  shohin bench -m Bonsai-1.7B.gguf
+
+`shohin <COMMAND> --help` explains a command with examples.
+Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 141 output closed."
+)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+}
+
+/// Where the model comes from and how it is run.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Model and engine")]
+pub(crate) struct EngineArgs {
+    /// GGUF file of a Bonsai or other Qwen3 model [default: the small built-in model]
+    #[arg(short, long, global = true, value_name = "FILE")]
+    pub(crate) model: Option<PathBuf>,
+    /// Threads to compute with [default: one for each core]
+    #[arg(short = 't', long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub(crate) threads: Option<u16>,
+    /// Most tokens to hold, cut to what the model can [default: 4096]
+    #[arg(short = 'c', long, global = true, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) context: Option<u32>,
+    /// Precision of activations: int8 is fast, f32 is exact
+    #[arg(long, global = true, value_name = "TYPE", default_value = "int8")]
+    pub(crate) act: Act,
+    /// Precision of cached keys and values
+    #[arg(long, global = true, value_name = "TYPE", default_value = "f16")]
+    pub(crate) kv: Kv,
+    /// Instruction set of the kernels, e.g. scalar or avx2 [default: the best this machine has]
+    #[arg(long, global = true, value_name = "NAME")]
+    pub(crate) isa: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Act {
+    Int8,
+    F32,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Kv {
+    F16,
+    F32,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    Chat(ChatArgs),
+    Run(RunArgs),
+    Inspect(InspectArgs),
+    Tokenize(TokenizeArgs),
+    Logits(LogitsArgs),
+    Eval(EvalArgs),
+    Bench(BenchArgs),
+}
+
+/// Chat in the terminal
+///
+/// Replies stream as they are made. Ctrl-C stops a reply, Ctrl-D ends the chat, /help lists commands.
+/// Only the new turn is computed; the conversation so far stays in memory. Lines also come from a pipe,
+/// one message a line.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  shohin chat
+  shohin chat -m Ternary-Bonsai-1.7B-PQ2_0.gguf --system \"Answer in one sentence.\"
+  shohin chat --preset greedy
+  printf 'My name is Zoe.\\nWhat is my name?\\n' | shohin chat")]
+pub(crate) struct ChatArgs {
+    /// Instructions for the whole conversation
+    #[arg(short, long, value_name = "TEXT")]
+    pub(crate) system: Option<String>,
+    /// Let a model that can think do so before it answers
+    #[arg(long)]
+    pub(crate) think: bool,
+    /// Most tokens of a reply [default: until the context is full]
+    #[arg(short = 'n', long, value_name = "N")]
+    pub(crate) max_tokens: Option<usize>,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+}
+
+/// Answer one prompt, or continue a text
+///
+/// The prompt is the argument, the content of --file, or standard input. It is put to the model as a chat
+/// message; with --raw the model continues it as plain text.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  shohin run \"What does a cow say?\"
+  shohin run --raw \"Once upon a time, there was\" -n 60 --seed 7
+  shohin run --file question.txt --json
+  git diff | shohin run -m Bonsai-8B.gguf --system \"Write a commit message for this diff.\"
+  shohin run \"Name a fruit.\" --json --logprobs 3 | jq .logprobs")]
+pub(crate) struct RunArgs {
+    /// The prompt; \"-\" or nothing reads standard input
+    pub(crate) prompt: Option<String>,
+    /// Read the prompt from a file
+    #[arg(short, long, value_name = "FILE", conflicts_with = "prompt")]
+    pub(crate) file: Option<PathBuf>,
+    /// Continue the prompt as plain text, without the chat template
+    #[arg(long, conflicts_with_all = ["system", "think"])]
+    pub(crate) raw: bool,
+    /// Instructions that hold for the reply
+    #[arg(short, long, value_name = "TEXT")]
+    pub(crate) system: Option<String>,
+    /// Let a model that can think do so before it answers
+    #[arg(long)]
+    pub(crate) think: bool,
+    /// Most tokens to generate [default: until the context is full]
+    #[arg(short = 'n', long, value_name = "N")]
+    pub(crate) max_tokens: Option<usize>,
+    /// Print one JSON object at the end instead of streaming text
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// With --json: log-probability of each token, and of the N most likely in its place
+    #[arg(long, value_name = "N", requires = "json", value_parser = clap::value_parser!(u16).range(0..=100))]
+    pub(crate) logprobs: Option<u16>,
+    /// Print tokens, times and speed to standard error at the end
+    #[arg(long)]
+    pub(crate) stats: bool,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+}
+
+/// How tokens are chosen. Options change single values of the preset.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Sampling")]
+pub(crate) struct SamplingArgs {
+    /// Starting point: bonsai is what the model cards recommend
+    #[arg(long, default_value = "bonsai", value_parser = clap::builder::PossibleValuesParser::new(SamplerConfig::PRESETS))]
+    pub(crate) preset: String,
+    /// Randomness: 0 always takes the most likely token
+    #[arg(long, value_name = "T", visible_alias = "temp", allow_negative_numbers = true)]
+    pub(crate) temperature: Option<f32>,
+    /// Choose among the K most likely tokens (0: all)
+    #[arg(long, value_name = "K")]
+    pub(crate) top_k: Option<usize>,
+    /// Choose among the most likely tokens that hold probability P together
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub(crate) top_p: Option<f32>,
+    /// Choose among tokens at least P times as likely as the most likely one
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub(crate) min_p: Option<f32>,
+    /// Choose among the most typical tokens that hold probability P together
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub(crate) typical_p: Option<f32>,
+    /// Make recent tokens less likely by this factor (1: off)
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub(crate) repetition_penalty: Option<f32>,
+    /// Take X from the score of each recent token
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub(crate) presence_penalty: Option<f32>,
+    /// Take X from a recent token's score for each time it occurred
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub(crate) frequency_penalty: Option<f32>,
+    /// How many tokens count as recent
+    #[arg(long, value_name = "N")]
+    pub(crate) penalty_last_n: Option<usize>,
+    /// Strength of DRY, which punishes repeated phrases (0: off, 0.8 is usual)
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub(crate) dry_multiplier: Option<f32>,
+    /// How fast DRY's penalty grows with the repetition's length
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub(crate) dry_base: Option<f32>,
+    /// Longest repetition that is still free
+    #[arg(long, value_name = "N")]
+    pub(crate) dry_allowed_length: Option<usize>,
+    /// How many tokens DRY searches
+    #[arg(long, value_name = "N")]
+    pub(crate) dry_last_n: Option<usize>,
+    /// Same seed, same text [default: another one each time]
+    #[arg(long, value_name = "N")]
+    pub(crate) seed: Option<u64>,
+    /// End the reply where this text appears; can be given several times
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) stop: Vec<String>,
+}
+
+impl SamplingArgs {
+    /// The preset with the given options put in.
+    pub(crate) fn config(&self) -> SamplerConfig {
+        let mut c = SamplerConfig::preset(&self.preset).unwrap_or_default();
+        macro_rules! put {
+            ($($name:ident)*) => { $(if let Some(value) = self.$name { c.$name = value; })* };
+        }
+        put!(temperature top_k top_p min_p typical_p repetition_penalty presence_penalty
+            frequency_penalty penalty_last_n dry_multiplier dry_base dry_allowed_length dry_last_n);
+        c.seed = self.seed.unwrap_or_else(random_seed);
+        c
+    }
+}
+
+/// A seed that differs from run to run; short enough to be typed in again.
+fn random_seed() -> u64 {
+    use std::hash::{BuildHasher, Hasher};
+    std::hash::RandomState::new().build_hasher().finish() >> 32
+}
+
+/// Show what a model file holds and what running it takes
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  shohin inspect
+  shohin inspect -m Bonsai-1.7B.gguf --tensors
+  shohin inspect -m Bonsai-1.7B.gguf --context 32768 --json | jq .memory")]
+pub(crate) struct InspectArgs {
+    /// List every tensor
+    #[arg(long)]
+    pub(crate) tensors: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Turn text into token ids, or ids into text
+///
+/// Reads the argument or standard input. Text like <|im_end|> stays plain text unless --special is given.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  shohin tokenize \"Once upon a time\"
+  shohin tokenize --pieces \"Once upon a time\"
+  shohin tokenize --decode 401 17 33
+  shohin tokenize --special \"<|im_start|>user\"
+  echo '[\"one text\", \"another\"]' | shohin tokenize --json
+  shohin tokenize \"A text\" > ids.txt && shohin logits --tokens ids.txt --out logits.f32")]
+pub(crate) struct TokenizeArgs {
+    /// The text, or with --decode the ids; nothing reads standard input
+    #[arg(allow_negative_numbers = true)]
+    pub(crate) input: Vec<String>,
+    /// Turn ids into text
+    #[arg(short, long)]
+    pub(crate) decode: bool,
+    /// Read a JSON array of strings, print an array of arrays of ids; with --decode the other way round
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Let the text form control tokens such as <|im_start|>, and show them when decoding
+    #[arg(long)]
+    pub(crate) special: bool,
+    /// Bring the text into Unicode form NFC first, as Hugging Face tokenizers do
+    #[arg(long, conflicts_with = "decode")]
+    pub(crate) nfc: bool,
+    /// Print one token a line: id and text
+    #[arg(long, conflicts_with_all = ["json", "decode"])]
+    pub(crate) pieces: bool,
+}
+
+/// Compute the model's scores at every position of given tokens
+///
+/// For comparing with another engine: --out writes little-endian 32-bit floats, one row of the
+/// vocabulary's size for each token. Without --out the likeliest next tokens are listed.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  shohin logits --tokens ids.txt --act f32 --kv f32 --out logits.f32
+  python -c \"import numpy; print(numpy.fromfile('logits.f32', '<f4').reshape(40, -1).argmax(1))\"")]
+pub(crate) struct LogitsArgs {
+    /// File of token ids separated by white space; \"-\" reads standard input
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tokens: PathBuf,
+    /// Where to write the scores
+    #[arg(long, value_name = "FILE")]
+    pub(crate) out: Option<PathBuf>,
+    /// Without --out: how many tokens to list
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    pub(crate) top: u16,
+}
+
+/// Measure how well the model predicts a text (perplexity)
+///
+/// The text is cut into windows that overlap. In each, the tokens that no earlier window has scored are
+/// scored, so that every token but the first is scored once, with at least window - stride tokens before
+/// it (fewer only in the first window). Lower is better; compare equal texts, windows and strides only.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  shohin eval story.txt
+  shohin eval -m Bonsai-1.7B.gguf wiki.test.raw --window 2048 --stride 1024 --json")]
+pub(crate) struct EvalArgs {
+    /// The text; \"-\" reads standard input
+    pub(crate) text: PathBuf,
+    /// Tokens of a window [default: 512, or the model's context if that is less]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
+    pub(crate) window: Option<u32>,
+    /// How far a window is moved on [default: half a window]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) stride: Option<u32>,
+    /// Score no more than the first N tokens
+    #[arg(long, value_name = "N")]
+    pub(crate) limit: Option<usize>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Measure speed and memory
+///
+/// Prefill is reading a prompt, decode is writing a reply token by token. The median of the repetitions is
+/// shown, and the best. GB/s counts the bytes of weights that decoding a token reads.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  shohin bench
+  shohin bench -m Bonsai-1.7B.gguf --prefill 64,512 --decode 64 --threads 4
+  shohin bench -m Bonsai-1.7B.gguf --json > bench.json")]
+pub(crate) struct BenchArgs {
+    /// Prompt lengths
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "64,512")]
+    pub(crate) prefill: Vec<usize>,
+    /// Reply lengths
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "64")]
+    pub(crate) decode: Vec<usize>,
+    /// Tokens already in the context when a reply begins
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) depth: usize,
+    /// Repetitions of each
+    #[arg(short, long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub(crate) repeat: u16,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}

@@ -1,0 +1,158 @@
+//! `shohin bench`: speed and memory.
+
+use crate::args::{BenchArgs, EngineArgs};
+use crate::engine::{Engine, ModelFile};
+use crate::failure::{Failure, Outcome};
+use crate::run::round;
+use crate::terminal::{self, short};
+use serde_json::json;
+use shohin_core::{Pool, Session, SessionOptions};
+use std::io::{self, Write};
+use std::time::Instant;
+
+struct Row {
+    what: &'static str,
+    tokens: usize,
+    /// Seconds of each repetition, rising.
+    seconds: Vec<f64>,
+}
+
+impl Row {
+    fn speed(&self, seconds: f64) -> f64 {
+        self.tokens as f64 / seconds.max(1e-9)
+    }
+
+    fn median(&self) -> f64 {
+        let (n, s) = (self.seconds.len(), &self.seconds);
+        self.speed((s[(n - 1) / 2] + s[n / 2]) / 2.0)
+    }
+
+    fn best(&self) -> f64 {
+        self.speed(self.seconds[0])
+    }
+}
+
+pub(crate) fn bench(args: &BenchArgs, engine_args: &EngineArgs) -> Outcome {
+    let file = ModelFile::open(engine_args.model.as_deref())?;
+    let engine = Engine::load(&file, engine_args)?;
+    let longest = engine.model.config().max_context_length;
+    let depth = args.depth.max(1);
+    let prefill = args.prefill.iter().map(|&n| ("prefill", n, n));
+    let decode = args.decode.iter().map(|&n| ("decode", n, n.saturating_add(depth)));
+    let tests: Vec<(&str, usize, usize)> = prefill.chain(decode).filter(|test| test.1 > 0).collect();
+    let context = tests.iter().map(|test| test.2).max().unwrap_or(1);
+    if context > longest {
+        return Err(Failure::new(format_args!(
+            "a test needs {context} tokens, but this model holds at most {longest}"
+        )));
+    }
+    let options = SessionOptions { context, ..engine.options };
+    let mut session = Session::new(&engine.model, &options)?;
+    let vocab = engine.model.config().vocab_size;
+    // Any tokens do: the work does not depend on them. Spread over the vocabulary, as in real text.
+    let tokens: Vec<u32> = (0..context).map(|i| (i * 7919 % vocab) as u32).collect();
+
+    let bar = terminal::progress("measuring", "runs", tests.len() * usize::from(args.repeat) + 1);
+    session.forward_prefill(&tokens[..tokens.len().min(8)], &engine.pool)?; // brings the weights in
+    bar.inc(1);
+    let mut rows = Vec::new();
+    for &(what, n, _) in &tests {
+        let mut seconds = Vec::new();
+        for _ in 0..args.repeat {
+            session.truncate(0)?;
+            if what == "decode" {
+                session.forward_prefill(&tokens[..depth], &engine.pool)?;
+            }
+            let start = Instant::now();
+            if what == "decode" {
+                for &token in &tokens[depth..depth + n] {
+                    session.forward(token, &engine.pool)?;
+                }
+            } else {
+                session.forward_prefill(&tokens[..n], &engine.pool)?;
+            }
+            seconds.push(start.elapsed().as_secs_f64());
+            bar.inc(1);
+        }
+        seconds.sort_by(f64::total_cmp);
+        rows.push(Row { what, tokens: n, seconds });
+    }
+    bar.finish_and_clear();
+
+    let per_token = engine.model.weights().bytes_per_token();
+    let plan = engine.model.memory_plan(&options)?;
+    let peak = peak_memory();
+    let gigabytes = |row: &Row| row.median() * per_token as f64 / 1e9;
+    let mut out = io::stdout().lock();
+    if args.json {
+        let results: Vec<_> = rows
+            .iter()
+            .map(|row| {
+                let mut result = json!({
+                    "test": row.what,
+                    "tokens": row.tokens,
+                    "tokens_per_second": round(row.median()),
+                    "best_tokens_per_second": round(row.best()),
+                    "seconds": row.seconds,
+                });
+                if row.what == "decode" {
+                    result["depth"] = depth.into();
+                    result["weight_gigabytes_per_second"] = round(gigabytes(row)).into();
+                }
+                result
+            })
+            .collect();
+        let object = json!({
+            "model": engine.name(),
+            "format": engine.kind(),
+            "parameters": engine.model.config().num_parameters(),
+            "file_bytes": file.bytes().len(),
+            "bytes_per_token": per_token,
+            "session_bytes": plan.total,
+            "peak_memory_bytes": peak,
+            "threads": engine.pool.workers(),
+            "isa": engine.options.isa.name(),
+            "activations": engine.act_name(),
+            "cache": engine.kv_name(),
+            "results": results,
+        });
+        writeln!(out, "{object:#}")?;
+        return Ok(());
+    }
+    let parameters = terminal::count(engine.model.config().num_parameters());
+    writeln!(out, "{}: {}, {parameters} parameters", engine.name(), engine.kind())?;
+    writeln!(out, "{}", engine.settings())?;
+    writeln!(out)?;
+    let head = ["test", "tokens", "tok/s", "best", "ms/token", "GB/s"];
+    let mut lines = vec![head.map(String::from).to_vec()];
+    for row in &rows {
+        let (median, best) = (row.median(), row.best());
+        lines.push(vec![
+            row.what.into(),
+            row.tokens.to_string(),
+            short(median),
+            short(best),
+            format!("{:.3}", 1e3 / median),
+            if row.what == "decode" { short(gigabytes(row)) } else { String::new() },
+        ]);
+    }
+    terminal::table(&mut out, &lines, &[false, true, true, true, true, true])?;
+    writeln!(out)?;
+    let mut memory = vec![
+        vec!["weights read per token".into(), terminal::bytes(per_token as u64)],
+        vec!["model file".into(), terminal::bytes(file.bytes().len() as u64)],
+        vec![format!("session of {context} tokens"), terminal::bytes(plan.total as u64)],
+    ];
+    if let Some(peak) = peak {
+        memory.push(vec!["peak memory of the process".into(), terminal::bytes(peak)]);
+    }
+    terminal::table(&mut out, &memory, &[false, true])?;
+    Ok(())
+}
+
+/// Most memory this process ever had resident, mapped files included.
+fn peak_memory() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
+}

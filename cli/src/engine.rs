@@ -1,0 +1,295 @@
+//! A model ready to run: the file in memory, everything read from it, and the threads.
+
+use crate::args::{Act, EngineArgs, Kv};
+use crate::failure::{At, Failure, Outcome, file_error};
+use crate::pool::Threads;
+use crate::terminal;
+use memmap2::Mmap;
+use shohin_core::chat::Template;
+use shohin_core::generate::{Backend, Cpu, Detokenizer, Generation, Reason, Step, drive};
+use shohin_core::kernel::Isa;
+use shohin_core::model::ModelVariant;
+use shohin_core::{
+    Activations, BonsaiModel, Gguf, KvFormat, Pool, Sampler, SamplerConfig, Session, SessionOptions,
+    Tokenizer,
+};
+use std::fs::File;
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// The model that needs no download.
+static BUILT_IN: &[u8] = include_bytes!("../../models/sprout.gguf");
+
+/// A model file in memory.
+pub(crate) struct ModelFile {
+    /// What to call it in messages.
+    pub(crate) name: String,
+    bytes: Bytes,
+}
+
+enum Bytes {
+    BuiltIn,
+    Mapped(Mmap),
+}
+
+impl ModelFile {
+    /// Maps the file: nothing is read until it is used, and the system shares it between programs.
+    #[allow(unsafe_code)]
+    pub(crate) fn open(path: Option<&Path>) -> Outcome<Self> {
+        let Some(path) = path else {
+            return Ok(ModelFile { name: "built-in model".into(), bytes: Bytes::BuiltIn });
+        };
+        let file = File::open(path).map_err(|e| file_error("open the model", path, &e))?;
+        let meta = file.metadata().map_err(|e| file_error("open the model", path, &e))?;
+        if meta.is_dir() {
+            let path = path.display();
+            return Err(Failure::new(format_args!("{path} is a directory, expected a GGUF file")));
+        }
+        if meta.len() == 0 {
+            return Err(Failure::new(format_args!("{} is empty, expected a GGUF file", path.display())));
+        }
+        // SAFETY: the mapping is read-only. As with every mapped file, a program that cuts the file short
+        // meanwhile ends this one; one that changes its bytes changes the model's weights.
+        let map = unsafe { Mmap::map(&file) }.map_err(|e| file_error("map the model", path, &e))?;
+        #[cfg(unix)]
+        let _ = map.advise(memmap2::Advice::WillNeed);
+        Ok(ModelFile { name: path.display().to_string(), bytes: Bytes::Mapped(map) })
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        match &self.bytes {
+            Bytes::BuiltIn => BUILT_IN,
+            Bytes::Mapped(map) => map,
+        }
+    }
+}
+
+/// Everything a command needs.
+pub(crate) struct Engine<'f> {
+    pub(crate) gguf: Gguf<'f>,
+    pub(crate) model: BonsaiModel<'f>,
+    pub(crate) tokenizer: Tokenizer<'f>,
+    pub(crate) template: Template,
+    pub(crate) options: SessionOptions,
+    pub(crate) pool: Threads,
+    pub(crate) load_time: Duration,
+}
+
+impl<'f> Engine<'f> {
+    pub(crate) fn load(file: &'f ModelFile, args: &EngineArgs) -> Outcome<Self> {
+        let start = Instant::now();
+        let isa = match &args.isa {
+            Some(name) => Isa::named(name).map_err(|_| {
+                let have: Vec<&str> = Isa::available().map(Isa::name).collect();
+                let have = have.join(", ");
+                Failure::new(format_args!("--isa is {name:?}, expected one this machine has: {have}"))
+            })?,
+            None => Isa::detect(),
+        };
+        let gguf = Gguf::parse(file.bytes()).at(&file.name)?;
+        let model = BonsaiModel::from_gguf(&gguf).at(&file.name)?;
+        let tokenizer = Tokenizer::from_gguf(&gguf).at(&file.name)?;
+        let template = Template::from_metadata(gguf.metadata(), &tokenizer).at(&file.name)?;
+        let threads = args.threads.map_or_else(default_threads, usize::from);
+        let pool = Threads::new(threads)
+            .map_err(|e| Failure::new(format_args!("cannot start {threads} threads: {e}")))?;
+        let options = SessionOptions {
+            context: args.context.map_or(4096, |n| n as usize),
+            kv: match args.kv {
+                Kv::F16 => KvFormat::F16,
+                Kv::F32 => KvFormat::F32,
+            },
+            activations: match args.act {
+                Act::Int8 => Activations::Int8,
+                Act::F32 => Activations::F32,
+            },
+            isa,
+            ..SessionOptions::default()
+        };
+        let load_time = start.elapsed();
+        Ok(Engine { gguf, model, tokenizer, template, options, pool, load_time })
+    }
+
+    /// A session for `context` tokens at most.
+    pub(crate) fn session(&self, context: usize) -> Outcome<Session<'_>> {
+        Ok(Session::new(&self.model, &SessionOptions { context, ..self.options })?)
+    }
+
+    /// A sampler for this model.
+    pub(crate) fn sampler(&self, config: &SamplerConfig) -> Outcome<Sampler> {
+        let mut sampler = Sampler::new(config, self.model.config().vocab_size)?;
+        sampler.break_at_bytes(&self.tokenizer, b"\n:\"*");
+        Ok(sampler)
+    }
+
+    /// The name in the file's metadata, else of the published model it equals.
+    pub(crate) fn name(&self) -> String {
+        let named = self.gguf.metadata().str("general.name").ok().flatten().unwrap_or_default();
+        let variant = self.variant();
+        match (named, variant) {
+            ("", ModelVariant::Custom) => "unnamed model".into(),
+            ("", known) => known.name().into(),
+            (named, _) => named.chars().filter(|c| !c.is_control()).take(60).collect(),
+        }
+    }
+
+    pub(crate) fn variant(&self) -> ModelVariant {
+        let blocks = &self.model.weights().blocks;
+        match blocks.first() {
+            Some(block) => ModelVariant::detect(self.model.config(), block.attn_q.format()),
+            None => ModelVariant::Custom,
+        }
+    }
+
+    /// `ternary (PQ2_0)`
+    pub(crate) fn kind(&self) -> String {
+        use shohin_core::Format::*;
+        let Some(block) = self.model.weights().blocks.first() else { return "no layers".into() };
+        let format = block.ffn_down.format();
+        let bits = match format {
+            Q1_0 => "1-bit",
+            Q2_0 | Pq2_0 | Tq2_0G128 | Ptq1_0 | Tq1_0 | Tq2_0 => "ternary",
+            _ => return format.name().into(),
+        };
+        format!("{bits} ({})", format.name())
+    }
+
+    /// `2 threads, avx512vnni, int8 activations, f16 cache`
+    pub(crate) fn settings(&self) -> String {
+        let threads = match self.pool.workers() {
+            1 => "1 thread".into(),
+            n => format!("{n} threads"),
+        };
+        let isa = self.options.isa.name();
+        format!("{threads}, {isa}, {} activations, {} cache", self.act_name(), self.kv_name())
+    }
+
+    pub(crate) fn act_name(&self) -> &'static str {
+        match self.options.activations {
+            Activations::Int8 => "int8",
+            Activations::F32 => "f32",
+        }
+    }
+
+    pub(crate) fn kv_name(&self) -> &'static str {
+        match self.options.kv {
+            KvFormat::F16 => "f16",
+            _ => "f32",
+        }
+    }
+
+    /// Encodes plain text, as far as the tokenizer must put something in front of it with that.
+    pub(crate) fn encode_plain(&self, text: &str, special: shohin_core::tokenizer::Special) -> Vec<u32> {
+        let mut ids = Vec::new();
+        self.tokenizer.encode(text, special, &mut ids);
+        ids
+    }
+}
+
+/// Cores this program may use.
+fn default_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Times and counts of one reply.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Timings {
+    /// Prompt tokens that were computed, and that were held already.
+    pub(crate) prompt: usize,
+    pub(crate) reused: usize,
+    pub(crate) prompt_time: Duration,
+    /// Tokens generated, the one that ended the reply included.
+    pub(crate) reply: usize,
+    /// From the first token's choice to the end.
+    pub(crate) reply_time: Duration,
+}
+
+impl Timings {
+    pub(crate) fn prompt_speed(&self) -> f64 {
+        speed(self.prompt, self.prompt_time)
+    }
+
+    /// The first token costs no decoding: its scores come from the prompt.
+    pub(crate) fn reply_speed(&self) -> f64 {
+        speed(self.reply.saturating_sub(1), self.reply_time)
+    }
+
+    /// One line for people.
+    pub(crate) fn line(&self) -> String {
+        let reused = match self.reused {
+            0 => String::new(),
+            n => format!(" (+ {n} remembered)"),
+        };
+        let (prompt, reply) = (terminal::short(self.prompt_speed()), terminal::short(self.reply_speed()));
+        let (n, m) = (self.prompt, self.reply);
+        format!("prompt {n} tokens{reused}, {prompt} tok/s; reply {m} tokens, {reply} tok/s")
+    }
+}
+
+fn speed(tokens: usize, time: Duration) -> f64 {
+    if tokens == 0 { 0.0 } else { tokens as f64 / time.as_secs_f64().max(1e-9) }
+}
+
+/// Runs a generation to its end, or to Ctrl-C, with a progress bar while a long prompt is read.
+pub(crate) fn reply(
+    generation: &mut Generation,
+    session: &mut Session<'_>,
+    engine: &Engine<'_>,
+    interrupted: &dyn Fn() -> bool,
+    on_step: &mut dyn FnMut(Step<'_>) -> Outcome,
+) -> Outcome<(Reason, Timings)> {
+    let start = Instant::now();
+    let held = session.position();
+    let (_, total) = generation.prompt_progress();
+    let mut timings = Timings { prompt: total - held, reused: held, ..Timings::default() };
+    let mut bar = None;
+    let mut failed = None;
+    let mut first_token = None;
+    let mut backend = Cpu { session, pool: &engine.pool };
+    debug_assert_eq!(backend.position(), held);
+    let reason = drive(generation, &mut backend, &engine.tokenizer, &mut |step| {
+        match step {
+            Step::Prompt(fed, of) => {
+                // Only prompts that take a while are worth a bar.
+                if start.elapsed() > Duration::from_millis(500) || bar.is_some() {
+                    let bar = bar.get_or_insert_with(|| terminal::progress("reading", "tokens", of - held));
+                    bar.set_position((fed - held) as u64);
+                }
+            }
+            Step::Token(_) => {
+                if first_token.is_none() {
+                    first_token = Some(Instant::now());
+                    if let Some(bar) = bar.take() {
+                        bar.finish_and_clear();
+                    }
+                }
+                timings.reply += 1;
+            }
+            Step::Rest(_) => {}
+        }
+        failed = failed.take().or(on_step(step).err());
+        if failed.is_some() || interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    if let Some(bar) = bar {
+        bar.finish_and_clear();
+    }
+    if let Some(failure) = failed {
+        return Err(failure);
+    }
+    let first_token = first_token.unwrap_or_else(Instant::now);
+    timings.prompt_time = first_token - start;
+    timings.reply_time = first_token.elapsed();
+    Ok((reason?, timings))
+}
+
+/// The text of a single token for listings: whole only if the token is.
+pub(crate) fn token_text(tokenizer: &Tokenizer<'_>, token: u32) -> String {
+    let mut bytes = Vec::new();
+    tokenizer.append_text(token, &mut bytes);
+    if bytes.is_empty() {
+        // A control token: by its name.
+        bytes.extend(tokenizer.token_bytes(token).into_iter().flatten());
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}

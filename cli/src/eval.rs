@@ -1,0 +1,98 @@
+//! `shohin eval`: perplexity of a text.
+
+use crate::args::{EngineArgs, EvalArgs};
+use crate::engine::{Engine, ModelFile};
+use crate::failure::{At, Failure, Outcome};
+use crate::run::round;
+use crate::terminal::{self, read_text};
+use serde_json::json;
+use shohin_core::sample::log_sum_exp;
+use shohin_core::tokenizer::Special;
+use shohin_core::{Session, SessionOptions};
+use std::io::{self, Write};
+use std::time::Instant;
+
+pub(crate) fn eval(args: &EvalArgs, engine_args: &EngineArgs) -> Outcome {
+    let place = args.text.display().to_string();
+    let text = read_text(&args.text)?;
+    let file = ModelFile::open(engine_args.model.as_deref())?;
+    let engine = Engine::load(&file, engine_args)?;
+    let longest = engine.model.config().max_context_length;
+    let window = args.window.map_or(longest.min(512), |n| n as usize);
+    if window > longest {
+        return Err(Failure::new(format_args!(
+            "--window is {window}, expected at most {longest} for this model"
+        )));
+    }
+    let stride = args.stride.map_or(window / 2, |n| n as usize);
+    if stride > window {
+        return Err(Failure::new(format_args!(
+            "--stride is {stride}, expected at most the window of {window}"
+        )));
+    }
+    let mut tokens = engine.encode_plain(&text, Special::Text);
+    tokens.truncate(args.limit.unwrap_or(usize::MAX));
+    if tokens.len() < 2 {
+        let n = tokens.len();
+        return Err(Failure::new(format_args!("{place}: expected at least 2 tokens of text, found {n}")));
+    }
+    let options = SessionOptions { context: window, logit_rows: 8, ..engine.options };
+    let mut session = Session::new(&engine.model, &options)?;
+    let bar = terminal::progress("scoring", "tokens", tokens.len() - 1);
+    let start = Instant::now();
+    let (mut nats, mut scored, mut bytes) = (0.0, 0usize, 0usize);
+    // Position 0 has nothing before it to be predicted from.
+    let mut done = 1;
+    let mut first = 0;
+    while done < tokens.len() {
+        let end = tokens.len().min(first + window);
+        let part = &tokens[first..end];
+        session.truncate(0)?;
+        session
+            .forward_logits(part, &engine.pool, &mut |i, row| {
+                let next = first + i + 1;
+                if next >= done && next < end {
+                    let token = tokens[next];
+                    nats += log_sum_exp(row) - f64::from(row[token as usize]);
+                    bytes += engine.tokenizer.token_bytes(token).map_or(0, Iterator::count);
+                    scored += 1;
+                    bar.inc(1);
+                }
+            })
+            .at(&place)?;
+        done = end;
+        first += stride;
+    }
+    bar.finish_and_clear();
+    let seconds = start.elapsed().as_secs_f64();
+    let mean = nats / scored as f64;
+    let bits_per_byte = nats / std::f64::consts::LN_2 / bytes as f64;
+    let mut out = io::stdout().lock();
+    if args.json {
+        let object = json!({
+            "model": engine.name(),
+            "perplexity": mean.exp(),
+            "nats_per_token": mean,
+            "bits_per_byte": bits_per_byte,
+            "scored_tokens": scored,
+            "window": window,
+            "stride": stride,
+            "activations": engine.act_name(),
+            "cache": engine.kv_name(),
+            "seconds": round(seconds),
+        });
+        writeln!(out, "{object:#}")?;
+    } else {
+        let rows = [
+            ["perplexity", &format!("{:.4}", mean.exp())],
+            ["nats per token", &format!("{mean:.5}")],
+            ["bits per byte", &format!("{bits_per_byte:.5}")],
+            ["scored tokens", &scored.to_string()],
+            ["window, stride", &format!("{window}, {stride}")],
+            ["computed with", &engine.settings()],
+            ["time", &format!("{} s", terminal::short(seconds))],
+        ];
+        terminal::table(&mut out, &rows.map(|row| row.map(String::from).to_vec()), &[])?;
+    }
+    Ok(())
+}

@@ -1,0 +1,230 @@
+//! `shohin inspect`: what a file holds and what running it takes.
+
+use crate::args::{EngineArgs, InspectArgs};
+use crate::engine::{Engine, ModelFile};
+use crate::failure::Outcome;
+use crate::terminal::{self, Colours, bytes, count};
+use serde_json::{Map, Value as Json, json};
+use shohin_core::chat::Style;
+use shohin_core::gguf::{Array, TensorInfo, Value};
+use shohin_core::op::rope::RopeScaling;
+use std::collections::BTreeMap;
+use std::io::{self, BufWriter, Write};
+
+pub(crate) fn inspect(args: &InspectArgs, engine_args: &EngineArgs) -> Outcome {
+    let file = ModelFile::open(engine_args.model.as_deref())?;
+    let engine = Engine::load(&file, engine_args)?;
+    let mut out = BufWriter::new(io::stdout().lock());
+    if args.json {
+        writeln!(out, "{:#}", as_json(&file, &engine)?)?;
+    } else {
+        as_text(&mut out, &file, &engine, args.tensors)?;
+    }
+    out.flush()?;
+    Ok(())
+}
+
+fn as_text(out: &mut impl Write, file: &ModelFile, engine: &Engine<'_>, tensors: bool) -> Outcome {
+    let Colours { bold, off, .. } = Colours::stdout();
+    let c = engine.model.config();
+    let row = |key: &str, value: String| vec![key.to_string(), value];
+    let title = |out: &mut dyn Write, text: &str| writeln!(out, "{bold}{text}{off}");
+
+    title(out, "Model")?;
+    let context = match c.rope_scaling {
+        RopeScaling::None => format!("{} tokens", c.max_context_length),
+        ref scaling => format!("{} tokens, {}", c.max_context_length, rope(scaling)),
+    };
+    let head = if c.tied_embeddings { ", also the output head" } else { "" };
+    let rows = vec![
+        row("file", format!("{}, {}", file.name, bytes(file.bytes().len() as u64))),
+        row("name", engine.name()),
+        row("variant", engine.variant().name().into()),
+        row("weights", engine.kind()),
+        row("parameters", count(c.num_parameters())),
+        row("layers", c.num_layers.to_string()),
+        row("width", format!("{}, feed-forward {}", c.hidden_size, c.intermediate_size)),
+        row(
+            "heads",
+            format!("{} of {}, {} for keys and values", c.num_attention_heads, c.head_dim, c.num_kv_heads),
+        ),
+        row("vocabulary", format!("{} tokens{head}", c.vocab_size)),
+        row("context", context),
+        row("chat", chat(engine)),
+    ];
+    terminal::table(out, &rows, &[])?;
+
+    title(out, "\nMemory")?;
+    let plan = engine.model.memory_plan(&engine.options)?;
+    let held = engine.options.context.min(c.max_context_length);
+    let whole = plan.total as u64 + file.bytes().len() as u64;
+    let rows = vec![
+        row("weights", format!("{}, mapped from the file", bytes(file.bytes().len() as u64))),
+        row(
+            "keys and values",
+            format!("{} for {held} tokens in {}", bytes(plan.kv as u64), engine.kv_name()),
+        ),
+        row("working memory", bytes((plan.scratch + plan.logits) as u64)),
+        row("together", bytes(whole)),
+        row("read per token", bytes(engine.model.weights().bytes_per_token() as u64)),
+    ];
+    terminal::table(out, &rows, &[])?;
+
+    title(out, "\nMetadata")?;
+    let rows: Vec<_> =
+        engine.gguf.metadata().iter().map(|(key, value)| row(&printable(key), shown(&value))).collect();
+    terminal::table(out, &rows, &[])?;
+
+    title(out, "\nTensors")?;
+    let all = engine.gguf.tensors();
+    if tensors {
+        let head = ["name", "shape", "type", "size"].map(String::from).to_vec();
+        let rows = all
+            .iter()
+            .map(|t| vec![printable(t.name()), shape(t), t.type_name().to_string(), bytes(t.len())]);
+        let rows: Vec<_> = [head].into_iter().chain(rows).collect();
+        terminal::table(out, &rows, &[false, true, false, true])?;
+    } else {
+        let mut totals = BTreeMap::<&str, (usize, u64, u64)>::new();
+        for t in all {
+            let total = totals.entry(t.type_name()).or_default();
+            *total = (total.0 + 1, total.1 + t.elements(), total.2 + t.len());
+        }
+        let head = ["type", "tensors", "weights", "size", "bits each"].map(String::from).to_vec();
+        let rows = totals.into_iter().map(|(name, (n, elements, len))| {
+            let bits = len as f64 * 8.0 / elements as f64;
+            vec![name.into(), n.to_string(), count(elements), bytes(len), format!("{bits:.3}")]
+        });
+        let rows: Vec<_> = [head].into_iter().chain(rows).collect();
+        terminal::table(out, &rows, &[false, true, true, true, true])?;
+        writeln!(out, "  (--tensors lists all {})", all.len())?;
+    }
+    Ok(())
+}
+
+fn chat(engine: &Engine<'_>) -> String {
+    let style = match engine.template.style {
+        Style::Qwen3 => "Qwen3's template, with tools and thinking",
+        Style::Plain => "plain ChatML",
+    };
+    if engine.template.known { style.into() } else { format!("unknown template; {style} is used") }
+}
+
+fn rope(scaling: &RopeScaling) -> String {
+    match scaling {
+        RopeScaling::None => "none".into(),
+        RopeScaling::Linear { factor } => format!("linear, factor {factor}"),
+        RopeScaling::Yarn { factor, original_context, .. } => {
+            format!("YaRN, factor {factor} of {original_context}")
+        }
+        other => format!("{other:?}"),
+    }
+}
+
+fn shape(t: &TensorInfo<'_>) -> String {
+    let dims: Vec<String> = t.dims().iter().map(u64::to_string).collect();
+    dims.join(" x ")
+}
+
+/// File text on one line and without control characters.
+fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+fn shown(value: &Value<'_>) -> String {
+    const MOST: usize = 70;
+    match value {
+        Value::Str(text) => {
+            let text = printable(&String::from_utf8_lossy(text));
+            let n = text.chars().count();
+            if n <= MOST {
+                return format!("{text:?}");
+            }
+            let start: String = text.chars().take(MOST - 20).collect();
+            format!("{start:?}... ({n} characters)")
+        }
+        Value::Array(array) => {
+            let some: Vec<String> = array.iter().take(4).map(|v| shown(&v)).collect();
+            let more = if array.len() > some.len() { ", ..." } else { "" };
+            format!("[{}{more}] ({} {}s)", some.join(", "), array.len(), kind_of(array))
+        }
+        Value::F32(x) => x.to_string(),
+        Value::F64(x) => x.to_string(),
+        Value::Bool(x) => x.to_string(),
+        other => other.integer().map(|n| n.to_string()).unwrap_or_default(),
+    }
+}
+
+fn kind_of(array: &Array<'_>) -> &'static str {
+    array.kind().name()
+}
+
+fn as_json(file: &ModelFile, engine: &Engine<'_>) -> Outcome<Json> {
+    let c = engine.model.config();
+    let plan = engine.model.memory_plan(&engine.options)?;
+    let metadata: Map<String, Json> =
+        engine.gguf.metadata().iter().map(|(key, value)| (key.to_string(), json_value(&value))).collect();
+    let tensors: Vec<Json> = engine
+        .gguf
+        .tensors()
+        .iter()
+        .map(|t| {
+            json!({
+                "name": t.name(), "shape": t.dims(), "type": t.type_name(), "type_id": t.type_id(),
+                "offset": t.offset(), "bytes": t.len(),
+            })
+        })
+        .collect();
+    Ok(json!({
+        "file": file.name,
+        "file_bytes": file.bytes().len(),
+        "name": engine.name(),
+        "variant": engine.variant().name(),
+        "format": engine.kind(),
+        "chat_template": {
+            "style": match engine.template.style { Style::Qwen3 => "qwen3", Style::Plain => "plain" },
+            "known": engine.template.known,
+        },
+        "config": {
+            "parameters": c.num_parameters(),
+            "layers": c.num_layers,
+            "hidden_size": c.hidden_size,
+            "intermediate_size": c.intermediate_size,
+            "attention_heads": c.num_attention_heads,
+            "kv_heads": c.num_kv_heads,
+            "head_dim": c.head_dim,
+            "vocab_size": c.vocab_size,
+            "context_length": c.max_context_length,
+            "rope_freq_base": c.rope_freq_base,
+            "rope_scaling": rope(&c.rope_scaling),
+            "rms_norm_eps": c.rms_norm_eps,
+            "tied_embeddings": c.tied_embeddings,
+        },
+        "memory": {
+            "context": engine.options.context.min(c.max_context_length),
+            "kv": plan.kv,
+            "scratch": plan.scratch,
+            "logits": plan.logits,
+            "session": plan.total,
+            "weights": file.bytes().len(),
+            "bytes_per_token": engine.model.weights().bytes_per_token(),
+        },
+        "metadata": metadata,
+        "tensors": tensors,
+    }))
+}
+
+/// Long arrays (the vocabulary) are only counted: whoever wants them reads the file.
+fn json_value(value: &Value<'_>) -> Json {
+    match value {
+        Value::Str(text) => String::from_utf8_lossy(text).into(),
+        Value::Array(array) if array.len() > 256 => {
+            json!({ "array_of": kind_of(array), "length": array.len() })
+        }
+        Value::Array(array) => array.iter().map(|v| json_value(&v)).collect(),
+        Value::F32(x) => (*x).into(),
+        Value::F64(x) => (*x).into(),
+        Value::Bool(x) => (*x).into(),
+        other => other.integer().and_then(|n| i64::try_from(n).ok()).into(),
+    }
+}

@@ -1,0 +1,63 @@
+//! `shohin logits`: the model's scores, for comparing with another engine.
+
+use crate::args::{EngineArgs, LogitsArgs};
+use crate::engine::{Engine, ModelFile, token_text};
+use crate::failure::{At, Failure, Outcome, file_error};
+use crate::terminal::{self, read_text};
+use crate::tokenize::parse_ids;
+use shohin_core::sample::Logprobs;
+use shohin_core::{Session, SessionOptions};
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+
+pub(crate) fn logits(args: &LogitsArgs, engine_args: &EngineArgs) -> Outcome {
+    let place = args.tokens.display().to_string();
+    let tokens = parse_ids(&read_text(&args.tokens)?, &place)?;
+    if tokens.is_empty() {
+        return Err(Failure::new(format_args!("{place}: expected token ids, found none")));
+    }
+    let file = ModelFile::open(engine_args.model.as_deref())?;
+    let engine = Engine::load(&file, engine_args)?;
+    let options = SessionOptions { context: tokens.len(), logit_rows: 8, ..engine.options };
+    let mut session = Session::new(&engine.model, &options)?;
+    match &args.out {
+        Some(path) => {
+            let create = File::create(path).map_err(|e| file_error("create", path, &e))?;
+            let mut out = BufWriter::new(create);
+            let bar = terminal::progress("computing", "tokens", tokens.len());
+            let mut failed = None;
+            let outcome = session.forward_logits(&tokens, &engine.pool, &mut |_, row| {
+                let written = row.iter().try_for_each(|logit| out.write_all(&logit.to_le_bytes()));
+                failed = failed.take().or(written.err());
+                bar.inc(1);
+            });
+            bar.finish_and_clear();
+            outcome.at(&place)?;
+            failed = failed.or(out.flush().err());
+            if let Some(error) = failed {
+                return Err(file_error("write", path, &error));
+            }
+            let vocab = engine.model.config().vocab_size;
+            let (rows, path) = (tokens.len(), path.display());
+            terminal::remark(format_args!("{rows} rows of {vocab} little-endian f32 in {path}"));
+        }
+        None => {
+            let row = session.forward_prefill(&tokens, &engine.pool).at(&place)?;
+            let mut logprobs = Logprobs::new(usize::from(args.top));
+            logprobs.measure(row, 0);
+            let mut rows = vec![["token", "text", "logit", "probability"].map(String::from).to_vec()];
+            for top in logprobs.top() {
+                rows.push(vec![
+                    top.token.to_string(),
+                    format!("{:?}", token_text(&engine.tokenizer, top.token)),
+                    format!("{:.4}", row[top.token as usize]),
+                    format!("{:.5}", top.logprob.exp()),
+                ]);
+            }
+            let mut out = io::stdout().lock();
+            writeln!(out, "After {} tokens, the model expects:", tokens.len())?;
+            terminal::table(&mut out, &rows, &[true, false, true, true])?;
+        }
+    }
+    Ok(())
+}

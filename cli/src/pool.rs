@@ -1,0 +1,311 @@
+//! The threads behind the engine's [`Pool`]: fork and join in microseconds.
+//!
+//! A token is some two hundred small matrix products, so waking threads through a lock and a condition
+//! variable each time would cost more than the work. Workers spin for a moment after a run, as the next
+//! one usually follows at once, and then park, as a machine is usually shared. Jobs are claimed one by
+//! one, so a worker that the system takes off its core costs its own job at most; the caller works too
+//! and never waits for a worker that has not started.
+#![allow(unsafe_code)]
+
+use shohin_core::Pool;
+use std::any::Any;
+use std::hint::spin_loop;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering::*};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle, Thread};
+use std::time::{Duration, Instant};
+
+/// How long a thread that found nothing to do stays awake.
+const SPIN: Duration = Duration::from_micros(40);
+
+/// One call of [`Pool::run`], on the caller's stack.
+struct Run<'r> {
+    job: &'r (dyn Fn(usize) + Sync),
+    jobs: usize,
+    /// Jobs that have not returned.
+    pending: AtomicUsize,
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+    caller: Thread,
+}
+
+#[derive(Default)]
+struct Shared {
+    /// `run number << 32 | jobs not yet claimed`. Claiming is one compare-exchange of this word, which
+    /// fails if the run is another one by then.
+    word: AtomicU64,
+    /// The run of that number. Valid for whoever holds a claimed job that was not yet counted off
+    /// `pending`, since the caller waits for these.
+    run: AtomicPtr<Run<'static>>,
+    /// Set while a run is on. A second one, from inside a job or from another thread, is done serially.
+    busy: AtomicBool,
+    stop: AtomicBool,
+    parked: Vec<AtomicBool>,
+}
+
+/// Worker threads that run the engine's jobs.
+pub(crate) struct Threads {
+    shared: Arc<Shared>,
+    handles: Vec<JoinHandle<()>>,
+}
+
+impl Threads {
+    /// A pool of `workers` workers, one of which is the thread that calls [`Pool::run`].
+    pub(crate) fn new(workers: usize) -> std::io::Result<Threads> {
+        let others = workers.saturating_sub(1);
+        let parked = (0..others).map(|_| AtomicBool::new(false)).collect();
+        let shared = Arc::new(Shared { parked, ..Shared::default() });
+        let mut threads = Threads { shared, handles: Vec::new() };
+        for index in 0..others {
+            let shared = Arc::clone(&threads.shared);
+            let builder = thread::Builder::new().name(format!("shohin-{}", index + 1));
+            threads.handles.push(builder.spawn(move || shared.work(index))?);
+        }
+        Ok(threads)
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, SeqCst);
+        self.shared.next_run(0);
+        for handle in self.handles.drain(..) {
+            handle.thread().unpark();
+            // A worker catches what its jobs throw.
+            let _ = handle.join();
+        }
+    }
+}
+
+impl Pool for Threads {
+    fn workers(&self) -> usize {
+        self.handles.len() + 1
+    }
+
+    fn run(&self, jobs: usize, job: &(dyn Fn(usize) + Sync)) {
+        let shared = &*self.shared;
+        let alone = self.handles.is_empty() || jobs <= 1 || jobs > u32::MAX as usize;
+        if alone || shared.busy.swap(true, Acquire) {
+            return (0..jobs).for_each(job);
+        }
+        let pending = AtomicUsize::new(jobs);
+        let run = Run { job, jobs, pending, panic: Mutex::new(None), caller: thread::current() };
+        // The lifetime is forgotten here and kept by waiting below.
+        shared.run.store(ptr::from_ref(&run).cast_mut().cast(), Relaxed);
+        let number = shared.next_run(jobs as u64);
+        let mut wake = jobs - 1;
+        for (parked, handle) in shared.parked.iter().zip(&self.handles) {
+            if wake == 0 {
+                break;
+            }
+            wake -= 1;
+            if parked.swap(false, SeqCst) {
+                handle.thread().unpark();
+            }
+        }
+        shared.take_jobs(number);
+        let finished = || run.pending.load(Acquire) == 0;
+        if !spin_until(finished) {
+            while !finished() {
+                // Gives the core to the worker this run waits for; its last job unparks us.
+                thread::park();
+            }
+        }
+        shared.busy.store(false, Release);
+        let panic = run.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(panic) = panic {
+            resume_unwind(panic);
+        }
+    }
+}
+
+impl Shared {
+    /// Publishes a new run of `jobs` jobs; returns its number.
+    fn next_run(&self, jobs: u64) -> u64 {
+        // Only the holder of `busy`, or the destructor, gets here, so the number cannot change between.
+        let number = (self.word.load(Relaxed) >> 32).wrapping_add(1) & 0xffff_ffff;
+        self.word.store(number << 32 | jobs, SeqCst);
+        number
+    }
+
+    /// Runs jobs of run `number` until none is left unclaimed.
+    fn take_jobs(&self, number: u64) {
+        let mut claimed: Option<&Run<'_>> = None;
+        let mut done = 0;
+        loop {
+            let word = self.word.load(Acquire);
+            // Read before the claim: if the claim succeeds, no later run was published in between, as
+            // that would have changed the word.
+            let run = self.run.load(Relaxed);
+            if word >> 32 != number || word as u32 == 0 {
+                break;
+            }
+            if self.word.compare_exchange_weak(word, word - 1, AcqRel, Relaxed).is_err() {
+                continue;
+            }
+            // SAFETY: we hold a claimed job that is not counted off `pending`, so the caller of this run
+            // is still inside `Pool::run`, and `Run` is only used through shared references.
+            let run = unsafe { &*run };
+            claimed = Some(run);
+            let index = run.jobs - (word as u32) as usize;
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| (run.job)(index))) {
+                run.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(panic);
+            }
+            done += 1;
+        }
+        if let Some(run) = claimed {
+            // Cloned first: counting off the last job lets the caller return, which ends `run`.
+            let caller = run.caller.clone();
+            if run.pending.fetch_sub(done, AcqRel) == done {
+                caller.unpark();
+            }
+        }
+    }
+
+    /// A worker's life.
+    fn work(&self, index: usize) {
+        let mut seen = 0;
+        loop {
+            let is_new = || self.word.load(SeqCst) >> 32 != seen;
+            if !spin_until(is_new) {
+                // Announced, then checked again: a caller that does not see the flag has published its
+                // run before our check.
+                let parked = &self.parked[index];
+                parked.store(true, SeqCst);
+                while !is_new() {
+                    thread::park();
+                }
+                parked.store(false, SeqCst);
+            }
+            if self.stop.load(SeqCst) {
+                return;
+            }
+            seen = self.word.load(SeqCst) >> 32;
+            self.take_jobs(seen);
+        }
+    }
+}
+
+/// Spins until `ready`, for [`SPIN`] at most.
+fn spin_until(ready: impl Fn() -> bool) -> bool {
+    let mut deadline = None;
+    loop {
+        for _ in 0..32 {
+            if ready() {
+                return true;
+            }
+            spin_loop();
+        }
+        let now = Instant::now();
+        if now > *deadline.get_or_insert(now + SPIN) {
+            return false;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicU32;
+
+    fn each_once(pool: &Threads, jobs: usize) {
+        let counts: Vec<AtomicU32> = (0..jobs).map(|_| AtomicU32::new(0)).collect();
+        pool.run(jobs, &|i| {
+            counts[i].fetch_add(1, Relaxed);
+        });
+        assert!(counts.iter().all(|c| c.load(Relaxed) == 1), "{jobs} jobs");
+    }
+
+    #[test]
+    fn every_job_runs_once() {
+        for workers in [0, 1, 2, 3, 9] {
+            let pool = Threads::new(workers).unwrap();
+            assert_eq!(pool.workers(), workers.max(1));
+            for jobs in [0, 1, 2, 3, 7, 64, 1000] {
+                each_once(&pool, jobs);
+            }
+        }
+    }
+
+    #[test]
+    fn many_short_runs_stay_correct_with_more_threads_than_cores() {
+        let pool = Threads::new(7).unwrap();
+        let sum = AtomicUsize::new(0);
+        for i in 0..20_000 {
+            pool.run(1 + i % 5, &|_| {
+                sum.fetch_add(1, Relaxed);
+            });
+            if i % 1000 == 0 {
+                // Long enough for every worker to park.
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
+        assert_eq!(sum.into_inner(), 20_000 / 5 * 15);
+    }
+
+    #[test]
+    fn a_panic_reaches_the_caller_and_the_pool_lives_on() {
+        let pool = Threads::new(3).unwrap();
+        for bad in 0..8 {
+            let outcome = catch_unwind(AssertUnwindSafe(|| {
+                pool.run(8, &|i| assert!(i != bad, "job {bad} fails"));
+            }));
+            let message = outcome.unwrap_err();
+            assert_eq!(message.downcast_ref::<String>().unwrap(), &format!("job {bad} fails"));
+            each_once(&pool, 100);
+        }
+    }
+
+    #[test]
+    fn runs_inside_jobs_and_from_other_threads_work() {
+        let pool = Threads::new(3).unwrap();
+        let sum = AtomicUsize::new(0);
+        thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    for _ in 0..300 {
+                        pool.run(4, &|_| {
+                            pool.run(5, &|_| {
+                                sum.fetch_add(1, Relaxed);
+                            });
+                        });
+                    }
+                });
+            }
+        });
+        assert_eq!(sum.into_inner(), 3 * 300 * 4 * 5);
+    }
+
+    #[test]
+    fn two_jobs_run_at_the_same_time() {
+        let pool = Threads::new(2).unwrap();
+        let started = AtomicBool::new(false);
+        pool.run(2, &|i| {
+            if i == 0 {
+                while !started.load(Acquire) {
+                    thread::yield_now();
+                }
+            } else {
+                started.store(true, Release);
+            }
+        });
+    }
+
+    /// `cargo test -r -p shohin fork_join -- --ignored --nocapture` prints what a run costs.
+    #[test]
+    #[ignore = "a measurement"]
+    fn fork_join_latency() {
+        for workers in [1, 2, 4] {
+            let pool = Threads::new(workers).unwrap();
+            let n = 200_000;
+            let start = Instant::now();
+            for _ in 0..n {
+                pool.run(workers, &|i| {
+                    std::hint::black_box(i);
+                });
+            }
+            println!("{workers} workers: {:.2} us a run", start.elapsed().as_secs_f64() * 1e6 / n as f64);
+        }
+    }
+}

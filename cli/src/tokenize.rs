@@ -1,0 +1,108 @@
+//! `shohin tokenize`: text to ids and back.
+
+use crate::args::{EngineArgs, TokenizeArgs};
+use crate::engine::{ModelFile, token_text};
+use crate::failure::{At, Failure, Outcome};
+use crate::terminal::read_text;
+use serde_json::Value;
+use shohin_core::tokenizer::{Decoder, EncodeOptions, Special};
+use shohin_core::{Gguf, Tokenizer};
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
+
+pub(crate) fn tokenize(args: &TokenizeArgs, engine: &EngineArgs) -> Outcome {
+    let file = ModelFile::open(engine.model.as_deref())?;
+    // Only the header is needed: a model this runtime cannot run may still be asked for its tokens.
+    let gguf = Gguf::parse(file.bytes()).at(&file.name)?;
+    let tokenizer = Tokenizer::from_gguf(&gguf).at(&file.name)?;
+    let input = match args.input.as_slice() {
+        [] => read_text(Path::new("-"))?,
+        words => words.join(" "),
+    };
+    let mut out = BufWriter::new(io::stdout().lock());
+    let encode = |text: &str| {
+        let special = if args.special { Special::Parse } else { Special::Text };
+        let mut options = EncodeOptions::new(special);
+        options.nfc = args.nfc;
+        let mut ids = Vec::new();
+        tokenizer.encode_with(text, &options, &mut ids);
+        ids
+    };
+    match (args.json, args.decode) {
+        (true, false) => {
+            let texts: Vec<String> =
+                from_json(&input, "an array of strings", |text| text.as_str().map(String::from))?;
+            let ids: Vec<Vec<u32>> = texts.iter().map(|text| encode(text)).collect();
+            writeln!(out, "{}", Value::from(ids))?;
+        }
+        (true, true) => {
+            let rows = from_json(&input, "an array of arrays of ids", |row| {
+                row.as_array()?
+                    .iter()
+                    .map(|id| u32::try_from(id.as_u64()?).ok())
+                    .collect::<Option<Vec<u32>>>()
+            })?;
+            let texts: Outcome<Vec<String>> =
+                rows.iter().map(|ids: &Vec<u32>| decode(&tokenizer, ids, args.special)).collect();
+            writeln!(out, "{}", Value::from(texts?))?;
+        }
+        (false, true) => {
+            let ids = parse_ids(&input, "the input")?;
+            writeln!(out, "{}", decode(&tokenizer, &ids, args.special)?)?;
+        }
+        (false, false) if args.pieces => {
+            for id in encode(&input) {
+                writeln!(out, "{id:>7}  {:?}", token_text(&tokenizer, id))?;
+            }
+        }
+        (false, false) => {
+            let ids: Vec<String> = encode(&input).iter().map(u32::to_string).collect();
+            writeln!(out, "{}", ids.join(" "))?;
+        }
+    }
+    out.flush()?;
+    Ok(())
+}
+
+fn decode(tokenizer: &Tokenizer<'_>, ids: &[u32], special: bool) -> Outcome<String> {
+    let mut decoder = Decoder::new(tokenizer).show_control(special);
+    let mut text = String::new();
+    for &id in ids {
+        let vocab = tokenizer.vocab_size() as u32;
+        if id >= vocab {
+            return Err(shohin_core::Error::Token { id, vocab }.into());
+        }
+        text.push_str(decoder.push(id));
+    }
+    text.push_str(decoder.finish());
+    Ok(text)
+}
+
+/// Ids separated by white space or commas.
+pub(crate) fn parse_ids(text: &str, place: &str) -> Outcome<Vec<u32>> {
+    let words = text.split(|c: char| c.is_whitespace() || c == ',').filter(|w| !w.is_empty());
+    words
+        .enumerate()
+        .map(|(i, word)| {
+            word.parse().map_err(|_| {
+                let n = i + 1;
+                Failure::new(format_args!("{place}: expected a token id, found {word:?} as number {n}"))
+            })
+        })
+        .collect()
+}
+
+fn from_json<T>(input: &str, expected: &str, item: impl Fn(&Value) -> Option<T>) -> Outcome<Vec<T>> {
+    let value: Value = serde_json::from_str(input)
+        .map_err(|e| Failure::new(format_args!("the input is not JSON, expected {expected}: {e}")))?;
+    let items = value.as_array().and_then(|items| items.iter().map(item).collect());
+    items.ok_or_else(|| {
+        let found = match &value {
+            Value::Array(_) => "an array with other things in it",
+            Value::Object(_) => "an object",
+            Value::String(_) => "a string",
+            _ => "a single value",
+        };
+        Failure::new(format_args!("expected {expected} on standard input, found {found}"))
+    })
+}
