@@ -3,6 +3,46 @@
 //! ```text
 //! bytes -> gguf -> weights -> forward -> logits -> token -> text
 //! ```
+//!
+//! | step | module |
+//! |---|---|
+//! | bytes to tensors and metadata | [`gguf`], through [`bytes`], within [`limits`] |
+//! | tensors to weights, still packed | [`model::weights`], in the formats of [`quant`] |
+//! | weights and tokens to logits | [`model::qwen3`]: [`kernel`], [`op`], [`attention`], [`cache`] |
+//! | logits to a token | [`sample`] |
+//! | token to text, and again | [`generate`], with [`tokenizer`] and [`chat`] |
+//!
+//! ```
+//! use shohin_core::chat::{self, ChatOptions, Message, Role, Template};
+//! use shohin_core::generate::{Cpu, Generation, GenerationOptions, Step, drive};
+//! use shohin_core::{BonsaiModel, Gguf, Sampler, SamplerConfig, Serial, Session, SessionOptions, Tokenizer};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let bytes = std::fs::read("../models/sprout.gguf")?;
+//! let gguf = Gguf::parse(&bytes)?;
+//! let model = BonsaiModel::from_gguf(&gguf)?;
+//! let tokenizer = Tokenizer::from_gguf(&gguf)?;
+//! let template = Template::from_metadata(gguf.metadata(), &tokenizer)?;
+//!
+//! let messages = [Message::new(Role::User, "What does a cow say?")];
+//! let prompt = chat::encode(&tokenizer, &messages, &ChatOptions { template, ..Default::default() })?;
+//!
+//! let mut session = Session::new(&model, &SessionOptions::default())?;
+//! let sampler = Sampler::new(&SamplerConfig::greedy(), model.config().vocab_size)?;
+//! let options = GenerationOptions { max_tokens: 40, ..Default::default() };
+//! let mut reply = Generation::new(&prompt, 0, session.capacity(), sampler, options)?;
+//!
+//! let mut text = String::new();
+//! drive(&mut reply, &mut Cpu { session: &mut session, pool: &Serial }, &tokenizer, &mut |step| {
+//!     if let Step::Token(event) = step {
+//!         text += event.text;
+//!     }
+//!     std::ops::ControlFlow::Continue(())
+//! })?;
+//! assert!(text.starts_with("A cow says"), "{text}");
+//! # Ok(())
+//! # }
+//! ```
 #![no_std]
 #![deny(unsafe_code)]
 
