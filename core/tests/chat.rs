@@ -24,9 +24,12 @@ fn ids(v: &Value) -> Option<Vec<u32>> {
     Some(v.as_array()?.iter().map(|id| id.as_u64().unwrap() as u32).collect())
 }
 
+/// Role, content, reasoning, tool calls by name and arguments.
+type OwnedMessage = (Role, String, Option<String>, Vec<(String, String)>);
+
 /// A conversation of the fixture in owned form.
 struct Owned {
-    messages: Vec<(Role, String, Option<String>, Vec<(String, String)>)>,
+    messages: Vec<OwnedMessage>,
     tools: Vec<String>,
     thinking: Option<bool>,
     prompt: bool,
@@ -100,7 +103,7 @@ fn cases() -> Vec<Value> {
 fn renders_as_transformers_does() {
     for case in cases() {
         let expected = case["text"].as_str().unwrap();
-        let rendered = Owned::read(&case).with(|messages, options| chat::render(messages, options));
+        let rendered = Owned::read(&case).with(chat::render);
         assert_eq!(rendered.as_deref(), Ok(expected), "{}", case["messages"]);
     }
 }

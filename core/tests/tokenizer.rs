@@ -114,6 +114,44 @@ fn small_vocabulary_decodes_as_hugging_face_does() {
 }
 
 #[test]
+fn damaged_vocabularies_never_panic() {
+    let good = fixture("bpe2k.gguf");
+    let mut state = 1u64;
+    let mut random = |n: usize| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as usize % n
+    };
+    let (mut refused, mut loaded) = (0, 0);
+    for _ in 0..2000 {
+        let mut file = good.clone();
+        for _ in 0..1 + random(3) {
+            let at = random(file.len());
+            file[at] = [random(256) as u8, file[at] ^ 1 << random(8), b' ', 0][random(4)];
+        }
+        let Ok(gguf) = Gguf::parse(&file) else { continue };
+        match Tokenizer::from_gguf(&gguf) {
+            Err(_) => refused += 1,
+            Ok(t) => {
+                loaded += 1;
+                let text = "the <|im_start|> <think>é 🦙\n\n 12 'll";
+                for special in [Special::Text, Special::UserDefined, Special::Parse] {
+                    let ids = ids(&t, text, special);
+                    assert!(ids.iter().all(|id| (*id as usize) < t.vocab_size()));
+                    let mut decoder = Decoder::new(&t).show_control(true);
+                    for id in ids {
+                        decoder.push(id);
+                    }
+                }
+                let text = ids(&t, "<|im_start|><|im_end|><|endoftext|>", Special::Text);
+                assert!(text.iter().all(|id| t.kind(*id) == TokenKind::Normal));
+            }
+        }
+    }
+    println!("{loaded} loaded, {refused} refused");
+    assert!(refused > 100 && loaded > 100);
+}
+
+#[test]
 fn every_token_is_found_again() {
     let file = fixture("bpe2k.gguf");
     let t = load(&file);

@@ -37,15 +37,24 @@ impl Merges {
             return Err(Error::Limit { what: "number of merges", found: list.len() as u64, max: MAX_MERGES });
         }
         let mut pairs = reserved(list.len())?;
+        let mut by_rank = reserved(list.len())?;
+        let mut guess = 0;
         for (rank, text) in list.iter().enumerate() {
             // A token may start with a space in vocabularies that are not byte-level, never end with one.
             let space = text.iter().skip(1).position(|b| *b == b' ').map(|i| i + 1);
             let parts = space.and_then(|i| Some((text.get(..i)?, text.get(i + 1..)?)));
             let Some((left, right)) = parts else { return Err(unknown(text)) };
-            let ids = [[left, &[]], [right, &[]], [left, right]].map(|parts| index.find(parts));
-            let [Some(left), Some(right), Some(product)] = [ids[0]?, ids[1]?, ids[2]?] else {
+            let ids = (index.find([left, &[]])?, index.find([right, &[]])?);
+            // In trained vocabularies the products of successive merges are successive tokens.
+            let product = match texts.get(guess) {
+                Some(token) if token.strip_prefix(left) == Some(right) => Some(guess as u32),
+                _ => index.find([left, right])?,
+            };
+            let (Some(left), Some(right), Some(product)) = (ids.0, ids.1, product) else {
                 return Err(unknown(text));
             };
+            guess = product as usize + 1;
+            by_rank.push(product);
             if ![left, right, product].into_iter().any(&locked) {
                 pairs.push(key(left, right) | rank as u64);
             }
@@ -53,11 +62,7 @@ impl Merges {
         pairs.sort_unstable();
         pairs.dedup_by_key(|pair| *pair & !RANK);
         let mut products = reserved(pairs.len())?;
-        for pair in &pairs {
-            let text = |id: u64| texts.get((id & ((1 << 21) - 1)) as usize).unwrap_or(&[]);
-            let product = index.find([text(pair >> 43), text(pair >> 22)])?;
-            products.push(product.ok_or(Error::MissingKey { key: Name::new(super::MERGES) })?);
-        }
+        products.extend(pairs.iter().filter_map(|pair| by_rank.get((pair & RANK) as usize).copied()));
         Ok(Merges { pairs, products })
     }
 

@@ -215,7 +215,7 @@ impl<'a> Tokenizer<'a> {
         let added = Added::new(&texts, type_of)?;
 
         let merge_texts = Texts::new(source.merges, source.merge_count, "merge", 2 * limits.token + 1)?;
-        let mut index = Index::new(&texts, 4 * source.merge_count + 256)?;
+        let mut index = Index::new(&texts, source.merge_count)?;
         let mut bytes = [0; 256];
         for (byte, id) in (0..=255).zip(bytes.iter_mut()) {
             let mut utf8 = [0; 4];

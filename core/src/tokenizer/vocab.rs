@@ -122,12 +122,12 @@ fn hash(parts: [&[u8]; 2]) -> u64 {
 }
 
 impl<'v, 'a> Index<'v, 'a> {
-    /// Indexes every text but empty ones; refuses two equal ones. `lookups` is how many will follow.
-    pub(super) fn new(texts: &'v Texts<'a>, lookups: usize) -> Result<Index<'v, 'a>> {
+    /// Indexes every text but empty ones; refuses two equal ones. `merges` is how many will be resolved.
+    pub(super) fn new(texts: &'v Texts<'a>, merges: usize) -> Result<Index<'v, 'a>> {
         let n = texts.len() + texts.len() / 2 + 1;
         let mut slots = reserved(n)?;
         slots.resize(n, EMPTY);
-        let budget = 64 * (texts.len() as u64 + lookups as u64) + 1024;
+        let budget = 64 * (texts.len() as u64 + 3 * merges as u64) + (1 << 14);
         let mut index = Index { texts, slots, budget };
         for (id, text) in texts.iter().enumerate() {
             if text.is_empty() {
