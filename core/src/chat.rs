@@ -224,6 +224,51 @@ pub fn encode_next(
     Ok(ids)
 }
 
+/// A reply of the model, taken apart.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reply<'t> {
+    /// What stands in the `<think>` block, if the reply has one. It may still be going on.
+    pub reasoning: Option<&'t str>,
+    /// What is meant for the reader.
+    pub content: &'t str,
+    /// What stands in each complete `<tool_call>` block: see [`Reply::call`].
+    pub calls: Vec<&'t str>,
+}
+
+impl<'t> Reply<'t> {
+    /// Takes a reply in Qwen3's form apart; it may be incomplete. Never fails: text that has no such
+    /// form is content.
+    pub fn parse(text: &'t str) -> Reply<'t> {
+        let mut reply = Reply::default();
+        let mut rest = text;
+        if let Some((thoughts, after)) = text.split_once("</think>") {
+            reply.reasoning =
+                Some(thoughts.split_once("<think>").map_or(thoughts, |(_, t)| t).trim_matches('\n'));
+            rest = after.trim_start_matches('\n');
+        } else if let Some((_, thoughts)) = text.split_once("<think>") {
+            reply.reasoning = Some(thoughts.trim_matches('\n'));
+            rest = "";
+        }
+        let mut calls = rest.split("<tool_call>");
+        let content = calls.next().unwrap_or("");
+        reply.content = if content.len() < rest.len() { content.trim_end_matches('\n') } else { content };
+        reply.calls =
+            calls.filter_map(|call| Some(call.split_once("</tool_call>")?.0.trim_matches('\n'))).collect();
+        reply
+    }
+
+    /// Name and arguments (a JSON text) of an element of [`Reply::calls`].
+    ///
+    /// # Errors
+    /// If the model wrote no JSON, or not an object with a name and arguments.
+    pub fn call(call: &'t str) -> Result<(String, &'t str)> {
+        let missing = |name| Error::MissingKey { key: Name::new(name) };
+        let name = json::member(call, "name")?.ok_or(missing("name"))?;
+        let name = json::text(name)?.ok_or(missing("name"))?;
+        Ok((name, json::member(call, "arguments")?.ok_or(missing("arguments"))?))
+    }
+}
+
 /// How many tokens `fed` and `wanted` share from the start. A session holding `fed` is truncated to that
 /// many and given the rest of `wanted`; at least the last token must be fed to have logits.
 pub fn common_prefix(fed: &[u32], wanted: &[u32]) -> usize {

@@ -3,7 +3,7 @@ use std::fs;
 use std::path::Path;
 
 use serde_json::Value;
-use shohin_core::chat::{self, ChatOptions, Message, Role, Style, Template, ToolCall, json};
+use shohin_core::chat::{self, ChatOptions, Message, Reply, Role, Style, Template, ToolCall, json};
 use shohin_core::tokenizer::{EncodeOptions, Special, TokenKind};
 use shohin_core::{Gguf, Tokenizer};
 
@@ -227,6 +227,52 @@ fn a_turn_can_be_added_without_feeding_anything_twice() {
         let header = chat::encode(t, &first, &ChatOptions { thinking: None, ..options }).unwrap();
         assert_eq!(chat::common_prefix(&fed, &exact), header.len());
     });
+}
+
+#[test]
+fn replies_come_apart_as_they_were_put_together() {
+    let mut seen = 0;
+    for case in cases() {
+        let (Some(last), Some(false)) =
+            (case["messages"].as_array().unwrap().last(), case["prompt"].as_bool())
+        else {
+            continue;
+        };
+        if last["role"] != "assistant"
+            || last["reasoning_content"].is_null() && !last["tool_calls"].is_array()
+        {
+            continue;
+        }
+        seen += 1;
+        let text = case["text"].as_str().unwrap();
+        let text =
+            text.rsplit_once("<|im_start|>assistant\n").unwrap().1.strip_suffix("<|im_end|>\n").unwrap();
+        let reply = Reply::parse(text);
+        let expected = last["reasoning_content"].as_str().unwrap_or_else(|| {
+            let (thoughts, _) = last["content"].as_str().unwrap().split_once("</think>").unwrap_or_default();
+            thoughts.trim_start_matches("<think>")
+        });
+        assert_eq!(reply.reasoning, Some(expected.trim_matches('\n')), "{text}");
+        if last["reasoning_content"].is_string() && !last["content"].as_str().unwrap().contains("think>") {
+            assert_eq!(reply.content, last["content"].as_str().unwrap().trim_matches('\n'));
+        }
+        let calls = last["tool_calls"].as_array().map_or(&[][..], |c| c);
+        assert_eq!(reply.calls.len(), calls.len(), "{text}");
+        for (call, expected) in reply.calls.iter().zip(calls) {
+            let (name, arguments) = Reply::call(call).unwrap();
+            assert_eq!(name, expected["function"]["name"].as_str().unwrap());
+            assert_eq!(serde_json::from_str::<Value>(arguments).unwrap(), expected["function"]["arguments"]);
+        }
+    }
+    assert!(seen > 2, "{seen}");
+    let open = Reply::parse("<think>\nstill at it");
+    assert_eq!((open.reasoning, open.content), (Some("still at it"), ""));
+    let half = Reply::parse("Let me see.\n<tool_call>\n{\"name\": \"x\"");
+    assert_eq!((half.reasoning, half.content, half.calls.len()), (None, "Let me see.", 0));
+    assert_eq!(Reply::parse("plain\n"), Reply { content: "plain\n", ..Reply::default() });
+    for bad in ["", "[]", "{}", "{\"name\": 1, \"arguments\": {}}", "{\"name\": \"x\"}", "{\"name\": \"x"] {
+        assert!(Reply::call(bad).is_err(), "{bad}");
+    }
 }
 
 #[test]

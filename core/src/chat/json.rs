@@ -103,6 +103,62 @@ pub fn string(text: &str, out: &mut String) {
     out.push('"');
 }
 
+/// The value of member `name` of the JSON object `text`, as it is written there; the last one if there
+/// are several, `None` if there is none or if `text` is no object.
+///
+/// # Errors
+/// As [`reformat`].
+pub fn member<'t>(text: &'t str, name: &str) -> Result<Option<&'t str>> {
+    let mut unused = String::new();
+    reformat(text, &mut unused)?; // from here on it is known to be JSON
+    let mut wanted = String::new();
+    string(name, &mut wanted);
+    let mut r = Reader { text, at: 0 };
+    r.skip_space();
+    let mut found = None;
+    if r.peek() != Some(b'{') {
+        return Ok(None);
+    }
+    while matches!(r.peek(), Some(b'{' | b',')) {
+        r.at += 1;
+        r.skip_space();
+        if r.peek() != Some(b'"') {
+            break; // an empty object
+        }
+        let mut key = String::new();
+        r.string(&mut key)?;
+        r.skip_space();
+        r.at += 1; // the colon
+        r.skip_space();
+        let value = text.get(r.at..).unwrap_or("");
+        let len = r.skip_value()?;
+        if key == wanted {
+            found = value.get(..len);
+        }
+        r.skip_space();
+    }
+    Ok(found)
+}
+
+/// The text that the JSON string `text` stands for, `None` if it is another JSON value.
+///
+/// # Errors
+/// As [`reformat`].
+pub fn text(text: &str) -> Result<Option<String>> {
+    let mut unused = String::new();
+    reformat(text, &mut unused)?;
+    let Some(inner) = text.trim().strip_prefix('"').and_then(|t| t.strip_suffix('"')) else {
+        return Ok(None);
+    };
+    let mut r = Reader { text: inner, at: 0 };
+    let mut out = String::new();
+    while let Some(c) = inner.get(r.at..).and_then(|rest| rest.chars().next()) {
+        r.at += c.len_utf8();
+        out.push(if c == '\\' { r.escaped()? } else { c });
+    }
+    Ok(Some(out))
+}
+
 fn escape(c: char, out: &mut String) {
     match c {
         '"' => out.push_str("\\\""),
@@ -167,6 +223,28 @@ impl Reader<'_> {
                 }
             }
         }
+    }
+
+    /// Skips a value that is known to be JSON; returns its bytes.
+    fn skip_value(&mut self) -> Result<usize> {
+        let (start, mut depth) = (self.at, 0);
+        let mut unused = String::new();
+        while let Some(byte) = self.peek() {
+            match byte {
+                b'"' => self.string(&mut unused)?,
+                b'[' | b'{' => {
+                    depth += 1;
+                    self.at += 1;
+                }
+                b']' | b'}' if depth > 0 => {
+                    depth -= 1;
+                    self.at += 1;
+                }
+                b',' | b']' | b'}' | b' ' | b'\t' | b'\n' | b'\r' if depth == 0 => break,
+                _ => self.at += 1, // within a container or a plain word, all ASCII outside strings
+            }
+        }
+        Ok(self.at - start)
     }
 
     /// The character behind a backslash. A lone surrogate, which is no character, is U+FFFD.
@@ -299,6 +377,24 @@ mod tests {
         ] {
             assert_eq!(python(text).as_deref(), Ok(expected), "{text}");
         }
+    }
+
+    #[test]
+    fn members_are_found_as_they_are_written() {
+        let object = r#" {"a" : {"b":[1,"}]"]} , "\u0062":"x\"é", "c":-1.5e3 ,"d": null,"a":[ ] }"#;
+        let get = |name| member(object, name).unwrap();
+        assert_eq!(get("a"), Some("[ ]"));
+        assert_eq!(get("b"), Some(r#""x\"é""#));
+        assert_eq!(get("c"), Some("-1.5e3"));
+        assert_eq!(get("d"), Some("null"));
+        assert_eq!(get("e"), None);
+        assert_eq!(text(get("b").unwrap()), Ok(Some("x\"é".into())));
+        assert_eq!(text("12"), Ok(None));
+        assert_eq!(
+            (member("{}", "a"), member("[1]", "a"), member(" {} ", "")),
+            (Ok(None), Ok(None), Ok(None))
+        );
+        assert_eq!(member("{\"a\":1", "a").map_err(|e| e.code()), Err("malformed"));
     }
 
     #[test]
