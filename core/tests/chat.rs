@@ -296,3 +296,15 @@ fn templates_are_recognised_by_their_words() {
         }
     });
 }
+
+#[test]
+fn the_embedded_model_is_plain_chatml() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/sprout.gguf");
+    let file = fs::read(path).unwrap();
+    let gguf = Gguf::parse(&file).unwrap();
+    let t = Tokenizer::from_gguf(&gguf).unwrap();
+    assert_eq!(Template::from_metadata(gguf.metadata(), &t), Ok(Template::PLAIN));
+    let ids = chat::encode(&t, &[Message::new(Role::User, "hi")], &PLAIN).unwrap();
+    assert_eq!(ids.iter().filter(|id| t.kind(**id) == TokenKind::Control).count(), 3);
+    assert!(t.is_end(ids[ids.iter().rposition(|id| Some(*id) == t.added_id("<|im_end|>")).unwrap()]));
+}
