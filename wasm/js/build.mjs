@@ -1,6 +1,6 @@
 // Bundles the TypeScript of js/src with the glue of pkg/ into dist/, one file for each place it runs in.
 import { build } from "esbuild";
-import { copyFile, mkdir, readFile } from "node:fs/promises";
+import { copyFile, mkdir, readFile, writeFile } from "node:fs/promises";
 import { gzipSync } from "node:zlib";
 
 const here = new URL("./", import.meta.url);
@@ -20,7 +20,7 @@ const common = {
 };
 await build({ ...common, platform: "browser", entryPoints: ["js/src/index.ts", "js/src/worker.ts", "js/src/local.ts"] });
 await build({ ...common, platform: "node", entryPoints: ["js/src/node.ts"] });
-await copyFile(path("../pkg/shohin_wasm_bg.wasm"), path("../dist/shohin_wasm_bg.wasm"));
+await writeFile(path("../dist/shohin_wasm_bg.wasm"), withoutCustomSections(await readFile(path("../pkg/shohin_wasm_bg.wasm"))));
 for (const license of ["LICENSE-MIT", "LICENSE-APACHE"]) {
   await copyFile(path(`../../${license}`), path(`../${license}`)).catch(() => {});
 }
@@ -28,4 +28,18 @@ for (const license of ["LICENSE-MIT", "LICENSE-APACHE"]) {
 for (const file of ["shohin_wasm_bg.wasm", "index.js", "worker.js", "node.js"]) {
   const bytes = await readFile(path(`../dist/${file}`));
   console.log(`dist/${file}: ${bytes.length} bytes, ${gzipSync(bytes, { level: 9 }).length} gzipped`);
+}
+
+/** Function names and the like, a fifth of the file, are of no use to a visitor. */
+function withoutCustomSections(wasm) {
+  const kept = [wasm.subarray(0, 8)];
+  for (let at = 8; at < wasm.length; ) {
+    // A section is its id, its length as LEB128, its content.
+    let [length, body, shift] = [0, at + 1, 0];
+    do length += (wasm[body] & 127) * 2 ** shift;
+    while (((shift += 7), wasm[body++] & 128));
+    if (wasm[at] !== 0) kept.push(wasm.subarray(at, body + length));
+    at = body + length;
+  }
+  return Buffer.concat(kept);
 }

@@ -2,8 +2,11 @@
 
 use crate::error::{JsResult, js};
 use js_sys::Uint8Array;
-use shohin_core::Error;
+use shohin_core::{Error, Gguf};
 use wasm_bindgen::prelude::*;
+
+/// How every GGUF file begins.
+const MAGIC: &[u8] = b"GGUF";
 
 /// Growth of a file whose size nobody told.
 const UNKNOWN_GROWTH: usize = 16 << 20;
@@ -36,7 +39,8 @@ impl FileBuffer {
     /// Appends a piece, copying it once.
     ///
     /// # Errors
-    /// `memory` if it does not fit.
+    /// `memory` if it does not fit; `malformed` as soon as it is clear that this is no GGUF file, so that nobody waits for
+    /// the download of a sign-in page.
     pub fn append(&mut self, piece: &Uint8Array) -> JsResult<()> {
         let len = piece.length() as usize;
         if self.bytes.capacity() - self.bytes.len() < len {
@@ -50,6 +54,9 @@ impl FileBuffer {
         piece.copy_to_uninit(&mut self.bytes.spare_capacity_mut()[..len]);
         // SAFETY: the capacity is there and the line above has just written bytes at..at + len.
         unsafe { self.bytes.set_len(at + len) };
+        if at < MAGIC.len() && self.bytes.len() >= MAGIC.len() && !self.bytes.starts_with(MAGIC) {
+            Gguf::parse(&self.bytes).map_err(js)?;
+        }
         Ok(())
     }
 

@@ -145,6 +145,10 @@ fn errors_carry_their_code() {
         assert_eq!(code(&error), want, "{}", message(&error));
         assert!(!message(&error).is_empty());
     }
+    // Known before the whole of it is there.
+    let mut page = FileBuffer::new(1e6).unwrap();
+    page.append(&Uint8Array::from(&b"<!d"[..])).unwrap();
+    assert_eq!(code(&page.append(&Uint8Array::from(&b"octype"[..])).err().unwrap()), "malformed");
     assert_eq!(code(&FileBuffer::new(1e15).err().unwrap()), "memory");
     assert_eq!(code(&Sampling::preset("sharp").err().unwrap()), "unsupported");
     let mut sampling = Sampling::preset("greedy").unwrap();

@@ -1,0 +1,183 @@
+// The package in headless Chromium, from plain files on a server without special headers: `npm run build -w wasm` first.
+import assert from "node:assert/strict";
+import { createReadStream } from "node:fs";
+import { readFile } from "node:fs/promises";
+import { after, before, describe, test } from "node:test";
+import { fileURLToPath } from "node:url";
+import { launch, serve } from "./chromium.mjs";
+
+const MODEL = fileURLToPath(new URL("../../../models/sprout.gguf", import.meta.url));
+const EXPECTED = JSON.parse(await readFile(new URL("../../../models/sprout.expected.json", import.meta.url), "utf8")).models["sprout.gguf"];
+
+describe("in a browser", () => {
+  let browser, server, page;
+
+  before(async () => {
+    server = await serve(new URL("../../dist/", import.meta.url), {
+      "/": (_request, response) => response.writeHead(200, { "Content-Type": "text/html" }).end("<!doctype html><title>test</title>"),
+      "/model.gguf": (_request, response) => createReadStream(MODEL).pipe(response),
+      "/stuck.gguf": (_request, response) => response.writeHead(200, { "Content-Length": 1e6 }).write("GGUF"),
+      "/broken.gguf": (_request, response) => {
+        response.writeHead(200, { "Content-Length": 1e6 });
+        response.write("GGUF", () => response.destroy());
+      },
+      "/gone.gguf": (_request, response) => response.writeHead(410).end(),
+    });
+    browser = await launch();
+    page = await browser.newPage();
+    page.setDefaultTimeout(120_000);
+    await page.goto(server.url);
+    await page.evaluate(async () => {
+      const { Engine, ShohinError } = await import("/index.js");
+      const ask = (content) => [{ role: "user", content }];
+      /** Runs a generation to its end. */
+      const collect = async (chunks) => {
+        const seen = [];
+        for await (const chunk of chunks) seen.push(chunk);
+        return { chunks: seen.length, tokens: seen.flatMap((chunk) => chunk.tokens), ...seen.at(-1).finish };
+      };
+      /** The code of the error that a promise ends with. */
+      const code = (promise) =>
+        promise.then(
+          () => "none",
+          (error) => (error instanceof ShohinError ? error.code : `not a ShohinError: ${error}`),
+        );
+      Object.assign(globalThis, { Engine, ShohinError, ask, collect, code });
+    });
+  });
+  after(async () => {
+    await browser?.close();
+    await server?.close();
+  });
+
+  test("says what the model's trainer says, token by token", async () => {
+    const replies = await page.evaluate(async (chats) => {
+      const engine = await Engine.load("model.gguf", { activations: "f32", kv: "f32" });
+      const replies = [];
+      for (const { messages, continuation_ids } of chats) {
+        const prompt = [...(await engine.tokenizeChat(messages))];
+        replies.push({ prompt, ...(await collect(engine.chat(messages, { preset: "greedy", maxTokens: continuation_ids.length + 1 }))) });
+      }
+      await engine.dispose();
+      return replies;
+    }, EXPECTED.chats);
+    replies.forEach((reply, i) => {
+      assert.deepEqual(reply.prompt, EXPECTED.chats[i].prompt_ids);
+      assert.deepEqual(reply.tokens, EXPECTED.chats[i].continuation_ids);
+      assert.equal(reply.text, EXPECTED.chats[i].text);
+    });
+  });
+
+  test("takes a URL, a File and bytes, reports progress, and leaves bytes as they were", async () => {
+    const { texts, left, stages, info } = await page.evaluate(async () => {
+      const bytes = await (await fetch("model.gguf")).arrayBuffer();
+      const shifted = new Uint8Array(bytes.byteLength + 5);
+      shifted.set(new Uint8Array(bytes), 5);
+      const sources = [new URL("model.gguf", location.href), new File([bytes], "x.gguf"), bytes, shifted.subarray(5)];
+      const texts = [];
+      const stages = [];
+      let info;
+      for (const source of sources) {
+        const progress = [];
+        const engine = await Engine.load(source, { onProgress: (step) => progress.push(step) });
+        info = engine.info;
+        const { text } = await collect(engine.generate("Once upon a time", { preset: "greedy", maxTokens: 6 }));
+        texts.push(text);
+        stages.push([progress[0].stage, progress.at(-1).stage, progress.at(-1).loaded]);
+        await engine.dispose();
+      }
+      return { texts, left: bytes.byteLength, stages, info };
+    });
+    const { length } = await readFile(MODEL);
+    assert.equal(new Set(texts).size, 1);
+    assert.equal(left, length);
+    assert.deepEqual(stages, [["download", "prepare", length], ...Array(3).fill(["read", "prepare", length])]);
+    assert.equal(info.isa, "simd128");
+    assert.equal(info.backend, "cpu");
+  });
+
+  test("gives a typed error for everything that can go wrong while loading", async () => {
+    const codes = await page.evaluate(async () => {
+      const slow = new AbortController();
+      setTimeout(() => slow.abort(), 300);
+      return Promise.all([
+        code(Engine.load("broken.gguf")),
+        code(Engine.load("gone.gguf")),
+        code(Engine.load("http://127.0.0.1:1/x.gguf")),
+        code(Engine.load("index.js")),
+        code(Engine.load(new TextEncoder().encode("GGUF"))),
+        code(Engine.load(7)),
+        code(Engine.load("http://")),
+        code(Engine.load("stuck.gguf", { signal: slow.signal })),
+        code(Engine.load("model.gguf", { signal: AbortSignal.abort() })),
+        code(Engine.load("model.gguf", { workerUrl: "no-such-worker.js" })),
+        code(Engine.load("model.gguf", { wasmUrl: "no-such.wasm" })),
+        code(Engine.load("model.gguf", { kv: "f8" })),
+        code(Engine.load("model.gguf", { context: 1e9 }).then((engine) => engine.dispose())),
+      ]);
+    });
+    assert.deepEqual(codes, [
+      "network", "http", "network", "malformed", "truncated", "argument", "argument",
+      "aborted", "aborted", "worker", "wasm", "unsupported", "none",
+    ]);
+  });
+
+  test("streams in pieces, aborts, survives being left, and queues", async () => {
+    const seen = await page.evaluate(async () => {
+      const engine = await Engine.load("model.gguf");
+      const long = { temperature: 1, topK: 0, topP: 1, seed: 3 };
+      const whole = await collect(engine.chat(ask("Tell me a story about a cat."), long));
+      const abort = new AbortController();
+      let early = "";
+      const aborted = await code((async () => {
+        for await (const chunk of engine.chat(ask("Tell me a story about a cat."), { ...long, signal: abort.signal })) {
+          early += chunk.text;
+          abort.abort();
+        }
+      })());
+      for await (const _ of engine.chat(ask("Tell me a story about a dog."), long)) break;
+      const before = await code(collect(engine.chat(ask("x"), { signal: AbortSignal.abort() })));
+      const [a, b] = await Promise.all([collect(engine.chat(ask("Tell me a story about a cat."), long)), collect(engine.chat(ask("Hello!"), { preset: "greedy" }))]);
+      const option = await code(collect(engine.chat(ask("x"), { temperature: -1 })));
+      const unsendable = await code(collect(engine.chat(ask("x"), { stop: () => {} })));
+      const pending = code(collect(engine.chat(ask("Tell me a story about a fox."), long)));
+      await new Promise((resolve) => setTimeout(resolve, 50));
+      await engine.dispose();
+      return { chunks: whole.chunks, text: whole.text, early, aborted, before, again: a.text, b: b.text, option, unsendable, pending: await pending, after: await code(engine.tokenize("x")) };
+    });
+    assert.ok(seen.chunks > 2, `${seen.chunks} chunks`);
+    assert.ok(seen.early.length > 0 && seen.early.length < seen.text.length && seen.text.startsWith(seen.early));
+    assert.equal(seen.aborted, "aborted");
+    assert.equal(seen.before, "aborted");
+    assert.equal(seen.again, seen.text);
+    assert.notEqual(seen.b, "");
+    assert.equal(seen.option, "option");
+    assert.equal(seen.unsendable, "argument");
+    assert.equal(seen.pending, "disposed");
+    assert.equal(seen.after, "disposed");
+  });
+
+  test("computes only the new turn of a conversation", async () => {
+    const { one, two } = await page.evaluate(async () => {
+      const engine = await Engine.load("model.gguf");
+      const messages = ask("Hello!");
+      const one = await collect(engine.chat(messages, { preset: "greedy", maxTokens: 40 }));
+      messages.push({ role: "assistant", content: one.text }, { role: "user", content: "What is my name?" });
+      const two = await collect(engine.chat(messages, { preset: "greedy", maxTokens: 1 }));
+      await engine.dispose();
+      return { one, two };
+    });
+    assert.ok(two.usage.cachedTokens >= one.usage.promptTokens + one.usage.completionTokens);
+  });
+
+  test("runs without a worker of its own, too", async () => {
+    const text = await page.evaluate(async () => {
+      const { Engine } = await import("/local.js").then(({ LocalEngine }) => ({ Engine: LocalEngine }));
+      const engine = await Engine.load("model.gguf");
+      const { text } = await collect(engine.generate("Once upon a time", { preset: "greedy", maxTokens: 6 }));
+      await engine.dispose();
+      return text;
+    });
+    assert.notEqual(text, "");
+  });
+});
