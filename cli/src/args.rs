@@ -317,6 +317,9 @@ pub(crate) struct EvalArgs {
     /// How far a window is moved on [default: half a window]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) stride: Option<u32>,
+    /// Let the text form control tokens such as <|im_start|>
+    #[arg(long)]
+    pub(crate) special: bool,
     /// Score no more than the first N tokens
     #[arg(long, value_name = "N")]
     pub(crate) limit: Option<usize>,

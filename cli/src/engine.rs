@@ -9,6 +9,7 @@ use shohin_core::chat::Template;
 use shohin_core::generate::{Backend, Cpu, Detokenizer, Generation, Reason, Step, drive};
 use shohin_core::kernel::Isa;
 use shohin_core::model::ModelVariant;
+use shohin_core::tokenizer::Special;
 use shohin_core::{
     Activations, BonsaiModel, Gguf, KvFormat, Pool, Sampler, SamplerConfig, Session, SessionOptions,
     Tokenizer,
@@ -179,9 +180,9 @@ impl<'f> Engine<'f> {
         }
     }
 
-    /// Encodes plain text, as far as the tokenizer must put something in front of it with that.
-    pub(crate) fn encode_plain(&self, text: &str, special: shohin_core::tokenizer::Special) -> Vec<u32> {
-        let mut ids = Vec::new();
+    /// The tokens of a text that is no chat, with the token that texts begin with if the model has one.
+    pub(crate) fn encode_plain(&self, text: &str, special: Special) -> Vec<u32> {
+        let mut ids = Vec::from_iter(self.tokenizer.leading_bos());
         self.tokenizer.encode(text, special, &mut ids);
         ids
     }

@@ -18,9 +18,7 @@ pub(crate) fn run(args: &RunArgs, engine_args: &EngineArgs) -> Outcome {
     let file = ModelFile::open(engine_args.model.as_deref())?;
     let engine = Engine::load(&file, engine_args)?;
     let tokens = if args.raw {
-        let mut tokens = Vec::from_iter(engine.tokenizer.leading_bos());
-        tokens.extend(engine.encode_plain(&prompt, Special::Text));
-        tokens
+        engine.encode_plain(&prompt, Special::Text)
     } else {
         let system = args.system.as_deref().map(|text| Message::new(Role::System, text));
         let messages: Vec<Message<'_>> =

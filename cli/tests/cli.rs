@@ -1,0 +1,540 @@
+//! The built program, as a user or a script runs it, on the model inside it.
+
+use serde_json::{Value, json as to_json};
+use std::fs;
+use std::io::{Read, Write};
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+
+fn shohin(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_shohin"));
+    command.args(args).stdin(Stdio::null());
+    command
+}
+
+fn feed(args: &[&str], input: impl AsRef<[u8]>) -> Output {
+    let mut command = shohin(args);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    let input = input.as_ref().to_vec();
+    let writer = std::thread::spawn(move || {
+        let _ = stdin.write_all(&input);
+    });
+    let output = child.wait_with_output().unwrap();
+    writer.join().unwrap();
+    output
+}
+
+fn stdout(output: Output) -> String {
+    let text = String::from_utf8(output.stdout).unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{:?}\n{text}\n{errors}", output.status);
+    text
+}
+
+fn ok(args: &[&str]) -> String {
+    stdout(shohin(args).output().unwrap())
+}
+
+fn json(args: &[&str]) -> Value {
+    serde_json::from_str(&ok(args)).unwrap()
+}
+
+/// The one line a failure says.
+fn failure(output: &Output, code: i32) -> String {
+    let text = String::from_utf8(output.stderr.clone()).unwrap();
+    assert_eq!(output.status.code(), Some(code), "{text}");
+    assert!(output.stdout.is_empty(), "{}", String::from_utf8_lossy(&output.stdout));
+    assert!(text.starts_with("shohin: ") && text.ends_with('\n'), "{text:?}");
+    assert_eq!(text.lines().count(), 1, "{text}");
+    text
+}
+
+fn fails(args: &[&str]) -> String {
+    failure(&shohin(args).output().unwrap(), 1)
+}
+
+fn temporary(name: &str, content: impl AsRef<[u8]>) -> String {
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-{name}", std::process::id()));
+    fs::write(&path, content).unwrap();
+    path.into_os_string().into_string().unwrap()
+}
+
+fn model() -> Vec<u8> {
+    fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../models/sprout.gguf")).unwrap()
+}
+
+/// What the trainer's own PyTorch model says.
+fn trainer() -> Value {
+    let text = fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../models/sprout.expected.json")).unwrap();
+    serde_json::from_slice::<Value>(&text).unwrap()["models"]["sprout.gguf"].clone()
+}
+
+fn ids(value: &Value) -> Vec<String> {
+    value.as_array().unwrap().iter().map(Value::to_string).collect()
+}
+
+/// Greedy and in full precision.
+const EXACT: [&str; 6] = ["--preset", "greedy", "--act", "f32", "--kv", "f32"];
+
+/// Random enough never to end by itself.
+const WILD: [&str; 8] = ["--temperature", "50", "--top-k", "0", "--top-p", "1", "--seed", "1"];
+
+fn with<'a>(args: &[&'a str], more: &[&'a str]) -> Vec<&'a str> {
+    [args, more].concat()
+}
+
+// ---- help
+
+#[test]
+fn help_names_chat_first_and_every_command_has_examples() {
+    let help = ok(&[]);
+    assert_eq!(help, ok(&["-h"]));
+    let usage = help.lines().find(|line| line.starts_with("Usage:")).unwrap();
+    assert_eq!(usage, "Usage: shohin chat");
+    assert!(!help.contains('\u{1b}'), "colours in a pipe");
+    let commands = help.split("Commands:\n").nth(1).unwrap();
+    let names: Vec<&str> = commands.lines().map_while(|line| line.split_whitespace().next()).collect();
+    assert_eq!(names, ["chat", "run", "inspect", "tokenize", "logits", "eval", "bench"]);
+    for name in names {
+        assert!(ok(&[name, "--help"]).contains("Examples:\n  "), "{name}");
+    }
+    assert!(ok(&["--version"]).starts_with("shohin "));
+}
+
+#[test]
+fn wrong_usage_is_code_2() {
+    for args in [
+        &["dance"][..],
+        &["run", "--top-k", "many", "x"],
+        &["run", "x", "--file", "y"],
+        &["run", "x", "--logprobs", "2"],
+        &["run", "x", "--preset", "wild"],
+        &["chat", "--threads", "0"],
+        &["logits"],
+        &["--model", "x"],
+    ] {
+        let output = shohin(args).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        assert!(output.stdout.is_empty() && !output.stderr.is_empty());
+    }
+}
+
+// ---- run and chat
+
+#[test]
+fn greedy_replies_are_those_of_the_trainer() {
+    let mut compared = 0;
+    for chat in trainer()["chats"].as_array().unwrap() {
+        let messages = chat["messages"].as_array().unwrap();
+        if messages.len() > 1 || chat["smallest_margin"].as_f64().unwrap() < 1e-3 {
+            continue;
+        }
+        let prompt = messages[0]["content"].as_str().unwrap();
+        let reply = json(&with(&["run", prompt, "--json"], &EXACT));
+        assert_eq!(reply["prompt_tokens"], chat["prompt_ids"].as_array().unwrap().len());
+        if chat["stopped_by"].is_null() {
+            let text = reply["text"].as_str().unwrap();
+            assert!(text.starts_with(chat["text"].as_str().unwrap()), "{prompt}");
+        } else {
+            assert_eq!(reply["text"], chat["text"], "{prompt}");
+            assert_eq!(reply["tokens"], chat["continuation_ids"], "{prompt}");
+            assert_eq!(reply["finish_reason"], "stop");
+        }
+        compared += 1;
+    }
+    assert!(compared >= 2, "{compared}");
+}
+
+#[test]
+fn the_same_seed_gives_the_same_text_on_any_number_of_threads() {
+    let start = "Once upon a time, there was a";
+    let args = ["run", "--raw", start, "--preset", "creative", "-n", "60", "--seed", "5"];
+    let one = ok(&with(&args, &["--threads", "1"]));
+    assert_eq!(one, ok(&with(&args, &["--threads", "3"])));
+    assert_eq!(one, ok(&with(&args, &["--threads", "2", "--isa", "scalar"])));
+    let others = ["6", "7", "8"].map(|seed| ok(&with(&args[..args.len() - 1], &[seed])));
+    assert!(others.iter().any(|text| *text != one));
+}
+
+#[test]
+fn json_tells_everything_about_a_reply() {
+    let args = ["run", "Tell me a story.", "-n", "12", "--seed", "3", "--json", "--logprobs", "4"];
+    let reply = json(&args);
+    assert_eq!(reply["finish_reason"], "length");
+    assert_eq!((&reply["seed"], &reply["reply_tokens"]), (&to_json!(3), &to_json!(12)));
+    assert!(reply["timings"]["prompt_ms"].as_f64().unwrap() > 0.0);
+    let ids = ids(&reply["tokens"]);
+    let text = reply["text"].as_str().unwrap();
+    assert_eq!(ok(&["tokenize", "--decode", &ids.join(" ")]), format!("{text}\n"));
+    let logprobs = reply["logprobs"].as_array().unwrap();
+    assert_eq!(logprobs.len(), 12);
+    let mut joined = String::new();
+    for (entry, id) in logprobs.iter().zip(&ids) {
+        assert_eq!(entry["token"].to_string(), *id);
+        joined += entry["text"].as_str().unwrap();
+        let top = entry["top"].as_array().unwrap().iter();
+        let top: Vec<f64> = top.map(|t| t["logprob"].as_f64().unwrap()).collect();
+        assert_eq!(top.len(), 4);
+        assert!(top.is_sorted_by(|a, b| a >= b) && top[0] <= 0.0);
+        assert!(top.iter().map(|l| l.exp()).sum::<f64>() <= 1.0 + 1e-6);
+        assert!(entry["logprob"].as_f64().unwrap() <= top[0]);
+    }
+    assert_eq!(joined, text);
+    assert!(json(&["run", "Hello!", "-n", "1", "--json"]).get("logprobs").is_none());
+}
+
+#[test]
+fn a_prompt_comes_from_an_argument_a_file_or_standard_input() {
+    let args = ["run", "--preset", "greedy"];
+    let text = ok(&with(&args, &["What does a cow say?"]));
+    let file = temporary("prompt.txt", "What does a cow say?\n");
+    assert_eq!(ok(&with(&args, &["--file", &file])), text);
+    assert_eq!(stdout(feed(&args, "What does a cow say?\n")), text);
+    assert_eq!(stdout(feed(&with(&args, &["-"]), "What does a cow say?")), text);
+}
+
+#[test]
+fn raw_continues_the_text_and_stop_strings_end_it() {
+    let prompt = "Once upon a time, there was a";
+    let args = ["run", "--raw", prompt, "--preset", "greedy", "-n", "30", "--json"];
+    let long = json(&args);
+    let text = long["text"].as_str().unwrap();
+    assert_eq!(long["prompt_tokens"], ok(&["tokenize", prompt]).split_whitespace().count());
+    // Stops in the middle of a word.
+    let stop = &text.split_whitespace().filter(|word| word.len() > 2).nth(2).unwrap()[1..];
+    let at = text.find(stop).unwrap();
+    let short = json(&with(&args, &["--stop", "never occurs", "--stop", stop]));
+    assert_eq!(short["text"], text[..at]);
+    assert_eq!(short["finish_reason"], "stop_string");
+}
+
+#[test]
+fn a_full_context_ends_the_reply() {
+    let reply = json(&with(&["run", "Hello!", "--context", "40", "--json"], &WILD));
+    assert_eq!(reply["finish_reason"], "context_full");
+    let n = reply["prompt_tokens"].as_u64().unwrap() + reply["reply_tokens"].as_u64().unwrap();
+    assert_eq!(n, 41, "the last token needs no room");
+}
+
+#[test]
+fn chat_remembers_and_computes_new_turns_only() {
+    let args = with(&["chat"], &EXACT);
+    let output = feed(&args, "Hello!\n\nMy name is Zoe.\nWhat is my name?\n/stats\n");
+    let notes = String::from_utf8(output.stderr.clone()).unwrap();
+    let text = stdout(output);
+    let replies: Vec<&str> = text.lines().collect();
+    assert_eq!(replies.len(), 3, "{text}");
+    assert_eq!(replies[0], ok(&with(&["run", "Hello!"], &EXACT)).trim_end());
+    // Only the new message with its marks was computed.
+    let number_after = |words: &str| -> usize {
+        let rest = notes.split(words).nth(1).unwrap_or_else(|| panic!("no {words:?} in {notes}"));
+        rest.split(' ').next().unwrap().parse().unwrap()
+    };
+    assert!(number_after("prompt ") < 20 && number_after("(+ ") > 20, "{notes}");
+}
+
+#[test]
+fn chat_commands_work_from_a_pipe() {
+    let saved = temporary("chat.json", "");
+    let lines = ["/system Be brief.", "Hello!", "/retry", &format!("/save {saved}"), "/set top-k 3", "/new"];
+    let lines = format!("{}\n/quit\nnever sent\n", lines.join("\n"));
+    let text = stdout(feed(&with(&["chat"], &EXACT), lines));
+    let replies: Vec<&str> = text.lines().collect();
+    assert_eq!(replies.len(), 2, "{text}");
+    assert_eq!(replies[0], replies[1], "greedy: another try gives the same");
+    let saved: Value = serde_json::from_slice(&fs::read(saved).unwrap()).unwrap();
+    let roles: Vec<&Value> = saved["messages"].as_array().unwrap().iter().map(|m| &m["role"]).collect();
+    assert_eq!(roles, ["system", "user", "assistant"]);
+    assert_eq!(saved["messages"][2]["content"], replies[1]);
+    for (line, reason) in [
+        ("/dance", "/dance"),
+        ("/set temperature -3", "temperature is -3, expected 0 to 100"),
+        ("/set heat 3", "heat is no sampling option; expected one of temperature, top_k"),
+        ("/set top_p", "needs a number"),
+        ("/retry", "nothing to retry"),
+        ("/save", "file name"),
+    ] {
+        let message = failure(&feed(&["chat"], format!("{line}\n")), 1);
+        assert!(message.contains(reason), "{message}");
+    }
+}
+
+#[test]
+fn a_long_chat_forgets_its_oldest_turns_and_goes_on() {
+    let line = "Tell me a story about a fox and a lantern.\n";
+    let output = feed(&["chat", "--context", "200", "-n", "40", "--preset", "greedy"], line.repeat(8));
+    let notes = String::from_utf8(output.stderr.clone()).unwrap();
+    let replies = stdout(output);
+    assert_eq!(replies.lines().count(), 8, "{replies}\n{notes}");
+    assert!(notes.contains("forgotten"), "{notes}");
+    let output = feed(&["chat", "--context", "50"], format!("{}\n", "far too long ".repeat(30)));
+    assert!(failure(&output, 1).contains("context holds 50"));
+}
+
+// ---- tokenize
+
+#[test]
+fn text_becomes_ids_and_ids_text() {
+    let text = "Once upon a time, é 日本 🌱 <|im_end|>\n\ttabs";
+    let ids = stdout(feed(&["tokenize"], text));
+    assert_eq!(stdout(feed(&["tokenize", "--decode"], &ids)), format!("{text}\n"));
+    assert_eq!(ok(&["tokenize", text]), ids);
+    let texts = to_json!([text, "", "a"]);
+    let array = stdout(feed(&["tokenize", "--json"], texts.to_string()));
+    let array: Value = serde_json::from_str(&array).unwrap();
+    assert_eq!(self::ids(&array[0]).join(" "), ids.trim());
+    assert_eq!((array.as_array().unwrap().len(), &array[1]), (3, &to_json!([])));
+    let back = stdout(feed(&["tokenize", "--json", "--decode"], array.to_string()));
+    assert_eq!(serde_json::from_str::<Value>(&back).unwrap(), texts);
+    let pieces = ok(&["tokenize", "--pieces", text]);
+    assert_eq!(pieces.lines().count(), ids.split_whitespace().count());
+    // A decomposed é.
+    assert_eq!(ok(&["tokenize", "--nfc", "e\u{301}"]), ok(&["tokenize", "é"]));
+    assert_ne!(ok(&["tokenize", "e\u{301}"]), ok(&["tokenize", "é"]));
+}
+
+#[test]
+fn control_tokens_are_formed_only_on_request() {
+    let trainer = trainer();
+    let chats = trainer["chats"].as_array().unwrap();
+    let end = chats.iter().find_map(|chat| chat["stopped_by"].as_u64()).unwrap().to_string();
+    let plain = ok(&["tokenize", "<|im_end|>"]);
+    assert!(plain.split_whitespace().count() > 1 && plain.split_whitespace().all(|id| id != end));
+    assert_eq!(ok(&["tokenize", "--special", "<|im_end|>"]), format!("{end}\n"));
+    assert_eq!(ok(&["tokenize", "--decode", &end]), "\n");
+    assert_eq!(ok(&["tokenize", "--decode", "--special", &end]), "<|im_end|>\n");
+    let text = trainer["text"].as_str().unwrap();
+    assert_eq!(stdout(feed(&["tokenize", "--special"], text)).trim(), ids(&trainer["ids"]).join(" "));
+}
+
+// ---- logits and eval
+
+/// The rows that `shohin logits` writes; `name` keeps tests that run at the same time apart.
+fn logits(name: &str, tokens: &str, more: &[&str]) -> Vec<Vec<f32>> {
+    let n = tokens.split_whitespace().count();
+    let tokens = temporary(&format!("{name}-tokens.txt"), tokens);
+    let out = temporary(&format!("{name}-logits.f32"), "");
+    ok(&with(&["logits", "--tokens", &tokens, "--out", &out], more));
+    let bytes = fs::read(out).unwrap();
+    let floats: Vec<f32> = bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
+    assert_eq!((bytes.len() % 4, floats.len() % n), (0, 0));
+    floats.chunks(floats.len() / n).map(<[f32]>::to_vec).collect()
+}
+
+/// -ln softmax(row)[next], in f64.
+fn loss(row: &[f32], next: usize) -> f64 {
+    row.iter().map(|&l| f64::from(l).exp()).sum::<f64>().ln() - f64::from(row[next])
+}
+
+#[test]
+fn eval_is_the_mean_of_the_logits_losses() {
+    let text = "Once upon a time, there was a little fox. She liked to play with a red ball.";
+    let file = temporary("text.txt", text);
+    let ids = ok(&["tokenize", text]);
+    let rows = logits("eval", &ids, &["--act", "f32"]);
+    let ids: Vec<usize> = ids.split_whitespace().map(|id| id.parse().unwrap()).collect();
+    let scored = ids.len() - 1;
+    let mean = rows.iter().zip(&ids[1..]).map(|(row, &next)| loss(row, next)).sum::<f64>() / scored as f64;
+    let report = json(&["eval", &file, "--act", "f32", "--json"]);
+    let found = |name: &str| report[name].as_f64().unwrap();
+    assert!((found("nats_per_token") - mean).abs() < 1e-6);
+    assert!((found("perplexity") / mean.exp() - 1.0).abs() < 1e-6);
+    assert_eq!(report["scored_tokens"], scored);
+    // The first token is not scored, nor are its bytes.
+    let first = ok(&["tokenize", "--decode", &ids[0].to_string()]).len() - 1;
+    let bits = mean * scored as f64 / 2f64.ln() / (text.len() - first) as f64;
+    assert!((found("bits_per_byte") - bits).abs() < 1e-6);
+    // Windows score every token once, each from the first window that holds it.
+    let narrow = json(&["eval", &file, "--window", "9", "--stride", "5", "--act", "f32", "--json"]);
+    let (mut nats, mut done) = (0.0, 1);
+    for first in (0..ids.len()).step_by(5) {
+        let part = &ids[first..ids.len().min(first + 9)];
+        let words: Vec<String> = part.iter().map(usize::to_string).collect();
+        let rows = logits("window", &words.join(" "), &["--act", "f32"]);
+        for next in done..first + part.len() {
+            nats += loss(&rows[next - first - 1], ids[next]);
+        }
+        done = done.max(first + part.len());
+    }
+    assert_eq!(narrow["scored_tokens"], scored);
+    assert!((narrow["nats_per_token"].as_f64().unwrap() - nats / scored as f64).abs() < 1e-6);
+    assert!(ok(&["eval", &file, "--limit", "9"]).contains("scored tokens   8\n"));
+}
+
+#[test]
+fn the_loss_is_that_of_the_trainer() {
+    let trainer = trainer();
+    let file = temporary("trainer.txt", trainer["text"].as_str().unwrap());
+    let n = trainer["ids"].as_array().unwrap().len().to_string();
+    let args = ["eval", &file, "--special", "--window", &n, "--act", "f32", "--kv", "f32", "--json"];
+    let found = json(&args)["nats_per_token"].as_f64().unwrap();
+    assert!((found - trainer["mean_next_token_loss"].as_f64().unwrap()).abs() < 1e-4, "{found}");
+}
+
+#[test]
+fn logits_choose_what_run_says() {
+    let text = "Once upon a time, there was a";
+    let ids = ok(&["tokenize", text]);
+    let rows = logits("choose", &ids, &[]);
+    let last = rows.last().unwrap();
+    let best = (0..last.len()).max_by(|&a, &b| last[a].total_cmp(&last[b])).unwrap();
+    let reply = json(&["run", "--raw", text, "--preset", "greedy", "-n", "1", "--json"]);
+    assert_eq!(reply["tokens"], to_json!([best]));
+    let tokens = temporary("listed.txt", &ids);
+    let listed = ok(&["logits", "--tokens", &tokens, "--top", "3"]);
+    assert_eq!(listed.lines().count(), 5, "{listed}");
+    assert_eq!(listed.lines().nth(2).unwrap().split_whitespace().next().unwrap(), best.to_string());
+    // Rows do not depend on what follows them.
+    let start: Vec<&str> = ids.split_whitespace().take(3).collect();
+    assert_eq!(logits("start", &start.join("\n"), &["--threads", "3"])[..], rows[..3]);
+}
+
+// ---- inspect and bench
+
+#[test]
+fn inspect_shows_the_file() {
+    let text = ok(&["inspect"]);
+    for part in ["\nMemory\n", "\nMetadata\n", "\nTensors\n", "ternary", "qwen3.block_count"] {
+        assert!(text.contains(part), "{part}\n{text}");
+    }
+    let all = ok(&["inspect", "--tensors"]);
+    let object = json(&["inspect", "--json", "--context", "100"]);
+    let tensors = object["tensors"].as_array().unwrap();
+    assert!(tensors.iter().all(|t| all.contains(t["name"].as_str().unwrap())));
+    assert_eq!(object["file_bytes"], model().len());
+    assert_eq!(object["memory"]["context"], 100);
+    let size = |name: &str| object["config"][name].as_u64().unwrap();
+    // Keys and values of 2 bytes each.
+    let kv = size("layers") * size("kv_heads") * size("head_dim") * 2 * 2 * 100;
+    assert_eq!(object["memory"]["kv"], kv);
+    assert_eq!(object["metadata"]["general.architecture"], "qwen3");
+}
+
+#[test]
+fn a_file_runs_as_the_built_in_model_does() {
+    let file = temporary("model.gguf", model());
+    let args = ["run", "Hello!", "--preset", "greedy"];
+    assert_eq!(ok(&with(&args, &["-m", &file])), ok(&args));
+}
+
+#[test]
+fn bench_measures() {
+    let args = ["bench", "--prefill", "8,16", "--decode", "4", "--repeat", "2", "--threads", "2"];
+    let report = json(&with(&args, &["--json"]));
+    let results = report["results"].as_array().unwrap();
+    assert_eq!(results.len(), 3);
+    for result in results {
+        assert!(result["tokens_per_second"].as_f64().unwrap() > 0.0);
+        assert!(result["best_tokens_per_second"].as_f64() >= result["tokens_per_second"].as_f64());
+        assert_eq!(result["seconds"].as_array().unwrap().len(), 2);
+    }
+    assert_eq!(report["threads"], 2);
+    assert!(report["bytes_per_token"].as_u64().unwrap() < model().len() as u64);
+    if cfg!(target_os = "linux") {
+        assert!(report["peak_memory_bytes"].as_u64().unwrap() > model().len() as u64);
+    }
+    let text = ok(&args);
+    assert!(text.contains("tok/s") && text.contains("weights read per token"), "{text}");
+    assert!(fails(&["bench", "--prefill", "100000"]).contains("a test needs 100000 tokens"));
+}
+
+// ---- errors
+
+#[test]
+fn broken_model_files_are_named() {
+    let whole = model();
+    for (file, reason) in [
+        (
+            "no-such-file.gguf".to_string(),
+            "cannot open the model no-such-file.gguf: No such file or directory",
+        ),
+        (env!("CARGO_TARGET_TMPDIR").into(), "is a directory, expected a GGUF file"),
+        (temporary("empty.gguf", b""), "is empty, expected a GGUF file"),
+        (temporary("text.gguf", b"This is no model at all, but a text of some length."), "expected"),
+        (temporary("cut.gguf", &whole[..whole.len() / 2]), "tensor"),
+        (temporary("head.gguf", &whole[..100]), "needs"),
+    ] {
+        let message = fails(&["run", "-m", &file, "Hello"]);
+        assert!(message.contains(&file) && message.contains(reason), "{message}");
+    }
+}
+
+#[test]
+fn wrong_values_are_named_with_their_range() {
+    let text = temporary("short.txt", "Hello there, little fox.");
+    let bytes = temporary("bytes.txt", b"abc\xff");
+    let ids = temporary("ids.txt", "1 2 x");
+    let high = temporary("high.txt", "1 2 99999999");
+    let none = temporary("none.txt", " \n");
+    let out = concat!(env!("CARGO_TARGET_TMPDIR"), "/no-such-folder/out");
+    let good = temporary("good.txt", "1 2");
+    for (args, reason) in [
+        (&["run", "x", "--temperature", "-1"][..], "temperature is -1, expected 0 to 100"),
+        (&["run", "x", "--top-p", "0"], "top_p is 0, expected over 0, at most 1"),
+        (&["run", "x", "--dry-base", "0.5"], "dry_base is 0.5, expected 1 to 100"),
+        (&["run", "x", "--isa", "abacus"], "--isa is \"abacus\", expected one this machine has: scalar"),
+        (&["run", ""], "the prompt is empty"),
+        (&["run", "x", "--stop", ""], "stop string"),
+        (&["run", "x", "--context", "3"], "but the context holds 3; --context can raise that"),
+        (&["run", "--file", "no-such-file"], "cannot read no-such-file: No such file or directory"),
+        (&["run", "--file", &bytes], "expected UTF-8 text, found other bytes at offset 3"),
+        (&["logits", "--tokens", &ids], "expected a token id, found \"x\" as number 3"),
+        (&["logits", "--tokens", &high], "token 99999999 is not in the vocabulary of"),
+        (&["logits", "--tokens", &none], "expected token ids, found none"),
+        (&["logits", "--tokens", &good, "--out", out], "cannot create"),
+        (&["tokenize", "--decode", "-1"], "expected a token id, found \"-1\""),
+        (&["tokenize", "--decode", "9999999"], "token 9999999"),
+        (&["eval", &none, "--limit", "1"], "expected at least 2 tokens of text, found 1"),
+        (&["eval", &text, "--window", "999999"], "--window is 999999, expected at most"),
+        (
+            &["eval", &text, "--window", "8", "--stride", "9"],
+            "--stride is 9, expected at most the window of 8",
+        ),
+    ] {
+        let message = fails(args);
+        assert!(message.contains(reason), "{args:?}: {message}");
+    }
+    for (input, reason) in [("{}", "found an object"), ("[1]", "other things"), ("[", "not JSON")] {
+        assert!(failure(&feed(&["tokenize", "--json"], input), 1).contains(reason));
+    }
+}
+
+#[test]
+fn closing_the_output_is_no_panic() {
+    let long = temporary("long.txt", "A long text. ".repeat(20_000));
+    let (long, input) = (fs::read_to_string(long).unwrap(), "Hello!\n".repeat(20));
+    for (args, input) in
+        [(&["tokenize", "--pieces"][..], &long), (&["chat", "-n", "4"], &input), (&["inspect"], &input)]
+    {
+        let mut command = shohin(args);
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        command.stdin(Stdio::piped()).stdout(writer).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut stdin = child.stdin.take().unwrap();
+        let _ = stdin.write_all(input.as_bytes());
+        drop(stdin);
+        let mut errors = String::new();
+        child.stderr.take().unwrap().read_to_string(&mut errors).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(141), "{args:?} {errors}");
+        assert_eq!(errors, "", "{args:?}");
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn ctrl_c_stops_the_reply_and_says_so_by_the_exit_code() {
+    let slow = ["--isa", "scalar", "--act", "f32", "--threads", "1"];
+    let mut command = shohin(&with(&with(&["run", "Hello!"], &WILD), &slow));
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut out = child.stdout.take().unwrap();
+    let mut first = [0];
+    out.read_exact(&mut first).unwrap();
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    let mut rest = Vec::new();
+    out.read_to_end(&mut rest).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert_eq!(rest.last(), Some(&b'\n'), "the line is ended");
+}
