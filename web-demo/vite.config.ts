@@ -1,5 +1,7 @@
+import { createHash } from "node:crypto";
 import { existsSync } from "node:fs";
-import { readFile } from "node:fs/promises";
+import { readdir, readFile, writeFile } from "node:fs/promises";
+import { join, relative, sep } from "node:path";
 import { fileURLToPath } from "node:url";
 import { defineConfig, type Plugin } from "vite";
 
@@ -48,9 +50,32 @@ function policy(): Plugin {
   };
 }
 
+/** Writes the service worker with the list of all files of the build. */
+function offline(): Plugin {
+  return {
+    name: "offline",
+    apply: "build",
+    async writeBundle({ dir = "dist" }) {
+      const entries = await readdir(dir, { recursive: true, withFileTypes: true });
+      const files = entries
+        .filter((entry) => entry.isFile() && entry.name !== "sw.js")
+        .map((entry) => relative(dir, join(entry.parentPath, entry.name)).split(sep).join("/"))
+        .sort();
+      const version = createHash("sha256");
+      for (const file of files) version.update(file).update(await readFile(join(dir, file)));
+      const source = await readFile(new URL("src/offline.js", import.meta.url), "utf8");
+      const worker = source
+        .replace('"@version@"', JSON.stringify(version.digest("hex").slice(0, 16)))
+        // The page itself is asked for as a directory.
+        .replace('["@files@"]', JSON.stringify(["./", ...files.filter((file) => file !== "index.html")]));
+      await writeFile(join(dir, "sw.js"), worker);
+    },
+  };
+}
+
 export default defineConfig({
   base: "./",
-  plugins: [model(), policy()],
+  plugins: [model(), policy(), offline()],
   build: { target: "es2022", cssTarget: ["chrome123", "firefox120", "safari17.5"], assetsInlineLimit: 0, modulePreload: false },
   worker: { format: "es" },
   // Pre-bundling would lose the package's worker and WebAssembly file.

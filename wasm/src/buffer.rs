@@ -76,7 +76,9 @@ impl FileBuffer {
     }
 
     /// The whole file.
-    pub(crate) fn into_bytes(self) -> Vec<u8> {
+    pub(crate) fn into_bytes(mut self) -> Vec<u8> {
+        // What was announced and did not come serves the session.
+        self.bytes.shrink_to_fit();
         self.bytes
     }
 }

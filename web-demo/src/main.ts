@@ -51,3 +51,8 @@ showSuggestions();
 showState();
 initModels();
 if (matchMedia("(hover: hover)").matches) page.prompt.focus();
+
+// Opens without a network from the second visit on. Not while developing: it would keep what was just changed.
+if (import.meta.env.PROD && "serviceWorker" in navigator) {
+  navigator.serviceWorker.register("./sw.js").catch(() => {});
+}

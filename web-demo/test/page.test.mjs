@@ -223,6 +223,21 @@ describe("the page", () => {
     assert.equal(await text(page.locator("#conversation [data-role=user]")), "<img src=x onerror=alert(1)> **Hello**");
   });
 
+  test("opens and answers without a network after the first visit", async () => {
+    const alone = await serve(new URL("../dist/", import.meta.url));
+    const port = new URL(alone.url).port;
+    await page.goto(alone.url);
+    await page.evaluate(() => navigator.serviceWorker.ready);
+    await page.waitForFunction(() => navigator.serviceWorker.controller !== null);
+    await alone.close();
+    problems = [];
+    await page.reload();
+    await ready();
+    assert.notEqual(await ask("Hello!"), "");
+    // Refused connections are reported, and foreseen.
+    problems = problems.filter((problem) => !/ERR_CONNECTION_REFUSED/.test(problem) && !problem.includes(`:${port}/`));
+  });
+
   test("can be used with the keyboard alone, and has a name for every control", async () => {
     await ready();
     const nameless = await page.evaluate(() =>
