@@ -22,3 +22,8 @@ pub fn data(path: &str) -> Option<Vec<u8>> {
     let places = [here.join("../../shared/data").join(path), here.join("fixtures").join(path)];
     places.iter().find_map(|p| std::fs::read(p).ok())
 }
+
+/// The README's Rust compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+pub struct Readme;
