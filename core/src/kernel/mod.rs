@@ -6,6 +6,8 @@
 //! every number of workers and for every number of tokens at once.
 
 mod act;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod isa;
 mod parallel;
 mod scalar;
@@ -47,12 +49,21 @@ pub(crate) struct Work<'a> {
 /// Safety: only called on a machine that has the instruction set of the table it stands in.
 type Kernel = unsafe fn(&Work<'_>, &mut OutRows<'_>);
 
-fn float_kernel(_kind: Kind, _format: Format) -> Kernel {
-    scalar::float
+/// The kernels of an instruction set by format; `None` where the reference serves.
+struct Table {
+    /// For f32 activations.
+    float: fn(Format) -> Option<Kernel>,
+    /// For int8 activations; float formats never ask.
+    integer: fn(Format) -> Option<Kernel>,
 }
 
-fn integer_kernel(_kind: Kind, _format: Format) -> Kernel {
-    scalar::integer
+fn table(kind: Kind) -> Table {
+    match kind {
+        #[cfg(target_arch = "x86_64")]
+        Kind::Avx512Vnni => Table { float: avx512::float, integer: avx512::integer },
+        #[allow(unreachable_patterns, reason = "the kinds differ by target")]
+        _ => Table { float: |_| None, integer: |_| None },
+    }
 }
 
 /// `y = x w^T`, with `w` of shape `(rows, cols)`, `x` of shape `(tokens, cols)` and `y` of shape
@@ -76,14 +87,15 @@ pub fn matmul(
         n => Err(Error::Length { what, expected: n.map_or(u64::MAX, |n| n as u64), found: found as u64 }),
     };
     check("output of a matrix product", tokens.checked_mul(w.rows()), y.len())?;
-    let (kernel, work) = match x.q8 {
+    let table = table(isa.kind());
+    let (kernel, work): (Kernel, _) = match x.q8 {
         Some(q8) if !w.format().is_float() => {
             check("quantized activations", tokens.checked_mul(q8_blocks(w.cols())), q8.len())?;
-            (integer_kernel(isa.kind(), w.format()), Work { w: *w, x: &[], q8, tokens })
+            ((table.integer)(w.format()).unwrap_or(scalar::integer), Work { w: *w, x: &[], q8, tokens })
         }
         _ => {
             check("activations", tokens.checked_mul(w.cols()), x.f32.len())?;
-            (float_kernel(isa.kind(), w.format()), Work { w: *w, x: x.f32, q8: &[], tokens })
+            ((table.float)(w.format()).unwrap_or(scalar::float), Work { w: *w, x: x.f32, q8: &[], tokens })
         }
     };
     if w.cols() == 0 {

@@ -34,6 +34,7 @@ pub(super) const fn strided(format: Format) -> bool {
 }
 
 /// f32 activations, every format. `work.x` is (tokens, cols).
+#[inline(always)]
 pub(super) fn float(work: &Work<'_>, out: &mut OutRows<'_>) {
     const CHUNK: usize = 256; // a multiple of every block
     let (format, cols) = (work.w.format(), work.w.cols());

@@ -1,0 +1,250 @@
+//! One suite for every {operation x format x instruction set}: equal to the scalar reference, bit for
+//! bit. Run it under emulators for instruction sets this machine lacks; see docs/SPEED.md.
+
+use shohin_core::kernel::{self, Input, Isa, Q8Block, q8_blocks};
+use shohin_core::{Format, Matrix, Pool, Serial, quant};
+
+#[cfg(target_arch = "wasm32")]
+use wasm_bindgen_test::wasm_bindgen_test as test;
+
+/// Numbers that look random (xorshift64*), the same on every target.
+struct Numbers(u64);
+
+impl Numbers {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32
+    }
+
+    /// In -1..1, mostly small.
+    fn float(&mut self) -> f32 {
+        let unit = |n: u64| n as f32 / (1u64 << 31) as f32 - 1.0;
+        let (a, b) = (unit(self.next()), unit(self.next()));
+        a * b * b
+    }
+}
+
+/// Packed weights of shape `(rows, cols)`, of ordinary values.
+fn weights(numbers: &mut Numbers, format: Format, rows: usize, cols: usize) -> Vec<u8> {
+    let w: Vec<f32> = (0..rows * cols).map(|_| numbers.float()).collect();
+    let mut packed = vec![0; rows * format.row_bytes(cols).unwrap()];
+    quant::pack(format, &w, &mut packed).unwrap();
+    packed
+}
+
+fn product(isa: Isa, pool: &dyn Pool, w: &Matrix, x: &Input, tokens: usize) -> Vec<u32> {
+    let mut y = vec![f32::from_bits(0x7fc0_1234); tokens * w.rows()];
+    kernel::matmul(isa, pool, w, x, tokens, &mut y).unwrap();
+    // Which NaN comes out is not promised.
+    y.iter().map(|v| if v.is_nan() { f32::NAN.to_bits() } else { v.to_bits() }).collect()
+}
+
+/// Compares both operations of `isa` with the reference.
+fn compare(isa: Isa, w: &Matrix, x: &[f32], tokens: usize) {
+    let mut q8 = vec![Q8Block::default(); tokens * q8_blocks(w.cols())];
+    kernel::quantize(isa, x, w.cols(), &mut q8).unwrap();
+    for q8 in [None, Some(&q8[..])] {
+        let input = Input { f32: x, q8 };
+        let expected = product(Isa::SCALAR, &Serial, w, &input, tokens);
+        let found = product(isa, &Serial, w, &input, tokens);
+        for (i, (e, f)) in expected.iter().zip(&found).enumerate() {
+            assert!(
+                e == f,
+                "{} {} int8 {}: {} rows, {} cols, token {} row {}: expected {}, found {}",
+                isa.name(),
+                w.format().name(),
+                q8.is_some(),
+                w.rows(),
+                w.cols(),
+                i / w.rows(),
+                i % w.rows(),
+                f32::from_bits(*e),
+                f32::from_bits(*f),
+            );
+        }
+    }
+}
+
+#[test]
+fn every_instruction_set_equals_the_reference() {
+    let mut numbers = Numbers(1);
+    for isa in Isa::available() {
+        for format in Format::ALL {
+            let block = format.block();
+            // Rows around every tile, columns from one block to more than is unpacked at once.
+            for rows in [0, 1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 19] {
+                for blocks in [1, 2, 3, 4, 5] {
+                    let cols = blocks * block;
+                    let packed = weights(&mut numbers, format, rows, cols);
+                    let w = Matrix::new(format, rows, cols, &packed).unwrap();
+                    for tokens in [0, 1, 2, 3, 4, 5, 9] {
+                        let x: Vec<f32> = (0..tokens * cols).map(|_| numbers.float()).collect();
+                        compare(isa, &w, &x, tokens);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn long_rows_and_many_tokens_equal_the_reference() {
+    let mut numbers = Numbers(2);
+    for isa in Isa::available() {
+        for format in Format::ALL {
+            for (rows, cols, tokens) in
+                [(6, 4352, 1), (5, 2304, 6), (9, 512, 70), (4, 1023 / format.block() * format.block(), 3)]
+            {
+                let packed = weights(&mut numbers, format, rows, cols);
+                let w = Matrix::new(format, rows, cols, &packed).unwrap();
+                let x: Vec<f32> = (0..tokens * cols).map(|_| numbers.float()).collect();
+                compare(isa, &w, &x, tokens);
+            }
+        }
+    }
+}
+
+/// Any bytes at any address: scales that are infinite, NaN, negative, subnormal; ternary code 3;
+/// base-3 bytes that no packer writes.
+#[test]
+fn arbitrary_bytes_equal_the_reference() {
+    let mut numbers = Numbers(3);
+    for isa in Isa::available() {
+        for format in Format::ALL {
+            for round in 0..24 {
+                let (rows, cols) = (4 + round % 5, 512);
+                let bytes = rows * format.row_bytes(cols).unwrap();
+                let packed: Vec<u8> = (0..bytes + 3).map(|_| numbers.next() as u8).collect();
+                let w = Matrix::new(format, rows, cols, &packed[round % 4..][..bytes]).unwrap();
+                let tokens = 1 + round % 2;
+                let mut x: Vec<f32> = (0..tokens * cols).map(|_| numbers.float()).collect();
+                if round % 3 == 0 {
+                    x[numbers.next() as usize % cols] =
+                        [f32::NAN, f32::INFINITY, f32::MAX, 1e-40][round / 3 % 4];
+                }
+                compare(isa, &w, &x, tokens);
+            }
+        }
+    }
+}
+
+/// With scales of one and small integer activations every sum is exact, so that the answer is the
+/// integer dot product itself.
+#[test]
+fn integer_dots_are_exact() {
+    let mut numbers = Numbers(4);
+    for isa in Isa::available() {
+        for format in Format::ALL {
+            let (rows, cols, tokens) = (5, 768, 3);
+            // Every block holds the value that makes its scale one.
+            let (top, largest) = match format {
+                Format::Q8_0 => (127, 127),
+                Format::Q4_0 => (-8, 7),
+                _ => (1, 1),
+            };
+            let w: Vec<f32> = (0..rows * cols)
+                .map(|i| match format {
+                    _ if i % 32 == 0 => top as f32,
+                    Format::Q1_0 => [-1.0, 1.0][numbers.next() as usize % 2],
+                    _ => (numbers.next() % (2 * largest + 1)) as f32 - largest as f32,
+                })
+                .collect();
+            let mut packed = vec![0; rows * format.row_bytes(cols).unwrap()];
+            quant::pack(format, &w, &mut packed).unwrap();
+            let mut stored = vec![0.0; rows * cols];
+            quant::unpack(format, &packed, &mut stored).unwrap();
+            assert_eq!(w, stored, "{}", format.name());
+            let x: Vec<f32> = (0..tokens * cols)
+                .map(|i| if i % 16 == 5 { -127.0 } else { (numbers.next() % 255) as f32 - 127.0 })
+                .collect();
+            let mut q8 = vec![Q8Block::default(); tokens * q8_blocks(cols)];
+            kernel::quantize(isa, &x, cols, &mut q8).unwrap();
+            let matrix = Matrix::new(format, rows, cols, &packed).unwrap();
+            let mut y = vec![f32::NAN; tokens * rows];
+            for q8 in [None, Some(&q8[..])] {
+                kernel::matmul(isa, &Serial, &matrix, &Input { f32: &x, q8 }, tokens, &mut y).unwrap();
+                for (i, y) in y.iter().enumerate() {
+                    let (t, r) = (i / rows, i % rows);
+                    let exact: i64 = (0..cols).map(|c| w[r * cols + c] as i64 * x[t * cols + c] as i64).sum();
+                    assert_eq!(*y as i64, exact, "{} {} int8 {}", isa.name(), format.name(), q8.is_some());
+                }
+            }
+        }
+    }
+}
+
+/// A token's outputs do not depend on the tokens beside it or on the workers.
+#[test]
+fn batches_and_workers_change_nothing() {
+    struct Backwards;
+    impl Pool for Backwards {
+        fn workers(&self) -> usize {
+            3
+        }
+        fn run(&self, jobs: usize, job: &(dyn Fn(usize) + Sync)) {
+            (0..jobs).rev().for_each(job);
+        }
+    }
+    let mut numbers = Numbers(5);
+    for isa in Isa::available() {
+        for format in Format::ALL {
+            let (rows, cols, tokens) = (150, 1536, 9);
+            let packed = weights(&mut numbers, format, rows, cols);
+            let w = Matrix::new(format, rows, cols, &packed).unwrap();
+            let x: Vec<f32> = (0..tokens * cols).map(|_| numbers.float()).collect();
+            let mut q8 = vec![Q8Block::default(); tokens * q8_blocks(cols)];
+            kernel::quantize(isa, &x, cols, &mut q8).unwrap();
+            for int8 in [false, true] {
+                let together =
+                    product(isa, &Backwards, &w, &Input { f32: &x, q8: int8.then_some(&q8) }, tokens);
+                for t in 0..tokens {
+                    let blocks = q8_blocks(cols);
+                    let one = Input {
+                        f32: &x[t * cols..][..cols],
+                        q8: int8.then_some(&q8[t * blocks..][..blocks]),
+                    };
+                    let alone = product(isa, &Serial, &w, &one, 1);
+                    assert_eq!(
+                        together[t * rows..][..rows],
+                        alone,
+                        "{} {} token {t}",
+                        isa.name(),
+                        format.name()
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// The quantizer gives the same bits everywhere.
+#[test]
+fn activations_are_quantized_alike() {
+    let mut numbers = Numbers(6);
+    for isa in Isa::available() {
+        for cols in [1, 15, 16, 17, 63, 64, 65, 100, 500] {
+            let x: Vec<f32> = (0..3 * cols).map(|_| f32::from_bits(numbers.next() as u32)).collect();
+            let mut blocks = [(); 2].map(|()| vec![Q8Block::default(); 3 * q8_blocks(cols)]);
+            kernel::quantize(Isa::SCALAR, &x, cols, &mut blocks[0]).unwrap();
+            kernel::quantize(isa, &x, cols, &mut blocks[1]).unwrap();
+            for (a, b) in blocks[0].iter().zip(&blocks[1]) {
+                for (a, b) in [(&a.natural, &b.natural), (&a.strided, &b.strided)] {
+                    assert_eq!((a.q, a.minus_sum), (b.q, b.minus_sum), "{} {cols}", isa.name());
+                    assert_eq!(a.scale.map(f32::to_bits), b.scale.map(f32::to_bits), "{} {cols}", isa.name());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn instruction_sets_are_found_by_name_or_refused() {
+    assert_eq!(Isa::available().next(), Some(Isa::SCALAR));
+    for isa in Isa::available() {
+        assert_eq!(Isa::named(isa.name()).unwrap(), isa);
+    }
+    assert_eq!(Isa::named("mmx").unwrap_err().code(), "unsupported");
+    std::println!("{:?}", Isa::available().map(Isa::name).collect::<Vec<_>>());
+}
