@@ -109,7 +109,9 @@ fn products_equal_f64_dots_of_the_dequantized_rows() {
                     // Rounding an activation errs by at most half a step; f32 sums err far less.
                     let step = |i: usize| {
                         let group = &x[t * 256 + i / 16 * 16..][..16];
-                        f64::from(group.iter().fold(0.0f32, |m, v| m.max(v.abs()))) / 127.0
+                        let largest = |x: &[f32]| f64::from(x.iter().fold(0.0f32, |m, v| m.max(v.abs())));
+                        // A step of the group's scale more, since scales are rounded up.
+                        largest(group) / 127.0 + largest(&x[t * 256..][..256]) / 127.0 / 32767.0
                     };
                     let bound: f64 = pairs()
                         .enumerate()
@@ -151,50 +153,70 @@ fn lengths_that_do_not_fit_are_errors() {
 }
 
 #[test]
-fn activations_are_rounded_half_away_with_one_scale_per_16() {
+fn activations_are_rounded_half_away_with_one_factor_per_16() {
+    // The largest magnitude makes the step 2^-10.
+    let step = 1.0 / 1024.0;
+    let unit = step * 32767.0;
     let mut x = [0.0f32; 80];
-    x[..16].copy_from_slice(&[
-        127.0,
-        0.5,
-        -0.5,
-        1.5,
-        -1.5,
-        0.499_999_97,
-        -0.499_999_97,
-        2.5,
-        -126.5,
-        126.499_99,
-        0.0,
-        -0.0,
-        64.0,
-        -1.0,
-        1e-30,
+    let whole = [
+        127.0, 0.5, -0.5, 1.5, -1.5, 0.499, -0.499, 2.5, -126.5, 126.499, 0.0, -0.0, 64.0, -1.0, 1e-30,
         -127.0,
-    ]);
-    x[16..32].fill(1e-40); // counts as zero
-    x[40] = f32::NAN;
-    x[50] = f32::NEG_INFINITY;
-    x[64..80].fill(-2.54);
+    ];
+    for (x, v) in x.iter_mut().zip(whole) {
+        *x = v * unit;
+    }
+    x[16..32].fill(100.0 * step); // a factor of 1
+    x[33] = -126.0 * 3.0 * step; // a factor of 3: 2 would need q = 189
+    x[64..80].fill(1e-9); // too small to be seen beside the largest
     let mut blocks = [Q8Block::default(); 2];
     for isa in Isa::available() {
         kernel::quantize(isa, &x, 80, &mut blocks).unwrap();
         let first = &blocks[0].natural;
+        assert_eq!(first.step, step);
+        assert_eq!(first.factor, [32767, 32767, 1, 1, 3, 3, 0, 0]);
         assert_eq!(first.q[..16], [127, 1, -1, 2, -2, 0, 0, 3, -127, 126, 0, 0, 64, -1, 0, -127]);
-        assert_eq!(first.q[16..], [0; 48]);
-        assert_eq!(first.scale[..2], [1.0, 0.0]);
-        assert!(first.scale[2].is_nan() && first.scale[3].is_nan());
-        assert_eq!(first.minus_sum[..2], [-129, -1]);
+        assert_eq!(first.q[16..32], [100; 16]);
+        assert_eq!(first.q[32..36], [0, -126, 0, 0]);
+        assert_eq!(first.q[36..], [0; 28]);
+        assert_eq!(first.start[0], -(127 + 1 - 1 + 2) * 32767 + 126 * 3);
+        assert_eq!(first.start[4], -400);
         for i in 0..64 {
             assert_eq!(blocks[0].strided.q[16 * (i % 4) + i / 4], first.q[i]);
         }
-        assert_eq!(
-            blocks[1].natural.q[..17],
-            [
-                -127, -127, -127, -127, -127, -127, -127, -127, -127, -127, -127, -127, -127, -127, -127,
-                -127, 0
-            ]
-        );
-        assert_eq!(blocks[1].natural.scale, [0.02, 0.0, 0.0, 0.0]);
-        assert_eq!(blocks[1].natural.minus_sum[3..5], [508, 0]);
+        assert_eq!(blocks[0].strided.factor, first.factor);
+        assert_eq!((blocks[1].natural.q, blocks[1].natural.factor[0]), ([0; 64], 0));
+    }
+}
+
+#[test]
+fn a_token_that_is_not_finite_shows_in_every_output() {
+    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        for at in [0, 77, 255] {
+            let mut x = [1.0; 512];
+            x[256 + at] = bad;
+            let mut q8 = [Q8Block::default(); 8];
+            for isa in Isa::available() {
+                kernel::quantize(isa, &x, 256, &mut q8).unwrap();
+                let w = Matrix::new(Format::Tq2_0, 1, 256, &[0; 66]).unwrap();
+                let mut y = [0.0; 2];
+                kernel::matmul(isa, &Serial, &w, &Input { f32: &x, q8: Some(&q8) }, 2, &mut y).unwrap();
+                assert!(y[0].is_finite() && y[1].is_nan());
+            }
+        }
+    }
+}
+
+/// 16 activations share a scale, but all scales of a token are integers of 15 bits times one step: an
+/// outlier must not drown the others.
+#[test]
+fn an_outlier_spoils_only_its_group() {
+    let mut x: Vec<f32> = (0..256).map(|i| (i as f32 * 0.7).sin()).collect();
+    x[100] = 3000.0;
+    let mut q8 = [Q8Block::default(); 4];
+    kernel::quantize(Isa::SCALAR, &x, 256, &mut q8).unwrap();
+    for (i, x) in x.iter().enumerate().filter(|(i, _)| i / 16 != 100 / 16) {
+        let y = &q8[i / 64].natural;
+        let back = f32::from(y.q[i % 64]) * f32::from(y.factor[i % 64 / 16 * 2]) * y.step;
+        assert!((x - back).abs() <= 0.5 * 12.0 * y.step, "{i}: {x} {back}");
     }
 }

@@ -1,14 +1,14 @@
-//! AVX-512 with VNNI: sixteen i32 lanes, the sixteen running sums of `scalar.rs` in one register.
+//! AVX-512 with VNNI: 64 weights a vector.
 //!
-//! `vpdpbusd` multiplies unsigned by signed bytes. The weights are the unsigned side, as codes above a
-//! zero point; lanes start at minus (zero point x sum of the activations), so that they end at the
-//! exact integer.
+//! `vpmaddubsw` multiplies unsigned by signed bytes into sums of pairs, `vpdpwssd` those by the factors
+//! of the activations. The weights are the unsigned side, as codes above a zero point; lanes start at
+//! minus (zero point x activations), so that they end at the exact integer.
 #![allow(unsafe_code)]
 
 use core::arch::x86_64::*;
 
 use super::act::{Q8Block, Q8Order, q8_blocks};
-use super::scalar::finish;
+use super::scalar::{finish, finish_float};
 use super::{Kernel, OutRows, Work};
 use crate::quant::Format;
 
@@ -22,8 +22,6 @@ pub(super) fn integer(format: Format) -> Option<Kernel> {
         Format::Tq1_0 => integer_rows::<Tq1_0>,
         Format::Ptq1_0 => integer_rows::<Ptq1_0>,
         Format::Q2_0 => integer_rows::<Q2_0>,
-        Format::Q4_0 => integer_rows::<Q4_0>,
-        Format::Q8_0 => integer_rows::<Q8_0>,
         _ => return None,
     })
 }
@@ -38,10 +36,11 @@ pub(super) fn float(format: Format) -> Option<Kernel> {
     })
 }
 
-/// Rows that share the activations in a product with one token. Eight keep the loads and conversions
-/// of the activations below a tenth of the work.
-const GEMV_ROWS: usize = 8;
-/// Rows and tokens whose running sums are in registers in a product with many tokens.
+/// Pairs of rows that share the activations in a product with one token: enough to make loading and
+/// spreading the activations a tenth of the work.
+const GEMV_PAIRS: usize = 4;
+/// Pairs of rows, rows and tokens whose running sums are in registers in a product with many tokens.
+const PAIRS: usize = 2;
 const ROWS: usize = 4;
 const TOKENS: usize = 4;
 /// Tokens that share one unpacking of the weights.
@@ -51,29 +50,20 @@ const STEPS: usize = 16;
 /// How far ahead of the multiplication the weights are asked for, in bytes.
 const PREFETCH: usize = 8192;
 
-/// How a format's bytes become codes. A step is one or two vectors of 64 weights that share a scale
-/// per lane.
+/// How a format's bytes become codes of zero point 1, at most 3. A step is one or two vectors.
 trait Packed {
-    /// Bytes of a unit: one block, or two blocks of 32 weights.
+    /// Bytes of a block.
     const BYTES: usize;
-    /// Steps in a unit.
+    /// Steps in a block.
     const PARTS: usize = 1;
-    /// Vectors in a step: 2 for the formats with blocks of 128 or 256 weights, 1 for the others.
+    /// Vectors in a step: 2, or 1 for blocks of 64 weights.
     const VECTORS: usize;
-    /// Whether lanes follow the strided order.
+    /// Whether the order of the activations is the strided one.
     const STRIDED: bool;
-    /// Logarithm of the zero point: 0, 3 or 7.
-    const ZERO: u32 = 0;
-    /// The codes (weight + zero point) of step `part`; with one vector, the second is not used.
-    unsafe fn codes(unit: *const u8, part: usize) -> [__m512i; 2];
-    /// The scale of each lane.
-    unsafe fn scale(unit: *const u8) -> __m512;
-}
-
-#[inline(always)]
-unsafe fn f16_all(p: *const u8) -> __m512 {
-    // SAFETY: the caller has AVX-512, and two bytes at `p`.
-    unsafe { _mm512_cvtph_ps(_mm256_set1_epi16(p.cast::<i16>().read_unaligned())) }
+    /// Where the scale is.
+    const SCALE: usize;
+    /// The codes of step `part`; with one vector, the second is not used.
+    unsafe fn codes(block: *const u8, part: usize) -> [__m512i; 2];
 }
 
 /// 16 bytes at `p` in each quarter.
@@ -109,45 +99,35 @@ impl Packed for Q1_0 {
     const BYTES: usize = 18;
     const VECTORS: usize = 2;
     const STRIDED: bool = false;
+    const SCALE: usize = 0;
 
     #[inline(always)]
-    unsafe fn codes(unit: *const u8, _: usize) -> [__m512i; 2] {
-        // SAFETY: the caller has AVX-512, and a block at `unit`.
+    unsafe fn codes(block: *const u8, _: usize) -> [__m512i; 2] {
+        // SAFETY: the caller has AVX-512, and a block at `block`.
         unsafe {
             let two = _mm512_set1_epi8(2);
-            let bits = unit.add(2).cast::<u64>();
+            let bits = block.add(2).cast::<u64>();
             [
                 _mm512_maskz_mov_epi8(bits.read_unaligned(), two),
                 _mm512_maskz_mov_epi8(bits.add(1).read_unaligned(), two),
             ]
         }
     }
-
-    #[inline(always)]
-    unsafe fn scale(unit: *const u8) -> __m512 {
-        // SAFETY: as `codes`.
-        unsafe { f16_all(unit) }
-    }
 }
 
-struct Codes128<const SCALE: usize, const CODES: usize>;
+struct Codes128<const SCALE_AT: usize, const CODES_AT: usize>;
 type Pq2_0 = Codes128<0, 2>;
 type Tq2_0G128 = Codes128<32, 0>;
-impl<const SCALE: usize, const CODES: usize> Packed for Codes128<SCALE, CODES> {
+impl<const SCALE_AT: usize, const CODES_AT: usize> Packed for Codes128<SCALE_AT, CODES_AT> {
     const BYTES: usize = 34;
     const VECTORS: usize = 2;
     const STRIDED: bool = true;
+    const SCALE: usize = SCALE_AT;
 
     #[inline(always)]
-    unsafe fn codes(unit: *const u8, _: usize) -> [__m512i; 2] {
-        // SAFETY: the caller has AVX-512, and a block at `unit`.
-        unsafe { [strided_codes(unit.add(CODES)), strided_codes(unit.add(CODES + 16))] }
-    }
-
-    #[inline(always)]
-    unsafe fn scale(unit: *const u8) -> __m512 {
-        // SAFETY: as `codes`.
-        unsafe { f16_all(unit.add(SCALE)) }
+    unsafe fn codes(block: *const u8, _: usize) -> [__m512i; 2] {
+        // SAFETY: the caller has AVX-512, and a block at `block`.
+        unsafe { [strided_codes(block.add(CODES_AT)), strided_codes(block.add(CODES_AT + 16))] }
     }
 }
 
@@ -157,23 +137,18 @@ impl Packed for Tq2_0 {
     const PARTS: usize = 2;
     const VECTORS: usize = 2;
     const STRIDED: bool = false;
+    const SCALE: usize = 64;
 
     #[inline(always)]
-    unsafe fn codes(unit: *const u8, part: usize) -> [__m512i; 2] {
-        // SAFETY: the caller has AVX-512, and a block at `unit`.
+    unsafe fn codes(block: *const u8, part: usize) -> [__m512i; 2] {
+        // SAFETY: the caller has AVX-512, and a block at `block`.
         unsafe {
-            let bytes = all32(unit.add(32 * part));
+            let bytes = all32(block.add(32 * part));
             [
                 two_bits(bytes, _mm512_setr_epi64(0, 0, 0, 0, 2, 2, 2, 2)),
                 two_bits(bytes, _mm512_setr_epi64(4, 4, 4, 4, 6, 6, 6, 6)),
             ]
         }
-    }
-
-    #[inline(always)]
-    unsafe fn scale(unit: *const u8) -> __m512 {
-        // SAFETY: as `codes`.
-        unsafe { f16_all(unit.add(64)) }
     }
 }
 
@@ -215,29 +190,24 @@ impl Packed for Tq1_0 {
     const PARTS: usize = 2;
     const VECTORS: usize = 2;
     const STRIDED: bool = false;
+    const SCALE: usize = 52;
 
     #[inline(always)]
-    unsafe fn codes(unit: *const u8, part: usize) -> [__m512i; 2] {
-        // SAFETY: the caller has AVX-512, and a block at `unit`.
+    unsafe fn codes(block: *const u8, part: usize) -> [__m512i; 2] {
+        // SAFETY: the caller has AVX-512, and a block at `block`.
         unsafe {
-            let first = all32(unit);
+            let first = all32(block);
             if part == 0 {
                 return [digits(first, powers([1, 1, 3, 3])), digits(first, powers([9, 9, 27, 27]))];
             }
-            let second = all16(unit.add(32));
-            let third = _mm512_set1_epi32(unit.add(48).cast::<i32>().read_unaligned());
+            let second = all16(block.add(32));
+            let third = _mm512_set1_epi32(block.add(48).cast::<i32>().read_unaligned());
             let a = _mm512_mask_mov_epi64(first, 0b1111_0000, second);
             let b = _mm512_mask_mov_epi64(second, 0b1100_0000, third);
             let p = |x: i64| x * 0x0001_0001_0001_0001;
             let b_powers = _mm512_setr_epi64(p(9), p(9), p(27), p(27), p(81), p(81), TAIL_2[0], TAIL_2[1]);
             [digits(a, powers([81, 81, 1, 3])), digits(b, b_powers)]
         }
-    }
-
-    #[inline(always)]
-    unsafe fn scale(unit: *const u8) -> __m512 {
-        // SAFETY: as `codes`.
-        unsafe { f16_all(unit.add(52)) }
     }
 }
 
@@ -246,26 +216,21 @@ impl Packed for Ptq1_0 {
     const BYTES: usize = 28;
     const VECTORS: usize = 2;
     const STRIDED: bool = false;
+    const SCALE: usize = 26;
 
     #[inline(always)]
-    unsafe fn codes(unit: *const u8, _: usize) -> [__m512i; 2] {
-        // SAFETY: the caller has AVX-512, and a block at `unit`.
+    unsafe fn codes(block: *const u8, _: usize) -> [__m512i; 2] {
+        // SAFETY: the caller has AVX-512, and a block at `block`.
         unsafe {
-            let first = all16(unit);
-            let second = _mm512_set1_epi64(unit.add(16).cast::<i64>().read_unaligned());
-            let third = _mm512_set1_epi16(unit.add(24).cast::<i16>().read_unaligned());
+            let first = all16(block);
+            let second = _mm512_set1_epi64(block.add(16).cast::<i64>().read_unaligned());
+            let third = _mm512_set1_epi16(block.add(24).cast::<i16>().read_unaligned());
             let b = _mm512_mask_mov_epi64(second, 0b0000_0011, first);
             let b = _mm512_mask_mov_epi64(b, 0b1000_0000, third);
             let p = |x: i64| x * 0x0001_0001_0001_0001;
             let b_powers = _mm512_setr_epi64(p(81), p(81), p(1), p(3), p(9), p(27), p(81), TAIL_1);
             [digits(first, powers([1, 3, 9, 27])), digits(b, b_powers)]
         }
-    }
-
-    #[inline(always)]
-    unsafe fn scale(unit: *const u8) -> __m512 {
-        // SAFETY: as `codes`.
-        unsafe { f16_all(unit.add(26)) }
     }
 }
 
@@ -274,150 +239,122 @@ impl Packed for Q2_0 {
     const BYTES: usize = 18;
     const VECTORS: usize = 1;
     const STRIDED: bool = true;
+    const SCALE: usize = 0;
 
     #[inline(always)]
-    unsafe fn codes(unit: *const u8, _: usize) -> [__m512i; 2] {
-        // SAFETY: the caller has AVX-512, and a block at `unit`.
-        unsafe { [strided_codes(unit.add(2)), _mm512_setzero_si512()] }
-    }
-
-    #[inline(always)]
-    unsafe fn scale(unit: *const u8) -> __m512 {
-        // SAFETY: as `codes`.
-        unsafe { f16_all(unit) }
+    unsafe fn codes(block: *const u8, _: usize) -> [__m512i; 2] {
+        // SAFETY: the caller has AVX-512, and a block at `block`.
+        unsafe { [strided_codes(block.add(2)), _mm512_setzero_si512()] }
     }
 }
 
-/// The scales of two blocks of 32, `BYTES` apart, each over its half of the lanes.
-#[inline(always)]
-unsafe fn two_scales<const BYTES: usize>(packed: *const u8) -> __m512 {
-    // SAFETY: the caller has AVX-512, and two blocks at `packed`.
-    unsafe {
-        let a = _mm_set1_epi16(packed.cast::<i16>().read_unaligned());
-        let b = _mm_set1_epi16(packed.add(BYTES).cast::<i16>().read_unaligned());
-        _mm512_cvtph_ps(_mm256_inserti128_si256::<1>(_mm256_castsi128_si256(a), b))
-    }
-}
-
-struct Q4_0;
-impl Packed for Q4_0 {
-    const BYTES: usize = 36;
-    const VECTORS: usize = 1;
-    const STRIDED: bool = false;
-    const ZERO: u32 = 3;
-
-    #[inline(always)]
-    unsafe fn codes(unit: *const u8, _: usize) -> [__m512i; 2] {
-        // SAFETY: the caller has AVX-512, and two blocks at `unit`.
-        unsafe {
-            let bytes = _mm512_mask_mov_epi64(all16(unit.add(2)), 0b1111_0000, all16(unit.add(20)));
-            let nibbles = _mm512_srlv_epi64(bytes, _mm512_setr_epi64(0, 0, 4, 4, 0, 0, 4, 4));
-            [_mm512_and_si512(nibbles, _mm512_set1_epi8(15)), _mm512_setzero_si512()]
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn scale(unit: *const u8) -> __m512 {
-        // SAFETY: as `codes`.
-        unsafe { two_scales::<18>(unit) }
-    }
-}
-
-struct Q8_0;
-impl Packed for Q8_0 {
-    const BYTES: usize = 68;
-    const VECTORS: usize = 1;
-    const STRIDED: bool = false;
-    const ZERO: u32 = 7;
-
-    #[inline(always)]
-    unsafe fn codes(unit: *const u8, _: usize) -> [__m512i; 2] {
-        // SAFETY: the caller has AVX-512, and two blocks at `unit`.
-        unsafe {
-            let a = _mm256_loadu_si256(unit.add(2).cast());
-            let b = _mm256_loadu_si256(unit.add(36).cast());
-            let both = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(a), b);
-            [_mm512_xor_si512(both, _mm512_set1_epi8(-128)), _mm512_setzero_si512()]
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn scale(unit: *const u8) -> __m512 {
-        // SAFETY: as `codes`.
-        unsafe { two_scales::<34>(unit) }
-    }
-}
-
-/// 64 activations, ready to be multiplied.
+/// The activations of a step, ready to be multiplied.
 #[derive(Clone, Copy)]
-struct Act {
-    q: __m512i,
+struct Acts {
+    q: [__m512i; 2],
+    /// The factor of each pair of products.
+    factor: [__m512i; 2],
     /// What the lanes start from.
     start: __m512i,
-    /// The activation scale of each lane.
-    scale: __m512,
+}
+
+/// `factor` over the positions of 64 activations.
+#[inline(always)]
+unsafe fn factors(order: &Q8Order, strided: bool) -> __m512i {
+    // SAFETY: the caller has AVX-512.
+    unsafe {
+        let factor = _mm512_broadcast_i32x4(_mm_load_si128(order.factor.as_ptr().cast()));
+        if strided {
+            return factor;
+        }
+        let quarter = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+        _mm512_castps_si512(_mm512_permutevar_ps(_mm512_castsi512_ps(factor), quarter))
+    }
 }
 
 #[inline(always)]
-unsafe fn act(y: *const Q8Block, strided: bool, zero: u32) -> Act {
-    // SAFETY: the caller has AVX-512, and a block at `y`.
+unsafe fn acts<F: Packed>(y: *const Q8Block) -> Acts {
+    // SAFETY: the caller has AVX-512, and `VECTORS` blocks at `y`.
     unsafe {
-        let order: &Q8Order = if strided { &(*y).strided } else { &(*y).natural };
-        let sums = _mm512_cvtepi16_epi32(_mm256_load_si256(order.minus_sum.as_ptr().cast()));
-        let scale = _mm512_broadcast_f32x4(_mm_load_ps(order.scale.as_ptr()));
-        Act {
-            q: _mm512_load_si512(order.q.as_ptr().cast()),
-            start: match zero {
-                0 => sums,
-                3 => _mm512_slli_epi32::<3>(sums),
-                _ => _mm512_slli_epi32::<7>(sums),
-            },
-            scale: if strided {
-                scale
-            } else {
-                let quarter = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
-                _mm512_permutevar_ps(scale, quarter)
-            },
+        let order = |v: usize| if F::STRIDED { &(*y.add(v)).strided } else { &(*y.add(v)).natural };
+        let q = |v: usize| _mm512_load_si512(order(v).q.as_ptr().cast());
+        let start = |v: usize| _mm256_load_si256(order(v).start.as_ptr().cast());
+        if F::VECTORS == 2 {
+            Acts {
+                q: [q(0), q(1)],
+                factor: [factors(order(0), F::STRIDED), factors(order(1), F::STRIDED)],
+                start: _mm512_zextsi256_si512(_mm256_add_epi32(start(0), start(1))),
+            }
+        } else {
+            let factor = factors(order(0), F::STRIDED);
+            Acts { q: [q(0); 2], factor: [factor; 2], start: _mm512_zextsi256_si512(start(0)) }
         }
     }
 }
 
-/// `n_j * s_j` of `scalar.rs`.
-#[inline(always)]
-unsafe fn scaled(codes: __m512i, y: Act) -> __m512 {
-    // SAFETY: the caller has AVX-512 VNNI.
-    unsafe { _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_dpbusd_epi32(y.start, codes, y.q)), y.scale) }
+/// `n` plus the products of pairs of 16-bit integers, summed in pairs.
+///
+/// In assembly because the compiler takes the intrinsic apart into two instructions, and the number of
+/// instructions is what bounds these loops.
+#[inline]
+#[target_feature(enable = "avx512f,avx512vnni")]
+fn dpwssd(mut n: __m512i, a: __m512i, b: __m512i) -> __m512i {
+    // SAFETY: reads and writes registers only.
+    unsafe {
+        core::arch::asm!(
+            "vpdpwssd {n}, {a}, {b}",
+            n = inout(zmm_reg) n, a = in(zmm_reg) a, b = in(zmm_reg) b,
+            options(pure, nomem, nostack, preserves_flags),
+        );
+    }
+    n
 }
 
-/// `sum` and the products of a step, each operation rounded.
+/// The integers of a step; the sum of their halves is `n` of `scalar.rs`.
 #[inline(always)]
-unsafe fn add_step<F: Packed>(sum: __m512, codes: [__m512i; 2], y: [Act; 2], d: __m512) -> __m512 {
+unsafe fn integers<F: Packed>(codes: [__m512i; 2], y: Acts) -> __m512i {
     // SAFETY: the caller has AVX-512 VNNI.
     unsafe {
-        let mut n = scaled(codes[0], y[0]);
-        if F::VECTORS == 2 {
-            n = _mm512_add_ps(n, scaled(codes[1], y[1]));
+        let n = dpwssd(y.start, _mm512_maddubs_epi16(codes[0], y.q[0]), y.factor[0]);
+        if F::VECTORS == 1 {
+            return n;
         }
+        dpwssd(n, _mm512_maddubs_epi16(codes[1], y.q[1]), y.factor[1])
+    }
+}
+
+/// The scales of two rows, each over half of the lanes.
+#[inline(always)]
+unsafe fn scales<F: Packed>(blocks: [*const u8; 2]) -> __m512 {
+    // SAFETY: the caller has AVX-512, and a block at each pointer.
+    unsafe {
+        let [a, b] =
+            blocks.map(|block| _mm256_set1_epi16(block.add(F::SCALE).cast::<i16>().read_unaligned()));
+        _mm512_cvtph_ps(_mm256_mask_mov_epi16(a, 0xff00, b))
+    }
+}
+
+/// `sum + n * d` for two rows, each operation rounded.
+#[inline(always)]
+unsafe fn add_blocks(sum: __m512, n: [__m512i; 2], d: __m512) -> __m512 {
+    // SAFETY: the caller has AVX-512.
+    unsafe {
+        let lower = _mm512_shuffle_i64x2::<0b01_00_01_00>(n[0], n[1]);
+        let upper = _mm512_shuffle_i64x2::<0b11_10_11_10>(n[0], n[1]);
+        let n = _mm512_cvtepi32_ps(_mm512_add_epi32(lower, upper));
         _mm512_add_ps(sum, _mm512_mul_ps(n, d))
     }
 }
 
-/// The activations of a step.
+/// Puts rows `i` and, if it is there, `i + 1`.
 #[inline(always)]
-unsafe fn acts<F: Packed>(y: *const Q8Block) -> [Act; 2] {
-    // SAFETY: the caller has AVX-512, and `VECTORS` blocks at `y`.
-    unsafe {
-        let first = act(y, F::STRIDED, F::ZERO);
-        [first, if F::VECTORS == 2 { act(y.add(1), F::STRIDED, F::ZERO) } else { first }]
-    }
-}
-
-#[inline(always)]
-unsafe fn put(out: &mut OutRows<'_>, token: usize, i: usize, sum: __m512) {
-    let mut lanes = [0.0; 16];
+unsafe fn put(work: &Work<'_>, out: &mut OutRows<'_>, token: usize, i: usize, sum: __m512) {
+    let mut lanes = [[0.0; 8]; 2];
     // SAFETY: the caller has AVX-512; `lanes` has room for 16 floats.
-    unsafe { _mm512_storeu_ps(lanes.as_mut_ptr(), sum) };
-    out.put(token, i, finish(&lanes));
+    unsafe { _mm512_storeu_ps(lanes.as_mut_ptr().cast(), sum) };
+    for (r, lanes) in lanes.iter().enumerate().take(out.len() - i) {
+        out.put(token, i + r, finish(lanes) * work.step(token));
+    }
 }
 
 #[inline(always)]
@@ -428,145 +365,156 @@ unsafe fn prefetch(p: *const u8, bytes: usize) {
     }
 }
 
-/// The bytes of a unit that the row has only one of two blocks of, filled up with zeros.
-#[inline(always)]
-fn last_unit<F: Packed>(row: &[u8]) -> [u8; 68] {
-    let mut unit = [0; 68];
-    let rest = row.chunks_exact(F::BYTES).remainder();
-    unit[..rest.len()].copy_from_slice(rest);
-    unit
-}
-
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,f16c")]
 fn integer_rows<F: Packed>(work: &Work<'_>, out: &mut OutRows<'_>) {
     let mut i = 0;
-    // SAFETY: the features of this function.
-    unsafe {
-        if work.tokens == 1 {
-            while i + GEMV_ROWS <= out.len() {
-                gemv::<F, GEMV_ROWS>(work, out, i);
-                i += GEMV_ROWS;
-            }
-            while i < out.len() {
-                gemv::<F, 1>(work, out, i);
-                i += 1;
-            }
-        } else {
-            while i + ROWS <= out.len() {
-                gemm::<F, ROWS>(work, out, i);
-                i += ROWS;
-            }
-            while i < out.len() {
-                gemm::<F, 1>(work, out, i);
-                i += 1;
-            }
-        }
-    }
-}
-
-/// Rows `i..i + R` for one token.
-#[inline(always)]
-unsafe fn gemv<F: Packed, const R: usize>(work: &Work<'_>, out: &mut OutRows<'_>, i: usize) {
     let row_bytes = work.w.row_bytes();
-    let units = row_bytes / F::BYTES;
-    let first = out.first() + i;
-    let base = work.w.row(first).as_ptr();
-    let mut y = work.q8.as_ptr();
-    // SAFETY: the caller has AVX-512. Each of the R rows at `base` has `units` units, and `y` has
-    // `VECTORS` blocks for each part of each, and for the last, incomplete one.
+    // SAFETY: the features of this function; the rows are there.
     unsafe {
-        let mut sums = [_mm512_setzero_ps(); R];
-        for u in 0..units {
-            prefetch(base.wrapping_add(u * F::BYTES * R), F::BYTES * R);
-            for part in 0..F::PARTS {
-                let acts = acts::<F>(y);
-                y = y.add(F::VECTORS);
-                for r in 0..R {
-                    let unit = base.add(r * row_bytes + u * F::BYTES);
-                    sums[r] = add_step::<F>(sums[r], F::codes(unit, part), acts, F::scale(unit));
+        while i < out.len() {
+            let left = out.len() - i;
+            let base = work.w.row(out.first() + i).as_ptr();
+            // A last odd row is multiplied twice, side by side with itself.
+            let stride = if left == 1 { 0 } else { row_bytes };
+            match work.tokens {
+                1 if left >= 2 * GEMV_PAIRS => {
+                    gemv::<F, GEMV_PAIRS>(work, out, i, base, stride);
+                    i += 2 * GEMV_PAIRS;
+                }
+                1 => {
+                    gemv::<F, 1>(work, out, i, base, stride);
+                    i += 2;
+                }
+                _ if left >= 2 * PAIRS => {
+                    gemm::<F, PAIRS>(work, out, i, base, stride);
+                    i += 2 * PAIRS;
+                }
+                _ => {
+                    gemm::<F, 1>(work, out, i, base, stride);
+                    i += 2;
                 }
             }
         }
-        if units * F::BYTES < row_bytes {
-            for r in 0..R {
-                let unit = last_unit::<F>(work.w.row(first + r));
-                sums[r] =
-                    add_step::<F>(sums[r], F::codes(unit.as_ptr(), 0), acts::<F>(y), F::scale(unit.as_ptr()));
+    }
+}
+
+/// P pairs of rows from row `i`, which is at `base`, for one token.
+#[inline(always)]
+unsafe fn gemv<F: Packed, const P: usize>(
+    work: &Work<'_>,
+    out: &mut OutRows<'_>,
+    i: usize,
+    base: *const u8,
+    stride: usize,
+) {
+    let mut y = work.q8.as_ptr();
+    // SAFETY: the caller has AVX-512, and whole rows, `stride` bytes apart; `y` has `VECTORS` blocks for
+    // each step.
+    unsafe {
+        let mut sums = [_mm512_setzero_ps(); P];
+        for at in (0..work.w.row_bytes()).step_by(F::BYTES) {
+            prefetch(base.wrapping_add(at * 2 * P), F::BYTES * 2 * P);
+            let first = acts::<F>(y);
+            let second = if F::PARTS == 2 { acts::<F>(y.add(F::VECTORS)) } else { first };
+            y = y.add(F::VECTORS * F::PARTS);
+            for p in 0..P {
+                let blocks = [2 * p, 2 * p + 1].map(|r| base.add(r * stride + at));
+                let n = blocks.map(|block| {
+                    let n = integers::<F>(F::codes(block, 0), first);
+                    if F::PARTS == 1 {
+                        return n;
+                    }
+                    _mm512_add_epi32(n, integers::<F>(F::codes(block, 1), second))
+                });
+                sums[p] = add_blocks(sums[p], n, scales::<F>(blocks));
             }
         }
-        for r in 0..R {
-            put(out, 0, i + r, sums[r]);
+        for p in 0..P {
+            put(work, out, 0, i + 2 * p, sums[p]);
         }
     }
 }
 
-/// Rows `i..i + R` for many tokens: the weights are unpacked into `codes` once per block of tokens.
+/// P pairs of rows from row `i`, which is at `base`, for many tokens: the weights are unpacked once per
+/// block of tokens.
 #[inline(always)]
-unsafe fn gemm<F: Packed, const R: usize>(work: &Work<'_>, out: &mut OutRows<'_>, i: usize) {
-    let row_bytes = work.w.row_bytes();
-    let units = row_bytes / F::BYTES;
-    let steps = row_bytes.div_ceil(F::BYTES) * F::PARTS;
+unsafe fn gemm<F: Packed, const P: usize>(
+    work: &Work<'_>,
+    out: &mut OutRows<'_>,
+    i: usize,
+    base: *const u8,
+    stride: usize,
+) {
+    let blocks = work.w.row_bytes() / F::BYTES;
     let y_blocks = q8_blocks(work.w.cols());
-    // SAFETY: the caller has AVX-512. Each of the rows has `units` units and perhaps an incomplete one,
-    // and each token has `y_blocks` = `steps` * `VECTORS` blocks.
+    // SAFETY: the caller has AVX-512, and whole rows, `stride` bytes apart; each token has `y_blocks` =
+    // `blocks` * `PARTS` * `VECTORS` blocks.
     unsafe {
-        let mut codes = [[[_mm512_setzero_si512(); 2]; R]; STEPS];
-        let mut scales = [[_mm512_setzero_ps(); R]; STEPS];
+        let mut codes = [[[[_mm512_setzero_si512(); 2]; 2]; P]; STEPS];
+        let mut d = [[_mm512_setzero_ps(); P]; STEPS];
         for first in (0..work.tokens).step_by(TOKEN_BLOCK) {
             let tokens = TOKEN_BLOCK.min(work.tokens - first);
-            let mut sums = [[_mm512_setzero_ps(); R]; TOKEN_BLOCK];
-            for start in (0..steps).step_by(STEPS) {
-                let n = STEPS.min(steps - start);
-                for r in 0..R {
-                    let row = work.w.row(out.first() + i + r);
-                    for k in 0..n {
-                        let (u, part) = ((start + k) / F::PARTS, (start + k) % F::PARTS);
-                        let last = if u == units { last_unit::<F>(row) } else { [0; 68] };
-                        let unit = if u == units { last.as_ptr() } else { row.as_ptr().add(u * F::BYTES) };
-                        codes[k][r] = F::codes(unit, part);
-                        scales[k][r] = F::scale(unit);
+            let mut sums = [[_mm512_setzero_ps(); P]; TOKEN_BLOCK];
+            for start in (0..blocks).step_by(STEPS / F::PARTS) {
+                let n = (STEPS / F::PARTS).min(blocks - start);
+                for p in 0..P {
+                    for b in 0..n {
+                        let at = (start + b) * F::BYTES;
+                        let blocks = [2 * p, 2 * p + 1].map(|r| base.add(r * stride + at));
+                        for part in 0..F::PARTS {
+                            codes[b * F::PARTS + part][p] = blocks.map(|block| F::codes(block, part));
+                        }
+                        d[b][p] = scales::<F>(blocks);
                     }
                 }
-                let y = work.q8.as_ptr().add(first * y_blocks + start * F::VECTORS);
+                let (codes, d) = (&codes[..n * F::PARTS], &d[..n]);
+                let y = work.q8.as_ptr().add(first * y_blocks + start * F::PARTS * F::VECTORS);
                 let mut t = 0;
                 while t + TOKENS <= tokens {
-                    let y = y.add(t * y_blocks);
-                    tile::<F, R, TOKENS>(&codes[..n], &scales[..n], y, y_blocks, &mut sums[t..]);
+                    tile::<F, P, TOKENS>(codes, d, y.add(t * y_blocks), y_blocks, &mut sums[t..]);
                     t += TOKENS;
                 }
                 while t < tokens {
-                    let y = y.add(t * y_blocks);
-                    tile::<F, R, 1>(&codes[..n], &scales[..n], y, y_blocks, &mut sums[t..]);
+                    tile::<F, P, 1>(codes, d, y.add(t * y_blocks), y_blocks, &mut sums[t..]);
                     t += 1;
                 }
             }
             for t in 0..tokens {
-                for r in 0..R {
-                    put(out, first + t, i + r, sums[t][r]);
+                for p in 0..P {
+                    put(work, out, first + t, i + 2 * p, sums[t][p]);
                 }
             }
         }
     }
 }
 
-/// Adds to the sums of R rows and T tokens; all of them stay in registers.
+/// Adds to the sums of P pairs of rows and T tokens; all of them stay in registers.
 #[inline(always)]
-unsafe fn tile<F: Packed, const R: usize, const T: usize>(
-    codes: &[[[__m512i; 2]; R]],
-    scales: &[[__m512; R]],
+unsafe fn tile<F: Packed, const P: usize, const T: usize>(
+    codes: &[[[[__m512i; 2]; 2]; P]],
+    d: &[[__m512; P]],
     y: *const Q8Block,
     y_blocks: usize,
-    sums: &mut [[__m512; R]],
+    sums: &mut [[__m512; P]],
 ) {
     // SAFETY: the caller has AVX-512, and T tokens of `codes.len()` * `VECTORS` blocks, `y_blocks`
     // apart, at `y`.
     unsafe {
-        let mut tile: [[__m512; R]; T] = core::array::from_fn(|t| sums[t]);
-        for (k, (codes, scales)) in codes.iter().zip(scales).enumerate() {
+        let mut tile: [[__m512; P]; T] = core::array::from_fn(|t| sums[t]);
+        for (b, (codes, d)) in codes.chunks_exact(F::PARTS).zip(d).enumerate() {
             for t in 0..T {
-                let acts = acts::<F>(y.add(t * y_blocks + k * F::VECTORS));
-                for r in 0..R {
-                    tile[t][r] = add_step::<F>(tile[t][r], codes[r], acts, scales[r]);
+                let y = y.add(t * y_blocks + b * F::PARTS * F::VECTORS);
+                let first = acts::<F>(y);
+                let second = if F::PARTS == 2 { acts::<F>(y.add(F::VECTORS)) } else { first };
+                for p in 0..P {
+                    let n = [0, 1].map(|r| {
+                        let n = integers::<F>(codes[0][p][r], first);
+                        if F::PARTS == 1 {
+                            return n;
+                        }
+                        _mm512_add_epi32(n, integers::<F>(codes[1][p][r], second))
+                    });
+                    tile[t][p] = add_blocks(tile[t][p], n, d[p]);
                 }
             }
         }
@@ -683,7 +631,9 @@ unsafe fn float_tile<F: Float, const R: usize, const T: usize>(
         }
         for t_ in 0..T {
             for r in 0..R {
-                put(out, t + t_, i + r, sums[t_][r]);
+                let mut lanes = [0.0; 16];
+                _mm512_storeu_ps(lanes.as_mut_ptr(), sums[t_][r]);
+                out.put(t + t_, i + r, finish_float(&lanes));
             }
         }
     }

@@ -44,6 +44,15 @@ pub(crate) struct Work<'a> {
     tokens: usize,
 }
 
+impl Work<'_> {
+    /// The step of the quantized activations of `token`.
+    #[inline(always)]
+    fn step(&self, token: usize) -> f32 {
+        // A product without columns never gets to a kernel.
+        self.q8[token * q8_blocks(self.w.cols())].natural.step
+    }
+}
+
 /// Fills the rows of `y` that it is given.
 ///
 /// Safety: only called on a machine that has the instruction set of the table it stands in.

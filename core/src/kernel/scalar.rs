@@ -1,14 +1,15 @@
 //! The reference kernels: plain Rust that every other instruction set equals bit for bit.
 //!
-//! Sixteen running sums per output, added up at the end by [`finish`]; multiplications and additions
-//! are rounded one by one, since not every target has a fused multiply-add.
+//! * Float dot: element `i` goes to running sum `i % 16`: `sum += w * x`, multiplication and addition
+//!   rounded one by one, since not every target has a fused multiply-add. [`finish_float`] adds up.
+//! * Integer dot: a block of weights makes eight exact integers `n[l] = sum of w * q * factor`, in i32;
+//!   then `sum[l] += f32(n[l]) * d` with the block's scale `d`, rounded one by one. [`finish`] adds up,
+//!   and the result is multiplied by the token's step. The weight at position `p` of 64 goes to lane
+//!   `p / 4 % 8`; positions are natural, or for the formats with sequential 2-bit codes the strided
+//!   ones of [`Q8Block`].
 //!
-//! * Float dot: element `i` goes to sum `i % 16`: `sum += w * x`.
-//! * Integer dot, per 64 weights: sum `j` gets the exact integer `n_j` of the four products of weights
-//!   `4 j ..= 4 j + 3` (natural order) or `16 (j % 4) + j / 4 + {0, 4, 8, 12}` (strided order, for the
-//!   sequential 2-bit formats), all in one activation group of scale `s_j`. Formats whose blocks are
-//!   128 or 256 weights: `sum += (n_j s_j + n'_j s'_j) d`, the primes being the second 64 of 128.
-//!   Smaller blocks: `sum += (n_j s_j) d`.
+//! No `n` overflows: it has at most `|w| <= 128` times 127 times 32767, times 4 products for Q8_0, which
+//! is 2^31 less 16 million; the other formats have |w| <= 8 with 4 products, or codes <= 3 with 32.
 #![forbid(unsafe_code)]
 
 use super::act::{Q8Block, q8_blocks};
@@ -18,14 +19,16 @@ use crate::quant::{Format, block_integers, block_scale, unpack_exact};
 /// Tokens that share one unpacking of the weights.
 const TOKENS: usize = 16;
 
-/// Adds up the sixteen running sums: halves onto each other until one is left.
+/// Adds up the eight running sums of an integer dot: halves onto each other until one is left.
 #[inline(always)]
-pub(super) fn finish(sum: &[f32; 16]) -> f32 {
-    let mut four = [0.0; 4];
-    for i in 0..4 {
-        four[i] = (sum[i] + sum[i + 8]) + (sum[i + 4] + sum[i + 12]);
-    }
-    (four[0] + four[2]) + (four[1] + four[3])
+pub(super) fn finish(sum: &[f32; 8]) -> f32 {
+    ((sum[0] + sum[4]) + (sum[2] + sum[6])) + ((sum[1] + sum[5]) + (sum[3] + sum[7]))
+}
+
+/// Adds up the sixteen running sums of a float dot in the same way.
+#[inline(always)]
+pub(super) fn finish_float(sum: &[f32; 16]) -> f32 {
+    finish(&core::array::from_fn(|i| sum[i] + sum[i + 8]))
 }
 
 /// Whether the lanes of `format` follow the strided order of the activations.
@@ -53,7 +56,7 @@ pub(super) fn float(work: &Work<'_>, out: &mut OutRows<'_>) {
                 }
             }
             for (t, sum) in sums[..tokens].iter().enumerate() {
-                out.put(first + t, i, finish(sum));
+                out.put(first + t, i, finish_float(sum));
             }
         }
     }
@@ -76,72 +79,47 @@ pub(super) fn dot_float(w: &[f32], x: &[f32], sum: &mut [f32; 16]) {
 /// Int8 activations, quantized formats. `work.q8` is (tokens, q8_blocks(cols)).
 pub(super) fn integer(work: &Work<'_>, out: &mut OutRows<'_>) {
     let (format, blocks) = (work.w.format(), q8_blocks(work.w.cols()));
-    // Whole weight blocks, at least 64 weights.
-    let len = format.block();
-    let unit = len.max(64);
-    let unit_bytes = unit / len * format.block_bytes();
+    let (len, strided) = (format.block(), strided(format));
+    let mut w = [0; 256];
+    let w = &mut w[..len];
     for i in 0..out.len() {
         let row = work.w.row(out.first() + i);
         for first in (0..work.tokens).step_by(TOKENS) {
             let tokens = TOKENS.min(work.tokens - first);
-            let mut sums = [[0.0; 16]; TOKENS];
-            for (u, packed) in row.chunks(unit_bytes).enumerate() {
-                let (mut w, mut d) = ([0; 256], [0.0; 2]);
-                for (k, block) in packed.chunks_exact(format.block_bytes()).enumerate() {
-                    block_integers(format, block, &mut w[k * len..(k + 1) * len]);
-                    d[k] = block_scale(format, block);
-                }
-                let w = &w.as_chunks::<64>().0[..unit / 64];
+            let mut sums = [[0.0; 8]; TOKENS];
+            for (b, block) in row.chunks_exact(format.block_bytes()).enumerate() {
+                block_integers(format, block, w);
+                let d = block_scale(format, block);
                 for (t, sum) in sums[..tokens].iter_mut().enumerate() {
-                    let y = &work.q8[(first + t) * blocks + u * unit / 64..][..w.len()];
-                    add_unit(format, w, d, y, sum);
+                    let n = lanes(strided, w, b * len, &work.q8[(first + t) * blocks..][..blocks]);
+                    for l in 0..8 {
+                        sum[l] += n[l] as f32 * d;
+                    }
                 }
             }
             for (t, sum) in sums[..tokens].iter().enumerate() {
-                out.put(first + t, i, finish(sum));
+                out.put(first + t, i, finish(sum) * work.step(first + t));
             }
         }
     }
 }
 
+/// The eight integers of the weights `w` at activation `at`.
 #[inline(always)]
-fn add_unit(format: Format, w: &[[i8; 64]], d: [f32; 2], y: &[Q8Block], sum: &mut [f32; 16]) {
-    let strided = strided(format);
-    match format.block() {
-        32 => {
-            let part = scaled(strided, &w[0], &y[0]);
-            for j in 0..16 {
-                sum[j] += part[j] * d[j / 8];
-            }
-        }
-        64 => {
-            let part = scaled(strided, &w[0], &y[0]);
-            for j in 0..16 {
-                sum[j] += part[j] * d[0];
-            }
-        }
-        _ => {
-            for (w, y) in w.chunks_exact(2).zip(y.chunks_exact(2)) {
-                let (a, b) = (scaled(strided, &w[0], &y[0]), scaled(strided, &w[1], &y[1]));
-                for j in 0..16 {
-                    sum[j] += (a[j] + b[j]) * d[0];
-                }
-            }
+fn lanes(strided: bool, w: &[i8], at: usize, y: &[Q8Block]) -> [i32; 8] {
+    let mut n = [0; 8];
+    for (four, w) in w.as_chunks::<4>().0.iter().enumerate() {
+        let i = at % 64 + 4 * four;
+        let y = &y[at / 64 + i / 64].natural;
+        let (q, factor) = (&y.q[i % 64..][..4], i32::from(y.factor[i % 64 / 16 * 2]));
+        let product = |k: usize| i32::from(w[k]) * i32::from(q[k]);
+        if strided {
+            // Activation 4 i + s is at position 16 s + i.
+            n[i / 16 % 4] += (product(0) + product(2)) * factor;
+            n[4 + i / 16 % 4] += (product(1) + product(3)) * factor;
+        } else {
+            n[i / 4 % 8] += (product(0) + product(1) + product(2) + product(3)) * factor;
         }
     }
-}
-
-/// `n_j * s_j` of 64 weights in natural order.
-#[inline(always)]
-fn scaled(strided: bool, w: &[i8; 64], y: &Q8Block) -> [f32; 16] {
-    let mut lanes = [0i32; 16];
-    let (q, scale) = (&y.natural.q, &y.natural.scale);
-    for j in 0..16 {
-        let (start, step) = if strided { (16 * (j % 4) + j / 4, 4) } else { (4 * j, 1) };
-        for k in 0..4 {
-            let i = start + k * step;
-            lanes[j] += i32::from(w[i]) * i32::from(q[i]);
-        }
-    }
-    core::array::from_fn(|j| lanes[j] as f32 * scale[if strided { j % 4 } else { j / 4 }])
+    n
 }
