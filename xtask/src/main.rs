@@ -29,7 +29,8 @@ Commands:
   help          this text
 
 Missing tools are installed first: Rust targets and components with rustup, programs with apt-get (as root on
-Debian), JavaScript tools with npm. A suite whose tool cannot be had is skipped, and the table says why.
+Debian), Node.js with pip, JavaScript tools with npm. A suite whose tool cannot be had is skipped, and the table
+says why.
 ";
 
 fn main() -> ExitCode {
