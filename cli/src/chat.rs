@@ -106,7 +106,8 @@ impl<'e> Chat<'e> {
                 Style::Qwen3 => "Qwen3's",
                 Style::Plain => "plain ChatML",
             };
-            self.note(&format!("(this model's chat template is unknown; {style} is used)\n"))?;
+            self.note(&format!("(this model's chat template is unknown; {style} is used)"))?;
+            self.gap()?;
         }
         let no_editor = |e| Failure::new(format_args!("cannot read from the terminal: {e}"));
         let mut editor = DefaultEditor::new().map_err(no_editor)?;
@@ -140,7 +141,10 @@ impl<'e> Chat<'e> {
                 Ok(Then::GoOn) => {}
                 Ok(Then::Leave) => return Ok(()),
                 // One refused message is no reason to lose the conversation.
-                Err(Failure::Message(message)) => self.note(&format!("({message})\n"))?,
+                Err(Failure::Message(message)) => {
+                    self.note(&format!("({message})"))?;
+                    self.gap()?;
+                }
                 Err(other) => return Err(other),
             }
         }
@@ -201,6 +205,7 @@ impl<'e> Chat<'e> {
         }
         if let Some(note) = note {
             self.note(&note)?;
+            self.gap()?;
         }
         Ok(Then::GoOn)
     }
@@ -340,6 +345,11 @@ impl<'e> Chat<'e> {
             Reason::Length => self.note("(--max-tokens reached)")?,
             Reason::Stop | Reason::StopString => {}
         }
+        self.gap()
+    }
+
+    /// An empty line before the next prompt.
+    fn gap(&self) -> Outcome {
         if self.terminal {
             writeln!(io::stdout())?;
         }

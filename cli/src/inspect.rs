@@ -2,9 +2,10 @@
 
 use crate::args::{EngineArgs, InspectArgs};
 use crate::engine::{Engine, ModelFile};
-use crate::failure::Outcome;
+use crate::failure::{At, Failure, Outcome};
 use crate::terminal::{self, Colours, bytes, count};
 use serde_json::{Map, Value as Json, json};
+use shohin_core::Gguf;
 use shohin_core::chat::Style;
 use shohin_core::gguf::{Array, TensorInfo, Value};
 use shohin_core::op::rope::RopeScaling;
@@ -13,23 +14,47 @@ use std::io::{self, BufWriter, Write};
 
 pub(crate) fn inspect(args: &InspectArgs, engine_args: &EngineArgs) -> Outcome {
     let file = ModelFile::open(engine_args.model.as_deref())?;
-    let engine = Engine::load(&file, engine_args)?;
+    let gguf = Gguf::parse(file.bytes()).at(&file.name)?;
+    // A file that cannot run is worth looking into all the more.
+    let engine = match Engine::load(&file, engine_args) {
+        Err(Failure::Message(reason)) => Err(reason),
+        engine => Ok(engine?),
+    };
     let mut out = BufWriter::new(io::stdout().lock());
     if args.json {
-        writeln!(out, "{:#}", as_json(&file, &engine)?)?;
+        writeln!(out, "{:#}", as_json(&file, &gguf, &engine)?)?;
     } else {
-        as_text(&mut out, &file, &engine, args.tensors)?;
+        match &engine {
+            Ok(engine) => model(&mut out, &file, engine)?,
+            Err(reason) => cannot_run(&mut out, &file, reason)?,
+        }
+        content(&mut out, &gguf, args.tensors)?;
     }
     out.flush()?;
     Ok(())
 }
 
-fn as_text(out: &mut impl Write, file: &ModelFile, engine: &Engine<'_>, tensors: bool) -> Outcome {
+fn title(out: &mut impl Write, text: &str) -> io::Result<()> {
     let Colours { bold, off, .. } = Colours::stdout();
-    let c = engine.model.config();
-    let row = |key: &str, value: String| vec![key.to_string(), value];
-    let title = |out: &mut dyn Write, text: &str| writeln!(out, "{bold}{text}{off}");
+    writeln!(out, "{bold}{text}{off}")
+}
 
+fn row(key: &str, value: String) -> Vec<String> {
+    vec![key.to_string(), value]
+}
+
+fn cannot_run(out: &mut impl Write, file: &ModelFile, reason: &str) -> Outcome {
+    title(out, "Model")?;
+    let rows = [
+        row("file", format!("{}, {}", file.name, bytes(file.bytes().len() as u64))),
+        row("runs", format!("no: {reason}")),
+    ];
+    terminal::table(out, &rows, &[])?;
+    Ok(())
+}
+
+fn model(out: &mut impl Write, file: &ModelFile, engine: &Engine<'_>) -> Outcome {
+    let c = engine.model.config();
     title(out, "Model")?;
     let context = match c.rope_scaling {
         RopeScaling::None => format!("{} tokens", c.max_context_length),
@@ -69,14 +94,17 @@ fn as_text(out: &mut impl Write, file: &ModelFile, engine: &Engine<'_>, tensors:
         row("read per token", bytes(engine.model.weights().bytes_per_token() as u64)),
     ];
     terminal::table(out, &rows, &[])?;
+    Ok(())
+}
 
+fn content(out: &mut impl Write, gguf: &Gguf<'_>, tensors: bool) -> Outcome {
     title(out, "\nMetadata")?;
-    let rows: Vec<_> =
-        engine.gguf.metadata().iter().map(|(key, value)| row(&printable(key), shown(&value))).collect();
+    let entries = gguf.metadata().iter();
+    let rows: Vec<_> = entries.map(|(key, value)| row(&printable(key), shown(&value))).collect();
     terminal::table(out, &rows, &[])?;
 
     title(out, "\nTensors")?;
-    let all = engine.gguf.tensors();
+    let all = gguf.tensors();
     if tensors {
         let head = ["name", "shape", "type", "size"].map(String::from).to_vec();
         let rows = all
@@ -159,13 +187,16 @@ fn kind_of(array: &Array<'_>) -> &'static str {
     array.kind().name()
 }
 
-fn as_json(file: &ModelFile, engine: &Engine<'_>) -> Outcome<Json> {
-    let c = engine.model.config();
-    let plan = engine.model.memory_plan(&engine.options)?;
+fn as_json(file: &ModelFile, gguf: &Gguf<'_>, engine: &Result<Engine<'_>, String>) -> Outcome<Json> {
+    let mut object = match engine {
+        Ok(engine) => model_json(file, engine)?,
+        Err(reason) => json!({ "cannot_run": reason }),
+    };
+    object["file"] = file.name.as_str().into();
+    object["file_bytes"] = file.bytes().len().into();
     let metadata: Map<String, Json> =
-        engine.gguf.metadata().iter().map(|(key, value)| (key.to_string(), json_value(&value))).collect();
-    let tensors: Vec<Json> = engine
-        .gguf
+        gguf.metadata().iter().map(|(key, value)| (key.to_string(), json_value(&value))).collect();
+    let tensors: Vec<Json> = gguf
         .tensors()
         .iter()
         .map(|t| {
@@ -175,9 +206,15 @@ fn as_json(file: &ModelFile, engine: &Engine<'_>) -> Outcome<Json> {
             })
         })
         .collect();
+    object["metadata"] = metadata.into();
+    object["tensors"] = tensors.into();
+    Ok(object)
+}
+
+fn model_json(file: &ModelFile, engine: &Engine<'_>) -> Outcome<Json> {
+    let c = engine.model.config();
+    let plan = engine.model.memory_plan(&engine.options)?;
     Ok(json!({
-        "file": file.name,
-        "file_bytes": file.bytes().len(),
         "name": engine.name(),
         "variant": engine.variant().name(),
         "format": engine.kind(),
@@ -209,8 +246,6 @@ fn as_json(file: &ModelFile, engine: &Engine<'_>) -> Outcome<Json> {
             "weights": file.bytes().len(),
             "bytes_per_token": engine.model.weights().bytes_per_token(),
         },
-        "metadata": metadata,
-        "tensors": tensors,
     }))
 }
 

@@ -5,7 +5,7 @@ use crate::engine::{Engine, ModelFile, Timings, reply, token_text};
 use crate::failure::{Failure, Outcome};
 use crate::terminal::{self, CtrlC, write_model_text};
 use serde_json::{Value, json};
-use shohin_core::chat::{ChatOptions, Message, Role, encode};
+use shohin_core::chat::{ChatOptions, Message, Reply, Role, encode};
 use shohin_core::generate::{Event, Generation, GenerationOptions, Reason, Step};
 use shohin_core::tokenizer::Special;
 use std::io::{self, IsTerminal, Write};
@@ -87,6 +87,11 @@ pub(crate) fn run(args: &RunArgs, engine_args: &EngineArgs) -> Outcome {
             "seed": config.seed,
             "timings": timings_json(&engine, &timings),
         });
+        let parts = Reply::parse(&text);
+        if let Some(reasoning) = parts.reasoning {
+            object["reasoning"] = reasoning.into();
+            object["content"] = parts.content.into();
+        }
         if args.logprobs.is_some() {
             object["logprobs"] = Value::Array(logprobs);
         }

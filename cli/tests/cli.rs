@@ -413,6 +413,21 @@ fn inspect_shows_the_file() {
 }
 
 #[test]
+fn inspect_says_why_a_file_cannot_run_and_shows_it_all_the_same() {
+    // Another architecture: a name of the same length.
+    let mut bytes = model();
+    let at = bytes.windows(5).position(|w| w == b"qwen3").unwrap();
+    bytes[at..at + 5].copy_from_slice(b"llama");
+    let file = temporary("llama.gguf", bytes);
+    let text = ok(&["inspect", "-m", &file]);
+    assert!(text.contains("no: ") && text.contains("\"llama\"") && text.contains("\nTensors\n"), "{text}");
+    let object = json(&["inspect", "-m", &file, "--json"]);
+    assert!(object["cannot_run"].as_str().unwrap().contains("llama"));
+    assert!(!object["tensors"].as_array().unwrap().is_empty());
+    assert!(fails(&["run", "-m", &file, "x"]).contains("llama"));
+}
+
+#[test]
 fn a_file_runs_as_the_built_in_model_does() {
     let file = temporary("model.gguf", model());
     let args = ["run", "Hello!", "--preset", "greedy"];
