@@ -291,21 +291,4 @@ mod tests {
             }
         });
     }
-
-    /// `cargo test -r -p shohin fork_join -- --ignored --nocapture` prints what a run costs.
-    #[test]
-    #[ignore = "a measurement"]
-    fn fork_join_latency() {
-        for workers in [1, 2, 4] {
-            let pool = Threads::new(workers).unwrap();
-            let n = 200_000;
-            let start = Instant::now();
-            for _ in 0..n {
-                pool.run(workers, &|i| {
-                    std::hint::black_box(i);
-                });
-            }
-            println!("{workers} workers: {:.2} us a run", start.elapsed().as_secs_f64() * 1e6 / n as f64);
-        }
-    }
 }

@@ -21,7 +21,9 @@ pub(crate) fn tokenize(args: &TokenizeArgs, engine: &EngineArgs) -> Outcome {
     };
     let mut out = BufWriter::new(io::stdout().lock());
     let encode = |text: &str| {
-        let special = if args.special { Special::Parse } else { Special::Text };
+        // Without `--special` as llama.cpp and Hugging Face encode: control tokens are plain text, tokens that
+        // stand for their own text (`<think>`) are not.
+        let special = if args.special { Special::Parse } else { Special::UserDefined };
         let mut options = EncodeOptions::new(special);
         options.nfc = args.nfc;
         let mut ids = Vec::new();
