@@ -7,10 +7,14 @@
 
 mod act;
 #[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
 mod avx512;
 mod isa;
 mod parallel;
 mod scalar;
+#[allow(dead_code, reason = "not every target has an instruction set that uses it")]
+mod tiles;
 mod vectorize;
 
 pub use act::{Q8_LEN, Q8Block, Q8Order, q8_blocks, quantize};
@@ -68,6 +72,8 @@ struct Table {
 
 fn table(kind: Kind) -> Table {
     match kind {
+        #[cfg(target_arch = "x86_64")]
+        Kind::Avx2 => Table { float: avx2::float, integer: avx2::integer },
         #[cfg(target_arch = "x86_64")]
         Kind::Avx512Vnni => Table { float: avx512::float, integer: avx512::integer },
         #[allow(unreachable_patterns, reason = "the kinds differ by target")]
