@@ -14,6 +14,9 @@ use shohin_core::tokenizer::{Decoder, Special, Tokenizer};
 use shohin_core::{Error, Gguf, Name, Result, SamplerConfig, Serial};
 use wasm_bindgen::prelude::*;
 
+/// A conversation shorter than this is none: rather fail.
+const LEAST_CONTEXT: usize = 512;
+
 /// What a step did.
 #[wasm_bindgen]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -119,7 +122,7 @@ impl Facts {
 #[wasm_bindgen]
 impl Model {
     /// Reads the model in `file` where it lies, and takes the memory for `context` tokens (0: the model's own limit, at
-    /// most 4096).
+    /// most 4096, less where memory is short).
     ///
     /// # Errors
     /// What is wrong with the file, an unknown option, or `memory`.
@@ -140,11 +143,11 @@ impl Model {
             },
             ..SessionOptions::default()
         };
-        match whole("context", context)? {
-            0 => {}
-            context => options.context = context,
+        let asked = whole("context", context)?;
+        if asked > 0 {
+            options.context = asked;
         }
-        Self::build(file.into_bytes(), &options).map_err(js)
+        Self::build(file.into_bytes(), &options, asked == 0).map_err(js)
     }
 
     /// Everything there is to know, as `EngineInfo` of the TypeScript side.
@@ -280,7 +283,7 @@ impl Model {
 }
 
 impl Model {
-    fn build(bytes: Vec<u8>, options: &SessionOptions) -> Result<Model> {
+    fn build(bytes: Vec<u8>, options: &SessionOptions, shrink: bool) -> Result<Model> {
         // Declared in the order in which they lend to each other: should a later step fail, they are dropped in reverse.
         let bytes = Lent::new(bytes);
         // SAFETY: everything that borrows from `bytes` is a variable declared after it here, or a field before it.
@@ -290,8 +293,16 @@ impl Model {
         let facts = Facts::of(&gguf, &tokenizer)?;
         // SAFETY: as for `bytes`.
         let borrowed = unsafe { model.lend() };
-        let plan = borrowed.memory_plan(options)?;
-        let session = Session::new(borrowed, options)?;
+        let mut options = *options;
+        let session = loop {
+            match Session::new(borrowed, &options) {
+                Err(Error::Memory { .. }) if shrink && options.context > LEAST_CONTEXT => {
+                    options.context /= 2
+                }
+                session => break session?,
+            }
+        };
+        let plan = borrowed.memory_plan(session.options())?;
         Ok(Model {
             generation: None,
             session,
@@ -310,7 +321,8 @@ impl Model {
     fn start(&mut self, prompt: &[u32], sampling: Sampling) -> Result<usize> {
         self.end();
         self.reason = None;
-        let Sampling { config, options } = sampling;
+        let Sampling { config, mut options } = sampling;
+        options.batch = self.batch();
         let sampler = shohin_core::Sampler::new(&config, self.session.model().config().vocab_size)?;
         let cached = generate::reusable(&self.held, prompt);
         let generation = Generation::new(prompt, cached, self.session.capacity(), sampler, options)?;
@@ -318,6 +330,12 @@ impl Model {
         self.held.truncate(cached);
         self.generation = Some(generation);
         Ok(cached)
+    }
+
+    /// Prompt tokens in one step: enough to share the unpacking of a weight row, few enough to look for an abort within
+    /// a second or so.
+    fn batch(&self) -> usize {
+        if self.session.model().config().num_parameters() < 500_000_000 { 64 } else { 16 }
     }
 
     fn advance(&mut self) -> Result<Step> {

@@ -5,9 +5,6 @@ use shohin_core::generate::GenerationOptions;
 use shohin_core::{Error, Name, SamplerConfig};
 use wasm_bindgen::prelude::*;
 
-/// Prompt tokens in one step: enough to share the unpacking of a weight row, few enough to look for an abort often.
-const BATCH: usize = 64;
-
 /// Settings of one generation.
 #[wasm_bindgen]
 pub struct Sampling {
@@ -29,7 +26,7 @@ impl Sampling {
                 expected: "bonsai, greedy, balanced, creative or code",
             })
         })?;
-        Ok(Sampling { config, options: GenerationOptions { batch: BATCH, ..GenerationOptions::default() } })
+        Ok(Sampling { config, options: GenerationOptions::default() })
     }
 
     /// Sets one setting by its JavaScript name. Ranges are checked when the generation begins.

@@ -231,6 +231,16 @@ function absolute(url: string, base: string): string {
 function startWorker(workerUrl: string | URL | undefined): Worker {
   try {
     if (workerUrl !== undefined) return new Worker(workerUrl, { type: "module" });
+    const home = new URL(import.meta.url);
+    if (/^https?:$/.test(home.protocol) && home.origin !== location.origin) {
+      // A worker's own script must come from the page's origin, but may import from another, such as a CDN.
+      const script = `import ${JSON.stringify(new URL("worker.js", home).href)};`;
+      const url = URL.createObjectURL(new Blob([script], { type: "text/javascript" }));
+      const worker = new Worker(url, { type: "module" });
+      // The worker has fetched it before it says anything.
+      worker.addEventListener("message", () => URL.revokeObjectURL(url), { once: true });
+      return worker;
+    }
     // Bundlers look for exactly this expression.
     return new Worker(new URL("./worker.js", import.meta.url), { type: "module" });
   } catch (cause) {

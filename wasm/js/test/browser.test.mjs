@@ -170,6 +170,22 @@ describe("in a browser", () => {
     assert.ok(two.usage.cachedTokens >= one.usage.promptTokens + one.usage.completionTokens);
   });
 
+  test("comes from another origin, such as a CDN", async () => {
+    const cdn = await serve(new URL("../../dist/", import.meta.url), {}, { "Access-Control-Allow-Origin": "*" });
+    try {
+      const text = await page.evaluate(async (url) => {
+        const { Engine } = await import(url);
+        const engine = await Engine.load("model.gguf");
+        const { text } = await collect(engine.generate("Once upon a time", { preset: "greedy", maxTokens: 6 }));
+        await engine.dispose();
+        return text;
+      }, `${cdn.url}index.js`);
+      assert.notEqual(text, "");
+    } finally {
+      await cdn.close();
+    }
+  });
+
   test("runs without a worker of its own, too", async () => {
     const text = await page.evaluate(async () => {
       const { Engine } = await import("/local.js").then(({ LocalEngine }) => ({ Engine: LocalEngine }));

@@ -14,8 +14,8 @@ const TYPES = {
   ".wasm": "application/wasm",
 };
 
-/** A plain static server, with no special headers, on a free port. `routes` answer before files do. */
-export async function serve(directory, routes = {}) {
+/** A plain static server on a free port, without special headers unless given. `routes` answer before files do. */
+export async function serve(directory, routes = {}, headers = {}) {
   const root = fileURLToPath(directory);
   const server = createServer(async (request, response) => {
     const { pathname } = new URL(request.url, "http://localhost");
@@ -24,6 +24,7 @@ export async function serve(directory, routes = {}) {
     const info = path.startsWith(root) ? await stat(path).catch(() => undefined) : undefined;
     if (!info?.isFile()) return response.writeHead(404).end("not found");
     response.writeHead(200, {
+      ...headers,
       "Content-Type": TYPES[extname(path)] ?? "application/octet-stream",
       "Content-Length": info.size,
     });
