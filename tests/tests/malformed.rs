@@ -17,7 +17,7 @@ macro_rules! native {
 }
 
 native! { container:
-    sample_is_valid counts lengths array_lengths dimension_counts padded_sums element_products ranges
+    sample_is_valid counts lengths array_lengths array_sizes dimension_counts padded_sums element_products ranges
     truncation alignment shapes names nesting enums starts overlap id_42_untold limits every_bit
     random_flips memory_of_many_items
 }

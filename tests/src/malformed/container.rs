@@ -134,6 +134,20 @@ cases! {
         }
     }
 
+    /// Lengths that a host has allowed, and that wrap around when they are multiplied.
+    fn array_sizes() {
+        let limits = Limits { array: u64::MAX, ..Limits::DEFAULT };
+        let options = ReadOptions { limits, ..ReadOptions::default() };
+        for kind in Kind::ALL {
+            for claim in [1 << 61, (1 << 61) + 8, 1 << 62, 1 << 63, (1 << 63) + 8, u64::MAX / 2, u64::MAX] {
+                let file = RawFile::new().entry("a", RawValue::array(kind.id(), claim, &[0; 64])).build();
+                let (result, used) = meter::measure(|| Gguf::parse_with(&file, &options).map(drop));
+                assert_eq!(result.map_err(|e| e.code()), Err("truncated"), "{claim} of {}", kind.name());
+                assert!(used.peak <= PARSE_BYTES);
+            }
+        }
+    }
+
     /// How many dimensions a tensor has, and how large they are.
     fn dimension_counts() {
         for n in [0, 5, 6, 64, 1 << 16, 1 << 31, u32::MAX] {
