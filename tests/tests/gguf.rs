@@ -8,6 +8,7 @@ use shohin_core::{Error, Format};
 use shohin_tests::model::{Model, Shape, Stored};
 use shohin_tests::raw::{RawFile, RawTensor, RawValue};
 use shohin_tests::reading::{assert_random_splits_agree, exercise, rewrite, streamed, whole};
+use shohin_tests::vocabulary::Vocabulary;
 use shohin_tests::{Random, data, meter};
 
 const DEFAULT: ReadOptions = ReadOptions { limits: shohin_core::Limits::DEFAULT, id42: Id42::Auto };
@@ -537,16 +538,30 @@ fn writer_refuses_what_the_reader_would() {
 
 #[test]
 fn published_shapes_have_the_published_sizes() {
-    use shohin_tests::vocabulary::Vocabulary;
     // Of synthetic files with Qwen3's vocabulary and without chat template: 4.3 kB short of the real
     // ones, whose sizes are those of the files on the hub.
     let vocabulary = data("vocab/ggml-vocab-qwen2.gguf");
     let vocabulary = vocabulary.map(|file| Vocabulary::qwen3(&Gguf::parse(&file).unwrap()).unwrap());
     let Some(vocabulary) = vocabulary else { return };
-    for (format, bytes) in [("q1_0", 248_297_984), ("q2_0_legacy", 463_286_016)] {
-        let shape = Shape::published("1.7b").unwrap();
-        let name = format!("random-1.7b-{format}");
-        let model = Model { name, ..Model::new(shape, Stored::named(format).unwrap(), 1) };
-        assert_eq!(model.file_len(&vocabulary), Ok(bytes));
+    for (shape, format, bytes) in [("1.7b", "q1_0", 248_297_984), ("1.7b", "q2_0_legacy", 463_286_016)] {
+        assert_eq!(model_len(shape, format, &vocabulary), bytes);
     }
+    // The files on the hub also hold a chat template and some descriptive keys.
+    for (shape, format, published) in [
+        ("1.7b", "q1_0", 248_302_272),
+        ("4b", "q1_0", 572_270_624),
+        ("8b", "q1_0", 1_158_654_496),
+        ("1.7b", "q2_0_legacy", 463_290_464),
+        ("4b", "q2_0_legacy", 1_074_969_344),
+        ("8b", "q2_0_legacy", 2_182_184_672),
+    ] {
+        let rest = published - model_len(shape, format, &vocabulary);
+        assert!((4_000..5_000).contains(&rest), "{shape} {format}: {rest}");
+    }
+}
+
+fn model_len(shape: &str, format: &str, vocabulary: &Vocabulary) -> u64 {
+    let name = format!("random-{shape}-{format}");
+    let model = Model::new(Shape::published(shape).unwrap(), Stored::named(format).unwrap(), 1);
+    Model { name, ..model }.file_len(vocabulary).unwrap()
 }
