@@ -3,6 +3,7 @@
 //! Everything here is synchronous and does a bounded piece of work, so that a worker can look for messages in between.
 
 mod buffer;
+mod conversation;
 mod error;
 mod lent;
 mod model;
@@ -11,5 +12,6 @@ mod sampling;
 mod tests;
 
 pub use buffer::FileBuffer;
-pub use model::{Conversation, Model, Step};
+pub use conversation::{Conversation, parse_reply};
+pub use model::{Model, Step};
 pub use sampling::Sampling;

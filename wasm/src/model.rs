@@ -1,12 +1,13 @@
 //! A loaded model with one timeline.
 
 use crate::buffer::FileBuffer;
+use crate::conversation::Conversation;
 use crate::error::{JsResult, js};
 use crate::lent::Lent;
 use crate::sampling::{Sampling, whole};
 use js_sys::{Array, Object, Reflect};
 use shohin_core::KvFormat;
-use shohin_core::chat::{self, ChatOptions, Message, Role, Style, Template};
+use shohin_core::chat::{self, Style, Template};
 
 use shohin_core::generate::{self, Event, Generation, Need, Reason};
 use shohin_core::model::{Activations, BonsaiModel, MemoryPlan, ModelVariant, Session, SessionOptions};
@@ -27,45 +28,6 @@ pub enum Step {
     Token = 1,
     /// The generation is over; there may be text that was held back.
     Done = 2,
-}
-
-/// Messages of a conversation.
-#[wasm_bindgen]
-#[derive(Default)]
-pub struct Conversation {
-    messages: Vec<(Role, String)>,
-}
-
-#[wasm_bindgen]
-impl Conversation {
-    /// An empty one.
-    #[wasm_bindgen(constructor)]
-    pub fn new() -> Conversation {
-        Conversation::default()
-    }
-
-    /// Appends a message.
-    ///
-    /// # Errors
-    /// `unsupported` for an unknown role.
-    pub fn push(&mut self, role: &str, content: String) -> JsResult<()> {
-        let role = match role {
-            "system" => Role::System,
-            "user" => Role::User,
-            "assistant" => Role::Assistant,
-            "tool" => Role::Tool,
-            _ => {
-                let (key, found) = (Name::new("role"), Name::new(role));
-                return Err(js(Error::Unsupported {
-                    key,
-                    found,
-                    expected: "system, user, assistant or tool",
-                }));
-            }
-        };
-        self.messages.push((role, content));
-        Ok(())
-    }
 }
 
 /// A model in memory, and the conversation it remembers.
@@ -226,13 +188,13 @@ impl Model {
     /// Token ids of a conversation up to where the model's reply begins.
     ///
     /// # Errors
-    /// If the vocabulary has no control tokens for a chat.
+    /// If the vocabulary has no control tokens for a chat, or there are tools and the model's template has none.
     pub fn encode_chat(&self, conversation: &Conversation, thinking: bool) -> JsResult<Vec<u32>> {
-        let template = self.facts.template;
-        let options = ChatOptions { template, thinking: Some(thinking), ..ChatOptions::default() };
-        let messages: Vec<Message<'_>> =
-            conversation.messages.iter().map(|(role, content)| Message::new(*role, content)).collect();
-        chat::encode(&self.tokenizer, &messages, &options).map_err(js)
+        conversation
+            .with(self.facts.template, thinking, |messages, options| {
+                chat::encode(&self.tokenizer, messages, options)
+            })
+            .map_err(js)
     }
 
     /// Begins a generation; returns how many tokens of the prompt are in the cache already.

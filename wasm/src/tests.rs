@@ -1,6 +1,6 @@
 //! The module as the browser and Node run it; the same suite in both.
 
-use crate::{Conversation, FileBuffer, Model, Sampling, Step};
+use crate::{Conversation, FileBuffer, Model, Sampling, Step, parse_reply};
 use js_sys::{Reflect, Uint8Array, Uint32Array};
 use shohin_core::kernel::Isa;
 use shohin_core::{Activations, BonsaiModel, Gguf, KvFormat, Serial, Session, SessionOptions};
@@ -89,7 +89,7 @@ fn says_what_the_trainer_says() {
         let mut conversation = Conversation::new();
         for message in js_sys::Array::from(&get(&chat, "messages")).iter() {
             let role = get(&message, "role").as_string().unwrap();
-            conversation.push(&role, get(&message, "content").as_string().unwrap()).unwrap();
+            conversation.push(&role, get(&message, "content").as_string().unwrap(), None).unwrap();
         }
         let prompt = model.encode_chat(&conversation, false).unwrap();
         assert_eq!(prompt, Uint32Array::from(get(&chat, "prompt_ids")).to_vec());
@@ -105,7 +105,7 @@ fn says_what_the_trainer_says() {
 fn the_conversation_stays_in_the_cache() {
     let mut model = load(SPROUT, SPROUT.len(), SPROUT.len() as f64, "int8").unwrap();
     let mut conversation = Conversation::new();
-    conversation.push("user", "Hello!".into()).unwrap();
+    conversation.push("user", "Hello!".into(), None).unwrap();
     let first = model.encode_chat(&conversation, false).unwrap();
     let (text, cached) = reply(&mut model, &first, 40.0);
     assert_eq!(cached, 0);
@@ -113,12 +113,29 @@ fn the_conversation_stays_in_the_cache() {
     // The same again: all but the last prompt token is there, and the answer is the same.
     assert_eq!(reply(&mut model, &first, 40.0), (text.clone(), first.len() - 1));
 
-    conversation.push("assistant", text).unwrap();
-    conversation.push("user", "What is the opposite of big?".into()).unwrap();
+    conversation.push("assistant", text, None).unwrap();
+    conversation.push("user", "What is the opposite of big?".into(), None).unwrap();
     let second = model.encode_chat(&conversation, false).unwrap();
     let (_, cached) = reply(&mut model, &second, 1.0);
     assert!(cached > first.len(), "{cached} of {}", second.len());
     assert_eq!(model.reason(), "length");
+}
+
+#[wasm_bindgen_test]
+fn replies_are_taken_apart() {
+    let text = |text: &str| js_sys::JSON::stringify(&parse_reply(text)).unwrap().as_string().unwrap();
+    assert_eq!(text("Hello."), r#"{"role":"assistant","content":"Hello."}"#);
+    assert_eq!(
+        text("<think>\nHm.\n</think>\n\nYes."),
+        r#"{"role":"assistant","content":"Yes.","reasoning":"Hm."}"#
+    );
+    let call = "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n</tool_call>";
+    assert!(
+        text(call).ends_with(r#""toolCalls":[{"name":"add","arguments":"{\"a\": 1}"}]}"#),
+        "{}",
+        text(call)
+    );
+    assert!(!text("<tool_call>\nnot JSON\n</tool_call>").contains("toolCalls"));
 }
 
 #[wasm_bindgen_test]
@@ -157,6 +174,11 @@ fn errors_carry_their_code() {
     }
     let mut model = load(SPROUT, SPROUT.len(), 0.0, "int8").unwrap();
     assert_eq!(code(&model.begin(&[], Sampling::preset("greedy").unwrap()).err().unwrap()), "length");
+    // The embedded model's template has no tools.
+    let mut conversation = Conversation::new();
+    conversation.push("user", "What is 2 plus 2?".into(), None).unwrap();
+    conversation.push_tool(r#"{"type":"function","function":{"name":"add"}}"#.into());
+    assert!(!code(&model.encode_chat(&conversation, false).err().unwrap()).is_empty());
     assert_eq!(code(&model.detokenize(&[u32::MAX]).err().unwrap()), "token");
     let unknown = model.begin(&[u32::MAX, 1], Sampling::preset("greedy").unwrap());
     assert!(unknown.is_err() || code(&model.step().err().unwrap()) == "token");

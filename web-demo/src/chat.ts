@@ -1,5 +1,5 @@
 // The conversation: what was said, and saying it.
-import { ShohinError, type Finish, type Message } from "shohin";
+import { ShohinError, type ChatFinish, type Message } from "shohin";
 import { advice } from "./advice.js";
 import * as format from "./format.js";
 import { loadedEngine, reload, showAlert, whenReady } from "./models.js";
@@ -90,7 +90,7 @@ async function reply(): Promise<void> {
   let text = "";
   let tokens = 0;
   let first = 0;
-  let finish: Finish | undefined;
+  let finish: ChatFinish | undefined;
   let failure: unknown;
   let dirty = false;
   let ended = false;
@@ -136,7 +136,7 @@ async function reply(): Promise<void> {
     page.conversation.lastElementChild?.remove();
     if (page.prompt.value === "") page.prompt.value = last?.content ?? "";
   } else {
-    messages.push({ role: "assistant", content: text });
+    messages.push(finish?.message ?? { role: "assistant", content: text });
     showTools(tools, text, figures(finish, aborted));
     const dropped = finish?.usage.droppedMessages ?? 0;
     if (dropped > 0) {
@@ -173,7 +173,7 @@ function showTools(tools: HTMLElement, text: string, figures: string): void {
 }
 
 /** What is said below a reply. */
-function figures(finish: Finish | undefined, aborted: boolean): string {
+function figures(finish: ChatFinish | undefined, aborted: boolean): string {
   if (!finish) return aborted ? "Stopped" : "Broken off";
   const parts = [format.plural(finish.usage.completionTokens, "token")];
   if (finish.timings.tokensPerSecond > 0) parts.push(speed(finish.timings.tokensPerSecond));

@@ -31,10 +31,21 @@ export interface LoadOptions {
   wasmUrl?: string | URL;
 }
 
+/** A function the model wants to have called. */
+export interface ToolCall {
+  name: string;
+  /** A JSON text. */
+  arguments: string;
+}
+
 /** One message of a conversation. */
 export interface Message {
   role: "system" | "user" | "assistant" | "tool";
   content: string;
+  /** What a reasoning model thought before it answered. */
+  reasoning?: string;
+  /** What an assistant asked to have called; the results follow as messages of role `tool`. */
+  toolCalls?: readonly ToolCall[];
 }
 
 /** Named sampling settings; single settings given beside a preset override it. */
@@ -85,6 +96,11 @@ export interface ChatOptions extends GenerateOptions {
   /** Whether a reasoning model may think before it answers. Default: false. */
   thinking?: boolean;
   /**
+   * Functions the model may call, each `{ type: "function", function: { name, description, parameters } }`. Calls are in
+   * `finish.message.toolCalls`. Throws `unsupported` or `option` if the model knows no tools.
+   */
+  tools?: readonly object[];
+  /**
    * What happens when the conversation does not fit: `error` throws `context_full`; `trim` leaves out the oldest
    * turns, never system messages and never the last message. Default `error`.
    */
@@ -123,14 +139,20 @@ export interface Finish {
   };
 }
 
+/** What the last chunk of a `chat` reports. */
+export interface ChatFinish extends Finish {
+  /** The reply, its thoughts and tool calls taken apart: append it to the conversation as it is. */
+  message: Message;
+}
+
 /** A piece of a streamed text. */
-export interface Chunk {
+export interface Chunk<F extends Finish = Finish> {
   /** Whole characters; may be empty in the last chunk. */
   text: string;
   /** The tokens behind it; a character may need several. */
   tokens: number[];
   /** Set in the last chunk. */
-  finish?: Finish;
+  finish?: F;
 }
 
 /** The numbers a preset stands for. */

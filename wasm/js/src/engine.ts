@@ -1,4 +1,4 @@
-import type { ChatOptions, Chunk, EngineInfo, Finish, GenerateOptions, LoadOptions, Message, ModelSource } from "./api.js";
+import type { ChatFinish, ChatOptions, Chunk, EngineInfo, Finish, GenerateOptions, LoadOptions, Message, ModelSource } from "./api.js";
 import { abortError, ShohinError } from "./error.js";
 import type { FromWorker, LoadRequest, Request, ToWorker } from "./protocol.js";
 import { kindOf } from "./source.js";
@@ -87,10 +87,9 @@ export class Engine {
    * Streams the model's reply to a conversation. Turns that were seen before are not computed again. Leaving the loop
    * early ends the generation.
    */
-  chat(messages: readonly Message[], options: ChatOptions = {}): AsyncGenerator<Chunk, Finish, void> {
+  chat(messages: readonly Message[], options: ChatOptions = {}): AsyncGenerator<Chunk<ChatFinish>, ChatFinish, void> {
     const { signal, ...rest } = options;
-    const plain = messages.map(({ role, content }) => ({ role, content }));
-    return this.#stream({ call: "chat", messages: plain, options: rest }, signal);
+    return this.#stream({ call: "chat", messages: [...messages], options: rest }, signal);
   }
 
   /** Streams the continuation of a plain text. Leaving the loop early ends the generation. */
@@ -110,13 +109,8 @@ export class Engine {
   }
 
   /** Token ids of a conversation, ready for the model's reply. */
-  async tokenizeChat(messages: readonly Message[], options: Pick<ChatOptions, "thinking"> = {}): Promise<Uint32Array> {
-    const plain = messages.map(({ role, content }) => ({ role, content }));
-    return (await this.#call({
-      call: "tokenizeChat",
-      messages: plain,
-      thinking: options.thinking ?? false,
-    })) as Uint32Array;
+  async tokenizeChat(messages: readonly Message[], options: Pick<ChatOptions, "thinking" | "tools"> = {}): Promise<Uint32Array> {
+    return (await this.#call({ call: "tokenizeChat", messages: [...messages], options })) as Uint32Array;
   }
 
   /** Ends the worker and frees all its memory. What is under way ends with code `disposed`. */
@@ -174,19 +168,22 @@ export class Engine {
     }).finally(() => signal?.removeEventListener("abort", abort));
   }
 
-  async *#stream(request: Request, signal: AbortSignal | undefined): AsyncGenerator<Chunk, Finish, void> {
+  async *#stream<F extends Finish>(
+    request: Request,
+    signal: AbortSignal | undefined,
+  ): AsyncGenerator<Chunk<F>, F, void> {
     if (signal?.aborted) throw abortError(signal);
     // Aborted by the caller's signal, or by the caller leaving its loop.
     const abort = new AbortController();
     const forward = () => abort.abort(signal?.reason);
     signal?.addEventListener("abort", forward, { once: true });
-    const chunks: Chunk[] = [];
+    const chunks: Chunk<F>[] = [];
     let wake = () => {};
     let failed: { error: unknown } | undefined;
     let ended = false;
     this.#call(request, abort.signal, {
       chunk: (chunk) => {
-        chunks.push(chunk);
+        chunks.push(chunk as Chunk<F>);
         wake();
       },
     }).then(

@@ -1,7 +1,7 @@
-import type { ChatOptions, Chunk, EngineInfo, Finish, FinishReason, GenerateOptions, LoadOptions, Message, ModelSource } from "./api.js";
+import type { ChatFinish, ChatOptions, Chunk, EngineInfo, Finish, FinishReason, GenerateOptions, LoadOptions, Message, ModelSource } from "./api.js";
 import { abortError, ShohinError, toError } from "./error.js";
 import { blobPieces, bytesPieces, fetchPieces, kindOf, pour, type Pieces } from "./source.js";
-import init, { Conversation, FileBuffer, Model, Sampling, Step } from "../../pkg/shohin_wasm.js";
+import init, { parse_reply, Conversation, FileBuffer, Model, Sampling, Step } from "../../pkg/shohin_wasm.js";
 
 export * from "./api.js";
 export { ShohinError } from "./error.js";
@@ -96,13 +96,15 @@ export class LocalEngine {
   }
 
   /** Streams the model's reply to a conversation. Turns that were seen before are not computed again. */
-  chat(messages: readonly Message[], options: ChatOptions = {}): AsyncGenerator<Chunk, Finish, void> {
-    return this.#run((model) => this.#chatPrompt(model, messages, options), options);
+  chat(messages: readonly Message[], options: ChatOptions = {}): AsyncGenerator<Chunk<ChatFinish>, ChatFinish, void> {
+    return this.#run<ChatFinish>((model) => this.#chatPrompt(model, messages, options), options, (text) => ({
+      message: this.#call(() => parse_reply(text)) as Message,
+    }));
   }
 
   /** Streams the continuation of a plain text. */
   generate(prompt: string, options: GenerateOptions = {}): AsyncGenerator<Chunk, Finish, void> {
-    return this.#run((model) => ({ ids: model.tokenize(prompt, false), dropped: 0 }), options);
+    return this.#run<Finish>((model) => ({ ids: model.tokenize(prompt, false), dropped: 0 }), options, () => ({}));
   }
 
   /** Text to token ids. Control tokens such as `<|im_end|>` are plain text unless `special` is set. */
@@ -116,8 +118,8 @@ export class LocalEngine {
   }
 
   /** Token ids of a conversation, ready for the model's reply. */
-  async tokenizeChat(messages: readonly Message[], options: Pick<ChatOptions, "thinking"> = {}): Promise<Uint32Array> {
-    return this.#call((model) => encode(model, messages, options.thinking ?? false));
+  async tokenizeChat(messages: readonly Message[], options: Pick<ChatOptions, "thinking" | "tools"> = {}): Promise<Uint32Array> {
+    return this.#call((model) => encode(model, messages, options));
   }
 
   /** Frees the model's memory. What is under way ends with code `disposed`. */
@@ -149,24 +151,24 @@ export class LocalEngine {
   }
 
   #chatPrompt(model: Model, messages: readonly Message[], options: ChatOptions): { ids: Uint32Array; dropped: number } {
-    const thinking = options.thinking ?? false;
     let kept = [...messages];
-    let ids = encode(model, kept, thinking);
+    let ids = encode(model, kept, options);
     if (options.overflow !== "trim") return { ids, dropped: 0 };
     const room = Math.min(options.maxTokens ?? 256, this.info.context >> 1);
     while (ids.length + room > this.info.context) {
       const shorter = withoutOldestTurn(kept);
       if (!shorter) break;
       kept = shorter;
-      ids = encode(model, kept, thinking);
+      ids = encode(model, kept, options);
     }
     return { ids, dropped: messages.length - kept.length };
   }
 
-  async *#run(
+  async *#run<F extends Finish>(
     prompt: (model: Model) => { ids: Uint32Array; dropped: number },
     options: GenerateOptions,
-  ): AsyncGenerator<Chunk, Finish, void> {
+    more: (text: string) => Omit<F, keyof Finish>,
+  ): AsyncGenerator<Chunk<F>, F, void> {
     const { signal } = options;
     // One generation at a time: they share the cache. Later ones wait for their turn.
     const before = this.#queue;
@@ -218,9 +220,10 @@ export class LocalEngine {
       const prefillMs = (firstToken ?? lastToken) - began;
       const decodeMs = lastToken - (firstToken ?? lastToken);
       const rate = (n: number, ms: number) => (n > 0 && ms > 0 ? (n * 1000) / ms : 0);
-      const finish: Finish = {
+      const finish = {
         reason: this.#call((model) => model.reason()) as FinishReason,
         text: all,
+        ...more(all),
         seed,
         usage: { promptTokens: ids.length, cachedTokens: cached, completionTokens: count, droppedMessages: dropped },
         timings: {
@@ -229,7 +232,7 @@ export class LocalEngine {
           prefillTokensPerSecond: rate(ids.length - cached, prefillMs),
           tokensPerSecond: rate(count - 1, decodeMs),
         },
-      };
+      } as F;
       yield { text, tokens, finish };
       return finish;
     } finally {
@@ -240,11 +243,15 @@ export class LocalEngine {
   }
 }
 
-function encode(model: Model, messages: readonly Message[], thinking: boolean): Uint32Array {
+function encode(model: Model, messages: readonly Message[], options: Pick<ChatOptions, "thinking" | "tools">): Uint32Array {
   const conversation = new Conversation();
   try {
-    for (const { role, content } of messages) conversation.push(role, content);
-    return model.encode_chat(conversation, thinking);
+    for (const { role, content, reasoning, toolCalls } of messages) {
+      conversation.push(role, content, reasoning);
+      for (const call of toolCalls ?? []) conversation.push_call(call.name, call.arguments);
+    }
+    for (const tool of options.tools ?? []) conversation.push_tool(JSON.stringify(tool));
+    return model.encode_chat(conversation, options.thinking ?? false);
   } finally {
     conversation.free();
   }

@@ -19,7 +19,7 @@ export type Request =
   | { call: "chat"; messages: Message[]; options: Sendable<ChatOptions> }
   | { call: "generate"; prompt: string; options: Sendable<GenerateOptions> }
   | { call: "tokenize"; text: string; special: boolean }
-  | { call: "tokenizeChat"; messages: Message[]; thinking: boolean }
+  | { call: "tokenizeChat"; messages: Message[]; options: Pick<ChatOptions, "thinking" | "tools"> }
   | { call: "detokenize"; ids: Uint32Array };
 
 /** Page to worker. @internal */

@@ -52,7 +52,7 @@ async function run(
     case "tokenize":
       return engine.tokenize(request.text, { special: request.special });
     case "tokenizeChat":
-      return engine.tokenizeChat(request.messages, { thinking: request.thinking });
+      return engine.tokenizeChat(request.messages, request.options);
     case "detokenize":
       return engine.detokenize(request.ids);
   }

@@ -62,6 +62,7 @@ describe("a loaded model", () => {
       }
       assert.deepEqual(tokens, continuation_ids, finish.text);
       assert.equal(finish.text, text);
+      assert.deepEqual(finish.message, { role: "assistant", content: text });
       assert.equal(finish.usage.promptTokens, prompt_ids.length);
     }
     await exact.dispose();
@@ -70,7 +71,7 @@ describe("a loaded model", () => {
   test("computes only the new turn of a conversation", async () => {
     const first = ask("What sound does a cow make?");
     const one = await collect(engine.chat(first, { preset: "greedy", maxTokens: 60 }));
-    const second = [...first, { role: "assistant", content: one.text }, { role: "user", content: "What is the opposite of big?" }];
+    const second = [...first, one.message, { role: "user", content: "What is the opposite of big?" }];
     const two = await collect(engine.chat(second, { preset: "greedy", maxTokens: 60 }));
     // Everything up to the end of the first reply was there already; the turn's last line break may not have been.
     assert.ok(two.usage.cachedTokens >= one.usage.promptTokens + one.usage.completionTokens, JSON.stringify([one, two]));
@@ -167,6 +168,8 @@ describe("a loaded model", () => {
     }
     await assert.rejects(drain(engine.chat([{ role: "root", content: "x" }])), fails("unsupported"));
     await assert.rejects(drain(engine.generate("")), fails("length"));
+    // The embedded model knows no tools.
+    await assert.rejects(drain(engine.chat(ask("Hi"), { tools: [{ type: "function", function: { name: "add" } }] })), (error) => error instanceof ShohinError && error.code !== "crashed");
   });
 
   test("says when a conversation is too long, or leaves out its oldest turns", async () => {

@@ -1,0 +1,131 @@
+//! What was said, on its way to the chat template, and what a reply is made of.
+
+use crate::error::{JsResult, js};
+use js_sys::{Array, Object, Reflect};
+use shohin_core::chat::{ChatOptions, Message, Reply, Role, Template, ToolCall};
+use shohin_core::{Error, Name};
+use wasm_bindgen::prelude::*;
+
+/// A message with all that belongs to it.
+struct Said {
+    role: Role,
+    content: String,
+    reasoning: Option<String>,
+    /// Name and arguments.
+    calls: Vec<(String, String)>,
+}
+
+/// Messages of a conversation, and the tools the model may use in it.
+#[wasm_bindgen]
+#[derive(Default)]
+pub struct Conversation {
+    said: Vec<Said>,
+    tools: Vec<String>,
+}
+
+#[wasm_bindgen]
+impl Conversation {
+    /// An empty one.
+    #[wasm_bindgen(constructor)]
+    pub fn new() -> Conversation {
+        Conversation::default()
+    }
+
+    /// Appends a message.
+    ///
+    /// # Errors
+    /// `unsupported` for an unknown role.
+    pub fn push(&mut self, role: &str, content: String, reasoning: Option<String>) -> JsResult<()> {
+        let role = match role {
+            "system" => Role::System,
+            "user" => Role::User,
+            "assistant" => Role::Assistant,
+            "tool" => Role::Tool,
+            _ => {
+                let (key, found) = (Name::new("role"), Name::new(role));
+                return Err(js(Error::Unsupported {
+                    key,
+                    found,
+                    expected: "system, user, assistant or tool",
+                }));
+            }
+        };
+        self.said.push(Said { role, content, reasoning, calls: Vec::new() });
+        Ok(())
+    }
+
+    /// Adds a call to the last message; `arguments` is a JSON text. Without a message it does nothing.
+    pub fn push_call(&mut self, name: String, arguments: String) {
+        if let Some(last) = self.said.last_mut() {
+            last.calls.push((name, arguments));
+        }
+    }
+
+    /// Adds the description of a function that the model may call, a JSON text.
+    pub fn push_tool(&mut self, description: String) {
+        self.tools.push(description);
+    }
+}
+
+impl Conversation {
+    /// Hands the conversation to the template.
+    pub(crate) fn with<T>(
+        &self,
+        template: Template,
+        thinking: bool,
+        work: impl FnOnce(&[Message<'_>], &ChatOptions<'_>) -> T,
+    ) -> T {
+        let calls: Vec<Vec<ToolCall<'_>>> = self
+            .said
+            .iter()
+            .map(|said| said.calls.iter().map(|(name, arguments)| ToolCall { name, arguments }).collect())
+            .collect();
+        let messages: Vec<Message<'_>> = self
+            .said
+            .iter()
+            .zip(&calls)
+            .map(|(said, tool_calls)| Message {
+                reasoning: said.reasoning.as_deref(),
+                tool_calls,
+                ..Message::new(said.role, &said.content)
+            })
+            .collect();
+        let tools: Vec<&str> = self.tools.iter().map(String::as_str).collect();
+        work(
+            &messages,
+            &ChatOptions { template, thinking: Some(thinking), tools: &tools, ..ChatOptions::default() },
+        )
+    }
+}
+
+/// Takes a reply apart into the message of the TypeScript side: `content`, and where there are any, `reasoning` and
+/// `toolCalls`. A call that is not what it should be stays out.
+#[wasm_bindgen]
+pub fn parse_reply(text: &str) -> JsValue {
+    let reply = Reply::parse(text);
+    let message = Object::new();
+    let set = |object: &Object, name: &str, value: &JsValue| {
+        // Setting a property of a fresh, extensible object cannot fail.
+        let _ = Reflect::set(object, &JsValue::from_str(name), value);
+    };
+    set(&message, "role", &JsValue::from_str("assistant"));
+    set(&message, "content", &JsValue::from_str(reply.content));
+    if let Some(reasoning) = reply.reasoning {
+        set(&message, "reasoning", &JsValue::from_str(reasoning));
+    }
+    let calls: Array = reply
+        .calls
+        .iter()
+        .filter_map(|call| Reply::call(call).ok())
+        .map(|(name, arguments)| {
+            let call = Object::new();
+            set(&call, "name", &JsValue::from_str(&name));
+            set(&call, "arguments", &JsValue::from_str(arguments));
+            call
+        })
+        .collect();
+    if calls.length() > 0 {
+        set(&message, "toolCalls", &calls);
+    }
+    message.into()
+}
