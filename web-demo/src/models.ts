@@ -1,5 +1,5 @@
 // The model the page talks to: the embedded one at first, then whatever the visitor loads.
-import { Engine, ShohinError, type Progress } from "shohin";
+import { clearCache, Engine, ShohinError, type Progress } from "shohin";
 import { advice } from "./advice.js";
 import * as format from "./format.js";
 import { make, page } from "./page.js";
@@ -100,7 +100,12 @@ async function load(source: Source): Promise<void> {
   showModel();
   let fallBack = false;
   try {
-    const next = await Engine.load(source.from, { signal: abort.signal, onProgress: (progress) => showProgress(source, progress) });
+    const next = await Engine.load(source.from, {
+      signal: abort.signal,
+      onProgress: (progress) => showProgress(source, progress),
+      // The embedded model comes with the page and is as current as it.
+      cache: !source.embedded,
+    });
     if (engine || current) on.change();
     await engine?.dispose();
     engine = next;
@@ -159,6 +164,11 @@ export function initModels(): void {
     const from = new URL(text);
     page.settings.close();
     void load({ name: decodeURIComponent(from.pathname.split("/").pop() || from.host), from });
+  });
+  page.forget.addEventListener("click", async () => {
+    await clearCache().catch((error: unknown) => showAlert(advice(error, "The kept models")));
+    page.status.textContent = page.forgotten.textContent = "Deleted";
+    setTimeout(() => (page.forgotten.textContent = ""), 3000);
   });
   page.url.addEventListener("input", () => page.url.setCustomValidity(""));
 

@@ -40,6 +40,8 @@ export const page = {
   useSprout: button("use-sprout"),
   urlForm: byId("url-form", HTMLFormElement),
   url: input("url"),
+  forget: button("forget"),
+  forgotten: any("forgotten"),
   sampling: byId("sampling", HTMLFormElement),
   preset: byId("preset", HTMLSelectElement),
   temperature: input("temperature"),

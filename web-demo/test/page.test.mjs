@@ -10,6 +10,7 @@ const MODEL = fileURLToPath(new URL("../../models/sprout.gguf", import.meta.url)
 
 describe("the page", () => {
   let browser, server, page, problems;
+  let downloads = 0;
 
   before(async () => {
     browser = await launch();
@@ -23,7 +24,10 @@ describe("the page", () => {
       "/none.gguf": (_request, response) => response.writeHead(404).end("nothing here"),
       "/page.gguf": (_request, response) => response.writeHead(200).end("<!doctype html><title>Sign in</title>"),
       // No length is told.
-      "/other.gguf": (_request, response) => createReadStream(MODEL).pipe(response),
+      "/other.gguf": (_request, response) => {
+        downloads += 1;
+        createReadStream(MODEL).pipe(response);
+      },
     });
   });
   after(async () => {
@@ -212,6 +216,16 @@ describe("the page", () => {
     await ready();
     assert.equal(await page.locator("#alert").isVisible(), false);
     assert.notEqual(await ask("Hello!"), "");
+    // It was kept: no second download.
+    await page.reload();
+    await ready();
+    await loadAddress(`${server.url}other.gguf`);
+    await page.locator("#use-sprout:not([hidden])").waitFor({ state: "attached" });
+    await ready();
+    assert.equal(downloads, 1);
+    await page.click("#open-settings");
+    await page.click("#forget");
+    await page.locator("#forgotten").filter({ hasText: "Deleted" }).waitFor();
     // The browser itself reports the missing file.
     problems = problems.filter((problem) => !/404/.test(problem));
   });

@@ -23,6 +23,12 @@ export interface LoadOptions {
   kv?: "f16" | "f32";
   /** Number format of activations between layers' inputs. `f32` is exact and slower. Default `int8`. */
   activations?: "int8" | "f32";
+  /**
+   * Keep a model from a URL in the browser's origin-private file system: the next time it is read from there, without the
+   * network, and a download that broke off goes on where it was. The copy is taken to be current for ever; `clearCache`
+   * deletes all copies. Default false. Without effect in Node.
+   */
+  cache?: boolean;
   /** Headers, credentials and so on for the download of a URL. */
   request?: Pick<RequestInit, "headers" | "credentials" | "cache" | "integrity" | "mode" | "referrerPolicy">;
   /** Where `worker.js` is, should the bundler have moved it. */

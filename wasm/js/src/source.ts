@@ -11,12 +11,13 @@ export interface Pieces {
 
 const SLICE = 4 << 20;
 
-/** Streams the body of a URL. @internal */
-export async function fetchPieces(
+/** Asks for a URL; any answer but a full one, or one of `allowed` statuses, is an error. @internal */
+export async function respond(
   url: string,
-  request: LoadOptions["request"],
+  request: RequestInit | undefined,
   signal: AbortSignal | undefined,
-): Promise<Pieces> {
+  allowed: number[] = [],
+): Promise<Response> {
   let response: Response;
   try {
     response = await fetch(url, { ...request, ...(signal && { signal }) });
@@ -24,18 +25,33 @@ export async function fetchPieces(
     if (signal?.aborted) throw abortError(signal);
     throw new ShohinError("network", `${url} could not be fetched: no connection, or the server does not allow this page to read it`, { cause });
   }
-  if (!response.ok || !response.body) {
+  if (!(response.ok || allowed.includes(response.status)) || !response.body) {
     await response.body?.cancel().catch(() => {});
     throw new ShohinError("http", `${url} answered ${response.status} ${response.statusText}`.trimEnd());
   }
-  // The length of a compressed body is not the length of the file.
-  const encoded = response.headers.get("content-encoding");
-  const length = Number(response.headers.get("content-length") ?? Number.NaN);
-  const total = !encoded && Number.isSafeInteger(length) && length > 0 ? length : undefined;
-  return { stage: "download", total, pieces: streamPieces(response.body, signal) };
+  return response;
 }
 
-async function* streamPieces(
+/** The size of the file that a response brings, if it is told and true. @internal */
+export function sizeOf(response: Response): number | undefined {
+  // The length of a compressed body is not the length of the file.
+  if (response.headers.get("content-encoding")) return undefined;
+  const length = Number(response.headers.get("content-length") ?? Number.NaN);
+  return Number.isSafeInteger(length) && length > 0 ? length : undefined;
+}
+
+/** Streams the body of a URL. @internal */
+export async function fetchPieces(
+  url: string,
+  request: LoadOptions["request"],
+  signal: AbortSignal | undefined,
+): Promise<Pieces> {
+  const response = await respond(url, request, signal);
+  return { stage: "download", total: sizeOf(response), pieces: streamPieces(response.body!, signal) };
+}
+
+/** @internal */
+export async function* streamPieces(
   body: ReadableStream<Uint8Array>,
   signal: AbortSignal | undefined,
 ): AsyncGenerator<Uint8Array> {

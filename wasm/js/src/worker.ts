@@ -1,8 +1,12 @@
 // Runs a LocalEngine for a page. One worker holds one engine; terminating the worker frees all its memory.
 import type { Chunk, EngineInfo, Progress } from "./api.js";
 import { abortError, ShohinError, toError } from "./error.js";
-import { LocalEngine } from "./local.js";
+import { forget, keptPieces } from "./cache.js";
+import { host, LocalEngine } from "./local.js";
+import { fetchPieces } from "./source.js";
 import type { FromWorker, LoadRequest, Request, ToWorker } from "./protocol.js";
+
+host.open = (url, { cache, request, signal }) => (cache ? keptPieces : fetchPieces)(url, request, signal);
 
 let engine: LocalEngine | undefined;
 const aborts = new Map<number, AbortController>();
@@ -68,7 +72,13 @@ function load(id: number, { source, options }: LoadRequest, signal: AbortSignal)
   if ("feed" in source) {
     return LocalEngine.read({ stage: "read", total: source.feed, pieces: fed(id, signal) }, all);
   }
-  return LocalEngine.load("url" in source ? source.url : source.blob, all);
+  if ("blob" in source) return LocalEngine.load(source.blob, all);
+  return LocalEngine.load(source.url, all).catch(async (error: unknown) => {
+    // A file that is refused as it is, is not worth keeping.
+    const transient = ["aborted", "network", "http", "memory", "crashed", "wasm", "option"];
+    if (options.cache && !transient.includes(toError(error).code)) await forget(source.url).catch(() => {});
+    throw error;
+  });
 }
 
 /** The pieces the page sends. */

@@ -1,7 +1,7 @@
 // The package in headless Chromium, from plain files on a server without special headers: `npm run build -w wasm` first.
 import assert from "node:assert/strict";
 import { createReadStream } from "node:fs";
-import { readFile } from "node:fs/promises";
+import { readFile, stat } from "node:fs/promises";
 import { after, before, describe, test } from "node:test";
 import { fileURLToPath } from "node:url";
 import { launch, serve } from "./chromium.mjs";
@@ -168,6 +168,92 @@ describe("in a browser", () => {
       return { one, two };
     });
     assert.ok(two.usage.cachedTokens >= one.usage.promptTokens + one.usage.completionTokens);
+  });
+
+  test("keeps a download, and goes on where it broke off", async () => {
+    const { size } = await stat(MODEL);
+    const asked = [];
+    // Stands still after a third, until `whole` is set.
+    let [whole, etag, ranges] = [false, '"one"', true];
+    const origin = await serve(new URL("../../dist/", import.meta.url), {
+      "/": (_request, response) => response.writeHead(200, { "Content-Type": "text/html" }).end("<!doctype html>"),
+      "/kept.gguf": (request, response) => {
+        const start = ranges ? Number(/^bytes=(\d+)-$/.exec(request.headers.range ?? "")?.[1] ?? 0) : 0;
+        asked.push(start);
+        response.writeHead(start > 0 ? 206 : 200, { "Content-Length": size - start, ETag: etag });
+        const end = whole ? size - 1 : Math.floor(size / 3);
+        createReadStream(MODEL, { start, end }).pipe(response, { end: whole });
+      },
+      "/bad.gguf": (_request, response) => {
+        asked.push("bad");
+        response.writeHead(200, { "Content-Length": 200_000 });
+        createReadStream(MODEL, { end: 199_999 }).pipe(response);
+      },
+    });
+    const page = await browser.newPage();
+    try {
+      await page.goto(origin.url);
+      const load = (url, patience) =>
+        page.evaluate(async ([url, patience]) => {
+          const { Engine } = await import("/index.js");
+          const abort = new AbortController();
+          let most = 0;
+          let stages = new Set();
+          try {
+            const engine = await Engine.load(url, {
+              cache: true,
+              signal: abort.signal,
+              onProgress: ({ stage, loaded }) => {
+                stages.add(stage);
+                most = Math.max(most, loaded);
+                if (patience && loaded > 0) setTimeout(() => abort.abort(), patience);
+              },
+            });
+            let text = "";
+            for await (const chunk of engine.generate("Once upon a time", { preset: "greedy", maxTokens: 6 })) text += chunk.text;
+            await engine.dispose();
+            return { text, stages: [...stages] };
+          } catch (error) {
+            return { code: error.code, most };
+          }
+        }, [url, patience]);
+
+      const broken = await load("kept.gguf", 200);
+      assert.equal(broken.code, "aborted");
+      assert.ok(broken.most > 0 && broken.most < size);
+      whole = true;
+      const resumed = await load("kept.gguf");
+      assert.notEqual(resumed.text, "");
+      assert.equal(asked.length, 2);
+      assert.ok(asked[0] === 0 && asked[1] > 0 && asked[1] <= size / 3 + 1, `${asked}`);
+      // Whole: no more requests.
+      assert.deepEqual(await load("kept.gguf"), { text: resumed.text, stages: ["read", "prepare"] });
+      assert.equal(asked.length, 2);
+
+      // After a clean-up it starts anew; when the file changed meanwhile, too.
+      await page.evaluate(async () => (await import("/index.js")).clearCache());
+      whole = false;
+      assert.equal((await load("kept.gguf", 200)).code, "aborted");
+      [whole, etag] = [true, '"two"'];
+      assert.equal((await load("kept.gguf")).text, resumed.text);
+      assert.equal(asked.length, 5);
+      assert.deepEqual([asked[2], asked[3] > 0, asked[4]], [0, true, 0]);
+
+      // A server without ranges sends the whole.
+      await page.evaluate(async () => (await import("/index.js")).clearCache());
+      [whole, ranges] = [false, false];
+      assert.equal((await load("kept.gguf", 200)).code, "aborted");
+      whole = true;
+      assert.equal((await load("kept.gguf")).text, resumed.text);
+
+      // What is refused is not kept.
+      assert.equal((await load("bad.gguf")).code, "tensor_range");
+      assert.equal((await load("bad.gguf")).code, "tensor_range");
+      assert.equal(asked.filter((what) => what === "bad").length, 2);
+    } finally {
+      await page.close();
+      await origin.close();
+    }
   });
 
   test("comes from another origin, such as a CDN", async () => {
