@@ -4,7 +4,8 @@
 //! variable each time would cost more than the work. Workers spin for a moment after a run, as the next
 //! one usually follows at once, and then park, as a machine is usually shared. Jobs are claimed one by
 //! one, so a worker that the system takes off its core costs its own job at most; the caller works too
-//! and never waits for a worker that has not started.
+//! and never waits for a worker that has not started. Where waiting for such workers costs more than
+//! they bring, the caller works alone for a while.
 #![allow(unsafe_code)]
 
 use shohin_core::Pool;
@@ -19,6 +20,9 @@ use std::time::{Duration, Instant};
 
 /// How long a thread that found nothing to do stays awake.
 const SPIN: Duration = Duration::from_micros(40);
+
+/// Most that is remembered of time lost by waiting.
+const MOST_LOST: u64 = Duration::from_millis(50).as_nanos() as u64;
 
 /// One call of [`Pool::run`], on the caller's stack.
 struct Run<'r> {
@@ -41,6 +45,10 @@ struct Shared {
     /// Set while a run is on. A second one, from inside a job or from another thread, is done serially.
     busy: AtomicBool,
     stop: AtomicBool,
+    /// Nanoseconds lost by waiting for workers for longer than their jobs would have taken the caller.
+    /// They are paid off by working alone for as long, so that a crowded machine costs a factor of two
+    /// at worst. Only the holder of `busy` uses it.
+    lost: AtomicU64,
     parked: Vec<AtomicBool>,
 }
 
@@ -89,6 +97,14 @@ impl Pool for Threads {
         if alone || shared.busy.swap(true, Acquire) {
             return (0..jobs).for_each(job);
         }
+        let start = Instant::now();
+        let lost = shared.lost.load(Relaxed);
+        if lost > 0 {
+            let _busy = Busy(&shared.busy);
+            (0..jobs).for_each(job);
+            let alone = start.elapsed().as_nanos() as u64;
+            return shared.lost.store(lost.saturating_sub(alone.max(1)), Relaxed);
+        }
         let pending = AtomicUsize::new(jobs);
         let run = Run { job, jobs, pending, panic: Mutex::new(None), caller: thread::current() };
         // The lifetime is forgotten here and kept by waiting below.
@@ -106,17 +122,33 @@ impl Pool for Threads {
         }
         shared.take_jobs(number);
         let finished = || run.pending.load(Acquire) == 0;
-        if !spin_until(finished) {
-            while !finished() {
-                // Gives the core to the worker this run waits for; its last job unparks us.
-                thread::park();
+        if !finished() {
+            let worked = start.elapsed();
+            if !spin_until(finished) {
+                while !finished() {
+                    // Gives the core to the worker this run waits for; its last job unparks us.
+                    thread::park();
+                }
             }
+            // Working alone would have taken twice the time at most, had both worked as fast.
+            let waited = start.elapsed() - worked;
+            let lost = waited.saturating_sub(worked).as_nanos() as u64;
+            shared.lost.store(lost.min(MOST_LOST), Relaxed);
         }
         shared.busy.store(false, Release);
         let panic = run.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(panic) = panic {
             resume_unwind(panic);
         }
+    }
+}
+
+/// Ends a run even if a job panics.
+struct Busy<'s>(&'s AtomicBool);
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Release);
     }
 }
 

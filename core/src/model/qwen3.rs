@@ -17,7 +17,7 @@ use crate::kernel::{self, Input, Isa, Q8Block, for_each_chunk, matmul, q8_blocks
 use crate::op::rmsnorm::{RmsNorm, rmsnorm_in_place};
 use crate::op::rope::{Rope, rotate};
 use crate::op::swiglu::Swiglu;
-use crate::pool::Pool;
+use crate::pool::{Pool, Serial};
 use crate::quant::Matrix;
 
 /// A loaded model: configuration and weights, immutable, shared by any number of sessions. Named after
@@ -87,6 +87,14 @@ pub(super) struct Pass<'p> {
     pub(super) start: usize,
 }
 
+impl<'p> Pass<'p> {
+    /// The pool, or none for so few multiplications that waking another thread takes longer.
+    fn pool_for(&self, products: usize) -> &'p dyn Pool {
+        const FEW: usize = 1 << 18; // some ten microseconds
+        if products < FEW { &Serial } else { self.pool }
+    }
+}
+
 impl BonsaiModel<'_> {
     /// Runs `tokens` (at most the batch) through all blocks: fills the cache at their positions and leaves
     /// the residual stream in `b.x`. The caller has checked ids and room.
@@ -146,7 +154,8 @@ impl BonsaiModel<'_> {
         // One job per token and key-value head: its query heads share the keys and values read.
         let group = c.num_attention_heads / c.num_kv_heads * d;
         let (q, cache) = (&b.q[..n * q_size], &*cache);
-        for_each_chunk(pass.pool, &mut b.input[..n * q_size], group, &|job, out| {
+        let pool = pass.pool_for(n * (pass.start + n) * q_size);
+        for_each_chunk(pool, &mut b.input[..n * q_size], group, &|job, out| {
             let (t, kv_head) = (job / c.num_kv_heads, job % c.num_kv_heads);
             let (keys, values) = cache.head(layer, kv_head, pass.start + t + 1);
             let q = &q[job * group..(job + 1) * group];
@@ -171,7 +180,7 @@ impl BonsaiModel<'_> {
         let input = quantize(pass, input, n, &mut b.q8)?;
         linear(pass, &block.ffn_gate, &input, n, &mut b.gate[..n * f])?;
         linear(pass, &block.ffn_up, &input, n, &mut b.up[..n * f])?;
-        for_each_chunk(pass.pool, &mut b.gate[..n * f], f, &|t, gate| {
+        for_each_chunk(pass.pool_for(n * f), &mut b.gate[..n * f], f, &|t, gate| {
             vectorize(pass.isa, Swiglu { gate, up: &b.up[t * f..(t + 1) * f] });
         });
         let input = quantize(pass, &b.gate[..n * f], n, &mut b.q8)?;
