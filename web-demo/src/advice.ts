@@ -12,8 +12,9 @@ export function advice(thrown: unknown, subject: string): string {
     case "argument":
       return `${subject} could not be loaded: ${detail}`;
     case "malformed":
+      return `${subject} is not a GGUF model, or it is damaged: ${detail}`;
     case "truncated":
-      return `${subject} is not a complete GGUF file: ${detail}`;
+      return `${subject} is incomplete: ${detail}`;
     case "memory":
       return `${subject} does not fit into this tab's memory: ${detail}`;
     case "context_full":

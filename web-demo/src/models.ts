@@ -42,9 +42,8 @@ export function showAlert(text: string | undefined): void {
 }
 
 function showProgress(source: Source, { stage, loaded, total }: Progress): void {
-  const size = total === undefined ? format.bytes(loaded) : `${format.bytes(loaded)} of ${format.bytes(total)}`;
-  page.loadingText.textContent =
-    stage === "prepare" ? `Preparing ${title(source)}` : `${stage === "read" ? "Reading" : "Loading"} ${title(source)}, ${size}`;
+  page.loadingName.textContent = stage === "prepare" ? `Preparing ${title(source)}` : title(source);
+  page.loadingSize.textContent = total === undefined ? format.bytes(loaded) : `${format.bytes(loaded)} of ${format.bytes(total)}`;
   if (total === undefined) page.loadingBar.removeAttribute("value");
   else page.loadingBar.value = total > 0 ? Math.min(1, loaded / total) : 0;
 }

@@ -181,9 +181,9 @@ describe("the page", () => {
   test("says what is wrong with a file, and keeps the model it had", async () => {
     await ready();
     for (const [name, buffer, message] of [
-      ["broken.gguf", (await readFile(MODEL)).subarray(0, 5000), /^broken\.gguf is not a complete GGUF file: /],
-      ["notes.txt", Buffer.from("Dear diary, today I wrote no model."), /^notes\.txt is not a complete GGUF file: /],
-      ["empty.gguf", Buffer.alloc(0), /^empty\.gguf is not a complete GGUF file: /],
+      ["broken.gguf", (await readFile(MODEL)).subarray(0, 5000), /^broken\.gguf is incomplete: /],
+      ["notes.txt", Buffer.from("Dear diary, today I wrote no model."), /^notes\.txt is not a GGUF model/],
+      ["empty.gguf", Buffer.alloc(0), /^empty\.gguf is incomplete: /],
     ]) {
       await page.setInputFiles("#file", { name, mimeType: "", buffer });
       await page.locator("#alert-text").filter({ hasText: message }).waitFor();
@@ -197,7 +197,8 @@ describe("the page", () => {
   test("loads from an address, shows progress, and can be cancelled", async () => {
     await ready();
     await loadAddress(`${server.url}slow.gguf`);
-    await page.locator("#loading-text").filter({ hasText: /slow\.gguf, .* of / }).waitFor();
+    await page.locator("#loading-name").filter({ hasText: "slow.gguf" }).waitFor();
+    await page.locator("#loading-size").filter({ hasText: /[\d.]+.[kM]B of [\d.]+.MB/ }).waitFor();
     await page.waitForFunction(() => document.querySelector("#loading-bar").value > 0.3);
     await page.click("#loading-cancel");
     await page.locator("#loading").waitFor({ state: "hidden" });
@@ -207,7 +208,7 @@ describe("the page", () => {
     await loadAddress(`${server.url}none.gguf`);
     await page.locator("#alert-text").filter({ hasText: /^none\.gguf could not be loaded: .* answered 404/ }).waitFor();
     await loadAddress(`${server.url}page.gguf`);
-    await page.locator("#alert-text").filter({ hasText: "page.gguf is not a complete GGUF file" }).waitFor();
+    await page.locator("#alert-text").filter({ hasText: "page.gguf is not a GGUF model" }).waitFor();
     await loadAddress("not an address");
     assert.equal(await page.locator("#url").evaluate((input) => input.validity.valid), false);
     await page.click("#close-settings");
