@@ -20,7 +20,10 @@ const SUGGESTIONS = [
 ];
 
 let messages: Message[] = [];
-let running: AbortController | undefined;
+/** Ends a reply; `started` once the model is at it. */
+type Reply = AbortController & { started?: boolean };
+
+let running: Reply | undefined;
 
 export function isBusy(): boolean {
   return running !== undefined;
@@ -29,6 +32,12 @@ export function isBusy(): boolean {
 /** Ends the reply that is being written; what is there stays. */
 export function stop(): void {
   running?.abort();
+}
+
+/** Ends what the model before was writing, and says who goes on. */
+export function changeModel(name: string): void {
+  if (running?.started) stop();
+  if (messages.length > 0) page.conversation.append(make("li", { class: "note" }, `${name} goes on from here.`));
 }
 
 /** Forgets the conversation. */
@@ -74,7 +83,7 @@ export async function say(text: string): Promise<void> {
 }
 
 async function reply(): Promise<void> {
-  const abort = new AbortController();
+  const abort: Reply = new AbortController();
   running = abort;
   const conversation = messages;
   for (const old of page.conversation.querySelectorAll(".again")) old.remove();
@@ -103,8 +112,12 @@ async function reply(): Promise<void> {
     if (follows) scrollTo({ top: document.documentElement.scrollHeight });
   };
   try {
-    const engine = await whenReady();
+    const stopped = new Promise<never>((_, reject) => {
+      abort.signal.addEventListener("abort", () => reject(new ShohinError("aborted", "stopped")), { once: true });
+    });
+    const engine = await Promise.race([whenReady(), stopped]);
     if (!engine) throw new ShohinError("argument", "no model is loaded");
+    abort.started = true;
     const system = systemPrompt();
     const prompt: Message[] = system ? [{ role: "system", content: system }, ...conversation] : [...conversation];
     for await (const chunk of engine.chat(prompt, { ...chatOptions(), signal: abort.signal })) {

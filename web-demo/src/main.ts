@@ -1,4 +1,4 @@
-import { isBusy, newChat, say, showState, showSuggestions, stop } from "./chat.js";
+import { changeModel, isBusy, newChat, say, showState, showSuggestions, stop } from "./chat.js";
 import { initModels, on } from "./models.js";
 import { page } from "./page.js";
 import { initSettings } from "./settings.js";
@@ -42,7 +42,7 @@ page.newChat.addEventListener("click", () => {
   page.prompt.focus();
 });
 
-on.change = newChat;
+on.change = changeModel;
 on.ready = showState;
 
 initTheme(page.theme);

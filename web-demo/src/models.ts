@@ -16,8 +16,8 @@ interface Source {
 
 const sprout: Source = { name: "The embedded model", from: SPROUT, embedded: true };
 
-/** Called before another model takes over, and after. */
-export const on = { change: () => {}, ready: () => {} };
+/** Called when another model takes over, and whenever loading has ended. */
+export const on = { change: (_name: string) => {}, ready: () => {} };
 
 let engine: Engine | undefined;
 let current: Source | undefined;
@@ -52,6 +52,10 @@ function title(source: Source): string {
   return source.embedded ? "sprout" : source.name;
 }
 
+function nameOf(engine: Engine, source: Source | undefined): string {
+  return source?.embedded ? "sprout" : engine.info.model.name || source?.name || "The model";
+}
+
 function showModel(): void {
   const state = engine ? "ready" : loading ? "loading" : "failed";
   page.model.dataset["state"] = state;
@@ -63,7 +67,7 @@ function showModel(): void {
     return;
   }
   const { model, context, memory, backend, isa } = engine.info;
-  const name = current?.embedded ? "sprout" : model.name || current?.name || "model";
+  const name = nameOf(engine, current);
   page.modelName.textContent = name;
   page.modelSize.textContent = format.bytes(model.fileBytes);
   page.model.title = `${name}: ${format.count(model.parameters)} parameters, ${format.bytes(model.fileBytes)}`;
@@ -105,7 +109,7 @@ async function load(source: Source): Promise<void> {
       // The embedded model comes with the page and is as current as it.
       cache: !source.embedded,
     });
-    if (engine || current) on.change();
+    if (current) on.change(nameOf(next, source));
     await engine?.dispose();
     engine = next;
     current = source;

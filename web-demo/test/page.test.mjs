@@ -108,6 +108,23 @@ describe("the page", () => {
     assert.notEqual(await ask("Hello!"), "");
   });
 
+  test("gives a message back that was stopped before the model was there", async () => {
+    const context = await browser.newContext();
+    const page = await context.newPage();
+    // The model never arrives.
+    await page.route("**/sprout.gguf", () => {});
+    await page.goto(server.url);
+    await page.fill("#prompt", "Hello!");
+    await page.click("#send");
+    await page.locator("#send[data-busy]").waitFor();
+    assert.equal(await page.locator("#loading").isVisible(), true);
+    await page.click("#send");
+    await page.locator("#send:not([data-busy])").waitFor();
+    assert.equal(await page.locator("#prompt").inputValue(), "Hello!");
+    assert.equal(await page.locator("#conversation > *").count(), 0);
+    await context.close();
+  });
+
   test("starts from a suggestion", async () => {
     await ready();
     await page.click("#suggestions button");
@@ -155,9 +172,10 @@ describe("the page", () => {
     await ready();
     await ask("Hello!");
     await page.setInputFiles("#file", { name: "mine.gguf", mimeType: "", buffer: await readFile(MODEL) });
-    // Another model, another conversation.
-    await page.locator("#conversation > *").first().waitFor({ state: "detached" });
+    // The conversation goes on with it.
+    await page.locator("#conversation .note").filter({ hasText: "goes on from here" }).waitFor();
     await ready();
+    assert.notEqual(await ask("Hello!"), "");
     await page.click("#model");
     await page.click("#use-sprout");
     await page.locator("#use-sprout").waitFor({ state: "hidden" });
