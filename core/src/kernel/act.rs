@@ -1,7 +1,9 @@
 //! Activations as 8-bit integers, the left side of every integer dot product.
 #![allow(unsafe_code)]
 
-use super::isa::{Isa, Kind};
+use super::isa::Isa;
+#[cfg(target_arch = "x86_64")]
+use super::isa::Kind;
 use crate::error::{Error, Result};
 
 /// Activations in one [`Q8Block`].

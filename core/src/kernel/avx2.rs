@@ -198,7 +198,13 @@ impl Packed for Tq1_0 {
         unsafe {
             let first = _mm256_loadu_si256(block.cast());
             if part == 0 {
-                return [1, 3, 9, 27].map(|power| digits(first, _mm256_set1_epi16(power)));
+                // Not `map`: a closure that is not inlined would be compiled without AVX2.
+                return [
+                    digits(first, _mm256_set1_epi16(1)),
+                    digits(first, _mm256_set1_epi16(3)),
+                    digits(first, _mm256_set1_epi16(9)),
+                    digits(first, _mm256_set1_epi16(27)),
+                ];
             }
             let second = both16(block.add(32));
             let third = _mm256_set1_epi32(block.add(48).cast::<i32>().read_unaligned());

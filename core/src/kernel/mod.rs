@@ -11,8 +11,12 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod isa;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod parallel;
 mod scalar;
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+mod simd128;
 #[allow(dead_code, reason = "not every target has an instruction set that uses it")]
 mod tiles;
 mod vectorize;
@@ -76,6 +80,14 @@ fn table(kind: Kind) -> Table {
         Kind::Avx2 => Table { float: avx2::float, integer: avx2::integer },
         #[cfg(target_arch = "x86_64")]
         Kind::Avx512Vnni => Table { float: avx512::float, integer: avx512::integer },
+        #[cfg(target_arch = "aarch64")]
+        // Plain loops over floats are vectorized by the compiler here.
+        Kind::Neon => Table { float: |_| None, integer: neon::integer },
+        #[cfg(target_arch = "aarch64")]
+        Kind::NeonDot => Table { float: |_| None, integer: neon::integer_dotprod },
+        #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+        // Plain loops over floats are vectorized by the compiler here.
+        Kind::Simd128 => Table { float: |_| None, integer: simd128::integer },
         #[allow(unreachable_patterns, reason = "the kinds differ by target")]
         _ => Table { float: |_| None, integer: |_| None },
     }

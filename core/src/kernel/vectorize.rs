@@ -4,7 +4,9 @@
 //! of one loop give the same bits; the wider ones are only faster.
 #![allow(unsafe_code)]
 
-use super::isa::{Isa, Kind};
+use super::isa::Isa;
+#[cfg(target_arch = "x86_64")]
+use super::isa::Kind;
 
 /// A computation written in plain loops. Mark `run`, and what it calls in its loops, `#[inline(always)]`:
 /// code that is not inlined is compiled for the baseline of the target.

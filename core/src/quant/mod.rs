@@ -13,6 +13,8 @@ mod tq2_0;
 mod trits;
 
 use crate::error::{Error, Result};
+#[cfg(any(target_arch = "aarch64", all(target_arch = "wasm32", target_feature = "simd128")))]
+pub(crate) use float::f16_at;
 use half::f16;
 
 /// One block of a quantized format. Slices given to its functions are exactly one block.

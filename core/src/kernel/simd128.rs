@@ -1,0 +1,444 @@
+//! WebAssembly's 128-bit vectors, chosen when the module is built.
+//!
+//! There is no product of bytes. The 2-bit and base-3 formats are unpacked to words, the even bytes of
+//! sixteen weights apart from the odd ones, so that word products need only be added to be sums of
+//! pairs; for 1-bit weights the activations are masked and added in pairs. `i32x4.dot_i16x8_s` then
+//! multiplies pairs by the factors of the activations.
+#![allow(unsafe_code)]
+
+use core::arch::wasm32::*;
+
+use super::act::{Q8Block, Q8Order};
+use super::tiles::{Dot, rows};
+use super::{Kernel, OutRows, Work};
+use crate::quant::{Format, f16_at};
+
+/// The kernel for int8 activations.
+pub(super) fn integer(format: Format) -> Option<Kernel> {
+    Some(match format {
+        Format::Q1_0 => |work, out| kernel::<Bits>(work, out),
+        Format::Pq2_0 => |work, out| kernel::<Words<Pq2_0>>(work, out),
+        Format::Tq2_0G128 => |work, out| kernel::<Words<Tq2_0G128>>(work, out),
+        Format::Q2_0 => |work, out| kernel::<Words<Q2_0>>(work, out),
+        Format::Tq2_0 => |work, out| kernel::<Words<Tq2_0>>(work, out),
+        Format::Tq1_0 => |work, out| kernel::<Words<Tq1_0>>(work, out),
+        Format::Ptq1_0 => |work, out| kernel::<Words<Ptq1_0>>(work, out),
+        _ => return None,
+    })
+}
+
+const GEMV_ROWS: usize = 4;
+const ROWS: usize = 4;
+const TOKENS: usize = 1;
+
+fn kernel<D: Dot>(work: &Work<'_>, out: &mut OutRows<'_>) {
+    // SAFETY: this file is compiled only where simd128 is.
+    unsafe { rows::<D, GEMV_ROWS, ROWS, TOKENS>(work, out) };
+}
+
+#[inline(always)]
+unsafe fn load(p: *const u8) -> v128 {
+    // SAFETY: the caller has 16 bytes at `p`.
+    unsafe { v128_load(p.cast()) }
+}
+
+#[inline(always)]
+unsafe fn order<'a>(y: *const Q8Block, strided: bool) -> &'a Q8Order {
+    // SAFETY: the caller has a block at `y`.
+    unsafe { if strided { &(*y).strided } else { &(*y).natural } }
+}
+
+/// The factor of each pair of products of vector `v` of 64 activations.
+#[inline(always)]
+unsafe fn factor(order: &Q8Order, strided: bool, v: usize) -> v128 {
+    // SAFETY: `factor` has 16 bytes, 4 for each v < 4.
+    unsafe {
+        if strided {
+            load(order.factor.as_ptr().cast())
+        } else {
+            v128_load32_splat(order.factor.as_ptr().cast::<u32>().add(v))
+        }
+    }
+}
+
+/// What the eight lanes of `vectors` blocks start from.
+#[inline(always)]
+unsafe fn start(y: *const Q8Block, strided: bool, vectors: usize) -> [v128; 2] {
+    let mut start = [i32x4_splat(0); 2];
+    for v in 0..vectors {
+        for h in 0..2 {
+            // SAFETY: the caller has `vectors` blocks at `y`.
+            let s = unsafe { v128_load(order(y.add(v), strided).start.as_ptr().add(4 * h).cast()) };
+            start[h] = i32x4_add(start[h], s);
+        }
+    }
+    start
+}
+
+#[inline(always)]
+fn add_block(sum: [v128; 2], n: [v128; 2], scale: v128) -> [v128; 2] {
+    [0, 1].map(|h| f32x4_add(sum[h], f32x4_mul(f32x4_convert_i32x4(n[h]), scale)))
+}
+
+#[inline(always)]
+fn lanes(sum: [v128; 2]) -> [f32; 8] {
+    let mut lanes = [0.0; 8];
+    for (h, sum) in sum.into_iter().enumerate() {
+        // SAFETY: `lanes` has room for 4 floats at each half.
+        unsafe { v128_store(lanes.as_mut_ptr().add(4 * h).cast(), sum) };
+    }
+    lanes
+}
+
+/// The scale at `p` in every lane.
+#[inline(always)]
+unsafe fn scale(p: *const u8) -> v128 {
+    // SAFETY: the caller has two bytes at `p`.
+    f32x4_splat(f16_at(unsafe { core::slice::from_raw_parts(p, 2) }, 0))
+}
+
+/// Q1_0.
+struct Bits;
+
+/// The activations of 128 1-bit weights.
+#[derive(Clone, Copy)]
+struct BitActs {
+    q: [v128; 8],
+    factor: [v128; 8],
+    start: [v128; 2],
+}
+
+impl Dot for Bits {
+    const BYTES: usize = 18;
+    const PARTS: usize = 1;
+    const VECTORS: usize = 2;
+    const GEMV_ROWS: usize = GEMV_ROWS;
+    const ROWS: usize = ROWS;
+    const TOKENS: usize = TOKENS;
+    /// -1 where the weight is positive.
+    type Codes = [v128; 8];
+    type Acts = BitActs;
+    type Integers = [v128; 2];
+    type Scale = v128;
+    type Sum = [v128; 2];
+
+    #[inline(always)]
+    unsafe fn codes(block: *const u8, _: usize) -> [v128; 8] {
+        // SAFETY: as for this function.
+        let bits = unsafe { load(block.add(2)) };
+        let bit = u64x2_splat(0x8040_2010_0804_0201);
+        [
+            i8x16_shuffle::<0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1>(bits, bits),
+            i8x16_shuffle::<2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3>(bits, bits),
+            i8x16_shuffle::<4, 4, 4, 4, 4, 4, 4, 4, 5, 5, 5, 5, 5, 5, 5, 5>(bits, bits),
+            i8x16_shuffle::<6, 6, 6, 6, 6, 6, 6, 6, 7, 7, 7, 7, 7, 7, 7, 7>(bits, bits),
+            i8x16_shuffle::<8, 8, 8, 8, 8, 8, 8, 8, 9, 9, 9, 9, 9, 9, 9, 9>(bits, bits),
+            i8x16_shuffle::<10, 10, 10, 10, 10, 10, 10, 10, 11, 11, 11, 11, 11, 11, 11, 11>(bits, bits),
+            i8x16_shuffle::<12, 12, 12, 12, 12, 12, 12, 12, 13, 13, 13, 13, 13, 13, 13, 13>(bits, bits),
+            i8x16_shuffle::<14, 14, 14, 14, 14, 14, 14, 14, 15, 15, 15, 15, 15, 15, 15, 15>(bits, bits),
+        ]
+        .map(|spread| i8x16_eq(v128_and(spread, bit), bit))
+    }
+
+    #[inline(always)]
+    unsafe fn scale(block: *const u8) -> v128 {
+        // SAFETY: as for this function.
+        unsafe { scale(block) }
+    }
+
+    #[inline(always)]
+    unsafe fn acts(y: *const Q8Block) -> BitActs {
+        // SAFETY: as for this function.
+        unsafe {
+            let order = |v: usize| order(y.add(v / 4), false);
+            BitActs {
+                q: core::array::from_fn(|v| load(order(v).q.as_ptr().cast::<u8>().add(v % 4 * 16))),
+                factor: core::array::from_fn(|v| factor(order(v), false, v % 4)),
+                start: start(y, false, 2),
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn dot(codes: [v128; 8], acts: BitActs) -> [v128; 2] {
+        let mut set = [i32x4_splat(0); 2];
+        for v in 0..8 {
+            let pairs = i16x8_extadd_pairwise_i8x16(v128_and(codes[v], acts.q[v]));
+            set[v % 2] = i32x4_add(set[v % 2], i32x4_dot_i16x8(pairs, acts.factor[v]));
+        }
+        // Codes 0 and 2.
+        [0, 1].map(|h| i32x4_add(acts.start[h], i32x4_shl(set[h], 1)))
+    }
+
+    #[inline(always)]
+    unsafe fn add(a: [v128; 2], b: [v128; 2]) -> [v128; 2] {
+        [0, 1].map(|h| i32x4_add(a[h], b[h]))
+    }
+
+    #[inline(always)]
+    unsafe fn zero() -> [v128; 2] {
+        [f32x4_splat(0.0); 2]
+    }
+
+    #[inline(always)]
+    unsafe fn add_block(sum: [v128; 2], n: [v128; 2], scale: v128) -> [v128; 2] {
+        add_block(sum, n, scale)
+    }
+
+    #[inline(always)]
+    unsafe fn lanes(sum: [v128; 2]) -> [f32; 8] {
+        lanes(sum)
+    }
+
+    #[inline(always)]
+    fn prefetch(_: *const u8, _: usize) {}
+}
+
+/// How a format's bytes become codes of zero point 1, at most 3.
+trait Packed {
+    const BYTES: usize;
+    const PARTS: usize = 1;
+    const VECTORS: usize;
+    const STRIDED: bool;
+    const SCALE: usize;
+    /// The codes of step `part`: per sixteen weights, the even ones and the odd ones; for blocks of 64
+    /// weights, the last four are not used.
+    unsafe fn codes(block: *const u8, part: usize) -> [[v128; 2]; 8];
+}
+
+/// The two bits at `shift` of each byte: those of even bytes, those of odd ones.
+#[inline(always)]
+fn two_bits(bytes: v128, shift: u32) -> [v128; 2] {
+    let three = i16x8_splat(3);
+    [v128_and(u16x8_shr(bytes, shift), three), v128_and(u16x8_shr(bytes, 8 + shift), three)]
+}
+
+/// 64 sequential codes at `p`, in strided order.
+#[inline(always)]
+unsafe fn strided_codes(p: *const u8) -> [[v128; 2]; 4] {
+    // SAFETY: the caller has 16 bytes at `p`.
+    let bytes = unsafe { load(p) };
+    [0, 2, 4, 6].map(|shift| two_bits(bytes, shift))
+}
+
+struct Codes128<const SCALE_AT: usize, const CODES_AT: usize>;
+type Pq2_0 = Codes128<0, 2>;
+type Tq2_0G128 = Codes128<32, 0>;
+impl<const SCALE_AT: usize, const CODES_AT: usize> Packed for Codes128<SCALE_AT, CODES_AT> {
+    const BYTES: usize = 34;
+    const VECTORS: usize = 2;
+    const STRIDED: bool = true;
+    const SCALE: usize = SCALE_AT;
+
+    #[inline(always)]
+    unsafe fn codes(block: *const u8, _: usize) -> [[v128; 2]; 8] {
+        // SAFETY: as for this function.
+        let halves = unsafe { [strided_codes(block.add(CODES_AT)), strided_codes(block.add(CODES_AT + 16))] };
+        core::array::from_fn(|v| halves[v / 4][v % 4])
+    }
+}
+
+struct Q2_0;
+impl Packed for Q2_0 {
+    const BYTES: usize = 18;
+    const VECTORS: usize = 1;
+    const STRIDED: bool = true;
+    const SCALE: usize = 0;
+
+    #[inline(always)]
+    unsafe fn codes(block: *const u8, _: usize) -> [[v128; 2]; 8] {
+        // SAFETY: as for this function.
+        let codes = unsafe { strided_codes(block.add(2)) };
+        core::array::from_fn(|v| codes[v % 4])
+    }
+}
+
+struct Tq2_0;
+impl Packed for Tq2_0 {
+    const BYTES: usize = 66;
+    const PARTS: usize = 2;
+    const VECTORS: usize = 2;
+    const STRIDED: bool = false;
+    const SCALE: usize = 64;
+
+    #[inline(always)]
+    unsafe fn codes(block: *const u8, part: usize) -> [[v128; 2]; 8] {
+        // SAFETY: as for this function.
+        let bytes = unsafe { [load(block.add(32 * part)), load(block.add(32 * part + 16))] };
+        core::array::from_fn(|v| two_bits(bytes[v % 2], v as u32 / 2 * 2))
+    }
+}
+
+/// The base-3 digits that multiplying each byte by its power of 3 brings to the top; bytes 2 i and
+/// 2 i + 1 share `power[i]`.
+#[inline(always)]
+fn digits(bytes: v128, power: v128) -> [v128; 2] {
+    let low = i16x8_splat(0xff);
+    [v128_and(bytes, low), u16x8_shr(bytes, 8)].map(|byte| {
+        let top = v128_and(i16x8_mul(byte, power), low);
+        u16x8_shr(i16x8_mul(top, i16x8_splat(3)), 8)
+    })
+}
+
+/// Powers 1, 3, 9 and 27, each over four bytes.
+const TAIL_2: v128 = i16x8(1, 1, 3, 3, 9, 9, 27, 27);
+
+/// Two powers, each over eight bytes.
+const fn two(a: i16, b: i16) -> v128 {
+    i16x8(a, a, a, a, b, b, b, b)
+}
+
+struct Tq1_0;
+impl Packed for Tq1_0 {
+    const BYTES: usize = 54;
+    const PARTS: usize = 2;
+    const VECTORS: usize = 2;
+    const STRIDED: bool = false;
+    const SCALE: usize = 52;
+
+    #[inline(always)]
+    unsafe fn codes(block: *const u8, part: usize) -> [[v128; 2]; 8] {
+        // SAFETY: as for this function.
+        unsafe {
+            let first = [load(block), load(block.add(16))];
+            if part == 0 {
+                return core::array::from_fn(|v| digits(first[v % 2], i16x8_splat([1, 3, 9, 27][v / 2])));
+            }
+            let second = load(block.add(32));
+            let third = v128_load32_splat(block.add(48).cast());
+            [
+                digits(first[0], i16x8_splat(81)),
+                digits(first[1], i16x8_splat(81)),
+                digits(second, i16x8_splat(1)),
+                digits(second, i16x8_splat(3)),
+                digits(second, i16x8_splat(9)),
+                digits(second, i16x8_splat(27)),
+                digits(second, i16x8_splat(81)),
+                digits(third, TAIL_2),
+            ]
+        }
+    }
+}
+
+struct Ptq1_0;
+impl Packed for Ptq1_0 {
+    const BYTES: usize = 28;
+    const VECTORS: usize = 2;
+    const STRIDED: bool = false;
+    const SCALE: usize = 26;
+
+    #[inline(always)]
+    unsafe fn codes(block: *const u8, _: usize) -> [[v128; 2]; 8] {
+        // SAFETY: as for this function.
+        unsafe {
+            let first = load(block);
+            let second = v128_load64_splat(block.add(16).cast());
+            let third = v128_load16_splat(block.add(24).cast());
+            let last = i64x2_shuffle::<0, 3>(second, third);
+            [
+                digits(first, i16x8_splat(1)),
+                digits(first, i16x8_splat(3)),
+                digits(first, i16x8_splat(9)),
+                digits(first, i16x8_splat(27)),
+                digits(first, i16x8_splat(81)),
+                digits(second, two(1, 3)),
+                digits(second, two(9, 27)),
+                digits(last, i16x8(81, 81, 81, 81, 1, 3, 9, 27)),
+            ]
+        }
+    }
+}
+
+/// The formats unpacked to words.
+struct Words<F>(core::marker::PhantomData<F>);
+
+/// The activations of a step.
+#[derive(Clone, Copy)]
+struct WordActs {
+    /// The even ones and the odd ones of each sixteen.
+    q: [[v128; 2]; 8],
+    factor: [v128; 8],
+    start: [v128; 2],
+}
+
+impl<F: Packed> Dot for Words<F> {
+    const BYTES: usize = F::BYTES;
+    const PARTS: usize = F::PARTS;
+    const VECTORS: usize = F::VECTORS;
+    const GEMV_ROWS: usize = GEMV_ROWS;
+    const ROWS: usize = ROWS;
+    const TOKENS: usize = TOKENS;
+    type Codes = [[v128; 2]; 8];
+    type Acts = WordActs;
+    type Integers = [v128; 2];
+    type Scale = v128;
+    type Sum = [v128; 2];
+
+    #[inline(always)]
+    unsafe fn codes(block: *const u8, part: usize) -> [[v128; 2]; 8] {
+        // SAFETY: as for this function.
+        unsafe { F::codes(block, part) }
+    }
+
+    #[inline(always)]
+    unsafe fn scale(block: *const u8) -> v128 {
+        // SAFETY: as for this function.
+        unsafe { scale(block.add(F::SCALE)) }
+    }
+
+    #[inline(always)]
+    unsafe fn acts(y: *const Q8Block) -> WordActs {
+        // SAFETY: as for this function; with one block, the second half repeats the first.
+        unsafe {
+            let order = |v: usize| order(y.add(v / 4 % F::VECTORS), F::STRIDED);
+            WordActs {
+                q: core::array::from_fn(|v| {
+                    let q = load(order(v).q.as_ptr().cast::<u8>().add(v % 4 * 16));
+                    [i16x8_shr(i16x8_shl(q, 8), 8), i16x8_shr(q, 8)]
+                }),
+                factor: core::array::from_fn(|v| factor(order(v), F::STRIDED, v % 4)),
+                start: start(y, F::STRIDED, F::VECTORS),
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn dot(codes: [[v128; 2]; 8], acts: WordActs) -> [v128; 2] {
+        let pairs =
+            |v: usize| i16x8_add(i16x8_mul(codes[v][0], acts.q[v][0]), i16x8_mul(codes[v][1], acts.q[v][1]));
+        let mut n = acts.start;
+        for v in 0..4 * F::VECTORS {
+            // In strided order, vectors two apart have the same factors.
+            if !F::STRIDED {
+                n[v % 2] = i32x4_add(n[v % 2], i32x4_dot_i16x8(pairs(v), acts.factor[v]));
+            } else if v % 4 < 2 {
+                let pairs = i16x8_add(pairs(v), pairs(v + 2));
+                n[v % 2] = i32x4_add(n[v % 2], i32x4_dot_i16x8(pairs, acts.factor[v]));
+            }
+        }
+        n
+    }
+
+    #[inline(always)]
+    unsafe fn add(a: [v128; 2], b: [v128; 2]) -> [v128; 2] {
+        [0, 1].map(|h| i32x4_add(a[h], b[h]))
+    }
+
+    #[inline(always)]
+    unsafe fn zero() -> [v128; 2] {
+        [f32x4_splat(0.0); 2]
+    }
+
+    #[inline(always)]
+    unsafe fn add_block(sum: [v128; 2], n: [v128; 2], scale: v128) -> [v128; 2] {
+        add_block(sum, n, scale)
+    }
+
+    #[inline(always)]
+    unsafe fn lanes(sum: [v128; 2]) -> [f32; 8] {
+        lanes(sum)
+    }
+
+    #[inline(always)]
+    fn prefetch(_: *const u8, _: usize) {}
+}
