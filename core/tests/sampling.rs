@@ -2,7 +2,7 @@
 //! `tests/oracle/sampling.py`.
 
 use shohin_core::Error;
-use shohin_core::sample::{Logprobs, Sampler, SamplerConfig, log_sum_exp};
+use shohin_core::sample::{Logprobs, Pcg32, Sampler, SamplerConfig, log_sum_exp};
 use std::str::FromStr;
 
 const ORACLE: &str = include_str!("../../tests/oracle/sampling.txt");
@@ -276,4 +276,79 @@ fn logprobs_are_the_log_softmax_of_the_raw_logits() {
     assert_eq!(logprobs.measure(&[inf, 0.0], 0), 0.0);
     assert_eq!(logprobs.measure(&[0.0], 9), -inf);
     assert_eq!(Logprobs::new(0).measure(&[0.0, 0.0], 1), -std::f32::consts::LN_2);
+}
+
+#[test]
+fn any_options_and_any_logits_give_a_possible_token_or_an_error() {
+    let mut rng = Pcg32::new(77);
+    for round in 0..6000 {
+        let config = any_config(&mut rng);
+        let vocab = 1 + rng.next_u32() as usize % 40;
+        let mut sampler = Sampler::new(&config, vocab).unwrap();
+        for token in 0..vocab as u32 {
+            if rng.next_u32().is_multiple_of(8) {
+                sampler.break_at(token);
+            }
+        }
+        for _ in 0..4 {
+            let logits: Vec<f32> = (0..vocab).map(|_| any_logit(&mut rng)).collect();
+            let possible = |token: u32| logits[token as usize] > f32::NEG_INFINITY;
+            match sampler.distribution(&logits) {
+                Ok(candidates) => {
+                    let total: f64 = candidates.iter().map(|c| f64::from(c.probability)).sum();
+                    assert!((total - 1.0).abs() < 1e-5, "{round} {config:?} {logits:?}: {total}");
+                    assert!(candidates.iter().all(|c| possible(c.token)));
+                    let token = sampler.sample(&logits).unwrap();
+                    assert!(possible(token), "{round} {config:?} {logits:?}: {token}");
+                    sampler.accept(token);
+                }
+                Err(error) => {
+                    assert_eq!(error.code(), "logits");
+                    assert!((0..vocab as u32).all(|token| !possible(token)));
+                }
+            }
+            // Tokens outside the vocabulary are in no model's text, but a host may say so.
+            sampler.accept(rng.next_u32() % 64);
+        }
+    }
+}
+
+fn any_logit(rng: &mut Pcg32) -> f32 {
+    match rng.next_u32() % 6 {
+        0 => f32::from_bits(rng.next_u32()),
+        1 => [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::MIN, 0.0, -0.0, 1e-45]
+            [rng.next_u32() as usize % 8],
+        _ => rng.next_f64() as f32 * 20.0 - 10.0,
+    }
+}
+
+/// Options within their ranges, often at an end of them.
+fn any_config(rng: &mut Pcg32) -> SamplerConfig {
+    let mut within = |low: f32, high: f32| match rng.next_u32() % 6 {
+        0 => low,
+        1 => high,
+        _ => low + (high - low) * rng.next_f64() as f32,
+    };
+    let tiny = f32::MIN_POSITIVE;
+    let config = SamplerConfig {
+        temperature: within(0.0, 2.0) * within(tiny, 50.0),
+        top_p: within(tiny, 1.0),
+        min_p: within(0.0, 1.0),
+        typical_p: within(tiny, 1.0),
+        repetition_penalty: within(tiny, 100.0),
+        presence_penalty: within(-100.0, 100.0),
+        frequency_penalty: within(-100.0, 100.0),
+        dry_multiplier: within(0.0, 100.0),
+        dry_base: within(1.0, 100.0),
+        ..SamplerConfig::greedy()
+    };
+    let mut count = |n: u32| (rng.next_u32() % n) as usize;
+    SamplerConfig {
+        top_k: count(50),
+        penalty_last_n: count(9),
+        dry_last_n: count(30),
+        dry_allowed_length: 1 + count(3),
+        seed: count(1000) as u64,
+        ..config
+    }
 }
