@@ -30,7 +30,7 @@ pub(crate) fn eval(args: &EvalArgs, engine_args: &EngineArgs) -> Outcome {
             "--stride is {stride}, expected at most the window of {window}"
         )));
     }
-    let special = if args.special { Special::Parse } else { Special::Text };
+    let special = if args.special { Special::Parse } else { Special::UserDefined };
     let mut tokens = engine.encode_plain(&text, special);
     tokens.truncate(args.limit.unwrap_or(usize::MAX));
     if tokens.len() < 2 {

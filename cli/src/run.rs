@@ -18,7 +18,7 @@ pub(crate) fn run(args: &RunArgs, engine_args: &EngineArgs) -> Outcome {
     let file = ModelFile::open(engine_args.model.as_deref())?;
     let engine = Engine::load(&file, engine_args)?;
     let tokens = if args.raw {
-        engine.encode_plain(&prompt, Special::Text)
+        engine.encode_plain(&prompt, Special::UserDefined)
     } else {
         let system = args.system.as_deref().map(|text| Message::new(Role::System, text));
         let messages: Vec<Message<'_>> =
