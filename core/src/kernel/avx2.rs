@@ -23,6 +23,8 @@ pub(super) fn integer(format: Format) -> Option<Kernel> {
         Format::Tq1_0 => integer_rows::<Tq1_0>,
         Format::Ptq1_0 => integer_rows::<Ptq1_0>,
         Format::Q2_0 => integer_rows::<Q2_0>,
+        Format::Q8_0 => block32_rows::<Q8_0>,
+        Format::Q4_0 => block32_rows::<Q4_0>,
         _ => return None,
     })
 }
@@ -368,6 +370,160 @@ impl<F: Packed> Dot for Avx2<F> {
 fn integer_rows<F: Packed>(work: &Work<'_>, out: &mut OutRows<'_>) {
     // SAFETY: the features of this function.
     unsafe { rows::<Avx2<F>, 4, 4, 2>(work, out) };
+}
+
+/// A format with blocks of 32 weights.
+trait Block32 {
+    const BYTES: usize;
+    /// What is taken off the weights: they are unsigned if it is not 0.
+    const ZERO: i8;
+    /// The weights of a block plus `ZERO`.
+    unsafe fn codes(block: *const u8) -> __m256i;
+}
+
+struct Q8_0;
+impl Block32 for Q8_0 {
+    const BYTES: usize = 34;
+    const ZERO: i8 = 0;
+
+    #[inline(always)]
+    unsafe fn codes(block: *const u8) -> __m256i {
+        // SAFETY: the caller has AVX2, and a block at `block`.
+        unsafe { _mm256_loadu_si256(block.add(2).cast()) }
+    }
+}
+
+struct Q4_0;
+impl Block32 for Q4_0 {
+    const BYTES: usize = 18;
+    const ZERO: i8 = 8;
+
+    #[inline(always)]
+    unsafe fn codes(block: *const u8) -> __m256i {
+        // SAFETY: the caller has AVX2, and a block at `block`.
+        unsafe {
+            let nibbles = _mm256_srlv_epi64(both16(block.add(2)), _mm256_setr_epi64x(0, 0, 4, 4));
+            _mm256_and_si256(nibbles, _mm256_set1_epi8(15))
+        }
+    }
+}
+
+/// Two blocks of 32 weights, each half of 64 activations.
+struct Pair<F>(PhantomData<F>);
+
+impl<F: Block32> Dot for Pair<F> {
+    const BYTES: usize = 2 * F::BYTES;
+    const PARTS: usize = 1;
+    const VECTORS: usize = 1;
+    const GEMV_ROWS: usize = 4;
+    const ROWS: usize = 4;
+    const TOKENS: usize = 2;
+    type Codes = [__m256i; 2];
+    /// Activations, their factors, and what the lanes start from.
+    type Acts = [[__m256i; 3]; 2];
+    type Integers = [__m256i; 2];
+    type Scale = [__m256; 2];
+    type Sum = __m256;
+
+    #[inline(always)]
+    unsafe fn codes(block: *const u8, _: usize) -> [__m256i; 2] {
+        // SAFETY: as for this function.
+        unsafe { [F::codes(block), F::codes(block.add(F::BYTES))] }
+    }
+
+    #[inline(always)]
+    unsafe fn scale(block: *const u8) -> [__m256; 2] {
+        // SAFETY: as for this function.
+        unsafe {
+            let (a, b) = (block.cast::<i16>(), block.add(F::BYTES).cast::<i16>());
+            [
+                _mm256_cvtph_ps(_mm_set1_epi16(a.read_unaligned())),
+                _mm256_cvtph_ps(_mm_set1_epi16(b.read_unaligned())),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn acts(y: *const Q8Block) -> [[__m256i; 3]; 2] {
+        // SAFETY: as for this function.
+        unsafe {
+            let order = &(*y).natural;
+            let factor = _mm256_broadcastsi128_si256(_mm_load_si128(order.factor.as_ptr().cast()));
+            let mut acts = [[_mm256_setzero_si256(); 3]; 2];
+            for h in 0..2 {
+                let g = 2 * h as i32;
+                let half = _mm256_setr_epi32(g, g, g, g, g + 1, g + 1, g + 1, g + 1);
+                let q = _mm256_load_si256(order.q.as_ptr().cast::<__m256i>().add(h));
+                let factor = _mm256_permutevar8x32_epi32(factor, half);
+                let zero = _mm256_maddubs_epi16(_mm256_set1_epi8(F::ZERO), q);
+                let start = _mm256_sub_epi32(_mm256_setzero_si256(), _mm256_madd_epi16(zero, factor));
+                acts[h] = [q, factor, start];
+            }
+            acts
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn dot(codes: [__m256i; 2], acts: [[__m256i; 3]; 2]) -> [__m256i; 2] {
+        let mut n = codes;
+        for h in 0..2 {
+            let [q, factor, start] = acts[h];
+            // SAFETY: the caller has AVX2.
+            n[h] = unsafe {
+                let pairs = if F::ZERO == 0 {
+                    // Pairs of at most 2 * 128 * 127 fit 16 bits.
+                    _mm256_maddubs_epi16(_mm256_abs_epi8(codes[h]), _mm256_sign_epi8(q, codes[h]))
+                } else {
+                    _mm256_maddubs_epi16(codes[h], q)
+                };
+                _mm256_add_epi32(start, _mm256_madd_epi16(pairs, factor))
+            };
+        }
+        n
+    }
+
+    #[inline(always)]
+    unsafe fn add(a: [__m256i; 2], _: [__m256i; 2]) -> [__m256i; 2] {
+        a // a block is one part
+    }
+
+    #[inline(always)]
+    unsafe fn zero() -> __m256 {
+        // SAFETY: the caller has AVX2.
+        unsafe { _mm256_setzero_ps() }
+    }
+
+    #[inline(always)]
+    unsafe fn add_block(sum: __m256, n: [__m256i; 2], scale: [__m256; 2]) -> __m256 {
+        // SAFETY: the caller has AVX2.
+        unsafe {
+            let sum = _mm256_add_ps(sum, _mm256_mul_ps(_mm256_cvtepi32_ps(n[0]), scale[0]));
+            _mm256_add_ps(sum, _mm256_mul_ps(_mm256_cvtepi32_ps(n[1]), scale[1]))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn lanes(sum: __m256) -> [f32; 8] {
+        let mut lanes = [0.0; 8];
+        // SAFETY: the caller has AVX2; `lanes` has room.
+        unsafe { _mm256_storeu_ps(lanes.as_mut_ptr(), sum) };
+        lanes
+    }
+
+    #[inline(always)]
+    fn prefetch(p: *const u8, bytes: usize) {
+        <Avx2<Q1_0> as Dot>::prefetch(p, bytes);
+    }
+}
+
+#[target_feature(enable = "avx2,f16c")]
+fn block32_rows<F: Block32>(work: &Work<'_>, out: &mut OutRows<'_>) {
+    if !work.w.cols().is_multiple_of(64) {
+        // No real model has such a matrix.
+        return super::scalar::integer(work, out);
+    }
+    // SAFETY: the features of this function.
+    unsafe { rows::<Pair<F>, 4, 4, 2>(work, out) };
 }
 
 /// Weights stored one by one.

@@ -22,7 +22,8 @@ pub(super) fn integer(format: Format) -> Option<Kernel> {
         Format::Tq1_0 => integer_rows::<Tq1_0>,
         Format::Ptq1_0 => integer_rows::<Ptq1_0>,
         Format::Q2_0 => integer_rows::<Q2_0>,
-        _ => return None,
+        // Wider vectors gain nothing where memory is the bound.
+        _ => return super::avx2::integer(format),
     })
 }
 
