@@ -40,6 +40,10 @@ def an(noun: str) -> str:
     return ("an " if noun[0] in "aeiouAEIOU" and not noun.startswith("uni") else "a ") + noun
 
 
+def articles(text: str) -> str:
+    return re.sub(r"\b([Aa]) (?=[aeio]|umb)", lambda m: m.group(1) + "n ", text)
+
+
 def cap(s: str) -> str:
     return s[:1].upper() + s[1:]
 
@@ -490,8 +494,7 @@ def story(r: Rng, kind: str | None = None, name: str | None = None, objects: tup
     if plot is _truth and "{H}" in parts[-1]:
         parts[-1] = CLOSE[0]
     text = say(r, " ".join(parts), **f)
-    text = re.sub(r"\b([Aa]) (?=[aeio]|umb)", lambda m: m.group(1) + "n ", text)
-    return Story(text, name, kind, objects, girl)
+    return Story(articles(text), name, kind, objects, girl)
 
 
 def tiny_story(r: Rng, kind: str | None = None) -> str:
