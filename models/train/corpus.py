@@ -6,6 +6,7 @@ other source. The same seed gives the same bytes.
     python corpus.py --seed 1 --megabytes 80 --out train.txt            # plain mix
     python corpus.py --seed 2 --megabytes 2  --out valid.txt            # held out
     python corpus.py --seed 3 --megabytes 12 --out copy.txt --mix copy  # copying curriculum only
+    python corpus.py --seed 4 --megabytes 12 --out drill.txt --mix drill  # questions that need practice only
 
 Documents end with `<|endoftext|>` and a newline that is not part of the document.
 
@@ -1378,12 +1379,33 @@ def copy_doc(r: Rng) -> str:
                "\"Here is my {o}, {h},\" said {n}. [\"Thank you, {n},\" said {h}. |]{n} and {h} were happy.", n=n, h=h, o=o, a=an(o), k=r.choice(KINDS))
 
 
+# The topics that need the most practice, several questions of one topic to a document or mixed.
+DRILL = {"addition": 6, "subtraction": 6, "word sums": 5, "reading": 5, "spelling": 3, "counting": 2, "compare numbers": 2,
+         "even or odd": 1, "double": .6, "days": 2, "months": 2, "opposites": 2, "colors": 1.5, "homes": 1, "sounds": 1,
+         "young": .8, "food": 1, "legs": .8, "able": 1, "size": 2, "speed": .8, "categories": 1.5, "uses": 1, "materials": .8,
+         "plurals": 1, "rhymes": 1, "facts": 1.2, "body": .6, "is it colored": .7, "big numbers": 1, "unknown thing": 1}
+
+
+def drill_doc(r: Rng) -> str:
+    names, weights = list(DRILL), list(DRILL.values())
+    turns = []
+    for _ in range(r.choice((1, 1, 1, 2, 3))):
+        t = pick(r, r.choices(names, weights)[0])
+        turns.append(t)
+        if t.topic in ELLIPTIC and t.verb and r.random() < 0.25:
+            e = with_ellipsis(r, t)
+            turns += [e] if e else []
+    return chatml([m for t in turns for m in (("user", casual(r, t.user)), ("assistant", t.answer))])
+
+
 def documents(seed: int, mix: str = "plain"):
     r = random.Random(seed)
     while True:
         x = r.random()
         if mix == "copy":
             yield copy_doc(r)
+        elif mix == "drill":
+            yield drill_doc(r)
         elif mix == "story":
             yield story(r).text
         else:                       # stories are about four times as long as chats
@@ -1445,7 +1467,7 @@ def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--megabytes", type=float, default=1.0)
-    p.add_argument("--mix", choices=("plain", "copy", "story"), default="plain")
+    p.add_argument("--mix", choices=("plain", "copy", "drill", "story"), default="plain")
     p.add_argument("--out", required=True)
     a = p.parse_args()
     size, limit = 0, int(a.megabytes * 1e6)

@@ -137,6 +137,9 @@ def main() -> None:
     p.add_argument("--warmup", type=int, default=80)
     p.add_argument("--user-weight", type=float, default=0.2)
     p.add_argument("--copy-share", type=float, default=0.25)
+    p.add_argument("--drill", help="text with more of what needs practice")
+    p.add_argument("--drill-share", type=float, default=0.4)
+    p.add_argument("--drill-from", type=float, default=0.0, help="tokens seen before the drill begins")
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--eval-every", type=int, default=500)
     p.add_argument("--save-every", type=int, default=250)
@@ -152,6 +155,7 @@ def main() -> None:
     last = os.path.join(a.out, "last.pt")
     tok = tk.load(a.tokenizer)
     plain, copy = (Data(encode(tok, f), tok, a.user_weight) for f in (a.train, a.copy))
+    drill = Data(encode(tok, a.drill), tok, a.user_weight) if a.drill else None
     valid = encode(tok, a.valid)
     exam = build_probe(tok, 16)
 
@@ -185,7 +189,8 @@ def main() -> None:
         share = a.copy_share if seen < a.short else 0.06
         rng = np.random.default_rng((a.seed, step))
         k = int(rng.binomial(n, share))
-        parts = [d.rows(rng, m, t) for d, m in ((plain, n - k), (copy, k)) if m]
+        j = int(rng.binomial(n - k, a.drill_share)) if drill and seen >= a.drill_from else 0
+        parts = [d.rows(rng, m, t) for d, m in ((plain, n - k - j), (copy, k), (drill, j)) if m]
         ids = torch.from_numpy(np.concatenate([q[0] for q in parts]))
         weight = torch.from_numpy(np.concatenate([q[1] for q in parts]))
         lr = lr_at(x, a.lr, a.decay) * min(1.0, (step + 1) / a.warmup)
