@@ -1379,17 +1379,41 @@ def copy_doc(r: Rng) -> str:
                "\"Here is my {o}, {h},\" said {n}. [\"Thank you, {n},\" said {h}. |]{n} and {h} were happy.", n=n, h=h, o=o, a=an(o), k=r.choice(KINDS))
 
 
+def t_list(r):
+    """Neighbours in their list: a greedy decoder then never names the same thing twice."""
+    c = r.choice(list(CATEGORY))
+    n = r.choice([2, 3, 3, 3, 4])
+    all_ = CATEGORY[c]
+    i = r.randrange(len(all_))
+    items = [w if w in MASS else plural(w) for w in (all_ + all_)[i:i + n]]
+    return Turn(say(r, "[Name {n} {C}.|Tell me {n} {C}.|Can you name {n} {C}?|List {n} {C}.|Give me {n} {C}.]", n=r.choice([NUMBERS[n], NUMBERS[n], str(n)]), C=plural(c)),
+                f"{cap(NUMBERS[n])} {plural(c)} are {listing(items)}.", f"{NUMBERS[n]} {plural(c)}")
+
+
+def t_wish(r):
+    """Stories about whatever is asked for."""
+    k = rare(r) if r.random() < 0.5 else r.choice("princess prince king queen knight fairy witch wizard teacher farmer".split())
+    o = made_up(r) if r.random() < 0.3 else r.choice(OBJECTS + "sword tree flower cake song".split())
+    s = story(r, kind=k, girl=k in ("princess", "queen", "fairy", "witch") or (k not in ("prince", "king") and r.random() < 0.5), objects=(o,))
+    what = an(k) if r.random() < 0.4 else f"{an(k)} and {an(o)}"
+    return Turn(say(r, "[I want|I would like|Make up|Tell me|Write|Tell|Give me] a story about {w}.", w=what), s.text, None)
+
+
 # The topics that need the most practice, several questions of one topic to a document or mixed.
-DRILL = {"addition": 6, "subtraction": 6, "word sums": 5, "reading": 5, "spelling": 3, "counting": 2, "compare numbers": 2,
+DRILL = {"addition": 6, "subtraction": 6, "word sums": 5, "reading": 5, "spelling": 3, "counting": 3.5, "compare numbers": 2,
          "even or odd": 1, "double": .6, "days": 2, "months": 2, "opposites": 2, "colors": 1.5, "homes": 1, "sounds": 1,
-         "young": .8, "food": 1, "legs": .8, "able": 1, "size": 2, "speed": .8, "categories": 1.5, "uses": 1, "materials": .8,
+         "young": .8, "food": 1, "legs": .8, "able": 2.5, "size": 2, "speed": .8, "categories": 1.5, "uses": 1, "materials": .8,
          "plurals": 1, "rhymes": 1, "facts": 1.2, "body": .6, "is it colored": .7, "big numbers": 1, "unknown thing": 1}
+DRILL_ONLY: dict[str, Callable] = {"lists": t_list, "wishes": t_wish}
 
 
 def drill_doc(r: Rng) -> str:
     names, weights = list(DRILL), list(DRILL.values())
     turns = []
     for _ in range(r.choice((1, 1, 1, 2, 3))):
+        if r.random() < 0.1:
+            turns.append(DRILL_ONLY[r.choice(("lists", "lists", "wishes"))](r))
+            continue
         t = pick(r, r.choices(names, weights)[0])
         turns.append(t)
         if t.topic in ELLIPTIC and t.verb and r.random() < 0.25:
