@@ -297,7 +297,7 @@ impl Model {
     /// Prompt tokens in one step: enough to share the unpacking of a weight row, few enough to look for an abort within
     /// a second or so.
     fn batch(&self) -> usize {
-        if self.session.model().config().num_parameters() < 500_000_000 { 64 } else { 16 }
+        if self.session.model().config().num_parameters() < 500_000_000 { 64 } else { 8 }
     }
 
     fn advance(&mut self) -> Result<Step> {
