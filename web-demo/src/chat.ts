@@ -11,12 +11,13 @@ const COPY = "M9 9h10v10H9zM15 9V5H5v10h4";
 const COPIED = "M5 12.5l4.5 4.5L19 7.5";
 const AGAIN = "M19 12a7 7 0 1 1-2.2-5.1M19 4v4h-4";
 
+/** What the embedded model is good at. */
 const SUGGESTIONS = [
-  "Tell me a story about a lost kite.",
+  "What can you do?",
+  "Tell me a story about a fox and a lantern.",
+  "Hi! My name is Mira.",
   "What is the opposite of hot?",
-  "My name is Mira. What is my name?",
-  "What sound does a cow make?",
-  "Count from three to nine.",
+  "Tell me a joke.",
 ];
 
 let messages: Message[] = [];
@@ -94,7 +95,7 @@ async function reply(): Promise<void> {
   page.conversation.append(turn);
   showAlert(undefined);
   showState();
-  turn.scrollIntoView({ block: "end" });
+  toEnd();
 
   let text = "";
   let tokens = 0;
@@ -109,7 +110,7 @@ async function reply(): Promise<void> {
     const follows = isAtEnd();
     showProse(body, text);
     if (!finish && tokens > 1) tools.textContent = speed((tokens - 1) / ((performance.now() - first) / 1000));
-    if (follows) scrollTo({ top: document.documentElement.scrollHeight });
+    if (follows) toEnd();
   };
   try {
     const stopped = new Promise<never>((_, reject) => {
@@ -137,6 +138,7 @@ async function reply(): Promise<void> {
   if (running === abort) running = undefined;
   // The chat was cleared meanwhile: nothing to show.
   if (conversation !== messages) return;
+  const follows = isAtEnd();
   turn.removeAttribute("aria-busy");
   paint();
   ended = true;
@@ -159,6 +161,7 @@ async function reply(): Promise<void> {
     page.status.textContent = text;
   }
   showState();
+  if (follows) toEnd();
   if (failure instanceof ShohinError && (failure.code === "crashed" || failure.code === "worker")) {
     const reason = page.alertText.textContent ?? undefined;
     await reload();
@@ -197,6 +200,10 @@ function figures(finish: ChatFinish | undefined, aborted: boolean): string {
 
 function speed(tokensPerSecond: number): string {
   return `${format.rate(tokensPerSecond)} tokens/s`;
+}
+
+function toEnd(): void {
+  scrollTo({ top: document.documentElement.scrollHeight });
 }
 
 /** Whether the reader is at the end of the page, and so wants to follow. */

@@ -320,6 +320,11 @@ describe("the page", () => {
     await ready();
     await page.setViewportSize({ width: 360, height: 640 });
     await ask("Tell me a story about a lost kite.");
+    await ask("Hello!");
+    await ask("Tell me a joke.");
+    // The page follows: the newest reply is not behind the message field.
+    const [reply, field] = [await lastReply().boundingBox(), await page.locator("#composer").boundingBox()];
+    assert.ok(reply.y > 0 && reply.y + reply.height <= field.y, JSON.stringify([reply, field]));
     const overflow = () => page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
     assert.ok((await overflow()) <= 0);
     await page.click("#open-settings");
