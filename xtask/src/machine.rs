@@ -213,6 +213,8 @@ impl Machine {
                 Need::Program(program) => self.program(program).map(drop),
                 Need::Node => self.node(),
                 Need::NodeModules => self.node_modules(),
+                // The commands come with the generator: one build of it is enough.
+                Need::Bindgen if needs.contains(&Need::BindgenCommands) => Ok(()),
                 Need::Bindgen => self.bindgen(""),
                 Need::BindgenCommands => self.bindgen("--features cli"),
                 Need::WasmPack => self.wasm_pack(),
