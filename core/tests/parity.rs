@@ -4,7 +4,7 @@
 use shohin_core::kernel::{self, Input, Isa, Q8Block, q8_blocks};
 use shohin_core::{Format, Matrix, Pool, Serial, quant};
 
-#[cfg(target_arch = "wasm32")]
+#[cfg(all(target_arch = "wasm32", target_os = "unknown"))]
 use wasm_bindgen_test::wasm_bindgen_test as test;
 
 /// Numbers that look random (xorshift64*), the same on every target.

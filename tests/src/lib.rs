@@ -16,7 +16,7 @@ pub use random::Random;
 static METER: meter::Meter = meter::Meter;
 
 /// Data that lies beside the repository, or in a part in `fixtures/`; `None` where neither is the case.
-#[cfg(not(target_arch = "wasm32"))]
+#[cfg(not(all(target_arch = "wasm32", target_os = "unknown")))]
 pub fn data(path: &str) -> Option<Vec<u8>> {
     let here = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
     let places = [here.join("../../shared/data").join(path), here.join("fixtures").join(path)];

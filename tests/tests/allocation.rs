@@ -1,6 +1,6 @@
 //! Memory promises, with a counting allocator: a session takes exactly what it planned, and tokens
 //! take nothing.
-#![cfg(not(target_arch = "wasm32"))]
+#![cfg(not(all(target_arch = "wasm32", target_os = "unknown")))]
 
 use shohin_core::{Activations, BonsaiModel, Gguf, KvFormat, Serial, Session, SessionOptions};
 use shohin_tests::meter::measure;

@@ -3,7 +3,7 @@
 //! `golden_model/`: a random Qwen3 by llama.cpp (its low-bit kernels) and by an f64 numpy forward of the same
 //! dequantized weights. `qwen3-*`: random Qwen3 models by Hugging Face transformers
 //! (`oracle/qwen3_logits.py`).
-#![cfg(not(target_arch = "wasm32"))]
+#![cfg(not(all(target_arch = "wasm32", target_os = "unknown")))]
 
 use std::fs;
 use std::path::{Path, PathBuf};

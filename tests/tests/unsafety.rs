@@ -1,5 +1,5 @@
 //! `unsafe` stays where it may be: in the core, only in kernels, the arena and the pool's splitter.
-#![cfg(not(target_arch = "wasm32"))]
+#![cfg(not(all(target_arch = "wasm32", target_os = "unknown")))]
 
 use std::fs;
 use std::path::{Path, PathBuf};

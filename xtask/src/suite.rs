@@ -161,7 +161,7 @@ pub(crate) const SUITES: &[Suite] = &[
     },
     Suite {
         name: "wasm-browser",
-        about: "the WebAssembly shell and the malformed-file suite on wasm32 in headless Chromium and in Node",
+        about: "the WebAssembly shell, the parity and malformed-file suites with simd128 in Chromium and in Node",
         needs: &[
             Need::Target(WASM),
             Need::BindgenCommands,
@@ -257,10 +257,12 @@ fn wasm_bindgen_tests(m: &mut Machine) -> Result<Tally> {
         .map_err(|e| format!("{}: {e}", options.display()))?;
     let mut tally = Tally::default();
     for browser in [false, true] {
-        // In wasm/ cargo reads wasm/.cargo/config.toml, which turns simd128 on; the root's builds are scalar.
-        for (dir, tests) in [("wasm", "test --target"), ("tests", "test --test wasm --target")] {
-            let tests = m.cargo_for(WASM).dir(m.root.join(dir)).args(tests).arg(WASM);
+        for tests in
+            ["test -p shohin-wasm", "test -p shohin-core --test parity", "test -p shohin-tests --test wasm"]
+        {
+            let tests = m.cargo_for(WASM).args(tests).args("--target").arg(WASM);
             let tests = tests
+                .env("CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_RUSTFLAGS", "-Ctarget-feature=+simd128")
                 .env("CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_RUNNER", "wasm-bindgen-test-runner")
                 .env("WASM_BINDGEN_TEST_WEBDRIVER_JSON", &options)
                 .env("WASM_BINDGEN_TEST_TIMEOUT", "300")
