@@ -109,7 +109,9 @@ async function reply(): Promise<void> {
     if (ended) return;
     const follows = isAtEnd();
     showProse(body, text);
-    if (!finish && tokens > 1) tools.textContent = speed((tokens - 1) / ((performance.now() - first) / 1000));
+    if (!finish && tokens > 1) {
+      tools.replaceChildren(make("span", { class: "figures" }, speed((tokens - 1) / ((performance.now() - first) / 1000))));
+    }
     if (follows) toEnd();
   };
   try {
