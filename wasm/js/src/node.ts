@@ -8,6 +8,9 @@ import { fetchPieces, type Pieces } from "./source.js";
 export * from "./local.js";
 export { LocalEngine as Engine };
 
+/** Nothing is kept in Node. */
+export async function clearCache(): Promise<void> {}
+
 host.module = async () => readFile(new URL("shohin_wasm_bg.wasm", import.meta.url));
 
 host.open = async (name, options) => {

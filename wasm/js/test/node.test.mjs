@@ -186,6 +186,13 @@ describe("a loaded model", () => {
   });
 });
 
+test("what the browser's entry exports, Node's does, too", async () => {
+  const [node, local, browser] = [await import("shohin"), await import("shohin/local"), await import("../../dist/index.js")];
+  for (const name of Object.keys(browser)) assert.ok(name in node, name);
+  assert.equal(local.LocalEngine, node.Engine);
+  await node.clearCache();
+});
+
 describe("loading", () => {
   let bytes;
   before(async () => {
