@@ -607,36 +607,35 @@ unsafe fn float_tile<F: Float, const R: usize, const T: usize>(
     unsafe {
         let x = work.x.as_ptr().add(t * cols);
         let mut sums = [[[_mm256_setzero_ps(); 2]; R]; T];
-        let mut step = |w: [*const u8; R], x: [*const f32; T]| {
+        let (mut w_last, mut x_last) = ([[0u8; 64]; R], [[0f32; 16]; T]);
+        let (mut ws, mut xs) = ([base; R], [x; T]);
+        // Loops and no closures: one that is not inlined would be compiled without AVX2.
+        for k in (0..cols).step_by(16) {
+            let rest = cols - k;
+            for r in 0..R {
+                ws[r] = base.add(r * row_bytes + k * F::BYTES);
+                if rest < 16 {
+                    w_last[r].as_mut_ptr().copy_from_nonoverlapping(ws[r], rest * F::BYTES);
+                    ws[r] = w_last[r].as_ptr();
+                }
+            }
+            for t in 0..T {
+                xs[t] = x.add(t * cols + k);
+                if rest < 16 {
+                    x_last[t].as_mut_ptr().copy_from_nonoverlapping(xs[t], rest);
+                    xs[t] = x_last[t].as_ptr();
+                }
+            }
+            <Avx2<Q1_0> as Dot>::prefetch(base.wrapping_add(k * F::BYTES * R), 16 * F::BYTES * R);
             for h in 0..2 {
-                let x = x.map(|x| _mm256_loadu_ps(x.add(8 * h)));
                 for r in 0..R {
-                    let w = F::load(w[r].add(8 * h * F::BYTES));
+                    let w = F::load(ws[r].add(8 * h * F::BYTES));
                     for t in 0..T {
-                        sums[t][r][h] = _mm256_add_ps(sums[t][r][h], _mm256_mul_ps(w, x[t]));
+                        let x = _mm256_loadu_ps(xs[t].add(8 * h));
+                        sums[t][r][h] = _mm256_add_ps(sums[t][r][h], _mm256_mul_ps(w, x));
                     }
                 }
             }
-        };
-        let whole = cols / 16 * 16;
-        for k in (0..whole).step_by(16) {
-            <Avx2<Q1_0> as Dot>::prefetch(base.wrapping_add(k * F::BYTES * R), 16 * F::BYTES * R);
-            step(
-                core::array::from_fn(|r| base.add(r * row_bytes + k * F::BYTES)),
-                core::array::from_fn(|t| x.add(t * cols + k)),
-            );
-        }
-        if whole < cols {
-            let rest = cols - whole;
-            let (mut w_last, mut x_last) = ([[0; 64]; R], [[0.0; 16]; T]);
-            for r in 0..R {
-                let from = base.add(r * row_bytes + whole * F::BYTES);
-                w_last[r].as_mut_ptr().copy_from_nonoverlapping(from, rest * F::BYTES);
-            }
-            for t in 0..T {
-                x_last[t].as_mut_ptr().copy_from_nonoverlapping(x.add(t * cols + whole), rest);
-            }
-            step(core::array::from_fn(|r| w_last[r].as_ptr()), core::array::from_fn(|t| x_last[t].as_ptr()));
         }
         for a in 0..T {
             for r in 0..R {

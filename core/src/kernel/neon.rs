@@ -23,6 +23,8 @@ pub(super) fn integer(format: Format) -> Option<Kernel> {
         Format::Tq2_0 => plain::<Tq2_0>,
         Format::Tq1_0 => plain::<Tq1_0>,
         Format::Ptq1_0 => plain::<Ptq1_0>,
+        Format::Q8_0 => plain32::<Q8_0>,
+        Format::Q4_0 => plain32::<Q4_0>,
         _ => return None,
     })
 }
@@ -37,6 +39,8 @@ pub(super) fn integer_dotprod(format: Format) -> Option<Kernel> {
         Format::Tq2_0 => dotprod::<Tq2_0>,
         Format::Tq1_0 => dotprod::<Tq1_0>,
         Format::Ptq1_0 => dotprod::<Ptq1_0>,
+        Format::Q8_0 => dotprod32::<Q8_0>,
+        Format::Q4_0 => dotprod32::<Q4_0>,
         _ => return None,
     })
 }
@@ -54,6 +58,25 @@ fn plain<F: Packed>(work: &Work<'_>, out: &mut OutRows<'_>) {
 fn dotprod<F: Packed>(work: &Work<'_>, out: &mut OutRows<'_>) {
     // SAFETY: the features of this function.
     unsafe { rows::<Neon<F, true>, ROWS, ROWS, TOKENS>(work, out) };
+}
+
+#[target_feature(enable = "neon")]
+fn plain32<F: Block32>(work: &Work<'_>, out: &mut OutRows<'_>) {
+    if !work.w.cols().is_multiple_of(64) {
+        // No real model has such a matrix.
+        return super::scalar::integer(work, out);
+    }
+    // SAFETY: the features of this function.
+    unsafe { rows::<Pair<F, false>, ROWS, ROWS, TOKENS>(work, out) };
+}
+
+#[target_feature(enable = "neon,dotprod")]
+fn dotprod32<F: Block32>(work: &Work<'_>, out: &mut OutRows<'_>) {
+    if !work.w.cols().is_multiple_of(64) {
+        return super::scalar::integer(work, out);
+    }
+    // SAFETY: the features of this function.
+    unsafe { rows::<Pair<F, true>, ROWS, ROWS, TOKENS>(work, out) };
 }
 
 /// How a format's bytes become codes of zero point 1, at most 3.
@@ -267,6 +290,27 @@ fn sdot(mut n: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
     n
 }
 
+/// The sums of each four products.
+#[inline(always)]
+unsafe fn fours<const DOT: bool>(a: int8x16_t, b: int8x16_t) -> int32x4_t {
+    // SAFETY: the caller has NEON, and `sdot` where DOT says so.
+    unsafe {
+        if DOT {
+            return sdot(vdupq_n_s32(0), a, b);
+        }
+        // Two products of at most 128 * 127 fit 16 bits.
+        let low = vmull_s8(vget_low_s8(a), vget_low_s8(b));
+        vpaddlq_s16(vpaddq_s16(low, vmull_high_s8(a, b)))
+    }
+}
+
+/// The factor of each lane of vector `v` of 64 activations in natural order.
+#[inline(always)]
+unsafe fn natural_factor(order: &Q8Order, v: usize) -> int32x4_t {
+    // SAFETY: the caller has NEON.
+    unsafe { vdupq_n_s32(i32::from(order.factor[2 * v])) }
+}
+
 /// The activations of a step.
 #[derive(Clone, Copy)]
 struct Acts {
@@ -313,17 +357,11 @@ impl<F: Packed, const DOT: bool> Dot for Neon<F, DOT> {
                 let y = &*y.add(v / 4);
                 let order: &Q8Order = if F::STRIDED { &y.strided } else { &y.natural };
                 acts.q[v] = vld1q_s8(order.q.as_ptr().add(v % 4 * 16));
-                // The factors, each twice in 16 bits, in 32 bits.
-                let factor = vshrq_n_s32::<16>(vreinterpretq_s32_s16(vld1q_s16(order.factor.as_ptr())));
                 acts.factor[v] = if F::STRIDED {
-                    factor
+                    // The factors, each twice in 16 bits, in 32 bits.
+                    vshrq_n_s32::<16>(vreinterpretq_s32_s16(vld1q_s16(order.factor.as_ptr())))
                 } else {
-                    match v % 4 {
-                        0 => vdupq_laneq_s32::<0>(factor),
-                        1 => vdupq_laneq_s32::<1>(factor),
-                        2 => vdupq_laneq_s32::<2>(factor),
-                        _ => vdupq_laneq_s32::<3>(factor),
-                    }
+                    natural_factor(order, v % 4)
                 };
                 if v % 4 < 2 {
                     acts.start[v % 4] =
@@ -340,13 +378,7 @@ impl<F: Packed, const DOT: bool> Dot for Neon<F, DOT> {
         for v in 0..4 * F::VECTORS {
             // SAFETY: the caller has NEON, and `sdot` where DOT says so.
             unsafe {
-                let c = vreinterpretq_s8_u8(codes[v]);
-                let four = if DOT {
-                    sdot(vdupq_n_s32(0), c, acts.q[v])
-                } else {
-                    let low = vmull_s8(vget_low_s8(c), vget_low_s8(acts.q[v]));
-                    vpaddlq_s16(vpaddq_s16(low, vmull_high_s8(c, acts.q[v])))
-                };
+                let four = fours::<DOT>(vreinterpretq_s8_u8(codes[v]), acts.q[v]);
                 n[v % 2] = vmlaq_s32(n[v % 2], four, acts.factor[v]);
             }
         }
@@ -391,4 +423,128 @@ impl<F: Packed, const DOT: bool> Dot for Neon<F, DOT> {
     fn prefetch(_: *const u8, _: usize) {
         // The intrinsic is not stable; these processors prefetch a single stream well.
     }
+}
+
+/// A format with blocks of 32 weights.
+trait Block32 {
+    const BYTES: usize;
+    /// The weights of a block.
+    unsafe fn weights(block: *const u8) -> [int8x16_t; 2];
+}
+
+struct Q8_0;
+impl Block32 for Q8_0 {
+    const BYTES: usize = 34;
+
+    #[inline(always)]
+    unsafe fn weights(block: *const u8) -> [int8x16_t; 2] {
+        // SAFETY: the caller has NEON, and a block at `block`.
+        unsafe { [vld1q_s8(block.add(2).cast()), vld1q_s8(block.add(18).cast())] }
+    }
+}
+
+struct Q4_0;
+impl Block32 for Q4_0 {
+    const BYTES: usize = 18;
+
+    #[inline(always)]
+    unsafe fn weights(block: *const u8) -> [int8x16_t; 2] {
+        // SAFETY: the caller has NEON, and a block at `block`.
+        unsafe {
+            let (bytes, eight) = (vld1q_u8(block.add(2)), vdupq_n_s8(8));
+            let (low, high) = (vandq_u8(bytes, vdupq_n_u8(15)), vshrq_n_u8::<4>(bytes));
+            [vsubq_s8(vreinterpretq_s8_u8(low), eight), vsubq_s8(vreinterpretq_s8_u8(high), eight)]
+        }
+    }
+}
+
+/// Two blocks of 32 weights, each half of 64 activations.
+struct Pair<F, const DOT: bool>(PhantomData<F>);
+
+impl<F: Block32, const DOT: bool> Dot for Pair<F, DOT> {
+    const BYTES: usize = 2 * F::BYTES;
+    const PARTS: usize = 1;
+    const VECTORS: usize = 1;
+    const GEMV_ROWS: usize = ROWS;
+    const ROWS: usize = ROWS;
+    const TOKENS: usize = TOKENS;
+    type Codes = [int8x16_t; 4];
+    /// Activations and their factors.
+    type Acts = [(int8x16_t, int32x4_t); 4];
+    type Integers = [int32x4_t; 4];
+    type Scale = [f32; 2];
+    type Sum = [float32x4_t; 2];
+
+    #[inline(always)]
+    unsafe fn codes(block: *const u8, _: usize) -> [int8x16_t; 4] {
+        // SAFETY: as for this function.
+        unsafe {
+            let ([a, b], [c, d]) = (F::weights(block), F::weights(block.add(F::BYTES)));
+            [a, b, c, d]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn scale(block: *const u8) -> [f32; 2] {
+        // SAFETY: as for this function.
+        let both = unsafe { core::slice::from_raw_parts(block, 2 * F::BYTES) };
+        [f16_at(both, 0), f16_at(both, F::BYTES)]
+    }
+
+    #[inline(always)]
+    unsafe fn acts(y: *const Q8Block) -> [(int8x16_t, int32x4_t); 4] {
+        // SAFETY: as for this function.
+        unsafe {
+            let order = &(*y).natural;
+            let mut acts = [(vdupq_n_s8(0), vdupq_n_s32(0)); 4];
+            for v in 0..4 {
+                acts[v] = (vld1q_s8(order.q.as_ptr().add(16 * v)), natural_factor(order, v));
+            }
+            acts
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn dot(codes: [int8x16_t; 4], acts: [(int8x16_t, int32x4_t); 4]) -> [int32x4_t; 4] {
+        // SAFETY: the caller has NEON, and `sdot` where DOT says so.
+        unsafe {
+            let mut n = [vdupq_n_s32(0); 4];
+            for v in 0..4 {
+                n[v] = vmulq_s32(fours::<DOT>(codes[v], acts[v].0), acts[v].1);
+            }
+            n
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add(a: [int32x4_t; 4], _: [int32x4_t; 4]) -> [int32x4_t; 4] {
+        a // a block is one part
+    }
+
+    #[inline(always)]
+    unsafe fn zero() -> [float32x4_t; 2] {
+        // SAFETY: the caller has NEON.
+        unsafe { [vdupq_n_f32(0.0); 2] }
+    }
+
+    #[inline(always)]
+    unsafe fn add_block(mut sum: [float32x4_t; 2], n: [int32x4_t; 4], scale: [f32; 2]) -> [float32x4_t; 2] {
+        for v in 0..4 {
+            // SAFETY: the caller has NEON.
+            unsafe {
+                let scaled = vmulq_n_f32(vcvtq_f32_s32(n[v]), scale[v / 2]);
+                sum[v % 2] = vaddq_f32(sum[v % 2], scaled);
+            }
+        }
+        sum
+    }
+
+    #[inline(always)]
+    unsafe fn lanes(sum: [float32x4_t; 2]) -> [f32; 8] {
+        // SAFETY: as for this function.
+        unsafe { <Neon<Q1_0, DOT> as Dot>::lanes(sum) }
+    }
+
+    #[inline(always)]
+    fn prefetch(_: *const u8, _: usize) {}
 }

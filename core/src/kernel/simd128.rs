@@ -23,6 +23,8 @@ pub(super) fn integer(format: Format) -> Option<Kernel> {
         Format::Tq2_0 => |work, out| kernel::<Words<Tq2_0>>(work, out),
         Format::Tq1_0 => |work, out| kernel::<Words<Tq1_0>>(work, out),
         Format::Ptq1_0 => |work, out| kernel::<Words<Ptq1_0>>(work, out),
+        Format::Q8_0 => |work, out| kernel32::<Q8_0>(work, out),
+        Format::Q4_0 => |work, out| kernel32::<Q4_0>(work, out),
         _ => return None,
     })
 }
@@ -34,6 +36,15 @@ const TOKENS: usize = 1;
 fn kernel<D: Dot>(work: &Work<'_>, out: &mut OutRows<'_>) {
     // SAFETY: this file is compiled only where simd128 is.
     unsafe { rows::<D, GEMV_ROWS, ROWS, TOKENS>(work, out) };
+}
+
+fn kernel32<F: Block32>(work: &Work<'_>, out: &mut OutRows<'_>) {
+    if work.w.cols().is_multiple_of(64) {
+        kernel::<Pair<F>>(work, out);
+    } else {
+        // No real model has such a matrix.
+        super::scalar::integer(work, out);
+    }
 }
 
 #[inline(always)]
@@ -204,6 +215,12 @@ trait Packed {
     /// The codes of step `part`: per sixteen weights, the even ones and the odd ones; for blocks of 64
     /// weights, the last four are not used.
     unsafe fn codes(block: *const u8, part: usize) -> [[v128; 2]; 8];
+}
+
+/// The even bytes and the odd ones, as words.
+#[inline(always)]
+fn signed_words(bytes: v128) -> [v128; 2] {
+    [i16x8_shr(i16x8_shl(bytes, 8), 8), i16x8_shr(bytes, 8)]
 }
 
 /// The two bits at `shift` of each byte: those of even bytes, those of odd ones.
@@ -393,8 +410,7 @@ impl<F: Packed> Dot for Words<F> {
             let order = |v: usize| order(y.add(v / 4 % F::VECTORS), F::STRIDED);
             WordActs {
                 q: core::array::from_fn(|v| {
-                    let q = load(order(v).q.as_ptr().cast::<u8>().add(v % 4 * 16));
-                    [i16x8_shr(i16x8_shl(q, 8), 8), i16x8_shr(q, 8)]
+                    signed_words(load(order(v).q.as_ptr().cast::<u8>().add(v % 4 * 16)))
                 }),
                 factor: core::array::from_fn(|v| factor(order(v), F::STRIDED, v % 4)),
                 start: start(y, F::STRIDED, F::VECTORS),
@@ -432,6 +448,110 @@ impl<F: Packed> Dot for Words<F> {
     #[inline(always)]
     unsafe fn add_block(sum: [v128; 2], n: [v128; 2], scale: v128) -> [v128; 2] {
         add_block(sum, n, scale)
+    }
+
+    #[inline(always)]
+    unsafe fn lanes(sum: [v128; 2]) -> [f32; 8] {
+        lanes(sum)
+    }
+
+    #[inline(always)]
+    fn prefetch(_: *const u8, _: usize) {}
+}
+
+/// A format with blocks of 32 weights.
+trait Block32 {
+    const BYTES: usize;
+    /// The weights of a block, the even ones and the odd ones of each sixteen.
+    unsafe fn weights(block: *const u8) -> [[v128; 2]; 2];
+}
+
+struct Q8_0;
+impl Block32 for Q8_0 {
+    const BYTES: usize = 34;
+
+    #[inline(always)]
+    unsafe fn weights(block: *const u8) -> [[v128; 2]; 2] {
+        // SAFETY: as for this function.
+        unsafe { [signed_words(load(block.add(2))), signed_words(load(block.add(18)))] }
+    }
+}
+
+struct Q4_0;
+impl Block32 for Q4_0 {
+    const BYTES: usize = 18;
+
+    #[inline(always)]
+    unsafe fn weights(block: *const u8) -> [[v128; 2]; 2] {
+        // SAFETY: as for this function.
+        let bytes = unsafe { load(block.add(2)) };
+        let word = |shift| i16x8_sub(v128_and(u16x8_shr(bytes, shift), i16x8_splat(15)), i16x8_splat(8));
+        [[word(0), word(8)], [word(4), word(12)]]
+    }
+}
+
+/// Two blocks of 32 weights, each half of 64 activations.
+struct Pair<F>(core::marker::PhantomData<F>);
+
+impl<F: Block32> Dot for Pair<F> {
+    const BYTES: usize = 2 * F::BYTES;
+    const PARTS: usize = 1;
+    const VECTORS: usize = 1;
+    const GEMV_ROWS: usize = GEMV_ROWS;
+    const ROWS: usize = ROWS;
+    const TOKENS: usize = TOKENS;
+    type Codes = [[v128; 2]; 4];
+    /// The even activations, the odd ones, and their factors.
+    type Acts = [[v128; 3]; 4];
+    type Integers = [v128; 4];
+    type Scale = [v128; 2];
+    type Sum = [v128; 2];
+
+    #[inline(always)]
+    unsafe fn codes(block: *const u8, _: usize) -> [[v128; 2]; 4] {
+        // SAFETY: as for this function.
+        let ([a, b], [c, d]) = unsafe { (F::weights(block), F::weights(block.add(F::BYTES))) };
+        [a, b, c, d]
+    }
+
+    #[inline(always)]
+    unsafe fn scale(block: *const u8) -> [v128; 2] {
+        // SAFETY: as for this function.
+        unsafe { [scale(block), scale(block.add(F::BYTES))] }
+    }
+
+    #[inline(always)]
+    unsafe fn acts(y: *const Q8Block) -> [[v128; 3]; 4] {
+        // SAFETY: as for this function.
+        core::array::from_fn(|v| unsafe {
+            let order = order(y, false);
+            let [even, odd] = signed_words(load(order.q.as_ptr().cast::<u8>().add(16 * v)));
+            [even, odd, factor(order, false, v)]
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn dot(codes: [[v128; 2]; 4], acts: [[v128; 3]; 4]) -> [v128; 4] {
+        core::array::from_fn(|v| {
+            let ([c_even, c_odd], [even, odd, factor]) = (codes[v], acts[v]);
+            // Two products of at most 128 * 127 fit 16 bits.
+            i32x4_dot_i16x8(i16x8_add(i16x8_mul(c_even, even), i16x8_mul(c_odd, odd)), factor)
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn add(a: [v128; 4], _: [v128; 4]) -> [v128; 4] {
+        a // a block is one part
+    }
+
+    #[inline(always)]
+    unsafe fn zero() -> [v128; 2] {
+        [f32x4_splat(0.0); 2]
+    }
+
+    #[inline(always)]
+    unsafe fn add_block(sum: [v128; 2], n: [v128; 4], scale: [v128; 2]) -> [v128; 2] {
+        add_block(add_block(sum, [n[0], n[1]], scale[0]), [n[2], n[3]], scale[1])
     }
 
     #[inline(always)]
