@@ -154,9 +154,9 @@ impl<'m> Session<'m> {
     /// Allocates the planned bytes.
     pub fn new(model: &'m BonsaiModel<'m>, options: &SessionOptions) -> Result<Self> {
         let total = model.memory_plan(options)?.total;
-        let mut memory = Vec::new();
-        memory.try_reserve_exact(total).map_err(|_| Error::Memory { need: total as u64, have: 0 })?;
-        memory.resize(total, 0);
+        // Most systems give zeros without touching them: a long context costs nothing before it is used.
+        let memory = bytemuck::allocation::try_zeroed_vec(total)
+            .map_err(|()| Error::Memory { need: total as u64, have: 0 })?;
         Ok(Session { model, options: model.fitted(options)?, memory: Memory::Owned(memory), position: 0 })
     }
 
