@@ -8,9 +8,9 @@
 //! # Keeping a session across turns
 //!
 //! The exact way is to [`encode`] the whole conversation each turn and keep the session's first
-//! [`common_prefix`] tokens. Qwen3's template leaves the thoughts of earlier turns out (and the empty
-//! ones that `thinking: Some(false)` puts in front of a reply), so that the prefix ends where the last
-//! reply began, and the last exchange is fed a second time. [`encode_next`] gives the tokens that go
+//! [`reusable`](crate::generate::reusable) tokens. Qwen3's template leaves the thoughts of earlier turns
+//! out (and the empty ones that `thinking: Some(false)` puts in front of a reply), so that the prefix
+//! ends where the last reply began, and the last exchange is fed a second time. [`encode_next`] gives the tokens that go
 //! behind everything fed so far: nothing is fed twice and the model's own tokens stay as it chose them,
 //! at the price that thoughts stay in the context. For [`Style::Plain`] both give the same text.
 #![forbid(unsafe_code)]
@@ -267,12 +267,6 @@ impl<'t> Reply<'t> {
         let name = json::text(name)?.ok_or(missing("name"))?;
         Ok((name, json::member(call, "arguments")?.ok_or(missing("arguments"))?))
     }
-}
-
-/// How many tokens `fed` and `wanted` share from the start. A session holding `fed` is truncated to that
-/// many and given the rest of `wanted`; at least the last token must be fed to have logits.
-pub fn common_prefix(fed: &[u32], wanted: &[u32]) -> usize {
-    fed.iter().zip(wanted).take_while(|(a, b)| a == b).count()
 }
 
 /// A rendered conversation that knows which parts are the template's own markers.

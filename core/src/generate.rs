@@ -110,6 +110,20 @@ pub struct GenerationOptions {
     pub batch: usize,
 }
 
+impl GenerationOptions {
+    /// Whether a generation can be made with these.
+    ///
+    /// # Errors
+    /// [`Error::Option`] for an empty stop string.
+    pub fn check(&self) -> Result<()> {
+        if self.stop_strings.iter().any(String::is_empty) {
+            let expected = "at least 1 byte";
+            return Err(Error::Option { what: "stop string", found: 0.0, expected });
+        }
+        Ok(())
+    }
+}
+
 impl Default for GenerationOptions {
     fn default() -> Self {
         GenerationOptions {
@@ -220,10 +234,7 @@ impl Generation {
             let (position, adding) = (held as u64, (prompt.len() - held) as u64);
             return Err(Error::ContextFull { position, adding, capacity: capacity as u64 });
         }
-        if options.stop_strings.iter().any(|s| s.is_empty()) {
-            let expected = "at least 1 byte";
-            return Err(Error::Option { what: "stop string", found: 0.0, expected });
-        }
+        options.check()?;
         let reply = options.max_tokens.min(capacity - prompt.len()).min(1 << 16) + 1;
         let mut tokens = Vec::with_capacity(prompt.len() + reply);
         tokens.extend_from_slice(prompt);
@@ -356,7 +367,8 @@ pub enum Step<'g> {
 /// Runs a generation to its end on a backend that answers at once. `on_step` may break it off.
 ///
 /// # Errors
-/// Those of the backend and of [`Generation::logits`]; the generation can then be driven on.
+/// Those of the backend, after which the generation can be driven on, and of [`Generation::logits`],
+/// after which it cannot: the tokens are fed, but nothing can be chosen from what came back.
 pub fn drive(
     generation: &mut Generation,
     backend: &mut dyn Backend,

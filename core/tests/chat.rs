@@ -4,6 +4,7 @@ use std::path::Path;
 
 use serde_json::Value;
 use shohin_core::chat::{self, ChatOptions, Message, Reply, Role, Style, Template, ToolCall, json};
+use shohin_core::generate::reusable;
 use shohin_core::tokenizer::{EncodeOptions, Special, TokenKind};
 use shohin_core::{Gguf, Tokenizer};
 
@@ -215,7 +216,7 @@ fn a_turn_can_be_added_without_feeding_anything_twice() {
                 }
                 let more = chat::encode_next(t, &fed, &[next], &options).unwrap();
                 let exact = chat::encode(t, &whole, &options).unwrap();
-                assert_eq!(chat::common_prefix(&fed, &exact), fed.len());
+                assert_eq!(reusable(&fed, &exact), fed.len());
                 fed.extend(more);
                 assert_eq!(fed, exact, "{options:?}");
             }
@@ -225,7 +226,7 @@ fn a_turn_can_be_added_without_feeding_anything_twice() {
         let fed = chat::encode(t, &first, &options).unwrap();
         let exact = chat::encode(t, &whole, &options).unwrap();
         let header = chat::encode(t, &first, &ChatOptions { thinking: None, ..options }).unwrap();
-        assert_eq!(chat::common_prefix(&fed, &exact), header.len());
+        assert_eq!(reusable(&fed, &exact), header.len());
     });
 }
 

@@ -51,7 +51,8 @@ fn sampling_allocates_nothing() {
         ("min-p only", SamplerConfig { min_p: 0.05, ..plain }),
         ("typical only", SamplerConfig { typical_p: 0.9, ..plain }),
     ] {
-        let mut sampler = Sampler::new(&config, VOCAB).unwrap();
+        // A clone, as hosts make one for each reply, is no different.
+        let mut sampler = Sampler::new(&config, VOCAB).unwrap().clone();
         let mut logprobs = Logprobs::new(5);
         let before = ALLOCATIONS.get();
         let start = std::time::Instant::now();

@@ -65,7 +65,9 @@ impl KvElement for f16 {
         let bits = u32::from(self.to_bits());
         // 2^112 moves the exponent bias from 15 to 127 and normalises subnormals exactly.
         let magnitude = f32::from_bits((bits & 0x7fff) << 13) * f32::from_bits((127 + 112) << 23);
-        f32::from_bits(magnitude.to_bits() | (bits & 0x8000) << 16)
+        // `store` makes no infinities, so the largest exponent is a NaN, which must stay one.
+        let nan = if bits & 0x7c00 == 0x7c00 { 0x7fc0_0000 } else { 0 };
+        f32::from_bits(magnitude.to_bits() | nan | (bits & 0x8000) << 16)
     }
 }
 
@@ -153,6 +155,7 @@ mod tests {
                 assert_eq!(f16::store(want.to_f32()).to_bits(), bits);
             }
         }
+        assert!(f16::store(f32::NAN).load().is_nan());
         assert_eq!(f16::store(1e9).load(), 65504.0);
         assert_eq!(f16::store(f32::NEG_INFINITY).load(), -65504.0);
     }

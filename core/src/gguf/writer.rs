@@ -113,6 +113,9 @@ fn put_value(out: &mut Vec<u8>, value: Value<'_>) {
     }
 }
 
+/// The key that says how tensors are aligned.
+const ALIGNMENT: &str = "general.alignment";
+
 impl GgufWriter {
     /// An empty file.
     pub fn new() -> GgufWriter {
@@ -127,6 +130,9 @@ impl GgufWriter {
                 expected: "1 to 65535 bytes without NUL",
             });
         }
+        if key == ALIGNMENT && kind == Kind::Array {
+            return Err(Error::KeyType { key: Name::new(key), expected: "u32", found: kind.name() });
+        }
         if !self.keys.insert(key.into()) {
             return Err(Error::Duplicate { what: "metadata key", name: Name::new(key) });
         }
@@ -138,20 +144,17 @@ impl GgufWriter {
     /// Adds a key. Setting `general.alignment` also lays the file out so.
     pub fn set<'v>(&mut self, key: &str, value: impl Into<Value<'v>>) -> Result<()> {
         let value = value.into();
-        if key == "general.alignment" {
-            match value {
-                Value::U32(a) if a.is_power_of_two() && a <= MAX_ALIGNMENT => self.alignment = Some(a),
-                other => {
-                    let found = other.integer().map_or(f64::NAN, |v| v as f64);
-                    return Err(Error::KeyValue {
-                        key: Name::new(key),
-                        found,
-                        expected: "a u32 power of two",
-                    });
-                }
+        let alignment = match value {
+            _ if key != ALIGNMENT => self.alignment,
+            Value::U32(a) if a.is_power_of_two() && a <= MAX_ALIGNMENT => Some(a),
+            other => {
+                let found = other.integer().map_or(f64::NAN, |v| v as f64);
+                let expected = "a u32 power of two";
+                return Err(Error::KeyValue { key: Name::new(key), found, expected });
             }
-        }
+        };
         self.key(key, value.kind())?;
+        self.alignment = alignment;
         put_value(&mut self.metadata, value);
         Ok(())
     }

@@ -154,7 +154,7 @@ impl BonsaiModel<'_> {
         // One job per token and key-value head: its query heads share the keys and values read.
         let group = c.num_attention_heads / c.num_kv_heads * d;
         let (q, cache) = (&b.q[..n * q_size], &*cache);
-        let pool = pass.pool_for(n * (pass.start + n) * q_size);
+        let pool = pass.pool_for((pass.start + n).saturating_mul(n * q_size));
         for_each_chunk(pool, &mut b.input[..n * q_size], group, &|job, out| {
             let (t, kv_head) = (job / c.num_kv_heads, job % c.num_kv_heads);
             let (keys, values) = cache.head(layer, kv_head, pass.start + t + 1);

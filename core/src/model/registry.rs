@@ -159,13 +159,15 @@ impl CapabilityProfile {
     /// Derives sizes from dimensions and format; what the chat template knows is the caller's to say.
     pub fn new(config: &Qwen3Config, format: Format, thinking: bool, tools: bool) -> Self {
         let params = config.num_parameters();
-        let norms = (2 * config.hidden_size + 2 * config.head_dim) * config.num_layers + config.hidden_size;
-        let blocks = (params - norms as u64) / format.block() as u64;
+        let [hidden, head, layers] =
+            [config.hidden_size, config.head_dim, config.num_layers].map(|n| n as u64);
+        let norms = (2 * hidden + 2 * head) * layers + hidden;
+        let blocks = (params - norms) / format.block() as u64;
         CapabilityProfile {
             max_context_length: config.max_context_length,
             num_parameters: params,
             weight_bytes: blocks * format.block_bytes() as u64,
-            kv_bytes_per_token: (config.num_layers * 2 * config.kv_size() * 2) as u64,
+            kv_bytes_per_token: config.num_layers as u64 * 4 * config.kv_size() as u64,
             thinking,
             tools,
         }

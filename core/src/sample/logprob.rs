@@ -3,6 +3,9 @@
 
 use alloc::vec::Vec;
 
+/// Most tokens kept: their list is taken before it is needed.
+const MAX_TOP: usize = 1 << 16;
+
 /// A token and the natural logarithm of its probability.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Logprob {
@@ -23,8 +26,9 @@ pub struct Logprobs {
 }
 
 impl Logprobs {
-    /// Keeps the `n` most likely tokens of each measurement; 0 measures the chosen one only.
+    /// Keeps the `n` most likely tokens of each measurement, 65,536 at most; 0 measures the chosen one only.
     pub fn new(n: usize) -> Self {
+        let n = n.min(MAX_TOP);
         Logprobs { top: Vec::with_capacity(n + 1), n }
     }
 

@@ -30,13 +30,30 @@ pub struct Candidate {
 }
 
 /// Chooses tokens. Knows the tokens before (for the penalties) and the random sequence.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Sampler {
     config: SamplerConfig,
     vocab: usize,
     penalties: Penalties,
     rng: Pcg32,
     candidates: Vec<Candidate>,
+}
+
+/// Bytes that end a repetition for DRY, as in its original proposal: see [`Sampler::break_at_bytes`].
+pub const DRY_BREAKERS: &[u8] = b"\n:\"*";
+
+/// A clone goes on exactly as the original would, and does not allocate either.
+impl Clone for Sampler {
+    fn clone(&self) -> Self {
+        Sampler {
+            config: self.config,
+            vocab: self.vocab,
+            penalties: self.penalties.clone(),
+            rng: self.rng,
+            // What is in it does not outlive a call.
+            candidates: Vec::with_capacity(self.candidates.capacity()),
+        }
+    }
 }
 
 impl Sampler {
@@ -77,7 +94,7 @@ impl Sampler {
     }
 
     /// Makes DRY's matches end at every token that ends a reply or whose text holds one of these bytes,
-    /// and at all control tokens. `b"\n:\"*"` is what DRY was proposed with.
+    /// and at all control tokens. [`DRY_BREAKERS`] is what DRY was proposed with.
     pub fn break_at_bytes(&mut self, tokenizer: &Tokenizer<'_>, bytes: &[u8]) {
         if self.config.dry_multiplier == 0.0 {
             return;
@@ -313,11 +330,11 @@ fn take_all(candidates: &mut Vec<Candidate>, view: &View<'_>) {
 /// The `k` largest, in falling order: fills the buffer with what beats the k-th best so far, and
 /// selects again whenever it is full.
 fn take_top(candidates: &mut Vec<Candidate>, view: &View<'_>, k: usize) {
-    let full = candidates.capacity().min(k.saturating_mul(4).max(64));
+    let full = k.saturating_mul(4).max(64);
     let mut bound = f32::NEG_INFINITY;
     view.above(bound, &mut |token, logit| {
         candidates.push(Candidate { token, logit, probability: 0.0 });
-        if candidates.len() == full && full > k {
+        if candidates.len() == full {
             candidates.select_nth_unstable_by(k - 1, by_logit);
             candidates.truncate(k);
             bound = candidates[k - 1].logit;

@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 const MAX_REPEAT: usize = 50;
 
 /// The last tokens, and the logits they change.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct Penalties {
     config: SamplerConfig,
     /// The last `keep` to `2 * keep` tokens in order; moved down when the buffer is full.
@@ -19,6 +19,26 @@ pub(super) struct Penalties {
     changed: Vec<(u32, f32)>,
     /// One bit a token: DRY's matches do not cross these.
     breakers: Vec<u32>,
+}
+
+/// A clone keeps the capacities, not only the content: it will not allocate either.
+impl Clone for Penalties {
+    fn clone(&self) -> Self {
+        fn copy<T: Copy>(from: &Vec<T>) -> Vec<T> {
+            let mut to = Vec::with_capacity(from.capacity());
+            to.extend_from_slice(from);
+            to
+        }
+        Penalties {
+            config: self.config,
+            history: copy(&self.history),
+            keep: self.keep,
+            window: copy(&self.window),
+            repeats: copy(&self.repeats),
+            changed: copy(&self.changed),
+            breakers: self.breakers.clone(),
+        }
+    }
 }
 
 impl Penalties {

@@ -221,7 +221,7 @@ impl<'a> Tokenizer<'a> {
             let mut utf8 = [0; 4];
             let spelled = alphabet::spell(byte).encode_utf8(&mut utf8).as_bytes();
             match index.find([spelled, &[]])? {
-                Some(found) if added.kind(found) != TokenKind::Control => *id = found,
+                Some(found) if added.kind(found) == TokenKind::Normal => *id = found,
                 _ => {
                     return Err(Error::Unsupported {
                         key: Name::new(TOKENS),

@@ -249,6 +249,9 @@ cases! {
         for pre in ["default", "llama-bpe", "qwen", ""] {
             no_tokenizer(&file.clone().set("tokenizer.ggml.pre", RawValue::str(pre)), &["unsupported"]);
         }
+        // A byte whose token stands for its own spelling would decode to that instead.
+        let spelled = RawValue::array(5, 300, &4_i32.to_le_bytes().repeat(300));
+        no_tokenizer(&file.clone().set(TYPES, spelled), &["unsupported"]);
         for key in ["bos_token_id", "eos_token_id"] {
             let key = format!("tokenizer.ggml.{key}");
             for id in [300, 1 << 31, u32::MAX] {
