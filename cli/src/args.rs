@@ -60,6 +60,19 @@ pub(crate) struct EngineArgs {
     /// Instruction set of the kernels, e.g. scalar or avx2 [default: the best this machine has]
     #[arg(long, global = true, value_name = "NAME")]
     pub(crate) isa: Option<String>,
+    /// Layout of tensors of type 42, where a file does not tell: weights a group, or codes before scales
+    #[arg(long, global = true, value_name = "LAYOUT", default_value = "auto")]
+    pub(crate) id42: Id42Layout,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Id42Layout {
+    Auto,
+    #[value(name = "64")]
+    Group64,
+    #[value(name = "128")]
+    Group128,
+    CodesFirst,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

@@ -8,7 +8,7 @@ use crate::terminal::{Colours, CtrlC, remark, write_model_text};
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 use serde_json::json;
-use shohin_core::chat::{ChatOptions, Message, Role, Style, encode, encode_next};
+use shohin_core::chat::{ChatOptions, Message, Role, encode, encode_next};
 use shohin_core::generate::{Generation, GenerationOptions, Reason, Step, reusable};
 use shohin_core::{Sampler, SamplerConfig, Session};
 use std::io::{self, BufRead, IsTerminal, Write};
@@ -23,7 +23,7 @@ const HELP: &str = "\
   /save FILE       write the conversation, as JSON if FILE ends in .json, else as Markdown
   /stats           tokens and speed of the last reply
   /quit            leave, as Ctrl-D does
-A line that ends in \\ goes on in the next one. Ctrl-C stops a reply.";
+A line that ends in \\ goes on in the next one; // begins a message with a slash. Ctrl-C stops a reply.";
 
 pub(crate) fn chat(args: &ChatArgs, engine_args: &EngineArgs) -> Outcome {
     let config = args.sampling.config();
@@ -67,6 +67,12 @@ struct Turn {
 
 impl<'e> Chat<'e> {
     fn new(engine: &'e Engine<'e>, args: &ChatArgs, config: SamplerConfig) -> Outcome<Self> {
+        let generation = GenerationOptions {
+            max_tokens: args.max_tokens.unwrap_or(usize::MAX),
+            stop_strings: args.sampling.stop.clone(),
+            ..GenerationOptions::default()
+        };
+        generation.check()?;
         Ok(Chat {
             engine,
             options: ChatOptions {
@@ -74,11 +80,7 @@ impl<'e> Chat<'e> {
                 thinking: Some(args.think),
                 ..ChatOptions::default()
             },
-            generation: GenerationOptions {
-                max_tokens: args.max_tokens.unwrap_or(usize::MAX),
-                stop_strings: args.sampling.stop.clone(),
-                ..GenerationOptions::default()
-            },
+            generation,
             session: engine.session(engine.options.context)?,
             sampler: engine.sampler(&config)?,
             config,
@@ -101,12 +103,8 @@ impl<'e> Chat<'e> {
         writeln!(out, "{bold}{name}{off}  {dim}{kind}, {parameters} parameters, context {context}{off}")?;
         writeln!(out, "{dim}{}{off}", self.engine.settings())?;
         writeln!(out, "{dim}/help lists commands, Ctrl-C stops a reply, Ctrl-D leaves{off}\n")?;
-        if !self.engine.template.known {
-            let style = match self.engine.template.style {
-                Style::Qwen3 => "Qwen3's",
-                Style::Plain => "plain ChatML",
-            };
-            self.note(&format!("(this model's chat template is unknown; {style} is used)"))?;
+        if let Some(warning) = self.engine.template_warning() {
+            self.note(&warning)?;
             self.gap()?;
         }
         let no_editor = |e| Failure::new(format_args!("cannot read from the terminal: {e}"));
@@ -165,15 +163,21 @@ impl<'e> Chat<'e> {
                 continue;
             }
             if let Then::Leave = self.line(line.trim())? {
-                break;
+                return Ok(());
             }
+        }
+        // The last line promised another one, which never came.
+        if !text.trim().is_empty() {
+            self.line(text.trim())?;
         }
         Ok(())
     }
 
     fn line(&mut self, line: &str) -> Outcome<Then> {
-        let Some(command) = line.strip_prefix('/') else {
-            self.say(line)?;
+        // `//usr` is a message that begins with a slash.
+        let command = line.strip_prefix('/').filter(|command| !command.starts_with('/'));
+        let Some(command) = command else {
+            self.say(line.strip_prefix('/').unwrap_or(line))?;
             return Ok(Then::GoOn);
         };
         let (name, argument) = command.split_once(char::is_whitespace).unwrap_or((command, ""));
@@ -199,7 +203,8 @@ impl<'e> Chat<'e> {
             "save" => note = Some(self.save(argument)?),
             "stats" => note = Some(self.stats()),
             _ => {
-                let message = format!("/{name} is no command; /help lists them");
+                let message =
+                    format!("/{name} is no command; /help lists them, and // begins a message with a slash");
                 return Err(Failure::Message(message));
             }
         }
@@ -226,9 +231,16 @@ impl<'e> Chat<'e> {
         let Some(turn) = self.turns.last_mut() else {
             return Err(Failure::new("there is nothing to retry yet"));
         };
-        turn.reply = None;
-        self.tokens.truncate(turn.start);
-        self.answer()
+        let before = Turn { user: turn.user.clone(), reply: turn.reply.take(), start: turn.start };
+        let (turns, tokens) = (self.turns.len(), self.tokens.clone());
+        self.tokens.truncate(before.start);
+        let outcome = self.answer();
+        // Nothing came, so the first reply stands; unless older turns went, whose tokens are gone.
+        if self.turns.len() + 1 == turns && before.start < tokens.len() {
+            self.turns.push(before);
+            self.tokens = tokens;
+        }
+        outcome
     }
 
     /// The messages from turn `from` on, with the instructions in front.

@@ -1,14 +1,16 @@
 //! A model ready to run: the file in memory, everything read from it, and the threads.
 
-use crate::args::{Act, EngineArgs, Kv};
+use crate::args::{Act, EngineArgs, Id42Layout, Kv};
 use crate::failure::{At, Failure, Outcome, file_error};
 use crate::pool::Threads;
 use crate::terminal;
 use memmap2::Mmap;
-use shohin_core::chat::Template;
+use shohin_core::chat::{Style, Template};
 use shohin_core::generate::{Backend, Cpu, Detokenizer, Generation, Reason, Step, drive};
+use shohin_core::gguf::{Id42, ReadOptions};
 use shohin_core::kernel::Isa;
 use shohin_core::model::ModelVariant;
+use shohin_core::sample::DRY_BREAKERS;
 use shohin_core::tokenizer::Special;
 use shohin_core::{
     Activations, BonsaiModel, Gguf, KvFormat, Pool, Sampler, SamplerConfig, Session, SessionOptions,
@@ -58,6 +60,17 @@ impl ModelFile {
         Ok(ModelFile { name: path.display().to_string(), bytes: Bytes::Mapped(map) })
     }
 
+    /// The file's contents, checked.
+    pub(crate) fn gguf(&self, args: &EngineArgs) -> Outcome<Gguf<'_>> {
+        let id42 = match args.id42 {
+            Id42Layout::Auto => Id42::Auto,
+            Id42Layout::Group64 => Id42::Group64,
+            Id42Layout::Group128 => Id42::Group128,
+            Id42Layout::CodesFirst => Id42::CodesFirst,
+        };
+        Gguf::parse_with(self.bytes(), &ReadOptions { id42, ..ReadOptions::default() }).at(&self.name)
+    }
+
     pub(crate) fn bytes(&self) -> &[u8] {
         match &self.bytes {
             Bytes::BuiltIn => BUILT_IN,
@@ -88,7 +101,7 @@ impl<'f> Engine<'f> {
             })?,
             None => Isa::detect(),
         };
-        let gguf = Gguf::parse(file.bytes()).at(&file.name)?;
+        let gguf = file.gguf(args)?;
         let model = BonsaiModel::from_gguf(&gguf).at(&file.name)?;
         let tokenizer = Tokenizer::from_gguf(&gguf).at(&file.name)?;
         let template = Template::from_metadata(gguf.metadata(), &tokenizer).at(&file.name)?;
@@ -117,10 +130,19 @@ impl<'f> Engine<'f> {
         Ok(Session::new(&self.model, &SessionOptions { context, ..self.options })?)
     }
 
+    /// What to say of a chat template that is not one of those this runtime writes.
+    pub(crate) fn template_warning(&self) -> Option<String> {
+        let style = match self.template.style {
+            Style::Qwen3 => "Qwen3's",
+            Style::Plain => "plain ChatML",
+        };
+        (!self.template.known).then(|| format!("(this model's chat template is unknown; {style} is used)"))
+    }
+
     /// A sampler for this model.
     pub(crate) fn sampler(&self, config: &SamplerConfig) -> Outcome<Sampler> {
         let mut sampler = Sampler::new(config, self.model.config().vocab_size)?;
-        sampler.break_at_bytes(&self.tokenizer, b"\n:\"*");
+        sampler.break_at_bytes(&self.tokenizer, DRY_BREAKERS);
         Ok(sampler)
     }
 

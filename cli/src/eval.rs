@@ -24,10 +24,16 @@ pub(crate) fn eval(args: &EvalArgs, engine_args: &EngineArgs) -> Outcome {
             "--window is {window}, expected at most {longest} for this model"
         )));
     }
-    let stride = args.stride.map_or(window / 2, |n| n as usize);
-    if stride > window {
+    if window < 2 {
         return Err(Failure::new(format_args!(
-            "--stride is {stride}, expected at most the window of {window}"
+            "a window of {window} predicts nothing, expected at least 2 tokens"
+        )));
+    }
+    let stride = args.stride.map_or(window / 2, |n| n as usize);
+    // A window's first token has nothing before it, so the window before must have scored it.
+    if stride >= window {
+        return Err(Failure::new(format_args!(
+            "--stride is {stride}, expected less than the window of {window}"
         )));
     }
     let special = if args.special { Special::Parse } else { Special::UserDefined };

@@ -2,7 +2,7 @@
 
 use crate::args::{EngineArgs, InspectArgs};
 use crate::engine::{Engine, ModelFile};
-use crate::failure::{At, Failure, Outcome};
+use crate::failure::{Failure, Outcome};
 use crate::terminal::{self, Colours, bytes, count};
 use serde_json::{Map, Value as Json, json};
 use shohin_core::Gguf;
@@ -14,7 +14,7 @@ use std::io::{self, BufWriter, Write};
 
 pub(crate) fn inspect(args: &InspectArgs, engine_args: &EngineArgs) -> Outcome {
     let file = ModelFile::open(engine_args.model.as_deref())?;
-    let gguf = Gguf::parse(file.bytes()).at(&file.name)?;
+    let gguf = file.gguf(engine_args)?;
     // A file that cannot run is worth looking into all the more.
     let engine = match Engine::load(&file, engine_args) {
         Err(Failure::Message(reason)) => Err(reason),

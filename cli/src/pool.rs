@@ -210,10 +210,12 @@ impl Shared {
                 }
                 parked.store(false, SeqCst);
             }
+            // In this order: `stop` is set before the run that announces it, so whoever has seen that run
+            // sees it too, and nobody parks after the last run.
+            seen = self.word.load(SeqCst) >> 32;
             if self.stop.load(SeqCst) {
                 return;
             }
-            seen = self.word.load(SeqCst) >> 32;
             self.take_jobs(seen);
         }
     }

@@ -20,6 +20,9 @@ pub(crate) fn run(args: &RunArgs, engine_args: &EngineArgs) -> Outcome {
     let tokens = if args.raw {
         engine.encode_plain(&prompt, Special::UserDefined)
     } else {
+        if let Some(warning) = engine.template_warning() {
+            terminal::remark(warning);
+        }
         let system = args.system.as_deref().map(|text| Message::new(Role::System, text));
         let messages: Vec<Message<'_>> =
             system.into_iter().chain([Message::new(Role::User, &prompt)]).collect();

@@ -3,17 +3,17 @@
 use crate::args::{EngineArgs, TokenizeArgs};
 use crate::engine::{ModelFile, token_text};
 use crate::failure::{At, Failure, Outcome};
-use crate::terminal::read_text;
+use crate::terminal::{read_text, write_model_text};
 use serde_json::Value;
+use shohin_core::Tokenizer;
 use shohin_core::tokenizer::{Decoder, EncodeOptions, Special};
-use shohin_core::{Gguf, Tokenizer};
-use std::io::{self, BufWriter, Write};
+use std::io::{self, BufWriter, IsTerminal, Write};
 use std::path::Path;
 
 pub(crate) fn tokenize(args: &TokenizeArgs, engine: &EngineArgs) -> Outcome {
     let file = ModelFile::open(engine.model.as_deref())?;
     // Only the header is needed: a model this runtime cannot run may still be asked for its tokens.
-    let gguf = Gguf::parse(file.bytes()).at(&file.name)?;
+    let gguf = file.gguf(engine)?;
     let tokenizer = Tokenizer::from_gguf(&gguf).at(&file.name)?;
     let input = match args.input.as_slice() {
         [] => read_text(Path::new("-"))?,
@@ -50,7 +50,9 @@ pub(crate) fn tokenize(args: &TokenizeArgs, engine: &EngineArgs) -> Outcome {
         }
         (false, true) => {
             let ids = parse_ids(&input, "the input")?;
-            writeln!(out, "{}", decode(&tokenizer, &ids, args.special)?)?;
+            let text = decode(&tokenizer, &ids, args.special)?;
+            write_model_text(&mut out, &text, io::stdout().is_terminal())?;
+            writeln!(out)?;
         }
         (false, false) if args.pieces => {
             for id in encode(&input) {

@@ -262,6 +262,23 @@ fn chat_commands_work_from_a_pipe() {
 }
 
 #[test]
+fn a_piped_message_may_begin_with_a_slash_and_end_with_the_file() {
+    let reply = |input: &str| stdout(feed(&["chat", "--preset", "greedy"], input));
+    assert_eq!(reply("What does a cow say?\\"), reply("What does a cow say?\n"));
+    assert!(!reply("//home is where I live.\n").is_empty());
+}
+
+#[test]
+fn the_layout_of_type_42_can_be_told() {
+    let path =
+        concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/golden_model/synth-micro-q2_0_g64.gguf");
+    let told = json(&["inspect", "-m", path, "--id42", "64", "--json"]);
+    assert_eq!(told, json(&["inspect", "-m", path, "--json"]));
+    // The option is believed, right or wrong: it is for files whose offsets do not tell.
+    assert!(ok(&["inspect", "-m", path, "--id42", "codes-first"]).contains("TQ2_0_G128"));
+}
+
+#[test]
 fn a_long_chat_forgets_its_oldest_turns_and_goes_on() {
     let line = "Tell me a story about a fox and a lantern.\n";
     let output = feed(&["chat", "--context", "200", "-n", "40", "--preset", "greedy"], line.repeat(8));
@@ -504,8 +521,8 @@ fn wrong_values_are_named_with_their_range() {
         (&["eval", &none, "--limit", "1"], "expected at least 2 tokens of text, found 1"),
         (&["eval", &text, "--window", "999999"], "--window is 999999, expected at most"),
         (
-            &["eval", &text, "--window", "8", "--stride", "9"],
-            "--stride is 9, expected at most the window of 8",
+            &["eval", &text, "--window", "8", "--stride", "8"],
+            "--stride is 8, expected less than the window of 8",
         ),
     ] {
         let message = fails(args);

@@ -11,6 +11,7 @@ use shohin_core::chat::{self, Style, Template};
 
 use shohin_core::generate::{self, Event, Generation, Need, Reason};
 use shohin_core::model::{Activations, BonsaiModel, MemoryPlan, ModelVariant, Session, SessionOptions};
+use shohin_core::sample::DRY_BREAKERS;
 use shohin_core::tokenizer::{Decoder, Special, Tokenizer};
 use shohin_core::{Error, Gguf, Name, Result, SamplerConfig, Serial};
 use wasm_bindgen::prelude::*;
@@ -285,7 +286,8 @@ impl Model {
         self.reason = None;
         let Sampling { config, mut options } = sampling;
         options.batch = self.batch();
-        let sampler = shohin_core::Sampler::new(&config, self.session.model().config().vocab_size)?;
+        let mut sampler = shohin_core::Sampler::new(&config, self.session.model().config().vocab_size)?;
+        sampler.break_at_bytes(&self.tokenizer, DRY_BREAKERS);
         let cached = generate::reusable(&self.held, prompt);
         let generation = Generation::new(prompt, cached, self.session.capacity(), sampler, options)?;
         self.session.truncate(cached)?;
