@@ -3,8 +3,8 @@
     python evaluate.py --model sprout.gguf --valid valid.txt
     python evaluate.py --expected sprout.expected.json --valid valid.txt sprout.gguf sprout-q1.gguf sprout-nano.gguf
 
-The first form prints the held-out loss (all tokens alike), the share of right greedy answers per topic, name recall,
-whether the hero asked for is kept in a story, and samples. Exam questions come from seeds that training does
+The first form prints the held-out loss (all tokens alike), the share of right greedy answers per topic, all small sums,
+name recall, whether the hero asked for is kept in a story, and samples. Exam questions come from seeds that training does
 not use; on closed topics (sums, colors, ...) the same facts were trained on, often in the same words, so
 those shares say how much of its world a model has learned, not how far it reaches beyond. The second form writes what
 another runtime must reproduce.
@@ -18,7 +18,7 @@ import random
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, Regex
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 import container as gg
 import corpus
@@ -84,14 +84,26 @@ def loss(model: Model, ids: np.ndarray, t: int) -> float:
 
 
 def hero_kept(chat: Chat, n: int, seed: int) -> tuple[int, int]:
-    """Stories about a named hero: the name comes at least three times and the first name is the hero's."""
+    """Stories about a named hero in which the name comes at least three times."""
     r, good = random.Random(seed), 0
-    for i in range(n):
+    for _ in range(n):
         girl = r.random() < 0.5
         name = corpus.person(r, girl, 0.5)
         text = chat.answer([("user", f"Tell me a story about a {'girl' if girl else 'boy'} named {name}.")], 160)
         good += text.count(name) >= 3
     return good, n
+
+
+def sums(chat: Chat) -> str:
+    """Every sum and difference of the model's world, asked in one form each."""
+    w = corpus.NUMBERS
+    groups = {
+        "sums": [(f"What is {a} plus {b}?", str(a + b)) for a in range(21) for b in range(21 - a)],
+        "differences": [(f"What is {a} minus {b}?", str(a - b)) for a in range(21) for b in range(a + 1)],
+        "sums in words": [(f"What is {w[a]} plus {w[b]}?", w[a + b]) for a in range(11) for b in range(11)],
+    }
+    return "; ".join(f"{k} {sum(chat.answer([('user', q)], 12).endswith(f' is {v}.') for q, v in g)}/{len(g)}"
+                     for k, g in groups.items())
 
 
 def report(path: str, valid: str, per_topic: int, tokens: int, seed: int) -> None:
@@ -114,6 +126,7 @@ def report(path: str, valid: str, per_topic: int, tokens: int, seed: int) -> Non
         print(f"{k}: {sum(v)}/{len(v)}")
     recall = [x for k, v in shares.items() if k.startswith("recall") for x in v]
     print(f"\nrecalled: {sum(recall)}/{len(recall)}; hero kept in %d of %d stories" % hero_kept(chat, 2 * per_topic, seed))
+    print(f"all of the table: {sums(chat)}")
     print("\n## wrong answers")
     for t, q, a in wrong[:60]:
         print(f"[{t}] {q!r} -> {a!r}")
