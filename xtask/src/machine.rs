@@ -416,12 +416,12 @@ pub(crate) fn is_debian() -> bool {
     Path::new("/etc/debian_version").exists() && Path::new("/usr/bin/apt-get").exists() && root
 }
 
-/// Installs Debian packages; the package lists are fetched only when they turn out to be missing or old.
+/// Installs Debian packages. Fresh lists first: old ones have old compilers, or name files that are gone.
 pub(crate) fn apt_get(machine: &Machine, packages: &[&str]) -> Result<()> {
     println!("xtask: apt-get install {}", packages.join(" "));
     let apt = |line: &str| machine.cmd("apt-get").env("DEBIAN_FRONTEND", "noninteractive").args(line);
-    let install = apt("install -qq -y --no-install-recommends").args(&packages.join(" "));
-    install.read().or_else(|_| apt("update -qq").read().and_then(|_| install.read())).map(drop)
+    let _ = apt("update -qq").read();
+    apt("install -qq -y --no-install-recommends").args(&packages.join(" ")).read().map(drop)
 }
 
 fn runnable(file: &Path) -> bool {
