@@ -298,7 +298,7 @@ pub(crate) struct TokenizeArgs {
 #[command(after_help = "\
 Examples:
   shohin logits --tokens ids.txt --act f32 --kv f32 --out logits.f32
-  python -c \"import numpy; print(numpy.fromfile('logits.f32', '<f4').reshape(40, -1).argmax(1))\"")]
+  python -c \"import numpy; print(numpy.fromfile('logits.f32', '<f4').reshape(-1, 2048).argmax(1))\"")]
 pub(crate) struct LogitsArgs {
     /// File of token ids separated by white space; \"-\" reads standard input
     #[arg(long, value_name = "FILE")]
