@@ -350,6 +350,7 @@ pub(crate) struct EvalArgs {
 Examples:
   shohin bench
   shohin bench -m Bonsai-1.7B.gguf --prefill 64,512 --decode 64 --threads 4
+  shohin bench -m Bonsai-1.7B.gguf --prefill 0 --decode 32 --depth 4096
   shohin bench -m Bonsai-1.7B.gguf --json > bench.json")]
 pub(crate) struct BenchArgs {
     /// Prompt lengths
@@ -358,7 +359,7 @@ pub(crate) struct BenchArgs {
     /// Reply lengths
     #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "64")]
     pub(crate) decode: Vec<usize>,
-    /// Tokens already in the context when a reply begins
+    /// Tokens already in the context when a reply begins; they are not computed, only taken as seen
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) depth: usize,
     /// Repetitions of each

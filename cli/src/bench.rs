@@ -47,7 +47,10 @@ pub(crate) fn bench(args: &BenchArgs, engine_args: &EngineArgs) -> Outcome {
         )));
     }
     let options = SessionOptions { context, ..engine.options };
-    let mut session = Session::new(&engine.model, &options)?;
+    // Keys and values that are there already: a long context need not be computed to be measured. All are
+    // equal, small and finite in either format; untouched memory would be a single page of zeros.
+    let mut memory = vec![0x2e_u8; engine.model.memory_plan(&options)?.total];
+    let mut session = Session::new_in(&engine.model, &options, &mut memory)?;
     let vocab = engine.model.config().vocab_size;
     // Any tokens do: the work does not depend on them. Spread over the vocabulary, as in real text.
     let tokens: Vec<u32> = (0..context).map(|i| (i * 7919 % vocab) as u32).collect();
@@ -59,10 +62,7 @@ pub(crate) fn bench(args: &BenchArgs, engine_args: &EngineArgs) -> Outcome {
     for &(what, n, _) in &tests {
         let mut seconds = Vec::new();
         for _ in 0..args.repeat {
-            session.truncate(0)?;
-            if what == "decode" {
-                session.forward_prefill(&tokens[..depth], &engine.pool)?;
-            }
+            session.assume(if what == "decode" { depth } else { 0 })?;
             let start = Instant::now();
             if what == "decode" {
                 for &token in &tokens[depth..depth + n] {

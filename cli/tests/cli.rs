@@ -470,6 +470,9 @@ fn bench_measures() {
     let text = ok(&args);
     assert!(text.contains("tok/s") && text.contains("weights read per token"), "{text}");
     assert!(fails(&["bench", "--prefill", "100000"]).contains("a test needs 100000 tokens"));
+    let deep = ["bench", "--prefill", "0", "--decode", "4", "--depth", "500", "--repeat", "1", "--json"];
+    assert_eq!(json(&deep)["results"][0]["depth"], 500);
+    assert!(fails(&["bench", "--decode", "4", "--depth", "100000"]).contains("a test needs 100004 tokens"));
 }
 
 // ---- errors

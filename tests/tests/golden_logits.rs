@@ -164,6 +164,13 @@ fn prefill_decode_verify_and_rewind_agree() {
             let max = row.iter().copied().fold(f32::MIN, f32::max);
             assert!(row[best as usize] > max - 1e-3);
         }
+
+        session.truncate(7).unwrap();
+        let next = session.forward(tokens[7], &Serial).unwrap().to_vec();
+        drop(session);
+        let mut heir = Session::new_in(&model, &options, &mut memory).unwrap();
+        heir.assume(7).unwrap();
+        assert_eq!(heir.forward(tokens[7], &Serial).unwrap(), next);
     }
 }
 
@@ -180,6 +187,7 @@ fn misuse_is_a_typed_error_and_changes_nothing() {
     assert_eq!(code(session.forward_prefill(&[0; 6], &Serial)), "context_full");
     assert_eq!(session.truncate(4).unwrap_err().code(), "option");
     assert_eq!(session.forward_prefill_verify(&[1], &Serial, &mut []).unwrap_err().code(), "length");
+    assert_eq!(session.assume(9).unwrap_err().code(), "context_full");
     assert_eq!(session.position(), 3);
     session.forward_prefill(&[0; 5], &Serial).unwrap();
     assert_eq!(code(session.forward(0, &Serial)), "context_full");

@@ -204,6 +204,17 @@ impl<'m> Session<'m> {
         Ok(())
     }
 
+    /// Takes `len` tokens as seen, with the keys and values that the session's memory already holds: to
+    /// measure a long context without computing it, or to go on in memory that an equal session has left.
+    pub fn assume(&mut self, len: usize) -> Result<()> {
+        if len > self.capacity() {
+            let (position, adding) = (self.position as u64, len.saturating_sub(self.position) as u64);
+            return Err(Error::ContextFull { position, adding, capacity: self.capacity() as u64 });
+        }
+        self.position = len;
+        Ok(())
+    }
+
     /// Feeds one token; returns the logits `(vocab)` of what follows it.
     pub fn forward(&mut self, token: u32, pool: &dyn Pool) -> Result<&[f32]> {
         self.forward_prefill(&[token], pool)
