@@ -1,10 +1,12 @@
 //! `shohin bench`: speed and memory.
 
 use crate::args::{BenchArgs, EngineArgs};
+use crate::bandwidth::bandwidth;
 use crate::engine::{Engine, ModelFile};
 use crate::failure::{Failure, Outcome};
 use crate::run::round;
 use crate::terminal::{self, short};
+use cpu_time::ProcessTime;
 use serde_json::json;
 use shohin_core::{Pool, Session, SessionOptions};
 use std::io::{self, Write};
@@ -15,6 +17,10 @@ struct Row {
     tokens: usize,
     /// Seconds of each repetition, rising.
     seconds: Vec<f64>,
+    /// Processor seconds of all threads, likewise.
+    cpu: Vec<f64>,
+    /// Bytes that must be read for one token, on average: weights, and keys and values of earlier tokens.
+    bytes: f64,
 }
 
 impl Row {
@@ -23,13 +29,29 @@ impl Row {
     }
 
     fn median(&self) -> f64 {
-        let (n, s) = (self.seconds.len(), &self.seconds);
-        self.speed((s[(n - 1) / 2] + s[n / 2]) / 2.0)
+        self.speed(median(&self.seconds))
     }
 
     fn best(&self) -> f64 {
         self.speed(self.seconds[0])
     }
+
+    fn cpu_ms(&self) -> f64 {
+        1e3 * median(&self.cpu) / self.tokens as f64
+    }
+
+    fn bytes_per_second(&self) -> f64 {
+        self.median() * self.bytes
+    }
+
+    fn is_decode(&self) -> bool {
+        self.what == "decode"
+    }
+}
+
+/// Of rising numbers.
+fn median(s: &[f64]) -> f64 {
+    (s[(s.len() - 1) / 2] + s[s.len() / 2]) / 2.0
 }
 
 pub(crate) fn bench(args: &BenchArgs, engine_args: &EngineArgs) -> Outcome {
@@ -58,12 +80,14 @@ pub(crate) fn bench(args: &BenchArgs, engine_args: &EngineArgs) -> Outcome {
     let bar = terminal::progress("measuring", "runs", tests.len() * usize::from(args.repeat) + 1);
     session.forward_prefill(&tokens[..tokens.len().min(8)], &engine.pool)?; // brings the weights in
     bar.inc(1);
+    let per_token = engine.model.weights().bytes_per_token();
+    let per_position = engine.model.memory_plan(&options)?.kv as f64 / context as f64;
     let mut rows = Vec::new();
     for &(what, n, _) in &tests {
-        let mut seconds = Vec::new();
+        let (mut seconds, mut cpu) = (Vec::new(), Vec::new());
         for _ in 0..args.repeat {
             session.assume(if what == "decode" { depth } else { 0 })?;
-            let start = Instant::now();
+            let (start, start_cpu) = (Instant::now(), ProcessTime::now());
             if what == "decode" {
                 for &token in &tokens[depth..depth + n] {
                     session.forward(token, &engine.pool)?;
@@ -72,17 +96,20 @@ pub(crate) fn bench(args: &BenchArgs, engine_args: &EngineArgs) -> Outcome {
                 session.forward_prefill(&tokens[..n], &engine.pool)?;
             }
             seconds.push(start.elapsed().as_secs_f64());
+            cpu.push(start_cpu.elapsed().as_secs_f64());
             bar.inc(1);
         }
         seconds.sort_by(f64::total_cmp);
-        rows.push(Row { what, tokens: n, seconds });
+        cpu.sort_by(f64::total_cmp);
+        let bytes = per_token as f64 + per_position * (depth as f64 + n as f64 / 2.0);
+        rows.push(Row { what, tokens: n, seconds, cpu, bytes });
     }
     bar.finish_and_clear();
 
-    let per_token = engine.model.weights().bytes_per_token();
     let plan = engine.model.memory_plan(&options)?;
     let peak = peak_memory();
-    let gigabytes = |row: &Row| row.median() * per_token as f64 / 1e9;
+    // After the peak was read: this takes memory of its own.
+    let bound = bandwidth(per_token, &engine.pool);
     let mut out = io::stdout().lock();
     if args.json {
         let results: Vec<_> = rows
@@ -94,10 +121,12 @@ pub(crate) fn bench(args: &BenchArgs, engine_args: &EngineArgs) -> Outcome {
                     "tokens_per_second": round(row.median()),
                     "best_tokens_per_second": round(row.best()),
                     "seconds": row.seconds,
+                    "cpu_seconds": row.cpu,
                 });
-                if row.what == "decode" {
+                if row.is_decode() {
                     result["depth"] = depth.into();
-                    result["weight_gigabytes_per_second"] = round(gigabytes(row)).into();
+                    result["gigabytes_per_second"] = round(row.bytes_per_second() / 1e9).into();
+                    result["share_of_memory_bound"] = round(row.bytes_per_second() / bound).into();
                 }
                 result
             })
@@ -108,6 +137,7 @@ pub(crate) fn bench(args: &BenchArgs, engine_args: &EngineArgs) -> Outcome {
             "parameters": engine.model.config().num_parameters(),
             "file_bytes": file.bytes().len(),
             "bytes_per_token": per_token,
+            "memory_gigabytes_per_second": round(bound / 1e9),
             "session_bytes": plan.total,
             "peak_memory_bytes": peak,
             "threads": engine.pool.workers(),
@@ -123,7 +153,7 @@ pub(crate) fn bench(args: &BenchArgs, engine_args: &EngineArgs) -> Outcome {
     writeln!(out, "{}: {}, {parameters} parameters", engine.name(), engine.kind())?;
     writeln!(out, "{}", engine.settings())?;
     writeln!(out)?;
-    let head = ["test", "tokens", "tok/s", "best", "ms/token", "GB/s"];
+    let head = ["test", "tokens", "tok/s", "best", "ms/token", "CPU ms", "GB/s", "of bound"];
     let mut lines = vec![head.map(String::from).to_vec()];
     for row in &rows {
         let (median, best) = (row.median(), row.best());
@@ -133,12 +163,19 @@ pub(crate) fn bench(args: &BenchArgs, engine_args: &EngineArgs) -> Outcome {
             short(median),
             short(best),
             format!("{:.3}", 1e3 / median),
-            if row.what == "decode" { short(gigabytes(row)) } else { String::new() },
+            format!("{:.3}", row.cpu_ms()),
+            if row.is_decode() { short(row.bytes_per_second() / 1e9) } else { String::new() },
+            if row.is_decode() {
+                format!("{:.0} %", 100.0 * row.bytes_per_second() / bound)
+            } else {
+                String::new()
+            },
         ]);
     }
-    terminal::table(&mut out, &lines, &[false, true, true, true, true, true])?;
+    terminal::table(&mut out, &lines, &[false, true, true, true, true, true, true, true])?;
     writeln!(out)?;
     let mut memory = vec![
+        vec!["memory read at most, same threads".into(), format!("{} GB/s", short(bound / 1e9))],
         vec!["weights read per token".into(), terminal::bytes(per_token as u64)],
         vec!["model file".into(), terminal::bytes(file.bytes().len() as u64)],
         vec![format!("session of {context} tokens"), terminal::bytes(plan.total as u64)],

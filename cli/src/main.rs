@@ -1,6 +1,7 @@
 //! `shohin`: chat with Bonsai models in the terminal, and look into them.
 
 mod args;
+mod bandwidth;
 mod bench;
 mod chat;
 mod engine;

@@ -461,14 +461,22 @@ fn bench_measures() {
         assert!(result["tokens_per_second"].as_f64().unwrap() > 0.0);
         assert!(result["best_tokens_per_second"].as_f64() >= result["tokens_per_second"].as_f64());
         assert_eq!(result["seconds"].as_array().unwrap().len(), 2);
+        assert_eq!(result["cpu_seconds"].as_array().unwrap().len(), 2);
     }
+    // Keys and values are read too, if few after one token.
+    let (decode, bytes) = (&results[2], report["bytes_per_token"].as_f64().unwrap());
+    let read = decode["gigabytes_per_second"].as_f64().unwrap();
+    let weights = decode["tokens_per_second"].as_f64().unwrap() * bytes / 1e9;
+    assert!(read > 0.99 * weights && read < 1.5 * weights, "{read} {weights}");
+    let bound = report["memory_gigabytes_per_second"].as_f64().unwrap();
+    assert!((decode["share_of_memory_bound"].as_f64().unwrap() - read / bound).abs() < 2e-3);
     assert_eq!(report["threads"], 2);
     assert!(report["bytes_per_token"].as_u64().unwrap() < model().len() as u64);
     if cfg!(target_os = "linux") {
         assert!(report["peak_memory_bytes"].as_u64().unwrap() > model().len() as u64);
     }
     let text = ok(&args);
-    assert!(text.contains("tok/s") && text.contains("weights read per token"), "{text}");
+    assert!(text.contains("of bound") && text.contains("weights read per token"), "{text}");
     assert!(fails(&["bench", "--prefill", "100000"]).contains("a test needs 100000 tokens"));
     let deep = ["bench", "--prefill", "0", "--decode", "4", "--depth", "500", "--repeat", "1", "--json"];
     assert_eq!(json(&deep)["results"][0]["depth"], 500);
