@@ -89,6 +89,20 @@ pub(crate) static QEMU_X86: Program = Program {
     elsewhere: "install QEMU's user-mode emulators",
 };
 
+pub(crate) static PYTHON: Program = Program {
+    names: PYTHONS,
+    variable: "PYTHON",
+    debian: &["python3", "python3-venv"],
+    elsewhere: "install Python 3 with pip and venv",
+};
+
+pub(crate) static GXX: Program = Program {
+    names: &["c++", "g++", "clang++"],
+    variable: "CXX",
+    debian: &["g++"],
+    elsewhere: "install a C++ compiler",
+};
+
 /// The repository, where tools go, and what turned out not to be had.
 pub(crate) struct Machine {
     /// The repository's root.

@@ -1,6 +1,7 @@
 //! `cargo xtask`: what a newcomer types. Sets everything up by itself; see `HELP`.
 #![forbid(unsafe_code)]
 
+mod bench;
 mod command;
 mod demo;
 mod machine;
@@ -26,6 +27,12 @@ Commands:
   test          run every suite and end with a table of what became of each
       --only NAME   run this suite (may be given several times, or as A,B)
       --list        name the suites
+  bench         measure a 1.7B model with random weights, here and in headless Chromium; tables at the end
+      --peers       llama.cpp (PyPI) and wllama (npm) too, in turn with ours: installs them; half an hour
+      --quick       fewer formats, tokens and rounds: some minutes
+      --only WHERE  native or browser
+      --format A,B  only these formats
+      --rounds N    how often everything is measured
   help          this text
 
 Missing tools are installed first: Rust targets and components with rustup, programs with apt-get (as root on
@@ -81,6 +88,30 @@ fn command(args: &[String]) -> Result<bool> {
                 }
             }
             suite::run(&mut Machine::new()?, &only)
+        }
+        "bench" => {
+            let mut options = bench::Options::default();
+            while let Some(arg) = args.next() {
+                match arg {
+                    "--peers" => options.peers = true,
+                    "--quick" => options.quick = true,
+                    "--only" => match args.next() {
+                        Some("native") => options.browser = false,
+                        Some("browser") => options.native = false,
+                        _ => return Err("--only wants native or browser".into()),
+                    },
+                    "--format" => {
+                        let names = args.next().ok_or("--format wants names, such as q1_0,pq2_0")?;
+                        options.formats.extend(names.split(',').map(String::from));
+                    }
+                    "--rounds" => {
+                        let rounds = args.next().and_then(|n| n.parse().ok()).filter(|n| *n > 0);
+                        options.rounds = Some(rounds.ok_or("--rounds wants a number above 0")?);
+                    }
+                    _ => return unknown(arg),
+                }
+            }
+            bench::bench(&mut Machine::new()?, &options).map(|()| true)
         }
         "help" | "-h" | "--help" => {
             print!("{HELP}");

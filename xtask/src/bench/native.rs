@@ -1,0 +1,197 @@
+//! Our program and llama.cpp in turn.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::sample::{self, Engine, Sample, Test};
+use super::{Models, Pairs, Plan};
+use crate::command::{Cmd, Result};
+use crate::machine::Machine;
+
+/// A prompt that llama.cpp would take longer for is left out, in seconds.
+const LIMIT: f64 = 40.0;
+
+/// Returns what is compared with what.
+pub(super) fn measure(
+    machine: &Machine,
+    models: &Models,
+    plan: &Plan,
+    llama: Option<&Path>,
+    samples: &mut Vec<Sample>,
+    notes: &mut Vec<String>,
+) -> Result<Pairs> {
+    let mut pairs = plan.formats.clone();
+    if let Some(python) = llama {
+        for (format, peer) in pairs.iter_mut().filter(|(format, peer)| format != peer) {
+            match theirs(machine, models, plan, Place { format, threads: 1, round: 0 }, python, None)? {
+                Said::Version(_) => *peer = format,
+                Said::Cannot(why) => {
+                    notes.push(format!("llama.cpp cannot read {}: {why}.", format.to_uppercase()));
+                }
+            }
+        }
+    }
+    let mut isa = String::new();
+    for round in 0..plan.rounds {
+        let mut done: Vec<(&str, usize)> = Vec::new();
+        for &(format, peer) in &pairs {
+            for &threads in plan.threads {
+                println!("round {} of {}: {format}, threads: {threads}", round + 1, plan.rounds);
+                let place = Place { format, threads, round };
+                isa = ours(machine, models, plan, place, None, samples)?;
+                if let Some(python) = llama
+                    && !done.contains(&(peer, threads))
+                {
+                    done.push((peer, threads));
+                    match theirs(
+                        machine,
+                        models,
+                        plan,
+                        Place { format: peer, ..place },
+                        python,
+                        Some(samples),
+                    )? {
+                        Said::Version(version) => {
+                            let note = format!(
+                                "llama.cpp of llama-cpp-python {version}, compiled for this processor."
+                            );
+                            if !notes.contains(&note) {
+                                notes.push(note);
+                            }
+                        }
+                        Said::Cannot(why) => return Err(format!("llama.cpp cannot read {peer}: {why}")),
+                    }
+                }
+                if isa != "avx2" && cfg!(target_arch = "x86_64") {
+                    ours(machine, models, plan, place, Some("avx2"), samples)?;
+                }
+            }
+        }
+    }
+    notes.insert(0, format!("Shohin's best instruction set here: {isa}."));
+    Ok(pairs)
+}
+
+#[derive(Clone, Copy)]
+struct Place {
+    format: &'static str,
+    threads: usize,
+    round: usize,
+}
+
+impl Place {
+    fn sample(self, engine: Engine, test: Test, wall: f64, cpu: f64) -> Sample {
+        let Place { format, threads, round } = self;
+        Sample { engine, format, threads, round, test, wall, cpu, bound: None }
+    }
+}
+
+/// Returns the instruction set that was used.
+fn ours(
+    machine: &Machine,
+    models: &Models,
+    plan: &Plan,
+    place: Place,
+    isa: Option<&str>,
+    samples: &mut Vec<Sample>,
+) -> Result<String> {
+    let lengths: Vec<String> = plan.prefill.iter().map(usize::to_string).collect();
+    let program = machine.target.join("release/shohin");
+    let mut bench = machine.cmd(&program.to_string_lossy()).args("bench --json --repeat 2 --prefill");
+    bench = bench.arg(lengths.join(",")).arg("--decode").arg(plan.decode.to_string());
+    bench = bench.arg("--threads").arg(place.threads.to_string()).arg("-m").arg(models.file(place.format));
+    if let Some(isa) = isa {
+        bench = bench.arg("--isa").arg(isa);
+    }
+    let engine = if isa.is_some() { Engine::ShohinAvx2 } else { Engine::Shohin };
+    let text = bench.read()?;
+    let report: Value = serde_json::from_str(&text).map_err(|e| format!("`shohin bench --json`: {e}"))?;
+    let (isa, read) = report_samples(&report).ok_or("`shohin bench --json` lacks something")?;
+    for (test, wall, cpu, bound) in read {
+        samples.push(Sample { bound, ..place.sample(engine, test, wall, cpu) });
+    }
+    Ok(isa)
+}
+
+type Reported = (Test, f64, f64, Option<(f64, f64)>);
+
+/// Instruction set, and for each repetition of each test the seconds a token, of clock and processors, and the bound.
+fn report_samples(report: &Value) -> Option<(String, Vec<Reported>)> {
+    let bandwidth = report["memory_gigabytes_per_second"].as_f64()? * 1e9;
+    let mut all = Vec::new();
+    for result in report["results"].as_array()? {
+        let tokens = result["tokens"].as_u64().filter(|n| *n > 0)?;
+        let (test, bound) = match result["test"].as_str()? {
+            "prefill" => (Test::Prefill(tokens as usize), None),
+            _ => {
+                let speed = result["tokens_per_second"].as_f64()?;
+                (Test::Decode, Some((bandwidth, result["gigabytes_per_second"].as_f64()? * 1e9 / speed)))
+            }
+        };
+        let (walls, cpus) = (result["seconds"].as_array()?, result["cpu_seconds"].as_array()?);
+        for (wall, cpu) in walls.iter().zip(cpus) {
+            all.push((test, wall.as_f64()? / tokens as f64, cpu.as_f64()? / tokens as f64, bound));
+        }
+    }
+    Some((report["isa"].as_str()?.into(), all))
+}
+
+enum Said {
+    /// Which version it is.
+    Version(String),
+    /// Why it could not read the file.
+    Cannot(String),
+}
+
+fn theirs(
+    machine: &Machine,
+    models: &Models,
+    plan: &Plan,
+    place: Place,
+    python: &Path,
+    samples: Option<&mut Vec<Sample>>,
+) -> Result<Said> {
+    let mut driver = Cmd::new(python, &machine.root).arg(machine.root.join("xtask/src/bench/llama.py"));
+    driver = driver.arg(models.file(place.format)).arg(place.threads.to_string());
+    // Nothing is repeated where nothing is to be measured.
+    driver = driver.args(if samples.is_some() { "2" } else { "0" });
+    driver = driver.arg(LIMIT.to_string()).arg(plan.decode.to_string());
+    let text = plan.prefill.iter().fold(driver, |driver, n| driver.arg(n.to_string())).read()?;
+    if let Some(why) = text.lines().find_map(|line| line.strip_prefix("cannot ")) {
+        return Ok(Said::Cannot(why.into()));
+    }
+    if let Some(samples) = samples {
+        let same = |s: &&Sample| (s.format, s.threads, s.round) == (place.format, place.threads, place.round);
+        let bound = samples.iter().filter(same).find_map(|s| s.bound);
+        for (test, wall, cpu) in text.lines().filter_map(sample::read) {
+            let bound = bound.filter(|_| test == Test::Decode);
+            samples.push(Sample { bound, ..place.sample(Engine::Llama, test, wall, cpu) });
+        }
+    }
+    let version = text.lines().find_map(|line| line.strip_prefix("version "));
+    version.map(|version| Said::Version(version.into())).ok_or("llama.py says no version".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reports_of_our_program_are_read() {
+        let report = serde_json::json!({
+            "isa": "avx2", "memory_gigabytes_per_second": 20.0,
+            "results": [
+                { "test": "prefill", "tokens": 4, "seconds": [2.0, 4.0], "cpu_seconds": [1.0, 2.0] },
+                { "test": "decode", "tokens": 2, "seconds": [1.0], "cpu_seconds": [3.0],
+                  "tokens_per_second": 2.0, "gigabytes_per_second": 10.0 },
+            ],
+        });
+        let (isa, samples) = report_samples(&report).expect("a whole report");
+        assert_eq!(isa, "avx2");
+        let prefill = |wall, cpu| (Test::Prefill(4), wall, cpu, None);
+        let decode = (Test::Decode, 0.5, 1.5, Some((20e9, 5e9)));
+        assert_eq!(samples, [prefill(0.5, 0.25), prefill(1.0, 0.5), decode]);
+        assert_eq!(report_samples(&serde_json::json!({ "isa": "avx2", "results": [] })), None);
+    }
+}

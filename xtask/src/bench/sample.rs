@@ -1,0 +1,98 @@
+//! One measurement, and the lines in which programs report theirs.
+
+use std::fmt::{self, Write};
+
+/// What was measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Test {
+    /// Reading a prompt of so many tokens.
+    Prefill(usize),
+    /// Writing a reply.
+    Decode,
+}
+
+impl fmt::Display for Test {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Test::Prefill(n) => write!(f, "prefill {n}"),
+            Test::Decode => f.write_str("decode"),
+        }
+    }
+}
+
+/// Where a program ran and which it was. The first two of each place are ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Engine {
+    Shohin,
+    ShohinAvx2,
+    Llama,
+    Page,
+    Wllama,
+}
+
+/// Seconds a token took, once.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Sample {
+    pub(super) engine: Engine,
+    pub(super) format: &'static str,
+    pub(super) threads: usize,
+    pub(super) round: usize,
+    pub(super) test: Test,
+    /// On the clock.
+    pub(super) wall: f64,
+    /// Of all processors.
+    pub(super) cpu: f64,
+    /// Bytes a second that as many threads read at best, and bytes that must be read for a token; for decoding
+    /// natively only.
+    pub(super) bound: Option<(f64, f64)>,
+}
+
+/// Reads `prefill 64 1.5 2.9`: test, tokens, seconds on the clock and of the processors, for all tokens together.
+pub(super) fn read(line: &str) -> Option<(Test, f64, f64)> {
+    let mut words = line.split_whitespace();
+    let what = words.next()?;
+    let tokens: usize = words.next()?.parse().ok().filter(|n| *n > 0)?;
+    let test = match what {
+        "prefill" => Test::Prefill(tokens),
+        "decode" => Test::Decode,
+        _ => return None,
+    };
+    let mut seconds = || words.next()?.parse::<f64>().ok().filter(|s| *s > 0.0);
+    let (wall, cpu) = (seconds()?, seconds()?);
+    Some((test, wall / tokens as f64, cpu / tokens as f64))
+}
+
+/// Everything, one sample a line, to be looked at later.
+pub(super) fn lines(samples: &[Sample]) -> String {
+    let mut text =
+        String::from("# engine format threads round test, ms a token: wall, processors; GB/s read\n");
+    for s in samples {
+        let (wall, cpu) = (1e3 * s.wall, 1e3 * s.cpu);
+        let _ = write!(
+            text,
+            "{:?} {} {} {} {}: {wall:.3} {cpu:.3}",
+            s.engine, s.format, s.threads, s.round, s.test
+        );
+        if let Some((bandwidth, _)) = s.bound {
+            let _ = write!(text, " {:.1}", bandwidth / 1e9);
+        }
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_drivers_are_read_and_others_are_not() {
+        assert_eq!(read("prefill 64 1.6 3.2"), Some((Test::Prefill(64), 0.025, 0.05)));
+        assert_eq!(read("decode 16 0.8 1.6"), Some((Test::Decode, 0.05, 0.1)));
+        for line in
+            ["", "version 0.3", "decode", "decode 0 1 1", "decode 4 1", "decode 4 1 x", "cannot 1 2 3"]
+        {
+            assert_eq!(read(line), None, "{line}");
+        }
+    }
+}

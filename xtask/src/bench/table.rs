@@ -1,0 +1,253 @@
+//! Samples to tables. A speed is the median of all samples; a ratio is formed round by round, between what ran side by
+//! side, and the median of those is shown.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+
+use super::Pairs;
+use super::sample::{Engine, Sample, Test};
+
+/// The report, in Markdown. The pairs say what each format is compared with, natively and in the browser.
+pub(super) fn report(
+    samples: &[Sample],
+    native_pairs: &Pairs,
+    page_pairs: &Pairs,
+    notes: &[String],
+) -> String {
+    let all = Samples { samples, formats: native_pairs };
+    let mut text = String::new();
+    let native = [Engine::Shohin, Engine::ShohinAvx2, Engine::Llama];
+    let pages = [Engine::Page, Engine::Wllama];
+    if samples.iter().any(|s| native.contains(&s.engine)) {
+        text += "Native, tokens/s; ms are processor time of a token; the bound is what as many threads read and no more\n\n";
+        all.speeds(&mut text, &native);
+    }
+    if samples.iter().any(|s| s.engine == Engine::Llama) {
+        text += "\nTimes as fast as llama.cpp, by the clock (by processor time)\n\n";
+        all.ratios(&mut text, &native[..2], Engine::Llama);
+    }
+    let all = Samples { samples, formats: page_pairs };
+    if samples.iter().any(|s| pages.contains(&s.engine)) {
+        text += "\nIn Chromium, one thread, tokens/s; ms are processor time of the page's process for a token\n\n";
+        all.speeds(&mut text, &pages);
+    }
+    if samples.iter().any(|s| s.engine == Engine::Wllama) {
+        text += "\nTimes as fast as wllama, by the clock (by processor time)\n\n";
+        all.ratios(&mut text, &pages[..1], Engine::Wllama);
+    }
+    if !notes.is_empty() {
+        text += "\n";
+        notes.iter().for_each(|note| {
+            let _ = writeln!(text, "- {note}");
+        });
+    }
+    text
+}
+
+struct Samples<'s> {
+    samples: &'s [Sample],
+    formats: &'s Pairs,
+}
+
+impl Samples<'_> {
+    /// Round by round the median of a number.
+    fn rounds(
+        &self,
+        (engine, format, threads, test): (Engine, &str, usize, Test),
+        number: impl Fn(&Sample) -> Option<f64>,
+    ) -> BTreeMap<usize, f64> {
+        let mut rounds: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
+        for s in self.samples {
+            if (s.engine, s.format, s.threads, s.test) == (engine, format, threads, test)
+                && let Some(number) = number(s)
+            {
+                rounds.entry(s.round).or_default().push(number);
+            }
+        }
+        rounds.into_iter().filter_map(|(round, numbers)| Some((round, median(numbers)?))).collect()
+    }
+
+    fn typical(
+        &self,
+        what: (Engine, &str, usize, Test),
+        number: impl Fn(&Sample) -> Option<f64>,
+    ) -> Option<f64> {
+        median(self.rounds(what, number).into_values().collect())
+    }
+
+    /// How many times longer `theirs` takes than `ours`.
+    fn ratio(
+        &self,
+        ours: (Engine, &str, usize, Test),
+        theirs: (Engine, &str, usize, Test),
+        number: fn(&Sample) -> f64,
+    ) -> Option<f64> {
+        let theirs = self.rounds(theirs, |s| Some(number(s)));
+        let ours = self.rounds(ours, |s| Some(number(s)));
+        median(ours.iter().filter_map(|(round, own)| Some(theirs.get(round)? / own)).collect())
+    }
+
+    fn tests(&self, engines: &[Engine]) -> BTreeSet<Test> {
+        self.samples.iter().filter(|s| engines.contains(&s.engine)).map(|s| s.test).collect()
+    }
+
+    fn threads(&self, engines: &[Engine]) -> BTreeSet<usize> {
+        self.samples.iter().filter(|s| engines.contains(&s.engine)).map(|s| s.threads).collect()
+    }
+
+    fn speeds(&self, text: &mut String, engines: &[Engine]) {
+        let tests = self.tests(engines);
+        let bound = self.samples.iter().any(|s| engines.contains(&s.engine) && s.bound.is_some());
+        let mut head: Vec<String> = ["format", "engine", "threads"].map(String::from).into();
+        for test in &tests {
+            head.push(test.to_string());
+            head.push("ms".into());
+        }
+        if bound {
+            head.push("of the bound".into());
+        }
+        row(text, &head);
+        row(text, &rule(head.len(), 2));
+        let mut formats: Vec<&str> = Vec::new();
+        for name in self.formats.iter().flat_map(|(format, peer)| [*format, *peer]) {
+            if !formats.contains(&name) {
+                formats.push(name);
+            }
+        }
+        for format in formats {
+            for threads in self.threads(engines) {
+                for &engine in engines {
+                    let at = |test| (engine, format, threads, test);
+                    let speed = |test| self.typical(at(test), |s| Some(1.0 / s.wall));
+                    if tests.iter().all(|&test| speed(test).is_none()) {
+                        continue;
+                    }
+                    let mut cells = vec![format.to_uppercase(), name(engine).into(), threads.to_string()];
+                    for &test in &tests {
+                        cells.push(speed(test).map_or("-".into(), number));
+                        let cpu = self.typical(at(test), |s| Some(1e3 * s.cpu));
+                        cells.push(cpu.map_or("-".into(), number));
+                    }
+                    if bound {
+                        let share = |s: &Sample| s.bound.map(|(bandwidth, bytes)| bytes / bandwidth / s.wall);
+                        let share = self.typical(at(Test::Decode), share);
+                        cells.push(share.map_or("-".into(), |share| format!("{:.0} %", 100.0 * share)));
+                    }
+                    row(text, &cells);
+                }
+            }
+        }
+    }
+
+    fn ratios(&self, text: &mut String, engines: &[Engine], peer: Engine) {
+        let tests = self.tests(&[peer]);
+        let mut head: Vec<String> = ["format", "compared with", "engine", "threads"].map(String::from).into();
+        head.extend(tests.iter().map(Test::to_string));
+        row(text, &head);
+        row(text, &rule(head.len(), 3));
+        for (format, peer_format) in self.formats {
+            for threads in self.threads(&[peer]) {
+                for &engine in engines {
+                    let ratio = |test, number| {
+                        let theirs = (peer, *peer_format, threads, test);
+                        self.ratio((engine, *format, threads, test), theirs, number)
+                    };
+                    let cells: Vec<Option<(f64, f64)>> = tests
+                        .iter()
+                        .map(|&test| Some((ratio(test, |s| s.wall)?, ratio(test, |s| s.cpu)?)))
+                        .collect();
+                    if cells.iter().all(Option::is_none) {
+                        continue;
+                    }
+                    let names = [format.to_uppercase(), peer_format.to_uppercase(), name(engine).into()];
+                    let mut line = Vec::from(names);
+                    line.push(threads.to_string());
+                    line.extend(cells.into_iter().map(|cell| match cell {
+                        Some((wall, cpu)) => format!("{} ({})", number(wall), number(cpu)),
+                        None => "-".into(),
+                    }));
+                    row(text, &line);
+                }
+            }
+        }
+    }
+}
+
+fn name(engine: Engine) -> &'static str {
+    match engine {
+        Engine::Shohin | Engine::Page => "Shohin",
+        Engine::ShohinAvx2 => "Shohin, AVX2 only",
+        Engine::Llama => "llama.cpp",
+        Engine::Wllama => "wllama",
+    }
+}
+
+fn row(text: &mut String, cells: &[String]) {
+    let _ = writeln!(text, "| {} |", cells.join(" | "));
+}
+
+/// The line under the head: the first `words` columns hold words, the others numbers.
+fn rule(columns: usize, words: usize) -> Vec<String> {
+    (0..columns).map(|i| if i < words { "---".into() } else { "---:".into() }).collect()
+}
+
+/// Three figures at most.
+fn number(x: f64) -> String {
+    match x {
+        x if x < 10.0 => format!("{x:.1}"),
+        x => format!("{x:.0}"),
+    }
+}
+
+fn median(mut numbers: Vec<f64>) -> Option<f64> {
+    numbers.sort_by(f64::total_cmp);
+    let n = numbers.len();
+    Some((numbers.get(n.checked_sub(1)? / 2)? + numbers[n / 2]) / 2.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(engine: Engine, format: &'static str, round: usize, test: Test, wall: f64) -> Sample {
+        let bound = (engine == Engine::Shohin && test == Test::Decode).then_some((1e9, 1e6));
+        Sample { engine, format, threads: 1, round, test, wall, cpu: 2.0 * wall, bound }
+    }
+
+    #[test]
+    fn ratios_are_formed_within_rounds() {
+        let decode = Test::Decode;
+        // The machine slows down from round to round; the last round of theirs is missing.
+        let samples = [
+            sample(Engine::Shohin, "pq2_0", 0, decode, 0.002),
+            sample(Engine::Llama, "tq2_0", 0, decode, 0.010),
+            sample(Engine::Shohin, "pq2_0", 1, decode, 0.020),
+            sample(Engine::Llama, "tq2_0", 1, decode, 0.100),
+            sample(Engine::Shohin, "pq2_0", 2, decode, 0.900),
+            sample(Engine::Llama, "tq2_0", 0, Test::Prefill(64), 0.010),
+        ];
+        let pairs = vec![("pq2_0", "tq2_0")];
+        let text = report(&samples, &pairs, &Pairs::new(), &["A note.".into()]);
+        let lines: Vec<&str> = text.lines().filter(|line| line.starts_with('|')).collect();
+        assert_eq!(
+            lines,
+            [
+                "| format | engine | threads | prefill 64 | ms | decode | ms | of the bound |",
+                "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+                "| PQ2_0 | Shohin | 1 | - | - | 50 | 40 | 5 % |",
+                "| TQ2_0 | llama.cpp | 1 | 100 | 20 | 55 | 110 | - |",
+                "| format | compared with | engine | threads | prefill 64 | decode |",
+                "| --- | --- | --- | ---: | ---: | ---: |",
+                "| PQ2_0 | TQ2_0 | Shohin | 1 | - | 5.0 (5.0) |",
+            ]
+        );
+        assert!(text.ends_with("\n- A note.\n"), "{text}");
+    }
+
+    #[test]
+    fn medians() {
+        assert_eq!(median(vec![]), None);
+        assert_eq!(median(vec![3.0, 1.0, 2.0]), Some(2.0));
+        assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), Some(2.5));
+    }
+}
