@@ -89,6 +89,13 @@ pub(crate) static QEMU_X86: Program = Program {
     elsewhere: "install QEMU's user-mode emulators",
 };
 
+pub(crate) static VALGRIND: Program = Program {
+    names: &["valgrind"],
+    variable: "VALGRIND",
+    debian: &["valgrind"],
+    elsewhere: "install Valgrind (apt-get install valgrind)",
+};
+
 pub(crate) static PYTHON: Program = Program {
     names: PYTHONS,
     variable: "PYTHON",

@@ -4,6 +4,7 @@
 mod bench;
 mod command;
 mod demo;
+mod instructions;
 mod machine;
 mod serve;
 mod source;
@@ -33,6 +34,8 @@ Commands:
       --only WHERE  native or browser
       --format A,B  only these formats
       --rounds N    how often everything is measured
+  instructions  count the instructions a token takes and compare with the numbers kept (suite `instructions`)
+      --update      keep what was counted
   help          this text
 
 Missing tools are installed first: Rust targets and components with rustup, programs with apt-get (as root on
@@ -112,6 +115,16 @@ fn command(args: &[String]) -> Result<bool> {
                 }
             }
             bench::bench(&mut Machine::new()?, &options).map(|()| true)
+        }
+        "instructions" => {
+            let mut update = false;
+            for arg in args {
+                match arg {
+                    "--update" => update = true,
+                    _ => return unknown(arg),
+                }
+            }
+            instructions::run(&mut Machine::new()?, update).map(|_| true)
         }
         "help" | "-h" | "--help" => {
             print!("{HELP}");

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::command::{Result, Tally};
 use crate::machine::{ARM_GCC, CHROMEDRIVER, CHROMIUM, Machine, Need, QEMU_ARM, QEMU_X86};
 use crate::web::{self, WASM};
-use crate::{demo, source};
+use crate::{demo, instructions, source};
 
 /// The targets core is built for without an operating system under it, or with a foreign one.
 const CORE_TARGETS: [&str; 4] = ["thumbv7em-none-eabihf", "riscv32imac-unknown-none-elf", WASM, ARM_LINUX];
@@ -143,6 +143,14 @@ pub(crate) const SUITES: &[Suite] = &[
             }
             Ok(tally)
         },
+        counts: true,
+    },
+    Suite {
+        name: "instructions",
+        about: "instructions a token takes, against the numbers kept in xtask/instructions.txt",
+        needs: instructions::NEEDS,
+        unfit: instructions::unfit,
+        run: |m| instructions::run(m, false),
         counts: true,
     },
     Suite {

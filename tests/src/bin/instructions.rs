@@ -1,0 +1,71 @@
+//! Work whose processor instructions `cargo xtask instructions` counts: one token, and a prompt, with a model of a few
+//! million weights in each format, and with the built-in model.
+//!
+//! Prints a line for each call of `measured`, in order: its name and how many tokens it is. Only what happens inside
+//! `measured` is counted.
+
+use std::error::Error;
+use std::process::ExitCode;
+
+use shohin_core::kernel::Isa;
+use shohin_core::{BonsaiModel, Format, Gguf, Serial, Session, SessionOptions};
+use shohin_tests::model::{Model, Shape, Stored};
+
+const FORMATS: &[Format] = &[
+    Format::Q1_0,
+    Format::Pq2_0,
+    Format::Q2_0,
+    Format::Tq2_0,
+    Format::Ptq1_0,
+    Format::Tq1_0,
+    Format::Q8_0,
+    Format::Q4_0,
+    Format::F16,
+];
+
+/// Enough for a full batch.
+const PROMPT: usize = 64;
+
+/// Its calls are what the instruction counter sees; the name is known to xtask.
+#[inline(never)]
+fn measured(work: &mut dyn FnMut()) {
+    work();
+}
+
+fn count(name: &str, file: &[u8], isa: Isa) -> Result<(), Box<dyn Error>> {
+    let gguf = Gguf::parse(file)?;
+    let model = BonsaiModel::from_gguf(&gguf)?;
+    let options = SessionOptions { context: 2 * PROMPT, isa, ..SessionOptions::default() };
+    let mut session = Session::new(&model, &options)?;
+    let tokens: Vec<u32> = (0..PROMPT).map(|i| (i * 7919 % model.config().vocab_size) as u32).collect();
+    let mut outcome = Ok(());
+    measured(&mut || outcome = session.forward_prefill(&tokens, &Serial).map(|_| ()));
+    outcome?;
+    println!("{name} prefill {PROMPT}");
+    let mut outcome = Ok(());
+    measured(&mut || outcome = session.forward(tokens[1], &Serial).map(|_| ()));
+    outcome?;
+    println!("{name} decode 1");
+    Ok(())
+}
+
+fn run() -> Result<(), Box<dyn Error>> {
+    // What every instruction counter knows.
+    let isa = Isa::named("avx2")?;
+    let shape = Shape { hidden: 512, ffn: 1536, vocab: 4096, ..Shape::tiny() };
+    for &format in FORMATS {
+        let name = format.name().to_lowercase();
+        count(&name, &Model::new(shape.clone(), Stored::new(format), 1).to_vec()?, isa)?;
+    }
+    count("sprout", include_bytes!("../../../models/sprout.gguf"), isa)
+}
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! `cargo xtask instructions`: how many instructions a token takes. Unlike seconds they are the same on a busy machine, so
+//! a rise can fail a test.
+
+use std::fmt::Write;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::command::{Result, Tally};
+use crate::machine::{Machine, Need, VALGRIND};
+
+pub(crate) const NEEDS: &[Need] = &[Need::Program(&VALGRIND)];
+
+/// More than this is a rise, in percent.
+const RISE: f64 = 3.0;
+
+/// The same where another compiler made the program.
+const RISE_OTHER_COMPILER: f64 = 15.0;
+
+const HEAD: &str =
+    "# Instructions a token, AVX2 kernels, one thread. Written by `cargo xtask instructions --update`.\n";
+
+/// The function whose calls are counted one by one.
+const MEASURED: &str = "instructions::measured";
+
+/// What was counted: names with instructions a token, and the compiler.
+#[derive(Debug, PartialEq)]
+struct Counts {
+    compiler: String,
+    rows: Vec<(String, f64)>,
+}
+
+/// Why counting means nothing on this machine.
+pub(crate) fn unfit() -> Option<String> {
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    if std::is_x86_feature_detected!("avx2") {
+        return None;
+    }
+    Some("it takes Linux on x86-64 with AVX2".into())
+}
+
+/// Counts, and compares with the numbers kept, or replaces them.
+pub(crate) fn run(machine: &mut Machine, update: bool) -> Result<Tally> {
+    if let Some(why) = unfit() {
+        return Err(why);
+    }
+    machine.prepare(NEEDS);
+    let counted = count(machine)?;
+    let file = machine.root.join("xtask/instructions.txt");
+    let kept = fs::read_to_string(&file);
+    if update {
+        fs::write(&file, counted.to_text()).map_err(|e| format!("{}: {e}", file.display()))?;
+    }
+    let kept = match kept {
+        Ok(kept) => Counts::read(&kept)?,
+        Err(_) if update => Counts { compiler: counted.compiler.clone(), rows: Vec::new() },
+        Err(e) => return Err(format!("{}: {e}", file.display())),
+    };
+    let verdict = compare(&kept, &counted);
+    print!("{}", verdict.text);
+    if update {
+        println!("These numbers are now in xtask/instructions.txt.");
+    } else if verdict.failed > 0 {
+        println!("If that is meant: `cargo xtask instructions --update`, and say in the commit why.");
+        return Err(format!("{} of {} numbers are not as kept", verdict.failed, counted.rows.len()));
+    }
+    Ok(Tally { passed: counted.rows.len(), ..Tally::default() })
+}
+
+fn count(machine: &Machine) -> Result<Counts> {
+    let valgrind = machine.program(&VALGRIND)?;
+    machine.cargo().args("build --release --quiet --package shohin-tests --bin instructions").run()?;
+    let dir = machine.target.join("instructions");
+    let _ = fs::remove_dir_all(&dir);
+    fs::create_dir_all(&dir).map_err(|e| format!("{}: {e}", dir.display()))?;
+    let program = machine.target.join("release/instructions");
+    let names = machine
+        .cmd(&valgrind.to_string_lossy())
+        .args("--tool=callgrind --quiet")
+        .arg(format!("--toggle-collect={MEASURED}"))
+        .arg(format!("--dump-after={MEASURED}"))
+        .arg(format!("--callgrind-out-file={}", dir.join("out").display()))
+        .arg(program)
+        .limit(600)
+        .read()?;
+    let mut rows = Vec::new();
+    for (i, line) in names.lines().enumerate() {
+        let (name, tokens) = line
+            .rsplit_once(' ')
+            .and_then(|(name, tokens)| Some((name, tokens.parse::<f64>().ok()?)))
+            .ok_or_else(|| format!("the program counted says {line:?}"))?;
+        let file = dir.join(format!("out.{}", i + 1));
+        rows.push((name.to_owned(), (total(&file)? as f64 / tokens).round()));
+    }
+    Ok(Counts { compiler: compiler(machine)?, rows })
+}
+
+/// `rustc 1.95.0`
+fn compiler(machine: &Machine) -> Result<String> {
+    let said = machine.cmd("rustc").arg("--version").read()?;
+    Ok(said.split_whitespace().take(2).collect::<Vec<_>>().join(" "))
+}
+
+/// The instructions of one call.
+fn total(file: &PathBuf) -> Result<u64> {
+    let text = fs::read_to_string(file).map_err(|e| format!("{}: {e}", file.display()))?;
+    let total =
+        text.lines().find_map(|line| line.strip_prefix("totals: ")).and_then(|n| n.trim().parse().ok());
+    total
+        .filter(|n| *n > 0)
+        .ok_or_else(|| format!("callgrind counted nothing in {}", Path::new(file).display()))
+}
+
+impl Counts {
+    fn to_text(&self) -> String {
+        let mut text = format!("{HEAD}{}\n", self.compiler);
+        for (name, count) in &self.rows {
+            let _ = writeln!(text, "{name} {count}");
+        }
+        text
+    }
+
+    fn read(text: &str) -> Result<Counts> {
+        let mut lines = text.lines().filter(|line| !line.starts_with('#') && !line.trim().is_empty());
+        let compiler = lines.next().ok_or("xtask/instructions.txt is empty")?.to_owned();
+        let rows = lines.map(|line| {
+            let (name, count) = line.rsplit_once(' ')?;
+            Some((name.to_owned(), count.parse().ok().filter(|n| *n > 0.0)?))
+        });
+        let rows: Option<Vec<(String, f64)>> = rows.collect();
+        Ok(Counts { compiler, rows: rows.ok_or("xtask/instructions.txt: a line is no name and number")? })
+    }
+
+    fn get(&self, name: &str) -> Option<f64> {
+        self.rows.iter().find(|(n, _)| n == name).map(|(_, count)| *count)
+    }
+}
+
+struct Verdict {
+    /// A table, with what changed by more than allowed in words.
+    text: String,
+    failed: usize,
+}
+
+fn compare(kept: &Counts, counted: &Counts) -> Verdict {
+    let same = kept.compiler == counted.compiler;
+    let most = if same { RISE } else { RISE_OTHER_COMPILER };
+    let mut verdict = Verdict { text: String::new(), failed: 0 };
+    let text = &mut verdict.text;
+    if !same {
+        let (theirs, ours) = (&kept.compiler, &counted.compiler);
+        let _ = writeln!(text, "kept with {theirs}, counted with {ours}: up to {most} % more is let pass");
+    }
+    let _ = writeln!(text, "{:<18}{:>13}{:>13}", "instructions/token", "kept", "now");
+    for (name, now) in &counted.rows {
+        let Some(before) = kept.get(name) else {
+            verdict.failed += 1;
+            let _ = writeln!(text, "{name:<18}{:>13}{now:>13}  NEW", "-");
+            continue;
+        };
+        let change = 100.0 * (now / before - 1.0);
+        let word = match change {
+            c if c > most => "  ROSE",
+            c if c < -most => "  fell: --update keeps it so",
+            _ => "",
+        };
+        verdict.failed += usize::from(change > most);
+        let _ = writeln!(text, "{name:<18}{before:>13}{now:>13}{change:>+8.1} %{word}");
+    }
+    for (name, before) in kept.rows.iter().filter(|(name, _)| counted.get(name).is_none()) {
+        verdict.failed += 1;
+        let _ = writeln!(text, "{name:<18}{before:>13}{:>13}  GONE", "-");
+    }
+    verdict
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counts(compiler: &str, rows: &[(&str, f64)]) -> Counts {
+        let rows = rows.iter().map(|(name, count)| (String::from(*name), *count)).collect();
+        Counts { compiler: compiler.into(), rows }
+    }
+
+    #[test]
+    fn rises_new_and_lost_rows_fail_and_falls_do_not() {
+        let kept = counts("rustc 1", &[("a decode", 1000.0), ("b decode", 1000.0), ("c decode", 1000.0)]);
+        let verdict = |rows: &[(&str, f64)]| compare(&kept, &counts("rustc 1", rows));
+        assert_eq!(verdict(&[("a decode", 1029.0), ("b decode", 500.0), ("c decode", 970.0)]).failed, 0);
+        let risen = verdict(&[("a decode", 1031.0), ("b decode", 1000.0), ("c decode", 1000.0)]);
+        assert_eq!(risen.failed, 1);
+        let said: Vec<&str> = risen.text.lines().filter(|line| line.contains("ROSE")).collect();
+        assert!(
+            matches!(said[..], [line] if line.starts_with("a decode") && line.contains("+3.1 %")),
+            "{said:?}"
+        );
+        assert_eq!(verdict(&[("a decode", 1000.0), ("b decode", 1000.0)]).failed, 1);
+        let more = [("a decode", 1000.0), ("b decode", 1000.0), ("c decode", 1000.0), ("d", 1.0)];
+        assert_eq!(verdict(&more).failed, 1);
+    }
+
+    #[test]
+    fn another_compiler_may_differ_more() {
+        let kept = counts("rustc 1", &[("a", 1000.0)]);
+        assert_eq!(compare(&kept, &counts("rustc 2", &[("a", 1140.0)])).failed, 0);
+        assert_eq!(compare(&kept, &counts("rustc 2", &[("a", 1160.0)])).failed, 1);
+    }
+
+    #[test]
+    fn the_file_is_read_as_written() {
+        let all = counts("rustc 1.95.0", &[("q1_0 prefill", 123_456.0), ("sprout decode", 7.0)]);
+        assert_eq!(Counts::read(&all.to_text()), Ok(all));
+        assert!(Counts::read("# nothing\n").is_err());
+        assert!(Counts::read("rustc 1\nq1_0 decode many\n").is_err());
+    }
+}
