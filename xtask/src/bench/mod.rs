@@ -79,7 +79,7 @@ impl Plan {
             prefill: if quick { &[64] } else { &[64, 128, 512] },
             decode: if quick { 16 } else { 32 },
             threads: &[1, 2],
-            page: if quick { (16, 4) } else { (64, 16) },
+            page: if quick { (16, 4) } else { (64, 8) },
         })
     }
 }

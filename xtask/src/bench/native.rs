@@ -60,7 +60,12 @@ pub(super) fn measure(
                                 notes.push(note);
                             }
                         }
-                        Said::Cannot(why) => return Err(format!("llama.cpp cannot read {peer}: {why}")),
+                        Said::Cannot(why) => {
+                            let note = format!("llama.cpp cannot read {}: {why}.", peer.to_uppercase());
+                            if !notes.contains(&note) {
+                                notes.push(note);
+                            }
+                        }
                     }
                 }
                 if isa != "avx2" && cfg!(target_arch = "x86_64") {
@@ -69,8 +74,17 @@ pub(super) fn measure(
             }
         }
     }
-    notes.insert(0, format!("Shohin's best instruction set here: {isa}."));
+    notes.insert(0, format!("{}; Shohin's best instruction set here: {isa}.", processor()));
     Ok(pairs)
+}
+
+/// How many processors of what kind, where the system tells.
+fn processor() -> String {
+    let count = std::thread::available_parallelism().map_or(1, usize::from);
+    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let names = text.lines().filter_map(|line| line.strip_prefix("model name")?.split_once(": "));
+    let name = names.map(|(_, name)| name.trim()).next().unwrap_or(std::env::consts::ARCH);
+    format!("{count} processors, {name}")
 }
 
 #[derive(Clone, Copy)]
@@ -98,7 +112,7 @@ fn ours(
 ) -> Result<String> {
     let lengths: Vec<String> = plan.prefill.iter().map(usize::to_string).collect();
     let program = machine.target.join("release/shohin");
-    let mut bench = machine.cmd(&program.to_string_lossy()).args("bench --json --repeat 2 --prefill");
+    let mut bench = machine.cmd(&program.to_string_lossy()).args("bench --json --repeat 1 --prefill");
     bench = bench.arg(lengths.join(",")).arg("--decode").arg(plan.decode.to_string());
     bench = bench.arg("--threads").arg(place.threads.to_string()).arg("-m").arg(models.file(place.format));
     if let Some(isa) = isa {
@@ -155,7 +169,7 @@ fn theirs(
     let mut driver = Cmd::new(python, &machine.root).arg(machine.root.join("xtask/src/bench/llama.py"));
     driver = driver.arg(models.file(place.format)).arg(place.threads.to_string());
     // Nothing is repeated where nothing is to be measured.
-    driver = driver.args(if samples.is_some() { "2" } else { "0" });
+    driver = driver.args(if samples.is_some() { "1" } else { "0" });
     driver = driver.arg(LIMIT.to_string()).arg(plan.decode.to_string());
     let text = plan.prefill.iter().fold(driver, |driver, n| driver.arg(n.to_string())).read()?;
     if let Some(why) = text.lines().find_map(|line| line.strip_prefix("cannot ")) {

@@ -21,6 +21,7 @@ pub(super) fn report(
     if samples.iter().any(|s| native.contains(&s.engine)) {
         text += "Native, tokens/s; ms are processor time of a token; the bound is what as many threads read and no more\n\n";
         all.speeds(&mut text, &native);
+        all.bandwidths(&mut text);
     }
     if samples.iter().any(|s| s.engine == Engine::Llama) {
         text += "\nTimes as fast as llama.cpp, by the clock (by processor time)\n\n";
@@ -93,6 +94,19 @@ impl Samples<'_> {
 
     fn threads(&self, engines: &[Engine]) -> BTreeSet<usize> {
         self.samples.iter().filter(|s| engines.contains(&s.engine)).map(|s| s.threads).collect()
+    }
+
+    /// What the machine read at most, the bound of decoding.
+    fn bandwidths(&self, text: &mut String) {
+        let mut words = Vec::new();
+        for threads in self.threads(&[Engine::Shohin]) {
+            let of = |s: &Sample| s.engine != Engine::Llama && s.threads == threads;
+            let read = self.samples.iter().filter(|s| of(s)).filter_map(|s| Some(s.bound?.0)).collect();
+            if let Some(read) = median(read) {
+                words.push(format!("{:.1} GB/s, threads: {threads}", read / 1e9));
+            }
+        }
+        let _ = writeln!(text, "\nMemory read: {}.", words.join("; "));
     }
 
     fn speeds(&self, text: &mut String, engines: &[Engine]) {
@@ -241,6 +255,7 @@ mod tests {
                 "| PQ2_0 | TQ2_0 | Shohin | 1 | - | 5.0 (5.0) |",
             ]
         );
+        assert!(text.contains("\nMemory read: 1.0 GB/s, threads: 1.\n"), "{text}");
         assert!(text.ends_with("\n- A note.\n"), "{text}");
     }
 
