@@ -1,156 +1,143 @@
-//! Causal attention over everything cached, with an online softmax.
+//! Causal attention over everything cached, spread over workers.
 #![forbid(unsafe_code)]
 
-use crate::cache::KvElement;
-use crate::kernel::Vectorize;
-use crate::op::exp::exp;
-use crate::op::{LANES, fold};
+use crate::cache::{Cache, KvShape};
+use crate::kernel::attend::{Element, Queries, SPLIT, attend, attend_split, merge_splits, part_len};
+use crate::kernel::{Isa, for_each_chunk, for_each_tile};
+use crate::pool::{Pool, Serial};
 
-/// Positions scored before their values are added: scores stay on the stack, keys and values of a tile in
-/// the first cache while every query head of the group looks at them.
-const TILE: usize = 64;
+/// Query rows of a job when many tokens are computed at once.
+const ROWS: usize = 32;
 
-/// Query heads that share one pass over the cache.
-const HEADS: usize = 16;
-
-/// `out = softmax(q . k^T / sqrt(head_dim)) v` for the query heads of one key-value head.
-///
-/// The softmax is computed in one pass over the cache (Milakov & Gimelshein 2018, as in FlashAttention):
-/// per head a running maximum `m`, a running sum of `e^(score - m)`, and `out` rescaled whenever `m`
-/// grows. With nothing cached the result is zero.
+/// Attention of one layer for tokens that are in the cache already.
 #[derive(Debug)]
-pub struct Attend<'a, E> {
-    /// `(heads, head_dim)`
-    pub q: &'a [f32],
-    /// `(positions, head_dim)`
-    pub keys: &'a [E],
-    /// `(positions, head_dim)`
-    pub values: &'a [E],
-    /// Numbers a head.
-    pub head_dim: usize,
-    /// `(heads, head_dim)`
-    pub out: &'a mut [f32],
+pub(crate) struct FullAttention<'a, 'b, E> {
+    pub(crate) cache: &'a Cache<'b, E>,
+    pub(crate) layer: usize,
+    /// Position of the first token.
+    pub(crate) start: usize,
+    /// Query heads that share a key-value head.
+    pub(crate) group: usize,
+    /// `(tokens, query heads, head_dim)`
+    pub(crate) q: &'a [f32],
 }
 
-impl<E: KvElement> Vectorize for Attend<'_, E> {
-    type Output = ();
+/// Numbers that [`FullAttention::run`] needs beside its output, for sessions of this shape.
+pub(crate) fn spare_len(shape: &KvShape, query_heads: usize, batch: usize) -> usize {
+    if shape.capacity <= SPLIT {
+        return 0;
+    }
+    let splits = shape.capacity.div_ceil(SPLIT);
+    let one = splits.saturating_mul(query_heads).saturating_mul(part_len(shape.head_dim));
+    let many = batch.saturating_mul(query_heads).saturating_mul(shape.head_dim);
+    if batch == 1 { one } else { one.max(many) }
+}
 
-    #[inline(always)]
-    fn run(self) {
-        let d = self.head_dim;
-        for (q, out) in self.q.chunks(HEADS * d).zip(self.out.chunks_mut(HEADS * d)) {
-            let mut softmax = [Softmax { max: f32::NEG_INFINITY, sum: 0.0 }; HEADS];
-            out.fill(0.0);
-            for (keys, values) in self.keys.chunks(TILE * d).zip(self.values.chunks(TILE * d)) {
-                for (i, (q, out)) in q.chunks_exact(d).zip(out.chunks_exact_mut(d)).enumerate() {
-                    softmax[i].add_tile(q, keys, values, out);
-                }
+impl<E: Element> FullAttention<'_, '_, E> {
+    /// `out = softmax(q . k^T / sqrt(head_dim)) v`, shaped as `q`. What it gives does not depend on the
+    /// pool, on the instruction set, or on how many tokens are computed at once. `spare` has
+    /// [`spare_len`] numbers.
+    pub(crate) fn run(&self, isa: Isa, pool: &dyn Pool, out: &mut [f32], spare: &mut [f32]) {
+        let shape = self.cache.shape();
+        let (d, heads) = (shape.head_dim, shape.kv_heads);
+        let (width, columns) = (self.group * d, heads * self.group * d);
+        let tokens = out.len() / columns;
+        let seen = self.start + tokens;
+        // Where waking another thread takes longer than the work, there is none.
+        const FEW: usize = 1 << 18;
+        let pool = if seen.saturating_mul(out.len()) < FEW { &Serial } else { pool };
+        let queries = |token: usize, column: usize, tokens: usize| Queries {
+            q: &self.q[token * columns + column..],
+            stride: columns,
+            tokens,
+            heads: self.group,
+            seen: self.start + token + 1,
+        };
+        if tokens == 1 && seen > SPLIT {
+            let (splits, len) = (seen.div_ceil(SPLIT), part_len(d));
+            let spare = &mut spare[..splits * heads * self.group * len];
+            for_each_chunk(pool, spare, self.group * len, &|job, parts| {
+                let (split, head) = (job / heads, job % heads);
+                let range = split * SPLIT..seen.min((split + 1) * SPLIT);
+                let q = queries(0, head * width, 1);
+                attend_split(isa, self.cache.head(self.layer, head, seen), q, range, parts);
+            });
+            for (i, out) in out.chunks_exact_mut(d).enumerate() {
+                merge_splits(spare.chunks_exact(len).skip(i).step_by(heads * self.group), out);
             }
-            for (softmax, out) in softmax.iter().zip(out.chunks_exact_mut(d)) {
-                let norm = if softmax.sum > 0.0 { 1.0 / softmax.sum } else { 1.0 };
-                for o in out {
-                    *o *= norm;
-                }
-            }
+            return;
         }
-    }
-}
-
-/// What one head has seen so far.
-#[derive(Clone, Copy)]
-struct Softmax {
-    max: f32,
-    sum: f32,
-}
-
-impl Softmax {
-    /// Adds up to [`TILE`] positions to `out`, which holds the sum so far times `e^-max`.
-    #[inline(always)]
-    fn add_tile<E: KvElement>(&mut self, q: &[f32], keys: &[E], values: &[E], out: &mut [f32]) {
-        let d = q.len();
-        let scale = 1.0 / libm::sqrtf(d as f32);
-        let mut weights = [f32::NEG_INFINITY; TILE];
-        let mut max = self.max;
-        for (weight, key) in weights.iter_mut().zip(keys.chunks_exact(d)) {
-            *weight = score(q, key) * scale;
-            max = if *weight > max { *weight } else { max };
-        }
-        // Only when every score so far is -inf or NaN is there no maximum to subtract.
-        let shift = if max == f32::NEG_INFINITY { 0.0 } else { max };
-        let mut lanes = [0.0f32; LANES];
-        for weights in weights.chunks_exact_mut(LANES) {
-            for i in 0..LANES {
-                weights[i] = exp(weights[i] - shift);
-                lanes[i] += weights[i];
-            }
-        }
-        let decay = exp(self.max - shift);
-        self.sum = self.sum * decay + fold(lanes);
-        self.max = max;
-        add_values(&weights[..keys.len() / d], values, decay, out);
-    }
-}
-
-/// `q . key`, both `(head_dim)`.
-#[inline(always)]
-fn score<E: KvElement>(q: &[f32], key: &[E]) -> f32 {
-    let mut lanes = [0.0f32; LANES];
-    let (q, key) = (q.chunks_exact(LANES), key.chunks_exact(LANES));
-    let tail = q.remainder().iter().zip(key.remainder()).fold(0.0, |s, (x, y)| s + x * y.load());
-    for (x, y) in q.zip(key) {
-        for i in 0..LANES {
-            lanes[i] += x[i] * y[i].load();
-        }
-    }
-    fold(lanes) + tail
-}
-
-/// `out = out * decay + sum_t weights[t] values[t]`; `weights` `(n)`, `values` `(n, head_dim)`. Columns go
-/// in strips that stay in registers over all positions.
-#[inline(always)]
-fn add_values<E: KvElement>(weights: &[f32], values: &[E], decay: f32, out: &mut [f32]) {
-    const STRIP: usize = 64;
-    let d = out.len();
-    let mut strips = out.chunks_exact_mut(STRIP);
-    let mut at = 0;
-    for strip in &mut strips {
-        let mut sums = [0.0f32; STRIP];
-        for (sum, o) in sums.iter_mut().zip(&*strip) {
-            *sum = o * decay;
-        }
-        for (weight, value) in weights.iter().zip(values.chunks_exact(d)) {
-            for (sum, v) in sums.iter_mut().zip(&value[at..at + STRIP]) {
-                *sum += weight * v.load();
-            }
-        }
-        strip.copy_from_slice(&sums);
-        at += STRIP;
-    }
-    let rest = strips.into_remainder();
-    for o in rest.iter_mut() {
-        *o *= decay;
-    }
-    for (weight, value) in weights.iter().zip(values.chunks_exact(d)) {
-        for (o, v) in rest.iter_mut().zip(&value[at..]) {
-            *o += weight * v.load();
-        }
+        let spare = if seen > SPLIT { &mut spare[..out.len()] } else { &mut [] };
+        let tile = (ROWS.div_ceil(self.group), width);
+        for_each_tile(pool, [out, spare], (tokens, columns), tile, &|token, column, [mut out, mut spare]| {
+            let q = queries(token, column, out.rows());
+            let head = self.cache.head(self.layer, column / width, self.start + token + q.tokens);
+            attend(isa, head, q, &mut out, &mut spare);
+        });
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel::{Isa, vectorize};
+    use crate::arena::{Arena, Planner};
+    use crate::cache::KvElement;
     use alloc::vec::Vec;
     use half::f16;
 
-    /// On every instruction set of this machine, which must agree to the bit.
-    fn attend<E: KvElement>(q: &[f32], keys: &[E], values: &[E], head_dim: usize, out: &mut [f32]) {
-        Attend { q, keys, values, head_dim, out }.run();
+    /// Every instruction set of this machine, every pool and every number of tokens at once must agree to
+    /// the bit. `q` and the result are `(tokens, group * kv_heads, d)`, `keys` and `values` `(len, kv_heads,
+    /// d)`; the tokens are the last ones.
+    fn attention<E: Element>(
+        (kv_heads, group, d): (usize, usize, usize),
+        q: &[f32],
+        keys: &[f32],
+        values: &[f32],
+    ) -> Vec<f32> {
+        let (columns, row) = (kv_heads * group * d, kv_heads * d);
+        let (tokens, len) = (q.len() / columns, keys.len() / row);
+        let shape = KvShape { layers: 2, kv_heads, capacity: len, head_dim: d };
+        let mut plan = Planner::default();
+        Cache::<E>::plan(shape, &mut plan);
+        // What was in the memory before must not matter.
+        let mut memory = alloc::vec![0xff; plan.total().unwrap()];
+        let mut cache = Cache::<E>::new(shape, &mut Arena::new(&mut memory)).unwrap();
+        for position in 0..len {
+            let row = position * row..(position + 1) * row;
+            cache.write(1, position, &keys[row.clone()], &values[row]);
+        }
+        let run = |isa, pool: &dyn Pool, first: usize, n: usize| {
+            let q = &q[first * columns..(first + n) * columns];
+            let start = len - tokens + first;
+            let attention = FullAttention { cache: &cache, layer: 1, start, group, q };
+            let mut out = alloc::vec![f32::NAN; n * columns];
+            let mut spare = alloc::vec![f32::NAN; spare_len(&shape, kv_heads * group, n)];
+            attention.run(isa, pool, &mut out, &mut spare);
+            out
+        };
+        let want = run(Isa::SCALAR, &Serial, 0, tokens);
         for isa in Isa::available() {
-            let mut again = alloc::vec![f32::NAN; out.len()];
-            vectorize(isa, Attend { q, keys, values, head_dim, out: &mut again });
-            assert_eq!(out, again, "{isa:?}");
+            for pool in [&Serial as &dyn Pool, &Backwards] {
+                assert_eq!(run(isa, pool, 0, tokens), want, "{isa:?}");
+                for n in [1, 3, tokens.div_ceil(2)].into_iter().filter(|&n| n < tokens) {
+                    let parts = (0..tokens).step_by(n).flat_map(|t| run(isa, pool, t, n.min(tokens - t)));
+                    assert!(parts.eq(want.iter().copied()), "{isa:?} {n} at once");
+                }
+            }
+        }
+        want
+    }
+
+    /// Many workers, the last job first.
+    struct Backwards;
+
+    impl Pool for Backwards {
+        fn workers(&self) -> usize {
+            7
+        }
+
+        fn run(&self, jobs: usize, job: &(dyn Fn(usize) + Sync)) {
+            (0..jobs).rev().for_each(job);
         }
     }
 
@@ -164,72 +151,100 @@ mod tests {
             .collect()
     }
 
-    fn naive(q: &[f32], keys: &[f32], values: &[f32]) -> Vec<f64> {
-        let d = q.len();
-        let dot = |k: &[f32]| q.iter().zip(k).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum::<f64>();
-        let scores: Vec<f64> = keys.chunks_exact(d).map(|k| dot(k) / libm::sqrt(d as f64)).collect();
-        let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        let weights: Vec<f64> = scores.iter().map(|s| libm::exp(s - max)).collect();
-        let sum: f64 = weights.iter().sum();
-        (0..d)
-            .map(|i| {
-                weights.iter().zip(values.chunks_exact(d)).map(|(w, v)| w * f64::from(v[i])).sum::<f64>()
-                    / sum
-            })
-            .collect()
+    /// As [`attention`], from the formula.
+    fn naive(
+        (kv_heads, group, d): (usize, usize, usize),
+        q: &[f32],
+        keys: &[f32],
+        values: &[f32],
+    ) -> Vec<f64> {
+        let heads = kv_heads * group;
+        let (tokens, len) = (q.len() / heads / d, keys.len() / kv_heads / d);
+        let mut out = Vec::new();
+        for (i, q) in q.chunks_exact(d).enumerate() {
+            let (token, head) = (i / heads, i % heads / group);
+            let rows = |x: &[f32]| -> Vec<Vec<f64>> {
+                let rows = x.chunks_exact(d).skip(head).step_by(kv_heads).take(len - tokens + token + 1);
+                rows.map(|row| row.iter().map(|&x| f64::from(x)).collect()).collect()
+            };
+            let dot = |k: &Vec<f64>| q.iter().zip(k).map(|(&a, &b)| f64::from(a) * b).sum::<f64>();
+            let scores: Vec<f64> = rows(keys).iter().map(|k| dot(k) / libm::sqrt(d as f64)).collect();
+            let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let weights: Vec<f64> = scores.iter().map(|s| libm::exp(s - max)).collect();
+            let sum: f64 = weights.iter().sum();
+            let values = rows(values);
+            out.extend((0..d).map(|i| weights.iter().zip(&values).map(|(w, v)| w * v[i]).sum::<f64>() / sum));
+        }
+        out
     }
 
     #[test]
     fn agrees_with_naive_f64() {
-        for (d, len) in [(64, 1), (128, 63), (64, 64), (20, 65), (128, 1000)] {
-            let (q, k, v) = (noise(d, 1), noise(d * len, 2), noise(d * len, 3));
-            let want = naive(&q, &k, &v);
-            let mut out = alloc::vec![f32::NAN; d];
-            attend(&q, &k, &v, d, &mut out);
-            for i in 0..d {
-                assert!((f64::from(out[i]) - want[i]).abs() < 2e-6, "{d} {len} {i}");
-            }
-            let half = |x: &[f32]| x.iter().map(|&x| f16::store(x)).collect::<Vec<_>>();
-            let exact = |x: &[f16]| x.iter().map(|x| x.load()).collect::<Vec<_>>();
-            let (k, v) = (half(&k), half(&v));
-            let want = naive(&q, &exact(&k), &exact(&v));
-            attend(&q, &k, &v, d, &mut out);
-            for i in 0..d {
-                assert!((f64::from(out[i]) - want[i]).abs() < 2e-6, "f16 {d} {len} {i}");
-            }
-        }
-    }
-
-    #[test]
-    fn every_head_of_a_group_sees_the_same_cache() {
-        let (d, heads, len) = (32, 19, 70);
-        let (q, k, v) = (noise(heads * d, 1), noise(d * len, 2), noise(d * len, 3));
-        let mut out = alloc::vec![0.0; heads * d];
-        attend(&q, &k, &v, d, &mut out);
-        for (q, out) in q.chunks_exact(d).zip(out.chunks_exact(d)) {
-            let want = naive(q, &k, &v);
-            assert!(out.iter().zip(want).all(|(a, b)| (f64::from(*a) - b).abs() < 2e-6));
+        // Heads and groups, numbers a head, tokens, positions.
+        for (shape, tokens, len) in [
+            ((1, 1, 64), 1, 1),
+            ((2, 2, 128), 1, 63),
+            ((2, 1, 64), 2, 64),
+            ((1, 3, 20), 5, 65),
+            ((2, 4, 96), 66, 150),
+            ((1, 2, 128), 40, SPLIT + 17),
+            ((1, 37, 18), 3, 2 * SPLIT + 1),
+        ] {
+            let (kv_heads, group, d) = shape;
+            let q = noise(tokens * kv_heads * group * d, 1);
+            let (k, v) = (noise(kv_heads * d * len, 2), noise(kv_heads * d * len, 3));
+            let close = |got: Vec<f32>, want: Vec<f64>, what| {
+                for (i, (got, want)) in got.iter().zip(want).enumerate() {
+                    assert!((f64::from(*got) - want).abs() < 2e-6, "{what} {shape:?} {len} {i}");
+                }
+            };
+            close(attention::<f32>(shape, &q, &k, &v), naive(shape, &q, &k, &v), "f32");
+            let halves = |x: &[f32]| x.iter().map(|&x| f16::store(x).load()).collect::<Vec<_>>();
+            let want = naive(shape, &q, &halves(&k), &halves(&v));
+            close(attention::<f16>(shape, &q, &k, &v), want, "f16");
         }
     }
 
     #[test]
     fn rising_scores_rescale_what_came_before() {
-        let d = 16;
-        let keys: Vec<f32> = (0..200).flat_map(|i| core::iter::repeat_n(i as f32 * 0.5, d)).collect();
-        let values = noise(200 * d, 9);
+        let (d, len) = (16, 2 * SPLIT + 200);
+        let keys: Vec<f32> = (0..len).flat_map(|i| core::iter::repeat_n(i as f32 / 32.0, d)).collect();
+        let values = noise(len * d, 9);
         let q = alloc::vec![1.0; d];
-        let mut out = alloc::vec![0.0; d];
-        attend(&q, &keys, &values, d, &mut out);
-        let want = naive(&q, &keys, &values);
+        let got = attention::<f32>((1, 1, d), &q, &keys, &values);
+        let want = naive((1, 1, d), &q, &keys, &values);
         for i in 0..d {
-            assert!((f64::from(out[i]) - want[i]).abs() < 1e-5);
+            assert!((f64::from(got[i]) - want[i]).abs() < 1e-5);
         }
     }
 
     #[test]
-    fn nothing_cached_gives_zero() {
-        let mut out = [1.0; 4];
-        attend::<f32>(&[1.0; 4], &[], &[], 4, &mut out);
-        assert_eq!(out, [0.0; 4]);
+    fn a_later_tokens_nan_stays_its_own() {
+        let d = 16;
+        let (q, mut k, mut v) = (noise(20 * d, 1), noise(100 * d, 2), noise(100 * d, 3));
+        k[95 * d] = f32::NAN;
+        v[90 * d] = f32::NAN;
+        let out = attention_bits(&q, &k, &v, d);
+        assert!(out[..10 * d].iter().all(|x| !x.is_nan()) && out[10 * d].is_nan());
+    }
+
+    fn attention_bits(q: &[f32], k: &[f32], v: &[f32], d: usize) -> Vec<f32> {
+        let shape = KvShape { layers: 1, kv_heads: 1, capacity: k.len() / d, head_dim: d };
+        let mut plan = Planner::default();
+        Cache::<f16>::plan(shape, &mut plan);
+        let mut memory = alloc::vec![0; plan.total().unwrap()];
+        let mut cache = Cache::<f16>::new(shape, &mut Arena::new(&mut memory)).unwrap();
+        for (position, (k, v)) in k.chunks_exact(d).zip(v.chunks_exact(d)).enumerate() {
+            cache.write(0, position, k, v);
+        }
+        let start = (k.len() - q.len()) / d;
+        let mut out = alloc::vec![0.0; q.len()];
+        FullAttention { cache: &cache, layer: 0, start, group: 1, q }.run(
+            Isa::detect(),
+            &Serial,
+            &mut out,
+            &mut [],
+        );
+        out
     }
 }

@@ -6,11 +6,13 @@
 //! every number of workers and for every number of tokens at once.
 
 mod act;
+pub(crate) mod attend;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod isa;
+mod lanes;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod parallel;
@@ -24,6 +26,7 @@ mod vectorize;
 pub use act::{Q8_LEN, Q8Block, Q8Order, q8_blocks, quantize};
 pub use isa::Isa;
 pub use parallel::for_each_chunk;
+pub(crate) use parallel::for_each_tile;
 pub use vectorize::{Vectorize, vectorize};
 
 use crate::error::{Error, Result};

@@ -49,6 +49,95 @@ pub fn for_each_chunk<T: Send>(
     });
 }
 
+/// A part of a buffer of rows: some columns of some rows.
+pub(crate) struct Tile<'y> {
+    /// The first column of the first row.
+    base: *mut f32,
+    /// Elements from one row to the next.
+    stride: usize,
+    rows: usize,
+    cols: usize,
+    y: core::marker::PhantomData<&'y mut [f32]>,
+}
+
+impl<'y> Tile<'y> {
+    /// All of `data`, as rows of `cols`.
+    pub(crate) fn new(data: &'y mut [f32], cols: usize) -> Self {
+        let rows = data.len().checked_div(cols).unwrap_or(0);
+        Tile { base: data.as_mut_ptr(), stride: cols, rows, cols, y: core::marker::PhantomData }
+    }
+
+    /// Rows in the tile.
+    pub(crate) fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Row `r`; empty if there is none.
+    pub(crate) fn row(&mut self, r: usize) -> &mut [f32] {
+        if r >= self.rows {
+            return &mut [];
+        }
+        // SAFETY: these columns of this row are inside the buffer, and nobody else has them.
+        unsafe { core::slice::from_raw_parts_mut(self.base.add(r * self.stride), self.cols) }
+    }
+
+    /// Columns `at..at + n` of row `r`, which must be inside.
+    pub(crate) fn pointer(&mut self, r: usize, at: usize, n: usize) -> *mut f32 {
+        assert!(r < self.rows && at <= self.cols && n <= self.cols - at, "outside of the tile");
+        // SAFETY: inside the buffer, as just checked.
+        unsafe { self.base.add(r * self.stride + at) }
+    }
+}
+
+/// Calls `job(row, column, tiles)` for every tile of at most `tile` `(rows, columns)`, of all buffers at
+/// once, spread over `pool`. Each buffer is `(rows, cols)`, or empty, which gives tiles without rows.
+/// Tiles of the same columns come one after another.
+pub(crate) fn for_each_tile<const N: usize>(
+    pool: &dyn Pool,
+    buffers: [&mut [f32]; N],
+    (rows, cols): (usize, usize),
+    tile: (usize, usize),
+    job: &(dyn Fn(usize, usize, [Tile<'_>; N]) + Sync),
+) {
+    let (tile_rows, tile_cols) = (tile.0.max(1), tile.1.max(1));
+    let down = rows.div_ceil(tile_rows);
+    let tiles = down.saturating_mul(cols.div_ceil(tile_cols));
+    let size = rows.checked_mul(cols);
+    let bases = buffers.map(|buffer| {
+        assert!(buffer.is_empty() || Some(buffer.len()) == size, "a buffer of other dimensions");
+        (Base(buffer.as_mut_ptr()), if buffer.is_empty() { 0 } else { rows })
+    });
+    let next = core::sync::atomic::AtomicUsize::new(0);
+    let work = || loop {
+        let i = next.fetch_add(1, core::sync::atomic::Ordering::Relaxed);
+        if i >= tiles {
+            return;
+        }
+        let (row, col) = (i % down * tile_rows, i / down * tile_cols);
+        // The counter gives each tile once, and they do not overlap; the buffers stay mutably borrowed
+        // until all jobs have returned.
+        let tiles = core::array::from_fn(|n| {
+            let (base, rows) = &bases[n];
+            let at = if *rows == 0 { 0 } else { row * cols + col };
+            Tile {
+                // SAFETY: row < rows and col < cols, or no offset.
+                base: unsafe { base.get().add(at) },
+                stride: cols,
+                rows: tile_rows.min(rows.saturating_sub(row)),
+                cols: tile_cols.min(cols - col),
+                y: core::marker::PhantomData,
+            }
+        });
+        job(row, col, tiles);
+    };
+    let workers = pool.workers().min(tiles);
+    if workers <= 1 {
+        work();
+    } else {
+        pool.run(workers, &|_| work());
+    }
+}
+
 /// The outputs of some rows of a matrix product: `y[(token, first + i)]` for `i < len`, for every token.
 pub(crate) struct OutRows<'y> {
     /// Element (0, first) of `y`.

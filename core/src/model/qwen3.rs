@@ -9,10 +9,11 @@
 
 use super::config::Qwen3Config;
 use super::weights::{TransformerBlock, Weights};
-use crate::attention::full::Attend;
-use crate::cache::{Cache, KvElement};
+use crate::attention::full::FullAttention;
+use crate::cache::Cache;
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
+use crate::kernel::attend::Element;
 use crate::kernel::{self, Input, Isa, Q8Block, for_each_chunk, matmul, q8_blocks, vectorize};
 use crate::op::rmsnorm::{RmsNorm, rmsnorm_in_place};
 use crate::op::rope::{Rope, rotate};
@@ -75,6 +76,8 @@ pub(super) struct Buffers<'b> {
     /// Rotations of the batch's positions, each `(batch, head_dim / 2)`.
     pub(super) cos: &'b mut [f32],
     pub(super) sin: &'b mut [f32],
+    /// Attention's own.
+    pub(super) spare: &'b mut [f32],
     /// int8 form of the current matrix input, `(batch, blocks of its width)`; `None` computes with f32 activations.
     pub(super) q8: Option<&'b mut [Q8Block]>,
 }
@@ -98,7 +101,7 @@ impl<'p> Pass<'p> {
 impl BonsaiModel<'_> {
     /// Runs `tokens` (at most the batch) through all blocks: fills the cache at their positions and leaves
     /// the residual stream in `b.x`. The caller has checked ids and room.
-    pub(super) fn forward_blocks<E: KvElement>(
+    pub(super) fn forward_blocks<E: Element>(
         &self,
         tokens: &[u32],
         cache: &mut Cache<'_, E>,
@@ -118,7 +121,7 @@ impl BonsaiModel<'_> {
         Ok(())
     }
 
-    fn attention<E: KvElement>(
+    fn attention<E: Element>(
         &self,
         layer: usize,
         block: &TransformerBlock<'_>,
@@ -151,16 +154,13 @@ impl BonsaiModel<'_> {
             cache.write(layer, pass.start + t, &b.k[row.clone()], &b.v[row]);
         }
 
-        // One job per token and key-value head: its query heads share the keys and values read.
-        let group = c.num_attention_heads / c.num_kv_heads * d;
-        let (q, cache) = (&b.q[..n * q_size], &*cache);
-        let pool = pass.pool_for((pass.start + n).saturating_mul(n * q_size));
-        for_each_chunk(pool, &mut b.input[..n * q_size], group, &|job, out| {
-            let (t, kv_head) = (job / c.num_kv_heads, job % c.num_kv_heads);
-            let (keys, values) = cache.head(layer, kv_head, pass.start + t + 1);
-            let q = &q[job * group..(job + 1) * group];
-            vectorize(pass.isa, Attend { q, keys, values, head_dim: d, out });
-        });
+        let group = c.num_attention_heads / c.num_kv_heads;
+        FullAttention { cache, layer, start: pass.start, group, q: &b.q[..n * q_size] }.run(
+            pass.isa,
+            pass.pool,
+            &mut b.input[..n * q_size],
+            b.spare,
+        );
         let input = quantize(pass, &b.input[..n * q_size], n, &mut b.q8)?;
         linear(pass, &block.attn_output, &input, n, &mut b.delta[..n * h])?;
         add(&mut b.x[..n * h], &b.delta[..n * h]);

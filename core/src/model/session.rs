@@ -7,8 +7,10 @@ use half::f16;
 
 use super::qwen3::{BonsaiModel, Buffers, Pass};
 use crate::arena::{Arena, Planner};
-use crate::cache::{Cache, KvElement, KvFormat, KvShape};
+use crate::attention::full::spare_len;
+use crate::cache::{Cache, KvFormat, KvShape};
 use crate::error::{Error, Result};
+use crate::kernel::attend::Element;
 use crate::kernel::{Isa, Q8Block, q8_blocks};
 use crate::op::argmax;
 use crate::pool::Pool;
@@ -97,7 +99,7 @@ impl BonsaiModel<'_> {
             KvFormat::F16 => Cache::<f16>::plan(shape, &mut planner),
         };
         let logits = planner.add::<f32>(options.logit_rows.saturating_mul(self.config().vocab_size));
-        for len in self.buffer_lengths(options.batch) {
+        for len in self.buffer_lengths(&options) {
             planner.add::<f32>(len);
         }
         if options.activations == Activations::Int8 {
@@ -137,10 +139,13 @@ impl BonsaiModel<'_> {
     }
 
     /// Elements of the f32 buffers, in the order of [`Buffers`].
-    fn buffer_lengths(&self, batch: usize) -> [usize; 10] {
-        let c = self.config();
+    fn buffer_lengths(&self, options: &SessionOptions) -> [usize; 11] {
+        let (c, batch) = (self.config(), options.batch);
         let (h, q, kv, f) = (c.hidden_size, c.q_size(), c.kv_size(), c.intermediate_size);
-        [h, h.max(q), q, kv, kv, f, f, h, c.head_dim / 2, c.head_dim / 2].map(|n| batch.saturating_mul(n))
+        let spare = spare_len(&self.kv_shape(options), c.num_attention_heads, batch);
+        let each = |n: usize| batch.saturating_mul(n);
+        let half = each(c.head_dim / 2);
+        [each(h), each(h.max(q)), each(q), each(kv), each(kv), each(f), each(f), each(h), half, half, spare]
     }
 
     /// int8 blocks of the widest matrix input.
@@ -281,7 +286,7 @@ impl<'m> Session<'m> {
         }
     }
 
-    fn run_with<E: KvElement>(
+    fn run_with<E: Element>(
         &mut self,
         tokens: &[u32],
         pool: &dyn Pool,
@@ -331,7 +336,7 @@ enum Wanted {
 
 impl BonsaiModel<'_> {
     fn buffers<'b>(&self, options: &SessionOptions, arena: &mut Arena<'b>) -> Result<Buffers<'b>> {
-        let [x, input, q, k, v, gate, up, delta, cos, sin] = self.buffer_lengths(options.batch);
+        let [x, input, q, k, v, gate, up, delta, cos, sin, spare] = self.buffer_lengths(options);
         Ok(Buffers {
             x: arena.take(x)?,
             input: arena.take(input)?,
@@ -343,6 +348,7 @@ impl BonsaiModel<'_> {
             delta: arena.take(delta)?,
             cos: arena.take(cos)?,
             sin: arena.take(sin)?,
+            spare: arena.take(spare)?,
             q8: match options.activations {
                 Activations::Int8 => Some(arena.take(options.batch * self.input_blocks())?),
                 Activations::F32 => None,
