@@ -19,7 +19,8 @@ pub(super) fn report(
     let native = [Engine::Shohin, Engine::ShohinAvx2, Engine::Llama];
     let pages = [Engine::Page, Engine::Wllama];
     if samples.iter().any(|s| native.contains(&s.engine)) {
-        text += "Native, tokens/s; ms are processor time of a token; the bound is what as many threads read and no more\n\n";
+        text += "Native, tokens/s; ms: processor time of a token. The bound: as many threads read as much and do no more; the\n\
+            share of it by the clock, and (were all threads always running) by processor time.\n\n";
         all.speeds(&mut text, &native);
         all.bandwidths(&mut text);
     }
@@ -143,9 +144,14 @@ impl Samples<'_> {
                         cells.push(cpu.map_or("-".into(), number));
                     }
                     if bound {
-                        let share = |s: &Sample| s.bound.map(|(bandwidth, bytes)| bytes / bandwidth / s.wall);
-                        let share = self.typical(at(Test::Decode), share);
-                        cells.push(share.map_or("-".into(), |share| format!("{:.0} %", 100.0 * share)));
+                        let share =
+                            |s: &Sample, seconds: f64| s.bound.map(|(read, bytes)| bytes / read / seconds);
+                        let wall = self.typical(at(Test::Decode), |s| share(s, s.wall));
+                        let cpu = self.typical(at(Test::Decode), |s| share(s, s.cpu / threads as f64));
+                        cells.push(match (wall, cpu) {
+                            (Some(wall), Some(cpu)) => format!("{:.0} ({:.0}) %", 100.0 * wall, 100.0 * cpu),
+                            _ => "-".into(),
+                        });
                     }
                     row(text, &cells);
                 }
@@ -248,7 +254,7 @@ mod tests {
             [
                 "| format | engine | threads | prefill 64 | ms | decode | ms | of the bound |",
                 "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
-                "| PQ2_0 | Shohin | 1 | - | - | 50 | 40 | 5 % |",
+                "| PQ2_0 | Shohin | 1 | - | - | 50 | 40 | 5 (2) % |",
                 "| TQ2_0 | llama.cpp | 1 | 100 | 20 | 55 | 110 | - |",
                 "| format | compared with | engine | threads | prefill 64 | decode |",
                 "| --- | --- | --- | ---: | ---: | ---: |",
