@@ -87,6 +87,8 @@ pub enum Error {
     Memory { need: u64, have: u64 },
     /// The model's output holds no finite number, so no token can be chosen.
     Logits { problem: &'static str },
+    /// A device that computes for the engine, such as a GPU, cannot go on.
+    Device { problem: &'static str },
 }
 
 impl Error {
@@ -111,6 +113,7 @@ impl Error {
             Error::ContextFull { .. } => "context_full",
             Error::Memory { .. } => "memory",
             Error::Logits { .. } => "logits",
+            Error::Device { .. } => "device",
         }
     }
 }
@@ -159,6 +162,7 @@ impl fmt::Display for Error {
             ),
             Error::Memory { need, have } => write!(f, "{need} bytes are needed, {have} were available"),
             Error::Logits { problem } => write!(f, "no token can be chosen: {problem}"),
+            Error::Device { problem } => write!(f, "the GPU cannot go on: {problem}"),
         }
     }
 }

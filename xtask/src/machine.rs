@@ -35,7 +35,13 @@ pub(crate) enum Need {
     BindgenCommands,
     /// The `wasm-pack` command.
     WasmPack,
+    /// A driver for GPU computing, in software at least.
+    Vulkan,
 }
+
+/// Where Linux looks for Vulkan drivers, and the package with one in software.
+const VULKAN_DRIVERS: [&str; 2] = ["/usr/share/vulkan/icd.d", "/etc/vulkan/icd.d"];
+const VULKAN_PACKAGE: &str = "mesa-vulkan-drivers";
 
 /// A program that the operating system's package manager has.
 #[derive(Debug, PartialEq, Eq)]
@@ -239,6 +245,7 @@ impl Machine {
                 Need::Bindgen => self.bindgen(""),
                 Need::BindgenCommands => self.bindgen("--features cli"),
                 Need::WasmPack => self.wasm_pack(),
+                Need::Vulkan => vulkan_driver(),
             };
             if let Err(why) = met {
                 eprintln!("xtask: {why}");
@@ -255,6 +262,7 @@ impl Machine {
             match need {
                 Need::Program(program) if self.locate(program).is_none() => packages.extend(program.debian),
                 Need::Node if !self.has_node() && !self.has_pip() => packages.push("python3-pip"),
+                Need::Vulkan if vulkan_driver().is_err() => packages.push(VULKAN_PACKAGE),
                 _ => {}
             }
         }
@@ -429,6 +437,15 @@ impl Machine {
         let _ = std::fs::remove_dir_all(&build);
         if there() { Ok(()) } else { Err(format!("wasm-pack {WASM_PACK} was installed and does not run")) }
     }
+}
+
+/// Whether there is a driver for GPU computing. macOS brings one; elsewhere than on Linux the tests find out.
+fn vulkan_driver() -> Result<()> {
+    let any = |dir: &&str| std::fs::read_dir(dir).is_ok_and(|mut files| files.next().is_some());
+    if !cfg!(target_os = "linux") || VULKAN_DRIVERS.iter().any(any) {
+        return Ok(());
+    }
+    Err(format!("no Vulkan driver: install one (on Debian {VULKAN_PACKAGE}, which has one in software)"))
 }
 
 /// Whether apt-get is here and we are the user it obeys.

@@ -65,7 +65,7 @@ pub(crate) const SUITES: &[Suite] = &[
         unfit: ANYWHERE,
         run: |m| {
             m.cargo()
-                .args("test --workspace --exclude shohin-bindgen --lib --bins --tests --examples")
+                .args("test --workspace --exclude shohin-bindgen --exclude shohin-gpu --lib --bins --tests --examples")
                 .tests()
         },
         counts: true,
@@ -76,8 +76,13 @@ pub(crate) const SUITES: &[Suite] = &[
         needs: &[],
         unfit: ANYWHERE,
         run: |m| {
-            let tally = m.cargo().args("test --workspace --exclude shohin-bindgen --doc").tests()?;
-            let doc = m.cargo().args("doc --workspace --no-deps --exclude xtask --exclude shohin-bindgen");
+            let tally = m
+                .cargo()
+                .args("test --workspace --exclude shohin-bindgen --exclude shohin-gpu --doc")
+                .tests()?;
+            let doc = m.cargo().args(
+                "doc --workspace --no-deps --exclude xtask --exclude shohin-bindgen --exclude shohin-gpu",
+            );
             doc.env("RUSTDOCFLAGS", "-Dwarnings").run()?;
             Ok(tally)
         },
@@ -151,6 +156,17 @@ pub(crate) const SUITES: &[Suite] = &[
         needs: instructions::NEEDS,
         unfit: instructions::unfit,
         run: |m| instructions::run(m, false),
+        counts: true,
+    },
+    Suite {
+        name: "gpu",
+        about: "the GPU engine against core, through Vulkan or Metal: in software where there is no GPU",
+        needs: &[Need::Component("clippy"), Need::Vulkan],
+        unfit: ANYWHERE,
+        run: |m| {
+            m.cargo().args("clippy -p shohin-gpu --all-targets -- -Dwarnings").run()?;
+            m.cargo().args("test -p shohin-gpu").tests()
+        },
         counts: true,
     },
     Suite {
@@ -246,7 +262,7 @@ const PAGE: &[Need] =
     &[Need::Target(WASM), Need::Bindgen, Need::Node, Need::NodeModules, Need::Program(&CHROMIUM)];
 
 fn clippy(m: &mut Machine) -> Result<Tally> {
-    m.cargo().args("clippy --workspace --all-targets -- -Dwarnings").run()?;
+    m.cargo().args("clippy --workspace --exclude shohin-gpu --all-targets -- -Dwarnings").run()?;
     // rustup's clippy has no library of a fallback target; Debian's compiler has no clippy of ours.
     for (target, packages) in [(WASM, "-p shohin-core -p shohin-wasm"), (ARM_LINUX, PORTABLE)] {
         if m.target_of(target) == m.target {

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use crate::error::{Error, Name, Result};
-use crate::gguf::{Gguf, Metadata};
+use crate::gguf::{Gguf, Header, Metadata};
 use crate::limits::Limits;
 use crate::op::rope::RopeScaling;
 
@@ -40,7 +40,12 @@ pub struct Qwen3Config {
 impl Qwen3Config {
     /// Reads and checks the metadata of a `qwen3` file. The vocabulary is the embedding's row count.
     pub fn from_gguf(gguf: &Gguf<'_>) -> Result<Self> {
-        let meta = gguf.metadata();
+        Self::from_header(gguf.header())
+    }
+
+    /// As [`Qwen3Config::from_gguf`], before there are any weights.
+    pub fn from_header(header: &Header<'_>) -> Result<Self> {
+        let meta = header.metadata();
         let arch = meta.need("general.architecture", meta.str("general.architecture")?)?;
         if arch != "qwen3" {
             return Err(Error::Unsupported {
@@ -51,7 +56,7 @@ impl Qwen3Config {
         }
         // Weights stored in a rotated basis: computing with them unrotated gives fluent nonsense.
         meta.refuse("prism.hadamard.", "a model without Hadamard-rotated weights")?;
-        let embedding = gguf
+        let embedding = header
             .tensor("token_embd.weight")
             .ok_or(Error::MissingTensor { name: Name::new("token_embd.weight") })?;
         let hidden_size = size(meta, "qwen3.embedding_length", None)?;
@@ -78,7 +83,7 @@ impl Qwen3Config {
             rms_norm_eps: meta.need(EPS, meta.f32(EPS)?)?,
             rope_freq_base: meta.f32("qwen3.rope.freq_base")?.unwrap_or(10_000.0),
             rope_scaling: rope_scaling(meta)?,
-            tied_embeddings: gguf.tensor("output.weight").is_none(),
+            tied_embeddings: header.tensor("output.weight").is_none(),
         };
         config.check()?;
         Ok(config)

@@ -123,8 +123,8 @@ pub fn pack(format: Format, weights: &[f32], packed: &mut [u8]) -> Result<()> {
     Ok(())
 }
 
-/// The scale of a block of a quantized format; 1 for a float format.
-pub(crate) fn block_scale(format: Format, block: &[u8]) -> f32 {
+/// The scale of a block of a quantized format; 1 for a float format. `block` has [`Format::block_bytes`] bytes.
+pub fn block_scale(format: Format, block: &[u8]) -> f32 {
     match format {
         Format::F32 | Format::F16 | Format::Bf16 => 1.0,
         Format::Q8_0 => q8_0::Q8_0::scale(block),
@@ -139,8 +139,9 @@ pub(crate) fn block_scale(format: Format, block: &[u8]) -> f32 {
     }
 }
 
-/// The integers of a block of a quantized format; nothing for a float format.
-pub(crate) fn block_integers(format: Format, block: &[u8], q: &mut [i8]) {
+/// The integers of a block of a quantized format; nothing for a float format. `block` has
+/// [`Format::block_bytes`] bytes and `q` [`Format::block`] elements.
+pub fn block_integers(format: Format, block: &[u8], q: &mut [i8]) {
     match format {
         Format::F32 | Format::F16 | Format::Bf16 => {}
         Format::Q8_0 => q8_0::Q8_0::integers(block, q),

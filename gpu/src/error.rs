@@ -1,0 +1,107 @@
+//! What can go wrong on a GPU, beside what can go wrong anywhere.
+
+use core::fmt;
+use shohin_core::{Error as CoreError, Name};
+
+/// Result of every fallible call of this crate.
+pub type Result<T> = core::result::Result<T, Error>;
+
+/// Why the GPU cannot go on. `Copy` and without heap memory, like the error it wraps.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Error {
+    /// The file, the tokens or an option are wrong: the CPU would say the same.
+    Core(CoreError),
+    /// There is no GPU to be had.
+    NoAdapter {
+        /// Why, as far as it is known.
+        problem: Name,
+    },
+    /// The GPU or its driver cannot run this model; the CPU can.
+    Unsupported {
+        /// What of the model or the device.
+        what: &'static str,
+        /// What it is.
+        found: u64,
+        /// What it would have to be.
+        expected: &'static str,
+    },
+    /// The GPU has no room for this.
+    OutOfMemory {
+        /// Bytes that were asked for.
+        need: u64,
+    },
+    /// The GPU was taken away: unplugged, reset by the driver, or switched off. A new device may work.
+    Lost,
+    /// The driver refused a command, which is an error of this program or of the driver.
+    Device {
+        /// How the driver put it.
+        problem: Name,
+    },
+}
+
+impl Error {
+    /// A stable machine-readable name, the same in every host language.
+    pub const fn code(&self) -> &'static str {
+        match self {
+            Error::Core(error) => error.code(),
+            Error::NoAdapter { .. } => "gpu_absent",
+            Error::Unsupported { .. } => "gpu_unsupported",
+            Error::OutOfMemory { .. } => "gpu_memory",
+            Error::Lost => "gpu_lost",
+            Error::Device { .. } => "gpu_device",
+        }
+    }
+
+    /// Whether the same work may succeed on the CPU.
+    pub const fn is_gpu(&self) -> bool {
+        !matches!(self, Error::Core(_))
+    }
+}
+
+impl From<CoreError> for Error {
+    fn from(error: CoreError) -> Self {
+        Error::Core(error)
+    }
+}
+
+/// For interfaces that know the engine's own errors only.
+impl From<Error> for CoreError {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Core(error) => error,
+            Error::OutOfMemory { need } => CoreError::Memory { need, have: 0 },
+            Error::NoAdapter { .. } => CoreError::Device { problem: "there is none" },
+            Error::Unsupported { .. } => CoreError::Device { problem: "it cannot run this model" },
+            Error::Lost => CoreError::Device { problem: "it was lost" },
+            Error::Device { .. } => CoreError::Device { problem: "its driver refused a command" },
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Error::Core(error) => error.fmt(f),
+            Error::NoAdapter { problem } => write!(f, "there is no usable GPU: {problem}"),
+            Error::Unsupported { what, found, expected } => {
+                write!(f, "the GPU cannot run this model: {what} is {found}, expected {expected}")
+            }
+            Error::OutOfMemory { need } => write!(f, "the GPU has no room for {need} bytes"),
+            Error::Lost => f.write_str("the GPU was lost; loading the model again may work"),
+            Error::Device { problem } => write!(f, "the GPU's driver refused a command: {problem}"),
+        }
+    }
+}
+
+impl core::error::Error for Error {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn error_stays_small() {
+        assert!(size_of::<Error>() <= 112, "{}", size_of::<Error>());
+    }
+}

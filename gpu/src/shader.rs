@@ -1,0 +1,65 @@
+//! Shaders put together from their parts: the constants of a model, the form of its weights, what the device can do.
+
+use crate::device::Extensions;
+use core::fmt::Write;
+
+/// A part of `src/shaders/`.
+macro_rules! part {
+    ($name:literal) => {
+        include_str!(concat!("shaders/", $name, ".wgsl"))
+    };
+}
+pub(crate) use part;
+
+/// What comes first in every shader.
+pub(crate) fn head(extensions: Extensions) -> String {
+    let mut head = String::new();
+    if extensions.f16 {
+        head += "enable f16;\n";
+    }
+    // naga takes subgroups as given; browsers want to be asked.
+    if cfg!(target_arch = "wasm32") && extensions.subgroups {
+        head += "enable subgroups;\n";
+    }
+    head
+}
+
+/// Source text in the making.
+#[derive(Default)]
+pub(crate) struct Source(String);
+
+impl Source {
+    pub(crate) fn u32(mut self, name: &str, value: usize) -> Self {
+        let _ = writeln!(self.0, "const {name} = {value}u;");
+        self
+    }
+
+    pub(crate) fn f32(mut self, name: &str, value: f32) -> Self {
+        let _ = writeln!(self.0, "const {name}: f32 = {value:e};");
+        self
+    }
+
+    pub(crate) fn bool(mut self, name: &str, value: bool) -> Self {
+        let _ = writeln!(self.0, "const {name} = {value};");
+        self
+    }
+
+    pub(crate) fn part(mut self, text: &str) -> Self {
+        self.0 += text;
+        self
+    }
+
+    /// Reductions over a workgroup of so many lanes.
+    pub(crate) fn group(self, extensions: Extensions, lanes: usize) -> Self {
+        let part = if extensions.subgroups { part!("group_subgroup") } else { part!("group_shared") };
+        self.u32("WORKGROUP", lanes).part(part)
+    }
+
+    pub(crate) fn dot4(self, extensions: Extensions) -> Self {
+        self.part(if extensions.packed_dot { part!("dot4_packed") } else { part!("dot4_plain") })
+    }
+
+    pub(crate) fn text(self) -> String {
+        self.0
+    }
+}
