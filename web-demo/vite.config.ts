@@ -50,6 +50,9 @@ function policy(): Plugin {
   };
 }
 
+/** With these headers the engine may use threads; without them it does with one. */
+const ISOLATED = { "Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-Policy": "require-corp" };
+
 /** Writes the service worker with the list of all files of the build. */
 function offline(): Plugin {
   return {
@@ -78,6 +81,8 @@ export default defineConfig({
   plugins: [model(), policy(), offline()],
   build: { target: "es2022", cssTarget: ["chrome123", "firefox120", "safari17.5"], assetsInlineLimit: 0, modulePreload: false },
   worker: { format: "es" },
+  server: { headers: ISOLATED },
+  preview: { headers: ISOLATED },
   // Pre-bundling would lose the package's worker and WebAssembly file.
   optimizeDeps: { exclude: ["shohin"] },
 });

@@ -1,10 +1,18 @@
 // What `npm pack` would ship of wasm/: the files it must have, none it must not, and how much there may be.
 import { execFileSync } from "node:child_process";
+import { existsSync, readFileSync } from "node:fs";
+import { gzipSync } from "node:zlib";
 
 const MUST = ["package.json", "README.md", "LICENSE-MIT", "LICENSE-APACHE", "dist/index.js", "dist/index.d.ts", "dist/worker.js", "dist/shohin_wasm_bg.wasm"];
 const MUST_NOT = [/\.rs$/, /^target\//, /^node_modules\//, /^test\//, /\.gguf$/, /\.log$/, /^src\//, /Cargo/];
 /** Packed size above which something that does not belong must have got in (the model is not in the package). */
 const LIMIT = 2_000_000;
+
+/** Gzipped size a module must stay below. */
+const MODULE_LIMIT = 350_000;
+
+// Both builds, wherever both were made.
+if (existsSync(new URL("../wasm/pkg-threads", import.meta.url))) MUST.push("dist/threads.js", "dist/shohin_wasm_threads_bg.wasm");
 
 const npm = process.platform === "win32" ? "npm.cmd" : "npm";
 const [pack] = JSON.parse(execFileSync(npm, ["pack", "--dry-run", "--json", "--workspace", "wasm"], { encoding: "utf8", stdio: ["ignore", "pipe", "inherit"] }));
@@ -13,6 +21,11 @@ const wrong = [
   ...MUST.filter((path) => !files.includes(path)).map((path) => `missing: ${path}`),
   ...files.filter((path) => MUST_NOT.some((pattern) => pattern.test(path))).map((path) => `must not be in it: ${path}`),
 ];
+const modules = files.filter((path) => path.endsWith(".wasm"));
+for (const path of modules) {
+  const { length } = gzipSync(readFileSync(new URL(`../wasm/${path}`, import.meta.url)), { level: 9 });
+  if (length > MODULE_LIMIT) wrong.push(`${path}: ${length} bytes gzipped, the limit is ${MODULE_LIMIT}`);
+}
 if (pack.size > LIMIT) wrong.push(`${pack.size} bytes packed, the limit is ${LIMIT}`);
 console.log(`${pack.name} ${pack.version}: ${files.length} files, ${pack.size} bytes packed, ${pack.unpackedSize} unpacked`);
 if (wrong.length > 0) {

@@ -1,11 +1,13 @@
 // Bundles the TypeScript of js/src with the glue of pkg/ into dist/, one file for each place it runs in.
 import { build } from "esbuild";
-import { copyFile, mkdir, readFile, writeFile } from "node:fs/promises";
+import { existsSync } from "node:fs";
+import { copyFile, mkdir, readFile, rm, writeFile } from "node:fs/promises";
 import { gzipSync } from "node:zlib";
 
 const here = new URL("./", import.meta.url);
 const path = (relative) => new URL(relative, here).pathname;
 
+await rm(path("../dist/threads.js"), { force: true });
 await mkdir(path("../dist"), { recursive: true });
 const common = {
   absWorkingDir: path("../"),
@@ -20,12 +22,22 @@ const common = {
 };
 await build({ ...common, platform: "browser", entryPoints: ["js/src/index.ts", "js/src/worker.ts", "js/src/local.ts"] });
 await build({ ...common, platform: "node", entryPoints: ["js/src/node.ts"] });
-await writeFile(path("../dist/shohin_wasm_bg.wasm"), withoutCustomSections(await readFile(path("../pkg/shohin_wasm_bg.wasm"))));
+const modules = [["pkg", "shohin_wasm_bg.wasm"]];
+if (existsSync(path("../pkg-threads"))) {
+  modules.push(["pkg-threads", "shohin_wasm_threads_bg.wasm"]);
+  const alias = { "shohin-threads": path("../pkg-threads/shohin_wasm.js") };
+  await build({ ...common, platform: "neutral", entryPoints: ["js/src/threads.ts"], alias, external: ["node:worker_threads"] });
+} else {
+  console.log("no pkg-threads/: the package will do without threads");
+}
+for (const [from, to] of modules) {
+  await writeFile(path(`../dist/${to}`), withoutCustomSections(await readFile(path(`../${from}/shohin_wasm_bg.wasm`))));
+}
 for (const license of ["LICENSE-MIT", "LICENSE-APACHE"]) {
   await copyFile(path(`../../${license}`), path(`../${license}`)).catch(() => {});
 }
 
-for (const file of ["shohin_wasm_bg.wasm", "index.js", "worker.js", "node.js"]) {
+for (const file of [...modules.map(([, to]) => to), "index.js", "worker.js", "node.js"]) {
   const bytes = await readFile(path(`../dist/${file}`));
   console.log(`dist/${file}: ${bytes.length} bytes, ${gzipSync(bytes, { level: 9 }).length} gzipped`);
 }

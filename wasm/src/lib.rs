@@ -2,12 +2,16 @@
 //!
 //! Everything here is synchronous and does a bounded piece of work, so that a worker can look for messages in between.
 
+// Waiting for a word of shared memory; only the build of the whole standard library for threads gets here.
+#![cfg_attr(target_feature = "atomics", feature(stdarch_wasm_atomic_wait))]
+
 mod buffer;
 mod conversation;
 mod error;
 mod lent;
 mod model;
 mod sampling;
+mod team;
 #[cfg(all(test, target_arch = "wasm32"))]
 mod tests;
 
@@ -15,3 +19,5 @@ pub use buffer::FileBuffer;
 pub use conversation::{Conversation, parse_reply};
 pub use model::{Model, Step};
 pub use sampling::Sampling;
+#[cfg(target_feature = "atomics")]
+pub use team::shared::{shared_memory, work, worker_crashed};

@@ -5,6 +5,7 @@ use crate::conversation::Conversation;
 use crate::error::{JsResult, js};
 use crate::lent::Lent;
 use crate::sampling::{Sampling, whole};
+use crate::team::pool;
 use js_sys::{Array, Object, Reflect};
 use shohin_core::KvFormat;
 use shohin_core::chat::{self, Style, Template};
@@ -13,7 +14,7 @@ use shohin_core::generate::{self, Event, Generation, Need, Reason};
 use shohin_core::model::{Activations, BonsaiModel, MemoryPlan, ModelVariant, Session, SessionOptions};
 use shohin_core::sample::DRY_BREAKERS;
 use shohin_core::tokenizer::{Decoder, Special, Tokenizer};
-use shohin_core::{Error, Gguf, Name, Result, SamplerConfig, Serial};
+use shohin_core::{Error, Gguf, Name, Result, SamplerConfig};
 use wasm_bindgen::prelude::*;
 
 /// A conversation shorter than this is none: rather fail.
@@ -156,6 +157,7 @@ impl Model {
             ("version", JsValue::from_str(env!("CARGO_PKG_VERSION"))),
             ("model", model),
             ("context", number(self.session.capacity())),
+            ("threads", number(pool().workers())),
             ("memory", memory),
             ("presets", presets),
         ])
@@ -305,7 +307,7 @@ impl Model {
     fn advance(&mut self) -> Result<Step> {
         let Some(generation) = &mut self.generation else { return Ok(Step::Done) };
         let logits = match generation.next() {
-            Need::Feed(tokens) => self.session.forward_prefill(tokens, &Serial)?,
+            Need::Feed(tokens) => self.session.forward_prefill(tokens, pool())?,
             Need::Done(reason) => {
                 self.reason = Some(reason);
                 return Ok(Step::Done);

@@ -66,7 +66,7 @@ function showModel(): void {
     page.facts.replaceChildren();
     return;
   }
-  const { model, context, memory, backend, isa } = engine.info;
+  const { model, context, memory, backend, isa, threads } = engine.info;
   const name = nameOf(engine, current);
   page.modelName.textContent = name;
   page.modelSize.textContent = format.bytes(model.fileBytes);
@@ -80,7 +80,7 @@ function showModel(): void {
     ["Formats", model.formats.join(", ")],
     ["Context", format.plural(context, "token")],
     ["Memory", format.bytes(memory.weights + memory.kv + memory.scratch)],
-    ["Computes on", isa ? `${backend.toUpperCase()}, ${isa}` : backend.toUpperCase()],
+    ["Computes on", [backend.toUpperCase(), isa, threads > 1 ? `${threads} threads` : ""].filter(Boolean).join(", ")],
   ];
   page.facts.replaceChildren(...facts.flatMap(([term, value]) => [make("dt", {}, term), make("dd", {}, value)]));
 }

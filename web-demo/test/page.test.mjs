@@ -8,6 +8,9 @@ import { launch, serve } from "../../wasm/js/test/chromium.mjs";
 
 const MODEL = fileURLToPath(new URL("../../models/sprout.gguf", import.meta.url));
 
+/** As `vite preview` sends them: the engine then uses threads. */
+const ISOLATED = { "Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-Policy": "require-corp" };
+
 describe("the page", () => {
   let browser, server, page, problems;
   let downloads = 0;
@@ -28,7 +31,7 @@ describe("the page", () => {
         downloads += 1;
         createReadStream(MODEL).pipe(response);
       },
-    });
+    }, ISOLATED);
   });
   after(async () => {
     await browser?.close();

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::command::{Cmd, Result};
 use crate::sysroot;
+use crate::web::WASM;
 
 /// The version of wasm-pack the package is checked with.
 const WASM_PACK: &str = "0.15.1";
@@ -23,6 +24,8 @@ pub(crate) enum Need {
     Component(&'static str),
     /// A Rust target with its standard library, or with core and alloc where there is no std.
     Target(&'static str),
+    /// The source of the standard library, to compile it for threads in WebAssembly.
+    StdSource,
     /// A program of the operating system.
     Program(&'static Program),
     /// Node.js, not older than the page's bundler asks for, and npm.
@@ -237,6 +240,7 @@ impl Machine {
             let met = match need {
                 Need::Component(name) => self.component(name),
                 Need::Target(_) => Ok(()),
+                Need::StdSource => self.std_source(),
                 Need::Program(program) => self.program(program).map(drop),
                 Need::Node => self.node(),
                 Need::NodeModules => self.node_modules(),
@@ -338,6 +342,19 @@ impl Machine {
         println!("xtask: adding the Rust component {name}");
         let added = self.cmd("rustup").args("component add").arg(name).limit(300).read();
         if there() { Ok(()) } else { Err(format!("no {name}: {}", added.err().unwrap_or_default())) }
+    }
+
+    fn std_source(&self) -> Result<()> {
+        let there = || {
+            let sysroot = self.cmd_for(WASM, "rustc").args("--print sysroot").read();
+            sysroot.is_ok_and(|dir| Path::new(dir.trim()).join("lib/rustlib/src/rust/library/std").exists())
+        };
+        if there() {
+            return Ok(());
+        }
+        println!("xtask: adding the source of Rust's standard library");
+        let added = self.cmd("rustup").args("component add rust-src").limit(300).read();
+        if there() { Ok(()) } else { Err(format!("no rust-src: {}", added.err().unwrap_or_default())) }
     }
 
     /// Node.js as it is here; where there is none or an old one, PyPI's, for this repository alone (Debian's npm

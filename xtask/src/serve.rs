@@ -51,9 +51,11 @@ fn answer(mut stream: TcpStream, root: &Path) -> std::io::Result<()> {
         ("GET" | "HEAD", None) => ("404 Not Found", "text/plain", b"not found\n".to_vec()),
         _ => ("405 Method Not Allowed", "text/plain", b"GET only\n".to_vec()),
     };
+    // Isolated from other origins, the page may use threads.
     write!(
         stream,
         "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nCache-Control: no-cache\r\n\
+         Cross-Origin-Opener-Policy: same-origin\r\nCross-Origin-Embedder-Policy: require-corp\r\n\
          Connection: close\r\n\r\n",
         body.len()
     )?;

@@ -9,6 +9,13 @@ pub(crate) const WASM: &str = "wasm32-unknown-unknown";
 /// What building the page takes.
 pub(crate) const NEEDS: &[Need] = &[Need::Target(WASM), Need::Bindgen, Need::Node, Need::NodeModules];
 
+/// What the build with shared memory is compiled with: the standard library too, which there is none ready
+/// made of, so that each thread has its own stack and thread-local variables.
+const THREADS: &str = "-Ctarget-feature=+simd128,+atomics,+bulk-memory,+mutable-globals \
+    -Clink-arg=--shared-memory -Clink-arg=--import-memory -Clink-arg=--max-memory=4294967296 \
+    -Clink-arg=--export=__wasm_init_tls -Clink-arg=--export=__tls_size \
+    -Clink-arg=--export=__tls_align -Clink-arg=--export=__tls_base";
+
 /// Compiles the module and writes its glue to `wasm/pkg`, as wasm-pack would.
 pub(crate) fn module(machine: &Machine) -> Result<()> {
     // In wasm/ cargo reads wasm/.cargo/config.toml, which turns simd128 on.
@@ -22,8 +29,34 @@ pub(crate) fn module(machine: &Machine) -> Result<()> {
     machine.cmd("shohin-bindgen").arg(built).arg(machine.root.join("wasm/pkg")).arg("shohin_wasm").run()
 }
 
-/// Builds the npm package and the page; the page is then in `web-demo/dist`.
-pub(crate) fn build(machine: &Machine) -> Result<()> {
+/// Compiles the module for several threads, with its glue in `wasm/pkg-threads`.
+fn threads(machine: &Machine) -> Result<()> {
+    let target = machine.target_of(WASM).join("threads");
+    machine
+        .cargo_for(WASM)
+        .dir(machine.root.join("wasm"))
+        .args("build --release -Zbuild-std=std,panic_abort --target")
+        .arg(WASM)
+        .env("CARGO_TARGET_DIR", &target)
+        .env("RUSTFLAGS", THREADS)
+        // For -Zbuild-std, and for waiting on words of memory, which are not stable yet.
+        .env("RUSTC_BOOTSTRAP", "1")
+        .run()?;
+    let built = target.join(WASM).join("release/shohin_wasm.wasm");
+    let out = machine.root.join("wasm/pkg-threads");
+    machine.cmd("shohin-bindgen").arg(built).arg(out).arg("shohin_wasm").run()
+}
+
+/// Builds the npm package and the page; the page is then in `web-demo/dist`. Where the standard library's
+/// source cannot be had, the package does without threads.
+pub(crate) fn build(machine: &mut Machine) -> Result<()> {
     module(machine)?;
+    machine.prepare(&[Need::StdSource]);
+    match machine.absent(Need::StdSource) {
+        None => threads(machine)?,
+        Some(_) => {
+            let _ = std::fs::remove_dir_all(machine.root.join("wasm/pkg-threads"));
+        }
+    }
     machine.cmd("npm").args("run --silent build").run()
 }

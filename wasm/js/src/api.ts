@@ -31,6 +31,12 @@ export interface LoadOptions {
   cache?: boolean;
   /** Headers, credentials and so on for the download of a URL. */
   request?: Pick<RequestInit, "headers" | "credentials" | "cache" | "integrity" | "mode" | "referrerPolicy">;
+  /**
+   * How many threads compute, at most. More than one are used where they may share memory: on pages that are
+   * cross-origin isolated (`Cross-Origin-Opener-Policy: same-origin` and `Cross-Origin-Embedder-Policy: require-corp`),
+   * and in Node. The text is the same. Default: as many as the processor has cores.
+   */
+  threads?: number;
   /** Where `worker.js` is, should the bundler have moved it. */
   workerUrl?: string | URL;
   /** Where `shohin_wasm_bg.wasm` is, should the bundler have moved it. */
@@ -175,6 +181,8 @@ export interface EngineInfo {
   backend: "cpu" | (string & {});
   /** Instructions in use, such as `simd128`. */
   isa: string;
+  /** How many threads compute. */
+  threads: number;
   /** Version of this package's engine. */
   version: string;
   model: {

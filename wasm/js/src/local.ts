@@ -1,34 +1,74 @@
 import type { ChatFinish, ChatOptions, Chunk, EngineInfo, Finish, FinishReason, GenerateOptions, LoadOptions, Message, ModelSource } from "./api.js";
 import { abortError, ShohinError, toError } from "./error.js";
 import { blobPieces, bytesPieces, fetchPieces, kindOf, pour, type Pieces } from "./source.js";
-import init, { parse_reply, Conversation, FileBuffer, Model, Sampling, Step } from "../../pkg/shohin_wasm.js";
+import init, * as alone from "../../pkg/shohin_wasm.js";
 
 export * from "./api.js";
 export { ShohinError } from "./error.js";
+
+/** More than this only wait for memory. */
+export const MOST_THREADS = 16;
+
+declare const WorkerGlobalScope: { new (): unknown } | undefined;
 
 /** What differs between a browser and Node. @internal */
 export const host: {
   /** Finds the compiled module when no `wasmUrl` is given. */
   module: () => Promise<BufferSource | string | URL> | BufferSource | string | URL;
+  /** How many threads there is room for; 1 where they cannot share memory. */
+  cores: () => number;
+  /** `threads.js`. */
+  teamScript: () => URL;
+  /** The module for several threads. */
+  teamModule: () => Promise<BufferSource> | URL;
   /** Opens a string that names the model. */
   open: (name: string, options: LoadOptions) => Promise<Pieces>;
 } = {
   module: () => new URL("shohin_wasm_bg.wasm", import.meta.url),
+  cores: () => {
+    // The thread that shows a page may not wait for others.
+    const mayWait = typeof WorkerGlobalScope === "function" && globalThis instanceof WorkerGlobalScope;
+    const maySpawn = globalThis.crossOriginIsolated && typeof Worker === "function";
+    return mayWait && maySpawn ? Math.min(navigator.hardwareConcurrency, MOST_THREADS) : 1;
+  },
+  teamScript: () => new URL("threads.js", import.meta.url),
+  teamModule: () => new URL("shohin_wasm_threads_bg.wasm", import.meta.url),
   open: (url, options) => fetchPieces(url, options.request, options.signal),
 };
 
-let instance: Promise<unknown> | undefined;
+/** A compiled module's classes and functions. */
+type Glue = Omit<typeof alone, "default" | "initSync">;
 
-/** Loads the WebAssembly module, once. */
-async function instantiate(wasmUrl: string | URL | undefined): Promise<void> {
-  instance ??= (async () => init({ module_or_path: wasmUrl ?? (await host.module()) }))();
+let instance: Promise<Glue> | undefined;
+let team: Promise<Glue | undefined> | undefined;
+
+/** Loads the WebAssembly module, once: the one for several threads where they can be had. */
+async function instantiate({ threads, wasmUrl }: LoadOptions): Promise<Glue> {
+  const count = Math.min(threads ?? Infinity, host.cores());
+  if (!(count >= 1)) throw new ShohinError("argument", "threads must be at least 1");
+  if (count >= 2) {
+    // Whatever is amiss with threads, one is enough.
+    const glue = await (team ??= startTeam(Math.floor(count)).catch(() => undefined));
+    if (glue) return glue;
+  }
+  instance ??= (async () => {
+    await init({ module_or_path: wasmUrl ?? (await host.module()) });
+    return alone;
+  })();
   try {
-    await instance;
+    return await instance;
   } catch (cause) {
     instance = undefined;
     const reason = cause instanceof WebAssembly.CompileError ? "this browser lacks WebAssembly SIMD" : String(cause);
     throw new ShohinError("wasm", `the WebAssembly module could not be loaded: ${reason}`, { cause });
   }
+}
+
+async function startTeam(count: number): Promise<Glue> {
+  const { href } = host.teamScript();
+  const script = (await import(/* @vite-ignore */ /* webpackIgnore: true */ href)) as typeof import("./threads.js");
+  await script.start(await host.teamModule(), count);
+  return script;
 }
 
 const channel = typeof setImmediate === "undefined" ? new MessageChannel() : undefined;
@@ -54,11 +94,13 @@ const SLOT = 12;
  */
 export class LocalEngine {
   readonly info: EngineInfo;
-  #model: Model | undefined;
+  #glue: Glue;
+  #model: alone.Model | undefined;
   #dead: ShohinError | undefined;
   #queue: Promise<void> = Promise.resolve();
 
-  private constructor(model: Model) {
+  private constructor(glue: Glue, model: alone.Model) {
+    this.#glue = glue;
     this.#model = model;
     this.info = model.info() as EngineInfo;
   }
@@ -67,7 +109,7 @@ export class LocalEngine {
   static async load(source: ModelSource, options: LoadOptions = {}): Promise<LocalEngine> {
     if (options.signal?.aborted) throw abortError(options.signal);
     const kind = kindOf(source);
-    const module = instantiate(options.wasmUrl);
+    const module = instantiate(options);
     module.catch(() => {});
     const pieces =
       "url" in kind ? await host.open(kind.url, options) : "blob" in kind ? blobPieces(kind.blob) : bytesPieces(kind.bytes);
@@ -75,19 +117,19 @@ export class LocalEngine {
   }
 
   /** @internal */
-  static async read(pieces: Pieces, options: LoadOptions, module = instantiate(options.wasmUrl)): Promise<LocalEngine> {
-    await module;
-    let buffer: FileBuffer | undefined;
+  static async read(pieces: Pieces, options: LoadOptions, module = instantiate(options)): Promise<LocalEngine> {
+    const glue = await module;
+    let buffer: alone.FileBuffer | undefined;
     try {
-      const file = (buffer = new FileBuffer(pieces.total ?? 0));
+      const file = (buffer = new glue.FileBuffer(pieces.total ?? 0));
       const loaded = await pour(pieces, (piece) => file.append(piece), options);
       options.onProgress?.({ stage: "prepare", loaded, total: loaded });
       // The last report should be seen before the thread is busy.
       await breathe();
       if (options.signal?.aborted) throw abortError(options.signal);
       buffer = undefined; // load() takes it over, also when it fails
-      const model = Model.load(file, options.context ?? 0, options.kv ?? "f16", options.activations ?? "int8");
-      return new LocalEngine(model);
+      const model = glue.Model.load(file, options.context ?? 0, options.kv ?? "f16", options.activations ?? "int8");
+      return new LocalEngine(glue, model);
     } catch (thrown) {
       throw toError(thrown);
     } finally {
@@ -98,7 +140,7 @@ export class LocalEngine {
   /** Streams the model's reply to a conversation. Turns that were seen before are not computed again. */
   chat(messages: readonly Message[], options: ChatOptions = {}): AsyncGenerator<Chunk<ChatFinish>, ChatFinish, void> {
     return this.#run<ChatFinish>((model) => this.#chatPrompt(model, messages, options), options, (text) => ({
-      message: this.#call(() => parse_reply(text)) as Message,
+      message: this.#call(() => this.#glue.parse_reply(text)) as Message,
     }));
   }
 
@@ -119,7 +161,7 @@ export class LocalEngine {
 
   /** Token ids of a conversation, ready for the model's reply. */
   async tokenizeChat(messages: readonly Message[], options: Pick<ChatOptions, "thinking" | "tools"> = {}): Promise<Uint32Array> {
-    return this.#call((model) => encode(model, messages, options));
+    return this.#call((model) => encode(this.#glue, model, messages, options));
   }
 
   /** Frees the model's memory. What is under way ends with code `disposed`. */
@@ -130,12 +172,12 @@ export class LocalEngine {
     this.#model = undefined;
   }
 
-  #alive(): Model {
+  #alive(): alone.Model {
     if (this.#dead) throw this.#dead;
-    return this.#model as Model;
+    return this.#model as alone.Model;
   }
 
-  #call<T>(work: (model: Model) => T): T {
+  #call<T>(work: (model: alone.Model) => T): T {
     const model = this.#alive();
     try {
       return work(model);
@@ -150,22 +192,22 @@ export class LocalEngine {
     }
   }
 
-  #chatPrompt(model: Model, messages: readonly Message[], options: ChatOptions): { ids: Uint32Array; dropped: number } {
+  #chatPrompt(model: alone.Model, messages: readonly Message[], options: ChatOptions): { ids: Uint32Array; dropped: number } {
     let kept = [...messages];
-    let ids = encode(model, kept, options);
+    let ids = encode(this.#glue, model, kept, options);
     if (options.overflow !== "trim") return { ids, dropped: 0 };
     const room = Math.min(options.maxTokens ?? 256, this.info.context >> 1);
     while (ids.length + room > this.info.context) {
       const shorter = withoutOldestTurn(kept);
       if (!shorter) break;
       kept = shorter;
-      ids = encode(model, kept, options);
+      ids = encode(this.#glue, model, kept, options);
     }
     return { ids, dropped: messages.length - kept.length };
   }
 
   async *#run<F extends Finish>(
-    prompt: (model: Model) => { ids: Uint32Array; dropped: number },
+    prompt: (model: alone.Model) => { ids: Uint32Array; dropped: number },
     options: GenerateOptions,
     more: (text: string) => Omit<F, keyof Finish>,
   ): AsyncGenerator<Chunk<F>, F, void> {
@@ -181,7 +223,7 @@ export class LocalEngine {
       const began = performance.now();
       const { ids, dropped, cached } = this.#call((model) => {
         const { ids, dropped } = prompt(model);
-        return { ids, dropped, cached: model.begin(ids, samplingOf(options, seed)) };
+        return { ids, dropped, cached: model.begin(ids, samplingOf(this.#glue, options, seed)) };
       });
       let firstToken: number | undefined;
       let lastToken = began;
@@ -192,17 +234,17 @@ export class LocalEngine {
       let slot = began;
       for (;;) {
         const step = this.#call((model) => model.step());
-        if (step !== Step.Prefill) {
+        if (step !== alone.Step.Prefill) {
           text += this.#call((model) => model.take_text());
-          if (step === Step.Token) {
+          if (step === alone.Step.Token) {
             tokens.push(this.#call((model) => model.last_token()));
             count += 1;
             lastToken = performance.now();
           }
-          if (step === Step.Done) break;
+          if (step === alone.Step.Done) break;
         }
         const now = performance.now();
-        const isFirst = step === Step.Token && firstToken === undefined;
+        const isFirst = step === alone.Step.Token && firstToken === undefined;
         if (isFirst) firstToken = now;
         if (now - slot < SLOT && !isFirst) continue;
         if (tokens.length > 0) {
@@ -243,8 +285,13 @@ export class LocalEngine {
   }
 }
 
-function encode(model: Model, messages: readonly Message[], options: Pick<ChatOptions, "thinking" | "tools">): Uint32Array {
-  const conversation = new Conversation();
+function encode(
+  glue: Glue,
+  model: alone.Model,
+  messages: readonly Message[],
+  options: Pick<ChatOptions, "thinking" | "tools">,
+): Uint32Array {
+  const conversation = new glue.Conversation();
   try {
     for (const { role, content, reasoning, toolCalls } of messages) {
       conversation.push(role, content, reasoning);
@@ -283,8 +330,8 @@ const SETTINGS = [
 ] as const satisfies readonly (keyof GenerateOptions)[];
 
 /** Taken over by `Model.begin`. */
-function samplingOf(options: GenerateOptions, seed: number): Sampling {
-  const sampling = Sampling.preset(options.preset ?? "bonsai");
+function samplingOf(glue: Glue, options: GenerateOptions, seed: number): alone.Sampling {
+  const sampling = glue.Sampling.preset(options.preset ?? "bonsai");
   try {
     for (const name of SETTINGS) {
       const value: unknown = options[name];

@@ -1,8 +1,9 @@
 // The same engine in Node: on the calling thread, models also by file path.
 import { open, readFile } from "node:fs/promises";
+import { availableParallelism } from "node:os";
 import { fileURLToPath } from "node:url";
 import { ShohinError } from "./error.js";
-import { host, LocalEngine } from "./local.js";
+import { host, LocalEngine, MOST_THREADS } from "./local.js";
 import { fetchPieces, type Pieces } from "./source.js";
 
 export * from "./local.js";
@@ -10,6 +11,10 @@ export { LocalEngine as Engine };
 
 /** Nothing is kept in Node. */
 export async function clearCache(): Promise<void> {}
+
+host.cores = () => Math.min(availableParallelism(), MOST_THREADS);
+
+host.teamModule = async () => readFile(new URL("shohin_wasm_threads_bg.wasm", import.meta.url));
 
 host.module = async () => readFile(new URL("shohin_wasm_bg.wasm", import.meta.url));
 

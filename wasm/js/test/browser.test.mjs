@@ -282,4 +282,67 @@ describe("in a browser", () => {
     });
     assert.notEqual(text, "");
   });
+
+  test("uses threads where memory may be shared, and only there", async () => {
+    const fetched = [];
+    const says = (page, threads) =>
+      page.evaluate(async (threads) => {
+        const { Engine } = await import("/index.js");
+        const engine = await Engine.load("model.gguf", threads ? { threads } : {});
+        let text = "";
+        for await (const chunk of engine.generate("Once upon a time", { preset: "greedy", maxTokens: 40 })) text += chunk.text;
+        const { threads: used } = engine.info;
+        await engine.dispose();
+        return { text, used, cores: navigator.hardwareConcurrency, isolated: crossOriginIsolated };
+      }, threads);
+    const model = { "/model.gguf": (_request, response) => createReadStream(MODEL).pipe(response) };
+    const empty = (headers) => (_request, response) =>
+      response.writeHead(200, { ...headers, "Content-Type": "text/html" }).end("<!doctype html><title>test</title>");
+    const isolation = { "Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-Policy": "require-corp" };
+    const isolated = await serve(new URL("../../dist/", import.meta.url), { ...model, "/": empty(isolation) }, isolation);
+    const team = await browser.newPage();
+    team.on("request", (request) => fetched.push(new URL(request.url()).pathname));
+    try {
+      const alone = await says(page);
+      assert.deepEqual([alone.used, alone.isolated], [1, false]);
+      await team.goto(isolated.url);
+      assert.deepEqual(await says(team, 1), { ...alone, isolated: true });
+      assert.ok(!fetched.some((path) => path.includes("threads")), `${fetched}`);
+      const many = await says(team);
+      assert.deepEqual(many, { ...alone, used: Math.min(alone.cores, 16), isolated: true });
+      assert.equal(fetched.includes("/shohin_wasm_threads_bg.wasm"), alone.cores > 1);
+      // More threads than there is anything to do for.
+      if (alone.cores > 1) assert.equal((await says(team, 2)).text, alone.text);
+    } finally {
+      await team.close();
+      await isolated.close();
+    }
+  });
+
+  test("does with one thread where the files for more are missing", async () => {
+    const isolation = { "Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-Policy": "require-corp" };
+    for (const missing of ["/threads.js", "/shohin_wasm_threads_bg.wasm"]) {
+      const routes = {
+        "/": (_request, response) => response.writeHead(200, { ...isolation, "Content-Type": "text/html" }).end("<!doctype html>"),
+        "/model.gguf": (_request, response) => createReadStream(MODEL).pipe(response),
+        [missing]: (_request, response) => response.writeHead(404).end(),
+      };
+      const server = await serve(new URL("../../dist/", import.meta.url), routes, isolation);
+      const page = await browser.newPage();
+      try {
+        await page.goto(server.url);
+        const threads = await page.evaluate(async () => {
+          const { Engine } = await import("/index.js");
+          const engine = await Engine.load("model.gguf", { threads: 2 });
+          for await (const _chunk of engine.generate("Once", { maxTokens: 2 }));
+          await engine.dispose();
+          return engine.info.threads;
+        });
+        assert.equal(threads, 1);
+      } finally {
+        await page.close();
+        await server.close();
+      }
+    }
+  });
 });

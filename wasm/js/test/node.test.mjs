@@ -1,7 +1,7 @@
 // The package in Node: `npm run build -w wasm` first.
 import assert from "node:assert/strict";
 import { readFile, writeFile, mkdtemp, rm } from "node:fs/promises";
-import { tmpdir } from "node:os";
+import { availableParallelism, tmpdir } from "node:os";
 import { join } from "node:path";
 import { after, before, describe, test } from "node:test";
 import { fileURLToPath } from "node:url";
@@ -48,6 +48,19 @@ describe("a loaded model", () => {
     assert.equal(backend, "cpu");
     assert.equal(isa, "simd128");
     assert.equal(context, Math.min(4096, model.contextLength));
+  });
+
+  test("says the same with any number of threads", async () => {
+    const most = Math.min(availableParallelism(), 16);
+    assert.equal(engine.info.threads, most);
+    const alone = await Engine.load(MODEL, { threads: 1 });
+    assert.equal(alone.info.threads, 1);
+    const options = { preset: "greedy", maxTokens: 60 };
+    for (const prompt of ["Once upon a time", "Hello! ".repeat(40)]) {
+      assert.equal((await collect(engine.generate(prompt, options))).text, (await collect(alone.generate(prompt, options))).text);
+    }
+    await alone.dispose();
+    await assert.rejects(Engine.load(MODEL, { threads: 0 }), fails("argument"));
   });
 
   test("says what the model's trainer says, token by token", async () => {

@@ -16,7 +16,7 @@ const MOST_ROUNDS: usize = 2;
 
 /// Returns what is compared with what.
 pub(super) fn measure(
-    machine: &Machine,
+    machine: &mut Machine,
     models: &Models,
     plan: &Plan,
     wllama: Option<&Path>,
@@ -24,6 +24,7 @@ pub(super) fn measure(
     notes: &mut Vec<String>,
 ) -> Result<Pairs> {
     web::build(machine)?;
+    let machine = &*machine;
     let ours = machine.root.join("wasm/dist");
     let mut run = |engine, package: &Path, format, round, samples: Option<&mut Vec<Sample>>| {
         let driver = machine.cmd("node").arg(machine.root.join("xtask/src/bench/browser.mjs"));

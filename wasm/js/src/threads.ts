@@ -1,0 +1,95 @@
+// The engine on several threads: the build with shared memory, and, started as a worker, a member of its team. A file of
+// its own that is imported, and started, by its address, so that it is fetched only when used.
+import init, * as glue from "shohin-threads";
+
+export * from "shohin-threads";
+
+/** How a member knows what it is. */
+const MEMBER = "shohin-team";
+/** Bytes of stack of a member. */
+const STACK = 1 << 19;
+
+/** @internal */
+interface Member {
+  postMessage(message: unknown): void;
+  terminate(): unknown;
+}
+
+/** What a member starts with. */
+interface Start {
+  module: WebAssembly.Module;
+  memory: WebAssembly.Memory;
+}
+
+const node = typeof process === "object" && process.versions?.node ? await import("node:worker_threads") : undefined;
+
+/** Instantiates `wasm` and starts a team of `count` threads, the calling one included. */
+export async function start(wasm: BufferSource | URL, count: number): Promise<void> {
+  const module = wasm instanceof URL ? await compile(wasm) : await WebAssembly.compile(wasm);
+  await init({ module_or_path: module });
+  const memory = glue.shared_memory();
+  const members: Member[] = [];
+  try {
+    await Promise.all(Array.from({ length: count - 1 }, () => join({ module, memory }, members)));
+  } catch (error) {
+    for (const member of members) member.terminate();
+    throw error;
+  }
+}
+
+async function compile(url: URL): Promise<WebAssembly.Module> {
+  const response = await fetch(url);
+  if (!response.ok) throw new Error(`${url}: ${response.status}`);
+  // As a stream only if the server calls it what it is.
+  return response.headers.get("Content-Type") === "application/wasm"
+    ? WebAssembly.compileStreaming(response)
+    : WebAssembly.compile(await response.arrayBuffer());
+}
+
+/** Starts a member; resolves once it waits for work. */
+function join(start: Start, members: Member[]): Promise<void> {
+  return new Promise((resolve, reject) => {
+    if (node) {
+      const worker = new node.Worker(new URL(import.meta.url), { workerData: MEMBER });
+      members.push(worker);
+      worker.once("message", () => {
+        worker.unref(); // a program may end while its team sleeps
+        resolve();
+      });
+      worker.once("error", reject);
+      worker.postMessage(start);
+      return;
+    }
+    const home = new URL(import.meta.url);
+    const foreign = home.origin !== location.origin;
+    // A worker's own script must come from the page's origin, but may import from another.
+    const script = foreign
+      ? URL.createObjectURL(new Blob([`import ${JSON.stringify(home.href)};`], { type: "text/javascript" }))
+      : home;
+    const worker = new Worker(script, { type: "module", name: MEMBER });
+    members.push(worker);
+    worker.onmessage = () => {
+      if (typeof script === "string") URL.revokeObjectURL(script);
+      resolve();
+    };
+    worker.onerror = (event) => reject(new Error(event.message || "a worker could not be started"));
+    worker.postMessage(start);
+  });
+}
+
+async function member({ module, memory }: Start, ready: () => void): Promise<void> {
+  await init({ module_or_path: module, memory, thread_stack_size: STACK });
+  ready();
+  try {
+    glue.work();
+  } catch {
+    glue.worker_crashed();
+  }
+}
+
+if (node) {
+  const { parentPort, workerData } = node;
+  if (workerData === MEMBER) parentPort?.once("message", (start: Start) => member(start, () => parentPort.postMessage("ready")));
+} else if ((globalThis as { name?: string }).name === MEMBER) {
+  globalThis.onmessage = ({ data }: MessageEvent<Start>) => void member(data, () => postMessage("ready"));
+}
