@@ -4,6 +4,7 @@
 //! second-level cache, and with 64 tokens. Two lines compare only within one run.
 
 use shohin_core::kernel::{self, Input, Isa, Q8Block, q8_blocks};
+use shohin_core::quant::{self, Layout};
 use shohin_core::{Format, Matrix, Serial};
 
 const COLS: usize = 2048;
@@ -52,8 +53,10 @@ fn main() {
             n = n.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
             (n >> 56) as u8 & 0x3f // keeps scales small
         };
-        (0..STREAMED).map(next).collect()
+        (0..STREAMED + 64).map(next).collect()
     };
+    // As in a file that is mapped to memory.
+    let bytes = &bytes[bytes.as_ptr().align_offset(64)..][..STREAMED];
     let x: Vec<f32> = (0..64 * COLS).map(|i| ((i * 37 % 101) as f32 - 50.0) * 0.02).collect();
     println!(
         "{:24} {:>9} {:>9} {:>9}   GMAC/s, {COLS} columns, one thread",
@@ -63,15 +66,25 @@ fn main() {
         let mut q8 = vec![Q8Block::default(); 64 * q8_blocks(COLS)];
         kernel::quantize(isa, &x, COLS, &mut q8).expect("lengths fit");
         for format in Format::ALL {
-            for int8 in [true, false] {
-                let name = format!("{} {}{}", isa.name(), format.name(), if int8 { "" } else { " f32" });
-                if !name.contains(&filter) || int8 && format.is_float() {
+            let interleaved = quant::interleaved_format(format).filter(|_| isa.layout() != Layout::Rows);
+            for (int8, layout) in [(true, isa.layout()), (true, Layout::Rows), (false, Layout::Rows)] {
+                let name = match (layout, int8) {
+                    (Layout::Rows, true) => format!("{} {} rows", isa.name(), format.name()),
+                    (Layout::Rows, false) => format!("{} {} f32", isa.name(), format.name()),
+                    _ => format!("{} {}", isa.name(), format.name()),
+                };
+                let absent = layout != Layout::Rows && interleaved.is_none();
+                if !name.contains(&filter) || absent || int8 && format.is_float() {
                     continue;
                 }
+                // Any bytes are weights in any layout.
+                let format = if layout == Layout::Rows { format } else { interleaved.unwrap_or(format) };
                 let rate = |bytes: &[u8], tokens: usize| {
                     let row = format.row_bytes(COLS).expect("a multiple of every block");
-                    let rows = bytes.len() / row;
-                    let w = Matrix::new(format, rows, COLS, &bytes[..rows * row]).expect("lengths fit");
+                    let rows = bytes.len() / row / quant::GROUP * quant::GROUP;
+                    let w = Matrix::new(format, rows, COLS, &bytes[..rows * row])
+                        .and_then(|w| w.with_layout(layout))
+                        .expect("lengths fit");
                     let mut y = vec![0.0; rows * tokens];
                     let input = Input {
                         f32: &x[..tokens * COLS],
@@ -83,7 +96,7 @@ fn main() {
                 };
                 println!(
                     "{name:24} {:9.2} {:9.2} {:9.2}",
-                    rate(&bytes, 1),
+                    rate(bytes, 1),
                     rate(&bytes[..HOT], 1),
                     rate(&bytes[..HOT], 64)
                 );

@@ -2,6 +2,7 @@
 //! bit. Run it under emulators for instruction sets this machine lacks; see docs/SPEED.md.
 
 use shohin_core::kernel::{self, Input, Isa, Q8Block, q8_blocks};
+use shohin_core::quant::Layout;
 use shohin_core::{Format, Matrix, Pool, Serial, quant};
 
 #[cfg(all(target_arch = "wasm32", target_os = "unknown"))]
@@ -41,28 +42,44 @@ fn product(isa: Isa, pool: &dyn Pool, w: &Matrix, x: &Input, tokens: usize) -> V
     y.iter().map(|v| if v.is_nan() { f32::NAN.to_bits() } else { v.to_bits() }).collect()
 }
 
-/// Compares both operations of `isa` with the reference.
+/// `w` as it is and, if its format can be, interleaved.
+fn layouts(w: &Matrix) -> Vec<(Layout, Format, Vec<u8>)> {
+    let mut all = vec![(Layout::Rows, w.format(), w.data().to_vec())];
+    for layout in [Layout::Words, Layout::Bytes] {
+        if let Some(format) = quant::interleaved_format(w.format()) {
+            let mut bytes = w.data().to_vec();
+            quant::interleave(w.format(), layout, w.rows(), w.cols(), &mut bytes, &Serial).unwrap();
+            all.push((layout, format, bytes));
+        }
+    }
+    all
+}
+
+/// Compares both operations of `isa`, over every layout, with the reference over rows.
 fn compare(isa: Isa, w: &Matrix, x: &[f32], tokens: usize) {
     let mut q8 = vec![Q8Block::default(); tokens * q8_blocks(w.cols())];
     kernel::quantize(isa, x, w.cols(), &mut q8).unwrap();
     for q8 in [None, Some(&q8[..])] {
         let input = Input { f32: x, q8 };
         let expected = product(Isa::SCALAR, &Serial, w, &input, tokens);
-        let found = product(isa, &Serial, w, &input, tokens);
-        for (i, (e, f)) in expected.iter().zip(&found).enumerate() {
-            assert!(
-                e == f,
-                "{} {} int8 {}: {} rows, {} cols, token {} row {}: expected {}, found {}",
-                isa.name(),
-                w.format().name(),
-                q8.is_some(),
-                w.rows(),
-                w.cols(),
-                i / w.rows(),
-                i % w.rows(),
-                f32::from_bits(*e),
-                f32::from_bits(*f),
-            );
+        for (layout, format, bytes) in layouts(w) {
+            let w = Matrix::new(format, w.rows(), w.cols(), &bytes).unwrap().with_layout(layout).unwrap();
+            let found = product(isa, &Serial, &w, &input, tokens);
+            for (i, (e, f)) in expected.iter().zip(&found).enumerate() {
+                assert!(
+                    e == f,
+                    "{} {} {layout:?} int8 {}: {} rows, {} cols, token {} row {}: expected {}, found {}",
+                    isa.name(),
+                    w.format().name(),
+                    q8.is_some(),
+                    w.rows(),
+                    w.cols(),
+                    i / w.rows(),
+                    i % w.rows(),
+                    f32::from_bits(*e),
+                    f32::from_bits(*f),
+                );
+            }
         }
     }
 }
@@ -74,7 +91,7 @@ fn every_instruction_set_equals_the_reference() {
         for format in Format::ALL {
             let block = format.block();
             // Rows around every tile, columns from one block to more than is unpacked at once.
-            for rows in [0, 1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 19] {
+            for rows in [0, 1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 19, 32, 37] {
                 for blocks in [1, 2, 3, 4, 5] {
                     let cols = blocks * block;
                     let packed = weights(&mut numbers, format, rows, cols);
@@ -95,7 +112,7 @@ fn long_rows_and_many_tokens_equal_the_reference() {
     for isa in Isa::available() {
         for format in Format::ALL {
             for (rows, cols, tokens) in
-                [(6, 4352, 1), (5, 2304, 6), (9, 512, 70), (4, 1023 / format.block() * format.block(), 3)]
+                [(6, 4352, 1), (21, 2304, 6), (17, 512, 150), (20, 1023 / format.block() * format.block(), 3)]
             {
                 let packed = weights(&mut numbers, format, rows, cols);
                 let w = Matrix::new(format, rows, cols, &packed).unwrap();
@@ -114,7 +131,7 @@ fn arbitrary_bytes_equal_the_reference() {
     for isa in Isa::available() {
         for format in Format::ALL {
             for round in 0..24 {
-                let (rows, cols) = (4 + round % 5, 512);
+                let (rows, cols) = (4 + round % 5 * 5, 512);
                 let bytes = rows * format.row_bytes(cols).unwrap();
                 let packed: Vec<u8> = (0..bytes + 3).map(|_| numbers.next() as u8).collect();
                 let w = Matrix::new(format, rows, cols, &packed[round % 4..][..bytes]).unwrap();
@@ -163,9 +180,9 @@ fn integer_dots_are_exact() {
             let x: Vec<f32> = (0..tokens * cols)
                 .map(|i| match i % cols {
                     1 => 127.0 * 32767.0,
-                    0 | 2..16 => 0.0,
-                    c if c % 16 == 5 => 127.0 * (1 + c / 16 % 2) as f32,
-                    c => ((numbers.next() % 255) as f32 - 127.0) * (1 + c / 16 % 2) as f32,
+                    0 | 2..32 => 0.0,
+                    c if c % 32 == 5 => 127.0 * (1 + c / 32 % 2) as f32,
+                    c => ((numbers.next() % 255) as f32 - 127.0) * (1 + c / 32 % 2) as f32,
                 })
                 .collect();
             let mut q8 = vec![Q8Block::default(); tokens * q8_blocks(cols)];
@@ -239,10 +256,8 @@ fn activations_are_quantized_alike() {
             kernel::quantize(Isa::SCALAR, &x, cols, &mut blocks[0]).unwrap();
             kernel::quantize(isa, &x, cols, &mut blocks[1]).unwrap();
             for (a, b) in blocks[0].iter().zip(&blocks[1]) {
-                for (a, b) in [(&a.natural, &b.natural), (&a.strided, &b.strided)] {
-                    let all = |o: &kernel::Q8Order| (o.q, o.start, o.factor, o.step.to_bits());
-                    assert_eq!(all(a), all(b), "{} {cols}", isa.name());
-                }
+                let all = |b: &Q8Block| (b.q, b.start, b.factor, b.step.to_bits());
+                assert_eq!(all(a), all(b), "{} {cols}", isa.name());
             }
         }
     }

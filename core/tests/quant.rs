@@ -1,6 +1,7 @@
 //! Formats against blocks that llama.cpp's reference quantizers wrote (`tests/oracle/cut_blocks.py`).
 
 use shohin_core::kernel::{self, Input, Isa, Q8Block, q8_blocks};
+use shohin_core::quant::Layout;
 use shohin_core::{Error, Format, Matrix, Serial, quant};
 use std::path::Path;
 
@@ -153,11 +154,11 @@ fn lengths_that_do_not_fit_are_errors() {
 }
 
 #[test]
-fn activations_are_rounded_half_away_with_one_factor_per_16() {
+fn activations_are_rounded_half_away_with_one_factor_per_32() {
     // The largest magnitude makes the step 2^-10.
     let step = 1.0 / 1024.0;
     let unit = step * 32767.0;
-    let mut x = [0.0f32; 80];
+    let mut x = [0.0f32; 100];
     let whole = [
         127.0, 0.5, -0.5, 1.5, -1.5, 0.499, -0.499, 2.5, -126.5, 126.499, 0.0, -0.0, 64.0, -1.0, 1e-30,
         -127.0,
@@ -165,26 +166,23 @@ fn activations_are_rounded_half_away_with_one_factor_per_16() {
     for (x, v) in x.iter_mut().zip(whole) {
         *x = v * unit;
     }
-    x[16..32].fill(100.0 * step); // a factor of 1
     x[33] = -126.0 * 3.0 * step; // a factor of 3: 2 would need q = 189
-    x[64..80].fill(1e-9); // too small to be seen beside the largest
+    x[64..96].fill(100.0 * step); // a factor of 1
+    x[96..].fill(1e-9); // too small to be seen beside the largest
     let mut blocks = [Q8Block::default(); 2];
     for isa in Isa::available() {
-        kernel::quantize(isa, &x, 80, &mut blocks).unwrap();
-        let first = &blocks[0].natural;
+        kernel::quantize(isa, &x, 100, &mut blocks).unwrap();
+        let first = &blocks[0];
         assert_eq!(first.step, step);
-        assert_eq!(first.factor, [32767, 32767, 1, 1, 3, 3, 0, 0]);
+        assert_eq!(first.factor, [32767, 3]);
         assert_eq!(first.q[..16], [127, 1, -1, 2, -2, 0, 0, 3, -127, 126, 0, 0, 64, -1, 0, -127]);
-        assert_eq!(first.q[16..32], [100; 16]);
+        assert_eq!(first.q[16..32], [0; 16]);
         assert_eq!(first.q[32..36], [0, -126, 0, 0]);
         assert_eq!(first.q[36..], [0; 28]);
-        assert_eq!(first.start[0], -(127 + 1 - 1 + 2) * 32767 + 126 * 3);
-        assert_eq!(first.start[4], -400);
-        for i in 0..64 {
-            assert_eq!(blocks[0].strided.q[16 * (i % 4) + i / 4], first.q[i]);
-        }
-        assert_eq!(blocks[0].strided.factor, first.factor);
-        assert_eq!((blocks[1].natural.q, blocks[1].natural.factor[0]), ([0; 64], 0));
+        let sum: i32 = first.q[..32].iter().map(|&q| i32::from(q)).sum();
+        assert_eq!(first.start, -sum * 32767 + 126 * 3);
+        assert_eq!((&blocks[1].q[..32], &blocks[1].q[32..]), (&[100; 32][..], &[0; 32][..]));
+        assert_eq!((blocks[1].factor, blocks[1].start), ([1, 0], -3200));
     }
 }
 
@@ -206,7 +204,7 @@ fn a_token_that_is_not_finite_shows_in_every_output() {
     }
 }
 
-/// 16 activations share a scale, but all scales of a token are integers of 15 bits times one step: an
+/// 32 activations share a scale, but all scales of a token are integers of 15 bits times one step: an
 /// outlier must not drown the others.
 #[test]
 fn an_outlier_spoils_only_its_group() {
@@ -214,9 +212,43 @@ fn an_outlier_spoils_only_its_group() {
     x[100] = 3000.0;
     let mut q8 = [Q8Block::default(); 4];
     kernel::quantize(Isa::SCALAR, &x, 256, &mut q8).unwrap();
-    for (i, x) in x.iter().enumerate().filter(|(i, _)| i / 16 != 100 / 16) {
-        let y = &q8[i / 64].natural;
-        let back = f32::from(y.q[i % 64]) * f32::from(y.factor[i % 64 / 16 * 2]) * y.step;
+    for (i, x) in x.iter().enumerate().filter(|(i, _)| i / 32 != 100 / 32) {
+        let y = &q8[i / 64];
+        let back = f32::from(y.q[i % 64]) * y.factor[i % 64 / 32] as f32 * y.step;
         assert!((x - back).abs() <= 0.5 * 12.0 * y.step, "{i}: {x} {back}");
+    }
+}
+
+/// Every weight of an interleaved matrix is where the lookup expects it, whatever it was.
+#[test]
+fn interleaving_moves_weights_and_changes_none() {
+    let mut n = 7u32;
+    for format in Format::ALL {
+        let (rows, cols) = (35, 768);
+        let bytes = rows * format.row_bytes(cols).unwrap();
+        let packed: Vec<u8> = (0..bytes)
+            .map(|_| {
+                n = n.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                (n >> 24) as u8 & 0x7b // no NaN as scale
+            })
+            .collect();
+        let expected = Matrix::new(format, rows, cols, &packed).unwrap();
+        for layout in [Layout::Words, Layout::Bytes] {
+            let mut bytes = packed.clone();
+            quant::interleave(format, layout, rows, cols, &mut bytes, &Serial).unwrap();
+            let Some(now) = quant::interleaved_format(format) else {
+                assert_eq!(bytes, packed);
+                assert!(expected.with_layout(layout).is_err());
+                continue;
+            };
+            assert_ne!(bytes, packed);
+            let found = Matrix::new(now, rows, cols, &bytes).unwrap().with_layout(layout).unwrap();
+            let (mut a, mut b) = (vec![0.0; cols], vec![0.0; cols]);
+            for row in 0..rows {
+                expected.unpack_row(row, &mut a).unwrap();
+                found.unpack_row(row, &mut b).unwrap();
+                assert_eq!(a, b, "{format:?} {layout:?} {row}");
+            }
+        }
     }
 }

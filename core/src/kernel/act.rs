@@ -9,44 +9,26 @@ use crate::error::{Error, Result};
 /// Activations in one [`Q8Block`].
 pub const Q8_LEN: usize = 64;
 
-/// 64 activations in one order, with what a kernel needs beside them in the same two cache lines.
-#[repr(C, align(64))]
-#[derive(Clone, Copy, Debug)]
-pub struct Q8Order {
-    /// The integers, each in -127..=127.
-    pub q: [i8; 64],
-    /// What weight codes of zero point 1 start from: at `[l]`, minus the sum of `q * factor` over the
-    /// positions `4 l .. 4 l + 4` and `32 + 4 l .. 36 + 4 l`.
-    pub start: [i32; 8],
-    /// The factor, 0 to 32767, of activations `16 g .. 16 g + 16`, at `[2 g]` and `[2 g + 1]`.
-    pub factor: [i16; 8],
-    /// The step: the same for all activations of a token.
-    pub step: f32,
-    pad: [u32; 3],
-}
-
-/// 64 quantized activations: `x[i] = q[i] * factor[i / 16] * step`.
+/// 64 quantized activations: `x[i] = q[i] * factor[i / 32] * step`.
 ///
-/// Each 16 activations have a scale of their own, but all scales of a token are integers times one
-/// step. So a dot product stays exact in integers for a whole block of weights, which is both faster
-/// than a float scale per group, and finer: half of the group of llama.cpp's Q8_0 lowers the error of
-/// the logits by about an eighth.
-#[repr(C, align(64))]
+/// Each 32 activations have a scale of their own, but all scales of a token are integers times one
+/// step. So a dot product stays exact in integers for a whole block of weights, which is faster than a
+/// float scale per group.
+#[repr(C, align(16))]
 #[derive(Clone, Copy, Debug)]
 pub struct Q8Block {
-    /// Activation `i` at `[i]`.
-    pub natural: Q8Order,
-    /// Activation `4 i + s` at `[16 s + i]`: the order in which shifting a vector of 2-bit codes by
-    /// 0, 2, 4 and 6 bits brings out the weights.
-    pub strided: Q8Order,
+    /// The integers, each in -127..=127.
+    pub q: [i8; 64],
+    /// The factor, 0 to 32767, of each 32 activations.
+    pub factor: [i32; 2],
+    /// Minus the sum of `q * factor`: what the codes of weights, of zero point 1, start from.
+    pub start: i32,
+    /// The step: the same for all activations of a token.
+    pub step: f32,
 }
 
-// SAFETY: integers, floats and arrays of them, without padding (64 + 32 + 16 + 4 + 12 = 128), so
-// that every bit pattern, zero included, is a value.
-unsafe impl bytemuck::Zeroable for Q8Order {}
-// SAFETY: as above.
-unsafe impl bytemuck::Pod for Q8Order {}
-// SAFETY: two `Q8Order`s without padding.
+// SAFETY: integers, floats and arrays of them, without padding (64 + 8 + 4 + 4 = 80), so that every bit
+// pattern, zero included, is a value.
 unsafe impl bytemuck::Zeroable for Q8Block {}
 // SAFETY: as above.
 unsafe impl bytemuck::Pod for Q8Block {}
@@ -64,7 +46,7 @@ pub const fn q8_blocks(cols: usize) -> usize {
 
 /// Quantizes `x` of shape `(tokens, cols)` into `out` of shape `(tokens, q8_blocks(cols))`.
 ///
-/// The largest magnitude of a token gets factor 32767 and `q` = 127. Per 16 activations, the factor is
+/// The largest magnitude of a token gets factor 32767 and `q` = 127. Per 32 activations, the factor is
 /// the smallest that keeps `|q| <= 127`, and `q` is rounded half away from zero. A token holding an
 /// infinity or NaN gets step NaN, so that it shows in every output; one whose magnitudes are all below
 /// 2^-90 counts as zero. The bits are the same on every ISA.
@@ -122,7 +104,7 @@ fn quantize_row(x: &[f32], out: &mut [Q8Block]) {
         let step = if max < INFINITE { 0.0 } else { f32::NAN };
         for block in out {
             *block = bytemuck::Zeroable::zeroed();
-            (block.natural.step, block.strided.step) = (step, step);
+            block.step = step;
         }
         return;
     }
@@ -155,40 +137,26 @@ fn largest_bits(x: &[f32]) -> u32 {
 
 #[inline(always)]
 fn quantize_block(x: &[f32; 64], step: f32, to_factor: f32, out: &mut Q8Block) {
-    let Q8Block { natural, strided } = out;
-    for (g, (x, q)) in x.as_chunks::<16>().0.iter().zip(natural.q.as_chunks_mut::<16>().0).enumerate() {
+    out.start = 0;
+    for (g, (x, q)) in x.as_chunks::<32>().0.iter().zip(out.q.as_chunks_mut::<32>().0).enumerate() {
         let exact = f32::from_bits(largest_bits(x)) * to_factor;
         // Rounded up, so that |q| <= 127, unless it is so close above an integer that |q| < 127.5.
         let exact = exact - 0.002;
         let floor = exact as i32;
         let factor = (floor + i32::from((floor as f32) < exact)).min(LARGEST as i32);
         let inverse = if factor > 0 { 1.0 / (factor as f32 * step) } else { 0.0 };
+        let mut sum = 0;
         for (q, &v) in q.iter_mut().zip(x) {
             let v = v * inverse;
             // The largest float below 1/2, or 0.49999997 would round to 1.
             let half = f32::from_bits(0x3eff_ffff).copysign(v);
             // SAFETY: |v| < 127.5, since no |x| is above 127 * 1.003 factors of steps.
-            *q = unsafe { (v + half).to_int_unchecked::<i32>() as i8 };
+            let v = unsafe { (v + half).to_int_unchecked::<i32>() };
+            *q = v as i8;
+            sum += v;
         }
-        natural.factor[2 * g] = factor as i16;
-        natural.factor[2 * g + 1] = factor as i16;
+        out.factor[g] = factor;
+        out.start -= sum * factor;
     }
-    for (i, four) in natural.q.as_chunks::<4>().0.iter().enumerate() {
-        for s in 0..4 {
-            strided.q[16 * s + i] = four[s];
-        }
-    }
-    strided.factor = natural.factor;
-    (natural.step, strided.step) = (step, step);
-    let sum = |q: &[i8; 64], at: usize, factor: i16| {
-        let q = |k: usize| i32::from(q[at + k]);
-        (q(0) + q(1) + q(2) + q(3)) * i32::from(factor)
-    };
-    for l in 0..8 {
-        // The groups of natural positions 4 l and 32 + 4 l, and of strided ones.
-        let (a, b, c) = (l / 4, 2 + l / 4, l % 4);
-        let (n, s) = (&natural.q, &strided.q);
-        natural.start[l] = -sum(n, 4 * l, natural.factor[2 * a]) - sum(n, 32 + 4 * l, natural.factor[2 * b]);
-        strided.start[l] = -sum(s, 4 * l, strided.factor[2 * c]) - sum(s, 32 + 4 * l, strided.factor[2 * c]);
-    }
+    out.step = step;
 }

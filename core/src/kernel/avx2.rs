@@ -1,4 +1,4 @@
-//! AVX2: 32 weights a vector, the eight lanes of `scalar.rs` in one register.
+//! AVX2: 32 weights a vector.
 //!
 //! As for AVX-512, weights are codes above a zero point of 1: `vpmaddubsw` sums pairs of products,
 //! `vpmaddwd` pairs of those times the factors of the activations.
@@ -7,8 +7,8 @@
 use core::arch::x86_64::*;
 use core::marker::PhantomData;
 
-use super::act::{Q8Block, Q8Order};
-use super::scalar::finish_float;
+use super::act::Q8Block;
+use super::scalar::{finish, finish_float};
 use super::tiles::{Dot, rows};
 use super::{Kernel, OutRows, Work};
 use crate::quant::Format;
@@ -48,7 +48,7 @@ trait Packed {
     const PARTS: usize = 1;
     /// Times 64 weights in a step: 2, or 1 for blocks of 64 weights.
     const VECTORS: usize;
-    /// Whether the order of the activations is the strided one.
+    /// Whether the codes are in the order of [`strided`].
     const STRIDED: bool;
     /// Where the scale is.
     const SCALE: usize;
@@ -63,13 +63,13 @@ unsafe fn both16(p: *const u8) -> __m256i {
     unsafe { _mm256_broadcastsi128_si256(_mm_loadu_si128(p.cast())) }
 }
 
-/// 64 sequential codes at `p`, in strided order.
+/// 64 sequential codes at `p`, in the order of [`strided`].
 #[inline(always)]
 unsafe fn strided_codes(p: *const u8) -> [__m256i; 2] {
     // SAFETY: the caller has AVX2, and 16 bytes at `p`.
     unsafe {
         let (bytes, three) = (both16(p), _mm256_set1_epi8(3));
-        let shifts = [_mm256_setr_epi64x(0, 0, 2, 2), _mm256_setr_epi64x(4, 4, 6, 6)];
+        let shifts = [_mm256_setr_epi64x(0, 0, 4, 4), _mm256_setr_epi64x(2, 2, 6, 6)];
         shifts.map(|shift| _mm256_and_si256(_mm256_srlv_epi64(bytes, shift), three))
     }
 }
@@ -263,6 +263,23 @@ struct Acts {
     start: __m256i,
 }
 
+/// 64 activations and their factors in the order in which shifting a vector of 2-bit codes by 0 (and 4),
+/// and by 2 (and 6), brings out the weights: activations 4 i, then 4 i + 2; 4 i + 1, then 4 i + 3.
+#[inline(always)]
+unsafe fn strided(q: [__m256i; 2], factor: [__m256i; 2]) -> ([__m256i; 2], [__m256i; 2]) {
+    // SAFETY: the caller has AVX2.
+    unsafe {
+        let fours = _mm256_broadcastsi128_si256(_mm_setr_epi8(
+            0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15,
+        ));
+        let halves = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+        let a = _mm256_permutevar8x32_epi32(_mm256_shuffle_epi8(q[0], fours), halves);
+        let b = _mm256_permutevar8x32_epi32(_mm256_shuffle_epi8(q[1], fours), halves);
+        let q = [_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b)];
+        (q, [_mm256_unpacklo_epi64(factor[0], factor[1]); 2])
+    }
+}
+
 struct Avx2<F>(PhantomData<F>);
 
 impl<F: Packed> Dot for Avx2<F> {
@@ -275,8 +292,9 @@ impl<F: Packed> Dot for Avx2<F> {
     type Codes = [__m256i; 4];
     type Acts = Acts;
     type Integers = __m256i;
-    type Scale = __m256;
-    type Sum = __m256;
+    type Scale = __m128;
+    /// In the lowest lane.
+    type Sum = __m128;
 
     #[inline(always)]
     unsafe fn codes(block: *const u8, part: usize) -> [__m256i; 4] {
@@ -285,9 +303,12 @@ impl<F: Packed> Dot for Avx2<F> {
     }
 
     #[inline(always)]
-    unsafe fn scale(block: *const u8) -> __m256 {
+    unsafe fn scale(block: *const u8) -> __m128 {
         // SAFETY: as for this function; the scale is in the block.
-        unsafe { _mm256_cvtph_ps(_mm_set1_epi16(block.add(F::SCALE).cast::<i16>().read_unaligned())) }
+        unsafe {
+            let bits = block.add(F::SCALE).cast::<u16>().read_unaligned();
+            _mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(bits)))
+        }
     }
 
     #[inline(always)]
@@ -296,22 +317,18 @@ impl<F: Packed> Dot for Avx2<F> {
         unsafe {
             let zero = _mm256_setzero_si256();
             let mut acts = Acts { q: [zero; 4], factor: [zero; 4], start: zero };
+            let mut start = 0i32;
             for v in 0..F::VECTORS {
-                let order: &Q8Order = if F::STRIDED { &(*y.add(v)).strided } else { &(*y.add(v)).natural };
-                let q = order.q.as_ptr().cast::<__m256i>();
-                (acts.q[2 * v], acts.q[2 * v + 1]) = (_mm256_load_si256(q), _mm256_load_si256(q.add(1)));
-                let factor = _mm256_broadcastsi128_si256(_mm_load_si128(order.factor.as_ptr().cast()));
-                for h in 0..2 {
-                    acts.factor[2 * v + h] = if F::STRIDED {
-                        factor
-                    } else {
-                        let g = 2 * h as i32;
-                        let half = _mm256_setr_epi32(g, g, g, g, g + 1, g + 1, g + 1, g + 1);
-                        _mm256_permutevar8x32_epi32(factor, half)
-                    };
-                }
-                acts.start = _mm256_add_epi32(acts.start, _mm256_load_si256(order.start.as_ptr().cast()));
+                let y = &*y.add(v);
+                let q = y.q.as_ptr().cast::<__m256i>();
+                let q = [_mm256_loadu_si256(q), _mm256_loadu_si256(q.add(1))];
+                let factor = [_mm256_set1_epi16(y.factor[0] as i16), _mm256_set1_epi16(y.factor[1] as i16)];
+                let (q, factor) = if F::STRIDED { strided(q, factor) } else { (q, factor) };
+                [acts.q[2 * v], acts.q[2 * v + 1]] = q;
+                [acts.factor[2 * v], acts.factor[2 * v + 1]] = factor;
+                start = start.wrapping_add(y.start);
             }
+            acts.start = _mm256_zextsi128_si256(_mm_cvtsi32_si128(start));
             acts
         }
     }
@@ -338,23 +355,26 @@ impl<F: Packed> Dot for Avx2<F> {
     }
 
     #[inline(always)]
-    unsafe fn zero() -> __m256 {
+    unsafe fn zero() -> __m128 {
         // SAFETY: the caller has AVX2.
-        unsafe { _mm256_setzero_ps() }
+        unsafe { _mm_setzero_ps() }
     }
 
     #[inline(always)]
-    unsafe fn add_block(sum: __m256, n: __m256i, scale: __m256) -> __m256 {
+    unsafe fn add_block(sum: __m128, n: __m256i, scale: __m128) -> __m128 {
         // SAFETY: the caller has AVX2.
-        unsafe { _mm256_add_ps(sum, _mm256_mul_ps(_mm256_cvtepi32_ps(n), scale)) }
+        unsafe {
+            let n = _mm_add_epi32(_mm256_castsi256_si128(n), _mm256_extracti128_si256::<1>(n));
+            let n = _mm_add_epi32(n, _mm_unpackhi_epi64(n, n));
+            let n = _mm_add_epi32(n, _mm_shuffle_epi32::<1>(n));
+            _mm_add_ss(sum, _mm_mul_ss(_mm_cvtepi32_ps(n), scale))
+        }
     }
 
     #[inline(always)]
-    unsafe fn lanes(sum: __m256) -> [f32; 8] {
-        let mut lanes = [0.0; 8];
-        // SAFETY: the caller has AVX2; `lanes` has room.
-        unsafe { _mm256_storeu_ps(lanes.as_mut_ptr(), sum) };
-        lanes
+    unsafe fn finish(sum: __m128) -> f32 {
+        // SAFETY: the caller has AVX2.
+        unsafe { _mm_cvtss_f32(sum) }
     }
 
     #[inline(always)]
@@ -447,14 +467,11 @@ impl<F: Block32> Dot for Pair<F> {
     unsafe fn acts(y: *const Q8Block) -> [[__m256i; 3]; 2] {
         // SAFETY: as for this function.
         unsafe {
-            let order = &(*y).natural;
-            let factor = _mm256_broadcastsi128_si256(_mm_load_si128(order.factor.as_ptr().cast()));
+            let y = &*y;
             let mut acts = [[_mm256_setzero_si256(); 3]; 2];
             for h in 0..2 {
-                let g = 2 * h as i32;
-                let half = _mm256_setr_epi32(g, g, g, g, g + 1, g + 1, g + 1, g + 1);
-                let q = _mm256_load_si256(order.q.as_ptr().cast::<__m256i>().add(h));
-                let factor = _mm256_permutevar8x32_epi32(factor, half);
+                let q = _mm256_loadu_si256(y.q.as_ptr().cast::<__m256i>().add(h));
+                let factor = _mm256_set1_epi16(y.factor[h] as i16);
                 let zero = _mm256_maddubs_epi16(_mm256_set1_epi8(F::ZERO), q);
                 let start = _mm256_sub_epi32(_mm256_setzero_si256(), _mm256_madd_epi16(zero, factor));
                 acts[h] = [q, factor, start];
@@ -503,11 +520,11 @@ impl<F: Block32> Dot for Pair<F> {
     }
 
     #[inline(always)]
-    unsafe fn lanes(sum: __m256) -> [f32; 8] {
+    unsafe fn finish(sum: __m256) -> f32 {
         let mut lanes = [0.0; 8];
         // SAFETY: the caller has AVX2; `lanes` has room.
         unsafe { _mm256_storeu_ps(lanes.as_mut_ptr(), sum) };
-        lanes
+        finish(&lanes)
     }
 
     #[inline(always)]

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::error::{Error, Result};
+use crate::quant::Layout;
 
 /// An instruction set that this machine is known to have: there is no way to make one it lacks, so
 /// that holding an `Isa` proves that its kernels can run.
@@ -95,6 +96,19 @@ impl Isa {
             Kind::NeonDot => "neondot",
             #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
             Kind::Simd128 => "simd128",
+        }
+    }
+
+    /// How matrices lie best for its kernels.
+    pub const fn layout(self) -> Layout {
+        match self.0 {
+            Kind::Scalar => Layout::Rows,
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx2 | Kind::Avx512Vnni => Layout::Words,
+            #[cfg(target_arch = "aarch64")]
+            Kind::Neon | Kind::NeonDot => Layout::Rows,
+            #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+            Kind::Simd128 => Layout::Rows,
         }
     }
 

@@ -10,7 +10,11 @@ pub(crate) mod attend;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
+mod avx2_words;
+#[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod avx512_words;
 mod isa;
 mod lanes;
 #[cfg(target_arch = "aarch64")]
@@ -23,7 +27,7 @@ mod simd128;
 mod tiles;
 mod vectorize;
 
-pub use act::{Q8_LEN, Q8Block, Q8Order, q8_blocks, quantize};
+pub use act::{Q8_LEN, Q8Block, q8_blocks, quantize};
 pub use isa::Isa;
 pub use parallel::for_each_chunk;
 pub(crate) use parallel::for_each_tile;
@@ -31,7 +35,7 @@ pub use vectorize::{Vectorize, vectorize};
 
 use crate::error::{Error, Result};
 use crate::pool::Pool;
-use crate::quant::{Format, Matrix};
+use crate::quant::{Format, Layout, Matrix};
 use isa::Kind;
 use parallel::{OutRows, for_each_rows};
 
@@ -60,7 +64,7 @@ impl Work<'_> {
     #[inline(always)]
     fn step(&self, token: usize) -> f32 {
         // A product without columns never gets to a kernel.
-        self.q8[token * q8_blocks(self.w.cols())].natural.step
+        self.q8[token * q8_blocks(self.w.cols())].step
     }
 }
 
@@ -73,26 +77,33 @@ type Kernel = unsafe fn(&Work<'_>, &mut OutRows<'_>);
 struct Table {
     /// For f32 activations.
     float: fn(Format) -> Option<Kernel>,
-    /// For int8 activations; float formats never ask.
+    /// For int8 activations and rows as in the file; float formats never ask.
     integer: fn(Format) -> Option<Kernel>,
+    /// For int8 activations and interleaved rows.
+    interleaved: fn(Format, Layout) -> Option<Kernel>,
 }
 
 fn table(kind: Kind) -> Table {
     match kind {
         #[cfg(target_arch = "x86_64")]
-        Kind::Avx2 => Table { float: avx2::float, integer: avx2::integer },
+        Kind::Avx2 => {
+            Table { float: avx2::float, integer: avx2::integer, interleaved: avx2_words::interleaved }
+        }
         #[cfg(target_arch = "x86_64")]
-        Kind::Avx512Vnni => Table { float: avx512::float, integer: avx512::integer },
+        Kind::Avx512Vnni => {
+            // Wider vectors gain nothing where sums cross lanes.
+            Table { float: avx512::float, integer: avx2::integer, interleaved: avx512_words::interleaved }
+        }
         #[cfg(target_arch = "aarch64")]
         // Plain loops over floats are vectorized by the compiler here.
-        Kind::Neon => Table { float: |_| None, integer: neon::integer },
+        Kind::Neon => Table { float: |_| None, integer: neon::integer, interleaved: |_, _| None },
         #[cfg(target_arch = "aarch64")]
-        Kind::NeonDot => Table { float: |_| None, integer: neon::integer_dotprod },
+        Kind::NeonDot => Table { float: |_| None, integer: neon::integer_dotprod, interleaved: |_, _| None },
         #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
         // Plain loops over floats are vectorized by the compiler here.
-        Kind::Simd128 => Table { float: |_| None, integer: simd128::integer },
+        Kind::Simd128 => Table { float: |_| None, integer: simd128::integer, interleaved: |_, _| None },
         #[allow(unreachable_patterns, reason = "the kinds differ by target")]
-        _ => Table { float: |_| None, integer: |_| None },
+        _ => Table { float: |_| None, integer: |_| None, interleaved: |_, _| None },
     }
 }
 
@@ -121,11 +132,16 @@ pub fn matmul(
     let (kernel, work): (Kernel, _) = match x.q8 {
         Some(q8) if !w.format().is_float() => {
             check("quantized activations", tokens.checked_mul(q8_blocks(w.cols())), q8.len())?;
-            ((table.integer)(w.format()).unwrap_or(scalar::integer), Work { w: *w, x: &[], q8, tokens })
+            let kernel = match w.layout() {
+                Layout::Rows => (table.integer)(w.format()),
+                layout => (table.interleaved)(w.format(), layout),
+            };
+            (kernel.unwrap_or(scalar::integer), Work { w: *w, x: &[], q8, tokens })
         }
         _ => {
             check("activations", tokens.checked_mul(w.cols()), x.f32.len())?;
-            ((table.float)(w.format()).unwrap_or(scalar::float), Work { w: *w, x: x.f32, q8: &[], tokens })
+            let kernel = (table.float)(w.format()).unwrap_or(scalar::float);
+            (kernel, Work { w: *w, x: x.f32, q8: &[], tokens })
         }
     };
     if w.cols() == 0 {
@@ -145,7 +161,7 @@ pub fn matmul(
 fn chunk_rows(pool: &dyn Pool, w: &Matrix<'_>, tokens: usize) -> usize {
     const JOBS_PER_WORKER: usize = 4;
     const MIN_PRODUCTS: usize = 1 << 18; // some microseconds
-    const TILE: usize = 16;
+    const TILE: usize = crate::quant::GROUP;
     let rows = w.rows();
     let products = w.cols().saturating_mul(tokens).max(1);
     let chunk =

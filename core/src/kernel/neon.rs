@@ -8,7 +8,8 @@
 use core::arch::aarch64::*;
 use core::marker::PhantomData;
 
-use super::act::{Q8Block, Q8Order};
+use super::act::Q8Block;
+use super::scalar::finish;
 use super::tiles::{Dot, rows};
 use super::{Kernel, OutRows, Work};
 use crate::quant::{Format, f16_at};
@@ -304,13 +305,6 @@ unsafe fn fours<const DOT: bool>(a: int8x16_t, b: int8x16_t) -> int32x4_t {
     }
 }
 
-/// The factor of each lane of vector `v` of 64 activations in natural order.
-#[inline(always)]
-unsafe fn natural_factor(order: &Q8Order, v: usize) -> int32x4_t {
-    // SAFETY: the caller has NEON.
-    unsafe { vdupq_n_s32(i32::from(order.factor[2 * v])) }
-}
-
 /// The activations of a step.
 #[derive(Clone, Copy)]
 struct Acts {
@@ -333,7 +327,7 @@ impl<F: Packed, const DOT: bool> Dot for Neon<F, DOT> {
     type Acts = Acts;
     type Integers = [int32x4_t; 2];
     type Scale = f32;
-    type Sum = [float32x4_t; 2];
+    type Sum = f32;
 
     #[inline(always)]
     unsafe fn codes(block: *const u8, part: usize) -> [uint8x16_t; 8] {
@@ -353,21 +347,28 @@ impl<F: Packed, const DOT: bool> Dot for Neon<F, DOT> {
         unsafe {
             let zero = vdupq_n_s32(0);
             let mut acts = Acts { q: [vdupq_n_s8(0); 8], factor: [zero; 8], start: [zero; 2] };
-            for v in 0..4 * F::VECTORS {
-                let y = &*y.add(v / 4);
-                let order: &Q8Order = if F::STRIDED { &y.strided } else { &y.natural };
-                acts.q[v] = vld1q_s8(order.q.as_ptr().add(v % 4 * 16));
-                acts.factor[v] = if F::STRIDED {
-                    // The factors, each twice in 16 bits, in 32 bits.
-                    vshrq_n_s32::<16>(vreinterpretq_s32_s16(vld1q_s16(order.factor.as_ptr())))
+            let mut start = 0i32;
+            for b in 0..F::VECTORS {
+                let y = &*y.add(b);
+                let [low, high] = y.factor.map(|f| vdupq_n_s32(f));
+                let (q, factor) = if F::STRIDED {
+                    // Four lanes of four activations 4 i + s each.
+                    let q = vld4q_s8(y.q.as_ptr());
+                    ([q.0, q.1, q.2, q.3], [vextq_s32::<2>(low, high); 4])
                 } else {
-                    natural_factor(order, v % 4)
+                    let q = y.q.as_ptr();
+                    (
+                        [vld1q_s8(q), vld1q_s8(q.add(16)), vld1q_s8(q.add(32)), vld1q_s8(q.add(48))],
+                        [low, low, high, high],
+                    )
                 };
-                if v % 4 < 2 {
-                    acts.start[v % 4] =
-                        vaddq_s32(acts.start[v % 4], vld1q_s32(order.start.as_ptr().add(v % 4 * 4)));
+                for v in 0..4 {
+                    acts.q[4 * b + v] = q[v];
+                    acts.factor[4 * b + v] = factor[v];
                 }
+                start = start.wrapping_add(y.start);
             }
+            acts.start[0] = vsetq_lane_s32::<0>(start, zero);
             acts
         }
     }
@@ -392,31 +393,20 @@ impl<F: Packed, const DOT: bool> Dot for Neon<F, DOT> {
     }
 
     #[inline(always)]
-    unsafe fn zero() -> [float32x4_t; 2] {
+    unsafe fn zero() -> f32 {
+        0.0
+    }
+
+    #[inline(always)]
+    unsafe fn add_block(sum: f32, n: [int32x4_t; 2], scale: f32) -> f32 {
         // SAFETY: the caller has NEON.
-        unsafe { [vdupq_n_f32(0.0); 2] }
+        let n = unsafe { vaddvq_s32(vaddq_s32(n[0], n[1])) };
+        sum + n as f32 * scale
     }
 
     #[inline(always)]
-    unsafe fn add_block(sum: [float32x4_t; 2], n: [int32x4_t; 2], scale: f32) -> [float32x4_t; 2] {
-        // SAFETY: the caller has NEON. Not fused, as `scalar.rs` says.
-        unsafe {
-            [
-                vaddq_f32(sum[0], vmulq_n_f32(vcvtq_f32_s32(n[0]), scale)),
-                vaddq_f32(sum[1], vmulq_n_f32(vcvtq_f32_s32(n[1]), scale)),
-            ]
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn lanes(sum: [float32x4_t; 2]) -> [f32; 8] {
-        let mut lanes = [0.0; 8];
-        // SAFETY: the caller has NEON; `lanes` has room.
-        unsafe {
-            vst1q_f32(lanes.as_mut_ptr(), sum[0]);
-            vst1q_f32(lanes.as_mut_ptr().add(4), sum[1]);
-        }
-        lanes
+    unsafe fn finish(sum: f32) -> f32 {
+        sum
     }
 
     #[inline(always)]
@@ -495,10 +485,10 @@ impl<F: Block32, const DOT: bool> Dot for Pair<F, DOT> {
     unsafe fn acts(y: *const Q8Block) -> [(int8x16_t, int32x4_t); 4] {
         // SAFETY: as for this function.
         unsafe {
-            let order = &(*y).natural;
+            let y = &*y;
             let mut acts = [(vdupq_n_s8(0), vdupq_n_s32(0)); 4];
             for v in 0..4 {
-                acts[v] = (vld1q_s8(order.q.as_ptr().add(16 * v)), natural_factor(order, v));
+                acts[v] = (vld1q_s8(y.q.as_ptr().add(16 * v)), vdupq_n_s32(y.factor[v / 2]));
             }
             acts
         }
@@ -540,9 +530,14 @@ impl<F: Block32, const DOT: bool> Dot for Pair<F, DOT> {
     }
 
     #[inline(always)]
-    unsafe fn lanes(sum: [float32x4_t; 2]) -> [f32; 8] {
-        // SAFETY: as for this function.
-        unsafe { <Neon<Q1_0, DOT> as Dot>::lanes(sum) }
+    unsafe fn finish(sum: [float32x4_t; 2]) -> f32 {
+        let mut lanes = [0.0; 8];
+        // SAFETY: the caller has NEON; `lanes` has room.
+        unsafe {
+            vst1q_f32(lanes.as_mut_ptr(), sum[0]);
+            vst1q_f32(lanes.as_mut_ptr().add(4), sum[1]);
+        }
+        finish(&lanes)
     }
 
     #[inline(always)]

@@ -172,6 +172,19 @@ impl OutRows<'_> {
     }
 }
 
+impl OutRows<'_> {
+    /// Sets the outputs of rows `first + i .. first + i + 16` for `token`.
+    #[inline(always)]
+    #[allow(dead_code, reason = "not every target has kernels for groups of rows")]
+    pub(crate) fn put16(&mut self, token: usize, i: usize, values: &[f32; 16]) {
+        debug_assert!(token < self.tokens && i + 16 <= self.len);
+        if token < self.tokens && i + 16 <= self.len {
+            // SAFETY: as in `put`, for each of the rows.
+            unsafe { self.base.add(token * self.stride + i).cast::<[f32; 16]>().write_unaligned(*values) };
+        }
+    }
+}
+
 /// Calls `job` for every `chunk` rows of `y`, a `(tokens, rows)` buffer, spread over `pool`.
 ///
 /// Workers take chunks from a counter until none are left, so that a fast one takes more.

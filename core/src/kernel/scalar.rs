@@ -2,19 +2,20 @@
 //!
 //! * Float dot: element `i` goes to running sum `i % 16`: `sum += w * x`, multiplication and addition
 //!   rounded one by one, since not every target has a fused multiply-add. [`finish_float`] adds up.
-//! * Integer dot: a block of weights makes eight exact integers `n[l] = sum of w * q * factor`, in i32;
-//!   then `sum[l] += f32(n[l]) * d` with the block's scale `d`, rounded one by one. [`finish`] adds up,
-//!   and the result is multiplied by the token's step. The weight at position `p` of 64 goes to lane
-//!   `p / 4 % 8`; positions are natural, or for the formats with sequential 2-bit codes the strided
-//!   ones of [`Q8Block`].
+//! * Integer dot: a block of weights makes one exact integer `n = sum of w * q * factor`, in i32; then
+//!   `sum += f32(n) * d` with the block's scale `d`, rounded one by one, block after block, and the
+//!   result is multiplied by the token's step.
+//! * Q8_0 and Q4_0 are the exception: their blocks make eight integers for eight running sums, since
+//!   one of Q8_0 would not fit an i32. The weight at position `p` goes to number `p / 4 % 8`;
+//!   [`finish`] adds up.
 //!
-//! No `n` overflows: it has at most `|w| <= 128` times 127 times 32767, times 4 products for Q8_0, which
-//! is 2^31 less 16 million; the other formats have |w| <= 8 with 4 products, or codes <= 3 with 32.
+//! No `n` overflows: |w| <= 2 with at most 256 products, or |w| <= 128 with 4, each product at most
+//! 127 times 32767, stay below 2^31. What is added up on the way may wrap.
 #![forbid(unsafe_code)]
 
 use super::act::{Q8Block, q8_blocks};
 use super::{OutRows, Work};
-use crate::quant::{Format, block_integers, block_scale, unpack_exact};
+use crate::quant::{block_integers, block_scale};
 
 /// Tokens that share one unpacking of the weights.
 const TOKENS: usize = 16;
@@ -31,26 +32,20 @@ pub(super) fn finish_float(sum: &[f32; 16]) -> f32 {
     finish(&core::array::from_fn(|i| sum[i] + sum[i + 8]))
 }
 
-/// Whether the lanes of `format` follow the strided order of the activations.
-pub(super) const fn strided(format: Format) -> bool {
-    matches!(format, Format::Q2_0 | Format::Pq2_0 | Format::Tq2_0G128)
-}
-
 /// f32 activations, every format. `work.x` is (tokens, cols).
 #[inline(always)]
 pub(super) fn float(work: &Work<'_>, out: &mut OutRows<'_>) {
     const CHUNK: usize = 256; // a multiple of every block
-    let (format, cols) = (work.w.format(), work.w.cols());
-    let chunk_bytes = CHUNK / format.block() * format.block_bytes();
+    let cols = work.w.cols();
     let mut w = [0.0; CHUNK];
     for i in 0..out.len() {
-        let row = work.w.row(out.first() + i);
+        let row = out.first() + i;
         for first in (0..work.tokens).step_by(TOKENS) {
             let tokens = TOKENS.min(work.tokens - first);
             let mut sums = [[0.0; 16]; TOKENS];
-            for (packed, at) in row.chunks(chunk_bytes).zip((0..cols).step_by(CHUNK)) {
+            for at in (0..cols).step_by(CHUNK) {
                 let w = &mut w[..CHUNK.min(cols - at)];
-                unpack_exact(format, packed, w);
+                work.w.unpack_part(row, at, w);
                 for (sum, x) in sums[..tokens].iter_mut().zip(work.x[first * cols..].chunks_exact(cols)) {
                     dot_float(w, &x[at..at + w.len()], sum);
                 }
@@ -78,48 +73,75 @@ pub(super) fn dot_float(w: &[f32], x: &[f32], sum: &mut [f32; 16]) {
 
 /// Int8 activations, quantized formats. `work.q8` is (tokens, q8_blocks(cols)).
 pub(super) fn integer(work: &Work<'_>, out: &mut OutRows<'_>) {
-    let (format, blocks) = (work.w.format(), q8_blocks(work.w.cols()));
-    let (len, strided) = (format.block(), strided(format));
-    let mut w = [0; 256];
-    let w = &mut w[..len];
-    for i in 0..out.len() {
-        let row = work.w.row(out.first() + i);
-        for first in (0..work.tokens).step_by(TOKENS) {
-            let tokens = TOKENS.min(work.tokens - first);
-            let mut sums = [[0.0; 8]; TOKENS];
-            for (b, block) in row.chunks_exact(format.block_bytes()).enumerate() {
-                block_integers(format, block, w);
-                let d = block_scale(format, block);
-                for (t, sum) in sums[..tokens].iter_mut().enumerate() {
-                    let n = lanes(strided, w, b * len, &work.q8[(first + t) * blocks..][..blocks]);
-                    for l in 0..8 {
-                        sum[l] += n[l] as f32 * d;
-                    }
-                }
-            }
-            for (t, sum) in sums[..tokens].iter().enumerate() {
-                out.put(first + t, i, finish(sum) * work.step(first + t));
-            }
+    integer_from(0, work, out);
+}
+
+/// [`integer`] for the rows from the `start`-th of `out`.
+pub(super) fn integer_from(start: usize, work: &Work<'_>, out: &mut OutRows<'_>) {
+    for i in start..out.len() {
+        if work.w.format().block() == 32 {
+            integer_row(work, out, i, lanes, finish);
+        } else {
+            integer_row(work, out, i, whole, |&[sum]| sum);
         }
     }
 }
 
-/// The eight integers of the weights `w` at activation `at`.
 #[inline(always)]
-fn lanes(strided: bool, w: &[i8], at: usize, y: &[Q8Block]) -> [i32; 8] {
-    let mut n = [0; 8];
-    for (four, w) in w.as_chunks::<4>().0.iter().enumerate() {
-        let i = at % 64 + 4 * four;
-        let y = &y[at / 64 + i / 64].natural;
-        let (q, factor) = (&y.q[i % 64..][..4], i32::from(y.factor[i % 64 / 16 * 2]));
-        let product = |k: usize| i32::from(w[k]) * i32::from(q[k]);
-        if strided {
-            // Activation 4 i + s is at position 16 s + i.
-            n[i / 16 % 4] += (product(0) + product(2)) * factor;
-            n[4 + i / 16 % 4] += (product(1) + product(3)) * factor;
-        } else {
-            n[i / 4 % 8] += (product(0) + product(1) + product(2) + product(3)) * factor;
+fn integer_row<const N: usize>(
+    work: &Work<'_>,
+    out: &mut OutRows<'_>,
+    i: usize,
+    integers: impl Fn(&[i8], usize, &[Q8Block]) -> [i32; N],
+    finish: impl Fn(&[f32; N]) -> f32,
+) {
+    let (format, blocks) = (work.w.format(), q8_blocks(work.w.cols()));
+    let len = format.block();
+    let mut w = [0; 256];
+    let w = &mut w[..len];
+    for first in (0..work.tokens).step_by(TOKENS) {
+        let tokens = TOKENS.min(work.tokens - first);
+        let mut sums = [[0.0; N]; TOKENS];
+        for b in 0..work.w.cols() / len {
+            let mut copy = [0; 66];
+            let block = work.w.block(out.first() + i, b, &mut copy);
+            block_integers(format, block, w);
+            let d = block_scale(format, block);
+            for (t, sum) in sums[..tokens].iter_mut().enumerate() {
+                let n = integers(w, b * len, &work.q8[(first + t) * blocks..][..blocks]);
+                for (sum, n) in sum.iter_mut().zip(n) {
+                    *sum += n as f32 * d;
+                }
+            }
         }
+        for (t, sum) in sums[..tokens].iter().enumerate() {
+            out.put(first + t, i, finish(sum) * work.step(first + t));
+        }
+    }
+}
+
+/// The integer of the weights `w` at activation `at`.
+#[inline(always)]
+fn whole(w: &[i8], at: usize, y: &[Q8Block]) -> [i32; 1] {
+    let groups = w.as_chunks::<32>().0.iter().enumerate();
+    [groups.fold(0, |n, (g, w)| {
+        let i = at % 64 + 32 * g;
+        let y = &y[at / 64 + i / 64];
+        let q = &y.q[i % 64..][..32];
+        let dot: i32 = w.iter().zip(q).map(|(&w, &q)| i32::from(w) * i32::from(q)).sum();
+        n + dot * y.factor[i % 64 / 32]
+    })]
+}
+
+/// The eight integers of the 32 weights `w` at activation `at`.
+#[inline(always)]
+fn lanes(w: &[i8], at: usize, y: &[Q8Block]) -> [i32; 8] {
+    let y = &y[at / 64];
+    let (q, factor) = (y.q[at % 64..][..32].as_chunks::<4>().0, y.factor[at % 64 / 32]);
+    let mut n = [0; 8];
+    for ((n, w), q) in n.iter_mut().zip(w.as_chunks::<4>().0).zip(q) {
+        let dot: i32 = w.iter().zip(q).map(|(&w, &q)| i32::from(w) * i32::from(q)).sum();
+        *n = dot * factor;
     }
     n
 }

@@ -8,7 +8,8 @@
 
 use core::arch::wasm32::*;
 
-use super::act::{Q8Block, Q8Order};
+use super::act::Q8Block;
+use super::scalar::finish;
 use super::tiles::{Dot, rows};
 use super::{Kernel, OutRows, Work};
 use crate::quant::{Format, f16_at};
@@ -53,59 +54,73 @@ unsafe fn load(p: *const u8) -> v128 {
     unsafe { v128_load(p.cast()) }
 }
 
+/// 64 activations of `y`, four vectors.
 #[inline(always)]
-unsafe fn order<'a>(y: *const Q8Block, strided: bool) -> &'a Q8Order {
-    // SAFETY: the caller has a block at `y`.
-    unsafe { if strided { &(*y).strided } else { &(*y).natural } }
+unsafe fn activations(y: &Q8Block) -> [v128; 4] {
+    // SAFETY: `q` has 64 bytes.
+    core::array::from_fn(|v| unsafe { load(y.q.as_ptr().cast::<u8>().add(16 * v)) })
 }
 
-/// The factor of each pair of products of vector `v` of 64 activations.
+/// The factors of the pairs of products of [`activations`].
 #[inline(always)]
-unsafe fn factor(order: &Q8Order, strided: bool, v: usize) -> v128 {
-    // SAFETY: `factor` has 16 bytes, 4 for each v < 4.
-    unsafe {
-        if strided {
-            load(order.factor.as_ptr().cast())
-        } else {
-            v128_load32_splat(order.factor.as_ptr().cast::<u32>().add(v))
-        }
-    }
+fn factors(y: &Q8Block) -> [v128; 4] {
+    let [low, high] = y.factor.map(|f| i16x8_splat(f as i16));
+    [low, low, high, high]
 }
 
-/// What the eight lanes of `vectors` blocks start from.
+/// [`activations`] in the order in which shifting a vector of 2-bit codes by 0, 2, 4 and 6 bits brings
+/// out the weights: vector s has activations 4 i + s.
 #[inline(always)]
-unsafe fn start(y: *const Q8Block, strided: bool, vectors: usize) -> [v128; 2] {
-    let mut start = [i32x4_splat(0); 2];
+unsafe fn strided(y: &Q8Block) -> [v128; 4] {
+    // SAFETY: as for this function.
+    let [a, b, c, d] = unsafe { activations(y) };
+    let even = |a, b| {
+        i8x16_shuffle::<0, 4, 8, 12, 16, 20, 24, 28, 2, 6, 10, 14, 18, 22, 26, 30>(a, b)
+    };
+    let odd = |a, b| {
+        i8x16_shuffle::<1, 5, 9, 13, 17, 21, 25, 29, 3, 7, 11, 15, 19, 23, 27, 31>(a, b)
+    };
+    let (even, odd) = ([even(a, b), even(c, d)], [odd(a, b), odd(c, d)]);
+    [
+        i64x2_shuffle::<0, 2>(even[0], even[1]),
+        i64x2_shuffle::<0, 2>(odd[0], odd[1]),
+        i64x2_shuffle::<1, 3>(even[0], even[1]),
+        i64x2_shuffle::<1, 3>(odd[0], odd[1]),
+    ]
+}
+
+/// The factors of the pairs of products of [`strided`].
+#[inline(always)]
+fn strided_factors(y: &Q8Block) -> [v128; 4] {
+    let [low, high] = y.factor.map(|f| i16x8_splat(f as i16));
+    [i64x2_shuffle::<0, 2>(low, high); 4]
+}
+
+/// What the first lane of a block of `vectors` times 64 weights starts from.
+#[inline(always)]
+unsafe fn start(y: *const Q8Block, vectors: usize) -> [v128; 2] {
+    let mut start = 0i32;
     for v in 0..vectors {
-        for h in 0..2 {
-            // SAFETY: the caller has `vectors` blocks at `y`.
-            let s = unsafe { v128_load(order(y.add(v), strided).start.as_ptr().add(4 * h).cast()) };
-            start[h] = i32x4_add(start[h], s);
-        }
+        // SAFETY: the caller has `vectors` blocks at `y`.
+        start = start.wrapping_add(unsafe { (*y.add(v)).start });
     }
-    start
+    [i32x4_replace_lane::<0>(i32x4_splat(0), start), i32x4_splat(0)]
 }
 
+/// Adds a block to the running sum of a row.
 #[inline(always)]
-fn add_block(sum: [v128; 2], n: [v128; 2], scale: v128) -> [v128; 2] {
-    [0, 1].map(|h| f32x4_add(sum[h], f32x4_mul(f32x4_convert_i32x4(n[h]), scale)))
+fn add_block(sum: f32, n: [v128; 2], scale: f32) -> f32 {
+    let n = i32x4_add(n[0], n[1]);
+    let n = i32x4_add(n, i64x2_shuffle::<1, 1>(n, n));
+    let n = i32x4_extract_lane::<0>(n).wrapping_add(i32x4_extract_lane::<1>(n));
+    sum + n as f32 * scale
 }
 
+/// The scale at `p`.
 #[inline(always)]
-fn lanes(sum: [v128; 2]) -> [f32; 8] {
-    let mut lanes = [0.0; 8];
-    for (h, sum) in sum.into_iter().enumerate() {
-        // SAFETY: `lanes` has room for 4 floats at each half.
-        unsafe { v128_store(lanes.as_mut_ptr().add(4 * h).cast(), sum) };
-    }
-    lanes
-}
-
-/// The scale at `p` in every lane.
-#[inline(always)]
-unsafe fn scale(p: *const u8) -> v128 {
+unsafe fn scale(p: *const u8) -> f32 {
     // SAFETY: the caller has two bytes at `p`.
-    f32x4_splat(f16_at(unsafe { core::slice::from_raw_parts(p, 2) }, 0))
+    f16_at(unsafe { core::slice::from_raw_parts(p, 2) }, 0)
 }
 
 /// Q1_0.
@@ -130,8 +145,8 @@ impl Dot for Bits {
     type Codes = [v128; 8];
     type Acts = BitActs;
     type Integers = [v128; 2];
-    type Scale = v128;
-    type Sum = [v128; 2];
+    type Scale = f32;
+    type Sum = f32;
 
     #[inline(always)]
     unsafe fn codes(block: *const u8, _: usize) -> [v128; 8] {
@@ -152,7 +167,7 @@ impl Dot for Bits {
     }
 
     #[inline(always)]
-    unsafe fn scale(block: *const u8) -> v128 {
+    unsafe fn scale(block: *const u8) -> f32 {
         // SAFETY: as for this function.
         unsafe { scale(block) }
     }
@@ -161,11 +176,11 @@ impl Dot for Bits {
     unsafe fn acts(y: *const Q8Block) -> BitActs {
         // SAFETY: as for this function.
         unsafe {
-            let order = |v: usize| order(y.add(v / 4), false);
+            let (q, factor) = ([0, 1].map(|b| activations(&*y.add(b))), [0, 1].map(|b| factors(&*y.add(b))));
             BitActs {
-                q: core::array::from_fn(|v| load(order(v).q.as_ptr().cast::<u8>().add(v % 4 * 16))),
-                factor: core::array::from_fn(|v| factor(order(v), false, v % 4)),
-                start: start(y, false, 2),
+                q: core::array::from_fn(|v| q[v / 4][v % 4]),
+                factor: core::array::from_fn(|v| factor[v / 4][v % 4]),
+                start: start(y, 2),
             }
         }
     }
@@ -187,18 +202,18 @@ impl Dot for Bits {
     }
 
     #[inline(always)]
-    unsafe fn zero() -> [v128; 2] {
-        [f32x4_splat(0.0); 2]
+    unsafe fn zero() -> f32 {
+        0.0
     }
 
     #[inline(always)]
-    unsafe fn add_block(sum: [v128; 2], n: [v128; 2], scale: v128) -> [v128; 2] {
+    unsafe fn add_block(sum: f32, n: [v128; 2], scale: f32) -> f32 {
         add_block(sum, n, scale)
     }
 
     #[inline(always)]
-    unsafe fn lanes(sum: [v128; 2]) -> [f32; 8] {
-        lanes(sum)
+    unsafe fn finish(sum: f32) -> f32 {
+        sum
     }
 
     #[inline(always)]
@@ -388,8 +403,8 @@ impl<F: Packed> Dot for Words<F> {
     type Codes = [[v128; 2]; 8];
     type Acts = WordActs;
     type Integers = [v128; 2];
-    type Scale = v128;
-    type Sum = [v128; 2];
+    type Scale = f32;
+    type Sum = f32;
 
     #[inline(always)]
     unsafe fn codes(block: *const u8, part: usize) -> [[v128; 2]; 8] {
@@ -398,7 +413,7 @@ impl<F: Packed> Dot for Words<F> {
     }
 
     #[inline(always)]
-    unsafe fn scale(block: *const u8) -> v128 {
+    unsafe fn scale(block: *const u8) -> f32 {
         // SAFETY: as for this function.
         unsafe { scale(block.add(F::SCALE)) }
     }
@@ -407,13 +422,16 @@ impl<F: Packed> Dot for Words<F> {
     unsafe fn acts(y: *const Q8Block) -> WordActs {
         // SAFETY: as for this function; with one block, the second half repeats the first.
         unsafe {
-            let order = |v: usize| order(y.add(v / 4 % F::VECTORS), F::STRIDED);
+            let block = |v: usize| &*y.add(v / 4 % F::VECTORS);
+            let (q, factor): ([[v128; 4]; 2], [[v128; 4]; 2]) = if F::STRIDED {
+                ([0, 4].map(|v| strided(block(v))), [0, 4].map(|v| strided_factors(block(v))))
+            } else {
+                ([0, 4].map(|v| activations(block(v))), [0, 4].map(|v| factors(block(v))))
+            };
             WordActs {
-                q: core::array::from_fn(|v| {
-                    signed_words(load(order(v).q.as_ptr().cast::<u8>().add(v % 4 * 16)))
-                }),
-                factor: core::array::from_fn(|v| factor(order(v), F::STRIDED, v % 4)),
-                start: start(y, F::STRIDED, F::VECTORS),
+                q: core::array::from_fn(|v| signed_words(q[v / 4][v % 4])),
+                factor: core::array::from_fn(|v| factor[v / 4][v % 4]),
+                start: start(y, F::VECTORS),
             }
         }
     }
@@ -441,18 +459,18 @@ impl<F: Packed> Dot for Words<F> {
     }
 
     #[inline(always)]
-    unsafe fn zero() -> [v128; 2] {
-        [f32x4_splat(0.0); 2]
+    unsafe fn zero() -> f32 {
+        0.0
     }
 
     #[inline(always)]
-    unsafe fn add_block(sum: [v128; 2], n: [v128; 2], scale: v128) -> [v128; 2] {
+    unsafe fn add_block(sum: f32, n: [v128; 2], scale: f32) -> f32 {
         add_block(sum, n, scale)
     }
 
     #[inline(always)]
-    unsafe fn lanes(sum: [v128; 2]) -> [f32; 8] {
-        lanes(sum)
+    unsafe fn finish(sum: f32) -> f32 {
+        sum
     }
 
     #[inline(always)]
@@ -504,7 +522,7 @@ impl<F: Block32> Dot for Pair<F> {
     /// The even activations, the odd ones, and their factors.
     type Acts = [[v128; 3]; 4];
     type Integers = [v128; 4];
-    type Scale = [v128; 2];
+    type Scale = [f32; 2];
     type Sum = [v128; 2];
 
     #[inline(always)]
@@ -515,7 +533,7 @@ impl<F: Block32> Dot for Pair<F> {
     }
 
     #[inline(always)]
-    unsafe fn scale(block: *const u8) -> [v128; 2] {
+    unsafe fn scale(block: *const u8) -> [f32; 2] {
         // SAFETY: as for this function.
         unsafe { [scale(block), scale(block.add(F::BYTES))] }
     }
@@ -523,10 +541,10 @@ impl<F: Block32> Dot for Pair<F> {
     #[inline(always)]
     unsafe fn acts(y: *const Q8Block) -> [[v128; 3]; 4] {
         // SAFETY: as for this function.
-        core::array::from_fn(|v| unsafe {
-            let order = order(y, false);
-            let [even, odd] = signed_words(load(order.q.as_ptr().cast::<u8>().add(16 * v)));
-            [even, odd, factor(order, false, v)]
+        let (q, factor) = unsafe { (activations(&*y), factors(&*y)) };
+        core::array::from_fn(|v| {
+            let [even, odd] = signed_words(q[v]);
+            [even, odd, factor[v]]
         })
     }
 
@@ -550,13 +568,22 @@ impl<F: Block32> Dot for Pair<F> {
     }
 
     #[inline(always)]
-    unsafe fn add_block(sum: [v128; 2], n: [v128; 4], scale: [v128; 2]) -> [v128; 2] {
-        add_block(add_block(sum, [n[0], n[1]], scale[0]), [n[2], n[3]], scale[1])
+    unsafe fn add_block(mut sum: [v128; 2], n: [v128; 4], scale: [f32; 2]) -> [v128; 2] {
+        for v in 0..4 {
+            let scaled = f32x4_mul(f32x4_convert_i32x4(n[v]), f32x4_splat(scale[v / 2]));
+            sum[v % 2] = f32x4_add(sum[v % 2], scaled);
+        }
+        sum
     }
 
     #[inline(always)]
-    unsafe fn lanes(sum: [v128; 2]) -> [f32; 8] {
-        lanes(sum)
+    unsafe fn finish(sum: [v128; 2]) -> f32 {
+        let mut lanes = [0.0; 8];
+        for (h, sum) in sum.into_iter().enumerate() {
+            // SAFETY: `lanes` has room for 4 floats at each half.
+            unsafe { v128_store(lanes.as_mut_ptr().add(4 * h).cast(), sum) };
+        }
+        finish(&lanes)
     }
 
     #[inline(always)]

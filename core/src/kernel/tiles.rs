@@ -4,7 +4,6 @@
 #![allow(unsafe_code)]
 
 use super::act::{Q8Block, q8_blocks};
-use super::scalar::finish;
 use super::{OutRows, Work};
 
 /// Tokens that share one unpacking of the weights.
@@ -32,11 +31,11 @@ pub(super) trait Dot {
     type Codes: Copy;
     /// The activations of a step.
     type Acts: Copy;
-    /// `n` of `scalar.rs`, perhaps not yet added up to eight lanes.
+    /// `n` of `scalar.rs`, perhaps not yet added up.
     type Integers: Copy;
     /// The scale of a block; all zero bits must be a value.
     type Scale: Copy;
-    /// Eight running sums.
+    /// The running sums of `scalar.rs`, one or eight.
     type Sum: Copy;
 
     unsafe fn codes(block: *const u8, part: usize) -> Self::Codes;
@@ -47,7 +46,7 @@ pub(super) trait Dot {
     unsafe fn zero() -> Self::Sum;
     /// `sum + n * scale`, each operation rounded.
     unsafe fn add_block(sum: Self::Sum, n: Self::Integers, scale: Self::Scale) -> Self::Sum;
-    unsafe fn lanes(sum: Self::Sum) -> [f32; 8];
+    unsafe fn finish(sum: Self::Sum) -> f32;
     /// Asks for the bytes at `p`, which may be any address.
     fn prefetch(p: *const u8, bytes: usize);
 }
@@ -98,7 +97,7 @@ unsafe fn gemv<D: Dot, const R: usize>(work: &Work<'_>, out: &mut OutRows<'_>, i
             }
         }
         for r in 0..R {
-            out.put(0, i + r, finish(&D::lanes(sums[r])) * work.step(0));
+            out.put(0, i + r, D::finish(sums[r]) * work.step(0));
         }
     }
     R
@@ -148,7 +147,7 @@ unsafe fn gemm<D: Dot, const R: usize, const T: usize>(
             }
             for t in 0..tokens {
                 for r in 0..R {
-                    out.put(first + t, i + r, finish(&D::lanes(sums[t][r])) * work.step(first + t));
+                    out.put(first + t, i + r, D::finish(sums[t][r]) * work.step(first + t));
                 }
             }
         }
