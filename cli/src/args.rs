@@ -75,7 +75,7 @@ pub(crate) enum Id42Layout {
     CodesFirst,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Act {
     Int8,
     F32,

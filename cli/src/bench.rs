@@ -55,8 +55,8 @@ fn median(s: &[f64]) -> f64 {
 }
 
 pub(crate) fn bench(args: &BenchArgs, engine_args: &EngineArgs) -> Outcome {
-    let file = ModelFile::open(engine_args.model.as_deref())?;
-    let engine = Engine::load(&file, engine_args)?;
+    let mut file = ModelFile::open(engine_args.model.as_deref())?;
+    let engine = Engine::load(&mut file, engine_args)?;
     let longest = engine.model.config().max_context_length;
     let depth = args.depth.max(1);
     let prefill = args.prefill.iter().map(|&n| ("prefill", n, n));
@@ -135,7 +135,7 @@ pub(crate) fn bench(args: &BenchArgs, engine_args: &EngineArgs) -> Outcome {
             "model": engine.name(),
             "format": engine.kind(),
             "parameters": engine.model.config().num_parameters(),
-            "file_bytes": file.bytes().len(),
+            "file_bytes": engine.gguf.bytes().len(),
             "bytes_per_token": per_token,
             "memory_gigabytes_per_second": round(bound / 1e9),
             "session_bytes": plan.total,
@@ -177,7 +177,7 @@ pub(crate) fn bench(args: &BenchArgs, engine_args: &EngineArgs) -> Outcome {
     let mut memory = vec![
         vec!["memory read at most, same threads".into(), format!("{} GB/s", short(bound / 1e9))],
         vec!["weights read per token".into(), terminal::bytes(per_token as u64)],
-        vec!["model file".into(), terminal::bytes(file.bytes().len() as u64)],
+        vec!["model file".into(), terminal::bytes(engine.gguf.bytes().len() as u64)],
         vec![format!("session of {context} tokens"), terminal::bytes(plan.total as u64)],
     ];
     if let Some(peak) = peak {

@@ -28,8 +28,8 @@ A line that ends in \\ goes on in the next one; // begins a message with a slash
 pub(crate) fn chat(args: &ChatArgs, engine_args: &EngineArgs) -> Outcome {
     let config = args.sampling.config();
     config.check()?;
-    let file = ModelFile::open(engine_args.model.as_deref())?;
-    let engine = Engine::load(&file, engine_args)?;
+    let mut file = ModelFile::open(engine_args.model.as_deref())?;
+    let engine = Engine::load(&mut file, engine_args)?;
     let mut chat = Chat::new(&engine, args, config)?;
     if io::stdin().is_terminal() && io::stdout().is_terminal() { chat.interactive() } else { chat.piped() }
 }

@@ -4,12 +4,13 @@ use crate::args::{Act, EngineArgs, Id42Layout, Kv};
 use crate::failure::{At, Failure, Outcome, file_error};
 use crate::pool::Threads;
 use crate::terminal;
-use memmap2::Mmap;
+use memmap2::{Mmap, MmapMut};
 use shohin_core::chat::{Style, Template};
 use shohin_core::generate::{Backend, Cpu, Detokenizer, Generation, Reason, Step, drive};
-use shohin_core::gguf::{Id42, ReadOptions};
+use shohin_core::gguf::{self, Id42, ReadOptions};
 use shohin_core::kernel::Isa;
 use shohin_core::model::ModelVariant;
+use shohin_core::quant::Layout;
 use shohin_core::sample::DRY_BREAKERS;
 use shohin_core::tokenizer::Special;
 use shohin_core::{
@@ -17,6 +18,7 @@ use shohin_core::{
     Tokenizer,
 };
 use std::fs::File;
+use std::io::{Read, Seek};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -33,7 +35,9 @@ pub(crate) struct ModelFile {
 
 enum Bytes {
     BuiltIn,
-    Mapped(Mmap),
+    Mapped(Mmap, File),
+    /// Read, to be interleaved.
+    Read(MmapMut),
 }
 
 impl ModelFile {
@@ -55,28 +59,70 @@ impl ModelFile {
         // SAFETY: the mapping is read-only. As with every mapped file, a program that cuts the file short
         // meanwhile ends this one; one that changes its bytes changes the model's weights.
         let map = unsafe { Mmap::map(&file) }.map_err(|e| file_error("map the model", path, &e))?;
-        #[cfg(unix)]
-        let _ = map.advise(memmap2::Advice::WillNeed);
-        Ok(ModelFile { name: path.display().to_string(), bytes: Bytes::Mapped(map) })
+        Ok(ModelFile { name: path.display().to_string(), bytes: Bytes::Mapped(map, file) })
     }
 
     /// The file's contents, checked.
     pub(crate) fn gguf(&self, args: &EngineArgs) -> Outcome<Gguf<'_>> {
-        let id42 = match args.id42 {
-            Id42Layout::Auto => Id42::Auto,
-            Id42Layout::Group64 => Id42::Group64,
-            Id42Layout::Group128 => Id42::Group128,
-            Id42Layout::CodesFirst => Id42::CodesFirst,
-        };
-        Gguf::parse_with(self.bytes(), &ReadOptions { id42, ..ReadOptions::default() }).at(&self.name)
+        Gguf::parse_with(self.bytes(), &read_options(args)).at(&self.name)
+    }
+
+    /// Rearranges the weights in memory as `layout` says; the file stays as it is.
+    fn interleave(&mut self, args: &EngineArgs, layout: Layout, pool: &dyn Pool) -> Outcome<()> {
+        if layout == Layout::Rows {
+            return Ok(());
+        }
+        // Checked before it is all read.
+        self.gguf(args)?;
+        let failed = |e| file_error("read the model", Path::new(&self.name), &e);
+        let mut memory = MmapMut::map_anon(self.bytes().len()).map_err(failed)?;
+        // Large pages nearly double the speed at which weights of two bits are read.
+        #[cfg(target_os = "linux")]
+        let _ = memory.advise(memmap2::Advice::HugePage);
+        match &mut self.bytes {
+            Bytes::Mapped(_, file) => {
+                // Not copied from the mapping, or the model would be in memory twice.
+                file.rewind().and_then(|()| file.read_exact(&mut memory)).map_err(failed)?;
+            }
+            Bytes::BuiltIn => memory.copy_from_slice(BUILT_IN),
+            Bytes::Read(_) => return Ok(()),
+        }
+        self.bytes = Bytes::Read(memory);
+        let Bytes::Read(memory) = &mut self.bytes else { return Ok(()) };
+        gguf::interleave(memory, &read_options(args), layout, pool).at(&self.name)
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
         match &self.bytes {
             Bytes::BuiltIn => BUILT_IN,
-            Bytes::Mapped(map) => map,
+            Bytes::Mapped(map, _) => map,
+            Bytes::Read(memory) => memory,
         }
     }
+}
+
+fn isa(args: &EngineArgs) -> Outcome<Isa> {
+    let Some(name) = &args.isa else { return Ok(Isa::detect()) };
+    Isa::named(name).map_err(|_| {
+        let have: Vec<&str> = Isa::available().map(Isa::name).collect();
+        let have = have.join(", ");
+        Failure::new(format_args!("--isa is {name:?}, expected one this machine has: {have}"))
+    })
+}
+
+fn threads(args: &EngineArgs) -> Outcome<Threads> {
+    let threads = args.threads.map_or_else(default_threads, usize::from);
+    Threads::new(threads).map_err(|e| Failure::new(format_args!("cannot start {threads} threads: {e}")))
+}
+
+fn read_options(args: &EngineArgs) -> ReadOptions {
+    let id42 = match args.id42 {
+        Id42Layout::Auto => Id42::Auto,
+        Id42Layout::Group64 => Id42::Group64,
+        Id42Layout::Group128 => Id42::Group128,
+        Id42Layout::CodesFirst => Id42::CodesFirst,
+    };
+    ReadOptions { id42, ..ReadOptions::default() }
 }
 
 /// Everything a command needs.
@@ -91,23 +137,27 @@ pub(crate) struct Engine<'f> {
 }
 
 impl<'f> Engine<'f> {
-    pub(crate) fn load(file: &'f ModelFile, args: &EngineArgs) -> Outcome<Self> {
+    /// Loads the model, its weights rearranged in memory for the instruction set.
+    pub(crate) fn load(file: &'f mut ModelFile, args: &EngineArgs) -> Outcome<Self> {
         let start = Instant::now();
-        let isa = match &args.isa {
-            Some(name) => Isa::named(name).map_err(|_| {
-                let have: Vec<&str> = Isa::available().map(Isa::name).collect();
-                let have = have.join(", ");
-                Failure::new(format_args!("--isa is {name:?}, expected one this machine has: {have}"))
-            })?,
-            None => Isa::detect(),
-        };
+        let pool = threads(args)?;
+        if args.act == Act::Int8 {
+            file.interleave(args, isa(args)?.layout(), &pool)?;
+        }
+        Engine::new(file, args, pool, start)
+    }
+
+    /// The same with the weights as they are in the file.
+    pub(crate) fn of_file(file: &'f ModelFile, args: &EngineArgs) -> Outcome<Self> {
+        Engine::new(file, args, threads(args)?, Instant::now())
+    }
+
+    fn new(file: &'f ModelFile, args: &EngineArgs, pool: Threads, start: Instant) -> Outcome<Self> {
+        let isa = isa(args)?;
         let gguf = file.gguf(args)?;
         let model = BonsaiModel::from_gguf(&gguf).at(&file.name)?;
         let tokenizer = Tokenizer::from_gguf(&gguf).at(&file.name)?;
         let template = Template::from_metadata(gguf.metadata(), &tokenizer).at(&file.name)?;
-        let threads = args.threads.map_or_else(default_threads, usize::from);
-        let pool = Threads::new(threads)
-            .map_err(|e| Failure::new(format_args!("cannot start {threads} threads: {e}")))?;
         let options = SessionOptions {
             context: args.context.map_or(4096, |n| n as usize),
             kv: match args.kv {

@@ -15,8 +15,8 @@ use std::time::Instant;
 pub(crate) fn eval(args: &EvalArgs, engine_args: &EngineArgs) -> Outcome {
     let place = args.text.display().to_string();
     let text = read_text(&args.text)?;
-    let file = ModelFile::open(engine_args.model.as_deref())?;
-    let engine = Engine::load(&file, engine_args)?;
+    let mut file = ModelFile::open(engine_args.model.as_deref())?;
+    let engine = Engine::load(&mut file, engine_args)?;
     let longest = engine.model.config().max_context_length;
     let window = args.window.map_or(longest.min(512), |n| n as usize);
     if window > longest {

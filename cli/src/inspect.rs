@@ -16,7 +16,7 @@ pub(crate) fn inspect(args: &InspectArgs, engine_args: &EngineArgs) -> Outcome {
     let file = ModelFile::open(engine_args.model.as_deref())?;
     let gguf = file.gguf(engine_args)?;
     // A file that cannot run is worth looking into all the more.
-    let engine = match Engine::load(&file, engine_args) {
+    let engine = match Engine::of_file(&file, engine_args) {
         Err(Failure::Message(reason)) => Err(reason),
         engine => Ok(engine?),
     };

@@ -16,8 +16,8 @@ pub(crate) fn logits(args: &LogitsArgs, engine_args: &EngineArgs) -> Outcome {
     if tokens.is_empty() {
         return Err(Failure::new(format_args!("{place}: expected token ids, found none")));
     }
-    let file = ModelFile::open(engine_args.model.as_deref())?;
-    let engine = Engine::load(&file, engine_args)?;
+    let mut file = ModelFile::open(engine_args.model.as_deref())?;
+    let engine = Engine::load(&mut file, engine_args)?;
     let options = SessionOptions { context: tokens.len(), logit_rows: 8, ..engine.options };
     let mut session = Session::new(&engine.model, &options)?;
     match &args.out {

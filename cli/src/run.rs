@@ -15,8 +15,8 @@ pub(crate) fn run(args: &RunArgs, engine_args: &EngineArgs) -> Outcome {
     let config = args.sampling.config();
     config.check()?;
     let prompt = prompt(args)?;
-    let file = ModelFile::open(engine_args.model.as_deref())?;
-    let engine = Engine::load(&file, engine_args)?;
+    let mut file = ModelFile::open(engine_args.model.as_deref())?;
+    let engine = Engine::load(&mut file, engine_args)?;
     let tokens = if args.raw {
         engine.encode_plain(&prompt, Special::UserDefined)
     } else {

@@ -8,8 +8,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use shohin_core::gguf::Gguf;
+use shohin_core::gguf::{Gguf, ReadOptions, interleave};
 use shohin_core::kernel::Isa;
+use shohin_core::quant::Layout;
 use shohin_core::{Activations, BonsaiModel, KvFormat, Serial, Session, SessionOptions};
 
 fn fixtures() -> PathBuf {
@@ -32,10 +33,19 @@ fn golden_tokens() -> Vec<u32> {
     text.split_whitespace().map(|t| t.parse().unwrap()).collect()
 }
 
-/// Logits at every position, `(tokens, vocab)`.
+/// Logits at every position, `(tokens, vocab)`: the same bits whether the rows lie as in the file or
+/// interleaved.
 fn logits(file: &Path, tokens: &[u32], options: &SessionOptions) -> Vec<f32> {
-    let bytes = fs::read(file).unwrap();
-    let model = BonsaiModel::from_gguf(&Gguf::parse(&bytes).unwrap()).unwrap();
+    let mut bytes = fs::read(file).unwrap();
+    let expected = logits_of(&bytes, tokens, options);
+    let layout = if options.isa.layout() == Layout::Rows { Layout::Words } else { options.isa.layout() };
+    interleave(&mut bytes, &ReadOptions::default(), layout, &Serial).unwrap();
+    assert_eq!(logits_of(&bytes, tokens, options), expected);
+    expected
+}
+
+fn logits_of(bytes: &[u8], tokens: &[u32], options: &SessionOptions) -> Vec<f32> {
+    let model = BonsaiModel::from_gguf(&Gguf::parse(bytes).unwrap()).unwrap();
     let mut session = Session::new(&model, options).unwrap();
     let mut all = Vec::new();
     session

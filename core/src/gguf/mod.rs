@@ -4,6 +4,7 @@
 //! fail on the file's account or panic. `docs/FORMATS.md` draws the bytes.
 #![forbid(unsafe_code)]
 
+mod interleave;
 mod metadata;
 mod place;
 mod scan;
@@ -13,6 +14,7 @@ mod writer;
 
 use alloc::vec::Vec;
 
+pub use interleave::interleave;
 pub use metadata::{Array, Kind, Metadata, StringArray, Strings, Value, Values};
 pub use stream::{Event, GgufStream};
 pub use tensor::{TensorInfo, TensorType};
@@ -75,8 +77,8 @@ impl<'a> Header<'a> {
         Scanner::new(options.limits, file_len).run(bytes, &mut |item| {
             match item {
                 Item::Entry { key, kind, raw } => entries.push(Entry { key, value: Value::read(kind, raw) }),
-                Item::Tensor { name, dims, n_dims, id, offset } => {
-                    tensors.push(TensorInfo { name, dims, offset, len: 0, id, n_dims, format: None });
+                Item::Tensor { name, dims, n_dims, id, id_at, offset } => {
+                    tensors.push(TensorInfo { name, dims, offset, len: 0, id, id_at, n_dims, format: None });
                 }
             }
             Ok(())
@@ -230,7 +232,7 @@ impl<'a> Gguf<'a> {
             Error::Limit { what: "tensor dimension", found: cols.max(rows), max: usize::MAX as u64 };
         let rows = usize::try_from(rows).map_err(|_| too_large)?;
         let cols = usize::try_from(cols).map_err(|_| too_large)?;
-        Matrix::new(format, rows, cols, self.data(t))
+        Matrix::new(format, rows, cols, self.data(t))?.with_layout(t.layout())
     }
 }
 

@@ -15,7 +15,7 @@ pub(super) enum Item<'b> {
     /// A key and the bytes of its value.
     Entry { key: &'b str, kind: Kind, raw: &'b [u8] },
     /// A row of the tensor table.
-    Tensor { name: &'b str, dims: [u64; 4], n_dims: u8, id: u32, offset: u64 },
+    Tensor { name: &'b str, dims: [u64; 4], n_dims: u8, id: u32, id_at: u64, offset: u64 },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -178,9 +178,10 @@ impl Scanner {
                         return Err(malformed("dimension", at, 0, "at least 1"));
                     }
                 }
+                let id_at = base + c.position();
                 let id = c.u32("tensor type")?;
                 let offset = c.u64("tensor offset")?;
-                visit(Item::Tensor { name, dims, n_dims: n_dims as u8, id, offset })?;
+                visit(Item::Tensor { name, dims, n_dims: n_dims as u8, id, id_at, offset })?;
                 self.tensors_left -= 1;
             }
             State::Done => {}

@@ -1,7 +1,7 @@
 //! Tensor types by their GGUF id, and what the file says of each tensor.
 #![forbid(unsafe_code)]
 
-use crate::quant::Format;
+use crate::quant::{Format, Layout};
 
 /// A tensor type as GGUF files number them. Recognised is more than loadable: every type here can be
 /// listed and measured, and those with a [`Format`] can be computed with.
@@ -37,6 +37,11 @@ impl TensorType {
         26 "I32" 1 4, 27 "I64" 1 8, 28 "F64" 1 8, 29 "IQ1_M" 256 56, 30 "BF16" 1 2,
         34 "TQ1_0" 256 54, 35 "TQ2_0" 256 66, 39 "MXFP4" 32 17, 40 "NVFP4" 64 36, 41 "Q1_0" 128 18,
         42 "Q2_0" 64 18, 142 "PQ2_0" 128 34, 143 "PTQ1_0" 128 28,
+        // Interleaved; see `Layout::type_id`.
+        0x5348_0123 "TQ2_0 (words)" 256 66, 0x5348_0129 "Q1_0 (words)" 128 18,
+        0x5348_012a "Q2_0 (words)" 64 18, 0x5348_018e "PQ2_0 (words)" 128 34,
+        0x5348_0223 "TQ2_0 (bytes)" 256 66, 0x5348_0229 "Q1_0 (bytes)" 128 18,
+        0x5348_022a "Q2_0 (bytes)" 64 18, 0x5348_028e "PQ2_0 (bytes)" 128 34,
     ];
 
     /// The type with this id, or `None` if nothing is known about it.
@@ -46,7 +51,42 @@ impl TensorType {
 
     /// The format this type is computed with, if it is loadable. Id 42 has no answer of its own.
     pub fn format(&self) -> Option<Format> {
-        Format::ALL.into_iter().find(|f| f.gguf_id() == self.id && self.id != ID_42)
+        let id = match self.layout() {
+            Layout::Rows if self.id == ID_42 => return None,
+            Layout::Rows => self.id,
+            _ => self.id & 0xff,
+        };
+        Format::ALL.into_iter().find(|f| f.gguf_id() == id)
+    }
+
+    /// How matrices of this type lie.
+    pub fn layout(&self) -> Layout {
+        layout(self.id)
+    }
+}
+
+const INTERLEAVED: u32 = 0x5348_0000;
+
+impl Layout {
+    /// The private tensor type of matrices of `format` in this layout; `None` for [`Layout::Rows`] and for
+    /// formats that are never interleaved.
+    pub fn type_id(self, format: Format) -> Option<u32> {
+        let tag = match self {
+            Layout::Rows => return None,
+            Layout::Words => 1,
+            Layout::Bytes => 2,
+        };
+        let id = INTERLEAVED | tag << 8 | format.gguf_id();
+        TensorType::of(id).map(|t| t.id)
+    }
+}
+
+/// The layout of a known type.
+fn layout(id: u32) -> Layout {
+    match id.checked_sub(INTERLEAVED).map(|id| id >> 8) {
+        Some(1) => Layout::Words,
+        Some(2) => Layout::Bytes,
+        _ => Layout::Rows,
     }
 }
 
@@ -59,6 +99,8 @@ pub struct TensorInfo<'a> {
     pub(super) offset: u64,
     pub(super) len: u64,
     pub(super) id: u32,
+    /// Where `id` stands in the file.
+    pub(super) id_at: u64,
     pub(super) n_dims: u8,
     pub(super) format: Option<Format>,
 }
@@ -81,15 +123,20 @@ impl<'a> TensorInfo<'a> {
 
     /// The type's name; for id 42 the name of the layout the file was found to use.
     pub fn type_name(&self) -> &'static str {
-        match self.format {
-            Some(f) => f.name(),
-            None => TensorType::of(self.id).map_or("unknown", |t| t.name),
+        match (self.format, self.layout()) {
+            (Some(f), Layout::Rows) => f.name(),
+            _ => TensorType::of(self.id).map_or("unknown", |t| t.name),
         }
     }
 
     /// How the weights are stored, or `None` if this runtime cannot compute with them.
     pub const fn format(&self) -> Option<Format> {
         self.format
+    }
+
+    /// How the rows lie.
+    pub fn layout(&self) -> Layout {
+        layout(self.id)
     }
 
     /// Where the bytes start, counted from the start of the data section.

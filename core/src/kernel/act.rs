@@ -4,6 +4,7 @@
 use super::isa::Isa;
 #[cfg(target_arch = "x86_64")]
 use super::isa::Kind;
+use super::scalar::finish;
 use crate::error::{Error, Result};
 
 /// Activations in one [`Q8Block`].
@@ -46,8 +47,9 @@ pub const fn q8_blocks(cols: usize) -> usize {
 
 /// Quantizes `x` of shape `(tokens, cols)` into `out` of shape `(tokens, q8_blocks(cols))`.
 ///
-/// The largest magnitude of a token gets factor 32767 and `q` = 127. Per 32 activations, the factor is
-/// the smallest that keeps `|q| <= 127`, and `q` is rounded half away from zero. A token holding an
+/// Factors count from 32767 for the largest magnitude of a token. Per 32 activations, `q` is rounded half
+/// away from zero with the smallest factor that keeps `|q| <= 127`; then the factor is fitted to that `q`
+/// by least squares. A token holding an
 /// infinity or NaN gets step NaN, so that it shows in every output; one whose magnitudes are all below
 /// 2^-90 counts as zero. The bits are the same on every ISA.
 ///
@@ -145,16 +147,23 @@ fn quantize_block(x: &[f32; 64], step: f32, to_factor: f32, out: &mut Q8Block) {
         let floor = exact as i32;
         let factor = (floor + i32::from((floor as f32) < exact)).min(LARGEST as i32);
         let inverse = if factor > 0 { 1.0 / (factor as f32 * step) } else { 0.0 };
-        let mut sum = 0;
-        for (q, &v) in q.iter_mut().zip(x) {
-            let v = v * inverse;
-            // The largest float below 1/2, or 0.49999997 would round to 1.
-            let half = f32::from_bits(0x3eff_ffff).copysign(v);
-            // SAFETY: |v| < 127.5, since no |x| is above 127 * 1.003 factors of steps.
-            let v = unsafe { (v + half).to_int_unchecked::<i32>() };
-            *q = v as i8;
-            sum += v;
+        let (mut sum, mut squares, mut products) = (0, 0, [0.0f32; 8]);
+        for (q, x) in q.as_chunks_mut::<8>().0.iter_mut().zip(x.as_chunks::<8>().0) {
+            for i in 0..8 {
+                let v = x[i] * inverse;
+                // The largest float below 1/2, or 0.49999997 would round to 1.
+                let half = f32::from_bits(0x3eff_ffff).copysign(v);
+                // SAFETY: |v| < 127.5, since no |x| is above 127 * 1.003 factors of steps.
+                let rounded = unsafe { (v + half).to_int_unchecked::<i32>() };
+                q[i] = rounded as i8;
+                sum += rounded;
+                squares += rounded * rounded;
+                products[i] += v * rounded as f32;
+            }
         }
+        // The factor that brings q closest to x, by least squares.
+        let fit = finish(&products) / squares.max(1) as f32;
+        let factor = ((factor as f32 * fit + 0.5) as i32).min(LARGEST as i32);
         out.factor[g] = factor;
         out.start -= sum * factor;
     }

@@ -269,9 +269,8 @@ struct Acts {
 unsafe fn strided(q: [__m256i; 2], factor: [__m256i; 2]) -> ([__m256i; 2], [__m256i; 2]) {
     // SAFETY: the caller has AVX2.
     unsafe {
-        let fours = _mm256_broadcastsi128_si256(_mm_setr_epi8(
-            0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15,
-        ));
+        let fours =
+            _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
         let halves = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
         let a = _mm256_permutevar8x32_epi32(_mm256_shuffle_epi8(q[0], fours), halves);
         let b = _mm256_permutevar8x32_epi32(_mm256_shuffle_epi8(q[1], fours), halves);

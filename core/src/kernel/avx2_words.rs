@@ -93,7 +93,9 @@ unsafe fn start<const BLOCK: usize>(y: *const Q8Block) -> __m256i {
 #[inline(always)]
 unsafe fn scales(p: *const u8) -> [__m256; 2] {
     // SAFETY: the caller has AVX2 and F16C, and 32 bytes at `p`.
-    unsafe { [_mm256_cvtph_ps(_mm_loadu_si128(p.cast())), _mm256_cvtph_ps(_mm_loadu_si128(p.add(16).cast()))] }
+    unsafe {
+        [_mm256_cvtph_ps(_mm_loadu_si128(p.cast())), _mm256_cvtph_ps(_mm_loadu_si128(p.add(16).cast()))]
+    }
 }
 
 /// `sum + n * d`, each operation rounded.
@@ -145,6 +147,15 @@ unsafe fn words<const BITS: usize>(codes: *const u8) -> [__m256i; BITS] {
     }
 }
 
+/// Asks for what lies [`PREFETCH`] behind the `bytes` bytes at `p`, scales and codes alike.
+#[inline(always)]
+unsafe fn prefetch(p: *const u8, bytes: usize) {
+    for line in 0..bytes.div_ceil(64) {
+        // SAFETY: a prefetch may be of any address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(PREFETCH + 64 * line).cast()) };
+    }
+}
+
 /// 16 rows from row `i` for one token.
 #[inline(always)]
 unsafe fn gemv<const BITS: usize, const BLOCK: usize>(work: &Work<'_>, out: &mut OutRows<'_>, i: usize) {
@@ -154,13 +165,12 @@ unsafe fn gemv<const BITS: usize, const BLOCK: usize>(work: &Work<'_>, out: &mut
     // SAFETY: the caller has AVX2 and the group; `y` has all columns.
     unsafe {
         let mut codes = group.add(blocks * 2 * GROUP);
+        let bytes = GROUP * (2 + BITS * BLOCK / 8);
         let mut sum = [_mm256_setzero_ps(); 2];
         for b in 0..blocks {
+            prefetch(group.wrapping_add(b * bytes), bytes);
             let mut n = [start::<BLOCK>(y); 2];
             for p in 0..BLOCK / PART {
-                for v in 0..BITS {
-                    _mm_prefetch::<_MM_HINT_T0>(codes.wrapping_add(PREFETCH + 64 * v).cast());
-                }
                 let words = [words::<BITS>(codes), words::<BITS>(codes.add(32))];
                 codes = codes.add(64 * BITS);
                 let (q, factor) = part(y, p);

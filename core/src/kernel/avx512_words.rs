@@ -158,6 +158,15 @@ unsafe fn words<const BITS: usize>(codes: *const u8) -> [__m512i; BITS] {
     }
 }
 
+/// Asks for what lies [`PREFETCH`] behind the `bytes` bytes at `p`, scales and codes alike.
+#[inline(always)]
+unsafe fn prefetch(p: *const u8, bytes: usize) {
+    for line in 0..bytes.div_ceil(64) {
+        // SAFETY: a prefetch may be of any address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(PREFETCH + 64 * line).cast()) };
+    }
+}
+
 /// 16 rows from row `i` for one token.
 #[inline(always)]
 unsafe fn gemv<const BITS: usize, const BLOCK: usize>(work: &Work<'_>, out: &mut OutRows<'_>, i: usize) {
@@ -167,13 +176,12 @@ unsafe fn gemv<const BITS: usize, const BLOCK: usize>(work: &Work<'_>, out: &mut
     // SAFETY: the caller has AVX-512 and the group; `y` has all columns.
     unsafe {
         let mut codes = group.add(blocks * 2 * GROUP);
+        let bytes = GROUP * (2 + BITS * BLOCK / 8);
         let mut sum = _mm512_setzero_ps();
         for b in 0..blocks {
+            prefetch(group.wrapping_add(b * bytes), bytes);
             let mut n = start::<BLOCK>(y);
             for p in 0..BLOCK / PART {
-                for v in 0..BITS {
-                    _mm_prefetch::<_MM_HINT_T0>(codes.wrapping_add(PREFETCH + 64 * v).cast());
-                }
                 let words = words::<BITS>(codes);
                 codes = codes.add(64 * BITS);
                 let (q, factor) = part(y, p);

@@ -74,12 +74,8 @@ fn factors(y: &Q8Block) -> [v128; 4] {
 unsafe fn strided(y: &Q8Block) -> [v128; 4] {
     // SAFETY: as for this function.
     let [a, b, c, d] = unsafe { activations(y) };
-    let even = |a, b| {
-        i8x16_shuffle::<0, 4, 8, 12, 16, 20, 24, 28, 2, 6, 10, 14, 18, 22, 26, 30>(a, b)
-    };
-    let odd = |a, b| {
-        i8x16_shuffle::<1, 5, 9, 13, 17, 21, 25, 29, 3, 7, 11, 15, 19, 23, 27, 31>(a, b)
-    };
+    let even = |a, b| i8x16_shuffle::<0, 4, 8, 12, 16, 20, 24, 28, 2, 6, 10, 14, 18, 22, 26, 30>(a, b);
+    let odd = |a, b| i8x16_shuffle::<1, 5, 9, 13, 17, 21, 25, 29, 3, 7, 11, 15, 19, 23, 27, 31>(a, b);
     let (even, odd) = ([even(a, b), even(c, d)], [odd(a, b), odd(c, d)]);
     [
         i64x2_shuffle::<0, 2>(even[0], even[1]),

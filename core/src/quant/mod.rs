@@ -17,9 +17,9 @@ use crate::error::{Error, Name, Result};
 #[cfg(any(target_arch = "aarch64", all(target_arch = "wasm32", target_feature = "simd128")))]
 pub(crate) use float::f16_at;
 use half::f16;
-pub use layout::{GROUP, Layout, interleave, interleaved_format};
 #[allow(unused_imports, reason = "not every target has kernels for it")]
 pub(crate) use layout::ONE_BIT_SHIFT;
+pub use layout::{GROUP, Layout, interleave, interleaved_format};
 
 /// One block of a quantized format. Slices given to its functions are exactly one block.
 pub(crate) trait Block {
