@@ -423,8 +423,8 @@ fn inspect_shows_the_file() {
     assert_eq!(object["file_bytes"], model().len());
     assert_eq!(object["memory"]["context"], 100);
     let size = |name: &str| object["config"][name].as_u64().unwrap();
-    // Keys and values of 2 bytes each.
-    let kv = size("layers") * size("kv_heads") * size("head_dim") * 2 * 2 * 100;
+    // Keys and values of 2 bytes each, in whole blocks of 16 positions.
+    let kv = size("layers") * size("kv_heads") * size("head_dim") * 2 * 2 * 112;
     assert_eq!(object["memory"]["kv"], kv);
     assert_eq!(object["metadata"]["general.architecture"], "qwen3");
 }
