@@ -109,7 +109,7 @@ pub(crate) fn bench(args: &BenchArgs, engine_args: &EngineArgs) -> Outcome {
     let plan = engine.model.memory_plan(&options)?;
     let peak = peak_memory();
     // After the peak was read: this takes memory of its own.
-    let bound = bandwidth(per_token, &engine.pool);
+    let bound = bandwidth(per_token, &engine.pool)?;
     let mut out = io::stdout().lock();
     if args.json {
         let results: Vec<_> = rows
