@@ -106,7 +106,7 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Kind::Avx2 | Kind::Avx512Vnni => Layout::Words,
             #[cfg(target_arch = "aarch64")]
-            Kind::Neon | Kind::NeonDot => Layout::Rows,
+            Kind::Neon | Kind::NeonDot => Layout::Words,
             #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
             Kind::Simd128 => Layout::Rows,
         }

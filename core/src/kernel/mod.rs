@@ -19,6 +19,8 @@ mod isa;
 mod lanes;
 #[cfg(target_arch = "aarch64")]
 mod neon;
+#[cfg(target_arch = "aarch64")]
+mod neon_words;
 mod parallel;
 mod scalar;
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
@@ -96,9 +98,13 @@ fn table(kind: Kind) -> Table {
         }
         #[cfg(target_arch = "aarch64")]
         // Plain loops over floats are vectorized by the compiler here.
-        Kind::Neon => Table { float: |_| None, integer: neon::integer, interleaved: |_, _| None },
+        Kind::Neon => Table { float: |_| None, integer: neon::integer, interleaved: neon_words::interleaved },
         #[cfg(target_arch = "aarch64")]
-        Kind::NeonDot => Table { float: |_| None, integer: neon::integer_dotprod, interleaved: |_, _| None },
+        Kind::NeonDot => Table {
+            float: |_| None,
+            integer: neon::integer_dotprod,
+            interleaved: neon_words::interleaved_dotprod,
+        },
         #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
         // Plain loops over floats are vectorized by the compiler here.
         Kind::Simd128 => Table { float: |_| None, integer: simd128::integer, interleaved: |_, _| None },
