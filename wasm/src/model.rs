@@ -11,6 +11,7 @@ use shohin_core::KvFormat;
 use shohin_core::chat::{self, Style, Template};
 
 use shohin_core::generate::{self, Event, Generation, Need, Reason};
+use shohin_core::gguf::{self, ReadOptions};
 use shohin_core::model::{Activations, BonsaiModel, MemoryPlan, ModelVariant, Session, SessionOptions};
 use shohin_core::sample::DRY_BREAKERS;
 use shohin_core::tokenizer::{Decoder, Special, Tokenizer};
@@ -248,7 +249,11 @@ impl Model {
 }
 
 impl Model {
-    fn build(bytes: Vec<u8>, options: &SessionOptions, shrink: bool) -> Result<Model> {
+    fn build(mut bytes: Vec<u8>, options: &SessionOptions, shrink: bool) -> Result<Model> {
+        if options.activations == Activations::Int8 {
+            // The copy is ours: the weights may lie as the kernels like them best.
+            gguf::interleave(&mut bytes, &ReadOptions::default(), options.isa.layout(), pool())?;
+        }
         // Declared in the order in which they lend to each other: should a later step fail, they are dropped in reverse.
         let bytes = Lent::new(bytes);
         // SAFETY: everything that borrows from `bytes` is a variable declared after it here, or a field before it.

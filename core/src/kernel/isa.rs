@@ -108,7 +108,7 @@ impl Isa {
             #[cfg(target_arch = "aarch64")]
             Kind::Neon | Kind::NeonDot => Layout::Words,
             #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
-            Kind::Simd128 => Layout::Rows,
+            Kind::Simd128 => Layout::Bytes,
         }
     }
 

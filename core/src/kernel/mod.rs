@@ -25,6 +25,8 @@ mod parallel;
 mod scalar;
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 mod simd128;
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+mod simd128_tables;
 #[allow(dead_code, reason = "not every target has an instruction set that uses it")]
 mod tiles;
 mod vectorize;
@@ -107,7 +109,9 @@ fn table(kind: Kind) -> Table {
         },
         #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
         // Plain loops over floats are vectorized by the compiler here.
-        Kind::Simd128 => Table { float: |_| None, integer: simd128::integer, interleaved: |_, _| None },
+        Kind::Simd128 => {
+            Table { float: |_| None, integer: simd128::integer, interleaved: simd128_tables::interleaved }
+        }
         #[allow(unreachable_patterns, reason = "the kinds differ by target")]
         _ => Table { float: |_| None, integer: |_| None, interleaved: |_, _| None },
     }

@@ -27,7 +27,8 @@ pub enum Layout {
     /// 32 bits of each of 16 rows in turn, for instructions that add up four products a lane. Within
     /// the 32 bits, shifting right and keeping the lowest code of each byte brings out four neighbours.
     Words,
-    /// A byte of each of 16 rows in turn, codes in the order of the columns: for table lookups.
+    /// A byte of each of 16 rows in turn, for table lookups: a bit of each of eight columns, in their
+    /// order. Two bits of eight columns are two bytes, the low bits first.
     Bytes,
 }
 
@@ -75,6 +76,18 @@ const fn shuffle(word: u32, bits: u32) -> u32 {
     } else {
         swap(swap(word, 0x0000_f0f0, 12), 0x00cc_00cc, 6)
     }
+}
+
+/// The low bits of the 2-bit codes in each half of `word` to its lower byte, the high bits to its upper.
+#[inline(always)]
+const fn unzip(word: u32) -> u32 {
+    swap(swap(swap(word, 0x2222_2222, 1), 0x0c0c_0c0c, 2), 0x00f0_00f0, 4)
+}
+
+/// The inverse of [`unzip`].
+#[inline(always)]
+const fn zip(word: u32) -> u32 {
+    swap(swap(swap(word, 0x00f0_00f0, 4), 0x0c0c_0c0c, 2), 0x2222_2222, 1)
 }
 
 /// How far right [`Layout::Words`] of 1-bit weights are shifted to bring out columns `4 s .. 4 s + 4`.
@@ -199,6 +212,7 @@ fn interleave_group(format: Format, codes: &Codes, layout: Layout, from: &[u8], 
                     let word = shuffle(word, codes.bits).to_le_bytes();
                     packed[place(layout, len, b, 4 * i, r)..][..4].copy_from_slice(&word);
                 } else {
+                    let word = if codes.bits == 2 { unzip(word) } else { word };
                     for (j, byte) in word.to_le_bytes().into_iter().enumerate() {
                         packed[place(layout, len, b, 4 * i + j, r)] = byte;
                     }
@@ -230,6 +244,8 @@ pub(super) fn block_of<'c>(
         *word = u32::from_le_bytes([byte(0), byte(1), byte(2), byte(3)]);
         if layout == Layout::Words {
             *word = shuffle(*word, codes.bits);
+        } else if codes.bits == 2 {
+            *word = zip(*word);
         }
     }
     join(format, [scales[at], scales[at + 1]], words, block);

@@ -1,0 +1,256 @@
+//! simd128 over [`Layout::Bytes`]: sums of activations looked up in tables, sixteen rows at a time.
+//!
+//! There is no product of bytes, but `i8x16.swizzle` looks up sixteen bytes at once. Four activations
+//! have sixteen sums of a subset; which of them a row needs, four of its bits say. A code of two bits
+//! is two such bits, in two planes, and both look into the same table.
+//!
+//! A sum of four activations has ten bits, too many for a byte, and widening every one that is looked
+//! up would take longer than the lookup. So the sums are moved to 0 .. 512 and kept as four low bits
+//! and five high ones: eight of either kind, those of 32 columns, still add up to less than 256.
+#![allow(unsafe_code)]
+
+use core::arch::wasm32::*;
+
+use super::act::{Q8_LEN, Q8Block, q8_blocks};
+use super::scalar::integer_from;
+use super::{Kernel, OutRows, Work};
+use crate::quant::{Format, GROUP, Layout};
+
+/// The kernel for int8 activations and interleaved rows.
+pub(super) fn interleaved(format: Format, layout: Layout) -> Option<Kernel> {
+    if layout != Layout::Bytes {
+        return None;
+    }
+    Some(match format {
+        Format::Q1_0 => rows::<1, 128>,
+        Format::Q2_0 => rows::<2, 64>,
+        Format::Pq2_0 => rows::<2, 128>,
+        Format::Tq2_0 => rows::<2, 256>,
+        _ => return None,
+    })
+}
+
+/// Activations of a table.
+const FOUR: usize = 4;
+/// Columns that share a factor.
+const PART: usize = 32;
+/// Bytes of a row, and in each plane, that hold them.
+const PART_BYTES: usize = PART / 8;
+
+/// The sums of subsets of 64 activations.
+#[repr(C, align(16))]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tables {
+    /// Per four activations `q` the low four bits and the high ones of `sum - shift`, at `[i]` the sum
+    /// of those `q[j]` for which bit `j` of `i` is set.
+    sums: [[[u8; 16]; 2]; Q8_LEN / FOUR],
+    /// The sum over the tables of `shift * factor`.
+    base: i32,
+    /// The two factors.
+    factor: [i16; 2],
+    pad: [u32; 2],
+}
+
+// SAFETY: integers and arrays of them, without padding (512 + 4 + 4 + 8 = 528), so that every bit
+// pattern, zero included, is a value.
+unsafe impl bytemuck::Zeroable for Tables {}
+// SAFETY: as above.
+unsafe impl bytemuck::Pod for Tables {}
+
+impl Tables {
+    /// Of activations of at most 127 with factors of 15 bits.
+    #[inline(always)]
+    pub(super) fn fill(&mut self, q: &[i8; Q8_LEN], factor: [i32; 2]) {
+        self.base = 0;
+        self.factor = factor.map(|f| f as i16);
+        for (i, (q, table)) in q.as_chunks::<FOUR>().0.iter().zip(&mut self.sums).enumerate() {
+            let q = q.map(i16::from);
+            // The middle of the sums, which are at most 254 away from it, becomes 254.
+            let shift = ((q[0] + q[1] + q[2] + q[3]) >> 1) - 254;
+            let subsets = |bits: [i16; 8], q: i16| v128_and(i16x8_splat(q), bits_mask(bits));
+            let low = i16x8_add(
+                i16x8_add(subsets([0, 1, 0, 1, 0, 1, 0, 1], q[0]), subsets([0, 0, 1, 1, 0, 0, 1, 1], q[1])),
+                i16x8_sub(subsets([0, 0, 0, 0, 1, 1, 1, 1], q[2]), i16x8_splat(shift)),
+            );
+            let high = i16x8_add(low, i16x8_splat(q[3]));
+            let four = i16x8_splat(15);
+            let bytes = [
+                u8x16_narrow_i16x8(v128_and(low, four), v128_and(high, four)),
+                u8x16_narrow_i16x8(u16x8_shr(low, 4), u16x8_shr(high, 4)),
+            ];
+            for (table, bytes) in table.iter_mut().zip(bytes) {
+                // SAFETY: sixteen bytes.
+                unsafe { v128_store(table.as_mut_ptr().cast(), bytes) };
+            }
+            self.base = self.base.wrapping_add(i32::from(shift) * factor[i * FOUR / PART]);
+        }
+    }
+}
+
+/// All bits where `bits` is 1.
+#[inline(always)]
+const fn bits_mask(bits: [i16; 8]) -> v128 {
+    let [a, b, c, d, e, f, g, h] = bits;
+    i16x8(-a, -b, -c, -d, -e, -f, -g, -h)
+}
+
+/// Rows that many tokens are multiplied with before the next rows are: their weights stay in the second
+/// cache, the tables of one token in the first.
+const CHUNK: usize = 16 * GROUP;
+
+/// `P` planes of bits, blocks of `B` columns.
+fn rows<const P: usize, const B: usize>(work: &Work<'_>, out: &mut OutRows<'_>) {
+    let stride = q8_blocks(work.w.cols());
+    let end = work.w.grouped_rows().saturating_sub(out.first()).min(out.len()) / GROUP * GROUP;
+    let bytes = core::hint::black_box(PART_BYTES);
+    for start in (0..end).step_by(CHUNK) {
+        for t in 0..work.tokens {
+            let y = &work.q8[t * stride..][..stride];
+            for i in (start..end.min(start + CHUNK)).step_by(GROUP) {
+                // SAFETY: the group is a whole one, and `y` has all its columns.
+                let sums = unsafe { group::<P, B>(work.w.group(out.first() + i), y, bytes) };
+                let mut values = [0.0; GROUP];
+                for (values, sums) in values.as_chunks_mut::<4>().0.iter_mut().zip(sums) {
+                    let sums = f32x4_mul(sums, f32x4_splat(work.step(t)));
+                    // SAFETY: four floats.
+                    unsafe { v128_store(values.as_mut_ptr().cast(), sums) };
+                }
+                out.put16(t, i, &values);
+            }
+        }
+    }
+    integer_from(end, work, out);
+}
+
+#[inline(always)]
+unsafe fn load(p: *const u8) -> v128 {
+    // SAFETY: the caller has 16 bytes at `p`.
+    unsafe { v128_load(p.cast()) }
+}
+
+/// Sixteen running sums of a group of rows. `part_bytes` is [`PART_BYTES`], which the compiler must not
+/// know: it would turn the innermost loop into a straight line of so many loads that an engine's
+/// compiler, which does all loads of such a line first, runs out of registers.
+#[inline(always)]
+unsafe fn group<const P: usize, const B: usize>(group: &[u8], y: &[Q8Block], part_bytes: usize) -> [v128; 4] {
+    let blocks = group.len() / (2 * GROUP + B / 8 * P * GROUP);
+    let (scales, codes) = group.split_at(blocks * 2 * GROUP);
+    let finite = finite(scales);
+    let mut sum = [f32x4_splat(0.0); 4];
+    let (mut codes, mut y) = (codes.as_ptr(), y.as_ptr());
+    for b in 0..blocks {
+        let mut n = [i32x4_splat(0); 4];
+        let mut start = 0i32;
+        for _ in 0..B / Q8_LEN {
+            // SAFETY: the caller has the group and the activations.
+            unsafe {
+                let tables = &(*y).tables;
+                let parts = [0, 1].map(|part| {
+                    let sums = tables.sums[part * PART / FOUR..].as_ptr();
+                    let codes = codes.add(part * PART_BYTES * P * GROUP);
+                    self::part::<P>(codes, sums.cast(), part_bytes)
+                });
+                let factor = v128_load32_splat(tables.factor.as_ptr().cast());
+                for half in 0..2 {
+                    let [a, b] = parts.map(|part| part[half]);
+                    let pairs = [
+                        i16x8_shuffle::<0, 8, 1, 9, 2, 10, 3, 11>(a, b),
+                        i16x8_shuffle::<4, 12, 5, 13, 6, 14, 7, 15>(a, b),
+                    ];
+                    for (n, pairs) in n[2 * half..].iter_mut().zip(pairs) {
+                        *n = i32x4_add(*n, i32x4_dot_i16x8(pairs, factor));
+                    }
+                }
+                // A weight is twice its bit, or its code, less 1.
+                let base = if P == 1 { 2 } else { 3 };
+                start = start.wrapping_add((*y).start).wrapping_add(tables.base.wrapping_mul(base));
+                codes = codes.add(Q8_LEN / 8 * P * GROUP);
+                y = y.add(1);
+            }
+        }
+        // SAFETY: there are as many scales as blocks.
+        let d = unsafe { self::scales(scales.as_ptr().add(b * 2 * GROUP), finite) };
+        for l in 0..4 {
+            let n = if P == 1 { i32x4_shl(n[l], 1) } else { n[l] };
+            let n = f32x4_convert_i32x4(i32x4_add(n, i32x4_splat(start)));
+            sum[l] = f32x4_add(sum[l], f32x4_mul(n, d[l]));
+        }
+    }
+    sum
+}
+
+/// The sums of 32 columns of sixteen rows, in 16 bits, those of the planes added by their weight.
+#[inline(always)]
+unsafe fn part<const P: usize>(mut codes: *const u8, mut tables: *const u8, bytes: usize) -> [v128; 2] {
+    let four = u8x16_splat(15);
+    let mut sums = [[u8x16_splat(0); 2]; P];
+    for _ in 0..bytes {
+        for (p, sums) in sums.iter_mut().enumerate() {
+            // SAFETY: the caller has `bytes` times a vector a plane of codes and two tables.
+            unsafe {
+                let byte = load(codes.add(p * GROUP));
+                for (nibble, index) in
+                    [v128_and(byte, four), v128_and(u16x8_shr(byte, 4), four)].into_iter().enumerate()
+                {
+                    for (half, sums) in sums.iter_mut().enumerate() {
+                        let table = load(tables.add((2 * nibble + half) * 16));
+                        *sums = u8x16_add(*sums, u8x16_swizzle(table, index));
+                    }
+                }
+            }
+        }
+        codes = codes.wrapping_add(P * GROUP);
+        tables = tables.wrapping_add(64);
+    }
+    let sums = sums.map(|[low, high]| {
+        let add = |low, high| u16x8_add(low, u16x8_shl(high, 4));
+        [
+            add(u16x8_extend_low_u8x16(low), u16x8_extend_low_u8x16(high)),
+            add(u16x8_extend_high_u8x16(low), u16x8_extend_high_u8x16(high)),
+        ]
+    });
+    [0, 1].map(
+        |half| {
+            if P == 1 { sums[0][half] } else { u16x8_add(sums[0][half], u16x8_shl(sums[P - 1][half], 1)) }
+        },
+    )
+}
+
+const F16_INFINITE: i16 = 0x7c00;
+
+/// Whether none of the scales of a group is infinite or NaN.
+#[inline(always)]
+fn finite(scales: &[u8]) -> bool {
+    let mut found = i16x8_splat(0);
+    for scales in scales.as_chunks::<16>().0 {
+        // SAFETY: sixteen bytes.
+        let scales = unsafe { load(scales.as_ptr()) };
+        let infinite = i16x8_splat(F16_INFINITE);
+        found = v128_or(found, i16x8_eq(v128_and(scales, infinite), infinite));
+    }
+    !v128_any_true(found)
+}
+
+/// Sixteen scales.
+#[inline(always)]
+unsafe fn scales(p: *const u8, finite: bool) -> [v128; 4] {
+    // SAFETY: the caller has 32 bytes at `p`.
+    let (a, b) = unsafe { (load(p), load(p.add(16))) };
+    let words = [
+        i32x4_extend_low_i16x8(a),
+        i32x4_extend_high_i16x8(a),
+        i32x4_extend_low_i16x8(b),
+        i32x4_extend_high_i16x8(b),
+    ];
+    // Sign, exponent and mantissa in their places; then only the exponent's bias is wrong.
+    let words = words.map(|word| v128_and(u32x4_shl(word, 13), u32x4_splat(0x8fff_e000)));
+    let floats = words.map(|word| f32x4_mul(word, f32x4_splat(f32::from_bits((127 + 112) << 23))));
+    if finite {
+        return floats;
+    }
+    core::array::from_fn(|l| {
+        let infinite = u32x4_splat((F16_INFINITE as u32) << 13);
+        let infinite = i32x4_eq(v128_and(words[l], infinite), infinite);
+        v128_or(floats[l], v128_and(infinite, u32x4_splat(0x7f80_0000)))
+    })
+}
