@@ -4,8 +4,9 @@
 //! variable each time would cost more than the work. Workers spin for a moment after a run, as the next
 //! one usually follows at once, and then park, as a machine is usually shared. Jobs are claimed one by
 //! one, so a worker that the system takes off its core costs its own job at most; the caller works too
-//! and never waits for a worker that has not started. Where waiting for such workers costs more than
-//! they bring, the caller works alone for a while.
+//! and never waits for a worker that has not started. Each run is compared with what it would have taken
+//! the caller alone; where waiting for workers costs more than they bring, the caller works alone for a
+//! while, and for twice as long each time that trying again fails.
 #![allow(unsafe_code)]
 
 use shohin_core::Pool;
@@ -13,7 +14,7 @@ use std::any::Any;
 use std::hint::spin_loop;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, AtomicU64, AtomicUsize, Ordering::*};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle, Thread};
 use std::time::{Duration, Instant};
@@ -21,8 +22,14 @@ use std::time::{Duration, Instant};
 /// How long a thread that found nothing to do stays awake.
 const SPIN: Duration = Duration::from_micros(40);
 
-/// Most that is remembered of time lost by waiting.
-const MOST_LOST: u64 = Duration::from_millis(50).as_nanos() as u64;
+const MILLISECOND: i64 = 1_000_000; // nanoseconds
+
+/// Time that may be lost by waiting for workers before the caller works alone.
+const PATIENCE: i64 = MILLISECOND / 2;
+/// Most that earlier gains count against a loss.
+const MOST_GAINED: i64 = MILLISECOND;
+/// For how long the caller works alone, the first time and at most.
+const ALONE: std::ops::RangeInclusive<i64> = MILLISECOND..=256 * MILLISECOND;
 
 /// One call of [`Pool::run`], on the caller's stack.
 struct Run<'r> {
@@ -30,6 +37,9 @@ struct Run<'r> {
     jobs: usize,
     /// Jobs that have not returned.
     pending: AtomicUsize,
+    /// Nanoseconds that a job took the worker that was fastest: what a job takes where no other process
+    /// takes the core away.
+    fastest: AtomicU64,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     caller: Thread,
 }
@@ -45,11 +55,52 @@ struct Shared {
     /// Set while a run is on. A second one, from inside a job or from another thread, is done serially.
     busy: AtomicBool,
     stop: AtomicBool,
-    /// Nanoseconds lost by waiting for workers for longer than their jobs would have taken the caller.
-    /// They are paid off by working alone for as long, so that a crowded machine costs a factor of two
-    /// at worst. Only the holder of `busy` uses it.
-    lost: AtomicU64,
+    /// Only the holder of `busy` uses it.
+    balance: Balance,
     parked: Vec<AtomicBool>,
+}
+
+/// Whether other workers are worth waiting for, in nanoseconds.
+#[derive(Default)]
+struct Balance {
+    /// Gained by working together since it was last begun, less what was lost.
+    gained: AtomicI64,
+    /// Still to be worked alone.
+    alone: AtomicI64,
+    /// For how long the caller works alone next time.
+    next: AtomicI64,
+}
+
+impl Balance {
+    /// Whether to work alone.
+    fn alone(&self) -> bool {
+        self.alone.load(Relaxed) > 0
+    }
+
+    /// Counts a run of `elapsed` alone.
+    fn worked_alone(&self, elapsed: Duration) {
+        self.alone.fetch_sub(nanoseconds(elapsed).max(1), Relaxed);
+    }
+
+    /// Counts a run of `elapsed` that would have taken the caller `alone`.
+    fn worked_together(&self, elapsed: Duration, alone: Duration) {
+        let gain = nanoseconds(alone) - nanoseconds(elapsed);
+        let gained = self.gained.load(Relaxed) + gain;
+        let next = self.next.load(Relaxed).max(*ALONE.start());
+        if gained < -PATIENCE {
+            self.gained.store(0, Relaxed);
+            self.alone.store(next, Relaxed);
+            self.next.store((2 * next).min(*ALONE.end()), Relaxed);
+        } else {
+            self.gained.store(gained.min(MOST_GAINED), Relaxed);
+            // What was gained makes up for failures.
+            self.next.store(next - gain.max(0), Relaxed);
+        }
+    }
+}
+
+fn nanoseconds(time: Duration) -> i64 {
+    i64::try_from(time.as_nanos()).unwrap_or(i64::MAX)
 }
 
 /// Worker threads that run the engine's jobs.
@@ -98,15 +149,14 @@ impl Pool for Threads {
             return (0..jobs).for_each(job);
         }
         let start = Instant::now();
-        let lost = shared.lost.load(Relaxed);
-        if lost > 0 {
+        if shared.balance.alone() {
             let _busy = Busy(&shared.busy);
             (0..jobs).for_each(job);
-            let alone = start.elapsed().as_nanos() as u64;
-            return shared.lost.store(lost.saturating_sub(alone.max(1)), Relaxed);
+            return shared.balance.worked_alone(start.elapsed());
         }
         let pending = AtomicUsize::new(jobs);
-        let run = Run { job, jobs, pending, panic: Mutex::new(None), caller: thread::current() };
+        let (fastest, panic) = (AtomicU64::new(u64::MAX), Mutex::new(None));
+        let run = Run { job, jobs, pending, fastest, panic, caller: thread::current() };
         // The lifetime is forgotten here and kept by waiting below.
         shared.run.store(ptr::from_ref(&run).cast_mut().cast(), Relaxed);
         let number = shared.next_run(jobs as u64);
@@ -122,19 +172,14 @@ impl Pool for Threads {
         }
         shared.take_jobs(number);
         let finished = || run.pending.load(Acquire) == 0;
-        if !finished() {
-            let worked = start.elapsed();
-            if !spin_until(finished) {
-                while !finished() {
-                    // Gives the core to the worker this run waits for; its last job unparks us.
-                    thread::park();
-                }
+        if !finished() && !spin_until(finished) {
+            while !finished() {
+                // Gives the core to the worker this run waits for; its last job unparks us.
+                thread::park();
             }
-            // Working alone would have taken twice the time at most, had both worked as fast.
-            let waited = start.elapsed() - worked;
-            let lost = waited.saturating_sub(worked).as_nanos() as u64;
-            shared.lost.store(lost.min(MOST_LOST), Relaxed);
         }
+        let alone = run.fastest.load(Relaxed).saturating_mul(jobs as u64);
+        shared.balance.worked_together(start.elapsed(), Duration::from_nanos(alone));
         shared.busy.store(false, Release);
         let panic = run.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(panic) = panic {
@@ -165,6 +210,7 @@ impl Shared {
     fn take_jobs(&self, number: u64) {
         let mut claimed: Option<&Run<'_>> = None;
         let mut done = 0;
+        let start = Instant::now();
         loop {
             let word = self.word.load(Acquire);
             // Read before the claim: if the claim succeeds, no later run was published in between, as
@@ -189,6 +235,7 @@ impl Shared {
         if let Some(run) = claimed {
             // Cloned first: counting off the last job lets the caller return, which ends `run`.
             let caller = run.caller.clone();
+            run.fastest.fetch_min(start.elapsed().as_nanos() as u64 / done as u64, Relaxed);
             if run.pending.fetch_sub(done, AcqRel) == done {
                 caller.unpark();
             }
@@ -242,6 +289,36 @@ fn spin_until(ready: impl Fn() -> bool) -> bool {
 mod tests {
     use super::*;
     use std::sync::atomic::AtomicU32;
+
+    #[test]
+    fn failures_lengthen_the_time_alone_and_gains_shorten_it() {
+        let (short, long) = (Duration::from_micros(100), Duration::from_millis(3));
+        let balance = Balance::default();
+        let alone = || {
+            let mut time = 0;
+            while balance.alone() {
+                balance.worked_alone(short);
+                time += 1;
+            }
+            time
+        };
+        // Two workers, each with half of the jobs.
+        balance.worked_together(short, 2 * short);
+        assert!(!balance.alone());
+        let lengths: Vec<u32> = (0..10)
+            .map(|_| {
+                balance.worked_together(long, short);
+                alone()
+            })
+            .collect();
+        assert_eq!(lengths, [10, 20, 40, 80, 160, 320, 640, 1280, 2560, 2560]);
+        for _ in 0..2000 {
+            balance.worked_together(short, 2 * short);
+        }
+        assert!(!balance.alone());
+        balance.worked_together(long, short);
+        assert_eq!(alone(), 560);
+    }
 
     fn each_once(pool: &Threads, jobs: usize) {
         let counts: Vec<AtomicU32> = (0..jobs).map(|_| AtomicU32::new(0)).collect();

@@ -108,7 +108,7 @@ pub(crate) fn for_each_tile<const N: usize>(
         (Base(buffer.as_mut_ptr()), if buffer.is_empty() { 0 } else { rows })
     });
     let next = core::sync::atomic::AtomicUsize::new(0);
-    let work = || loop {
+    let one = |_| {
         let i = next.fetch_add(1, core::sync::atomic::Ordering::Relaxed);
         if i >= tiles {
             return;
@@ -130,11 +130,10 @@ pub(crate) fn for_each_tile<const N: usize>(
         });
         job(row, col, tiles);
     };
-    let workers = pool.workers().min(tiles);
-    if workers <= 1 {
-        work();
+    if pool.workers() <= 1 {
+        (0..tiles).for_each(one);
     } else {
-        pool.run(workers, &|_| work());
+        pool.run(tiles, &one);
     }
 }
 
@@ -187,7 +186,7 @@ impl OutRows<'_> {
 
 /// Calls `job` for every `chunk` rows of `y`, a `(tokens, rows)` buffer, spread over `pool`.
 ///
-/// Workers take chunks from a counter until none are left, so that a fast one takes more.
+/// A chunk is a job: a fast worker takes more of them, and the pool sees how long one takes.
 pub(crate) fn for_each_rows(
     pool: &dyn Pool,
     y: &mut [f32],
@@ -201,7 +200,7 @@ pub(crate) fn for_each_rows(
     let chunks = rows.div_ceil(chunk);
     let base = Base(y.as_mut_ptr());
     let next = core::sync::atomic::AtomicUsize::new(0);
-    let work = || loop {
+    let one = |_| {
         let first = next.fetch_add(1, core::sync::atomic::Ordering::Relaxed).saturating_mul(chunk);
         if first >= rows {
             return;
@@ -213,10 +212,9 @@ pub(crate) fn for_each_rows(
         // until all jobs have returned.
         job(OutRows { base, stride: rows, tokens, first, len, y: core::marker::PhantomData });
     };
-    let workers = pool.workers().min(chunks);
-    if workers <= 1 {
-        work();
+    if pool.workers() <= 1 {
+        (0..chunks).for_each(one);
     } else {
-        pool.run(workers, &|_| work());
+        pool.run(chunks, &one);
     }
 }
