@@ -150,11 +150,11 @@ fn compare(kept: &Counts, counted: &Counts) -> Verdict {
         let (theirs, ours) = (&kept.compiler, &counted.compiler);
         let _ = writeln!(text, "kept with {theirs}, counted with {ours}: up to {most} % more is let pass");
     }
-    let _ = writeln!(text, "{:<18}{:>13}{:>13}", "instructions/token", "kept", "now");
+    let _ = writeln!(text, "{:<24}{:>13}{:>13}", "instructions/token", "kept", "now");
     for (name, now) in &counted.rows {
         let Some(before) = kept.get(name) else {
             verdict.failed += 1;
-            let _ = writeln!(text, "{name:<18}{:>13}{now:>13}  NEW", "-");
+            let _ = writeln!(text, "{name:<24}{:>13}{now:>13}  NEW", "-");
             continue;
         };
         let change = 100.0 * (now / before - 1.0);
@@ -164,11 +164,11 @@ fn compare(kept: &Counts, counted: &Counts) -> Verdict {
             _ => "",
         };
         verdict.failed += usize::from(change > most);
-        let _ = writeln!(text, "{name:<18}{before:>13}{now:>13}{change:>+8.1} %{word}");
+        let _ = writeln!(text, "{name:<24}{before:>13}{now:>13}{change:>+8.1} %{word}");
     }
     for (name, before) in kept.rows.iter().filter(|(name, _)| counted.get(name).is_none()) {
         verdict.failed += 1;
-        let _ = writeln!(text, "{name:<18}{before:>13}{:>13}  GONE", "-");
+        let _ = writeln!(text, "{name:<24}{before:>13}{:>13}  GONE", "-");
     }
     verdict
 }

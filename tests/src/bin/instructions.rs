@@ -1,5 +1,6 @@
 //! Work whose processor instructions `cargo xtask instructions` counts: one token, and a prompt, with a model of a few
-//! million weights in each format, and with the built-in model.
+//! million weights in each format, and with the built-in model; weights interleaved, as programs do at load, and of some
+//! formats as they are in the file.
 //!
 //! Prints a line for each call of `measured`, in order: its name and how many tokens it is. Only what happens inside
 //! `measured` is counted.
@@ -7,7 +8,9 @@
 use std::error::Error;
 use std::process::ExitCode;
 
+use shohin_core::gguf::{self, ReadOptions};
 use shohin_core::kernel::Isa;
+use shohin_core::quant::Layout;
 use shohin_core::{BonsaiModel, Format, Gguf, Serial, Session, SessionOptions};
 use shohin_tests::model::{Model, Shape, Stored};
 
@@ -23,6 +26,9 @@ const FORMATS: &[Format] = &[
     Format::F16,
 ];
 
+/// What is counted without being interleaved too.
+const FROM_FILE: &[Format] = &[Format::Q1_0, Format::Pq2_0];
+
 /// Enough for a full batch.
 const PROMPT: usize = 64;
 
@@ -32,8 +38,9 @@ fn measured(work: &mut dyn FnMut()) {
     work();
 }
 
-fn count(name: &str, file: &[u8], isa: Isa) -> Result<(), Box<dyn Error>> {
-    let gguf = Gguf::parse(file)?;
+fn count(name: &str, mut file: Vec<u8>, layout: Layout, isa: Isa) -> Result<(), Box<dyn Error>> {
+    gguf::interleave(&mut file, &ReadOptions::default(), layout, &Serial)?;
+    let gguf = Gguf::parse(&file)?;
     let model = BonsaiModel::from_gguf(&gguf)?;
     let options = SessionOptions { context: 2 * PROMPT, isa, ..SessionOptions::default() };
     let mut session = Session::new(&model, &options)?;
@@ -55,9 +62,13 @@ fn run() -> Result<(), Box<dyn Error>> {
     let shape = Shape { hidden: 512, ffn: 1536, vocab: 4096, ..Shape::tiny() };
     for &format in FORMATS {
         let name = format.name().to_lowercase();
-        count(&name, &Model::new(shape.clone(), Stored::new(format), 1).to_vec()?, isa)?;
+        let file = Model::new(shape.clone(), Stored::new(format), 1).to_vec()?;
+        if FROM_FILE.contains(&format) {
+            count(&format!("{name} rows"), file.clone(), Layout::Rows, isa)?;
+        }
+        count(&name, file, isa.layout(), isa)?;
     }
-    count("sprout", include_bytes!("../../../models/sprout.gguf"), isa)
+    count("sprout", include_bytes!("../../../models/sprout.gguf").to_vec(), isa.layout(), isa)
 }
 
 fn main() -> ExitCode {
