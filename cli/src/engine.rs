@@ -67,19 +67,24 @@ impl ModelFile {
         Gguf::parse_with(self.bytes(), &read_options(args)).at(&self.name)
     }
 
-    /// Rearranges the weights in memory as `layout` says; the file stays as it is.
-    fn interleave(&mut self, args: &EngineArgs, layout: Layout, pool: &dyn Pool) -> Outcome<()> {
+    /// Rearranges the weights in memory as `isa` likes them; the file stays as it is.
+    fn interleave(&mut self, args: &EngineArgs, isa: Isa, pool: &dyn Pool) -> Outcome<()> {
+        let layout = isa.layout();
         if layout == Layout::Rows {
             return Ok(());
         }
         // Checked before it is all read.
-        self.gguf(args)?;
+        let gguf = self.gguf(args)?;
+        let expanded = if args.compact { None } else { gguf::expanded_len(&gguf).at(&self.name)? };
         let failed = |e| file_error("read the model", Path::new(&self.name), &e);
-        let mut memory = MmapMut::map_anon(self.bytes().len()).map_err(failed)?;
+        let mut memory = MmapMut::map_anon(expanded.unwrap_or(self.bytes().len())).map_err(failed)?;
         // Large pages nearly double the speed at which weights of two bits are read.
         #[cfg(target_os = "linux")]
         let _ = memory.advise(memmap2::Advice::HugePage);
         match &mut self.bytes {
+            _ if expanded.is_some() => {
+                gguf::expand(self.bytes(), &read_options(args), isa, pool, &mut memory).at(&self.name)?;
+            }
             Bytes::Mapped(_, file) => {
                 // Not copied from the mapping, or the model would be in memory twice.
                 file.rewind().and_then(|()| file.read_exact(&mut memory)).map_err(failed)?;
@@ -142,7 +147,7 @@ impl<'f> Engine<'f> {
         let start = Instant::now();
         let pool = threads(args)?;
         if args.act == Act::Int8 {
-            file.interleave(args, isa(args)?.layout(), &pool)?;
+            file.interleave(args, isa(args)?, &pool)?;
         }
         Engine::new(file, args, pool, start)
     }

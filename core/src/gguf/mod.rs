@@ -4,6 +4,7 @@
 //! fail on the file's account or panic. `docs/FORMATS.md` draws the bytes.
 #![forbid(unsafe_code)]
 
+mod expand;
 mod interleave;
 mod metadata;
 mod place;
@@ -14,6 +15,7 @@ mod writer;
 
 use alloc::vec::Vec;
 
+pub use expand::{expand, expanded_len};
 pub use interleave::interleave;
 pub use metadata::{Array, Kind, Metadata, StringArray, Strings, Value, Values};
 pub use stream::{Event, GgufStream};

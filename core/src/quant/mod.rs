@@ -4,6 +4,7 @@
 //! bytes llama.cpp's reference quantizers write, and [`unpack`] returns what it dequantizes to.
 #![forbid(unsafe_code)]
 
+mod expand;
 mod float;
 mod layout;
 mod q1_0;
@@ -14,6 +15,7 @@ mod tq2_0;
 mod trits;
 
 use crate::error::{Error, Name, Result};
+pub use expand::{expand, expanded_format};
 #[cfg(any(target_arch = "aarch64", all(target_arch = "wasm32", target_feature = "simd128")))]
 pub(crate) use float::f16_at;
 use half::f16;

@@ -35,6 +35,7 @@ impl<const A: usize, const B: usize, const C: usize> Block for Trits<A, B, C> {
         f16_at(block, A + B + C)
     }
 
+    #[inline(always)]
     fn integers(block: &[u8], w: &mut [i8]) {
         let mut at = 0;
         for (first, count, digits) in Self::RUNS {
