@@ -20,7 +20,7 @@ pub(super) fn report(
     let pages = [Engine::Page, Engine::Wllama];
     if samples.iter().any(|s| native.contains(&s.engine)) {
         text += "Native, tokens/s; ms: processor time of a token. The bound: as many threads read as much and do no more; the\n\
-            share of it by the clock, and (were all threads always running) by processor time.\n\n";
+            share of it is by the clock, and for one thread (by processor time).\n\n";
         all.speeds(&mut text, &native);
         all.bandwidths(&mut text);
     }
@@ -147,9 +147,12 @@ impl Samples<'_> {
                         let share =
                             |s: &Sample, seconds: f64| s.bound.map(|(read, bytes)| bytes / read / seconds);
                         let wall = self.typical(at(Test::Decode), |s| share(s, s.wall));
-                        let cpu = self.typical(at(Test::Decode), |s| share(s, s.cpu / threads as f64));
+                        // Two threads that wait for each other do not run all the time.
+                        let cpu =
+                            self.typical(at(Test::Decode), |s| share(s, s.cpu)).filter(|_| threads == 1);
                         cells.push(match (wall, cpu) {
                             (Some(wall), Some(cpu)) => format!("{:.0} ({:.0}) %", 100.0 * wall, 100.0 * cpu),
+                            (Some(wall), None) => format!("{:.0} %", 100.0 * wall),
                             _ => "-".into(),
                         });
                     }
