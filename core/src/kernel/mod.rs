@@ -30,6 +30,8 @@ mod simd128_tables;
 #[allow(dead_code, reason = "not every target has an instruction set that uses it")]
 mod tiles;
 mod vectorize;
+#[allow(dead_code, reason = "not every target has an instruction set that uses it")]
+mod words;
 
 pub use act::{Q8_LEN, Q8Block, q8_blocks, quantize};
 pub use isa::Isa;

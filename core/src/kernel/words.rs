@@ -1,0 +1,251 @@
+//! The loops around [`Layout::Words`](crate::quant::Layout::Words), where a lane is a row: one token, or
+//! a tile of tokens for which the weights are unpacked once. No sum ever crosses lanes.
+#![allow(unsafe_code)]
+
+use core::mem::MaybeUninit;
+
+use super::act::{Q8_LEN, Q8Block, q8_blocks};
+use super::scalar::integer_from;
+use super::{OutRows, Work};
+use crate::quant::GROUP;
+
+/// Columns that share a factor of the activations.
+const PART: usize = 32;
+/// Four columns each: what the codes of a part are unpacked to.
+pub(super) const QUADS: usize = PART / 4;
+/// Columns that are unpacked at once in a product with many tokens: 8 KB, a quarter of the first cache.
+const CHUNK: usize = 512;
+/// Tokens that share one unpacking of the weights.
+const TOKENS: usize = 128;
+
+/// The vectors of an instruction set, each over 16 rows. The codes of `BITS` bits have zero point 1.
+///
+/// Safety: all functions need the instruction set, and pointers to as much as they say.
+pub(super) trait Words {
+    /// The packed codes of 32 columns.
+    type Part<const BITS: usize>: Copy;
+    /// The codes of 4 columns, one a byte.
+    type Quad: Copy;
+    /// The sums of the products of 32 columns.
+    type Sums: Copy;
+    /// 16 integers.
+    type Integers: Copy;
+    /// 16 floats.
+    type Floats: Copy;
+
+    /// The `64 * BITS` bytes at `codes`.
+    unsafe fn part<const BITS: usize>(codes: *const u8) -> Self::Part<BITS>;
+    /// Columns `4 s .. 4 s + 4` of a part.
+    unsafe fn quad<const BITS: usize>(part: Self::Part<BITS>, s: usize) -> Self::Quad;
+    unsafe fn no_sums() -> Self::Sums;
+    /// Adds the products of a part with the 32 activations at each `q`.
+    unsafe fn add_part<const T: usize>(
+        sums: &mut [Self::Sums; T],
+        quad: impl Fn(usize) -> Self::Quad,
+        q: [*const i8; T],
+    );
+    /// `n` in every lane.
+    unsafe fn integers(n: i32) -> Self::Integers;
+    /// `n + sums * factor`.
+    unsafe fn add_sums(n: Self::Integers, sums: Self::Sums, factor: i32) -> Self::Integers;
+    /// `x` in every lane.
+    unsafe fn floats(x: f32) -> Self::Floats;
+    /// 16 scales at `p`.
+    unsafe fn scales(p: *const u8) -> Self::Floats;
+    /// `sum + n * d`, each operation rounded.
+    unsafe fn add_block(sum: Self::Floats, n: Self::Integers, d: Self::Floats) -> Self::Floats;
+    /// `sum * step`.
+    unsafe fn outputs(sum: Self::Floats, step: f32) -> [f32; GROUP];
+    /// Asks for the cache line of `p`, which may be any address, some time ahead.
+    fn prefetch(p: *const u8);
+}
+
+/// Fills `out`, for codes of `BITS` bits in blocks of `BLOCK`, with `T` tokens' sums in registers.
+#[inline(always)]
+pub(super) unsafe fn rows<W: Words, const BITS: usize, const BLOCK: usize, const T: usize>(
+    work: &Work<'_>,
+    out: &mut OutRows<'_>,
+) {
+    let mut i = 0;
+    while i + GROUP <= out.len() && !work.w.group(out.first() + i).is_empty() {
+        // SAFETY: the caller has the instruction set, and the group is there.
+        unsafe {
+            if work.tokens == 1 {
+                gemv::<W, BITS, BLOCK>(work, out, i);
+            } else {
+                gemm::<W, BITS, BLOCK, T>(work, out, i);
+            }
+        }
+        i += GROUP;
+    }
+    integer_from(i, work, out);
+}
+
+/// What a block starts from.
+#[inline(always)]
+unsafe fn start<W: Words, const BLOCK: usize>(y: *const Q8Block) -> W::Integers {
+    let mut start = 0i32;
+    for i in 0..BLOCK / Q8_LEN {
+        // SAFETY: the caller has the activations of the block.
+        start = start.wrapping_add(unsafe { (*y.add(i)).start });
+    }
+    // SAFETY: the caller has the instruction set.
+    unsafe { W::integers(start) }
+}
+
+/// The activations of part `p` from `y` on, and their factor.
+#[inline(always)]
+unsafe fn activations(y: *const Q8Block, p: usize) -> (*const i8, i32) {
+    // SAFETY: the caller has the part.
+    let y = unsafe { &*y.add(p / 2) };
+    (y.q[p % 2 * PART..].as_ptr(), y.factor[p % 2])
+}
+
+/// 16 rows from row `i` for one token.
+#[inline(always)]
+unsafe fn gemv<W: Words, const BITS: usize, const BLOCK: usize>(
+    work: &Work<'_>,
+    out: &mut OutRows<'_>,
+    i: usize,
+) {
+    let blocks = work.w.cols() / BLOCK;
+    let group = work.w.group(out.first() + i).as_ptr();
+    let bytes = GROUP * (2 + BITS * BLOCK / 8);
+    let mut y = work.q8.as_ptr();
+    // SAFETY: the caller has the instruction set and the group; `y` has all columns.
+    unsafe {
+        let mut codes = group.add(blocks * 2 * GROUP);
+        let mut sum = W::floats(0.0);
+        for b in 0..blocks {
+            // Scales and codes alike, as memory is read in one go.
+            for line in 0..bytes.div_ceil(64) {
+                W::prefetch(group.wrapping_add(b * bytes + 64 * line));
+            }
+            let mut n = start::<W, BLOCK>(y);
+            for p in 0..BLOCK / PART {
+                let part = W::part::<BITS>(codes);
+                codes = codes.add(64 * BITS);
+                let (q, factor) = activations(y, p);
+                let mut sums = [W::no_sums()];
+                W::add_part(&mut sums, |s| W::quad::<BITS>(part, s), [q]);
+                n = W::add_sums(n, sums[0], factor);
+            }
+            y = y.add(BLOCK / Q8_LEN);
+            sum = W::add_block(sum, n, W::scales(group.add(b * 2 * GROUP)));
+        }
+        out.put16(0, i, &W::outputs(sum, work.step(0)));
+    }
+}
+
+/// 16 rows from row `i` for many tokens.
+#[inline(always)]
+unsafe fn gemm<W: Words, const BITS: usize, const BLOCK: usize, const T: usize>(
+    work: &Work<'_>,
+    out: &mut OutRows<'_>,
+    i: usize,
+) {
+    let cols = work.w.cols();
+    let stride = q8_blocks(cols);
+    let group = work.w.group(out.first() + i).as_ptr();
+    // SAFETY: the caller has the instruction set and the group; each token has `stride` blocks of
+    // activations. Of the buffers, only what was written is read.
+    unsafe {
+        let codes = group.add(cols / BLOCK * 2 * GROUP);
+        let mut quads = [MaybeUninit::<W::Quad>::uninit(); CHUNK / 4];
+        let mut d = [MaybeUninit::<W::Floats>::uninit(); CHUNK / 64];
+        let mut sums = [MaybeUninit::<W::Floats>::uninit(); TOKENS];
+        for first in (0..work.tokens).step_by(TOKENS) {
+            let tokens = TOKENS.min(work.tokens - first);
+            sums[..tokens].fill(MaybeUninit::new(W::floats(0.0)));
+            for at in (0..cols).step_by(CHUNK) {
+                let len = CHUNK.min(cols - at);
+                for p in 0..len / PART {
+                    let part = W::part::<BITS>(codes.add((at / PART + p) * 64 * BITS));
+                    for s in 0..QUADS {
+                        quads[p * QUADS + s].write(W::quad::<BITS>(part, s));
+                    }
+                }
+                for b in 0..len / BLOCK {
+                    d[b].write(W::scales(group.add((at / BLOCK + b) * 2 * GROUP)));
+                }
+                let tile = Tile {
+                    quads: quads.as_ptr().cast(),
+                    d: d.as_ptr().cast(),
+                    blocks: len / BLOCK,
+                    y: work.q8.as_ptr().add(first * stride + at / Q8_LEN),
+                    stride,
+                };
+                let sums = sums.as_mut_ptr().cast();
+                let mut t = 0;
+                while t + T <= tokens {
+                    tile.add::<W, BLOCK, T>(t, sums);
+                    t += T;
+                }
+                while t + 2 <= tokens {
+                    tile.add::<W, BLOCK, 2>(t, sums);
+                    t += 2;
+                }
+                if t < tokens {
+                    tile.add::<W, BLOCK, 1>(t, sums);
+                }
+            }
+            for (t, sum) in sums[..tokens].iter().enumerate() {
+                let outputs = W::outputs(sum.assume_init(), work.step(first + t));
+                out.put16(first + t, i, &outputs);
+            }
+        }
+    }
+}
+
+/// Some columns of 16 rows, unpacked, and the activations of the same columns.
+struct Tile<Q, F> {
+    /// `(blocks, BLOCK / 4)`
+    quads: *const Q,
+    /// `(blocks)`
+    d: *const F,
+    blocks: usize,
+    /// `(tokens, stride)`
+    y: *const Q8Block,
+    stride: usize,
+}
+
+impl<Q, F> Tile<Q, F> {
+    /// Adds the products with tokens `t .. t + T` to their `sums`.
+    #[inline(always)]
+    unsafe fn add<W: Words<Quad = Q, Floats = F>, const BLOCK: usize, const T: usize>(
+        &self,
+        t: usize,
+        sums: *mut F,
+    ) where
+        Q: Copy,
+        F: Copy,
+    {
+        // SAFETY: the caller has the instruction set, the tokens and their sums.
+        unsafe {
+            for b in 0..self.blocks {
+                let y = self.y.add(t * self.stride + b * (BLOCK / Q8_LEN));
+                let quads = self.quads.add(b * (BLOCK / 4));
+                let mut n = [W::integers(0); T];
+                for i in 0..T {
+                    n[i] = start::<W, BLOCK>(y.add(i * self.stride));
+                }
+                for p in 0..BLOCK / PART {
+                    let mut q = [core::ptr::null(); T];
+                    let mut factor = [0; T];
+                    for i in 0..T {
+                        (q[i], factor[i]) = activations(y.add(i * self.stride), p);
+                    }
+                    let mut part = [W::no_sums(); T];
+                    W::add_part(&mut part, |s| *quads.add(p * QUADS + s), q);
+                    for i in 0..T {
+                        n[i] = W::add_sums(n[i], part[i], factor[i]);
+                    }
+                }
+                for i in 0..T {
+                    let sum = sums.add(t + i);
+                    *sum = W::add_block(*sum, n[i], *self.d.add(b));
+                }
+            }
+        }
+    }
+}
