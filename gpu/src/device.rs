@@ -10,6 +10,9 @@ use wgpu::{Buffer, BufferUsages, ComputePipeline, Features};
 /// Bytes of a storage binding that every WebGPU device allows. Larger matrices are split by rows.
 pub(crate) const MAX_BINDING: u64 = 128 << 20;
 
+/// Most rows a dispatch can take: 4 a workgroup, 65535 workgroups.
+const MAX_ROWS: usize = 4 * 65535;
+
 /// Which GPU to take, and what of it to use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuOptions {
@@ -23,11 +26,21 @@ pub struct GpuOptions {
     pub f16: bool,
     /// The instruction for four products of bytes, where there is one.
     pub packed_dot: bool,
+    /// Most rows of the embedding and the head in one binding; larger ones are split, here or where they reach
+    /// 128 MiB.
+    pub split_rows: usize,
 }
 
 impl Default for GpuOptions {
     fn default() -> Self {
-        GpuOptions { name: None, software: false, subgroups: true, f16: true, packed_dot: true }
+        GpuOptions {
+            name: None,
+            software: false,
+            subgroups: true,
+            f16: true,
+            packed_dot: true,
+            split_rows: MAX_ROWS,
+        }
     }
 }
 
@@ -49,6 +62,8 @@ pub struct Gpu {
     name: String,
     software: bool,
     extensions: Extensions,
+    /// Most rows in a binding.
+    pub(crate) split_rows: usize,
     failure: Arc<Failure>,
     pipelines: Mutex<HashMap<String, ComputePipeline>>,
 }
@@ -121,7 +136,9 @@ impl Gpu {
             };
             refused.set(error, words);
         }));
-        Ok(Gpu { device, queue, name: info.name, software, extensions, failure, pipelines: Mutex::default() })
+        let split_rows = options.split_rows.clamp(64, MAX_ROWS);
+        let pipelines = Mutex::default();
+        Ok(Gpu { device, queue, name: info.name, software, extensions, split_rows, failure, pipelines })
     }
 
     /// The names of all GPUs of this machine; of none in browsers, which do not tell.

@@ -9,9 +9,6 @@ use shohin_core::{Error as CoreError, Format, Gguf, Name, quant};
 use std::sync::Arc;
 use wgpu::Buffer;
 
-/// Most rows a dispatch can take: 4 a workgroup, 65535 workgroups.
-const MAX_ROWS: usize = 4 * 65535;
-
 /// Bytes repacked before they are handed to the driver.
 const STAGING: usize = 1 << 20;
 
@@ -308,10 +305,10 @@ impl Upload {
         for (i, shape) in layout.matrices.iter().enumerate() {
             let &Shape { rows, cols, form: Some(form) } = shape else { continue };
             let (code_words, scale_words) = (form.code_words(cols), form.scale_words(cols));
-            let most =
-                (MAX_BINDING as usize / (4 * code_words.max(scale_words)).max(1)).min(MAX_ROWS) / 64 * 64;
             // Only the embedding and the head may be split: the others are computed with as one.
             let whole = i != 0 && i <= 4 * layout.config.num_layers;
+            let fit = MAX_BINDING as usize / (4 * code_words.max(scale_words)).max(1);
+            let most = if whole { fit } else { fit.min(gpu.split_rows) } / 64 * 64;
             if most == 0 || (whole && rows > most) {
                 let what = "a tensor's number of rows";
                 return Err(Error::Unsupported { what, found: rows as u64, expected: "what fits 128 MiB" });
