@@ -63,6 +63,9 @@ pub(crate) struct EngineArgs {
     /// Keep base-3 weights (PTQ1_0, TQ1_0) as they are: a sixth less memory, a fraction of the speed
     #[arg(long, global = true)]
     pub(crate) compact: bool,
+    /// Compute on a GPU; --gpu=NAME takes the one whose name has this part (chat, run and bench only)
+    #[arg(long, global = true, value_name = "NAME", num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    pub(crate) gpu: Option<String>,
     /// Layout of tensors of type 42, where a file does not tell: weights a group, or codes before scales
     #[arg(long, global = true, value_name = "LAYOUT", default_value = "auto")]
     pub(crate) id42: Id42Layout,

@@ -6,9 +6,10 @@ use crate::engine::{Engine, ModelFile};
 use crate::failure::{Failure, Outcome};
 use crate::run::round;
 use crate::terminal::{self, short};
+use crate::timeline::OnCpu;
 use cpu_time::ProcessTime;
 use serde_json::json;
-use shohin_core::{Pool, Session, SessionOptions};
+use shohin_core::{Pool, SamplerConfig, Session, SessionOptions};
 use std::io::{self, Write};
 use std::time::Instant;
 
@@ -71,14 +72,23 @@ pub(crate) fn bench(args: &BenchArgs, engine_args: &EngineArgs) -> Outcome {
     let options = SessionOptions { context, ..engine.options };
     // Keys and values that are there already: a long context need not be computed to be measured. All are
     // equal, small and finite in either format; untouched memory would be a single page of zeros.
-    let mut memory = vec![0x2e_u8; engine.model.memory_plan(&options)?.total];
-    let mut session = Session::new_in(&engine.model, &options, &mut memory)?;
+    let mut memory = Vec::new();
+    let mut session = match engine.gpu {
+        Some(_) => engine.session(context)?,
+        None => {
+            memory.resize(engine.model.memory_plan(&options)?.total, 0x2e_u8);
+            let session = Session::new_in(&engine.model, &options, &mut memory)?;
+            Box::new(OnCpu { session, pool: &engine.pool })
+        }
+    };
+    // As little as a reply needs goes back from a GPU.
+    session.chosen_by(&SamplerConfig::greedy(), false);
     let vocab = engine.model.config().vocab_size;
     // Any tokens do: the work does not depend on them. Spread over the vocabulary, as in real text.
     let tokens: Vec<u32> = (0..context).map(|i| (i * 7919 % vocab) as u32).collect();
 
     let bar = terminal::progress("measuring", "runs", tests.len() * usize::from(args.repeat) + 1);
-    session.forward_prefill(&tokens[..tokens.len().min(8)], &engine.pool)?; // brings the weights in
+    session.feed(&tokens[..tokens.len().min(8)])?; // brings the weights in
     bar.inc(1);
     let per_token = engine.model.weights().bytes_per_token();
     let per_position = engine.model.memory_plan(&options)?.kv as f64 / context as f64;
@@ -90,10 +100,10 @@ pub(crate) fn bench(args: &BenchArgs, engine_args: &EngineArgs) -> Outcome {
             let (start, start_cpu) = (Instant::now(), ProcessTime::now());
             if what == "decode" {
                 for &token in &tokens[depth..depth + n] {
-                    session.forward(token, &engine.pool)?;
+                    session.feed(&[token])?;
                 }
             } else {
-                session.forward_prefill(&tokens[..n], &engine.pool)?;
+                session.feed(&tokens[..n])?;
             }
             seconds.push(start.elapsed().as_secs_f64());
             cpu.push(start_cpu.elapsed().as_secs_f64());
@@ -106,10 +116,16 @@ pub(crate) fn bench(args: &BenchArgs, engine_args: &EngineArgs) -> Outcome {
     }
     bar.finish_and_clear();
 
-    let plan = engine.model.memory_plan(&options)?;
     let peak = peak_memory();
-    // After the peak was read: this takes memory of its own.
-    let bound = bandwidth(per_token, &engine.pool)?;
+    let (session_bytes, bound) = match &engine.gpu {
+        // What a GPU's memory can do is not known.
+        Some(gpu) => (gpu.bytes(&options)?.1, None),
+        None => {
+            let plan = engine.model.memory_plan(&options)?;
+            // After the peak was read: this takes memory of its own.
+            (plan.total as u64, Some(bandwidth(per_token, &engine.pool)?))
+        }
+    };
     let mut out = io::stdout().lock();
     if args.json {
         let results: Vec<_> = rows
@@ -126,7 +142,9 @@ pub(crate) fn bench(args: &BenchArgs, engine_args: &EngineArgs) -> Outcome {
                 if row.is_decode() {
                     result["depth"] = depth.into();
                     result["gigabytes_per_second"] = round(row.bytes_per_second() / 1e9).into();
-                    result["share_of_memory_bound"] = round(row.bytes_per_second() / bound).into();
+                    if let Some(bound) = bound {
+                        result["share_of_memory_bound"] = round(row.bytes_per_second() / bound).into();
+                    }
                 }
                 result
             })
@@ -137,8 +155,9 @@ pub(crate) fn bench(args: &BenchArgs, engine_args: &EngineArgs) -> Outcome {
             "parameters": engine.model.config().num_parameters(),
             "file_bytes": engine.gguf.bytes().len(),
             "bytes_per_token": per_token,
-            "memory_gigabytes_per_second": round(bound / 1e9),
-            "session_bytes": plan.total,
+            "memory_gigabytes_per_second": bound.map(|bound| round(bound / 1e9)),
+            "gpu": engine.gpu.as_ref().map(|gpu| gpu.name()),
+            "session_bytes": session_bytes,
             "peak_memory_bytes": peak,
             "threads": engine.pool.workers(),
             "isa": engine.options.isa.name(),
@@ -165,21 +184,22 @@ pub(crate) fn bench(args: &BenchArgs, engine_args: &EngineArgs) -> Outcome {
             format!("{:.3}", 1e3 / median),
             format!("{:.3}", row.cpu_ms()),
             if row.is_decode() { short(row.bytes_per_second() / 1e9) } else { String::new() },
-            if row.is_decode() {
-                format!("{:.0} %", 100.0 * row.bytes_per_second() / bound)
-            } else {
-                String::new()
+            match bound {
+                Some(bound) if row.is_decode() => format!("{:.0} %", 100.0 * row.bytes_per_second() / bound),
+                _ => String::new(),
             },
         ]);
     }
     terminal::table(&mut out, &lines, &[false, true, true, true, true, true, true, true])?;
     writeln!(out)?;
-    let mut memory = vec![
-        vec!["memory read at most, same threads".into(), format!("{} GB/s", short(bound / 1e9))],
+    let bound =
+        bound.map(|b| vec!["memory read at most, same threads".into(), format!("{} GB/s", short(b / 1e9))]);
+    let mut memory = Vec::from_iter(bound);
+    memory.extend([
         vec!["weights read per token".into(), terminal::bytes(per_token as u64)],
         vec!["model file".into(), terminal::bytes(engine.gguf.bytes().len() as u64)],
-        vec![format!("session of {context} tokens"), terminal::bytes(plan.total as u64)],
-    ];
+        vec![format!("session of {context} tokens"), terminal::bytes(session_bytes)],
+    ]);
     if let Some(peak) = peak {
         memory.push(vec!["peak memory of the process".into(), terminal::bytes(peak)]);
     }

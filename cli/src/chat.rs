@@ -5,12 +5,13 @@ use crate::engine::{Engine, ModelFile, Timings, reply};
 use crate::failure::{Failure, Outcome, file_error};
 use crate::run::reason_text;
 use crate::terminal::{Colours, CtrlC, remark, write_model_text};
+use crate::timeline::Timeline;
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 use serde_json::json;
 use shohin_core::chat::{ChatOptions, Message, Role, encode, encode_next};
 use shohin_core::generate::{Generation, GenerationOptions, Reason, Step, reusable};
-use shohin_core::{Sampler, SamplerConfig, Session};
+use shohin_core::{Sampler, SamplerConfig};
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::path::Path;
 
@@ -43,7 +44,7 @@ struct Chat<'e> {
     engine: &'e Engine<'e>,
     options: ChatOptions<'e>,
     generation: GenerationOptions,
-    session: Session<'e>,
+    session: Box<dyn Timeline + 'e>,
     sampler: Sampler,
     config: SamplerConfig,
     system: Option<String>,
@@ -305,6 +306,7 @@ impl<'e> Chat<'e> {
         }
         let held = reusable(&self.held, &prompt);
         self.session.truncate(held)?;
+        self.session.chosen_by(&self.config, false);
         let (sampler, options) = (self.sampler.clone(), self.generation.clone());
         let mut generation = Generation::new(&prompt, held, self.session.capacity(), sampler, options)?;
         let think = ["<think>", "</think>"].map(|name| self.engine.tokenizer.added_id(name));
@@ -313,7 +315,7 @@ impl<'e> Chat<'e> {
         let ctrl_c = CtrlC::listen();
         let terminal = self.terminal;
         let outcome =
-            reply(&mut generation, &mut self.session, self.engine, &|| ctrl_c.pressed(), &mut |step| {
+            reply(&mut generation, &mut *self.session, self.engine, &|| ctrl_c.pressed(), &mut |step| {
                 let (piece, token) = match step {
                     Step::Token(event) => (event.text, Some(event.token)),
                     Step::Rest(text) => (text, None),

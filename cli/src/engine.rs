@@ -2,11 +2,13 @@
 
 use crate::args::{Act, EngineArgs, Id42Layout, Kv};
 use crate::failure::{At, Failure, Outcome, file_error};
+use crate::gpu::Device;
 use crate::pool::Threads;
 use crate::terminal;
+use crate::timeline::{OnCpu, Timeline};
 use memmap2::{Mmap, MmapMut};
 use shohin_core::chat::{Style, Template};
-use shohin_core::generate::{Backend, Cpu, Detokenizer, Generation, Reason, Step, drive};
+use shohin_core::generate::{Detokenizer, Generation, Reason, Step, drive};
 use shohin_core::gguf::{self, Id42, ReadOptions};
 use shohin_core::kernel::Isa;
 use shohin_core::model::ModelVariant;
@@ -138,6 +140,8 @@ pub(crate) struct Engine<'f> {
     pub(crate) template: Template,
     pub(crate) options: SessionOptions,
     pub(crate) pool: Threads,
+    /// Where `--gpu` has put the weights.
+    pub(crate) gpu: Option<Device>,
     pub(crate) load_time: Duration,
 }
 
@@ -146,7 +150,7 @@ impl<'f> Engine<'f> {
     pub(crate) fn load(file: &'f mut ModelFile, args: &EngineArgs) -> Outcome<Self> {
         let start = Instant::now();
         let pool = threads(args)?;
-        if args.act == Act::Int8 {
+        if args.act == Act::Int8 && args.gpu.is_none() {
             file.interleave(args, isa(args)?, &pool)?;
         }
         Engine::new(file, args, pool, start)
@@ -176,13 +180,18 @@ impl<'f> Engine<'f> {
             isa,
             ..SessionOptions::default()
         };
+        let gpu = args.gpu.as_deref().map(|name| Device::load(name, &gguf)).transpose()?;
         let load_time = start.elapsed();
-        Ok(Engine { gguf, model, tokenizer, template, options, pool, load_time })
+        Ok(Engine { gguf, model, tokenizer, template, options, pool, gpu, load_time })
     }
 
     /// A session for `context` tokens at most.
-    pub(crate) fn session(&self, context: usize) -> Outcome<Session<'_>> {
-        Ok(Session::new(&self.model, &SessionOptions { context, ..self.options })?)
+    pub(crate) fn session(&self, context: usize) -> Outcome<Box<dyn Timeline + '_>> {
+        let options = SessionOptions { context, ..self.options };
+        match &self.gpu {
+            Some(gpu) => Ok(gpu.timeline(&options)?),
+            None => Ok(Box::new(OnCpu { session: Session::new(&self.model, &options)?, pool: &self.pool })),
+        }
     }
 
     /// What to say of a chat template that is not one of those this runtime writes.
@@ -235,6 +244,9 @@ impl<'f> Engine<'f> {
 
     /// `2 threads, avx512vnni, int8 activations, f16 cache`
     pub(crate) fn settings(&self) -> String {
+        if let Some(gpu) = &self.gpu {
+            return format!("{}, {} activations, {} cache", gpu.name(), self.act_name(), self.kv_name());
+        }
         let threads = match self.pool.workers() {
             1 => "1 thread".into(),
             n => format!("{n} threads"),
@@ -312,7 +324,7 @@ fn speed(tokens: usize, time: Duration) -> f64 {
 /// Runs a generation to its end, or to Ctrl-C, with a progress bar while a long prompt is read.
 pub(crate) fn reply(
     generation: &mut Generation,
-    session: &mut Session<'_>,
+    session: &mut dyn Timeline,
     engine: &Engine<'_>,
     interrupted: &dyn Fn() -> bool,
     on_step: &mut dyn FnMut(Step<'_>) -> Outcome,
@@ -324,9 +336,7 @@ pub(crate) fn reply(
     let mut bar = None;
     let mut failed = None;
     let mut first_token = None;
-    let mut backend = Cpu { session, pool: &engine.pool };
-    debug_assert_eq!(backend.position(), held);
-    let reason = drive(generation, &mut backend, &engine.tokenizer, &mut |step| {
+    let reason = drive(generation, session, &engine.tokenizer, &mut |step| {
         match step {
             Step::Prompt(fed, of) => {
                 // Only prompts that take a while are worth a bar.

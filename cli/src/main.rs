@@ -7,11 +7,14 @@ mod chat;
 mod engine;
 mod eval;
 mod failure;
+#[cfg_attr(not(feature = "gpu"), path = "no_gpu.rs")]
+mod gpu;
 mod inspect;
 mod logits;
 mod pool;
 mod run;
 mod terminal;
+mod timeline;
 mod tokenize;
 
 use args::{Cli, Command};
@@ -28,6 +31,10 @@ fn main() -> ExitCode {
     }
     let cli = Cli::parse();
     let engine = &cli.engine;
+    let on_gpu = matches!(cli.command, Command::Chat(_) | Command::Run(_) | Command::Bench(_));
+    if engine.gpu.is_some() && !on_gpu {
+        return failure::Failure::new("--gpu is for chat, run and bench").report();
+    }
     let outcome = match &cli.command {
         Command::Chat(args) => chat::chat(args, engine),
         Command::Run(args) => run::run(args, engine),

@@ -49,6 +49,7 @@ pub(crate) fn run(args: &RunArgs, engine_args: &EngineArgs) -> Outcome {
         )));
     }
     let sampler = engine.sampler(&config)?;
+    session.chosen_by(&config, args.logprobs.is_some());
     let mut generation = Generation::new(&tokens, 0, session.capacity(), sampler, options)?;
 
     let mut out = io::stdout().lock();
@@ -57,7 +58,7 @@ pub(crate) fn run(args: &RunArgs, engine_args: &EngineArgs) -> Outcome {
     let mut logprobs = Vec::new();
     let ctrl_c = CtrlC::listen();
     let (reason, timings) =
-        reply(&mut generation, &mut session, &engine, &|| ctrl_c.pressed(), &mut |step| {
+        reply(&mut generation, &mut *session, &engine, &|| ctrl_c.pressed(), &mut |step| {
             let piece = match step {
                 Step::Token(event) => {
                     if args.logprobs.is_some() {

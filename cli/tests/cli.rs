@@ -581,3 +581,24 @@ fn ctrl_c_stops_the_reply_and_says_so_by_the_exit_code() {
     assert_eq!(child.wait().unwrap().code(), Some(130));
     assert_eq!(rest.last(), Some(&b'\n'), "the line is ended");
 }
+
+/// On a GPU in software, if there is no other, the built-in model says the same.
+#[cfg(feature = "gpu")]
+#[test]
+fn a_gpu_says_what_the_cpu_says() {
+    let ask = ["run", "What does a cow say?", "--preset", "greedy"];
+    let shohin = |more: &[&str]| {
+        let out = Command::new(env!("CARGO_BIN_EXE_shohin")).args(ask).args(more).output().unwrap();
+        (String::from_utf8(out.stdout).unwrap(), String::from_utf8(out.stderr).unwrap())
+    };
+    let (want, _) = shohin(&[]);
+    let (mut said, complaint) = shohin(&["--gpu"]);
+    if let Some((_, names)) = complaint.split_once("takes one of: ") {
+        // A name may have a comma in it; its first word has none.
+        let name = names.split([' ', ',', '\n']).next().unwrap();
+        said = shohin(&[&format!("--gpu={name}")]).0;
+    }
+    assert_eq!(said, want, "{complaint}");
+    let refused = Command::new(env!("CARGO_BIN_EXE_shohin")).args(["inspect", "--gpu"]).output().unwrap();
+    assert_eq!(refused.status.code(), Some(1));
+}

@@ -2,24 +2,8 @@
 
 use crate::error::{Error, Result};
 use crate::session::{GpuSession, Want};
+use shohin_core::Result as CoreResult;
 use shohin_core::generate::Backend;
-use shohin_core::{Result as CoreResult, SamplerConfig};
-
-/// What of the logits a sampler with these options can choose from, and so needs to see. Log-probabilities need all.
-///
-/// Penalties change the order, so with them everything is read back.
-pub fn wanted(config: &SamplerConfig, logprobs: bool, most: usize) -> Want {
-    let plain = config.repetition_penalty == 1.0
-        && config.presence_penalty == 0.0
-        && config.frequency_penalty == 0.0
-        && config.dry_multiplier == 0.0;
-    match config {
-        _ if !plain || logprobs => Want::Logits,
-        c if c.temperature == 0.0 => Want::Best,
-        c if (1..=most).contains(&c.top_k) => Want::Top(c.top_k),
-        _ => Want::Logits,
-    }
-}
 
 /// A [`GpuSession`] that waits for the GPU.
 #[derive(Debug)]
@@ -47,23 +31,21 @@ impl GpuBackend {
         self.want = if want == Want::Nothing { Want::Logits } else { want };
     }
 
+    /// See [`GpuSession::assume`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn assume(&mut self, len: usize) -> Result<()> {
+        self.session.assume(len)
+    }
+
     /// The GPU's own error behind one that [`Backend::feed`] returned.
     pub fn failure(&self) -> Option<Error> {
         self.failure
     }
 
     fn run(&mut self, tokens: &[u32]) -> Result<()> {
-        pollster::block_on(self.session.forward(tokens, self.want))?;
-        if self.want != Want::Logits {
-            self.sparse.clear();
-            self.sparse.resize(self.session.model().config().vocab_size, f32::NEG_INFINITY);
-            for &(token, logit) in self.session.top() {
-                if let Some(place) = self.sparse.get_mut(token as usize) {
-                    *place = logit;
-                }
-            }
-        }
-        Ok(())
+        pollster::block_on(self.session.forward(tokens, self.want))
     }
 }
 
@@ -81,7 +63,7 @@ impl Backend for GpuBackend {
             self.failure = Some(error);
             return Err(error.into());
         }
-        Ok(if self.want == Want::Logits { self.session.logits() } else { &self.sparse })
+        Ok(self.session.visible_logits(self.want, &mut self.sparse))
     }
 
     fn truncate(&mut self, len: usize) -> CoreResult<()> {

@@ -17,9 +17,9 @@ mod shader;
 mod weights;
 
 #[cfg(not(target_arch = "wasm32"))]
-pub use backend::{GpuBackend, wanted};
+pub use backend::GpuBackend;
 pub use device::{Extensions, Gpu, GpuOptions};
 pub use error::{Error, Result};
 pub use kernel::Kv;
-pub use session::{Counters, GpuMemory, GpuSession, GpuSessionOptions, Want, memory_plan};
+pub use session::{Counters, GpuMemory, GpuSession, GpuSessionOptions, Want, memory_plan, wanted};
 pub use weights::{GpuModel, Layout, Upload};

@@ -7,6 +7,7 @@ use crate::kernel::{
 };
 use crate::weights::{GpuModel, Matrix};
 use shohin_core::Error as CoreError;
+use shohin_core::SamplerConfig;
 use shohin_core::model::{Activations, Qwen3Config};
 use shohin_core::op::rope::Rope;
 use std::sync::Arc;
@@ -51,6 +52,22 @@ pub enum Want {
     /// Every logit.
     #[default]
     Logits,
+}
+
+/// What of the logits a sampler with these options can choose from, and so needs to see. Log-probabilities need all.
+///
+/// Penalties change the order, so with them everything is read back.
+pub fn wanted(config: &SamplerConfig, logprobs: bool, most: usize) -> Want {
+    let plain = config.repetition_penalty == 1.0
+        && config.presence_penalty == 0.0
+        && config.frequency_penalty == 0.0
+        && config.dry_multiplier == 0.0;
+    match config {
+        _ if !plain || logprobs => Want::Logits,
+        c if c.temperature == 0.0 => Want::Best,
+        c if (1..=most).contains(&c.top_k) => Want::Top(c.top_k),
+        _ => Want::Logits,
+    }
 }
 
 /// Bytes on the GPU.
@@ -337,6 +354,20 @@ impl GpuSession {
         Ok(())
     }
 
+    /// Takes `len` tokens as seen, with whatever the cache holds for them (zeros at first): to measure a long context
+    /// without computing it.
+    ///
+    /// # Errors
+    /// [`CoreError::ContextFull`] if it cannot hold them.
+    pub fn assume(&mut self, len: usize) -> Result<()> {
+        if len > self.capacity() {
+            let (position, adding) = (self.position as u64, len.saturating_sub(self.position) as u64);
+            return Err(CoreError::ContextFull { position, adding, capacity: self.capacity() as u64 }.into());
+        }
+        self.position = len;
+        Ok(())
+    }
+
     /// Feeds `tokens` and reads back what is wanted of the last one.
     ///
     /// # Errors
@@ -384,6 +415,22 @@ impl GpuSession {
     /// among equals. Without those that cannot be chosen (NaN and -inf).
     pub fn top(&self) -> &[(u32, f32)] {
         &self.chosen
+    }
+
+    /// The logits `(vocab)` as far as the last step brought them: of a [`Want::Best`] or [`Want::Top`] all others are
+    /// -inf. `sparse` is where they are put together.
+    pub fn visible_logits<'s>(&'s self, want: Want, sparse: &'s mut Vec<f32>) -> &'s [f32] {
+        if want == Want::Logits {
+            return &self.logits;
+        }
+        sparse.clear();
+        sparse.resize(self.sizes.vocab, f32::NEG_INFINITY);
+        for &(token, logit) in &self.chosen {
+            if let Some(place) = sparse.get_mut(token as usize) {
+                *place = logit;
+            }
+        }
+        sparse
     }
 
     fn gpu(&self) -> &Gpu {

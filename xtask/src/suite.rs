@@ -164,8 +164,12 @@ pub(crate) const SUITES: &[Suite] = &[
         needs: &[Need::Component("clippy"), Need::Vulkan],
         unfit: ANYWHERE,
         run: |m| {
-            m.cargo().args("clippy -p shohin-gpu --all-targets -- -Dwarnings").run()?;
-            m.cargo().args("test -p shohin-gpu").tests()
+            m.cargo()
+                .args("clippy -p shohin-gpu -p shohin --features shohin/gpu --all-targets -- -Dwarnings")
+                .run()?;
+            let mut tally = m.cargo().args("test -p shohin-gpu").tests()?;
+            tally.add(m.cargo().args("test -p shohin --features gpu --test cli a_gpu").tests()?);
+            Ok(tally)
         },
         counts: true,
     },

@@ -1,0 +1,46 @@
+//! A conversation's state, wherever it is computed.
+
+use shohin_core::generate::Backend;
+use shohin_core::{Pool, Result, SamplerConfig, Session};
+
+/// What chat, run and bench drive.
+pub(crate) trait Timeline: Backend {
+    /// What will choose from the logits that [`Backend::feed`] returns: others than it can choose from may show as
+    /// -inf. Log-probabilities need all.
+    fn chosen_by(&mut self, config: &SamplerConfig, logprobs: bool);
+
+    /// Takes `len` tokens as seen, whatever is in the memory for them.
+    fn assume(&mut self, len: usize) -> Result<()>;
+}
+
+/// On the CPU.
+pub(crate) struct OnCpu<'e> {
+    pub(crate) session: Session<'e>,
+    pub(crate) pool: &'e dyn Pool,
+}
+
+impl Timeline for OnCpu<'_> {
+    fn chosen_by(&mut self, _: &SamplerConfig, _: bool) {}
+
+    fn assume(&mut self, len: usize) -> Result<()> {
+        self.session.assume(len)
+    }
+}
+
+impl Backend for OnCpu<'_> {
+    fn position(&self) -> usize {
+        self.session.position()
+    }
+
+    fn capacity(&self) -> usize {
+        self.session.capacity()
+    }
+
+    fn feed(&mut self, tokens: &[u32]) -> Result<&[f32]> {
+        self.session.forward_prefill(tokens, self.pool)
+    }
+
+    fn truncate(&mut self, len: usize) -> Result<()> {
+        self.session.truncate(len)
+    }
+}
