@@ -54,7 +54,7 @@ pub(crate) struct EngineArgs {
     /// Precision of activations: int8 is fast, f32 is exact
     #[arg(long, global = true, value_name = "TYPE", default_value = "int8")]
     pub(crate) act: Act,
-    /// Precision of cached keys and values
+    /// Precision of cached keys and values: q8 halves memory and reading of a long context
     #[arg(long, global = true, value_name = "TYPE", default_value = "f16")]
     pub(crate) kv: Kv,
     /// Instruction set of the kernels, e.g. scalar or avx2 [default: the best this machine has]
@@ -91,6 +91,7 @@ pub(crate) enum Act {
 pub(crate) enum Kv {
     F16,
     F32,
+    Q8,
 }
 
 #[derive(Debug, Subcommand)]

@@ -172,6 +172,7 @@ impl<'f> Engine<'f> {
             kv: match args.kv {
                 Kv::F16 => KvFormat::F16,
                 Kv::F32 => KvFormat::F32,
+                Kv::Q8 => KvFormat::Q8,
             },
             activations: match args.act {
                 Act::Int8 => Activations::Int8,
@@ -263,10 +264,7 @@ impl<'f> Engine<'f> {
     }
 
     pub(crate) fn kv_name(&self) -> &'static str {
-        match self.options.kv {
-            KvFormat::F16 => "f16",
-            _ => "f32",
-        }
+        self.options.kv.name()
     }
 
     /// The tokens of a text that is no chat, with the token that texts begin with if the model has one.

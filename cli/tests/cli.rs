@@ -426,6 +426,15 @@ fn inspect_shows_the_file() {
     // Keys and values of 2 bytes each, in whole blocks of 16 positions.
     let kv = size("layers") * size("kv_heads") * size("head_dim") * 2 * 2 * 112;
     assert_eq!(object["memory"]["kv"], kv);
+    // One byte each; besides 2 for 32 numbers of a key, and for a value.
+    let object = json(&["inspect", "--json", "--context", "100", "--kv", "q8"]);
+    let d = size("head_dim");
+    let token = size("layers") * size("kv_heads") * (2 * d + 2 * d.div_ceil(32) + 2);
+    assert_eq!(object["memory"]["kv"], token * 112);
+    assert_eq!(
+        ok(&["run", "What does a cow say?", "--preset", "greedy", "--kv", "q8", "-n", "4"]).lines().count(),
+        1
+    );
     assert_eq!(object["metadata"]["general.architecture"], "qwen3");
 }
 

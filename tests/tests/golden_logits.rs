@@ -147,6 +147,16 @@ fn f16_cache_stays_close() {
 }
 
 #[test]
+fn a_cache_of_bytes_adds_less_noise_than_int8_activations() {
+    let (file, want, _) = golden_files().swap_remove(0);
+    let noise = |options: SessionOptions| rms(&logits(&file, &golden_tokens(), &options), &want);
+    let cache = noise(SessionOptions { kv: KvFormat::Q8, ..exact() });
+    let activations = noise(SessionOptions { activations: Activations::Int8, ..exact() });
+    println!("rms: q8 cache {cache:.5}, int8 activations {activations:.5}");
+    assert!(cache > 1e-5 && cache < 0.8 * activations, "{cache} {activations}");
+}
+
+#[test]
 fn prefill_decode_verify_and_rewind_agree() {
     let file = fixtures().join("golden_model/synth-micro-q1_0.gguf");
     let tokens = golden_tokens();

@@ -96,11 +96,7 @@ impl Model {
             js(Error::Unsupported { key: Name::new(key), found: Name::new(found), expected })
         };
         let mut options = SessionOptions {
-            kv: match kv {
-                "f16" => KvFormat::F16,
-                "f32" => KvFormat::F32,
-                _ => return Err(unknown("kv", kv, "f16 or f32")),
-            },
+            kv: KvFormat::named(kv).ok_or_else(|| unknown("kv", kv, "f32, f16 or q8"))?,
             activations: match activations {
                 "int8" => Activations::Int8,
                 "f32" => Activations::F32,

@@ -1,8 +1,8 @@
 //! Causal attention over everything cached, spread over workers.
 #![forbid(unsafe_code)]
 
-use crate::cache::{Cache, KvShape};
-use crate::kernel::attend::{Element, Queries, SPLIT, attend, attend_split, merge_splits, part_len};
+use crate::cache::{KvShape, Store};
+use crate::kernel::attend::{Queries, SPLIT, attend, attend_split, merge_splits, part_len};
 use crate::kernel::{Isa, for_each_chunk, for_each_tile};
 use crate::pool::{Pool, Serial};
 
@@ -10,15 +10,14 @@ use crate::pool::{Pool, Serial};
 const ROWS: usize = 32;
 
 /// Attention of one layer for tokens that are in the cache already.
-#[derive(Debug)]
-pub(crate) struct FullAttention<'a, 'b, E> {
-    pub(crate) cache: &'a Cache<'b, E>,
+pub(crate) struct FullAttention<'a, C> {
+    pub(crate) cache: &'a C,
     pub(crate) layer: usize,
     /// Position of the first token.
     pub(crate) start: usize,
     /// Query heads that share a key-value head.
     pub(crate) group: usize,
-    /// `(tokens, query heads, head_dim)`
+    /// `(tokens, query heads, head_dim)`, prepared by [`Source::prepare`](crate::kernel::attend::Source).
     pub(crate) q: &'a [f32],
 }
 
@@ -33,7 +32,7 @@ pub(crate) fn spare_len(shape: &KvShape, query_heads: usize, batch: usize) -> us
     if batch == 1 { one } else { one.max(many) }
 }
 
-impl<E: Element> FullAttention<'_, '_, E> {
+impl<'b, C: Store<'b>> FullAttention<'_, C> {
     /// `out = softmax(q . k^T / sqrt(head_dim)) v`, shaped as `q`. What it gives does not depend on the
     /// pool, on the instruction set, or on how many tokens are computed at once. `spare` has
     /// [`spare_len`] numbers.
@@ -81,14 +80,15 @@ impl<E: Element> FullAttention<'_, '_, E> {
 mod tests {
     use super::*;
     use crate::arena::{Arena, Planner};
-    use crate::cache::KvElement;
+    use crate::cache::{GROUP, KvCache, KvCacheFp16, KvElement, QuantizedKvCache};
+    use crate::kernel::attend::Source;
     use alloc::vec::Vec;
     use half::f16;
 
     /// Every instruction set of this machine, every pool and every number of tokens at once must agree to
     /// the bit. `q` and the result are `(tokens, group * kv_heads, d)`, `keys` and `values` `(len, kv_heads,
     /// d)`; the tokens are the last ones.
-    fn attention<E: Element>(
+    fn attention<'b, C: Store<'b>>(
         (kv_heads, group, d): (usize, usize, usize),
         q: &[f32],
         keys: &[f32],
@@ -98,10 +98,12 @@ mod tests {
         let (tokens, len) = (q.len() / columns, keys.len() / row);
         let shape = KvShape { layers: 2, kv_heads, capacity: len, head_dim: d };
         let mut plan = Planner::default();
-        Cache::<E>::plan(shape, &mut plan);
+        C::plan(shape, &mut plan);
         // What was in the memory before must not matter.
-        let mut memory = alloc::vec![0xff; plan.total().unwrap()];
-        let mut cache = Cache::<E>::new(shape, &mut Arena::new(&mut memory)).unwrap();
+        let memory = alloc::vec![0xff; plan.total().unwrap()].leak();
+        let mut cache = C::new(shape, &mut Arena::new(memory)).unwrap();
+        let mut q = q.to_vec();
+        <C::Head<'_> as Source>::prepare(&mut q, d);
         for position in 0..len {
             let row = position * row..(position + 1) * row;
             cache.write(1, position, &keys[row.clone()], &values[row]);
@@ -198,10 +200,48 @@ mod tests {
                     assert!((f64::from(*got) - want).abs() < 2e-6, "{what} {shape:?} {len} {i}");
                 }
             };
-            close(attention::<f32>(shape, &q, &k, &v), naive(shape, &q, &k, &v), "f32");
+            close(attention::<KvCache<'_>>(shape, &q, &k, &v), naive(shape, &q, &k, &v), "f32");
             let halves = |x: &[f32]| x.iter().map(|&x| f16::store(x).load()).collect::<Vec<_>>();
             let want = naive(shape, &q, &halves(&k), &halves(&v));
-            close(attention::<f16>(shape, &q, &k, &v), want, "f16");
+            close(attention::<KvCacheFp16<'_>>(shape, &q, &k, &v), want, "f16");
+        }
+    }
+
+    /// As the quantized cache stores them: a scale for each `group` numbers of a head, for all if 0.
+    fn through_bytes(x: &[f32], d: usize, group: usize) -> Vec<f32> {
+        let group = if group == 0 { d } else { group };
+        let bytes = |x: &[f32]| -> Vec<f32> {
+            let most = x.iter().fold(0.0, |m: f32, x| m.max(x.abs()));
+            let scale = f16::store(most / 127.0).load();
+            x.iter().map(|x| libm::roundf(x / scale) * scale).collect()
+        };
+        x.chunks_exact(d).flat_map(|row| row.chunks(group).flat_map(bytes).collect::<Vec<_>>()).collect()
+    }
+
+    #[test]
+    fn bytes_agree_with_what_they_stand_for() {
+        for (shape, tokens, len) in [
+            ((1, 1, 64), 1, 1),
+            ((2, 2, 128), 1, 63),
+            ((2, 4, 90), 66, 150),
+            ((1, 2, 128), 40, SPLIT + 17),
+            ((1, 37, 18), 3, 2 * SPLIT + 1),
+        ] {
+            let (kv_heads, group, d) = shape;
+            let q = noise(tokens * kv_heads * group * d, 1);
+            let (k, v) = (noise(kv_heads * d * len, 2), noise(kv_heads * d * len, 3));
+            let got = attention::<QuantizedKvCache<'_>>(shape, &q, &k, &v);
+            let stored = naive(shape, &q, &through_bytes(&k, d, GROUP), &through_bytes(&v, d, 0));
+            let exact = naive(shape, &q, &k, &v);
+            let (mut noise, mut signal) = (0.0, 0.0);
+            for (i, got) in got.iter().enumerate() {
+                let got = f64::from(*got);
+                // Rounding to 16 bits, and numbers half-way between two integers.
+                assert!((got - stored[i]).abs() < 5e-4, "{shape:?} {len} {i}: {got} {}", stored[i]);
+                noise += (got - exact[i]) * (got - exact[i]);
+                signal += exact[i] * exact[i];
+            }
+            assert!(noise < 4e-4 * signal, "{shape:?}: {}", libm::sqrt(noise / signal));
         }
     }
 
@@ -211,7 +251,7 @@ mod tests {
         let keys: Vec<f32> = (0..len).flat_map(|i| core::iter::repeat_n(i as f32 / 32.0, d)).collect();
         let values = noise(len * d, 9);
         let q = alloc::vec![1.0; d];
-        let got = attention::<f32>((1, 1, d), &q, &keys, &values);
+        let got = attention::<KvCache<'_>>((1, 1, d), &q, &keys, &values);
         let want = naive((1, 1, d), &q, &keys, &values);
         for i in 0..d {
             assert!((f64::from(got[i]) - want[i]).abs() < 1e-5);
@@ -224,27 +264,30 @@ mod tests {
         let (q, mut k, mut v) = (noise(20 * d, 1), noise(100 * d, 2), noise(100 * d, 3));
         k[95 * d] = f32::NAN;
         v[90 * d] = f32::NAN;
-        let out = attention_bits(&q, &k, &v, d);
-        assert!(out[..10 * d].iter().all(|x| !x.is_nan()) && out[10 * d].is_nan());
+        for out in [
+            last_tokens::<KvCacheFp16<'_>>(&q, &k, &v, d),
+            last_tokens::<QuantizedKvCache<'_>>(&q, &k, &v, d),
+        ] {
+            assert!(out[..10 * d].iter().all(|x| !x.is_nan()) && out[10 * d].is_nan());
+            assert!(out[15 * d..].iter().all(|x| x.is_nan()));
+        }
     }
 
-    fn attention_bits(q: &[f32], k: &[f32], v: &[f32], d: usize) -> Vec<f32> {
+    fn last_tokens<'b, C: Store<'b>>(q: &[f32], k: &[f32], v: &[f32], d: usize) -> Vec<f32> {
         let shape = KvShape { layers: 1, kv_heads: 1, capacity: k.len() / d, head_dim: d };
         let mut plan = Planner::default();
-        Cache::<f16>::plan(shape, &mut plan);
-        let mut memory = alloc::vec![0; plan.total().unwrap()];
-        let mut cache = Cache::<f16>::new(shape, &mut Arena::new(&mut memory)).unwrap();
+        C::plan(shape, &mut plan);
+        let memory = alloc::vec![0; plan.total().unwrap()].leak();
+        let mut cache = C::new(shape, &mut Arena::new(memory)).unwrap();
         for (position, (k, v)) in k.chunks_exact(d).zip(v.chunks_exact(d)).enumerate() {
             cache.write(0, position, k, v);
         }
+        let mut q = q.to_vec();
+        <C::Head<'_> as Source>::prepare(&mut q, d);
         let start = (k.len() - q.len()) / d;
         let mut out = alloc::vec![0.0; q.len()];
-        FullAttention { cache: &cache, layer: 0, start, group: 1, q }.run(
-            Isa::detect(),
-            &Serial,
-            &mut out,
-            &mut [],
-        );
+        let attention = FullAttention { cache: &cache, layer: 0, start, group: 1, q: &q };
+        attention.run(Isa::detect(), &Serial, &mut out, &mut []);
         out
     }
 }

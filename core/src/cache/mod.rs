@@ -11,7 +11,9 @@ use half::f16;
 
 use crate::arena::{Arena, Planner};
 use crate::error::Result;
-use crate::kernel::attend::Head;
+use crate::kernel::attend::Source;
+use crate::kernel::attend::bytes::{ByteHead, key_block, largest, round, value_block};
+use crate::kernel::attend::floats::{Element, Head};
 
 /// Positions whose keys are interleaved.
 pub const BLOCK: usize = 16;
@@ -25,17 +27,31 @@ pub enum KvFormat {
     /// 16-bit floats: half the memory, relative rounding error 2^-11.
     #[default]
     F16,
+    /// 8-bit integers with a scale for each 32 numbers of a key and for each value: half of that.
+    Q8,
 }
 
 impl KvFormat {
-    /// Bytes of one cached number.
-    pub const fn bytes(self) -> usize {
+    /// Every form, the most exact first.
+    pub const ALL: [KvFormat; 3] = [KvFormat::F32, KvFormat::F16, KvFormat::Q8];
+
+    /// What options call it.
+    pub const fn name(self) -> &'static str {
         match self {
-            KvFormat::F32 => 4,
-            KvFormat::F16 => 2,
+            KvFormat::F32 => "f32",
+            KvFormat::F16 => "f16",
+            KvFormat::Q8 => "q8",
         }
     }
+
+    /// The form called `name`.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|format| format.name() == name)
+    }
 }
+
+/// Numbers of a key that share a scale in [`KvFormat::Q8`].
+pub const GROUP: usize = 32;
 
 /// A number as a cache stores it.
 pub trait KvElement: Pod + Send + Sync {
@@ -115,6 +131,30 @@ impl KvShape {
     }
 }
 
+/// Keys and values of every layer, in some form. What [`crate::arena::Arena`] supplies may hold anything
+/// at first.
+pub(crate) trait Store<'b>: Sized + Sync {
+    /// What one head of one layer has.
+    type Head<'a>: Source
+    where
+        Self: 'a;
+
+    /// Plans what [`Store::new`] takes; returns the bytes.
+    fn plan(shape: KvShape, planner: &mut Planner) -> usize;
+
+    /// A view of the next bytes of `arena`, with the content they hold.
+    fn new(shape: KvShape, arena: &mut Arena<'b>) -> Result<Self>;
+
+    /// The shape it was made with.
+    fn shape(&self) -> KvShape;
+
+    /// Stores one token's keys and values of `layer`; both `(kv_heads, head_dim)`.
+    fn write(&mut self, layer: usize, position: usize, keys: &[f32], values: &[f32]);
+
+    /// What one head of one layer has of the first `len` positions.
+    fn head(&self, layer: usize, head: usize, len: usize) -> Self::Head<'_>;
+}
+
 /// Keys and values of every layer, stored as `E`.
 #[derive(Debug)]
 pub struct Cache<'b, E> {
@@ -128,30 +168,33 @@ pub type KvCache<'b> = Cache<'b, f32>;
 /// Cache of 16-bit floats.
 pub type KvCacheFp16<'b> = Cache<'b, f16>;
 
-impl<'b, E: KvElement> Cache<'b, E> {
-    /// Plans what [`Cache::new`] takes; returns the bytes.
-    pub fn plan(shape: KvShape, planner: &mut Planner) -> usize {
+impl<E> Cache<'_, E> {
+    fn start(&self, layer: usize, head: usize) -> usize {
+        (layer * self.shape.kv_heads + head) * self.shape.head_len()
+    }
+}
+
+impl<'b, E: Element> Store<'b> for Cache<'b, E> {
+    type Head<'a>
+        = Head<'a, E>
+    where
+        Self: 'a;
+
+    fn plan(shape: KvShape, planner: &mut Planner) -> usize {
         let keys = planner.add::<E>(shape.elements());
         keys.saturating_add(planner.add::<E>(shape.elements()))
     }
 
-    /// A view of the next bytes of `arena`, with the content they hold.
-    pub fn new(shape: KvShape, arena: &mut Arena<'b>) -> Result<Self> {
+    fn new(shape: KvShape, arena: &mut Arena<'b>) -> Result<Self> {
         Ok(Cache { shape, keys: arena.take(shape.elements())?, values: arena.take(shape.elements())? })
     }
 
-    /// The shape it was made with.
-    pub fn shape(&self) -> KvShape {
+    fn shape(&self) -> KvShape {
         self.shape
     }
 
-    fn start(&self, layer: usize, head: usize) -> usize {
-        (layer * self.shape.kv_heads + head) * self.shape.head_len()
-    }
-
-    /// Stores one token's keys and values of `layer`; both `(kv_heads, head_dim)`.
     #[inline(always)]
-    pub fn write(&mut self, layer: usize, position: usize, keys: &[f32], values: &[f32]) {
+    fn write(&mut self, layer: usize, position: usize, keys: &[f32], values: &[f32]) {
         let d = self.shape.head_dim;
         for head in 0..self.shape.kv_heads {
             let start = self.start(layer, head);
@@ -168,12 +211,114 @@ impl<'b, E: KvElement> Cache<'b, E> {
         }
     }
 
-    /// What one head of one layer has of the first `len` positions.
-    pub(crate) fn head(&self, layer: usize, head: usize, len: usize) -> Head<'_, E> {
+    fn head(&self, layer: usize, head: usize, len: usize) -> Head<'_, E> {
         let (at, d) = (self.start(layer, head), self.shape.head_dim);
         Head {
             keys: &self.keys[at..at + len.next_multiple_of(BLOCK) * d],
             values: &self.values[at..at + len * d],
+            head_dim: d,
+        }
+    }
+}
+
+/// Cache of 8-bit integers. A key has a scale for each [`GROUP`] of its numbers, a value has one; scales are
+/// f16, so that numbers over 8 million are stored as that.
+#[derive(Debug)]
+pub struct QuantizedKvCache<'b> {
+    shape: KvShape,
+    /// Heads of blocks as [`ByteHead`] has them.
+    keys: &'b mut [u8],
+    values: &'b mut [u8],
+}
+
+impl QuantizedKvCache<'_> {
+    /// Bytes of the keys and of the values of a head.
+    const fn head_bytes(shape: &KvShape) -> (usize, usize) {
+        let blocks = shape.capacity.div_ceil(BLOCK);
+        (blocks.saturating_mul(key_block(shape.head_dim)), blocks.saturating_mul(value_block(shape.head_dim)))
+    }
+}
+
+/// Scale of integers for numbers up to `most` in magnitude, and what to multiply them by; NaN for NaN.
+#[inline(always)]
+fn byte_scale(most: f32) -> (f16, f32) {
+    let scale = <f16 as KvElement>::store(most / 127.0);
+    let value = scale.load();
+    (scale, if value > 0.0 { 1.0 / value } else { 0.0 })
+}
+
+/// The nearest integer of -127..=127.
+#[inline(always)]
+fn byte(x: f32) -> u8 {
+    let most = if x > 127.0 { 127.0 } else { x };
+    round(if most < -127.0 { -127.0 } else { most }) as u8
+}
+
+impl<'b> Store<'b> for QuantizedKvCache<'b> {
+    type Head<'a>
+        = ByteHead<'a>
+    where
+        Self: 'a;
+
+    fn plan(shape: KvShape, planner: &mut Planner) -> usize {
+        let heads = shape.layers.saturating_mul(shape.kv_heads);
+        let (keys, values) = Self::head_bytes(&shape);
+        let keys = planner.add::<u8>(heads.saturating_mul(keys));
+        keys.saturating_add(planner.add::<u8>(heads.saturating_mul(values)))
+    }
+
+    fn new(shape: KvShape, arena: &mut Arena<'b>) -> Result<Self> {
+        let heads = shape.layers.saturating_mul(shape.kv_heads);
+        let (keys, values) = Self::head_bytes(&shape);
+        let keys = arena.take(heads.saturating_mul(keys))?;
+        Ok(QuantizedKvCache { shape, keys, values: arena.take(heads.saturating_mul(values))? })
+    }
+
+    fn shape(&self) -> KvShape {
+        self.shape
+    }
+
+    #[inline(always)]
+    fn write(&mut self, layer: usize, position: usize, keys: &[f32], values: &[f32]) {
+        let d = self.shape.head_dim;
+        let (key_bytes, value_bytes) = Self::head_bytes(&self.shape);
+        let (block, t) = (position / BLOCK, position % BLOCK);
+        for head in 0..self.shape.kv_heads {
+            let at = layer * self.shape.kv_heads + head;
+            let row = head * d..(head + 1) * d;
+            let start = at * key_bytes + block * key_block(d);
+            let (codes, scales) = self.keys[start..start + key_block(d)].split_at_mut(BLOCK * d);
+            for (g, key) in keys[row.clone()].chunks(GROUP).enumerate() {
+                let (scale, inverse) = byte_scale(largest(key));
+                scales[2 * (g * BLOCK + t)..][..2].copy_from_slice(&scale.to_le_bytes());
+                let codes = &mut codes[g * GROUP * BLOCK..];
+                for (pair, codes) in
+                    key.as_chunks::<2>().0.iter().zip(codes.as_chunks_mut::<{ 2 * BLOCK }>().0)
+                {
+                    codes[2 * t] = byte(pair[0] * inverse);
+                    codes[2 * t + 1] = byte(pair[1] * inverse);
+                }
+            }
+            let start = at * value_bytes + block * value_block(d);
+            let (codes, scales) = self.values[start..start + value_block(d)].split_at_mut(BLOCK * d);
+            let value = &values[row];
+            let (scale, inverse) = byte_scale(largest(value));
+            scales[2 * t..][..2].copy_from_slice(&scale.to_le_bytes());
+            let codes = &mut codes[t / 2 * 2 * d..][..2 * d];
+            for (codes, x) in codes.as_chunks_mut::<2>().0.iter_mut().zip(value) {
+                codes[t % 2] = byte(x * inverse);
+            }
+        }
+    }
+
+    fn head(&self, layer: usize, head: usize, len: usize) -> ByteHead<'_> {
+        let d = self.shape.head_dim;
+        let at = layer * self.shape.kv_heads + head;
+        let (keys, values) = Self::head_bytes(&self.shape);
+        let blocks = len.div_ceil(BLOCK);
+        ByteHead {
+            keys: &self.keys[at * keys..][..blocks * key_block(d)],
+            values: &self.values[at * values..][..blocks * value_block(d)],
             head_dim: d,
         }
     }
@@ -243,5 +388,43 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn bytes_are_near_what_was_stored() {
+        let (d, heads, len) = (72, 2, 20);
+        let shape = KvShape { layers: 2, kv_heads: heads, capacity: len, head_dim: d };
+        let mut plan = Planner::default();
+        // Blocks of 16 positions: bytes, and scales for 3 groups a key and for each value.
+        let bytes = 2 * 2 * 2 * 16 * (72 + 2 * 3) + 2 * 2 * 2 * 16 * (72 + 2);
+        assert_eq!(QuantizedKvCache::plan(shape, &mut plan), bytes);
+        let mut memory = alloc::vec![0; plan.total().unwrap()];
+        let mut cache = QuantizedKvCache::new(shape, &mut Arena::new(&mut memory)).unwrap();
+        let number = |t: usize, i: usize| libm::sinf((t * 151 + i * 7) as f32) * (1 + i / 32) as f32 * 100.0;
+        for t in 0..len {
+            let row: alloc::vec::Vec<f32> = (0..heads * d).map(|i| number(t, i)).collect();
+            cache.write(1, t, &row, &row);
+        }
+        let half = |bytes: &[u8], i: usize| f16::from_le_bytes([bytes[2 * i], bytes[2 * i + 1]]).load();
+        for h in 0..heads {
+            let head = cache.head(1, h, len);
+            for t in 0..len {
+                let key = &head.keys[t / BLOCK * key_block(d)..];
+                let value = &head.values[t / BLOCK * value_block(d)..];
+                for i in 0..d {
+                    let scale = half(&key[BLOCK * d..], i / GROUP * BLOCK + t % BLOCK);
+                    let got = f32::from(key[(i / 2 * BLOCK + t % BLOCK) * 2 + i % 2] as i8) * scale;
+                    assert!((got - number(t, h * d + i)).abs() <= 0.502 * scale, "{t} {h} {i}");
+                    let scale = half(&value[BLOCK * d..], t % BLOCK);
+                    let got = f32::from(value[(t % BLOCK / 2 * d + i) * 2 + t % 2] as i8) * scale;
+                    assert!((got - number(t, h * d + i)).abs() <= 0.502 * scale, "{t} {h} {i}");
+                }
+            }
+        }
+        // Scales: NaN shows, and what is too large is the largest.
+        assert!(byte_scale(f32::NAN).0.load().is_nan());
+        let (scale, inverse) = byte_scale(f32::INFINITY);
+        assert_eq!((scale.load(), byte(f32::INFINITY * inverse), byte(-f32::INFINITY)), (65504.0, 127, 129));
+        assert_eq!(byte_scale(0.0), (f16::ZERO, 0.0));
     }
 }

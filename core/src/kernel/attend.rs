@@ -12,15 +12,15 @@
 //! * Splits are merged first to last by [`merge`].
 #![allow(unsafe_code)]
 
+pub(crate) mod bytes;
+pub(crate) mod floats;
+
 use core::mem::MaybeUninit;
 use core::ops::Range;
-
-use half::f16;
 
 use super::isa::{Isa, Kind};
 use super::lanes::{self, LANES, Lanes};
 use super::parallel::Tile;
-use crate::cache::{BLOCK, KvElement};
 use crate::op::exp::exp;
 use crate::op::fold;
 
@@ -34,11 +34,8 @@ pub(crate) const SPLIT: usize = 1024;
 /// Queries whose scores of a tile are held at once.
 const ROWS: usize = 32;
 
-/// Numbers a head that are turned to floats at once for many queries.
-const STRIP: usize = 64;
-
-/// So many queries make it worth to turn a tile's keys and values to floats before they are used.
-const MANY: usize = 8;
+/// Floats of working memory of a job.
+const SCRATCH: usize = TILE * 64;
 
 /// What a query has seen so far: its output is the sum of `e^(score - max)` times the value, to be
 /// divided by `sum`, that of `e^(score - max)`.
@@ -52,46 +49,44 @@ impl Softmax {
     const NOTHING: Softmax = Softmax { max: f32::NEG_INFINITY, sum: 0.0 };
 }
 
-/// A cached number that vectors can be made of.
-pub(crate) trait Element: KvElement {
-    /// 16 of them as floats.
-    ///
-    /// Safety: as for [`Lanes`].
-    unsafe fn lanes<L: Lanes>(p: *const Self) -> L::F;
-
-    /// Whether it takes work to make a float of it.
-    const PACKED: bool;
-}
-
-impl Element for f32 {
-    #[inline(always)]
-    unsafe fn lanes<L: Lanes>(p: *const Self) -> L::F {
-        // SAFETY: the caller's promise.
-        unsafe { L::load(p) }
-    }
-
-    const PACKED: bool = false;
-}
-
-impl Element for f16 {
-    #[inline(always)]
-    unsafe fn lanes<L: Lanes>(p: *const Self) -> L::F {
-        // SAFETY: the caller's promise.
-        unsafe { L::load_f16(p) }
-    }
-
-    const PACKED: bool = true;
-}
-
-/// What one key-value head has cached.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Head<'a, E> {
-    /// `(blocks of 16 positions, head_dim, 16)`
-    pub(crate) keys: &'a [E],
-    /// `(positions, head_dim)`
-    pub(crate) values: &'a [E],
+/// What one key-value head has cached, in some form.
+pub(crate) trait Source: Copy + Sync {
     /// Numbers a head.
-    pub(crate) head_dim: usize,
+    fn head_dim(&self) -> usize;
+
+    /// Whether the first `positions` are there.
+    fn holds(&self, positions: usize) -> bool;
+
+    /// Turns queries `(rows, head_dim)` to the form that this source is multiplied with.
+    fn prepare(q: &mut [f32], head_dim: usize);
+
+    /// Writes to `scores`, which are zero, the products of the queries and the keys from position `start`
+    /// on. `N4` is the number of vectors that are taken at once for four queries (0: never four), `N2` for
+    /// two, `N1` for one.
+    ///
+    /// Safety: the instruction set is there; this source holds what `rows` see; `q` are prepared;
+    /// `scratch` has [`SCRATCH`] floats.
+    unsafe fn score<L: Lanes, const N4: usize, const N2: usize, const N1: usize>(
+        &self,
+        rows: &Span<'_>,
+        q: &[*const f32; ROWS],
+        start: usize,
+        scores: &mut [[f32; TILE]; ROWS],
+        scratch: *mut f32,
+    );
+
+    /// `out = out * decay`, and then adds the values from position `start` on times `weights`.
+    ///
+    /// Safety: as above; `out` has room for `head_dim` numbers each.
+    unsafe fn sum<L: Lanes, const N4: usize, const N2: usize, const N1: usize>(
+        &self,
+        rows: &Span<'_>,
+        weights: &[[f32; TILE]; ROWS],
+        decay: &[f32; ROWS],
+        start: usize,
+        out: &[*mut f32; ROWS],
+        scratch: *mut f32,
+    );
 }
 
 /// The queries of a job: `heads` side by side for each of `tokens`.
@@ -143,14 +138,8 @@ impl<'a> Rows<'a> {
 
 /// `out = softmax(q . k^T / sqrt(head_dim)) v`. `out` and `spare` have a row for each token, of `heads`
 /// times `head_dim` numbers; `spare` is only used beyond [`SPLIT`] positions.
-pub(crate) fn attend<E: Element>(
-    isa: Isa,
-    head: Head<'_, E>,
-    q: Queries<'_>,
-    out: &mut Tile<'_>,
-    spare: &mut Tile<'_>,
-) {
-    let d = head.head_dim;
+pub(crate) fn attend<S: Source>(isa: Isa, head: S, q: Queries<'_>, out: &mut Tile<'_>, spare: &mut Tile<'_>) {
+    let d = head.head_dim();
     for rows in Rows::parts(q, d) {
         let seen = q.seen + rows.place(rows.count - 1).0;
         let mut total = [Softmax::NOTHING; ROWS];
@@ -181,14 +170,14 @@ pub(crate) const fn part_len(head_dim: usize) -> usize {
 
 /// [`attend`] for one token and positions `range`, a split, without dividing by the sum. `parts` is
 /// `(heads, part_len(head_dim))`.
-pub(crate) fn attend_split<E: Element>(
+pub(crate) fn attend_split<S: Source>(
     isa: Isa,
-    head: Head<'_, E>,
+    head: S,
     q: Queries<'_>,
     range: Range<usize>,
     parts: &mut [f32],
 ) {
-    let d = head.head_dim;
+    let d = head.head_dim();
     let one = Queries { tokens: 1, ..q };
     for rows in Rows::parts(one, d) {
         let mut softmax = [Softmax::NOTHING; ROWS];
@@ -239,8 +228,8 @@ fn finish(total: Softmax, out: &mut [f32]) {
 }
 
 /// What [`run`] works on; its pointers are good for `head_dim` numbers.
-struct Job<'a, E> {
-    head: Head<'a, E>,
+struct Job<S> {
+    head: S,
     /// Within one split; begins at a multiple of [`TILE`].
     range: Range<usize>,
     count: usize,
@@ -252,17 +241,16 @@ struct Job<'a, E> {
 
 /// Sets `out` and `softmax` to what `rows` see of positions `range`. The pointers of `out` are good for
 /// `head_dim` numbers, which nobody else has.
-fn span<E: Element>(
+fn span<S: Source>(
     isa: Isa,
-    head: &Head<'_, E>,
+    head: &S,
     rows: &Rows<'_>,
     range: Range<usize>,
     out: &[*mut f32; ROWS],
     softmax: &mut [Softmax; ROWS],
 ) {
-    let d = head.head_dim;
-    assert!(range.start.is_multiple_of(TILE) && head.keys.len() >= range.end.next_multiple_of(BLOCK) * d);
-    assert!(head.values.len() >= range.end * d && rows.count <= ROWS);
+    let d = head.head_dim();
+    assert!(range.start.is_multiple_of(TILE) && head.holds(range.end) && rows.count <= ROWS);
     let mut job = Job {
         head: *head,
         range,
@@ -284,44 +272,42 @@ fn span<E: Element>(
             #[cfg(target_arch = "x86_64")]
             Kind::Avx512Vnni => avx512(&job, softmax),
             #[cfg(target_arch = "aarch64")]
-            Kind::Neon | Kind::NeonDot => run::<lanes::Neon, E, 1, 2, 4, 2>(&job, softmax),
+            Kind::Neon | Kind::NeonDot => run::<lanes::Neon, S, 1, 2, 4, 2>(&job, softmax),
             #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
-            Kind::Simd128 => run::<lanes::Simd128, E, 0, 1, 2, 1>(&job, softmax),
-            Kind::Scalar => run::<lanes::Scalar, E, 0, 1, 2, 1>(&job, softmax),
+            Kind::Simd128 => run::<lanes::Simd128, S, 0, 1, 2, 1>(&job, softmax),
+            Kind::Scalar => run::<lanes::Scalar, S, 0, 1, 2, 1>(&job, softmax),
         }
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,f16c")]
-unsafe fn avx2<E: Element>(job: &Job<'_, E>, softmax: &mut [Softmax; ROWS]) {
+unsafe fn avx2<S: Source>(job: &Job<S>, softmax: &mut [Softmax; ROWS]) {
     // SAFETY: the caller's promise.
-    unsafe { run::<lanes::Avx2, E, 1, 2, 4, 2>(job, softmax) }
+    unsafe { run::<lanes::Avx2, S, 1, 2, 4, 2>(job, softmax) }
 }
 
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512vl")]
-unsafe fn avx512<E: Element>(job: &Job<'_, E>, softmax: &mut [Softmax; ROWS]) {
+#[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
+unsafe fn avx512<S: Source>(job: &Job<S>, softmax: &mut [Softmax; ROWS]) {
     // SAFETY: the caller's promise.
-    unsafe { run::<lanes::Avx512, E, 4, 1, 4, 8>(job, softmax) }
+    unsafe { run::<lanes::Avx512, S, 4, 1, 4, 8>(job, softmax) }
 }
 
-/// The vectors whose sums are in registers at once: `N4` for each of four queries (0: never four), `N2`
-/// for each of two, `N1` for one.
-///
-/// Safety: the instruction set is there, the job's pointers are good and not aliased.
+/// Safety: the instruction set is there, the job's pointers are good and not aliased. For the numbers see
+/// [`Source::score`]; `V2` stands for `N2` where values are added.
 #[inline(always)]
-unsafe fn run<L: Lanes, E: Element, const N4: usize, const N2: usize, const N1: usize, const V2: usize>(
-    job: &Job<'_, E>,
+unsafe fn run<L: Lanes, S: Source, const N4: usize, const N2: usize, const N1: usize, const V2: usize>(
+    job: &Job<S>,
     softmax: &mut [Softmax; ROWS],
 ) {
-    let (d, count) = (job.head.head_dim, job.count);
+    let (d, count) = (job.head.head_dim(), job.count);
     let scale = 1.0 / libm::sqrtf(d as f32);
     let mut scores = [[0.0; TILE]; ROWS];
     let mut decay = [0.0; ROWS];
-    let mut floats = [const { MaybeUninit::<f32>::uninit() }; TILE * STRIP];
-    let floats: *mut f32 = floats.as_mut_ptr().cast();
-    // SAFETY: see at each.
+    let mut scratch = [const { MaybeUninit::<f32>::uninit() }; SCRATCH];
+    let scratch: *mut f32 = scratch.as_mut_ptr().cast();
+    // SAFETY: the caller's promise; `span` has checked that the head holds the positions.
     unsafe {
         for &out in &job.out[..count] {
             out.write_bytes(0, d);
@@ -339,63 +325,13 @@ unsafe fn run<L: Lanes, E: Element, const N4: usize, const N2: usize, const N1: 
             for r in first..count {
                 visible[r] = job.seen[r].min(end) - start;
             }
-            let most = visible[count - 1];
-            let many = E::PACKED && count - first >= MANY;
             let rows = Span { first, count, visible: &visible };
-
             scores[first..count].fill([0.0; TILE]);
-            let blocks = most.div_ceil(BLOCK);
-            // A block has 16 times d numbers; there are as many as positions, rounded up.
-            let keys = job.head.keys.as_ptr().add(start * d);
-            if many {
-                for at in (0..d).step_by(STRIP) {
-                    let n = STRIP.min(d - at);
-                    for b in 0..blocks {
-                        for i in 0..n {
-                            let key = E::lanes::<L>(keys.add((b * d + at + i) * LANES));
-                            L::store(floats.add((b * STRIP + i) * LANES), key);
-                        }
-                    }
-                    let keys =
-                        Keys { p: floats.cast_const(), stride: STRIP * LANES, blocks, at, n, ahead: false };
-                    score::<L, f32, N4, N2, N1>(&rows, &job.q, keys, &mut scores);
-                }
-            } else {
-                let keys = Keys { p: keys, stride: d * LANES, blocks, at: 0, n: d, ahead: true };
-                score::<L, E, N4, N2, N1>(&rows, &job.q, keys, &mut scores);
-            }
-
+            job.head.score::<L, N4, N2, N1>(&rows, &job.q, start, &mut scores, scratch);
             for r in first..count {
                 decay[r] = softmax[r].add_tile(&mut scores[r], visible[r], scale);
             }
-
-            let values = job.head.values.as_ptr().add(start * d);
-            let whole = d / LANES * LANES;
-            if many {
-                for at in (0..whole).step_by(STRIP) {
-                    let n = STRIP.min(whole - at);
-                    for t in 0..most {
-                        for i in (0..n).step_by(LANES) {
-                            let value = E::lanes::<L>(values.add(t * d + at + i));
-                            L::store(floats.add(t * STRIP + i), value);
-                        }
-                    }
-                    let values = Values { p: floats.cast_const(), stride: STRIP, at, n, ahead: false };
-                    sum::<L, f32, N4, V2, N1>(&rows, values, &scores, &decay, &job.out);
-                }
-            } else {
-                let values = Values { p: values, stride: d, at: 0, n: whole, ahead: true };
-                sum::<L, E, N4, V2, N1>(&rows, values, &scores, &decay, &job.out);
-            }
-            for at in whole..d {
-                for r in first..count {
-                    let out = &mut *job.out[r].add(at);
-                    *out *= decay[r];
-                    for t in 0..visible[r] {
-                        *out += scores[r][t] * (*values.add(t * d + at)).load();
-                    }
-                }
-            }
+            job.head.sum::<L, N4, V2, N1>(&rows, &scores, &decay, start, &job.out, scratch);
         }
     }
 }
@@ -432,260 +368,26 @@ impl Softmax {
     }
 }
 
-/// Asks for the cache lines of vectors `first..first + n` at `p`.
-#[inline(always)]
-fn ask<L: Lanes, E>(p: *const u8, first: usize, n: usize) {
-    const LINE: usize = 64;
-    let bytes = LANES * size_of::<E>();
-    for line in 0..(n * bytes).div_ceil(LINE) {
-        L::prefetch(p.wrapping_add(first * bytes + line * LINE));
-    }
-}
-
-/// The queries that see something of a tile: `first..count`, of which `visible[r]` positions.
-struct Span<'a> {
+/// The queries that see something of a tile: `first..count`, of which `visible[r]` positions, not falling.
+pub(crate) struct Span<'a> {
     first: usize,
     count: usize,
     visible: &'a [usize; ROWS],
 }
 
-/// Numbers `at..at + n` of the keys of a tile.
-#[derive(Clone, Copy)]
-struct Keys<E> {
-    /// `(blocks, stride)`; number `at` of the first block's keys is first.
-    p: *const E,
-    stride: usize,
-    blocks: usize,
-    at: usize,
-    n: usize,
-    /// Whether the next tile follows in memory and should be asked for.
-    ahead: bool,
-}
-
-/// Adds the products of queries and keys to `scores`.
-#[inline(always)]
-unsafe fn score<L: Lanes, E: Element, const N4: usize, const N2: usize, const N1: usize>(
-    rows: &Span<'_>,
-    q: &[*const f32; ROWS],
-    keys: Keys<E>,
-    scores: &mut [[f32; TILE]; ROWS],
-) {
-    let mut r = rows.first;
-    // SAFETY: the caller's promise.
-    unsafe {
-        while r < rows.count {
-            let left = rows.count - r;
-            let keys = Keys { ahead: keys.ahead && r == rows.first, ..keys };
-            let (q, scores) = (&q[r..], scores[r..].as_flattened_mut().as_mut_ptr());
-            r += if N4 > 0 && left >= 4 {
-                score_blocks::<L, E, 4, N4>(q, keys, scores)
-            } else if left >= 2 {
-                score_blocks::<L, E, 2, N2>(q, keys, scores)
-            } else {
-                score_blocks::<L, E, 1, N1>(q, keys, scores)
-            };
-        }
+impl Span<'_> {
+    /// Positions that the last one sees, which are all that any sees.
+    #[inline(always)]
+    fn most(&self) -> usize {
+        self.visible[self.count - 1]
     }
 }
 
-/// `R` queries and all blocks of a tile; `R`.
+/// Asks for `bytes` at `p`, which may be any address.
 #[inline(always)]
-unsafe fn score_blocks<L: Lanes, E: Element, const R: usize, const N: usize>(
-    q: &[*const f32],
-    keys: Keys<E>,
-    scores: *mut f32,
-) -> usize {
-    let mut b = 0;
-    // SAFETY: the caller's promise; a tile of scores has room for all blocks.
-    unsafe {
-        while b + N <= keys.blocks {
-            score_tile::<L, E, R, N>(q, keys, b, scores);
-            b += N;
-        }
-        while b < keys.blocks {
-            score_tile::<L, E, R, 1>(q, keys, b, scores);
-            b += 1;
-        }
-    }
-    R
-}
-
-#[inline(always)]
-unsafe fn score_tile<L: Lanes, E: Element, const R: usize, const N: usize>(
-    q: &[*const f32],
-    keys: Keys<E>,
-    b: usize,
-    scores: *mut f32,
-) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let keys_at = keys.p.add(b * keys.stride);
-        let scores = scores.add(b * LANES);
-        let mut sums = [[L::splat(0.0); N]; R];
-        for r in 0..R {
-            for n in 0..N {
-                sums[r][n] = L::load(scores.add(r * TILE + n * LANES));
-            }
-        }
-        let next = keys_at.wrapping_add(TILE / LANES * keys.stride).cast::<u8>();
-        // Steps that make up a cache line.
-        let line = const { if size_of::<E>() < 4 { 4 / size_of::<E>() } else { 1 } };
-        let mut i = 0;
-        while i + line <= keys.n {
-            if keys.ahead {
-                ask::<L, E>(next, i * N, N * line);
-            }
-            for i in i..i + line {
-                score_step::<L, E, R, N>(q, keys, keys_at, i, &mut sums);
-            }
-            i += line;
-        }
-        while i < keys.n {
-            score_step::<L, E, R, N>(q, keys, keys_at, i, &mut sums);
-            i += 1;
-        }
-        for r in 0..R {
-            for n in 0..N {
-                L::store(scores.add(r * TILE + n * LANES), sums[r][n]);
-            }
-        }
-    }
-}
-
-#[inline(always)]
-unsafe fn score_step<L: Lanes, E: Element, const R: usize, const N: usize>(
-    q: &[*const f32],
-    keys: Keys<E>,
-    keys_at: *const E,
-    i: usize,
-    sums: &mut [[L::F; N]; R],
-) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let mut k = [L::splat(0.0); N];
-        for n in 0..N {
-            k[n] = E::lanes::<L>(keys_at.add(n * keys.stride + i * LANES));
-        }
-        for r in 0..R {
-            let x = L::splat(*q[r].add(keys.at + i));
-            for n in 0..N {
-                sums[r][n] = L::add(sums[r][n], L::mul(x, k[n]));
-            }
-        }
-    }
-}
-
-/// Numbers `at..at + n` of the values of a tile; `n` is a multiple of [`LANES`].
-#[derive(Clone, Copy)]
-struct Values<E> {
-    /// `(positions, stride)`; number `at` of the first position is first.
-    p: *const E,
-    stride: usize,
-    at: usize,
-    n: usize,
-    /// Whether the next tile follows in memory and should be asked for.
-    ahead: bool,
-}
-
-/// `out = out * decay`, and then the sum of the values times `weights`.
-#[inline(always)]
-unsafe fn sum<L: Lanes, E: Element, const N4: usize, const N2: usize, const N1: usize>(
-    rows: &Span<'_>,
-    values: Values<E>,
-    weights: &[[f32; TILE]; ROWS],
-    decay: &[f32; ROWS],
-    out: &[*mut f32; ROWS],
-) {
-    let mut r = rows.first;
-    // SAFETY: the caller's promise.
-    unsafe {
-        while r < rows.count {
-            let left = rows.count - r;
-            let values = Values { ahead: values.ahead && r == rows.first, ..values };
-            // What the first of them sees, the others see.
-            let n = rows.visible[r];
-            let (w, d, o) = (&weights[r..], &decay[r..], &out[r..]);
-            let shared = if N4 > 0 && left >= 4 {
-                sum_columns::<L, E, 4, N4>(values, w, 0..n, d, o)
-            } else if left >= 2 {
-                sum_columns::<L, E, 2, N2>(values, w, 0..n, d, o)
-            } else {
-                sum_columns::<L, E, 1, N1>(values, w, 0..n, d, o)
-            };
-            for r in r + 1..r + shared {
-                if rows.visible[r] > n {
-                    let rest = n..rows.visible[r];
-                    sum_columns::<L, E, 1, N1>(values, &weights[r..], rest, &[1.0], &out[r..]);
-                }
-            }
-            r += shared;
-        }
-    }
-}
-
-/// `R` queries and positions `range`; `R`.
-#[inline(always)]
-unsafe fn sum_columns<L: Lanes, E: Element, const R: usize, const N: usize>(
-    values: Values<E>,
-    weights: &[[f32; TILE]],
-    range: Range<usize>,
-    decay: &[f32],
-    out: &[*mut f32],
-) -> usize {
-    let mut c = 0;
-    // SAFETY: the caller's promise.
-    unsafe {
-        while c + N * LANES <= values.n {
-            sum_tile::<L, E, R, N>(values, c, weights, range.clone(), decay, out);
-            c += N * LANES;
-        }
-        while c < values.n {
-            sum_tile::<L, E, R, 1>(values, c, weights, range.clone(), decay, out);
-            c += LANES;
-        }
-    }
-    R
-}
-
-#[inline(always)]
-unsafe fn sum_tile<L: Lanes, E: Element, const R: usize, const N: usize>(
-    values: Values<E>,
-    c: usize,
-    weights: &[[f32; TILE]],
-    range: Range<usize>,
-    decay: &[f32],
-    out: &[*mut f32],
-) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let weights = weights[..R].as_flattened().as_ptr();
-        let mut sums = [[L::splat(0.0); N]; R];
-        for r in 0..R {
-            for n in 0..N {
-                let o = L::load(out[r].add(values.at + c + n * LANES));
-                sums[r][n] = L::mul(o, L::splat(decay[r]));
-            }
-        }
-        let next = values.p.wrapping_add(TILE * values.stride + c);
-        for t in range {
-            if values.ahead {
-                ask::<L, E>(next.wrapping_add(t * values.stride).cast(), 0, N);
-            }
-            let mut v = [L::splat(0.0); N];
-            for n in 0..N {
-                v[n] = E::lanes::<L>(values.p.add(t * values.stride + c + n * LANES));
-            }
-            for r in 0..R {
-                let w = L::splat(*weights.add(r * TILE + t));
-                for n in 0..N {
-                    sums[r][n] = L::add(sums[r][n], L::mul(w, v[n]));
-                }
-            }
-        }
-        for r in 0..R {
-            for n in 0..N {
-                L::store(out[r].add(values.at + c + n * LANES), sums[r][n]);
-            }
-        }
+fn ask<L: Lanes>(p: *const u8, bytes: usize) {
+    const LINE: usize = 64;
+    for line in 0..bytes.div_ceil(LINE) {
+        L::prefetch(p.wrapping_add(line * LINE));
     }
 }

@@ -10,10 +10,10 @@
 use super::config::Qwen3Config;
 use super::weights::{TransformerBlock, Weights};
 use crate::attention::full::FullAttention;
-use crate::cache::Cache;
+use crate::cache::Store;
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
-use crate::kernel::attend::Element;
+use crate::kernel::attend::Source;
 use crate::kernel::{self, Input, Isa, Q8Block, for_each_chunk, matmul, q8_blocks, vectorize};
 use crate::op::rmsnorm::{RmsNorm, rmsnorm_in_place};
 use crate::op::rope::{Rope, rotate};
@@ -101,10 +101,10 @@ impl<'p> Pass<'p> {
 impl BonsaiModel<'_> {
     /// Runs `tokens` (at most the batch) through all blocks: fills the cache at their positions and leaves
     /// the residual stream in `b.x`. The caller has checked ids and room.
-    pub(super) fn forward_blocks<E: Element>(
+    pub(super) fn forward_blocks<'c, C: Store<'c>>(
         &self,
         tokens: &[u32],
-        cache: &mut Cache<'_, E>,
+        cache: &mut C,
         b: &mut Buffers<'_>,
         pass: &Pass<'_>,
     ) -> Result<()> {
@@ -121,12 +121,12 @@ impl BonsaiModel<'_> {
         Ok(())
     }
 
-    fn attention<E: Element>(
+    fn attention<'c, C: Store<'c>>(
         &self,
         layer: usize,
         block: &TransformerBlock<'_>,
         n: usize,
-        cache: &mut Cache<'_, E>,
+        cache: &mut C,
         b: &mut Buffers<'_>,
         pass: &Pass<'_>,
     ) -> Result<()> {
@@ -154,7 +154,8 @@ impl BonsaiModel<'_> {
             cache.write(layer, pass.start + t, &b.k[row.clone()], &b.v[row]);
         }
 
-        let group = c.num_attention_heads / c.num_kv_heads;
+        <C::Head<'_> as Source>::prepare(&mut b.q[..n * q_size], d);
+        let (cache, group) = (&*cache, c.num_attention_heads / c.num_kv_heads);
         FullAttention { cache, layer, start: pass.start, group, q: &b.q[..n * q_size] }.run(
             pass.isa,
             pass.pool,

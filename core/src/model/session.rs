@@ -3,14 +3,11 @@
 
 use alloc::vec::Vec;
 
-use half::f16;
-
 use super::qwen3::{BonsaiModel, Buffers, Pass};
 use crate::arena::{Arena, Planner};
 use crate::attention::full::spare_len;
-use crate::cache::{Cache, KvFormat, KvShape};
+use crate::cache::{KvCache, KvCacheFp16, KvFormat, KvShape, QuantizedKvCache, Store};
 use crate::error::{Error, Result};
-use crate::kernel::attend::Element;
 use crate::kernel::{Isa, Q8Block, q8_blocks};
 use crate::op::argmax;
 use crate::pool::Pool;
@@ -95,8 +92,9 @@ impl BonsaiModel<'_> {
         let mut planner = Planner::default();
         let shape = self.kv_shape(&options);
         let kv = match options.kv {
-            KvFormat::F32 => Cache::<f32>::plan(shape, &mut planner),
-            KvFormat::F16 => Cache::<f16>::plan(shape, &mut planner),
+            KvFormat::F32 => KvCache::plan(shape, &mut planner),
+            KvFormat::F16 => KvCacheFp16::plan(shape, &mut planner),
+            KvFormat::Q8 => QuantizedKvCache::plan(shape, &mut planner),
         };
         let logits = planner.add::<f32>(options.logit_rows.saturating_mul(self.config().vocab_size));
         for len in self.buffer_lengths(&options) {
@@ -273,26 +271,27 @@ impl<'m> Session<'m> {
         self.model.check_tokens(tokens)
     }
 
-    fn run(
-        &mut self,
+    fn run<'s>(
+        &'s mut self,
         tokens: &[u32],
         pool: &dyn Pool,
         wanted: Wanted,
         sink: &mut dyn FnMut(usize, &[f32]),
-    ) -> Result<&[f32]> {
+    ) -> Result<&'s [f32]> {
         match self.options.kv {
-            KvFormat::F32 => self.run_with::<f32>(tokens, pool, wanted, sink),
-            KvFormat::F16 => self.run_with::<f16>(tokens, pool, wanted, sink),
+            KvFormat::F32 => self.run_with::<KvCache<'s>>(tokens, pool, wanted, sink),
+            KvFormat::F16 => self.run_with::<KvCacheFp16<'s>>(tokens, pool, wanted, sink),
+            KvFormat::Q8 => self.run_with::<QuantizedKvCache<'s>>(tokens, pool, wanted, sink),
         }
     }
 
-    fn run_with<E: Element>(
-        &mut self,
+    fn run_with<'s, C: Store<'s>>(
+        &'s mut self,
         tokens: &[u32],
         pool: &dyn Pool,
         wanted: Wanted,
         sink: &mut dyn FnMut(usize, &[f32]),
-    ) -> Result<&[f32]> {
+    ) -> Result<&'s [f32]> {
         let (model, options) = (self.model, self.options);
         let vocab = model.config().vocab_size;
         let memory = match &mut self.memory {
@@ -300,7 +299,7 @@ impl<'m> Session<'m> {
             Memory::Borrowed(memory) => memory,
         };
         let mut arena = Arena::new(memory);
-        let mut cache = Cache::<E>::new(model.kv_shape(&options), &mut arena)?;
+        let mut cache = C::new(model.kv_shape(&options), &mut arena)?;
         let logits = arena.take::<f32>(options.logit_rows * vocab)?;
         let mut buffers = model.buffers(&options, &mut arena)?;
 

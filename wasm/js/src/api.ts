@@ -20,7 +20,7 @@ export interface LoadOptions {
   /** Tokens a conversation can hold. Default: the model's own limit, at most 4096. */
   context?: number;
   /** Number format of the key-value cache. Default `f16`. */
-  kv?: "f16" | "f32";
+  kv?: "f16" | "f32" | "q8";
   /** Number format of activations between layers' inputs. `f32` is exact and slower. Default `int8`. */
   activations?: "int8" | "f32";
   /**

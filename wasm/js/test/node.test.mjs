@@ -63,6 +63,16 @@ describe("a loaded model", () => {
     await assert.rejects(Engine.load(MODEL, { threads: 0 }), fails("argument"));
   });
 
+  test("keeps keys and values in bytes on request", async () => {
+    const [half, bytes] = [await Engine.load(MODEL, {}), await Engine.load(MODEL, { kv: "q8" })];
+    assert.ok(bytes.info.memory.kv < 0.6 * half.info.memory.kv);
+    const messages = [{ role: "user", content: "What does a cow say?" }];
+    const reply = async (engine) => (await collect(engine.chat(messages, { preset: "greedy", maxTokens: 8 }))).text;
+    assert.equal(await reply(bytes), await reply(half));
+    await half.dispose();
+    await bytes.dispose();
+  });
+
   test("says what the model's trainer says, token by token", async () => {
     const exact = await Engine.load(MODEL, { activations: "f32", kv: "f32" });
     for (const { messages, prompt_ids, continuation_ids, text } of EXPECTED.chats) {

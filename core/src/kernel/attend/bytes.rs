@@ -1,0 +1,330 @@
+//! Keys and values as 8-bit integers.
+//!
+//! Queries and weights become integers of 16 bits, so that products are exact in 32 bits and the order of
+//! adding them is free: `score = sum over groups of f32(integer) * scale`, group after group, and
+//! `out += f32(integer) * step` once a tile, where the scales of the values are part of the weights.
+#![allow(unsafe_code)]
+
+use half::f16;
+
+use super::{ROWS, Source, Span, TILE, ask};
+use crate::cache::{BLOCK, GROUP};
+use crate::kernel::lanes::{LANES, Lanes};
+
+/// The largest magnitude of the integers of queries and weights.
+const LARGEST: f32 = 32767.0;
+/// Magnitudes below count as zero, so that no reciprocal overflows.
+const LEAST: f32 = f32::from_bits((127 - 100) << 23);
+
+/// What one key-value head has cached.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ByteHead<'a> {
+    /// Blocks of 16 positions: codes `(head_dim / 2, 16, 2)`, number `2 p + i` of position `t` at
+    /// `[p][t][i]`, then f16 scales `(groups of 32 numbers, 16)`.
+    pub(crate) keys: &'a [u8],
+    /// Blocks of 16 positions: codes `(8, head_dim, 2)`, number `c` of position `2 t + i` at `[t][c][i]`,
+    /// then f16 scales `(16)`.
+    pub(crate) values: &'a [u8],
+    /// Numbers a head, even.
+    pub(crate) head_dim: usize,
+}
+
+/// Bytes of the keys of [`BLOCK`] positions.
+pub(crate) const fn key_block(head_dim: usize) -> usize {
+    BLOCK * (head_dim + 2 * head_dim.div_ceil(GROUP))
+}
+
+/// Bytes of the values of [`BLOCK`] positions.
+pub(crate) const fn value_block(head_dim: usize) -> usize {
+    BLOCK * (head_dim + 2)
+}
+
+/// Nearest integer of a magnitude below 2^22; anything for NaN.
+#[inline(always)]
+pub(crate) fn round(x: f32) -> i32 {
+    const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23
+    (x + ROUND).to_bits().wrapping_sub(ROUND.to_bits()) as i32
+}
+
+/// The largest magnitude; NaN if there is a NaN.
+#[inline(always)]
+pub(crate) fn largest(x: &[f32]) -> f32 {
+    // Magnitudes compare like their bits, with NaN above infinity.
+    f32::from_bits(x.iter().fold(0, |m, v| m.max(v.to_bits() & 0x7fff_ffff)))
+}
+
+impl Source for ByteHead<'_> {
+    fn head_dim(&self) -> usize {
+        self.head_dim
+    }
+
+    fn holds(&self, positions: usize) -> bool {
+        let blocks = positions.div_ceil(BLOCK);
+        let d = self.head_dim;
+        self.keys.len() >= blocks * key_block(d) && self.values.len() >= blocks * value_block(d)
+    }
+
+    /// Pairs of 16-bit integers in the first half of a row, then the float that they are counted in.
+    fn prepare(q: &mut [f32], head_dim: usize) {
+        for row in q.chunks_exact_mut(head_dim) {
+            let most = largest(row);
+            let (step, inverse) = match most {
+                most if most < LEAST => (0.0, 0.0),
+                most if most.is_finite() => (most / LARGEST, LARGEST / most),
+                _ => (f32::NAN, 0.0),
+            };
+            let integer = |x: f32| round(x * inverse);
+            for p in 0..head_dim / 2 {
+                let pair = integer(row[2 * p]) & 0xffff | integer(row[2 * p + 1]) << 16;
+                bytemuck::cast_slice_mut::<f32, i32>(row)[p] = pair;
+            }
+            row[head_dim / 2] = step;
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn score<L: Lanes, const N4: usize, const N2: usize, const N1: usize>(
+        &self,
+        rows: &Span<'_>,
+        q: &[*const f32; ROWS],
+        start: usize,
+        scores: &mut [[f32; TILE]; ROWS],
+        _: *mut f32,
+    ) {
+        let (d, bytes) = (self.head_dim, key_block(self.head_dim));
+        // SAFETY: the caller's promise.
+        unsafe {
+            let keys = self.keys.as_ptr().add(start / BLOCK * bytes);
+            for b in 0..rows.most().div_ceil(BLOCK) {
+                let keys = keys.add(b * bytes);
+                let mut r = rows.first;
+                while r < rows.count {
+                    let left = rows.count - r;
+                    let ahead = r == rows.first;
+                    let (q, scores) = (&q[r..], scores[r..].as_flattened_mut()[b * LANES..].as_mut_ptr());
+                    r += if left >= 4 {
+                        score_block::<L, 4, 1>(keys, d, ahead, q, scores)
+                    } else if left >= 2 {
+                        score_block::<L, 2, 2>(keys, d, ahead, q, scores)
+                    } else {
+                        score_block::<L, 1, 4>(keys, d, ahead, q, scores)
+                    };
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn sum<L: Lanes, const N4: usize, const N2: usize, const N1: usize>(
+        &self,
+        rows: &Span<'_>,
+        weights: &[[f32; TILE]; ROWS],
+        decay: &[f32; ROWS],
+        start: usize,
+        out: &[*mut f32; ROWS],
+        _: *mut f32,
+    ) {
+        let (d, bytes) = (self.head_dim, value_block(self.head_dim));
+        let blocks = rows.most().div_ceil(BLOCK);
+        let mut integers = [[0; TILE]; ROWS];
+        let mut steps = [0.0; ROWS];
+        let mut scales = [0.0; TILE];
+        // SAFETY: the caller's promise.
+        unsafe {
+            let values = self.values.as_ptr().add(start / BLOCK * bytes);
+            for b in 0..blocks {
+                let scale = L::load_f16(values.add(b * bytes + BLOCK * d).cast());
+                L::store(scales.as_mut_ptr().add(b * BLOCK), scale);
+            }
+            for r in rows.first..rows.count {
+                steps[r] = to_integers(&weights[r], &scales, rows.visible[r], &mut integers[r]);
+            }
+            let values = Bytes { p: values, block: bytes, blocks, head_dim: d, ahead: true };
+            let mut r = rows.first;
+            while r < rows.count {
+                let left = rows.count - r;
+                let values = Bytes { ahead: r == rows.first, ..values };
+                let (w, s, decay, out) = (&integers[r..], &steps[r..], &decay[r..], &out[r..]);
+                r += if N4 > 0 && left >= 4 {
+                    sum_columns::<L, 4, N4>(&values, w, s, decay, out)
+                } else if left >= 2 {
+                    sum_columns::<L, 2, N2>(&values, w, s, decay, out)
+                } else {
+                    sum_columns::<L, 1, N1>(&values, w, s, decay, out)
+                };
+            }
+        }
+    }
+}
+
+/// `R` queries and the keys of a block, with `S` integers side by side for each; `R`.
+#[inline(always)]
+unsafe fn score_block<L: Lanes, const R: usize, const S: usize>(
+    keys: *const u8,
+    d: usize,
+    ahead: bool,
+    q: &[*const f32],
+    scores: *mut f32,
+) -> usize {
+    let scales = keys.wrapping_add(BLOCK * d).cast::<f16>();
+    // Two tiles: what is closer comes too late.
+    let next = keys.wrapping_add(2 * TILE / BLOCK * key_block(d));
+    // SAFETY: the caller's promise; a query's step comes after its pairs.
+    unsafe {
+        let mut sums = [L::splat(0.0); R];
+        for (g, from) in (0..d / 2).step_by(GROUP / 2).enumerate() {
+            let to = (d / 2).min(from + GROUP / 2);
+            if ahead {
+                // A part of the block, scales included.
+                ask::<L>(next.wrapping_add(g * (GROUP + 2) * LANES), (GROUP + 2) * LANES);
+            }
+            let mut n = [[L::zero(); S]; R];
+            let mut p = from;
+            while p + S <= to {
+                for s in 0..S {
+                    let pairs = L::pairs(keys.add((p + s) * 2 * LANES).cast());
+                    for r in 0..R {
+                        n[r][s] = L::dot_at(n[r][s], pairs, q[r].cast::<i32>().add(p + s));
+                    }
+                }
+                p += S;
+            }
+            while p < to {
+                let pairs = L::pairs(keys.add(p * 2 * LANES).cast());
+                for r in 0..R {
+                    n[r][0] = L::dot(n[r][0], pairs, *q[r].cast::<i32>().add(p));
+                }
+                p += 1;
+            }
+            let scale = L::load_f16(scales.add(g * LANES));
+            for r in 0..R {
+                let mut all = n[r][0];
+                for s in 1..S {
+                    all = L::add_integers(all, n[r][s]);
+                }
+                sums[r] = L::add(sums[r], L::mul(L::to_float(all), scale));
+            }
+        }
+        for r in 0..R {
+            L::store(scores.add(r * TILE), L::mul(sums[r], L::splat(*q[r].add(d / 2))));
+        }
+    }
+    R
+}
+
+/// Writes `weights * scales` of the first `n` positions as integers, zero for the others; returns what they
+/// are counted in.
+#[inline(always)]
+fn to_integers(weights: &[f32; TILE], scales: &[f32; TILE], n: usize, out: &mut [i16; TILE]) -> f32 {
+    let mut scaled = [0.0; TILE];
+    let mut lanes = [0; LANES];
+    for (i, scaled) in scaled.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
+        for l in 0..LANES {
+            let t = i * LANES + l;
+            let weight = if t < n { weights[t] * scales[t] } else { 0.0 };
+            scaled[l] = weight;
+            // Weights are not negative and compare like their bits, with NaN above all.
+            lanes[l] = lanes[l].max(weight.to_bits() & 0x7fff_ffff);
+        }
+    }
+    let most = f32::from_bits(lanes.iter().fold(0, |m, &l| m.max(l)));
+    if most < LEAST {
+        *out = [0; TILE];
+        return 0.0;
+    }
+    let inverse = LARGEST / most;
+    for (out, scaled) in out.iter_mut().zip(scaled) {
+        *out = round(scaled * inverse) as i16;
+    }
+    most / LARGEST
+}
+
+/// The values of a tile.
+#[derive(Clone, Copy)]
+struct Bytes {
+    p: *const u8,
+    /// Bytes of a block.
+    block: usize,
+    blocks: usize,
+    head_dim: usize,
+    /// Whether what follows in memory should be asked for.
+    ahead: bool,
+}
+
+/// `R` queries; `R`.
+#[inline(always)]
+unsafe fn sum_columns<L: Lanes, const R: usize, const N: usize>(
+    values: &Bytes,
+    weights: &[[i16; TILE]],
+    steps: &[f32],
+    decay: &[f32],
+    out: &[*mut f32],
+) -> usize {
+    let d = values.head_dim;
+    let mut c = 0;
+    // SAFETY: the caller's promise.
+    unsafe {
+        while c + N * LANES <= d {
+            sum_tile::<L, R, N>(values, c, weights, steps, decay, out);
+            c += N * LANES;
+        }
+        while c + LANES <= d {
+            sum_tile::<L, R, 1>(values, c, weights, steps, decay, out);
+            c += LANES;
+        }
+        for c in c..d {
+            for r in 0..R {
+                let mut n = 0;
+                for t in 0..values.blocks * BLOCK {
+                    let code = values.p.add(t / BLOCK * values.block + t % BLOCK / 2 * 2 * d + 2 * c + t % 2);
+                    n += i32::from(*code as i8) * i32::from(weights[r][t]);
+                }
+                let out = &mut *out[r].add(c);
+                *out = *out * decay[r] + n as f32 * steps[r];
+            }
+        }
+    }
+    R
+}
+
+#[inline(always)]
+unsafe fn sum_tile<L: Lanes, const R: usize, const N: usize>(
+    values: &Bytes,
+    c: usize,
+    weights: &[[i16; TILE]],
+    steps: &[f32],
+    decay: &[f32],
+    out: &[*mut f32],
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let weights = weights[..R].as_flattened().as_ptr();
+        let mut n = [[L::zero(); N]; R];
+        for b in 0..values.blocks {
+            let block = values.p.add(b * values.block);
+            for t in 0..BLOCK / 2 {
+                let at = block.add(2 * (t * values.head_dim + c));
+                if values.ahead {
+                    ask::<L>(at.wrapping_add(2 * TILE / BLOCK * values.block), N * 2 * LANES);
+                }
+                let mut pairs = [L::pairs(at.cast()); N];
+                for n in 1..N {
+                    pairs[n] = L::pairs(at.add(n * 2 * LANES).cast());
+                }
+                for r in 0..R {
+                    let weight = weights.add(r * TILE + b * BLOCK + 2 * t).cast::<i32>().read_unaligned();
+                    for i in 0..N {
+                        n[r][i] = L::dot(n[r][i], pairs[i], weight);
+                    }
+                }
+            }
+        }
+        for r in 0..R {
+            for i in 0..N {
+                let out = out[r].add(c + i * LANES);
+                let old = L::mul(L::load(out), L::splat(decay[r]));
+                L::store(out, L::add(old, L::mul(L::to_float(n[r][i]), L::splat(steps[r]))));
+            }
+        }
+    }
+}

@@ -1,0 +1,394 @@
+//! Keys and values as floats of some precision.
+#![allow(unsafe_code)]
+
+use core::ops::Range;
+
+use half::f16;
+
+use super::{ROWS, SCRATCH, Source, Span, TILE, ask};
+use crate::cache::{BLOCK, KvElement};
+use crate::kernel::lanes::{LANES, Lanes};
+
+/// Numbers a head that are turned to floats at once for many queries.
+const STRIP: usize = SCRATCH / TILE;
+
+/// So many queries make it worth to turn a tile's keys and values to floats before they are used.
+const MANY: usize = 8;
+
+/// A cached number that vectors can be made of.
+pub(crate) trait Element: KvElement {
+    /// 16 of them as floats.
+    ///
+    /// Safety: as for [`Lanes`].
+    unsafe fn lanes<L: Lanes>(p: *const Self) -> L::F;
+
+    /// Whether it takes work to make a float of it.
+    const PACKED: bool;
+}
+
+impl Element for f32 {
+    #[inline(always)]
+    unsafe fn lanes<L: Lanes>(p: *const Self) -> L::F {
+        // SAFETY: the caller's promise.
+        unsafe { L::load(p) }
+    }
+
+    const PACKED: bool = false;
+}
+
+impl Element for f16 {
+    #[inline(always)]
+    unsafe fn lanes<L: Lanes>(p: *const Self) -> L::F {
+        // SAFETY: the caller's promise.
+        unsafe { L::load_f16(p) }
+    }
+
+    const PACKED: bool = true;
+}
+
+/// What one key-value head has cached.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Head<'a, E> {
+    /// `(blocks of 16 positions, head_dim, 16)`
+    pub(crate) keys: &'a [E],
+    /// `(positions, head_dim)`
+    pub(crate) values: &'a [E],
+    /// Numbers a head.
+    pub(crate) head_dim: usize,
+}
+
+impl<E: Element> Source for Head<'_, E> {
+    fn head_dim(&self) -> usize {
+        self.head_dim
+    }
+
+    fn holds(&self, positions: usize) -> bool {
+        let d = self.head_dim;
+        self.keys.len() >= positions.next_multiple_of(BLOCK) * d && self.values.len() >= positions * d
+    }
+
+    fn prepare(_: &mut [f32], _: usize) {}
+
+    #[inline(always)]
+    unsafe fn score<L: Lanes, const N4: usize, const N2: usize, const N1: usize>(
+        &self,
+        rows: &Span<'_>,
+        q: &[*const f32; ROWS],
+        start: usize,
+        scores: &mut [[f32; TILE]; ROWS],
+        floats: *mut f32,
+    ) {
+        let d = self.head_dim;
+        let blocks = rows.most().div_ceil(BLOCK);
+        // SAFETY: the caller's promise. A block has 16 times d numbers, as many as 16 positions.
+        unsafe {
+            let keys = self.keys.as_ptr().add(start * d);
+            if !E::PACKED || rows.count - rows.first < MANY {
+                let keys = Keys { p: keys, stride: d * LANES, blocks, at: 0, n: d, ahead: true };
+                return score::<L, E, N4, N2, N1>(rows, q, keys, scores);
+            }
+            for at in (0..d).step_by(STRIP) {
+                let n = STRIP.min(d - at);
+                for b in 0..blocks {
+                    for i in 0..n {
+                        let key = E::lanes::<L>(keys.add((b * d + at + i) * LANES));
+                        L::store(floats.add((b * STRIP + i) * LANES), key);
+                    }
+                }
+                let p = floats.cast_const();
+                let keys = Keys { p, stride: STRIP * LANES, blocks, at, n, ahead: false };
+                score::<L, f32, N4, N2, N1>(rows, q, keys, scores);
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn sum<L: Lanes, const N4: usize, const N2: usize, const N1: usize>(
+        &self,
+        rows: &Span<'_>,
+        weights: &[[f32; TILE]; ROWS],
+        decay: &[f32; ROWS],
+        start: usize,
+        out: &[*mut f32; ROWS],
+        floats: *mut f32,
+    ) {
+        let d = self.head_dim;
+        let whole = d / LANES * LANES;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let values = self.values.as_ptr().add(start * d);
+            if !E::PACKED || rows.count - rows.first < MANY {
+                let values = Values { p: values, stride: d, at: 0, n: whole, ahead: true };
+                sum::<L, E, N4, N2, N1>(rows, values, weights, decay, out);
+            } else {
+                for at in (0..whole).step_by(STRIP) {
+                    let n = STRIP.min(whole - at);
+                    for t in 0..rows.most() {
+                        for i in (0..n).step_by(LANES) {
+                            let value = E::lanes::<L>(values.add(t * d + at + i));
+                            L::store(floats.add(t * STRIP + i), value);
+                        }
+                    }
+                    let p = floats.cast_const();
+                    let values = Values { p, stride: STRIP, at, n, ahead: false };
+                    sum::<L, f32, N4, N2, N1>(rows, values, weights, decay, out);
+                }
+            }
+            for at in whole..d {
+                for r in rows.first..rows.count {
+                    let out = &mut *out[r].add(at);
+                    *out *= decay[r];
+                    for t in 0..rows.visible[r] {
+                        *out += weights[r][t] * (*values.add(t * d + at)).load();
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Bytes of a vector.
+const fn bytes<E>() -> usize {
+    LANES * size_of::<E>()
+}
+
+/// Numbers `at..at + n` of the keys of a tile.
+#[derive(Clone, Copy)]
+struct Keys<E> {
+    /// `(blocks, stride)`; number `at` of the first block's keys is first.
+    p: *const E,
+    stride: usize,
+    blocks: usize,
+    at: usize,
+    n: usize,
+    /// Whether the next tile follows in memory and should be asked for.
+    ahead: bool,
+}
+
+/// Adds the products of queries and keys to `scores`.
+#[inline(always)]
+unsafe fn score<L: Lanes, E: Element, const N4: usize, const N2: usize, const N1: usize>(
+    rows: &Span<'_>,
+    q: &[*const f32; ROWS],
+    keys: Keys<E>,
+    scores: &mut [[f32; TILE]; ROWS],
+) {
+    let mut r = rows.first;
+    // SAFETY: the caller's promise.
+    unsafe {
+        while r < rows.count {
+            let left = rows.count - r;
+            let keys = Keys { ahead: keys.ahead && r == rows.first, ..keys };
+            let (q, scores) = (&q[r..], scores[r..].as_flattened_mut().as_mut_ptr());
+            r += if N4 > 0 && left >= 4 {
+                score_blocks::<L, E, 4, N4>(q, keys, scores)
+            } else if left >= 2 {
+                score_blocks::<L, E, 2, N2>(q, keys, scores)
+            } else {
+                score_blocks::<L, E, 1, N1>(q, keys, scores)
+            };
+        }
+    }
+}
+
+/// `R` queries and all blocks of a tile; `R`.
+#[inline(always)]
+unsafe fn score_blocks<L: Lanes, E: Element, const R: usize, const N: usize>(
+    q: &[*const f32],
+    keys: Keys<E>,
+    scores: *mut f32,
+) -> usize {
+    let mut b = 0;
+    // SAFETY: the caller's promise; a tile of scores has room for all blocks.
+    unsafe {
+        while b + N <= keys.blocks {
+            score_tile::<L, E, R, N>(q, keys, b, scores);
+            b += N;
+        }
+        while b < keys.blocks {
+            score_tile::<L, E, R, 1>(q, keys, b, scores);
+            b += 1;
+        }
+    }
+    R
+}
+
+#[inline(always)]
+unsafe fn score_tile<L: Lanes, E: Element, const R: usize, const N: usize>(
+    q: &[*const f32],
+    keys: Keys<E>,
+    b: usize,
+    scores: *mut f32,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let keys_at = keys.p.add(b * keys.stride);
+        let scores = scores.add(b * LANES);
+        let mut sums = [[L::splat(0.0); N]; R];
+        for r in 0..R {
+            for n in 0..N {
+                sums[r][n] = L::load(scores.add(r * TILE + n * LANES));
+            }
+        }
+        let next = keys_at.wrapping_add(TILE / LANES * keys.stride).cast::<u8>();
+        // Steps that make up a cache line.
+        let line = const { if size_of::<E>() < 4 { 4 / size_of::<E>() } else { 1 } };
+        let mut i = 0;
+        while i + line <= keys.n {
+            if keys.ahead {
+                ask::<L>(next.wrapping_add(i * N * bytes::<E>()), N * line * bytes::<E>());
+            }
+            for i in i..i + line {
+                score_step::<L, E, R, N>(q, keys, keys_at, i, &mut sums);
+            }
+            i += line;
+        }
+        while i < keys.n {
+            score_step::<L, E, R, N>(q, keys, keys_at, i, &mut sums);
+            i += 1;
+        }
+        for r in 0..R {
+            for n in 0..N {
+                L::store(scores.add(r * TILE + n * LANES), sums[r][n]);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn score_step<L: Lanes, E: Element, const R: usize, const N: usize>(
+    q: &[*const f32],
+    keys: Keys<E>,
+    keys_at: *const E,
+    i: usize,
+    sums: &mut [[L::F; N]; R],
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut k = [L::splat(0.0); N];
+        for n in 0..N {
+            k[n] = E::lanes::<L>(keys_at.add(n * keys.stride + i * LANES));
+        }
+        for r in 0..R {
+            let x = L::splat(*q[r].add(keys.at + i));
+            for n in 0..N {
+                sums[r][n] = L::add(sums[r][n], L::mul(x, k[n]));
+            }
+        }
+    }
+}
+
+/// Numbers `at..at + n` of the values of a tile; `n` is a multiple of [`LANES`].
+#[derive(Clone, Copy)]
+struct Values<E> {
+    /// `(positions, stride)`; number `at` of the first position is first.
+    p: *const E,
+    stride: usize,
+    at: usize,
+    n: usize,
+    /// Whether the next tile follows in memory and should be asked for.
+    ahead: bool,
+}
+
+/// `out = out * decay`, and then the sum of the values times `weights`.
+#[inline(always)]
+unsafe fn sum<L: Lanes, E: Element, const N4: usize, const N2: usize, const N1: usize>(
+    rows: &Span<'_>,
+    values: Values<E>,
+    weights: &[[f32; TILE]; ROWS],
+    decay: &[f32; ROWS],
+    out: &[*mut f32; ROWS],
+) {
+    let mut r = rows.first;
+    // SAFETY: the caller's promise.
+    unsafe {
+        while r < rows.count {
+            let left = rows.count - r;
+            let values = Values { ahead: values.ahead && r == rows.first, ..values };
+            // What the first of them sees, the others see.
+            let n = rows.visible[r];
+            let (w, d, o) = (&weights[r..], &decay[r..], &out[r..]);
+            let shared = if N4 > 0 && left >= 4 {
+                sum_columns::<L, E, 4, N4>(values, w, 0..n, d, o)
+            } else if left >= 2 {
+                sum_columns::<L, E, 2, N2>(values, w, 0..n, d, o)
+            } else {
+                sum_columns::<L, E, 1, N1>(values, w, 0..n, d, o)
+            };
+            for r in r + 1..r + shared {
+                if rows.visible[r] > n {
+                    let rest = n..rows.visible[r];
+                    sum_columns::<L, E, 1, N1>(values, &weights[r..], rest, &[1.0], &out[r..]);
+                }
+            }
+            r += shared;
+        }
+    }
+}
+
+/// `R` queries and positions `range`; `R`.
+#[inline(always)]
+unsafe fn sum_columns<L: Lanes, E: Element, const R: usize, const N: usize>(
+    values: Values<E>,
+    weights: &[[f32; TILE]],
+    range: Range<usize>,
+    decay: &[f32],
+    out: &[*mut f32],
+) -> usize {
+    let mut c = 0;
+    // SAFETY: the caller's promise.
+    unsafe {
+        while c + N * LANES <= values.n {
+            sum_tile::<L, E, R, N>(values, c, weights, range.clone(), decay, out);
+            c += N * LANES;
+        }
+        while c < values.n {
+            sum_tile::<L, E, R, 1>(values, c, weights, range.clone(), decay, out);
+            c += LANES;
+        }
+    }
+    R
+}
+
+#[inline(always)]
+unsafe fn sum_tile<L: Lanes, E: Element, const R: usize, const N: usize>(
+    values: Values<E>,
+    c: usize,
+    weights: &[[f32; TILE]],
+    range: Range<usize>,
+    decay: &[f32],
+    out: &[*mut f32],
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let weights = weights[..R].as_flattened().as_ptr();
+        let mut sums = [[L::splat(0.0); N]; R];
+        for r in 0..R {
+            for n in 0..N {
+                let o = L::load(out[r].add(values.at + c + n * LANES));
+                sums[r][n] = L::mul(o, L::splat(decay[r]));
+            }
+        }
+        let next = values.p.wrapping_add(TILE * values.stride + c);
+        for t in range {
+            if values.ahead {
+                ask::<L>(next.wrapping_add(t * values.stride).cast(), N * bytes::<E>());
+            }
+            let mut v = [L::splat(0.0); N];
+            for n in 0..N {
+                v[n] = E::lanes::<L>(values.p.add(t * values.stride + c + n * LANES));
+            }
+            for r in 0..R {
+                let w = L::splat(*weights.add(r * TILE + t));
+                for n in 0..N {
+                    sums[r][n] = L::add(sums[r][n], L::mul(w, v[n]));
+                }
+            }
+        }
+        for r in 0..R {
+            for n in 0..N {
+                L::store(out[r].add(values.at + c + n * LANES), sums[r][n]);
+            }
+        }
+    }
+}
