@@ -3,10 +3,8 @@
 use crate::failure::{Failure, Outcome};
 use crate::timeline::Timeline;
 use shohin_core::generate::Backend;
-use shohin_core::{Gguf, KvFormat, Result, SamplerConfig, SessionOptions};
-use shohin_gpu::{
-    Gpu, GpuBackend, GpuModel, GpuOptions, GpuSession, GpuSessionOptions, Kv, memory_plan, wanted,
-};
+use shohin_core::{Gguf, Result, SamplerConfig, SessionOptions};
+use shohin_gpu::{Gpu, GpuBackend, GpuModel, GpuOptions, GpuSession, GpuSessionOptions, memory_plan, wanted};
 use std::sync::Arc;
 
 /// A model whose weights are on a GPU.
@@ -21,7 +19,7 @@ impl From<shohin_gpu::Error> for Failure {
 fn options(session: &SessionOptions) -> GpuSessionOptions {
     GpuSessionOptions {
         context: session.context,
-        kv: if session.kv == KvFormat::F32 { Kv::F32 } else { Kv::F16 },
+        kv: session.kv.into(),
         activations: session.activations,
         ..GpuSessionOptions::default()
     }

@@ -4,6 +4,7 @@ use crate::device::{Extensions, Gpu};
 use crate::form::Form;
 use crate::shader::{Source, part};
 use crate::weights::Chunk;
+use shohin_core::KvFormat;
 use shohin_core::model::Activations;
 use wgpu::{BindGroup, Buffer, ComputePass, ComputePipeline};
 
@@ -150,6 +151,16 @@ pub enum Kv {
     F16,
     /// 8-bit integers with one scale per 32.
     Q8,
+}
+
+impl From<KvFormat> for Kv {
+    fn from(format: KvFormat) -> Kv {
+        match format {
+            KvFormat::F32 => Kv::F32,
+            KvFormat::Q8 => Kv::Q8,
+            _ => Kv::F16,
+        }
+    }
 }
 
 impl Kv {

@@ -5,6 +5,8 @@
 //! few bytes. Every kernel is a `.wgsl` file named after the operation of core it computes; [`shohin_core`] is their
 //! reference.
 #![forbid(unsafe_code)]
+// In browsers a device belongs to one thread; elsewhere models are shared between threads.
+#![cfg_attr(target_arch = "wasm32", allow(clippy::arc_with_non_send_sync))]
 
 #[cfg(not(target_arch = "wasm32"))]
 mod backend;

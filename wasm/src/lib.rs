@@ -8,6 +8,10 @@
 mod buffer;
 mod conversation;
 mod error;
+#[cfg(feature = "gpu")]
+mod gpu;
+#[cfg(all(test, feature = "gpu", target_arch = "wasm32"))]
+mod gpu_tests;
 mod lent;
 mod model;
 mod sampling;
@@ -17,6 +21,8 @@ mod tests;
 
 pub use buffer::FileBuffer;
 pub use conversation::{Conversation, parse_reply};
+#[cfg(feature = "gpu")]
+pub use gpu::{GpuLoader, GpuModel};
 pub use model::{Model, Step};
 pub use sampling::Sampling;
 #[cfg(target_feature = "atomics")]

@@ -11,11 +11,13 @@ use shohin_core::KvFormat;
 use shohin_core::chat::{self, Style, Template};
 
 use shohin_core::generate::{self, Event, Generation, Need, Reason};
-use shohin_core::gguf::{self, ReadOptions};
-use shohin_core::model::{Activations, BonsaiModel, MemoryPlan, ModelVariant, Session, SessionOptions};
+use shohin_core::gguf::{self, Header, ReadOptions};
+use shohin_core::model::{
+    Activations, BonsaiModel, MemoryPlan, ModelVariant, Qwen3Config, Session, SessionOptions,
+};
 use shohin_core::sample::DRY_BREAKERS;
 use shohin_core::tokenizer::{Decoder, Special, Tokenizer};
-use shohin_core::{Error, Gguf, Name, Result, SamplerConfig};
+use shohin_core::{Error, Format, Gguf, Name, Result, SamplerConfig};
 use wasm_bindgen::prelude::*;
 
 /// A conversation shorter than this is none: rather fail.
@@ -53,35 +55,130 @@ pub struct Model {
 }
 
 /// What `info` tells of the file.
-struct Facts {
+pub(crate) struct Facts {
     name: String,
     architecture: String,
     /// Type names, most bytes first.
     formats: Vec<&'static str>,
+    /// Of the first block's weights.
+    format: Format,
     /// How it wants a conversation written.
     template: Template,
 }
 
+/// Bytes.
+pub(crate) struct Memory {
+    pub(crate) weights: usize,
+    pub(crate) kv: usize,
+    pub(crate) scratch: usize,
+}
+
 impl Facts {
-    fn of(gguf: &Gguf<'_>, tokenizer: &Tokenizer<'_>) -> Result<Facts> {
-        let text = |key| gguf.metadata().str(key).map(|found| found.unwrap_or_default().to_owned());
-        let mut formats: Vec<(&'static str, usize)> = Vec::new();
-        for tensor in gguf.tensors().iter().filter(|tensor| tensor.dims().len() > 1) {
+    pub(crate) fn of(header: &Header<'_>, tokenizer: &Tokenizer<'_>) -> Result<Facts> {
+        let text = |key| header.metadata().str(key).map(|found| found.unwrap_or_default().to_owned());
+        let mut formats: Vec<(&'static str, u64)> = Vec::new();
+        for tensor in header.tensors().iter().filter(|tensor| tensor.dims().len() > 1) {
             let name = tensor.type_name();
-            let bytes = gguf.data(tensor).len();
             match formats.iter_mut().find(|(known, _)| *known == name) {
-                Some((_, sum)) => *sum += bytes,
-                None => formats.push((name, bytes)),
+                Some((_, sum)) => *sum += tensor.len(),
+                None => formats.push((name, tensor.len())),
             }
         }
         formats.sort_by_key(|&(_, bytes)| std::cmp::Reverse(bytes));
+        let first = header.tensor("blk.0.attn_q.weight").and_then(|tensor| tensor.format());
         Ok(Facts {
             name: text("general.name")?,
             architecture: text("general.architecture")?,
             formats: formats.into_iter().map(|(name, _)| name).collect(),
-            template: Template::from_metadata(gguf.metadata(), tokenizer)?,
+            format: first.unwrap_or(Format::F32),
+            template: Template::from_metadata(header.metadata(), tokenizer)?,
         })
     }
+
+    #[cfg(feature = "gpu")]
+    pub(crate) fn template(&self) -> Template {
+        self.template
+    }
+
+    /// `EngineInfo` of the TypeScript side.
+    pub(crate) fn info(
+        &self,
+        config: &Qwen3Config,
+        backend: &str,
+        isa: &str,
+        threads: usize,
+        file_bytes: usize,
+        context: usize,
+        memory: &Memory,
+    ) -> JsValue {
+        let number = |n: usize| JsValue::from_f64(n as f64);
+        let formats: Array = self.formats.iter().map(|&name| JsValue::from_str(name)).collect();
+        let template = match self.template.style {
+            Style::Qwen3 => "qwen3",
+            Style::Plain => "chatml",
+        };
+        let variant = ModelVariant::detect(config, self.format);
+        let presets = object(SamplerConfig::PRESETS.map(|name| (name, preset(name))));
+        let memory = object([
+            ("weights", number(memory.weights)),
+            ("kv", number(memory.kv)),
+            ("scratch", number(memory.scratch)),
+        ]);
+        let model = object([
+            ("name", JsValue::from_str(&self.name)),
+            ("architecture", JsValue::from_str(&self.architecture)),
+            ("variant", JsValue::from_str(variant.name())),
+            ("parameters", JsValue::from_f64(config.num_parameters() as f64)),
+            ("fileBytes", number(file_bytes)),
+            ("layers", number(config.num_layers)),
+            ("hidden", number(config.hidden_size)),
+            ("heads", number(config.num_attention_heads)),
+            ("kvHeads", number(config.num_kv_heads)),
+            ("vocabulary", number(config.vocab_size)),
+            ("contextLength", number(config.max_context_length)),
+            ("formats", formats.into()),
+            ("template", JsValue::from_str(template)),
+            ("templateKnown", JsValue::from_bool(self.template.known)),
+        ]);
+        object([
+            ("backend", JsValue::from_str(backend)),
+            ("isa", JsValue::from_str(isa)),
+            ("version", JsValue::from_str(env!("CARGO_PKG_VERSION"))),
+            ("model", model),
+            ("context", number(context)),
+            ("threads", number(threads)),
+            ("memory", memory),
+            ("presets", presets),
+        ])
+    }
+}
+
+/// # Errors
+/// `unsupported` for another word.
+pub(crate) fn activations_named(name: &str) -> JsResult<Activations> {
+    match name {
+        "int8" => Ok(Activations::Int8),
+        "f32" => Ok(Activations::F32),
+        _ => {
+            let (key, found) = (Name::new("activations"), Name::new(name));
+            Err(js(Error::Unsupported { key, found, expected: "int8 or f32" }))
+        }
+    }
+}
+
+/// Token ids to text, control tokens included.
+pub(crate) fn detokenize(tokenizer: &Tokenizer<'_>, ids: &[u32]) -> Result<String> {
+    let vocab = tokenizer.vocab_size();
+    let mut decoder = Decoder::new(tokenizer).show_control(true);
+    let mut text = String::new();
+    for &id in ids {
+        if id as usize >= vocab {
+            return Err(Error::Token { id, vocab: vocab as u32 });
+        }
+        text.push_str(decoder.push(id));
+    }
+    text.push_str(decoder.finish());
+    Ok(text)
 }
 
 #[wasm_bindgen]
@@ -97,11 +194,7 @@ impl Model {
         };
         let mut options = SessionOptions {
             kv: KvFormat::named(kv).ok_or_else(|| unknown("kv", kv, "f32, f16 or q8"))?,
-            activations: match activations {
-                "int8" => Activations::Int8,
-                "f32" => Activations::F32,
-                _ => return Err(unknown("activations", activations, "int8 or f32")),
-            },
+            activations: activations_named(activations)?,
             ..SessionOptions::default()
         };
         let asked = whole("context", context)?;
@@ -115,49 +208,10 @@ impl Model {
     pub fn info(&self) -> JsValue {
         // SAFETY: used within this call only.
         let (model, bytes) = unsafe { (self.model.lend(), self.bytes.lend()) };
-        let config = model.config();
-        let number = |n: usize| JsValue::from_f64(n as f64);
-        let formats: Array = self.facts.formats.iter().map(|&name| JsValue::from_str(name)).collect();
-        let template = match self.facts.template.style {
-            Style::Qwen3 => "qwen3",
-            Style::Plain => "chatml",
-        };
-        let variant = ModelVariant::detect(
-            config,
-            model.weights().blocks.first().map_or(shohin_core::Format::F32, |block| block.attn_q.format()),
-        );
-        let presets = object(SamplerConfig::PRESETS.map(|name| (name, preset(name))));
-        let memory = object([
-            ("weights", number(bytes.len())),
-            ("kv", number(self.plan.kv)),
-            ("scratch", number(self.plan.total - self.plan.kv)),
-        ]);
-        let model = object([
-            ("name", JsValue::from_str(&self.facts.name)),
-            ("architecture", JsValue::from_str(&self.facts.architecture)),
-            ("variant", JsValue::from_str(variant.name())),
-            ("parameters", JsValue::from_f64(config.num_parameters() as f64)),
-            ("fileBytes", number(bytes.len())),
-            ("layers", number(config.num_layers)),
-            ("hidden", number(config.hidden_size)),
-            ("heads", number(config.num_attention_heads)),
-            ("kvHeads", number(config.num_kv_heads)),
-            ("vocabulary", number(config.vocab_size)),
-            ("contextLength", number(config.max_context_length)),
-            ("formats", formats.into()),
-            ("template", JsValue::from_str(template)),
-            ("templateKnown", JsValue::from_bool(self.facts.template.known)),
-        ]);
-        object([
-            ("backend", JsValue::from_str("cpu")),
-            ("isa", JsValue::from_str(self.session.options().isa.name())),
-            ("version", JsValue::from_str(env!("CARGO_PKG_VERSION"))),
-            ("model", model),
-            ("context", number(self.session.capacity())),
-            ("threads", number(pool().workers())),
-            ("memory", memory),
-            ("presets", presets),
-        ])
+        let MemoryPlan { kv, total, .. } = self.plan;
+        let memory = Memory { weights: bytes.len(), kv, scratch: total - kv };
+        let (isa, capacity) = (self.session.options().isa.name(), self.session.capacity());
+        self.facts.info(model.config(), "cpu", isa, pool().workers(), bytes.len(), capacity, &memory)
     }
 
     /// Text to token ids; with `special`, control tokens in the text become themselves.
@@ -172,17 +226,7 @@ impl Model {
     /// # Errors
     /// `token` for an id that is not in the vocabulary.
     pub fn detokenize(&self, ids: &[u32]) -> JsResult<String> {
-        let vocab = self.tokenizer.vocab_size();
-        let mut decoder = Decoder::new(&self.tokenizer).show_control(true);
-        let mut text = String::new();
-        for &id in ids {
-            if id as usize >= vocab {
-                return Err(js(Error::Token { id, vocab: vocab as u32 }));
-            }
-            text.push_str(decoder.push(id));
-        }
-        text.push_str(decoder.finish());
-        Ok(text)
+        detokenize(&self.tokenizer, ids).map_err(js)
     }
 
     /// Token ids of a conversation up to where the model's reply begins.
@@ -256,7 +300,7 @@ impl Model {
         let gguf = Gguf::parse(unsafe { bytes.lend() })?;
         let model = Lent::new(BonsaiModel::from_gguf(&gguf)?);
         let tokenizer = Tokenizer::from_gguf(&gguf)?;
-        let facts = Facts::of(&gguf, &tokenizer)?;
+        let facts = Facts::of(gguf.header(), &tokenizer)?;
         // SAFETY: as for `bytes`.
         let borrowed = unsafe { model.lend() };
         let mut options = *options;

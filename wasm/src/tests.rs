@@ -7,14 +7,14 @@ use shohin_core::{Activations, BonsaiModel, Gguf, KvFormat, Serial, Session, Ses
 use wasm_bindgen::JsValue;
 use wasm_bindgen_test::wasm_bindgen_test;
 
-const SPROUT: &[u8] = include_bytes!("../../models/sprout.gguf");
+pub(crate) const SPROUT: &[u8] = include_bytes!("../../models/sprout.gguf");
 
 /// A random Qwen3 of two layers, and its logits by an f64 forward in numpy.
 const MICRO: &[u8] = include_bytes!("../../tests/fixtures/golden_model/synth-micro-q1_0.gguf");
 const MICRO_LOGITS: &[u8] = include_bytes!("../../tests/fixtures/golden_model/micro-f32_q1.numpy_f64.logits");
 const MICRO_TOKENS: &str = include_str!("../../tests/fixtures/golden_model/tokens.txt");
 
-fn load(bytes: &[u8], piece: usize, announced: f64, precision: &str) -> Result<Model, JsValue> {
+pub(crate) fn load(bytes: &[u8], piece: usize, announced: f64, precision: &str) -> Result<Model, JsValue> {
     let mut file = FileBuffer::new(announced)?;
     for piece in bytes.chunks(piece) {
         file.append(&Uint8Array::from(piece))?;
@@ -24,7 +24,7 @@ fn load(bytes: &[u8], piece: usize, announced: f64, precision: &str) -> Result<M
     Model::load(file, 0.0, kv, precision)
 }
 
-fn code(error: &JsValue) -> String {
+pub(crate) fn code(error: &JsValue) -> String {
     Reflect::get(error, &"code".into()).ok().and_then(|code| code.as_string()).unwrap_or_default()
 }
 
@@ -32,7 +32,7 @@ fn message(error: &JsValue) -> String {
     Reflect::get(error, &"message".into()).ok().and_then(|text| text.as_string()).unwrap_or_default()
 }
 
-fn reply(model: &mut Model, prompt: &[u32], max_tokens: f64) -> (String, usize) {
+pub(crate) fn reply(model: &mut Model, prompt: &[u32], max_tokens: f64) -> (String, usize) {
     let mut sampling = Sampling::preset("greedy").unwrap();
     sampling.set("maxTokens", max_tokens).unwrap();
     let cached = model.begin(prompt, sampling).unwrap();

@@ -268,7 +268,8 @@ const PAGE: &[Need] =
 fn clippy(m: &mut Machine) -> Result<Tally> {
     m.cargo().args("clippy --workspace --exclude shohin-gpu --all-targets -- -Dwarnings").run()?;
     // rustup's clippy has no library of a fallback target; Debian's compiler has no clippy of ours.
-    for (target, packages) in [(WASM, "-p shohin-core -p shohin-wasm"), (ARM_LINUX, PORTABLE)] {
+    let gpu = "-p shohin-wasm --features shohin-wasm/gpu";
+    for (target, packages) in [(WASM, "-p shohin-core -p shohin-wasm"), (WASM, gpu), (ARM_LINUX, PORTABLE)] {
         if m.target_of(target) == m.target {
             let lint = m.cargo().args("clippy --all-targets").args(packages).args("--target").arg(target);
             lint.args("-- -Dwarnings").run()?;
@@ -282,16 +283,18 @@ fn wasm_bindgen_tests(m: &mut Machine) -> Result<Tally> {
     let options = m.tools().join("webdriver.json");
     let browser = m.program(&CHROMIUM)?;
     // The runner adds the other switches a container wants by itself.
-    let json =
-        format!("{{\"goog:chromeOptions\": {{\"binary\": {browser:?}, \"args\": [\"--no-first-run\"]}}}}\n");
+    let switches = "[\"--no-first-run\", \"--enable-unsafe-webgpu\"]";
+    let json = format!("{{\"goog:chromeOptions\": {{\"binary\": {browser:?}, \"args\": {switches}}}}}\n");
     std::fs::create_dir_all(m.tools())
         .and_then(|()| std::fs::write(&options, json))
         .map_err(|e| format!("{}: {e}", options.display()))?;
     let mut tally = Tally::default();
-    for browser in [false, true] {
-        for tests in
-            ["test -p shohin-wasm", "test -p shohin-core --test parity", "test -p shohin-tests --test wasm"]
-        {
+    const BOTH: &[&str] =
+        &["test -p shohin-wasm", "test -p shohin-core --test parity", "test -p shohin-tests --test wasm"];
+    // Only browsers have WebGPU; without a GPU, in software.
+    const WEBGPU: &[&str] = &["test -p shohin-wasm --features gpu gpu_tests"];
+    for (browser, all) in [(false, BOTH), (true, BOTH), (true, WEBGPU)] {
+        for &tests in all {
             let tests = m.cargo_for(WASM).args(tests).args("--target").arg(WASM);
             let tests = tests
                 .env("CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_RUSTFLAGS", "-Ctarget-feature=+simd128")

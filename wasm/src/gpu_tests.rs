@@ -1,0 +1,83 @@
+//! The GPU engine in a browser, whose adapter may be one in software, against the engine on the CPU.
+
+use crate::tests::{SPROUT, code, load, reply};
+use crate::{GpuLoader, GpuModel, Sampling, Step};
+use js_sys::Uint8Array;
+use wasm_bindgen::JsValue;
+use wasm_bindgen_test::{wasm_bindgen_test, wasm_bindgen_test_configure};
+
+wasm_bindgen_test_configure!(run_in_dedicated_worker);
+
+async fn open(file: &[u8], extensions: bool, precision: &str) -> Result<GpuModel, JsValue> {
+    let mut loader = GpuLoader::open(file.len() as f64, true, extensions).await?;
+    web_log(&loader.name());
+    for piece in file.chunks(100_003) {
+        loader.append(Uint8Array::from(piece)).await?;
+    }
+    loader.finish(0.0, if precision == "f32" { "f32" } else { "f16" }, precision).await
+}
+
+fn web_log(text: &str) {
+    wasm_bindgen_test::console_log!("{text}");
+}
+
+async fn reply_on_gpu(model: &mut GpuModel, prompt: &[u32], max_tokens: f64) -> String {
+    let mut sampling = Sampling::preset("greedy").unwrap();
+    sampling.set("maxTokens", max_tokens).unwrap();
+    model.begin(prompt, sampling).unwrap();
+    let mut text = String::new();
+    while model.step().await.unwrap() != Step::Done {
+        text += &model.take_text();
+    }
+    text += &model.take_text();
+    model.end();
+    text
+}
+
+#[wasm_bindgen_test]
+async fn says_what_the_cpu_says() {
+    let mut cpu = load(SPROUT, SPROUT.len(), SPROUT.len() as f64, "f32").unwrap();
+    for extensions in [true, false] {
+        let mut gpu = open(SPROUT, extensions, "f32").await.unwrap();
+        for prompt in ["Once upon a time", "The cow said"] {
+            let prompt = cpu.tokenize(prompt, false);
+            assert_eq!(gpu.detokenize(&prompt).unwrap(), cpu.detokenize(&prompt).unwrap());
+            let want = reply(&mut cpu, &prompt, 16.0).0;
+            assert_eq!(reply_on_gpu(&mut gpu, &prompt, 16.0).await, want);
+        }
+    }
+}
+
+#[wasm_bindgen_test]
+async fn integers_and_a_sampler_make_words() {
+    let mut gpu = open(SPROUT, true, "int8").await.unwrap();
+    let prompt = gpu.tokenize("Once upon a time", false);
+    let mut sampling = Sampling::preset("bonsai").unwrap();
+    sampling.set("maxTokens", 12.0).unwrap();
+    sampling.set("seed", 7.0).unwrap();
+    gpu.begin(&prompt, sampling).unwrap();
+    let mut tokens = 0;
+    while gpu.step().await.unwrap() == Step::Token {
+        tokens += 1;
+        if !gpu.reason().is_empty() {
+            break;
+        }
+    }
+    assert!(tokens > 0 && gpu.take_text().len() > 10);
+}
+
+#[wasm_bindgen_test]
+async fn errors_are_typed() {
+    for (file, want) in [(&SPROUT[..SPROUT.len() - 1000], "tensor_range"), (b"<!doctype html>", "malformed")]
+    {
+        assert_eq!(code(&open(file, true, "int8").await.err().unwrap()), want);
+    }
+    let mut gpu = open(SPROUT, true, "int8").await.unwrap();
+    let prompt = gpu.tokenize("Once", false);
+    gpu.begin(&prompt, Sampling::preset("greedy").unwrap()).unwrap();
+    gpu.destroy();
+    assert_eq!(code(&gpu.step().await.err().unwrap()), "gpu_lost");
+    // The CPU takes over in the same module.
+    let mut cpu = load(SPROUT, SPROUT.len(), SPROUT.len() as f64, "int8").unwrap();
+    assert!(!reply(&mut cpu, &prompt, 4.0).0.is_empty());
+}
