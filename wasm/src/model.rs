@@ -12,6 +12,7 @@ use shohin_core::chat::{self, Style, Template};
 
 use shohin_core::generate::{self, Event, Generation, Need, Reason};
 use shohin_core::gguf::{self, Header, ReadOptions};
+use shohin_core::kernel::Isa;
 use shohin_core::model::{
     Activations, BonsaiModel, MemoryPlan, ModelVariant, Qwen3Config, Session, SessionOptions,
 };
@@ -45,6 +46,8 @@ pub struct Model {
     model: Lent<BonsaiModel<'static>>,
     bytes: Lent<Vec<u8>>,
 
+    /// Bytes of the file as it came.
+    file_bytes: usize,
     facts: Facts,
     plan: MemoryPlan,
     /// The tokens in the cache.
@@ -52,6 +55,34 @@ pub struct Model {
     text: String,
     token: u32,
     reason: Option<Reason>,
+}
+
+/// Type names of the matrices of a file, most bytes first.
+fn formats(header: &Header<'_>) -> Vec<&'static str> {
+    let mut formats: Vec<(&'static str, u64)> = Vec::new();
+    for tensor in header.tensors().iter().filter(|tensor| tensor.dims().len() > 1) {
+        let name = tensor.type_name();
+        match formats.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, sum)) => *sum += tensor.len(),
+            None => formats.push((name, tensor.len())),
+        }
+    }
+    formats.sort_by_key(|&(_, bytes)| std::cmp::Reverse(bytes));
+    formats.into_iter().map(|(name, _)| name).collect()
+}
+
+/// The file with 2-bit codes for base-3 digits, which are several times as fast; as it is where it has none,
+/// or where there is no memory for both.
+fn expanded(bytes: Vec<u8>, isa: Isa) -> Result<Vec<u8>> {
+    // Larger than the address space is as good as larger than memory.
+    let Ok(Some(len)) = gguf::expanded_len(&Gguf::parse(&bytes)?) else { return Ok(bytes) };
+    let mut out = Vec::new();
+    if out.try_reserve_exact(len).is_err() {
+        return Ok(bytes);
+    }
+    out.resize(len, 0);
+    gguf::expand(&bytes, &ReadOptions::default(), isa, pool(), &mut out)?;
+    Ok(out)
 }
 
 /// What `info` tells of the file.
@@ -76,20 +107,11 @@ pub(crate) struct Memory {
 impl Facts {
     pub(crate) fn of(header: &Header<'_>, tokenizer: &Tokenizer<'_>) -> Result<Facts> {
         let text = |key| header.metadata().str(key).map(|found| found.unwrap_or_default().to_owned());
-        let mut formats: Vec<(&'static str, u64)> = Vec::new();
-        for tensor in header.tensors().iter().filter(|tensor| tensor.dims().len() > 1) {
-            let name = tensor.type_name();
-            match formats.iter_mut().find(|(known, _)| *known == name) {
-                Some((_, sum)) => *sum += tensor.len(),
-                None => formats.push((name, tensor.len())),
-            }
-        }
-        formats.sort_by_key(|&(_, bytes)| std::cmp::Reverse(bytes));
         let first = header.tensor("blk.0.attn_q.weight").and_then(|tensor| tensor.format());
         Ok(Facts {
             name: text("general.name")?,
             architecture: text("general.architecture")?,
-            formats: formats.into_iter().map(|(name, _)| name).collect(),
+            formats: formats(header),
             format: first.unwrap_or(Format::F32),
             template: Template::from_metadata(header.metadata(), tokenizer)?,
         })
@@ -211,7 +233,7 @@ impl Model {
         let MemoryPlan { kv, total, .. } = self.plan;
         let memory = Memory { weights: bytes.len(), kv, scratch: total - kv };
         let (isa, capacity) = (self.session.options().isa.name(), self.session.capacity());
-        self.facts.info(model.config(), "cpu", isa, pool().workers(), bytes.len(), capacity, &memory)
+        self.facts.info(model.config(), "cpu", isa, pool().workers(), self.file_bytes, capacity, &memory)
     }
 
     /// Text to token ids; with `special`, control tokens in the text become themselves.
@@ -290,8 +312,10 @@ impl Model {
 
 impl Model {
     fn build(mut bytes: Vec<u8>, options: &SessionOptions, shrink: bool) -> Result<Model> {
+        let (file_bytes, formats) = (bytes.len(), formats(Gguf::parse(&bytes)?.header()));
         if options.activations == Activations::Int8 {
             // The copy is ours: the weights may lie as the kernels like them best.
+            bytes = expanded(bytes, options.isa)?;
             gguf::interleave(&mut bytes, &ReadOptions::default(), options.isa.layout(), pool())?;
         }
         // Declared in the order in which they lend to each other: should a later step fail, they are dropped in reverse.
@@ -300,7 +324,7 @@ impl Model {
         let gguf = Gguf::parse(unsafe { bytes.lend() })?;
         let model = Lent::new(BonsaiModel::from_gguf(&gguf)?);
         let tokenizer = Tokenizer::from_gguf(&gguf)?;
-        let facts = Facts::of(gguf.header(), &tokenizer)?;
+        let facts = Facts { formats, ..Facts::of(gguf.header(), &tokenizer)? };
         // SAFETY: as for `bytes`.
         let borrowed = unsafe { model.lend() };
         let mut options = *options;
@@ -319,6 +343,7 @@ impl Model {
             tokenizer,
             model,
             bytes,
+            file_bytes,
             facts,
             plan,
             held: Vec::new(),
@@ -346,7 +371,7 @@ impl Model {
     /// Prompt tokens in one step: enough to share the unpacking of a weight row, few enough to look for an abort within
     /// a second or so.
     fn batch(&self) -> usize {
-        if self.session.model().config().num_parameters() < 500_000_000 { 64 } else { 8 }
+        if self.session.model().config().num_parameters() < 500_000_000 { 64 } else { 16 }
     }
 
     fn advance(&mut self) -> Result<Step> {

@@ -2,8 +2,9 @@
 
 use crate::{Conversation, FileBuffer, Model, Sampling, Step, parse_reply};
 use js_sys::{Reflect, Uint8Array, Uint32Array};
+use shohin_core::gguf::GgufWriter;
 use shohin_core::kernel::Isa;
-use shohin_core::{Activations, BonsaiModel, Gguf, KvFormat, Serial, Session, SessionOptions};
+use shohin_core::{Activations, BonsaiModel, Format, Gguf, KvFormat, Serial, Session, SessionOptions, quant};
 use wasm_bindgen::JsValue;
 use wasm_bindgen_test::wasm_bindgen_test;
 
@@ -148,6 +149,47 @@ fn pieces_of_a_file_make_the_file() {
         let mut model = load(SPROUT, piece, announced, "int8").unwrap();
         assert_eq!(reply(&mut model, &prompt, 8.0), want);
     }
+}
+
+/// `SPROUT` with base-3 digits instead of 2-bit codes: the same weights.
+fn base_3() -> Vec<u8> {
+    let gguf = Gguf::parse(SPROUT).unwrap();
+    let mut writer = GgufWriter::new();
+    for (key, value) in gguf.metadata().iter() {
+        writer.set(key, value).unwrap();
+    }
+    let mut data = Vec::new();
+    for tensor in gguf.tensors() {
+        let (format, bytes) = (tensor.format().unwrap(), gguf.data(tensor));
+        if format != Format::Pq2_0 {
+            writer.tensor(tensor.name(), tensor.dims(), format).unwrap();
+            data.push(bytes.to_vec());
+            continue;
+        }
+        let mut weights = vec![0.0; tensor.elements() as usize];
+        quant::unpack(format, bytes, &mut weights).unwrap();
+        writer.tensor(tensor.name(), tensor.dims(), Format::Ptq1_0).unwrap();
+        let mut packed = vec![0; Format::Ptq1_0.row_bytes(weights.len()).unwrap()];
+        quant::pack(Format::Ptq1_0, &weights, &mut packed).unwrap();
+        data.push(packed);
+    }
+    writer.to_vec(&data).unwrap()
+}
+
+#[wasm_bindgen_test]
+fn base_3_weights_are_expanded() {
+    let mut model = load(SPROUT, SPROUT.len(), SPROUT.len() as f64, "int8").unwrap();
+    let bytes = base_3();
+    let mut other = load(&bytes, bytes.len(), bytes.len() as f64, "int8").unwrap();
+    let prompt = model.tokenize("Once upon a time", false);
+    assert_eq!(reply(&mut other, &prompt, 40.0), reply(&mut model, &prompt, 40.0));
+    let get = |object: &JsValue, key: &str| Reflect::get(object, &key.into()).unwrap();
+    let info = other.info();
+    // The file is described as it was, the memory as it is.
+    let (file, memory) = (get(&info, "model"), get(&info, "memory"));
+    assert_eq!(js_sys::Array::from(&get(&file, "formats")).get(0).as_string().unwrap(), "PTQ1_0");
+    assert_eq!(get(&file, "fileBytes").as_f64().unwrap(), bytes.len() as f64);
+    assert!(get(&memory, "weights").as_f64().unwrap() > bytes.len() as f64 * 1.1);
 }
 
 #[wasm_bindgen_test]
