@@ -116,19 +116,19 @@ fn quantize_row(x: &[f32], out: &mut [Q8Block]) {
     let step = f32::from_bits(max) / (127.0 * LARGEST);
     let to_factor = LARGEST / f32::from_bits(max);
     let (whole, rest) = x.as_chunks::<Q8_LEN>();
-    for (x, out) in whole.iter().zip(&mut *out) {
-        quantize_block(x, step, to_factor, out);
+    for (x, out) in whole.chunks(BLOCKS).zip(out.chunks_mut(BLOCKS)) {
+        quantize_blocks(x, step, to_factor, out);
     }
     if let (false, Some(out)) = (rest.is_empty(), out.get_mut(whole.len())) {
         let mut last = [0.0; Q8_LEN];
         last[..rest.len()].copy_from_slice(rest);
-        quantize_block(&last, step, to_factor, out);
+        quantize_blocks(&[last], step, to_factor, core::slice::from_mut(out));
     }
 }
 
 /// The bits of the largest magnitude. Magnitudes compare like their bits, with NaN above infinity.
 #[inline(always)]
-fn largest_bits(x: &[f32]) -> u32 {
+pub(super) fn largest_bits(x: &[f32]) -> u32 {
     let mut max = [0; 16];
     let (whole, rest) = x.as_chunks::<16>();
     for x in whole {
@@ -136,21 +136,43 @@ fn largest_bits(x: &[f32]) -> u32 {
             max[i] = max[i].max(x[i].to_bits() & 0x7fff_ffff);
         }
     }
-    let rest = rest.iter().fold(0, |m, v| m.max(v.to_bits() & 0x7fff_ffff));
-    max.iter().fold(rest, |m, &v| m.max(v))
+    for v in rest {
+        max[0] = max[0].max(v.to_bits() & 0x7fff_ffff);
+    }
+    for width in [8, 4, 2, 1] {
+        for i in 0..width {
+            max[i] = max[i].max(max[i + width]);
+        }
+    }
+    max[0]
 }
 
+/// Blocks whose groups are quantized side by side: divisions take long, but a vector's as long as one.
+const BLOCKS: usize = 8;
+const GROUPS: usize = 2 * BLOCKS;
+
+/// Up to [`BLOCKS`] blocks.
 #[inline(always)]
-fn quantize_block(x: &[f32; 64], step: f32, to_factor: f32, out: &mut Q8Block) {
-    out.start = 0;
-    for (g, (x, q)) in x.as_chunks::<32>().0.iter().zip(out.q.as_chunks_mut::<32>().0).enumerate() {
-        let exact = f32::from_bits(largest_bits(x)) * to_factor;
+fn quantize_blocks(x: &[[f32; 64]], step: f32, to_factor: f32, out: &mut [Q8Block]) {
+    let groups = x.as_flattened().as_chunks::<32>().0;
+    let mut largest = [0.0; GROUPS];
+    for (largest, x) in largest.iter_mut().zip(groups) {
+        *largest = f32::from_bits(largest_bits(x));
+    }
+    let (mut factors, mut inverses) = ([0; GROUPS], [0.0; GROUPS]);
+    for g in 0..GROUPS {
         // Rounded up, so that |q| <= 127, unless it is so close above an integer that |q| < 127.5.
-        let exact = exact - 0.002;
-        let floor = exact as i32;
+        let exact = largest[g] * to_factor - 0.002;
+        // SAFETY: no magnitude is above the token's largest, which gives 32767 or a little more.
+        let floor = unsafe { exact.to_int_unchecked::<i32>() };
         let factor = (floor + i32::from((floor as f32) < exact)).min(LARGEST as i32);
-        let inverse = if factor > 0 { 1.0 / (factor as f32 * step) } else { 0.0 };
-        let (mut sum, mut squares, mut products) = (0, 0, [0.0f32; 8]);
+        factors[g] = factor;
+        inverses[g] = if factor > 0 { 1.0 / (factor as f32 * step) } else { 0.0 };
+    }
+    let (mut sums, mut squares, mut products) = ([0; GROUPS], [0; GROUPS], [0.0; GROUPS]);
+    for (g, x) in groups.iter().enumerate() {
+        let (q, inverse) = (&mut out[g / 2].q.as_chunks_mut::<32>().0[g % 2], inverses[g]);
+        let (mut sum, mut square, mut product) = ([0; 8], [0; 8], [0.0f32; 8]);
         for (q, x) in q.as_chunks_mut::<8>().0.iter_mut().zip(x.as_chunks::<8>().0) {
             for i in 0..8 {
                 let v = x[i] * inverse;
@@ -159,19 +181,28 @@ fn quantize_block(x: &[f32; 64], step: f32, to_factor: f32, out: &mut Q8Block) {
                 // SAFETY: |v| < 127.5, since no |x| is above 127 * 1.003 factors of steps.
                 let rounded = unsafe { (v + half).to_int_unchecked::<i32>() };
                 q[i] = rounded as i8;
-                sum += rounded;
-                squares += rounded * rounded;
-                products[i] += v * rounded as f32;
+                sum[i] += rounded;
+                square[i] += rounded * rounded;
+                product[i] += v * rounded as f32;
             }
         }
-        // The factor that brings q closest to x, by least squares.
-        let fit = finish(&products) / squares.max(1) as f32;
-        let factor = ((factor as f32 * fit + 0.5) as i32).min(LARGEST as i32);
-        out.factor[g] = factor;
-        out.start -= sum * factor;
+        sums[g] = sum.iter().sum();
+        squares[g] = square.iter().sum();
+        products[g] = finish(&product);
     }
-    out.step = step;
-    // Whatever the instruction set asked for: it is little work, and a block is then good for any.
-    #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
-    out.tables.fill(&out.q, out.factor);
+    for g in 0..GROUPS {
+        // The factor that brings q closest to x, by least squares.
+        let fit = products[g] / squares[g].max(1) as f32;
+        // SAFETY: q is x rounded, so that the factor changes by half at most.
+        let factor = unsafe { (factors[g] as f32 * fit + 0.5).to_int_unchecked::<i32>() };
+        factors[g] = factor.min(LARGEST as i32);
+    }
+    for (b, out) in out.iter_mut().enumerate() {
+        out.factor = [factors[2 * b], factors[2 * b + 1]];
+        out.start = -(sums[2 * b] * factors[2 * b]) - sums[2 * b + 1] * factors[2 * b + 1];
+        out.step = step;
+        // Whatever the instruction set asked for: it is little work, and a block is then good for any.
+        #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+        out.tables.fill(&out.q, out.factor);
+    }
 }

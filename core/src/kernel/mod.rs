@@ -43,7 +43,7 @@ use crate::error::{Error, Result};
 use crate::pool::Pool;
 use crate::quant::{Format, Layout, Matrix};
 use isa::Kind;
-use parallel::{OutRows, for_each_rows};
+use parallel::{OutRows, Output, for_each_rows};
 
 /// The right-hand side of [`matmul`].
 #[derive(Clone, Copy, Debug)]
@@ -135,13 +135,58 @@ pub fn matmul(
     tokens: usize,
     y: &mut [f32],
 ) -> Result<()> {
+    matmul_each(isa, pool, x, tokens, [(w, y)])
+}
+
+/// [`matmul`] with several matrices, each with its `y`, whose rows are spread over `pool` together: workers
+/// meet once, not once a matrix.
+///
+/// # Errors
+/// [`Error::Length`] if a length does not fit the shapes; then nothing has been computed.
+pub fn matmul_each<const N: usize>(
+    isa: Isa,
+    pool: &dyn Pool,
+    x: &Input<'_>,
+    tokens: usize,
+    products: [(&Matrix<'_>, &mut [f32]); N],
+) -> Result<()> {
+    let mut kernels: [Option<(Kernel, Work<'_>)>; N] = [const { None }; N];
+    let mut rows = 0;
+    for ((w, y), kernel) in products.iter().zip(&mut kernels) {
+        *kernel = Some(kernel_of(isa, w, x, tokens, y.len())?);
+        rows += w.rows();
+    }
+    let chunk = |w: &Matrix<'_>| chunk_rows(pool, w, rows, tokens);
+    let outputs = products.map(|(w, y)| Output { chunk: chunk(w), rows: w.rows(), y });
+    for_each_rows(pool, tokens, outputs, &|i, mut out| {
+        let Some((kernel, work)) = &kernels[i] else { return };
+        if work.w.cols() == 0 {
+            return out.zero();
+        }
+        // SAFETY: the table gave this kernel for an instruction set that `isa` proves to be there.
+        #[allow(unsafe_code)]
+        unsafe {
+            kernel(work, &mut out);
+        }
+    });
+    Ok(())
+}
+
+/// The kernel for `w`, and what it works on; checks the lengths.
+fn kernel_of<'a>(
+    isa: Isa,
+    w: &Matrix<'a>,
+    x: &Input<'a>,
+    tokens: usize,
+    y_len: usize,
+) -> Result<(Kernel, Work<'a>)> {
     let check = |what, expected: Option<usize>, found: usize| match expected {
         Some(n) if n == found => Ok(()),
         n => Err(Error::Length { what, expected: n.map_or(u64::MAX, |n| n as u64), found: found as u64 }),
     };
-    check("output of a matrix product", tokens.checked_mul(w.rows()), y.len())?;
+    check("output of a matrix product", tokens.checked_mul(w.rows()), y_len)?;
     let table = table(isa.kind());
-    let (kernel, work): (Kernel, _) = match x.q8 {
+    Ok(match x.q8 {
         Some(q8) if !w.format().is_float() => {
             check("quantized activations", tokens.checked_mul(q8_blocks(w.cols())), q8.len())?;
             let kernel = match w.layout() {
@@ -155,28 +200,19 @@ pub fn matmul(
             let kernel = (table.float)(w.format()).unwrap_or(scalar::float);
             (kernel, Work { w: *w, x: x.f32, q8: &[], tokens })
         }
-    };
-    if w.cols() == 0 {
-        y.fill(0.0);
-        return Ok(());
-    }
-    // SAFETY: the table gave this kernel for an instruction set that `isa` proves to be there.
-    #[allow(unsafe_code)]
-    for_each_rows(pool, y, tokens, w.rows(), chunk_rows(pool, w, tokens), &|mut out| unsafe {
-        kernel(&work, &mut out);
-    });
-    Ok(())
+    })
 }
 
 /// Rows per job: large enough that claiming a job costs nothing beside it, several jobs a worker so
 /// that a worker the system has paused does not hold up the others, a multiple of the kernels' tiles.
-fn chunk_rows(pool: &dyn Pool, w: &Matrix<'_>, tokens: usize) -> usize {
+/// `all` rows are computed together with these.
+fn chunk_rows(pool: &dyn Pool, w: &Matrix<'_>, all: usize, tokens: usize) -> usize {
     const JOBS_PER_WORKER: usize = 4;
     const MIN_PRODUCTS: usize = 1 << 18; // some microseconds
     const TILE: usize = crate::quant::GROUP;
     let rows = w.rows();
     let products = w.cols().saturating_mul(tokens).max(1);
     let chunk =
-        rows.div_ceil(pool.workers().saturating_mul(JOBS_PER_WORKER).max(1)).max(MIN_PRODUCTS / products);
+        all.div_ceil(pool.workers().saturating_mul(JOBS_PER_WORKER).max(1)).max(MIN_PRODUCTS / products);
     chunk.clamp(1, rows.max(1)).next_multiple_of(TILE)
 }

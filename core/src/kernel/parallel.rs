@@ -184,33 +184,54 @@ impl OutRows<'_> {
     }
 }
 
-/// Calls `job` for every `chunk` rows of `y`, a `(tokens, rows)` buffer, spread over `pool`.
+impl OutRows<'_> {
+    /// Sets all outputs to zero.
+    pub(crate) fn zero(&mut self) {
+        for token in 0..self.tokens {
+            (0..self.len).for_each(|i| self.put(token, i, 0.0));
+        }
+    }
+}
+
+/// What [`for_each_rows`] is to fill, `(tokens, rows)`, and the rows of a job.
+pub(crate) struct Output<'y> {
+    pub(crate) y: &'y mut [f32],
+    pub(crate) rows: usize,
+    pub(crate) chunk: usize,
+}
+
+/// Calls `job(i, rows)` for every chunk of rows of every `outputs[i]`, spread over `pool`.
 ///
 /// A chunk is a job: a fast worker takes more of them, and the pool sees how long one takes.
-pub(crate) fn for_each_rows(
+pub(crate) fn for_each_rows<const N: usize>(
     pool: &dyn Pool,
-    y: &mut [f32],
     tokens: usize,
-    rows: usize,
-    chunk: usize,
-    job: &(dyn Fn(OutRows<'_>) + Sync),
+    outputs: [Output<'_>; N],
+    job: &(dyn Fn(usize, OutRows<'_>) + Sync),
 ) {
-    assert_eq!(tokens.checked_mul(rows), Some(y.len()), "checked by matmul");
-    let chunk = chunk.max(1);
-    let chunks = rows.div_ceil(chunk);
-    let base = Base(y.as_mut_ptr());
+    let outputs = outputs.map(|Output { y, rows, chunk }| {
+        assert_eq!(tokens.checked_mul(rows), Some(y.len()), "checked by matmul");
+        (Base(y.as_mut_ptr()), rows, chunk.max(1))
+    });
+    let chunks = outputs.iter().map(|(_, rows, chunk)| rows.div_ceil(*chunk)).sum();
     let next = core::sync::atomic::AtomicUsize::new(0);
     let one = |_| {
-        let first = next.fetch_add(1, core::sync::atomic::Ordering::Relaxed).saturating_mul(chunk);
-        if first >= rows {
-            return;
+        let mut left = next.fetch_add(1, core::sync::atomic::Ordering::Relaxed);
+        for (i, (base, rows, chunk)) in outputs.iter().enumerate() {
+            let chunks = rows.div_ceil(*chunk);
+            if left >= chunks {
+                left -= chunks;
+                continue;
+            }
+            let first = left * chunk;
+            // SAFETY: first < rows, so inside `y` or, without tokens, at most one element past its end.
+            let base = unsafe { base.get().add(if tokens == 0 { 0 } else { first }) };
+            let len = (*chunk).min(rows - first);
+            // The counter gives each chunk once, so no two `OutRows` share a row; the outputs stay mutably
+            // borrowed until all jobs have returned.
+            let y = core::marker::PhantomData;
+            return job(i, OutRows { base, stride: *rows, tokens, first, len, y });
         }
-        // SAFETY: first < rows, so inside `y` or, without tokens, at most one element past its end.
-        let base = unsafe { base.get().add(if tokens == 0 { 0 } else { first }) };
-        let len = chunk.min(rows - first);
-        // The counter gives each chunk once, so no two `OutRows` share a row; `y` stays mutably borrowed
-        // until all jobs have returned.
-        job(OutRows { base, stride: rows, tokens, first, len, y: core::marker::PhantomData });
     };
     if pool.workers() <= 1 {
         (0..chunks).for_each(one);

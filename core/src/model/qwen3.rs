@@ -14,7 +14,9 @@ use crate::cache::Store;
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
 use crate::kernel::attend::Source;
-use crate::kernel::{self, Input, Isa, Q8Block, for_each_chunk, matmul, q8_blocks, vectorize};
+use crate::kernel::{
+    self, Input, Isa, Q8Block, Vectorize, for_each_chunk, matmul, matmul_each, q8_blocks, vectorize,
+};
 use crate::op::rmsnorm::{RmsNorm, rmsnorm_in_place};
 use crate::op::rope::{Rope, rotate};
 use crate::op::swiglu::Swiglu;
@@ -131,30 +133,22 @@ impl BonsaiModel<'_> {
         pass: &Pass<'_>,
     ) -> Result<()> {
         let c = &self.config;
-        let (h, q_size, kv_size, d) = (c.hidden_size, c.q_size(), c.kv_size(), c.head_dim);
+        let (h, q_size, kv_size) = (c.hidden_size, c.q_size(), c.kv_size());
         let (x, input) = (&b.x[..n * h], &mut b.input[..n * h]);
         self.rmsnorm(pass, x, &block.attn_norm, input);
         let input = quantize(pass, input, n, &mut b.q8)?;
-        linear(pass, &block.attn_q, &input, n, &mut b.q[..n * q_size])?;
-        linear(pass, &block.attn_k, &input, n, &mut b.k[..n * kv_size])?;
-        linear(pass, &block.attn_v, &input, n, &mut b.v[..n * kv_size])?;
+        let products = [
+            (&block.attn_q, &mut b.q[..n * q_size]),
+            (&block.attn_k, &mut b.k[..n * kv_size]),
+            (&block.attn_v, &mut b.v[..n * kv_size]),
+        ];
+        matmul_each(pass.isa, pass.pool, &input, n, products)?;
 
-        for t in 0..n {
-            let angles = t * d / 2..(t + 1) * d / 2;
-            let (cos, sin) = (&b.cos[angles.clone()], &b.sin[angles]);
-            for head in b.q[t * q_size..(t + 1) * q_size].chunks_exact_mut(d) {
-                rmsnorm_in_place(head, &block.attn_q_norm, c.rms_norm_eps);
-                rotate(head, cos, sin);
-            }
-            let row = t * kv_size..(t + 1) * kv_size;
-            for head in b.k[row.clone()].chunks_exact_mut(d) {
-                rmsnorm_in_place(head, &block.attn_k_norm, c.rms_norm_eps);
-                rotate(head, cos, sin);
-            }
-            cache.write(layer, pass.start + t, &b.k[row.clone()], &b.v[row]);
-        }
-
-        <C::Head<'_> as Source>::prepare(&mut b.q[..n * q_size], d);
+        let (q, k, v) = (&mut b.q[..n * q_size], &mut b.k[..n * kv_size], &b.v[..n * kv_size]);
+        vectorize(
+            pass.isa,
+            Remember { block, config: c, cos: b.cos, sin: b.sin, layer, start: pass.start, q, k, v, cache },
+        );
         let (cache, group) = (&*cache, c.num_attention_heads / c.num_kv_heads);
         FullAttention { cache, layer, start: pass.start, group, q: &b.q[..n * q_size] }.run(
             pass.isa,
@@ -179,8 +173,8 @@ impl BonsaiModel<'_> {
         let input = &mut b.input[..n * h];
         self.rmsnorm(pass, &b.x[..n * h], &block.ffn_norm, input);
         let input = quantize(pass, input, n, &mut b.q8)?;
-        linear(pass, &block.ffn_gate, &input, n, &mut b.gate[..n * f])?;
-        linear(pass, &block.ffn_up, &input, n, &mut b.up[..n * f])?;
+        let products = [(&block.ffn_gate, &mut b.gate[..n * f]), (&block.ffn_up, &mut b.up[..n * f])];
+        matmul_each(pass.isa, pass.pool, &input, n, products)?;
         for_each_chunk(pass.pool_for(n * f), &mut b.gate[..n * f], f, &|t, gate| {
             vectorize(pass.isa, Swiglu { gate, up: &b.up[t * f..(t + 1) * f] });
         });
@@ -214,6 +208,48 @@ impl BonsaiModel<'_> {
     pub(super) fn check_tokens(&self, tokens: &[u32]) -> Result<()> {
         let vocab = self.config.vocab_size as u32;
         tokens.iter().find(|&&id| id >= vocab).map_or(Ok(()), |&id| Err(Error::Token { id, vocab }))
+    }
+}
+
+/// Normalises and rotates the heads of `q` and `k`, puts `k` and `v` into the cache, and gives `q` the form
+/// that the cache's attention takes.
+struct Remember<'a, C> {
+    block: &'a TransformerBlock<'a>,
+    config: &'a Qwen3Config,
+    /// `(tokens, head_dim / 2)` and more
+    cos: &'a [f32],
+    sin: &'a [f32],
+    layer: usize,
+    /// Position of the first token.
+    start: usize,
+    /// `(tokens, q_size)`
+    q: &'a mut [f32],
+    /// `(tokens, kv_size)`
+    k: &'a mut [f32],
+    /// `(tokens, kv_size)`
+    v: &'a [f32],
+    cache: &'a mut C,
+}
+
+impl<'c, C: Store<'c>> Vectorize for Remember<'_, C> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let (c, d) = (self.config, self.config.head_dim);
+        let angles = self.cos.chunks_exact(d / 2).zip(self.sin.chunks_exact(d / 2));
+        let tokens = self.q.chunks_exact_mut(c.q_size()).zip(self.k.chunks_exact_mut(c.kv_size()));
+        let tokens = tokens.zip(self.v.chunks_exact(c.kv_size())).zip(angles);
+        for (t, (((q, k), v), (cos, sin))) in tokens.enumerate() {
+            for (heads, norm) in [(&mut *q, &self.block.attn_q_norm), (&mut *k, &self.block.attn_k_norm)] {
+                for head in heads.chunks_exact_mut(d) {
+                    rmsnorm_in_place(head, norm, c.rms_norm_eps);
+                    rotate(head, cos, sin);
+                }
+            }
+            self.cache.write(self.layer, self.start + t, k, v);
+            <C::Head<'_> as Source>::prepare(q, d);
+        }
     }
 }
 

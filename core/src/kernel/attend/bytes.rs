@@ -50,7 +50,7 @@ pub(crate) fn round(x: f32) -> i32 {
 #[inline(always)]
 pub(crate) fn largest(x: &[f32]) -> f32 {
     // Magnitudes compare like their bits, with NaN above infinity.
-    f32::from_bits(x.iter().fold(0, |m, v| m.max(v.to_bits() & 0x7fff_ffff)))
+    f32::from_bits(crate::kernel::act::largest_bits(x))
 }
 
 impl Source for ByteHead<'_> {
@@ -65,6 +65,7 @@ impl Source for ByteHead<'_> {
     }
 
     /// Pairs of 16-bit integers in the first half of a row, then the float that they are counted in.
+    #[inline(always)]
     fn prepare(q: &mut [f32], head_dim: usize) {
         for row in q.chunks_exact_mut(head_dim) {
             let most = largest(row);
@@ -95,12 +96,13 @@ impl Source for ByteHead<'_> {
         // SAFETY: the caller's promise.
         unsafe {
             let keys = self.keys.as_ptr().add(start / BLOCK * bytes);
+            let more = self.keys.len() > (start + 2 * TILE) / BLOCK * bytes;
             for b in 0..rows.most().div_ceil(BLOCK) {
                 let keys = keys.add(b * bytes);
                 let mut r = rows.first;
                 while r < rows.count {
                     let left = rows.count - r;
-                    let ahead = r == rows.first;
+                    let ahead = more && r == rows.first;
                     let (q, scores) = (&q[r..], scores[r..].as_flattened_mut()[b * LANES..].as_mut_ptr());
                     r += if left >= 4 {
                         score_block::<L, 4, 1>(keys, d, ahead, q, scores)
@@ -126,6 +128,7 @@ impl Source for ByteHead<'_> {
     ) {
         let (d, bytes) = (self.head_dim, value_block(self.head_dim));
         let blocks = rows.most().div_ceil(BLOCK);
+        let more = self.values.len() > (start + 2 * TILE) / BLOCK * bytes;
         let mut integers = [[0; TILE]; ROWS];
         let mut steps = [0.0; ROWS];
         let mut scales = [0.0; TILE];
@@ -139,11 +142,11 @@ impl Source for ByteHead<'_> {
             for r in rows.first..rows.count {
                 steps[r] = to_integers(&weights[r], &scales, rows.visible[r], &mut integers[r]);
             }
-            let values = Bytes { p: values, block: bytes, blocks, head_dim: d, ahead: true };
+            let values = Bytes { p: values, block: bytes, blocks, head_dim: d, ahead: more };
             let mut r = rows.first;
             while r < rows.count {
                 let left = rows.count - r;
-                let values = Bytes { ahead: r == rows.first, ..values };
+                let values = Bytes { ahead: more && r == rows.first, ..values };
                 let (w, s, decay, out) = (&integers[r..], &steps[r..], &decay[r..], &out[r..]);
                 r += if N4 > 0 && left >= 4 {
                     sum_columns::<L, 4, N4>(&values, w, s, decay, out)
@@ -227,7 +230,8 @@ fn to_integers(weights: &[f32; TILE], scales: &[f32; TILE], n: usize, out: &mut 
             lanes[l] = lanes[l].max(weight.to_bits() & 0x7fff_ffff);
         }
     }
-    let most = f32::from_bits(lanes.iter().fold(0, |m, &l| m.max(l)));
+    let most = lanes.iter().fold(0, |m, &l| m.max(l));
+    let most = f32::from_bits(most);
     if most < LEAST {
         *out = [0; TILE];
         return 0.0;
@@ -247,7 +251,7 @@ struct Bytes {
     block: usize,
     blocks: usize,
     head_dim: usize,
-    /// Whether what follows in memory should be asked for.
+    /// Whether there are more tiles, of which one should be asked for.
     ahead: bool,
 }
 

@@ -67,6 +67,7 @@ impl<E: Element> Source for Head<'_, E> {
         self.keys.len() >= positions.next_multiple_of(BLOCK) * d && self.values.len() >= positions * d
     }
 
+    #[inline(always)]
     fn prepare(_: &mut [f32], _: usize) {}
 
     #[inline(always)]
@@ -80,11 +81,12 @@ impl<E: Element> Source for Head<'_, E> {
     ) {
         let d = self.head_dim;
         let blocks = rows.most().div_ceil(BLOCK);
+        let ahead = self.values.len() > (start + TILE) * d;
         // SAFETY: the caller's promise. A block has 16 times d numbers, as many as 16 positions.
         unsafe {
             let keys = self.keys.as_ptr().add(start * d);
             if !E::PACKED || rows.count - rows.first < MANY {
-                let keys = Keys { p: keys, stride: d * LANES, blocks, at: 0, n: d, ahead: true };
+                let keys = Keys { p: keys, stride: d * LANES, blocks, at: 0, n: d, ahead };
                 return score::<L, E, N4, N2, N1>(rows, q, keys, scores);
             }
             for at in (0..d).step_by(STRIP) {
@@ -114,11 +116,12 @@ impl<E: Element> Source for Head<'_, E> {
     ) {
         let d = self.head_dim;
         let whole = d / LANES * LANES;
+        let ahead = self.values.len() > (start + TILE) * d;
         // SAFETY: the caller's promise.
         unsafe {
             let values = self.values.as_ptr().add(start * d);
             if !E::PACKED || rows.count - rows.first < MANY {
-                let values = Values { p: values, stride: d, at: 0, n: whole, ahead: true };
+                let values = Values { p: values, stride: d, at: 0, n: whole, ahead };
                 sum::<L, E, N4, N2, N1>(rows, values, weights, decay, out);
             } else {
                 for at in (0..whole).step_by(STRIP) {
@@ -161,7 +164,7 @@ struct Keys<E> {
     blocks: usize,
     at: usize,
     n: usize,
-    /// Whether the next tile follows in memory and should be asked for.
+    /// Whether there is a next tile, which should be asked for.
     ahead: bool,
 }
 
@@ -286,7 +289,7 @@ struct Values<E> {
     stride: usize,
     at: usize,
     n: usize,
-    /// Whether the next tile follows in memory and should be asked for.
+    /// Whether there is a next tile, which should be asked for.
     ahead: bool,
 }
 
