@@ -61,7 +61,8 @@ function offline(): Plugin {
     async writeBundle({ dir = "dist" }) {
       const entries = await readdir(dir, { recursive: true, withFileTypes: true });
       const files = entries
-        .filter((entry) => entry.isFile() && entry.name !== "sw.js")
+        // The page does not use the GPU.
+        .filter((entry) => entry.isFile() && entry.name !== "sw.js" && !entry.name.includes("webgpu"))
         .map((entry) => relative(dir, join(entry.parentPath, entry.name)).split(sep).join("/"))
         .sort();
       const version = createHash("sha256");

@@ -12,6 +12,7 @@ const LIMIT = 2_000_000;
 const MODULE_LIMIT = 350_000;
 
 // Both builds, wherever both were made.
+MUST.push("dist/webgpu.js", "dist/shohin_wasm_webgpu_bg.wasm");
 if (existsSync(new URL("../wasm/pkg-threads", import.meta.url))) MUST.push("dist/threads.js", "dist/shohin_wasm_threads_bg.wasm");
 
 const npm = process.platform === "win32" ? "npm.cmd" : "npm";

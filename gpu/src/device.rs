@@ -136,9 +136,15 @@ impl Gpu {
             };
             refused.set(error, words);
         }));
+        // Browsers may keep it to themselves.
+        let name = match (info.name.as_str(), software) {
+            ("", true) => "GPU in software".into(),
+            ("", false) => "GPU".into(),
+            (name, _) => name.into(),
+        };
         let split_rows = options.split_rows.clamp(64, MAX_ROWS);
         let pipelines = Mutex::default();
-        Ok(Gpu { device, queue, name: info.name, software, extensions, split_rows, failure, pipelines })
+        Ok(Gpu { device, queue, name, software, extensions, split_rows, failure, pipelines })
     }
 
     /// The names of all GPUs of this machine; of none in browsers, which do not tell.

@@ -7,7 +7,7 @@ import { gzipSync } from "node:zlib";
 const here = new URL("./", import.meta.url);
 const path = (relative) => new URL(relative, here).pathname;
 
-await rm(path("../dist/threads.js"), { force: true });
+for (const optional of ["threads.js", "webgpu.js"]) await rm(path(`../dist/${optional}`), { force: true });
 await mkdir(path("../dist"), { recursive: true });
 const common = {
   absWorkingDir: path("../"),
@@ -29,6 +29,13 @@ if (existsSync(path("../pkg-threads"))) {
   await build({ ...common, platform: "neutral", entryPoints: ["js/src/threads.ts"], alias, external: ["node:worker_threads"] });
 } else {
   console.log("no pkg-threads/: the package will do without threads");
+}
+if (existsSync(path("../pkg-webgpu"))) {
+  modules.push(["pkg-webgpu", "shohin_wasm_webgpu_bg.wasm"]);
+  const alias = { "shohin-webgpu": path("../pkg-webgpu/shohin_wasm.js") };
+  await build({ ...common, platform: "browser", entryPoints: ["js/src/webgpu.ts"], alias });
+} else {
+  console.log("no pkg-webgpu/: the package will do without WebGPU");
 }
 for (const [from, to] of modules) {
   await writeFile(path(`../dist/${to}`), withoutCustomSections(await readFile(path(`../${from}/shohin_wasm_bg.wasm`))));

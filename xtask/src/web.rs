@@ -47,10 +47,28 @@ fn threads(machine: &Machine) -> Result<()> {
     machine.cmd("shohin-bindgen").arg(built).arg(out).arg("shohin_wasm").run()
 }
 
+/// Compiles the module with both engines, with its glue in `wasm/pkg-webgpu`. For size: the CPU's kernels are there for
+/// the day the GPU is lost.
+fn webgpu(machine: &Machine) -> Result<()> {
+    let target = machine.target_of(WASM).join("webgpu");
+    machine
+        .cargo_for(WASM)
+        .dir(machine.root.join("wasm"))
+        .args("build --release --features gpu --target")
+        .arg(WASM)
+        .env("CARGO_TARGET_DIR", &target)
+        .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "s")
+        .run()?;
+    let built = target.join(WASM).join("release/shohin_wasm.wasm");
+    let out = machine.root.join("wasm/pkg-webgpu");
+    machine.cmd("shohin-bindgen").arg(built).arg(out).arg("shohin_wasm").run()
+}
+
 /// Builds the npm package and the page; the page is then in `web-demo/dist`. Where the standard library's
 /// source cannot be had, the package does without threads.
 pub(crate) fn build(machine: &mut Machine) -> Result<()> {
     module(machine)?;
+    webgpu(machine)?;
     machine.prepare(&[Need::StdSource]);
     match machine.absent(Need::StdSource) {
         None => threads(machine)?,

@@ -24,6 +24,15 @@ export interface LoadOptions {
   /** Number format of activations between layers' inputs. `f32` is exact and slower. Default `int8`. */
   activations?: "int8" | "f32";
   /**
+   * What computes. `cpu` is WebAssembly. `webgpu` is the GPU, in software if there is no other: the weights go there while
+   * they arrive and are not kept in this memory. `auto` is a real GPU where there is one that can run the model, and the
+   * CPU otherwise. Default `cpu`. The file's length must be known for WebGPU.
+   *
+   * A GPU can be lost at any time, a phone's more often than others. Then generations fail with code `gpu_lost`; load the
+   * model again, on the CPU if need be.
+   */
+  backend?: "cpu" | "webgpu" | "auto";
+  /**
    * Keep a model from a URL in the browser's origin-private file system: the next time it is read from there, without the
    * network, and a download that broke off goes on where it was. The copy is taken to be current for ever; `clearCache`
    * deletes all copies. Default false. Without effect in Node.
@@ -178,7 +187,7 @@ export interface PresetValues {
 /** What was loaded. */
 export interface EngineInfo {
   /** What computes. More will be added. */
-  backend: "cpu" | (string & {});
+  backend: "cpu" | "webgpu" | (string & {});
   /** Instructions in use, such as `simd128`. */
   isa: string;
   /** How many threads compute. */

@@ -39,6 +39,19 @@ export class Engine {
    * slices, and an array is copied piece by piece.
    */
   static async load(source: ModelSource, options: LoadOptions = {}): Promise<Engine> {
+    if (options.backend === "auto") {
+      try {
+        return await Engine.#load(source, options);
+      } catch (thrown) {
+        // Bytes that were sent to a worker can be sent again; other sources it has tried again by itself.
+        if (!(thrown instanceof ShohinError && thrown.code.startsWith("gpu_"))) throw thrown;
+      }
+      return Engine.#load(source, { ...options, backend: "cpu" });
+    }
+    return Engine.#load(source, options);
+  }
+
+  static async #load(source: ModelSource, options: LoadOptions): Promise<Engine> {
     const { onProgress, signal, workerUrl, wasmUrl, ...rest } = options;
     if (signal?.aborted) throw abortError(signal);
     const kind = kindOf(source);

@@ -17,7 +17,17 @@ export type EngineErrorCode =
   | "token"
   | "context_full"
   | "memory"
-  | "logits";
+  | "logits"
+  /** There is no GPU, or none but in software. */
+  | "gpu_absent"
+  /** The GPU cannot run this model; the CPU can. */
+  | "gpu_unsupported"
+  /** The GPU has no room for this model. */
+  | "gpu_memory"
+  /** The GPU was taken away while it was in use. */
+  | "gpu_lost"
+  /** The GPU's driver refused a command. */
+  | "gpu_device";
 
 /** Codes of the host around it. */
 export type HostErrorCode =

@@ -1,6 +1,7 @@
 import type { ChatFinish, ChatOptions, Chunk, EngineInfo, Finish, FinishReason, GenerateOptions, LoadOptions, Message, ModelSource } from "./api.js";
 import { abortError, ShohinError, toError } from "./error.js";
 import { blobPieces, bytesPieces, fetchPieces, kindOf, pour, type Pieces } from "./source.js";
+import type { GpuModel } from "shohin-webgpu";
 import init, * as alone from "../../pkg/shohin_wasm.js";
 
 export * from "./api.js";
@@ -21,6 +22,10 @@ export const host: {
   teamScript: () => URL;
   /** The module for several threads. */
   teamModule: () => Promise<BufferSource> | URL;
+  /** `webgpu.js`. */
+  gpuScript: () => URL;
+  /** The module with both engines. */
+  gpuModule: () => URL;
   /** Opens a string that names the model. */
   open: (name: string, options: LoadOptions) => Promise<Pieces>;
 } = {
@@ -33,6 +38,8 @@ export const host: {
   },
   teamScript: () => new URL("threads.js", import.meta.url),
   teamModule: () => new URL("shohin_wasm_threads_bg.wasm", import.meta.url),
+  gpuScript: () => new URL("webgpu.js", import.meta.url),
+  gpuModule: () => new URL("shohin_wasm_webgpu_bg.wasm", import.meta.url),
   open: (url, options) => fetchPieces(url, options.request, options.signal),
 };
 
@@ -71,6 +78,34 @@ async function startTeam(count: number): Promise<Glue> {
   return script;
 }
 
+type GpuGlue = typeof import("shohin-webgpu");
+/** A model on either. */
+type AnyModel = alone.Model | GpuModel;
+
+let gpuInstance: Promise<GpuGlue> | undefined;
+
+/** Loads the module with both engines, once. */
+async function instantiateGpu(): Promise<GpuGlue> {
+  if (typeof navigator === "undefined" || !("gpu" in navigator)) throw new ShohinError("gpu_absent", "this browser has no WebGPU");
+  gpuInstance ??= (async () => {
+    const { href } = host.gpuScript();
+    const script = (await import(/* @vite-ignore */ /* webpackIgnore: true */ href)) as GpuGlue;
+    await script.default({ module_or_path: host.gpuModule() });
+    return script;
+  })();
+  try {
+    return await gpuInstance;
+  } catch (cause) {
+    gpuInstance = undefined;
+    throw new ShohinError("gpu_absent", `the module for WebGPU could not be loaded: ${String(cause)}`, { cause });
+  }
+}
+
+/** Whether the CPU should be tried instead. */
+function isGpuTrouble(thrown: unknown): boolean {
+  return toError(thrown).code.startsWith("gpu_");
+}
+
 const channel = typeof setImmediate === "undefined" ? new MessageChannel() : undefined;
 
 /** Lets messages and timers in; unlike `setTimeout(0)` it does not take milliseconds. */
@@ -95,11 +130,11 @@ const SLOT = 12;
 export class LocalEngine {
   readonly info: EngineInfo;
   #glue: Glue;
-  #model: alone.Model | undefined;
+  #model: AnyModel | undefined;
   #dead: ShohinError | undefined;
   #queue: Promise<void> = Promise.resolve();
 
-  private constructor(glue: Glue, model: alone.Model) {
+  private constructor(glue: Glue, model: AnyModel) {
     this.#glue = glue;
     this.#model = model;
     this.info = model.info() as EngineInfo;
@@ -109,15 +144,46 @@ export class LocalEngine {
   static async load(source: ModelSource, options: LoadOptions = {}): Promise<LocalEngine> {
     if (options.signal?.aborted) throw abortError(options.signal);
     const kind = kindOf(source);
+    const open = () =>
+      "url" in kind ? host.open(kind.url, options) : "blob" in kind ? blobPieces(kind.blob) : bytesPieces(kind.bytes);
+    if (options.backend === "auto") {
+      try {
+        return await LocalEngine.#readOnGpu(await open(), options);
+      } catch (thrown) {
+        if (!isGpuTrouble(thrown)) throw thrown;
+      }
+      return LocalEngine.load(source, { ...options, backend: "cpu" });
+    }
+    if (options.backend === "webgpu") return LocalEngine.#readOnGpu(await open(), options);
     const module = instantiate(options);
     module.catch(() => {});
-    const pieces =
-      "url" in kind ? await host.open(kind.url, options) : "blob" in kind ? blobPieces(kind.blob) : bytesPieces(kind.bytes);
-    return LocalEngine.read(pieces, options, module);
+    return LocalEngine.read(await open(), options, module);
+  }
+
+  static async #readOnGpu(pieces: Pieces, options: LoadOptions): Promise<LocalEngine> {
+    let unfinished: { free(): void } | undefined;
+    try {
+      const glue = await instantiateGpu();
+      if (pieces.total === undefined) throw new ShohinError("gpu_unsupported", "WebGPU needs to know the file's length");
+      const loader = (unfinished = await glue.GpuLoader.open(pieces.total, options.backend === "webgpu", true));
+      const loaded = await pour(pieces, (piece) => loader.append(piece), options);
+      options.onProgress?.({ stage: "prepare", loaded, total: loaded });
+      await breathe();
+      if (options.signal?.aborted) throw abortError(options.signal);
+      unfinished = undefined; // finish() takes it over, also when it fails
+      return new LocalEngine(glue, await loader.finish(options.context ?? 0, options.kv ?? "f16", options.activations ?? "int8"));
+    } catch (thrown) {
+      throw toError(thrown);
+    } finally {
+      unfinished?.free();
+    }
   }
 
   /** @internal */
-  static async read(pieces: Pieces, options: LoadOptions, module = instantiate(options)): Promise<LocalEngine> {
+  static async read(pieces: Pieces, options: LoadOptions, module?: Promise<Glue>): Promise<LocalEngine> {
+    // Bytes that come from elsewhere come once: whoever sends them can send them again.
+    if (!module && options.backend !== undefined && options.backend !== "cpu") return LocalEngine.#readOnGpu(pieces, options);
+    module ??= instantiate(options);
     const glue = await module;
     let buffer: alone.FileBuffer | undefined;
     try {
@@ -167,17 +233,21 @@ export class LocalEngine {
   /** Frees the model's memory. What is under way ends with code `disposed`. */
   async dispose(): Promise<void> {
     this.#dead ??= new ShohinError("disposed", "the engine was disposed");
-    // Nothing can be inside the module now: every call into it is synchronous.
-    this.#model?.free();
+    // On the CPU nothing can be inside the module now: every call into it is synchronous.
+    try {
+      this.#model?.free();
+    } catch {
+      // A step on the GPU is under way and keeps the model; it ends with `disposed`.
+    }
     this.#model = undefined;
   }
 
-  #alive(): alone.Model {
+  #alive(): AnyModel {
     if (this.#dead) throw this.#dead;
-    return this.#model as alone.Model;
+    return this.#model as AnyModel;
   }
 
-  #call<T>(work: (model: alone.Model) => T): T {
+  #call<T>(work: (model: AnyModel) => T): T {
     const model = this.#alive();
     try {
       return work(model);
@@ -192,7 +262,16 @@ export class LocalEngine {
     }
   }
 
-  #chatPrompt(model: alone.Model, messages: readonly Message[], options: ChatOptions): { ids: Uint32Array; dropped: number } {
+  /** The next piece of work, at once on the CPU and waited for on a GPU. */
+  async #step(): Promise<alone.Step> {
+    try {
+      return await this.#call((model) => model.step());
+    } catch (thrown) {
+      throw toError(thrown);
+    }
+  }
+
+  #chatPrompt(model: AnyModel, messages: readonly Message[], options: ChatOptions): { ids: Uint32Array; dropped: number } {
     let kept = [...messages];
     let ids = encode(this.#glue, model, kept, options);
     if (options.overflow !== "trim") return { ids, dropped: 0 };
@@ -207,7 +286,7 @@ export class LocalEngine {
   }
 
   async *#run<F extends Finish>(
-    prompt: (model: alone.Model) => { ids: Uint32Array; dropped: number },
+    prompt: (model: AnyModel) => { ids: Uint32Array; dropped: number },
     options: GenerateOptions,
     more: (text: string) => Omit<F, keyof Finish>,
   ): AsyncGenerator<Chunk<F>, F, void> {
@@ -233,7 +312,7 @@ export class LocalEngine {
       let tokens: number[] = [];
       let slot = began;
       for (;;) {
-        const step = this.#call((model) => model.step());
+        const step = await this.#step();
         if (step !== alone.Step.Prefill) {
           text += this.#call((model) => model.take_text());
           if (step === alone.Step.Token) {
@@ -287,7 +366,7 @@ export class LocalEngine {
 
 function encode(
   glue: Glue,
-  model: alone.Model,
+  model: AnyModel,
   messages: readonly Message[],
   options: Pick<ChatOptions, "thinking" | "tools">,
 ): Uint32Array {

@@ -116,7 +116,7 @@ export function kindOf(source: unknown): Kind {
 /** Hands every piece to `sink` and reports progress; throws when aborted. @internal */
 export async function pour(
   source: Pieces,
-  sink: (piece: Uint8Array) => void,
+  sink: (piece: Uint8Array) => void | Promise<void>,
   options: { onProgress?: LoadOptions["onProgress"]; signal?: AbortSignal | undefined },
 ): Promise<number> {
   const { stage, total } = source;
@@ -137,7 +137,7 @@ export async function pour(
       if (options.signal?.aborted) throw abortError(options.signal);
       const { done, value } = await iterator.next();
       if (done) break;
-      sink(value);
+      await sink(value);
       loaded += value.byteLength;
       // The timer tells of the last piece before a pause; it cannot fire while pieces come without one.
       if (performance.now() - last >= 50) tell();

@@ -1,6 +1,6 @@
 // The package in headless Chromium, from plain files on a server without special headers: `npm run build -w wasm` first.
 import assert from "node:assert/strict";
-import { createReadStream } from "node:fs";
+import { createReadStream, existsSync } from "node:fs";
 import { readFile, stat } from "node:fs/promises";
 import { after, before, describe, test } from "node:test";
 import { fileURLToPath } from "node:url";
@@ -281,6 +281,40 @@ describe("in a browser", () => {
       return text;
     });
     assert.notEqual(text, "");
+  });
+
+  test("computes on a GPU when asked to, and on the CPU where there is no real one", { skip: !existsSync(new URL("../../dist/webgpu.js", import.meta.url)) }, async () => {
+    const seen = await page.evaluate(async () => {
+      const bytes = await (await fetch("model.gguf")).arrayBuffer();
+      const fetched = () => performance.getEntriesByType("resource").some(({ name }) => name.includes("webgpu"));
+      const exact = { activations: "f32", kv: "f32" };
+      const say = async (engine) => {
+        const one = await collect(engine.chat(ask("What does a cow say?"), { preset: "greedy", maxTokens: 12 }));
+        const two = await collect(engine.chat([...ask("What does a cow say?"), one.message, ...ask("What is the opposite of big?")], { preset: "greedy", maxTokens: 12 }));
+        const { backend, memory } = engine.info;
+        await engine.dispose();
+        return { texts: [one.text, two.text], cached: two.usage.cachedTokens, backend, weights: memory.weights };
+      };
+      const cpu = await say(await Engine.load(bytes, exact));
+      const { LocalEngine } = await import("/local.js");
+      const before = fetched();
+      const auto = await say(await Engine.load(bytes, { ...exact, backend: "auto" }));
+      const gpu = await say(await Engine.load(new Blob([bytes]), { ...exact, backend: "webgpu" }));
+      const local = await say(await LocalEngine.load(bytes, { ...exact, backend: "webgpu" }));
+      delete Navigator.prototype.gpu;
+      const without = [
+        await LocalEngine.load(bytes, { backend: "webgpu" }).catch((error) => error.code),
+        (await LocalEngine.load(bytes, { backend: "auto" })).info.backend,
+        await code(Engine.load(new Blob([bytes.slice(0, 5000)]), { backend: "webgpu" })),
+      ];
+      return { cpu, before, auto, gpu, local, without };
+    });
+    const { cpu, gpu, local, auto } = seen;
+    assert.equal(seen.before, false);
+    assert.deepEqual([gpu.texts, local.texts, auto.texts], [cpu.texts, cpu.texts, cpu.texts]);
+    assert.deepEqual([gpu.backend, local.backend, cpu.backend], ["webgpu", "webgpu", "cpu"]);
+    assert.ok(gpu.cached > 10 && gpu.weights > 1e6, JSON.stringify(gpu));
+    assert.deepEqual(seen.without, ["gpu_absent", "cpu", "truncated"]);
   });
 
   test("uses threads where memory may be shared, and only there", async () => {

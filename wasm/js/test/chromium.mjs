@@ -41,7 +41,10 @@ export async function serve(directory, routes = {}, headers = {}) {
 export function launch() {
   return chromium.launch({
     executablePath: process.env.CHROME ?? "/usr/bin/chromium",
+    // Playwright would switch WebGPU off; in software it has to be asked for.
+    ignoreDefaultArgs: ["--disable-gpu"],
     args: [
+      "--enable-unsafe-webgpu",
       "--no-sandbox",
       "--disable-dev-shm-usage",
       "--disable-background-networking",
