@@ -74,6 +74,13 @@ pub(super) fn measure(
             }
         }
     }
+    // The same bytes at the same speed bound the others.
+    let ours: Vec<Sample> = samples.iter().filter(|s| s.bound.is_some()).cloned().collect();
+    for s in samples.iter_mut().filter(|s| s.engine == Engine::Llama && s.test == Test::Decode) {
+        let place = (s.format, s.threads, s.round);
+        let same = ours.iter().find(|own| (own.format, own.threads, own.round) == place);
+        s.bound = same.and_then(|own| own.bound);
+    }
     notes.insert(0, format!("{}; Shohin's best instruction set here: {isa}.", processor()));
     Ok(pairs)
 }
@@ -176,12 +183,8 @@ fn theirs(
         return Ok(Said::Cannot(why.into()));
     }
     if let Some(samples) = samples {
-        let same = |s: &&Sample| (s.format, s.threads, s.round) == (place.format, place.threads, place.round);
-        let bound = samples.iter().filter(same).find_map(|s| s.bound);
-        for (test, wall, cpu) in text.lines().filter_map(sample::read) {
-            let bound = bound.filter(|_| test == Test::Decode);
-            samples.push(Sample { bound, ..place.sample(Engine::Llama, test, wall, cpu) });
-        }
+        let read = text.lines().filter_map(sample::read);
+        samples.extend(read.map(|(test, wall, cpu)| place.sample(Engine::Llama, test, wall, cpu)));
     }
     let version = text.lines().find_map(|line| line.strip_prefix("version "));
     version.map(|version| Said::Version(version.into())).ok_or("llama.py says no version".into())
