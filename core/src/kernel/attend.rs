@@ -250,6 +250,7 @@ fn span<S: Source>(
     softmax: &mut [Softmax; ROWS],
 ) {
     let d = head.head_dim();
+    // The callers split at tiles within the cache; the unsafe reads below rest on it.
     assert!(range.start.is_multiple_of(TILE) && head.holds(range.end) && rows.count <= ROWS);
     let mut job = Job {
         head: *head,

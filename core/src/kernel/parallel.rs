@@ -83,6 +83,7 @@ impl<'y> Tile<'y> {
 
     /// Columns `at..at + n` of row `r`, which must be inside.
     pub(crate) fn pointer(&mut self, r: usize, at: usize, n: usize) -> *mut f32 {
+        // Callers ask for columns of their own tile; the pointer rests on it.
         assert!(r < self.rows && at <= self.cols && n <= self.cols - at, "outside of the tile");
         // SAFETY: inside the buffer, as just checked.
         unsafe { self.base.add(r * self.stride + at) }
@@ -104,6 +105,7 @@ pub(crate) fn for_each_tile<const N: usize>(
     let tiles = down.saturating_mul(cols.div_ceil(tile_cols));
     let size = rows.checked_mul(cols);
     let bases = buffers.map(|buffer| {
+        // Callers give buffers of these dimensions; the tiles made of them rest on it.
         assert!(buffer.is_empty() || Some(buffer.len()) == size, "a buffer of other dimensions");
         (Base(buffer.as_mut_ptr()), if buffer.is_empty() { 0 } else { rows })
     });
