@@ -428,3 +428,61 @@ pub(crate) fn topk(
         into = 1 - into;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::GpuOptions;
+    use wgpu::BufferUsages;
+
+    /// Runs kernels over `logits` and returns the first `count` pairs of `from`.
+    async fn choose(gpu: &Gpu, kernels: &[Kernel], from: &Buffer, count: usize) -> Vec<[u32; 2]> {
+        let size = 8 * count as u64;
+        let read = gpu
+            .buffer("read", size, BufferUsages::MAP_READ | BufferUsages::COPY_DST)
+            .await
+            .expect("a buffer");
+        let mut encoder = gpu.device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+        {
+            let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());
+            kernels.iter().for_each(|kernel| kernel.record(&mut pass, Extent { tokens: 1, parts: 1 }));
+        }
+        encoder.copy_buffer_to_buffer(from, 0, &read, 0, size);
+        gpu.queue.submit([encoder.finish()]);
+        let mut bytes = Vec::new();
+        gpu.read(&read, size, &mut bytes).await.expect("what was chosen");
+        bytemuck::pod_collect_to_vec::<u8, [u32; 2]>(&bytes)
+    }
+
+    /// Equal, infinite and missing logits, where the first of a workgroup's share is none.
+    #[test]
+    fn odd_logits_are_ordered_as_core_orders_them() {
+        let options = GpuOptions { software: true, ..GpuOptions::default() };
+        pollster::block_on(async {
+            let gpu = Gpu::open(&options).await.expect("a GPU, if only in software");
+            let vocab = 3000;
+            let mut logits = vec![-1.0f32; vocab];
+            (logits[0], logits[1], logits[2]) = (f32::NAN, f32::NEG_INFINITY, -f32::NAN);
+            (logits[1500], logits[2999], logits[7], logits[8]) = (2.5, 2.5, 0.0, -1e-40);
+            let size = 4 * vocab as u64;
+            let on_gpu = gpu.storage("logits", size).await.expect("a buffer");
+            gpu.queue.write_buffer(&on_gpu, 0, bytemuck::cast_slice(&logits));
+            let best = gpu.storage("best", 8 * (1 + ARGMAX_GROUPS as u64)).await.expect("a buffer");
+            let found = choose(&gpu, &argmax(&gpu, vocab, &on_gpu, &best), &best, 1).await;
+            assert_eq!(Ok(found[0][1]), shohin_core::op::argmax(&logits));
+
+            let kept = [
+                gpu.storage("kept", 8 * 3 * 5).await.expect("a"),
+                gpu.storage("kept", 8 * 3 * 5).await.expect("b"),
+            ];
+            let (kernels, into) = topk(&gpu, vocab, 5, &on_gpu, &kept);
+            let found = choose(&gpu, &kernels, &kept[into], 5).await;
+            assert_eq!(found.iter().map(|pair| pair[1]).collect::<Vec<_>>(), [1500, 2999, 7, 8, 3]);
+
+            // Nothing to choose from.
+            gpu.queue.write_buffer(&on_gpu, 0, bytemuck::cast_slice(&vec![f32::NAN; vocab]));
+            let found = choose(&gpu, &argmax(&gpu, vocab, &on_gpu, &best), &best, 1).await;
+            assert_eq!(found[0][0], 0);
+        });
+    }
+}
