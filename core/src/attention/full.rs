@@ -89,6 +89,7 @@ mod tests {
     /// the bit. `q` and the result are `(tokens, group * kv_heads, d)`, `keys` and `values` `(len, kv_heads,
     /// d)`; the tokens are the last ones.
     fn attention<'b, C: Store<'b>>(
+        memory: &'b mut Vec<u8>,
         (kv_heads, group, d): (usize, usize, usize),
         q: &[f32],
         keys: &[f32],
@@ -100,7 +101,7 @@ mod tests {
         let mut plan = Planner::default();
         C::plan(shape, &mut plan);
         // What was in the memory before must not matter.
-        let memory = alloc::vec![0xff; plan.total().unwrap()].leak();
+        memory.resize(plan.total().unwrap(), 0xff);
         let mut cache = C::new(shape, &mut Arena::new(memory)).unwrap();
         let mut q = q.to_vec();
         <C::Head<'_> as Source>::prepare(&mut q, d);
@@ -200,10 +201,14 @@ mod tests {
                     assert!((f64::from(*got) - want).abs() < 2e-6, "{what} {shape:?} {len} {i}");
                 }
             };
-            close(attention::<KvCache<'_>>(shape, &q, &k, &v), naive(shape, &q, &k, &v), "f32");
+            close(
+                attention::<KvCache<'_>>(&mut Vec::new(), shape, &q, &k, &v),
+                naive(shape, &q, &k, &v),
+                "f32",
+            );
             let halves = |x: &[f32]| x.iter().map(|&x| f16::store(x).load()).collect::<Vec<_>>();
             let want = naive(shape, &q, &halves(&k), &halves(&v));
-            close(attention::<KvCacheFp16<'_>>(shape, &q, &k, &v), want, "f16");
+            close(attention::<KvCacheFp16<'_>>(&mut Vec::new(), shape, &q, &k, &v), want, "f16");
         }
     }
 
@@ -230,7 +235,7 @@ mod tests {
             let (kv_heads, group, d) = shape;
             let q = noise(tokens * kv_heads * group * d, 1);
             let (k, v) = (noise(kv_heads * d * len, 2), noise(kv_heads * d * len, 3));
-            let got = attention::<QuantizedKvCache<'_>>(shape, &q, &k, &v);
+            let got = attention::<QuantizedKvCache<'_>>(&mut Vec::new(), shape, &q, &k, &v);
             let stored = naive(shape, &q, &through_bytes(&k, d, GROUP), &through_bytes(&v, d, 0));
             let exact = naive(shape, &q, &k, &v);
             let (mut noise, mut signal) = (0.0, 0.0);
@@ -251,7 +256,7 @@ mod tests {
         let keys: Vec<f32> = (0..len).flat_map(|i| core::iter::repeat_n(i as f32 / 32.0, d)).collect();
         let values = noise(len * d, 9);
         let q = alloc::vec![1.0; d];
-        let got = attention::<KvCache<'_>>((1, 1, d), &q, &keys, &values);
+        let got = attention::<KvCache<'_>>(&mut Vec::new(), (1, 1, d), &q, &keys, &values);
         let want = naive((1, 1, d), &q, &keys, &values);
         for i in 0..d {
             assert!((f64::from(got[i]) - want[i]).abs() < 1e-5);
@@ -265,19 +270,25 @@ mod tests {
         k[95 * d] = f32::NAN;
         v[90 * d] = f32::NAN;
         for out in [
-            last_tokens::<KvCacheFp16<'_>>(&q, &k, &v, d),
-            last_tokens::<QuantizedKvCache<'_>>(&q, &k, &v, d),
+            last_tokens::<KvCacheFp16<'_>>(&mut Vec::new(), &q, &k, &v, d),
+            last_tokens::<QuantizedKvCache<'_>>(&mut Vec::new(), &q, &k, &v, d),
         ] {
             assert!(out[..10 * d].iter().all(|x| !x.is_nan()) && out[10 * d].is_nan());
             assert!(out[15 * d..].iter().all(|x| x.is_nan()));
         }
     }
 
-    fn last_tokens<'b, C: Store<'b>>(q: &[f32], k: &[f32], v: &[f32], d: usize) -> Vec<f32> {
+    fn last_tokens<'b, C: Store<'b>>(
+        memory: &'b mut Vec<u8>,
+        q: &[f32],
+        k: &[f32],
+        v: &[f32],
+        d: usize,
+    ) -> Vec<f32> {
         let shape = KvShape { layers: 1, kv_heads: 1, capacity: k.len() / d, head_dim: d };
         let mut plan = Planner::default();
         C::plan(shape, &mut plan);
-        let memory = alloc::vec![0; plan.total().unwrap()].leak();
+        memory.resize(plan.total().unwrap(), 0);
         let mut cache = C::new(shape, &mut Arena::new(memory)).unwrap();
         for (position, (k, v)) in k.chunks_exact(d).zip(v.chunks_exact(d)).enumerate() {
             cache.write(0, position, k, v);
