@@ -1,15 +1,18 @@
-// The conversation: what was said, and saying it.
+// The conversation on the page: what was said, saying it, and going back on it.
 import { ShohinError, type ChatFinish, type Message } from "shohin";
 import { advice } from "./advice.js";
 import * as format from "./format.js";
+import { conversation, keep, type Conversation, type Turn } from "./history.js";
 import { loadedEngine, reload, showAlert, whenReady } from "./models.js";
 import { icon, make, page } from "./page.js";
-import { showProse } from "./prose.js";
+import { copyButton, parts, showProse } from "./prose.js";
 import { chatOptions, systemPrompt } from "./settings.js";
 
-const COPY = "M9 9h10v10H9zM15 9V5H5v10h4";
-const COPIED = "M5 12.5l4.5 4.5L19 7.5";
 const AGAIN = "M19 12a7 7 0 1 1-2.2-5.1M19 4v4h-4";
+const EDIT = "M4 20h4L19 9l-4-4L4 16zM13 7l4 4";
+const LAST = "shohin.conversation";
+/** How often a reply is kept while it is being written, in milliseconds. */
+const KEEP_EVERY = 1000;
 
 /** What the embedded model is good at. */
 const SUGGESTIONS = [
@@ -20,11 +23,23 @@ const SUGGESTIONS = [
   "Tell me a joke.",
 ];
 
-let messages: Message[] = [];
 /** Ends a reply; `started` once the model is at it. */
 type Reply = AbortController & { started?: boolean };
 
+/** Called when the list of conversations has to be shown anew. */
+export const onList = { change: () => {} };
+
+let talk: Conversation = fresh();
 let running: Reply | undefined;
+
+function fresh(): Conversation {
+  return { id: crypto.randomUUID(), title: "", updated: 0, turns: [] };
+}
+
+/** Which conversation is shown. */
+export function currentId(): string {
+  return talk.id;
+}
 
 export function isBusy(): boolean {
   return running !== undefined;
@@ -38,27 +53,84 @@ export function stop(): void {
 /** Ends what the model before was writing, and says who goes on. */
 export function changeModel(name: string): void {
   if (running?.started) stop();
-  if (messages.length > 0) page.conversation.append(make("li", { class: "note" }, `${name} goes on from here.`));
+  if (talk.turns.length > 0) page.conversation.append(make("li", { class: "note" }, `${name} goes on from here.`));
 }
 
-/** Forgets the conversation. */
-export function newChat(): void {
+function show(next: Conversation): void {
   stop();
   running = undefined;
-  messages = [];
-  page.conversation.replaceChildren();
+  talk = next;
+  remember();
+  page.conversation.replaceChildren(...talk.turns.flatMap((turn, i) => showTurn(turn, i)));
+  showGauge();
   showAlert(undefined);
-  page.status.textContent = "New chat";
   showState();
+}
+
+/** Leaves the conversation for an empty one. */
+export function newChat(): void {
+  show(fresh());
+  page.status.textContent = "New chat";
+  onList.change();
+}
+
+/** Shows a kept conversation. */
+export async function openChat(id: string): Promise<void> {
+  const found = await conversation(id);
+  if (!found) return;
+  show(found);
+  page.status.textContent = `Conversation: ${found.title}`;
+  toEnd();
+  onList.change();
+}
+
+/** Shows what was shown before the page was loaded again. */
+export async function resume(): Promise<void> {
+  const id = sessionStorage.getItem(LAST);
+  const found = id ? await conversation(id) : undefined;
+  // Somebody may have been quicker.
+  if (!found || talk.turns.length > 0) return;
+  show(found);
+  toEnd();
+}
+
+/** Another tab has changed a conversation. */
+export async function changedElsewhere(id: string): Promise<void> {
+  if (id !== talk.id || isBusy()) return;
+  const found = await conversation(id);
+  if (id !== talk.id || isBusy()) return;
+  if (found) show(found);
+  else newChat();
+}
+
+/** So that this tab comes back to the same conversation. */
+function remember(): void {
+  sessionStorage.setItem(LAST, talk.id);
+}
+
+async function keepTalk(): Promise<void> {
+  const first = talk.turns[0];
+  if (!first) return;
+  talk.title = first.content.replace(/\s+/g, " ").slice(0, 80);
+  talk.updated = Date.now();
+  remember();
+  await keep(talk);
+  onList.change();
 }
 
 /** Brings buttons and the welcome into agreement with what is going on. */
 export function showState(): void {
-  page.welcome.hidden = messages.length > 0;
+  page.welcome.hidden = talk.turns.length > 0;
   page.send.toggleAttribute("data-busy", isBusy());
   page.send.title = isBusy() ? "Stop" : "Send";
   page.send.setAttribute("aria-label", page.send.title);
   page.send.disabled = !isBusy() && page.prompt.value.trim() === "";
+  const replies = page.conversation.querySelectorAll(".turn.assistant");
+  for (const reply of replies) {
+    const again = reply.querySelector<HTMLElement>(".again");
+    if (again) again.hidden = isBusy() || reply !== replies[replies.length - 1];
+  }
+  for (const edit of page.conversation.querySelectorAll<HTMLButtonElement>(".edit")) edit.disabled = isBusy();
 }
 
 export function showSuggestions(): void {
@@ -74,25 +146,110 @@ export function showSuggestions(): void {
   );
 }
 
+/** Context and memory in use, and how fast the last reply came. */
+export function showGauge(finish?: ChatFinish): void {
+  const engine = loadedEngine();
+  page.gauge.hidden = engine === undefined;
+  if (!engine) return;
+  const { context, memory } = engine.info;
+  const used = finish ? finish.usage.promptTokens + finish.usage.completionTokens : 0;
+  page.gaugeMeter.max = context;
+  page.gaugeMeter.value = used;
+  page.gaugeContext.textContent = finish ? `${format.count(used)} of ${format.count(context)}` : format.count(context);
+  page.gaugeMeter.hidden = !finish;
+  page.gaugeSpeed.textContent = finish && finish.timings.tokensPerSecond > 0 ? speed(finish.timings.tokensPerSecond) : "";
+  page.gaugeMemory.textContent = `${format.bytes(memory.weights + memory.kv + memory.scratch)} of memory`;
+}
+
+function showTurn(turn: Turn, index: number): HTMLElement[] {
+  const notes = turn.note ? [make("li", { class: "note" }, turn.note)] : [];
+  if (turn.role === "user") return [...notes, userTurn(turn, index)];
+  const { element, body, tools } = assistantTurn();
+  element.dataset["state"] = "done";
+  showProse(body, turn.content, turn.reasoning);
+  showTools(tools, turn);
+  return [...notes, element];
+}
+
+function userTurn(turn: Turn, index: number): HTMLElement {
+  const text = make("div", { class: "text", "data-part": "text" }, turn.content);
+  const edit = make("button", { type: "button", class: "edit", title: "Edit", "aria-label": "Edit the message" }, icon(EDIT));
+  const tools = make("div", { class: "tools" }, copyButton(() => turn.content, "Copy the message"), edit);
+  const element = make("li", { class: "turn user", "data-role": "user" }, make("span", { class: "unseen" }, "You: "), text, tools);
+  edit.addEventListener("click", () => {
+    if (!isBusy()) editTurn(element, turn, index);
+  });
+  return element;
+}
+
+/** Puts a field in a message's place. Sending it leaves out everything that came after. */
+function editTurn(element: HTMLElement, turn: Turn, index: number): void {
+  const field = make("textarea", { "aria-label": "Edit the message", rows: String(Math.min(8, turn.content.split("\n").length + 1)) });
+  field.value = turn.content;
+  const send = make("button", { type: "submit", class: "button strong" }, "Send");
+  const cancel = make("button", { type: "button", class: "button" }, "Cancel");
+  const form = make("form", { class: "editing" }, field, make("div", { class: "buttons" }, cancel, send));
+  const end = () => {
+    form.replaceWith(element);
+    element.querySelector<HTMLElement>(".edit")?.focus();
+  };
+  cancel.addEventListener("click", end);
+  field.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") {
+      event.stopPropagation();
+      end();
+    }
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+      event.preventDefault();
+      form.requestSubmit();
+    }
+  });
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    const text = field.value.trim();
+    if (text === "" || isBusy()) return;
+    while (form.nextSibling) form.nextSibling.remove();
+    form.remove();
+    talk.turns.length = index;
+    page.prompt.focus();
+    void say(text);
+  });
+  element.replaceWith(form);
+  field.focus();
+}
+
+function assistantTurn(): { element: HTMLElement; body: HTMLElement; tools: HTMLElement } {
+  const body = make("div", { class: "text", "data-part": "text" });
+  const tools = make("div", { class: "tools" });
+  const element = make("li", { class: "turn assistant", "data-role": "assistant" });
+  element.append(icon("#mark", "0 0 32 32"), make("div", {}, make("span", { class: "unseen" }, "Reply: "), body), tools);
+  return { element, body, tools };
+}
+
 /** Sends a message and shows the reply as it comes. */
 export async function say(text: string): Promise<void> {
   if (isBusy()) return;
-  messages.push({ role: "user", content: text });
-  const turn = make("li", { class: "turn user", "data-role": "user" }, make("span", { class: "unseen" }, "You: "), make("div", { class: "text", "data-part": "text" }, text));
-  page.conversation.append(turn);
+  const turn: Turn = { role: "user", content: text };
+  talk.turns.push(turn);
+  page.conversation.append(userTurn(turn, talk.turns.length - 1));
   await reply();
+}
+
+/** What the model is told: the conversation without what the page adds to it. */
+function prompt(turns: readonly Turn[]): Message[] {
+  const system = systemPrompt();
+  const messages = turns.map(({ role, content, reasoning }): Message => ({ role, content, ...(reasoning !== undefined && { reasoning }) }));
+  return system ? [{ role: "system", content: system }, ...messages] : messages;
 }
 
 async function reply(): Promise<void> {
   const abort: Reply = new AbortController();
   running = abort;
-  const conversation = messages;
-  for (const old of page.conversation.querySelectorAll(".again")) old.remove();
-  const body = make("div", { class: "text", "data-part": "text" });
-  const tools = make("div", { class: "tools" });
-  const turn = make("li", { class: "turn assistant", "data-role": "assistant", "data-state": "busy", "aria-busy": "true" });
-  turn.append(icon("#mark", "0 0 32 32"), make("div", {}, make("span", { class: "unseen" }, "Reply: "), body), tools);
-  page.conversation.append(turn);
+  const mine = talk;
+  const { element, body, tools } = assistantTurn();
+  element.dataset["state"] = "busy";
+  element.setAttribute("aria-busy", "true");
+  page.conversation.append(element);
   showAlert(undefined);
   showState();
   toEnd();
@@ -100,13 +257,15 @@ async function reply(): Promise<void> {
   let text = "";
   let tokens = 0;
   let first = 0;
+  let kept = performance.now();
   let finish: ChatFinish | undefined;
   let failure: unknown;
   let dirty = false;
   let ended = false;
+  const asked = [...mine.turns];
   const paint = () => {
     dirty = false;
-    if (ended) return;
+    if (ended || mine !== talk) return;
     const follows = isAtEnd();
     showProse(body, text);
     if (!finish && tokens > 1) {
@@ -114,6 +273,16 @@ async function reply(): Promise<void> {
     }
     if (follows) toEnd();
   };
+  const unfinished = (): Turn => {
+    const { said, thoughts } = parts(text);
+    return { role: "assistant", content: said.trim(), ...(thoughts && { reasoning: thoughts }), figures: "Stopped" };
+  };
+  // Should the page be closed while the model writes, what is there is not lost.
+  const keepSoFar = () => {
+    if (!ended && mine === talk) void keep({ ...mine, turns: [...asked, ...(text ? [unfinished()] : [])] });
+  };
+  addEventListener("pagehide", keepSoFar);
+  void keepTalk();
   try {
     const stopped = new Promise<never>((_, reject) => {
       abort.signal.addEventListener("abort", () => reject(new ShohinError("aborted", "stopped")), { once: true });
@@ -121,9 +290,7 @@ async function reply(): Promise<void> {
     const engine = await Promise.race([whenReady(), stopped]);
     if (!engine) throw new ShohinError("argument", "no model is loaded");
     abort.started = true;
-    const system = systemPrompt();
-    const prompt: Message[] = system ? [{ role: "system", content: system }, ...conversation] : [...conversation];
-    for await (const chunk of engine.chat(prompt, { ...chatOptions(), signal: abort.signal })) {
+    for await (const chunk of engine.chat(prompt(asked), { ...chatOptions(), signal: abort.signal })) {
       if (tokens === 0) first = performance.now();
       text += chunk.text;
       tokens += chunk.tokens.length;
@@ -131,36 +298,55 @@ async function reply(): Promise<void> {
       // At most once a frame, however fast the model is.
       if (!dirty) requestAnimationFrame(paint);
       dirty = true;
+      if (performance.now() - kept > KEEP_EVERY) {
+        kept = performance.now();
+        keepSoFar();
+      }
     }
   } catch (error) {
     failure = error;
   }
 
-  const aborted = failure instanceof ShohinError && failure.code === "aborted";
+  removeEventListener("pagehide", keepSoFar);
+  const aborted = failure instanceof ShohinError && (failure.code === "aborted" || failure.code === "disposed");
   if (running === abort) running = undefined;
-  // The chat was cleared meanwhile: nothing to show.
-  if (conversation !== messages) return;
+  if (mine !== talk) {
+    // Another conversation is shown by now; what was said in this one stays said.
+    if (text !== "") {
+      mine.turns.push(unfinished());
+      await keep(mine);
+      onList.change();
+    }
+    return;
+  }
   const follows = isAtEnd();
-  turn.removeAttribute("aria-busy");
+  element.removeAttribute("aria-busy");
   paint();
   ended = true;
   tools.replaceChildren();
   if (failure !== undefined && !aborted) showAlert(advice(failure, "The reply"));
   if (text === "" && failure !== undefined) {
     // Nothing came of it: give the message back.
-    turn.remove();
-    const last = messages.pop();
+    element.remove();
+    const last = talk.turns.pop();
     page.conversation.lastElementChild?.remove();
     if (page.prompt.value === "") page.prompt.value = last?.content ?? "";
+    if (talk.turns.length > 0) await keepTalk();
+    else onList.change();
   } else {
-    messages.push(finish?.message ?? { role: "assistant", content: text });
-    showTools(tools, text, figures(finish, aborted));
+    const said: Turn = finish ? { ...finish.message, role: "assistant", figures: figures(finish, aborted) } : { ...unfinished(), figures: figures(finish, aborted) };
     const dropped = finish?.usage.droppedMessages ?? 0;
     if (dropped > 0) {
-      turn.before(make("li", { class: "note" }, `The model no longer sees the first ${format.plural(dropped, "message")}: its memory is full.`));
+      said.note = `The model no longer sees the first ${format.plural(dropped, "message")}: its memory is full.`;
+      element.before(make("li", { class: "note" }, said.note));
     }
-    turn.dataset["state"] = "done";
-    page.status.textContent = text;
+    talk.turns.push(said);
+    showProse(body, said.content, said.reasoning);
+    showTools(tools, said);
+    showGauge(finish);
+    element.dataset["state"] = "done";
+    page.status.textContent = said.content;
+    await keepTalk();
   }
   showState();
   if (follows) toEnd();
@@ -171,23 +357,16 @@ async function reply(): Promise<void> {
   }
 }
 
-function showTools(tools: HTMLElement, text: string, figures: string): void {
-  const copy = make("button", { type: "button", title: "Copy", "aria-label": "Copy the reply" }, icon(COPY));
-  copy.addEventListener("click", async () => {
-    await navigator.clipboard.writeText(text);
-    copy.replaceChildren(icon(COPIED));
-    page.status.textContent = "Copied";
-    setTimeout(() => copy.replaceChildren(icon(COPY)), 1500);
-  });
+function showTools(tools: HTMLElement, turn: Turn): void {
   const again = make("button", { type: "button", class: "again", title: "Try again", "aria-label": "Try again" }, icon(AGAIN));
   again.addEventListener("click", () => {
-    if (isBusy()) return;
-    messages.pop();
+    if (isBusy() || talk.turns.at(-1) !== turn) return;
+    talk.turns.pop();
     tools.parentElement?.remove();
     page.prompt.focus();
     void reply();
   });
-  tools.replaceChildren(copy, again, make("span", { class: "figures" }, figures));
+  tools.replaceChildren(copyButton(() => turn.content, "Copy the reply"), again, make("span", { class: "figures" }, turn.figures ?? ""));
 }
 
 /** What is said below a reply. */

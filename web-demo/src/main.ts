@@ -1,4 +1,5 @@
-import { changeModel, isBusy, newChat, say, showState, showSuggestions, stop } from "./chat.js";
+import { changeModel, isBusy, resume, say, showGauge, showState, showSuggestions, stop } from "./chat.js";
+import { initChats } from "./chats.js";
 import { initModels, on } from "./models.js";
 import { page } from "./page.js";
 import { initSettings } from "./settings.js";
@@ -35,20 +36,20 @@ page.prompt.addEventListener("input", () => {
   showState();
 });
 addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && !page.settings.open) stop();
+  if (event.key === "Escape" && !document.querySelector("dialog[open]")) stop();
 });
-page.newChat.addEventListener("click", () => {
-  newChat();
-  page.prompt.focus();
-});
-
 on.change = changeModel;
-on.ready = showState;
+on.ready = () => {
+  showState();
+  showGauge();
+};
 
 initTheme(page.theme);
 initSettings();
 showSuggestions();
 showState();
+void resume();
+initChats();
 initModels();
 if (matchMedia("(hover: hover)").matches) page.prompt.focus();
 

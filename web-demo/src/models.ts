@@ -1,11 +1,14 @@
-// The model the page talks to: the embedded one at first, then whatever the visitor loads.
-import { clearCache, Engine, ShohinError, type Progress } from "shohin";
+// The model the page talks to: the embedded one at first, then whatever the visitor picks.
+import { Engine, ShohinError, type Progress } from "shohin";
 import { advice } from "./advice.js";
+import { OFFERS, type Offer } from "./catalog.js";
 import * as format from "./format.js";
+import { deleteKept, listKept, remember, room, type Kept } from "./kept.js";
 import { make, page } from "./page.js";
-import { learnPresets } from "./settings.js";
+import { closes, learn, loadOptions, onLoadOptions, resetContext } from "./settings.js";
 
 const SPROUT = new URL("sprout.gguf", document.baseURI);
+const LAST = "shohin.model";
 
 interface Source {
   /** What messages call it. */
@@ -21,7 +24,10 @@ export const on = { change: (_name: string) => {}, ready: () => {} };
 
 let engine: Engine | undefined;
 let current: Source | undefined;
-let loading: { abort: AbortController; done: Promise<void> } | undefined;
+let loading: { source: Source; abort: AbortController; done: Promise<void> } | undefined;
+let kept: Kept[] = [];
+/** Until it is known which model comes first. */
+let starting: Promise<void> | undefined;
 
 /** The loaded model, if there is one. */
 export function loadedEngine(): Engine | undefined {
@@ -30,6 +36,7 @@ export function loadedEngine(): Engine | undefined {
 
 /** Waits for the model that is being loaded. */
 export async function whenReady(): Promise<Engine | undefined> {
+  await starting;
   while (loading) await loading.done;
   return engine;
 }
@@ -57,9 +64,7 @@ function nameOf(engine: Engine, source: Source | undefined): string {
 }
 
 function showModel(): void {
-  const state = engine ? "ready" : loading ? "loading" : "failed";
-  page.model.dataset["state"] = state;
-  page.useSprout.hidden = state === "ready" && (current?.embedded ?? false);
+  page.model.dataset["state"] = engine ? "ready" : loading ? "loading" : "failed";
   if (!engine) {
     page.modelName.textContent = loading ? "Loading" : "No model";
     page.modelSize.textContent = "";
@@ -73,71 +78,192 @@ function showModel(): void {
   page.model.title = `${name}: ${format.count(model.parameters)} parameters, ${format.bytes(model.fileBytes)}`;
   page.about.textContent = `${name}, ${format.count(model.parameters)} weights in ${format.bytes(model.fileBytes)}, runs entirely in this tab. Nothing you type leaves it.`;
   const facts: [string, string][] = [
-    ["Name", name],
-    ["Architecture", model.architecture],
-    ["Parameters", format.count(model.parameters)],
-    ["File", format.bytes(model.fileBytes)],
+    ["Model", name],
+    ["Shape", `${model.architecture}, ${format.count(model.parameters)} parameters`],
     ["Formats", model.formats.join(", ")],
+    ["Computes on", [backend.toUpperCase(), isa, format.plural(threads, "thread")].filter(Boolean).join(", ")],
     ["Context", format.plural(context, "token")],
-    ["Memory", format.bytes(memory.weights + memory.kv + memory.scratch)],
-    ["Computes on", [backend.toUpperCase(), isa, threads > 1 ? `${threads} threads` : ""].filter(Boolean).join(", ")],
+    ["Memory", `${format.bytes(memory.weights)} weights, ${format.bytes(memory.kv)} context, ${format.bytes(memory.scratch)} work`],
   ];
   page.facts.replaceChildren(...facts.flatMap(([term, value]) => [make("dt", {}, term), make("dd", {}, value)]));
 }
 
+function sameSource(a: Source | undefined, b: Source): boolean {
+  return a !== undefined && (a.from instanceof URL && b.from instanceof URL ? a.from.href === b.from.href : a.from === b.from);
+}
+
 /** Loads a model; the one before stays until the new one works. */
-async function load(source: Source): Promise<void> {
+async function load(source: Source, again = false): Promise<void> {
   loading?.abort.abort();
   await loading?.done;
   const abort = new AbortController();
   let done = () => {};
-  loading = { abort, done: new Promise((resolve) => (done = resolve)) };
+  loading = { source, abort, done: new Promise((resolve) => (done = resolve)) };
   showAlert(undefined);
   page.loading.hidden = false;
   showProgress(source, { stage: source.from instanceof File ? "read" : "download", loaded: 0 });
+  const url = source.from instanceof URL && !source.embedded ? source.from.href : undefined;
+  // Set again once the model works: one that takes the tab down is not loaded at every visit.
+  forgetLast();
+  if (url) {
+    remember(url);
+    // Otherwise the browser may delete downloads when it needs room.
+    void navigator.storage?.persist?.().catch(() => false);
+  }
   // Two large models need not fit beside each other.
-  if (engine && !current?.embedded) {
+  if (engine && (!current?.embedded || sameSource(current, source))) {
     await engine.dispose();
     engine = undefined;
   }
   showModel();
-  let fallBack = false;
+  showOffers();
+  const wasKept = url !== undefined && (await keptNow()).some((entry) => entry.url === url);
+  let failure: unknown;
   try {
     const next = await Engine.load(source.from, {
       signal: abort.signal,
       onProgress: (progress) => showProgress(source, progress),
       // The embedded model comes with the page and is as current as it.
       cache: !source.embedded,
+      ...loadOptions(),
     });
-    if (current) on.change(nameOf(next, source));
+    if (current && !sameSource(current, source)) on.change(nameOf(next, source));
     await engine?.dispose();
     engine = next;
     current = source;
-    learnPresets(next.info);
+    learn(next.info);
+    if (url) localStorage.setItem(LAST, JSON.stringify({ name: source.name, url }));
     page.status.textContent = `${title(source)} is ready`;
   } catch (error) {
-    fallBack = !engine && !source.embedded;
-    if (!(error instanceof ShohinError && error.code === "aborted")) showAlert(advice(error, source.name));
+    failure = error;
   } finally {
     loading = undefined;
     done();
-    page.loading.hidden = true;
-    showModel();
-    on.ready();
   }
-  if (fallBack) {
-    const reason = page.alert.hidden ? undefined : (page.alertText.textContent ?? undefined);
-    await load(sprout);
-    showAlert(reason);
+  if (failure !== undefined) {
+    const code = failure instanceof ShohinError ? failure.code : "";
+    // The engine has deleted a kept file that it refused: a damaged one is worth a second download.
+    if (wasKept && !again && !TRANSIENT.has(code)) return load(source, true);
+    const reason = code === "aborted" ? undefined : advice(failure, source.name);
+    // A context this model or this machine cannot hold would keep every other model from loading, too.
+    if (reason && ["option", "memory", "limit"].includes(code) && loadOptions().context !== undefined) {
+      resetContext();
+      await load(source, true);
+      return showAlert(reason);
+    }
+    // Back to what worked.
+    const back = engine ? undefined : current && !sameSource(current, source) ? current : source.embedded ? undefined : sprout;
+    if (back) await load(back);
+    if (reason) showAlert(reason);
   }
+  page.loading.hidden = loading === undefined;
+  showModel();
+  on.ready();
+  await keptNow();
+  showOffers();
 }
 
-/** Starts afresh after the engine failed. */
+const TRANSIENT = new Set(["aborted", "network", "http", "memory", "crashed", "wasm", "worker", "option", "argument", "disposed"]);
+
+/** Starts afresh: after the engine failed, or to use other settings. */
 export async function reload(): Promise<void> {
-  const again = current ?? sprout;
+  const again = loading?.source ?? current ?? sprout;
   await engine?.dispose();
   engine = undefined;
   await load(again);
+}
+
+async function keptNow(): Promise<Kept[]> {
+  return (kept = await listKept(OFFERS.map(({ url }) => url)).catch(() => []));
+}
+
+function forgetLast(): void {
+  localStorage.removeItem(LAST);
+}
+
+/** The model of the last visit, if it is here as a whole. */
+async function lastModel(): Promise<Source | undefined> {
+  try {
+    const { name, url } = JSON.parse(localStorage.getItem(LAST) ?? "null") as { name: string; url: string };
+    const whole = (await keptNow()).some((entry) => entry.whole && entry.url === url);
+    return whole ? { name: String(name), from: new URL(url) } : undefined;
+  } catch {
+    return undefined;
+  }
+}
+
+function nameFromAddress(url: URL): string {
+  try {
+    return decodeURIComponent(url.pathname.split("/").pop() || url.host);
+  } catch {
+    return url.host;
+  }
+}
+
+/** One line of a list: a name, what is known of it, and what can be done with it. */
+function line(name: string, detail: string, ...actions: (HTMLElement | false)[]): HTMLLIElement {
+  return make("li", {}, make("div", {}, make("strong", {}, name), make("span", { class: "quiet" }, detail)), make("div", { class: "buttons" }, ...actions));
+}
+
+function action(label: string, name: string, act: () => void): HTMLButtonElement {
+  // The name is part of the label, or every button would be read out alike.
+  const button = make("button", { type: "button", class: "button" }, label, make("span", { class: "unseen" }, ` ${name}`));
+  button.addEventListener("click", act);
+  return button;
+}
+
+function pick(source: Source): void {
+  page.models.close();
+  void load(source);
+}
+
+function offer({ name, url, size, note }: Offer): HTMLLIElement {
+  const source = { name, from: new URL(url) };
+  const copy = kept.find((entry) => entry.url === url);
+  const state = copy?.whole ? ", kept here" : copy ? `, ${format.bytes(copy.bytes)} of it here` : "";
+  const detail = `${format.bytes(size)}${state} · ${note}`;
+  if (sameSource(current, source) && engine) return line(name, detail, make("span", { class: "used" }, "In use"));
+  return line(name, detail, action(copy?.whole ? "Use" : copy ? "Resume" : "Download", name, () => pick(source)));
+}
+
+function showOffers(): void {
+  if (!page.models.open) return;
+  const focused = document.activeElement?.textContent;
+  const used = current?.embedded && engine;
+  page.offers.replaceChildren(
+    line("sprout", "Comes with the page · a toy that knows a small world", used ? make("span", { class: "used" }, "In use") : action("Use", "sprout", () => pick(sprout))),
+    ...OFFERS.map(offer),
+  );
+  page.kept.replaceChildren(
+    ...kept.map((entry) => {
+      const known = OFFERS.find(({ url }) => url === entry.url);
+      const name = known?.name ?? (entry.url ? nameFromAddress(new URL(entry.url)) : "A model from an unknown address");
+      const size = entry.whole || entry.total === undefined ? format.bytes(entry.bytes) : `${format.bytes(entry.bytes)} of ${format.bytes(entry.total)}`;
+      const remove = action("Delete", name, async () => {
+        try {
+          await deleteKept(entry.file);
+          page.status.textContent = `${name} is deleted`;
+        } catch {
+          page.status.textContent = page.keptNote.textContent = `${name} is being read or downloaded, and cannot be deleted now.`;
+          return;
+        }
+        await keptNow();
+        showOffers();
+        // The button is gone.
+        page.closeModels.focus();
+      });
+      const source = entry.url !== undefined && !known && { name, from: new URL(entry.url) };
+      return line(name, size, source && !sameSource(current, source) && action(entry.whole ? "Use" : "Resume", name, () => pick(source)), remove);
+    }),
+  );
+  for (const button of page.models.querySelectorAll("button")) if (focused && button.textContent === focused) button.focus();
+  void showRoom();
+}
+
+async function showRoom(): Promise<void> {
+  const free = await room();
+  const words = kept.length === 0 ? "Models from an address are kept, so that they are downloaded once. " : "";
+  page.keptNote.textContent = free === undefined ? words : `${words}The browser has room for ${format.bytes(Math.max(0, free))} more.`;
 }
 
 export function initModels(): void {
@@ -146,11 +272,15 @@ export function initModels(): void {
     showAlert(undefined);
     page.prompt.focus();
   });
-  page.openFile.addEventListener("click", () => page.file.click());
-  page.useSprout.addEventListener("click", () => {
-    page.settings.close();
-    void load(sprout);
+  page.model.addEventListener("click", async () => {
+    page.models.showModal();
+    showOffers();
+    await keptNow();
+    showOffers();
   });
+  closes(page.models, page.closeModels);
+  onLoadOptions.change = () => void reload();
+  page.openFile.addEventListener("click", () => page.file.click());
   page.file.addEventListener("change", () => {
     const [file] = page.file.files ?? [];
     page.file.value = "";
@@ -165,13 +295,7 @@ export function initModels(): void {
       return;
     }
     const from = new URL(text);
-    page.settings.close();
-    void load({ name: decodeURIComponent(from.pathname.split("/").pop() || from.host), from });
-  });
-  page.forget.addEventListener("click", async () => {
-    await clearCache().catch((error: unknown) => showAlert(advice(error, "The kept models")));
-    page.status.textContent = page.forgotten.textContent = "Deleted";
-    setTimeout(() => (page.forgotten.textContent = ""), 3000);
+    pick({ name: nameFromAddress(from), from });
   });
   page.url.addEventListener("input", () => page.url.setCustomValidity(""));
 
@@ -194,10 +318,13 @@ export function initModels(): void {
     if (file) openFile(file);
   });
 
-  void load(sprout);
+  if (!localStorage.getItem(LAST)) return void load(sprout);
+  starting = lastModel().then((last) => {
+    // Unless the visitor was quicker. Not awaited: `whenReady` waits for it by itself.
+    if (!loading) void load(last ?? sprout);
+  });
 }
 
 function openFile(file: File): void {
-  page.settings.close();
-  void load({ name: file.name, from: file });
+  pick({ name: file.name, from: file });
 }

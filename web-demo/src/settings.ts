@@ -1,6 +1,6 @@
-// The settings sheet: sampling and the system prompt. Choices are remembered.
-import type { ChatOptions, EngineInfo, Preset } from "shohin";
-import { page } from "./page.js";
+// The settings sheet: sampling, the system prompt, and what the engine may use. Choices are remembered.
+import type { ChatOptions, EngineInfo, LoadOptions, Preset } from "shohin";
+import { make, page } from "./page.js";
 
 interface Settings {
   preset: Preset;
@@ -11,13 +11,32 @@ interface Settings {
   /** Empty: random. */
   seed: string;
   system: string;
+  thinking: boolean;
+  /** Empty: as many as there are. */
+  threads: string;
+  /** Empty: the engine's own choice. */
+  context: string;
 }
 
 const KEY = "shohin.settings";
-const DEFAULT: Settings = { preset: "bonsai", temperature: 0.5, topK: 20, topP: 0.85, maxTokens: 400, seed: "", system: "" };
+const DEFAULT: Settings = {
+  preset: "bonsai",
+  temperature: 0.5,
+  topK: 20,
+  topP: 0.85,
+  maxTokens: 400,
+  seed: "",
+  system: "",
+  thinking: false,
+  threads: "",
+  context: "",
+};
 
 let settings: Settings = DEFAULT;
-let presets: EngineInfo["presets"] | undefined;
+let info: EngineInfo | undefined;
+
+/** Called when something has changed that a model is loaded with. */
+export const onLoadOptions = { change: () => {} };
 
 function stored(): Partial<Settings> {
   try {
@@ -36,6 +55,10 @@ function show(): void {
   page.maxTokens.value = String(settings.maxTokens);
   page.seed.value = settings.seed;
   page.system.value = settings.system;
+  page.thinking.checked = settings.thinking;
+  page.context.value = settings.context;
+  const threads = [...page.threads.options].some(({ value }) => value === settings.threads);
+  page.threads.value = threads ? settings.threads : "";
   showValues();
 }
 
@@ -47,9 +70,18 @@ function showValues(): void {
   }
 }
 
+function store(changes: Partial<Settings>): void {
+  settings = { ...settings, ...changes };
+  try {
+    localStorage.setItem(KEY, JSON.stringify(settings));
+  } catch {
+    // Not remembered, then.
+  }
+}
+
 function keep(): void {
   const number = (input: HTMLInputElement, old: number) => (input.validity.valid && input.value !== "" ? input.valueAsNumber : old);
-  settings = {
+  store({
     preset: page.preset.value as Preset,
     temperature: number(page.temperature, settings.temperature),
     topK: number(page.topK, settings.topK),
@@ -57,9 +89,18 @@ function keep(): void {
     maxTokens: number(page.maxTokens, settings.maxTokens),
     seed: page.seed.validity.valid ? page.seed.value : settings.seed,
     system: page.system.value,
-  };
-  localStorage.setItem(KEY, JSON.stringify(settings));
+    thinking: page.thinking.checked,
+  });
   showValues();
+}
+
+/** Lets a dialog be closed by its button and by a click beside it; Escape closes it anyway. */
+export function closes(dialog: HTMLDialogElement, button: HTMLButtonElement): void {
+  button.addEventListener("click", () => dialog.close());
+  // A click beside the sheet lands on the dialog itself.
+  dialog.addEventListener("click", (event) => {
+    if (event.target === dialog) dialog.close();
+  });
 }
 
 export function initSettings(): void {
@@ -68,10 +109,15 @@ export function initSettings(): void {
   for (const key of Object.keys(DEFAULT) as (keyof Settings)[]) {
     if (typeof known[key] === typeof DEFAULT[key]) Object.assign(settings, { [key]: known[key] });
   }
+  const cores = crossOriginIsolated ? navigator.hardwareConcurrency || 1 : 1;
+  const counts = [1, 2, 4, 8, 16, 32].filter((n) => n < cores);
+  page.threads.append(make("option", { value: "" }, cores > 1 ? `All (${cores})` : "One"), ...counts.map((n) => make("option", { value: String(n) }, String(n))));
+  page.threads.disabled = cores === 1;
+  if (!crossOriginIsolated) page.computeNote.append(" Threads need a page that is served with cross-origin isolation; this one is not.");
   show();
 
   page.preset.addEventListener("change", () => {
-    const values = presets?.[page.preset.value as Preset];
+    const values = info?.presets[page.preset.value as Preset];
     if (!values) return;
     page.temperature.value = String(values.temperature);
     page.topK.value = String(values.topK);
@@ -80,19 +126,23 @@ export function initSettings(): void {
   page.sampling.addEventListener("input", keep);
   page.sampling.addEventListener("change", keep);
   page.sampling.addEventListener("submit", (event) => event.preventDefault());
+  page.compute.addEventListener("submit", (event) => event.preventDefault());
+  page.compute.addEventListener("change", () => {
+    if (!page.context.validity.valid) return;
+    store({ threads: page.threads.value, context: page.context.value });
+    onLoadOptions.change();
+  });
 
   page.openSettings.addEventListener("click", () => page.settings.showModal());
-  page.model.addEventListener("click", () => page.settings.showModal());
-  page.closeSettings.addEventListener("click", () => page.settings.close());
-  // A click beside the sheet lands on the dialog itself.
-  page.settings.addEventListener("click", (event) => {
-    if (event.target === page.settings) page.settings.close();
-  });
+  closes(page.settings, page.closeSettings);
 }
 
-/** Learns from an engine what the presets stand for. */
-export function learnPresets(info: EngineInfo): void {
-  presets = info.presets;
+/** Learns from an engine what the presets stand for and what its model can do. */
+export function learn(loaded: EngineInfo): void {
+  info = loaded;
+  const thinks = info.model.template === "qwen3";
+  page.thinking.disabled = !thinks;
+  page.thinkingNote.textContent = thinks ? "" : "not with this model";
 }
 
 export function systemPrompt(): string {
@@ -101,5 +151,17 @@ export function systemPrompt(): string {
 
 export function chatOptions(): ChatOptions {
   const { preset, temperature, topK, topP, maxTokens, seed } = settings;
-  return { preset, temperature, topK, topP, maxTokens, overflow: "trim", ...(seed !== "" && { seed: Number(seed) }) };
+  const thinking = settings.thinking && info?.model.template === "qwen3";
+  return { preset, temperature, topK, topP, maxTokens, thinking, overflow: "trim", ...(seed !== "" && { seed: Number(seed) }) };
+}
+
+export function loadOptions(): Pick<LoadOptions, "threads" | "context"> {
+  const { threads, context } = settings;
+  return { ...(threads !== "" && { threads: Number(threads) }), ...(context !== "" && { context: Number(context) }) };
+}
+
+/** Leaves the size of the context to the engine again. */
+export function resetContext(): void {
+  store({ context: "" });
+  page.context.value = "";
 }

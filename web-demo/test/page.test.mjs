@@ -2,6 +2,8 @@
 import assert from "node:assert/strict";
 import { createReadStream } from "node:fs";
 import { readFile, stat } from "node:fs/promises";
+import { createRequire } from "node:module";
+import { availableParallelism } from "node:os";
 import { after, afterEach, before, beforeEach, describe, test } from "node:test";
 import { fileURLToPath } from "node:url";
 import { launch, serve } from "../../wasm/js/test/chromium.mjs";
@@ -14,6 +16,7 @@ const ISOLATED = { "Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Em
 describe("the page", () => {
   let browser, server, page, problems;
   let downloads = 0;
+  const long = { half: true, ranges: [] };
 
   before(async () => {
     browser = await launch();
@@ -23,6 +26,17 @@ describe("the page", () => {
         const { size } = await stat(MODEL);
         response.writeHead(200, { "Content-Length": size });
         createReadStream(MODEL, { end: size >> 1 }).pipe(response, { end: false });
+      },
+      // Only the first half until `half` is unset; ranges are known.
+      "/long.gguf": async (request, response) => {
+        const { size } = await stat(MODEL);
+        const range = request.headers.range ?? "";
+        long.ranges.push(range);
+        const start = Number(/^bytes=(\d+)-$/.exec(range)?.[1] ?? 0);
+        const head = { "Content-Length": size - start, ETag: '"1"', "Cache-Control": "no-store" };
+        if (range) response.writeHead(206, { ...head, "Content-Range": `bytes ${start}-${size - 1}/${size}` });
+        else response.writeHead(200, head);
+        createReadStream(MODEL, long.half ? { start, end: size >> 1 } : { start }).pipe(response, { end: !long.half });
       },
       "/none.gguf": (_request, response) => response.writeHead(404).end("nothing here"),
       "/page.gguf": (_request, response) => response.writeHead(200).end("<!doctype html><title>Sign in</title>"),
@@ -40,6 +54,10 @@ describe("the page", () => {
 
   beforeEach(async () => {
     const context = await browser.newContext({ viewport: { width: 1024, height: 768 } });
+    // One thread, which is quick enough for the model: several wait for each other where other work keeps the cores busy.
+    await context.addInitScript(() => {
+      if (!localStorage.getItem("shohin.settings")) localStorage.setItem("shohin.settings", '{"threads":"1"}');
+    });
     page = await context.newPage();
     page.setDefaultTimeout(60_000);
     problems = [];
@@ -62,10 +80,12 @@ describe("the page", () => {
   const idle = () => page.locator("#send:not([data-busy])").waitFor();
   const text = (turn) => turn.locator("[data-part=text]").innerText();
   const loadAddress = async (address) => {
-    await page.click("#open-settings");
+    await page.click("#model");
     await page.fill("#url", address);
     await page.click("#url-form button");
   };
+
+  const loaded = (name) => page.locator("#status").filter({ hasText: `${name} is ready` }).waitFor({ state: "attached" });
 
   /** Types a message and waits for the whole reply. */
   async function ask(message) {
@@ -206,8 +226,8 @@ describe("the page", () => {
     await ready();
     assert.notEqual(await ask("Hello!"), "");
     await page.click("#model");
-    await page.click("#use-sprout");
-    await page.locator("#use-sprout").waitFor({ state: "hidden" });
+    await page.click("#offers li:has-text('sprout') button");
+    await page.locator("#conversation .note").filter({ hasText: "sprout goes on from here" }).waitFor();
     await ready();
     assert.equal(await page.locator("#model-name").innerText(), "sprout");
 
@@ -220,8 +240,7 @@ describe("the page", () => {
     assert.equal(await page.locator("#drop").isVisible(), true);
     await page.dispatchEvent("body", "drop", { dataTransfer });
     assert.equal(await page.locator("#drop").isVisible(), false);
-    await page.locator("#use-sprout:not([hidden])").waitFor({ state: "attached" });
-    await ready();
+    await page.locator("#status").filter({ hasText: "dropped.gguf is ready" }).waitFor({ state: "attached" });
     assert.notEqual(await ask("Hello!"), "");
   });
 
@@ -258,22 +277,23 @@ describe("the page", () => {
     await page.locator("#alert-text").filter({ hasText: "page.gguf is not a GGUF model" }).waitFor();
     await loadAddress("not an address");
     assert.equal(await page.locator("#url").evaluate((input) => input.validity.valid), false);
-    await page.click("#close-settings");
+    await page.click("#close-models");
     await loadAddress(`${server.url}other.gguf`);
-    await page.locator("#use-sprout:not([hidden])").waitFor({ state: "attached" });
-    await ready();
+    await loaded("other.gguf");
     assert.equal(await page.locator("#alert").isVisible(), false);
     assert.notEqual(await ask("Hello!"), "");
-    // It was kept: no second download.
+    // It was kept and comes back by itself: no second download.
     await page.reload();
-    await ready();
-    await loadAddress(`${server.url}other.gguf`);
-    await page.locator("#use-sprout:not([hidden])").waitFor({ state: "attached" });
-    await ready();
+    await loaded("other.gguf");
     assert.equal(downloads, 1);
-    await page.click("#open-settings");
-    await page.click("#forget");
-    await page.locator("#forgotten").filter({ hasText: "Deleted" }).waitFor();
+    await page.click("#model");
+    await page.locator("#kept li").filter({ hasText: /other\.gguf.*1\.5.MB/ }).waitFor();
+    // The part of the other one that came.
+    await page.locator("#kept li").filter({ hasText: /slow\.gguf.*kB of 1\.5.MB/ }).waitFor();
+    await page.click("#kept li:has-text('other.gguf') button:has-text('Delete')");
+    await page.locator("#kept li").filter({ hasText: "other.gguf" }).waitFor({ state: "detached" });
+    assert.equal(await page.locator("#kept li").count(), 1);
+    assert.equal(await page.evaluate(() => document.querySelector("#models").contains(document.activeElement)), true);
     // The browser itself reports the missing file.
     problems = problems.filter((problem) => !/404/.test(problem));
   });
@@ -298,6 +318,206 @@ describe("the page", () => {
     assert.notEqual(await ask("Hello!"), "");
     // Refused connections are reported, and foreseen.
     problems = problems.filter((problem) => !/ERR_CONNECTION_REFUSED/.test(problem) && !problem.includes(`:${port}/`));
+  });
+
+  test("goes on after a reload, and keeps conversations apart", async () => {
+    await ready();
+    await set({ preset: "greedy" });
+    await ask("Hi! My name is Mira.");
+    await page.reload();
+    await ready();
+    await replies().first().waitFor();
+    assert.match(await ask("What is my name?"), /Mira/);
+    await page.click("#new-chat");
+    assert.doesNotMatch(await ask("What is my name?"), /Mira/);
+    assert.equal(await page.locator("#chat-list li").count(), 2);
+    await page.click("#chat-list .open:has-text('Mira')");
+    await replies().nth(1).waitFor();
+    await page.locator("#conversation").filter({ hasText: "My name is Mira" }).waitFor();
+    assert.equal(await replies().count(), 2);
+    // A second tab sees the same list, and what is said and deleted here.
+    const other = await page.context().newPage();
+    await other.goto(server.url);
+    await other.locator("#chat-list .open").nth(1).waitFor();
+    await other.click("#chat-list .open:has-text('Mira')");
+    await ask("Hello!");
+    await other.locator("#conversation [data-role=assistant]").nth(2).waitFor();
+    await other.fill("#prompt", "Tell me a joke.");
+    await other.click("#send");
+    await replies().nth(3).waitFor();
+    await page.click("#chat-list li:has-text('Mira') .icon");
+    await other.locator("#chat-list li").filter({ hasText: "Mira" }).waitFor({ state: "detached" });
+    assert.equal(await other.locator("#chat-list li").count(), 1);
+    assert.equal(await page.locator("#welcome").isVisible(), true);
+  });
+
+  test("keeps what a reply had come to when the page is closed", async () => {
+    await ready();
+    await set({ preset: "greedy" });
+    await page.evaluate(
+      () =>
+        new Promise((resolve) => {
+          const list = document.querySelector("#conversation");
+          new MutationObserver(() => {
+            const text = list.querySelector("[data-role=assistant] [data-part=text]")?.textContent ?? "";
+            if (text.length < 20) return;
+            // As the browser says it before the page goes.
+            dispatchEvent(new PageTransitionEvent("pagehide"));
+            resolve();
+            document.querySelector("#new-chat").disabled = true;
+            location.reload();
+          }).observe(list, { subtree: true, childList: true, characterData: true });
+          document.querySelector("#prompt").value = "Tell me a story about a cat.";
+          document.querySelector("#composer").requestSubmit();
+        }),
+    );
+    await page.waitForLoadState();
+    await ready();
+    assert.ok((await text(lastReply())).length >= 20);
+    assert.notEqual(await ask("Hello!"), "");
+  });
+
+  test("lets a message be edited, and answers anew from there", async () => {
+    await ready();
+    await set({ preset: "greedy" });
+    const first = await ask("What is the opposite of hot?");
+    await ask("Hello!");
+    const user = page.locator("#conversation [data-role=user]").first();
+    await user.locator(".edit").click();
+    await page.keyboard.press("Escape");
+    assert.equal(await page.locator("#conversation [data-role=user]").count(), 2);
+    await user.locator(".edit").click();
+    await page.fill(".editing textarea", "What is the opposite of big?");
+    await page.keyboard.press("Enter");
+    await replies().first().locator("xpath=self::*[@data-state='done']").waitFor();
+    await idle();
+    assert.equal(await replies().count(), 1);
+    assert.notEqual(await text(lastReply()), first);
+    await page.reload();
+    await ready();
+    assert.equal(await text(page.locator("#conversation [data-role=user]")), "What is the opposite of big?");
+  });
+
+  test("shows Markdown as elements, and nothing of it as markup", async () => {
+    const content = [
+      "## Heading",
+      "**bold** *em* `<b>` [good](https://example.org/) [bad](javascript:alert(1)) ![picture](https://example.org/p.png)",
+      "1. one\n2. two\n   - nested",
+      "| a | b |\n|---|--:|\n| 1 | 2 |",
+      "```js\n<script>alert(1)</script>\n```",
+      "<img src=x onerror=alert(1)><a href='javascript:alert(1)'>x</a>",
+    ].join("\n\n");
+    await page.evaluate(async (content) => {
+      const database = await new Promise((done) => (indexedDB.open("shohin").onsuccess = (event) => done(event.target.result)));
+      const transaction = database.transaction("conversations", "readwrite");
+      const turns = [{ role: "user", content: "Show me." }, { role: "assistant", content, reasoning: "Hm, <i>what</i>?" }];
+      transaction.objectStore("conversations").put({ id: "x", title: "Show me.", updated: Date.now(), turns });
+      await new Promise((done) => (transaction.oncomplete = done));
+    }, content);
+    await page.reload();
+    await page.click("#chat-x");
+    const reply = lastReply().locator("[data-part=text]");
+    assert.equal(await reply.locator("img, script, b, i, [onerror]").count(), 0);
+    const links = await reply.locator("a").evaluateAll((all) => all.map(({ href, rel }) => [href, rel.includes("noopener")]));
+    assert.deepEqual(links, [["https://example.org/", true], ["https://example.org/p.png", true]]);
+    assert.deepEqual(await reply.locator("h4, strong, em, p > code, ol > li > ul > li, td, pre").allTextContents(), [
+      "Heading", "bold", "em", "<b>", "nested", "1", "2", "<script>alert(1)</script>",
+    ]);
+    assert.match(await reply.innerText(), /<img src=x onerror=alert\(1\)>/);
+    // Thoughts are folded away.
+    assert.equal(await reply.getByText("Hm, <i>what</i>?").isVisible(), false);
+    await reply.locator("summary").click();
+    assert.equal(await reply.getByText("Hm, <i>what</i>?").isVisible(), true);
+  });
+
+  test("goes on with a download that was cancelled, and gets a damaged one again", async () => {
+    await ready();
+    await loadAddress(`${server.url}long.gguf`);
+    await page.waitForFunction(() => document.querySelector("#loading-bar").value > 0.3);
+    await page.click("#loading-cancel");
+    await page.locator("#loading").waitFor({ state: "hidden" });
+    long.half = false;
+    await page.click("#model");
+    await page.click("#kept li:has-text('long.gguf') button:has-text('Resume')");
+    await loaded("long.gguf");
+    assert.match(long.ranges.at(-1), /^bytes=[1-9]\d+-$/);
+    assert.notEqual(await ask("Hello!"), "");
+
+    // Another page of this site can write to the file only when no engine reads it.
+    await page.click("#model");
+    await page.click("#offers li:has-text('sprout') button");
+    await loaded("sprout");
+    await page.evaluate(async () => {
+      const kept = await (await navigator.storage.getDirectory()).getDirectoryHandle("shohin");
+      for await (const [name, handle] of kept) {
+        if (name.endsWith(".json")) continue;
+        const writer = await handle.createWritable({ keepExistingData: true });
+        await writer.write({ type: "write", position: 0, data: new Uint8Array(64) });
+        await writer.close();
+      }
+    });
+    const before = long.ranges.length;
+    await loadAddress(`${server.url}long.gguf`);
+    await loaded("long.gguf");
+    assert.deepEqual(long.ranges.slice(before), [""]);
+    assert.notEqual(await ask("Hello!"), "");
+  });
+
+  test("works where the browser has no room to keep a model", async () => {
+    const client = await page.context().newCDPSession(page);
+    await ready();
+    await client.send("Storage.overrideQuotaForOrigin", { origin: new URL(server.url).origin, quotaSize: 300_000 });
+    await loadAddress(`${server.url}other.gguf`);
+    await loaded("other.gguf");
+    assert.notEqual(await ask("Hello!"), "");
+    await page.click("#model");
+    await page.locator("#kept-note").filter({ hasText: /room for/ }).waitFor();
+    assert.equal(await page.locator("#kept li").count(), 0);
+  });
+
+  test("computes on as many threads, and holds as long a context, as is set", async () => {
+    await ready();
+    const facts = () => page.locator("#facts").textContent();
+    assert.match(await facts(), /CPU, simd128, \d+ threads?.*512 tokens/);
+    await page.click("#open-settings");
+    await page.fill("#context", "128");
+    await page.locator("#context").blur();
+    await page.locator("#facts").filter({ hasText: "128 tokens" }).waitFor();
+    if (availableParallelism() > 1) {
+      await page.locator("#facts").filter({ hasText: "simd128, 1 thread" }).waitFor();
+      await page.selectOption("#threads", "");
+      await page.locator("#facts").filter({ hasText: `${availableParallelism()} threads` }).waitFor();
+    }
+    await page.click("#close-settings");
+    await ready();
+    await ask("Hello!");
+    assert.match(await page.locator("#gauge").innerText(), /tokens\/s[^]*of 128[^]*MB of memory/);
+  });
+
+  test("has nothing that axe finds fault with", async () => {
+    const axe = await readFile(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
+    await ready();
+    await ask("Hello!");
+    // By the debugger: the page's own policy allows no such script.
+    const faults = async (where) => {
+      await page.evaluate(axe);
+      const { violations } = await page.evaluate(() => globalThis.axe.run(document));
+      return violations.map(({ id, nodes }) => `${where}: ${id}: ${nodes.map(({ html }) => html).join(" ")}`);
+    };
+    const found = [];
+    for (const colorScheme of ["light", "dark"]) {
+      await page.emulateMedia({ colorScheme, reducedMotion: "reduce" });
+      found.push(...(await faults(`page, ${colorScheme}`)));
+      for (const [open, close] of [["#model", "#close-models"], ["#open-settings", "#close-settings"]]) {
+        await page.click(open);
+        found.push(...(await faults(`${open}, ${colorScheme}`)));
+        await page.click(close);
+      }
+    }
+    await page.setViewportSize({ width: 360, height: 640 });
+    await page.click("#open-chats");
+    found.push(...(await faults("#open-chats")));
+    assert.deepEqual(found, []);
   });
 
   test("can be used with the keyboard alone, and has a name for every control", async () => {

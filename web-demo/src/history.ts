@@ -1,0 +1,85 @@
+// Conversations kept in this browser (IndexedDB), and told to other tabs of the page.
+import type { Message } from "shohin";
+
+/** One message, and what is shown below it. */
+export interface Turn extends Message {
+  role: "user" | "assistant";
+  /** Figures of a reply: tokens, speed, why it ended. */
+  figures?: string;
+  /** A remark above it, such as another model taking over. */
+  note?: string;
+}
+
+export interface Conversation {
+  id: string;
+  title: string;
+  /** Milliseconds since 1970. */
+  updated: number;
+  turns: Turn[];
+}
+
+const NAME = "shohin";
+const STORE = "conversations";
+
+let opened: Promise<IDBDatabase | undefined> | undefined;
+/** What there is without a database, as in some private windows. */
+const memory = new Map<string, Conversation>();
+const channel = "BroadcastChannel" in globalThis ? new BroadcastChannel("shohin.conversations") : undefined;
+
+function open(): Promise<IDBDatabase | undefined> {
+  return (opened ??= new Promise((resolve) => {
+    try {
+      const request = indexedDB.open(NAME, 1);
+      request.onupgradeneeded = () => request.result.createObjectStore(STORE, { keyPath: "id" });
+      request.onsuccess = () => resolve(request.result);
+      request.onerror = request.onblocked = () => resolve(undefined);
+    } catch {
+      resolve(undefined);
+    }
+  }));
+}
+
+async function run<T>(mode: IDBTransactionMode, act: (store: IDBObjectStore) => IDBRequest<T>): Promise<T | undefined> {
+  const database = await open();
+  if (!database) return undefined;
+  return new Promise((resolve, reject) => {
+    const transaction = database.transaction(STORE, mode);
+    const request = act(transaction.objectStore(STORE));
+    transaction.oncomplete = () => resolve(request.result);
+    transaction.onerror = transaction.onabort = () => reject(transaction.error ?? request.error);
+  });
+}
+
+/** All conversations, newest first. */
+export async function conversations(): Promise<Conversation[]> {
+  const found = ((await run("readonly", (store) => store.getAll()).catch(() => undefined)) as Conversation[] | undefined) ?? [...memory.values()];
+  return found.sort((a, b) => b.updated - a.updated);
+}
+
+export async function conversation(id: string): Promise<Conversation | undefined> {
+  const found = (await run("readonly", (store) => store.get(id)).catch(() => undefined)) as Conversation | undefined;
+  return found ?? memory.get(id);
+}
+
+/** Writes a conversation. Where nothing can be written it stays in memory. */
+export async function keep(conversation: Conversation): Promise<void> {
+  const copy = structuredClone(conversation);
+  try {
+    if (await open()) await run("readwrite", (store) => store.put(copy));
+    else memory.set(copy.id, copy);
+  } catch {
+    memory.set(copy.id, copy);
+  }
+  channel?.postMessage(conversation.id);
+}
+
+export async function discard(id: string): Promise<void> {
+  memory.delete(id);
+  await run("readwrite", (store) => store.delete(id)).catch(() => {});
+  channel?.postMessage(id);
+}
+
+/** Calls back with the id of a conversation that another tab has changed. */
+export function onChange(listener: (id: string) => void): void {
+  channel?.addEventListener("message", ({ data }) => listener(String(data)));
+}
