@@ -34,10 +34,12 @@ export interface LoadOptions {
   backend?: "cpu" | "webgpu" | "auto";
   /**
    * Keep a model from a URL in the browser's origin-private file system: the next time it is read from there, without the
-   * network, and a download that broke off goes on where it was. The copy is taken to be current for ever; `clearCache`
-   * deletes all copies. Default false. Without effect in Node.
+   * network, and a download that broke off goes on where it was. The copy is taken to be current for ever, unless it turns
+   * out to be damaged: then it is fetched again. `deleteCache` deletes it. Where there is no room, the model is loaded
+   * without a copy, except with `"require"`: then loading fails with code `quota`, before the download where the size is
+   * known. Default false. Without effect in Node.
    */
-  cache?: boolean;
+  cache?: boolean | "require";
   /** Headers, credentials and so on for the download of a URL. */
   request?: Pick<RequestInit, "headers" | "credentials" | "cache" | "integrity" | "mode" | "referrerPolicy">;
   /**

@@ -1,5 +1,6 @@
 // Downloads kept in the browser's origin-private file system: each is made once, and goes on where it broke off.
 import type { LoadOptions } from "./api.js";
+import { ShohinError } from "./error.js";
 import { fetchPieces, respond, sizeOf, streamPieces, type Pieces } from "./source.js";
 
 const DIRECTORY = "shohin";
@@ -7,6 +8,9 @@ const SLICE = 4 << 20;
 
 /** What is known of a kept file; beside it, under the same name with `.json`. */
 interface Record {
+  url?: string;
+  /** SHA-256 of each piece of `SLICE` bytes, of a whole file. */
+  slices?: string[];
   /** Its size, as the server told it. */
   total?: number;
   /** Set when all of it was written and flushed. */
@@ -30,8 +34,12 @@ async function directory(): Promise<FileSystemDirectoryHandle> {
 }
 
 /** A file name for a URL. */
-async function nameOf(url: string): Promise<string> {
-  const hash = await crypto.subtle.digest("SHA-256", new TextEncoder().encode(url));
+function nameOf(url: string): Promise<string> {
+  return sha256(new TextEncoder().encode(url));
+}
+
+async function sha256(bytes: Uint8Array): Promise<string> {
+  const hash = await crypto.subtle.digest("SHA-256", bytes as Uint8Array<ArrayBuffer>);
   return [...new Uint8Array(hash)].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
@@ -66,6 +74,7 @@ export async function keptPieces(
   url: string,
   request: LoadOptions["request"],
   signal: AbortSignal | undefined,
+  required: boolean,
 ): Promise<Pieces> {
   let name: string;
   let file: Access;
@@ -79,7 +88,7 @@ export async function keptPieces(
   try {
     const record = await readRecord(name);
     const have = file.getSize();
-    if (record.whole && have === record.total) return { stage: "read", total: have, pieces: kept(file, have) };
+    if (record.whole && have === record.total) return { stage: "read", total: have, pieces: kept(file, have, record.slices) };
 
     let from = record.total !== undefined && have < record.total ? have : 0;
     let response: Response;
@@ -104,21 +113,36 @@ export async function keptPieces(
     }
     const total = from > 0 ? record.total : sizeOf(response);
     const etag = response.headers.get("etag");
-    const known: Record = { ...(total !== undefined && { total }), ...(etag !== null && { etag }) };
+    const known: Record = { url, ...(total !== undefined && { total }), ...(etag !== null && { etag }) };
+    if (required && total !== undefined) {
+      const { quota, usage } = await navigator.storage.estimate();
+      if (quota !== undefined && usage !== undefined && total - have > quota - usage) {
+        await response.body?.cancel();
+        throw noRoom();
+      }
+    }
     if (from === 0) {
       file.truncate(0);
       await writeRecord(name, known);
     }
-    return { stage: "download", total, pieces: download(name, file, from, known, response, signal) };
+    return { stage: "download", total, pieces: download(name, file, from, known, response, signal, required) };
   } catch (error) {
     file.close();
     throw error;
   }
 }
 
-async function* kept(file: Access, size: number): AsyncGenerator<Uint8Array> {
+function noRoom(cause?: unknown): ShohinError {
+  return new ShohinError("quota", "there is no room to keep the model", { cause });
+}
+
+async function* kept(file: Access, size: number, sums: string[] | undefined): AsyncGenerator<Uint8Array> {
+  let n = 0;
   try {
-    yield* slices(file, size);
+    for (const slice of slices(file, size)) {
+      if (sums && (await sha256(slice)) !== sums[n++]) throw new ShohinError("integrity", "the kept copy is damaged");
+      yield slice;
+    }
   } finally {
     file.close();
   }
@@ -141,6 +165,7 @@ async function* download(
   known: Record,
   response: Response,
   signal: AbortSignal | undefined,
+  required: boolean,
 ): AsyncGenerator<Uint8Array> {
   let at = from;
   let keeps = true;
@@ -150,18 +175,22 @@ async function* download(
       if (keeps) {
         try {
           keeps = file.write(piece, { at }) === piece.byteLength;
-        } catch {
-          // No room: go on without a copy.
+        } catch (cause) {
+          if (required) throw noRoom(cause);
           keeps = false;
         }
+        // No room: go on without a copy.
         if (!keeps) file.truncate(0);
+        if (!keeps && required) throw noRoom();
       }
       at += piece.byteLength;
       yield piece;
     }
     if (keeps && at === (known.total ?? at)) {
       file.flush();
-      await writeRecord(name, { ...known, total: at, whole: true });
+      const sums: string[] = [];
+      for (const slice of slices(file, at)) sums.push(await sha256(slice));
+      await writeRecord(name, { ...known, total: at, whole: true, slices: sums });
     }
   } finally {
     file.flush();
@@ -169,11 +198,40 @@ async function* download(
   }
 }
 
-/** Forgets the copy of a URL, should the file in it turn out to be unusable. @internal */
-export async function forget(url: string): Promise<void> {
-  const name = await nameOf(url);
+/** A copy that `cache: true` has made. */
+export interface CacheEntry {
+  url: string;
+  /** Bytes that it takes. */
+  bytes: number;
+  /** Bytes of the whole file, where that is known. */
+  total?: number;
+  /** Whether all of it is there; if not, the next load goes on with it. */
+  complete: boolean;
+}
+
+/** What is kept for this site. */
+export async function listCache(): Promise<CacheEntry[]> {
+  const entries: CacheEntry[] = [];
   const parent = await directory();
-  for (const entry of [name, `${name}.json`]) await parent.removeEntry(entry).catch(() => {});
+  const names = (parent as unknown as { keys(): AsyncIterable<string> }).keys();
+  for await (const entry of names) {
+    if (!entry.endsWith(".json")) continue;
+    const name = entry.slice(0, -".json".length);
+    const { url, total, whole } = await readRecord(name);
+    const file = await parent.getFileHandle(name).then((handle) => handle.getFile(), () => undefined);
+    if (url === undefined || !file) continue;
+    entries.push({ url, bytes: file.size, ...(total !== undefined && { total }), complete: whole === true && file.size === total });
+  }
+  return entries;
+}
+
+/** Deletes the copy of a URL; says whether there was one. */
+export async function deleteCache(url: string | URL): Promise<boolean> {
+  const base = typeof document === "undefined" ? location.href : document.baseURI;
+  const name = await nameOf(new URL(url, base).href);
+  const parent = await directory();
+  await parent.removeEntry(`${name}.json`).catch(() => {});
+  return parent.removeEntry(name).then(() => true, () => false);
 }
 
 /** Deletes every kept download of this site. */

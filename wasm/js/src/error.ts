@@ -43,6 +43,10 @@ export type HostErrorCode =
   | "read"
   /** An argument is of the wrong kind. */
   | "argument"
+  /** A kept copy of a file is damaged. */
+  | "integrity"
+  /** There is no room to keep a model. */
+  | "quota"
   /** The WebAssembly module could not be loaded, or this browser lacks WebAssembly SIMD. */
   | "wasm"
   /** The worker could not be started. */

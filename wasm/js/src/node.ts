@@ -12,6 +12,16 @@ export { LocalEngine as Engine };
 /** Nothing is kept in Node. */
 export async function clearCache(): Promise<void> {}
 
+/** Nothing is kept in Node. */
+export async function listCache(): Promise<[]> {
+  return [];
+}
+
+/** Nothing is kept in Node. */
+export async function deleteCache(_url: string | URL): Promise<boolean> {
+  return false;
+}
+
 host.cores = () => Math.min(availableParallelism(), MOST_THREADS);
 
 host.teamModule = async () => readFile(new URL("shohin_wasm_threads_bg.wasm", import.meta.url));

@@ -1,12 +1,20 @@
 // Runs a LocalEngine for a page. One worker holds one engine; terminating the worker frees all its memory.
 import type { Chunk, EngineInfo, Progress } from "./api.js";
 import { abortError, ShohinError, toError } from "./error.js";
-import { forget, keptPieces } from "./cache.js";
+import { deleteCache, keptPieces } from "./cache.js";
 import { host, LocalEngine } from "./local.js";
 import { fetchPieces } from "./source.js";
 import type { FromWorker, LoadRequest, Request, ToWorker } from "./protocol.js";
 
-host.open = (url, { cache, request, signal }) => (cache ? keptPieces : fetchPieces)(url, request, signal);
+/** Whether the model is read from a copy that is whole. */
+let fromCopy = false;
+
+host.open = async (url, { cache, request, signal }) => {
+  if (!cache) return fetchPieces(url, request, signal);
+  const pieces = await keptPieces(url, request, signal, cache === "require");
+  fromCopy = pieces.stage === "read";
+  return pieces;
+};
 
 let engine: LocalEngine | undefined;
 const aborts = new Map<number, AbortController>();
@@ -73,12 +81,19 @@ function load(id: number, { source, options }: LoadRequest, signal: AbortSignal)
     return LocalEngine.read({ stage: "read", total: source.feed, pieces: fed(id, signal) }, all);
   }
   if ("blob" in source) return LocalEngine.load(source.blob, all);
-  return LocalEngine.load(source.url, all).catch(async (error: unknown) => {
-    // A file that is refused as it is, is not worth keeping.
-    const transient = ["aborted", "network", "http", "memory", "crashed", "wasm", "option"];
-    if (options.cache && !transient.includes(toError(error).code)) await forget(source.url).catch(() => {});
-    throw error;
-  });
+  const { url } = source;
+  const attempt = (again: boolean): Promise<LocalEngine> =>
+    LocalEngine.load(url, all).catch(async (error: unknown) => {
+      const { code } = toError(error);
+      // A file that is refused as it is, is not worth keeping.
+      const transient = ["aborted", "network", "http", "memory", "crashed", "wasm", "option", "argument", "quota"];
+      if (!options.cache || transient.includes(code)) throw error;
+      const had = await deleteCache(url).catch(() => false);
+      // The copy may have been damaged where it was kept; what was downloaded just now will not get better.
+      if (had && fromCopy && !again) return attempt(true);
+      throw error;
+    });
+  return attempt(false);
 }
 
 /** The pieces the page sends. */

@@ -256,6 +256,68 @@ describe("in a browser", () => {
     }
   });
 
+  test("lists and deletes copies, mends a damaged one, and says when there is no room", async () => {
+    const { size } = await stat(MODEL);
+    let asked = 0;
+    const origin = await serve(new URL("../../dist/", import.meta.url), {
+      "/": (_request, response) => response.writeHead(200, { "Content-Type": "text/html" }).end("<!doctype html>"),
+      "/kept.gguf": (_request, response) => {
+        asked += 1;
+        response.writeHead(200, { "Content-Length": size });
+        createReadStream(MODEL).pipe(response);
+      },
+    });
+    const page = await browser.newPage();
+    try {
+      await page.goto(origin.url);
+      const load = (cache) =>
+        page.evaluate(async (cache) => {
+          const { Engine, listCache } = await import("/index.js");
+          try {
+            await (await Engine.load("kept.gguf", { cache })).dispose();
+            return await listCache();
+          } catch (error) {
+            return error.code;
+          }
+        }, cache);
+      const entry = { url: `${origin.url}kept.gguf`, bytes: size, total: size, complete: true };
+      assert.deepEqual(await load(true), [entry]);
+      assert.deepEqual(await load(true), [entry]);
+      assert.equal(asked, 1);
+
+      // One bit in the middle.
+      await page.evaluate(async () => {
+        const directory = await (await navigator.storage.getDirectory()).getDirectoryHandle("shohin");
+        for await (const [name, handle] of directory) {
+          if (name.endsWith(".json")) continue;
+          const bytes = new Uint8Array(await (await handle.getFile()).arrayBuffer());
+          bytes[bytes.length >> 1] ^= 1;
+          const file = await handle.createWritable();
+          await file.write(bytes);
+          await file.close();
+        }
+      });
+      assert.deepEqual(await load(true), [entry]);
+      assert.equal(asked, 2);
+      assert.deepEqual(await load(true), [entry]);
+      assert.equal(asked, 2);
+
+      const deleted = await page.evaluate(async () => {
+        const { deleteCache, listCache } = await import("/index.js");
+        return [await deleteCache("kept.gguf"), await deleteCache("kept.gguf"), await listCache()];
+      });
+      assert.deepEqual(deleted, [true, false, []]);
+
+      const devtools = await page.context().newCDPSession(page);
+      await devtools.send("Storage.overrideQuotaForOrigin", { origin: new URL(origin.url).origin, quotaSize: 100_000 });
+      assert.equal(await load("require"), "quota");
+      assert.equal(typeof (await load(true)), "object");
+    } finally {
+      await page.close();
+      await origin.close();
+    }
+  });
+
   test("comes from another origin, such as a CDN", async () => {
     const cdn = await serve(new URL("../../dist/", import.meta.url), {}, { "Access-Control-Allow-Origin": "*" });
     try {
