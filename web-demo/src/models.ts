@@ -1,9 +1,8 @@
 // The model the page talks to: the embedded one at first, then whatever the visitor picks.
-import { Engine, ShohinError, type Progress } from "shohin";
+import { deleteCache, Engine, listCache, ShohinError, type CacheEntry, type Progress } from "shohin";
 import { advice } from "./advice.js";
 import { OFFERS, type Offer } from "./catalog.js";
 import * as format from "./format.js";
-import { deleteKept, listKept, remember, room, type Kept } from "./kept.js";
 import { make, page } from "./page.js";
 import { closes, learn, loadOptions, onLoadOptions, resetContext } from "./settings.js";
 
@@ -25,7 +24,7 @@ export const on = { change: (_name: string) => {}, ready: () => {} };
 let engine: Engine | undefined;
 let current: Source | undefined;
 let loading: { source: Source; abort: AbortController; done: Promise<void> } | undefined;
-let kept: Kept[] = [];
+let kept: CacheEntry[] = [];
 /** Until it is known which model comes first. */
 let starting: Promise<void> | undefined;
 
@@ -93,7 +92,7 @@ function sameSource(a: Source | undefined, b: Source): boolean {
 }
 
 /** Loads a model; the one before stays until the new one works. */
-async function load(source: Source, again = false): Promise<void> {
+async function load(source: Source): Promise<void> {
   loading?.abort.abort();
   await loading?.done;
   const abort = new AbortController();
@@ -106,7 +105,6 @@ async function load(source: Source, again = false): Promise<void> {
   // Set again once the model works: one that takes the tab down is not loaded at every visit.
   forgetLast();
   if (url) {
-    remember(url);
     // Otherwise the browser may delete downloads when it needs room.
     void navigator.storage?.persist?.().catch(() => false);
   }
@@ -117,7 +115,6 @@ async function load(source: Source, again = false): Promise<void> {
   }
   showModel();
   showOffers();
-  const wasKept = url !== undefined && (await keptNow()).some((entry) => entry.url === url);
   let failure: unknown;
   try {
     const next = await Engine.load(source.from, {
@@ -142,13 +139,11 @@ async function load(source: Source, again = false): Promise<void> {
   }
   if (failure !== undefined) {
     const code = failure instanceof ShohinError ? failure.code : "";
-    // The engine has deleted a kept file that it refused: a damaged one is worth a second download.
-    if (wasKept && !again && !TRANSIENT.has(code)) return load(source, true);
     const reason = code === "aborted" ? undefined : advice(failure, source.name);
     // A context this model or this machine cannot hold would keep every other model from loading, too.
     if (reason && ["option", "memory", "limit"].includes(code) && loadOptions().context !== undefined) {
       resetContext();
-      await load(source, true);
+      await load(source);
       return showAlert(reason);
     }
     // Back to what worked.
@@ -163,8 +158,6 @@ async function load(source: Source, again = false): Promise<void> {
   showOffers();
 }
 
-const TRANSIENT = new Set(["aborted", "network", "http", "memory", "crashed", "wasm", "worker", "option", "argument", "disposed"]);
-
 /** Starts afresh: after the engine failed, or to use other settings. */
 export async function reload(): Promise<void> {
   const again = loading?.source ?? current ?? sprout;
@@ -173,8 +166,8 @@ export async function reload(): Promise<void> {
   await load(again);
 }
 
-async function keptNow(): Promise<Kept[]> {
-  return (kept = await listKept(OFFERS.map(({ url }) => url)).catch(() => []));
+async function keptNow(): Promise<CacheEntry[]> {
+  return (kept = (await listCache().catch(() => [])).sort((a, b) => b.bytes - a.bytes));
 }
 
 function forgetLast(): void {
@@ -185,7 +178,7 @@ function forgetLast(): void {
 async function lastModel(): Promise<Source | undefined> {
   try {
     const { name, url } = JSON.parse(localStorage.getItem(LAST) ?? "null") as { name: string; url: string };
-    const whole = (await keptNow()).some((entry) => entry.whole && entry.url === url);
+    const whole = (await keptNow()).some((entry) => entry.complete && entry.url === url);
     return whole ? { name: String(name), from: new URL(url) } : undefined;
   } catch {
     return undefined;
@@ -220,10 +213,10 @@ function pick(source: Source): void {
 function offer({ name, url, size, note }: Offer): HTMLLIElement {
   const source = { name, from: new URL(url) };
   const copy = kept.find((entry) => entry.url === url);
-  const state = copy?.whole ? ", kept here" : copy ? `, ${format.bytes(copy.bytes)} of it here` : "";
+  const state = copy?.complete ? ", kept here" : copy ? `, ${format.bytes(copy.bytes)} of it here` : "";
   const detail = `${format.bytes(size)}${state} · ${note}`;
   if (sameSource(current, source) && engine) return line(name, detail, make("span", { class: "used" }, "In use"));
-  return line(name, detail, action(copy?.whole ? "Use" : copy ? "Resume" : "Download", name, () => pick(source)));
+  return line(name, detail, action(copy?.complete ? "Use" : copy ? "Resume" : "Download", name, () => pick(source)));
 }
 
 function showOffers(): void {
@@ -237,13 +230,12 @@ function showOffers(): void {
   page.kept.replaceChildren(
     ...kept.map((entry) => {
       const known = OFFERS.find(({ url }) => url === entry.url);
-      const name = known?.name ?? (entry.url ? nameFromAddress(new URL(entry.url)) : "A model from an unknown address");
-      const size = entry.whole || entry.total === undefined ? format.bytes(entry.bytes) : `${format.bytes(entry.bytes)} of ${format.bytes(entry.total)}`;
+      const name = known?.name ?? nameFromAddress(new URL(entry.url));
+      const size = entry.complete || entry.total === undefined ? format.bytes(entry.bytes) : `${format.bytes(entry.bytes)} of ${format.bytes(entry.total)}`;
       const remove = action("Delete", name, async () => {
-        try {
-          await deleteKept(entry.file);
+        if (await deleteCache(entry.url)) {
           page.status.textContent = `${name} is deleted`;
-        } catch {
+        } else {
           page.status.textContent = page.keptNote.textContent = `${name} is being read or downloaded, and cannot be deleted now.`;
           return;
         }
@@ -252,12 +244,22 @@ function showOffers(): void {
         // The button is gone.
         page.closeModels.focus();
       });
-      const source = entry.url !== undefined && !known && { name, from: new URL(entry.url) };
-      return line(name, size, source && !sameSource(current, source) && action(entry.whole ? "Use" : "Resume", name, () => pick(source)), remove);
+      const source = !known && { name, from: new URL(entry.url) };
+      return line(name, size, source && !sameSource(current, source) && action(entry.complete ? "Use" : "Resume", name, () => pick(source)), remove);
     }),
   );
   for (const button of page.models.querySelectorAll("button")) if (focused && button.textContent === focused) button.focus();
   void showRoom();
+}
+
+/** How many bytes may still be kept here, if the browser tells. */
+async function room(): Promise<number | undefined> {
+  try {
+    const { quota, usage } = await navigator.storage.estimate();
+    return quota === undefined ? undefined : quota - (usage ?? 0);
+  } catch {
+    return undefined;
+  }
 }
 
 async function showRoom(): Promise<void> {
