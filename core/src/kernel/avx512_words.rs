@@ -5,22 +5,13 @@
 
 use core::arch::x86_64::*;
 
-use super::words::{QUADS, Words, rows};
+use super::words::{QUADS, Words, kernel_of, rows};
 use super::{Kernel, OutRows, Work};
 use crate::quant::{Format, GROUP, Layout, ONE_BIT_SHIFT};
 
 /// The kernel for int8 activations and interleaved rows.
 pub(super) fn interleaved(format: Format, layout: Layout) -> Option<Kernel> {
-    if layout != Layout::Words {
-        return None;
-    }
-    Some(match format {
-        Format::Q1_0 => kernel::<1, 128>,
-        Format::Q2_0 => kernel::<2, 64>,
-        Format::Pq2_0 => kernel::<2, 128>,
-        Format::Tq2_0 => kernel::<2, 256>,
-        _ => return None,
-    })
+    kernel_of!(kernel, format, layout)
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,f16c")]

@@ -5,36 +5,18 @@
 
 use core::arch::aarch64::*;
 
-use super::words::{Words, rows};
+use super::words::{Words, kernel_of, rows};
 use super::{Kernel, OutRows, Work};
 use crate::quant::{Format, GROUP, Layout, ONE_BIT_SHIFT};
 
 /// The kernel for int8 activations and interleaved rows.
 pub(super) fn interleaved(format: Format, layout: Layout) -> Option<Kernel> {
-    if layout != Layout::Words {
-        return None;
-    }
-    Some(match format {
-        Format::Q1_0 => plain::<1, 128>,
-        Format::Q2_0 => plain::<2, 64>,
-        Format::Pq2_0 => plain::<2, 128>,
-        Format::Tq2_0 => plain::<2, 256>,
-        _ => return None,
-    })
+    kernel_of!(plain, format, layout)
 }
 
 /// [`interleaved`] with `sdot`.
 pub(super) fn interleaved_dotprod(format: Format, layout: Layout) -> Option<Kernel> {
-    if layout != Layout::Words {
-        return None;
-    }
-    Some(match format {
-        Format::Q1_0 => dotprod::<1, 128>,
-        Format::Q2_0 => dotprod::<2, 64>,
-        Format::Pq2_0 => dotprod::<2, 128>,
-        Format::Tq2_0 => dotprod::<2, 256>,
-        _ => return None,
-    })
+    kernel_of!(dotprod, format, layout)
 }
 
 #[target_feature(enable = "neon")]

@@ -18,6 +18,23 @@ const CHUNK: usize = 512;
 /// Tokens that share one unpacking of the weights.
 const TOKENS: usize = 128;
 
+/// The instance of a kernel generic over bits a code and columns a block that serves `format`, if the
+/// matrix is in [`Layout::Words`](crate::quant::Layout::Words).
+#[allow(unused_macros, reason = "not every target has an instruction set that uses it")]
+macro_rules! kernel_of {
+    ($kernel:ident, $format:expr, $layout:expr) => {
+        match ($format, $layout) {
+            ($crate::quant::Format::Q1_0, $crate::quant::Layout::Words) => Some($kernel::<1, 128>),
+            ($crate::quant::Format::Q2_0, $crate::quant::Layout::Words) => Some($kernel::<2, 64>),
+            ($crate::quant::Format::Pq2_0, $crate::quant::Layout::Words) => Some($kernel::<2, 128>),
+            ($crate::quant::Format::Tq2_0, $crate::quant::Layout::Words) => Some($kernel::<2, 256>),
+            _ => None,
+        }
+    };
+}
+#[allow(unused_imports, reason = "not every target has an instruction set that uses it")]
+pub(super) use kernel_of;
+
 /// The vectors of an instruction set, each over 16 rows. The codes of `BITS` bits have zero point 1.
 ///
 /// Safety: all functions need the instruction set, and pointers to as much as they say.
