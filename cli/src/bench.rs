@@ -153,7 +153,7 @@ pub(crate) fn bench(args: &BenchArgs, engine_args: &EngineArgs) -> Outcome {
             "model": engine.name(),
             "format": engine.kind(),
             "parameters": engine.model.config().num_parameters(),
-            "file_bytes": engine.gguf.bytes().len(),
+            "file_bytes": engine.file_bytes(),
             "bytes_per_token": per_token,
             "memory_gigabytes_per_second": bound.map(|bound| round(bound / 1e9)),
             "gpu": engine.gpu.as_ref().map(|gpu| gpu.name()),
@@ -197,7 +197,7 @@ pub(crate) fn bench(args: &BenchArgs, engine_args: &EngineArgs) -> Outcome {
     let mut memory = Vec::from_iter(bound);
     memory.extend([
         vec!["weights read per token".into(), terminal::bytes(per_token as u64)],
-        vec!["model file".into(), terminal::bytes(engine.gguf.bytes().len() as u64)],
+        vec!["model file".into(), terminal::bytes(engine.file_bytes() as u64)],
         vec![format!("session of {context} tokens"), terminal::bytes(session_bytes)],
     ]);
     if let Some(peak) = peak {

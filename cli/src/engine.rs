@@ -16,7 +16,7 @@ use shohin_core::quant::Layout;
 use shohin_core::sample::DRY_BREAKERS;
 use shohin_core::tokenizer::Special;
 use shohin_core::{
-    Activations, BonsaiModel, Gguf, KvFormat, Pool, Sampler, SamplerConfig, Session, SessionOptions,
+    Activations, BonsaiModel, Format, Gguf, KvFormat, Pool, Sampler, SamplerConfig, Session, SessionOptions,
     Tokenizer,
 };
 use std::fs::File;
@@ -39,7 +39,15 @@ enum Bytes {
     BuiltIn,
     Mapped(Mmap, File),
     /// Read, to be interleaved.
-    Read(MmapMut),
+    Read(MmapMut, Stored),
+}
+
+/// What the file was before its weights were rearranged.
+#[derive(Clone, Copy)]
+struct Stored {
+    bytes: usize,
+    /// Of most of the weights.
+    format: Option<Format>,
 }
 
 impl ModelFile {
@@ -78,8 +86,12 @@ impl ModelFile {
         // Checked before it is all read.
         let gguf = self.gguf(args)?;
         let expanded = if args.compact { None } else { gguf::expanded_len(&gguf).at(&self.name)? };
+        let stored = Stored { bytes: self.bytes().len(), format: main_format(&gguf) };
         let failed = |e| file_error("read the model", Path::new(&self.name), &e);
-        let mut memory = MmapMut::map_anon(expanded.unwrap_or(self.bytes().len())).map_err(failed)?;
+        let Ok(mut memory) = MmapMut::map_anon(expanded.unwrap_or(stored.bytes)) else {
+            // Slower, but the mapped file needs no memory of its own.
+            return Ok(());
+        };
         // Large pages nearly double the speed at which weights of two bits are read.
         #[cfg(target_os = "linux")]
         let _ = memory.advise(memmap2::Advice::HugePage);
@@ -92,10 +104,10 @@ impl ModelFile {
                 file.rewind().and_then(|()| file.read_exact(&mut memory)).map_err(failed)?;
             }
             Bytes::BuiltIn => memory.copy_from_slice(BUILT_IN),
-            Bytes::Read(_) => return Ok(()),
+            Bytes::Read(..) => return Ok(()),
         }
-        self.bytes = Bytes::Read(memory);
-        let Bytes::Read(memory) = &mut self.bytes else { return Ok(()) };
+        self.bytes = Bytes::Read(memory, stored);
+        let Bytes::Read(memory, _) = &mut self.bytes else { return Ok(()) };
         gguf::interleave(memory, &read_options(args), layout, pool).at(&self.name)
     }
 
@@ -103,9 +115,21 @@ impl ModelFile {
         match &self.bytes {
             Bytes::BuiltIn => BUILT_IN,
             Bytes::Mapped(map, _) => map,
-            Bytes::Read(memory) => memory,
+            Bytes::Read(memory, _) => memory,
         }
     }
+
+    fn stored(&self, gguf: &Gguf<'_>) -> Stored {
+        match &self.bytes {
+            Bytes::Read(_, stored) => *stored,
+            _ => Stored { bytes: self.bytes().len(), format: main_format(gguf) },
+        }
+    }
+}
+
+/// The format of the matrices that are most of a model.
+fn main_format(gguf: &Gguf<'_>) -> Option<Format> {
+    gguf.tensor("blk.0.ffn_down.weight")?.format()
 }
 
 fn isa(args: &EngineArgs) -> Outcome<Isa> {
@@ -143,6 +167,9 @@ pub(crate) struct Engine<'f> {
     /// Where `--gpu` has put the weights.
     pub(crate) gpu: Option<Device>,
     pub(crate) load_time: Duration,
+    stored: Stored,
+    /// Bytes of the weights while the model runs.
+    pub(crate) held_bytes: usize,
 }
 
 impl<'f> Engine<'f> {
@@ -183,7 +210,12 @@ impl<'f> Engine<'f> {
         };
         let gpu = args.gpu.as_deref().map(|name| Device::load(name, &gguf)).transpose()?;
         let load_time = start.elapsed();
-        Ok(Engine { gguf, model, tokenizer, template, options, pool, gpu, load_time })
+        let stored = file.stored(&gguf);
+        let expands =
+            args.act == Act::Int8 && args.gpu.is_none() && !args.compact && isa.layout() != Layout::Rows;
+        let expanded = if expands { gguf::expanded_len(&gguf).at(&file.name)? } else { None };
+        let held_bytes = expanded.unwrap_or(file.bytes().len());
+        Ok(Engine { gguf, model, tokenizer, template, options, pool, gpu, load_time, stored, held_bytes })
     }
 
     /// A session for `context` tokens at most.
@@ -230,11 +262,15 @@ impl<'f> Engine<'f> {
         }
     }
 
+    /// Bytes of the model's file.
+    pub(crate) fn file_bytes(&self) -> usize {
+        self.stored.bytes
+    }
+
     /// `ternary (PQ2_0)`
     pub(crate) fn kind(&self) -> String {
         use shohin_core::Format::*;
-        let Some(block) = self.model.weights().blocks.first() else { return "no layers".into() };
-        let format = block.ffn_down.format();
+        let Some(format) = self.stored.format else { return "no layers".into() };
         let bits = match format {
             Q1_0 => "1-bit",
             Q2_0 | Pq2_0 | Tq2_0G128 | Ptq1_0 | Tq1_0 | Tq2_0 => "ternary",

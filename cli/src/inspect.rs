@@ -82,9 +82,9 @@ fn model(out: &mut impl Write, file: &ModelFile, engine: &Engine<'_>) -> Outcome
     title(out, "\nMemory")?;
     let plan = engine.model.memory_plan(&engine.options)?;
     let held = engine.options.context.min(c.max_context_length);
-    let whole = plan.total as u64 + file.bytes().len() as u64;
+    let whole = plan.total as u64 + engine.held_bytes as u64;
     let rows = vec![
-        row("weights", format!("{}, mapped from the file", bytes(file.bytes().len() as u64))),
+        row("weights", bytes(engine.held_bytes as u64)),
         row(
             "keys and values",
             format!("{} for {held} tokens in {}", bytes(plan.kv as u64), engine.kv_name()),
@@ -189,7 +189,7 @@ fn kind_of(array: &Array<'_>) -> &'static str {
 
 fn as_json(file: &ModelFile, gguf: &Gguf<'_>, engine: &Result<Engine<'_>, String>) -> Outcome<Json> {
     let mut object = match engine {
-        Ok(engine) => model_json(file, engine)?,
+        Ok(engine) => model_json(engine)?,
         Err(reason) => json!({ "cannot_run": reason }),
     };
     object["file"] = file.name.as_str().into();
@@ -211,7 +211,7 @@ fn as_json(file: &ModelFile, gguf: &Gguf<'_>, engine: &Result<Engine<'_>, String
     Ok(object)
 }
 
-fn model_json(file: &ModelFile, engine: &Engine<'_>) -> Outcome<Json> {
+fn model_json(engine: &Engine<'_>) -> Outcome<Json> {
     let c = engine.model.config();
     let plan = engine.model.memory_plan(&engine.options)?;
     Ok(json!({
@@ -243,7 +243,7 @@ fn model_json(file: &ModelFile, engine: &Engine<'_>) -> Outcome<Json> {
             "scratch": plan.scratch,
             "logits": plan.logits,
             "session": plan.total,
-            "weights": file.bytes().len(),
+            "weights": engine.held_bytes,
             "bytes_per_token": engine.model.weights().bytes_per_token(),
         },
     }))

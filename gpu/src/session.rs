@@ -393,6 +393,15 @@ impl GpuSession {
         sink: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<()> {
         self.check(tokens, Want::Logits)?;
+        let start = self.position;
+        let done = self.run_logits(tokens, sink).await;
+        if done.is_err() {
+            self.position = start;
+        }
+        done
+    }
+
+    async fn run_logits(&mut self, tokens: &[u32], sink: &mut dyn FnMut(usize, &[f32])) -> Result<()> {
         for (first, chunk) in (0..).step_by(self.options.batch).zip(tokens.chunks(self.options.batch)) {
             self.feed(chunk, Want::Nothing, 0)?;
             for row in 0..chunk.len() {

@@ -113,6 +113,8 @@ enum Target {
 #[derive(Clone, Copy, Debug)]
 struct Tensor {
     target: Target,
+    /// The type in the file.
+    id: u32,
     format: Format,
     rows: usize,
     cols: usize,
@@ -200,7 +202,8 @@ impl Layout {
                 let shared = &mut matrices[matrix].form;
                 *shared = Some(shared.map_or(form, |other| other.with(form)));
             }
-            tensors.push(Tensor { target, format, rows, cols, len: info.len(), received: 0 });
+            let (id, len) = (info.type_id(), info.len());
+            tensors.push(Tensor { target, id, format, rows, cols, len, received: 0 });
         }
         let wanted = 2 + 11 * config.num_layers + usize::from(!config.tied_embeddings);
         if tensors.len() != wanted {
@@ -355,7 +358,9 @@ impl Upload {
         match *event {
             Event::Header(_) => Ok(()),
             Event::CodesFirst => {
-                for tensor in self.layout.tensors.iter_mut().filter(|t| t.format == Format::Pq2_0) {
+                // Type 142 is another name for one of the three, and means what it says.
+                let doubtful = |t: &&mut Tensor| t.id == 42 && t.format == Format::Pq2_0;
+                for tensor in self.layout.tensors.iter_mut().filter(doubtful) {
                     tensor.format = Format::Tq2_0G128;
                 }
                 Ok(())

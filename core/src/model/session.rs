@@ -15,7 +15,7 @@ use crate::pool::Pool;
 /// Precision of the inputs of matrix products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Activations {
-    /// 8-bit integers with one scale per 16: fast; noise of the order of 2% of the logits' spread.
+    /// 8-bit integers with one scale per 32: fast; noise of the order of 2% of the logits' spread.
     #[default]
     Int8,
     /// 32-bit floats: the model exactly as its weights say, slowly.

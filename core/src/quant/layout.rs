@@ -170,9 +170,11 @@ pub fn interleave(
     if layout == Layout::Rows || rows == 0 || cols == 0 {
         return Ok(());
     }
+    // At most the length of `data`, unlike 16 rows where there are fewer.
     let (grouped, rest) = data.split_at_mut(rows / GROUP * GROUP * row_bytes);
+    let group_bytes = grouped.len() / (rows / GROUP).max(1);
     let full = AtomicBool::new(false);
-    for_each_chunk(pool, grouped, GROUP * row_bytes, &|_, group| {
+    for_each_chunk(pool, grouped, group_bytes, &|_, group| {
         let mut copy = Vec::new();
         if copy.try_reserve_exact(group.len()).is_err() {
             full.store(true, Ordering::Relaxed);
@@ -182,7 +184,7 @@ pub fn interleave(
         interleave_group(format, &codes, layout, &copy, group);
     });
     if full.into_inner() {
-        return Err(Error::Memory { need: (GROUP * row_bytes) as u64, have: 0 });
+        return Err(Error::Memory { need: group_bytes as u64, have: 0 });
     }
     if codes.format != format {
         for block in rest.chunks_exact_mut(format.block_bytes()) {

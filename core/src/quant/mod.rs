@@ -375,8 +375,11 @@ impl<'a> Matrix<'a> {
 
     /// The bytes of the group of [`GROUP`] interleaved rows that holds `row`; empty if there is none.
     pub(crate) fn group(&self, row: usize) -> &'a [u8] {
+        if row >= self.grouped_rows() {
+            return &[];
+        }
         let bytes = GROUP * self.row_bytes;
-        if row < self.grouped_rows() { &self.data[row / GROUP * bytes..][..bytes] } else { &[] }
+        &self.data[row / GROUP * bytes..][..bytes]
     }
 
     /// The packed bytes of row `row`; empty if there is no such row, or if it is interleaved.

@@ -82,7 +82,8 @@ export async function keptPieces(
     name = await nameOf(url);
     // Fails while another tab downloads the same, in private windows, and outside workers.
     file = await access(name);
-  } catch {
+  } catch (cause) {
+    if (required) throw noRoom(cause);
     return fetchPieces(url, request, signal);
   }
   try {

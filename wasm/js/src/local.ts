@@ -148,24 +148,27 @@ export class LocalEngine {
       "url" in kind ? host.open(kind.url, options) : "blob" in kind ? blobPieces(kind.blob) : bytesPieces(kind.bytes);
     if (options.backend === "auto") {
       try {
-        return await LocalEngine.#readOnGpu(await open(), options);
+        return await LocalEngine.#readOnGpu(open, options);
       } catch (thrown) {
         if (!isGpuTrouble(thrown)) throw thrown;
       }
       return LocalEngine.load(source, { ...options, backend: "cpu" });
     }
-    if (options.backend === "webgpu") return LocalEngine.#readOnGpu(await open(), options);
+    if (options.backend === "webgpu") return LocalEngine.#readOnGpu(open, options);
     const module = instantiate(options);
     module.catch(() => {});
     return LocalEngine.read(await open(), options, module);
   }
 
-  static async #readOnGpu(pieces: Pieces, options: LoadOptions): Promise<LocalEngine> {
+  static async #readOnGpu(open: () => Pieces | Promise<Pieces>, options: LoadOptions): Promise<LocalEngine> {
     let unfinished: { free(): void } | undefined;
+    let unread: Pieces | undefined;
     try {
       const glue = await instantiateGpu();
+      const pieces = (unread = await open());
       if (pieces.total === undefined) throw new ShohinError("gpu_unsupported", "WebGPU needs to know the file's length");
       const loader = (unfinished = await glue.GpuLoader.open(pieces.total, options.backend === "webgpu", true));
+      unread = undefined; // reading closes it, whatever happens
       const loaded = await pour(pieces, (piece) => loader.append(piece), options);
       options.onProgress?.({ stage: "prepare", loaded, total: loaded });
       await breathe();
@@ -176,13 +179,15 @@ export class LocalEngine {
       throw toError(thrown);
     } finally {
       unfinished?.free();
+      // Only what has begun can end and let go of the file.
+      if (unread) for await (const _ of unread.pieces) break;
     }
   }
 
   /** @internal */
   static async read(pieces: Pieces, options: LoadOptions, module?: Promise<Glue>): Promise<LocalEngine> {
     // Bytes that come from elsewhere come once: whoever sends them can send them again.
-    if (!module && options.backend !== undefined && options.backend !== "cpu") return LocalEngine.#readOnGpu(pieces, options);
+    if (!module && options.backend !== undefined && options.backend !== "cpu") return LocalEngine.#readOnGpu(() => pieces, options);
     module ??= instantiate(options);
     const glue = await module;
     let buffer: alone.FileBuffer | undefined;

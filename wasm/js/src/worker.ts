@@ -87,7 +87,7 @@ function load(id: number, { source, options }: LoadRequest, signal: AbortSignal)
       const { code } = toError(error);
       // A file that is refused as it is, is not worth keeping.
       const transient = ["aborted", "network", "http", "memory", "crashed", "wasm", "option", "argument", "quota"];
-      if (!options.cache || transient.includes(code)) throw error;
+      if (!options.cache || transient.includes(code) || code.startsWith("gpu_")) throw error;
       const had = await deleteCache(url).catch(() => false);
       // The copy may have been damaged where it was kept; what was downloaded just now will not get better.
       if (had && fromCopy && !again) return attempt(true);
