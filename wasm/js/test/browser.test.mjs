@@ -140,8 +140,12 @@ describe("in a browser", () => {
       const [a, b] = await Promise.all([collect(engine.chat(ask("Tell me a story about a cat."), long)), collect(engine.chat(ask("Hello!"), { preset: "greedy" }))]);
       const option = await code(collect(engine.chat(ask("x"), { temperature: -1 })));
       const unsendable = await code(collect(engine.chat(ask("x"), { stop: () => {} })));
-      const pending = code(collect(engine.chat(ask("Tell me a story about a fox."), long)));
-      await new Promise((resolve) => setTimeout(resolve, 50));
+      let begin;
+      const begun = new Promise((resolve) => (begin = resolve));
+      const pending = code((async () => {
+        for await (const _ of engine.chat(ask("Tell me a story about a fox."), long)) begin();
+      })());
+      await begun;
       await engine.dispose();
       return { chunks: whole.chunks, text: whole.text, early, aborted, before, again: a.text, b: b.text, option, unsendable, pending: await pending, after: await code(engine.tokenize("x")) };
     });
