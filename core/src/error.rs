@@ -172,7 +172,7 @@ impl core::error::Error for Error {}
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::string::ToString;
+    use alloc::string::ToString;
 
     #[test]
     fn error_stays_small_and_copy() {

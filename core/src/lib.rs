@@ -47,8 +47,6 @@
 #![deny(unsafe_code)]
 
 extern crate alloc;
-#[cfg(test)]
-extern crate std;
 
 pub mod arena;
 pub mod attention;

@@ -349,7 +349,7 @@ fn float_repr(value: f64, out: &mut String) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::string::ToString;
+    use alloc::string::ToString;
 
     fn python(text: &str) -> Result<String> {
         let mut out = String::new();

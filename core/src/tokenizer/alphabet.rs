@@ -69,7 +69,7 @@ impl Iterator for TokenBytes<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::BTreeSet;
+    use alloc::collections::BTreeSet;
 
     #[test]
     fn spelling_is_a_bijection_onto_printable_characters() {

@@ -140,7 +140,7 @@ fn compose(chars: &mut Vec<(char, u8)>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::format;
+    use alloc::format;
 
     #[test]
     fn every_code_point_normalizes_as_python_says() {

@@ -134,8 +134,8 @@ impl<'t> Iterator for Split<'t> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::string::String;
-    use std::vec::Vec;
+    use alloc::string::String;
+    use alloc::vec::Vec;
 
     fn split(text: &str, pre: Pre) -> Vec<&str> {
         Split::new(text, pre).collect()

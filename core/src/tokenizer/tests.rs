@@ -1,7 +1,7 @@
 use super::*;
-use std::format;
-use std::string::String;
-use std::vec;
+use alloc::format;
+use alloc::string::String;
+use alloc::vec;
 
 /// A vocabulary in GGUF's layout, taken apart so that tests can break each part.
 struct Built {

@@ -83,7 +83,7 @@ export async function keptPieces(
     // Fails while another tab downloads the same, in private windows, and outside workers.
     file = await access(name);
   } catch (cause) {
-    if (required) throw noRoom(cause);
+    if (required) throw new ShohinError("quota", "the browser keeps nothing here, or another tab has this copy open", { cause });
     return fetchPieces(url, request, signal);
   }
   try {
