@@ -311,6 +311,23 @@ impl Generation {
         }))
     }
 
+    /// Puts `tokens` behind the reply, as if the model had chosen them: a mark that ends its thoughts, say.
+    /// Their text comes with the next token. False, and nothing done, if the reply has ended or they would
+    /// leave no room for a token after them.
+    pub fn force(&mut self, detokenizer: &dyn Detokenizer, tokens: &[u32]) -> bool {
+        let len = self.tokens.len().saturating_add(tokens.len());
+        let most = self.capacity.min(self.prompt.saturating_add(self.options.max_tokens));
+        if self.done.is_some() || self.tokens.len() <= self.prompt || len >= most {
+            return false;
+        }
+        for &token in tokens {
+            self.tokens.push(token);
+            self.sampler.accept(token);
+            detokenizer.append_text(token, &mut self.stream.bytes);
+        }
+        true
+    }
+
     /// Ends the reply, if it did not end yet. Returns text that was held back until now.
     pub fn cancel(&mut self) -> &str {
         self.stream.start();

@@ -6,6 +6,8 @@
 //! side by side, without adding up the lanes of a vector.
 #![forbid(unsafe_code)]
 
+use core::ops::Range;
+
 use bytemuck::Pod;
 use half::f16;
 
@@ -153,6 +155,30 @@ pub(crate) trait Store<'b>: Sized + Sync {
 
     /// What one head of one layer has of the first `len` positions.
     fn head(&self, layer: usize, head: usize, len: usize) -> Self::Head<'_>;
+
+    /// Bytes that [`Store::export`] writes for `len` positions. They do not depend on the capacity.
+    fn export_len(shape: KvShape, len: usize) -> usize;
+
+    /// Copies the first `len` positions, at most the capacity, to `out`, head after head, each its keys and
+    /// its values.
+    fn export(&self, len: usize, out: &mut [u8]);
+
+    /// Takes over what [`Store::export`] wrote for as many positions.
+    fn import(&mut self, len: usize, from: &[u8]);
+}
+
+/// Writes `part` to the front of `out`, which is cut to what follows.
+fn put(out: &mut &mut [u8], part: &[u8]) {
+    let (front, rest) = core::mem::take(out).split_at_mut(part.len());
+    front.copy_from_slice(part);
+    *out = rest;
+}
+
+/// Reads `part` from the front of `from`, which is cut to what follows.
+fn take(from: &mut &[u8], part: &mut [u8]) {
+    let (front, rest) = from.split_at(part.len());
+    part.copy_from_slice(front);
+    *from = rest;
 }
 
 /// Keys and values of every layer, stored as `E`.
@@ -171,6 +197,14 @@ pub type KvCacheFp16<'b> = Cache<'b, f16>;
 impl<E> Cache<'_, E> {
     fn start(&self, layer: usize, head: usize) -> usize {
         (layer * self.shape.kv_heads + head) * self.shape.head_len()
+    }
+
+    /// Where the keys, in whole blocks, and the values of the first `len` positions of each head lie.
+    fn spans(&self, len: usize) -> impl Iterator<Item = (Range<usize>, Range<usize>)> + use<E> {
+        let (heads, head_len, d) =
+            (self.shape.layers * self.shape.kv_heads, self.shape.head_len(), self.shape.head_dim);
+        let at = move |head: usize, len: usize| head * head_len..head * head_len + len * d;
+        (0..heads).map(move |head| (at(head, len.next_multiple_of(BLOCK)), at(head, len)))
     }
 }
 
@@ -211,6 +245,27 @@ impl<'b, E: Element> Store<'b> for Cache<'b, E> {
         }
     }
 
+    fn export_len(shape: KvShape, len: usize) -> usize {
+        let positions = len.next_multiple_of(BLOCK) + len;
+        shape.layers * shape.kv_heads * positions * shape.head_dim * size_of::<E>()
+    }
+
+    fn export(&self, len: usize, out: &mut [u8]) {
+        let mut rest = out;
+        for (keys, values) in self.spans(len) {
+            put(&mut rest, bytemuck::cast_slice(&self.keys[keys]));
+            put(&mut rest, bytemuck::cast_slice(&self.values[values]));
+        }
+    }
+
+    fn import(&mut self, len: usize, from: &[u8]) {
+        let mut rest = from;
+        for (keys, values) in self.spans(len) {
+            take(&mut rest, bytemuck::cast_slice_mut(&mut self.keys[keys]));
+            take(&mut rest, bytemuck::cast_slice_mut(&mut self.values[values]));
+        }
+    }
+
     fn head(&self, layer: usize, head: usize, len: usize) -> Head<'_, E> {
         let (at, d) = (self.start(layer, head), self.shape.head_dim);
         Head {
@@ -236,6 +291,15 @@ impl QuantizedKvCache<'_> {
     const fn head_bytes(shape: &KvShape) -> (usize, usize) {
         let blocks = shape.capacity.div_ceil(BLOCK);
         (blocks.saturating_mul(key_block(shape.head_dim)), blocks.saturating_mul(value_block(shape.head_dim)))
+    }
+
+    /// Where the blocks with the keys and the values of the first `len` positions of each head lie.
+    fn spans(&self, len: usize) -> impl Iterator<Item = (Range<usize>, Range<usize>)> + use<> {
+        let (shape, (keys, values)) = (self.shape, Self::head_bytes(&self.shape));
+        let (n, d) = (len.div_ceil(BLOCK), shape.head_dim);
+        let at = |start: usize, len: usize| start..start + len;
+        (0..shape.layers * shape.kv_heads)
+            .map(move |head| (at(head * keys, n * key_block(d)), at(head * values, n * value_block(d))))
     }
 }
 
@@ -308,6 +372,27 @@ impl<'b> Store<'b> for QuantizedKvCache<'b> {
             for (codes, x) in codes.as_chunks_mut::<2>().0.iter_mut().zip(value) {
                 codes[t % 2] = byte(x * inverse);
             }
+        }
+    }
+
+    fn export_len(shape: KvShape, len: usize) -> usize {
+        let block = key_block(shape.head_dim) + value_block(shape.head_dim);
+        shape.layers * shape.kv_heads * len.div_ceil(BLOCK) * block
+    }
+
+    fn export(&self, len: usize, out: &mut [u8]) {
+        let mut rest = out;
+        for (keys, values) in self.spans(len) {
+            put(&mut rest, &self.keys[keys]);
+            put(&mut rest, &self.values[values]);
+        }
+    }
+
+    fn import(&mut self, len: usize, from: &[u8]) {
+        let mut rest = from;
+        for (keys, values) in self.spans(len) {
+            take(&mut rest, &mut self.keys[keys]);
+            take(&mut rest, &mut self.values[values]);
         }
     }
 

@@ -184,6 +184,19 @@ impl BonsaiModel<'_> {
         Ok(())
     }
 
+    /// Rows `rows` of the residual stream after the last norm, `(rows, hidden)`: what the head reads.
+    pub(super) fn normed<'b>(
+        &self,
+        rows: core::ops::Range<usize>,
+        b: &'b mut Buffers<'_>,
+        pass: &Pass<'_>,
+    ) -> &'b [f32] {
+        let h = self.config.hidden_size;
+        let input = &mut b.input[..rows.len() * h];
+        self.rmsnorm(pass, &b.x[rows.start * h..rows.end * h], &self.weights.output_norm, input);
+        input
+    }
+
     /// Logits of rows `rows` of the residual stream, `(rows, vocab)`.
     pub(super) fn head(
         &self,
@@ -193,9 +206,8 @@ impl BonsaiModel<'_> {
         pass: &Pass<'_>,
     ) -> Result<()> {
         let (h, n) = (self.config.hidden_size, rows.len());
-        let input = &mut b.input[..n * h];
-        self.rmsnorm(pass, &b.x[rows.start * h..rows.end * h], &self.weights.output_norm, input);
-        let input = quantize(pass, input, n, &mut b.q8)?;
+        self.normed(rows, b, pass);
+        let input = quantize(pass, &b.input[..n * h], n, &mut b.q8)?;
         linear(pass, &self.weights.output, &input, n, &mut logits[..n * self.config.vocab_size])
     }
 

@@ -70,6 +70,15 @@ enum Memory<'m> {
     Borrowed(&'m mut [u8]),
 }
 
+impl Memory<'_> {
+    fn bytes(&mut self) -> &mut [u8] {
+        match self {
+            Memory::Owned(memory) => memory,
+            Memory::Borrowed(memory) => memory,
+        }
+    }
+}
+
 /// A conversation's state: tokens go in, logits come out. All memory is taken when it is made, and no
 /// call allocates.
 pub struct Session<'m> {
@@ -257,6 +266,62 @@ impl<'m> Session<'m> {
         self.run(tokens, pool, Wanted::All, sink).map(|_| ())
     }
 
+    /// Feeds `tokens`; calls `sink(i, hidden)` with the final hidden state `(hidden)` at each of them, in
+    /// order: the residual stream after the last norm, from which the head makes logits. The head does not run.
+    pub fn forward_hidden(
+        &mut self,
+        tokens: &[u32],
+        pool: &dyn Pool,
+        sink: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<()> {
+        self.check(tokens)?;
+        self.run(tokens, pool, Wanted::Hidden, sink).map(|_| ())
+    }
+
+    /// Bytes that [`Session::export`] writes now.
+    pub fn export_len(&self) -> usize {
+        let (shape, len) = (self.model.kv_shape(&self.options), self.position);
+        match self.options.kv {
+            KvFormat::F32 => KvCache::export_len(shape, len),
+            KvFormat::F16 => KvCacheFp16::export_len(shape, len),
+            KvFormat::Q8 => QuantizedKvCache::export_len(shape, len),
+        }
+    }
+
+    /// Writes the keys and values of all tokens seen to `out`, which must be of [`Session::export_len`] bytes,
+    /// for a session of any capacity over the same model and with the same [`KvFormat`] to go on from.
+    pub fn export(&mut self, out: &mut [u8]) -> Result<()> {
+        same_len("exported keys and values", self.export_len(), out.len())?;
+        let (shape, len) = (self.model.kv_shape(&self.options), self.position);
+        let mut arena = Arena::new(self.memory.bytes());
+        match self.options.kv {
+            KvFormat::F32 => KvCache::new(shape, &mut arena)?.export(len, out),
+            KvFormat::F16 => KvCacheFp16::new(shape, &mut arena)?.export(len, out),
+            KvFormat::Q8 => QuantizedKvCache::new(shape, &mut arena)?.export(len, out),
+        }
+        Ok(())
+    }
+
+    /// Goes on behind the `len` tokens whose keys and values are in `from`, as [`Session::export`] wrote them.
+    /// What it held before is forgotten, also when this fails. Content is not checked: other bytes of the right
+    /// number give another conversation, or nonsense.
+    pub fn import(&mut self, len: usize, from: &[u8]) -> Result<()> {
+        self.position = 0;
+        self.assume(len)?;
+        if let Err(error) = same_len("imported keys and values", self.export_len(), from.len()) {
+            self.position = 0;
+            return Err(error);
+        }
+        let shape = self.model.kv_shape(&self.options);
+        let mut arena = Arena::new(self.memory.bytes());
+        match self.options.kv {
+            KvFormat::F32 => KvCache::new(shape, &mut arena)?.import(len, from),
+            KvFormat::F16 => KvCacheFp16::new(shape, &mut arena)?.import(len, from),
+            KvFormat::Q8 => QuantizedKvCache::new(shape, &mut arena)?.import(len, from),
+        }
+        Ok(())
+    }
+
     fn check(&self, tokens: &[u32]) -> Result<()> {
         if tokens.is_empty() {
             return Err(Error::Length { what: "tokens (at least 1)", expected: 1, found: 0 });
@@ -294,11 +359,7 @@ impl<'m> Session<'m> {
     ) -> Result<&'s [f32]> {
         let (model, options) = (self.model, self.options);
         let vocab = model.config().vocab_size;
-        let memory = match &mut self.memory {
-            Memory::Owned(memory) => memory.as_mut_slice(),
-            Memory::Borrowed(memory) => memory,
-        };
-        let mut arena = Arena::new(memory);
+        let mut arena = Arena::new(self.memory.bytes());
         let mut cache = C::new(model.kv_shape(&options), &mut arena)?;
         let logits = arena.take::<f32>(options.logit_rows * vocab)?;
         let mut buffers = model.buffers(&options, &mut arena)?;
@@ -312,6 +373,13 @@ impl<'m> Session<'m> {
             match wanted {
                 Wanted::Last if done < tokens.len() => {}
                 Wanted::Last => model.head(chunk.len() - 1..chunk.len(), &mut buffers, logits, &pass)?,
+                Wanted::Hidden => {
+                    let h = model.config().hidden_size;
+                    let rows = model.normed(0..chunk.len(), &mut buffers, &pass);
+                    for (row, hidden) in rows.chunks_exact(h).enumerate() {
+                        sink(done - chunk.len() + row, hidden);
+                    }
+                }
                 Wanted::All => {
                     for first in (0..chunk.len()).step_by(options.logit_rows) {
                         let rows = first..chunk.len().min(first + options.logit_rows);
@@ -327,10 +395,19 @@ impl<'m> Session<'m> {
     }
 }
 
+fn same_len(what: &'static str, expected: usize, found: usize) -> Result<()> {
+    let (expected, found) = (expected as u64, found as u64);
+    if expected == found { Ok(()) } else { Err(Error::Length { what, expected, found }) }
+}
+
 #[derive(Clone, Copy)]
 enum Wanted {
+    /// Logits after the last token.
     Last,
+    /// Logits after every token.
     All,
+    /// The final hidden state at every token.
+    Hidden,
 }
 
 impl BonsaiModel<'_> {

@@ -1,0 +1,57 @@
+//! A text as one vector: its final hidden states, pooled.
+#![forbid(unsafe_code)]
+
+use alloc::vec::Vec;
+
+use super::Session;
+use crate::Result;
+use crate::pool::Pool;
+
+/// How the hidden states of a text become one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Pooling {
+    /// Their mean.
+    #[default]
+    Mean,
+    /// That of the last token, which alone has seen all of the text.
+    Last,
+}
+
+/// An embedding in the making: tokens go in as many steps as a host likes.
+#[derive(Clone, Debug)]
+pub struct Embedding {
+    pooling: Pooling,
+    /// Sum or last state, `(hidden)`.
+    state: Vec<f64>,
+    tokens: usize,
+}
+
+impl Embedding {
+    /// For a model of width `hidden`.
+    pub fn new(hidden: usize, pooling: Pooling) -> Self {
+        Embedding { pooling, state: alloc::vec![0.0; hidden], tokens: 0 }
+    }
+
+    /// Feeds the next `tokens` of the text to `session`, which must hold those before them and nothing else.
+    ///
+    /// # Errors
+    /// As [`Session::forward_hidden`].
+    pub fn feed(&mut self, session: &mut Session<'_>, tokens: &[u32], pool: &dyn Pool) -> Result<()> {
+        let (pooling, state) = (self.pooling, &mut self.state);
+        session.forward_hidden(tokens, pool, &mut |_, hidden| {
+            for (sum, &x) in state.iter_mut().zip(hidden) {
+                *sum = f64::from(x) + if pooling == Pooling::Mean { *sum } else { 0.0 };
+            }
+        })?;
+        self.tokens += tokens.len();
+        Ok(())
+    }
+
+    /// The embedding `(hidden)`; with `normalize` of length 1, if it is not all zeros.
+    pub fn finish(&self, normalize: bool) -> Vec<f32> {
+        let n = if self.pooling == Pooling::Mean { self.tokens.max(1) as f64 } else { 1.0 };
+        let square: f64 = self.state.iter().map(|x| x * x).sum();
+        let divisor = if normalize && square > 0.0 { libm::sqrt(square) } else { n };
+        self.state.iter().map(|x| (x / divisor) as f32).collect()
+    }
+}
