@@ -4,6 +4,7 @@ use crate::args::{BenchArgs, EngineArgs};
 use crate::bandwidth::bandwidth;
 use crate::engine::{Engine, ModelFile};
 use crate::failure::{Failure, Outcome};
+use crate::memory::pages;
 use crate::run::round;
 use crate::terminal::{self, short};
 use crate::timeline::OnCpu;
@@ -72,12 +73,12 @@ pub(crate) fn bench(args: &BenchArgs, engine_args: &EngineArgs) -> Outcome {
     let options = SessionOptions { context, ..engine.options };
     // Keys and values that are there already: a long context need not be computed to be measured. All are
     // equal, small and finite in either format; untouched memory would be a single page of zeros.
-    let mut memory = Vec::new();
     let mut session = match engine.gpu {
         Some(_) => engine.session(context)?,
         None => {
-            memory.resize(engine.model.memory_plan(&options)?.total, 0x2e_u8);
-            let session = Session::new_in(&engine.model, &options, &mut memory)?;
+            let mut memory = pages(engine.model.memory_plan(&options)?.total)?;
+            memory.fill(0x2e);
+            let session = Session::with_memory(&engine.model, &options, memory)?;
             Box::new(OnCpu { session, pool: &engine.pool })
         }
     };

@@ -3,6 +3,7 @@
 use crate::args::{Act, EngineArgs, Id42Layout, Kv};
 use crate::failure::{At, Failure, Outcome, file_error};
 use crate::gpu::Device;
+use crate::memory;
 use crate::pool::Threads;
 use crate::terminal;
 use crate::timeline::{OnCpu, Timeline};
@@ -16,8 +17,7 @@ use shohin_core::quant::Layout;
 use shohin_core::sample::DRY_BREAKERS;
 use shohin_core::tokenizer::Special;
 use shohin_core::{
-    Activations, BonsaiModel, Format, Gguf, KvFormat, Pool, Sampler, SamplerConfig, Session, SessionOptions,
-    Tokenizer,
+    Activations, BonsaiModel, Format, Gguf, KvFormat, Pool, Sampler, SamplerConfig, SessionOptions, Tokenizer,
 };
 use std::fs::File;
 use std::io::{Read, Seek};
@@ -88,13 +88,10 @@ impl ModelFile {
         let expanded = if args.compact { None } else { gguf::expanded_len(&gguf).at(&self.name)? };
         let stored = Stored { bytes: self.bytes().len(), format: main_format(&gguf) };
         let failed = |e| file_error("read the model", Path::new(&self.name), &e);
-        let Ok(mut memory) = MmapMut::map_anon(expanded.unwrap_or(stored.bytes)) else {
+        let Ok(mut memory) = memory::pages(expanded.unwrap_or(stored.bytes)) else {
             // Slower, but the mapped file needs no memory of its own.
             return Ok(());
         };
-        // Large pages nearly double the speed at which weights of two bits are read.
-        #[cfg(target_os = "linux")]
-        let _ = memory.advise(memmap2::Advice::HugePage);
         match &mut self.bytes {
             _ if expanded.is_some() => {
                 gguf::expand(self.bytes(), &read_options(args), isa, pool, &mut memory).at(&self.name)?;
@@ -223,7 +220,9 @@ impl<'f> Engine<'f> {
         let options = SessionOptions { context, ..self.options };
         match &self.gpu {
             Some(gpu) => Ok(gpu.timeline(&options)?),
-            None => Ok(Box::new(OnCpu { session: Session::new(&self.model, &options)?, pool: &self.pool })),
+            None => {
+                Ok(Box::new(OnCpu { session: memory::session(&self.model, &options)?, pool: &self.pool }))
+            }
         }
     }
 

@@ -3,12 +3,13 @@
 use crate::args::{EngineArgs, EvalArgs};
 use crate::engine::{Engine, ModelFile};
 use crate::failure::{At, Failure, Outcome};
+use crate::memory;
 use crate::run::round;
 use crate::terminal::{self, read_text};
 use serde_json::json;
+use shohin_core::SessionOptions;
 use shohin_core::sample::log_sum_exp;
 use shohin_core::tokenizer::Special;
-use shohin_core::{Session, SessionOptions};
 use std::io::{self, Write};
 use std::time::Instant;
 
@@ -44,7 +45,7 @@ pub(crate) fn eval(args: &EvalArgs, engine_args: &EngineArgs) -> Outcome {
         return Err(Failure::new(format_args!("{place}: expected at least 2 tokens of text, found {n}")));
     }
     let options = SessionOptions { context: window, logit_rows: 8, ..engine.options };
-    let mut session = Session::new(&engine.model, &options)?;
+    let mut session = memory::session(&engine.model, &options)?;
     let bar = terminal::progress("scoring", "tokens", tokens.len() - 1);
     let start = Instant::now();
     let (mut nats, mut scored, mut bytes) = (0.0, 0usize, 0usize);

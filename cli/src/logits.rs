@@ -3,10 +3,11 @@
 use crate::args::{EngineArgs, LogitsArgs};
 use crate::engine::{Engine, ModelFile, token_text};
 use crate::failure::{At, Failure, Outcome, file_error};
+use crate::memory;
 use crate::terminal::{self, read_text};
 use crate::tokenize::parse_ids;
+use shohin_core::SessionOptions;
 use shohin_core::sample::Logprobs;
-use shohin_core::{Session, SessionOptions};
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 
@@ -19,7 +20,7 @@ pub(crate) fn logits(args: &LogitsArgs, engine_args: &EngineArgs) -> Outcome {
     let mut file = ModelFile::open(engine_args.model.as_deref())?;
     let engine = Engine::load(&mut file, engine_args)?;
     let options = SessionOptions { context: tokens.len(), logit_rows: 8, ..engine.options };
-    let mut session = Session::new(&engine.model, &options)?;
+    let mut session = memory::session(&engine.model, &options)?;
     match &args.out {
         Some(path) => {
             let create = File::create(path).map_err(|e| file_error("create", path, &e))?;

@@ -11,6 +11,7 @@ mod failure;
 mod gpu;
 mod inspect;
 mod logits;
+mod memory;
 mod pool;
 mod run;
 mod terminal;

@@ -28,3 +28,21 @@ fn a_session_takes_its_plan_once_and_tokens_take_nothing() {
         }
     }
 }
+
+#[test]
+fn a_session_keeps_memory_that_it_is_given() {
+    let bytes = shohin_tests::data("golden_model/synth-micro-q1_0.gguf").unwrap();
+    let model = BonsaiModel::from_gguf(&Gguf::parse(&bytes).unwrap()).unwrap();
+    let options = SessionOptions { context: 128, ..SessionOptions::default() };
+    let total = model.memory_plan(&options).unwrap().total;
+    let memory = vec![0xff; total];
+    let (session, made) = measure(|| Session::with_memory(&model, &options, memory));
+    // Where it is, not what it is.
+    assert!(made.peak < 100);
+    let (mut session, mut other) = (session.unwrap(), Session::new(&model, &options).unwrap());
+    let tokens: Vec<u32> = (0..128).map(|i| i * 7 % 50).collect();
+    let (ours, fed) = measure(|| session.forward_prefill(&tokens, &Serial).unwrap());
+    assert_eq!((ours, fed.calls), (other.forward_prefill(&tokens, &Serial).unwrap(), 0));
+    let error = Session::with_memory(&model, &options, vec![0; total - 1]).unwrap_err();
+    assert_eq!(error.code(), "memory");
+}

@@ -1,12 +1,12 @@
 //! Key-value caches: what the model remembers of the tokens it has seen.
 //!
-//! A cache is a view of arena memory. Keys and values of one head of one layer lie together, so that
-//! attention streams through them: values position after position, keys in blocks of [`BLOCK`] positions,
-//! which hold number 0 of each position, then number 1 of each, and so on. So sixteen scores are computed
-//! side by side, without adding up the lanes of a vector.
+//! A cache is a view of arena memory. Keys and values of one head of one layer lie together for a chunk of
+//! positions ([`chunks`]), so that attention streams through them: values position after position, keys in
+//! blocks of [`BLOCK`] positions, which hold number 0 of each position, then number 1 of each, and so on. So
+//! sixteen scores are computed side by side, without adding up the lanes of a vector.
 #![forbid(unsafe_code)]
 
-use core::ops::Range;
+pub(crate) mod chunks;
 
 use bytemuck::Pod;
 use half::f16;
@@ -16,6 +16,7 @@ use crate::error::Result;
 use crate::kernel::attend::Source;
 use crate::kernel::attend::bytes::{ByteHead, key_block, largest, round, value_block};
 use crate::kernel::attend::floats::{Element, Head};
+use chunks::Chunks;
 
 /// Positions whose keys are interleaved.
 pub const BLOCK: usize = 16;
@@ -120,19 +121,6 @@ pub struct KvShape {
     pub head_dim: usize,
 }
 
-impl KvShape {
-    /// Numbers of keys (and of values) of one head, of whole blocks; saturates, so that plans report the
-    /// overflow.
-    pub const fn head_len(&self) -> usize {
-        self.capacity.div_ceil(BLOCK).saturating_mul(BLOCK).saturating_mul(self.head_dim)
-    }
-
-    /// Numbers of keys (and of values) in the whole cache; saturates too.
-    pub const fn elements(&self) -> usize {
-        self.layers.saturating_mul(self.kv_heads).saturating_mul(self.head_len())
-    }
-}
-
 /// Keys and values of every layer, in some form. What [`crate::arena::Arena`] supplies may hold anything
 /// at first.
 pub(crate) trait Store<'b>: Sized + Sync {
@@ -159,34 +147,20 @@ pub(crate) trait Store<'b>: Sized + Sync {
     /// Bytes that [`Store::export`] writes for `len` positions. They do not depend on the capacity.
     fn export_len(shape: KvShape, len: usize) -> usize;
 
-    /// Copies the first `len` positions, at most the capacity, to `out`, head after head, each its keys and
-    /// its values.
+    /// Copies the blocks of the first `len` positions, at most the capacity, to `out`, head after head, of each
+    /// keys and values in turn.
     fn export(&self, len: usize, out: &mut [u8]);
 
     /// Takes over what [`Store::export`] wrote for as many positions.
     fn import(&mut self, len: usize, from: &[u8]);
 }
 
-/// Writes `part` to the front of `out`, which is cut to what follows.
-fn put(out: &mut &mut [u8], part: &[u8]) {
-    let (front, rest) = core::mem::take(out).split_at_mut(part.len());
-    front.copy_from_slice(part);
-    *out = rest;
-}
-
-/// Reads `part` from the front of `from`, which is cut to what follows.
-fn take(from: &mut &[u8], part: &mut [u8]) {
-    let (front, rest) = from.split_at(part.len());
-    part.copy_from_slice(front);
-    *from = rest;
-}
-
 /// Keys and values of every layer, stored as `E`.
 #[derive(Debug)]
 pub struct Cache<'b, E> {
     shape: KvShape,
-    keys: &'b mut [E],
-    values: &'b mut [E],
+    /// Keys in blocks of `(head_dim, 16)`, values in blocks of `(16, head_dim)`.
+    data: &'b mut [E],
 }
 
 /// Cache of 32-bit floats.
@@ -195,16 +169,9 @@ pub type KvCache<'b> = Cache<'b, f32>;
 pub type KvCacheFp16<'b> = Cache<'b, f16>;
 
 impl<E> Cache<'_, E> {
-    fn start(&self, layer: usize, head: usize) -> usize {
-        (layer * self.shape.kv_heads + head) * self.shape.head_len()
-    }
-
-    /// Where the keys, in whole blocks, and the values of the first `len` positions of each head lie.
-    fn spans(&self, len: usize) -> impl Iterator<Item = (Range<usize>, Range<usize>)> + use<E> {
-        let (heads, head_len, d) =
-            (self.shape.layers * self.shape.kv_heads, self.shape.head_len(), self.shape.head_dim);
-        let at = move |head: usize, len: usize| head * head_len..head * head_len + len * d;
-        (0..heads).map(move |head| (at(head, len.next_multiple_of(BLOCK)), at(head, len)))
+    const fn chunks(shape: &KvShape) -> Chunks {
+        let block = BLOCK.saturating_mul(shape.head_dim);
+        Chunks::new(shape, block, block)
     }
 }
 
@@ -215,12 +182,11 @@ impl<'b, E: Element> Store<'b> for Cache<'b, E> {
         Self: 'a;
 
     fn plan(shape: KvShape, planner: &mut Planner) -> usize {
-        let keys = planner.add::<E>(shape.elements());
-        keys.saturating_add(planner.add::<E>(shape.elements()))
+        planner.add::<E>(Self::chunks(&shape).len())
     }
 
     fn new(shape: KvShape, arena: &mut Arena<'b>) -> Result<Self> {
-        Ok(Cache { shape, keys: arena.take(shape.elements())?, values: arena.take(shape.elements())? })
+        Ok(Cache { shape, data: arena.take(Self::chunks(&shape).len())? })
     }
 
     fn shape(&self) -> KvShape {
@@ -229,49 +195,40 @@ impl<'b, E: Element> Store<'b> for Cache<'b, E> {
 
     #[inline(always)]
     fn write(&mut self, layer: usize, position: usize, keys: &[f32], values: &[f32]) {
-        let d = self.shape.head_dim;
+        let (d, chunks, t) = (self.shape.head_dim, Self::chunks(&self.shape), position % BLOCK);
         for head in 0..self.shape.kv_heads {
-            let start = self.start(layer, head);
+            let at = layer * self.shape.kv_heads + head;
+            let (key_block, value_block) = chunks.block(at, position / BLOCK);
             let row = head * d..(head + 1) * d;
-            let value = start + position * d;
-            for (stored, &x) in self.values[value..value + d].iter_mut().zip(&values[row.clone()]) {
+            for (stored, &x) in self.data[value_block][t * d..][..d].iter_mut().zip(&values[row.clone()]) {
                 *stored = E::store(x);
             }
-            let block = start + position / BLOCK * BLOCK * d;
-            let block = &mut self.keys[block..block + BLOCK * d];
+            let block = &mut self.data[key_block];
             for (stored, &x) in block.as_chunks_mut::<BLOCK>().0.iter_mut().zip(&keys[row]) {
-                stored[position % BLOCK] = E::store(x);
+                stored[t] = E::store(x);
             }
         }
     }
 
     fn export_len(shape: KvShape, len: usize) -> usize {
-        let positions = len.next_multiple_of(BLOCK) + len;
-        shape.layers * shape.kv_heads * positions * shape.head_dim * size_of::<E>()
+        Self::chunks(&shape).export_len(len) * size_of::<E>()
     }
 
     fn export(&self, len: usize, out: &mut [u8]) {
-        let mut rest = out;
-        for (keys, values) in self.spans(len) {
-            put(&mut rest, bytemuck::cast_slice(&self.keys[keys]));
-            put(&mut rest, bytemuck::cast_slice(&self.values[values]));
-        }
+        Self::chunks(&self.shape).export(self.data, len, out);
     }
 
     fn import(&mut self, len: usize, from: &[u8]) {
-        let mut rest = from;
-        for (keys, values) in self.spans(len) {
-            take(&mut rest, bytemuck::cast_slice_mut(&mut self.keys[keys]));
-            take(&mut rest, bytemuck::cast_slice_mut(&mut self.values[values]));
-        }
+        Self::chunks(&self.shape).import(self.data, len, from);
     }
 
     fn head(&self, layer: usize, head: usize, len: usize) -> Head<'_, E> {
-        let (at, d) = (self.start(layer, head), self.shape.head_dim);
         Head {
-            keys: &self.keys[at..at + len.next_multiple_of(BLOCK) * d],
-            values: &self.values[at..at + len * d],
-            head_dim: d,
+            data: self.data,
+            chunks: Self::chunks(&self.shape),
+            head: layer * self.shape.kv_heads + head,
+            len,
+            head_dim: self.shape.head_dim,
         }
     }
 }
@@ -281,25 +238,13 @@ impl<'b, E: Element> Store<'b> for Cache<'b, E> {
 #[derive(Debug)]
 pub struct QuantizedKvCache<'b> {
     shape: KvShape,
-    /// Heads of blocks as [`ByteHead`] has them.
-    keys: &'b mut [u8],
-    values: &'b mut [u8],
+    /// Blocks as [`ByteHead`] has them.
+    data: &'b mut [u8],
 }
 
 impl QuantizedKvCache<'_> {
-    /// Bytes of the keys and of the values of a head.
-    const fn head_bytes(shape: &KvShape) -> (usize, usize) {
-        let blocks = shape.capacity.div_ceil(BLOCK);
-        (blocks.saturating_mul(key_block(shape.head_dim)), blocks.saturating_mul(value_block(shape.head_dim)))
-    }
-
-    /// Where the blocks with the keys and the values of the first `len` positions of each head lie.
-    fn spans(&self, len: usize) -> impl Iterator<Item = (Range<usize>, Range<usize>)> + use<> {
-        let (shape, (keys, values)) = (self.shape, Self::head_bytes(&self.shape));
-        let (n, d) = (len.div_ceil(BLOCK), shape.head_dim);
-        let at = |start: usize, len: usize| start..start + len;
-        (0..shape.layers * shape.kv_heads)
-            .map(move |head| (at(head * keys, n * key_block(d)), at(head * values, n * value_block(d))))
+    const fn chunks(shape: &KvShape) -> Chunks {
+        Chunks::new(shape, key_block(shape.head_dim), value_block(shape.head_dim))
     }
 }
 
@@ -325,17 +270,11 @@ impl<'b> Store<'b> for QuantizedKvCache<'b> {
         Self: 'a;
 
     fn plan(shape: KvShape, planner: &mut Planner) -> usize {
-        let heads = shape.layers.saturating_mul(shape.kv_heads);
-        let (keys, values) = Self::head_bytes(&shape);
-        let keys = planner.add::<u8>(heads.saturating_mul(keys));
-        keys.saturating_add(planner.add::<u8>(heads.saturating_mul(values)))
+        planner.add::<u8>(Self::chunks(&shape).len())
     }
 
     fn new(shape: KvShape, arena: &mut Arena<'b>) -> Result<Self> {
-        let heads = shape.layers.saturating_mul(shape.kv_heads);
-        let (keys, values) = Self::head_bytes(&shape);
-        let keys = arena.take(heads.saturating_mul(keys))?;
-        Ok(QuantizedKvCache { shape, keys, values: arena.take(heads.saturating_mul(values))? })
+        Ok(QuantizedKvCache { shape, data: arena.take(Self::chunks(&shape).len())? })
     }
 
     fn shape(&self) -> KvShape {
@@ -344,14 +283,12 @@ impl<'b> Store<'b> for QuantizedKvCache<'b> {
 
     #[inline(always)]
     fn write(&mut self, layer: usize, position: usize, keys: &[f32], values: &[f32]) {
-        let d = self.shape.head_dim;
-        let (key_bytes, value_bytes) = Self::head_bytes(&self.shape);
-        let (block, t) = (position / BLOCK, position % BLOCK);
+        let (d, chunks, t) = (self.shape.head_dim, Self::chunks(&self.shape), position % BLOCK);
         for head in 0..self.shape.kv_heads {
             let at = layer * self.shape.kv_heads + head;
+            let (key_block, value_block) = chunks.block(at, position / BLOCK);
             let row = head * d..(head + 1) * d;
-            let start = at * key_bytes + block * key_block(d);
-            let (codes, scales) = self.keys[start..start + key_block(d)].split_at_mut(BLOCK * d);
+            let (codes, scales) = self.data[key_block].split_at_mut(BLOCK * d);
             for (g, key) in keys[row.clone()].chunks(GROUP).enumerate() {
                 let (scale, inverse) = byte_scale(largest(key));
                 scales[2 * (g * BLOCK + t)..][..2].copy_from_slice(&scale.to_le_bytes());
@@ -363,8 +300,7 @@ impl<'b> Store<'b> for QuantizedKvCache<'b> {
                     codes[2 * t + 1] = byte(pair[1] * inverse);
                 }
             }
-            let start = at * value_bytes + block * value_block(d);
-            let (codes, scales) = self.values[start..start + value_block(d)].split_at_mut(BLOCK * d);
+            let (codes, scales) = self.data[value_block].split_at_mut(BLOCK * d);
             let value = &values[row];
             let (scale, inverse) = byte_scale(largest(value));
             scales[2 * t..][..2].copy_from_slice(&scale.to_le_bytes());
@@ -376,35 +312,24 @@ impl<'b> Store<'b> for QuantizedKvCache<'b> {
     }
 
     fn export_len(shape: KvShape, len: usize) -> usize {
-        let block = key_block(shape.head_dim) + value_block(shape.head_dim);
-        shape.layers * shape.kv_heads * len.div_ceil(BLOCK) * block
+        Self::chunks(&shape).export_len(len)
     }
 
     fn export(&self, len: usize, out: &mut [u8]) {
-        let mut rest = out;
-        for (keys, values) in self.spans(len) {
-            put(&mut rest, &self.keys[keys]);
-            put(&mut rest, &self.values[values]);
-        }
+        Self::chunks(&self.shape).export(self.data, len, out);
     }
 
     fn import(&mut self, len: usize, from: &[u8]) {
-        let mut rest = from;
-        for (keys, values) in self.spans(len) {
-            take(&mut rest, &mut self.keys[keys]);
-            take(&mut rest, &mut self.values[values]);
-        }
+        Self::chunks(&self.shape).import(self.data, len, from);
     }
 
     fn head(&self, layer: usize, head: usize, len: usize) -> ByteHead<'_> {
-        let d = self.shape.head_dim;
-        let at = layer * self.shape.kv_heads + head;
-        let (keys, values) = Self::head_bytes(&self.shape);
-        let blocks = len.div_ceil(BLOCK);
         ByteHead {
-            keys: &self.keys[at * keys..][..blocks * key_block(d)],
-            values: &self.values[at * values..][..blocks * value_block(d)],
-            head_dim: d,
+            data: self.data,
+            chunks: Self::chunks(&self.shape),
+            head: layer * self.shape.kv_heads + head,
+            len,
+            head_dim: self.shape.head_dim,
         }
     }
 }
@@ -444,32 +369,36 @@ mod tests {
         let mut cache = KvCacheFp16::new(shape, &mut Arena::new(&mut memory)).unwrap();
         cache.write(1, 0, &[1.0, 2.0, 3.0, 4.0], &[5.0, 6.0, 7.0, 8.0]);
         cache.write(1, 1, &[9.0, 10.0, 11.0, 12.0], &[13.0, 14.0, 15.0, 16.0]);
-        let head = cache.head(1, 1, 2);
-        let key = |i: usize, position: usize| head.keys[i * BLOCK + position].load();
+        let chunks = KvCacheFp16::chunks(&shape);
+        let (keys, values) = chunks.place(3, 0);
+        let key = |i: usize, position: usize| cache.data[keys + i * BLOCK + position].load();
         assert_eq!([key(0, 0), key(1, 0), key(0, 1), key(1, 1)], [3.0, 4.0, 11.0, 12.0]);
-        assert!(head.values.iter().map(|x| x.load()).eq([7.0, 8.0, 15.0, 16.0]));
-        assert!(cache.head(0, 1, 3).keys.iter().all(|x| x.load() == 0.0));
+        assert!(cache.data[values..values + 4].iter().map(|x| x.load()).eq([7.0, 8.0, 15.0, 16.0]));
+        for head in 0..2 {
+            let (keys, values) = chunks.block(head, 0);
+            assert!(cache.data[keys].iter().chain(&cache.data[values]).all(|x| x.load() == 0.0));
+        }
     }
 
     #[test]
     fn blocks_follow_each_other() {
-        let shape = KvShape { layers: 1, kv_heads: 2, capacity: 20, head_dim: 6 };
+        let shape = KvShape { layers: 1, kv_heads: 2, capacity: 200, head_dim: 6 };
         let mut plan = Planner::default();
         KvCache::plan(shape, &mut plan);
         let mut memory = alloc::vec![0; plan.total().unwrap()];
         let mut cache = KvCache::new(shape, &mut Arena::new(&mut memory)).unwrap();
         let number = |position: usize, i: usize| (100 * position + i) as f32;
-        for position in 0..20 {
+        for position in 0..200 {
             let keys: alloc::vec::Vec<f32> = (0..12).map(|i| number(position, i)).collect();
             cache.write(0, position, &keys, &keys);
         }
         for h in 0..2 {
-            let head = cache.head(0, h, 20);
-            for position in 0..20 {
+            for position in 0..200 {
+                let (keys, values) = KvCache::chunks(&shape).place(h, position / BLOCK);
                 for i in 0..6 {
-                    let block = &head.keys[position / BLOCK * BLOCK * 6..];
-                    assert_eq!(block[i * BLOCK + position % BLOCK], number(position, 6 * h + i));
-                    assert_eq!(head.values[position * 6 + i], number(position, 6 * h + i));
+                    let key = cache.data[keys + i * BLOCK + position % BLOCK];
+                    let value = cache.data[values + position % BLOCK * 6 + i];
+                    assert_eq!([key, value], [number(position, 6 * h + i); 2]);
                 }
             }
         }
@@ -492,10 +421,9 @@ mod tests {
         }
         let half = |bytes: &[u8], i: usize| f16::from_le_bytes([bytes[2 * i], bytes[2 * i + 1]]).load();
         for h in 0..heads {
-            let head = cache.head(1, h, len);
             for t in 0..len {
-                let key = &head.keys[t / BLOCK * key_block(d)..];
-                let value = &head.values[t / BLOCK * value_block(d)..];
+                let (keys, values) = QuantizedKvCache::chunks(&shape).block(heads + h, t / BLOCK);
+                let (key, value) = (&cache.data[keys], &cache.data[values]);
                 for i in 0..d {
                     let scale = half(&key[BLOCK * d..], i / GROUP * BLOCK + t % BLOCK);
                     let got = f32::from(key[(i / 2 * BLOCK + t % BLOCK) * 2 + i % 2] as i8) * scale;

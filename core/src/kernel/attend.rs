@@ -21,12 +21,16 @@ use core::ops::Range;
 use super::isa::{Isa, Kind};
 use super::lanes::{self, LANES, Lanes};
 use super::parallel::Tile;
+use crate::cache::chunks::CHUNK_POSITIONS;
 use crate::op::exp::exp;
 use crate::op::fold;
 
 /// Positions scored before their values are added: scores stay on the stack, keys and values of a tile in
 /// the first caches while all queries look at them.
 const TILE: usize = 64;
+
+// A tile is read as one run of memory.
+const _: () = assert!(CHUNK_POSITIONS.is_multiple_of(TILE) && SPLIT.is_multiple_of(TILE));
 
 /// Positions that one worker sees at least, if there are as many.
 pub(crate) const SPLIT: usize = 1024;

@@ -1,6 +1,7 @@
 //! One timeline over a model: a cache, working memory, and the position reached.
 #![forbid(unsafe_code)]
 
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use super::qwen3::{BonsaiModel, Buffers, Pass};
@@ -68,6 +69,7 @@ pub struct MemoryPlan {
 enum Memory<'m> {
     Owned(Vec<u8>),
     Borrowed(&'m mut [u8]),
+    Given(Box<dyn AsMut<[u8]> + Send + Sync + 'm>),
 }
 
 impl Memory<'_> {
@@ -75,6 +77,7 @@ impl Memory<'_> {
         match self {
             Memory::Owned(memory) => memory,
             Memory::Borrowed(memory) => memory,
+            Memory::Given(memory) => (**memory).as_mut(),
         }
     }
 }
@@ -179,11 +182,20 @@ impl<'m> Session<'m> {
         options: &SessionOptions,
         memory: &'m mut [u8],
     ) -> Result<Self> {
-        let need = model.memory_plan(options)?.total;
-        if memory.len() < need {
-            return Err(Error::Memory { need: need as u64, have: memory.len() as u64 });
-        }
+        enough(model.memory_plan(options)?.total, memory)?;
         Ok(Session { model, options: model.fitted(options)?, memory: Memory::Borrowed(memory), position: 0 })
+    }
+
+    /// As [`Session::new_in`], with memory that the session keeps: what a host has mapped in large pages, say,
+    /// which make a long context a third faster to read.
+    pub fn with_memory(
+        model: &'m BonsaiModel<'m>,
+        options: &SessionOptions,
+        mut memory: impl AsMut<[u8]> + Send + Sync + 'm,
+    ) -> Result<Self> {
+        enough(model.memory_plan(options)?.total, memory.as_mut())?;
+        let memory = Memory::Given(Box::new(memory));
+        Ok(Session { model, options: model.fitted(options)?, memory, position: 0 })
     }
 
     /// The model this session runs.
@@ -398,6 +410,11 @@ impl<'m> Session<'m> {
 fn same_len(what: &'static str, expected: usize, found: usize) -> Result<()> {
     let (expected, found) = (expected as u64, found as u64);
     if expected == found { Ok(()) } else { Err(Error::Length { what, expected, found }) }
+}
+
+fn enough(need: usize, memory: &[u8]) -> Result<()> {
+    let (need, have) = (need as u64, memory.len() as u64);
+    if have < need { Err(Error::Memory { need, have }) } else { Ok(()) }
 }
 
 #[derive(Clone, Copy)]

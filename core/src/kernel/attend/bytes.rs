@@ -8,6 +8,7 @@
 use half::f16;
 
 use super::{ROWS, Source, Span, TILE, ask};
+use crate::cache::chunks::Chunks;
 use crate::cache::{BLOCK, GROUP};
 use crate::kernel::lanes::{LANES, Lanes};
 
@@ -19,12 +20,19 @@ const LEAST: f32 = f32::from_bits((127 - 100) << 23);
 /// What one key-value head has cached.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ByteHead<'a> {
-    /// Blocks of 16 positions: codes `(head_dim / 2, 16, 2)`, number `2 p + i` of position `t` at
+    /// Keys in blocks of 16 positions: codes `(head_dim / 2, 16, 2)`, number `2 p + i` of position `t` at
     /// `[p][t][i]`, then f16 scales `(groups of 32 numbers, 16)`.
-    pub(crate) keys: &'a [u8],
-    /// Blocks of 16 positions: codes `(8, head_dim, 2)`, number `c` of position `2 t + i` at `[t][c][i]`,
-    /// then f16 scales `(16)`.
-    pub(crate) values: &'a [u8],
+    ///
+    /// Values in blocks of 16 positions: codes `(8, head_dim, 2)`, number `c` of position `2 t + i` at
+    /// `[t][c][i]`, then f16 scales `(16)`.
+    ///
+    /// Of all heads.
+    pub(crate) data: &'a [u8],
+    pub(crate) chunks: Chunks,
+    /// Which of all layers' heads.
+    pub(crate) head: usize,
+    /// Positions.
+    pub(crate) len: usize,
     /// Numbers a head, even.
     pub(crate) head_dim: usize,
 }
@@ -59,9 +67,9 @@ impl Source for ByteHead<'_> {
     }
 
     fn holds(&self, positions: usize) -> bool {
-        let blocks = positions.div_ceil(BLOCK);
-        let d = self.head_dim;
-        self.keys.len() >= blocks * key_block(d) && self.values.len() >= blocks * value_block(d)
+        let shaped = self.chunks.shaped(key_block(self.head_dim), value_block(self.head_dim));
+        let shaped = shaped && self.data.len() >= self.chunks.len();
+        shaped && positions <= self.len && self.chunks.holds(self.head, self.len)
     }
 
     /// Pairs of 16-bit integers in the first half of a row, then the float that they are counted in.
@@ -95,21 +103,22 @@ impl Source for ByteHead<'_> {
         let (d, bytes) = (self.head_dim, key_block(self.head_dim));
         // SAFETY: the caller's promise.
         unsafe {
-            let keys = self.keys.as_ptr().add(start / BLOCK * bytes);
-            let more = self.keys.len() > (start + 2 * TILE) / BLOCK * bytes;
+            let keys = self.data.as_ptr().add(self.chunks.place(self.head, start / BLOCK).0);
+            let next = self.ahead(start).map(|(keys, _)| keys);
             for b in 0..rows.most().div_ceil(BLOCK) {
                 let keys = keys.add(b * bytes);
+                let next = next.map(|next| next.wrapping_add(b * bytes));
                 let mut r = rows.first;
                 while r < rows.count {
                     let left = rows.count - r;
-                    let ahead = more && r == rows.first;
+                    let next = next.filter(|_| r == rows.first);
                     let (q, scores) = (&q[r..], scores[r..].as_flattened_mut()[b * LANES..].as_mut_ptr());
                     r += if left >= 4 {
-                        score_block::<L, 4, 1>(keys, d, ahead, q, scores)
+                        score_block::<L, 4, 1>(keys, d, next, q, scores)
                     } else if left >= 2 {
-                        score_block::<L, 2, 2>(keys, d, ahead, q, scores)
+                        score_block::<L, 2, 2>(keys, d, next, q, scores)
                     } else {
-                        score_block::<L, 1, 4>(keys, d, ahead, q, scores)
+                        score_block::<L, 1, 4>(keys, d, next, q, scores)
                     };
                 }
             }
@@ -128,13 +137,13 @@ impl Source for ByteHead<'_> {
     ) {
         let (d, bytes) = (self.head_dim, value_block(self.head_dim));
         let blocks = rows.most().div_ceil(BLOCK);
-        let more = self.values.len() > (start + 2 * TILE) / BLOCK * bytes;
+        let next = self.ahead(start).map(|(_, values)| values);
         let mut integers = [[0; TILE]; ROWS];
         let mut steps = [0.0; ROWS];
         let mut scales = [0.0; TILE];
         // SAFETY: the caller's promise.
         unsafe {
-            let values = self.values.as_ptr().add(start / BLOCK * bytes);
+            let values = self.data.as_ptr().add(self.chunks.place(self.head, start / BLOCK).1);
             for b in 0..blocks {
                 let scale = L::load_f16(values.add(b * bytes + BLOCK * d).cast());
                 L::store(scales.as_mut_ptr().add(b * BLOCK), scale);
@@ -142,11 +151,11 @@ impl Source for ByteHead<'_> {
             for r in rows.first..rows.count {
                 steps[r] = to_integers(&weights[r], &scales, rows.visible[r], &mut integers[r]);
             }
-            let values = Bytes { p: values, block: bytes, blocks, head_dim: d, ahead: more };
+            let values = Bytes { p: values, block: bytes, blocks, head_dim: d, next };
             let mut r = rows.first;
             while r < rows.count {
                 let left = rows.count - r;
-                let values = Bytes { ahead: more && r == rows.first, ..values };
+                let values = Bytes { next: next.filter(|_| r == rows.first), ..values };
                 let (w, s, decay, out) = (&integers[r..], &steps[r..], &decay[r..], &out[r..]);
                 r += if N4 > 0 && left >= 4 {
                     sum_columns::<L, 4, N4>(&values, w, s, decay, out)
@@ -160,24 +169,34 @@ impl Source for ByteHead<'_> {
     }
 }
 
+impl ByteHead<'_> {
+    /// Where the keys and values of the second tile after that of `start` begin, which should be asked for (what
+    /// is closer comes too late); `None` if there is none.
+    #[inline(always)]
+    fn ahead(&self, start: usize) -> Option<(*const u8, *const u8)> {
+        let next = start + 2 * TILE;
+        let (keys, values) = (next < self.len).then(|| self.chunks.place(self.head, next / BLOCK))?;
+        let at = |i| self.data.as_ptr().wrapping_add(i);
+        Some((at(keys), at(values)))
+    }
+}
+
 /// `R` queries and the keys of a block, with `S` integers side by side for each; `R`.
 #[inline(always)]
 unsafe fn score_block<L: Lanes, const R: usize, const S: usize>(
     keys: *const u8,
     d: usize,
-    ahead: bool,
+    next: Option<*const u8>,
     q: &[*const f32],
     scores: *mut f32,
 ) -> usize {
     let scales = keys.wrapping_add(BLOCK * d).cast::<f16>();
-    // Two tiles: what is closer comes too late.
-    let next = keys.wrapping_add(2 * TILE / BLOCK * key_block(d));
     // SAFETY: the caller's promise; a query's step comes after its pairs.
     unsafe {
         let mut sums = [L::splat(0.0); R];
         for (g, from) in (0..d / 2).step_by(GROUP / 2).enumerate() {
             let to = (d / 2).min(from + GROUP / 2);
-            if ahead {
+            if let Some(next) = next {
                 // A part of the block, scales included.
                 ask::<L>(next.wrapping_add(g * (GROUP + 2) * LANES), (GROUP + 2) * LANES);
             }
@@ -251,8 +270,8 @@ struct Bytes {
     block: usize,
     blocks: usize,
     head_dim: usize,
-    /// Whether there are more tiles, of which one should be asked for.
-    ahead: bool,
+    /// The same of a later tile, which should be asked for.
+    next: Option<*const u8>,
 }
 
 /// `R` queries; `R`.
@@ -306,11 +325,13 @@ unsafe fn sum_tile<L: Lanes, const R: usize, const N: usize>(
         let mut n = [[L::zero(); N]; R];
         for b in 0..values.blocks {
             let block = values.p.add(b * values.block);
+            let next = values.next.map(|next| next.wrapping_add(b * values.block));
             for t in 0..BLOCK / 2 {
-                let at = block.add(2 * (t * values.head_dim + c));
-                if values.ahead {
-                    ask::<L>(at.wrapping_add(2 * TILE / BLOCK * values.block), N * 2 * LANES);
+                let at = 2 * (t * values.head_dim + c);
+                if let Some(next) = next {
+                    ask::<L>(next.wrapping_add(at), N * 2 * LANES);
                 }
+                let at = block.add(at);
                 let mut pairs = [L::pairs(at.cast()); N];
                 for n in 1..N {
                     pairs[n] = L::pairs(at.add(n * 2 * LANES).cast());

@@ -6,6 +6,7 @@ use core::ops::Range;
 use half::f16;
 
 use super::{ROWS, SCRATCH, Source, Span, TILE, ask};
+use crate::cache::chunks::Chunks;
 use crate::cache::{BLOCK, KvElement};
 use crate::kernel::lanes::{LANES, Lanes};
 
@@ -49,10 +50,13 @@ impl Element for f16 {
 /// What one key-value head has cached.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Head<'a, E> {
-    /// `(blocks of 16 positions, head_dim, 16)`
-    pub(crate) keys: &'a [E],
-    /// `(positions, head_dim)`
-    pub(crate) values: &'a [E],
+    /// Keys in blocks of `(head_dim, 16)`, values in blocks of `(16, head_dim)`, of all heads.
+    pub(crate) data: &'a [E],
+    pub(crate) chunks: Chunks,
+    /// Which of all layers' heads.
+    pub(crate) head: usize,
+    /// Positions.
+    pub(crate) len: usize,
     /// Numbers a head.
     pub(crate) head_dim: usize,
 }
@@ -63,8 +67,9 @@ impl<E: Element> Source for Head<'_, E> {
     }
 
     fn holds(&self, positions: usize) -> bool {
-        let d = self.head_dim;
-        self.keys.len() >= positions.next_multiple_of(BLOCK) * d && self.values.len() >= positions * d
+        let block = BLOCK * self.head_dim;
+        let shaped = self.chunks.shaped(block, block) && self.data.len() >= self.chunks.len();
+        shaped && positions <= self.len && self.chunks.holds(self.head, self.len)
     }
 
     #[inline(always)]
@@ -81,12 +86,12 @@ impl<E: Element> Source for Head<'_, E> {
     ) {
         let d = self.head_dim;
         let blocks = rows.most().div_ceil(BLOCK);
-        let ahead = self.values.len() > (start + TILE) * d;
-        // SAFETY: the caller's promise. A block has 16 times d numbers, as many as 16 positions.
+        // SAFETY: the caller's promise; a tile is within a chunk.
         unsafe {
-            let keys = self.keys.as_ptr().add(start * d);
+            let keys = self.data.as_ptr().add(self.chunks.place(self.head, start / BLOCK).0);
             if !E::PACKED || rows.count - rows.first < MANY {
-                let keys = Keys { p: keys, stride: d * LANES, blocks, at: 0, n: d, ahead };
+                let next = self.next(start).map(|(keys, _)| keys);
+                let keys = Keys { p: keys, stride: d * LANES, blocks, at: 0, n: d, next };
                 return score::<L, E, N4, N2, N1>(rows, q, keys, scores);
             }
             for at in (0..d).step_by(STRIP) {
@@ -98,7 +103,7 @@ impl<E: Element> Source for Head<'_, E> {
                     }
                 }
                 let p = floats.cast_const();
-                let keys = Keys { p, stride: STRIP * LANES, blocks, at, n, ahead: false };
+                let keys = Keys { p, stride: STRIP * LANES, blocks, at, n, next: None };
                 score::<L, f32, N4, N2, N1>(rows, q, keys, scores);
             }
         }
@@ -116,12 +121,12 @@ impl<E: Element> Source for Head<'_, E> {
     ) {
         let d = self.head_dim;
         let whole = d / LANES * LANES;
-        let ahead = self.values.len() > (start + TILE) * d;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's promise; a tile is within a chunk.
         unsafe {
-            let values = self.values.as_ptr().add(start * d);
+            let values = self.data.as_ptr().add(self.chunks.place(self.head, start / BLOCK).1);
             if !E::PACKED || rows.count - rows.first < MANY {
-                let values = Values { p: values, stride: d, at: 0, n: whole, ahead };
+                let next = self.next(start).map(|(_, values)| values);
+                let values = Values { p: values, stride: d, at: 0, n: whole, next };
                 sum::<L, E, N4, N2, N1>(rows, values, weights, decay, out);
             } else {
                 for at in (0..whole).step_by(STRIP) {
@@ -133,7 +138,7 @@ impl<E: Element> Source for Head<'_, E> {
                         }
                     }
                     let p = floats.cast_const();
-                    let values = Values { p, stride: STRIP, at, n, ahead: false };
+                    let values = Values { p, stride: STRIP, at, n, next: None };
                     sum::<L, f32, N4, N2, N1>(rows, values, weights, decay, out);
                 }
             }
@@ -147,6 +152,18 @@ impl<E: Element> Source for Head<'_, E> {
                 }
             }
         }
+    }
+}
+
+impl<E> Head<'_, E> {
+    /// Where the keys and values of the tile after that of `start` begin, which should be asked for; `None`
+    /// if it is the last.
+    #[inline(always)]
+    fn next(&self, start: usize) -> Option<(*const u8, *const u8)> {
+        let next = start + TILE;
+        let (keys, values) = (next < self.len).then(|| self.chunks.place(self.head, next / BLOCK))?;
+        let at = |i| self.data.as_ptr().wrapping_add(i).cast();
+        Some((at(keys), at(values)))
     }
 }
 
@@ -164,8 +181,8 @@ struct Keys<E> {
     blocks: usize,
     at: usize,
     n: usize,
-    /// Whether there is a next tile, which should be asked for.
-    ahead: bool,
+    /// The same of the next tile, which should be asked for.
+    next: Option<*const u8>,
 }
 
 /// Adds the products of queries and keys to `scores`.
@@ -181,7 +198,7 @@ unsafe fn score<L: Lanes, E: Element, const N4: usize, const N2: usize, const N1
     unsafe {
         while r < rows.count {
             let left = rows.count - r;
-            let keys = Keys { ahead: keys.ahead && r == rows.first, ..keys };
+            let keys = Keys { next: keys.next.filter(|_| r == rows.first), ..keys };
             let (q, scores) = (&q[r..], scores[r..].as_flattened_mut().as_mut_ptr());
             r += if N4 > 0 && left >= 4 {
                 score_blocks::<L, E, 4, N4>(q, keys, scores)
@@ -233,12 +250,12 @@ unsafe fn score_tile<L: Lanes, E: Element, const R: usize, const N: usize>(
                 sums[r][n] = L::load(scores.add(r * TILE + n * LANES));
             }
         }
-        let next = keys_at.wrapping_add(TILE / LANES * keys.stride).cast::<u8>();
+        let next = keys.next.map(|next| next.wrapping_add(b * keys.stride * size_of::<E>()));
         // Steps that make up a cache line.
         let line = const { if size_of::<E>() < 4 { 4 / size_of::<E>() } else { 1 } };
         let mut i = 0;
         while i + line <= keys.n {
-            if keys.ahead {
+            if let Some(next) = next {
                 ask::<L>(next.wrapping_add(i * N * bytes::<E>()), N * line * bytes::<E>());
             }
             for i in i..i + line {
@@ -289,8 +306,8 @@ struct Values<E> {
     stride: usize,
     at: usize,
     n: usize,
-    /// Whether there is a next tile, which should be asked for.
-    ahead: bool,
+    /// The same of the next tile, which should be asked for.
+    next: Option<*const u8>,
 }
 
 /// `out = out * decay`, and then the sum of the values times `weights`.
@@ -307,7 +324,7 @@ unsafe fn sum<L: Lanes, E: Element, const N4: usize, const N2: usize, const N1: 
     unsafe {
         while r < rows.count {
             let left = rows.count - r;
-            let values = Values { ahead: values.ahead && r == rows.first, ..values };
+            let values = Values { next: values.next.filter(|_| r == rows.first), ..values };
             // What the first of them sees, the others see.
             let n = rows.visible[r];
             let (w, d, o) = (&weights[r..], &decay[r..], &out[r..]);
@@ -372,10 +389,10 @@ unsafe fn sum_tile<L: Lanes, E: Element, const R: usize, const N: usize>(
                 sums[r][n] = L::mul(o, L::splat(decay[r]));
             }
         }
-        let next = values.p.wrapping_add(TILE * values.stride + c);
+        let next = values.next.map(|next| next.wrapping_add(c * size_of::<E>()));
         for t in range {
-            if values.ahead {
-                ask::<L>(next.wrapping_add(t * values.stride).cast(), N * bytes::<E>());
+            if let Some(next) = next {
+                ask::<L>(next.wrapping_add(t * values.stride * size_of::<E>()), N * bytes::<E>());
             }
             let mut v = [L::splat(0.0); N];
             for n in 0..N {

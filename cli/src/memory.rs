@@ -1,0 +1,27 @@
+//! Memory for weights, keys and values.
+
+use memmap2::MmapMut;
+use shohin_core::{BonsaiModel, Result, Session, SessionOptions};
+use std::io;
+
+/// A session of at least so many bytes has large pages. It may fill one for each before it needs them.
+const LARGE: usize = 64 << 20;
+
+/// Zeroed memory in large pages where the system has them, taken as it is touched. They are read up to twice
+/// as fast: there are fewer addresses to translate.
+pub(crate) fn pages(bytes: usize) -> io::Result<MmapMut> {
+    let memory = MmapMut::map_anon(bytes)?;
+    // A kernel without large pages does without.
+    #[cfg(target_os = "linux")]
+    let _ = memory.advise(memmap2::Advice::HugePage);
+    Ok(memory)
+}
+
+/// A session in such memory, if that pays.
+pub(crate) fn session<'m>(model: &'m BonsaiModel<'m>, options: &SessionOptions) -> Result<Session<'m>> {
+    let bytes = model.memory_plan(options)?.total;
+    match pages(bytes) {
+        Ok(memory) if bytes >= LARGE => Session::with_memory(model, options, memory),
+        _ => Session::new(model, options),
+    }
+}
