@@ -22,41 +22,53 @@ use shohin_core::{
 use std::fs::File;
 use std::io::{Read, Seek};
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// The model that needs no download.
 static BUILT_IN: &[u8] = include_bytes!("../../models/sprout.gguf");
 
-/// A model file in memory.
+/// A model file in memory, or all files of a model in parts.
 pub(crate) struct ModelFile {
     /// What to call it in messages.
     pub(crate) name: String,
+    /// At least one.
+    parts: Vec<Part>,
+    /// What most of the weights were before they were rearranged.
+    format: Option<Format>,
+}
+
+struct Part {
+    /// What to call it in messages.
+    name: String,
     bytes: Bytes,
 }
 
 enum Bytes {
     BuiltIn,
     Mapped(Mmap, File),
-    /// Read, to be interleaved.
-    Read(MmapMut, Stored),
+    /// Read, to be interleaved; and how many bytes the file has.
+    Read(MmapMut, usize),
 }
 
-/// What the file was before its weights were rearranged.
-#[derive(Clone, Copy)]
-struct Stored {
-    bytes: usize,
-    /// Of most of the weights.
-    format: Option<Format>,
+/// The parts of the model that `path` is one of, first to last, by its name: `name-00001-of-00003.gguf`.
+fn part_paths(path: &Path) -> Option<Vec<PathBuf>> {
+    let name = path.file_name()?.to_str()?;
+    let (stem, count) = name.strip_suffix(".gguf")?.rsplit_once("-of-")?;
+    let (stem, no) = stem.rsplit_once('-')?;
+    let number = |digits: &str| {
+        let digits = digits.as_bytes().iter().all(u8::is_ascii_digit).then_some(digits)?;
+        (digits.len() == 5).then(|| digits.parse::<u32>().ok())?
+    };
+    let (no, count) = (number(no)?, number(count)?);
+    let path = |i| path.with_file_name(format!("{stem}-{i:05}-of-{count:05}.gguf"));
+    (1..=count).contains(&no).then(|| (1..=count).map(path).collect())
 }
 
-impl ModelFile {
+impl Part {
     /// Maps the file: nothing is read until it is used, and the system shares it between programs.
     #[allow(unsafe_code)]
-    pub(crate) fn open(path: Option<&Path>) -> Outcome<Self> {
-        let Some(path) = path else {
-            return Ok(ModelFile { name: "built-in model".into(), bytes: Bytes::BuiltIn });
-        };
+    fn open(path: &Path) -> Outcome<Part> {
         let file = File::open(path).map_err(|e| file_error("open the model", path, &e))?;
         let meta = file.metadata().map_err(|e| file_error("open the model", path, &e))?;
         if meta.is_dir() {
@@ -69,26 +81,37 @@ impl ModelFile {
         // SAFETY: the mapping is read-only. As with every mapped file, a program that cuts the file short
         // meanwhile ends this one; one that changes its bytes changes the model's weights.
         let map = unsafe { Mmap::map(&file) }.map_err(|e| file_error("map the model", path, &e))?;
-        Ok(ModelFile { name: path.display().to_string(), bytes: Bytes::Mapped(map, file) })
+        Ok(Part { name: path.display().to_string(), bytes: Bytes::Mapped(map, file) })
     }
 
-    /// The file's contents, checked.
-    pub(crate) fn gguf(&self, args: &EngineArgs) -> Outcome<Gguf<'_>> {
-        Gguf::parse_with(self.bytes(), &read_options(args)).at(&self.name)
-    }
-
-    /// Rearranges the weights in memory as `isa` likes them; the file stays as it is.
-    fn interleave(&mut self, args: &EngineArgs, isa: Isa, pool: &dyn Pool) -> Outcome<()> {
-        let layout = isa.layout();
-        if layout == Layout::Rows {
-            return Ok(());
+    fn bytes(&self) -> &[u8] {
+        match &self.bytes {
+            Bytes::BuiltIn => BUILT_IN,
+            Bytes::Mapped(map, _) => map,
+            Bytes::Read(memory, _) => memory,
         }
-        // Checked before it is all read.
-        let gguf = self.gguf(args)?;
-        let expanded = if args.compact { None } else { gguf::expanded_len(&gguf).at(&self.name)? };
-        let stored = Stored { bytes: self.bytes().len(), format: main_format(&gguf) };
+    }
+
+    /// Bytes of the file itself.
+    fn file_len(&self) -> usize {
+        match &self.bytes {
+            Bytes::Read(_, len) => *len,
+            _ => self.bytes().len(),
+        }
+    }
+
+    /// How many bytes it has when its base-3 matrices are expanded, if it has such.
+    fn expanded_len(&self, args: &EngineArgs) -> Outcome<Option<usize>> {
+        let gguf = Gguf::parse_with(self.bytes(), &read_options(args)).at(&self.name)?;
+        gguf::expanded_len(&gguf).at(&self.name)
+    }
+
+    /// Rearranges the weights in memory, where there is enough of it.
+    fn interleave(&mut self, args: &EngineArgs, isa: Isa, pool: &dyn Pool) -> Outcome<()> {
+        let expanded = if args.compact { None } else { self.expanded_len(args)? };
+        let stored = self.file_len();
         let failed = |e| file_error("read the model", Path::new(&self.name), &e);
-        let Ok(mut memory) = memory::pages(expanded.unwrap_or(stored.bytes)) else {
+        let Ok(mut memory) = memory::pages(expanded.unwrap_or(stored)) else {
             // Slower, but the mapped file needs no memory of its own.
             return Ok(());
         };
@@ -105,22 +128,64 @@ impl ModelFile {
         }
         self.bytes = Bytes::Read(memory, stored);
         let Bytes::Read(memory, _) = &mut self.bytes else { return Ok(()) };
-        gguf::interleave(memory, &read_options(args), layout, pool).at(&self.name)
+        gguf::interleave(memory, &read_options(args), isa.layout(), pool).at(&self.name)
+    }
+}
+
+impl ModelFile {
+    /// Finds the file, or the built-in model without a path; of a model in parts all files beside it.
+    pub(crate) fn open(path: Option<&Path>) -> Outcome<Self> {
+        let Some(path) = path else {
+            let name = String::from("built-in model");
+            let parts = vec![Part { name: name.clone(), bytes: Bytes::BuiltIn }];
+            return Ok(ModelFile { name, parts, format: None });
+        };
+        let name = path.display().to_string();
+        let Some(paths) = part_paths(path).filter(|paths| paths.len() > 1) else {
+            return Ok(ModelFile { name, parts: vec![Part::open(path)?], format: None });
+        };
+        let parts = paths.iter().map(|path| Part::open(path)).collect::<Outcome<Vec<Part>>>();
+        let count = paths.len();
+        let parts = parts.at(format_args!("the model has {count} parts, and all are needed"))?;
+        Ok(ModelFile { name, parts, format: None })
     }
 
-    pub(crate) fn bytes(&self) -> &[u8] {
-        match &self.bytes {
-            Bytes::BuiltIn => BUILT_IN,
-            Bytes::Mapped(map, _) => map,
-            Bytes::Read(memory, _) => memory,
-        }
+    /// The file's contents, checked.
+    pub(crate) fn gguf(&self, args: &EngineArgs) -> Outcome<Gguf<'_>> {
+        let parts: Vec<&[u8]> = self.parts.iter().map(Part::bytes).collect();
+        Gguf::parse_parts(&parts, &read_options(args)).map_err(|wrong| {
+            let name = self.parts.get(wrong.part).map_or(&self.name, |part| &part.name);
+            Failure::new(format_args!("{name}: {}", wrong.error))
+        })
     }
 
-    fn stored(&self, gguf: &Gguf<'_>) -> Stored {
-        match &self.bytes {
-            Bytes::Read(_, stored) => *stored,
-            _ => Stored { bytes: self.bytes().len(), format: main_format(gguf) },
+    /// Rearranges the weights in memory as `isa` likes them; the file stays as it is.
+    fn interleave(&mut self, args: &EngineArgs, isa: Isa, pool: &dyn Pool) -> Outcome<()> {
+        if isa.layout() == Layout::Rows {
+            return Ok(());
         }
+        // Checked before it is all read.
+        self.format = main_format(&self.gguf(args)?);
+        self.parts.iter_mut().try_for_each(|part| part.interleave(args, isa, pool))
+    }
+
+    /// Bytes of all files.
+    pub(crate) fn len(&self) -> usize {
+        self.parts.iter().map(Part::file_len).sum()
+    }
+
+    /// How many files it is in.
+    pub(crate) fn parts(&self) -> usize {
+        self.parts.len()
+    }
+
+    /// Bytes that the weights take while the model runs.
+    fn held_len(&self, args: &EngineArgs, expands: bool) -> Outcome<usize> {
+        let held = |part: &Part| {
+            let expanded = if expands { part.expanded_len(args)? } else { None };
+            Ok(expanded.unwrap_or(part.bytes().len()))
+        };
+        self.parts.iter().map(held).sum()
     }
 }
 
@@ -164,7 +229,9 @@ pub(crate) struct Engine<'f> {
     /// Where `--gpu` has put the weights.
     pub(crate) gpu: Option<Device>,
     pub(crate) load_time: Duration,
-    stored: Stored,
+    /// Of most of the weights in the file.
+    format: Option<Format>,
+    file_bytes: usize,
     /// Bytes of the weights while the model runs.
     pub(crate) held_bytes: usize,
 }
@@ -207,12 +274,24 @@ impl<'f> Engine<'f> {
         };
         let gpu = args.gpu.as_deref().map(|name| Device::load(name, &gguf)).transpose()?;
         let load_time = start.elapsed();
-        let stored = file.stored(&gguf);
+        let format = file.format.or_else(|| main_format(&gguf));
         let expands =
             args.act == Act::Int8 && args.gpu.is_none() && !args.compact && isa.layout() != Layout::Rows;
-        let expanded = if expands { gguf::expanded_len(&gguf).at(&file.name)? } else { None };
-        let held_bytes = expanded.unwrap_or(file.bytes().len());
-        Ok(Engine { gguf, model, tokenizer, template, options, pool, gpu, load_time, stored, held_bytes })
+        let held_bytes = file.held_len(args, expands)?;
+        let file_bytes = file.len();
+        Ok(Engine {
+            gguf,
+            model,
+            tokenizer,
+            template,
+            options,
+            pool,
+            gpu,
+            load_time,
+            format,
+            file_bytes,
+            held_bytes,
+        })
     }
 
     /// A session for `context` tokens at most.
@@ -261,15 +340,15 @@ impl<'f> Engine<'f> {
         }
     }
 
-    /// Bytes of the model's file.
+    /// Bytes of the model's files.
     pub(crate) fn file_bytes(&self) -> usize {
-        self.stored.bytes
+        self.file_bytes
     }
 
     /// `ternary (PQ2_0)`
     pub(crate) fn kind(&self) -> String {
         use shohin_core::Format::*;
-        let Some(format) = self.stored.format else { return "no layers".into() };
+        let Some(format) = self.format else { return "no layers".into() };
         let bits = match format {
             Q1_0 => "1-bit",
             Q2_0 | Pq2_0 | Tq2_0G128 | Ptq1_0 | Tq1_0 | Tq2_0 => "ternary",

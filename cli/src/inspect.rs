@@ -43,12 +43,18 @@ fn row(key: &str, value: String) -> Vec<String> {
     vec![key.to_string(), value]
 }
 
+/// Name and bytes.
+fn size(file: &ModelFile) -> String {
+    let len = bytes(file.len() as u64);
+    match file.parts() {
+        1 => format!("{}, {len}", file.name),
+        parts => format!("{}, {len} in {parts} parts", file.name),
+    }
+}
+
 fn cannot_run(out: &mut impl Write, file: &ModelFile, reason: &str) -> Outcome {
     title(out, "Model")?;
-    let rows = [
-        row("file", format!("{}, {}", file.name, bytes(file.bytes().len() as u64))),
-        row("runs", format!("no: {reason}")),
-    ];
+    let rows = [row("file", size(file)), row("runs", format!("no: {reason}"))];
     terminal::table(out, &rows, &[])?;
     Ok(())
 }
@@ -62,7 +68,7 @@ fn model(out: &mut impl Write, file: &ModelFile, engine: &Engine<'_>) -> Outcome
     };
     let head = if c.tied_embeddings { ", also the output head" } else { "" };
     let rows = vec![
-        row("file", format!("{}, {}", file.name, bytes(file.bytes().len() as u64))),
+        row("file", size(file)),
         row("name", engine.name()),
         row("variant", engine.variant().name().into()),
         row("weights", engine.kind()),
@@ -193,7 +199,8 @@ fn as_json(file: &ModelFile, gguf: &Gguf<'_>, engine: &Result<Engine<'_>, String
         Err(reason) => json!({ "cannot_run": reason }),
     };
     object["file"] = file.name.as_str().into();
-    object["file_bytes"] = file.bytes().len().into();
+    object["file_bytes"] = file.len().into();
+    object["parts"] = file.parts().into();
     let metadata: Map<String, Json> =
         gguf.metadata().iter().map(|(key, value)| (key.to_string(), json_value(&value))).collect();
     let tensors: Vec<Json> = gguf

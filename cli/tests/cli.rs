@@ -279,6 +279,36 @@ fn the_layout_of_type_42_can_be_told() {
 }
 
 #[test]
+fn a_model_in_parts_is_one_model() {
+    let name = |i: usize| format!("sprout-{i:05}-of-00003.gguf");
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-parts", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    let path = |i| folder.join(name(i)).into_os_string().into_string().unwrap();
+    let parts = shohin_tests::parts::split(&model(), 24, false).unwrap();
+    assert_eq!(parts.len(), 3);
+    for (i, part) in (1..).zip(&parts) {
+        fs::write(path(i), part).unwrap();
+    }
+    let ask = ["run", "What does a cow say?", "--preset", "greedy"];
+    let want = ok(&ask);
+    assert_eq!(ok(&with(&ask, &["-m", &path(1)])), want);
+    assert_eq!(ok(&with(&ask, &["-m", &path(3), "--act", "f32"])), ok(&with(&ask, &["--act", "f32"])));
+    let told = json(&["inspect", "--json", "-m", &path(1)]);
+    let bytes: usize = parts.iter().map(Vec::len).sum();
+    assert_eq!((&told["parts"], &told["file_bytes"]), (&3.into(), &bytes.into()));
+
+    fs::write(path(2), &parts[2]).unwrap();
+    let message = fails(&with(&ask, &["-m", &path(1)]));
+    assert!(message.contains(&format!("{}: metadata key split.no is 2", path(2))), "{message}");
+    fs::remove_file(path(2)).unwrap();
+    let message = fails(&with(&ask, &["-m", &path(1)]));
+    assert!(message.contains("has 3 parts") && message.contains(&path(2)), "{message}");
+    fs::rename(path(1), folder.join("first.gguf")).unwrap();
+    let message = fails(&with(&ask, &["-m", &folder.join("first.gguf").to_string_lossy()]));
+    assert!(message.contains("split.count is 3, expected 1, or all parts"), "{message}");
+}
+
+#[test]
 fn a_long_chat_forgets_its_oldest_turns_and_goes_on() {
     let line = "Tell me a story about a fox and a lantern.\n";
     let output = feed(&["chat", "--context", "200", "-n", "40", "--preset", "greedy"], line.repeat(8));

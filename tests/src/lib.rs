@@ -4,6 +4,7 @@
 pub mod malformed;
 pub mod meter;
 pub mod model;
+pub mod parts;
 pub mod random;
 pub mod raw;
 pub mod reading;

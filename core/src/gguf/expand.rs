@@ -32,6 +32,10 @@ struct Moved {
 impl Plan {
     fn new(gguf: &Gguf<'_>) -> Result<Plan> {
         let header = gguf.header();
+        if header.parts() > 1 {
+            let found = u64::from(header.parts());
+            return Err(Error::Length { what: "file to expand", expected: 1, found });
+        }
         let mut order: Vec<u32> = with_capacity(gguf.tensors().len() as u64)?;
         order.extend(0..gguf.tensors().len() as u32);
         let at = |i: &u32| gguf.tensors().get(*i as usize);

@@ -6,7 +6,9 @@
 
 mod expand;
 mod interleave;
+mod join;
 mod metadata;
+mod parts;
 mod place;
 mod scan;
 mod stream;
@@ -17,7 +19,9 @@ use alloc::vec::Vec;
 
 pub use expand::{expand, expanded_len};
 pub use interleave::interleave;
+pub use join::GgufJoin;
 pub use metadata::{Array, Kind, Metadata, StringArray, Strings, Value, Values};
+pub use parts::PartError;
 pub use stream::{Event, GgufStream};
 pub use tensor::{TensorInfo, TensorType};
 pub use writer::{Element, GgufBody, GgufWriter};
@@ -62,6 +66,8 @@ pub struct Header<'a> {
     by_name: Vec<u32>,
     alignment: u32,
     data_start: u64,
+    /// Files that it was read from.
+    parts: u16,
 }
 
 impl<'a> Header<'a> {
@@ -80,7 +86,17 @@ impl<'a> Header<'a> {
             match item {
                 Item::Entry { key, kind, raw } => entries.push(Entry { key, value: Value::read(kind, raw) }),
                 Item::Tensor { name, dims, n_dims, id, id_at, offset } => {
-                    tensors.push(TensorInfo { name, dims, offset, len: 0, id, id_at, n_dims, format: None });
+                    tensors.push(TensorInfo {
+                        name,
+                        dims,
+                        offset,
+                        len: 0,
+                        id,
+                        id_at,
+                        n_dims,
+                        format: None,
+                        part: 0,
+                    });
                 }
             }
             Ok(())
@@ -101,7 +117,7 @@ impl<'a> Header<'a> {
         };
         let codes_first = metadata.get("general.quantization_version") == Some(Value::Str(b"TQ2_0_G128"));
         let sniff = place::place(&mut tensors, file_len - data_start, alignment, options.id42, codes_first)?;
-        Ok((Header { metadata, tensors, by_name, alignment, data_start }, sniff))
+        Ok((Header { metadata, tensors, by_name, alignment, data_start, parts: 1 }, sniff))
     }
 
     /// Takes id 42 as codes-first after all.
@@ -134,9 +150,14 @@ impl<'a> Header<'a> {
         self.alignment
     }
 
-    /// Where the data section starts in the file.
+    /// Where the data section starts in the file, or in the first of several.
     pub const fn data_start(&self) -> u64 {
         self.data_start
+    }
+
+    /// How many files this was read from; see [`Gguf::parse_parts`].
+    pub const fn parts(&self) -> u16 {
+        self.parts
     }
 }
 
@@ -160,6 +181,15 @@ fn with_capacity<T>(count: u64) -> Result<Vec<T>> {
 pub struct Gguf<'a> {
     bytes: &'a [u8],
     header: Header<'a>,
+    /// The files behind the first, where there are several.
+    more: Vec<Part<'a>>,
+}
+
+/// One of several files, and where its data section starts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Part<'a> {
+    bytes: &'a [u8],
+    data_start: u64,
 }
 
 impl<'a> Gguf<'a> {
@@ -183,7 +213,7 @@ impl<'a> Gguf<'a> {
         {
             header.set_codes_first();
         }
-        Ok(Gguf { bytes, header })
+        Ok(Gguf { bytes, header, more: Vec::new() })
     }
 
     /// Metadata and the tensor table.
@@ -206,14 +236,19 @@ impl<'a> Gguf<'a> {
         self.header.tensor(name)
     }
 
-    /// The whole file.
+    /// The whole file, or the first of several.
     pub const fn bytes(&self) -> &'a [u8] {
         self.bytes
     }
 
-    /// Exactly the bytes of a tensor of this file.
+    /// Exactly the bytes of a tensor of this file or these files.
     pub fn data(&self, tensor: &TensorInfo<'_>) -> &'a [u8] {
-        slice(self.bytes, self.header.data_start.saturating_add(tensor.offset), tensor.len)
+        let first = Part { bytes: self.bytes, data_start: self.header.data_start };
+        let part = match usize::from(tensor.part).checked_sub(1) {
+            None => first,
+            Some(i) => self.more.get(i).copied().unwrap_or(Part { bytes: &[], data_start: 0 }),
+        };
+        slice(part.bytes, part.data_start.saturating_add(tensor.offset), tensor.len)
     }
 
     /// The tensor of this name as weights: `(dims[1], dims[0])`, or one row if it has one dimension.

@@ -103,6 +103,7 @@ pub struct TensorInfo<'a> {
     pub(super) id_at: u64,
     pub(super) n_dims: u8,
     pub(super) format: Option<Format>,
+    pub(super) part: u16,
 }
 
 impl<'a> TensorInfo<'a> {
@@ -139,7 +140,12 @@ impl<'a> TensorInfo<'a> {
         layout(self.id)
     }
 
-    /// Where the bytes start, counted from the start of the data section.
+    /// Which of several files holds the bytes, counted from 0.
+    pub const fn part(&self) -> u16 {
+        self.part
+    }
+
+    /// Where the bytes start, counted from the start of that file's data section.
     pub const fn offset(&self) -> u64 {
         self.offset
     }

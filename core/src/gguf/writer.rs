@@ -334,6 +334,17 @@ impl GgufBody {
         Ok(())
     }
 
+    /// Bytes of all tensors, with padding.
+    pub fn len(&self) -> u64 {
+        let padded = |len: &u64| pad(*len, self.alignment).unwrap_or(u64::MAX);
+        self.tensors.iter().map(padded).fold(0, u64::saturating_add)
+    }
+
+    /// Whether there are no tensors.
+    pub fn is_empty(&self) -> bool {
+        self.tensors.is_empty()
+    }
+
     /// Checks that every tensor is complete.
     pub fn finish(&self) -> Result<()> {
         match self.tensors.get(self.next) {

@@ -46,6 +46,14 @@ impl Qwen3Config {
     /// As [`Qwen3Config::from_gguf`], before there are any weights.
     pub fn from_header(header: &Header<'_>) -> Result<Self> {
         let meta = header.metadata();
+        // The later parts of a model lack everything else.
+        if let Some(count) = meta.u32("split.count")?.filter(|n| *n > 1 && *n != u32::from(header.parts())) {
+            return Err(Error::KeyValue {
+                key: Name::new("split.count"),
+                found: f64::from(count),
+                expected: "1, or all parts of the model together",
+            });
+        }
         let arch = meta.need("general.architecture", meta.str("general.architecture")?)?;
         if arch != "qwen3" {
             return Err(Error::Unsupported {

@@ -1,0 +1,177 @@
+//! Making one stream of a model in several files, for readers that take a single one.
+#![forbid(unsafe_code)]
+
+use alloc::vec::Vec;
+
+use super::parts::{Of, PartError, check_place, check_tensors, is_split_key};
+use super::stream::{Event, GgufStream};
+use super::tensor::ID_42;
+use super::{GgufBody, GgufWriter, ReadOptions, TensorType, Value, with_capacity};
+use crate::error::{Error, Result};
+
+/// Result of calls that can blame a part.
+type Joined<T> = core::result::Result<T, PartError>;
+
+/// Joins the parts of a model to one GGUF file as they arrive; see [`super::Gguf::parse_parts`]. No more of the weights
+/// is held than has come together with the headers.
+///
+/// First every part's beginning, until [`GgufJoin::head`] says that its header is complete, in any order; then
+/// [`GgufJoin::begin`]; then the rest of each part in turn with [`GgufJoin::push`], and [`GgufJoin::finish`].
+#[derive(Clone, Debug)]
+pub struct GgufJoin {
+    parts: Vec<Arriving>,
+    body: Option<GgufBody>,
+    /// The part whose tensors are being written.
+    current: usize,
+    len: u64,
+}
+
+/// A part of which the header is being waited for, and weights that came with it.
+#[derive(Clone, Debug)]
+struct Arriving {
+    stream: GgufStream,
+    complete: bool,
+    held: Vec<u8>,
+}
+
+impl Arriving {
+    /// Takes bytes of the file and passes on those of tensors.
+    fn take(&mut self, bytes: &[u8], out: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
+        let complete = &mut self.complete;
+        self.stream.push(bytes, &mut |event| match event {
+            Event::Header(_) => {
+                *complete = true;
+                Ok(())
+            }
+            Event::CodesFirst => Ok(()),
+            Event::TensorData { bytes, .. } => out(bytes),
+        })
+    }
+}
+
+impl GgufJoin {
+    /// Starts with parts of these lengths.
+    pub fn new(lengths: &[u64], options: &ReadOptions) -> Result<GgufJoin> {
+        let mut parts = with_capacity(lengths.len() as u64)?;
+        parts.extend(lengths.iter().map(|len| Arriving {
+            stream: GgufStream::new(*len, *options),
+            complete: false,
+            held: Vec::new(),
+        }));
+        Ok(GgufJoin { parts, body: None, current: 0, len: 0 })
+    }
+
+    fn part(&mut self, part: usize) -> Joined<&mut Arriving> {
+        let found = part as u64;
+        let expected = self.parts.len() as u64;
+        let error = Error::Length { what: "list of parts", expected, found };
+        self.parts.get_mut(part).ok_or(PartError { part, error })
+    }
+
+    /// Takes the next bytes of a part, and says whether its header is complete.
+    pub fn head(&mut self, part: usize, bytes: &[u8]) -> Joined<bool> {
+        let arriving = self.part(part)?;
+        let mut held = core::mem::take(&mut arriving.held);
+        let taken = arriving.take(bytes, &mut |data| {
+            let need = data.len() as u64;
+            held.try_reserve(data.len()).map_err(|_| Error::Memory { need, have: 0 })?;
+            held.extend_from_slice(data);
+            Ok(())
+        });
+        arriving.held = held;
+        taken.of(part)?;
+        Ok(arriving.complete)
+    }
+
+    /// The header of the joined file, once all parts' are complete.
+    ///
+    /// # Errors
+    /// Parts that do not belong together, or are not in order.
+    pub fn begin(&mut self) -> Joined<Vec<u8>> {
+        let count = self.parts.len();
+        let missing = Error::Truncated { what: "header", at: 0, need: 1, have: 0 };
+        let mut headers = with_capacity(count as u64).of(0)?;
+        for (i, part) in self.parts.iter().enumerate() {
+            let header = part.stream.header().of(i)?.ok_or(PartError { part: i, error: missing })?;
+            headers.push(header);
+        }
+        let first = headers.first().ok_or(PartError { part: 0, error: missing })?;
+        for (i, header) in headers.iter().enumerate() {
+            check_place(header, first, i, count).of(i)?;
+        }
+        let mut writer = GgufWriter::new();
+        for (key, value) in first.metadata().iter().filter(|(key, _)| !is_split_key(key)) {
+            // Parts behind the first do not say how they are aligned, and the offsets are new anyway.
+            let value = if key == "general.alignment" { Value::U32(32) } else { value };
+            writer.set(key, value).of(0)?;
+        }
+        for (i, header) in headers.iter().enumerate() {
+            let mut order: Vec<usize> = with_capacity(header.tensors().len() as u64).of(i)?;
+            order.extend(0..header.tensors().len());
+            order.sort_unstable_by_key(|t| header.tensors().get(*t).map(|t| (t.offset(), t.len())));
+            for t in order.into_iter().filter_map(|t| header.tensors().get(t)) {
+                let kind = match (t.format(), TensorType::of(t.type_id())) {
+                    (Some(format), _) if t.type_id() == ID_42 => TensorType {
+                        id: ID_42,
+                        name: format.name(),
+                        block: format.block() as u32,
+                        block_bytes: format.block_bytes() as u32,
+                    },
+                    (_, Some(kind)) => *kind,
+                    (_, None) => continue,
+                };
+                writer.tensor_of(t.name(), t.dims(), &kind).of(i)?;
+            }
+        }
+        check_tensors(first, headers.iter().map(|h| h.tensors().len()).sum()).of(0)?;
+        let header = writer.header().of(0)?;
+        let body = writer.body();
+        self.len = header.len() as u64 + body.len();
+        self.body = Some(body);
+        Ok(header)
+    }
+
+    /// Bytes of the joined file, once it has begun.
+    pub const fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether it has not begun.
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Takes the next bytes of a part, the parts one after the other, and gives `out` what follows in the joined file.
+    pub fn push(&mut self, part: usize, bytes: &[u8], out: &mut dyn FnMut(&[u8])) -> Joined<()> {
+        if part != self.current {
+            let (expected, found) = (self.current as u64, part as u64);
+            return Err(PartError {
+                part,
+                error: Error::Length { what: "parts before this one", expected, found },
+            });
+        }
+        let begun = Error::Truncated { what: "header", at: 0, need: 1, have: 0 };
+        let mut body = self.body.take().ok_or(PartError { part, error: begun })?;
+        let arriving = self.part(part)?;
+        let held = core::mem::take(&mut arriving.held);
+        let mut write = |data: &[u8]| {
+            body.push(data, |bytes| {
+                out(bytes);
+                Ok::<(), Error>(())
+            })
+        };
+        let done = write(&held).and_then(|()| arriving.take(bytes, &mut write));
+        self.body = Some(body);
+        done.of(part)
+    }
+
+    /// Ends a part: the next one follows.
+    ///
+    /// # Errors
+    /// [`Error::Truncated`] if it is not complete.
+    pub fn finish(&mut self, part: usize) -> Joined<()> {
+        self.part(part)?.stream.finish().of(part)?;
+        self.current = part + 1;
+        Ok(())
+    }
+}

@@ -1,0 +1,133 @@
+//! A model in several files, `name-00001-of-00003.gguf` and so on, as llama.cpp's `gguf-split` and gguf-py
+//! write them: each is a GGUF file with tensors of its own, the first has the metadata of all.
+#![forbid(unsafe_code)]
+
+use core::fmt;
+
+use super::{Gguf, Header, Part, ReadOptions, TensorInfo, metadata, with_capacity};
+use crate::error::{Error, Name, Result};
+
+/// The place of a file among the parts, from 0.
+const NO: &str = "split.no";
+/// How many parts there are.
+const COUNT: &str = "split.count";
+/// Tensors in all parts together.
+const TENSORS: &str = "split.tensors.count";
+
+/// What is wrong with which part of a model.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PartError {
+    /// Counted from 0.
+    pub part: usize,
+    /// What is wrong with it.
+    pub error: Error,
+}
+
+impl fmt::Display for PartError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "part {}: {}", self.part + 1, self.error)
+    }
+}
+
+impl core::error::Error for PartError {}
+
+impl From<PartError> for Error {
+    fn from(error: PartError) -> Error {
+        error.error
+    }
+}
+
+/// Puts the number of a part on its error.
+pub(super) trait Of<T> {
+    fn of(self, part: usize) -> core::result::Result<T, PartError>;
+}
+
+impl<T> Of<T> for Result<T> {
+    fn of(self, part: usize) -> core::result::Result<T, PartError> {
+        self.map_err(|error| PartError { part, error })
+    }
+}
+
+/// Checks that a header says of itself that it is part `part` of `count`, and of the model that starts with `first`.
+pub(super) fn check_place(header: &Header<'_>, first: &Header<'_>, part: usize, count: usize) -> Result<()> {
+    let meta = header.metadata();
+    let expect = |key: &str, found: Option<u32>, right: u64, expected| match meta.need(key, found)? {
+        said if u64::from(said) == right => Ok(()),
+        said => Err(Error::KeyValue { key: Name::new(key), found: f64::from(said), expected }),
+    };
+    expect(COUNT, meta.u32(COUNT)?, count as u64, "the number of parts that there are")?;
+    expect(NO, meta.u32(NO)?, part as u64, "the place of this part, counted from 0")?;
+    match first.metadata().u32(TENSORS)? {
+        Some(all) => {
+            expect(TENSORS, meta.u32(TENSORS)?, u64::from(all), "as many tensors as the first part says")
+        }
+        None => Ok(()),
+    }
+}
+
+/// Checks the number of tensors in all parts against what the first says.
+pub(super) fn check_tensors(first: &Header<'_>, found: usize) -> Result<()> {
+    match first.metadata().u64(TENSORS)? {
+        Some(said) if said != found as u64 => {
+            Err(Error::Length { what: "tensor table of all parts", expected: said, found: found as u64 })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Whether a key tells of parts.
+pub(super) fn is_split_key(key: &str) -> bool {
+    [NO, COUNT, TENSORS].contains(&key)
+}
+
+impl<'a> Gguf<'a> {
+    /// Reads a model in several files, first to last, which stay where they are. A single file may be whole in itself.
+    ///
+    /// # Errors
+    /// Those of [`Gguf::parse_with`], and those of files that do not belong together or are not in their order.
+    pub fn parse_parts(
+        parts: &[&'a [u8]],
+        options: &ReadOptions,
+    ) -> core::result::Result<Gguf<'a>, PartError> {
+        let none = Error::Length { what: "list of parts", expected: 1, found: 0 };
+        let (first, rest) = parts.split_first().ok_or(PartError { part: 0, error: none })?;
+        let mut all = Gguf::parse_with(first, options).of(0)?;
+        if rest.is_empty() {
+            return Ok(all);
+        }
+        let count = u16::try_from(parts.len()).map_err(|_| {
+            let max = u64::from(u16::MAX);
+            PartError {
+                part: 0,
+                error: Error::Limit { what: "number of parts", found: parts.len() as u64, max },
+            }
+        })?;
+        check_place(&all.header, &all.header, 0, parts.len()).of(0)?;
+        all.more = with_capacity(rest.len() as u64).of(0)?;
+        for (part, bytes) in (1..count).zip(rest) {
+            let i = usize::from(part);
+            let Gguf { header, .. } = Gguf::parse_with(bytes, options).of(i)?;
+            check_place(&header, &all.header, i, parts.len()).of(i)?;
+            all.more.push(Part { bytes, data_start: header.data_start });
+            let tensors = &mut all.header.tensors;
+            let found = tensors.len() as u64 + header.tensors.len() as u64;
+            if found > options.limits.tensors {
+                let max = options.limits.tensors;
+                return Err(Error::Limit { what: "tensor count of all parts", found, max }).of(i);
+            }
+            let need = header.tensors.len() as u64 * size_of::<TensorInfo<'_>>() as u64;
+            tensors.try_reserve(header.tensors.len()).map_err(|_| Error::Memory { need, have: 0 }).of(i)?;
+            tensors.extend(header.tensors.iter().map(|t| TensorInfo { part, ..*t }));
+        }
+        all.header.parts = count;
+        let tensors = &all.header.tensors;
+        let sorted = metadata::sorted("tensor name", tensors.len(), |i| tensors.get(i).map(|t| t.name));
+        all.header.by_name = sorted.map_err(|error| {
+            // Blamed on the part that came later.
+            let twice = |t: &&TensorInfo<'_>| matches!(error, Error::Duplicate { name, .. } if name == Name::new(t.name));
+            PartError { part: tensors.iter().rfind(twice).map_or(0, |t| usize::from(t.part)), error }
+        })?;
+        check_tensors(&all.header, all.header.tensors.len()).of(0)?;
+        Ok(all)
+    }
+}
