@@ -128,6 +128,8 @@ pub(crate) struct ChatArgs {
     #[arg(short = 'n', long, value_name = "N")]
     pub(crate) max_tokens: Option<usize>,
     #[command(flatten)]
+    pub(crate) form: FormArgs,
+    #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
 }
 
@@ -141,6 +143,7 @@ Examples:
   shohin run \"What does a cow say?\"
   shohin run --raw \"Once upon a time, there was\" -n 60 --seed 7
   shohin run --file question.txt --json
+  shohin run \"Describe a fox.\" --json-schema fox.schema.json
   git diff | shohin run -m Bonsai-8B.gguf --system \"Write a commit message for this diff.\"
   shohin run \"Name a fruit.\" --json --logprobs 3 | jq .logprobs")]
 pub(crate) struct RunArgs {
@@ -171,7 +174,21 @@ pub(crate) struct RunArgs {
     #[arg(long)]
     pub(crate) stats: bool,
     #[command(flatten)]
+    pub(crate) form: FormArgs,
+    #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
+}
+
+/// What a reply may be.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Form of the reply")]
+pub(crate) struct FormArgs {
+    /// Make every reply a JSON value that satisfies this JSON Schema: a file, or the schema itself
+    #[arg(long, value_name = "FILE|TEXT")]
+    pub(crate) json_schema: Option<String>,
+    /// Make every reply a JSON object
+    #[arg(long, conflicts_with = "json_schema")]
+    pub(crate) json_object: bool,
 }
 
 /// How tokens are chosen. Options change single values of the preset.

@@ -3,6 +3,7 @@
 use crate::args::{ChatArgs, EngineArgs};
 use crate::engine::{Engine, ModelFile, Timings, reply};
 use crate::failure::{Failure, Outcome, file_error};
+use crate::form;
 use crate::run::reason_text;
 use crate::terminal::{Colours, CtrlC, remark, write_model_text};
 use crate::timeline::Timeline;
@@ -10,6 +11,7 @@ use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 use serde_json::json;
 use shohin_core::chat::{ChatOptions, Message, Role, encode, encode_next};
+use shohin_core::constrain::Constraint;
 use shohin_core::generate::{Generation, GenerationOptions, Reason, Step, reusable};
 use shohin_core::{Sampler, SamplerConfig};
 use std::io::{self, BufRead, IsTerminal, Write};
@@ -29,9 +31,13 @@ A line that ends in \\ goes on in the next one; // begins a message with a slash
 pub(crate) fn chat(args: &ChatArgs, engine_args: &EngineArgs) -> Outcome {
     let config = args.sampling.config();
     config.check()?;
+    let grammar = form::grammar(&args.form)?;
     let mut file = ModelFile::open(engine_args.model.as_deref())?;
     let engine = Engine::load(&mut file, engine_args)?;
     let mut chat = Chat::new(&engine, args, config)?;
+    if let Some(grammar) = grammar {
+        chat.constraint = Some(form::constraint(grammar, &engine, args.think)?);
+    }
     if io::stdin().is_terminal() && io::stdout().is_terminal() { chat.interactive() } else { chat.piped() }
 }
 
@@ -44,6 +50,8 @@ struct Chat<'e> {
     engine: &'e Engine<'e>,
     options: ChatOptions<'e>,
     generation: GenerationOptions,
+    /// What replies are kept to, at their beginning.
+    constraint: Option<Constraint>,
     session: Box<dyn Timeline + 'e>,
     sampler: Sampler,
     config: SamplerConfig,
@@ -82,6 +90,7 @@ impl<'e> Chat<'e> {
                 ..ChatOptions::default()
             },
             generation,
+            constraint: None,
             session: engine.session(engine.options.context)?,
             sampler: engine.sampler(&config)?,
             config,
@@ -306,9 +315,12 @@ impl<'e> Chat<'e> {
         }
         let held = reusable(&self.held, &prompt);
         self.session.truncate(held)?;
-        self.session.chosen_by(&self.config, false);
+        self.session.chosen_by(&self.config, self.constraint.is_some());
         let (sampler, options) = (self.sampler.clone(), self.generation.clone());
         let mut generation = Generation::new(&prompt, held, self.session.capacity(), sampler, options)?;
+        if let Some(constraint) = &self.constraint {
+            generation.constrain(constraint.clone());
+        }
         let think = ["<think>", "</think>"].map(|name| self.engine.tokenizer.added_id(name));
         let mut out = io::stdout().lock();
         let mut text = String::new();

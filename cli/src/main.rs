@@ -7,6 +7,7 @@ mod chat;
 mod engine;
 mod eval;
 mod failure;
+mod form;
 #[cfg_attr(not(feature = "gpu"), path = "no_gpu.rs")]
 mod gpu;
 mod inspect;

@@ -3,6 +3,7 @@
 use crate::args::{EngineArgs, RunArgs};
 use crate::engine::{Engine, ModelFile, Timings, reply, token_text};
 use crate::failure::{Failure, Outcome};
+use crate::form;
 use crate::terminal::{self, CtrlC, write_model_text};
 use serde_json::{Value, json};
 use shohin_core::chat::{ChatOptions, Message, Reply, Role, encode};
@@ -14,6 +15,7 @@ use std::path::Path;
 pub(crate) fn run(args: &RunArgs, engine_args: &EngineArgs) -> Outcome {
     let config = args.sampling.config();
     config.check()?;
+    let grammar = form::grammar(&args.form)?;
     let prompt = prompt(args)?;
     let mut file = ModelFile::open(engine_args.model.as_deref())?;
     let engine = Engine::load(&mut file, engine_args)?;
@@ -49,8 +51,11 @@ pub(crate) fn run(args: &RunArgs, engine_args: &EngineArgs) -> Outcome {
         )));
     }
     let sampler = engine.sampler(&config)?;
-    session.chosen_by(&config, args.logprobs.is_some());
+    session.chosen_by(&config, args.logprobs.is_some() || grammar.is_some());
     let mut generation = Generation::new(&tokens, 0, session.capacity(), sampler, options)?;
+    if let Some(grammar) = grammar {
+        generation.constrain(form::constraint(grammar, &engine, args.think)?);
+    }
 
     let mut out = io::stdout().lock();
     let terminal = out.is_terminal();

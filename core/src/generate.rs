@@ -15,6 +15,7 @@
 //! [`drive`] is that loop for a backend that answers at once.
 #![forbid(unsafe_code)]
 
+use crate::constrain::Constraint;
 use crate::model::Session;
 use crate::pool::Pool;
 use crate::sample::{Logprob, Logprobs, Sampler};
@@ -210,6 +211,7 @@ pub struct Generation {
     capacity: usize,
     stream: TextStream,
     done: Option<Reason>,
+    constraint: Option<Constraint>,
 }
 
 impl Generation {
@@ -249,7 +251,14 @@ impl Generation {
             stream: TextStream::new(options.stop_strings.iter().map(String::len).max().unwrap_or(0)),
             done: None,
             options,
+            constraint: None,
         })
+    }
+
+    /// Keeps the reply to the texts of the constraint's grammar. It ends when its text is complete; a stop
+    /// string can end it before, and so does `max_tokens` if that is too little for any text of the grammar.
+    pub fn constrain(&mut self, constraint: Constraint) {
+        self.constraint = Some(constraint);
     }
 
     fn next_fed(&self) -> usize {
@@ -281,7 +290,16 @@ impl Generation {
             self.done = Some(Reason::Length);
             return Ok(None);
         }
-        let token = self.sampler.sample(logits)?;
+        let token = match &mut self.constraint {
+            None => self.sampler.sample(logits)?,
+            Some(constraint) => {
+                let in_reply = self.options.max_tokens.saturating_sub(self.tokens.len() - self.prompt);
+                // The last token of a full session is not fed any more.
+                let in_session = (self.capacity + 1).saturating_sub(self.tokens.len());
+                let left = in_reply.min(in_session);
+                self.sampler.sample(constraint.apply(logits, left, &self.options.stop_tokens))?
+            }
+        };
         let logprob = self.logprobs.as_mut().map(|l| l.measure(logits, token));
         self.stream.start();
         let ends = detokenizer.is_end(token) && !self.options.ignore_end;
@@ -290,9 +308,17 @@ impl Generation {
         } else {
             self.tokens.push(token);
             self.sampler.accept(token);
+            if let Some(constraint) = &mut self.constraint
+                && !constraint.accept(token)
+            {
+                return Err(Error::Logits { problem: "none of the tokens that may follow is possible" });
+            }
             detokenizer.append_text(token, &mut self.stream.bytes);
+            let finished = self.constraint.as_ref().is_some_and(Constraint::finished);
             if self.stream.advance(&self.options.stop_strings) {
                 self.done = Some(Reason::StopString);
+            } else if finished && !self.options.ignore_end {
+                self.done = Some(Reason::Stop);
             } else if self.tokens.len() - self.prompt >= self.options.max_tokens {
                 self.done = Some(Reason::Length);
             } else if self.tokens.len() > self.capacity {

@@ -53,6 +53,7 @@ pub mod attention;
 pub mod bytes;
 pub mod cache;
 pub mod chat;
+pub mod constrain;
 pub mod error;
 pub mod generate;
 pub mod gguf;

@@ -1,0 +1,342 @@
+//! What a text may be, as a graph of nodes.
+#![forbid(unsafe_code)]
+
+use super::decimal::{Bounds, Digits, Part};
+use super::vocabulary::Vocabulary;
+use crate::error::{Error, Result};
+use alloc::boxed::Box;
+use alloc::vec;
+use alloc::vec::Vec;
+
+/// Containers within containers that are written at most.
+pub(super) const MAX_DEPTH: u32 = 64;
+/// Properties that an object can name: one bit each.
+pub(super) const MAX_PROPERTIES: usize = 128;
+/// Nodes of a grammar.
+pub(super) const MAX_NODES: usize = 1 << 14;
+/// Steps of measuring a grammar, each some nanoseconds.
+const MAX_WORK: usize = 1 << 25;
+/// Bytes of texts whose tokens are counted.
+const SPELLED: usize = 1 << 16;
+/// No text can be had, or none that is shallow enough.
+pub(super) const NEVER: u32 = u32::MAX;
+
+pub(super) type NodeId = u32;
+
+/// A text, and what it takes to write it.
+#[derive(Clone, Debug)]
+pub(super) struct Text {
+    pub(super) bytes: Box<[u8]>,
+    /// From each byte on, the tokens that write the rest.
+    left: Box<[u16]>,
+}
+
+impl Text {
+    /// A token for each byte, until [`Grammar::spell`] finds better.
+    pub(super) fn new(bytes: &[u8]) -> Text {
+        let left = (0..bytes.len()).rev().map(|n| u16::try_from(n + 1).unwrap_or(u16::MAX)).collect();
+        Text { bytes: bytes.into(), left }
+    }
+
+    pub(super) fn len(&self) -> u32 {
+        self.bytes.len() as u32
+    }
+
+    /// Tokens that write it from byte `from` on.
+    pub(super) fn left(&self, from: u32) -> u32 {
+        match self.left.get(from as usize) {
+            // Longer than the table can say.
+            Some(&u16::MAX) => self.len() - from,
+            Some(&left) => u32::from(left),
+            None => 0,
+        }
+    }
+}
+
+/// A property's name as it is written, with the closing quote, and its value.
+#[derive(Clone, Debug)]
+pub(super) struct Property {
+    pub(super) name: Text,
+    pub(super) value: NodeId,
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum Node {
+    /// One of these. After [`Grammar::finish`] none of them is an `Any` itself.
+    Any(Vec<NodeId>),
+    /// One after the other, with nothing between.
+    Sequence(Vec<NodeId>),
+    /// One of these texts, sorted.
+    Texts(Vec<Text>),
+    /// One of these texts, sorted, none of which begins another, and what follows it.
+    Cases {
+        texts: Vec<Text>,
+        then: Vec<NodeId>,
+    },
+    /// A JSON string of so many characters.
+    String {
+        min: u32,
+        max: u32,
+    },
+    Number(Bounds),
+    /// The first items are those of `prefix`, each further one `items`.
+    Array {
+        prefix: Vec<NodeId>,
+        items: NodeId,
+        min: u32,
+        max: u32,
+    },
+    /// Properties sorted by name; a bit for each that must be there; what others may be.
+    Object {
+        properties: Vec<Property>,
+        required: u128,
+        other: Option<NodeId>,
+    },
+    /// Anything up to and with the marker, then `then`. The whole text may also end before.
+    Free {
+        marker: Text,
+        then: NodeId,
+        may_end: bool,
+    },
+}
+
+/// A set of texts: JSON values that satisfy a schema, with free text around them or not.
+#[derive(Clone, Debug)]
+pub struct Grammar {
+    pub(super) nodes: Vec<Node>,
+    pub(super) root: NodeId,
+    /// So many tokens write a text of each node: one a byte, but for texts that [`Grammar::spell`] knows.
+    shortest: Vec<u32>,
+    /// Fewest containers within each other that it takes.
+    height: Vec<u32>,
+}
+
+impl Grammar {
+    /// The grammar of no text.
+    pub(super) fn nothing() -> Grammar {
+        Grammar { nodes: Vec::new(), root: NEVER, shortest: Vec::new(), height: Vec::new() }
+    }
+
+    pub(super) fn node(&self, id: NodeId) -> Option<&Node> {
+        self.nodes.get(id as usize)
+    }
+
+    /// The texts of a node that has some.
+    pub(super) fn texts(&self, id: NodeId) -> Option<&[Text]> {
+        match self.node(id)? {
+            Node::Texts(texts) | Node::Cases { texts, .. } => Some(texts),
+            _ => None,
+        }
+    }
+
+    /// Whether a text of `id` can be written within `depth` containers.
+    pub(super) fn fits(&self, id: NodeId, depth: u32) -> bool {
+        self.height.get(id as usize).is_some_and(|&h| h != NEVER && h + depth <= MAX_DEPTH)
+    }
+
+    /// The node of item `at` of an array.
+    pub(super) fn item(&self, array: NodeId, at: u32) -> NodeId {
+        match self.node(array) {
+            Some(Node::Array { prefix, items, .. }) => prefix.get(at as usize).copied().unwrap_or(*items),
+            _ => NEVER,
+        }
+    }
+
+    pub(super) fn shortest(&self, id: NodeId) -> u32 {
+        self.shortest.get(id as usize).copied().unwrap_or(NEVER)
+    }
+
+    /// Checks and completes a graph.
+    pub(super) fn finish(mut nodes: Vec<Node>, root: NodeId) -> Result<Grammar> {
+        if nodes.len() > MAX_NODES {
+            let (found, max) = (nodes.len() as u64, MAX_NODES as u64);
+            return Err(Error::Limit { what: "size of the schema", found, max });
+        }
+        let mut budget = 1usize << 22;
+        for id in 0..nodes.len() {
+            if matches!(nodes.get(id), Some(Node::Any(_))) {
+                let flat = flatten(&nodes, id as NodeId, &mut budget)?;
+                if let Some(node) = nodes.get_mut(id) {
+                    *node = Node::Any(flat);
+                }
+            }
+        }
+        let mut grammar = Grammar { nodes, root, shortest: Vec::new(), height: Vec::new() };
+        grammar.measure()?;
+        if !grammar.fits(root, 0) {
+            let expected = "a schema that some value satisfies, at most 64 containers deep";
+            return Err(Error::Option { what: "number of values the schema allows", found: 0.0, expected });
+        }
+        Ok(grammar)
+    }
+
+    /// Counts the tokens of its texts as this vocabulary writes them.
+    pub(super) fn spell(&mut self, vocabulary: &Vocabulary) -> Result<()> {
+        // What is not counted is taken for a token a byte, which is sound too.
+        let mut bytes = SPELLED;
+        for node in &mut self.nodes {
+            match node {
+                Node::Texts(texts) | Node::Cases { texts, .. } => {
+                    texts.iter_mut().for_each(|text| spell(text, vocabulary, &mut bytes))
+                }
+                Node::Object { properties, .. } => {
+                    properties.iter_mut().for_each(|p| spell(&mut p.name, vocabulary, &mut bytes));
+                }
+                Node::Free { marker, .. } => spell(marker, vocabulary, &mut bytes),
+                _ => {}
+            }
+        }
+        self.measure()
+    }
+
+    /// Finds what each node takes at least. Both measures only fall, and a round that changes nothing ends
+    /// it.
+    fn measure(&mut self) -> Result<()> {
+        let nodes = self.nodes.len();
+        (self.shortest, self.height) = (vec![NEVER; nodes], vec![NEVER; nodes]);
+        let size: usize = self.nodes.iter().map(Node::size).sum();
+        let mut left = MAX_WORK;
+        loop {
+            let mut changed = false;
+            for id in 0..nodes {
+                let (shortest, height) = self.measures(id);
+                let slots = self.shortest.get_mut(id).zip(self.height.get_mut(id));
+                if let Some((s, h)) = slots
+                    && (shortest < *s || height < *h)
+                {
+                    (*s, *h) = (shortest.min(*s), height.min(*h));
+                    changed = true;
+                }
+            }
+            if !changed {
+                return Ok(());
+            }
+            left = left.checked_sub(size + nodes).ok_or(Error::Limit {
+                what: "number of references in the schema",
+                found: size as u64,
+                max: (MAX_WORK / nodes.max(1)) as u64,
+            })?;
+        }
+    }
+
+    /// Shortest text and least height of a node, by those of its parts so far.
+    fn measures(&self, id: usize) -> (u32, u32) {
+        let of = |id: NodeId| (self.shortest(id), self.height.get(id as usize).copied().unwrap_or(NEVER));
+        let add = |a: u32, b: u32| a.saturating_add(b);
+        match self.nodes.get(id) {
+            None => (NEVER, NEVER),
+            Some(Node::Any(of_these)) => of_these
+                .iter()
+                .map(|&id| of(id))
+                .fold((NEVER, NEVER), |(s, h), (s2, h2)| (s.min(s2), h.min(h2))),
+            Some(Node::Sequence(parts)) => {
+                parts.iter().map(|&id| of(id)).fold((0, 0), |(s, h), (s2, h2)| (add(s, s2), h.max(h2)))
+            }
+            Some(Node::Texts(texts)) => match texts.iter().map(|t| t.left(0)).min() {
+                Some(len) => (len, 0),
+                None => (NEVER, NEVER),
+            },
+            Some(Node::Cases { texts, then }) => {
+                texts.iter().zip(then).fold((NEVER, NEVER), |(s, h), (text, &then)| {
+                    let (s2, h2) = of(then);
+                    (s.min(add(s2, text.left(0))), h.min(h2))
+                })
+            }
+            Some(Node::String { min, max }) if min <= max => (add(*min, 2), 0),
+            Some(Node::String { .. }) => (NEVER, NEVER),
+            Some(Node::Number(bounds)) => {
+                let signs = [false, true].map(|negative| {
+                    let digits = Digits { negative, ..Digits::default() };
+                    let fewest = bounds.fewest(digits, Part::Sign)?;
+                    Some(fewest + u32::from(negative))
+                });
+                signs.into_iter().flatten().min().map_or((NEVER, NEVER), |fewest| (fewest, 0))
+            }
+            Some(&Node::Array { min, max, .. }) if min > max => (NEVER, NEVER),
+            Some(&Node::Array { ref prefix, items, min, .. }) => {
+                let first = prefix.iter().take(min as usize);
+                let more = min - first.len() as u32;
+                let (mut s, mut h) =
+                    first.map(|&id| of(id)).fold((0, 0), |(s, h), (s2, h2)| (add(s, add(s2, 1)), h.max(h2)));
+                if more > 0 {
+                    let (s2, h2) = of(items);
+                    s = add(s, add(s2, 1).saturating_mul(more));
+                    h = h.max(h2);
+                }
+                // As many commas as items, but one.
+                (add(s, 2) - u32::from(min > 0 && s != NEVER), add(h, 1))
+            }
+            Some(Node::Object { properties, required, .. }) => {
+                let (mut s, mut h, mut count) = (2, 0, 0);
+                for (i, property) in properties.iter().enumerate() {
+                    if required >> i & 1 == 1 {
+                        let (s2, h2) = of(property.value);
+                        s = add(s, add(s2, property.name.left(0) + 2));
+                        h = h.max(h2);
+                        count += 1;
+                    }
+                }
+                (if s == NEVER { s } else { add(s, u32::max(count, 1) - 1) }, add(h, 1))
+            }
+            Some(Node::Free { may_end: true, .. }) => (0, 0),
+            Some(Node::Free { marker, then, .. }) => {
+                let (s, h) = of(*then);
+                (add(s, marker.left(0)), h)
+            }
+        }
+    }
+}
+
+impl Node {
+    /// What it costs to measure it.
+    fn size(&self) -> usize {
+        match self {
+            Node::Any(nodes) | Node::Sequence(nodes) => nodes.len(),
+            Node::Texts(texts) | Node::Cases { texts, .. } => texts.len(),
+            Node::Object { properties, .. } => properties.len(),
+            Node::Array { prefix, .. } => prefix.len(),
+            Node::Number(_) => 32,
+            _ => 1,
+        }
+    }
+}
+
+/// Finds the fewest tokens that write `text` from each of its bytes on. `budget` is of bytes.
+fn spell(text: &mut Text, vocabulary: &Vocabulary, budget: &mut usize) {
+    let Some(left) = budget.checked_sub(text.bytes.len()) else { return };
+    *budget = left;
+    for from in (0..text.bytes.len()).rev() {
+        let rest = text.bytes.get(from..).unwrap_or_default();
+        let mut fewest = text.left.get(from + 1).map_or(1, |n| n.saturating_add(1));
+        vocabulary.all.beginnings(rest, |len| {
+            let behind = text.left.get(from + len).map_or(0, |&n| n);
+            fewest = fewest.min(behind.saturating_add(1));
+        });
+        if let Some(slot) = text.left.get_mut(from) {
+            *slot = fewest;
+        }
+    }
+}
+
+/// The nodes that a choice comes down to, each once.
+fn flatten(nodes: &[Node], from: NodeId, budget: &mut usize) -> Result<Vec<NodeId>> {
+    let (mut flat, mut open, mut seen) = (Vec::new(), vec![from], vec![from]);
+    while let Some(id) = open.pop() {
+        let Some(Node::Any(choices)) = nodes.get(id as usize) else {
+            flat.push(id);
+            continue;
+        };
+        for &id in choices.iter().rev() {
+            *budget = budget.checked_sub(1 + seen.len()).ok_or(Error::Limit {
+                what: "number of alternatives in the schema",
+                found: 1 << 22,
+                max: 1 << 22,
+            })?;
+            if !seen.contains(&id) {
+                seen.push(id);
+                open.push(id);
+            }
+        }
+    }
+    Ok(flat)
+}

@@ -1,0 +1,889 @@
+//! A grammar's automaton, stepped byte by byte.
+//!
+//! A state is a set of threads, as a choice may stay open for a while. A thread is a place within one
+//! node, on a stack of the containers around it; stacks share their lower parts. From every thread the
+//! text can be completed: a byte that leads nowhere is not taken.
+#![forbid(unsafe_code)]
+
+use super::decimal::{DIGITS, Digits, Part};
+use super::grammar::{Grammar, NEVER, Node, NodeId, Property, Text};
+use super::quoted::Quoted;
+use alloc::vec::Vec;
+
+/// Open choices that are followed; further ones are given up.
+const MAX_THREADS: usize = 256;
+/// The stack of a value that nothing is around.
+const ROOT: u32 = u32::MAX;
+/// A property that the schema does not name.
+const OTHER: u32 = u32::MAX;
+
+/// White space that may come: one space, or a line end and spaces as far as the value is deep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Gap(u16);
+
+impl Gap {
+    const NONE: Gap = Gap(0);
+    const ANY: Gap = Gap(u16::MAX);
+
+    fn take(self, byte: u8, depth: u32) -> Option<Gap> {
+        match (byte, self) {
+            (b' ', Gap::ANY) => Some(Gap::NONE),
+            (b'\n', Gap::ANY) => Some(Gap(4 * depth as u16)),
+            (b' ', Gap(left)) if left > 0 => Some(Gap(left - 1)),
+            _ => None,
+        }
+    }
+}
+
+/// What is around a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Frame {
+    /// The properties that were written are bits of `seen`.
+    Object { node: NodeId, seen: u128 },
+    /// `count` items were begun.
+    Array { node: NodeId, count: u32 },
+    /// Part `next` follows.
+    Sequence { node: NodeId, next: u32 },
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Link {
+    below: u32,
+    depth: u32,
+    /// Tokens from the end of the value on top to the end of the text.
+    rest: u32,
+    frame: Frame,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum At {
+    Value {
+        node: NodeId,
+        gap: Gap,
+    },
+    /// Behind an opening bracket.
+    First {
+        gap: Gap,
+    },
+    /// Behind a value in a container, or at the end of all.
+    After {
+        gap: Gap,
+    },
+    /// Behind a comma in an object.
+    Name {
+        gap: Gap,
+    },
+    /// In a name whose `len` bytes are those of the properties `from..to`.
+    Key {
+        from: u32,
+        to: u32,
+        len: u32,
+        quoted: Quoted,
+    },
+    /// Behind the name of a property.
+    Colon {
+        property: u32,
+        gap: Gap,
+    },
+    String {
+        node: NodeId,
+        chars: u32,
+        quoted: Quoted,
+    },
+    Number {
+        node: NodeId,
+        part: Part,
+        digits: Digits,
+    },
+    /// `len` bytes are those of the texts `from..to`.
+    Text {
+        node: NodeId,
+        from: u32,
+        to: u32,
+        len: u32,
+    },
+    Free {
+        node: NodeId,
+        matched: u32,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Thread {
+    top: u32,
+    at: At,
+}
+
+/// The stacks, and one state after another behind each other: the last range of threads is the current
+/// state.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Matcher {
+    links: Vec<Link>,
+    threads: Vec<Thread>,
+    /// For each byte taken: where threads and links begin.
+    levels: Vec<(usize, usize)>,
+    /// Where the threads and links of the byte that is being taken begin.
+    made: usize,
+    pushed: usize,
+    spare: Vec<Link>,
+    chain: Vec<Link>,
+}
+
+impl Matcher {
+    pub(super) fn new(grammar: &Grammar) -> Matcher {
+        let mut matcher = Matcher::default();
+        matcher.restart(grammar);
+        matcher
+    }
+
+    /// Goes back to the beginning of the text.
+    pub(super) fn restart(&mut self, grammar: &Grammar) {
+        self.links.clear();
+        self.threads.clear();
+        self.levels.clear();
+        self.levels.push((0, 0));
+        self.threads.push(Thread { top: ROOT, at: At::Value { node: grammar.root, gap: Gap::NONE } });
+    }
+
+    fn current(&self) -> &[Thread] {
+        let from = self.levels.last().map_or(0, |level| level.0);
+        self.threads.get(from..).unwrap_or_default()
+    }
+
+    /// Takes a byte; false, and nothing changed, if it leads nowhere.
+    pub(super) fn push(&mut self, grammar: &Grammar, byte: u8) -> bool {
+        let (from, to) = (self.levels.last().map_or(0, |level| level.0), self.threads.len());
+        let links = self.links.len();
+        (self.made, self.pushed) = (to, links);
+        for i in from..to {
+            let Some(&thread) = self.threads.get(i) else { continue };
+            self.step(grammar, thread, byte);
+        }
+        if self.threads.len() - to > MAX_THREADS {
+            // The nearest to the end is never given up, so that the end stays as near as it was said to be.
+            let nearest = (to..self.threads.len())
+                .min_by_key(|&i| self.threads.get(i).map_or(NEVER, |&t| self.shortest_of(grammar, t)));
+            self.threads.swap(to, nearest.unwrap_or(to));
+            self.threads.truncate(to + MAX_THREADS);
+        }
+        if self.threads.len() == to {
+            self.links.truncate(links);
+            return false;
+        }
+        self.levels.push((to, links));
+        true
+    }
+
+    /// Takes back all but the first `len` bytes since the last [`Matcher::settle`].
+    pub(super) fn truncate(&mut self, len: usize) {
+        if let Some(&(threads, links)) = self.levels.get(len + 1) {
+            self.threads.truncate(threads);
+            self.links.truncate(links);
+            self.levels.truncate(len + 1);
+        }
+    }
+
+    /// Makes the current state the one that bytes are counted from.
+    pub(super) fn settle(&mut self) {
+        let from = self.levels.last().map_or(0, |level| level.0);
+        self.threads.drain(..from);
+        self.levels.clear();
+        self.levels.push((0, 0));
+        self.spare.clear();
+        for thread in &mut self.threads {
+            self.chain.clear();
+            let mut top = thread.top;
+            while let Some(&link) = self.links.get(top as usize) {
+                self.chain.push(link);
+                top = link.below;
+            }
+            thread.top = ROOT;
+            for link in self.chain.iter().rev() {
+                self.spare.push(Link { below: thread.top, ..*link });
+                thread.top = (self.spare.len() - 1) as u32;
+            }
+        }
+        core::mem::swap(&mut self.links, &mut self.spare);
+    }
+
+    fn link(&self, top: u32) -> Option<&Link> {
+        self.links.get(top as usize)
+    }
+
+    fn depth(&self, top: u32) -> u32 {
+        self.link(top).map_or(0, |link| link.depth)
+    }
+
+    fn rest(&self, top: u32) -> u32 {
+        self.link(top).map_or(0, |link| link.rest)
+    }
+
+    fn emit(&mut self, top: u32, at: At) {
+        self.go_on(Thread { top, at });
+    }
+
+    /// Adds a thread to the state in the making, if it is not there yet.
+    fn go_on(&mut self, thread: Thread) {
+        let made = self.threads.get(self.made..).unwrap_or_default();
+        if made.len() < 4 * MAX_THREADS && !made.contains(&thread) {
+            self.threads.push(thread);
+        }
+    }
+
+    /// A stack with `frame` on `below`.
+    fn stack(&mut self, grammar: &Grammar, below: u32, frame: Frame) -> u32 {
+        let around = self.rest(below);
+        let own = match frame {
+            Frame::Object { node, seen } => match grammar.node(node) {
+                Some(Node::Object { properties, required, .. }) => {
+                    1u32.saturating_add(missing(grammar, properties, required & !seen))
+                }
+                _ => NEVER,
+            },
+            Frame::Array { node, count } => match grammar.node(node) {
+                Some(&Node::Array { ref prefix, items, min, .. }) => {
+                    let first = prefix.iter().take(min as usize).skip(count as usize);
+                    let more = min.saturating_sub(count) - first.len() as u32;
+                    let each =
+                        |sum: u32, &id: &NodeId| sum.saturating_add(grammar.shortest(id)).saturating_add(1);
+                    let further = grammar.shortest(items).saturating_add(1).saturating_mul(more);
+                    first.fold(1, each).saturating_add(if more > 0 { further } else { 0 })
+                }
+                _ => NEVER,
+            },
+            Frame::Sequence { node, next } => match grammar.node(node) {
+                Some(Node::Sequence(parts)) => {
+                    let parts = parts.get(next as usize..).unwrap_or_default();
+                    parts.iter().fold(0u32, |sum, &id| sum.saturating_add(grammar.shortest(id)))
+                }
+                _ => NEVER,
+            },
+        };
+        let container = u32::from(!matches!(frame, Frame::Sequence { .. }));
+        let depth = self.depth(below) + container;
+        // Choices that come together again shall be one.
+        let from = self.pushed.min(self.links.len());
+        let same = |link: &Link| link.below == below && link.frame == frame;
+        if let Some(at) = self.links.get(from..).unwrap_or_default().iter().position(same) {
+            return (from + at) as u32;
+        }
+        self.links.push(Link { below, depth, rest: own.saturating_add(around), frame });
+        (self.links.len() - 1) as u32
+    }
+
+    /// Where the text goes on when the value on `top` has ended.
+    fn after(&mut self, grammar: &Grammar, top: u32) -> Thread {
+        if let Some(&Link { below, frame: Frame::Sequence { node, next }, .. }) = self.link(top)
+            && let Some(Node::Sequence(parts)) = grammar.node(node)
+            && let Some(&part) = parts.get(next as usize)
+        {
+            let top = if parts.len() > next as usize + 1 {
+                self.stack(grammar, below, Frame::Sequence { node, next: next + 1 })
+            } else {
+                below
+            };
+            return Thread { top, at: At::Value { node: part, gap: Gap::NONE } };
+        }
+        Thread { top, at: At::After { gap: Gap::ANY } }
+    }
+
+    fn step(&mut self, grammar: &Grammar, thread: Thread, byte: u8) {
+        let Thread { top, at } = thread;
+        match at {
+            At::Value { node, gap } => {
+                match gap.take(byte, self.depth(top)) {
+                    Some(gap) => self.emit(top, At::Value { node, gap }),
+                    None => self.begin(grammar, top, node, byte),
+                };
+            }
+            At::First { gap } => self.first(grammar, top, gap, byte),
+            At::After { gap } => self.behind(grammar, top, gap, byte),
+            At::Name { gap } => match gap.take(byte, self.depth(top)) {
+                Some(gap) => self.emit(top, At::Name { gap }),
+                None => self.open_name(grammar, top, byte),
+            },
+            At::Key { from, to, len, quoted } => self.key(grammar, top, (from, to), len, quoted, byte),
+            At::Colon { property, gap } => {
+                if let Some(gap) = gap.take(byte, self.depth(top)) {
+                    self.emit(top, At::Colon { property, gap });
+                } else if byte == b':'
+                    && let Some(node) = self.value_of(grammar, top, property)
+                {
+                    self.emit(top, At::Value { node, gap: Gap::ANY });
+                }
+            }
+            At::String { node, chars, quoted } => self.string(grammar, top, node, chars, quoted, byte),
+            At::Number { node, part, digits } => {
+                self.number(grammar, top, node, part, digits, byte);
+                if part.may_end() && number_holds(grammar, node, digits) {
+                    let after = self.after(grammar, top);
+                    self.step(grammar, after, byte);
+                }
+            }
+            At::Text { node, from, to, len } => self.text(grammar, top, node, (from, to), len, byte),
+            At::Free { node, matched } => self.free(grammar, top, node, matched, byte),
+        }
+    }
+
+    /// The first byte of a value.
+    fn begin(&mut self, grammar: &Grammar, top: u32, node: NodeId, byte: u8) {
+        match grammar.node(node) {
+            Some(Node::Any(choices)) => {
+                let depth = self.depth(top);
+                for &choice in choices {
+                    if grammar.fits(choice, depth) {
+                        self.begin(grammar, top, choice, byte);
+                    }
+                }
+            }
+            Some(Node::Sequence(parts)) => {
+                let Some(&part) = parts.first() else { return };
+                let top = self.stack(grammar, top, Frame::Sequence { node, next: 1 });
+                self.begin(grammar, top, part, byte);
+            }
+            Some(Node::Texts(texts) | Node::Cases { texts, .. }) => {
+                self.text(grammar, top, node, (0, texts.len() as u32), 0, byte);
+            }
+            Some(Node::String { .. }) if byte == b'"' => {
+                self.emit(top, At::String { node, chars: 0, quoted: Quoted::Plain });
+            }
+            Some(Node::Number(_)) => match byte {
+                b'-' => {
+                    let digits = Digits { negative: true, ..Digits::default() };
+                    self.emit_number(grammar, top, node, Part::Sign, digits);
+                }
+                _ => self.number(grammar, top, node, Part::Sign, Digits::default(), byte),
+            },
+            Some(Node::Array { .. }) if byte == b'[' => {
+                let top = self.stack(grammar, top, Frame::Array { node, count: 0 });
+                self.emit(top, At::First { gap: Gap::ANY });
+            }
+            Some(Node::Object { .. }) if byte == b'{' => {
+                let top = self.stack(grammar, top, Frame::Object { node, seen: 0 });
+                self.emit(top, At::First { gap: Gap::ANY });
+            }
+            Some(Node::Free { .. }) => self.free(grammar, top, node, 0, byte),
+            None | Some(Node::String { .. } | Node::Array { .. } | Node::Object { .. }) => {}
+        }
+    }
+
+    fn first(&mut self, grammar: &Grammar, top: u32, gap: Gap, byte: u8) {
+        if let Some(gap) = gap.take(byte, self.depth(top)) {
+            return self.emit(top, At::First { gap });
+        }
+        let Some(&Link { below, frame, .. }) = self.link(top) else { return };
+        match (frame, byte) {
+            (Frame::Object { .. }, b'}') | (Frame::Array { .. }, b']') => self.close(grammar, top, frame),
+            (Frame::Object { .. }, _) => self.open_name(grammar, top, byte),
+            (Frame::Array { node, .. }, _) => {
+                let items = grammar.item(node, 0);
+                if let Some(&Node::Array { max, .. }) = grammar.node(node)
+                    && max > 0
+                    && grammar.fits(items, self.depth(top))
+                {
+                    let top = self.stack(grammar, below, Frame::Array { node, count: 1 });
+                    self.begin(grammar, top, items, byte);
+                }
+            }
+            (Frame::Sequence { .. }, _) => {}
+        }
+    }
+
+    /// Ends the container on top, if it may end.
+    fn close(&mut self, grammar: &Grammar, top: u32, frame: Frame) {
+        let may = match frame {
+            Frame::Object { node, seen } => {
+                matches!(grammar.node(node), Some(Node::Object { required, .. }) if required & !seen == 0)
+            }
+            Frame::Array { node, count } => {
+                matches!(grammar.node(node), Some(Node::Array { min, .. }) if count >= *min)
+            }
+            Frame::Sequence { .. } => false,
+        };
+        if may && let Some(&Link { below, .. }) = self.link(top) {
+            let after = self.after(grammar, below);
+            self.go_on(after);
+        }
+    }
+
+    /// A byte behind a value.
+    fn behind(&mut self, grammar: &Grammar, top: u32, gap: Gap, byte: u8) {
+        let Some(&Link { below, frame, .. }) = self.link(top) else { return };
+        if let Some(gap) = gap.take(byte, self.depth(top)) {
+            return self.emit(top, At::After { gap });
+        }
+        match (frame, byte) {
+            (Frame::Object { .. }, b'}') | (Frame::Array { .. }, b']') => self.close(grammar, top, frame),
+            (Frame::Object { node, .. }, b',') => {
+                let count = match grammar.node(node) {
+                    Some(Node::Object { properties, .. }) => properties.len() as u32,
+                    _ => 0,
+                };
+                if self.name_left(grammar, top, 0, count) || self.other(grammar, top).is_some() {
+                    self.emit(top, At::Name { gap: Gap::ANY });
+                }
+            }
+            (Frame::Array { node, count }, b',') => {
+                let items = grammar.item(node, count);
+                if let Some(&Node::Array { ref prefix, min, max, .. }) = grammar.node(node)
+                    && count < max
+                    && grammar.fits(items, self.depth(top))
+                {
+                    // Without a maximum, counts beyond what is said of the first ones are all alike.
+                    let alike = min.max(prefix.len() as u32).max(1);
+                    let count = if max == u32::MAX { (count + 1).min(alike) } else { count + 1 };
+                    let top = self.stack(grammar, below, Frame::Array { node, count });
+                    self.emit(top, At::Value { node: items, gap: Gap::ANY });
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn object<'g>(&self, grammar: &'g Grammar, top: u32) -> Option<(&'g [Property], u128, u128)> {
+        let &Link { frame: Frame::Object { node, seen }, .. } = self.link(top)? else { return None };
+        match grammar.node(node) {
+            Some(Node::Object { properties, required, .. }) => Some((properties, *required, seen)),
+            _ => None,
+        }
+    }
+
+    /// What properties without a name in the schema hold here, if there may be any.
+    fn other(&self, grammar: &Grammar, top: u32) -> Option<NodeId> {
+        let &Link { frame: Frame::Object { node, .. }, depth, .. } = self.link(top)? else { return None };
+        match grammar.node(node) {
+            Some(&Node::Object { other, .. }) => other.filter(|&id| grammar.fits(id, depth)),
+            _ => None,
+        }
+    }
+
+    fn may_name(&self, grammar: &Grammar, top: u32, property: u32) -> bool {
+        self.object(grammar, top).is_some_and(|(properties, _, seen)| {
+            properties.get(property as usize).is_some_and(|p| {
+                seen.checked_shr(property).unwrap_or(1) & 1 == 0 && grammar.fits(p.value, self.depth(top))
+            })
+        })
+    }
+
+    /// Whether one of the properties `from..to` can still be written.
+    fn name_left(&self, grammar: &Grammar, top: u32, from: u32, to: u32) -> bool {
+        (from..to).any(|property| self.may_name(grammar, top, property))
+    }
+
+    fn value_of(&self, grammar: &Grammar, top: u32, property: u32) -> Option<NodeId> {
+        if property == OTHER {
+            return self.other(grammar, top);
+        }
+        self.object(grammar, top)?.0.get(property as usize).map(|p| p.value)
+    }
+
+    fn open_name(&mut self, grammar: &Grammar, top: u32, byte: u8) {
+        let Some((properties, ..)) = self.object(grammar, top) else { return };
+        let to = properties.len() as u32;
+        if byte == b'"' && (self.name_left(grammar, top, 0, to) || self.other(grammar, top).is_some()) {
+            self.emit(top, At::Key { from: 0, to, len: 0, quoted: Quoted::Plain });
+        }
+    }
+
+    fn key(
+        &mut self,
+        grammar: &Grammar,
+        top: u32,
+        (from, to): (u32, u32),
+        len: u32,
+        quoted: Quoted,
+        byte: u8,
+    ) {
+        let Some((properties, _, seen)) = self.object(grammar, top) else { return };
+        let (from, to) = narrow(properties, |p| &p.name, (from, to), len, byte);
+        let len = len + 1;
+        if properties.get(from as usize).is_some_and(|p| from < to && p.name.len() == len) {
+            // The closing quote of a name that the schema knows.
+            if self.may_name(grammar, top, from)
+                && let Some(&Link { below, frame: Frame::Object { node, .. }, .. }) = self.link(top)
+            {
+                let seen = seen | 1u128.checked_shl(from).unwrap_or(0);
+                let top = self.stack(grammar, below, Frame::Object { node, seen });
+                self.emit(top, At::Colon { property: from, gap: Gap::ANY });
+            }
+            return;
+        }
+        let other = self.other(grammar, top).is_some();
+        if other && quoted == Quoted::Plain && byte == b'"' {
+            return self.emit(top, At::Colon { property: OTHER, gap: Gap::ANY });
+        }
+        // Names have one spelling, so that a name that is known cannot be written as another.
+        let quoted = quoted.step(byte, true);
+        if self.name_left(grammar, top, from, to) || (other && quoted != Quoted::Dead) {
+            // Only known names are left: what matters is that they go on.
+            let len = if from < to { len } else { 0 };
+            self.emit(top, At::Key { from, to, len, quoted });
+        }
+    }
+
+    fn string(&mut self, grammar: &Grammar, top: u32, node: NodeId, chars: u32, quoted: Quoted, byte: u8) {
+        let Some(&Node::String { min, max }) = grammar.node(node) else { return };
+        if quoted == Quoted::Plain {
+            if byte == b'"' {
+                if chars >= min {
+                    let after = self.after(grammar, top);
+                    self.go_on(after);
+                }
+                return;
+            }
+            if chars >= max {
+                return;
+            }
+        }
+        let next = quoted.step(byte, false);
+        if next != Quoted::Dead {
+            let chars = match quoted {
+                // Without a maximum, lengths beyond the minimum are all alike.
+                Quoted::Plain if max == u32::MAX => (chars + 1).min(min),
+                Quoted::Plain => chars + 1,
+                _ => chars,
+            };
+            self.emit(top, At::String { node, chars, quoted: next });
+        }
+    }
+
+    fn emit_number(&mut self, grammar: &Grammar, top: u32, node: NodeId, part: Part, digits: Digits) {
+        let Some(Node::Number(bounds)) = grammar.node(node) else { return };
+        if bounds.fewest(digits, part).is_some() {
+            // Without bounds only the number of digits matters.
+            let value = if bounds.bounded { digits.value } else { 0 };
+            self.emit(top, At::Number { node, part, digits: Digits { value, ..digits } });
+        }
+    }
+
+    /// A byte that goes on with a number.
+    fn number(&mut self, grammar: &Grammar, top: u32, node: NodeId, part: Part, digits: Digits, byte: u8) {
+        let Some(Node::Number(bounds)) = grammar.node(node) else { return };
+        let float = !bounds.integer;
+        let (next, digits) = match (part, byte) {
+            (Part::Sign, b'0') if digits.negative && bounds.integer => return,
+            (Part::Sign, b'0') => (Part::Zero, digits.push(0, false)),
+            (Part::Sign, b'1'..=b'9') | (Part::Whole, b'0'..=b'9') if digits.count < DIGITS => {
+                (Part::Whole, digits.push(byte - b'0', false))
+            }
+            (Part::Zero | Part::Whole, b'.') if float && digits.count < DIGITS => (Part::Point, digits),
+            (Part::Point | Part::Fraction, b'0'..=b'9') if digits.count < DIGITS => {
+                (Part::Fraction, digits.push(byte - b'0', true))
+            }
+            (Part::Zero | Part::Whole | Part::Fraction, b'e' | b'E') if float && !bounds.bounded => {
+                (Part::Exponent, digits)
+            }
+            (Part::Exponent, b'+' | b'-') => (Part::ExponentSign, digits),
+            (Part::Exponent | Part::ExponentSign, b'0'..=b'9') => (Part::ExponentDigit, digits),
+            (Part::ExponentDigit, b'0'..=b'9') => (Part::ExponentDigits, digits),
+            _ => return,
+        };
+        self.emit_number(grammar, top, node, next, digits);
+    }
+
+    fn text(
+        &mut self,
+        grammar: &Grammar,
+        top: u32,
+        node: NodeId,
+        (from, to): (u32, u32),
+        len: u32,
+        byte: u8,
+    ) {
+        let Some(texts) = grammar.texts(node) else { return };
+        if texts.get(from as usize).is_some_and(|text| text.len() == len) {
+            let after = self.after_text(grammar, top, node, from);
+            self.step(grammar, after, byte);
+        }
+        let (from, to) = narrow(texts, |text| text, (from, to), len, byte);
+        let len = len + 1;
+        let Some(text) = texts.get(from as usize).filter(|_| from < to) else { return };
+        if to == from + 1 && text.len() == len {
+            // Nothing but the end is left of it.
+            let after = self.after_text(grammar, top, node, from);
+            self.go_on(after);
+        } else {
+            self.emit(top, At::Text { node, from, to, len });
+        }
+    }
+
+    /// Where the text goes on behind text `which` of a node.
+    fn after_text(&mut self, grammar: &Grammar, top: u32, node: NodeId, which: u32) -> Thread {
+        match grammar.node(node) {
+            Some(Node::Cases { then, .. }) => {
+                let node = then.get(which as usize).copied().unwrap_or(NEVER);
+                Thread { top, at: At::Value { node, gap: Gap::NONE } }
+            }
+            _ => self.after(grammar, top),
+        }
+    }
+
+    fn free(&mut self, grammar: &Grammar, top: u32, node: NodeId, matched: u32, byte: u8) {
+        let Some(Node::Free { marker, then, .. }) = grammar.node(node) else { return };
+        let marker = &marker.bytes;
+        let mut matched = matched as usize;
+        loop {
+            if marker.get(matched) == Some(&byte) {
+                matched += 1;
+                break;
+            }
+            if matched == 0 {
+                break;
+            }
+            // The longest beginning of the marker that what was matched ends with.
+            let seen = marker.get(..matched).unwrap_or_default();
+            matched = (0..matched)
+                .rev()
+                .find(|&n| seen.ends_with(marker.get(..n).unwrap_or_default()))
+                .unwrap_or(0);
+        }
+        if matched == marker.len() {
+            self.emit(top, At::Value { node: *then, gap: Gap::NONE });
+        } else {
+            self.emit(top, At::Free { node, matched: matched as u32 });
+        }
+    }
+
+    /// Whether the text may end here.
+    pub(super) fn complete(&self, grammar: &Grammar) -> bool {
+        self.current().iter().any(|&Thread { top, at }| {
+            top == ROOT
+                && match at {
+                    At::After { .. } => true,
+                    At::Number { node, part, digits } => {
+                        part.may_end() && number_holds(grammar, node, digits)
+                    }
+                    At::Text { node, from, len, .. } => match grammar.node(node) {
+                        Some(Node::Texts(texts)) => {
+                            texts.get(from as usize).is_some_and(|text| text.len() == len)
+                        }
+                        _ => false,
+                    },
+                    At::Free { node, .. } => {
+                        matches!(grammar.node(node), Some(Node::Free { may_end: true, .. }))
+                    }
+                    // An empty text is one of it.
+                    At::Value { node, .. } => grammar.shortest(node) == 0,
+                    _ => false,
+                }
+        })
+    }
+
+    /// So many tokens complete the text, and each can be chosen so that it is one less.
+    pub(super) fn shortest(&self, grammar: &Grammar) -> u32 {
+        self.current().iter().map(|&thread| self.shortest_of(grammar, thread)).min().unwrap_or(NEVER)
+    }
+
+    fn shortest_of(&self, grammar: &Grammar, Thread { top, at }: Thread) -> u32 {
+        let rest = self.rest(top);
+        let sum = |parts: &[u32]| parts.iter().fold(0u32, |sum, &n| sum.saturating_add(n));
+        match at {
+            At::Value { node, .. } => sum(&[grammar.shortest(node), rest]),
+            At::After { .. } => rest,
+            At::First { .. } => match self.link(top) {
+                // The first item or property has no comma in front.
+                Some(Link { frame: Frame::Object { .. }, .. }) => match self.object(grammar, top) {
+                    Some((_, required, _)) => rest.saturating_sub(u32::from(required != 0)),
+                    None => NEVER,
+                },
+                Some(&Link { frame: Frame::Array { node, .. }, .. }) => match grammar.node(node) {
+                    Some(Node::Array { min, .. }) => rest.saturating_sub(u32::from(*min != 0)),
+                    _ => NEVER,
+                },
+                _ => NEVER,
+            },
+            At::Name { .. } => {
+                let to = self.object(grammar, top).map_or(0, |(properties, ..)| properties.len() as u32);
+                sum(&[1, self.shortest_key(grammar, top, (0, to), 0, Quoted::Plain)])
+            }
+            At::Key { from, to, len, quoted } => self.shortest_key(grammar, top, (from, to), len, quoted),
+            At::Colon { property, .. } => match self.value_of(grammar, top, property) {
+                Some(node) => sum(&[1, grammar.shortest(node), rest]),
+                None => NEVER,
+            },
+            At::String { node, chars, quoted } => match grammar.node(node) {
+                Some(Node::String { min, .. }) => {
+                    sum(&[quoted.pending(), min.saturating_sub(chars), 1, rest])
+                }
+                _ => NEVER,
+            },
+            At::Number { node, part, digits } => {
+                let Some(Node::Number(bounds)) = grammar.node(node) else { return NEVER };
+                sum(&[bounds.fewest(digits, part).unwrap_or(NEVER), rest])
+            }
+            At::Text { node, from, to, len } => match grammar.node(node) {
+                Some(Node::Texts(texts)) => {
+                    let texts = texts.get(from as usize..to as usize).unwrap_or_default();
+                    sum(&[texts.iter().map(|text| text.left(len)).min().unwrap_or(NEVER), rest])
+                }
+                Some(Node::Cases { texts, then }) => {
+                    let cases = texts.iter().zip(then).take(to as usize).skip(from as usize);
+                    let each =
+                        |(text, &then): (&Text, &NodeId)| sum(&[text.left(len), grammar.shortest(then)]);
+                    sum(&[cases.map(each).min().unwrap_or(NEVER), rest])
+                }
+                _ => NEVER,
+            },
+            At::Free { node, matched } => match grammar.node(node) {
+                Some(Node::Free { may_end: true, .. }) if top == ROOT => 0,
+                Some(Node::Free { marker, then, .. }) => {
+                    sum(&[marker.left(matched), grammar.shortest(*then), rest])
+                }
+                _ => NEVER,
+            },
+        }
+    }
+
+    /// From within a name to the end of the text.
+    fn shortest_key(
+        &self,
+        grammar: &Grammar,
+        top: u32,
+        (from, to): (u32, u32),
+        len: u32,
+        quoted: Quoted,
+    ) -> u32 {
+        let Some((properties, needed, seen)) = self.object(grammar, top) else { return NEVER };
+        let rest = self.rest(top);
+        let mut least = NEVER;
+        for i in (from..to).filter(|&i| self.may_name(grammar, top, i)) {
+            let Some(property) = properties.get(i as usize) else { continue };
+            let own =
+                property.name.left(len).saturating_add(1).saturating_add(grammar.shortest(property.value));
+            // What it costs as a missing one is in the rest already.
+            let bit = 1u128.checked_shl(i).unwrap_or(0);
+            let counted = if needed & !seen & bit != 0 { required(grammar, property) } else { 0 };
+            least = least.min(own.saturating_add(rest - counted.min(rest)));
+        }
+        if let Some(other) = self.other(grammar, top)
+            && quoted != Quoted::Dead
+        {
+            // A character more, of two bytes at most, makes any name one that the schema does not know.
+            let spare = if from < to { 2 } else { 0 };
+            let own = quoted.pending() + spare + 2;
+            least = least.min(own.saturating_add(grammar.shortest(other)).saturating_add(rest));
+        }
+        least
+    }
+
+    /// Calls `visit` for the ranges of how many characters without quotes, escapes and control characters
+    /// can come now within `room`, and with what is then left to the end at most. False if these are not
+    /// all such texts of up to `longest` characters.
+    pub(super) fn plain(
+        &self,
+        grammar: &Grammar,
+        longest: u32,
+        room: u32,
+        mut visit: impl FnMut(u32, u32, u32),
+    ) -> bool {
+        let (mut all, mut any) = (true, false);
+        for &thread in self.current() {
+            match thread.at {
+                At::String { node, chars, quoted: Quoted::Plain } => {
+                    let Some(Node::String { min, max }) = grammar.node(node) else { continue };
+                    let shortest = self.shortest_of(grammar, thread);
+                    // Only characters that are needed anyway bring the end nearer.
+                    let least = shortest.saturating_sub(room);
+                    if least <= min.saturating_sub(chars) {
+                        any |= least == 0 && max - chars >= longest;
+                        visit(least, max - chars, shortest);
+                    }
+                }
+                At::Key { quoted: Quoted::Plain, .. } if self.other(grammar, thread.top).is_some() => {
+                    let other = self.other(grammar, thread.top).unwrap_or(NEVER);
+                    let rest = self.rest(thread.top);
+                    let after = grammar.shortest(other).saturating_add(rest).saturating_add(4);
+                    if after > room {
+                        return false;
+                    }
+                    any = true;
+                    visit(0, u32::MAX, after);
+                }
+                _ => all = false,
+            }
+        }
+        all || any
+    }
+
+    /// Whether nothing can follow.
+    pub(super) fn finished(&self) -> bool {
+        self.current().iter().all(|thread| thread.top == ROOT && matches!(thread.at, At::After { .. }))
+    }
+
+    /// Appends words that are equal for states that take the same texts of up to `longest` bytes.
+    pub(super) fn words(&self, grammar: &Grammar, longest: u32, words: &mut Vec<u32>) {
+        for &Thread { mut top, at } in self.current() {
+            match at {
+                At::Value { node, gap } => words.extend([0, node, u32::from(gap.0)]),
+                At::First { gap } => words.extend([1, u32::from(gap.0)]),
+                At::After { gap } => words.extend([2, u32::from(gap.0)]),
+                At::Name { gap } => words.extend([3, u32::from(gap.0)]),
+                At::Key { from, to, len, quoted } => words.extend([4, from, to, len, quoted as u32]),
+                At::Colon { property, gap } => words.extend([5, property, u32::from(gap.0)]),
+                At::String { node, chars, quoted } => {
+                    let (needed, left) = match grammar.node(node) {
+                        Some(Node::String { min, max }) => (min.saturating_sub(chars), max - chars),
+                        _ => (0, 0),
+                    };
+                    words.extend([6, node, needed.min(longest), left.min(longest), quoted as u32]);
+                }
+                At::Number { node, part, digits: d } => {
+                    let value = [d.value as u32, (d.value >> 32) as u32];
+                    words.extend([7, node, part as u32, d.count, d.fraction, u32::from(d.negative)]);
+                    words.extend(value);
+                }
+                At::Text { node, from, to, len } => words.extend([8, node, from, to, len]),
+                At::Free { node, matched } => words.extend([9, node, matched]),
+            }
+            while let Some(link) = self.link(top) {
+                match link.frame {
+                    Frame::Object { node, seen } => {
+                        words.extend([10, node]);
+                        words.extend([0, 32, 64, 96].map(|shift| (seen >> shift) as u32));
+                    }
+                    Frame::Array { node, count } => words.extend([11, node, count]),
+                    Frame::Sequence { node, next } => words.extend([12, node, next]),
+                }
+                top = link.below;
+            }
+            words.push(13);
+        }
+    }
+}
+
+fn number_holds(grammar: &Grammar, node: NodeId, digits: Digits) -> bool {
+    matches!(grammar.node(node), Some(Node::Number(bounds)) if bounds.holds(digits))
+}
+
+/// What a property takes with a comma in front: that, both quotes and the colon are tokens, but that the
+/// closing quote counts as part of the name.
+fn required(grammar: &Grammar, property: &Property) -> u32 {
+    grammar.shortest(property.value).saturating_add(property.name.left(0) + 3)
+}
+
+/// What these properties take, each with a comma in front.
+fn missing(grammar: &Grammar, properties: &[Property], bits: u128) -> u32 {
+    let each = |(i, p): (usize, &Property)| match bits >> i & 1 {
+        1 => required(grammar, p),
+        _ => 0,
+    };
+    if bits == 0 {
+        return 0;
+    }
+    properties.iter().enumerate().map(each).fold(0, u32::saturating_add)
+}
+
+/// Of the sorted texts `from..to`, which agree in `len` bytes, those that go on with `byte`.
+fn narrow<T>(
+    all: &[T],
+    text: impl Fn(&T) -> &Text,
+    (from, to): (u32, u32),
+    len: u32,
+    byte: u8,
+) -> (u32, u32) {
+    let range = all.get(from as usize..to as usize).unwrap_or_default();
+    let next = |t: &T| text(t).bytes.get(len as usize).copied();
+    let low = range.partition_point(|t| next(t) < Some(byte)) as u32;
+    let high = range.partition_point(|t| next(t) <= Some(byte)) as u32;
+    (from + low, from + high)
+}

@@ -1,0 +1,269 @@
+//! Replies that are always JSON, or satisfy a JSON Schema.
+//!
+//! A [`Grammar`] says which texts there are, a [`Vocabulary`] what the tokens spell, and a [`Constraint`]
+//! follows a reply: before a token is chosen it rules out those that no text of the grammar goes on with,
+//! and the end of the reply until the text is complete. Give one to
+//! [`Generation::constrain`](crate::generate::Generation::constrain).
+//!
+//! Towards the last token that a reply may have, tokens are ruled out that would leave no room to
+//! complete the text, so that a reply is cut off (with reason `length` or `context_full`) only if from the
+//! start there were fewer tokens than [`Constraint::shortest`].
+//!
+//! # What is written
+//!
+//! - White space between two things of JSON is nothing, one space, or a line end and up to four spaces for
+//!   each level. There is none around the value.
+//! - Numbers have at most 15 digits and exponents two, which every reader reads alike.
+//! - Properties come in any order, those that the schema names once.
+//! - Values are at most 64 containers deep.
+//!
+//! # What of JSON Schema is supported
+//!
+//! `type` (also lists), `properties`, `required`, `additionalProperties`, `items` (one schema), `prefixItems`,
+//! `minItems`, `maxItems`,
+//! `minLength`, `maxLength`, `minimum`, `maximum`, `exclusiveMinimum`, `exclusiveMaximum`, `enum`, `const`,
+//! `anyOf`, `allOf` of one schema, `oneOf` where types, constants or a required property tell the schemas
+//! apart, and `$ref` to schemas of the same text, recursion included. Titles, descriptions and the like are
+//! passed over. Everything else is refused, and the error says where it stands.
+//!
+//! A schema without `type` is taken to mean the types that its keywords are about, and one that names
+//! `properties` without `additionalProperties` allows no others: the grammar then has fewer texts than the
+//! schema, and never others.
+#![forbid(unsafe_code)]
+
+mod decimal;
+mod grammar;
+mod matcher;
+mod quoted;
+mod schema;
+mod vocabulary;
+
+pub use grammar::Grammar;
+pub use vocabulary::Vocabulary;
+
+use crate::error::{Error, Name, Result};
+use alloc::format;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use grammar::NEVER;
+use matcher::Matcher;
+use vocabulary::Sorted;
+
+/// States whose tokens are remembered.
+const REMEMBERED: usize = 16;
+
+/// Tokens that can follow a state.
+#[derive(Clone, Debug, Default)]
+struct Mask {
+    state: Vec<u32>,
+    /// One bit a token.
+    tokens: Vec<u32>,
+    /// How much a token adds at most to those that complete the text.
+    growth: u32,
+}
+
+/// A reply on its way through a grammar.
+#[derive(Clone, Debug)]
+pub struct Constraint {
+    grammar: Arc<Grammar>,
+    vocabulary: Arc<Vocabulary>,
+    matcher: Matcher,
+    /// The latest masks, each found by its state; `oldest` is replaced next.
+    masks: Vec<Mask>,
+    oldest: usize,
+    state: Vec<u32>,
+    /// For the last tokens of a reply, where what can follow depends on their number too.
+    tight: Mask,
+    masked: Vec<f32>,
+}
+
+impl Constraint {
+    /// At the beginning of a reply.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if the vocabulary has no token for each single byte of UTF-8, which complete
+    /// any text.
+    pub fn new(mut grammar: Grammar, vocabulary: Arc<Vocabulary>) -> Result<Constraint> {
+        if let Some(byte) = vocabulary.missing() {
+            let (key, found) = (Name::new("vocabulary"), Name::new(format!("without byte 0x{byte:02X}")));
+            return Err(Error::Unsupported { key, found, expected: "a token for each byte of UTF-8" });
+        }
+        grammar.spell(&vocabulary)?;
+        let mut constraint = Constraint {
+            matcher: Matcher::new(&grammar),
+            grammar: Arc::new(grammar),
+            vocabulary,
+            masks: Vec::new(),
+            oldest: 0,
+            state: Vec::new(),
+            tight: Mask::default(),
+            masked: Vec::new(),
+        };
+        // Clones begin here too.
+        constraint.allowed(usize::MAX);
+        Ok(constraint)
+    }
+
+    /// Goes back to the beginning of a reply.
+    pub fn restart(&mut self) {
+        self.matcher.restart(&self.grammar);
+    }
+
+    /// Whether the text is complete: then, and only then, it may end.
+    pub fn complete(&self) -> bool {
+        self.matcher.complete(&self.grammar)
+    }
+
+    /// Whether the text is complete and nothing can follow.
+    pub fn finished(&self) -> bool {
+        self.matcher.finished()
+    }
+
+    /// The fewest tokens found that complete the text.
+    pub fn shortest(&self) -> u32 {
+        self.matcher.shortest(&self.grammar)
+    }
+
+    /// Goes on with a token; false if the text cannot, and nothing is changed then.
+    pub fn accept(&mut self, token: u32) -> bool {
+        if self.vocabulary.ends.contains(&token) {
+            return self.complete();
+        }
+        let text = self.vocabulary.text(token);
+        let taken = !text.is_empty() && text.iter().all(|&byte| self.matcher.push(&self.grammar, byte));
+        if !taken {
+            self.matcher.truncate(0);
+            return false;
+        }
+        self.matcher.settle();
+        true
+    }
+
+    /// Which tokens can come next if the reply may have `left` more of them, the one that ends it
+    /// included: a bit for each. Allocates only for states not seen lately.
+    pub fn allowed(&mut self, left: usize) -> &[u32] {
+        let (grammar, vocabulary) = (&*self.grammar, &*self.vocabulary);
+        self.state.clear();
+        self.matcher.words(grammar, vocabulary.longest, &mut self.state);
+        let found = self.masks.iter().position(|mask| mask.state == self.state);
+        let at = found.unwrap_or_else(|| {
+            let at = if self.masks.len() < REMEMBERED {
+                self.masks.push(Mask::default());
+                self.masks.len() - 1
+            } else {
+                self.oldest = (self.oldest + 1) % REMEMBERED;
+                self.oldest
+            };
+            if let Some(mask) = self.masks.get_mut(at) {
+                mask.state.clone_from(&self.state);
+                fill(&mut self.matcher, grammar, vocabulary, NEVER, mask);
+            }
+            at
+        });
+        let shortest = self.matcher.shortest(grammar);
+        // This one and the one that ends the reply are no part of it.
+        let room = u32::try_from(left).unwrap_or(NEVER).saturating_sub(2);
+        let growth = self.masks.get(at).map_or(0, |mask| mask.growth);
+        if shortest.saturating_add(growth) > room {
+            // Where there is too little room, as soon as can be.
+            let room = room.max(shortest.saturating_sub(1));
+            fill(&mut self.matcher, grammar, vocabulary, room, &mut self.tight);
+            if self.tight.tokens.iter().any(|&word| word != 0) {
+                return &self.tight.tokens;
+            }
+        }
+        self.masks.get(at).map_or(&[], |mask| &mask.tokens)
+    }
+
+    /// `logits` with those of tokens that cannot come next at -inf. `stops` are tokens that end the
+    /// reply beside those of the vocabulary.
+    pub fn apply(&mut self, logits: &[f32], left: usize, stops: &[u32]) -> &[f32] {
+        let mut masked = core::mem::take(&mut self.masked);
+        masked.clear();
+        masked.extend_from_slice(logits);
+        let allowed = self.allowed(left);
+        for (logits, &word) in masked.chunks_mut(32).zip(allowed) {
+            if word == 0 {
+                logits.fill(f32::NEG_INFINITY);
+            } else if word != u32::MAX {
+                for (i, logit) in logits.iter_mut().enumerate() {
+                    *logit = if word >> i & 1 == 1 { *logit } else { f32::NEG_INFINITY };
+                }
+            }
+        }
+        let known = allowed.len() * 32;
+        masked.iter_mut().skip(known).for_each(|logit| *logit = f32::NEG_INFINITY);
+        let complete = self.complete();
+        for &stop in stops {
+            if let (Some(to), Some(&from)) = (masked.get_mut(stop as usize), logits.get(stop as usize)) {
+                *to = if complete { from } else { f32::NEG_INFINITY };
+            }
+        }
+        self.masked = masked;
+        &self.masked
+    }
+}
+
+/// Finds the tokens that can follow, and after which at most `room` tokens complete the text.
+fn fill(matcher: &mut Matcher, grammar: &Grammar, vocabulary: &Vocabulary, room: u32, mask: &mut Mask) {
+    mask.tokens.clear();
+    mask.tokens.resize(vocabulary.size().div_ceil(32), 0);
+    mask.growth = 0;
+    let shortest = matcher.shortest(grammar);
+    let (mut growth, mut done) = (0, (u32::MAX, 0));
+    let all = matcher.plain(grammar, vocabulary.longest, room, |least, most, after| {
+        growth = growth.max(after.saturating_sub(shortest));
+        if (least, most) != done {
+            done = (least, most);
+            vocabulary.mark_plain(least, most, &mut mask.tokens);
+        }
+    });
+    mask.growth = growth;
+    let list = if all { &vocabulary.rest } else { &vocabulary.all };
+    walk(matcher, grammar, list, |matcher, token| {
+        let after = matcher.shortest(grammar);
+        if after <= room {
+            mask.growth = mask.growth.max(after.saturating_sub(shortest));
+            set(&mut mask.tokens, token);
+        }
+    });
+    if matcher.complete(grammar) {
+        vocabulary.ends.iter().for_each(|&end| set(&mut mask.tokens, end));
+    }
+}
+
+fn set(tokens: &mut [u32], token: u32) {
+    if let Some(word) = tokens.get_mut(token as usize / 32) {
+        *word |= 1 << (token % 32);
+    }
+}
+
+/// Calls `visit` for each token that can follow, in the state behind it.
+fn walk(matcher: &mut Matcher, grammar: &Grammar, list: &Sorted, mut visit: impl FnMut(&mut Matcher, u32)) {
+    let (mut at, mut len) = (0, 0);
+    while let Some(entry) = list.tokens.get(at) {
+        let text = list.text(at);
+        len = usize::from(entry.shared).min(len);
+        matcher.truncate(len);
+        at += 1;
+        while let Some(&byte) = text.get(len) {
+            if !matcher.push(grammar, byte) {
+                // Those that begin so too lead nowhere either.
+                while let Some(next) = list.tokens.get(at)
+                    && usize::from(next.shared) > len
+                {
+                    at = next.next as usize;
+                }
+                break;
+            }
+            len += 1;
+        }
+        if len == text.len() {
+            visit(matcher, entry.token);
+        }
+    }
+    matcher.truncate(0);
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,768 @@
+//! JSON Schema to a grammar.
+//!
+//! What is not supported is refused by name: a schema that is accepted holds for every text that its
+//! grammar has. The grammar may have fewer texts than the schema.
+#![forbid(unsafe_code)]
+
+use super::decimal::Bounds;
+use super::grammar::{Grammar, MAX_NODES, MAX_PROPERTIES, Node, NodeId, Property, Text};
+use crate::chat::json;
+use crate::error::{Error, Name, Result};
+use alloc::string::String;
+use alloc::vec;
+use alloc::vec::Vec;
+
+/// Bytes of a schema.
+const MAX_BYTES: usize = 1 << 18;
+/// Schemas within schemas.
+const MAX_NESTING: usize = 64;
+/// Schemas that are referred to.
+const MAX_REFERENCES: usize = 512;
+/// Schemas of one `oneOf`, of which each is compared with each.
+const MAX_ONE_OF: usize = 64;
+/// Bytes that are looked through for what references lead to.
+const MAX_SEARCH: usize = 1 << 27;
+/// Values of one `enum`.
+const MAX_VALUES: usize = 4096;
+
+/// A value of a text that [`json::reformat`] has written: sound, and each thing spelled in one way.
+#[derive(Clone, Copy, Debug)]
+struct Value<'t>(&'t str);
+
+impl<'t> Value<'t> {
+    fn is_object(self) -> bool {
+        self.0.starts_with('{')
+    }
+
+    /// What stands between the brackets, cut at the commas.
+    fn parts(self) -> Vec<&'t str> {
+        let inner = self.0.get(1..self.0.len() - 1).unwrap_or("");
+        let (mut parts, mut depth, mut quoted, mut escaped, mut start) = (Vec::new(), 0, false, false, 0);
+        for (at, byte) in inner.bytes().enumerate() {
+            match byte {
+                _ if escaped => escaped = false,
+                b'\\' if quoted => escaped = true,
+                b'"' => quoted = !quoted,
+                _ if quoted => {}
+                b'[' | b'{' => depth += 1,
+                b']' | b'}' => depth -= 1,
+                b',' if depth == 0 => {
+                    parts.extend(inner.get(start..at));
+                    start = at + 2; // a space follows
+                }
+                _ => {}
+            }
+        }
+        if !inner.is_empty() {
+            parts.extend(inner.get(start..));
+        }
+        parts
+    }
+
+    fn items(self) -> Option<Vec<Value<'t>>> {
+        self.0.starts_with('[').then(|| self.parts().into_iter().map(Value).collect())
+    }
+
+    /// Names, as they are spelled with their quotes, and values, of which the last of a name counts.
+    fn members(self) -> Option<Vec<(&'t str, Value<'t>)>> {
+        if !self.is_object() {
+            return None;
+        }
+        let mut members: Vec<(usize, &str, Value<'_>)> = Vec::new();
+        for (i, part) in self.parts().into_iter().enumerate() {
+            let mut escaped = false;
+            let close = part.bytes().enumerate().skip(1).find(|&(_, byte)| {
+                let closes = byte == b'"' && !escaped;
+                escaped = byte == b'\\' && !escaped;
+                closes
+            });
+            let at = close.map_or(0, |(at, _)| at + 1);
+            let (name, value) = part.split_at_checked(at).unwrap_or((part, ""));
+            members.push((i, name, Value(value.get(2..).unwrap_or(""))));
+        }
+        members.sort_by_key(|&(i, name, _)| (name, core::cmp::Reverse(i)));
+        members.dedup_by_key(|member| member.1);
+        members.sort_by_key(|member| member.0);
+        Some(members.into_iter().map(|(_, name, value)| (name, value)).collect())
+    }
+
+    fn get(members: &[(&'t str, Value<'t>)], name: &str) -> Option<Value<'t>> {
+        let is = |spelled: &str| spelled.strip_prefix('"').and_then(|s| s.strip_suffix('"')) == Some(name);
+        members.iter().find(|(spelled, _)| is(spelled)).map(|(_, value)| *value)
+    }
+
+    /// The text between the quotes of a string, as it is spelled.
+    fn spelled(self) -> Option<&'t str> {
+        self.0.strip_prefix('"')?.strip_suffix('"')
+    }
+
+    /// Whether it has a number that was too large for a float to be written.
+    fn overflows(self) -> bool {
+        let (mut quoted, mut escaped) = (false, false);
+        self.0.bytes().any(|byte| {
+            match byte {
+                _ if escaped => escaped = false,
+                b'\\' if quoted => escaped = true,
+                b'"' => quoted = !quoted,
+                _ => {}
+            }
+            byte == b'I' && !quoted
+        })
+    }
+
+    fn kind(self) -> Kind {
+        match self.0.bytes().next() {
+            Some(b'{') => Kind::Object,
+            Some(b'[') => Kind::Array,
+            Some(b'"') => Kind::String,
+            Some(b't' | b'f') => Kind::Boolean,
+            Some(b'n') => Kind::Null,
+            _ if self.0.contains(['.', 'e']) => Kind::Number,
+            _ => Kind::Integer,
+        }
+    }
+}
+
+/// What `type` names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Object,
+    Array,
+    String,
+    Number,
+    Integer,
+    Boolean,
+    Null,
+}
+
+impl Kind {
+    const ALL: [(Kind, &'static str); 7] = [
+        (Kind::Object, "object"),
+        (Kind::Array, "array"),
+        (Kind::String, "string"),
+        (Kind::Number, "number"),
+        (Kind::Integer, "integer"),
+        (Kind::Boolean, "boolean"),
+        (Kind::Null, "null"),
+    ];
+}
+
+/// Keywords that say nothing about the value.
+const REMARKS: [&str; 13] = [
+    "title",
+    "description",
+    "default",
+    "examples",
+    "example",
+    "$schema",
+    "$id",
+    "$comment",
+    "$defs",
+    "definitions",
+    "deprecated",
+    "readOnly",
+    "writeOnly",
+];
+
+/// Keywords of one type.
+const OF_KIND: [(Kind, &[&str]); 4] = [
+    (Kind::Object, &["properties", "required", "additionalProperties"]),
+    (Kind::Array, &["items", "prefixItems", "minItems", "maxItems"]),
+    (Kind::String, &["minLength", "maxLength"]),
+    (Kind::Number, &["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"]),
+];
+
+/// The JSON pointer of a keyword, of which the end is kept where it is long.
+fn pointer(path: &str, keyword: &str) -> Name {
+    let full = alloc::format!("{path}/{keyword}");
+    let cut = full.len().checked_sub(35).and_then(|from| Some(from + full.get(from..)?.find('/')?));
+    match cut {
+        Some(from) if full.len() > 38 => Name::new(alloc::format!("...{}", full.get(from..).unwrap_or(""))),
+        _ => Name::new(full),
+    }
+}
+
+fn limit<T>(what: &'static str, found: usize, max: usize) -> Result<T> {
+    Err(Error::Limit { what, found: found as u64, max: max as u64 })
+}
+
+/// A graph in the making.
+pub(super) struct Builder {
+    pub(super) nodes: Vec<Node>,
+    any: Option<NodeId>,
+}
+
+impl Builder {
+    pub(super) fn new() -> Builder {
+        Builder { nodes: Vec::new(), any: None }
+    }
+
+    pub(super) fn add(&mut self, node: Node) -> NodeId {
+        self.nodes.push(node);
+        (self.nodes.len() - 1) as NodeId
+    }
+
+    pub(super) fn texts<'t>(&mut self, texts: impl IntoIterator<Item = &'t str>) -> NodeId {
+        let mut texts: Vec<&[u8]> = texts.into_iter().map(str::as_bytes).collect();
+        texts.sort_unstable();
+        texts.dedup();
+        self.add(Node::Texts(texts.into_iter().map(Text::new).collect()))
+    }
+
+    /// Any JSON value.
+    fn any(&mut self) -> NodeId {
+        if let Some(any) = self.any {
+            return any;
+        }
+        let any = self.add(Node::Any(Vec::new()));
+        self.any = Some(any);
+        let object = self.object();
+        let choices = vec![
+            object,
+            self.add(Node::Array { prefix: Vec::new(), items: any, min: 0, max: u32::MAX }),
+            self.add(Node::String { min: 0, max: u32::MAX }),
+            self.add(Node::Number(Bounds::none(false))),
+            self.texts(["true", "false", "null"]),
+        ];
+        if let Some(node) = self.nodes.get_mut(any as usize) {
+            *node = Node::Any(choices);
+        }
+        any
+    }
+
+    /// Any JSON object.
+    pub(super) fn object(&mut self) -> NodeId {
+        let any = self.any();
+        self.add(Node::Object { properties: Vec::new(), required: 0, other: Some(any) })
+    }
+
+    /// What satisfies the schema `text`.
+    pub(super) fn schema(&mut self, text: &str) -> Result<NodeId> {
+        if text.len() > MAX_BYTES {
+            return limit("length of the schema", text.len(), MAX_BYTES);
+        }
+        let mut sound = String::with_capacity(text.len());
+        json::reformat(text, &mut sound)?;
+        let root = Value(&sound);
+        let mut compiler = Compiler {
+            builder: self,
+            root,
+            references: Vec::new(),
+            queue: Vec::new(),
+            search: MAX_SEARCH,
+            path: String::new(),
+        };
+        let id = compiler.reference("#")?;
+        // References can follow each other in a long row, or in a circle.
+        while let Some((path, schema, id)) = compiler.queue.pop() {
+            compiler.path = path;
+            let target = compiler.compile(schema, 0)?;
+            if let Some(node) = compiler.builder.nodes.get_mut(id as usize) {
+                *node = Node::Any(vec![target]);
+            }
+        }
+        Ok(id)
+    }
+}
+
+struct Compiler<'b, 't> {
+    builder: &'b mut Builder,
+    root: Value<'t>,
+    /// Where each schema that is referred to stands, and what it becomes.
+    references: Vec<(String, NodeId)>,
+    /// Those that are still to be compiled.
+    queue: Vec<(String, Value<'t>, NodeId)>,
+    /// What is left of [`MAX_SEARCH`].
+    search: usize,
+    /// The JSON pointer of the schema that is being compiled.
+    path: String,
+}
+
+impl<'t> Compiler<'_, 't> {
+    fn unsupported<T>(&self, keyword: &str, found: Value<'_>, expected: &'static str) -> Result<T> {
+        let found = Name::new(found.spelled().unwrap_or(found.0));
+        Err(Error::Unsupported { key: pointer(&self.path, keyword), found, expected })
+    }
+
+    fn reference(&mut self, path: &str) -> Result<NodeId> {
+        if let Some((_, id)) = self.references.iter().find(|(known, _)| known == path) {
+            return Ok(*id);
+        }
+        let Some(target) = self.locate(path) else {
+            let expected = "# and the JSON pointer of a schema in this text";
+            return self.unsupported("$ref", Value(path), expected);
+        };
+        if self.references.len() == MAX_REFERENCES {
+            return limit("number of references in the schema", MAX_REFERENCES + 1, MAX_REFERENCES);
+        }
+        let id = self.builder.add(Node::Any(Vec::new()));
+        self.references.push((path.into(), id));
+        self.queue.push((path.strip_prefix('#').unwrap_or(path).into(), target, id));
+        Ok(id)
+    }
+
+    /// The value that a JSON pointer behind a `#` leads to.
+    fn locate(&mut self, path: &str) -> Option<Value<'t>> {
+        let mut value = self.root;
+        let mut parts = path.strip_prefix('#')?.split('/');
+        if parts.next() != Some("") {
+            return None;
+        }
+        for part in parts {
+            self.search = self.search.checked_sub(value.0.len())?;
+            value = match value.items() {
+                Some(items) => *items.get(part.parse::<usize>().ok()?)?,
+                // The two characters that a pointer escapes.
+                None => Value::get(&value.members()?, &part.replace("~1", "/").replace("~0", "~"))?,
+            };
+        }
+        Some(value)
+    }
+
+    /// What satisfies a schema within the one at hand.
+    fn part(
+        &mut self,
+        keyword: &str,
+        name: Option<&str>,
+        schema: Value<'t>,
+        nesting: usize,
+    ) -> Result<NodeId> {
+        let len = self.path.len();
+        for part in [Some(keyword), name].into_iter().flatten() {
+            self.path.push('/');
+            self.path.push_str(part);
+        }
+        let id = self.compile(schema, nesting + 1)?;
+        self.path.truncate(len);
+        Ok(id)
+    }
+
+    fn compile(&mut self, schema: Value<'t>, nesting: usize) -> Result<NodeId> {
+        if nesting > MAX_NESTING {
+            return limit("nesting of schemas", nesting, MAX_NESTING);
+        }
+        if self.builder.nodes.len() > MAX_NODES {
+            return limit("size of the schema", self.builder.nodes.len(), MAX_NODES);
+        }
+        let members = match schema.0 {
+            "true" => return Ok(self.builder.any()),
+            "false" => return Ok(self.builder.add(Node::Any(Vec::new()))),
+            _ => match schema.members() {
+                Some(members) => members,
+                None => return self.unsupported("", schema, "a schema: an object, true or false"),
+            },
+        };
+        let get = |name| Value::get(&members, name);
+        // All keywords that say something, in the order of the schema.
+        let mut telling: Vec<(&str, Value<'t>)> = Vec::new();
+        for &(spelled, value) in &members {
+            let name = Value(spelled).spelled().unwrap_or("");
+            let known = matches!(name, "type" | "enum" | "const" | "anyOf" | "oneOf" | "allOf" | "$ref")
+                || OF_KIND.iter().any(|(_, keywords)| keywords.contains(&name));
+            if known {
+                telling.push((name, value));
+            } else if !REMARKS.contains(&name) || (name == "$id" && !self.path.is_empty()) {
+                return self.unsupported(name, value, "a schema without it");
+            }
+        }
+        for combined in ["$ref", "anyOf", "oneOf", "allOf"] {
+            let Some(value) = get(combined) else { continue };
+            let beside = telling.iter().find(|(name, _)| *name != combined);
+            if let Some((beside, value)) = beside {
+                return self.unsupported(beside, *value, "nothing beside $ref, anyOf, oneOf or allOf");
+            }
+            return self.combined(combined, value, nesting);
+        }
+        let kinds = self.kinds(get("type"), &telling)?;
+        if let Some(values) = get("enum").or(get("const")) {
+            let values = match (get("enum"), get("const")) {
+                (Some(_), Some(both)) => {
+                    return self.unsupported("const", both, "only one of const and enum");
+                }
+                (Some(values), _) => match values.items() {
+                    Some(items) => items,
+                    None => return self.unsupported("enum", values, "an array"),
+                },
+                (None, _) => vec![values],
+            };
+            if let Some((name, value)) =
+                telling.iter().find(|(name, _)| !matches!(*name, "type" | "enum" | "const"))
+            {
+                return self.unsupported(name, *value, "nothing but type beside enum and const");
+            }
+            let right = |v: &&Value<'_>| match v.kind() {
+                Kind::Integer => kinds.contains(&Kind::Integer) || kinds.contains(&Kind::Number),
+                kind => kinds.contains(&kind),
+            };
+            let texts: Vec<&str> = values.iter().filter(right).map(|v| v.0).collect();
+            if texts.len() > MAX_VALUES {
+                return limit("number of values of an enum", texts.len(), MAX_VALUES);
+            }
+            if let Some(text) = texts.iter().find(|text| Value(text).overflows()) {
+                return self.unsupported("enum", Value(text), "numbers that a float can hold");
+            }
+            return Ok(self.builder.texts(texts));
+        }
+        let mut choices = Vec::new();
+        for &kind in &kinds {
+            choices.push(match kind {
+                Kind::Object => self.object(&members, nesting)?,
+                Kind::Array => {
+                    let (min, max) = (self.count(&members, "minItems")?, self.count(&members, "maxItems")?);
+                    let mut prefix = Vec::new();
+                    if let Some(schemas) = get("prefixItems") {
+                        let Some(schemas) = schemas.items() else {
+                            return self.unsupported("prefixItems", schemas, "an array of schemas");
+                        };
+                        for (i, schema) in schemas.into_iter().enumerate() {
+                            let name = alloc::format!("{i}");
+                            prefix.push(self.part("prefixItems", Some(&name), schema, nesting)?);
+                        }
+                    }
+                    let items = match get("items") {
+                        Some(items) if items.0.starts_with('[') => {
+                            return self.unsupported(
+                                "items",
+                                items,
+                                "one schema for all items, or prefixItems",
+                            );
+                        }
+                        Some(items) => self.part("items", None, items, nesting)?,
+                        None => self.builder.any(),
+                    };
+                    let max = max.unwrap_or(u32::MAX);
+                    self.builder.add(Node::Array { prefix, items, min: min.unwrap_or(0), max })
+                }
+                Kind::String => {
+                    let (min, max) = (self.count(&members, "minLength")?, self.count(&members, "maxLength")?);
+                    self.builder.add(Node::String { min: min.unwrap_or(0), max: max.unwrap_or(u32::MAX) })
+                }
+                // Every integer is a number.
+                Kind::Integer if kinds.contains(&Kind::Number) => continue,
+                Kind::Number | Kind::Integer => {
+                    let mut bounds = Bounds::none(kind == Kind::Integer);
+                    for (name, value) in &telling {
+                        if OF_KIND[3].1.contains(name)
+                            && !matches!(value.kind(), Kind::Integer | Kind::Number)
+                        {
+                            return self.unsupported(name, *value, "a number");
+                        }
+                        match *name {
+                            "minimum" | "exclusiveMinimum" | "maximum" | "exclusiveMaximum" => {}
+                            _ => continue,
+                        }
+                        let exclusive = name.starts_with("ex");
+                        let narrowed = match name.ends_with("inimum") {
+                            true => bounds.at_least(value.0, exclusive),
+                            false => bounds.at_most(value.0, exclusive),
+                        };
+                        if narrowed.is_none() {
+                            return self.unsupported(name, *value, "a number of at most 15 digits");
+                        }
+                    }
+                    self.builder.add(Node::Number(bounds))
+                }
+                Kind::Boolean => self.builder.texts(["true", "false"]),
+                Kind::Null => self.builder.texts(["null"]),
+            });
+        }
+        Ok(match choices[..] {
+            [only] => only,
+            _ => self.builder.add(Node::Any(choices)),
+        })
+    }
+
+    /// The types a schema allows; those its keywords are about if it does not say.
+    fn kinds(&self, of: Option<Value<'t>>, telling: &[(&str, Value<'t>)]) -> Result<Vec<Kind>> {
+        let Some(of) = of else {
+            let about = |keywords: &[&str]| telling.iter().any(|(name, _)| keywords.contains(name));
+            let kinds: Vec<Kind> =
+                OF_KIND.iter().filter(|(_, keywords)| about(keywords)).map(|(kind, _)| *kind).collect();
+            let all = || Kind::ALL.iter().map(|(kind, _)| *kind).collect();
+            return Ok(if kinds.is_empty() { all() } else { kinds });
+        };
+        let mut kinds = Vec::new();
+        for name in of.items().unwrap_or_else(|| vec![of]) {
+            match Kind::ALL.iter().find(|(_, known)| name.spelled() == Some(known)) {
+                Some((kind, _)) if kinds.contains(kind) => {}
+                Some((kind, _)) => kinds.push(*kind),
+                None => return self.unsupported("type", name, "a type of JSON Schema, or a list of them"),
+            }
+        }
+        Ok(kinds)
+    }
+
+    fn combined(&mut self, keyword: &str, value: Value<'t>, nesting: usize) -> Result<NodeId> {
+        if keyword == "$ref" {
+            return match value.spelled() {
+                Some(path) => self.reference(path),
+                None => self.unsupported(keyword, value, "a string"),
+            };
+        }
+        let Some(schemas) = value.items().filter(|schemas| !schemas.is_empty()) else {
+            return self.unsupported(keyword, value, "an array of schemas");
+        };
+        if keyword == "allOf" && schemas.len() > 1 {
+            return self.unsupported(keyword, value, "a single schema");
+        }
+        if keyword == "oneOf" {
+            if schemas.len() > MAX_ONE_OF {
+                return limit("number of oneOf schemas", schemas.len(), MAX_ONE_OF);
+            }
+            let resolved: Vec<_> = schemas.iter().map(|schema| self.resolve(*schema)).collect();
+            for (i, a) in resolved.iter().enumerate() {
+                let disjoint = |b: &Option<Vec<_>>| match (a, b) {
+                    (Some(a), Some(b)) => self.disjoint(a, b),
+                    _ => false,
+                };
+                if !resolved.iter().skip(i + 1).all(disjoint) {
+                    return self.unsupported(
+                        keyword,
+                        value,
+                        "schemas of different types, different constants, or a required property that tells them \
+                         apart; anyOf has no such limit",
+                    );
+                }
+            }
+        }
+        let mut choices = Vec::new();
+        for (i, schema) in schemas.into_iter().enumerate() {
+            choices.push(self.part(keyword, Some(&alloc::format!("{i}")), schema, nesting)?);
+        }
+        Ok(self.builder.add(Node::Any(choices)))
+    }
+
+    /// The schema behind references.
+    fn resolve(&mut self, mut schema: Value<'t>) -> Option<Vec<(&'t str, Value<'t>)>> {
+        for _ in 0..16 {
+            let members = schema.members()?;
+            let Some(path) = Value::get(&members, "$ref").and_then(Value::spelled) else {
+                return Some(members);
+            };
+            schema = self.locate(path)?;
+        }
+        None
+    }
+
+    /// Whether it is certain that no value satisfies both.
+    fn disjoint(&self, a: &[(&'t str, Value<'t>)], b: &[(&'t str, Value<'t>)]) -> bool {
+        if let (Some(a), Some(b)) = (constants(a), constants(b)) {
+            // 1 and 1.0 are the same value in two spellings.
+            return !a.iter().any(|a| a.0.contains(['.', 'e']) && a.kind() == Kind::Number)
+                && !b.iter().any(|b| b.kind() == Kind::Number || a.iter().any(|a| a.0 == b.0))
+                && !a.iter().chain(&b).any(|v| matches!(v.kind(), Kind::Object | Kind::Array));
+        }
+        let kinds = |members: &[(&'t str, Value<'t>)]| match constants(members) {
+            Some(values) => Some(values.iter().map(|v| v.kind()).collect()),
+            // Without a type, values of all others satisfy a schema.
+            None => self.kinds(Some(Value::get(members, "type")?), &[]).ok(),
+        };
+        let (Some(of_a), Some(of_b)): (Option<Vec<Kind>>, Option<Vec<Kind>>) = (kinds(a), kinds(b)) else {
+            return false;
+        };
+        let plain = |kind: &Kind| if *kind == Kind::Integer { Kind::Number } else { *kind };
+        if !of_a.iter().any(|a| of_b.iter().any(|b| plain(a) == plain(b))) {
+            return true;
+        }
+        if of_a != [Kind::Object] || of_b != [Kind::Object] {
+            return false;
+        }
+        let required =
+            |members: &[(&'t str, Value<'t>)]| Value::get(members, "required").and_then(Value::items);
+        let property = |members: &[(&'t str, Value<'t>)], name| {
+            constants(&Value::get(&Value::get(members, "properties")?.members()?, name)?.members()?)
+        };
+        let (Some(in_a), Some(in_b)) = (required(a), required(b)) else { return false };
+        in_a.iter().filter(|a| in_b.iter().any(|b| a.0 == b.0)).filter_map(|name| name.spelled()).any(
+            |name| match (property(a, name), property(b, name)) {
+                (Some(a), Some(b)) => {
+                    let strings = a.iter().chain(&b).all(|v| v.kind() == Kind::String);
+                    strings && !a.iter().any(|a| b.iter().any(|b| a.0 == b.0))
+                }
+                _ => false,
+            },
+        )
+    }
+
+    fn object(&mut self, members: &[(&'t str, Value<'t>)], nesting: usize) -> Result<NodeId> {
+        let get = |name| Value::get(members, name);
+        let named = match get("properties") {
+            None => Vec::new(),
+            Some(value) => match value.members() {
+                Some(named) => named,
+                None => return self.unsupported("properties", value, "an object"),
+            },
+        };
+        let mut required = Vec::new();
+        if let Some(value) = get("required") {
+            let Some(names) = value.items().filter(|names| names.iter().all(|n| n.spelled().is_some()))
+            else {
+                return self.unsupported("required", value, "an array of strings");
+            };
+            required = names.into_iter().map(|name| name.0).collect();
+            required.sort_unstable();
+            required.dedup();
+        }
+        let most = named.len().max(required.len());
+        if most > MAX_PROPERTIES {
+            return limit("number of properties", most, MAX_PROPERTIES);
+        }
+        let extra = required.iter().filter(|name| !named.iter().any(|(known, _)| known == *name)).count();
+        if named.len() + extra > MAX_PROPERTIES {
+            return limit("number of properties", named.len() + extra, MAX_PROPERTIES);
+        }
+        let other = match get("additionalProperties") {
+            Some(Value("false")) => None,
+            Some(schema) => Some(self.part("additionalProperties", None, schema, nesting)?),
+            // Who lists properties means these; who lists none means any.
+            None if named.is_empty() => Some(self.builder.any()),
+            None => None,
+        };
+        let mut properties = Vec::new();
+        for (name, schema) in &named {
+            let value = self.part("properties", Value(name).spelled(), *schema, nesting)?;
+            properties.push((*name, value));
+        }
+        for name in &required {
+            if !named.iter().any(|(known, _)| known == name) {
+                let closed = get("additionalProperties").is_some();
+                let value = match other {
+                    Some(other) => other,
+                    None if closed => self.builder.add(Node::Any(Vec::new())),
+                    None => self.builder.any(),
+                };
+                properties.push((*name, value));
+            }
+        }
+        properties.sort_by_key(|(name, _)| name.as_bytes().get(1..).unwrap_or_default());
+        let mut bits = 0;
+        for (i, (name, _)) in properties.iter().enumerate() {
+            bits |= u128::from(required.binary_search(name).is_ok()) << i;
+        }
+        let properties = properties
+            .into_iter()
+            .map(|(name, value)| Property {
+                name: Text::new(name.as_bytes().get(1..).unwrap_or_default()),
+                value,
+            })
+            .collect();
+        Ok(self.builder.add(Node::Object { properties, required: bits, other }))
+    }
+
+    fn count(&self, members: &[(&str, Value<'_>)], name: &'static str) -> Result<Option<u32>> {
+        let Some(value) = Value::get(members, name) else { return Ok(None) };
+        match value.0.strip_suffix(".0").unwrap_or(value.0).parse::<u64>() {
+            // As far as memory goes, all beyond is alike.
+            Ok(count) if count < 1 << 30 => Ok(Some(count as u32)),
+            _ => self.unsupported(name, value, "a whole number below 2^30"),
+        }
+    }
+}
+
+/// The values of `const` or `enum`.
+fn constants<'t>(members: &[(&'t str, Value<'t>)]) -> Option<Vec<Value<'t>>> {
+    match Value::get(members, "const") {
+        Some(value) => Some(vec![value]),
+        None => Value::get(members, "enum")?.items(),
+    }
+}
+
+/// What a tool's description says of its calls: its name and the schema of its arguments.
+pub(super) fn tool(description: &str) -> Result<(String, Option<String>)> {
+    let missing = || Error::MissingKey { key: Name::new("name of a tool") };
+    // Either the function itself, or `{"type": "function", "function": ...}` around it.
+    let function = json::member(description, "function")?.unwrap_or(description);
+    let name = json::member(function, "name")?.ok_or_else(missing)?;
+    let name = json::text(name)?.ok_or_else(missing)?;
+    Ok((name, json::member(function, "parameters")?.map(String::from)))
+}
+
+impl Grammar {
+    /// Any JSON object.
+    pub fn json_object() -> Grammar {
+        let mut builder = Builder::new();
+        let root = builder.object();
+        // Of this graph nothing can be refused.
+        Grammar::finish(builder.nodes, root).unwrap_or_else(|_| Grammar::nothing())
+    }
+
+    /// JSON values that satisfy the JSON Schema `text`.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] names what is not supported, [`Error::Malformed`] where `text` is no JSON,
+    /// [`Error::Limit`] what is too large, and [`Error::Option`] that no value satisfies the schema.
+    pub fn json_schema(text: &str) -> Result<Grammar> {
+        let mut builder = Builder::new();
+        let root = builder.schema(text)?;
+        Grammar::finish(builder.nodes, root)
+    }
+
+    /// Replies in which each call of a tool, in Qwen3's form, names one of `tools` (as in
+    /// [`ChatOptions::tools`](crate::chat::ChatOptions::tools)) and has arguments that satisfy its
+    /// `parameters`. Before, between and behind calls is any text; with `required`, the reply begins with a
+    /// call, and only further calls follow.
+    ///
+    /// # Errors
+    /// As [`Grammar::json_schema`]; [`Error::MissingKey`] for a tool without a name, [`Error::Duplicate`] for
+    /// two of one name.
+    pub fn tool_calls(tools: &[&str], required: bool) -> Result<Grammar> {
+        let mut builder = Builder::new();
+        let mut calls = Vec::new();
+        let end = builder.texts(["}\n</tool_call>"]);
+        let more = builder.nodes.len() as NodeId;
+        builder.add(Node::Any(Vec::new()));
+        for description in tools {
+            let (name, parameters) = tool(description)?;
+            let arguments = match parameters {
+                Some(schema) => builder.schema(&schema)?,
+                None => builder.object(),
+            };
+            // In the layout that models are trained on.
+            let mut head = String::from("\n{\"name\": ");
+            json::string(&name, &mut head);
+            head.push_str(", \"arguments\": ");
+            let then = builder.add(Node::Sequence(vec![arguments, end, more]));
+            calls.push((name, Text::new(head.as_bytes()), then));
+        }
+        calls.sort_by(|a, b| a.1.bytes.cmp(&b.1.bytes));
+        if let Some([(name, ..), _]) = calls.array_windows().find(|[a, b]| a.1.bytes == b.1.bytes) {
+            return Err(Error::Duplicate { what: "tool", name: Name::new(name) });
+        }
+        let (texts, then) = calls.into_iter().map(|(_, text, then)| (text, then)).unzip();
+        let call = builder.add(Node::Cases { texts, then });
+        let marker = Text::new(b"<tool_call>");
+        let root = if required {
+            let opening = builder.texts(["<tool_call>"]);
+            let again = builder.texts(["\n<tool_call>"]);
+            let again = builder.add(Node::Sequence(vec![again, call]));
+            let nothing = builder.texts([""]);
+            if let Some(node) = builder.nodes.get_mut(more as usize) {
+                *node = Node::Any(vec![nothing, again]);
+            }
+            builder.add(Node::Sequence(vec![opening, call]))
+        } else {
+            let free = builder.add(Node::Free { marker, then: call, may_end: true });
+            if let Some(node) = builder.nodes.get_mut(more as usize) {
+                *node = Node::Any(vec![free]);
+            }
+            free
+        };
+        Grammar::finish(builder.nodes, root)
+    }
+
+    /// The same behind a `<think>` block, if the text begins with one.
+    ///
+    /// # Errors
+    /// [`Error::Limit`] if the grammar is as large as can be already.
+    pub fn after_thoughts(self) -> Result<Grammar> {
+        let mut builder = Builder { nodes: self.nodes, any: None };
+        let begin = builder.texts(["<think>"]);
+        let gap = builder.texts(["", "\n", "\n\n"]);
+        let answer = builder.add(Node::Sequence(vec![gap, self.root]));
+        let marker = Text::new(b"</think>");
+        let thoughts = builder.add(Node::Free { marker, then: answer, may_end: false });
+        let thinking = builder.add(Node::Sequence(vec![begin, thoughts]));
+        let root = builder.add(Node::Any(vec![self.root, thinking]));
+        Grammar::finish(builder.nodes, root)
+    }
+}

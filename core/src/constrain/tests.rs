@@ -1,0 +1,209 @@
+use super::*;
+use alloc::string::String;
+
+fn accepts(grammar: &Grammar, text: &str) -> bool {
+    let mut matcher = Matcher::new(grammar);
+    text.bytes().all(|byte| matcher.push(grammar, byte)) && matcher.complete(grammar)
+}
+
+#[test]
+fn grammars_take_what_schemas_allow() {
+    // (schema, taken, not taken)
+    let cases: &[(&str, &[&str], &[&str])] = &[
+        (
+            r#"{"type":"integer"}"#,
+            &["0", "-7", "123456789012345"],
+            &["", "-", "00", "01", "1.0", "-0", "1e5", " 1"],
+        ),
+        (
+            r#"{"type":"number"}"#,
+            &["0", "-0", "1.5", "1e9", "2E-10", "0.001"],
+            &["1.", ".5", "1e", "1e100", "+1", "01"],
+        ),
+        (
+            r#"{"type":"integer","minimum":-3,"exclusiveMaximum":12}"#,
+            &["-3", "0", "7", "11"],
+            &["-4", "12", "13", "100", "-30"],
+        ),
+        (
+            r#"{"type":"number","minimum":0,"maximum":1}"#,
+            &["0", "0.5", "1", "1.0", "0.00000000000001"],
+            &["-1", "1.1", "1.01", "2", "1e0"],
+        ),
+        (
+            r#"{"type":"number","exclusiveMinimum":0.5,"maximum":0.52}"#,
+            &["0.51", "0.52", "0.501"],
+            &["0.5", "0.50", "0.53", "0", "0.521"],
+        ),
+        (
+            r#"{"type":"string"}"#,
+            &[r#""""#, r#""aé🦙\n\"\u00e9""#],
+            &["\"", "\"\u{1}\"", r#""\x""#, r#""\ud800""#, "a"],
+        ),
+        (
+            r#"{"type":"string","minLength":2,"maxLength":3}"#,
+            &[r#""ab""#, r#""é🦙\n""#],
+            &[r#""a""#, r#""abcd""#],
+        ),
+        (r#"{"type":["null","boolean"]}"#, &["null", "true", "false"], &["nul", "0", "truefalse"]),
+        (
+            r#"{"enum":[1,12,"a",null,{"x":[1,2]}]}"#,
+            &["1", "12", r#""a""#, "null", r#"{"x": [1, 2]}"#],
+            &["2", "121", "{}"],
+        ),
+        (r#"{"const":"a\"b"}"#, &[r#""a\"b""#], &[r#""ab""#]),
+        (
+            r#"{"type":"array","items":{"type":"integer"},"minItems":1,"maxItems":2}"#,
+            &["[1]", "[1,2]", "[ 1, 2 ]", "[\n  1\n]"],
+            &["[]", "[1,2,3]", "[1,]", "[,1]", "[1  ,2]"],
+        ),
+        (r#"{"type":"array","items":false}"#, &["[]"], &["[1]", "[ ,"]),
+        (
+            r#"{"type":"object","properties":{"a":{"type":"integer"},"ab":{"type":"null"}},"required":["a"]}"#,
+            &[r#"{"a":1}"#, r#"{"ab":null, "a": 2}"#, r#"{ "a" : 1 , "ab" : null }"#],
+            &[
+                "{}",
+                r#"{"ab":null}"#,
+                r#"{"a":1,"a":2}"#,
+                r#"{"a":1,"c":2}"#,
+                r#"{"a":1,}"#,
+                r#"{"\u0061":1}"#,
+            ],
+        ),
+        (
+            r#"{"type":"object","properties":{"a":{"type":"integer"}},"additionalProperties":{"type":"null"}}"#,
+            &["{}", r#"{"b":null}"#, r#"{"a":1,"":null,"ab":null}"#, r#"{"\"":null}"#],
+            &[r#"{"a":null}"#, r#"{"b":1}"#, r#"{"\u0061":null}"#, r#"{"a":1,"a":null}"#],
+        ),
+        (r#"{"required":["k"]}"#, &[r#"{"k":[{}]}"#, r#"{"x":1,"k":null}"#], &["{}", "1"]),
+        (
+            r##"{"anyOf":[{"type":"integer"},{"type":"array","items":{"$ref":"#"}}]}"##,
+            &["1", "[]", "[1,[2,[]]]"],
+            &["null", "[[}"],
+        ),
+        (
+            r##"{"$ref":"#/$defs/node","$defs":{"node":{"type":"object","properties":{"v":{"type":"integer"},"next":{"anyOf":[{"$ref":"#/$defs/node"},{"type":"null"}]}},"required":["v","next"],"additionalProperties":false}}}"##,
+            &[r#"{"v":1,"next":{"next":null,"v":2}}"#],
+            &[r#"{"v":1}"#, r#"{"v":1,"next":{}}"#],
+        ),
+        ("true", &["1", "{}", r#"[{"a":[null]}]"#], &["", "x"]),
+    ];
+    for (schema, taken, refused) in cases {
+        let grammar = Grammar::json_schema(schema).unwrap();
+        for text in *taken {
+            assert!(accepts(&grammar, text), "{schema} must take {text}");
+        }
+        for text in *refused {
+            assert!(!accepts(&grammar, text), "{schema} must not take {text}");
+        }
+    }
+}
+
+#[test]
+fn what_is_not_supported_is_refused_by_name() {
+    for (schema, code) in [
+        ("", "malformed"),
+        ("{", "malformed"),
+        ("1", "unsupported"),
+        (r#"{"type":"text"}"#, "unsupported"),
+        (r#"{"type":"string","pattern":"a+"}"#, "unsupported"),
+        (r#"{"type":"string","format":"date"}"#, "unsupported"),
+        (r#"{"type":"number","multipleOf":2}"#, "unsupported"),
+        (r#"{"type":"number","minimum":0.1234567890123456}"#, "unsupported"),
+        (r#"{"not":{}}"#, "unsupported"),
+        (r#"{"allOf":[{},{}]}"#, "unsupported"),
+        (r#"{"anyOf":[]}"#, "unsupported"),
+        (r#"{"anyOf":[{}],"type":"object"}"#, "unsupported"),
+        (r#"{"oneOf":[{"type":"integer"},{"type":"number"}]}"#, "unsupported"),
+        (r#"{"oneOf":[{"const":1},{"const":1.0}]}"#, "unsupported"),
+        (r##"{"$ref":"#/$defs/a"}"##, "unsupported"),
+        (r#"{"$ref":"https://example.com/a"}"#, "unsupported"),
+        (r#"{"minLength":-1}"#, "unsupported"),
+        // No value satisfies these.
+        ("false", "option"),
+        (r##"{"$ref":"#"}"##, "option"),
+        (r#"{"type":"string","minLength":3,"maxLength":2}"#, "option"),
+        (r#"{"type":"integer","minimum":3,"maximum":2}"#, "option"),
+        (r#"{"type":"integer","exclusiveMinimum":0,"exclusiveMaximum":1}"#, "option"),
+        (r#"{"enum":[1],"type":"string"}"#, "option"),
+        (r##"{"type":"object","properties":{"a":{"$ref":"#"}},"required":["a"]}"##, "option"),
+        (r#"{"required":["a"],"additionalProperties":false}"#, "option"),
+        (r#"{"type":"array","items":false,"minItems":1}"#, "option"),
+    ] {
+        assert_eq!(Grammar::json_schema(schema).map(|_| ()).map_err(|e| e.code()), Err(code), "{schema}");
+    }
+}
+
+#[test]
+fn hostile_schemas_end_in_errors_soon() {
+    let nested = |n: usize| format(&[&"[".repeat(n), &"]".repeat(n)]);
+    let names = |n: usize| {
+        let names: Vec<String> = (0..n).map(|i| alloc::format!("\"{i}\":{{}}")).collect();
+        alloc::format!("{{\"properties\":{{{}}}}}", names.join(","))
+    };
+    let chain = |n: usize| {
+        let defs: Vec<String> =
+            (0..n).map(|i| alloc::format!("\"{i}\":{{\"$ref\":\"#/$defs/{}\"}}", i + 1)).collect();
+        alloc::format!("{{\"$ref\":\"#/$defs/0\",\"$defs\":{{{}}}}}", defs.join(","))
+    };
+    let any_of = |n: usize| alloc::format!("{{\"anyOf\":[{}]}}", alloc::vec!["true"; n].join(","));
+    let enumeration = alloc::format!("{{\"enum\":[{}]}}", alloc::vec!["1"; 100_000].join(","));
+    let deep = alloc::format!("{}true{}", "{\"items\":".repeat(100), "}".repeat(100));
+    for (schema, codes) in [
+        (alloc::format!("{{\"x\":{}}}", nested(5000)), &["limit"][..]),
+        (" ".repeat(2 << 20), &["limit"]),
+        ("{\"$ref\":\"#".repeat(20_000), &["malformed", "limit"]),
+        (names(129), &["limit"]),
+        (chain(2000), &["limit"]),
+        (deep, &["limit"]),
+        (enumeration, &["limit"]),
+        ("{\"type\":\"string\",\"minLength\":9999999999}".into(), &["unsupported"]),
+    ] {
+        let code = Grammar::json_schema(&schema).map(|_| ()).map_err(|e| e.code());
+        assert!(code.is_err_and(|code| codes.contains(&code)), "{:.60}: {code:?}", schema);
+    }
+    assert!(Grammar::json_schema(&names(128)).is_ok());
+    assert!(Grammar::json_schema(&any_of(50_000)).is_ok());
+}
+
+fn format(parts: &[&str]) -> String {
+    parts.concat()
+}
+
+#[test]
+fn calls_name_a_tool_and_fit_its_parameters() {
+    let tools = [
+        r#"{"type":"function","function":{"name":"add","parameters":{"type":"object","properties":{"a":{"type":"integer"}},"required":["a"]}}}"#,
+        r#"{"name":"now"}"#,
+    ];
+    let grammar = Grammar::tool_calls(&tools, false).unwrap().after_thoughts().unwrap();
+    let add = "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n</tool_call>";
+    for text in [
+        "",
+        "Hello <b>you</b>.",
+        add,
+        &format(&["Let me see.\n", add, "\n", add, " done"]),
+        &format(&["<think>\nI could write <tool_call>x.\n</think>\n\n", add]),
+        "<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>",
+        "<<tool_call",
+    ] {
+        assert!(accepts(&grammar, text), "{text}");
+    }
+    for text in [
+        "<tool_call>",
+        "<<tool_call>x",
+        "<tool_call>\n{\"name\": \"now\"}\n</tool_call>",
+        "<tool_call>\n{\"name\": \"add\", \"arguments\": {}}\n</tool_call>",
+        "<tool_call>\n{\"name\": \"sub\", \"arguments\": {}}\n</tool_call>",
+        &format(&[add, "<tool_call>\n{}"]),
+    ] {
+        assert!(!accepts(&grammar, text), "{text}");
+    }
+    let grammar = Grammar::tool_calls(&tools, true).unwrap().after_thoughts().unwrap();
+    for text in [add, &format(&[add, "\n", add]), &format(&["<think>\nHm.\n</think>\n\n", add])] {
+        assert!(accepts(&grammar, text), "{text}");
+    }
+    for text in ["", "Hello", "<think>\n</think>\n\nHello", &format(&[add, "\nDone."])] {
+        assert!(!accepts(&grammar, text), "{text}");
+    }
+}

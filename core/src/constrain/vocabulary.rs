@@ -1,0 +1,194 @@
+//! A vocabulary in the order of its bytes, to be walked as a tree.
+#![forbid(unsafe_code)]
+
+use super::quoted;
+use crate::tokenizer::{TokenKind, Tokenizer};
+use alloc::vec;
+use alloc::vec::Vec;
+
+/// Tokens sorted by their bytes.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Sorted {
+    pub(super) tokens: Vec<Entry>,
+    pub(super) bytes: Vec<u8>,
+}
+
+/// A token: where its bytes end, and how many of them the token before has too.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Entry {
+    pub(super) token: u32,
+    pub(super) end: u32,
+    pub(super) shared: u16,
+    /// The next one that shares fewer bytes with the one before it.
+    pub(super) next: u32,
+}
+
+impl Sorted {
+    fn of<'b>(texts: impl Iterator<Item = (u32, &'b [u8])>) -> Sorted {
+        let mut sorted = Sorted::default();
+        let mut last: &[u8] = &[];
+        for (token, text) in texts {
+            let shared = last.iter().zip(text).take_while(|(a, b)| a == b).count() as u16;
+            sorted.bytes.extend_from_slice(text);
+            sorted.tokens.push(Entry { token, end: sorted.bytes.len() as u32, shared, next: 0 });
+            last = text;
+        }
+        let mut open: Vec<(u16, u32)> = Vec::new();
+        for (i, entry) in sorted.tokens.iter_mut().enumerate().rev() {
+            while open.last().is_some_and(|&(shared, _)| shared >= entry.shared) {
+                open.pop();
+            }
+            entry.next = open.last().map_or(u32::MAX, |&(_, at)| at);
+            open.push((entry.shared, i as u32));
+        }
+        sorted
+    }
+
+    pub(super) fn text(&self, at: usize) -> &[u8] {
+        let from = at.checked_sub(1).and_then(|before| self.tokens.get(before)).map_or(0, |e| e.end);
+        let to = self.tokens.get(at).map_or(from, |e| e.end);
+        self.bytes.get(from as usize..to as usize).unwrap_or_default()
+    }
+
+    /// Calls `visit` with the lengths of those tokens that `text` begins with.
+    pub(super) fn beginnings(&self, text: &[u8], mut visit: impl FnMut(usize)) {
+        let (mut from, mut to) = (0, self.tokens.len());
+        for (len, &byte) in text.iter().enumerate() {
+            // Of the tokens that agree in `len` bytes, those that agree in one more.
+            let edge = |after: bool| {
+                let (mut low, mut high) = (from, to);
+                while low < high {
+                    let mid = low + (high - low) / 2;
+                    let next = self.text(mid).get(len).copied();
+                    if next < Some(byte) || (after && next == Some(byte)) {
+                        low = mid + 1;
+                    } else {
+                        high = mid;
+                    }
+                }
+                low
+            };
+            (from, to) = (edge(false), edge(true));
+            if from == to {
+                return;
+            }
+            if self.text(from).len() == len + 1 {
+                visit(len + 1);
+            }
+        }
+    }
+}
+
+/// The texts of a model's tokens, made ready for constraints: about 40 bytes a token and its text.
+#[derive(Clone, Debug)]
+pub struct Vocabulary {
+    pub(super) all: Sorted,
+    /// Tokens that a JSON string does not take as they are.
+    pub(super) rest: Sorted,
+    /// For each token the characters that a JSON string takes as they are, or [`NOT_PLAIN`].
+    pub(super) plain: Vec<u16>,
+    pub(super) ends: Vec<u32>,
+    /// Where each token's bytes are in `all`.
+    ranges: Vec<(u32, u32)>,
+    /// Most bytes of a token.
+    pub(super) longest: u32,
+}
+
+impl Vocabulary {
+    /// The tokens of a tokenizer.
+    pub fn new(tokenizer: &Tokenizer<'_>) -> Vocabulary {
+        let texts = (0..tokenizer.vocab_size() as u32).map(|token| {
+            let shown = !tokenizer.is_end(token) && tokenizer.kind(token) != TokenKind::Control;
+            tokenizer.token_bytes(token).filter(|_| shown).into_iter().flatten()
+        });
+        Vocabulary::from_texts(texts, tokenizer.ends())
+    }
+
+    /// The bytes of each token, none for those that may not be written, and the tokens that end a text.
+    /// Tokens over 4096 bytes, and those beyond the first 2^21, may not be written either.
+    pub fn from_texts<T: IntoIterator<Item = u8>>(
+        texts: impl IntoIterator<Item = T>,
+        ends: &[u32],
+    ) -> Vocabulary {
+        let (mut bytes, mut ranges) = (Vec::new(), Vec::new());
+        for text in texts.into_iter().take(1 << 21) {
+            let start = bytes.len() as u32;
+            // Cut texts would be taken for others.
+            let before = bytes.len();
+            bytes.extend(text.into_iter().take(MAX_TOKEN + 1));
+            if bytes.len() - before > MAX_TOKEN || bytes.len() > MAX_TEXT {
+                bytes.truncate(before);
+            }
+            ranges.push((start, bytes.len() as u32));
+        }
+        for &end in ends {
+            if let Some(range) = ranges.get_mut(end as usize) {
+                range.1 = range.0;
+            }
+        }
+        let text = |&(from, to): &(u32, u32)| bytes.get(from as usize..to as usize).unwrap_or_default();
+        let mut order: Vec<(u32, &[u8])> = (0..)
+            .zip(&ranges)
+            .map(|(token, range)| (token, text(range)))
+            .filter(|(_, t)| !t.is_empty())
+            .collect();
+        order.sort_unstable_by_key(|&(_, text)| text);
+        let mut plain = vec![NOT_PLAIN; ranges.len()];
+        let longest = order.iter().map(|(_, text)| text.len() as u32).max().unwrap_or(0);
+        for &(token, text) in &order {
+            if let Some((slot, chars)) = plain.get_mut(token as usize).zip(quoted::plain(text)) {
+                *slot = chars;
+            }
+        }
+        let all = Sorted::of(order.iter().copied());
+        let rest = Sorted::of(order.iter().copied().filter(|(_, text)| quoted::plain(text).is_none()));
+        let mut ranges = vec![(0, 0); ranges.len()];
+        let mut start = 0;
+        for entry in &all.tokens {
+            if let Some(range) = ranges.get_mut(entry.token as usize) {
+                *range = (start, entry.end);
+            }
+            start = entry.end;
+        }
+        Vocabulary { all, rest, plain, ends: ends.into(), ranges, longest }
+    }
+
+    /// Sets the bits of tokens that are so many characters.
+    pub(super) fn mark_plain(&self, least: u32, most: u32, bits: &mut [u32]) {
+        let most = most.min(u32::from(NOT_PLAIN) - 1) as u16;
+        let Ok(least) = u16::try_from(least) else { return };
+        for (word, chars) in bits.iter_mut().zip(self.plain.chunks(32)) {
+            let marks = chars.iter().enumerate().map(|(i, c)| u32::from((least..=most).contains(c)) << i);
+            *word |= marks.fold(0, |all, mark| all | mark);
+        }
+    }
+
+    /// The first byte of printable text, in UTF-8, that is no token by itself.
+    pub(super) fn missing(&self) -> Option<u8> {
+        (0x20..=0xF4).filter(|b| !matches!(b, 0x7F | 0xC0 | 0xC1)).find(|&byte| {
+            let mut found = false;
+            self.all.beginnings(&[byte], |_| found = true);
+            !found
+        })
+    }
+
+    /// How many tokens there are.
+    pub fn size(&self) -> usize {
+        self.ranges.len()
+    }
+
+    /// The token's bytes, none if it may not be written.
+    pub(super) fn text(&self, token: u32) -> &[u8] {
+        let (from, to) = self.ranges.get(token as usize).copied().unwrap_or_default();
+        self.all.bytes.get(from as usize..to as usize).unwrap_or_default()
+    }
+}
+
+/// Of a token with quotes, escapes, control characters or parts of characters.
+pub(super) const NOT_PLAIN: u16 = u16::MAX;
+
+/// Bytes of all tokens together.
+const MAX_TEXT: usize = 1 << 30;
+
+/// Longer tokens may not be written.
+const MAX_TOKEN: usize = 1 << 12;

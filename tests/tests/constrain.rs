@@ -1,0 +1,436 @@
+//! Replies kept to a schema, against the `jsonschema` crate: whatever tokens are chosen, the text is JSON and
+//! valid; and the tokens that may be chosen are those that a try of every single one finds.
+#![cfg(not(all(target_arch = "wasm32", target_os = "unknown")))]
+
+use std::sync::Arc;
+
+use serde_json::Value;
+use shohin_core::constrain::{Constraint, Grammar, Vocabulary};
+use shohin_core::{Gguf, Tokenizer};
+use shohin_tests::Random;
+
+/// Schemas, and instances for which the grammar and the crate must agree.
+const CASES: &[(&str, &[&str])] = &[
+    // type
+    (r#"{"type":"string"}"#, &[r#""""#, r#""aé🦙\"\\\n\t""#, "1", "null", "[]"]),
+    (r#"{"type":"integer"}"#, &["0", "-7", "123456789012345", "1.5", "true", r#""1""#]),
+    (r#"{"type":"number"}"#, &["0", "-7", "1.5", "0.001", "1e5", "null", r#""1""#]),
+    (r#"{"type":"boolean"}"#, &["true", "false", "0", "null"]),
+    (r#"{"type":"null"}"#, &["null", "false", "0"]),
+    (r#"{"type":["integer","null","boolean"]}"#, &["3", "null", "true", "1.5", r#""a""#]),
+    (r#"{"type":"array"}"#, &["[]", r#"[1,"a",[null,{}]]"#, "{}"]),
+    (r#"{"type":"object"}"#, &["{}", r#"{"a":{"b":[1]}}"#, "[]"]),
+    ("true", &["1", r#"{"a":[null]}"#]),
+    ("{}", &["1", r#"{"a":[null]}"#]),
+    // enum, const
+    (
+        r#"{"enum":["red","green","re",7,70,null,{"a":[1,"x"]}]}"#,
+        &[r#""red""#, r#""re""#, "7", "70", "700", "null", r#"{"a":[1,"x"]}"#, r#"{"a":[1]}"#, r#""r""#],
+    ),
+    (r#"{"type":"string","enum":["a",1]}"#, &[r#""a""#, "1"]),
+    (r#"{"const":"Infinity \"I\""}"#, &[r#""Infinity \"I\"""#, r#""I""#]),
+    // minimum, maximum, exclusiveMinimum, exclusiveMaximum
+    (
+        r#"{"type":"integer","minimum":-3,"exclusiveMaximum":120}"#,
+        &["-4", "-3", "-1", "0", "9", "99", "119", "120", "1000"],
+    ),
+    (
+        r#"{"type":"integer","minimum":1000,"maximum":1999}"#,
+        &["1", "999", "1000", "1500", "1999", "2000", "10000"],
+    ),
+    (
+        r#"{"type":"integer","exclusiveMinimum":-100,"maximum":-10}"#,
+        &["-100", "-99", "-10", "-9", "-1", "0", "10"],
+    ),
+    (r#"{"type":"number","minimum":0,"maximum":1}"#, &["0", "0.5", "1", "0.999", "1.001", "-0.5", "2"]),
+    (
+        r#"{"type":"number","exclusiveMinimum":0,"exclusiveMaximum":0.001}"#,
+        &["0.0005", "0.001", "0.1", "0.0001"],
+    ),
+    (r#"{"type":"number","minimum":-1.5,"maximum":-1.25}"#, &["-1.5", "-1.25", "-1.3", "-1.6", "-1", "1.3"]),
+    (r#"{"type":"number","minimum":1e3}"#, &["999.5", "1000", "1000.5", "123456"]),
+    (r#"{"minimum":5}"#, &["4", "5", "6.5"]),
+    // minLength, maxLength
+    (r#"{"type":"string","minLength":2,"maxLength":3}"#, &[r#""a""#, r#""ab""#, r#""é🦙\n""#, r#""abcd""#]),
+    (r#"{"type":"string","maxLength":0}"#, &[r#""""#, r#""a""#]),
+    (r#"{"type":"string","minLength":40}"#, &[r#""0123456789012345678901234567890123456789""#, r#""short""#]),
+    // items, prefixItems, minItems, maxItems
+    (
+        r#"{"type":"array","items":{"type":"integer"},"minItems":2,"maxItems":3}"#,
+        &["[1]", "[1,2]", "[1,2,3]", "[1,2,3,4]", r#"[1,"a"]"#],
+    ),
+    (
+        r#"{"type":"array","prefixItems":[{"type":"integer"},{"type":"string"}],"items":false}"#,
+        &["[]", "[1]", r#"[1,"a"]"#, r#"[1,"a",2]"#, r#"["a",1]"#],
+    ),
+    (
+        r#"{"type":"array","prefixItems":[{"type":"integer"},{"const":"x"}],"items":{"type":"null"},"minItems":3}"#,
+        &[r#"[1,"x"]"#, r#"[1,"x",null]"#, r#"[1,"x",null,null]"#, r#"[1,"x",1]"#, r#"["x","x",null]"#],
+    ),
+    (r#"{"prefixItems":[{"type":"null"}],"maxItems":1}"#, &["[]", "[null]", "[null,null]", "[1]"]),
+    (
+        r#"{"type":"array","items":{"type":"array","items":{"type":"boolean"},"maxItems":2}}"#,
+        &["[]", "[[]]", "[[true],[false,true]]", "[[1]]", "[[true,true,true]]"],
+    ),
+    // properties, required, additionalProperties
+    (
+        r#"{"type":"object","properties":{"name":{"type":"string"},"age":{"type":"integer","minimum":0}},"required":["name"],"additionalProperties":false}"#,
+        &[
+            "{}",
+            r#"{"name":"a"}"#,
+            r#"{"age":1,"name":"a"}"#,
+            r#"{"age":-1,"name":"a"}"#,
+            r#"{"name":"a","x":1}"#,
+            r#"{"age":1}"#,
+        ],
+    ),
+    (
+        r#"{"type":"object","properties":{"a":{"type":"integer"},"ab":{"type":"null"},"abc":true},"required":["ab","z"],"additionalProperties":{"type":"boolean"}}"#,
+        &[
+            r#"{"ab":null,"z":true}"#,
+            r#"{"ab":null,"z":1}"#,
+            r#"{"ab":null,"z":false,"q":true,"abc":{}}"#,
+            r#"{"ab":null,"z":false,"a":true}"#,
+            r#"{"z":true}"#,
+            r#"{"ab":null,"z":true,"abcd":1}"#,
+            r#"{"ab":null,"z":true,"":true}"#,
+        ],
+    ),
+    (
+        r#"{"type":"object","additionalProperties":{"type":"integer"}}"#,
+        &["{}", r#"{"a":1,"b":2}"#, r#"{"a":null}"#, r#"{"a\"b\\":1}"#],
+    ),
+    (
+        r#"{"type":"object","properties":{"a\"b":{"type":"integer"},"é":{"type":"null"},"\u0001":{"const":1}},"additionalProperties":false}"#,
+        &["{}", r#"{"a\"b":1,"é":null,"\u0001":1}"#, r#"{"a\"b":null}"#],
+    ),
+    // anyOf, oneOf, allOf, $ref, $defs
+    (
+        r#"{"anyOf":[{"type":"string","maxLength":2},{"type":"string","enum":["long one"]},{"type":"integer"}]}"#,
+        &[r#""ab""#, r#""abc""#, r#""long one""#, r#""long on""#, "5", "null"],
+    ),
+    (
+        r#"{"oneOf":[{"type":"object","properties":{"kind":{"const":"circle"},"r":{"type":"number"}},"required":["kind","r"],"additionalProperties":false},{"type":"object","properties":{"kind":{"const":"square"},"side":{"type":"number"}},"required":["kind","side"],"additionalProperties":false},{"type":"null"}]}"#,
+        &[
+            r#"{"kind":"circle","r":1.5}"#,
+            r#"{"kind":"square","r":1}"#,
+            r#"{"side":2,"kind":"square"}"#,
+            "null",
+            "{}",
+        ],
+    ),
+    (
+        r##"{"type":"object","properties":{"value":{"type":"integer"},"children":{"type":"array","items":{"$ref":"#"}}},"required":["value"],"additionalProperties":false}"##,
+        &[
+            r#"{"value":1}"#,
+            r#"{"value":1,"children":[{"value":2,"children":[]},{"value":3}]}"#,
+            r#"{"value":1,"children":[{}]}"#,
+        ],
+    ),
+    (
+        r##"{"type":"object","properties":{"head":{"$ref":"#/$defs/node"},"copy":{"$ref":"#/properties/head"}},"required":["head"],"additionalProperties":false,"$defs":{"node":{"anyOf":[{"type":"null"},{"type":"object","properties":{"v":{"type":"integer"},"next":{"$ref":"#/$defs/node"}},"required":["v","next"],"additionalProperties":false}]}}}"##,
+        &[
+            r#"{"head":null}"#,
+            r#"{"head":{"v":1,"next":{"v":2,"next":null}},"copy":null}"#,
+            r#"{"head":{"v":1}}"#,
+            "{}",
+        ],
+    ),
+    (
+        r##"{"allOf":[{"$ref":"#/definitions/a~1b"}],"definitions":{"a/b":{"type":"boolean"}}}"##,
+        &["true", "1"],
+    ),
+    // Titles and the like say nothing of the value.
+    (
+        r#"{"$schema":"https://json-schema.org/draft/2020-12/schema","$id":"https://example.com/x","title":"T","description":"D","type":"integer","default":1,"examples":[2],"deprecated":true,"readOnly":true,"$comment":"c"}"#,
+        &["1", r#""a""#],
+    ),
+    // As Pydantic writes a small form.
+    (
+        r##"{"$defs":{"Item":{"properties":{"sku":{"maxLength":8,"minLength":3,"title":"Sku","type":"string"},"count":{"default":1,"exclusiveMinimum":0,"title":"Count","type":"integer"}},"required":["sku"],"title":"Item","type":"object"},"State":{"enum":["new","paid","sent"],"title":"State","type":"string"}},"properties":{"id":{"title":"Id","type":"integer"},"state":{"$ref":"#/$defs/State"},"items":{"items":{"$ref":"#/$defs/Item"},"minItems":1,"title":"Items","type":"array"},"note":{"anyOf":[{"type":"string"},{"type":"null"}],"default":null,"title":"Note"}},"required":["id","state","items"],"title":"Order","type":"object"}"##,
+        &[
+            r#"{"id":1,"state":"paid","items":[{"sku":"abc"}]}"#,
+            r#"{"id":1,"state":"new","items":[{"sku":"abc","count":2}],"note":null}"#,
+            r#"{"id":1,"state":"lost","items":[{"sku":"abc"}]}"#,
+            r#"{"id":1,"state":"paid","items":[]}"#,
+            r#"{"id":1,"state":"paid","items":[{"sku":"ab"}]}"#,
+            r#"{"id":1,"state":"paid","items":[{"sku":"abc","count":0}]}"#,
+        ],
+    ),
+];
+
+/// Every keyword of `CASES` and no others is supported.
+#[test]
+fn the_grammar_and_the_crate_agree_on_instances() {
+    for (schema, instances) in CASES {
+        let parsed: Value = serde_json::from_str(schema).unwrap();
+        let validator = jsonschema::validator_for(&parsed).unwrap();
+        let constraint = bytes(Grammar::json_schema(schema).unwrap());
+        let mut valid = 0;
+        for text in *instances {
+            let instance: Value = serde_json::from_str(text).unwrap();
+            let expected = validator.is_valid(&instance);
+            valid += usize::from(expected);
+            // As it is, as Python writes it, and over several lines.
+            let spaced = shohin_python(text);
+            // Constants are spelled in one way only.
+            let free = !schema.starts_with("{\"enum");
+            let lines = format!("{instance:#}");
+            for text in [spaced.as_str()].into_iter().chain([*text, &lines].into_iter().filter(|_| free)) {
+                assert_eq!(takes(&constraint, text), expected, "{schema}: {text}");
+            }
+        }
+        assert!(valid > 0 && valid < instances.len() || *schema == "true" || *schema == "{}", "{schema}");
+    }
+}
+
+fn shohin_python(text: &str) -> String {
+    let mut out = String::new();
+    shohin_core::chat::json::reformat(text, &mut out).unwrap();
+    out
+}
+
+/// A constraint whose tokens are the bytes.
+fn bytes(grammar: Grammar) -> Constraint {
+    let vocabulary = Vocabulary::from_texts((0..=255u8).map(Some), &[]);
+    Constraint::new(grammar, Arc::new(vocabulary)).unwrap()
+}
+
+fn takes(constraint: &Constraint, text: &str) -> bool {
+    let mut constraint = constraint.clone();
+    text.bytes().all(|byte| constraint.accept(u32::from(byte))) && constraint.complete()
+}
+
+/// The bytes, what JSON is often made of, and halves of characters; the last token ends a reply.
+fn pieces() -> (Vec<Vec<u8>>, u32) {
+    let mut texts: Vec<Vec<u8>> = (0..=255u8).map(|byte| vec![byte]).collect();
+    texts.extend(
+        [
+            "{\"",
+            "\":",
+            "\": ",
+            "\",",
+            "\", \"",
+            "\"}",
+            "\"]",
+            "}]",
+            "]}",
+            "}}",
+            "]]",
+            "],",
+            "},",
+            "[]",
+            "{}",
+            "[[",
+            "[{",
+            "\"\"",
+            "\\\"",
+            "\\n",
+            "\\\\",
+            "\\u",
+            "\\u00",
+            "  ",
+            "    ",
+            "\n  ",
+            "\n",
+            "{\n",
+            ",\n",
+            " \"",
+            "true",
+            "false",
+            "null",
+            "tr",
+            "nu",
+            "12",
+            "123",
+            "1234",
+            "00",
+            "0.",
+            ".5",
+            "e1",
+            "e+",
+            "-1",
+            "-0",
+            "name",
+            "na",
+            "me\"",
+            "age",
+            "value",
+            "children",
+            "kind",
+            "circle",
+            "square",
+            "head",
+            "next",
+            "copy",
+            "red",
+            "green",
+            "ab",
+            "abc",
+            "a\"",
+            "hello",
+            " world",
+            "é",
+            "🦙",
+            "日本",
+            "lorem ipsum dolor",
+            "name\": \"",
+            "{\"value\": 1",
+            "state\": \"",
+            "sku\":",
+            "long one",
+            "</",
+            "<tool_call>",
+        ]
+        .map(|text| text.as_bytes().to_vec()),
+    );
+    texts.extend(
+        [&[0xF0, 0x9F][..], &[0xA6, 0x99], &[0xC3], &[0xA9, b'"'], &[0xE6, 0x97], b"x\xC3", b"\"\xC3"]
+            .map(<[u8]>::to_vec),
+    );
+    texts.push(Vec::new());
+    let end = texts.len() as u32 - 1;
+    (texts, end)
+}
+
+struct Words {
+    texts: Vec<Vec<u8>>,
+    ends: Vec<u32>,
+    vocabulary: Arc<Vocabulary>,
+}
+
+/// Vocabularies of 350 and 2048 tokens.
+fn vocabularies() -> [Words; 2] {
+    let (texts, end) = pieces();
+    let vocabulary = Arc::new(Vocabulary::from_texts(texts.iter().map(|t| t.iter().copied()), &[end]));
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/sprout.gguf");
+    let file = std::fs::read(path).unwrap();
+    let gguf = Gguf::parse(&file).unwrap();
+    let tokenizer = Tokenizer::from_gguf(&gguf).unwrap();
+    let of = |token| tokenizer.token_bytes(token).into_iter().flatten().collect();
+    let sprout = Words {
+        texts: (0..tokenizer.vocab_size() as u32).map(of).collect(),
+        ends: tokenizer.ends().to_vec(),
+        vocabulary: Arc::new(Vocabulary::new(&tokenizer)),
+    };
+    [Words { texts, ends: vec![end], vocabulary }, sprout]
+}
+
+fn is_set(bits: &[u32], token: usize) -> bool {
+    bits.get(token / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
+}
+
+/// Chooses one of the tokens that may come; `taste` is which kinds are preferred.
+fn choose(bits: &[u32], words: &Words, random: &mut Random, taste: usize) -> Option<u32> {
+    let tokens: Vec<u32> = (0..words.texts.len()).filter(|&t| is_set(bits, t)).map(|t| t as u32).collect();
+    let closing =
+        |&t: &u32| words.ends.contains(&t) || words.texts[t as usize].iter().any(|b| b"\"]},".contains(b));
+    let preferred: Vec<u32> = match taste {
+        1 => tokens.iter().copied().filter(closing).collect(),
+        2 => tokens.iter().copied().filter(|t| !closing(t)).collect(),
+        _ => Vec::new(),
+    };
+    let from = if preferred.is_empty() || random.below(4) == 0 { &tokens } else { &preferred };
+    (!from.is_empty()).then(|| from[random.below(from.len())])
+}
+
+/// A reply of random tokens, at most `budget` with the one that ends it.
+fn walk(
+    constraint: &mut Constraint,
+    words: &Words,
+    random: &mut Random,
+    budget: usize,
+    taste: usize,
+) -> Vec<u8> {
+    let mut text = Vec::new();
+    for left in (1..=budget).rev() {
+        let token = choose(constraint.allowed(left), words, random, taste).expect("a token that may come");
+        if words.ends.contains(&token) {
+            assert!(constraint.complete());
+            break;
+        }
+        assert!(constraint.accept(token), "token {token} behind {:?}", String::from_utf8_lossy(&text));
+        text.extend(&words.texts[token as usize]);
+        if constraint.finished() {
+            break;
+        }
+    }
+    assert!(constraint.complete(), "cut off after {:?}", String::from_utf8_lossy(&text));
+    text
+}
+
+#[test]
+fn whatever_tokens_are_chosen_the_text_is_valid() {
+    let mut random = Random::new(1);
+    let mut longest = 0;
+    for words in &vocabularies() {
+        for (schema, _) in CASES {
+            let parsed: Value = serde_json::from_str(schema).unwrap();
+            let validator = jsonschema::validator_for(&parsed).unwrap();
+            let constraint =
+                Constraint::new(Grammar::json_schema(schema).unwrap(), words.vocabulary.clone()).unwrap();
+            let least = constraint.shortest() as usize;
+            for round in 0..24 {
+                // The least room there can be, and more.
+                let budget = if round < 6 { least + round } else { least + random.below(120) };
+                let text = walk(&mut constraint.clone(), words, &mut random, budget.max(1), round % 3);
+                longest = longest.max(text.len());
+                let text = String::from_utf8(text).expect("UTF-8");
+                let value: Value =
+                    serde_json::from_str(&text).unwrap_or_else(|e| panic!("{schema}: {e}: {text}"));
+                assert!(validator.is_valid(&value), "{schema}: {text}");
+            }
+        }
+    }
+    assert!(longest > 300, "{longest}");
+}
+
+#[test]
+fn the_tokens_that_may_come_are_those_that_a_try_finds() {
+    let mut random = Random::new(2);
+    let mut tried = 0;
+    for words in &vocabularies() {
+        for (schema, _) in CASES {
+            let mut constraint =
+                Constraint::new(Grammar::json_schema(schema).unwrap(), words.vocabulary.clone()).unwrap();
+            let fresh = constraint.clone();
+            let mut left = constraint.shortest() as usize + 12;
+            for _ in 0..20 {
+                let shortest = constraint.shortest();
+                for left in [usize::MAX, left, shortest as usize + 2, shortest as usize + 1] {
+                    let allowed = constraint.allowed(left).to_vec();
+                    for (token, text) in words.texts.iter().enumerate() {
+                        let mut after = constraint.clone();
+                        let expected = if words.ends.contains(&(token as u32)) {
+                            constraint.complete()
+                        } else {
+                            !text.is_empty()
+                                && after.accept(token as u32)
+                                && left.saturating_sub(2).max(shortest.saturating_sub(1) as usize)
+                                    >= after.shortest() as usize
+                        };
+                        tried += 1;
+                        let shown = String::from_utf8_lossy(text);
+                        assert_eq!(
+                            is_set(&allowed, token),
+                            expected,
+                            "{schema}: token {shown:?}, {left} left"
+                        );
+                    }
+                }
+                let token = choose(constraint.allowed(left), words, &mut random, 0);
+                match token {
+                    Some(token) if !words.ends.contains(&token) && !constraint.finished() && left > 1 => {
+                        assert!(constraint.accept(token));
+                        left -= 1;
+                    }
+                    _ => {
+                        constraint = fresh.clone();
+                        left = constraint.shortest() as usize + 1 + random.below(40);
+                    }
+                }
+            }
+        }
+    }
+    assert!(tried > 1_000_000, "{tried}");
+}
