@@ -1,5 +1,7 @@
 //! One timeline over a model on the GPU: cache, working memory, and the dispatches of every kind of step.
 
+mod states;
+
 use crate::device::Gpu;
 use crate::error::{Error, Result};
 use crate::kernel::{
@@ -166,6 +168,10 @@ pub struct GpuSession {
     position: usize,
     sizes: Sizes,
     step: Buffer,
+    /// The residual stream, `(batch, hidden)`.
+    x: Buffer,
+    /// Keys and values of each layer.
+    caches: Vec<[Buffer; 2]>,
     logits_buffer: Buffer,
     best: Buffer,
     kept: [Buffer; 2],
@@ -248,9 +254,11 @@ impl GpuSession {
             .map(|chunk| kernel::embed(gpu, model.token_embd.form, h, chunk, &step, &x))
             .collect();
         let (mut short, mut long, mut many) = (embed.clone(), embed.clone(), embed);
+        let mut caches = Vec::new();
         for block in &model.blocks {
             let keys = gpu.storage("keys", sizes.kv()).await?;
             let values = gpu.storage("values", sizes.kv()).await?;
+            caches.push([keys.clone(), values.clone()]);
             let product =
                 |matrix, acts, output, into, stride| products(gpu, matrix, acts, output, into, stride, &step);
             let norm = |weight| kernel::rmsnorm(gpu, h, c.rms_norm_eps, false, &x, weight, &step, &acts);
@@ -298,6 +306,8 @@ impl GpuSession {
             position: 0,
             sizes,
             step,
+            x,
+            caches,
             logits_buffer: logits,
             best,
             kept,

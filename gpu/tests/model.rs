@@ -207,6 +207,60 @@ fn caches_agree() {
     }
 }
 
+/// What a session holds goes on in another one of another capacity, to the bit.
+#[test]
+fn exported_caches_go_on_elsewhere() {
+    let gpu = open(true);
+    let file = Model::new(Shape { context: 512, ..Shape::tiny() }, Stored::new(Format::Q1_0), 3);
+    let file = file.to_vec().unwrap();
+    let tokens = tokens(150, 320);
+    for kv in [Kv::F32, Kv::F16, Kv::Q8] {
+        let open = |context| session(&gpu, &file, &GpuSessionOptions { kv, context, ..Default::default() });
+        let (mut first, mut other) = (open(160), open(300));
+        pollster::block_on(first.forward(&tokens[..149], Want::Nothing)).unwrap();
+        let mut kept = Vec::new();
+        pollster::block_on(first.export(&mut kept)).unwrap();
+        assert_eq!(kept.len(), first.export_len());
+        pollster::block_on(first.forward(&tokens[149..], Want::Logits)).unwrap();
+
+        pollster::block_on(other.forward(&[1, 2, 3], Want::Nothing)).unwrap();
+        other.import(149, &kept).unwrap();
+        assert_eq!(other.position(), 149);
+        pollster::block_on(other.forward(&tokens[149..], Want::Logits)).unwrap();
+        assert_eq!(other.logits(), first.logits(), "{kv:?}");
+
+        kept.push(0);
+        assert!(matches!(other.import(149, &kept), Err(Error::Core(CoreError::Length { .. }))));
+        assert!(matches!(other.import(301, &kept), Err(Error::Core(CoreError::ContextFull { .. }))));
+        assert_eq!(other.position(), 0);
+    }
+}
+
+/// The final hidden states are those of the engine on the CPU, in batches of any size.
+#[test]
+fn hidden_states_agree() {
+    let gpu = open(true);
+    let file = Model::tiny(Format::Pq2_0);
+    let tokens = tokens(23, 320);
+    let model = BonsaiModel::from_gguf(&Gguf::parse(&file).unwrap()).unwrap();
+    let options = SessionOptions { activations: Activations::F32, kv: KvFormat::F32, ..Default::default() };
+    let (mut want, mut got) = (Vec::new(), Vec::new());
+    let mut cpu = Session::new(&model, &options).unwrap();
+    cpu.forward_hidden(&tokens, &Serial, &mut |_, row| want.extend_from_slice(row)).unwrap();
+    let options =
+        GpuSessionOptions { activations: Activations::F32, kv: Kv::F32, batch: 8, ..Default::default() };
+    let mut session = session(&gpu, &file, &options);
+    let mut sink = |i: usize, row: &[f32]| {
+        assert_eq!(got.len(), i * row.len());
+        got.extend_from_slice(row);
+    };
+    pollster::block_on(session.forward_hidden(&tokens, &mut sink)).unwrap();
+    assert_eq!(session.position(), tokens.len());
+    assert_eq!(got.len(), want.len());
+    let error = error(&got, &want);
+    assert!(error < 1e-5, "{error}");
+}
+
 /// What is chosen on the GPU is what would be chosen from all logits, also among equals and at the ends of the
 /// vocabulary.
 #[test]

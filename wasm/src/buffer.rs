@@ -2,6 +2,7 @@
 
 use crate::error::{JsResult, js};
 use js_sys::Uint8Array;
+use sha2::{Digest, Sha256};
 use shohin_core::{Error, Gguf};
 use wasm_bindgen::prelude::*;
 
@@ -80,5 +81,29 @@ impl FileBuffer {
         // What was announced and did not come serves the session.
         self.bytes.shrink_to_fit();
         self.bytes
+    }
+}
+
+/// A SHA-256 in the making.
+#[wasm_bindgen]
+#[derive(Default)]
+pub struct Checksum(Sha256);
+
+#[wasm_bindgen]
+impl Checksum {
+    /// Of nothing yet.
+    #[wasm_bindgen(constructor)]
+    pub fn new() -> Checksum {
+        Checksum::default()
+    }
+
+    /// Takes the next bytes.
+    pub fn push(&mut self, piece: &[u8]) {
+        self.0.update(piece);
+    }
+
+    /// In hexadecimal digits, of all so far.
+    pub fn digits(&self) -> String {
+        self.0.clone().finalize().iter().map(|byte| format!("{byte:02x}")).collect()
     }
 }

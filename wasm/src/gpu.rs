@@ -1,21 +1,24 @@
 //! A model on the GPU: it goes there while it is downloaded, and stays there.
 
 use crate::conversation::Conversation;
+use crate::embedding::{check, pooling_named};
 use crate::error::{JsResult, js};
 use crate::lent::Lent;
-use crate::model::{Facts, Memory, Step, activations_named, detokenize};
+use crate::model::{Facts, Memory, activations_named, kv_named};
+use crate::reply::{Reply, Step, tell_of_reply};
 use crate::sampling::{Sampling, whole};
+use crate::snapshot::{self, Fingerprint};
+use crate::words::know_words;
 use js_sys::Uint8Array;
-use shohin_core::chat;
-use shohin_core::generate::{self, Event, Generation, Need, Reason};
 use shohin_core::gguf::{Event as Arrival, GgufStream, ReadOptions};
-use shohin_core::sample::DRY_BREAKERS;
-use shohin_core::tokenizer::{Special, Tokenizer};
-use shohin_core::{Error, KvFormat, Name, Result, Sampler};
+use shohin_core::model::{Embedding, Pooling};
+use shohin_core::tokenizer::Tokenizer;
+use shohin_core::{Error, KvFormat};
 use shohin_gpu::{
-    Error as GpuError, Gpu, GpuOptions, GpuSession, GpuSessionOptions, Result as GpuResult, Upload, Want,
-    memory_plan, wanted,
+    Error as GpuError, Gpu, GpuModel as Weights, GpuOptions, GpuSession, GpuSessionOptions,
+    Result as GpuResult, Upload, Want, memory_plan, wanted,
 };
+use std::rc::Rc;
 use std::sync::Arc;
 use wasm_bindgen::prelude::*;
 
@@ -42,6 +45,7 @@ struct Part {
 pub struct GpuLoader {
     gpu: Arc<Gpu>,
     stream: GgufStream,
+    fingerprint: Fingerprint,
     upload: Option<Upload>,
     file_len: u64,
 }
@@ -65,7 +69,7 @@ impl GpuLoader {
         #[allow(clippy::arc_with_non_send_sync, reason = "in browsers a device belongs to one thread")]
         let gpu = Arc::new(Gpu::open(&options).await.map_err(fail)?);
         let stream = GgufStream::new(file_len, ReadOptions::default());
-        Ok(GpuLoader { gpu, stream, upload: None, file_len })
+        Ok(GpuLoader { gpu, stream, fingerprint: Fingerprint::default(), upload: None, file_len })
     }
 
     /// What the browser calls the GPU.
@@ -88,22 +92,20 @@ impl GpuLoader {
     /// `truncated`, an unknown option, or what the GPU says.
     pub async fn finish(self, context: f64, kv: &str, activations: &str) -> JsResult<GpuModel> {
         let asked = whole("context", context)?;
-        let kv = KvFormat::named(kv).ok_or_else(|| {
-            let (key, found) = (Name::new("kv"), Name::new(kv));
-            js(Error::Unsupported { key, found, expected: "f32, f16 or q8" })
-        })?;
+        let kv = kv_named(kv)?;
         let options = GpuSessionOptions {
             context: if asked > 0 { asked } else { CONTEXT },
             kv: kv.into(),
             activations: activations_named(activations)?,
             ..GpuSessionOptions::default()
         };
-        self.complete(options).await.map_err(fail)
+        self.complete(options, kv).await.map_err(fail)
     }
 }
 
 impl GpuLoader {
     async fn take(&mut self, piece: &[u8]) -> GpuResult<()> {
+        self.fingerprint.push(piece);
         let mut parts = Vec::new();
         let mut codes_first = false;
         let mut failed = None;
@@ -145,98 +147,116 @@ impl GpuLoader {
         Ok(())
     }
 
-    async fn complete(mut self, options: GpuSessionOptions) -> GpuResult<GpuModel> {
+    async fn complete(mut self, options: GpuSessionOptions, kv: KvFormat) -> GpuResult<GpuModel> {
         self.stream.finish()?;
         let missing = Error::Truncated { what: "header", at: 0, need: 1, have: 0 };
-        let model = self.upload.ok_or(missing)?.finish()?;
+        let weights = self.upload.ok_or(missing)?.finish()?;
         let stream = Lent::new(self.stream);
         // SAFETY: what borrows from it is declared after it here, and a field before it in the struct.
         let header = unsafe { stream.lend() }.header()?.ok_or(missing)?;
         let tokenizer = Tokenizer::from_metadata(header.metadata())?;
         let facts = Facts::of(&header, &tokenizer)?;
-        let session = GpuSession::new(&model, &options).await?;
-        Ok(GpuModel {
-            generation: None,
-            want: Want::Logits,
-            session,
-            tokenizer,
-            _stream: stream,
-            facts,
-            file_len: self.file_len,
-            held: Vec::new(),
-            sparse: Vec::new(),
-            text: String::new(),
-            token: 0,
-            reason: None,
-        })
+        let first = GpuSession::new(&weights, &options).await?;
+        let options = *first.options();
+        let (fingerprint, file_len) = (self.fingerprint.finish(), self.file_len);
+        let loaded =
+            Rc::new(Loaded { tokenizer, _stream: stream, weights, facts, fingerprint, file_len, kv });
+        let first = Some(GpuTimeline::new(first, Rc::clone(&loaded)));
+        Ok(GpuModel { first, loaded, options })
     }
 }
 
-/// A model on the GPU, and the conversation it remembers. Behaves as `Model` does, but for waiting.
+/// What all conversations share.
 // The tokenizer is dropped before what it borrows from.
-#[wasm_bindgen]
-pub struct GpuModel {
-    generation: Option<Generation>,
-    /// What the generation's sampler needs to see.
-    want: Want,
-    session: GpuSession,
+struct Loaded {
     tokenizer: Tokenizer<'static>,
     _stream: Lent<GgufStream>,
+    weights: Arc<Weights>,
     facts: Facts,
+    fingerprint: [u8; 32],
     file_len: u64,
-    held: Vec<u32>,
-    sparse: Vec<f32>,
-    text: String,
-    token: u32,
-    reason: Option<Reason>,
+    kv: KvFormat,
 }
+
+/// A model on the GPU; conversations over it are [`GpuTimeline`]s. Behaves as `Model` does, but for waiting.
+#[wasm_bindgen]
+pub struct GpuModel {
+    /// Made while loading, to know that there is memory for it.
+    first: Option<GpuTimeline>,
+    loaded: Rc<Loaded>,
+    options: GpuSessionOptions,
+}
+
+know_words!(GpuModel);
 
 #[wasm_bindgen]
 impl GpuModel {
     /// As `Model.info`.
     pub fn info(&self) -> JsValue {
-        let model = self.session.model();
-        let plan = memory_plan(model.config(), self.session.options()).unwrap_or_default();
-        let memory =
-            Memory { weights: model.bytes() as usize, kv: plan.kv as usize, scratch: plan.scratch as usize };
-        let name = model.gpu().name();
-        let capacity = self.session.capacity();
-        self.facts.info(model.config(), "webgpu", name, 1, self.file_len as usize, capacity, &memory)
+        let Loaded { weights, facts, file_len, .. } = &*self.loaded;
+        let plan = memory_plan(weights.config(), &self.options).unwrap_or_default();
+        let memory = Memory {
+            weights: weights.bytes() as usize,
+            kv: plan.kv as usize,
+            scratch: plan.scratch as usize,
+        };
+        let (name, capacity) = (weights.gpu().name(), self.options.context);
+        facts.info(weights.config(), "webgpu", name, 1, *file_len as usize, capacity, &memory)
     }
 
-    /// As `Model.tokenize`.
-    pub fn tokenize(&self, text: &str, special: bool) -> Vec<u32> {
-        let mut ids = Vec::new();
-        self.tokenizer.encode(text, if special { Special::Parse } else { Special::Text }, &mut ids);
-        ids
-    }
-
-    /// As `Model.detokenize`.
+    /// As `Model.timeline`.
     ///
     /// # Errors
-    /// As there.
-    pub fn detokenize(&self, ids: &[u32]) -> JsResult<String> {
-        detokenize(&self.tokenizer, ids).map_err(js)
+    /// `gpu_memory` if there is not enough for its cache.
+    pub async fn timeline(&mut self, context: f64) -> JsResult<GpuTimeline> {
+        let asked = whole("context", context)?;
+        if asked == 0
+            && let Some(first) = self.first.take()
+        {
+            return Ok(first);
+        }
+        let context = if asked == 0 { self.options.context } else { asked };
+        let options = GpuSessionOptions { context, ..self.options };
+        let session = GpuSession::new(&self.loaded.weights, &options).await.map_err(fail)?;
+        Ok(GpuTimeline::new(session, Rc::clone(&self.loaded)))
     }
 
-    /// As `Model.encode_chat`.
+    /// As `Model.embedder`.
     ///
     /// # Errors
-    /// As there.
-    pub fn encode_chat(&self, conversation: &Conversation, thinking: bool) -> JsResult<Vec<u32>> {
-        conversation
-            .with(self.facts.template(), thinking, |messages, options| {
-                chat::encode(&self.tokenizer, messages, options)
-            })
-            .map_err(js)
+    /// As there; `gpu_memory`.
+    pub async fn embedder(&self, tokens: Vec<u32>, pooling: &str) -> JsResult<GpuEmbedder> {
+        let pooling = pooling_named(pooling)?;
+        GpuEmbedder::new(&self.loaded.weights, &self.options, tokens, pooling).await.map_err(fail)
     }
 
-    /// As `Model.begin`.
+    /// Gives the GPU back at once; every further step fails with `gpu_lost`.
+    pub fn destroy(&self) {
+        self.loaded.weights.gpu().destroy();
+    }
+}
+
+/// A conversation's cache on the GPU. Behaves as `Timeline` does, but for waiting.
+#[wasm_bindgen]
+pub struct GpuTimeline {
+    reply: Reply,
+    /// What the reply's sampler needs to see.
+    want: Want,
+    sparse: Vec<f32>,
+    session: GpuSession,
+    loaded: Rc<Loaded>,
+}
+
+tell_of_reply!(GpuTimeline);
+
+#[wasm_bindgen]
+impl GpuTimeline {
+    /// As `Timeline.begin`.
     ///
     /// # Errors
     /// As there.
     pub fn begin(&mut self, prompt: &[u32], sampling: Sampling) -> JsResult<usize> {
-        self.start(prompt, sampling).map_err(js)
+        self.start(prompt, sampling).map_err(fail)
     }
 
     /// Does the next bounded piece of work on the GPU.
@@ -247,75 +267,105 @@ impl GpuModel {
         self.advance().await.map_err(fail)
     }
 
-    /// As `Model.take_text`.
-    pub fn take_text(&mut self) -> String {
-        std::mem::take(&mut self.text)
+    /// As `Timeline.snapshot`. Only for engines on a GPU to go on from: on the CPU caches lie otherwise.
+    ///
+    /// # Errors
+    /// `memory`; what the GPU says.
+    pub async fn snapshot(&mut self) -> JsResult<Vec<u8>> {
+        self.end();
+        self.kept().await.map_err(fail)
     }
 
-    /// As `Model.last_token`.
-    pub fn last_token(&self) -> u32 {
-        self.token
-    }
-
-    /// As `Model.reason`.
-    pub fn reason(&self) -> String {
-        self.reason.map_or("", Reason::code).to_owned()
-    }
-
-    /// As `Model.end`.
-    pub fn end(&mut self) {
-        if let Some(generation) = self.generation.take() {
-            self.held.clear();
-            self.held.extend_from_slice(generation.held());
-        }
-        let agreed = self.held.len().min(self.session.position());
-        self.held.truncate(agreed);
-        if self.session.truncate(agreed).is_err() {
-            self.held.clear();
-        }
-        self.text.clear();
-    }
-
-    /// Gives the GPU back at once; every further step fails with `gpu_lost`.
-    pub fn destroy(&self) {
-        self.session.model().gpu().destroy();
+    /// As `Timeline.restore`.
+    ///
+    /// # Errors
+    /// As there; what the GPU says.
+    pub fn restore(&mut self, bytes: &[u8]) -> JsResult<()> {
+        self.end();
+        self.reply.held.clear();
+        let _ = self.session.truncate(0); // always as much as it holds
+        let (held, kv) = snapshot::open(bytes, &self.origin())?;
+        self.session.import(held.len(), kv).map_err(fail)?;
+        self.reply.held = held;
+        Ok(())
     }
 }
 
-impl GpuModel {
-    fn start(&mut self, prompt: &[u32], sampling: Sampling) -> Result<usize> {
+impl GpuTimeline {
+    fn new(session: GpuSession, loaded: Rc<Loaded>) -> GpuTimeline {
+        GpuTimeline { reply: Reply::default(), want: Want::Logits, sparse: Vec::new(), session, loaded }
+    }
+
+    fn origin(&self) -> snapshot::Origin {
+        let (layout, activations) = (snapshot::Layout::Gpu, self.session.options().activations);
+        snapshot::Origin::new(self.loaded.fingerprint, layout, self.loaded.kv, activations)
+    }
+
+    async fn kept(&self) -> GpuResult<Vec<u8>> {
+        let mut bytes = snapshot::begin(&self.origin(), &self.reply.held, self.session.export_len())?;
+        self.session.export(&mut bytes).await?;
+        Ok(snapshot::seal(bytes))
+    }
+
+    fn start(&mut self, prompt: &[u32], sampling: Sampling) -> GpuResult<usize> {
         self.end();
-        self.reason = None;
-        let Sampling { config, mut options } = sampling;
-        options.batch = self.session.options().batch;
-        let mut sampler = Sampler::new(&config, self.session.model().config().vocab_size)?;
-        sampler.break_at_bytes(&self.tokenizer, DRY_BREAKERS);
-        self.want = wanted(&config, options.logprobs.is_some(), self.session.options().top);
-        let cached = generate::reusable(&self.held, prompt);
-        let generation = Generation::new(prompt, cached, self.session.capacity(), sampler, options)?;
+        let options = *self.session.options();
+        self.want = wanted(&sampling.config, sampling.options.logprobs.is_some(), options.top);
+        let (config, tokenizer) = (self.loaded.weights.config(), &self.loaded.tokenizer);
+        let cached = self.reply.start(prompt, sampling, options.batch, config, options.context, tokenizer)?;
         self.session.truncate(cached)?;
-        self.held.truncate(cached);
-        self.generation = Some(generation);
         Ok(cached)
     }
 
     async fn advance(&mut self) -> GpuResult<Step> {
-        let Some(generation) = &mut self.generation else { return Ok(Step::Done) };
-        match generation.next() {
-            Need::Feed(tokens) => self.session.forward(tokens, self.want).await?,
-            Need::Done(reason) => {
-                self.reason = Some(reason);
-                return Ok(Step::Done);
-            }
-        }
+        let Some(tokens) = self.reply.wanted() else { return Ok(Step::Done) };
+        self.session.forward(tokens, self.want).await?;
         let logits = self.session.visible_logits(self.want, &mut self.sparse);
-        let Some(Event { token, text, done, .. }) = generation.logits(&self.tokenizer, logits)? else {
-            return Ok(Step::Prefill);
-        };
-        self.text.push_str(text);
-        self.token = token;
-        self.reason = done;
-        // The token that ends a reply is not part of it.
-        Ok(if done == Some(Reason::Stop) { Step::Done } else { Step::Token })
+        Ok(self.reply.take(&self.loaded.tokenizer, logits)?)
+    }
+}
+
+/// A text on its way to becoming a vector, in a cache of its own. Behaves as `Embedder` does, but for waiting.
+#[wasm_bindgen]
+pub struct GpuEmbedder {
+    session: GpuSession,
+    embedding: Embedding,
+    tokens: Vec<u32>,
+}
+
+#[wasm_bindgen]
+impl GpuEmbedder {
+    /// As `Embedder.step`.
+    ///
+    /// # Errors
+    /// As there; what the GPU says.
+    pub async fn step(&mut self) -> JsResult<bool> {
+        let fed = self.session.position();
+        let end = self.tokens.len().min(fed + self.session.options().batch);
+        if end > fed {
+            let mut push = |_, row: &[f32]| self.embedding.push(row);
+            self.session.forward_hidden(&self.tokens[fed..end], &mut push).await.map_err(fail)?;
+        }
+        Ok(end == self.tokens.len())
+    }
+
+    /// As `Embedder.result`.
+    pub fn result(&self, normalize: bool) -> Vec<f32> {
+        self.embedding.finish(normalize)
+    }
+}
+
+impl GpuEmbedder {
+    async fn new(
+        weights: &Arc<Weights>,
+        options: &GpuSessionOptions,
+        tokens: Vec<u32>,
+        pooling: Pooling,
+    ) -> GpuResult<GpuEmbedder> {
+        check(&tokens, weights.config())?;
+        let options = GpuSessionOptions { context: tokens.len(), ..*options };
+        let session = GpuSession::new(weights, &options).await?;
+        let embedding = Embedding::new(weights.config().hidden_size, pooling);
+        Ok(GpuEmbedder { session, embedding, tokens })
     }
 }

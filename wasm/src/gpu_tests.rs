@@ -1,7 +1,7 @@
 //! The GPU engine in a browser, whose adapter may be one in software, against the engine on the CPU.
 
 use crate::tests::{SPROUT, code, load, reply};
-use crate::{GpuLoader, GpuModel, Sampling, Step};
+use crate::{GpuLoader, GpuModel, GpuTimeline, Sampling, Step};
 use js_sys::Uint8Array;
 use wasm_bindgen::JsValue;
 use wasm_bindgen_test::{wasm_bindgen_test, wasm_bindgen_test_configure};
@@ -21,37 +21,40 @@ fn web_log(text: &str) {
     wasm_bindgen_test::console_log!("{text}");
 }
 
-async fn reply_on_gpu(model: &mut GpuModel, prompt: &[u32], max_tokens: f64) -> String {
+async fn reply_on_gpu(timeline: &mut GpuTimeline, prompt: &[u32], max_tokens: f64) -> String {
     let mut sampling = Sampling::preset("greedy").unwrap();
     sampling.set("maxTokens", max_tokens).unwrap();
-    model.begin(prompt, sampling).unwrap();
+    timeline.begin(prompt, sampling).unwrap();
     let mut text = String::new();
-    while model.step().await.unwrap() != Step::Done {
-        text += &model.take_text();
+    while timeline.step().await.unwrap() != Step::Done {
+        text += &timeline.take_text();
     }
-    text += &model.take_text();
-    model.end();
+    text += &timeline.take_text();
+    timeline.end();
     text
 }
 
 #[wasm_bindgen_test]
 async fn says_what_the_cpu_says() {
     let mut cpu = load(SPROUT, SPROUT.len(), SPROUT.len() as f64, "f32").unwrap();
+    let mut timeline = cpu.timeline(0.0).unwrap();
     for extensions in [true, false] {
         let mut gpu = open(SPROUT, extensions, "f32").await.unwrap();
+        let mut on_gpu = gpu.timeline(0.0).await.unwrap();
         for prompt in ["Once upon a time", "The cow said"] {
             let prompt = cpu.tokenize(prompt, false);
             assert_eq!(gpu.detokenize(&prompt).unwrap(), cpu.detokenize(&prompt).unwrap());
-            let want = reply(&mut cpu, &prompt, 16.0).0;
-            assert_eq!(reply_on_gpu(&mut gpu, &prompt, 16.0).await, want);
+            let want = reply(&mut timeline, &prompt, 16.0).0;
+            assert_eq!(reply_on_gpu(&mut on_gpu, &prompt, 16.0).await, want);
         }
     }
 }
 
 #[wasm_bindgen_test]
 async fn integers_and_a_sampler_make_words() {
-    let mut gpu = open(SPROUT, true, "int8").await.unwrap();
-    let prompt = gpu.tokenize("Once upon a time", false);
+    let mut model = open(SPROUT, true, "int8").await.unwrap();
+    let mut gpu = model.timeline(0.0).await.unwrap();
+    let prompt = model.tokenize("Once upon a time", false);
     let mut sampling = Sampling::preset("bonsai").unwrap();
     sampling.set("maxTokens", 12.0).unwrap();
     sampling.set("seed", 7.0).unwrap();
@@ -72,12 +75,13 @@ async fn errors_are_typed() {
     {
         assert_eq!(code(&open(file, true, "int8").await.err().unwrap()), want);
     }
-    let mut gpu = open(SPROUT, true, "int8").await.unwrap();
-    let prompt = gpu.tokenize("Once", false);
+    let mut model = open(SPROUT, true, "int8").await.unwrap();
+    let mut gpu = model.timeline(0.0).await.unwrap();
+    let prompt = model.tokenize("Once", false);
     gpu.begin(&prompt, Sampling::preset("greedy").unwrap()).unwrap();
-    gpu.destroy();
+    model.destroy();
     assert_eq!(code(&gpu.step().await.err().unwrap()), "gpu_lost");
     // The CPU takes over in the same module.
     let mut cpu = load(SPROUT, SPROUT.len(), SPROUT.len() as f64, "int8").unwrap();
-    assert!(!reply(&mut cpu, &prompt, 4.0).0.is_empty());
+    assert!(!reply(&mut cpu.timeline(0.0).unwrap(), &prompt, 4.0).0.is_empty());
 }

@@ -7,6 +7,7 @@
 
 mod buffer;
 mod conversation;
+mod embedding;
 mod error;
 #[cfg(feature = "gpu")]
 mod gpu;
@@ -14,16 +15,23 @@ mod gpu;
 mod gpu_tests;
 mod lent;
 mod model;
+mod reply;
 mod sampling;
+mod snapshot;
 mod team;
 #[cfg(all(test, target_arch = "wasm32"))]
 mod tests;
+mod timeline;
+mod words;
 
-pub use buffer::FileBuffer;
+pub use buffer::{Checksum, FileBuffer};
 pub use conversation::{Conversation, parse_reply};
+pub use embedding::Embedder;
 #[cfg(feature = "gpu")]
-pub use gpu::{GpuLoader, GpuModel};
-pub use model::{Model, Step};
+pub use gpu::{GpuEmbedder, GpuLoader, GpuModel, GpuTimeline};
+pub use model::Model;
+pub use reply::Step;
 pub use sampling::Sampling;
 #[cfg(target_feature = "atomics")]
 pub use team::shared::{shared_memory, work, worker_crashed};
+pub use timeline::Timeline;

@@ -2,59 +2,57 @@
 
 use crate::buffer::FileBuffer;
 use crate::conversation::Conversation;
+use crate::embedding::{Embedder, pooling_named};
 use crate::error::{JsResult, js};
 use crate::lent::Lent;
-use crate::sampling::{Sampling, whole};
+use crate::sampling::whole;
+use crate::snapshot::Fingerprint;
 use crate::team::pool;
+use crate::timeline::Timeline;
+use crate::words::know_words;
 use js_sys::{Array, Object, Reflect};
 use shohin_core::KvFormat;
-use shohin_core::chat::{self, Style, Template};
-
-use shohin_core::generate::{self, Event, Generation, Need, Reason};
+use shohin_core::chat::{Style, Template};
 use shohin_core::gguf::{self, Header, ReadOptions};
 use shohin_core::kernel::Isa;
-use shohin_core::model::{
-    Activations, BonsaiModel, MemoryPlan, ModelVariant, Qwen3Config, Session, SessionOptions,
-};
-use shohin_core::sample::DRY_BREAKERS;
-use shohin_core::tokenizer::{Decoder, Special, Tokenizer};
+use shohin_core::model::{Activations, BonsaiModel, MemoryPlan, ModelVariant, Qwen3Config, SessionOptions};
+use shohin_core::tokenizer::Tokenizer;
 use shohin_core::{Error, Format, Gguf, Name, Result, SamplerConfig};
+use std::rc::Rc;
 use wasm_bindgen::prelude::*;
 
 /// A conversation shorter than this is none: rather fail.
 const LEAST_CONTEXT: usize = 512;
 
-/// What a step did.
-#[wasm_bindgen]
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Step {
-    /// Part of the prompt was read.
-    Prefill = 0,
-    /// There is a new token, and perhaps text.
-    Token = 1,
-    /// The generation is over; there may be text that was held back.
-    Done = 2,
-}
-
-/// A model in memory, and the conversation it remembers.
-// The fields are dropped in this order: each borrows only from those after it.
+/// A model in memory; conversations over it are [`Timeline`]s.
 #[wasm_bindgen]
 pub struct Model {
-    generation: Option<Generation>,
-    session: Session<'static>,
-    tokenizer: Tokenizer<'static>,
-    model: Lent<BonsaiModel<'static>>,
-    bytes: Lent<Vec<u8>>,
+    /// Made while loading, to know that there is memory for it.
+    first: Option<Timeline>,
+    loaded: Rc<Loaded>,
+    options: SessionOptions,
+    plan: MemoryPlan,
+}
 
+/// What all conversations share.
+// The fields are dropped in this order: each borrows only from those after it.
+pub(crate) struct Loaded {
+    pub(crate) tokenizer: Tokenizer<'static>,
+    pub(crate) model: Lent<BonsaiModel<'static>>,
+    bytes: Lent<Vec<u8>>,
     /// Bytes of the file as it came.
     file_bytes: usize,
-    facts: Facts,
-    plan: MemoryPlan,
-    /// The tokens in the cache.
-    held: Vec<u32>,
-    text: String,
-    token: u32,
-    reason: Option<Reason>,
+    pub(crate) facts: Facts,
+    pub(crate) fingerprint: [u8; 32],
+}
+
+impl Loaded {
+    /// Prompt tokens in one step: enough to share the unpacking of a weight row, few enough to look for an abort within
+    /// a second or so.
+    pub(crate) fn batch(&self) -> usize {
+        // SAFETY: used within this call only.
+        if unsafe { self.model.lend() }.config().num_parameters() < 500_000_000 { 64 } else { 16 }
+    }
 }
 
 /// Type names of the matrices of a file, most bytes first.
@@ -94,7 +92,7 @@ pub(crate) struct Facts {
     /// Of the first block's weights.
     format: Format,
     /// How it wants a conversation written.
-    template: Template,
+    pub(crate) template: Template,
 }
 
 /// Bytes.
@@ -115,11 +113,6 @@ impl Facts {
             format: first.unwrap_or(Format::F32),
             template: Template::from_metadata(header.metadata(), tokenizer)?,
         })
-    }
-
-    #[cfg(feature = "gpu")]
-    pub(crate) fn template(&self) -> Template {
-        self.template
     }
 
     /// `EngineInfo` of the TypeScript side.
@@ -181,41 +174,32 @@ pub(crate) fn activations_named(name: &str) -> JsResult<Activations> {
     match name {
         "int8" => Ok(Activations::Int8),
         "f32" => Ok(Activations::F32),
-        _ => {
-            let (key, found) = (Name::new("activations"), Name::new(name));
-            Err(js(Error::Unsupported { key, found, expected: "int8 or f32" }))
-        }
+        _ => Err(unknown("activations", name, "int8 or f32")),
     }
 }
 
-/// Token ids to text, control tokens included.
-pub(crate) fn detokenize(tokenizer: &Tokenizer<'_>, ids: &[u32]) -> Result<String> {
-    let vocab = tokenizer.vocab_size();
-    let mut decoder = Decoder::new(tokenizer).show_control(true);
-    let mut text = String::new();
-    for &id in ids {
-        if id as usize >= vocab {
-            return Err(Error::Token { id, vocab: vocab as u32 });
-        }
-        text.push_str(decoder.push(id));
-    }
-    text.push_str(decoder.finish());
-    Ok(text)
+/// # Errors
+/// `unsupported` for another word.
+pub(crate) fn kv_named(name: &str) -> JsResult<KvFormat> {
+    KvFormat::named(name).ok_or_else(|| unknown("kv", name, "f32, f16 or q8"))
 }
+
+pub(crate) fn unknown(key: &'static str, found: &str, expected: &'static str) -> JsValue {
+    js(Error::Unsupported { key: Name::new(key), found: Name::new(found), expected })
+}
+
+know_words!(Model);
 
 #[wasm_bindgen]
 impl Model {
-    /// Reads the model in `file` where it lies, and takes the memory for `context` tokens (0: the model's own limit, at
-    /// most 4096, less where memory is short).
+    /// Reads the model in `file` where it lies, and takes the memory for a first conversation of `context` tokens (0: the
+    /// model's own limit, at most 4096, less where memory is short).
     ///
     /// # Errors
     /// What is wrong with the file, an unknown option, or `memory`.
     pub fn load(file: FileBuffer, context: f64, kv: &str, activations: &str) -> JsResult<Model> {
-        let unknown = |key, found, expected| {
-            js(Error::Unsupported { key: Name::new(key), found: Name::new(found), expected })
-        };
         let mut options = SessionOptions {
-            kv: KvFormat::named(kv).ok_or_else(|| unknown("kv", kv, "f32, f16 or q8"))?,
+            kv: kv_named(kv)?,
             activations: activations_named(activations)?,
             ..SessionOptions::default()
         };
@@ -229,90 +213,46 @@ impl Model {
     /// Everything there is to know, as `EngineInfo` of the TypeScript side.
     pub fn info(&self) -> JsValue {
         // SAFETY: used within this call only.
-        let (model, bytes) = unsafe { (self.model.lend(), self.bytes.lend()) };
+        let (model, bytes) = unsafe { (self.loaded.model.lend(), self.loaded.bytes.lend()) };
         let MemoryPlan { kv, total, .. } = self.plan;
         let memory = Memory { weights: bytes.len(), kv, scratch: total - kv };
-        let (isa, capacity) = (self.session.options().isa.name(), self.session.capacity());
-        self.facts.info(model.config(), "cpu", isa, pool().workers(), self.file_bytes, capacity, &memory)
+        let (isa, capacity) = (self.options.isa.name(), self.options.context);
+        let Loaded { facts, file_bytes, .. } = &*self.loaded;
+        facts.info(model.config(), "cpu", isa, pool().workers(), *file_bytes, capacity, &memory)
     }
 
-    /// Text to token ids; with `special`, control tokens in the text become themselves.
-    pub fn tokenize(&self, text: &str, special: bool) -> Vec<u32> {
-        let mut ids = Vec::new();
-        self.tokenizer.encode(text, if special { Special::Parse } else { Special::Text }, &mut ids);
-        ids
-    }
-
-    /// Token ids to text, control tokens included.
+    /// A new, empty conversation for `context` tokens (0: as many as the first).
     ///
     /// # Errors
-    /// `token` for an id that is not in the vocabulary.
-    pub fn detokenize(&self, ids: &[u32]) -> JsResult<String> {
-        detokenize(&self.tokenizer, ids).map_err(js)
-    }
-
-    /// Token ids of a conversation up to where the model's reply begins.
-    ///
-    /// # Errors
-    /// If the vocabulary has no control tokens for a chat, or there are tools and the model's template has none.
-    pub fn encode_chat(&self, conversation: &Conversation, thinking: bool) -> JsResult<Vec<u32>> {
-        conversation
-            .with(self.facts.template, thinking, |messages, options| {
-                chat::encode(&self.tokenizer, messages, options)
-            })
-            .map_err(js)
-    }
-
-    /// Begins a generation; returns how many tokens of the prompt are in the cache already.
-    ///
-    /// # Errors
-    /// `option` for a setting outside its range, `context_full` if the prompt does not fit, `length` if it is empty.
-    pub fn begin(&mut self, prompt: &[u32], sampling: Sampling) -> JsResult<usize> {
-        self.start(prompt, sampling).map_err(js)
-    }
-
-    /// Does the next bounded piece of work.
-    ///
-    /// # Errors
-    /// `logits` if the model's output is unusable.
-    pub fn step(&mut self) -> JsResult<Step> {
-        self.advance().map_err(js)
-    }
-
-    /// The text since the last call.
-    pub fn take_text(&mut self) -> String {
-        std::mem::take(&mut self.text)
-    }
-
-    /// The newest token.
-    pub fn last_token(&self) -> u32 {
-        self.token
-    }
-
-    /// Why the generation ended; empty before.
-    pub fn reason(&self) -> String {
-        self.reason.map_or("", Reason::code).to_owned()
-    }
-
-    /// Ends the generation; what it computed stays in the cache. Does nothing if there is none.
-    pub fn end(&mut self) {
-        if let Some(generation) = self.generation.take() {
-            self.held.clear();
-            self.held.extend_from_slice(generation.held());
+    /// `memory` if there is not enough for its cache.
+    pub fn timeline(&mut self, context: f64) -> JsResult<Timeline> {
+        let asked = whole("context", context)?;
+        match self.first.take() {
+            Some(first) if asked == 0 => Ok(first),
+            first => {
+                self.first = first;
+                let context = if asked == 0 { self.options.context } else { asked };
+                let options = SessionOptions { context, ..self.options };
+                Timeline::new(self.loaded.clone(), &options).map_err(js)
+            }
         }
-        // After a failure the two can differ: keep what both agree on.
-        let agreed = self.held.len().min(self.session.position());
-        self.held.truncate(agreed);
-        if self.session.truncate(agreed).is_err() {
-            self.held.clear();
-        }
-        self.text.clear();
+    }
+
+    /// Begins to embed a text. `pooling`: `mean` or `last`.
+    ///
+    /// # Errors
+    /// `length` if there are no tokens, `context_full` if there are more than the model can see, `memory`.
+    pub fn embedder(&self, tokens: Vec<u32>, pooling: &str) -> JsResult<Embedder> {
+        let pooling = pooling_named(pooling)?;
+        Embedder::new(self.loaded.clone(), &self.options, tokens, pooling).map_err(js)
     }
 }
 
 impl Model {
     fn build(mut bytes: Vec<u8>, options: &SessionOptions, shrink: bool) -> Result<Model> {
         let (file_bytes, formats) = (bytes.len(), formats(Gguf::parse(&bytes)?.header()));
+        let mut fingerprint = Fingerprint::default();
+        fingerprint.push(&bytes);
         if options.activations == Activations::Int8 {
             // The copy is ours: the weights may lie as the kernels like them best.
             bytes = expanded(bytes, options.isa)?;
@@ -325,72 +265,21 @@ impl Model {
         let model = Lent::new(BonsaiModel::from_gguf(&gguf)?);
         let tokenizer = Tokenizer::from_gguf(&gguf)?;
         let facts = Facts { formats, ..Facts::of(gguf.header(), &tokenizer)? };
-        // SAFETY: as for `bytes`.
-        let borrowed = unsafe { model.lend() };
+        let fingerprint = fingerprint.finish();
+        let loaded = Rc::new(Loaded { tokenizer, model, bytes, file_bytes, facts, fingerprint });
         let mut options = *options;
-        let session = loop {
-            match Session::new(borrowed, &options) {
+        let first = loop {
+            match Timeline::new(loaded.clone(), &options) {
                 Err(Error::Memory { .. }) if shrink && options.context > LEAST_CONTEXT => {
                     options.context /= 2
                 }
-                session => break session?,
+                first => break first?,
             }
         };
-        let plan = borrowed.memory_plan(session.options())?;
-        Ok(Model {
-            generation: None,
-            session,
-            tokenizer,
-            model,
-            bytes,
-            file_bytes,
-            facts,
-            plan,
-            held: Vec::new(),
-            text: String::new(),
-            token: 0,
-            reason: None,
-        })
-    }
-
-    fn start(&mut self, prompt: &[u32], sampling: Sampling) -> Result<usize> {
-        self.end();
-        self.reason = None;
-        let Sampling { config, mut options } = sampling;
-        options.batch = self.batch();
-        let mut sampler = shohin_core::Sampler::new(&config, self.session.model().config().vocab_size)?;
-        sampler.break_at_bytes(&self.tokenizer, DRY_BREAKERS);
-        let cached = generate::reusable(&self.held, prompt);
-        let generation = Generation::new(prompt, cached, self.session.capacity(), sampler, options)?;
-        self.session.truncate(cached)?;
-        self.held.truncate(cached);
-        self.generation = Some(generation);
-        Ok(cached)
-    }
-
-    /// Prompt tokens in one step: enough to share the unpacking of a weight row, few enough to look for an abort within
-    /// a second or so.
-    fn batch(&self) -> usize {
-        if self.session.model().config().num_parameters() < 500_000_000 { 64 } else { 16 }
-    }
-
-    fn advance(&mut self) -> Result<Step> {
-        let Some(generation) = &mut self.generation else { return Ok(Step::Done) };
-        let logits = match generation.next() {
-            Need::Feed(tokens) => self.session.forward_prefill(tokens, pool())?,
-            Need::Done(reason) => {
-                self.reason = Some(reason);
-                return Ok(Step::Done);
-            }
-        };
-        let Some(Event { token, text, done, .. }) = generation.logits(&self.tokenizer, logits)? else {
-            return Ok(Step::Prefill);
-        };
-        self.text.push_str(text);
-        self.token = token;
-        self.reason = done;
-        // The token that ends a reply is not part of it.
-        Ok(if done == Some(Reason::Stop) { Step::Done } else { Step::Token })
+        let options = *first.options();
+        // SAFETY: used within this call only.
+        let plan = unsafe { loaded.model.lend() }.memory_plan(&options)?;
+        Ok(Model { first: Some(first), loaded, options, plan })
     }
 }
 

@@ -49,6 +49,7 @@ impl Sampling {
             "dryBase" => config.dry_base = value as f32,
             "dryAllowedLength" => config.dry_allowed_length = whole("dryAllowedLength", value)?,
             "dryLastN" => config.dry_last_n = whole("dryLastN", value)?,
+            "logprobs" => self.options.logprobs = Some(whole("logprobs", value)?),
             "maxTokens" => self.options.max_tokens = whole("maxTokens", value)?,
             "seed" => config.seed = exact("seed", value)?,
             _ => {

@@ -1,6 +1,6 @@
 //! The module as the browser and Node run it; the same suite in both.
 
-use crate::{Conversation, FileBuffer, Model, Sampling, Step, parse_reply};
+use crate::{Conversation, FileBuffer, Model, Sampling, Step, Timeline, parse_reply};
 use js_sys::{Reflect, Uint8Array, Uint32Array};
 use shohin_core::gguf::GgufWriter;
 use shohin_core::kernel::Isa;
@@ -33,16 +33,16 @@ fn message(error: &JsValue) -> String {
     Reflect::get(error, &"message".into()).ok().and_then(|text| text.as_string()).unwrap_or_default()
 }
 
-pub(crate) fn reply(model: &mut Model, prompt: &[u32], max_tokens: f64) -> (String, usize) {
+pub(crate) fn reply(timeline: &mut Timeline, prompt: &[u32], max_tokens: f64) -> (String, usize) {
     let mut sampling = Sampling::preset("greedy").unwrap();
     sampling.set("maxTokens", max_tokens).unwrap();
-    let cached = model.begin(prompt, sampling).unwrap();
+    let cached = timeline.begin(prompt, sampling).unwrap();
     let mut text = String::new();
-    while model.step().unwrap() != Step::Done {
-        text += &model.take_text();
+    while timeline.step().unwrap() != Step::Done {
+        text += &timeline.take_text();
     }
-    text += &model.take_text();
-    model.end();
+    text += &timeline.take_text();
+    timeline.end();
     (text, cached)
 }
 
@@ -86,6 +86,7 @@ fn says_what_the_trainer_says() {
     let chats = js_sys::Array::from(&get(&get(&get(&expected, "models"), "sprout.gguf"), "chats"));
     assert!(chats.length() > 0);
     let mut model = load(SPROUT, SPROUT.len(), SPROUT.len() as f64, "f32").unwrap();
+    let mut timeline = model.timeline(0.0).unwrap();
     for chat in chats.iter() {
         let mut conversation = Conversation::new();
         for message in js_sys::Array::from(&get(&chat, "messages")).iter() {
@@ -96,30 +97,31 @@ fn says_what_the_trainer_says() {
         assert_eq!(prompt, Uint32Array::from(get(&chat, "prompt_ids")).to_vec());
         let want = get(&chat, "text").as_string().unwrap();
         let length = js_sys::Array::from(&get(&chat, "continuation_ids")).length();
-        let (text, _) = reply(&mut model, &prompt, f64::from(length + 1));
+        let (text, _) = reply(&mut timeline, &prompt, f64::from(length + 1));
         assert_eq!(text, want);
-        assert_eq!(model.reason(), "stop");
+        assert_eq!(timeline.reason(), "stop");
     }
 }
 
 #[wasm_bindgen_test]
 fn the_conversation_stays_in_the_cache() {
     let mut model = load(SPROUT, SPROUT.len(), SPROUT.len() as f64, "int8").unwrap();
+    let mut timeline = model.timeline(0.0).unwrap();
     let mut conversation = Conversation::new();
     conversation.push("user", "Hello!".into(), None).unwrap();
     let first = model.encode_chat(&conversation, false).unwrap();
-    let (text, cached) = reply(&mut model, &first, 40.0);
+    let (text, cached) = reply(&mut timeline, &first, 40.0);
     assert_eq!(cached, 0);
 
     // The same again: all but the last prompt token is there, and the answer is the same.
-    assert_eq!(reply(&mut model, &first, 40.0), (text.clone(), first.len() - 1));
+    assert_eq!(reply(&mut timeline, &first, 40.0), (text.clone(), first.len() - 1));
 
     conversation.push("assistant", text, None).unwrap();
     conversation.push("user", "What is the opposite of big?".into(), None).unwrap();
     let second = model.encode_chat(&conversation, false).unwrap();
-    let (_, cached) = reply(&mut model, &second, 1.0);
+    let (_, cached) = reply(&mut timeline, &second, 1.0);
     assert!(cached > first.len(), "{cached} of {}", second.len());
-    assert_eq!(model.reason(), "length");
+    assert_eq!(timeline.reason(), "length");
 }
 
 #[wasm_bindgen_test]
@@ -143,11 +145,11 @@ fn replies_are_taken_apart() {
 fn pieces_of_a_file_make_the_file() {
     let mut whole = load(SPROUT, SPROUT.len(), SPROUT.len() as f64, "int8").unwrap();
     let prompt = whole.tokenize("Once upon a time", false);
-    let want = reply(&mut whole, &prompt, 8.0);
+    let want = reply(&mut whole.timeline(0.0).unwrap(), &prompt, 8.0);
     // In odd pieces, with too small, too large and no size announced.
     for (piece, announced) in [(4099, 1000.0), (100_003, SPROUT.len() as f64 * 2.0), (1 << 20, 0.0)] {
         let mut model = load(SPROUT, piece, announced, "int8").unwrap();
-        assert_eq!(reply(&mut model, &prompt, 8.0), want);
+        assert_eq!(reply(&mut model.timeline(0.0).unwrap(), &prompt, 8.0), want);
     }
 }
 
@@ -182,7 +184,8 @@ fn base_3_weights_are_expanded() {
     let bytes = base_3();
     let mut other = load(&bytes, bytes.len(), bytes.len() as f64, "int8").unwrap();
     let prompt = model.tokenize("Once upon a time", false);
-    assert_eq!(reply(&mut other, &prompt, 40.0), reply(&mut model, &prompt, 40.0));
+    let [mut first, mut second] = [&mut model, &mut other].map(|model| model.timeline(0.0).unwrap());
+    assert_eq!(reply(&mut second, &prompt, 40.0), reply(&mut first, &prompt, 40.0));
     let get = |object: &JsValue, key: &str| Reflect::get(object, &key.into()).unwrap();
     let info = other.info();
     // The file is described as it was, the memory as it is.
@@ -215,19 +218,20 @@ fn errors_carry_their_code() {
         assert_eq!(code(&sampling.set("topK", wrong).err().unwrap()), "option");
     }
     let mut model = load(SPROUT, SPROUT.len(), 0.0, "int8").unwrap();
-    assert_eq!(code(&model.begin(&[], Sampling::preset("greedy").unwrap()).err().unwrap()), "length");
+    let mut timeline = model.timeline(0.0).unwrap();
+    assert_eq!(code(&timeline.begin(&[], Sampling::preset("greedy").unwrap()).err().unwrap()), "length");
     // The embedded model's template has no tools.
     let mut conversation = Conversation::new();
     conversation.push("user", "What is 2 plus 2?".into(), None).unwrap();
     conversation.push_tool(r#"{"type":"function","function":{"name":"add"}}"#.into());
     assert!(!code(&model.encode_chat(&conversation, false).err().unwrap()).is_empty());
     assert_eq!(code(&model.detokenize(&[u32::MAX]).err().unwrap()), "token");
-    let unknown = model.begin(&[u32::MAX, 1], Sampling::preset("greedy").unwrap());
-    assert!(unknown.is_err() || code(&model.step().err().unwrap()) == "token");
+    let unknown = timeline.begin(&[u32::MAX, 1], Sampling::preset("greedy").unwrap());
+    assert!(unknown.is_err() || code(&timeline.step().err().unwrap()) == "token");
     // A failure must not spoil what follows.
-    model.end();
+    timeline.end();
     let prompt = model.tokenize("Once", false);
-    reply(&mut model, &prompt, 4.0);
+    reply(&mut timeline, &prompt, 4.0);
 }
 
 #[wasm_bindgen_test]
@@ -252,8 +256,9 @@ fn damaged_files_are_refused_or_run() {
             Err(error) => assert!(!code(&error).is_empty(), "round {round}"),
             Ok(mut model) => {
                 let prompt = model.tokenize("Hello", false);
-                let _ = model.begin(&prompt, Sampling::preset("greedy").unwrap());
-                let _ = model.step();
+                let mut timeline = model.timeline(0.0).unwrap();
+                let _ = timeline.begin(&prompt, Sampling::preset("greedy").unwrap());
+                let _ = timeline.step();
             }
         }
     }

@@ -37,14 +37,15 @@ impl Embedding {
     /// # Errors
     /// As [`Session::forward_hidden`].
     pub fn feed(&mut self, session: &mut Session<'_>, tokens: &[u32], pool: &dyn Pool) -> Result<()> {
-        let (pooling, state) = (self.pooling, &mut self.state);
-        session.forward_hidden(tokens, pool, &mut |_, hidden| {
-            for (sum, &x) in state.iter_mut().zip(hidden) {
-                *sum = f64::from(x) + if pooling == Pooling::Mean { *sum } else { 0.0 };
-            }
-        })?;
-        self.tokens += tokens.len();
-        Ok(())
+        session.forward_hidden(tokens, pool, &mut |_, hidden| self.push(hidden))
+    }
+
+    /// Takes the final hidden state `(hidden)` of the next token, computed elsewhere.
+    pub fn push(&mut self, hidden: &[f32]) {
+        for (state, &x) in self.state.iter_mut().zip(hidden) {
+            *state = f64::from(x) + if self.pooling == Pooling::Mean { *state } else { 0.0 };
+        }
+        self.tokens += 1;
     }
 
     /// The embedding `(hidden)`; with `normalize` of length 1, if it is not all zeros.

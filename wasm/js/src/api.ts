@@ -40,6 +40,10 @@ export interface LoadOptions {
    * known. Default false. Without effect in Node.
    */
   cache?: boolean | "require";
+  /** SHA-256 of the file, in hexadecimal digits. Another file is refused with code `integrity`. */
+  sha256?: string;
+  /** Size of the file in bytes. Another file is refused with code `integrity`, as soon as the size is known. */
+  bytes?: number;
   /** Headers, credentials and so on for the download of a URL. */
   request?: Pick<RequestInit, "headers" | "credentials" | "cache" | "integrity" | "mode" | "referrerPolicy">;
   /**
@@ -112,12 +116,17 @@ export interface GenerateOptions {
   seed?: number;
   /** Texts that end the generation; they are not part of it. */
   stop?: string | readonly string[];
+  /** Report each token's log-probability, and of so many most likely ones. Default: none. */
+  logprobs?: number;
 }
 
 /** Options of `chat`. */
 export interface ChatOptions extends GenerateOptions {
-  /** Whether a reasoning model may think before it answers. Default: false. */
-  thinking?: boolean;
+  /**
+   * Whether a reasoning model may think before it answers, and for how many tokens at most: after so many, the end of its
+   * thoughts is put in, and it answers. Default: false.
+   */
+  thinking?: boolean | { budget: number };
   /**
    * Functions the model may call, each `{ type: "function", function: { name, description, parameters } }`. Calls are in
    * `finish.message.toolCalls`. Throws `unsupported` or `option` if the model knows no tools.
@@ -136,7 +145,7 @@ export type FinishReason = "stop" | "stop_string" | "length" | "context_full";
 /** What the last chunk of a generation reports. */
 export interface Finish {
   reason: FinishReason;
-  /** The whole text. */
+  /** The whole text as the model wrote it, thoughts and tool calls included. */
   text: string;
   /** The seed that was used. */
   seed: number;
@@ -147,6 +156,8 @@ export interface Finish {
     cachedTokens: number;
     /** New tokens. */
     completionTokens: number;
+    /** How many of them were thoughts. */
+    reasoningTokens: number;
     /** Messages that `overflow: "trim"` left out. */
     droppedMessages: number;
   };
@@ -168,14 +179,72 @@ export interface ChatFinish extends Finish {
   message: Message;
 }
 
+/** A token and the natural logarithm of its probability, before temperature, penalties and filters. */
+export interface Logprob {
+  token: number;
+  /** Its text; what is not whole characters shows as U+FFFD. */
+  text: string;
+  /** Its bytes. */
+  bytes: number[];
+  logprob: number;
+}
+
+/** A chosen token, and those most likely in its place. */
+export interface TokenLogprob extends Logprob {
+  top: Logprob[];
+}
+
 /** A piece of a streamed text. */
 export interface Chunk<F extends Finish = Finish> {
-  /** Whole characters; may be empty in the last chunk. */
+  /** What is meant for the reader: whole characters. Empty where there is none. */
   text: string;
+  /** What a reasoning model thinks; only of `chat`. */
+  reasoning?: string;
+  /** Tool calls that are complete; only of `chat`. */
+  toolCalls?: ToolCall[];
   /** The tokens behind it; a character may need several. */
   tokens: number[];
+  /** One for each of `tokens` that the model chose, if asked for. */
+  logprobs?: TokenLogprob[];
   /** Set in the last chunk. */
   finish?: F;
+}
+
+/** Options of `conversation`. */
+export interface ConversationOptions {
+  /** Tokens it can hold. Default: as many as the engine's own. */
+  context?: number;
+}
+
+/** Options of `embed`. */
+export interface EmbedOptions {
+  /** The mean of all final hidden states, or that of the last token. Default `mean`. */
+  pooling?: "mean" | "last";
+  /** Make its length 1. Default true. */
+  normalize?: boolean;
+  signal?: AbortSignal;
+}
+
+/** A conversation outside the engine. */
+export interface Snapshot {
+  /** The conversation as it was last given to `chat`, with the reply. */
+  messages: Message[];
+  /** The state of the model, with a checksum and a fingerprint of the model. */
+  state: Uint8Array;
+}
+
+/** Options of `restore`. */
+export interface RestoreOptions {
+  /** If the state is damaged, or another model's, compute it anew from the messages instead of failing. Default false. */
+  recompute?: boolean;
+  signal?: AbortSignal;
+}
+
+/** What `restore` found. */
+export interface Restored {
+  messages: Message[];
+  /** Whether the state had to be computed anew. */
+  recomputed: boolean;
 }
 
 /** The numbers a preset stands for. */

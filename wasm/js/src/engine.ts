@@ -1,4 +1,5 @@
-import type { ChatFinish, ChatOptions, Chunk, EngineInfo, Finish, GenerateOptions, LoadOptions, Message, ModelSource } from "./api.js";
+import type { ChatFinish, ChatOptions, Chunk, ConversationOptions, EmbedOptions, EngineInfo, Finish, GenerateOptions, LoadOptions, Message, ModelSource, Restored, RestoreOptions, Snapshot } from "./api.js";
+import { complete, type ChatCompletion, type ChatCompletionChunk, type ChatCompletionRequest } from "./completion.js";
 import { abortError, ShohinError } from "./error.js";
 import type { FromWorker, LoadRequest, Request, ToWorker } from "./protocol.js";
 import { kindOf } from "./source.js";
@@ -14,6 +15,71 @@ interface Pending {
   reject: (error: ShohinError) => void;
 }
 
+/** What a conversation needs of its engine. */
+interface Link {
+  info(): EngineInfo;
+  call(request: Request, signal?: AbortSignal): Promise<unknown>;
+  stream<F extends Finish>(request: Request, signal: AbortSignal | undefined): AsyncGenerator<Chunk<F>, F, void>;
+}
+
+/** One of several conversations over a model, each with what it remembers. */
+export class Conversation {
+  /** Tokens it can hold. */
+  readonly context: number;
+  #link: Link;
+  #number: number;
+
+  /** @internal */
+  constructor(link: Link, number: number, context: number) {
+    this.#link = link;
+    this.#number = number;
+    this.context = context;
+  }
+
+  /**
+   * Streams the model's reply to a conversation. Turns that were seen before are not computed again. Leaving the loop
+   * early ends the generation.
+   */
+  chat(messages: readonly Message[], options: ChatOptions = {}): AsyncGenerator<Chunk<ChatFinish>, ChatFinish, void> {
+    const { signal, ...rest } = options;
+    return this.#link.stream({ call: "chat", conversation: this.#number, messages: [...messages], options: rest }, signal);
+  }
+
+  /** Streams the continuation of a plain text. Leaving the loop early ends the generation. */
+  generate(prompt: string, options: GenerateOptions = {}): AsyncGenerator<Chunk, Finish, void> {
+    const { signal, ...rest } = options;
+    return this.#link.stream({ call: "generate", conversation: this.#number, prompt, options: rest }, signal);
+  }
+
+  /** Answers a request of OpenAI's form. */
+  createChatCompletion(request: ChatCompletionRequest & { stream: true }, options?: { signal?: AbortSignal }): Promise<AsyncIterable<ChatCompletionChunk>>;
+  createChatCompletion(request: ChatCompletionRequest & { stream?: false | null }, options?: { signal?: AbortSignal }): Promise<ChatCompletion>;
+  async createChatCompletion(request: ChatCompletionRequest, options: { signal?: AbortSignal } = {}): Promise<ChatCompletion | AsyncIterable<ChatCompletionChunk>> {
+    return complete(this, this.#link.info(), request, options.signal);
+  }
+
+  /** What it remembers, to be kept outside the engine. */
+  async snapshot(): Promise<Snapshot> {
+    return (await this.#link.call({ call: "snapshot", conversation: this.#number })) as Snapshot;
+  }
+
+  /** Goes on where a snapshot, or the one that `save` kept under a name, was taken. */
+  async restore(from: Snapshot | string, options: RestoreOptions = {}): Promise<Restored> {
+    const { signal, ...rest } = options;
+    return (await this.#link.call({ call: "restore", conversation: this.#number, from, options: rest }, signal)) as Restored;
+  }
+
+  /** Keeps a snapshot in IndexedDB, in place of one of the same name. */
+  async save(name: string): Promise<void> {
+    await this.#link.call({ call: "save", conversation: this.#number, name });
+  }
+
+  /** Frees what it remembers. What is under way ends with code `disposed`. */
+  async dispose(): Promise<void> {
+    await this.#link.call({ call: "close", conversation: this.#number });
+  }
+}
+
 /** A model in a worker of its own. */
 export class Engine {
   #worker: Worker;
@@ -21,6 +87,12 @@ export class Engine {
   #nextId = 1;
   #dead: ShohinError | undefined;
   #info: EngineInfo | undefined;
+  #link: Link = {
+    info: () => this.info,
+    call: (request, signal) => this.#call(request, signal),
+    stream: (request, signal) => this.#stream(request, signal),
+  };
+  #own = new Conversation(this.#link, 0, 0);
 
   private constructor(worker: Worker) {
     this.#worker = worker;
@@ -101,14 +173,46 @@ export class Engine {
    * early ends the generation.
    */
   chat(messages: readonly Message[], options: ChatOptions = {}): AsyncGenerator<Chunk<ChatFinish>, ChatFinish, void> {
-    const { signal, ...rest } = options;
-    return this.#stream({ call: "chat", messages: [...messages], options: rest }, signal);
+    return this.#own.chat(messages, options);
   }
 
   /** Streams the continuation of a plain text. Leaving the loop early ends the generation. */
   generate(prompt: string, options: GenerateOptions = {}): AsyncGenerator<Chunk, Finish, void> {
+    return this.#own.generate(prompt, options);
+  }
+
+  /** Answers a request of OpenAI's form. */
+  createChatCompletion(request: ChatCompletionRequest & { stream: true }, options?: { signal?: AbortSignal }): Promise<AsyncIterable<ChatCompletionChunk>>;
+  createChatCompletion(request: ChatCompletionRequest & { stream?: false | null }, options?: { signal?: AbortSignal }): Promise<ChatCompletion>;
+  async createChatCompletion(request: ChatCompletionRequest, options: { signal?: AbortSignal } = {}): Promise<ChatCompletion | AsyncIterable<ChatCompletionChunk>> {
+    return complete(this, this.info, request, options.signal);
+  }
+
+  /** A further conversation over the same model, which takes memory for what it remembers only. */
+  async conversation(options: ConversationOptions = {}): Promise<Conversation> {
+    const { conversation, context } = (await this.#call({ call: "open", options })) as { conversation: number; context: number };
+    return new Conversation(this.#link, conversation, context);
+  }
+
+  /** What `conversation.snapshot` gives, of the engine's own conversation. */
+  snapshot(): Promise<Snapshot> {
+    return this.#own.snapshot();
+  }
+
+  /** As `conversation.restore`, into the engine's own conversation. */
+  restore(from: Snapshot | string, options: RestoreOptions = {}): Promise<Restored> {
+    return this.#own.restore(from, options);
+  }
+
+  /** As `conversation.save`, of the engine's own conversation. */
+  save(name: string): Promise<void> {
+    return this.#own.save(name);
+  }
+
+  /** A text as a vector: the model's final hidden states, pooled. No conversation is touched. */
+  async embed(text: string, options: EmbedOptions = {}): Promise<Float32Array> {
     const { signal, ...rest } = options;
-    return this.#stream({ call: "generate", prompt, options: rest }, signal);
+    return (await this.#call({ call: "embed", text, options: rest }, signal)) as Float32Array;
   }
 
   /** Text to token ids. Control tokens such as `<|im_end|>` are plain text unless `special` is set. */

@@ -27,7 +27,11 @@ export type EngineErrorCode =
   /** The GPU was taken away while it was in use. */
   | "gpu_lost"
   /** The GPU's driver refused a command. */
-  | "gpu_device";
+  | "gpu_device"
+  /** A snapshot's checksum is wrong. */
+  | "snapshot_damaged"
+  /** A snapshot was made by another model, with other settings or on another backend. */
+  | "snapshot_foreign";
 
 /** Codes of the host around it. */
 export type HostErrorCode =
@@ -43,10 +47,12 @@ export type HostErrorCode =
   | "read"
   /** An argument is of the wrong kind. */
   | "argument"
-  /** A kept copy of a file is damaged. */
+  /** A file is not the one that `sha256` and `bytes` describe, or a kept copy of it is damaged. */
   | "integrity"
-  /** There is no room to keep a model. */
+  /** There is no room to keep a model or a conversation. */
   | "quota"
+  /** There is no snapshot of this name. */
+  | "snapshot_missing"
   /** The WebAssembly module could not be loaded, or this browser lacks WebAssembly SIMD. */
   | "wasm"
   /** The worker could not be started. */

@@ -1,10 +1,15 @@
-import type { ChatFinish, ChatOptions, Chunk, EngineInfo, Finish, FinishReason, GenerateOptions, LoadOptions, Message, ModelSource } from "./api.js";
+import type { ChatFinish, ChatOptions, Chunk, ConversationOptions, EmbedOptions, EngineInfo, Finish, FinishReason, GenerateOptions, LoadOptions, Message, ModelSource, Restored, RestoreOptions, Snapshot, TokenLogprob } from "./api.js";
+import { complete, type ChatCompletion, type ChatCompletionChunk, type ChatCompletionRequest } from "./completion.js";
+import { ReplyStream } from "./reply.js";
+import { keep, kept } from "./snapshots.js";
 import { abortError, ShohinError, toError } from "./error.js";
 import { blobPieces, bytesPieces, fetchPieces, kindOf, pour, type Pieces } from "./source.js";
-import type { GpuModel } from "shohin-webgpu";
+import type { GpuEmbedder, GpuModel, GpuTimeline } from "shohin-webgpu";
 import init, * as alone from "../../pkg/shohin_wasm.js";
 
 export * from "./api.js";
+export type * from "./completion.js";
+export { deleteSnapshot, listSnapshots } from "./snapshots.js";
 export { ShohinError } from "./error.js";
 
 /** More than this only wait for memory. */
@@ -79,8 +84,9 @@ async function startTeam(count: number): Promise<Glue> {
 }
 
 type GpuGlue = typeof import("shohin-webgpu");
-/** A model on either. */
+/** A model, and a conversation, on either. */
 type AnyModel = alone.Model | GpuModel;
+type AnyTimeline = alone.Timeline | GpuTimeline;
 
 let gpuInstance: Promise<GpuGlue> | undefined;
 
@@ -108,6 +114,9 @@ function isGpuTrouble(thrown: unknown): boolean {
 
 const channel = typeof setImmediate === "undefined" ? new MessageChannel() : undefined;
 
+const waiting: (() => void)[] = [];
+if (channel) channel.port1.onmessage = () => waiting.shift()?.();
+
 /** Lets messages and timers in; unlike `setTimeout(0)` it does not take milliseconds. */
 function breathe(): Promise<void> {
   return new Promise((resolve) => {
@@ -115,7 +124,7 @@ function breathe(): Promise<void> {
       setImmediate(resolve);
       return;
     }
-    channel.port1.onmessage = () => resolve();
+    waiting.push(resolve);
     channel.port2.postMessage(undefined);
   });
 }
@@ -123,21 +132,376 @@ function breathe(): Promise<void> {
 /** Longest time without looking for an abort, and shortest between two chunks, in milliseconds. */
 const SLOT = 12;
 
+/** Something of the module's that must be freed. */
+interface Owned {
+  free(): void;
+}
+
+/** A model in the module's memory or on a GPU, and whether it can still be used. */
+class Loaded {
+  readonly glue: Glue;
+  readonly info: EngineInfo;
+  #model: AnyModel | undefined;
+  #dead: ShohinError | undefined;
+  #owned = new Set<Owned>();
+
+  constructor(glue: Glue, model: AnyModel) {
+    this.glue = glue;
+    this.#model = this.own(model);
+    this.info = model.info() as EngineInfo;
+  }
+
+  get dead(): boolean {
+    return this.#dead !== undefined;
+  }
+
+  alive(): AnyModel {
+    if (this.#dead) throw this.#dead;
+    return this.#model as AnyModel;
+  }
+
+  /** Calls into the module. */
+  call<T>(work: (model: AnyModel) => T): T {
+    const model = this.alive();
+    try {
+      return work(model);
+    } catch (thrown) {
+      throw this.#failed(thrown);
+    }
+  }
+
+  /** Calls into the module and waits, where a GPU has to be waited for. */
+  async ask<T>(work: (model: AnyModel) => T | Promise<T>): Promise<T> {
+    const model = this.alive();
+    try {
+      return await work(model);
+    } catch (thrown) {
+      throw this.#failed(thrown);
+    }
+  }
+
+  #failed(thrown: unknown): ShohinError {
+    // What is disposed while a GPU is at it fails in its own way.
+    if (this.#dead) return this.#dead;
+    const error = toError(thrown);
+    if (error.code === "crashed") {
+      // The module's memory is in an unknown state: touch it no more.
+      this.#dead = error;
+      this.#model = undefined;
+      this.#owned.clear();
+    }
+    return error;
+  }
+
+  /** Keeps something until it is freed, or the model is. */
+  own<T extends Owned>(object: T): T {
+    if (this.#dead) {
+      object.free();
+      throw this.#dead;
+    }
+    this.#owned.add(object);
+    return object;
+  }
+
+  free(object: Owned): void {
+    if (!this.#owned.delete(object)) return;
+    try {
+      object.free();
+    } catch {
+      // A step on a GPU is under way and keeps it; it is freed with the page's garbage.
+    }
+  }
+
+  dispose(): void {
+    this.#dead ??= new ShohinError("disposed", "the engine was disposed");
+    for (const object of this.#owned) this.free(object);
+    this.#model = undefined;
+  }
+}
+
+/** One of several conversations over a model, each with what it remembers. */
+export class LocalConversation {
+  /** Tokens it can hold. */
+  readonly context: number;
+  #loaded: Loaded;
+  #timeline: AnyTimeline | undefined;
+  #queue: Promise<void> = Promise.resolve();
+  #messages: Message[] = [];
+
+  private constructor(loaded: Loaded, timeline: AnyTimeline) {
+    this.#loaded = loaded;
+    this.#timeline = timeline;
+    this.context = timeline.capacity();
+  }
+
+  /** @internal */
+  static async open(loaded: Loaded, context = 0): Promise<LocalConversation> {
+    const timeline = await loaded.ask<AnyTimeline>((model) => model.timeline(context));
+    return new LocalConversation(loaded, loaded.own(timeline));
+  }
+
+  /** Streams the model's reply to a conversation. Turns that were seen before are not computed again. */
+  chat(messages: readonly Message[], options: ChatOptions = {}): AsyncGenerator<Chunk<ChatFinish>, ChatFinish, void> {
+    const reply = new ReplyStream((block) => (this.#loaded.glue.parse_reply(block) as Message).toolCalls ?? []);
+    return this.#run<ChatFinish>((model) => this.#chatPrompt(model, messages, options), options, reply, () => {
+      const { text, reasoning, toolCalls } = reply.all;
+      const message: Message = {
+        role: "assistant",
+        content: text,
+        ...(reasoning !== "" && { reasoning }),
+        ...(toolCalls.length > 0 && { toolCalls }),
+      };
+      this.#messages = [...messages, message];
+      return { message };
+    });
+  }
+
+  /** Streams the continuation of a plain text. */
+  generate(prompt: string, options: GenerateOptions = {}): AsyncGenerator<Chunk, Finish, void> {
+    return this.#run<Finish>((model) => ({ ids: model.tokenize(prompt, false), dropped: 0 }), options, undefined, () => ({}));
+  }
+
+  /** Answers a request of OpenAI's form. */
+  createChatCompletion(request: ChatCompletionRequest & { stream: true }, options?: { signal?: AbortSignal }): Promise<AsyncIterable<ChatCompletionChunk>>;
+  createChatCompletion(request: ChatCompletionRequest & { stream?: false | null }, options?: { signal?: AbortSignal }): Promise<ChatCompletion>;
+  async createChatCompletion(request: ChatCompletionRequest, options: { signal?: AbortSignal } = {}): Promise<ChatCompletion | AsyncIterable<ChatCompletionChunk>> {
+    return complete(this, this.#loaded.info, request, options.signal);
+  }
+
+  /** What it remembers, to be kept outside the engine. */
+  snapshot(): Promise<Snapshot> {
+    return this.#alone(async () => ({ messages: this.#messages, state: await this.#ask((timeline) => timeline.snapshot()) }));
+  }
+
+  /** Goes on where a snapshot, or the one that `save` kept under a name, was taken. */
+  async restore(from: Snapshot | string, options: RestoreOptions = {}): Promise<Restored> {
+    const { messages, state } = typeof from === "string" ? await kept(from) : from;
+    const failed = await this.#alone(async () => {
+      try {
+        this.#call((timeline) => timeline.restore(state));
+        return undefined;
+      } catch (error) {
+        return error as ShohinError;
+      }
+    });
+    if (failed) {
+      if (!options.recompute || !["snapshot_damaged", "snapshot_foreign", "length", "context_full"].includes(failed.code)) throw failed;
+      // A reply of no tokens computes the prompt.
+      for await (const _chunk of this.chat(messages, { maxTokens: 0, ...(options.signal && { signal: options.signal }) }));
+    }
+    this.#messages = [...messages];
+    return { messages: [...messages], recomputed: failed !== undefined };
+  }
+
+  /** Keeps a snapshot in IndexedDB, in place of one of the same name. */
+  async save(name: string): Promise<void> {
+    await keep(name, await this.snapshot());
+  }
+
+  /** Frees what it remembers. What is under way ends with code `disposed`. */
+  async dispose(): Promise<void> {
+    if (this.#timeline) this.#loaded.free(this.#timeline);
+    this.#timeline = undefined;
+  }
+
+  #open(): AnyTimeline {
+    if (!this.#timeline) throw new ShohinError("disposed", "the conversation was disposed");
+    return this.#timeline;
+  }
+
+  #call<T>(work: (timeline: AnyTimeline, model: AnyModel) => T): T {
+    return this.#loaded.call((model) => work(this.#open(), model));
+  }
+
+  async #ask<T>(work: (timeline: AnyTimeline) => T | Promise<T>): Promise<T> {
+    const result = await this.#loaded.ask(() => work(this.#open()));
+    // It may have been disposed meanwhile.
+    this.#open();
+    return result;
+  }
+
+  /** One thing at a time: they share the cache. Later ones wait for their turn. */
+  async #alone<T>(work: () => Promise<T>): Promise<T> {
+    const release = await this.#turn();
+    try {
+      return await work();
+    } finally {
+      release();
+    }
+  }
+
+  async #turn(): Promise<() => void> {
+    const before = this.#queue;
+    let release = () => {};
+    this.#queue = new Promise((resolve) => (release = resolve));
+    await before;
+    return release;
+  }
+
+  #chatPrompt(model: AnyModel, messages: readonly Message[], options: ChatOptions): { ids: Uint32Array; dropped: number } {
+    const { glue } = this.#loaded;
+    let kept = [...messages];
+    let ids = encode(glue, model, kept, options);
+    if (options.overflow !== "trim") return { ids, dropped: 0 };
+    const room = Math.min(options.maxTokens ?? 256, this.context >> 1);
+    while (ids.length + room > this.context) {
+      const shorter = withoutOldestTurn(kept);
+      if (!shorter) break;
+      kept = shorter;
+      ids = encode(glue, model, kept, options);
+    }
+    return { ids, dropped: messages.length - kept.length };
+  }
+
+  async *#run<F extends Finish>(
+    prompt: (model: AnyModel) => { ids: Uint32Array; dropped: number },
+    options: ChatOptions,
+    reply: ReplyStream | undefined,
+    more: () => Omit<F, keyof Finish>,
+  ): AsyncGenerator<Chunk<F>, F, void> {
+    const { signal, logprobs } = options;
+    const budget = budgetOf(options);
+    const release = await this.#turn();
+    try {
+      if (signal?.aborted) throw abortError(signal);
+      const seed = options.seed ?? crypto.getRandomValues(new Uint32Array(1))[0]!;
+      const began = performance.now();
+      const { ids, dropped, cached } = this.#call((timeline, model) => {
+        const { ids, dropped } = prompt(model);
+        return { ids, dropped, cached: timeline.begin(ids, samplingOf(this.#loaded.glue, options, seed)) };
+      });
+      let firstToken: number | undefined;
+      let lastToken = began;
+      let count = 0;
+      let thoughts = 0;
+      let forced = false;
+      let all = "";
+      let chunk = emptyChunk<F>(logprobs);
+      let slot = began;
+      for (;;) {
+        const step = await this.#ask((timeline) => timeline.step());
+        if (step !== alone.Step.Prefill) {
+          const text = this.#call((timeline) => timeline.take_text());
+          all += text;
+          add(chunk, text, reply, false);
+          if (step === alone.Step.Token) {
+            this.#call((timeline, model) => {
+              chunk.tokens.push(timeline.last_token());
+              chunk.logprobs?.push(logprobOf(timeline, model));
+            });
+            count += 1;
+            lastToken = performance.now();
+            if (reply?.thinking) thoughts += 1;
+            if (reply?.thinking && thoughts >= budget && !forced) {
+              forced = true;
+              this.#call((timeline, model) => {
+                const end = model.tokenize("\n</think>\n\n", true);
+                if (!timeline.force(end)) return;
+                chunk.tokens.push(...end);
+                count += end.length;
+              });
+            }
+          }
+          if (step === alone.Step.Done) break;
+        }
+        const now = performance.now();
+        const isFirst = step === alone.Step.Token && firstToken === undefined;
+        if (isFirst) firstToken = now;
+        if (now - slot < SLOT && !isFirst) continue;
+        if (chunk.tokens.length > 0) {
+          yield chunk;
+          chunk = emptyChunk(logprobs);
+        }
+        await breathe();
+        slot = performance.now();
+        this.#loaded.alive();
+        if (signal?.aborted) throw abortError(signal);
+      }
+      add(chunk, "", reply, true);
+      const prefillMs = (firstToken ?? lastToken) - began;
+      const decodeMs = lastToken - (firstToken ?? lastToken);
+      const rate = (n: number, ms: number) => (n > 0 && ms > 0 ? (n * 1000) / ms : 0);
+      const finish = {
+        reason: this.#call((timeline) => timeline.reason()) as FinishReason,
+        text: all,
+        ...more(),
+        seed,
+        usage: {
+          promptTokens: ids.length,
+          cachedTokens: cached,
+          completionTokens: count,
+          reasoningTokens: thoughts,
+          droppedMessages: dropped,
+        },
+        timings: {
+          prefillMs,
+          decodeMs,
+          prefillTokensPerSecond: rate(ids.length - cached, prefillMs),
+          tokensPerSecond: rate(count - 1, decodeMs),
+        },
+      } as F;
+      yield { ...chunk, finish };
+      return finish;
+    } finally {
+      // Also reached when the consumer leaves its loop early.
+      if (!this.#loaded.dead) this.#timeline?.end();
+      release();
+    }
+  }
+}
+
+function emptyChunk<F extends Finish>(logprobs: number | undefined): Chunk<F> {
+  return { text: "", tokens: [], ...(logprobs !== undefined && { logprobs: [] }) };
+}
+
+/** Puts new text where it belongs. */
+function add(chunk: Chunk, text: string, reply: ReplyStream | undefined, end: boolean): void {
+  const parts = reply?.push(text, end);
+  chunk.text += parts ? parts.text : text;
+  if (parts?.reasoning) chunk.reasoning = (chunk.reasoning ?? "") + parts.reasoning;
+  if (parts && parts.toolCalls.length > 0) chunk.toolCalls = [...(chunk.toolCalls ?? []), ...parts.toolCalls];
+}
+
+function logprobOf(timeline: AnyTimeline, model: AnyModel): TokenLogprob {
+  const decoder = new TextDecoder();
+  const one = (token: number, logprob: number) => {
+    const bytes = model.token_bytes(token);
+    return { token, text: decoder.decode(bytes), bytes: [...bytes], logprob };
+  };
+  const logprobs = timeline.top_logprobs();
+  const top = [...timeline.top_tokens()].map((token, i) => one(token, logprobs[i]!));
+  return { ...one(timeline.last_token(), timeline.last_logprob() ?? Number.NEGATIVE_INFINITY), top };
+}
+
+function budgetOf({ thinking }: ChatOptions): number {
+  if (typeof thinking !== "object" || thinking === null) return Infinity;
+  if (!(thinking.budget >= 0)) throw new ShohinError("argument", "a budget must be a number of tokens");
+  return thinking.budget;
+}
+
+/** Whether the model may think at all. */
+function mayThink({ thinking }: Pick<ChatOptions, "thinking">): boolean {
+  return typeof thinking === "object" && thinking !== null ? thinking.budget > 0 : (thinking ?? false);
+}
+
 /**
  * The engine on this thread. It computes between `await`s, so a page should use `Engine`, which runs this class in a
  * worker; workers and Node programs can use it directly.
  */
 export class LocalEngine {
   readonly info: EngineInfo;
-  #glue: Glue;
-  #model: AnyModel | undefined;
-  #dead: ShohinError | undefined;
-  #queue: Promise<void> = Promise.resolve();
+  #loaded: Loaded;
+  #first: LocalConversation;
 
-  private constructor(glue: Glue, model: AnyModel) {
-    this.#glue = glue;
-    this.#model = model;
-    this.info = model.info() as EngineInfo;
+  private constructor(loaded: Loaded, first: LocalConversation) {
+    this.#loaded = loaded;
+    this.info = loaded.info;
+    this.#first = first;
+  }
+
+  static async #over(glue: Glue, model: AnyModel): Promise<LocalEngine> {
+    const loaded = new Loaded(glue, model);
+    return new LocalEngine(loaded, await LocalConversation.open(loaded));
   }
 
   /** Loads a model. The bytes go straight into the engine's memory and are held there once. */
@@ -161,20 +525,19 @@ export class LocalEngine {
   }
 
   static async #readOnGpu(open: () => Pieces | Promise<Pieces>, options: LoadOptions): Promise<LocalEngine> {
-    let unfinished: { free(): void } | undefined;
+    let unfinished: Owned | undefined;
     let unread: Pieces | undefined;
     try {
       const glue = await instantiateGpu();
       const pieces = (unread = await open());
-      if (pieces.total === undefined) throw new ShohinError("gpu_unsupported", "WebGPU needs to know the file's length");
-      const loader = (unfinished = await glue.GpuLoader.open(pieces.total, options.backend === "webgpu", true));
+      const total = pieces.total ?? options.bytes;
+      if (total === undefined) throw new ShohinError("gpu_unsupported", "WebGPU needs to know the file's length");
+      const loader = (unfinished = await glue.GpuLoader.open(total, options.backend === "webgpu", true));
       unread = undefined; // reading closes it, whatever happens
-      const loaded = await pour(pieces, (piece) => loader.append(piece), options);
-      options.onProgress?.({ stage: "prepare", loaded, total: loaded });
-      await breathe();
-      if (options.signal?.aborted) throw abortError(options.signal);
+      await pourInto(glue, pieces, (piece) => loader.append(piece), options);
       unfinished = undefined; // finish() takes it over, also when it fails
-      return new LocalEngine(glue, await loader.finish(options.context ?? 0, options.kv ?? "f16", options.activations ?? "int8"));
+      const model = await loader.finish(options.context ?? 0, options.kv ?? "f16", options.activations ?? "int8");
+      return await LocalEngine.#over(glue, model);
     } catch (thrown) {
       throw toError(thrown);
     } finally {
@@ -192,15 +555,11 @@ export class LocalEngine {
     const glue = await module;
     let buffer: alone.FileBuffer | undefined;
     try {
-      const file = (buffer = new glue.FileBuffer(pieces.total ?? 0));
-      const loaded = await pour(pieces, (piece) => file.append(piece), options);
-      options.onProgress?.({ stage: "prepare", loaded, total: loaded });
-      // The last report should be seen before the thread is busy.
-      await breathe();
-      if (options.signal?.aborted) throw abortError(options.signal);
+      const file = (buffer = new glue.FileBuffer(pieces.total ?? options.bytes ?? 0));
+      await pourInto(glue, pieces, (piece) => file.append(piece), options);
       buffer = undefined; // load() takes it over, also when it fails
       const model = glue.Model.load(file, options.context ?? 0, options.kv ?? "f16", options.activations ?? "int8");
-      return new LocalEngine(glue, model);
+      return await LocalEngine.#over(glue, model);
     } catch (thrown) {
       throw toError(thrown);
     } finally {
@@ -210,162 +569,108 @@ export class LocalEngine {
 
   /** Streams the model's reply to a conversation. Turns that were seen before are not computed again. */
   chat(messages: readonly Message[], options: ChatOptions = {}): AsyncGenerator<Chunk<ChatFinish>, ChatFinish, void> {
-    return this.#run<ChatFinish>((model) => this.#chatPrompt(model, messages, options), options, (text) => ({
-      message: this.#call(() => this.#glue.parse_reply(text)) as Message,
-    }));
+    return this.#first.chat(messages, options);
   }
 
   /** Streams the continuation of a plain text. */
   generate(prompt: string, options: GenerateOptions = {}): AsyncGenerator<Chunk, Finish, void> {
-    return this.#run<Finish>((model) => ({ ids: model.tokenize(prompt, false), dropped: 0 }), options, () => ({}));
+    return this.#first.generate(prompt, options);
+  }
+
+  /** Answers a request of OpenAI's form. */
+  createChatCompletion(request: ChatCompletionRequest & { stream: true }, options?: { signal?: AbortSignal }): Promise<AsyncIterable<ChatCompletionChunk>>;
+  createChatCompletion(request: ChatCompletionRequest & { stream?: false | null }, options?: { signal?: AbortSignal }): Promise<ChatCompletion>;
+  async createChatCompletion(request: ChatCompletionRequest, options: { signal?: AbortSignal } = {}): Promise<ChatCompletion | AsyncIterable<ChatCompletionChunk>> {
+    return complete(this, this.info, request, options.signal);
+  }
+
+  /** A further conversation over the same model, which takes memory for what it remembers only. */
+  async conversation(options: ConversationOptions = {}): Promise<LocalConversation> {
+    return LocalConversation.open(this.#loaded, options.context);
+  }
+
+  /** What `conversation.snapshot` gives, of the engine's own conversation. */
+  snapshot(): Promise<Snapshot> {
+    return this.#first.snapshot();
+  }
+
+  /** As `conversation.restore`, into the engine's own conversation. */
+  restore(from: Snapshot | string, options: RestoreOptions = {}): Promise<Restored> {
+    return this.#first.restore(from, options);
+  }
+
+  /** As `conversation.save`, of the engine's own conversation. */
+  save(name: string): Promise<void> {
+    return this.#first.save(name);
+  }
+
+  /** A text as a vector: the model's final hidden states, pooled. No conversation is touched. */
+  async embed(text: string, options: EmbedOptions = {}): Promise<Float32Array> {
+    const { signal, pooling = "mean", normalize = true } = options;
+    if (signal?.aborted) throw abortError(signal);
+    const embedder = this.#loaded.own(
+      await this.#loaded.ask<alone.Embedder | GpuEmbedder>((model) => model.embedder(model.tokenize(text, false), pooling)),
+    );
+    try {
+      while (!(await this.#loaded.ask<boolean>(() => embedder.step()))) {
+        await breathe();
+        if (signal?.aborted) throw abortError(signal);
+      }
+      return this.#loaded.call(() => embedder.result(normalize));
+    } finally {
+      this.#loaded.free(embedder);
+    }
   }
 
   /** Text to token ids. Control tokens such as `<|im_end|>` are plain text unless `special` is set. */
   async tokenize(text: string, options: { special?: boolean } = {}): Promise<Uint32Array> {
-    return this.#call((model) => model.tokenize(text, options.special ?? false));
+    return this.#loaded.call((model) => model.tokenize(text, options.special ?? false));
   }
 
   /** Token ids to text; bytes that are no UTF-8 become U+FFFD. */
   async detokenize(ids: ArrayLike<number>): Promise<string> {
-    return this.#call((model) => model.detokenize(Uint32Array.from(ids)));
+    return this.#loaded.call((model) => model.detokenize(Uint32Array.from(ids)));
   }
 
   /** Token ids of a conversation, ready for the model's reply. */
   async tokenizeChat(messages: readonly Message[], options: Pick<ChatOptions, "thinking" | "tools"> = {}): Promise<Uint32Array> {
-    return this.#call((model) => encode(this.#glue, model, messages, options));
+    return this.#loaded.call((model) => encode(this.#loaded.glue, model, messages, options));
   }
 
   /** Frees the model's memory. What is under way ends with code `disposed`. */
   async dispose(): Promise<void> {
-    this.#dead ??= new ShohinError("disposed", "the engine was disposed");
-    // On the CPU nothing can be inside the module now: every call into it is synchronous.
-    try {
-      this.#model?.free();
-    } catch {
-      // A step on the GPU is under way and keeps the model; it ends with `disposed`.
-    }
-    this.#model = undefined;
+    this.#loaded.dispose();
   }
+}
 
-  #alive(): AnyModel {
-    if (this.#dead) throw this.#dead;
-    return this.#model as AnyModel;
-  }
-
-  #call<T>(work: (model: AnyModel) => T): T {
-    const model = this.#alive();
-    try {
-      return work(model);
-    } catch (thrown) {
-      const error = toError(thrown);
-      if (error.code === "crashed") {
-        // The module's memory is in an unknown state: touch it no more.
-        this.#dead = error;
-        this.#model = undefined;
-      }
-      throw error;
-    }
-  }
-
-  /** The next piece of work, at once on the CPU and waited for on a GPU. */
-  async #step(): Promise<alone.Step> {
-    try {
-      return await this.#call((model) => model.step());
-    } catch (thrown) {
-      throw toError(thrown);
-    }
-  }
-
-  #chatPrompt(model: AnyModel, messages: readonly Message[], options: ChatOptions): { ids: Uint32Array; dropped: number } {
-    let kept = [...messages];
-    let ids = encode(this.#glue, model, kept, options);
-    if (options.overflow !== "trim") return { ids, dropped: 0 };
-    const room = Math.min(options.maxTokens ?? 256, this.info.context >> 1);
-    while (ids.length + room > this.info.context) {
-      const shorter = withoutOldestTurn(kept);
-      if (!shorter) break;
-      kept = shorter;
-      ids = encode(this.#glue, model, kept, options);
-    }
-    return { ids, dropped: messages.length - kept.length };
-  }
-
-  async *#run<F extends Finish>(
-    prompt: (model: AnyModel) => { ids: Uint32Array; dropped: number },
-    options: GenerateOptions,
-    more: (text: string) => Omit<F, keyof Finish>,
-  ): AsyncGenerator<Chunk<F>, F, void> {
-    const { signal } = options;
-    // One generation at a time: they share the cache. Later ones wait for their turn.
-    const before = this.#queue;
-    let release = () => {};
-    this.#queue = new Promise((resolve) => (release = resolve));
-    try {
-      await before;
-      if (signal?.aborted) throw abortError(signal);
-      const seed = options.seed ?? crypto.getRandomValues(new Uint32Array(1))[0]!;
-      const began = performance.now();
-      const { ids, dropped, cached } = this.#call((model) => {
-        const { ids, dropped } = prompt(model);
-        return { ids, dropped, cached: model.begin(ids, samplingOf(this.#glue, options, seed)) };
-      });
-      let firstToken: number | undefined;
-      let lastToken = began;
-      let count = 0;
-      let all = "";
-      let text = "";
-      let tokens: number[] = [];
-      let slot = began;
-      for (;;) {
-        const step = await this.#step();
-        if (step !== alone.Step.Prefill) {
-          text += this.#call((model) => model.take_text());
-          if (step === alone.Step.Token) {
-            tokens.push(this.#call((model) => model.last_token()));
-            count += 1;
-            lastToken = performance.now();
-          }
-          if (step === alone.Step.Done) break;
-        }
-        const now = performance.now();
-        const isFirst = step === alone.Step.Token && firstToken === undefined;
-        if (isFirst) firstToken = now;
-        if (now - slot < SLOT && !isFirst) continue;
-        if (tokens.length > 0) {
-          all += text;
-          yield { text, tokens };
-          text = "";
-          tokens = [];
-        }
-        await breathe();
-        slot = performance.now();
-        this.#alive();
-        if (signal?.aborted) throw abortError(signal);
-      }
-      all += text;
-      const prefillMs = (firstToken ?? lastToken) - began;
-      const decodeMs = lastToken - (firstToken ?? lastToken);
-      const rate = (n: number, ms: number) => (n > 0 && ms > 0 ? (n * 1000) / ms : 0);
-      const finish = {
-        reason: this.#call((model) => model.reason()) as FinishReason,
-        text: all,
-        ...more(all),
-        seed,
-        usage: { promptTokens: ids.length, cachedTokens: cached, completionTokens: count, droppedMessages: dropped },
-        timings: {
-          prefillMs,
-          decodeMs,
-          prefillTokensPerSecond: rate(ids.length - cached, prefillMs),
-          tokensPerSecond: rate(count - 1, decodeMs),
-        },
-      } as F;
-      yield { text, tokens, finish };
-      return finish;
-    } finally {
-      // Also reached when the consumer leaves its loop early.
-      if (!this.#dead) this.#model?.end();
-      release();
-    }
+/** Pours a file into `sink`, and checks that it is the one that was asked for. */
+async function pourInto(
+  glue: Glue,
+  pieces: Pieces,
+  sink: (piece: Uint8Array) => void | Promise<void>,
+  options: LoadOptions,
+): Promise<void> {
+  const { bytes, sha256, signal } = options;
+  const notIt = (what: string, found: unknown) =>
+    new ShohinError("integrity", `the file is not the one that was asked for: its ${what} is ${found}`);
+  const sum = sha256 === undefined ? undefined : new glue.Checksum();
+  try {
+    const check = (piece: Uint8Array) => {
+      const size = pieces.total;
+      if (bytes !== undefined && size !== undefined && size !== bytes) throw notIt("size", size);
+      sum?.push(piece);
+      return sink(piece);
+    };
+    const loaded = await pour(pieces, check, options);
+    if (bytes !== undefined && loaded !== bytes) throw notIt("size", loaded);
+    const digits = sum?.digits();
+    if (digits !== sha256?.toLowerCase()) throw notIt("SHA-256", digits);
+    options.onProgress?.({ stage: "prepare", loaded, total: loaded });
+    // The last report should be seen before the thread is busy.
+    await breathe();
+    if (signal?.aborted) throw abortError(signal);
+  } finally {
+    sum?.free();
   }
 }
 
@@ -382,7 +687,7 @@ function encode(
       for (const call of toolCalls ?? []) conversation.push_call(call.name, call.arguments);
     }
     for (const tool of options.tools ?? []) conversation.push_tool(JSON.stringify(tool));
-    return model.encode_chat(conversation, options.thinking ?? false);
+    return model.encode_chat(conversation, mayThink(options));
   } finally {
     conversation.free();
   }
@@ -398,6 +703,7 @@ function withoutOldestTurn(messages: Message[]): Message[] | undefined {
 
 const SETTINGS = [
   "maxTokens",
+  "logprobs",
   "temperature",
   "topK",
   "topP",

@@ -3,11 +3,11 @@ import { open, readFile } from "node:fs/promises";
 import { availableParallelism } from "node:os";
 import { fileURLToPath } from "node:url";
 import { ShohinError } from "./error.js";
-import { host, LocalEngine, MOST_THREADS } from "./local.js";
+import { host, LocalConversation, LocalEngine, MOST_THREADS } from "./local.js";
 import { fetchPieces, type Pieces } from "./source.js";
 
 export * from "./local.js";
-export { LocalEngine as Engine };
+export { LocalConversation as Conversation, LocalEngine as Engine };
 
 /** Nothing is kept in Node. */
 export async function clearCache(): Promise<void> {}

@@ -1,5 +1,5 @@
 // What the page and the worker say to each other. Every request has an id; its answers carry the same one.
-import type { ChatOptions, Chunk, EngineInfo, GenerateOptions, LoadOptions, Message, Progress } from "./api.js";
+import type { ChatOptions, Chunk, ConversationOptions, EmbedOptions, EngineInfo, GenerateOptions, LoadOptions, Message, Progress, Restored, RestoreOptions, Snapshot } from "./api.js";
 import type { ErrorCode } from "./error.js";
 
 /** Options without what cannot be sent. @internal */
@@ -16,11 +16,28 @@ export type LoadRequest = {
 /** @internal */
 export type Request =
   | LoadRequest
-  | { call: "chat"; messages: Message[]; options: Sendable<ChatOptions> }
-  | { call: "generate"; prompt: string; options: Sendable<GenerateOptions> }
+  | { call: "chat"; conversation: number; messages: Message[]; options: Sendable<ChatOptions> }
+  | { call: "generate"; conversation: number; prompt: string; options: Sendable<GenerateOptions> }
+  | { call: "open"; options: ConversationOptions }
+  | { call: "close"; conversation: number }
+  | { call: "snapshot"; conversation: number }
+  | { call: "save"; conversation: number; name: string }
+  | { call: "restore"; conversation: number; from: Snapshot | string; options: Sendable<RestoreOptions> }
+  | { call: "embed"; text: string; options: Sendable<EmbedOptions> }
   | { call: "tokenize"; text: string; special: boolean }
   | { call: "tokenizeChat"; messages: Message[]; options: Pick<ChatOptions, "thinking" | "tools"> }
   | { call: "detokenize"; ids: Uint32Array };
+
+/** @internal */
+export type Answer =
+  | EngineInfo
+  | { conversation: number; context: number }
+  | Snapshot
+  | Restored
+  | Float32Array
+  | Uint32Array
+  | string
+  | undefined;
 
 /** Page to worker. @internal */
 export type ToWorker =
@@ -35,5 +52,5 @@ export type FromWorker =
   /** Asks for the next piece. */
   | { id: number; want: true }
   | { id: number; chunk: Chunk }
-  | { id: number; done: EngineInfo | Uint32Array | string | undefined }
+  | { id: number; done: Answer }
   | { id: number; error: { code: ErrorCode; message: string } };

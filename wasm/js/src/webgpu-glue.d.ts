@@ -1,6 +1,6 @@
 // The glue of the build with WebGPU, which js/build.mjs finds in pkg-webgpu/ and calls `shohin-webgpu`: that of the other
 // build, and what a GPU needs.
-import type { Conversation, Model, Sampling, Step } from "../../pkg/shohin_wasm.js";
+import type { Embedder, Model, Step, Timeline } from "../../pkg/shohin_wasm.js";
 
 export * from "../../pkg/shohin_wasm.js";
 export { default } from "../../pkg/shohin_wasm.js";
@@ -16,10 +16,20 @@ export class GpuLoader {
   readonly name: string;
 }
 
-/** A `Model` whose steps are waited for. */
-export interface GpuModel extends Omit<Model, "step"> {
+/** A `Timeline` that has to be waited for. */
+export interface GpuTimeline extends Omit<Timeline, "step" | "snapshot"> {
   step(): Promise<Step>;
+  snapshot(): Promise<Uint8Array>;
+}
+
+/** An `Embedder` that has to be waited for. */
+export interface GpuEmbedder extends Omit<Embedder, "step"> {
+  step(): Promise<boolean>;
+}
+
+/** A `Model` that has to be waited for. */
+export interface GpuModel extends Omit<Model, "timeline" | "embedder"> {
+  timeline(context: number): Promise<GpuTimeline>;
+  embedder(tokens: Uint32Array, pooling: string): Promise<GpuEmbedder>;
   destroy(): void;
-  encode_chat(conversation: Conversation, thinking: boolean): Uint32Array;
-  begin(prompt: Uint32Array, sampling: Sampling): number;
 }

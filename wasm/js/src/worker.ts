@@ -1,10 +1,10 @@
 // Runs a LocalEngine for a page. One worker holds one engine; terminating the worker frees all its memory.
-import type { Chunk, EngineInfo, Progress } from "./api.js";
+import type { Chunk, Progress } from "./api.js";
 import { abortError, ShohinError, toError } from "./error.js";
 import { deleteCache, keptPieces } from "./cache.js";
-import { host, LocalEngine } from "./local.js";
+import { host, LocalEngine, type LocalConversation } from "./local.js";
 import { fetchPieces } from "./source.js";
-import type { FromWorker, LoadRequest, Request, ToWorker } from "./protocol.js";
+import type { Answer, FromWorker, LoadRequest, Request, ToWorker } from "./protocol.js";
 
 /** Whether the model is read from a copy that is whole. */
 let fromCopy = false;
@@ -17,6 +17,9 @@ host.open = async (url, { cache, request, signal }) => {
 };
 
 let engine: LocalEngine | undefined;
+/** Those beside the engine's own, which has number 0. */
+const conversations = new Map<number, LocalConversation>();
+let opened = 0;
 const aborts = new Map<number, AbortController>();
 const wanted = new Map<number, (piece: Uint8Array | undefined) => void>();
 
@@ -50,7 +53,7 @@ async function run(
   id: number,
   request: Request,
   signal: AbortSignal,
-): Promise<EngineInfo | Uint32Array | string | undefined> {
+): Promise<Answer> {
   if (request.call === "load") {
     engine = await load(id, request, signal);
     return engine.info;
@@ -58,9 +61,27 @@ async function run(
   if (!engine) throw new ShohinError("disposed", "no model is loaded");
   switch (request.call) {
     case "chat":
-      return stream(id, engine.chat(request.messages, { ...request.options, signal }));
+      return stream(id, find(engine, request.conversation).chat(request.messages, { ...request.options, signal }));
     case "generate":
-      return stream(id, engine.generate(request.prompt, { ...request.options, signal }));
+      return stream(id, find(engine, request.conversation).generate(request.prompt, { ...request.options, signal }));
+    case "open": {
+      const conversation = await engine.conversation(request.options);
+      conversations.set(++opened, conversation);
+      return { conversation: opened, context: conversation.context };
+    }
+    case "close":
+      await conversations.get(request.conversation)?.dispose();
+      conversations.delete(request.conversation);
+      return undefined;
+    case "snapshot":
+      return find(engine, request.conversation).snapshot();
+    case "save":
+      await find(engine, request.conversation).save(request.name);
+      return undefined;
+    case "restore":
+      return find(engine, request.conversation).restore(request.from, { ...request.options, signal });
+    case "embed":
+      return engine.embed(request.text, { ...request.options, signal });
     case "tokenize":
       return engine.tokenize(request.text, { special: request.special });
     case "tokenizeChat":
@@ -68,6 +89,12 @@ async function run(
     case "detokenize":
       return engine.detokenize(request.ids);
   }
+}
+
+function find(engine: LocalEngine, number: number): LocalEngine | LocalConversation {
+  const found = number === 0 ? engine : conversations.get(number);
+  if (!found) throw new ShohinError("disposed", "the conversation was disposed");
+  return found;
 }
 
 async function stream(id: number, chunks: AsyncIterable<Chunk>): Promise<undefined> {

@@ -322,6 +322,59 @@ describe("in a browser", () => {
     }
   });
 
+  test("keeps conversations over a reload, and several at once", async () => {
+    const page = await browser.newPage();
+    try {
+      await page.goto(server.url);
+      const talk = (again) =>
+        page.evaluate(async (again) => {
+          const { Engine, listSnapshots, deleteSnapshot } = await import("/index.js");
+          const engine = await Engine.load("model.gguf", { context: 256 });
+          const last = async (chunks) => {
+            let finish;
+            for await (const chunk of chunks) finish = chunk.finish;
+            return finish;
+          };
+          const options = { preset: "greedy", maxTokens: 20 };
+          const talk = await engine.conversation({ context: 200 });
+          const messages = [{ role: "user", content: "Hello!" }];
+          const next = { role: "user", content: "What is my name?" };
+          if (!again) {
+            const [first] = await Promise.all([last(talk.chat(messages, options)), last(engine.chat([next], options))]);
+            await talk.save("mine");
+            const second = await last(talk.chat([...messages, first.message, next], options));
+            await engine.dispose();
+            return { first, text: second.text };
+          }
+          const code = (promise) => promise.then(() => "none", (error) => error.code);
+          const missing = await code(talk.restore("yours"));
+          const { messages: restored, recomputed } = await talk.restore("mine");
+          const second = await last(talk.chat([...restored, next], options));
+          const names = await listSnapshots();
+          await deleteSnapshot("mine");
+          const gone = await code(talk.restore("mine"));
+          const vector = await engine.embed("A cat.");
+          const answer = await talk.createChatCompletion({ messages, max_tokens: 2, temperature: 0 });
+          await talk.dispose();
+          const disposed = await code(talk.snapshot());
+          await engine.dispose();
+          return { missing, restored, recomputed, text: second.text, usage: second.usage, names, gone, disposed, vector: vector.length, answer };
+        }, again);
+      const before = await talk(false);
+      await page.reload();
+      const after = await talk(true);
+      assert.deepEqual([after.missing, after.gone, after.disposed], ["snapshot_missing", "snapshot_missing", "disposed"]);
+      assert.deepEqual([after.recomputed, after.names], [false, ["mine"]]);
+      assert.deepEqual(after.restored.at(-1), before.first.message);
+      assert.equal(after.text, before.text);
+      assert.ok(after.usage.cachedTokens >= before.first.usage.promptTokens);
+      assert.ok(after.vector > 0);
+      assert.equal(after.answer.usage.completion_tokens, 2);
+    } finally {
+      await page.close();
+    }
+  });
+
   test("comes from another origin, such as a CDN", async () => {
     const cdn = await serve(new URL("../../dist/", import.meta.url), {}, { "Access-Control-Allow-Origin": "*" });
     try {

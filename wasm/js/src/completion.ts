@@ -1,0 +1,246 @@
+// Requests and answers in the form of OpenAI's chat completions.
+import type { ChatFinish, ChatOptions, Chunk, EngineInfo, Finish, Message, ToolCall, TokenLogprob } from "./api.js";
+import { ShohinError } from "./error.js";
+
+/** A tool call in a message. */
+export interface ChatCompletionToolCall {
+  id: string;
+  type: "function";
+  function: { name: string; arguments: string };
+}
+
+/** A message of a request. Content in parts may be text only. */
+export interface ChatCompletionMessageParam {
+  role: "system" | "developer" | "user" | "assistant" | "tool";
+  content?: string | readonly { type: "text"; text: string }[] | null;
+  tool_calls?: readonly ChatCompletionToolCall[];
+  /** For tools' results; they are taken in the order in which they stand. */
+  tool_call_id?: string;
+  /** What the model thought: as it came in an answer. */
+  reasoning?: string | null;
+}
+
+/** A request. Fields that OpenAI knows and this does not are refused if they would change the answer. */
+export interface ChatCompletionRequest {
+  messages: readonly ChatCompletionMessageParam[];
+  /** Only repeated in the answer. */
+  model?: string;
+  stream?: boolean | null;
+  stream_options?: { include_usage?: boolean } | null;
+  max_tokens?: number | null;
+  max_completion_tokens?: number | null;
+  temperature?: number | null;
+  top_p?: number | null;
+  presence_penalty?: number | null;
+  frequency_penalty?: number | null;
+  seed?: number | null;
+  stop?: string | readonly string[] | null;
+  logprobs?: boolean | null;
+  /** 0 to 20. */
+  top_logprobs?: number | null;
+  tools?: readonly object[] | null;
+  tool_choice?: "none" | "auto" | null;
+  response_format?: { type: "text" } | null;
+  n?: 1 | null;
+  /** Beyond OpenAI: whether and for how many tokens the model may think. */
+  thinking?: ChatOptions["thinking"];
+  /** Beyond OpenAI: what happens when the messages do not fit. */
+  overflow?: ChatOptions["overflow"];
+}
+
+/** Why an answer ended. */
+export type ChatCompletionFinishReason = "stop" | "length" | "tool_calls";
+
+/** A token of an answer. */
+export interface ChatCompletionLogprob {
+  token: string;
+  logprob: number;
+  bytes: number[] | null;
+}
+
+/** Log-probabilities of an answer, token after token. */
+export interface ChatCompletionLogprobs {
+  content: (ChatCompletionLogprob & { top_logprobs: ChatCompletionLogprob[] })[];
+  refusal: null;
+}
+
+/** What an answer took. */
+export interface ChatCompletionUsage {
+  prompt_tokens: number;
+  completion_tokens: number;
+  total_tokens: number;
+  prompt_tokens_details: { cached_tokens: number };
+  completion_tokens_details: { reasoning_tokens: number };
+}
+
+/** An answer. */
+export interface ChatCompletion {
+  id: string;
+  object: "chat.completion";
+  created: number;
+  model: string;
+  choices: {
+    index: 0;
+    message: { role: "assistant"; content: string | null; refusal: null; reasoning?: string; tool_calls?: ChatCompletionToolCall[] };
+    logprobs: ChatCompletionLogprobs | null;
+    finish_reason: ChatCompletionFinishReason;
+  }[];
+  usage: ChatCompletionUsage;
+}
+
+/** A piece of a streamed answer. */
+export interface ChatCompletionChunk {
+  id: string;
+  object: "chat.completion.chunk";
+  created: number;
+  model: string;
+  choices: {
+    index: 0;
+    delta: {
+      role?: "assistant";
+      content?: string;
+      reasoning?: string;
+      tool_calls?: (ChatCompletionToolCall & { index: number })[];
+    };
+    logprobs: ChatCompletionLogprobs | null;
+    finish_reason: ChatCompletionFinishReason | null;
+  }[];
+  /** In a last chunk without choices, if asked for by `stream_options`; null in those before. */
+  usage?: ChatCompletionUsage | null;
+}
+
+/** What can chat. */
+interface Chatter {
+  chat(messages: readonly Message[], options: ChatOptions): AsyncIterable<Chunk<ChatFinish>>;
+}
+
+/** @internal */
+export async function complete(
+  chatter: Chatter,
+  info: EngineInfo,
+  request: ChatCompletionRequest,
+  signal: AbortSignal | undefined,
+): Promise<ChatCompletion | AsyncIterable<ChatCompletionChunk>> {
+  const chunks = chatter.chat(messagesOf(request.messages), optionsOf(request, signal));
+  const random = crypto.getRandomValues(new Uint8Array(12));
+  const id = [...random].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+  const head = { id: `chatcmpl-${id}`, created: Math.floor(Date.now() / 1000), model: request.model ?? info.model.name };
+  const callOf = ({ name, arguments: text }: ToolCall, index: number): ChatCompletionToolCall => ({
+    id: `call_${id}_${index}`,
+    type: "function",
+    function: { name, arguments: text },
+  });
+  if (request.stream) return stream(chunks, head, request, callOf);
+
+  const logprobs: TokenLogprob[] = [];
+  let finish: ChatFinish | undefined;
+  for await (const chunk of chunks) {
+    logprobs.push(...(chunk.logprobs ?? []));
+    finish = chunk.finish;
+  }
+  if (!finish) throw new ShohinError("worker", "a generation ended without a result");
+  const { content, reasoning, toolCalls } = finish.message;
+  const message: ChatCompletion["choices"][number]["message"] = {
+    role: "assistant",
+    content: content === "" && toolCalls ? null : content,
+    refusal: null,
+    ...(reasoning !== undefined && { reasoning }),
+    ...(toolCalls && { tool_calls: toolCalls.map(callOf) }),
+  };
+  return {
+    ...head,
+    object: "chat.completion",
+    choices: [{ index: 0, message, logprobs: request.logprobs ? logprobsOf(logprobs) : null, finish_reason: reasonOf(finish) }],
+    usage: usageOf(finish),
+  };
+}
+
+async function* stream(
+  chunks: AsyncIterable<Chunk<ChatFinish>>,
+  head: { id: string; created: number; model: string },
+  request: ChatCompletionRequest,
+  callOf: (call: ToolCall, index: number) => ChatCompletionToolCall,
+): AsyncGenerator<ChatCompletionChunk> {
+  const all = { ...head, object: "chat.completion.chunk" as const };
+  const usage = request.stream_options?.include_usage ? { usage: null } : {};
+  let calls = 0;
+  let first = true;
+  for await (const { text, reasoning, toolCalls, logprobs, finish } of chunks) {
+    const delta: ChatCompletionChunk["choices"][number]["delta"] = {
+      ...(first && { role: "assistant" as const }),
+      ...((text !== "" || first) && { content: text }),
+      ...(reasoning !== undefined && { reasoning }),
+      ...(toolCalls && { tool_calls: toolCalls.map((call) => ({ index: calls, ...callOf(call, calls++) })) }),
+    };
+    first = false;
+    const measured = request.logprobs && logprobs && logprobs.length > 0 ? logprobsOf(logprobs) : null;
+    if (Object.keys(delta).length > 0 || measured) {
+      yield { ...all, choices: [{ index: 0, delta, logprobs: measured, finish_reason: null }], ...usage };
+    }
+    if (!finish) continue;
+    yield { ...all, choices: [{ index: 0, delta: {}, logprobs: null, finish_reason: reasonOf(finish) }], ...usage };
+    if (request.stream_options?.include_usage) yield { ...all, choices: [], usage: usageOf(finish) };
+  }
+}
+
+function messagesOf(messages: readonly ChatCompletionMessageParam[]): Message[] {
+  if (!Array.isArray(messages)) throw new ShohinError("argument", "messages must be an array");
+  return messages.map(({ role, content, tool_calls, reasoning }: ChatCompletionMessageParam) => {
+    const parts = typeof content === "string" || content == null ? [{ type: "text", text: content ?? "" }] : content;
+    const other = parts.find((part) => part.type !== "text");
+    if (other) throw new ShohinError("unsupported", `content of type ${other.type} is not supported, only text`);
+    return {
+      role: role === "developer" ? "system" : role,
+      content: parts.map((part) => part.text).join(""),
+      ...(reasoning != null && { reasoning }),
+      ...(tool_calls && { toolCalls: tool_calls.map((call) => call.function) }),
+    };
+  });
+}
+
+function optionsOf(request: ChatCompletionRequest, signal: AbortSignal | undefined): ChatOptions {
+  const refuse = (what: string) => {
+    throw new ShohinError("unsupported", `${what} is not supported`);
+  };
+  if (request.n != null && request.n !== 1) refuse("n other than 1");
+  if (request.response_format != null && request.response_format.type !== "text") refuse("response_format other than text");
+  const choice = request.tool_choice ?? "auto";
+  if (choice !== "auto" && choice !== "none") refuse("tool_choice other than none and auto");
+  const top = request.top_logprobs ?? 0;
+  if (!(top >= 0 && top <= 20)) throw new ShohinError("argument", "top_logprobs must be 0 to 20");
+  const given: { [name in keyof ChatOptions]: ChatOptions[name] | null | undefined } = {
+    maxTokens: request.max_completion_tokens ?? request.max_tokens,
+    temperature: request.temperature,
+    topP: request.top_p,
+    presencePenalty: request.presence_penalty,
+    frequencyPenalty: request.frequency_penalty,
+    seed: request.seed,
+    stop: request.stop,
+    logprobs: request.logprobs ? top : undefined,
+    tools: choice === "auto" ? request.tools : undefined,
+    thinking: request.thinking,
+    overflow: request.overflow,
+    signal,
+  };
+  return Object.fromEntries(Object.entries(given).filter(([, value]) => value != null)) as ChatOptions;
+}
+
+function reasonOf({ reason, message }: ChatFinish): ChatCompletionFinishReason {
+  if (message.toolCalls) return "tool_calls";
+  return reason === "length" || reason === "context_full" ? "length" : "stop";
+}
+
+function usageOf({ usage }: Finish): ChatCompletionUsage {
+  return {
+    prompt_tokens: usage.promptTokens,
+    completion_tokens: usage.completionTokens,
+    total_tokens: usage.promptTokens + usage.completionTokens,
+    prompt_tokens_details: { cached_tokens: usage.cachedTokens },
+    completion_tokens_details: { reasoning_tokens: usage.reasoningTokens },
+  };
+}
+
+function logprobsOf(tokens: readonly TokenLogprob[]): ChatCompletionLogprobs {
+  const one = ({ text, logprob, bytes }: { text: string; logprob: number; bytes: number[] }) => ({ token: text, logprob, bytes });
+  return { content: tokens.map((token) => ({ ...one(token), top_logprobs: token.top.map(one) })), refusal: null };
+}

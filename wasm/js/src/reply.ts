@@ -1,0 +1,117 @@
+// Takes a reply apart while it comes: thoughts, what is meant for the reader, tool calls.
+import type { ToolCall } from "./api.js";
+
+/** @internal */
+export interface Parts {
+  text: string;
+  reasoning: string;
+  toolCalls: ToolCall[];
+}
+
+const MARKS = ["<think>", "</think>", "<tool_call>", "</tool_call>"] as const;
+
+type Place = "start" | "thoughts" | "after" | "text" | "call" | "between";
+
+/**
+ * A reply in Qwen3's form: `<think>` at its very beginning, then text, then `<tool_call>` blocks. What it hands out is
+ * final: what may be the beginning of a mark, and line breaks that may stand before one, wait for what follows.
+ * @internal
+ */
+export class ReplyStream {
+  /** Everything handed out so far. */
+  readonly all: Parts = { text: "", reasoning: "", toolCalls: [] };
+  #place: Place = "start";
+  #held = "";
+  #parse: (call: string) => readonly ToolCall[];
+
+  /** `parse` reads a whole `<tool_call>` block, and gives nothing where it is not what it should be. */
+  constructor(parse: (call: string) => readonly ToolCall[]) {
+    this.#parse = parse;
+  }
+
+  /** Whether thoughts have begun and not ended. */
+  get thinking(): boolean {
+    return this.#place === "thoughts";
+  }
+
+  /** Takes the next text; `end` says that none follows. */
+  push(text: string, end = false): Parts {
+    const out: Parts = { text: "", reasoning: "", toolCalls: [] };
+    this.#held += text;
+    while (this.#advance(out, end)) {
+      // until nothing more is certain
+    }
+    this.all.text += out.text;
+    this.all.reasoning += out.reasoning;
+    this.all.toolCalls.push(...out.toolCalls);
+    return out;
+  }
+
+  /** Handles what can be handled; says whether the place changed, so that there may be more. */
+  #advance(out: Parts, end: boolean): boolean {
+    const to = (place: Place, from: number): true => {
+      this.#place = place;
+      this.#held = this.#held.slice(from);
+      return true;
+    };
+    const held = this.#held;
+    const begun = held.trimStart();
+    switch (this.#place) {
+      case "start":
+        if (begun.startsWith(MARKS[0])) return to("thoughts", held.length - begun.length + MARKS[0].length);
+        if (MARKS[0].startsWith(begun) && !end) return false;
+        return to("text", 0);
+      case "thoughts": {
+        const at = held.indexOf(MARKS[1]);
+        const stop = at >= 0 ? at : certain(held, MARKS[1], end);
+        const said = held.slice(0, stop);
+        // Line breaks around thoughts belong to the form.
+        out.reasoning += this.all.reasoning === "" && out.reasoning === "" ? said.replace(/^\n+/, "") : said;
+        if (at >= 0 || end) out.reasoning = out.reasoning.replace(/\n+$/, "");
+        if (at >= 0) return to("after", at + MARKS[1].length);
+        this.#held = end ? "" : held.slice(stop);
+        return false;
+      }
+      case "after": {
+        const rest = held.replace(/^\n+/, "");
+        this.#held = rest;
+        return rest !== "" && to("text", 0);
+      }
+      case "text": {
+        const at = held.indexOf(MARKS[2]);
+        const stop = at >= 0 ? at : certain(held, MARKS[2], end);
+        const said = held.slice(0, stop);
+        out.text += at >= 0 ? said.replace(/\n+$/, "") : said;
+        if (at >= 0) return to("call", at);
+        this.#held = held.slice(stop);
+        return false;
+      }
+      case "call": {
+        const at = held.indexOf(MARKS[3]);
+        if (at < 0) return false;
+        const stop = at + MARKS[3].length;
+        out.toolCalls.push(...this.#parse(held.slice(0, stop)));
+        // What stands between calls is none of the reader's.
+        return to("between", stop);
+      }
+      case "between": {
+        const at = held.indexOf(MARKS[2]);
+        return at >= 0 && to("call", at);
+      }
+    }
+  }
+}
+
+/** How much of `text` can be handed out before a `mark` that may be coming, with the line breaks before it. */
+function certain(text: string, mark: string, end: boolean): number {
+  if (end) return text.length;
+  let stop = text.length;
+  for (let n = Math.min(mark.length - 1, text.length); n > 0; n--) {
+    if (text.endsWith(mark.slice(0, n))) {
+      stop -= n;
+      break;
+    }
+  }
+  while (stop > 0 && text[stop - 1] === "\n") stop -= 1;
+  return stop;
+}

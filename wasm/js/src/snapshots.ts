@@ -1,0 +1,61 @@
+// Conversations kept in IndexedDB, which pages and workers have, and Node has not.
+import type { Snapshot } from "./api.js";
+import { ShohinError } from "./error.js";
+
+const [DATABASE, STORE] = ["shohin", "conversations"];
+
+/** @internal */
+export function isQuota(thrown: unknown): boolean {
+  return thrown instanceof DOMException && thrown.name === "QuotaExceededError";
+}
+
+function fail(cause: unknown): ShohinError {
+  return isQuota(cause)
+    ? new ShohinError("quota", "there is no room to keep the conversation", { cause })
+    : new ShohinError("read", `conversations could not be kept or read: ${String(cause)}`, { cause });
+}
+
+/** One request in one transaction. */
+async function ask<T>(mode: IDBTransactionMode, work: (store: IDBObjectStore) => IDBRequest<T>): Promise<T> {
+  if (typeof indexedDB === "undefined") {
+    throw new ShohinError("unsupported", "there is no IndexedDB here; keep what snapshot() gives");
+  }
+  const database = await new Promise<IDBDatabase>((resolve, reject) => {
+    const request = indexedDB.open(DATABASE, 1);
+    request.onupgradeneeded = () => request.result.createObjectStore(STORE);
+    request.onsuccess = () => resolve(request.result);
+    request.onerror = () => reject(fail(request.error));
+  });
+  try {
+    return await new Promise<T>((resolve, reject) => {
+      const transaction = database.transaction(STORE, mode);
+      const request = work(transaction.objectStore(STORE));
+      transaction.oncomplete = () => resolve(request.result);
+      transaction.onabort = transaction.onerror = () => reject(fail(transaction.error ?? request.error));
+    });
+  } finally {
+    database.close();
+  }
+}
+
+/** @internal */
+export async function keep(name: string, snapshot: Snapshot): Promise<void> {
+  await ask("readwrite", (store) => store.put(snapshot, name));
+}
+
+/** @internal */
+export async function kept(name: string): Promise<Snapshot> {
+  const found = await ask<Snapshot | undefined>("readonly", (store) => store.get(name));
+  if (!found) throw new ShohinError("snapshot_missing", `there is no conversation kept as ${name}`);
+  return found;
+}
+
+/** The names of all conversations that `save` has kept for this site. */
+export async function listSnapshots(): Promise<string[]> {
+  return (await ask("readonly", (store) => store.getAllKeys())).map(String);
+}
+
+/** Deletes a conversation that `save` has kept; does nothing if there is none. */
+export async function deleteSnapshot(name: string): Promise<void> {
+  await ask("readwrite", (store) => store.delete(name));
+}

@@ -1,0 +1,194 @@
+// What programs ask for beside plain chat, in Node: `npm run build -w wasm` first.
+import assert from "node:assert/strict";
+import { createHash } from "node:crypto";
+import { readFile } from "node:fs/promises";
+import { after, before, describe, test } from "node:test";
+import { fileURLToPath } from "node:url";
+import { Engine, ShohinError } from "shohin";
+import { scripted } from "./scripted.mjs";
+
+const MODEL = fileURLToPath(new URL("../../../models/sprout.gguf", import.meta.url));
+const ask = (content) => [{ role: "user", content }];
+const greedy = { preset: "greedy", maxTokens: 24 };
+const fails = (code) => (error) => error instanceof ShohinError && (assert.equal(error.code, code, error.message), true);
+
+async function collect(chunks) {
+  const all = [];
+  for await (const chunk of chunks) all.push(chunk);
+  const joined = (key) => all.map((chunk) => chunk[key] ?? "").join("");
+  return { all, text: joined("text"), reasoning: joined("reasoning"), finish: all.at(-1).finish };
+}
+
+describe("a small model", () => {
+  let engine, bytes;
+  before(async () => {
+    bytes = await readFile(MODEL);
+    engine = await Engine.load(bytes, { context: 256 });
+  });
+  after(() => engine.dispose());
+
+  test("tells log-probabilities, which do not change what it says", async () => {
+    const plain = await collect(engine.chat(ask("Hello!"), greedy));
+    const { all, text } = await collect(engine.chat(ask("Hello!"), { ...greedy, logprobs: 3 }));
+    assert.equal(text, plain.text);
+    assert.ok(plain.all.every((chunk) => chunk.logprobs === undefined));
+    const logprobs = all.flatMap((chunk) => chunk.logprobs);
+    assert.deepEqual(logprobs.map((one) => one.token), all.flatMap((chunk) => chunk.tokens));
+    assert.equal(Buffer.concat(logprobs.map((one) => Buffer.from(one.bytes))).toString(), text);
+    for (const { token, logprob, top } of logprobs) {
+      assert.equal(top.length, 3);
+      assert.deepEqual([top[0].token, top[0].logprob], [token, logprob]); // it was greedy
+      assert.ok(logprob <= 0 && top[1].logprob <= logprob && top[2].logprob <= top[1].logprob);
+      assert.ok(top.reduce((sum, one) => sum + Math.exp(one.logprob), 0) <= 1 + 1e-5);
+    }
+  });
+
+  test("answers requests of OpenAI's form", async () => {
+    const request = { model: "mine", messages: [{ role: "user", content: [{ type: "text", text: "Hello!" }] }], temperature: 0, max_tokens: 3, logprobs: true, top_logprobs: 2 };
+    const answer = await engine.createChatCompletion(request);
+    assert.equal(answer.object, "chat.completion");
+    assert.equal(answer.model, "mine");
+    const [choice] = answer.choices;
+    assert.equal(choice.finish_reason, "length");
+    assert.equal(choice.message.content, (await collect(engine.chat(ask("Hello!"), { ...greedy, maxTokens: 3 }))).text);
+    assert.equal(choice.logprobs.content.map(({ token }) => token).join(""), choice.message.content);
+    assert.equal(choice.logprobs.content[0].top_logprobs.length, 2);
+    assert.deepEqual([answer.usage.completion_tokens, answer.usage.total_tokens], [3, answer.usage.prompt_tokens + 3]);
+
+    const chunks = [];
+    const stream = await engine.createChatCompletion({ ...request, stream: true, stream_options: { include_usage: true } });
+    for await (const chunk of stream) chunks.push(chunk);
+    assert.equal(chunks[0].choices[0].delta.role, "assistant");
+    assert.equal(new Set(chunks.map(({ id, object }) => id + object)).size, 1);
+    assert.equal(chunks.map(({ choices }) => choices[0]?.delta.content ?? "").join(""), choice.message.content);
+    assert.equal(chunks.at(-2).choices[0].finish_reason, "length");
+    assert.ok(chunks.slice(0, -1).every(({ usage }) => usage === null));
+    assert.deepEqual([chunks.at(-1).choices, chunks.at(-1).usage.completion_tokens], [[], 3]);
+
+    for (const [wrong, code] of [
+      [{ n: 2 }, "unsupported"],
+      [{ response_format: { type: "json_object" } }, "unsupported"],
+      [{ top_logprobs: 21 }, "argument"],
+      [{ messages: "Hello" }, "argument"],
+      [{ messages: [{ role: "user", content: [{ type: "image_url" }] }] }, "unsupported"],
+    ]) {
+      await assert.rejects(engine.createChatCompletion({ ...request, ...wrong }), fails(code));
+    }
+  });
+
+  test("holds several conversations, each with its own memory", async () => {
+    const [a, b] = [await engine.conversation(), await engine.conversation({ context: 128 })];
+    assert.deepEqual([a.context, b.context], [256, 128]);
+    const alone = async (conversation, content) => (await collect(conversation.chat(ask(content), greedy))).finish;
+    const together = await Promise.all([alone(a, "Hello!"), alone(b, "Tell me a joke."), alone(engine, "What is my name?")]);
+    const again = [await alone(a, "Hello!"), await alone(b, "Tell me a joke."), await alone(engine, "What is my name?")];
+    again.forEach((finish, i) => {
+      assert.equal(finish.text, together[i].text);
+      assert.equal(finish.usage.cachedTokens, finish.usage.promptTokens - 1);
+    });
+    await a.dispose();
+    await assert.rejects(alone(a, "Hello!"), fails("disposed"));
+    assert.equal((await alone(b, "Tell me a joke.")).text, together[1].text);
+    await b.dispose();
+  });
+
+  test("goes on from a snapshot, and knows a damaged or foreign one", async () => {
+    const first = await collect(engine.chat(ask("Hello!"), greedy));
+    const snapshot = await engine.snapshot();
+    assert.deepEqual(snapshot.messages, [...ask("Hello!"), first.finish.message]);
+    const next = [...snapshot.messages, ...ask("What is my name?")];
+    const want = await collect(engine.chat(next, greedy));
+
+    const other = await Engine.load(bytes, { context: 200 });
+    assert.equal((await other.restore(snapshot)).recomputed, false);
+    const got = await collect(other.chat(next, greedy));
+    assert.equal(got.text, want.text);
+    assert.ok(got.finish.usage.cachedTokens >= first.finish.usage.promptTokens + first.finish.usage.completionTokens - 1);
+
+    const f32 = await Engine.load(bytes, { context: 200, kv: "f32" });
+    for (let i = 0; i < 12; i++) {
+      const state = Uint8Array.from(snapshot.state);
+      state[Math.floor(((i + 0.5) * state.length) / 12)] ^= 1;
+      await assert.rejects(other.restore({ ...snapshot, state }), fails("snapshot_damaged"));
+    }
+    await assert.rejects(other.restore({ ...snapshot, state: snapshot.state.subarray(0, 20) }), fails("snapshot_damaged"));
+    await assert.rejects(f32.restore(snapshot), fails("snapshot_foreign"));
+    const again = await f32.restore(snapshot, { recompute: true });
+    assert.deepEqual(again, { messages: snapshot.messages, recomputed: true });
+    assert.ok((await collect(f32.chat(next, greedy))).finish.usage.cachedTokens > first.finish.usage.promptTokens);
+    await assert.rejects(engine.save("x"), fails("unsupported"));
+    await Promise.all([other.dispose(), f32.dispose()]);
+  });
+
+  test("embeds texts, and no conversation notices", async () => {
+    const talk = await collect(engine.chat(ask("Hello!"), greedy));
+    const vectors = await Promise.all(["A cat sat.", "A cat sat.", "Count to nine."].map((text) => engine.embed(text)));
+    assert.equal(vectors[0].length, engine.info.model.hidden);
+    assert.deepEqual(vectors[0], vectors[1]);
+    assert.notDeepEqual(vectors[0], vectors[2]);
+    assert.ok(Math.abs(Math.hypot(...vectors[0]) - 1) < 1e-5);
+    const raw = await engine.embed("A cat sat.", { normalize: false });
+    raw.forEach((x, i) => assert.ok(Math.abs(x / Math.hypot(...raw) - vectors[0][i]) < 1e-5));
+    assert.notDeepEqual(await engine.embed("A cat sat.", { pooling: "last" }), vectors[0]);
+    await assert.rejects(engine.embed(""), fails("length"));
+    await assert.rejects(engine.embed("x", { pooling: "max" }), fails("unsupported"));
+    await assert.rejects(engine.embed("x", { signal: AbortSignal.abort() }), fails("aborted"));
+    const after = await collect(engine.chat(ask("Hello!"), greedy));
+    assert.deepEqual([after.text, after.finish.usage.cachedTokens], [talk.text, talk.finish.usage.promptTokens - 1]);
+  });
+
+  test("refuses a file that is not the one asked for", async () => {
+    const sha256 = createHash("sha256").update(bytes).digest("hex");
+    await (await Engine.load(MODEL, { sha256: sha256.toUpperCase(), bytes: bytes.length })).dispose();
+    await assert.rejects(Engine.load(MODEL, { bytes: bytes.length + 1 }), fails("integrity"));
+    const changed = Uint8Array.from(bytes);
+    changed[changed.length - 1] ^= 1;
+    await assert.rejects(Engine.load(changed, { sha256 }), fails("integrity"));
+  });
+});
+
+describe("a model that thinks and calls", () => {
+  const CALL = '\n{"name": "add", "arguments": {"a": 1}}\n';
+  const load = (pieces) => Engine.load(scripted(pieces), { activations: "f32" });
+  const options = { preset: "greedy", maxTokens: 60 };
+
+  test("keeps thoughts apart from the reply", async () => {
+    const engine = await load(["<think>", "\nOne, ", "two, ", "three.\n", "</think>", "\n\n", "The reply", " is this."]);
+    const { all, text, reasoning, finish } = await collect(engine.chat(ask("?"), { ...options, thinking: true }));
+    assert.deepEqual([text, reasoning], ["The reply is this.", "One, two, three."]);
+    assert.deepEqual(finish.message, { role: "assistant", content: text, reasoning });
+    assert.equal(finish.text, "<think>\nOne, two, three.\n</think>\n\nThe reply is this.");
+    assert.ok(all.length > 1);
+    const answer = await engine.createChatCompletion({ messages: ask("?"), temperature: 0, thinking: true });
+    assert.deepEqual([answer.choices[0].message.content, answer.choices[0].message.reasoning], [text, reasoning]);
+    assert.ok(answer.usage.completion_tokens_details.reasoning_tokens >= 3);
+    await engine.dispose();
+  });
+
+  test("ends thoughts at their budget", async () => {
+    const engine = await load(["<think>", "a ", "b ", "c ", "d ", "e "]);
+    const { reasoning, finish } = await collect(engine.chat(ask("?"), { ...options, thinking: { budget: 3 } }));
+    assert.equal(reasoning, "a b ");
+    assert.ok(finish.text.startsWith("<think>a b \n</think>\n\n"), finish.text);
+    assert.equal(finish.usage.reasoningTokens, 3);
+    const whole = await collect(engine.chat(ask("?"), { ...options, thinking: true }));
+    assert.equal(whole.reasoning, "a b c d e ");
+    await engine.dispose();
+  });
+
+  test("hands out tool calls as they are complete", async () => {
+    const tools = [{ type: "function", function: { name: "add", parameters: {} } }];
+    const engine = await load(["I add.", "\n\n\n", "<tool_call>", CALL, "</tool_call>"]);
+    const { all, text, finish } = await collect(engine.chat(ask("?"), { ...options, thinking: true, tools }));
+    const calls = [{ name: "add", arguments: '{"a": 1}' }];
+    assert.equal(text, "I add.");
+    assert.deepEqual(all.flatMap((chunk) => chunk.toolCalls ?? []), calls);
+    assert.deepEqual(finish.message, { role: "assistant", content: "I add.", toolCalls: calls });
+    const chunks = [];
+    for await (const chunk of await engine.createChatCompletion({ messages: ask("?"), temperature: 0, thinking: true, tools, stream: true })) chunks.push(chunk);
+    const [call] = chunks.flatMap(({ choices }) => choices[0].delta.tool_calls ?? []);
+    assert.deepEqual([call.index, call.type, call.function], [0, "function", calls[0]]);
+    assert.equal(chunks.at(-1).choices[0].finish_reason, "tool_calls");
+    await engine.dispose();
+  });
+});

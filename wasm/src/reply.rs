@@ -1,0 +1,179 @@
+//! The reply under way in a conversation, whatever computes it.
+
+use crate::sampling::Sampling;
+use shohin_core::generate::{self, Event, Generation, Need, Reason};
+use shohin_core::model::Qwen3Config;
+use shohin_core::sample::{DRY_BREAKERS, Logprob};
+use shohin_core::tokenizer::Tokenizer;
+use shohin_core::{Result, Sampler};
+use wasm_bindgen::prelude::*;
+
+/// What a step did.
+#[wasm_bindgen]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Step {
+    /// Part of the prompt, or of what was forced, was read.
+    Prefill = 0,
+    /// There is a new token, and perhaps text.
+    Token = 1,
+    /// The generation is over; there may be text that was held back.
+    Done = 2,
+}
+
+/// A generation, and what the caches of those that compute it hold.
+#[derive(Default)]
+pub(crate) struct Reply {
+    generation: Option<Generation>,
+    /// The tokens in the cache.
+    pub(crate) held: Vec<u32>,
+    text: String,
+    token: u32,
+    /// Of the newest token, and of those most likely in its place.
+    logprob: Option<f32>,
+    top: Vec<Logprob>,
+    reason: Option<Reason>,
+}
+
+impl Reply {
+    /// Begins; returns how many tokens of the prompt are in the cache already, all that may stay in it.
+    pub(crate) fn start(
+        &mut self,
+        prompt: &[u32],
+        sampling: Sampling,
+        batch: usize,
+        config: &Qwen3Config,
+        capacity: usize,
+        tokenizer: &Tokenizer<'_>,
+    ) -> Result<usize> {
+        self.reason = None;
+        let Sampling { config: sampler, mut options } = sampling;
+        options.batch = batch;
+        let mut sampler = Sampler::new(&sampler, config.vocab_size)?;
+        sampler.break_at_bytes(tokenizer, DRY_BREAKERS);
+        let cached = generate::reusable(&self.held, prompt);
+        self.generation = Some(Generation::new(prompt, cached, capacity, sampler, options)?);
+        self.held.truncate(cached);
+        Ok(cached)
+    }
+
+    /// The tokens to feed next; none if there is nothing more to do.
+    pub(crate) fn wanted(&mut self) -> Option<&[u32]> {
+        match self.generation.as_ref()?.next() {
+            Need::Feed(tokens) => Some(tokens),
+            Need::Done(reason) => {
+                self.reason = Some(reason);
+                None
+            }
+        }
+    }
+
+    /// Takes the logits after them.
+    pub(crate) fn take(&mut self, tokenizer: &Tokenizer<'_>, logits: &[f32]) -> Result<Step> {
+        let Some(generation) = &mut self.generation else { return Ok(Step::Done) };
+        let Some(Event { token, text, logprob, top, done }) = generation.logits(tokenizer, logits)? else {
+            return Ok(Step::Prefill);
+        };
+        self.text.push_str(text);
+        self.token = token;
+        self.logprob = logprob;
+        self.top.clear();
+        self.top.extend_from_slice(top);
+        self.reason = done;
+        // The token that ends a reply is not part of it.
+        Ok(if done == Some(Reason::Stop) { Step::Done } else { Step::Token })
+    }
+
+    /// Puts tokens behind the reply as if the model had chosen them. False if there is no room for them.
+    pub(crate) fn force(&mut self, tokenizer: &Tokenizer<'_>, tokens: &[u32]) -> bool {
+        self.generation.as_mut().is_some_and(|generation| generation.force(tokenizer, tokens))
+    }
+
+    /// Ends it, if there is one. Returns how many of the `position` tokens in the cache are known and may stay.
+    pub(crate) fn end(&mut self, position: usize) -> usize {
+        if let Some(generation) = self.generation.take() {
+            self.held.clear();
+            self.held.extend_from_slice(generation.held());
+        }
+        self.text.clear();
+        // After a failure the two can differ: keep what both agree on.
+        self.held.truncate(position);
+        self.held.len()
+    }
+
+    /// The text since the last call.
+    pub(crate) fn take_text(&mut self) -> String {
+        std::mem::take(&mut self.text)
+    }
+
+    pub(crate) fn token(&self) -> u32 {
+        self.token
+    }
+
+    pub(crate) fn logprob(&self) -> Option<f32> {
+        self.logprob
+    }
+
+    pub(crate) fn top(&self) -> &[Logprob] {
+        &self.top
+    }
+
+    pub(crate) fn reason(&self) -> &'static str {
+        self.reason.map_or("", Reason::code)
+    }
+}
+
+/// What conversations on the CPU and on a GPU tell of their `reply` in the same words.
+macro_rules! tell_of_reply {
+    ($timeline:ident) => {
+        #[wasm_bindgen]
+        impl $timeline {
+            /// Puts tokens behind the reply as if the model had chosen them. False if there is no room for them.
+            pub fn force(&mut self, tokens: &[u32]) -> bool {
+                self.reply.force(&self.loaded.tokenizer, tokens)
+            }
+
+            /// The text since the last call.
+            pub fn take_text(&mut self) -> String {
+                self.reply.take_text()
+            }
+
+            /// The newest token.
+            pub fn last_token(&self) -> u32 {
+                self.reply.token()
+            }
+
+            /// The newest token's log-probability, if asked for.
+            pub fn last_logprob(&self) -> Option<f32> {
+                self.reply.logprob()
+            }
+
+            /// The most likely tokens in its place, best first.
+            pub fn top_tokens(&self) -> Vec<u32> {
+                self.reply.top().iter().map(|top| top.token).collect()
+            }
+
+            /// Their log-probabilities.
+            pub fn top_logprobs(&self) -> Vec<f32> {
+                self.reply.top().iter().map(|top| top.logprob).collect()
+            }
+
+            /// Why the generation ended; empty before.
+            pub fn reason(&self) -> String {
+                self.reply.reason().to_owned()
+            }
+
+            /// Tokens it can hold.
+            pub fn capacity(&self) -> usize {
+                self.session.capacity()
+            }
+
+            /// Ends the generation; what it computed stays in the cache. Does nothing if there is none.
+            pub fn end(&mut self) {
+                let agreed = self.reply.end(self.session.position());
+                // Never more than it holds.
+                let _ = self.session.truncate(agreed);
+            }
+        }
+    };
+}
+pub(crate) use tell_of_reply;

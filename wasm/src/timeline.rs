@@ -1,0 +1,106 @@
+//! One conversation over a model on the CPU: its cache, and the generation under way in it.
+
+use crate::error::{JsResult, js};
+use crate::model::Loaded;
+use crate::reply::{Reply, Step, tell_of_reply};
+use crate::sampling::Sampling;
+use crate::snapshot;
+use crate::team::pool;
+use shohin_core::Result;
+use shohin_core::model::{Session, SessionOptions};
+use std::rc::Rc;
+use wasm_bindgen::prelude::*;
+
+/// A conversation's cache over a model that others may use, too.
+// The fields are dropped in this order: the session borrows from what is loaded.
+#[wasm_bindgen]
+pub struct Timeline {
+    reply: Reply,
+    session: Session<'static>,
+    loaded: Rc<Loaded>,
+}
+
+tell_of_reply!(Timeline);
+
+#[wasm_bindgen]
+impl Timeline {
+    /// Begins a generation; returns how many tokens of the prompt are in the cache already.
+    ///
+    /// # Errors
+    /// `option` for a setting outside its range, `context_full` if the prompt does not fit, `length` if it is empty.
+    pub fn begin(&mut self, prompt: &[u32], sampling: Sampling) -> JsResult<usize> {
+        self.start(prompt, sampling).map_err(js)
+    }
+
+    /// Does the next bounded piece of work.
+    ///
+    /// # Errors
+    /// `logits` if the model's output is unusable.
+    pub fn step(&mut self) -> JsResult<Step> {
+        self.advance().map_err(js)
+    }
+
+    /// The cache as bytes; ends a generation.
+    ///
+    /// # Errors
+    /// `memory` if there is none for them.
+    pub fn snapshot(&mut self) -> JsResult<Vec<u8>> {
+        self.end();
+        self.kept().map_err(js)
+    }
+
+    /// Takes over what `snapshot` gave. After an error the cache is empty.
+    ///
+    /// # Errors
+    /// `snapshot_damaged`; `snapshot_foreign` if another model or other settings made it; `context_full`.
+    pub fn restore(&mut self, bytes: &[u8]) -> JsResult<()> {
+        self.end();
+        self.reply.held.clear();
+        let _ = self.session.truncate(0); // always as much as it holds
+        let (held, kv) = snapshot::open(bytes, &self.origin())?;
+        self.session.import(held.len(), kv).map_err(js)?;
+        self.reply.held = held;
+        Ok(())
+    }
+}
+
+impl Timeline {
+    pub(crate) fn new(loaded: Rc<Loaded>, options: &SessionOptions) -> Result<Timeline> {
+        // SAFETY: the session is dropped before `loaded`, here and in `Timeline`.
+        let session = Session::new(unsafe { loaded.model.lend() }, options)?;
+        Ok(Timeline { reply: Reply::default(), session, loaded })
+    }
+
+    pub(crate) fn options(&self) -> &SessionOptions {
+        self.session.options()
+    }
+
+    fn origin(&self) -> snapshot::Origin {
+        let options = self.session.options();
+        snapshot::Origin::new(self.loaded.fingerprint, snapshot::Layout::Cpu, options.kv, options.activations)
+    }
+
+    fn kept(&mut self) -> Result<Vec<u8>> {
+        let len = self.session.export_len();
+        let mut bytes = snapshot::begin(&self.origin(), &self.reply.held, len)?;
+        let kv = bytes.len();
+        bytes.resize(kv + len, 0);
+        self.session.export(&mut bytes[kv..])?;
+        Ok(snapshot::seal(bytes))
+    }
+
+    fn start(&mut self, prompt: &[u32], sampling: Sampling) -> Result<usize> {
+        self.end();
+        let (config, capacity) = (self.session.model().config(), self.session.capacity());
+        let batch = self.loaded.batch();
+        let cached = self.reply.start(prompt, sampling, batch, config, capacity, &self.loaded.tokenizer)?;
+        self.session.truncate(cached)?;
+        Ok(cached)
+    }
+
+    fn advance(&mut self) -> Result<Step> {
+        let Some(tokens) = self.reply.wanted() else { return Ok(Step::Done) };
+        let logits = self.session.forward_prefill(tokens, pool())?;
+        self.reply.take(&self.loaded.tokenizer, logits)
+    }
+}
