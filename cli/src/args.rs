@@ -144,6 +144,7 @@ Examples:
   shohin run --raw \"Once upon a time, there was\" -n 60 --seed 7
   shohin run --file question.txt --json
   shohin run \"Describe a fox.\" --json-schema fox.schema.json
+  shohin run -m Bonsai-8B.gguf \"Is it raining in Kyoto?\" --tools weather.json --json
   git diff | shohin run -m Bonsai-8B.gguf --system \"Write a commit message for this diff.\"
   shohin run \"Name a fruit.\" --json --logprobs 3 | jq .logprobs")]
 pub(crate) struct RunArgs {
@@ -176,7 +177,22 @@ pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) form: FormArgs,
     #[command(flatten)]
+    pub(crate) tools: ToolArgs,
+    #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
+}
+
+/// What the model may call.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Tools")]
+pub(crate) struct ToolArgs {
+    /// Functions that the model may call, with arguments that satisfy their schemas: a JSON array of
+    /// descriptions in OpenAI's form, or a file with one
+    #[arg(long, value_name = "FILE|TEXT", conflicts_with_all = ["json_schema", "json_object", "raw"])]
+    pub(crate) tools: Option<String>,
+    /// auto: the model decides; required: it calls at least one; or the name of the one it calls
+    #[arg(long, value_name = "auto|required|NAME", default_value = "auto", requires = "tools")]
+    pub(crate) tool_choice: String,
 }
 
 /// What a reply may be.

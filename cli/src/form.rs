@@ -1,26 +1,61 @@
-//! The form that replies are kept to.
+//! The form that replies are kept to: JSON, a schema, or calls of tools.
 
-use crate::args::FormArgs;
+use crate::args::{FormArgs, ToolArgs};
 use crate::engine::Engine;
-use crate::failure::{At, Outcome};
+use crate::failure::{At, Failure, Outcome};
 use crate::terminal;
-use shohin_core::chat::Style;
+use serde_json::value::RawValue;
+use shohin_core::chat::{Style, json};
 use shohin_core::constrain::{Constraint, Grammar, Vocabulary};
 use std::path::Path;
 use std::sync::Arc;
 
+/// The text of an argument that is a file, or JSON itself.
+fn text(argument: &str) -> Outcome<String> {
+    // No file of that name is meant by text in brackets.
+    if argument.trim_start().starts_with(['{', '[']) {
+        return Ok(argument.into());
+    }
+    terminal::read_text(Path::new(argument))
+}
+
 /// The grammar that was asked for. Known before the model is loaded, as it may be wrong.
 pub(crate) fn grammar(args: &FormArgs) -> Outcome<Option<Grammar>> {
-    let Some(schema) = &args.json_schema else {
-        return Ok(args.json_object.then(Grammar::json_object));
-    };
-    // No file of that name is meant by text in braces.
-    let text = if schema.trim_start().starts_with('{') {
-        schema.clone()
-    } else {
-        terminal::read_text(Path::new(schema))?
-    };
-    Grammar::json_schema(&text).at("--json-schema").map(Some)
+    match &args.json_schema {
+        Some(schema) => Grammar::json_schema(&text(schema)?).at("--json-schema").map(Some),
+        None => Ok(args.json_object.then(Grammar::json_object)),
+    }
+}
+
+/// Descriptions of functions, each a JSON text.
+pub(crate) fn tools(args: &ToolArgs) -> Outcome<Vec<String>> {
+    let Some(tools) = &args.tools else { return Ok(Vec::new()) };
+    let tools = text(tools)?;
+    let tools: Vec<&RawValue> = serde_json::from_str(&tools)
+        .map_err(|e| Failure::new(format_args!("--tools: not a JSON array of descriptions: {e}")))?;
+    Ok(tools.into_iter().map(|tool| tool.get().to_string()).collect())
+}
+
+/// The grammar of replies that may call `tools`.
+pub(crate) fn calls(args: &ToolArgs, tools: &[String]) -> Outcome<Option<Grammar>> {
+    if tools.is_empty() {
+        return Ok(None);
+    }
+    let mut tools: Vec<&str> = tools.iter().map(String::as_str).collect();
+    let choice = args.tool_choice.as_str();
+    if !matches!(choice, "auto" | "required") {
+        tools.retain(|tool| name(tool).as_deref() == Some(choice));
+        if tools.is_empty() {
+            return Err(Failure::new(format_args!("--tool-choice: no tool is called {choice:?}")));
+        }
+    }
+    Grammar::tool_calls(&tools, choice != "auto").at("--tools").map(Some)
+}
+
+/// The name of a function by its description.
+fn name(tool: &str) -> Option<String> {
+    let function = json::member(tool, "function").ok()?.unwrap_or(tool);
+    json::text(json::member(function, "name").ok()??).ok()?
 }
 
 /// A constraint for replies of this engine, which may think first if it is asked to.

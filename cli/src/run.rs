@@ -15,7 +15,10 @@ use std::path::Path;
 pub(crate) fn run(args: &RunArgs, engine_args: &EngineArgs) -> Outcome {
     let config = args.sampling.config();
     config.check()?;
-    let grammar = form::grammar(&args.form)?;
+    let tools = form::tools(&args.tools)?;
+    let form = form::grammar(&args.form)?;
+    let is_json = form.is_some();
+    let grammar = form.or(form::calls(&args.tools, &tools)?);
     let prompt = prompt(args)?;
     let mut file = ModelFile::open(engine_args.model.as_deref())?;
     let engine = Engine::load(&mut file, engine_args)?;
@@ -28,8 +31,13 @@ pub(crate) fn run(args: &RunArgs, engine_args: &EngineArgs) -> Outcome {
         let system = args.system.as_deref().map(|text| Message::new(Role::System, text));
         let messages: Vec<Message<'_>> =
             system.into_iter().chain([Message::new(Role::User, &prompt)]).collect();
-        let options =
-            ChatOptions { template: engine.template, thinking: Some(args.think), ..ChatOptions::default() };
+        let tools: Vec<&str> = tools.iter().map(String::as_str).collect();
+        let options = ChatOptions {
+            template: engine.template,
+            thinking: Some(args.think),
+            tools: &tools,
+            ..ChatOptions::default()
+        };
         encode(&engine.tokenizer, &messages, &options)?
     };
     let mut session = engine.session(engine.options.context)?;
@@ -96,10 +104,18 @@ pub(crate) fn run(args: &RunArgs, engine_args: &EngineArgs) -> Outcome {
             "seed": config.seed,
             "timings": timings_json(&engine, &timings),
         });
-        let parts = Reply::parse(&text);
-        if let Some(reasoning) = parts.reasoning {
-            object["reasoning"] = reasoning.into();
-            object["content"] = parts.content.into();
+        // What looks like a marker in JSON is text.
+        if !is_json || args.think {
+            let parts = Reply::parse(&text);
+            if parts.reasoning.is_some() || !parts.calls.is_empty() {
+                object["content"] = parts.content.into();
+            }
+            if let Some(reasoning) = parts.reasoning {
+                object["reasoning"] = reasoning.into();
+            }
+            if !parts.calls.is_empty() {
+                object["tool_calls"] = parts.calls.iter().map(|call| call_json(call)).collect();
+            }
         }
         if args.logprobs.is_some() {
             object["logprobs"] = Value::Array(logprobs);
@@ -116,6 +132,11 @@ pub(crate) fn run(args: &RunArgs, engine_args: &EngineArgs) -> Outcome {
         terminal::remark(format_args!("(the context of {} tokens is full)", session.capacity()));
     }
     if reason == Reason::Cancelled { Err(Failure::Interrupted) } else { Ok(()) }
+}
+
+/// A call's name and arguments; as text where the model was cut off within one.
+fn call_json(call: &str) -> Value {
+    serde_json::from_str(call).unwrap_or_else(|_| call.into())
 }
 
 fn prompt(args: &RunArgs) -> Outcome<String> {

@@ -1,6 +1,8 @@
 //! The built program, as a user or a script runs it, on the model inside it.
 
 use serde_json::{Value, json as to_json};
+use shohin_core::Format;
+use shohin_tests::model::{Model, Shape, Stored};
 use std::fs;
 use std::io::{Read, Write};
 use std::path::PathBuf;
@@ -640,4 +642,68 @@ fn a_gpu_says_what_the_cpu_says() {
     assert_eq!(said, want, "{complaint}");
     let refused = Command::new(env!("CARGO_BIN_EXE_shohin")).args(["inspect", "--gpu"]).output().unwrap();
     assert_eq!(refused.status.code(), Some(1));
+}
+
+// ---- form of the reply
+
+const FORM: &str = r#"{"type":"object","properties":{"animal":{"enum":["cow","cat"]},"legs":{"type":"integer","minimum":0,"maximum":8}},"required":["animal","legs"]}"#;
+
+#[test]
+fn replies_satisfy_a_schema_from_a_file_or_the_command_line() {
+    let file = temporary("form.json", FORM);
+    for schema in [FORM, file.as_str()] {
+        for more in [&["--preset", "greedy"][..], &WILD] {
+            let args = with(&["run", "Tell me about a cow.", "-n", "60", "--json-schema", schema], more);
+            let reply = json(&args);
+            assert!(["cow", "cat"].contains(&reply["animal"].as_str().unwrap()), "{reply}");
+            assert!(reply["legs"].as_u64().unwrap() <= 8, "{reply}");
+        }
+    }
+    let args = with(&["run", "Hello", "-n", "30", "--json-object"], &WILD);
+    assert!(json(&args).is_object());
+    // Both turns of a chat.
+    let args = ["chat", "-n", "40", "--json-schema", FORM, "--seed", "3"];
+    let replies = stdout(feed(&args, "Hello\nAnd a cat?\n"));
+    let replies = serde_json::Deserializer::from_str(&replies).into_iter::<Value>();
+    assert_eq!(replies.map(|reply| reply.unwrap()["legs"].is_u64()).collect::<Vec<_>>(), [true, true]);
+}
+
+#[test]
+fn a_schema_that_cannot_be_kept_to_is_refused_before_the_model_is_loaded() {
+    let says = fails(&["run", "x", "-m", "absent.gguf", "--json-schema", r#"{"items":{"contains":{}}}"#]);
+    assert_eq!(
+        says,
+        "shohin: --json-schema: /items/contains is \"{}\", which is not supported; expected a schema without it\n"
+    );
+    assert!(fails(&["run", "x", "--json-schema", "{\"type\":"]).contains("--json-schema: JSON at byte 8"));
+    assert!(fails(&["run", "x", "--json-schema", "absent.json"]).contains("absent.json"));
+    assert!(fails(&["run", "x", "--tools", "{}"]).contains("--tools: not a JSON array"));
+    assert!(fails(&["run", "x", "--tools", "[{}]"]).contains("name of a tool"));
+    let args = ["run", "x", "--tools", r#"[{"name":"a"}]"#, "--tool-choice", "b"];
+    assert_eq!(fails(&args), "shohin: --tool-choice: no tool is called \"b\"\n");
+    let both = ["run", "x", "--json-object", "--json-schema", "{}"];
+    assert_eq!(shohin(&both).output().unwrap().status.code(), Some(2));
+}
+
+#[test]
+fn calls_of_tools_have_arguments_that_fit() {
+    let tools = r#"[{"type":"function","function":{"name":"add","parameters":{"type":"object","properties":{"a":{"type":"integer"},"b":{"type":"boolean"}},"required":["a","b"],"additionalProperties":false}}},{"name":"now"}]"#;
+    let shape = Shape { context: 2048, ..Shape::tiny() };
+    let model = Model::new(shape, Stored::new(Format::Q1_0), 1).to_vec().unwrap();
+    let model = temporary("tools.gguf", model);
+    for (choice, names) in [("required", &["add", "now"][..]), ("add", &["add"])] {
+        let args =
+            ["run", "Add!", "-m", &model, "--tools", tools, "--tool-choice", choice, "-n", "150", "--json"];
+        let reply = json(&with(&args, &WILD));
+        let calls = reply["tool_calls"].as_array().unwrap();
+        assert!(!calls.is_empty(), "{reply}");
+        for call in calls {
+            assert!(names.contains(&call["name"].as_str().unwrap()), "{call}");
+            let arguments = call["arguments"].as_object().unwrap();
+            let fits = arguments.len() == 2 && arguments["a"].is_i64() && arguments["b"].is_boolean();
+            assert!(call["name"] == "now" || fits, "{call}");
+        }
+    }
+    // The model inside has no form for calls.
+    assert!(fails(&["run", "Add!", "--tools", tools]).contains("tool"));
 }

@@ -249,12 +249,36 @@ impl<'t> Reply<'t> {
             reply.reasoning = Some(thoughts.trim_matches('\n'));
             rest = "";
         }
-        let mut calls = rest.split("<tool_call>");
-        let content = calls.next().unwrap_or("");
-        reply.content = if content.len() < rest.len() { content.trim_end_matches('\n') } else { content };
-        reply.calls =
-            calls.filter_map(|call| Some(call.split_once("</tool_call>")?.0.trim_matches('\n'))).collect();
+        reply.content = match rest.split_once("<tool_call>") {
+            Some((content, _)) => content.trim_end_matches('\n'),
+            None => rest,
+        };
+        while let Some((_, call)) = rest.split_once("<tool_call>")
+            && let Some((call, after)) = Reply::split_call(call)
+        {
+            reply.calls.push(call.trim_matches('\n'));
+            rest = after;
+        }
         reply
+    }
+
+    /// What stands before and behind the marker that ends a call. One within a JSON string ends none,
+    /// unless there is no other.
+    fn split_call(text: &str) -> Option<(&str, &str)> {
+        const END: &str = "</tool_call>";
+        let (mut quoted, mut escaped) = (false, false);
+        let end = text.bytes().enumerate().find_map(|(at, byte)| {
+            match byte {
+                _ if escaped => escaped = false,
+                b'\\' if quoted => escaped = true,
+                b'"' => quoted = !quoted,
+                b'<' if !quoted => return text.get(at..)?.starts_with(END).then_some(at),
+                _ => {}
+            }
+            None
+        });
+        let end = end.or_else(|| text.find(END))?;
+        Some((text.get(..end)?, text.get(end + END.len()..)?))
     }
 
     /// Name and arguments (a JSON text) of an element of [`Reply::calls`].

@@ -2,12 +2,19 @@
 //! valid; and the tokens that may be chosen are those that a try of every single one finds.
 #![cfg(not(all(target_arch = "wasm32", target_os = "unknown")))]
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use serde_json::Value;
+use shohin_core::chat::{self, ChatOptions, Message, Reply, Role, Template};
 use shohin_core::constrain::{Constraint, Grammar, Vocabulary};
-use shohin_core::{Gguf, Tokenizer};
+use shohin_core::generate::{Cpu, Generation, GenerationOptions, Reason, Step, drive};
+use shohin_core::{
+    BonsaiModel, Format, Gguf, Sampler, SamplerConfig, Serial, Session, SessionOptions, Tokenizer,
+};
 use shohin_tests::Random;
+use shohin_tests::meter::measure;
+use shohin_tests::model::{Model, Shape, Stored};
 
 /// Schemas, and instances for which the grammar and the crate must agree.
 const CASES: &[(&str, &[&str])] = &[
@@ -385,14 +392,177 @@ fn whatever_tokens_are_chosen_the_text_is_valid() {
     assert!(longest > 300, "{longest}");
 }
 
+const TOOLS: [&str; 3] = [
+    r#"{"type":"function","function":{"name":"add","description":"Adds.","parameters":{"type":"object","properties":{"a":{"type":"integer"},"b":{"type":"integer"}},"required":["a","b"],"additionalProperties":false}}}"#,
+    r#"{"name":"add_note","parameters":{"type":"object","properties":{"text":{"type":"string"}},"required":["text"]}}"#,
+    r#"{"name":"now"}"#,
+];
+
+/// All that there are tests for, by name.
+fn grammars() -> Vec<(&'static str, Grammar)> {
+    let schemas = CASES.iter().map(|(schema, _)| (*schema, Grammar::json_schema(schema).unwrap()));
+    let calls = |required| Grammar::tool_calls(&TOOLS, required).unwrap();
+    let others = [
+        ("an object", Grammar::json_object()),
+        (
+            "thoughts and a number",
+            Grammar::json_schema(r#"{"type":"integer"}"#).unwrap().after_thoughts().unwrap(),
+        ),
+        ("calls", calls(false)),
+        ("required calls", calls(true)),
+        ("thoughts and calls", calls(false).after_thoughts().unwrap()),
+        ("thoughts and required calls", calls(true).after_thoughts().unwrap()),
+    ];
+    schemas.chain(others).collect()
+}
+
+/// Checks each call of a reply against its tool's schema; how many there are.
+fn check_calls(text: &str) -> usize {
+    let reply = Reply::parse(text);
+    for call in &reply.calls {
+        let value: Value = serde_json::from_str(call).unwrap_or_else(|e| panic!("{e}: {call}"));
+        let (name, arguments) = Reply::call(call).unwrap();
+        assert_eq!(value["name"], name);
+        let arguments: Value = serde_json::from_str(arguments).unwrap();
+        let schema = TOOLS.iter().find_map(|tool| {
+            let tool: Value = serde_json::from_str(tool).unwrap();
+            let tool = tool.get("function").unwrap_or(&tool).clone();
+            (tool["name"] == name).then(|| tool.get("parameters").cloned().unwrap_or(Value::Bool(true)))
+        });
+        let validator = jsonschema::validator_for(&schema.expect("a tool of that name")).unwrap();
+        assert!(arguments.is_object() && validator.is_valid(&arguments), "{call}");
+    }
+    reply.calls.len()
+}
+
+#[test]
+fn every_call_fits_its_tool() {
+    let mut random = Random::new(3);
+    let mut calls = [0; 2];
+    for words in &vocabularies() {
+        for (required, thinks) in [(false, false), (true, false), (false, true), (true, true)] {
+            let grammar = Grammar::tool_calls(&TOOLS, required).unwrap();
+            let grammar = if thinks { grammar.after_thoughts().unwrap() } else { grammar };
+            let constraint = Constraint::new(grammar, words.vocabulary.clone()).unwrap();
+            for round in 0..60 {
+                let budget = constraint.shortest() as usize + random.below(200);
+                let text = walk(&mut constraint.clone(), words, &mut random, budget.max(1), round % 3);
+                let found = check_calls(&String::from_utf8_lossy(&text));
+                assert!(found > 0 || !required, "{}", String::from_utf8_lossy(&text));
+                calls[usize::from(required)] += found;
+            }
+        }
+    }
+    // Random bytes seldom spell the marker by themselves.
+    assert!(calls[0] > 0 && calls[1] >= 240, "{calls:?}");
+}
+
+#[test]
+fn tokens_take_memory_only_the_first_time() {
+    let [words, _] = vocabularies();
+    for (name, grammar) in grammars() {
+        let mut constraint = Constraint::new(grammar, words.vocabulary.clone()).unwrap();
+        let logits = vec![0.0; words.texts.len()];
+        let budget = constraint.shortest() as usize + 100;
+        let mut taken = Vec::new();
+        let mut random = Random::new(4);
+        for left in (1..=budget).rev() {
+            constraint.apply(&logits, left, &[]);
+            let token = choose(constraint.allowed(left), &words, &mut random, 2).unwrap();
+            if words.ends.contains(&token) || constraint.finished() {
+                break;
+            }
+            assert!(constraint.accept(token));
+            taken.push(token);
+        }
+        let ((), again) = measure(|| {
+            constraint.restart();
+            for (i, &token) in taken.iter().enumerate() {
+                constraint.apply(&logits, budget - i, &[]);
+                assert!(constraint.accept(token));
+            }
+        });
+        // A state that comes back may have more words than the one whose place it takes.
+        assert!(again.calls <= 16, "{name}: {} times in {} tokens", again.calls, taken.len());
+    }
+}
+
+/// The reply of a model to a message, as a host makes it.
+fn reply(
+    file: &[u8],
+    grammar: Grammar,
+    tools: &[&str],
+    sampler: &SamplerConfig,
+    max: usize,
+) -> (String, Reason) {
+    let gguf = Gguf::parse(file).unwrap();
+    let model = BonsaiModel::from_gguf(&gguf).unwrap();
+    let tokenizer = Tokenizer::from_gguf(&gguf).unwrap();
+    let template = Template::from_metadata(gguf.metadata(), &tokenizer).unwrap();
+    let messages = [Message::new(Role::User, "Hi!")];
+    let options = ChatOptions { template, tools, thinking: Some(false), ..ChatOptions::default() };
+    let prompt = chat::encode(&tokenizer, &messages, &options).unwrap();
+    let mut session = Session::new(&model, &SessionOptions::default()).unwrap();
+    let sampler = Sampler::new(sampler, model.config().vocab_size).unwrap();
+    let options = GenerationOptions { max_tokens: max, ..GenerationOptions::default() };
+    let mut generation = Generation::new(&prompt, 0, session.capacity(), sampler, options).unwrap();
+    let constraint = Constraint::new(grammar, Arc::new(Vocabulary::new(&tokenizer))).unwrap();
+    let possible = constraint.shortest() as usize <= max;
+    generation.constrain(constraint);
+    let mut text = String::new();
+    let reason =
+        drive(&mut generation, &mut Cpu { session: &mut session, pool: &Serial }, &tokenizer, &mut |step| {
+            if let Step::Token(event) = step {
+                text.push_str(event.text);
+            }
+            ControlFlow::Continue(())
+        });
+    let reason = reason.unwrap();
+    let whole = possible || reason != Reason::Length;
+    (if whole { text } else { String::new() }, reason)
+}
+
+#[test]
+fn models_keep_to_schemas_whatever_room_they_have() {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/sprout.gguf");
+    let sprout = std::fs::read(path).unwrap();
+    let tiny =
+        Model::new(Shape { context: 1024, ..Shape::tiny() }, Stored::new(Format::Q1_0), 1).to_vec().unwrap();
+    let hot = SamplerConfig { temperature: 3.0, top_k: 0, seed: 5, ..SamplerConfig::greedy() };
+    let mut checked = 0;
+    for file in [&sprout, &tiny] {
+        for (schema, _) in CASES.iter().rev().step_by(4) {
+            let parsed: Value = serde_json::from_str(schema).unwrap();
+            let validator = jsonschema::validator_for(&parsed).unwrap();
+            for (config, max) in
+                [(SamplerConfig::greedy(), 80), (SamplerConfig::bonsai(), 30), (hot, 50), (hot, 4)]
+            {
+                let (text, _) = reply(file, Grammar::json_schema(schema).unwrap(), &[], &config, max);
+                if !text.is_empty() {
+                    let value =
+                        serde_json::from_str(&text).unwrap_or_else(|e| panic!("{schema}: {e}: {text}"));
+                    assert!(validator.is_valid(&value), "{schema}: {text}");
+                    checked += 1;
+                }
+            }
+        }
+    }
+    assert!(checked > 40, "{checked}");
+    for (required, max) in [(false, 200), (true, 200), (true, 90)] {
+        let grammar = Grammar::tool_calls(&TOOLS, required).unwrap();
+        let (text, reason) = reply(&tiny, grammar, &TOOLS, &hot, max);
+        assert!(check_calls(&text) > 0 || !required, "{text}");
+        assert!(matches!(reason, Reason::Stop | Reason::Length), "{reason:?}");
+    }
+}
+
 #[test]
 fn the_tokens_that_may_come_are_those_that_a_try_finds() {
     let mut random = Random::new(2);
     let mut tried = 0;
     for words in &vocabularies() {
-        for (schema, _) in CASES {
-            let mut constraint =
-                Constraint::new(Grammar::json_schema(schema).unwrap(), words.vocabulary.clone()).unwrap();
+        for (schema, grammar) in grammars() {
+            let mut constraint = Constraint::new(grammar, words.vocabulary.clone()).unwrap();
             let fresh = constraint.clone();
             let mut left = constraint.shortest() as usize + 12;
             for _ in 0..20 {

@@ -321,7 +321,7 @@ impl Matcher {
                 }
             }
             At::Text { node, from, to, len } => self.text(grammar, top, node, (from, to), len, byte),
-            At::Free { node, matched } => self.free(grammar, top, node, matched, byte),
+            At::Free { node, matched } => self.marker(grammar, top, node, matched, byte),
         }
     }
 
@@ -362,7 +362,7 @@ impl Matcher {
                 let top = self.stack(grammar, top, Frame::Object { node, seen: 0 });
                 self.emit(top, At::First { gap: Gap::ANY });
             }
-            Some(Node::Free { .. }) => self.free(grammar, top, node, 0, byte),
+            Some(Node::Free { .. }) => self.marker(grammar, top, node, 0, byte),
             None | Some(Node::String { .. } | Node::Array { .. } | Node::Object { .. }) => {}
         }
     }
@@ -618,7 +618,7 @@ impl Matcher {
         }
     }
 
-    fn free(&mut self, grammar: &Grammar, top: u32, node: NodeId, matched: u32, byte: u8) {
+    fn marker(&mut self, grammar: &Grammar, top: u32, node: NodeId, matched: u32, byte: u8) {
         let Some(Node::Free { marker, then, .. }) = grammar.node(node) else { return };
         let marker = &marker.bytes;
         let mut matched = matched as usize;
@@ -803,6 +803,26 @@ impl Matcher {
             }
         }
         all || any
+    }
+
+    /// If any text without a `<` can come: what it then takes to the end.
+    pub(super) fn free(&self, grammar: &Grammar) -> Option<u32> {
+        let is_free = |id: &NodeId| match grammar.node(*id) {
+            Some(Node::Free { marker, .. }) => marker.bytes.first() == Some(&b'<'),
+            _ => false,
+        };
+        let free = self.current().iter().filter(|thread| match thread.at {
+            At::Free { node, matched: 0 } => is_free(&node),
+            At::Value { node, .. } => match grammar.node(node) {
+                // One that could not end would be further from the end than others.
+                Some(Node::Any(of_these)) => {
+                    of_these.iter().any(|id| grammar.shortest(*id) == 0 && is_free(id))
+                }
+                _ => is_free(&node),
+            },
+            _ => false,
+        });
+        free.map(|&thread| self.shortest_of(grammar, thread)).min()
     }
 
     /// Whether nothing can follow.

@@ -9,6 +9,9 @@
 //! complete the text, so that a reply is cut off (with reason `length` or `context_full`) only if from the
 //! start there were fewer tokens than [`Constraint::shortest`].
 //!
+//! Calls of tools are kept to their schemas by [`Grammar::tool_calls`], and thoughts let through by
+//! [`Grammar::after_thoughts`].
+//!
 //! # What is written
 //!
 //! - White space between two things of JSON is nothing, one space, or a line end and up to four spaces for
@@ -219,7 +222,15 @@ fn fill(matcher: &mut Matcher, grammar: &Grammar, vocabulary: &Vocabulary, room:
         }
     });
     mask.growth = growth;
-    let list = if all { &vocabulary.rest } else { &vocabulary.all };
+    let list = if let Some(after) = matcher.free(grammar).filter(|&after| after <= room) {
+        mask.growth = growth.max(after.saturating_sub(shortest));
+        mask.tokens.copy_from_slice(&vocabulary.untagged);
+        &vocabulary.tagged
+    } else if all {
+        &vocabulary.rest
+    } else {
+        &vocabulary.all
+    };
     walk(matcher, grammar, list, |matcher, token| {
         let after = matcher.shortest(grammar);
         if after <= room {

@@ -87,6 +87,10 @@ pub struct Vocabulary {
     pub(super) rest: Sorted,
     /// For each token the characters that a JSON string takes as they are, or [`NOT_PLAIN`].
     pub(super) plain: Vec<u16>,
+    /// Tokens with a `<`, which begin or may begin a marker.
+    pub(super) tagged: Sorted,
+    /// One bit a token: those without.
+    pub(super) untagged: Vec<u32>,
     pub(super) ends: Vec<u32>,
     /// Where each token's bytes are in `all`.
     ranges: Vec<(u32, u32)>,
@@ -142,6 +146,13 @@ impl Vocabulary {
         }
         let all = Sorted::of(order.iter().copied());
         let rest = Sorted::of(order.iter().copied().filter(|(_, text)| quoted::plain(text).is_none()));
+        let tagged = Sorted::of(order.iter().copied().filter(|(_, text)| text.contains(&b'<')));
+        let mut untagged = vec![0u32; ranges.len().div_ceil(32)];
+        for &(token, _) in order.iter().filter(|(_, text)| !text.contains(&b'<')) {
+            if let Some(word) = untagged.get_mut(token as usize / 32) {
+                *word |= 1 << (token % 32);
+            }
+        }
         let mut ranges = vec![(0, 0); ranges.len()];
         let mut start = 0;
         for entry in &all.tokens {
@@ -150,7 +161,7 @@ impl Vocabulary {
             }
             start = entry.end;
         }
-        Vocabulary { all, rest, plain, ends: ends.into(), ranges, longest }
+        Vocabulary { all, rest, plain, tagged, untagged, ends: ends.into(), ranges, longest }
     }
 
     /// Sets the bits of tokens that are so many characters.
