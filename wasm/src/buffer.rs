@@ -3,11 +3,13 @@
 use crate::error::{JsResult, js};
 use js_sys::Uint8Array;
 use sha2::{Digest, Sha256};
-use shohin_core::{Error, Gguf};
+use shohin_core::gguf::{Event, GgufStream, ReadOptions};
+use shohin_core::model::Qwen3Config;
+use shohin_core::{Error, Result};
 use wasm_bindgen::prelude::*;
 
-/// How every GGUF file begins.
-const MAGIC: &[u8] = b"GGUF";
+/// Longer than any file.
+const UNKNOWN_LENGTH: u64 = 1 << 60;
 
 /// Growth of a file whose size nobody told.
 const UNKNOWN_GROWTH: usize = 16 << 20;
@@ -17,6 +19,35 @@ const UNKNOWN_GROWTH: usize = 16 << 20;
 #[derive(Default)]
 pub struct FileBuffer {
     bytes: Vec<u8>,
+    /// Reads the header as it comes; gone when that is done.
+    head: Option<Head>,
+}
+
+struct Head {
+    stream: GgufStream,
+    complete: bool,
+}
+
+impl Head {
+    /// What is wrong with the header, as far as it is there.
+    fn take(&mut self, piece: &[u8]) -> Result<()> {
+        let complete = &mut self.complete;
+        let read = self.stream.push(piece, &mut |event| match event {
+            Event::Header(header) => {
+                *complete = true;
+                Qwen3Config::from_header(header).map(drop)
+            }
+            _ => Ok(()),
+        });
+        match read {
+            // What was announced may be wrong, and with it where the file ends.
+            Err(Error::Truncated { .. } | Error::TensorRange { .. } | Error::Length { .. }) => {
+                self.complete = true;
+                Ok(())
+            }
+            read => read,
+        }
+    }
 }
 
 #[wasm_bindgen]
@@ -27,7 +58,9 @@ impl FileBuffer {
     /// `memory` if there is not that much.
     #[wasm_bindgen(constructor)]
     pub fn new(expected: f64) -> JsResult<FileBuffer> {
-        let mut buffer = FileBuffer::default();
+        let length = if expected > 0.0 { expected as u64 } else { UNKNOWN_LENGTH };
+        let stream = GgufStream::new(length, ReadOptions::default());
+        let mut buffer = FileBuffer { bytes: Vec::new(), head: Some(Head { stream, complete: false }) };
         if expected > 0.0 {
             if expected > isize::MAX as f64 {
                 return Err(js(Error::Memory { need: expected as u64, have: isize::MAX as u64 }));
@@ -40,8 +73,8 @@ impl FileBuffer {
     /// Appends a piece, copying it once.
     ///
     /// # Errors
-    /// `memory` if it does not fit; `malformed` as soon as it is clear that this is no GGUF file, so that nobody waits for
-    /// the download of a sign-in page.
+    /// `memory` if it does not fit; what is wrong with the header as soon as that is clear, so that nobody waits for the
+    /// download of a sign-in page or of a model of another kind.
     pub fn append(&mut self, piece: &Uint8Array) -> JsResult<()> {
         let len = piece.length() as usize;
         if self.bytes.capacity() - self.bytes.len() < len {
@@ -55,8 +88,12 @@ impl FileBuffer {
         piece.copy_to_uninit(&mut self.bytes.spare_capacity_mut()[..len]);
         // SAFETY: the capacity is there and the line above has just written bytes at..at + len.
         unsafe { self.bytes.set_len(at + len) };
-        if at < MAGIC.len() && self.bytes.len() >= MAGIC.len() && !self.bytes.starts_with(MAGIC) {
-            Gguf::parse(&self.bytes).map_err(js)?;
+        if let Some(head) = &mut self.head {
+            let read = head.take(&self.bytes[at..]);
+            if read.is_err() || head.complete {
+                self.head = None;
+            }
+            read.map_err(js)?;
         }
         Ok(())
     }

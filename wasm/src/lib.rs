@@ -13,6 +13,7 @@ mod error;
 mod gpu;
 #[cfg(all(test, feature = "gpu", target_arch = "wasm32"))]
 mod gpu_tests;
+mod joiner;
 mod lent;
 mod model;
 mod reply;
@@ -29,6 +30,7 @@ pub use conversation::{Conversation, parse_reply};
 pub use embedding::Embedder;
 #[cfg(feature = "gpu")]
 pub use gpu::{GpuEmbedder, GpuLoader, GpuModel, GpuTimeline};
+pub use joiner::Joiner;
 pub use model::Model;
 pub use reply::Step;
 pub use sampling::Sampling;

@@ -1,22 +1,22 @@
 // Downloads kept in the browser's origin-private file system: each is made once, and goes on where it broke off.
 import type { LoadOptions } from "./api.js";
+import { downloadPieces, SLICE, type Keep, type Version } from "./download.js";
 import { ShohinError } from "./error.js";
-import { fetchPieces, respond, sizeOf, streamPieces, type Pieces } from "./source.js";
+import { partsOf } from "./parts.js";
+import type { Pieces } from "./source.js";
 
 const DIRECTORY = "shohin";
-const SLICE = 4 << 20;
 
-/** What is known of a kept file; beside it, under the same name with `.json`. */
-interface Record {
+/**
+ * What is known of a kept file. It is in a file of the same name with `.json`: what the server says of it in the first
+ * line, and in each line behind the number of a slice and its SHA-256, or null for one that is no longer good. Lines are only added, so that whatever
+ * breaks off at any time leaves all lines before intact.
+ */
+interface Ledger {
   url?: string;
-  /** SHA-256 of each piece of `SLICE` bytes, of a whole file. */
-  slices?: string[];
-  /** Its size, as the server told it. */
-  total?: number;
-  /** Set when all of it was written and flushed. */
-  whole?: boolean;
-  /** The server's name for this version of it. */
-  etag?: string;
+  version: Version;
+  /** By number. */
+  sums: Map<number, string>;
 }
 
 /** Access to a file that only workers have; not in TypeScript's library for pages. */
@@ -43,29 +43,145 @@ async function sha256(bytes: Uint8Array): Promise<string> {
   return [...new Uint8Array(hash)].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
+/** How long to wait for a worker that was ended to let go of a file, in tries of 50 ms. */
+const TRIES = 10;
+
 async function access(name: string): Promise<Access> {
   const file = await (await directory()).getFileHandle(name, { create: true });
-  return (file as unknown as { createSyncAccessHandle(): Promise<Access> }).createSyncAccessHandle();
-}
-
-async function readRecord(name: string): Promise<Record> {
-  try {
-    const file = await (await (await directory()).getFileHandle(`${name}.json`)).getFile();
-    const record: unknown = JSON.parse(await file.text());
-    return typeof record === "object" && record !== null ? record : {};
-  } catch {
-    return {};
+  for (let times = 1; ; times++) {
+    try {
+      return await (file as unknown as { createSyncAccessHandle(): Promise<Access> }).createSyncAccessHandle();
+    } catch (thrown) {
+      if (!(thrown instanceof DOMException && thrown.name === "NoModificationAllowedError") || times === TRIES) throw thrown;
+      await new Promise((resolve) => setTimeout(resolve, 50));
+    }
   }
 }
 
-async function writeRecord(name: string, record: Record): Promise<void> {
-  const file = await access(`${name}.json`);
-  try {
-    file.truncate(0);
-    file.write(new TextEncoder().encode(JSON.stringify(record)), { at: 0 });
-    file.flush();
-  } finally {
-    file.close();
+function ledgerOf(text: string): Ledger {
+  const ledger: Ledger = { version: {}, sums: new Map() };
+  for (const line of text.split("\n")) {
+    try {
+      const entry: unknown = JSON.parse(line);
+      if (Array.isArray(entry)) {
+        const [slice, sum] = entry as unknown[];
+        if (!Number.isSafeInteger(slice)) continue;
+        if (sum === null) ledger.sums.delete(slice as number);
+        else if (typeof sum === "string") ledger.sums.set(slice as number, sum);
+      } else {
+        const { url, total, etag, modified } = entry as Version & { url?: string };
+        if (url !== undefined) ledger.url = url;
+        Object.assign(ledger.version, total !== undefined && { total }, etag !== undefined && { etag }, modified !== undefined && { modified });
+      }
+    } catch {
+      // The line that was being written when something broke off.
+    }
+  }
+  return ledger;
+}
+
+/** A file being kept. */
+class Copy implements Keep {
+  #keeps = true;
+  /** What slices that turned out to be damaged should be. */
+  #lost = new Map<number, string>();
+
+  private constructor(
+    readonly url: string,
+    readonly required: boolean,
+    readonly file: Access,
+    readonly lines: Access,
+    readonly ledger: Ledger,
+  ) {}
+
+  /** Fails while another tab loads the same, in private windows, and outside workers. */
+  static async open(url: string, required: boolean): Promise<Copy> {
+    const name = await nameOf(url);
+    const file = await access(name);
+    try {
+      const lines = await access(`${name}.json`);
+      const text = new Uint8Array(lines.getSize());
+      lines.read(text, { at: 0 });
+      const ledger = ledgerOf(new TextDecoder().decode(text));
+      const size = file.getSize();
+      for (const slice of ledger.sums.keys()) if (slice * SLICE >= size) ledger.sums.delete(slice);
+      return new Copy(url, required, file, lines, ledger);
+    } catch (cause) {
+      file.close();
+      throw cause;
+    }
+  }
+
+  get version(): Version | undefined {
+    return this.ledger.sums.size > 0 ? this.ledger.version : undefined;
+  }
+
+  has(slice: number): boolean {
+    return this.ledger.sums.has(slice);
+  }
+
+  async read(slice: number, most: number): Promise<Uint8Array | undefined> {
+    let count = 1;
+    while (count < most && this.has(slice + count)) count++;
+    const size = Math.min(count * SLICE, (this.ledger.version.total ?? Infinity) - slice * SLICE);
+    const bytes = new Uint8Array(size);
+    const read = this.file.read(bytes, { at: slice * SLICE });
+    const sums = await Promise.all(Array.from({ length: count }, (_, i) => sha256(bytes.subarray(i * SLICE, (i + 1) * SLICE))));
+    const good = sums.findIndex((sum, i) => read < Math.min((i + 1) * SLICE, size) || sum !== this.ledger.sums.get(slice + i));
+    if (good < 0) return bytes;
+    this.#lost.set(slice + good, this.ledger.sums.get(slice + good)!);
+    this.ledger.sums.delete(slice + good);
+    this.#note([slice + good, null]);
+    return good > 0 ? bytes.subarray(0, good * SLICE) : undefined;
+  }
+
+  async start(version: Version): Promise<void> {
+    const { total } = version;
+    this.ledger.sums.clear();
+    this.ledger.version = version;
+    this.#lost.clear();
+    this.file.truncate(0);
+    this.lines.truncate(0);
+    if (this.required && total !== undefined) {
+      const { quota, usage } = await navigator.storage.estimate();
+      if (quota !== undefined && usage !== undefined && total > quota - usage) throw noRoom();
+    }
+    this.#note({ url: this.url, ...version });
+  }
+
+  async write(slice: number, bytes: Uint8Array): Promise<boolean> {
+    const sum = await sha256(bytes);
+    const lost = this.#lost.get(slice);
+    if (lost !== undefined && lost !== sum) return false;
+    if (!this.#keeps) return true;
+    try {
+      if (this.file.write(bytes, { at: slice * SLICE }) !== bytes.byteLength) throw noRoom();
+      this.ledger.sums.set(slice, sum);
+      this.#note([slice, sum]);
+    } catch (cause) {
+      if (this.required) throw cause instanceof ShohinError ? cause : noRoom(cause);
+      // Go on without a copy.
+      this.#keeps = false;
+      this.ledger.sums.clear();
+      this.lines.truncate(0);
+      this.file.truncate(0);
+    }
+    return true;
+  }
+
+  end(total: number): void {
+    this.ledger.version.total = total;
+    if (this.#keeps) this.#note({ total });
+  }
+
+  close(): void {
+    this.file.close();
+    this.lines.close();
+  }
+
+  #note(entry: unknown): void {
+    const line = new TextEncoder().encode(`${JSON.stringify(entry)}\n`);
+    if (this.lines.write(line, { at: this.lines.getSize() }) !== line.byteLength) throw noRoom();
   }
 }
 
@@ -75,134 +191,26 @@ export async function keptPieces(
   request: LoadOptions["request"],
   signal: AbortSignal | undefined,
   required: boolean,
+  brief: boolean,
 ): Promise<Pieces> {
-  let name: string;
-  let file: Access;
+  let copy: Copy;
   try {
-    name = await nameOf(url);
-    // Fails while another tab downloads the same, in private windows, and outside workers.
-    file = await access(name);
+    copy = await Copy.open(url, required);
   } catch (cause) {
     if (required) throw new ShohinError("quota", "the browser keeps nothing here, or another tab has this copy open", { cause });
-    return fetchPieces(url, request, signal);
+    return downloadPieces(url, request, signal, undefined, brief);
   }
-  try {
-    const record = await readRecord(name);
-    const have = file.getSize();
-    if (record.whole && have === record.total) return { stage: "read", total: have, pieces: kept(file, have, record.slices) };
-
-    let from = record.total !== undefined && have < record.total ? have : 0;
-    let response: Response;
-    if (from > 0) {
-      const headers = new Headers(request?.headers);
-      headers.set("Range", `bytes=${from}-`);
-      response = await respond(url, { ...request, headers }, signal, [206, 416]);
-      const same =
-        response.status === 206 &&
-        Number(response.headers.get("content-length")) === record.total! - from &&
-        (response.headers.get("etag") ?? undefined) === record.etag;
-      if (!same) {
-        // The file has changed, or the server knows no ranges.
-        from = 0;
-        if (response.status !== 200) {
-          await response.body?.cancel();
-          response = await respond(url, request, signal);
-        }
-      }
-    } else {
-      response = await respond(url, request, signal);
-    }
-    const total = from > 0 ? record.total : sizeOf(response);
-    const etag = response.headers.get("etag");
-    const known: Record = { url, ...(total !== undefined && { total }), ...(etag !== null && { etag }) };
-    if (required && total !== undefined) {
-      const { quota, usage } = await navigator.storage.estimate();
-      if (quota !== undefined && usage !== undefined && total - have > quota - usage) {
-        await response.body?.cancel();
-        throw noRoom();
-      }
-    }
-    if (from === 0) {
-      file.truncate(0);
-      await writeRecord(name, known);
-    }
-    return { stage: "download", total, pieces: download(name, file, from, known, response, signal, required) };
-  } catch (error) {
-    file.close();
-    throw error;
-  }
+  return downloadPieces(url, request, signal, copy, brief);
 }
 
 function noRoom(cause?: unknown): ShohinError {
   return new ShohinError("quota", "there is no room to keep the model", { cause });
 }
 
-async function* kept(file: Access, size: number, sums: string[] | undefined): AsyncGenerator<Uint8Array> {
-  let n = 0;
-  try {
-    for (const slice of slices(file, size)) {
-      if (sums && (await sha256(slice)) !== sums[n++]) throw new ShohinError("integrity", "the kept copy is damaged");
-      yield slice;
-    }
-  } finally {
-    file.close();
-  }
-}
-
-function* slices(file: Access, size: number): Generator<Uint8Array> {
-  const buffer = new Uint8Array(Math.min(SLICE, size));
-  for (let at = 0; at < size; ) {
-    const read = file.read(buffer.subarray(0, Math.min(SLICE, size - at)), { at });
-    if (read === 0) return;
-    yield buffer.subarray(0, read);
-    at += read;
-  }
-}
-
-async function* download(
-  name: string,
-  file: Access,
-  from: number,
-  known: Record,
-  response: Response,
-  signal: AbortSignal | undefined,
-  required: boolean,
-): AsyncGenerator<Uint8Array> {
-  let at = from;
-  let keeps = true;
-  try {
-    yield* slices(file, from);
-    for await (const piece of streamPieces(response.body!, signal)) {
-      if (keeps) {
-        try {
-          keeps = file.write(piece, { at }) === piece.byteLength;
-        } catch (cause) {
-          if (required) throw noRoom(cause);
-          keeps = false;
-        }
-        // No room: go on without a copy.
-        if (!keeps) file.truncate(0);
-        if (!keeps && required) throw noRoom();
-      }
-      at += piece.byteLength;
-      yield piece;
-    }
-    if (keeps && at === (known.total ?? at)) {
-      file.flush();
-      const sums: string[] = [];
-      for (const slice of slices(file, at)) sums.push(await sha256(slice));
-      await writeRecord(name, { ...known, total: at, whole: true, slices: sums });
-    }
-  } finally {
-    file.flush();
-    file.close();
-  }
-}
-
-/** A copy that `cache: true` has made. */
+/** A copy that `cache: true` has made; a model in parts has one of each. */
 export interface CacheEntry {
   url: string;
-  /** Bytes that it takes. */
+  /** Bytes that are there. */
   bytes: number;
   /** Bytes of the whole file, where that is known. */
   total?: number;
@@ -215,24 +223,29 @@ export async function listCache(): Promise<CacheEntry[]> {
   const entries: CacheEntry[] = [];
   const parent = await directory();
   const names = (parent as unknown as { keys(): AsyncIterable<string> }).keys();
-  for await (const entry of names) {
-    if (!entry.endsWith(".json")) continue;
-    const name = entry.slice(0, -".json".length);
-    const { url, total, whole } = await readRecord(name);
-    const file = await parent.getFileHandle(name).then((handle) => handle.getFile(), () => undefined);
-    if (url === undefined || !file) continue;
-    entries.push({ url, bytes: file.size, ...(total !== undefined && { total }), complete: whole === true && file.size === total });
+  for await (const name of names) {
+    if (!name.endsWith(".json")) continue;
+    const text = await parent.getFileHandle(name).then(async (handle) => (await handle.getFile()).text(), () => "");
+    const { url, version: { total }, sums } = ledgerOf(text);
+    if (url === undefined) continue;
+    const bytes = [...sums.keys()].reduce((sum, slice) => sum + Math.min(SLICE, (total ?? Infinity) - slice * SLICE), 0);
+    entries.push({ url, bytes, ...(total !== undefined && { total }), complete: bytes === total });
   }
   return entries;
 }
 
-/** Deletes the copy of a URL; says whether there was one. */
+/** Deletes the copy of a URL, of a model in parts those of all parts; says whether there was one. */
 export async function deleteCache(url: string | URL): Promise<boolean> {
   const base = typeof document === "undefined" ? location.href : document.baseURI;
-  const name = await nameOf(new URL(url, base).href);
+  const { href } = new URL(url, base);
   const parent = await directory();
-  await parent.removeEntry(`${name}.json`).catch(() => {});
-  return parent.removeEntry(name).then(() => true, () => false);
+  let had = false;
+  for (const part of partsOf(href) ?? [href]) {
+    const name = await nameOf(part);
+    await parent.removeEntry(`${name}.json`).catch(() => {});
+    had = (await parent.removeEntry(name).then(() => true, () => false)) || had;
+  }
+  return had;
 }
 
 /** Deletes every kept download of this site. */

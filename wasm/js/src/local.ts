@@ -3,6 +3,8 @@ import { complete, type ChatCompletion, type ChatCompletionChunk, type ChatCompl
 import { ReplyStream } from "./reply.js";
 import { keep, kept } from "./snapshots.js";
 import { abortError, ShohinError, toError } from "./error.js";
+import { steady } from "./download.js";
+import { joined, openAll } from "./parts.js";
 import { blobPieces, bytesPieces, fetchPieces, kindOf, pour, type Pieces } from "./source.js";
 import type { GpuEmbedder, GpuModel, GpuTimeline } from "shohin-webgpu";
 import init, * as alone from "../../pkg/shohin_wasm.js";
@@ -31,8 +33,8 @@ export const host: {
   gpuScript: () => URL;
   /** The module with both engines. */
   gpuModule: () => URL;
-  /** Opens a string that names the model. */
-  open: (name: string, options: LoadOptions) => Promise<Pieces>;
+  /** Opens a file by its name. `brief`: perhaps only its beginning is wanted for a while. */
+  open: (name: string, options: LoadOptions, brief: boolean) => Promise<Pieces>;
 } = {
   module: () => new URL("shohin_wasm_bg.wasm", import.meta.url),
   cores: () => {
@@ -45,7 +47,7 @@ export const host: {
   teamModule: () => new URL("shohin_wasm_threads_bg.wasm", import.meta.url),
   gpuScript: () => new URL("webgpu.js", import.meta.url),
   gpuModule: () => new URL("shohin_wasm_webgpu_bg.wasm", import.meta.url),
-  open: (url, options) => fetchPieces(url, options.request, options.signal),
+  open: (url, options, brief) => fetchPieces(url, options.request, options.signal, brief),
 };
 
 /** A compiled module's classes and functions. */
@@ -509,19 +511,19 @@ export class LocalEngine {
     if (options.signal?.aborted) throw abortError(options.signal);
     const kind = kindOf(source);
     const open = () =>
-      "url" in kind ? host.open(kind.url, options) : "blob" in kind ? blobPieces(kind.blob) : bytesPieces(kind.bytes);
+      "url" in kind ? openAll(kind.url, (name, brief) => host.open(name, options, brief)) : "blob" in kind ? blobPieces(kind.blob) : bytesPieces(kind.bytes);
     if (options.backend === "auto") {
       try {
-        return await LocalEngine.#readOnGpu(open, options);
+        return await steady(() => LocalEngine.#readOnGpu(open, options));
       } catch (thrown) {
         if (!isGpuTrouble(thrown)) throw thrown;
       }
       return LocalEngine.load(source, { ...options, backend: "cpu" });
     }
-    if (options.backend === "webgpu") return LocalEngine.#readOnGpu(open, options);
+    if (options.backend === "webgpu") return steady(() => LocalEngine.#readOnGpu(open, options));
     const module = instantiate(options);
     module.catch(() => {});
-    return LocalEngine.read(await open(), options, module);
+    return steady(async () => LocalEngine.read(await open(), options, module));
   }
 
   static async #readOnGpu(open: () => Pieces | Promise<Pieces>, options: LoadOptions): Promise<LocalEngine> {
@@ -529,7 +531,7 @@ export class LocalEngine {
     let unread: Pieces | undefined;
     try {
       const glue = await instantiateGpu();
-      const pieces = (unread = await open());
+      const pieces = (unread = await joined(await open(), glue, options));
       const total = pieces.total ?? options.bytes;
       if (total === undefined) throw new ShohinError("gpu_unsupported", "WebGPU needs to know the file's length");
       const loader = (unfinished = await glue.GpuLoader.open(total, options.backend === "webgpu", true));
@@ -555,6 +557,7 @@ export class LocalEngine {
     const glue = await module;
     let buffer: alone.FileBuffer | undefined;
     try {
+      pieces = await joined(pieces, glue, options);
       const file = (buffer = new glue.FileBuffer(pieces.total ?? options.bytes ?? 0));
       await pourInto(glue, pieces, (piece) => file.append(piece), options);
       buffer = undefined; // load() takes it over, also when it fails

@@ -1,5 +1,7 @@
 import type { LoadOptions } from "./api.js";
+import { downloadPieces } from "./download.js";
 import { abortError, ShohinError, toError } from "./error.js";
+import type { NamedPieces } from "./parts.js";
 
 /** A model file as a stream of pieces. @internal */
 export interface Pieces {
@@ -7,30 +9,11 @@ export interface Pieces {
   /** Size in bytes if known. A server's word, so only a hint. */
   total: number | undefined;
   pieces: AsyncIterable<Uint8Array>;
+  /** Its files, where it is in several: then these are to be read. */
+  parts?: NamedPieces[];
 }
 
 const SLICE = 4 << 20;
-
-/** Asks for a URL; any answer but a full one, or one of `allowed` statuses, is an error. @internal */
-export async function respond(
-  url: string,
-  request: RequestInit | undefined,
-  signal: AbortSignal | undefined,
-  allowed: number[] = [],
-): Promise<Response> {
-  let response: Response;
-  try {
-    response = await fetch(url, { ...request, ...(signal && { signal }) });
-  } catch (cause) {
-    if (signal?.aborted) throw abortError(signal);
-    throw new ShohinError("network", `${url} could not be fetched: no connection, or the server does not allow this page to read it`, { cause });
-  }
-  if (!(response.ok || allowed.includes(response.status)) || !response.body) {
-    await response.body?.cancel().catch(() => {});
-    throw new ShohinError("http", `${url} answered ${response.status} ${response.statusText}`.trimEnd());
-  }
-  return response;
-}
 
 /** The size of the file that a response brings, if it is told and true. @internal */
 export function sizeOf(response: Response): number | undefined {
@@ -40,34 +23,14 @@ export function sizeOf(response: Response): number | undefined {
   return Number.isSafeInteger(length) && length > 0 ? length : undefined;
 }
 
-/** Streams the body of a URL. @internal */
-export async function fetchPieces(
+/** Streams what a URL names. `brief`: perhaps only its beginning is wanted for a while. @internal */
+export function fetchPieces(
   url: string,
   request: LoadOptions["request"],
   signal: AbortSignal | undefined,
+  brief = false,
 ): Promise<Pieces> {
-  const response = await respond(url, request, signal);
-  return { stage: "download", total: sizeOf(response), pieces: streamPieces(response.body!, signal) };
-}
-
-/** @internal */
-export async function* streamPieces(
-  body: ReadableStream<Uint8Array>,
-  signal: AbortSignal | undefined,
-): AsyncGenerator<Uint8Array> {
-  const reader = body.getReader();
-  try {
-    for (;;) {
-      const { done, value } = await reader.read();
-      if (done) return;
-      yield value;
-    }
-  } catch (cause) {
-    if (signal?.aborted) throw abortError(signal);
-    throw new ShohinError("network", "the connection broke off during the download", { cause });
-  } finally {
-    await reader.cancel().catch(() => {});
-  }
+  return downloadPieces(url, request, signal, undefined, brief);
 }
 
 /** Reads a file or blob in slices, so that it is never in memory as a whole. @internal */

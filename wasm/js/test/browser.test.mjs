@@ -182,10 +182,11 @@ describe("in a browser", () => {
     const origin = await serve(new URL("../../dist/", import.meta.url), {
       "/": (_request, response) => response.writeHead(200, { "Content-Type": "text/html" }).end("<!doctype html>"),
       "/kept.gguf": (request, response) => {
-        const start = ranges ? Number(/^bytes=(\d+)-$/.exec(request.headers.range ?? "")?.[1] ?? 0) : 0;
+        const [, from, to] = /^bytes=(\d+)-(\d+)$/.exec((ranges && request.headers.range) || "") ?? [0, 0, size - 1];
+        const [start, last] = [Number(from), Number(to)];
         asked.push(start);
-        response.writeHead(start > 0 ? 206 : 200, { "Content-Length": size - start, ETag: etag });
-        const end = whole ? size - 1 : Math.floor(size / 3);
+        response.writeHead(start > 0 ? 206 : 200, { "Content-Length": last + 1 - start, ETag: etag });
+        const end = whole ? last : Math.floor(size / 3);
         createReadStream(MODEL, { start, end }).pipe(response, { end: whole });
       },
       "/bad.gguf": (_request, response) => {

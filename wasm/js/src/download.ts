@@ -1,0 +1,588 @@
+// Downloads over several connections, each of a range of the file, that survive what connections do: break, stall others,
+// end early. What arrives goes on in order, and on the way into a kept copy where there is one.
+import type { LoadOptions } from "./api.js";
+import { abortError, ShohinError } from "./error.js";
+import { sizeOf, type Pieces } from "./source.js";
+
+/** Bytes of the unit in which a file is held, kept and checked. */
+export const SLICE = 256 << 10;
+/** Slices that one request asks for. */
+const SPAN = 32;
+const CONNECTIONS = 4;
+/** Slices that may be in memory before whoever reads them has come so far. */
+const AHEAD = (CONNECTIONS + 1) * SPAN;
+/** The same while only the beginning of a file is wanted, and how much may be read before more is. */
+const [BRIEF, ENOUGH] = [8, 4];
+/** Slices read from a copy at once. */
+const RUN = 16;
+/** How often a request is made again that has brought nothing. */
+const RETRIES = 5;
+
+/** What tells one state of a file on a server from another. @internal */
+export interface Version {
+  /** Bytes. */
+  total?: number;
+  etag?: string;
+  modified?: string;
+}
+
+/** A copy of a file on this device, complete or not. @internal */
+export interface Keep {
+  /** What the copy is of, if there is one. */
+  readonly version: Version | undefined;
+  has(slice: number): boolean;
+  /** Up to `most` slices from this one on, checked; nothing if the first is damaged, which is then no longer kept. */
+  read(slice: number, most: number): Promise<Uint8Array | undefined>;
+  /** Forgets what there is: a file of this version follows. Fails if it must be kept and cannot. */
+  start(version: Version): Promise<void>;
+  /** Keeps a slice if there is room. False: it is not the one that was damaged here, so the file has changed. */
+  write(slice: number, bytes: Uint8Array): Promise<boolean>;
+  /** Told at the end where no length was known before. */
+  end(total: number): void;
+  close(): void;
+}
+
+/** The file is another one than before: everything has to be read again. */
+class Changed extends ShohinError {
+  constructor() {
+    super("integrity", "the file has changed on the server while it was fetched");
+  }
+}
+
+/** A failure that may pass. */
+class Passing extends ShohinError {
+  /** Milliseconds the server wants us to wait. */
+  wait: number | undefined;
+  /** Whether the server has too much to do. */
+  busy = false;
+}
+
+/** Loads again what has changed meanwhile. @internal */
+export async function steady<T>(load: () => Promise<T>): Promise<T> {
+  for (let times = 0; ; times++) {
+    try {
+      return await load();
+    } catch (thrown) {
+      if (!(thrown instanceof Changed) || times === 2) throw thrown;
+    }
+  }
+}
+
+/** Wakes everybody who waits. */
+class Bell {
+  #wake = () => {};
+  #next = new Promise<void>((resolve) => (this.#wake = resolve));
+
+  ring(): void {
+    this.#wake();
+    this.#next = new Promise((resolve) => (this.#wake = resolve));
+  }
+
+  wait(): Promise<void> {
+    return this.#next;
+  }
+}
+
+/** A slice on its way. */
+interface Slice {
+  bytes: Uint8Array;
+  filled: number;
+}
+
+/** A run of slices that one connection is to bring. */
+interface Span {
+  /** The byte that comes next. */
+  at: number;
+  /** The byte behind the last. */
+  end: number;
+}
+
+/** A response, and which byte of the file it begins with. */
+interface Body {
+  response: Response;
+  at: number;
+}
+
+/**
+ * Starts a download, as far as the first answer. `brief`: only the beginning may be wanted for a while, during which no
+ * connection is held. @internal
+ */
+export async function downloadPieces(
+  url: string,
+  request: LoadOptions["request"],
+  signal: AbortSignal | undefined,
+  keep?: Keep,
+  brief = false,
+): Promise<Pieces> {
+  const download = new Download(url, request, signal, keep, brief);
+  try {
+    return await download.open();
+  } catch (thrown) {
+    download.close();
+    throw thrown;
+  }
+}
+
+class Download {
+  #abort = new AbortController();
+  #version: Version = {};
+  #slices = new Map<number, Slice>();
+  /** Slices that some connection brings. */
+  #claimed = new Set<number>();
+  /** The slice that is read next. */
+  #front = 0;
+  #active = 0;
+  #limit = 1;
+  /** Whether the server knows ranges. */
+  #ranges: boolean | undefined;
+  #writing = new Set<Promise<void>>();
+  #bell = new Bell();
+  #failed: unknown;
+  #closed = false;
+
+  constructor(
+    readonly url: string,
+    readonly request: LoadOptions["request"],
+    readonly signal: AbortSignal | undefined,
+    readonly keep: Keep | undefined,
+    public brief: boolean,
+  ) {
+    signal?.addEventListener("abort", this.#stop);
+    // The whole has a known sum; a part has not.
+    if (request?.integrity) this.#ranges = false;
+  }
+
+  #stop = () => {
+    this.#abort.abort();
+    this.#bell.ring();
+  };
+
+  close(): void {
+    this.#closed = true;
+    this.signal?.removeEventListener("abort", this.#stop);
+    this.#stop();
+    this.keep?.close();
+  }
+
+  /** Asks for what is missing first, unless nothing is. */
+  async open(): Promise<Pieces> {
+    const kept = this.keep?.version;
+    if (kept?.total !== undefined) {
+      this.#version = kept;
+      if (this.#missing(0) === undefined) return { stage: "read", total: kept.total, pieces: this.#pieces() };
+    }
+    let body = await this.#first();
+    if (kept?.total !== undefined && (body.response.status === 416 || differ(kept, versionOf(body.response)))) {
+      // Another file than the one kept in part.
+      this.#version = {};
+      if (body.response.status !== 200) {
+        await body.response.body?.cancel();
+        body = await this.#persist(() => this.#ask(undefined));
+      }
+    }
+    if (this.#version.total === undefined) {
+      this.#version = versionOf(body.response);
+      if (body.response.status === 206 && this.#version.total === undefined) {
+        // The server does not let this page see the length.
+        await body.response.body?.cancel();
+        this.#version = {};
+        this.brief = false;
+        body = await this.#persist(() => this.#ask(undefined));
+        this.#version = versionOf(body.response);
+      }
+      await this.keep?.start(this.#version);
+    }
+    const { total } = this.#version;
+    if (total === undefined) return { stage: "download", total, pieces: this.#unmeasured(body.response) };
+    if (body.response.status === 206) this.#knowRanges();
+    void this.#connect(body);
+    return { stage: "download", total, pieces: this.#pieces() };
+  }
+
+  /** The first answer. */
+  async #first(): Promise<Body> {
+    if (this.#version.total === undefined) {
+      const most = BRIEF * SLICE;
+      return this.#persist(() => this.#ask(this.brief && this.#ranges !== false ? { at: 0, end: most } : undefined));
+    }
+    const from = this.#missing(0) ?? 0;
+    const span = { at: from * SLICE, end: Math.min((from + SPAN) * SLICE, this.#version.total) };
+    return this.#persist(() => this.#ask(this.#ranges === false ? undefined : span, true));
+  }
+
+  /** Makes a request that a busy server has refused again. */
+  async #persist<T>(ask: () => Promise<T>): Promise<T> {
+    for (let times = 1; ; times++) {
+      try {
+        return await ask();
+      } catch (thrown) {
+        if (!(thrown instanceof Passing && thrown.busy) || times > RETRIES) throw thrown;
+        await this.#pause(times, thrown);
+      }
+    }
+  }
+
+  async #pause(times: number, why: Passing): Promise<void> {
+    const wait = why.wait ?? 250 * 2 ** (times - 1) * (0.75 + Math.random() / 2);
+    await new Promise<void>((resolve) => {
+      const timer = setTimeout(done, wait);
+      const { signal } = this.#abort;
+      function done() {
+        clearTimeout(timer);
+        signal.removeEventListener("abort", done);
+        resolve();
+      }
+      signal.addEventListener("abort", done);
+    });
+    this.#alive();
+  }
+
+  #alive(): void {
+    if (this.#abort.signal.aborted) throw abortError(this.signal);
+  }
+
+  /** One request, of a range or of all. */
+  async #ask(span: Span | undefined, first = false): Promise<Body> {
+    this.#alive();
+    const headers = new Headers(this.request?.headers);
+    if (span) headers.set("Range", `bytes=${span.at}-${span.end - 1}`);
+    // Browsers keep ranges, too: once is enough, and they would mix old ones with new.
+    const cache = this.request?.cache ?? (span || this.keep ? "no-store" : "default");
+    let response: Response;
+    try {
+      response = await fetch(this.url, { ...this.request, cache, headers, signal: this.#abort.signal });
+    } catch (cause) {
+      this.#alive();
+      throw new Passing("network", `${this.url} could not be fetched: no connection, or the server does not allow this page to read it`, { cause });
+    }
+    const { status } = response;
+    if (status === 416 && first) return { response, at: 0 };
+    if (!response.ok || !response.body) {
+      await response.body?.cancel().catch(() => {});
+      // The file was larger before.
+      if (status === 416) throw new Changed();
+      const message = `${this.url} answered ${status} ${response.statusText}`.trimEnd();
+      if (![408, 425, 429, 500, 502, 503, 504].includes(status)) throw new ShohinError("http", message);
+      const error = new Passing("http", message);
+      error.busy = status === 429 || status === 503;
+      error.wait = waitOf(response);
+      throw error;
+    }
+    if (!first && differ(this.#version, versionOf(response))) {
+      await response.body.cancel().catch(() => {});
+      throw new Changed();
+    }
+    if (span && status !== 206) this.#knowNone();
+    if (!span || status !== 206) return { response, at: 0 };
+    const at = /^bytes (\d+)-/.exec(response.headers.get("content-range") ?? "")?.[1];
+    if (at === undefined || Number(at) === span.at) return { response, at: span.at };
+    // Some other range: as good as none.
+    await response.body.cancel().catch(() => {});
+    this.#knowNone();
+    return this.#ask(undefined, first);
+  }
+
+  #knowNone(): void {
+    this.#ranges = false;
+    this.#limit = 1;
+    this.#bell.ring();
+  }
+
+  #knowRanges(): void {
+    if (this.#ranges !== undefined) return;
+    this.#ranges = true;
+    this.#limit = CONNECTIONS;
+    this.#bell.ring();
+  }
+
+  get #count(): number {
+    return Math.ceil((this.#version.total ?? 0) / SLICE);
+  }
+
+  /** The first slice from `from` on that nobody has or brings. */
+  #missing(from: number): number | undefined {
+    const done = (k: number) => {
+      const slice = this.#slices.get(k);
+      return this.keep?.has(k) || this.#claimed.has(k) || (slice !== undefined && slice.filled === slice.bytes.length);
+    };
+    for (let k = Math.max(from, this.#front); k < this.#count; k++) if (!done(k)) return k;
+    return undefined;
+  }
+
+  /** The slice up to which may be fetched now. */
+  get #reach(): number {
+    if (this.#front >= ENOUGH) this.brief = false;
+    return Math.min(this.#count, this.#front + (this.brief ? BRIEF : AHEAD));
+  }
+
+  /** Slices that are missing, for one request; nothing if there are none, for now or at all. */
+  #claim(from = 0, most = SPAN): Span | undefined {
+    const first = this.#missing(from);
+    if (first === undefined || first >= this.#reach) return undefined;
+    const end = Math.min(first + most, this.#reach);
+    let last = first;
+    do this.#claimed.add(last++);
+    while (last < end && this.#missing(last) === last && !this.#slices.has(last));
+    const at = first * SLICE + (this.#slices.get(first)?.filled ?? 0);
+    return { at, end: Math.min(last * SLICE, this.#version.total!) };
+  }
+
+  #release({ at, end }: Span): void {
+    for (let k = Math.floor(at / SLICE); k * SLICE < end; k++) this.#claimed.delete(k);
+    this.#bell.ring();
+  }
+
+  /** Opens as many connections as there is work for. */
+  #hire(): void {
+    // One finds out whether there are ranges before more are opened.
+    const most = this.#ranges === false ? 1 : this.#ranges ? this.#limit : 2;
+    while (this.#active < most && !this.#closed && this.#failed === undefined) {
+      const span = this.#claim();
+      if (!span) return;
+      void this.#connect(undefined, span);
+    }
+  }
+
+  /** Brings one span after the other until there is none. */
+  async #connect(body: Body | undefined, span?: Span): Promise<void> {
+    this.#active++;
+    try {
+      if (body) span = this.#claim();
+      while (span && !this.#closed) {
+        if (!(await this.#bring(span, body))) return;
+        body = undefined;
+        span = this.#active <= this.#limit ? this.#claim() : undefined;
+      }
+    } catch (thrown) {
+      this.#failed ??= thrown;
+    } finally {
+      this.#active--;
+      this.#bell.ring();
+    }
+  }
+
+  /** Brings a span, with as many requests as it takes. False: this connection is one too many. */
+  async #bring(span: Span, body: Body | undefined): Promise<boolean> {
+    let failures = 0;
+    while (span.at < span.end) {
+      const before = span.at;
+      try {
+        if (!body) {
+          body = await this.#ask(this.#ranges === false ? undefined : span);
+          if (body.response.status === 206) this.#knowRanges();
+          if (body.response.status !== 206 && this.#active > 1) {
+            // The one that was there first gets it all.
+            await body.response.body!.cancel().catch(() => {});
+            this.#release(span);
+            return false;
+          }
+        }
+        await this.#read(body, span);
+      } catch (thrown) {
+        if (!(thrown instanceof Passing)) throw thrown;
+        if (thrown.busy && this.#active > 1) {
+          this.#limit = Math.max(1, this.#active - 1);
+          this.#release(span);
+          return false;
+        }
+        if (span.at > before) failures = 0;
+        if (++failures > RETRIES) throw thrown;
+        await this.#pause(failures, thrown);
+      }
+      body = undefined;
+    }
+    return true;
+  }
+
+  /** Takes a body as far as the span goes; if it is the whole file's, as far as there is something to take. */
+  async #read({ response, at }: Body, span: Span): Promise<void> {
+    const whole = response.status !== 206;
+    const reader = response.body!.getReader();
+    try {
+      for (;;) {
+        while (span.at >= span.end) {
+          if (!whole || !(await this.#extend(span))) return;
+        }
+        const { done, value } = await reader.read().catch((cause: unknown) => {
+          this.#alive();
+          throw new Passing("network", "the connection broke off during the download", { cause });
+        });
+        if (done) throw new Passing("network", "the server ended the download early");
+        let piece = value;
+        while (piece.byteLength > 0) {
+          while (span.at >= span.end) {
+            if (!whole || !(await this.#extend(span))) return;
+          }
+          const skip = Math.min(span.at - at, piece.byteLength);
+          if (skip > 0) {
+            piece = piece.subarray(skip);
+            at += skip;
+            continue;
+          }
+          const took = this.#fill(span, piece);
+          piece = piece.subarray(took);
+          at += took;
+        }
+      }
+    } finally {
+      await reader.cancel().catch(() => {});
+    }
+  }
+
+  /** Lets the connection that brings the whole file go on, unless others can fetch the rest faster. */
+  async #extend(span: Span): Promise<boolean> {
+    for (;;) {
+      if (this.#ranges === true || this.#closed || this.#failed !== undefined) return false;
+      const from = Math.floor((span.end + SLICE - 1) / SLICE);
+      if (this.#missing(from) === undefined && this.#active === 1) return false;
+      const next = this.#active === 1 || this.#ranges === false ? this.#claim(from, 1) : undefined;
+      if (next) {
+        Object.assign(span, next);
+        return true;
+      }
+      // Others would wait for this connection.
+      if (this.brief) return false;
+      if (this.#missing(0) === undefined && this.#active === 1) return false;
+      await this.#bell.wait();
+    }
+  }
+
+  /** Puts bytes into the span's next slice; says how many. */
+  #fill(span: Span, piece: Uint8Array): number {
+    const k = Math.floor(span.at / SLICE);
+    let slice = this.#slices.get(k);
+    if (!slice) {
+      slice = { bytes: new Uint8Array(Math.min(SLICE, this.#version.total! - k * SLICE)), filled: 0 };
+      this.#slices.set(k, slice);
+    }
+    const took = Math.min(piece.byteLength, slice.bytes.length - slice.filled);
+    slice.bytes.set(piece.subarray(0, took), slice.filled);
+    slice.filled += took;
+    span.at += took;
+    if (slice.filled === slice.bytes.length) this.#store(k, slice.bytes);
+    this.#bell.ring();
+    return took;
+  }
+
+  #store(k: number, bytes: Uint8Array): void {
+    if (!this.keep) return;
+    const writing = this.keep.write(k, bytes).then(
+      (same) => {
+        if (!same) this.#failed ??= new Changed();
+      },
+      (thrown: unknown) => {
+        this.#failed ??= thrown;
+      },
+    );
+    this.#writing.add(writing);
+    void writing.finally(() => {
+      this.#writing.delete(writing);
+      this.#bell.ring();
+    });
+  }
+
+  async *#pieces(): AsyncGenerator<Uint8Array> {
+    let failed: unknown;
+    try {
+      while (this.#front < this.#count) {
+        const k = this.#front;
+        if (!this.#slices.has(k) && this.keep?.has(k)) {
+          const run = await this.keep.read(k, RUN);
+          if (run) {
+            this.#front += Math.ceil(run.byteLength / SLICE);
+            this.#hire();
+            yield run;
+          }
+          continue;
+        }
+        const length = Math.min(SLICE, this.#version.total! - k * SLICE);
+        for (let given = 0; given < length; ) {
+          if (this.#failed !== undefined) throw this.#failed;
+          this.#alive();
+          const slice = this.#slices.get(k);
+          if (slice && slice.filled > given) {
+            const from = given;
+            given = slice.filled;
+            yield slice.bytes.subarray(from, given);
+          } else {
+            const rung = this.#bell.wait();
+            this.#hire();
+            await rung;
+          }
+        }
+        this.#slices.delete(k);
+        this.#claimed.delete(k);
+        this.#front = k + 1;
+        this.#hire();
+        this.#bell.ring();
+      }
+      while (this.#writing.size > 0) await Promise.all(this.#writing);
+      if (this.#failed !== undefined) throw this.#failed;
+    } catch (thrown) {
+      failed = thrown;
+      throw thrown;
+    } finally {
+      if (failed instanceof Changed) await this.keep?.start({}).catch(() => {});
+      this.close();
+    }
+  }
+
+  /** A body whose length nobody has told, which therefore is over when it ends. */
+  async *#unmeasured(response: Response): AsyncGenerator<Uint8Array> {
+    const reader = response.body!.getReader();
+    let slice = new Uint8Array(SLICE);
+    let at = 0;
+    try {
+      for (;;) {
+        const { done, value } = await reader.read().catch((cause: unknown) => {
+          this.#alive();
+          throw new ShohinError("network", "the connection broke off during the download", { cause });
+        });
+        if (done) break;
+        for (let from = 0; this.keep && from < value.byteLength; ) {
+          const took = Math.min(value.byteLength - from, SLICE - (at % SLICE));
+          slice.set(value.subarray(from, from + took), at % SLICE);
+          [from, at] = [from + took, at + took];
+          if (at % SLICE > 0) continue;
+          await this.keep.write(at / SLICE - 1, slice);
+          slice = new Uint8Array(SLICE);
+        }
+        yield value;
+      }
+      if (at % SLICE > 0) await this.keep?.write(Math.floor(at / SLICE), slice.subarray(0, at % SLICE));
+      this.keep?.end(at);
+    } finally {
+      await reader.cancel().catch(() => {});
+      this.close();
+    }
+  }
+}
+
+/** What a response says of the file. */
+function versionOf(response: Response): Version {
+  const etag = response.headers.get("etag") ?? undefined;
+  const modified = response.headers.get("last-modified") ?? undefined;
+  let total: number | undefined;
+  if (response.status === 206) {
+    const told = Number(/\/(\d+)$/.exec(response.headers.get("content-range") ?? "")?.[1] ?? Number.NaN);
+    if (Number.isSafeInteger(told)) total = told;
+  } else {
+    total = sizeOf(response);
+  }
+  return { ...(total !== undefined && { total }), ...(etag !== undefined && { etag }), ...(modified !== undefined && { modified }) };
+}
+
+/** Whether two answers are certainly about different files. What one of them does not say, says nothing. */
+function differ(a: Version, b: Version): boolean {
+  const other = (x: unknown, y: unknown) => x !== undefined && y !== undefined && x !== y;
+  if (other(a.total, b.total)) return true;
+  return a.etag !== undefined && b.etag !== undefined ? a.etag !== b.etag : other(a.modified, b.modified);
+}
+
+/** How long a server wants not to be asked again, within reason. */
+function waitOf(response: Response): number | undefined {
+  const after = response.headers.get("retry-after");
+  if (after === null) return undefined;
+  const ms = /^\d+$/.test(after) ? Number(after) * 1000 : Date.parse(after) - Date.now();
+  return Number.isFinite(ms) ? Math.min(Math.max(ms, 0), 60_000) : undefined;
+}

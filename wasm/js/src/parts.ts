@@ -1,0 +1,137 @@
+// Models in several files, `name-00001-of-00003.gguf` and so on.
+import type { LoadOptions } from "./api.js";
+import { ShohinError, toError } from "./error.js";
+import type { Pieces } from "./source.js";
+
+const PART = /-(\d{5})-of-(\d{5})(\.gguf(?:[?#].*)?)$/s;
+
+/** The names of all parts of the model of which `name`, a URL or path, is one. */
+export function partsOf(name: string): string[] | undefined {
+  const [ending, no, count, rest] = PART.exec(name) ?? [];
+  if (ending === undefined || Number(no) < 1 || Number(no) > Number(count) || Number(count) < 2) return undefined;
+  const stem = name.slice(0, -ending.length);
+  return Array.from({ length: Number(count) }, (_, i) => `${stem}-${String(i + 1).padStart(5, "0")}-of-${count}${rest}`);
+}
+
+/** The module's joiner of parts. */
+interface Joiner {
+  head(part: number, piece: Uint8Array): boolean;
+  begin(): Uint8Array;
+  push(part: number, piece: Uint8Array): Uint8Array;
+  finish(part: number): void;
+  readonly length: number;
+  free(): void;
+}
+
+/** Opens a model by its name, all parts of it if there are several. `open` opens a file. @internal */
+export async function openAll(name: string, open: (name: string, brief: boolean) => Promise<Pieces>): Promise<Pieces> {
+  const names = partsOf(name);
+  if (!names) return open(name, false);
+  const parts: NamedPieces[] = [];
+  try {
+    for (const name of names) parts.push({ name, ...(await open(name, true)) });
+  } catch (thrown) {
+    await letGo(parts);
+    throw thrown;
+  }
+  const sizes = parts.map((part) => part.total);
+  const total = sizes.every((size) => size !== undefined) ? sizes.reduce((sum, size) => sum + size, 0) : undefined;
+  const stage = parts.every((part) => part.stage === "read") ? "read" : "download";
+  return { stage, total, pieces: only(parts), parts };
+}
+
+/** A part, and what errors call it. @internal */
+export interface NamedPieces extends Pieces {
+  name: string;
+}
+
+/** Ends what has not begun. */
+async function letGo(parts: Pieces[]): Promise<void> {
+  for (const { pieces } of parts) {
+    const iterator = pieces[Symbol.asyncIterator]();
+    // Only what has begun can end.
+    await iterator.next().catch(() => {});
+    await iterator.return?.();
+  }
+}
+
+/** Never read but to be let go of. */
+async function* only(parts: NamedPieces[]): AsyncGenerator<Uint8Array> {
+  try {
+    yield new Uint8Array();
+  } finally {
+    await letGo(parts);
+  }
+}
+
+/** One stream of a model in parts; any other is left as it is. @internal */
+export async function joined(
+  source: Pieces,
+  glue: { Joiner: new (lengths: Float64Array) => Joiner },
+  { sha256, bytes }: Pick<LoadOptions, "sha256" | "bytes">,
+): Promise<Pieces> {
+  const { parts } = source;
+  if (!parts) return source;
+  const iterators = parts.map(({ pieces }) => pieces[Symbol.asyncIterator]());
+  let joiner: Joiner | undefined;
+  const end = async () => {
+    joiner?.free();
+    joiner = undefined;
+    for (const iterator of iterators) {
+      await iterator.next().catch(() => {});
+      await iterator.return?.();
+    }
+  };
+  /** Puts the name of the file in front of what is wrong with it. */
+  const blame = (part: number | undefined, thrown: unknown): ShohinError => {
+    const error = toError(thrown);
+    const at = part ?? (thrown as { part?: number }).part;
+    if (at === undefined || ["aborted", "network", "http", "integrity", "quota"].includes(error.code)) return error;
+    return new ShohinError(error.code, `${parts[at]!.name}: ${error.message}`, { cause: thrown });
+  };
+  try {
+    if (sha256 !== undefined || bytes !== undefined) throw new ShohinError("argument", "sha256 and bytes are those of one file, and this model is in parts");
+    const lengths = parts.map(({ name, total }) => {
+      if (total === undefined) throw new ShohinError("http", `the length of ${name} is not known, as it must be for a model in parts`);
+      return total;
+    });
+    const made = (joiner = new glue.Joiner(Float64Array.from(lengths)));
+    for (const [part, iterator] of iterators.entries()) {
+      try {
+        for (let whole = false; !whole; ) {
+          const { done, value } = await iterator.next();
+          if (done) made.finish(part);
+          whole = made.head(part, value ?? new Uint8Array());
+        }
+      } catch (thrown) {
+        throw blame(part, thrown);
+      }
+    }
+    let header: Uint8Array;
+    try {
+      header = made.begin();
+    } catch (thrown) {
+      throw blame(undefined, thrown);
+    }
+    const pieces = (async function* () {
+      try {
+        yield header;
+        for (const [part, iterator] of iterators.entries()) {
+          try {
+            yield made.push(part, new Uint8Array());
+            for (let next = await iterator.next(); !next.done; next = await iterator.next()) yield made.push(part, next.value);
+            made.finish(part);
+          } catch (thrown) {
+            throw blame(part, thrown);
+          }
+        }
+      } finally {
+        await end();
+      }
+    })();
+    return { stage: source.stage, total: made.length, pieces };
+  } catch (thrown) {
+    await end();
+    throw thrown;
+  }
+}

@@ -1,0 +1,347 @@
+// Downloads from servers with the usual weaknesses, copies of them, and models in parts: `npm run build -w wasm` first.
+import assert from "node:assert/strict";
+import { createHash } from "node:crypto";
+import { existsSync } from "node:fs";
+import { mkdtemp, readFile, rm, writeFile } from "node:fs/promises";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { after, before, describe, test } from "node:test";
+import { Engine } from "shohin";
+import { launch, serve } from "./chromium.mjs";
+import { enlarged, origin, split } from "./gguf.mjs";
+
+const DIST = new URL("../../dist/", import.meta.url);
+const small = await readFile(new URL("../../../models/sprout.gguf", import.meta.url));
+/** 25 MB, which is worth several connections. */
+const large = enlarged(small, 24);
+const other = enlarged(await readFile(new URL("../../../models/sprout-q1.gguf", import.meta.url)), 24);
+const SLICE = 256 << 10;
+
+async function say(engine) {
+  let text = "";
+  for await (const chunk of engine.generate("Once upon a time", { preset: "greedy", maxTokens: 12 })) text += chunk.text;
+  await engine.dispose();
+  return text;
+}
+
+const TEXT = await say(await Engine.load(small, { threads: 1 }));
+const OTHER_TEXT = await say(await Engine.load(other, { threads: 1 }));
+assert.notEqual(TEXT, OTHER_TEXT);
+
+/** Serves one file as `state` says while `use` runs. */
+async function serving(file, state, use) {
+  const from = origin(file, state);
+  const server = await serve(DIST, { "/model.gguf": from.answer });
+  try {
+    return await use(`${server.url}model.gguf`, from.state);
+  } finally {
+    await server.close();
+  }
+}
+
+const load = async (url, options) => say(await Engine.load(url, { threads: 1, ...options }));
+const code = (promise) => promise.then(() => "none", (error) => error.code ?? `${error}`);
+
+describe("a download", () => {
+  test("comes over several connections, every byte once", () =>
+    serving(large, { pace: 1 }, async (url, state) => {
+      let last = 0;
+      let total;
+      const onProgress = ({ stage, loaded, ...rest }) => {
+        if (stage !== "download") return;
+        assert.ok(loaded >= last);
+        [last, total] = [loaded, rest.total];
+      };
+      assert.equal(await load(url, { onProgress }), TEXT);
+      assert.deepEqual([last, total], [large.length, large.length]);
+      assert.ok(state.mostOpen >= 3 && state.mostOpen <= 5, `${state.mostOpen} at once`);
+      // The first connection asks for all and is left when others are faster, with what is under way.
+      const ranges = state.asked.slice(1).sort(([a], [b]) => a - b);
+      ranges.forEach(([first, last], i) => {
+        assert.ok(first === (i === 0 ? first : ranges[i - 1][1] + 1) && last - first < 9 << 20, `${state.asked}`);
+      });
+      assert.equal(ranges.at(-1)[1], large.length - 1);
+    }));
+
+  test("survives connections that break again and again", () =>
+    serving(large, { breaks: 3 << 20 }, async (url, state) => {
+      assert.equal(await load(url), TEXT);
+      assert.ok(state.asked.length > 6, `${state.asked.length} requests`);
+      assert.ok(state.sent < 2 * large.length, `${state.sent} bytes sent`);
+    }));
+
+  test("survives short answers", () =>
+    serving(large, { most: 1 << 20 }, async (url) => assert.equal(await load(url), TEXT)));
+
+  test("does without ranges, and begins anew when that connection breaks", async () => {
+    await serving(large, { ranges: false }, async (url, state) => {
+      assert.equal(await load(url), TEXT);
+      assert.ok(state.asked.length <= 3, `${state.asked.length} requests`);
+    });
+    await serving(large, { ranges: false, breaks: 18 << 20 }, async (url, state) => {
+      setTimeout(() => (state.breaks = undefined), 300);
+      assert.equal(await load(url), TEXT);
+    });
+  });
+
+  test("does without lengths of ranges", () =>
+    serving(large, { exposed: false, etag: undefined }, async (url) => assert.equal(await load(url), TEXT)));
+
+  test("begins anew when the file changes meanwhile", () =>
+    serving(large, { pace: 1 }, async (url, state) => {
+      state.refuse = (n) => {
+        if (n === 4) Object.assign(state, { file: other, etag: '"two"' });
+      };
+      assert.equal(await load(url), OTHER_TEXT);
+      assert.equal(state.asked.filter(([first]) => first === 0).length, 2);
+    }));
+
+  test("gives up on a file that never stays the same", () =>
+    serving(large, {}, async (url, state) => {
+      state.refuse = () => void (state.etag = `"${Math.random()}"`);
+      assert.equal(await code(Engine.load(url)), "integrity");
+    }));
+
+  test("asks a busy server again, and others not", async () => {
+    await serving(large, { refuse: (n) => [429, 503, 0, 429, 0, 503, 500][n - 1] }, async (url, state) => {
+      assert.equal(await load(url), TEXT);
+      assert.ok(state.asked.length > 7);
+    });
+    await serving(small, { refuse: () => 404 }, async (url, state) => {
+      assert.equal(await code(Engine.load(url)), "http");
+      assert.equal(state.asked.length, 1);
+    });
+    await serving(small, { refuse: () => 503 }, async (url, state) => {
+      assert.equal(await code(Engine.load(url)), "http");
+      assert.ok(state.asked.length > 3);
+    });
+    assert.equal(await code(Engine.load("http://127.0.0.1:9/model.gguf")), "network");
+  });
+
+  test("is over as soon as its header is wrong", async () => {
+    const llama = Buffer.from(large);
+    llama.write("llama", llama.indexOf("qwen3"));
+    // The weights never come.
+    const stuck = { ranges: false, breaks: large.length - 100_000, hangs: true };
+    await serving(llama, stuck, async (url) => assert.equal(await code(Engine.load(url)), "unsupported"));
+  });
+
+  test("can be aborted at any time", () =>
+    serving(large, { breaks: 2 << 20, hangs: true }, async (url) => {
+      const abort = new AbortController();
+      const loading = code(Engine.load(url, { signal: abort.signal }));
+      setTimeout(() => abort.abort(), 300);
+      assert.equal(await loading, "aborted");
+    }));
+});
+
+const NAMES = [1, 2, 3].map((no) => `model-0000${no}-of-00003.gguf`);
+const parts = split(small, 3);
+
+describe("a model in parts", () => {
+  test("is found by the name of its first, as files and on a server", async () => {
+    const folder = await mkdtemp(join(tmpdir(), "parts-"));
+    try {
+      await Promise.all(NAMES.map((name, i) => writeFile(join(folder, name), parts[i])));
+      assert.equal(await load(join(folder, NAMES[0])), TEXT);
+      await rm(join(folder, NAMES[1]));
+      const error = await Engine.load(join(folder, NAMES[0])).catch((error) => error);
+      assert.ok(error.code === "read" && error.message.includes(NAMES[1]), error.message);
+    } finally {
+      await rm(folder, { recursive: true });
+    }
+    const origins = split(large, 3).map((part) => origin(part));
+    const server = await serve(DIST, Object.fromEntries(NAMES.map((name, i) => [`/${name}`, origins[i].answer])));
+    try {
+      assert.equal(await load(`${server.url}${NAMES[0]}?download=true`), TEXT);
+      // In another order.
+      [origins[1].state.file, origins[2].state.file] = [origins[2].state.file, origins[1].state.file];
+      const error = await Engine.load(`${server.url}${NAMES[0]}`).catch((error) => error);
+      assert.ok(error.code === "key_value" && error.message.includes(NAMES[1]), error.message);
+      origins[2].state.refuse = () => 404;
+      const missing = await Engine.load(`${server.url}${NAMES[0]}`).catch((error) => error);
+      assert.ok(missing.code === "http" && missing.message.includes(NAMES[2]), missing.message);
+    } finally {
+      await server.close();
+    }
+  });
+
+  test("waits with whole files for servers without ranges", async () => {
+    const name = (no) => `/model-${String(no).padStart(5, "0")}-of-00009.gguf`;
+    const origins = split(enlarged(small, 8), 9).map((part) => origin(part, { ranges: false }));
+    const server = await serve(DIST, Object.fromEntries(origins.map(({ answer }, i) => [name(i + 1), answer])));
+    try {
+      assert.equal(await load(`${server.url}${name(1).slice(1)}`), TEXT);
+    } finally {
+      await server.close();
+    }
+  });
+});
+
+describe("a kept copy", () => {
+  let browser, server, page, from;
+  const files = NAMES.map((_, i) => origin(parts[i]));
+  before(async () => {
+    from = origin(large);
+    server = await serve(DIST, {
+      "/": (_request, response) => response.writeHead(200, { "Content-Type": "text/html" }).end("<!doctype html><title>test</title>"),
+      "/kept.gguf": from.answer,
+      ...Object.fromEntries(NAMES.map((name, i) => [`/${name}`, files[i].answer])),
+    });
+    browser = await launch();
+    page = await (await browser.newContext()).newPage();
+    page.setDefaultTimeout(60_000);
+    await page.goto(server.url);
+  });
+  after(async () => {
+    await browser?.close();
+    await server?.close();
+  });
+
+  /** Loads in the page; aborts when so many bytes are there, if a number is given. */
+  const load = (name, most, options = {}) =>
+    page.evaluate(
+      async ([name, most, options]) => {
+        const { Engine } = await import("/index.js");
+        const abort = new AbortController();
+        const stages = new Set();
+        const onProgress = ({ stage, loaded }) => {
+          stages.add(stage);
+          if (most && loaded >= most) abort.abort();
+        };
+        try {
+          const engine = await Engine.load(name, { cache: true, signal: abort.signal, onProgress, ...options });
+          let text = "";
+          for await (const chunk of engine.generate("Once upon a time", { preset: "greedy", maxTokens: 12 })) text += chunk.text;
+          await engine.dispose();
+          return { text, stages: [...stages] };
+        } catch (error) {
+          return { code: error.code, message: error.message };
+        }
+      },
+      [name, most, options],
+    );
+  /** Waits until nothing is asked or sent any more. */
+  const settled = async (state) => {
+    for (let before = -1; before !== state.asked.length || state.open > 0; ) {
+      before = state.asked.length;
+      await new Promise((resolve) => setTimeout(resolve, 250));
+    }
+  };
+  const list = () => page.evaluate(async () => (await import("/index.js")).listCache());
+  const clear = () => page.evaluate(async () => (await import("/index.js")).clearCache());
+  /** SHA-256 of the copies, by size. */
+  const sums = () =>
+    page.evaluate(async () => {
+      const directory = await (await navigator.storage.getDirectory()).getDirectoryHandle("shohin");
+      const sums = {};
+      for await (const [name, handle] of directory) {
+        if (name.endsWith(".json")) continue;
+        const bytes = await (await handle.getFile()).arrayBuffer();
+        const sum = new Uint8Array(await crypto.subtle.digest("SHA-256", bytes));
+        sums[bytes.byteLength] = [...sum].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+      }
+      return sums;
+    });
+  const sum = (bytes) => createHash("sha256").update(bytes).digest("hex");
+  const damage = (at) =>
+    page.evaluate(async (at) => {
+      const directory = await (await navigator.storage.getDirectory()).getDirectoryHandle("shohin");
+      for await (const [name, handle] of directory) {
+        if (name.endsWith(".json")) continue;
+        const bytes = new Uint8Array(await (await handle.getFile()).arrayBuffer());
+        bytes[at] ^= 1;
+        const file = await handle.createWritable();
+        await file.write(bytes);
+        await file.close();
+      }
+    }, at);
+
+  test("goes on after a reload with what is missing, from several connections", async () => {
+    const { state } = from;
+    state.limit = 16 << 20;
+    assert.equal((await load("kept.gguf", 2 << 20)).code, "aborted");
+    await page.reload();
+    await settled(state);
+    const [entry] = await list();
+    assert.ok(entry.bytes >= 2 << 20 && entry.bytes < large.length && !entry.complete, JSON.stringify(entry));
+    Object.assign(state, { asked: [], limit: undefined });
+    assert.equal((await load("kept.gguf")).text, TEXT);
+    const fetched = state.asked.reduce((all, [first, last]) => all + last - first + 1, 0);
+    assert.equal(fetched, large.length - entry.bytes, `${state.asked}`);
+    assert.deepEqual(await list(), [{ ...entry, bytes: large.length, complete: true }]);
+    assert.deepEqual(await sums(), { [large.length]: sum(large) });
+    state.asked = [];
+    assert.deepEqual(await load("kept.gguf"), { text: TEXT, stages: ["read", "prepare"] });
+    assert.deepEqual(state.asked, []);
+  });
+
+  test("is mended where it is damaged, and nowhere else", async () => {
+    const { state } = from;
+    await damage(9_000_000);
+    state.asked = [];
+    assert.equal((await load("kept.gguf")).text, TEXT);
+    const slice = Math.floor(9_000_000 / SLICE);
+    assert.deepEqual(state.asked, [[slice * SLICE, (slice + 1) * SLICE - 1]]);
+    assert.deepEqual(await sums(), { [large.length]: sum(large) });
+    // The server has another file under the same name by now, and does not say so.
+    await damage(9_000_000);
+    Object.assign(state, { file: other, etag: undefined, asked: [] });
+    const shorter = Buffer.concat([other, Buffer.alloc(large.length - other.length)]);
+    state.file = shorter;
+    shorter[9_000_001] ^= 1;
+    assert.equal((await load("kept.gguf")).text, OTHER_TEXT);
+    assert.deepEqual(await sums(), { [large.length]: sum(shorter) });
+  });
+
+  test("is begun anew when the file has changed since", async () => {
+    const { state } = from;
+    await clear();
+    Object.assign(state, { file: large, etag: '"three"', sent: 0, limit: 16 << 20 });
+    assert.equal((await load("kept.gguf", 2 << 20)).code, "aborted");
+    await settled(state);
+    Object.assign(state, { file: other, etag: '"four"', limit: undefined, asked: [] });
+    assert.equal((await load("kept.gguf")).text, OTHER_TEXT);
+    assert.deepEqual(await sums(), { [other.length]: sum(other) });
+  });
+
+  test("survives whatever befalls its ledger", async () => {
+    const { state } = from;
+    // The last line was being written when the power failed; and nonsense.
+    await page.evaluate(async () => {
+      const directory = await (await navigator.storage.getDirectory()).getDirectoryHandle("shohin");
+      for await (const [name, handle] of directory) {
+        if (!name.endsWith(".json")) continue;
+        const text = await (await handle.getFile()).text();
+        const file = await handle.createWritable();
+        await file.write(`${text.slice(0, -30)}\n[1,2]\nnull\n{"total":`);
+        await file.close();
+      }
+    });
+    state.asked = [];
+    assert.equal((await load("kept.gguf")).text, OTHER_TEXT);
+    assert.ok(state.asked.length <= 2, `${state.asked}`);
+    assert.deepEqual(await sums(), { [other.length]: sum(other) });
+  });
+
+  test("of a model in parts is one of each part", async () => {
+    await clear();
+    assert.equal((await load(NAMES[0])).text, TEXT);
+    const entries = (await list()).sort((a, b) => a.url.localeCompare(b.url));
+    assert.deepEqual(entries, NAMES.map((name, i) => ({ url: server.url + name, bytes: parts[i].length, total: parts[i].length, complete: true })));
+    files.forEach(({ state }) => (state.asked = []));
+    assert.deepEqual(await load(NAMES[0]), { text: TEXT, stages: ["read", "prepare"] });
+    if (existsSync(new URL("webgpu.js", DIST))) {
+      assert.equal((await load(NAMES[0], undefined, { backend: "webgpu", activations: "f32" })).code, undefined);
+    }
+    assert.deepEqual(files.flatMap(({ state }) => state.asked), []);
+    const deleted = await page.evaluate(async (name) => (await import("/index.js")).deleteCache(name), NAMES[0]);
+    assert.deepEqual([deleted, await list()], [true, []]);
+    // Exchanged parts are named, and not kept.
+    files[1].state.file = parts[2];
+    const { code, message } = await load(NAMES[0]);
+    assert.ok(code === "key_value" && message.includes(NAMES[1]), `${code} ${message}`);
+    assert.deepEqual(await list(), []);
+    files[1].state.file = parts[1];
+  });
+});
