@@ -339,7 +339,7 @@ impl Generation {
 
     /// Puts `tokens` behind the reply, as if the model had chosen them: a mark that ends its thoughts, say.
     /// Their text comes with the next token. False, and nothing done, if the reply has ended, they would leave
-    /// no room for a token after them, or the constraint rules them out.
+    /// no room for a token after them or for what the constraint asks for, or the constraint rules them out.
     pub fn force(&mut self, detokenizer: &dyn Detokenizer, tokens: &[u32]) -> bool {
         let len = self.tokens.len().saturating_add(tokens.len());
         let most = self.capacity.min(self.prompt.saturating_add(self.options.max_tokens));
@@ -348,7 +348,8 @@ impl Generation {
         }
         let mut constraint = self.constraint.clone();
         if let Some(constraint) = &mut constraint
-            && !tokens.iter().all(|&token| constraint.accept(token))
+            && (!tokens.iter().all(|&token| constraint.accept(token))
+                || (most - len) < constraint.shortest() as usize)
         {
             return false;
         }

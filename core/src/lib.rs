@@ -61,6 +61,7 @@ pub mod kernel;
 pub mod limits;
 pub mod model;
 pub mod op;
+mod order;
 pub mod pool;
 pub mod quant;
 pub mod sample;

@@ -310,9 +310,11 @@ impl GpuTimeline {
     fn start(&mut self, prompt: &[u32], sampling: Sampling) -> GpuResult<usize> {
         self.end();
         let options = *self.session.options();
-        self.want = wanted(&sampling.config, sampling.options.logprobs.is_some(), options.top);
-        let (config, tokenizer) = (self.loaded.weights.config(), &self.loaded.tokenizer);
-        let cached = self.reply.start(prompt, sampling, options.batch, config, options.context, tokenizer)?;
+        let all = sampling.options.logprobs.is_some() || sampling.grammar.is_some();
+        self.want = wanted(&sampling.config, all, options.top);
+        let Loaded { weights, tokenizer, facts, .. } = &*self.loaded;
+        let (config, batch, context) = (weights.config(), options.batch, options.context);
+        let cached = self.reply.start(prompt, sampling, batch, config, context, tokenizer, facts)?;
         self.session.truncate(cached)?;
         Ok(cached)
     }

@@ -13,12 +13,15 @@ use crate::words::know_words;
 use js_sys::{Array, Object, Reflect};
 use shohin_core::KvFormat;
 use shohin_core::chat::{Style, Template};
+use shohin_core::constrain::Vocabulary;
 use shohin_core::gguf::{self, Header, ReadOptions};
 use shohin_core::kernel::Isa;
 use shohin_core::model::{Activations, BonsaiModel, MemoryPlan, ModelVariant, Qwen3Config, SessionOptions};
 use shohin_core::tokenizer::Tokenizer;
 use shohin_core::{Error, Format, Gguf, Name, Result, SamplerConfig};
+use std::cell::OnceCell;
 use std::rc::Rc;
+use std::sync::Arc;
 use wasm_bindgen::prelude::*;
 
 /// A conversation shorter than this is none: rather fail.
@@ -93,6 +96,8 @@ pub(crate) struct Facts {
     format: Format,
     /// How it wants a conversation written.
     pub(crate) template: Template,
+    /// Made when a reply is first kept to a form.
+    vocabulary: OnceCell<Arc<Vocabulary>>,
 }
 
 /// Bytes.
@@ -112,7 +117,12 @@ impl Facts {
             formats: formats(header),
             format: first.unwrap_or(Format::F32),
             template: Template::from_metadata(header.metadata(), tokenizer)?,
+            vocabulary: OnceCell::new(),
         })
+    }
+
+    pub(crate) fn vocabulary(&self, tokenizer: &Tokenizer<'_>) -> Arc<Vocabulary> {
+        self.vocabulary.get_or_init(|| Arc::new(Vocabulary::new(tokenizer))).clone()
     }
 
     /// `EngineInfo` of the TypeScript side.

@@ -1,6 +1,8 @@
 //! The reply under way in a conversation, whatever computes it.
 
+use crate::model::Facts;
 use crate::sampling::Sampling;
+use shohin_core::constrain::Constraint;
 use shohin_core::generate::{self, Event, Generation, Need, Reason};
 use shohin_core::model::Qwen3Config;
 use shohin_core::sample::{DRY_BREAKERS, Logprob};
@@ -44,14 +46,19 @@ impl Reply {
         config: &Qwen3Config,
         capacity: usize,
         tokenizer: &Tokenizer<'_>,
+        facts: &Facts,
     ) -> Result<usize> {
         self.reason = None;
-        let Sampling { config: sampler, mut options } = sampling;
+        let Sampling { config: sampler, mut options, grammar } = sampling;
         options.batch = batch;
         let mut sampler = Sampler::new(&sampler, config.vocab_size)?;
         sampler.break_at_bytes(tokenizer, DRY_BREAKERS);
         let cached = generate::reusable(&self.held, prompt);
-        self.generation = Some(Generation::new(prompt, cached, capacity, sampler, options)?);
+        let mut generation = Generation::new(prompt, cached, capacity, sampler, options)?;
+        if let Some(grammar) = grammar {
+            generation.constrain(Constraint::new(grammar, facts.vocabulary(tokenizer))?);
+        }
+        self.generation = Some(generation);
         self.held.truncate(cached);
         Ok(cached)
     }
@@ -79,8 +86,9 @@ impl Reply {
         self.top.clear();
         self.top.extend_from_slice(top);
         self.reason = done;
-        // The token that ends a reply is not part of it.
-        Ok(if done == Some(Reason::Stop) { Step::Done } else { Step::Token })
+        // The token that ends a reply is not part of it; one that completes a form is.
+        let ended = done == Some(Reason::Stop) && tokenizer.is_end(token);
+        Ok(if ended { Step::Done } else { Step::Token })
     }
 
     /// Puts tokens behind the reply as if the model had chosen them. False if there is no room for them.

@@ -1,6 +1,7 @@
-//! How to generate: the sampler's settings and where to end.
+//! How to generate: the sampler's settings, where to end, and the form of the reply.
 
 use crate::error::{JsResult, js};
+use shohin_core::constrain::Grammar;
 use shohin_core::generate::GenerationOptions;
 use shohin_core::{Error, Name, SamplerConfig};
 use wasm_bindgen::prelude::*;
@@ -10,6 +11,8 @@ use wasm_bindgen::prelude::*;
 pub struct Sampling {
     pub(crate) config: SamplerConfig,
     pub(crate) options: GenerationOptions,
+    /// What the reply is kept to.
+    pub(crate) grammar: Option<Grammar>,
 }
 
 #[wasm_bindgen]
@@ -26,7 +29,7 @@ impl Sampling {
                 expected: "bonsai, greedy, balanced, creative or code",
             })
         })?;
-        Ok(Sampling { config, options: GenerationOptions::default() })
+        Ok(Sampling { config, options: GenerationOptions::default(), grammar: None })
     }
 
     /// Sets one setting by its JavaScript name. Ranges are checked when the generation begins.
@@ -63,6 +66,41 @@ impl Sampling {
     /// Adds a text that ends the generation.
     pub fn add_stop(&mut self, text: String) {
         self.options.stop_strings.push(text);
+    }
+
+    /// Keeps the reply to JSON objects.
+    pub fn json_object(&mut self) {
+        self.grammar = Some(Grammar::json_object());
+    }
+
+    /// Keeps the reply to values of a JSON Schema.
+    ///
+    /// # Errors
+    /// `unsupported` with the keyword's JSON pointer, `malformed`, `limit`, `option` if there are no such values.
+    pub fn json_schema(&mut self, schema: &str) -> JsResult<()> {
+        self.grammar = Some(Grammar::json_schema(schema).map_err(js)?);
+        Ok(())
+    }
+
+    /// Keeps calls in the reply to those that fit one of `tools`, descriptions in JSON.
+    ///
+    /// # Errors
+    /// As `json_schema`; `missing_key` for a tool without a name, `duplicate` for two of one name.
+    pub fn tool_calls(&mut self, tools: Vec<String>, required: bool) -> JsResult<()> {
+        let tools: Vec<&str> = tools.iter().map(String::as_str).collect();
+        self.grammar = Some(Grammar::tool_calls(&tools, required).map_err(js)?);
+        Ok(())
+    }
+
+    /// Lets thoughts through before what the reply is kept to.
+    ///
+    /// # Errors
+    /// `limit` if the grammar is as large as can be already.
+    pub fn after_thoughts(&mut self) -> JsResult<()> {
+        if let Some(grammar) = self.grammar.take() {
+            self.grammar = Some(grammar.after_thoughts().map_err(js)?);
+        }
+        Ok(())
     }
 }
 

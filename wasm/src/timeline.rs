@@ -93,7 +93,8 @@ impl Timeline {
         self.end();
         let (config, capacity) = (self.session.model().config(), self.session.capacity());
         let batch = self.loaded.batch();
-        let cached = self.reply.start(prompt, sampling, batch, config, capacity, &self.loaded.tokenizer)?;
+        let Loaded { tokenizer, facts, .. } = &*self.loaded;
+        let cached = self.reply.start(prompt, sampling, batch, config, capacity, tokenizer, facts)?;
         self.session.truncate(cached)?;
         Ok(cached)
     }

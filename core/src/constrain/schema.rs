@@ -8,6 +8,7 @@ use super::decimal::Bounds;
 use super::grammar::{Grammar, MAX_NODES, MAX_PROPERTIES, Node, NodeId, Property, Text};
 use crate::chat::json;
 use crate::error::{Error, Name, Result};
+use crate::order;
 use alloc::string::String;
 use alloc::vec;
 use alloc::vec::Vec;
@@ -68,8 +69,8 @@ impl<'t> Value<'t> {
         if !self.is_object() {
             return None;
         }
-        let mut members: Vec<(usize, &str, Value<'_>)> = Vec::new();
-        for (i, part) in self.parts().into_iter().enumerate() {
+        let mut members: Vec<(&str, Value<'_>)> = Vec::new();
+        for part in self.parts() {
             let mut escaped = false;
             let close = part.bytes().enumerate().skip(1).find(|&(_, byte)| {
                 let closes = byte == b'"' && !escaped;
@@ -78,12 +79,19 @@ impl<'t> Value<'t> {
             });
             let at = close.map_or(0, |(at, _)| at + 1);
             let (name, value) = part.split_at_checked(at).unwrap_or((part, ""));
-            members.push((i, name, Value(value.get(2..).unwrap_or(""))));
+            members.push((name, Value(value.get(2..).unwrap_or(""))));
         }
-        members.sort_by_key(|&(i, name, _)| (name, core::cmp::Reverse(i)));
-        members.dedup_by_key(|member| member.1);
-        members.sort_by_key(|member| member.0);
-        Some(members.into_iter().map(|(_, name, value)| (name, value)).collect())
+        let name = |i: u32| members.get(i as usize).map(|member| member.0);
+        let order = order::sorted(members.len(), &|a, b| (name(a), a).cmp(&(name(b), b)));
+        let again: Vec<u32> =
+            order.array_windows().filter(|[a, b]| name(*a) == name(*b)).map(|[a, _]| *a).collect();
+        for i in again {
+            if let Some(member) = members.get_mut(i as usize) {
+                member.0 = "";
+            }
+        }
+        members.retain(|(name, _)| !name.is_empty());
+        Some(members)
     }
 
     fn get(members: &[(&'t str, Value<'t>)], name: &str) -> Option<Value<'t>> {
@@ -182,6 +190,7 @@ fn pointer(path: &str, keyword: &str) -> Name {
     }
 }
 
+#[cold]
 fn limit<T>(what: &'static str, found: usize, max: usize) -> Result<T> {
     Err(Error::Limit { what, found: found as u64, max: max as u64 })
 }
@@ -203,10 +212,11 @@ impl Builder {
     }
 
     pub(super) fn texts<'t>(&mut self, texts: impl IntoIterator<Item = &'t str>) -> NodeId {
-        let mut texts: Vec<&[u8]> = texts.into_iter().map(str::as_bytes).collect();
-        texts.sort_unstable();
-        texts.dedup();
-        self.add(Node::Texts(texts.into_iter().map(Text::new).collect()))
+        let texts: Vec<&[u8]> = texts.into_iter().map(str::as_bytes).collect();
+        let at = |i: u32| texts.get(i as usize).copied().unwrap_or_default();
+        let mut order = order::sorted(texts.len(), &|a, b| at(a).cmp(at(b)));
+        order.dedup_by(|a, b| at(*a) == at(*b));
+        self.add(Node::Texts(order.into_iter().map(|i| Text::new(at(i))).collect()))
     }
 
     /// Any JSON value.
@@ -280,8 +290,14 @@ struct Compiler<'b, 't> {
 
 impl<'t> Compiler<'_, 't> {
     fn unsupported<T>(&self, keyword: &str, found: Value<'_>, expected: &'static str) -> Result<T> {
+        Err(self.refusal(keyword, found, expected))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn refusal(&self, keyword: &str, found: Value<'_>, expected: &'static str) -> Error {
         let found = Name::new(found.spelled().unwrap_or(found.0));
-        Err(Error::Unsupported { key: pointer(&self.path, keyword), found, expected })
+        Error::Unsupported { key: pointer(&self.path, keyword), found, expected }
     }
 
     fn reference(&mut self, path: &str) -> Result<NodeId> {
@@ -600,12 +616,15 @@ impl<'t> Compiler<'_, 't> {
                 return self.unsupported("required", value, "an array of strings");
             };
             required = names.into_iter().map(|name| name.0).collect();
-            required.sort_unstable();
-            required.dedup();
         }
         let most = named.len().max(required.len());
         if most > MAX_PROPERTIES {
             return limit("number of properties", most, MAX_PROPERTIES);
+        }
+        for i in (1..required.len()).rev() {
+            if required.get(..i).is_some_and(|before| before.contains(&required[i])) {
+                required.remove(i);
+            }
         }
         let extra = required.iter().filter(|name| !named.iter().any(|(known, _)| known == *name)).count();
         if named.len() + extra > MAX_PROPERTIES {
@@ -634,18 +653,14 @@ impl<'t> Compiler<'_, 't> {
                 properties.push((*name, value));
             }
         }
-        properties.sort_by_key(|(name, _)| name.as_bytes().get(1..).unwrap_or_default());
-        let mut bits = 0;
-        for (i, (name, _)) in properties.iter().enumerate() {
-            bits |= u128::from(required.binary_search(name).is_ok()) << i;
+        let name = |i: u32| properties.get(i as usize).map(|(name, _)| name.as_bytes().get(1..));
+        let order = order::sorted(properties.len(), &|a, b| name(a).cmp(&name(b)));
+        let (mut bits, mut sorted) = (0, Vec::new());
+        for (i, &(name, value)) in order.iter().filter_map(|&i| properties.get(i as usize)).enumerate() {
+            bits |= u128::from(required.contains(&name)) << i;
+            sorted.push(Property { name: Text::new(name.as_bytes().get(1..).unwrap_or_default()), value });
         }
-        let properties = properties
-            .into_iter()
-            .map(|(name, value)| Property {
-                name: Text::new(name.as_bytes().get(1..).unwrap_or_default()),
-                value,
-            })
-            .collect();
+        let properties = sorted;
         Ok(self.builder.add(Node::Object { properties, required: bits, other }))
     }
 
@@ -667,6 +682,11 @@ fn constants<'t>(members: &[(&'t str, Value<'t>)]) -> Option<Vec<Value<'t>>> {
     }
 }
 
+/// What a call begins with.
+const HEAD: &str = "\n{\"name\": ";
+/// What stands between its name and the arguments.
+const ARGUMENTS: &str = ", \"arguments\": ";
+
 /// What a tool's description says of its calls: its name and the schema of its arguments.
 pub(super) fn tool(description: &str) -> Result<(String, Option<String>)> {
     let missing = || Error::MissingKey { key: Name::new("name of a tool") };
@@ -674,6 +694,9 @@ pub(super) fn tool(description: &str) -> Result<(String, Option<String>)> {
     let function = json::member(description, "function")?.unwrap_or(description);
     let name = json::member(function, "name")?.ok_or_else(missing)?;
     let name = json::text(name)?.ok_or_else(missing)?;
+    if json::member(function, "strict")? == Some("false") {
+        return Ok((name, None));
+    }
     Ok((name, json::member(function, "parameters")?.map(String::from)))
 }
 
@@ -699,8 +722,8 @@ impl Grammar {
 
     /// Replies in which each call of a tool, in Qwen3's form, names one of `tools` (as in
     /// [`ChatOptions::tools`](crate::chat::ChatOptions::tools)) and has arguments that satisfy its
-    /// `parameters`. Before, between and behind calls is any text; with `required`, the reply begins with a
-    /// call, and only further calls follow.
+    /// `parameters`; any object, for tools with `"strict": false`. Before, between and behind calls is any text;
+    /// with `required`, the reply begins with a call, and only further calls follow.
     ///
     /// # Errors
     /// As [`Grammar::json_schema`]; [`Error::MissingKey`] for a tool without a name, [`Error::Duplicate`] for
@@ -718,17 +741,24 @@ impl Grammar {
                 None => builder.object(),
             };
             // In the layout that models are trained on.
-            let mut head = String::from("\n{\"name\": ");
+            let mut head = String::from(HEAD);
             json::string(&name, &mut head);
-            head.push_str(", \"arguments\": ");
+            head.push_str(ARGUMENTS);
             let then = builder.add(Node::Sequence(vec![arguments, end, more]));
-            calls.push((name, Text::new(head.as_bytes()), then));
+            calls.push((head, then));
         }
-        calls.sort_by(|a, b| a.1.bytes.cmp(&b.1.bytes));
-        if let Some([(name, ..), _]) = calls.array_windows().find(|[a, b]| a.1.bytes == b.1.bytes) {
-            return Err(Error::Duplicate { what: "tool", name: Name::new(name) });
+        let head = |i: u32| calls.get(i as usize).map(|(head, _)| head.as_str());
+        let order = order::sorted(calls.len(), &|a, b| head(a).cmp(&head(b)));
+        if let Some([a, _]) = order.array_windows().find(|[a, b]| head(*a) == head(*b)) {
+            let name = head(*a).and_then(|head| head.strip_prefix(HEAD)?.strip_suffix(ARGUMENTS));
+            let name = Name::new(name.unwrap_or_default());
+            return Err(Error::Duplicate { what: "tool", name });
         }
-        let (texts, then) = calls.into_iter().map(|(_, text, then)| (text, then)).unzip();
+        let (mut texts, mut then) = (Vec::new(), Vec::new());
+        for (head, next) in order.into_iter().filter_map(|i| calls.get(i as usize)) {
+            texts.push(Text::new(head.as_bytes()));
+            then.push(*next);
+        }
         let call = builder.add(Node::Cases { texts, then });
         let marker = Text::new(b"<tool_call>");
         let root = if required {

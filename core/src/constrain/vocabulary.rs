@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::quoted;
+use crate::order;
 use crate::tokenizer::{TokenKind, Tokenizer};
 use alloc::vec;
 use alloc::vec::Vec;
@@ -24,10 +25,15 @@ pub(super) struct Entry {
 }
 
 impl Sorted {
-    fn of<'b>(texts: impl Iterator<Item = (u32, &'b [u8])>) -> Sorted {
+    /// Of the tokens in `order`, those that are to be kept.
+    fn of<'b>(order: &[u32], text: &dyn Fn(u32) -> &'b [u8], keep: &dyn Fn(u32, &[u8]) -> bool) -> Sorted {
         let mut sorted = Sorted::default();
         let mut last: &[u8] = &[];
-        for (token, text) in texts {
+        for &token in order {
+            let text = text(token);
+            if !keep(token, text) {
+                continue;
+            }
             let shared = last.iter().zip(text).take_while(|(a, b)| a == b).count() as u16;
             sorted.bytes.extend_from_slice(text);
             sorted.tokens.push(Entry { token, end: sorted.bytes.len() as u32, shared, next: 0 });
@@ -130,29 +136,30 @@ impl Vocabulary {
                 range.1 = range.0;
             }
         }
-        let text = |&(from, to): &(u32, u32)| bytes.get(from as usize..to as usize).unwrap_or_default();
-        let mut order: Vec<(u32, &[u8])> = (0..)
-            .zip(&ranges)
-            .map(|(token, range)| (token, text(range)))
-            .filter(|(_, t)| !t.is_empty())
-            .collect();
-        order.sort_unstable_by_key(|&(_, text)| text);
-        let mut plain = vec![NOT_PLAIN; ranges.len()];
-        let longest = order.iter().map(|(_, text)| text.len() as u32).max().unwrap_or(0);
-        for &(token, text) in &order {
+        let text = |token: u32| {
+            let (from, to) = ranges.get(token as usize).copied().unwrap_or_default();
+            bytes.get(from as usize..to as usize).unwrap_or_default()
+        };
+        let mut order = order::sorted(ranges.len(), &|a, b| text(a).cmp(text(b)));
+        order.retain(|&token| !text(token).is_empty());
+        let (mut plain, mut longest) = (vec![NOT_PLAIN; ranges.len()], 0);
+        let mut untagged = vec![0u32; ranges.len().div_ceil(32)];
+        for &token in &order {
+            let text = text(token);
+            longest = longest.max(text.len() as u32);
             if let Some((slot, chars)) = plain.get_mut(token as usize).zip(quoted::plain(text)) {
                 *slot = chars;
             }
-        }
-        let all = Sorted::of(order.iter().copied());
-        let rest = Sorted::of(order.iter().copied().filter(|(_, text)| quoted::plain(text).is_none()));
-        let tagged = Sorted::of(order.iter().copied().filter(|(_, text)| text.contains(&b'<')));
-        let mut untagged = vec![0u32; ranges.len().div_ceil(32)];
-        for &(token, _) in order.iter().filter(|(_, text)| !text.contains(&b'<')) {
-            if let Some(word) = untagged.get_mut(token as usize / 32) {
+            if let Some(word) = untagged.get_mut(token as usize / 32)
+                && !text.contains(&b'<')
+            {
                 *word |= 1 << (token % 32);
             }
         }
+        let is_plain = |token: u32| plain.get(token as usize).is_some_and(|&chars| chars != NOT_PLAIN);
+        let all = Sorted::of(&order, &text, &|_, _| true);
+        let rest = Sorted::of(&order, &text, &|token, _| !is_plain(token));
+        let tagged = Sorted::of(&order, &text, &|_, text| text.contains(&b'<'));
         let mut ranges = vec![(0, 0); ranges.len()];
         let mut start = 0;
         for entry in &all.tokens {

@@ -2,6 +2,7 @@
 //! of the work.
 #![forbid(unsafe_code)]
 
+use crate::order;
 use alloc::vec::Vec;
 
 use super::place::pad;
@@ -39,7 +40,8 @@ impl Plan {
         let mut order: Vec<u32> = with_capacity(gguf.tensors().len() as u64)?;
         order.extend(0..gguf.tensors().len() as u32);
         let at = |i: &u32| gguf.tensors().get(*i as usize);
-        order.sort_unstable_by_key(|i| at(i).map_or(0, |t| t.offset));
+        let start = |i: u32| at(&i).map_or(0, |t| t.offset);
+        order::sort(&mut order, &|a, b| start(a).cmp(&start(b)));
         let mut tensors = with_capacity(gguf.tensors().len() as u64)?;
         let (mut next, mut end, mut expands) = (0u64, 0u64, false);
         for t in order.iter().filter_map(at) {

@@ -1,6 +1,7 @@
 //! Making one stream of a model in several files, for readers that take a single one.
 #![forbid(unsafe_code)]
 
+use crate::order;
 use alloc::vec::Vec;
 
 use super::parts::{Of, PartError, check_place, check_tensors, is_split_key};
@@ -106,10 +107,11 @@ impl GgufJoin {
             writer.set(key, value).of(0)?;
         }
         for (i, header) in headers.iter().enumerate() {
-            let mut order: Vec<usize> = with_capacity(header.tensors().len() as u64).of(i)?;
-            order.extend(0..header.tensors().len());
-            order.sort_unstable_by_key(|t| header.tensors().get(*t).map(|t| (t.offset(), t.len())));
-            for t in order.into_iter().filter_map(|t| header.tensors().get(t)) {
+            let mut order: Vec<u32> = with_capacity(header.tensors().len() as u64).of(i)?;
+            order.extend(0..header.tensors().len() as u32);
+            let at = |t: u32| header.tensors().get(t as usize).map(|t| (t.offset(), t.len()));
+            order::sort(&mut order, &|a, b| at(a).cmp(&at(b)));
+            for t in order.into_iter().filter_map(|t| header.tensors().get(t as usize)) {
                 let kind = match (t.format(), TensorType::of(t.type_id())) {
                     (Some(format), _) if t.type_id() == ID_42 => TensorType {
                         id: ID_42,

@@ -1,6 +1,7 @@
 //! Where tensors lie: sizes, alignment, overlap, and which of its three layouts id 42 has in this file.
 #![forbid(unsafe_code)]
 
+use crate::order;
 use alloc::vec::Vec;
 
 use super::tensor::{ID_42, TensorInfo, TensorType};
@@ -95,7 +96,8 @@ pub(super) fn place(
     let need = tensors.len() as u64 * 4;
     order.try_reserve_exact(tensors.len()).map_err(|_| Error::Memory { need, have: 0 })?;
     order.extend(0..tensors.len() as u32);
-    order.sort_unstable_by_key(|i| tensors.get(*i as usize).map_or((0, *i), |t| (t.offset, *i)));
+    let at = |i: u32| tensors.get(i as usize).map_or((0, i), |t| (t.offset, i));
+    order::sort(&mut order, &|a, b| at(a).cmp(&at(b)));
     let mut sniff = None;
     let first = order.iter().filter_map(|i| tensors.get(*i as usize)).find(|t| t.id == ID_42);
     if let Some((offset, elements)) = first.map(|t| (t.offset, t.elements())) {

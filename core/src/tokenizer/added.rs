@@ -1,6 +1,7 @@
 //! Tokens outside the merges: control tokens and user-defined ones, which stand for their own text.
 #![forbid(unsafe_code)]
 
+use crate::order;
 use alloc::vec::Vec;
 
 use super::vocab::{Texts, reserved};
@@ -53,7 +54,8 @@ impl Added {
                 added.first[usize::from(b / 32)] |= 1 << (b % 32);
             }
         }
-        added.by_text.sort_unstable_by_key(|id| texts.get(*id as usize));
+        let text = |id: u32| texts.get(id as usize);
+        order::sort(&mut added.by_text, &|a, b| text(a).cmp(&text(b)));
         Ok(added)
     }
 

@@ -118,7 +118,17 @@ export interface GenerateOptions {
   stop?: string | readonly string[];
   /** Report each token's log-probability, and of so many most likely ones. Default: none. */
   logprobs?: number;
+  /**
+   * `json_object`: the reply is a JSON object. `json_schema`: it is a JSON value that satisfies the schema. It always parses, unless
+   * a stop text cuts it off, or `maxTokens` or the context are less than the shortest reply takes (then `finish.reason` is
+   * `length` or `context_full`). Say in the prompt what is wanted, too: this alone does not tell the model. Throws
+   * `unsupported` with the JSON pointer of what cannot be kept to. Default `text`: anything.
+   */
+  responseFormat?: ResponseFormat;
 }
+
+/** The form of a reply. */
+export type ResponseFormat = { type: "text" } | { type: "json_object" } | { type: "json_schema"; schema: object | boolean };
 
 /** Options of `chat`. */
 export interface ChatOptions extends GenerateOptions {
@@ -129,9 +139,13 @@ export interface ChatOptions extends GenerateOptions {
   thinking?: boolean | { budget: number };
   /**
    * Functions the model may call, each `{ type: "function", function: { name, description, parameters } }`. Calls are in
-   * `finish.message.toolCalls`. Throws `unsupported` or `option` if the model knows no tools.
+   * `finish.message.toolCalls`; their arguments always satisfy `parameters`, a JSON Schema, or are any object for functions
+   * with `strict: false`. Throws `unsupported` for a schema that cannot be kept to, and if the model knows no tools. Not
+   * together with a `responseFormat`.
    */
   tools?: readonly object[];
+  /** Whether the model decides about calls, must make one, or must call the function of this name. Default `auto`. */
+  toolChoice?: "auto" | "required" | { name: string };
   /**
    * What happens when the conversation does not fit: `error` throws `context_full`; `trim` leaves out the oldest
    * turns, never system messages and never the last message. Default `error`.

@@ -39,8 +39,8 @@ export interface ChatCompletionRequest {
   /** 0 to 20. */
   top_logprobs?: number | null;
   tools?: readonly object[] | null;
-  tool_choice?: "none" | "auto" | null;
-  response_format?: { type: "text" } | null;
+  tool_choice?: "none" | "auto" | "required" | { type: "function"; function: { name: string } } | null;
+  response_format?: { type: "text" } | { type: "json_object" } | { type: "json_schema"; json_schema: { name?: string; schema: object; strict?: boolean | null } } | null;
   n?: 1 | null;
   /** Beyond OpenAI: whether and for how many tokens the model may think. */
   thinking?: ChatOptions["thinking"];
@@ -203,9 +203,9 @@ function optionsOf(request: ChatCompletionRequest, signal: AbortSignal | undefin
     throw new ShohinError("unsupported", `${what} is not supported`);
   };
   if (request.n != null && request.n !== 1) refuse("n other than 1");
-  if (request.response_format != null && request.response_format.type !== "text") refuse("response_format other than text");
+  const format = request.response_format;
   const choice = request.tool_choice ?? "auto";
-  if (choice !== "auto" && choice !== "none") refuse("tool_choice other than none and auto");
+  if (typeof choice === "object" && choice.type !== "function") refuse(`tool_choice of type ${choice.type}`);
   const top = request.top_logprobs ?? 0;
   if (!(top >= 0 && top <= 20)) throw new ShohinError("argument", "top_logprobs must be 0 to 20");
   const given: { [name in keyof ChatOptions]: ChatOptions[name] | null | undefined } = {
@@ -217,7 +217,9 @@ function optionsOf(request: ChatCompletionRequest, signal: AbortSignal | undefin
     seed: request.seed,
     stop: request.stop,
     logprobs: request.logprobs ? top : undefined,
-    tools: choice === "auto" ? request.tools : undefined,
+    tools: choice === "none" ? undefined : request.tools,
+    toolChoice: typeof choice === "object" ? { name: choice.function.name } : choice === "none" ? undefined : choice,
+    responseFormat: format?.type === "json_schema" ? { type: format.type, schema: format.json_schema.schema } : format,
     thinking: request.thinking,
     overflow: request.overflow,
     signal,

@@ -244,7 +244,9 @@ export class LocalConversation {
 
   /** Streams the model's reply to a conversation. Turns that were seen before are not computed again. */
   chat(messages: readonly Message[], options: ChatOptions = {}): AsyncGenerator<Chunk<ChatFinish>, ChatFinish, void> {
-    const reply = new ReplyStream((block) => (this.#loaded.glue.parse_reply(block) as Message).toolCalls ?? []);
+    // In JSON, what looks like a mark is text.
+    const parse = (block: string) => (this.#loaded.glue.parse_reply(block) as Message).toolCalls ?? [];
+    const reply = new ReplyStream(isJson(options) ? undefined : parse);
     return this.#run<ChatFinish>((model) => this.#chatPrompt(model, messages, options), options, reply, () => {
       const { text, reasoning, toolCalls } = reply.all;
       const message: Message = {
@@ -370,7 +372,8 @@ export class LocalConversation {
       const began = performance.now();
       const { ids, dropped, cached } = this.#call((timeline, model) => {
         const { ids, dropped } = prompt(model);
-        return { ids, dropped, cached: timeline.begin(ids, samplingOf(this.#loaded.glue, options, seed)) };
+        const thinks = reply !== undefined && mayThink(options) && this.#loaded.info.model.template === "qwen3";
+        return { ids, dropped, cached: timeline.begin(ids, samplingOf(this.#loaded.glue, options, seed, thinks)) };
       });
       let firstToken: number | undefined;
       let lastToken = began;
@@ -722,8 +725,32 @@ const SETTINGS = [
   "dryLastN",
 ] as const satisfies readonly (keyof GenerateOptions)[];
 
+/** Whether the reply is kept to JSON. */
+function isJson({ responseFormat }: GenerateOptions): boolean {
+  return (responseFormat?.type ?? "text") !== "text";
+}
+
+/** Keeps the reply to the form that was asked for; `thinks` says that thoughts may come before it. */
+function keepToForm(sampling: alone.Sampling, options: ChatOptions, thinks: boolean): void {
+  const { responseFormat: format, tools = [], toolChoice: choice = "auto" } = options;
+  if (tools.length > 0 && isJson(options)) throw new ShohinError("argument", "tools and a responseFormat exclude each other");
+  const type = format?.type ?? "text";
+  if (type === "json_object") sampling.json_object();
+  else if (format?.type === "json_schema") {
+    const schema = JSON.stringify(format.schema) as string | undefined;
+    if (schema === undefined) throw new ShohinError("argument", "responseFormat has no schema");
+    sampling.json_schema(schema);
+  } else if (type !== "text") throw new ShohinError("unsupported", `responseFormat of type ${type} is not supported`);
+  if (typeof choice === "string" && choice !== "auto" && choice !== "required") throw new ShohinError("argument", `no toolChoice is called ${choice}`);
+  const nameOf = (tool: { name?: string; function?: { name?: string } }) => tool.function?.name ?? tool.name;
+  const chosen = typeof choice === "string" ? tools : tools.filter((tool) => nameOf(tool) === choice.name);
+  if (chosen.length === 0 && choice !== "auto") throw new ShohinError("argument", "toolChoice asks for a tool that there is not");
+  if (chosen.length > 0) sampling.tool_calls(chosen.map((tool) => JSON.stringify(tool)), choice !== "auto");
+  if (thinks) sampling.after_thoughts();
+}
+
 /** Taken over by `Model.begin`. */
-function samplingOf(glue: Glue, options: GenerateOptions, seed: number): alone.Sampling {
+function samplingOf(glue: Glue, options: GenerateOptions, seed: number, thinks: boolean): alone.Sampling {
   const sampling = glue.Sampling.preset(options.preset ?? "bonsai");
   try {
     for (const name of SETTINGS) {
@@ -735,6 +762,7 @@ function samplingOf(glue: Glue, options: GenerateOptions, seed: number): alone.S
     sampling.set("seed", seed);
     const stop = options.stop ?? [];
     for (const text of typeof stop === "string" ? [stop] : stop) sampling.add_stop(text);
+    keepToForm(sampling, options, thinks);
     return sampling;
   } catch (thrown) {
     sampling.free();

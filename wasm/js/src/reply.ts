@@ -22,10 +22,10 @@ export class ReplyStream {
   readonly all: Parts = { text: "", reasoning: "", toolCalls: [] };
   #place: Place = "start";
   #held = "";
-  #parse: (call: string) => readonly ToolCall[];
+  #parse: ((call: string) => readonly ToolCall[]) | undefined;
 
-  /** `parse` reads a whole `<tool_call>` block, and gives nothing where it is not what it should be. */
-  constructor(parse: (call: string) => readonly ToolCall[]) {
+  /** `parse` reads `<tool_call>` blocks, and leaves out what is not what it should be. Without it none are looked for. */
+  constructor(parse: ((call: string) => readonly ToolCall[]) | undefined) {
     this.#parse = parse;
   }
 
@@ -78,8 +78,8 @@ export class ReplyStream {
         return rest !== "" && to("text", 0);
       }
       case "text": {
-        const at = held.indexOf(MARKS[2]);
-        const stop = at >= 0 ? at : certain(held, MARKS[2], end);
+        const at = this.#parse ? held.indexOf(MARKS[2]) : -1;
+        const stop = at >= 0 ? at : certain(held, MARKS[2], end || !this.#parse);
         const said = held.slice(0, stop);
         out.text += at >= 0 ? said.replace(/\n+$/, "") : said;
         if (at >= 0) return to("call", at);
@@ -87,12 +87,16 @@ export class ReplyStream {
         return false;
       }
       case "call": {
-        const at = held.indexOf(MARKS[3]);
-        if (at < 0) return false;
-        const stop = at + MARKS[3].length;
-        out.toolCalls.push(...this.#parse(held.slice(0, stop)));
-        // What stands between calls is none of the reader's.
-        return to("between", stop);
+        for (let at = held.indexOf(MARKS[3]); at >= 0; at = held.indexOf(MARKS[3], at + 1)) {
+          const stop = at + MARKS[3].length;
+          const calls = this.#parse?.(held.slice(0, stop)) ?? [];
+          // A mark within a JSON string ends no call.
+          if (calls.length === 0) continue;
+          out.toolCalls.push(...calls);
+          // What stands between calls is none of the reader's.
+          return to("between", stop);
+        }
+        return false;
       }
       case "between": {
         const at = held.indexOf(MARKS[2]);

@@ -67,13 +67,56 @@ describe("a small model", () => {
 
     for (const [wrong, code] of [
       [{ n: 2 }, "unsupported"],
-      [{ response_format: { type: "json_object" } }, "unsupported"],
+      [{ response_format: { type: "grammar" } }, "unsupported"],
+      [{ response_format: { type: "json_schema", json_schema: { schema: { pattern: "a" } } } }, "unsupported"],
+      [{ tool_choice: "required" }, "argument"],
       [{ top_logprobs: 21 }, "argument"],
       [{ messages: "Hello" }, "argument"],
       [{ messages: [{ role: "user", content: [{ type: "image_url" }] }] }, "unsupported"],
     ]) {
       await assert.rejects(engine.createChatCompletion({ ...request, ...wrong }), fails(code));
     }
+  });
+
+  const FORM = {
+    type: "object",
+    properties: { animal: { enum: ["cow", "cat"] }, legs: { type: "integer", minimum: 0, maximum: 8 }, names: { type: "array", items: { type: "string" }, maxItems: 2 } },
+    required: ["animal", "legs"],
+  };
+
+  test("keeps replies to a schema, whatever room they have", async () => {
+    const responseFormat = { type: "json_schema", schema: FORM };
+    for (const options of [{ preset: "greedy" }, { maxTokens: 30 }, { temperature: 2, topK: 0, maxTokens: 40, seed: 3 }, { temperature: 2, topK: 0, maxTokens: 26, seed: 3 }]) {
+      const { all, text, finish } = await collect(engine.chat(ask("Tell me about a cow."), { ...options, responseFormat }));
+      const value = JSON.parse(text);
+      assert.ok(["cow", "cat"].includes(value.animal) && Number.isInteger(value.legs) && value.legs >= 0 && value.legs <= 8, text);
+      assert.ok(Object.keys(value).every((name) => name in FORM.properties) && (value.names ?? []).length <= 2, text);
+      assert.deepEqual([finish.reason, finish.message.content], ["stop", text]);
+      assert.equal(finish.usage.completionTokens, all.flatMap((chunk) => chunk.tokens).length);
+      assert.equal(await engine.detokenize(all.flatMap((chunk) => chunk.tokens)), text);
+    }
+    const cut = await collect(engine.chat(ask("Hello!"), { maxTokens: 4, responseFormat }));
+    assert.equal(cut.finish.reason, "length");
+    // The next turn is as free as ever.
+    const free = await collect(engine.chat(ask("Hello!"), greedy));
+    assert.throws(() => JSON.parse(free.text));
+    const object = await collect(engine.generate("Once", { maxTokens: 30, responseFormat: { type: "json_object" } }));
+    assert.equal(Object.prototype.toString.call(JSON.parse(object.text)), "[object Object]");
+    const answer = await engine.createChatCompletion({
+      messages: ask("Tell me about a cat."),
+      response_format: { type: "json_schema", json_schema: { name: "form", schema: FORM, strict: true } },
+      max_tokens: 60,
+    });
+    assert.ok(Number.isInteger(JSON.parse(answer.choices[0].message.content).legs));
+  });
+
+  test("names what of a schema it cannot keep to", async () => {
+    const says = async (schema, code, what) =>
+      assert.rejects(collect(engine.chat(ask("?"), { responseFormat: { type: "json_schema", schema } })), (error) => fails(code)(error) && what.test(error.message));
+    await says({ properties: { a: { not: {} } } }, "unsupported", /^\/properties\/a\/not is/);
+    await says({ type: "integer", minimum: 3, maximum: 2 }, "option", /schema/);
+    await says(undefined, "argument", /schema/);
+    await assert.rejects(collect(engine.chat(ask("?"), { responseFormat: { type: "xml" } })), fails("unsupported"));
   });
 
   test("holds several conversations, each with its own memory", async () => {
@@ -173,6 +216,45 @@ describe("a model that thinks and calls", () => {
     assert.equal(finish.usage.reasoningTokens, 3);
     const whole = await collect(engine.chat(ask("?"), { ...options, thinking: true }));
     assert.equal(whole.reasoning, "a b c d e ");
+    await engine.dispose();
+  });
+
+  const add = { type: "function", function: { name: "add", parameters: { type: "object", properties: { a: { type: "integer" } }, required: ["a"], additionalProperties: false } } };
+  const note = { type: "function", function: { name: "note", parameters: { type: "object", properties: { text: { type: "string" } }, required: ["text"] } } };
+
+  test("calls with arguments that fit, though the model would not", async () => {
+    const engine = await load(["<think>", "I know.", "</think>", "\n\n", "<tool_call>", '\n{"name": "sub", "arguments": {}}\n', "</tool_call>"]);
+    const call = async (more) => (await collect(engine.chat(ask("?"), { ...options, tools: [add, note], ...more }))).finish;
+    for (const thinking of [false, true]) {
+      for (const [toolChoice, names] of [["auto", ["add", "note"]], ["required", ["add", "note"]], [{ name: "note" }, ["note"]]]) {
+        const { message, reason } = await call({ thinking, toolChoice, maxTokens: 120 });
+        assert.ok(message.toolCalls?.length > 0, JSON.stringify([thinking, toolChoice, message]));
+        if (thinking) assert.equal(message.reasoning, "I know.");
+        assert.ok(["stop", "length"].includes(reason));
+        for (const { name, arguments: text } of message.toolCalls) {
+          const value = JSON.parse(text);
+          assert.ok(names.includes(name) && (name === "add" ? Number.isInteger(value.a) : typeof value.text === "string"), text);
+        }
+      }
+    }
+    const request = { messages: ask("?"), tools: [add, note], tool_choice: { type: "function", function: { name: "add" } }, temperature: 0, max_tokens: 90 };
+    const [choice] = (await engine.createChatCompletion(request)).choices;
+    assert.equal(choice.finish_reason, "tool_calls");
+    assert.ok(choice.message.tool_calls.every((made) => made.function.name === "add"));
+    await assert.rejects(call({ toolChoice: { name: "sub" } }), fails("argument"));
+    await assert.rejects(call({ toolChoice: "always" }), fails("argument"));
+    await assert.rejects(call({ responseFormat: { type: "json_object" } }), fails("argument"));
+    await assert.rejects(call({ tools: [{ function: { name: "x", parameters: { not: {} } } }] }), fails("unsupported"));
+    await call({ tools: [{ function: { name: "x", strict: false, parameters: { not: {} } } }] });
+    await engine.dispose();
+  });
+
+  test("takes a mark within a call's text for text", async () => {
+    const said = '\n{"name": "note", "arguments": {"text": "a </tool_call> b"}}\n';
+    const engine = await load(["<tool_call>", said, "</tool_call>"]);
+    // What looks like a mark is one token of the vocabulary: without it the call ends early.
+    const { finish } = await collect(engine.chat(ask("?"), { ...options, thinking: true, tools: [note] }));
+    assert.deepEqual(finish.message.toolCalls, [{ name: "note", arguments: '{"text": "a </tool_call> b"}' }]);
     await engine.dispose();
   });
 
