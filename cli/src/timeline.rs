@@ -43,4 +43,8 @@ impl Backend for OnCpu<'_> {
     fn truncate(&mut self, len: usize) -> Result<()> {
         self.session.truncate(len)
     }
+
+    fn shift(&mut self, keep: usize, drop: usize) -> Result<()> {
+        self.session.shift(keep, drop)
+    }
 }

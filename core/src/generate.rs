@@ -7,6 +7,10 @@
 //!             let logits = /* run the model on tokens, on any backend, waiting or not */;
 //!             if let Some(event) = generation.logits(detokenizer, logits)? { /* show event.text */ }
 //!         }
+//!         Need::Shift { keep, drop } => {
+//!             /* forget the `drop` tokens behind the first `keep` */;
+//!             generation.shifted(/* how many of the others are held */);
+//!         }
 //!         Need::Done(reason) => break,
 //!     }
 //! }
@@ -44,6 +48,17 @@ pub trait Backend {
     /// # Errors
     /// If it holds fewer than `len` tokens.
     fn truncate(&mut self, len: usize) -> Result<()>;
+
+    /// Forgets the `drop` tokens behind the first `keep`, and moves those behind them to the front. It may hold
+    /// only the first of what is left then, as [`Backend::position`] says; the others will be fed again. This
+    /// one holds the first `keep`.
+    ///
+    /// # Errors
+    /// If it holds fewer than `keep + drop` tokens.
+    fn shift(&mut self, keep: usize, drop: usize) -> Result<()> {
+        let _ = drop;
+        self.truncate(keep)
+    }
 }
 
 /// What the generation must know of the tokens.
@@ -92,6 +107,25 @@ impl Backend for Cpu<'_, '_> {
     fn truncate(&mut self, len: usize) -> Result<()> {
         self.session.truncate(len)
     }
+
+    fn shift(&mut self, keep: usize, drop: usize) -> Result<()> {
+        self.session.shift(keep, drop)
+    }
+}
+
+/// What to do when a backend holds as many tokens as it can.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Overflow {
+    /// A prompt that does not fit is an error; a reply ends with [`Reason::ContextFull`].
+    #[default]
+    Error,
+    /// Tokens are forgotten, so that prompt and reply may be of any length: the first `keep` stay (a handful at
+    /// least, or all instructions), and of those behind them the older half goes, each time.
+    Shift {
+        /// How many; fewer than the backend can hold.
+        keep: usize,
+    },
 }
 
 /// What to generate, beside the sampler's options.
@@ -109,6 +143,8 @@ pub struct GenerationOptions {
     pub ignore_end: bool,
     /// Most prompt tokens to feed in one step, so that a host can show progress and stop between.
     pub batch: usize,
+    /// What to do when the context is full.
+    pub overflow: Overflow,
 }
 
 impl GenerationOptions {
@@ -134,6 +170,7 @@ impl Default for GenerationOptions {
             logprobs: None,
             ignore_end: false,
             batch: 256,
+            overflow: Overflow::Error,
         }
     }
 }
@@ -171,6 +208,14 @@ impl Reason {
 pub enum Need<'g> {
     /// The logits after these tokens, which follow those fed before.
     Feed(&'g [u32]),
+    /// Room: that [`Backend::shift`] is done, and then [`Generation::shifted`] called. Only with
+    /// [`Overflow::Shift`].
+    Shift {
+        /// Tokens that stay in front.
+        keep: usize,
+        /// Tokens behind them that go.
+        drop: usize,
+    },
     /// Nothing: it ended.
     Done(Reason),
 }
@@ -204,10 +249,15 @@ pub struct Generation {
     options: GenerationOptions,
     sampler: Sampler,
     logprobs: Option<Logprobs>,
-    /// Prompt and reply.
+    /// Prompt and reply, less what was dropped.
     tokens: Vec<u32>,
+    reply: Vec<u32>,
+    /// Tokens of the prompt, and how many of them were fed.
     prompt: usize,
+    prompt_fed: usize,
+    /// How many of `tokens` were fed.
     fed: usize,
+    dropped: usize,
     capacity: usize,
     stream: TextStream,
     done: Option<Reason>,
@@ -220,7 +270,7 @@ impl Generation {
     ///
     /// # Errors
     /// [`Error::Length`] if there is nothing to feed, [`Error::ContextFull`] if the prompt does not
-    /// fit, [`Error::Option`] for an empty stop string.
+    /// fit and [`Overflow`] does not help, [`Error::Option`] for an empty stop string or too many kept tokens.
     pub fn new(
         prompt: &[u32],
         held: usize,
@@ -232,21 +282,33 @@ impl Generation {
             let found = prompt.len() as u64;
             return Err(Error::Length { what: "prompt", expected: held as u64 + 1, found });
         }
-        if prompt.len() > capacity {
+        if let Overflow::Shift { keep } = options.overflow {
+            if keep >= capacity {
+                let expected = "fewer than the context holds";
+                return Err(Error::Option { what: "kept tokens", found: keep as f64, expected });
+            }
+        } else if prompt.len() > capacity {
             let (position, adding) = (held as u64, (prompt.len() - held) as u64);
             return Err(Error::ContextFull { position, adding, capacity: capacity as u64 });
         }
         options.check()?;
-        let reply = options.max_tokens.min(capacity - prompt.len()).min(1 << 16) + 1;
-        let mut tokens = Vec::with_capacity(prompt.len() + reply);
+        let room = match options.overflow {
+            Overflow::Error => capacity - prompt.len(),
+            Overflow::Shift { .. } => usize::MAX,
+        };
+        let reply = options.max_tokens.min(room).min(1 << 16) + 1;
+        let mut tokens = Vec::with_capacity((prompt.len() + reply).min(prompt.len().max(capacity) + 1));
         tokens.extend_from_slice(prompt);
         prompt.iter().for_each(|&token| sampler.accept(token));
         Ok(Generation {
             sampler,
             logprobs: options.logprobs.map(Logprobs::new),
             tokens,
+            reply: Vec::with_capacity(reply),
             prompt: prompt.len(),
+            prompt_fed: held,
             fed: held,
+            dropped: 0,
             capacity,
             stream: TextStream::new(options.stop_strings.iter().map(String::len).max().unwrap_or(0)),
             done: None,
@@ -262,15 +324,33 @@ impl Generation {
     }
 
     fn next_fed(&self) -> usize {
-        self.tokens.len().min(self.fed.saturating_add(self.options.batch.max(1)))
+        let most = self.tokens.len().min(self.capacity);
+        most.min(self.fed.saturating_add(self.options.batch.max(1)))
     }
 
-    /// What is needed next; the same answer until [`Self::logits`] brings it.
+    /// What is needed next; the same answer until [`Self::logits`] or [`Self::shifted`] brings it.
     pub fn next(&self) -> Need<'_> {
         match self.done {
             Some(reason) => Need::Done(reason),
+            None if self.fed >= self.capacity => {
+                let Overflow::Shift { keep } = self.options.overflow else {
+                    return Need::Done(Reason::ContextFull);
+                };
+                // The larger half, so that what stays is dropped next time and no key is turned twice.
+                Need::Shift { keep, drop: self.capacity.saturating_sub(keep).div_ceil(2) }
+            }
             None => Need::Feed(self.tokens.get(self.fed..self.next_fed()).unwrap_or_default()),
         }
+    }
+
+    /// Says that the tokens which [`Self::next`] asked to drop are gone, and that the backend is at `position`: it
+    /// holds so many of those that are left, the first ones.
+    pub fn shifted(&mut self, position: usize) {
+        let Need::Shift { keep, drop } = self.next() else { return };
+        let end = (keep + drop).min(self.tokens.len());
+        self.tokens.drain(keep.min(end)..end);
+        self.dropped += drop;
+        self.fed = position.min(self.fed - drop);
     }
 
     /// Takes the logits after the tokens that [`Self::next`] asked to feed. `None` while the prompt
@@ -283,6 +363,7 @@ impl Generation {
             return Ok(None);
         }
         self.fed = self.next_fed();
+        self.prompt_fed = self.prompt_fed.max(self.prompt.min(self.fed + self.dropped));
         if self.fed < self.tokens.len() {
             return Ok(None);
         }
@@ -290,13 +371,11 @@ impl Generation {
             self.done = Some(Reason::Length);
             return Ok(None);
         }
+        // The last token of a full session is not fed any more.
+        let left = self.left(self.capacity.saturating_add(1));
         let token = match &mut self.constraint {
             None => self.sampler.sample(logits)?,
             Some(constraint) => {
-                let in_reply = self.options.max_tokens.saturating_sub(self.tokens.len() - self.prompt);
-                // The last token of a full session is not fed any more.
-                let in_session = (self.capacity + 1).saturating_sub(self.tokens.len());
-                let left = in_reply.min(in_session);
                 self.sampler.sample(constraint.apply(logits, left, &self.options.stop_tokens))?
             }
         };
@@ -306,22 +385,20 @@ impl Generation {
         if ends || self.options.stop_tokens.contains(&token) {
             self.done = Some(Reason::Stop);
         } else {
-            self.tokens.push(token);
-            self.sampler.accept(token);
             if let Some(constraint) = &mut self.constraint
                 && !constraint.accept(token)
             {
                 return Err(Error::Logits { problem: "none of the tokens that may follow is possible" });
             }
-            detokenizer.append_text(token, &mut self.stream.bytes);
+            self.add(detokenizer, token);
             let finished = self.constraint.as_ref().is_some_and(Constraint::finished);
             if self.stream.advance(&self.options.stop_strings) {
                 self.done = Some(Reason::StopString);
             } else if finished && !self.options.ignore_end {
                 self.done = Some(Reason::Stop);
-            } else if self.tokens.len() - self.prompt >= self.options.max_tokens {
+            } else if self.reply.len() >= self.options.max_tokens {
                 self.done = Some(Reason::Length);
-            } else if self.tokens.len() > self.capacity {
+            } else if self.options.overflow == Overflow::Error && self.tokens.len() > self.capacity {
                 self.done = Some(Reason::ContextFull);
             }
         }
@@ -341,25 +418,36 @@ impl Generation {
     /// Their text comes with the next token. False, and nothing done, if the reply has ended, they would leave
     /// no room for a token after them or for what the constraint asks for, or the constraint rules them out.
     pub fn force(&mut self, detokenizer: &dyn Detokenizer, tokens: &[u32]) -> bool {
-        let len = self.tokens.len().saturating_add(tokens.len());
-        let most = self.capacity.min(self.prompt.saturating_add(self.options.max_tokens));
-        if self.done.is_some() || self.tokens.len() <= self.prompt || len >= most {
+        let left = self.left(self.capacity);
+        if self.done.is_some() || self.reply.is_empty() || tokens.len() >= left {
             return false;
         }
         let mut constraint = self.constraint.clone();
         if let Some(constraint) = &mut constraint
             && (!tokens.iter().all(|&token| constraint.accept(token))
-                || (most - len) < constraint.shortest() as usize)
+                || (left - tokens.len()) < constraint.shortest() as usize)
         {
             return false;
         }
         self.constraint = constraint;
-        for &token in tokens {
-            self.tokens.push(token);
-            self.sampler.accept(token);
-            detokenizer.append_text(token, &mut self.stream.bytes);
-        }
+        tokens.iter().for_each(|&token| self.add(detokenizer, token));
         true
+    }
+
+    /// How many tokens may still come, if there is room for so many with those that are there.
+    fn left(&self, room: usize) -> usize {
+        let in_session = match self.options.overflow {
+            Overflow::Error => room.saturating_sub(self.tokens.len()),
+            Overflow::Shift { .. } => usize::MAX,
+        };
+        in_session.min(self.options.max_tokens.saturating_sub(self.reply.len()))
+    }
+
+    fn add(&mut self, detokenizer: &dyn Detokenizer, token: u32) {
+        self.tokens.push(token);
+        self.reply.push(token);
+        self.sampler.accept(token);
+        detokenizer.append_text(token, &mut self.stream.bytes);
     }
 
     /// Ends the reply, if it did not end yet. Returns text that was held back until now.
@@ -374,16 +462,22 @@ impl Generation {
 
     /// How many tokens of the prompt were fed, or need not be, and how many it has.
     pub fn prompt_progress(&self) -> (usize, usize) {
-        (self.fed.min(self.prompt), self.prompt)
+        (self.prompt_fed, self.prompt)
     }
 
     /// The generated tokens. A token that ended the reply is not among them; those that make up a
     /// stop string are.
     pub fn reply(&self) -> &[u32] {
-        self.tokens.get(self.prompt..).unwrap_or_default()
+        &self.reply
     }
 
-    /// Prompt and reply: all of the conversation's tokens, of which the last may not be fed yet.
+    /// How many tokens were dropped, all from behind those kept, to make room.
+    pub fn dropped(&self) -> usize {
+        self.dropped
+    }
+
+    /// Prompt and reply: all of the conversation's tokens that were not dropped, of which the last may not be
+    /// fed yet. What follows in the same conversation can be put behind them.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
     }
@@ -429,6 +523,11 @@ pub fn drive(
     loop {
         let flow = match generation.next() {
             Need::Done(reason) => return Ok(reason),
+            Need::Shift { keep, drop } => {
+                backend.shift(keep, drop)?;
+                generation.shifted(backend.position());
+                continue;
+            }
             Need::Feed(tokens) => {
                 let logits = backend.feed(tokens)?;
                 let event = generation.logits(detokenizer, logits)?;

@@ -1,7 +1,7 @@
 //! The generation state machine on scripted backends: the "model" is a list of what it will say.
 
 use shohin_core::generate::{
-    Backend, Detokenizer, Generation, GenerationOptions, Need, Reason, Step, drive, reusable,
+    Backend, Detokenizer, Generation, GenerationOptions, Need, Overflow, Reason, Step, drive, reusable,
 };
 use shohin_core::sample::{Pcg32, Sampler, SamplerConfig};
 use shohin_core::{Error, Result};
@@ -330,4 +330,99 @@ fn a_failing_backend_or_odd_logits_are_errors_not_text() {
     assert!(matches!(generation.logits(&words, &[f32::NAN; 6]), Err(Error::Logits { .. })));
     assert!(matches!(generation.logits(&words, &[0.0; 5]), Err(Error::Length { .. })));
     assert_eq!(generation.reply(), []);
+}
+
+/// Says how many tokens it has said; holds and drops them as it is told.
+struct Counter {
+    held: Vec<u32>,
+    capacity: usize,
+    /// Whether it moves tokens, rather than have them fed again.
+    moves: bool,
+    said: u32,
+    logits: Vec<f32>,
+    shifts: usize,
+}
+
+impl Backend for Counter {
+    fn position(&self) -> usize {
+        self.held.len()
+    }
+
+    fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    fn feed(&mut self, tokens: &[u32]) -> Result<&[f32]> {
+        assert!(!tokens.is_empty());
+        self.held.extend_from_slice(tokens);
+        assert!(self.held.len() <= self.capacity, "fed more than there is room for");
+        self.logits.fill(0.0);
+        self.logits[(self.held.last().unwrap() + 1) as usize] = 1.0;
+        self.said += 1;
+        Ok(&self.logits)
+    }
+
+    fn truncate(&mut self, len: usize) -> Result<()> {
+        self.held.truncate(len);
+        Ok(())
+    }
+
+    fn shift(&mut self, keep: usize, drop: usize) -> Result<()> {
+        assert_eq!(self.held.len(), self.capacity, "there is still room");
+        self.shifts += 1;
+        if self.moves {
+            self.held.drain(keep..keep + drop);
+        } else {
+            self.truncate(keep)?;
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn a_full_context_forgets_what_follows_the_first_tokens() {
+    let words = Words(vec![b"x"; 600]);
+    for (moves, keep, prompt, capacity) in
+        [(true, 4, 10, 32), (false, 4, 10, 32), (true, 0, 100, 21), (false, 7, 100, 21), (true, 9, 5, 10)]
+    {
+        let prompt: Vec<u32> = (1..=prompt).collect();
+        let options = GenerationOptions {
+            max_tokens: 300,
+            batch: 8,
+            ignore_end: true,
+            overflow: Overflow::Shift { keep },
+            ..GenerationOptions::default()
+        };
+        let logits = vec![0.0; 600];
+        let mut backend = Counter { held: Vec::new(), capacity, moves, said: 0, logits, shifts: 0 };
+        let mut generation = Generation::new(&prompt, 0, capacity, greedy(600), options.clone()).unwrap();
+        let mut fed = Vec::new();
+        let reason = drive(&mut generation, &mut backend, &words, &mut |step| {
+            if let Step::Prompt(n, of) = step {
+                assert_eq!(of, prompt.len());
+                fed.push(n);
+            }
+            ControlFlow::Continue(())
+        });
+        assert_eq!(reason, Ok(Reason::Length));
+        // Each token follows the one before, so none was lost or fed twice.
+        let first = prompt.len() as u32 + 1;
+        assert!(generation.reply().iter().copied().eq(first..first + 300));
+        assert!(fed.is_sorted() && fed.last() <= Some(&prompt.len()));
+        // The first tokens and the last ones.
+        let all: Vec<u32> = (1..first + 300).collect();
+        let dropped = generation.dropped();
+        assert!(backend.shifts > 10 && dropped > 200);
+        let want = [&all[..keep], &all[keep + dropped..]].concat();
+        assert_eq!(generation.tokens(), want);
+        assert_eq!(
+            (generation.held(), backend.held.as_slice()),
+            (&want[..want.len() - 1], generation.held())
+        );
+        assert!(dropped + capacity >= all.len() - 1);
+        let overflow = Overflow::Shift { keep: capacity };
+        let error =
+            Generation::new(&prompt, 0, capacity, greedy(600), GenerationOptions { overflow, ..options });
+        assert_eq!(error.unwrap_err().code(), "option");
+    }
 }

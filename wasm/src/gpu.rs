@@ -320,6 +320,11 @@ impl GpuTimeline {
     }
 
     async fn advance(&mut self) -> GpuResult<Step> {
+        if let Some((keep, _)) = self.reply.room() {
+            // The GPU cannot turn keys: what is left is fed again.
+            self.session.truncate(keep)?;
+            self.reply.shifted(keep);
+        }
         let Some(tokens) = self.reply.wanted() else { return Ok(Step::Done) };
         self.session.forward(tokens, self.want).await?;
         let logits = self.session.visible_logits(self.want, &mut self.sparse);

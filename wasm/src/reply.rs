@@ -63,10 +63,26 @@ impl Reply {
         Ok(cached)
     }
 
+    /// Tokens that are to stay in front, and tokens behind them that are to go; then `shifted` wants to know how many
+    /// of the others the cache holds. To be asked before `wanted`.
+    pub(crate) fn room(&self) -> Option<(usize, usize)> {
+        match self.generation.as_ref()?.next() {
+            Need::Shift { keep, drop } => Some((keep, drop)),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn shifted(&mut self, position: usize) {
+        if let Some(generation) = &mut self.generation {
+            generation.shifted(position);
+        }
+    }
+
     /// The tokens to feed next; none if there is nothing more to do.
     pub(crate) fn wanted(&mut self) -> Option<&[u32]> {
         match self.generation.as_ref()?.next() {
             Need::Feed(tokens) => Some(tokens),
+            Need::Shift { .. } => None,
             Need::Done(reason) => {
                 self.reason = Some(reason);
                 None

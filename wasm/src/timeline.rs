@@ -100,6 +100,10 @@ impl Timeline {
     }
 
     fn advance(&mut self) -> Result<Step> {
+        if let Some((keep, drop)) = self.reply.room() {
+            self.session.shift(keep, drop)?;
+            self.reply.shifted(self.session.position());
+        }
         let Some(tokens) = self.reply.wanted() else { return Ok(Step::Done) };
         let logits = self.session.forward_prefill(tokens, pool())?;
         self.reply.take(&self.loaded.tokenizer, logits)

@@ -6,7 +6,10 @@
 //! sixteen scores are computed side by side, without adding up the lanes of a vector.
 #![forbid(unsafe_code)]
 
+use core::ops::Range;
+
 pub(crate) mod chunks;
+pub(crate) mod shift;
 
 use bytemuck::Pod;
 use half::f16;
@@ -138,8 +141,28 @@ pub(crate) trait Store<'b>: Sized + Sync {
     /// The shape it was made with.
     fn shape(&self) -> KvShape;
 
+    /// Stores the key `(head_dim)` of `head` of all layers' heads.
+    fn set_key(&mut self, head: usize, position: usize, key: &[f32]);
+
+    /// Stores the value `(head_dim)` of `head` of all layers' heads.
+    fn set_value(&mut self, head: usize, position: usize, value: &[f32]);
+
+    /// Reads the key `(head_dim)` of `head` of all layers' heads.
+    fn key(&self, head: usize, position: usize, key: &mut [f32]);
+
+    /// Copies the value of `head` of all layers' heads, as it is stored, to another position.
+    fn move_value(&mut self, head: usize, from: usize, to: usize);
+
     /// Stores one token's keys and values of `layer`; both `(kv_heads, head_dim)`.
-    fn write(&mut self, layer: usize, position: usize, keys: &[f32], values: &[f32]);
+    #[inline(always)]
+    fn write(&mut self, layer: usize, position: usize, keys: &[f32], values: &[f32]) {
+        let KvShape { kv_heads, head_dim, .. } = self.shape();
+        let heads = keys.chunks_exact(head_dim).zip(values.chunks_exact(head_dim));
+        for (head, (key, value)) in (layer * kv_heads..).zip(heads) {
+            self.set_key(head, position, key);
+            self.set_value(head, position, value);
+        }
+    }
 
     /// What one head of one layer has of the first `len` positions.
     fn head(&self, layer: usize, head: usize, len: usize) -> Self::Head<'_>;
@@ -173,6 +196,14 @@ impl<E> Cache<'_, E> {
         let block = BLOCK.saturating_mul(shape.head_dim);
         Chunks::new(shape, block, block)
     }
+
+    /// Where a value lies.
+    #[inline(always)]
+    fn value(&self, head: usize, position: usize) -> Range<usize> {
+        let d = self.shape.head_dim;
+        let start = Self::chunks(&self.shape).place(head, position / BLOCK).1 + position % BLOCK * d;
+        start..start + d
+    }
 }
 
 impl<'b, E: Element> Store<'b> for Cache<'b, E> {
@@ -194,20 +225,33 @@ impl<'b, E: Element> Store<'b> for Cache<'b, E> {
     }
 
     #[inline(always)]
-    fn write(&mut self, layer: usize, position: usize, keys: &[f32], values: &[f32]) {
-        let (d, chunks, t) = (self.shape.head_dim, Self::chunks(&self.shape), position % BLOCK);
-        for head in 0..self.shape.kv_heads {
-            let at = layer * self.shape.kv_heads + head;
-            let (key_block, value_block) = chunks.block(at, position / BLOCK);
-            let row = head * d..(head + 1) * d;
-            for (stored, &x) in self.data[value_block][t * d..][..d].iter_mut().zip(&values[row.clone()]) {
-                *stored = E::store(x);
-            }
-            let block = &mut self.data[key_block];
-            for (stored, &x) in block.as_chunks_mut::<BLOCK>().0.iter_mut().zip(&keys[row]) {
-                stored[t] = E::store(x);
-            }
+    fn set_key(&mut self, head: usize, position: usize, key: &[f32]) {
+        let (block, _) = Self::chunks(&self.shape).block(head, position / BLOCK);
+        for (stored, &x) in self.data[block].as_chunks_mut::<BLOCK>().0.iter_mut().zip(key) {
+            stored[position % BLOCK] = E::store(x);
         }
+    }
+
+    #[inline(always)]
+    fn set_value(&mut self, head: usize, position: usize, value: &[f32]) {
+        let row = self.value(head, position);
+        for (stored, &x) in self.data[row].iter_mut().zip(value) {
+            *stored = E::store(x);
+        }
+    }
+
+    #[inline(always)]
+    fn key(&self, head: usize, position: usize, key: &mut [f32]) {
+        let (block, _) = Self::chunks(&self.shape).block(head, position / BLOCK);
+        for (x, stored) in key.iter_mut().zip(self.data[block].as_chunks::<BLOCK>().0) {
+            *x = stored[position % BLOCK].load();
+        }
+    }
+
+    #[inline(always)]
+    fn move_value(&mut self, head: usize, from: usize, to: usize) {
+        let to = self.value(head, to).start;
+        self.data.copy_within(self.value(head, from), to);
     }
 
     fn export_len(shape: KvShape, len: usize) -> usize {
@@ -256,6 +300,12 @@ fn byte_scale(most: f32) -> (f16, f32) {
     (scale, if value > 0.0 { 1.0 / value } else { 0.0 })
 }
 
+/// The `i`-th of some scales.
+#[inline(always)]
+fn half_at(scales: &[u8], i: usize) -> f32 {
+    f16::from_le_bytes([scales[2 * i], scales[2 * i + 1]]).load()
+}
+
 /// The nearest integer of -127..=127.
 #[inline(always)]
 fn byte(x: f32) -> u8 {
@@ -282,33 +332,61 @@ impl<'b> Store<'b> for QuantizedKvCache<'b> {
     }
 
     #[inline(always)]
-    fn write(&mut self, layer: usize, position: usize, keys: &[f32], values: &[f32]) {
-        let (d, chunks, t) = (self.shape.head_dim, Self::chunks(&self.shape), position % BLOCK);
-        for head in 0..self.shape.kv_heads {
-            let at = layer * self.shape.kv_heads + head;
-            let (key_block, value_block) = chunks.block(at, position / BLOCK);
-            let row = head * d..(head + 1) * d;
-            let (codes, scales) = self.data[key_block].split_at_mut(BLOCK * d);
-            for (g, key) in keys[row.clone()].chunks(GROUP).enumerate() {
-                let (scale, inverse) = byte_scale(largest(key));
-                scales[2 * (g * BLOCK + t)..][..2].copy_from_slice(&scale.to_le_bytes());
-                let codes = &mut codes[g * GROUP * BLOCK..];
-                for (pair, codes) in
-                    key.as_chunks::<2>().0.iter().zip(codes.as_chunks_mut::<{ 2 * BLOCK }>().0)
-                {
-                    codes[2 * t] = byte(pair[0] * inverse);
-                    codes[2 * t + 1] = byte(pair[1] * inverse);
-                }
-            }
-            let (codes, scales) = self.data[value_block].split_at_mut(BLOCK * d);
-            let value = &values[row];
-            let (scale, inverse) = byte_scale(largest(value));
-            scales[2 * t..][..2].copy_from_slice(&scale.to_le_bytes());
-            let codes = &mut codes[t / 2 * 2 * d..][..2 * d];
-            for (codes, x) in codes.as_chunks_mut::<2>().0.iter_mut().zip(value) {
-                codes[t % 2] = byte(x * inverse);
+    fn set_key(&mut self, head: usize, position: usize, key: &[f32]) {
+        let (block, _) = Self::chunks(&self.shape).block(head, position / BLOCK);
+        let (codes, scales) = self.data[block].split_at_mut(BLOCK * self.shape.head_dim);
+        let t = position % BLOCK;
+        for (g, key) in key.chunks(GROUP).enumerate() {
+            let (scale, inverse) = byte_scale(largest(key));
+            scales[2 * (g * BLOCK + t)..][..2].copy_from_slice(&scale.to_le_bytes());
+            let codes = &mut codes[g * GROUP * BLOCK..];
+            for (pair, codes) in key.as_chunks::<2>().0.iter().zip(codes.as_chunks_mut::<{ 2 * BLOCK }>().0) {
+                codes[2 * t] = byte(pair[0] * inverse);
+                codes[2 * t + 1] = byte(pair[1] * inverse);
             }
         }
+    }
+
+    #[inline(always)]
+    fn set_value(&mut self, head: usize, position: usize, value: &[f32]) {
+        let (_, block) = Self::chunks(&self.shape).block(head, position / BLOCK);
+        let (d, t) = (self.shape.head_dim, position % BLOCK);
+        let (codes, scales) = self.data[block].split_at_mut(BLOCK * d);
+        let (scale, inverse) = byte_scale(largest(value));
+        scales[2 * t..][..2].copy_from_slice(&scale.to_le_bytes());
+        let codes = &mut codes[t / 2 * 2 * d..][..2 * d];
+        for (codes, x) in codes.as_chunks_mut::<2>().0.iter_mut().zip(value) {
+            codes[t % 2] = byte(x * inverse);
+        }
+    }
+
+    #[inline(always)]
+    fn key(&self, head: usize, position: usize, key: &mut [f32]) {
+        let (block, _) = Self::chunks(&self.shape).block(head, position / BLOCK);
+        let (codes, scales) = self.data[block].split_at(BLOCK * self.shape.head_dim);
+        let t = position % BLOCK;
+        for (g, key) in key.chunks_mut(GROUP).enumerate() {
+            let scale = half_at(scales, g * BLOCK + t);
+            let codes = codes[g * GROUP * BLOCK..].as_chunks::<{ 2 * BLOCK }>().0;
+            for (pair, codes) in key.as_chunks_mut::<2>().0.iter_mut().zip(codes) {
+                *pair = [codes[2 * t], codes[2 * t + 1]].map(|code| f32::from(code as i8) * scale);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn move_value(&mut self, head: usize, from: usize, to: usize) {
+        let d = self.shape.head_dim;
+        let chunks = Self::chunks(&self.shape);
+        let place = |position: usize| {
+            let (block, t) = (chunks.place(head, position / BLOCK).1, position % BLOCK);
+            (block + t / 2 * 2 * d + t % 2, block + BLOCK * d + 2 * t)
+        };
+        let ((from, from_scale), (to, to_scale)) = (place(from), place(to));
+        for i in 0..d {
+            self.data[to + 2 * i] = self.data[from + 2 * i];
+        }
+        self.data.copy_within(from_scale..from_scale + 2, to_scale);
     }
 
     fn export_len(shape: KvShape, len: usize) -> usize {
@@ -419,16 +497,15 @@ mod tests {
             let row: alloc::vec::Vec<f32> = (0..heads * d).map(|i| number(t, i)).collect();
             cache.write(1, t, &row, &row);
         }
-        let half = |bytes: &[u8], i: usize| f16::from_le_bytes([bytes[2 * i], bytes[2 * i + 1]]).load();
         for h in 0..heads {
             for t in 0..len {
                 let (keys, values) = QuantizedKvCache::chunks(&shape).block(heads + h, t / BLOCK);
                 let (key, value) = (&cache.data[keys], &cache.data[values]);
                 for i in 0..d {
-                    let scale = half(&key[BLOCK * d..], i / GROUP * BLOCK + t % BLOCK);
+                    let scale = half_at(&key[BLOCK * d..], i / GROUP * BLOCK + t % BLOCK);
                     let got = f32::from(key[(i / 2 * BLOCK + t % BLOCK) * 2 + i % 2] as i8) * scale;
                     assert!((got - number(t, h * d + i)).abs() <= 0.502 * scale, "{t} {h} {i}");
-                    let scale = half(&value[BLOCK * d..], t % BLOCK);
+                    let scale = half_at(&value[BLOCK * d..], t % BLOCK);
                     let got = f32::from(value[(t % BLOCK / 2 * d + i) * 2 + t % 2] as i8) * scale;
                     assert!((got - number(t, h * d + i)).abs() <= 0.502 * scale, "{t} {h} {i}");
                 }

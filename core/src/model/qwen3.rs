@@ -51,6 +51,11 @@ impl<'a> BonsaiModel<'a> {
         &self.config
     }
 
+    /// Its rotary embedding.
+    pub(super) fn rope(&self) -> &Rope {
+        &self.rope
+    }
+
     /// The model's tensors.
     pub fn weights(&self) -> &Weights<'a> {
         &self.weights

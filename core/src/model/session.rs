@@ -7,9 +7,10 @@ use alloc::vec::Vec;
 use super::qwen3::{BonsaiModel, Buffers, Pass};
 use crate::arena::{Arena, Planner};
 use crate::attention::full::spare_len;
+use crate::cache::shift::Shift;
 use crate::cache::{KvCache, KvCacheFp16, KvFormat, KvShape, QuantizedKvCache, Store};
 use crate::error::{Error, Result};
-use crate::kernel::{Isa, Q8Block, q8_blocks};
+use crate::kernel::{Isa, Q8Block, q8_blocks, vectorize};
 use crate::op::argmax;
 use crate::pool::Pool;
 
@@ -225,6 +226,39 @@ impl<'m> Session<'m> {
             return Err(Error::Option { what: "truncated length", found: len as f64, expected });
         }
         self.position = len;
+        Ok(())
+    }
+
+    /// Forgets the `drop` tokens behind the first `keep` and moves those behind them to the front, so that there is
+    /// room for more: the first tokens stay, as attention needs them. Costs no computing of the model, but
+    /// what it had understood of the forgotten tokens is still in the later ones. See
+    /// [`Overflow`](crate::generate::Overflow) for when to do that, and the cache's `shift.rs` for what it does to
+    /// keys.
+    pub fn shift(&mut self, keep: usize, drop: usize) -> Result<()> {
+        if keep.checked_add(drop).is_none_or(|end| end > self.position) {
+            let expected = "with those kept at most the number of tokens seen";
+            return Err(Error::Option { what: "dropped tokens", found: drop as f64, expected });
+        }
+        match self.options.kv {
+            KvFormat::F32 => self.shift_in::<KvCache<'_>>(keep, drop)?,
+            KvFormat::F16 => self.shift_in::<KvCacheFp16<'_>>(keep, drop)?,
+            KvFormat::Q8 => self.shift_in::<QuantizedKvCache<'_>>(keep, drop)?,
+        }
+        self.position -= drop;
+        Ok(())
+    }
+
+    fn shift_in<'s, C: Store<'s>>(&'s mut self, keep: usize, drop: usize) -> Result<()> {
+        let (model, options) = (self.model, self.options);
+        let mut arena = Arena::new(self.memory.bytes());
+        let mut cache = C::new(model.kv_shape(&options), &mut arena)?;
+        arena.take::<f32>(options.logit_rows * model.config().vocab_size)?;
+        let Buffers { cos, sin, k, .. } = model.buffers(&options, &mut arena)?;
+        let d = model.config().head_dim;
+        let (cos, sin, key) = (&mut cos[..d / 2], &mut sin[..d / 2], &mut k[..d]);
+        model.rope().angles_back(drop, cos, sin);
+        let from = keep + drop..self.position;
+        vectorize(options.isa, Shift { cache: &mut cache, from, by: drop, cos, sin, key });
         Ok(())
     }
 

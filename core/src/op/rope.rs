@@ -91,6 +91,15 @@ impl Rope {
             *s = sine as f32 * self.magnitude;
         }
     }
+
+    /// Writes cos and sin of the angles by which a rotated head is turned to stand `back` positions earlier,
+    /// `-back speed[i]`, without the magnitude, which it has already; both `(head_dim / 2)`.
+    pub fn angles_back(&self, back: usize, cos: &mut [f32], sin: &mut [f32]) {
+        for ((speed, c), s) in self.speeds.iter().zip(cos).zip(sin) {
+            let (sine, cosine) = libm::sincos(back as f64 * -speed);
+            (*c, *s) = (cosine as f32, sine as f32);
+        }
+    }
 }
 
 /// Turns one head `(head_dim)` by angles given as `cos` and `sin`, both `(head_dim / 2)`.
