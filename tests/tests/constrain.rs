@@ -61,6 +61,71 @@ const CASES: &[(&str, &[&str])] = &[
     (r#"{"type":"string","minLength":2,"maxLength":3}"#, &[r#""a""#, r#""ab""#, r#""é🦙\n""#, r#""abcd""#]),
     (r#"{"type":"string","maxLength":0}"#, &[r#""""#, r#""a""#]),
     (r#"{"type":"string","minLength":40}"#, &[r#""0123456789012345678901234567890123456789""#, r#""short""#]),
+    // pattern
+    (
+        r#"{"type":"string","pattern":"^[a-z]+(-[0-9]{2,3})?$"}"#,
+        &[r#""abc""#, r#""abc-12""#, r#""abc-1""#, r#""""#, r#""abc-1234""#, r#""ABC""#],
+    ),
+    (
+        r#"{"type":"string","pattern":"b|^c|d$"}"#,
+        &[r#""abc""#, r#""cx""#, r#""xc""#, r#""xd""#, r#""dx""#, r#""""#],
+    ),
+    (
+        r#"{"type":"string","pattern":"^(?:é|日本|🦙){2}\"?$"}"#,
+        &[r#""éé""#, r#""日本🦙""#, r#""🦙""#, r#""éé\"""#, r#""日é""#],
+    ),
+    (
+        r#"{"type":"string","pattern":"^[^a-z\\s\\d]*\\W?$","maxLength":4}"#,
+        &[r#""""#, r#""ABÄ!""#, r#""ABÄ!?""#, r#""aB""#, r#""A ""#, r#""A b""#, r#""A7""#],
+    ),
+    (
+        r#"{"type":"string","pattern":"\\w+@\\w+\\.(com|org)","minLength":8,"maxLength":12}"#,
+        &[r#""ab@c.com""#, r#""a@c.com""#, r#""<me@here.org""#, r#""<me@here.orgs>""#, r#""me@here.net""#],
+    ),
+    (
+        r#"{"type":"string","pattern":"^\\S\\u00e9\\x41.*?\\/$"}"#,
+        &[r#""xéA/""#, r#""xéAA b/""#, r#"" éA/""#, r#""xéA""#],
+    ),
+    // format
+    (
+        r#"{"type":"string","format":"date"}"#,
+        &[
+            r#""2024-02-29""#,
+            r#""2023-02-29""#,
+            r#""2000-02-29""#,
+            r#""1900-02-29""#,
+            r#""2024-04-30""#,
+            r#""2024-04-31""#,
+            r#""2024-13-01""#,
+        ],
+    ),
+    (
+        r#"{"type":"string","format":"time"}"#,
+        &[r#""23:59:59Z""#, r#""12:00:00.25+05:30""#, r#""24:00:00Z""#, r#""12:00""#],
+    ),
+    (
+        r#"{"type":"string","format":"date-time"}"#,
+        &[r#""2024-02-29T23:59:59Z""#, r#""2024-02-30T23:59:59Z""#, r#""2024-02-29""#],
+    ),
+    (
+        r#"{"type":"string","format":"duration"}"#,
+        &[r#""P1Y2M3D""#, r#""PT1H2M""#, r#""P1W""#, r#""P""#, r#""1D""#],
+    ),
+    (
+        r#"{"type":"string","format":"uuid"}"#,
+        &[r#""123e4567-e89b-12d3-a456-426614174000""#, r#""123e4567e89b12d3a456426614174000""#],
+    ),
+    (
+        r#"{"type":"string","format":"email","maxLength":254}"#,
+        &[r#""jane.doe@mail.example.org""#, r#""jane@""#, r#""@example.org""#],
+    ),
+    (r#"{"type":"string","format":"hostname"}"#, &[r#""www.example.org""#, r#""-a.org""#, r#""a b""#]),
+    (r#"{"type":"string","format":"ipv4"}"#, &[r#""192.168.0.255""#, r#""192.168.0.256""#, r#""1.2.3""#]),
+    (r#"{"type":"string","format":"ipv6"}"#, &[r#""2001:db8:0:0:0:0:0:1""#, r#""2001:db8""#]),
+    (
+        r#"{"type":"string","format":"uri"}"#,
+        &[r#""https://example.org:8080/a%20b/c?d=e#f""#, r#""example.org""#, r#""https://a b""#],
+    ),
     // items, prefixItems, minItems, maxItems
     (
         r#"{"type":"array","items":{"type":"integer"},"minItems":2,"maxItems":3}"#,
@@ -166,12 +231,16 @@ const CASES: &[(&str, &[&str])] = &[
     ),
 ];
 
+fn validator(schema: &Value) -> jsonschema::Validator {
+    jsonschema::options().should_validate_formats(true).build(schema).unwrap()
+}
+
 /// Every keyword of `CASES` and no others is supported.
 #[test]
 fn the_grammar_and_the_crate_agree_on_instances() {
     for (schema, instances) in CASES {
         let parsed: Value = serde_json::from_str(schema).unwrap();
-        let validator = jsonschema::validator_for(&parsed).unwrap();
+        let validator = validator(&parsed);
         let constraint = bytes(Grammar::json_schema(schema).unwrap());
         let mut valid = 0;
         for text in *instances {
@@ -189,6 +258,51 @@ fn the_grammar_and_the_crate_agree_on_instances() {
         }
         assert!(valid > 0 && valid < instances.len() || *schema == "true" || *schema == "{}", "{schema}");
     }
+}
+
+/// A random regular expression.
+fn expression(random: &mut Random, depth: usize) -> String {
+    const PIECES: [&str; 16] = [
+        "a", "b", "é", "-", r"\.", "[ab]", "[^a]", "[^b-é]", ".", r"\d", r"\w", r"\W", r"\s", r"\S",
+        r"[\d_-]", r"\u00e9",
+    ];
+    if depth == 0 {
+        return PIECES[random.below(PIECES.len())].into();
+    }
+    let inner = |random: &mut Random| expression(random, depth - 1);
+    match random.below(9) {
+        0 | 1 => inner(random) + &inner(random),
+        2 => format!("(?:{}|{})", inner(random), inner(random)),
+        3 => format!("({})*", inner(random)),
+        4 => format!("({})?", inner(random)),
+        5 => format!("(?:{}){{1,2}}", inner(random)),
+        6 => format!("(^{}|{})", inner(random), inner(random)),
+        7 => format!("({}|{}$)+?", inner(random), inner(random)),
+        _ => format!("^{}$", inner(random)),
+    }
+}
+
+#[test]
+fn patterns_match_what_another_engine_matches() {
+    let mut random = Random::new(6);
+    let (mut matches, mut others) = (0, 0);
+    for _ in 0..400 {
+        let text = expression(&mut random, 3);
+        let schema = serde_json::json!({ "type": "string", "pattern": text });
+        let Ok(validator) = jsonschema::options().build(&schema) else { continue };
+        // No string may match at all.
+        let Ok(grammar) = Grammar::json_schema(&schema.to_string()) else { continue };
+        let constraint = bytes(grammar);
+        for _ in 0..40 {
+            let letters = ["a", "b", "é", "-", ".", "7", "_", " ", "日", "\""];
+            let string: String = (0..random.below(6)).map(|_| letters[random.below(letters.len())]).collect();
+            let instance = Value::String(string);
+            let expected = validator.is_valid(&instance);
+            assert_eq!(takes(&constraint, &instance.to_string()), expected, "{text}: {instance}");
+            *if expected { &mut matches } else { &mut others } += 1;
+        }
+    }
+    assert!(matches > 2000 && others > 2000, "{matches}, {others}");
 }
 
 fn shohin_python(text: &str) -> String {
@@ -373,7 +487,7 @@ fn whatever_tokens_are_chosen_the_text_is_valid() {
     for words in &vocabularies() {
         for (schema, _) in CASES {
             let parsed: Value = serde_json::from_str(schema).unwrap();
-            let validator = jsonschema::validator_for(&parsed).unwrap();
+            let validator = validator(&parsed);
             let constraint =
                 Constraint::new(Grammar::json_schema(schema).unwrap(), words.vocabulary.clone()).unwrap();
             let least = constraint.shortest() as usize;
@@ -390,6 +504,55 @@ fn whatever_tokens_are_chosen_the_text_is_valid() {
         }
     }
     assert!(longest > 300, "{longest}");
+}
+
+/// A schema with some bytes changed, left out, repeated, or taken from another one.
+fn damaged(schema: &str, random: &mut Random) -> String {
+    let mut bytes = schema.as_bytes().to_vec();
+    for _ in 0..1 + random.below(4) {
+        let at = random.below(bytes.len());
+        let other = CASES[random.below(CASES.len())].0.as_bytes();
+        let from = random.below(other.len());
+        match random.below(4) {
+            0 => bytes[at] = b"0123456789\"[]{}:,.-+*?()^$|\\abe"[random.below(31)],
+            1 => drop(bytes.drain(at..(at + random.below(8)).min(bytes.len()))),
+            2 => drop(bytes.splice(at..at, other[from..(from + 30).min(other.len())].to_vec())),
+            _ => bytes.extend_from_within(at..),
+        }
+        if bytes.is_empty() {
+            return schema.into();
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[test]
+fn damaged_schemas_are_refused_or_kept_to() {
+    let mut random = Random::new(7);
+    let (texts, end) = pieces();
+    let vocabulary = Arc::new(Vocabulary::from_texts(texts.iter().map(|t| t.iter().copied()), &[end]));
+    let words = Words { texts, ends: vec![end], vocabulary };
+    let mut kept = 0;
+    for round in 0..800 {
+        for (schema, _) in CASES {
+            let schema = damaged(schema, &mut random);
+            let Ok(grammar) = Grammar::json_schema(&schema) else { continue };
+            let Ok(constraint) = Constraint::new(grammar, words.vocabulary.clone()) else { continue };
+            let least = constraint.shortest() as usize;
+            if round % 4 > 0 || least > 300 {
+                continue;
+            }
+            let text = walk(&mut constraint.clone(), &words, &mut random, least + 20, round / 4 % 3);
+            let value: Value = serde_json::from_slice(&text).unwrap_or_else(|e| panic!("{schema}: {e}"));
+            let parsed: Value = serde_json::from_str(&schema).unwrap();
+            // The crate refuses some patterns and references that are unsound, or takes them for something else.
+            if let Ok(validator) = jsonschema::options().should_validate_formats(true).build(&parsed) {
+                assert!(validator.is_valid(&value), "{schema}: {value}");
+                kept += 1;
+            }
+        }
+    }
+    assert!(kept > 80, "{kept}");
 }
 
 const TOOLS: [&str; 3] = [
@@ -429,7 +592,7 @@ fn check_calls(text: &str) -> usize {
             let tool = tool.get("function").unwrap_or(&tool).clone();
             (tool["name"] == name).then(|| tool.get("parameters").cloned().unwrap_or(Value::Bool(true)))
         });
-        let validator = jsonschema::validator_for(&schema.expect("a tool of that name")).unwrap();
+        let validator = validator(&schema.expect("a tool of that name"));
         assert!(arguments.is_object() && validator.is_valid(&arguments), "{call}");
     }
     reply.calls.len()
@@ -533,7 +696,7 @@ fn models_keep_to_schemas_whatever_room_they_have() {
     for file in [&sprout, &tiny] {
         for (schema, _) in CASES.iter().rev().step_by(4) {
             let parsed: Value = serde_json::from_str(schema).unwrap();
-            let validator = jsonschema::validator_for(&parsed).unwrap();
+            let validator = validator(&parsed);
             for (config, max) in
                 [(SamplerConfig::greedy(), 80), (SamplerConfig::bonsai(), 30), (hot, 50), (hot, 4)]
             {

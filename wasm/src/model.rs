@@ -68,8 +68,13 @@ fn formats(header: &Header<'_>) -> Vec<&'static str> {
             None => formats.push((name, tensor.len())),
         }
     }
-    formats.sort_by_key(|&(_, bytes)| std::cmp::Reverse(bytes));
-    formats.into_iter().map(|(name, _)| name).collect()
+    let mut sorted = Vec::new();
+    while let Some(most) = formats.iter().map(|format| format.1).max()
+        && let Some(at) = formats.iter().position(|format| format.1 == most)
+    {
+        sorted.push(formats.remove(at).0);
+    }
+    sorted
 }
 
 /// The file with 2-bit codes for base-3 digits, which are several times as fast; as it is where it has none,

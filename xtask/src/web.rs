@@ -47,8 +47,8 @@ fn threads(machine: &Machine) -> Result<()> {
     machine.cmd("shohin-bindgen").arg(built).arg(out).arg("shohin_wasm").run()
 }
 
-/// Compiles the module with both engines, with its glue in `wasm/pkg-webgpu`. For size: the CPU's kernels are there for
-/// the day the GPU is lost.
+/// Compiles the module with both engines, with its glue in `wasm/pkg-webgpu`. For size above all: the CPU's kernels are
+/// there for the day the GPU is lost.
 fn webgpu(machine: &Machine) -> Result<()> {
     let target = machine.target_of(WASM).join("webgpu");
     machine
@@ -57,7 +57,7 @@ fn webgpu(machine: &Machine) -> Result<()> {
         .args("build --release --features gpu --target")
         .arg(WASM)
         .env("CARGO_TARGET_DIR", &target)
-        .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "s")
+        .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "z")
         .run()?;
     let built = target.join(WASM).join("release/shohin_wasm.wasm");
     let out = machine.root.join("wasm/pkg-webgpu");

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::decimal::{Bounds, Digits, Part};
+use super::pattern::Pattern;
 use super::vocabulary::Vocabulary;
 use crate::error::{Error, Result};
 use alloc::boxed::Box;
@@ -78,6 +79,8 @@ pub(super) enum Node {
         min: u32,
         max: u32,
     },
+    /// A JSON string that a pattern matches.
+    Pattern(Box<Pattern>),
     Number(Bounds),
     /// The first items are those of `prefix`, each further one `items`.
     Array {
@@ -242,6 +245,10 @@ impl Grammar {
                     (s.min(add(s2, text.left(0))), h.min(h2))
                 })
             }
+            Some(Node::Pattern(pattern)) => match pattern.left(0) {
+                NEVER => (NEVER, NEVER),
+                left => (add(left, 2), 0),
+            },
             Some(Node::String { min, max }) if min <= max => (add(*min, 2), 0),
             Some(Node::String { .. }) => (NEVER, NEVER),
             Some(Node::Number(bounds)) => {

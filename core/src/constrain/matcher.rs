@@ -90,6 +90,13 @@ enum At {
         chars: u32,
         quoted: Quoted,
     },
+    /// `value` is what the bytes of a character say so far.
+    Pattern {
+        node: NodeId,
+        state: u32,
+        quoted: Quoted,
+        value: u32,
+    },
     Number {
         node: NodeId,
         part: Part,
@@ -313,6 +320,17 @@ impl Matcher {
                 }
             }
             At::String { node, chars, quoted } => self.string(grammar, top, node, chars, quoted, byte),
+            At::Pattern { node, state, quoted, value } => {
+                let Some(Node::Pattern(pattern)) = grammar.node(node) else { return };
+                if quoted == Quoted::Plain && byte == b'"' {
+                    if pattern.left(state) == 0 {
+                        let after = self.after(grammar, top);
+                        self.go_on(after);
+                    }
+                } else if let Some((state, quoted, value)) = pattern.step(state, quoted, value, byte) {
+                    self.emit(top, At::Pattern { node, state, quoted, value });
+                }
+            }
             At::Number { node, part, digits } => {
                 self.number(grammar, top, node, part, digits, byte);
                 if part.may_end() && number_holds(grammar, node, digits) {
@@ -354,6 +372,9 @@ impl Matcher {
                 }
                 _ => self.number(grammar, top, node, Part::Sign, Digits::default(), byte),
             },
+            Some(Node::Pattern(_)) if byte == b'"' => {
+                self.emit(top, At::Pattern { node, state: 0, quoted: Quoted::Plain, value: 0 });
+            }
             Some(Node::Array { .. }) if byte == b'[' => {
                 let top = self.stack(grammar, top, Frame::Array { node, count: 0 });
                 self.emit(top, At::First { gap: Gap::ANY });
@@ -363,7 +384,8 @@ impl Matcher {
                 self.emit(top, At::First { gap: Gap::ANY });
             }
             Some(Node::Free { .. }) => self.marker(grammar, top, node, 0, byte),
-            None | Some(Node::String { .. } | Node::Array { .. } | Node::Object { .. }) => {}
+            None
+            | Some(Node::String { .. } | Node::Pattern(_) | Node::Array { .. } | Node::Object { .. }) => {}
         }
     }
 
@@ -707,6 +729,14 @@ impl Matcher {
                 }
                 _ => NEVER,
             },
+            At::Pattern { node, state, quoted, value } => {
+                let Some(Node::Pattern(pattern)) = grammar.node(node) else { return NEVER };
+                let left = match quoted {
+                    Quoted::Plain => pattern.left(state),
+                    _ => pattern.left_within(state, quoted, value),
+                };
+                sum(&[left, 1, rest])
+            }
             At::Number { node, part, digits } => {
                 let Some(Node::Number(bounds)) = grammar.node(node) else { return NEVER };
                 sum(&[bounds.fewest(digits, part).unwrap_or(NEVER), rest])
@@ -846,6 +876,9 @@ impl Matcher {
                         _ => (0, 0),
                     };
                     words.extend([6, node, needed.min(longest), left.min(longest), quoted as u32]);
+                }
+                At::Pattern { node, state, quoted, value } => {
+                    words.extend([14, node, state, quoted as u32, value]);
                 }
                 At::Number { node, part, digits: d } => {
                     let value = [d.value as u32, (d.value >> 32) as u32];

@@ -6,9 +6,11 @@
 
 use super::decimal::Bounds;
 use super::grammar::{Grammar, MAX_NODES, MAX_PROPERTIES, Node, NodeId, Property, Text};
+use super::pattern::{self, Pattern};
 use crate::chat::json;
 use crate::error::{Error, Name, Result};
 use crate::order;
+use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec;
 use alloc::vec::Vec;
@@ -156,7 +158,7 @@ impl Kind {
 }
 
 /// Keywords that say nothing about the value.
-const REMARKS: [&str; 13] = [
+const REMARKS: [&str; 14] = [
     "title",
     "description",
     "default",
@@ -168,6 +170,7 @@ const REMARKS: [&str; 13] = [
     "$defs",
     "definitions",
     "deprecated",
+    "discriminator",
     "readOnly",
     "writeOnly",
 ];
@@ -176,7 +179,7 @@ const REMARKS: [&str; 13] = [
 const OF_KIND: [(Kind, &[&str]); 4] = [
     (Kind::Object, &["properties", "required", "additionalProperties"]),
     (Kind::Array, &["items", "prefixItems", "minItems", "maxItems"]),
-    (Kind::String, &["minLength", "maxLength"]),
+    (Kind::String, &["minLength", "maxLength", "pattern", "format"]),
     (Kind::Number, &["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"]),
 ];
 
@@ -451,7 +454,12 @@ impl<'t> Compiler<'_, 't> {
                 }
                 Kind::String => {
                     let (min, max) = (self.count(&members, "minLength")?, self.count(&members, "maxLength")?);
-                    self.builder.add(Node::String { min: min.unwrap_or(0), max: max.unwrap_or(u32::MAX) })
+                    let (min, max) = (min.unwrap_or(0), max.unwrap_or(u32::MAX));
+                    let node = match self.pattern(get("pattern"), get("format"), min, max)? {
+                        Some(pattern) => Node::Pattern(Box::new(pattern)),
+                        None => Node::String { min, max },
+                    };
+                    self.builder.add(node)
                 }
                 // Every integer is a number.
                 Kind::Integer if kinds.contains(&Kind::Number) => continue,
@@ -662,6 +670,36 @@ impl<'t> Compiler<'_, 't> {
         }
         let properties = sorted;
         Ok(self.builder.add(Node::Object { properties, required: bits, other }))
+    }
+
+    /// What strings must match.
+    fn pattern(
+        &self,
+        pattern: Option<Value<'t>>,
+        format: Option<Value<'t>>,
+        min: u32,
+        max: u32,
+    ) -> Result<Option<Pattern>> {
+        let (keyword, value) = match (pattern, format) {
+            (None, None) => return Ok(None),
+            (Some(_), Some(format)) => {
+                return self.unsupported("format", format, "nothing but lengths beside pattern");
+            }
+            (Some(pattern), None) => ("pattern", pattern),
+            (None, Some(format)) => ("format", format),
+        };
+        let text = json::text(value.0)?.unwrap_or_else(|| String::from("("));
+        let (text, expected) = match format {
+            None => (text.as_str(), "a regular expression without lookaround, back references, \\b and \\p"),
+            Some(_) => (
+                pattern::format(&text).unwrap_or("("),
+                "date, time, date-time, duration, uuid, email, hostname, ipv4, ipv6 or uri",
+            ),
+        };
+        match Pattern::new(text, min, max)? {
+            Some(pattern) => Ok(Some(pattern)),
+            None => self.unsupported(keyword, value, expected),
+        }
     }
 
     fn count(&self, members: &[(&str, Value<'_>)], name: &'static str) -> Result<Option<u32>> {

@@ -106,8 +106,19 @@ fn what_is_not_supported_is_refused_by_name() {
         ("{", "malformed"),
         ("1", "unsupported"),
         (r#"{"type":"text"}"#, "unsupported"),
-        (r#"{"type":"string","pattern":"a+"}"#, "unsupported"),
-        (r#"{"type":"string","format":"date"}"#, "unsupported"),
+        (r#"{"type":"string","pattern":"(?=a)"}"#, "unsupported"),
+        (r#"{"type":"string","pattern":"(?<!a)b"}"#, "unsupported"),
+        (r#"{"type":"string","pattern":"(a)\\1"}"#, "unsupported"),
+        (r#"{"type":"string","pattern":"\\bword"}"#, "unsupported"),
+        (r#"{"type":"string","pattern":"(a"}"#, "unsupported"),
+        (r#"{"type":"string","pattern":"a)"}"#, "unsupported"),
+        (r#"{"type":"string","pattern":"[a"}"#, "unsupported"),
+        (r#"{"type":"string","pattern":"[b-a]"}"#, "unsupported"),
+        (r#"{"type":"string","pattern":"a**"}"#, "unsupported"),
+        (r#"{"type":"string","pattern":"a{2,1}"}"#, "unsupported"),
+        (r#"{"type":"string","pattern":1}"#, "unsupported"),
+        (r#"{"type":"string","pattern":"a","format":"date"}"#, "unsupported"),
+        (r#"{"type":"string","format":"iri"}"#, "unsupported"),
         (r#"{"type":"number","multipleOf":2}"#, "unsupported"),
         (r#"{"type":"number","minimum":0.1234567890123456}"#, "unsupported"),
         (r#"{"not":{}}"#, "unsupported"),
@@ -120,6 +131,10 @@ fn what_is_not_supported_is_refused_by_name() {
         (r#"{"$ref":"https://example.com/a"}"#, "unsupported"),
         (r#"{"minLength":-1}"#, "unsupported"),
         // No value satisfies these.
+        (r#"{"type":"string","pattern":"^a$","minLength":2}"#, "option"),
+        (r#"{"type":"string","pattern":"a^"}"#, "option"),
+        (r#"{"type":"string","pattern":"^[]$"}"#, "option"),
+        (r#"{"type":"string","pattern":"^\\x00$"}"#, "option"),
         ("false", "option"),
         (r##"{"$ref":"#"}"##, "option"),
         (r#"{"type":"string","minLength":3,"maxLength":2}"#, "option"),
@@ -148,6 +163,7 @@ fn hostile_schemas_end_in_errors_soon() {
     };
     let any_of = |n: usize| alloc::format!("{{\"anyOf\":[{}]}}", alloc::vec!["true"; n].join(","));
     let enumeration = alloc::format!("{{\"enum\":[{}]}}", alloc::vec!["1"; 100_000].join(","));
+    let pattern = |text: &str| alloc::format!("{{\"type\":\"string\",\"pattern\":\"{text}\"}}");
     let deep = alloc::format!("{}true{}", "{\"items\":".repeat(100), "}".repeat(100));
     for (schema, codes) in [
         (alloc::format!("{{\"x\":{}}}", nested(5000)), &["limit"][..]),
@@ -158,11 +174,20 @@ fn hostile_schemas_end_in_errors_soon() {
         (deep, &["limit"]),
         (enumeration, &["limit"]),
         ("{\"type\":\"string\",\"minLength\":9999999999}".into(), &["unsupported"]),
+        (pattern("a.{20}b"), &["limit"]),
+        (pattern("(a{1,1000}){1,1000}"), &["limit"]),
+        (pattern("((((){1000}){1000}){1000}){1000}"), &["limit"]),
+        (pattern(&("(".repeat(5000) + &")".repeat(5000))), &["unsupported"]),
+        (pattern(&"[a-z]?".repeat(3000)), &["limit"]),
+        (pattern(".*").replace('}', ",\"minLength\":100000}"), &["limit"]),
     ] {
         let code = Grammar::json_schema(&schema).map(|_| ()).map_err(|e| e.code());
         assert!(code.is_err_and(|code| codes.contains(&code)), "{:.60}: {code:?}", schema);
     }
     assert!(Grammar::json_schema(&names(128)).is_ok());
+    for text in ["(a*)*b", "(a|a)*$", "((a+)+)+c", "(.*)(.*)(.*)x", "^.{1,1000}$"] {
+        assert!(Grammar::json_schema(&pattern(text)).is_ok(), "{text}");
+    }
     assert!(Grammar::json_schema(&any_of(50_000)).is_ok());
 }
 

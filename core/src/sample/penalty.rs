@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::SamplerConfig;
+use crate::order;
 use alloc::vec::Vec;
 
 /// Longest repetition DRY measures, as in its original formulation.
@@ -15,7 +16,7 @@ pub(super) struct Penalties {
     history: Vec<u32>,
     keep: usize,
     window: Vec<u32>,
-    repeats: Vec<(u32, u32)>,
+    repeats: Vec<u64>,
     changed: Vec<(u32, f32)>,
     /// One bit a token: DRY's matches do not cross these.
     breakers: Vec<u32>,
@@ -100,7 +101,7 @@ impl Penalties {
         let start = self.history.len().saturating_sub(c.penalty_last_n);
         self.window.clear();
         self.window.extend_from_slice(&self.history[start..]);
-        self.window.sort_unstable();
+        order::sort(&mut self.window, &|a, b| a.cmp(&b));
         for run in self.window.chunk_by(|a, b| a == b) {
             let Some(&logit) = run.first().and_then(|&token| logits.get(token as usize)) else { continue };
             let scaled =
@@ -137,7 +138,7 @@ impl Penalties {
                     }
                     n += 1;
                 }
-                repeats.push((next, n as u32));
+                repeats.push(u64::from(next) << 32 | n as u64);
             }
         }
         repeats.sort_unstable();
@@ -148,9 +149,10 @@ impl Penalties {
         let c = self.config;
         let counted = self.changed.len();
         // Sorted, so the last of each run is the longest repetition.
-        for run in self.repeats.chunk_by(|a, b| a.0 == b.0) {
-            let Some(&(token, n)) = run.last() else { continue };
-            let Some(over) = (n as usize).checked_sub(c.dry_allowed_length) else { continue };
+        for run in self.repeats.chunk_by(|a, b| a >> 32 == b >> 32) {
+            let Some(&repeat) = run.last() else { continue };
+            let (token, n) = ((repeat >> 32) as u32, repeat as u32 as usize);
+            let Some(over) = n.checked_sub(c.dry_allowed_length) else { continue };
             let Some(&logit) = logits.get(token as usize) else { continue };
             let grown = libm::pow(f64::from(c.dry_base), over as f64) * f64::from(c.dry_multiplier);
             let penalty = grown.min(1e30) as f32;
@@ -159,7 +161,12 @@ impl Penalties {
                 Err(_) => self.changed.push((token, still_possible(logit, logit - penalty))),
             }
         }
-        self.changed.sort_unstable_by_key(|&(token, _)| token);
+        // Both parts are sorted, and the first is short.
+        for i in counted..self.changed.len() {
+            let token = self.changed[i].0;
+            let at = self.changed[..i].partition_point(|&(other, _)| other < token);
+            self.changed[at..=i].rotate_right(1);
+        }
     }
 }
 

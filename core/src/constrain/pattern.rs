@@ -1,0 +1,680 @@
+//! Regular expressions as automata over the characters of a string.
+//!
+//! ECMA-262 as JSON Schema has it: a match anywhere is enough. Lookaround, back references, `\b` and `\p` are
+//! not supported. Strings are written without `\u` escapes, so the automata know only characters that are
+//! written as they are, or with one of the short escapes.
+#![forbid(unsafe_code)]
+
+use super::grammar::NEVER;
+use super::quoted::Quoted;
+use crate::error::{Error, Result};
+use crate::order;
+use alloc::boxed::Box;
+use alloc::vec;
+use alloc::vec::Vec;
+
+/// Groups within groups.
+const MAX_NESTING: u32 = 32;
+/// A repetition's bounds.
+const MAX_REPEATS: u32 = 1000;
+const MAX_NODES: usize = 4096;
+const MAX_STATES: usize = 4096;
+/// Steps of building an automaton, each some nanoseconds.
+const MAX_WORK: usize = 1 << 25;
+
+/// Characters from the first to the last.
+type Range = (u32, u32);
+
+/// Characters that are written with a backslash, and the letter behind it.
+const ESCAPES: [(u32, u8); 7] =
+    [(8, b'b'), (9, b't'), (10, b'n'), (12, b'f'), (13, b'r'), (0x22, b'"'), (0x5C, b'\\')];
+
+/// Where characters begin that are written in another way than the ones before, or not at all.
+const WRITTEN: [u32; 17] =
+    [0, 8, 9, 10, 11, 12, 13, 14, 0x20, 0x22, 0x23, 0x5C, 0x5D, 0x80, 0x800, 0xD800, 0xE000];
+const ASTRAL: u32 = 0x1_0000;
+const END: u32 = 0x11_0000;
+
+/// Bytes that write a character; none if it is not written.
+fn cost(c: u32) -> Option<u32> {
+    match c {
+        _ if ESCAPES.iter().any(|escape| escape.0 == c) => Some(2),
+        0..0x20 | 0xD800..0xE000 | END.. => None,
+        0x20..0x80 => Some(1),
+        0x80..0x800 => Some(2),
+        0x800..ASTRAL => Some(3),
+        _ => Some(4),
+    }
+}
+
+/// Parsed.
+#[derive(Debug)]
+enum Expression {
+    Class(Vec<Range>),
+    Sequence(Vec<Expression>),
+    Choice(Vec<Expression>),
+    Repeat(Box<Expression>, u32, Option<u32>),
+    Start,
+    End,
+}
+
+/// `None` is for what is not supported.
+struct Parser<'p> {
+    rest: core::str::Chars<'p>,
+    nesting: u32,
+}
+
+const DIGIT: [Range; 1] = [(0x30, 0x39)];
+const WORD: [Range; 4] = [(0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)];
+const SPACE: [Range; 10] = [
+    (9, 13),
+    (0x20, 0x20),
+    (0xA0, 0xA0),
+    (0x1680, 0x1680),
+    (0x2000, 0x200A),
+    (0x2028, 0x2029),
+    (0x202F, 0x202F),
+    (0x205F, 0x205F),
+    (0x3000, 0x3000),
+    (0xFEFF, 0xFEFF),
+];
+const LINE_END: [Range; 3] = [(10, 10), (13, 13), (0x2028, 0x2029)];
+
+/// All other characters.
+fn others(ranges: &[Range]) -> Vec<Range> {
+    let at = |i: u32| ranges.get(i as usize).copied().unwrap_or_default();
+    let sorted = order::sorted(ranges.len(), &|a, b| at(a).cmp(&at(b)));
+    let (mut others, mut next) = (Vec::new(), 0);
+    for (from, to) in sorted.into_iter().map(at) {
+        if from > next {
+            others.push((next, from - 1));
+        }
+        next = next.max(to + 1);
+    }
+    if next < END {
+        others.push((next, END - 1));
+    }
+    others
+}
+
+impl Parser<'_> {
+    fn peek(&self) -> Option<char> {
+        self.rest.clone().next()
+    }
+
+    fn take(&mut self, c: char) -> bool {
+        let found = self.peek() == Some(c);
+        if found {
+            self.rest.next();
+        }
+        found
+    }
+
+    fn choice(&mut self) -> Option<Expression> {
+        self.nesting += 1;
+        if self.nesting > MAX_NESTING {
+            return None;
+        }
+        let mut choices = vec![self.sequence()?];
+        while self.take('|') {
+            choices.push(self.sequence()?);
+        }
+        self.nesting -= 1;
+        Some(Expression::Choice(choices))
+    }
+
+    fn sequence(&mut self) -> Option<Expression> {
+        let mut parts = Vec::new();
+        while let Some(c) = self.peek() {
+            if matches!(c, '|' | ')') {
+                break;
+            }
+            self.rest.next();
+            let part = match c {
+                '^' => Expression::Start,
+                '$' => Expression::End,
+                '.' => Expression::Class(others(&LINE_END)),
+                '(' => {
+                    if self.take('?') && !self.take(':') {
+                        // A name of the group, or looking around.
+                        if !self.take('<') || matches!(self.peek(), Some('=' | '!') | None) {
+                            return None;
+                        }
+                        while self.rest.next()? != '>' {}
+                    }
+                    let group = self.choice()?;
+                    if !self.take(')') {
+                        return None;
+                    }
+                    group
+                }
+                '[' => Expression::Class(self.class()?),
+                '\\' => Expression::Class(self.escape(false)?),
+                '*' | '+' | '?' | '{' | '}' | ']' => return None,
+                c => Expression::Class(vec![(c.into(), c.into())]),
+            };
+            let assertion = matches!(part, Expression::Start | Expression::End);
+            let (min, max) = match self.peek() {
+                Some('*') => (0, None),
+                Some('+') => (1, None),
+                Some('?') => (0, Some(1)),
+                Some('{') => {
+                    self.rest.next();
+                    let min = self.number()?;
+                    let max = if self.take(',') {
+                        if self.peek() == Some('}') { None } else { Some(self.number()?) }
+                    } else {
+                        Some(min)
+                    };
+                    if self.peek() != Some('}') || max.is_some_and(|max| max < min) {
+                        return None;
+                    }
+                    (min, max)
+                }
+                _ => {
+                    parts.push(part);
+                    continue;
+                }
+            };
+            self.rest.next();
+            self.take('?'); // as few as can be: the strings are the same
+            if assertion {
+                return None;
+            }
+            parts.push(Expression::Repeat(Box::new(part), min, max));
+        }
+        Some(Expression::Sequence(parts))
+    }
+
+    fn number(&mut self) -> Option<u32> {
+        let mut number = None;
+        while let Some(digit) = self.peek().and_then(|c| c.to_digit(10)) {
+            self.rest.next();
+            number = Some(number.unwrap_or(0) * 10 + digit).filter(|n| *n <= MAX_REPEATS);
+            number?;
+        }
+        number
+    }
+
+    /// Behind a backslash.
+    fn escape(&mut self, in_class: bool) -> Option<Vec<Range>> {
+        let one = |c: u32| Some(vec![(c, c)]);
+        match self.rest.next()? {
+            'd' => Some(DIGIT.to_vec()),
+            'D' => Some(others(&DIGIT)),
+            'w' => Some(WORD.to_vec()),
+            'W' => Some(others(&WORD)),
+            's' => Some(SPACE.to_vec()),
+            'S' => Some(others(&SPACE)),
+            't' => one(9),
+            'n' => one(10),
+            'v' => one(11),
+            'f' => one(12),
+            'r' => one(13),
+            'b' if in_class => one(8),
+            '0' if !self.peek().is_some_and(|c| c.is_ascii_digit()) => one(0),
+            'x' => one(self.hex(2)?),
+            'u' if self.take('{') => {
+                let mut code = 0;
+                while !self.take('}') {
+                    code = code * 16 + self.hex(1)?;
+                    if code >= END {
+                        return None;
+                    }
+                }
+                one(code)
+            }
+            'u' => one(self.hex(4)?).filter(|of| !matches!(of[..], [(0xD800..0xE000, _)])),
+            c if c.is_ascii_alphanumeric() => None,
+            c => one(c.into()),
+        }
+    }
+
+    fn hex(&mut self, digits: u32) -> Option<u32> {
+        let mut code = 0;
+        for _ in 0..digits {
+            code = code * 16 + self.rest.next()?.to_digit(16)?;
+        }
+        Some(code)
+    }
+
+    /// Behind an opening bracket.
+    fn class(&mut self) -> Option<Vec<Range>> {
+        let negated = self.take('^');
+        let mut ranges = Vec::new();
+        while !self.take(']') {
+            let first = self.in_class()?;
+            if self.peek() == Some('-') && !self.rest.as_str().starts_with("-]") {
+                self.rest.next();
+                let last = self.in_class()?;
+                let ([(from, a)], [(b, to)]) = (&first[..], &last[..]) else { return None };
+                if from != a || b != to || from > to {
+                    return None;
+                }
+                ranges.push((*from, *to));
+            } else {
+                ranges.extend(first);
+            }
+        }
+        Some(if negated { others(&ranges) } else { ranges })
+    }
+
+    fn in_class(&mut self) -> Option<Vec<Range>> {
+        match self.rest.next()? {
+            '\\' => self.escape(true),
+            c => Some(vec![(c.into(), c.into())]),
+        }
+    }
+}
+
+/// A step of the automaton that may be in several at once.
+#[derive(Debug)]
+enum Node {
+    Class(Vec<Range>, usize),
+    Either(usize, usize),
+    Start(usize),
+    End(usize),
+    Match,
+}
+
+struct Net {
+    nodes: Vec<Node>,
+    work: usize,
+}
+
+impl Net {
+    fn too_large() -> Error {
+        Error::Limit { what: "size of a pattern", found: MAX_STATES as u64 + 1, max: MAX_STATES as u64 }
+    }
+
+    fn spend(&mut self, work: usize) -> Result<()> {
+        self.work = self.work.checked_sub(work).ok_or_else(Net::too_large)?;
+        Ok(())
+    }
+
+    fn add(&mut self, node: Node) -> Result<usize> {
+        if self.nodes.len() == MAX_NODES {
+            return Err(Net::too_large());
+        }
+        self.nodes.push(node);
+        Ok(self.nodes.len() - 1)
+    }
+
+    /// The beginning of an expression that goes on at `next`.
+    fn emit(&mut self, expression: &Expression, next: usize) -> Result<usize> {
+        self.spend(1)?;
+        match expression {
+            Expression::Class(ranges) => self.add(Node::Class(ranges.clone(), next)),
+            Expression::Start => self.add(Node::Start(next)),
+            Expression::End => self.add(Node::End(next)),
+            Expression::Sequence(parts) => {
+                parts.iter().rev().try_fold(next, |next, part| self.emit(part, next))
+            }
+            Expression::Choice(choices) => {
+                let mut all = None;
+                for choice in choices.iter().rev() {
+                    let one = self.emit(choice, next)?;
+                    all = Some(match all {
+                        None => one,
+                        Some(others) => self.add(Node::Either(one, others))?,
+                    });
+                }
+                Ok(all.unwrap_or(next))
+            }
+            Expression::Repeat(part, min, max) => {
+                let mut at = next;
+                match max {
+                    None => {
+                        at = self.add(Node::Either(next, next))?;
+                        let body = self.emit(part, at)?;
+                        if let Some(node) = self.nodes.get_mut(at) {
+                            *node = Node::Either(body, next);
+                        }
+                    }
+                    Some(max) => {
+                        for _ in *min..*max {
+                            let body = self.emit(part, at)?;
+                            at = self.add(Node::Either(body, next))?;
+                        }
+                    }
+                }
+                for _ in 0..*min {
+                    at = self.emit(part, at)?;
+                }
+                Ok(at)
+            }
+        }
+    }
+
+    /// All nodes that can be reached without a character from those in `open`, but those that only lead on.
+    fn closure(&mut self, mut open: Vec<usize>, at_start: bool, at_end: bool) -> Result<Vec<u32>> {
+        let (mut seen, mut set) = (vec![false; self.nodes.len()], Vec::new());
+        self.spend(self.nodes.len() / 16)?;
+        while let Some(at) = open.pop() {
+            match seen.get_mut(at) {
+                Some(seen) if !*seen => *seen = true,
+                _ => continue,
+            }
+            self.spend(4)?;
+            match self.nodes.get(at) {
+                Some(Node::Either(a, b)) => open.extend([*b, *a]),
+                Some(Node::Start(next)) if at_start => open.push(*next),
+                Some(Node::End(next)) if at_end => open.push(*next),
+                Some(Node::Start(_)) | None => {}
+                Some(_) => set.push(at as u32),
+            }
+        }
+        order::sort(&mut set, &|a, b| a.cmp(&b));
+        Ok(set)
+    }
+}
+
+#[derive(Clone, Debug, Default)]
+struct State {
+    /// Characters, and the state behind them; sorted.
+    edges: Vec<(Range, u32)>,
+    /// Bytes to the nearest end.
+    left: u32,
+}
+
+/// An automaton that is in one state, in which the string can always be completed.
+#[derive(Clone, Debug)]
+pub(super) struct Pattern {
+    states: Vec<State>,
+}
+
+/// A state in the making: where the net is, how many characters there were, and a sum to tell it by.
+struct Making {
+    set: Vec<u32>,
+    chars: u32,
+    sum: u64,
+}
+
+impl Making {
+    fn new(set: Vec<u32>, chars: u32) -> Making {
+        let mix = |sum: u64, n: &u32| (sum ^ u64::from(*n)).wrapping_mul(0x0100_0000_01B3);
+        let sum = set.iter().chain([&chars]).fold(0xCBF2_9CE4_8422_2325, mix);
+        Making { set, chars, sum }
+    }
+}
+
+impl Pattern {
+    /// Strings of `min` to `max` characters that match `text`; `None` if it is not supported.
+    ///
+    /// # Errors
+    /// [`Error::Limit`] if it is too large.
+    pub(super) fn new(text: &str, min: u32, max: u32) -> Result<Option<Pattern>> {
+        let mut parser = Parser { rest: text.chars(), nesting: 0 };
+        let Some(expression) = parser.choice().filter(|_| parser.rest.as_str().is_empty()) else {
+            return Ok(None);
+        };
+        let pattern = Pattern::build(&expression, 0, u32::MAX)?;
+        let (least, most) = pattern.lengths();
+        if min <= least && most <= max {
+            return Ok(Some(pattern));
+        }
+        Pattern::build(&expression, min, max).map(Some)
+    }
+
+    fn build(expression: &Expression, min: u32, max: u32) -> Result<Pattern> {
+        let mut net = Net { nodes: Vec::new(), work: MAX_WORK };
+        let any = || vec![(0, END - 1)];
+        // Whatever follows a match belongs to it, and so does what comes before.
+        let found = net.add(Node::Match)?;
+        let tail = net.add(Node::Either(found, found))?;
+        let more = net.add(Node::Class(any(), tail))?;
+        let begin = net.emit(expression, tail)?;
+        let entry = net.add(Node::Either(begin, begin))?;
+        let before = net.add(Node::Class(any(), entry))?;
+        for (node, value) in [(tail, Node::Either(found, more)), (entry, Node::Either(begin, before))] {
+            if let Some(node) = net.nodes.get_mut(node) {
+                *node = value;
+            }
+        }
+
+        let mut cuts: Vec<u32> = WRITTEN.to_vec();
+        cuts.push(ASTRAL);
+        for node in &net.nodes {
+            if let Node::Class(ranges, _) = node {
+                cuts.extend(ranges.iter().flat_map(|range| [range.0, range.1 + 1]));
+            }
+        }
+        order::sort(&mut cuts, &|a, b| a.cmp(&b));
+        cuts.dedup();
+        // Each is written, and leads on, in one way.
+        let kinds: Vec<Range> = cuts
+            .iter()
+            .zip(cuts.iter().skip(1).chain([&END]))
+            .filter(|(from, _)| cost(**from).is_some())
+            .map(|(from, to)| (*from, to - 1))
+            .collect();
+
+        // Without a maximum, lengths beyond the minimum are all alike.
+        let most = if max == u32::MAX { min } else { max };
+        let mut making = vec![Making::new(net.closure(vec![entry], true, false)?, 0)];
+        let mut table = vec![NEVER; 2 * MAX_STATES];
+        let mut states: Vec<State> = Vec::new();
+        while let Some(Making { set, chars, .. }) = making.get(states.len()) {
+            let (set, chars) = (set.clone(), *chars);
+            let at_end = net.closure(set.iter().map(|&at| at as usize).collect(), states.is_empty(), true)?;
+            let ends = chars >= min && at_end.contains(&(found as u32));
+            let mut state = State { edges: Vec::new(), left: if ends { 0 } else { NEVER } };
+            let mut last: Option<(Vec<usize>, u32)> = None;
+            for &(from, to) in &kinds {
+                if chars == most && max != u32::MAX {
+                    break;
+                }
+                net.spend(set.len() + 1)?;
+                let leads = |at: &u32| match net.nodes.get(*at as usize) {
+                    Some(Node::Class(ranges, next)) => {
+                        ranges.iter().any(|range| range.0 <= from && to <= range.1).then_some(*next)
+                    }
+                    _ => None,
+                };
+                let open: Vec<usize> = set.iter().filter_map(leads).collect();
+                if open.is_empty() {
+                    continue;
+                }
+                let target = match &last {
+                    Some((same, target)) if *same == open => *target,
+                    _ => {
+                        let next =
+                            Making::new(net.closure(open.clone(), false, false)?, (chars + 1).min(most));
+                        let known = |known: &Making| {
+                            known.sum == next.sum && known.chars == next.chars && known.set == next.set
+                        };
+                        // The first state is at the start, and so is none of those that are in the table.
+                        let mut slot = next.sum as usize % table.len();
+                        loop {
+                            let at = table.get(slot).copied().unwrap_or(NEVER);
+                            match making.get(at as usize) {
+                                Some(there) if known(there) => break at,
+                                Some(_) => slot = (slot + 1) % table.len(),
+                                None => {
+                                    let at = making.len() as u32;
+                                    if making.len() == MAX_STATES {
+                                        return Err(Net::too_large());
+                                    }
+                                    if let Some(slot) = table.get_mut(slot) {
+                                        *slot = at;
+                                    }
+                                    making.push(next);
+                                    break at;
+                                }
+                            }
+                        }
+                    }
+                };
+                last = Some((open, target));
+                match state.edges.last_mut() {
+                    Some((range, same)) if *same == target && range.1 + 1 == from => range.1 = to,
+                    _ => state.edges.push(((from, to), target)),
+                }
+            }
+            states.push(state);
+        }
+        let mut pattern = Pattern { states };
+        pattern.measure(&mut net)?;
+        Ok(pattern)
+    }
+
+    /// Characters of the shortest and the longest string.
+    fn lengths(&self) -> (u32, u32) {
+        let ends: Vec<bool> = self.states.iter().map(|state| state.left == 0).collect();
+        let mut at = vec![false; self.states.len()];
+        if let Some(first) = at.first_mut() {
+            *first = true;
+        }
+        let (mut least, mut most) = (NEVER, 0);
+        for length in 0..=self.states.len() as u32 {
+            if at.iter().zip(&ends).any(|(at, end)| *at && *end) {
+                least = least.min(length);
+                most = length;
+            }
+            let mut next = vec![false; self.states.len()];
+            for (_, state) in at.iter().zip(&self.states).filter(|(at, _)| **at) {
+                for (_, to) in &state.edges {
+                    if let Some(next) = next.get_mut(*to as usize) {
+                        *next = true;
+                    }
+                }
+            }
+            at = next;
+        }
+        // From every state there is an end: as many steps as there are states are a circle.
+        (least, if at.contains(&true) { NEVER } else { most })
+    }
+
+    /// Finds how far each state is from an end, and drops what leads to none.
+    fn measure(&mut self, net: &mut Net) -> Result<()> {
+        loop {
+            let mut changed = false;
+            for at in 0..self.states.len() {
+                let Some(state) = self.states.get(at) else { continue };
+                net.spend(state.edges.len() + 1)?;
+                let nearest = state.edges.iter().map(|&(range, to)| self.through(range, to)).min();
+                if let Some(state) = self.states.get_mut(at)
+                    && let Some(nearest) = nearest.filter(|nearest| *nearest < state.left)
+                {
+                    state.left = nearest;
+                    changed = true;
+                }
+            }
+            if !changed {
+                break;
+            }
+        }
+        let dead: Vec<bool> = self.states.iter().map(|state| state.left == NEVER).collect();
+        for state in &mut self.states {
+            state.edges.retain(|(_, to)| dead.get(*to as usize) == Some(&false));
+        }
+        Ok(())
+    }
+
+    /// Bytes to the nearest end by way of the cheapest of these characters.
+    fn through(&self, (from, to): Range, next: u32) -> u32 {
+        let cheapest = WRITTEN.iter().chain([&ASTRAL, &from]).filter(|c| (from..=to).contains(*c));
+        let cheapest = cheapest.filter_map(|c| cost(*c)).min().unwrap_or(NEVER);
+        cheapest.saturating_add(self.left(next))
+    }
+
+    /// Bytes from a state to the nearest end.
+    pub(super) fn left(&self, state: u32) -> u32 {
+        self.states.get(state as usize).map_or(NEVER, |state| state.left)
+    }
+
+    /// The state behind a character.
+    fn next(&self, state: u32, c: u32) -> Option<u32> {
+        let edges = &self.states.get(state as usize)?.edges;
+        let at = edges.partition_point(|((_, to), _)| *to < c);
+        edges.get(at).filter(|((from, _), _)| *from <= c).map(|(_, to)| *to)
+    }
+
+    /// Bytes from within a character to the nearest end: `pending` are still to come, and `value` is what
+    /// those before say.
+    pub(super) fn left_within(&self, state: u32, quoted: Quoted, value: u32) -> u32 {
+        let Some(edges) = self.states.get(state as usize).map(|state| &state.edges) else { return NEVER };
+        if quoted == Quoted::Escape {
+            let lefts = ESCAPES.iter().filter_map(|(c, _)| self.next(state, *c)).map(|to| self.left(to));
+            return lefts.min().map_or(NEVER, |left| left + 1);
+        }
+        let pending = quoted.pending();
+        let from = (value << (6 * pending)).max(match quoted {
+            Quoted::AfterE0 => 0x800,
+            Quoted::AfterF0 => ASTRAL,
+            _ => 0,
+        });
+        let to = (value << (6 * pending)) | ((1 << (6 * pending)) - 1);
+        let meets = edges.iter().filter(|((a, b), _)| *a <= to && from <= *b);
+        meets.map(|(_, next)| self.left(*next)).min().map_or(NEVER, |left| left.saturating_add(pending))
+    }
+
+    /// Takes a byte of a string other than its end; gives the state, where in a character it is, and what that
+    /// character's bytes say so far.
+    pub(super) fn step(
+        &self,
+        state: u32,
+        quoted: Quoted,
+        value: u32,
+        byte: u8,
+    ) -> Option<(u32, Quoted, u32)> {
+        let next = quoted.step(byte, true);
+        let value = match quoted {
+            _ if next == Quoted::Dead => return None,
+            Quoted::Escape => ESCAPES.iter().find(|(_, letter)| *letter == byte)?.0,
+            Quoted::Plain if byte < 0x80 => u32::from(byte),
+            // The first byte of a character says with its leading ones how many there are: two to four.
+            Quoted::Plain => u32::from(byte) & (0x7F >> byte.leading_ones()),
+            _ => value << 6 | u32::from(byte & 0x3F),
+        };
+        match next {
+            Quoted::Plain => Some((self.next(state, value)?, Quoted::Plain, 0)),
+            next => (self.left_within(state, next, value) != NEVER).then_some((
+                state,
+                next,
+                if next == Quoted::Escape { 0 } else { value },
+            )),
+        }
+    }
+}
+
+/// Strings that all belong to a format of JSON Schema; for some formats there are others.
+pub(super) fn format(name: &str) -> Option<&'static str> {
+    macro_rules! date {
+        () => {
+            r"(\d{4}-((0[13578]|1[02])-(0[1-9]|[12]\d|3[01])|(0[469]|11)-(0[1-9]|[12]\d|30)|02-(0[1-9]|1\d|2[0-8]))|(\d\d(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)-02-29)"
+        };
+    }
+    macro_rules! time {
+        () => {
+            r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,9})?(Z|[+-]([01]\d|2[0-3]):[0-5]\d)"
+        };
+    }
+    macro_rules! host {
+        () => {
+            r"[a-z0-9]{1,20}(-[a-z0-9]{1,20})?(\.[a-z][a-z0-9]{0,19}(-[a-z0-9]{1,20})?){0,2}"
+        };
+    }
+    Some(match name {
+        "date" => concat!("^", date!(), "$"),
+        "time" => concat!("^", time!(), "$"),
+        "date-time" => concat!("^", date!(), "T", time!(), "$"),
+        "duration" => {
+            r"^P(\d{1,4}Y(\d{1,4}M(\d{1,4}D)?)?|\d{1,4}M(\d{1,4}D)?|\d{1,4}D|\d{1,4}W|T(\d{1,4}H(\d{1,4}M(\d{1,4}S)?)?|\d{1,4}M(\d{1,4}S)?|\d{1,4}S))$"
+        }
+        "uuid" => r"^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$",
+        "email" => {
+            concat!(r"^[A-Za-z0-9_+-]{1,20}(\.[A-Za-z0-9_+-]{1,20})?@", host!(), r"\.[a-z]{2,12}$")
+        }
+        "hostname" => concat!("^", host!(), "$"),
+        "ipv4" => r"^((25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)\.){3}(25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)$",
+        "ipv6" => r"^([0-9a-fA-F]{1,4}:){7}[0-9a-fA-F]{1,4}$",
+        "uri" => concat!(
+            "^[a-z][a-z0-9]{0,15}://",
+            host!(),
+            r"(:[1-9]\d{0,3})?(/([A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-F]{2})*)*",
+            r"(\?([A-Za-z0-9._~!$&'()*+,;=:@/?-]|%[0-9A-F]{2})*)?(#([A-Za-z0-9._~!$&'()*+,;=:@/?-]|%[0-9A-F]{2})*)?$"
+        ),
+        _ => return None,
+    })
+}

@@ -1,0 +1,40 @@
+//! A hostile schema, and a walk through what it allows: whatever is chosen, the text ends, and is JSON.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use shohin_core::chat::json;
+use shohin_core::constrain::{Constraint, Grammar, Vocabulary};
+use std::sync::{Arc, LazyLock};
+
+static BYTES: LazyLock<Arc<Vocabulary>> =
+    LazyLock::new(|| Arc::new(Vocabulary::from_texts((0..=255u8).map(Some), &[])));
+
+fuzz_target!(|input: (&str, &[u8])| {
+    let (schema, choices) = input;
+    let Ok(grammar) = Grammar::json_schema(schema) else { return };
+    let Ok(mut constraint) = Constraint::new(grammar, BYTES.clone()) else { return };
+    let least = constraint.shortest() as usize;
+    if least > 1000 {
+        return;
+    }
+    let mut text = Vec::new();
+    let budget = least + choices.len().min(200);
+    for left in (1..=budget).rev() {
+        if constraint.finished() {
+            break;
+        }
+        let allowed = constraint.allowed(left);
+        let tokens: Vec<u32> =
+            (0..256).filter(|t| allowed[*t as usize / 32] >> (t % 32) & 1 == 1).collect();
+        if tokens.is_empty() {
+            break;
+        }
+        let choice = choices.get(text.len()).copied().unwrap_or(0);
+        let token = tokens[usize::from(choice) % tokens.len()];
+        assert!(constraint.accept(token));
+        text.push(token as u8);
+    }
+    assert!(constraint.complete());
+    let text = String::from_utf8(text).expect("UTF-8");
+    json::reformat(&text, &mut String::new()).expect("JSON");
+});
