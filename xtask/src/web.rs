@@ -57,6 +57,7 @@ fn webgpu(machine: &Machine) -> Result<()> {
         .args("build --release --features gpu --target")
         .arg(WASM)
         .env("CARGO_TARGET_DIR", &target)
+        .args("--config profile.release.package.shohin-wasm.opt-level='z'")
         .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "z")
         .run()?;
     let built = target.join(WASM).join("release/shohin_wasm.wasm");
