@@ -29,7 +29,7 @@ Commands:
       --only NAME   run this suite (may be given several times, or as A,B)
       --list        name the suites
   bench         measure a 1.7B model with random weights, here and in headless Chromium; tables at the end
-      --peers       llama.cpp (PyPI) and wllama (npm) too, in turn with ours: installs them; half an hour
+      --peers       llama.cpp (PyPI), wllama and transformers.js (npm) too, in turn with ours: installs them; half an hour
       --quick       fewer formats, tokens and rounds: some minutes
       --only WHERE  native or browser
       --format A,B  only these formats

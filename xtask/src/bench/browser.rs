@@ -1,8 +1,9 @@
-//! Our npm package and wllama in turn, each in a page of its own in Chromium without a window.
+//! Our npm package, wllama and transformers.js in turn, each in a page of its own in Chromium without a window.
 
 use std::path::Path;
 
-use super::sample::{self, Engine, Sample};
+use super::peers::{self, Transformers};
+use super::sample::{self, Engine, Sample, Test};
 use super::{Models, Pairs, Plan};
 use crate::command::Result;
 use crate::machine::{CHROMIUM, Machine, Need};
@@ -11,75 +12,167 @@ use crate::web::{self, WASM};
 pub(super) const NEEDS: &[Need] =
     &[Need::Target(WASM), Need::Bindgen, Need::Node, Need::NodeModules, Need::Program(&CHROMIUM)];
 
-/// wllama takes a second for a token.
+/// wllama and transformers.js take a second for a token.
 const MOST_ROUNDS: usize = 2;
+
+/// Threads that ours is measured with, too.
+const TEAM: usize = 2;
+
+/// An engine in a page, and a model for it.
+struct Page<'a> {
+    engine: Engine,
+    /// As `browser.mjs` calls it.
+    name: &'a str,
+    package: &'a Path,
+    model: &'a Path,
+    format: &'static str,
+    threads: usize,
+}
+
+/// What a page said.
+enum Said {
+    Measured(Vec<(Test, f64, f64)>),
+    /// Why it could not read the file.
+    Cannot(String),
+}
+
+/// `(prompt, reply)` of no tokens only loads the model.
+fn run(machine: &Machine, page: &Page<'_>, plan: (usize, usize), notes: &mut Vec<String>) -> Result<Said> {
+    let driver = machine.cmd("node").arg(machine.root.join("xtask/src/bench/browser.mjs")).arg(page.name);
+    let driver = driver.arg(page.package).arg(page.model).arg(plan.0.to_string()).arg(plan.1.to_string());
+    let text = driver.arg(page.threads.to_string()).env("CHROME", machine.program(&CHROMIUM)?).read()?;
+    let mut note = |note: String| {
+        if !notes.contains(&note) {
+            notes.push(note);
+        }
+    };
+    for line in text.lines() {
+        if let Some(version) = line.strip_prefix("version ") {
+            note(format!("In the browser: {version}."));
+        } else if let Some(why) = line.strip_prefix("cannot ") {
+            return Ok(Said::Cannot(why.into()));
+        } else if let Some((raw, packed)) = payload(line) {
+            let (name, threads) = (page.name, page.threads);
+            note(format!(
+                "Fetched besides the model by {name}, threads: {threads}: {raw:.2} MB, compressed {packed:.2}."
+            ));
+        }
+    }
+    Ok(Said::Measured(text.lines().filter_map(sample::read).collect()))
+}
+
+/// Megabytes of everything but the model, as files and compressed: `payload 1000000 400000`.
+fn payload(line: &str) -> Option<(f64, f64)> {
+    let (raw, packed) = line.strip_prefix("payload ")?.split_once(' ')?;
+    Some((raw.parse::<f64>().ok()? / 1e6, packed.parse::<f64>().ok()? / 1e6))
+}
 
 /// Returns what is compared with what.
 pub(super) fn measure(
     machine: &mut Machine,
     models: &Models,
     plan: &Plan,
-    wllama: Option<&Path>,
+    with_peers: bool,
     samples: &mut Vec<Sample>,
     notes: &mut Vec<String>,
 ) -> Result<Pairs> {
     web::build(machine)?;
     let machine = &*machine;
     let ours = machine.root.join("wasm/dist");
-    let mut run = |engine, package: &Path, format, round, samples: Option<&mut Vec<Sample>>| {
-        let driver = machine.cmd("node").arg(machine.root.join("xtask/src/bench/browser.mjs"));
-        let driver = driver.arg(if engine == Engine::Page { "shohin" } else { "wllama" }).arg(package);
-        let (prompt, reply) = if samples.is_some() { plan.page } else { (0, 0) };
-        let driver = driver.arg(models.file(format)).arg(prompt.to_string()).arg(reply.to_string());
-        let text = driver.env("CHROME", machine.program(&CHROMIUM)?).read()?;
-        for version in text.lines().filter_map(|line| line.strip_prefix("version ")) {
-            let note = format!("In the browser: {version}.");
-            if !notes.contains(&note) {
-                notes.push(note);
-            }
-        }
-        if let Some(why) = text.lines().find_map(|line| line.strip_prefix("cannot ")) {
-            if samples.is_some() {
-                return Err(format!("{format} in the browser: {why}"));
-            }
-            notes.push(format!("wllama cannot read {}: {why}.", format.to_uppercase()));
-            return Ok(false);
-        }
-        if let Some(samples) = samples {
-            samples.extend(text.lines().filter_map(sample::read).map(|(test, wall, cpu)| Sample {
-                engine,
-                format,
-                threads: 1,
-                round,
-                test,
-                wall,
-                cpu,
-                bound: None,
-            }));
-        }
-        Ok(true)
-    };
+    let team = if ours.join("threads.js").is_file() { &[1, TEAM][..] } else { &[1][..] };
+    let wllama = with_peers.then(|| peers::wllama(machine)).transpose()?;
+    let transformers = with_peers.then(|| peers::transformers(machine)).transpose()?;
     let mut pairs = plan.formats.clone();
-    if let Some(package) = wllama {
+    if let Some(package) = &wllama {
         for (format, peer) in pairs.iter_mut().filter(|(format, peer)| format != peer) {
-            if run(Engine::Wllama, package, *format, 0, None)? {
-                *peer = format;
+            let model = models.file(format);
+            let page =
+                Page { engine: Engine::Wllama, name: "wllama", package, model: &model, format, threads: 1 };
+            match run(machine, &page, (0, 0), notes)? {
+                Said::Measured(_) => *peer = format,
+                Said::Cannot(why) => {
+                    notes.push(format!("wllama cannot read {}: {why}.", format.to_uppercase()))
+                }
             }
         }
+    }
+    if transformers.is_some() {
+        notes.push("transformers.js has the same weights as codes of 4 bits, which take four times the bytes of Q1_0.".into());
     }
     let rounds = plan.rounds.min(MOST_ROUNDS);
     for round in 0..rounds {
         let mut done: Vec<&str> = Vec::new();
+        let mut measure = |page: &Page<'_>| match run(machine, page, plan.page, notes)? {
+            Said::Cannot(why) if page.engine == Engine::Transformers => {
+                notes.push(format!("transformers.js cannot run {}: {why}.", page.format.to_uppercase()));
+                Ok(())
+            }
+            Said::Cannot(why) => Err(format!("{} in the browser: {why}", page.format)),
+            Said::Measured(read) => {
+                let Page { engine, format, threads, .. } = *page;
+                samples.extend(read.into_iter().map(|(test, wall, cpu)| Sample {
+                    engine,
+                    format,
+                    threads,
+                    round,
+                    test,
+                    wall,
+                    cpu,
+                    bound: None,
+                }));
+                Ok(())
+            }
+        };
         for &(format, peer) in &pairs {
             println!("round {} of {rounds}: {format} in the browser", round + 1);
-            run(Engine::Page, &ours, format, round, Some(samples))?;
-            if let Some(package) = wllama
-                && !done.contains(&peer)
+            let model = models.file(format);
+            for &threads in team {
+                measure(&Page {
+                    engine: Engine::Page,
+                    name: "shohin",
+                    package: &ours,
+                    model: &model,
+                    format,
+                    threads,
+                })?;
+            }
+            if done.contains(&peer) {
+                continue;
+            }
+            done.push(peer);
+            let model = models.file(peer);
+            if let Some(package) = &wllama {
+                let engine = Engine::Wllama;
+                measure(&Page { engine, name: "wllama", package, model: &model, format: peer, threads: 1 })?;
+            }
+            if let Some(transformers) =
+                transformers.as_ref().filter(|_| Transformers::FORMATS.contains(&peer))
             {
-                done.push(peer);
-                run(Engine::Wllama, package, peer, round, Some(samples))?;
+                let model = transformers.model(machine, &model)?;
+                let (engine, package) = (Engine::Transformers, &transformers.modules);
+                measure(&Page {
+                    engine,
+                    name: "transformers",
+                    package,
+                    model: &model,
+                    format: peer,
+                    threads: 1,
+                })?;
             }
         }
     }
     Ok(pairs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::payload;
+
+    #[test]
+    fn payloads_are_read() {
+        assert_eq!(payload("payload 1500000 250000"), Some((1.5, 0.25)));
+        for line in ["payload", "payload 5", "payload 5 x", "decode 1 2 3"] {
+            assert_eq!(payload(line), None, "{line}");
+        }
+    }
 }

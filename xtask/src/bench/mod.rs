@@ -104,6 +104,7 @@ pub(crate) fn bench(machine: &mut Machine, options: &Options) -> Result<()> {
     }
     if options.browser {
         needs.extend_from_slice(browser::NEEDS);
+        needs.extend_from_slice(if options.peers { peers::TRANSFORMERS_NEEDS } else { &[] });
     }
     prepare(machine, &needs)?;
     machine.cargo().args("build --release --package shohin --package shohin-tests --bins").run()?;
@@ -118,8 +119,7 @@ pub(crate) fn bench(machine: &mut Machine, options: &Options) -> Result<()> {
         native = native::measure(machine, &models, &plan, llama.as_deref(), &mut samples, &mut notes)?;
     }
     if options.browser {
-        let wllama = options.peers.then(|| peers::wllama(machine)).transpose()?;
-        pages = browser::measure(machine, &models, &plan, wllama.as_deref(), &mut samples, &mut notes)?;
+        pages = browser::measure(machine, &models, &plan, options.peers, &mut samples, &mut notes)?;
     }
     let report = table::report(&samples, &native, &pages, &notes);
     println!("\n{report}");

@@ -1,6 +1,6 @@
 //! The other engines, newest release each, installed for this repository alone.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::command::{Cmd, Result};
 use crate::machine::{self, GXX, Machine, Need, PYTHON};
@@ -15,40 +15,95 @@ fn home(machine: &Machine) -> PathBuf {
     machine.tools().join("peers")
 }
 
-/// A Python that has llama.cpp, compiled here from the source package on PyPI.
-pub(super) fn llama(machine: &Machine) -> Result<PathBuf> {
-    let home = home(machine).join("venv");
+/// A Python environment of this name, and whether `import` works in it.
+fn venv(machine: &Machine, name: &str, import: &str) -> Result<(PathBuf, bool)> {
+    let home = home(machine).join(name);
     let python = home.join(if cfg!(windows) { "Scripts/python.exe" } else { "bin/python" });
-    let there = || Cmd::new(&python, &machine.root).args("-c").arg("import llama_cpp").read();
-    if there().is_ok() {
-        return Ok(python);
+    if imports(machine, &python, import).is_ok() {
+        return Ok((python, true));
     }
-    let venv = || Cmd::new(machine.program(&PYTHON)?, &machine.root).args("-m venv").arg(&home).read();
-    if venv().is_err() && machine::is_debian() {
+    let make = || Cmd::new(machine.program(&PYTHON)?, &machine.root).args("-m venv").arg(&home).read();
+    if make().is_err() && machine::is_debian() {
         // Debian has the module in a package of its own.
         machine::apt_get(machine, &["python3-venv"])?;
     }
-    venv().map_err(|why| format!("no Python environment: {why}"))?;
+    make().map_err(|why| format!("no Python environment: {why}"))?;
+    Ok((python, false))
+}
+
+fn imports(machine: &Machine, python: &Path, import: &str) -> Result<String> {
+    Cmd::new(python, &machine.root).args("-c").arg(format!("import {import}")).read()
+}
+
+/// A Python that has llama.cpp, compiled here from the source package on PyPI.
+pub(super) fn llama(machine: &Machine) -> Result<PathBuf> {
+    let (python, ready) = venv(machine, "venv", "llama_cpp")?;
+    if ready {
+        return Ok(python);
+    }
     println!("xtask: compiling llama.cpp, which takes some minutes");
     Cmd::new(&python, &machine.root)
         .args("-m pip install --quiet --disable-pip-version-check --no-binary llama-cpp-python llama-cpp-python")
         .env("CMAKE_ARGS", CMAKE_ARGS)
         .run()?;
-    there().map(|_| python).map_err(|why| format!("llama-cpp-python was installed and does not load: {why}"))
+    imports(machine, &python, "llama_cpp")
+        .map(|_| python)
+        .map_err(|why| format!("llama-cpp-python was installed and does not load: {why}"))
+}
+
+/// Installs a package of npm's, newest release, and returns the directory of all of them.
+fn npm(machine: &Machine, package: &str) -> Result<PathBuf> {
+    let home = home(machine);
+    let modules = home.join("node_modules");
+    if !modules.join(package).is_dir() {
+        std::fs::create_dir_all(&home).map_err(|e| format!("{}: {e}", home.display()))?;
+        // A script of onnxruntime-node fetches libraries for GPUs from elsewhere; pages have no use for them.
+        machine
+            .cmd("npm")
+            .args("install --ignore-scripts --no-audit --no-fund --loglevel=error --prefix")
+            .arg(&home)
+            .arg(format!("{package}@latest"))
+            .run()?;
+    }
+    Ok(modules)
 }
 
 /// The directory of wllama's modules.
 pub(super) fn wllama(machine: &Machine) -> Result<PathBuf> {
-    let home = home(machine);
-    let modules = home.join("node_modules/@wllama/wllama/esm");
-    if !modules.join("index.js").is_file() {
-        std::fs::create_dir_all(&home).map_err(|e| format!("{}: {e}", home.display()))?;
-        machine
-            .cmd("npm")
-            .args("install --no-audit --no-fund --loglevel=error --prefix")
-            .arg(&home)
-            .arg("@wllama/wllama@latest")
-            .run()?;
+    Ok(npm(machine, "@wllama/wllama")?.join("@wllama/wllama/esm"))
+}
+
+/// transformers.js, and what writes models for it.
+pub(super) struct Transformers {
+    /// Where its modules are, and those it needs.
+    pub(super) modules: PathBuf,
+    python: PathBuf,
+}
+
+pub(super) const TRANSFORMERS_NEEDS: &[Need] = &[Need::Program(&PYTHON)];
+
+pub(super) fn transformers(machine: &Machine) -> Result<Transformers> {
+    let modules = npm(machine, "@huggingface/transformers")?;
+    let (python, ready) = venv(machine, "onnx", "gguf, onnx")?;
+    if !ready {
+        let install = Cmd::new(&python, &machine.root);
+        install.args("-m pip install --quiet --disable-pip-version-check gguf numpy onnx").run()?;
     }
-    Ok(modules)
+    Ok(Transformers { modules, python })
+}
+
+impl Transformers {
+    /// The formats that `as_onnx.py` reads.
+    pub(super) const FORMATS: [&str; 2] = ["q1_0", "tq2_0"];
+
+    /// The same weights as a directory of ONNX files, written once.
+    pub(super) fn model(&self, machine: &Machine, gguf: &Path) -> Result<PathBuf> {
+        let out = gguf.with_extension("onnx");
+        if !out.join("digits.json").is_file() {
+            println!("xtask: writing {}", out.display());
+            let script = machine.root.join("xtask/src/bench/as_onnx.py");
+            Cmd::new(&self.python, &machine.root).arg(script).arg(gguf).arg(&out).run()?;
+        }
+        Ok(out)
+    }
 }

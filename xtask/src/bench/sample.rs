@@ -9,6 +9,8 @@ pub(super) enum Test {
     Prefill(usize),
     /// Writing a reply.
     Decode,
+    /// Everything up to the first token, with a model that is on the disk.
+    First,
 }
 
 impl fmt::Display for Test {
@@ -16,6 +18,7 @@ impl fmt::Display for Test {
         match self {
             Test::Prefill(n) => write!(f, "prefill {n}"),
             Test::Decode => f.write_str("decode"),
+            Test::First => f.write_str("first token"),
         }
     }
 }
@@ -28,6 +31,7 @@ pub(super) enum Engine {
     Llama,
     Page,
     Wllama,
+    Transformers,
 }
 
 /// Seconds a token took, once.
@@ -55,6 +59,7 @@ pub(super) fn read(line: &str) -> Option<(Test, f64, f64)> {
     let test = match what {
         "prefill" => Test::Prefill(tokens),
         "decode" => Test::Decode,
+        "first" => Test::First,
         _ => return None,
     };
     let mut seconds = || words.next()?.parse::<f64>().ok().filter(|s| *s > 0.0);
@@ -89,9 +94,17 @@ mod tests {
     fn lines_of_drivers_are_read_and_others_are_not() {
         assert_eq!(read("prefill 64 1.6 3.2"), Some((Test::Prefill(64), 0.025, 0.05)));
         assert_eq!(read("decode 16 0.8 1.6"), Some((Test::Decode, 0.05, 0.1)));
-        for line in
-            ["", "version 0.3", "decode", "decode 0 1 1", "decode 4 1", "decode 4 1 x", "cannot 1 2 3"]
-        {
+        assert_eq!(read("first 1 0.5 0.25"), Some((Test::First, 0.5, 0.25)));
+        for line in [
+            "",
+            "version 0.3",
+            "payload 5 3",
+            "decode",
+            "decode 0 1 1",
+            "decode 4 1",
+            "decode 4 1 x",
+            "cannot 1 2 3",
+        ] {
             assert_eq!(read(line), None, "{line}");
         }
     }

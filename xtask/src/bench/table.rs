@@ -17,7 +17,7 @@ pub(super) fn report(
     let all = Samples { samples, formats: native_pairs };
     let mut text = String::new();
     let native = [Engine::Shohin, Engine::ShohinAvx2, Engine::Llama];
-    let pages = [Engine::Page, Engine::Wllama];
+    let pages = [Engine::Page, Engine::Wllama, Engine::Transformers];
     if samples.iter().any(|s| native.contains(&s.engine)) {
         text += "Native, tokens/s; ms: processor time of a token. The bound: as many threads read as much and do no more; the\n\
             share of it is by the clock, and for one thread (by processor time).\n\n";
@@ -30,13 +30,17 @@ pub(super) fn report(
     }
     let all = Samples { samples, formats: page_pairs };
     if samples.iter().any(|s| pages.contains(&s.engine)) {
-        text += "\nIn Chromium, one thread, tokens/s; ms are processor time of the page's process for a token\n\n";
+        text += "\nIn Chromium, tokens/s; ms are processor time of the page's process for a token\n\n";
         all.speeds(&mut text, &pages);
+        all.firsts(&mut text, &pages);
     }
-    if samples.iter().any(|s| s.engine == Engine::Wllama) {
-        text += "\nTimes as fast as wllama, by the clock (by processor time)\n\n";
-        all.ratios(&mut text, &pages[..1], Engine::Wllama);
+    for (peer, name) in [(Engine::Wllama, "wllama"), (Engine::Transformers, "transformers.js")] {
+        if samples.iter().any(|s| s.engine == peer) {
+            let _ = write!(text, "\nTimes as fast as {name}, by the clock (by processor time)\n\n");
+            all.ratios(&mut text, &pages[..1], peer);
+        }
     }
+    all.scaling(&mut text, Engine::Page);
     if !notes.is_empty() {
         text += "\n";
         notes.iter().for_each(|note| {
@@ -110,8 +114,43 @@ impl Samples<'_> {
         let _ = writeln!(text, "\nMemory read: {}.", words.join("; "));
     }
 
+    /// How long a model that is on the disk takes to its first token.
+    fn firsts(&self, text: &mut String, engines: &[Engine]) {
+        if !self.tests(engines).contains(&Test::First) {
+            return;
+        }
+        text.push_str("\nFirst token of a model that the browser has kept, in a page just opened, after a prompt of eight\n\n");
+        row(text, &["format", "engine", "threads", "seconds", "of the processor"].map(String::from));
+        row(text, &rule(5, 2));
+        for format in self.formats_of_both() {
+            for threads in self.threads(engines) {
+                for &engine in engines {
+                    let at = (engine, format, threads, Test::First);
+                    if let (Some(wall), Some(cpu)) =
+                        (self.typical(at, |s| Some(s.wall)), self.typical(at, |s| Some(s.cpu)))
+                    {
+                        let words = [format.to_uppercase(), name(engine).into(), threads.to_string()];
+                        row(text, &[&words[..], &[number(wall), number(cpu)]].concat());
+                    }
+                }
+            }
+        }
+    }
+
+    /// Ours and theirs, each once.
+    fn formats_of_both(&self) -> Vec<&str> {
+        let mut formats: Vec<&str> = Vec::new();
+        for name in self.formats.iter().flat_map(|(format, peer)| [*format, *peer]) {
+            if !formats.contains(&name) {
+                formats.push(name);
+            }
+        }
+        formats
+    }
+
     fn speeds(&self, text: &mut String, engines: &[Engine]) {
-        let tests = self.tests(engines);
+        let mut tests = self.tests(engines);
+        tests.remove(&Test::First);
         let bound = self.samples.iter().any(|s| engines.contains(&s.engine) && s.bound.is_some());
         let mut head: Vec<String> = ["format", "engine", "threads"].map(String::from).into();
         for test in &tests {
@@ -123,13 +162,7 @@ impl Samples<'_> {
         }
         row(text, &head);
         row(text, &rule(head.len(), 2));
-        let mut formats: Vec<&str> = Vec::new();
-        for name in self.formats.iter().flat_map(|(format, peer)| [*format, *peer]) {
-            if !formats.contains(&name) {
-                formats.push(name);
-            }
-        }
-        for format in formats {
+        for format in self.formats_of_both() {
             for threads in self.threads(engines) {
                 for &engine in engines {
                     let at = |test| (engine, format, threads, test);
@@ -157,6 +190,33 @@ impl Samples<'_> {
                         });
                     }
                     row(text, &cells);
+                }
+            }
+        }
+    }
+
+    /// How many times as fast more threads are than one.
+    fn scaling(&self, text: &mut String, engine: Engine) {
+        let more: Vec<usize> = self.threads(&[engine]).into_iter().filter(|n| *n > 1).collect();
+        if more.is_empty() {
+            return;
+        }
+        let tests = self.tests(&[engine]);
+        text.push_str("\nTimes as fast as one thread, by the clock\n\n");
+        let mut head: Vec<String> = ["format", "threads"].map(String::from).into();
+        head.extend(tests.iter().map(Test::to_string));
+        row(text, &head);
+        row(text, &rule(head.len(), 1));
+        for (format, _) in self.formats {
+            for &threads in &more {
+                let ratio = |&test: &Test| {
+                    self.ratio((engine, *format, threads, test), (engine, *format, 1, test), |s| s.wall)
+                };
+                let cells: Vec<Option<f64>> = tests.iter().map(ratio).collect();
+                if cells.iter().any(Option::is_some) {
+                    let mut line = vec![format.to_uppercase(), threads.to_string()];
+                    line.extend(cells.into_iter().map(|cell| cell.map_or("-".into(), |x| format!("{x:.2}"))));
+                    row(text, &line);
                 }
             }
         }
@@ -202,6 +262,7 @@ fn name(engine: Engine) -> &'static str {
         Engine::ShohinAvx2 => "Shohin, AVX2 only",
         Engine::Llama => "llama.cpp",
         Engine::Wllama => "wllama",
+        Engine::Transformers => "transformers.js",
     }
 }
 
@@ -266,6 +327,26 @@ mod tests {
         );
         assert!(text.contains("\nMemory read: 1.0 GB/s, threads: 1.\n"), "{text}");
         assert!(text.ends_with("\n- A note.\n"), "{text}");
+    }
+
+    #[test]
+    fn pages_are_compared_with_each_peer_and_with_themselves() {
+        let (decode, format) = (Test::Decode, "q1_0");
+        let samples = [
+            sample(Engine::Page, format, 0, decode, 0.1),
+            Sample { threads: 2, ..sample(Engine::Page, format, 0, decode, 0.0625) },
+            sample(Engine::Wllama, format, 0, decode, 1.0),
+            sample(Engine::Wllama, format, 0, Test::First, 9.0),
+            sample(Engine::Page, format, 0, Test::First, 2.0),
+            sample(Engine::Transformers, format, 0, decode, 0.5),
+        ];
+        let text = report(&samples, &Pairs::new(), &vec![(format, format)], &[]);
+        let after =
+            |title: &str| text.split(title).nth(1).and_then(|rest| rest.lines().nth(4)).map(String::from);
+        let row = |cells: &str| Some(format!("| Q1_0 | Q1_0 | Shohin | 1 | {cells} |"));
+        assert_eq!(after("as fast as wllama"), row("10 (10) | 4.5 (4.5)"), "{text}");
+        assert_eq!(after("as fast as transformers.js"), row("5.0 (5.0)"), "{text}");
+        assert_eq!(after("as fast as one thread"), Some("| Q1_0 | 2 | 1.60 | - |".into()), "{text}");
     }
 
     #[test]
