@@ -3,6 +3,7 @@
 use clap::builder::styling::{AnsiColor, Styles};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use shohin_core::SamplerConfig;
+use shohin_core::generate::Overflow;
 use std::path::PathBuf;
 
 const STYLES: Styles = Styles::styled()
@@ -109,13 +110,15 @@ pub(crate) enum Command {
 ///
 /// Replies stream as they are made. Ctrl-C stops a reply, Ctrl-D ends the chat, /help lists commands.
 /// Only the new turn is computed; the conversation so far stays in memory. Lines also come from a pipe,
-/// one message a line.
+/// one message a line. When the context is full, the oldest exchanges are forgotten before the next reply; with
+/// --overflow shift the oldest tokens go instead, also in the middle of a reply, and nothing is read again.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   shohin chat
   shohin chat -m Ternary-Bonsai-1.7B-PQ2_0.gguf --system \"Answer in one sentence.\"
   shohin chat --preset greedy
+  shohin chat --context 1024 --overflow shift
   printf 'My name is Zoe.\\nWhat is my name?\\n' | shohin chat")]
 pub(crate) struct ChatArgs {
     /// Instructions for the whole conversation
@@ -130,6 +133,8 @@ pub(crate) struct ChatArgs {
     #[command(flatten)]
     pub(crate) form: FormArgs,
     #[command(flatten)]
+    pub(crate) overflow: OverflowArgs,
+    #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
 }
 
@@ -142,6 +147,7 @@ pub(crate) struct ChatArgs {
 Examples:
   shohin run \"What does a cow say?\"
   shohin run --raw \"Once upon a time, there was\" -n 60 --seed 7
+  shohin run --raw \"Once upon a time\" -n 10000 --overflow shift
   shohin run --file question.txt --json
   shohin run \"Describe a fox.\" --json-schema fox.schema.json
   shohin run -m Bonsai-8B.gguf \"Is it raining in Kyoto?\" --tools weather.json --json
@@ -179,6 +185,8 @@ pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) tools: ToolArgs,
     #[command(flatten)]
+    pub(crate) overflow: OverflowArgs,
+    #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
 }
 
@@ -205,6 +213,38 @@ pub(crate) struct FormArgs {
     /// Make every reply a JSON object
     #[arg(long, conflicts_with = "json_schema")]
     pub(crate) json_object: bool,
+}
+
+/// What happens where prompt and reply together are longer than --context.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct OverflowArgs {
+    /// When the context is full: error ends the reply, shift forgets the oldest tokens and goes on
+    #[arg(long, value_name = "POLICY", default_value = "error")]
+    pub(crate) overflow: Policy,
+    /// With --overflow shift: how many of the first tokens are never forgotten [default: the instructions, at least 4]
+    #[arg(long, value_name = "N")]
+    pub(crate) keep: Option<usize>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Policy {
+    Error,
+    Shift,
+}
+
+impl OverflowArgs {
+    /// For a context of `capacity` tokens whose first `instructions` are the same for every message.
+    pub(crate) fn policy(&self, instructions: usize, capacity: usize) -> Overflow {
+        /// Sinks that the paper found to be enough (arXiv 2309.17453, table 2).
+        const SINKS: usize = 4;
+        match self.overflow {
+            Policy::Error => Overflow::Error,
+            // Instructions may not take all of the room that is there.
+            Policy::Shift => Overflow::Shift {
+                keep: self.keep.unwrap_or_else(|| instructions.max(SINKS).min(capacity / 2)),
+            },
+        }
+    }
 }
 
 /// How tokens are chosen. Options change single values of the preset.

@@ -1,10 +1,10 @@
 //! `shohin chat`: a conversation, a line at a time.
 
-use crate::args::{ChatArgs, EngineArgs};
+use crate::args::{ChatArgs, EngineArgs, OverflowArgs, Policy};
 use crate::engine::{Engine, ModelFile, Timings, reply};
 use crate::failure::{Failure, Outcome, file_error};
 use crate::form;
-use crate::run::reason_text;
+use crate::run::{instructions, reason_text};
 use crate::terminal::{Colours, CtrlC, remark, write_model_text};
 use crate::timeline::Timeline;
 use rustyline::DefaultEditor;
@@ -12,7 +12,7 @@ use rustyline::error::ReadlineError;
 use serde_json::json;
 use shohin_core::chat::{ChatOptions, Message, Role, encode, encode_next};
 use shohin_core::constrain::Constraint;
-use shohin_core::generate::{Generation, GenerationOptions, Reason, Step, reusable};
+use shohin_core::generate::{Generation, GenerationOptions, Overflow, Reason, Step, reusable};
 use shohin_core::{Sampler, SamplerConfig};
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::path::Path;
@@ -50,6 +50,7 @@ struct Chat<'e> {
     engine: &'e Engine<'e>,
     options: ChatOptions<'e>,
     generation: GenerationOptions,
+    overflow: OverflowArgs,
     /// What replies are kept to, at their beginning.
     constraint: Option<Constraint>,
     session: Box<dyn Timeline + 'e>,
@@ -90,6 +91,7 @@ impl<'e> Chat<'e> {
                 ..ChatOptions::default()
             },
             generation,
+            overflow: args.overflow,
             constraint: None,
             session: engine.session(engine.options.context)?,
             sampler: engine.sampler(&config)?,
@@ -277,6 +279,9 @@ impl<'e> Chat<'e> {
             let next = [Message::new(Role::User, &turn.user)];
             prompt.extend(encode_next(tokenizer, &self.tokens, &next, &self.options)?);
         }
+        if self.overflow.overflow == Policy::Shift {
+            return Ok((prompt, 0));
+        }
         let mut dropped = 0;
         // Once something must go, make room for more than the next turn: every time costs a new prefill.
         while prompt.len() + if dropped == 0 { reserve } else { capacity / 2 } > capacity
@@ -316,7 +321,10 @@ impl<'e> Chat<'e> {
         let held = reusable(&self.held, &prompt);
         self.session.truncate(held)?;
         self.session.chosen_by(&self.config, self.constraint.is_some());
-        let (sampler, options) = (self.sampler.clone(), self.generation.clone());
+        let (sampler, mut options) = (self.sampler.clone(), self.generation.clone());
+        let keep = instructions(self.engine, self.system.as_deref(), &self.options)?;
+        let overflow = self.overflow.policy(keep, self.session.capacity());
+        options.overflow = overflow;
         let mut generation = Generation::new(&prompt, held, self.session.capacity(), sampler, options)?;
         if let Some(constraint) = &self.constraint {
             generation.constrain(constraint.clone());
@@ -354,8 +362,17 @@ impl<'e> Chat<'e> {
         } else if let Some(turn) = self.turns.last_mut() {
             self.tokens = generation.tokens().to_vec();
             turn.reply = Some(text.clone());
+            // Where the message is now. If it is gone, a retry reads the conversation again.
+            let dropped = generation.dropped();
+            if let Overflow::Shift { keep } = overflow
+                && dropped > 0
+                && turn.start > keep
+            {
+                turn.start = if turn.start >= keep + dropped { turn.start - dropped } else { 0 };
+            }
         }
         let (reason, timings) = outcome?;
+        let forgotten = generation.dropped();
         self.sampler = generation.into_sampler();
         self.sampler.forget();
         self.last = Some((timings, reason));
@@ -365,6 +382,9 @@ impl<'e> Chat<'e> {
         }
         out.flush()?;
         drop(out);
+        if forgotten > 0 {
+            self.note(&format!("(the context was full: the oldest {forgotten} tokens were forgotten)"))?;
+        }
         match reason {
             Reason::Cancelled => self.note("(stopped)")?,
             Reason::ContextFull => self.note("(the context is full, so the reply ends here)")?,

@@ -10,7 +10,7 @@ use crate::timeline::{OnCpu, Timeline};
 use memmap2::{Mmap, MmapMut};
 use shohin_core::chat::{Style, Template};
 use shohin_core::generate::{Detokenizer, Generation, Reason, Step, drive};
-use shohin_core::gguf::{self, Id42, ReadOptions};
+use shohin_core::gguf::{self, Expansion, Id42, ReadOptions};
 use shohin_core::kernel::Isa;
 use shohin_core::model::ModelVariant;
 use shohin_core::quant::Layout;
@@ -47,8 +47,12 @@ struct Part {
 enum Bytes {
     BuiltIn,
     Mapped(Mmap, File),
-    /// Read, to be interleaved; and how many bytes the file has.
-    Read(MmapMut, usize),
+    /// Read, to be interleaved: its first `len` bytes are the model, made of a file of `stored` bytes.
+    Read {
+        memory: MmapMut,
+        len: usize,
+        stored: usize,
+    },
 }
 
 /// The parts of the model that `path` is one of, first to last, by its name: `name-00001-of-00003.gguf`.
@@ -88,47 +92,50 @@ impl Part {
         match &self.bytes {
             Bytes::BuiltIn => BUILT_IN,
             Bytes::Mapped(map, _) => map,
-            Bytes::Read(memory, _) => memory,
+            Bytes::Read { memory, len, .. } => &memory[..*len],
         }
     }
 
     /// Bytes of the file itself.
     fn file_len(&self) -> usize {
         match &self.bytes {
-            Bytes::Read(_, len) => *len,
+            Bytes::Read { stored, .. } => *stored,
             _ => self.bytes().len(),
         }
     }
 
-    /// How many bytes it has when its base-3 matrices are expanded, if it has such.
-    fn expanded_len(&self, args: &EngineArgs) -> Outcome<Option<usize>> {
+    /// What expanding its base-3 matrices takes, if it has such.
+    fn expansion(&self, args: &EngineArgs) -> Outcome<Option<Expansion>> {
         let gguf = Gguf::parse_with(self.bytes(), &read_options(args)).at(&self.name)?;
-        gguf::expanded_len(&gguf).at(&self.name)
+        gguf::expansion(&gguf, self.bytes().len()).at(&self.name)
     }
 
     /// Rearranges the weights in memory, where there is enough of it.
     fn interleave(&mut self, args: &EngineArgs, isa: Isa, pool: &dyn Pool) -> Outcome<()> {
-        let expanded = if args.compact { None } else { self.expanded_len(args)? };
+        let expansion = if args.compact { None } else { self.expansion(args)? };
         let stored = self.file_len();
         let failed = |e| file_error("read the model", Path::new(&self.name), &e);
-        let Ok(mut memory) = memory::pages(expanded.unwrap_or(stored)) else {
+        let room = expansion.map_or(stored, |expansion| expansion.room);
+        let Ok(mut memory) = memory::pages(room) else {
             // Slower, but the mapped file needs no memory of its own.
             return Ok(());
         };
+        let end = &mut memory[room - stored..];
         match &mut self.bytes {
-            _ if expanded.is_some() => {
-                gguf::expand(self.bytes(), &read_options(args), isa, pool, &mut memory).at(&self.name)?;
-            }
             Bytes::Mapped(_, file) => {
                 // Not copied from the mapping, or the model would be in memory twice.
-                file.rewind().and_then(|()| file.read_exact(&mut memory)).map_err(failed)?;
+                file.rewind().and_then(|()| file.read_exact(end)).map_err(failed)?;
             }
-            Bytes::BuiltIn => memory.copy_from_slice(BUILT_IN),
-            Bytes::Read(..) => return Ok(()),
+            Bytes::BuiltIn => end.copy_from_slice(BUILT_IN),
+            Bytes::Read { .. } => return Ok(()),
         }
-        self.bytes = Bytes::Read(memory, stored);
-        let Bytes::Read(memory, _) = &mut self.bytes else { return Ok(()) };
-        gguf::interleave(memory, &read_options(args), isa.layout(), pool).at(&self.name)
+        let mut len = stored;
+        if expansion.is_some() {
+            len = gguf::expand(&mut memory, stored, &read_options(args), isa, pool).at(&self.name)?;
+        }
+        self.bytes = Bytes::Read { memory, len, stored };
+        let Bytes::Read { memory, .. } = &mut self.bytes else { return Ok(()) };
+        gguf::interleave(&mut memory[..len], &read_options(args), isa.layout(), pool).at(&self.name)
     }
 }
 
@@ -182,8 +189,8 @@ impl ModelFile {
     /// Bytes that the weights take while the model runs.
     fn held_len(&self, args: &EngineArgs, expands: bool) -> Outcome<usize> {
         let held = |part: &Part| {
-            let expanded = if expands { part.expanded_len(args)? } else { None };
-            Ok(expanded.unwrap_or(part.bytes().len()))
+            let expansion = if expands { part.expansion(args)? } else { None };
+            Ok(expansion.map_or(part.bytes().len(), |expansion| expansion.len))
         };
         self.parts.iter().map(held).sum()
     }

@@ -7,7 +7,7 @@ use crate::form;
 use crate::terminal::{self, CtrlC, write_model_text};
 use serde_json::{Value, json};
 use shohin_core::chat::{ChatOptions, Message, Reply, Role, encode};
-use shohin_core::generate::{Event, Generation, GenerationOptions, Reason, Step};
+use shohin_core::generate::{Event, Generation, GenerationOptions, Overflow, Reason, Step};
 use shohin_core::tokenizer::Special;
 use std::io::{self, IsTerminal, Write};
 use std::path::Path;
@@ -22,8 +22,8 @@ pub(crate) fn run(args: &RunArgs, engine_args: &EngineArgs) -> Outcome {
     let prompt = prompt(args)?;
     let mut file = ModelFile::open(engine_args.model.as_deref())?;
     let engine = Engine::load(&mut file, engine_args)?;
-    let tokens = if args.raw {
-        engine.encode_plain(&prompt, Special::UserDefined)
+    let (tokens, instructions) = if args.raw {
+        (engine.encode_plain(&prompt, Special::UserDefined), 0)
     } else {
         if let Some(warning) = engine.template_warning() {
             terminal::remark(warning);
@@ -38,21 +38,23 @@ pub(crate) fn run(args: &RunArgs, engine_args: &EngineArgs) -> Outcome {
             tools: &tools,
             ..ChatOptions::default()
         };
-        encode(&engine.tokenizer, &messages, &options)?
+        let instructions = instructions(&engine, args.system.as_deref(), &options)?;
+        (encode(&engine.tokenizer, &messages, &options)?, instructions)
     };
     let mut session = engine.session(engine.options.context)?;
     let options = GenerationOptions {
         max_tokens: args.max_tokens.unwrap_or(usize::MAX),
         stop_strings: args.sampling.stop.clone(),
         logprobs: args.logprobs.map(usize::from),
+        overflow: args.overflow.policy(instructions, session.capacity()),
         ..GenerationOptions::default()
     };
-    if tokens.len() > session.capacity() {
+    if tokens.len() > session.capacity() && options.overflow == Overflow::Error {
         let (n, most) = (tokens.len(), session.capacity());
         let more = if most < engine.model.config().max_context_length {
-            "; --context can raise that"
+            "; --context can raise that, and --overflow shift reads on"
         } else {
-            ", the most this model can"
+            ", the most this model can; --overflow shift reads on"
         };
         return Err(Failure::new(format_args!(
             "the prompt is {n} tokens long, but the context holds {most}{more}"
@@ -101,6 +103,7 @@ pub(crate) fn run(args: &RunArgs, engine_args: &EngineArgs) -> Outcome {
             "finish_reason": reason.code(),
             "prompt_tokens": tokens.len(),
             "reply_tokens": generation.reply().len(),
+            "dropped_tokens": generation.dropped(),
             "seed": config.seed,
             "timings": timings_json(&engine, &timings),
         });
@@ -153,6 +156,20 @@ fn prompt(args: &RunArgs) -> Outcome<String> {
         ));
     }
     Ok(text.into())
+}
+
+/// How many tokens a chat with these instructions begins with, whatever its first message is.
+pub(crate) fn instructions(
+    engine: &Engine<'_>,
+    system: Option<&str>,
+    options: &ChatOptions<'_>,
+) -> Outcome<usize> {
+    let chat = |text: &str| {
+        let system = system.map(|text| Message::new(Role::System, text));
+        let messages: Vec<Message<'_>> = system.into_iter().chain([Message::new(Role::User, text)]).collect();
+        encode(&engine.tokenizer, &messages, options)
+    };
+    Ok(chat("a")?.iter().zip(chat("b")?).take_while(|(a, b)| **a == *b).count())
 }
 
 pub(crate) fn reason_text(reason: Reason) -> &'static str {

@@ -325,6 +325,28 @@ fn a_long_chat_forgets_its_oldest_turns_and_goes_on() {
 // ---- tokenize
 
 #[test]
+fn a_context_that_shifts_never_ends() {
+    let long = "hello there ".repeat(100);
+    let shift = ["run", &long, "--context", "40", "--overflow", "shift", "--json", "-n", "90"];
+    let reply = json(&with(&shift, &WILD));
+    assert_eq!(reply["finish_reason"], "length");
+    assert_eq!(reply["reply_tokens"], 90);
+    // The beginning of a chat, which is kept, and half of what follows it.
+    let dropped = reply["dropped_tokens"].as_u64().unwrap();
+    let all = reply["prompt_tokens"].as_u64().unwrap() + 89;
+    assert!(dropped >= all - 40 && dropped < all, "{dropped} of {all}");
+    assert!(fails(&with(&shift, &["--keep", "40"])).contains("kept tokens is 40"));
+
+    // Each reply takes more than the context.
+    let chat = ["chat", "--context", "40", "--overflow", "shift", "-n", "70"];
+    let output = feed(&with(&chat, &WILD), "Tell me a story.\nAnd another one.\n/retry\n");
+    let notes = String::from_utf8_lossy(&output.stderr).into_owned();
+    stdout(output);
+    assert_eq!(notes.matches("tokens were forgotten").count(), 3, "{notes}");
+    assert!(!notes.contains("context is full"), "{notes}");
+}
+
+#[test]
 fn text_becomes_ids_and_ids_text() {
     let text = "Once upon a time, é 日本 🌱 <|im_end|>\n\ttabs";
     let ids = stdout(feed(&["tokenize"], text));

@@ -14,7 +14,7 @@ use js_sys::{Array, Object, Reflect};
 use shohin_core::KvFormat;
 use shohin_core::chat::{Style, Template};
 use shohin_core::constrain::Vocabulary;
-use shohin_core::gguf::{self, Header, ReadOptions};
+use shohin_core::gguf::{self, Expansion, Header, ReadOptions};
 use shohin_core::kernel::Isa;
 use shohin_core::model::{Activations, BonsaiModel, MemoryPlan, ModelVariant, Qwen3Config, SessionOptions};
 use shohin_core::tokenizer::Tokenizer;
@@ -78,17 +78,21 @@ fn formats(header: &Header<'_>) -> Vec<&'static str> {
 }
 
 /// The file with 2-bit codes for base-3 digits, which are several times as fast; as it is where it has none,
-/// or where there is no memory for both.
-fn expanded(bytes: Vec<u8>, isa: Isa) -> Result<Vec<u8>> {
+/// or where there is no memory for them.
+fn expanded(mut bytes: Vec<u8>, isa: Isa) -> Result<Vec<u8>> {
+    let len = bytes.len();
     // Larger than the address space is as good as larger than memory.
-    let Ok(Some(len)) = gguf::expanded_len(&Gguf::parse(&bytes)?) else { return Ok(bytes) };
-    let mut out = Vec::new();
-    if out.try_reserve_exact(len).is_err() {
+    let Ok(Some(Expansion { room, .. })) = gguf::expansion(&Gguf::parse(&bytes)?, len) else {
+        return Ok(bytes);
+    };
+    if bytes.try_reserve_exact(room - len).is_err() {
         return Ok(bytes);
     }
-    out.resize(len, 0);
-    gguf::expand(&bytes, &ReadOptions::default(), isa, pool(), &mut out)?;
-    Ok(out)
+    bytes.resize(room, 0);
+    bytes.copy_within(..len, room - len);
+    let len = gguf::expand(&mut bytes, len, &ReadOptions::default(), isa, pool())?;
+    bytes.truncate(len);
+    Ok(bytes)
 }
 
 /// What `info` tells of the file.

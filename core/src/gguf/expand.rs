@@ -17,6 +17,9 @@ struct Plan {
     tensors: Vec<Moved>,
     data_start: usize,
     len: usize,
+    /// At least `len`: so large that no tensor of a file which ends where this ends is reached by those
+    /// before it.
+    room: usize,
     expands: bool,
 }
 
@@ -31,7 +34,7 @@ struct Moved {
 }
 
 impl Plan {
-    fn new(gguf: &Gguf<'_>) -> Result<Plan> {
+    fn new(gguf: &Gguf<'_>, file_len: usize) -> Result<Plan> {
         let header = gguf.header();
         if header.parts() > 1 {
             let found = u64::from(header.parts());
@@ -72,59 +75,95 @@ impl Plan {
         let too_large =
             Error::Limit { what: "bytes of the expanded file", found: end, max: usize::MAX as u64 };
         let len = data_start.checked_add(end).and_then(|len| usize::try_from(len).ok()).ok_or(too_large)?;
-        Ok(Plan { tensors, data_start: data_start as usize, len, expands })
+        let mut room = len.max(file_len);
+        for t in &tensors {
+            let left = file_len.checked_sub(t.from.1).ok_or(too_large)?;
+            room = room.max(t.to.1.checked_add(left).ok_or(too_large)?);
+        }
+        Ok(Plan { tensors, data_start: data_start as usize, len, room, expands })
     }
 }
 
-/// How many bytes [`expand`] makes of this file; `None` if it has no base-3 matrices.
-///
-/// # Errors
-/// [`Error::Limit`] if the address space is too small.
-pub fn expanded_len(gguf: &Gguf<'_>) -> Result<Option<usize>> {
-    let plan = Plan::new(gguf)?;
-    Ok(plan.expands.then_some(plan.len))
+/// What expanding a file takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Expansion {
+    /// Bytes of the expanded file.
+    pub len: usize,
+    /// Bytes that [`expand`] must be given: as many, but for files with much that is no tensor.
+    pub room: usize,
 }
 
-/// Writes the file again with every PTQ1_0 matrix as PQ2_0 and every TQ1_0 matrix as TQ2_0: the same
-/// weights to the last bit. `out` has [`expanded_len`] bytes. The work is spread over `pool`.
+/// What [`expand`] takes and gives for this file of `file_len` bytes; `None` if it has no base-3 matrices.
 ///
 /// # Errors
-/// [`Error::Length`] if `out` has not; those of [`Gguf::parse_with`].
-pub fn expand(bytes: &[u8], options: &ReadOptions, isa: Isa, pool: &dyn Pool, out: &mut [u8]) -> Result<()> {
-    let gguf = Gguf::parse_with(bytes, options)?;
-    let plan = Plan::new(&gguf)?;
-    if out.len() != plan.len {
-        return Err(Error::Length {
-            what: "expanded file",
-            expected: plan.len as u64,
-            found: out.len() as u64,
-        });
+/// [`Error::Limit`] if the address space is too small, [`Error::Length`] for a model in several files.
+pub fn expansion(gguf: &Gguf<'_>, file_len: usize) -> Result<Option<Expansion>> {
+    let plan = Plan::new(gguf, file_len)?;
+    Ok(plan.expands.then_some(Expansion { len: plan.len, room: plan.room }))
+}
+
+/// Bytes of a matrix that are read before what they become is written.
+const WINDOW: usize = 1 << 20;
+
+/// Rewrites a file with every PTQ1_0 matrix as PQ2_0 and every TQ1_0 matrix as TQ2_0: the same weights to the
+/// last bit. The file is in the last `file_len` of `bytes`; what comes of it is in the first ones, as many as
+/// it returns ([`Expansion::len`]). Beside them a megabyte is taken. The work is spread over `pool`.
+///
+/// # Errors
+/// [`Error::Length`] if there are fewer than [`Expansion::room`] bytes; those of [`Gguf::parse_with`];
+/// [`Error::Memory`].
+pub fn expand(
+    bytes: &mut [u8],
+    file_len: usize,
+    options: &ReadOptions,
+    isa: Isa,
+    pool: &dyn Pool,
+) -> Result<usize> {
+    let short = |what, expected: usize, found: usize| {
+        let (expected, found) = (expected as u64, found as u64);
+        Error::Length { what, expected, found }
+    };
+    let too_long = short("file to expand", bytes.len(), file_len);
+    let shift = bytes.len().checked_sub(file_len).ok_or(too_long)?;
+    let plan = Plan::new(&Gguf::parse_with(bytes.get(shift..).ok_or(too_long)?, options)?, file_len)?;
+    if bytes.len() < plan.room {
+        return Err(short("room to expand the file", plan.room, bytes.len()));
     }
-    let short = |name| Error::TensorRange { name, offset: 0, len: 0, problem: "ends outside the file" };
-    let (head, _) = out.split_at_mut(plan.data_start);
-    head.copy_from_slice(bytes.get(..plan.data_start).ok_or(short(Name::new("header")))?);
+    // Tensors only ever move to the front: `room` is so large that at the end of each there is still space
+    // before what is yet to be read, and so at every place in it, as no matrix becomes smaller.
+    bytes.copy_within(shift..shift + plan.data_start, 0);
+    let mut window = with_capacity(WINDOW as u64)?;
     let mut written = plan.data_start;
     for t in &plan.tensors {
-        let from = bytes.get(t.from.0..t.from.1).ok_or(short(t.name))?;
+        let range = Error::TensorRange { name: t.name, offset: 0, len: 0, problem: "ends outside the file" };
         // Padding, then the tensor.
-        out.get_mut(written..t.to.0).ok_or(short(t.name))?.fill(0);
+        bytes.get_mut(written..t.to.0).ok_or(range)?.fill(0);
         written = t.to.1;
-        let to = out.get_mut(t.to.0..t.to.1).ok_or(short(t.name))?;
+        let from = shift + t.from.0..shift + t.from.1;
         let id = match t.format.and_then(|f| Some((f, quant::expanded_format(f)?))) {
             Some((format, expanded)) => {
-                quant::expand(isa, format, from, to, pool)?;
+                let (small, large) = (format.block_bytes(), expanded.block_bytes());
+                let (mut at, mut to) = (from.start, t.to.0);
+                while at < from.end {
+                    let end = from.end.min(at + WINDOW / small * small);
+                    window.clear();
+                    window.extend_from_slice(bytes.get(at..end).ok_or(range)?);
+                    let next = to + window.len() / small * large;
+                    quant::expand(isa, format, &window, bytes.get_mut(to..next).ok_or(range)?, pool)?;
+                    (at, to) = (end, next);
+                }
                 Some(expanded.gguf_id())
             }
             None => {
-                to.copy_from_slice(from);
+                bytes.copy_within(from, t.to.0);
                 None
             }
         };
-        let info = out.get_mut(t.id_at..t.id_at + 12).ok_or(short(t.name))?;
+        let info = bytes.get_mut(t.id_at..t.id_at + 12).ok_or(range)?;
         if let Some(id) = id {
             info[..4].copy_from_slice(&id.to_le_bytes());
         }
         info[4..].copy_from_slice(&((t.to.0 - plan.data_start) as u64).to_le_bytes());
     }
-    Ok(())
+    Ok(plan.len)
 }

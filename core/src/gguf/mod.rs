@@ -17,7 +17,7 @@ mod writer;
 
 use alloc::vec::Vec;
 
-pub use expand::{expand, expanded_len};
+pub use expand::{Expansion, expand, expansion};
 pub use interleave::interleave;
 pub use join::GgufJoin;
 pub use metadata::{Array, Kind, Metadata, StringArray, Strings, Value, Values};
