@@ -271,6 +271,13 @@ fn replies_come_apart_as_they_were_put_together() {
     let half = Reply::parse("Let me see.\n<tool_call>\n{\"name\": \"x\"");
     assert_eq!((half.reasoning, half.content, half.calls.len()), (None, "Let me see.", 0));
     assert_eq!(Reply::parse("plain\n"), Reply { content: "plain\n", ..Reply::default() });
+    let quoted = Reply::parse(
+        "<tool_call>\n{\"name\": \"x\", \"arguments\": \"</tool_call> \\\"<tool_call>\"}\n</tool_call>\n<tool_call>\n{}\n</tool_call>",
+    );
+    assert_eq!(quoted.calls.len(), 2);
+    assert_eq!(Reply::call(quoted.calls[0]).unwrap().1, "\"</tool_call> \\\"<tool_call>\"");
+    let broken = Reply::parse("<tool_call>\"</tool_call> <tool_call>{}</tool_call>");
+    assert_eq!(broken.calls, ["\"", "{}"]);
     for bad in ["", "[]", "{}", "{\"name\": 1, \"arguments\": {}}", "{\"name\": \"x\"}", "{\"name\": \"x"] {
         assert!(Reply::call(bad).is_err(), "{bad}");
     }

@@ -16,6 +16,8 @@ pub(super) struct Bounds {
     pub(super) bounded: bool,
     low: i128,
     high: i128,
+    /// What they are multiples of.
+    multiple: i128,
 }
 
 /// The digits of a number so far.
@@ -64,7 +66,7 @@ impl Digits {
 
 impl Bounds {
     pub(super) const fn none(integer: bool) -> Bounds {
-        Bounds { integer, bounded: false, low: i128::MIN, high: i128::MAX }
+        Bounds { integer, bounded: false, low: i128::MIN, high: i128::MAX, multiple: 1 }
     }
 
     /// Narrows the range to numbers from `text` on, or after it.
@@ -77,6 +79,14 @@ impl Bounds {
     /// Narrows the range to numbers up to `text`, or before it.
     pub(super) fn at_most(&mut self, text: &str, exclusive: bool) -> Option<()> {
         self.high = self.high.min(scaled(text)? - i128::from(exclusive));
+        self.bounded = true;
+        Some(())
+    }
+
+    /// Keeps to multiples of the whole number `text`, of nine digits at most.
+    pub(super) fn multiple_of(&mut self, text: &str) -> Option<()> {
+        let of = text.strip_suffix(".0").unwrap_or(text).parse::<u32>().ok().filter(|of| *of > 0)?;
+        self.multiple = i128::from(of) * SCALE;
         self.bounded = true;
         Some(())
     }
@@ -94,7 +104,7 @@ impl Bounds {
         }
         let (low, high) = self.magnitudes(d.negative);
         let value = i128::from(d.value) * 10i128.pow(DIGITS - d.fraction);
-        (low..=high).contains(&value)
+        (low..=high).contains(&value) && value % self.multiple == 0
     }
 
     /// The fewest further bytes that make a number of the range of these digits, if any do.
@@ -117,6 +127,8 @@ impl Bounds {
             let first = i128::from(d.value) * 10i128.pow(more) * unit;
             let step = 10i128.pow(DIGITS - d.fraction - behind);
             let last = first + 10i128.pow(more) * unit - step;
+            // Where there is a multiple to keep to, it is one of the step, too.
+            let step = step.max(self.multiple);
             meets(low.max(first), high.min(last), step)
         };
         match part {

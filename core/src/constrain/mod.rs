@@ -24,7 +24,7 @@
 //!
 //! `type` (also lists), `properties`, `required`, `additionalProperties`, `items` (one schema), `prefixItems`,
 //! `minItems`, `maxItems`,
-//! `minLength`, `maxLength`, `pattern`, common `format`s, `minimum`, `maximum`, `exclusiveMinimum`, `exclusiveMaximum`, `enum`, `const`,
+//! `minLength`, `maxLength`, `pattern`, common `format`s, `minimum`, `maximum`, `exclusiveMinimum`, `exclusiveMaximum`, `multipleOf`, `enum`, `const`,
 //! `anyOf`, `allOf` of one schema, `oneOf` where types, constants or a required property tell the schemas
 //! apart, and `$ref` to schemas of the same text, recursion included. Titles, descriptions and the like are
 //! passed over. Everything else is refused, and the error says where it stands.

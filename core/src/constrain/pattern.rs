@@ -638,7 +638,8 @@ impl Pattern {
     }
 }
 
-/// Strings that all belong to a format of JSON Schema; for some formats there are others.
+/// Strings that all belong to a format of JSON Schema; for some formats there are others. `None` for formats
+/// that are not supported, nothing for what JSON Schema does not know.
 pub(super) fn format(name: &str) -> Option<&'static str> {
     macro_rules! date {
         () => {
@@ -663,18 +664,20 @@ pub(super) fn format(name: &str) -> Option<&'static str> {
             r"^P(\d{1,4}Y(\d{1,4}M(\d{1,4}D)?)?|\d{1,4}M(\d{1,4}D)?|\d{1,4}D|\d{1,4}W|T(\d{1,4}H(\d{1,4}M(\d{1,4}S)?)?|\d{1,4}M(\d{1,4}S)?|\d{1,4}S))$"
         }
         "uuid" => r"^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$",
-        "email" => {
+        "regex" | "relative-json-pointer" => return None,
+        "json-pointer" => "^(/[A-Za-z0-9._-]*)*$",
+        "email" | "idn-email" => {
             concat!(r"^[A-Za-z0-9_+-]{1,20}(\.[A-Za-z0-9_+-]{1,20})?@", host!(), r"\.[a-z]{2,12}$")
         }
-        "hostname" => concat!("^", host!(), "$"),
+        "hostname" | "idn-hostname" => concat!("^", host!(), "$"),
         "ipv4" => r"^((25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)\.){3}(25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)$",
         "ipv6" => r"^([0-9a-fA-F]{1,4}:){7}[0-9a-fA-F]{1,4}$",
-        "uri" => concat!(
+        "uri" | "iri" | "uri-reference" | "iri-reference" | "uri-template" => concat!(
             "^[a-z][a-z0-9]{0,15}://",
             host!(),
             r"(:[1-9]\d{0,3})?(/([A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-F]{2})*)*",
             r"(\?([A-Za-z0-9._~!$&'()*+,;=:@/?-]|%[0-9A-F]{2})*)?(#([A-Za-z0-9._~!$&'()*+,;=:@/?-]|%[0-9A-F]{2})*)?$"
         ),
-        _ => return None,
+        _ => "",
     })
 }

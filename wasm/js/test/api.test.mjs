@@ -249,6 +249,20 @@ describe("a model that thinks and calls", () => {
     await engine.dispose();
   });
 
+  test("keeps the reply behind thoughts to a schema", async () => {
+    const engine = await load(["<think>", "a ", "b ", "c ", "</think>", "\n\n", "Seven, I think."]);
+    const responseFormat = { type: "json_schema", schema: { type: "integer", minimum: 10, maximum: 99 } };
+    for (const [thinking, reasoning] of [[true, "a b c "], [{ budget: 2 }, "a "], [false, undefined]]) {
+      const { text, finish } = await collect(engine.chat(ask("?"), { ...options, thinking, responseFormat }));
+      assert.match(text, /^[1-9][0-9]$/);
+      assert.deepEqual([finish.message.content, finish.message.reasoning], [text, reasoning]);
+    }
+    // With too little room for its thoughts it leaves them for the reply.
+    const { text } = await collect(engine.chat(ask("?"), { ...options, maxTokens: 6, thinking: true, responseFormat }));
+    assert.match(text, /^[1-9][0-9]$/);
+    await engine.dispose();
+  });
+
   test("takes a mark within a call's text for text", async () => {
     const said = '\n{"name": "note", "arguments": {"text": "a </tool_call> b"}}\n';
     const engine = await load(["<tool_call>", said, "</tool_call>"]);
