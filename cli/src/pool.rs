@@ -6,7 +6,7 @@
 //! one, so a worker that the system takes off its core costs its own job at most; the caller works too
 //! and never waits for a worker that has not started. Each run is compared with what it would have taken
 //! the caller alone; where waiting for workers costs more than they bring, the caller works alone for a
-//! while, and for twice as long each time that trying again fails.
+//! while: twice as long after each time together that lost more than it gained, half as long after others.
 #![allow(unsafe_code)]
 
 use shohin_core::Pool;
@@ -65,6 +65,8 @@ struct Shared {
 struct Balance {
     /// Gained by working together since it was last begun, less what was lost.
     gained: AtomicI64,
+    /// The same, of which no more than [`MOST_GAINED`] counts against what is lost next.
+    credit: AtomicI64,
     /// Still to be worked alone.
     alone: AtomicI64,
     /// For how long the caller works alone next time.
@@ -84,18 +86,21 @@ impl Balance {
 
     /// Counts a run of `elapsed` that would have taken the caller `alone`.
     fn worked_together(&self, elapsed: Duration, alone: Duration) {
-        let gain = nanoseconds(alone) - nanoseconds(elapsed);
-        let gained = self.gained.load(Relaxed) + gain;
-        let next = self.next.load(Relaxed).max(*ALONE.start());
-        if gained < -PATIENCE {
-            self.gained.store(0, Relaxed);
-            self.alone.store(next, Relaxed);
-            self.next.store((2 * next).min(*ALONE.end()), Relaxed);
-        } else {
-            self.gained.store(gained.min(MOST_GAINED), Relaxed);
-            // What was gained makes up for failures.
-            self.next.store(next - gain.max(0), Relaxed);
+        // Workers share memory, and cores their units: alone, each is somewhat faster.
+        let gain = nanoseconds(alone) / 8 * 7 - nanoseconds(elapsed);
+        let gained = self.gained.load(Relaxed).saturating_add(gain);
+        let credit = self.credit.load(Relaxed).min(MOST_GAINED).saturating_add(gain);
+        if credit >= -PATIENCE {
+            self.gained.store(gained, Relaxed);
+            return self.credit.store(credit, Relaxed);
         }
+        // Whether trying again was worth it, this loss included.
+        let next = self.next.load(Relaxed);
+        let next = if gained < 0 { 2 * next } else { next / 2 }.clamp(*ALONE.start(), *ALONE.end());
+        self.alone.store(next, Relaxed);
+        self.next.store(next, Relaxed);
+        self.gained.store(0, Relaxed);
+        self.credit.store(0, Relaxed);
     }
 }
 
@@ -312,12 +317,23 @@ mod tests {
             })
             .collect();
         assert_eq!(lengths, [10, 20, 40, 80, 160, 320, 640, 1280, 2560, 2560]);
-        for _ in 0..2000 {
-            balance.worked_together(short, 2 * short);
+        // Two workers, each with half of the jobs: gains outweigh the loss that ends them.
+        for want in [1280, 640, 320] {
+            for _ in 0..200 {
+                balance.worked_together(short, 2 * short);
+            }
+            assert!(!balance.alone());
+            balance.worked_together(long, short);
+            assert_eq!(alone(), want);
         }
-        assert!(!balance.alone());
-        balance.worked_together(long, short);
-        assert_eq!(alone(), 560);
+        // Gains that do not are no reason to try more often.
+        for want in [640, 1280] {
+            for _ in 0..20 {
+                balance.worked_together(short, 2 * short);
+            }
+            balance.worked_together(long, short);
+            assert_eq!(alone(), want);
+        }
     }
 
     fn each_once(pool: &Threads, jobs: usize) {
