@@ -82,6 +82,18 @@ fn what_follows_the_tensors_needs_room_but_no_place() {
 }
 
 #[test]
+fn a_file_without_tensors_is_no_panic() {
+    let mut file = b"GGUF".to_vec();
+    file.extend(3u32.to_le_bytes());
+    file.extend([0; 16]);
+    for room in [file.len(), 100] {
+        let mut bytes = at_the_end(&file, room);
+        let done = expand(&mut bytes, file.len(), &ReadOptions::default(), Isa::SCALAR, &Serial);
+        assert!(done.is_err() || done == Ok(file.len()), "{done:?}");
+    }
+}
+
+#[test]
 fn too_little_room_is_refused() {
     let file = Model::tiny(Format::Ptq1_0);
     let options = ReadOptions::default();

@@ -126,6 +126,10 @@ pub fn expand(
     let too_long = short("file to expand", bytes.len(), file_len);
     let shift = bytes.len().checked_sub(file_len).ok_or(too_long)?;
     let plan = Plan::new(&Gguf::parse_with(bytes.get(shift..).ok_or(too_long)?, options)?, file_len)?;
+    if file_len < plan.data_start {
+        // Without tensors, a file may end before its padding.
+        return Err(short("file to expand", plan.data_start, file_len));
+    }
     if bytes.len() < plan.room {
         return Err(short("room to expand the file", plan.room, bytes.len()));
     }
