@@ -79,8 +79,11 @@ describe("a download", () => {
       assert.ok(state.asked.length <= 3, `${state.asked.length} requests`);
     });
     await serving(large, { ranges: false, breaks: 18 << 20 }, async (url, state) => {
-      setTimeout(() => (state.breaks = undefined), 300);
+      state.refuse = (n) => {
+        if (n === 4) state.breaks = undefined;
+      };
       assert.equal(await load(url), TEXT);
+      assert.ok(state.asked.length >= 4 && state.asked.every(([first]) => first === 0), `${state.asked}`);
     });
   });
 
