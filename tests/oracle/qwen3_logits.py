@@ -1,7 +1,9 @@
 """Logits of small random Qwen3 models by Hugging Face transformers, as the oracle of the forward pass.
 
 Writes to tests/fixtures/, for each shape: NAME.gguf (F16 matrices, F32 norms) and NAME.logits
-(little-endian f32, one row of the vocabulary per position of TOKENS).
+(little-endian f32, one row of the vocabulary per position of TOKENS). NAME.shifted has the logits after each of the last
+tokens where the first SEEN were cached, DROP of them behind the first KEEP were removed, and the others moved to
+the front: as in StreamingLLM, keys are rotated anew from what they are before rotation.
 
     pip install torch transformers gguf numpy
     python tests/oracle/qwen3_logits.py
@@ -12,11 +14,13 @@ from pathlib import Path
 import gguf
 import numpy as np
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import DynamicCache, Qwen3Config, Qwen3ForCausalLM
 
 OUT = Path(__file__).parent.parent / "fixtures"
 VOCAB = 96
 TOKENS = [(7 * i * i + 3 * i + 1) % VOCAB for i in range(24)]
+
+SEEN, KEEP, DROP = 20, 4, 7
 
 SHAPES = {
     # Like the 4B: heads x head_dim is not the hidden size; tied; YaRN always on.
@@ -56,6 +60,26 @@ def gguf_name(name: str) -> str:
     return f"blk.{layer}.{NAMES[rest.removesuffix('.weight')]}.weight"
 
 
+def shifted_logits(model: Qwen3ForCausalLM) -> torch.Tensor:
+    unrotated = []
+    hooks = [
+        layer.self_attn.k_norm.register_forward_hook(lambda _, __, k: unrotated.append(k.transpose(1, 2)))
+        for layer in model.model.layers
+    ]
+    cache = model(torch.tensor([TOKENS[:SEEN]]), use_cache=True).past_key_values
+    for hook in hooks:
+        hook.remove()
+    left = [*range(KEEP), *range(KEEP + DROP, SEEN)]
+    position = torch.arange(len(left))[None]
+    moved = DynamicCache()
+    for i, k in enumerate(unrotated):
+        cos, sin = model.model.rotary_emb(k, position)
+        k = k[:, :, left]
+        a, b = k.chunk(2, dim=-1)
+        moved.update(k * cos + torch.cat((-b, a), dim=-1) * sin, cache.layers[i].values[:, :, left], i)
+    return model(torch.tensor([TOKENS[SEEN:]]), past_key_values=moved).logits[0]
+
+
 def make(name: str, s: dict) -> None:
     torch.manual_seed(len(name))
     rope = {"rope_type": "default", "rope_theta": s["base"]}
@@ -90,6 +114,8 @@ def make(name: str, s: dict) -> None:
                 p.copy_((torch.randn_like(p) * (2.0 / p.shape[1]) ** 0.5).half().float())
         logits = model.double()(torch.tensor([TOKENS])).logits[0]
 
+        shifted = shifted_logits(model)
+
     w = gguf.GGUFWriter(OUT / f"{name}.gguf", "qwen3")
     w.add_context_length(64)
     w.add_embedding_length(s["hidden"])
@@ -113,6 +139,7 @@ def make(name: str, s: dict) -> None:
     w.write_tensors_to_file()
     w.close()
     (OUT / f"{name}.logits").write_bytes(logits.float().numpy().astype("<f4").tobytes())
+    (OUT / f"{name}.shifted").write_bytes(shifted.float().numpy().astype("<f4").tobytes())
     print(name, "logits", tuple(logits.shape), "std", logits.std().item())
 
 

@@ -53,8 +53,40 @@ fn one_layer_cannot_tell_moved_from_new() {
     assert_eq!(session.position(), 9);
 }
 
+fn read(path: &str) -> Vec<u8> {
+    fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap()
+}
+
+/// Later layers keep what they have made of the forgotten tokens. `tests/oracle/qwen3_logits.py` gives the tokens.
+#[test]
+fn transformers_moves_its_cache_to_the_same_logits() {
+    let tokens: Vec<u32> = (0..24).map(|i| (7 * i * i + 3 * i + 1) % 96).collect();
+    for name in ["qwen3-tied-yarn", "qwen3-untied"] {
+        let file = read(&format!("fixtures/{name}.gguf"));
+        let want = read(&format!("fixtures/{name}.shifted"));
+        let want: Vec<f32> =
+            want.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+        let model = BonsaiModel::from_gguf(&Gguf::parse(&file).unwrap()).unwrap();
+        for (kv, bound) in [(KvFormat::F32, 1e-4), (KvFormat::F16, 1e-2), (KvFormat::Q8, 0.2)] {
+            let mut session = Session::new(&model, &exact(kv)).unwrap();
+            session.forward_prefill(&tokens[..20], &Serial).unwrap();
+            session.shift(4, 7).unwrap();
+            let mut error = 0.0f32;
+            session
+                .forward_logits(&tokens[20..], &Serial, &mut |i, row| {
+                    for (got, want) in row.iter().zip(&want[i * 96..]) {
+                        error = error.max((got - want).abs());
+                    }
+                })
+                .unwrap();
+            println!("{name} {kv:?}: {error}");
+            assert!(error < bound, "{name} {kv:?}: {error}");
+        }
+    }
+}
+
 fn sprout() -> Vec<u8> {
-    fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/sprout.gguf")).unwrap()
+    read("../models/sprout.gguf")
 }
 
 /// Mean loss of `tokens` from position `from` on, seen through a context of `capacity`.
