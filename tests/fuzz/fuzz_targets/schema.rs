@@ -6,12 +6,18 @@ use shohin_core::chat::json;
 use shohin_core::constrain::{Constraint, Grammar, Vocabulary};
 use std::sync::{Arc, LazyLock};
 
-static BYTES: LazyLock<Arc<Vocabulary>> =
-    LazyLock::new(|| Arc::new(Vocabulary::from_texts((0..=255u8).map(Some), &[])));
+/// The bytes, and a token that ends the text.
+static BYTES: LazyLock<Arc<Vocabulary>> = LazyLock::new(|| {
+    let texts = (0..=255u8).map(Some).chain([None]);
+    Arc::new(Vocabulary::from_texts(texts, &[END]))
+});
+const END: u32 = 256;
 
-fuzz_target!(|input: (&str, &[u8])| {
-    let (schema, choices) = input;
-    let Ok(grammar) = Grammar::json_schema(schema) else { return };
+fuzz_target!(|input: &[u8]| {
+    // Behind a zero, what is chosen.
+    let at = input.iter().position(|&byte| byte == 0).unwrap_or(input.len());
+    let (schema, choices) = input.split_at(at);
+    let Ok(grammar) = Grammar::json_schema(&String::from_utf8_lossy(schema)) else { return };
     let Ok(mut constraint) = Constraint::new(grammar, BYTES.clone()) else { return };
     let least = constraint.shortest() as usize;
     if least > 1000 {
@@ -24,13 +30,12 @@ fuzz_target!(|input: (&str, &[u8])| {
             break;
         }
         let allowed = constraint.allowed(left);
-        let tokens: Vec<u32> =
-            (0..256).filter(|t| allowed[*t as usize / 32] >> (t % 32) & 1 == 1).collect();
-        if tokens.is_empty() {
-            break;
-        }
+        let tokens: Vec<u32> = (0..=END).filter(|t| allowed[*t as usize / 32] >> (t % 32) & 1 == 1).collect();
         let choice = choices.get(text.len()).copied().unwrap_or(0);
         let token = tokens[usize::from(choice) % tokens.len()];
+        if token == END {
+            break;
+        }
         assert!(constraint.accept(token));
         text.push(token as u8);
     }

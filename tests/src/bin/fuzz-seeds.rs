@@ -41,5 +41,21 @@ fn main() -> io::Result<()> {
             fs::write(dir.join(format!("seed{i}")), file)?;
         }
     }
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/schema");
+    fs::create_dir_all(&dir)?;
+    for (i, schema) in SCHEMAS.iter().enumerate() {
+        fs::write(
+            dir.join(format!("seed{i}")),
+            [schema.as_bytes(), b"\0\x01\x22\x33\x44\x55\x66\x77"].concat(),
+        )?;
+    }
     Ok(())
 }
+
+const SCHEMAS: [&str; 5] = [
+    r##"{"type":"object","properties":{"a":{"type":"integer","minimum":-3,"multipleOf":2},"b":{"$ref":"#"}},"required":["a"],"additionalProperties":{"type":["null","string"]}}"##,
+    r##"{"$ref":"#/$defs/n","$defs":{"n":{"anyOf":[{"const":1.5},{"type":"array","prefixItems":[true],"items":{"$ref":"#/$defs/n"},"minItems":1,"maxItems":4}]}}}"##,
+    r#"{"type":"string","pattern":"^(a|[^b-z\\d]{2,3}|\\u00e9)*?$","minLength":2,"maxLength":9}"#,
+    r#"{"oneOf":[{"type":"number","exclusiveMinimum":0.25,"maximum":1e3},{"enum":["x","xy",null]}]}"#,
+    r#"{"type":"string","format":"date-time"}"#,
+];
