@@ -207,7 +207,13 @@ class Download {
     }
     const from = this.#missing(0) ?? 0;
     const span = { at: from * SLICE, end: Math.min((from + SPAN) * SLICE, this.#version.total) };
-    return this.#persist(() => this.#ask(this.#ranges === false ? undefined : span, true));
+    try {
+      return await this.#persist(() => this.#ask(this.#ranges === false ? undefined : span, true));
+    } catch (thrown) {
+      if (!(thrown instanceof Passing) || thrown.busy || this.#ranges === false) throw thrown;
+      this.#knowNone();
+      return this.#persist(() => this.#ask(undefined, true));
+    }
   }
 
   /** Makes a request that a busy server has refused again. */
@@ -380,6 +386,12 @@ class Download {
         await this.#read(body, span);
       } catch (thrown) {
         if (!(thrown instanceof Passing)) throw thrown;
+        if (this.#ranges === undefined && this.#active > 1 && !thrown.busy) {
+          // Asked from another origin, some servers and browsers refuse ranges altogether.
+          this.#knowNone();
+          this.#release(span);
+          return false;
+        }
         if (thrown.busy && this.#active > 1) {
           this.#limit = Math.max(1, this.#active - 1);
           this.#release(span);

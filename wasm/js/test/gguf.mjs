@@ -78,7 +78,7 @@ export function split(file, count) {
 
 /**
  * Serves a file as an ordinary server does, and has its weaknesses on demand: `state` may be changed at any time.
- * `ranges` is whether it knows them, `breaks` the bytes after which every connection breaks, `most` the bytes
+ * `ranges` is whether it knows them, `hates` whether it breaks off when asked for one, `breaks` the bytes after which every connection breaks, `most` the bytes
  * it gives for a range at most, `limit` those it gives before it falls silent, `refuse(n)` a status for its n-th answer. `asked` lists `[first byte, last byte]`.
  */
 export function origin(file, state = {}) {
@@ -88,6 +88,7 @@ export function origin(file, state = {}) {
     const first = Number(asked?.[1] ?? 0);
     let last = Math.min(Number(asked?.[2] || state.file.length - 1), state.file.length - 1);
     state.asked.push([first, last]);
+    if (state.hates && request.headers.range) return response.destroy();
     const refused = state.refuse?.(state.asked.length);
     const { file, etag, breaks, most, exposed } = state;
     if (refused) return response.writeHead(refused, { "Retry-After": "0" }).end();

@@ -87,6 +87,12 @@ describe("a download", () => {
     });
   });
 
+  test("does without ranges where asking for one is refused", () =>
+    serving(large, { hates: true, pace: 1 }, async (url, state) => {
+      assert.equal(await load(url), TEXT);
+      assert.ok(state.asked.length <= 3, `${state.asked}`);
+    }));
+
   test("does without lengths of ranges", () =>
     serving(large, { exposed: false, etag: undefined }, async (url) => assert.equal(await load(url), TEXT)));
 
@@ -295,6 +301,19 @@ describe("a kept copy", () => {
     shorter[9_000_001] ^= 1;
     assert.equal((await load("kept.gguf")).text, OTHER_TEXT);
     assert.deepEqual(await sums(), { [large.length]: sum(shorter) });
+  });
+
+  test("is completed where asking for ranges is refused by now", async () => {
+    const { state } = from;
+    await clear();
+    Object.assign(state, { file: large, etag: '"two"', sent: 0, limit: 16 << 20 });
+    assert.equal((await load("kept.gguf", 2 << 20)).code, "aborted");
+    await settled(state);
+    Object.assign(state, { hates: true, limit: undefined, asked: [] });
+    assert.equal((await load("kept.gguf")).text, TEXT);
+    assert.ok(state.asked.some(([first, last]) => first === 0 && last === large.length - 1), `${state.asked}`);
+    assert.deepEqual(await sums(), { [large.length]: sum(large) });
+    state.hates = false;
   });
 
   test("is begun anew when the file has changed since", async () => {
