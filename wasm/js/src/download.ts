@@ -201,18 +201,18 @@ class Download {
 
   /** The first answer. */
   async #first(): Promise<Body> {
-    if (this.#version.total === undefined) {
-      const most = BRIEF * SLICE;
-      return this.#persist(() => this.#ask(this.brief && this.#ranges !== false ? { at: 0, end: most } : undefined));
-    }
+    const { total } = this.#version;
     const from = this.#missing(0) ?? 0;
-    const span = { at: from * SLICE, end: Math.min((from + SPAN) * SLICE, this.#version.total) };
+    const rest = total === undefined ? undefined : { at: from * SLICE, end: Math.min((from + SPAN) * SLICE, total) };
+    const span = this.#ranges === false ? undefined : (rest ?? (this.brief ? { at: 0, end: BRIEF * SLICE } : undefined));
+    const again = total !== undefined;
+    if (!span) return this.#persist(() => this.#ask(undefined, again));
     try {
-      return await this.#persist(() => this.#ask(this.#ranges === false ? undefined : span, true));
+      return await this.#persist(() => this.#ask(span, again));
     } catch (thrown) {
-      if (!(thrown instanceof Passing) || thrown.busy || this.#ranges === false) throw thrown;
+      if (!(thrown instanceof Passing) || thrown.busy) throw thrown;
       this.#knowNone();
-      return this.#persist(() => this.#ask(undefined, true));
+      return this.#persist(() => this.#ask(undefined, again));
     }
   }
 
@@ -247,8 +247,8 @@ class Download {
     if (this.#abort.signal.aborted) throw abortError(this.signal);
   }
 
-  /** One request, of a range or of all. */
-  async #ask(span: Span | undefined, first = false): Promise<Body> {
+  /** One request, of a range or of all. `again`: of a file kept in part, of which the caller finds out whether it is still the same. */
+  async #ask(span: Span | undefined, again = false): Promise<Body> {
     this.#alive();
     const headers = new Headers(this.request?.headers);
     if (span) headers.set("Range", `bytes=${span.at}-${span.end - 1}`);
@@ -262,7 +262,7 @@ class Download {
       throw new Passing("network", `${this.url} could not be fetched: no connection, or the server does not allow this page to read it`, { cause });
     }
     const { status } = response;
-    if (status === 416 && first) return { response, at: 0 };
+    if (status === 416 && again) return { response, at: 0 };
     if (!response.ok || !response.body) {
       await response.body?.cancel().catch(() => {});
       // The file was larger before.
@@ -274,7 +274,7 @@ class Download {
       error.wait = waitOf(response);
       throw error;
     }
-    if (!first && differ(this.#version, versionOf(response))) {
+    if (!again && differ(this.#version, versionOf(response))) {
       await response.body.cancel().catch(() => {});
       throw new Changed();
     }
@@ -285,7 +285,7 @@ class Download {
     // Some other range: as good as none.
     await response.body.cancel().catch(() => {});
     this.#knowNone();
-    return this.#ask(undefined, first);
+    return this.#ask(undefined, again);
   }
 
   #knowNone(): void {
