@@ -103,6 +103,7 @@ pub(crate) enum Command {
     Tokenize(TokenizeArgs),
     Logits(LogitsArgs),
     Eval(EvalArgs),
+    Embed(EmbedArgs),
     Bench(BenchArgs),
 }
 
@@ -389,6 +390,39 @@ pub(crate) struct LogitsArgs {
     /// Without --out: how many tokens to list
     #[arg(long, value_name = "N", default_value_t = 10)]
     pub(crate) top: u16,
+}
+
+/// Turn texts into vectors, for search and comparison
+///
+/// A text's vector is the mean of the model's final hidden states at its tokens, or the state at the last
+/// one, scaled to length 1. Vectors of like texts point in like directions: their dot product is the cosine.
+/// Prints one JSON array of numbers a line for each argument, or for each line of standard input.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  shohin embed \"The fox ran home.\" \"A bird sang.\"
+  shohin embed -m Bonsai-1.7B.gguf < sentences.txt > vectors.jsonl
+  echo '[\"a text\\nof two lines\"]' | shohin embed --json --pooling last")]
+pub(crate) struct EmbedArgs {
+    /// The texts; nothing reads standard input, one text a line
+    pub(crate) texts: Vec<String>,
+    /// What of the hidden states is taken
+    #[arg(long, value_name = "HOW", default_value = "mean")]
+    pub(crate) pooling: Pool,
+    /// Leave the vector's length as it is
+    #[arg(long)]
+    pub(crate) no_normalize: bool,
+    /// Standard input is a JSON array of strings
+    #[arg(long, conflicts_with = "texts")]
+    pub(crate) json: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Pool {
+    /// Their mean
+    Mean,
+    /// That of the last token, which alone has seen all of the text
+    Last,
 }
 
 /// Measure how well the model predicts a text (perplexity)

@@ -4,6 +4,7 @@ mod args;
 mod bandwidth;
 mod bench;
 mod chat;
+mod embed;
 mod engine;
 mod eval;
 mod failure;
@@ -44,6 +45,7 @@ fn main() -> ExitCode {
         Command::Tokenize(args) => tokenize::tokenize(args, engine),
         Command::Logits(args) => logits::logits(args, engine),
         Command::Eval(args) => eval::eval(args, engine),
+        Command::Embed(args) => embed::embed(args, engine),
         Command::Bench(args) => bench::bench(args, engine),
     };
     match outcome {

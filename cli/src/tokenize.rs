@@ -32,8 +32,7 @@ pub(crate) fn tokenize(args: &TokenizeArgs, engine: &EngineArgs) -> Outcome {
     };
     match (args.json, args.decode) {
         (true, false) => {
-            let texts: Vec<String> =
-                from_json(&input, "an array of strings", |text| text.as_str().map(String::from))?;
+            let texts = texts_from_json(&input)?;
             let ids: Vec<Vec<u32>> = texts.iter().map(|text| encode(text)).collect();
             writeln!(out, "{}", Value::from(ids))?;
         }
@@ -94,6 +93,11 @@ pub(crate) fn parse_ids(text: &str, place: &str) -> Outcome<Vec<u32>> {
             })
         })
         .collect()
+}
+
+/// A JSON array of strings.
+pub(crate) fn texts_from_json(input: &str) -> Outcome<Vec<String>> {
+    from_json(input, "an array of strings", |text| text.as_str().map(String::from))
 }
 
 fn from_json<T>(input: &str, expected: &str, item: impl Fn(&Value) -> Option<T>) -> Outcome<Vec<T>> {

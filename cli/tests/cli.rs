@@ -462,6 +462,55 @@ fn logits_choose_what_run_says() {
     assert_eq!(logits("start", &start.join("\n"), &["--threads", "3"])[..], rows[..3]);
 }
 
+// ---- embed
+
+#[test]
+fn embeddings_are_those_of_transformers() {
+    // `tests/oracle/qwen3_logits.py` has read this text with Hugging Face's model of the same weights.
+    let text = "The fox ran home, all alone.";
+    let fixture = |name| format!("{}/../tests/fixtures/qwen3-bytes.{name}", env!("CARGO_MANIFEST_DIR"));
+    let bytes = fs::read(fixture("hidden")).unwrap();
+    let states: Vec<f64> = bytes.as_chunks().0.iter().map(|&b| f64::from(f32::from_le_bytes(b))).collect();
+    let rows: Vec<&[f64]> = states.chunks(states.len() / text.len()).collect();
+    let mean: Vec<f64> =
+        (0..rows[0].len()).map(|i| rows.iter().map(|row| row[i]).sum::<f64>() / rows.len() as f64).collect();
+    let unit = |v: &[f64]| -> Vec<f64> {
+        let length = v.iter().map(|x| x * x).sum::<f64>().sqrt();
+        v.iter().map(|x| x / length).collect()
+    };
+    let last = rows[rows.len() - 1];
+    let model = fixture("gguf");
+    let all = ["-m", &model, "--act", "f32", "--kv", "f32"];
+    let embed = |args: &[&str], input: &str| -> Vec<Vec<f64>> {
+        let out = stdout(feed(&[&["embed"], &all[..], args].concat(), input));
+        out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    for (args, want) in [
+        (&[text][..], unit(&mean)),
+        (&["--no-normalize", text], mean.clone()),
+        (&["--pooling", "last", text], unit(last)),
+        (&["--pooling", "last", "--no-normalize", text], last.to_vec()),
+    ] {
+        let [got] = &embed(args, "")[..] else { panic!("one vector") };
+        assert_eq!(got.len(), want.len());
+        for (got, want) in got.iter().zip(&want) {
+            assert!((got - want).abs() < 1e-4, "{args:?}: {got} for {want}");
+        }
+    }
+    // Several texts, of any length, from anywhere, each for itself.
+    let one = embed(&[text], "");
+    let three = embed(&["A bird sang, and sang, and sang again.", text, "x"], "");
+    assert_eq!((three.len(), &three[1]), (3, &one[0]));
+    assert_eq!(embed(&[], &format!("x\n{text}\n")), [three[2].clone(), one[0].clone()]);
+    assert_eq!(embed(&["--json"], &format!("[{text:?}, \"a\\nb\"]"))[0], one[0]);
+    assert_eq!(fails(&with(&["embed", "a", ""], &all)), "shohin: text 2 is empty\n");
+    let long = "a ".repeat(100);
+    assert_eq!(
+        fails(&with(&["embed", &long], &all)),
+        "shohin: text 1 has 200 tokens, the model sees 64 at once\n"
+    );
+}
+
 // ---- inspect and bench
 
 #[test]

@@ -1,9 +1,12 @@
-"""Logits of small random Qwen3 models by Hugging Face transformers, as the oracle of the forward pass.
+"""Logits and hidden states of small random Qwen3 models by Hugging Face transformers, as the oracle of the
+forward pass.
 
-Writes to tests/fixtures/, for each shape: NAME.gguf (F16 matrices, F32 norms) and NAME.logits
-(little-endian f32, one row of the vocabulary per position of TOKENS). NAME.shifted has the logits after each of the last
-tokens where the first SEEN were cached, DROP of them behind the first KEEP were removed, and the others moved to
-the front: as in StreamingLLM, keys are rotated anew from what they are before rotation.
+Writes to tests/fixtures/, for each shape: NAME.gguf (F16 matrices, F32 norms), NAME.logits (little-endian f32,
+one row of the vocabulary per position of TOKENS) and NAME.hidden (the same of the states that the head reads).
+NAME.shifted has the logits after each of the last tokens where the first SEEN were cached, DROP of them behind
+the first KEEP were removed, and the others moved to the front: as in StreamingLLM, keys are rotated anew from
+what they are before rotation. One shape has a tokenizer with a token for each byte, and reads TEXT instead: of
+it only the hidden states are written.
 
     pip install torch transformers gguf numpy
     python tests/oracle/qwen3_logits.py
@@ -19,6 +22,7 @@ from transformers import DynamicCache, Qwen3Config, Qwen3ForCausalLM
 OUT = Path(__file__).parent.parent / "fixtures"
 VOCAB = 96
 TOKENS = [(7 * i * i + 3 * i + 1) % VOCAB for i in range(24)]
+TEXT = "The fox ran home, all alone."
 
 SEEN, KEEP, DROP = 20, 4, 7
 
@@ -30,6 +34,9 @@ SHAPES = {
     # Like the 8B: an output matrix of its own; one kv head for all; no scaling.
     "qwen3-untied": dict(
         hidden=48, layers=3, heads=3, kv_heads=1, head_dim=16, ffn=80, tied=False, base=1e4, yarn=None, eps=1e-5
+    ),
+    "qwen3-bytes": dict(
+        hidden=32, layers=2, heads=2, kv_heads=1, head_dim=16, ffn=48, tied=True, base=1e4, yarn=None, eps=1e-6
     ),
 }
 
@@ -60,6 +67,13 @@ def gguf_name(name: str) -> str:
     return f"blk.{layer}.{NAMES[rest.removesuffix('.weight')]}.weight"
 
 
+def letters() -> list[str]:
+    """GPT-2's letter for each byte."""
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = iter(range(256, 512))
+    return [chr(byte if byte in shown else next(hidden)) for byte in range(256)]
+
+
 def shifted_logits(model: Qwen3ForCausalLM) -> torch.Tensor:
     unrotated = []
     hooks = [
@@ -82,6 +96,8 @@ def shifted_logits(model: Qwen3ForCausalLM) -> torch.Tensor:
 
 def make(name: str, s: dict) -> None:
     torch.manual_seed(len(name))
+    reads_text = name == "qwen3-bytes"
+    vocab = 257 if reads_text else VOCAB
     rope = {"rope_type": "default", "rope_theta": s["base"]}
     if s["yarn"]:
         factor, original = s["yarn"]
@@ -92,7 +108,7 @@ def make(name: str, s: dict) -> None:
             "original_max_position_embeddings": original,
         }
     config = Qwen3Config(
-        vocab_size=VOCAB,
+        vocab_size=vocab,
         hidden_size=s["hidden"],
         intermediate_size=s["ffn"],
         num_hidden_layers=s["layers"],
@@ -112,8 +128,9 @@ def make(name: str, s: dict) -> None:
                 p.copy_(1 + 0.3 * torch.randn_like(p))
             else:
                 p.copy_((torch.randn_like(p) * (2.0 / p.shape[1]) ** 0.5).half().float())
-        logits = model.double()(torch.tensor([TOKENS])).logits[0]
-
+        ids = torch.tensor([list(TEXT.encode()) if reads_text else TOKENS])
+        logits = model.double()(ids).logits[0]
+        hidden = model.model(ids).last_hidden_state[0]
         shifted = shifted_logits(model)
 
     w = gguf.GGUFWriter(OUT / f"{name}.gguf", "qwen3")
@@ -131,6 +148,13 @@ def make(name: str, s: dict) -> None:
         w.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         w.add_rope_scaling_factor(s["yarn"][0])
         w.add_rope_scaling_orig_ctx_len(s["yarn"][1])
+    if reads_text:
+        w.add_tokenizer_model("gpt2")
+        w.add_tokenizer_pre("qwen2")
+        # A merge there must be.
+        w.add_token_list([*letters(), "zz"])
+        w.add_token_types([gguf.TokenType.NORMAL] * vocab)
+        w.add_token_merges(["z z"])
     for key, p in model.named_parameters():
         a = p.detach().float().numpy()
         w.add_tensor(gguf_name(key), a if a.ndim == 1 else a.astype(np.float16))
@@ -138,8 +162,10 @@ def make(name: str, s: dict) -> None:
     w.write_kv_data_to_file()
     w.write_tensors_to_file()
     w.close()
-    (OUT / f"{name}.logits").write_bytes(logits.float().numpy().astype("<f4").tobytes())
-    (OUT / f"{name}.shifted").write_bytes(shifted.float().numpy().astype("<f4").tobytes())
+    if not reads_text:
+        (OUT / f"{name}.logits").write_bytes(logits.float().numpy().astype("<f4").tobytes())
+        (OUT / f"{name}.shifted").write_bytes(shifted.float().numpy().astype("<f4").tobytes())
+    (OUT / f"{name}.hidden").write_bytes(hidden.float().numpy().astype("<f4").tobytes())
     print(name, "logits", tuple(logits.shape), "std", logits.std().item())
 
 

@@ -1,0 +1,64 @@
+//! `shohin embed`: texts as vectors.
+
+use crate::args::{EmbedArgs, EngineArgs, Pool};
+use crate::engine::{Engine, ModelFile};
+use crate::failure::{Failure, Outcome};
+use crate::terminal::read_text;
+use crate::tokenize::texts_from_json;
+use shohin_core::model::{Embedding, Pooling};
+use shohin_core::tokenizer::Special;
+use shohin_core::{Session, SessionOptions};
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
+
+pub(crate) fn embed(args: &EmbedArgs, engine_args: &EngineArgs) -> Outcome {
+    let texts = texts(args)?;
+    let mut file = ModelFile::open(engine_args.model.as_deref())?;
+    let engine = Engine::load(&mut file, engine_args)?;
+    let most = engine.model.config().max_context_length;
+    let mut all = Vec::new();
+    for (i, text) in texts.iter().enumerate() {
+        let tokens = engine.encode_plain(text, Special::UserDefined);
+        let (n, len) = (i + 1, tokens.len());
+        if len == 0 {
+            return Err(Failure::new(format_args!("text {n} is empty")));
+        }
+        if len > most {
+            let problem = format_args!("text {n} has {len} tokens, the model sees {most} at once");
+            return Err(Failure::new(problem));
+        }
+        all.push(tokens);
+    }
+    let Some(context) = all.iter().map(Vec::len).max() else { return Ok(()) };
+    let pooling = match args.pooling {
+        Pool::Mean => Pooling::Mean,
+        Pool::Last => Pooling::Last,
+    };
+    let mut session = Session::new(&engine.model, &SessionOptions { context, ..engine.options })?;
+    let mut out = BufWriter::new(io::stdout().lock());
+    for tokens in all {
+        session.truncate(0)?;
+        let mut embedding = Embedding::new(engine.model.config().hidden_size, pooling);
+        embedding.feed(&mut session, &tokens, &engine.pool)?;
+        let vector = embedding.finish(!args.no_normalize);
+        if !vector.iter().all(|x| x.is_finite()) {
+            return Err(Failure::new("the model's hidden states are not all finite"));
+        }
+        // One by one: whoever reads them need not wait for the last.
+        writeln!(out, "{}", serde_json::to_string(&vector).map_err(io::Error::from)?)?;
+        out.flush()?;
+    }
+    Ok(())
+}
+
+/// The arguments, or standard input: one text a line, or a JSON array.
+fn texts(args: &EmbedArgs) -> Outcome<Vec<String>> {
+    if !args.texts.is_empty() {
+        return Ok(args.texts.clone());
+    }
+    let input = read_text(Path::new("-"))?;
+    if args.json {
+        return texts_from_json(&input);
+    }
+    Ok(input.lines().map(String::from).collect())
+}
