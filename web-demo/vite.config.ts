@@ -61,7 +61,7 @@ function offline(): Plugin {
     async writeBundle({ dir = "dist" }) {
       const entries = await readdir(dir, { recursive: true, withFileTypes: true });
       const files = entries
-        // The page does not use the GPU.
+        // Fetched when the GPU is chosen; without a network the CPU computes.
         .filter((entry) => entry.isFile() && entry.name !== "sw.js" && !entry.name.includes("webgpu"))
         .map((entry) => relative(dir, join(entry.parentPath, entry.name)).split(sep).join("/"))
         .sort();

@@ -10,6 +10,8 @@ const LIMIT = 2_000_000;
 
 /** Gzipped size a module must stay below. */
 const MODULE_LIMIT = 350_000;
+/** That of the module with both engines, which is fetched only when a GPU is used. */
+const WEBGPU_LIMIT = 370_000;
 
 // Both builds, wherever both were made.
 MUST.push("dist/webgpu.js", "dist/shohin_wasm_webgpu_bg.wasm");
@@ -25,7 +27,8 @@ const wrong = [
 const modules = files.filter((path) => path.endsWith(".wasm"));
 for (const path of modules) {
   const { length } = gzipSync(readFileSync(new URL(`../wasm/${path}`, import.meta.url)), { level: 9 });
-  if (length > MODULE_LIMIT) wrong.push(`${path}: ${length} bytes gzipped, the limit is ${MODULE_LIMIT}`);
+  const limit = path.includes("webgpu") ? WEBGPU_LIMIT : MODULE_LIMIT;
+  if (length > limit) wrong.push(`${path}: ${length} bytes gzipped, the limit is ${limit}`);
 }
 if (pack.size > LIMIT) wrong.push(`${pack.size} bytes packed, the limit is ${LIMIT}`);
 console.log(`${pack.name} ${pack.version}: ${files.length} files, ${pack.size} bytes packed, ${pack.unpackedSize} unpacked`);

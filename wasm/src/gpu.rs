@@ -5,7 +5,7 @@ use crate::embedding::{check, pooling_named};
 use crate::error::{JsResult, js};
 use crate::lent::Lent;
 use crate::model::{Facts, Memory, activations_named, kv_named};
-use crate::reply::{Reply, Step, tell_of_reply};
+use crate::reply::{Past, Reply, Step, tell_of_reply};
 use crate::sampling::{Sampling, whole};
 use crate::snapshot::{self, Fingerprint};
 use crate::words::know_words;
@@ -282,11 +282,11 @@ impl GpuTimeline {
     /// As there; what the GPU says.
     pub fn restore(&mut self, bytes: &[u8]) -> JsResult<()> {
         self.end();
-        self.reply.held.clear();
+        self.reply.past = Past::default();
         let _ = self.session.truncate(0); // always as much as it holds
-        let (held, kv) = snapshot::open(bytes, &self.origin())?;
-        self.session.import(held.len(), kv).map_err(fail)?;
-        self.reply.held = held;
+        let (past, kv) = snapshot::open(bytes, &self.origin())?;
+        self.session.import(past.held(), kv).map_err(fail)?;
+        self.reply.past = past;
         Ok(())
     }
 }
@@ -302,7 +302,7 @@ impl GpuTimeline {
     }
 
     async fn kept(&self) -> GpuResult<Vec<u8>> {
-        let mut bytes = snapshot::begin(&self.origin(), &self.reply.held, self.session.export_len())?;
+        let mut bytes = snapshot::begin(&self.origin(), &self.reply.past, self.session.export_len())?;
         self.session.export(&mut bytes).await?;
         Ok(snapshot::seal(bytes))
     }
@@ -315,7 +315,7 @@ impl GpuTimeline {
         let Loaded { weights, tokenizer, facts, .. } = &*self.loaded;
         let (config, batch, context) = (weights.config(), options.batch, options.context);
         let cached = self.reply.start(prompt, sampling, batch, config, context, tokenizer, facts)?;
-        self.session.truncate(cached)?;
+        self.session.truncate(self.reply.past.held())?;
         Ok(cached)
     }
 

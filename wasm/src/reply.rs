@@ -3,7 +3,7 @@
 use crate::model::Facts;
 use crate::sampling::Sampling;
 use shohin_core::constrain::Constraint;
-use shohin_core::generate::{self, Event, Generation, Need, Reason};
+use shohin_core::generate::{self, Event, Generation, Need, Overflow, Reason};
 use shohin_core::model::Qwen3Config;
 use shohin_core::sample::{DRY_BREAKERS, Logprob};
 use shohin_core::tokenizer::Tokenizer;
@@ -22,12 +22,42 @@ pub enum Step {
     Done = 2,
 }
 
+/// The tokens a cache has seen. Behind the first `kept`, it has forgotten `dropped`.
+#[derive(Default)]
+pub(crate) struct Past {
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) kept: usize,
+    pub(crate) dropped: usize,
+}
+
+impl Past {
+    /// How many of them the cache holds.
+    pub(crate) fn held(&self) -> usize {
+        self.tokens.len() - self.dropped
+    }
+
+    /// Those that it holds as if it had seen nothing else.
+    fn intact(&self) -> &[u32] {
+        if self.dropped == 0 { &self.tokens } else { &self.tokens[..self.kept] }
+    }
+
+    /// Leaves the first `held` in the cache.
+    fn truncate(&mut self, held: usize) {
+        if held <= self.kept {
+            self.dropped = 0;
+        }
+        self.tokens.truncate(held + self.dropped);
+    }
+}
+
 /// A generation, and what the caches of those that compute it hold.
 #[derive(Default)]
 pub(crate) struct Reply {
     generation: Option<Generation>,
-    /// The tokens in the cache.
-    pub(crate) held: Vec<u32>,
+    /// Of the generation under way; without what was forgotten before it.
+    prompt: Vec<u32>,
+    /// Of what came before the generation, once there is one.
+    pub(crate) past: Past,
     text: String,
     token: u32,
     /// Of the newest token, and of those most likely in its place.
@@ -37,7 +67,8 @@ pub(crate) struct Reply {
 }
 
 impl Reply {
-    /// Begins; returns how many tokens of the prompt are in the cache already, all that may stay in it.
+    /// Begins; afterwards all that is in `past` may stay in the cache. Returns how many tokens of the prompt need not be
+    /// computed.
     pub(crate) fn start(
         &mut self,
         prompt: &[u32],
@@ -53,14 +84,27 @@ impl Reply {
         options.batch = batch;
         let mut sampler = Sampler::new(&sampler, config.vocab_size)?;
         sampler.break_at_bytes(tokenizer, DRY_BREAKERS);
-        let cached = generate::reusable(&self.held, prompt);
-        let mut generation = Generation::new(prompt, cached, capacity, sampler, options)?;
+        let Past { tokens, kept, dropped } = &self.past;
+        // Where the same conversation went on beyond the context, its cache goes on, too.
+        let goes_on = *dropped > 0
+            && options.overflow == Overflow::Shift { keep: *kept }
+            && prompt.len() > tokens.len()
+            && prompt.starts_with(tokens);
+        let (left, cached) = match goes_on {
+            true => ([&prompt[..*kept], &prompt[kept + dropped..]].concat(), self.past.held()),
+            false => (prompt.to_vec(), generate::reusable(self.past.intact(), prompt)),
+        };
+        let kept = if let Overflow::Shift { keep } = options.overflow { keep } else { 0 };
+        let mut generation = Generation::new(&left, cached, capacity, sampler, options)?;
         if let Some(grammar) = grammar {
             generation.constrain(Constraint::new(grammar, facts.vocabulary(tokenizer))?);
         }
         self.generation = Some(generation);
-        self.held.truncate(cached);
-        Ok(cached)
+        self.prompt = prompt.to_vec();
+        if !goes_on {
+            self.past = Past { tokens: prompt[..cached].to_vec(), kept, dropped: 0 };
+        }
+        Ok(self.past.tokens.len())
     }
 
     /// Tokens that are to stay in front, and tokens behind them that are to go; then `shifted` wants to know how many
@@ -115,13 +159,20 @@ impl Reply {
     /// Ends it, if there is one. Returns how many of the `position` tokens in the cache are known and may stay.
     pub(crate) fn end(&mut self, position: usize) -> usize {
         if let Some(generation) = self.generation.take() {
-            self.held.clear();
-            self.held.extend_from_slice(generation.held());
+            self.past.dropped += generation.dropped();
+            self.past.tokens = std::mem::take(&mut self.prompt);
+            self.past.tokens.extend_from_slice(generation.reply());
+            self.past.tokens.truncate(generation.held().len() + self.past.dropped);
         }
         self.text.clear();
         // After a failure the two can differ: keep what both agree on.
-        self.held.truncate(position);
-        self.held.len()
+        self.past.truncate(self.past.held().min(position));
+        self.past.held()
+    }
+
+    /// How many tokens were forgotten so far.
+    pub(crate) fn forgotten(&self) -> usize {
+        self.past.dropped + self.generation.as_ref().map_or(0, Generation::dropped)
     }
 
     /// The text since the last call.
@@ -184,6 +235,11 @@ macro_rules! tell_of_reply {
             /// Why the generation ended; empty before.
             pub fn reason(&self) -> String {
                 self.reply.reason().to_owned()
+            }
+
+            /// Tokens of the conversation that were forgotten to make room.
+            pub fn forgotten(&self) -> usize {
+                self.reply.forgotten()
             }
 
             /// Tokens it can hold.

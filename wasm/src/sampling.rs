@@ -2,7 +2,7 @@
 
 use crate::error::{JsResult, js};
 use shohin_core::constrain::Grammar;
-use shohin_core::generate::GenerationOptions;
+use shohin_core::generate::{GenerationOptions, Overflow};
 use shohin_core::{Error, Name, SamplerConfig};
 use wasm_bindgen::prelude::*;
 
@@ -53,6 +53,8 @@ impl Sampling {
             "dryAllowedLength" => config.dry_allowed_length = whole("dryAllowedLength", value)?,
             "dryLastN" => config.dry_last_n = whole("dryLastN", value)?,
             "logprobs" => self.options.logprobs = Some(whole("logprobs", value)?),
+            // What stays in front when the oldest tokens are forgotten.
+            "keep" => self.options.overflow = Overflow::Shift { keep: whole("keep", value)? },
             "maxTokens" => self.options.max_tokens = whole("maxTokens", value)?,
             "seed" => config.seed = exact("seed", value)?,
             _ => {

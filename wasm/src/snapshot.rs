@@ -1,17 +1,18 @@
 //! A conversation's cache as bytes that can be kept.
 //!
 //! ```text
-//! magic (8) | fingerprint (32) | layout (1) | kv format (1) | activations (1) | 0 (1) | tokens (4) | ids (4 each)
-//! | keys and values | SHA-256 of all before (32)
+//! magic (8) | fingerprint (32) | layout (1) | kv format (1) | activations (1) | 0 (1) | tokens (4) | kept (4)
+//! | dropped (4) | ids (4 each) | keys and values | SHA-256 of all before (32)
 //! ```
 
 use crate::error::{JsResult, named};
+use crate::reply::Past;
 use sha2::{Digest, Sha256};
 use shohin_core::model::Activations;
 use shohin_core::{Error, KvFormat, Result};
 
 const MAGIC: [u8; 8] = *b"shohin\0\x01";
-const HEAD: usize = 48;
+const HEAD: usize = 56;
 const SUM: usize = 32;
 
 /// Fingerprint of a file in the making: SHA-256 of its beginning, samples of all of it, and its size, so that a
@@ -81,14 +82,17 @@ impl Origin {
     }
 }
 
-/// A snapshot of `tokens` up to where `len` bytes of keys and values follow, with room for these.
-pub(crate) fn begin(origin: &Origin, tokens: &[u32], len: usize) -> Result<Vec<u8>> {
+/// A snapshot of `past` up to where `len` bytes of keys and values follow, with room for these.
+pub(crate) fn begin(origin: &Origin, past: &Past, len: usize) -> Result<Vec<u8>> {
+    let Past { tokens, kept, dropped } = past;
     let need = HEAD + 4 * tokens.len() + len + SUM;
     let mut bytes = Vec::new();
     bytes.try_reserve_exact(need).map_err(|_| Error::Memory { need: need as u64, have: 0 })?;
     bytes.extend_from_slice(&MAGIC);
     bytes.extend_from_slice(&origin.0);
-    bytes.extend_from_slice(&(tokens.len() as u32).to_le_bytes());
+    for n in [tokens.len(), *kept, *dropped] {
+        bytes.extend_from_slice(&(n as u32).to_le_bytes());
+    }
     tokens.iter().for_each(|id| bytes.extend_from_slice(&id.to_le_bytes()));
     Ok(bytes)
 }
@@ -100,8 +104,8 @@ pub(crate) fn seal(mut bytes: Vec<u8>) -> Vec<u8> {
     bytes
 }
 
-/// The tokens of a snapshot, and its keys and values.
-pub(crate) fn open<'b>(bytes: &'b [u8], origin: &Origin) -> JsResult<(Vec<u32>, &'b [u8])> {
+/// What a snapshot's cache has seen, and its keys and values.
+pub(crate) fn open<'b>(bytes: &'b [u8], origin: &Origin) -> JsResult<(Past, &'b [u8])> {
     let damaged = || named("the snapshot is damaged", "snapshot_damaged");
     let (body, sum) = bytes.split_last_chunk::<SUM>().ok_or_else(damaged)?;
     if Sha256::digest(body)[..] != sum[..] {
@@ -112,7 +116,13 @@ pub(crate) fn open<'b>(bytes: &'b [u8], origin: &Origin) -> JsResult<(Vec<u32>, 
         let message = "the snapshot was made by another model, other settings or another version";
         return Err(named(message, "snapshot_foreign"));
     }
-    let len = head[44..].iter().rev().fold(0, |n, &byte| n << 8 | usize::from(byte));
+    let words: Vec<usize> =
+        head[44..].as_chunks().0.iter().map(|&word| u32::from_le_bytes(word) as usize).collect();
+    let [len, kept, dropped] = words[..] else { return Err(damaged()) };
     let (ids, kv) = len.checked_mul(4).and_then(|at| rest.split_at_checked(at)).ok_or_else(damaged)?;
-    Ok((ids.as_chunks().0.iter().map(|&id| u32::from_le_bytes(id)).collect(), kv))
+    if kept.checked_add(dropped).is_none_or(|end| dropped > 0 && end > len) {
+        return Err(damaged());
+    }
+    let tokens = ids.as_chunks().0.iter().map(|&id| u32::from_le_bytes(id)).collect();
+    Ok((Past { tokens, kept, dropped }, kv))
 }

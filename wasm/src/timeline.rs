@@ -2,7 +2,7 @@
 
 use crate::error::{JsResult, js};
 use crate::model::Loaded;
-use crate::reply::{Reply, Step, tell_of_reply};
+use crate::reply::{Past, Reply, Step, tell_of_reply};
 use crate::sampling::Sampling;
 use crate::snapshot;
 use crate::team::pool;
@@ -55,11 +55,11 @@ impl Timeline {
     /// `snapshot_damaged`; `snapshot_foreign` if another model or other settings made it; `context_full`.
     pub fn restore(&mut self, bytes: &[u8]) -> JsResult<()> {
         self.end();
-        self.reply.held.clear();
+        self.reply.past = Past::default();
         let _ = self.session.truncate(0); // always as much as it holds
-        let (held, kv) = snapshot::open(bytes, &self.origin())?;
-        self.session.import(held.len(), kv).map_err(js)?;
-        self.reply.held = held;
+        let (past, kv) = snapshot::open(bytes, &self.origin())?;
+        self.session.import(past.held(), kv).map_err(js)?;
+        self.reply.past = past;
         Ok(())
     }
 }
@@ -82,7 +82,7 @@ impl Timeline {
 
     fn kept(&mut self) -> Result<Vec<u8>> {
         let len = self.session.export_len();
-        let mut bytes = snapshot::begin(&self.origin(), &self.reply.held, len)?;
+        let mut bytes = snapshot::begin(&self.origin(), &self.reply.past, len)?;
         let kv = bytes.len();
         bytes.resize(kv + len, 0);
         self.session.export(&mut bytes[kv..])?;
@@ -95,7 +95,7 @@ impl Timeline {
         let batch = self.loaded.batch();
         let Loaded { tokenizer, facts, .. } = &*self.loaded;
         let cached = self.reply.start(prompt, sampling, batch, config, capacity, tokenizer, facts)?;
-        self.session.truncate(cached)?;
+        self.session.truncate(self.reply.past.held())?;
         Ok(cached)
     }
 

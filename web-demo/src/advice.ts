@@ -1,6 +1,11 @@
 // What an error means to the person in front of the page.
 import { ShohinError } from "shohin";
 
+/** Whether the CPU can do what the GPU could not. */
+export function isGpuTrouble(thrown: unknown): boolean {
+  return thrown instanceof ShohinError && thrown.code.startsWith("gpu_");
+}
+
 export function advice(thrown: unknown, subject: string): string {
   if (!(thrown instanceof ShohinError)) return `Something went wrong: ${String(thrown)}`;
   const detail = thrown.message.replace(/\.?$/, ".");
@@ -21,6 +26,16 @@ export function advice(thrown: unknown, subject: string): string {
       return "This message is longer than the model can hold. Shorten it, or start a new chat.";
     case "crashed":
       return `The engine stopped unexpectedly; the model is being loaded again. (${thrown.message})`;
+    case "gpu_absent":
+      return "There is no GPU that this page can use; the CPU computes instead.";
+    case "gpu_unsupported":
+      return "The GPU cannot run this model; the CPU computes instead.";
+    case "gpu_memory":
+      return "The GPU has no room for this model; the CPU computes instead.";
+    case "gpu_lost":
+      return "The GPU was taken away; the CPU goes on in its place.";
+    case "gpu_device":
+      return `The GPU does not work as it should; the CPU goes on in its place. (${thrown.message})`;
     case "wasm":
     case "worker":
       return `The engine could not be started: ${detail}`;

@@ -1,18 +1,20 @@
 // The conversation on the page: what was said, saying it, and going back on it.
-import { ShohinError, type ChatFinish, type Message } from "shohin";
-import { advice } from "./advice.js";
+import { deleteSnapshot, listSnapshots, ShohinError, type ChatFinish, type Engine, type Message } from "shohin";
+import { advice, isGpuTrouble } from "./advice.js";
 import * as format from "./format.js";
 import { conversation, keep, type Conversation, type Turn } from "./history.js";
 import { loadedEngine, reload, showAlert, whenReady } from "./models.js";
 import { icon, make, page } from "./page.js";
-import { copyButton, parts, showProse } from "./prose.js";
-import { chatOptions, systemPrompt } from "./settings.js";
+import { copyButton, showProse } from "./prose.js";
+import { avoidGpu, chatOptions, systemPrompt } from "./settings.js";
 
 const AGAIN = "M19 12a7 7 0 1 1-2.2-5.1M19 4v4h-4";
 const EDIT = "M4 20h4L19 9l-4-4L4 16zM13 7l4 4";
 const LAST = "shohin.conversation";
 /** How often a reply is kept while it is being written, in milliseconds. */
 const KEEP_EVERY = 1000;
+/** A model's memory of a conversation is kept up to this size, in bytes. */
+const MOST_REMEMBERED = 64 << 20;
 
 /** What the embedded model is good at. */
 const SUGGESTIONS = [
@@ -31,6 +33,8 @@ export const onList = { change: () => {} };
 
 let talk: Conversation = fresh();
 let running: Reply | undefined;
+/** What the engine below remembers, if it was asked. */
+let recalled: { engine: Engine; id: string } | undefined;
 
 function fresh(): Conversation {
   return { id: crypto.randomUUID(), title: "", updated: 0, turns: [] };
@@ -151,7 +155,8 @@ export function showGauge(finish?: ChatFinish): void {
   const engine = loadedEngine();
   page.gauge.hidden = engine === undefined;
   if (!engine) return;
-  const { context, memory } = engine.info;
+  const { context, memory, backend } = engine.info;
+  page.gaugeBackend.textContent = backend === "webgpu" ? "on the GPU" : "on the CPU";
   const used = finish ? finish.usage.promptTokens + finish.usage.completionTokens : 0;
   page.gaugeMeter.max = context;
   page.gaugeMeter.value = used;
@@ -255,6 +260,7 @@ async function reply(): Promise<void> {
   toEnd();
 
   let text = "";
+  let thoughts = "";
   let tokens = 0;
   let first = 0;
   let kept = performance.now();
@@ -267,19 +273,17 @@ async function reply(): Promise<void> {
     dirty = false;
     if (ended || mine !== talk) return;
     const follows = isAtEnd();
-    showProse(body, text);
+    showProse(body, text, thoughts);
     if (!finish && tokens > 1) {
       tools.replaceChildren(make("span", { class: "figures" }, speed((tokens - 1) / ((performance.now() - first) / 1000))));
     }
     if (follows) toEnd();
   };
-  const unfinished = (): Turn => {
-    const { said, thoughts } = parts(text);
-    return { role: "assistant", content: said.trim(), ...(thoughts && { reasoning: thoughts }), figures: "Stopped" };
-  };
+  const begun = () => text !== "" || thoughts !== "";
+  const unfinished = (): Turn => ({ role: "assistant", content: text.trim(), ...(thoughts && { reasoning: thoughts }), figures: "Stopped" });
   // Should the page be closed while the model writes, what is there is not lost.
   const keepSoFar = () => {
-    if (!ended && mine === talk) void keep({ ...mine, turns: [...asked, ...(text ? [unfinished()] : [])] });
+    if (!ended && mine === talk) void keep({ ...mine, turns: [...asked, ...(begun() ? [unfinished()] : [])] });
   };
   addEventListener("pagehide", keepSoFar);
   void keepTalk();
@@ -287,21 +291,36 @@ async function reply(): Promise<void> {
     const stopped = new Promise<never>((_, reject) => {
       abort.signal.addEventListener("abort", () => reject(new ShohinError("aborted", "stopped")), { once: true });
     });
-    const engine = await Promise.race([whenReady(), stopped]);
-    if (!engine) throw new ShohinError("argument", "no model is loaded");
-    abort.started = true;
-    for await (const chunk of engine.chat(prompt(asked), { ...chatOptions(), signal: abort.signal })) {
-      if (tokens === 0) first = performance.now();
-      text += chunk.text;
-      tokens += chunk.tokens.length;
-      finish = chunk.finish;
-      // At most once a frame, however fast the model is.
-      if (!dirty) requestAnimationFrame(paint);
-      dirty = true;
-      if (performance.now() - kept > KEEP_EVERY) {
-        kept = performance.now();
-        keepSoFar();
+    const write = async () => {
+      const engine = await Promise.race([whenReady(), stopped]);
+      if (!engine) throw new ShohinError("argument", "no model is loaded");
+      abort.started = true;
+      await recall(engine, mine.id);
+      for await (const chunk of engine.chat(prompt(asked), { ...chatOptions(), signal: abort.signal })) {
+        if (tokens === 0) first = performance.now();
+        text += chunk.text;
+        thoughts += chunk.reasoning ?? "";
+        tokens += chunk.tokens.length;
+        finish = chunk.finish;
+        // At most once a frame, however fast the model is.
+        if (!dirty) requestAnimationFrame(paint);
+        dirty = true;
+        if (performance.now() - kept > KEEP_EVERY) {
+          kept = performance.now();
+          keepSoFar();
+        }
       }
+    };
+    try {
+      await write();
+    } catch (error) {
+      if (!isGpuTrouble(error) || mine !== talk) throw error;
+      // The CPU says it all again, from the beginning: the beginning of a reply is nothing a model can be given.
+      avoidGpu(advice(error, "The reply"));
+      await reload();
+      [text, thoughts, tokens, finish] = ["", "", 0, undefined];
+      showAlert(advice(error, "The reply"));
+      await write();
     }
   } catch (error) {
     failure = error;
@@ -312,7 +331,7 @@ async function reply(): Promise<void> {
   if (running === abort) running = undefined;
   if (mine !== talk) {
     // Another conversation is shown by now; what was said in this one stays said.
-    if (text !== "") {
+    if (begun()) {
       mine.turns.push(unfinished());
       await keep(mine);
       onList.change();
@@ -325,7 +344,7 @@ async function reply(): Promise<void> {
   ended = true;
   tools.replaceChildren();
   if (failure !== undefined && !aborted) showAlert(advice(failure, "The reply"));
-  if (text === "" && failure !== undefined) {
+  if (!begun() && failure !== undefined) {
     // Nothing came of it: give the message back.
     element.remove();
     const last = talk.turns.pop();
@@ -335,6 +354,7 @@ async function reply(): Promise<void> {
     else onList.change();
   } else {
     const said: Turn = finish ? { ...finish.message, role: "assistant", figures: figures(finish, aborted) } : { ...unfinished(), figures: figures(finish, aborted) };
+    if (finish) said.details = details(finish);
     const dropped = finish?.usage.droppedMessages ?? 0;
     if (dropped > 0) {
       said.note = `The model no longer sees the first ${format.plural(dropped, "message")}: its memory is full.`;
@@ -347,6 +367,8 @@ async function reply(): Promise<void> {
     element.dataset["state"] = "done";
     page.status.textContent = said.content;
     await keepTalk();
+    const engine = loadedEngine();
+    if (engine && finish) void remind(engine, mine.id);
   }
   showState();
   if (follows) toEnd();
@@ -354,6 +376,30 @@ async function reply(): Promise<void> {
     const reason = page.alertText.textContent ?? undefined;
     await reload();
     if (loadedEngine()) showAlert(reason);
+  }
+}
+
+/**
+ * Lets an engine take up what one before it remembered of this conversation, so that it need not be read again. What it
+ * remembers of another conversation, or of other words, does no harm: an engine uses only what is the same.
+ */
+async function recall(engine: Engine, id: string): Promise<void> {
+  if (recalled?.engine === engine && recalled.id === id) return;
+  const before = recalled;
+  recalled = { engine, id };
+  // An engine that has computed something goes on with that.
+  if (before?.engine !== engine) await engine.restore(id).catch(() => {});
+}
+
+/** Keeps what the engine remembers of this conversation, and of no other, where that is not too much. */
+async function remind(engine: Engine, id: string): Promise<void> {
+  recalled = { engine, id };
+  if (engine.info.memory.kv > MOST_REMEMBERED) return;
+  try {
+    for (const name of await listSnapshots()) if (name !== id) await deleteSnapshot(name);
+    await engine.save(id);
+  } catch {
+    // It is read again, then.
   }
 }
 
@@ -366,7 +412,14 @@ function showTools(tools: HTMLElement, turn: Turn): void {
     page.prompt.focus();
     void reply();
   });
-  tools.replaceChildren(copyButton(() => turn.content, "Copy the reply"), again, make("span", { class: "figures" }, turn.figures ?? ""));
+  tools.replaceChildren(copyButton(() => turn.content, "Copy the reply"), again, make("span", { class: "figures", title: turn.details ?? "" }, turn.figures ?? ""));
+}
+
+/** What else there is to know of it. */
+function details({ usage }: ChatFinish): string {
+  const words = [`${format.plural(usage.promptTokens, "token")} of conversation, ${usage.cachedTokens} of them remembered`];
+  if (usage.reasoningTokens > 0) words.push(`${format.plural(usage.reasoningTokens, "token")} of thoughts`);
+  return words.join("; ");
 }
 
 /** What is said below a reply. */

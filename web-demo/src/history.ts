@@ -1,11 +1,13 @@
 // Conversations kept in this browser (IndexedDB), and told to other tabs of the page.
-import type { Message } from "shohin";
+import { deleteSnapshot, type Message } from "shohin";
 
 /** One message, and what is shown below it. */
 export interface Turn extends Message {
   role: "user" | "assistant";
   /** Figures of a reply: tokens, speed, why it ended. */
   figures?: string;
+  /** More of them, for who asks. */
+  details?: string;
   /** A remark above it, such as another model taking over. */
   note?: string;
 }
@@ -75,6 +77,7 @@ export async function keep(conversation: Conversation): Promise<void> {
 
 export async function discard(id: string): Promise<void> {
   memory.delete(id);
+  await deleteSnapshot(id).catch(() => {});
   await run("readwrite", (store) => store.delete(id)).catch(() => {});
   channel?.postMessage(id);
 }

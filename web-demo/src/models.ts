@@ -1,10 +1,10 @@
 // The model the page talks to: the embedded one at first, then whatever the visitor picks.
 import { deleteCache, Engine, listCache, ShohinError, type CacheEntry, type Progress } from "shohin";
-import { advice } from "./advice.js";
+import { advice, isGpuTrouble } from "./advice.js";
 import { OFFERS, type Offer } from "./catalog.js";
 import * as format from "./format.js";
 import { make, page } from "./page.js";
-import { closes, learn, loadOptions, onLoadOptions, resetContext } from "./settings.js";
+import { avoidGpu, closes, learn, loadOptions, onLoadOptions, resetContext } from "./settings.js";
 
 const SPROUT = new URL("sprout.gguf", document.baseURI);
 const LAST = "shohin.model";
@@ -140,6 +140,11 @@ async function load(source: Source): Promise<void> {
   if (failure !== undefined) {
     const code = failure instanceof ShohinError ? failure.code : "";
     const reason = code === "aborted" ? undefined : advice(failure, source.name);
+    if (reason && isGpuTrouble(failure)) {
+      avoidGpu(reason);
+      await load(source);
+      return showAlert(reason);
+    }
     // A context this model or this machine cannot hold would keep every other model from loading, too.
     if (reason && ["option", "memory", "limit"].includes(code) && loadOptions().context !== undefined) {
       resetContext();

@@ -14,23 +14,15 @@ interface Block {
 
 const shown = new WeakMap<HTMLElement, Block[]>();
 
-/** What was thought and what is said, taken apart. */
-export function parts(text: string): { thoughts: string; said: string; thinking: boolean } {
-  const match = /^\s*<think>([\s\S]*?)(<\/think>|$)/.exec(text);
-  if (!match) return { thoughts: "", said: text, thinking: false };
-  return { thoughts: (match[1] ?? "").trim(), said: text.slice(match[0].length), thinking: match[2] === "" };
-}
-
 /** Shows a text; blocks that are shown already stay as they are, with what the reader selected or opened in them. */
-export function showProse(target: HTMLElement, text: string, reasoning?: string): void {
-  const { said, thoughts, thinking } = reasoning === undefined ? parts(text) : { said: text, thoughts: reasoning, thinking: text === "" };
+export function showProse(target: HTMLElement, said: string, thoughts = ""): void {
   const before = shown.get(target) ?? [];
   const next: Block[] = [];
   let first: Node | undefined;
   if (thoughts) {
     const old = target.firstElementChild;
     const details = old instanceof HTMLDetailsElement ? old : make("details", { class: "thoughts" }, make("summary"), make("p"));
-    details.children[0]!.textContent = thinking ? "Thinking" : "Thoughts";
+    details.children[0]!.textContent = said === "" ? "Thinking" : "Thoughts";
     details.children[1]!.textContent = thoughts;
     first = details;
   }

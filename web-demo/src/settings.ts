@@ -2,6 +2,8 @@
 import type { ChatOptions, EngineInfo, LoadOptions, Preset } from "shohin";
 import { make, page } from "./page.js";
 
+type Backend = NonNullable<LoadOptions["backend"]>;
+
 interface Settings {
   preset: Preset;
   temperature: number;
@@ -12,6 +14,7 @@ interface Settings {
   seed: string;
   system: string;
   thinking: boolean;
+  backend: Backend;
   /** Empty: as many as there are. */
   threads: string;
   /** Empty: the engine's own choice. */
@@ -28,12 +31,15 @@ const DEFAULT: Settings = {
   seed: "",
   system: "",
   thinking: false,
+  backend: "cpu",
   threads: "",
   context: "",
 };
 
 let settings: Settings = DEFAULT;
 let info: EngineInfo | undefined;
+/** Why the GPU is left alone until the next choice or visit. */
+let gpuTrouble: string | undefined;
 
 /** Called when something has changed that a model is loaded with. */
 export const onLoadOptions = { change: () => {} };
@@ -57,6 +63,8 @@ function show(): void {
   page.system.value = settings.system;
   page.thinking.checked = settings.thinking;
   page.context.value = settings.context;
+  page.backend.value = settings.backend;
+  if (page.backend.value === "") page.backend.value = settings.backend = DEFAULT.backend;
   const threads = [...page.threads.options].some(({ value }) => value === settings.threads);
   page.threads.value = threads ? settings.threads : "";
   showValues();
@@ -129,7 +137,9 @@ export function initSettings(): void {
   page.compute.addEventListener("submit", (event) => event.preventDefault());
   page.compute.addEventListener("change", () => {
     if (!page.context.validity.valid) return;
-    store({ threads: page.threads.value, context: page.context.value });
+    // Who chooses anew wants it tried anew.
+    gpuTrouble = undefined;
+    store({ backend: page.backend.value as Backend, threads: page.threads.value, context: page.context.value });
     onLoadOptions.change();
   });
 
@@ -140,6 +150,7 @@ export function initSettings(): void {
 /** Learns from an engine what the presets stand for and what its model can do. */
 export function learn(loaded: EngineInfo): void {
   info = loaded;
+  showBackend();
   const thinks = info.model.template === "qwen3";
   page.thinking.disabled = !thinks;
   page.thinkingNote.textContent = thinks ? "" : "not with this model";
@@ -155,9 +166,23 @@ export function chatOptions(): ChatOptions {
   return { preset, temperature, topK, topP, maxTokens, thinking, overflow: "trim", ...(seed !== "" && { seed: Number(seed) }) };
 }
 
-export function loadOptions(): Pick<LoadOptions, "threads" | "context"> {
+/** Says what computes, and why not what was chosen. */
+function showBackend(): void {
+  const now = info?.backend === "webgpu" ? `Now: the GPU (${info.isa}).` : "Now: the CPU.";
+  const why = gpuTrouble ?? (settings.backend === "auto" && info?.backend === "cpu" ? "There is no GPU here that can run this model." : "");
+  page.backendNote.textContent = info ? [now, why].filter(Boolean).join(" ") : why;
+}
+
+/** Keeps to the CPU from here on; the choice is kept for the next visit. */
+export function avoidGpu(reason: string): void {
+  gpuTrouble = reason;
+  showBackend();
+}
+
+export function loadOptions(): Pick<LoadOptions, "backend" | "threads" | "context"> {
   const { threads, context } = settings;
-  return { ...(threads !== "" && { threads: Number(threads) }), ...(context !== "" && { context: Number(context) }) };
+  const backend = gpuTrouble === undefined ? settings.backend : "cpu";
+  return { backend, ...(threads !== "" && { threads: Number(threads) }), ...(context !== "" && { context: Number(context) }) };
 }
 
 /** Leaves the size of the context to the engine again. */

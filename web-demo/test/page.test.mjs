@@ -1,6 +1,6 @@
 // The built page in headless Chromium, as a visitor uses it: `npm run build` first. CHROME is the browser's path.
 import assert from "node:assert/strict";
-import { createReadStream } from "node:fs";
+import { createReadStream, existsSync } from "node:fs";
 import { readFile, stat } from "node:fs/promises";
 import { createRequire } from "node:module";
 import { availableParallelism } from "node:os";
@@ -325,10 +325,22 @@ describe("the page", () => {
     await ready();
     await set({ preset: "greedy" });
     await ask("Hi! My name is Mira.");
+    await page.waitForFunction(async () => {
+      const kept = (await indexedDB.databases()).some(({ name }) => name === "shohin.snapshots");
+      if (!kept) return false;
+      const database = await new Promise((done) => (indexedDB.open("shohin.snapshots").onsuccess = (event) => done(event.target.result)));
+      const count = database.transaction("snapshots").objectStore("snapshots").count();
+      await new Promise((done) => (count.onsuccess = done));
+      database.close();
+      return count.result === 1;
+    });
     await page.reload();
     await ready();
     await replies().first().waitFor();
     assert.match(await ask("What is my name?"), /Mira/);
+    // The engine is a new one, and need not read the first turn again.
+    const [, all, remembered] = /(\d+) tokens of conversation, (\d+) of them/.exec(await lastReply().locator(".figures").getAttribute("title"));
+    assert.ok(Number(remembered) > 20 && Number(remembered) < Number(all), `${remembered} of ${all}`);
     await page.click("#new-chat");
     assert.doesNotMatch(await ask("What is my name?"), /Mira/);
     assert.equal(await page.locator("#chat-list li").count(), 2);
@@ -493,6 +505,125 @@ describe("the page", () => {
     await ready();
     await ask("Hello!");
     assert.match(await page.locator("#gauge").innerText(), /tokens\/s[^]*of 128[^]*MB of memory/);
+  });
+
+  const HAS_GPU = existsSync(fileURLToPath(new URL("../../wasm/dist/webgpu.js", import.meta.url)));
+
+  /** Another page, in whose engine's worker `code` runs first. */
+  async function patched(code) {
+    // The service worker would answer in the server's place.
+    const context = await browser.newContext({ viewport: { width: 1024, height: 768 }, serviceWorkers: "block" });
+    await context.addInitScript(() => localStorage.setItem("shohin.settings", '{"threads":"1","preset":"greedy","temperature":0,"maxTokens":24}'));
+    const page = await context.newPage();
+    page.setDefaultTimeout(120_000);
+    page.on("pageerror", (error) => problems.push(String(error)));
+    await page.route(/\/assets\/worker-[^/]*\.js$/, async (route) => {
+      const response = await route.fetch();
+      await route.fulfill({ response, body: `${code};\n${await response.text()}` });
+    });
+    await page.goto(server.url);
+    await page.locator("#model[data-state=ready]").waitFor();
+    return page;
+  }
+
+  const chooseBackend = async (page, value) => {
+    await page.click("#open-settings");
+    await page.selectOption("#backend", value);
+    await page.click("#close-settings");
+  };
+  const computesOn = (page, words) => page.locator("#gauge-backend").filter({ hasText: words }).waitFor();
+  const askIn = async (page, message) => {
+    const replies = page.locator("#conversation [data-role=assistant]");
+    const before = await replies.count();
+    await page.fill("#prompt", message);
+    await page.click("#send");
+    return { done: () => replies.nth(before).locator("xpath=self::*[@data-state='done']").waitFor(), reply: replies.nth(before).locator("[data-part=text]") };
+  };
+  const hear = async (page, message) => {
+    const { done, reply } = await askIn(page, message);
+    await done();
+    return reply.innerText();
+  };
+
+  test("goes on with the CPU where there is no GPU, and says so", async () => {
+    const page = await patched("delete WorkerNavigator.prototype.gpu");
+    const first = await hear(page, "Hello!");
+    await chooseBackend(page, "webgpu");
+    await page.locator("#alert-text").filter({ hasText: "There is no GPU that this page can use" }).waitFor();
+    await page.locator("#model[data-state=ready]").waitFor();
+    await computesOn(page, "on the CPU");
+    await page.click("#new-chat");
+    assert.equal(await hear(page, "Hello!"), first);
+    // Left to the page, it is no trouble at all.
+    await chooseBackend(page, "auto");
+    await page.locator("#backend-note").filter({ hasText: "There is no GPU here" }).waitFor({ state: "attached" });
+    await page.locator("#model[data-state=ready]").waitFor();
+    assert.equal(await page.locator("#alert").isVisible(), false);
+    await page.context().close();
+  });
+
+  test("computes on a GPU on request, and goes on with the CPU when that is taken away", { skip: !HAS_GPU }, async () => {
+    const page = await patched(`
+      const request = GPUAdapter.prototype.requestDevice;
+      GPUAdapter.prototype.requestDevice = async function (...all) {
+        const device = await request.apply(this, all);
+        new BroadcastChannel("take away").onmessage = () => device.destroy();
+        return device;
+      }`);
+    const hello = await hear(page, "Hello!");
+    const joke = await hear(page, "Tell me a joke.");
+    await page.click("#new-chat");
+    await chooseBackend(page, "webgpu");
+    await computesOn(page, "on the GPU");
+    assert.match(await page.locator("#facts").textContent(), /WEBGPU/);
+    const { done, reply } = await askIn(page, "Hello!");
+    await done();
+    assert.notEqual(await reply.innerText(), "");
+    const second = await askIn(page, "Tell me a joke.");
+    await page.evaluate(() => new BroadcastChannel("take away").postMessage(""));
+    await second.done();
+    await computesOn(page, "on the CPU");
+    await page.locator("#alert-text").filter({ hasText: "The GPU was taken away" }).waitFor();
+    // The conversation is whole, and nothing of the broken reply is left in the new one.
+    assert.equal(await page.locator("#conversation [data-role=user]").count(), 2);
+    assert.equal(await page.locator("#conversation [data-role=assistant]").count(), 2);
+    if ((await reply.innerText()) === hello) assert.equal(await second.reply.innerText(), joke);
+    assert.notEqual(await hear(page, "What is my name?"), "");
+    await page.context().close();
+  });
+
+  test("goes on with the CPU when the GPU has no room", { skip: !HAS_GPU }, async () => {
+    // As a browser tells it: by the error scope around the buffer.
+    const page = await patched("GPUDevice.prototype.popErrorScope = async () => new GPUOutOfMemoryError('no room')");
+    await chooseBackend(page, "webgpu");
+    await page.locator("#alert-text").filter({ hasText: "The GPU has no room for this model" }).waitFor();
+    await page.locator("#model[data-state=ready]").waitFor();
+    await computesOn(page, "on the CPU");
+    assert.notEqual(await hear(page, "Hello!"), "");
+    await page.context().close();
+  });
+
+  test("leaves all computing to a worker", async () => {
+    const context = await browser.newContext();
+    await context.addInitScript(() => {
+      globalThis.computed = [];
+      for (const name of ["compile", "compileStreaming", "instantiate", "instantiateStreaming", "Module", "Instance", "Memory"]) {
+        const old = WebAssembly[name];
+        WebAssembly[name] = new Proxy(old, {
+          apply: (...all) => (globalThis.computed.push(name), Reflect.apply(...all)),
+          construct: (...all) => (globalThis.computed.push(name), Reflect.construct(...all)),
+        });
+      }
+    });
+    const page = await context.newPage();
+    const workers = [];
+    page.on("worker", (worker) => workers.push(worker.url()));
+    await page.goto(server.url);
+    await page.locator("#model[data-state=ready]").waitFor();
+    assert.notEqual(await hear(page, "Hello!"), "");
+    assert.deepEqual(await page.evaluate(() => globalThis.computed), []);
+    assert.ok(workers.some((url) => /worker-/.test(url)), workers.join());
+    await context.close();
   });
 
   test("has nothing that axe finds fault with", async () => {

@@ -116,6 +116,8 @@ export interface GenerateOptions {
   seed?: number;
   /** Texts that end the generation; they are not part of it. */
   stop?: string | readonly string[];
+  /** As for `chat`; `shift` keeps the first tokens. Default `error`. */
+  overflow?: "error" | "shift" | "trim";
   /** Report each token's log-probability, and of so many most likely ones. Default: none. */
   logprobs?: number;
   /**
@@ -147,10 +149,13 @@ export interface ChatOptions extends GenerateOptions {
   /** Whether the model decides about calls, must make one, or must call the function of this name. Default `auto`. */
   toolChoice?: "auto" | "required" | { name: string };
   /**
-   * What happens when the conversation does not fit: `error` throws `context_full`; `trim` leaves out the oldest
-   * turns, never system messages and never the last message. Default `error`.
+   * What happens when a conversation does not fit into the context any more. `error` throws `context_full`, or ends a reply
+   * for that reason. `shift` forgets the older half of the tokens behind the system messages, as often as need be, so
+   * that conversations and replies may be of any length; what is left is not computed again (on a GPU it is).
+   * `trim` leaves out the oldest turns, never system messages and never the last message, and computes the rest anew.
+   * Default `error`.
    */
-  overflow?: "error" | "trim";
+  overflow?: "error" | "shift" | "trim";
 }
 
 /** Why a generation ended: the model ended it, a stop text came, `maxTokens` was reached, or the context is full. */
@@ -174,6 +179,8 @@ export interface Finish {
     reasoningTokens: number;
     /** Messages that `overflow: "trim"` left out. */
     droppedMessages: number;
+    /** Tokens of the conversation that `overflow: "shift"` has forgotten. */
+    forgottenTokens: number;
   };
   timings: {
     /** Milliseconds spent on the prompt. */

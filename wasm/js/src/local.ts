@@ -90,11 +90,21 @@ type GpuGlue = typeof import("shohin-webgpu");
 type AnyModel = alone.Model | GpuModel;
 type AnyTimeline = alone.Timeline | GpuTimeline;
 
+/** As much of WebGPU as is used here. */
+interface AdapterSource {
+  requestAdapter(): Promise<{ info?: { isFallbackAdapter?: boolean }; isFallbackAdapter?: boolean } | null>;
+}
+
 let gpuInstance: Promise<GpuGlue> | undefined;
 
 /** Loads the module with both engines, once. */
-async function instantiateGpu(): Promise<GpuGlue> {
-  if (typeof navigator === "undefined" || !("gpu" in navigator)) throw new ShohinError("gpu_absent", "this browser has no WebGPU");
+async function instantiateGpu(software: boolean): Promise<GpuGlue> {
+  const gpu = typeof navigator === "undefined" ? undefined : (navigator as { gpu?: AdapterSource }).gpu;
+  if (!gpu) throw new ShohinError("gpu_absent", "this browser has no WebGPU");
+  // Asked before the module is fetched for nothing.
+  const adapter = await gpu.requestAdapter().catch(() => null);
+  if (!adapter) throw new ShohinError("gpu_absent", "the browser offers no GPU");
+  if (!software && (adapter.info?.isFallbackAdapter ?? adapter.isFallbackAdapter)) throw new ShohinError("gpu_absent", "there is only a GPU in software");
   gpuInstance ??= (async () => {
     const { href } = host.gpuScript();
     const script = (await import(/* @vite-ignore */ /* webpackIgnore: true */ href)) as GpuGlue;
@@ -133,6 +143,17 @@ function breathe(): Promise<void> {
 
 /** Longest time without looking for an abort, and shortest between two chunks, in milliseconds. */
 const SLOT = 12;
+
+/** Tokens at the beginning that models rest their attention on, whatever they say. */
+const SINKS = 4;
+
+interface Prompt {
+  ids: Uint32Array;
+  /** Messages that were left out. */
+  dropped: number;
+  /** Tokens that stay when the oldest are forgotten. Without it none are. */
+  keep?: number;
+}
 
 /** Something of the module's that must be freed. */
 interface Owned {
@@ -262,7 +283,8 @@ export class LocalConversation {
 
   /** Streams the continuation of a plain text. */
   generate(prompt: string, options: GenerateOptions = {}): AsyncGenerator<Chunk, Finish, void> {
-    return this.#run<Finish>((model) => ({ ids: model.tokenize(prompt, false), dropped: 0 }), options, undefined, () => ({}));
+    const keep = options.overflow === "shift" && { keep: Math.min(SINKS, this.context >> 1) };
+    return this.#run<Finish>((model) => ({ ids: model.tokenize(prompt, false), dropped: 0, ...keep }), options, undefined, () => ({}));
   }
 
   /** Answers a request of OpenAI's form. */
@@ -342,10 +364,16 @@ export class LocalConversation {
     return release;
   }
 
-  #chatPrompt(model: AnyModel, messages: readonly Message[], options: ChatOptions): { ids: Uint32Array; dropped: number } {
+  #chatPrompt(model: AnyModel, messages: readonly Message[], options: ChatOptions): Prompt {
     const { glue } = this.#loaded;
     let kept = [...messages];
     let ids = encode(glue, model, kept, options);
+    if (options.overflow === "shift") {
+      // Instructions stay in sight.
+      const other = encode(glue, model, kept.slice(0, kept.findIndex(({ role }) => role !== "system")), options);
+      const differs = ids.findIndex((id, i) => id !== other[i]);
+      return { ids, dropped: 0, keep: Math.min(Math.max(differs, SINKS), this.context >> 1) };
+    }
     if (options.overflow !== "trim") return { ids, dropped: 0 };
     const room = Math.min(options.maxTokens ?? 256, this.context >> 1);
     while (ids.length + room > this.context) {
@@ -358,7 +386,7 @@ export class LocalConversation {
   }
 
   async *#run<F extends Finish>(
-    prompt: (model: AnyModel) => { ids: Uint32Array; dropped: number },
+    prompt: (model: AnyModel) => Prompt,
     options: ChatOptions,
     reply: ReplyStream | undefined,
     more: () => Omit<F, keyof Finish>,
@@ -371,9 +399,9 @@ export class LocalConversation {
       const seed = options.seed ?? crypto.getRandomValues(new Uint32Array(1))[0]!;
       const began = performance.now();
       const { ids, dropped, cached } = this.#call((timeline, model) => {
-        const { ids, dropped } = prompt(model);
+        const { ids, dropped, keep } = prompt(model);
         const thinks = reply !== undefined && mayThink(options) && this.#loaded.info.model.template === "qwen3";
-        return { ids, dropped, cached: timeline.begin(ids, samplingOf(this.#loaded.glue, options, seed, thinks)) };
+        return { ids, dropped, cached: timeline.begin(ids, samplingOf(this.#loaded.glue, options, seed, thinks, keep)) };
       });
       let firstToken: number | undefined;
       let lastToken = began;
@@ -437,6 +465,7 @@ export class LocalConversation {
           completionTokens: count,
           reasoningTokens: thoughts,
           droppedMessages: dropped,
+          forgottenTokens: this.#call((timeline) => timeline.forgotten()),
         },
         timings: {
           prefillMs,
@@ -533,7 +562,7 @@ export class LocalEngine {
     let unfinished: Owned | undefined;
     let unread: Pieces | undefined;
     try {
-      const glue = await instantiateGpu();
+      const glue = await instantiateGpu(options.backend === "webgpu");
       const pieces = (unread = await joined(await open(), glue, options));
       const total = pieces.total ?? options.bytes;
       if (total === undefined) throw new ShohinError("gpu_unsupported", "WebGPU needs to know the file's length");
@@ -750,7 +779,7 @@ function keepToForm(sampling: alone.Sampling, options: ChatOptions, thinks: bool
 }
 
 /** Taken over by `Model.begin`. */
-function samplingOf(glue: Glue, options: GenerateOptions, seed: number, thinks: boolean): alone.Sampling {
+function samplingOf(glue: Glue, options: GenerateOptions, seed: number, thinks: boolean, keep: number | undefined): alone.Sampling {
   const sampling = glue.Sampling.preset(options.preset ?? "bonsai");
   try {
     for (const name of SETTINGS) {
@@ -760,6 +789,7 @@ function samplingOf(glue: Glue, options: GenerateOptions, seed: number, thinks: 
       sampling.set(name, value);
     }
     sampling.set("seed", seed);
+    if (keep !== undefined) sampling.set("keep", keep);
     const stop = options.stop ?? [];
     for (const text of typeof stop === "string" ? [stop] : stop) sampling.add_stop(text);
     keepToForm(sampling, options, thinks);

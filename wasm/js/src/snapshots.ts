@@ -2,7 +2,8 @@
 import type { Snapshot } from "./api.js";
 import { ShohinError } from "./error.js";
 
-const [DATABASE, STORE] = ["shohin", "conversations"];
+// A page may keep its own things under simpler names.
+const [DATABASE, STORE] = ["shohin.snapshots", "snapshots"];
 
 /** @internal */
 export function isQuota(thrown: unknown): boolean {

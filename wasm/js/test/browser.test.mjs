@@ -437,6 +437,33 @@ describe("in a browser", () => {
     assert.deepEqual(seen.without, ["gpu_absent", "cpu", "truncated"]);
   });
 
+  test("says when a GPU has no room", { skip: !existsSync(new URL("../../dist/webgpu.js", import.meta.url)) }, async () => {
+    const page = await browser.newPage();
+    try {
+      await page.goto(server.url);
+      const codes = await page.evaluate(async () => {
+        const { LocalEngine } = await import("/local.js");
+        // The third buffer that is asked for is one too many, as the browser tells it.
+        const pop = GPUDevice.prototype.popErrorScope;
+        let asked = 0;
+        GPUDevice.prototype.popErrorScope = async function () {
+          const error = await pop.call(this);
+          return ++asked === 3 ? new GPUOutOfMemoryError("no room") : error;
+        };
+        const code = await LocalEngine.load("model.gguf", { backend: "webgpu" }).then(() => "", (error) => error.code);
+        GPUDevice.prototype.popErrorScope = pop;
+        // The page goes on, in the same thread.
+        const engine = await LocalEngine.load("model.gguf", { backend: "cpu" });
+        const { backend } = engine.info;
+        await engine.dispose();
+        return [code, backend];
+      });
+      assert.deepEqual(codes, ["gpu_memory", "cpu"]);
+    } finally {
+      await page.close();
+    }
+  });
+
   test("uses threads where memory may be shared, and only there", async () => {
     const fetched = [];
     const says = (page, threads) =>
