@@ -443,6 +443,7 @@ describe("in a browser", () => {
       await page.goto(server.url);
       const codes = await page.evaluate(async () => {
         const { LocalEngine } = await import("/local.js");
+        const bytes = await (await fetch("model.gguf")).arrayBuffer();
         // The third buffer that is asked for is one too many, as the browser tells it.
         const pop = GPUDevice.prototype.popErrorScope;
         let asked = 0;
@@ -450,10 +451,10 @@ describe("in a browser", () => {
           const error = await pop.call(this);
           return ++asked === 3 ? new GPUOutOfMemoryError("no room") : error;
         };
-        const code = await LocalEngine.load("model.gguf", { backend: "webgpu" }).then(() => "", (error) => error.code);
+        const code = await LocalEngine.load(bytes, { backend: "webgpu" }).then(() => "", (error) => error.code);
         GPUDevice.prototype.popErrorScope = pop;
         // The page goes on, in the same thread.
-        const engine = await LocalEngine.load("model.gguf", { backend: "cpu" });
+        const engine = await LocalEngine.load(bytes, { backend: "cpu" });
         const { backend } = engine.info;
         await engine.dispose();
         return [code, backend];
