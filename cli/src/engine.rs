@@ -13,7 +13,6 @@ use shohin_core::generate::{Detokenizer, Generation, Reason, Step, drive};
 use shohin_core::gguf::{self, Expansion, Id42, ReadOptions};
 use shohin_core::kernel::Isa;
 use shohin_core::model::ModelVariant;
-use shohin_core::quant::Layout;
 use shohin_core::sample::DRY_BREAKERS;
 use shohin_core::tokenizer::Special;
 use shohin_core::{
@@ -135,7 +134,8 @@ impl Part {
         }
         self.bytes = Bytes::Read { memory, len, stored };
         let Bytes::Read { memory, .. } = &mut self.bytes else { return Ok(()) };
-        gguf::interleave(&mut memory[..len], &read_options(args), isa.layout(), pool).at(&self.name)
+        gguf::interleave(&mut memory[..len], &read_options(args), |format| isa.layout(format), pool)
+            .at(&self.name)
     }
 }
 
@@ -168,7 +168,7 @@ impl ModelFile {
 
     /// Rearranges the weights in memory as `isa` likes them; the file stays as it is.
     fn interleave(&mut self, args: &EngineArgs, isa: Isa, pool: &dyn Pool) -> Outcome<()> {
-        if isa.layout() == Layout::Rows {
+        if !isa.interleaves() {
             return Ok(());
         }
         // Checked before it is all read.
@@ -282,8 +282,7 @@ impl<'f> Engine<'f> {
         let gpu = args.gpu.as_deref().map(|name| Device::load(name, &gguf)).transpose()?;
         let load_time = start.elapsed();
         let format = file.format.or_else(|| main_format(&gguf));
-        let expands =
-            args.act == Act::Int8 && args.gpu.is_none() && !args.compact && isa.layout() != Layout::Rows;
+        let expands = args.act == Act::Int8 && args.gpu.is_none() && !args.compact && isa.interleaves();
         let held_bytes = file.held_len(args, expands)?;
         let file_bytes = file.len();
         Ok(Engine {

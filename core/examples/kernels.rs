@@ -3,7 +3,7 @@
 //! GMAC/s of products of 2048 columns with one token, the weights streamed from memory and hot in the
 //! second-level cache, and with 64 tokens. Two lines compare only within one run.
 
-use shohin_core::kernel::{self, Input, Isa, Q8Block, q8_blocks};
+use shohin_core::kernel::{self, Input, Isa, Q8Block, Tables, q8_blocks};
 use shohin_core::quant::{self, Layout};
 use shohin_core::{Format, Matrix, Serial};
 
@@ -66,8 +66,8 @@ fn main() {
         let mut q8 = vec![Q8Block::default(); 64 * q8_blocks(COLS)];
         kernel::quantize(isa, &x, COLS, &mut q8).expect("lengths fit");
         for format in Format::ALL {
-            let interleaved = quant::interleaved_format(format).filter(|_| isa.layout() != Layout::Rows);
-            for (int8, layout) in [(true, isa.layout()), (true, Layout::Rows), (false, Layout::Rows)] {
+            let interleaved = quant::interleaved_format(format).filter(|_| isa.interleaves());
+            for (int8, layout) in [(true, isa.layout(format)), (true, Layout::Rows), (false, Layout::Rows)] {
                 let name = match (layout, int8) {
                     (Layout::Rows, true) => format!("{} {} rows", isa.name(), format.name()),
                     (Layout::Rows, false) => format!("{} {} f32", isa.name(), format.name()),
@@ -86,10 +86,10 @@ fn main() {
                         .and_then(|w| w.with_layout(layout))
                         .expect("lengths fit");
                     let mut y = vec![0.0; rows * tokens];
-                    let input = Input {
-                        f32: &x[..tokens * COLS],
-                        q8: int8.then_some(&q8[..tokens * q8_blocks(COLS)]),
-                    };
+                    let q8 = &q8[..tokens * q8_blocks(COLS)];
+                    let mut tables = vec![Tables::default(); kernel::tables(isa, tokens, COLS)];
+                    kernel::fill_tables(isa, q8, COLS, &mut tables).expect("lengths fit");
+                    let input = Input { f32: &x[..tokens * COLS], q8: int8.then_some(q8), tables: &tables };
                     best_rate(rows * COLS * tokens, || {
                         kernel::matmul(isa, &Serial, &w, &input, tokens, &mut y).expect("lengths fit");
                     })

@@ -1,7 +1,7 @@
 //! One suite for every {operation x format x instruction set}: equal to the scalar reference, bit for
 //! bit. Run it under emulators for instruction sets this machine lacks; see docs/SPEED.md.
 
-use shohin_core::kernel::{self, Input, Isa, Q8Block, q8_blocks};
+use shohin_core::kernel::{self, Input, Isa, Q8Block, Tables, q8_blocks};
 use shohin_core::quant::Layout;
 use shohin_core::{Format, Matrix, Pool, Serial, quant};
 
@@ -55,23 +55,31 @@ fn layouts(w: &Matrix) -> Vec<(Layout, Format, Vec<u8>)> {
     all
 }
 
+fn tables(isa: Isa, q8: &[Q8Block], tokens: usize, cols: usize) -> Vec<Tables> {
+    let mut tables = vec![Tables::default(); kernel::tables(isa, tokens, cols)];
+    kernel::fill_tables(isa, q8, cols, &mut tables).unwrap();
+    tables
+}
+
 /// Compares both operations of `isa`, over every layout, with the reference over rows.
 fn compare(isa: Isa, w: &Matrix, x: &[f32], tokens: usize) {
     let mut q8 = vec![Q8Block::default(); tokens * q8_blocks(w.cols())];
     kernel::quantize(isa, x, w.cols(), &mut q8).unwrap();
-    for q8 in [None, Some(&q8[..])] {
-        let input = Input { f32: x, q8 };
-        let expected = product(Isa::SCALAR, &Serial, w, &input, tokens);
+    let tables = tables(isa, &q8, tokens, w.cols());
+    for (q8, tables) in [(None, &[][..]), (Some(&q8[..]), &[]), (Some(&q8), &tables)] {
+        let expected = product(Isa::SCALAR, &Serial, w, &Input { f32: x, q8, tables: &[] }, tokens);
+        let input = Input { f32: x, q8, tables };
         for (layout, format, bytes) in layouts(w) {
             let w = Matrix::new(format, w.rows(), w.cols(), &bytes).unwrap().with_layout(layout).unwrap();
             let found = product(isa, &Serial, &w, &input, tokens);
             for (i, (e, f)) in expected.iter().zip(&found).enumerate() {
                 assert!(
                     e == f,
-                    "{} {} {layout:?} int8 {}: {} rows, {} cols, token {} row {}: expected {}, found {}",
+                    "{} {} {layout:?} int8 {}, {} tables: {} rows, {} cols, token {} row {}: expected {}, found {}",
                     isa.name(),
                     w.format().name(),
                     q8.is_some(),
+                    tables.len(),
                     w.rows(),
                     w.cols(),
                     i / w.rows(),
@@ -189,8 +197,21 @@ fn integer_dots_are_exact() {
             kernel::quantize(isa, &x, cols, &mut q8).unwrap();
             let matrix = Matrix::new(format, rows, cols, &packed).unwrap();
             let mut y = vec![f32::NAN; tokens * rows];
-            for q8 in [None, Some(&q8[..])] {
-                kernel::matmul(isa, &Serial, &matrix, &Input { f32: &x, q8 }, tokens, &mut y).unwrap();
+            let tables = tables(isa, &q8, tokens, cols);
+            for (q8, tables, layout) in [
+                (None, &[][..], Layout::Rows),
+                (Some(&q8[..]), &[], Layout::Rows),
+                (Some(&q8), &tables, isa.layout(format)),
+            ] {
+                let (_, format, bytes) = layouts(&matrix).into_iter().find(|l| l.0 == layout).unwrap_or((
+                    Layout::Rows,
+                    format,
+                    packed.clone(),
+                ));
+                let matrix = Matrix::new(format, rows, cols, &bytes).unwrap();
+                let matrix = matrix.with_layout(layout).unwrap_or(matrix);
+                let input = Input { f32: &x, q8, tables };
+                kernel::matmul(isa, &Serial, &matrix, &input, tokens, &mut y).unwrap();
                 for (i, y) in y.iter().enumerate() {
                     let (t, r) = (i / rows, i % rows);
                     let exact: i64 = (0..cols).map(|c| w[r * cols + c] as i64 * x[t * cols + c] as i64).sum();
@@ -223,13 +244,19 @@ fn batches_and_workers_change_nothing() {
             let mut q8 = vec![Q8Block::default(); tokens * q8_blocks(cols)];
             kernel::quantize(isa, &x, cols, &mut q8).unwrap();
             for int8 in [false, true] {
-                let together =
-                    product(isa, &Backwards, &w, &Input { f32: &x, q8: int8.then_some(&q8) }, tokens);
+                let together = product(
+                    isa,
+                    &Backwards,
+                    &w,
+                    &Input { f32: &x, q8: int8.then_some(&q8), tables: &[] },
+                    tokens,
+                );
                 for t in 0..tokens {
                     let blocks = q8_blocks(cols);
                     let one = Input {
                         f32: &x[t * cols..][..cols],
                         q8: int8.then_some(&q8[t * blocks..][..blocks]),
+                        tables: &[],
                     };
                     let alone = product(isa, &Serial, &w, &one, 1);
                     assert_eq!(

@@ -102,7 +102,8 @@ fn products_equal_f64_dots_of_the_dequantized_rows() {
         let matrix = Matrix::new(format, 4, 256, &packed).unwrap();
         for q8 in [None, Some(&q8[..])] {
             let mut y = [f32::NAN; 8];
-            kernel::matmul(Isa::SCALAR, &Serial, &matrix, &Input { f32: &x, q8 }, 2, &mut y).unwrap();
+            kernel::matmul(Isa::SCALAR, &Serial, &matrix, &Input { f32: &x, q8, tables: &[] }, 2, &mut y)
+                .unwrap();
             for t in 0..2 {
                 for r in 0..4 {
                     let pairs = || dequantized[r * 256..][..256].iter().zip(&x[t * 256..][..256]);
@@ -140,7 +141,7 @@ fn lengths_that_do_not_fit_are_errors() {
     let q8 = [Q8Block::default(); 2];
     let mut y = [0.0; 4];
     let mut run = |f32: &[f32], q8: Option<&[Q8Block]>, tokens, n: usize| {
-        kernel::matmul(Isa::SCALAR, &Serial, &w, &Input { f32, q8 }, tokens, &mut y[..n])
+        kernel::matmul(Isa::SCALAR, &Serial, &w, &Input { f32, q8, tables: &[] }, tokens, &mut y[..n])
     };
     assert!(run(&[0.0; 128], None, 1, 4).is_ok());
     assert!(run(&[], Some(&q8), 1, 4).is_ok());
@@ -149,6 +150,11 @@ fn lengths_that_do_not_fit_are_errors() {
     assert!(run(&[], Some(&q8[..1]), 1, 4).is_err());
     assert!(run(&[], None, usize::MAX, 4).is_err());
     assert!(run(&[], None, 0, 0).is_ok());
+    // The reference looks nothing up.
+    let tables = [kernel::Tables::default()];
+    let input = Input { f32: &[], q8: Some(&q8), tables: &tables };
+    assert!(kernel::matmul(Isa::SCALAR, &Serial, &w, &input, 1, &mut [0.0; 4]).is_err());
+    assert!(kernel::fill_tables(Isa::detect(), &q8[..1], 128, &mut []).is_err());
     assert!(kernel::quantize(Isa::SCALAR, &[0.0; 128], 128, &mut [Q8Block::default(); 1]).is_err());
     assert!(kernel::quantize(Isa::SCALAR, &[0.0; 127], 128, &mut [Q8Block::default(); 2]).is_err());
 }
@@ -203,7 +209,8 @@ fn a_token_that_is_not_finite_shows_in_every_output() {
                 kernel::quantize(isa, &x, 256, &mut q8).unwrap();
                 let w = Matrix::new(Format::Tq2_0, 1, 256, &[0; 66]).unwrap();
                 let mut y = [0.0; 2];
-                kernel::matmul(isa, &Serial, &w, &Input { f32: &x, q8: Some(&q8) }, 2, &mut y).unwrap();
+                kernel::matmul(isa, &Serial, &w, &Input { f32: &x, q8: Some(&q8), tables: &[] }, 2, &mut y)
+                    .unwrap();
                 assert!(y[0].is_finite() && y[1].is_nan());
             }
         }

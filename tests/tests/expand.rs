@@ -34,7 +34,7 @@ fn every_weight_stays_what_it_was() {
             }
         }
         assert!(expanded > 0, "{format:?}");
-        interleave(&mut bytes, &ReadOptions::default(), Layout::Words, &Serial).unwrap();
+        interleave(&mut bytes, &ReadOptions::default(), |_| Layout::Words, &Serial).unwrap();
     }
 }
 

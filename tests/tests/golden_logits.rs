@@ -38,7 +38,7 @@ fn golden_tokens() -> Vec<u32> {
 fn logits(file: &Path, tokens: &[u32], options: &SessionOptions) -> Vec<f32> {
     let mut bytes = fs::read(file).unwrap();
     let expected = logits_of(&bytes, tokens, options);
-    let layout = if options.isa.layout() == Layout::Rows { Layout::Words } else { options.isa.layout() };
+    let layout = |format| if options.isa.interleaves() { options.isa.layout(format) } else { Layout::Words };
     interleave(&mut bytes, &ReadOptions::default(), layout, &Serial).unwrap();
     assert_eq!(logits_of(&bytes, tokens, options), expected);
     expected

@@ -7,7 +7,7 @@ use shohin_tests::model::Model;
 
 fn interleaved(file: &[u8], layout: Layout) -> Vec<u8> {
     let mut bytes = file.to_vec();
-    interleave(&mut bytes, &ReadOptions::default(), layout, &Serial).unwrap();
+    interleave(&mut bytes, &ReadOptions::default(), |_| layout, &Serial).unwrap();
     bytes
 }
 
@@ -51,7 +51,7 @@ fn a_file_that_is_refused_is_left_alone() {
     let file = Model::tiny(Format::Q1_0);
     for len in (0..file.len()).step_by(997) {
         let mut cut = file[..len].to_vec();
-        let error = interleave(&mut cut, &ReadOptions::default(), Layout::Words, &Serial).unwrap_err();
+        let error = interleave(&mut cut, &ReadOptions::default(), |_| Layout::Words, &Serial).unwrap_err();
         assert_eq!(error, Gguf::parse(&file[..len]).unwrap_err());
         assert_eq!(cut, file[..len]);
     }

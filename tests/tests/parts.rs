@@ -78,7 +78,7 @@ fn the_same_logits_as_from_one_file_in_every_format() {
             assert!(one.metadata().get("split.count").is_none());
             // Each is interleaved where it lies.
             for part in &mut parts {
-                interleave(part, &ReadOptions::default(), Layout::Words, &Serial).unwrap();
+                interleave(part, &ReadOptions::default(), |_| Layout::Words, &Serial).unwrap();
             }
             assert_eq!(logits(&parse(&parts).unwrap()), want, "{format:?} {most}, interleaved");
         }

@@ -275,7 +275,12 @@ impl Model {
         if options.activations == Activations::Int8 {
             // The copy is ours: the weights may lie as the kernels like them best.
             bytes = expanded(bytes, options.isa)?;
-            gguf::interleave(&mut bytes, &ReadOptions::default(), options.isa.layout(), pool())?;
+            gguf::interleave(
+                &mut bytes,
+                &ReadOptions::default(),
+                |format| options.isa.layout(format),
+                pool(),
+            )?;
         }
         // Declared in the order in which they lend to each other: should a later step fail, they are dropped in reverse.
         let bytes = Lent::new(bytes);

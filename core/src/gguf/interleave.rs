@@ -19,8 +19,8 @@ struct Task {
     cols: usize,
 }
 
-/// Rearranges every matrix of the GGUF file `bytes` whose format allows it to `layout`, in place, spread
-/// over `pool`. Nothing is allocated but the header and 16 rows a worker, and the file keeps its size;
+/// Rearranges every matrix of the GGUF file `bytes` whose format allows it to the `layout` of its format
+/// (see [`Isa::layout`](crate::kernel::Isa::layout)), in place, spread over `pool`. Nothing is allocated but the header and 16 rows a worker, and the file keeps its size;
 /// [`Gguf::parse`] and everything behind it then work as before, only faster, with the same results to
 /// the last bit.
 ///
@@ -30,7 +30,12 @@ struct Task {
 /// # Errors
 /// Those of [`Gguf::parse_with`], with `bytes` unchanged. [`Error::Memory`] if there is no room for 16
 /// rows; then `bytes` are no model any more.
-pub fn interleave(bytes: &mut [u8], options: &ReadOptions, layout: Layout, pool: &dyn Pool) -> Result<()> {
+pub fn interleave(
+    bytes: &mut [u8],
+    options: &ReadOptions,
+    layout: impl Fn(Format) -> Layout,
+    pool: &dyn Pool,
+) -> Result<()> {
     for task in tasks(bytes, options)? {
         let range = Error::TensorRange {
             name: Name::new("interleaved tensor"),
@@ -39,6 +44,7 @@ pub fn interleave(bytes: &mut [u8], options: &ReadOptions, layout: Layout, pool:
             problem: "ends outside the file",
         };
         let Some(format) = quant::interleaved_format(task.format) else { continue };
+        let layout = layout(format);
         let Some(id) = layout.type_id(format) else { continue };
         let data = bytes.get_mut(task.start..task.end).ok_or(range)?;
         quant::interleave(task.format, layout, task.rows, task.cols, data, pool)?;

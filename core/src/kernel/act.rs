@@ -26,13 +26,10 @@ pub struct Q8Block {
     pub start: i32,
     /// The step: the same for all activations of a token.
     pub step: f32,
-    /// Their sums, for lookups.
-    #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
-    pub(crate) tables: super::simd128_tables::Tables,
 }
 
-// SAFETY: integers, floats and arrays of them, without padding (64 + 8 + 4 + 4 = 80, tables 528), so
-// that every bit pattern, zero included, is a value.
+// SAFETY: integers, floats and arrays of them, without padding (64 + 8 + 4 + 4 = 80), so that every bit
+// pattern, zero included, is a value.
 unsafe impl bytemuck::Zeroable for Q8Block {}
 // SAFETY: as above.
 unsafe impl bytemuck::Pod for Q8Block {}
@@ -201,8 +198,5 @@ fn quantize_blocks(x: &[[f32; 64]], step: f32, to_factor: f32, out: &mut [Q8Bloc
         out.factor = [factors[2 * b], factors[2 * b + 1]];
         out.start = -(sums[2 * b] * factors[2 * b]) - sums[2 * b + 1] * factors[2 * b + 1];
         out.step = step;
-        // Whatever the instruction set asked for: it is little work, and a block is then good for any.
-        #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
-        out.tables.fill(&out.q, out.factor);
     }
 }

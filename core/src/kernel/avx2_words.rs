@@ -1,17 +1,32 @@
-//! AVX2 over [`Layout::Words`], eight rows a register: `vpmaddubsw` adds two products of a code and an
+//! AVX2 over interleaved rows, eight rows a register: `vpmaddubsw` adds two products of a code and an
 //! activation, the activations being the same for all rows; after 32 columns, sums of 16 bits are
 //! multiplied by the factor of the activations and added in pairs by `vpmaddwd`.
 #![allow(unsafe_code)]
 
 use core::arch::x86_64::*;
 
+use super::lookups::{self, EIGHTS, Lookups};
+use super::tables::Tables;
 use super::words::{QUADS, Words, kernel_of, rows};
 use super::{Kernel, OutRows, Work};
-use crate::quant::{Format, GROUP, Layout, ONE_BIT_SHIFT};
+use crate::quant::{Format, GROUP, Layout};
 
 /// The kernel for int8 activations and interleaved rows.
 pub(super) fn interleaved(format: Format, layout: Layout) -> Option<Kernel> {
-    kernel_of!(kernel, format, layout)
+    if (format, layout) == (Format::Q1_0, Layout::Bytes) {
+        return Some(one_bit);
+    }
+    kernel_of!(kernel, format, layout, Bytes)
+}
+
+#[target_feature(enable = "avx2,f16c")]
+fn one_bit(work: &Work<'_>, out: &mut OutRows<'_>) {
+    if work.tables.is_empty() {
+        kernel::<1, 128>(work, out);
+    } else {
+        // SAFETY: the features of this function.
+        unsafe { lookups::rows::<Avx2>(work, out) };
+    }
 }
 
 #[target_feature(enable = "avx2,f16c")]
@@ -25,13 +40,22 @@ const PREFETCH: usize = 8192;
 
 struct Avx2;
 
+/// The tables of parts 0 and 1, or of parts 2 and 3.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn table(parts: &[[u8; 16]; 4], half: usize) -> __m256i {
+    // SAFETY: 32 bytes.
+    unsafe { _mm256_loadu_si256(parts[2 * half..2 * half + 2].as_ptr().cast()) }
+}
+
 /// Arrays of two are rows 0 to 7 and 8 to 15.
 #[allow(
     clippy::undocumented_unsafe_blocks,
     reason = "every block needs what the trait asks for, and no more"
 )]
 impl Words for Avx2 {
-    type Part<const BITS: usize> = [[__m256i; 2]; BITS];
+    /// Two bits: the packed codes. One bit: per eight columns, each row's byte four times.
+    type Part<const BITS: usize> = [[__m256i; 2]; 4];
     type Quad = [__m256i; 2];
     /// Of pairs of columns, in words.
     type Sums = [__m256i; 2];
@@ -39,12 +63,31 @@ impl Words for Avx2 {
     type Floats = [__m256; 2];
 
     #[inline(always)]
-    unsafe fn part<const BITS: usize>(codes: *const u8) -> [[__m256i; 2]; BITS] {
+    unsafe fn part<const BITS: usize>(codes: *const u8, p: usize) -> [[__m256i; 2]; 4] {
         unsafe {
-            let mut part = [[_mm256_setzero_si256(); 2]; BITS];
-            for (v, words) in part.iter_mut().enumerate() {
-                for (h, words) in words.iter_mut().enumerate() {
-                    *words = _mm256_loadu_si256(codes.add(64 * v + 32 * h).cast());
+            let mut part = [[_mm256_setzero_si256(); 2]; 4];
+            if BITS == 1 {
+                let four_times = _mm256_setr_epi32(
+                    0,
+                    0x0101_0101,
+                    0x0202_0202,
+                    0x0303_0303,
+                    0x0404_0404,
+                    0x0505_0505,
+                    0x0606_0606,
+                    0x0707_0707,
+                );
+                let codes = codes.add(p / 4 * 256 + p % 4 * GROUP);
+                for (i, bytes) in part.iter_mut().enumerate() {
+                    let rows = _mm256_broadcastsi128_si256(_mm_loadu_si128(codes.add(64 * i).cast()));
+                    let others = _mm256_bsrli_epi128::<8>(rows);
+                    *bytes = [_mm256_shuffle_epi8(rows, four_times), _mm256_shuffle_epi8(others, four_times)];
+                }
+            } else {
+                for (v, words) in part[..BITS].iter_mut().enumerate() {
+                    for (h, words) in words.iter_mut().enumerate() {
+                        *words = _mm256_loadu_si256(codes.add(64 * (BITS * p + v) + 32 * h).cast());
+                    }
                 }
             }
             part
@@ -52,22 +95,27 @@ impl Words for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn quad<const BITS: usize>(part: [[__m256i; 2]; BITS], s: usize) -> [__m256i; 2] {
-        let mut quad = part[s / 4 % BITS];
-        for words in &mut quad {
-            unsafe {
-                // 0 or 2, or 0 to 3.
-                let (by, mask) =
-                    if BITS == 1 { (ONE_BIT_SHIFT[s] as i32 - 1, 2) } else { (s as i32 % 4 * 2, 3) };
-                let shifted = match by {
-                    -1 => _mm256_add_epi32(*words, *words),
-                    0 => *words,
-                    _ => _mm256_srlv_epi32(*words, _mm256_set1_epi32(by)),
-                };
-                *words = _mm256_and_si256(shifted, _mm256_set1_epi8(mask));
+    unsafe fn quad<const BITS: usize>(part: [[__m256i; 2]; 4], s: usize) -> [__m256i; 2] {
+        unsafe {
+            if BITS == 1 {
+                // 0 or 2.
+                let mask = _mm256_set1_epi32(0x0804_0201 << (4 * (s % 2)));
+                let mut quad = part[s / 2];
+                for bytes in &mut quad {
+                    let set = _mm256_cmpeq_epi8(_mm256_and_si256(*bytes, mask), mask);
+                    *bytes = _mm256_and_si256(set, _mm256_set1_epi8(2));
+                }
+                return quad;
             }
+            let mut quad = part[s / 4 % BITS];
+            for words in &mut quad {
+                let by = s % 4 * 2;
+                let shifted =
+                    if by == 0 { *words } else { _mm256_srlv_epi32(*words, _mm256_set1_epi32(by as i32)) };
+                *words = _mm256_and_si256(shifted, _mm256_set1_epi8(3));
+            }
+            quad
         }
-        quad
     }
 
     #[inline(always)]
@@ -148,5 +196,77 @@ impl Words for Avx2 {
     fn prefetch(p: *const u8) {
         // SAFETY: a prefetch may be of any address.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(PREFETCH).cast()) };
+    }
+}
+
+#[allow(
+    clippy::undocumented_unsafe_blocks,
+    reason = "every block needs what the trait asks for, and no more"
+)]
+impl Lookups for Avx2 {
+    /// One holds parts 0 and 1, the next parts 2 and 3.
+    const VECTORS: usize = 2;
+    type Indices = [__m256i; 2];
+
+    #[inline(always)]
+    unsafe fn indices(codes: *const u8) -> [__m256i; 2] {
+        unsafe {
+            let (codes, nibble) = (_mm256_loadu_si256(codes.cast()), _mm256_set1_epi8(15));
+            [_mm256_and_si256(codes, nibble), _mm256_and_si256(_mm256_srli_epi16::<4>(codes), nibble)]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn block<const G: usize>(
+        tables: &Tables,
+        start: i32,
+        indices: impl Fn(usize, usize) -> [__m256i; 2],
+    ) -> [[__m256i; 2]; G] {
+        unsafe {
+            let weight = _mm256_set1_epi16(32 << 8 | 2);
+            // Twice the sums of eight lookups, in 16 bits, of rows 0 to 7 and 8 to 15 in two parts each.
+            let mut parts = [[[_mm256_setzero_si256(); 2]; 2]; G];
+            for half in 0..2 {
+                let mut low = [_mm256_setzero_si256(); G];
+                let mut high = low;
+                for i in 0..EIGHTS {
+                    let sums = &tables.sums[i];
+                    let (low0, high0) = (table(&sums[0][0], half), table(&sums[0][1], half));
+                    let (low1, high1) = (table(&sums[1][0], half), table(&sums[1][1], half));
+                    for g in 0..G {
+                        let [first, second] = indices(g, 2 * i + half);
+                        low[g] = _mm256_add_epi8(low[g], _mm256_shuffle_epi8(low0, first));
+                        low[g] = _mm256_add_epi8(low[g], _mm256_shuffle_epi8(low1, second));
+                        high[g] = _mm256_add_epi8(high[g], _mm256_shuffle_epi8(high0, first));
+                        high[g] = _mm256_add_epi8(high[g], _mm256_shuffle_epi8(high1, second));
+                    }
+                }
+                for g in 0..G {
+                    let rows = _mm256_unpacklo_epi8(low[g], high[g]);
+                    parts[g][half][0] = _mm256_maddubs_epi16(rows, weight);
+                    let rows = _mm256_unpackhi_epi8(low[g], high[g]);
+                    parts[g][half][1] = _mm256_maddubs_epi16(rows, weight);
+                }
+            }
+            let [even, odd] = tables.factor;
+            let factor = _mm256_blend_epi32::<0xf0>(_mm256_set1_epi32(even), _mm256_set1_epi32(odd));
+            let mut n = [[_mm256_set1_epi32(start); 2]; G];
+            for g in 0..G {
+                for (rows, n) in n[g].iter_mut().enumerate() {
+                    let (parts01, parts23) = (parts[g][0][rows], parts[g][1][rows]);
+                    let a = _mm256_madd_epi16(_mm256_unpacklo_epi16(parts01, parts23), factor);
+                    let b = _mm256_madd_epi16(_mm256_unpackhi_epi16(parts01, parts23), factor);
+                    *n = _mm256_add_epi32(*n, _mm256_permute2x128_si256::<0x20>(a, b));
+                    *n = _mm256_add_epi32(*n, _mm256_permute2x128_si256::<0x31>(a, b));
+                }
+            }
+            n
+        }
+    }
+
+    #[inline(always)]
+    fn prefetch_line(p: *const u8) {
+        // SAFETY: a prefetch may be of any address.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) };
     }
 }

@@ -1,17 +1,32 @@
-//! AVX-512 VNNI over [`Layout::Words`]: `vpdpbusd` adds four products of a code and an activation to each
+//! AVX-512 VNNI over interleaved rows: `vpdpbusd` adds four products of a code and an activation to each
 //! lane, the four activations being the same for all rows; after 32 columns `vpdpwssd` multiplies by
 //! their factor.
 #![allow(unsafe_code)]
 
 use core::arch::x86_64::*;
 
+use super::lookups::{self, EIGHTS, Lookups};
+use super::tables::Tables;
 use super::words::{QUADS, Words, kernel_of, rows};
 use super::{Kernel, OutRows, Work};
-use crate::quant::{Format, GROUP, Layout, ONE_BIT_SHIFT};
+use crate::quant::{Format, GROUP, Layout};
 
 /// The kernel for int8 activations and interleaved rows.
 pub(super) fn interleaved(format: Format, layout: Layout) -> Option<Kernel> {
-    kernel_of!(kernel, format, layout)
+    if (format, layout) == (Format::Q1_0, Layout::Bytes) {
+        return Some(one_bit);
+    }
+    kernel_of!(kernel, format, layout, Bytes)
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,f16c")]
+fn one_bit(work: &Work<'_>, out: &mut OutRows<'_>) {
+    if work.tables.is_empty() {
+        kernel::<1, 128>(work, out);
+    } else {
+        // SAFETY: the features of this function.
+        unsafe { lookups::rows::<Avx512>(work, out) };
+    }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,f16c")]
@@ -42,39 +57,62 @@ fn dpwssd(mut n: __m512i, sums: __m512i, factor: __m512i) -> __m512i {
 
 struct Avx512;
 
+/// The tables of four parts.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn table(parts: &[[u8; 16]; 4]) -> __m512i {
+    // SAFETY: 64 bytes.
+    unsafe { _mm512_loadu_si512(parts.as_ptr().cast()) }
+}
+
 #[allow(
     clippy::undocumented_unsafe_blocks,
     reason = "every block needs what the trait asks for, and no more"
 )]
 impl Words for Avx512 {
-    type Part<const BITS: usize> = [__m512i; BITS];
+    /// Two bits: the packed codes. One bit: per eight columns, each row's byte four times.
+    type Part<const BITS: usize> = [__m512i; 4];
     type Quad = __m512i;
     type Sums = __m512i;
     type Integers = __m512i;
     type Floats = __m512;
 
     #[inline(always)]
-    unsafe fn part<const BITS: usize>(codes: *const u8) -> [__m512i; BITS] {
+    unsafe fn part<const BITS: usize>(codes: *const u8, p: usize) -> [__m512i; 4] {
         unsafe {
-            let mut part = [_mm512_setzero_si512(); BITS];
-            for (v, words) in part.iter_mut().enumerate() {
-                *words = _mm512_loadu_si512(codes.add(64 * v).cast());
+            let mut part = [_mm512_setzero_si512(); 4];
+            if BITS == 1 {
+                const FOUR_TIMES: [u8; 64] = {
+                    let mut of = [0; 64];
+                    let mut i = 0;
+                    while i < 64 {
+                        of[i] = i as u8 / 4;
+                        i += 1;
+                    }
+                    of
+                };
+                let four_times = _mm512_loadu_si512(FOUR_TIMES.as_ptr().cast());
+                let codes = codes.add(p / 4 * 256 + p % 4 * GROUP);
+                for (i, bytes) in part.iter_mut().enumerate() {
+                    let rows = _mm512_broadcast_i32x4(_mm_loadu_si128(codes.add(64 * i).cast()));
+                    *bytes = _mm512_shuffle_epi8(rows, four_times);
+                }
+            } else {
+                for (v, words) in part[..BITS].iter_mut().enumerate() {
+                    *words = _mm512_loadu_si512(codes.add(64 * (BITS * p + v)).cast());
+                }
             }
             part
         }
     }
 
     #[inline(always)]
-    unsafe fn quad<const BITS: usize>(part: [__m512i; BITS], s: usize) -> __m512i {
+    unsafe fn quad<const BITS: usize>(part: [__m512i; 4], s: usize) -> __m512i {
         unsafe {
             if BITS == 1 {
                 // 0 or 2.
-                let two = _mm512_set1_epi8(2);
-                return match ONE_BIT_SHIFT[s] {
-                    0 => _mm512_and_si512(_mm512_add_epi32(part[0], part[0]), two),
-                    1 => _mm512_and_si512(part[0], two),
-                    by => _mm512_and_si512(_mm512_srlv_epi32(part[0], _mm512_set1_epi32(by as i32 - 1)), two),
-                };
+                let mask = _mm512_set1_epi32(0x0804_0201 << (4 * (s % 2)));
+                return _mm512_maskz_set1_epi8(_mm512_test_epi8_mask(part[s / 2], mask), 2);
             }
             let (words, by) = (part[s / 4 % BITS], s % 4 * 2);
             let shifted =
@@ -142,5 +180,73 @@ impl Words for Avx512 {
     fn prefetch(p: *const u8) {
         // SAFETY: a prefetch may be of any address.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(PREFETCH).cast()) };
+    }
+}
+
+#[allow(
+    clippy::undocumented_unsafe_blocks,
+    reason = "every block needs what the trait asks for, and no more"
+)]
+impl Lookups for Avx512 {
+    const VECTORS: usize = 1;
+    type Indices = [__m512i; 2];
+
+    #[inline(always)]
+    unsafe fn indices(codes: *const u8) -> [__m512i; 2] {
+        unsafe {
+            let (codes, nibble) = (_mm512_loadu_si512(codes.cast()), _mm512_set1_epi8(15));
+            [_mm512_and_si512(codes, nibble), _mm512_and_si512(_mm512_srli_epi16::<4>(codes), nibble)]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn block<const G: usize>(
+        tables: &Tables,
+        start: i32,
+        indices: impl Fn(usize, usize) -> [__m512i; 2],
+    ) -> [__m512i; G] {
+        unsafe {
+            let mut low = [_mm512_setzero_si512(); G];
+            let mut high = low;
+            for i in 0..EIGHTS {
+                let sums = &tables.sums[i];
+                let (low0, high0) = (table(&sums[0][0]), table(&sums[0][1]));
+                let (low1, high1) = (table(&sums[1][0]), table(&sums[1][1]));
+                for g in 0..G {
+                    let [first, second] = indices(g, i);
+                    low[g] = _mm512_add_epi8(low[g], _mm512_shuffle_epi8(low0, first));
+                    low[g] = _mm512_add_epi8(low[g], _mm512_shuffle_epi8(low1, second));
+                    high[g] = _mm512_add_epi8(high[g], _mm512_shuffle_epi8(high0, first));
+                    high[g] = _mm512_add_epi8(high[g], _mm512_shuffle_epi8(high1, second));
+                }
+            }
+            // Parts 0 and 2 in turn, then parts 1 and 3, in the lanes of 128 bits.
+            let factor = _mm512_set1_epi32(tables.factor[0]);
+            let factor = _mm512_mask_set1_epi32(factor, 0xf0f0, tables.factor[1]);
+            let start = _mm512_maskz_set1_epi32(0x0f0f, start);
+            let weight = _mm512_set1_epi16(32 << 8 | 2);
+            let evens = _mm512_setr_epi64(0, 1, 8, 9, 4, 5, 12, 13);
+            let odds = _mm512_setr_epi64(2, 3, 10, 11, 6, 7, 14, 15);
+            let mut n = low;
+            for g in 0..G {
+                // Twice the sums of eight lookups, in 16 bits, of rows 0 to 7 and 8 to 15 in four parts.
+                let a = _mm512_maddubs_epi16(_mm512_unpacklo_epi8(low[g], high[g]), weight);
+                let b = _mm512_maddubs_epi16(_mm512_unpackhi_epi8(low[g], high[g]), weight);
+                let parts01 = _mm512_shuffle_i64x2::<0x44>(a, b);
+                let parts23 = _mm512_shuffle_i64x2::<0xee>(a, b);
+                let a = dpwssd(start, _mm512_unpacklo_epi16(parts01, parts23), factor);
+                let b = dpwssd(start, _mm512_unpackhi_epi16(parts01, parts23), factor);
+                let evens = _mm512_permutex2var_epi64(a, evens, b);
+                let odds = _mm512_permutex2var_epi64(a, odds, b);
+                n[g] = _mm512_add_epi32(evens, odds);
+            }
+            n
+        }
+    }
+
+    #[inline(always)]
+    fn prefetch_line(p: *const u8) {
+        // SAFETY: a prefetch may be of any address.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) };
     }
 }

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::error::{Error, Result};
-use crate::quant::Layout;
+use crate::quant::{Format, Layout};
 
 /// An instruction set that this machine is known to have: there is no way to make one it lacks, so
 /// that holding an `Isa` proves that its kernels can run.
@@ -99,16 +99,37 @@ impl Isa {
         }
     }
 
-    /// How matrices lie best for its kernels.
-    pub const fn layout(self) -> Layout {
+    /// How matrices of `format` lie best for its kernels.
+    pub const fn layout(self, format: Format) -> Layout {
+        let _ = format;
         match self.0 {
             Kind::Scalar => Layout::Rows,
+            // Half as many bits are half as many lookups, but as many products.
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx2 | Kind::Avx512Vnni if matches!(format, Format::Q1_0) => Layout::Bytes,
             #[cfg(target_arch = "x86_64")]
             Kind::Avx2 | Kind::Avx512Vnni => Layout::Words,
             #[cfg(target_arch = "aarch64")]
             Kind::Neon | Kind::NeonDot => Layout::Words,
             #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
             Kind::Simd128 => Layout::Bytes,
+        }
+    }
+
+    /// Whether its kernels like any matrix better in another layout than files have it.
+    pub const fn interleaves(self) -> bool {
+        !matches!(self.layout(Format::Q1_0), Layout::Rows)
+    }
+
+    /// For how many of `tokens` its kernels look up sums, if any.
+    pub(crate) const fn table_tokens(self, tokens: usize) -> usize {
+        let _ = tokens;
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx2 | Kind::Avx512Vnni => tokens,
+            #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+            Kind::Simd128 => tokens,
+            _ => 0,
         }
     }
 

@@ -17,6 +17,8 @@ mod avx512;
 mod avx512_words;
 mod isa;
 mod lanes;
+#[cfg(target_arch = "x86_64")]
+mod lookups;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 #[cfg(target_arch = "aarch64")]
@@ -27,6 +29,7 @@ mod scalar;
 mod simd128;
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 mod simd128_tables;
+mod tables;
 #[allow(dead_code, reason = "not every target has an instruction set that uses it")]
 mod tiles;
 mod vectorize;
@@ -37,6 +40,7 @@ pub use act::{Q8_LEN, Q8Block, q8_blocks, quantize};
 pub use isa::Isa;
 pub use parallel::for_each_chunk;
 pub(crate) use parallel::for_each_tile;
+pub use tables::{TABLES_LEN, Tables, fill_tables, tables};
 pub use vectorize::{Vectorize, vectorize};
 
 use crate::error::{Error, Result};
@@ -53,6 +57,9 @@ pub struct Input<'x> {
     /// The same activations quantized by [`quantize`], `(tokens, q8_blocks(cols))`. If given, the
     /// quantized formats are multiplied in integers; float formats always use `f32`.
     pub q8: Option<&'x [Q8Block]>,
+    /// What [`fill_tables`] makes of `q8`, or nothing: only faster with matrices in
+    /// [`Layout::Bytes`](crate::quant::Layout::Bytes).
+    pub tables: &'x [Tables],
 }
 
 /// What a kernel computes with; its lengths have been checked.
@@ -62,6 +69,8 @@ pub(crate) struct Work<'a> {
     x: &'a [f32],
     /// `(tokens, q8_blocks(cols))` for an integer kernel.
     q8: &'a [Q8Block],
+    /// As many as [`tables`] says, or none.
+    tables: &'a [Tables],
     tokens: usize,
 }
 
@@ -189,16 +198,19 @@ fn kernel_of<'a>(
     Ok(match x.q8 {
         Some(q8) if !w.format().is_float() => {
             check("quantized activations", tokens.checked_mul(q8_blocks(w.cols())), q8.len())?;
+            if !x.tables.is_empty() {
+                check("tables", Some(self::tables(isa, tokens, w.cols())), x.tables.len())?;
+            }
             let kernel = match w.layout() {
                 Layout::Rows => (table.integer)(w.format()),
                 layout => (table.interleaved)(w.format(), layout),
             };
-            (kernel.unwrap_or(scalar::integer), Work { w: *w, x: &[], q8, tokens })
+            (kernel.unwrap_or(scalar::integer), Work { w: *w, x: &[], q8, tables: x.tables, tokens })
         }
         _ => {
             check("activations", tokens.checked_mul(w.cols()), x.f32.len())?;
             let kernel = (table.float)(w.format()).unwrap_or(scalar::float);
-            (kernel, Work { w: *w, x: x.f32, q8: &[], tokens })
+            (kernel, Work { w: *w, x: x.f32, q8: &[], tables: &[], tokens })
         }
     })
 }
@@ -209,7 +221,7 @@ fn kernel_of<'a>(
 fn chunk_rows(pool: &dyn Pool, w: &Matrix<'_>, all: usize, tokens: usize) -> usize {
     const JOBS_PER_WORKER: usize = 4;
     const MIN_PRODUCTS: usize = 1 << 18; // some microseconds
-    const TILE: usize = crate::quant::GROUP;
+    const TILE: usize = 4 * crate::quant::GROUP;
     let rows = w.rows();
     let products = w.cols().saturating_mul(tokens).max(1);
     let chunk =

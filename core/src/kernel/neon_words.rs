@@ -11,12 +11,12 @@ use crate::quant::{Format, GROUP, Layout, ONE_BIT_SHIFT};
 
 /// The kernel for int8 activations and interleaved rows.
 pub(super) fn interleaved(format: Format, layout: Layout) -> Option<Kernel> {
-    kernel_of!(plain, format, layout)
+    kernel_of!(plain, format, layout, Words)
 }
 
 /// [`interleaved`] with `sdot`.
 pub(super) fn interleaved_dotprod(format: Format, layout: Layout) -> Option<Kernel> {
-    kernel_of!(dotprod, format, layout)
+    kernel_of!(dotprod, format, layout, Words)
 }
 
 #[target_feature(enable = "neon")]
@@ -77,8 +77,9 @@ macro_rules! shared {
         type Floats = [float32x4_t; REGS];
 
         #[inline(always)]
-        unsafe fn part<const BITS: usize>(codes: *const u8) -> Self::Part<BITS> {
+        unsafe fn part<const BITS: usize>(codes: *const u8, p: usize) -> Self::Part<BITS> {
             unsafe {
+                let codes = codes.add(p * 64 * BITS);
                 let mut part = [[vdupq_n_u8(0); REGS]; BITS];
                 for (v, words) in part.iter_mut().enumerate() {
                     for (r, words) in words.iter_mut().enumerate() {

@@ -1,18 +1,13 @@
 //! simd128 over [`Layout::Bytes`]: sums of activations looked up in tables, sixteen rows at a time.
 //!
-//! There is no product of bytes, but `i8x16.swizzle` looks up sixteen bytes at once. Four activations
-//! have sixteen sums of a subset; which of them a row needs, four of its bits say. A code of two bits
-//! is two such bits, in two planes, and both look into the same table.
-//!
-//! A sum of four activations has ten bits, too many for a byte, and widening every one that is looked
-//! up would take longer than the lookup. So the sums are moved to 0 .. 512 and kept as four low bits
-//! and five high ones: eight of either kind, those of 32 columns, still add up to less than 256.
+//! There is no product of bytes, but `i8x16.swizzle` looks up sixteen bytes at once.
 #![allow(unsafe_code)]
 
 use core::arch::wasm32::*;
 
 use super::act::{Q8_LEN, Q8Block, q8_blocks};
 use super::scalar::integer_from;
+use super::tables::{TABLES_LEN, Tables};
 use super::{Kernel, OutRows, Work};
 use crate::quant::{Format, GROUP, Layout};
 
@@ -30,69 +25,15 @@ pub(super) fn interleaved(format: Format, layout: Layout) -> Option<Kernel> {
     })
 }
 
-/// Activations of a table.
-const FOUR: usize = 4;
 /// Columns that share a factor.
 const PART: usize = 32;
 /// Bytes of a row, and in each plane, that hold them.
 const PART_BYTES: usize = PART / 8;
 
-/// The sums of subsets of 64 activations.
-#[repr(C, align(16))]
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Tables {
-    /// Per four activations `q` the low four bits and the high ones of `sum - shift`, at `[i]` the sum
-    /// of those `q[j]` for which bit `j` of `i` is set.
-    sums: [[[u8; 16]; 2]; Q8_LEN / FOUR],
-    /// The sum over the tables of `shift * factor`.
-    base: i32,
-    /// The two factors.
-    factor: [i16; 2],
-    pad: [u32; 2],
-}
-
-// SAFETY: integers and arrays of them, without padding (512 + 4 + 4 + 8 = 528), so that every bit
-// pattern, zero included, is a value.
-unsafe impl bytemuck::Zeroable for Tables {}
-// SAFETY: as above.
-unsafe impl bytemuck::Pod for Tables {}
-
-impl Tables {
-    /// Of activations of at most 127 with factors of 15 bits.
-    #[inline(always)]
-    pub(super) fn fill(&mut self, q: &[i8; Q8_LEN], factor: [i32; 2]) {
-        self.base = 0;
-        self.factor = factor.map(|f| f as i16);
-        for (i, (q, table)) in q.as_chunks::<FOUR>().0.iter().zip(&mut self.sums).enumerate() {
-            let q = q.map(i16::from);
-            // The middle of the sums, which are at most 254 away from it, becomes 254.
-            let shift = ((q[0] + q[1] + q[2] + q[3]) >> 1) - 254;
-            let subsets = |bits: [i16; 8], q: i16| v128_and(i16x8_splat(q), bits_mask(bits));
-            let low = i16x8_add(
-                i16x8_add(subsets([0, 1, 0, 1, 0, 1, 0, 1], q[0]), subsets([0, 0, 1, 1, 0, 0, 1, 1], q[1])),
-                i16x8_sub(subsets([0, 0, 0, 0, 1, 1, 1, 1], q[2]), i16x8_splat(shift)),
-            );
-            let high = i16x8_add(low, i16x8_splat(q[3]));
-            let four = i16x8_splat(15);
-            let bytes = [
-                u8x16_narrow_i16x8(v128_and(low, four), v128_and(high, four)),
-                u8x16_narrow_i16x8(u16x8_shr(low, 4), u16x8_shr(high, 4)),
-            ];
-            for (table, bytes) in table.iter_mut().zip(bytes) {
-                // SAFETY: sixteen bytes.
-                unsafe { v128_store(table.as_mut_ptr().cast(), bytes) };
-            }
-            self.base = self.base.wrapping_add(i32::from(shift) * factor[i * FOUR / PART]);
-        }
-    }
-}
-
-/// All bits where `bits` is 1.
-#[inline(always)]
-const fn bits_mask(bits: [i16; 8]) -> v128 {
-    let [a, b, c, d, e, f, g, h] = bits;
-    i16x8(-a, -b, -c, -d, -e, -f, -g, -h)
-}
+/// Parts of a block of one bit a code, and of [`Tables`].
+const PARTS: usize = TABLES_LEN / PART;
+/// From a table to the next of the same part.
+const TABLE_STRIDE: usize = 16 * PARTS;
 
 /// Rows that many tokens are multiplied with before the next rows are: their weights stay in the second
 /// cache, the tables of one token in the first.
@@ -100,15 +41,19 @@ const CHUNK: usize = 16 * GROUP;
 
 /// `P` planes of bits, blocks of `B` columns.
 fn rows<const P: usize, const B: usize>(work: &Work<'_>, out: &mut OutRows<'_>) {
-    let stride = q8_blocks(work.w.cols());
+    if work.tables.is_empty() {
+        return integer_from(0, work, out);
+    }
+    let (stride, tables) = (q8_blocks(work.w.cols()), work.w.cols().div_ceil(TABLES_LEN));
     let end = work.w.grouped_rows().saturating_sub(out.first()).min(out.len()) / GROUP * GROUP;
     let bytes = core::hint::black_box(PART_BYTES);
     for start in (0..end).step_by(CHUNK) {
         for t in 0..work.tokens {
             let y = &work.q8[t * stride..][..stride];
+            let tables = &work.tables[t * tables..][..tables];
             for i in (start..end.min(start + CHUNK)).step_by(GROUP) {
-                // SAFETY: the group is a whole one, and `y` has all its columns.
-                let sums = unsafe { group::<P, B>(work.w.group(out.first() + i), y, bytes) };
+                // SAFETY: the group is a whole one, and `y` and `tables` have all its columns.
+                let sums = unsafe { group::<P, B>(work.w.group(out.first() + i), y, tables, bytes) };
                 let mut values = [0.0; GROUP];
                 for (values, sums) in values.as_chunks_mut::<4>().0.iter_mut().zip(sums) {
                     let sums = f32x4_mul(sums, f32x4_splat(work.step(t)));
@@ -132,25 +77,35 @@ unsafe fn load(p: *const u8) -> v128 {
 /// know: it would turn the innermost loop into a straight line of so many loads that an engine's
 /// compiler, which does all loads of such a line first, runs out of registers.
 #[inline(always)]
-unsafe fn group<const P: usize, const B: usize>(group: &[u8], y: &[Q8Block], part_bytes: usize) -> [v128; 4] {
+unsafe fn group<const P: usize, const B: usize>(
+    group: &[u8],
+    y: &[Q8Block],
+    tables: &[Tables],
+    part_bytes: usize,
+) -> [v128; 4] {
     let blocks = group.len() / (2 * GROUP + B / 8 * P * GROUP);
     let (scales, codes) = group.split_at(blocks * 2 * GROUP);
     let finite = finite(scales);
     let mut sum = [f32x4_splat(0.0); 4];
-    let (mut codes, mut y) = (codes.as_ptr(), y.as_ptr());
+    let mut codes = codes.as_ptr();
     for b in 0..blocks {
         let mut n = [i32x4_splat(0); 4];
         let mut start = 0i32;
-        for _ in 0..B / Q8_LEN {
-            // SAFETY: the caller has the group and the activations.
+        for k in b * (B / Q8_LEN)..(b + 1) * (B / Q8_LEN) {
+            // SAFETY: the caller has the group, the activations and their tables.
             unsafe {
-                let tables = &(*y).tables;
+                let (y, tables, half) = (y.get_unchecked(k), tables.get_unchecked(k / 2), k % 2);
                 let parts = [0, 1].map(|part| {
-                    let sums = tables.sums[part * PART / FOUR..].as_ptr();
-                    let codes = codes.add(part * PART_BYTES * P * GROUP);
-                    self::part::<P>(codes, sums.cast(), part_bytes)
+                    let sums = tables.sums.as_ptr().cast::<u8>().add((2 * half + part) * 16);
+                    // See `Layout::Bytes` for the order of the bytes.
+                    let codes = if P == 1 {
+                        codes.add((2 * half + part) * GROUP)
+                    } else {
+                        codes.add(part * PART_BYTES * P * GROUP)
+                    };
+                    self::part::<P>(codes, sums, part_bytes)
                 });
-                let factor = v128_load32_splat(tables.factor.as_ptr().cast());
+                let factor = i32x4_splat(y.factor[0] | y.factor[1] << 16);
                 for half in 0..2 {
                     let [a, b] = parts.map(|part| part[half]);
                     let pairs = [
@@ -163,10 +118,14 @@ unsafe fn group<const P: usize, const B: usize>(group: &[u8], y: &[Q8Block], par
                 }
                 // A weight is twice its bit, or its code, less 1.
                 let base = if P == 1 { 2 } else { 3 };
-                start = start.wrapping_add((*y).start).wrapping_add(tables.base.wrapping_mul(base));
-                codes = codes.add(Q8_LEN / 8 * P * GROUP);
-                y = y.add(1);
+                start = start.wrapping_add(y.start).wrapping_add(tables.base[half].wrapping_mul(base));
+                if P > 1 {
+                    codes = codes.add(Q8_LEN / 8 * P * GROUP);
+                }
             }
+        }
+        if P == 1 {
+            codes = codes.wrapping_add(B / 8 * GROUP);
         }
         // SAFETY: there are as many scales as blocks.
         let d = unsafe { self::scales(scales.as_ptr().add(b * 2 * GROUP), finite) };
@@ -193,14 +152,14 @@ unsafe fn part<const P: usize>(mut codes: *const u8, mut tables: *const u8, byte
                     [v128_and(byte, four), v128_and(u16x8_shr(byte, 4), four)].into_iter().enumerate()
                 {
                     for (half, sums) in sums.iter_mut().enumerate() {
-                        let table = load(tables.add((2 * nibble + half) * 16));
+                        let table = load(tables.add((2 * nibble + half) * TABLE_STRIDE));
                         *sums = u8x16_add(*sums, u8x16_swizzle(table, index));
                     }
                 }
             }
         }
-        codes = codes.wrapping_add(P * GROUP);
-        tables = tables.wrapping_add(64);
+        codes = codes.wrapping_add(if P == 1 { PARTS * GROUP } else { P * GROUP });
+        tables = tables.wrapping_add(4 * TABLE_STRIDE);
     }
     let sums = sums.map(|[low, high]| {
         let add = |low, high| u16x8_add(low, u16x8_shl(high, 4));

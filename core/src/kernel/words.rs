@@ -1,5 +1,5 @@
-//! The loops around [`Layout::Words`](crate::quant::Layout::Words), where a lane is a row: one token, or
-//! a tile of tokens for which the weights are unpacked once. No sum ever crosses lanes.
+//! The loops around interleaved rows whose codes are multiplied, a lane being a row: one token, or a
+//! tile of tokens for which the weights are unpacked once. No sum ever crosses lanes.
 #![allow(unsafe_code)]
 
 use core::mem::MaybeUninit;
@@ -19,12 +19,12 @@ const CHUNK: usize = 512;
 const TOKENS: usize = 128;
 
 /// The instance of a kernel generic over bits a code and columns a block that serves `format`, if the
-/// matrix is in [`Layout::Words`](crate::quant::Layout::Words).
+/// matrix is in [`Layout::Words`](crate::quant::Layout::Words), or in `$one_bit` for one bit.
 #[allow(unused_macros, reason = "not every target has an instruction set that uses it")]
 macro_rules! kernel_of {
-    ($kernel:ident, $format:expr, $layout:expr) => {
+    ($kernel:ident, $format:expr, $layout:expr, $one_bit:ident) => {
         match ($format, $layout) {
-            ($crate::quant::Format::Q1_0, $crate::quant::Layout::Words) => Some($kernel::<1, 128>),
+            ($crate::quant::Format::Q1_0, $crate::quant::Layout::$one_bit) => Some($kernel::<1, 128>),
             ($crate::quant::Format::Q2_0, $crate::quant::Layout::Words) => Some($kernel::<2, 64>),
             ($crate::quant::Format::Pq2_0, $crate::quant::Layout::Words) => Some($kernel::<2, 128>),
             ($crate::quant::Format::Tq2_0, $crate::quant::Layout::Words) => Some($kernel::<2, 256>),
@@ -50,8 +50,8 @@ pub(super) trait Words {
     /// 16 floats.
     type Floats: Copy;
 
-    /// The `64 * BITS` bytes at `codes`.
-    unsafe fn part<const BITS: usize>(codes: *const u8) -> Self::Part<BITS>;
+    /// Columns `32 p .. 32 p + 32` of the group's `codes`.
+    unsafe fn part<const BITS: usize>(codes: *const u8, p: usize) -> Self::Part<BITS>;
     /// Columns `4 s .. 4 s + 4` of a part.
     unsafe fn quad<const BITS: usize>(part: Self::Part<BITS>, s: usize) -> Self::Quad;
     unsafe fn no_sums() -> Self::Sums;
@@ -131,7 +131,7 @@ unsafe fn gemv<W: Words, const BITS: usize, const BLOCK: usize>(
     let mut y = work.q8.as_ptr();
     // SAFETY: the caller has the instruction set and the group; `y` has all columns.
     unsafe {
-        let mut codes = group.add(blocks * 2 * GROUP);
+        let codes = group.add(blocks * 2 * GROUP);
         let mut sum = W::floats(0.0);
         for b in 0..blocks {
             // Scales and codes alike, as memory is read in one go.
@@ -140,8 +140,7 @@ unsafe fn gemv<W: Words, const BITS: usize, const BLOCK: usize>(
             }
             let mut n = start::<W, BLOCK>(y);
             for p in 0..BLOCK / PART {
-                let part = W::part::<BITS>(codes);
-                codes = codes.add(64 * BITS);
+                let part = W::part::<BITS>(codes, b * (BLOCK / PART) + p);
                 let (q, factor) = activations(y, p);
                 let mut sums = [W::no_sums()];
                 W::add_part(&mut sums, |s| W::quad::<BITS>(part, s), [q]);
@@ -177,7 +176,7 @@ unsafe fn gemm<W: Words, const BITS: usize, const BLOCK: usize, const T: usize>(
             for at in (0..cols).step_by(CHUNK) {
                 let len = CHUNK.min(cols - at);
                 for p in 0..len / PART {
-                    let part = W::part::<BITS>(codes.add((at / PART + p) * 64 * BITS));
+                    let part = W::part::<BITS>(codes, at / PART + p);
                     for s in 0..QUADS {
                         quads[p * QUADS + s].write(W::quad::<BITS>(part, s));
                     }

@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::gguf::Gguf;
 use crate::kernel::attend::Source;
 use crate::kernel::{
-    self, Input, Isa, Q8Block, Vectorize, for_each_chunk, matmul, matmul_each, q8_blocks, vectorize,
+    self, Input, Isa, Q8Block, Tables, Vectorize, for_each_chunk, matmul, matmul_each, q8_blocks, vectorize,
 };
 use crate::op::rmsnorm::{RmsNorm, rmsnorm_in_place};
 use crate::op::rope::{Rope, rotate};
@@ -87,6 +87,8 @@ pub(super) struct Buffers<'b> {
     pub(super) spare: &'b mut [f32],
     /// int8 form of the current matrix input, `(batch, blocks of its width)`; `None` computes with f32 activations.
     pub(super) q8: Option<&'b mut [Q8Block]>,
+    /// Its tables; empty if no matrix has a use for them.
+    pub(super) tables: &'b mut [Tables],
 }
 
 /// What stays the same during a forward pass.
@@ -141,7 +143,7 @@ impl BonsaiModel<'_> {
         let (h, q_size, kv_size) = (c.hidden_size, c.q_size(), c.kv_size());
         let (x, input) = (&b.x[..n * h], &mut b.input[..n * h]);
         self.rmsnorm(pass, x, &block.attn_norm, input);
-        let input = quantize(pass, input, n, &mut b.q8)?;
+        let input = quantize(pass, input, n, &mut b.q8, b.tables)?;
         let products = [
             (&block.attn_q, &mut b.q[..n * q_size]),
             (&block.attn_k, &mut b.k[..n * kv_size]),
@@ -161,7 +163,7 @@ impl BonsaiModel<'_> {
             &mut b.input[..n * q_size],
             b.spare,
         );
-        let input = quantize(pass, &b.input[..n * q_size], n, &mut b.q8)?;
+        let input = quantize(pass, &b.input[..n * q_size], n, &mut b.q8, b.tables)?;
         linear(pass, &block.attn_output, &input, n, &mut b.delta[..n * h])?;
         add(&mut b.x[..n * h], &b.delta[..n * h]);
         Ok(())
@@ -177,13 +179,13 @@ impl BonsaiModel<'_> {
         let (h, f) = (self.config.hidden_size, self.config.intermediate_size);
         let input = &mut b.input[..n * h];
         self.rmsnorm(pass, &b.x[..n * h], &block.ffn_norm, input);
-        let input = quantize(pass, input, n, &mut b.q8)?;
+        let input = quantize(pass, input, n, &mut b.q8, b.tables)?;
         let products = [(&block.ffn_gate, &mut b.gate[..n * f]), (&block.ffn_up, &mut b.up[..n * f])];
         matmul_each(pass.isa, pass.pool, &input, n, products)?;
         for_each_chunk(pass.pool_for(n * f), &mut b.gate[..n * f], f, &|t, gate| {
             vectorize(pass.isa, Swiglu { gate, up: &b.up[t * f..(t + 1) * f] });
         });
-        let input = quantize(pass, &b.gate[..n * f], n, &mut b.q8)?;
+        let input = quantize(pass, &b.gate[..n * f], n, &mut b.q8, b.tables)?;
         linear(pass, &block.ffn_down, &input, n, &mut b.delta[..n * h])?;
         add(&mut b.x[..n * h], &b.delta[..n * h]);
         Ok(())
@@ -212,7 +214,7 @@ impl BonsaiModel<'_> {
     ) -> Result<()> {
         let (h, n) = (self.config.hidden_size, rows.len());
         self.normed(rows, b, pass);
-        let input = quantize(pass, &b.input[..n * h], n, &mut b.q8)?;
+        let input = quantize(pass, &b.input[..n * h], n, &mut b.q8, b.tables)?;
         linear(pass, &self.weights.output, &input, n, &mut logits[..n * self.config.vocab_size])
     }
 
@@ -276,12 +278,18 @@ fn quantize<'x>(
     x: &'x [f32],
     n: usize,
     q8: &'x mut Option<&mut [Q8Block]>,
+    tables: &'x mut [Tables],
 ) -> Result<Input<'x>> {
-    let Some(blocks) = q8 else { return Ok(Input { f32: x, q8: None }) };
+    let Some(blocks) = q8 else { return Ok(Input { f32: x, q8: None, tables: &[] }) };
     let cols = x.len() / n;
     let blocks = &mut blocks[..n * q8_blocks(cols)];
     kernel::quantize(pass.isa, x, cols, blocks)?;
-    Ok(Input { f32: x, q8: Some(blocks) })
+    let wanted = kernel::tables(pass.isa, n, cols).min(tables.len());
+    let tables = &mut tables[..wanted];
+    if !tables.is_empty() {
+        kernel::fill_tables(pass.isa, blocks, cols, tables)?;
+    }
+    Ok(Input { f32: x, q8: Some(blocks), tables })
 }
 
 /// `y (n, rows) = x (n, cols) w^T`

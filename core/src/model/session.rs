@@ -10,9 +10,10 @@ use crate::attention::full::spare_len;
 use crate::cache::shift::Shift;
 use crate::cache::{KvCache, KvCacheFp16, KvFormat, KvShape, QuantizedKvCache, Store};
 use crate::error::{Error, Result};
-use crate::kernel::{Isa, Q8Block, q8_blocks, vectorize};
+use crate::kernel::{Isa, Q8Block, Tables, q8_blocks, tables, vectorize};
 use crate::op::argmax;
 use crate::pool::Pool;
+use crate::quant::Layout;
 
 /// Precision of the inputs of matrix products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -114,7 +115,8 @@ impl BonsaiModel<'_> {
             planner.add::<f32>(len);
         }
         if options.activations == Activations::Int8 {
-            planner.add::<Q8Block>(options.batch.saturating_mul(self.input_blocks()));
+            planner.add::<Q8Block>(options.batch.saturating_mul(q8_blocks(self.widest_input())));
+            planner.add::<Tables>(self.tables(&options));
         }
         let total = planner.total()?;
         Ok(MemoryPlan { kv, logits, scratch: total - kv - logits, total })
@@ -159,10 +161,16 @@ impl BonsaiModel<'_> {
         [each(h), each(h.max(q)), each(q), each(kv), each(kv), each(f), each(f), each(h), half, half, spare]
     }
 
-    /// int8 blocks of the widest matrix input.
-    fn input_blocks(&self) -> usize {
+    /// Columns of the widest matrix input.
+    fn widest_input(&self) -> usize {
         let c = self.config();
-        q8_blocks(c.hidden_size.max(c.q_size()).max(c.intermediate_size))
+        c.hidden_size.max(c.q_size()).max(c.intermediate_size)
+    }
+
+    /// Tables that a batch or a single token may have a use for.
+    fn tables(&self, options: &SessionOptions) -> usize {
+        let wanted = |tokens| tables(options.isa, tokens, self.widest_input());
+        if self.weights().any_layout(Layout::Bytes) { wanted(1).max(wanted(options.batch)) } else { 0 }
     }
 }
 
@@ -477,8 +485,12 @@ impl BonsaiModel<'_> {
             sin: arena.take(sin)?,
             spare: arena.take(spare)?,
             q8: match options.activations {
-                Activations::Int8 => Some(arena.take(options.batch * self.input_blocks())?),
+                Activations::Int8 => Some(arena.take(options.batch * q8_blocks(self.widest_input()))?),
                 Activations::F32 => None,
+            },
+            tables: match options.activations {
+                Activations::Int8 => arena.take(self.tables(options))?,
+                Activations::F32 => &mut [],
             },
         })
     }

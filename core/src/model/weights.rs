@@ -9,7 +9,7 @@ use alloc::vec::Vec;
 use super::config::Qwen3Config;
 use crate::error::{Error, Name, Result};
 use crate::gguf::Gguf;
-use crate::quant::Matrix;
+use crate::quant::{Layout, Matrix};
 
 /// One transformer block. Matrices borrow the file; norms are decoded, being small and read as f32.
 #[derive(Debug)]
@@ -52,6 +52,16 @@ pub struct Weights<'a> {
 }
 
 impl<'a> Weights<'a> {
+    /// Whether a matrix that activations are multiplied with is in `layout`.
+    pub(super) fn any_layout(&self, layout: Layout) -> bool {
+        let in_block = |b: &TransformerBlock<'_>| {
+            [&b.attn_q, &b.attn_k, &b.attn_v, &b.attn_output, &b.ffn_gate, &b.ffn_up, &b.ffn_down]
+                .into_iter()
+                .any(|m| m.layout() == layout)
+        };
+        self.output.layout() == layout || self.blocks.iter().any(in_block)
+    }
+
     /// Finds every tensor; an absent one, one of another shape, or one this architecture does not have
     /// (which would silently change the model's meaning if it were ignored) is an error.
     pub fn from_gguf(gguf: &Gguf<'a>, config: &Qwen3Config) -> Result<Self> {

@@ -28,7 +28,9 @@ pub enum Layout {
     /// the 32 bits, shifting right and keeping the lowest code of each byte brings out four neighbours.
     Words,
     /// A byte of each of 16 rows in turn, for table lookups: a bit of each of eight columns, in their
-    /// order. Two bits of eight columns are two bytes, the low bits first.
+    /// order. Two bits of eight columns are two bytes, the low bits first. With one bit, the bytes of
+    /// 128 columns stand in the order of columns 0, 32, 64, 96, 8, 40 and so on, so that a vector of
+    /// several times 16 bytes holds columns with factors of their own.
     Bytes,
 }
 
@@ -141,12 +143,13 @@ fn join(format: Format, scale: [u8; 2], words: &[u32], block: &mut [u8]) {
     }
 }
 
-/// Where byte `byte` of block `b` of row `r` is in a group, its scales left out; `len` bytes of codes a
-/// block.
+/// Where byte `byte` of block `b` of row `r` is in a group, its scales left out.
 #[inline(always)]
-const fn place(layout: Layout, len: usize, b: usize, byte: usize, r: usize) -> usize {
+const fn place(layout: Layout, codes: &Codes, b: usize, byte: usize, r: usize) -> usize {
+    let len = 4 * codes.words;
     match layout {
         Layout::Words => (b * len + byte / 4 * 4) * GROUP + 4 * r + byte % 4,
+        _ if codes.bits == 1 => (b * len + byte % 4 * 4 + byte / 4) * GROUP + r,
         _ => (b * len + byte) * GROUP + r,
     }
 }
@@ -198,7 +201,7 @@ pub fn interleave(
 
 /// `from` is 16 rows as in the file, `to` the same size.
 fn interleave_group(format: Format, codes: &Codes, layout: Layout, from: &[u8], to: &mut [u8]) {
-    let (len, block_bytes) = (4 * codes.words, format.block_bytes());
+    let block_bytes = format.block_bytes();
     let row_bytes = from.len() / GROUP;
     let blocks = row_bytes / block_bytes;
     let (scales, packed) = to.split_at_mut(2 * GROUP * blocks);
@@ -212,11 +215,11 @@ fn interleave_group(format: Format, codes: &Codes, layout: Layout, from: &[u8], 
             for (i, &word) in words.iter().enumerate() {
                 if layout == Layout::Words {
                     let word = shuffle(word, codes.bits).to_le_bytes();
-                    packed[place(layout, len, b, 4 * i, r)..][..4].copy_from_slice(&word);
+                    packed[place(layout, codes, b, 4 * i, r)..][..4].copy_from_slice(&word);
                 } else {
                     let word = if codes.bits == 2 { unzip(word) } else { word };
                     for (j, byte) in word.to_le_bytes().into_iter().enumerate() {
-                        packed[place(layout, len, b, 4 * i + j, r)] = byte;
+                        packed[place(layout, codes, b, 4 * i + j, r)] = byte;
                     }
                 }
             }
@@ -242,7 +245,7 @@ pub(super) fn block_of<'c>(
     let mut words = [0; 16];
     let words = &mut words[..codes.words];
     for (i, word) in words.iter_mut().enumerate() {
-        let byte = |j: usize| packed[place(layout, 4 * codes.words, b, 4 * i + j, r)];
+        let byte = |j: usize| packed[place(layout, &codes, b, 4 * i + j, r)];
         *word = u32::from_le_bytes([byte(0), byte(1), byte(2), byte(3)]);
         if layout == Layout::Words {
             *word = shuffle(*word, codes.bits);

@@ -38,7 +38,12 @@ fn measured(work: &mut dyn FnMut()) {
     work();
 }
 
-fn count(name: &str, mut file: Vec<u8>, layout: Layout, isa: Isa) -> Result<(), Box<dyn Error>> {
+fn count(
+    name: &str,
+    mut file: Vec<u8>,
+    layout: impl Fn(Format) -> Layout,
+    isa: Isa,
+) -> Result<(), Box<dyn Error>> {
     gguf::interleave(&mut file, &ReadOptions::default(), layout, &Serial)?;
     let gguf = Gguf::parse(&file)?;
     let model = BonsaiModel::from_gguf(&gguf)?;
@@ -64,11 +69,11 @@ fn run() -> Result<(), Box<dyn Error>> {
         let name = format.name().to_lowercase();
         let file = Model::new(shape.clone(), Stored::new(format), 1).to_vec()?;
         if FROM_FILE.contains(&format) {
-            count(&format!("{name} rows"), file.clone(), Layout::Rows, isa)?;
+            count(&format!("{name} rows"), file.clone(), |_| Layout::Rows, isa)?;
         }
-        count(&name, file, isa.layout(), isa)?;
+        count(&name, file, |format| isa.layout(format), isa)?;
     }
-    count("sprout", include_bytes!("../../../models/sprout.gguf").to_vec(), isa.layout(), isa)
+    count("sprout", include_bytes!("../../../models/sprout.gguf").to_vec(), |format| isa.layout(format), isa)
 }
 
 fn main() -> ExitCode {
