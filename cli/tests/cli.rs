@@ -98,7 +98,7 @@ fn help_names_chat_first_and_every_command_has_examples() {
     assert!(!help.contains('\u{1b}'), "colours in a pipe");
     let commands = help.split("Commands:\n").nth(1).unwrap();
     let names: Vec<&str> = commands.lines().map_while(|line| line.split_whitespace().next()).collect();
-    assert_eq!(names, ["chat", "run", "inspect", "tokenize", "logits", "eval", "bench"]);
+    assert_eq!(names, ["chat", "run", "inspect", "tokenize", "logits", "eval", "embed", "bench"]);
     for name in names {
         assert!(ok(&[name, "--help"]).contains("Examples:\n  "), "{name}");
     }

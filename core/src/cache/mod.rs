@@ -1,7 +1,7 @@
 //! Key-value caches: what the model remembers of the tokens it has seen.
 //!
 //! A cache is a view of arena memory. Keys and values of one head of one layer lie together for a chunk of
-//! positions ([`chunks`]), so that attention streams through them: values position after position, keys in
+//! positions (`chunks.rs`), so that attention streams through them: values position after position, keys in
 //! blocks of [`BLOCK`] positions, which hold number 0 of each position, then number 1 of each, and so on. So
 //! sixteen scores are computed side by side, without adding up the lanes of a vector.
 #![forbid(unsafe_code)]

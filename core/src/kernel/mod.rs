@@ -58,7 +58,7 @@ pub struct Input<'x> {
     /// quantized formats are multiplied in integers; float formats always use `f32`.
     pub q8: Option<&'x [Q8Block]>,
     /// What [`fill_tables`] makes of `q8`, or nothing: only faster with matrices in
-    /// [`Layout::Bytes`](crate::quant::Layout::Bytes).
+    /// [`Layout::Bytes`].
     pub tables: &'x [Tables],
 }
 
@@ -70,6 +70,7 @@ pub(crate) struct Work<'a> {
     /// `(tokens, q8_blocks(cols))` for an integer kernel.
     q8: &'a [Q8Block],
     /// As many as [`tables`] says, or none.
+    #[allow(dead_code, reason = "not every target has kernels that look sums up")]
     tables: &'a [Tables],
     tokens: usize,
 }
