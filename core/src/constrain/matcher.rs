@@ -12,6 +12,8 @@ use alloc::vec::Vec;
 
 /// Open choices that are followed; further ones are given up.
 const MAX_THREADS: usize = 256;
+/// Threads that a byte may lead to, of which the first [`MAX_THREADS`] are followed.
+const MOST_MADE: usize = 4 * MAX_THREADS;
 /// The stack of a value that nothing is around.
 const ROOT: u32 = u32::MAX;
 /// A property that the schema does not name.
@@ -167,10 +169,8 @@ impl Matcher {
             self.step(grammar, thread, byte);
         }
         if self.threads.len() - to > MAX_THREADS {
-            // The nearest to the end is never given up, so that the end stays as near as it was said to be.
-            let nearest = (to..self.threads.len())
-                .min_by_key(|&i| self.threads.get(i).map_or(NEVER, |&t| self.shortest_of(grammar, t)));
-            self.threads.swap(to, nearest.unwrap_or(to));
+            // That one is never given up, so that the end stays as near as it was said to be.
+            self.nearest_first(grammar);
             self.threads.truncate(to + MAX_THREADS);
         }
         if self.threads.len() == to {
@@ -225,15 +225,39 @@ impl Matcher {
         self.link(top).map_or(0, |link| link.rest)
     }
 
-    fn emit(&mut self, top: u32, at: At) {
-        self.go_on(Thread { top, at });
+    fn emit(&mut self, grammar: &Grammar, top: u32, at: At) {
+        self.go_on(grammar, Thread { top, at });
     }
 
     /// Adds a thread to the state in the making, if it is not there yet.
-    fn go_on(&mut self, thread: Thread) {
+    fn go_on(&mut self, grammar: &Grammar, thread: Thread) {
         let made = self.threads.get(self.made..).unwrap_or_default();
-        if made.len() < 4 * MAX_THREADS && !made.contains(&thread) {
+        if made.contains(&thread) {
+            return;
+        }
+        if made.len() < MOST_MADE {
             self.threads.push(thread);
+            if self.threads.len() - self.made == MOST_MADE {
+                self.nearest_first(grammar);
+            }
+            return;
+        }
+        // The first is the nearest to the end.
+        let after = self.shortest_of(grammar, thread);
+        if let Some(first) = self.threads.get(self.made).copied()
+            && after < self.shortest_of(grammar, first)
+            && let Some(slot) = self.threads.get_mut(self.made)
+        {
+            *slot = thread;
+        }
+    }
+
+    /// Puts the thread that is nearest to the end in front of the others of the state in the making.
+    fn nearest_first(&mut self, grammar: &Grammar) {
+        let nearest = (self.made..self.threads.len())
+            .min_by_key(|&i| self.threads.get(i).map_or(NEVER, |&t| self.shortest_of(grammar, t)));
+        if let Some(nearest) = nearest {
+            self.threads.swap(self.made, nearest);
         }
     }
 
@@ -299,24 +323,24 @@ impl Matcher {
         match at {
             At::Value { node, gap } => {
                 match gap.take(byte, self.depth(top)) {
-                    Some(gap) => self.emit(top, At::Value { node, gap }),
+                    Some(gap) => self.emit(grammar, top, At::Value { node, gap }),
                     None => self.begin(grammar, top, node, byte),
                 };
             }
             At::First { gap } => self.first(grammar, top, gap, byte),
             At::After { gap } => self.behind(grammar, top, gap, byte),
             At::Name { gap } => match gap.take(byte, self.depth(top)) {
-                Some(gap) => self.emit(top, At::Name { gap }),
+                Some(gap) => self.emit(grammar, top, At::Name { gap }),
                 None => self.open_name(grammar, top, byte),
             },
             At::Key { from, to, len, quoted } => self.key(grammar, top, (from, to), len, quoted, byte),
             At::Colon { property, gap } => {
                 if let Some(gap) = gap.take(byte, self.depth(top)) {
-                    self.emit(top, At::Colon { property, gap });
+                    self.emit(grammar, top, At::Colon { property, gap });
                 } else if byte == b':'
                     && let Some(node) = self.value_of(grammar, top, property)
                 {
-                    self.emit(top, At::Value { node, gap: Gap::ANY });
+                    self.emit(grammar, top, At::Value { node, gap: Gap::ANY });
                 }
             }
             At::String { node, chars, quoted } => self.string(grammar, top, node, chars, quoted, byte),
@@ -325,10 +349,10 @@ impl Matcher {
                 if quoted == Quoted::Plain && byte == b'"' {
                     if pattern.left(state) == 0 {
                         let after = self.after(grammar, top);
-                        self.go_on(after);
+                        self.go_on(grammar, after);
                     }
                 } else if let Some((state, quoted, value)) = pattern.step(state, quoted, value, byte) {
-                    self.emit(top, At::Pattern { node, state, quoted, value });
+                    self.emit(grammar, top, At::Pattern { node, state, quoted, value });
                 }
             }
             At::Number { node, part, digits } => {
@@ -363,7 +387,7 @@ impl Matcher {
                 self.text(grammar, top, node, (0, texts.len() as u32), 0, byte);
             }
             Some(Node::String { .. }) if byte == b'"' => {
-                self.emit(top, At::String { node, chars: 0, quoted: Quoted::Plain });
+                self.emit(grammar, top, At::String { node, chars: 0, quoted: Quoted::Plain });
             }
             Some(Node::Number(_)) => match byte {
                 b'-' => {
@@ -373,15 +397,15 @@ impl Matcher {
                 _ => self.number(grammar, top, node, Part::Sign, Digits::default(), byte),
             },
             Some(Node::Pattern(_)) if byte == b'"' => {
-                self.emit(top, At::Pattern { node, state: 0, quoted: Quoted::Plain, value: 0 });
+                self.emit(grammar, top, At::Pattern { node, state: 0, quoted: Quoted::Plain, value: 0 });
             }
             Some(Node::Array { .. }) if byte == b'[' => {
                 let top = self.stack(grammar, top, Frame::Array { node, count: 0 });
-                self.emit(top, At::First { gap: Gap::ANY });
+                self.emit(grammar, top, At::First { gap: Gap::ANY });
             }
             Some(Node::Object { .. }) if byte == b'{' => {
                 let top = self.stack(grammar, top, Frame::Object { node, seen: 0 });
-                self.emit(top, At::First { gap: Gap::ANY });
+                self.emit(grammar, top, At::First { gap: Gap::ANY });
             }
             Some(Node::Free { .. }) => self.marker(grammar, top, node, 0, byte),
             None
@@ -391,7 +415,7 @@ impl Matcher {
 
     fn first(&mut self, grammar: &Grammar, top: u32, gap: Gap, byte: u8) {
         if let Some(gap) = gap.take(byte, self.depth(top)) {
-            return self.emit(top, At::First { gap });
+            return self.emit(grammar, top, At::First { gap });
         }
         let Some(&Link { below, frame, .. }) = self.link(top) else { return };
         match (frame, byte) {
@@ -424,7 +448,7 @@ impl Matcher {
         };
         if may && let Some(&Link { below, .. }) = self.link(top) {
             let after = self.after(grammar, below);
-            self.go_on(after);
+            self.go_on(grammar, after);
         }
     }
 
@@ -432,7 +456,7 @@ impl Matcher {
     fn behind(&mut self, grammar: &Grammar, top: u32, gap: Gap, byte: u8) {
         let Some(&Link { below, frame, .. }) = self.link(top) else { return };
         if let Some(gap) = gap.take(byte, self.depth(top)) {
-            return self.emit(top, At::After { gap });
+            return self.emit(grammar, top, At::After { gap });
         }
         match (frame, byte) {
             (Frame::Object { .. }, b'}') | (Frame::Array { .. }, b']') => self.close(grammar, top, frame),
@@ -442,7 +466,7 @@ impl Matcher {
                     _ => 0,
                 };
                 if self.name_left(grammar, top, 0, count) || self.other(grammar, top).is_some() {
-                    self.emit(top, At::Name { gap: Gap::ANY });
+                    self.emit(grammar, top, At::Name { gap: Gap::ANY });
                 }
             }
             (Frame::Array { node, count }, b',') => {
@@ -455,7 +479,7 @@ impl Matcher {
                     let alike = min.max(prefix.len() as u32).max(1);
                     let count = if max == u32::MAX { (count + 1).min(alike) } else { count + 1 };
                     let top = self.stack(grammar, below, Frame::Array { node, count });
-                    self.emit(top, At::Value { node: items, gap: Gap::ANY });
+                    self.emit(grammar, top, At::Value { node: items, gap: Gap::ANY });
                 }
             }
             _ => {}
@@ -503,7 +527,7 @@ impl Matcher {
         let Some((properties, ..)) = self.object(grammar, top) else { return };
         let to = properties.len() as u32;
         if byte == b'"' && (self.name_left(grammar, top, 0, to) || self.other(grammar, top).is_some()) {
-            self.emit(top, At::Key { from: 0, to, len: 0, quoted: Quoted::Plain });
+            self.emit(grammar, top, At::Key { from: 0, to, len: 0, quoted: Quoted::Plain });
         }
     }
 
@@ -526,20 +550,20 @@ impl Matcher {
             {
                 let seen = seen | 1u128.checked_shl(from).unwrap_or(0);
                 let top = self.stack(grammar, below, Frame::Object { node, seen });
-                self.emit(top, At::Colon { property: from, gap: Gap::ANY });
+                self.emit(grammar, top, At::Colon { property: from, gap: Gap::ANY });
             }
             return;
         }
         let other = self.other(grammar, top).is_some();
         if other && quoted == Quoted::Plain && byte == b'"' {
-            return self.emit(top, At::Colon { property: OTHER, gap: Gap::ANY });
+            return self.emit(grammar, top, At::Colon { property: OTHER, gap: Gap::ANY });
         }
         // Names have one spelling, so that a name that is known cannot be written as another.
         let quoted = quoted.step(byte, true);
         if self.name_left(grammar, top, from, to) || (other && quoted != Quoted::Dead) {
             // Only known names are left: what matters is that they go on.
             let len = if from < to { len } else { 0 };
-            self.emit(top, At::Key { from, to, len, quoted });
+            self.emit(grammar, top, At::Key { from, to, len, quoted });
         }
     }
 
@@ -549,7 +573,7 @@ impl Matcher {
             if byte == b'"' {
                 if chars >= min {
                     let after = self.after(grammar, top);
-                    self.go_on(after);
+                    self.go_on(grammar, after);
                 }
                 return;
             }
@@ -565,7 +589,7 @@ impl Matcher {
                 Quoted::Plain => chars + 1,
                 _ => chars,
             };
-            self.emit(top, At::String { node, chars, quoted: next });
+            self.emit(grammar, top, At::String { node, chars, quoted: next });
         }
     }
 
@@ -574,7 +598,7 @@ impl Matcher {
         if bounds.fewest(digits, part).is_some() {
             // Without bounds only the number of digits matters.
             let value = if bounds.bounded { digits.value } else { 0 };
-            self.emit(top, At::Number { node, part, digits: Digits { value, ..digits } });
+            self.emit(grammar, top, At::Number { node, part, digits: Digits { value, ..digits } });
         }
     }
 
@@ -623,9 +647,9 @@ impl Matcher {
         if to == from + 1 && text.len() == len {
             // Nothing but the end is left of it.
             let after = self.after_text(grammar, top, node, from);
-            self.go_on(after);
+            self.go_on(grammar, after);
         } else {
-            self.emit(top, At::Text { node, from, to, len });
+            self.emit(grammar, top, At::Text { node, from, to, len });
         }
     }
 
@@ -660,9 +684,9 @@ impl Matcher {
                 .unwrap_or(0);
         }
         if matched == marker.len() {
-            self.emit(top, At::Value { node: *then, gap: Gap::NONE });
+            self.emit(grammar, top, At::Value { node: *then, gap: Gap::NONE });
         } else {
-            self.emit(top, At::Free { node, matched: matched as u32 });
+            self.emit(grammar, top, At::Free { node, matched: matched as u32 });
         }
     }
 

@@ -10,6 +10,7 @@ use super::quoted::Quoted;
 use crate::error::{Error, Result};
 use crate::order;
 use alloc::boxed::Box;
+use alloc::rc::Rc;
 use alloc::vec;
 use alloc::vec::Vec;
 
@@ -19,8 +20,10 @@ const MAX_NESTING: u32 = 32;
 const MAX_REPEATS: u32 = 1000;
 const MAX_NODES: usize = 4096;
 const MAX_STATES: usize = 4096;
-/// Steps of building an automaton, each some nanoseconds.
-const MAX_WORK: usize = 1 << 25;
+/// Steps of building all automata of a grammar, each some nanoseconds.
+const MAX_WORK: usize = 1 << 26;
+/// States and edges of all automata of a grammar.
+const MAX_EDGES: usize = 1 << 20;
 
 /// Characters from the first to the last.
 type Range = (u32, u32);
@@ -50,7 +53,7 @@ fn cost(c: u32) -> Option<u32> {
 /// Parsed.
 #[derive(Debug)]
 enum Expression {
-    Class(Vec<Range>),
+    Class(Rc<[Range]>),
     Sequence(Vec<Expression>),
     Choice(Vec<Expression>),
     Repeat(Box<Expression>, u32, Option<u32>),
@@ -80,7 +83,7 @@ const SPACE: [Range; 10] = [
 ];
 const LINE_END: [Range; 3] = [(10, 10), (13, 13), (0x2028, 0x2029)];
 
-/// All other characters.
+/// All other characters, sorted and without neighbours.
 fn others(ranges: &[Range]) -> Vec<Range> {
     let at = |i: u32| ranges.get(i as usize).copied().unwrap_or_default();
     let sorted = order::sorted(ranges.len(), &|a, b| at(a).cmp(&at(b)));
@@ -133,7 +136,7 @@ impl Parser<'_> {
             let part = match c {
                 '^' => Expression::Start,
                 '$' => Expression::End,
-                '.' => Expression::Class(others(&LINE_END)),
+                '.' => Expression::Class(others(&LINE_END).into()),
                 '(' => {
                     if self.take('?') && !self.take(':') {
                         // A name of the group, or looking around.
@@ -148,10 +151,10 @@ impl Parser<'_> {
                     }
                     group
                 }
-                '[' => Expression::Class(self.class()?),
-                '\\' => Expression::Class(self.escape(false)?),
+                '[' => Expression::Class(self.class()?.into()),
+                '\\' => Expression::Class(self.escape(false)?.into()),
                 '*' | '+' | '?' | '{' | '}' | ']' => return None,
-                c => Expression::Class(vec![(c.into(), c.into())]),
+                c => Expression::Class([(c.into(), c.into())].into()),
             };
             let assertion = matches!(part, Expression::Start | Expression::End);
             let (min, max) = match self.peek() {
@@ -256,7 +259,8 @@ impl Parser<'_> {
                 ranges.extend(first);
             }
         }
-        Some(if negated { others(&ranges) } else { ranges })
+        let others_of = others(&ranges);
+        Some(if negated { others_of } else { others(&others_of) })
     }
 
     fn in_class(&mut self) -> Option<Vec<Range>> {
@@ -270,26 +274,51 @@ impl Parser<'_> {
 /// A step of the automaton that may be in several at once.
 #[derive(Debug)]
 enum Node {
-    Class(Vec<Range>, usize),
+    Class(Rc<[Range]>, usize),
     Either(usize, usize),
     Start(usize),
     End(usize),
     Match,
 }
 
-struct Net {
-    nodes: Vec<Node>,
+/// What the patterns of a grammar may still take.
+pub(super) struct Budget {
     work: usize,
+    edges: usize,
 }
 
-impl Net {
+impl Budget {
+    pub(super) const fn new() -> Budget {
+        Budget { work: MAX_WORK, edges: MAX_EDGES }
+    }
+
+    fn spend(&mut self, work: usize) -> Result<()> {
+        let max = MAX_WORK as u64;
+        let spent = Error::Limit { what: "work of building patterns", found: max + 1, max };
+        self.work = self.work.checked_sub(work).ok_or(spent)?;
+        Ok(())
+    }
+
+    fn keep(&mut self, edges: usize) -> Result<()> {
+        let max = MAX_EDGES as u64;
+        let full = Error::Limit { what: "size of all patterns", found: max + 1, max };
+        self.edges = self.edges.checked_sub(edges).ok_or(full)?;
+        Ok(())
+    }
+}
+
+struct Net<'b> {
+    nodes: Vec<Node>,
+    budget: &'b mut Budget,
+}
+
+impl Net<'_> {
     fn too_large() -> Error {
         Error::Limit { what: "size of a pattern", found: MAX_STATES as u64 + 1, max: MAX_STATES as u64 }
     }
 
     fn spend(&mut self, work: usize) -> Result<()> {
-        self.work = self.work.checked_sub(work).ok_or_else(Net::too_large)?;
-        Ok(())
+        self.budget.spend(work)
     }
 
     fn add(&mut self, node: Node) -> Result<usize> {
@@ -304,7 +333,11 @@ impl Net {
     fn emit(&mut self, expression: &Expression, next: usize) -> Result<usize> {
         self.spend(1)?;
         match expression {
-            Expression::Class(ranges) => self.add(Node::Class(ranges.clone(), next)),
+            Expression::Class(ranges) => {
+                // Each begins and ends a kind of characters, and these are sorted.
+                self.spend(16 * ranges.len())?;
+                self.add(Node::Class(ranges.clone(), next))
+            }
             Expression::Start => self.add(Node::Start(next)),
             Expression::End => self.add(Node::End(next)),
             Expression::Sequence(parts) => {
@@ -403,22 +436,23 @@ impl Pattern {
     ///
     /// # Errors
     /// [`Error::Limit`] if it is too large.
-    pub(super) fn new(text: &str, min: u32, max: u32) -> Result<Option<Pattern>> {
+    pub(super) fn new(text: &str, min: u32, max: u32, budget: &mut Budget) -> Result<Option<Pattern>> {
+        budget.spend(text.len())?;
         let mut parser = Parser { rest: text.chars(), nesting: 0 };
         let Some(expression) = parser.choice().filter(|_| parser.rest.as_str().is_empty()) else {
             return Ok(None);
         };
-        let pattern = Pattern::build(&expression, 0, u32::MAX)?;
+        let mut pattern = Pattern::build(&expression, 0, u32::MAX, budget)?;
         let (least, most) = pattern.lengths();
-        if min <= least && most <= max {
-            return Ok(Some(pattern));
+        if least < min || max < most {
+            pattern = Pattern::build(&expression, min, max, budget)?;
         }
-        Pattern::build(&expression, min, max).map(Some)
+        Ok(Some(pattern))
     }
 
-    fn build(expression: &Expression, min: u32, max: u32) -> Result<Pattern> {
-        let mut net = Net { nodes: Vec::new(), work: MAX_WORK };
-        let any = || vec![(0, END - 1)];
+    fn build(expression: &Expression, min: u32, max: u32, budget: &mut Budget) -> Result<Pattern> {
+        let mut net = Net { nodes: Vec::new(), budget };
+        let any = || [(0, END - 1)].into();
         // Whatever follows a match belongs to it, and so does what comes before.
         let found = net.add(Node::Match)?;
         let tail = net.add(Node::Either(found, found))?;
@@ -467,7 +501,8 @@ impl Pattern {
                 net.spend(set.len() + 1)?;
                 let leads = |at: &u32| match net.nodes.get(*at as usize) {
                     Some(Node::Class(ranges, next)) => {
-                        ranges.iter().any(|range| range.0 <= from && to <= range.1).then_some(*next)
+                        let at = ranges.partition_point(|range| range.1 < from);
+                        ranges.get(at).is_some_and(|range| range.0 <= from && to <= range.1).then_some(*next)
                     }
                     _ => None,
                 };
@@ -508,9 +543,13 @@ impl Pattern {
                 last = Some((open, target));
                 match state.edges.last_mut() {
                     Some((range, same)) if *same == target && range.1 + 1 == from => range.1 = to,
-                    _ => state.edges.push(((from, to), target)),
+                    _ => {
+                        net.budget.keep(1)?;
+                        state.edges.push(((from, to), target));
+                    }
                 }
             }
+            net.budget.keep(1)?;
             states.push(state);
         }
         let mut pattern = Pattern { states };
@@ -520,29 +559,52 @@ impl Pattern {
 
     /// Characters of the shortest and the longest string.
     fn lengths(&self) -> (u32, u32) {
-        let ends: Vec<bool> = self.states.iter().map(|state| state.left == 0).collect();
-        let mut at = vec![false; self.states.len()];
-        if let Some(first) = at.first_mut() {
-            *first = true;
-        }
-        let (mut least, mut most) = (NEVER, 0);
-        for length in 0..=self.states.len() as u32 {
-            if at.iter().zip(&ends).any(|(at, end)| *at && *end) {
-                least = least.min(length);
-                most = length;
+        let count = self.states.len();
+        // What leads to no end has no edges, and all others can be reached from the first.
+        let (mut incoming, mut alive) = (vec![0u32; count], 0);
+        for state in &self.states {
+            alive += usize::from(state.left != NEVER);
+            for (_, to) in &state.edges {
+                incoming[*to as usize] += 1;
             }
-            let mut next = vec![false; self.states.len()];
-            for (_, state) in at.iter().zip(&self.states).filter(|(at, _)| **at) {
-                for (_, to) in &state.edges {
-                    if let Some(next) = next.get_mut(*to as usize) {
-                        *next = true;
-                    }
+        }
+        let ends = |lengths: &[u32]| {
+            let ends = self.states.iter().zip(lengths).filter(|(state, _)| state.left == 0);
+            ends.map(|(_, length)| *length).collect::<Vec<u32>>()
+        };
+
+        let (mut nearest, mut open) = (vec![NEVER; count], Vec::from_iter((count > 0).then_some(0)));
+        nearest.iter_mut().take(1).for_each(|first| *first = 0);
+        let mut done = 0;
+        while let Some(&at) = open.get(done) {
+            done += 1;
+            for &(_, to) in &self.states[at].edges {
+                let to = to as usize;
+                if nearest[to] == NEVER {
+                    nearest[to] = nearest[at] + 1;
+                    open.push(to);
                 }
             }
-            at = next;
         }
-        // From every state there is an end: as many steps as there are states are a circle.
-        (least, if at.contains(&true) { NEVER } else { most })
+        let least = ends(&nearest).into_iter().min().unwrap_or(NEVER);
+
+        // Each once all that lead to it are done, which those on a circle never are.
+        let (mut farthest, mut open) =
+            (vec![0; count], Vec::from_iter((incoming.first() == Some(&0)).then_some(0)));
+        let mut done = 0;
+        while let Some(&at) = open.get(done) {
+            done += 1;
+            for &(_, to) in &self.states[at].edges {
+                let to = to as usize;
+                farthest[to] = farthest[to].max(farthest[at] + 1);
+                incoming[to] -= 1;
+                if incoming[to] == 0 {
+                    open.push(to);
+                }
+            }
+        }
+        let most = if done < alive { NEVER } else { ends(&farthest).into_iter().max().unwrap_or(0) };
+        (least, most)
     }
 
     /// Finds how far each state is from an end, and drops what leads to none.

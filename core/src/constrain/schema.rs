@@ -6,7 +6,7 @@
 
 use super::decimal::Bounds;
 use super::grammar::{Grammar, MAX_NODES, MAX_PROPERTIES, Node, NodeId, Property, Text};
-use super::pattern::{self, Pattern};
+use super::pattern::{self, Budget, Pattern};
 use crate::chat::json;
 use crate::error::{Error, Name, Result};
 use crate::order;
@@ -27,6 +27,8 @@ const MAX_ONE_OF: usize = 64;
 const MAX_SEARCH: usize = 1 << 27;
 /// Values of one `enum`.
 const MAX_VALUES: usize = 4096;
+/// Bytes of all constants and names of a grammar, and some more for each.
+const MAX_TEXT: usize = 1 << 22;
 
 /// A value of a text that [`json::reformat`] has written: sound, and each thing spelled in one way.
 #[derive(Clone, Copy, Debug)]
@@ -202,11 +204,29 @@ fn limit<T>(what: &'static str, found: usize, max: usize) -> Result<T> {
 pub(super) struct Builder {
     pub(super) nodes: Vec<Node>,
     any: Option<NodeId>,
+    /// What is left for patterns.
+    budget: Budget,
+    /// What is left of [`MAX_TEXT`].
+    text: usize,
 }
 
 impl Builder {
     pub(super) fn new() -> Builder {
-        Builder { nodes: Vec::new(), any: None }
+        Builder::with(Vec::new())
+    }
+
+    fn with(nodes: Vec<Node>) -> Builder {
+        Builder { nodes, any: None, budget: Budget::new(), text: MAX_TEXT }
+    }
+
+    /// Takes note of texts of the schema, which a schema that is compiled twice has twice.
+    fn keep(&mut self, texts: impl Iterator<Item = usize>) -> Result<()> {
+        let len = texts.map(|len| len + 16).sum();
+        match self.text.checked_sub(len) {
+            Some(left) => self.text = left,
+            None => return limit("length of all constants and names", MAX_TEXT - self.text + len, MAX_TEXT),
+        }
+        Ok(())
     }
 
     pub(super) fn add(&mut self, node: Node) -> NodeId {
@@ -282,7 +302,7 @@ struct Compiler<'b, 't> {
     builder: &'b mut Builder,
     root: Value<'t>,
     /// Where each schema that is referred to stands, and what it becomes.
-    references: Vec<(String, NodeId)>,
+    references: Vec<(String, Value<'t>, NodeId)>,
     /// Those that are still to be compiled.
     queue: Vec<(String, Value<'t>, NodeId)>,
     /// What is left of [`MAX_SEARCH`].
@@ -304,18 +324,23 @@ impl<'t> Compiler<'_, 't> {
     }
 
     fn reference(&mut self, path: &str) -> Result<NodeId> {
-        if let Some((_, id)) = self.references.iter().find(|(known, _)| known == path) {
+        if let Some((.., id)) = self.references.iter().find(|(known, ..)| known == path) {
             return Ok(*id);
         }
         let Some(target) = self.locate(path) else {
             let expected = "# and the JSON pointer of a schema in this text";
             return self.unsupported("$ref", Value(path), expected);
         };
+        // `~` and `~0` are the same in a name.
+        if let Some((.., id)) = self.references.iter().find(|(_, known, _)| core::ptr::eq(known.0, target.0))
+        {
+            return Ok(*id);
+        }
         if self.references.len() == MAX_REFERENCES {
             return limit("number of references in the schema", MAX_REFERENCES + 1, MAX_REFERENCES);
         }
         let id = self.builder.add(Node::Any(Vec::new()));
-        self.references.push((path.into(), id));
+        self.references.push((path.into(), target, id));
         self.queue.push((path.strip_prefix('#').unwrap_or(path).into(), target, id));
         Ok(id)
     }
@@ -330,6 +355,8 @@ impl<'t> Compiler<'_, 't> {
         for part in parts {
             self.search = self.search.checked_sub(value.0.len())?;
             value = match value.items() {
+                // As JSON Pointer has it: each index is spelled in one way.
+                Some(_) if part.starts_with('+') || part.len() > 1 && part.starts_with('0') => return None,
                 Some(items) => *items.get(part.parse::<usize>().ok()?)?,
                 // The two characters that a pointer escapes.
                 None => Value::get(&value.members()?, &part.replace("~1", "/").replace("~0", "~"))?,
@@ -420,6 +447,7 @@ impl<'t> Compiler<'_, 't> {
             if let Some(text) = texts.iter().find(|text| Value(text).overflows()) {
                 return self.unsupported("enum", Value(text), "numbers that a float can hold");
             }
+            self.builder.keep(texts.iter().map(|text| text.len()))?;
             return Ok(self.builder.texts(texts));
         }
         let mut choices = Vec::new();
@@ -667,6 +695,7 @@ impl<'t> Compiler<'_, 't> {
                 properties.push((*name, value));
             }
         }
+        self.builder.keep(properties.iter().map(|(name, _)| name.len()))?;
         let name = |i: u32| properties.get(i as usize).map(|(name, _)| name.as_bytes().get(1..));
         let order = order::sorted(properties.len(), &|a, b| name(a).cmp(&name(b)));
         let (mut bits, mut sorted) = (0, Vec::new());
@@ -680,7 +709,7 @@ impl<'t> Compiler<'_, 't> {
 
     /// What strings must match.
     fn pattern(
-        &self,
+        &mut self,
         pattern: Option<Value<'t>>,
         format: Option<Value<'t>>,
         min: u32,
@@ -705,7 +734,7 @@ impl<'t> Compiler<'_, 't> {
             None => (text.as_str(), "a regular expression without lookaround, back references, \\b and \\p"),
             Some(_) => (pattern::format(&text).unwrap_or("("), "another format"),
         };
-        match Pattern::new(text, min, max)? {
+        match Pattern::new(text, min, max, &mut self.builder.budget)? {
             Some(pattern) => Ok(Some(pattern)),
             None => self.unsupported(keyword, value, expected),
         }
@@ -832,7 +861,7 @@ impl Grammar {
     /// # Errors
     /// [`Error::Limit`] if the grammar is as large as can be already.
     pub fn after_thoughts(self) -> Result<Grammar> {
-        let mut builder = Builder { nodes: self.nodes, any: None };
+        let mut builder = Builder::with(self.nodes);
         let begin = builder.texts(["<think>"]);
         let gap = builder.texts(["", "\n", "\n\n"]);
         let answer = builder.add(Node::Sequence(vec![gap, self.root]));

@@ -168,6 +168,20 @@ fn hostile_schemas_end_in_errors_soon() {
     let any_of = |n: usize| alloc::format!("{{\"anyOf\":[{}]}}", alloc::vec!["true"; n].join(","));
     let enumeration = alloc::format!("{{\"enum\":[{}]}}", alloc::vec!["1"; 100_000].join(","));
     let pattern = |text: &str| alloc::format!("{{\"type\":\"string\",\"pattern\":\"{text}\"}}");
+    // Every other character, so that none of them are neighbours.
+    let apart = |n: u32| (0..n).filter_map(|i| char::from_u32(0x1_0000 + 2 * i)).collect::<String>();
+    let spellings =
+        r##"{"$defs":{"a":[{"enum":["b"]}]},"anyOf":[{"$ref":"#/$defs/a/0"},{"$ref":"#/$defs/a/00"}]}"##
+            .into();
+    // Each schema within the others is compiled again with every one that is referred to.
+    let values: Vec<String> = (0..4000).map(|i| alloc::format!("\"{i}\"")).collect();
+    let within =
+        alloc::format!("{}{{\"enum\":[{}]}}{}", "{\"items\":".repeat(60), values.join(","), "}".repeat(60));
+    let references: Vec<String> = (0..60)
+        .map(|n| alloc::format!("{{\"$ref\":\"#/anyOf/60{}\"}}", "/items".repeat(n)))
+        .chain([within])
+        .collect();
+    let references = references.join(",");
     let deep = alloc::format!("{}true{}", "{\"items\":".repeat(100), "}".repeat(100));
     for (schema, codes) in [
         (alloc::format!("{{\"x\":{}}}", nested(5000)), &["limit"][..]),
@@ -183,12 +197,17 @@ fn hostile_schemas_end_in_errors_soon() {
         (pattern("((((){1000}){1000}){1000}){1000}"), &["limit"]),
         (pattern(&("(".repeat(5000) + &")".repeat(5000))), &["unsupported"]),
         (pattern(&"[a-z]?".repeat(3000)), &["limit"]),
+        (pattern(&alloc::format!("[{}]{{1000}}", apart(20_000))), &["limit"]),
+        (alloc::format!("{{\"anyOf\":[{}]}}", alloc::vec![pattern("a.{8}b"); 2000].join(",")), &["limit"]),
+        (spellings, &["unsupported"]),
+        (alloc::format!("{{\"anyOf\":[{}]}}", references), &["limit"]),
         (pattern(".*").replace('}', ",\"minLength\":100000}"), &["limit"]),
     ] {
         let code = Grammar::json_schema(&schema).map(|_| ()).map_err(|e| e.code());
         assert!(code.is_err_and(|code| codes.contains(&code)), "{:.60}: {code:?}", schema);
     }
     assert!(Grammar::json_schema(&names(128)).is_ok());
+    assert!(Grammar::json_schema(&pattern(&(String::from("[") + &"a".repeat(200_000) + "]{1000}"))).is_ok());
     for text in ["(a*)*b", "(a|a)*$", "((a+)+)+c", "(.*)(.*)(.*)x", "^.{1,1000}$"] {
         assert!(Grammar::json_schema(&pattern(text)).is_ok(), "{text}");
     }
