@@ -8,6 +8,7 @@
 use super::decimal::{DIGITS, Digits, Part};
 use super::grammar::{Grammar, NEVER, Node, NodeId, Property, Text};
 use super::quoted::Quoted;
+use alloc::vec;
 use alloc::vec::Vec;
 
 /// Open choices that are followed; further ones are given up.
@@ -140,18 +141,8 @@ pub(super) struct Matcher {
 
 impl Matcher {
     pub(super) fn new(grammar: &Grammar) -> Matcher {
-        let mut matcher = Matcher::default();
-        matcher.restart(grammar);
-        matcher
-    }
-
-    /// Goes back to the beginning of the text.
-    pub(super) fn restart(&mut self, grammar: &Grammar) {
-        self.links.clear();
-        self.threads.clear();
-        self.levels.clear();
-        self.levels.push((0, 0));
-        self.threads.push(Thread { top: ROOT, at: At::Value { node: grammar.root, gap: Gap::NONE } });
+        let first = Thread { top: ROOT, at: At::Value { node: grammar.root, gap: Gap::NONE } };
+        Matcher { threads: vec![first], levels: vec![(0, 0)], ..Matcher::default() }
     }
 
     fn current(&self) -> &[Thread] {

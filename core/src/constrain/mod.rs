@@ -108,11 +108,6 @@ impl Constraint {
         Ok(constraint)
     }
 
-    /// Goes back to the beginning of a reply.
-    pub fn restart(&mut self) {
-        self.matcher.restart(&self.grammar);
-    }
-
     /// Whether the text is complete: then, and only then, it may end.
     pub fn complete(&self) -> bool {
         self.matcher.complete(&self.grammar)
