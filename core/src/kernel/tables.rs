@@ -102,7 +102,7 @@ impl Vectorize for Fill<'_> {
                     let [low, high] = &mut out.sums[i][nibble];
                     let p = half * HALVES + part;
                     let shift = four(*q, &mut low[p], &mut high[p]);
-                    out.base[half] = out.base[half].wrapping_add(shift * block.factor[part]);
+                    out.base[half] = out.base[half].wrapping_add(shift.wrapping_mul(block.factor[part]));
                 }
                 for (part, factor) in block.factor.iter().enumerate() {
                     out.factor[part] |= factor << (16 * half);
