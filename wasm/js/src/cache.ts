@@ -98,8 +98,9 @@ class Copy implements Keep {
   static async open(url: string, required: boolean): Promise<Copy> {
     const name = await nameOf(url);
     const file = await access(name);
+    let lines: Access | undefined;
     try {
-      const lines = await access(`${name}.json`);
+      lines = await access(`${name}.json`);
       const text = new Uint8Array(lines.getSize());
       lines.read(text, { at: 0 });
       const ledger = ledgerOf(new TextDecoder().decode(text));
@@ -108,6 +109,7 @@ class Copy implements Keep {
       return new Copy(url, required, file, lines, ledger);
     } catch (cause) {
       file.close();
+      lines?.close();
       throw cause;
     }
   }
