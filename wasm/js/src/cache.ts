@@ -161,19 +161,14 @@ class Copy implements Keep {
       this.ledger.sums.set(slice, sum);
       this.#note([slice, sum]);
     } catch (cause) {
-      if (this.required) throw cause instanceof ShohinError ? cause : noRoom(cause);
-      // Go on without a copy.
-      this.#keeps = false;
-      this.ledger.sums.clear();
-      this.lines.truncate(0);
-      this.file.truncate(0);
+      this.#forgo(cause);
     }
     return true;
   }
 
   end(total: number): void {
     this.ledger.version.total = total;
-    if (this.#keeps) this.#note({ total });
+    this.#note({ total });
   }
 
   close(): void {
@@ -182,8 +177,26 @@ class Copy implements Keep {
   }
 
   #note(entry: unknown): void {
+    if (!this.#keeps) return;
     const line = new TextEncoder().encode(`${JSON.stringify(entry)}\n`);
-    if (this.lines.write(line, { at: this.lines.getSize() }) !== line.byteLength) throw noRoom();
+    try {
+      if (this.lines.write(line, { at: this.lines.getSize() }) !== line.byteLength) throw noRoom();
+    } catch (cause) {
+      this.#forgo(cause);
+    }
+  }
+
+  /** Goes on without a copy, where that is allowed. */
+  #forgo(cause: unknown): void {
+    if (this.required) throw cause instanceof ShohinError ? cause : noRoom(cause);
+    this.#keeps = false;
+    this.ledger.sums.clear();
+    try {
+      this.lines.truncate(0);
+      this.file.truncate(0);
+    } catch {
+      // They are closed, or the disk is beyond help: without a ledger, or with wrong sums, nothing is taken from it.
+    }
   }
 }
 

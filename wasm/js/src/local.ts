@@ -541,6 +541,7 @@ export class LocalEngine {
   /** Loads a model. The bytes go straight into the engine's memory and are held there once. */
   static async load(source: ModelSource, options: LoadOptions = {}): Promise<LocalEngine> {
     if (options.signal?.aborted) throw abortError(options.signal);
+    checkFormats(options);
     const kind = kindOf(source);
     const open = () =>
       "url" in kind ? openAll(kind.url, (name, brief) => host.open(name, options, brief)) : "blob" in kind ? blobPieces(kind.blob) : bytesPieces(kind.bytes);
@@ -676,6 +677,16 @@ export class LocalEngine {
   async dispose(): Promise<void> {
     this.#loaded.dispose();
   }
+}
+
+/** Refuses before anything is fetched what the module would refuse when all of it is there. */
+function checkFormats({ kv, activations }: LoadOptions): void {
+  const check = <T>(name: string, found: T | undefined, known: readonly T[]) => {
+    if (found === undefined || known.includes(found)) return;
+    throw new ShohinError("unsupported", `${name} ${String(found)} is not supported, only ${known.join(", ")}`);
+  };
+  check("kv", kv, ["f16", "f32", "q8"]);
+  check("activations", activations, ["int8", "f32"]);
 }
 
 /** Pours a file into `sink`, and checks that it is the one that was asked for. */

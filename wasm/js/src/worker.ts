@@ -1,6 +1,6 @@
 // Runs a LocalEngine for a page. One worker holds one engine; terminating the worker frees all its memory.
 import type { Chunk, Progress } from "./api.js";
-import { abortError, ShohinError, toError } from "./error.js";
+import { abortError, ShohinError, toError, type EngineErrorCode, type ErrorCode, type HostErrorCode } from "./error.js";
 import { deleteCache, keptPieces } from "./cache.js";
 import { host, LocalEngine, type LocalConversation } from "./local.js";
 import { fetchPieces } from "./source.js";
@@ -102,6 +102,22 @@ async function stream(id: number, chunks: AsyncIterable<Chunk>): Promise<undefin
   return undefined;
 }
 
+/** Codes of what is wrong with a file itself, which then is not worth keeping. */
+const OF_THE_FILE: ReadonlySet<ErrorCode> = new Set<EngineErrorCode | HostErrorCode>([
+  "truncated",
+  "malformed",
+  "duplicate",
+  "missing_key",
+  "key_type",
+  "key_value",
+  "unsupported",
+  "missing_tensor",
+  "tensor_shape",
+  "tensor_type",
+  "tensor_range",
+  "integrity",
+]);
+
 function load(id: number, { source, options }: LoadRequest, signal: AbortSignal): Promise<LocalEngine> {
   const all = { ...options, signal, onProgress: (progress: Progress) => send({ id, progress }) };
   if ("feed" in source) {
@@ -112,9 +128,7 @@ function load(id: number, { source, options }: LoadRequest, signal: AbortSignal)
   const attempt = (again: boolean): Promise<LocalEngine> =>
     LocalEngine.load(url, all).catch(async (error: unknown) => {
       const { code } = toError(error);
-      // A file that is refused as it is, is not worth keeping.
-      const transient = ["aborted", "network", "http", "memory", "crashed", "wasm", "option", "argument", "quota"];
-      if (!options.cache || transient.includes(code) || code.startsWith("gpu_")) throw error;
+      if (!options.cache || !OF_THE_FILE.has(code)) throw error;
       const had = await deleteCache(url).catch(() => false);
       // The copy may have been damaged where it was kept; what was downloaded just now will not get better.
       if (had && fromCopy && !again) return attempt(true);

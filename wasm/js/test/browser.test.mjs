@@ -264,6 +264,7 @@ describe("in a browser", () => {
   test("lists and deletes copies, mends a damaged one, and says when there is no room", async () => {
     const { size } = await stat(MODEL);
     let asked = 0;
+    const script = (text) => (_request, response) => response.writeHead(200, { "Content-Type": "text/javascript" }).end(text);
     const origin = await serve(new URL("../../dist/", import.meta.url), {
       "/": (_request, response) => response.writeHead(200, { "Content-Type": "text/html" }).end("<!doctype html>"),
       "/kept.gguf": (_request, response) => {
@@ -271,20 +272,25 @@ describe("in a browser", () => {
         response.writeHead(200, { "Content-Length": size });
         createReadStream(MODEL).pipe(response);
       },
+      "/full.js": script('import "./no-room.js"; import "./worker.js";'),
+      "/no-room.js": script('FileSystemSyncAccessHandle.prototype.write = () => { throw new DOMException("full", "QuotaExceededError"); };'),
     });
     const page = await browser.newPage();
     try {
       await page.goto(origin.url);
-      const load = (cache) =>
-        page.evaluate(async (cache) => {
-          const { Engine, listCache } = await import("/index.js");
-          try {
-            await (await Engine.load("kept.gguf", { cache })).dispose();
-            return await listCache();
-          } catch (error) {
-            return error.code;
-          }
-        }, cache);
+      const load = (cache, workerUrl) =>
+        page.evaluate(
+          async ([cache, workerUrl]) => {
+            const { Engine, listCache } = await import("/index.js");
+            try {
+              await (await Engine.load("kept.gguf", { cache, ...(workerUrl && { workerUrl }) })).dispose();
+              return await listCache();
+            } catch (error) {
+              return error.code;
+            }
+          },
+          [cache, workerUrl],
+        );
       const entry = { url: `${origin.url}kept.gguf`, bytes: size, total: size, complete: true };
       assert.deepEqual(await load(true), [entry]);
       assert.deepEqual(await load(true), [entry]);
@@ -317,6 +323,8 @@ describe("in a browser", () => {
       await devtools.send("Storage.overrideQuotaForOrigin", { origin: new URL(origin.url).origin, quotaSize: 100_000 });
       assert.equal(await load("require"), "quota");
       assert.equal(typeof (await load(true)), "object");
+      // Not even for a line of the ledger.
+      assert.deepEqual([await load("require", "full.js"), await load(true, "full.js")], ["quota", []]);
     } finally {
       await page.close();
       await origin.close();
