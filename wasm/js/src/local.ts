@@ -679,10 +679,10 @@ export class LocalEngine {
   }
 }
 
-/** Refuses before anything is fetched what the module would refuse when all of it is there. */
-function checkFormats({ kv, activations }: LoadOptions): void {
-  const check = <T>(name: string, found: T | undefined, known: readonly T[]) => {
-    if (found === undefined || known.includes(found)) return;
+/** Refuses before anything is fetched what the module would refuse when all of it is there. @internal */
+export function checkFormats({ kv, activations }: LoadOptions): void {
+  const check = <T>(name: string, found: T | null | undefined, known: readonly T[]) => {
+    if (found == null || known.includes(found)) return;
     throw new ShohinError("unsupported", `${name} ${String(found)} is not supported, only ${known.join(", ")}`);
   };
   check("kv", kv, ["f16", "f32", "q8"]);

@@ -286,6 +286,17 @@ describe("a kept copy", () => {
     assert.deepEqual(state.asked, []);
   });
 
+  test("outlives options that cannot be", async () => {
+    const { state } = from;
+    state.asked = [];
+    assert.equal((await load("kept.gguf", undefined, { kv: "foo" })).code, "unsupported");
+    assert.equal((await load("kept.gguf", undefined, { activations: "f16" })).code, "unsupported");
+    assert.equal((await load("kept.gguf", undefined, { context: 0.5 })).code, "option");
+    assert.equal((await load("kept.gguf", undefined, { threads: 0 })).code, "argument");
+    assert.deepEqual(await load("kept.gguf"), { text: TEXT, stages: ["read", "prepare"] });
+    assert.deepEqual(state.asked, []);
+  });
+
   test("is mended where it is damaged, and nowhere else", async () => {
     const { state } = from;
     await damage(9_000_000);
