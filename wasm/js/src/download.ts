@@ -169,7 +169,7 @@ class Download {
     const kept = this.keep?.version;
     if (kept?.total !== undefined) {
       this.#version = kept;
-      if (this.#missing(0) === undefined) return { stage: "read", total: kept.total, pieces: this.#pieces() };
+      if (this.#missing(0) === undefined) return this.#opened("read", kept.total);
     }
     let body = await this.#first();
     if (kept?.total !== undefined && (body.response.status === 416 || differ(kept, versionOf(body.response)))) {
@@ -193,10 +193,14 @@ class Download {
       await this.keep?.start(this.#version);
     }
     const { total } = this.#version;
-    if (total === undefined) return { stage: "download", total, pieces: this.#unmeasured(body.response) };
+    if (total === undefined) return this.#opened("download", total, this.#unmeasured(body.response));
     if (body.response.status === 206) this.#knowRanges();
     void this.#connect(body);
-    return { stage: "download", total, pieces: this.#pieces() };
+    return this.#opened("download", total);
+  }
+
+  #opened(stage: Pieces["stage"], total: number | undefined, pieces = this.#pieces()): Pieces {
+    return { stage, total, pieces, close: () => this.close() };
   }
 
   /** The first answer. */

@@ -561,14 +561,14 @@ export class LocalEngine {
 
   static async #readOnGpu(open: () => Pieces | Promise<Pieces>, options: LoadOptions): Promise<LocalEngine> {
     let unfinished: Owned | undefined;
-    let unread: Pieces | undefined;
+    let source: Pieces | undefined;
     try {
       const glue = await instantiateGpu(options.backend === "webgpu");
-      const pieces = (unread = await joined(await open(), glue, options));
+      source = await open();
+      const pieces = (source = await joined(source, glue, options));
       const total = pieces.total ?? options.bytes;
       if (total === undefined) throw new ShohinError("gpu_unsupported", "WebGPU needs to know the file's length");
       const loader = (unfinished = await glue.GpuLoader.open(total, options.backend === "webgpu", true));
-      unread = undefined; // reading closes it, whatever happens
       await pourInto(glue, pieces, (piece) => loader.append(piece), options);
       unfinished = undefined; // finish() takes it over, also when it fails
       const model = await loader.finish(options.context ?? 0, options.kv ?? "f16", options.activations ?? "int8");
@@ -577,8 +577,7 @@ export class LocalEngine {
       throw toError(thrown);
     } finally {
       unfinished?.free();
-      // Only what has begun can end and let go of the file.
-      if (unread) for await (const _ of unread.pieces) break;
+      await source?.close();
     }
   }
 
@@ -586,10 +585,9 @@ export class LocalEngine {
   static async read(pieces: Pieces, options: LoadOptions, module?: Promise<Glue>): Promise<LocalEngine> {
     // Bytes that come from elsewhere come once: whoever sends them can send them again.
     if (!module && options.backend !== undefined && options.backend !== "cpu") return LocalEngine.#readOnGpu(() => pieces, options);
-    module ??= instantiate(options);
-    const glue = await module;
     let buffer: alone.FileBuffer | undefined;
     try {
+      const glue = await (module ?? instantiate(options));
       pieces = await joined(pieces, glue, options);
       const file = (buffer = new glue.FileBuffer(pieces.total ?? options.bytes ?? 0));
       await pourInto(glue, pieces, (piece) => file.append(piece), options);
@@ -600,6 +598,7 @@ export class LocalEngine {
       throw toError(thrown);
     } finally {
       buffer?.free();
+      await pieces.close();
     }
   }
 

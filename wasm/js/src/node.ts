@@ -57,5 +57,6 @@ async function filePieces(path: string): Promise<Pieces> {
         await file.close();
       }
     })(),
+    close: () => file.close(),
   };
 }

@@ -31,13 +31,14 @@ export async function openAll(name: string, open: (name: string, brief: boolean)
   try {
     for (const name of names) parts.push({ name, ...(await open(name, true)) });
   } catch (thrown) {
-    await letGo(parts);
+    await closeAll(parts);
     throw thrown;
   }
   const sizes = parts.map((part) => part.total);
   const total = sizes.every((size) => size !== undefined) ? sizes.reduce((sum, size) => sum + size, 0) : undefined;
   const stage = parts.every((part) => part.stage === "read") ? "read" : "download";
-  return { stage, total, pieces: only(parts), parts };
+  // Each is read by itself.
+  return { stage, total, pieces: { async *[Symbol.asyncIterator]() {} }, close: () => closeAll(parts), parts };
 }
 
 /** A part, and what errors call it. @internal */
@@ -45,23 +46,8 @@ export interface NamedPieces extends Pieces {
   name: string;
 }
 
-/** Ends what has not begun. */
-async function letGo(parts: Pieces[]): Promise<void> {
-  for (const { pieces } of parts) {
-    const iterator = pieces[Symbol.asyncIterator]();
-    // Only what has begun can end.
-    await iterator.next().catch(() => {});
-    await iterator.return?.();
-  }
-}
-
-/** Never read but to be let go of. */
-async function* only(parts: NamedPieces[]): AsyncGenerator<Uint8Array> {
-  try {
-    yield new Uint8Array();
-  } finally {
-    await letGo(parts);
-  }
+async function closeAll(parts: Pieces[]): Promise<void> {
+  for (const part of parts) await part.close();
 }
 
 /** One stream of a model in parts; any other is left as it is. @internal */
@@ -77,10 +63,7 @@ export async function joined(
   const end = async () => {
     joiner?.free();
     joiner = undefined;
-    for (const iterator of iterators) {
-      await iterator.next().catch(() => {});
-      await iterator.return?.();
-    }
+    await closeAll(parts);
   };
   /** Puts the name of the file in front of what is wrong with it. */
   const blame = (part: number | undefined, thrown: unknown): ShohinError => {
@@ -129,7 +112,7 @@ export async function joined(
         await end();
       }
     })();
-    return { stage: source.stage, total: made.length, pieces };
+    return { stage: source.stage, total: made.length, pieces, close: end };
   } catch (thrown) {
     await end();
     throw thrown;

@@ -9,6 +9,8 @@ export interface Pieces {
   /** Size in bytes if known. A server's word, so only a hint. */
   total: number | undefined;
   pieces: AsyncIterable<Uint8Array>;
+  /** Lets go of the file or connection, begun or not, and at any time; as often as one likes. */
+  close: () => void | Promise<void>;
   /** Its files, where it is in several: then these are to be read. */
   parts?: NamedPieces[];
 }
@@ -47,6 +49,7 @@ export function blobPieces(blob: Blob): Pieces {
         }
       }
     })(),
+    close: () => {},
   };
 }
 
@@ -58,6 +61,7 @@ export function bytesPieces(bytes: Uint8Array): Pieces {
     pieces: (async function* () {
       for (let at = 0; at < bytes.byteLength; at += SLICE) yield bytes.subarray(at, at + SLICE);
     })(),
+    close: () => {},
   };
 }
 

@@ -123,7 +123,7 @@ function load(id: number, { source, options }: LoadRequest, signal: AbortSignal)
   checkFormats(options);
   const all = { ...options, signal, onProgress: (progress: Progress) => send({ id, progress }) };
   if ("feed" in source) {
-    return LocalEngine.read({ stage: "read", total: source.feed, pieces: fed(id, signal) }, all);
+    return LocalEngine.read({ stage: "read", total: source.feed, pieces: fed(id, signal), close: () => {} }, all);
   }
   if ("blob" in source) return LocalEngine.load(source.blob, all);
   const { url } = source;

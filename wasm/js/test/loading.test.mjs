@@ -135,6 +135,22 @@ describe("a download", () => {
     await serving(llama, stuck, async (url) => assert.equal(await code(Engine.load(url)), "unsupported"));
   });
 
+  test("of more than there can be room for is let go of", { timeout: 60_000 }, async () => {
+    let closed;
+    const server = await serve(DIST, {
+      "/model.gguf": (_request, response) => {
+        closed = new Promise((resolve) => response.once("close", resolve));
+        response.writeHead(200, { "Content-Length": 2 ** 45 }).flushHeaders();
+      },
+    });
+    try {
+      assert.match(await code(Engine.load(`${server.url}model.gguf`, { threads: 1 })), /^(memory|limit)$/);
+      await closed;
+    } finally {
+      await server.close();
+    }
+  });
+
   test("can be aborted at any time", () =>
     serving(large, { breaks: 2 << 20, hangs: true }, async (url) => {
       const abort = new AbortController();
@@ -170,6 +186,22 @@ describe("a model in parts", () => {
       origins[2].state.refuse = () => 404;
       const missing = await Engine.load(`${server.url}${NAMES[0]}`).catch((error) => error);
       assert.ok(missing.code === "http" && missing.message.includes(NAMES[2]), missing.message);
+    } finally {
+      await server.close();
+    }
+  });
+
+  test("is given up when one is missing while another stalls", { timeout: 60_000 }, async () => {
+    let closed;
+    const server = await serve(DIST, {
+      [`/${NAMES[0]}`]: (_request, response) => {
+        closed = new Promise((resolve) => response.once("close", resolve));
+        response.writeHead(200, { "Content-Length": parts[0].length }).flushHeaders();
+      },
+    });
+    try {
+      assert.equal(await code(Engine.load(`${server.url}${NAMES[0]}`)), "http");
+      await closed;
     } finally {
       await server.close();
     }
