@@ -265,9 +265,10 @@ export class LocalConversation {
 
   /** Streams the model's reply to a conversation. Turns that were seen before are not computed again. */
   chat(messages: readonly Message[], options: ChatOptions = {}): AsyncGenerator<Chunk<ChatFinish>, ChatFinish, void> {
-    // In JSON, what looks like a mark is text.
+    // In JSON, and where no call can be meant, what looks like a mark is text.
+    const mayCall = (options.tools ?? []).length > 0 || (Array.isArray(messages) && messages.some((message: Message) => (message?.toolCalls ?? []).length > 0));
     const parse = (block: string) => (this.#loaded.glue.parse_reply(block) as Message).toolCalls ?? [];
-    const reply = new ReplyStream(isJson(options) ? undefined : parse);
+    const reply = new ReplyStream(mayCall && !isJson(options) ? parse : undefined);
     return this.#run<ChatFinish>((model) => this.#chatPrompt(model, messages, options), options, reply, () => {
       const { text, reasoning, toolCalls } = reply.all;
       const message: Message = {

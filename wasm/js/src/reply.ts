@@ -79,10 +79,10 @@ export class ReplyStream {
       }
       case "text": {
         const at = this.#parse ? held.indexOf(MARKS[2]) : -1;
-        const stop = at >= 0 ? at : certain(held, MARKS[2], end || !this.#parse);
-        const said = held.slice(0, stop);
-        out.text += at >= 0 ? said.replace(/\n+$/, "") : said;
-        if (at >= 0) return to("call", at);
+        const stop = certain(held, MARKS[2], end || !this.#parse);
+        const said = at >= 0 ? held.slice(0, at).replace(/\n+$/, "") : held.slice(0, stop);
+        out.text += said;
+        if (at >= 0) return to("call", said.length);
         this.#held = held.slice(stop);
         return false;
       }
@@ -95,6 +95,11 @@ export class ReplyStream {
           out.toolCalls.push(...calls);
           // What stands between calls is none of the reader's.
           return to("between", stop);
+        }
+        if (end && this.all.toolCalls.length + out.toolCalls.length === 0) {
+          // It was no call.
+          out.text += held;
+          this.#held = "";
         }
         return false;
       }

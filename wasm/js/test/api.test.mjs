@@ -272,6 +272,21 @@ describe("a model that thinks and calls", () => {
     await engine.dispose();
   });
 
+  test("loses no text to what only looks like a call", async () => {
+    const pieces = ["It is", " written:", "\n\n", "<tool_call>", "{not JSON}", "</tool_call>", " or so."];
+    for (const said of [pieces, pieces.slice(0, 5)]) {
+      const engine = await load(said);
+      // Where there were calls before, more may be meant.
+      const before = [...ask("!"), { role: "assistant", content: "", toolCalls: [{ name: "add", arguments: "{}" }] }, { role: "tool", content: "1" }, ...ask("?")];
+      for (const messages of [ask("?"), before]) {
+        const { text, finish } = await collect(engine.chat(messages, { ...options, thinking: true }));
+        assert.equal(text, said.join(""));
+        assert.deepEqual(finish.message, { role: "assistant", content: text });
+      }
+      await engine.dispose();
+    }
+  });
+
   test("hands out tool calls as they are complete", async () => {
     const tools = [{ type: "function", function: { name: "add", parameters: {} } }];
     const engine = await load(["I add.", "\n\n\n", "<tool_call>", CALL, "</tool_call>"]);
