@@ -20,7 +20,7 @@ export interface ChatCompletionMessageParam {
   reasoning?: string | null;
 }
 
-/** A request. Fields that OpenAI knows and this does not are refused if they would change the answer. */
+/** A request. Fields that are not listed here are refused unless they are null, so that none is left out unnoticed. */
 export interface ChatCompletionRequest {
   messages: readonly ChatCompletionMessageParam[];
   /** Only repeated in the answer. */
@@ -42,6 +42,15 @@ export interface ChatCompletionRequest {
   tool_choice?: "none" | "auto" | "required" | { type: "function"; function: { name: string } } | null;
   response_format?: { type: "text" } | { type: "json_object" } | { type: "json_schema"; json_schema: { name?: string; schema: object; strict?: boolean | null } } | null;
   n?: 1 | null;
+  /** Only for a service's own use, as the next ones: taken and left aside. */
+  user?: string | null;
+  safety_identifier?: string | null;
+  prompt_cache_key?: string | null;
+  service_tier?: string | null;
+  store?: boolean | null;
+  metadata?: object | null;
+  /** What is done anyway. */
+  parallel_tool_calls?: true | null;
   /** Beyond OpenAI: whether and for how many tokens the model may think. */
   thinking?: ChatOptions["thinking"];
   /** Beyond OpenAI: what happens when the messages do not fit. */
@@ -183,17 +192,65 @@ async function* stream(
   }
 }
 
+/** Every field of a request: others would be ignored. */
+const FIELDS: { [name in keyof Required<ChatCompletionRequest>]: true } = {
+  messages: true,
+  model: true,
+  stream: true,
+  stream_options: true,
+  max_tokens: true,
+  max_completion_tokens: true,
+  temperature: true,
+  top_p: true,
+  presence_penalty: true,
+  frequency_penalty: true,
+  seed: true,
+  stop: true,
+  logprobs: true,
+  top_logprobs: true,
+  tools: true,
+  tool_choice: true,
+  response_format: true,
+  n: true,
+  user: true,
+  safety_identifier: true,
+  prompt_cache_key: true,
+  service_tier: true,
+  store: true,
+  metadata: true,
+  parallel_tool_calls: true,
+  thinking: true,
+  overflow: true,
+};
+
+/** Refuses what is not as the types have it; JavaScript does not ask them. */
+function must(holds: boolean, what: string): asserts holds {
+  if (!holds) throw new ShohinError("argument", what);
+}
+
+function isObject(value: unknown): value is object {
+  return typeof value === "object" && value !== null;
+}
+
 function messagesOf(messages: readonly ChatCompletionMessageParam[]): Message[] {
-  if (!Array.isArray(messages)) throw new ShohinError("argument", "messages must be an array");
-  return messages.map(({ role, content, tool_calls, reasoning }: ChatCompletionMessageParam) => {
+  must(Array.isArray(messages), "messages must be an array");
+  return messages.map((message: ChatCompletionMessageParam) => {
+    must(isObject(message) && typeof message.role === "string", "a message must be an object with a role");
+    const { role, content, tool_calls, reasoning } = message;
     const parts = typeof content === "string" || content == null ? [{ type: "text", text: content ?? "" }] : content;
+    must(Array.isArray(parts) && parts.every(isObject), "content must be a string or an array of parts");
+    const calls = tool_calls ?? [];
+    must(
+      Array.isArray(calls) && calls.every((call) => typeof call?.function?.name === "string" && typeof call.function.arguments === "string"),
+      "tool_calls must be an array of calls, each with a function that has a name and arguments",
+    );
     const other = parts.find((part) => part.type !== "text");
     if (other) throw new ShohinError("unsupported", `content of type ${other.type} is not supported, only text`);
     return {
       role: role === "developer" ? "system" : role,
       content: parts.map((part) => part.text).join(""),
       ...(reasoning != null && { reasoning }),
-      ...(tool_calls && { toolCalls: tool_calls.map((call) => call.function) }),
+      ...(tool_calls && { toolCalls: calls.map((call) => call.function) }),
     };
   });
 }
@@ -202,9 +259,14 @@ function optionsOf(request: ChatCompletionRequest, signal: AbortSignal | undefin
   const refuse = (what: string) => {
     throw new ShohinError("unsupported", `${what} is not supported`);
   };
+  for (const [name, value] of Object.entries(request)) if (value != null && !Object.hasOwn(FIELDS, name)) refuse(name);
   if (request.n != null && request.n !== 1) refuse("n other than 1");
+  if (!(request.parallel_tool_calls ?? true)) refuse("parallel_tool_calls: false");
   const format = request.response_format;
+  must(format == null || isObject(format), "response_format must be an object");
+  must(format?.type !== "json_schema" || isObject(format.json_schema), "response_format has no json_schema");
   const choice = request.tool_choice ?? "auto";
+  must(typeof choice !== "object" || choice.type !== "function" || typeof choice.function?.name === "string", "tool_choice names no function");
   if (typeof choice === "object" && choice.type !== "function") refuse(`tool_choice of type ${choice.type}`);
   const top = request.top_logprobs ?? 0;
   if (!(top >= 0 && top <= 20)) throw new ShohinError("argument", "top_logprobs must be 0 to 20");

@@ -72,10 +72,24 @@ describe("a small model", () => {
       [{ tool_choice: "required" }, "argument"],
       [{ top_logprobs: 21 }, "argument"],
       [{ messages: "Hello" }, "argument"],
+      [{ messages: [null] }, "argument"],
+      [{ messages: [{ content: "Hello" }] }, "argument"],
+      [{ messages: [{ role: "user", content: 3 }] }, "argument"],
+      [{ messages: [{ role: "user", content: [null] }] }, "argument"],
+      [{ messages: [{ role: "assistant", tool_calls: [{ type: "function" }] }] }, "argument"],
+      [{ response_format: { type: "json_schema" } }, "argument"],
+      [{ response_format: "json_object" }, "argument"],
+      [{ tool_choice: { type: "function" } }, "argument"],
+      [{ logit_bias: { 1: 100 } }, "unsupported"],
+      [{ reasoning_effort: "low" }, "unsupported"],
+      [{ functions: [] }, "unsupported"],
+      [{ parallel_tool_calls: false }, "unsupported"],
       [{ messages: [{ role: "user", content: [{ type: "image_url" }] }] }, "unsupported"],
     ]) {
       await assert.rejects(engine.createChatCompletion({ ...request, ...wrong }), fails(code));
     }
+    const harmless = { user: "me", store: false, metadata: {}, parallel_tool_calls: true, logit_bias: null };
+    assert.deepEqual((await engine.createChatCompletion({ ...request, ...harmless })).choices, answer.choices);
   });
 
   const FORM = {
