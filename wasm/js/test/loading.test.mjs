@@ -106,7 +106,7 @@ describe("a download", () => {
     }));
 
   test("gives up on a file that never stays the same", () =>
-    serving(large, {}, async (url, state) => {
+    serving(large, { pace: 1 }, async (url, state) => {
       state.refuse = () => void (state.etag = `"${Math.random()}"`);
       assert.equal(await code(Engine.load(url)), "integrity");
     }));
