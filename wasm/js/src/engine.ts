@@ -1,6 +1,6 @@
 import type { ChatFinish, ChatOptions, Chunk, ConversationOptions, EmbedOptions, EngineInfo, Finish, GenerateOptions, LoadOptions, Message, ModelSource, Restored, RestoreOptions, Snapshot } from "./api.js";
 import { complete, type ChatCompletion, type ChatCompletionChunk, type ChatCompletionRequest } from "./completion.js";
-import { abortError, ShohinError } from "./error.js";
+import { abortError, converted, ShohinError } from "./error.js";
 import type { FromWorker, LoadRequest, Request, ToWorker } from "./protocol.js";
 import { kindOf } from "./source.js";
 
@@ -222,7 +222,8 @@ export class Engine {
 
   /** Token ids to text; bytes that are no UTF-8 become U+FFFD. */
   async detokenize(ids: ArrayLike<number>): Promise<string> {
-    return (await this.#call({ call: "detokenize", ids: Uint32Array.from(ids) })) as string;
+    const tokens = converted("the list of token ids", () => Uint32Array.from(ids));
+    return (await this.#call({ call: "detokenize", ids: tokens })) as string;
   }
 
   /** Token ids of a conversation, ready for the model's reply. */

@@ -92,6 +92,18 @@ export function toError(thrown: unknown): ShohinError {
   return new ShohinError("read", String(thrown), { cause: thrown });
 }
 
+/**
+ * What `convert` makes of an argument. Errors of JavaScript's own would be taken for the engine's: a RangeError is also
+ * what ends a module whose stack is full. @internal
+ */
+export function converted<T>(what: string, convert: () => T): T {
+  try {
+    return convert();
+  } catch (cause) {
+    throw new ShohinError("argument", `${what} cannot be used: ${String(cause)}`, { cause });
+  }
+}
+
 /** The error for an aborted signal. @internal */
 export function abortError(signal: AbortSignal | undefined): ShohinError {
   return new ShohinError("aborted", "the request was aborted", { cause: signal?.reason });

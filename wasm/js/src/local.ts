@@ -2,7 +2,7 @@ import type { ChatFinish, ChatOptions, Chunk, ConversationOptions, EmbedOptions,
 import { complete, type ChatCompletion, type ChatCompletionChunk, type ChatCompletionRequest } from "./completion.js";
 import { ReplyStream } from "./reply.js";
 import { keep, kept } from "./snapshots.js";
-import { abortError, ShohinError, toError } from "./error.js";
+import { abortError, converted, ShohinError, toError } from "./error.js";
 import { steady } from "./download.js";
 import { joined, openAll } from "./parts.js";
 import { blobPieces, bytesPieces, fetchPieces, kindOf, pour, type Pieces } from "./source.js";
@@ -665,7 +665,8 @@ export class LocalEngine {
 
   /** Token ids to text; bytes that are no UTF-8 become U+FFFD. */
   async detokenize(ids: ArrayLike<number>): Promise<string> {
-    return this.#loaded.call((model) => model.detokenize(Uint32Array.from(ids)));
+    const tokens = converted("the list of token ids", () => Uint32Array.from(ids));
+    return this.#loaded.call((model) => model.detokenize(tokens));
   }
 
   /** Token ids of a conversation, ready for the model's reply. */
@@ -720,6 +721,12 @@ async function pourInto(
   }
 }
 
+function jsonOf(what: string, value: unknown): string {
+  const text = converted(what, () => JSON.stringify(value) as string | undefined);
+  if (text === undefined) throw new ShohinError("argument", `${what} is no object`);
+  return text;
+}
+
 function encode(
   glue: Glue,
   model: AnyModel,
@@ -732,7 +739,7 @@ function encode(
       conversation.push(role, content, reasoning);
       for (const call of toolCalls ?? []) conversation.push_call(call.name, call.arguments);
     }
-    for (const tool of options.tools ?? []) conversation.push_tool(JSON.stringify(tool));
+    for (const tool of options.tools ?? []) conversation.push_tool(jsonOf("a tool", tool));
     return model.encode_chat(conversation, mayThink(options));
   } finally {
     conversation.free();
@@ -777,15 +784,13 @@ function keepToForm(sampling: alone.Sampling, options: ChatOptions, thinks: bool
   const type = format?.type ?? "text";
   if (type === "json_object") sampling.json_object();
   else if (format?.type === "json_schema") {
-    const schema = JSON.stringify(format.schema) as string | undefined;
-    if (schema === undefined) throw new ShohinError("argument", "responseFormat has no schema");
-    sampling.json_schema(schema);
+    sampling.json_schema(jsonOf("responseFormat's schema", format.schema));
   } else if (type !== "text") throw new ShohinError("unsupported", `responseFormat of type ${type} is not supported`);
   if (typeof choice === "string" && choice !== "auto" && choice !== "required") throw new ShohinError("argument", `no toolChoice is called ${choice}`);
   const nameOf = (tool: { name?: string; function?: { name?: string } }) => tool.function?.name ?? tool.name;
   const chosen = typeof choice === "string" ? tools : tools.filter((tool) => nameOf(tool) === choice.name);
   if (chosen.length === 0 && choice !== "auto") throw new ShohinError("argument", "toolChoice asks for a tool that there is not");
-  if (chosen.length > 0) sampling.tool_calls(chosen.map((tool) => JSON.stringify(tool)), choice !== "auto");
+  if (chosen.length > 0) sampling.tool_calls(chosen.map((tool) => jsonOf("a tool", tool)), choice !== "auto");
   if (thinks) sampling.after_thoughts();
 }
 

@@ -124,6 +124,19 @@ describe("a small model", () => {
     assert.ok(Number.isInteger(JSON.parse(answer.choices[0].message.content).legs));
   });
 
+  test("outlives arguments that cannot be", async () => {
+    const deep = Array.from({ length: 100_000 }).reduce((inner) => ({ not: inner }), {});
+    const round = {};
+    round.not = round;
+    await assert.rejects(engine.detokenize({ length: 2 ** 40 }), fails("argument"));
+    await assert.rejects(engine.detokenize(null), fails("argument"));
+    for (const schema of [deep, round]) {
+      await assert.rejects(collect(engine.chat(ask("?"), { responseFormat: { type: "json_schema", schema } })), fails("argument"));
+      await assert.rejects(collect(engine.chat(ask("?"), { tools: [schema] })), fails("argument"));
+    }
+    assert.equal(await engine.detokenize(await engine.tokenize("Hello!")), "Hello!");
+  });
+
   test("names what of a schema it cannot keep to", async () => {
     const says = async (schema, code, what) =>
       assert.rejects(collect(engine.chat(ask("?"), { responseFormat: { type: "json_schema", schema } })), (error) => fails(code)(error) && what.test(error.message));
