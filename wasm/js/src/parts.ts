@@ -5,10 +5,14 @@ import type { Pieces } from "./source.js";
 
 const PART = /-(\d{5})-of-(\d{5})(\.gguf(?:[?#].*)?)$/s;
 
+/** A name can claim more than anybody means. */
+const MOST_PARTS = 1000;
+
 /** The names of all parts of the model of which `name`, a URL or path, is one. */
 export function partsOf(name: string): string[] | undefined {
   const [ending, no, count, rest] = PART.exec(name) ?? [];
   if (ending === undefined || Number(no) < 1 || Number(no) > Number(count) || Number(count) < 2) return undefined;
+  if (Number(count) > MOST_PARTS) throw new ShohinError("limit", `a model in ${Number(count)} parts is more than ${MOST_PARTS}`);
   const stem = name.slice(0, -ending.length);
   return Array.from({ length: Number(count) }, (_, i) => `${stem}-${String(i + 1).padStart(5, "0")}-of-${count}${rest}`);
 }

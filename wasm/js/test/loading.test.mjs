@@ -191,6 +191,11 @@ describe("a model in parts", () => {
     }
   });
 
+  test("is refused when there are too many", async () => {
+    const found = (count) => code(Engine.load(join(tmpdir(), `none-00001-of-${count}.gguf`)));
+    assert.deepEqual([await found("01000"), await found("01001"), await found("99999")], ["read", "limit", "limit"]);
+  });
+
   test("is given up when one is missing while another stalls", { timeout: 60_000 }, async () => {
     let closed;
     const server = await serve(DIST, {
