@@ -1,8 +1,8 @@
 // The conversation on the page: what was said, saying it, and going back on it.
-import { deleteSnapshot, listSnapshots, ShohinError, type ChatFinish, type Engine, type Message } from "shohin";
+import { ShohinError, type ChatFinish, type Engine, type Message } from "shohin";
 import { advice, isGpuTrouble } from "./advice.js";
 import * as format from "./format.js";
-import { conversation, keep, type Conversation, type Turn } from "./history.js";
+import { conversation, keep, snapshotOf, tidySnapshots, type Conversation, type Turn } from "./history.js";
 import { loadedEngine, reload, showAlert, whenReady } from "./models.js";
 import { icon, make, page } from "./page.js";
 import { copyButton, showProse } from "./prose.js";
@@ -388,16 +388,16 @@ async function recall(engine: Engine, id: string): Promise<void> {
   const before = recalled;
   recalled = { engine, id };
   // An engine that has computed something goes on with that.
-  if (before?.engine !== engine) await engine.restore(id).catch(() => {});
+  if (before?.engine !== engine) await engine.restore(snapshotOf(id)).catch(() => {});
 }
 
-/** Keeps what the engine remembers of this conversation, and of no other, where that is not too much. */
+/** Keeps what the engine remembers of this conversation, where that is not too much. */
 async function remind(engine: Engine, id: string): Promise<void> {
   recalled = { engine, id };
   if (engine.info.memory.kv > MOST_REMEMBERED) return;
   try {
-    for (const name of await listSnapshots()) if (name !== id) await deleteSnapshot(name);
-    await engine.save(id);
+    await tidySnapshots();
+    await engine.save(snapshotOf(id));
   } catch {
     // It is read again, then.
   }

@@ -1,5 +1,5 @@
 // Conversations kept in this browser (IndexedDB), and told to other tabs of the page.
-import { deleteSnapshot, type Message } from "shohin";
+import { deleteSnapshot, listSnapshots, type Message } from "shohin";
 
 /** One message, and what is shown below it. */
 export interface Turn extends Message {
@@ -75,9 +75,25 @@ export async function keep(conversation: Conversation): Promise<void> {
   channel?.postMessage(conversation.id);
 }
 
+/** How many conversations' snapshots are kept: the newest ones'. */
+const SNAPSHOTS = 4;
+/** Snapshots of other pages of this site have other names. */
+const PREFIX = "page:";
+
+/** What the snapshot of a conversation is called. */
+export function snapshotOf(id: string): string {
+  return `${PREFIX}${id}`;
+}
+
+/** Deletes this page's snapshots of conversations that are gone, or older than those whose snapshots are kept. */
+export async function tidySnapshots(): Promise<void> {
+  const kept = (await conversations()).slice(0, SNAPSHOTS).map(({ id }) => snapshotOf(id));
+  for (const name of await listSnapshots()) if (name.startsWith(PREFIX) && !kept.includes(name)) await deleteSnapshot(name);
+}
+
 export async function discard(id: string): Promise<void> {
   memory.delete(id);
-  await deleteSnapshot(id).catch(() => {});
+  await deleteSnapshot(snapshotOf(id)).catch(() => {});
   await run("readwrite", (store) => store.delete(id)).catch(() => {});
   channel?.postMessage(id);
 }

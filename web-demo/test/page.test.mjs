@@ -325,15 +325,23 @@ describe("the page", () => {
     await ready();
     await set({ preset: "greedy" });
     await ask("Hi! My name is Mira.");
-    await page.waitForFunction(async () => {
-      const kept = (await indexedDB.databases()).some(({ name }) => name === "shohin.snapshots");
-      if (!kept) return false;
-      const database = await new Promise((done) => (indexedDB.open("shohin.snapshots").onsuccess = (event) => done(event.target.result)));
-      const count = database.transaction("snapshots").objectStore("snapshots").count();
-      await new Promise((done) => (count.onsuccess = done));
-      database.close();
-      return count.result === 1;
-    });
+    /** Waits until so many snapshots are kept, and keeps one of some other page's. */
+    const snapshots = (most, name) =>
+      page.waitForFunction(
+        async ([most, name]) => {
+          const kept = (await indexedDB.databases()).some(({ name }) => name === "shohin.snapshots");
+          if (!kept) return false;
+          const database = await new Promise((done) => (indexedDB.open("shohin.snapshots").onsuccess = (event) => done(event.target.result)));
+          const store = database.transaction("snapshots", "readwrite").objectStore("snapshots");
+          const names = store.getAllKeys();
+          await new Promise((done) => (names.onsuccess = done));
+          if (names.result.length === most && name) store.put({}, name);
+          database.close();
+          return names.result.length === most && names.result;
+        },
+        [most, name],
+      );
+    await snapshots(1, "theirs");
     await page.reload();
     await ready();
     await replies().first().waitFor();
@@ -343,6 +351,7 @@ describe("the page", () => {
     assert.ok(Number(remembered) > 20 && Number(remembered) < Number(all), `${remembered} of ${all}`);
     await page.click("#new-chat");
     assert.doesNotMatch(await ask("What is my name?"), /Mira/);
+    assert.ok((await (await snapshots(3)).jsonValue()).includes("theirs"));
     assert.equal(await page.locator("#chat-list li").count(), 2);
     await page.click("#chat-list .open:has-text('Mira')");
     await replies().nth(1).waitFor();
@@ -361,6 +370,7 @@ describe("the page", () => {
     await page.click("#chat-list li:has-text('Mira') .icon");
     await other.locator("#chat-list li").filter({ hasText: "Mira" }).waitFor({ state: "detached" });
     assert.equal(await other.locator("#chat-list li").count(), 1);
+    await snapshots(2);
     assert.equal(await page.locator("#welcome").isVisible(), true);
   });
 
