@@ -78,6 +78,14 @@ fn an_exported_cache_goes_on_in_another_session() {
             }
             let mut out = vec![0; first.export_len()];
             first.export(&mut out).unwrap();
+            // Nothing of what was forgotten goes with it.
+            let mut again = vec![1; out.len()];
+            for others in [5, 6] {
+                first.forward_prefill(&[others], &Serial).unwrap();
+                first.truncate(held).unwrap();
+                first.export(&mut again).unwrap();
+                assert!(again == out, "{kv:?} {held}");
+            }
             assert_eq!(first.export(&mut vec![0; out.len() + 1]).map_err(|e| e.code()), Err("length"));
             let want = first.forward_prefill(&tokens[held..], &Serial).unwrap().to_vec();
 

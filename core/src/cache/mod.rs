@@ -6,6 +6,7 @@
 //! sixteen scores are computed side by side, without adding up the lanes of a vector.
 #![forbid(unsafe_code)]
 
+use alloc::vec;
 use core::ops::Range;
 
 pub(crate) mod chunks;
@@ -169,6 +170,19 @@ pub(crate) trait Store<'b>: Sized + Sync {
 
     /// Bytes that [`Store::export`] writes for `len` positions. They do not depend on the capacity.
     fn export_len(shape: KvShape, len: usize) -> usize;
+
+    /// Stores zeros behind the first `len` positions, as far as their last block goes: what stood there is of
+    /// a text that is no more.
+    fn clear_rest(&mut self, len: usize) {
+        let shape = self.shape();
+        let zeros = vec![0.0; shape.head_dim];
+        for head in 0..shape.layers * shape.kv_heads {
+            for position in len..len.next_multiple_of(BLOCK) {
+                self.set_key(head, position, &zeros);
+                self.set_value(head, position, &zeros);
+            }
+        }
+    }
 
     /// Copies the blocks of the first `len` positions, at most the capacity, to `out`, head after head, of each
     /// keys and values in turn.

@@ -349,9 +349,9 @@ impl<'m> Session<'m> {
         let (shape, len) = (self.model.kv_shape(&self.options), self.position);
         let mut arena = Arena::new(self.memory.bytes());
         match self.options.kv {
-            KvFormat::F32 => KvCache::new(shape, &mut arena)?.export(len, out),
-            KvFormat::F16 => KvCacheFp16::new(shape, &mut arena)?.export(len, out),
-            KvFormat::Q8 => QuantizedKvCache::new(shape, &mut arena)?.export(len, out),
+            KvFormat::F32 => export(KvCache::new(shape, &mut arena)?, len, out),
+            KvFormat::F16 => export(KvCacheFp16::new(shape, &mut arena)?, len, out),
+            KvFormat::Q8 => export(QuantizedKvCache::new(shape, &mut arena)?, len, out),
         }
         Ok(())
     }
@@ -447,6 +447,11 @@ impl<'m> Session<'m> {
         }
         Ok(&logits[..vocab])
     }
+}
+
+fn export<'b>(mut cache: impl Store<'b>, len: usize, out: &mut [u8]) {
+    cache.clear_rest(len);
+    cache.export(len, out);
 }
 
 fn same_len(what: &'static str, expected: usize, found: usize) -> Result<()> {
