@@ -10,7 +10,7 @@ use crate::timeline::{OnCpu, Timeline};
 use memmap2::{Mmap, MmapMut};
 use shohin_core::chat::{Style, Template};
 use shohin_core::generate::{Detokenizer, Generation, Reason, Step, drive};
-use shohin_core::gguf::{self, Expansion, Id42, ReadOptions};
+use shohin_core::gguf::{self, Expansion, Id42, MAX_PARTS, ReadOptions};
 use shohin_core::kernel::Isa;
 use shohin_core::model::ModelVariant;
 use shohin_core::sample::DRY_BREAKERS;
@@ -151,6 +151,12 @@ impl ModelFile {
         let Some(paths) = part_paths(path).filter(|paths| paths.len() > 1) else {
             return Ok(ModelFile { name, parts: vec![Part::open(path)?], format: None });
         };
+        if paths.len() > MAX_PARTS {
+            let count = paths.len();
+            return Err(Failure::new(format_args!(
+                "{name}: the model has {count} parts by its name, but {MAX_PARTS} are the most"
+            )));
+        }
         let parts = paths.iter().map(|path| Part::open(path)).collect::<Outcome<Vec<Part>>>();
         let count = paths.len();
         let parts = parts.at(format_args!("the model has {count} parts, and all are needed"))?;

@@ -98,6 +98,40 @@ fn parts_written_by_gguf_py() {
     assert_eq!(logits(&Gguf::parse(&joined).unwrap()), want);
 }
 
+/// Zeros say nothing of their layout, and only the first part has the key that does.
+#[test]
+fn type_42_means_the_same_in_all_parts() {
+    let file = Model::tiny(Format::Tq2_0G128);
+    let file = RawFile::of(&file)
+        .without("general.quantization_version")
+        .set("general.quantization_version", RawValue::str("TQ2_0_G128"))
+        .build();
+    for bare in [false, true] {
+        let mut parts = split(&file, 9, bare).unwrap();
+        for part in &mut parts[1..] {
+            let header = Gguf::parse(part).unwrap().header().clone();
+            let Some(t) = header.tensors().iter().find(|t| t.type_id() == 42) else { continue };
+            let (from, len) = ((header.data_start() + t.offset()) as usize, t.len() as usize);
+            part[from..from + len].fill(0);
+        }
+        let joined = join(&parts, &mut Random::new(3)).unwrap();
+        for gguf in [parse(&parts).unwrap(), Gguf::parse(&joined).unwrap()] {
+            let mut of_type = gguf.tensors().iter().filter(|t| t.type_id() == 42);
+            assert!(of_type.all(|t| t.format() == Some(Format::Tq2_0G128)), "{bare}");
+        }
+    }
+}
+
+#[test]
+fn more_parts_than_there_can_be_are_refused() {
+    let error = Gguf::parse_parts(&[&[][..]; 1001], &ReadOptions::default()).unwrap_err();
+    assert_eq!((error.part, error.error.code()), (0, "limit"));
+    assert_eq!(
+        GgufJoin::new(&[0; 1001], &ReadOptions::default()).map(|_| ()).map_err(|e| e.code()),
+        Err("limit")
+    );
+}
+
 #[test]
 fn what_does_not_belong_together_is_refused_and_named() {
     let file = Model::tiny(Format::Q1_0);

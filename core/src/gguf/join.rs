@@ -4,11 +4,11 @@
 use crate::order;
 use alloc::vec::Vec;
 
-use super::parts::{Of, PartError, check_place, check_tensors, is_split_key};
+use super::parts::{Of, PartError, check_count, check_place, check_tensors, is_split_key};
 use super::stream::{Event, GgufStream};
 use super::tensor::ID_42;
-use super::{GgufBody, GgufWriter, ReadOptions, TensorType, Value, with_capacity};
-use crate::error::{Error, Result};
+use super::{GgufBody, GgufWriter, Id42, ReadOptions, TensorType, Value, with_capacity};
+use crate::error::{Error, Name, Result};
 
 /// Result of calls that can blame a part.
 type Joined<T> = core::result::Result<T, PartError>;
@@ -52,7 +52,11 @@ impl Arriving {
 
 impl GgufJoin {
     /// Starts with parts of these lengths.
+    ///
+    /// # Errors
+    /// [`Error::Limit`] for more than [`MAX_PARTS`](super::MAX_PARTS).
     pub fn new(lengths: &[u64], options: &ReadOptions) -> Result<GgufJoin> {
+        check_count(lengths.len())?;
         let mut parts = with_capacity(lengths.len() as u64)?;
         parts.extend(lengths.iter().map(|len| Arriving {
             stream: GgufStream::new(*len, *options),
@@ -99,6 +103,18 @@ impl GgufJoin {
         let first = headers.first().ok_or(PartError { part: 0, error: missing })?;
         for (i, header) in headers.iter().enumerate() {
             check_place(header, first, i, count).of(i)?;
+        }
+        // Within blocks of 34 bytes, who reads the joined file tells the order once for all.
+        let mut known = Id42::Auto;
+        for (i, header) in headers.iter().enumerate() {
+            let own = header.id42(Id42::Auto);
+            known = header.id42(known);
+            if own != Id42::Auto && (own == Id42::Group64) != (known == Id42::Group64) {
+                let of_type = header.tensors().iter().find(|t| t.type_id() == ID_42);
+                let name = Name::new(of_type.map_or("", |t| t.name()));
+                let expected = "the layout that type 42 has in the parts before";
+                return Err(Error::TensorType { name, found: ID_42, expected }).of(i);
+            }
         }
         let mut writer = GgufWriter::new();
         for (key, value) in first.metadata().iter().filter(|(key, _)| !is_split_key(key)) {

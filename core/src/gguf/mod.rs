@@ -21,7 +21,7 @@ pub use expand::{Expansion, expand, expansion};
 pub use interleave::interleave;
 pub use join::GgufJoin;
 pub use metadata::{Array, Kind, Metadata, StringArray, Strings, Value, Values};
-pub use parts::PartError;
+pub use parts::{MAX_PARTS, PartError};
 pub use stream::{Event, GgufStream};
 pub use tensor::{TensorInfo, TensorType};
 pub use writer::{Element, GgufBody, GgufWriter};
@@ -115,9 +115,13 @@ impl<'a> Header<'a> {
                 return Err(Error::Truncated { what: "padding", at: header_end, need, have });
             }
         };
-        let codes_first = metadata.get("general.quantization_version") == Some(Value::Str(b"TQ2_0_G128"));
+        let codes_first = says_codes_first(&metadata);
         let sniff = place::place(&mut tensors, file_len - data_start, alignment, options.id42, codes_first)?;
         Ok((Header { metadata, tensors, by_name, alignment, data_start, parts: 1 }, sniff))
+    }
+
+    fn says_codes_first(&self) -> bool {
+        says_codes_first(&self.metadata)
     }
 
     /// Takes id 42 as codes-first after all.
@@ -159,6 +163,11 @@ impl<'a> Header<'a> {
     pub const fn parts(&self) -> u16 {
         self.parts
     }
+}
+
+/// Whether id 42 is said to be codes-first.
+fn says_codes_first(metadata: &Metadata<'_>) -> bool {
+    metadata.get("general.quantization_version") == Some(Value::Str(b"TQ2_0_G128"))
 }
 
 fn with_capacity<T>(count: u64) -> Result<Vec<T>> {

@@ -4,8 +4,13 @@
 
 use core::fmt;
 
-use super::{Gguf, Header, Part, ReadOptions, TensorInfo, metadata, with_capacity};
+use super::tensor::ID_42;
+use super::{Gguf, Header, Id42, Part, ReadOptions, TensorInfo, metadata, with_capacity};
 use crate::error::{Error, Name, Result};
+use crate::quant::Format;
+
+/// Parts of a model at most.
+pub const MAX_PARTS: usize = 1000;
 
 /// The place of a file among the parts, from 0.
 const NO: &str = "split.no";
@@ -75,6 +80,29 @@ pub(super) fn check_tensors(first: &Header<'_>, found: usize) -> Result<()> {
     }
 }
 
+/// Refuses more parts than a model is ever cut into.
+pub(super) fn check_count(count: usize) -> Result<()> {
+    let max = MAX_PARTS as u64;
+    match count {
+        0..=MAX_PARTS => Ok(()),
+        _ => Err(Error::Limit { what: "number of parts", found: count as u64, max }),
+    }
+}
+
+impl Header<'_> {
+    /// What id 42 means in the parts behind this one, if `known` is what is known of those before.
+    pub(super) fn id42(&self, known: Id42) -> Id42 {
+        let format = self.tensors.iter().find(|t| t.id == ID_42).and_then(|t| t.format);
+        match (known, format) {
+            (Id42::Auto, _) if self.says_codes_first() => Id42::CodesFirst,
+            (Id42::Auto, Some(Format::Q2_0)) => Id42::Group64,
+            (Id42::Auto, Some(Format::Pq2_0)) => Id42::Group128,
+            (Id42::Auto, Some(Format::Tq2_0G128)) => Id42::CodesFirst,
+            _ => known,
+        }
+    }
+}
+
 /// Whether a key tells of parts.
 pub(super) fn is_split_key(key: &str) -> bool {
     [NO, COUNT, TENSORS].contains(&key)
@@ -91,22 +119,18 @@ impl<'a> Gguf<'a> {
     ) -> core::result::Result<Gguf<'a>, PartError> {
         let none = Error::Length { what: "list of parts", expected: 1, found: 0 };
         let (first, rest) = parts.split_first().ok_or(PartError { part: 0, error: none })?;
+        check_count(parts.len()).of(0)?;
         let mut all = Gguf::parse_with(first, options).of(0)?;
         if rest.is_empty() {
             return Ok(all);
         }
-        let count = u16::try_from(parts.len()).map_err(|_| {
-            let max = u64::from(u16::MAX);
-            PartError {
-                part: 0,
-                error: Error::Limit { what: "number of parts", found: parts.len() as u64, max },
-            }
-        })?;
+        let mut options = ReadOptions { id42: all.header.id42(options.id42), ..*options };
         check_place(&all.header, &all.header, 0, parts.len()).of(0)?;
         all.more = with_capacity(rest.len() as u64).of(0)?;
-        for (part, bytes) in (1..count).zip(rest) {
+        for (part, bytes) in (1..).zip(rest) {
             let i = usize::from(part);
-            let Gguf { header, .. } = Gguf::parse_with(bytes, options).of(i)?;
+            let Gguf { header, .. } = Gguf::parse_with(bytes, &options).of(i)?;
+            options.id42 = header.id42(options.id42);
             check_place(&header, &all.header, i, parts.len()).of(i)?;
             all.more.push(Part { bytes, data_start: header.data_start });
             let tensors = &mut all.header.tensors;
@@ -119,7 +143,7 @@ impl<'a> Gguf<'a> {
             tensors.try_reserve(header.tensors.len()).map_err(|_| Error::Memory { need, have: 0 }).of(i)?;
             tensors.extend(header.tensors.iter().map(|t| TensorInfo { part, ..*t }));
         }
-        all.header.parts = count;
+        all.header.parts = parts.len() as u16;
         let tensors = &all.header.tensors;
         let sorted = metadata::sorted("tensor name", tensors.len(), |i| tensors.get(i).map(|t| t.name));
         all.header.by_name = sorted.map_err(|error| {
