@@ -83,6 +83,15 @@ impl<'e> Chat<'e> {
             ..GenerationOptions::default()
         };
         generation.check()?;
+        let session = engine.session(engine.options.context)?;
+        let capacity = session.capacity();
+        if let Overflow::Shift { keep } = args.overflow.policy(0, capacity)
+            && keep >= capacity
+        {
+            return Err(Failure::new(format_args!(
+                "--keep {keep} leaves no room in a context of {capacity} tokens"
+            )));
+        }
         Ok(Chat {
             engine,
             options: ChatOptions {
@@ -93,7 +102,7 @@ impl<'e> Chat<'e> {
             generation,
             overflow: args.overflow,
             constraint: None,
-            session: engine.session(engine.options.context)?,
+            session,
             sampler: engine.sampler(&config)?,
             config,
             system: args.system.clone(),
@@ -300,14 +309,17 @@ impl<'e> Chat<'e> {
     }
 
     fn answer(&mut self) -> Outcome {
+        let outcome = self.attempt();
+        // As if the message had not been sent.
+        if outcome.is_err() && self.turns.last().is_some_and(|turn| turn.reply.is_none()) {
+            self.turns.pop();
+        }
+        outcome
+    }
+
+    fn attempt(&mut self) -> Outcome {
         let Colours { dim, off, .. } = self.colours;
-        let (prompt, dropped) = match self.prompt() {
-            Ok(found) => found,
-            Err(failure) => {
-                self.turns.pop();
-                return Err(failure);
-            }
-        };
+        let (prompt, dropped) = self.prompt()?;
         if dropped > 0 {
             self.turns.drain(..dropped);
             self.tokens.clear();
@@ -356,10 +368,12 @@ impl<'e> Chat<'e> {
         // Whatever happened, this is what the session holds.
         self.held = generation.held().to_vec();
         self.held.truncate(self.session.position());
-        if outcome.is_err() || (text.is_empty() && generation.reason() == Some(Reason::Cancelled)) {
+        if text.is_empty() && generation.reason() == Some(Reason::Cancelled) {
             // As if the message had not been sent.
             self.turns.pop();
-        } else if let Some(turn) = self.turns.last_mut() {
+        } else if outcome.is_ok()
+            && let Some(turn) = self.turns.last_mut()
+        {
             self.tokens = generation.tokens().to_vec();
             turn.reply = Some(text.clone());
             // Where the message is now. If it is gone, a retry reads the conversation again.

@@ -109,7 +109,7 @@ pub(crate) fn run(args: &RunArgs, engine_args: &EngineArgs) -> Outcome {
         });
         // What looks like a marker in JSON is text.
         if !is_json || args.think {
-            let parts = Reply::parse(&text);
+            let parts = if is_json { without_calls(&text) } else { Reply::parse(&text) };
             if parts.reasoning.is_some() || !parts.calls.is_empty() {
                 object["content"] = parts.content.into();
             }
@@ -135,6 +135,16 @@ pub(crate) fn run(args: &RunArgs, engine_args: &EngineArgs) -> Outcome {
         terminal::remark(format_args!("(the context of {} tokens is full)", session.capacity()));
     }
     if reason == Reason::Cancelled { Err(Failure::Interrupted) } else { Ok(()) }
+}
+
+/// Thoughts, if the reply begins with them, and the rest as it is.
+fn without_calls(text: &str) -> Reply<'_> {
+    let Some(thoughts) = text.strip_prefix("<think>") else {
+        return Reply { content: text, ..Reply::default() };
+    };
+    let (thoughts, content) = thoughts.split_once("</think>").unwrap_or((thoughts, ""));
+    let reasoning = Some(thoughts.trim_matches('\n'));
+    Reply { reasoning, content: content.trim_start_matches('\n'), ..Reply::default() }
 }
 
 /// A call's name and arguments; as text where the model was cut off within one.
@@ -203,4 +213,19 @@ fn logprob_json(engine: &Engine<'_>, event: &Event<'_>) -> Value {
     let mut object = entry(event.token, event.logprob.unwrap_or(f32::NEG_INFINITY));
     object["top"] = event.top.iter().map(|top| entry(top.token, top.logprob)).collect();
     object
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn markers_in_json_are_text() {
+        let json = r#"{"a": "</think> <tool_call>x</tool_call>"}"#;
+        let reply = without_calls(json);
+        assert_eq!((reply.reasoning, reply.content), (None, json));
+        let text = format!("<think>\nHm.\n</think>\n\n{json}");
+        let reply = without_calls(&text);
+        assert_eq!((reply.reasoning, reply.content), (Some("Hm."), json));
+    }
 }
