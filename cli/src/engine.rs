@@ -104,14 +104,14 @@ impl Part {
     }
 
     /// What expanding its base-3 matrices takes, if it has such.
-    fn expansion(&self, args: &EngineArgs) -> Outcome<Option<Expansion>> {
-        let gguf = Gguf::parse_with(self.bytes(), &read_options(args)).at(&self.name)?;
+    fn expansion(&self, options: &ReadOptions) -> Outcome<Option<Expansion>> {
+        let gguf = Gguf::parse_with(self.bytes(), options).at(&self.name)?;
         gguf::expansion(&gguf, self.bytes().len()).at(&self.name)
     }
 
     /// Rearranges the weights in memory, where there is enough of it.
-    fn interleave(&mut self, args: &EngineArgs, isa: Isa, pool: &dyn Pool) -> Outcome<()> {
-        let expansion = if args.compact { None } else { self.expansion(args)? };
+    fn interleave(&mut self, options: &ReadOptions, compact: bool, isa: Isa, pool: &dyn Pool) -> Outcome<()> {
+        let expansion = if compact { None } else { self.expansion(options)? };
         let stored = self.file_len();
         let failed = |e| file_error("read the model", Path::new(&self.name), &e);
         let room = expansion.map_or(stored, |expansion| expansion.room);
@@ -130,12 +130,11 @@ impl Part {
         }
         let mut len = stored;
         if expansion.is_some() {
-            len = gguf::expand(&mut memory, stored, &read_options(args), isa, pool).at(&self.name)?;
+            len = gguf::expand(&mut memory, stored, options, isa, pool).at(&self.name)?;
         }
         self.bytes = Bytes::Read { memory, len, stored };
         let Bytes::Read { memory, .. } = &mut self.bytes else { return Ok(()) };
-        gguf::interleave(&mut memory[..len], &read_options(args), |format| isa.layout(format), pool)
-            .at(&self.name)
+        gguf::interleave(&mut memory[..len], options, |format| isa.layout(format), pool).at(&self.name)
     }
 }
 
@@ -172,6 +171,16 @@ impl ModelFile {
         })
     }
 
+    /// How to read single parts, of which not each tells by itself what it holds.
+    fn part_options(&self, args: &EngineArgs) -> Outcome<ReadOptions> {
+        let options = read_options(args);
+        if self.parts.len() == 1 {
+            return Ok(options);
+        }
+        let id42 = self.gguf(args)?.header().id42(options.id42);
+        Ok(ReadOptions { id42, ..options })
+    }
+
     /// Rearranges the weights in memory as `isa` likes them; the file stays as it is.
     fn interleave(&mut self, args: &EngineArgs, isa: Isa, pool: &dyn Pool) -> Outcome<()> {
         if !isa.interleaves() {
@@ -179,7 +188,8 @@ impl ModelFile {
         }
         // Checked before it is all read.
         self.format = main_format(&self.gguf(args)?);
-        self.parts.iter_mut().try_for_each(|part| part.interleave(args, isa, pool))
+        let options = self.part_options(args)?;
+        self.parts.iter_mut().try_for_each(|part| part.interleave(&options, args.compact, isa, pool))
     }
 
     /// Bytes of all files.
@@ -194,8 +204,9 @@ impl ModelFile {
 
     /// Bytes that the weights take while the model runs.
     fn held_len(&self, args: &EngineArgs, expands: bool) -> Outcome<usize> {
+        let options = self.part_options(args)?;
         let held = |part: &Part| {
-            let expansion = if expands { part.expansion(args)? } else { None };
+            let expansion = if expands { part.expansion(&options)? } else { None };
             Ok(expansion.map_or(part.bytes().len(), |expansion| expansion.len))
         };
         self.parts.iter().map(held).sum()

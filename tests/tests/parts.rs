@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::Path;
 
-use shohin_core::gguf::{Gguf, GgufJoin, PartError, ReadOptions, interleave};
+use shohin_core::gguf::{Gguf, GgufJoin, Id42, PartError, ReadOptions, interleave};
 use shohin_core::quant::Layout;
 use shohin_core::{BonsaiModel, Error, Format, Serial, Session, SessionOptions};
 use shohin_tests::model::Model;
@@ -119,6 +119,13 @@ fn type_42_means_the_same_in_all_parts() {
             let mut of_type = gguf.tensors().iter().filter(|t| t.type_id() == 42);
             assert!(of_type.all(|t| t.format() == Some(Format::Tq2_0G128)), "{bare}");
         }
+        let want = logits(&parse(&parts).unwrap());
+        let id42 = parse(&parts).unwrap().header().id42(Id42::Auto);
+        let options = ReadOptions { id42, ..ReadOptions::default() };
+        for part in &mut parts {
+            interleave(part, &options, |_| Layout::Words, &Serial).unwrap();
+        }
+        assert_eq!(logits(&parse(&parts).unwrap()), want, "{bare}");
     }
 }
 

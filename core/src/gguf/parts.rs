@@ -90,8 +90,8 @@ pub(super) fn check_count(count: usize) -> Result<()> {
 }
 
 impl Header<'_> {
-    /// What id 42 means in the parts behind this one, if `known` is what is known of those before.
-    pub(super) fn id42(&self, known: Id42) -> Id42 {
+    /// What tensor type 42 means in this model if `known` was asked for: for reading single parts of it.
+    pub fn id42(&self, known: Id42) -> Id42 {
         let format = self.tensors.iter().find(|t| t.id == ID_42).and_then(|t| t.format);
         match (known, format) {
             (Id42::Auto, _) if self.says_codes_first() => Id42::CodesFirst,
