@@ -13,20 +13,16 @@ use crate::quant::{Format, GROUP, Layout};
 
 /// The kernel for int8 activations and interleaved rows.
 pub(super) fn interleaved(format: Format, layout: Layout) -> Option<Kernel> {
-    if (format, layout) == (Format::Q1_0, Layout::Bytes) {
-        return Some(one_bit);
+    match (format, layout) {
+        (Format::Q1_0, Layout::Bytes) => Some(one_bit),
+        _ => kernel_of!(kernel, format, layout),
     }
-    kernel_of!(kernel, format, layout, Bytes)
 }
 
 #[target_feature(enable = "avx2,f16c")]
 fn one_bit(work: &Work<'_>, out: &mut OutRows<'_>) {
-    if work.tables.is_empty() {
-        kernel::<1, 128>(work, out);
-    } else {
-        // SAFETY: the features of this function.
-        unsafe { lookups::rows::<Avx2>(work, out) };
-    }
+    // SAFETY: the features of this function.
+    unsafe { lookups::rows::<Avx2>(work, out) };
 }
 
 #[target_feature(enable = "avx2,f16c")]
@@ -54,8 +50,7 @@ fn table(parts: &[[u8; 16]; 4], half: usize) -> __m256i {
     reason = "every block needs what the trait asks for, and no more"
 )]
 impl Words for Avx2 {
-    /// Two bits: the packed codes. One bit: per eight columns, each row's byte four times.
-    type Part<const BITS: usize> = [[__m256i; 2]; 4];
+    type Part<const BITS: usize> = [[__m256i; 2]; BITS];
     type Quad = [__m256i; 2];
     /// Of pairs of columns, in words.
     type Sums = [__m256i; 2];
@@ -63,31 +58,12 @@ impl Words for Avx2 {
     type Floats = [__m256; 2];
 
     #[inline(always)]
-    unsafe fn part<const BITS: usize>(codes: *const u8, p: usize) -> [[__m256i; 2]; 4] {
+    unsafe fn part<const BITS: usize>(codes: *const u8, p: usize) -> [[__m256i; 2]; BITS] {
         unsafe {
-            let mut part = [[_mm256_setzero_si256(); 2]; 4];
-            if BITS == 1 {
-                let four_times = _mm256_setr_epi32(
-                    0,
-                    0x0101_0101,
-                    0x0202_0202,
-                    0x0303_0303,
-                    0x0404_0404,
-                    0x0505_0505,
-                    0x0606_0606,
-                    0x0707_0707,
-                );
-                let codes = codes.add(p / 4 * 256 + p % 4 * GROUP);
-                for (i, bytes) in part.iter_mut().enumerate() {
-                    let rows = _mm256_broadcastsi128_si256(_mm_loadu_si128(codes.add(64 * i).cast()));
-                    let others = _mm256_bsrli_epi128::<8>(rows);
-                    *bytes = [_mm256_shuffle_epi8(rows, four_times), _mm256_shuffle_epi8(others, four_times)];
-                }
-            } else {
-                for (v, words) in part[..BITS].iter_mut().enumerate() {
-                    for (h, words) in words.iter_mut().enumerate() {
-                        *words = _mm256_loadu_si256(codes.add(64 * (BITS * p + v) + 32 * h).cast());
-                    }
+            let mut part = [[_mm256_setzero_si256(); 2]; BITS];
+            for (v, words) in part.iter_mut().enumerate() {
+                for (h, words) in words.iter_mut().enumerate() {
+                    *words = _mm256_loadu_si256(codes.add(64 * (BITS * p + v) + 32 * h).cast());
                 }
             }
             part
@@ -95,27 +71,17 @@ impl Words for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn quad<const BITS: usize>(part: [[__m256i; 2]; 4], s: usize) -> [__m256i; 2] {
-        unsafe {
-            if BITS == 1 {
-                // 0 or 2.
-                let mask = _mm256_set1_epi32(0x0804_0201 << (4 * (s % 2)));
-                let mut quad = part[s / 2];
-                for bytes in &mut quad {
-                    let set = _mm256_cmpeq_epi8(_mm256_and_si256(*bytes, mask), mask);
-                    *bytes = _mm256_and_si256(set, _mm256_set1_epi8(2));
-                }
-                return quad;
-            }
-            let mut quad = part[s / 4 % BITS];
-            for words in &mut quad {
+    unsafe fn quad<const BITS: usize>(part: [[__m256i; 2]; BITS], s: usize) -> [__m256i; 2] {
+        let mut quad = part[s / 4 % BITS];
+        for words in &mut quad {
+            unsafe {
                 let by = s % 4 * 2;
                 let shifted =
                     if by == 0 { *words } else { _mm256_srlv_epi32(*words, _mm256_set1_epi32(by as i32)) };
                 *words = _mm256_and_si256(shifted, _mm256_set1_epi8(3));
             }
-            quad
         }
+        quad
     }
 
     #[inline(always)]

@@ -13,20 +13,16 @@ use crate::quant::{Format, GROUP, Layout};
 
 /// The kernel for int8 activations and interleaved rows.
 pub(super) fn interleaved(format: Format, layout: Layout) -> Option<Kernel> {
-    if (format, layout) == (Format::Q1_0, Layout::Bytes) {
-        return Some(one_bit);
+    match (format, layout) {
+        (Format::Q1_0, Layout::Bytes) => Some(one_bit),
+        _ => kernel_of!(kernel, format, layout),
     }
-    kernel_of!(kernel, format, layout, Bytes)
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,f16c")]
 fn one_bit(work: &Work<'_>, out: &mut OutRows<'_>) {
-    if work.tables.is_empty() {
-        kernel::<1, 128>(work, out);
-    } else {
-        // SAFETY: the features of this function.
-        unsafe { lookups::rows::<Avx512>(work, out) };
-    }
+    // SAFETY: the features of this function.
+    unsafe { lookups::rows::<Avx512>(work, out) };
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,f16c")]
@@ -70,50 +66,26 @@ fn table(parts: &[[u8; 16]; 4]) -> __m512i {
     reason = "every block needs what the trait asks for, and no more"
 )]
 impl Words for Avx512 {
-    /// Two bits: the packed codes. One bit: per eight columns, each row's byte four times.
-    type Part<const BITS: usize> = [__m512i; 4];
+    type Part<const BITS: usize> = [__m512i; BITS];
     type Quad = __m512i;
     type Sums = __m512i;
     type Integers = __m512i;
     type Floats = __m512;
 
     #[inline(always)]
-    unsafe fn part<const BITS: usize>(codes: *const u8, p: usize) -> [__m512i; 4] {
+    unsafe fn part<const BITS: usize>(codes: *const u8, p: usize) -> [__m512i; BITS] {
         unsafe {
-            let mut part = [_mm512_setzero_si512(); 4];
-            if BITS == 1 {
-                const FOUR_TIMES: [u8; 64] = {
-                    let mut of = [0; 64];
-                    let mut i = 0;
-                    while i < 64 {
-                        of[i] = i as u8 / 4;
-                        i += 1;
-                    }
-                    of
-                };
-                let four_times = _mm512_loadu_si512(FOUR_TIMES.as_ptr().cast());
-                let codes = codes.add(p / 4 * 256 + p % 4 * GROUP);
-                for (i, bytes) in part.iter_mut().enumerate() {
-                    let rows = _mm512_broadcast_i32x4(_mm_loadu_si128(codes.add(64 * i).cast()));
-                    *bytes = _mm512_shuffle_epi8(rows, four_times);
-                }
-            } else {
-                for (v, words) in part[..BITS].iter_mut().enumerate() {
-                    *words = _mm512_loadu_si512(codes.add(64 * (BITS * p + v)).cast());
-                }
+            let mut part = [_mm512_setzero_si512(); BITS];
+            for (v, words) in part.iter_mut().enumerate() {
+                *words = _mm512_loadu_si512(codes.add(64 * (BITS * p + v)).cast());
             }
             part
         }
     }
 
     #[inline(always)]
-    unsafe fn quad<const BITS: usize>(part: [__m512i; 4], s: usize) -> __m512i {
+    unsafe fn quad<const BITS: usize>(part: [__m512i; BITS], s: usize) -> __m512i {
         unsafe {
-            if BITS == 1 {
-                // 0 or 2.
-                let mask = _mm512_set1_epi32(0x0804_0201 << (4 * (s % 2)));
-                return _mm512_maskz_set1_epi8(_mm512_test_epi8_mask(part[s / 2], mask), 2);
-            }
             let (words, by) = (part[s / 4 % BITS], s % 4 * 2);
             let shifted =
                 if by == 0 { words } else { _mm512_srlv_epi32(words, _mm512_set1_epi32(by as i32)) };

@@ -46,9 +46,12 @@ pub(super) trait Lookups: Words {
     fn prefetch_line(p: *const u8);
 }
 
-/// Fills `out`.
+/// Fills `out`; without tables, as the reference does.
 #[inline(always)]
 pub(super) unsafe fn rows<L: Lookups>(work: &Work<'_>, out: &mut OutRows<'_>) {
+    if work.tables.is_empty() {
+        return integer_from(0, work, out);
+    }
     let end = work.w.grouped_rows().saturating_sub(out.first()).min(out.len()) / GROUP * GROUP;
     let mut i = 0;
     // SAFETY: the caller has the instruction set; the groups are there.

@@ -11,12 +11,18 @@ use crate::quant::{Format, GROUP, Layout, ONE_BIT_SHIFT};
 
 /// The kernel for int8 activations and interleaved rows.
 pub(super) fn interleaved(format: Format, layout: Layout) -> Option<Kernel> {
-    kernel_of!(plain, format, layout, Words)
+    match (format, layout) {
+        (Format::Q1_0, Layout::Words) => Some(plain::<1, 128>),
+        _ => kernel_of!(plain, format, layout),
+    }
 }
 
 /// [`interleaved`] with `sdot`.
 pub(super) fn interleaved_dotprod(format: Format, layout: Layout) -> Option<Kernel> {
-    kernel_of!(dotprod, format, layout, Words)
+    match (format, layout) {
+        (Format::Q1_0, Layout::Words) => Some(dotprod::<1, 128>),
+        _ => kernel_of!(dotprod, format, layout),
+    }
 }
 
 #[target_feature(enable = "neon")]

@@ -51,7 +51,7 @@ impl Default for Tables {
 }
 
 /// The [`Tables`] that the kernels of `isa` want for a product of `(tokens, cols)` with matrices in
-/// [`Layout::Bytes`](crate::quant::Layout::Bytes); without them, they compute without lookups.
+/// [`Layout::Bytes`](crate::quant::Layout::Bytes); without them, the reference computes.
 pub const fn tables(isa: Isa, tokens: usize, cols: usize) -> usize {
     cols.div_ceil(TABLES_LEN).saturating_mul(isa.table_tokens(tokens))
 }

@@ -18,13 +18,12 @@ const CHUNK: usize = 512;
 /// Tokens that share one unpacking of the weights.
 const TOKENS: usize = 128;
 
-/// The instance of a kernel generic over bits a code and columns a block that serves `format`, if the
-/// matrix is in [`Layout::Words`](crate::quant::Layout::Words), or in `$one_bit` for one bit.
+/// The instance of a kernel generic over bits a code and columns a block that serves `format`, one of
+/// two bits in [`Layout::Words`](crate::quant::Layout::Words).
 #[allow(unused_macros, reason = "not every target has an instruction set that uses it")]
 macro_rules! kernel_of {
-    ($kernel:ident, $format:expr, $layout:expr, $one_bit:ident) => {
+    ($kernel:ident, $format:expr, $layout:expr) => {
         match ($format, $layout) {
-            ($crate::quant::Format::Q1_0, $crate::quant::Layout::$one_bit) => Some($kernel::<1, 128>),
             ($crate::quant::Format::Q2_0, $crate::quant::Layout::Words) => Some($kernel::<2, 64>),
             ($crate::quant::Format::Pq2_0, $crate::quant::Layout::Words) => Some($kernel::<2, 128>),
             ($crate::quant::Format::Tq2_0, $crate::quant::Layout::Words) => Some($kernel::<2, 256>),
