@@ -5,8 +5,9 @@
 
 use core::arch::x86_64::*;
 
+use super::act::{Q8_LEN, Q8Block};
 use super::lookups::{self, EIGHTS, Lookups};
-use super::tables::Tables;
+use super::tables::{self, FOUR, Subsets, Tables};
 use super::words::{QUADS, Words, kernel_of, rows};
 use super::{Kernel, OutRows, Work};
 use crate::quant::{Format, GROUP, Layout};
@@ -29,6 +30,13 @@ fn one_bit(work: &Work<'_>, out: &mut OutRows<'_>) {
 fn kernel<const BITS: usize, const BLOCK: usize>(work: &Work<'_>, out: &mut OutRows<'_>) {
     // SAFETY: the features of this function.
     unsafe { rows::<Avx2, BITS, BLOCK, 4>(work, out) };
+}
+
+/// One token's tables.
+#[target_feature(enable = "avx2")]
+pub(super) fn fill_tables(q8: &[Q8Block], out: &mut [Tables]) {
+    // SAFETY: the features of this function.
+    unsafe { tables::fill::<Avx2>(q8, out) };
 }
 
 /// How far ahead of the multiplication the weights are asked for, in bytes.
@@ -234,5 +242,53 @@ impl Lookups for Avx2 {
     fn prefetch_line(p: *const u8) {
         // SAFETY: a prefetch may be of any address.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) };
+    }
+}
+
+#[allow(
+    clippy::undocumented_unsafe_blocks,
+    reason = "every block needs what the trait asks for, and no more"
+)]
+impl Subsets for Avx2 {
+    #[inline(always)]
+    unsafe fn shifts(q: &[i8; Q8_LEN]) -> [i32; Q8_LEN / FOUR] {
+        let mut shifts = [0; Q8_LEN / FOUR];
+        unsafe {
+            for (q, shifts) in q.as_chunks::<32>().0.iter().zip(shifts.as_chunks_mut::<8>().0) {
+                let pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), _mm256_loadu_si256(q.as_ptr().cast()));
+                let sums = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+                let less = _mm256_sub_epi32(_mm256_srai_epi32::<1>(sums), _mm256_set1_epi32(254));
+                _mm256_storeu_si256(shifts.as_mut_ptr().cast(), less);
+            }
+        }
+        shifts
+    }
+
+    #[inline(always)]
+    unsafe fn table(q: [i8; FOUR], shift: i32, low: &mut [u8; 16], high: &mut [u8; 16]) {
+        /// For each subset, whether it has the first and the second of a pair.
+        const fn pairs(first: usize) -> [u8; 32] {
+            let (mut bits, mut at) = ([0; 32], 0);
+            while at < 32 {
+                bits[at] = (((at / 2) >> (first + at % 2)) & 1) as u8;
+                at += 1;
+            }
+            bits
+        }
+        const PAIRS: [[u8; 32]; 2] = [pairs(0), pairs(2)];
+        unsafe {
+            let [a, b, c, d] = q;
+            let subsets = |pair: usize, q: [i8; 2]| {
+                let pairs = _mm256_loadu_si256(PAIRS[pair].as_ptr().cast());
+                _mm256_maddubs_epi16(pairs, _mm256_set1_epi16(i16::from_le_bytes(q.map(|q| q as u8))))
+            };
+            let sums = _mm256_add_epi16(subsets(0, [a, b]), subsets(1, [c, d]));
+            let sums = _mm256_sub_epi16(sums, _mm256_set1_epi16(shift as i16));
+            let four = _mm256_and_si256(sums, _mm256_set1_epi16(15));
+            let bytes = _mm256_packus_epi16(four, _mm256_srli_epi16::<4>(sums));
+            let bytes = _mm256_permute4x64_epi64::<0b11_01_10_00>(bytes);
+            _mm_storeu_si128(low.as_mut_ptr().cast(), _mm256_castsi256_si128(bytes));
+            _mm_storeu_si128(high.as_mut_ptr().cast(), _mm256_extracti128_si256::<1>(bytes));
+        }
     }
 }

@@ -29,6 +29,7 @@ mod scalar;
 mod simd128;
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 mod simd128_tables;
+#[allow(dead_code, reason = "not every target has an instruction set that uses it")]
 mod tables;
 #[allow(dead_code, reason = "not every target has an instruction set that uses it")]
 mod tiles;

@@ -7,7 +7,7 @@ use core::arch::wasm32::*;
 
 use super::act::{Q8_LEN, Q8Block, q8_blocks};
 use super::scalar::integer_from;
-use super::tables::{TABLES_LEN, Tables};
+use super::tables::{self, FOUR, Subsets, TABLES_LEN, Tables};
 use super::{Kernel, OutRows, Work};
 use crate::quant::{Format, GROUP, Layout};
 
@@ -212,4 +212,51 @@ unsafe fn scales(p: *const u8, finite: bool) -> [v128; 4] {
         let infinite = i32x4_eq(v128_and(words[l], infinite), infinite);
         v128_or(floats[l], v128_and(infinite, u32x4_splat(0x7f80_0000)))
     })
+}
+
+/// One token's tables.
+pub(super) fn fill_tables(q8: &[Q8Block], out: &mut [Tables]) {
+    // SAFETY: this module is compiled only with simd128.
+    unsafe { tables::fill::<Simd128>(q8, out) };
+}
+
+struct Simd128;
+
+impl Subsets for Simd128 {
+    #[inline(always)]
+    unsafe fn shifts(q: &[i8; Q8_LEN]) -> [i32; Q8_LEN / FOUR] {
+        let mut shifts = [0; Q8_LEN / FOUR];
+        for (q, shifts) in q.as_chunks::<16>().0.iter().zip(shifts.as_chunks_mut::<4>().0) {
+            // SAFETY: sixteen bytes.
+            let q = unsafe { load(q.as_ptr().cast()) };
+            let sums = i32x4_extadd_pairwise_i16x8(i16x8_extadd_pairwise_i8x16(q));
+            let less = i32x4_sub(i32x4_shr(sums, 1), i32x4_splat(254));
+            // SAFETY: four integers.
+            unsafe { v128_store(shifts.as_mut_ptr().cast(), less) };
+        }
+        shifts
+    }
+
+    #[inline(always)]
+    unsafe fn table(q: [i8; FOUR], shift: i32, low: &mut [u8; 16], high: &mut [u8; 16]) {
+        let q = q.map(i16::from);
+        let subset = |bits: v128, q: i16| v128_and(bits, i16x8_splat(q));
+        let first = i16x8_add(
+            i16x8_add(
+                subset(i16x8(0, -1, 0, -1, 0, -1, 0, -1), q[0]),
+                subset(i16x8(0, 0, -1, -1, 0, 0, -1, -1), q[1]),
+            ),
+            i16x8_sub(subset(i16x8(0, 0, 0, 0, -1, -1, -1, -1), q[2]), i16x8_splat(shift as i16)),
+        );
+        // The subsets that have the last one too.
+        let second = i16x8_add(first, i16x8_splat(q[3]));
+        let four = i16x8_splat(15);
+        let lows = u8x16_narrow_i16x8(v128_and(first, four), v128_and(second, four));
+        let highs = u8x16_narrow_i16x8(u16x8_shr(first, 4), u16x8_shr(second, 4));
+        // SAFETY: sixteen bytes each.
+        unsafe {
+            v128_store(low.as_mut_ptr().cast(), lows);
+            v128_store(high.as_mut_ptr().cast(), highs);
+        }
+    }
 }

@@ -10,14 +10,13 @@
 #![allow(unsafe_code)]
 
 use super::act::{Q8_LEN, Q8Block};
-use super::isa::Isa;
-use super::vectorize::{Vectorize, vectorize};
+use super::isa::{Isa, Kind};
 use crate::error::{Error, Result};
 
 /// Columns of a [`Tables`].
 pub const TABLES_LEN: usize = 128;
 /// Activations that a table has the sums of.
-const FOUR: usize = 4;
+pub(super) const FOUR: usize = 4;
 /// Columns that share a factor.
 const PART: usize = 32;
 /// Parts of a [`Tables`].
@@ -75,63 +74,59 @@ pub fn fill_tables(isa: Isa, q8: &[Q8Block], cols: usize, out: &mut [Tables]) ->
     if out.is_empty() {
         return Ok(());
     }
+    // Where nothing is looked up, `tables` asks for none.
+    let Some(fill) = fill_of(isa.kind()) else { return Ok(()) };
     for (q8, out) in q8.chunks_exact(blocks).zip(out.chunks_exact_mut(each)) {
-        vectorize(isa, Fill { q8, out });
+        // SAFETY: an `Isa` of this kind exists only where its instructions do.
+        unsafe { fill(q8, out) };
     }
     Ok(())
 }
 
-/// One token's.
-struct Fill<'a> {
-    q8: &'a [Q8Block],
-    out: &'a mut [Tables],
+/// Fills one token's tables. Safety: the processor has the instructions that it stands for.
+type Filler = unsafe fn(&[Q8Block], &mut [Tables]);
+
+fn fill_of(kind: Kind) -> Option<Filler> {
+    match kind {
+        #[cfg(target_arch = "x86_64")]
+        Kind::Avx2 | Kind::Avx512Vnni => Some(super::avx2_words::fill_tables),
+        #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+        Kind::Simd128 => Some(super::simd128_tables::fill_tables),
+        _ => None,
+    }
 }
 
-impl Vectorize for Fill<'_> {
-    type Output = ();
+/// The sums of subsets by the instructions of one set. Safety: the processor has them.
+pub(super) trait Subsets {
+    /// Half the sum of each four, rounded down, less 254: taken from the sums, which are at most 254 away
+    /// from that half, it makes them 0 or more.
+    unsafe fn shifts(q: &[i8; Q8_LEN]) -> [i32; Q8_LEN / FOUR];
 
-    #[inline(always)]
-    fn run(self) {
-        const HALVES: usize = TABLES_LEN / Q8_LEN;
-        for (q8, out) in self.q8.chunks(HALVES).zip(self.out) {
-            (out.base, out.factor) = ([0; 2], [0; 2]);
-            for (half, block) in q8.iter().enumerate() {
-                for (k, q) in block.q.as_chunks::<FOUR>().0.iter().enumerate() {
-                    let part = k * FOUR / PART;
-                    let (i, nibble) = (k % (PART / FOUR) / 2, k % 2);
-                    let [low, high] = &mut out.sums[i][nibble];
-                    let p = half * HALVES + part;
-                    let shift = four(*q, &mut low[p], &mut high[p]);
-                    out.base[half] = out.base[half].wrapping_add(shift.wrapping_mul(block.factor[part]));
+    /// The table of four activations: of each sum, less `shift`, the low four bits and the high ones.
+    unsafe fn table(q: [i8; FOUR], shift: i32, low: &mut [u8; 16], high: &mut [u8; 16]);
+}
+
+/// One token's tables.
+#[inline(always)]
+pub(super) unsafe fn fill<S: Subsets>(q8: &[Q8Block], out: &mut [Tables]) {
+    const HALVES: usize = TABLES_LEN / Q8_LEN;
+    for (q8, out) in q8.chunks(HALVES).zip(out) {
+        (out.base, out.factor) = ([0; 2], [0; 2]);
+        for (half, block) in q8.iter().enumerate() {
+            // SAFETY: the caller has the instruction set.
+            let shifts = unsafe { S::shifts(&block.q) };
+            let shifts = shifts.as_chunks::<{ PART / FOUR }>().0;
+            for (part, (q, shifts)) in block.q.as_chunks::<PART>().0.iter().zip(shifts).enumerate() {
+                let p = half * HALVES + part;
+                for (k, (q, shift)) in q.as_chunks::<FOUR>().0.iter().zip(shifts).enumerate() {
+                    let [low, high] = &mut out.sums[k / 2][k % 2];
+                    // SAFETY: as above.
+                    unsafe { S::table(*q, *shift, &mut low[p], &mut high[p]) };
                 }
-                for (part, factor) in block.factor.iter().enumerate() {
-                    out.factor[part] |= factor << (16 * half);
-                }
+                let base = shifts.iter().sum::<i32>().wrapping_mul(block.factor[part]);
+                out.base[half] = out.base[half].wrapping_add(base);
+                out.factor[part] |= block.factor[part] << (16 * half);
             }
         }
     }
-}
-
-/// The table of four activations; returns what was taken from the sums.
-#[inline(always)]
-fn four(q: [i8; FOUR], low: &mut [u8; 16], high: &mut [u8; 16]) -> i32 {
-    const BITS: [[i16; 16]; FOUR] = {
-        let mut bits = [[0; 16]; FOUR];
-        let mut at = 0;
-        while at < FOUR * 16 {
-            bits[at / 16][at % 16] = -(((at % 16) >> (at / 16) & 1) as i16);
-            at += 1;
-        }
-        bits
-    };
-    let q = q.map(i16::from);
-    // The middle of the sums, which are at most 254 away from it, becomes 254.
-    let shift = ((q[0] + q[1] + q[2] + q[3]) >> 1) - 254;
-    for m in 0..16 {
-        let sum =
-            (q[0] & BITS[0][m]) + (q[1] & BITS[1][m]) + (q[2] & BITS[2][m]) + (q[3] & BITS[3][m]) - shift;
-        low[m] = (sum & 15) as u8;
-        high[m] = (sum >> 4) as u8;
-    }
-    i32::from(shift)
 }
