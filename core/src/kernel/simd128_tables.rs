@@ -88,15 +88,15 @@ unsafe fn group<const P: usize, const B: usize>(
     let finite = finite(scales);
     let mut sum = [f32x4_splat(0.0); 4];
     let mut codes = codes.as_ptr();
+    let (mut y, mut tables, mut half) = (y.as_ptr(), tables.as_ptr(), 0);
     for b in 0..blocks {
         let mut n = [i32x4_splat(0); 4];
         let mut start = 0i32;
-        for k in b * (B / Q8_LEN)..(b + 1) * (B / Q8_LEN) {
+        for _ in 0..B / Q8_LEN {
             // SAFETY: the caller has the group, the activations and their tables.
             unsafe {
-                let (y, tables, half) = (y.get_unchecked(k), tables.get_unchecked(k / 2), k % 2);
                 let parts = [0, 1].map(|part| {
-                    let sums = tables.sums.as_ptr().cast::<u8>().add((2 * half + part) * 16);
+                    let sums = (&raw const (*tables).sums).cast::<u8>().add((2 * half + part) * 16);
                     // See `Layout::Bytes` for the order of the bytes.
                     let codes = if P == 1 {
                         codes.add((2 * half + part) * GROUP)
@@ -105,7 +105,7 @@ unsafe fn group<const P: usize, const B: usize>(
                     };
                     self::part::<P>(codes, sums, part_bytes)
                 });
-                let factor = i32x4_splat(y.factor[0] | y.factor[1] << 16);
+                let factor = i32x4_splat((*y).factor[0] | (*y).factor[1] << 16);
                 for half in 0..2 {
                     let [a, b] = parts.map(|part| part[half]);
                     let pairs = [
@@ -118,7 +118,10 @@ unsafe fn group<const P: usize, const B: usize>(
                 }
                 // A weight is twice its bit, or its code, less 1.
                 let base = if P == 1 { 2 } else { 3 };
-                start = start.wrapping_add(y.start).wrapping_add(tables.base[half].wrapping_mul(base));
+                let moved = (&raw const (*tables).base).cast::<i32>().add(half).read().wrapping_mul(base);
+                start = start.wrapping_add((*y).start).wrapping_add(moved);
+                // There are two halves to a table.
+                (y, tables, half) = (y.add(1), tables.add(half), half ^ 1);
                 if P > 1 {
                     codes = codes.add(Q8_LEN / 8 * P * GROUP);
                 }
