@@ -12,6 +12,8 @@ export function advice(thrown: unknown, subject: string): string {
   switch (thrown.code) {
     case "network":
       return `${subject} could not be downloaded. Check the connection; the server also has to allow other sites to read the file (CORS).`;
+    case "timeout":
+      return `${subject} could not be downloaded: ${detail} What has come is kept; try again later.`;
     case "http":
     case "read":
     case "argument":

@@ -52,6 +52,12 @@ export interface LoadOptions {
    * and in Node. The text is the same. Default: as many as the processor has cores.
    */
   threads?: number;
+  /**
+   * Milliseconds without a byte after which a connection counts as broken: a download goes on over another one, and after six in a row
+   * that brought nothing it fails with code `timeout`. However slowly bytes come, it does not fail. Default 30,000;
+   * `Infinity` waits for ever.
+   */
+  stallTimeout?: number;
   /** Where `worker.js` is, should the bundler have moved it. */
   workerUrl?: string | URL;
   /** Where `shohin_wasm_bg.wasm` is, should the bundler have moved it. */

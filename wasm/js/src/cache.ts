@@ -1,6 +1,5 @@
 // Downloads kept in the browser's origin-private file system: each is made once, and goes on where it broke off.
-import type { LoadOptions } from "./api.js";
-import { downloadPieces, SLICE, type Keep, type Version } from "./download.js";
+import { downloadPieces, SLICE, type DownloadOptions, type Keep, type Version } from "./download.js";
 import { ShohinError } from "./error.js";
 import { partsOf } from "./parts.js";
 import type { Pieces } from "./source.js";
@@ -201,21 +200,15 @@ class Copy implements Keep {
 }
 
 /** Streams a URL by way of the kept copy. Where there can be none, downloads as usual. @internal */
-export async function keptPieces(
-  url: string,
-  request: LoadOptions["request"],
-  signal: AbortSignal | undefined,
-  required: boolean,
-  brief: boolean,
-): Promise<Pieces> {
+export async function keptPieces(url: string, options: DownloadOptions, required: boolean, brief: boolean): Promise<Pieces> {
   let copy: Copy;
   try {
     copy = await Copy.open(url, required);
   } catch (cause) {
     if (required) throw new ShohinError("quota", "the browser keeps nothing here, or another tab has this copy open", { cause });
-    return downloadPieces(url, request, signal, undefined, brief);
+    return downloadPieces(url, options, undefined, brief);
   }
-  return downloadPieces(url, request, signal, copy, brief);
+  return downloadPieces(url, options, copy, brief);
 }
 
 function noRoom(cause?: unknown): ShohinError {

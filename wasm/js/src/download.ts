@@ -1,5 +1,5 @@
-// Downloads over several connections, each of a range of the file, that survive what connections do: break, stall others,
-// end early. What arrives goes on in order, and on the way into a kept copy where there is one.
+// Downloads over several connections, each of a range of the file, that survive what connections do: break, fall silent,
+// stall others, end early. What arrives goes on in order, and on the way into a kept copy where there is one.
 import type { LoadOptions } from "./api.js";
 import { abortError, ShohinError } from "./error.js";
 import { sizeOf, type Pieces } from "./source.js";
@@ -17,6 +17,10 @@ const [BRIEF, ENOUGH] = [8, 4];
 const RUN = 16;
 /** How often a request is made again that has brought nothing. */
 const RETRIES = 5;
+/** Milliseconds without a byte after which a connection counts as broken. */
+const SILENCE = 30_000;
+/** What timers can count to. */
+const FOREVER = 2 ** 31 - 1;
 
 /** What tells one state of a file on a server from another. @internal */
 export interface Version {
@@ -55,6 +59,8 @@ class Passing extends ShohinError {
   wait: number | undefined;
   /** Whether the server has too much to do. */
   busy = false;
+  /** Whether nothing came for too long. */
+  silent = false;
 }
 
 /** Loads again what has changed meanwhile. @internal */
@@ -97,24 +103,22 @@ interface Span {
   end: number;
 }
 
-/** A response, and which byte of the file it begins with. */
+/** A response, which byte of the file it begins with, and what ends it. */
 interface Body {
   response: Response;
   at: number;
+  link: AbortController;
 }
+
+/** What a download needs of the options. @internal */
+export type DownloadOptions = Pick<LoadOptions, "request" | "stallTimeout"> & { signal?: AbortSignal | undefined };
 
 /**
  * Starts a download, as far as the first answer. `brief`: only the beginning may be wanted for a while, during which no
  * connection is held. @internal
  */
-export async function downloadPieces(
-  url: string,
-  request: LoadOptions["request"],
-  signal: AbortSignal | undefined,
-  keep?: Keep,
-  brief = false,
-): Promise<Pieces> {
-  const download = new Download(url, request, signal, keep, brief);
+export async function downloadPieces(url: string, options: DownloadOptions, keep?: Keep, brief = false): Promise<Pieces> {
+  const download = new Download(url, options, keep, brief);
   try {
     return await download.open();
   } catch (thrown) {
@@ -125,6 +129,8 @@ export async function downloadPieces(
 
 class Download {
   #abort = new AbortController();
+  /** Of the requests that are under way. */
+  #links = new Set<AbortController>();
   #version: Version = {};
   #slices = new Map<number, Slice>();
   /** Slices that some connection brings. */
@@ -132,7 +138,12 @@ class Download {
   /** The slice that is read next. */
   #front = 0;
   #active = 0;
-  #limit = 1;
+  /** Connections at once. One finds out whether there are ranges before more are opened. */
+  #limit = 2;
+  /** Slices to come before a connection is tried again that a busy server has refused. */
+  #cautious = 0;
+  /** Whether the only connection fell silent, and nothing has come since. */
+  #silent = false;
   /** Whether the server knows ranges. */
   #ranges: boolean | undefined;
   #writing = new Set<Promise<void>>();
@@ -140,20 +151,28 @@ class Download {
   #failed: unknown;
   #closed = false;
 
+  readonly request: LoadOptions["request"];
+  readonly signal: AbortSignal | undefined;
+  readonly patience: number;
+
   constructor(
     readonly url: string,
-    readonly request: LoadOptions["request"],
-    readonly signal: AbortSignal | undefined,
+    options: DownloadOptions,
     readonly keep: Keep | undefined,
     public brief: boolean,
   ) {
-    signal?.addEventListener("abort", this.#stop);
+    this.request = options.request;
+    this.signal = options.signal;
+    this.patience = options.stallTimeout ?? SILENCE;
     // The whole has a known sum; a part has not.
-    if (request?.integrity) this.#ranges = false;
+    if (this.request?.integrity) this.#knowNone();
+    this.signal?.addEventListener("abort", this.#stop);
+    if (this.signal?.aborted) this.#stop();
   }
 
   #stop = () => {
     this.#abort.abort();
+    for (const link of this.#links) link.abort();
     this.#bell.ring();
   };
 
@@ -176,7 +195,7 @@ class Download {
       // Another file than the one kept in part.
       this.#version = {};
       if (body.response.status !== 200) {
-        await body.response.body?.cancel();
+        await this.#drop(body);
         body = await this.#persist(() => this.#ask(undefined));
       }
     }
@@ -184,7 +203,7 @@ class Download {
       this.#version = versionOf(body.response);
       if (body.response.status === 206 && this.#version.total === undefined) {
         // The server does not let this page see the length.
-        await body.response.body?.cancel();
+        await this.#drop(body);
         this.#version = {};
         this.brief = false;
         body = await this.#persist(() => this.#ask(undefined));
@@ -193,7 +212,7 @@ class Download {
       await this.keep?.start(this.#version);
     }
     const { total } = this.#version;
-    if (total === undefined) return this.#opened("download", total, this.#unmeasured(body.response));
+    if (total === undefined) return this.#opened("download", total, this.#unmeasured(body));
     if (body.response.status === 206) this.#knowRanges();
     void this.#connect(body);
     return this.#opened("download", total);
@@ -214,25 +233,26 @@ class Download {
     try {
       return await this.#persist(() => this.#ask(span, again));
     } catch (thrown) {
-      if (!(thrown instanceof Passing) || thrown.busy) throw thrown;
+      if (!(thrown instanceof Passing) || thrown.busy || thrown.silent) throw thrown;
       this.#knowNone();
       return this.#persist(() => this.#ask(undefined, again));
     }
   }
 
-  /** Makes a request that a busy server has refused again. */
+  /** Makes a request again that a busy server has refused, or not answered. */
   async #persist<T>(ask: () => Promise<T>): Promise<T> {
     for (let times = 1; ; times++) {
       try {
         return await ask();
       } catch (thrown) {
-        if (!(thrown instanceof Passing && thrown.busy) || times > RETRIES) throw thrown;
+        if (!(thrown instanceof Passing && (thrown.busy || thrown.silent)) || times > RETRIES) throw thrown;
         await this.#pause(times, thrown);
       }
     }
   }
 
   async #pause(times: number, why: Passing): Promise<void> {
+    this.#alive();
     const wait = why.wait ?? 250 * 2 ** (times - 1) * (0.75 + Math.random() / 2);
     await new Promise<void>((resolve) => {
       const timer = setTimeout(done, wait);
@@ -251,6 +271,31 @@ class Download {
     if (this.#abort.signal.aborted) throw abortError(this.signal);
   }
 
+  /** Waits for what a request brings next, and ends it when that takes too long. */
+  async #next<T>(link: AbortController, next: Promise<T>): Promise<T> {
+    const timer = this.patience <= FOREVER ? setTimeout(() => link.abort(), this.patience) : undefined;
+    try {
+      return await next;
+    } finally {
+      clearTimeout(timer);
+    }
+  }
+
+  /** Why a request has failed of which byte `at` was to come next. */
+  #broken(link: AbortController, at: number, otherwise: string, cause: unknown): Passing {
+    this.#alive();
+    if (!link.signal.aborted) return new Passing("network", `${this.url} ${otherwise}`, { cause });
+    const error = new Passing("timeout", `${this.url} sent nothing for ${this.patience / 1000} s, at byte ${at}`, { cause });
+    error.silent = true;
+    return error;
+  }
+
+  /** Lets go of a response that is not read. */
+  async #drop({ response, link }: Pick<Body, "response" | "link">): Promise<void> {
+    await response.body?.cancel().catch(() => {});
+    this.#links.delete(link);
+  }
+
   /** One request, of a range or of all. `again`: of a file kept in part, of which the caller finds out whether it is still the same. */
   async #ask(span: Span | undefined, again = false): Promise<Body> {
     this.#alive();
@@ -258,17 +303,20 @@ class Download {
     if (span) headers.set("Range", `bytes=${span.at}-${span.end - 1}`);
     // Browsers keep ranges, too: once is enough, and they would mix old ones with new.
     const cache = this.request?.cache ?? (span || this.keep ? "no-store" : "default");
+    const link = new AbortController();
+    this.#links.add(link);
+    const { signal } = link;
     let response: Response;
     try {
-      response = await fetch(this.url, { ...this.request, cache, headers, signal: this.#abort.signal });
+      response = await this.#next(link, fetch(this.url, { ...this.request, cache, headers, signal }));
     } catch (cause) {
-      this.#alive();
-      throw new Passing("network", `${this.url} could not be fetched: no connection, or the server does not allow this page to read it`, { cause });
+      this.#links.delete(link);
+      throw this.#broken(link, span?.at ?? 0, "could not be fetched: no connection, or the server does not allow this page to read it", cause);
     }
     const { status } = response;
-    if (status === 416 && again) return { response, at: 0 };
+    if (status === 416 && again) return { response, at: 0, link };
     if (!response.ok || !response.body) {
-      await response.body?.cancel().catch(() => {});
+      await this.#drop({ response, link });
       // The file was larger before.
       if (status === 416) throw new Changed();
       const message = `${this.url} answered ${status} ${response.statusText}`.trimEnd();
@@ -279,15 +327,15 @@ class Download {
       throw error;
     }
     if (!again && differ(this.#version, versionOf(response))) {
-      await response.body.cancel().catch(() => {});
+      await this.#drop({ response, link });
       throw new Changed();
     }
     if (span && status !== 206) this.#knowNone();
-    if (!span || status !== 206) return { response, at: 0 };
+    if (!span || status !== 206) return { response, at: 0, link };
     const at = /^bytes (\d+)-/.exec(response.headers.get("content-range") ?? "")?.[1];
-    if (at === undefined || Number(at) === span.at) return { response, at: span.at };
+    if (at === undefined || Number(at) === span.at) return { response, at: span.at, link };
     // Some other range: as good as none.
-    await response.body.cancel().catch(() => {});
+    await this.#drop({ response, link });
     this.#knowNone();
     return this.#ask(undefined, again);
   }
@@ -344,9 +392,7 @@ class Download {
 
   /** Opens as many connections as there is work for. */
   #hire(): void {
-    // One finds out whether there are ranges before more are opened.
-    const most = this.#ranges === false ? 1 : this.#ranges ? this.#limit : 2;
-    while (this.#active < most && !this.#closed && this.#failed === undefined) {
+    while (this.#active < this.#limit && !this.#closed && this.#failed === undefined) {
       const span = this.#claim();
       if (!span) return;
       void this.#connect(undefined, span);
@@ -357,7 +403,11 @@ class Download {
   async #connect(body: Body | undefined, span?: Span): Promise<void> {
     this.#active++;
     try {
-      if (body) span = this.#claim();
+      if (body) {
+        span = this.#claim();
+        // All that may be fetched for now is kept.
+        if (!span) await this.#drop(body);
+      }
       while (span && !this.#closed) {
         if (!(await this.#bring(span, body))) return;
         body = undefined;
@@ -382,7 +432,7 @@ class Download {
           if (body.response.status === 206) this.#knowRanges();
           if (body.response.status !== 206 && this.#active > 1) {
             // The one that was there first gets it all.
-            await body.response.body!.cancel().catch(() => {});
+            await this.#drop(body);
             this.#release(span);
             return false;
           }
@@ -390,17 +440,20 @@ class Download {
         await this.#read(body, span);
       } catch (thrown) {
         if (!(thrown instanceof Passing)) throw thrown;
-        if (this.#ranges === undefined && this.#active > 1 && !thrown.busy) {
+        if (this.#ranges === undefined && this.#active > 1 && !thrown.busy && !thrown.silent) {
           // Asked from another origin, some servers and browsers refuse ranges altogether.
           this.#knowNone();
           this.#release(span);
           return false;
         }
-        if (thrown.busy && this.#active > 1) {
+        // Some servers make all but a few connections wait.
+        if ((thrown.busy || thrown.silent) && this.#active > 1) {
           this.#limit = Math.max(1, this.#active - 1);
+          if (thrown.busy) this.#cautious = SPAN;
           this.#release(span);
           return false;
         }
+        this.#silent ||= thrown.silent;
         if (span.at > before) failures = 0;
         if (++failures > RETRIES) throw thrown;
         await this.#pause(failures, thrown);
@@ -411,7 +464,7 @@ class Download {
   }
 
   /** Takes a body as far as the span goes; if it is the whole file's, as far as there is something to take. */
-  async #read({ response, at }: Body, span: Span): Promise<void> {
+  async #read({ response, at, link }: Body, span: Span): Promise<void> {
     const whole = response.status !== 206;
     const reader = response.body!.getReader();
     try {
@@ -419,11 +472,10 @@ class Download {
         while (span.at >= span.end) {
           if (!whole || !(await this.#extend(span))) return;
         }
-        const { done, value } = await reader.read().catch((cause: unknown) => {
-          this.#alive();
-          throw new Passing("network", "the connection broke off during the download", { cause });
+        const { done, value } = await this.#next(link, reader.read()).catch((cause: unknown) => {
+          throw this.#broken(link, at, `broke off at byte ${at}`, cause);
         });
-        if (done) throw new Passing("network", "the server ended the download early");
+        if (done) throw new Passing("network", `${this.url} ended early, at byte ${at}`);
         let piece = value;
         while (piece.byteLength > 0) {
           while (span.at >= span.end) {
@@ -442,6 +494,7 @@ class Download {
       }
     } finally {
       await reader.cancel().catch(() => {});
+      this.#links.delete(link);
     }
   }
 
@@ -471,13 +524,29 @@ class Download {
       slice = { bytes: new Uint8Array(Math.min(SLICE, this.#version.total! - k * SLICE)), filled: 0 };
       this.#slices.set(k, slice);
     }
+    if (this.#silent) {
+      // It was the network, not the number of connections.
+      this.#silent = false;
+      if (this.#ranges) this.#limit = CONNECTIONS;
+    }
     const took = Math.min(piece.byteLength, slice.bytes.length - slice.filled);
     slice.bytes.set(piece.subarray(0, took), slice.filled);
     slice.filled += took;
     span.at += took;
-    if (slice.filled === slice.bytes.length) this.#store(k, slice.bytes);
+    if (slice.filled === slice.bytes.length) {
+      this.#store(k, slice.bytes);
+      this.#relax();
+    }
     this.#bell.ring();
     return took;
+  }
+
+  /** A slice has come while a server was taken to be busy. */
+  #relax(): void {
+    if (this.#cautious === 0 || this.#ranges === false || --this.#cautious > 0) return;
+    const most = this.#ranges ? CONNECTIONS : 2;
+    this.#limit = Math.min(this.#limit + 1, most);
+    if (this.#limit < most) this.#cautious = SPAN;
   }
 
   #store(k: number, bytes: Uint8Array): void {
@@ -544,17 +613,18 @@ class Download {
   }
 
   /** A body whose length nobody has told, which therefore is over when it ends. */
-  async *#unmeasured(response: Response): AsyncGenerator<Uint8Array> {
+  async *#unmeasured({ response, link }: Body): AsyncGenerator<Uint8Array> {
     const reader = response.body!.getReader();
     let slice = new Uint8Array(SLICE);
     let at = 0;
+    let come = 0;
     try {
       for (;;) {
-        const { done, value } = await reader.read().catch((cause: unknown) => {
-          this.#alive();
-          throw new ShohinError("network", "the connection broke off during the download", { cause });
+        const { done, value } = await this.#next(link, reader.read()).catch((cause: unknown) => {
+          throw this.#broken(link, come, `broke off at byte ${come}`, cause);
         });
         if (done) break;
+        come += value.byteLength;
         for (let from = 0; this.keep && from < value.byteLength; ) {
           const took = Math.min(value.byteLength - from, SLICE - (at % SLICE));
           slice.set(value.subarray(from, from + took), at % SLICE);

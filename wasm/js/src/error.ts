@@ -43,6 +43,8 @@ export type HostErrorCode =
   | "network"
   /** The server answered with an error status. */
   | "http"
+  /** The server sent nothing for as long as `stallTimeout` says, again and again. */
+  | "timeout"
   /** A file, blob or stream could not be read. */
   | "read"
   /** An argument is of the wrong kind. */

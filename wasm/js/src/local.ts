@@ -47,7 +47,7 @@ export const host: {
   teamModule: () => new URL("shohin_wasm_threads_bg.wasm", import.meta.url),
   gpuScript: () => new URL("webgpu.js", import.meta.url),
   gpuModule: () => new URL("shohin_wasm_webgpu_bg.wasm", import.meta.url),
-  open: (url, options, brief) => fetchPieces(url, options.request, options.signal, brief),
+  open: (url, options, brief) => fetchPieces(url, options, brief),
 };
 
 /** A compiled module's classes and functions. */

@@ -29,7 +29,7 @@ host.teamModule = async () => readFile(new URL("shohin_wasm_threads_bg.wasm", im
 host.module = async () => readFile(new URL("shohin_wasm_bg.wasm", import.meta.url));
 
 host.open = async (name, options, brief) => {
-  if (/^(https?|data|blob):/.test(name)) return fetchPieces(name, options.request, options.signal, brief);
+  if (/^(https?|data|blob):/.test(name)) return fetchPieces(name, options, brief);
   return filePieces(name.startsWith("file:") ? fileURLToPath(name) : name);
 };
 

@@ -73,7 +73,7 @@ export async function joined(
   const blame = (part: number | undefined, thrown: unknown): ShohinError => {
     const error = toError(thrown);
     const at = part ?? (thrown as { part?: number }).part;
-    if (at === undefined || ["aborted", "network", "http", "integrity", "quota"].includes(error.code)) return error;
+    if (at === undefined || ["aborted", "network", "http", "timeout", "integrity", "quota"].includes(error.code)) return error;
     return new ShohinError(error.code, `${parts[at]!.name}: ${error.message}`, { cause: thrown });
   };
   try {

@@ -1,5 +1,5 @@
 import type { LoadOptions } from "./api.js";
-import { downloadPieces } from "./download.js";
+import { downloadPieces, type DownloadOptions } from "./download.js";
 import { abortError, ShohinError, toError } from "./error.js";
 import type { NamedPieces } from "./parts.js";
 
@@ -26,13 +26,8 @@ export function sizeOf(response: Response): number | undefined {
 }
 
 /** Streams what a URL names. `brief`: perhaps only its beginning is wanted for a while. @internal */
-export function fetchPieces(
-  url: string,
-  request: LoadOptions["request"],
-  signal: AbortSignal | undefined,
-  brief = false,
-): Promise<Pieces> {
-  return downloadPieces(url, request, signal, undefined, brief);
+export function fetchPieces(url: string, options: DownloadOptions, brief = false): Promise<Pieces> {
+  return downloadPieces(url, options, undefined, brief);
 }
 
 /** Reads a file or blob in slices, so that it is never in memory as a whole. @internal */

@@ -9,9 +9,9 @@ import type { Answer, FromWorker, LoadRequest, Request, ToWorker } from "./proto
 /** Whether the model is read from a copy that is whole. */
 let fromCopy = false;
 
-host.open = async (url, { cache, request, signal }, brief) => {
-  if (!cache) return fetchPieces(url, request, signal, brief);
-  const pieces = await keptPieces(url, request, signal, cache === "require", brief);
+host.open = async (url, options, brief) => {
+  if (!options.cache) return fetchPieces(url, options, brief);
+  const pieces = await keptPieces(url, options, options.cache === "require", brief);
   fromCopy = pieces.stage === "read";
   return pieces;
 };

@@ -79,7 +79,8 @@ export function split(file, count) {
 /**
  * Serves a file as an ordinary server does, and has its weaknesses on demand: `state` may be changed at any time.
  * `ranges` is whether it knows them, `hates` whether it breaks off when asked for one, `breaks` the bytes after which every connection breaks, `most` the bytes
- * it gives for a range at most, `limit` those it gives before it falls silent, `refuse(n)` a status for its n-th answer. `asked` lists `[first byte, last byte]`.
+ * it gives for a range at most, `limit` those it gives before it falls silent, `refuse(n)` a status for its n-th answer,
+ * `mute(n)` whether there is none, `piece` the bytes it sends at once, `pace` milliseconds between them, `unmeasured` whether it tells no length. `asked` lists `[first byte, last byte]`.
  */
 export function origin(file, state = {}) {
   Object.assign(state, { file, ranges: true, etag: '"one"', asked: [], open: 0, mostOpen: 0, sent: 0, ...state });
@@ -89,6 +90,7 @@ export function origin(file, state = {}) {
     let last = Math.min(Number(asked?.[2] || state.file.length - 1), state.file.length - 1);
     state.asked.push([first, last]);
     if (state.hates && request.headers.range) return response.destroy();
+    if (state.mute?.(state.asked.length)) return;
     const refused = state.refuse?.(state.asked.length);
     const { file, etag, breaks, most, exposed } = state;
     if (refused) return response.writeHead(refused, { "Retry-After": "0" }).end();
@@ -101,11 +103,11 @@ export function origin(file, state = {}) {
       "Access-Control-Allow-Origin": "*",
       ...(asked && exposed !== false && { "Content-Range": `bytes ${first}-${last}/${file.length}` }),
       ...(etag && { ETag: etag }),
-      "Content-Length": last - first + 1,
+      ...(!state.unmeasured && { "Content-Length": last - first + 1 }),
     });
     for (let at = first; at <= last && !response.destroyed; ) {
       // Slow enough for a reader to see something in between.
-      const end = Math.min(at + (128 << 10), last + 1, breaks ? first + breaks : Infinity);
+      const end = Math.min(at + (state.piece ?? 128 << 10), last + 1, breaks ? first + breaks : Infinity);
       if (end > at && !response.write(file.subarray(at, end))) {
         await Promise.race([closed, new Promise((resolve) => response.once("drain", resolve))]);
       }

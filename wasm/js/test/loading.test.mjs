@@ -39,6 +39,11 @@ async function serving(file, state, use) {
   }
 }
 
+/** Waits for what is certain to come. */
+async function until(done) {
+  while (!done()) await new Promise((resolve) => setTimeout(resolve, 20));
+}
+
 const load = async (url, options) => say(await Engine.load(url, { threads: 1, ...options }));
 const code = (promise) => promise.then(() => "none", (error) => error.code ?? `${error}`);
 
@@ -126,6 +131,44 @@ describe("a download", () => {
     });
     assert.equal(await code(Engine.load("http://127.0.0.1:9/model.gguf")), "network");
   });
+
+  test("goes on where connections fall silent, or never answer", async () => {
+    await serving(large, { breaks: 3 << 20, hangs: true, mute: (n) => n === 2 }, async (url, state) => {
+      assert.equal(await load(url, { stallTimeout: 300 }), TEXT);
+      assert.ok(state.asked.length > 8, `${state.asked.length} requests`);
+      assert.ok(state.sent < 2 * large.length, `${state.sent} bytes sent`);
+    });
+    await serving(small, { mute: (n) => n === 1 }, async (url, state) => {
+      assert.equal(await load(url, { stallTimeout: 300 }), TEXT);
+      assert.ok(state.asked.length > 1);
+    });
+    // One connection is all that the server serves.
+    await serving(large, { mute: (n) => n > 1 && n < 5 }, async (url) => assert.equal(await load(url, { stallTimeout: 300 }), TEXT));
+  });
+
+  test("is given up when nothing comes any more, and says where", async () => {
+    const failed = (state, file = large) =>
+      serving(file, state, async (url, state) => {
+        const { code, message } = await Engine.load(url, { stallTimeout: 200 }).catch((error) => error);
+        await until(() => state.open === 0);
+        return { code, at: message.startsWith(`${url} sent nothing for 0.2 s, at byte `) ? Number(message.split(" ").at(-1)) : message, asked: state.asked.length };
+      });
+    const [never, half, unmeasured] = await Promise.all([
+      failed({ mute: () => true }),
+      failed({ breaks: 3 << 20, hangs: true, mute: (n) => n > 3 }),
+      failed({ unmeasured: true, ranges: false, breaks: 1 << 20, hangs: true }),
+    ]);
+    assert.deepEqual(never, { code: "timeout", at: 0, asked: 6 });
+    assert.ok(half.code === "timeout" && half.at >= 3 << 20 && half.at < large.length && half.asked > 6, JSON.stringify(half));
+    // From the beginning it would only be the same again.
+    assert.deepEqual(unmeasured, { code: "timeout", at: 1 << 20, asked: 1 });
+  });
+
+  test("may trickle", () =>
+    serving(small, { ranges: false, pace: 400 }, async (url, state) => {
+      assert.equal(await load(url, { stallTimeout: 3000 }), TEXT);
+      assert.equal(state.asked.length, 1);
+    }));
 
   test("is over as soon as its header is wrong", async () => {
     const llama = Buffer.from(large);
