@@ -12,7 +12,8 @@ const LAST = "shohin.model";
 interface Source {
   /** What messages call it. */
   name: string;
-  from: URL | File;
+  /** An address, or the file, or all files of a model in parts. */
+  from: URL | File[];
   embedded?: boolean;
 }
 
@@ -100,7 +101,7 @@ async function load(source: Source): Promise<void> {
   loading = { source, abort, done: new Promise((resolve) => (done = resolve)) };
   showAlert(undefined);
   page.loading.hidden = false;
-  showProgress(source, { stage: source.from instanceof File ? "read" : "download", loaded: 0 });
+  showProgress(source, { stage: source.from instanceof URL ? "download" : "read", loaded: 0 });
   const url = source.from instanceof URL && !source.embedded ? source.from.href : undefined;
   // Set again once the model works: one that takes the tab down is not loaded at every visit.
   forgetLast();
@@ -289,9 +290,9 @@ export function initModels(): void {
   onLoadOptions.change = () => void reload();
   page.openFile.addEventListener("click", () => page.file.click());
   page.file.addEventListener("change", () => {
-    const [file] = page.file.files ?? [];
+    const files = [...(page.file.files ?? [])];
     page.file.value = "";
-    if (file) openFile(file);
+    openFiles(files);
   });
   page.urlForm.addEventListener("submit", (event) => {
     event.preventDefault();
@@ -321,8 +322,7 @@ export function initModels(): void {
     event.preventDefault();
     depth = 0;
     page.drop.hidden = true;
-    const [file] = event.dataTransfer?.files ?? [];
-    if (file) openFile(file);
+    openFiles([...(event.dataTransfer?.files ?? [])]);
   });
 
   if (!localStorage.getItem(LAST)) return void load(sprout);
@@ -332,6 +332,10 @@ export function initModels(): void {
   });
 }
 
-function openFile(file: File): void {
-  pick({ name: file.name, from: file });
+function openFiles(files: File[]): void {
+  const [first] = files;
+  if (!first) return;
+  // Parts of a model go by its name.
+  const name = files.length > 1 ? first.name.replace(/-\d{5}-of-\d{5}.*(?=\.gguf$)/, "") : first.name;
+  pick({ name, from: files });
 }

@@ -7,6 +7,7 @@ import { availableParallelism } from "node:os";
 import { after, afterEach, before, beforeEach, describe, test } from "node:test";
 import { fileURLToPath } from "node:url";
 import { launch, serve } from "../../wasm/js/test/chromium.mjs";
+import { split } from "../../wasm/js/test/gguf.mjs";
 
 const MODEL = fileURLToPath(new URL("../../models/sprout.gguf", import.meta.url));
 
@@ -242,6 +243,36 @@ describe("the page", () => {
     await page.dispatchEvent("body", "drop", { dataTransfer });
     assert.equal(await page.locator("#drop").isVisible(), false);
     await page.locator("#status").filter({ hasText: "dropped.gguf is ready" }).waitFor({ state: "attached" });
+    assert.notEqual(await ask("Hello!"), "");
+  });
+
+  test("loads a model in several files, and says which are wrong", async () => {
+    await ready();
+    const model = await readFile(MODEL);
+    const files = split(model, 3).map((buffer, i) => ({ name: `mine-0000${i + 1}-of-00003.gguf`, mimeType: "", buffer }));
+    await page.setInputFiles("#file", [files[2], files[0], files[1]]);
+    await loaded("mine.gguf");
+    assert.equal(await page.locator("#alert").isVisible(), false);
+    assert.notEqual(await ask("Hello!"), "");
+    for (const [picked, message] of [
+      [[files[2], files[0]], /^mine\.gguf could not be loaded: mine-00002-of-00003\.gguf is missing/],
+      [[files[1]], /^mine-00002-of-00003\.gguf could not be loaded: mine-00001-of-00003\.gguf is missing/],
+      [[files[0], { ...files[1], name: "other-00002-of-00003.gguf" }, files[2]], /mine-00001-of-00003\.gguf and other-00002-of-00003\.gguf are not parts of the same model/],
+      [[files[0], { ...files[2], name: files[1].name }, { ...files[1], name: files[2].name }], /^mine\.gguf cannot be used: mine-00002-of-00003\.gguf: /],
+    ]) {
+      await page.setInputFiles("#file", picked);
+      await page.locator("#alert-text").filter({ hasText: message }).waitFor();
+      await ready();
+    }
+    const parts = files.map(({ name, buffer }) => [name, buffer.toString("base64")]);
+    const dataTransfer = await page.evaluateHandle((parts) => {
+      const data = new DataTransfer();
+      const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+      for (const [name, text] of parts.reverse()) data.items.add(new File([bytes(text)], name.replace("mine", "dropped")));
+      return data;
+    }, parts);
+    await page.dispatchEvent("body", "drop", { dataTransfer });
+    await loaded("dropped.gguf");
     assert.notEqual(await ask("Hello!"), "");
   });
 

@@ -1,5 +1,12 @@
-/** Where a model comes from. Bytes are copied into the engine and stay yours. */
-export type ModelSource = string | URL | Blob | ArrayBuffer | ArrayBufferView;
+/** A file with a model or a part of one: an address (in Node also a path), or the file itself. */
+export type ModelFile = string | URL | Blob;
+
+/**
+ * Where a model comes from. Bytes are copied into the engine and stay yours. Several files, such as an array or a `FileList`,
+ * are the parts of one model: in any order if they are named `name-00001-of-00003.gguf` and so on, otherwise in theirs. Of an
+ * address or path of that form one is enough: the other parts are found beside it.
+ */
+export type ModelSource = ModelFile | ArrayBuffer | ArrayBufferView | Iterable<ModelFile>;
 
 /** How far loading has come. */
 export interface Progress {

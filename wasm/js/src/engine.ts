@@ -2,7 +2,7 @@ import type { ChatFinish, ChatOptions, Chunk, ConversationOptions, EmbedOptions,
 import { complete, type ChatCompletion, type ChatCompletionChunk, type ChatCompletionRequest } from "./completion.js";
 import { abortError, converted, ShohinError } from "./error.js";
 import type { FromWorker, LoadRequest, Request, ToWorker } from "./protocol.js";
-import { kindOf } from "./source.js";
+import { kindOf, type FileKind, type Kind } from "./source.js";
 
 const PIECE = 4 << 20;
 
@@ -108,37 +108,33 @@ export class Engine {
    * Loads a model and starts a worker for it.
    *
    * The bytes go straight into the engine's memory and are held there once: a URL is streamed, a file is read in
-   * slices, and an array is copied piece by piece.
+   * slices, and an array is copied piece by piece. Several files are the parts of one model.
    */
   static async load(source: ModelSource, options: LoadOptions = {}): Promise<Engine> {
+    const kind = kindOf(source);
     if (options.backend === "auto") {
       try {
-        return await Engine.#load(source, options);
+        return await Engine.#load(kind, options);
       } catch (thrown) {
         // Bytes that were sent to a worker can be sent again; other sources it has tried again by itself.
         if (!(thrown instanceof ShohinError && thrown.code.startsWith("gpu_"))) throw thrown;
       }
-      return Engine.#load(source, { ...options, backend: "cpu" });
+      return Engine.#load(kind, { ...options, backend: "cpu" });
     }
-    return Engine.#load(source, options);
+    return Engine.#load(kind, options);
   }
 
-  static async #load(source: ModelSource, options: LoadOptions): Promise<Engine> {
+  static async #load(kind: Kind, options: LoadOptions): Promise<Engine> {
     const { onProgress, signal, workerUrl, wasmUrl, ...rest } = options;
     if (signal?.aborted) throw abortError(signal);
-    const kind = kindOf(source);
-    const engine = new Engine(startWorker(workerUrl));
     const base = typeof document === "undefined" ? location.href : document.baseURI;
+    const file = (file: FileKind) => ("url" in file ? { url: absolute(file.url, base) } : file);
     const request: LoadRequest = {
       call: "load",
-      source:
-        "url" in kind
-          ? { url: absolute(kind.url, base) }
-          : "blob" in kind
-            ? { blob: kind.blob }
-            : { feed: kind.bytes.byteLength },
+      source: "bytes" in kind ? { feed: kind.bytes.byteLength } : "files" in kind ? { files: kind.files.map(file) } : file(kind),
       options: wasmUrl === undefined ? rest : { ...rest, wasmUrl: absolute(String(wasmUrl), base) },
     };
+    const engine = new Engine(startWorker(workerUrl));
     let at = 0;
     // Ends the worker at once, also while it is busy.
     const abort = () => engine.#die(abortError(signal));

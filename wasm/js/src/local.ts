@@ -4,8 +4,8 @@ import { ReplyStream } from "./reply.js";
 import { keep, kept } from "./snapshots.js";
 import { abortError, converted, ShohinError, toError } from "./error.js";
 import { steady } from "./download.js";
-import { joined, openAll } from "./parts.js";
-import { blobPieces, bytesPieces, fetchPieces, kindOf, pour, type Pieces } from "./source.js";
+import { joined } from "./parts.js";
+import { fetchPieces, kindOf, openKind, pour, type Kind, type Pieces } from "./source.js";
 import type { GpuEmbedder, GpuModel, GpuTimeline } from "shohin-webgpu";
 import init, * as alone from "../../pkg/shohin_wasm.js";
 
@@ -543,16 +543,18 @@ export class LocalEngine {
   static async load(source: ModelSource, options: LoadOptions = {}): Promise<LocalEngine> {
     if (options.signal?.aborted) throw abortError(options.signal);
     checkFormats(options);
-    const kind = kindOf(source);
-    const open = () =>
-      "url" in kind ? openAll(kind.url, (name, brief) => host.open(name, options, brief)) : "blob" in kind ? blobPieces(kind.blob) : bytesPieces(kind.bytes);
+    return LocalEngine.#load(kindOf(source), options);
+  }
+
+  static async #load(kind: Kind, options: LoadOptions): Promise<LocalEngine> {
+    const open = () => openKind(kind, (name, brief) => host.open(name, options, brief));
     if (options.backend === "auto") {
       try {
         return await steady(() => LocalEngine.#readOnGpu(open, options));
       } catch (thrown) {
         if (!isGpuTrouble(thrown)) throw thrown;
       }
-      return LocalEngine.load(source, { ...options, backend: "cpu" });
+      return LocalEngine.#load(kind, { ...options, backend: "cpu" });
     }
     if (options.backend === "webgpu") return steady(() => LocalEngine.#readOnGpu(open, options));
     const module = instantiate(options);

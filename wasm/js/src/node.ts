@@ -4,7 +4,7 @@ import { availableParallelism } from "node:os";
 import { fileURLToPath } from "node:url";
 import { ShohinError } from "./error.js";
 import { host, LocalConversation, LocalEngine, MOST_THREADS } from "./local.js";
-import { fetchPieces, type Pieces } from "./source.js";
+import { BEGIN, fetchPieces, SLICE, type Pieces } from "./source.js";
 
 export * from "./local.js";
 export { LocalConversation as Conversation, LocalEngine as Engine };
@@ -30,26 +30,31 @@ host.module = async () => readFile(new URL("shohin_wasm_bg.wasm", import.meta.ur
 
 host.open = async (name, options, brief) => {
   if (/^(https?|data|blob):/.test(name)) return fetchPieces(name, options, brief);
-  return filePieces(name.startsWith("file:") ? fileURLToPath(name) : name);
+  return filePieces(name.startsWith("file:") ? fileURLToPath(name) : name, brief);
 };
 
-async function filePieces(path: string): Promise<Pieces> {
+/** As `blobPieces`. */
+async function filePieces(path: string, brief: boolean): Promise<Pieces> {
   const fail = (cause: unknown) =>
     new ShohinError("read", `${path} could not be read: ${(cause as Error).message}`, { cause });
   const file = await open(path).catch((cause: unknown) => {
     throw fail(cause);
   });
-  const { size } = await file.stat();
+  const { size } = await file.stat().catch(async (cause: unknown) => {
+    await file.close();
+    throw fail(cause);
+  });
   return {
     stage: "read",
     total: size,
     pieces: (async function* () {
-      const buffer = new Uint8Array(4 << 20);
+      let buffer = new Uint8Array(brief ? BEGIN : SLICE);
       try {
         for (;;) {
           const { bytesRead } = await file.read(buffer);
           if (bytesRead === 0) return;
           yield buffer.subarray(0, bytesRead);
+          if (buffer.length < SLICE) buffer = new Uint8Array(2 * buffer.length);
         }
       } catch (cause) {
         throw fail(cause);

@@ -27,13 +27,51 @@ interface Joiner {
   free(): void;
 }
 
+/** What its name says of a part. */
+function placeOf(name: string): { stem: string; no: number; count: number } | undefined {
+  const path = /^https?:/i.test(name) ? name.replace(/[?#].*$/s, "") : name;
+  // Browsers put ` (1)` behind the name of a second copy.
+  const [, stem = "", no, count] = /([^\\/]*)-(\d{5})-of-(\d{5})(?:\D[^\\/]*)?$/.exec(path) ?? [];
+  return Number(no) >= 1 && Number(no) <= Number(count) ? { stem, no: Number(no), count: Number(count) } : undefined;
+}
+
+/** Brings the parts of a model into order by their names, where all of these tell it. @internal */
+export function inOrder<T extends { name: string }>(files: readonly T[]): T[] {
+  const places = files.map(({ name }) => placeOf(name));
+  const [first] = places;
+  if (!first || places.includes(undefined)) return [...files];
+  const { stem, count } = first;
+  if (count > MOST_PARTS) throw new ShohinError("limit", `a model in ${count} parts is more than ${MOST_PARTS}`);
+  const slots: (T | undefined)[] = Array.from({ length: count });
+  for (const [i, file] of files.entries()) {
+    const place = places[i]!;
+    if (place.stem !== stem || place.count !== count) {
+      throw new ShohinError("argument", `${files[0]!.name} and ${file.name} are not parts of the same model`);
+    }
+    const twin = slots[place.no - 1];
+    if (twin) throw new ShohinError("argument", `${twin.name} and ${file.name} are the same part of the model`);
+    slots[place.no - 1] = file;
+  }
+  return slots.map((file, i) => {
+    if (file) return file;
+    const digits = (n: number) => String(n).padStart(5, "0");
+    throw new ShohinError("read", `${stem}-${digits(i + 1)}-of-${digits(count)}.gguf is missing: all ${count} parts of the model are needed`);
+  });
+}
+
 /** Opens a model by its name, all parts of it if there are several. `open` opens a file. @internal */
 export async function openAll(name: string, open: (name: string, brief: boolean) => Promise<Pieces>): Promise<Pieces> {
-  const names = partsOf(name);
-  if (!names) return open(name, false);
+  const names = partsOf(name) ?? [name];
+  return openParts(names.map((name) => ({ name, open: (brief) => open(name, brief) })));
+}
+
+/** Opens the files of a model, which are in order. @internal */
+export async function openParts(files: { name: string; open: (brief: boolean) => Promise<Pieces> }[]): Promise<Pieces> {
+  const [only] = files;
+  if (only && files.length === 1) return only.open(false);
   const parts: NamedPieces[] = [];
   try {
-    for (const name of names) parts.push({ name, ...(await open(name, true)) });
+    for (const { name, open } of files) parts.push({ name, ...(await open(true)) });
   } catch (thrown) {
     await closeAll(parts);
     throw thrown;
@@ -74,7 +112,8 @@ export async function joined(
     const error = toError(thrown);
     const at = part ?? (thrown as { part?: number }).part;
     if (at === undefined || ["aborted", "network", "http", "timeout", "integrity", "quota"].includes(error.code)) return error;
-    return new ShohinError(error.code, `${parts[at]!.name}: ${error.message}`, { cause: thrown });
+    const alien = error.code === "missing_key" && error.message.includes("split.") ? "; it is no part of a model in several files" : "";
+    return new ShohinError(error.code, `${parts[at]!.name}: ${error.message}${alien}`, { cause: thrown });
   };
   try {
     if (sha256 !== undefined || bytes !== undefined) throw new ShohinError("argument", "sha256 and bytes are those of one file, and this model is in parts");

@@ -1,6 +1,7 @@
 // What the page and the worker say to each other. Every request has an id; its answers carry the same one.
 import type { ChatOptions, Chunk, ConversationOptions, EmbedOptions, EngineInfo, GenerateOptions, LoadOptions, Message, Progress, Restored, RestoreOptions, Snapshot } from "./api.js";
 import type { ErrorCode } from "./error.js";
+import type { FileKind } from "./source.js";
 
 /** Options without what cannot be sent. @internal */
 export type Sendable<T> = Omit<T, "signal" | "onProgress" | "workerUrl" | "wasmUrl">;
@@ -9,7 +10,7 @@ export type Sendable<T> = Omit<T, "signal" | "onProgress" | "workerUrl" | "wasmU
 export type LoadRequest = {
   call: "load";
   /** `feed`: the page sends the bytes, piece by piece, as it is asked for them. */
-  source: { url: string } | { blob: Blob } | { feed: number };
+  source: FileKind | { files: FileKind[] } | { feed: number };
   options: Sendable<LoadOptions> & { wasmUrl?: string };
 };
 

@@ -1,7 +1,7 @@
 import type { LoadOptions } from "./api.js";
 import { downloadPieces, type DownloadOptions } from "./download.js";
 import { abortError, ShohinError, toError } from "./error.js";
-import type { NamedPieces } from "./parts.js";
+import { inOrder, openAll, openParts, type NamedPieces } from "./parts.js";
 
 /** A model file as a stream of pieces. @internal */
 export interface Pieces {
@@ -15,7 +15,10 @@ export interface Pieces {
   parts?: NamedPieces[];
 }
 
-const SLICE = 4 << 20;
+/** Bytes of a file that are read at once. @internal */
+export const SLICE = 4 << 20;
+/** The same at the beginning of a file of which perhaps no more is wanted for a while. @internal */
+export const BEGIN = 64 << 10;
 
 /** The size of the file that a response brings, if it is told and true. @internal */
 export function sizeOf(response: Response): number | undefined {
@@ -30,15 +33,15 @@ export function fetchPieces(url: string, options: DownloadOptions, brief = false
   return downloadPieces(url, options, undefined, brief);
 }
 
-/** Reads a file or blob in slices, so that it is never in memory as a whole. @internal */
-export function blobPieces(blob: Blob): Pieces {
+/** Reads a file or blob in slices, so that it is never in memory as a whole. `brief`: from small slices on. @internal */
+export function blobPieces(blob: Blob, brief = false): Pieces {
   return {
     stage: "read",
     total: blob.size,
     pieces: (async function* () {
-      for (let at = 0; at < blob.size; at += SLICE) {
+      for (let at = 0, size = brief ? BEGIN : SLICE; at < blob.size; at += size, size = Math.min(2 * size, SLICE)) {
         try {
-          yield new Uint8Array(await blob.slice(at, at + SLICE).arrayBuffer());
+          yield new Uint8Array(await blob.slice(at, at + size).arrayBuffer());
         } catch (cause) {
           throw new ShohinError("read", "the file could not be read; it may have been changed or removed", { cause });
         }
@@ -60,19 +63,59 @@ export function bytesPieces(bytes: Uint8Array): Pieces {
   };
 }
 
-/** What kind of source an argument is. @internal */
-export type Kind = { url: string } | { blob: Blob } | { bytes: Uint8Array };
+/** What one file is. @internal */
+export type FileKind = { url: string } | { blob: Blob };
 
-/** @internal */
-export function kindOf(source: unknown): Kind {
+/** What kind of source an argument is. @internal */
+export type Kind = FileKind | { files: FileKind[] } | { bytes: Uint8Array };
+
+function fileOf(source: unknown): FileKind | undefined {
   if (typeof source === "string") return { url: source };
   if (source instanceof URL) return { url: source.href };
-  if (source instanceof Blob) return { blob: source };
+  return source instanceof Blob ? { blob: source } : undefined;
+}
+
+/** What errors call a file. */
+function nameOf(file: FileKind, index: number): string {
+  if ("url" in file) return file.url;
+  return file.blob instanceof File ? file.blob.name : `part ${index + 1}`;
+}
+
+/** Several files are those of one model, in order. @internal */
+export function kindOf(source: unknown): Kind {
+  const file = fileOf(source);
+  if (file) return file;
   if (source instanceof ArrayBuffer) return { bytes: new Uint8Array(source) };
   if (ArrayBuffer.isView(source)) {
     return { bytes: new Uint8Array(source.buffer as ArrayBuffer, source.byteOffset, source.byteLength) };
   }
-  throw new ShohinError("argument", "the model must be a URL, a File or Blob, an ArrayBuffer or a typed array");
+  if (typeof source !== "object" || source === null || !(Symbol.iterator in source)) {
+    throw new ShohinError("argument", "the model must be a URL, a File or Blob, an ArrayBuffer, a typed array, or several files");
+  }
+  const files = Array.from(source as Iterable<unknown>, (each) => {
+    const file = fileOf(each);
+    if (!file) throw new ShohinError("argument", "each part of a model must be a URL, a File or a Blob");
+    return file;
+  });
+  const [only] = files;
+  if (!only) throw new ShohinError("argument", "there is no file in the list");
+  // Other parts are found beside a URL, but not beside a file.
+  if (files.length === 1 && "url" in only) return only;
+  const sorted = inOrder(files.map((file, i) => ({ name: nameOf(file, i), file })));
+  return { files: sorted.map(({ file }) => file) };
+}
+
+/** Opens what a source names. `open` opens a URL. @internal */
+export async function openKind(kind: Kind, open: (url: string, brief: boolean) => Promise<Pieces>): Promise<Pieces> {
+  if ("url" in kind) return openAll(kind.url, open);
+  if ("blob" in kind) return blobPieces(kind.blob);
+  if ("bytes" in kind) return bytesPieces(kind.bytes);
+  return openParts(
+    kind.files.map((file, i) => ({
+      name: nameOf(file, i),
+      open: async (brief) => ("url" in file ? open(file.url, brief) : blobPieces(file.blob, brief)),
+    })),
+  );
 }
 
 /** Hands every piece to `sink` and reports progress; throws when aborted. @internal */

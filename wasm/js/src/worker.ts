@@ -6,13 +6,13 @@ import { checkFormats, host, LocalEngine, type LocalConversation } from "./local
 import { fetchPieces } from "./source.js";
 import type { Answer, FromWorker, LoadRequest, Request, ToWorker } from "./protocol.js";
 
-/** Whether the model is read from a copy that is whole. */
+/** Whether some file of the model is read from a copy that is whole. */
 let fromCopy = false;
 
 host.open = async (url, options, brief) => {
   if (!options.cache) return fetchPieces(url, options, brief);
   const pieces = await keptPieces(url, options, options.cache === "require", brief);
-  fromCopy = pieces.stage === "read";
+  fromCopy ||= pieces.stage === "read";
   return pieces;
 };
 
@@ -125,17 +125,19 @@ function load(id: number, { source, options }: LoadRequest, signal: AbortSignal)
   if ("feed" in source) {
     return LocalEngine.read({ stage: "read", total: source.feed, pieces: fed(id, signal), close: () => {} }, all);
   }
-  if ("blob" in source) return LocalEngine.load(source.blob, all);
-  const { url } = source;
-  const attempt = (again: boolean): Promise<LocalEngine> =>
-    LocalEngine.load(url, all).catch(async (error: unknown) => {
+  const files = ("files" in source ? source.files : [source]).map((file) => ("url" in file ? file.url : file.blob));
+  const attempt = (again: boolean): Promise<LocalEngine> => {
+    fromCopy = false;
+    return LocalEngine.load("files" in source ? files : files[0]!, all).catch(async (error: unknown) => {
       const { code } = toError(error);
       if (!options.cache || !OF_THE_FILE.has(code)) throw error;
-      const had = await deleteCache(url).catch(() => false);
+      const urls = files.filter((file) => typeof file === "string");
+      const had = await Promise.all(urls.map((url) => deleteCache(url).catch(() => false)));
       // The copy may have been damaged where it was kept; what was downloaded just now will not get better.
-      if (had && fromCopy && !again) return attempt(true);
+      if (had.includes(true) && fromCopy && !again) return attempt(true);
       throw error;
     });
+  };
   return attempt(false);
 }
 

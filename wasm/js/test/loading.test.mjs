@@ -234,6 +234,56 @@ describe("a model in parts", () => {
     }
   });
 
+  const file = (i, name = NAMES[i]) => new File([parts[i]], name);
+
+  test("may be given as its files, in any order", async () => {
+    const blobs = parts.map((part) => new Blob([part]));
+    // Names that do not tell the order are taken as they come.
+    for (const files of [[2, 0, 1].map((i) => file(i)), blobs, [file(0, "a.gguf"), blobs[1], file(2, "c.gguf")]]) {
+      assert.equal(await load(files), TEXT);
+    }
+    assert.equal(await load([file(1), file(0), file(2, "model-00003-of-00003 (1).gguf")].values()), TEXT);
+    assert.equal(await load([new Blob([small])]), TEXT);
+    const folder = await mkdtemp(join(tmpdir(), "parts-"));
+    const [, second] = parts.map((part) => origin(part));
+    const server = await serve(DIST, { "/second.gguf": second.answer, [`/${NAMES[1]}`]: second.answer });
+    try {
+      const paths = NAMES.map((name) => join(folder, name));
+      await Promise.all(paths.map((path, i) => writeFile(path, parts[i])));
+      assert.equal(await load([paths[2], paths[1], paths[0]]), TEXT);
+      assert.equal(await load([file(2), `${server.url}${NAMES[1]}?download=true`, new URL(`file://${paths[0]}`)]), TEXT);
+      assert.equal(await load([paths[0], `${server.url}second.gguf`, file(2)]), TEXT);
+      await rm(paths[1]);
+      const error = await Engine.load([paths[2], paths[1], paths[0]]).catch((error) => error);
+      assert.ok(error.code === "read" && error.message.includes(paths[1]), error.message);
+    } finally {
+      await server.close();
+      await rm(folder, { recursive: true });
+    }
+  });
+
+  test("is refused when its files are not all of it, or not only", async () => {
+    const wrong = async (files, options) => {
+      const { code, message } = await Engine.load(files, options).catch((error) => error);
+      return `${code}: ${message}`;
+    };
+    assert.match(await wrong([file(2), file(0)]), /^read: model-00002-of-00003\.gguf is missing/);
+    assert.match(await wrong([file(1)]), /^read: model-00001-of-00003\.gguf is missing/);
+    assert.match(await wrong([file(0), file(1), file(1, "model-00002-of-00003 (1).gguf"), file(2)]), /^argument: .* are the same part/);
+    assert.match(await wrong([file(0), file(1), file(2, "other-00003-of-00003.gguf")]), /^argument: .* not parts of the same model/);
+    assert.match(await wrong([file(0), new File([parts[1]], "b-00002-of-99999.gguf")]), /^argument: .* not parts of the same model/);
+    assert.match(await wrong([new File([parts[1]], "b-00002-of-99999.gguf")]), /^limit: /);
+    // What they are is in the files, not in their names.
+    assert.match(await wrong([file(0), file(2, NAMES[1]), file(1, NAMES[2])]), /^key_value: model-00002-of-00003\.gguf: /);
+    assert.match(await wrong([file(1, "a.gguf"), file(0, "b.gguf"), file(2, "c.gguf")]), /^key_value: a\.gguf: /);
+    assert.match(await wrong([file(0, "a.gguf"), file(1, "b.gguf")]), /^key_value: a\.gguf: /);
+    assert.match(await wrong([new Blob([small]), new Blob([other])]), /^missing_key: part 1: .* no part of a model/);
+    assert.match(await wrong([file(0), file(1), new File([parts[2].subarray(0, -9)], NAMES[2])]), /^(truncated|tensor_range): model-00003-of-00003\.gguf: /);
+    assert.match(await wrong([]), /^argument: /);
+    assert.match(await wrong([small, small]), /^argument: /);
+    assert.match(await wrong([file(0), file(1), file(2)], { sha256: "0".repeat(64) }), /^argument: /);
+  });
+
   test("is refused when there are too many", async () => {
     const found = (count) => code(Engine.load(join(tmpdir(), `none-00001-of-${count}.gguf`)));
     assert.deepEqual([await found("01000"), await found("01001"), await found("99999")], ["read", "limit", "limit"]);
@@ -265,6 +315,79 @@ describe("a model in parts", () => {
     } finally {
       await server.close();
     }
+  });
+});
+
+describe("files in a page", () => {
+  let browser, server, page;
+  const middle = origin(parts[1]);
+  before(async () => {
+    server = await serve(DIST, {
+      "/": (_request, response) => response.writeHead(200, { "Content-Type": "text/html" }).end("<!doctype html><input type=file multiple>"),
+      "/middle.gguf": middle.answer,
+    });
+    browser = await launch();
+    page = await (await browser.newContext()).newPage();
+    page.setDefaultTimeout(60_000);
+    await page.goto(server.url);
+  });
+  after(async () => {
+    await browser?.close();
+    await server?.close();
+  });
+
+  /** Picks parts in the page and loads them; a part that is a text is an address. */
+  const load = async (picked, options = {}) => {
+    const files = picked.filter((i) => typeof i === "number").map((i) => ({ name: NAMES[i], mimeType: "", buffer: parts[i] }));
+    await page.setInputFiles("input", files);
+    return page.evaluate(
+      async ([picked, options]) => {
+        const { Engine } = await import("/index.js");
+        const { files } = document.querySelector("input");
+        let next = 0;
+        const mixed = picked.map((each) => (typeof each === "string" ? each : files[next++]));
+        try {
+          const stages = new Set();
+          const engine = await Engine.load(picked.length === files.length ? files : mixed, { ...options, onProgress: ({ stage }) => stages.add(stage) });
+          let text = "";
+          for await (const chunk of engine.generate("Once upon a time", { preset: "greedy", maxTokens: 12 })) text += chunk.text;
+          const { backend, model } = engine.info;
+          await engine.dispose();
+          return { text, stages: [...stages], backend, bytes: model.fileBytes };
+        } catch (error) {
+          return { code: error.code, message: error.message };
+        }
+      },
+      [picked, options],
+    );
+  };
+
+  test("are the parts of one model, picked in any order", async () => {
+    const { text, stages, bytes } = await load([2, 0, 1]);
+    assert.deepEqual([text, stages], [TEXT, ["read", "prepare"]]);
+    assert.ok(bytes > 0.99 * small.length && bytes < 1.01 * small.length, `${bytes}`);
+    if (!existsSync(new URL("webgpu.js", DIST))) return;
+    const gpu = await load([1, 2, 0], { backend: "webgpu", activations: "f32", context: 64 });
+    assert.deepEqual([gpu.code, gpu.backend], [undefined, "webgpu"]);
+  });
+
+  test("are missed by their names", async () => {
+    for (const picked of [[2, 0], [2]]) {
+      const { code, message } = await load(picked);
+      const absent = picked.length === 2 ? NAMES[1] : NAMES[0];
+      assert.ok(code === "read" && message.startsWith(`${absent} is missing`), `${code} ${message}`);
+    }
+  });
+
+  test("may stand beside addresses, which are kept and mended", async () => {
+    // The names do not tell the order, so it is the one given.
+    const picked = [0, "middle.gguf", 2];
+    assert.equal((await load(picked, { cache: true })).text, TEXT);
+    middle.state.asked = [];
+    assert.equal((await load(picked, { cache: true })).text, TEXT);
+    assert.deepEqual(middle.state.asked, []);
+    const { code, message } = await load([0, 2, "middle.gguf"], { cache: true });
+    assert.ok(code === "key_value" && message.startsWith(NAMES[2]), `${code} ${message}`);
   });
 });
 
