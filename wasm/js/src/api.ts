@@ -24,7 +24,7 @@ export interface LoadOptions {
   onProgress?: (progress: Progress) => void;
   /** Aborts the download or the loading. */
   signal?: AbortSignal;
-  /** Tokens a conversation can hold. Default: the model's own limit, at most 4096. */
+  /** Tokens a conversation can hold, at least 1. Default: the model's own limit, at most 4096. */
   context?: number;
   /** Number format of the key-value cache. Default `f16`. */
   kv?: "f16" | "f32" | "q8";

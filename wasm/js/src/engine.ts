@@ -2,6 +2,7 @@ import type { ChatFinish, ChatOptions, Chunk, ConversationOptions, EmbedOptions,
 import { complete, type ChatCompletion, type ChatCompletionChunk, type ChatCompletionRequest } from "./completion.js";
 import { abortError, converted, ShohinError } from "./error.js";
 import type { FromWorker, LoadRequest, Request, ToWorker } from "./protocol.js";
+import { checkLoad } from "./options.js";
 import { kindOf, type FileKind, type Kind } from "./source.js";
 
 const PIECE = 4 << 20;
@@ -112,6 +113,7 @@ export class Engine {
    */
   static async load(source: ModelSource, options: LoadOptions = {}): Promise<Engine> {
     const kind = kindOf(source);
+    checkLoad(options, kind);
     if (options.backend === "auto") {
       try {
         return await Engine.#load(kind, options);
@@ -129,6 +131,8 @@ export class Engine {
     if (signal?.aborted) throw abortError(signal);
     const base = typeof document === "undefined" ? location.href : document.baseURI;
     const file = (file: FileKind) => ("url" in file ? { url: absolute(file.url, base) } : file);
+    // Headers cannot be sent to a worker, their names and values can.
+    if (rest.request?.headers) rest.request = { ...rest.request, headers: [...new Headers(rest.request.headers)] };
     const request: LoadRequest = {
       call: "load",
       source: "bytes" in kind ? { feed: kind.bytes.byteLength } : "files" in kind ? { files: kind.files.map(file) } : file(kind),

@@ -4,6 +4,7 @@ import { ReplyStream } from "./reply.js";
 import { keep, kept } from "./snapshots.js";
 import { abortError, converted, ShohinError, toError } from "./error.js";
 import { steady } from "./download.js";
+import { checkContext, checkLoad } from "./options.js";
 import { joined } from "./parts.js";
 import { fetchPieces, kindOf, openKind, pour, type Kind, type Pieces } from "./source.js";
 import type { GpuEmbedder, GpuModel, GpuTimeline } from "shohin-webgpu";
@@ -59,10 +60,9 @@ let team: Promise<Glue | undefined> | undefined;
 /** Loads the WebAssembly module, once: the one for several threads where they can be had. */
 async function instantiate({ threads, wasmUrl }: LoadOptions): Promise<Glue> {
   const count = Math.min(threads ?? Infinity, host.cores());
-  if (!(count >= 1)) throw new ShohinError("argument", "threads must be at least 1");
   if (count >= 2) {
     // Whatever is amiss with threads, one is enough.
-    const glue = await (team ??= startTeam(Math.floor(count)).catch(() => undefined));
+    const glue = await (team ??= startTeam(count).catch(() => undefined));
     if (glue) return glue;
   }
   instance ??= (async () => {
@@ -541,9 +541,10 @@ export class LocalEngine {
 
   /** Loads a model. The bytes go straight into the engine's memory and are held there once. */
   static async load(source: ModelSource, options: LoadOptions = {}): Promise<LocalEngine> {
+    const kind = kindOf(source);
+    checkLoad(options, kind);
     if (options.signal?.aborted) throw abortError(options.signal);
-    checkFormats(options);
-    return LocalEngine.#load(kindOf(source), options);
+    return LocalEngine.#load(kind, options);
   }
 
   static async #load(kind: Kind, options: LoadOptions): Promise<LocalEngine> {
@@ -568,7 +569,7 @@ export class LocalEngine {
     try {
       const glue = await instantiateGpu(options.backend === "webgpu");
       source = await open();
-      const pieces = (source = await joined(source, glue, options));
+      const pieces = (source = await joined(source, glue));
       const total = pieces.total ?? options.bytes;
       if (total === undefined) throw new ShohinError("gpu_unsupported", "WebGPU needs to know the file's length");
       const loader = (unfinished = await glue.GpuLoader.open(total, options.backend === "webgpu", true));
@@ -591,7 +592,7 @@ export class LocalEngine {
     let buffer: alone.FileBuffer | undefined;
     try {
       const glue = await (module ?? instantiate(options));
-      pieces = await joined(pieces, glue, options);
+      pieces = await joined(pieces, glue);
       const file = (buffer = new glue.FileBuffer(pieces.total ?? options.bytes ?? 0));
       await pourInto(glue, pieces, (piece) => file.append(piece), options);
       buffer = undefined; // load() takes it over, also when it fails
@@ -624,6 +625,7 @@ export class LocalEngine {
 
   /** A further conversation over the same model, which takes memory for what it remembers only. */
   async conversation(options: ConversationOptions = {}): Promise<LocalConversation> {
+    checkContext(options.context);
     return LocalConversation.open(this.#loaded, options.context);
   }
 
@@ -680,16 +682,6 @@ export class LocalEngine {
   async dispose(): Promise<void> {
     this.#loaded.dispose();
   }
-}
-
-/** Refuses before anything is fetched what the module would refuse when all of it is there. @internal */
-export function checkFormats({ kv, activations }: LoadOptions): void {
-  const check = <T>(name: string, found: T | null | undefined, known: readonly T[]) => {
-    if (found == null || known.includes(found)) return;
-    throw new ShohinError("unsupported", `${name} ${String(found)} is not supported, only ${known.join(", ")}`);
-  };
-  check("kv", kv, ["f16", "f32", "q8"]);
-  check("activations", activations, ["int8", "f32"]);
 }
 
 /** Pours a file into `sink`, and checks that it is the one that was asked for. */

@@ -1,5 +1,4 @@
 // Models in several files, `name-00001-of-00003.gguf` and so on.
-import type { LoadOptions } from "./api.js";
 import { ShohinError, toError } from "./error.js";
 import type { Pieces } from "./source.js";
 
@@ -96,7 +95,6 @@ async function closeAll(parts: Pieces[]): Promise<void> {
 export async function joined(
   source: Pieces,
   glue: { Joiner: new (lengths: Float64Array) => Joiner },
-  { sha256, bytes }: Pick<LoadOptions, "sha256" | "bytes">,
 ): Promise<Pieces> {
   const { parts } = source;
   if (!parts) return source;
@@ -116,7 +114,6 @@ export async function joined(
     return new ShohinError(error.code, `${parts[at]!.name}: ${error.message}${alien}`, { cause: thrown });
   };
   try {
-    if (sha256 !== undefined || bytes !== undefined) throw new ShohinError("argument", "sha256 and bytes are those of one file, and this model is in parts");
     const lengths = parts.map(({ name, total }) => {
       if (total === undefined) throw new ShohinError("http", `the length of ${name} is not known, as it must be for a model in parts`);
       return total;

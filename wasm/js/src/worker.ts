@@ -2,7 +2,7 @@
 import type { Chunk, Progress } from "./api.js";
 import { abortError, ShohinError, toError, type EngineErrorCode, type ErrorCode, type HostErrorCode } from "./error.js";
 import { deleteCache, keptPieces } from "./cache.js";
-import { checkFormats, host, LocalEngine, type LocalConversation } from "./local.js";
+import { host, LocalEngine, type LocalConversation } from "./local.js";
 import { fetchPieces } from "./source.js";
 import type { Answer, FromWorker, LoadRequest, Request, ToWorker } from "./protocol.js";
 
@@ -119,8 +119,6 @@ const OF_THE_FILE: ReadonlySet<ErrorCode> = new Set<EngineErrorCode | HostErrorC
 ]);
 
 function load(id: number, { source, options }: LoadRequest, signal: AbortSignal): Promise<LocalEngine> {
-  // Otherwise the file would be blamed.
-  checkFormats(options);
   const all = { ...options, signal, onProgress: (progress: Progress) => send({ id, progress }) };
   if ("feed" in source) {
     return LocalEngine.read({ stage: "read", total: source.feed, pieces: fed(id, signal), close: () => {} }, all);

@@ -170,6 +170,28 @@ describe("a download", () => {
       assert.equal(state.asked.length, 1);
     }));
 
+  test("is not begun with options that cannot be", () =>
+    serving(small, {}, async (url, state) => {
+      const digits = "0".repeat(64);
+      const wrong = {
+        option: { context: [0, -1, 0.5, 2 ** 53, Infinity, NaN, "5"], stallTimeout: [0, -1, NaN, "5"] },
+        argument: { threads: [0, -1, 1.5, NaN, "2"], cache: ["always", 1], onProgress: [1], signal: [new AbortController()], request: [{ headers: { "a b": "c" } }] },
+        unsupported: { kv: ["f8"], activations: ["f16"], backend: ["gpu"] },
+        integrity: { sha256: ["", "0", digits + "0", digits.replace("0", "g"), 5], bytes: [0, -1, 1.5, NaN, "5"] },
+      };
+      for (const [expected, options] of Object.entries(wrong)) {
+        for (const [name, values] of Object.entries(options)) {
+          for (const value of values) {
+            const { code, message } = await Engine.load(url, { [name]: value }).catch((error) => error);
+            assert.ok(code === expected && message.startsWith(name), `${name}: ${value}: ${code}: ${message}`);
+          }
+        }
+      }
+      assert.equal(await code(Engine.load(url.replace("model.gguf", NAMES[0]), { sha256: digits })), "argument");
+      assert.deepEqual(state.asked, []);
+      assert.equal(await load(url, { threads: Infinity, stallTimeout: Infinity, context: 64, bytes: small.length, kv: undefined, cache: false }), TEXT);
+    }));
+
   test("is over as soon as its header is wrong", async () => {
     const llama = Buffer.from(large);
     llama.write("llama", llama.indexOf("qwen3"));
@@ -496,6 +518,7 @@ describe("a kept copy", () => {
     assert.equal((await load("kept.gguf", undefined, { activations: "f16" })).code, "unsupported");
     assert.equal((await load("kept.gguf", undefined, { context: 0.5 })).code, "option");
     assert.equal((await load("kept.gguf", undefined, { threads: 0 })).code, "argument");
+    assert.equal((await load("kept.gguf", undefined, { sha256: "none" })).code, "integrity");
     assert.deepEqual(await load("kept.gguf"), { text: TEXT, stages: ["read", "prepare"] });
     assert.deepEqual(state.asked, []);
   });
