@@ -1,6 +1,6 @@
 // Downloads kept in the browser's origin-private file system: each is made once, and goes on where it broke off.
 import { downloadPieces, SLICE, type DownloadOptions, type Keep, type Version } from "./download.js";
-import { ShohinError } from "./error.js";
+import { converted, ShohinError } from "./error.js";
 import { partsOf } from "./parts.js";
 import type { Pieces } from "./source.js";
 
@@ -29,7 +29,16 @@ interface Access {
 }
 
 async function directory(): Promise<FileSystemDirectoryHandle> {
-  return (await navigator.storage.getDirectory()).getDirectoryHandle(DIRECTORY, { create: true });
+  return (await root()).getDirectoryHandle(DIRECTORY, { create: true });
+}
+
+async function root(): Promise<FileSystemDirectoryHandle> {
+  try {
+    return await navigator.storage.getDirectory();
+  } catch (cause) {
+    // Pages from unsafe origins have none, and private windows of some browsers.
+    throw new ShohinError("read", "the browser keeps no files for this page", { cause });
+  }
 }
 
 /** A file name for a URL. */
@@ -245,7 +254,7 @@ export async function listCache(): Promise<CacheEntry[]> {
 /** Deletes the copy of a URL, of a model in parts those of all parts; says whether there was one. */
 export async function deleteCache(url: string | URL): Promise<boolean> {
   const base = typeof document === "undefined" ? location.href : document.baseURI;
-  const { href } = new URL(url, base);
+  const { href } = converted("the URL", () => new URL(url, base));
   const parent = await directory();
   let had = false;
   for (const part of partsOf(href) ?? [href]) {
@@ -256,10 +265,11 @@ export async function deleteCache(url: string | URL): Promise<boolean> {
   return had;
 }
 
-/** Deletes every kept download of this site. */
+/** Deletes every kept download of this site. Fails with code `read` while one of them is read or downloaded. */
 export async function clearCache(): Promise<void> {
-  const root = await navigator.storage.getDirectory();
-  await root.removeEntry(DIRECTORY, { recursive: true }).catch((error: unknown) => {
-    if (!(error instanceof DOMException && error.name === "NotFoundError")) throw error;
+  const parent = await root();
+  await parent.removeEntry(DIRECTORY, { recursive: true }).catch((cause: unknown) => {
+    if (cause instanceof DOMException && cause.name === "NotFoundError") return;
+    throw new ShohinError("read", "the kept downloads could not be deleted; one of them may be in use", { cause });
   });
 }

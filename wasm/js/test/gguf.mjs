@@ -79,7 +79,7 @@ export function split(file, count) {
 /**
  * Serves a file as an ordinary server does, and has its weaknesses on demand: `state` may be changed at any time.
  * `ranges` is whether it knows them, `hates` whether it breaks off when asked for one, `breaks` the bytes after which every connection breaks, `most` the bytes
- * it gives for a range at most, `limit` those it gives before it falls silent, `refuse(n)` a status for its n-th answer,
+ * it gives for a range at most, `limit` those it gives before it falls silent, `refuse(n)` a status for its n-th answer, `after` the seconds it then wants to be left alone,
  * `mute(n)` whether there is none, `piece` the bytes it sends at once, `pace` milliseconds between them, `unmeasured` whether it tells no length. `asked` lists `[first byte, last byte]`.
  */
 export function origin(file, state = {}) {
@@ -89,16 +89,16 @@ export function origin(file, state = {}) {
     const first = Number(asked?.[1] ?? 0);
     let last = Math.min(Number(asked?.[2] || state.file.length - 1), state.file.length - 1);
     state.asked.push([first, last]);
+    state.mostOpen = Math.max(state.mostOpen, ++state.open);
+    const closed = new Promise((resolve) => response.once("close", resolve));
+    void closed.then(() => state.open--);
     if (state.hates && request.headers.range) return response.destroy();
     if (state.mute?.(state.asked.length)) return;
     const refused = state.refuse?.(state.asked.length);
     const { file, etag, breaks, most, exposed } = state;
-    if (refused) return response.writeHead(refused, { "Retry-After": "0" }).end();
+    if (refused) return response.writeHead(refused, { "Retry-After": `${state.after ?? 0}` }).end();
     if (first >= file.length) return response.writeHead(416).end();
     if (asked && most) last = Math.min(last, first + most - 1);
-    state.mostOpen = Math.max(state.mostOpen, ++state.open);
-    const closed = new Promise((resolve) => response.once("close", resolve));
-    void closed.then(() => state.open--);
     response.writeHead(asked ? 206 : 200, {
       "Access-Control-Allow-Origin": "*",
       ...(asked && exposed !== false && { "Content-Range": `bytes ${first}-${last}/${file.length}` }),

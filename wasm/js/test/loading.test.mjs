@@ -554,6 +554,27 @@ describe("a kept copy", () => {
     state.hates = false;
   });
 
+  test("cannot be deleted while it is used, and says so", async () => {
+    const { state } = from;
+    Object.assign(state, { file: large, etag: '"stuck"', sent: 0, limit: 3 << 20 });
+    const codes = await page.evaluate(async () => {
+      const { Engine, clearCache, deleteCache } = await import("/index.js");
+      const abort = new AbortController();
+      const begun = new Promise((resolve) => {
+        const onProgress = ({ loaded }) => loaded > 1 << 20 && resolve();
+        Engine.load("kept.gguf", { cache: true, signal: abort.signal, onProgress }).catch(() => {});
+      });
+      await begun;
+      const code = (promise) => promise.then((value) => value, (error) => `${error.name} ${error.code}`);
+      const codes = [await code(clearCache()), await code(deleteCache("kept.gguf")), await code(deleteCache("http://:"))];
+      abort.abort();
+      return codes;
+    });
+    assert.deepEqual(codes, ["ShohinError read", false, "ShohinError argument"]);
+    await settled(state);
+    Object.assign(state, { limit: undefined });
+  });
+
   test("is begun anew when the file has changed since", async () => {
     const { state } = from;
     await clear();
