@@ -226,7 +226,7 @@ class Download {
   async #first(): Promise<Body> {
     const { total } = this.#version;
     const from = this.#missing(0) ?? 0;
-    const rest = total === undefined ? undefined : { at: from * SLICE, end: Math.min((from + SPAN) * SLICE, total) };
+    const rest = total === undefined ? undefined : { at: from * SLICE, end: Math.min(this.#gap(from, SPAN) * SLICE, total) };
     const span = this.#ranges === false ? undefined : (rest ?? (this.brief ? { at: 0, end: BRIEF * SLICE } : undefined));
     const again = total !== undefined;
     if (!span) return this.#persist(() => this.#ask(undefined, again));
@@ -367,6 +367,13 @@ class Download {
     return undefined;
   }
 
+  /** The end of the run of at most so many slices that begins with a missing one and can be asked for at once. */
+  #gap(first: number, most: number): number {
+    let last = first + 1;
+    while (last < first + most && this.#missing(last) === last && !this.#slices.has(last)) last++;
+    return last;
+  }
+
   /** The slice up to which may be fetched now. */
   get #reach(): number {
     if (this.#front >= ENOUGH) this.brief = false;
@@ -377,10 +384,8 @@ class Download {
   #claim(from = 0, most = SPAN): Span | undefined {
     const first = this.#missing(from);
     if (first === undefined || first >= this.#reach) return undefined;
-    const end = Math.min(first + most, this.#reach);
-    let last = first;
-    do this.#claimed.add(last++);
-    while (last < end && this.#missing(last) === last && !this.#slices.has(last));
+    const last = this.#gap(first, Math.min(most, this.#reach - first));
+    for (let k = first; k < last; k++) this.#claimed.add(k);
     const at = first * SLICE + (this.#slices.get(first)?.filled ?? 0);
     return { at, end: Math.min(last * SLICE, this.#version.total!) };
   }

@@ -554,6 +554,41 @@ describe("a kept copy", () => {
     state.hates = false;
   });
 
+  test("loses nothing that was acknowledged, however often it is interrupted", async () => {
+    const { state } = from;
+    await clear();
+    Object.assign(state, { file: large, etag: '"five"', sent: 0, limit: undefined, pace: 4 });
+    let kept = 0;
+    for (let round = 0; round < 5 && kept < large.length; round++) {
+      Object.assign(state, { asked: [] });
+      const enough = state.sent + (2 << 20) + round * 123_457;
+      let over = false;
+      const loading = load("kept.gguf")
+        .catch(() => {})
+        .then(() => (over = true));
+      await until(() => over || state.sent > enough);
+      // The worker is gone in the middle of whatever it does.
+      if (round % 2 === 0) await page.reload();
+      else {
+        const next = await page.context().newPage();
+        await page.close();
+        await next.goto(server.url);
+        page = next;
+      }
+      await loading;
+      await settled(state);
+      const [entry] = await list();
+      assert.ok(entry.bytes >= kept, `${entry.bytes} after ${kept}`);
+      kept = entry.bytes;
+    }
+    assert.ok(kept > 2 << 20, `${kept}`);
+    Object.assign(state, { asked: [], pace: undefined });
+    assert.equal((await load("kept.gguf")).text, TEXT);
+    const fetched = state.asked.reduce((all, [first, last]) => all + last - first + 1, 0);
+    assert.equal(fetched, large.length - kept, `${state.asked}`);
+    assert.deepEqual(await sums(), { [large.length]: sum(large) });
+  });
+
   test("cannot be deleted while it is used, and says so", async () => {
     const { state } = from;
     Object.assign(state, { file: large, etag: '"stuck"', sent: 0, limit: 3 << 20 });
