@@ -63,3 +63,23 @@ impl Source {
         self.0
     }
 }
+
+#[cfg(test)]
+mod tests {
+    /// A variable without a value is zero each time its declaration is reached. Chromium's adapter in software takes that
+    /// for the first time only, so in a loop it still has what the round before left.
+    #[test]
+    fn every_variable_has_a_value() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/shaders");
+        let mut seen = 0;
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            let text = std::fs::read_to_string(&path).unwrap();
+            for line in text.lines().map(str::trim).filter(|line| line.starts_with("var ")) {
+                seen += 1;
+                assert!(line.contains('='), "{}: {line}", path.display());
+            }
+        }
+        assert!(seen > 10);
+    }
+}

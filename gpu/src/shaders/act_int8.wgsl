@@ -14,7 +14,7 @@ fn put_unit(unit: u32, x: ptr<function, array<vec4<f32>, 8>>) {
     // So small that its reciprocal may overflow: counts as zero.
     let inverse = select(0.0, 127.0 / top, top > 1e-30);
     var sum = vec4<i32>();
-    var words: array<u32, 8>;
+    var words = array<u32, 8>();
     for (var s = 0u; s < 8u; s++) {
         let q = clamp(vec4<i32>(round((*x)[s] * inverse)), vec4(-127), vec4(127));
         sum += q;

@@ -33,7 +33,7 @@ fn attention(lane: Lane, @builtin(workgroup_id) group: vec3<u32>) {
     workgroupBarrier();
 
     // Positions that each row sees.
-    var sees: array<vec4<u32>, FOURS>;
+    var sees = array<vec4<u32>, FOURS>();
     for (var f = 0u; f < FOURS; f++) {
         let row = min(vec4(first_row + 4u * f) + vec4(0u, 1u, 2u, 3u), vec4(last_row));
         sees[f] = vec4(start + 1u) + row / vec4(SHARE);
@@ -43,9 +43,9 @@ fn attention(lane: Lane, @builtin(workgroup_id) group: vec3<u32>) {
     let begin = min(group.z * span(most), most);
     let end = min(begin + span(most), most);
 
-    var highest: array<vec4<f32>, FOURS>;
-    var sum: array<vec4<f32>, FOURS>;
-    var total: array<vec4<f32>, ROWS_TILE>;
+    var highest = array<vec4<f32>, FOURS>();
+    var sum = array<vec4<f32>, FOURS>();
+    var total = array<vec4<f32>, ROWS_TILE>();
     for (var f = 0u; f < FOURS; f++) {
         highest[f] = vec4(LOWEST);
     }
@@ -55,14 +55,14 @@ fn attention(lane: Lane, @builtin(workgroup_id) group: vec3<u32>) {
         let position = tile + lane.index;
         // A position beyond the end reads one that is there, and gets no weight.
         let key = kv_head * CAPACITY + min(position, end - 1u);
-        var score: array<vec4<f32>, FOURS>;
+        var score = array<vec4<f32>, FOURS>();
         for (var i = 0u; i < QUADS; i++) {
             let k = key4(key, i);
             for (var row = 0u; row < ROWS_TILE; row++) {
                 score[row / 4u][row % 4u] += dot(rows[row * QUADS + i], k);
             }
         }
-        var decay: array<vec4<f32>, FOURS>;
+        var decay = array<vec4<f32>, FOURS>();
         for (var f = 0u; f < FOURS; f++) {
             let seen = vec4(position) < min(sees[f], vec4(end));
             let s = select(vec4(LOWEST), score[f], seen);

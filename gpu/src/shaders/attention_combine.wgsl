@@ -19,7 +19,7 @@ fn attention_combine(@builtin(local_invocation_index) lane: u32, @builtin(workgr
     }
     let norm = select(1.0, 1.0 / sum, sum > 0.0);
     for (var unit = lane; unit < HEAD_DIM / 32u; unit += 32u) {
-        var y: array<vec4<f32>, 8>;
+        var y = array<vec4<f32>, 8>();
         for (var p = 0u; p < count; p++) {
             let base = at + p * (QUADS + 1u);
             let weight = exp(parts[base + QUADS].x - highest) * norm;

@@ -19,7 +19,7 @@ fn finish(
         if row <= last_row {
             let s = (*sum)[index / 4u][index % 4u];
             let norm = select(1.0, 1.0 / s, s > 0.0);
-            var y: array<vec4<f32>, 8>;
+            var y = array<vec4<f32>, 8>();
             for (var k = 0u; k < 8u; k++) {
                 y[k] = rows[i * 8u + k] * norm;
             }

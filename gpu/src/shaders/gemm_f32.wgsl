@@ -19,7 +19,7 @@ fn gemm(@builtin(local_invocation_index) lane: u32, @builtin(workgroup_id) group
     let s = lane / 16u;
     let base = tokens + lane % 8u * 4u;
     let t = min(vec4(base, base + 1u, base + 2u, base + 3u), vec4(last));
-    var sums: array<vec4<f32>, 4>;
+    var sums = array<vec4<f32>, 4>();
     for (var u = 0u; u < UNITS; u++) {
         let w = transpose(mat4x4<f32>(
             weight_values(code_word(codes[r.x * UNITS + u], s)) * weight_scale(r.x, u),

@@ -23,7 +23,7 @@ fn gemm(@builtin(local_invocation_index) lane: u32, @builtin(workgroup_id) group
     let s = lane / 16u;
     let base = tokens + lane % 8u * 4u;
     let t = min(vec4(base, base + 1u, base + 2u, base + 3u), vec4(last));
-    var sums: array<vec4<f32>, 4>;
+    var sums = array<vec4<f32>, 4>();
     for (var u = 0u; u < UNITS; u++) {
         weight_tile[s * 16u + four_rows] = vec4(
             code_word(codes[r.x * UNITS + u], s),
@@ -50,7 +50,7 @@ fn gemm(@builtin(local_invocation_index) lane: u32, @builtin(workgroup_id) group
                 vec4(weight_scale(r.x, u), weight_scale(r.y, u), weight_scale(r.z, u), weight_scale(r.w, u));
         }
         workgroupBarrier();
-        var n: array<vec4<i32>, 4>;
+        var n = array<vec4<i32>, 4>();
         for (var word = 0u; word < 8u; word++) {
             let w = weight_tile[word * 16u + four_rows];
             let x = input_tile[word * 8u + four_tokens];

@@ -9,7 +9,7 @@ fn quantize(@builtin(global_invocation_id) at: vec3<u32>) {
         return;
     }
     let unit = at.y * UNITS + at.x;
-    var y: array<vec4<f32>, 8>;
+    var y = array<vec4<f32>, 8>();
     for (var s = 0u; s < 8u; s++) {
         y[s] = x[unit * 8u + s];
     }

@@ -18,7 +18,7 @@ fn rmsnorm(lane: Lane, @builtin(workgroup_id) group: vec3<u32>) {
     let total = group_sum(sum, lane);
     let scale = 1.0 / sqrt((total.x + total.y + total.z + total.w) / f32(UNITS * 32u) + EPS);
     for (var u = lane.index; u < UNITS; u += WORKGROUP) {
-        var y: array<vec4<f32>, 8>;
+        var y = array<vec4<f32>, 8>();
         for (var s = 0u; s < 8u; s++) {
             y[s] = x[(token * UNITS + u) * 8u + s] * scale * weight[u * 8u + s];
         }

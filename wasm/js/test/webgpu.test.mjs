@@ -1,0 +1,218 @@
+// What an engine on a GPU can do, against the one on the CPU, in headless Chromium, whose adapter may be one in software:
+// `npm run build -w wasm` first.
+import assert from "node:assert/strict";
+import { existsSync } from "node:fs";
+import { readFile } from "node:fs/promises";
+import { after, before, describe, test } from "node:test";
+import { launch, serve } from "./chromium.mjs";
+import { split } from "./gguf.mjs";
+
+const DIST = new URL("../../dist/", import.meta.url);
+
+/** The small model for chats with tools, which a template of Qwen3's kind allows. */
+async function withTools() {
+  const file = await readFile(new URL("../../../models/sprout-nano.gguf", import.meta.url));
+  const key = "tokenizer.chat_template";
+  const at = file.indexOf(key) + key.length + 12;
+  file.fill(" ", at, at + Number(file.readBigUInt64LE(at - 8)));
+  file.write("<|im_start|> <|im_end|> enable_thinking last_query_index <tool_response>", at);
+  return file;
+}
+
+const send = (bytes) => (_request, response) => response.writeHead(200, { "Content-Length": bytes.length }).end(bytes);
+
+describe("on a GPU", { skip: !existsSync(new URL("webgpu.js", DIST)) }, () => {
+  let browser, server, page;
+
+  before(async () => {
+    const model = await withTools();
+    const parts = split(model, 3).map((part, i) => [`/model-0000${i + 1}-of-00003.gguf`, send(part)]);
+    server = await serve(DIST, {
+      "/": (_request, response) => response.writeHead(200, { "Content-Type": "text/html" }).end("<!doctype html><title>test</title>"),
+      "/model.gguf": send(model),
+      ...Object.fromEntries(parts),
+    });
+    browser = await launch();
+    page = await browser.newPage();
+    page.setDefaultTimeout(120_000);
+    await page.goto(server.url);
+    await page.evaluate(async () => {
+      const { Engine } = await import("/index.js");
+      const exact = { activations: "f32", kv: "f32", context: 448 };
+      const ask = (content) => [{ role: "user", content }];
+      // Chats that may think end in a prompt that the next turn repeats.
+      const greedy = { preset: "greedy", maxTokens: 4, thinking: true };
+      /** Runs a generation to its end. */
+      const collect = async (chunks) => {
+        const seen = [];
+        for await (const chunk of chunks) seen.push(chunk);
+        const logprobs = seen.flatMap((chunk) => chunk.logprobs ?? []);
+        const { timings: _timings, ...finish } = seen.at(-1).finish;
+        return { tokens: seen.flatMap((chunk) => chunk.tokens), ...(logprobs.length > 0 && { logprobs }), ...finish };
+      };
+      const code = (promise) => promise.then(() => "none", (error) => error.code);
+      const cpu = await Engine.load("model.gguf", exact);
+      const gpu = await Engine.load("model-00001-of-00003.gguf", { ...exact, backend: "webgpu" });
+      Object.assign(globalThis, { ask, greedy, collect, code, cpu, gpu });
+    });
+  });
+  after(async () => {
+    await browser?.close();
+    await server?.close();
+  });
+
+  /** What the GPU and the CPU make of the same work, which is done in the page. */
+  const both = (work) => page.evaluate(`(async () => [await (${work})(gpu), await (${work})(cpu)])()`);
+
+  test("a model in parts says what the whole one says, as likely", async () => {
+    const backends = await both((engine) => engine.info.backend);
+    assert.deepEqual(backends, ["webgpu", "cpu"]);
+    const [gpu, cpu] = await both((engine) => collect(engine.chat(ask("What does a cow say?"), { ...greedy, logprobs: 3 })));
+    const { logprobs: found, ...said } = gpu;
+    const { logprobs: wanted, ...want } = cpu;
+    assert.deepEqual({ ...said, seed: 0 }, { ...want, seed: 0 });
+    assert.equal(found.length, want.tokens.length);
+    found.forEach(({ logprob, top, ...token }, i) => {
+      const { logprob: exact, top: best, ...same } = wanted[i];
+      assert.deepEqual([token, top.map((one) => one.token)], [same, best.map((one) => one.token)]);
+      [logprob, ...top.map((one) => one.logprob)].forEach((found, i) => {
+        assert.ok(Math.abs(found - [exact, ...best.map((one) => one.logprob)][i]) < 1e-3, `${found}`);
+      });
+    });
+  });
+
+  test("a reply keeps to a schema", async () => {
+    const [gpu, cpu] = await both((engine) => {
+      const schema = { type: "object", properties: { legs: { type: "integer", minimum: 0, maximum: 8 } }, required: ["legs"], additionalProperties: false };
+      return collect(engine.chat(ask("Tell me about a cow."), { ...greedy, maxTokens: 16, thinking: false, responseFormat: { type: "json_schema", schema } }));
+    });
+    assert.equal(gpu.text, cpu.text);
+    const { legs } = JSON.parse(gpu.text);
+    assert.ok(Number.isInteger(legs) && legs >= 0 && legs <= 8, gpu.text);
+    assert.deepEqual([gpu.reason, gpu.tokens], ["stop", cpu.tokens]);
+  });
+
+  test("a call of a tool fits its description, and a long prompt is read as on the CPU", async () => {
+    const [gpu, cpu] = await both(async (engine) => {
+      const tools = [{ type: "function", function: { name: "add", parameters: { type: "object", properties: { a: { enum: [3, 4] } }, required: ["a"], additionalProperties: false } } }];
+      const { seed: _seed, ...finish } = await collect(engine.chat(ask("What is 3 and 4?"), { ...greedy, maxTokens: 60, thinking: false, tools, toolChoice: "required" }));
+      return finish;
+    });
+    assert.deepEqual(gpu, cpu);
+    // Several batches of it.
+    assert.ok(gpu.usage.promptTokens > 300);
+    assert.equal(gpu.reason, "stop");
+    const [{ name, arguments: text }] = gpu.message.toolCalls;
+    assert.ok(name === "add" && [3, 4].includes(JSON.parse(text).a), text);
+  });
+
+  test("conversations stay apart, and a new turn is all that is computed", async () => {
+    const [gpu, cpu] = await both(async (engine) => {
+      const [one, other] = [await engine.conversation(), await engine.conversation()];
+      const first = await Promise.all([collect(one.chat(ask("Hello!"), greedy)), collect(other.chat(ask("Tell me a joke."), greedy))]);
+      const next = [...ask("Hello!"), first[0].message, ...ask("What is my name?")];
+      const second = await collect(one.chat(next, greedy));
+      await one.dispose();
+      const disposed = await code(one.snapshot());
+      const again = await collect(other.chat(ask("Tell me a joke."), greedy));
+      await other.dispose();
+      return { texts: [...first, second, again].map(({ text }) => text), usages: [second.usage, again.usage], disposed };
+    });
+    assert.deepEqual(gpu, cpu);
+    assert.equal(gpu.texts[3], gpu.texts[1]);
+    const [second, again] = gpu.usages;
+    assert.ok(second.cachedTokens > 10);
+    assert.equal(again.cachedTokens, again.promptTokens - 1);
+  });
+
+  test("what is kept goes on in place, and on the other backend when computed again", async () => {
+    const seen = await page.evaluate(async () => {
+      const next = ask("What is my name?");
+      const go = async (talk, messages) => collect(talk.chat([...messages, ...next], greedy));
+      const kept = [];
+      for (const engine of [gpu, cpu]) {
+        const talk = await engine.conversation();
+        const { message } = await collect(talk.chat(ask("Hello!"), greedy));
+        const snapshot = await talk.snapshot();
+        await talk.save(engine.info.backend);
+        const { text } = await go(talk, snapshot.messages);
+        await talk.dispose();
+        kept.push({ message, snapshot, text });
+      }
+      const out = [];
+      for (const [own, other, engine] of [[0, 1, gpu], [1, 0, cpu]]) {
+        const talk = await engine.conversation();
+        const { recomputed, messages } = await talk.restore(engine.info.backend);
+        const here = await go(talk, messages);
+        const foreign = await code(talk.restore(kept[other].snapshot));
+        const forgotten = await collect(talk.chat(ask("Hello!"), { ...greedy, maxTokens: 1 }));
+        const moved = await talk.restore(kept[other].snapshot, { recompute: true });
+        const there = await go(talk, moved.messages);
+        const state = Uint8Array.from(kept[own].snapshot.state);
+        state[state.length >> 1] ^= 1;
+        const damaged = await code(talk.restore({ ...kept[own].snapshot, state }));
+        await talk.dispose();
+        out.push({ recomputed: [recomputed, moved.recomputed], codes: [foreign, damaged], texts: [here.text, there.text], cached: [here, forgotten, there].map(({ usage }) => usage.cachedTokens) });
+      }
+      return { texts: kept.map(({ text }) => text), messages: kept.map(({ message }) => message), out };
+    });
+    const { texts, messages, out } = seen;
+    assert.equal(texts[0], texts[1]);
+    assert.deepEqual(messages[0], messages[1]);
+    assert.deepEqual(out[0], out[1]);
+    const [{ recomputed, codes, cached }] = out;
+    assert.deepEqual([recomputed, codes, out[0].texts], [[false, true], ["snapshot_foreign", "snapshot_damaged"], [texts[0], texts[0]]]);
+    assert.ok(cached[0] > 10 && cached[1] === 0 && cached[2] > 8, `${cached}`);
+  });
+
+  test("a conversation beyond the context goes on", async () => {
+    const [gpu, cpu] = await both(async (engine) => {
+      const talk = await engine.conversation({ context: 80 });
+      const text = "Once upon a time there was a cat. ".repeat(7);
+      const shifted = await collect(talk.generate(text, { ...greedy, maxTokens: 16, overflow: "shift" }));
+      const full = await code(collect(talk.generate(text + text, greedy)));
+      await talk.dispose();
+      return { ...shifted, full };
+    });
+    assert.deepEqual([gpu.full, cpu.full], ["context_full", "context_full"]);
+    assert.deepEqual([gpu.reason, gpu.usage], [cpu.reason, cpu.usage]);
+    assert.ok(gpu.usage.forgottenTokens > 0);
+    // Until something is forgotten: then the CPU goes on with keys that have seen it, and the GPU without.
+    const room = 80 - gpu.usage.promptTokens;
+    assert.ok(room > 0 && room < gpu.tokens.length, `${room}`);
+    assert.deepEqual(gpu.tokens.slice(0, room), cpu.tokens.slice(0, room));
+  });
+
+  test("a text becomes the same vector", async () => {
+    for (const pooling of ["mean", "last"]) {
+      const [gpu, cpu] = await both(`async (engine) => [...(await engine.embed("A cat sat.", { pooling: "${pooling}" }))]`);
+      const far = Math.max(...gpu.map((x, i) => Math.abs(x - cpu[i])));
+      assert.ok(gpu.length === cpu.length && far < 1e-4, `${far}`);
+    }
+  });
+
+  test("a reply can be broken off, and the conversation goes on", async () => {
+    const [gpu, cpu] = await both(async (engine) => {
+      const talk = await engine.conversation();
+      const abort = new AbortController();
+      let early = "";
+      const aborted = await code((async () => {
+        for await (const chunk of talk.chat(ask("Tell me a story about a cat."), { ...greedy, maxTokens: 64, signal: abort.signal })) {
+          early += chunk.text;
+          abort.abort();
+        }
+      })());
+      for await (const _chunk of talk.chat(ask("Tell me a story about a cat."), { ...greedy, maxTokens: 64 })) break;
+      const whole = await collect(talk.chat(ask("Tell me a story about a cat."), greedy));
+      // Gone while it is at it.
+      const pending = code(collect(talk.chat(ask("Tell me a story about a dog."), { ...greedy, maxTokens: 64 })));
+      await talk.dispose();
+      return { early, aborted, whole, pending: await pending };
+    });
+    assert.deepEqual([gpu.aborted, gpu.pending], ["aborted", "disposed"]);
+    assert.deepEqual([cpu.aborted, cpu.pending], ["aborted", "disposed"]);
+    assert.ok(gpu.early !== "" && gpu.whole.text.startsWith(gpu.early.trimEnd()), JSON.stringify([gpu.early, gpu.whole.text]));
+    assert.equal(gpu.whole.text, cpu.whole.text);
+    assert.equal(gpu.whole.usage.cachedTokens, gpu.whole.usage.promptTokens - 1);
+  });
+});
