@@ -221,6 +221,14 @@ fn exported_caches_go_on_elsewhere() {
         let mut kept = Vec::new();
         pollster::block_on(first.export(&mut kept)).unwrap();
         assert_eq!(kept.len(), first.export_len());
+        // Nothing of what was forgotten goes with it.
+        for others in [5, 6] {
+            pollster::block_on(first.forward(&[others, 7], Want::Nothing)).unwrap();
+            first.truncate(149).unwrap();
+            let mut again = Vec::new();
+            pollster::block_on(first.export(&mut again)).unwrap();
+            assert!(again == kept, "{kv:?} {others}");
+        }
         pollster::block_on(first.forward(&tokens[149..], Want::Logits)).unwrap();
 
         pollster::block_on(other.forward(&[1, 2, 3], Want::Nothing)).unwrap();
