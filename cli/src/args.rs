@@ -459,8 +459,9 @@ pub(crate) struct EvalArgs {
 ///
 /// Prefill is reading a prompt, decode is writing a reply token by token. The median of the repetitions is
 /// shown, and the best; CPU ms is the processor time of all threads for a token. GB/s counts the bytes that
-/// decoding a token must read: weights, keys and values. "of bound" is the share of the speed at which as
-/// many threads read as much memory and do nothing else, measured in the same run.
+/// decoding a token must read: weights, keys and values. "of bound" is, for decode, the share of the speed at
+/// which as many threads read as much memory and do nothing else, and for prefill, of that at which they
+/// multiply and add as many bytes; both measured in the same run.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:

@@ -5,12 +5,13 @@ use crate::bandwidth::bandwidth;
 use crate::engine::{Engine, ModelFile};
 use crate::failure::{Failure, Outcome};
 use crate::memory::pages;
+use crate::products::products;
 use crate::run::round;
 use crate::terminal::{self, short};
 use crate::timeline::OnCpu;
 use cpu_time::ProcessTime;
 use serde_json::json;
-use shohin_core::{Pool, SamplerConfig, Session, SessionOptions};
+use shohin_core::{Activations, Pool, Qwen3Config, SamplerConfig, Session, SessionOptions};
 use std::io::{self, Write};
 use std::time::Instant;
 
@@ -118,14 +119,24 @@ pub(crate) fn bench(args: &BenchArgs, engine_args: &EngineArgs) -> Outcome {
     bar.finish_and_clear();
 
     let peak = peak_memory();
-    let (session_bytes, bound) = match &engine.gpu {
-        // What a GPU's memory can do is not known.
-        Some(gpu) => (gpu.bytes(&options)?.1, None),
+    let (session_bytes, bound, most_products) = match &engine.gpu {
+        // What a GPU can do is not known.
+        Some(gpu) => (gpu.bytes(&options)?.1, None, None),
         None => {
             let plan = engine.model.memory_plan(&options)?;
             // After the peak was read: this takes memory of its own.
-            (plan.total as u64, Some(bandwidth(per_token, &engine.pool)?))
+            let bound = bandwidth(per_token, &engine.pool)?;
+            let most = match options.activations {
+                Activations::Int8 => products(options.isa, &engine.pool),
+                Activations::F32 => None,
+            };
+            (plan.total as u64, Some(bound), most)
         }
+    };
+    let per_prompt_token = products_per_prompt_token(engine.model.config());
+    let share = |row: &Row| match row.is_decode() {
+        true => bound.map(|bound| row.bytes_per_second() / bound),
+        false => most_products.map(|most| row.median() * per_prompt_token / most),
     };
     let mut out = io::stdout().lock();
     if args.json {
@@ -143,9 +154,11 @@ pub(crate) fn bench(args: &BenchArgs, engine_args: &EngineArgs) -> Outcome {
                 if row.is_decode() {
                     result["depth"] = depth.into();
                     result["gigabytes_per_second"] = round(row.bytes_per_second() / 1e9).into();
-                    if let Some(bound) = bound {
-                        result["share_of_memory_bound"] = round(row.bytes_per_second() / bound).into();
+                    if let Some(share) = share(row) {
+                        result["share_of_memory_bound"] = round(share).into();
                     }
+                } else if let Some(share) = share(row) {
+                    result["share_of_product_bound"] = round(share).into();
                 }
                 result
             })
@@ -157,6 +170,8 @@ pub(crate) fn bench(args: &BenchArgs, engine_args: &EngineArgs) -> Outcome {
             "file_bytes": engine.file_bytes(),
             "bytes_per_token": per_token,
             "memory_gigabytes_per_second": bound.map(|bound| round(bound / 1e9)),
+            "products_per_prompt_token": per_prompt_token,
+            "gigaproducts_per_second": most_products.map(|most| round(most / 1e9)),
             "gpu": engine.gpu.as_ref().map(|gpu| gpu.name()),
             "session_bytes": session_bytes,
             "peak_memory_bytes": peak,
@@ -185,10 +200,7 @@ pub(crate) fn bench(args: &BenchArgs, engine_args: &EngineArgs) -> Outcome {
             format!("{:.3}", 1e3 / median),
             format!("{:.3}", row.cpu_ms()),
             if row.is_decode() { short(row.bytes_per_second() / 1e9) } else { String::new() },
-            match bound {
-                Some(bound) if row.is_decode() => format!("{:.0} %", 100.0 * row.bytes_per_second() / bound),
-                _ => String::new(),
-            },
+            share(row).map_or(String::new(), |share| format!("{:.0} %", 100.0 * share)),
         ]);
     }
     terminal::table(&mut out, &lines, &[false, true, true, true, true, true, true, true])?;
@@ -196,6 +208,9 @@ pub(crate) fn bench(args: &BenchArgs, engine_args: &EngineArgs) -> Outcome {
     let bound =
         bound.map(|b| vec!["memory read at most, same threads".into(), format!("{} GB/s", short(b / 1e9))]);
     let mut memory = Vec::from_iter(bound);
+    memory.extend(most_products.map(|most| {
+        vec!["products of bytes at most, same threads".into(), format!("{} G/s", short(most / 1e9))]
+    }));
     memory.extend([
         vec!["weights read per token".into(), terminal::bytes(per_token as u64)],
         vec!["model file".into(), terminal::bytes(engine.file_bytes() as u64)],
@@ -206,6 +221,13 @@ pub(crate) fn bench(args: &BenchArgs, engine_args: &EngineArgs) -> Outcome {
     }
     terminal::table(&mut out, &memory, &[false, true])?;
     Ok(())
+}
+
+/// Products of a weight and an activation that reading a token takes in the matrices of the layers; those of the head only
+/// the last token of a prompt takes.
+fn products_per_prompt_token(config: &Qwen3Config) -> f64 {
+    let heads = 2 * (config.num_attention_heads + config.num_kv_heads) * config.head_dim;
+    (config.num_layers * config.hidden_size * (heads + 3 * config.intermediate_size)) as f64
 }
 
 /// Most memory this process ever had resident, mapped files included.

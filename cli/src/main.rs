@@ -15,6 +15,7 @@ mod inspect;
 mod logits;
 mod memory;
 mod pool;
+mod products;
 mod run;
 mod terminal;
 mod timeline;

@@ -582,6 +582,12 @@ fn bench_measures() {
     assert!(read > 0.99 * weights && read < 1.5 * weights, "{read} {weights}");
     let bound = report["memory_gigabytes_per_second"].as_f64().unwrap();
     assert!((decode["share_of_memory_bound"].as_f64().unwrap() - read / bound).abs() < 2e-3);
+    // Scalar code has no bound of products.
+    if let Some(most) = report["gigaproducts_per_second"].as_f64() {
+        let each = report["products_per_prompt_token"].as_f64().unwrap() / 1e9;
+        let share = results[0]["tokens_per_second"].as_f64().unwrap() * each / most;
+        assert!((results[0]["share_of_product_bound"].as_f64().unwrap() - share).abs() < 2e-3, "{share}");
+    }
     assert_eq!(report["threads"], 2);
     assert!(report["bytes_per_token"].as_u64().unwrap() < model().len() as u64);
     if cfg!(target_os = "linux") {

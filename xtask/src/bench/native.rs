@@ -74,11 +74,11 @@ pub(super) fn measure(
             }
         }
     }
-    // The same bytes at the same speed bound the others.
-    let ours: Vec<Sample> = samples.iter().filter(|s| s.bound.is_some()).cloned().collect();
-    for s in samples.iter_mut().filter(|s| s.engine == Engine::Llama && s.test == Test::Decode) {
-        let place = (s.format, s.threads, s.round);
-        let same = ours.iter().find(|own| (own.format, own.threads, own.round) == place);
+    // The same bytes and products at the same speed bound the others.
+    let ours: Vec<Sample> = samples.iter().filter(|s| s.engine == Engine::Shohin).cloned().collect();
+    for s in samples.iter_mut().filter(|s| s.engine == Engine::Llama) {
+        let place = (s.format, s.threads, s.round, s.test);
+        let same = ours.iter().find(|own| (own.format, own.threads, own.round, own.test) == place);
         s.bound = same.and_then(|own| own.bound);
     }
     notes.insert(0, format!("{}; Shohin's best instruction set here: {isa}.", processor()));
@@ -140,11 +140,13 @@ type Reported = (Test, f64, f64, Option<(f64, f64)>);
 /// Instruction set, and for each repetition of each test the seconds a token, of clock and processors, and the bound.
 fn report_samples(report: &Value) -> Option<(String, Vec<Reported>)> {
     let bandwidth = report["memory_gigabytes_per_second"].as_f64()? * 1e9;
+    let products = report["gigaproducts_per_second"].as_f64().map(|most| most * 1e9);
+    let each = report["products_per_prompt_token"].as_f64()?;
     let mut all = Vec::new();
     for result in report["results"].as_array()? {
         let tokens = result["tokens"].as_u64().filter(|n| *n > 0)?;
         let (test, bound) = match result["test"].as_str()? {
-            "prefill" => (Test::Prefill(tokens as usize), None),
+            "prefill" => (Test::Prefill(tokens as usize), products.map(|most| (most, each))),
             _ => {
                 let speed = result["tokens_per_second"].as_f64()?;
                 (Test::Decode, Some((bandwidth, result["gigabytes_per_second"].as_f64()? * 1e9 / speed)))

@@ -46,8 +46,8 @@ pub(super) struct Sample {
     pub(super) wall: f64,
     /// Of all processors.
     pub(super) cpu: f64,
-    /// Bytes a second that as many threads read at best, and bytes that must be read for a token; for decoding
-    /// natively only.
+    /// Natively, what as many threads do in a second at best, and what a token takes: bytes read for decoding, products of
+    /// bytes for reading a prompt.
     pub(super) bound: Option<(f64, f64)>,
 }
 
@@ -69,8 +69,9 @@ pub(super) fn read(line: &str) -> Option<(Test, f64, f64)> {
 
 /// Everything, one sample a line, to be looked at later.
 pub(super) fn lines(samples: &[Sample]) -> String {
-    let mut text =
-        String::from("# engine format threads round test, ms a token: wall, processors; GB/s read\n");
+    let mut text = String::from(
+        "# engine format threads round test, ms a token: wall, processors; G/s at most, of bytes read or products\n",
+    );
     for s in samples {
         let (wall, cpu) = (1e3 * s.wall, 1e3 * s.cpu);
         let _ = write!(
@@ -78,8 +79,8 @@ pub(super) fn lines(samples: &[Sample]) -> String {
             "{:?} {} {} {} {}: {wall:.3} {cpu:.3}",
             s.engine, s.format, s.threads, s.round, s.test
         );
-        if let Some((bandwidth, _)) = s.bound {
-            let _ = write!(text, " {:.1}", bandwidth / 1e9);
+        if let Some((most, _)) = s.bound {
+            let _ = write!(text, " {:.1}", most / 1e9);
         }
         text.push('\n');
     }

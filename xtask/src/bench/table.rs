@@ -19,10 +19,11 @@ pub(super) fn report(
     let native = [Engine::Shohin, Engine::ShohinAvx2, Engine::Llama];
     let pages = [Engine::Page, Engine::Wllama, Engine::Transformers];
     if samples.iter().any(|s| native.contains(&s.engine)) {
-        text += "Native, tokens/s; ms: processor time of a token. The bound: as many threads read as much and do no more; the\n\
-            share of it is by the clock, and for one thread (by processor time).\n\n";
+        text += "Native, tokens/s; ms: processor time of a token. The bound of decode: as many threads read as much and do no\n\
+            more; of prefill: they multiply and add as many bytes. The share of it is by the clock, and for one thread (by\n\
+            processor time).\n\n";
         all.speeds(&mut text, &native);
-        all.bandwidths(&mut text);
+        all.bounds(&mut text);
     }
     if samples.iter().any(|s| s.engine == Engine::Llama) {
         text += "\nTimes as fast as llama.cpp, by the clock (by processor time)\n\n";
@@ -101,17 +102,28 @@ impl Samples<'_> {
         self.samples.iter().filter(|s| engines.contains(&s.engine)).map(|s| s.threads).collect()
     }
 
-    /// What the machine read at most, the bound of decoding.
-    fn bandwidths(&self, text: &mut String) {
-        let mut words = Vec::new();
-        for threads in self.threads(&[Engine::Shohin]) {
-            let of = |s: &Sample| s.engine != Engine::Llama && s.threads == threads;
-            let read = self.samples.iter().filter(|s| of(s)).filter_map(|s| Some(s.bound?.0)).collect();
-            if let Some(read) = median(read) {
-                words.push(format!("{:.1} GB/s, threads: {threads}", read / 1e9));
+    /// What the machine did at most: the bounds.
+    fn bounds(&self, text: &mut String) {
+        for (what, unit, prefill) in [("Memory read", "GB/s", false), ("Products", "G/s", true)] {
+            let mut words = Vec::new();
+            for (engine, rest) in [(Engine::Shohin, ""), (Engine::ShohinAvx2, ", AVX2 only")] {
+                for threads in self.threads(&[engine]) {
+                    let of = |s: &&Sample| {
+                        s.engine == engine
+                            && s.threads == threads
+                            && matches!(s.test, Test::Prefill(_)) == prefill
+                    };
+                    if let Some(most) =
+                        median(self.samples.iter().filter(of).filter_map(|s| Some(s.bound?.0)).collect())
+                    {
+                        words.push(format!("{:.1} {unit}, threads: {threads}{rest}", most / 1e9));
+                    }
+                }
+            }
+            if !words.is_empty() {
+                let _ = writeln!(text, "\n{what}: {}.", words.join("; "));
             }
         }
-        let _ = writeln!(text, "\nMemory read: {}.", words.join("; "));
     }
 
     /// How long a model that is on the disk takes to its first token.
@@ -151,14 +163,17 @@ impl Samples<'_> {
     fn speeds(&self, text: &mut String, engines: &[Engine]) {
         let mut tests = self.tests(engines);
         tests.remove(&Test::First);
-        let bound = self.samples.iter().any(|s| engines.contains(&s.engine) && s.bound.is_some());
+        let bounded = |test: &Test| {
+            let of = |s: &Sample| engines.contains(&s.engine) && s.test == *test && s.bound.is_some();
+            self.samples.iter().any(of)
+        };
         let mut head: Vec<String> = ["format", "engine", "threads"].map(String::from).into();
         for test in &tests {
             head.push(test.to_string());
             head.push("ms".into());
-        }
-        if bound {
-            head.push("of the bound".into());
+            if bounded(test) {
+                head.push("of the bound".into());
+            }
         }
         row(text, &head);
         row(text, &rule(head.len(), 2));
@@ -175,23 +190,26 @@ impl Samples<'_> {
                         cells.push(speed(test).map_or("-".into(), number));
                         let cpu = self.typical(at(test), |s| Some(1e3 * s.cpu));
                         cells.push(cpu.map_or("-".into(), number));
-                    }
-                    if bound {
-                        let share =
-                            |s: &Sample, seconds: f64| s.bound.map(|(read, bytes)| bytes / read / seconds);
-                        let wall = self.typical(at(Test::Decode), |s| share(s, s.wall));
-                        // Two threads that wait for each other do not run all the time.
-                        let cpu =
-                            self.typical(at(Test::Decode), |s| share(s, s.cpu)).filter(|_| threads == 1);
-                        cells.push(match (wall, cpu) {
-                            (Some(wall), Some(cpu)) => format!("{:.0} ({:.0}) %", 100.0 * wall, 100.0 * cpu),
-                            (Some(wall), None) => format!("{:.0} %", 100.0 * wall),
-                            _ => "-".into(),
-                        });
+                        if bounded(&test) {
+                            cells.push(self.share(at(test)));
+                        }
                     }
                     row(text, &cells);
                 }
             }
+        }
+    }
+
+    /// What part of its bound a speed is.
+    fn share(&self, at: (Engine, &str, usize, Test)) -> String {
+        let share = |s: &Sample, seconds: f64| s.bound.map(|(most, each)| each / most / seconds);
+        let wall = self.typical(at, |s| share(s, s.wall));
+        // Two threads that wait for each other do not run all the time.
+        let cpu = self.typical(at, |s| share(s, s.cpu)).filter(|_| at.2 == 1);
+        match (wall, cpu) {
+            (Some(wall), Some(cpu)) => format!("{:.0} ({:.0}) %", 100.0 * wall, 100.0 * cpu),
+            (Some(wall), None) => format!("{:.0} %", 100.0 * wall),
+            _ => "-".into(),
         }
     }
 
