@@ -6,37 +6,120 @@ import { icon, make } from "./page.js";
 const COPY = "M9 9h10v10H9zM15 9V5H5v10h4";
 const COPIED = "M5 12.5l4.5 4.5L19 7.5";
 
-/** A block that is shown, and what it was made of. */
+/** A block that is shown, what it was made of, and where in the text that begins. */
 interface Block {
-  raw: string;
+  token: Token;
+  at: number;
   node: Node;
 }
 
-const shown = new WeakMap<HTMLElement, Block[]>();
+interface Shown {
+  /** Unless all of it has to be read again when it goes on. */
+  text: string | undefined;
+  blocks: Block[];
+}
 
-/** Shows a text; blocks that are shown already stay as they are, with what the reader selected or opened in them. */
+const shown = new WeakMap<HTMLElement, Shown>();
+
+/** So many blocks at the end may still become others when the text goes on; the second last where the last turns out to belong to it. */
+const OPEN = 2;
+
+/**
+ * Shows a text; blocks that are shown already stay as they are, with what the reader selected or opened in them. Of a text
+ * that goes on, only the last blocks are read again, so that a long reply takes no longer to show than a short one.
+ */
 export function showProse(target: HTMLElement, said: string, thoughts = ""): void {
-  const before = shown.get(target) ?? [];
-  const next: Block[] = [];
-  let first: Node | undefined;
-  if (thoughts) {
-    const old = target.firstElementChild;
-    const details = old instanceof HTMLDetailsElement ? old : make("details", { class: "thoughts" }, make("summary"), make("p"));
-    details.children[0]!.textContent = said === "" ? "Thinking" : "Thoughts";
-    details.children[1]!.textContent = thoughts;
-    first = details;
+  const text = said.includes("\r") ? said.replace(/\r\n?/g, "\n") : said;
+  const before = shown.get(target) ?? { text: "", blocks: [] };
+  const first = thoughts ? showThoughts(target, thoughts, said === "") : undefined;
+  let settled = before.text !== undefined && text.startsWith(before.text) ? Math.max(0, before.blocks.length - OPEN) : 0;
+  let tokens = read(settled > 0 ? text.slice(before.blocks[settled]!.at) : text);
+  if (settled > 0 && tokens.some(({ type }) => type === "def")) {
+    // What a link is called here may be said there.
+    settled = 0;
+    tokens = read(text);
   }
-  const tokens = Lexer.lex(said, { gfm: true }).filter((token) => token.type !== "space" && token.type !== "def");
-  tokens.forEach((token, i) => {
-    const old = before[i];
-    next.push(old?.raw === token.raw ? old : { raw: token.raw, node: block(token) });
+  const blocks = before.blocks.slice(0, settled);
+  let whole = true;
+  let at = settled > 0 ? before.blocks[settled]!.at : 0;
+  for (const token of tokens) {
+    if (token.type !== "space" && token.type !== "def") {
+      const old = before.blocks[blocks.length];
+      blocks.push({ token, at, node: old ? renewed(old, token) : block(token) });
+    }
+    // Where links are called by names, any of them may be another's.
+    if (token.type === "def" || !text.startsWith(token.raw, at)) whole = false;
+    at += token.raw.length;
+  }
+  shown.set(target, { text: whole ? text : undefined, blocks });
+  const ahead = first ? 1 : 0;
+  for (let i = settled; i < blocks.length; i++) {
+    const { node } = blocks[i]!;
+    const there = target.childNodes[ahead + i] ?? null;
+    if (there !== node) target.insertBefore(node, there);
+  }
+  while (target.childNodes.length > ahead + blocks.length) target.lastChild!.remove();
+}
+
+function read(text: string): Token[] {
+  return Lexer.lex(text, { gfm: true });
+}
+
+function showThoughts(target: HTMLElement, thoughts: string, unfinished: boolean): Node {
+  const old = target.firstElementChild;
+  const details = old instanceof HTMLDetailsElement ? old : make("details", { class: "thoughts" }, make("summary"), make("p"));
+  if (details !== old) target.prepend(details);
+  const title = unfinished ? "Thinking" : "Thoughts";
+  if (details.children[0]!.textContent !== title) details.children[0]!.textContent = title;
+  write(details.children[1]!, thoughts);
+  return details;
+}
+
+/** Makes a text the only content of an element; what is there already stays. */
+function write(element: Element, text: string): void {
+  const node = element.firstChild;
+  if (!(node instanceof Text)) element.replaceChildren(document.createTextNode(text));
+  else if (text.startsWith(node.data)) node.appendData(text.slice(node.data.length));
+  else node.data = text;
+}
+
+/** The node of a block as it is by now: the old one, brought up to date, where it is of the same kind. */
+function renewed({ token: old, node }: Block, token: Token): Node {
+  if (old.type !== token.type) return block(token);
+  if (old.raw === token.raw) return node;
+  const element = node as Element;
+  switch (token.type) {
+    case "code": {
+      const [before, now] = [old as Tokens.Code, token as Tokens.Code];
+      if (before.lang !== now.lang) return block(token);
+      write(element.querySelector("pre > code")!, now.text);
+      return node;
+    }
+    case "list": {
+      const [before, now] = [old as Tokens.List, token as Tokens.List];
+      if (before.ordered !== now.ordered || before.start !== now.start || before.loose !== now.loose) return block(token);
+      renewParts(element, before.items.map(({ raw }) => raw), now.items.map(({ raw }) => raw), (i) => item(now.items[i]!));
+      return node;
+    }
+    case "table": {
+      const [before, now] = [old as Tokens.Table, token as Tokens.Table];
+      const text = (cells: Tokens.TableCell[]) => cells.map((cell) => cell.text).join("|");
+      if (text(before.header) !== text(now.header) || before.align.join() !== now.align.join()) return block(token);
+      renewParts(element.querySelector("tbody")!, before.rows.map(text), now.rows.map(text), (i) => row(now.rows[i]!, "td"));
+      return node;
+    }
+    default:
+      return block(token);
+  }
+}
+
+/** Replaces those children of an element whose source is another by now. */
+function renewParts(parent: Element, before: readonly string[], now: readonly string[], make: (i: number) => Node): void {
+  while (parent.children.length > now.length) parent.lastElementChild!.remove();
+  now.forEach((source, i) => {
+    if (i >= before.length) parent.append(make(i));
+    else if (source !== before[i]) parent.children[i]!.replaceWith(make(i));
   });
-  shown.set(target, next);
-  const nodes = [...(first ? [first] : []), ...next.map(({ node }) => node)];
-  nodes.forEach((node, i) => {
-    if (target.childNodes[i] !== node) target.insertBefore(node, target.childNodes[i] ?? null);
-  });
-  while (target.childNodes.length > nodes.length) target.lastChild!.remove();
 }
 
 function block(token: Token): Node {
@@ -71,35 +154,40 @@ function blocks(tokens: Token[]): Node[] {
 }
 
 function list(token: Tokens.List): Node {
-  const items = token.items.map((item) => {
-    const nodes = item.tokens
-      // The box of a task is drawn from `checked`.
-      .filter((part) => part.type !== "space" && part.type !== "checkbox")
-      .flatMap((part) => (part.type === "text" || (part.type === "paragraph" && !item.loose) ? inline(part) : [block(part)]));
-    const box = item.task && make("span", { role: "img", class: "box", "aria-label": item.checked ? "done" : "open" }, item.checked ? "☑ " : "☐ ");
-    return make("li", {}, box, ...nodes);
-  });
+  const items = token.items.map(item);
   if (!token.ordered) return make("ul", {}, ...items);
   const start = Number(token.start);
   return make("ol", start !== 1 && Number.isSafeInteger(start) ? { start: String(start) } : {}, ...items);
 }
 
+function item(token: Tokens.ListItem): Node {
+  const nodes = token.tokens
+    // The box of a task is drawn from `checked`.
+    .filter((part) => part.type !== "space" && part.type !== "checkbox")
+    .flatMap((part) => (part.type === "text" || (part.type === "paragraph" && !token.loose) ? inline(part) : [block(part)]));
+  const box = token.task && make("span", { role: "img", class: "box", "aria-label": token.checked ? "done" : "open" }, token.checked ? "☑ " : "☐ ");
+  return make("li", {}, box, ...nodes);
+}
+
 function table(token: Tokens.Table): Node {
-  const row = (cells: Tokens.TableCell[], tag: "th" | "td") =>
-    make(
-      "tr",
-      {},
-      ...cells.map((cell) => make(tag, { ...(tag === "th" && { scope: "col" }), ...(cell.align && { class: cell.align }) }, ...inline(cell))),
-    );
   const head = make("thead", {}, row(token.header, "th"));
   const body = make("tbody", {}, ...token.rows.map((cells) => row(cells, "td")));
   return make("div", { class: "table", tabindex: "0", role: "region", "aria-label": "Table" }, make("table", {}, head, body));
 }
 
+function row(cells: Tokens.TableCell[], tag: "th" | "td"): Node {
+  return make(
+    "tr",
+    {},
+    ...cells.map((cell) => make(tag, { ...(tag === "th" && { scope: "col" }), ...(cell.align && { class: cell.align }) }, ...inline(cell))),
+  );
+}
+
 function code(token: Tokens.Code): Node {
   const language = /^[\w+#.-]{1,20}/.exec(token.lang ?? "")?.[0] ?? "";
-  const copy = copyButton(() => token.text, "Copy the code");
-  const pre = make("pre", { tabindex: "0", role: "region", "aria-label": language ? `Code, ${language}` : "Code" }, make("code", {}, token.text));
+  const content = make("code", {}, document.createTextNode(token.text));
+  const copy = copyButton(() => content.textContent ?? "", "Copy the code");
+  const pre = make("pre", { tabindex: "0", role: "region", "aria-label": language ? `Code, ${language}` : "Code" }, content);
   return make("div", { class: "code" }, make("div", { class: "code-bar" }, make("span", {}, language), copy), pre);
 }
 

@@ -6,7 +6,7 @@ import { createRequire } from "node:module";
 import { availableParallelism } from "node:os";
 import { after, afterEach, before, beforeEach, describe, test } from "node:test";
 import { fileURLToPath } from "node:url";
-import { launch, serve } from "../../wasm/js/test/chromium.mjs";
+import { launch, longestTask, serve } from "../../wasm/js/test/chromium.mjs";
 import { split } from "../../wasm/js/test/gguf.mjs";
 
 const MODEL = fileURLToPath(new URL("../../models/sprout.gguf", import.meta.url));
@@ -664,6 +664,84 @@ describe("the page", () => {
     assert.notEqual(await hear(page, "Hello!"), "");
     assert.deepEqual(await page.evaluate(() => globalThis.computed), []);
     assert.ok(workers.some((url) => /worker-/.test(url)), workers.join());
+    await context.close();
+  });
+
+  test("shows a long reply with as much work at its end as at its beginning", async (t) => {
+    const context = await browser.newContext();
+    // The worker is the real one, but for what it says.
+    await context.addInitScript(() => {
+      const section = [
+        "## A heading\n",
+        "A paragraph with **bold** words, *others*, `code` and a [link](https://example.org/), long enough to be one.\n",
+        "- one\n- two\n  - and a half\n- three\n",
+        "```js\nlet a = 1;\nlet b = 2;\n```\n",
+        "| a | b |\n|---|---|\n| 1 | 2 |\n| 3 | 4 |\n\n",
+      ].join("\n");
+      const [pieces, sections] = [16, 24];
+      const size = Math.ceil(section.length / pieces);
+      /** For each piece: how often the page changed, how many nodes, and how many patterns it looked for. */
+      const work = (globalThis.work = []);
+      const now = () => work.at(-1) ?? {};
+      const exec = RegExp.prototype.exec;
+      RegExp.prototype.exec = function (text) {
+        now().looked += 1;
+        return exec.call(this, text);
+      };
+      const count = (nodes) => [...nodes].reduce((sum, node) => sum + 1 + count(node.childNodes), 0);
+      const watch = new MutationObserver((records) => {
+        now().changes += 1;
+        for (const { addedNodes, removedNodes } of records) now().nodes += 1 + count(addedNodes) + count(removedNodes);
+      });
+      const frame = () => new Promise((resolve) => requestAnimationFrame(resolve));
+      async function say(worker, id) {
+        watch.observe(document.querySelector("#conversation"), { subtree: true, childList: true, characterData: true });
+        let text = "";
+        const send = (chunk) => worker.onmessage({ data: { id, chunk } });
+        for (let i = 0; i < pieces * sections; i++) {
+          await frame();
+          work.push({ changes: 0, nodes: 0, looked: 0 });
+          const piece = section.slice((i % pieces) * size, (i % pieces) * size + size);
+          text += piece;
+          // More than one a frame.
+          send({ text: piece.slice(0, 5), tokens: [1] });
+          send({ text: piece.slice(5), tokens: [2] });
+        }
+        watch.disconnect();
+        const usage = { promptTokens: 1, cachedTokens: 0, completionTokens: 2, reasoningTokens: 0, droppedMessages: 0, forgottenTokens: 0 };
+        const timings = { prefillMs: 1, decodeMs: 1, prefillTokensPerSecond: 1, tokensPerSecond: 1 };
+        send({ text: "", tokens: [], finish: { reason: "stop", text, seed: 1, usage, timings, message: { role: "assistant", content: text } } });
+        worker.onmessage({ data: { id, done: undefined } });
+      }
+      globalThis.Worker = class extends Worker {
+        postMessage(message, ...rest) {
+          if (message.call === "chat") void say(this, message.id);
+          else super.postMessage(message, ...rest);
+        }
+      };
+    });
+    const page = await context.newPage();
+    await page.goto(server.url);
+    await page.locator("#model[data-state=ready]").waitFor();
+    const reply = page.locator("#conversation [data-role=assistant] [data-part=text]");
+    const { task, script } = await longestTask(browser, page, async () => {
+      await page.fill("#prompt", "Write.");
+      await page.keyboard.press("Enter");
+      await page.locator("#conversation [data-state=done]").waitFor();
+    });
+    t.diagnostic(`longest task ${task.toFixed(1)} ms, longest script ${script.toFixed(1)} ms of the main thread`);
+    assert.deepEqual([await reply.locator("> h4").count(), await reply.locator("> ul > li").count(), await reply.locator("tbody > tr").count()], [24, 72, 48]);
+    const work = await page.evaluate(() => globalThis.work);
+    const sums = (from, to) => ["changes", "nodes", "looked"].map((what) => work.slice(from * 16, to * 16).reduce((sum, one) => sum + one[what], 0));
+    const [[, nodes, looked], [, later, lookedLater]] = [sums(2, 6), sums(20, 24)];
+    assert.ok(work.every(({ changes }) => changes <= 1), "the page is changed at most once a frame");
+    assert.ok(nodes > 100 && later <= 1.1 * nodes, `${nodes} nodes, then ${later}`);
+    assert.ok(looked > 100 && lookedLater <= 1.1 * looked, `${looked} patterns, then ${lookedLater}`);
+    // What was shown bit by bit is what is shown at once.
+    const html = await reply.innerHTML();
+    await page.reload();
+    await reply.waitFor();
+    assert.equal(await reply.innerHTML(), html);
     await context.close();
   });
 

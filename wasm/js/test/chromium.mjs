@@ -62,3 +62,28 @@ export function launch() {
     ],
   });
 }
+
+/**
+ * Does `work` and says for how many milliseconds the page's main thread computed without a break at most (`task`, all that the
+ * browser does there, too) and how long a script (`script`): processor time, which other work on the machine does not add to.
+ */
+export async function longestTask(browser, page, work) {
+  const devtools = await browser.newBrowserCDPSession();
+  const events = [];
+  devtools.on("Tracing.dataCollected", ({ value }) => events.push(...value));
+  const complete = new Promise((resolve) => devtools.once("Tracing.tracingComplete", resolve));
+  const includedCategories = ["devtools.timeline", "disabled-by-default-devtools.timeline"];
+  await devtools.send("Tracing.start", { traceConfig: { includedCategories }, transferMode: "ReportEvents" });
+  // Which thread it is.
+  await page.evaluate(() => console.timeStamp("the page"));
+  await work();
+  await devtools.send("Tracing.end");
+  await complete;
+  await devtools.detach();
+  const { pid, tid } = events.find(({ name, args }) => name === "TimeStamp" && args.data?.message === "the page");
+  const longest = (...names) =>
+    events
+      .filter((event) => event.pid === pid && event.tid === tid && event.ph === "X" && names.includes(event.name))
+      .reduce((most, { tdur, dur }) => Math.max(most, (tdur ?? dur) / 1e3), 0);
+  return { task: longest("RunTask"), script: longest("FunctionCall", "FireAnimationFrame", "RunMicrotasks") };
+}

@@ -7,7 +7,7 @@ import { createReadStream, readFileSync, statSync } from "node:fs";
 import { dirname, join } from "node:path";
 import { pathToFileURL } from "node:url";
 import { gzipSync } from "node:zlib";
-import { launch, serve } from "../../../wasm/js/test/chromium.mjs";
+import { launch, longestTask, serve } from "../../../wasm/js/test/chromium.mjs";
 
 const [engine, directory, model, prompt, reply, threads = "1"] = process.argv.slice(2);
 
@@ -133,6 +133,9 @@ try {
     const again = wrote.computed === read.computed ? read : { computed: 0, written: 1, wall: 0, cpu: 0 };
     const tokens = wrote.computed - again.computed + wrote.written - 1;
     console.log(`decode ${tokens} ${wrote.wall - again.wall} ${wrote.cpu - again.cpu}`);
+
+    const { task } = await longestTask(browser, page, () => ask(digits(16, 2), 9));
+    console.log(`main ${task}`);
 
     // As when the page is opened again: the browser has its files and the model's.
     await open();

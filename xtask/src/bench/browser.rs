@@ -41,21 +41,28 @@ fn run(machine: &Machine, page: &Page<'_>, plan: (usize, usize), notes: &mut Vec
     let driver = machine.cmd("node").arg(machine.root.join("xtask/src/bench/browser.mjs")).arg(page.name);
     let driver = driver.arg(page.package).arg(page.model).arg(plan.0.to_string()).arg(plan.1.to_string());
     let text = driver.arg(page.threads.to_string()).env("CHROME", machine.program(&CHROMIUM)?).read()?;
-    let mut note = |note: String| {
-        if !notes.contains(&note) {
-            notes.push(note);
+    // Of what differs from round to round, the first is noted.
+    let mut note = |what: String, value: String| {
+        if !notes.iter().any(|note| note.starts_with(&what)) {
+            notes.push(what + &value);
         }
     };
     for line in text.lines() {
         if let Some(version) = line.strip_prefix("version ") {
-            note(format!("In the browser: {version}."));
+            note(format!("In the browser: {version}."), String::new());
         } else if let Some(why) = line.strip_prefix("cannot ") {
             return Ok(Said::Cannot(why.into()));
         } else if let Some((raw, packed)) = payload(line) {
             let (name, threads) = (page.name, page.threads);
-            note(format!(
-                "Fetched besides the model by {name}, threads: {threads}: {raw:.2} MB, compressed {packed:.2}."
-            ));
+            let what = format!("Fetched besides the model by {name}, threads: {threads}: ");
+            note(what, format!("{raw:.2} MB, compressed {packed:.2}."));
+        } else if let Some(longest) = longest_task(line) {
+            let Page { name, format, threads, .. } = *page;
+            let format = format.to_uppercase();
+            let what = format!(
+                "Longest task of the page's main thread while {name} reads and writes {format}, threads: {threads}: "
+            );
+            note(what, format!("{longest:.1} ms."));
         }
     }
     Ok(Said::Measured(text.lines().filter_map(sample::read).collect()))
@@ -65,6 +72,11 @@ fn run(machine: &Machine, page: &Page<'_>, plan: (usize, usize), notes: &mut Vec
 fn payload(line: &str) -> Option<(f64, f64)> {
     let (raw, packed) = line.strip_prefix("payload ")?.split_once(' ')?;
     Some((raw.parse::<f64>().ok()? / 1e6, packed.parse::<f64>().ok()? / 1e6))
+}
+
+/// Milliseconds of processor time: `main 3.5`.
+fn longest_task(line: &str) -> Option<f64> {
+    line.strip_prefix("main ")?.parse().ok()
 }
 
 /// Returns what is compared with what.
@@ -166,13 +178,21 @@ pub(super) fn measure(
 
 #[cfg(test)]
 mod tests {
-    use super::payload;
+    use super::{longest_task, payload};
 
     #[test]
     fn payloads_are_read() {
         assert_eq!(payload("payload 1500000 250000"), Some((1.5, 0.25)));
         for line in ["payload", "payload 5", "payload 5 x", "decode 1 2 3"] {
             assert_eq!(payload(line), None, "{line}");
+        }
+    }
+
+    #[test]
+    fn longest_tasks_are_read() {
+        assert_eq!(longest_task("main 3.5"), Some(3.5));
+        for line in ["main", "main x", "payload 1 2"] {
+            assert_eq!(longest_task(line), None, "{line}");
         }
     }
 }
