@@ -98,34 +98,23 @@ impl Conversation {
     }
 }
 
-/// Takes a reply apart into the message of the TypeScript side: `content`, and where there are any, `reasoning` and
-/// `toolCalls`. A call that is not what it should be stays out.
+/// The calls, with `name` and `arguments`, in a text that may hold some: in JSON, and where no tools are known, it is not
+/// asked. What is not as a call should be stays out.
 #[wasm_bindgen]
-pub fn parse_reply(text: &str) -> JsValue {
-    let reply = Reply::parse(text);
-    let message = Object::new();
-    let set = |object: &Object, name: &str, value: &JsValue| {
+pub fn tool_calls(text: &str) -> Array {
+    let set = |object: &Object, name: &str, value: &str| {
         // Setting a property of a fresh, extensible object cannot fail.
-        let _ = Reflect::set(object, &JsValue::from_str(name), value);
+        let _ = Reflect::set(object, &name.into(), &value.into());
     };
-    set(&message, "role", &JsValue::from_str("assistant"));
-    set(&message, "content", &JsValue::from_str(reply.content));
-    if let Some(reasoning) = reply.reasoning {
-        set(&message, "reasoning", &JsValue::from_str(reasoning));
-    }
-    let calls: Array = reply
+    Reply::parse(text)
         .calls
         .iter()
         .filter_map(|call| Reply::call(call).ok())
         .map(|(name, arguments)| {
             let call = Object::new();
-            set(&call, "name", &JsValue::from_str(&name));
-            set(&call, "arguments", &JsValue::from_str(arguments));
+            set(&call, "name", &name);
+            set(&call, "arguments", arguments);
             call
         })
-        .collect();
-    if calls.length() > 0 {
-        set(&message, "toolCalls", &calls);
-    }
-    message.into()
+        .collect()
 }

@@ -26,7 +26,7 @@ mod timeline;
 mod words;
 
 pub use buffer::{Checksum, FileBuffer};
-pub use conversation::{Conversation, parse_reply};
+pub use conversation::{Conversation, tool_calls};
 pub use embedding::Embedder;
 #[cfg(feature = "gpu")]
 pub use gpu::{GpuEmbedder, GpuLoader, GpuModel, GpuTimeline};

@@ -1,6 +1,6 @@
 //! The module as the browser and Node run it; the same suite in both.
 
-use crate::{Conversation, FileBuffer, Model, Sampling, Step, Timeline, parse_reply};
+use crate::{Conversation, FileBuffer, Model, Sampling, Step, Timeline, tool_calls};
 use js_sys::{Reflect, Uint8Array, Uint32Array};
 use shohin_core::gguf::GgufWriter;
 use shohin_core::kernel::Isa;
@@ -125,20 +125,13 @@ fn the_conversation_stays_in_the_cache() {
 }
 
 #[wasm_bindgen_test]
-fn replies_are_taken_apart() {
-    let text = |text: &str| js_sys::JSON::stringify(&parse_reply(text)).unwrap().as_string().unwrap();
-    assert_eq!(text("Hello."), r#"{"role":"assistant","content":"Hello."}"#);
-    assert_eq!(
-        text("<think>\nHm.\n</think>\n\nYes."),
-        r#"{"role":"assistant","content":"Yes.","reasoning":"Hm."}"#
-    );
+fn calls_are_found() {
+    let text = |text: &str| js_sys::JSON::stringify(&tool_calls(text)).unwrap().as_string().unwrap();
     let call = "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n</tool_call>";
-    assert!(
-        text(call).ends_with(r#""toolCalls":[{"name":"add","arguments":"{\"a\": 1}"}]}"#),
-        "{}",
-        text(call)
-    );
-    assert!(!text("<tool_call>\nnot JSON\n</tool_call>").contains("toolCalls"));
+    assert_eq!(text(call), r#"[{"name":"add","arguments":"{\"a\": 1}"}]"#);
+    for other in ["Hello.", "<tool_call>\nnot JSON\n</tool_call>", "{\"name\": \"add\"}"] {
+        assert_eq!(text(other), "[]");
+    }
 }
 
 #[wasm_bindgen_test]

@@ -1,4 +1,4 @@
-import type { ChatFinish, ChatOptions, Chunk, ConversationOptions, EmbedOptions, EngineInfo, Finish, FinishReason, GenerateOptions, LoadOptions, Message, ModelSource, Restored, RestoreOptions, Snapshot, TokenLogprob } from "./api.js";
+import type { ChatFinish, ChatOptions, Chunk, ConversationOptions, EmbedOptions, EngineInfo, Finish, FinishReason, GenerateOptions, LoadOptions, Message, ModelSource, Restored, RestoreOptions, Snapshot, TokenLogprob, ToolCall } from "./api.js";
 import { complete, type ChatCompletion, type ChatCompletionChunk, type ChatCompletionRequest } from "./completion.js";
 import { ReplyStream } from "./reply.js";
 import { keep, kept } from "./snapshots.js";
@@ -267,7 +267,7 @@ export class LocalConversation {
   chat(messages: readonly Message[], options: ChatOptions = {}): AsyncGenerator<Chunk<ChatFinish>, ChatFinish, void> {
     // In JSON, and where no call can be meant, what looks like a mark is text.
     const mayCall = (options.tools ?? []).length > 0 || (Array.isArray(messages) && messages.some((message: Message) => (message?.toolCalls ?? []).length > 0));
-    const parse = (block: string) => (this.#loaded.glue.parse_reply(block) as Message).toolCalls ?? [];
+    const parse = (block: string) => this.#loaded.glue.tool_calls(block) as ToolCall[];
     const reply = new ReplyStream(mayCall && !isJson(options) ? parse : undefined);
     return this.#run<ChatFinish>((model) => this.#chatPrompt(model, messages, options), options, reply, () => {
       const { text, reasoning, toolCalls } = reply.all;

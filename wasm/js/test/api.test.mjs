@@ -314,6 +314,19 @@ describe("a model that thinks and calls", () => {
     }
   });
 
+  test("takes what looks like a call or a thought in JSON for text", async () => {
+    const said = '</think> <tool_call>\n{"name": "add", "arguments": {}}\n</tool_call> <think>';
+    const engine = await load(["<think>", "Hm.", "</think>", "\n\n", "No."]);
+    const before = [...ask("!"), { role: "assistant", content: "", toolCalls: [{ name: "add", arguments: "{}" }] }, { role: "tool", content: "1" }, ...ask("?")];
+    const responseFormat = { type: "json_schema", schema: { const: said } };
+    for (const [thinking, reasoning] of [[false, undefined], [true, "Hm."]]) {
+      const { text, finish } = await collect(engine.chat(before, { ...options, maxTokens: 200, thinking, responseFormat }));
+      assert.equal(JSON.parse(text), said);
+      assert.deepEqual(finish.message, { role: "assistant", content: text, ...(reasoning && { reasoning }) });
+    }
+    await engine.dispose();
+  });
+
   test("hands out tool calls as they are complete", async () => {
     const tools = [{ type: "function", function: { name: "add", parameters: {} } }];
     const engine = await load(["I add.", "\n\n\n", "<tool_call>", CALL, "</tool_call>"]);
