@@ -248,7 +248,14 @@ export class Engine {
     this.#pending.clear();
   }
 
+  /** Ends with any of the worker's own threads, for which it might wait for ever. */
+  #watch(lives: readonly string[]): void {
+    const ended = () => this.#die(new ShohinError("crashed", "a thread of the engine was ended"));
+    for (const life of lives) navigator.locks.request(life, ended).catch(() => {});
+  }
+
   #receive(message: FromWorker): void {
+    if ("lives" in message) return this.#watch(message.lives);
     const pending = this.#pending.get(message.id);
     if (!pending) return;
     if ("progress" in message) pending.progress?.(message.progress);

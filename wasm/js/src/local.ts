@@ -28,6 +28,8 @@ export const host: {
   cores: () => number;
   /** `threads.js`. */
   teamScript: () => URL;
+  /** Told the names of locks, one for each thread beside this one, that are free again when it has ended. */
+  teamStarted: (lives: string[]) => void;
   /** The module for several threads. */
   teamModule: () => Promise<BufferSource> | URL;
   /** `webgpu.js`. */
@@ -45,6 +47,7 @@ export const host: {
     return mayWait && maySpawn ? Math.min(navigator.hardwareConcurrency, MOST_THREADS) : 1;
   },
   teamScript: () => new URL("threads.js", import.meta.url),
+  teamStarted: () => {},
   teamModule: () => new URL("shohin_wasm_threads_bg.wasm", import.meta.url),
   gpuScript: () => new URL("webgpu.js", import.meta.url),
   gpuModule: () => new URL("shohin_wasm_webgpu_bg.wasm", import.meta.url),
@@ -81,7 +84,7 @@ async function instantiate({ threads, wasmUrl }: LoadOptions): Promise<Glue> {
 async function startTeam(count: number): Promise<Glue> {
   const { href } = host.teamScript();
   const script = (await import(/* @vite-ignore */ /* webpackIgnore: true */ href)) as typeof import("./threads.js");
-  await script.start(await host.teamModule(), count);
+  host.teamStarted(await script.start(await host.teamModule(), count));
   return script;
 }
 

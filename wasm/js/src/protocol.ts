@@ -49,6 +49,8 @@ export type ToWorker =
 
 /** Worker to page. @internal */
 export type FromWorker =
+  /** Locks that are free again when one of its threads has ended. */
+  | { lives: string[] }
   | { id: number; progress: Progress }
   /** Asks for the next piece. */
   | { id: number; want: true }

@@ -19,18 +19,26 @@ interface Member {
 interface Start {
   module: WebAssembly.Module;
   memory: WebAssembly.Memory;
+  /** Name of the lock that the member holds for as long as it lives. */
+  life: string;
 }
 
 const node = typeof process === "object" && process.versions?.node ? await import("node:worker_threads") : undefined;
 
-/** Instantiates `wasm` and starts a team of `count` threads, the calling one included. */
-export async function start(wasm: BufferSource | URL, count: number): Promise<void> {
+/**
+ * Instantiates `wasm` and starts a team of `count` threads, the calling one included. Returns the names of locks: who is
+ * given one knows that a member is gone. In Node there are none.
+ */
+export async function start(wasm: BufferSource | URL, count: number): Promise<string[]> {
   const module = wasm instanceof URL ? await compile(wasm) : await WebAssembly.compile(wasm);
   await init({ module_or_path: module });
   const memory = glue.shared_memory();
   const members: Member[] = [];
+  const team = crypto.randomUUID();
+  const lives = Array.from({ length: count - 1 }, (_, i) => `shohin-${team}-${i}`);
   try {
-    await Promise.all(Array.from({ length: count - 1 }, () => join({ module, memory }, members)));
+    const held = await Promise.all(lives.map((life) => join({ module, memory, life }, members)));
+    return lives.filter((_, i) => held[i]);
   } catch (error) {
     for (const member of members) member.terminate();
     throw error;
@@ -46,15 +54,15 @@ async function compile(url: URL): Promise<WebAssembly.Module> {
     : WebAssembly.compile(await response.arrayBuffer());
 }
 
-/** Starts a member; resolves once it waits for work. */
-function join(start: Start, members: Member[]): Promise<void> {
+/** Starts a member; resolves once it waits for work, to whether it holds its lock. */
+function join(start: Start, members: Member[]): Promise<boolean> {
   return new Promise((resolve, reject) => {
     if (node) {
       const worker = new node.Worker(new URL(import.meta.url), { workerData: MEMBER });
       members.push(worker);
       worker.once("message", () => {
         worker.unref(); // a program may end while its team sleeps
-        resolve();
+        resolve(false);
       });
       worker.once("error", reject);
       worker.postMessage(start);
@@ -68,18 +76,18 @@ function join(start: Start, members: Member[]): Promise<void> {
       : home;
     const worker = new Worker(script, { type: "module", name: MEMBER });
     members.push(worker);
-    worker.onmessage = () => {
+    worker.onmessage = ({ data }: MessageEvent<boolean>) => {
       if (typeof script === "string") URL.revokeObjectURL(script);
-      resolve();
+      resolve(data);
     };
     worker.onerror = (event) => reject(new Error(event.message || "a worker could not be started"));
     worker.postMessage(start);
   });
 }
 
-async function member({ module, memory }: Start, ready: () => void): Promise<void> {
+async function member({ module, memory, life }: Start, ready: (holds: boolean) => void): Promise<void> {
   await init({ module_or_path: module, memory, thread_stack_size: STACK });
-  ready();
+  ready(!node && (await hold(life)));
   try {
     glue.work();
   } catch {
@@ -87,9 +95,21 @@ async function member({ module, memory }: Start, ready: () => void): Promise<voi
   }
 }
 
+/** Takes a lock that is given up only with this thread, where the browser knows locks. */
+function hold(life: string): Promise<boolean> {
+  return new Promise((resolve) => {
+    const forEver = () => {
+      resolve(true);
+      return new Promise(() => {});
+    };
+    if (navigator.locks) navigator.locks.request(life, forEver).catch(() => resolve(false));
+    else resolve(false);
+  });
+}
+
 if (node) {
   const { parentPort, workerData } = node;
-  if (workerData === MEMBER) parentPort?.once("message", (start: Start) => member(start, () => parentPort.postMessage("ready")));
+  if (workerData === MEMBER) parentPort?.once("message", (start: Start) => member(start, (holds) => parentPort.postMessage(holds)));
 } else if ((globalThis as { name?: string }).name === MEMBER) {
-  globalThis.onmessage = ({ data }: MessageEvent<Start>) => void member(data, () => postMessage("ready"));
+  globalThis.onmessage = ({ data }: MessageEvent<Start>) => void member(data, (holds) => postMessage(holds));
 }

@@ -25,6 +25,9 @@ const wanted = new Map<number, (piece: Uint8Array | undefined) => void>();
 
 const send = (message: FromWorker) => postMessage(message);
 
+// This thread may be waiting for the one that has ended.
+host.teamStarted = (lives) => send({ lives });
+
 self.onmessage = ({ data }: MessageEvent<ToWorker>) => {
   if (data.call === "abort") {
     aborts.get(data.id)?.abort();

@@ -509,6 +509,48 @@ describe("in a browser", () => {
     }
   });
 
+  test("ends, and says so, when one of its threads does", async () => {
+    const isolation = { "Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-Policy": "require-corp" };
+    const script = (text) => (_request, response) => response.writeHead(200, { ...isolation, "Content-Type": "text/javascript" }).end(text);
+    const routes = {
+      "/": (_request, response) => response.writeHead(200, { ...isolation, "Content-Type": "text/html" }).end("<!doctype html>"),
+      "/model.gguf": (_request, response) => createReadStream(MODEL).pipe(response),
+      "/watched.js": script('import "./members.js"; import "./worker.js";'),
+      "/members.js": script(`
+        const members = [];
+        globalThis.Worker = class extends Worker { constructor(...all) { super(...all); members.push(this); } };
+        new BroadcastChannel("end").onmessage = () => members[0].terminate();`),
+    };
+    const server = await serve(new URL("../../dist/", import.meta.url), routes, isolation);
+    const page = await browser.newPage();
+    try {
+      await page.goto(server.url);
+      const seen = await page.evaluate(async () => {
+        const { Engine } = await import("/index.js");
+        const engine = await Engine.load("model.gguf", { threads: 2, workerUrl: "watched.js" });
+        if (engine.info.threads === 1) return;
+        const says = async (engine) => {
+          for await (const _chunk of engine.generate("Once", { maxTokens: 5 }));
+        };
+        await says(engine);
+        // Nothing is lost by being disposed, nor by another engine that is.
+        const other = await Engine.load("model.gguf", { threads: 2 });
+        await other.dispose();
+        const disposed = await says(other).catch((error) => error.code);
+        await says(engine);
+        const waiting = (async () => {
+          for (;;) await says(engine);
+        })().catch((error) => error.code);
+        new BroadcastChannel("end").postMessage("now");
+        return [disposed, await waiting, await engine.tokenize("x").catch((error) => error.code)];
+      });
+      if (seen) assert.deepEqual(seen, ["disposed", "crashed", "crashed"]);
+    } finally {
+      await page.close();
+      await server.close();
+    }
+  });
+
   test("does with one thread where the files for more are missing", async () => {
     const isolation = { "Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-Policy": "require-corp" };
     for (const missing of ["/threads.js", "/shohin_wasm_threads_bg.wasm"]) {
