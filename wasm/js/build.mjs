@@ -21,7 +21,8 @@ const common = {
   outdir: "dist",
 };
 await build({ ...common, platform: "browser", entryPoints: ["js/src/index.ts", "js/src/worker.ts", "js/src/local.ts"] });
-await build({ ...common, platform: "node", entryPoints: ["js/src/node.ts"] });
+// Node shows the line an uncaught error comes from: it should be a short one.
+await build({ ...common, platform: "node", minifySyntax: false, minifyWhitespace: false, entryPoints: ["js/src/node.ts"] });
 const modules = [["pkg", "shohin_wasm_bg.wasm"]];
 if (existsSync(path("../pkg-threads"))) {
   modules.push(["pkg-threads", "shohin_wasm_threads_bg.wasm"]);

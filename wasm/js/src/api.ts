@@ -67,7 +67,10 @@ export interface LoadOptions {
   stallTimeout?: number;
   /** Where `worker.js` is, should the bundler have moved it. */
   workerUrl?: string | URL;
-  /** Where `shohin_wasm_bg.wasm` is, should the bundler have moved it. */
+  /**
+   * Where `shohin_wasm_bg.wasm` is, should the bundler have moved it. That is the module for one thread on the CPU; it is not looked at where
+   * several threads or a GPU compute, whose modules are found beside the package's scripts.
+   */
   wasmUrl?: string | URL;
 }
 
@@ -88,6 +91,17 @@ export interface Message {
   toolCalls?: readonly ToolCall[];
 }
 
+/** A part of a message's content. */
+export interface TextPart {
+  type: "text";
+  text: string;
+}
+
+/** A message as `chat` takes it: its content may also come in parts, which are joined. */
+export interface ChatMessage extends Omit<Message, "content"> {
+  content: string | readonly TextPart[];
+}
+
 /** Named sampling settings; single settings given beside a preset override it. */
 export type Preset = "greedy" | "balanced" | "creative" | "code" | "bonsai";
 
@@ -95,7 +109,7 @@ export type Preset = "greedy" | "balanced" | "creative" | "code" | "bonsai";
 export interface GenerateOptions {
   /** Ends the generation with a `ShohinError` of code `aborted`. */
   signal?: AbortSignal;
-  /** At most this many new tokens. Default: until the model ends or the context is full. */
+  /** At most this many new tokens. Default, and `Infinity`: until the model ends or the context is full. */
   maxTokens?: number;
   /** Default `bonsai`: the settings of the Bonsai model card. */
   preset?: Preset;
@@ -250,6 +264,12 @@ export interface ConversationOptions {
   context?: number;
 }
 
+/** Options of `tokenize`. */
+export interface TokenizeOptions {
+  /** Control tokens such as `<|im_end|>` are what they stand for, not plain text. Default false. */
+  special?: boolean;
+}
+
 /** Options of `embed`. */
 export interface EmbedOptions {
   /** The mean of all final hidden states, or that of the last token. Default `mean`. */
@@ -303,7 +323,7 @@ export interface EngineInfo {
     /** From the file's metadata; empty if it has none. */
     name: string;
     architecture: string;
-    /** Which published model the shape is that of, or `custom`. */
+    /** Which published model the shape is that of, or `Custom`. */
     variant: string;
     parameters: number;
     fileBytes: number;

@@ -1,5 +1,6 @@
 // Requests and answers in the form of OpenAI's chat completions.
-import type { ChatFinish, ChatOptions, Chunk, EngineInfo, Finish, Message, ToolCall, TokenLogprob } from "./api.js";
+import type { ChatFinish, ChatMessage, ChatOptions, Chunk, EngineInfo, Finish, Message, ToolCall, TokenLogprob } from "./api.js";
+import { chatArguments } from "./arguments.js";
 import { ShohinError } from "./error.js";
 
 /** A tool call in a message. */
@@ -128,9 +129,12 @@ export async function complete(
   chatter: Chatter,
   info: EngineInfo,
   request: ChatCompletionRequest,
-  signal: AbortSignal | undefined,
+  { signal }: { signal?: AbortSignal },
 ): Promise<ChatCompletion | AsyncIterable<ChatCompletionChunk>> {
-  const chunks = chatter.chat(messagesOf(request.messages), optionsOf(request, signal));
+  must(isObject(request), "the request must be an object");
+  // Looked at now, so that a stream that cannot begin is refused before it is waited for.
+  const { messages, options } = chatArguments(messagesOf(request.messages), optionsOf(request, signal));
+  const chunks = chatter.chat(messages, options);
   const random = crypto.getRandomValues(new Uint8Array(12));
   const id = [...random].map((byte) => byte.toString(16).padStart(2, "0")).join("");
   const head = { id: `chatcmpl-${id}`, created: Math.floor(Date.now() / 1000), model: request.model ?? info.model.name };
@@ -232,23 +236,19 @@ function isObject(value: unknown): value is object {
   return typeof value === "object" && value !== null;
 }
 
-function messagesOf(messages: readonly ChatCompletionMessageParam[]): Message[] {
+function messagesOf(messages: readonly ChatCompletionMessageParam[]): ChatMessage[] {
   must(Array.isArray(messages), "messages must be an array");
   return messages.map((message: ChatCompletionMessageParam) => {
     must(isObject(message) && typeof message.role === "string", "a message must be an object with a role");
     const { role, content, tool_calls, reasoning } = message;
-    const parts = typeof content === "string" || content == null ? [{ type: "text", text: content ?? "" }] : content;
-    must(Array.isArray(parts) && parts.every(isObject), "content must be a string or an array of parts");
     const calls = tool_calls ?? [];
     must(
       Array.isArray(calls) && calls.every((call) => typeof call?.function?.name === "string" && typeof call.function.arguments === "string"),
       "tool_calls must be an array of calls, each with a function that has a name and arguments",
     );
-    const other = parts.find((part) => part.type !== "text");
-    if (other) throw new ShohinError("unsupported", `content of type ${other.type} is not supported, only text`);
     return {
       role: role === "developer" ? "system" : role,
-      content: parts.map((part) => part.text).join(""),
+      content: content ?? "",
       ...(reasoning != null && { reasoning }),
       ...(tool_calls && { toolCalls: calls.map((call) => call.function) }),
     };
@@ -264,6 +264,7 @@ function optionsOf(request: ChatCompletionRequest, signal: AbortSignal | undefin
   if (!(request.parallel_tool_calls ?? true)) refuse("parallel_tool_calls: false");
   const format = request.response_format;
   must(format == null || isObject(format), "response_format must be an object");
+  if (format && !["text", "json_object", "json_schema"].includes(format.type)) refuse(`response_format of type ${format.type}`);
   must(format?.type !== "json_schema" || isObject(format.json_schema), "response_format has no json_schema");
   const choice = request.tool_choice ?? "auto";
   must(typeof choice !== "object" || choice.type !== "function" || typeof choice.function?.name === "string", "tool_choice names no function");
@@ -280,7 +281,7 @@ function optionsOf(request: ChatCompletionRequest, signal: AbortSignal | undefin
     stop: request.stop,
     logprobs: request.logprobs ? top : undefined,
     tools: choice === "none" ? undefined : request.tools,
-    toolChoice: typeof choice === "object" ? { name: choice.function.name } : choice === "none" ? undefined : choice,
+    toolChoice: typeof choice === "object" ? { name: choice.function.name } : choice === "none" || choice === "auto" ? undefined : choice,
     responseFormat: format?.type === "json_schema" ? { type: format.type, schema: format.json_schema.schema } : format,
     thinking: request.thinking,
     overflow: request.overflow,

@@ -1,7 +1,7 @@
 // Downloads over several connections, each of a range of the file, that survive what connections do: break, fall silent,
 // stall others, end early. What arrives goes on in order, and on the way into a kept copy where there is one.
 import type { LoadOptions } from "./api.js";
-import { abortError, ShohinError } from "./error.js";
+import { abortError, ShohinError, type ErrorCode } from "./error.js";
 import { sizeOf, type Pieces } from "./source.js";
 
 /** Bytes of the unit in which a file is held, kept and checked. */
@@ -47,20 +47,36 @@ export interface Keep {
 }
 
 /** The file is another one than before: everything has to be read again. */
-class Changed extends ShohinError {
-  constructor() {
-    super("integrity", "the file has changed on the server while it was fetched");
-  }
+const changes = new WeakSet<object>();
+
+function changed(): ShohinError {
+  const error = new ShohinError("integrity", "the file has changed on the server while it was fetched");
+  changes.add(error);
+  return error;
 }
 
-/** A failure that may pass. */
-class Passing extends ShohinError {
+/** Why a failure may pass. */
+interface Passing {
   /** Milliseconds the server wants us to wait. */
-  wait: number | undefined;
+  wait?: number | undefined;
   /** Whether the server has too much to do. */
-  busy = false;
+  busy?: boolean;
   /** Whether nothing came for too long. */
-  silent = false;
+  silent?: boolean;
+}
+
+// Beside the errors: callers see one class, and nothing of this on it.
+const failures = new WeakMap<object, Passing>();
+
+/** A failure that may pass. */
+function passing(code: ErrorCode, message: string, why: Passing = {}, cause?: unknown): ShohinError {
+  const error = new ShohinError(code, message, cause === undefined ? undefined : { cause });
+  failures.set(error, why);
+  return error;
+}
+
+function passingOf(thrown: unknown): Passing | undefined {
+  return failures.get(thrown as object);
 }
 
 /** Loads again what has changed meanwhile. @internal */
@@ -69,7 +85,7 @@ export async function steady<T>(load: () => Promise<T>): Promise<T> {
     try {
       return await load();
     } catch (thrown) {
-      if (!(thrown instanceof Changed) || times === 2) throw thrown;
+      if (!changes.has(thrown as object) || times === 2) throw thrown;
     }
   }
 }
@@ -233,7 +249,8 @@ class Download {
     try {
       return await this.#persist(() => this.#ask(span, again));
     } catch (thrown) {
-      if (!(thrown instanceof Passing) || thrown.busy || thrown.silent) throw thrown;
+      const why = passingOf(thrown);
+      if (!why || why.busy || why.silent) throw thrown;
       this.#knowNone();
       return this.#persist(() => this.#ask(undefined, again));
     }
@@ -245,8 +262,9 @@ class Download {
       try {
         return await ask();
       } catch (thrown) {
-        if (!(thrown instanceof Passing && (thrown.busy || thrown.silent)) || times > RETRIES) throw thrown;
-        await this.#pause(times, thrown);
+        const why = passingOf(thrown);
+        if (!(why?.busy || why?.silent) || times > RETRIES) throw thrown;
+        await this.#pause(times, why);
       }
     }
   }
@@ -282,12 +300,10 @@ class Download {
   }
 
   /** Why a request has failed of which byte `at` was to come next. */
-  #broken(link: AbortController, at: number, otherwise: string, cause: unknown): Passing {
+  #broken(link: AbortController, at: number, otherwise: string, cause: unknown): ShohinError {
     this.#alive();
-    if (!link.signal.aborted) return new Passing("network", `${this.url} ${otherwise}`, { cause });
-    const error = new Passing("timeout", `${this.url} sent nothing for ${this.patience / 1000} s, at byte ${at}`, { cause });
-    error.silent = true;
-    return error;
+    if (!link.signal.aborted) return passing("network", `${this.url} ${otherwise}`, {}, cause);
+    return passing("timeout", `${this.url} sent nothing for ${this.patience / 1000} s, at byte ${at}`, { silent: true }, cause);
   }
 
   /** Lets go of a response that is not read. */
@@ -318,17 +334,14 @@ class Download {
     if (!response.ok || !response.body) {
       await this.#drop({ response, link });
       // The file was larger before.
-      if (status === 416) throw new Changed();
+      if (status === 416) throw changed();
       const message = `${this.url} answered ${status} ${response.statusText}`.trimEnd();
       if (![408, 425, 429, 500, 502, 503, 504].includes(status)) throw new ShohinError("http", message);
-      const error = new Passing("http", message);
-      error.busy = status === 429 || status === 503;
-      error.wait = waitOf(response);
-      throw error;
+      throw passing("http", message, { busy: status === 429 || status === 503, wait: waitOf(response) });
     }
     if (!again && differ(this.#version, versionOf(response))) {
       await this.#drop({ response, link });
-      throw new Changed();
+      throw changed();
     }
     if (span && status !== 206) this.#knowNone();
     if (!span || status !== 206) return { response, at: 0, link };
@@ -428,7 +441,7 @@ class Download {
 
   /** Brings a span, with as many requests as it takes. False: this connection is one too many. */
   async #bring(span: Span, body: Body | undefined): Promise<boolean> {
-    let failures = 0;
+    let times = 0;
     while (span.at < span.end) {
       const before = span.at;
       try {
@@ -444,24 +457,25 @@ class Download {
         }
         await this.#read(body, span);
       } catch (thrown) {
-        if (!(thrown instanceof Passing)) throw thrown;
-        if (this.#ranges === undefined && this.#active > 1 && !thrown.busy && !thrown.silent) {
+        const why = passingOf(thrown);
+        if (!why) throw thrown;
+        if (this.#ranges === undefined && this.#active > 1 && !why.busy && !why.silent) {
           // Asked from another origin, some servers and browsers refuse ranges altogether.
           this.#knowNone();
           this.#release(span);
           return false;
         }
         // Some servers make all but a few connections wait.
-        if ((thrown.busy || thrown.silent) && this.#active > 1) {
+        if ((why.busy || why.silent) && this.#active > 1) {
           this.#limit = Math.max(1, this.#active - 1);
-          if (thrown.busy) this.#cautious = SPAN;
+          if (why.busy) this.#cautious = SPAN;
           this.#release(span);
           return false;
         }
-        this.#silent ||= thrown.silent;
-        if (span.at > before) failures = 0;
-        if (++failures > RETRIES) throw thrown;
-        await this.#pause(failures, thrown);
+        this.#silent ||= why.silent ?? false;
+        if (span.at > before) times = 0;
+        if (++times > RETRIES) throw thrown;
+        await this.#pause(times, why);
       }
       body = undefined;
     }
@@ -480,7 +494,7 @@ class Download {
         const { done, value } = await this.#next(link, reader.read()).catch((cause: unknown) => {
           throw this.#broken(link, at, `broke off at byte ${at}`, cause);
         });
-        if (done) throw new Passing("network", `${this.url} ended early, at byte ${at}`);
+        if (done) throw passing("network", `${this.url} ended early, at byte ${at}`);
         let piece = value;
         while (piece.byteLength > 0) {
           while (span.at >= span.end) {
@@ -558,7 +572,7 @@ class Download {
     if (!this.keep) return;
     const writing = this.keep.write(k, bytes).then(
       (same) => {
-        if (!same) this.#failed ??= new Changed();
+        if (!same) this.#failed ??= changed();
       },
       (thrown: unknown) => {
         this.#failed ??= thrown;
@@ -612,7 +626,7 @@ class Download {
       failed = thrown;
       throw thrown;
     } finally {
-      if (failed instanceof Changed) await this.keep?.start({}).catch(() => {});
+      if (changes.has(failed as object)) await this.keep?.start({}).catch(() => {});
       this.close();
     }
   }

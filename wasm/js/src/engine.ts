@@ -1,8 +1,8 @@
-import type { ChatFinish, ChatOptions, Chunk, ConversationOptions, EmbedOptions, EngineInfo, Finish, GenerateOptions, LoadOptions, Message, ModelSource, Restored, RestoreOptions, Snapshot } from "./api.js";
+import type { ChatFinish, ChatMessage, ChatOptions, Chunk, ConversationOptions, EmbedOptions, EngineInfo, Finish, GenerateOptions, LoadOptions, ModelSource, Restored, RestoreOptions, Snapshot, TokenizeOptions } from "./api.js";
 import { complete, type ChatCompletion, type ChatCompletionChunk, type ChatCompletionRequest } from "./completion.js";
-import { abortError, converted, ShohinError } from "./error.js";
+import { abortError, ShohinError } from "./error.js";
 import type { FromWorker, LoadRequest, Request, ToWorker } from "./protocol.js";
-import { checkLoad } from "./options.js";
+import { begun, chatArguments, checkName, completionOptions, conversationOptions, embedArguments, generateArguments, loadArguments, restoreArguments, templateArguments, tokenizeArguments, tokensOf, type TemplateOptions } from "./arguments.js";
 import { kindOf, type FileKind, type Kind } from "./source.js";
 
 const PIECE = 4 << 20;
@@ -41,22 +41,26 @@ export class Conversation {
    * Streams the model's reply to a conversation. Turns that were seen before are not computed again. Leaving the loop
    * early ends the generation.
    */
-  chat(messages: readonly Message[], options: ChatOptions = {}): AsyncGenerator<Chunk<ChatFinish>, ChatFinish, void> {
-    const { signal, ...rest } = options;
-    return this.#link.stream({ call: "chat", conversation: this.#number, messages: [...messages], options: rest }, signal);
+  chat(messages: readonly ChatMessage[], options: ChatOptions = {}): AsyncGenerator<Chunk<ChatFinish>, ChatFinish, void> {
+    return begun(() => {
+      const { messages: all, options: { signal, ...rest } } = chatArguments(messages, options);
+      return this.#link.stream({ call: "chat", conversation: this.#number, messages: all, options: rest }, signal);
+    });
   }
 
   /** Streams the continuation of a plain text. Leaving the loop early ends the generation. */
   generate(prompt: string, options: GenerateOptions = {}): AsyncGenerator<Chunk, Finish, void> {
-    const { signal, ...rest } = options;
-    return this.#link.stream({ call: "generate", conversation: this.#number, prompt, options: rest }, signal);
+    return begun(() => {
+      const { options: { signal, ...rest } } = generateArguments(prompt, options);
+      return this.#link.stream({ call: "generate", conversation: this.#number, prompt, options: rest }, signal);
+    });
   }
 
   /** Answers a request of OpenAI's form. */
   createChatCompletion(request: ChatCompletionRequest & { stream: true }, options?: { signal?: AbortSignal }): Promise<AsyncIterable<ChatCompletionChunk>>;
   createChatCompletion(request: ChatCompletionRequest & { stream?: false | null }, options?: { signal?: AbortSignal }): Promise<ChatCompletion>;
   async createChatCompletion(request: ChatCompletionRequest, options: { signal?: AbortSignal } = {}): Promise<ChatCompletion | AsyncIterable<ChatCompletionChunk>> {
-    return complete(this, this.#link.info(), request, options.signal);
+    return complete(this, this.#link.info(), request, completionOptions(options));
   }
 
   /** What it remembers, to be kept outside the engine. */
@@ -66,12 +70,13 @@ export class Conversation {
 
   /** Goes on where a snapshot, or the one that `save` kept under a name, was taken. */
   async restore(from: Snapshot | string, options: RestoreOptions = {}): Promise<Restored> {
-    const { signal, ...rest } = options;
-    return (await this.#link.call({ call: "restore", conversation: this.#number, from, options: rest }, signal)) as Restored;
+    const { from: found, options: { signal, ...rest } } = restoreArguments(from, options);
+    return (await this.#link.call({ call: "restore", conversation: this.#number, from: found, options: rest }, signal)) as Restored;
   }
 
   /** Keeps a snapshot in IndexedDB, in place of one of the same name. */
   async save(name: string): Promise<void> {
+    checkName(name);
     await this.#link.call({ call: "save", conversation: this.#number, name });
   }
 
@@ -113,17 +118,17 @@ export class Engine {
    */
   static async load(source: ModelSource, options: LoadOptions = {}): Promise<Engine> {
     const kind = kindOf(source);
-    checkLoad(options, kind);
-    if (options.backend === "auto") {
+    const given = loadArguments(options, kind);
+    if (given.backend === "auto") {
       try {
-        return await Engine.#load(kind, options);
+        return await Engine.#load(kind, given);
       } catch (thrown) {
         // Bytes that were sent to a worker can be sent again; other sources it has tried again by itself.
         if (!(thrown instanceof ShohinError && thrown.code.startsWith("gpu_"))) throw thrown;
       }
-      return Engine.#load(kind, { ...options, backend: "cpu" });
+      return Engine.#load(kind, { ...given, backend: "cpu" });
     }
-    return Engine.#load(kind, options);
+    return Engine.#load(kind, given);
   }
 
   static async #load(kind: Kind, options: LoadOptions): Promise<Engine> {
@@ -172,7 +177,7 @@ export class Engine {
    * Streams the model's reply to a conversation. Turns that were seen before are not computed again. Leaving the loop
    * early ends the generation.
    */
-  chat(messages: readonly Message[], options: ChatOptions = {}): AsyncGenerator<Chunk<ChatFinish>, ChatFinish, void> {
+  chat(messages: readonly ChatMessage[], options: ChatOptions = {}): AsyncGenerator<Chunk<ChatFinish>, ChatFinish, void> {
     return this.#own.chat(messages, options);
   }
 
@@ -185,12 +190,13 @@ export class Engine {
   createChatCompletion(request: ChatCompletionRequest & { stream: true }, options?: { signal?: AbortSignal }): Promise<AsyncIterable<ChatCompletionChunk>>;
   createChatCompletion(request: ChatCompletionRequest & { stream?: false | null }, options?: { signal?: AbortSignal }): Promise<ChatCompletion>;
   async createChatCompletion(request: ChatCompletionRequest, options: { signal?: AbortSignal } = {}): Promise<ChatCompletion | AsyncIterable<ChatCompletionChunk>> {
-    return complete(this, this.info, request, options.signal);
+    return complete(this, this.info, request, completionOptions(options));
   }
 
   /** A further conversation over the same model, which takes memory for what it remembers only. */
   async conversation(options: ConversationOptions = {}): Promise<Conversation> {
-    const { conversation, context } = (await this.#call({ call: "open", options })) as { conversation: number; context: number };
+    const request = { call: "open" as const, options: conversationOptions(options) };
+    const { conversation, context } = (await this.#call(request)) as { conversation: number; context: number };
     return new Conversation(this.#link, conversation, context);
   }
 
@@ -211,24 +217,23 @@ export class Engine {
 
   /** A text as a vector: the model's final hidden states, pooled. No conversation is touched. */
   async embed(text: string, options: EmbedOptions = {}): Promise<Float32Array> {
-    const { signal, ...rest } = options;
+    const { options: { signal, ...rest } } = embedArguments(text, options);
     return (await this.#call({ call: "embed", text, options: rest }, signal)) as Float32Array;
   }
 
   /** Text to token ids. Control tokens such as `<|im_end|>` are plain text unless `special` is set. */
-  async tokenize(text: string, options: { special?: boolean } = {}): Promise<Uint32Array> {
-    return (await this.#call({ call: "tokenize", text, special: options.special ?? false })) as Uint32Array;
+  async tokenize(text: string, options: TokenizeOptions = {}): Promise<Uint32Array> {
+    return (await this.#call({ call: "tokenize", ...tokenizeArguments(text, options) })) as Uint32Array;
   }
 
   /** Token ids to text; bytes that are no UTF-8 become U+FFFD. */
   async detokenize(ids: ArrayLike<number>): Promise<string> {
-    const tokens = converted("the list of token ids", () => Uint32Array.from(ids));
-    return (await this.#call({ call: "detokenize", ids: tokens })) as string;
+    return (await this.#call({ call: "detokenize", ids: tokensOf(ids) })) as string;
   }
 
   /** Token ids of a conversation, ready for the model's reply. */
-  async tokenizeChat(messages: readonly Message[], options: Pick<ChatOptions, "thinking" | "tools"> = {}): Promise<Uint32Array> {
-    return (await this.#call({ call: "tokenizeChat", messages: [...messages], options })) as Uint32Array;
+  async tokenizeChat(messages: readonly ChatMessage[], options: TemplateOptions = {}): Promise<Uint32Array> {
+    return (await this.#call({ call: "tokenizeChat", ...templateArguments(messages, options) })) as Uint32Array;
   }
 
   /** Ends the worker and frees all its memory. What is under way ends with code `disposed`. */
@@ -276,7 +281,13 @@ export class Engine {
     if (this.#dead) return Promise.reject(this.#dead);
     if (signal?.aborted) return Promise.reject(abortError(signal));
     const id = this.#nextId++;
-    const abort = () => this.#post({ id, call: "abort" });
+    const abort = () => {
+      this.#post({ id, call: "abort" });
+      // Not when the worker says so: it may be busy for long.
+      const pending = this.#pending.get(id);
+      this.#pending.delete(id);
+      pending?.reject(abortError(signal));
+    };
     signal?.addEventListener("abort", abort, { once: true });
     return new Promise((resolve, reject) => {
       this.#pending.set(id, {

@@ -1,12 +1,13 @@
-import type { ChatFinish, ChatOptions, Chunk, ConversationOptions, EmbedOptions, EngineInfo, Finish, FinishReason, GenerateOptions, LoadOptions, Message, ModelSource, Restored, RestoreOptions, Snapshot, TokenLogprob, ToolCall } from "./api.js";
+import type { ChatFinish, ChatMessage, ChatOptions, Chunk, ConversationOptions, EmbedOptions, EngineInfo, Finish, FinishReason, GenerateOptions, LoadOptions, Message, ModelSource, Restored, RestoreOptions, Snapshot, TokenizeOptions, TokenLogprob, ToolCall } from "./api.js";
 import { complete, type ChatCompletion, type ChatCompletionChunk, type ChatCompletionRequest } from "./completion.js";
 import { ReplyStream } from "./reply.js";
 import { keep, kept } from "./snapshots.js";
 import { abortError, converted, ShohinError, toError } from "./error.js";
 import { steady } from "./download.js";
-import { checkContext, checkLoad } from "./options.js";
+import { begun, chatArguments, checkName, completionOptions, conversationOptions, embedArguments, generateArguments, loadArguments, restoreArguments, templateArguments, tokenizeArguments, tokensOf, type TemplateOptions } from "./arguments.js";
+import { host } from "./host.js";
 import { joined } from "./parts.js";
-import { fetchPieces, kindOf, openKind, pour, type Kind, type Pieces } from "./source.js";
+import { kindOf, openKind, pour, type Kind, type Pieces } from "./source.js";
 import type { GpuEmbedder, GpuModel, GpuTimeline } from "shohin-webgpu";
 import init, * as alone from "../../pkg/shohin_wasm.js";
 
@@ -14,45 +15,6 @@ export * from "./api.js";
 export type * from "./completion.js";
 export { deleteSnapshot, listSnapshots } from "./snapshots.js";
 export { ShohinError } from "./error.js";
-
-/** More than this only wait for memory. */
-export const MOST_THREADS = 16;
-
-declare const WorkerGlobalScope: { new (): unknown } | undefined;
-
-/** What differs between a browser and Node. @internal */
-export const host: {
-  /** Finds the compiled module when no `wasmUrl` is given. */
-  module: () => Promise<BufferSource | string | URL> | BufferSource | string | URL;
-  /** How many threads there is room for; 1 where they cannot share memory. */
-  cores: () => number;
-  /** `threads.js`. */
-  teamScript: () => URL;
-  /** Told the names of locks, one for each thread beside this one, that are free again when it has ended. */
-  teamStarted: (lives: string[]) => void;
-  /** The module for several threads. */
-  teamModule: () => Promise<BufferSource> | URL;
-  /** `webgpu.js`. */
-  gpuScript: () => URL;
-  /** The module with both engines. */
-  gpuModule: () => URL;
-  /** Opens a file by its name. `brief`: perhaps only its beginning is wanted for a while. */
-  open: (name: string, options: LoadOptions, brief: boolean) => Promise<Pieces>;
-} = {
-  module: () => new URL("shohin_wasm_bg.wasm", import.meta.url),
-  cores: () => {
-    // The thread that shows a page may not wait for others.
-    const mayWait = typeof WorkerGlobalScope === "function" && globalThis instanceof WorkerGlobalScope;
-    const maySpawn = globalThis.crossOriginIsolated && typeof Worker === "function";
-    return mayWait && maySpawn ? Math.min(navigator.hardwareConcurrency, MOST_THREADS) : 1;
-  },
-  teamScript: () => new URL("threads.js", import.meta.url),
-  teamStarted: () => {},
-  teamModule: () => new URL("shohin_wasm_threads_bg.wasm", import.meta.url),
-  gpuScript: () => new URL("webgpu.js", import.meta.url),
-  gpuModule: () => new URL("shohin_wasm_webgpu_bg.wasm", import.meta.url),
-  open: (url, options, brief) => fetchPieces(url, options, brief),
-};
 
 /** A compiled module's classes and functions. */
 type Glue = Omit<typeof alone, "default" | "initSync">;
@@ -267,9 +229,16 @@ export class LocalConversation {
   }
 
   /** Streams the model's reply to a conversation. Turns that were seen before are not computed again. */
-  chat(messages: readonly Message[], options: ChatOptions = {}): AsyncGenerator<Chunk<ChatFinish>, ChatFinish, void> {
+  chat(messages: readonly ChatMessage[], options: ChatOptions = {}): AsyncGenerator<Chunk<ChatFinish>, ChatFinish, void> {
+    return begun(() => {
+      const given = chatArguments(messages, options);
+      return this.#chat(given.messages, given.options);
+    });
+  }
+
+  #chat(messages: readonly Message[], options: ChatOptions): AsyncGenerator<Chunk<ChatFinish>, ChatFinish, void> {
     // In JSON, and where no call can be meant, what looks like a mark is text.
-    const mayCall = (options.tools ?? []).length > 0 || (Array.isArray(messages) && messages.some((message: Message) => (message?.toolCalls ?? []).length > 0));
+    const mayCall = (options.tools ?? []).length > 0 || messages.some(({ toolCalls }) => (toolCalls ?? []).length > 0);
     const parse = (block: string) => this.#loaded.glue.tool_calls(block) as ToolCall[];
     const reply = new ReplyStream(mayCall && !isJson(options) ? parse : undefined);
     return this.#run<ChatFinish>((model) => this.#chatPrompt(model, messages, options), options, reply, () => {
@@ -287,15 +256,18 @@ export class LocalConversation {
 
   /** Streams the continuation of a plain text. */
   generate(prompt: string, options: GenerateOptions = {}): AsyncGenerator<Chunk, Finish, void> {
-    const keep = options.overflow === "shift" && { keep: Math.min(SINKS, this.context >> 1) };
-    return this.#run<Finish>((model) => ({ ids: model.tokenize(prompt, false), dropped: 0, ...keep }), options, undefined, () => ({}));
+    return begun(() => {
+      const { options: given } = generateArguments(prompt, options);
+      const keep = given.overflow === "shift" && { keep: Math.min(SINKS, this.context >> 1) };
+      return this.#run<Finish>((model) => ({ ids: model.tokenize(prompt, false), dropped: 0, ...keep }), given, undefined, () => ({}));
+    });
   }
 
   /** Answers a request of OpenAI's form. */
   createChatCompletion(request: ChatCompletionRequest & { stream: true }, options?: { signal?: AbortSignal }): Promise<AsyncIterable<ChatCompletionChunk>>;
   createChatCompletion(request: ChatCompletionRequest & { stream?: false | null }, options?: { signal?: AbortSignal }): Promise<ChatCompletion>;
   async createChatCompletion(request: ChatCompletionRequest, options: { signal?: AbortSignal } = {}): Promise<ChatCompletion | AsyncIterable<ChatCompletionChunk>> {
-    return complete(this, this.#loaded.info, request, options.signal);
+    return complete(this, this.#loaded.info, request, completionOptions(options));
   }
 
   /** What it remembers, to be kept outside the engine. */
@@ -305,7 +277,8 @@ export class LocalConversation {
 
   /** Goes on where a snapshot, or the one that `save` kept under a name, was taken. */
   async restore(from: Snapshot | string, options: RestoreOptions = {}): Promise<Restored> {
-    const { messages, state } = typeof from === "string" ? await kept(from) : from;
+    const { from: found, options: given } = restoreArguments(from, options);
+    const { messages, state } = typeof found === "string" ? await kept(found) : found;
     const failed = await this.#alone(async () => {
       try {
         this.#call((timeline) => timeline.restore(state));
@@ -315,9 +288,9 @@ export class LocalConversation {
       }
     });
     if (failed) {
-      if (!options.recompute || !["snapshot_damaged", "snapshot_foreign", "length", "context_full"].includes(failed.code)) throw failed;
+      if (!given.recompute || !["snapshot_damaged", "snapshot_foreign", "length", "context_full"].includes(failed.code)) throw failed;
       // A reply of no tokens computes the prompt.
-      for await (const _chunk of this.chat(messages, { maxTokens: 0, ...(options.signal && { signal: options.signal }) }));
+      for await (const _chunk of this.#chat(messages, { maxTokens: 0, ...(given.signal && { signal: given.signal }) }));
     }
     this.#messages = [...messages];
     return { messages: [...messages], recomputed: failed !== undefined };
@@ -325,6 +298,7 @@ export class LocalConversation {
 
   /** Keeps a snapshot in IndexedDB, in place of one of the same name. */
   async save(name: string): Promise<void> {
+    checkName(name);
     await keep(name, await this.snapshot());
   }
 
@@ -512,14 +486,12 @@ function logprobOf(timeline: AnyTimeline, model: AnyModel): TokenLogprob {
 }
 
 function budgetOf({ thinking }: ChatOptions): number {
-  if (typeof thinking !== "object" || thinking === null) return Infinity;
-  if (!(thinking.budget >= 0)) throw new ShohinError("argument", "a budget must be a number of tokens");
-  return thinking.budget;
+  return typeof thinking === "object" ? thinking.budget : Infinity;
 }
 
 /** Whether the model may think at all. */
-function mayThink({ thinking }: Pick<ChatOptions, "thinking">): boolean {
-  return typeof thinking === "object" && thinking !== null ? thinking.budget > 0 : (thinking ?? false);
+function mayThink({ thinking }: TemplateOptions): boolean {
+  return typeof thinking === "object" ? thinking.budget > 0 : (thinking ?? false);
 }
 
 /**
@@ -545,9 +517,9 @@ export class LocalEngine {
   /** Loads a model. The bytes go straight into the engine's memory and are held there once. */
   static async load(source: ModelSource, options: LoadOptions = {}): Promise<LocalEngine> {
     const kind = kindOf(source);
-    checkLoad(options, kind);
-    if (options.signal?.aborted) throw abortError(options.signal);
-    return LocalEngine.#load(kind, options);
+    const given = loadArguments(options, kind);
+    if (given.signal?.aborted) throw abortError(given.signal);
+    return LocalEngine.#load(kind, given);
   }
 
   static async #load(kind: Kind, options: LoadOptions): Promise<LocalEngine> {
@@ -610,7 +582,7 @@ export class LocalEngine {
   }
 
   /** Streams the model's reply to a conversation. Turns that were seen before are not computed again. */
-  chat(messages: readonly Message[], options: ChatOptions = {}): AsyncGenerator<Chunk<ChatFinish>, ChatFinish, void> {
+  chat(messages: readonly ChatMessage[], options: ChatOptions = {}): AsyncGenerator<Chunk<ChatFinish>, ChatFinish, void> {
     return this.#first.chat(messages, options);
   }
 
@@ -623,13 +595,12 @@ export class LocalEngine {
   createChatCompletion(request: ChatCompletionRequest & { stream: true }, options?: { signal?: AbortSignal }): Promise<AsyncIterable<ChatCompletionChunk>>;
   createChatCompletion(request: ChatCompletionRequest & { stream?: false | null }, options?: { signal?: AbortSignal }): Promise<ChatCompletion>;
   async createChatCompletion(request: ChatCompletionRequest, options: { signal?: AbortSignal } = {}): Promise<ChatCompletion | AsyncIterable<ChatCompletionChunk>> {
-    return complete(this, this.info, request, options.signal);
+    return complete(this, this.info, request, completionOptions(options));
   }
 
   /** A further conversation over the same model, which takes memory for what it remembers only. */
   async conversation(options: ConversationOptions = {}): Promise<LocalConversation> {
-    checkContext(options.context);
-    return LocalConversation.open(this.#loaded, options.context);
+    return LocalConversation.open(this.#loaded, conversationOptions(options).context);
   }
 
   /** What `conversation.snapshot` gives, of the engine's own conversation. */
@@ -649,7 +620,7 @@ export class LocalEngine {
 
   /** A text as a vector: the model's final hidden states, pooled. No conversation is touched. */
   async embed(text: string, options: EmbedOptions = {}): Promise<Float32Array> {
-    const { signal, pooling = "mean", normalize = true } = options;
+    const { signal, pooling = "mean", normalize = true } = embedArguments(text, options).options;
     if (signal?.aborted) throw abortError(signal);
     const embedder = this.#loaded.own(
       await this.#loaded.ask<alone.Embedder | GpuEmbedder>((model) => model.embedder(model.tokenize(text, false), pooling)),
@@ -666,19 +637,21 @@ export class LocalEngine {
   }
 
   /** Text to token ids. Control tokens such as `<|im_end|>` are plain text unless `special` is set. */
-  async tokenize(text: string, options: { special?: boolean } = {}): Promise<Uint32Array> {
-    return this.#loaded.call((model) => model.tokenize(text, options.special ?? false));
+  async tokenize(text: string, options: TokenizeOptions = {}): Promise<Uint32Array> {
+    const { special } = tokenizeArguments(text, options);
+    return this.#loaded.call((model) => model.tokenize(text, special));
   }
 
   /** Token ids to text; bytes that are no UTF-8 become U+FFFD. */
   async detokenize(ids: ArrayLike<number>): Promise<string> {
-    const tokens = converted("the list of token ids", () => Uint32Array.from(ids));
+    const tokens = tokensOf(ids);
     return this.#loaded.call((model) => model.detokenize(tokens));
   }
 
   /** Token ids of a conversation, ready for the model's reply. */
-  async tokenizeChat(messages: readonly Message[], options: Pick<ChatOptions, "thinking" | "tools"> = {}): Promise<Uint32Array> {
-    return this.#loaded.call((model) => encode(this.#loaded.glue, model, messages, options));
+  async tokenizeChat(messages: readonly ChatMessage[], options: TemplateOptions = {}): Promise<Uint32Array> {
+    const given = templateArguments(messages, options);
+    return this.#loaded.call((model) => encode(this.#loaded.glue, model, given.messages, given.options));
   }
 
   /** Frees the model's memory. What is under way ends with code `disposed`. */
@@ -728,7 +701,7 @@ function encode(
   glue: Glue,
   model: AnyModel,
   messages: readonly Message[],
-  options: Pick<ChatOptions, "thinking" | "tools">,
+  options: TemplateOptions,
 ): Uint32Array {
   const conversation = new glue.Conversation();
   try {
@@ -780,10 +753,7 @@ function keepToForm(sampling: alone.Sampling, options: ChatOptions, thinks: bool
   if (tools.length > 0 && isJson(options)) throw new ShohinError("argument", "tools and a responseFormat exclude each other");
   const type = format?.type ?? "text";
   if (type === "json_object") sampling.json_object();
-  else if (format?.type === "json_schema") {
-    sampling.json_schema(jsonOf("responseFormat's schema", format.schema));
-  } else if (type !== "text") throw new ShohinError("unsupported", `responseFormat of type ${type} is not supported`);
-  if (typeof choice === "string" && choice !== "auto" && choice !== "required") throw new ShohinError("argument", `no toolChoice is called ${choice}`);
+  else if (format?.type === "json_schema") sampling.json_schema(jsonOf("responseFormat's schema", format.schema));
   const nameOf = (tool: { name?: string; function?: { name?: string } }) => tool.function?.name ?? tool.name;
   const chosen = typeof choice === "string" ? tools : tools.filter((tool) => nameOf(tool) === choice.name);
   if (chosen.length === 0 && choice !== "auto") throw new ShohinError("argument", "toolChoice asks for a tool that there is not");
@@ -796,10 +766,8 @@ function samplingOf(glue: Glue, options: GenerateOptions, seed: number, thinks: 
   const sampling = glue.Sampling.preset(options.preset ?? "bonsai");
   try {
     for (const name of SETTINGS) {
-      const value: unknown = options[name];
-      if (value === undefined) continue;
-      if (typeof value !== "number") throw new ShohinError("argument", `${name} must be a number`);
-      sampling.set(name, value);
+      const value = options[name];
+      if (value !== undefined) sampling.set(name, value);
     }
     sampling.set("seed", seed);
     if (keep !== undefined) sampling.set("keep", keep);

@@ -3,7 +3,8 @@ import { open, readFile } from "node:fs/promises";
 import { availableParallelism } from "node:os";
 import { fileURLToPath } from "node:url";
 import { ShohinError } from "./error.js";
-import { host, LocalConversation, LocalEngine, MOST_THREADS } from "./local.js";
+import { host, MOST_THREADS } from "./host.js";
+import { LocalConversation, LocalEngine } from "./local.js";
 import { BEGIN, fetchPieces, SLICE, type Pieces } from "./source.js";
 
 export * from "./local.js";

@@ -1,5 +1,6 @@
 // What the page and the worker say to each other. Every request has an id; its answers carry the same one.
 import type { ChatOptions, Chunk, ConversationOptions, EmbedOptions, EngineInfo, GenerateOptions, LoadOptions, Message, Progress, Restored, RestoreOptions, Snapshot } from "./api.js";
+import type { TemplateOptions } from "./arguments.js";
 import type { ErrorCode } from "./error.js";
 import type { FileKind } from "./source.js";
 
@@ -26,7 +27,7 @@ export type Request =
   | { call: "restore"; conversation: number; from: Snapshot | string; options: Sendable<RestoreOptions> }
   | { call: "embed"; text: string; options: Sendable<EmbedOptions> }
   | { call: "tokenize"; text: string; special: boolean }
-  | { call: "tokenizeChat"; messages: Message[]; options: Pick<ChatOptions, "thinking" | "tools"> }
+  | { call: "tokenizeChat"; messages: Message[]; options: TemplateOptions }
   | { call: "detokenize"; ids: Uint32Array };
 
 /** @internal */

@@ -1,5 +1,6 @@
 // Conversations kept in IndexedDB, which pages and workers have, and Node has not.
 import type { Snapshot } from "./api.js";
+import { checkName } from "./arguments.js";
 import { ShohinError } from "./error.js";
 
 // A page may keep its own things under simpler names.
@@ -56,7 +57,10 @@ export async function listSnapshots(): Promise<string[]> {
   return (await ask("readonly", (store) => store.getAllKeys())).map(String);
 }
 
-/** Deletes a conversation that `save` has kept; does nothing if there is none. */
-export async function deleteSnapshot(name: string): Promise<void> {
-  await ask("readwrite", (store) => store.delete(name));
+/** Deletes a conversation that `save` has kept; says whether there was one. */
+export async function deleteSnapshot(name: string): Promise<boolean> {
+  checkName(name);
+  const there = await ask("readonly", (store) => store.count(name));
+  if (there > 0) await ask("readwrite", (store) => store.delete(name));
+  return there > 0;
 }

@@ -2,7 +2,8 @@
 import type { Chunk, Progress } from "./api.js";
 import { abortError, ShohinError, toError, type EngineErrorCode, type ErrorCode, type HostErrorCode } from "./error.js";
 import { deleteCache, keptPieces } from "./cache.js";
-import { host, LocalEngine, type LocalConversation } from "./local.js";
+import { host } from "./host.js";
+import { LocalEngine, type LocalConversation } from "./local.js";
 import { fetchPieces } from "./source.js";
 import type { Answer, FromWorker, LoadRequest, Request, ToWorker } from "./protocol.js";
 

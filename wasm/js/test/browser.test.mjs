@@ -22,6 +22,10 @@ describe("in a browser", () => {
         response.write("GGUF", () => response.destroy());
       },
       "/gone.gguf": (_request, response) => response.writeHead(410).end(),
+      "/mistakes.mjs": (_request, response) => {
+        response.writeHead(200, { "Content-Type": "text/javascript" });
+        createReadStream(new URL("mistakes.mjs", import.meta.url)).pipe(response);
+      },
     });
     browser = await launch();
     page = await browser.newPage();
@@ -118,7 +122,7 @@ describe("in a browser", () => {
     });
     assert.deepEqual(codes, [
       "network", "http", "network", "malformed", "truncated", "argument", "argument",
-      "aborted", "aborted", "worker", "wasm", "unsupported", "none",
+      "aborted", "aborted", "worker", "wasm", "argument", "none",
     ]);
   });
 
@@ -159,6 +163,52 @@ describe("in a browser", () => {
     assert.equal(seen.unsendable, "argument");
     assert.equal(seen.pending, "disposed");
     assert.equal(seen.after, "disposed");
+  });
+
+  test("refuses by name what cannot be, and goes on", async () => {
+    const { refused, text, again } = await page.evaluate(async () => {
+      const { MISTAKES } = await import("/mistakes.mjs");
+      const engine = await Engine.load("model.gguf");
+      const say = async () => (await collect(engine.chat(ask("Hello!"), { preset: "greedy", maxTokens: 5 }))).text;
+      const text = await say();
+      const refused = [];
+      for (const [what, call, expected, place] of MISTAKES) {
+        const found = await call(engine).then(() => ({ code: "none" }), (error) => error);
+        refused.push([what, found.code, found.message?.includes(place), found instanceof ShohinError].join());
+        if (refused.at(-1) === [what, expected, true, true].join()) refused.pop();
+      }
+      const again = await say();
+      await engine.dispose();
+      return { refused, text, again };
+    });
+    assert.deepEqual(refused, []);
+    assert.equal(again, text);
+  });
+
+  test("aborts what its worker does not answer", async () => {
+    const codes = await page.evaluate(async () => {
+      // A worker that is busy for ever after it has loaded.
+      const script = `import(${JSON.stringify(new URL("/worker.js", location.href).href)}).then(() => {
+        const { onmessage } = self;
+        self.onmessage = (event) => {
+          if (event.data.call !== "load") for (;;);
+          onmessage.call(self, event);
+        };
+        for (const event of early) self.onmessage(event);
+      });
+      const early = [];
+      self.onmessage = (event) => early.push(event);`;
+      const workerUrl = URL.createObjectURL(new Blob([script], { type: "text/javascript" }));
+      const engine = await Engine.load(new URL("model.gguf", location.href), { workerUrl, wasmUrl: new URL("/shohin_wasm_bg.wasm", location.href) });
+      const abort = new AbortController();
+      const { signal } = abort;
+      const pending = [code(collect(engine.chat(ask("Hello!"), { signal }))), code(engine.embed("x", { signal })), code(engine.tokenize("x"))];
+      setTimeout(() => abort.abort(), 100);
+      const codes = await Promise.all(pending.slice(0, 2));
+      await engine.dispose();
+      return [...codes, await pending[2]];
+    });
+    assert.deepEqual(codes, ["aborted", "aborted", "disposed"]);
   });
 
   test("computes only the new turn of a conversation", async () => {
@@ -360,18 +410,19 @@ describe("in a browser", () => {
           const { messages: restored, recomputed } = await talk.restore("mine");
           const second = await last(talk.chat([...restored, next], options));
           const names = await listSnapshots();
-          await deleteSnapshot("mine");
+          const deleted = [await deleteSnapshot("mine"), await deleteSnapshot("mine")];
           const gone = await code(talk.restore("mine"));
           const vector = await engine.embed("A cat.");
           const answer = await talk.createChatCompletion({ messages, max_tokens: 2, temperature: 0 });
           await talk.dispose();
           const disposed = await code(talk.snapshot());
           await engine.dispose();
-          return { missing, restored, recomputed, text: second.text, usage: second.usage, names, gone, disposed, vector: vector.length, answer };
+          return { missing, restored, recomputed, text: second.text, usage: second.usage, names, deleted, gone, disposed, vector: vector.length, answer };
         }, again);
       const before = await talk(false);
       await page.reload();
       const after = await talk(true);
+      assert.deepEqual(after.deleted, [true, false]);
       assert.deepEqual([after.missing, after.gone, after.disposed], ["snapshot_missing", "snapshot_missing", "disposed"]);
       assert.deepEqual([after.recomputed, after.names], [false, ["mine"]]);
       assert.deepEqual(after.restored.at(-1), before.first.message);

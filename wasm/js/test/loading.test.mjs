@@ -174,10 +174,23 @@ describe("a download", () => {
     serving(small, {}, async (url, state) => {
       const digits = "0".repeat(64);
       const wrong = {
-        option: { context: [0, -1, 0.5, 2 ** 53, Infinity, NaN, "5"], stallTimeout: [0, -1, NaN, "5"] },
-        argument: { threads: [0, -1, 1.5, NaN, "2"], cache: ["always", 1], onProgress: [1], signal: [new AbortController()], request: [{ headers: { "a b": "c" } }] },
-        unsupported: { kv: ["f8"], activations: ["f16"], backend: ["gpu"] },
-        integrity: { sha256: ["", "0", digits + "0", digits.replace("0", "g"), 5], bytes: [0, -1, 1.5, NaN, "5"] },
+        option: { context: [0, -1, 0.5, 2 ** 53, Infinity, NaN], stallTimeout: [0, -1, NaN] },
+        argument: {
+          context: ["5", [5]],
+          stallTimeout: ["5", {}],
+          threads: [0, -1, 1.5, NaN, "2"],
+          cache: ["always", 1],
+          onProgress: [1],
+          signal: [new AbortController()],
+          request: [{ headers: { "a b": "c" } }, "GET"],
+          kv: ["f8", 8],
+          activations: ["f16", {}],
+          backend: ["gpu", ["cpu"]],
+          sha256: ["", "0", digits + "0", digits.replace("0", "g"), 5],
+          bytes: [0, -1, 1.5, NaN, "5"],
+          wasmUrl: [5],
+          workerUrl: [{}],
+        },
       };
       for (const [expected, options] of Object.entries(wrong)) {
         for (const [name, values] of Object.entries(options)) {
@@ -514,11 +527,11 @@ describe("a kept copy", () => {
   test("outlives options that cannot be", async () => {
     const { state } = from;
     state.asked = [];
-    assert.equal((await load("kept.gguf", undefined, { kv: "foo" })).code, "unsupported");
-    assert.equal((await load("kept.gguf", undefined, { activations: "f16" })).code, "unsupported");
+    assert.equal((await load("kept.gguf", undefined, { kv: "foo" })).code, "argument");
+    assert.equal((await load("kept.gguf", undefined, { activations: "f16" })).code, "argument");
     assert.equal((await load("kept.gguf", undefined, { context: 0.5 })).code, "option");
     assert.equal((await load("kept.gguf", undefined, { threads: 0 })).code, "argument");
-    assert.equal((await load("kept.gguf", undefined, { sha256: "none" })).code, "integrity");
+    assert.equal((await load("kept.gguf", undefined, { sha256: "none" })).code, "argument");
     assert.deepEqual(await load("kept.gguf"), { text: TEXT, stages: ["read", "prepare"] });
     assert.deepEqual(state.asked, []);
   });

@@ -184,12 +184,12 @@ describe("a loaded model", () => {
       [{ topK: 1.5 }, "option"],
       [{ topP: 2 }, "option"],
       [{ stop: "" }, "option"],
-      [{ preset: "sharp" }, "unsupported"],
+      [{ preset: "sharp" }, "argument"],
       [{ maxTokens: "3" }, "argument"],
     ]) {
       await assert.rejects(drain(engine.chat(ask("Hi"), options)), fails(code), JSON.stringify(options));
     }
-    await assert.rejects(drain(engine.chat([{ role: "root", content: "x" }])), fails("unsupported"));
+    await assert.rejects(drain(engine.chat([{ role: "root", content: "x" }])), fails("argument"));
     await assert.rejects(drain(engine.generate("")), fails("length"));
     // The embedded model knows no tools.
     await assert.rejects(drain(engine.chat(ask("Hi"), { tools: [{ type: "function", function: { name: "add" } }] })), (error) => error instanceof ShohinError && error.code !== "crashed");
@@ -281,7 +281,7 @@ describe("loading", () => {
     await assert.rejects(Engine.load(42), fails("argument"));
     await assert.rejects(Engine.load("/no/such/file.gguf"), fails("read"));
     await assert.rejects(Engine.load("http://127.0.0.1:1/x.gguf"), fails("network"));
-    await assert.rejects(Engine.load(bytes, { kv: "f64" }), fails("unsupported"));
+    await assert.rejects(Engine.load(bytes, { kv: "f64" }), fails("argument"));
     await assert.rejects(Engine.load(bytes, { context: 0.5 }), fails("option"));
     await assert.rejects(Engine.load(bytes, { signal: AbortSignal.abort() }), fails("aborted"));
   });

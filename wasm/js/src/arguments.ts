@@ -1,0 +1,336 @@
+// What callers hand over, looked at before it goes to a worker or the module: neither could tell what is wrong with it.
+import type { ChatMessage, ChatOptions, ConversationOptions, EmbedOptions, GenerateOptions, LoadOptions, Message, RestoreOptions, Snapshot, TokenizeOptions } from "./api.js";
+import { converted, ShohinError } from "./error.js";
+import { partsOf } from "./parts.js";
+import type { Kind } from "./source.js";
+
+/** Throws if what stands at a place is not what it must be. Only called for what is given. */
+type Check = (place: string, found: unknown) => void;
+
+/** A check for every option there is. */
+type Checks<T> = { readonly [name in keyof Required<T>]: Check };
+
+function show(found: unknown): string {
+  if (typeof found === "string") return JSON.stringify(found.length > 40 ? `${found.slice(0, 40)}…` : found);
+  if (Array.isArray(found)) return found.length > 0 ? "an array" : "an empty array";
+  if (typeof found === "object" && found !== null) return "an object";
+  return typeof found === "function" || typeof found === "bigint" ? `a ${typeof found}` : String(found);
+}
+
+function refuse(place: string, found: unknown, must: string): never {
+  throw new ShohinError("argument", `${place} is ${show(found)}, but must be ${must}`);
+}
+
+function isObject(value: unknown): value is Record<string, unknown> {
+  return typeof value === "object" && value !== null && !Array.isArray(value);
+}
+
+function isCount(value: unknown): boolean {
+  return Number.isSafeInteger(value) && (value as number) > 0;
+}
+
+function must(right: (found: never) => boolean, what: string): Check {
+  return (place, found) => right(found as never) || refuse(place, found, what);
+}
+
+function kind(type: "string" | "boolean" | "number" | "function"): Check {
+  return must((found: unknown) => typeof found === type, `a ${type}`);
+}
+
+function either(first: string, ...others: string[]): Check {
+  const all = [first, ...others];
+  const last = all.pop();
+  return must((found: unknown) => typeof found === "string" && [...all, last].includes(found), `${all.join(", ")} or ${last}`);
+}
+
+/** A number that is out of range is an `option` that cannot be, as it is for the engine. */
+function range(right: (found: number) => boolean, what: string): Check {
+  return (place, found) => {
+    if (typeof found !== "number") refuse(place, found, what);
+    if (!right(found)) throw new ShohinError("option", `${place} is ${found}, but must be ${what}`);
+  };
+}
+
+function each(place: string, found: unknown, what: string, check: Check): void {
+  if (!Array.isArray(found)) refuse(place, found, what);
+  // forEach would leave holes out.
+  for (let i = 0; i < found.length; i++) check(`${place}[${i}]`, found[i]);
+}
+
+const text = kind("string");
+const number = kind("number");
+const flag = kind("boolean");
+const address = must((found: unknown) => typeof found === "string" || found instanceof URL, "a URL");
+const object = must(isObject, "an object");
+const signal = must(
+  (found: AbortSignal) => typeof found.addEventListener === "function" && typeof found.aborted === "boolean",
+  "an AbortSignal",
+);
+
+const GENERATE: Checks<GenerateOptions> = {
+  signal,
+  maxTokens: number,
+  preset: either("greedy", "balanced", "creative", "code", "bonsai"),
+  temperature: number,
+  topK: number,
+  topP: number,
+  minP: number,
+  typicalP: number,
+  repetitionPenalty: number,
+  presencePenalty: number,
+  frequencyPenalty: number,
+  penaltyLastN: number,
+  dryMultiplier: number,
+  dryBase: number,
+  dryAllowedLength: number,
+  dryLastN: number,
+  seed: number,
+  stop: (place, found) => typeof found === "string" || each(place, found, "a string or an array of strings", text),
+  overflow: either("error", "shift", "trim"),
+  logprobs: number,
+  responseFormat: (place, found) => {
+    if (!isObject(found)) refuse(place, found, "an object with a type");
+    either("text", "json_object", "json_schema")(`${place}.type`, found["type"]);
+    const { type, schema } = found;
+    if (type === "json_schema" && typeof schema !== "boolean") must(isObject, "a JSON Schema")(`${place}.schema`, schema);
+  },
+};
+
+const TEMPLATE: Checks<TemplateOptions> = {
+  thinking: (place, found) => {
+    if (!isObject(found)) return must((found: unknown) => typeof found === "boolean", "true, false or { budget }")(place, found);
+    must((budget: number) => typeof budget === "number" && budget >= 0, "a number of tokens")(`${place}.budget`, found["budget"]);
+  },
+  tools: (place, found) => each(place, found, "an array of functions", object),
+};
+
+const CHAT: Checks<ChatOptions> = {
+  ...GENERATE,
+  ...TEMPLATE,
+  toolChoice: (place, found) => {
+    if (isObject(found)) text(`${place}.name`, found["name"]);
+    else must((found: unknown) => found === "auto" || found === "required", "auto, required or { name }")(place, found);
+  },
+};
+
+const LOAD: Checks<LoadOptions> = {
+  onProgress: kind("function"),
+  signal,
+  context: range(isCount, "a whole number of tokens, at least 1"),
+  kv: either("f16", "f32", "q8"),
+  activations: either("int8", "f32"),
+  backend: either("cpu", "webgpu", "auto"),
+  cache: must((found: unknown) => typeof found === "boolean" || found === "require", "true, false or require"),
+  // No file can have others.
+  sha256: must((found: unknown) => typeof found === "string" && /^[\da-f]{64}$/i.test(found), "64 hexadecimal digits"),
+  bytes: must(isCount, "the size of a file"),
+  request: (place, found) => {
+    if (!isObject(found)) refuse(place, found, "an object");
+    converted(`${place}.headers`, () => new Headers((found["headers"] ?? {}) as HeadersInit));
+  },
+  threads: must((found: unknown) => found === Infinity || isCount(found), "a whole number, at least 1"),
+  stallTimeout: range((ms) => ms > 0, "a number of milliseconds above 0"),
+  workerUrl: address,
+  wasmUrl: address,
+};
+
+const CONVERSATION: Checks<ConversationOptions> = { context: LOAD.context };
+const EMBED: Checks<EmbedOptions> = { pooling: either("mean", "last"), normalize: flag, signal };
+const RESTORE: Checks<RestoreOptions> = { recompute: flag, signal };
+const TOKENIZE: Checks<TokenizeOptions> = { special: flag };
+const COMPLETE: Checks<{ signal?: AbortSignal }> = { signal };
+
+/** What decides how a conversation is written. @internal */
+export type TemplateOptions = Pick<ChatOptions, "thinking" | "tools">;
+
+/** How many letters must change to make one word of another. */
+function distance(a: string, b: string): number {
+  let row = Array.from({ length: b.length + 1 }, (_, i) => i);
+  for (let i = 0; i < a.length; i++) {
+    const next = [i + 1];
+    for (let j = 0; j < b.length; j++) next.push(Math.min(row[j]! + Number(a[i] !== b[j]), row[j + 1]! + 1, next[j]! + 1));
+    row = next;
+  }
+  return row[b.length]!;
+}
+
+function letters(name: string): string {
+  return name.toLowerCase().replace(/[^a-z\d]/g, "");
+}
+
+/** The name that was meant, if one is near enough: `maxTokens` for `max_tokens`, `max_new_tokens` and `maxTokns`. */
+function nearest(name: string, known: readonly string[]): string | undefined {
+  const given = letters(name).slice(0, 64);
+  const far = (one: string) => {
+    const other = letters(one);
+    let at = 0;
+    for (const letter of given) if (letter === other[at]) at += 1;
+    const within = (other.length > 3 && at === other.length) || (given.length > 2 && other.startsWith(given));
+    const steps = distance(given, other);
+    return within ? Math.min(steps, 2) : steps;
+  };
+  const [best] = known.map((one) => ({ one, steps: far(one) })).sort((a, b) => a.steps - b.steps);
+  return best && best.steps <= Math.max(1, Math.min(3, given.length / 3)) ? best.one : undefined;
+}
+
+/** The options that are given: those that are null count as left out. */
+function optionsOf<T extends object>(options: T | null | undefined, checks: Checks<T>): T {
+  if (options != null && !isObject(options)) refuse("options", options, "an object");
+  const given: Record<string, unknown> = {};
+  for (const [name, value] of Object.entries(options ?? {})) {
+    if (value == null) continue;
+    if (!Object.hasOwn(checks, name)) {
+      const known = Object.keys(checks);
+      const near = nearest(name, known);
+      throw new ShohinError("argument", `there is no option ${show(name)} here; ${near ? `did you mean ${near}?` : `there are ${known.join(", ")}`}`);
+    }
+    checks[name as keyof T](name, value);
+    given[name] = value;
+  }
+  return given as T;
+}
+
+/** Parts of text are joined; there is nothing that could look at others. */
+function contentOf(place: string, content: unknown): string {
+  if (typeof content === "string") return content;
+  let all = "";
+  each(place, content, "a string, or an array of text parts", (place, part) => {
+    if (!isObject(part)) refuse(place, part, 'an object such as { type: "text", text }');
+    const { type, text: said } = part;
+    if (typeof type === "string" && type !== "text") throw new ShohinError("unsupported", `${place} is of type ${show(type)}, but the model reads text only`);
+    either("text", "text")(`${place}.type`, type);
+    text(`${place}.text`, said);
+    all += said;
+  });
+  return all;
+}
+
+const FIELDS = ["role", "content", "reasoning", "toolCalls"];
+
+function messageOf(place: string, message: unknown): Message {
+  if (!isObject(message)) refuse(place, message, "an object with a role and content");
+  const { role, content, reasoning, toolCalls, ...others } = message;
+  either("system", "user", "assistant", "tool")(`${place}.role`, role);
+  // Fields of the caller's own are left alone, but not those that only are written in another way.
+  for (const [name, value] of Object.entries(others)) {
+    const meant = FIELDS.find((field) => letters(field) === letters(name));
+    if (meant && value != null) throw new ShohinError("argument", `${place} has no field ${show(name)}; did you mean ${meant}?`);
+  }
+  if (reasoning != null) text(`${place}.reasoning`, reasoning);
+  if (toolCalls != null) {
+    each(`${place}.toolCalls`, toolCalls, "an array of calls", (place, call) => {
+      if (!isObject(call)) refuse(place, call, "an object with name and arguments");
+      text(`${place}.name`, call["name"]);
+      must((found: unknown) => typeof found === "string", "a JSON text")(`${place}.arguments`, call["arguments"]);
+    });
+  }
+  const silent = content == null && role === "assistant" && toolCalls != null;
+  return {
+    ...others,
+    role,
+    content: silent ? "" : contentOf(`${place}.content`, content),
+    ...(reasoning != null && { reasoning }),
+    ...(toolCalls != null && { toolCalls }),
+  } as Message;
+}
+
+function messagesOf(place: string, messages: unknown, least = 1): Message[] {
+  const all: Message[] = [];
+  each(place, messages, "an array of messages", (place, message) => all.push(messageOf(place, message)));
+  if (all.length < least) refuse(place, messages, "an array of at least one message");
+  return all;
+}
+
+function checkText(place: string, found: unknown): asserts found is string {
+  text(place, found);
+}
+
+/** What `load` was given, without what is not meant. @internal */
+export function loadArguments(options: LoadOptions, source: Kind): LoadOptions {
+  const given = optionsOf(options, LOAD);
+  const parts = "files" in source ? source.files.length > 1 : "url" in source && partsOf(source.url) !== undefined;
+  if (parts && (given.sha256 !== undefined || given.bytes !== undefined)) throw new ShohinError("argument", "sha256 and bytes are those of one file, and this model is in parts");
+  return given;
+}
+
+function unbounded<T extends GenerateOptions>({ maxTokens, ...rest }: T): T {
+  return { ...rest, ...(maxTokens !== undefined && maxTokens !== Infinity && { maxTokens }) } as T;
+}
+
+/** @internal */
+export function generateArguments(prompt: string, options: GenerateOptions): { prompt: string; options: GenerateOptions } {
+  checkText("prompt", prompt);
+  return { prompt, options: unbounded(optionsOf(options, GENERATE)) };
+}
+
+/** @internal */
+export function chatArguments(messages: readonly ChatMessage[], options: ChatOptions): { messages: Message[]; options: ChatOptions } {
+  const given = unbounded(optionsOf(options, CHAT));
+  if (given.toolChoice !== undefined && (given.tools ?? []).length === 0) throw new ShohinError("argument", "toolChoice is given, but tools has none to choose from");
+  return { messages: messagesOf("messages", messages), options: given };
+}
+
+/** @internal */
+export function templateArguments(messages: readonly ChatMessage[], options: TemplateOptions): { messages: Message[]; options: TemplateOptions } {
+  return { messages: messagesOf("messages", messages), options: optionsOf(options, TEMPLATE) };
+}
+
+/** @internal */
+export function completionOptions(options: { signal?: AbortSignal }): { signal?: AbortSignal } {
+  return optionsOf(options, COMPLETE);
+}
+
+/** @internal */
+export function conversationOptions(options: ConversationOptions): ConversationOptions {
+  return optionsOf(options, CONVERSATION);
+}
+
+/** @internal */
+export function restoreArguments(from: Snapshot | string, options: RestoreOptions): { from: Snapshot | string; options: RestoreOptions } {
+  const given = optionsOf(options, RESTORE);
+  if (typeof from === "string") return { from, options: given };
+  if (!isObject(from)) refuse("the snapshot", from, "what snapshot() gave, or the name of one that save() kept");
+  if (!(from.state instanceof Uint8Array)) refuse("state of the snapshot", from.state, "a Uint8Array");
+  return { from: { messages: messagesOf("messages", from.messages, 0), state: from.state }, options: given };
+}
+
+/** @internal */
+export function checkName(name: string): void {
+  checkText("name", name);
+}
+
+/** @internal */
+export function embedArguments(given: string, options: EmbedOptions): { text: string; options: EmbedOptions } {
+  if (Array.isArray(given)) refuse("text", given, "a string: one text at a time");
+  checkText("text", given);
+  return { text: given, options: optionsOf(options, EMBED) };
+}
+
+/** @internal */
+export function tokenizeArguments(given: string, options: TokenizeOptions): { text: string; special: boolean } {
+  checkText("text", given);
+  return { text: given, special: optionsOf(options, TOKENIZE).special ?? false };
+}
+
+/** @internal */
+export function tokensOf(ids: ArrayLike<number>): Uint32Array {
+  const found: unknown = ids;
+  if (found instanceof Uint32Array) return found;
+  const what = "an array of token ids";
+  if (typeof found !== "object" || found === null || !("length" in found || Symbol.iterator in found)) refuse("ids", found, what);
+  const list = converted("ids", () => Array.from(ids));
+  const wrong = list.findIndex((id) => !Number.isInteger(id) || id < 0 || id >= 2 ** 32);
+  if (wrong >= 0) refuse(`ids[${wrong}]`, list[wrong], "a token id");
+  return Uint32Array.from(list);
+}
+
+/** A stream that fails at its first step, where callers wait for errors, if it cannot begin. @internal */
+export function begun<C, R>(begin: () => AsyncGenerator<C, R, void>): AsyncGenerator<C, R, void> {
+  try {
+    return begin();
+  } catch (thrown) {
+    return (async function* (): AsyncGenerator<C, R, void> {
+      throw thrown;
+    })();
+  }
+}

@@ -1,0 +1,95 @@
+// What callers may get wrong, in Node: `npm run build -w wasm` first.
+import assert from "node:assert/strict";
+import { execFile } from "node:child_process";
+import { createServer } from "node:http";
+import { readFile } from "node:fs/promises";
+import { after, before, describe, test } from "node:test";
+import { fileURLToPath } from "node:url";
+import { promisify } from "node:util";
+import * as shohin from "shohin";
+import { MISTAKES } from "./mistakes.mjs";
+
+const { Engine, ShohinError } = shohin;
+const MODEL = fileURLToPath(new URL("../../../models/sprout.gguf", import.meta.url));
+const ask = (content) => [{ role: "user", content }];
+
+async function finishOf(chunks) {
+  let finish;
+  for await (const chunk of chunks) finish = chunk.finish;
+  return finish;
+}
+
+describe("arguments", () => {
+  let engine, want;
+  before(async () => {
+    engine = await Engine.load(await readFile(MODEL), { context: 128 });
+    want = (await finishOf(engine.chat(ask("Hello!"), { preset: "greedy", maxTokens: 5 }))).text;
+  });
+  after(() => engine?.dispose());
+
+  for (const [what, call, code, place] of MISTAKES) {
+    test(`${what} is refused by name, and the engine goes on`, { timeout: 20_000 }, async () => {
+      const error = await call(engine).then(
+        () => assert.fail("nothing was refused"),
+        (error) => error,
+      );
+      assert.ok(error instanceof ShohinError, String(error));
+      assert.equal(error.code, code, error.message);
+      assert.ok(error.message.includes(place), error.message);
+      assert.equal((await finishOf(engine.chat(ask("Hello!"), { preset: "greedy", maxTokens: 5 }))).text, want);
+    });
+  }
+
+  test("of other libraries' forms are taken", async () => {
+    const options = { preset: "greedy", maxTokens: 5 };
+    const parts = [{ type: "text", text: "Hel" }, { type: "text", text: "lo!" }];
+    assert.equal((await finishOf(engine.chat(ask(parts), options))).text, want);
+    assert.deepEqual((await engine.snapshot()).messages[0], { role: "user", content: "Hello!" });
+    assert.equal((await finishOf(engine.chat(ask("Hello!"), { ...options, stop: undefined, tools: null, seed: null }))).text, want);
+    const whole = await finishOf(engine.chat(ask("Hello!"), { preset: "greedy" }));
+    assert.equal((await finishOf(engine.chat(ask("Hello!"), { preset: "greedy", maxTokens: Infinity }))).text, whole.text);
+    const stop = whole.text.slice(2, 6);
+    assert.equal((await finishOf(engine.chat(ask("Hello!"), { preset: "greedy", stop }))).reason, "stop_string");
+    const called = [...ask("2 + 3?"), { role: "assistant", content: null, toolCalls: [{ name: "add", arguments: "{}" }] }, { role: "user", content: "Well?" }];
+    // This model knows no tools; what matters is that the message was understood.
+    const error = await engine.tokenizeChat(called).catch((error) => error);
+    assert.ok(!(error instanceof ShohinError) || error.code !== "argument", String(error));
+  });
+
+  test("of a snapshot without a conversation are enough to start afresh", async () => {
+    const talk = await engine.conversation();
+    const state = new Uint8Array(100);
+    await assert.rejects(talk.restore({ messages: [], state }), (error) => error.code.startsWith("snapshot_"));
+    assert.deepEqual(await talk.restore({ messages: ask("Hello!"), state }, { recompute: true }), { messages: ask("Hello!"), recomputed: true });
+    await talk.dispose();
+  });
+});
+
+describe("the package in Node", () => {
+  test("exports what is documented", () => {
+    const names = ["Conversation", "Engine", "LocalConversation", "LocalEngine", "ShohinError", "clearCache", "deleteCache", "deleteSnapshot", "listCache", "listSnapshots"];
+    assert.deepEqual(Object.keys(shohin).sort(), names);
+  });
+
+  test("says in few lines what was not caught", async () => {
+    const script = `import { Engine } from "shohin"; await Engine.load("/no/such/file.gguf");`;
+    const cwd = new URL("../", import.meta.url);
+    const { stderr } = await promisify(execFile)(process.execPath, ["--input-type=module", "-e", script], { cwd }).catch((error) => error);
+    assert.match(stderr, /ShohinError.*\/no\/such\/file\.gguf/);
+    assert.ok(stderr.length < 2500, `${stderr.length} characters`);
+  });
+
+  test("knows one class of errors", async () => {
+    const server = createServer((_request, response) => response.writeHead(502).end());
+    await new Promise((resolve) => server.listen(0, "127.0.0.1", resolve));
+    const { port } = server.address();
+    try {
+      const found = [await Engine.load(`http://127.0.0.1:${port}/model.gguf`).catch((error) => error), await Engine.load("http://127.0.0.1:1/model.gguf").catch((error) => error)];
+      assert.deepEqual(found.map(({ constructor, code }) => [constructor, code]), [[ShohinError, "http"], [ShohinError, "network"]]);
+      for (const error of found) assert.deepEqual(Object.keys(error).sort(), ["code", "name"]);
+    } finally {
+      server.closeAllConnections();
+      server.close();
+    }
+  });
+});
