@@ -44,8 +44,8 @@ async fn says_what_the_cpu_says() {
         for prompt in ["Once upon a time", "The cow said"] {
             let prompt = cpu.tokenize(prompt, false);
             assert_eq!(gpu.detokenize(&prompt).unwrap(), cpu.detokenize(&prompt).unwrap());
-            let want = reply(&mut timeline, &prompt, 16.0).0;
-            assert_eq!(reply_on_gpu(&mut on_gpu, &prompt, 16.0).await, want);
+            let want = reply(&mut timeline, &prompt, 8.0).0;
+            assert_eq!(reply_on_gpu(&mut on_gpu, &prompt, 8.0).await, want);
         }
     }
 }

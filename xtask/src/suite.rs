@@ -300,7 +300,7 @@ fn wasm_bindgen_tests(m: &mut Machine) -> Result<Tally> {
                 .env("CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_RUSTFLAGS", "-Ctarget-feature=+simd128")
                 .env("CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_RUNNER", "wasm-bindgen-test-runner")
                 .env("WASM_BINDGEN_TEST_WEBDRIVER_JSON", &options)
-                .env("WASM_BINDGEN_TEST_TIMEOUT", "300")
+                .env("WASM_BINDGEN_TEST_TIMEOUT", "600")
                 .env("CHROMEDRIVER", m.program(&CHROMEDRIVER)?);
             tally.add(if browser { tests.env("WASM_BINDGEN_USE_BROWSER", "1") } else { tests }.tests()?);
         }
