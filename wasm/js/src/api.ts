@@ -185,6 +185,9 @@ export interface ChatOptions extends GenerateOptions {
   overflow?: "error" | "shift" | "trim";
 }
 
+/** Options of `tokenizeChat`: what decides how a conversation is written. */
+export type TemplateOptions = Pick<ChatOptions, "thinking" | "tools">;
+
 /** Why a generation ended: the model ended it, a stop text came, `maxTokens` was reached, or the context is full. */
 export type FinishReason = "stop" | "stop_string" | "length" | "context_full";
 

@@ -1,5 +1,5 @@
 // What callers hand over, looked at before it goes to a worker or the module: neither could tell what is wrong with it.
-import type { ChatMessage, ChatOptions, ConversationOptions, EmbedOptions, GenerateOptions, LoadOptions, Message, RestoreOptions, Snapshot, TokenizeOptions } from "./api.js";
+import type { ChatMessage, ChatOptions, ConversationOptions, EmbedOptions, GenerateOptions, LoadOptions, Message, RestoreOptions, Snapshot, TemplateOptions, TokenizeOptions } from "./api.js";
 import { converted, ShohinError } from "./error.js";
 import { partsOf } from "./parts.js";
 import type { Kind } from "./source.js";
@@ -140,9 +140,6 @@ const RESTORE: Checks<RestoreOptions> = { recompute: flag, signal };
 const TOKENIZE: Checks<TokenizeOptions> = { special: flag };
 const COMPLETE: Checks<{ signal?: AbortSignal }> = { signal };
 
-/** What decides how a conversation is written. @internal */
-export type TemplateOptions = Pick<ChatOptions, "thinking" | "tools">;
-
 /** How many letters must change to make one word of another. */
 function distance(a: string, b: string): number {
   let row = Array.from({ length: b.length + 1 }, (_, i) => i);
@@ -182,7 +179,8 @@ function optionsOf<T extends object>(options: T | null | undefined, checks: Chec
     if (!Object.hasOwn(checks, name)) {
       const known = Object.keys(checks);
       const near = nearest(name, known);
-      throw new ShohinError("argument", `there is no option ${show(name)} here; ${near ? `did you mean ${near}?` : `there are ${known.join(", ")}`}`);
+      const there = near ? `did you mean ${near}?` : `there are ${known.join(", ")}`;
+      throw new ShohinError("argument", `there is no option ${show(name)} here; ${Object.hasOwn(CHAT, name) ? "chat has it" : there}`);
     }
     checks[name as keyof T](name, value);
     given[name] = value;

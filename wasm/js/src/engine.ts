@@ -1,8 +1,8 @@
-import type { ChatFinish, ChatMessage, ChatOptions, Chunk, ConversationOptions, EmbedOptions, EngineInfo, Finish, GenerateOptions, LoadOptions, ModelSource, Restored, RestoreOptions, Snapshot, TokenizeOptions } from "./api.js";
+import type { ChatFinish, ChatMessage, ChatOptions, Chunk, ConversationOptions, EmbedOptions, EngineInfo, Finish, GenerateOptions, LoadOptions, ModelSource, Restored, RestoreOptions, Snapshot, TemplateOptions, TokenizeOptions } from "./api.js";
 import { complete, type ChatCompletion, type ChatCompletionChunk, type ChatCompletionRequest } from "./completion.js";
 import { abortError, ShohinError } from "./error.js";
 import type { FromWorker, LoadRequest, Request, ToWorker } from "./protocol.js";
-import { begun, chatArguments, checkName, completionOptions, conversationOptions, embedArguments, generateArguments, loadArguments, restoreArguments, templateArguments, tokenizeArguments, tokensOf, type TemplateOptions } from "./arguments.js";
+import { begun, chatArguments, checkName, completionOptions, conversationOptions, embedArguments, generateArguments, loadArguments, restoreArguments, templateArguments, tokenizeArguments, tokensOf } from "./arguments.js";
 import { kindOf, type FileKind, type Kind } from "./source.js";
 
 const PIECE = 4 << 20;

@@ -1,10 +1,10 @@
-import type { ChatFinish, ChatMessage, ChatOptions, Chunk, ConversationOptions, EmbedOptions, EngineInfo, Finish, FinishReason, GenerateOptions, LoadOptions, Message, ModelSource, Restored, RestoreOptions, Snapshot, TokenizeOptions, TokenLogprob, ToolCall } from "./api.js";
+import type { ChatFinish, ChatMessage, ChatOptions, Chunk, ConversationOptions, EmbedOptions, EngineInfo, Finish, FinishReason, GenerateOptions, LoadOptions, Message, ModelSource, Restored, RestoreOptions, Snapshot, TemplateOptions, TokenizeOptions, TokenLogprob, ToolCall } from "./api.js";
 import { complete, type ChatCompletion, type ChatCompletionChunk, type ChatCompletionRequest } from "./completion.js";
 import { ReplyStream } from "./reply.js";
 import { keep, kept } from "./snapshots.js";
 import { abortError, converted, ShohinError, toError } from "./error.js";
 import { steady } from "./download.js";
-import { begun, chatArguments, checkName, completionOptions, conversationOptions, embedArguments, generateArguments, loadArguments, restoreArguments, templateArguments, tokenizeArguments, tokensOf, type TemplateOptions } from "./arguments.js";
+import { begun, chatArguments, checkName, completionOptions, conversationOptions, embedArguments, generateArguments, loadArguments, restoreArguments, templateArguments, tokenizeArguments, tokensOf } from "./arguments.js";
 import { host } from "./host.js";
 import { joined } from "./parts.js";
 import { kindOf, openKind, pour, type Kind, type Pieces } from "./source.js";

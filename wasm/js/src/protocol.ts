@@ -1,6 +1,5 @@
 // What the page and the worker say to each other. Every request has an id; its answers carry the same one.
-import type { ChatOptions, Chunk, ConversationOptions, EmbedOptions, EngineInfo, GenerateOptions, LoadOptions, Message, Progress, Restored, RestoreOptions, Snapshot } from "./api.js";
-import type { TemplateOptions } from "./arguments.js";
+import type { ChatOptions, Chunk, ConversationOptions, EmbedOptions, EngineInfo, GenerateOptions, LoadOptions, Message, Progress, Restored, RestoreOptions, Snapshot, TemplateOptions } from "./api.js";
 import type { ErrorCode } from "./error.js";
 import type { FileKind } from "./source.js";
 

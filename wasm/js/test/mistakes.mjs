@@ -41,7 +41,7 @@ export const MISTAKES = [
   ["max_new_tokens", option({ max_new_tokens: 5 }), "argument", "did you mean maxTokens?"],
   ["a misspelt option", option({ temprature: 0 }), "argument", "did you mean temperature?"],
   ["an option like no other", option({ banana: 5 }), "argument", "there are signal, maxTokens"],
-  ["an option of chat", (engine) => drain(engine.generate("x", { thinking: true })), "argument", "thinking"],
+  ["an option of chat", (engine) => drain(engine.generate("x", { thinking: true })), "argument", 'no option "thinking" here; chat has it'],
   ["generate()", (engine) => drain(engine.generate()), "argument", "prompt is undefined"],
   ["generate(5)", (engine) => drain(engine.generate(5)), "argument", "prompt is 5"],
   ["tokenize(5)", (engine) => engine.tokenize(5), "argument", "text is 5"],

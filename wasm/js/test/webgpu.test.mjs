@@ -169,8 +169,8 @@ describe("on a GPU", { skip: !existsSync(new URL("webgpu.js", DIST)) }, () => {
     const [gpu, cpu] = await both(async (engine) => {
       const talk = await engine.conversation({ context: 80 });
       const text = "Once upon a time there was a cat. ".repeat(7);
-      const shifted = await collect(talk.generate(text, { ...greedy, maxTokens: 16, overflow: "shift" }));
-      const full = await code(collect(talk.generate(text + text, greedy)));
+      const shifted = await collect(talk.generate(text, { preset: "greedy", maxTokens: 16, overflow: "shift" }));
+      const full = await code(collect(talk.generate(text + text, { preset: "greedy" })));
       await talk.dispose();
       return { ...shifted, full };
     });
