@@ -47,7 +47,7 @@ export type HostErrorCode =
   | "timeout"
   /** A file, blob or stream could not be read. */
   | "read"
-  /** An argument is of the wrong kind. */
+  /** An argument is of the wrong kind, or there is no such option. */
   | "argument"
   /** A file is not the one that `sha256` and `bytes` describe, or a kept copy of it is damaged. */
   | "integrity"

@@ -9,8 +9,8 @@ declare const WorkerGlobalScope: { new (): unknown } | undefined;
 
 /** What differs between a browser and Node. @internal */
 export const host: {
-  /** Finds the compiled module when no `wasmUrl` is given. */
-  module: () => Promise<BufferSource | string | URL> | BufferSource | string | URL;
+  /** Finds the compiled module, perhaps at a given `wasmUrl`. */
+  module: (given?: string | URL) => Promise<BufferSource | string | URL> | BufferSource | string | URL;
   /** How many threads there is room for; 1 where they cannot share memory. */
   cores: () => number;
   /** `threads.js`. */
@@ -26,7 +26,7 @@ export const host: {
   /** Opens a file by its name. `brief`: perhaps only its beginning is wanted for a while. */
   open: (name: string, options: LoadOptions, brief: boolean) => Promise<Pieces>;
 } = {
-  module: () => new URL("shohin_wasm_bg.wasm", import.meta.url),
+  module: (given) => given ?? new URL("shohin_wasm_bg.wasm", import.meta.url),
   cores: () => {
     // The thread that shows a page may not wait for others.
     const mayWait = typeof WorkerGlobalScope === "function" && globalThis instanceof WorkerGlobalScope;

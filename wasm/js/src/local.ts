@@ -31,7 +31,7 @@ async function instantiate({ threads, wasmUrl }: LoadOptions): Promise<Glue> {
     if (glue) return glue;
   }
   instance ??= (async () => {
-    await init({ module_or_path: wasmUrl ?? (await host.module()) });
+    await init({ module_or_path: await host.module(wasmUrl) });
     return alone;
   })();
   try {

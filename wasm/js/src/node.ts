@@ -27,12 +27,19 @@ host.cores = () => Math.min(availableParallelism(), MOST_THREADS);
 
 host.teamModule = async () => readFile(new URL("shohin_wasm_threads_bg.wasm", import.meta.url));
 
-host.module = async () => readFile(new URL("shohin_wasm_bg.wasm", import.meta.url));
+host.module = async (given = new URL("shohin_wasm_bg.wasm", import.meta.url)) => (isOfTheNet(String(given)) ? given : readFile(pathOf(String(given))));
 
 host.open = async (name, options, brief) => {
-  if (/^(https?|data|blob):/.test(name)) return fetchPieces(name, options, brief);
-  return filePieces(name.startsWith("file:") ? fileURLToPath(name) : name, brief);
+  return isOfTheNet(name) ? fetchPieces(name, options, brief) : filePieces(pathOf(name), brief);
 };
+
+function isOfTheNet(name: string): boolean {
+  return /^(https?|data|blob):/.test(name);
+}
+
+function pathOf(name: string): string {
+  return name.startsWith("file:") ? fileURLToPath(name) : name;
+}
 
 /** As `blobPieces`. */
 async function filePieces(path: string, brief: boolean): Promise<Pieces> {

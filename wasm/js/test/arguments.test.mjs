@@ -79,6 +79,16 @@ describe("the package in Node", () => {
     assert.ok(stderr.length < 2500, `${stderr.length} characters`);
   });
 
+  test("finds its module where wasmUrl says", async () => {
+    const script = `import { Engine } from "shohin";
+      for (const wasmUrl of ["nowhere.wasm", new URL("nowhere.wasm", import.meta.url), "dist/shohin_wasm_bg.wasm"]) {
+        const said = await Engine.load("../models/sprout.gguf", { wasmUrl, threads: 1 }).then(({ info }) => info.model.variant, ({ code }) => code);
+        console.log(said);
+      }`;
+    const { stdout } = await promisify(execFile)(process.execPath, ["--input-type=module", "-e", script], { cwd: new URL("../../", import.meta.url) });
+    assert.deepEqual(stdout.trim().split("\n"), ["wasm", "wasm", "Custom"]);
+  });
+
   test("knows one class of errors", async () => {
     const server = createServer((_request, response) => response.writeHead(502).end());
     await new Promise((resolve) => server.listen(0, "127.0.0.1", resolve));
