@@ -41,6 +41,11 @@ if (existsSync(path("../pkg-webgpu"))) {
 for (const [from, to] of modules) {
   await writeFile(path(`../dist/${to}`), withoutCustomSections(await readFile(path(`../${from}/shohin_wasm_bg.wasm`))));
 }
+// Minified, an import has lost the words that tell bundlers to leave it alone.
+for (const file of ["worker.js", "local.js"]) {
+  const script = await readFile(path(`../dist/${file}`), "utf8");
+  await writeFile(path(`../dist/${file}`), script.replaceAll("import(href)", "import(/* @vite-ignore *//* webpackIgnore: true */href)"));
+}
 for (const license of ["LICENSE-MIT", "LICENSE-APACHE"]) {
   await copyFile(path(`../../${license}`), path(`../${license}`)).catch(() => {});
 }
