@@ -67,13 +67,13 @@ function show(next: Conversation): void {
   remember();
   page.conversation.replaceChildren(...talk.turns.flatMap((turn, i) => showTurn(turn, i)));
   showGauge();
-  showAlert(undefined);
   showState();
 }
 
 /** Leaves the conversation for an empty one. */
 export function newChat(): void {
   show(fresh());
+  showAlert(undefined);
   page.status.textContent = "New chat";
   onList.change();
 }
@@ -83,6 +83,7 @@ export async function openChat(id: string): Promise<void> {
   const found = await conversation(id);
   if (!found) return;
   show(found);
+  showAlert(undefined);
   page.status.textContent = `Conversation: ${found.title}`;
   toEnd();
   onList.change();
@@ -167,7 +168,7 @@ export function showGauge(finish?: ChatFinish): void {
 }
 
 function showTurn(turn: Turn, index: number): HTMLElement[] {
-  const notes = turn.note ? [make("li", { class: "note" }, turn.note)] : [];
+  const notes = turn.dropped ? [make("li", { class: "note dropped" }, forgotten(turn.dropped))] : [];
   if (turn.role === "user") return [...notes, userTurn(turn, index)];
   const { element, body, tools } = assistantTurn();
   element.dataset["state"] = "done";
@@ -356,11 +357,8 @@ async function reply(): Promise<void> {
     const said: Turn = finish ? { ...finish.message, role: "assistant", figures: figures(finish, aborted) } : { ...unfinished(), figures: figures(finish, aborted) };
     if (finish) said.details = details(finish);
     const dropped = finish?.usage.droppedMessages ?? 0;
-    if (dropped > 0) {
-      said.note = `The model no longer sees the first ${format.plural(dropped, "message")}: its memory is full.`;
-      element.before(make("li", { class: "note" }, said.note));
-    }
     talk.turns.push(said);
+    if (finish) showDropped(dropped, said, element);
     showProse(body, said.content, said.reasoning);
     showTools(tools, said);
     showGauge(finish);
@@ -403,11 +401,31 @@ async function remind(engine: Engine, id: string): Promise<void> {
   }
 }
 
+function forgotten(messages: number): string {
+  return `The model no longer sees the first ${format.plural(messages, "message")}: its memory is full.`;
+}
+
+/** Keeps one remark, where the model first saw less than all, and in it how much that is by now. */
+function showDropped(dropped: number, turn: Turn, element: HTMLElement): void {
+  const note = page.conversation.querySelector(".dropped");
+  const first = talk.turns.find((turn) => turn.dropped !== undefined) ?? turn;
+  // With more room it sees all again.
+  if (dropped === 0) {
+    delete first.dropped;
+    note?.remove();
+    return;
+  }
+  first.dropped = dropped;
+  if (note) note.textContent = forgotten(dropped);
+  else element.before(make("li", { class: "note dropped" }, forgotten(dropped)));
+}
+
 function showTools(tools: HTMLElement, turn: Turn): void {
   const again = make("button", { type: "button", class: "again", title: "Try again", "aria-label": "Try again" }, icon(AGAIN));
   again.addEventListener("click", () => {
     if (isBusy() || talk.turns.at(-1) !== turn) return;
     talk.turns.pop();
+    if (turn.dropped !== undefined) page.conversation.querySelector(".dropped")?.remove();
     tools.parentElement?.remove();
     page.prompt.focus();
     void reply();
@@ -440,8 +458,18 @@ function toEnd(): void {
   scrollTo({ top: document.documentElement.scrollHeight });
 }
 
-/** Whether the reader is at the end of the page, and so wants to follow. */
-function isAtEnd(): boolean {
+/** Whether the reader is at the end of the page, or was before it grew by so much, and so wants to follow. */
+function isAtEnd(grown = 0): boolean {
   const { scrollHeight, clientHeight, scrollTop } = document.documentElement;
-  return scrollHeight - clientHeight - scrollTop < 80;
+  return scrollHeight - clientHeight - scrollTop - grown < 80;
+}
+
+/** Keeps the end of the conversation in sight when what stands below it grows: an alert, the figures, a longer message. */
+export function followFoot(): void {
+  let before = page.foot.offsetHeight;
+  new ResizeObserver(() => {
+    const grown = page.foot.offsetHeight - before;
+    before += grown;
+    if (grown > 0 && talk.turns.length > 0 && isAtEnd(grown)) toEnd();
+  }).observe(page.foot);
 }

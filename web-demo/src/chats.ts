@@ -17,6 +17,7 @@ async function showList(): Promise<void> {
   const focused = page.chatList.contains(document.activeElement) ? document.activeElement?.id : undefined;
   page.chatList.replaceChildren(...all.map(item));
   if (focused) document.getElementById(focused)?.focus();
+  page.noChats.hidden = all.length > 0;
   page.forgetChats.parentElement!.hidden = all.length === 0;
 }
 

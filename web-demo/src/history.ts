@@ -8,8 +8,8 @@ export interface Turn extends Message {
   figures?: string;
   /** More of them, for who asks. */
   details?: string;
-  /** A remark above it, such as another model taking over. */
-  note?: string;
+  /** How many messages the model no longer sees: at the first reply without them. */
+  dropped?: number;
 }
 
 export interface Conversation {

@@ -1,4 +1,4 @@
-import { changeModel, isBusy, resume, say, showGauge, showState, showSuggestions, stop } from "./chat.js";
+import { changeModel, followFoot, isBusy, resume, say, showGauge, showState, showSuggestions, stop } from "./chat.js";
 import { initChats } from "./chats.js";
 import { initModels, on } from "./models.js";
 import { page } from "./page.js";
@@ -48,6 +48,7 @@ initTheme(page.theme);
 initSettings();
 showSuggestions();
 showState();
+followFoot();
 void resume();
 initChats();
 initModels();

@@ -142,9 +142,11 @@ async function load(source: Source): Promise<void> {
     const code = failure instanceof ShohinError ? failure.code : "";
     const reason = code === "aborted" ? undefined : advice(failure, source.name);
     if (reason && isGpuTrouble(failure)) {
-      avoidGpu(reason);
+      // Whether there is a GPU at all has nothing to do with the model.
+      const isNew = avoidGpu(reason, code === "gpu_absent" ? undefined : source.name);
       await load(source);
-      return showAlert(reason);
+      if (isNew) showAlert(reason);
+      return;
     }
     // A context this model or this machine cannot hold would keep every other model from loading, too.
     if (reason && ["option", "memory", "limit"].includes(code) && loadOptions().context !== undefined) {
@@ -299,13 +301,17 @@ export function initModels(): void {
     const text = page.url.value.trim();
     if (!URL.canParse(text) || !/^https?:$/.test(new URL(text).protocol)) {
       page.url.setCustomValidity("Give the full address of a GGUF file, starting with https://");
+      page.url.setAttribute("aria-invalid", "true");
       page.url.reportValidity();
       return;
     }
     const from = new URL(text);
     pick({ name: nameFromAddress(from), from });
   });
-  page.url.addEventListener("input", () => page.url.setCustomValidity(""));
+  page.url.addEventListener("input", () => {
+    page.url.setCustomValidity("");
+    page.url.removeAttribute("aria-invalid");
+  });
 
   // Files may be dropped anywhere.
   let depth = 0;

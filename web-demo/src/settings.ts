@@ -19,6 +19,8 @@ interface Settings {
   threads: string;
   /** Empty: the engine's own choice. */
   context: string;
+  /** What kept the GPU from being used, once it has been told. */
+  told: string;
 }
 
 const KEY = "shohin.settings";
@@ -34,6 +36,7 @@ const DEFAULT: Settings = {
   backend: "cpu",
   threads: "",
   context: "",
+  told: "",
 };
 
 let settings: Settings = DEFAULT;
@@ -67,7 +70,34 @@ function show(): void {
   if (page.backend.value === "") page.backend.value = settings.backend = DEFAULT.backend;
   const threads = [...page.threads.options].some(({ value }) => value === settings.threads);
   page.threads.value = threads ? settings.threads : "";
+  for (const input of NUMBERS) calm(input);
   showValues();
+}
+
+const NUMBERS = [page.maxTokens, page.seed, page.context];
+
+/** Says beside a field what would be right in it. */
+function fault(input: HTMLInputElement): void {
+  const whole = new Intl.NumberFormat("en");
+  const range = `A whole number from ${whole.format(Number(input.min))} to ${whole.format(Number(input.max))}`;
+  const words = input.required ? `${range}.` : `${range}, or nothing: ${input.placeholder}.`;
+  const element = document.getElementById(`${input.id}-fault`);
+  // A live region would read the same words again.
+  if (element && element.textContent !== words) element.textContent = words;
+  input.setAttribute("aria-invalid", "true");
+}
+
+function calm(input: HTMLInputElement): void {
+  const element = document.getElementById(`${input.id}-fault`);
+  if (element) element.textContent = "";
+  input.removeAttribute("aria-invalid");
+}
+
+/** Finds fault with what was left in a number field, and with nothing that is still being typed. */
+function judge(event: Event): void {
+  const input = NUMBERS.find((input) => input === event.target);
+  if (input?.validity.valid) calm(input);
+  else if (input && event.type === "change") fault(input);
 }
 
 /** The numbers beside the sliders. */
@@ -131,25 +161,37 @@ export function initSettings(): void {
     page.topK.value = String(values.topK);
     page.topP.value = String(values.topP);
   });
+  for (const form of [page.sampling, page.compute]) {
+    form.addEventListener("input", judge);
+    form.addEventListener("change", judge);
+  }
   page.sampling.addEventListener("input", keep);
   page.sampling.addEventListener("change", keep);
   page.sampling.addEventListener("submit", (event) => event.preventDefault());
   page.compute.addEventListener("submit", (event) => event.preventDefault());
-  page.compute.addEventListener("change", () => {
-    if (!page.context.validity.valid) return;
-    // Who chooses anew wants it tried anew.
+  page.compute.addEventListener("change", ({ target }) => {
+    const valid = page.context.validity.valid;
+    if (target === page.context && !valid) return;
+    // Who chooses anew wants it tried anew, and to hear what comes of it.
     gpuTrouble = undefined;
-    store({ backend: page.backend.value as Backend, threads: page.threads.value, context: page.context.value });
+    if (page.backend.value !== settings.backend) store({ told: "" });
+    const context = valid ? page.context.value : settings.context;
+    store({ backend: page.backend.value as Backend, threads: page.threads.value, context });
     onLoadOptions.change();
   });
 
-  page.openSettings.addEventListener("click", () => page.settings.showModal());
+  page.openSettings.addEventListener("click", () => {
+    // What is in force, not what was left in a field and could not be taken.
+    show();
+    page.settings.showModal();
+  });
   closes(page.settings, page.closeSettings);
 }
 
 /** Learns from an engine what the presets stand for and what its model can do. */
 export function learn(loaded: EngineInfo): void {
   info = loaded;
+  if (info.backend === "webgpu" && settings.told !== "") store({ told: "" });
   showBackend();
   const thinks = info.model.template === "qwen3";
   page.thinking.disabled = !thinks;
@@ -173,10 +215,14 @@ function showBackend(): void {
   page.backendNote.textContent = info ? [now, why].filter(Boolean).join(" ") : why;
 }
 
-/** Keeps to the CPU from here on; the choice is kept for the next visit. */
-export function avoidGpu(reason: string): void {
+/** Keeps to the CPU from here on; the choice is kept for the next visit. Tells whether the reason is new to this browser. */
+export function avoidGpu(reason: string, model?: string): boolean {
   gpuTrouble = reason;
   showBackend();
+  const trouble = [reason, model].filter(Boolean).join(" ");
+  const isNew = trouble !== settings.told;
+  if (isNew) store({ told: trouble });
+  return isNew;
 }
 
 export function loadOptions(): Pick<LoadOptions, "backend" | "threads" | "context"> {
@@ -189,4 +235,5 @@ export function loadOptions(): Pick<LoadOptions, "backend" | "threads" | "contex
 export function resetContext(): void {
   store({ context: "" });
   page.context.value = "";
+  calm(page.context);
 }

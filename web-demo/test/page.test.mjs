@@ -6,6 +6,7 @@ import { createRequire } from "node:module";
 import { availableParallelism } from "node:os";
 import { after, afterEach, before, beforeEach, describe, test } from "node:test";
 import { fileURLToPath } from "node:url";
+import { createLogger, createServer } from "vite";
 import { launch, longestTask, serve } from "../../wasm/js/test/chromium.mjs";
 import { split } from "../../wasm/js/test/gguf.mjs";
 
@@ -217,6 +218,110 @@ describe("the page", () => {
     assert.equal(await page.locator("#seed").inputValue(), "7");
     assert.equal(await page.locator("#preset").inputValue(), "creative");
     assert.equal(await page.locator("#temperature").inputValue(), "1");
+  });
+
+  test("takes no setting that cannot be right, and says what would be", async () => {
+    await ready();
+    const stored = () => page.evaluate(() => JSON.parse(localStorage.getItem("shohin.settings")));
+    const border = (field) => field.evaluate((field) => getComputedStyle(field).borderTopColor);
+    const before = await stored();
+    for (const [id, wrong, words] of [
+      ["max-tokens", "0", /^A whole number from 1 to 4,096\.$/],
+      ["max-tokens", "", /^A whole number from 1 to 4,096\.$/],
+      ["seed", "-4", /^A whole number from 0 to 4,294,967,295, or nothing: random\.$/],
+      ["seed", "1.5", /^A whole number from 0 /],
+      ["context", "5", /^A whole number from 64 to 131,072, or nothing: automatic\.$/],
+      ["context", "999999999", /^A whole number from 64 /],
+    ]) {
+      const field = page.locator(`#${id}`);
+      const said = page.locator(`#${id}-fault`);
+      await page.click("#open-settings");
+      const right = await field.inputValue();
+      const calm = {};
+      for (const colorScheme of ["light", "dark"]) {
+        await page.emulateMedia({ colorScheme });
+        calm[colorScheme] = await border(field);
+      }
+      await field.fill(wrong);
+      assert.equal(await said.textContent(), "", "while it is being typed");
+      await field.blur();
+      assert.match(await said.innerText(), words);
+      assert.ok((await field.getAttribute("aria-describedby")).split(" ").includes(`${id}-fault`));
+      assert.equal(await field.getAttribute("aria-invalid"), "true");
+      const [box, words2] = [await field.boundingBox(), await said.boundingBox()];
+      assert.ok(words2.y >= box.y + box.height && words2.x < box.x + box.width && words2.y < box.y + box.height + 16);
+      for (const colorScheme of ["light", "dark"]) {
+        await page.emulateMedia({ colorScheme });
+        const clay = colorScheme === "light" ? "rgb(156, 74, 48)" : "rgb(226, 155, 125)";
+        assert.deepEqual([calm[colorScheme] === clay, await border(field)], [false, clay]);
+      }
+      const now = await stored();
+      assert.deepEqual([now.maxTokens ?? 400, now.seed ?? "", now.context ?? ""], [before.maxTokens ?? 400, before.seed ?? "", before.context ?? ""]);
+      // What is shown again is what is in force.
+      await page.keyboard.press("Escape");
+      await page.click("#open-settings");
+      assert.deepEqual([await field.inputValue(), await field.getAttribute("aria-invalid"), await said.textContent()], [right, null, ""]);
+      await page.click("#close-settings");
+    }
+    await page.click("#open-settings");
+    await page.fill("#max-tokens", "0");
+    await page.locator("#max-tokens").blur();
+    await page.locator("#max-tokens-fault").filter({ hasText: "whole number" }).waitFor();
+    await page.fill("#max-tokens", "12");
+    assert.deepEqual([await page.locator("#max-tokens-fault").textContent(), await page.locator("#max-tokens").getAttribute("aria-invalid")], ["", null]);
+    assert.equal((await stored()).maxTokens, 12);
+    // A wrong context keeps nothing beside it from being taken.
+    await page.fill("#context", "5");
+    await page.locator("#context").blur();
+    if (availableParallelism() > 1) {
+      await page.selectOption("#threads", "");
+      await page.locator("#facts").filter({ hasText: `${availableParallelism()} threads` }).waitFor();
+    }
+    assert.equal((await stored()).context ?? "", "");
+    await page.click("#close-settings");
+    await ready();
+    assert.notEqual(await ask("Hello!"), "");
+  });
+
+  test("says once what the model no longer sees, where that began", async () => {
+    await ready();
+    await set({ preset: "greedy", "max-tokens": "16", context: "128" });
+    await page.locator("#facts").filter({ hasText: "128 tokens" }).waitFor({ state: "attached" });
+    await ready();
+    const places = () =>
+      page.evaluate(() => {
+        const lines = [...document.querySelectorAll("#conversation > li")];
+        return lines.flatMap((line, i) => (line.matches(".note") ? [[i, line.textContent]] : []));
+      });
+    const seen = [];
+    for (const message of ["Hello!", "Tell me a joke.", "What is the opposite of hot?", "Tell me a joke.", "Hello!", "What can you do?", "Tell me a joke."]) {
+      await ask(message);
+      seen.push(await places());
+    }
+    assert.deepEqual(seen[0], []);
+    const notes = seen.filter((notes) => notes.length > 0);
+    assert.ok(notes.length > 1, JSON.stringify(seen));
+    const counts = notes.map((all) => {
+      assert.equal(all.length, 1);
+      assert.equal(all[0][0], notes[0][0][0], "it stays where it was");
+      return Number(/the first (\d+) message/.exec(all[0][1])[1]);
+    });
+    assert.ok(counts.at(-1) > counts[0], counts.join());
+    const last = notes.at(-1);
+    await lastReply().locator(".again").click();
+    await idle();
+    await replies().last().locator("xpath=self::*[@data-state='done']").waitFor();
+    assert.deepEqual(await places(), last);
+    await page.reload();
+    await ready();
+    await replies().first().waitFor();
+    assert.deepEqual(await places(), last);
+    // With more room it sees all again, and nothing says otherwise.
+    await set({ context: "" });
+    await page.locator("#facts").filter({ hasText: "512 tokens" }).waitFor({ state: "attached" });
+    await ready();
+    await ask("Hello!");
+    assert.deepEqual(await places(), []);
   });
 
   test("loads the visitor's own file, by picker and by drop", async () => {
@@ -554,7 +659,7 @@ describe("the page", () => {
   async function patched(code) {
     // The service worker would answer in the server's place.
     const context = await browser.newContext({ viewport: { width: 1024, height: 768 }, serviceWorkers: "block" });
-    await context.addInitScript(() => localStorage.setItem("shohin.settings", '{"threads":"1","preset":"greedy","temperature":0,"maxTokens":24}'));
+    await context.addInitScript(() => (localStorage["shohin.settings"] ??= '{"threads":"1","preset":"greedy","temperature":0,"maxTokens":24}'));
     const page = await context.newPage();
     page.setDefaultTimeout(120_000);
     page.on("pageerror", (error) => problems.push(String(error)));
@@ -600,6 +705,58 @@ describe("the page", () => {
     await page.locator("#backend-note").filter({ hasText: "There is no GPU here" }).waitFor({ state: "attached" });
     await page.locator("#model[data-state=ready]").waitFor();
     assert.equal(await page.locator("#alert").isVisible(), false);
+    await page.context().close();
+  });
+
+  test("tells once that there is no GPU, and hides nothing behind that", async () => {
+    const page = await patched("delete WorkerNavigator.prototype.gpu");
+    await page.setViewportSize({ width: 375, height: 667 });
+    for (let i = 0; i < 6; i++) await hear(page, "Tell me a joke.");
+    // Playwright's own clicks scroll the page.
+    const choose = async (value) => {
+      await page.dispatchEvent("#open-settings", "click");
+      await page.selectOption("#backend", value);
+      await page.dispatchEvent("#close-settings", "click");
+    };
+    const ready = () => page.locator("#model[data-state=ready]").waitFor();
+    const told = page.locator("#alert-text").filter({ hasText: "There is no GPU that this page can use" });
+    const setTold = (told) => page.evaluate((told) => (localStorage["shohin.settings"] = JSON.stringify({ ...JSON.parse(localStorage["shohin.settings"]), told })), told);
+    /** Whether the end of the last reply is above all that stands below it. */
+    const inSight = () =>
+      page.waitForFunction(() => {
+        const end = [...document.querySelectorAll("#conversation .tools")].at(-1)?.getBoundingClientRect();
+        return end && end.top > 0 && end.bottom <= document.querySelector("#foot").getBoundingClientRect().top;
+      });
+    await choose("webgpu");
+    await told.waitFor();
+    await ready();
+    await inSight();
+    // As in a browser that has not been told.
+    await setTold("");
+    await page.reload();
+    await told.waitFor();
+    await ready();
+    await page.locator("#conversation [data-role=assistant]").nth(5).waitFor();
+    await inSight();
+    await page.reload();
+    await ready();
+    await page.locator("#backend-note").filter({ hasText: "There is no GPU that this page can use" }).waitFor({ state: "attached" });
+    await computesOn(page, "on the CPU");
+    assert.equal(await page.locator("#alert").isVisible(), false);
+    // Who chooses it again hears it again.
+    await choose("cpu");
+    await ready();
+    await choose("webgpu");
+    await told.waitFor();
+    // Who reads further up stays there.
+    await ready();
+    await page.click("#alert-close");
+    await page.evaluate(() => scrollTo({ top: 0 }));
+    await choose("cpu");
+    await ready();
+    await choose("webgpu");
+    await told.waitFor();
+    assert.equal(await page.evaluate(() => scrollY), 0);
     await page.context().close();
   });
 
@@ -761,6 +918,11 @@ describe("the page", () => {
       found.push(...(await faults(`page, ${colorScheme}`)));
       for (const [open, close] of [["#model", "#close-models"], ["#open-settings", "#close-settings"]]) {
         await page.click(open);
+        if (open === "#open-settings") {
+          await page.fill("#max-tokens", "0");
+          await page.locator("#max-tokens").blur();
+          await page.locator("#max-tokens[aria-invalid]").waitFor();
+        }
         found.push(...(await faults(`${open}, ${colorScheme}`)));
         await page.click(close);
       }
@@ -790,6 +952,25 @@ describe("the page", () => {
     assert.equal(await page.evaluate(() => document.activeElement.id), "open-settings");
   });
 
+  test("offers all it suggests on a phone, and says what an empty list of conversations is for", async () => {
+    await ready();
+    await page.setViewportSize({ width: 375, height: 667 });
+    const [bar, field] = [await page.locator(".bar").boundingBox(), await page.locator("#composer").boundingBox()];
+    const suggestions = await page.locator("#suggestions button").all();
+    assert.equal(suggestions.length, 5);
+    for (const suggestion of suggestions) {
+      const { y, height } = await suggestion.boundingBox();
+      assert.ok(y >= bar.y + bar.height && y + height <= field.y, `${y} and ${height}, above ${field.y}`);
+    }
+    await page.click("#open-chats");
+    assert.match(await page.locator("#drawer").innerText(), /No conversations yet/);
+    await page.click("#close-drawer");
+    await ask("Hello!");
+    await page.click("#open-chats");
+    await page.locator("#drawer .open").waitFor();
+    assert.doesNotMatch(await page.locator("#drawer").innerText(), /No conversations yet/);
+  });
+
   test("fits a phone, and has a light and a dark face", async () => {
     await ready();
     await page.setViewportSize({ width: 360, height: 640 });
@@ -815,4 +996,21 @@ describe("the page", () => {
     await page.click("#theme");
     assert.equal(await paper(), dark);
   });
+});
+
+test("the development server has nothing to say against the package", async () => {
+  const warnings = [];
+  const logger = createLogger("silent");
+  logger.warn = logger.warnOnce = (message) => warnings.push(message);
+  const root = fileURLToPath(new URL("../", import.meta.url));
+  const server = await createServer({ root, customLogger: logger, optimizeDeps: { noDiscovery: true }, server: { middlewareMode: true, hmr: false, ws: false } });
+  try {
+    for (const name of ["index", "worker", "local"]) {
+      const { code } = await server.transformRequest(`/@fs${fileURLToPath(new URL(`../../wasm/dist/${name}.js`, import.meta.url))}`);
+      assert.ok(code.length > 1000);
+    }
+  } finally {
+    await server.close();
+  }
+  assert.deepEqual(warnings, []);
 });
