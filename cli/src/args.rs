@@ -30,7 +30,7 @@ questions only; for more, give any Bonsai GGUF file:
   shohin bench -m Bonsai-1.7B.gguf
 
 `shohin <COMMAND> --help` explains a command with examples.
-Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 141 output closed."
+Exit codes: 0 done, 1 failed, 2 wrong options or values of options, 130 interrupted, 141 output closed."
 )]
 pub(crate) struct Cli {
     #[command(subcommand)]
@@ -47,10 +47,10 @@ pub(crate) struct EngineArgs {
     #[arg(short, long, global = true, value_name = "FILE")]
     pub(crate) model: Option<PathBuf>,
     /// Threads to compute with [default: one for each core]
-    #[arg(short = 't', long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(short = 't', long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024), allow_negative_numbers = true)]
     pub(crate) threads: Option<u16>,
     /// Most tokens to hold, cut to what the model can [default: 4096]
-    #[arg(short = 'c', long, global = true, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(short = 'c', long, global = true, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), allow_negative_numbers = true)]
     pub(crate) context: Option<u32>,
     /// Precision of activations: int8 is fast, f32 is exact
     #[arg(long, global = true, value_name = "TYPE", default_value = "int8")]
@@ -129,7 +129,7 @@ pub(crate) struct ChatArgs {
     #[arg(long)]
     pub(crate) think: bool,
     /// Most tokens of a reply [default: until the context is full]
-    #[arg(short = 'n', long, value_name = "N")]
+    #[arg(short = 'n', long, value_name = "N", allow_negative_numbers = true, value_parser = whole::<usize>)]
     pub(crate) max_tokens: Option<usize>,
     #[command(flatten)]
     pub(crate) form: FormArgs,
@@ -155,7 +155,7 @@ Examples:
   git diff | shohin run -m Bonsai-8B.gguf --system \"Write a commit message for this diff.\"
   shohin run \"Name a fruit.\" --json --logprobs 3 | jq .logprobs")]
 pub(crate) struct RunArgs {
-    /// The prompt; \"-\" or nothing reads standard input
+    /// The prompt; "-" or nothing reads standard input
     pub(crate) prompt: Option<String>,
     /// Read the prompt from a file
     #[arg(short, long, value_name = "FILE", conflicts_with = "prompt")]
@@ -170,13 +170,13 @@ pub(crate) struct RunArgs {
     #[arg(long)]
     pub(crate) think: bool,
     /// Most tokens to generate [default: until the context is full]
-    #[arg(short = 'n', long, value_name = "N")]
+    #[arg(short = 'n', long, value_name = "N", allow_negative_numbers = true, value_parser = whole::<usize>)]
     pub(crate) max_tokens: Option<usize>,
     /// Print one JSON object at the end instead of streaming text
     #[arg(long)]
     pub(crate) json: bool,
     /// With --json: log-probability of each token, and of the N most likely in its place
-    #[arg(long, value_name = "N", requires = "json", value_parser = clap::value_parser!(u16).range(0..=100))]
+    #[arg(long, value_name = "N", requires = "json", value_parser = clap::value_parser!(u16).range(0..=100), allow_negative_numbers = true)]
     pub(crate) logprobs: Option<u16>,
     /// Print tokens, times and speed to standard error at the end
     #[arg(long)]
@@ -223,7 +223,7 @@ pub(crate) struct OverflowArgs {
     #[arg(long, value_name = "POLICY", default_value = "error")]
     pub(crate) overflow: Policy,
     /// With --overflow shift: how many of the first tokens are never forgotten [default: the instructions, at least 4]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole::<usize>)]
     pub(crate) keep: Option<usize>,
 }
 
@@ -259,7 +259,7 @@ pub(crate) struct SamplingArgs {
     #[arg(long, value_name = "T", visible_alias = "temp", allow_negative_numbers = true)]
     pub(crate) temperature: Option<f32>,
     /// Choose among the K most likely tokens (0: all)
-    #[arg(long, value_name = "K")]
+    #[arg(long, value_name = "K", allow_negative_numbers = true, value_parser = whole::<usize>)]
     pub(crate) top_k: Option<usize>,
     /// Choose among the most likely tokens that hold probability P together
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
@@ -280,7 +280,7 @@ pub(crate) struct SamplingArgs {
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     pub(crate) frequency_penalty: Option<f32>,
     /// How many tokens count as recent
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole::<usize>)]
     pub(crate) penalty_last_n: Option<usize>,
     /// Strength of DRY, which punishes repeated phrases (0: off, 0.8 is usual)
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
@@ -289,13 +289,13 @@ pub(crate) struct SamplingArgs {
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     pub(crate) dry_base: Option<f32>,
     /// Longest repetition that is still free
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole::<usize>)]
     pub(crate) dry_allowed_length: Option<usize>,
     /// How many tokens DRY searches
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole::<usize>)]
     pub(crate) dry_last_n: Option<usize>,
     /// Same seed, same text [default: another one each time]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole::<u64>)]
     pub(crate) seed: Option<u64>,
     /// End the reply where this text appears; can be given several times
     #[arg(long, value_name = "TEXT")]
@@ -314,6 +314,11 @@ impl SamplingArgs {
         c.seed = self.seed.unwrap_or_else(random_seed);
         c
     }
+}
+
+/// A number that counts something.
+fn whole<T: std::str::FromStr>(text: &str) -> Result<T, &'static str> {
+    text.parse().map_err(|_| "expected a whole number, 0 or more")
 }
 
 /// A seed that differs from run to run; short enough to be typed in again.
@@ -381,14 +386,14 @@ Examples:
   shohin logits --tokens ids.txt --act f32 --kv f32 --out logits.f32
   python -c \"import numpy; print(numpy.fromfile('logits.f32', '<f4').reshape(-1, 2048).argmax(1))\"")]
 pub(crate) struct LogitsArgs {
-    /// File of token ids separated by white space; \"-\" reads standard input
+    /// File of token ids separated by white space; "-" reads standard input
     #[arg(long, value_name = "FILE")]
     pub(crate) tokens: PathBuf,
     /// Where to write the scores
     #[arg(long, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
     /// Without --out: how many tokens to list
-    #[arg(long, value_name = "N", default_value_t = 10)]
+    #[arg(long, value_name = "N", default_value_t = 10, allow_negative_numbers = true)]
     pub(crate) top: u16,
 }
 
@@ -436,19 +441,19 @@ Examples:
   shohin eval story.txt
   shohin eval -m Bonsai-1.7B.gguf wiki.test.raw --window 2048 --stride 1024 --json")]
 pub(crate) struct EvalArgs {
-    /// The text; \"-\" reads standard input
+    /// The text; "-" reads standard input
     pub(crate) text: PathBuf,
     /// Tokens of a window [default: 512, or the model's context if that is less]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..), allow_negative_numbers = true)]
     pub(crate) window: Option<u32>,
     /// How far a window is moved on [default: half a window]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), allow_negative_numbers = true)]
     pub(crate) stride: Option<u32>,
     /// Let the text form control tokens such as <|im_start|>
     #[arg(long)]
     pub(crate) special: bool,
     /// Score no more than the first N tokens
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole::<usize>)]
     pub(crate) limit: Option<usize>,
     /// Print one JSON object
     #[arg(long)]
@@ -471,16 +476,16 @@ Examples:
   shohin bench -m Bonsai-1.7B.gguf --json > bench.json")]
 pub(crate) struct BenchArgs {
     /// Prompt lengths
-    #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "64,512")]
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "64,512", allow_negative_numbers = true, value_parser = whole::<usize>)]
     pub(crate) prefill: Vec<usize>,
     /// Reply lengths
-    #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "64")]
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "64", allow_negative_numbers = true, value_parser = whole::<usize>)]
     pub(crate) decode: Vec<usize>,
     /// Tokens already in the context when a reply begins; they are not computed, only taken as seen
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true, value_parser = whole::<usize>)]
     pub(crate) depth: usize,
     /// Repetitions of each
-    #[arg(short, long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    #[arg(short, long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=1000), allow_negative_numbers = true)]
     pub(crate) repeat: u16,
     /// Print one JSON object
     #[arg(long)]

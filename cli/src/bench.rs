@@ -214,7 +214,7 @@ pub(crate) fn bench(args: &BenchArgs, engine_args: &EngineArgs) -> Outcome {
     memory.extend([
         vec!["weights read per token".into(), terminal::bytes(per_token as u64)],
         vec!["model file".into(), terminal::bytes(engine.file_bytes() as u64)],
-        vec![format!("session of {context} tokens"), terminal::bytes(session_bytes)],
+        vec![format!("session, context {context}"), terminal::bytes(session_bytes)],
     ]);
     if let Some(peak) = peak {
         memory.push(vec!["peak memory of the process".into(), terminal::bytes(peak)]);

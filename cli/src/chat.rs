@@ -2,7 +2,7 @@
 
 use crate::args::{ChatArgs, EngineArgs, OverflowArgs, Policy};
 use crate::engine::{Engine, ModelFile, Timings, reply};
-use crate::failure::{Failure, Outcome, file_error};
+use crate::failure::{At, Failure, Outcome, file_error};
 use crate::form;
 use crate::run::{instructions, reason_text};
 use crate::terminal::{Colours, CtrlC, remark, write_model_text};
@@ -18,7 +18,7 @@ use std::io::{self, BufRead, IsTerminal, Write};
 use std::path::Path;
 
 const HELP: &str = "\
-  /help            this list
+\x20 /help            this list
   /new             forget the conversation
   /retry           make another reply to the last message
   /system TEXT     set the instructions and begin anew; without TEXT, remove them
@@ -30,10 +30,11 @@ A line that ends in \\ goes on in the next one; // begins a message with a slash
 
 pub(crate) fn chat(args: &ChatArgs, engine_args: &EngineArgs) -> Outcome {
     let config = args.sampling.config();
-    config.check()?;
+    config.check().of_usage()?;
     let grammar = form::grammar(&args.form)?;
     let mut file = ModelFile::open(engine_args.model.as_deref())?;
     let engine = Engine::load(&mut file, engine_args)?;
+    engine.remark_on(args.think);
     let mut chat = Chat::new(&engine, args, config)?;
     if let Some(grammar) = grammar {
         chat.constraint = Some(form::constraint(grammar, &engine, args.think)?);
@@ -82,13 +83,13 @@ impl<'e> Chat<'e> {
             stop_strings: args.sampling.stop.clone(),
             ..GenerationOptions::default()
         };
-        generation.check()?;
+        generation.check().of_usage()?;
         let session = engine.session(engine.options.context)?;
         let capacity = session.capacity();
         if let Overflow::Shift { keep } = args.overflow.policy(0, capacity)
             && keep >= capacity
         {
-            return Err(Failure::new(format_args!(
+            return Err(Failure::usage(format_args!(
                 "--keep {keep} leaves no room in a context of {capacity} tokens"
             )));
         }

@@ -60,5 +60,9 @@ fn texts(args: &EmbedArgs) -> Outcome<Vec<String>> {
     if args.json {
         return texts_from_json(&input);
     }
-    Ok(input.lines().map(String::from).collect())
+    let texts: Vec<String> = input.lines().filter(|line| !line.trim().is_empty()).map(String::from).collect();
+    if texts.is_empty() {
+        return Err(Failure::new("standard input: expected a text a line, found none"));
+    }
+    Ok(texts)
 }

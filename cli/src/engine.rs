@@ -72,11 +72,23 @@ impl Part {
     /// Maps the file: nothing is read until it is used, and the system shares it between programs.
     #[allow(unsafe_code)]
     fn open(path: &Path) -> Outcome<Part> {
+        let url = path.to_str().filter(|path| path.starts_with("https://") || path.starts_with("http://"));
+        if let Some(url) = url {
+            return Err(Failure::usage(format_args!(
+                "--model is an address, but nothing is downloaded here; get the file first: curl -LO {url}"
+            )));
+        }
         let file = File::open(path).map_err(|e| file_error("open the model", path, &e))?;
         let meta = file.metadata().map_err(|e| file_error("open the model", path, &e))?;
         if meta.is_dir() {
             let path = path.display();
             return Err(Failure::new(format_args!("{path} is a directory, expected a GGUF file")));
+        }
+        if !meta.is_file() {
+            let path = path.display();
+            return Err(Failure::new(format_args!(
+                "{path} is a pipe or a device, but a model must be a regular file"
+            )));
         }
         if meta.len() == 0 {
             return Err(Failure::new(format_args!("{} is empty, expected a GGUF file", path.display())));
@@ -223,7 +235,7 @@ fn isa(args: &EngineArgs) -> Outcome<Isa> {
     Isa::named(name).map_err(|_| {
         let have: Vec<&str> = Isa::available().map(Isa::name).collect();
         let have = have.join(", ");
-        Failure::new(format_args!("--isa is {name:?}, expected one this machine has: {have}"))
+        Failure::usage(format_args!("--isa is {name:?}, expected one this machine has: {have}"))
     })
 }
 
@@ -258,6 +270,8 @@ pub(crate) struct Engine<'f> {
     file_bytes: usize,
     /// Bytes of the weights while the model runs.
     pub(crate) held_bytes: usize,
+    /// The context that was asked for, 0 if none was.
+    asked: usize,
 }
 
 impl<'f> Engine<'f> {
@@ -314,6 +328,7 @@ impl<'f> Engine<'f> {
             format,
             file_bytes,
             held_bytes,
+            asked: args.context.map_or(0, |n| n as usize),
         })
     }
 
@@ -335,6 +350,17 @@ impl<'f> Engine<'f> {
             Style::Plain => "plain ChatML",
         };
         (!self.template.known).then(|| format!("(this model's chat template is unknown; {style} is used)"))
+    }
+
+    /// Says on standard error which options have not the effect that they were given for.
+    pub(crate) fn remark_on(&self, think: bool) {
+        let most = self.model.config().max_context_length;
+        if self.asked > most {
+            terminal::remark(format_args!("(the context is {most} tokens, the most this model can)"));
+        }
+        if think && self.template.style != Style::Qwen3 {
+            terminal::remark("(this model cannot think before it answers; --think does nothing)");
+        }
     }
 
     /// A sampler for this model.
@@ -426,6 +452,8 @@ pub(crate) struct Timings {
     pub(crate) prompt_time: Duration,
     /// Tokens generated, the one that ended the reply included.
     pub(crate) reply: usize,
+    /// Those of the reply itself.
+    pub(crate) shown: usize,
     /// From the first token's choice to the end.
     pub(crate) reply_time: Duration,
 }
@@ -447,7 +475,7 @@ impl Timings {
             n => format!(" (+ {n} remembered)"),
         };
         let (prompt, reply) = (terminal::short(self.prompt_speed()), terminal::short(self.reply_speed()));
-        let (n, m) = (self.prompt, self.reply);
+        let (n, m) = (self.prompt, self.shown);
         format!("prompt {n} tokens{reused}, {prompt} tok/s; reply {m} tokens, {reply} tok/s")
     }
 }
@@ -503,6 +531,7 @@ pub(crate) fn reply(
     let first_token = first_token.unwrap_or_else(Instant::now);
     timings.prompt_time = first_token - start;
     timings.reply_time = first_token.elapsed();
+    timings.shown = generation.reply().len();
     Ok((reason?, timings))
 }
 

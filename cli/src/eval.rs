@@ -14,14 +14,14 @@ use std::io::{self, Write};
 use std::time::Instant;
 
 pub(crate) fn eval(args: &EvalArgs, engine_args: &EngineArgs) -> Outcome {
-    let place = args.text.display().to_string();
+    let place = terminal::place(&args.text);
     let text = read_text(&args.text)?;
     let mut file = ModelFile::open(engine_args.model.as_deref())?;
     let engine = Engine::load(&mut file, engine_args)?;
     let longest = engine.model.config().max_context_length;
     let window = args.window.map_or(longest.min(512), |n| n as usize);
     if window > longest {
-        return Err(Failure::new(format_args!(
+        return Err(Failure::usage(format_args!(
             "--window is {window}, expected at most {longest} for this model"
         )));
     }
@@ -33,7 +33,7 @@ pub(crate) fn eval(args: &EvalArgs, engine_args: &EngineArgs) -> Outcome {
     let stride = args.stride.map_or(window / 2, |n| n as usize);
     // A window's first token has nothing before it, so the window before must have scored it.
     if stride >= window {
-        return Err(Failure::new(format_args!(
+        return Err(Failure::usage(format_args!(
             "--stride is {stride}, expected less than the window of {window}"
         )));
     }

@@ -10,6 +10,8 @@ use std::process::ExitCode;
 pub(crate) enum Failure {
     /// One line for the user.
     Message(String),
+    /// The same, where an option is what is wrong.
+    Usage(String),
     /// Whoever read our output has closed it: nothing to say, and nobody to say it to.
     OutputClosed,
     /// Ctrl-C.
@@ -23,13 +25,18 @@ impl Failure {
         Failure::Message(message.to_string())
     }
 
+    /// An option that cannot be as it is.
+    pub(crate) fn usage(message: impl Display) -> Self {
+        Failure::Usage(message.to_string())
+    }
+
     /// Says it on standard error; the code is the program's.
     pub(crate) fn report(&self) -> ExitCode {
         match self {
-            Failure::Message(message) => {
+            Failure::Message(message) | Failure::Usage(message) => {
                 // Standard error may be closed too.
                 let _ = io::Write::write_fmt(&mut io::stderr(), format_args!("shohin: {message}\n"));
-                ExitCode::from(1)
+                ExitCode::from(if matches!(self, Failure::Usage(_)) { 2 } else { 1 })
             }
             Failure::OutputClosed => ExitCode::from(141),
             Failure::Interrupted => ExitCode::from(130),
@@ -56,12 +63,23 @@ impl From<io::Error> for Failure {
 /// Puts a place in front of an error.
 pub(crate) trait At<T> {
     fn at(self, place: impl Display) -> Outcome<T>;
+
+    /// Blames the options.
+    fn of_usage(self) -> Outcome<T>;
 }
 
 impl<T, E: Into<Failure>> At<T> for Result<T, E> {
     fn at(self, place: impl Display) -> Outcome<T> {
         self.map_err(|error| match error.into() {
             Failure::Message(message) => Failure::new(format_args!("{place}: {message}")),
+            Failure::Usage(message) => Failure::usage(format_args!("{place}: {message}")),
+            other => other,
+        })
+    }
+
+    fn of_usage(self) -> Outcome<T> {
+        self.map_err(|error| match error.into() {
+            Failure::Message(message) => Failure::Usage(message),
             other => other,
         })
     }

@@ -13,7 +13,8 @@ use std::sync::Arc;
 /// The text of an argument that is a file, or JSON itself.
 fn text(argument: &str) -> Outcome<String> {
     // No file of that name is meant by text in brackets.
-    if argument.trim_start().starts_with(['{', '[']) {
+    let trimmed = argument.trim();
+    if trimmed.starts_with(['{', '[']) || matches!(trimmed, "true" | "false") {
         return Ok(argument.into());
     }
     terminal::read_text(Path::new(argument))
@@ -22,7 +23,7 @@ fn text(argument: &str) -> Outcome<String> {
 /// The grammar that was asked for. Known before the model is loaded, as it may be wrong.
 pub(crate) fn grammar(args: &FormArgs) -> Outcome<Option<Grammar>> {
     match &args.json_schema {
-        Some(schema) => Grammar::json_schema(&text(schema)?).at("--json-schema").map(Some),
+        Some(schema) => Grammar::json_schema(&text(schema)?).at("--json-schema").of_usage().map(Some),
         None => Ok(args.json_object.then(Grammar::json_object)),
     }
 }
@@ -32,24 +33,29 @@ pub(crate) fn tools(args: &ToolArgs) -> Outcome<Vec<String>> {
     let Some(tools) = &args.tools else { return Ok(Vec::new()) };
     let tools = text(tools)?;
     let tools: Vec<&RawValue> = serde_json::from_str(&tools)
-        .map_err(|e| Failure::new(format_args!("--tools: not a JSON array of descriptions: {e}")))?;
+        .map_err(|e| Failure::usage(format_args!("--tools: not a JSON array of descriptions: {e}")))?;
     Ok(tools.into_iter().map(|tool| tool.get().to_string()).collect())
 }
 
 /// The grammar of replies that may call `tools`.
 pub(crate) fn calls(args: &ToolArgs, tools: &[String]) -> Outcome<Option<Grammar>> {
     if tools.is_empty() {
-        return Ok(None);
+        return match args.tool_choice.as_str() {
+            "auto" => Ok(None),
+            choice => {
+                Err(Failure::usage(format_args!("--tool-choice is {choice:?}, but there are no tools")))
+            }
+        };
     }
     let mut tools: Vec<&str> = tools.iter().map(String::as_str).collect();
     let choice = args.tool_choice.as_str();
     if !matches!(choice, "auto" | "required") {
         tools.retain(|tool| name(tool).as_deref() == Some(choice));
         if tools.is_empty() {
-            return Err(Failure::new(format_args!("--tool-choice: no tool is called {choice:?}")));
+            return Err(Failure::usage(format_args!("--tool-choice: no tool is called {choice:?}")));
         }
     }
-    Grammar::tool_calls(&tools, choice != "auto").at("--tools").map(Some)
+    Grammar::tool_calls(&tools, choice != "auto").at("--tools").of_usage().map(Some)
 }
 
 /// The name of a function by its description.

@@ -138,10 +138,10 @@ fn content(out: &mut impl Write, gguf: &Gguf<'_>, tensors: bool) -> Outcome {
 
 fn chat(engine: &Engine<'_>) -> String {
     let style = match engine.template.style {
-        Style::Qwen3 => "Qwen3's template, with tools and thinking",
+        Style::Qwen3 => "Qwen3's template (with tools and thinking)",
         Style::Plain => "plain ChatML",
     };
-    if engine.template.known { style.into() } else { format!("unknown template; {style} is used") }
+    if engine.template.known { style.into() } else { format!("unknown; {style} is used") }
 }
 
 fn rope(scaling: &RopeScaling) -> String {
@@ -180,7 +180,8 @@ fn shown(value: &Value<'_>) -> String {
         Value::Array(array) => {
             let some: Vec<String> = array.iter().take(4).map(|v| shown(&v)).collect();
             let more = if array.len() > some.len() { ", ..." } else { "" };
-            format!("[{}{more}] ({} {}s)", some.join(", "), array.len(), kind_of(array))
+            let s = if array.len() == 1 { "" } else { "s" };
+            format!("[{}{more}] ({} {}{s})", some.join(", "), array.len(), kind_of(array))
         }
         Value::F32(x) => x.to_string(),
         Value::F64(x) => x.to_string(),

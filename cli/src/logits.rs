@@ -12,7 +12,7 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 
 pub(crate) fn logits(args: &LogitsArgs, engine_args: &EngineArgs) -> Outcome {
-    let place = args.tokens.display().to_string();
+    let place = terminal::place(&args.tokens);
     let tokens = parse_ids(&read_text(&args.tokens)?, &place)?;
     if tokens.is_empty() {
         return Err(Failure::new(format_args!("{place}: expected token ids, found none")));

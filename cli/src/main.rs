@@ -37,7 +37,7 @@ fn main() -> ExitCode {
     let engine = &cli.engine;
     let on_gpu = matches!(cli.command, Command::Chat(_) | Command::Run(_) | Command::Bench(_));
     if engine.gpu.is_some() && !on_gpu {
-        return failure::Failure::new("--gpu is for chat, run and bench").report();
+        return failure::Failure::usage("--gpu is for chat, run and bench").report();
     }
     let outcome = match &cli.command {
         Command::Chat(args) => chat::chat(args, engine),

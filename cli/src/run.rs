@@ -2,7 +2,7 @@
 
 use crate::args::{EngineArgs, RunArgs};
 use crate::engine::{Engine, ModelFile, Timings, reply, token_text};
-use crate::failure::{Failure, Outcome};
+use crate::failure::{At, Failure, Outcome};
 use crate::form;
 use crate::terminal::{self, CtrlC, write_model_text};
 use serde_json::{Value, json};
@@ -14,14 +14,18 @@ use std::path::Path;
 
 pub(crate) fn run(args: &RunArgs, engine_args: &EngineArgs) -> Outcome {
     let config = args.sampling.config();
-    config.check()?;
+    config.check().of_usage()?;
     let tools = form::tools(&args.tools)?;
     let form = form::grammar(&args.form)?;
     let is_json = form.is_some();
     let grammar = form.or(form::calls(&args.tools, &tools)?);
+    let stops =
+        GenerationOptions { stop_strings: args.sampling.stop.clone(), ..GenerationOptions::default() };
+    stops.check().of_usage()?;
     let prompt = prompt(args)?;
     let mut file = ModelFile::open(engine_args.model.as_deref())?;
     let engine = Engine::load(&mut file, engine_args)?;
+    engine.remark_on(args.think);
     let (tokens, instructions) = if args.raw {
         (engine.encode_plain(&prompt, Special::UserDefined), 0)
     } else {
@@ -44,10 +48,9 @@ pub(crate) fn run(args: &RunArgs, engine_args: &EngineArgs) -> Outcome {
     let mut session = engine.session(engine.options.context)?;
     let options = GenerationOptions {
         max_tokens: args.max_tokens.unwrap_or(usize::MAX),
-        stop_strings: args.sampling.stop.clone(),
         logprobs: args.logprobs.map(usize::from),
         overflow: args.overflow.policy(instructions, session.capacity()),
-        ..GenerationOptions::default()
+        ..stops
     };
     if tokens.len() > session.capacity() && options.overflow == Overflow::Error {
         let (n, most) = (tokens.len(), session.capacity());

@@ -105,6 +105,11 @@ pub(crate) fn progress(what: &'static str, unit: &'static str, total: usize) -> 
     bar.with_message(what)
 }
 
+/// What to call an input in messages.
+pub(crate) fn place(path: &Path) -> String {
+    if path == Path::new("-") { "standard input".into() } else { path.display().to_string() }
+}
+
 /// A file's text, or standard input's for `-`.
 pub(crate) fn read_text(path: &Path) -> Outcome<String> {
     let bytes = if path == Path::new("-") {
@@ -113,8 +118,8 @@ pub(crate) fn read_text(path: &Path) -> Outcome<String> {
         std::fs::read(path).map_err(|e| file_error("read", path, &e))?
     };
     String::from_utf8(bytes).map_err(|e| {
-        let (path, at) = (path.display(), e.utf8_error().valid_up_to());
-        Failure::new(format_args!("{path}: expected UTF-8 text, found other bytes at offset {at}"))
+        let (place, at) = (place(path), e.utf8_error().valid_up_to());
+        Failure::new(format_args!("{place}: expected UTF-8 text, found other bytes at offset {at}"))
     })
 }
 

@@ -57,6 +57,11 @@ fn fails(args: &[&str]) -> String {
     failure(&shohin(args).output().unwrap(), 1)
 }
 
+/// The same where an option is what is wrong.
+fn misuse(args: &[&str]) -> String {
+    failure(&shohin(args).output().unwrap(), 2)
+}
+
 fn temporary(name: &str, content: impl AsRef<[u8]>) -> String {
     let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-{name}", std::process::id()));
     fs::write(&path, content).unwrap();
@@ -100,7 +105,8 @@ fn help_names_chat_first_and_every_command_has_examples() {
     let names: Vec<&str> = commands.lines().map_while(|line| line.split_whitespace().next()).collect();
     assert_eq!(names, ["chat", "run", "inspect", "tokenize", "logits", "eval", "embed", "bench"]);
     for name in names {
-        assert!(ok(&[name, "--help"]).contains("Examples:\n  "), "{name}");
+        let help = ok(&[name, "--help"]);
+        assert!(help.contains("Examples:\n  ") && !help.contains("\\\""), "{name}");
     }
     assert!(ok(&["--version"]).starts_with("shohin "));
 }
@@ -116,10 +122,17 @@ fn wrong_usage_is_code_2() {
         &["chat", "--threads", "0"],
         &["logits"],
         &["--model", "x"],
+        &["run", "x", "-n", "-5"],
+        &["run", "x", "--seed", "-1"],
+        &["run", "x", "--top-k", "-1"],
     ] {
         let output = shohin(args).output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{args:?}");
         assert!(output.stdout.is_empty() && !output.stderr.is_empty());
+        if args.last().is_some_and(|last| last.starts_with('-')) {
+            let text = String::from_utf8(output.stderr).unwrap();
+            assert!(text.contains("expected a whole number, 0 or more"), "{text}");
+        }
     }
 }
 
@@ -235,6 +248,52 @@ fn chat_remembers_and_computes_new_turns_only() {
         rest.split(' ').next().unwrap().parse().unwrap()
     };
     assert!(number_after("prompt ") < 20 && number_after("(+ ") > 20, "{notes}");
+}
+
+/// Everything that `shohin chat` shows on a terminal on which `typed` was entered at once.
+#[cfg(unix)]
+fn on_a_terminal(args: &[&str], typed: &str) -> String {
+    let terminal = nix::pty::openpty(None, None).unwrap();
+    let end = || Stdio::from(terminal.slave.try_clone().unwrap());
+    let mut command = shohin(args);
+    command.env("NO_COLOR", "1").env("TERM", "xterm").stdin(end()).stdout(end()).stderr(end());
+    let mut child = command.spawn().unwrap();
+    drop(command);
+    drop(terminal.slave);
+    let mut terminal = fs::File::from(terminal.master);
+    let mut shown = Vec::new();
+    let mut piece = [0; 4096];
+    let mut typed = Some(typed);
+    // Some systems say that nobody has the other end by an error.
+    while let Ok(n @ 1..) = terminal.read(&mut piece) {
+        shown.extend_from_slice(&piece[..n]);
+        // Not before the line editor is there, which is when it shows its prompt.
+        if String::from_utf8_lossy(&shown).contains("> ")
+            && let Some(typed) = typed.take()
+        {
+            terminal.write_all(typed.as_bytes()).unwrap();
+        }
+    }
+    assert!(child.wait().unwrap().success());
+    String::from_utf8(shown).unwrap()
+}
+
+#[cfg(unix)]
+#[test]
+fn lines_that_are_typed_ahead_or_pasted_are_kept() {
+    let chat = ["chat", "--preset", "greedy", "-n", "8"];
+    let saved = temporary("typed.json", "");
+    let messages = |lines: &str| -> Vec<String> {
+        on_a_terminal(&chat, &format!("{lines}/save {saved}\r/quit\r").replace('\n', "\r"));
+        let saved: Value = serde_json::from_slice(&fs::read(&saved).unwrap()).unwrap();
+        let all = saved["messages"].as_array().unwrap().iter();
+        all.filter(|m| m["role"] == "user").map(|m| m["content"].as_str().unwrap().to_string()).collect()
+    };
+    assert_eq!(
+        messages("My name is Zoe.\nWhat is my name?\nHello!\n"),
+        ["My name is Zoe.", "What is my name?", "Hello!"]
+    );
+    assert_eq!(messages("two \\\nlines\nHello!\n"), ["two \nlines", "Hello!"]);
 }
 
 #[test]
@@ -501,7 +560,7 @@ fn embeddings_are_those_of_transformers() {
     let one = embed(&[text], "");
     let three = embed(&["A bird sang, and sang, and sang again.", text, "x"], "");
     assert_eq!((three.len(), &three[1]), (3, &one[0]));
-    assert_eq!(embed(&[], &format!("x\n{text}\n")), [three[2].clone(), one[0].clone()]);
+    assert_eq!(embed(&[], &format!("x\n\n{text}\n")), [three[2].clone(), one[0].clone()]);
     assert_eq!(embed(&["--json"], &format!("[{text:?}, \"a\\nb\"]"))[0], one[0]);
     assert_eq!(fails(&with(&["embed", "a", ""], &all)), "shohin: text 2 is empty\n");
     let long = "a ".repeat(100);
@@ -613,13 +672,50 @@ fn broken_model_files_are_named() {
         ),
         (env!("CARGO_TARGET_TMPDIR").into(), "is a directory, expected a GGUF file"),
         (temporary("empty.gguf", b""), "is empty, expected a GGUF file"),
-        (temporary("text.gguf", b"This is no model at all, but a text of some length."), "expected"),
-        (temporary("cut.gguf", &whole[..whole.len() / 2]), "tensor"),
+        (
+            temporary("text.gguf", b"This is no model at all, but a text of some length."),
+            "the file begins with \"This is no model at all, but a t\", expected \"GGUF\"",
+        ),
+        (temporary("page.gguf", b"<!DOCTYPE html>\n<html></html>"), "\"GGUF\": this looks like a web page"),
+        (
+            temporary("pointer.gguf", b"version https://git-lfs.github.com/spec/v1\noid x"),
+            "pointer of Git LFS",
+        ),
+        (
+            temporary("cut.gguf", &whole[..whole.len() / 2]),
+            &format!(
+                "the file is incomplete: it has {} bytes, at least {} are needed",
+                whole.len() / 2,
+                whole.len()
+            ),
+        ),
         (temporary("head.gguf", &whole[..100]), "needs"),
     ] {
         let message = fails(&["run", "-m", &file, "Hello"]);
         assert!(message.contains(&file) && message.contains(reason), "{message}");
     }
+}
+
+#[cfg(unix)]
+#[test]
+fn a_model_is_a_file_on_this_machine() {
+    let message = failure(&feed(&["run", "x", "-m", "/dev/stdin"], model()), 1);
+    assert!(message.contains("/dev/stdin is a pipe or a device"), "{message}");
+    let message = misuse(&["run", "x", "-m", "https://example.org/a.gguf"]);
+    assert!(message.contains("curl -LO https://example.org/a.gguf"), "{message}");
+}
+
+#[test]
+fn options_without_effect_are_remarked_on_and_counts_agree() {
+    let args = ["run", "Hello!", "--preset", "greedy", "--json", "--stats", "--think", "--context", "100000"];
+    let output = shohin(&args).output().unwrap();
+    let notes = String::from_utf8(output.stderr.clone()).unwrap();
+    assert!(
+        notes.contains("the most this model can)\n") && notes.contains("--think does nothing"),
+        "{notes}"
+    );
+    let reply: Value = serde_json::from_str(&stdout(output)).unwrap();
+    assert!(notes.contains(&format!("; reply {} tokens,", reply["reply_tokens"])), "{notes}");
 }
 
 #[test]
@@ -637,7 +733,8 @@ fn wrong_values_are_named_with_their_range() {
         (&["run", "x", "--dry-base", "0.5"], "dry_base is 0.5, expected 1 to 100"),
         (&["run", "x", "--isa", "abacus"], "--isa is \"abacus\", expected one this machine has: scalar"),
         (&["run", ""], "the prompt is empty"),
-        (&["run", "x", "--stop", ""], "stop string"),
+        (&["run", "x", "--stop", ""], "length of a stop string is 0, expected at least 1"),
+        (&["run", "x", "--temperature", "1e30"], "temperature is 1e30, expected 0 to 100"),
         (&["run", "x", "--context", "3"], "but the context holds 3; --context can raise that"),
         (&["run", "--file", "no-such-file"], "cannot read no-such-file: No such file or directory"),
         (&["run", "--file", &bytes], "expected UTF-8 text, found other bytes at offset 3"),
@@ -654,7 +751,11 @@ fn wrong_values_are_named_with_their_range() {
             "--stride is 8, expected less than the window of 8",
         ),
     ] {
-        let message = fails(args);
+        // Options are wrong usage, what they lead to is not.
+        let output = shohin(args).output().unwrap();
+        let names = ["temperature", "top_p", "dry_base", "--isa is", "stop string", "--window", "--stride"];
+        let code = if names.iter().any(|name| reason.contains(name)) { 2 } else { 1 };
+        let message = failure(&output, code);
         assert!(message.contains(reason), "{args:?}: {message}");
     }
     for (input, reason) in [("{}", "found an object"), ("[1]", "other things"), ("[", "not JSON")] {
@@ -718,7 +819,7 @@ fn a_gpu_says_what_the_cpu_says() {
     }
     assert_eq!(said, want, "{complaint}");
     let refused = Command::new(env!("CARGO_BIN_EXE_shohin")).args(["inspect", "--gpu"]).output().unwrap();
-    assert_eq!(refused.status.code(), Some(1));
+    assert_eq!(refused.status.code(), Some(2));
 }
 
 // ---- form of the reply
@@ -747,17 +848,25 @@ fn replies_satisfy_a_schema_from_a_file_or_the_command_line() {
 
 #[test]
 fn a_schema_that_cannot_be_kept_to_is_refused_before_the_model_is_loaded() {
-    let says = fails(&["run", "x", "-m", "absent.gguf", "--json-schema", r#"{"items":{"contains":{}}}"#]);
+    let says = misuse(&["run", "x", "-m", "absent.gguf", "--json-schema", r#"{"items":{"contains":{}}}"#]);
     assert_eq!(
         says,
         "shohin: --json-schema: /items/contains is \"{}\", which is not supported; expected a schema without it\n"
     );
-    assert!(fails(&["run", "x", "--json-schema", "{\"type\":"]).contains("--json-schema: JSON at byte 8"));
+    assert!(
+        misuse(&["run", "x", "--json-schema", "{\"type\":"])
+            .contains("--json-schema: JSON ends at byte 8, expected a value")
+    );
+    let says = misuse(&["run", "x", "--json-schema", "{bad"]);
+    assert!(says.contains("JSON at byte 1 is 'b', expected a name in double quotes or }"), "{says}");
     assert!(fails(&["run", "x", "--json-schema", "absent.json"]).contains("absent.json"));
-    assert!(fails(&["run", "x", "--tools", "{}"]).contains("--tools: not a JSON array"));
-    assert!(fails(&["run", "x", "--tools", "[{}]"]).contains("name of a tool"));
+    assert!(misuse(&["run", "x", "--tools", "{}"]).contains("--tools: not a JSON array"));
+    assert!(misuse(&["run", "x", "--tools", "[{}]"]).contains("tool 0: key \"name\" is missing"));
     let args = ["run", "x", "--tools", r#"[{"name":"a"}]"#, "--tool-choice", "b"];
-    assert_eq!(fails(&args), "shohin: --tool-choice: no tool is called \"b\"\n");
+    assert_eq!(misuse(&args), "shohin: --tool-choice: no tool is called \"b\"\n");
+    let args = ["run", "x", "--tools", "[]", "--tool-choice", "required"];
+    assert_eq!(misuse(&args), "shohin: --tool-choice is \"required\", but there are no tools\n");
+    assert!(misuse(&["run", "x", "--json-schema", "false"]).contains("--json-schema"));
     let both = ["run", "x", "--json-object", "--json-schema", "{}"];
     assert_eq!(shohin(&both).output().unwrap().status.code(), Some(2));
 }
@@ -782,5 +891,5 @@ fn calls_of_tools_have_arguments_that_fit() {
         }
     }
     // The model inside has no form for calls.
-    assert!(fails(&["run", "Add!", "--tools", tools]).contains("tool"));
+    assert!(fails(&["run", "Add!", "--tools", tools]).contains("this model's chat template has no tools"));
 }

@@ -357,11 +357,7 @@ impl Script {
             Style::Qwen3 => self.qwen3(messages, options, opening)?,
             Style::Plain => {
                 if !options.tools.is_empty() || messages.iter().any(|m| !m.tool_calls.is_empty()) {
-                    return Err(Error::Unsupported {
-                        key: Name::new("tools"),
-                        found: Name::new("plain ChatML"),
-                        expected: "a chat template with tools",
-                    });
+                    return Err(Error::Template { lacks: "tools" });
                 }
                 for m in messages {
                     self.open(m.role);

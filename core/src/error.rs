@@ -55,6 +55,12 @@ pub enum Error {
     Truncated { what: &'static str, at: u64, need: u64, have: u64 },
     /// A count or length is over a cap of [`crate::Limits`].
     Limit { what: &'static str, found: u64, max: u64 },
+    /// The bytes that should start a GGUF file are these.
+    NotGguf { starts: Name },
+    /// The tensors end behind the end of the file, which has `have` bytes.
+    Incomplete { need: u64, have: u64 },
+    /// The text is no JSON at byte `at`, where `found` stands, or nothing.
+    Json { at: u64, found: Option<char>, expected: &'static str },
     /// A number read from the file at byte `at` is not one of the allowed ones.
     Malformed { what: &'static str, at: u64, found: u64, expected: &'static str },
     /// The same name occurs twice.
@@ -67,6 +73,10 @@ pub enum Error {
     KeyValue { key: Name, found: f64, expected: &'static str },
     /// A metadata text names something this runtime does not know and will not guess.
     Unsupported { key: Name, found: Name, expected: &'static str },
+    /// Tool number `index`, counted from 0, is not described as it must be.
+    Tool { index: u32, problem: &'static str },
+    /// The model's chat template has no form for something.
+    Template { lacks: &'static str },
     /// A tensor the model needs is absent.
     MissingTensor { name: Name },
     /// A tensor has another shape than the configuration says; (columns, rows).
@@ -95,14 +105,14 @@ impl Error {
     /// A stable machine-readable name, the same in every host language.
     pub const fn code(&self) -> &'static str {
         match self {
-            Error::Truncated { .. } => "truncated",
+            Error::Truncated { .. } | Error::Incomplete { .. } => "truncated",
             Error::Limit { .. } => "limit",
-            Error::Malformed { .. } => "malformed",
+            Error::Malformed { .. } | Error::NotGguf { .. } | Error::Json { .. } => "malformed",
             Error::Duplicate { .. } => "duplicate",
-            Error::MissingKey { .. } => "missing_key",
+            Error::MissingKey { .. } | Error::Tool { .. } => "missing_key",
             Error::KeyType { .. } => "key_type",
             Error::KeyValue { .. } => "key_value",
-            Error::Unsupported { .. } => "unsupported",
+            Error::Unsupported { .. } | Error::Template { .. } => "unsupported",
             Error::MissingTensor { .. } => "missing_tensor",
             Error::TensorShape { .. } => "tensor_shape",
             Error::TensorType { .. } => "tensor_type",
@@ -125,6 +135,21 @@ impl fmt::Display for Error {
                 write!(f, "{what} at byte {at} needs {need} bytes, but only {have} are left")
             }
             Error::Limit { what, found, max } => write!(f, "{what} is {found}, over the limit of {max}"),
+            Error::NotGguf { starts } => {
+                write!(f, "the file begins with {starts:?}, expected \"GGUF\"")?;
+                f.write_str(hint(&starts))
+            }
+            Error::Incomplete { need, have } => {
+                write!(f, "the file is incomplete: it has {have} bytes, at least {need} are needed")
+            }
+            Error::Json { at, found: Some(found), expected } => {
+                write!(f, "JSON at byte {at} is {found:?}, expected {expected}")
+            }
+            Error::Json { at, found: None, expected } => {
+                write!(f, "JSON ends at byte {at}, expected {expected}")
+            }
+            Error::Tool { index, problem } => write!(f, "tool {index}: {problem}"),
+            Error::Template { lacks } => write!(f, "this model's chat template has no {lacks}"),
             Error::Malformed { what, at, found, expected } => {
                 write!(f, "{what} at byte {at} is {found}, expected {expected}")
             }
@@ -134,7 +159,7 @@ impl fmt::Display for Error {
                 write!(f, "metadata key {key} is of type {found}, expected {expected}")
             }
             Error::KeyValue { key, found, expected } => {
-                write!(f, "metadata key {key} is {found}, expected {expected}")
+                write!(f, "metadata key {key} is {}, expected {expected}", Number(found))
             }
             Error::Unsupported { key, found, expected } => {
                 write!(f, "{key} is {found:?}, which is not supported; expected {expected}")
@@ -151,10 +176,13 @@ impl fmt::Display for Error {
             Error::TensorRange { name, offset, len, problem } => {
                 write!(f, "tensor {name} ({len} bytes at data offset {offset}) {problem}")
             }
+            Error::Length { what, found: 0, .. } => write!(f, "{what}: there are none"),
             Error::Length { what, expected, found } => {
                 write!(f, "{what} has {found} elements, expected {expected}")
             }
-            Error::Option { what, found, expected } => write!(f, "{what} is {found}, expected {expected}"),
+            Error::Option { what, found, expected } => {
+                write!(f, "{what} is {}, expected {expected}", Number(found))
+            }
             Error::Token { id, vocab } => write!(f, "token {id} is not in the vocabulary of {vocab}"),
             Error::ContextFull { position, adding, capacity } => write!(
                 f,
@@ -168,6 +196,37 @@ impl fmt::Display for Error {
 }
 
 impl core::error::Error for Error {}
+
+/// What a file that is no GGUF file may be, for the two that are most often taken for one.
+fn hint(starts: &Name) -> &'static str {
+    let starts = &starts.bytes[..usize::from(starts.len)];
+    if starts.starts_with(b"version https://git-lfs") {
+        ": this is a pointer of Git LFS to the file, not the file; `git lfs pull` gets that"
+    } else if starts.trim_ascii_start().starts_with(b"<") {
+        ": this looks like a web page; download the file itself, not the page about it"
+    } else {
+        ""
+    }
+}
+
+/// A number as people write it: very large and small ones with an exponent.
+struct Number(f64);
+
+impl fmt::Display for Number {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Number(x) = *self;
+        let plain = x == 0.0 || !x.is_finite() || (1e-5..1e15).contains(&libm::fabs(x));
+        // Digits that only a conversion has made are no news.
+        let single = x as f32;
+        let single = (f64::from(single) == x && (!plain || libm::trunc(x) != x)).then_some(single);
+        match (plain, single) {
+            (true, Some(x)) => write!(f, "{x}"),
+            (false, Some(x)) => write!(f, "{x:e}"),
+            (true, None) => write!(f, "{x}"),
+            (false, None) => write!(f, "{x:e}"),
+        }
+    }
+}
 
 #[cfg(test)]
 mod tests {
@@ -186,5 +245,22 @@ mod tests {
         assert_eq!(Name::new("blk.0.attn_q.weight").to_string(), "blk.0.attn_q.weight");
         assert_eq!(Name::new(b"a\x1b[2J\xffb").to_string(), "a?[2J?b");
         assert!(Name::new("x".repeat(100)).to_string().ends_with("..."));
+    }
+
+    #[test]
+    fn very_large_and_small_numbers_are_short() {
+        let shown = |found| Error::Option { what: "x", found, expected: "less" }.to_string();
+        for (found, want) in [
+            (f64::from(1e30f32), "x is 1e30, expected less"),
+            (f64::from(0.3f32), "x is 0.3, expected less"),
+            (9007199254740992.0, "x is 9.007199e15, expected less"),
+            (1e-9, "x is 1e-9, expected less"),
+            (-0.25, "x is -0.25, expected less"),
+            (4294967296.0, "x is 4294967296, expected less"),
+            (0.0, "x is 0, expected less"),
+            (f64::NAN, "x is NaN, expected less"),
+        ] {
+            assert_eq!(shown(found), want);
+        }
     }
 }

@@ -155,7 +155,7 @@ impl GenerationOptions {
     pub fn check(&self) -> Result<()> {
         if self.stop_strings.iter().any(String::is_empty) {
             let expected = "at least 1 byte";
-            return Err(Error::Option { what: "stop string", found: 0.0, expected });
+            return Err(Error::Option { what: "length of a stop string", found: 0.0, expected });
         }
         Ok(())
     }

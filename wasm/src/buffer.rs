@@ -41,7 +41,12 @@ impl Head {
         });
         match read {
             // What was announced may be wrong, and with it where the file ends.
-            Err(Error::Truncated { .. } | Error::TensorRange { .. } | Error::Length { .. }) => {
+            Err(
+                Error::Truncated { .. }
+                | Error::Incomplete { .. }
+                | Error::TensorRange { .. }
+                | Error::Length { .. },
+            ) => {
                 self.complete = true;
                 Ok(())
             }

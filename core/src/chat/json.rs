@@ -25,7 +25,7 @@ enum Next {
 /// equal names are not merged.
 ///
 /// # Errors
-/// [`Error::Malformed`] at the byte where `text` is no JSON, [`Error::Limit`] if it nests over 128 deep.
+/// [`Error::Json`] at the byte where `text` is no JSON, [`Error::Limit`] if it nests over 128 deep.
 pub fn reformat(text: &str, out: &mut String) -> Result<()> {
     let mut r = Reader { text, at: 0 };
     let (mut depth, mut objects) = (0usize, 0u128); // bit d of `objects`: the container at depth d is one
@@ -33,7 +33,7 @@ pub fn reformat(text: &str, out: &mut String) -> Result<()> {
     loop {
         r.skip_space();
         let at = r.at;
-        let Some(byte) = r.peek() else { return Err(r.malformed("a JSON value, which ends too early")) };
+        let Some(byte) = r.peek() else { return Err(r.malformed(fitting(next, depth, objects))) };
         match byte {
             b'{' | b'[' if matches!(next, Next::Value | Next::ValueOrEnd) => {
                 if depth == MAX_DEPTH {
@@ -51,7 +51,7 @@ pub fn reformat(text: &str, out: &mut String) -> Result<()> {
             b'}' | b']' if matches!(next, Next::KeyOrEnd | Next::ValueOrEnd | Next::CommaOrEnd) => {
                 let object = depth > 0 && objects >> (depth - 1) & 1 == 1;
                 if depth == 0 || object != (byte == b'}') {
-                    return Err(r.malformed("the matching bracket"));
+                    return Err(r.malformed(fitting(next, depth, objects)));
                 }
                 depth -= 1;
                 r.at += 1;
@@ -79,11 +79,11 @@ pub fn reformat(text: &str, out: &mut String) -> Result<()> {
             _ if matches!(next, Next::Value | Next::ValueOrEnd) => {
                 let rest = text.get(at..).unwrap_or("");
                 let word = ["true", "false", "null"].into_iter().find(|w| rest.starts_with(w));
-                let Some(word) = word else { return Err(r.malformed("a JSON value")) };
+                let Some(word) = word else { return Err(r.malformed(fitting(next, depth, objects))) };
                 r.at += word.len();
                 out.push_str(word);
             }
-            _ => return Err(r.malformed("a comma, a name or a closing bracket")),
+            _ => return Err(r.malformed(fitting(next, depth, objects))),
         }
         // A value has ended.
         if depth == 0 {
@@ -91,6 +91,19 @@ pub fn reformat(text: &str, out: &mut String) -> Result<()> {
             return if r.at == text.len() { Ok(()) } else { Err(r.malformed("the end")) };
         }
         next = Next::CommaOrEnd;
+    }
+}
+
+/// What may stand where `next` comes, within `depth` containers.
+fn fitting(next: Next, depth: usize, objects: u128) -> &'static str {
+    let in_object = depth > 0 && objects >> (depth - 1) & 1 == 1;
+    match next {
+        Next::Value => "a value",
+        Next::ValueOrEnd => "a value or ]",
+        Next::Key => "a name in double quotes",
+        Next::KeyOrEnd => "a name in double quotes or }",
+        Next::CommaOrEnd if in_object => "a comma or }",
+        Next::CommaOrEnd => "a comma or ]",
     }
 }
 
@@ -187,8 +200,12 @@ impl Reader<'_> {
     }
 
     fn malformed(&self, expected: &'static str) -> Error {
-        let found = self.peek().map_or(0, u64::from);
-        Error::Malformed { what: "JSON", at: self.at as u64, found, expected }
+        self.malformed_at(self.at, expected)
+    }
+
+    fn malformed_at(&self, at: usize, expected: &'static str) -> Error {
+        let found = self.text.get(at..).and_then(|rest| rest.chars().next());
+        Error::Json { at: at as u64, found, expected }
     }
 
     fn skip_space(&mut self) {
@@ -278,12 +295,9 @@ impl Reader<'_> {
 
     fn hex(&self, at: usize) -> Result<u32> {
         let digits = self.text.get(at..at + 4).filter(|d| d.bytes().all(|b| b.is_ascii_hexdigit()));
-        digits.and_then(|d| u32::from_str_radix(d, 16).ok()).ok_or(Error::Malformed {
-            what: "JSON",
-            at: at as u64,
-            found: 0,
-            expected: "four hex digits",
-        })
+        digits
+            .and_then(|d| u32::from_str_radix(d, 16).ok())
+            .ok_or_else(|| self.malformed_at(at, "four hex digits"))
     }
 
     /// Copies the number that starts here, as Python would print it.

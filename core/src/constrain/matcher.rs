@@ -20,13 +20,16 @@ const ROOT: u32 = u32::MAX;
 /// A property that the schema does not name.
 const OTHER: u32 = u32::MAX;
 
-/// White space that may come: one space, or a line end and spaces as far as the value is deep.
+/// White space that may come, where those who print JSON put some: one space, or a line end and spaces as far
+/// as the value is deep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Gap(u16);
 
 impl Gap {
     const NONE: Gap = Gap(0);
     const ANY: Gap = Gap(u16::MAX);
+    /// Behind a colon no line ends.
+    const SPACE: Gap = Gap(1);
 
     fn take(self, byte: u8, depth: u32) -> Option<Gap> {
         match (byte, self) {
@@ -86,7 +89,6 @@ enum At {
     /// Behind the name of a property.
     Colon {
         property: u32,
-        gap: Gap,
     },
     String {
         node: NodeId,
@@ -325,13 +327,11 @@ impl Matcher {
                 None => self.open_name(grammar, top, byte),
             },
             At::Key { from, to, len, quoted } => self.key(grammar, top, (from, to), len, quoted, byte),
-            At::Colon { property, gap } => {
-                if let Some(gap) = gap.take(byte, self.depth(top)) {
-                    self.emit(grammar, top, At::Colon { property, gap });
-                } else if byte == b':'
+            At::Colon { property } => {
+                if byte == b':'
                     && let Some(node) = self.value_of(grammar, top, property)
                 {
-                    self.emit(grammar, top, At::Value { node, gap: Gap::ANY });
+                    self.emit(grammar, top, At::Value { node, gap: Gap::SPACE });
                 }
             }
             At::String { node, chars, quoted } => self.string(grammar, top, node, chars, quoted, byte),
@@ -428,16 +428,9 @@ impl Matcher {
 
     /// Ends the container on top, if it may end.
     fn close(&mut self, grammar: &Grammar, top: u32, frame: Frame) {
-        let may = match frame {
-            Frame::Object { node, seen } => {
-                matches!(grammar.node(node), Some(Node::Object { required, .. }) if required & !seen == 0)
-            }
-            Frame::Array { node, count } => {
-                matches!(grammar.node(node), Some(Node::Array { min, .. }) if count >= *min)
-            }
-            Frame::Sequence { .. } => false,
-        };
-        if may && let Some(&Link { below, .. }) = self.link(top) {
+        if may_close(grammar, frame)
+            && let Some(&Link { below, .. }) = self.link(top)
+        {
             let after = self.after(grammar, below);
             self.go_on(grammar, after);
         }
@@ -446,11 +439,15 @@ impl Matcher {
     /// A byte behind a value.
     fn behind(&mut self, grammar: &Grammar, top: u32, gap: Gap, byte: u8) {
         let Some(&Link { below, frame, .. }) = self.link(top) else { return };
-        if let Some(gap) = gap.take(byte, self.depth(top)) {
+        // Nobody writes white space before a comma, so behind it only a bracket can come.
+        if may_close(grammar, frame)
+            && let Some(gap) = gap.take(byte, self.depth(top))
+        {
             return self.emit(grammar, top, At::After { gap });
         }
         match (frame, byte) {
             (Frame::Object { .. }, b'}') | (Frame::Array { .. }, b']') => self.close(grammar, top, frame),
+            (_, b',') if gap != Gap::ANY => {}
             (Frame::Object { node, .. }, b',') => {
                 let count = match grammar.node(node) {
                     Some(Node::Object { properties, .. }) => properties.len() as u32,
@@ -541,13 +538,13 @@ impl Matcher {
             {
                 let seen = seen | 1u128.checked_shl(from).unwrap_or(0);
                 let top = self.stack(grammar, below, Frame::Object { node, seen });
-                self.emit(grammar, top, At::Colon { property: from, gap: Gap::ANY });
+                self.emit(grammar, top, At::Colon { property: from });
             }
             return;
         }
         let other = self.other(grammar, top).is_some();
         if other && quoted == Quoted::Plain && byte == b'"' {
-            return self.emit(grammar, top, At::Colon { property: OTHER, gap: Gap::ANY });
+            return self.emit(grammar, top, At::Colon { property: OTHER });
         }
         // Names have one spelling, so that a name that is known cannot be written as another.
         let quoted = quoted.step(byte, true);
@@ -734,7 +731,7 @@ impl Matcher {
                 sum(&[1, self.shortest_key(grammar, top, (0, to), 0, Quoted::Plain)])
             }
             At::Key { from, to, len, quoted } => self.shortest_key(grammar, top, (from, to), len, quoted),
-            At::Colon { property, .. } => match self.value_of(grammar, top, property) {
+            At::Colon { property } => match self.value_of(grammar, top, property) {
                 Some(node) => sum(&[1, grammar.shortest(node), rest]),
                 None => NEVER,
             },
@@ -884,7 +881,7 @@ impl Matcher {
                 At::After { gap } => words.extend([2, u32::from(gap.0)]),
                 At::Name { gap } => words.extend([3, u32::from(gap.0)]),
                 At::Key { from, to, len, quoted } => words.extend([4, from, to, len, quoted as u32]),
-                At::Colon { property, gap } => words.extend([5, property, u32::from(gap.0)]),
+                At::Colon { property } => words.extend([5, property]),
                 At::String { node, chars, quoted } => {
                     let (needed, left) = match grammar.node(node) {
                         Some(Node::String { min, max }) => (min.saturating_sub(chars), max - chars),
@@ -916,6 +913,19 @@ impl Matcher {
             }
             words.push(13);
         }
+    }
+}
+
+/// Whether a container holds all that it must.
+fn may_close(grammar: &Grammar, frame: Frame) -> bool {
+    match frame {
+        Frame::Object { node, seen } => {
+            matches!(grammar.node(node), Some(Node::Object { required, .. }) if required & !seen == 0)
+        }
+        Frame::Array { node, count } => {
+            matches!(grammar.node(node), Some(Node::Array { min, .. }) if count >= *min)
+        }
+        Frame::Sequence { .. } => false,
     }
 }
 

@@ -14,8 +14,9 @@
 //!
 //! # What is written
 //!
-//! - White space between two things of JSON is nothing, one space, or a line end and up to four spaces for
-//!   each level. There is none around the value.
+//! - White space is where those who print JSON put it: behind a colon nothing or one space; behind an opening
+//!   bracket or a comma and before a closing bracket also a line end and up to four spaces for each level. There
+//!   is none around the value.
 //! - Numbers have at most 15 digits and exponents two, which every reader reads alike.
 //! - Properties come in any order, those that the schema names once.
 //! - Values are at most 64 containers deep.

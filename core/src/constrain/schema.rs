@@ -763,13 +763,13 @@ const HEAD: &str = "\n{\"name\": ";
 /// What stands between its name and the arguments.
 const ARGUMENTS: &str = ", \"arguments\": ";
 
-/// What a tool's description says of its calls: its name and the schema of its arguments.
-pub(super) fn tool(description: &str) -> Result<(String, Option<String>)> {
-    let missing = || Error::MissingKey { key: Name::new("name of a tool") };
+/// What a tool's description, the one at `index`, says of its calls: its name and the schema of its arguments.
+pub(super) fn tool(index: u32, description: &str) -> Result<(String, Option<String>)> {
+    let missing = || Error::Tool { index, problem: "key \"name\" is missing" };
     // Either the function itself, or `{"type": "function", "function": ...}` around it.
     let function = json::member(description, "function")?.unwrap_or(description);
     let name = json::member(function, "name")?.ok_or_else(missing)?;
-    let name = json::text(name)?.ok_or_else(missing)?;
+    let name = json::text(name)?.ok_or(Error::Tool { index, problem: "its name is no text" })?;
     if json::member(function, "strict")? == Some("false") {
         return Ok((name, None));
     }
@@ -788,7 +788,7 @@ impl Grammar {
     /// JSON values that satisfy the JSON Schema `text`.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] names what is not supported, [`Error::Malformed`] where `text` is no JSON,
+    /// [`Error::Unsupported`] names what is not supported, [`Error::Json`] where `text` is no JSON,
     /// [`Error::Limit`] what is too large, and [`Error::Option`] that no value satisfies the schema.
     pub fn json_schema(text: &str) -> Result<Grammar> {
         let mut builder = Builder::new();
@@ -802,7 +802,7 @@ impl Grammar {
     /// with `required`, the reply begins with a call, and only further calls follow.
     ///
     /// # Errors
-    /// As [`Grammar::json_schema`]; [`Error::MissingKey`] for a tool without a name, [`Error::Duplicate`] for
+    /// As [`Grammar::json_schema`]; [`Error::Tool`] for one without a name, [`Error::Duplicate`] for
     /// two of one name.
     pub fn tool_calls(tools: &[&str], required: bool) -> Result<Grammar> {
         let mut builder = Builder::new();
@@ -810,8 +810,8 @@ impl Grammar {
         let end = builder.texts(["}\n</tool_call>"]);
         let more = builder.nodes.len() as NodeId;
         builder.add(Node::Any(Vec::new()));
-        for description in tools {
-            let (name, parameters) = tool(description)?;
+        for (index, description) in (0..).zip(tools) {
+            let (name, parameters) = tool(index, description)?;
             let arguments = match parameters {
                 Some(schema) => builder.schema(&schema)?,
                 None => builder.object(),

@@ -60,8 +60,18 @@ fn grammars_take_what_schemas_allow() {
         (r#"{"type":"array","items":false}"#, &["[]"], &["[1]", "[ ,"]),
         (
             r#"{"type":"object","properties":{"a":{"type":"integer"},"ab":{"type":"null"}},"required":["a"]}"#,
-            &[r#"{"a":1}"#, r#"{"ab":null, "a": 2}"#, r#"{ "a" : 1 , "ab" : null }"#],
             &[
+                r#"{"a":1}"#,
+                r#"{"ab":null, "a": 2}"#,
+                r#"{ "a": 1, "ab": null }"#,
+                "{\n    \"a\": 1,\n    \"ab\": null\n}",
+            ],
+            &[
+                r#"{"a" :1}"#,
+                r#"{"a":1 ,"ab":null}"#,
+                r#"{"a":  1}"#,
+                "{\"a\":\n1}",
+                "{\"ab\":null\n,\"a\":1}",
                 "{}",
                 r#"{"ab":null}"#,
                 r#"{"a":1,"a":2}"#,

@@ -116,7 +116,7 @@ impl<'a> Header<'a> {
             }
         };
         let codes_first = says_codes_first(&metadata);
-        let sniff = place::place(&mut tensors, file_len - data_start, alignment, options.id42, codes_first)?;
+        let sniff = place::place(&mut tensors, data_start, file_len, alignment, options.id42, codes_first)?;
         Ok((Header { metadata, tensors, by_name, alignment, data_start, parts: 1 }, sniff))
     }
 

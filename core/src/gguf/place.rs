@@ -71,16 +71,18 @@ pub(super) struct Sniff {
     pub(super) len: u64,
 }
 
-/// Fills in length and format of every tensor, or refuses. `data_len` is what the file has behind its
-/// header. If a [`Sniff`] comes back, id 42 was read as group 128, and nothing but the data can tell
+/// Fills in length and format of every tensor, or refuses. The data section goes from `data_start` to the end
+/// of the file. If a [`Sniff`] comes back, id 42 was read as group 128, and nothing but the data can tell
 /// whether the scale comes last.
 pub(super) fn place(
     tensors: &mut [TensorInfo<'_>],
-    data_len: u64,
+    data_start: u64,
+    file_len: u64,
     alignment: u32,
     id42: Id42,
     codes_first: bool,
 ) -> Result<Option<Sniff>> {
+    let data_len = file_len - data_start;
     for t in tensors.iter_mut() {
         let unknown =
             Error::TensorType { name: Name::new(t.name), found: t.id, expected: "a known tensor type" };
@@ -129,8 +131,11 @@ pub(super) fn place(
         end = t
             .offset
             .checked_add(t.len)
-            .filter(|e| *e <= data_len)
+            .filter(|end| end.checked_add(data_start).is_some())
             .ok_or(range(t, "ends outside the file"))?;
+    }
+    if end > data_len {
+        return Err(Error::Incomplete { need: data_start + end, have: file_len });
     }
     Ok(sniff)
 }
@@ -160,6 +165,8 @@ fn group(tensors: &[TensorInfo<'_>], order: &[u32], data_len: u64, alignment: u3
         (false, true) => Ok(Format::Pq2_0),
         (true, true) if exact(large) && !exact(small) => Ok(Format::Q2_0),
         (true, true) if exact(small) && !exact(large) => Ok(Format::Pq2_0),
+        // Too short for either; that is what is wrong with it.
+        (true, true) if small.is_some_and(|end| data_len < end) => Ok(Format::Pq2_0),
         _ => {
             let mut of_type = order.iter().filter_map(|i| tensors.get(*i as usize)).filter(|t| t.id == ID_42);
             match of_type.next_back() {

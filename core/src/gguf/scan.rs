@@ -10,6 +10,9 @@ use crate::limits::Limits;
 /// Deepest nesting of arrays that any [`Limits`] can allow; it bounds the parser's stack.
 const MAX_NESTING: usize = 8;
 
+/// Bytes shown of a file that is something else.
+const SHOWN: u64 = 32;
+
 /// What the scanner came across.
 pub(super) enum Item<'b> {
     /// A key and the bytes of its value.
@@ -114,7 +117,10 @@ impl Scanner {
             State::Magic => {
                 let magic = c.u32("file magic")?;
                 if magic != u32::from_le_bytes(*b"GGUF") {
-                    return Err(malformed("file magic", 0, u64::from(magic), "\"GGUF\""));
+                    // As many bytes however the file is cut, so that the error is the same.
+                    let mut start = Cursor::new(bytes);
+                    let starts = Name::new(start.take(self.file_len.min(SHOWN), "file")?);
+                    return Err(Error::NotGguf { starts });
                 }
                 let version = c.u32("GGUF version")?;
                 if !(2..=3).contains(&version) {

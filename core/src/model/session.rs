@@ -378,7 +378,7 @@ impl<'m> Session<'m> {
 
     fn check(&self, tokens: &[u32]) -> Result<()> {
         if tokens.is_empty() {
-            return Err(Error::Length { what: "tokens (at least 1)", expected: 1, found: 0 });
+            return Err(Error::Length { what: "tokens", expected: 1, found: 0 });
         }
         if tokens.len() > self.capacity() - self.position {
             return Err(Error::ContextFull {

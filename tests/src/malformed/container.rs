@@ -173,15 +173,15 @@ cases! {
                 .tensor(RawTensor::new("b", dims, 24, huge))
                 .tensor(RawTensor::new("c", &[32], 24, huge.wrapping_mul(2)))
                 .data(256);
-            refused(&file.build(), &["tensor_range"]);
+            refused(&file.build(), &["tensor_range", "truncated"]);
         }
         for size in [u64::MAX, u64::MAX - 1, u64::MAX - 30, u64::MAX - 31, 1 << 63, (1 << 63) - 1] {
             let file = RawFile::new().tensor(RawTensor::new("a", &[size], 24, 0)).data(64);
-            refused(&file.build(), &["tensor_range"]);
+            refused(&file.build(), &["tensor_range", "truncated"]);
             let file = RawFile::new().tensor(RawTensor::new("a", &[32], 24, size)).data(64);
-            refused(&file.build(), &["tensor_range"]);
+            refused(&file.build(), &["tensor_range", "truncated"]);
             let file = RawFile::new().tensor(RawTensor::new("a", &[32], 24, size & !31)).data(64);
-            refused(&file.build(), &["tensor_range"]);
+            refused(&file.build(), &["tensor_range", "truncated"]);
         }
     }
 
@@ -206,7 +206,7 @@ cases! {
         ] {
             for kind in TensorType::ALL {
                 let file = RawFile::new().tensor(RawTensor::new("t", dims, kind.id, 0)).data(1024);
-                refused(&file.build(), &["tensor_range", "tensor_type"]);
+                refused(&file.build(), &["tensor_range", "tensor_type", "truncated"]);
             }
         }
     }
@@ -217,9 +217,9 @@ cases! {
             RawFile::new().tensor(RawTensor::new("t", &[16], 24, offset)).data(data).build()
         };
         accepted(&file(32, 48));
-        refused(&file(32, 47), &["tensor_range"]);
+        refused(&file(32, 47), &["truncated"]);
         for offset in [64, 1 << 31, 1 << 32, (1 << 32) + 32, 1 << 63, u64::MAX - 31] {
-            refused(&file(offset, 48), &["tensor_range"]);
+            refused(&file(offset, 48), &["tensor_range", "truncated"]);
         }
     }
 
@@ -381,7 +381,7 @@ cases! {
         accepted(&one(64 * 36));
         accepted(&one(64 * 34));
         for data in [64 * 33, 64 * 34 - 1, 64 * 35, 64 * 36 - 1, 64 * 36 + 1, 64 * 50] {
-            refused(&one(data), &["tensor_range"]);
+            refused(&one(data), &["tensor_range", "truncated"]);
         }
         for (id42, len) in [(Id42::Group64, 64 * 36), (Id42::Group128, 64 * 34), (Id42::CodesFirst, 64 * 34)] {
             let options = ReadOptions { id42, ..ReadOptions::default() };
@@ -392,16 +392,16 @@ cases! {
         let few = |data| RawFile::new().tensor(RawTensor::new("t", &[128], 42, 0)).data(data).build();
         accepted(&few(36));
         accepted(&few(34));
-        refused(&few(64), &["tensor_range"]);
+        refused(&few(64), &["tensor_range", "truncated"]);
         // A gap makes the running sums useless.
         let gap = RawFile::new()
             .tensor(RawTensor::new("a", &[128, 64], 42, 0))
             .tensor(RawTensor::new("b", &[32], 24, 64 * 40));
-        refused(&gap.data(64 * 40 + 32).build(), &["tensor_range"]);
+        refused(&gap.data(64 * 40 + 32).build(), &["tensor_range", "truncated"]);
         // Rows that only groups of 64 can fill.
         let narrow = RawFile::new().tensor(RawTensor::new("t", &[64, 64], 42, 0));
         accepted(&narrow.clone().data(64 * 18).build());
-        refused(&narrow.data(64 * 17).build(), &["tensor_range"]);
+        refused(&narrow.data(64 * 17).build(), &["tensor_range", "truncated"]);
     }
 
     /// Limits that a host has lowered are obeyed.

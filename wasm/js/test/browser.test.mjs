@@ -302,8 +302,8 @@ describe("in a browser", () => {
       assert.equal((await load("kept.gguf")).text, resumed.text);
 
       // What is refused is not kept.
-      assert.equal((await load("bad.gguf")).code, "tensor_range");
-      assert.equal((await load("bad.gguf")).code, "tensor_range");
+      assert.equal((await load("bad.gguf")).code, "truncated");
+      assert.equal((await load("bad.gguf")).code, "truncated");
       assert.equal(asked.filter((what) => what === "bad").length, 2);
     } finally {
       await page.close();
