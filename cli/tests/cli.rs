@@ -267,11 +267,10 @@ fn on_a_terminal(args: &[&str], typed: &str) -> String {
     // Some systems say that nobody has the other end by an error.
     while let Ok(n @ 1..) = terminal.read(&mut piece) {
         shown.extend_from_slice(&piece[..n]);
-        // Not before the line editor is there, which is when it shows its prompt.
-        if String::from_utf8_lossy(&shown).contains("> ")
-            && let Some(typed) = typed.take()
-        {
-            terminal.write_all(typed.as_bytes()).unwrap();
+        // Not before the line editor is there, which is when it shows its prompt. Should a line be lost, whoever
+        // waits for it leaves.
+        if String::from_utf8_lossy(&piece[..n]).contains("> ") {
+            let _ = terminal.write_all(typed.take().unwrap_or("/quit\r").as_bytes());
         }
     }
     assert!(child.wait().unwrap().success());
