@@ -11,7 +11,8 @@ use crate::terminal::{self, short};
 use crate::timeline::OnCpu;
 use cpu_time::ProcessTime;
 use serde_json::json;
-use shohin_core::{Activations, Pool, Qwen3Config, SamplerConfig, Session, SessionOptions};
+use shohin_core::model::TransformerBlock;
+use shohin_core::{Activations, Pool, SamplerConfig, Session, SessionOptions};
 use std::io::{self, Write};
 use std::time::Instant;
 
@@ -119,6 +120,8 @@ pub(crate) fn bench(args: &BenchArgs, engine_args: &EngineArgs) -> Outcome {
     bar.finish_and_clear();
 
     let peak = peak_memory();
+    let (per_prompt_token, of_bytes) =
+        products_per_prompt_token(&engine.model.weights().blocks, options.activations);
     let (session_bytes, bound, most_products) = match &engine.gpu {
         // What a GPU can do is not known.
         Some(gpu) => (gpu.bytes(&options)?.1, None, None),
@@ -126,14 +129,10 @@ pub(crate) fn bench(args: &BenchArgs, engine_args: &EngineArgs) -> Outcome {
             let plan = engine.model.memory_plan(&options)?;
             // After the peak was read: this takes memory of its own.
             let bound = bandwidth(per_token, &engine.pool)?;
-            let most = match options.activations {
-                Activations::Int8 => products(options.isa, &engine.pool),
-                Activations::F32 => None,
-            };
+            let most = if of_bytes { products(options.isa, &engine.pool) } else { None };
             (plan.total as u64, Some(bound), most)
         }
     };
-    let per_prompt_token = products_per_prompt_token(engine.model.config());
     let share = |row: &Row| match row.is_decode() {
         true => bound.map(|bound| row.bytes_per_second() / bound),
         false => most_products.map(|most| row.median() * per_prompt_token / most),
@@ -223,11 +222,12 @@ pub(crate) fn bench(args: &BenchArgs, engine_args: &EngineArgs) -> Outcome {
     Ok(())
 }
 
-/// Products of a weight and an activation that reading a token takes in the matrices of the layers; those of the head only
-/// the last token of a prompt takes.
-fn products_per_prompt_token(config: &Qwen3Config) -> f64 {
-    let heads = 2 * (config.num_attention_heads + config.num_kv_heads) * config.head_dim;
-    (config.num_layers * config.hidden_size * (heads + 3 * config.intermediate_size)) as f64
+/// Products of a weight and an activation that reading a token takes in the matrices of the layers, and whether all are of
+/// bytes; those of the head only the last token of a prompt takes.
+fn products_per_prompt_token(blocks: &[TransformerBlock<'_>], activations: Activations) -> (f64, bool) {
+    let matrices = || blocks.iter().flat_map(TransformerBlock::matrices);
+    let products = matrices().map(|m| m.rows() as f64 * m.cols() as f64).sum();
+    (products, activations == Activations::Int8 && matrices().all(|m| !m.format().is_float()))
 }
 
 /// Most memory this process ever had resident, mapped files included.

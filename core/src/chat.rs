@@ -241,11 +241,11 @@ impl<'t> Reply<'t> {
     pub fn parse(text: &'t str) -> Reply<'t> {
         let mut reply = Reply::default();
         let mut rest = text;
-        if let Some((thoughts, after)) = text.split_once("</think>") {
+        if let Some((thoughts, after)) = Reply::split_thoughts(text, "</think>") {
             reply.reasoning =
                 Some(thoughts.split_once("<think>").map_or(thoughts, |(_, t)| t).trim_matches('\n'));
             rest = after.trim_start_matches('\n');
-        } else if let Some((_, thoughts)) = text.split_once("<think>") {
+        } else if let Some((_, thoughts)) = Reply::split_thoughts(text, "<think>") {
             reply.reasoning = Some(thoughts.trim_matches('\n'));
             rest = "";
         }
@@ -260,6 +260,25 @@ impl<'t> Reply<'t> {
             rest = after;
         }
         reply
+    }
+
+    /// What stands before and behind a marker of thoughts. One within a call is part of what is handed over,
+    /// unless the call is only thought of.
+    fn split_thoughts<'s>(text: &'s str, marker: &str) -> Option<(&'s str, &'s str)> {
+        let (before, after) = text.split_once(marker)?;
+        let mut rest = text;
+        if !text.trim_start().starts_with("<think>") {
+            while let Some((_, call)) = rest.split_once("<tool_call>")
+                && call.len() > after.len()
+                && let Some((_, behind)) = Reply::split_call(call)
+            {
+                if behind.len() < after.len() {
+                    return None;
+                }
+                rest = behind;
+            }
+        }
+        Some((before, after))
     }
 
     /// What stands before and behind the marker that ends a call. One within a JSON string ends none,

@@ -276,6 +276,23 @@ fn replies_come_apart_as_they_were_put_together() {
     );
     assert_eq!(quoted.calls.len(), 2);
     assert_eq!(Reply::call(quoted.calls[0]).unwrap().1, "\"</tool_call> \\\"<tool_call>\"");
+    // Marks of thoughts within a call are text; a call that is only thought of is none.
+    for marks in ["a </think> b", "<think>", "<think>a</think>"] {
+        let call = format!(r#"{{"name": "write", "arguments": {{"text": "{marks}"}}}}"#);
+        let text = format!("Now.\n<tool_call>\n{{}}\n</tool_call>\n<tool_call>\n{call}\n</tool_call>");
+        let said = Reply::parse(&text);
+        assert_eq!((said.reasoning, said.content, said.calls), (None, "Now.", vec!["{}", &call]), "{marks}");
+        let text = format!("<think>\nShall I?\n</think>\n\n{text}");
+        let said = Reply::parse(&text);
+        assert_eq!((said.reasoning, said.calls), (Some("Shall I?"), vec!["{}", &call]), "{marks}");
+    }
+    for thoughts in
+        ["<think>I could <tool_call>{}</tool_call>", "I could <tool_call>{}</tool_call>", "<tool_call>"]
+    {
+        let text = format!("{thoughts}</think>Done.");
+        let said = Reply::parse(&text);
+        assert!(said.reasoning.is_some() && said.content == "Done." && said.calls.is_empty(), "{text}");
+    }
     let broken = Reply::parse("<tool_call>\"</tool_call> <tool_call>{}</tool_call>");
     assert_eq!(broken.calls, ["\"", "{}"]);
     for bad in ["", "[]", "{}", "{\"name\": 1, \"arguments\": {}}", "{\"name\": \"x\"}", "{\"name\": \"x"] {

@@ -129,6 +129,9 @@ fn calls_are_found() {
     let text = |text: &str| js_sys::JSON::stringify(&tool_calls(text)).unwrap().as_string().unwrap();
     let call = "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n</tool_call>";
     assert_eq!(text(call), r#"[{"name":"add","arguments":"{\"a\": 1}"}]"#);
+    // Marks of thoughts are text within a call.
+    let marked = call.replace('1', r#""<think> a </think> b""#);
+    assert_eq!(text(&marked), r#"[{"name":"add","arguments":"{\"a\": \"<think> a </think> b\"}"}]"#);
     for other in ["Hello.", "<tool_call>\nnot JSON\n</tool_call>", "{\"name\": \"add\"}"] {
         assert_eq!(text(other), "[]");
     }

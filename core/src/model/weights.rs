@@ -38,6 +38,14 @@ pub struct TransformerBlock<'a> {
     pub ffn_down: Matrix<'a>,
 }
 
+impl<'a> TransformerBlock<'a> {
+    /// All that activations are multiplied with.
+    pub fn matrices(&self) -> [Matrix<'a>; 7] {
+        let TransformerBlock { attn_q, attn_k, attn_v, attn_output, ffn_gate, ffn_up, ffn_down, .. } = self;
+        [*attn_q, *attn_k, *attn_v, *attn_output, *ffn_gate, *ffn_up, *ffn_down]
+    }
+}
+
 /// Every tensor of a Qwen3 model.
 #[derive(Debug)]
 pub struct Weights<'a> {
@@ -54,12 +62,8 @@ pub struct Weights<'a> {
 impl<'a> Weights<'a> {
     /// Whether a matrix that activations are multiplied with is in `layout`.
     pub(super) fn any_layout(&self, layout: Layout) -> bool {
-        let in_block = |b: &TransformerBlock<'_>| {
-            [&b.attn_q, &b.attn_k, &b.attn_v, &b.attn_output, &b.ffn_gate, &b.ffn_up, &b.ffn_down]
-                .into_iter()
-                .any(|m| m.layout() == layout)
-        };
-        self.output.layout() == layout || self.blocks.iter().any(in_block)
+        let mut in_blocks = self.blocks.iter().flat_map(TransformerBlock::matrices);
+        self.output.layout() == layout || in_blocks.any(|m| m.layout() == layout)
     }
 
     /// Finds every tensor; an absent one, one of another shape, or one this architecture does not have
@@ -113,13 +117,10 @@ impl<'a> Weights<'a> {
 
     /// Packed bytes that decoding one token reads: every matrix once (a tied embedding as the head).
     pub fn bytes_per_token(&self) -> usize {
-        let block = |b: &TransformerBlock<'_>| {
-            [b.attn_q, b.attn_k, b.attn_v, b.attn_output, b.ffn_gate, b.ffn_up, b.ffn_down]
-                .iter()
-                .map(|m| m.data().len())
-                .sum::<usize>()
-        };
-        self.blocks.iter().map(block).sum::<usize>() + self.output.data().len() + self.token_embd.row_bytes()
+        let in_blocks = self.blocks.iter().flat_map(TransformerBlock::matrices);
+        in_blocks.map(|m| m.data().len()).sum::<usize>()
+            + self.output.data().len()
+            + self.token_embd.row_bytes()
     }
 }
 
