@@ -1,19 +1,21 @@
 // What an error means to the person in front of the page.
 import { ShohinError } from "shohin";
+import * as format from "./format.js";
 
 /** Whether the CPU can do what the GPU could not. */
 export function isGpuTrouble(thrown: unknown): boolean {
   return thrown instanceof ShohinError && thrown.code.startsWith("gpu_");
 }
 
-export function advice(thrown: unknown, subject: string): string {
+/** `kept`: how many bytes of the subject are here already. */
+export function advice(thrown: unknown, subject: string, kept = 0): string {
   if (!(thrown instanceof ShohinError)) return `Something went wrong: ${String(thrown)}`;
   const detail = thrown.message.replace(/\.?$/, ".");
   switch (thrown.code) {
     case "network":
       return `${subject} could not be downloaded. Check the connection; the server also has to allow other sites to read the file (CORS).`;
     case "timeout":
-      return `${subject} could not be downloaded: ${detail} What has come is kept; try again later.`;
+      return `${subject} could not be downloaded: ${detail} ${kept > 0 ? `${format.bytes(kept)} of it is kept here; try` : "Try"} again later.`;
     case "http":
     case "read":
     case "argument":

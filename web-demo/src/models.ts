@@ -24,6 +24,7 @@ export const on = { change: (_name: string) => {}, ready: () => {} };
 
 let engine: Engine | undefined;
 let current: Source | undefined;
+/** The load that was asked for last, until it has ended; it may still wait for the one before. */
 let loading: { source: Source; abort: AbortController; done: Promise<void> } | undefined;
 let kept: CacheEntry[] = [];
 /** Until it is known which model comes first. */
@@ -92,17 +93,24 @@ function sameSource(a: Source | undefined, b: Source): boolean {
   return a !== undefined && (a.from instanceof URL && b.from instanceof URL ? a.from.href === b.from.href : a.from === b.from);
 }
 
-/** Loads a model; the one before stays until the new one works. */
-async function load(source: Source): Promise<void> {
-  loading?.abort.abort();
-  await loading?.done;
+/** Loads a model; the one before stays until the new one works. Tells whether no other was asked for meanwhile. */
+async function load(source: Source): Promise<boolean> {
+  const before = loading;
   const abort = new AbortController();
   let done = () => {};
-  loading = { source, abort, done: new Promise((resolve) => (done = resolve)) };
+  const mine = { source, abort, done: new Promise<void>((resolve) => (done = resolve)) };
+  loading = mine;
+  const isLast = () => loading === mine;
+  before?.abort.abort();
   showAlert(undefined);
   page.loading.hidden = false;
   showProgress(source, { stage: source.from instanceof URL ? "download" : "read", loaded: 0 });
-  const url = source.from instanceof URL && !source.embedded ? source.from.href : undefined;
+  const url = addressOf(source);
+  await before?.done;
+  if (!isLast()) {
+    done();
+    return false;
+  }
   // Set again once the model works: one that takes the tab down is not loaded at every visit.
   forgetLast();
   if (url) {
@@ -117,6 +125,7 @@ async function load(source: Source): Promise<void> {
   showModel();
   showOffers();
   let failure: unknown;
+  let reason: string | undefined;
   try {
     const next = await Engine.load(source.from, {
       signal: abort.signal,
@@ -134,29 +143,32 @@ async function load(source: Source): Promise<void> {
     page.status.textContent = `${title(source)} is ready`;
   } catch (error) {
     failure = error;
-  } finally {
-    loading = undefined;
-    done();
+    if (!(error instanceof ShohinError && error.code === "aborted")) reason = advice(error, source.name, await bytesKept(source));
   }
+  const last = isLast();
+  // From here to the next load nothing may be waited for: who waits for a model would find none.
+  if (last) loading = undefined;
+  done();
+  if (!last) return false;
   if (failure !== undefined) {
     const code = failure instanceof ShohinError ? failure.code : "";
-    const reason = code === "aborted" ? undefined : advice(failure, source.name);
     if (reason && isGpuTrouble(failure)) {
       // Whether there is a GPU at all has nothing to do with the model.
       const isNew = avoidGpu(reason, code === "gpu_absent" ? undefined : source.name);
-      await load(source);
-      if (isNew) showAlert(reason);
-      return;
+      const last = await load(source);
+      if (last && isNew) showAlert(reason);
+      return last;
     }
     // A context this model or this machine cannot hold would keep every other model from loading, too.
     if (reason && ["option", "memory", "limit"].includes(code) && loadOptions().context !== undefined) {
       resetContext();
-      await load(source);
-      return showAlert(reason);
+      const last = await load(source);
+      if (last) showAlert(reason);
+      return last;
     }
     // Back to what worked.
     const back = engine ? undefined : current && !sameSource(current, source) ? current : source.embedded ? undefined : sprout;
-    if (back) await load(back);
+    if (back && !(await load(back))) return false;
     if (reason) showAlert(reason);
   }
   page.loading.hidden = loading === undefined;
@@ -164,18 +176,32 @@ async function load(source: Source): Promise<void> {
   on.ready();
   await keptNow();
   showOffers();
+  return true;
 }
 
 /** Starts afresh: after the engine failed, or to use other settings. */
 export async function reload(): Promise<void> {
-  const again = loading?.source ?? current ?? sprout;
-  await engine?.dispose();
+  const [again, old] = [loading?.source ?? current ?? sprout, engine];
   engine = undefined;
+  await old?.dispose();
   await load(again);
 }
 
 async function keptNow(): Promise<CacheEntry[]> {
   return (kept = (await listCache().catch(() => [])).sort((a, b) => b.bytes - a.bytes));
+}
+
+/** Where a model is downloaded from, of those that are kept. */
+function addressOf({ from, embedded }: Source): string | undefined {
+  return from instanceof URL && !embedded ? from.href : undefined;
+}
+
+/** How much of a model is here; of one in parts, all of them count. */
+async function bytesKept(source: Source): Promise<number> {
+  const url = addressOf(source);
+  if (!url) return 0;
+  const model = (url: string) => url.replace(/-\d{5}(?=-of-\d{5}\.gguf)/, "");
+  return (await keptNow()).reduce((sum, entry) => sum + (model(entry.url) === model(url) ? entry.bytes : 0), 0);
 }
 
 function forgetLast(): void {

@@ -1,6 +1,6 @@
 // A reply as the page shows it: Markdown, made into elements one by one. What a model writes only ever becomes text
 // nodes and checked link targets, so nothing it writes can become markup or be fetched.
-import { Lexer, type Token, type Tokens } from "marked";
+import { Lexer, type Links, type Token, type Tokens, type TokensList } from "marked";
 import { icon, make } from "./page.js";
 
 const COPY = "M9 9h10v10H9zM15 9V5H5v10h4";
@@ -17,7 +17,13 @@ interface Shown {
   /** Unless all of it has to be read again when it goes on. */
   text: string | undefined;
   blocks: Block[];
+  /** Where links by name lead, and where in the text the block begins that says so; the first of a name counts. */
+  targets: Map<string, { at: number; link: Links[string] }>;
+  /** All links by name, as the lexer knew them. */
+  links: string;
 }
+
+const NOTHING: Shown = { text: "", blocks: [], targets: new Map(), links: "[]" };
 
 const shown = new WeakMap<HTMLElement, Shown>();
 
@@ -30,28 +36,33 @@ const OPEN = 2;
  */
 export function showProse(target: HTMLElement, said: string, thoughts = ""): void {
   const text = said.includes("\r") ? said.replace(/\r\n?/g, "\n") : said;
-  const before = shown.get(target) ?? { text: "", blocks: [] };
+  const before = shown.get(target) ?? NOTHING;
   const first = thoughts ? showThoughts(target, thoughts, said === "") : undefined;
   let settled = before.text !== undefined && text.startsWith(before.text) ? Math.max(0, before.blocks.length - OPEN) : 0;
-  let tokens = read(settled > 0 ? text.slice(before.blocks[settled]!.at) : text);
-  if (settled > 0 && tokens.some(({ type }) => type === "def")) {
-    // What a link is called here may be said there.
-    settled = 0;
-    tokens = read(text);
+  let at = settled > 0 ? before.blocks[settled]!.at : 0;
+  const targets: Shown["targets"] = new Map([...before.targets].filter(([, target]) => target.at < at));
+  let tokens = read(text.slice(at), targets);
+  let links = JSON.stringify(Object.entries(tokens.links));
+  if (settled > 0 && links !== before.links) {
+    // What was read before may be called by these names.
+    settled = at = 0;
+    targets.clear();
+    tokens = read(text, targets);
+    links = JSON.stringify(Object.entries(tokens.links));
   }
+  const relinked = links !== before.links;
   const blocks = before.blocks.slice(0, settled);
   let whole = true;
-  let at = settled > 0 ? before.blocks[settled]!.at : 0;
   for (const token of tokens) {
     if (token.type !== "space" && token.type !== "def") {
       const old = before.blocks[blocks.length];
-      blocks.push({ token, at, node: old ? renewed(old, token) : block(token) });
+      blocks.push({ token, at, node: old ? renewed(old, token, relinked) : block(token) });
     }
-    // Where links are called by names, any of them may be another's.
-    if (token.type === "def" || !text.startsWith(token.raw, at)) whole = false;
+    for (const { tag, href, title } of definitions(token)) if (!targets.has(tag)) targets.set(tag, { at, link: { href, title } });
+    if (!text.startsWith(token.raw, at)) whole = false;
     at += token.raw.length;
   }
-  shown.set(target, { text: whole ? text : undefined, blocks });
+  shown.set(target, { text: whole ? text : undefined, blocks, targets, links });
   const ahead = first ? 1 : 0;
   for (let i = settled; i < blocks.length; i++) {
     const { node } = blocks[i]!;
@@ -61,8 +72,19 @@ export function showProse(target: HTMLElement, said: string, thoughts = ""): voi
   while (target.childNodes.length > ahead + blocks.length) target.lastChild!.remove();
 }
 
-function read(text: string): Token[] {
-  return Lexer.lex(text, { gfm: true });
+/** Reads a text before which links were given names. */
+function read(text: string, targets: Shown["targets"]): TokensList {
+  const lexer = new Lexer({ gfm: true });
+  for (const [tag, { link }] of targets) lexer.tokens.links[tag] = link;
+  return lexer.lex(text);
+}
+
+/** Where a block, or what is in it, gives links a name. */
+function definitions(token: Token): Tokens.Def[] {
+  if (token.type === "def") return [token as Tokens.Def];
+  if (token.type === "list") return (token as Tokens.List).items.flatMap(({ tokens }) => tokens.flatMap(definitions));
+  if (token.type === "blockquote") return (token as Tokens.Blockquote).tokens.flatMap(definitions);
+  return [];
 }
 
 function showThoughts(target: HTMLElement, thoughts: string, unfinished: boolean): Node {
@@ -83,9 +105,16 @@ function write(element: Element, text: string): void {
   else node.data = text;
 }
 
-/** The node of a block as it is by now: the old one, brought up to date, where it is of the same kind. */
-function renewed({ token: old, node }: Block, token: Token): Node {
+/**
+ * The node of a block as it is by now: the old one, brought up to date, where it is of the same kind. `relinked`: names of
+ * links lead elsewhere.
+ */
+function renewed({ token: old, node }: Block, token: Token, relinked: boolean): Node {
   if (old.type !== token.type) return block(token);
+  if (relinked && token.type !== "code" && token.raw.includes("[")) {
+    const anew = block(token);
+    return node.isEqualNode(anew) ? node : anew;
+  }
   if (old.raw === token.raw) return node;
   const element = node as Element;
   switch (token.type) {

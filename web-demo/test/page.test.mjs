@@ -81,11 +81,12 @@ describe("the page", () => {
   const lastReply = () => replies().last();
   const idle = () => page.locator("#send:not([data-busy])").waitFor();
   const text = (turn) => turn.locator("[data-part=text]").innerText();
-  const loadAddress = async (address) => {
+  const loadAddressIn = async (page, address) => {
     await page.click("#model");
     await page.fill("#url", address);
     await page.click("#url-form button");
   };
+  const loadAddress = (address) => loadAddressIn(page, address);
 
   const loaded = (name) => page.locator("#status").filter({ hasText: `${name} is ready` }).waitFor({ state: "attached" });
 
@@ -433,6 +434,105 @@ describe("the page", () => {
     assert.equal(await page.evaluate(() => document.querySelector("#models").contains(document.activeElement)), true);
     // The browser itself reports the missing file.
     problems = problems.filter((problem) => !/404/.test(problem));
+  });
+
+  /** Another page, which notes what its engines load, and in which the last of them can be told of a failure. */
+  async function watched() {
+    const context = await browser.newContext({ serviceWorkers: "block" });
+    await context.addInitScript(() => {
+      localStorage["shohin.settings"] ??= '{"threads":"1","maxTokens":8}';
+      const loads = (globalThis.loads = []);
+      globalThis.Worker = class extends Worker {
+        postMessage(message, ...rest) {
+          if (message.call === "load") {
+            loads.push(message.source.url.split("/").pop());
+            globalThis.fail = (code) => this.onmessage({ data: { id: message.id, error: { code, message: "nothing came for 30 s" } } });
+          }
+          super.postMessage(message, ...rest);
+        }
+      };
+    });
+    const page = await context.newPage();
+    page.setDefaultTimeout(60_000);
+    page.on("pageerror", (error) => problems.push(String(error)));
+    return page;
+  }
+
+  test("loads what was picked last, however quickly, and goes back to what worked", async () => {
+    const page = await watched();
+    await page.goto(server.url);
+    const pick = (...names) =>
+      page.evaluate((urls) => {
+        for (const url of urls) {
+          document.querySelector("#url").value = url;
+          document.querySelector("#url-form").requestSubmit();
+        }
+      }, names.map((name) => `${server.url}${name}`));
+    const ready = (name) => page.locator("#status").filter({ hasText: `${name} is ready` }).waitFor({ state: "attached" });
+    const comes = (name) =>
+      page.waitForFunction((name) => globalThis.loads.at(-1) === name && document.querySelector("#loading-bar").value > 0.3, name);
+    const loads = () => page.evaluate(() => globalThis.loads);
+    await ready("sprout");
+    await pick("other.gguf");
+    await ready("other.gguf");
+    await pick("slow.gguf?1");
+    await comes("slow.gguf?1");
+    // The one in use is no more; what takes its place is what was picked.
+    await pick("slow.gguf?2");
+    await comes("slow.gguf?2");
+    assert.deepEqual(await loads(), ["sprout.gguf", "other.gguf", "slow.gguf?1", "slow.gguf?2"]);
+    await pick("slow.gguf?3", "slow.gguf?4");
+    await comes("slow.gguf?4");
+    assert.deepEqual((await loads()).slice(4), ["slow.gguf?4"]);
+    assert.equal(await page.locator("#loading").isVisible(), true);
+    // A message waits for what there will be.
+    await page.fill("#prompt", "Hello!");
+    await page.keyboard.press("Enter");
+    await page.locator("#send[data-busy]").waitFor();
+    await page.evaluate(() => (document.querySelector("#status").textContent = ""));
+    await page.click("#loading-cancel");
+    await page.locator("#conversation [data-role=assistant][data-state=done]").waitFor();
+    assert.deepEqual((await loads()).slice(5), ["other.gguf"]);
+    assert.equal(await page.locator("#loading").isVisible(), false);
+    assert.equal(await page.locator("#alert").isVisible(), false);
+    await page.context().close();
+  });
+
+  test("says of a download that stalls what of it is kept, where anything is", async () => {
+    const page = await watched();
+    const said = async () => {
+      const words = page.locator("#alert-text").filter({ hasText: "nothing came" });
+      await words.waitFor();
+      return words.innerText();
+    };
+    // Nothing is kept of the one that comes with the page.
+    await page.route("**/sprout.gguf", () => {});
+    await page.goto(server.url);
+    await page.waitForFunction(() => globalThis.fail);
+    await page.evaluate(() => globalThis.fail("timeout"));
+    assert.equal(await said(), "The embedded model could not be downloaded: nothing came for 30 s. Try again later.");
+    await page.unroute("**/sprout.gguf");
+    await page.reload();
+    await page.locator("#model[data-state=ready]").waitFor();
+    const stall = async (file, isKept) => {
+      await loadAddressIn(page, `${server.url}${file}`);
+      await page.waitForFunction(() => document.querySelector("#loading-name").textContent === "slow.gguf" && document.querySelector("#loading-bar").value > 0.3);
+      if (isKept) await page.waitForFunction(isKept);
+      await page.evaluate(() => globalThis.fail("timeout"));
+      return said();
+    };
+    const words = await stall("slow.gguf", async () => {
+      const kept = await (await navigator.storage.getDirectory()).getDirectoryHandle("shohin");
+      for await (const [name, handle] of kept) {
+        if (name.endsWith(".json") && (await (await handle.getFile()).text()).includes('\n[0,"')) return true;
+      }
+      return false;
+    });
+    assert.match(words, /^slow\.gguf could not be downloaded: nothing came for 30 s\. [1-9]\d*\skB of it is kept here; try again later\.$/);
+    const client = await page.context().newCDPSession(page);
+    await client.send("Storage.overrideQuotaForOrigin", { origin: new URL(server.url).origin, quotaSize: 300_000 });
+    assert.match(await stall("slow.gguf?again"), /^slow\.gguf could not be downloaded: nothing came for 30 s\. Try again later\.$/);
+    await page.context().close();
   });
 
   test("never shows what is written as markup", async () => {
@@ -835,7 +935,9 @@ describe("the page", () => {
     await context.addInitScript(() => {
       const section = [
         "## A heading\n",
-        "A paragraph with **bold** words, *others*, `code` and a [link](https://example.org/), long enough to be one.\n",
+        "[home]: https://example.org/\n",
+        "> Not at [home].\n>\n> [away]: https://example.org/away\n",
+        "A paragraph with **bold** words, *others*, `code` and a [link](https://example.org/) [home] and [away], long enough to be one.\n",
         "- one\n- two\n  - and a half\n- three\n",
         "```js\nlet a = 1;\nlet b = 2;\n```\n",
         "| a | b |\n|---|---|\n| 1 | 2 |\n| 3 | 4 |\n\n",
@@ -900,6 +1002,66 @@ describe("the page", () => {
     assert.ok(nodes > 100 && later <= 1.1 * nodes, `${nodes} nodes, then ${later}`);
     assert.ok(looked > 100 && lookedLater <= 1.1 * looked, `${looked} patterns, then ${lookedLater}`);
     // What was shown bit by bit is what is shown at once.
+    const html = await reply.innerHTML();
+    await page.reload();
+    await reply.waitFor();
+    assert.equal(await reply.innerHTML(), html);
+    await context.close();
+  });
+
+  test("makes links of names that a reply explains later, in a quote or a list", async () => {
+    const context = await browser.newContext();
+    // The worker is the real one, but for what it says.
+    await context.addInitScript(() => {
+      const text = [
+        "No links in *this*.",
+        "See [the docs][1], [the source][2] and [a third][3].",
+        "| where |\n|---|\n| [the docs][1] |",
+        "```js\na[1]\n```",
+        "> Quoted.\n>\n> [1]: https://example.org/docs",
+        "Once more [the docs][1].",
+        "Between.",
+        "Between again.",
+        "And [the docs][1], still [the source][2].",
+        "- a [source][2]\n- more\n\n  [2]: https://example.org/source\n- an end",
+        "At [the source][2], [a third][3].",
+        "[3]: https://example.org/third",
+      ].join("\n\n");
+      const frame = () => new Promise((resolve) => requestAnimationFrame(resolve));
+      async function say(worker, id) {
+        const send = (chunk) => worker.onmessage({ data: { id, chunk } });
+        for (let i = 0; i < text.length; i += 5) {
+          await frame();
+          send({ text: text.slice(i, i + 5), tokens: [1] });
+          // Shown in this frame, and marked in the next.
+          if (i === 25) {
+            await frame();
+            document.querySelector("#conversation [data-part=text] em").marked = true;
+          }
+        }
+        const usage = { promptTokens: 1, cachedTokens: 0, completionTokens: 2, reasoningTokens: 0, droppedMessages: 0, forgottenTokens: 0 };
+        const timings = { prefillMs: 1, decodeMs: 1, prefillTokensPerSecond: 1, tokensPerSecond: 1 };
+        send({ text: "", tokens: [], finish: { reason: "stop", text, seed: 1, usage, timings, message: { role: "assistant", content: text } } });
+        worker.onmessage({ data: { id, done: undefined } });
+      }
+      globalThis.Worker = class extends Worker {
+        postMessage(message, ...rest) {
+          if (message.call === "chat") void say(this, message.id);
+          else super.postMessage(message, ...rest);
+        }
+      };
+    });
+    const page = await context.newPage();
+    await page.goto(server.url);
+    await page.locator("#model[data-state=ready]").waitFor();
+    const reply = page.locator("#conversation [data-role=assistant] [data-part=text]");
+    await page.fill("#prompt", "Write.");
+    await page.keyboard.press("Enter");
+    await page.locator("#conversation [data-role=assistant][data-state=done]").waitFor();
+    const names = await reply.locator("a").evaluateAll((all) => all.map(({ href }) => new URL(href).pathname.slice(1)));
+    assert.deepEqual(names, ["docs", "source", "third", "docs", "docs", "docs", "source", "source", "source", "third"]);
+    // What has no links in it stays as it was.
+    assert.equal(await reply.locator("em").evaluate((em) => em.marked), true);
     const html = await reply.innerHTML();
     await page.reload();
     await reply.waitFor();
