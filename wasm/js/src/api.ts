@@ -42,7 +42,8 @@ export interface LoadOptions {
   /**
    * Keep a model from a URL in the browser's origin-private file system: the next time it is read from there, without the
    * network, and a download that broke off goes on where it was. The copy is taken to be current for ever, unless it turns
-   * out to be damaged: then it is fetched again. `deleteCache` deletes it. Where there is no room, the model is loaded
+   * out to be damaged or unusable, or not to be the file that `sha256` and `bytes` describe while the server has another one by now:
+   * then it is fetched again. `deleteCache` deletes it. Where there is no room, the model is loaded
    * without a copy, except with `"require"`: then loading fails with code `quota`, before the download where the size is
    * known. Default false. Without effect in Node.
    */
@@ -61,7 +62,7 @@ export interface LoadOptions {
   threads?: number;
   /**
    * Milliseconds without a byte after which a connection counts as broken: a download goes on over another one, and after six in a row
-   * that brought nothing it fails with code `timeout`. However slowly bytes come, it does not fail. Default 30,000;
+   * that brought nothing it fails with code `timeout`; of a file whose length the server does not tell, at the first. However slowly bytes come, it does not fail. Default 30,000;
    * `Infinity` waits for ever.
    */
   stallTimeout?: number;

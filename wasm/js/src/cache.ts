@@ -1,5 +1,5 @@
 // Downloads kept in the browser's origin-private file system: each is made once, and goes on where it broke off.
-import { downloadPieces, SLICE, type DownloadOptions, type Keep, type Version } from "./download.js";
+import { downloadPieces, isOutdated, SLICE, type DownloadOptions, type Keep, type Version } from "./download.js";
 import { converted, ShohinError } from "./error.js";
 import { partsOf } from "./parts.js";
 import type { Pieces } from "./source.js";
@@ -251,17 +251,27 @@ export async function listCache(): Promise<CacheEntry[]> {
   return entries;
 }
 
+/** Deletes the copy of this very file; says whether there was one. @internal */
+export async function deleteCopy(url: string): Promise<boolean> {
+  const parent = await directory();
+  const name = await nameOf(url);
+  await parent.removeEntry(`${name}.json`).catch(() => {});
+  return parent.removeEntry(name).then(() => true, () => false);
+}
+
+/** Deletes the copy of this very file if the server has another one by now; says whether it did. @internal */
+export async function deleteOutdated(url: string, options: DownloadOptions): Promise<boolean> {
+  const handle = await (await directory()).getFileHandle(`${await nameOf(url)}.json`);
+  const { version } = ledgerOf(await (await handle.getFile()).text());
+  return (await isOutdated(url, options, version)) && deleteCopy(url);
+}
+
 /** Deletes the copy of a URL, of a model in parts those of all parts; says whether there was one. */
 export async function deleteCache(url: string | URL): Promise<boolean> {
   const base = typeof document === "undefined" ? location.href : document.baseURI;
   const { href } = converted("the URL", () => new URL(url, base));
-  const parent = await directory();
   let had = false;
-  for (const part of partsOf(href) ?? [href]) {
-    const name = await nameOf(part);
-    await parent.removeEntry(`${name}.json`).catch(() => {});
-    had = (await parent.removeEntry(name).then(() => true, () => false)) || had;
-  }
+  for (const part of partsOf(href) ?? [href]) had = (await deleteCopy(part)) || had;
   return had;
 }
 

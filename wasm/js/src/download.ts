@@ -17,6 +17,8 @@ const [BRIEF, ENOUGH] = [8, 4];
 const RUN = 16;
 /** How often a request is made again that has brought nothing. */
 const RETRIES = 5;
+/** The same of the first one where there was no answer: most often there never is one, and somebody waits for being told. */
+const UNREACHED = 3;
 /** Milliseconds without a byte after which a connection counts as broken. */
 const SILENCE = 30_000;
 /** What timers can count to. */
@@ -143,6 +145,18 @@ export async function downloadPieces(url: string, options: DownloadOptions, keep
   }
 }
 
+/** Whether the server says that it has another file by now than the one of this version. @internal */
+export async function isOutdated(url: string, options: DownloadOptions, version: Version): Promise<boolean> {
+  // With a sum to be checked, an answer comes with the last byte only.
+  const { integrity: _, ...request } = options.request ?? {};
+  const download = new Download(url, { ...options, request: { ...request, cache: "no-store" } }, undefined, false);
+  try {
+    return await download.differs(version);
+  } finally {
+    download.close();
+  }
+}
+
 class Download {
   #abort = new AbortController();
   /** Of the requests that are under way. */
@@ -156,8 +170,12 @@ class Download {
   #active = 0;
   /** Connections at once. One finds out whether there are ranges before more are opened. */
   #limit = 2;
-  /** Slices to come before a connection is tried again that a busy server has refused. */
+  /** Slices to come before a connection is tried again that a server has refused, or left without an answer. */
   #cautious = 0;
+  /** The same at the beginning; twice as many after every try that failed. */
+  #caution = SPAN;
+  /** Whether a connection more has been tried since. */
+  #tried = false;
   /** Whether the only connection fell silent, and nothing has come since. */
   #silent = false;
   /** Whether the server knows ranges. */
@@ -230,8 +248,13 @@ class Download {
     const { total } = this.#version;
     if (total === undefined) return this.#opened("download", total, this.#unmeasured(body));
     if (body.response.status === 206) this.#knowRanges();
+    const vague = body.response.status === 200 && body.response.type === "cors" && typeof location !== "undefined";
     void this.#connect(body);
-    return this.#opened("download", total);
+    return { ...this.#opened("download", total), vague };
+  }
+
+  async differs(version: Version): Promise<boolean> {
+    return differ(version, versionOf((await this.#ask(undefined)).response));
   }
 
   #opened(stage: Pieces["stage"], total: number | undefined, pieces = this.#pieces()): Pieces {
@@ -246,24 +269,39 @@ class Download {
     const span = this.#ranges === false ? undefined : (rest ?? (this.brief ? { at: 0, end: BRIEF * SLICE } : undefined));
     const again = total !== undefined;
     if (!span) return this.#persist(() => this.#ask(undefined, again));
-    try {
-      return await this.#persist(() => this.#ask(span, again));
-    } catch (thrown) {
-      const why = passingOf(thrown);
-      if (!why || why.busy || why.silent) throw thrown;
-      this.#knowNone();
-      return this.#persist(() => this.#ask(undefined, again));
-    }
+    let refused = 0;
+    return this.#persist(async () => {
+      try {
+        // Some servers and browsers refuse ranges altogether.
+        return refused % 3 === 2 ? await this.#compare(span, again) : await this.#ask(span, again);
+      } catch (thrown) {
+        const why = passingOf(thrown);
+        if (why && !why.busy && !why.silent) refused++;
+        throw thrown;
+      }
+    });
   }
 
-  /** Makes a request again that a busy server has refused, or not answered. */
+  /** Finds out, after a range could not be had, whether the whole can. */
+  async #compare(span: Span, again: boolean): Promise<Body> {
+    const whole = await this.#ask(undefined, again);
+    // The server may have been away, and back by now.
+    const part = await this.#ask(span, again).catch(() => undefined);
+    this.#alive();
+    if (part) await this.#drop(whole);
+    else this.#knowNone();
+    return part ?? whole;
+  }
+
+  /** Makes a request again that has failed in a way that may pass. */
   async #persist<T>(ask: () => Promise<T>): Promise<T> {
     for (let times = 1; ; times++) {
       try {
         return await ask();
       } catch (thrown) {
         const why = passingOf(thrown);
-        if (!(why?.busy || why?.silent) || times > RETRIES) throw thrown;
+        const most = (thrown as ShohinError).code === "network" ? UNREACHED : RETRIES;
+        if (!why || times > most) throw thrown;
         await this.#pause(times, why);
       }
     }
@@ -333,8 +371,12 @@ class Download {
     if (status === 416 && again) return { response, at: 0, link };
     if (!response.ok || !response.body) {
       await this.#drop({ response, link });
-      // The file was larger before.
-      if (status === 416) throw changed();
+      if (status === 416) {
+        // Nothing can be asked for of an empty file but all of it.
+        if (span && this.#version.total === undefined) return this.#ask(undefined, again);
+        // The file was larger before.
+        throw changed();
+      }
       const message = `${this.url} answered ${status} ${response.statusText}`.trimEnd();
       if (![408, 425, 429, 500, 502, 503, 504].includes(status)) throw new ShohinError("http", message);
       throw passing("http", message, { busy: status === 429 || status === 503, wait: waitOf(response) });
@@ -356,7 +398,6 @@ class Download {
   #knowNone(): void {
     this.#ranges = false;
     this.#limit = 1;
-    this.#bell.ring();
   }
 
   #knowRanges(): void {
@@ -450,8 +491,8 @@ class Download {
           if (body.response.status === 206) this.#knowRanges();
           if (body.response.status !== 206 && this.#active > 1) {
             // The one that was there first gets it all.
-            await this.#drop(body);
             this.#release(span);
+            await this.#drop(body);
             return false;
           }
         }
@@ -468,7 +509,9 @@ class Download {
         // Some servers make all but a few connections wait.
         if ((why.busy || why.silent) && this.#active > 1) {
           this.#limit = Math.max(1, this.#active - 1);
-          if (why.busy) this.#cautious = SPAN;
+          if (this.#tried) this.#caution = Math.min(2 * this.#caution, 16 * SPAN);
+          this.#tried = false;
+          this.#cautious = this.#caution;
           this.#release(span);
           return false;
         }
@@ -522,6 +565,8 @@ class Download {
     for (;;) {
       if (this.#ranges === true || this.#closed || this.#failed !== undefined) return false;
       const from = Math.floor((span.end + SLICE - 1) / SLICE);
+      // What is behind it comes with the next response only, and nobody else is there to ask for it.
+      if (this.#active === 1 && (this.#missing(0) ?? from) < from) return false;
       if (this.#missing(from) === undefined && this.#active === 1) return false;
       const next = this.#active === 1 || this.#ranges === false ? this.#claim(from, 1) : undefined;
       if (next) {
@@ -560,12 +605,13 @@ class Download {
     return took;
   }
 
-  /** A slice has come while a server was taken to be busy. */
+  /** A slice has come while a server was taken to have too many connections. */
   #relax(): void {
     if (this.#cautious === 0 || this.#ranges === false || --this.#cautious > 0) return;
     const most = this.#ranges ? CONNECTIONS : 2;
     this.#limit = Math.min(this.#limit + 1, most);
-    if (this.#limit < most) this.#cautious = SPAN;
+    this.#tried = true;
+    if (this.#limit < most) this.#cautious = this.#caution;
   }
 
   #store(k: number, bytes: Uint8Array): void {
@@ -585,6 +631,16 @@ class Download {
     });
   }
 
+  /** What comes before the slice `front` has been read. */
+  #pass(front: number): void {
+    for (; this.#front < front; this.#front++) {
+      this.#slices.delete(this.#front);
+      this.#claimed.delete(this.#front);
+    }
+    this.#hire();
+    this.#bell.ring();
+  }
+
   async *#pieces(): AsyncGenerator<Uint8Array> {
     let failed: unknown;
     try {
@@ -593,9 +649,11 @@ class Download {
         if (!this.#slices.has(k) && this.keep?.has(k)) {
           const run = await this.keep.read(k, RUN);
           if (run) {
-            this.#front += Math.ceil(run.byteLength / SLICE);
-            this.#hire();
+            this.#pass(k + Math.ceil(run.byteLength / SLICE));
             yield run;
+          } else {
+            // Whoever waits for the reader has something to do now.
+            this.#bell.ring();
           }
           continue;
         }
@@ -614,11 +672,7 @@ class Download {
             await rung;
           }
         }
-        this.#slices.delete(k);
-        this.#claimed.delete(k);
-        this.#front = k + 1;
-        this.#hire();
-        this.#bell.ring();
+        this.#pass(k + 1);
       }
       while (this.#writing.size > 0) await Promise.all(this.#writing);
       if (this.#failed !== undefined) throw this.#failed;

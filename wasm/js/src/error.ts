@@ -77,6 +77,20 @@ export class ShohinError extends Error {
   }
 }
 
+/** The file of several that an error is about, where it is about one of them by itself. */
+const blamed = new WeakMap<object, string>();
+
+/** Says which of several files is wrong by itself. @internal */
+export function blameOn(name: string, error: ShohinError): ShohinError {
+  blamed.set(error, name);
+  return error;
+}
+
+/** The file that `blameOn` has told. @internal */
+export function blamedBy(error: ShohinError): string | undefined {
+  return blamed.get(error);
+}
+
 /** Turns whatever was thrown into a {@link ShohinError}. @internal */
 export function toError(thrown: unknown): ShohinError {
   if (thrown instanceof ShohinError) return thrown;

@@ -1,5 +1,5 @@
 // Models in several files, `name-00001-of-00003.gguf` and so on.
-import { ShohinError, toError } from "./error.js";
+import { blameOn, ShohinError, toError } from "./error.js";
 import type { Pieces } from "./source.js";
 
 const PART = /-(\d{5})-of-(\d{5})(\.gguf(?:[?#].*)?)$/s;
@@ -82,6 +82,13 @@ export async function openParts(files: { name: string; open: (brief: boolean) =>
   return { stage, total, pieces: { async *[Symbol.asyncIterator]() {} }, close: () => closeAll(parts), parts };
 }
 
+/** An error, with what else may be behind it where a length is not certain. @internal */
+export function doubted(error: ShohinError, { vague }: Pieces): ShohinError {
+  if (!vague || error.code !== "truncated") return error;
+  const message = `${error.message}; or the server compresses it on the way and does not let this page see that (Access-Control-Expose-Headers: Content-Encoding)`;
+  return new ShohinError("truncated", message, { cause: error });
+}
+
 /** A part, and what errors call it. @internal */
 export interface NamedPieces extends Pieces {
   name: string;
@@ -107,11 +114,14 @@ export async function joined(
   };
   /** Puts the name of the file in front of what is wrong with it. */
   const blame = (part: number | undefined, thrown: unknown): ShohinError => {
-    const error = toError(thrown);
+    let error = toError(thrown);
     const at = part ?? (thrown as { part?: number }).part;
     if (at === undefined || ["aborted", "network", "http", "timeout", "integrity", "quota"].includes(error.code)) return error;
+    error = doubted(error, parts[at]!);
     const alien = error.code === "missing_key" && error.message.includes("split.") ? "; it is no part of a model in several files" : "";
-    return new ShohinError(error.code, `${parts[at]!.name}: ${error.message}${alien}`, { cause: thrown });
+    const named = new ShohinError(error.code, `${parts[at]!.name}: ${error.message}${alien}`, { cause: thrown });
+    // What only shows beside the others may as well be wrong with these.
+    return part === undefined ? named : blameOn(parts[at]!.name, named);
   };
   try {
     const lengths = parts.map(({ name, total }) => {

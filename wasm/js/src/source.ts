@@ -1,13 +1,15 @@
 import type { LoadOptions } from "./api.js";
 import { downloadPieces, type DownloadOptions } from "./download.js";
 import { abortError, ShohinError, toError } from "./error.js";
-import { inOrder, openAll, openParts, type NamedPieces } from "./parts.js";
+import { doubted, inOrder, openAll, openParts, type NamedPieces } from "./parts.js";
 
 /** A model file as a stream of pieces. @internal */
 export interface Pieces {
   stage: "download" | "read";
   /** Size in bytes if known. A server's word, so only a hint. */
   total: number | undefined;
+  /** Whether that may be the length of a compressed body, which servers need not tell pages of other origins. */
+  vague?: boolean;
   pieces: AsyncIterable<Uint8Array>;
   /** Lets go of the file or connection, begun or not, and at any time; as often as one likes. */
   close: () => void | Promise<void>;
@@ -24,8 +26,8 @@ export const BEGIN = 64 << 10;
 export function sizeOf(response: Response): number | undefined {
   // The length of a compressed body is not the length of the file.
   if (response.headers.get("content-encoding")) return undefined;
-  const length = Number(response.headers.get("content-length") ?? Number.NaN);
-  return Number.isSafeInteger(length) && length > 0 ? length : undefined;
+  const length = Number(response.headers.get("content-length") || Number.NaN);
+  return Number.isSafeInteger(length) && length >= 0 ? length : undefined;
 }
 
 /** Streams what a URL names. `brief`: perhaps only its beginning is wanted for a while. @internal */
@@ -149,7 +151,7 @@ export async function pour(
       else late ??= setTimeout(tell, 50);
     }
   } catch (thrown) {
-    throw toError(thrown);
+    throw doubted(toError(thrown), source);
   } finally {
     clearTimeout(late);
     // Lets go of the connection when the sink refuses the file.

@@ -1,19 +1,20 @@
 // Runs a LocalEngine for a page. One worker holds one engine; terminating the worker frees all its memory.
 import type { Chunk, Progress } from "./api.js";
-import { abortError, ShohinError, toError, type EngineErrorCode, type ErrorCode, type HostErrorCode } from "./error.js";
-import { deleteCache, keptPieces } from "./cache.js";
+import { abortError, blamedBy, ShohinError, toError, type EngineErrorCode, type ErrorCode, type HostErrorCode } from "./error.js";
+import { deleteCopy, deleteOutdated, keptPieces } from "./cache.js";
 import { host } from "./host.js";
 import { LocalEngine, type LocalConversation } from "./local.js";
+import { partsOf } from "./parts.js";
 import { fetchPieces } from "./source.js";
 import type { Answer, FromWorker, LoadRequest, Request, ToWorker } from "./protocol.js";
 
-/** Whether some file of the model is read from a copy that is whole. */
-let fromCopy = false;
+/** The files of the model by their URLs, and whether each is read from a copy that is whole. */
+const fromCopy = new Map<string, boolean>();
 
 host.open = async (url, options, brief) => {
   if (!options.cache) return fetchPieces(url, options, brief);
   const pieces = await keptPieces(url, options, options.cache === "require", brief);
-  fromCopy ||= pieces.stage === "read";
+  fromCopy.set(url, pieces.stage === "read");
   return pieces;
 };
 
@@ -119,7 +120,6 @@ const OF_THE_FILE: ReadonlySet<ErrorCode> = new Set<EngineErrorCode | HostErrorC
   "tensor_shape",
   "tensor_type",
   "tensor_range",
-  "integrity",
 ]);
 
 function load(id: number, { source, options }: LoadRequest, signal: AbortSignal): Promise<LocalEngine> {
@@ -129,16 +129,25 @@ function load(id: number, { source, options }: LoadRequest, signal: AbortSignal)
   }
   const files = ("files" in source ? source.files : [source]).map((file) => ("url" in file ? file.url : file.blob));
   const attempt = (again: boolean): Promise<LocalEngine> => {
-    fromCopy = false;
-    return LocalEngine.load("files" in source ? files : files[0]!, all).catch(async (error: unknown) => {
-      const { code } = toError(error);
-      if (!options.cache || !OF_THE_FILE.has(code)) throw error;
-      const urls = files.filter((file) => typeof file === "string");
-      const had = await Promise.all(urls.map((url) => deleteCache(url).catch(() => false)));
-      // The copy may have been damaged where it was kept; what was downloaded just now will not get better.
-      if (had.includes(true) && fromCopy && !again) return attempt(true);
-      throw error;
+    fromCopy.clear();
+    return LocalEngine.load("files" in source ? files : files[0]!, all).catch(async (thrown: unknown) => {
+      // What was downloaded just now will not get better.
+      if (options.cache && (await mended(toError(thrown))) && !again) return attempt(true);
+      throw thrown;
     });
+  };
+  const only = files.length === 1 && typeof files[0] === "string" && !partsOf(files[0]) ? files[0] : undefined;
+  /** Deletes copies that are of no use; says whether others may come of that. */
+  const mended = async (error: ShohinError): Promise<boolean> => {
+    const guilty = OF_THE_FILE.has(error.code) ? (blamedBy(error) ?? only) : undefined;
+    if (guilty !== undefined) {
+      return fromCopy.has(guilty) && (await deleteCopy(guilty).catch(() => false)) && fromCopy.get(guilty) === true;
+    }
+    if (!OF_THE_FILE.has(error.code) && error.code !== "integrity") return false;
+    // The copies are what they were, so the mistake may be the caller's; or others are meant, which are there by now.
+    const whole = [...fromCopy].filter(([, whole]) => whole);
+    const deleted = await Promise.all(whole.map(([url]) => deleteOutdated(url, all).catch(() => false)));
+    return deleted.includes(true);
   };
   return attempt(false);
 }

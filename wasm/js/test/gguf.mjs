@@ -80,7 +80,7 @@ export function split(file, count) {
  * Serves a file as an ordinary server does, and has its weaknesses on demand: `state` may be changed at any time.
  * `ranges` is whether it knows them, `hates` whether it breaks off when asked for one, `breaks` the bytes after which every connection breaks, `most` the bytes
  * it gives for a range at most, `limit` those it gives before it falls silent, `refuse(n)` a status for its n-th answer, `after` the seconds it then wants to be left alone,
- * `mute(n)` whether there is none, `piece` the bytes it sends at once, `pace` milliseconds between them, `unmeasured` whether it tells no length. `asked` lists `[first byte, last byte]`.
+ * `mute(n)` whether there is none, `resets(n)` whether the connection is reset instead, `wait(n)` what it waits for before, `piece` the bytes it sends at once, `pace` milliseconds between them, `unmeasured` whether it tells no length. `asked` lists `[first byte, last byte]`.
  */
 export function origin(file, state = {}) {
   Object.assign(state, { file, ranges: true, etag: '"one"', asked: [], open: 0, mostOpen: 0, sent: 0, ...state });
@@ -94,10 +94,12 @@ export function origin(file, state = {}) {
     void closed.then(() => state.open--);
     if (state.hates && request.headers.range) return response.destroy();
     if (state.mute?.(state.asked.length)) return;
+    if (state.resets?.(state.asked.length)) return response.destroy();
+    await state.wait?.(state.asked.length);
     const refused = state.refuse?.(state.asked.length);
     const { file, etag, breaks, most, exposed } = state;
     if (refused) return response.writeHead(refused, { "Retry-After": `${state.after ?? 0}` }).end();
-    if (first >= file.length) return response.writeHead(416).end();
+    if (asked && first >= file.length) return response.writeHead(416).end();
     if (asked && most) last = Math.min(last, first + most - 1);
     response.writeHead(asked ? 206 : 200, {
       "Access-Control-Allow-Origin": "*",

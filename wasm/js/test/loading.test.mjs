@@ -14,6 +14,8 @@ const DIST = new URL("../../dist/", import.meta.url);
 const small = await readFile(new URL("../../../models/sprout.gguf", import.meta.url));
 /** 25 MB, which is worth several connections. */
 const large = enlarged(small, 24);
+/** 65 MB, more than is fetched ahead of the reader. */
+const huge = enlarged(small, 64);
 const other = enlarged(await readFile(new URL("../../../models/sprout-q1.gguf", import.meta.url)), 24);
 const SLICE = 256 << 10;
 
@@ -92,6 +94,19 @@ describe("a download", () => {
     });
   });
 
+  test("fills what an earlier connection has left open, where there are no ranges", { timeout: 120_000 }, () =>
+    serving(huge, { ranges: false, breaks: 1 << 20 }, async (url, state) => {
+      // The second connection is answered once the first has broken.
+      state.wait = async (n) => {
+        if (n !== 2) return;
+        await until(() => state.open === 1);
+        await new Promise((resolve) => setTimeout(resolve, 100));
+        state.breaks = undefined;
+      };
+      assert.equal(await load(url), TEXT);
+      assert.ok(state.asked.length >= 3 && state.asked.length <= 4, `${state.asked}`);
+    }));
+
   test("does without ranges where asking for one is refused", () =>
     serving(large, { hates: true, pace: 1 }, async (url, state) => {
       assert.equal(await load(url), TEXT);
@@ -130,6 +145,15 @@ describe("a download", () => {
       assert.ok(state.asked.length > 3);
     });
     assert.equal(await code(Engine.load("http://127.0.0.1:9/model.gguf")), "network");
+  });
+
+  test("is begun although the first connections fail", async () => {
+    for (const weakness of [{ refuse: (n) => [500, 502, 504][n - 1] }, { resets: (n) => n < 3 }]) {
+      await serving(small, weakness, async (url, state) => {
+        assert.equal(await load(url), TEXT);
+        assert.ok(state.asked.length >= 3, `${state.asked.length} requests`);
+      });
+    }
   });
 
   test("goes on where connections fall silent, or never answer", async () => {
@@ -324,6 +348,18 @@ describe("a model in parts", () => {
     assert.deepEqual([await found("01000"), await found("01001"), await found("99999")], ["read", "limit", "limit"]);
   });
 
+  test("is refused when one is empty, which is named", async () => {
+    const origins = [parts[0], Buffer.alloc(0), parts[2]].map((part) => origin(part));
+    const server = await serve(DIST, Object.fromEntries(NAMES.map((name, i) => [`/${name}`, origins[i].answer])));
+    try {
+      const { code, message } = await Engine.load(`${server.url}${NAMES[0]}`).catch((error) => error);
+      assert.ok(code === "truncated" && message.includes(NAMES[1]), `${code} ${message}`);
+      assert.deepEqual(origins.map(({ state }) => state.asked.length), [1, 2, 1]);
+    } finally {
+      await server.close();
+    }
+  });
+
   test("is given up when one is missing while another stalls", { timeout: 60_000 }, async () => {
     let closed;
     const server = await serve(DIST, {
@@ -371,9 +407,9 @@ describe("files in a page", () => {
     await server?.close();
   });
 
-  /** Picks parts in the page and loads them; a part that is a text is an address. */
+  /** Picks parts in the page and loads them; a part that is a text is an address, and the fourth is the third cut short. */
   const load = async (picked, options = {}) => {
-    const files = picked.filter((i) => typeof i === "number").map((i) => ({ name: NAMES[i], mimeType: "", buffer: parts[i] }));
+    const files = picked.filter((i) => typeof i === "number").map((i) => ({ name: NAMES[i] ?? NAMES[2], mimeType: "", buffer: parts[i] ?? parts[2].subarray(0, -9) }));
     await page.setInputFiles("input", files);
     return page.evaluate(
       async ([picked, options]) => {
@@ -421,8 +457,18 @@ describe("files in a page", () => {
     middle.state.asked = [];
     assert.equal((await load(picked, { cache: true })).text, TEXT);
     assert.deepEqual(middle.state.asked, []);
+    const kept = () => page.evaluate(async () => (await import("/index.js")).listCache());
+    const before = await kept();
+    assert.deepEqual(before.map(({ bytes, complete }) => [bytes, complete]), [[parts[1].length, true]]);
     const { code, message } = await load([0, 2, "middle.gguf"], { cache: true });
     assert.ok(code === "key_value" && message.startsWith(NAMES[2]), `${code} ${message}`);
+    // Nor is the copy to blame for a file beside it.
+    const wrong = await load([0, "middle.gguf", 3], { cache: true });
+    assert.ok(wrong.code === "tensor_range" && wrong.message.startsWith(NAMES[2]), `${wrong.code} ${wrong.message}`);
+    assert.deepEqual(await kept(), before);
+    middle.state.asked = [];
+    assert.equal((await load(picked, { cache: true })).text, TEXT);
+    assert.deepEqual(middle.state.asked, []);
   });
 });
 
@@ -435,6 +481,7 @@ describe("a kept copy", () => {
       "/": (_request, response) => response.writeHead(200, { "Content-Type": "text/html" }).end("<!doctype html><title>test</title>"),
       "/kept.gguf": from.answer,
       ...Object.fromEntries(NAMES.map((name, i) => [`/${name}`, files[i].answer])),
+      ...Object.fromEntries(["first", "second", "third"].map((name, i) => [`/${name}.gguf`, files[i].answer])),
     });
     browser = await launch();
     page = await (await browser.newContext()).newPage();
@@ -536,6 +583,24 @@ describe("a kept copy", () => {
     assert.deepEqual(state.asked, []);
   });
 
+  test("outlives a sum that is not its own, unless the server has another file by now", async () => {
+    const { state } = from;
+    const [entry] = await list();
+    for (const wrong of [{ sha256: "0".repeat(64) }, { bytes: large.length + 1 }]) {
+      Object.assign(state, { asked: [], sent: 0 });
+      assert.equal((await load("kept.gguf", undefined, wrong)).code, "integrity");
+      await settled(state);
+      // Only whether it is still the same.
+      assert.ok(state.asked.length === 1 && state.sent < large.length / 2, `${state.asked}, ${state.sent} bytes sent`);
+      assert.deepEqual(await list(), [entry]);
+    }
+    Object.assign(state, { file: other, etag: '"another"' });
+    assert.equal((await load("kept.gguf", undefined, { sha256: sum(other) })).text, OTHER_TEXT);
+    Object.assign(state, { file: large, etag: '"one"' });
+    assert.equal((await load("kept.gguf", undefined, { sha256: sum(large) })).text, TEXT);
+    assert.deepEqual(await list(), [entry]);
+  });
+
   test("is mended where it is damaged, and nowhere else", async () => {
     const { state } = from;
     await damage(9_000_000);
@@ -554,6 +619,22 @@ describe("a kept copy", () => {
     assert.deepEqual(await sums(), { [large.length]: sum(shorter) });
   });
 
+  test("is completed when the first answers are failures, with what is missing", async () => {
+    const { state } = from;
+    await clear();
+    Object.assign(state, { file: large, etag: '"two"', sent: 0, limit: 16 << 20 });
+    assert.equal((await load("kept.gguf", 2 << 20)).code, "aborted");
+    await settled(state);
+    const [{ bytes }] = await list();
+    // The third request is for all of it, to see whether the server only does not know ranges.
+    Object.assign(state, { refuse: (n) => (n < 3 ? 502 : 0), limit: undefined, asked: [] });
+    assert.equal((await load("kept.gguf")).text, TEXT);
+    const missing = state.asked.slice(3).reduce((all, [first, last]) => all + last - first + 1, 0);
+    assert.equal(missing, large.length - bytes, `${state.asked}`);
+    assert.deepEqual(await sums(), { [large.length]: sum(large) });
+    state.refuse = undefined;
+  });
+
   test("is completed where asking for ranges is refused by now", async () => {
     const { state } = from;
     await clear();
@@ -565,6 +646,19 @@ describe("a kept copy", () => {
     assert.ok(state.asked.some(([first, last]) => first === 0 && last === large.length - 1), `${state.asked}`);
     assert.deepEqual(await sums(), { [large.length]: sum(large) });
     state.hates = false;
+  });
+
+  test("is mended behind what a connection brings without ranges", { timeout: 120_000 }, async () => {
+    const { state } = from;
+    await clear();
+    Object.assign(state, { file: huge, etag: '"huge"', ranges: false, sent: 0, limit: 28 << 20, asked: [] });
+    assert.equal((await load("kept.gguf", 20 << 20)).code, "aborted");
+    await settled(state);
+    await damage(50 * SLICE + 5);
+    Object.assign(state, { limit: undefined, asked: [] });
+    assert.equal((await load("kept.gguf")).text, TEXT);
+    assert.deepEqual(await sums(), { [huge.length]: sum(huge) });
+    state.ranges = true;
   });
 
   test("loses nothing that was acknowledged, however often it is interrupted", async () => {
@@ -666,11 +760,34 @@ describe("a kept copy", () => {
     assert.deepEqual(files.flatMap(({ state }) => state.asked), []);
     const deleted = await page.evaluate(async (name) => (await import("/index.js")).deleteCache(name), NAMES[0]);
     assert.deepEqual([deleted, await list()], [true, []]);
-    // Exchanged parts are named, and not kept.
-    files[1].state.file = parts[2];
+    // Exchanged parts are named, and replaced once the server has the right ones.
+    Object.assign(files[1].state, { file: parts[2], etag: '"wrong"' });
     const { code, message } = await load(NAMES[0]);
     assert.ok(code === "key_value" && message.includes(NAMES[1]), `${code} ${message}`);
-    assert.deepEqual(await list(), []);
-    files[1].state.file = parts[1];
+    Object.assign(files[1].state, { file: parts[1], etag: '"one"' });
+    assert.equal((await load(NAMES[0])).text, TEXT);
+    assert.deepEqual((await list()).sort((a, b) => a.url.localeCompare(b.url)), entries);
+  });
+
+  test("of a part is not blamed for what is wrong with another", async () => {
+    await clear();
+    const names = ["first.gguf", "second.gguf", "third.gguf"];
+    assert.equal((await load(names)).text, TEXT);
+    const entries = await list();
+    assert.ok(entries.length === 3 && entries.every(({ complete }) => complete), JSON.stringify(entries));
+    const { code, message } = await load([names[1], names[0], names[2]]);
+    assert.ok(code === "key_value" && message.includes(names[1]), `${code} ${message}`);
+    assert.deepEqual(await list(), entries);
+    files.forEach(({ state }) => (state.asked = []));
+    assert.deepEqual(await load(names), { text: TEXT, stages: ["read", "prepare"] });
+    assert.deepEqual(files.flatMap(({ state }) => state.asked), []);
+    // One that is empty is the only one that is not kept.
+    await clear();
+    Object.assign(files[1].state, { file: Buffer.alloc(0), etag: '"empty"' });
+    const empty = await load(names);
+    assert.ok(empty.code === "truncated" && empty.message.includes(names[1]), `${empty.code} ${empty.message}`);
+    const urls = (await list()).map(({ url }) => url.split("/").at(-1)).sort();
+    assert.deepEqual(urls, [names[0], names[2]]);
+    Object.assign(files[1].state, { file: parts[1], etag: '"one"' });
   });
 });
