@@ -47,6 +47,8 @@ async function run<T>(mode: IDBTransactionMode, act: (store: IDBObjectStore) => 
   return new Promise((resolve, reject) => {
     const transaction = database.transaction(STORE, mode);
     const request = act(transaction.objectStore(STORE));
+    // A page that is being closed does not live to see the request answered, upon which the browser would commit by itself.
+    if (mode === "readwrite") transaction.commit();
     transaction.oncomplete = () => resolve(request.result);
     transaction.onerror = transaction.onabort = () => reject(transaction.error ?? request.error);
   });
