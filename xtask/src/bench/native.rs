@@ -200,6 +200,7 @@ mod tests {
     fn reports_of_our_program_are_read() {
         let report = serde_json::json!({
             "isa": "avx2", "memory_gigabytes_per_second": 20.0,
+            "products_per_prompt_token": 3e9, "gigaproducts_per_second": 200.0,
             "results": [
                 { "test": "prefill", "tokens": 4, "seconds": [2.0, 4.0], "cpu_seconds": [1.0, 2.0] },
                 { "test": "decode", "tokens": 2, "seconds": [1.0], "cpu_seconds": [3.0],
@@ -208,9 +209,14 @@ mod tests {
         });
         let (isa, samples) = report_samples(&report).expect("a whole report");
         assert_eq!(isa, "avx2");
-        let prefill = |wall, cpu| (Test::Prefill(4), wall, cpu, None);
+        let prefill = |wall, cpu| (Test::Prefill(4), wall, cpu, Some((200e9, 3e9)));
         let decode = (Test::Decode, 0.5, 1.5, Some((20e9, 5e9)));
         assert_eq!(samples, [prefill(0.5, 0.25), prefill(1.0, 0.5), decode]);
+        // Not every processor has a bound of products.
+        let mut scalar = report;
+        scalar["gigaproducts_per_second"] = Value::Null;
+        let (_, samples) = report_samples(&scalar).expect("a whole report");
+        assert_eq!(samples[0], (Test::Prefill(4), 0.5, 0.25, None));
         assert_eq!(report_samples(&serde_json::json!({ "isa": "avx2", "results": [] })), None);
     }
 }
