@@ -60,9 +60,13 @@ fn texts(args: &EmbedArgs) -> Outcome<Vec<String>> {
     if args.json {
         return texts_from_json(&input);
     }
-    let texts: Vec<String> = input.lines().filter(|line| !line.trim().is_empty()).map(String::from).collect();
-    if texts.is_empty() {
+    // A line left out would shift the vectors of all that follow.
+    let input = input.trim_end_matches(['\n', '\r']);
+    if input.is_empty() {
         return Err(Failure::new("standard input: expected a text a line, found none"));
     }
-    Ok(texts)
+    if let Some(empty) = input.lines().position(str::is_empty) {
+        return Err(Failure::new(format_args!("standard input: line {} is empty", empty + 1)));
+    }
+    Ok(input.lines().map(String::from).collect())
 }

@@ -559,9 +559,11 @@ fn embeddings_are_those_of_transformers() {
     let one = embed(&[text], "");
     let three = embed(&["A bird sang, and sang, and sang again.", text, "x"], "");
     assert_eq!((three.len(), &three[1]), (3, &one[0]));
-    assert_eq!(embed(&[], &format!("x\n\n{text}\n")), [three[2].clone(), one[0].clone()]);
+    assert_eq!(embed(&[], &format!("x\n{text}\n\n")), [three[2].clone(), one[0].clone()]);
     assert_eq!(embed(&["--json"], &format!("[{text:?}, \"a\\nb\"]"))[0], one[0]);
     assert_eq!(fails(&with(&["embed", "a", ""], &all)), "shohin: text 2 is empty\n");
+    let gap = feed(&with(&["embed"], &all), "a\n\nb\n");
+    assert_eq!(String::from_utf8_lossy(&gap.stderr), "shohin: standard input: line 2 is empty\n");
     let long = "a ".repeat(100);
     assert_eq!(
         fails(&with(&["embed", &long], &all)),

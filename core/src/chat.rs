@@ -267,16 +267,21 @@ impl<'t> Reply<'t> {
     fn split_thoughts<'s>(text: &'s str, marker: &str) -> Option<(&'s str, &'s str)> {
         let (before, after) = text.split_once(marker)?;
         let mut rest = text;
-        if !text.trim_start().starts_with("<think>") {
-            while let Some((_, call)) = rest.split_once("<tool_call>")
-                && call.len() > after.len()
-                && let Some((_, behind)) = Reply::split_call(call)
-            {
-                if behind.len() < after.len() {
-                    return None;
+        if text.trim_start().starts_with("<think>") {
+            return Some((before, after));
+        }
+        while let Some((_, call)) = rest.split_once("<tool_call>")
+            && let Some(reach) = call.len().checked_sub(marker.len() + after.len())
+        {
+            let within = match Reply::split_call(call) {
+                Some((_, behind)) if behind.len() > after.len() => {
+                    rest = behind;
+                    continue;
                 }
-                rest = behind;
-            }
+                Some((call, _)) => Reply::call(call).is_ok(),
+                None => call.get(..reach).is_some_and(|half| half.trim_start().starts_with('{')),
+            };
+            return (!within).then_some((before, after));
         }
         Some((before, after))
     }

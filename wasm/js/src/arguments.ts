@@ -60,7 +60,9 @@ function each(place: string, found: unknown, what: string, check: Check): void {
 const text = kind("string");
 const number = kind("number");
 const flag = kind("boolean");
-const address = must((found: unknown) => typeof found === "string" || found instanceof URL, "a URL");
+/** Of this window or of another. */
+const isAddress = (found: unknown) => /^\[object (String|URL|TrustedScriptURL)\]$/.test(Object.prototype.toString.call(found));
+const address = must(isAddress, "a URL");
 const object = must(isObject, "an object");
 const signal = must(
   (found: AbortSignal) => typeof found.addEventListener === "function" && typeof found.aborted === "boolean",
@@ -90,7 +92,7 @@ const GENERATE: Checks<GenerateOptions> = {
   logprobs: number,
   responseFormat: (place, found) => {
     if (!isObject(found)) refuse(place, found, "an object with a type");
-    either("text", "json_object", "json_schema")(`${place}.type`, found["type"]);
+    if (found["type"] != null) either("text", "json_object", "json_schema")(`${place}.type`, found["type"]);
     const { type, schema } = found;
     if (type === "json_schema" && typeof schema !== "boolean") must(isObject, "a JSON Schema")(`${place}.schema`, schema);
   },
@@ -173,15 +175,18 @@ function nearest(name: string, known: readonly string[]): string | undefined {
 /** The options that are given: those that are null count as left out. */
 function optionsOf<T extends object>(options: T | null | undefined, checks: Checks<T>): T {
   if (options != null && !isObject(options)) refuse("options", options, "an object");
-  const given: Record<string, unknown> = {};
+  const known = Object.keys(checks);
   for (const [name, value] of Object.entries(options ?? {})) {
+    if (value == null || Object.hasOwn(checks, name)) continue;
+    const near = nearest(name, known);
+    const there = near ? `did you mean ${near}?` : `there are ${known.join(", ")}`;
+    throw new ShohinError("argument", `there is no option ${show(name)} here; ${Object.hasOwn(CHAT, name) ? "chat has it" : there}`);
+  }
+  const given: Record<string, unknown> = {};
+  // They may be inherited, or what a getter says.
+  for (const name of known) {
+    const value: unknown = (options as Record<string, unknown> | null | undefined)?.[name];
     if (value == null) continue;
-    if (!Object.hasOwn(checks, name)) {
-      const known = Object.keys(checks);
-      const near = nearest(name, known);
-      const there = near ? `did you mean ${near}?` : `there are ${known.join(", ")}`;
-      throw new ShohinError("argument", `there is no option ${show(name)} here; ${Object.hasOwn(CHAT, name) ? "chat has it" : there}`);
-    }
     checks[name as keyof T](name, value);
     given[name] = value;
   }
@@ -264,7 +269,7 @@ export function generateArguments(prompt: string, options: GenerateOptions): { p
 /** @internal */
 export function chatArguments(messages: readonly ChatMessage[], options: ChatOptions): { messages: Message[]; options: ChatOptions } {
   const given = unbounded(optionsOf(options, CHAT));
-  if (given.toolChoice !== undefined && (given.tools ?? []).length === 0) throw new ShohinError("argument", "toolChoice is given, but tools has none to choose from");
+  if ((given.toolChoice ?? "auto") !== "auto" && (given.tools ?? []).length === 0) throw new ShohinError("argument", "toolChoice is given, but tools has none to choose from");
   return { messages: messagesOf("messages", messages), options: given };
 }
 
@@ -288,8 +293,11 @@ export function restoreArguments(from: Snapshot | string, options: RestoreOption
   const given = optionsOf(options, RESTORE);
   if (typeof from === "string") return { from, options: given };
   if (!isObject(from)) refuse("the snapshot", from, "what snapshot() gave, or the name of one that save() kept");
-  if (!(from.state instanceof Uint8Array)) refuse("state of the snapshot", from.state, "a Uint8Array");
-  return { from: { messages: messagesOf("messages", from.messages, 0), state: from.state }, options: given };
+  const { state } = from;
+  // One of another window is one, too.
+  if (!ArrayBuffer.isView(state)) refuse("state of the snapshot", state, "a Uint8Array");
+  const bytes = new Uint8Array(state.buffer, state.byteOffset, state.byteLength);
+  return { from: { messages: messagesOf("messages", from.messages, 0), state: bytes }, options: given };
 }
 
 /** @internal */

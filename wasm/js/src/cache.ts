@@ -263,7 +263,9 @@ export async function deleteCopy(url: string): Promise<boolean> {
 export async function deleteOutdated(url: string, options: DownloadOptions): Promise<boolean> {
   const handle = await (await directory()).getFileHandle(`${await nameOf(url)}.json`);
   const { version } = ledgerOf(await (await handle.getFile()).text());
-  return (await isOutdated(url, options, version)) && deleteCopy(url);
+  // Where the server names no versions, one file cannot be told from another of the same length.
+  const unnamed = version?.etag === undefined && version?.modified === undefined;
+  return (unnamed || (await isOutdated(url, options, version))) && deleteCopy(url);
 }
 
 /** Deletes the copy of a URL, of a model in parts those of all parts; says whether there was one. */

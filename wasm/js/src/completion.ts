@@ -264,7 +264,7 @@ function optionsOf(request: ChatCompletionRequest, signal: AbortSignal | undefin
   if (!(request.parallel_tool_calls ?? true)) refuse("parallel_tool_calls: false");
   const format = request.response_format;
   must(format == null || isObject(format), "response_format must be an object");
-  if (format && !["text", "json_object", "json_schema"].includes(format.type)) refuse(`response_format of type ${format.type}`);
+  if (format?.type != null && !["text", "json_object", "json_schema"].includes(format.type)) refuse(`response_format of type ${format.type}`);
   must(format?.type !== "json_schema" || isObject(format.json_schema), "response_format has no json_schema");
   const choice = request.tool_choice ?? "auto";
   must(typeof choice !== "object" || choice.type !== "function" || typeof choice.function?.name === "string", "tool_choice names no function");

@@ -300,8 +300,9 @@ class Download {
         return await ask();
       } catch (thrown) {
         const why = passingOf(thrown);
-        const most = (thrown as ShohinError).code === "network" ? UNREACHED : RETRIES;
-        if (!why || times > most) throw thrown;
+        const unreached = (thrown as ShohinError).code === "network";
+        // The browser has fetched all of it before it says that its sum is wrong.
+        if (!why || times > (unreached ? UNREACHED : RETRIES) || (unreached && this.request?.integrity)) throw thrown;
         await this.#pause(times, why);
       }
     }

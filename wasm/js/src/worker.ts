@@ -144,6 +144,9 @@ function load(id: number, { source, options }: LoadRequest, signal: AbortSignal)
       return fromCopy.has(guilty) && (await deleteCopy(guilty).catch(() => false)) && fromCopy.get(guilty) === true;
     }
     if (!OF_THE_FILE.has(error.code) && error.code !== "integrity") return false;
+    // What has come wrong just now would be found wrong for ever.
+    const fresh = error.code === "integrity" ? [...fromCopy].filter(([, whole]) => !whole) : [];
+    await Promise.all(fresh.map(([url]) => deleteCopy(url).catch(() => false)));
     // The copies are what they were, so the mistake may be the caller's; or others are meant, which are there by now.
     const whole = [...fromCopy].filter(([, whole]) => whole);
     const deleted = await Promise.all(whole.map(([url]) => deleteOutdated(url, all).catch(() => false)));

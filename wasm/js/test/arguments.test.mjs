@@ -50,6 +50,14 @@ describe("arguments", () => {
     assert.equal((await finishOf(engine.chat(ask("Hello!"), { preset: "greedy", maxTokens: Infinity }))).text, whole.text);
     const stop = whole.text.slice(2, 6);
     assert.equal((await finishOf(engine.chat(ask("Hello!"), { preset: "greedy", stop }))).reason, "stop_string");
+    const free = { ...options, toolChoice: "auto", tools: [], responseFormat: { type: undefined } };
+    assert.equal((await finishOf(engine.chat(ask("Hello!"), free))).text, want);
+    class Defaults {
+      get preset() {
+        return "greedy";
+      }
+    }
+    assert.equal((await finishOf(engine.chat(ask("Hello!"), Object.create(new Defaults(), { maxTokens: { value: 5, enumerable: true } })))).text, want);
     const called = [...ask("2 + 3?"), { role: "assistant", content: null, toolCalls: [{ name: "add", arguments: "{}" }] }, { role: "user", content: "Well?" }];
     // This model knows no tools; what matters is that the message was understood.
     const error = await engine.tokenizeChat(called).catch((error) => error);
