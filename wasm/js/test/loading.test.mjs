@@ -464,7 +464,7 @@ describe("files in a page", () => {
     assert.ok(code === "key_value" && message.startsWith(NAMES[2]), `${code} ${message}`);
     // Nor is the copy to blame for a file beside it.
     const wrong = await load([0, "middle.gguf", 3], { cache: true });
-    assert.ok(wrong.code === "tensor_range" && wrong.message.startsWith(NAMES[2]), `${wrong.code} ${wrong.message}`);
+    assert.ok(wrong.code === "truncated" && wrong.message.startsWith(NAMES[2]), `${wrong.code} ${wrong.message}`);
     assert.deepEqual(await kept(), before);
     middle.state.asked = [];
     assert.equal((await load(picked, { cache: true })).text, TEXT);
