@@ -929,10 +929,34 @@ describe("the page", () => {
     await context.close();
   });
 
-  test("shows a long reply with as much work at its end as at its beginning", async (t) => {
+  /** Opens a page whose worker is the real one, but for what it says: what `prepare` returns sends it. */
+  const openScripted = async (prepare) => {
+    const install = (say) => {
+      const reply = async (worker, id) => {
+        const send = (chunk) => worker.onmessage({ data: { id, chunk } });
+        const text = await say(send);
+        const usage = { promptTokens: 1, cachedTokens: 0, completionTokens: 2, reasoningTokens: 0, droppedMessages: 0, forgottenTokens: 0 };
+        const timings = { prefillMs: 1, decodeMs: 1, prefillTokensPerSecond: 1, tokensPerSecond: 1 };
+        send({ text: "", tokens: [], finish: { reason: "stop", text, seed: 1, usage, timings, message: { role: "assistant", content: text } } });
+        worker.onmessage({ data: { id, done: undefined } });
+      };
+      globalThis.Worker = class extends Worker {
+        postMessage(message, ...rest) {
+          if (message.call === "chat") void reply(this, message.id);
+          else super.postMessage(message, ...rest);
+        }
+      };
+    };
     const context = await browser.newContext();
-    // The worker is the real one, but for what it says.
-    await context.addInitScript(() => {
+    await context.addInitScript(`(${install})((${prepare})())`);
+    const page = await context.newPage();
+    await page.goto(server.url);
+    await page.locator("#model[data-state=ready]").waitFor();
+    return { context, page, reply: page.locator("#conversation [data-role=assistant] [data-part=text]") };
+  };
+
+  test("shows a long reply with as much work at its end as at its beginning", async (t) => {
+    const { context, page, reply } = await openScripted(() => {
       const section = [
         "## A heading\n",
         "[home]: https://example.org/\n",
@@ -958,10 +982,9 @@ describe("the page", () => {
         for (const { addedNodes, removedNodes } of records) now().nodes += 1 + count(addedNodes) + count(removedNodes);
       });
       const frame = () => new Promise((resolve) => requestAnimationFrame(resolve));
-      async function say(worker, id) {
+      return async (send) => {
         watch.observe(document.querySelector("#conversation"), { subtree: true, childList: true, characterData: true });
         let text = "";
-        const send = (chunk) => worker.onmessage({ data: { id, chunk } });
         for (let i = 0; i < pieces * sections; i++) {
           await frame();
           work.push({ changes: 0, nodes: 0, looked: 0 });
@@ -972,22 +995,9 @@ describe("the page", () => {
           send({ text: piece.slice(5), tokens: [2] });
         }
         watch.disconnect();
-        const usage = { promptTokens: 1, cachedTokens: 0, completionTokens: 2, reasoningTokens: 0, droppedMessages: 0, forgottenTokens: 0 };
-        const timings = { prefillMs: 1, decodeMs: 1, prefillTokensPerSecond: 1, tokensPerSecond: 1 };
-        send({ text: "", tokens: [], finish: { reason: "stop", text, seed: 1, usage, timings, message: { role: "assistant", content: text } } });
-        worker.onmessage({ data: { id, done: undefined } });
-      }
-      globalThis.Worker = class extends Worker {
-        postMessage(message, ...rest) {
-          if (message.call === "chat") void say(this, message.id);
-          else super.postMessage(message, ...rest);
-        }
+        return text;
       };
     });
-    const page = await context.newPage();
-    await page.goto(server.url);
-    await page.locator("#model[data-state=ready]").waitFor();
-    const reply = page.locator("#conversation [data-role=assistant] [data-part=text]");
     const { task, script } = await longestTask(browser, page, async () => {
       await page.fill("#prompt", "Write.");
       await page.keyboard.press("Enter");
@@ -1010,9 +1020,7 @@ describe("the page", () => {
   });
 
   test("makes links of names that a reply explains later, in a quote or a list", async () => {
-    const context = await browser.newContext();
-    // The worker is the real one, but for what it says.
-    await context.addInitScript(() => {
+    const { context, page, reply } = await openScripted(() => {
       const text = [
         "No links in *this*.",
         "See [the docs][1], [the source][2] and [a third][3].",
@@ -1028,8 +1036,7 @@ describe("the page", () => {
         "[3]: https://example.org/third",
       ].join("\n\n");
       const frame = () => new Promise((resolve) => requestAnimationFrame(resolve));
-      async function say(worker, id) {
-        const send = (chunk) => worker.onmessage({ data: { id, chunk } });
+      return async (send) => {
         for (let i = 0; i < text.length; i += 5) {
           await frame();
           send({ text: text.slice(i, i + 5), tokens: [1] });
@@ -1039,22 +1046,9 @@ describe("the page", () => {
             document.querySelector("#conversation [data-part=text] em").marked = true;
           }
         }
-        const usage = { promptTokens: 1, cachedTokens: 0, completionTokens: 2, reasoningTokens: 0, droppedMessages: 0, forgottenTokens: 0 };
-        const timings = { prefillMs: 1, decodeMs: 1, prefillTokensPerSecond: 1, tokensPerSecond: 1 };
-        send({ text: "", tokens: [], finish: { reason: "stop", text, seed: 1, usage, timings, message: { role: "assistant", content: text } } });
-        worker.onmessage({ data: { id, done: undefined } });
-      }
-      globalThis.Worker = class extends Worker {
-        postMessage(message, ...rest) {
-          if (message.call === "chat") void say(this, message.id);
-          else super.postMessage(message, ...rest);
-        }
+        return text;
       };
     });
-    const page = await context.newPage();
-    await page.goto(server.url);
-    await page.locator("#model[data-state=ready]").waitFor();
-    const reply = page.locator("#conversation [data-role=assistant] [data-part=text]");
     await page.fill("#prompt", "Write.");
     await page.keyboard.press("Enter");
     await page.locator("#conversation [data-role=assistant][data-state=done]").waitFor();
