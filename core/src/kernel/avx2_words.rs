@@ -117,6 +117,40 @@ impl Words for Avx2 {
         }
     }
 
+    /// Every second code stays where it is in its byte, four times as large, and so do the sums of those.
+    #[inline(always)]
+    unsafe fn part_sums<const BITS: usize>(part: [[__m256i; 2]; BITS], q: *const i8) -> [__m256i; 2] {
+        const { assert!(BITS == 2) };
+        unsafe {
+            let (low, high) = (_mm256_set1_epi8(0x03), _mm256_set1_epi8(0x0c));
+            let mut ones = [_mm256_setzero_si256(); 2];
+            let mut fours = ones;
+            for v in 0..BITS {
+                let mut q4 = [low; 4];
+                for (s, q4) in q4.iter_mut().enumerate() {
+                    *q4 = _mm256_set1_epi32(q.add(4 * (4 * v + s)).cast::<i32>().read_unaligned());
+                }
+                for h in 0..2 {
+                    // Eight products of at most 12 * 127 fit 16 bits.
+                    let (words, later) = (part[v][h], _mm256_srli_epi32::<4>(part[v][h]));
+                    let one = _mm256_maddubs_epi16(_mm256_and_si256(words, low), q4[0]);
+                    let four = _mm256_maddubs_epi16(_mm256_and_si256(words, high), q4[1]);
+                    ones[h] = _mm256_add_epi16(ones[h], one);
+                    fours[h] = _mm256_add_epi16(fours[h], four);
+                    let one = _mm256_maddubs_epi16(_mm256_and_si256(later, low), q4[2]);
+                    let four = _mm256_maddubs_epi16(_mm256_and_si256(later, high), q4[3]);
+                    ones[h] = _mm256_add_epi16(ones[h], one);
+                    fours[h] = _mm256_add_epi16(fours[h], four);
+                }
+            }
+            let mut sums = ones;
+            for h in 0..2 {
+                sums[h] = _mm256_add_epi16(ones[h], _mm256_srai_epi16::<2>(fours[h]));
+            }
+            sums
+        }
+    }
+
     #[inline(always)]
     unsafe fn integers(n: i32) -> [__m256i; 2] {
         unsafe { [_mm256_set1_epi32(n); 2] }

@@ -115,6 +115,25 @@ impl Words for Avx512 {
         }
     }
 
+    /// Every second code stays where it is in its byte, four times as large, and so do the sums of those.
+    #[inline(always)]
+    unsafe fn part_sums<const BITS: usize>(part: [__m512i; BITS], q: *const i8) -> __m512i {
+        const { assert!(BITS == 2) };
+        unsafe {
+            let four = |s: usize| _mm512_set1_epi32(q.add(4 * s).cast::<i32>().read_unaligned());
+            let (low, high) = (_mm512_set1_epi8(0x03), _mm512_set1_epi8(0x0c));
+            let (mut ones, mut fours) = (_mm512_setzero_si512(), _mm512_setzero_si512());
+            for v in 0..BITS {
+                let (words, later) = (part[v], _mm512_srli_epi32::<4>(part[v]));
+                ones = _mm512_dpbusd_epi32(ones, _mm512_and_si512(words, low), four(4 * v));
+                fours = _mm512_dpbusd_epi32(fours, _mm512_and_si512(words, high), four(4 * v + 1));
+                ones = _mm512_dpbusd_epi32(ones, _mm512_and_si512(later, low), four(4 * v + 2));
+                fours = _mm512_dpbusd_epi32(fours, _mm512_and_si512(later, high), four(4 * v + 3));
+            }
+            _mm512_add_epi32(ones, _mm512_srai_epi32::<2>(fours))
+        }
+    }
+
     #[inline(always)]
     unsafe fn integers(n: i32) -> __m512i {
         unsafe { _mm512_set1_epi32(n) }

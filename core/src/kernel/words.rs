@@ -60,6 +60,16 @@ pub(super) trait Words {
         quad: impl Fn(usize) -> Self::Quad,
         q: [*const i8; T],
     );
+    /// The products of a part, as it is packed, with the 32 activations at `q`.
+    #[inline(always)]
+    unsafe fn part_sums<const BITS: usize>(part: Self::Part<BITS>, q: *const i8) -> Self::Sums {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut sums = [Self::no_sums()];
+            Self::add_part(&mut sums, |s| Self::quad::<BITS>(part, s), [q]);
+            sums[0]
+        }
+    }
     /// `n` in every lane.
     unsafe fn integers(n: i32) -> Self::Integers;
     /// `n + sums * factor`.
@@ -141,9 +151,7 @@ unsafe fn gemv<W: Words, const BITS: usize, const BLOCK: usize>(
             for p in 0..BLOCK / PART {
                 let part = W::part::<BITS>(codes, b * (BLOCK / PART) + p);
                 let (q, factor) = activations(y, p);
-                let mut sums = [W::no_sums()];
-                W::add_part(&mut sums, |s| W::quad::<BITS>(part, s), [q]);
-                n = W::add_sums(n, sums[0], factor);
+                n = W::add_sums(n, W::part_sums::<BITS>(part, q), factor);
             }
             y = y.add(BLOCK / Q8_LEN);
             sum = W::add_block(sum, n, W::scales(group.add(b * 2 * GROUP)));

@@ -90,7 +90,7 @@ impl<E: Element> Source for Head<'_, E> {
         unsafe {
             let keys = self.data.as_ptr().add(self.chunks.place(self.head, start / BLOCK).0);
             if !E::PACKED || rows.count - rows.first < MANY {
-                let next = self.next(start).map(|(keys, _)| keys);
+                let next = Some(self.next(start).0);
                 let keys = Keys { p: keys, stride: d * LANES, blocks, at: 0, n: d, next };
                 return score::<L, E, N4, N2, N1>(rows, q, keys, scores);
             }
@@ -125,7 +125,7 @@ impl<E: Element> Source for Head<'_, E> {
         unsafe {
             let values = self.data.as_ptr().add(self.chunks.place(self.head, start / BLOCK).1);
             if !E::PACKED || rows.count - rows.first < MANY {
-                let next = self.next(start).map(|(_, values)| values);
+                let next = Some(self.next(start).1);
                 let values = Values { p: values, stride: d, at: 0, n: whole, next };
                 sum::<L, E, N4, N2, N1>(rows, values, weights, decay, out);
             } else {
@@ -156,14 +156,15 @@ impl<E: Element> Source for Head<'_, E> {
 }
 
 impl<E> Head<'_, E> {
-    /// Where the keys and values of the tile after that of `start` begin, which should be asked for; `None`
-    /// if it is the last.
+    /// Where the keys and values of the tile after that of `start` begin, which should be asked for: perhaps
+    /// the next head's, or beyond the last one's.
     #[inline(always)]
-    fn next(&self, start: usize) -> Option<(*const u8, *const u8)> {
+    fn next(&self, start: usize) -> (*const u8, *const u8) {
         let next = start + TILE;
-        let (keys, values) = (next < self.len).then(|| self.chunks.place(self.head, next / BLOCK))?;
+        let (head, block) = if next < self.len { (self.head, next / BLOCK) } else { (self.head + 1, 0) };
+        let (keys, values) = self.chunks.place(head, block);
         let at = |i| self.data.as_ptr().wrapping_add(i).cast();
-        Some((at(keys), at(values)))
+        (at(keys), at(values))
     }
 }
 
