@@ -4,6 +4,7 @@ import { readdir, readFile, writeFile } from "node:fs/promises";
 import { join, relative, sep } from "node:path";
 import { fileURLToPath } from "node:url";
 import { defineConfig, type Plugin } from "vite";
+import { RELAXED } from "../wasm/js/src/simd.js";
 
 const MODEL = process.env["SHOHIN_MODEL"] ?? fileURLToPath(new URL("../models/sprout.gguf", import.meta.url));
 
@@ -69,6 +70,7 @@ function offline(): Plugin {
       for (const file of files) version.update(file).update(await readFile(join(dir, file)));
       const source = await readFile(new URL("src/offline.js", import.meta.url), "utf8");
       const worker = source
+        .replace('["@relaxed@"]', JSON.stringify(RELAXED))
         .replace('"@version@"', JSON.stringify(version.digest("hex").slice(0, 16)))
         // The page itself is asked for as a directory.
         .replace('["@files@"]', JSON.stringify(["./", ...files.filter((file) => file !== "index.html")]));

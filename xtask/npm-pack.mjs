@@ -13,9 +13,11 @@ const MODULE_LIMIT = 350_000;
 /** That of the module with both engines, which is fetched only when a GPU is used. */
 const WEBGPU_LIMIT = 370_000;
 
-// Both builds, wherever both were made.
-MUST.push("dist/webgpu.js", "dist/shohin_wasm_webgpu_bg.wasm");
-if (existsSync(new URL("../wasm/pkg-threads", import.meta.url))) MUST.push("dist/threads.js", "dist/shohin_wasm_threads_bg.wasm");
+// All builds, wherever they were made.
+MUST.push("dist/webgpu.js", "dist/shohin_wasm_webgpu_bg.wasm", "dist/shohin_wasm_relaxed_bg.wasm");
+if (existsSync(new URL("../wasm/pkg-threads", import.meta.url))) {
+  MUST.push("dist/threads.js", "dist/shohin_wasm_threads_bg.wasm", "dist/shohin_wasm_threads_relaxed_bg.wasm");
+}
 
 const npm = process.platform === "win32" ? "npm.cmd" : "npm";
 const [pack] = JSON.parse(execFileSync(npm, ["pack", "--dry-run", "--json", "--workspace", "wasm"], { encoding: "utf8", stdio: ["ignore", "pipe", "inherit"] }));

@@ -7,7 +7,7 @@ import { gzipSync } from "node:zlib";
 const here = new URL("./", import.meta.url);
 const path = (relative) => new URL(relative, here).pathname;
 
-for (const optional of ["threads.js", "webgpu.js"]) await rm(path(`../dist/${optional}`), { force: true });
+for (const optional of ["threads.js", "webgpu.js", "shohin_wasm_relaxed_bg.wasm", "shohin_wasm_threads_relaxed_bg.wasm"]) await rm(path(`../dist/${optional}`), { force: true });
 await mkdir(path("../dist"), { recursive: true });
 const common = {
   absWorkingDir: path("../"),
@@ -24,10 +24,19 @@ await build({ ...common, platform: "browser", entryPoints: ["js/src/index.ts", "
 // Node shows the line an uncaught error comes from: it should be a short one.
 await build({ ...common, platform: "node", minifySyntax: false, minifyWhitespace: false, entryPoints: ["js/src/node.ts"] });
 const modules = [["pkg", "shohin_wasm_bg.wasm"]];
+/** Takes in a build that differs in its instructions alone, and therefore needs no script of its own. */
+const relaxed = async (package_, file) => {
+  const glue = (directory) => readFile(path(`../${directory}/shohin_wasm.js`), "utf8");
+  if (!existsSync(path(`../${package_}-relaxed`))) console.log(`no ${package_}-relaxed/: the package will do without relaxed SIMD`);
+  else if ((await glue(package_)) === (await glue(`${package_}-relaxed`))) modules.push([`${package_}-relaxed`, file]);
+  else console.log(`${package_}-relaxed/ is older than ${package_}/: the package will do without relaxed SIMD`);
+};
+await relaxed("pkg", "shohin_wasm_relaxed_bg.wasm");
 if (existsSync(path("../pkg-threads"))) {
   modules.push(["pkg-threads", "shohin_wasm_threads_bg.wasm"]);
   const alias = { "shohin-threads": path("../pkg-threads/shohin_wasm.js") };
   await build({ ...common, platform: "neutral", entryPoints: ["js/src/threads.ts"], alias, external: ["node:worker_threads"] });
+  await relaxed("pkg-threads", "shohin_wasm_threads_relaxed_bg.wasm");
 } else {
   console.log("no pkg-threads/: the package will do without threads");
 }

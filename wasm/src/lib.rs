@@ -25,6 +25,8 @@ mod tests;
 mod timeline;
 mod words;
 
+use wasm_bindgen::prelude::wasm_bindgen;
+
 pub use buffer::{Checksum, FileBuffer};
 pub use conversation::{Conversation, tool_calls};
 pub use embedding::Embedder;
@@ -37,3 +39,9 @@ pub use sampling::Sampling;
 #[cfg(target_feature = "atomics")]
 pub use team::shared::{shared_memory, work, worker_crashed};
 pub use timeline::Timeline;
+
+/// The instructions of this build.
+#[wasm_bindgen]
+pub fn isa() -> String {
+    shohin_core::kernel::Isa::detect().name().into()
+}

@@ -1,19 +1,24 @@
 // The service worker: keeps a copy of the page, so that it opens without a network after the first visit. The build
-// fills in the two constants and writes it beside the page as sw.js.
+// fills in the constants and writes it beside the page as sw.js.
 const VERSION = "@version@";
 /** Paths from here. Those in assets/ carry a hash of their content in their name; the others may change. */
 const FILES = ["@files@"];
+/** A WebAssembly module of relaxed SIMD, to try. The engine's modules are there with and without it. */
+const RELAXED = ["@relaxed@"];
 
 const CACHE = `shohin-${VERSION}`;
 const here = new URL("./", self.location.href);
 const known = new Set(FILES.map((file) => new URL(file, here).href));
+const isRelaxed = (url) => url.includes("relaxed");
+const takesRelaxed = FILES.some(isRelaxed) && WebAssembly.validate(Uint8Array.from(RELAXED));
+const wanted = [...known].filter((url) => !url.endsWith(".wasm") || isRelaxed(url) === takesRelaxed);
 
 self.addEventListener("install", (event) => {
   self.skipWaiting();
   event.waitUntil(
     caches.open(CACHE).then((cache) =>
       // What the visit itself has just downloaded need not be downloaded again.
-      cache.addAll([...known].map((url) => new Request(url, { cache: "force-cache" }))),
+      cache.addAll(wanted.map((url) => new Request(url, { cache: "force-cache" }))),
     ),
   );
 });

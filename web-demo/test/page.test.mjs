@@ -548,6 +548,13 @@ describe("the page", () => {
     await page.goto(alone.url);
     await page.evaluate(() => navigator.serviceWorker.ready);
     await page.waitForFunction(() => navigator.serviceWorker.controller !== null);
+    // Of the modules, those that this browser gets.
+    const kept = await page.evaluate(async () => {
+      const requests = await Promise.all((await caches.keys()).map(async (name) => (await caches.open(name)).keys()));
+      return requests.flat().map(({ url }) => url);
+    });
+    const modules = kept.filter((url) => url.endsWith(".wasm"));
+    assert.ok(modules.length > 0 && modules.every((url) => url.includes("relaxed")), `${kept}`);
     await alone.close();
     problems = [];
     await page.reload();
@@ -742,13 +749,13 @@ describe("the page", () => {
   test("computes on as many threads, and holds as long a context, as is set", async () => {
     await ready();
     const facts = () => page.locator("#facts").textContent();
-    assert.match(await facts(), /CPU, simd128, \d+ threads?.*512 tokens/);
+    assert.match(await facts(), /CPU, relaxed, \d+ threads?.*512 tokens/);
     await page.click("#open-settings");
     await page.fill("#context", "128");
     await page.locator("#context").blur();
     await page.locator("#facts").filter({ hasText: "128 tokens" }).waitFor();
     if (availableParallelism() > 1) {
-      await page.locator("#facts").filter({ hasText: "simd128, 1 thread" }).waitFor();
+      await page.locator("#facts").filter({ hasText: "relaxed, 1 thread" }).waitFor();
       await page.selectOption("#threads", "");
       await page.locator("#facts").filter({ hasText: `${availableParallelism()} threads` }).waitFor();
     }

@@ -193,7 +193,7 @@ pub(crate) const SUITES: &[Suite] = &[
     },
     Suite {
         name: "wasm-browser",
-        about: "the WebAssembly shell, the parity and malformed-file suites with simd128 in Chromium and in Node",
+        about: "the WebAssembly shell, the parity and malformed-file suites with simd128 in Chromium and Node, parity with relaxed SIMD",
         needs: &[
             Need::Target(WASM),
             Need::BindgenCommands,
@@ -293,11 +293,20 @@ fn wasm_bindgen_tests(m: &mut Machine) -> Result<Tally> {
         &["test -p shohin-wasm", "test -p shohin-core --test parity", "test -p shohin-tests --test wasm"];
     // Only browsers have WebGPU; without a GPU, in software.
     const WEBGPU: &[&str] = &["test -p shohin-wasm --features gpu gpu_tests"];
-    for (browser, all) in [(false, BOTH), (true, BOTH), (true, WEBGPU)] {
+    // The build with relaxed SIMD differs in kernels only.
+    const PARITY: &[&str] = &["test -p shohin-core --test parity"];
+    const SIMD128: &str = "-Ctarget-feature=+simd128";
+    let runs = [
+        (false, SIMD128, BOTH),
+        (true, SIMD128, BOTH),
+        (true, SIMD128, WEBGPU),
+        (true, web::RELAXED, PARITY),
+    ];
+    for (browser, features, all) in runs {
         for &tests in all {
             let tests = m.cargo_for(WASM).args(tests).args("--target").arg(WASM);
             let tests = tests
-                .env("CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_RUSTFLAGS", "-Ctarget-feature=+simd128")
+                .env("CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_RUSTFLAGS", features)
                 .env("CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_RUNNER", "wasm-bindgen-test-runner")
                 .env("WASM_BINDGEN_TEST_WEBDRIVER_JSON", &options)
                 .env("WASM_BINDGEN_TEST_TIMEOUT", "600")

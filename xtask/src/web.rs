@@ -1,5 +1,8 @@
 //! The web side: WebAssembly module, its JavaScript glue, the npm package, the page.
 
+use std::path::Path;
+use std::thread;
+
 use crate::command::Result;
 use crate::machine::{Machine, Need};
 
@@ -16,34 +19,48 @@ const THREADS: &str = "-Ctarget-feature=+simd128,+atomics,+bulk-memory,+mutable-
     -Clink-arg=--export=__wasm_init_tls -Clink-arg=--export=__tls_size \
     -Clink-arg=--export=__tls_align -Clink-arg=--export=__tls_base";
 
-/// Compiles the module and writes its glue to `wasm/pkg`, as wasm-pack would.
-pub(crate) fn module(machine: &Machine) -> Result<()> {
-    // In wasm/ cargo reads wasm/.cargo/config.toml, which turns simd128 on.
-    machine
-        .cargo_for(WASM)
-        .dir(machine.root.join("wasm"))
-        .args("build --release --target")
-        .arg(WASM)
-        .run()?;
-    let built = machine.target_of(WASM).join(WASM).join("release/shohin_wasm.wasm");
-    machine.cmd("shohin-bindgen").arg(built).arg(machine.root.join("wasm/pkg")).arg("shohin_wasm").run()
+/// The same with relaxed SIMD.
+pub(crate) const RELAXED: &str = "-Ctarget-feature=+simd128,+relaxed-simd";
+/// Relaxed SIMD for these two crates alone: the standard library serves both builds.
+const RELAXED_CRATES: [&str; 2] = ["shohin-core", "shohin-wasm"];
+
+/// Compiles the module and writes its glue to `wasm/pkg`, as wasm-pack would; and once more with relaxed SIMD.
+fn single(machine: &Machine) -> Result<()> {
+    for (package, flags) in [("pkg", None), ("pkg-relaxed", Some(RELAXED))] {
+        // In wasm/ cargo reads wasm/.cargo/config.toml, which turns simd128 on.
+        let mut build = machine.cargo_for(WASM).dir(machine.root.join("wasm"));
+        build = build.args("build --release --target").arg(WASM);
+        flags.into_iter().fold(build, |build, flags| build.env("RUSTFLAGS", flags)).run()?;
+        glue(machine, &machine.target_of(WASM), package)?;
+    }
+    Ok(())
 }
 
-/// Compiles the module for several threads, with its glue in `wasm/pkg-threads`.
+/// Compiles the module for several threads, with its glue in `wasm/pkg-threads`; and once more with relaxed SIMD.
 fn threads(machine: &Machine) -> Result<()> {
     let target = machine.target_of(WASM).join("threads");
-    machine
-        .cargo_for(WASM)
-        .dir(machine.root.join("wasm"))
-        .args("build --release -Zbuild-std=std,panic_abort --target")
-        .arg(WASM)
-        .env("CARGO_TARGET_DIR", &target)
-        .env("RUSTFLAGS", THREADS)
-        // For -Zbuild-std, and for waiting on words of memory, which are not stable yet.
-        .env("RUSTC_BOOTSTRAP", "1")
-        .run()?;
+    for (package, crates) in [("pkg-threads", &[][..]), ("pkg-threads-relaxed", &RELAXED_CRATES)] {
+        let build = machine
+            .cargo_for(WASM)
+            .dir(machine.root.join("wasm"))
+            .args("build --release -Zbuild-std=std,panic_abort -Zprofile-rustflags --target")
+            .arg(WASM)
+            .env("CARGO_TARGET_DIR", &target)
+            .env("RUSTFLAGS", THREADS)
+            // For the two -Z, and for waiting on words of memory, which are not stable yet.
+            .env("RUSTC_BOOTSTRAP", "1");
+        let relaxed =
+            |name| format!("profile.release.package.{name}.rustflags=['-Ctarget-feature=+relaxed-simd']");
+        crates.iter().fold(build, |build, name| build.arg("--config").arg(relaxed(name))).run()?;
+        glue(machine, &target, package)?;
+    }
+    Ok(())
+}
+
+/// Writes a module that was built in `target`, with its glue, to a directory of `wasm/`.
+fn glue(machine: &Machine, target: &Path, package: &str) -> Result<()> {
     let built = target.join(WASM).join("release/shohin_wasm.wasm");
-    let out = machine.root.join("wasm/pkg-threads");
+    let out = machine.root.join("wasm").join(package);
     machine.cmd("shohin-bindgen").arg(built).arg(out).arg("shohin_wasm").run()
 }
 
@@ -60,22 +77,27 @@ fn webgpu(machine: &Machine) -> Result<()> {
         .args("--config profile.release.package.shohin-wasm.opt-level='z'")
         .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "z")
         .run()?;
-    let built = target.join(WASM).join("release/shohin_wasm.wasm");
-    let out = machine.root.join("wasm/pkg-webgpu");
-    machine.cmd("shohin-bindgen").arg(built).arg(out).arg("shohin_wasm").run()
+    glue(machine, &target, "pkg-webgpu")
 }
 
 /// Builds the npm package and the page; the page is then in `web-demo/dist`. Where the standard library's
 /// source cannot be had, the package does without threads.
 pub(crate) fn build(machine: &mut Machine) -> Result<()> {
-    module(machine)?;
-    webgpu(machine)?;
     machine.prepare(&[Need::StdSource]);
-    match machine.absent(Need::StdSource) {
-        None => threads(machine)?,
-        Some(_) => {
-            let _ = std::fs::remove_dir_all(machine.root.join("wasm/pkg-threads"));
+    let machine = &*machine;
+    if machine.absent(Need::StdSource).is_some() {
+        for package in ["pkg-threads", "pkg-threads-relaxed"] {
+            let _ = std::fs::remove_dir_all(machine.root.join("wasm").join(package));
         }
+        single(machine)?;
+        webgpu(machine)?;
+    } else {
+        // Each build is for the most part one crate after the other: two at a time keep two cores busy.
+        thread::scope(|scope| {
+            let team = scope.spawn(|| threads(machine));
+            let alone = single(machine).and_then(|()| webgpu(machine));
+            team.join().map_err(|_| "building the module for threads panicked")?.and(alone)
+        })?;
     }
     machine.cmd("npm").args("run --silent build").run()
 }

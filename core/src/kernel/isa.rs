@@ -78,7 +78,7 @@ impl Isa {
         Isa::available().find(|isa| isa.name() == name).ok_or(Error::Unsupported {
             key: crate::Name::new("instruction set"),
             found: crate::Name::new(name),
-            expected: "scalar, avx2, avx512vnni, neon, neondot or simd128, as far as the machine has it",
+            expected: "scalar, avx2, avx512vnni, neon, neondot, simd128 or relaxed, as far as the machine has it",
         })
     }
 
@@ -94,6 +94,8 @@ impl Isa {
             Kind::Neon => "neon",
             #[cfg(target_arch = "aarch64")]
             Kind::NeonDot => "neondot",
+            #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+            Kind::Simd128 if cfg!(target_feature = "relaxed-simd") => "relaxed",
             #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
             Kind::Simd128 => "simd128",
         }

@@ -141,6 +141,15 @@ unsafe fn group<const P: usize, const B: usize>(
     sum
 }
 
+/// Sixteen bytes of a table, at indices below 16: those that relaxed SIMD's instruction says the same about everywhere.
+#[inline(always)]
+fn swizzle(table: v128, index: v128) -> v128 {
+    #[cfg(target_feature = "relaxed-simd")]
+    return u8x16_relaxed_swizzle(table, index);
+    #[cfg(not(target_feature = "relaxed-simd"))]
+    u8x16_swizzle(table, index)
+}
+
 /// The sums of 32 columns of sixteen rows, in 16 bits, those of the planes added by their weight.
 #[inline(always)]
 unsafe fn part<const P: usize>(mut codes: *const u8, mut tables: *const u8, bytes: usize) -> [v128; 2] {
@@ -156,7 +165,7 @@ unsafe fn part<const P: usize>(mut codes: *const u8, mut tables: *const u8, byte
                 {
                     for (half, sums) in sums.iter_mut().enumerate() {
                         let table = load(tables.add((2 * nibble + half) * TABLE_STRIDE));
-                        *sums = u8x16_add(*sums, u8x16_swizzle(table, index));
+                        *sums = u8x16_add(*sums, swizzle(table, index));
                     }
                 }
             }

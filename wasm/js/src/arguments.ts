@@ -130,6 +130,7 @@ const LOAD: Checks<LoadOptions> = {
     if (!isObject(found)) refuse(place, found, "an object");
     converted(`${place}.headers`, () => new Headers((found["headers"] ?? {}) as HeadersInit));
   },
+  simd: either("relaxed", "simd128"),
   threads: must((found: unknown) => found === Infinity || isCount(found), "a whole number, at least 1"),
   stallTimeout: range((ms) => ms > 0, "a number of milliseconds above 0"),
   workerUrl: address,

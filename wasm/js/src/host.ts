@@ -1,5 +1,6 @@
 // What differs between a browser and Node; the latter, and a worker, put in their own.
 import type { LoadOptions } from "./api.js";
+import type { Simd } from "./simd.js";
 import { fetchPieces, type Pieces } from "./source.js";
 
 /** More than this only wait for memory. */
@@ -10,7 +11,7 @@ declare const WorkerGlobalScope: { new (): unknown } | undefined;
 /** What differs between a browser and Node. @internal */
 export const host: {
   /** Finds the compiled module, perhaps at a given `wasmUrl`. */
-  module: (given?: string | URL) => Promise<BufferSource | string | URL> | BufferSource | string | URL;
+  module: (simd: Simd, given?: string | URL) => Promise<BufferSource | string | URL> | BufferSource | string | URL;
   /** How many threads there is room for; 1 where they cannot share memory. */
   cores: () => number;
   /** `threads.js`. */
@@ -18,7 +19,7 @@ export const host: {
   /** Told the names of locks, one for each thread beside this one, that are free again when it has ended. */
   teamStarted: (lives: string[]) => void;
   /** The module for several threads. */
-  teamModule: () => Promise<BufferSource> | URL;
+  teamModule: (simd: Simd) => Promise<BufferSource> | URL;
   /** `webgpu.js`. */
   gpuScript: () => URL;
   /** The module with both engines. */
@@ -26,7 +27,9 @@ export const host: {
   /** Opens a file by its name. `brief`: perhaps only its beginning is wanted for a while. */
   open: (name: string, options: LoadOptions, brief: boolean) => Promise<Pieces>;
 } = {
-  module: (given) => given ?? new URL("shohin_wasm_bg.wasm", import.meta.url),
+  // Bundlers look for exactly these expressions.
+  module: (simd, given) =>
+    given ?? (simd === "relaxed" ? new URL("shohin_wasm_relaxed_bg.wasm", import.meta.url) : new URL("shohin_wasm_bg.wasm", import.meta.url)),
   cores: () => {
     // The thread that shows a page may not wait for others.
     const mayWait = typeof WorkerGlobalScope === "function" && globalThis instanceof WorkerGlobalScope;
@@ -35,7 +38,8 @@ export const host: {
   },
   teamScript: () => new URL("threads.js", import.meta.url),
   teamStarted: () => {},
-  teamModule: () => new URL("shohin_wasm_threads_bg.wasm", import.meta.url),
+  teamModule: (simd) =>
+    simd === "relaxed" ? new URL("shohin_wasm_threads_relaxed_bg.wasm", import.meta.url) : new URL("shohin_wasm_threads_bg.wasm", import.meta.url),
   gpuScript: () => new URL("webgpu.js", import.meta.url),
   gpuModule: () => new URL("shohin_wasm_webgpu_bg.wasm", import.meta.url),
   open: (url, options, brief) => fetchPieces(url, options, brief),

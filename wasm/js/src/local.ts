@@ -7,6 +7,7 @@ import { steady } from "./download.js";
 import { begun, chatArguments, checkName, completionOptions, conversationOptions, embedArguments, generateArguments, loadArguments, restoreArguments, templateArguments, tokenizeArguments, tokensOf } from "./arguments.js";
 import { host } from "./host.js";
 import { joined } from "./parts.js";
+import { first, runnable, type Simd } from "./simd.js";
 import { kindOf, openKind, pour, type Kind, type Pieces } from "./source.js";
 import type { GpuEmbedder, GpuModel, GpuTimeline } from "shohin-webgpu";
 import init, * as alone from "../../pkg/shohin_wasm.js";
@@ -23,15 +24,27 @@ let instance: Promise<Glue> | undefined;
 let team: Promise<Glue | undefined> | undefined;
 
 /** Loads the WebAssembly module, once: the one for several threads where they can be had. */
-async function instantiate({ threads, wasmUrl }: LoadOptions): Promise<Glue> {
+async function instantiate(options: LoadOptions): Promise<Glue> {
+  const { simd } = options;
+  const builds = runnable(simd);
+  if (builds.length === 0) throw new ShohinError("wasm", `there is no WebAssembly SIMD of the kind ${simd} here`);
+  const glue = await instantiated(options, builds);
+  const found = glue.isa();
+  if (simd !== undefined && simd !== found) throw new ShohinError("wasm", `the WebAssembly module that is loaded has ${found}, not ${simd}`);
+  return glue;
+}
+
+async function instantiated({ threads, wasmUrl }: LoadOptions, builds: Simd[]): Promise<Glue> {
   const count = Math.min(threads ?? Infinity, host.cores());
   if (count >= 2) {
     // Whatever is amiss with threads, one is enough.
-    const glue = await (team ??= startTeam(count).catch(() => undefined));
+    const glue = await (team ??= startTeam(count, builds).catch(() => undefined));
     if (glue) return glue;
   }
   instance ??= (async () => {
-    await init({ module_or_path: await host.module(wasmUrl) });
+    // Where it is given, it is the same one for all.
+    const some = wasmUrl === undefined ? builds : builds.slice(0, 1);
+    await first(some, async (simd) => init({ module_or_path: await host.module(simd, wasmUrl) }));
     return alone;
   })();
   try {
@@ -43,10 +56,11 @@ async function instantiate({ threads, wasmUrl }: LoadOptions): Promise<Glue> {
   }
 }
 
-async function startTeam(count: number): Promise<Glue> {
+async function startTeam(count: number, builds: Simd[]): Promise<Glue> {
   const { href } = host.teamScript();
   const script = (await import(/* @vite-ignore */ /* webpackIgnore: true */ href)) as typeof import("./threads.js");
-  host.teamStarted(await script.start(await host.teamModule(), count));
+  const module = await first(builds, async (simd) => script.compile(await host.teamModule(simd)));
+  host.teamStarted(await script.start(module, count));
   return script;
 }
 

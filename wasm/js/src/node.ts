@@ -25,9 +25,12 @@ export async function deleteCache(_url: string | URL): Promise<boolean> {
 
 host.cores = () => Math.min(availableParallelism(), MOST_THREADS);
 
-host.teamModule = async () => readFile(new URL("shohin_wasm_threads_bg.wasm", import.meta.url));
-
-host.module = async (given = new URL("shohin_wasm_bg.wasm", import.meta.url)) => (isOfTheNet(String(given)) ? given : readFile(pathOf(String(given))));
+const { module, teamModule } = host;
+host.teamModule = async (simd) => readFile(teamModule(simd) as URL);
+host.module = async (simd, given) => {
+  const found = String(module(simd, given));
+  return isOfTheNet(found) ? found : readFile(pathOf(found));
+};
 
 host.open = async (name, options, brief) => {
   return isOfTheNet(name) ? fetchPieces(name, options, brief) : filePieces(pathOf(name), brief);

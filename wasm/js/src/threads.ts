@@ -26,11 +26,10 @@ interface Start {
 const node = typeof process === "object" && process.versions?.node ? await import("node:worker_threads") : undefined;
 
 /**
- * Instantiates `wasm` and starts a team of `count` threads, the calling one included. Returns the names of locks: who is
+ * Instantiates `module` and starts a team of `count` threads, the calling one included. Returns the names of locks: who is
  * given one knows that a member is gone. In Node there are none.
  */
-export async function start(wasm: BufferSource | URL, count: number): Promise<string[]> {
-  const module = wasm instanceof URL ? await compile(wasm) : await WebAssembly.compile(wasm);
+export async function start(module: WebAssembly.Module, count: number): Promise<string[]> {
   await init({ module_or_path: module });
   const memory = glue.shared_memory();
   const members: Member[] = [];
@@ -45,9 +44,10 @@ export async function start(wasm: BufferSource | URL, count: number): Promise<st
   }
 }
 
-async function compile(url: URL): Promise<WebAssembly.Module> {
-  const response = await fetch(url);
-  if (!response.ok) throw new Error(`${url}: ${response.status}`);
+export async function compile(wasm: BufferSource | URL): Promise<WebAssembly.Module> {
+  if (!(wasm instanceof URL)) return WebAssembly.compile(wasm);
+  const response = await fetch(wasm);
+  if (!response.ok) throw new Error(`${wasm}: ${response.status}`);
   // As a stream only if the server calls it what it is.
   return response.headers.get("Content-Type") === "application/wasm"
     ? WebAssembly.compileStreaming(response)

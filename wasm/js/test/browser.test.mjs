@@ -8,6 +8,8 @@ import { launch, serve } from "./chromium.mjs";
 
 const MODEL = fileURLToPath(new URL("../../../models/sprout.gguf", import.meta.url));
 const EXPECTED = JSON.parse(await readFile(new URL("../../../models/sprout.expected.json", import.meta.url), "utf8")).models["sprout.gguf"];
+/** What Chromium gets; it has relaxed SIMD. */
+const BEST = existsSync(new URL("../../dist/shohin_wasm_relaxed_bg.wasm", import.meta.url)) ? "relaxed" : "simd128";
 
 describe("in a browser", () => {
   let browser, server, page;
@@ -96,7 +98,7 @@ describe("in a browser", () => {
     assert.equal(new Set(texts).size, 1);
     assert.equal(left, length);
     assert.deepEqual(stages, [["download", "prepare", length], ...Array(3).fill(["read", "prepare", length])]);
-    assert.equal(info.isa, "simd128");
+    assert.equal(info.isa, BEST);
     assert.equal(info.backend, "cpu");
   });
 
@@ -551,7 +553,11 @@ describe("in a browser", () => {
       assert.ok(!fetched.some((path) => path.includes("threads")), `${fetched}`);
       const many = await says(team);
       assert.deepEqual(many, { ...alone, used: Math.min(alone.cores, 16), isolated: true });
-      assert.equal(fetched.includes("/shohin_wasm_threads_bg.wasm"), alone.cores > 1);
+      const file = BEST === "relaxed" ? "/shohin_wasm_threads_relaxed_bg.wasm" : "/shohin_wasm_threads_bg.wasm";
+      assert.deepEqual(
+        fetched.filter((path) => path.includes("threads_")),
+        alone.cores > 1 ? [file] : [],
+      );
       // More threads than there is anything to do for.
       if (alone.cores > 1) assert.equal((await says(team, 2)).text, alone.text);
     } finally {
@@ -604,11 +610,11 @@ describe("in a browser", () => {
 
   test("does with one thread where the files for more are missing", async () => {
     const isolation = { "Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-Policy": "require-corp" };
-    for (const missing of ["/threads.js", "/shohin_wasm_threads_bg.wasm"]) {
+    for (const missing of [["/threads.js"], ["/shohin_wasm_threads_bg.wasm", "/shohin_wasm_threads_relaxed_bg.wasm"]]) {
       const routes = {
         "/": (_request, response) => response.writeHead(200, { ...isolation, "Content-Type": "text/html" }).end("<!doctype html>"),
         "/model.gguf": (_request, response) => createReadStream(MODEL).pipe(response),
-        [missing]: (_request, response) => response.writeHead(404).end(),
+        ...Object.fromEntries(missing.map((path) => [path, (_request, response) => response.writeHead(404).end()])),
       };
       const server = await serve(new URL("../../dist/", import.meta.url), routes, isolation);
       const page = await browser.newPage();
@@ -627,5 +633,99 @@ describe("in a browser", () => {
         await server.close();
       }
     }
+  });
+
+  /** What engines say and are that a page loads with each of `all` options, and what it fetched. */
+  async function loads(all, routes = {}) {
+    const isolation = { "Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-Policy": "require-corp" };
+    const fetched = [];
+    const server = await serve(
+      new URL("../../dist/", import.meta.url),
+      {
+        "/": (_request, response) => response.writeHead(200, { ...isolation, "Content-Type": "text/html" }).end("<!doctype html>"),
+        "/model.gguf": (_request, response) => createReadStream(MODEL).pipe(response),
+        ...routes,
+      },
+      isolation,
+    );
+    const page = await browser.newPage();
+    page.on("request", (request) => fetched.push(new URL(request.url()).pathname));
+    try {
+      await page.goto(server.url);
+      const seen = [];
+      for (const options of all) {
+        seen.push(
+          await page.evaluate(async (options) => {
+            const { Engine } = await import("/index.js");
+            let engine;
+            try {
+              engine = await Engine.load("model.gguf", options);
+            } catch (error) {
+              return error.code;
+            }
+            const texts = [];
+            for (const prompt of ["Once upon a time", "Hello! ".repeat(40)]) {
+              let text = "";
+              for await (const chunk of engine.generate(prompt, { preset: "greedy", maxTokens: 60 })) text += chunk.text;
+              texts.push(text);
+            }
+            await engine.dispose();
+            return { isa: engine.info.isa, texts };
+          }, options),
+        );
+      }
+      return { seen, modules: [...new Set(fetched.filter((path) => path.endsWith(".wasm")))] };
+    } finally {
+      await page.close();
+      await server.close();
+    }
+  }
+
+  describe("relaxed SIMD", { skip: BEST === "relaxed" ? false : "built without it" }, () => {
+    const [OURS, OTHER] = ["/shohin_wasm_relaxed_bg.wasm", "/shohin_wasm_bg.wasm"];
+    const isas = ({ seen }) => seen.map((engine) => engine.isa ?? engine);
+    const gone = (_request, response) => response.writeHead(404).end();
+    let texts;
+
+    test("is used where there is any, and says the same", async () => {
+      const alone = await loads([{ threads: 1 }]);
+      assert.deepEqual(alone.modules, [OURS]);
+      const both = await loads([{ threads: 1 }, { threads: 1, simd: "relaxed" }, { threads: 1, simd: "simd128" }, { threads: 2 }, { threads: 2, simd: "simd128" }]);
+      assert.deepEqual(isas(both), ["relaxed", "relaxed", "simd128", "relaxed", "simd128"]);
+      texts = alone.seen[0].texts;
+      for (const engine of both.seen) assert.deepEqual(engine.texts, texts);
+    });
+
+    test("is done without where the browser has none, unless it is asked for", async () => {
+      const script = await readFile(new URL("../../dist/worker.js", import.meta.url), "utf8");
+      const routes = {
+        "/worker.js": (_request, response) => {
+          response.writeHead(200, { "Content-Type": "text/javascript", "Cross-Origin-Embedder-Policy": "require-corp" });
+          response.end(`WebAssembly.validate = () => false; ${script}`);
+        },
+      };
+      const without = await loads([{ threads: 1 }, { threads: 1, simd: "relaxed" }, { threads: 2 }, { threads: 2, simd: "relaxed" }], routes);
+      assert.deepEqual(isas(without), ["simd128", "wasm", "simd128", "wasm"]);
+      assert.ok(!without.modules.some((path) => path.includes("relaxed")), `${without.modules}`);
+      assert.deepEqual(without.seen[0].texts, texts);
+    });
+
+    test("is done without where its files are missing, unless it is asked for", async () => {
+      const routes = { [OURS]: gone, "/shohin_wasm_threads_relaxed_bg.wasm": gone };
+      const without = await loads([{ threads: 1 }, { threads: 1, simd: "relaxed" }, { threads: 2 }, { threads: 2, simd: "relaxed" }], routes);
+      assert.deepEqual(isas(without), ["simd128", "wasm", "simd128", "wasm"]);
+      // The other way round nothing is amiss, until the other is asked for.
+      const other = await loads([{ threads: 1 }, { threads: 1, simd: "simd128" }], { [OTHER]: gone });
+      assert.deepEqual(isas(other), ["relaxed", "wasm"]);
+    });
+
+    test("may lie elsewhere, and is not taken for what it is not", async () => {
+      const moved = await loads([
+        { threads: 1, wasmUrl: OURS, simd: "relaxed" },
+        { threads: 1, wasmUrl: OTHER },
+        { threads: 1, wasmUrl: OTHER, simd: "relaxed" },
+      ]);
+      assert.deepEqual(isas(moved), ["relaxed", "simd128", "wasm"]);
+    });
   });
 });

@@ -1,15 +1,22 @@
 // The package in Node: `npm run build -w wasm` first.
 import assert from "node:assert/strict";
+import { execFile } from "node:child_process";
+import { existsSync } from "node:fs";
 import { readFile, writeFile, mkdtemp, rm } from "node:fs/promises";
 import { availableParallelism, tmpdir } from "node:os";
 import { join } from "node:path";
 import { after, before, describe, test } from "node:test";
 import { fileURLToPath } from "node:url";
+import { promisify } from "node:util";
 import { Engine, ShohinError } from "shohin";
 
 const MODEL = fileURLToPath(new URL("../../../models/sprout.gguf", import.meta.url));
 /** What the program that trained the model says it says. */
 const EXPECTED = JSON.parse(await readFile(new URL("../../../models/sprout.expected.json", import.meta.url), "utf8")).models["sprout.gguf"];
+
+const NODE = parseInt(process.versions.node);
+/** Whether the package has relaxed SIMD; Node has it since version 21, and before behind a switch. */
+const RELAXED = existsSync(new URL("../../dist/shohin_wasm_relaxed_bg.wasm", import.meta.url));
 
 /** Runs a generation to its end. */
 async function collect(chunks) {
@@ -46,7 +53,7 @@ describe("a loaded model", () => {
     assert.ok(model.parameters > 1e6);
     assert.ok(model.formats.length > 0);
     assert.equal(backend, "cpu");
-    assert.equal(isa, "simd128");
+    assert.equal(isa, RELAXED && NODE > 20 ? "relaxed" : "simd128");
     assert.equal(context, Math.min(4096, model.contextLength));
   });
 
@@ -61,6 +68,30 @@ describe("a loaded model", () => {
     }
     await alone.dispose();
     await assert.rejects(Engine.load(MODEL, { threads: 0 }), fails("argument"));
+  });
+
+  test("says the same with relaxed SIMD, and fails where it is asked for and missing", { skip: !RELAXED }, async () => {
+    /** What a process with `switches` gets that loads a model with each of `all` options. */
+    const loads = async (all, switches) => {
+      const script = `
+        import { Engine } from "shohin";
+        const seen = [];
+        for (const options of ${JSON.stringify(all)}) {
+          const engine = await Engine.load(${JSON.stringify(MODEL)}, options).catch((error) => error.code);
+          if (typeof engine === "string") { seen.push(engine); continue; }
+          let text = "";
+          for await (const chunk of engine.generate("Once upon a time", { preset: "greedy", maxTokens: 60 })) text += chunk.text;
+          seen.push(engine.info.isa, text);
+        }
+        console.log(JSON.stringify(seen));`;
+      const { stdout } = await promisify(execFile)(process.execPath, [...switches, "--input-type=module", "--eval", script], { cwd: fileURLToPath(new URL("./", import.meta.url)) });
+      return JSON.parse(stdout);
+    };
+    const { text } = await collect(engine.generate("Once upon a time", { preset: "greedy", maxTokens: 60 }));
+    const on = NODE > 20 ? [] : ["--experimental-wasm-relaxed-simd"];
+    assert.deepEqual(await loads([{ simd: "relaxed" }, { threads: 1 }, { simd: "simd128" }], on), ["relaxed", text, "relaxed", text, "wasm"]);
+    assert.deepEqual(await loads([{ simd: "simd128" }, { threads: 1, simd: "simd128" }], on), ["simd128", text, "simd128", text]);
+    if (NODE <= 20) assert.deepEqual(await loads([{ simd: "relaxed" }, {}], []), ["wasm", "simd128", text]);
   });
 
   test("keeps keys and values in bytes on request", async () => {
