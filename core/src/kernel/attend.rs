@@ -278,9 +278,9 @@ fn span<S: Source>(
             Kind::Avx512Vnni => avx512(&job, softmax),
             #[cfg(target_arch = "aarch64")]
             Kind::Neon | Kind::NeonDot => run::<lanes::Neon, S, 1, 2, 4, 2>(&job, softmax),
-            #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
-            Kind::Simd128 => run::<lanes::Simd128, S, 0, 1, 2, 1>(&job, softmax),
             Kind::Scalar => run::<lanes::Scalar, S, 0, 1, 2, 1>(&job, softmax),
+            #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+            _ => run::<lanes::Simd128, S, 0, 1, 2, 1>(&job, softmax),
         }
     }
 }

@@ -22,6 +22,9 @@ pub(crate) enum Kind {
     NeonDot,
     #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
     Simd128,
+    #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
+    /// With the products of relaxed SIMD.
+    RelaxedDot,
 }
 
 impl Kind {
@@ -38,6 +41,8 @@ impl Kind {
         Kind::NeonDot,
         #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
         Kind::Simd128,
+        #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
+        Kind::RelaxedDot,
     ];
 
     fn supported(self) -> bool {
@@ -55,6 +60,8 @@ impl Kind {
             // A module holding simd128 instructions does not even load where they are missing.
             #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
             Kind::Simd128 => true,
+            #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
+            Kind::RelaxedDot => super::relaxed_words::multiplies_fast(),
         }
     }
 }
@@ -78,7 +85,7 @@ impl Isa {
         Isa::available().find(|isa| isa.name() == name).ok_or(Error::Unsupported {
             key: crate::Name::new("instruction set"),
             found: crate::Name::new(name),
-            expected: "scalar, avx2, avx512vnni, neon, neondot, simd128 or relaxed, as far as the machine has it",
+            expected: "scalar, avx2, avx512vnni, neon, neondot, simd128, relaxed or relaxeddot, as far as the machine has it",
         })
     }
 
@@ -98,6 +105,8 @@ impl Isa {
             Kind::Simd128 if cfg!(target_feature = "relaxed-simd") => "relaxed",
             #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
             Kind::Simd128 => "simd128",
+            #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
+            Kind::RelaxedDot => "relaxeddot",
         }
     }
 
@@ -115,6 +124,10 @@ impl Isa {
             Kind::Neon | Kind::NeonDot => Layout::Words,
             #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
             Kind::Simd128 => Layout::Bytes,
+            #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
+            Kind::RelaxedDot if matches!(format, Format::Q1_0) => Layout::Bytes,
+            #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
+            Kind::RelaxedDot => Layout::Words,
         }
     }
 
@@ -131,6 +144,8 @@ impl Isa {
             Kind::Avx2 | Kind::Avx512Vnni => tokens,
             #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
             Kind::Simd128 => tokens,
+            #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
+            Kind::RelaxedDot => tokens,
             _ => 0,
         }
     }

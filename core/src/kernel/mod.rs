@@ -24,6 +24,8 @@ mod neon;
 #[cfg(target_arch = "aarch64")]
 mod neon_words;
 mod parallel;
+#[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
+mod relaxed_words;
 mod scalar;
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 mod simd128;
@@ -124,6 +126,10 @@ fn table(kind: Kind) -> Table {
         // Plain loops over floats are vectorized by the compiler here.
         Kind::Simd128 => {
             Table { float: |_| None, integer: simd128::integer, interleaved: simd128_tables::interleaved }
+        }
+        #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
+        Kind::RelaxedDot => {
+            Table { float: |_| None, integer: simd128::integer, interleaved: relaxed_words::interleaved }
         }
         #[allow(unreachable_patterns, reason = "the kinds differ by target")]
         _ => Table { float: |_| None, integer: |_| None, interleaved: |_, _| None },

@@ -17,10 +17,10 @@ pub(super) fn interleaved(format: Format, layout: Layout) -> Option<Kernel> {
         return None;
     }
     Some(match format {
-        Format::Q1_0 => rows::<1, 128>,
-        Format::Q2_0 => rows::<2, 64>,
-        Format::Pq2_0 => rows::<2, 128>,
-        Format::Tq2_0 => rows::<2, 256>,
+        Format::Q1_0 => rows::<Lookups<1, 128>>,
+        Format::Q2_0 => rows::<Lookups<2, 64>>,
+        Format::Pq2_0 => rows::<Lookups<2, 128>>,
+        Format::Tq2_0 => rows::<Lookups<2, 256>>,
         _ => return None,
     })
 }
@@ -39,21 +39,36 @@ const TABLE_STRIDE: usize = 16 * PARTS;
 /// cache, the tables of one token in the first.
 const CHUNK: usize = 16 * GROUP;
 
-/// `P` planes of bits, blocks of `B` columns.
-fn rows<const P: usize, const B: usize>(work: &Work<'_>, out: &mut OutRows<'_>) {
-    if work.tables.is_empty() {
+/// Sixteen interleaved rows, times one token.
+pub(super) trait Group {
+    /// Rounds of the innermost loop.
+    const TURNS: usize;
+    /// Whether it takes tables.
+    const LOOKS_UP: bool;
+    /// The running sums of a group of rows. `turns` is [`Self::TURNS`], which the compiler must not
+    /// know: it would turn the innermost loop into a straight line of so many loads that an engine's
+    /// compiler, which does all loads of such a line first, runs out of registers.
+    ///
+    /// Safety: the group is a whole one, and `y` and `tables`, if it takes any, have all its columns.
+    unsafe fn sums(group: &[u8], y: &[Q8Block], tables: &[Tables], turns: usize) -> [v128; 4];
+}
+
+/// Fills `out` group by group.
+pub(super) fn rows<G: Group>(work: &Work<'_>, out: &mut OutRows<'_>) {
+    if G::LOOKS_UP && work.tables.is_empty() {
         return integer_from(0, work, out);
     }
-    let (stride, tables) = (q8_blocks(work.w.cols()), work.w.cols().div_ceil(TABLES_LEN));
+    let stride = q8_blocks(work.w.cols());
+    let tables = if G::LOOKS_UP { work.w.cols().div_ceil(TABLES_LEN) } else { 0 };
     let end = work.w.grouped_rows().saturating_sub(out.first()).min(out.len()) / GROUP * GROUP;
-    let bytes = core::hint::black_box(PART_BYTES);
+    let turns = core::hint::black_box(G::TURNS);
     for start in (0..end).step_by(CHUNK) {
         for t in 0..work.tokens {
             let y = &work.q8[t * stride..][..stride];
             let tables = &work.tables[t * tables..][..tables];
             for i in (start..end.min(start + CHUNK)).step_by(GROUP) {
                 // SAFETY: the group is a whole one, and `y` and `tables` have all its columns.
-                let sums = unsafe { group::<P, B>(work.w.group(out.first() + i), y, tables, bytes) };
+                let sums = unsafe { G::sums(work.w.group(out.first() + i), y, tables, turns) };
                 let mut values = [0.0; GROUP];
                 for (values, sums) in values.as_chunks_mut::<4>().0.iter_mut().zip(sums) {
                     let sums = f32x4_mul(sums, f32x4_splat(work.step(t)));
@@ -68,77 +83,77 @@ fn rows<const P: usize, const B: usize>(work: &Work<'_>, out: &mut OutRows<'_>) 
 }
 
 #[inline(always)]
-unsafe fn load(p: *const u8) -> v128 {
+pub(super) unsafe fn load(p: *const u8) -> v128 {
     // SAFETY: the caller has 16 bytes at `p`.
     unsafe { v128_load(p.cast()) }
 }
 
-/// Sixteen running sums of a group of rows. `part_bytes` is [`PART_BYTES`], which the compiler must not
-/// know: it would turn the innermost loop into a straight line of so many loads that an engine's
-/// compiler, which does all loads of such a line first, runs out of registers.
-#[inline(always)]
-unsafe fn group<const P: usize, const B: usize>(
-    group: &[u8],
-    y: &[Q8Block],
-    tables: &[Tables],
-    part_bytes: usize,
-) -> [v128; 4] {
-    let blocks = group.len() / (2 * GROUP + B / 8 * P * GROUP);
-    let (scales, codes) = group.split_at(blocks * 2 * GROUP);
-    let finite = finite(scales);
-    let mut sum = [f32x4_splat(0.0); 4];
-    let mut codes = codes.as_ptr();
-    let (mut y, mut tables, mut half) = (y.as_ptr(), tables.as_ptr(), 0);
-    for b in 0..blocks {
-        let mut n = [i32x4_splat(0); 4];
-        let mut start = 0i32;
-        for _ in 0..B / Q8_LEN {
-            // SAFETY: the caller has the group, the activations and their tables.
-            unsafe {
-                let parts = [0, 1].map(|part| {
-                    let sums = (&raw const (*tables).sums).cast::<u8>().add((2 * half + part) * 16);
-                    // See `Layout::Bytes` for the order of the bytes.
-                    let codes = if P == 1 {
-                        codes.add((2 * half + part) * GROUP)
-                    } else {
-                        codes.add(part * PART_BYTES * P * GROUP)
-                    };
-                    self::part::<P>(codes, sums, part_bytes)
-                });
-                let factor = i32x4_splat((*y).factor[0] | (*y).factor[1] << 16);
-                for half in 0..2 {
-                    let [a, b] = parts.map(|part| part[half]);
-                    let pairs = [
-                        i16x8_shuffle::<0, 8, 1, 9, 2, 10, 3, 11>(a, b),
-                        i16x8_shuffle::<4, 12, 5, 13, 6, 14, 7, 15>(a, b),
-                    ];
-                    for (n, pairs) in n[2 * half..].iter_mut().zip(pairs) {
-                        *n = i32x4_add(*n, i32x4_dot_i16x8(pairs, factor));
+/// `P` planes of bits, blocks of `B` columns.
+struct Lookups<const P: usize, const B: usize>;
+
+impl<const P: usize, const B: usize> Group for Lookups<P, B> {
+    const TURNS: usize = PART_BYTES;
+    const LOOKS_UP: bool = true;
+
+    #[inline(always)]
+    unsafe fn sums(group: &[u8], y: &[Q8Block], tables: &[Tables], part_bytes: usize) -> [v128; 4] {
+        let blocks = group.len() / (2 * GROUP + B / 8 * P * GROUP);
+        let (scales, codes) = group.split_at(blocks * 2 * GROUP);
+        let finite = finite(scales);
+        let mut sum = [f32x4_splat(0.0); 4];
+        let mut codes = codes.as_ptr();
+        let (mut y, mut tables, mut half) = (y.as_ptr(), tables.as_ptr(), 0);
+        for b in 0..blocks {
+            let mut n = [i32x4_splat(0); 4];
+            let mut start = 0i32;
+            for _ in 0..B / Q8_LEN {
+                // SAFETY: the caller has the group, the activations and their tables.
+                unsafe {
+                    let parts = [0, 1].map(|part| {
+                        let sums = (&raw const (*tables).sums).cast::<u8>().add((2 * half + part) * 16);
+                        // See `Layout::Bytes` for the order of the bytes.
+                        let codes = if P == 1 {
+                            codes.add((2 * half + part) * GROUP)
+                        } else {
+                            codes.add(part * PART_BYTES * P * GROUP)
+                        };
+                        self::part::<P>(codes, sums, part_bytes)
+                    });
+                    let factor = i32x4_splat((*y).factor[0] | (*y).factor[1] << 16);
+                    for half in 0..2 {
+                        let [a, b] = parts.map(|part| part[half]);
+                        let pairs = [
+                            i16x8_shuffle::<0, 8, 1, 9, 2, 10, 3, 11>(a, b),
+                            i16x8_shuffle::<4, 12, 5, 13, 6, 14, 7, 15>(a, b),
+                        ];
+                        for (n, pairs) in n[2 * half..].iter_mut().zip(pairs) {
+                            *n = i32x4_add(*n, i32x4_dot_i16x8(pairs, factor));
+                        }
+                    }
+                    // A weight is twice its bit, or its code, less 1.
+                    let base = if P == 1 { 2 } else { 3 };
+                    let moved = (&raw const (*tables).base).cast::<i32>().add(half).read().wrapping_mul(base);
+                    start = start.wrapping_add((*y).start).wrapping_add(moved);
+                    // There are two halves to a table.
+                    (y, tables, half) = (y.add(1), tables.add(half), half ^ 1);
+                    if P > 1 {
+                        codes = codes.add(Q8_LEN / 8 * P * GROUP);
                     }
                 }
-                // A weight is twice its bit, or its code, less 1.
-                let base = if P == 1 { 2 } else { 3 };
-                let moved = (&raw const (*tables).base).cast::<i32>().add(half).read().wrapping_mul(base);
-                start = start.wrapping_add((*y).start).wrapping_add(moved);
-                // There are two halves to a table.
-                (y, tables, half) = (y.add(1), tables.add(half), half ^ 1);
-                if P > 1 {
-                    codes = codes.add(Q8_LEN / 8 * P * GROUP);
-                }
+            }
+            if P == 1 {
+                codes = codes.wrapping_add(B / 8 * GROUP);
+            }
+            // SAFETY: there are as many scales as blocks.
+            let d = unsafe { self::scales(scales.as_ptr().add(b * 2 * GROUP), finite) };
+            for l in 0..4 {
+                let n = if P == 1 { i32x4_shl(n[l], 1) } else { n[l] };
+                let n = f32x4_convert_i32x4(i32x4_add(n, i32x4_splat(start)));
+                sum[l] = f32x4_add(sum[l], f32x4_mul(n, d[l]));
             }
         }
-        if P == 1 {
-            codes = codes.wrapping_add(B / 8 * GROUP);
-        }
-        // SAFETY: there are as many scales as blocks.
-        let d = unsafe { self::scales(scales.as_ptr().add(b * 2 * GROUP), finite) };
-        for l in 0..4 {
-            let n = if P == 1 { i32x4_shl(n[l], 1) } else { n[l] };
-            let n = f32x4_convert_i32x4(i32x4_add(n, i32x4_splat(start)));
-            sum[l] = f32x4_add(sum[l], f32x4_mul(n, d[l]));
-        }
+        sum
     }
-    sum
 }
 
 /// Sixteen bytes of a table, at indices below 16: those that relaxed SIMD's instruction says the same about everywhere.
@@ -191,7 +206,7 @@ const F16_INFINITE: i16 = 0x7c00;
 
 /// Whether none of the scales of a group is infinite or NaN.
 #[inline(always)]
-fn finite(scales: &[u8]) -> bool {
+pub(super) fn finite(scales: &[u8]) -> bool {
     let mut found = i16x8_splat(0);
     for scales in scales.as_chunks::<16>().0 {
         // SAFETY: sixteen bytes.
@@ -204,7 +219,7 @@ fn finite(scales: &[u8]) -> bool {
 
 /// Sixteen scales.
 #[inline(always)]
-unsafe fn scales(p: *const u8, finite: bool) -> [v128; 4] {
+pub(super) unsafe fn scales(p: *const u8, finite: bool) -> [v128; 4] {
     // SAFETY: the caller has 32 bytes at `p`.
     let (a, b) = unsafe { (load(p), load(p.add(16))) };
     let words = [

@@ -92,6 +92,8 @@ fn fill_of(kind: Kind) -> Option<Filler> {
         Kind::Avx2 | Kind::Avx512Vnni => Some(super::avx2_words::fill_tables),
         #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
         Kind::Simd128 => Some(super::simd128_tables::fill_tables),
+        #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
+        Kind::RelaxedDot => Some(super::simd128_tables::fill_tables),
         _ => None,
     }
 }

@@ -62,7 +62,7 @@ export interface LoadOptions {
   threads?: number;
   /**
    * Which build of the module computes on the CPU: `relaxed`, for browsers with WebAssembly's relaxed SIMD (Chrome and Firefox; Node 21 on), is up
-   * to a quarter faster than `simd128`, and says the same. Default: the fastest that runs here. One that is asked for and cannot be had
+   * to half again as fast as `simd128`, and says the same. Default: the fastest that runs here. One that is asked for and cannot be had
    * ends loading with code `wasm`; in Node, and with a `LocalEngine`, that is also so where another model has brought the other build.
    */
   simd?: "relaxed" | "simd128";
@@ -323,7 +323,7 @@ export interface PresetValues {
 export interface EngineInfo {
   /** What computes. More will be added. */
   backend: "cpu" | "webgpu" | (string & {});
-  /** Instructions in use: `relaxed` or `simd128` on the CPU. */
+  /** Instructions in use: on the CPU `simd128`, `relaxed`, or `relaxeddot` where 2-bit weights are multiplied, not looked up, as on x86. */
   isa: string;
   /** How many threads compute. */
   threads: number;

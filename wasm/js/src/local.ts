@@ -30,7 +30,7 @@ async function instantiate(options: LoadOptions): Promise<Glue> {
   if (builds.length === 0) throw new ShohinError("wasm", `there is no WebAssembly SIMD of the kind ${simd} here`);
   const glue = await instantiated(options, builds);
   const found = glue.isa();
-  if (simd !== undefined && simd !== found) throw new ShohinError("wasm", `the WebAssembly module that is loaded has ${found}, not ${simd}`);
+  if (simd !== undefined && !found.startsWith(simd)) throw new ShohinError("wasm", `the WebAssembly module that is loaded has ${found}, not ${simd}`);
   return glue;
 }
 
