@@ -43,7 +43,7 @@ impl<'b, C: Store<'b>> FullAttention<'_, C> {
         let tokens = out.len() / columns;
         let seen = self.start + tokens;
         // Where waking another thread takes longer than the work, there is none.
-        const FEW: usize = 1 << 18;
+        const FEW: usize = 1 << 16;
         let pool = if seen.saturating_mul(out.len()) < FEW { &Serial } else { pool };
         let queries = |token: usize, column: usize, tokens: usize| Queries {
             q: &self.q[token * columns + column..],

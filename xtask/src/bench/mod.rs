@@ -116,7 +116,7 @@ pub(crate) fn bench(machine: &mut Machine, options: &Options) -> Result<()> {
     let (mut native, mut pages) = (Pairs::new(), Pairs::new());
     if options.native {
         let llama = options.peers.then(|| peers::llama(machine)).transpose()?;
-        native = native::measure(machine, &models, &plan, llama.as_deref(), &mut samples, &mut notes)?;
+        native = native::measure(machine, &models, &plan, llama.as_ref(), &mut samples, &mut notes)?;
     }
     if options.browser {
         pages = browser::measure(machine, &models, &plan, options.peers, &mut samples, &mut notes)?;

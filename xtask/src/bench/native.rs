@@ -4,6 +4,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use super::peers::Llama;
 use super::sample::{self, Engine, Sample, Test};
 use super::{Models, Pairs, Plan};
 use crate::command::{Cmd, Result};
@@ -17,14 +18,15 @@ pub(super) fn measure(
     machine: &Machine,
     models: &Models,
     plan: &Plan,
-    llama: Option<&Path>,
+    llama: Option<&Llama>,
     samples: &mut Vec<Sample>,
     notes: &mut Vec<String>,
 ) -> Result<Pairs> {
     let mut pairs = plan.formats.clone();
-    if let Some(python) = llama {
+    if let Some(llama) = llama {
         for (format, peer) in pairs.iter_mut().filter(|(format, peer)| format != peer) {
-            match theirs(machine, models, plan, Place { format, threads: 1, round: 0 }, python, None)? {
+            let place = Place { format, threads: 1, round: 0 };
+            match theirs(machine, models, plan, place, &llama.native, None)? {
                 Said::Version(_) => *peer = format,
                 Said::Cannot(why) => {
                     notes.push(format!("llama.cpp cannot read {}: {why}.", format.to_uppercase()));
@@ -40,45 +42,51 @@ pub(super) fn measure(
                 println!("round {} of {}: {format}, threads: {threads}", round + 1, plan.rounds);
                 let place = Place { format, threads, round };
                 isa = ours(machine, models, plan, place, None, samples)?;
-                if let Some(python) = llama
-                    && !done.contains(&(peer, threads))
+                let fresh = !done.contains(&(peer, threads));
+                done.push((peer, threads));
+                let there = Place { format: peer, ..place };
+                if let Some(llama) = llama
+                    && fresh
                 {
-                    done.push((peer, threads));
-                    match theirs(
+                    let note = match theirs(
                         machine,
                         models,
                         plan,
-                        Place { format: peer, ..place },
-                        python,
-                        Some(samples),
+                        there,
+                        &llama.native,
+                        Some((Engine::Llama, samples)),
                     )? {
                         Said::Version(version) => {
-                            let note = format!(
-                                "llama.cpp of llama-cpp-python {version}, compiled for this processor."
-                            );
-                            if !notes.contains(&note) {
-                                notes.push(note);
-                            }
+                            format!("llama.cpp of llama-cpp-python {version}, compiled for this processor.")
                         }
-                        Said::Cannot(why) => {
-                            let note = format!("llama.cpp cannot read {}: {why}.", peer.to_uppercase());
-                            if !notes.contains(&note) {
-                                notes.push(note);
-                            }
-                        }
+                        Said::Cannot(why) => format!("llama.cpp cannot read {}: {why}.", peer.to_uppercase()),
+                    };
+                    if !notes.contains(&note) {
+                        notes.push(note);
                     }
                 }
                 if isa != "avx2" && cfg!(target_arch = "x86_64") {
                     ours(machine, models, plan, place, Some("avx2"), samples)?;
+                    if let Some(python) = llama.and_then(|llama| llama.avx2.as_deref())
+                        && fresh
+                    {
+                        theirs(machine, models, plan, there, python, Some((Engine::LlamaAvx2, samples)))?;
+                    }
                 }
             }
         }
     }
     // The same bytes and products at the same speed bound the others.
-    let ours: Vec<Sample> = samples.iter().filter(|s| s.engine == Engine::Shohin).cloned().collect();
-    for s in samples.iter_mut().filter(|s| s.engine == Engine::Llama) {
-        let place = (s.format, s.threads, s.round, s.test);
-        let same = ours.iter().find(|own| (own.format, own.threads, own.round, own.test) == place);
+    let ours = samples.clone();
+    for s in samples.iter_mut() {
+        let engine = match s.engine {
+            Engine::Llama => Engine::Shohin,
+            Engine::LlamaAvx2 => Engine::ShohinAvx2,
+            _ => continue,
+        };
+        let place = (engine, s.format, s.threads, s.round, s.test);
+        let same =
+            ours.iter().find(|own| (own.engine, own.format, own.threads, own.round, own.test) == place);
         s.bound = same.and_then(|own| own.bound);
     }
     notes.insert(0, format!("{}; Shohin's best instruction set here: {isa}.", processor()));
@@ -173,7 +181,7 @@ fn theirs(
     plan: &Plan,
     place: Place,
     python: &Path,
-    samples: Option<&mut Vec<Sample>>,
+    samples: Option<(Engine, &mut Vec<Sample>)>,
 ) -> Result<Said> {
     let mut driver = Cmd::new(python, &machine.root).arg(machine.root.join("xtask/src/bench/llama.py"));
     driver = driver.arg(models.file(place.format)).arg(place.threads.to_string());
@@ -184,9 +192,9 @@ fn theirs(
     if let Some(why) = text.lines().find_map(|line| line.strip_prefix("cannot ")) {
         return Ok(Said::Cannot(why.into()));
     }
-    if let Some(samples) = samples {
+    if let Some((engine, samples)) = samples {
         let read = text.lines().filter_map(sample::read);
-        samples.extend(read.map(|(test, wall, cpu)| place.sample(Engine::Llama, test, wall, cpu)));
+        samples.extend(read.map(|(test, wall, cpu)| place.sample(engine, test, wall, cpu)));
     }
     let version = text.lines().find_map(|line| line.strip_prefix("version "));
     version.map(|version| Said::Version(version.into())).ok_or("llama.py says no version".into())

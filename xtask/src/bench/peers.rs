@@ -7,9 +7,20 @@ use crate::machine::{self, GXX, Machine, Need, PYTHON};
 
 pub(super) const LLAMA_NEEDS: &[Need] = &[Need::Program(&PYTHON), Need::Program(&GXX)];
 
-/// For this processor, without what measuring does not need.
-const CMAKE_ARGS: &str = "-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF -DMTMD_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF \
-    -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TESTS=OFF";
+/// Without what measuring does not need.
+const CMAKE_ARGS: &str = "-DLLAVA_BUILD=OFF -DMTMD_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_EXAMPLES=OFF \
+    -DLLAMA_BUILD_TESTS=OFF";
+const NATIVE: &str = "-DGGML_NATIVE=ON";
+const AVX2: &str = "-DGGML_NATIVE=OFF -DGGML_SSE42=ON -DGGML_AVX=ON -DGGML_AVX2=ON -DGGML_BMI2=ON -DGGML_FMA=ON \
+    -DGGML_F16C=ON";
+
+/// Pythons that have llama.cpp.
+pub(super) struct Llama {
+    /// Compiled for this processor.
+    pub(super) native: PathBuf,
+    /// For AVX2, on a processor that has more.
+    pub(super) avx2: Option<PathBuf>,
+}
 
 fn home(machine: &Machine) -> PathBuf {
     machine.tools().join("peers")
@@ -35,16 +46,29 @@ fn imports(machine: &Machine, python: &Path, import: &str) -> Result<String> {
     Cmd::new(python, &machine.root).args("-c").arg(format!("import {import}")).read()
 }
 
+pub(super) fn llama(machine: &Machine) -> Result<Llama> {
+    #[cfg(target_arch = "x86_64")]
+    let more = std::arch::is_x86_feature_detected!("avx512f");
+    #[cfg(not(target_arch = "x86_64"))]
+    let more = false;
+    Ok(Llama {
+        native: compiled_llama(machine, "venv", NATIVE)?,
+        avx2: more.then(|| compiled_llama(machine, "venv-avx2", AVX2)).transpose()?,
+    })
+}
+
 /// A Python that has llama.cpp, compiled here from the source package on PyPI.
-pub(super) fn llama(machine: &Machine) -> Result<PathBuf> {
-    let (python, ready) = venv(machine, "venv", "llama_cpp")?;
+fn compiled_llama(machine: &Machine, name: &str, instructions: &str) -> Result<PathBuf> {
+    let (python, ready) = venv(machine, name, "llama_cpp")?;
     if ready {
         return Ok(python);
     }
-    println!("xtask: compiling llama.cpp, which takes some minutes");
+    println!("xtask: compiling llama.cpp with {instructions}, which takes some minutes");
     Cmd::new(&python, &machine.root)
-        .args("-m pip install --quiet --disable-pip-version-check --no-binary llama-cpp-python llama-cpp-python")
-        .env("CMAKE_ARGS", CMAKE_ARGS)
+        // What was compiled for other instructions must not be taken from pip's cache.
+        .args("-m pip install --quiet --disable-pip-version-check --no-cache-dir")
+        .args("--no-binary llama-cpp-python llama-cpp-python")
+        .env("CMAKE_ARGS", format!("{instructions} {CMAKE_ARGS}"))
         .run()?;
     imports(machine, &python, "llama_cpp")
         .map(|_| python)

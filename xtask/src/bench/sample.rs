@@ -23,12 +23,13 @@ impl fmt::Display for Test {
     }
 }
 
-/// Where a program ran and which it was. The first two of each place are ours.
+/// Where a program ran and which it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Engine {
     Shohin,
     ShohinAvx2,
     Llama,
+    LlamaAvx2,
     Page,
     Wllama,
     Transformers,

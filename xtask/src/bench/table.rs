@@ -16,7 +16,7 @@ pub(super) fn report(
 ) -> String {
     let all = Samples { samples, formats: native_pairs };
     let mut text = String::new();
-    let native = [Engine::Shohin, Engine::ShohinAvx2, Engine::Llama];
+    let native = [Engine::Shohin, Engine::ShohinAvx2, Engine::Llama, Engine::LlamaAvx2];
     let pages = [Engine::Page, Engine::Wllama, Engine::Transformers];
     if samples.iter().any(|s| native.contains(&s.engine)) {
         text += "Native, tokens/s; ms: processor time of a token. The bound of decode: as many threads read as much and do no\n\
@@ -27,7 +27,9 @@ pub(super) fn report(
     }
     if samples.iter().any(|s| s.engine == Engine::Llama) {
         text += "\nTimes as fast as llama.cpp, by the clock (by processor time)\n\n";
-        all.ratios(&mut text, &native[..2], Engine::Llama);
+        let own = |engine| samples.iter().any(|s| s.engine == engine);
+        let avx2 = if own(Engine::LlamaAvx2) { Engine::LlamaAvx2 } else { Engine::Llama };
+        all.ratios(&mut text, &[(Engine::Shohin, Engine::Llama), (Engine::ShohinAvx2, avx2)]);
     }
     let all = Samples { samples, formats: page_pairs };
     if samples.iter().any(|s| pages.contains(&s.engine)) {
@@ -38,7 +40,7 @@ pub(super) fn report(
     for (peer, name) in [(Engine::Wllama, "wllama"), (Engine::Transformers, "transformers.js")] {
         if samples.iter().any(|s| s.engine == peer) {
             let _ = write!(text, "\nTimes as fast as {name}, by the clock (by processor time)\n\n");
-            all.ratios(&mut text, &pages[..1], peer);
+            all.ratios(&mut text, &[(Engine::Page, peer)]);
         }
     }
     all.scaling(&mut text, Engine::Page);
@@ -240,15 +242,17 @@ impl Samples<'_> {
         }
     }
 
-    fn ratios(&self, text: &mut String, engines: &[Engine], peer: Engine) {
-        let tests = self.tests(&[peer]);
+    /// Of each engine and its peer.
+    fn ratios(&self, text: &mut String, pairs: &[(Engine, Engine)]) {
+        let peers: Vec<Engine> = pairs.iter().map(|(_, peer)| *peer).collect();
+        let tests = self.tests(&peers);
         let mut head: Vec<String> = ["format", "compared with", "engine", "threads"].map(String::from).into();
         head.extend(tests.iter().map(Test::to_string));
         row(text, &head);
         row(text, &rule(head.len(), 3));
         for (format, peer_format) in self.formats {
-            for threads in self.threads(&[peer]) {
-                for &engine in engines {
+            for threads in self.threads(&peers) {
+                for &(engine, peer) in pairs {
                     let ratio = |test, number| {
                         let theirs = (peer, *peer_format, threads, test);
                         self.ratio((engine, *format, threads, test), theirs, number)
@@ -260,7 +264,9 @@ impl Samples<'_> {
                     if cells.iter().all(Option::is_none) {
                         continue;
                     }
-                    let names = [format.to_uppercase(), peer_format.to_uppercase(), name(engine).into()];
+                    let only = if peer == Engine::LlamaAvx2 { ", AVX2 only" } else { "" };
+                    let compared = peer_format.to_uppercase() + only;
+                    let names = [format.to_uppercase(), compared, name(engine).into()];
                     let mut line = Vec::from(names);
                     line.push(threads.to_string());
                     line.extend(cells.into_iter().map(|cell| match cell {
@@ -279,6 +285,7 @@ fn name(engine: Engine) -> &'static str {
         Engine::Shohin | Engine::Page => "Shohin",
         Engine::ShohinAvx2 => "Shohin, AVX2 only",
         Engine::Llama => "llama.cpp",
+        Engine::LlamaAvx2 => "llama.cpp, AVX2 only",
         Engine::Wllama => "wllama",
         Engine::Transformers => "transformers.js",
     }
