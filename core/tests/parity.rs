@@ -131,6 +131,31 @@ fn long_rows_and_many_tokens_equal_the_reference() {
     }
 }
 
+/// Interleaved rows and as many tokens as fill tiles of them, or just do not, or are some more; ordinary
+/// weights and any bytes.
+#[test]
+fn prompts_equal_the_reference() {
+    let mut numbers = Numbers(7);
+    for isa in Isa::available() {
+        for format in Format::ALL.into_iter().filter(|f| quant::interleaved_format(*f).is_some()) {
+            for (i, (rows, blocks, tokens)) in
+                [(16, 1, 16), (32, 3, 15), (48, 2, 17), (37, 5, 33), (64, 1, 31), (33, 9, 130)]
+                    .into_iter()
+                    .enumerate()
+            {
+                let cols = blocks * format.block();
+                let mut packed = weights(&mut numbers, format, rows, cols);
+                if i % 2 == 1 {
+                    packed.iter_mut().for_each(|byte| *byte = numbers.next() as u8);
+                }
+                let w = Matrix::new(format, rows, cols, &packed).unwrap();
+                let x: Vec<f32> = (0..tokens * cols).map(|_| numbers.float()).collect();
+                compare(isa, &w, &x, tokens);
+            }
+        }
+    }
+}
+
 /// Any bytes at any address: scales that are infinite, NaN, negative, subnormal; ternary code 3;
 /// base-3 bytes that no packer writes.
 #[test]
@@ -297,5 +322,9 @@ fn instruction_sets_are_found_by_name_or_refused() {
         assert_eq!(Isa::named(isa.name()).unwrap(), isa);
     }
     assert_eq!(Isa::named("mmx").unwrap_err().code(), "unsupported");
+    // What an emulator was started for.
+    if let Ok(name) = std::env::var("SHOHIN_EXPECTED_ISA") {
+        assert_eq!(Isa::detect().name(), name);
+    }
     std::println!("{:?}", Isa::available().map(Isa::name).collect::<Vec<_>>());
 }

@@ -3,6 +3,7 @@
 use std::env;
 use std::path::{Path, PathBuf};
 
+use crate::bochs;
 use crate::command::{Cmd, Result};
 use crate::sysroot;
 use crate::web::WASM;
@@ -40,6 +41,8 @@ pub(crate) enum Need {
     WasmPack,
     /// A driver for GPU computing, in software at least.
     Vulkan,
+    /// An emulator of processors with AMX.
+    Bochs,
 }
 
 /// Where Linux looks for Vulkan drivers, and the package with one in software.
@@ -117,6 +120,13 @@ pub(crate) static GXX: Program = Program {
     variable: "CXX",
     debian: &["g++"],
     elsewhere: "install a C++ compiler",
+};
+
+pub(crate) static MAKE: Program = Program {
+    names: &["make", "gmake"],
+    variable: "MAKE",
+    debian: &["make", "xz-utils"],
+    elsewhere: "install make",
 };
 
 /// The repository, where tools go, and what turned out not to be had.
@@ -250,6 +260,7 @@ impl Machine {
                 Need::BindgenCommands => self.bindgen("--features cli"),
                 Need::WasmPack => self.wasm_pack(),
                 Need::Vulkan => vulkan_driver(),
+                Need::Bochs => bochs::install(self),
             };
             if let Err(why) = met {
                 eprintln!("xtask: {why}");

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod bochs;
 mod command;
 mod demo;
 mod instructions;
@@ -36,6 +37,7 @@ Commands:
       --rounds N    how often everything is measured
   instructions  count the instructions a token takes and compare with the numbers kept (suite `instructions`)
       --update      keep what was counted
+  emulate FILE  run a static Linux program for x86-64 on an emulated processor with AMX (suite `amx` installs it)
   help          this text
 
 Missing tools are installed first: Rust targets and components with rustup, programs with apt-get (as root on
@@ -125,6 +127,13 @@ fn command(args: &[String]) -> Result<bool> {
                 }
             }
             instructions::run(&mut Machine::new()?, update).map(|_| true)
+        }
+        "emulate" => {
+            let args: Vec<String> = args.map(String::from).collect();
+            match bochs::run(&Machine::new()?, &args)? {
+                0 => Ok(true),
+                _ => Ok(false),
+            }
         }
         "help" | "-h" | "--help" => {
             print!("{HELP}");

@@ -4,7 +4,7 @@ use std::env::consts::ARCH;
 use std::time::{Duration, Instant};
 
 use crate::command::{Result, Tally};
-use crate::machine::{ARM_GCC, CHROMEDRIVER, CHROMIUM, Machine, Need, QEMU_ARM, QEMU_X86};
+use crate::machine::{ARM_GCC, CHROMEDRIVER, CHROMIUM, GXX, MAKE, Machine, Need, QEMU_ARM, QEMU_X86};
 use crate::web::{self, WASM};
 use crate::{demo, instructions, source};
 
@@ -147,6 +147,30 @@ pub(crate) const SUITES: &[Suite] = &[
                 tally.add(tests.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", runner).tests()?);
             }
             Ok(tally)
+        },
+        counts: true,
+    },
+    Suite {
+        name: "amx",
+        about: "the parity suite of prompts on an emulated processor with AMX, under Bochs",
+        needs: &[Need::Program(&GXX), Need::Program(&MAKE), Need::Bochs],
+        unfit: || {
+            let fit = cfg!(all(target_arch = "x86_64", target_os = "linux", target_env = "gnu"));
+            (!fit).then(|| "it takes Linux on x86-64, with glibc".into())
+        },
+        run: |m| {
+            const LINUX: &str = "x86_64-unknown-linux-gnu";
+            let xtask = std::env::current_exe().map_err(|e| format!("the path of xtask: {e}"))?;
+            // Static and without debugging symbols, which make it too large; apart from the other builds, which
+            // have other flags.
+            let tests = m.cargo().args("test -p shohin-core --test parity --target").arg(LINUX);
+            let tests = tests
+                .args("-- prompts instruction_sets")
+                .env("CARGO_TARGET_DIR", m.target.join("amx"))
+                .env("RUSTFLAGS", "-Ctarget-feature=+crt-static -Crelocation-model=static -Cstrip=symbols")
+                .env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", format!("{} emulate", xtask.display()))
+                .env("SHOHIN_EXPECTED_ISA", "avx512amx");
+            tests.tests()
         },
         counts: true,
     },

@@ -275,7 +275,7 @@ fn span<S: Source>(
             #[cfg(target_arch = "x86_64")]
             Kind::Avx2 => avx2(&job, softmax),
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx512Vnni => avx512(&job, softmax),
+            Kind::Avx512Vnni | Kind::Avx512Amx => avx512(&job, softmax),
             #[cfg(target_arch = "aarch64")]
             Kind::Neon | Kind::NeonDot => run::<lanes::Neon, S, 1, 2, 4, 2>(&job, softmax),
             Kind::Scalar => run::<lanes::Scalar, S, 0, 1, 2, 1>(&job, softmax),

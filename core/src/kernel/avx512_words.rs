@@ -20,13 +20,13 @@ pub(super) fn interleaved(format: Format, layout: Layout) -> Option<Kernel> {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,f16c")]
-fn one_bit(work: &Work<'_>, out: &mut OutRows<'_>) {
+pub(super) fn one_bit(work: &Work<'_>, out: &mut OutRows<'_>) {
     // SAFETY: the features of this function.
     unsafe { lookups::rows::<Avx512>(work, out) };
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,f16c")]
-fn kernel<const BITS: usize, const BLOCK: usize>(work: &Work<'_>, out: &mut OutRows<'_>) {
+pub(super) fn kernel<const BITS: usize, const BLOCK: usize>(work: &Work<'_>, out: &mut OutRows<'_>) {
     // SAFETY: the features of this function.
     unsafe { rows::<Avx512, BITS, BLOCK, 8>(work, out) };
 }
@@ -39,7 +39,7 @@ const PREFETCH: usize = 8192;
 /// In assembly because the compiler takes the intrinsic apart into two instructions.
 #[inline]
 #[target_feature(enable = "avx512f,avx512vnni")]
-fn dpwssd(mut n: __m512i, sums: __m512i, factor: __m512i) -> __m512i {
+pub(super) fn dpwssd(mut n: __m512i, sums: __m512i, factor: __m512i) -> __m512i {
     // SAFETY: reads and writes registers only.
     unsafe {
         core::arch::asm!(
@@ -51,7 +51,7 @@ fn dpwssd(mut n: __m512i, sums: __m512i, factor: __m512i) -> __m512i {
     n
 }
 
-struct Avx512;
+pub(super) struct Avx512;
 
 /// The tables of four parts.
 #[inline]

@@ -16,6 +16,9 @@ pub(crate) enum Kind {
     Avx2,
     #[cfg(target_arch = "x86_64")]
     Avx512Vnni,
+    /// With tiles of bytes.
+    #[cfg(target_arch = "x86_64")]
+    Avx512Amx,
     #[cfg(target_arch = "aarch64")]
     Neon,
     #[cfg(target_arch = "aarch64")]
@@ -35,6 +38,8 @@ impl Kind {
         Kind::Avx2,
         #[cfg(target_arch = "x86_64")]
         Kind::Avx512Vnni,
+        #[cfg(target_arch = "x86_64")]
+        Kind::Avx512Amx,
         #[cfg(target_arch = "aarch64")]
         Kind::Neon,
         #[cfg(target_arch = "aarch64")]
@@ -52,6 +57,8 @@ impl Kind {
             Kind::Avx2 => x86::features().0,
             #[cfg(target_arch = "x86_64")]
             Kind::Avx512Vnni => x86::features().1,
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512Amx => x86::features().1 && x86::tiles(),
             // Part of the base architecture of every target with an operating system.
             #[cfg(target_arch = "aarch64")]
             Kind::Neon => cfg!(target_feature = "neon"),
@@ -85,7 +92,7 @@ impl Isa {
         Isa::available().find(|isa| isa.name() == name).ok_or(Error::Unsupported {
             key: crate::Name::new("instruction set"),
             found: crate::Name::new(name),
-            expected: "scalar, avx2, avx512vnni, neon, neondot, simd128, relaxed or relaxeddot, as far as the machine has it",
+            expected: "scalar, avx2, avx512vnni, avx512amx, neon, neondot, simd128, relaxed or relaxeddot, as far as the machine has it",
         })
     }
 
@@ -97,6 +104,8 @@ impl Isa {
             Kind::Avx2 => "avx2",
             #[cfg(target_arch = "x86_64")]
             Kind::Avx512Vnni => "avx512vnni",
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512Amx => "avx512amx",
             #[cfg(target_arch = "aarch64")]
             Kind::Neon => "neon",
             #[cfg(target_arch = "aarch64")]
@@ -117,9 +126,11 @@ impl Isa {
             Kind::Scalar => Layout::Rows,
             // Half as many bits are half as many lookups, but as many products.
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx2 | Kind::Avx512Vnni if matches!(format, Format::Q1_0) => Layout::Bytes,
+            Kind::Avx2 | Kind::Avx512Vnni | Kind::Avx512Amx if matches!(format, Format::Q1_0) => {
+                Layout::Bytes
+            }
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx2 | Kind::Avx512Vnni => Layout::Words,
+            Kind::Avx2 | Kind::Avx512Vnni | Kind::Avx512Amx => Layout::Words,
             #[cfg(target_arch = "aarch64")]
             Kind::Neon | Kind::NeonDot => Layout::Words,
             #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
@@ -142,6 +153,9 @@ impl Isa {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
             Kind::Avx2 | Kind::Avx512Vnni => tokens,
+            // Tiles multiply, whatever the format.
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512Amx if tokens < super::amx::TOKENS => tokens,
             #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
             Kind::Simd128 => tokens,
             #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
@@ -179,6 +193,42 @@ mod x86 {
             && [16, 30, 31].into_iter().all(|n| bit(seven.ebx, n)) // F, BW, VL
             && bit(seven.ecx, 11); // VNNI
         (avx2, avx2 && avx512)
+    }
+
+    /// Whether a processor with AVX-512 has tiles of bytes, too, and this process may use them: Linux gives
+    /// leave to processes that ask, for all of their threads. Of other systems none is known to be asked.
+    pub(super) fn tiles() -> bool {
+        let seven = __cpuid_count(7, 0).edx;
+        // SAFETY: AVX-512 is only there with OSXSAVE.
+        let saved = unsafe { xcr0() };
+        let there = seven >> 24 & 3 == 3 && saved >> 17 & 3 == 3; // AMX-TILE, AMX-INT8; configuration, data
+        there && permitted()
+    }
+
+    #[cfg(target_os = "linux")]
+    fn permitted() -> bool {
+        const ARCH_PRCTL: i64 = 158;
+        const ARCH_REQ_XCOMP_PERM: u64 = 0x1023;
+        const TILE_DATA: u64 = 18;
+        let answer: i64;
+        // SAFETY: a system call that reads and writes no memory of ours; it changes RCX and R11.
+        unsafe {
+            core::arch::asm!(
+                "syscall",
+                inlateout("rax") ARCH_PRCTL => answer,
+                in("rdi") ARCH_REQ_XCOMP_PERM,
+                in("rsi") TILE_DATA,
+                lateout("rcx") _,
+                lateout("r11") _,
+                options(nostack),
+            );
+        }
+        answer == 0
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn permitted() -> bool {
+        false
     }
 
     #[target_feature(enable = "xsave")]

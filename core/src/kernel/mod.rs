@@ -6,6 +6,8 @@
 //! every number of workers and for every number of tokens at once.
 
 mod act;
+#[cfg(target_arch = "x86_64")]
+mod amx;
 pub(crate) mod attend;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -112,6 +114,10 @@ fn table(kind: Kind) -> Table {
         Kind::Avx512Vnni => {
             // Wider vectors gain nothing where sums cross lanes.
             Table { float: avx512::float, integer: avx2::integer, interleaved: avx512_words::interleaved }
+        }
+        #[cfg(target_arch = "x86_64")]
+        Kind::Avx512Amx => {
+            Table { float: avx512::float, integer: avx2::integer, interleaved: amx::interleaved }
         }
         #[cfg(target_arch = "aarch64")]
         // Plain loops over floats are vectorized by the compiler here.

@@ -89,7 +89,7 @@ type Filler = unsafe fn(&[Q8Block], &mut [Tables]);
 fn fill_of(kind: Kind) -> Option<Filler> {
     match kind {
         #[cfg(target_arch = "x86_64")]
-        Kind::Avx2 | Kind::Avx512Vnni => Some(super::avx2_words::fill_tables),
+        Kind::Avx2 | Kind::Avx512Vnni | Kind::Avx512Amx => Some(super::avx2_words::fill_tables),
         #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
         Kind::Simd128 => Some(super::simd128_tables::fill_tables),
         #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]

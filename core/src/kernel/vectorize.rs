@@ -26,7 +26,7 @@ pub fn vectorize<W: Vectorize>(isa: Isa, work: W) -> W::Output {
         Kind::Avx2 => unsafe { x86::avx2(work) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
-        Kind::Avx512Vnni => unsafe { x86::avx512(work) },
+        Kind::Avx512Vnni | Kind::Avx512Amx => unsafe { x86::avx512(work) },
         // NEON and simd128 are part of the baseline where they are used at all.
         _ => work.run(),
     }

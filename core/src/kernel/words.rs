@@ -10,7 +10,7 @@ use super::{OutRows, Work};
 use crate::quant::GROUP;
 
 /// Columns that share a factor of the activations.
-const PART: usize = 32;
+pub(super) const PART: usize = 32;
 /// Four columns each: what the codes of a part are unpacked to.
 pub(super) const QUADS: usize = PART / 4;
 /// Columns that are unpacked at once in a product with many tokens: 8 KB, a quarter of the first cache.
@@ -109,7 +109,7 @@ pub(super) unsafe fn rows<W: Words, const BITS: usize, const BLOCK: usize, const
 
 /// What a block starts from.
 #[inline(always)]
-unsafe fn start<W: Words, const BLOCK: usize>(y: *const Q8Block) -> W::Integers {
+pub(super) unsafe fn start<W: Words, const BLOCK: usize>(y: *const Q8Block) -> W::Integers {
     let mut start = 0i32;
     for i in 0..BLOCK / Q8_LEN {
         // SAFETY: the caller has the activations of the block.
