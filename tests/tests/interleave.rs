@@ -1,8 +1,10 @@
 //! Interleaving whole files in memory.
 
 use shohin_core::gguf::{Gguf, ReadOptions, interleave};
+use shohin_core::kernel::Isa;
 use shohin_core::quant::{self, Layout};
-use shohin_core::{Format, Serial};
+use shohin_core::tokenizer::Special;
+use shohin_core::{BonsaiModel, Format, Serial, Session, SessionOptions, Tokenizer};
 use shohin_tests::model::Model;
 
 fn interleaved(file: &[u8], layout: Layout) -> Vec<u8> {
@@ -54,5 +56,39 @@ fn a_file_that_is_refused_is_left_alone() {
         let error = interleave(&mut cut, &ReadOptions::default(), |_| Layout::Words, &Serial).unwrap_err();
         assert_eq!(error, Gguf::parse(&file[..len]).unwrap_err());
         assert_eq!(cut, file[..len]);
+    }
+}
+
+/// A prompt of a batch and part of another, and what a greedy decoder says then, token by token.
+#[test]
+fn models_go_on_alike_with_every_instruction_set() {
+    const STORY: &str = "Once upon a time there was a little girl named Lily. She had a red ball that she loved to \
+        play with. One day the ball rolled down the hill and into the river, and Lily began to cry.";
+    let said = |file: &[u8], isa| {
+        let gguf = Gguf::parse(file).unwrap();
+        let model = BonsaiModel::from_gguf(&gguf).unwrap();
+        let mut prompt = Vec::new();
+        Tokenizer::from_gguf(&gguf).unwrap().encode(STORY, Special::Parse, &mut prompt);
+        let options = SessionOptions { isa, batch: 32, context: 96, ..SessionOptions::default() };
+        assert!(prompt.len() > options.batch + 2 && !prompt.len().is_multiple_of(options.batch));
+        let mut session = Session::new(&model, &options).unwrap();
+        let mut logits = session.forward_prefill(&prompt, &Serial).unwrap().to_vec();
+        let mut tokens = Vec::new();
+        for _ in 0..12 {
+            let best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap();
+            tokens.push(best as u32);
+            logits = session.forward(best as u32, &Serial).unwrap().to_vec();
+        }
+        (tokens, logits.iter().map(|x| x.to_bits()).collect::<Vec<_>>())
+    };
+    for file in
+        [&include_bytes!("../../models/sprout.gguf")[..], include_bytes!("../../models/sprout-q1.gguf")]
+    {
+        let expected = said(file, Isa::SCALAR);
+        for isa in Isa::available() {
+            let mut bytes = file.to_vec();
+            interleave(&mut bytes, &ReadOptions::default(), |format| isa.layout(format), &Serial).unwrap();
+            assert_eq!(said(&bytes, isa), expected, "{isa:?}");
+        }
     }
 }

@@ -152,7 +152,7 @@ pub(crate) const SUITES: &[Suite] = &[
     },
     Suite {
         name: "amx",
-        about: "the parity suite of prompts on an emulated processor with AMX, under Bochs",
+        about: "prompts on an emulated processor with AMX, under Bochs: the parity suite, and small models' text",
         needs: &[Need::Program(&GXX), Need::Program(&MAKE), Need::Bochs],
         unfit: || {
             let fit = cfg!(all(target_arch = "x86_64", target_os = "linux", target_env = "gnu"));
@@ -163,9 +163,12 @@ pub(crate) const SUITES: &[Suite] = &[
             let xtask = std::env::current_exe().map_err(|e| format!("the path of xtask: {e}"))?;
             // Static and without debugging symbols, which make it too large; apart from the other builds, which
             // have other flags.
-            let tests = m.cargo().args("test -p shohin-core --test parity --target").arg(LINUX);
+            let tests = m
+                .cargo()
+                .args("test -p shohin-core -p shohin-tests --test parity --test interleave --target");
             let tests = tests
-                .args("-- prompts instruction_sets")
+                .arg(LINUX)
+                .args("-- prompts instruction_set")
                 .env("CARGO_TARGET_DIR", m.target.join("amx"))
                 .env("RUSTFLAGS", "-Ctarget-feature=+crt-static -Crelocation-model=static -Cstrip=symbols")
                 .env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", format!("{} emulate", xtask.display()))

@@ -279,11 +279,12 @@ unsafe fn add_block<const BLOCK: usize, const G: usize>(
     unsafe {
         for step in 0..steps {
             let y = y.add(step * parts / 2);
-            load!("0", (*y).q.as_ptr(), bytes);
-            load!("1", (*y).q.as_ptr().add(PART), bytes);
+            // The activations come first in a block.
+            load!("0", y.cast::<i8>(), bytes);
+            load!("1", y.cast::<i8>().add(PART), bytes);
             if parts == STEP {
-                load!("2", (*y.add(1)).q.as_ptr(), bytes);
-                load!("3", (*y.add(1)).q.as_ptr().add(PART), bytes);
+                load!("2", y.add(1).cast::<i8>(), bytes);
+                load!("3", y.add(1).cast::<i8>().add(PART), bytes);
             }
             for g in 0..G {
                 let b = quads[g].add(step * parts * QUADS);

@@ -167,10 +167,13 @@ impl BonsaiModel<'_> {
         c.hidden_size.max(c.q_size()).max(c.intermediate_size)
     }
 
-    /// Tables that a batch or a single token may have a use for.
+    /// Tables that a batch, a part of one or a single token may have a use for.
     fn tables(&self, options: &SessionOptions) -> usize {
+        if !self.weights().any_layout(Layout::Bytes) {
+            return 0;
+        }
         let wanted = |tokens| tables(options.isa, tokens, self.widest_input());
-        if self.weights().any_layout(Layout::Bytes) { wanted(1).max(wanted(options.batch)) } else { 0 }
+        (1..=options.batch.max(1)).map(wanted).max().unwrap_or(0)
     }
 }
 
