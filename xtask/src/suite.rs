@@ -168,7 +168,7 @@ pub(crate) const SUITES: &[Suite] = &[
                 .args("test -p shohin-core -p shohin-tests --test parity --test interleave --target");
             let tests = tests
                 .arg(LINUX)
-                .args("-- prompts instruction_set")
+                .args("-- prompts instruction_sets go_on_alike")
                 .env("CARGO_TARGET_DIR", m.target.join("amx"))
                 .env("RUSTFLAGS", "-Ctarget-feature=+crt-static -Crelocation-model=static -Cstrip=symbols")
                 .env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", format!("{} emulate", xtask.display()))
