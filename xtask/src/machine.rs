@@ -142,6 +142,8 @@ pub(crate) struct Machine {
     fallback_targets: Vec<&'static str>,
     absent: Vec<(Need, String)>,
     settled: Vec<Need>,
+    /// Whether this run has built the package and the page.
+    pub(crate) page_built: bool,
 }
 
 impl Machine {
@@ -159,6 +161,7 @@ impl Machine {
             fallback_targets: Vec::new(),
             absent: Vec::new(),
             settled: Vec::new(),
+            page_built: false,
         })
     }
 

@@ -81,10 +81,18 @@ fn webgpu(machine: &Machine) -> Result<()> {
 }
 
 /// Builds the npm package and the page; the page is then in `web-demo/dist`. Where the standard library's
-/// source cannot be had, the package does without threads.
+/// source cannot be had, the package does without threads. Once a run is enough.
 pub(crate) fn build(machine: &mut Machine) -> Result<()> {
+    if machine.page_built {
+        return Ok(());
+    }
     machine.prepare(&[Need::StdSource]);
-    let machine = &*machine;
+    let built = all(machine);
+    machine.page_built = built.is_ok();
+    built
+}
+
+fn all(machine: &Machine) -> Result<()> {
     if machine.absent(Need::StdSource).is_some() {
         for package in ["pkg-threads", "pkg-threads-relaxed"] {
             let _ = std::fs::remove_dir_all(machine.root.join("wasm").join(package));
