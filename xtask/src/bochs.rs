@@ -61,13 +61,22 @@ pub(crate) fn install(m: &Machine) -> Result<()> {
     fs::write(home.join("screen"), [0; 512]).map_err(at)
 }
 
+/// Where this machine gets Debian's packages from.
+fn mirror(m: &Machine) -> Result<String> {
+    let sources = Cmd::new("apt-get", &m.root).args("indextargets --format $(ORIGIN)|$(LABEL)|$(REPO_URI)");
+    let sources = sources.arg("Created-By: Packages").read()?;
+    let debian = sources.lines().find_map(|line| line.strip_prefix("Debian|Debian|"));
+    debian.map(String::from).ok_or("this machine takes its packages from somewhere else".into())
+}
+
 /// The source, by an apt-get that knows of nothing else, so that the machine's own lists stay as they are.
 fn fetch(m: &Machine, home: &Path) -> Result<std::path::PathBuf> {
     let at = |e: std::io::Error| format!("{}: {e}", home.display());
+    let why = |e| format!("no source of Bochs, which xtask takes from Debian: {e}");
     let apt = home.join("apt");
     fs::create_dir_all(apt.join("lists/partial")).map_err(at)?;
     fs::write(apt.join("status"), "").map_err(at)?;
-    let list = format!("deb-src [signed-by={KEYRING}] http://deb.debian.org/debian {RELEASE} main\n");
+    let list = format!("deb-src [signed-by={KEYRING}] {} {RELEASE} main\n", mirror(m).map_err(why)?);
     fs::write(apt.join("sources.list"), list).map_err(at)?;
     let get = || {
         let option = |name: &str, path: &str| format!("-oDir::{name}={}", apt.join(path).display());
@@ -78,7 +87,6 @@ fn fetch(m: &Machine, home: &Path) -> Result<std::path::PathBuf> {
             .arg(option("State::status", "status"))
             .arg(option("Etc::sourcelist", "sources.list"))
     };
-    let why = |e| format!("no source of Bochs, which xtask takes from Debian: {e}");
     get().args("-qq update").read().map_err(why)?;
     get()
         .args("-qq source --download-only --tar-only")

@@ -242,9 +242,14 @@ unsafe fn groups<U: Unpack, const BLOCK: usize, const G: usize>(
                 for (tile, sums) in sums.iter_mut().enumerate() {
                     let y = work.q8.as_ptr().add(token(first + tile) * stride + at / Q8_LEN);
                     for b in 0..len / BLOCK {
-                        let quads = core::array::from_fn(|g| quads[g].as_ptr().add(b * (BLOCK / 4)).cast());
-                        let d = core::array::from_fn(|g| d[g][b].assume_init());
-                        add_block::<BLOCK, G>(quads, d, y.add(b * (BLOCK / Q8_LEN)), stride, sums);
+                        // No closures: the compiler may leave them without the instruction set.
+                        let mut codes = [core::ptr::null(); G];
+                        let mut scales = [_mm512_setzero_ps(); G];
+                        for g in 0..G {
+                            codes[g] = quads[g].as_ptr().add(b * (BLOCK / 4)).cast();
+                            scales[g] = d[g][b].assume_init();
+                        }
+                        add_block::<BLOCK, G>(codes, scales, y.add(b * (BLOCK / Q8_LEN)), stride, sums);
                     }
                 }
             }
