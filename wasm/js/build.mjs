@@ -1,6 +1,6 @@
 // Bundles the TypeScript of js/src with the glue of pkg/ into dist/, one file for each place it runs in.
 import { build } from "esbuild";
-import { existsSync } from "node:fs";
+import { existsSync, statSync } from "node:fs";
 import { copyFile, mkdir, readFile, rm, writeFile } from "node:fs/promises";
 import { gzipSync } from "node:zlib";
 
@@ -27,8 +27,9 @@ const modules = [["pkg", "shohin_wasm_bg.wasm"]];
 /** Takes in a build that differs in its instructions alone, and therefore needs no script of its own. */
 const relaxed = async (package_, file) => {
   const glue = (directory) => readFile(path(`../${directory}/shohin_wasm.js`), "utf8");
+  const written = (directory) => statSync(path(`../${directory}/shohin_wasm_bg.wasm`)).mtimeMs;
   if (!existsSync(path(`../${package_}-relaxed`))) console.log(`no ${package_}-relaxed/: the package will do without relaxed SIMD`);
-  else if ((await glue(package_)) === (await glue(`${package_}-relaxed`))) modules.push([`${package_}-relaxed`, file]);
+  else if (written(package_) <= written(`${package_}-relaxed`) && (await glue(package_)) === (await glue(`${package_}-relaxed`))) modules.push([`${package_}-relaxed`, file]);
   else console.log(`${package_}-relaxed/ is older than ${package_}/: the package will do without relaxed SIMD`);
 };
 await relaxed("pkg", "shohin_wasm_relaxed_bg.wasm");

@@ -9,16 +9,16 @@ const RELAXED = ["@relaxed@"];
 const CACHE = `shohin-${VERSION}`;
 const here = new URL("./", self.location.href);
 const known = new Set(FILES.map((file) => new URL(file, here).href));
-const isRelaxed = (url) => url.includes("relaxed");
+const isRelaxed = (file) => file.includes("relaxed");
 const takesRelaxed = FILES.some(isRelaxed) && WebAssembly.validate(Uint8Array.from(RELAXED));
-const wanted = [...known].filter((url) => !url.endsWith(".wasm") || isRelaxed(url) === takesRelaxed);
+const wanted = FILES.filter((file) => !file.endsWith(".wasm") || isRelaxed(file) === takesRelaxed);
 
 self.addEventListener("install", (event) => {
   self.skipWaiting();
   event.waitUntil(
     caches.open(CACHE).then((cache) =>
       // What the visit itself has just downloaded need not be downloaded again.
-      cache.addAll(wanted.map((url) => new Request(url, { cache: "force-cache" }))),
+      cache.addAll(wanted.map((file) => new Request(new URL(file, here), { cache: "force-cache" }))),
     ),
   );
 });

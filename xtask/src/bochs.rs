@@ -63,9 +63,16 @@ pub(crate) fn install(m: &Machine) -> Result<()> {
 
 /// Where this machine gets Debian's packages from.
 fn mirror(m: &Machine) -> Result<String> {
-    let sources = Cmd::new("apt-get", &m.root).args("indextargets --format $(ORIGIN)|$(LABEL)|$(REPO_URI)");
-    let sources = sources.arg("Created-By: Packages").read()?;
-    let debian = sources.lines().find_map(|line| line.strip_prefix("Debian|Debian|"));
+    let apt = |line: &str| Cmd::new("apt-get", &m.root).args(line);
+    let sources =
+        || apt("indextargets --format $(ORIGIN)|$(LABEL)|$(REPO_URI)").arg("Created-By: Packages").read();
+    let mut found = sources()?;
+    if found.trim().is_empty() {
+        // It knows only what it has lists of.
+        apt("-qq update").read()?;
+        found = sources()?;
+    }
+    let debian = found.lines().find_map(|line| line.strip_prefix("Debian|Debian|"));
     debian.map(String::from).ok_or("this machine takes its packages from somewhere else".into())
 }
 
@@ -101,11 +108,13 @@ fn fetch(m: &Machine, home: &Path) -> Result<std::path::PathBuf> {
 /// Bochs 3.0 takes all bytes of tiles for unsigned ones, also where the instruction says signed.
 fn correct(file: &Path) -> Result<()> {
     let text = fs::read_to_string(file).map_err(|e| format!("{}: {e}", file.display()))?;
-    let corrected = text
-        .replace("Bit32s(xbyte[", "Bit32s((Bit8s) xbyte[")
-        .replace("Bit32s(ybyte[", "Bit32s((Bit8s) ybyte[");
-    if corrected == text {
-        return Err(format!("{}: not what xtask corrects", file.display()));
+    let mut corrected = text;
+    for matrix in ["xbyte", "ybyte"] {
+        let wrong = format!("Bit32s({matrix}[");
+        if !corrected.contains(&wrong) {
+            return Err(format!("{}: not what xtask corrects", file.display()));
+        }
+        corrected = corrected.replace(&wrong, &format!("Bit32s((Bit8s) {matrix}["));
     }
     fs::write(file, corrected).map_err(|e| format!("{}: {e}", file.display()))
 }

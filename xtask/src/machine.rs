@@ -122,12 +122,11 @@ pub(crate) static GXX: Program = Program {
     elsewhere: "install a C++ compiler",
 };
 
-pub(crate) static MAKE: Program = Program {
-    names: &["make", "gmake"],
-    variable: "MAKE",
-    debian: &["make", "xz-utils"],
-    elsewhere: "install make",
-};
+pub(crate) static MAKE: Program =
+    Program { names: &["make", "gmake"], variable: "MAKE", debian: &["make"], elsewhere: "install make" };
+
+pub(crate) static XZ: Program =
+    Program { names: &["xz"], variable: "XZ", debian: &["xz-utils"], elsewhere: "install xz" };
 
 /// The repository, where tools go, and what turned out not to be had.
 pub(crate) struct Machine {

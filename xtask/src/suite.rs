@@ -4,7 +4,7 @@ use std::env::consts::ARCH;
 use std::time::{Duration, Instant};
 
 use crate::command::{Result, Tally};
-use crate::machine::{ARM_GCC, CHROMEDRIVER, CHROMIUM, GXX, MAKE, Machine, Need, QEMU_ARM, QEMU_X86};
+use crate::machine::{ARM_GCC, CHROMEDRIVER, CHROMIUM, GXX, MAKE, Machine, Need, QEMU_ARM, QEMU_X86, XZ};
 use crate::web::{self, WASM};
 use crate::{demo, instructions, source};
 
@@ -153,7 +153,7 @@ pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "amx",
         about: "prompts on an emulated processor with AMX, under Bochs: the parity suite, and small models' text",
-        needs: &[Need::Program(&GXX), Need::Program(&MAKE), Need::Bochs],
+        needs: &[Need::Program(&GXX), Need::Program(&MAKE), Need::Program(&XZ), Need::Bochs],
         unfit: || {
             let fit = cfg!(all(target_arch = "x86_64", target_os = "linux", target_env = "gnu"));
             (!fit).then(|| "it takes Linux on x86-64, with glibc".into())

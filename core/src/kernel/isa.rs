@@ -25,8 +25,8 @@ pub(crate) enum Kind {
     NeonDot,
     #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
     Simd128,
-    #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
     /// With the products of relaxed SIMD.
+    #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
     RelaxedDot,
 }
 
@@ -82,7 +82,8 @@ impl Isa {
         Isa::available().last().unwrap_or(Isa::SCALAR)
     }
 
-    /// Every instruction set of this machine, slowest first.
+    /// Every instruction set of this machine, slowest first. Where the processor has AMX, Linux is asked to let this
+    /// process use it; from then on it refuses alternate signal stacks that tiles do not fit on.
     pub fn available() -> impl Iterator<Item = Isa> {
         Kind::ALL.iter().copied().filter(|k| k.supported()).map(Isa)
     }

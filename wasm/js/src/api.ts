@@ -62,7 +62,7 @@ export interface LoadOptions {
   threads?: number;
   /**
    * Which build of the module computes on the CPU: `relaxed`, for browsers with WebAssembly's relaxed SIMD (Chrome and Firefox; Node 21 on), is up
-   * to half again as fast as `simd128`, and says the same. Default: the fastest that runs here. One that is asked for and cannot be had
+   * to two thirds faster than `simd128`, and says the same. Default: the fastest that runs here. One that is asked for and cannot be had
    * ends loading with code `wasm`; in Node, and with a `LocalEngine`, that is also so where another model has brought the other build.
    */
   simd?: "relaxed" | "simd128";

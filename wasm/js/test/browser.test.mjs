@@ -670,7 +670,7 @@ describe("in a browser", () => {
               texts.push(text);
             }
             await engine.dispose();
-            return { isa: engine.info.isa.replace(/dot$/, ""), texts };
+            return { isa: engine.info.isa.replace(/dot$/, ""), threads: engine.info.threads, texts };
           }, options),
         );
       }
@@ -686,6 +686,7 @@ describe("in a browser", () => {
     const isas = ({ seen }) => seen.map((engine) => engine.isa ?? engine);
     const gone = (_request, response) => response.writeHead(404).end();
     let texts;
+    let threads;
 
     test("is used where there is any, and says the same", async () => {
       const alone = await loads([{ threads: 1 }]);
@@ -693,6 +694,9 @@ describe("in a browser", () => {
       const both = await loads([{ threads: 1 }, { threads: 1, simd: "relaxed" }, { threads: 1, simd: "simd128" }, { threads: 2 }, { threads: 2, simd: "simd128" }]);
       assert.deepEqual(isas(both), ["relaxed", "relaxed", "simd128", "relaxed", "simd128"]);
       texts = alone.seen[0].texts;
+      // As many as there are with the other build.
+      threads = both.seen[3].threads;
+      assert.equal(both.seen[4].threads, threads);
       for (const engine of both.seen) assert.deepEqual(engine.texts, texts);
     });
 
@@ -708,12 +712,14 @@ describe("in a browser", () => {
       assert.deepEqual(isas(without), ["simd128", "wasm", "simd128", "wasm"]);
       assert.ok(!without.modules.some((path) => path.includes("relaxed")), `${without.modules}`);
       assert.deepEqual(without.seen[0].texts, texts);
+      assert.equal(without.seen[2].threads, threads);
     });
 
     test("is done without where its files are missing, unless it is asked for", async () => {
       const routes = { [OURS]: gone, "/shohin_wasm_threads_relaxed_bg.wasm": gone };
       const without = await loads([{ threads: 1 }, { threads: 1, simd: "relaxed" }, { threads: 2 }, { threads: 2, simd: "relaxed" }], routes);
       assert.deepEqual(isas(without), ["simd128", "wasm", "simd128", "wasm"]);
+      assert.equal(without.seen[2].threads, threads);
       // The other way round nothing is amiss, until the other is asked for.
       const other = await loads([{ threads: 1 }, { threads: 1, simd: "simd128" }], { [OTHER]: gone });
       assert.deepEqual(isas(other), ["relaxed", "wasm"]);

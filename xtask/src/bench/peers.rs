@@ -48,7 +48,7 @@ fn imports(machine: &Machine, python: &Path, import: &str) -> Result<String> {
 
 pub(super) fn llama(machine: &Machine) -> Result<Llama> {
     #[cfg(target_arch = "x86_64")]
-    let more = std::arch::is_x86_feature_detected!("avx512f");
+    let more = std::arch::is_x86_feature_detected!("avx512vnni");
     #[cfg(not(target_arch = "x86_64"))]
     let more = false;
     Ok(Llama {
