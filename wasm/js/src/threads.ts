@@ -23,7 +23,8 @@ interface Start {
   life: string;
 }
 
-const node = typeof process === "object" && process.versions?.node ? await import("node:worker_threads") : undefined;
+// Not awaited here: bundlers minify this file as a script, in which only functions may wait.
+const workerThreads = typeof process === "object" && process.versions?.node ? import("node:worker_threads") : undefined;
 
 /**
  * Instantiates `module` and starts a team of `count` threads, the calling one included. Returns the names of locks: who is
@@ -33,10 +34,11 @@ export async function start(module: WebAssembly.Module, count: number): Promise<
   await init({ module_or_path: module });
   const memory = glue.shared_memory();
   const members: Member[] = [];
+  const node = await workerThreads;
   const team = crypto.randomUUID();
   const lives = Array.from({ length: count - 1 }, (_, i) => `shohin-${team}-${i}`);
   try {
-    const held = await Promise.all(lives.map((life) => join({ module, memory, life }, members)));
+    const held = await Promise.all(lives.map((life) => join({ module, memory, life }, members, node)));
     return lives.filter((_, i) => held[i]);
   } catch (error) {
     for (const member of members) member.terminate();
@@ -55,7 +57,7 @@ export async function compile(wasm: BufferSource | URL): Promise<WebAssembly.Mod
 }
 
 /** Starts a member; resolves once it waits for work, to whether it holds its lock. */
-function join(start: Start, members: Member[]): Promise<boolean> {
+function join(start: Start, members: Member[], node: Awaited<typeof workerThreads>): Promise<boolean> {
   return new Promise((resolve, reject) => {
     if (node) {
       const worker = new node.Worker(new URL(import.meta.url), { workerData: MEMBER });
@@ -87,7 +89,7 @@ function join(start: Start, members: Member[]): Promise<boolean> {
 
 async function member({ module, memory, life }: Start, ready: (holds: boolean) => void): Promise<void> {
   await init({ module_or_path: module, memory, thread_stack_size: STACK });
-  ready(!node && (await hold(life)));
+  ready(!workerThreads && (await hold(life)));
   try {
     glue.work();
   } catch {
@@ -107,9 +109,10 @@ function hold(life: string): Promise<boolean> {
   });
 }
 
-if (node) {
-  const { parentPort, workerData } = node;
-  if (workerData === MEMBER) parentPort?.once("message", (start: Start) => member(start, (holds) => parentPort.postMessage(holds)));
+if (workerThreads) {
+  void workerThreads.then(({ parentPort, workerData }) => {
+    if (workerData === MEMBER) parentPort?.once("message", (start: Start) => member(start, (holds) => parentPort.postMessage(holds)));
+  });
 } else if ((globalThis as { name?: string }).name === MEMBER) {
   globalThis.onmessage = ({ data }: MessageEvent<Start>) => void member(data, (holds) => postMessage(holds));
 }

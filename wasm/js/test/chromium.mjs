@@ -15,15 +15,22 @@ const TYPES = {
   ".wasm": "application/wasm",
 };
 
-/** A plain static server on a free port, without special headers unless given. `routes` answer before files do. */
+/**
+ * A plain static server on a free port, without special headers unless given. `routes` answer before files do. `missing` are the
+ * paths of which there was no file.
+ */
 export async function serve(directory, routes = {}, headers = {}) {
   const root = fileURLToPath(directory);
+  const missing = [];
   const server = createServer(async (request, response) => {
     const { pathname } = new URL(request.url, "http://localhost");
     if (routes[pathname]) return routes[pathname](request, response);
     const path = join(root, normalize(pathname.endsWith("/") ? `${pathname}index.html` : pathname));
     const info = path.startsWith(root) ? await stat(path).catch(() => undefined) : undefined;
-    if (!info?.isFile()) return response.writeHead(404).end("not found");
+    if (!info?.isFile()) {
+      missing.push(pathname);
+      return response.writeHead(404).end("not found");
+    }
     response.writeHead(200, {
       ...headers,
       "Content-Type": TYPES[extname(path)] ?? "application/octet-stream",
@@ -34,6 +41,7 @@ export async function serve(directory, routes = {}, headers = {}) {
   await new Promise((resolve) => server.listen(0, "127.0.0.1", resolve));
   return {
     url: `http://127.0.0.1:${server.address().port}/`,
+    missing,
     close: () => new Promise((resolve) => (server.closeAllConnections(), server.close(resolve))),
   };
 }

@@ -1,0 +1,136 @@
+// The package as bundlers take it over without settings, beside the same files as they are: `npm run build -w wasm` first.
+import assert from "node:assert/strict";
+import { execFile } from "node:child_process";
+import { createHash } from "node:crypto";
+import { existsSync } from "node:fs";
+import { mkdtemp, readdir, readFile, realpath, rm, writeFile } from "node:fs/promises";
+import { createRequire } from "node:module";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { after, before, describe, test } from "node:test";
+import { fileURLToPath, pathToFileURL } from "node:url";
+import { promisify } from "node:util";
+import webpack from "webpack";
+import { launch, serve } from "./chromium.mjs";
+
+const execute = promisify(execFile);
+const PACKAGE = fileURLToPath(new URL("../../", import.meta.url));
+const MODEL = await readFile(new URL("../../../models/sprout.gguf", import.meta.url));
+// A dependency of the chat page.
+const { build } = await import(pathToFileURL(createRequire(new URL("../../../web-demo/package.json", import.meta.url)).resolve("vite")));
+
+const ISOLATION = { "Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-Policy": "require-corp" };
+const MAIN = `
+  import { Engine } from "shohin";
+  import { LocalEngine } from "shohin/local";
+
+  const out = document.querySelector("#out");
+  try {
+    const engine = await (location.search === "?local" ? LocalEngine : Engine).load("models/sprout.gguf");
+    const chunks = engine.generate("Once upon a time", { preset: "greedy", maxTokens: 40 });
+    for await (const { text } of chunks) out.textContent += text;
+    out.dataset.info = JSON.stringify(engine.info);
+    await engine.dispose();
+  } catch (error) {
+    out.dataset.error = String(error);
+  }`;
+const html = (scripts) => `<!doctype html><title>test</title><link rel="icon" href="data:," /><pre id="out"></pre>${scripts}`;
+
+describe("bundlers", { timeout: 600_000 }, () => {
+  let project, browser, plain, isolated, local;
+
+  before(async () => {
+    project = await realpath(await mkdtemp(join(tmpdir(), "shohin-")));
+    await writeFile(join(project, "package.json"), '{ "private": true, "type": "module" }');
+    await writeFile(join(project, "main.js"), MAIN);
+    const npm = (...words) => execute(process.platform === "win32" ? "npm.cmd" : "npm", words, { cwd: project });
+    const { stdout } = await npm("pack", "--json", "--ignore-scripts", PACKAGE);
+    await npm("install", "--offline", "--no-audit", "--no-fund", `./${JSON.parse(stdout)[0].filename}`);
+    browser = await launch();
+    const map = { imports: { shohin: "./node_modules/shohin/dist/index.js", "shohin/local": "./node_modules/shohin/dist/local.js" } };
+    await writeFile(join(project, "plain.html"), html(`<script type="importmap">${JSON.stringify(map)}</script><script type="module" src="main.js"></script>`));
+    plain = await says(".", {}, "plain.html");
+    isolated = await says(".", ISOLATION, "plain.html");
+    local = await says(".", {}, "plain.html?local");
+  });
+  after(async () => {
+    await browser?.close();
+    await rm(project, { recursive: true });
+  });
+
+  /** What the page of a directory says, and its engine of itself, if nothing is amiss. */
+  async function says(directory, headers = {}, name = "") {
+    const model = (_request, response) => response.writeHead(200, { "Content-Length": MODEL.length }).end(MODEL);
+    const server = await serve(pathToFileURL(`${join(project, directory)}/`), { "/models/sprout.gguf": model }, headers);
+    const page = await browser.newPage();
+    const complaints = [];
+    let workers = 0;
+    page.on("worker", () => workers++);
+    page.on("console", (message) => ["error", "warning"].includes(message.type()) && complaints.push(message.text()));
+    page.on("pageerror", (error) => complaints.push(`${error}`));
+    try {
+      await page.goto(server.url + name);
+      const done = page.waitForSelector("#out[data-info], #out[data-error]", { state: "attached", timeout: 120_000 });
+      const out = await done.catch((error) => assert.fail(`${error}\n${complaints.join("\n")}`));
+      const { text, info, error, cores, crossOriginIsolated } = await out.evaluate(({ textContent, dataset }) => ({
+        ...dataset,
+        text: textContent,
+        cores: navigator.hardwareConcurrency,
+        crossOriginIsolated,
+      }));
+      assert.equal(error, undefined);
+      assert.deepEqual({ complaints, missing: server.missing }, { complaints: [], missing: [] });
+      return { text, info: JSON.parse(info), workers, cores, crossOriginIsolated };
+    } finally {
+      await page.close();
+      await server.close();
+    }
+  }
+
+  /** Sums of the modules in a directory. */
+  async function modules(directory) {
+    const files = (await readdir(join(project, directory), { recursive: true })).filter((file) => file.endsWith(".wasm"));
+    const sum = async (file) => createHash("sha256").update(await readFile(join(project, directory, file))).digest("hex");
+    return (await Promise.all(files.map(sum))).sort();
+  }
+
+  /** Builds of the page do what the page does as it is. */
+  async function agrees(directory) {
+    assert.deepEqual(await says(directory), plain);
+    assert.deepEqual(await says(directory, ISOLATION), isolated);
+    assert.deepEqual(await says(directory, {}, "?local"), local);
+    // Those for the GPU, too: one in software would take longer than all else.
+    assert.deepEqual(await modules(directory), await modules("node_modules/shohin/dist"));
+  }
+
+  /** Whether the package as it was built has a file; nothing may fall back on less than it has. */
+  const has = (file) => existsSync(join(project, "node_modules/shohin/dist", file));
+
+  test("find a package that uses all of its modules", () => {
+    assert.ok(plain.text.length > 20, plain.text);
+    assert.deepEqual([isolated.text, local.text], [plain.text, plain.text]);
+    assert.deepEqual([plain.crossOriginIsolated, isolated.crossOriginIsolated], [false, true]);
+    if (has("shohin_wasm_relaxed_bg.wasm")) assert.match(plain.info.isa, /^relaxed/);
+    if (has("shohin_wasm_threads_relaxed_bg.wasm")) assert.match(isolated.info.isa, /^relaxed/);
+    assert.deepEqual([plain.info.threads, plain.workers, isolated.workers, local.workers], [1, 1, isolated.info.threads, 0]);
+    if (has("threads.js")) assert.equal(isolated.info.threads, Math.min(isolated.cores, 16));
+  });
+
+  test("webpack", async () => {
+    const output = { path: join(project, "webpack") };
+    const settings = { mode: "production", context: project, entry: "./main.js", output };
+    const stats = await new Promise((resolve, reject) => webpack(settings, (error, stats) => (error ? reject(error) : resolve(stats))));
+    const { errors, warnings } = stats.toJson({ all: false, errors: true, warnings: true });
+    // That the modules are large is what it has to say of them.
+    const said = [...errors, ...warnings].map(({ message }) => message).filter((message) => !message.startsWith("asset size limit"));
+    assert.deepEqual(said, []);
+    await writeFile(join(output.path, "index.html"), html('<script defer src="main.js"></script>'));
+    await agrees("webpack");
+  });
+
+  test("Vite", async () => {
+    await writeFile(join(project, "index.html"), html('<script type="module" src="main.js"></script>'));
+    await build({ root: project, logLevel: "warn" });
+    await agrees("dist");
+  });
+});
