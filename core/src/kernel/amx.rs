@@ -39,10 +39,7 @@ const STEP: usize = 4;
 
 /// The kernel for int8 activations and interleaved rows.
 pub(super) fn interleaved(format: Format, layout: Layout) -> Option<Kernel> {
-    match (format, layout) {
-        (Format::Q1_0, Layout::Bytes) => Some(one_bit),
-        _ => kernel_of!(kernel, format, layout),
-    }
+    kernel_of!(one_bit, kernel, format, layout)
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,f16c")]

@@ -14,10 +14,7 @@ use crate::quant::{Format, GROUP, Layout};
 
 /// The kernel for int8 activations and interleaved rows.
 pub(super) fn interleaved(format: Format, layout: Layout) -> Option<Kernel> {
-    match (format, layout) {
-        (Format::Q1_0, Layout::Bytes) => Some(one_bit),
-        _ => kernel_of!(kernel, format, layout),
-    }
+    kernel_of!(one_bit, kernel, format, layout)
 }
 
 #[target_feature(enable = "avx2,f16c")]

@@ -19,9 +19,16 @@ const CHUNK: usize = 512;
 const TOKENS: usize = 128;
 
 /// The instance of a kernel generic over bits a code and columns a block that serves `format`, one of
-/// two bits in [`Layout::Words`](crate::quant::Layout::Words).
+/// two bits in [`Layout::Words`](crate::quant::Layout::Words); before it, that of one bit in
+/// [`Layout::Bytes`](crate::quant::Layout::Bytes), if there is one.
 #[allow(unused_macros, reason = "not every target has an instruction set that uses it")]
 macro_rules! kernel_of {
+    ($one_bit:ident, $kernel:ident, $format:expr, $layout:expr) => {
+        match ($format, $layout) {
+            ($crate::quant::Format::Q1_0, $crate::quant::Layout::Bytes) => Some($one_bit),
+            _ => kernel_of!($kernel, $format, $layout),
+        }
+    };
     ($kernel:ident, $format:expr, $layout:expr) => {
         match ($format, $layout) {
             ($crate::quant::Format::Q2_0, $crate::quant::Layout::Words) => Some($kernel::<2, 64>),
