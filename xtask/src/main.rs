@@ -4,6 +4,7 @@
 mod bench;
 mod bochs;
 mod command;
+mod cpu_time;
 mod demo;
 mod instructions;
 mod machine;

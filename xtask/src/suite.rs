@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::command::{Result, Tally};
 use crate::machine::{ARM_GCC, CHROMEDRIVER, CHROMIUM, GXX, MAKE, Machine, Need, QEMU_ARM, QEMU_X86, XZ};
 use crate::web::{self, WASM};
-use crate::{demo, instructions, source};
+use crate::{cpu_time, demo, instructions, source};
 
 /// The targets core is built for without an operating system under it, or with a foreign one.
 const CORE_TARGETS: [&str; 4] = ["thumbv7em-none-eabihf", "riscv32imac-unknown-none-elf", WASM, ARM_LINUX];
@@ -344,6 +344,39 @@ fn wasm_bindgen_tests(m: &mut Machine) -> Result<Tally> {
     Ok(tally)
 }
 
+/// The time something took.
+#[derive(Clone, Copy)]
+struct Cost {
+    wall: Duration,
+    /// That of the processor cores together; `None` where the system does not tell.
+    cpu: Option<Duration>,
+}
+
+impl Cost {
+    fn plus(self, other: Cost) -> Cost {
+        let cpu = self.cpu.zip(other.cpu).map(|(a, b)| a + b);
+        Cost { wall: self.wall + other.wall, cpu }
+    }
+}
+
+/// Measures the cost of the child processes started until it is stopped.
+struct Clock {
+    started: Instant,
+    cpu: Option<Duration>,
+}
+
+impl Clock {
+    fn start() -> Clock {
+        Clock { cpu: cpu_time::children(), started: Instant::now() }
+    }
+
+    fn stop(self) -> Cost {
+        let wall = self.started.elapsed();
+        let cpu = cpu_time::children().zip(self.cpu).map(|(now, before)| now.saturating_sub(before));
+        Cost { wall, cpu }
+    }
+}
+
 enum Outcome {
     Passed(Tally),
     Failed(String),
@@ -358,22 +391,23 @@ pub(crate) fn run(machine: &mut Machine, only: &[String]) -> Result<bool> {
     }
     let chosen: Vec<&Suite> =
         SUITES.iter().filter(|suite| only.is_empty() || only.iter().any(|name| name == suite.name)).collect();
-    let started = Instant::now();
+    cpu_time::adopt_orphans();
+    let clock = Clock::start();
     let needs: Vec<Need> =
         chosen.iter().filter(|s| (s.unfit)().is_none()).flat_map(|s| s.needs.iter().copied()).collect();
     machine.prepare(&needs);
-    let set_up = started.elapsed();
-    let mut rows: Vec<(&Suite, Outcome, Duration)> = Vec::new();
+    let set_up = clock.stop();
+    let mut rows: Vec<(&Suite, Outcome, Cost)> = Vec::new();
     for suite in chosen {
         println!("\n== {}: {}", suite.name, suite.about);
-        let started = Instant::now();
+        let clock = Clock::start();
         let outcome = one(machine, suite);
         match &outcome {
             Outcome::Passed(_) => {}
             Outcome::Failed(why) => println!("FAILED: {why}"),
             Outcome::Skipped(why) => println!("skipped: {why}"),
         }
-        rows.push((suite, outcome, started.elapsed()));
+        rows.push((suite, outcome, clock.stop()));
     }
     Ok(summary(&rows, set_up))
 }
@@ -393,11 +427,18 @@ fn one(machine: &mut Machine, suite: &Suite) -> Outcome {
     }
 }
 
-fn summary(rows: &[(&Suite, Outcome, Duration)], set_up: Duration) -> bool {
-    println!("\n{:<14}{:<9}{:>7}{:>9}{:>9}", "suite", "result", "passed", "ignored", "time");
-    println!("{:<14}{:<9}{:>7}{:>9}{:>7} s", "(set-up)", "", "", "", set_up.as_secs());
-    let (mut failed, mut skipped, mut tests) = (0, 0, 0);
-    for (suite, outcome, time) in rows {
+fn summary(rows: &[(&Suite, Outcome, Cost)], set_up: Cost) -> bool {
+    let line = |name: &str, result: &str, passed: usize, ignored: usize, cost: Cost, why: &str| {
+        let number = |n: usize| if n == 0 { String::from("-") } else { n.to_string() };
+        let cpu = cost.cpu.map_or("-".into(), |time| format!("{} s", time.as_secs()));
+        let (passed, ignored, wall) = (number(passed), number(ignored), cost.wall.as_secs());
+        let row = format!("{name:<14}{result:<9}{passed:>7}{ignored:>9}{wall:>7} s{cpu:>9}  {why}");
+        println!("{}", row.trim_end());
+    };
+    println!("\n{:<14}{:<9}{:>7}{:>9}{:>9}{:>9}", "suite", "result", "passed", "ignored", "wall", "CPU");
+    line("(set-up)", "", 0, 0, set_up, "");
+    let (mut failed, mut skipped, mut tests, mut ignored, mut total) = (0, 0, 0, 0, set_up);
+    for (suite, outcome, cost) in rows {
         let (word, tally, why) = match outcome {
             Outcome::Passed(tally) => ("pass", *tally, ""),
             Outcome::Failed(why) => ("FAIL", Tally::default(), why.as_str()),
@@ -406,11 +447,11 @@ fn summary(rows: &[(&Suite, Outcome, Duration)], set_up: Duration) -> bool {
         failed += usize::from(matches!(outcome, Outcome::Failed(_)));
         skipped += usize::from(matches!(outcome, Outcome::Skipped(_)));
         tests += tally.passed;
-        let number = |n: usize| if n == 0 { String::from("-") } else { n.to_string() };
-        let (passed, ignored) = (number(tally.passed), number(tally.ignored));
-        let row = format!("{:<14}{word:<9}{passed:>7}{ignored:>9}{:>7} s  {why}", suite.name, time.as_secs());
-        println!("{}", row.trim_end());
+        ignored += tally.ignored;
+        total = total.plus(*cost);
+        line(suite.name, word, tally.passed, tally.ignored, *cost, why);
     }
+    line("(total)", "", tests, ignored, total, "");
     let verdict = if failed == 0 { "ok" } else { "FAILED" };
     let passed = rows.len() - failed - skipped;
     println!(
