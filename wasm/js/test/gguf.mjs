@@ -79,7 +79,7 @@ export function split(file, count) {
 /**
  * Serves a file as an ordinary server does, and has its weaknesses on demand: `state` may be changed at any time.
  * `ranges` is whether it knows them, `hates` whether it breaks off when asked for one, `breaks` the bytes after which every connection breaks, `most` the bytes
- * it gives for a range at most, `limit` those it gives before it falls silent, `refuse(n)` a status for its n-th answer, `after` the seconds it then wants to be left alone,
+ * it gives for a range at most, `limit` those it gives before it falls silent, `each` the same of every single answer, `refuse(n)` a status for its n-th answer, `after` the seconds it then wants to be left alone,
  * `mute(n)` whether there is none, `resets(n)` whether the connection is reset instead, `wait(n)` what it waits for before, `piece` the bytes it sends at once, `pace` milliseconds between them, `unmeasured` whether it tells no length. `asked` lists `[first byte, last byte]`.
  */
 export function origin(file, state = {}) {
@@ -115,7 +115,7 @@ export function origin(file, state = {}) {
       }
       state.sent += end - at;
       at = end;
-      if (state.limit && state.sent >= state.limit) return;
+      if ((state.limit && state.sent >= state.limit) || (state.each && at - first >= state.each)) return;
       if (breaks && at >= first + breaks && at <= last) {
         if (state.hangs) return;
         await new Promise((resolve) => setTimeout(resolve, 20));

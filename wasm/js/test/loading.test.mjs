@@ -651,11 +651,13 @@ describe("a kept copy", () => {
   test("is mended behind what a connection brings without ranges", { timeout: 120_000 }, async () => {
     const { state } = from;
     await clear();
-    Object.assign(state, { file: huge, etag: '"huge"', ranges: false, sent: 0, limit: 28 << 20, asked: [] });
+    // Not a limit on both connections together: the system buffers megabytes of the one that is given up, and on a busy
+    // machine too few would be left for the other to get as far as the abort.
+    Object.assign(state, { file: huge, etag: '"huge"', ranges: false, each: 28 << 20, asked: [] });
     assert.equal((await load("kept.gguf", 20 << 20)).code, "aborted");
     await settled(state);
     await damage(50 * SLICE + 5);
-    Object.assign(state, { limit: undefined, asked: [] });
+    Object.assign(state, { each: undefined, asked: [] });
     assert.equal((await load("kept.gguf")).text, TEXT);
     assert.deepEqual(await sums(), { [huge.length]: sum(huge) });
     state.ranges = true;
