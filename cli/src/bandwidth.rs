@@ -1,6 +1,6 @@
 //! How fast this machine's memory can be read: the bound of decoding, which reads every weight once a token.
 
-use crate::memory::pages;
+use shohin::memory::large_pages;
 use shohin_core::Pool;
 use std::hint::black_box;
 use std::io;
@@ -20,7 +20,7 @@ const ENOUGH: usize = 512 << 20;
 /// models stay in a cache. The best of some passes, as a bound is what can be had at best.
 pub(crate) fn bandwidth(bytes: usize, pool: &dyn Pool) -> io::Result<f64> {
     let len = bytes.clamp(1 << 16, MOST) / LINE * LINE;
-    let mut memory = pages(len)?; // as weights are kept
+    let mut memory = large_pages(len)?; // as weights are kept
     // Memory that was never written is a single page of zeros.
     memory.fill(0xa5);
     // Several a worker, so that a worker that lost its core holds up little.

@@ -2,15 +2,15 @@
 
 use crate::args::{BenchArgs, EngineArgs};
 use crate::bandwidth::bandwidth;
-use crate::engine::{Engine, ModelFile};
+use crate::engine::{Engine, open};
 use crate::failure::{Failure, Outcome};
-use crate::memory::pages;
 use crate::products::products;
 use crate::run::round;
 use crate::terminal::{self, short};
-use crate::timeline::OnCpu;
 use cpu_time::ProcessTime;
 use serde_json::json;
+use shohin::memory::large_pages;
+use shohin::timeline::OnCpu;
 use shohin_core::model::TransformerBlock;
 use shohin_core::{Activations, Pool, SamplerConfig, Session, SessionOptions};
 use std::io::{self, Write};
@@ -59,7 +59,7 @@ fn median(s: &[f64]) -> f64 {
 }
 
 pub(crate) fn bench(args: &BenchArgs, engine_args: &EngineArgs) -> Outcome {
-    let mut file = ModelFile::open(engine_args.model.as_deref())?;
+    let mut file = open(engine_args)?;
     let engine = Engine::load(&mut file, engine_args)?;
     let longest = engine.model.config().max_context_length;
     let depth = args.depth.max(1);
@@ -78,7 +78,7 @@ pub(crate) fn bench(args: &BenchArgs, engine_args: &EngineArgs) -> Outcome {
     let mut session = match engine.gpu {
         Some(_) => engine.session(context)?,
         None => {
-            let mut memory = pages(engine.model.memory_plan(&options)?.total)?;
+            let mut memory = large_pages(engine.model.memory_plan(&options)?.total)?;
             memory.fill(0x2e);
             let session = Session::with_memory(&engine.model, &options, memory)?;
             Box::new(OnCpu { session, pool: &engine.pool })

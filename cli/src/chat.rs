@@ -1,15 +1,15 @@
 //! `shohin chat`: a conversation, a line at a time.
 
 use crate::args::{ChatArgs, EngineArgs, OverflowArgs, Policy};
-use crate::engine::{Engine, ModelFile, Timings, reply};
+use crate::engine::{Engine, Timings, open, reply};
 use crate::failure::{At, Failure, Outcome, file_error};
 use crate::form;
 use crate::run::{instructions, reason_text};
 use crate::terminal::{Colours, CtrlC, remark, write_model_text};
-use crate::timeline::Timeline;
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 use serde_json::json;
+use shohin::timeline::Timeline;
 use shohin_core::chat::{ChatOptions, Message, Role, encode, encode_next};
 use shohin_core::constrain::Constraint;
 use shohin_core::generate::{Generation, GenerationOptions, Overflow, Reason, Step, reusable};
@@ -32,7 +32,7 @@ pub(crate) fn chat(args: &ChatArgs, engine_args: &EngineArgs) -> Outcome {
     let config = args.sampling.config();
     config.check().of_usage()?;
     let grammar = form::grammar(&args.form)?;
-    let mut file = ModelFile::open(engine_args.model.as_deref())?;
+    let mut file = open(engine_args)?;
     let engine = Engine::load(&mut file, engine_args)?;
     engine.remark_on(args.think);
     let mut chat = Chat::new(&engine, args, config)?;

@@ -1,7 +1,7 @@
 //! `shohin embed`: texts as vectors.
 
 use crate::args::{EmbedArgs, EngineArgs, Pool};
-use crate::engine::{Engine, ModelFile};
+use crate::engine::{Engine, open};
 use crate::failure::{Failure, Outcome};
 use crate::terminal::read_text;
 use crate::tokenize::texts_from_json;
@@ -13,7 +13,7 @@ use std::path::Path;
 
 pub(crate) fn embed(args: &EmbedArgs, engine_args: &EngineArgs) -> Outcome {
     let texts = texts(args)?;
-    let mut file = ModelFile::open(engine_args.model.as_deref())?;
+    let mut file = open(engine_args)?;
     let engine = Engine::load(&mut file, engine_args)?;
     let most = engine.model.config().max_context_length;
     let mut all = Vec::new();

@@ -1,16 +1,14 @@
 //! A model ready to run: the file in memory, everything read from it, and the threads.
 
 use crate::args::{Act, EngineArgs, Id42Layout, Kv};
-use crate::failure::{At, Failure, Outcome, file_error};
-use crate::gpu::Device;
-use crate::memory;
-use crate::pool::Threads;
+use crate::failure::{At, Failure, Outcome};
 use crate::terminal;
-use crate::timeline::{OnCpu, Timeline};
-use memmap2::{Mmap, MmapMut};
+use shohin::gpu::Device;
+use shohin::timeline::{OnCpu, Timeline};
+use shohin::{ModelFile, ThreadPool, memory};
 use shohin_core::chat::{Style, Template};
 use shohin_core::generate::{Detokenizer, Generation, Reason, Step, drive};
-use shohin_core::gguf::{self, Expansion, Id42, MAX_PARTS, ReadOptions};
+use shohin_core::gguf::{Id42, ReadOptions};
 use shohin_core::kernel::Isa;
 use shohin_core::model::ModelVariant;
 use shohin_core::sample::DRY_BREAKERS;
@@ -18,216 +16,15 @@ use shohin_core::tokenizer::Special;
 use shohin_core::{
     Activations, BonsaiModel, Format, Gguf, KvFormat, Pool, Sampler, SamplerConfig, SessionOptions, Tokenizer,
 };
-use std::fs::File;
-use std::io::{Read, Seek};
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// The model that needs no download.
-static BUILT_IN: &[u8] = include_bytes!("../../models/sprout.gguf");
-
-/// A model file in memory, or all files of a model in parts.
-pub(crate) struct ModelFile {
-    /// What to call it in messages.
-    pub(crate) name: String,
-    /// At least one.
-    parts: Vec<Part>,
-    /// What most of the weights were before they were rearranged.
-    format: Option<Format>,
-}
-
-struct Part {
-    /// What to call it in messages.
-    name: String,
-    bytes: Bytes,
-}
-
-enum Bytes {
-    BuiltIn,
-    Mapped(Mmap, File),
-    /// Read, to be interleaved: its first `len` bytes are the model, made of a file of `stored` bytes.
-    Read {
-        memory: MmapMut,
-        len: usize,
-        stored: usize,
-    },
-}
-
-/// The parts of the model that `path` is one of, first to last, by its name: `name-00001-of-00003.gguf`.
-fn part_paths(path: &Path) -> Option<Vec<PathBuf>> {
-    let name = path.file_name()?.to_str()?;
-    let (stem, count) = name.strip_suffix(".gguf")?.rsplit_once("-of-")?;
-    let (stem, no) = stem.rsplit_once('-')?;
-    let number = |digits: &str| {
-        let digits = digits.as_bytes().iter().all(u8::is_ascii_digit).then_some(digits)?;
-        (digits.len() == 5).then(|| digits.parse::<u32>().ok())?
-    };
-    let (no, count) = (number(no)?, number(count)?);
-    let path = |i| path.with_file_name(format!("{stem}-{i:05}-of-{count:05}.gguf"));
-    (1..=count).contains(&no).then(|| (1..=count).map(path).collect())
-}
-
-impl Part {
-    /// Maps the file: nothing is read until it is used, and the system shares it between programs.
-    #[allow(unsafe_code)]
-    fn open(path: &Path) -> Outcome<Part> {
-        let url = path.to_str().filter(|path| path.starts_with("https://") || path.starts_with("http://"));
-        if let Some(url) = url {
-            return Err(Failure::usage(format_args!(
-                "--model is an address, but nothing is downloaded here; get the file first: curl -LO {url}"
-            )));
-        }
-        let file = File::open(path).map_err(|e| file_error("open the model", path, &e))?;
-        let meta = file.metadata().map_err(|e| file_error("open the model", path, &e))?;
-        if meta.is_dir() {
-            let path = path.display();
-            return Err(Failure::new(format_args!("{path} is a directory, expected a GGUF file")));
-        }
-        if !meta.is_file() {
-            let path = path.display();
-            return Err(Failure::new(format_args!(
-                "{path} is a pipe or a device, but a model must be a regular file"
-            )));
-        }
-        if meta.len() == 0 {
-            return Err(Failure::new(format_args!("{} is empty, expected a GGUF file", path.display())));
-        }
-        // SAFETY: the mapping is read-only. As with every mapped file, a program that cuts the file short
-        // meanwhile ends this one; one that changes its bytes changes the model's weights.
-        let map = unsafe { Mmap::map(&file) }.map_err(|e| file_error("map the model", path, &e))?;
-        Ok(Part { name: path.display().to_string(), bytes: Bytes::Mapped(map, file) })
+/// Opens the file that `--model` names, or the built-in model without one.
+pub(crate) fn open(args: &EngineArgs) -> Outcome<ModelFile> {
+    match &args.model {
+        Some(path) => Ok(ModelFile::open(path)?),
+        None => Ok(ModelFile::built_in()),
     }
-
-    fn bytes(&self) -> &[u8] {
-        match &self.bytes {
-            Bytes::BuiltIn => BUILT_IN,
-            Bytes::Mapped(map, _) => map,
-            Bytes::Read { memory, len, .. } => &memory[..*len],
-        }
-    }
-
-    /// Bytes of the file itself.
-    fn file_len(&self) -> usize {
-        match &self.bytes {
-            Bytes::Read { stored, .. } => *stored,
-            _ => self.bytes().len(),
-        }
-    }
-
-    /// What expanding its base-3 matrices takes, if it has such.
-    fn expansion(&self, options: &ReadOptions) -> Outcome<Option<Expansion>> {
-        let gguf = Gguf::parse_with(self.bytes(), options).at(&self.name)?;
-        gguf::expansion(&gguf, self.bytes().len()).at(&self.name)
-    }
-
-    /// Rearranges the weights in memory, where there is enough of it.
-    fn interleave(&mut self, options: &ReadOptions, compact: bool, isa: Isa, pool: &dyn Pool) -> Outcome<()> {
-        let expansion = if compact { None } else { self.expansion(options)? };
-        let stored = self.file_len();
-        let failed = |e| file_error("read the model", Path::new(&self.name), &e);
-        let room = expansion.map_or(stored, |expansion| expansion.room);
-        let Ok(mut memory) = memory::pages(room) else {
-            // Slower, but the mapped file needs no memory of its own.
-            return Ok(());
-        };
-        let end = &mut memory[room - stored..];
-        match &mut self.bytes {
-            Bytes::Mapped(_, file) => {
-                // Not copied from the mapping, or the model would be in memory twice.
-                file.rewind().and_then(|()| file.read_exact(end)).map_err(failed)?;
-            }
-            Bytes::BuiltIn => end.copy_from_slice(BUILT_IN),
-            Bytes::Read { .. } => return Ok(()),
-        }
-        let mut len = stored;
-        if expansion.is_some() {
-            len = gguf::expand(&mut memory, stored, options, isa, pool).at(&self.name)?;
-        }
-        self.bytes = Bytes::Read { memory, len, stored };
-        let Bytes::Read { memory, .. } = &mut self.bytes else { return Ok(()) };
-        gguf::interleave(&mut memory[..len], options, |format| isa.layout(format), pool).at(&self.name)
-    }
-}
-
-impl ModelFile {
-    /// Finds the file, or the built-in model without a path; of a model in parts all files beside it.
-    pub(crate) fn open(path: Option<&Path>) -> Outcome<Self> {
-        let Some(path) = path else {
-            let name = String::from("built-in model");
-            let parts = vec![Part { name: name.clone(), bytes: Bytes::BuiltIn }];
-            return Ok(ModelFile { name, parts, format: None });
-        };
-        let name = path.display().to_string();
-        let Some(paths) = part_paths(path).filter(|paths| paths.len() > 1) else {
-            return Ok(ModelFile { name, parts: vec![Part::open(path)?], format: None });
-        };
-        if paths.len() > MAX_PARTS {
-            let count = paths.len();
-            return Err(Failure::new(format_args!(
-                "{name}: the model has {count} parts by its name, but {MAX_PARTS} are the most"
-            )));
-        }
-        let parts = paths.iter().map(|path| Part::open(path)).collect::<Outcome<Vec<Part>>>();
-        let count = paths.len();
-        let parts = parts.at(format_args!("the model has {count} parts, and all are needed"))?;
-        Ok(ModelFile { name, parts, format: None })
-    }
-
-    /// The file's contents, checked.
-    pub(crate) fn gguf(&self, args: &EngineArgs) -> Outcome<Gguf<'_>> {
-        let parts: Vec<&[u8]> = self.parts.iter().map(Part::bytes).collect();
-        Gguf::parse_parts(&parts, &read_options(args)).map_err(|wrong| {
-            let name = self.parts.get(wrong.part).map_or(&self.name, |part| &part.name);
-            Failure::new(format_args!("{name}: {}", wrong.error))
-        })
-    }
-
-    /// How to read single parts, of which not each tells by itself what it holds.
-    fn part_options(&self, args: &EngineArgs) -> Outcome<ReadOptions> {
-        let options = read_options(args);
-        if self.parts.len() == 1 {
-            return Ok(options);
-        }
-        let id42 = self.gguf(args)?.header().id42(options.id42);
-        Ok(ReadOptions { id42, ..options })
-    }
-
-    /// Rearranges the weights in memory as `isa` likes them; the file stays as it is.
-    fn interleave(&mut self, args: &EngineArgs, isa: Isa, pool: &dyn Pool) -> Outcome<()> {
-        if !isa.interleaves() {
-            return Ok(());
-        }
-        // Checked before it is all read.
-        self.format = main_format(&self.gguf(args)?);
-        let options = self.part_options(args)?;
-        self.parts.iter_mut().try_for_each(|part| part.interleave(&options, args.compact, isa, pool))
-    }
-
-    /// Bytes of all files.
-    pub(crate) fn len(&self) -> usize {
-        self.parts.iter().map(Part::file_len).sum()
-    }
-
-    /// How many files it is in.
-    pub(crate) fn parts(&self) -> usize {
-        self.parts.len()
-    }
-
-    /// Bytes that the weights take while the model runs.
-    fn held_len(&self, args: &EngineArgs, expands: bool) -> Outcome<usize> {
-        let options = self.part_options(args)?;
-        let held = |part: &Part| {
-            let expansion = if expands { part.expansion(&options)? } else { None };
-            Ok(expansion.map_or(part.bytes().len(), |expansion| expansion.len))
-        };
-        self.parts.iter().map(held).sum()
-    }
-}
-
-/// The format of the matrices that are most of a model.
-fn main_format(gguf: &Gguf<'_>) -> Option<Format> {
-    gguf.tensor("blk.0.ffn_down.weight")?.format()
 }
 
 fn isa(args: &EngineArgs) -> Outcome<Isa> {
@@ -239,12 +36,12 @@ fn isa(args: &EngineArgs) -> Outcome<Isa> {
     })
 }
 
-fn threads(args: &EngineArgs) -> Outcome<Threads> {
+fn threads(args: &EngineArgs) -> Outcome<ThreadPool> {
     let threads = args.threads.map_or_else(default_threads, usize::from);
-    Threads::new(threads).map_err(|e| Failure::new(format_args!("cannot start {threads} threads: {e}")))
+    Ok(ThreadPool::new(threads).map_err(|source| shohin::Error::Threads { count: threads, source })?)
 }
 
-fn read_options(args: &EngineArgs) -> ReadOptions {
+pub(crate) fn read_options(args: &EngineArgs) -> ReadOptions {
     let id42 = match args.id42 {
         Id42Layout::Auto => Id42::Auto,
         Id42Layout::Group64 => Id42::Group64,
@@ -261,7 +58,7 @@ pub(crate) struct Engine<'f> {
     pub(crate) tokenizer: Tokenizer<'f>,
     pub(crate) template: Template,
     pub(crate) options: SessionOptions,
-    pub(crate) pool: Threads,
+    pub(crate) pool: ThreadPool,
     /// Where `--gpu` has put the weights.
     pub(crate) gpu: Option<Device>,
     pub(crate) load_time: Duration,
@@ -280,7 +77,7 @@ impl<'f> Engine<'f> {
         let start = Instant::now();
         let pool = threads(args)?;
         if args.act == Act::Int8 && args.gpu.is_none() {
-            file.interleave(args, isa(args)?, &pool)?;
+            file.repack(&read_options(args), args.compact, isa(args)?, &pool)?;
         }
         Engine::new(file, args, pool, start)
     }
@@ -290,12 +87,13 @@ impl<'f> Engine<'f> {
         Engine::new(file, args, threads(args)?, Instant::now())
     }
 
-    fn new(file: &'f ModelFile, args: &EngineArgs, pool: Threads, start: Instant) -> Outcome<Self> {
+    fn new(file: &'f ModelFile, args: &EngineArgs, pool: ThreadPool, start: Instant) -> Outcome<Self> {
         let isa = isa(args)?;
-        let gguf = file.gguf(args)?;
-        let model = BonsaiModel::from_gguf(&gguf).at(&file.name)?;
-        let tokenizer = Tokenizer::from_gguf(&gguf).at(&file.name)?;
-        let template = Template::from_metadata(gguf.metadata(), &tokenizer).at(&file.name)?;
+        let read = read_options(args);
+        let gguf = file.gguf(&read)?;
+        let model = BonsaiModel::from_gguf(&gguf).at(file.name())?;
+        let tokenizer = Tokenizer::from_gguf(&gguf).at(file.name())?;
+        let template = Template::from_metadata(gguf.metadata(), &tokenizer).at(file.name())?;
         let options = SessionOptions {
             context: args.context.map_or(4096, |n| n as usize),
             kv: match args.kv {
@@ -312,10 +110,10 @@ impl<'f> Engine<'f> {
         };
         let gpu = args.gpu.as_deref().map(|name| Device::load(name, &gguf)).transpose()?;
         let load_time = start.elapsed();
-        let format = file.format.or_else(|| main_format(&gguf));
+        let format = file.format(&read)?;
         let expands = args.act == Act::Int8 && args.gpu.is_none() && !args.compact && isa.interleaves();
-        let held_bytes = file.held_len(args, expands)?;
-        let file_bytes = file.len();
+        let held_bytes = file.resident_len(&read, expands)?;
+        let file_bytes = file.file_len();
         Ok(Engine {
             gguf,
             model,

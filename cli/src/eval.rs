@@ -1,12 +1,12 @@
 //! `shohin eval`: perplexity of a text.
 
 use crate::args::{EngineArgs, EvalArgs};
-use crate::engine::{Engine, ModelFile};
+use crate::engine::{Engine, open};
 use crate::failure::{At, Failure, Outcome};
-use crate::memory;
 use crate::run::round;
 use crate::terminal::{self, read_text};
 use serde_json::json;
+use shohin::memory;
 use shohin_core::SessionOptions;
 use shohin_core::sample::log_sum_exp;
 use shohin_core::tokenizer::Special;
@@ -16,7 +16,7 @@ use std::time::Instant;
 pub(crate) fn eval(args: &EvalArgs, engine_args: &EngineArgs) -> Outcome {
     let place = terminal::place(&args.text);
     let text = read_text(&args.text)?;
-    let mut file = ModelFile::open(engine_args.model.as_deref())?;
+    let mut file = open(engine_args)?;
     let engine = Engine::load(&mut file, engine_args)?;
     let longest = engine.model.config().max_context_length;
     let window = args.window.map_or(longest.min(512), |n| n as usize);

@@ -50,6 +50,16 @@ impl From<shohin_core::Error> for Failure {
     }
 }
 
+impl From<shohin::Error> for Failure {
+    fn from(error: shohin::Error) -> Self {
+        match &error {
+            shohin::Error::Option { .. } => Failure::usage(format_args!("--{error}")),
+            shohin::Error::Address { .. } => Failure::usage(error),
+            _ => Failure::new(error),
+        }
+    }
+}
+
 /// Errors of reading and writing that do not name a file are about standard input and output.
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {

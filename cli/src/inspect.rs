@@ -1,10 +1,11 @@
 //! `shohin inspect`: what a file holds and what running it takes.
 
 use crate::args::{EngineArgs, InspectArgs};
-use crate::engine::{Engine, ModelFile};
+use crate::engine::{Engine, open, read_options};
 use crate::failure::{Failure, Outcome};
 use crate::terminal::{self, Colours, bytes, count};
 use serde_json::{Map, Value as Json, json};
+use shohin::ModelFile;
 use shohin_core::Gguf;
 use shohin_core::chat::Style;
 use shohin_core::gguf::{Array, TensorInfo, Value};
@@ -13,8 +14,8 @@ use std::collections::BTreeMap;
 use std::io::{self, BufWriter, Write};
 
 pub(crate) fn inspect(args: &InspectArgs, engine_args: &EngineArgs) -> Outcome {
-    let file = ModelFile::open(engine_args.model.as_deref())?;
-    let gguf = file.gguf(engine_args)?;
+    let file = open(engine_args)?;
+    let gguf = file.gguf(&read_options(engine_args))?;
     // A file that cannot run is worth looking into all the more.
     let engine = match Engine::of_file(&file, engine_args) {
         Err(Failure::Message(reason)) => Err(reason),
@@ -45,10 +46,10 @@ fn row(key: &str, value: String) -> Vec<String> {
 
 /// Name and bytes.
 fn size(file: &ModelFile) -> String {
-    let len = bytes(file.len() as u64);
+    let len = bytes(file.file_len() as u64);
     match file.parts() {
-        1 => format!("{}, {len}", file.name),
-        parts => format!("{}, {len} in {parts} parts", file.name),
+        1 => format!("{}, {len}", file.name()),
+        parts => format!("{}, {len} in {parts} parts", file.name()),
     }
 }
 
@@ -199,8 +200,8 @@ fn as_json(file: &ModelFile, gguf: &Gguf<'_>, engine: &Result<Engine<'_>, String
         Ok(engine) => model_json(engine)?,
         Err(reason) => json!({ "cannot_run": reason }),
     };
-    object["file"] = file.name.as_str().into();
-    object["file_bytes"] = file.len().into();
+    object["file"] = file.name().into();
+    object["file_bytes"] = file.file_len().into();
     object["parts"] = file.parts().into();
     let metadata: Map<String, Json> =
         gguf.metadata().iter().map(|(key, value)| (key.to_string(), json_value(&value))).collect();

@@ -1,11 +1,11 @@
 //! `shohin logits`: the model's scores, for comparing with another engine.
 
 use crate::args::{EngineArgs, LogitsArgs};
-use crate::engine::{Engine, ModelFile, token_text};
+use crate::engine::{Engine, open, token_text};
 use crate::failure::{At, Failure, Outcome, file_error};
-use crate::memory;
 use crate::terminal::{self, read_text};
 use crate::tokenize::parse_ids;
+use shohin::memory;
 use shohin_core::SessionOptions;
 use shohin_core::sample::Logprobs;
 use std::fs::File;
@@ -17,7 +17,7 @@ pub(crate) fn logits(args: &LogitsArgs, engine_args: &EngineArgs) -> Outcome {
     if tokens.is_empty() {
         return Err(Failure::new(format_args!("{place}: expected token ids, found none")));
     }
-    let mut file = ModelFile::open(engine_args.model.as_deref())?;
+    let mut file = open(engine_args)?;
     let engine = Engine::load(&mut file, engine_args)?;
     let options = SessionOptions { context: tokens.len(), logit_rows: 8, ..engine.options };
     let mut session = memory::session(&engine.model, &options)?;

@@ -9,16 +9,11 @@ mod engine;
 mod eval;
 mod failure;
 mod form;
-#[cfg_attr(not(feature = "gpu"), path = "no_gpu.rs")]
-mod gpu;
 mod inspect;
 mod logits;
-mod memory;
-mod pool;
 mod products;
 mod run;
 mod terminal;
-mod timeline;
 mod tokenize;
 
 use args::{Cli, Command};

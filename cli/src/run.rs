@@ -1,7 +1,7 @@
 //! `shohin run`: one prompt, one reply.
 
 use crate::args::{EngineArgs, RunArgs};
-use crate::engine::{Engine, ModelFile, Timings, reply, token_text};
+use crate::engine::{Engine, Timings, open, reply, token_text};
 use crate::failure::{At, Failure, Outcome};
 use crate::form;
 use crate::terminal::{self, CtrlC, write_model_text};
@@ -23,7 +23,7 @@ pub(crate) fn run(args: &RunArgs, engine_args: &EngineArgs) -> Outcome {
         GenerationOptions { stop_strings: args.sampling.stop.clone(), ..GenerationOptions::default() };
     stops.check().of_usage()?;
     let prompt = prompt(args)?;
-    let mut file = ModelFile::open(engine_args.model.as_deref())?;
+    let mut file = open(engine_args)?;
     let engine = Engine::load(&mut file, engine_args)?;
     engine.remark_on(args.think);
     let (tokens, instructions) = if args.raw {

@@ -1,7 +1,7 @@
 //! `shohin tokenize`: text to ids and back.
 
 use crate::args::{EngineArgs, TokenizeArgs};
-use crate::engine::{ModelFile, token_text};
+use crate::engine::{open, read_options, token_text};
 use crate::failure::{At, Failure, Outcome};
 use crate::terminal::{read_text, write_model_text};
 use serde_json::Value;
@@ -11,10 +11,10 @@ use std::io::{self, BufWriter, IsTerminal, Write};
 use std::path::Path;
 
 pub(crate) fn tokenize(args: &TokenizeArgs, engine: &EngineArgs) -> Outcome {
-    let file = ModelFile::open(engine.model.as_deref())?;
+    let file = open(engine)?;
     // Only the header is needed: a model this runtime cannot run may still be asked for its tokens.
-    let gguf = file.gguf(engine)?;
-    let tokenizer = Tokenizer::from_gguf(&gguf).at(&file.name)?;
+    let gguf = file.gguf(&read_options(engine))?;
+    let tokenizer = Tokenizer::from_gguf(&gguf).at(file.name())?;
     let input = match args.input.as_slice() {
         [] => read_text(Path::new("-"))?,
         words => words.join(" "),

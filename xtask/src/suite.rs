@@ -192,10 +192,10 @@ pub(crate) const SUITES: &[Suite] = &[
         unfit: ANYWHERE,
         run: |m| {
             m.cargo()
-                .args("clippy -p shohin-gpu -p shohin --features shohin/gpu --all-targets -- -Dwarnings")
+                .args("clippy -p shohin-gpu -p shohin -p shohin-cli --features shohin-cli/gpu --all-targets -- -Dwarnings")
                 .run()?;
             let mut tally = m.cargo().args("test -p shohin-gpu").tests()?;
-            tally.add(m.cargo().args("test -p shohin --features gpu --test cli a_gpu").tests()?);
+            tally.add(m.cargo().args("test -p shohin-cli --features gpu --test cli a_gpu").tests()?);
             Ok(tally)
         },
         counts: true,

@@ -107,7 +107,7 @@ pub(crate) fn bench(machine: &mut Machine, options: &Options) -> Result<()> {
         needs.extend_from_slice(if options.peers { peers::TRANSFORMERS_NEEDS } else { &[] });
     }
     prepare(machine, &needs)?;
-    machine.cargo().args("build --release --package shohin --package shohin-tests --bins").run()?;
+    machine.cargo().args("build --release --package shohin-cli --package shohin-tests --bins").run()?;
     let models = Models { dir: machine.target.join("bench") };
     write_models(machine, &models, &plan)?;
 

@@ -1,20 +1,15 @@
 //! The model on a GPU.
 
-use crate::failure::{Failure, Outcome};
+use crate::error::{Error, Result};
 use crate::timeline::Timeline;
 use shohin_core::generate::Backend;
-use shohin_core::{Gguf, Result, SamplerConfig, SessionOptions};
+use shohin_core::{Gguf, Result as CoreResult, SamplerConfig, SessionOptions};
 use shohin_gpu::{Gpu, GpuBackend, GpuModel, GpuOptions, GpuSession, GpuSessionOptions, memory_plan, wanted};
 use std::sync::Arc;
 
 /// A model whose weights are on a GPU.
-pub(crate) struct Device(Arc<GpuModel>);
-
-impl From<shohin_gpu::Error> for Failure {
-    fn from(error: shohin_gpu::Error) -> Self {
-        Failure::new(error)
-    }
-}
+#[derive(Debug)]
+pub struct Device(Arc<GpuModel>);
 
 fn options(session: &SessionOptions) -> GpuSessionOptions {
     GpuSessionOptions {
@@ -27,31 +22,37 @@ fn options(session: &SessionOptions) -> GpuSessionOptions {
 
 impl Device {
     /// Puts the model onto the GPU of this name; an empty one takes the system's choice.
-    pub(crate) fn load(name: &str, gguf: &Gguf<'_>) -> Outcome<Device> {
+    ///
+    /// # Errors
+    /// Those of the GPU.
+    pub fn load(name: &str, gguf: &Gguf<'_>) -> Result<Device> {
         let named = (!name.is_empty()).then(|| name.to_string());
         // Who names one in software means it.
         let options = GpuOptions { software: named.is_some(), name: named, ..GpuOptions::default() };
-        let gpu = pollster::block_on(Gpu::open(&options)).map_err(|error| {
-            let names = pollster::block_on(Gpu::names());
-            match names.is_empty() {
-                true => Failure::new(error),
-                false => Failure::new(format_args!("{error}; --gpu=NAME takes one of: {}", names.join(", "))),
-            }
-        })?;
+        let gpu = pollster::block_on(Gpu::open(&options))
+            .map_err(|source| Error::Gpu { source, names: pollster::block_on(Gpu::names()) })?;
         Ok(Device(pollster::block_on(GpuModel::from_gguf(Arc::new(gpu), gguf))?))
     }
 
-    pub(crate) fn name(&self) -> &str {
+    /// The GPU's name.
+    pub fn name(&self) -> &str {
         self.0.gpu().name()
     }
 
     /// Bytes on the GPU: of the weights, and of a session.
-    pub(crate) fn bytes(&self, session: &SessionOptions) -> Outcome<(u64, u64)> {
+    ///
+    /// # Errors
+    /// Those of the GPU.
+    pub fn bytes(&self, session: &SessionOptions) -> Result<(u64, u64)> {
         let plan = memory_plan(self.0.config(), &options(session))?;
         Ok((self.0.bytes(), plan.kv + plan.scratch))
     }
 
-    pub(crate) fn timeline(&self, session: &SessionOptions) -> Outcome<Box<dyn Timeline>> {
+    /// An empty conversation.
+    ///
+    /// # Errors
+    /// Those of the GPU.
+    pub fn timeline(&self, session: &SessionOptions) -> Result<Box<dyn Timeline>> {
         let options = options(session);
         Ok(Box::new(OnGpu(GpuBackend::new(pollster::block_on(GpuSession::new(&self.0, &options))?))))
     }
@@ -66,7 +67,7 @@ impl Timeline for OnGpu {
         self.0.want(wanted(config, logprobs, most));
     }
 
-    fn assume(&mut self, len: usize) -> Result<()> {
+    fn assume(&mut self, len: usize) -> CoreResult<()> {
         Ok(self.0.assume(len)?)
     }
 }
@@ -80,11 +81,11 @@ impl Backend for OnGpu {
         self.0.capacity()
     }
 
-    fn feed(&mut self, tokens: &[u32]) -> Result<&[f32]> {
+    fn feed(&mut self, tokens: &[u32]) -> CoreResult<&[f32]> {
         self.0.feed(tokens)
     }
 
-    fn truncate(&mut self, len: usize) -> Result<()> {
+    fn truncate(&mut self, len: usize) -> CoreResult<()> {
         self.0.truncate(len)
     }
 }

@@ -4,11 +4,8 @@
 //! matrix products are, with 2 microseconds of serial work between them. One thread and several take turns,
 //! so that both meet the same machine.
 
-#[allow(dead_code, reason = "the example uses part of it")]
-#[path = "../src/pool.rs"]
-mod pool;
-
-use shohin_core::Pool;
+use shohin::ThreadPool;
+use shohin::core::Pool;
 use std::hint::{black_box, spin_loop};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -25,7 +22,7 @@ fn work(rounds: u64) {
     }
 }
 
-fn token(pool: &pool::Threads, microsecond: u64) {
+fn token(pool: &ThreadPool, microsecond: u64) {
     for _ in 0..REGIONS {
         let next = AtomicUsize::new(0);
         pool.run(CHUNKS, &|_| {
@@ -56,8 +53,8 @@ fn main() {
         return hog();
     }
     let threads = argument.and_then(|n| n.parse().ok()).unwrap_or(2);
-    let several = pool::Threads::new(threads).unwrap();
-    let one = pool::Threads::new(1).unwrap();
+    let several = ThreadPool::new(threads).unwrap();
+    let one = ThreadPool::new(1).unwrap();
 
     // A job that lasts until all workers have one: the time of waking them and of seeing them end.
     let fork = |pause: Duration, runs: usize| {

@@ -4,12 +4,15 @@ use memmap2::MmapMut;
 use shohin_core::{BonsaiModel, Result, Session, SessionOptions};
 use std::io;
 
-/// A session of at least so many bytes has large pages. It may fill one for each before it needs them.
+/// A session of at least this many bytes gets large pages. It may fill one for each before it needs them.
 const LARGE: usize = 64 << 20;
 
-/// Zeroed memory in large pages where the system has them, taken as it is touched. They are read up to twice
+/// Zeroed memory in large pages where the system has them, taken as it is touched. Reading it is up to twice
 /// as fast: there are fewer addresses to translate.
-pub(crate) fn pages(bytes: usize) -> io::Result<MmapMut> {
+///
+/// # Errors
+/// If the system has not so much.
+pub fn large_pages(bytes: usize) -> io::Result<MmapMut> {
     let memory = MmapMut::map_anon(bytes)?;
     // A kernel without large pages does without.
     #[cfg(target_os = "linux")]
@@ -18,9 +21,12 @@ pub(crate) fn pages(bytes: usize) -> io::Result<MmapMut> {
 }
 
 /// A session in such memory, if that pays.
-pub(crate) fn session<'m>(model: &'m BonsaiModel<'m>, options: &SessionOptions) -> Result<Session<'m>> {
+///
+/// # Errors
+/// Those of [`Session::new`].
+pub fn session<'m>(model: &'m BonsaiModel<'m>, options: &SessionOptions) -> Result<Session<'m>> {
     let bytes = model.memory_plan(options)?.total;
-    match pages(bytes) {
+    match large_pages(bytes) {
         Ok(memory) if bytes >= LARGE => Session::with_memory(model, options, memory),
         _ => Session::new(model, options),
     }

@@ -1,4 +1,4 @@
-//! The threads behind the engine's [`Pool`]: fork and join in microseconds.
+//! The thread pool: fork and join in microseconds.
 //!
 //! A token is some two hundred small matrix products, so waking threads through a lock and a condition
 //! variable each time would cost more than the work. Workers spin for a moment after a run, as the next
@@ -27,7 +27,7 @@ const MILLISECOND: i64 = 1_000_000; // nanoseconds
 /// Time that may be lost by waiting for workers before the caller works alone.
 const PATIENCE: i64 = MILLISECOND / 2;
 /// Most that earlier gains count against a loss.
-const MOST_GAINED: i64 = MILLISECOND;
+const MAX_CREDIT: i64 = MILLISECOND;
 /// For how long the caller works alone, the first time and at most.
 const ALONE: std::ops::RangeInclusive<i64> = MILLISECOND..=256 * MILLISECOND;
 
@@ -44,7 +44,7 @@ struct Run<'r> {
     caller: Thread,
 }
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Shared {
     /// `run number << 32 | jobs not yet claimed`. Claiming is one compare-exchange of this word, which
     /// fails if the run is another one by then.
@@ -61,11 +61,11 @@ struct Shared {
 }
 
 /// Whether other workers are worth waiting for, in nanoseconds.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Balance {
     /// Gained by working together since it was last begun, less what was lost.
     gained: AtomicI64,
-    /// The same, of which no more than [`MOST_GAINED`] counts against what is lost next.
+    /// The same, of which no more than [`MAX_CREDIT`] counts against what is lost next.
     credit: AtomicI64,
     /// Still to be worked alone.
     alone: AtomicI64,
@@ -89,7 +89,7 @@ impl Balance {
         // Workers share memory, and cores their units: alone, each is somewhat faster.
         let gain = nanoseconds(alone) / 8 * 7 - nanoseconds(elapsed);
         let gained = self.gained.load(Relaxed).saturating_add(gain);
-        let credit = self.credit.load(Relaxed).min(MOST_GAINED).saturating_add(gain);
+        let credit = self.credit.load(Relaxed).min(MAX_CREDIT).saturating_add(gain);
         if credit >= -PATIENCE {
             self.gained.store(gained, Relaxed);
             return self.credit.store(credit, Relaxed);
@@ -109,18 +109,22 @@ fn nanoseconds(time: Duration) -> i64 {
 }
 
 /// Worker threads that run the engine's jobs.
-pub(crate) struct Threads {
+#[derive(Debug)]
+pub struct ThreadPool {
     shared: Arc<Shared>,
     handles: Vec<JoinHandle<()>>,
 }
 
-impl Threads {
+impl ThreadPool {
     /// A pool of `workers` workers, one of which is the thread that calls [`Pool::run`].
-    pub(crate) fn new(workers: usize) -> std::io::Result<Threads> {
+    ///
+    /// # Errors
+    /// If the system starts no more threads.
+    pub fn new(workers: usize) -> std::io::Result<ThreadPool> {
         let others = workers.saturating_sub(1);
         let parked = (0..others).map(|_| AtomicBool::new(false)).collect();
         let shared = Arc::new(Shared { parked, ..Shared::default() });
-        let mut threads = Threads { shared, handles: Vec::new() };
+        let mut threads = ThreadPool { shared, handles: Vec::new() };
         for index in 0..others {
             let shared = Arc::clone(&threads.shared);
             let builder = thread::Builder::new().name(format!("shohin-{}", index + 1));
@@ -130,7 +134,7 @@ impl Threads {
     }
 }
 
-impl Drop for Threads {
+impl Drop for ThreadPool {
     fn drop(&mut self) {
         self.shared.stop.store(true, SeqCst);
         self.shared.next_run(0);
@@ -142,7 +146,7 @@ impl Drop for Threads {
     }
 }
 
-impl Pool for Threads {
+impl Pool for ThreadPool {
     fn workers(&self) -> usize {
         self.handles.len() + 1
     }
@@ -336,7 +340,7 @@ mod tests {
         }
     }
 
-    fn each_once(pool: &Threads, jobs: usize) {
+    fn each_once(pool: &ThreadPool, jobs: usize) {
         let counts: Vec<AtomicU32> = (0..jobs).map(|_| AtomicU32::new(0)).collect();
         pool.run(jobs, &|i| {
             counts[i].fetch_add(1, Relaxed);
@@ -347,7 +351,7 @@ mod tests {
     #[test]
     fn every_job_runs_once() {
         for workers in [0, 1, 2, 3, 9] {
-            let pool = Threads::new(workers).unwrap();
+            let pool = ThreadPool::new(workers).unwrap();
             assert_eq!(pool.workers(), workers.max(1));
             for jobs in [0, 1, 2, 3, 7, 64, 1000] {
                 each_once(&pool, jobs);
@@ -357,7 +361,7 @@ mod tests {
 
     #[test]
     fn many_short_runs_stay_correct_with_more_threads_than_cores() {
-        let pool = Threads::new(7).unwrap();
+        let pool = ThreadPool::new(7).unwrap();
         let sum = AtomicUsize::new(0);
         for i in 0..20_000 {
             pool.run(1 + i % 5, &|_| {
@@ -373,7 +377,7 @@ mod tests {
 
     #[test]
     fn a_panic_reaches_the_caller_and_the_pool_lives_on() {
-        let pool = Threads::new(3).unwrap();
+        let pool = ThreadPool::new(3).unwrap();
         for bad in 0..8 {
             let outcome = catch_unwind(AssertUnwindSafe(|| {
                 pool.run(8, &|i| assert!(i != bad, "job {bad} fails"));
@@ -386,7 +390,7 @@ mod tests {
 
     #[test]
     fn runs_inside_jobs_and_from_other_threads_work() {
-        let pool = Threads::new(3).unwrap();
+        let pool = ThreadPool::new(3).unwrap();
         let sum = AtomicUsize::new(0);
         thread::scope(|scope| {
             for _ in 0..3 {
@@ -406,7 +410,7 @@ mod tests {
 
     #[test]
     fn two_jobs_run_at_the_same_time() {
-        let pool = Threads::new(2).unwrap();
+        let pool = ThreadPool::new(2).unwrap();
         let started = AtomicBool::new(false);
         pool.run(2, &|i| {
             if i == 0 {

@@ -4,19 +4,24 @@ use shohin_core::generate::Backend;
 use shohin_core::{Pool, Result, SamplerConfig, Session};
 
 /// What chat, run and bench drive.
-pub(crate) trait Timeline: Backend {
+pub trait Timeline: Backend {
     /// What will choose from the logits that [`Backend::feed`] returns: others than it can choose from may show as
     /// -inf. Log-probabilities need all.
     fn chosen_by(&mut self, config: &SamplerConfig, logprobs: bool);
 
     /// Takes `len` tokens as seen, whatever is in the memory for them.
+    ///
+    /// # Errors
+    /// If they are more than it can hold.
     fn assume(&mut self, len: usize) -> Result<()>;
 }
 
 /// On the CPU.
-pub(crate) struct OnCpu<'e> {
-    pub(crate) session: Session<'e>,
-    pub(crate) pool: &'e dyn Pool,
+pub struct OnCpu<'e> {
+    /// The session.
+    pub session: Session<'e>,
+    /// What computes.
+    pub pool: &'e dyn Pool,
 }
 
 impl Timeline for OnCpu<'_> {

@@ -1,0 +1,155 @@
+//! Errors a person can act on: each names the file or option, what was expected and what was found.
+
+use shohin_core::gguf::MAX_PARTS;
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+/// Why a model cannot be opened or run.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Error {
+    /// The system refused a file.
+    Io {
+        /// What was tried, as in `cannot open the model <path>`.
+        action: &'static str,
+        /// Of the file.
+        path: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// A path that cannot be a model's.
+    NotAFile {
+        /// The path.
+        path: PathBuf,
+        /// What it is instead, and what was expected.
+        problem: &'static str,
+    },
+    /// An address where a path was expected: nothing is downloaded.
+    Address {
+        /// The address.
+        url: String,
+    },
+    /// A file whose name promises more parts than a model can have.
+    TooManyParts {
+        /// The file.
+        name: String,
+        /// Parts by its name.
+        count: usize,
+    },
+    /// One of a model's files cannot be opened.
+    MissingPart {
+        /// Files of the model.
+        count: usize,
+        /// Why not.
+        source: Box<Error>,
+    },
+    /// A file's contents are wrong.
+    Model {
+        /// The file.
+        name: String,
+        /// What is wrong.
+        source: shohin_core::Error,
+    },
+    /// An option has a value that this machine cannot take.
+    Option {
+        /// The option.
+        name: &'static str,
+        /// Its value.
+        found: String,
+        /// Values it can have.
+        expected: String,
+    },
+    /// The system gives no threads.
+    Threads {
+        /// How many were asked for.
+        count: usize,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// The engine refused what it was asked.
+    Engine(shohin_core::Error),
+    /// A GPU was asked for, and this program was built without the feature `gpu`.
+    NoGpuSupport,
+    /// The GPU failed, or there is none.
+    #[cfg(feature = "gpu")]
+    Gpu {
+        /// What is wrong.
+        source: shohin_gpu::Error,
+        /// GPUs this machine has, where another name could help.
+        names: Vec<String>,
+    },
+}
+
+/// What can fail here.
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Io { action, path, source } => {
+                write!(f, "cannot {action} {}: {}", path.display(), reason(source))
+            }
+            Error::NotAFile { path, problem } => write!(f, "{} {problem}", path.display()),
+            Error::Address { url } => write!(
+                f,
+                "the model is an address, but nothing is downloaded here; get the file first: curl -LO {url}"
+            ),
+            Error::TooManyParts { name, count } => {
+                write!(f, "{name}: the model has {count} parts by its name, but {MAX_PARTS} are the most")
+            }
+            Error::MissingPart { count, source } => {
+                write!(f, "the model has {count} parts, and all are needed: {source}")
+            }
+            Error::Model { name, source } => write!(f, "{name}: {source}"),
+            Error::Option { name, found, expected } => write!(f, "{name} is {found:?}, expected {expected}"),
+            Error::Threads { count, source } => write!(f, "cannot start {count} threads: {source}"),
+            Error::Engine(source) => source.fmt(f),
+            Error::NoGpuSupport => {
+                f.write_str("this program was built without GPUs; build it with `--features gpu`")
+            }
+            #[cfg(feature = "gpu")]
+            Error::Gpu { source, names } if names.is_empty() => source.fmt(f),
+            #[cfg(feature = "gpu")]
+            Error::Gpu { source, names } => {
+                write!(f, "{source}; --gpu=NAME takes one of: {}", names.join(", "))
+            }
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Error::Io { source, .. } | Error::Threads { source, .. } => Some(source),
+            Error::MissingPart { source, .. } => Some(source),
+            Error::Model { source, .. } | Error::Engine(source) => Some(source),
+            #[cfg(feature = "gpu")]
+            Error::Gpu { source, .. } => Some(source),
+            Error::NotAFile { .. }
+            | Error::Address { .. }
+            | Error::TooManyParts { .. }
+            | Error::Option { .. }
+            | Error::NoGpuSupport => None,
+        }
+    }
+}
+
+impl From<shohin_core::Error> for Error {
+    fn from(error: shohin_core::Error) -> Self {
+        Error::Engine(error)
+    }
+}
+
+#[cfg(feature = "gpu")]
+impl From<shohin_gpu::Error> for Error {
+    fn from(source: shohin_gpu::Error) -> Self {
+        Error::Gpu { source, names: Vec::new() }
+    }
+}
+
+/// The system's sentence without Rust's `(os error 2)`.
+fn reason(error: &io::Error) -> String {
+    let text = error.to_string();
+    text.split(" (os error").next().unwrap_or(&text).to_string()
+}

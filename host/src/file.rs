@@ -1,0 +1,259 @@
+//! A model's file, or files: mapped, so that nothing is read before it is used, or read and repacked for the CPU.
+
+use crate::error::{Error, Result};
+use crate::memory;
+use memmap2::{Mmap, MmapMut};
+use shohin_core::gguf::{self, Expansion, MAX_PARTS, ReadOptions};
+use shohin_core::kernel::Isa;
+use shohin_core::{Format, Gguf, Pool};
+use std::fs::File;
+use std::io::{self, Read, Seek};
+use std::path::{Path, PathBuf};
+
+/// The model that needs no download.
+#[cfg(feature = "built-in")]
+static BUILT_IN: &[u8] = include_bytes!("../../models/sprout.gguf");
+
+/// A model file in memory, or all files of a model in parts.
+#[derive(Debug)]
+pub struct ModelFile {
+    name: String,
+    /// At least one.
+    shards: Vec<Shard>,
+    /// What most of the weights were before they were repacked.
+    format: Option<Format>,
+}
+
+#[derive(Debug)]
+struct Shard {
+    /// What to call it in messages.
+    name: String,
+    bytes: Bytes,
+}
+
+#[derive(Debug)]
+enum Bytes {
+    #[cfg(feature = "built-in")]
+    BuiltIn,
+    Mapped(Mmap, File),
+    /// Read, to be repacked: its first `len` bytes are the model, made of a file of `stored` bytes.
+    Read {
+        memory: MmapMut,
+        len: usize,
+        stored: usize,
+    },
+}
+
+/// The parts of the model that `path` is one of, first to last, by its name: `name-00001-of-00003.gguf`.
+fn shard_paths(path: &Path) -> Option<Vec<PathBuf>> {
+    let name = path.file_name()?.to_str()?;
+    let (stem, count) = name.strip_suffix(".gguf")?.rsplit_once("-of-")?;
+    let (stem, no) = stem.rsplit_once('-')?;
+    let number = |digits: &str| {
+        let digits = digits.as_bytes().iter().all(u8::is_ascii_digit).then_some(digits)?;
+        (digits.len() == 5).then(|| digits.parse::<u32>().ok())?
+    };
+    let (no, count) = (number(no)?, number(count)?);
+    let path = |i| path.with_file_name(format!("{stem}-{i:05}-of-{count:05}.gguf"));
+    (1..=count).contains(&no).then(|| (1..=count).map(path).collect())
+}
+
+fn failed(action: &'static str, path: &Path) -> impl Fn(io::Error) -> Error {
+    move |source| Error::Io { action, path: path.to_path_buf(), source }
+}
+
+impl Shard {
+    /// Maps the file: nothing is read until it is used, and the system shares it between programs.
+    #[allow(unsafe_code)]
+    fn open(path: &Path) -> Result<Shard> {
+        let url = path.to_str().filter(|path| path.starts_with("https://") || path.starts_with("http://"));
+        if let Some(url) = url {
+            return Err(Error::Address { url: url.into() });
+        }
+        let file = File::open(path).map_err(failed("open the model", path))?;
+        let meta = file.metadata().map_err(failed("open the model", path))?;
+        let refused = |problem| Err(Error::NotAFile { path: path.to_path_buf(), problem });
+        if meta.is_dir() {
+            return refused("is a directory, expected a GGUF file");
+        }
+        if !meta.is_file() {
+            return refused("is a pipe or a device, but a model must be a regular file");
+        }
+        if meta.len() == 0 {
+            return refused("is empty, expected a GGUF file");
+        }
+        // SAFETY: the mapping is read-only. As with every mapped file, a program that cuts the file short
+        // meanwhile ends this one; one that changes its bytes changes the model's weights.
+        let map = unsafe { Mmap::map(&file) }.map_err(failed("map the model", path))?;
+        Ok(Shard { name: path.display().to_string(), bytes: Bytes::Mapped(map, file) })
+    }
+
+    fn bytes(&self) -> &[u8] {
+        match &self.bytes {
+            #[cfg(feature = "built-in")]
+            Bytes::BuiltIn => BUILT_IN,
+            Bytes::Mapped(map, _) => map,
+            Bytes::Read { memory, len, .. } => &memory[..*len],
+        }
+    }
+
+    /// Bytes of the file itself.
+    fn file_len(&self) -> usize {
+        match &self.bytes {
+            #[cfg(feature = "built-in")]
+            Bytes::BuiltIn => BUILT_IN.len(),
+            Bytes::Mapped(map, _) => map.len(),
+            Bytes::Read { stored, .. } => *stored,
+        }
+    }
+
+    fn error(&self, source: shohin_core::Error) -> Error {
+        Error::Model { name: self.name.clone(), source }
+    }
+
+    /// What expanding its base-3 matrices takes, if it has such.
+    fn expansion(&self, options: &ReadOptions) -> Result<Option<Expansion>> {
+        Gguf::parse_with(self.bytes(), options)
+            .and_then(|gguf| gguf::expansion(&gguf, self.bytes().len()))
+            .map_err(|e| self.error(e))
+    }
+
+    /// Repacks the weights in memory, where there is enough of it.
+    fn repack(&mut self, options: &ReadOptions, compact: bool, isa: Isa, pool: &dyn Pool) -> Result<()> {
+        let expansion = if compact { None } else { self.expansion(options)? };
+        let stored = self.file_len();
+        let room = expansion.map_or(stored, |expansion| expansion.room);
+        let Ok(mut memory) = memory::large_pages(room) else {
+            // Slower, but the mapped file needs no memory of its own.
+            return Ok(());
+        };
+        let end = &mut memory[room - stored..];
+        match &mut self.bytes {
+            #[cfg(feature = "built-in")]
+            Bytes::BuiltIn => end.copy_from_slice(BUILT_IN),
+            Bytes::Mapped(_, file) => {
+                // Not copied from the mapping, or the model would be in memory twice.
+                let read = file.rewind().and_then(|()| file.read_exact(end));
+                read.map_err(failed("read the model", Path::new(&self.name)))?;
+            }
+            Bytes::Read { .. } => return Ok(()),
+        }
+        let mut len = stored;
+        if expansion.is_some() {
+            len = gguf::expand(&mut memory, stored, options, isa, pool).map_err(|e| self.error(e))?;
+        }
+        let layout = |format| isa.layout(format);
+        gguf::interleave(&mut memory[..len], options, layout, pool).map_err(|e| self.error(e))?;
+        self.bytes = Bytes::Read { memory, len, stored };
+        Ok(())
+    }
+}
+
+impl ModelFile {
+    /// The model that is part of this library.
+    #[cfg(feature = "built-in")]
+    pub fn built_in() -> Self {
+        let name = String::from("built-in model");
+        let shards = vec![Shard { name: name.clone(), bytes: Bytes::BuiltIn }];
+        ModelFile { name, shards, format: None }
+    }
+
+    /// Maps the file; of a model in parts (`name-00001-of-00003.gguf`, any of them) all files beside it.
+    ///
+    /// # Errors
+    /// If one cannot be opened or is not a regular file. Contents are not looked at.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let name = path.display().to_string();
+        let Some(paths) = shard_paths(path).filter(|paths| paths.len() > 1) else {
+            return Ok(ModelFile { name, shards: vec![Shard::open(path)?], format: None });
+        };
+        let count = paths.len();
+        if count > MAX_PARTS {
+            return Err(Error::TooManyParts { name, count });
+        }
+        let shards = paths.iter().map(|path| Shard::open(path)).collect::<Result<Vec<Shard>>>();
+        let shards = shards.map_err(|source| Error::MissingPart { count, source: Box::new(source) })?;
+        Ok(ModelFile { name, shards, format: None })
+    }
+
+    /// What to call it in messages.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The contents, checked.
+    ///
+    /// # Errors
+    /// [`Error::Model`] with the name of the part that is wrong.
+    pub fn gguf(&self, options: &ReadOptions) -> Result<Gguf<'_>> {
+        let parts: Vec<&[u8]> = self.shards.iter().map(Shard::bytes).collect();
+        Gguf::parse_parts(&parts, options).map_err(|wrong| {
+            let name = self.shards.get(wrong.part).map_or(&self.name, |shard| &shard.name).clone();
+            Error::Model { name, source: wrong.error }
+        })
+    }
+
+    /// How to read single parts, of which not each tells by itself what it holds.
+    fn shard_options(&self, options: &ReadOptions) -> Result<ReadOptions> {
+        if self.shards.len() == 1 {
+            return Ok(*options);
+        }
+        let id42 = self.gguf(options)?.header().id42(options.id42);
+        Ok(ReadOptions { id42, ..*options })
+    }
+
+    /// Repacks the weights in memory into the layouts that `isa` computes with; the file stays as it is. Base-3
+    /// formats become 2-bit codes unless `compact`. Where memory does not suffice, the file stays mapped.
+    ///
+    /// # Errors
+    /// If the contents are wrong, or a file cannot be read.
+    pub fn repack(&mut self, options: &ReadOptions, compact: bool, isa: Isa, pool: &dyn Pool) -> Result<()> {
+        if !isa.interleaves() {
+            return Ok(());
+        }
+        // Checked before it is all read.
+        self.format = main_format(&self.gguf(options)?);
+        let options = self.shard_options(options)?;
+        self.shards.iter_mut().try_for_each(|shard| shard.repack(&options, compact, isa, pool))
+    }
+
+    /// The format of the matrices that are most of the model, as the file has it.
+    ///
+    /// # Errors
+    /// If the contents are wrong.
+    pub fn format(&self, options: &ReadOptions) -> Result<Option<Format>> {
+        match self.format {
+            Some(format) => Ok(Some(format)),
+            None => Ok(main_format(&self.gguf(options)?)),
+        }
+    }
+
+    /// Bytes of all files.
+    pub fn file_len(&self) -> usize {
+        self.shards.iter().map(Shard::file_len).sum()
+    }
+
+    /// How many files it is in.
+    pub fn parts(&self) -> usize {
+        self.shards.len()
+    }
+
+    /// Bytes that the weights take while the model runs; `expands` if base-3 formats become 2-bit codes.
+    ///
+    /// # Errors
+    /// If the contents are wrong.
+    pub fn resident_len(&self, options: &ReadOptions, expands: bool) -> Result<usize> {
+        let options = self.shard_options(options)?;
+        let resident = |shard: &Shard| {
+            let expansion = if expands { shard.expansion(&options)? } else { None };
+            Ok(expansion.map_or(shard.bytes().len(), |expansion| expansion.len))
+        };
+        self.shards.iter().map(resident).sum()
+    }
+}
+
+/// The format of the matrices that are most of a model.
+fn main_format(gguf: &Gguf<'_>) -> Option<Format> {
+    gguf.tensor("blk.0.ffn_down.weight")?.format()
+}
