@@ -6,6 +6,13 @@ use shohin_core::SamplerConfig;
 use shohin_core::generate::Overflow;
 use std::path::PathBuf;
 
+use crate::bench::BenchArgs;
+use crate::embed::EmbedArgs;
+use crate::eval::EvalArgs;
+use crate::inspect::InspectArgs;
+use crate::logits::LogitsArgs;
+use crate::tokenize::TokenizeArgs;
+
 const STYLES: Styles = Styles::styled()
     .header(AnsiColor::Green.on_default().bold())
     .usage(AnsiColor::Green.on_default().bold())
@@ -317,7 +324,7 @@ impl SamplingArgs {
 }
 
 /// A number that counts something.
-fn whole<T: std::str::FromStr>(text: &str) -> Result<T, &'static str> {
+pub(crate) fn whole<T: std::str::FromStr>(text: &str) -> Result<T, &'static str> {
     text.parse().map_err(|_| "expected a whole number, 0 or more")
 }
 
@@ -325,169 +332,4 @@ fn whole<T: std::str::FromStr>(text: &str) -> Result<T, &'static str> {
 fn random_seed() -> u64 {
     use std::hash::{BuildHasher, Hasher};
     std::hash::RandomState::new().build_hasher().finish() >> 32
-}
-
-/// Show what a model file holds and what running it takes
-#[derive(Debug, Args)]
-#[command(after_help = "\
-Examples:
-  shohin inspect
-  shohin inspect -m Bonsai-1.7B.gguf --tensors
-  shohin inspect -m Bonsai-1.7B.gguf --context 32768 --json | jq .memory")]
-pub(crate) struct InspectArgs {
-    /// List every tensor
-    #[arg(long)]
-    pub(crate) tensors: bool,
-    /// Print one JSON object
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-/// Turn text into token ids, or ids into text
-///
-/// Reads the argument or standard input. Text like <|im_end|> stays plain text unless --special is given.
-#[derive(Debug, Args)]
-#[command(after_help = "\
-Examples:
-  shohin tokenize \"Once upon a time\"
-  shohin tokenize --pieces \"Once upon a time\"
-  shohin tokenize --decode 401 17 33
-  shohin tokenize --special \"<|im_start|>user\"
-  echo '[\"one text\", \"another\"]' | shohin tokenize --json
-  shohin tokenize \"A text\" > ids.txt && shohin logits --tokens ids.txt --out logits.f32")]
-pub(crate) struct TokenizeArgs {
-    /// The text, or with --decode the ids; nothing reads standard input
-    #[arg(allow_negative_numbers = true)]
-    pub(crate) input: Vec<String>,
-    /// Turn ids into text
-    #[arg(short, long)]
-    pub(crate) decode: bool,
-    /// Read a JSON array of strings, print an array of arrays of ids; with --decode the other way round
-    #[arg(long)]
-    pub(crate) json: bool,
-    /// Let the text form control tokens such as <|im_start|>, and show them when decoding
-    #[arg(long)]
-    pub(crate) special: bool,
-    /// Bring the text into Unicode form NFC first, as Hugging Face tokenizers do
-    #[arg(long, conflicts_with = "decode")]
-    pub(crate) nfc: bool,
-    /// Print one token a line: id and text
-    #[arg(long, conflicts_with_all = ["json", "decode"])]
-    pub(crate) pieces: bool,
-}
-
-/// Compute the model's scores at every position of given tokens
-///
-/// For comparing with another engine: --out writes little-endian 32-bit floats, one row of the
-/// vocabulary's size for each token. Without --out the likeliest next tokens are listed.
-#[derive(Debug, Args)]
-#[command(after_help = "\
-Examples:
-  shohin logits --tokens ids.txt --act f32 --kv f32 --out logits.f32
-  python -c \"import numpy; print(numpy.fromfile('logits.f32', '<f4').reshape(-1, 2048).argmax(1))\"")]
-pub(crate) struct LogitsArgs {
-    /// File of token ids separated by white space; "-" reads standard input
-    #[arg(long, value_name = "FILE")]
-    pub(crate) tokens: PathBuf,
-    /// Where to write the scores
-    #[arg(long, value_name = "FILE")]
-    pub(crate) out: Option<PathBuf>,
-    /// Without --out: how many tokens to list
-    #[arg(long, value_name = "N", default_value_t = 10, allow_negative_numbers = true)]
-    pub(crate) top: u16,
-}
-
-/// Turn texts into vectors, for search and comparison
-///
-/// A text's vector is the mean of the model's final hidden states at its tokens, or the state at the last
-/// one, scaled to length 1. Vectors of like texts point in like directions: their dot product is the cosine.
-/// Prints one JSON array of numbers a line for each argument, or for each line of standard input.
-#[derive(Debug, Args)]
-#[command(after_help = "\
-Examples:
-  shohin embed \"The fox ran home.\" \"A bird sang.\"
-  shohin embed -m Bonsai-1.7B.gguf < sentences.txt > vectors.jsonl
-  echo '[\"a text\\nof two lines\"]' | shohin embed --json --pooling last")]
-pub(crate) struct EmbedArgs {
-    /// The texts; nothing reads standard input, one text a line
-    pub(crate) texts: Vec<String>,
-    /// What of the hidden states is taken
-    #[arg(long, value_name = "HOW", default_value = "mean")]
-    pub(crate) pooling: Pool,
-    /// Leave the vector's length as it is
-    #[arg(long)]
-    pub(crate) no_normalize: bool,
-    /// Standard input is a JSON array of strings
-    #[arg(long, conflicts_with = "texts")]
-    pub(crate) json: bool,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum Pool {
-    /// Their mean
-    Mean,
-    /// That of the last token, which alone has seen all of the text
-    Last,
-}
-
-/// Measure how well the model predicts a text (perplexity)
-///
-/// The text is cut into windows that overlap. In each, the tokens that no earlier window has scored are
-/// scored, so that every token but the first is scored once, with at least window - stride tokens before
-/// it (fewer only in the first window). Lower is better; compare equal texts, windows and strides only.
-#[derive(Debug, Args)]
-#[command(after_help = "\
-Examples:
-  shohin eval story.txt
-  shohin eval -m Bonsai-1.7B.gguf wiki.test.raw --window 2048 --stride 1024 --json")]
-pub(crate) struct EvalArgs {
-    /// The text; "-" reads standard input
-    pub(crate) text: PathBuf,
-    /// Tokens of a window [default: 512, or the model's context if that is less]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..), allow_negative_numbers = true)]
-    pub(crate) window: Option<u32>,
-    /// How far a window is moved on [default: half a window]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), allow_negative_numbers = true)]
-    pub(crate) stride: Option<u32>,
-    /// Let the text form control tokens such as <|im_start|>
-    #[arg(long)]
-    pub(crate) special: bool,
-    /// Score no more than the first N tokens
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole::<usize>)]
-    pub(crate) limit: Option<usize>,
-    /// Print one JSON object
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-/// Measure speed and memory
-///
-/// Prefill is reading a prompt, decode is writing a reply token by token. The median of the repetitions is
-/// shown, and the best; CPU ms is the processor time of all threads for a token. GB/s counts the bytes that
-/// decoding a token must read: weights, keys and values. "of bound" is, for decode, the share of the speed at
-/// which as many threads read as much memory and do nothing else, and for prefill, of that at which they
-/// multiply and add as many bytes; both measured in the same run.
-#[derive(Debug, Args)]
-#[command(after_help = "\
-Examples:
-  shohin bench
-  shohin bench -m Bonsai-1.7B.gguf --prefill 64,512 --decode 64 --threads 4
-  shohin bench -m Bonsai-1.7B.gguf --prefill 0 --decode 32 --depth 4096
-  shohin bench -m Bonsai-1.7B.gguf --json > bench.json")]
-pub(crate) struct BenchArgs {
-    /// Prompt lengths
-    #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "64,512", allow_negative_numbers = true, value_parser = whole::<usize>)]
-    pub(crate) prefill: Vec<usize>,
-    /// Reply lengths
-    #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "64", allow_negative_numbers = true, value_parser = whole::<usize>)]
-    pub(crate) decode: Vec<usize>,
-    /// Tokens already in the context when a reply begins; they are not computed, only taken as seen
-    #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true, value_parser = whole::<usize>)]
-    pub(crate) depth: usize,
-    /// Repetitions of each
-    #[arg(short, long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=1000), allow_negative_numbers = true)]
-    pub(crate) repeat: u16,
-    /// Print one JSON object
-    #[arg(long)]
-    pub(crate) json: bool,
 }

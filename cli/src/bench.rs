@@ -1,12 +1,13 @@
 //! `shohin bench`: speed and memory.
 
-use crate::args::{BenchArgs, EngineArgs};
+use crate::args::{EngineArgs, whole};
 use crate::bandwidth::bandwidth;
 use crate::engine::{Engine, open};
 use crate::failure::{Failure, Outcome};
 use crate::products::products;
 use crate::run::round;
 use crate::terminal::{self, short};
+use clap::Args;
 use cpu_time::ProcessTime;
 use serde_json::json;
 use shohin::memory::large_pages;
@@ -15,6 +16,38 @@ use shohin_core::model::TransformerBlock;
 use shohin_core::{Activations, Pool, SamplerConfig, Session, SessionOptions};
 use std::io::{self, Write};
 use std::time::Instant;
+
+/// Measure speed and memory
+///
+/// Prefill is reading a prompt, decode is writing a reply token by token. The median of the repetitions is
+/// shown, and the best; CPU ms is the processor time of all threads for a token. GB/s counts the bytes that
+/// decoding a token must read: weights, keys and values. "of bound" is, for decode, the share of the speed at
+/// which as many threads read as much memory and do nothing else, and for prefill, of that at which they
+/// multiply and add as many bytes; both measured in the same run.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  shohin bench
+  shohin bench -m Bonsai-1.7B.gguf --prefill 64,512 --decode 64 --threads 4
+  shohin bench -m Bonsai-1.7B.gguf --prefill 0 --decode 32 --depth 4096
+  shohin bench -m Bonsai-1.7B.gguf --json > bench.json")]
+pub(crate) struct BenchArgs {
+    /// Prompt lengths
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "64,512", allow_negative_numbers = true, value_parser = whole::<usize>)]
+    prefill: Vec<usize>,
+    /// Reply lengths
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "64", allow_negative_numbers = true, value_parser = whole::<usize>)]
+    decode: Vec<usize>,
+    /// Tokens already in the context when a reply begins; they are not computed, only taken as seen
+    #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true, value_parser = whole::<usize>)]
+    depth: usize,
+    /// Repetitions of each
+    #[arg(short, long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=1000), allow_negative_numbers = true)]
+    repeat: u16,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
 
 struct Row {
     what: &'static str,

@@ -1,15 +1,49 @@
 //! `shohin embed`: texts as vectors.
 
-use crate::args::{EmbedArgs, EngineArgs, Pool};
+use crate::args::EngineArgs;
 use crate::engine::{Engine, open};
 use crate::failure::{Failure, Outcome};
 use crate::terminal::read_text;
 use crate::tokenize::texts_from_json;
+use clap::{Args, ValueEnum};
 use shohin_core::model::{Embedding, Pooling};
 use shohin_core::tokenizer::Special;
 use shohin_core::{Session, SessionOptions};
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
+
+/// Turn texts into vectors, for search and comparison
+///
+/// A text's vector is the mean of the model's final hidden states at its tokens, or the state at the last
+/// one, scaled to length 1. Vectors of like texts point in like directions: their dot product is the cosine.
+/// Prints one JSON array of numbers a line for each argument, or for each line of standard input.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  shohin embed \"The fox ran home.\" \"A bird sang.\"
+  shohin embed -m Bonsai-1.7B.gguf < sentences.txt > vectors.jsonl
+  echo '[\"a text\\nof two lines\"]' | shohin embed --json --pooling last")]
+pub(crate) struct EmbedArgs {
+    /// The texts; nothing reads standard input, one text a line
+    texts: Vec<String>,
+    /// What of the hidden states is taken
+    #[arg(long, value_name = "HOW", default_value = "mean")]
+    pooling: Pool,
+    /// Leave the vector's length as it is
+    #[arg(long)]
+    no_normalize: bool,
+    /// Standard input is a JSON array of strings
+    #[arg(long, conflicts_with = "texts")]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Pool {
+    /// Their mean
+    Mean,
+    /// That of the last token, which alone has seen all of the text
+    Last,
+}
 
 pub(crate) fn embed(args: &EmbedArgs, engine_args: &EngineArgs) -> Outcome {
     let texts = texts(args)?;

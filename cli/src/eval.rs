@@ -1,17 +1,49 @@
 //! `shohin eval`: perplexity of a text.
 
-use crate::args::{EngineArgs, EvalArgs};
+use crate::args::{EngineArgs, whole};
 use crate::engine::{Engine, open};
 use crate::failure::{At, Failure, Outcome};
 use crate::run::round;
 use crate::terminal::{self, read_text};
+use clap::Args;
 use serde_json::json;
 use shohin::memory;
 use shohin_core::SessionOptions;
 use shohin_core::sample::log_sum_exp;
 use shohin_core::tokenizer::Special;
 use std::io::{self, Write};
+use std::path::PathBuf;
 use std::time::Instant;
+
+/// Measure how well the model predicts a text (perplexity)
+///
+/// The text is cut into windows that overlap. In each, the tokens that no earlier window has scored are
+/// scored, so that every token but the first is scored once, with at least window - stride tokens before
+/// it (fewer only in the first window). Lower is better; compare equal texts, windows and strides only.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  shohin eval story.txt
+  shohin eval -m Bonsai-1.7B.gguf wiki.test.raw --window 2048 --stride 1024 --json")]
+pub(crate) struct EvalArgs {
+    /// The text; "-" reads standard input
+    text: PathBuf,
+    /// Tokens of a window [default: 512, or the model's context if that is less]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..), allow_negative_numbers = true)]
+    window: Option<u32>,
+    /// How far a window is moved on [default: half a window]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), allow_negative_numbers = true)]
+    stride: Option<u32>,
+    /// Let the text form control tokens such as <|im_start|>
+    #[arg(long)]
+    special: bool,
+    /// Score no more than the first N tokens
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole::<usize>)]
+    limit: Option<usize>,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
 
 pub(crate) fn eval(args: &EvalArgs, engine_args: &EngineArgs) -> Outcome {
     let place = terminal::place(&args.text);

@@ -1,9 +1,10 @@
 //! `shohin inspect`: what a file holds and what running it takes.
 
-use crate::args::{EngineArgs, InspectArgs};
+use crate::args::EngineArgs;
 use crate::engine::{Engine, open, read_options};
 use crate::failure::{Failure, Outcome};
 use crate::terminal::{self, Colours, bytes, count};
+use clap::Args;
 use serde_json::{Map, Value as Json, json};
 use shohin::ModelFile;
 use shohin_core::Gguf;
@@ -12,6 +13,22 @@ use shohin_core::gguf::{Array, TensorInfo, Value};
 use shohin_core::op::rope::RopeScaling;
 use std::collections::BTreeMap;
 use std::io::{self, BufWriter, Write};
+
+/// Show what a model file holds and what running it takes
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  shohin inspect
+  shohin inspect -m Bonsai-1.7B.gguf --tensors
+  shohin inspect -m Bonsai-1.7B.gguf --context 32768 --json | jq .memory")]
+pub(crate) struct InspectArgs {
+    /// List every tensor
+    #[arg(long)]
+    tensors: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
 
 pub(crate) fn inspect(args: &InspectArgs, engine_args: &EngineArgs) -> Outcome {
     let file = open(engine_args)?;

@@ -1,15 +1,38 @@
 //! `shohin logits`: the model's scores, for comparing with another engine.
 
-use crate::args::{EngineArgs, LogitsArgs};
+use crate::args::EngineArgs;
 use crate::engine::{Engine, open, token_text};
 use crate::failure::{At, Failure, Outcome, file_error};
 use crate::terminal::{self, read_text};
 use crate::tokenize::parse_ids;
+use clap::Args;
 use shohin::memory;
 use shohin_core::SessionOptions;
 use shohin_core::sample::Logprobs;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
+use std::path::PathBuf;
+
+/// Compute the model's scores at every position of given tokens
+///
+/// For comparing with another engine: --out writes little-endian 32-bit floats, one row of the
+/// vocabulary's size for each token. Without --out the likeliest next tokens are listed.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  shohin logits --tokens ids.txt --act f32 --kv f32 --out logits.f32
+  python -c \"import numpy; print(numpy.fromfile('logits.f32', '<f4').reshape(-1, 2048).argmax(1))\"")]
+pub(crate) struct LogitsArgs {
+    /// File of token ids separated by white space; "-" reads standard input
+    #[arg(long, value_name = "FILE")]
+    tokens: PathBuf,
+    /// Where to write the scores
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// Without --out: how many tokens to list
+    #[arg(long, value_name = "N", default_value_t = 10, allow_negative_numbers = true)]
+    top: u16,
+}
 
 pub(crate) fn logits(args: &LogitsArgs, engine_args: &EngineArgs) -> Outcome {
     let place = terminal::place(&args.tokens);

@@ -1,14 +1,48 @@
 //! `shohin tokenize`: text to ids and back.
 
-use crate::args::{EngineArgs, TokenizeArgs};
+use crate::args::EngineArgs;
 use crate::engine::{open, read_options, token_text};
 use crate::failure::{At, Failure, Outcome};
 use crate::terminal::{read_text, write_model_text};
+use clap::Args;
 use serde_json::Value;
 use shohin_core::Tokenizer;
 use shohin_core::tokenizer::{Decoder, EncodeOptions, Special};
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::path::Path;
+
+/// Turn text into token ids, or ids into text
+///
+/// Reads the argument or standard input. Text like <|im_end|> stays plain text unless --special is given.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  shohin tokenize \"Once upon a time\"
+  shohin tokenize --pieces \"Once upon a time\"
+  shohin tokenize --decode 401 17 33
+  shohin tokenize --special \"<|im_start|>user\"
+  echo '[\"one text\", \"another\"]' | shohin tokenize --json
+  shohin tokenize \"A text\" > ids.txt && shohin logits --tokens ids.txt --out logits.f32")]
+pub(crate) struct TokenizeArgs {
+    /// The text, or with --decode the ids; nothing reads standard input
+    #[arg(allow_negative_numbers = true)]
+    input: Vec<String>,
+    /// Turn ids into text
+    #[arg(short, long)]
+    decode: bool,
+    /// Read a JSON array of strings, print an array of arrays of ids; with --decode the other way round
+    #[arg(long)]
+    json: bool,
+    /// Let the text form control tokens such as <|im_start|>, and show them when decoding
+    #[arg(long)]
+    special: bool,
+    /// Bring the text into Unicode form NFC first, as Hugging Face tokenizers do
+    #[arg(long, conflicts_with = "decode")]
+    nfc: bool,
+    /// Print one token a line: id and text
+    #[arg(long, conflicts_with_all = ["json", "decode"])]
+    pieces: bool,
+}
 
 pub(crate) fn tokenize(args: &TokenizeArgs, engine: &EngineArgs) -> Outcome {
     let file = open(engine)?;
