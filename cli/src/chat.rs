@@ -1,9 +1,9 @@
 //! `shohin chat`: a conversation, a line at a time.
 
 use crate::args::{ChatArgs, EngineArgs, OverflowArgs, Policy};
+use crate::constraint;
 use crate::engine::{Engine, Timings, open, reply};
 use crate::failure::{At, Failure, Outcome, file_error};
-use crate::form;
 use crate::run::{instructions, reason_text};
 use crate::terminal::{Colours, CtrlC, remark, write_model_text};
 use rustyline::DefaultEditor;
@@ -12,7 +12,7 @@ use serde_json::json;
 use shohin::timeline::Timeline;
 use shohin_core::chat::{ChatOptions, Message, Role, encode, encode_next};
 use shohin_core::constrain::Constraint;
-use shohin_core::generate::{Generation, GenerationOptions, Overflow, Reason, Step, reusable};
+use shohin_core::generate::{Event, Generation, GenerationOptions, Overflow, Reason, common_prefix};
 use shohin_core::{Sampler, SamplerConfig};
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::path::Path;
@@ -31,13 +31,13 @@ A line that ends in \\ goes on in the next one; // begins a message with a slash
 pub(crate) fn chat(args: &ChatArgs, engine_args: &EngineArgs) -> Outcome {
     let config = args.sampling.config();
     config.check().of_usage()?;
-    let grammar = form::grammar(&args.form)?;
+    let grammar = constraint::grammar(&args.form)?;
     let mut file = open(engine_args)?;
     let engine = Engine::load(&mut file, engine_args)?;
     engine.remark_on(args.think);
     let mut chat = Chat::new(&engine, args, config)?;
     if let Some(grammar) = grammar {
-        chat.constraint = Some(form::constraint(grammar, &engine, args.think)?);
+        chat.constraint = Some(constraint::constraint(grammar, &engine, args.think)?);
     }
     if io::stdin().is_terminal() && io::stdout().is_terminal() { chat.interactive() } else { chat.piped() }
 }
@@ -331,7 +331,7 @@ impl<'e> Chat<'e> {
             let what = if dropped == 1 { "exchange was" } else { "exchanges were" };
             self.note(&format!("(the context is full: the oldest {dropped} {what} forgotten)"))?;
         }
-        let held = reusable(&self.held, &prompt);
+        let held = common_prefix(&self.held, &prompt);
         self.session.truncate(held)?;
         self.session.chosen_by(&self.config, self.constraint.is_some());
         let (sampler, mut options) = (self.sampler.clone(), self.generation.clone());
@@ -350,9 +350,9 @@ impl<'e> Chat<'e> {
         let outcome =
             reply(&mut generation, &mut *self.session, self.engine, &|| ctrl_c.pressed(), &mut |step| {
                 let (piece, token) = match step {
-                    Step::Token(event) => (event.text, Some(event.token)),
-                    Step::Rest(text) => (text, None),
-                    Step::Prompt(..) => return Ok(()),
+                    Event::Token(event) => (event.text, Some(event.token)),
+                    Event::Flush(text) => (text, None),
+                    Event::Prompt(..) => return Ok(()),
                 };
                 if token.is_some() && token == think[0] {
                     write!(out, "{dim}")?;

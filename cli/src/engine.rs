@@ -7,7 +7,7 @@ use shohin::gpu::Device;
 use shohin::timeline::{OnCpu, Timeline};
 use shohin::{ModelFile, ThreadPool, memory};
 use shohin_core::chat::{Style, Template};
-use shohin_core::generate::{Detokenizer, Generation, Reason, Step, drive};
+use shohin_core::generate::{Detokenizer, Event, Generation, Reason, drive};
 use shohin_core::gguf::{Id42, ReadOptions};
 use shohin_core::kernel::Isa;
 use shohin_core::model::ModelVariant;
@@ -288,7 +288,7 @@ pub(crate) fn reply(
     session: &mut dyn Timeline,
     engine: &Engine<'_>,
     interrupted: &dyn Fn() -> bool,
-    on_step: &mut dyn FnMut(Step<'_>) -> Outcome,
+    on_step: &mut dyn FnMut(Event<'_>) -> Outcome,
 ) -> Outcome<(Reason, Timings)> {
     let start = Instant::now();
     let held = session.position();
@@ -299,14 +299,14 @@ pub(crate) fn reply(
     let mut first_token = None;
     let reason = drive(generation, session, &engine.tokenizer, &mut |step| {
         match step {
-            Step::Prompt(fed, of) => {
+            Event::Prompt(fed, of) => {
                 // Only prompts that take a while are worth a bar.
                 if start.elapsed() > Duration::from_millis(500) || bar.is_some() {
                     let bar = bar.get_or_insert_with(|| terminal::progress("reading", "tokens", of - held));
                     bar.set_position((fed - held) as u64);
                 }
             }
-            Step::Token(_) => {
+            Event::Token(_) => {
                 if first_token.is_none() {
                     first_token = Some(Instant::now());
                     if let Some(bar) = bar.take() {
@@ -315,7 +315,7 @@ pub(crate) fn reply(
                 }
                 timings.reply += 1;
             }
-            Step::Rest(_) => {}
+            Event::Flush(_) => {}
         }
         failed = failed.take().or(on_step(step).err());
         if failed.is_some() || interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }

@@ -1,13 +1,13 @@
 //! `shohin run`: one prompt, one reply.
 
 use crate::args::{EngineArgs, RunArgs};
+use crate::constraint;
 use crate::engine::{Engine, Timings, open, reply, token_text};
 use crate::failure::{At, Failure, Outcome};
-use crate::form;
 use crate::terminal::{self, CtrlC, write_model_text};
 use serde_json::{Value, json};
-use shohin_core::chat::{ChatOptions, Message, Reply, Role, encode};
-use shohin_core::generate::{Event, Generation, GenerationOptions, Overflow, Reason, Step};
+use shohin_core::chat::{CallBlocks, ChatOptions, Message, Reply, Role, encode};
+use shohin_core::generate::{Event, GeneratedToken, Generation, GenerationOptions, Overflow, Reason};
 use shohin_core::tokenizer::Special;
 use std::io::{self, IsTerminal, Write};
 use std::path::Path;
@@ -15,10 +15,10 @@ use std::path::Path;
 pub(crate) fn run(args: &RunArgs, engine_args: &EngineArgs) -> Outcome {
     let config = args.sampling.config();
     config.check().of_usage()?;
-    let tools = form::tools(&args.tools)?;
-    let form = form::grammar(&args.form)?;
+    let tools = constraint::tools(&args.tools)?;
+    let form = constraint::grammar(&args.form)?;
     let is_json = form.is_some();
-    let grammar = form.or(form::calls(&args.tools, &tools)?);
+    let grammar = form.or(constraint::calls(&args.tools, &tools)?);
     let stops =
         GenerationOptions { stop_strings: args.sampling.stop.clone(), ..GenerationOptions::default() };
     stops.check().of_usage()?;
@@ -67,7 +67,7 @@ pub(crate) fn run(args: &RunArgs, engine_args: &EngineArgs) -> Outcome {
     session.chosen_by(&config, args.logprobs.is_some() || grammar.is_some());
     let mut generation = Generation::new(&tokens, 0, session.capacity(), sampler, options)?;
     if let Some(grammar) = grammar {
-        generation.constrain(form::constraint(grammar, &engine, args.think)?);
+        generation.constrain(constraint::constraint(grammar, &engine, args.think)?);
     }
 
     let mut out = io::stdout().lock();
@@ -78,14 +78,14 @@ pub(crate) fn run(args: &RunArgs, engine_args: &EngineArgs) -> Outcome {
     let (reason, timings) =
         reply(&mut generation, &mut *session, &engine, &|| ctrl_c.pressed(), &mut |step| {
             let piece = match step {
-                Step::Token(event) => {
+                Event::Token(event) => {
                     if args.logprobs.is_some() {
                         logprobs.push(logprob_json(&engine, &event));
                     }
                     event.text
                 }
-                Step::Rest(text) => text,
-                Step::Prompt(..) => return Ok(()),
+                Event::Flush(text) => text,
+                Event::Prompt(..) => return Ok(()),
             };
             if args.json {
                 text.push_str(piece);
@@ -112,7 +112,8 @@ pub(crate) fn run(args: &RunArgs, engine_args: &EngineArgs) -> Outcome {
         });
         // What looks like a marker in JSON is text.
         if !is_json || args.think {
-            let parts = if is_json { without_calls(&text) } else { Reply::parse(&text) };
+            let parts =
+                if is_json { Reply::parse_with(&text, CallBlocks::Text) } else { Reply::parse(&text) };
             if parts.reasoning.is_some() || !parts.calls.is_empty() {
                 object["content"] = parts.content.into();
             }
@@ -138,16 +139,6 @@ pub(crate) fn run(args: &RunArgs, engine_args: &EngineArgs) -> Outcome {
         terminal::remark(format_args!("(the context of {} tokens is full)", session.capacity()));
     }
     if reason == Reason::Cancelled { Err(Failure::Interrupted) } else { Ok(()) }
-}
-
-/// Thoughts, if the reply begins with them, and the rest as it is.
-fn without_calls(text: &str) -> Reply<'_> {
-    let Some(thoughts) = text.strip_prefix("<think>") else {
-        return Reply { content: text, ..Reply::default() };
-    };
-    let (thoughts, content) = thoughts.split_once("</think>").unwrap_or((thoughts, ""));
-    let reasoning = Some(thoughts.trim_matches('\n'));
-    Reply { reasoning, content: content.trim_start_matches('\n'), ..Reply::default() }
 }
 
 /// A call's name and arguments; as text where the model was cut off within one.
@@ -211,24 +202,9 @@ pub(crate) fn round(x: f64) -> f64 {
     (x * 1e3).round() / 1e3
 }
 
-fn logprob_json(engine: &Engine<'_>, event: &Event<'_>) -> Value {
+fn logprob_json(engine: &Engine<'_>, event: &GeneratedToken<'_>) -> Value {
     let entry = |token: u32, logprob: f32| json!({ "token": token, "text": token_text(&engine.tokenizer, token), "logprob": logprob });
     let mut object = entry(event.token, event.logprob.unwrap_or(f32::NEG_INFINITY));
     object["top"] = event.top.iter().map(|top| entry(top.token, top.logprob)).collect();
     object
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn markers_in_json_are_text() {
-        let json = r#"{"a": "</think> <tool_call>x</tool_call>"}"#;
-        let reply = without_calls(json);
-        assert_eq!((reply.reasoning, reply.content), (None, json));
-        let text = format!("<think>\nHm.\n</think>\n\n{json}");
-        let reply = without_calls(&text);
-        assert_eq!((reply.reasoning, reply.content), (Some("Hm."), json));
-    }
 }

@@ -3,15 +3,15 @@
 //! ```text
 //! loop {
 //!     match generation.next() {
-//!         Need::Feed(tokens) => {
+//!         Action::Decode(tokens) => {
 //!             let logits = /* run the model on tokens, on any backend, waiting or not */;
 //!             if let Some(event) = generation.logits(detokenizer, logits)? { /* show event.text */ }
 //!         }
-//!         Need::Shift { keep, drop } => {
+//!         Action::Shift { keep, drop } => {
 //!             /* forget the `drop` tokens behind the first `keep` */;
 //!             generation.shifted(/* how many of the others are held */);
 //!         }
-//!         Need::Done(reason) => break,
+//!         Action::Done(reason) => break,
 //!     }
 //! }
 //! ```
@@ -203,11 +203,11 @@ impl Reason {
     }
 }
 
-/// What the generation needs next.
+/// What a host must do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Need<'g> {
+pub enum Action<'g> {
     /// The logits after these tokens, which follow those fed before.
-    Feed(&'g [u32]),
+    Decode(&'g [u32]),
     /// Room: that [`Backend::shift`] is done, and then [`Generation::shifted`] called. Only with
     /// [`Overflow::Shift`].
     Shift {
@@ -216,13 +216,13 @@ pub enum Need<'g> {
         /// Tokens behind them that go.
         drop: usize,
     },
-    /// Nothing: it ended.
+    /// Nothing: the generation ended.
     Done(Reason),
 }
 
 /// A token was generated.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Event<'g> {
+pub struct GeneratedToken<'g> {
     /// The token.
     pub token: u32,
     /// Text that is now certain: whole characters, and no beginning of a stop string. Often the
@@ -236,9 +236,9 @@ pub struct Event<'g> {
     pub done: Option<Reason>,
 }
 
-/// How many leading tokens of `prompt` a backend that holds `held` need not be fed again. Leaves at
-/// least one token of the prompt to feed, so that there are logits to go on from.
-pub fn reusable(held: &[u32], prompt: &[u32]) -> usize {
+/// Length of the common prefix of `held`, the tokens that a backend holds, and `prompt`: so many need not be
+/// computed again. Leaves at least one token of the prompt to compute, so that there are logits to go on from.
+pub fn common_prefix(held: &[u32], prompt: &[u32]) -> usize {
     let same = held.iter().zip(prompt).take_while(|(a, b)| a == b).count();
     same.min(prompt.len().saturating_sub(1))
 }
@@ -265,7 +265,7 @@ pub struct Generation {
 }
 
 impl Generation {
-    /// A reply to `prompt`, of whose tokens the backend holds the first `held` (see [`reusable`]) and
+    /// A reply to `prompt`, of whose tokens the backend holds the first `held` (see [`common_prefix`]) and
     /// exactly these; it can hold `capacity`.
     ///
     /// # Errors
@@ -329,24 +329,24 @@ impl Generation {
     }
 
     /// What is needed next; the same answer until [`Self::logits`] or [`Self::shifted`] brings it.
-    pub fn next(&self) -> Need<'_> {
+    pub fn next(&self) -> Action<'_> {
         match self.done {
-            Some(reason) => Need::Done(reason),
+            Some(reason) => Action::Done(reason),
             None if self.fed >= self.capacity => {
                 let Overflow::Shift { keep } = self.options.overflow else {
-                    return Need::Done(Reason::ContextFull);
+                    return Action::Done(Reason::ContextFull);
                 };
                 // The larger half, so that what stays is dropped next time and no key is turned twice.
-                Need::Shift { keep, drop: self.capacity.saturating_sub(keep).div_ceil(2) }
+                Action::Shift { keep, drop: self.capacity.saturating_sub(keep).div_ceil(2) }
             }
-            None => Need::Feed(self.tokens.get(self.fed..self.next_fed()).unwrap_or_default()),
+            None => Action::Decode(self.tokens.get(self.fed..self.next_fed()).unwrap_or_default()),
         }
     }
 
     /// Says that the tokens which [`Self::next`] asked to drop are gone, and that the backend is at `position`: it
     /// holds so many of those that are left, the first ones.
     pub fn shifted(&mut self, position: usize) {
-        let Need::Shift { keep, drop } = self.next() else { return };
+        let Action::Shift { keep, drop } = self.next() else { return };
         let end = (keep + drop).min(self.tokens.len());
         self.tokens.drain(keep.min(end)..end);
         self.dropped += drop;
@@ -358,7 +358,11 @@ impl Generation {
     ///
     /// # Errors
     /// Those of [`Sampler::sample`].
-    pub fn logits(&mut self, detokenizer: &dyn Detokenizer, logits: &[f32]) -> Result<Option<Event<'_>>> {
+    pub fn logits(
+        &mut self,
+        detokenizer: &dyn Detokenizer,
+        logits: &[f32],
+    ) -> Result<Option<GeneratedToken<'_>>> {
         if self.done.is_some() {
             return Ok(None);
         }
@@ -405,7 +409,7 @@ impl Generation {
         if self.done.is_some() {
             self.stream.finish(&self.options.stop_strings, &mut self.done);
         }
-        Ok(Some(Event {
+        Ok(Some(GeneratedToken {
             token,
             text: &self.stream.ready,
             logprob,
@@ -482,7 +486,7 @@ impl Generation {
         &self.tokens
     }
 
-    /// The tokens the backend holds now: what [`reusable`] wants to know before the next prompt.
+    /// The tokens the backend holds now: what [`common_prefix`] wants to know before the next prompt.
     pub fn held(&self) -> &[u32] {
         self.tokens.get(..self.fed).unwrap_or_default()
     }
@@ -498,18 +502,18 @@ impl Generation {
     }
 }
 
-/// A step of [`drive`].
+/// What [`drive`] reports.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Step<'g> {
+pub enum Event<'g> {
     /// So many of so many prompt tokens are fed.
     Prompt(usize, usize),
     /// A token was generated.
-    Token(Event<'g>),
+    Token(GeneratedToken<'g>),
     /// Text that was held back when the generation was cancelled.
-    Rest(&'g str),
+    Flush(&'g str),
 }
 
-/// Runs a generation to its end on a backend that answers at once. `on_step` may break it off.
+/// Runs a generation to its end on a backend that answers at once. `on_event` may break it off.
 ///
 /// # Errors
 /// Those of the backend, after which the generation can be driven on, and of [`Generation::logits`],
@@ -518,30 +522,30 @@ pub fn drive(
     generation: &mut Generation,
     backend: &mut dyn Backend,
     detokenizer: &dyn Detokenizer,
-    on_step: &mut dyn FnMut(Step<'_>) -> ControlFlow<()>,
+    on_event: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
 ) -> Result<Reason> {
     loop {
         let flow = match generation.next() {
-            Need::Done(reason) => return Ok(reason),
-            Need::Shift { keep, drop } => {
+            Action::Done(reason) => return Ok(reason),
+            Action::Shift { keep, drop } => {
                 backend.shift(keep, drop)?;
                 generation.shifted(backend.position());
                 continue;
             }
-            Need::Feed(tokens) => {
+            Action::Decode(tokens) => {
                 let logits = backend.feed(tokens)?;
                 let event = generation.logits(detokenizer, logits)?;
                 match event {
-                    Some(event) => on_step(Step::Token(event)),
+                    Some(event) => on_event(Event::Token(event)),
                     None => {
                         let (fed, of) = generation.prompt_progress();
-                        on_step(Step::Prompt(fed, of))
+                        on_event(Event::Prompt(fed, of))
                     }
                 }
             }
         };
         if flow.is_break() && generation.reason().is_none() {
-            let _ = on_step(Step::Rest(generation.cancel()));
+            let _ = on_event(Event::Flush(generation.cancel()));
         }
     }
 }

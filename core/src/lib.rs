@@ -14,7 +14,7 @@
 //!
 //! ```
 //! use shohin_core::chat::{self, ChatOptions, Message, Role, Template};
-//! use shohin_core::generate::{Cpu, Generation, GenerationOptions, Step, drive};
+//! use shohin_core::generate::{Cpu, Generation, GenerationOptions, Event, drive};
 //! use shohin_core::{BonsaiModel, Gguf, Sampler, SamplerConfig, Serial, Session, SessionOptions, Tokenizer};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -34,7 +34,7 @@
 //!
 //! let mut text = String::new();
 //! drive(&mut reply, &mut Cpu { session: &mut session, pool: &Serial }, &tokenizer, &mut |step| {
-//!     if let Step::Token(event) = step {
+//!     if let Event::Token(event) = step {
 //!         text += event.text;
 //!     }
 //!     std::ops::ControlFlow::Continue(())
@@ -57,6 +57,7 @@ pub mod constrain;
 pub mod error;
 pub mod generate;
 pub mod gguf;
+pub mod json;
 pub mod kernel;
 pub mod limits;
 pub mod model;

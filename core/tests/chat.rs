@@ -3,8 +3,9 @@ use std::fs;
 use std::path::Path;
 
 use serde_json::Value;
-use shohin_core::chat::{self, ChatOptions, Message, Reply, Role, Style, Template, ToolCall, json};
-use shohin_core::generate::reusable;
+use shohin_core::chat::{self, ChatOptions, Message, Reply, Role, Style, Template, ToolCall};
+use shohin_core::generate::common_prefix;
+use shohin_core::json;
 use shohin_core::tokenizer::{EncodeOptions, Special, TokenKind};
 use shohin_core::{Gguf, Tokenizer};
 
@@ -216,7 +217,7 @@ fn a_turn_can_be_added_without_feeding_anything_twice() {
                 }
                 let more = chat::encode_next(t, &fed, &[next], &options).unwrap();
                 let exact = chat::encode(t, &whole, &options).unwrap();
-                assert_eq!(reusable(&fed, &exact), fed.len());
+                assert_eq!(common_prefix(&fed, &exact), fed.len());
                 fed.extend(more);
                 assert_eq!(fed, exact, "{options:?}");
             }
@@ -226,7 +227,7 @@ fn a_turn_can_be_added_without_feeding_anything_twice() {
         let fed = chat::encode(t, &first, &options).unwrap();
         let exact = chat::encode(t, &whole, &options).unwrap();
         let header = chat::encode(t, &first, &ChatOptions { thinking: None, ..options }).unwrap();
-        assert_eq!(reusable(&fed, &exact), header.len());
+        assert_eq!(common_prefix(&fed, &exact), header.len());
     });
 }
 
@@ -253,7 +254,7 @@ fn replies_come_apart_as_they_were_put_together() {
             let (thoughts, _) = last["content"].as_str().unwrap().split_once("</think>").unwrap_or_default();
             thoughts.trim_start_matches("<think>")
         });
-        assert_eq!(reply.reasoning, Some(expected.trim_matches('\n')), "{text}");
+        assert_eq!(reply.reasoning.as_deref(), Some(expected.trim_matches('\n')), "{text}");
         if last["reasoning_content"].is_string() && !last["content"].as_str().unwrap().contains("think>") {
             assert_eq!(reply.content, last["content"].as_str().unwrap().trim_matches('\n'));
         }
@@ -267,24 +268,26 @@ fn replies_come_apart_as_they_were_put_together() {
     }
     assert!(seen > 2, "{seen}");
     let open = Reply::parse("<think>\nstill at it");
-    assert_eq!((open.reasoning, open.content), (Some("still at it"), ""));
+    assert_eq!((open.reasoning.as_deref(), open.content.as_str()), (Some("still at it"), ""));
     let half = Reply::parse("Let me see.\n<tool_call>\n{\"name\": \"x\"");
-    assert_eq!((half.reasoning, half.content, half.calls.len()), (None, "Let me see.", 0));
-    assert_eq!(Reply::parse("plain\n"), Reply { content: "plain\n", ..Reply::default() });
+    assert_eq!((half.reasoning, half.content.as_str(), half.calls.len()), (None, "Let me see.", 0));
+    assert_eq!(Reply::parse("plain\n"), Reply { content: "plain\n".into(), ..Reply::default() });
     let quoted = Reply::parse(
         "<tool_call>\n{\"name\": \"x\", \"arguments\": \"</tool_call> \\\"<tool_call>\"}\n</tool_call>\n<tool_call>\n{}\n</tool_call>",
     );
     assert_eq!(quoted.calls.len(), 2);
-    assert_eq!(Reply::call(quoted.calls[0]).unwrap().1, "\"</tool_call> \\\"<tool_call>\"");
+    assert_eq!(Reply::call(&quoted.calls[0]).unwrap().1, "\"</tool_call> \\\"<tool_call>\"");
     // Marks of thoughts within a call are text; a call that is only thought of is none.
     for marks in ["a </think> b", "<think>", "<think>a</think>"] {
         let call = format!(r#"{{"name": "write", "arguments": {{"text": "{marks}"}}}}"#);
         let text = format!("Now.\n<tool_call>\n{{}}\n</tool_call>\n<tool_call>\n{call}\n</tool_call>");
         let said = Reply::parse(&text);
-        assert_eq!((said.reasoning, said.content, said.calls), (None, "Now.", vec!["{}", &call]), "{marks}");
+        assert_eq!((said.reasoning, said.content.as_str()), (None, "Now."), "{marks}");
+        assert_eq!(said.calls, ["{}", &call], "{marks}");
         let text = format!("<think>\nShall I?\n</think>\n\n{text}");
         let said = Reply::parse(&text);
-        assert_eq!((said.reasoning, said.calls), (Some("Shall I?"), vec!["{}", &call]), "{marks}");
+        assert_eq!(said.reasoning.as_deref(), Some("Shall I?"), "{marks}");
+        assert_eq!(said.calls, ["{}", &call], "{marks}");
     }
     for thoughts in
         ["<think>I could <tool_call>{}</tool_call>", "I could <tool_call>{}</tool_call>", "<tool_call>"]

@@ -1,7 +1,8 @@
 //! The generation state machine on scripted backends: the "model" is a list of what it will say.
 
 use shohin_core::generate::{
-    Backend, Detokenizer, Generation, GenerationOptions, Need, Overflow, Reason, Step, drive, reusable,
+    Action, Backend, Detokenizer, Event, Generation, GenerationOptions, Overflow, Reason, common_prefix,
+    drive,
 };
 use shohin_core::sample::{Pcg32, Sampler, SamplerConfig};
 use shohin_core::{Error, Result};
@@ -84,7 +85,7 @@ fn say(words: &Words, script: &[u32], options: GenerationOptions) -> (Vec<String
     let mut generation = Generation::new(&[1], 0, 1000, greedy(words.0.len()), options).unwrap();
     let mut texts = Vec::new();
     let reason = drive(&mut generation, &mut backend, words, &mut |step| {
-        if let Step::Token(event) = step {
+        if let Event::Token(event) = step {
             texts.push(event.text.to_string());
         }
         ControlFlow::Continue(())
@@ -133,7 +134,7 @@ fn the_prompt_is_fed_in_batches_after_what_is_held() {
     let mut generation = Generation::new(&prompt, 4, 100, greedy(6), options).unwrap();
     let mut progress = Vec::new();
     drive(&mut generation, &mut backend, &words, &mut |step| {
-        if let Step::Prompt(fed, of) = step {
+        if let Event::Prompt(fed, of) = step {
             progress.push((fed, of));
         }
         ControlFlow::Continue(())
@@ -165,7 +166,7 @@ fn a_full_context_is_a_reason_and_nothing_is_fed_beyond_it() {
     let mut generation = Generation::new(&[1, 2, 1], 0, 5, greedy(6), GenerationOptions::default()).unwrap();
     let mut text = String::new();
     let reason = drive(&mut generation, &mut backend, &words, &mut |step| {
-        if let Step::Token(event) = step {
+        if let Event::Token(event) = step {
             text += event.text;
         }
         ControlFlow::Continue(())
@@ -279,27 +280,27 @@ fn cancelling_releases_what_was_held_back() {
     let mut seen = Vec::new();
     let reason = drive(&mut generation, &mut backend, &words, &mut |step| {
         match step {
-            Step::Token(event) => seen.push(event.text.to_string()),
-            Step::Rest(text) => seen.push(format!("rest: {text}")),
-            Step::Prompt(..) => {}
+            Event::Token(event) => seen.push(event.text.to_string()),
+            Event::Flush(text) => seen.push(format!("rest: {text}")),
+            Event::Prompt(..) => {}
         }
         if seen.len() < 2 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     });
     assert_eq!(reason, Ok(Reason::Cancelled));
     assert_eq!(seen, ["", "", "rest: ab"]);
-    assert_eq!(generation.next(), Need::Done(Reason::Cancelled));
+    assert_eq!(generation.next(), Action::Done(Reason::Cancelled));
     assert_eq!(generation.cancel(), "");
     // The next prompt can go on from what is held.
-    assert_eq!(reusable(generation.held(), &[1, 1, 2, 5]), 2);
+    assert_eq!(common_prefix(generation.held(), &[1, 1, 2, 5]), 2);
 }
 
 #[test]
-fn reusable_leaves_a_token_to_feed() {
-    assert_eq!(reusable(&[1, 2, 3], &[1, 2, 3]), 2);
-    assert_eq!(reusable(&[1, 2, 3], &[1, 2, 4, 5]), 2);
-    assert_eq!(reusable(&[1, 2, 3], &[1, 2]), 1);
-    assert_eq!(reusable(&[], &[1]), 0);
-    assert_eq!(reusable(&[1], &[]), 0);
+fn the_common_prefix_leaves_a_token_to_feed() {
+    assert_eq!(common_prefix(&[1, 2, 3], &[1, 2, 3]), 2);
+    assert_eq!(common_prefix(&[1, 2, 3], &[1, 2, 4, 5]), 2);
+    assert_eq!(common_prefix(&[1, 2, 3], &[1, 2]), 1);
+    assert_eq!(common_prefix(&[], &[1]), 0);
+    assert_eq!(common_prefix(&[1], &[]), 0);
 }
 
 #[test]
@@ -312,7 +313,7 @@ fn logprobs_come_with_every_token() {
     let expected = (1.0 - (1f64.exp() + 5.0).ln()) as f32;
     let mut n = 0;
     drive(&mut generation, &mut backend, &words, &mut |step| {
-        if let Step::Token(event) = step {
+        if let Event::Token(event) = step {
             assert!((event.logprob.unwrap() - expected).abs() < 1e-6);
             assert_eq!((event.top.len(), event.top[0].token), (2, event.token));
             n += 1;
@@ -398,7 +399,7 @@ fn a_full_context_forgets_what_follows_the_first_tokens() {
         let mut generation = Generation::new(&prompt, 0, capacity, greedy(600), options.clone()).unwrap();
         let mut fed = Vec::new();
         let reason = drive(&mut generation, &mut backend, &words, &mut |step| {
-            if let Step::Prompt(n, of) = step {
+            if let Event::Prompt(n, of) = step {
                 assert_eq!(of, prompt.len());
                 fed.push(n);
             }

@@ -1,6 +1,6 @@
 //! Sampling and generating allocate nothing per token, at the vocabulary size of the real models.
 
-use shohin_core::generate::{Detokenizer, Generation, GenerationOptions, Need};
+use shohin_core::generate::{Action, Detokenizer, Generation, GenerationOptions};
 use shohin_core::sample::{Logprobs, Pcg32, Sampler, SamplerConfig};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -93,7 +93,7 @@ fn generating_allocates_nothing() {
     let logits: Vec<f32> = (0..500).map(|i| (i as f32 * 0.7).sin()).collect();
     let before = ALLOCATIONS.get();
     let (mut tokens, mut bytes) = (0, 0);
-    while let Need::Feed(_) = generation.next() {
+    while let Action::Decode(_) = generation.next() {
         if let Some(event) = generation.logits(&Same("ünever "), &logits).unwrap() {
             tokens += 1;
             bytes += event.text.len();

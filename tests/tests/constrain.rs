@@ -8,7 +8,7 @@ use std::sync::Arc;
 use serde_json::Value;
 use shohin_core::chat::{self, ChatOptions, Message, Reply, Role, Template};
 use shohin_core::constrain::{Constraint, Grammar, Vocabulary};
-use shohin_core::generate::{Cpu, Generation, GenerationOptions, Reason, Step, drive};
+use shohin_core::generate::{Cpu, Event, Generation, GenerationOptions, Reason, drive};
 use shohin_core::{
     BonsaiModel, Format, Gguf, Sampler, SamplerConfig, Serial, Session, SessionOptions, Tokenizer,
 };
@@ -321,7 +321,7 @@ fn patterns_match_what_another_engine_matches() {
 
 fn shohin_python(text: &str) -> String {
     let mut out = String::new();
-    shohin_core::chat::json::reformat(text, &mut out).unwrap();
+    shohin_core::json::reformat(text, &mut out).unwrap();
     out
 }
 
@@ -686,7 +686,7 @@ fn reply(
     let mut text = String::new();
     let reason =
         drive(&mut generation, &mut Cpu { session: &mut session, pool: &Serial }, &tokenizer, &mut |step| {
-            if let Step::Token(event) = step {
+            if let Event::Token(event) = step {
                 text.push_str(event.text);
             }
             ControlFlow::Continue(())

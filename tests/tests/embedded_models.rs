@@ -8,7 +8,7 @@ use std::path::Path;
 
 use serde_json::Value;
 use shohin_core::chat::{self, ChatOptions, Message, Role, Template};
-use shohin_core::generate::{Cpu, Generation, GenerationOptions, Step, drive};
+use shohin_core::generate::{Cpu, Event, Generation, GenerationOptions, drive};
 use shohin_core::kernel::Isa;
 use shohin_core::sample::log_sum_exp;
 use shohin_core::tokenizer::Special;
@@ -107,7 +107,7 @@ fn reply(
     let mut generation = Generation::new(prompt, 0, session.capacity(), sampler, limits).unwrap();
     let mut text = String::new();
     drive(&mut generation, &mut Cpu { session: &mut session, pool: &Serial }, tokenizer, &mut |step| {
-        if let Step::Token(event) = step {
+        if let Event::Token(event) = step {
             text += event.text;
         }
         ControlFlow::Continue(())

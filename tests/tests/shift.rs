@@ -5,7 +5,7 @@ use std::fs;
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use shohin_core::generate::{Cpu, Generation, GenerationOptions, Overflow, Reason, Step, drive};
+use shohin_core::generate::{Cpu, Event, Generation, GenerationOptions, Overflow, Reason, drive};
 use shohin_core::kernel::Isa;
 use shohin_core::sample::log_sum_exp;
 use shohin_core::{
@@ -154,7 +154,7 @@ fn a_reply_goes_on_beyond_the_context() {
     let sampler = Sampler::new(&SamplerConfig::greedy(), model.config().vocab_size).unwrap();
     let mut generation = Generation::new(prompt, 0, 64, sampler, generation).unwrap();
     let mut backend = Cpu { session: &mut session, pool: &Serial };
-    let go_on = &mut |_: Step<'_>| ControlFlow::Continue(());
+    let go_on = &mut |_: Event<'_>| ControlFlow::Continue(());
     assert_eq!(drive(&mut generation, &mut backend, &tokenizer, go_on), Ok(Reason::Length));
     assert_eq!(generation.held().len(), session.position());
 

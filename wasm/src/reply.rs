@@ -3,7 +3,7 @@
 use crate::model::Facts;
 use crate::sampling::Sampling;
 use shohin_core::constrain::Constraint;
-use shohin_core::generate::{self, Event, Generation, Need, Overflow, Reason};
+use shohin_core::generate::{self, Action, GeneratedToken, Generation, Overflow, Reason};
 use shohin_core::model::Qwen3Config;
 use shohin_core::sample::{DRY_BREAKERS, Logprob};
 use shohin_core::tokenizer::Tokenizer;
@@ -92,7 +92,7 @@ impl Reply {
             && prompt.starts_with(tokens);
         let (left, cached) = match goes_on {
             true => ([&prompt[..*kept], &prompt[kept + dropped..]].concat(), self.past.held()),
-            false => (prompt.to_vec(), generate::reusable(self.past.intact(), prompt)),
+            false => (prompt.to_vec(), generate::common_prefix(self.past.intact(), prompt)),
         };
         let kept = if let Overflow::Shift { keep } = options.overflow { keep } else { 0 };
         let mut generation = Generation::new(&left, cached, capacity, sampler, options)?;
@@ -111,7 +111,7 @@ impl Reply {
     /// of the others the cache holds. To be asked before `wanted`.
     pub(crate) fn room(&self) -> Option<(usize, usize)> {
         match self.generation.as_ref()?.next() {
-            Need::Shift { keep, drop } => Some((keep, drop)),
+            Action::Shift { keep, drop } => Some((keep, drop)),
             _ => None,
         }
     }
@@ -125,9 +125,9 @@ impl Reply {
     /// The tokens to feed next; none if there is nothing more to do.
     pub(crate) fn wanted(&mut self) -> Option<&[u32]> {
         match self.generation.as_ref()?.next() {
-            Need::Feed(tokens) => Some(tokens),
-            Need::Shift { .. } => None,
-            Need::Done(reason) => {
+            Action::Decode(tokens) => Some(tokens),
+            Action::Shift { .. } => None,
+            Action::Done(reason) => {
                 self.reason = Some(reason);
                 None
             }
@@ -137,7 +137,9 @@ impl Reply {
     /// Takes the logits after them.
     pub(crate) fn take(&mut self, tokenizer: &Tokenizer<'_>, logits: &[f32]) -> Result<Step> {
         let Some(generation) = &mut self.generation else { return Ok(Step::Done) };
-        let Some(Event { token, text, logprob, top, done }) = generation.logits(tokenizer, logits)? else {
+        let Some(GeneratedToken { token, text, logprob, top, done }) =
+            generation.logits(tokenizer, logits)?
+        else {
             return Ok(Step::Prefill);
         };
         self.text.push_str(text);

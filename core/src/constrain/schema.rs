@@ -7,8 +7,8 @@
 use super::decimal::Bounds;
 use super::grammar::{Grammar, MAX_NODES, MAX_PROPERTIES, Node, NodeId, Property, Text};
 use super::pattern::{self, Budget, Pattern};
-use crate::chat::json;
 use crate::error::{Error, Name, Result};
+use crate::json;
 use crate::order;
 use alloc::boxed::Box;
 use alloc::string::String;

@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use shohin_core::chat::json;
+use shohin_core::json;
 use shohin_core::constrain::{Constraint, Grammar, Vocabulary};
 use std::sync::{Arc, LazyLock};
 

@@ -1,18 +1,4 @@
-//! Conversations as the model saw them in training: ChatML, as Qwen3's chat template renders it.
-//!
-//! Templates in files are data and are never executed; [`Template::detect`] looks at one to choose
-//! between the two forms this module writes. Control tokens and the template's own markers (`<think>`,
-//! `<tool_call>`, ...) come only from this module: messages, tool descriptions and tool results are plain
-//! text, whatever they spell.
-//!
-//! # Keeping a session across turns
-//!
-//! The exact way is to [`encode`] the whole conversation each turn and keep the session's first
-//! [`reusable`](crate::generate::reusable) tokens. Qwen3's template leaves the thoughts of earlier turns
-//! out (and the empty ones that `thinking: Some(false)` puts in front of a reply), so that the prefix
-//! ends where the last reply began, and the last exchange is fed a second time. [`encode_next`] gives the tokens that go
-//! behind everything fed so far: nothing is fed twice and the model's own tokens stay as it chose them,
-//! at the price that thoughts stay in the context. For [`Style::Plain`] both give the same text.
+//! ChatML, as Qwen3's chat template renders it: a conversation to text, and to token ids.
 #![forbid(unsafe_code)]
 
 use alloc::string::String;
@@ -20,9 +6,8 @@ use alloc::vec::Vec;
 
 use crate::error::{Error, Name, Result};
 use crate::gguf::Metadata;
+use crate::json;
 use crate::tokenizer::{EncodeOptions, Tokenizer};
-
-pub mod json;
 
 /// Who speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,7 +39,7 @@ impl Role {
 pub struct ToolCall<'m> {
     /// Name of the function.
     pub name: &'m str,
-    /// Its arguments, put in as they are; [`json::reformat`] gives the layout models are used to.
+    /// Its arguments, put in as they are; [`json::reformat`](crate::json::reformat) gives the layout models are used to.
     pub arguments: &'m str,
 }
 
@@ -222,99 +207,6 @@ pub fn encode_next(
     let mut ids = Vec::new();
     script.encode(tokenizer, &options.encode, &mut ids)?;
     Ok(ids)
-}
-
-/// A reply of the model, taken apart.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Reply<'t> {
-    /// What stands in the `<think>` block, if the reply has one. It may still be going on.
-    pub reasoning: Option<&'t str>,
-    /// What is meant for the reader.
-    pub content: &'t str,
-    /// What stands in each complete `<tool_call>` block: see [`Reply::call`].
-    pub calls: Vec<&'t str>,
-}
-
-impl<'t> Reply<'t> {
-    /// Takes a reply in Qwen3's form apart; it may be incomplete. Never fails: text that has no such
-    /// form is content.
-    pub fn parse(text: &'t str) -> Reply<'t> {
-        let mut reply = Reply::default();
-        let mut rest = text;
-        if let Some((thoughts, after)) = Reply::split_thoughts(text, "</think>") {
-            reply.reasoning =
-                Some(thoughts.split_once("<think>").map_or(thoughts, |(_, t)| t).trim_matches('\n'));
-            rest = after.trim_start_matches('\n');
-        } else if let Some((_, thoughts)) = Reply::split_thoughts(text, "<think>") {
-            reply.reasoning = Some(thoughts.trim_matches('\n'));
-            rest = "";
-        }
-        reply.content = match rest.split_once("<tool_call>") {
-            Some((content, _)) => content.trim_end_matches('\n'),
-            None => rest,
-        };
-        while let Some((_, call)) = rest.split_once("<tool_call>")
-            && let Some((call, after)) = Reply::split_call(call)
-        {
-            reply.calls.push(call.trim_matches('\n'));
-            rest = after;
-        }
-        reply
-    }
-
-    /// What stands before and behind a marker of thoughts. One within a call is part of what is handed over,
-    /// unless the call is only thought of.
-    fn split_thoughts<'s>(text: &'s str, marker: &str) -> Option<(&'s str, &'s str)> {
-        let (before, after) = text.split_once(marker)?;
-        let mut rest = text;
-        if text.trim_start().starts_with("<think>") {
-            return Some((before, after));
-        }
-        while let Some((_, call)) = rest.split_once("<tool_call>")
-            && let Some(reach) = call.len().checked_sub(marker.len() + after.len())
-        {
-            let within = match Reply::split_call(call) {
-                Some((_, behind)) if behind.len() > after.len() => {
-                    rest = behind;
-                    continue;
-                }
-                Some((call, _)) => Reply::call(call).is_ok(),
-                None => call.get(..reach).is_some_and(|half| half.trim_start().starts_with('{')),
-            };
-            return (!within).then_some((before, after));
-        }
-        Some((before, after))
-    }
-
-    /// What stands before and behind the marker that ends a call. One within a JSON string ends none,
-    /// unless there is no other.
-    fn split_call(text: &str) -> Option<(&str, &str)> {
-        const END: &str = "</tool_call>";
-        let (mut quoted, mut escaped) = (false, false);
-        let end = text.bytes().enumerate().find_map(|(at, byte)| {
-            match byte {
-                _ if escaped => escaped = false,
-                b'\\' if quoted => escaped = true,
-                b'"' => quoted = !quoted,
-                b'<' if !quoted => return text.get(at..)?.starts_with(END).then_some(at),
-                _ => {}
-            }
-            None
-        });
-        let end = end.or_else(|| text.find(END))?;
-        Some((text.get(..end)?, text.get(end + END.len()..)?))
-    }
-
-    /// Name and arguments (a JSON text) of an element of [`Reply::calls`].
-    ///
-    /// # Errors
-    /// If the model wrote no JSON, or not an object with a name and arguments.
-    pub fn call(call: &'t str) -> Result<(String, &'t str)> {
-        let missing = |name| Error::MissingKey { key: Name::new(name) };
-        let name = json::member(call, "name")?.ok_or(missing("name"))?;
-        let name = json::text(name)?.ok_or(missing("name"))?;
-        Ok((name, json::member(call, "arguments")?.ok_or(missing("arguments"))?))
-    }
 }
 
 /// A rendered conversation that knows which parts are the template's own markers.

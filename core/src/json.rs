@@ -1,8 +1,9 @@
-//! JSON laid out as Python's `json.dumps(value, ensure_ascii=False)` lays it out, which is what chat
+//! JSON: values read from a text, and text laid out as Python's `json.dumps(value, ensure_ascii=False)` lays it out, which is what chat
 //! templates mean by `tojson`, and so what models saw in training.
 #![forbid(unsafe_code)]
 
 use alloc::string::String;
+use alloc::vec::Vec;
 use core::fmt::Write;
 
 use crate::error::{Error, Result};
@@ -170,6 +171,116 @@ pub fn text(text: &str) -> Result<Option<String>> {
         out.push(if c == '\\' { r.escaped()? } else { c });
     }
     Ok(Some(out))
+}
+
+/// A JSON value within a text that was read once and found to be JSON.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Value<'t>(&'t str);
+
+impl<'t> Value<'t> {
+    /// Reads a text that holds one JSON value.
+    ///
+    /// # Errors
+    /// As [`reformat`].
+    pub fn parse(text: &'t str) -> Result<Value<'t>> {
+        let mut unused = String::new();
+        reformat(text, &mut unused)?;
+        Ok(Value(text.trim_matches([' ', '\t', '\n', '\r'])))
+    }
+
+    /// The value as it is written.
+    pub fn text(self) -> &'t str {
+        self.0
+    }
+
+    /// Whether it is `null`.
+    pub fn is_null(self) -> bool {
+        self.0 == "null"
+    }
+
+    /// Whether it is an object.
+    pub fn is_object(self) -> bool {
+        self.0.starts_with('{')
+    }
+
+    /// Its value as a boolean, if it is one.
+    pub fn as_bool(self) -> Option<bool> {
+        match self.0 {
+            "true" => Some(true),
+            "false" => Some(false),
+            _ => None,
+        }
+    }
+
+    /// Its value as a number, if it is one.
+    pub fn as_number(self) -> Option<f64> {
+        if self.0.starts_with(|c: char| c == '-' || c.is_ascii_digit()) { self.0.parse().ok() } else { None }
+    }
+
+    /// The text it stands for, if it is a string.
+    pub fn as_string(self) -> Option<String> {
+        text(self.0).ok().flatten()
+    }
+
+    /// The members of an object, in their order; `None` for another value.
+    pub fn members(self) -> Option<Vec<(String, Value<'t>)>> {
+        let mut members = Vec::new();
+        self.parts(b'{', |name, value| members.extend(name.map(|name| (name, value)))).then_some(members)
+    }
+
+    /// The elements of an array, `None` for another value.
+    pub fn elements(self) -> Option<Vec<Value<'t>>> {
+        let mut elements = Vec::new();
+        self.parts(b'[', |_, value| elements.push(value)).then_some(elements)
+    }
+
+    /// The value of member `name`, the last of several; `None` if there is none, or of another value than an object.
+    pub fn get(self, name: &str) -> Option<Value<'t>> {
+        let mut found = None;
+        self.parts(b'{', |member, value| {
+            if member.as_deref() == Some(name) {
+                found = Some(value);
+            }
+        });
+        found
+    }
+
+    /// Calls `visit` with what a container of this kind holds. False if it is none.
+    fn parts(self, opening: u8, mut visit: impl FnMut(Option<String>, Value<'t>)) -> bool {
+        let Value(text) = self;
+        let mut r = Reader { text, at: 0 };
+        if r.peek() != Some(opening) {
+            return false;
+        }
+        while matches!(r.peek(), Some(b'{' | b'[' | b',')) {
+            r.at += 1;
+            r.skip_space();
+            if matches!(r.peek(), Some(b'}' | b']')) {
+                break; // an empty one
+            }
+            let mut name = None;
+            if opening == b'{' {
+                let mut quoted = String::new();
+                if r.string(&mut quoted).is_err() {
+                    break;
+                }
+                name = self::text(&quoted).ok().flatten();
+                r.skip_space();
+                r.at += 1; // the colon
+                r.skip_space();
+            }
+            let value = text.get(r.at..).unwrap_or("");
+            let Ok(len) = r.skip_value() else { break };
+            visit(name, Value(value.get(..len).unwrap_or("")));
+            r.skip_space();
+        }
+        true
+    }
+}
+
+/// Appends a number. JSON has none that is not finite: those are `null`.
+pub fn number(value: f64, out: &mut String) {
+    let _ = if value.is_finite() { write!(out, "{value}") } else { out.write_str("null") }; // a String takes everything
 }
 
 fn escape(c: char, out: &mut String) {
@@ -409,6 +520,40 @@ mod tests {
             (Ok(None), Ok(None), Ok(None))
         );
         assert_eq!(member("{\"a\":1", "a").map_err(|e| e.code()), Err("malformed"));
+    }
+
+    #[test]
+    fn values_are_found_as_they_are_written() {
+        let text = r#" {"a" : [ 1, {"b":["}]"]}, [] , "x\"é" ] , "\u0062":true, "c":-1.5e3,"d":null,"a\n":{ }, "c":2} "#;
+        let object = Value::parse(text).unwrap();
+        let members = object.members().unwrap();
+        let names: Vec<&str> = members.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["a", "b", "c", "d", "a\n", "c"]);
+        let a = object.get("a").unwrap().elements().unwrap();
+        assert_eq!(
+            a.iter().map(|v| v.text()).collect::<Vec<_>>(),
+            ["1", r#"{"b":["}]"]}"#, "[]", r#""x\"é""#]
+        );
+        assert_eq!(
+            (a[3].as_string().as_deref(), a[3].as_number(), a[0].as_number()),
+            (Some("x\"é"), None, Some(1.0))
+        );
+        assert_eq!(a[1].get("b").unwrap().elements().unwrap()[0].as_string().as_deref(), Some("}]"));
+        assert_eq!((a[2].elements(), a[2].members()), (Some(Vec::new()), None));
+        assert_eq!(object.get("a\n").unwrap().members(), Some(Vec::new()));
+        assert_eq!(
+            (object.get("b").unwrap().as_bool(), object.get("c").unwrap().as_number()),
+            (Some(true), Some(2.0))
+        );
+        assert!(object.is_object() && object.get("d").unwrap().is_null() && object.get("e").is_none());
+        assert_eq!((object.elements(), a[0].get("b")), (None, None));
+        assert!(Value::parse("{").is_err() && Value::parse("1 2").is_err());
+        let mut out = String::new();
+        for x in [0.0, -1.5, 1e-7, 3e20, f64::NEG_INFINITY] {
+            number(x, &mut out);
+            out.push(' ');
+        }
+        assert_eq!(out, "0 -1.5 0.0000001 300000000000000000000 null ");
     }
 
     #[test]

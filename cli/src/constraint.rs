@@ -5,8 +5,9 @@ use crate::engine::Engine;
 use crate::failure::{At, Failure, Outcome};
 use crate::terminal;
 use serde_json::value::RawValue;
-use shohin_core::chat::{Style, json};
+use shohin_core::chat::Style;
 use shohin_core::constrain::{Constraint, Grammar, Vocabulary};
+use shohin_core::json;
 use std::path::Path;
 use std::sync::Arc;
 

@@ -1,0 +1,496 @@
+//! A reply in Qwen3's form, taken apart while it comes: thoughts, content, tool calls.
+//!
+//! ```text
+//! [<think> reasoning </think>] content [<tool_call> call </tool_call>]...
+//! ```
+//!
+//! Text is handed out as soon as it is certain: the possible beginning of a marker, and line breaks that may stand
+//! before one, wait for what follows.
+#![forbid(unsafe_code)]
+
+use crate::error::{Error, Name, Result};
+use crate::json;
+use alloc::borrow::ToOwned;
+use alloc::string::String;
+use alloc::vec::Vec;
+
+const THINK: &str = "<think>";
+const END_THINK: &str = "</think>";
+const CALL: &str = "<tool_call>";
+const END_CALL: &str = "</tool_call>";
+
+/// Which `<tool_call>` blocks of a reply are calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CallBlocks {
+    /// None: all is text. For replies in JSON, and where no tools are known.
+    Text,
+    /// Those that [`Reply::call`] can read. A reply without such a call keeps its blocks as text.
+    Valid,
+    /// Every complete block, whatever it contains. An incomplete one is left out.
+    Any,
+}
+
+/// A reply, or the part of it that came last.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reply {
+    /// The contents of the `<think>` block, if there is one. It may be incomplete.
+    pub reasoning: Option<String>,
+    /// The text for the reader.
+    pub content: String,
+    /// The contents of each `<tool_call>` block that is a call: see [`Reply::call`].
+    pub calls: Vec<String>,
+}
+
+impl Reply {
+    /// Takes a reply apart in which every complete `<tool_call>` block is a call, and in which `</think>` may end
+    /// thoughts that were opened before the reply. Never fails: text of another form is content.
+    pub fn parse(text: &str) -> Reply {
+        let mut parser = ReplyParser::new(CallBlocks::Any);
+        let mut rest = text;
+        if let Some(opened) = opened_thoughts(text).and_then(|at| text.get(at..)) {
+            parser.open_thoughts();
+            rest = opened;
+        }
+        parser.finish(rest);
+        parser.reply
+    }
+
+    /// Takes a reply apart that begins with its thoughts, if it has any. Never fails.
+    pub fn parse_with(text: &str, blocks: CallBlocks) -> Reply {
+        let mut parser = ReplyParser::new(blocks);
+        parser.finish(text);
+        parser.reply
+    }
+
+    /// Name and arguments (a JSON text) of an element of [`Reply::calls`].
+    ///
+    /// # Errors
+    /// If the model wrote no JSON, or not an object with a name and arguments.
+    pub fn call(call: &str) -> Result<(String, &str)> {
+        let missing = |name| Error::MissingKey { key: Name::new(name) };
+        let name = json::member(call, "name")?.ok_or(missing("name"))?;
+        let name = json::text(name)?.ok_or(missing("name"))?;
+        Ok((name, json::member(call, "arguments")?.ok_or(missing("arguments"))?))
+    }
+
+    fn clear(&mut self) {
+        self.reasoning = None;
+        self.content.clear();
+        self.calls.clear();
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Start,
+    Thoughts,
+    AfterThoughts,
+    Content,
+    Call,
+    BetweenCalls,
+}
+
+/// Takes a reply apart piece by piece.
+#[derive(Clone, Debug)]
+pub struct ReplyParser {
+    blocks: CallBlocks,
+    place: Place,
+    /// Text that is not handed out yet.
+    held: String,
+    /// Within a call: how much of `held` was searched for its end, and whether that is within a JSON string.
+    searched: usize,
+    quoted: bool,
+    escaped: bool,
+    /// What the last piece made certain, and all before with it.
+    delta: Reply,
+    reply: Reply,
+}
+
+impl ReplyParser {
+    /// At the beginning of a reply.
+    pub fn new(blocks: CallBlocks) -> ReplyParser {
+        ReplyParser {
+            blocks,
+            place: Place::Start,
+            held: String::new(),
+            searched: 0,
+            quoted: false,
+            escaped: false,
+            delta: Reply::default(),
+            reply: Reply::default(),
+        }
+    }
+
+    /// Says that `<think>` came before the reply.
+    pub fn open_thoughts(&mut self) {
+        if self.place == Place::Start {
+            self.begin_thoughts();
+        }
+    }
+
+    /// Takes the next text and returns what is certain now.
+    pub fn push(&mut self, text: &str) -> &Reply {
+        self.held.push_str(text);
+        self.run(false)
+    }
+
+    /// Takes the last text and returns all that was held back.
+    pub fn finish(&mut self, text: &str) -> &Reply {
+        self.held.push_str(text);
+        self.run(true)
+    }
+
+    /// Whether thoughts have begun and not ended.
+    pub fn thinking(&self) -> bool {
+        self.place == Place::Thoughts
+    }
+
+    /// Everything that was handed out so far.
+    pub fn reply(&self) -> &Reply {
+        &self.reply
+    }
+
+    fn run(&mut self, end: bool) -> &Reply {
+        self.delta.clear();
+        while self.advance(end) {}
+        let Reply { reasoning, content, calls } = &self.delta;
+        if let Some(reasoning) = reasoning {
+            self.reply.reasoning.get_or_insert_default().push_str(reasoning);
+        }
+        self.reply.content.push_str(content);
+        self.reply.calls.extend_from_slice(calls);
+        &self.delta
+    }
+
+    /// Handles what is certain. True if the place changed, so that there may be more.
+    fn advance(&mut self, end: bool) -> bool {
+        match self.place {
+            Place::Start => self.start(end),
+            Place::Thoughts => self.thoughts(end),
+            Place::AfterThoughts => {
+                let breaks = self.held.len() - self.held.trim_start_matches('\n').len();
+                self.held.drain(..breaks);
+                self.place = if self.held.is_empty() { Place::AfterThoughts } else { Place::Content };
+                !self.held.is_empty()
+            }
+            Place::Content => self.content(end),
+            Place::Call if self.blocks == CallBlocks::Any => self.any_call(end),
+            Place::Call => self.valid_call(end),
+            Place::BetweenCalls => {
+                if let Some(at) = self.held.find(CALL) {
+                    self.held.drain(..at);
+                    self.begin_call();
+                    return true;
+                }
+                // Only the beginning of a marker can matter.
+                self.held.drain(..floor(&self.held, self.held.len().saturating_sub(CALL.len())));
+                false
+            }
+        }
+    }
+
+    fn begin_thoughts(&mut self) {
+        self.place = Place::Thoughts;
+        self.reply.reasoning = Some(String::new());
+    }
+
+    fn begin_call(&mut self) {
+        self.place = Place::Call;
+        self.searched = 0;
+        (self.quoted, self.escaped) = (false, false);
+    }
+
+    fn start(&mut self, end: bool) -> bool {
+        let begun = self.held.trim_start();
+        if begun.starts_with(THINK) {
+            self.held.drain(..self.held.len() - begun.len() + THINK.len());
+            self.begin_thoughts();
+        } else if THINK.starts_with(begun) && !end {
+            return false;
+        } else {
+            self.place = Place::Content;
+        }
+        true
+    }
+
+    fn thoughts(&mut self, end: bool) -> bool {
+        let found = self.held.find(END_THINK);
+        let stop = found.unwrap_or_else(|| certain(&self.held, END_THINK, end));
+        let said = self.held.get(..stop).unwrap_or_default();
+        let all = self.reply.reasoning.as_ref().is_none_or(String::is_empty);
+        let reasoning = self.delta.reasoning.get_or_insert_default();
+        // Line breaks around thoughts belong to the form.
+        let first = all && reasoning.is_empty();
+        reasoning.push_str(if first { said.trim_start_matches('\n') } else { said });
+        if found.is_some() || end {
+            reasoning.truncate(reasoning.trim_end_matches('\n').len());
+        }
+        match found {
+            Some(at) => {
+                self.held.drain(..at + END_THINK.len());
+                self.place = Place::AfterThoughts;
+            }
+            None => drop(self.held.drain(..stop)),
+        }
+        found.is_some()
+    }
+
+    fn content(&mut self, end: bool) -> bool {
+        let text = self.blocks == CallBlocks::Text;
+        let found = if text { None } else { self.held.find(CALL) };
+        let said = match found {
+            Some(at) => self.held.get(..at).unwrap_or_default().trim_end_matches('\n'),
+            None => self.held.get(..certain(&self.held, CALL, end || text)).unwrap_or_default(),
+        };
+        self.delta.content.push_str(said);
+        self.held.drain(..said.len());
+        if found.is_some() {
+            self.begin_call();
+        }
+        found.is_some()
+    }
+
+    /// In a call that ends with the first marker before which it can be read: one within a JSON string ends none.
+    fn valid_call(&mut self, end: bool) -> bool {
+        while let Some(at) = self.held.get(self.searched..).and_then(|rest| rest.find(END_CALL)) {
+            let at = self.searched + at;
+            let stop = at + END_CALL.len();
+            let block = self.held.get(..stop).unwrap_or_default();
+            let before = self.delta.calls.len();
+            self.delta
+                .calls
+                .extend(complete_calls(block).filter(|c| Reply::call(c).is_ok()).map(str::to_owned));
+            if self.delta.calls.len() > before {
+                self.held.drain(..stop);
+                self.place = Place::BetweenCalls;
+                return true;
+            }
+            self.searched = at + 1;
+        }
+        self.searched = floor(&self.held, self.held.len().saturating_sub(END_CALL.len())).max(self.searched);
+        if end {
+            if self.reply.calls.is_empty() && self.delta.calls.is_empty() {
+                // It was no call.
+                self.delta.content.push_str(&self.held);
+            }
+            self.held.clear();
+        }
+        false
+    }
+
+    /// In a call that ends with the first marker outside a JSON string, or, if there is no other, with the first.
+    fn any_call(&mut self, end: bool) -> bool {
+        let from = self.held.find(CALL).map_or(0, |at| at + CALL.len());
+        let text = self.held.get(from..).unwrap_or_default();
+        let mut found = None;
+        for (at, byte) in text.bytes().enumerate().skip(self.searched) {
+            self.searched = at + 1;
+            match byte {
+                _ if self.escaped => self.escaped = false,
+                b'\\' if self.quoted => self.escaped = true,
+                b'"' => self.quoted = !self.quoted,
+                b'<' if !self.quoted => {
+                    let rest = text.get(at..).unwrap_or_default();
+                    if rest.starts_with(END_CALL) {
+                        found = Some(at);
+                        break;
+                    }
+                    if END_CALL.starts_with(rest) && !end {
+                        self.searched = at;
+                        return false;
+                    }
+                }
+                _ => {}
+            }
+        }
+        let found = found.or_else(|| text.find(END_CALL).filter(|_| end));
+        match found {
+            Some(at) => {
+                self.delta.calls.push(text.get(..at).unwrap_or_default().trim_matches('\n').to_owned());
+                self.held.drain(..from + at + END_CALL.len());
+                self.place = Place::BetweenCalls;
+            }
+            None if end => self.held.clear(),
+            None => {}
+        }
+        found.is_some()
+    }
+}
+
+/// The largest boundary between characters up to `at`.
+fn floor(text: &str, at: usize) -> usize {
+    (0..=at).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0)
+}
+
+/// How much of `text` can be handed out before a `marker` that may be coming, with the line breaks before it.
+fn certain(text: &str, marker: &str, end: bool) -> usize {
+    if end {
+        return text.len();
+    }
+    let begun = (1..marker.len()).rev().filter_map(|n| marker.get(..n)).find(|begin| text.ends_with(begin));
+    let stop = text.len() - begun.map_or(0, str::len);
+    text.get(..stop).unwrap_or_default().trim_end_matches('\n').len()
+}
+
+/// Where thoughts begin in a complete reply, which need not begin with them.
+fn opened_thoughts(text: &str) -> Option<usize> {
+    match split_thoughts(text, END_THINK) {
+        Some((thoughts, _)) => Some(thoughts.find(THINK).map_or(0, |at| at + THINK.len())),
+        None => split_thoughts(text, THINK).map(|(before, _)| before.len() + THINK.len()),
+    }
+}
+
+/// The text before and after a marker of thoughts. One within a call is part of the call's text, unless the call
+/// itself is only a thought.
+fn split_thoughts<'s>(text: &'s str, marker: &str) -> Option<(&'s str, &'s str)> {
+    let (before, after) = text.split_once(marker)?;
+    let mut rest = text;
+    if text.trim_start().starts_with(THINK) {
+        return Some((before, after));
+    }
+    while let Some((_, call)) = rest.split_once(CALL)
+        && let Some(reach) = call.len().checked_sub(marker.len() + after.len())
+    {
+        let within = match split_call(call) {
+            Some((_, following)) if following.len() > after.len() => {
+                rest = following;
+                continue;
+            }
+            Some((call, _)) => Reply::call(call).is_ok(),
+            None => call.get(..reach).is_some_and(|half| half.trim_start().starts_with('{')),
+        };
+        return (!within).then_some((before, after));
+    }
+    Some((before, after))
+}
+
+/// The contents of the complete blocks in `text`.
+fn complete_calls(text: &str) -> impl Iterator<Item = &str> {
+    let mut rest = text;
+    core::iter::from_fn(move || {
+        let (call, after) = split_call(rest.split_once(CALL)?.1)?;
+        rest = after;
+        Some(call.trim_matches('\n'))
+    })
+}
+
+/// The text before and after the marker that ends a call. One within a JSON string ends none, unless there is no other.
+fn split_call(text: &str) -> Option<(&str, &str)> {
+    let (mut quoted, mut escaped) = (false, false);
+    let end = text.bytes().enumerate().find_map(|(at, byte)| {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if quoted => escaped = true,
+            b'"' => quoted = !quoted,
+            b'<' if !quoted => return text.get(at..)?.starts_with(END_CALL).then_some(at),
+            _ => {}
+        }
+        None
+    });
+    let end = end.or_else(|| text.find(END_CALL))?;
+    Some((text.get(..end)?, text.get(end + END_CALL.len()..)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample::Pcg32;
+    use alloc::format;
+    use alloc::vec;
+
+    #[test]
+    fn markers_in_json_are_text() {
+        let json = r#"{"a": "</think> <tool_call>x</tool_call>"}"#;
+        let reply = Reply::parse_with(json, CallBlocks::Text);
+        assert_eq!((reply.reasoning, reply.content.as_str()), (None, json));
+        let text = format!("<think>\nHm.\n</think>\n\n{json}");
+        let reply = Reply::parse_with(&text, CallBlocks::Text);
+        assert_eq!((reply.reasoning.as_deref(), reply.content.as_str()), (Some("Hm."), json));
+    }
+
+    #[test]
+    fn blocks_that_cannot_be_read_are_text() {
+        let add = "\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n";
+        let inner = add.trim_matches('\n');
+        for (text, content, calls) in [
+            (format!("I add.\n\n\n<tool_call>{add}</tool_call>"), "I add.", vec![inner]),
+            (
+                format!("<tool_call>{add}</tool_call> and <tool_call>{add}</tool_call> so"),
+                "",
+                vec![inner, inner],
+            ),
+            ("It is\n\n<tool_call>{not JSON}</tool_call> or so.".into(), "", vec![]),
+            ("It is\n\n<tool_call>{not JSON}</tool_call>".into(), "", vec![]),
+            (format!("<tool_call>{add}"), "", vec![]),
+            (format!("<tool_call>{add}</tool_call>\n<tool_call>{{\"na"), "", vec![inner]),
+        ] {
+            let reply = Reply::parse_with(&text, CallBlocks::Valid);
+            assert_eq!(reply.calls, calls, "{text}");
+            assert_eq!(reply.content, if calls.is_empty() { text.as_str() } else { content }, "{text}");
+        }
+        let quoted = r#"{"name": "note", "arguments": {"text": "a </tool_call> b"}}"#;
+        let reply = Reply::parse_with(&format!("<tool_call>{quoted}</tool_call>"), CallBlocks::Valid);
+        assert_eq!(reply.calls, [quoted]);
+    }
+
+    /// However a text is cut, the same comes out, and nothing that was handed out is taken back.
+    #[test]
+    fn pieces_make_the_reply() {
+        let parts = [
+            "<think>",
+            "</think>",
+            "<tool_call>",
+            "</tool_call>",
+            "\n",
+            "\n\n",
+            " ",
+            "a",
+            "é",
+            "\"",
+            "\\",
+            "<",
+            "{",
+            "{\"name\": \"f\", \"arguments\": {}}",
+            "{\"name\": \"f\", \"arguments\": \"</tool_call>\"}",
+            "<tool",
+            "</",
+        ];
+        let mut rng = Pcg32::new(3);
+        let mut pick = |n: usize| rng.next_u32() as usize % n;
+        for _ in 0..4000 {
+            let mut text = String::new();
+            for _ in 0..pick(14) {
+                text.push_str(parts[pick(parts.len())]);
+            }
+            for blocks in [CallBlocks::Text, CallBlocks::Valid, CallBlocks::Any] {
+                let whole = Reply::parse_with(&text, blocks);
+                let mut parser = ReplyParser::new(blocks);
+                let mut sum = Reply::default();
+                let mut add = |delta: &Reply| {
+                    if let Some(reasoning) = &delta.reasoning {
+                        sum.reasoning.get_or_insert_default().push_str(reasoning);
+                    }
+                    sum.content.push_str(&delta.content);
+                    sum.calls.extend_from_slice(&delta.calls);
+                };
+                let mut rest = text.as_str();
+                while !rest.is_empty() {
+                    let at = floor(rest, 1 + pick(9).min(rest.len() - 1))
+                        .max(rest.chars().next().map_or(1, char::len_utf8));
+                    let (now, later) = rest.split_at(at);
+                    add(parser.push(now));
+                    rest = later;
+                }
+                add(parser.finish(""));
+                assert_eq!(&whole, parser.reply(), "{blocks:?} {text:?}");
+                assert_eq!(whole.content, sum.content, "{blocks:?} {text:?}");
+                assert_eq!(whole.calls, sum.calls, "{blocks:?} {text:?}");
+                assert_eq!(
+                    whole.reasoning.unwrap_or_default(),
+                    sum.reasoning.unwrap_or_default(),
+                    "{blocks:?} {text:?}"
+                );
+            }
+        }
+    }
+}
