@@ -311,8 +311,8 @@ fn templates_are_recognised_by_their_words() {
         let qwen2 = format!(
             "{{% if messages[0]['role'] != 'system' %}}{{{{ 'You are a helpful assistant' }}}}{{% endif %}}{plain}"
         );
-        assert_eq!(Template::detect(Some(&qwen2), t), Template { style: Style::Plain, known: false });
-        let unknown = |style| Template { style, known: false };
+        assert_eq!(Template::detect(Some(&qwen2), t), Template { known: false, ..Template::PLAIN });
+        let unknown = |style| Template { style, known: false, system: None };
         assert_eq!(Template::detect(Some("{{ [INST] }}"), t), unknown(Style::Plain));
         assert_eq!(Template::detect(Some("<|im_start|><think>"), t), unknown(Style::Qwen3));
         assert_eq!(Template::detect(None, t), unknown(Style::Qwen3));
@@ -322,6 +322,42 @@ fn templates_are_recognised_by_their_words() {
             Ok(qwen3) => assert_eq!(Template::detect(Some(&qwen3), t), Template::QWEN3),
             Err(_) => println!("SKIPPED: no {}", shared.display()),
         }
+    });
+}
+
+#[test]
+fn smollm2_conversations_are_rendered_as_transformers_does() {
+    let fixture: Value = serde_json::from_slice(&fixture("smollm2_chat.json")).unwrap();
+    let text = fixture["template"].as_str().unwrap();
+    with_tokenizer(|t| {
+        assert_eq!(Template::detect(Some(text), t), Template::SMOLLM2);
+        // Another default, or another condition for it, is not SmolLM2's.
+        for (from, to) in [
+            ("Hugging Face", "me"),
+            ("!= 'system'", "== 'user'"),
+            ("{% if add", "{% if tools %}{% endif %}{% if add"),
+        ] {
+            let other = text.replace(from, to);
+            assert_ne!(other, text);
+            assert_eq!(Template::detect(Some(&other), t), Template { known: false, ..Template::PLAIN });
+        }
+    });
+    let cases = fixture["cases"].as_array().unwrap();
+    assert!(cases.len() == 30);
+    for case in cases {
+        let owned = Owned::read(case);
+        owned.with(|messages, options| {
+            let options = ChatOptions { template: Template::SMOLLM2, ..*options };
+            assert_eq!(chat::render(messages, &options).unwrap(), case["text"].as_str().unwrap());
+        });
+    }
+    // The default belongs to the start of a conversation.
+    with_tokenizer(|t| {
+        let options = ChatOptions { template: Template::SMOLLM2, ..ChatOptions::default() };
+        let next = [Message::new(Role::User, "and?")];
+        let ids = chat::encode_next(t, &[1], &next, &options).unwrap();
+        let plain = ChatOptions { template: Template::PLAIN, ..options };
+        assert_eq!(ids, chat::encode_next(t, &[1], &next, &plain).unwrap());
     });
 }
 

@@ -40,6 +40,43 @@ fn numbers(v: &Value) -> Vec<u32> {
     v.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
 }
 
+/// Tokens and merges in GGUF's layout.
+struct Packed {
+    tokens: Vec<u8>,
+    token_count: usize,
+    merges: Vec<u8>,
+    merge_count: usize,
+}
+
+impl Packed {
+    fn new(tokens: &[Vec<u8>], merges: &[Vec<u8>]) -> Packed {
+        let packed = |texts: &[Vec<u8>]| -> Vec<u8> {
+            texts
+                .iter()
+                .flat_map(|text| [&(text.len() as u64).to_le_bytes(), text.as_slice()].concat())
+                .collect()
+        };
+        let (token_count, merge_count) = (tokens.len(), merges.len());
+        Packed { tokens: packed(tokens), token_count, merges: packed(merges), merge_count }
+    }
+
+    fn load(&self, pre: &'static str) -> Tokenizer<'_> {
+        Tokenizer::new(&Vocabulary {
+            pre,
+            tokens: &self.tokens,
+            token_count: self.token_count,
+            merges: &self.merges,
+            merge_count: self.merge_count,
+            types: None,
+            bos: None,
+            eos: None,
+            eot: None,
+            add_bos: false,
+        })
+        .unwrap()
+    }
+}
+
 #[test]
 fn small_vocabulary_encodes_as_hugging_face_does() {
     let file = fixture("bpe2k.gguf");
@@ -50,29 +87,26 @@ fn small_vocabulary_encodes_as_hugging_face_does() {
     assert_eq!(t.eos().map(|id| t.is_end(id)), Some(true));
     assert_eq!(t.leading_bos(), None);
 
-    // The same vocabulary with the other pre-tokenizer.
-    let packed = |key: &str| {
-        let mut out = Vec::new();
-        for text in gguf.metadata().strings(key).unwrap().unwrap() {
-            out.extend((text.len() as u64).to_le_bytes());
-            out.extend(text);
-        }
-        out
+    // The same vocabulary with other pre-tokenizers: for smollm without tokens for three bytes, for llama-bpe
+    // without every third merge.
+    let texts = |key: &str| -> Vec<Vec<u8>> {
+        gguf.metadata().strings(key).unwrap().unwrap().into_iter().map(<[u8]>::to_vec).collect()
     };
-    let (tokens, merges) = (packed("tokenizer.ggml.tokens"), packed("tokenizer.ggml.merges"));
-    let qwen35 = Tokenizer::new(&Vocabulary {
-        pre: "qwen35",
-        tokens: &tokens,
-        token_count: t.vocab_size(),
-        merges: &merges,
-        merge_count: gguf.metadata().strings("tokenizer.ggml.merges").unwrap().unwrap().len(),
-        types: None,
-        bos: None,
-        eos: None,
-        eot: None,
-        add_bos: false,
-    })
-    .unwrap();
+    let (tokens, merges) = (texts("tokenizer.ggml.tokens"), texts("tokenizer.ggml.merges"));
+    let qwen35 = Packed::new(&tokens, &merges);
+    let qwen35 = qwen35.load("qwen35");
+    let lacked = ["\u{100}", "\u{11b}", "\u{121}"].map(str::as_bytes);
+    let fewer: Vec<Vec<u8>> = tokens
+        .iter()
+        .map(|token| if lacked.contains(&token.as_slice()) { vec![] } else { token.clone() })
+        .collect();
+    let smollm = Packed::new(&fewer, &merges);
+    let smollm = smollm.load("smollm");
+    let fewer: Vec<Vec<u8>> =
+        merges.iter().enumerate().filter(|(i, _)| i % 3 != 0).map(|(_, merge)| merge.clone()).collect();
+    let llama = Packed::new(&tokens, &fewer);
+    let llama = llama.load("llama-bpe");
+    assert!(llama.memory() > smollm.memory());
 
     let cases: Value = serde_json::from_slice(&fixture("tokenizer.json")).unwrap();
     let encode = cases["encode"].as_array().unwrap();
@@ -81,7 +115,9 @@ fn small_vocabulary_encodes_as_hugging_face_does() {
         let text = case["text"].as_str().unwrap();
         assert_eq!(ids(&t, text, Special::Text), numbers(&case["plain"]), "{text:?}");
         assert_eq!(ids(&t, text, Special::Parse), numbers(&case["parse"]), "{text:?}");
-        assert_eq!(ids(&qwen35, text, Special::Text), numbers(&case["qwen35"]), "{text:?}");
+        for (t, name) in [(&qwen35, "qwen35"), (&smollm, "smollm"), (&llama, "llama-bpe")] {
+            assert_eq!(ids(t, text, Special::Text), numbers(&case[name]), "{name} {text:?}");
+        }
         let mut normalized = Vec::new();
         t.encode_with(text, &EncodeOptions::new(Special::Parse).with_nfc(true), &mut normalized);
         assert_eq!(normalized, numbers(&case["nfc"]), "{text:?}");

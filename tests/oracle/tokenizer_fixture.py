@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerFast
 OUT = pathlib.Path(__file__).resolve().parents[2] / "core/tests/fixtures"
 REGEX = {
     "qwen2": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    "llama-bpe": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     "qwen35": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 }
 CONTROL = """<|endoftext|> <|im_start|> <|im_end|> <|object_ref_start|> <|object_ref_end|> <|box_start|> <|box_end|>
@@ -24,6 +25,8 @@ CONTROL = """<|endoftext|> <|im_start|> <|im_end|> <|object_ref_start|> <|object
 USER_DEFINED = """<tool_call> </tool_call> <|fim_prefix|> <|fim_middle|> <|fim_suffix|> <|fim_pad|> <|repo_name|>
 <|file_sep|> <tool_response> </tool_response> <think> </think>""".split()
 ADDED = CONTROL + USER_DEFINED
+# Bytes that the vocabulary of "smollm" lacks here, in the byte alphabet: 00, 1B and 7F.
+LACKED = ["\u0100", "\u011b", "\u0121"]
 rng = random.Random(20)
 
 
@@ -62,13 +65,15 @@ def train():
 
 
 def pre_tokenizer(pre):
+    if pre == "smollm":
+        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)])
     return pre_tokenizers.Sequence(
         [pre_tokenizers.Split(Regex(REGEX[pre]), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
 
 
 def tokenizer(vocab, merges, pre="qwen2", added=False, nfc=False):
-    t = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    t = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=pre == "llama-bpe"))
     t.pre_tokenizer = pre_tokenizer(pre)
     t.decoder = decoders.ByteLevel()
     if nfc:
@@ -122,11 +127,16 @@ def texts():
 def tokenizer_cases(vocab, merges):
     plain = tokenizer(vocab, merges)
     q35 = tokenizer(vocab, merges, "qwen35")
+    smollm = tokenizer({t: i for t, i in vocab.items() if t not in LACKED}, merges, "smollm")
+    # Without every third merge, so that there are tokens which only `ignore_merges` reaches.
+    llama = tokenizer(vocab, [m for i, m in enumerate(merges) if i % 3], "llama-bpe")
     parse = tokenizer(vocab, merges, added=True)
     nfc = tokenizer(vocab, merges, added=True, nfc=True)
     encode = []
     for text in texts():
         row = {"text": text, "plain": plain.encode(text).ids, "qwen35": q35.encode(text).ids}
+        row["smollm"] = smollm.encode(text).ids
+        row["llama-bpe"] = llama.encode(text).ids
         row["parse"] = parse.encode(text).ids
         row["nfc"] = nfc.encode(text).ids
         encode.append(row)

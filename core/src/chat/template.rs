@@ -69,7 +69,8 @@ impl<'m> Message<'m> {
 pub enum Style {
     /// Qwen3's: tools, thinking, tool results inside user turns.
     Qwen3,
-    /// `<|im_start|>role\ncontent<|im_end|>\n` for every message and nothing else. Has no tools.
+    /// `<|im_start|>role\ncontent<|im_end|>\n` for every message and nothing else but
+    /// [`Template::system`]. Has no tools.
     Plain,
 }
 
@@ -80,13 +81,20 @@ pub struct Template {
     pub style: Style,
     /// Whether that form is the model's. If not, it is the nearest one, and a host should say so.
     pub known: bool,
+    /// The system message of a conversation that starts without one.
+    pub system: Option<&'static str>,
 }
 
 impl Template {
     /// Qwen3's and Bonsai's.
-    pub const QWEN3: Template = Template { style: Style::Qwen3, known: true };
+    pub const QWEN3: Template = Template { style: Style::Qwen3, known: true, system: None };
     /// Plain ChatML.
-    pub const PLAIN: Template = Template { style: Style::Plain, known: true };
+    pub const PLAIN: Template = Template { style: Style::Plain, known: true, system: None };
+    /// SmolLM2's: plain ChatML with a default system message.
+    pub const SMOLLM2: Template = Template {
+        system: Some("You are a helpful AI assistant named SmolLM, trained by Hugging Face"),
+        ..Template::PLAIN
+    };
 
     /// Looks at `tokenizer.chat_template` as [`Template::detect`] does.
     ///
@@ -98,29 +106,39 @@ impl Template {
 
     /// Chooses the form for a template by the words in it. All of `enable_thinking`,
     /// `last_query_index` and `<tool_response>` make it Qwen3's. ChatML's markers without a word of
-    /// thinking, tools or a built-in system prompt make it plain. Everything else is unknown; it is
-    /// written as Qwen3's if it mentions `<think>`, else plain. Without a template the vocabulary decides:
-    /// Qwen3's if `<think>` is a token.
+    /// thinking, tools or a built-in system prompt make it plain; with the system prompt of SmolLM2 for
+    /// conversations that start without one, SmolLM2's. Everything else is unknown; it is written as Qwen3's
+    /// if it mentions `<think>`, else plain. Without a template the vocabulary decides: Qwen3's if `<think>`
+    /// is a token.
     pub fn detect(template: Option<&str>, tokenizer: &Tokenizer<'_>) -> Template {
-        let Some(text) = template else {
-            let thinks = tokenizer.added_id("<think>").is_some();
-            return Template { style: if thinks { Style::Qwen3 } else { Style::Plain }, known: false };
-        };
+        let nearest =
+            |qwen3| Template { known: false, ..if qwen3 { Template::QWEN3 } else { Template::PLAIN } };
+        let Some(text) = template else { return nearest(tokenizer.added_id("<think>").is_some()) };
         let has = |word: &&str| text.contains(word);
+        let plain = ["<|im_start|>", "<|im_end|>", "add_generation_prompt"].iter().all(has)
+            && !["think", "tool"].iter().any(has);
         if ["<|im_start|>", "<|im_end|>", "enable_thinking", "last_query_index", "<tool_response>"]
             .iter()
             .all(has)
         {
             Template::QWEN3
-        } else if ["<|im_start|>", "<|im_end|>", "add_generation_prompt"].iter().all(has)
-            && !["think", "tool", "system"].iter().any(has)
-        {
+        } else if plain && !has(&"system") {
             Template::PLAIN
+        } else if plain && SMOLLM2_DEFAULT.iter().all(has) && text.matches("system").count() == 2 {
+            Template::SMOLLM2
         } else {
-            Template { style: if has(&"<think>") { Style::Qwen3 } else { Style::Plain }, known: false }
+            nearest(has(&"<think>"))
         }
     }
 }
+
+/// How SmolLM2's template adds its system message; whether a line break is escaped depends on who wrote the
+/// file.
+const SMOLLM2_DEFAULT: [&str; 3] = [
+    "loop.first and messages[0]['role'] != 'system'",
+    "<|im_start|>system",
+    "You are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>",
+];
 
 impl Default for Template {
     fn default() -> Self {
@@ -274,6 +292,12 @@ impl Script {
             Style::Plain => {
                 if !options.tools.is_empty() || messages.iter().any(|m| !m.tool_calls.is_empty()) {
                     return Err(Error::Template { lacks: "tools" });
+                }
+                let first = messages.first().filter(|m| opening && m.role != Role::System);
+                if let (Some(_), Some(system)) = (first, options.template.system) {
+                    self.open(Role::System);
+                    self.text(system);
+                    self.close();
                 }
                 for m in messages {
                     self.open(m.role);

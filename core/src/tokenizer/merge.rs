@@ -91,6 +91,9 @@ fn unknown(text: &[u8]) -> Error {
     }
 }
 
+/// The token of each byte, or [`NONE`].
+pub(super) type ByteTokens = [u32; 256];
+
 /// One symbol of the piece being merged, in a linked list by index.
 struct Symbol {
     id: u32,
@@ -102,7 +105,8 @@ struct Symbol {
     product: u32,
 }
 
-const NONE: u32 = u32::MAX;
+/// Not a token, a rank or a position.
+pub(super) const NONE: u32 = u32::MAX;
 
 /// Bytes merged at a time. Longer pieces, which no real text has, are cut here so that positions fit.
 const MAX_PIECE: usize = 1 << 30;
@@ -118,21 +122,23 @@ pub(super) struct Merger {
 }
 
 impl Merger {
-    /// Appends the tokens of `piece`; `bytes[b]` is the token of byte `b`.
-    pub(super) fn encode(&mut self, merges: &Merges, bytes: &[u32; 256], piece: &[u8], out: &mut Vec<u32>) {
+    /// Appends the tokens of `piece`. A byte without a token is left out before merging, as in Hugging Face
+    /// tokenizers; llama.cpp leaves it out after, so that it keeps its neighbours from merging.
+    pub(super) fn encode(&mut self, merges: &Merges, bytes: &ByteTokens, piece: &[u8], out: &mut Vec<u32>) {
         for part in piece.chunks(MAX_PIECE) {
             self.encode_part(merges, bytes, part, out);
         }
     }
 
-    fn encode_part(&mut self, merges: &Merges, bytes: &[u32; 256], piece: &[u8], out: &mut Vec<u32>) {
-        if let [byte] = piece {
-            out.push(bytes[usize::from(*byte)]);
+    fn encode_part(&mut self, merges: &Merges, bytes: &ByteTokens, piece: &[u8], out: &mut Vec<u32>) {
+        let tokens = piece.iter().map(|byte| bytes[usize::from(*byte)]).filter(|id| *id != NONE);
+        if piece.len() == 1 {
+            out.extend(tokens);
             return;
         }
         self.symbols.clear();
-        self.symbols.extend(piece.iter().zip(0u32..).map(|(byte, i)| Symbol {
-            id: bytes[usize::from(*byte)],
+        self.symbols.extend(tokens.zip(0u32..).map(|(id, i)| Symbol {
+            id,
             prev: i.wrapping_sub(1),
             next: i + 1,
             rank: NONE,

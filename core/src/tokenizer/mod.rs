@@ -1,10 +1,12 @@
-//! Text to token ids and back: byte-level BPE as GGUF files of Qwen3 models describe it.
+//! Text to token ids and back: byte-level BPE as GGUF files of Qwen3, SmolLM2 and Llama 3 models describe
+//! it.
 //!
-//! The vocabulary stays in the file's bytes. On the heap are 12 bytes a merge, half a byte a token and 8
-//! bytes an added token: 1.9 MB for Qwen3's 151,669 tokens, 24 kB for a vocabulary of 2,048. Encoding
-//! takes `n log n` steps for any text and does not recurse.
+//! The vocabulary stays in the file's bytes. The heap holds 12 bytes per merge, half a byte per token and 8
+//! bytes per added token: 1.9 MB for Qwen3's 151,669 tokens, 24 kB for a vocabulary of 2,048. `llama-bpe`
+//! takes 6 more bytes per token. Encoding takes `n log n` steps for any text and does not recurse.
 #![forbid(unsafe_code)]
 
+use alloc::string::String;
 use alloc::vec::Vec;
 
 use crate::error::{Error, Name, Result};
@@ -31,13 +33,17 @@ pub use nfc::nfc;
 pub use split::Pre;
 
 use added::Added;
-use merge::{Merger, Merges};
+use merge::{ByteTokens, Merger, Merges, NONE};
 use split::Split;
-use vocab::{Index, MAX_TOKENS, Texts};
+use vocab::{Index, MAX_TOKENS, Table, Texts};
 
+const PRE: &str = "tokenizer.ggml.pre";
 const TOKENS: &str = "tokenizer.ggml.tokens";
 const MERGES: &str = "tokenizer.ggml.merges";
 const TYPES: &str = "tokenizer.ggml.token_type";
+
+/// Names of tokens that end a reply whatever the file says.
+const END_NAMES: [&str; 3] = ["<|im_end|>", "<|endoftext|>", "<|eot_id|>"];
 
 /// Which tokens besides those of the merges a text may form.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -130,8 +136,9 @@ pub struct Tokenizer<'a> {
     texts: Texts<'a>,
     merges: Merges,
     added: Added,
-    /// The token of each byte.
-    bytes: [u32; 256],
+    bytes: ByteTokens,
+    /// Tokens by text, where a piece that is a token is not merged.
+    whole: Option<Table>,
     pre: Pre,
     bos: Option<u32>,
     eos: Option<u32>,
@@ -162,12 +169,13 @@ impl<'a> Tokenizer<'a> {
             let (key, found) = (Name::new(model_key), Name::new(model));
             return Err(Error::Unsupported { key, found, expected: "gpt2, which is byte-level BPE" });
         }
-        let pre_key = "tokenizer.ggml.pre";
+        let pre = metadata.need(PRE, metadata.str(PRE)?)?;
+        let adds_bos = Pre::from_name(pre).is_some_and(Pre::adds_bos);
         let tokens = metadata.need(TOKENS, metadata.strings(TOKENS)?)?;
         let merges = metadata.need(MERGES, metadata.strings(MERGES)?)?;
         metadata.i32s(TYPES)?; // checks the type
         Tokenizer::new(&Vocabulary {
-            pre: metadata.need(pre_key, metadata.str(pre_key)?)?,
+            pre,
             tokens: tokens.bytes(),
             token_count: tokens.len(),
             merges: merges.bytes(),
@@ -176,7 +184,7 @@ impl<'a> Tokenizer<'a> {
             bos: metadata.u32("tokenizer.ggml.bos_token_id")?,
             eos: metadata.u32("tokenizer.ggml.eos_token_id")?,
             eot: metadata.u32("tokenizer.ggml.eot_token_id")?,
-            add_bos: metadata.bool("tokenizer.ggml.add_bos_token")?.unwrap_or(false),
+            add_bos: metadata.bool("tokenizer.ggml.add_bos_token")?.unwrap_or(adds_bos),
         })
     }
 
@@ -184,21 +192,15 @@ impl<'a> Tokenizer<'a> {
     ///
     /// # Errors
     /// For an unknown `pre`; arrays that end early or disagree in length; a token over
-    /// [`Limits::token`]; two equal tokens; a byte without token; a merge that does not name two tokens
-    /// which make a third; a special id outside the vocabulary. An empty token is never formed and stands
-    /// for no text.
+    /// [`Limits::token`]; two equal tokens; a byte of assigned characters without a token; a merge that does
+    /// not name two tokens which make a third; a special id outside the vocabulary. An empty token is never
+    /// formed and stands for no text.
     pub fn new(source: &Vocabulary<'a>) -> Result<Tokenizer<'a>> {
-        let pre = match source.pre {
-            "qwen2" => Pre::Qwen2,
-            "qwen35" => Pre::Qwen35,
-            other => {
-                return Err(Error::Unsupported {
-                    key: Name::new("tokenizer.ggml.pre"),
-                    found: Name::new(other),
-                    expected: "qwen2 or qwen35",
-                });
-            }
-        };
+        let pre = Pre::from_name(source.pre).ok_or(Error::Unsupported {
+            key: Name::new(PRE),
+            found: Name::new(source.pre),
+            expected: "qwen2, qwen35, smollm or llama-bpe",
+        })?;
         let count = source.token_count as u64;
         if count > MAX_TOKENS {
             return Err(Error::Limit { what: "number of tokens", found: count, max: MAX_TOKENS });
@@ -216,12 +218,13 @@ impl<'a> Tokenizer<'a> {
 
         let merge_texts = Texts::new(source.merges, source.merge_count, "merge", 2 * limits.token + 1)?;
         let mut index = Index::new(&texts, source.merge_count)?;
-        let mut bytes = [0; 256];
+        let mut bytes = [NONE; 256];
         for (byte, id) in (0..=255).zip(bytes.iter_mut()) {
             let mut utf8 = [0; 4];
             let spelled = alphabet::spell(byte).encode_utf8(&mut utf8).as_bytes();
             match index.find([spelled, &[]])? {
                 Some(found) if added.kind(found) == TokenKind::Normal => *id = found,
+                _ if may_lack_token(byte) => {}
                 _ => {
                     return Err(Error::Unsupported {
                         key: Name::new(TOKENS),
@@ -233,6 +236,7 @@ impl<'a> Tokenizer<'a> {
         }
         let locked = |id| added.kind(id) != TokenKind::Normal;
         let merges = Merges::new(&merge_texts, &mut index, &texts, locked)?;
+        let whole = pre.keeps_whole_tokens().then(|| index.into_table());
 
         for id in [source.bos, source.eos, source.eot].into_iter().flatten() {
             if id as usize >= texts.len() {
@@ -240,18 +244,18 @@ impl<'a> Tokenizer<'a> {
             }
         }
         let mut ends = Vec::new();
-        let named = ["<|im_end|>", "<|endoftext|>"].map(|name| added.find(&texts, name.as_bytes()));
-        for id in [source.eos, source.eot, named[0], named[1]].into_iter().flatten() {
+        let named = END_NAMES.iter().map(|name| added.find(&texts, name.as_bytes()));
+        for id in [source.eos, source.eot].into_iter().chain(named).flatten() {
             if !ends.contains(&id) {
                 ends.push(id);
             }
         }
         let longest = texts.iter().map(<[u8]>::len).max().unwrap_or(0);
         let (bos, eos, add_bos) = (source.bos, source.eos, source.add_bos);
-        Ok(Tokenizer { texts, merges, added, bytes, pre, bos, eos, add_bos, ends, longest })
+        Ok(Tokenizer { texts, merges, added, bytes, whole, pre, bos, eos, add_bos, ends, longest })
     }
 
-    /// Appends the ids of `text` to `out`. Nothing is put in front of it or behind it.
+    /// Appends the ids of `text` to `out`. Nothing is added before or after it.
     pub fn encode(&self, text: &str, special: Special, out: &mut Vec<u32>) {
         self.encode_with(text, &EncodeOptions::new(special), out);
     }
@@ -276,9 +280,25 @@ impl<'a> Tokenizer<'a> {
         let text = &*if options.nfc { nfc(text) } else { text.into() };
         #[cfg(not(feature = "nfc"))]
         let _ = options;
+        let mut spelled = String::new();
         for piece in Split::new(text, self.pre) {
+            if let Some(id) = self.whole_token(piece, &mut spelled) {
+                out.push(id);
+                continue;
+            }
             merger.encode(&self.merges, &self.bytes, piece.as_bytes(), out);
         }
+    }
+
+    /// The token that a piece is, if such pieces are not merged; `spelled` is a buffer.
+    fn whole_token(&self, piece: &str, spelled: &mut String) -> Option<u32> {
+        let table = self.whole.as_ref()?;
+        if piece.len() > self.longest {
+            return None;
+        }
+        spelled.clear();
+        spelled.extend(piece.bytes().map(alphabet::spell));
+        table.find(&self.texts, spelled.as_bytes()).filter(|id| self.kind(*id) == TokenKind::Normal)
     }
 
     /// The bytes token `id` stands for, or `None` if there is no such token. They need not be UTF-8: a
@@ -315,7 +335,8 @@ impl<'a> Tokenizer<'a> {
         self.added.kind(id)
     }
 
-    /// The token a text starts with, if the file says that texts start with one.
+    /// The token that texts start with, if they start with one: as `tokenizer.ggml.add_bos_token` says, and
+    /// without that key for `llama-bpe`.
     pub fn leading_bos(&self) -> Option<u32> {
         self.bos.filter(|_| self.add_bos)
     }
@@ -330,7 +351,7 @@ impl<'a> Tokenizer<'a> {
         self.eos
     }
 
-    /// Whether `id` ends a reply: `eos`, the end of a turn, `<|im_end|>` or `<|endoftext|>`.
+    /// Whether `id` ends a reply: `eos`, the end of a turn, `<|im_end|>`, `<|endoftext|>` or `<|eot_id|>`.
     pub fn is_end(&self, id: u32) -> bool {
         self.ends.contains(&id)
     }
@@ -352,7 +373,19 @@ impl<'a> Tokenizer<'a> {
 
     /// Heap memory held, in bytes.
     pub fn memory(&self) -> usize {
-        self.texts.memory() + self.merges.memory() + self.added.memory() + self.ends.capacity() * 4
+        let whole = self.whole.as_ref().map_or(0, Table::memory);
+        self.texts.memory() + self.merges.memory() + self.added.memory() + self.ends.capacity() * 4 + whole
+    }
+}
+
+/// Whether a vocabulary may lack a token for `byte` (SmolLM2's does): control characters that are not white
+/// space, and bytes that occur in the UTF-8 of no assigned character. Encoding leaves such bytes out.
+const fn may_lack_token(byte: u8) -> bool {
+    match byte {
+        b'\t'..=b'\r' => false,
+        0x00..=0x1F | 0x7F => true,
+        0xC0 | 0xC1 | 0xF1 | 0xF2 | 0xF5..=0xFF => true,
+        _ => false,
     }
 }
 

@@ -5,6 +5,9 @@
 //! qwen2   (?i:'s|'t|'re|'ve|'m|'ll|'d) | [^\r\n\p{L}\p{N}]?\p{L}+ | \p{N}
 //!         |  ?[^\s\p{L}\p{N}]+[\r\n]* | \s*[\r\n]+ | \s+(?!\S) | \s+
 //! qwen35  the same with [\p{L}\p{M}]+ for \p{L}+ and [^\s\p{L}\p{M}\p{N}]+ for [^\s\p{L}\p{N}]+
+//! llama-bpe  qwen2 with \p{N}{1,3} for \p{N}
+//! smollm  first \p{N} alone; then, in the text between two numbers,
+//!         's|'t|'re|'ve|'m|'ll|'d |  ?\p{L}+ |  ?[^\s\p{L}\p{N}]+ | \s+(?!\S) | \s+
 //! ```
 //!
 //! Alternatives are tried in order at each place, as in the regex; every character starts some
@@ -21,6 +24,41 @@ pub enum Pre {
     Qwen2,
     /// `qwen35`: Qwen3.5 and later; combining marks belong to words.
     Qwen35,
+    /// `smollm`: SmolLM and SmolLM2; every digit is a piece, white space is as in GPT-2.
+    SmolLm,
+    /// `llama-bpe`: Llama 3 and later; up to three digits are a piece.
+    LlamaBpe,
+}
+
+impl Pre {
+    /// The pre-tokenizer with this name in GGUF files.
+    pub fn from_name(name: &str) -> Option<Pre> {
+        Some(match name {
+            "qwen2" => Pre::Qwen2,
+            "qwen35" => Pre::Qwen35,
+            "smollm" => Pre::SmolLm,
+            "llama-bpe" | "llama3" | "llama-v3" => Pre::LlamaBpe,
+            _ => return None,
+        })
+    }
+
+    /// Whether a piece that is a token stays whole even where no merges make it (`ignore_merges` in
+    /// Hugging Face tokenizers). GGUF files do not say so; llama.cpp, too, decides by the pre-tokenizer.
+    pub(super) const fn keeps_whole_tokens(self) -> bool {
+        match self {
+            Pre::LlamaBpe => true,
+            Pre::Qwen2 | Pre::Qwen35 | Pre::SmolLm => false,
+        }
+    }
+
+    /// Whether texts start with the beginning-of-sequence token in a file without
+    /// `tokenizer.ggml.add_bos_token`.
+    pub(super) const fn adds_bos(self) -> bool {
+        match self {
+            Pre::LlamaBpe => true,
+            Pre::Qwen2 | Pre::Qwen35 | Pre::SmolLm => false,
+        }
+    }
 }
 
 /// Iterator over the pieces of a text.
@@ -45,10 +83,10 @@ impl<'t> Split<'t> {
     fn class(&self, c: char) -> Class {
         #[cfg(test)]
         self.looked_at.set(self.looked_at.get() + 1);
-        match class(c) {
-            // To qwen2 a mark is like punctuation.
-            Class::Mark if self.pre == Pre::Qwen2 => Class::Other,
-            other => other,
+        match (class(c), self.pre) {
+            // To these expressions a mark is like punctuation.
+            (Class::Mark, Pre::Qwen2 | Pre::SmolLm | Pre::LlamaBpe) => Class::Other,
+            (class, _) => class,
         }
     }
 
@@ -57,13 +95,22 @@ impl<'t> Split<'t> {
         text.find(|c| !is(self.class(c))).unwrap_or(text.len())
     }
 
-    /// Bytes of the piece that `first` starts; `after` is the text behind `first`.
+    /// Bytes of the piece that `first` starts; `after` is the text after `first`.
     fn piece(&self, first: char, after: &str) -> usize {
+        match self.pre {
+            Pre::Qwen2 | Pre::Qwen35 => self.qwen_piece(first, after, 1),
+            Pre::LlamaBpe => self.qwen_piece(first, after, 3),
+            Pre::SmolLm => self.smollm_piece(first, after),
+        }
+    }
+
+    /// A piece of `qwen2`, `qwen35` and `llama-bpe`, which differ in how many `digits` a number has.
+    fn qwen_piece(&self, first: char, after: &str, digits: usize) -> usize {
         let word = |c| matches!(c, Class::Letter | Class::Mark);
         let symbol = |c| c == Class::Other;
         let len = first.len_utf8();
         if first == '\''
-            && let Some(suffix) = contraction(after)
+            && let Some(suffix) = contraction_any_case(after)
         {
             return len + suffix;
         }
@@ -76,9 +123,10 @@ impl<'t> Split<'t> {
                 return len + letters;
             }
         }
-        // \p{N}
+        // \p{N} or \p{N}{1,3}
         if kind == Class::Number {
-            return len;
+            let more = after.chars().take(digits - 1).take_while(|c| self.class(*c) == Class::Number);
+            return len + more.map(char::len_utf8).sum::<usize>();
         }
         // ` ?[^\s\p{L}\p{N}]+[\r\n]*`
         if first == ' ' || symbol(kind) {
@@ -97,15 +145,51 @@ impl<'t> Split<'t> {
             return last + 1;
         }
         // \s+(?!\S): all but the last one, unless the text ends here. \s+: a single one.
-        match run.char_indices().next_back() {
-            Some((last, _)) if last > 0 && spaces < self.rest.len() => last,
-            _ => spaces,
+        all_but_last(run, spaces == self.rest.len())
+    }
+
+    /// A piece of `smollm`.
+    fn smollm_piece(&self, first: char, after: &str) -> usize {
+        let len = first.len_utf8();
+        if first == '\''
+            && let Some(suffix) = contraction(after)
+        {
+            return len + suffix;
         }
+        let kind = self.class(first);
+        match kind {
+            Class::Number => return len,
+            Class::Letter | Class::Mark | Class::Other => return len + self.run(after, |c| c == kind),
+            Class::Space => {}
+        }
+        // ` ?\p{L}+` and ` ?[^\s\p{L}\p{N}]+` where they take the space
+        if first == ' '
+            && let Some(next) = after.chars().next()
+        {
+            let kind = self.class(next);
+            if matches!(kind, Class::Letter | Class::Mark | Class::Other) {
+                return len + self.run(after, |c| c == kind);
+            }
+        }
+        let spaces = len + self.run(after, |c| c == Class::Space);
+        let (run, rest) = self.rest.split_at_checked(spaces).unwrap_or((self.rest, ""));
+        // A number ends the text that the expression sees.
+        let at_end = rest.chars().next().is_none_or(|c| self.class(c) == Class::Number);
+        all_but_last(run, at_end)
     }
 }
 
-/// Bytes behind an apostrophe of `(?i:'s|'t|'re|'ve|'m|'ll|'d)`.
-fn contraction(after: &str) -> Option<usize> {
+/// Bytes that `\s+(?!\S) | \s+` takes of a run of white space: all of it `at_end`, else all but its last
+/// character, and a single character in any case.
+fn all_but_last(run: &str, at_end: bool) -> usize {
+    match run.char_indices().next_back() {
+        Some((last, _)) if last > 0 && !at_end => last,
+        _ => run.len(),
+    }
+}
+
+/// Bytes after an apostrophe of `(?i:'s|'t|'re|'ve|'m|'ll|'d)`.
+fn contraction_any_case(after: &str) -> Option<usize> {
     let mut chars = after.chars();
     // The long s folds to s; no other character folds to one of these letters.
     match chars.next()? {
@@ -115,6 +199,11 @@ fn contraction(after: &str) -> Option<usize> {
         'l' | 'L' => matches!(chars.next()?, 'l' | 'L').then_some(2),
         _ => None,
     }
+}
+
+/// Bytes after an apostrophe of `'s|'t|'re|'ve|'m|'ll|'d`.
+fn contraction(after: &str) -> Option<usize> {
+    ["s", "t", "re", "ve", "m", "ll", "d"].iter().find(|s| after.starts_with(**s)).map(|s| s.len())
 }
 
 impl<'t> Iterator for Split<'t> {
@@ -155,15 +244,25 @@ mod tests {
         assert_eq!(q2("'ſx"), ["'ſ", "x"]);
         assert_eq!(q2("a\u{301}b"), ["a", "\u{301}b"]);
         assert_eq!(q2("!!\r\n\nx"), ["!!\r\n\n", "x"]);
+        let smol = |t| split(t, Pre::SmolLm);
+        assert_eq!(smol("Hello, world 12!"), ["Hello", ",", " world", " ", "1", "2", "!"]);
+        assert_eq!(smol("a  1  b\n\nc \n"), ["a", "  ", "1", " ", " b", "\n", "\n", "c", " \n"]);
+        assert_eq!(smol("I'll 'LL x's 's"), ["I", "'ll", " '", "LL", " x", "'s", " '", "s"]);
+        assert_eq!(smol("a\u{301}b !?\n"), ["a", "\u{301}", "b", " !?", "\n"]);
+        let llama = |t| split(t, Pre::LlamaBpe);
+        assert_eq!(llama("12345 67²x"), ["123", "45", " ", "67²", "x"]);
+        assert_eq!(llama("I'LL a\u{301}b!\n\n  c"), ["I", "'LL", " a", "\u{301}b", "!\n\n", " ", " c"]);
         assert_eq!(split("a\u{301}b\u{301}", Pre::Qwen35), ["a\u{301}b\u{301}"]);
         assert_eq!(split(" \u{301}!", Pre::Qwen35), [" \u{301}", "!"]);
     }
 
     #[test]
     fn every_character_is_looked_at_a_bounded_number_of_times() {
-        for unit in ["a", " ", "\n", " \n", "!", "' ", "1", "\u{301}", "'r", " \u{301}", "\u{3000}x", "  !"] {
+        for unit in
+            ["a", " ", "\n", " \n", "!", "' ", "1", "\u{301}", "'r", " \u{301}", "\u{3000}x", "  !", "  1"]
+        {
             let text: String = unit.repeat(20_000);
-            for pre in [Pre::Qwen2, Pre::Qwen35] {
+            for pre in [Pre::Qwen2, Pre::Qwen35, Pre::SmolLm, Pre::LlamaBpe] {
                 let mut split = Split::new(&text, pre);
                 let bytes: usize = split.by_ref().map(str::len).sum();
                 assert_eq!(bytes, text.len());

@@ -142,6 +142,18 @@ fn text_forms_no_added_token_unless_asked() {
 }
 
 #[test]
+fn llama_bpe_keeps_whole_tokens_but_no_added_ones() {
+    let mut built = Built::new(&["a b", "c d"]);
+    built.tokens.extend(["abcd", "Ġabc", "dcba"].map(|t| t.as_bytes().to_vec()));
+    built.types.as_mut().unwrap().extend([1, 1, 4]);
+    assert_eq!(built.ids("abcd abc", Special::Text).len(), 5);
+    built.pre = "llama-bpe".into();
+    assert_eq!(built.ids("abcd abc", Special::Text), [260, 261]);
+    assert_eq!(built.ids("dcba abcdabcd", Special::Text).len(), 9);
+    assert_eq!(built.ids("dcba", Special::UserDefined), [262]);
+}
+
+#[test]
 fn merges_into_added_tokens_are_left_out() {
     let mut built = Built::new(&["x y", "xy z", "xyz z"]);
     assert_eq!(built.ids("xyzz", Special::Text), [258]);
@@ -171,10 +183,10 @@ fn broken_vocabularies_are_refused_by_name() {
     let good = || Built::new(&["a b"]);
 
     let mut b = good();
-    b.pre = "llama-bpe".into();
+    b.pre = "gpt-2".into();
     assert_eq!(
         format!("{}", b.error()),
-        "tokenizer.ggml.pre is \"llama-bpe\", which is not supported; expected qwen2 or qwen35"
+        "tokenizer.ggml.pre is \"gpt-2\", which is not supported; expected qwen2, qwen35, smollm or llama-bpe"
     );
 
     let mut b = good();
@@ -197,6 +209,14 @@ fn broken_vocabularies_are_refused_by_name() {
     let mut b = good();
     b.tokens[usize::from(b'a')] = b"xyz".to_vec();
     assert_eq!(b.error().code(), "unsupported");
+
+    for (byte, may_lack) in
+        [(0x04, true), (0x7F, true), (0xC0, true), (0xF2, true), (0x0A, false), (0xC2, false), (0xF3, false)]
+    {
+        let mut b = good();
+        b.tokens[byte] = vec![];
+        assert_eq!(b.with(|t| t.is_ok()), may_lack, "{byte:x}");
+    }
 
     for merge in ["b a", "a q", "zz b", "ab", "", " ", "a ", " b", "a  b", "a b c"] {
         let mut b = good();

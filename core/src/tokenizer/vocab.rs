@@ -98,12 +98,20 @@ fn text_at(bytes: &[u8], at: usize) -> Option<(&[u8], usize)> {
     Some((text, at + 8 + text.len()))
 }
 
-/// Finds ids by text; needed only while loading, as merges are kept by id.
+/// Ids by text: a hash table with open addressing, 6 bytes a token.
+#[derive(Clone, Debug)]
+pub(super) struct Table {
+    /// Id in the low 21 bits, 11 bits of the hash above; `EMPTY` where free.
+    slots: Vec<u32>,
+    /// Most slots that were visited to enter a text; no more need be visited to find one.
+    reach: u64,
+}
+
+/// A table being filled, and used while loading to resolve merges.
 pub(super) struct Index<'v, 'a> {
     texts: &'v Texts<'a>,
-    /// Open addressing: id in the low 21 bits, 11 bits of the hash above; `EMPTY` where free.
-    slots: Vec<u32>,
-    /// Slots that may still be looked at: a vocabulary made to collide is refused, not waited for.
+    table: Table,
+    /// Slots that may still be visited: a vocabulary made to collide is an error instead of a long wait.
     budget: u64,
 }
 
@@ -121,59 +129,92 @@ fn hash(parts: [&[u8]; 2]) -> u64 {
     h.wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }
 
+/// Where a search in a [`Table`] ended.
+struct Probe {
+    id: Option<u32>,
+    /// The slot of the id, or the free one where it would be.
+    slot: usize,
+    /// Slots visited.
+    visited: u64,
+}
+
+impl Table {
+    /// The id of this text.
+    pub(super) fn find(&self, texts: &Texts<'_>, text: &[u8]) -> Option<u32> {
+        self.probe(texts, [text, &[]], self.reach)?.id
+    }
+
+    /// Searches the text made of these two parts; `None` after visiting `max` slots without a result.
+    fn probe(&self, texts: &Texts<'_>, parts: [&[u8]; 2], max: u64) -> Option<Probe> {
+        let h = hash(parts);
+        let tag = (h as u32) & !ID;
+        let n = self.slots.len();
+        let mut slot = (((h >> 32) * n as u64) >> 32) as usize;
+        for visited in 1..=max {
+            match self.slots.get(slot).copied() {
+                None | Some(EMPTY) => return Some(Probe { id: None, slot, visited }),
+                Some(entry) if entry & !ID == tag => {
+                    let text = texts.get((entry & ID) as usize).unwrap_or(&[]);
+                    if text.strip_prefix(parts[0]) == Some(parts[1]) {
+                        return Some(Probe { id: Some(entry & ID), slot, visited });
+                    }
+                }
+                Some(_) => {}
+            }
+            slot = if slot + 1 < n { slot + 1 } else { 0 };
+        }
+        None
+    }
+
+    /// Bytes on the heap.
+    pub(super) fn memory(&self) -> usize {
+        self.slots.capacity() * size_of::<u32>()
+    }
+}
+
 impl<'v, 'a> Index<'v, 'a> {
-    /// Indexes every text but empty ones; refuses two equal ones. `merges` is how many will be resolved.
+    /// Indexes every text but empty ones; two equal ones are an error. `merges` is how many will be
+    /// resolved.
     pub(super) fn new(texts: &'v Texts<'a>, merges: usize) -> Result<Index<'v, 'a>> {
         let n = texts.len() + texts.len() / 2 + 1;
         let mut slots = reserved(n)?;
         slots.resize(n, EMPTY);
         let budget = 64 * (texts.len() as u64 + 3 * merges as u64) + (1 << 14);
-        let mut index = Index { texts, slots, budget };
+        let mut index = Index { texts, table: Table { slots, reach: 0 }, budget };
         for (id, text) in texts.iter().enumerate() {
             if text.is_empty() {
                 continue;
             }
-            match index.probe([text, &[]])? {
-                (Some(_), _) => return Err(Error::Duplicate { what: "token", name: Name::new(text) }),
-                (None, slot) => {
-                    let tag = (hash([text, &[]]) as u32) & !ID;
-                    if let Some(free) = index.slots.get_mut(slot) {
-                        *free = tag | id as u32;
-                    }
-                }
+            let probe = index.probe([text, &[]])?;
+            if probe.id.is_some() {
+                return Err(Error::Duplicate { what: "token", name: Name::new(text) });
             }
+            let tag = (hash([text, &[]]) as u32) & !ID;
+            if let Some(free) = index.table.slots.get_mut(probe.slot) {
+                *free = tag | id as u32;
+            }
+            index.table.reach = index.table.reach.max(probe.visited);
         }
         Ok(index)
     }
 
     /// The id of the text made of these two parts.
     pub(super) fn find(&mut self, parts: [&[u8]; 2]) -> Result<Option<u32>> {
-        Ok(self.probe(parts)?.0)
+        Ok(self.probe(parts)?.id)
     }
 
-    /// The id, or the free slot where it would stand.
-    fn probe(&mut self, parts: [&[u8]; 2]) -> Result<(Option<u32>, usize)> {
-        let h = hash(parts);
-        let tag = (h as u32) & !ID;
-        let n = self.slots.len();
-        let mut at = (((h >> 32) * n as u64) >> 32) as usize;
-        loop {
-            self.budget = self.budget.checked_sub(1).ok_or(Error::Limit {
-                what: "number of colliding tokens",
-                found: self.texts.len() as u64,
-                max: 64,
-            })?;
-            match self.slots.get(at).copied() {
-                None | Some(EMPTY) => return Ok((None, at)),
-                Some(slot) if slot & !ID == tag => {
-                    let text = self.texts.get((slot & ID) as usize).unwrap_or(&[]);
-                    if text.strip_prefix(parts[0]) == Some(parts[1]) {
-                        return Ok((Some(slot & ID), at));
-                    }
-                }
-                Some(_) => {}
-            }
-            at = if at + 1 < n { at + 1 } else { 0 };
-        }
+    /// The table alone, to find texts after loading.
+    pub(super) fn into_table(self) -> Table {
+        self.table
+    }
+
+    fn probe(&mut self, parts: [&[u8]; 2]) -> Result<Probe> {
+        let probe = self.table.probe(self.texts, parts, self.budget).ok_or(Error::Limit {
+            what: "number of colliding tokens",
+            found: self.texts.len() as u64,
+            max: 64,
+        })?;
+        self.budget -= probe.visited;
+        Ok(probe)
     }
 }

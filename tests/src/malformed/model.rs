@@ -246,7 +246,7 @@ cases! {
         for model in ["llama", "bert", "", "GPT2"] {
             no_tokenizer(&file.clone().set("tokenizer.ggml.model", RawValue::str(model)), &["unsupported"]);
         }
-        for pre in ["default", "llama-bpe", "qwen", ""] {
+        for pre in ["default", "gpt-2", "qwen", ""] {
             no_tokenizer(&file.clone().set("tokenizer.ggml.pre", RawValue::str(pre)), &["unsupported"]);
         }
         // A byte whose token stands for its own spelling would decode to that instead.
