@@ -89,6 +89,8 @@ pub enum Error {
     Length { what: &'static str, expected: u64, found: u64 },
     /// An option is outside its range.
     Option { what: &'static str, found: f64, expected: &'static str },
+    /// Something that a host was given, such as a field of a request, is not as it must be.
+    Argument { name: Name, problem: &'static str },
     /// A token id is not in the vocabulary.
     Token { id: u32, vocab: u32 },
     /// The session cannot hold more tokens.
@@ -119,6 +121,7 @@ impl Error {
             Error::TensorRange { .. } => "tensor_range",
             Error::Length { .. } => "length",
             Error::Option { .. } => "option",
+            Error::Argument { .. } => "argument",
             Error::Token { .. } => "token",
             Error::ContextFull { .. } => "context_full",
             Error::Memory { .. } => "memory",
@@ -183,6 +186,7 @@ impl fmt::Display for Error {
             Error::Option { what, found, expected } => {
                 write!(f, "{what} is {}, expected {expected}", Number(found))
             }
+            Error::Argument { name, problem } => write!(f, "{name} {problem}"),
             Error::Token { id, vocab } => write!(f, "token {id} is not in the vocabulary of {vocab}"),
             Error::ContextFull { position, adding, capacity } => write!(
                 f,

@@ -15,8 +15,17 @@
 //! at the price that thoughts stay in the context. For [`Style::Plain`] both give the same text.
 #![forbid(unsafe_code)]
 
+mod conversation;
+mod message;
+pub mod openai;
+mod options;
+mod prefix;
 mod reply;
 mod template;
 
+pub use conversation::{ChatModel, Conversation, Finish, Piece, Progress, SessionState, Usage, drive};
+pub use message::{ChatMessage, FunctionCall};
+pub use options::{OverflowPolicy, ResponseFormat, Thinking, ToolChoice, TurnOptions, function_name};
+pub use prefix::PrefixState;
 pub use reply::{CallBlocks, Reply, ReplyParser};
 pub use template::{ChatOptions, Message, Role, Style, Template, ToolCall, encode, encode_next, render};

@@ -145,6 +145,11 @@ impl ReplyParser {
         self.place == Place::Thoughts
     }
 
+    /// What the last piece made certain.
+    pub fn delta(&self) -> &Reply {
+        &self.delta
+    }
+
     /// Everything that was handed out so far.
     pub fn reply(&self) -> &Reply {
         &self.reply

@@ -1,0 +1,704 @@
+//! A conversation over one session, written once for every host: without input or output, and for backends that
+//! answer at once or later.
+//!
+//! ```text
+//! let held = conversation.send(&model, session, vec![message], &options)?;   // or respond, retry, complete
+//! /* truncate the session to `held` tokens */
+//! loop {
+//!     match conversation.next() {
+//!         Action::Decode(tokens) => {
+//!             let logits = /* run the model on tokens */;
+//!             if let Some(piece) = conversation.logits(tokenizer, logits)? { /* show piece */ }
+//!         }
+//!         Action::Shift { keep, drop } => {
+//!             /* drop `drop` tokens after the first `keep` */
+//!             conversation.shifted(/* position */);
+//!         }
+//!         Action::Done(_) => break,
+//!     }
+//! }
+//! let (held, finish) = conversation.end(/* position */);
+//! /* truncate the session to `held` tokens */
+//! ```
+//!
+//! [`drive`] is that loop for a [`Backend`]. A turn that fails, or is ended before it is done, leaves the
+//! conversation as it was; so does one that is cancelled before there is any text. A cancelled turn with text leaves
+//! the partial reply. Whatever happens, what the session holds is known and used again.
+#![forbid(unsafe_code)]
+
+use super::message::{ChatMessage, FunctionCall, lend};
+use super::options::{OverflowPolicy, TurnOptions};
+use super::prefix::PrefixState;
+use super::reply::{CallBlocks, Reply, ReplyParser};
+use super::template::{ChatOptions, Role, Style, Template, encode, encode_next};
+use crate::constrain::{Constraint, Vocabulary};
+use crate::error::{Error, Name, Result};
+use crate::generate::{
+    Action, Backend, Detokenizer, Generation, GenerationOptions, Overflow, Reason, common_prefix,
+};
+use crate::sample::{DRY_BREAKERS, Logprob, Sampler};
+use crate::tokenizer::{Special, Tokenizer};
+use alloc::string::String;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::ops::ControlFlow;
+
+/// Tokens at the beginning that attention rests on, whatever they say: so many are enough
+/// (arXiv 2309.17453, table 2).
+const SINKS: usize = 4;
+
+/// The end of thoughts whose budget is used up.
+const STOP_THINKING: &str = "\n</think>\n\n";
+
+/// What conversations need of a model, beside its logits.
+#[derive(Clone, Copy)]
+pub struct ChatModel<'m> {
+    /// Its tokenizer.
+    pub tokenizer: &'m Tokenizer<'m>,
+    /// Its chat template.
+    pub template: Template,
+    /// Number of logits.
+    pub logits: usize,
+    /// Gives the tokenizer's vocabulary in the form that constraints need. It takes a while to build, so a host builds
+    /// it when it is first asked for.
+    pub vocabulary: &'m dyn Fn() -> Arc<Vocabulary>,
+}
+
+/// How much a session holds and can hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SessionState {
+    /// Tokens it holds.
+    pub position: usize,
+    /// Most tokens it can hold.
+    pub capacity: usize,
+}
+
+impl SessionState {
+    /// That of a backend.
+    pub fn of<B: Backend + ?Sized>(backend: &B) -> SessionState {
+        SessionState { position: backend.position(), capacity: backend.capacity() }
+    }
+}
+
+/// A step of a reply: a token, and the text that is certain now.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Piece<'c> {
+    /// The token that the model chose; `None` for text that a cancelled reply had held back.
+    pub token: Option<u32>,
+    /// The tokens that are now part of the reply: that one, unless it ended the reply, and those of the end of
+    /// thoughts where it was put in.
+    pub tokens: &'c [u32],
+    /// Text as the model writes it, markers included.
+    pub text: &'c str,
+    /// The part of it for the reader.
+    pub content: &'c str,
+    /// The part of it that is thoughts.
+    pub reasoning: &'c str,
+    /// Calls that are now complete.
+    pub tool_calls: &'c [FunctionCall],
+    /// The token's log-probability, if asked for.
+    pub logprob: Option<f32>,
+    /// The most likely tokens in its place, if asked for.
+    pub top: &'c [Logprob],
+    /// Set if this was the last one.
+    pub done: Option<Reason>,
+}
+
+/// Tokens that a turn took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Those of them that the session had computed for earlier turns.
+    pub cached_tokens: usize,
+    /// Tokens of the reply.
+    pub completion_tokens: usize,
+    /// Those of them that were thoughts.
+    pub reasoning_tokens: usize,
+    /// Messages that [`OverflowPolicy::Trim`] left out.
+    pub dropped_messages: usize,
+    /// Tokens that [`OverflowPolicy::Shift`] dropped in this turn.
+    pub dropped_tokens: usize,
+    /// Tokens of the conversation that it has dropped in all.
+    pub forgotten_tokens: usize,
+}
+
+/// How a turn ended.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Finish {
+    /// Why.
+    pub reason: Reason,
+    /// The reply, its thoughts and calls taken apart.
+    pub message: ChatMessage,
+    /// The whole text as the model wrote it.
+    pub text: String,
+    /// What it took.
+    pub usage: Usage,
+}
+
+/// What [`drive`] reports.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Progress<'c> {
+    /// So many of so many prompt tokens are decoded.
+    Prompt(usize, usize),
+    /// A piece of the reply.
+    Piece(Piece<'c>),
+}
+
+/// The prompt of a turn.
+struct Prompt {
+    /// All tokens, those that the session has dropped included.
+    tokens: Vec<u32>,
+    /// The messages it was made of, or `None` for a text that is no conversation.
+    messages: Option<Vec<ChatMessage>>,
+    /// Where the messages begin that it answers, among `messages` and `tokens`; 0 if all were encoded anew.
+    last_message: usize,
+    last_token: usize,
+    dropped_messages: usize,
+}
+
+/// A reply under way.
+struct Turn {
+    generation: Generation,
+    prompt: Prompt,
+    cached: usize,
+    /// `None` for a text that is no conversation.
+    parser: Option<ReplyParser>,
+    budget: usize,
+    thoughts: usize,
+    stop_thinking: Vec<u32>,
+    text: String,
+    /// What the latest piece shows.
+    latest: String,
+    tokens: Vec<u32>,
+    calls: Vec<FunctionCall>,
+    top: Vec<Logprob>,
+}
+
+/// What a constraint was made for: the same request has the same.
+type ConstraintKey = (TurnOptions, bool);
+
+/// Messages, and what a session holds of them.
+#[derive(Default)]
+pub struct Conversation {
+    messages: Vec<ChatMessage>,
+    /// All their tokens, dropped ones included, up to the last reply. Empty if they were never encoded.
+    tokens: Vec<u32>,
+    /// Where the messages begin that the last reply answers, among `messages` and `tokens`.
+    last_message: usize,
+    last_token: usize,
+    prefix: PrefixState,
+    sampler: Option<Sampler>,
+    constraint: Option<(ConstraintKey, Constraint)>,
+    turn: Option<Turn>,
+}
+
+impl Conversation {
+    /// Without messages, over a session that holds nothing.
+    pub fn new() -> Conversation {
+        Conversation::default()
+    }
+
+    /// The messages so far, without those of a turn under way.
+    pub fn messages(&self) -> &[ChatMessage] {
+        &self.messages
+    }
+
+    /// Begins anew with these messages: none, or instructions, or a conversation from elsewhere. What the session
+    /// holds of them is not computed again.
+    pub fn set_messages(&mut self, messages: Vec<ChatMessage>) {
+        self.messages = messages;
+        self.tokens.clear();
+        (self.last_message, self.last_token) = (0, 0);
+    }
+
+    /// What the session holds.
+    pub fn prefix(&self) -> &PrefixState {
+        &self.prefix
+    }
+
+    /// Says what the session holds: after a snapshot was restored.
+    pub fn set_prefix(&mut self, prefix: PrefixState) {
+        self.turn = None;
+        self.prefix = prefix;
+    }
+
+    /// Tokens of the session that are known and may stay.
+    pub fn held(&self) -> usize {
+        self.prefix.held()
+    }
+
+    /// Sends messages after those so far and begins the reply. Nothing that the session holds is computed again, and
+    /// earlier replies keep the tokens that the model chose, thoughts included. Returns how many tokens of the
+    /// session stay: truncate it to them.
+    ///
+    /// # Errors
+    /// Those of [`encode`], [`TurnOptions::grammar`], [`Constraint::new`], [`Sampler::new`] and [`Generation::new`].
+    /// Nothing is sent then.
+    pub fn send(
+        &mut self,
+        model: &ChatModel<'_>,
+        session: SessionState,
+        messages: Vec<ChatMessage>,
+        options: &TurnOptions,
+    ) -> Result<usize> {
+        self.end(session.position);
+        let last = (self.messages.len(), self.tokens.len());
+        let all = [self.messages.clone(), messages].concat();
+        self.go_on(model, session, all, last, options)
+    }
+
+    /// Begins another reply to the last messages, in place of the one there is.
+    ///
+    /// # Errors
+    /// As [`Conversation::send`]; [`Error::Argument`] if there is no reply yet.
+    pub fn retry(
+        &mut self,
+        model: &ChatModel<'_>,
+        session: SessionState,
+        options: &TurnOptions,
+    ) -> Result<usize> {
+        self.end(session.position);
+        let mut all = self.messages.clone();
+        if all.pop_if(|message| message.role == Role::Assistant).is_none() {
+            let (name, problem) = (Name::new("retry"), "needs a reply that can be made again");
+            return Err(Error::Argument { name, problem });
+        }
+        // If part of the last messages was dropped, all is read again.
+        let PrefixState { kept, dropped, .. } = self.prefix;
+        let gone = dropped > 0 && self.last_token > kept && self.last_token < kept + dropped;
+        let from = if gone { 0 } else { self.last_token };
+        self.go_on(model, session, all, (self.last_message, from), options)
+    }
+
+    /// Begins a reply to a whole conversation, which takes the place of the messages so far: for hosts that are given
+    /// all messages each time. Tokens that the session holds of it are not computed again.
+    ///
+    /// # Errors
+    /// As [`Conversation::send`].
+    pub fn respond(
+        &mut self,
+        model: &ChatModel<'_>,
+        session: SessionState,
+        messages: Vec<ChatMessage>,
+        options: &TurnOptions,
+    ) -> Result<usize> {
+        self.end(session.position);
+        self.go_on(model, session, messages, (0, 0), options)
+    }
+
+    /// Begins the continuation of a text that is no conversation. The messages stay as they are.
+    ///
+    /// # Errors
+    /// As [`Conversation::send`].
+    pub fn complete(
+        &mut self,
+        model: &ChatModel<'_>,
+        session: SessionState,
+        tokens: Vec<u32>,
+        options: &TurnOptions,
+    ) -> Result<usize> {
+        self.end(session.position);
+        let prompt = Prompt { tokens, messages: None, last_message: 0, last_token: 0, dropped_messages: 0 };
+        self.begin(model, session, prompt, options)
+    }
+
+    /// Encodes `all` messages, of which those from message `last.0` on follow the first `last.1` known tokens.
+    fn go_on(
+        &mut self,
+        model: &ChatModel<'_>,
+        session: SessionState,
+        all: Vec<ChatMessage>,
+        last: (usize, usize),
+        options: &TurnOptions,
+    ) -> Result<usize> {
+        let tools: Vec<&str> = options.tools.iter().map(String::as_str).collect();
+        let template = chat_options(model, options, &tools);
+        let encode_all = |all: &[ChatMessage]| lend(all, |all| encode(model.tokenizer, all, &template));
+        let (mut last_message, mut last_token) = last;
+        let known = self.tokens.get(..last_token).unwrap_or_default();
+        let mut tokens = match all.get(last_message..) {
+            Some(new) if !known.is_empty() => {
+                let more = lend(new, |new| encode_next(model.tokenizer, known, new, &template))?;
+                [known, &more].concat()
+            }
+            _ => encode_all(&all)?,
+        };
+        let mut kept = all;
+        let mut dropped_messages = 0;
+        if let OverflowPolicy::Trim { reserve, free } = options.overflow {
+            let half = session.capacity / 2;
+            let mut room = reserve.min(half);
+            while tokens.len() + room > session.capacity
+                && let Some(oldest) = oldest_exchange(&kept)
+            {
+                dropped_messages += oldest.len();
+                kept.drain(oldest);
+                tokens = encode_all(&kept)?;
+                (last_message, last_token) = (0, 0);
+                room = free.min(half);
+            }
+        }
+        let prompt = Prompt { tokens, messages: Some(kept), last_message, last_token, dropped_messages };
+        self.begin(model, session, prompt, options)
+    }
+
+    fn begin(
+        &mut self,
+        model: &ChatModel<'_>,
+        session: SessionState,
+        prompt: Prompt,
+        options: &TurnOptions,
+    ) -> Result<usize> {
+        let chat = prompt.messages.is_some();
+        let capacity = session.capacity;
+        let overflow = match options.overflow {
+            OverflowPolicy::Error | OverflowPolicy::Trim { .. } => Overflow::Error,
+            OverflowPolicy::Shift { keep: Some(keep) } => Overflow::Shift { keep },
+            OverflowPolicy::Shift { keep: None } => {
+                let keep = instruction_tokens(model, &prompt, options)?;
+                Overflow::Shift { keep: keep.max(SINKS).min(capacity / 2) }
+            }
+        };
+        // Where the same conversation goes on beyond the context, its session does, too.
+        let PrefixState { tokens: seen, kept, dropped } = &self.prefix;
+        let same = seen.iter().zip(&prompt.tokens).take_while(|(a, b)| a == b).count();
+        let whole = same == seen.len() && prompt.tokens.len() > seen.len();
+        let again = prompt.last_token >= kept + dropped && same >= prompt.last_token;
+        let goes_on = *dropped > 0 && overflow == Overflow::Shift { keep: *kept } && (whole || again);
+        let hole = if goes_on { *kept..kept + dropped } else { 0..0 };
+        let left = [
+            prompt.tokens.get(..hole.start).unwrap_or_default(),
+            prompt.tokens.get(hole.end..).unwrap_or_default(),
+        ]
+        .concat();
+        let held = match goes_on {
+            true => (same - dropped).min(left.len().saturating_sub(1)),
+            false => common_prefix(self.prefix.intact(), &left),
+        };
+
+        let generation = GenerationOptions {
+            max_tokens: options.max_tokens.unwrap_or(usize::MAX),
+            stop_strings: options.stop_strings.clone(),
+            logprobs: options.logprobs,
+            batch: options.batch,
+            overflow,
+            ..GenerationOptions::default()
+        };
+        let sampler = self.sampler(model, options)?;
+        let mut generation = Generation::new(&left, held, capacity, sampler, generation)?;
+        let thinks = chat && options.thinking.allowed() && model.template.style == Style::Qwen3;
+        if let Some(constraint) = self.constraint(model, options, thinks)? {
+            generation.constrain(constraint);
+        }
+
+        let cached = held + hole.len();
+        self.prefix.tokens.truncate(cached);
+        if !goes_on {
+            let kept = if let Overflow::Shift { keep } = overflow { keep } else { 0 };
+            (self.prefix.kept, self.prefix.dropped) = (kept, 0);
+        }
+        // In JSON, and where no call can be meant, what looks like a marker is text.
+        let called = |messages: &[ChatMessage]| messages.iter().any(|m| !m.tool_calls.is_empty());
+        let calls = !options.tools.is_empty() || prompt.messages.as_deref().is_some_and(called);
+        let blocks = if calls && !options.is_json() { CallBlocks::Valid } else { CallBlocks::Text };
+        let mut stop_thinking = Vec::new();
+        model.tokenizer.encode(STOP_THINKING, Special::Parse, &mut stop_thinking);
+        self.turn = Some(Turn {
+            generation,
+            prompt,
+            cached,
+            parser: chat.then(|| ReplyParser::new(blocks)),
+            budget: options.thinking.budget(),
+            thoughts: 0,
+            stop_thinking,
+            text: String::new(),
+            latest: String::new(),
+            tokens: Vec::new(),
+            calls: Vec::new(),
+            top: Vec::new(),
+        });
+        Ok(self.prefix.held())
+    }
+
+    /// A sampler for the turn. The one that is kept goes on only after a turn that was kept.
+    fn sampler(&self, model: &ChatModel<'_>, options: &TurnOptions) -> Result<Sampler> {
+        if let Some(sampler) = self.sampler.as_ref().filter(|sampler| *sampler.config() == options.sampler) {
+            let mut sampler = sampler.clone();
+            if options.reseed {
+                sampler.restart(options.sampler.seed);
+            }
+            return Ok(sampler);
+        }
+        let mut sampler = Sampler::new(&options.sampler, model.logits)?;
+        sampler.break_at_bytes(model.tokenizer, DRY_BREAKERS);
+        Ok(sampler)
+    }
+
+    /// The constraint at its beginning. It is made once for turns with the same options.
+    fn constraint(
+        &mut self,
+        model: &ChatModel<'_>,
+        options: &TurnOptions,
+        thinks: bool,
+    ) -> Result<Option<Constraint>> {
+        let same = |((of, with), _): &&(ConstraintKey, Constraint)| {
+            *with == thinks
+                && of.tools == options.tools
+                && of.tool_choice == options.tool_choice
+                && of.response_format == options.response_format
+        };
+        if let Some((_, constraint)) = self.constraint.as_ref().filter(same) {
+            return Ok(Some(constraint.clone()));
+        }
+        let Some(grammar) = options.grammar()? else { return Ok(None) };
+        let grammar = if thinks { grammar.after_thoughts()? } else { grammar };
+        let constraint = Constraint::new(grammar, (model.vocabulary)())?;
+        self.constraint = Some(((options.clone(), thinks), constraint.clone()));
+        Ok(Some(constraint))
+    }
+
+    /// What is to be done next; the same answer until [`Self::logits`] or [`Self::shifted`] brings it. `Done` without a
+    /// turn under way is [`Reason::Cancelled`].
+    pub fn next(&self) -> Action<'_> {
+        self.turn.as_ref().map_or(Action::Done(Reason::Cancelled), |turn| turn.generation.next())
+    }
+
+    /// As [`Generation::shifted`].
+    pub fn shifted(&mut self, position: usize) {
+        if let Some(turn) = &mut self.turn {
+            turn.generation.shifted(position);
+        }
+    }
+
+    /// Takes the logits after the tokens that [`Self::next`] asked to decode. `None` while the prompt goes on.
+    ///
+    /// # Errors
+    /// Those of [`Generation::logits`].
+    pub fn logits(&mut self, detokenizer: &dyn Detokenizer, logits: &[f32]) -> Result<Option<Piece<'_>>> {
+        match &mut self.turn {
+            Some(turn) => turn.logits(detokenizer, logits),
+            None => Ok(None),
+        }
+    }
+
+    /// Ends the reply as it is. Returns what was held back until now.
+    pub fn cancel(&mut self) -> Option<Piece<'_>> {
+        self.turn.as_mut()?.cancel()
+    }
+
+    /// How many tokens of the prompt are computed, and how many it has, those that the session dropped not counted.
+    pub fn prompt_progress(&self) -> (usize, usize) {
+        self.turn.as_ref().map_or((0, 0), |turn| turn.generation.prompt_progress())
+    }
+
+    /// What the turn under way took so far.
+    pub fn usage(&self) -> Usage {
+        self.turn.as_ref().map_or_else(Usage::default, |turn| turn.usage(self.prefix.dropped))
+    }
+
+    /// The reply's tokens so far. A token that ended it is not among them.
+    pub fn reply_tokens(&self) -> &[u32] {
+        self.turn.as_ref().map_or(&[], |turn| turn.generation.reply())
+    }
+
+    /// Ends the turn, if there is one, with the session at `position`. Returns how many of its tokens are known and
+    /// may stay, and how the turn ended if it was done.
+    pub fn end(&mut self, position: usize) -> (usize, Option<Finish>) {
+        let mut finish = None;
+        if let Some(turn) = self.turn.take() {
+            finish = turn.finish(self.prefix.dropped);
+            let Turn { generation, prompt, text, .. } = turn;
+            self.prefix.dropped += generation.dropped();
+            let mut tokens = prompt.tokens;
+            tokens.extend_from_slice(generation.reply());
+            self.prefix.tokens.clear();
+            let held = generation.held().len() + self.prefix.dropped;
+            self.prefix.tokens.extend_from_slice(tokens.get(..held).unwrap_or(&tokens));
+            if let Some(Finish { reason, message, .. }) = &finish
+                && (*reason != Reason::Cancelled || !text.is_empty())
+            {
+                let mut sampler = generation.into_sampler();
+                sampler.forget();
+                self.sampler = Some(sampler);
+                if let Some(mut messages) = prompt.messages {
+                    messages.push(message.clone());
+                    self.messages = messages;
+                    self.tokens = tokens;
+                    (self.last_message, self.last_token) = (prompt.last_message, prompt.last_token);
+                }
+            }
+        }
+        // After a failure the two can differ: both agree on what both hold.
+        self.prefix.truncate(self.prefix.held().min(position));
+        (self.prefix.held(), finish)
+    }
+}
+
+impl Turn {
+    fn logits(&mut self, detokenizer: &dyn Detokenizer, logits: &[f32]) -> Result<Option<Piece<'_>>> {
+        let before = self.generation.reply().len();
+        let Some(generated) = self.generation.logits(detokenizer, logits)? else { return Ok(None) };
+        let (token, logprob, done) = (generated.token, generated.logprob, generated.done);
+        self.latest.clear();
+        self.latest.push_str(generated.text);
+        self.top.clear();
+        self.top.extend_from_slice(generated.top);
+        self.tokens.clear();
+        self.text.push_str(&self.latest);
+        let is_part = self.generation.reply().len() > before;
+        if let Some(parser) = &mut self.parser {
+            if done.is_some() {
+                parser.finish(&self.latest);
+            } else {
+                parser.push(&self.latest);
+                if parser.thinking() && is_part {
+                    self.thoughts += 1;
+                    if self.thoughts == self.budget.max(1) {
+                        self.generation.force(detokenizer, &self.stop_thinking);
+                    }
+                }
+            }
+        }
+        self.tokens.extend_from_slice(self.generation.reply().get(before..).unwrap_or_default());
+        Ok(Some(self.piece(Some(token), logprob, done)))
+    }
+
+    fn cancel(&mut self) -> Option<Piece<'_>> {
+        if self.generation.reason().is_some() {
+            return None;
+        }
+        self.latest.clear();
+        self.latest.push_str(self.generation.cancel());
+        self.text.push_str(&self.latest);
+        self.top.clear();
+        self.tokens.clear();
+        if let Some(parser) = &mut self.parser {
+            parser.finish(&self.latest);
+        }
+        let done = self.generation.reason();
+        Some(self.piece(None, None, done))
+    }
+
+    fn piece(&mut self, token: Option<u32>, logprob: Option<f32>, done: Option<Reason>) -> Piece<'_> {
+        let delta = self.parser.as_ref().map(ReplyParser::delta);
+        self.calls.clear();
+        let calls = delta.map_or(&[][..], |delta| &delta.calls);
+        self.calls.extend(calls.iter().filter_map(|call| FunctionCall::parse(call).ok()));
+        Piece {
+            token,
+            tokens: &self.tokens,
+            text: &self.latest,
+            content: delta.map_or(&self.latest, |delta| &delta.content),
+            reasoning: delta.and_then(|delta| delta.reasoning.as_deref()).unwrap_or_default(),
+            tool_calls: &self.calls,
+            logprob,
+            top: &self.top,
+            done,
+        }
+    }
+
+    fn usage(&self, dropped_before: usize) -> Usage {
+        Usage {
+            prompt_tokens: self.prompt.tokens.len(),
+            cached_tokens: self.cached,
+            completion_tokens: self.generation.reply().len(),
+            reasoning_tokens: self.thoughts,
+            dropped_messages: self.prompt.dropped_messages,
+            dropped_tokens: self.generation.dropped(),
+            forgotten_tokens: dropped_before + self.generation.dropped(),
+        }
+    }
+
+    fn finish(&self, dropped_before: usize) -> Option<Finish> {
+        let reason = match self.generation.next() {
+            Action::Done(reason) => reason,
+            Action::Decode(_) | Action::Shift { .. } => return None,
+        };
+        let plain = Reply { content: self.text.clone(), ..Reply::default() };
+        let reply = self.parser.as_ref().map_or(&plain, ReplyParser::reply);
+        let (message, text) = (ChatMessage::from(reply), self.text.clone());
+        Some(Finish { reason, message, text, usage: self.usage(dropped_before) })
+    }
+}
+
+fn chat_options<'m>(model: &ChatModel<'_>, options: &TurnOptions, tools: &'m [&'m str]) -> ChatOptions<'m> {
+    let thinking = Some(options.thinking.allowed());
+    ChatOptions { template: model.template, thinking, tools, ..ChatOptions::default() }
+}
+
+/// How many tokens of the prompt are instructions: those that it has in common with a conversation that ends after
+/// its system messages.
+fn instruction_tokens(model: &ChatModel<'_>, prompt: &Prompt, options: &TurnOptions) -> Result<usize> {
+    let Some(messages) = &prompt.messages else { return Ok(0) };
+    let system = messages.iter().position(|m| m.role != Role::System).unwrap_or(messages.len());
+    let tools: Vec<&str> = options.tools.iter().map(String::as_str).collect();
+    let template = chat_options(model, options, &tools);
+    // A template puts its own system message before one from the user.
+    let other = [ChatMessage::new(Role::User, "")];
+    let only = match model.template.system {
+        Some(_) if system == 0 => &other[..],
+        Some(_) | None => messages.get(..system).unwrap_or_default(),
+    };
+    let only = lend(only, |only| encode(model.tokenizer, only, &template))?;
+    Ok(only.iter().zip(&prompt.tokens).take_while(|(a, b)| a == b).count())
+}
+
+/// The oldest messages that can be left out: from the first one that is not from the system to the next one from
+/// the user.
+fn oldest_exchange(messages: &[ChatMessage]) -> Option<core::ops::Range<usize>> {
+    let first = messages.iter().position(|m| m.role != Role::System)?;
+    let next = messages.iter().skip(first + 1).position(|m| m.role == Role::User)?;
+    Some(first..first + 1 + next)
+}
+
+/// Runs the turn that was begun to its end on a backend that answers at once. `on_progress` may break it off, which
+/// cancels it.
+///
+/// # Errors
+/// Those of the backend and of [`Conversation::logits`]. The turn is ended then, too.
+pub fn drive(
+    conversation: &mut Conversation,
+    backend: &mut dyn Backend,
+    detokenizer: &dyn Detokenizer,
+    on_progress: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
+) -> Result<Option<Finish>> {
+    let outcome = run(conversation, backend, detokenizer, on_progress);
+    let (held, finish) = conversation.end(backend.position());
+    let truncated = backend.truncate(held);
+    outcome.and(truncated).map(|()| finish)
+}
+
+fn run(
+    conversation: &mut Conversation,
+    backend: &mut dyn Backend,
+    detokenizer: &dyn Detokenizer,
+    on_progress: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
+) -> Result<()> {
+    backend.truncate(conversation.held())?;
+    loop {
+        let flow = match conversation.next() {
+            Action::Done(_) => return Ok(()),
+            Action::Shift { keep, drop } => {
+                backend.shift(keep, drop)?;
+                conversation.shifted(backend.position());
+                continue;
+            }
+            Action::Decode(tokens) => {
+                let logits = backend.feed(tokens)?;
+                match conversation.logits(detokenizer, logits)? {
+                    Some(piece) => on_progress(Progress::Piece(piece)),
+                    None => {
+                        let (decoded, of) = conversation.prompt_progress();
+                        on_progress(Progress::Prompt(decoded, of))
+                    }
+                }
+            }
+        };
+        if flow.is_break()
+            && let Some(piece) = conversation.cancel()
+        {
+            let _ = on_progress(Progress::Piece(piece));
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! Messages that own their text, as conversations keep them.
+#![forbid(unsafe_code)]
+
+use super::reply::Reply;
+use super::template::{Message, Role, ToolCall};
+use crate::error::Result;
+use alloc::string::String;
+use alloc::vec::Vec;
+
+/// A call of a function that the model asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FunctionCall {
+    /// Name of the function.
+    pub name: String,
+    /// Its arguments: a JSON text.
+    pub arguments: String,
+}
+
+impl FunctionCall {
+    /// Reads an element of [`Reply::calls`].
+    ///
+    /// # Errors
+    /// As [`Reply::call`].
+    pub fn parse(call: &str) -> Result<FunctionCall> {
+        let (name, arguments) = Reply::call(call)?;
+        Ok(FunctionCall { name, arguments: arguments.into() })
+    }
+}
+
+/// A message of a conversation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChatMessage {
+    /// Who says it.
+    pub role: Role,
+    /// The text.
+    pub content: String,
+    /// The model's thoughts before the text (only of an assistant). If `None`, they are taken from a `<think>` block
+    /// in `content`.
+    pub reasoning: Option<String>,
+    /// Calls the model made (only of an assistant).
+    pub tool_calls: Vec<FunctionCall>,
+}
+
+impl ChatMessage {
+    /// A message of text only.
+    pub fn new(role: Role, content: impl Into<String>) -> ChatMessage {
+        ChatMessage { role, content: content.into(), reasoning: None, tool_calls: Vec::new() }
+    }
+
+    /// The message in one text: thoughts and calls between their markers, as the model writes them.
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        if let Some(reasoning) = self.reasoning.as_deref().filter(|reasoning| !reasoning.is_empty()) {
+            text.extend(["<think>\n", reasoning, "\n</think>\n\n"]);
+        }
+        text.push_str(&self.content);
+        for call in &self.tool_calls {
+            if !text.is_empty() {
+                text.push('\n');
+            }
+            text.push_str("<tool_call>\n{\"name\": ");
+            crate::json::string(&call.name, &mut text);
+            text.extend([", \"arguments\": ", &call.arguments, "}\n</tool_call>"]);
+        }
+        text
+    }
+}
+
+impl From<&Reply> for ChatMessage {
+    /// The assistant's message; calls that cannot be read are left out.
+    fn from(reply: &Reply) -> ChatMessage {
+        ChatMessage {
+            role: Role::Assistant,
+            content: reply.content.clone(),
+            reasoning: reply.reasoning.clone().filter(|reasoning| !reasoning.is_empty()),
+            tool_calls: reply.calls.iter().filter_map(|call| FunctionCall::parse(call).ok()).collect(),
+        }
+    }
+}
+
+/// Lends messages to the template.
+pub(super) fn lend<T>(messages: &[ChatMessage], work: impl FnOnce(&[Message<'_>]) -> T) -> T {
+    let calls: Vec<Vec<ToolCall<'_>>> = messages
+        .iter()
+        .map(|m| m.tool_calls.iter().map(|c| ToolCall { name: &c.name, arguments: &c.arguments }).collect())
+        .collect();
+    let messages: Vec<Message<'_>> = messages
+        .iter()
+        .zip(&calls)
+        .map(|(m, tool_calls)| Message {
+            reasoning: m.reasoning.as_deref(),
+            tool_calls,
+            ..Message::new(m.role, &m.content)
+        })
+        .collect();
+    work(&messages)
+}

@@ -1,0 +1,219 @@
+//! OpenAI's form against the TypeScript that the npm package had for it: see `tests/oracle/openai.mjs`.
+
+use serde_json::{Value, json};
+use shohin_core::chat::openai::{
+    ChatCompletionRequest, Chunk, ChunkWriter, CompletionId, TokenLogprob, completion,
+};
+use shohin_core::chat::{
+    CallBlocks, ChatMessage, Finish, FunctionCall, OverflowPolicy, ReplyParser, ResponseFormat, Role,
+    Thinking, ToolChoice, TurnOptions, Usage,
+};
+use shohin_core::generate::Reason;
+use shohin_core::sample::Logprob;
+use shohin_core::{Gguf, SamplerConfig, Tokenizer};
+
+fn fixture() -> Value {
+    serde_json::from_str(include_str!("fixtures/openai.json")).unwrap()
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap().into()
+}
+
+fn calls(value: &Value) -> Vec<FunctionCall> {
+    let call = |c: &Value| FunctionCall { name: text(&c["name"]), arguments: text(&c["arguments"]) };
+    value.as_array().map_or(Vec::new(), |all| all.iter().map(call).collect())
+}
+
+fn message(value: &Value) -> ChatMessage {
+    let role = [Role::System, Role::User, Role::Assistant, Role::Tool];
+    ChatMessage {
+        role: role.into_iter().find(|role| value["role"] == role.name()).unwrap(),
+        content: text(&value["content"]),
+        reasoning: value["reasoning"].as_str().map(String::from),
+        tool_calls: calls(&value["toolCalls"]),
+    }
+}
+
+/// The options by the package's names.
+fn options(of: &Value) -> TurnOptions {
+    let number = |name: &str, otherwise: f32| of[name].as_f64().map_or(otherwise, |x| x as f32);
+    let bonsai = SamplerConfig::bonsai();
+    let max_tokens = of["maxTokens"].as_u64().map(|n| n as usize);
+    let room = max_tokens.unwrap_or(256);
+    TurnOptions {
+        sampler: SamplerConfig {
+            temperature: number("temperature", bonsai.temperature),
+            top_p: number("topP", bonsai.top_p),
+            presence_penalty: number("presencePenalty", bonsai.presence_penalty),
+            frequency_penalty: number("frequencyPenalty", bonsai.frequency_penalty),
+            seed: of["seed"].as_u64().unwrap_or(bonsai.seed),
+            ..bonsai
+        },
+        max_tokens,
+        stop_strings: match &of["stop"] {
+            Value::Null => Vec::new(),
+            Value::String(stop) => vec![stop.clone()],
+            stops => stops.as_array().unwrap().iter().map(text).collect(),
+        },
+        logprobs: of["logprobs"].as_u64().map(|n| n as usize),
+        thinking: match &of["thinking"] {
+            Value::Null | Value::Bool(false) => Thinking::Off,
+            Value::Bool(true) => Thinking::On,
+            thinking => Thinking::Budget(thinking["budget"].as_u64().unwrap() as usize),
+        },
+        tools: of["tools"]
+            .as_array()
+            .map_or(Vec::new(), |tools| tools.iter().map(Value::to_string).collect()),
+        tool_choice: match &of["toolChoice"] {
+            Value::Null => ToolChoice::Auto,
+            Value::String(choice) => {
+                assert_eq!(choice, "required");
+                ToolChoice::Required
+            }
+            choice => ToolChoice::Function(text(&choice["name"])),
+        },
+        response_format: match of["responseFormat"]["type"].as_str() {
+            Some("json_object") => ResponseFormat::JsonObject,
+            Some("json_schema") => ResponseFormat::JsonSchema(of["responseFormat"]["schema"].to_string()),
+            _ => ResponseFormat::Text,
+        },
+        overflow: match of["overflow"].as_str() {
+            Some("shift") => OverflowPolicy::Shift { keep: None },
+            Some("trim") => OverflowPolicy::Trim { reserve: room, free: room },
+            _ => OverflowPolicy::Error,
+        },
+        ..TurnOptions::default()
+    }
+}
+
+#[test]
+fn requests_are_read_as_the_package_read_them() {
+    let cases = fixture()["requests"].as_array().unwrap().clone();
+    assert!(cases.len() > 20);
+    for case in cases {
+        let request = ChatCompletionRequest::parse(&case["request"].to_string());
+        let request = request.unwrap_or_else(|error| panic!("{error}: {}", case["request"]));
+        let messages: Vec<ChatMessage> = case["messages"].as_array().unwrap().iter().map(message).collect();
+        assert_eq!(request.messages, messages, "{case}");
+        let mut expected = options(&case["options"]);
+        // The texts may differ in layout.
+        let same = |text: &String| serde_json::from_str::<Value>(text).unwrap();
+        let tools = |options: &TurnOptions| options.tools.iter().map(same).collect::<Vec<Value>>();
+        assert_eq!(tools(&request.options), tools(&expected), "{case}");
+        expected.tools.clone_from(&request.options.tools);
+        assert_eq!(request.options, expected, "{case}");
+        assert_eq!(request.model.as_deref().unwrap_or("sprout"), case["model"], "{case}");
+        assert_eq!(request.seed, case["options"]["seed"].as_u64());
+        assert_eq!(request.stream, case["request"]["stream"] == true);
+        assert_eq!(request.include_usage, case["request"]["stream_options"]["include_usage"] == true);
+    }
+}
+
+#[test]
+fn wrong_requests_are_refused_with_the_same_code() {
+    let cases = fixture()["wrong"].as_array().unwrap().clone();
+    assert!(cases.len() > 40);
+    for case in cases {
+        let error = ChatCompletionRequest::parse(&case["request"].to_string()).unwrap_err();
+        assert_eq!(error.code(), case["code"], "{error}: {}", case["request"]);
+        // By name, if one field is wrong.
+        if let Some(request) = case["request"].as_object()
+            && let [(name, _)] = request
+                .iter()
+                .filter(|(name, value)| {
+                    *name != "model"
+                        && (*name != "messages" || **value != json!([{"role": "user", "content": "Hello!"}]))
+                })
+                .collect::<Vec<_>>()[..]
+        {
+            assert!(error.to_string().starts_with(name.as_str()), "{error}: {name}");
+        }
+    }
+    for (text, code) in [
+        ("{", "malformed"),
+        (r#"{"messages":[{"role":"user","content":"x"}],"max_tokens":1.5}"#, "option"),
+        (r#"{"messages":[{"role":"user","content":"x"}],"seed":-1}"#, "option"),
+    ] {
+        assert_eq!(ChatCompletionRequest::parse(text).unwrap_err().code(), code);
+    }
+}
+
+fn logprob(value: &Value) -> Logprob {
+    let logprob = value["logprob"].as_f64().map_or(f32::NEG_INFINITY, |x| x as f32);
+    Logprob { token: value["token"].as_u64().unwrap() as u32, logprob }
+}
+
+#[test]
+fn answers_are_those_of_the_package() {
+    let file = include_bytes!("fixtures/bpe2k.gguf");
+    let tokenizer = Tokenizer::from_gguf(&Gguf::parse(file).unwrap()).unwrap();
+    let cases = fixture()["answers"].as_array().unwrap().clone();
+    assert!(cases.len() > 12);
+    for case in cases {
+        let request = ChatCompletionRequest::parse(&case["request"].to_string()).unwrap();
+        let id = CompletionId { id: "ID".into(), created: 7, model: "mine".into() };
+        let mut writer = ChunkWriter::new(id.clone(), &request);
+        let (mut streamed, mut logprobs, mut finish) = (Vec::new(), Vec::new(), None);
+        for chunk in case["chunks"].as_array().unwrap() {
+            let measured = chunk["logprobs"].as_array().map_or(Vec::new(), |all| {
+                let top = |one: &Value| one["top"].as_array().unwrap().iter().map(logprob).collect();
+                all.iter().map(|one| TokenLogprob { chosen: logprob(one), top: top(one) }).collect()
+            });
+            logprobs.extend_from_slice(&measured);
+            let chunk_in = Chunk {
+                content: text(&chunk["text"]),
+                reasoning: chunk["reasoning"].as_str().unwrap_or_default().into(),
+                tool_calls: calls(&chunk["toolCalls"]),
+                logprobs: measured,
+                ..Chunk::default()
+            };
+            streamed.extend(writer.chunk(&chunk_in, &tokenizer));
+            let end = &chunk["finish"];
+            if end.is_null() {
+                continue;
+            }
+            let reasons =
+                [Reason::Stop, Reason::StopString, Reason::Length, Reason::ContextFull, Reason::Cancelled];
+            let usage = |name: &str| end["usage"][name].as_u64().unwrap() as usize;
+            finish = Some(Finish {
+                reason: reasons.into_iter().find(|reason| end["reason"] == reason.code()).unwrap(),
+                message: message(&end["message"]),
+                text: String::new(),
+                usage: Usage {
+                    prompt_tokens: usage("promptTokens"),
+                    cached_tokens: usage("cachedTokens"),
+                    completion_tokens: usage("completionTokens"),
+                    reasoning_tokens: usage("reasoningTokens"),
+                    ..Usage::default()
+                },
+            });
+        }
+        let finish = finish.unwrap();
+        streamed.extend(writer.finish(&finish));
+        let read = |text: &String| serde_json::from_str::<Value>(text).unwrap();
+        let streamed: Vec<Value> = streamed.iter().map(read).collect();
+        assert_eq!(Value::Array(streamed), case["streamed"]);
+        let logprobs = request.options.logprobs.map(|_| logprobs.as_slice());
+        assert_eq!(read(&completion(&id, &finish, logprobs, &tokenizer)), case["whole"]);
+    }
+}
+
+#[test]
+fn replies_come_apart_as_in_the_package() {
+    let cases = fixture()["replies"].as_array().unwrap().clone();
+    assert!(cases.len() > 100);
+    for case in cases {
+        let valid = case["calls"] == true;
+        let mut parser = ReplyParser::new(if valid { CallBlocks::Valid } else { CallBlocks::Text });
+        let pieces = case["pieces"].as_array().unwrap();
+        for (i, (piece, part)) in pieces.iter().zip(case["parts"].as_array().unwrap()).enumerate() {
+            let piece = piece.as_str().unwrap();
+            let delta = if i + 1 == pieces.len() { parser.finish(piece) } else { parser.push(piece) };
+            let calls: Vec<String> =
+                delta.calls.iter().map(|call| FunctionCall::parse(call).unwrap().arguments).collect();
+            let reasoning = delta.reasoning.clone().unwrap_or_default();
+            assert_eq!(json!([delta.content, reasoning, calls]), *part, "{case}");
+        }
+    }
+}
