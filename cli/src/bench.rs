@@ -10,10 +10,10 @@ use crate::terminal::{self, short};
 use clap::Args;
 use cpu_time::ProcessTime;
 use serde_json::json;
+use shohin::file::ShardBytes;
 use shohin::memory::large_pages;
 use shohin::timeline::OnCpu;
-use shohin_core::model::TransformerBlock;
-use shohin_core::{Activations, Pool, SamplerConfig, Session, SessionOptions};
+use shohin_core::{Activations, BonsaiModel, Pool, SamplerConfig, SessionOptions};
 use std::io::{self, Write};
 use std::time::Instant;
 
@@ -92,9 +92,9 @@ fn median(s: &[f64]) -> f64 {
 }
 
 pub(crate) fn bench(args: &BenchArgs, engine_args: &EngineArgs) -> Outcome {
-    let mut file = open(engine_args)?;
-    let engine = Engine::load(&mut file, engine_args)?;
-    let longest = engine.model.config().max_context_length;
+    let file = open(engine_args)?;
+    let engine = Engine::load(&file, engine_args)?;
+    let longest = engine.model().config().max_context_length;
     let depth = args.depth.max(1);
     let prefill = args.prefill.iter().map(|&n| ("prefill", n, n));
     let decode = args.decode.iter().map(|&n| ("decode", n, n.saturating_add(depth)));
@@ -105,34 +105,35 @@ pub(crate) fn bench(args: &BenchArgs, engine_args: &EngineArgs) -> Outcome {
             "a test needs {context} tokens, but this model holds at most {longest}"
         )));
     }
-    let options = SessionOptions { context, ..engine.options };
+    let options = SessionOptions { context, kv: engine.kv };
     // Keys and values that are there already: a long context need not be computed to be measured. All are
     // equal, small and finite in either format; untouched memory would be a single page of zeros.
     let mut session = match engine.gpu {
         Some(_) => engine.session(context)?,
         None => {
-            let mut memory = large_pages(engine.model.memory_plan(&options)?.total)?;
+            let mut memory = large_pages(engine.memory_plan(context)?.session)?;
             memory.fill(0x2e);
-            let session = Session::with_memory(&engine.model, &options, memory)?;
-            Box::new(OnCpu { session, pool: &engine.pool })
+            let device = engine.device(context, engine.options.logit_rows)?;
+            let session = device.session_in(&options, memory)?;
+            Box::new(OnCpu { device, session })
         }
     };
     // As little as a reply needs goes back from a GPU.
     session.chosen_by(&SamplerConfig::greedy(), false);
-    let vocab = engine.model.config().vocab_size;
+    let vocab = engine.model().config().vocab_size;
     // Any tokens do: the work does not depend on them. Spread over the vocabulary, as in real text.
     let tokens: Vec<u32> = (0..context).map(|i| (i * 7919 % vocab) as u32).collect();
 
     let bar = terminal::progress("measuring", "runs", tests.len() * usize::from(args.repeat) + 1);
     session.feed(&tokens[..tokens.len().min(8)])?; // brings the weights in
     bar.inc(1);
-    let per_token = engine.model.weights().bytes_per_token();
-    let per_position = engine.model.memory_plan(&options)?.kv as f64 / context as f64;
+    let per_token = engine.weights.bytes_per_token();
+    let per_position = engine.memory_plan(context)?.kv as f64 / context as f64;
     let mut rows = Vec::new();
     for &(what, n, _) in &tests {
         let (mut seconds, mut cpu) = (Vec::new(), Vec::new());
         for _ in 0..args.repeat {
-            session.assume(if what == "decode" { depth } else { 0 })?;
+            session.set_len(if what == "decode" { depth } else { 0 })?;
             let (start, start_cpu) = (Instant::now(), ProcessTime::now());
             if what == "decode" {
                 for &token in &tokens[depth..depth + n] {
@@ -153,16 +154,15 @@ pub(crate) fn bench(args: &BenchArgs, engine_args: &EngineArgs) -> Outcome {
     bar.finish_and_clear();
 
     let peak = peak_memory();
-    let (per_prompt_token, of_bytes) =
-        products_per_prompt_token(&engine.model.weights().blocks, options.activations);
+    let (per_prompt_token, of_bytes) = products_per_prompt_token(engine.model(), engine.options.activations);
     let (session_bytes, bound, most_products) = match &engine.gpu {
         // What a GPU can do is not known.
-        Some(gpu) => (gpu.bytes(&options)?.1, None, None),
+        Some(gpu) => (gpu.bytes(&options, engine.options.activations)?.1, None, None),
         None => {
-            let plan = engine.model.memory_plan(&options)?;
+            let plan = engine.memory_plan(context)?;
             // After the peak was read: this takes memory of its own.
             let bound = bandwidth(per_token, &engine.pool)?;
-            let most = if of_bytes { products(options.isa, &engine.pool) } else { None };
+            let most = if of_bytes { products(engine.options.isa, &engine.pool) } else { None };
             (plan.total as u64, Some(bound), most)
         }
     };
@@ -198,7 +198,7 @@ pub(crate) fn bench(args: &BenchArgs, engine_args: &EngineArgs) -> Outcome {
         let object = json!({
             "model": engine.name(),
             "format": engine.kind(),
-            "parameters": engine.model.config().num_parameters(),
+            "parameters": engine.model().config().num_parameters(),
             "file_bytes": engine.file_bytes(),
             "bytes_per_token": per_token,
             "memory_gigabytes_per_second": bound.map(|bound| round(bound / 1e9)),
@@ -216,7 +216,7 @@ pub(crate) fn bench(args: &BenchArgs, engine_args: &EngineArgs) -> Outcome {
         writeln!(out, "{object:#}")?;
         return Ok(());
     }
-    let parameters = terminal::count(engine.model.config().num_parameters());
+    let parameters = terminal::count(engine.model().config().num_parameters());
     writeln!(out, "{}: {}, {parameters} parameters", engine.name(), engine.kind())?;
     writeln!(out, "{}", engine.settings())?;
     writeln!(out)?;
@@ -257,10 +257,12 @@ pub(crate) fn bench(args: &BenchArgs, engine_args: &EngineArgs) -> Outcome {
 
 /// Products of a weight and an activation that reading a token takes in the matrices of the layers, and whether all are of
 /// bytes; those of the head only the last token of a prompt takes.
-fn products_per_prompt_token(blocks: &[TransformerBlock<'_>], activations: Activations) -> (f64, bool) {
-    let matrices = || blocks.iter().flat_map(TransformerBlock::matrices);
-    let products = matrices().map(|m| m.rows() as f64 * m.cols() as f64).sum();
-    (products, activations == Activations::Int8 && matrices().all(|m| !m.format().is_float()))
+fn products_per_prompt_token(model: &BonsaiModel<ShardBytes>, activations: Activations) -> (f64, bool) {
+    let program = model.program();
+    let matrices = || program.matrices().filter(|id| *id != program.output);
+    let products = matrices().map(|id| program.tensor(id)).map(|m| m.rows as f64 * m.cols as f64).sum();
+    let integers = matrices().all(|id| !model.weights().format(id).is_float());
+    (products, activations == Activations::Int8 && integers)
 }
 
 /// Most memory this process ever had resident, mapped files included.

@@ -32,8 +32,8 @@ pub(crate) fn chat(args: &ChatArgs, engine_args: &EngineArgs) -> Outcome {
     let config = args.sampling.config();
     config.check().of_usage()?;
     let grammar = constraint::grammar(&args.form)?;
-    let mut file = open(engine_args)?;
-    let engine = Engine::load(&mut file, engine_args)?;
+    let file = open(engine_args)?;
+    let engine = Engine::load(&file, engine_args)?;
     engine.remark_on(args.think);
     let mut chat = Chat::new(&engine, args, config)?;
     if let Some(grammar) = grammar {
@@ -119,7 +119,7 @@ impl<'e> Chat<'e> {
     fn interactive(&mut self) -> Outcome {
         let Colours { bold, dim, off, accent } = self.colours;
         let (name, kind) = (self.engine.name(), self.engine.kind());
-        let parameters = crate::terminal::count(self.engine.model.config().num_parameters());
+        let parameters = crate::terminal::count(self.engine.model().config().num_parameters());
         let context = self.session.capacity();
         let mut out = io::stdout();
         writeln!(out, "{bold}{name}{off}  {dim}{kind}, {parameters} parameters, context {context}{off}")?;

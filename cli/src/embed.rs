@@ -47,9 +47,9 @@ enum Pool {
 
 pub(crate) fn embed(args: &EmbedArgs, engine_args: &EngineArgs) -> Outcome {
     let texts = texts(args)?;
-    let mut file = open(engine_args)?;
-    let engine = Engine::load(&mut file, engine_args)?;
-    let most = engine.model.config().max_context_length;
+    let file = open(engine_args)?;
+    let engine = Engine::load(&file, engine_args)?;
+    let most = engine.model().config().max_context_length;
     let mut all = Vec::new();
     for (i, text) in texts.iter().enumerate() {
         let tokens = engine.encode_plain(text, Special::UserDefined);
@@ -68,12 +68,13 @@ pub(crate) fn embed(args: &EmbedArgs, engine_args: &EngineArgs) -> Outcome {
         Pool::Mean => Pooling::Mean,
         Pool::Last => Pooling::Last,
     };
-    let mut session = Session::new(&engine.model, &SessionOptions { context, ..engine.options })?;
+    let mut device = engine.device(context, 1)?;
+    let mut session = Session::new(&mut device, &SessionOptions { context, kv: engine.kv })?;
     let mut out = BufWriter::new(io::stdout().lock());
     for tokens in all {
         session.truncate(0)?;
-        let mut embedding = Embedding::new(engine.model.config().hidden_size, pooling);
-        embedding.feed(&mut session, &tokens, &engine.pool)?;
+        let mut embedding = Embedding::new(engine.model().config().hidden_size, pooling);
+        session.forward_hidden(&mut device, &tokens, &mut |_, hidden| embedding.push(hidden))?;
         let vector = embedding.finish(!args.no_normalize);
         if !vector.iter().all(|x| x.is_finite()) {
             return Err(Failure::new("the model's hidden states are not all finite"));

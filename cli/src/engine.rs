@@ -3,20 +3,24 @@
 use crate::args::{Act, EngineArgs, Id42Layout, Kv};
 use crate::failure::{At, Failure, Outcome};
 use crate::terminal;
+use shohin::file::ShardBytes;
 use shohin::gpu::Device;
 use shohin::timeline::{OnCpu, Timeline};
 use shohin::{ModelFile, ThreadPool, memory};
 use shohin_core::chat::{Style, Template};
+use shohin_core::cpu::repack::repacks;
+use shohin_core::cpu::{CpuWeights, Isa, MemoryPlan};
 use shohin_core::generate::{Detokenizer, Event, Generation, Reason, drive};
 use shohin_core::gguf::{Id42, ReadOptions};
-use shohin_core::kernel::Isa;
 use shohin_core::model::ModelVariant;
 use shohin_core::sample::DRY_BREAKERS;
 use shohin_core::tokenizer::Special;
 use shohin_core::{
-    Activations, BonsaiModel, Format, Gguf, KvFormat, Pool, Sampler, SamplerConfig, SessionOptions, Tokenizer,
+    Activations, BonsaiModel, Cpu, CpuOptions, Format, Gguf, KvFormat, Pool, Sampler, SamplerConfig,
+    SessionOptions, Tokenizer,
 };
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Opens the file that `--model` names, or the built-in model without one.
@@ -54,10 +58,11 @@ pub(crate) fn read_options(args: &EngineArgs) -> ReadOptions {
 /// Everything a command needs.
 pub(crate) struct Engine<'f> {
     pub(crate) gguf: Gguf<'f>,
-    pub(crate) model: BonsaiModel<'f>,
+    pub(crate) weights: Arc<CpuWeights<ShardBytes>>,
     pub(crate) tokenizer: Tokenizer<'f>,
     pub(crate) template: Template,
-    pub(crate) options: SessionOptions,
+    pub(crate) options: CpuOptions,
+    pub(crate) kv: KvFormat,
     pub(crate) pool: ThreadPool,
     /// Where `--gpu` has put the weights.
     pub(crate) gpu: Option<Device>,
@@ -73,53 +78,51 @@ pub(crate) struct Engine<'f> {
 
 impl<'f> Engine<'f> {
     /// Loads the model, its weights rearranged in memory for the instruction set.
-    pub(crate) fn load(file: &'f mut ModelFile, args: &EngineArgs) -> Outcome<Self> {
-        let start = Instant::now();
-        let pool = threads(args)?;
-        if args.act == Act::Int8 && args.gpu.is_none() {
-            file.repack(&read_options(args), args.compact, isa(args)?, &pool)?;
-        }
-        Engine::new(file, args, pool, start)
+    pub(crate) fn load(file: &'f ModelFile, args: &EngineArgs) -> Outcome<Self> {
+        Engine::new(file, args, args.act == Act::Int8 && args.gpu.is_none())
     }
 
     /// The same with the weights as they are in the file.
     pub(crate) fn of_file(file: &'f ModelFile, args: &EngineArgs) -> Outcome<Self> {
-        Engine::new(file, args, threads(args)?, Instant::now())
+        Engine::new(file, args, false)
     }
 
-    fn new(file: &'f ModelFile, args: &EngineArgs, pool: ThreadPool, start: Instant) -> Outcome<Self> {
+    fn new(file: &'f ModelFile, args: &EngineArgs, repack: bool) -> Outcome<Self> {
+        let start = Instant::now();
+        let pool = threads(args)?;
         let isa = isa(args)?;
         let read = read_options(args);
         let gguf = file.gguf(&read)?;
-        let model = BonsaiModel::from_gguf(&gguf).at(file.name())?;
+        let weights = file.weights(&read, repack, args.compact, isa, &pool, |config| config)?;
         let tokenizer = Tokenizer::from_gguf(&gguf).at(file.name())?;
         let template = Template::from_metadata(gguf.metadata(), &tokenizer).at(file.name())?;
-        let options = SessionOptions {
+        let kv = match args.kv {
+            Kv::F16 => KvFormat::F16,
+            Kv::F32 => KvFormat::F32,
+            Kv::Q8 => KvFormat::Q8,
+        };
+        let options = CpuOptions {
             context: args.context.map_or(4096, |n| n as usize),
-            kv: match args.kv {
-                Kv::F16 => KvFormat::F16,
-                Kv::F32 => KvFormat::F32,
-                Kv::Q8 => KvFormat::Q8,
-            },
             activations: match args.act {
                 Act::Int8 => Activations::Int8,
                 Act::F32 => Activations::F32,
             },
             isa,
-            ..SessionOptions::default()
+            ..CpuOptions::default()
         };
         let gpu = args.gpu.as_deref().map(|name| Device::load(name, &gguf)).transpose()?;
         let load_time = start.elapsed();
         let format = file.format(&read)?;
-        let expands = args.act == Act::Int8 && args.gpu.is_none() && !args.compact && isa.interleaves();
+        let expands = args.act == Act::Int8 && args.gpu.is_none() && !args.compact && repacks(isa);
         let held_bytes = file.resident_len(&read, expands)?;
         let file_bytes = file.file_len();
         Ok(Engine {
             gguf,
-            model,
+            weights: Arc::new(weights),
             tokenizer,
             template,
             options,
+            kv,
             pool,
             gpu,
             load_time,
@@ -132,13 +135,30 @@ impl<'f> Engine<'f> {
 
     /// A session for `context` tokens at most.
     pub(crate) fn session(&self, context: usize) -> Outcome<Box<dyn Timeline + '_>> {
-        let options = SessionOptions { context, ..self.options };
-        match &self.gpu {
-            Some(gpu) => Ok(gpu.timeline(&options)?),
-            None => {
-                Ok(Box::new(OnCpu { session: memory::session(&self.model, &options)?, pool: &self.pool }))
-            }
+        let options = SessionOptions { context, kv: self.kv };
+        if let Some(gpu) = &self.gpu {
+            return Ok(gpu.timeline(&options, self.options.activations)?);
         }
+        let mut device = self.device(context, self.options.logit_rows)?;
+        let session = memory::session(&mut device, &options)?;
+        Ok(Box::new(OnCpu { device, session }))
+    }
+
+    /// The CPU, for sequences of `context` tokens, with room for the logits of `logit_rows`.
+    pub(crate) fn device(&self, context: usize, logit_rows: usize) -> Outcome<Cpu<'_, ShardBytes>> {
+        let options = CpuOptions { context, logit_rows, ..self.options };
+        Ok(Cpu::with_weights(Arc::clone(&self.weights), &options, &self.pool)?)
+    }
+
+    /// The model.
+    pub(crate) fn model(&self) -> &BonsaiModel<ShardBytes> {
+        self.weights.model()
+    }
+
+    /// The bytes that a session takes with its device.
+    pub(crate) fn memory_plan(&self, context: usize) -> Outcome<MemoryPlan> {
+        let options = CpuOptions { context, ..self.options };
+        Ok(self.weights.memory_plan(&options, &SessionOptions { context, kv: self.kv })?)
     }
 
     /// What to say of a chat template that is not one of those this runtime writes.
@@ -152,7 +172,7 @@ impl<'f> Engine<'f> {
 
     /// Says on standard error which options have not the effect that they were given for.
     pub(crate) fn remark_on(&self, think: bool) {
-        let most = self.model.config().max_context_length;
+        let most = self.model().config().max_context_length;
         if self.asked > most {
             terminal::remark(format_args!("(the context is {most} tokens, the most this model can)"));
         }
@@ -163,7 +183,7 @@ impl<'f> Engine<'f> {
 
     /// A sampler for this model.
     pub(crate) fn sampler(&self, config: &SamplerConfig) -> Outcome<Sampler> {
-        let mut sampler = Sampler::new(config, self.model.config().vocab_size)?;
+        let mut sampler = Sampler::new(config, self.model().config().vocab_size)?;
         sampler.break_at_bytes(&self.tokenizer, DRY_BREAKERS);
         Ok(sampler)
     }
@@ -180,11 +200,7 @@ impl<'f> Engine<'f> {
     }
 
     pub(crate) fn variant(&self) -> ModelVariant {
-        let blocks = &self.model.weights().blocks;
-        match blocks.first() {
-            Some(block) => ModelVariant::detect(self.model.config(), block.attn_q.format()),
-            None => ModelVariant::Custom,
-        }
+        self.model().variant()
     }
 
     /// Bytes of the model's files.
@@ -225,7 +241,7 @@ impl<'f> Engine<'f> {
     }
 
     pub(crate) fn kv_name(&self) -> &'static str {
-        self.options.kv.name()
+        self.kv.name()
     }
 
     /// The tokens of a text that is no chat, with the token that texts begin with if the model has one.

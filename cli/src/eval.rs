@@ -48,9 +48,9 @@ pub(crate) struct EvalArgs {
 pub(crate) fn eval(args: &EvalArgs, engine_args: &EngineArgs) -> Outcome {
     let place = terminal::place(&args.text);
     let text = read_text(&args.text)?;
-    let mut file = open(engine_args)?;
-    let engine = Engine::load(&mut file, engine_args)?;
-    let longest = engine.model.config().max_context_length;
+    let file = open(engine_args)?;
+    let engine = Engine::load(&file, engine_args)?;
+    let longest = engine.model().config().max_context_length;
     let window = args.window.map_or(longest.min(512), |n| n as usize);
     if window > longest {
         return Err(Failure::usage(format_args!(
@@ -76,8 +76,8 @@ pub(crate) fn eval(args: &EvalArgs, engine_args: &EngineArgs) -> Outcome {
         let n = tokens.len();
         return Err(Failure::new(format_args!("{place}: expected at least 2 tokens of text, found {n}")));
     }
-    let options = SessionOptions { context: window, logit_rows: 8, ..engine.options };
-    let mut session = memory::session(&engine.model, &options)?;
+    let mut device = engine.device(window, 8)?;
+    let mut session = memory::session(&mut device, &SessionOptions { context: window, kv: engine.kv })?;
     let bar = terminal::progress("scoring", "tokens", tokens.len() - 1);
     let start = Instant::now();
     let (mut nats, mut scored, mut bytes) = (0.0, 0usize, 0usize);
@@ -89,7 +89,7 @@ pub(crate) fn eval(args: &EvalArgs, engine_args: &EngineArgs) -> Outcome {
         let part = &tokens[first..end];
         session.truncate(0)?;
         session
-            .forward_logits(part, &engine.pool, &mut |i, row| {
+            .forward_logits(&mut device, part, &mut |i, row| {
                 let next = first + i + 1;
                 if next >= done && next < end {
                     let token = tokens[next];

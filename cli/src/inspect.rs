@@ -10,7 +10,7 @@ use shohin::ModelFile;
 use shohin_core::Gguf;
 use shohin_core::chat::Style;
 use shohin_core::gguf::{Array, TensorInfo, Value};
-use shohin_core::op::rope::RopeScaling;
+use shohin_core::model::RopeScaling;
 use std::collections::BTreeMap;
 use std::io::{self, BufWriter, Write};
 
@@ -78,7 +78,7 @@ fn cannot_run(out: &mut impl Write, file: &ModelFile, reason: &str) -> Outcome {
 }
 
 fn model(out: &mut impl Write, file: &ModelFile, engine: &Engine<'_>) -> Outcome {
-    let c = engine.model.config();
+    let c = engine.model().config();
     title(out, "Model")?;
     let context = match c.rope_scaling {
         RopeScaling::None => format!("{} tokens", c.max_context_length),
@@ -104,7 +104,7 @@ fn model(out: &mut impl Write, file: &ModelFile, engine: &Engine<'_>) -> Outcome
     terminal::table(out, &rows, &[])?;
 
     title(out, "\nMemory")?;
-    let plan = engine.model.memory_plan(&engine.options)?;
+    let plan = engine.memory_plan(engine.options.context)?;
     let held = engine.options.context.min(c.max_context_length);
     let whole = plan.total as u64 + engine.held_bytes as u64;
     let rows = vec![
@@ -115,7 +115,7 @@ fn model(out: &mut impl Write, file: &ModelFile, engine: &Engine<'_>) -> Outcome
         ),
         row("working memory", bytes((plan.scratch + plan.logits) as u64)),
         row("together", bytes(whole)),
-        row("read per token", bytes(engine.model.weights().bytes_per_token() as u64)),
+        row("read per token", bytes(engine.weights.bytes_per_token() as u64)),
     ];
     terminal::table(out, &rows, &[])?;
     Ok(())
@@ -238,8 +238,8 @@ fn as_json(file: &ModelFile, gguf: &Gguf<'_>, engine: &Result<Engine<'_>, String
 }
 
 fn model_json(engine: &Engine<'_>) -> Outcome<Json> {
-    let c = engine.model.config();
-    let plan = engine.model.memory_plan(&engine.options)?;
+    let c = engine.model().config();
+    let plan = engine.memory_plan(engine.options.context)?;
     Ok(json!({
         "name": engine.name(),
         "variant": engine.variant().name(),
@@ -270,7 +270,7 @@ fn model_json(engine: &Engine<'_>) -> Outcome<Json> {
             "logits": plan.logits,
             "session": plan.total,
             "weights": engine.held_bytes,
-            "bytes_per_token": engine.model.weights().bytes_per_token(),
+            "bytes_per_token": engine.weights.bytes_per_token(),
         },
     }))
 }

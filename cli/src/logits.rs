@@ -40,17 +40,18 @@ pub(crate) fn logits(args: &LogitsArgs, engine_args: &EngineArgs) -> Outcome {
     if tokens.is_empty() {
         return Err(Failure::new(format_args!("{place}: expected token ids, found none")));
     }
-    let mut file = open(engine_args)?;
-    let engine = Engine::load(&mut file, engine_args)?;
-    let options = SessionOptions { context: tokens.len(), logit_rows: 8, ..engine.options };
-    let mut session = memory::session(&engine.model, &options)?;
+    let file = open(engine_args)?;
+    let engine = Engine::load(&file, engine_args)?;
+    let context = tokens.len();
+    let mut device = engine.device(context, 8)?;
+    let mut session = memory::session(&mut device, &SessionOptions { context, kv: engine.kv })?;
     match &args.out {
         Some(path) => {
             let create = File::create(path).map_err(|e| file_error("create", path, &e))?;
             let mut out = BufWriter::new(create);
             let bar = terminal::progress("computing", "tokens", tokens.len());
             let mut failed = None;
-            let outcome = session.forward_logits(&tokens, &engine.pool, &mut |_, row| {
+            let outcome = session.forward_logits(&mut device, &tokens, &mut |_, row| {
                 let written = row.iter().try_for_each(|logit| out.write_all(&logit.to_le_bytes()));
                 failed = failed.take().or(written.err());
                 bar.inc(1);
@@ -61,12 +62,12 @@ pub(crate) fn logits(args: &LogitsArgs, engine_args: &EngineArgs) -> Outcome {
             if let Some(error) = failed {
                 return Err(file_error("write", path, &error));
             }
-            let vocab = engine.model.config().vocab_size;
+            let vocab = engine.model().config().vocab_size;
             let (rows, path) = (tokens.len(), path.display());
             terminal::remark(format_args!("{rows} rows of {vocab} little-endian f32 in {path}"));
         }
         None => {
-            let row = session.forward_prefill(&tokens, &engine.pool).at(&place)?;
+            let row = session.forward_prefill(&mut device, &tokens).at(&place)?;
             let mut logprobs = Logprobs::new(usize::from(args.top));
             logprobs.measure(row, 0);
             let mut rows = vec![["token", "text", "logit", "probability"].map(String::from).to_vec()];

@@ -2,7 +2,7 @@
 //! one for each weight and token. Kernels that look sums up are not held by it, but share the units that compute.
 
 use shohin_core::Pool;
-use shohin_core::kernel::Isa;
+use shohin_core::cpu::Isa;
 
 /// Products a second of as many threads as the pool has workers that do nothing else, with the best instruction of `isa`
 /// for it; none where it is not known. The best of some passes, as a bound is what can be had at best.
@@ -19,7 +19,7 @@ pub(crate) fn products(isa: Isa, pool: &dyn Pool) -> Option<f64> {
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use shohin_core::Pool;
-    use shohin_core::kernel::Isa;
+    use shohin_core::cpu::Isa;
     use std::arch::x86_64::*;
     use std::hint::black_box;
     use std::time::Instant;

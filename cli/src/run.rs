@@ -23,8 +23,8 @@ pub(crate) fn run(args: &RunArgs, engine_args: &EngineArgs) -> Outcome {
         GenerationOptions { stop_strings: args.sampling.stop.clone(), ..GenerationOptions::default() };
     stops.check().of_usage()?;
     let prompt = prompt(args)?;
-    let mut file = open(engine_args)?;
-    let engine = Engine::load(&mut file, engine_args)?;
+    let file = open(engine_args)?;
+    let engine = Engine::load(&file, engine_args)?;
     engine.remark_on(args.think);
     let (tokens, instructions) = if args.raw {
         (engine.encode_plain(&prompt, Special::UserDefined), 0)
@@ -54,7 +54,7 @@ pub(crate) fn run(args: &RunArgs, engine_args: &EngineArgs) -> Outcome {
     };
     if tokens.len() > session.capacity() && options.overflow == Overflow::Error {
         let (n, most) = (tokens.len(), session.capacity());
-        let more = if most < engine.model.config().max_context_length {
+        let more = if most < engine.model().config().max_context_length {
             "; --context can raise that, and --overflow shift reads on"
         } else {
             ", the most this model can; --overflow shift reads on"

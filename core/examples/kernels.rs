@@ -3,8 +3,11 @@
 //! GMAC/s of products of 2048 columns with one token, the weights streamed from memory and hot in the
 //! second-level cache, and with 64 tokens. Two lines compare only within one run.
 
-use shohin_core::kernel::{self, Input, Isa, Q8Block, Tables, q8_blocks};
-use shohin_core::quant::{self, Layout};
+use shohin_core::cpu::Isa;
+use shohin_core::cpu::activation_lut::ActivationLut;
+use shohin_core::cpu::activations::{Q8Block, q8_blocks, quantize};
+use shohin_core::cpu::matmul::{Input, build_lut, lut_len, matmul};
+use shohin_core::cpu::repack::{Layout, PANEL_ROWS, PackedMatrix, repacked_format, repacks};
 use shohin_core::{Format, Matrix, Serial};
 
 const COLS: usize = 2048;
@@ -64,34 +67,36 @@ fn main() {
     );
     for isa in Isa::available() {
         let mut q8 = vec![Q8Block::default(); 64 * q8_blocks(COLS)];
-        kernel::quantize(isa, &x, COLS, &mut q8).expect("lengths fit");
+        quantize(isa, &x, COLS, &mut q8).expect("lengths fit");
         for format in Format::ALL {
-            let interleaved = quant::interleaved_format(format).filter(|_| isa.interleaves());
-            for (int8, layout) in [(true, isa.layout(format)), (true, Layout::Rows), (false, Layout::Rows)] {
+            let repacked = repacked_format(format).filter(|_| repacks(isa));
+            for (int8, layout) in
+                [(true, Layout::preferred(isa, format)), (true, Layout::RowMajor), (false, Layout::RowMajor)]
+            {
                 let name = match (layout, int8) {
-                    (Layout::Rows, true) => format!("{} {} rows", isa.name(), format.name()),
-                    (Layout::Rows, false) => format!("{} {} f32", isa.name(), format.name()),
+                    (Layout::RowMajor, true) => format!("{} {} rows", isa.name(), format.name()),
+                    (Layout::RowMajor, false) => format!("{} {} f32", isa.name(), format.name()),
                     _ => format!("{} {}", isa.name(), format.name()),
                 };
-                let absent = layout != Layout::Rows && interleaved.is_none();
+                let absent = layout != Layout::RowMajor && repacked.is_none();
                 if !name.contains(&filter) || absent || int8 && format.is_float() {
                     continue;
                 }
                 // Any bytes are weights in any layout.
-                let format = if layout == Layout::Rows { format } else { interleaved.unwrap_or(format) };
+                let format = if layout == Layout::RowMajor { format } else { repacked.unwrap_or(format) };
                 let rate = |bytes: &[u8], tokens: usize| {
                     let row = format.row_bytes(COLS).expect("a multiple of every block");
-                    let rows = bytes.len() / row / quant::GROUP * quant::GROUP;
+                    let rows = bytes.len() / row / PANEL_ROWS * PANEL_ROWS;
                     let w = Matrix::new(format, rows, COLS, &bytes[..rows * row])
-                        .and_then(|w| w.with_layout(layout))
+                        .and_then(|w| PackedMatrix::new(w, layout))
                         .expect("lengths fit");
                     let mut y = vec![0.0; rows * tokens];
                     let q8 = &q8[..tokens * q8_blocks(COLS)];
-                    let mut tables = vec![Tables::default(); kernel::tables(isa, tokens, COLS)];
-                    kernel::fill_tables(isa, q8, COLS, &mut tables).expect("lengths fit");
-                    let input = Input { f32: &x[..tokens * COLS], q8: int8.then_some(q8), tables: &tables };
+                    let mut luts = vec![ActivationLut::default(); lut_len(isa, tokens, COLS)];
+                    build_lut(isa, q8, COLS, &mut luts).expect("lengths fit");
+                    let input = Input { f32: &x[..tokens * COLS], q8: int8.then_some(q8), luts: &luts };
                     best_rate(rows * COLS * tokens, || {
-                        kernel::matmul(isa, &Serial, &w, &input, tokens, &mut y).expect("lengths fit");
+                        matmul(isa, &Serial, &w, &input, tokens, &mut y).expect("lengths fit");
                     })
                 };
                 println!(

@@ -4,7 +4,7 @@
 use core::fmt;
 
 /// Result of every fallible call of this crate.
-pub type Result<T> = core::result::Result<T, Error>;
+pub type Result<T, E = Error> = core::result::Result<T, E>;
 
 /// A name or value taken from a file, cut to 38 bytes so that an error owns no heap memory.
 #[derive(Clone, Copy, PartialEq, Eq)]

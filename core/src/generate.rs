@@ -20,8 +20,6 @@
 #![forbid(unsafe_code)]
 
 use crate::constrain::Constraint;
-use crate::model::Session;
-use crate::pool::Pool;
 use crate::sample::{Logprob, Logprobs, Sampler};
 use crate::tokenizer::{TokenKind, Tokenizer};
 use crate::{Error, Result};
@@ -80,36 +78,6 @@ impl Detokenizer for Tokenizer<'_> {
 
     fn is_end(&self, token: u32) -> bool {
         Tokenizer::is_end(self, token)
-    }
-}
-
-/// A [`Session`] with the pool its work is spread over.
-pub struct Cpu<'s, 'm> {
-    /// The session.
-    pub session: &'s mut Session<'m>,
-    /// The pool.
-    pub pool: &'s dyn Pool,
-}
-
-impl Backend for Cpu<'_, '_> {
-    fn position(&self) -> usize {
-        self.session.position()
-    }
-
-    fn capacity(&self) -> usize {
-        self.session.capacity()
-    }
-
-    fn feed(&mut self, tokens: &[u32]) -> Result<&[f32]> {
-        self.session.forward_prefill(tokens, self.pool)
-    }
-
-    fn truncate(&mut self, len: usize) -> Result<()> {
-        self.session.truncate(len)
-    }
-
-    fn shift(&mut self, keep: usize, drop: usize) -> Result<()> {
-        self.session.shift(keep, drop)
     }
 }
 

@@ -11,6 +11,26 @@ pub trait Pool: Sync {
     fn run(&self, jobs: usize, job: &(dyn Fn(usize) + Sync));
 }
 
+impl<P: Pool + ?Sized> Pool for &P {
+    fn workers(&self) -> usize {
+        (**self).workers()
+    }
+
+    fn run(&self, jobs: usize, job: &(dyn Fn(usize) + Sync)) {
+        (**self).run(jobs, job);
+    }
+}
+
+impl<P: Pool + Send + ?Sized> Pool for alloc::sync::Arc<P> {
+    fn workers(&self) -> usize {
+        (**self).workers()
+    }
+
+    fn run(&self, jobs: usize, job: &(dyn Fn(usize) + Sync)) {
+        (**self).run(jobs, job);
+    }
+}
+
 /// Runs every job on the calling thread.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Serial;

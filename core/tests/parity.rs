@@ -1,8 +1,11 @@
 //! One suite for every {operation x format x instruction set}: equal to the scalar reference, bit for
 //! bit. Run it under emulators for instruction sets this machine lacks; see docs/SPEED.md.
 
-use shohin_core::kernel::{self, Input, Isa, Q8Block, Tables, q8_blocks};
-use shohin_core::quant::Layout;
+use shohin_core::cpu::Isa;
+use shohin_core::cpu::activation_lut::ActivationLut;
+use shohin_core::cpu::activations::{Q8Block, q8_blocks, quantize};
+use shohin_core::cpu::matmul::{Input, build_lut, lut_len, matmul};
+use shohin_core::cpu::repack::{Layout, PackedMatrix, repack, repacked_format};
 use shohin_core::{Format, Matrix, Pool, Serial, quant};
 
 #[cfg(all(target_arch = "wasm32", target_os = "unknown"))]
@@ -35,51 +38,57 @@ fn weights(numbers: &mut Numbers, format: Format, rows: usize, cols: usize) -> V
     packed
 }
 
-fn product(isa: Isa, pool: &dyn Pool, w: &Matrix, x: &Input, tokens: usize) -> Vec<u32> {
+fn product(isa: Isa, pool: &dyn Pool, w: &PackedMatrix, x: &Input, tokens: usize) -> Vec<u32> {
     let mut y = vec![f32::from_bits(0x7fc0_1234); tokens * w.rows()];
-    kernel::matmul(isa, pool, w, x, tokens, &mut y).unwrap();
+    matmul(isa, pool, w, x, tokens, &mut y).unwrap();
     // Which NaN comes out is not promised.
     y.iter().map(|v| if v.is_nan() { f32::NAN.to_bits() } else { v.to_bits() }).collect()
 }
 
-/// `w` as it is and, if its format can be, interleaved.
+/// `w` as it is and, if its format can be, repacked.
 fn layouts(w: &Matrix) -> Vec<(Layout, Format, Vec<u8>)> {
-    let mut all = vec![(Layout::Rows, w.format(), w.data().to_vec())];
-    for layout in [Layout::Words, Layout::Bytes] {
-        if let Some(format) = quant::interleaved_format(w.format()) {
+    let mut all = vec![(Layout::RowMajor, w.format(), w.data().to_vec())];
+    for layout in [Layout::Panels32, Layout::Panels8] {
+        if let Some(format) = repacked_format(w.format()) {
             let mut bytes = w.data().to_vec();
-            quant::interleave(w.format(), layout, w.rows(), w.cols(), &mut bytes, &Serial).unwrap();
+            repack(w.format(), layout, w.rows(), w.cols(), &mut bytes, &Serial).unwrap();
             all.push((layout, format, bytes));
         }
     }
     all
 }
 
-fn tables(isa: Isa, q8: &[Q8Block], tokens: usize, cols: usize) -> Vec<Tables> {
-    let mut tables = vec![Tables::default(); kernel::tables(isa, tokens, cols)];
-    kernel::fill_tables(isa, q8, cols, &mut tables).unwrap();
-    tables
+fn luts(isa: Isa, q8: &[Q8Block], tokens: usize, cols: usize) -> Vec<ActivationLut> {
+    let mut luts = vec![ActivationLut::default(); lut_len(isa, tokens, cols)];
+    build_lut(isa, q8, cols, &mut luts).unwrap();
+    luts
+}
+
+/// The bytes of a `(rows, cols)` matrix of `format` in `layout`.
+fn packed(format: Format, layout: Layout, rows: usize, cols: usize, bytes: &[u8]) -> PackedMatrix<'_> {
+    PackedMatrix::new(Matrix::new(format, rows, cols, bytes).unwrap(), layout).unwrap()
 }
 
 /// Compares both operations of `isa`, over every layout, with the reference over rows.
 fn compare(isa: Isa, w: &Matrix, x: &[f32], tokens: usize) {
     let mut q8 = vec![Q8Block::default(); tokens * q8_blocks(w.cols())];
-    kernel::quantize(isa, x, w.cols(), &mut q8).unwrap();
-    let tables = tables(isa, &q8, tokens, w.cols());
-    for (q8, tables) in [(None, &[][..]), (Some(&q8[..]), &[]), (Some(&q8), &tables)] {
-        let expected = product(Isa::SCALAR, &Serial, w, &Input { f32: x, q8, tables: &[] }, tokens);
-        let input = Input { f32: x, q8, tables };
+    quantize(isa, x, w.cols(), &mut q8).unwrap();
+    let luts = luts(isa, &q8, tokens, w.cols());
+    for (q8, luts) in [(None, &[][..]), (Some(&q8[..]), &[]), (Some(&q8), &luts)] {
+        let reference = Input { f32: x, q8, luts: &[] };
+        let expected = product(Isa::SCALAR, &Serial, &(*w).into(), &reference, tokens);
+        let input = Input { f32: x, q8, luts };
         for (layout, format, bytes) in layouts(w) {
-            let w = Matrix::new(format, w.rows(), w.cols(), &bytes).unwrap().with_layout(layout).unwrap();
+            let w = packed(format, layout, w.rows(), w.cols(), &bytes);
             let found = product(isa, &Serial, &w, &input, tokens);
             for (i, (e, f)) in expected.iter().zip(&found).enumerate() {
                 assert!(
                     e == f,
-                    "{} {} {layout:?} int8 {}, {} tables: {} rows, {} cols, token {} row {}: expected {}, found {}",
+                    "{} {} {layout:?} int8 {}, {} luts: {} rows, {} cols, token {} row {}: expected {}, found {}",
                     isa.name(),
                     w.format().name(),
                     q8.is_some(),
-                    tables.len(),
+                    luts.len(),
                     w.rows(),
                     w.cols(),
                     i / w.rows(),
@@ -131,13 +140,13 @@ fn long_rows_and_many_tokens_equal_the_reference() {
     }
 }
 
-/// Interleaved rows and as many tokens as fill tiles of them, or just do not, or are some more; ordinary
+/// Repacked rows and as many tokens as fill tiles of them, or just do not, or are some more; ordinary
 /// weights and any bytes.
 #[test]
 fn prompts_equal_the_reference() {
     let mut numbers = Numbers(7);
     for isa in Isa::available() {
-        for format in Format::ALL.into_iter().filter(|f| quant::interleaved_format(*f).is_some()) {
+        for format in Format::ALL.into_iter().filter(|f| repacked_format(*f).is_some()) {
             for (i, (rows, blocks, tokens)) in
                 [(16, 1, 16), (32, 3, 15), (48, 2, 17), (37, 5, 33), (64, 1, 31), (33, 9, 130)]
                     .into_iter()
@@ -219,24 +228,24 @@ fn integer_dots_are_exact() {
                 })
                 .collect();
             let mut q8 = vec![Q8Block::default(); tokens * q8_blocks(cols)];
-            kernel::quantize(isa, &x, cols, &mut q8).unwrap();
+            quantize(isa, &x, cols, &mut q8).unwrap();
             let matrix = Matrix::new(format, rows, cols, &packed).unwrap();
             let mut y = vec![f32::NAN; tokens * rows];
-            let tables = tables(isa, &q8, tokens, cols);
-            for (q8, tables, layout) in [
-                (None, &[][..], Layout::Rows),
-                (Some(&q8[..]), &[], Layout::Rows),
-                (Some(&q8), &tables, isa.layout(format)),
+            let luts = luts(isa, &q8, tokens, cols);
+            for (q8, luts, layout) in [
+                (None, &[][..], Layout::RowMajor),
+                (Some(&q8[..]), &[], Layout::RowMajor),
+                (Some(&q8), &luts, Layout::preferred(isa, format)),
             ] {
                 let (_, format, bytes) = layouts(&matrix).into_iter().find(|l| l.0 == layout).unwrap_or((
-                    Layout::Rows,
+                    Layout::RowMajor,
                     format,
                     packed.clone(),
                 ));
                 let matrix = Matrix::new(format, rows, cols, &bytes).unwrap();
-                let matrix = matrix.with_layout(layout).unwrap_or(matrix);
-                let input = Input { f32: &x, q8, tables };
-                kernel::matmul(isa, &Serial, &matrix, &input, tokens, &mut y).unwrap();
+                let matrix = PackedMatrix::new(matrix, layout).unwrap_or(matrix.into());
+                let input = Input { f32: &x, q8, luts };
+                matmul(isa, &Serial, &matrix, &input, tokens, &mut y).unwrap();
                 for (i, y) in y.iter().enumerate() {
                     let (t, r) = (i / rows, i % rows);
                     let exact: i64 = (0..cols).map(|c| w[r * cols + c] as i64 * x[t * cols + c] as i64).sum();
@@ -264,16 +273,16 @@ fn batches_and_workers_change_nothing() {
         for format in Format::ALL {
             let (rows, cols, tokens) = (150, 1536, 9);
             let packed = weights(&mut numbers, format, rows, cols);
-            let w = Matrix::new(format, rows, cols, &packed).unwrap();
+            let w = PackedMatrix::from(Matrix::new(format, rows, cols, &packed).unwrap());
             let x: Vec<f32> = (0..tokens * cols).map(|_| numbers.float()).collect();
             let mut q8 = vec![Q8Block::default(); tokens * q8_blocks(cols)];
-            kernel::quantize(isa, &x, cols, &mut q8).unwrap();
+            quantize(isa, &x, cols, &mut q8).unwrap();
             for int8 in [false, true] {
                 let together = product(
                     isa,
                     &Backwards,
                     &w,
-                    &Input { f32: &x, q8: int8.then_some(&q8), tables: &[] },
+                    &Input { f32: &x, q8: int8.then_some(&q8), luts: &[] },
                     tokens,
                 );
                 for t in 0..tokens {
@@ -281,7 +290,7 @@ fn batches_and_workers_change_nothing() {
                     let one = Input {
                         f32: &x[t * cols..][..cols],
                         q8: int8.then_some(&q8[t * blocks..][..blocks]),
-                        tables: &[],
+                        luts: &[],
                     };
                     let alone = product(isa, &Serial, &w, &one, 1);
                     assert_eq!(
@@ -305,8 +314,8 @@ fn activations_are_quantized_alike() {
         for cols in [1, 15, 16, 17, 63, 64, 65, 100, 500] {
             let x: Vec<f32> = (0..3 * cols).map(|_| f32::from_bits(numbers.next() as u32)).collect();
             let mut blocks = [(); 2].map(|()| vec![Q8Block::default(); 3 * q8_blocks(cols)]);
-            kernel::quantize(Isa::SCALAR, &x, cols, &mut blocks[0]).unwrap();
-            kernel::quantize(isa, &x, cols, &mut blocks[1]).unwrap();
+            quantize(Isa::SCALAR, &x, cols, &mut blocks[0]).unwrap();
+            quantize(isa, &x, cols, &mut blocks[1]).unwrap();
             for (a, b) in blocks[0].iter().zip(&blocks[1]) {
                 let all = |b: &Q8Block| (b.q, b.start, b.factor, b.step.to_bits());
                 assert_eq!(all(a), all(b), "{} {cols}", isa.name());

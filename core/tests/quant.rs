@@ -1,7 +1,10 @@
 //! Formats against blocks that llama.cpp's reference quantizers wrote (`tests/oracle/cut_blocks.py`).
 
-use shohin_core::kernel::{self, Input, Isa, Q8Block, q8_blocks};
-use shohin_core::quant::Layout;
+use shohin_core::cpu::Isa;
+use shohin_core::cpu::activation_lut::ActivationLut;
+use shohin_core::cpu::activations::{Q8Block, q8_blocks, quantize};
+use shohin_core::cpu::matmul::{Input, build_lut, matmul};
+use shohin_core::cpu::repack::{Layout, PackedMatrix, repack, repacked_format};
 use shohin_core::{Error, Format, Matrix, Serial, quant};
 use std::path::Path;
 
@@ -96,13 +99,13 @@ fn products_equal_f64_dots_of_the_dequantized_rows() {
     let x: Vec<f32> =
         (0..2 * 256).map(|i| ((i * 37 % 101) as f32 - 50.0) * 0.013 + (i as f32 * 0.7).sin()).collect();
     let mut q8 = vec![Q8Block::default(); 2 * q8_blocks(256)];
-    kernel::quantize(Isa::SCALAR, &x, 256, &mut q8).unwrap();
+    quantize(Isa::SCALAR, &x, 256, &mut q8).unwrap();
     for format in Format::ALL {
         let (_, packed, dequantized) = reference(&dir, format);
         let matrix = Matrix::new(format, 4, 256, &packed).unwrap();
         for q8 in [None, Some(&q8[..])] {
             let mut y = [f32::NAN; 8];
-            kernel::matmul(Isa::SCALAR, &Serial, &matrix, &Input { f32: &x, q8, tables: &[] }, 2, &mut y)
+            matmul(Isa::SCALAR, &Serial, &matrix.into(), &Input { f32: &x, q8, luts: &[] }, 2, &mut y)
                 .unwrap();
             for t in 0..2 {
                 for r in 0..4 {
@@ -137,11 +140,11 @@ fn lengths_that_do_not_fit_are_errors() {
     assert!(quant::unpack(Format::Q1_0, &packed[..18], &mut [0.0; 127]).is_err());
     assert!(quant::unpack(Format::Q1_0, &packed[..17], &mut [0.0; 128]).is_err());
     assert!(quant::pack(Format::Q1_0, &[0.0; 128], &mut [0; 19]).is_err());
-    let w = Matrix::new(Format::Q1_0, 4, 128, &packed).unwrap();
+    let w = Matrix::new(Format::Q1_0, 4, 128, &packed).unwrap().into();
     let q8 = [Q8Block::default(); 2];
     let mut y = [0.0; 4];
     let mut run = |f32: &[f32], q8: Option<&[Q8Block]>, tokens, n: usize| {
-        kernel::matmul(Isa::SCALAR, &Serial, &w, &Input { f32, q8, tables: &[] }, tokens, &mut y[..n])
+        matmul(Isa::SCALAR, &Serial, &w, &Input { f32, q8, luts: &[] }, tokens, &mut y[..n])
     };
     assert!(run(&[0.0; 128], None, 1, 4).is_ok());
     assert!(run(&[], Some(&q8), 1, 4).is_ok());
@@ -151,12 +154,12 @@ fn lengths_that_do_not_fit_are_errors() {
     assert!(run(&[], None, usize::MAX, 4).is_err());
     assert!(run(&[], None, 0, 0).is_ok());
     // The reference looks nothing up.
-    let tables = [kernel::Tables::default()];
-    let input = Input { f32: &[], q8: Some(&q8), tables: &tables };
-    assert!(kernel::matmul(Isa::SCALAR, &Serial, &w, &input, 1, &mut [0.0; 4]).is_err());
-    assert!(kernel::fill_tables(Isa::detect(), &q8[..1], 128, &mut []).is_err());
-    assert!(kernel::quantize(Isa::SCALAR, &[0.0; 128], 128, &mut [Q8Block::default(); 1]).is_err());
-    assert!(kernel::quantize(Isa::SCALAR, &[0.0; 127], 128, &mut [Q8Block::default(); 2]).is_err());
+    let luts = [ActivationLut::default()];
+    let input = Input { f32: &[], q8: Some(&q8), luts: &luts };
+    assert!(matmul(Isa::SCALAR, &Serial, &w, &input, 1, &mut [0.0; 4]).is_err());
+    assert!(build_lut(Isa::detect(), &q8[..1], 128, &mut []).is_err());
+    assert!(quantize(Isa::SCALAR, &[0.0; 128], 128, &mut [Q8Block::default(); 1]).is_err());
+    assert!(quantize(Isa::SCALAR, &[0.0; 127], 128, &mut [Q8Block::default(); 2]).is_err());
 }
 
 #[test]
@@ -177,7 +180,7 @@ fn activations_are_rounded_half_away_with_one_factor_per_32() {
     x[96..].fill(1e-9); // too small to be seen beside the largest
     let mut blocks = [Q8Block::default(); 2];
     for isa in Isa::available() {
-        kernel::quantize(isa, &x, 100, &mut blocks).unwrap();
+        quantize(isa, &x, 100, &mut blocks).unwrap();
         let first = &blocks[0];
         assert_eq!(first.step, step);
         // The best factor for these integers.
@@ -206,11 +209,10 @@ fn a_token_that_is_not_finite_shows_in_every_output() {
             x[256 + at] = bad;
             let mut q8 = [Q8Block::default(); 8];
             for isa in Isa::available() {
-                kernel::quantize(isa, &x, 256, &mut q8).unwrap();
-                let w = Matrix::new(Format::Tq2_0, 1, 256, &[0; 66]).unwrap();
+                quantize(isa, &x, 256, &mut q8).unwrap();
+                let w = Matrix::new(Format::Tq2_0, 1, 256, &[0; 66]).unwrap().into();
                 let mut y = [0.0; 2];
-                kernel::matmul(isa, &Serial, &w, &Input { f32: &x, q8: Some(&q8), tables: &[] }, 2, &mut y)
-                    .unwrap();
+                matmul(isa, &Serial, &w, &Input { f32: &x, q8: Some(&q8), luts: &[] }, 2, &mut y).unwrap();
                 assert!(y[0].is_finite() && y[1].is_nan());
             }
         }
@@ -224,7 +226,7 @@ fn an_outlier_spoils_only_its_group() {
     let mut x: Vec<f32> = (0..256).map(|i| (i as f32 * 0.7).sin()).collect();
     x[100] = 3000.0;
     let mut q8 = [Q8Block::default(); 4];
-    kernel::quantize(Isa::SCALAR, &x, 256, &mut q8).unwrap();
+    quantize(Isa::SCALAR, &x, 256, &mut q8).unwrap();
     for (i, x) in x.iter().enumerate().filter(|(i, _)| i / 32 != 100 / 32) {
         let y = &q8[i / 64];
         let back = f32::from(y.q[i % 64]) * y.factor[i % 64 / 32] as f32 * y.step;
@@ -232,9 +234,9 @@ fn an_outlier_spoils_only_its_group() {
     }
 }
 
-/// Every weight of an interleaved matrix is where the lookup expects it, whatever it was.
+/// Every weight of a repacked matrix is where the lookup expects it, whatever it was.
 #[test]
-fn interleaving_moves_weights_and_changes_none() {
+fn repacking_moves_weights_and_changes_none() {
     let mut n = 7u32;
     for format in Format::ALL {
         let (rows, cols) = (35, 768);
@@ -246,16 +248,16 @@ fn interleaving_moves_weights_and_changes_none() {
             })
             .collect();
         let expected = Matrix::new(format, rows, cols, &packed).unwrap();
-        for layout in [Layout::Words, Layout::Bytes] {
+        for layout in [Layout::Panels32, Layout::Panels8] {
             let mut bytes = packed.clone();
-            quant::interleave(format, layout, rows, cols, &mut bytes, &Serial).unwrap();
-            let Some(now) = quant::interleaved_format(format) else {
+            repack(format, layout, rows, cols, &mut bytes, &Serial).unwrap();
+            let Some(now) = repacked_format(format) else {
                 assert_eq!(bytes, packed);
-                assert!(expected.with_layout(layout).is_err());
+                assert!(PackedMatrix::new(expected, layout).is_err());
                 continue;
             };
             assert_ne!(bytes, packed);
-            let found = Matrix::new(now, rows, cols, &bytes).unwrap().with_layout(layout).unwrap();
+            let found = PackedMatrix::new(Matrix::new(now, rows, cols, &bytes).unwrap(), layout).unwrap();
             let (mut a, mut b) = (vec![0.0; cols], vec![0.0; cols]);
             for row in 0..rows {
                 expected.unpack_row(row, &mut a).unwrap();

@@ -4,8 +4,7 @@ use crate::device::{Extensions, Gpu};
 use crate::form::Form;
 use crate::shader::{Source, part};
 use crate::weights::Chunk;
-use shohin_core::KvFormat;
-use shohin_core::model::Activations;
+use shohin_core::{Activations, KvFormat};
 use wgpu::{BindGroup, Buffer, ComputePass, ComputePipeline};
 
 /// Words of the step buffer before the tokens: number of tokens, first position, the row whose logits are wanted,
@@ -157,8 +156,8 @@ impl From<KvFormat> for Kv {
     fn from(format: KvFormat) -> Kv {
         match format {
             KvFormat::F32 => Kv::F32,
+            KvFormat::F16 => Kv::F16,
             KvFormat::Q8 => Kv::Q8,
-            _ => Kv::F16,
         }
     }
 }
@@ -469,7 +468,7 @@ mod tests {
             gpu.queue.write_buffer(&on_gpu, 0, bytemuck::cast_slice(&logits));
             let best = gpu.storage("best", 8 * (1 + ARGMAX_GROUPS as u64)).await.expect("a buffer");
             let found = choose(&gpu, &argmax(&gpu, vocab, &on_gpu, &best), &best, 1).await;
-            assert_eq!(Ok(found[0][1]), shohin_core::op::argmax(&logits));
+            assert_eq!(Ok(found[0][1]), shohin_core::cpu::op::argmax(&logits));
 
             let kept = [
                 gpu.storage("kept", 8 * 3 * 5).await.expect("a"),

@@ -9,9 +9,9 @@ use crate::kernel::{
 };
 use crate::weights::{GpuModel, Matrix};
 use shohin_core::Error as CoreError;
-use shohin_core::SamplerConfig;
-use shohin_core::model::{Activations, Qwen3Config};
-use shohin_core::op::rope::Rope;
+use shohin_core::model::Qwen3Config;
+use shohin_core::model::rope::Rope;
+use shohin_core::{Activations, SamplerConfig};
 use std::sync::Arc;
 use wgpu::{Buffer, BufferUsages};
 

@@ -5,7 +5,6 @@ use crate::error::{Error, Result};
 use crate::form::Form;
 use shohin_core::gguf::{Event, Header};
 use shohin_core::model::Qwen3Config;
-use shohin_core::quant::Layout as RowLayout;
 use shohin_core::{Error as CoreError, Format, Gguf, Name, quant};
 use std::sync::Arc;
 use wgpu::Buffer;
@@ -186,8 +185,6 @@ impl Layout {
                 return Err(CoreError::TensorShape { name, expected, found }.into());
             }
             let usable = |format: &Format| match target {
-                // Rearranged for the CPU.
-                _ if info.layout() != RowLayout::Rows => false,
                 Target::Norm { .. } => format.is_float(),
                 Target::Rows { .. } => Form::of(*format).is_some(),
             };

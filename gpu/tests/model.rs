@@ -2,10 +2,12 @@
 //!
 //! `SHOHIN_GPU` chooses the adapter by a part of its name; without it the first one serves, in software too.
 
+use shohin_core::cpu::op::argmax;
 use shohin_core::generate::Backend;
-use shohin_core::model::{Activations, BonsaiModel, Session, SessionOptions};
-use shohin_core::op::argmax;
-use shohin_core::{Error as CoreError, Format, Gguf, KvFormat, Serial};
+use shohin_core::model::BonsaiModel;
+use shohin_core::{
+    Activations, Cpu, CpuOptions, Error as CoreError, Format, Gguf, KvFormat, Serial, Session, SessionOptions,
+};
 use shohin_gpu::{Error, Gpu, GpuBackend, GpuModel, GpuOptions, GpuSession, GpuSessionOptions, Kv, Want};
 use shohin_tests::model::{Model, Shape, Stored};
 use std::sync::Arc;
@@ -29,10 +31,10 @@ fn open_with(options: GpuOptions) -> Arc<Gpu> {
 
 fn logits_on_cpu(file: &[u8], tokens: &[u32], activations: Activations, kv: KvFormat) -> Vec<f32> {
     let model = BonsaiModel::from_gguf(&Gguf::parse(file).unwrap()).unwrap();
-    let options = SessionOptions { activations, kv, ..SessionOptions::default() };
-    let mut session = Session::new(&model, &options).unwrap();
+    let mut cpu = Cpu::new(model, &CpuOptions { activations, ..Default::default() }, Serial).unwrap();
+    let mut session = Session::new(&mut cpu, &SessionOptions { kv, ..Default::default() }).unwrap();
     let mut all = Vec::new();
-    session.forward_logits(tokens, &Serial, &mut |_, row| all.extend_from_slice(row)).unwrap();
+    session.forward_logits(&mut cpu, tokens, &mut |_, row| all.extend_from_slice(row)).unwrap();
     all
 }
 
@@ -251,10 +253,12 @@ fn hidden_states_agree() {
     let file = Model::tiny(Format::Pq2_0);
     let tokens = tokens(23, 320);
     let model = BonsaiModel::from_gguf(&Gguf::parse(&file).unwrap()).unwrap();
-    let options = SessionOptions { activations: Activations::F32, kv: KvFormat::F32, ..Default::default() };
+    let exact = CpuOptions { activations: Activations::F32, ..Default::default() };
     let (mut want, mut got) = (Vec::new(), Vec::new());
-    let mut cpu = Session::new(&model, &options).unwrap();
-    cpu.forward_hidden(&tokens, &Serial, &mut |_, row| want.extend_from_slice(row)).unwrap();
+    let mut device = Cpu::new(model, &exact, Serial).unwrap();
+    let options = SessionOptions { kv: KvFormat::F32, ..Default::default() };
+    let mut cpu = Session::new(&mut device, &options).unwrap();
+    cpu.forward_hidden(&mut device, &tokens, &mut |_, row| want.extend_from_slice(row)).unwrap();
     let options =
         GpuSessionOptions { activations: Activations::F32, kv: Kv::F32, batch: 8, ..Default::default() };
     let mut session = session(&gpu, &file, &options);
@@ -306,14 +310,16 @@ fn sprout_says_the_same() {
     let gpu = open(true);
     let file = sprout();
     let model = BonsaiModel::from_gguf(&Gguf::parse(&file).unwrap()).unwrap();
-    let options = SessionOptions { activations: Activations::F32, kv: KvFormat::F32, ..Default::default() };
-    let mut cpu = Session::new(&model, &options).unwrap();
+    let exact = CpuOptions { activations: Activations::F32, ..Default::default() };
+    let mut device = Cpu::new(model, &exact, Serial).unwrap();
+    let options = SessionOptions { kv: KvFormat::F32, ..Default::default() };
+    let mut cpu = Session::new(&mut device, &options).unwrap();
     let options = GpuSessionOptions { activations: Activations::F32, kv: Kv::F32, ..Default::default() };
     let mut gpu = GpuBackend::new(session(&gpu, &file, &options));
     gpu.want(Want::Best);
     let mut fed = vec![401, 17, 33, 9, 120];
     for _ in 0..40 {
-        let want = argmax(cpu.forward_prefill(&fed, &Serial).unwrap()).unwrap();
+        let want = argmax(cpu.forward_prefill(&mut device, &fed).unwrap()).unwrap();
         let got = argmax(gpu.feed(&fed).unwrap()).unwrap();
         assert_eq!(got, want);
         fed = vec![got];

@@ -3,25 +3,26 @@
 use crate::error::{Error, Result};
 use crate::memory;
 use memmap2::{Mmap, MmapMut};
-use shohin_core::gguf::{self, Expansion, MAX_PARTS, ReadOptions};
-use shohin_core::kernel::Isa;
-use shohin_core::{Format, Gguf, Pool};
+use shohin_core::cpu::repack::repacks;
+use shohin_core::cpu::{self, CpuWeights, Expansion, Isa};
+use shohin_core::gguf::{MAX_PARTS, ReadOptions};
+use shohin_core::model::ModelBytes;
+use shohin_core::{BonsaiModel, Format, Gguf, ModelConfig, Pool};
 use std::fs::File;
 use std::io::{self, Read, Seek};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// The model that needs no download.
 #[cfg(feature = "built-in")]
 static BUILT_IN: &[u8] = include_bytes!("../../models/sprout.gguf");
 
-/// A model file in memory, or all files of a model in parts.
+/// A model's file, or all files of a model in parts, mapped.
 #[derive(Debug)]
 pub struct ModelFile {
     name: String,
     /// At least one.
     shards: Vec<Shard>,
-    /// What most of the weights were before they were repacked.
-    format: Option<Format>,
 }
 
 #[derive(Debug)]
@@ -35,13 +36,43 @@ struct Shard {
 enum Bytes {
     #[cfg(feature = "built-in")]
     BuiltIn,
-    Mapped(Mmap, File),
-    /// Read, to be repacked: its first `len` bytes are the model, made of a file of `stored` bytes.
-    Read {
+    Mapped(Arc<Mmap>, File),
+}
+
+/// The bytes of a file that hold weights: the mapped file, or a copy that can be rearranged.
+#[derive(Debug)]
+pub struct ShardBytes(Held);
+
+#[derive(Debug)]
+enum Held {
+    #[cfg(feature = "built-in")]
+    BuiltIn,
+    Mapped(Arc<Mmap>),
+    /// The first `len` bytes are the file, perhaps expanded.
+    Copy {
         memory: MmapMut,
         len: usize,
-        stored: usize,
     },
+}
+
+impl ModelBytes for ShardBytes {
+    fn bytes(&self) -> &[u8] {
+        match &self.0 {
+            #[cfg(feature = "built-in")]
+            Held::BuiltIn => BUILT_IN,
+            Held::Mapped(map) => map,
+            Held::Copy { memory, len } => &memory[..*len],
+        }
+    }
+
+    fn bytes_mut(&mut self) -> Option<&mut [u8]> {
+        match &mut self.0 {
+            #[cfg(feature = "built-in")]
+            Held::BuiltIn => None,
+            Held::Mapped(_) => None,
+            Held::Copy { memory, len } => Some(&mut memory[..*len]),
+        }
+    }
 }
 
 /// The parts of the model that `path` is one of, first to last, by its name: `name-00001-of-00003.gguf`.
@@ -85,7 +116,7 @@ impl Shard {
         // SAFETY: the mapping is read-only. As with every mapped file, a program that cuts the file short
         // meanwhile ends this one; one that changes its bytes changes the model's weights.
         let map = unsafe { Mmap::map(&file) }.map_err(failed("map the model", path))?;
-        Ok(Shard { name: path.display().to_string(), bytes: Bytes::Mapped(map, file) })
+        Ok(Shard { name: path.display().to_string(), bytes: Bytes::Mapped(Arc::new(map), file) })
     }
 
     fn bytes(&self) -> &[u8] {
@@ -93,17 +124,6 @@ impl Shard {
             #[cfg(feature = "built-in")]
             Bytes::BuiltIn => BUILT_IN,
             Bytes::Mapped(map, _) => map,
-            Bytes::Read { memory, len, .. } => &memory[..*len],
-        }
-    }
-
-    /// Bytes of the file itself.
-    fn file_len(&self) -> usize {
-        match &self.bytes {
-            #[cfg(feature = "built-in")]
-            Bytes::BuiltIn => BUILT_IN.len(),
-            Bytes::Mapped(map, _) => map.len(),
-            Bytes::Read { stored, .. } => *stored,
         }
     }
 
@@ -114,38 +134,45 @@ impl Shard {
     /// What expanding its base-3 matrices takes, if it has such.
     fn expansion(&self, options: &ReadOptions) -> Result<Option<Expansion>> {
         Gguf::parse_with(self.bytes(), options)
-            .and_then(|gguf| gguf::expansion(&gguf, self.bytes().len()))
+            .and_then(|gguf| cpu::expansion(&gguf, self.bytes().len()))
             .map_err(|e| self.error(e))
     }
 
-    /// Repacks the weights in memory, where there is enough of it.
-    fn repack(&mut self, options: &ReadOptions, compact: bool, isa: Isa, pool: &dyn Pool) -> Result<()> {
+    /// The bytes where they are.
+    fn mapped(&self) -> ShardBytes {
+        ShardBytes(match &self.bytes {
+            #[cfg(feature = "built-in")]
+            Bytes::BuiltIn => Held::BuiltIn,
+            Bytes::Mapped(map, _) => Held::Mapped(Arc::clone(map)),
+        })
+    }
+
+    /// A copy that can be rearranged, with 2-bit codes for base-3 digits unless `compact`; the mapped bytes where
+    /// there is no memory for one.
+    fn copy(&self, options: &ReadOptions, compact: bool, isa: Isa, pool: &dyn Pool) -> Result<ShardBytes> {
         let expansion = if compact { None } else { self.expansion(options)? };
-        let stored = self.file_len();
+        let stored = self.bytes().len();
         let room = expansion.map_or(stored, |expansion| expansion.room);
         let Ok(mut memory) = memory::large_pages(room) else {
             // Slower, but the mapped file needs no memory of its own.
-            return Ok(());
+            return Ok(self.mapped());
         };
         let end = &mut memory[room - stored..];
-        match &mut self.bytes {
+        match &self.bytes {
             #[cfg(feature = "built-in")]
             Bytes::BuiltIn => end.copy_from_slice(BUILT_IN),
             Bytes::Mapped(_, file) => {
                 // Not copied from the mapping, or the model would be in memory twice.
+                let mut file = file;
                 let read = file.rewind().and_then(|()| file.read_exact(end));
                 read.map_err(failed("read the model", Path::new(&self.name)))?;
             }
-            Bytes::Read { .. } => return Ok(()),
         }
         let mut len = stored;
         if expansion.is_some() {
-            len = gguf::expand(&mut memory, stored, options, isa, pool).map_err(|e| self.error(e))?;
+            len = cpu::expand_file(&mut memory, stored, options, isa, pool).map_err(|e| self.error(e))?;
         }
-        let layout = |format| isa.layout(format);
-        gguf::interleave(&mut memory[..len], options, layout, pool).map_err(|e| self.error(e))?;
-        self.bytes = Bytes::Read { memory, len, stored };
-        Ok(())
+        Ok(ShardBytes(Held::Copy { memory, len }))
     }
 }
 
@@ -155,7 +182,7 @@ impl ModelFile {
     pub fn built_in() -> Self {
         let name = String::from("built-in model");
         let shards = vec![Shard { name: name.clone(), bytes: Bytes::BuiltIn }];
-        ModelFile { name, shards, format: None }
+        ModelFile { name, shards }
     }
 
     /// Maps the file; of a model in parts (`name-00001-of-00003.gguf`, any of them) all files beside it.
@@ -166,7 +193,7 @@ impl ModelFile {
         let path = path.as_ref();
         let name = path.display().to_string();
         let Some(paths) = shard_paths(path).filter(|paths| paths.len() > 1) else {
-            return Ok(ModelFile { name, shards: vec![Shard::open(path)?], format: None });
+            return Ok(ModelFile { name, shards: vec![Shard::open(path)?] });
         };
         let count = paths.len();
         if count > MAX_PARTS {
@@ -174,7 +201,7 @@ impl ModelFile {
         }
         let shards = paths.iter().map(|path| Shard::open(path)).collect::<Result<Vec<Shard>>>();
         let shards = shards.map_err(|source| Error::MissingPart { count, source: Box::new(source) })?;
-        Ok(ModelFile { name, shards, format: None })
+        Ok(ModelFile { name, shards })
     }
 
     /// What to call it in messages.
@@ -203,19 +230,46 @@ impl ModelFile {
         Ok(ReadOptions { id42, ..*options })
     }
 
-    /// Repacks the weights in memory into the layouts that `isa` computes with; the file stays as it is. Base-3
-    /// formats become 2-bit codes unless `compact`. Where memory does not suffice, the file stays mapped.
+    /// The weights for the CPU, repacked into the layouts that `isa` computes with if `repack`; the file stays as
+    /// it is. Base-3 formats then become 2-bit codes unless `compact`. Where memory does not suffice, the file stays
+    /// mapped. `configure` may override numbers of the configuration.
     ///
     /// # Errors
     /// If the contents are wrong, or a file cannot be read.
-    pub fn repack(&mut self, options: &ReadOptions, compact: bool, isa: Isa, pool: &dyn Pool) -> Result<()> {
-        if !isa.interleaves() {
-            return Ok(());
+    pub fn weights(
+        &self,
+        options: &ReadOptions,
+        repack: bool,
+        compact: bool,
+        isa: Isa,
+        pool: &dyn Pool,
+        configure: impl FnOnce(ModelConfig) -> ModelConfig,
+    ) -> Result<CpuWeights<ShardBytes>> {
+        let repack = repack && repacks(isa);
+        let mut parts: Vec<ShardBytes> = self.shards.iter().map(Shard::mapped).collect();
+        let mut options = *options;
+        if repack {
+            // Checked before it is all read.
+            let gguf = self.gguf(&options)?;
+            ModelConfig::from_gguf(&gguf).map_err(|e| self.error(0, e))?;
+            drop(gguf);
+            options = self.shard_options(&options)?;
+            for (part, shard) in parts.iter_mut().zip(&self.shards) {
+                *part = shard.copy(&options, compact, isa, pool)?;
+            }
         }
-        // Checked before it is all read.
-        self.format = main_format(&self.gguf(options)?);
-        let options = self.shard_options(options)?;
-        self.shards.iter_mut().try_for_each(|shard| shard.repack(&options, compact, isa, pool))
+        let model = BonsaiModel::load_parts(parts, &options, configure);
+        let model = model.map_err(|wrong| self.error(wrong.part, wrong.error))?;
+        let weights = if repack { CpuWeights::repack(model, isa, pool) } else { CpuWeights::new(model) };
+        weights.map_err(|e| self.error(0, e))
+    }
+
+    fn error(&self, part: usize, source: shohin_core::Error) -> Error {
+        let name = match self.shards.len() {
+            1 => &self.name,
+            _ => self.shards.get(part).map_or(&self.name, |shard| &shard.name),
+        };
+        Error::Model { name: name.clone(), source }
     }
 
     /// The format of the matrices that are most of the model, as the file has it.
@@ -223,15 +277,12 @@ impl ModelFile {
     /// # Errors
     /// If the contents are wrong.
     pub fn format(&self, options: &ReadOptions) -> Result<Option<Format>> {
-        match self.format {
-            Some(format) => Ok(Some(format)),
-            None => Ok(main_format(&self.gguf(options)?)),
-        }
+        Ok(main_format(&self.gguf(options)?))
     }
 
     /// Bytes of all files.
     pub fn file_len(&self) -> usize {
-        self.shards.iter().map(Shard::file_len).sum()
+        self.shards.iter().map(|shard| shard.bytes().len()).sum()
     }
 
     /// How many files it is in.

@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::timeline::Timeline;
 use shohin_core::generate::Backend;
-use shohin_core::{Gguf, Result as CoreResult, SamplerConfig, SessionOptions};
+use shohin_core::{Activations, Gguf, Result as CoreResult, SamplerConfig, SessionOptions};
 use shohin_gpu::{Gpu, GpuBackend, GpuModel, GpuOptions, GpuSession, GpuSessionOptions, memory_plan, wanted};
 use std::sync::Arc;
 
@@ -11,11 +11,11 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct Device(Arc<GpuModel>);
 
-fn options(session: &SessionOptions) -> GpuSessionOptions {
+fn options(session: &SessionOptions, activations: Activations) -> GpuSessionOptions {
     GpuSessionOptions {
         context: session.context,
         kv: session.kv.into(),
-        activations: session.activations,
+        activations,
         ..GpuSessionOptions::default()
     }
 }
@@ -43,8 +43,8 @@ impl Device {
     ///
     /// # Errors
     /// Those of the GPU.
-    pub fn bytes(&self, session: &SessionOptions) -> Result<(u64, u64)> {
-        let plan = memory_plan(self.0.config(), &options(session))?;
+    pub fn bytes(&self, session: &SessionOptions, activations: Activations) -> Result<(u64, u64)> {
+        let plan = memory_plan(self.0.config(), &options(session, activations))?;
         Ok((self.0.bytes(), plan.kv + plan.scratch))
     }
 
@@ -52,8 +52,8 @@ impl Device {
     ///
     /// # Errors
     /// Those of the GPU.
-    pub fn timeline(&self, session: &SessionOptions) -> Result<Box<dyn Timeline>> {
-        let options = options(session);
+    pub fn timeline(&self, session: &SessionOptions, activations: Activations) -> Result<Box<dyn Timeline>> {
+        let options = options(session, activations);
         Ok(Box::new(OnGpu(GpuBackend::new(pollster::block_on(GpuSession::new(&self.0, &options))?))))
     }
 }
@@ -67,7 +67,7 @@ impl Timeline for OnGpu {
         self.0.want(wanted(config, logprobs, most));
     }
 
-    fn assume(&mut self, len: usize) -> CoreResult<()> {
+    fn set_len(&mut self, len: usize) -> CoreResult<()> {
         Ok(self.0.assume(len)?)
     }
 }

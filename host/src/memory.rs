@@ -1,7 +1,8 @@
 //! Memory for weights, keys and values.
 
 use memmap2::MmapMut;
-use shohin_core::{BonsaiModel, Result, Session, SessionOptions};
+use shohin_core::model::ModelBytes;
+use shohin_core::{Cpu, Result, Session, SessionOptions};
 use std::io;
 
 /// A session of at least this many bytes gets large pages. It may fill one for each before it needs them.
@@ -24,10 +25,13 @@ pub fn large_pages(bytes: usize) -> io::Result<MmapMut> {
 ///
 /// # Errors
 /// Those of [`Session::new`].
-pub fn session<'m>(model: &'m BonsaiModel<'m>, options: &SessionOptions) -> Result<Session<'m>> {
-    let bytes = model.memory_plan(options)?.total;
+pub fn session<'m, B: ModelBytes>(
+    device: &mut Cpu<'m, B>,
+    options: &SessionOptions,
+) -> Result<Session<Cpu<'m, B>>> {
+    let bytes = device.memory_plan(options)?.session;
     match large_pages(bytes) {
-        Ok(memory) if bytes >= LARGE => Session::with_memory(model, options, memory),
-        _ => Session::new(model, options),
+        Ok(memory) if bytes >= LARGE => device.session_in(options, memory),
+        _ => Session::new(device, options),
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::timeline::Timeline;
-use shohin_core::{Gguf, SessionOptions};
+use shohin_core::{Activations, Gguf, SessionOptions};
 
 /// There is none.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ impl Device {
     ///
     /// # Errors
     /// None.
-    pub fn bytes(&self, _: &SessionOptions) -> Result<(u64, u64)> {
+    pub fn bytes(&self, _: &SessionOptions, _: Activations) -> Result<(u64, u64)> {
         match *self {}
     }
 
@@ -34,7 +34,7 @@ impl Device {
     ///
     /// # Errors
     /// None.
-    pub fn timeline(&self, _: &SessionOptions) -> Result<Box<dyn Timeline>> {
+    pub fn timeline(&self, _: &SessionOptions, _: Activations) -> Result<Box<dyn Timeline>> {
         match *self {}
     }
 }

@@ -1,7 +1,9 @@
 //! A conversation's state, wherever it is computed.
 
+use crate::file::ShardBytes;
 use shohin_core::generate::Backend;
-use shohin_core::{Pool, Result, SamplerConfig, Session};
+use shohin_core::session::Decoder;
+use shohin_core::{Cpu, Result, SamplerConfig, Session};
 
 /// What chat, run and bench drive.
 pub trait Timeline: Backend {
@@ -13,22 +15,22 @@ pub trait Timeline: Backend {
     ///
     /// # Errors
     /// If they are more than it can hold.
-    fn assume(&mut self, len: usize) -> Result<()>;
+    fn set_len(&mut self, len: usize) -> Result<()>;
 }
 
 /// On the CPU.
 pub struct OnCpu<'e> {
-    /// The session.
-    pub session: Session<'e>,
     /// What computes.
-    pub pool: &'e dyn Pool,
+    pub device: Cpu<'e, ShardBytes>,
+    /// The session.
+    pub session: Session<Cpu<'e, ShardBytes>>,
 }
 
 impl Timeline for OnCpu<'_> {
     fn chosen_by(&mut self, _: &SamplerConfig, _: bool) {}
 
-    fn assume(&mut self, len: usize) -> Result<()> {
-        self.session.assume(len)
+    fn set_len(&mut self, len: usize) -> Result<()> {
+        self.session.set_len(len)
     }
 }
 
@@ -42,7 +44,7 @@ impl Backend for OnCpu<'_> {
     }
 
     fn feed(&mut self, tokens: &[u32]) -> Result<&[f32]> {
-        self.session.forward_prefill(tokens, self.pool)
+        self.session.forward_prefill(&mut self.device, tokens)
     }
 
     fn truncate(&mut self, len: usize) -> Result<()> {
@@ -50,6 +52,6 @@ impl Backend for OnCpu<'_> {
     }
 
     fn shift(&mut self, keep: usize, drop: usize) -> Result<()> {
-        self.session.shift(keep, drop)
+        Decoder { device: &mut self.device, session: &mut self.session }.shift(keep, drop)
     }
 }

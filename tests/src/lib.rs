@@ -1,6 +1,7 @@
 //! What the tests of all crates share: builders of GGUF files and small models, hostile files, a random
-//! source, and an allocator that counts.
+//! source, an allocator that counts, and models on the CPU.
 
+pub mod cpu;
 pub mod malformed;
 pub mod meter;
 pub mod model;

@@ -1,48 +1,83 @@
-//! Memory promises, with a counting allocator: a session takes exactly what it planned, and tokens
-//! take nothing.
+//! Memory promises, with a counting allocator: a device and a session take exactly what was planned, and
+//! tokens take nothing.
 #![cfg(not(all(target_arch = "wasm32", target_os = "unknown")))]
 
-use shohin_core::{Activations, BonsaiModel, Gguf, KvFormat, Serial, Session, SessionOptions};
+use std::sync::Arc;
+
+use shohin_core::cpu::{Cpu, CpuWeights, Isa};
+use shohin_core::device::{Readout, Wants, ready};
+use shohin_core::session::{Feed, run_batch};
+use shohin_core::{Activations, BonsaiModel, CpuOptions, KvFormat, Serial, Session, SessionOptions};
 use shohin_tests::meter::measure;
 
+fn weights() -> BonsaiModel<Vec<u8>> {
+    BonsaiModel::load(shohin_tests::data("golden_model/synth-micro-q1_0.gguf").unwrap()).unwrap()
+}
+
 #[test]
-fn a_session_takes_its_plan_once_and_tokens_take_nothing() {
-    let bytes = shohin_tests::data("golden_model/synth-micro-q1_0.gguf").unwrap();
-    let model = BonsaiModel::from_gguf(&Gguf::parse(&bytes).unwrap()).unwrap();
-    for activations in [Activations::Int8, Activations::F32] {
-        for kv in [KvFormat::F16, KvFormat::F32] {
-            let options = SessionOptions { context: 64, activations, kv, ..SessionOptions::default() };
-            let plan = model.memory_plan(&options).unwrap();
-            let (session, made) = measure(|| Session::new(&model, &options));
-            let mut session = session.unwrap();
-            assert_eq!((made.calls, made.peak), (1, plan.total));
-            let ((), fed) = measure(|| {
-                session.forward_prefill(&[1, 2, 3, 4, 5], &Serial).unwrap();
-                for token in 0..20 {
-                    session.forward(token, &Serial).unwrap();
-                }
-                session.truncate(3).unwrap();
-                session.forward_prefill_verify(&[6, 7], &Serial, &mut [0; 2]).unwrap();
-            });
-            assert_eq!(fed.calls, 0);
+fn devices_and_sessions_take_their_plan_once_and_tokens_take_nothing() {
+    let in_file = Arc::new(CpuWeights::new(weights()).unwrap());
+    let repacked = Arc::new(CpuWeights::repack(weights(), Isa::detect(), &Serial).unwrap());
+    for weights in [in_file, repacked] {
+        for activations in [Activations::Int8, Activations::F32] {
+            for kv in KvFormat::ALL {
+                let options = CpuOptions { context: 64, activations, ..CpuOptions::default() };
+                let in_session = SessionOptions { context: 50, kv };
+                let plan = weights.memory_plan(&options, &in_session).unwrap();
+                assert_eq!(plan.total, plan.device + plan.session);
+                let shared = weights.clone();
+                let (device, made) = measure(|| Cpu::with_weights(shared, &options, Serial));
+                let mut device = device.unwrap();
+                assert_eq!((made.calls, made.peak), (1, plan.device));
+                assert_eq!(device.memory_plan(&in_session), Ok(plan));
+                let mut open = || {
+                    let (session, made) = measure(|| Session::new(&mut device, &in_session));
+                    assert_eq!((made.calls, made.peak), (1, plan.session));
+                    session.unwrap()
+                };
+                let (mut session, mut other) = (open(), open());
+                assert_eq!(session.capacity(), 50);
+                let ((), fed) = measure(|| {
+                    session.forward_prefill(&mut device, &[1, 2, 3, 4, 5]).unwrap();
+                    for token in 0..20 {
+                        session.forward(&mut device, token).unwrap();
+                    }
+                    session.truncate(3).unwrap();
+                    session.forward_prefill_verify(&mut device, &[6, 7], &mut [0; 2]).unwrap();
+                    session.forward_hidden(&mut device, &[8, 9], &mut |_, _| ()).unwrap();
+                    let mut feeds = [
+                        Feed { session: &mut session, tokens: &[1, 2], wants: Wants::Each(Readout::Logits) },
+                        Feed { session: &mut other, tokens: &[3], wants: Wants::Last(Readout::Best) },
+                    ];
+                    ready(run_batch(&mut device, &mut feeds, &mut |_, _, _| ())).unwrap().unwrap();
+                });
+                assert_eq!(fed.calls, 0);
+            }
         }
     }
 }
 
 #[test]
-fn a_session_keeps_memory_that_it_is_given() {
-    let bytes = shohin_tests::data("golden_model/synth-micro-q1_0.gguf").unwrap();
-    let model = BonsaiModel::from_gguf(&Gguf::parse(&bytes).unwrap()).unwrap();
-    let options = SessionOptions { context: 128, ..SessionOptions::default() };
-    let total = model.memory_plan(&options).unwrap().total;
-    let memory = vec![0xff; total];
-    let (session, made) = measure(|| Session::with_memory(&model, &options, memory));
+fn devices_and_sessions_keep_memory_that_they_are_given() {
+    let weights = Arc::new(CpuWeights::new(weights()).unwrap());
+    let options = CpuOptions { context: 128, ..CpuOptions::default() };
+    let in_session = SessionOptions { context: 128, ..SessionOptions::default() };
+    let plan = weights.memory_plan(&options, &in_session).unwrap();
+    let (scratch, memory, shared) = (vec![0xff; plan.device], vec![0xff; plan.session], weights.clone());
+    let (device, made) = measure(|| Cpu::new_in(shared, &options, Serial, scratch));
     // Where it is, not what it is.
     assert!(made.peak < 100);
-    let (mut session, mut other) = (session.unwrap(), Session::new(&model, &options).unwrap());
+    let mut device = device.unwrap();
+    let (session, made) = measure(|| device.session_in(&in_session, memory));
+    assert!(made.peak < 100);
+    let mut session = session.unwrap();
+    let mut owner = Cpu::with_weights(weights.clone(), &options, Serial).unwrap();
+    let mut other = Session::new(&mut owner, &in_session).unwrap();
     let tokens: Vec<u32> = (0..128).map(|i| i * 7 % 50).collect();
-    let (ours, fed) = measure(|| session.forward_prefill(&tokens, &Serial).unwrap());
-    assert_eq!((ours, fed.calls), (other.forward_prefill(&tokens, &Serial).unwrap(), 0));
-    let error = Session::with_memory(&model, &options, vec![0; total - 1]).unwrap_err();
+    let (ours, fed) = measure(|| session.forward_prefill(&mut device, &tokens).unwrap());
+    assert_eq!((ours, fed.calls), (other.forward_prefill(&mut owner, &tokens).unwrap(), 0));
+    let error = device.session_in(&in_session, vec![0; plan.session - 1]).unwrap_err();
+    assert_eq!(error.code(), "memory");
+    let error = Cpu::new_in(weights, &options, Serial, vec![0; plan.device - 1]).unwrap_err();
     assert_eq!(error.code(), "memory");
 }

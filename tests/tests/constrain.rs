@@ -8,10 +8,9 @@ use std::sync::Arc;
 use serde_json::Value;
 use shohin_core::chat::{self, ChatOptions, Message, Reply, Role, Template};
 use shohin_core::constrain::{Constraint, Grammar, Vocabulary};
-use shohin_core::generate::{Cpu, Event, Generation, GenerationOptions, Reason, drive};
-use shohin_core::{
-    BonsaiModel, Format, Gguf, Sampler, SamplerConfig, Serial, Session, SessionOptions, Tokenizer,
-};
+use shohin_core::generate::{Event, Generation, GenerationOptions, Reason, drive};
+use shohin_core::session::Decoder;
+use shohin_core::{CpuOptions, Format, Gguf, Sampler, SamplerConfig, Session, SessionOptions, Tokenizer};
 use shohin_tests::Random;
 use shohin_tests::meter::measure;
 use shohin_tests::model::{Model, Shape, Stored};
@@ -670,27 +669,27 @@ fn reply(
     max: usize,
 ) -> (String, Reason) {
     let gguf = Gguf::parse(file).unwrap();
-    let model = BonsaiModel::from_gguf(&gguf).unwrap();
     let tokenizer = Tokenizer::from_gguf(&gguf).unwrap();
     let template = Template::from_metadata(gguf.metadata(), &tokenizer).unwrap();
     let messages = [Message::new(Role::User, "Hi!")];
     let options = ChatOptions { template, tools, thinking: Some(false), ..ChatOptions::default() };
     let prompt = chat::encode(&tokenizer, &messages, &options).unwrap();
-    let mut session = Session::new(&model, &SessionOptions::default()).unwrap();
-    let sampler = Sampler::new(sampler, model.config().vocab_size).unwrap();
+    let mut device = shohin_tests::cpu::device(file, &CpuOptions::default()).unwrap();
+    let mut session = Session::new(&mut device, &SessionOptions::default()).unwrap();
+    let sampler = Sampler::new(sampler, device.model().config().vocab_size).unwrap();
     let options = GenerationOptions { max_tokens: max, ..GenerationOptions::default() };
     let mut generation = Generation::new(&prompt, 0, session.capacity(), sampler, options).unwrap();
     let constraint = Constraint::new(grammar, Arc::new(Vocabulary::new(&tokenizer))).unwrap();
     let possible = constraint.shortest() as usize <= max;
     generation.constrain(constraint);
     let mut text = String::new();
-    let reason =
-        drive(&mut generation, &mut Cpu { session: &mut session, pool: &Serial }, &tokenizer, &mut |step| {
-            if let Event::Token(event) = step {
-                text.push_str(event.text);
-            }
-            ControlFlow::Continue(())
-        });
+    let mut decoder = Decoder { device: &mut device, session: &mut session };
+    let reason = drive(&mut generation, &mut decoder, &tokenizer, &mut |step| {
+        if let Event::Token(event) = step {
+            text.push_str(event.text);
+        }
+        ControlFlow::Continue(())
+    });
     let reason = reason.unwrap();
     let whole = possible || reason != Reason::Length;
     (if whole { text } else { String::new() }, reason)

@@ -8,14 +8,13 @@ use std::path::Path;
 
 use serde_json::Value;
 use shohin_core::chat::{self, ChatOptions, Message, Role, Template};
-use shohin_core::generate::{Cpu, Event, Generation, GenerationOptions, drive};
-use shohin_core::kernel::Isa;
+use shohin_core::cpu::{Cpu, Isa};
+use shohin_core::generate::{Event, Generation, GenerationOptions, drive};
 use shohin_core::sample::log_sum_exp;
+use shohin_core::session::Decoder;
 use shohin_core::tokenizer::Special;
-use shohin_core::{
-    Activations, BonsaiModel, Gguf, KvFormat, Sampler, SamplerConfig, Serial, Session, SessionOptions,
-    Tokenizer,
-};
+use shohin_core::{CpuOptions, Gguf, KvFormat, Sampler, SamplerConfig, Session, SessionOptions, Tokenizer};
+use shohin_tests::cpu::{device, exact, in_format};
 
 /// Calls `check(file name, file, what the trainer expects)` for every model.
 fn each_model(check: impl Fn(&str, &[u8], &Value)) {
@@ -33,15 +32,12 @@ fn ids(value: &Value) -> Vec<u32> {
     value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
 }
 
-fn exact() -> SessionOptions {
-    SessionOptions { activations: Activations::F32, kv: KvFormat::F32, ..SessionOptions::default() }
-}
-
-fn mean_loss(model: &BonsaiModel<'_>, tokens: &[u32], options: &SessionOptions) -> f64 {
-    let mut session = Session::new(model, options).unwrap();
+fn mean_loss(file: &[u8], tokens: &[u32], options: &CpuOptions, session: &SessionOptions) -> f64 {
+    let mut device = device(file, options).unwrap();
+    let mut session = Session::new(&mut device, session).unwrap();
     let mut sum = 0.0;
     session
-        .forward_logits(tokens, &Serial, &mut |i, logits| {
+        .forward_logits(&mut device, tokens, &mut |i, logits| {
             if let Some(&next) = tokens.get(i + 1) {
                 sum += log_sum_exp(logits) - f64::from(logits[next as usize]);
             }
@@ -53,13 +49,11 @@ fn mean_loss(model: &BonsaiModel<'_>, tokens: &[u32], options: &SessionOptions) 
 #[test]
 fn loss_is_the_trainers() {
     each_model(|name, file, expected| {
-        let gguf = Gguf::parse(file).unwrap();
-        let model = BonsaiModel::from_gguf(&gguf).unwrap();
         let tokens = ids(&expected["ids"]);
         let want = expected["mean_next_token_loss"].as_f64().unwrap();
-        let got = mean_loss(&model, &tokens, &exact());
+        let got = mean_loss(file, &tokens, &exact(), &in_format(KvFormat::F32));
         assert!((got - want).abs() < 1e-4, "{name}: {got}, trainer {want}");
-        let int8 = mean_loss(&model, &tokens, &SessionOptions::default());
+        let int8 = mean_loss(file, &tokens, &CpuOptions::default(), &SessionOptions::default());
         assert!((int8 - want).abs() < 0.02 * want, "{name} with int8 activations: {int8}, trainer {want}");
     });
 }
@@ -95,18 +89,18 @@ fn message(value: &Value) -> Message<'_> {
 
 /// Greedy reply to `prompt`: its tokens and text.
 fn reply(
-    model: &BonsaiModel<'_>,
+    device: &mut Cpu<'_, &[u8]>,
     tokenizer: &Tokenizer<'_>,
     prompt: &[u32],
     max_tokens: usize,
     options: &SessionOptions,
 ) -> (Vec<u32>, String) {
-    let mut session = Session::new(model, options).unwrap();
-    let sampler = Sampler::new(&SamplerConfig::greedy(), model.config().vocab_size).unwrap();
+    let mut session = Session::new(device, options).unwrap();
+    let sampler = Sampler::new(&SamplerConfig::greedy(), device.model().config().vocab_size).unwrap();
     let limits = GenerationOptions { max_tokens, ..GenerationOptions::default() };
     let mut generation = Generation::new(prompt, 0, session.capacity(), sampler, limits).unwrap();
     let mut text = String::new();
-    drive(&mut generation, &mut Cpu { session: &mut session, pool: &Serial }, tokenizer, &mut |step| {
+    drive(&mut generation, &mut Decoder { device, session: &mut session }, tokenizer, &mut |step| {
         if let Event::Token(event) = step {
             text += event.text;
         }
@@ -120,10 +114,11 @@ fn reply(
 fn greedy_replies_are_the_trainers() {
     each_model(|name, file, expected| {
         let gguf = Gguf::parse(file).unwrap();
-        let model = BonsaiModel::from_gguf(&gguf).unwrap();
         let tokenizer = Tokenizer::from_gguf(&gguf).unwrap();
+        let mut device = device(file, &exact()).unwrap();
         for chat in expected["chats"].as_array().unwrap() {
-            let (tokens, text) = reply(&model, &tokenizer, &ids(&chat["prompt_ids"]), 300, &exact());
+            let prompt = ids(&chat["prompt_ids"]);
+            let (tokens, text) = reply(&mut device, &tokenizer, &prompt, 300, &in_format(KvFormat::F32));
             assert_eq!(text, chat["text"].as_str().unwrap(), "{name}");
             assert_eq!(tokens, ids(&chat["continuation_ids"]), "{name}");
         }
@@ -134,14 +129,13 @@ fn greedy_replies_are_the_trainers() {
 fn every_instruction_set_says_the_same() {
     each_model(|name, file, expected| {
         let gguf = Gguf::parse(file).unwrap();
-        let model = BonsaiModel::from_gguf(&gguf).unwrap();
         let tokenizer = Tokenizer::from_gguf(&gguf).unwrap();
         for chat in expected["chats"].as_array().unwrap() {
             let prompt = ids(&chat["prompt_ids"]);
             // Plain Rust takes its time: a part of a story will do.
             let say = |isa| {
-                let options = SessionOptions { isa, ..SessionOptions::default() };
-                reply(&model, &tokenizer, &prompt, 24, &options)
+                let mut device = device(file, &CpuOptions { isa, ..CpuOptions::default() }).unwrap();
+                reply(&mut device, &tokenizer, &prompt, 24, &SessionOptions::default())
             };
             let scalar = say(Isa::SCALAR);
             assert!(!scalar.1.is_empty());

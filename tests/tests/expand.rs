@@ -1,9 +1,10 @@
 //! Expanding base-3 weights of whole files.
 
-use shohin_core::gguf::{Expansion, Gguf, ReadOptions, expand, expansion, interleave};
-use shohin_core::kernel::Isa;
-use shohin_core::quant::{Layout, expanded_format};
-use shohin_core::{Format, Serial};
+use shohin_core::cpu::expand::expanded_format;
+use shohin_core::cpu::{CpuOptions, Expansion, Isa, expand_file, expansion};
+use shohin_core::gguf::{Gguf, ReadOptions};
+use shohin_core::{Format, Serial, SessionOptions};
+use shohin_tests::cpu::{all_logits, device, repacked};
 use shohin_tests::meter::measure;
 use shohin_tests::model::{Model, Shape, Stored};
 
@@ -18,7 +19,7 @@ fn every_weight_stays_what_it_was() {
         };
         assert_eq!(room, len);
         let mut bytes = at_the_end(&file, room);
-        assert_eq!(expand(&mut bytes, file.len(), &ReadOptions::default(), isa, &Serial), Ok(len));
+        assert_eq!(expand_file(&mut bytes, file.len(), &ReadOptions::default(), isa, &Serial), Ok(len));
         let after = Gguf::parse(&bytes).unwrap();
         assert_eq!(expansion(&after, len).unwrap(), None);
         let mut expanded = 0;
@@ -34,7 +35,12 @@ fn every_weight_stays_what_it_was() {
             }
         }
         assert!(expanded > 0, "{format:?}");
-        interleave(&mut bytes, &ReadOptions::default(), |_| Layout::Words, &Serial).unwrap();
+        // And it is a model like any other.
+        let options = CpuOptions { isa, ..CpuOptions::default() };
+        let (tokens, session) = ([3, 1, 4, 1, 5, 9], SessionOptions::default());
+        let as_expanded = all_logits(&mut device(&bytes, &options).unwrap(), &tokens, &session);
+        let repacked = all_logits(&mut repacked(&bytes, &options).unwrap(), &tokens, &session);
+        assert_eq!(repacked.unwrap(), as_expanded.unwrap(), "{format:?} {isa:?}");
     }
 }
 
@@ -54,7 +60,7 @@ fn expanding_takes_a_megabyte_beside_the_expanded_file() {
     assert!(room == len && len > file.len() + (1 << 20), "{len}, {room} of {}", file.len());
     let mut bytes = at_the_end(&file, room);
     let options = ReadOptions::default();
-    let (done, used) = measure(|| expand(&mut bytes, file.len(), &options, Isa::detect(), &Serial));
+    let (done, used) = measure(|| expand_file(&mut bytes, file.len(), &options, Isa::detect(), &Serial));
     assert_eq!(done, Ok(len));
     assert!(used.peak < (1 << 20) + (1 << 16), "{used:?}");
     let (before, after) = (Gguf::parse(&file).unwrap(), Gguf::parse(&bytes).unwrap());
@@ -77,7 +83,10 @@ fn what_follows_the_tensors_needs_room_but_no_place() {
     let more = expansion(&Gguf::parse(&file).unwrap(), file.len()).unwrap().unwrap();
     assert_eq!((more.len, more.room), (plain.len, plain.room + 500_000));
     let mut bytes = at_the_end(&file, more.room);
-    assert_eq!(expand(&mut bytes, file.len(), &ReadOptions::default(), Isa::SCALAR, &Serial), Ok(plain.len));
+    assert_eq!(
+        expand_file(&mut bytes, file.len(), &ReadOptions::default(), Isa::SCALAR, &Serial),
+        Ok(plain.len)
+    );
     Gguf::parse(&bytes[..plain.len]).unwrap();
 }
 
@@ -88,7 +97,7 @@ fn a_file_without_tensors_is_no_panic() {
     file.extend([0; 16]);
     for room in [file.len(), 100] {
         let mut bytes = at_the_end(&file, room);
-        let done = expand(&mut bytes, file.len(), &ReadOptions::default(), Isa::SCALAR, &Serial);
+        let done = expand_file(&mut bytes, file.len(), &ReadOptions::default(), Isa::SCALAR, &Serial);
         assert!(done.is_err() || done == Ok(file.len()), "{done:?}");
     }
 }
@@ -100,9 +109,9 @@ fn too_little_room_is_refused() {
     let room = expansion(&Gguf::parse(&file).unwrap(), file.len()).unwrap().unwrap().room;
     for room in [file.len(), room - 1] {
         let mut bytes = at_the_end(&file, room);
-        let error = expand(&mut bytes, file.len(), &options, Isa::SCALAR, &Serial).unwrap_err();
+        let error = expand_file(&mut bytes, file.len(), &options, Isa::SCALAR, &Serial).unwrap_err();
         assert_eq!(error.code(), "length");
     }
-    let error = expand(&mut [0; 9], 10, &options, Isa::SCALAR, &Serial).unwrap_err();
+    let error = expand_file(&mut [0; 9], 10, &options, Isa::SCALAR, &Serial).unwrap_err();
     assert_eq!(error.code(), "length");
 }

@@ -8,10 +8,12 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use shohin_core::gguf::{Gguf, ReadOptions, interleave};
-use shohin_core::kernel::Isa;
-use shohin_core::quant::Layout;
-use shohin_core::{Activations, BonsaiModel, KvFormat, Serial, Session, SessionOptions};
+use std::sync::Arc;
+
+use shohin_core::cpu::repack::repacks;
+use shohin_core::cpu::{Cpu, CpuWeights, Isa};
+use shohin_core::{Activations, BonsaiModel, CpuOptions, KvFormat, Serial, Session, SessionOptions};
+use shohin_tests::cpu::{all_logits, device, exact, in_format};
 
 fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures")
@@ -34,27 +36,15 @@ fn golden_tokens() -> Vec<u32> {
 }
 
 /// Logits at every position, `(tokens, vocab)`: the same bits whether the rows lie as in the file or
-/// interleaved.
-fn logits(file: &Path, tokens: &[u32], options: &SessionOptions) -> Vec<f32> {
-    let mut bytes = fs::read(file).unwrap();
-    let expected = logits_of(&bytes, tokens, options);
-    let layout = |format| if options.isa.interleaves() { options.isa.layout(format) } else { Layout::Words };
-    interleave(&mut bytes, &ReadOptions::default(), layout, &Serial).unwrap();
-    assert_eq!(logits_of(&bytes, tokens, options), expected);
+/// repacked, for the kernels or for others.
+fn logits(file: &Path, tokens: &[u32], options: &CpuOptions, kv: KvFormat) -> Vec<f32> {
+    let bytes = fs::read(file).unwrap();
+    let expected = all_logits(&mut device(&bytes, options).unwrap(), tokens, &in_format(kv)).unwrap();
+    let isa = if repacks(options.isa) { options.isa } else { Isa::detect() };
+    let weights = CpuWeights::repack(BonsaiModel::load(bytes).unwrap(), isa, &Serial).unwrap();
+    let mut repacked = Cpu::with_weights(Arc::new(weights), options, Serial).unwrap();
+    assert_eq!(all_logits(&mut repacked, tokens, &in_format(kv)).unwrap(), expected);
     expected
-}
-
-fn logits_of(bytes: &[u8], tokens: &[u32], options: &SessionOptions) -> Vec<f32> {
-    let model = BonsaiModel::from_gguf(&Gguf::parse(bytes).unwrap()).unwrap();
-    let mut session = Session::new(&model, options).unwrap();
-    let mut all = Vec::new();
-    session
-        .forward_logits(tokens, &Serial, &mut |i, row| {
-            assert_eq!(all.len(), i * row.len());
-            all.extend_from_slice(row);
-        })
-        .unwrap();
-    all
 }
 
 fn worst(a: &[f32], b: &[f32]) -> f32 {
@@ -68,10 +58,6 @@ fn rms(a: &[f32], b: &[f32]) -> f64 {
     (sum / a.len() as f64).sqrt()
 }
 
-fn exact() -> SessionOptions {
-    SessionOptions { activations: Activations::F32, kv: KvFormat::F32, ..SessionOptions::default() }
-}
-
 #[test]
 fn transformers_agrees() {
     let vocab = 96;
@@ -80,8 +66,9 @@ fn transformers_agrees() {
         let want = floats(fixtures().join(format!("{name}.logits")));
         for isa in Isa::available() {
             for (batch, logit_rows) in [(1, 1), (5, 2), (24, 24)] {
-                let options = SessionOptions { batch, logit_rows, isa, ..exact() };
-                let got = logits(&fixtures().join(format!("{name}.gguf")), &tokens, &options);
+                let options = CpuOptions { batch, logit_rows, isa, ..exact() };
+                let file = fixtures().join(format!("{name}.gguf"));
+                let got = logits(&file, &tokens, &options, KvFormat::F32);
                 let worst = worst(&got, &want);
                 assert!(worst < 1e-4, "{name} {isa:?} batch {batch}: {worst}");
             }
@@ -118,7 +105,7 @@ fn golden_logits_with_f32_activations() {
     assert!(files.len() >= 2);
     for (file, want, _) in files {
         for isa in Isa::available() {
-            let got = logits(&file, &golden_tokens(), &SessionOptions { isa, ..exact() });
+            let got = logits(&file, &golden_tokens(), &CpuOptions { isa, ..exact() }, KvFormat::F32);
             let worst = worst(&got, &want);
             assert!(worst < 1e-3, "{} {isa:?}: {worst}", file.display());
         }
@@ -130,8 +117,8 @@ fn int8_activations_are_no_noisier_than_llama_cpp() {
     for (file, want, llama) in golden_files() {
         let allowed = rms(&llama, &want);
         for isa in Isa::available() {
-            let options = SessionOptions { isa, kv: KvFormat::F32, ..SessionOptions::default() };
-            let ours = rms(&logits(&file, &golden_tokens(), &options), &want);
+            let options = CpuOptions { isa, ..CpuOptions::default() };
+            let ours = rms(&logits(&file, &golden_tokens(), &options, KvFormat::F32), &want);
             println!("{} {isa:?}: rms {ours:.5}, llama.cpp {allowed:.5}", file.display());
             assert!(ours <= allowed, "{} {isa:?}: rms {ours}, llama.cpp's is {allowed}", file.display());
         }
@@ -141,17 +128,19 @@ fn int8_activations_are_no_noisier_than_llama_cpp() {
 #[test]
 fn f16_cache_stays_close() {
     let (file, want, _) = golden_files().swap_remove(0);
-    let options = SessionOptions { kv: KvFormat::F16, ..exact() };
-    let error = rms(&logits(&file, &golden_tokens(), &options), &want);
+    let error = rms(&logits(&file, &golden_tokens(), &exact(), KvFormat::F16), &want);
     assert!(error > 0.0 && error < 2e-3, "{error}");
 }
 
 #[test]
 fn a_cache_of_bytes_adds_less_noise_than_int8_activations() {
     let (file, want, _) = golden_files().swap_remove(0);
-    let noise = |options: SessionOptions| rms(&logits(&file, &golden_tokens(), &options), &want);
-    let cache = noise(SessionOptions { kv: KvFormat::Q8, ..exact() });
-    let activations = noise(SessionOptions { activations: Activations::Int8, ..exact() });
+    let noise = |activations, kv| {
+        let options = CpuOptions { activations, ..CpuOptions::default() };
+        rms(&logits(&file, &golden_tokens(), &options, kv), &want)
+    };
+    let cache = noise(Activations::F32, KvFormat::Q8);
+    let activations = noise(Activations::Int8, KvFormat::F32);
     println!("rms: q8 cache {cache:.5}, int8 activations {activations:.5}");
     assert!(cache > 1e-5 && cache < 0.8 * activations, "{cache} {activations}");
 }
@@ -160,58 +149,65 @@ fn a_cache_of_bytes_adds_less_noise_than_int8_activations() {
 fn prefill_decode_verify_and_rewind_agree() {
     let file = fixtures().join("golden_model/synth-micro-q1_0.gguf");
     let tokens = golden_tokens();
-    let bytes = fs::read(&file).unwrap();
-    let model = BonsaiModel::from_gguf(&Gguf::parse(&bytes).unwrap()).unwrap();
+    let model = BonsaiModel::load(fs::read(&file).unwrap()).unwrap();
+    let weights = Arc::new(CpuWeights::new(model).unwrap());
     for activations in [Activations::F32, Activations::Int8] {
-        let options = SessionOptions { activations, batch: 16, ..SessionOptions::default() };
-        let all = logits(&file, &tokens, &options);
-        let vocab = model.config().vocab_size;
+        let options = CpuOptions { activations, batch: 16, ..CpuOptions::default() };
+        let (kv, in_session) = (KvFormat::default(), SessionOptions::default());
+        let all = logits(&file, &tokens, &options, kv);
+        let vocab = weights.model().config().vocab_size;
 
-        let mut memory = vec![0xa5; model.memory_plan(&options).unwrap().total];
-        let mut session = Session::new_in(&model, &options, &mut memory).unwrap();
+        let plan = weights.memory_plan(&options, &in_session).unwrap();
+        let (mut scratch, mut memory) = (vec![0xa5; plan.device], vec![0xa5; plan.session]);
+        let mut device = Cpu::new_in(weights.clone(), &options, Serial, &mut scratch).unwrap();
+        let mut session = device.session_in(&in_session, &mut memory).unwrap();
         for (i, &token) in tokens.iter().enumerate() {
-            let row = session.forward(token, &Serial).unwrap();
+            let row = session.forward(&mut device, token).unwrap();
             assert!(worst(row, &all[i * vocab..(i + 1) * vocab]) < 1e-4, "decode {i}");
         }
         session.truncate(7).unwrap();
-        let last = session.forward_prefill(&tokens[7..], &Serial).unwrap();
+        let last = session.forward_prefill(&mut device, &tokens[7..]).unwrap();
         assert!(worst(last, &all[(tokens.len() - 1) * vocab..]) < 1e-4);
 
         session.truncate(0).unwrap();
         let mut best = vec![0; tokens.len()];
-        session.forward_prefill_verify(&tokens, &Serial, &mut best).unwrap();
+        session.forward_prefill_verify(&mut device, &tokens, &mut best).unwrap();
         for (row, best) in all.chunks_exact(vocab).zip(best) {
             let max = row.iter().copied().fold(f32::MIN, f32::max);
             assert!(row[best as usize] > max - 1e-3);
         }
 
         session.truncate(7).unwrap();
-        let next = session.forward(tokens[7], &Serial).unwrap().to_vec();
-        drop(session);
-        let mut heir = Session::new_in(&model, &options, &mut memory).unwrap();
-        heir.assume(7).unwrap();
-        assert_eq!(heir.forward(tokens[7], &Serial).unwrap(), next);
+        let next = session.forward(&mut device, tokens[7]).unwrap().to_vec();
+        drop((session, device));
+        let mut device = Cpu::new_in(weights.clone(), &options, Serial, &mut scratch).unwrap();
+        let mut heir = device.session_in(&in_session, &mut memory).unwrap();
+        heir.set_len(7).unwrap();
+        assert_eq!(heir.forward(&mut device, tokens[7]).unwrap(), next);
     }
 }
 
 #[test]
 fn misuse_is_a_typed_error_and_changes_nothing() {
     let bytes = fs::read(fixtures().join("golden_model/synth-micro-q1_0.gguf")).unwrap();
-    let model = BonsaiModel::from_gguf(&Gguf::parse(&bytes).unwrap()).unwrap();
+    let device = &mut device(&bytes, &CpuOptions::default()).unwrap();
     let options = SessionOptions { context: 8, ..SessionOptions::default() };
-    let mut session = Session::new(&model, &options).unwrap();
-    session.forward_prefill(&[1, 2, 3], &Serial).unwrap();
+    let mut session = Session::new(device, &options).unwrap();
+    session.forward_prefill(device, &[1, 2, 3]).unwrap();
     let code = |r: Result<&[f32], shohin_core::Error>| r.unwrap_err().code();
-    assert_eq!(code(session.forward(1024, &Serial)), "token");
-    assert_eq!(code(session.forward_prefill(&[], &Serial)), "length");
-    assert_eq!(code(session.forward_prefill(&[0; 6], &Serial)), "context_full");
+    assert_eq!(code(session.forward(device, 1024)), "token");
+    assert_eq!(code(session.forward_prefill(device, &[])), "length");
+    assert_eq!(code(session.forward_prefill(device, &[0; 6])), "context_full");
     assert_eq!(session.truncate(4).unwrap_err().code(), "option");
-    assert_eq!(session.forward_prefill_verify(&[1], &Serial, &mut []).unwrap_err().code(), "length");
-    assert_eq!(session.assume(9).unwrap_err().code(), "context_full");
+    assert_eq!(session.forward_prefill_verify(device, &[1], &mut []).unwrap_err().code(), "length");
+    assert_eq!(session.set_len(9).unwrap_err().code(), "context_full");
     assert_eq!(session.position(), 3);
-    session.forward_prefill(&[0; 5], &Serial).unwrap();
-    assert_eq!(code(session.forward(0, &Serial)), "context_full");
+    session.forward_prefill(device, &[0; 5]).unwrap();
+    assert_eq!(code(session.forward(device, 0)), "context_full");
     let none = SessionOptions { context: 0, ..options };
-    assert_eq!(Session::new(&model, &none).unwrap_err().code(), "option");
-    assert_eq!(Session::new_in(&model, &options, &mut [0; 100]).unwrap_err().code(), "memory");
+    assert_eq!(Session::new(device, &none).unwrap_err().code(), "option");
+    assert_eq!(device.session_in(&none, vec![0; 1 << 20]).unwrap_err().code(), "option");
+    assert_eq!(device.session_in(&options, vec![0; 100]).unwrap_err().code(), "memory");
+    let scratch = Cpu::new_in(device.weights().clone(), device.options(), Serial, vec![0; 100]);
+    assert_eq!(scratch.unwrap_err().code(), "memory");
 }

@@ -4,9 +4,10 @@
 use std::fs;
 use std::path::Path;
 
-use shohin_core::gguf::{Gguf, GgufJoin, Id42, PartError, ReadOptions, interleave};
-use shohin_core::quant::Layout;
-use shohin_core::{BonsaiModel, Error, Format, Serial, Session, SessionOptions};
+use shohin_core::cpu::Cpu;
+use shohin_core::gguf::{Gguf, GgufJoin, Id42, PartError, ReadOptions};
+use shohin_core::model::ModelBytes;
+use shohin_core::{BonsaiModel, CpuOptions, Error, Format, Serial, Session, SessionOptions};
 use shohin_tests::model::Model;
 use shohin_tests::parts::split;
 use shohin_tests::{Random, raw::RawFile, raw::RawValue};
@@ -21,8 +22,18 @@ fn parse(parts: &[Vec<u8>]) -> Result<Gguf<'_>, PartError> {
 
 fn logits(gguf: &Gguf<'_>) -> Vec<f32> {
     let model = BonsaiModel::from_gguf(gguf).unwrap();
-    let mut session = Session::new(&model, &SessionOptions::default()).unwrap();
-    session.forward_prefill(&[3, 1, 4, 1, 5, 9, 2, 6], &Serial).unwrap().to_vec()
+    logits_of(Cpu::new(model, &CpuOptions::default(), Serial).unwrap())
+}
+
+fn logits_of<B: ModelBytes>(mut device: Cpu<'_, B>) -> Vec<f32> {
+    let mut session = Session::new(&mut device, &SessionOptions::default()).unwrap();
+    session.forward_prefill(&mut device, &[3, 1, 4, 1, 5, 9, 2, 6]).unwrap().to_vec()
+}
+
+/// Of the model in `parts`, each of which is repacked where it lies.
+fn repacked_logits(parts: Vec<Vec<u8>>) -> Vec<f32> {
+    let model = BonsaiModel::load_parts(parts, &ReadOptions::default(), |config| config).unwrap();
+    logits_of(Cpu::repacked(model, &CpuOptions::default(), Serial).unwrap())
 }
 
 /// Feeds the parts in pieces of random lengths.
@@ -67,7 +78,7 @@ fn the_same_logits_as_from_one_file_in_every_format() {
         let file = Model::tiny(format);
         let want = logits(&Gguf::parse(&file).unwrap());
         for (most, bare) in [(1000, true), (9, false), (1, false), (5, true)] {
-            let mut parts = split(&file, most, bare).unwrap();
+            let parts = split(&file, most, bare).unwrap();
             assert!(parts.len() > 1);
             let gguf = parse(&parts).unwrap();
             assert_eq!(usize::from(gguf.header().parts()), parts.len());
@@ -76,11 +87,7 @@ fn the_same_logits_as_from_one_file_in_every_format() {
             let one = Gguf::parse(&joined).unwrap();
             assert_eq!(logits(&one), want, "{format:?} {most}, joined");
             assert!(one.metadata().get("split.count").is_none());
-            // Each is interleaved where it lies.
-            for part in &mut parts {
-                interleave(part, &ReadOptions::default(), |_| Layout::Words, &Serial).unwrap();
-            }
-            assert_eq!(logits(&parse(&parts).unwrap()), want, "{format:?} {most}, interleaved");
+            assert_eq!(repacked_logits(parts), want, "{format:?} {most}, repacked");
         }
     }
 }
@@ -120,12 +127,15 @@ fn type_42_means_the_same_in_all_parts() {
             assert!(of_type.all(|t| t.format() == Some(Format::Tq2_0G128)), "{bare}");
         }
         let want = logits(&parse(&parts).unwrap());
+        // The bytes that a model owns are read as they were parsed.
         let id42 = parse(&parts).unwrap().header().id42(Id42::Auto);
         let options = ReadOptions { id42, ..ReadOptions::default() };
-        for part in &mut parts {
-            interleave(part, &options, |_| Layout::Words, &Serial).unwrap();
+        for part in &parts[1..] {
+            let gguf = Gguf::parse_with(part, &options).unwrap();
+            let mut of_type = gguf.tensors().iter().filter(|t| t.type_id() == 42);
+            assert!(of_type.all(|t| t.format() == Some(Format::Tq2_0G128)), "{bare}");
         }
-        assert_eq!(logits(&parse(&parts).unwrap()), want, "{bare}");
+        assert_eq!(repacked_logits(parts), want, "{bare}");
     }
 }
 
@@ -173,6 +183,8 @@ fn what_does_not_belong_together_is_refused_and_named() {
         if parts.is_empty() {
             continue;
         }
+        let loaded = BonsaiModel::load_parts(parts.clone(), &ReadOptions::default(), |config| config);
+        assert_eq!(loaded.unwrap_err(), error, "{name}, loaded");
         let joined = join(&parts, &mut Random::new(3)).unwrap_err();
         assert_eq!((joined.part, joined.error.code()), (part, code), "{name}, joined: {joined}");
     }

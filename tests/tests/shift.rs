@@ -5,18 +5,15 @@ use std::fs;
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use shohin_core::generate::{Cpu, Event, Generation, GenerationOptions, Overflow, Reason, drive};
-use shohin_core::kernel::Isa;
+use shohin_core::cpu::{Cpu, Isa};
+use shohin_core::generate::{Event, Generation, GenerationOptions, Overflow, Reason, drive};
 use shohin_core::sample::log_sum_exp;
+use shohin_core::session::Decoder;
 use shohin_core::{
-    Activations, BonsaiModel, Format, Gguf, KvFormat, Sampler, SamplerConfig, Serial, Session,
-    SessionOptions, Tokenizer,
+    CpuOptions, Format, Gguf, KvFormat, Sampler, SamplerConfig, Session, SessionOptions, Tokenizer,
 };
+use shohin_tests::cpu::{device, exact, in_format};
 use shohin_tests::model::{Model, Shape, Stored};
-
-fn exact(kv: KvFormat) -> SessionOptions {
-    SessionOptions { activations: Activations::F32, kv, ..SessionOptions::default() }
-}
 
 /// With one layer, keys and values depend on nothing but the token and its position, so moving them must
 /// give what computing them at their new positions gives.
@@ -24,31 +21,31 @@ fn exact(kv: KvFormat) -> SessionOptions {
 fn one_layer_cannot_tell_moved_from_new() {
     let shape = Shape { layers: 1, context: 512, ..Shape::tiny() };
     let file = Model::new(shape, Stored::new(Format::F32), 3).to_vec().unwrap();
-    let model = BonsaiModel::from_gguf(&Gguf::parse(&file).unwrap()).unwrap();
     let tokens: Vec<u32> = (0..400u32).map(|i| (i * i + 7 * i) % 320).collect();
     for (kv, bound) in [(KvFormat::F32, 2e-5), (KvFormat::F16, 4e-3), (KvFormat::Q8, 5e-2)] {
         for isa in [Isa::SCALAR, Isa::detect()] {
             for (seen, keep, drop) in [(40, 4, 13), (17, 0, 1), (300, 20, 131), (399, 3, 198), (30, 10, 20)] {
-                let options = SessionOptions { isa, ..exact(kv) };
-                let mut moved = Session::new(&model, &options).unwrap();
-                moved.forward_prefill(&tokens[..seen], &Serial).unwrap();
-                moved.shift(keep, drop).unwrap();
+                let mut device = device(&file, &CpuOptions { isa, ..exact() }).unwrap();
+                let mut moved = Session::new(&mut device, &in_format(kv)).unwrap();
+                moved.forward_prefill(&mut device, &tokens[..seen]).unwrap();
+                moved.shift(&mut device, keep, drop).unwrap();
                 assert_eq!(moved.position(), seen - drop);
-                let got = moved.forward(tokens[seen], &Serial).unwrap();
+                let got = moved.forward(&mut device, tokens[seen]).unwrap().to_vec();
 
                 let left = [&tokens[..keep], &tokens[keep + drop..=seen]].concat();
-                let mut new = Session::new(&model, &options).unwrap();
-                let want = new.forward_prefill(&left, &Serial).unwrap();
+                let mut new = Session::new(&mut device, &in_format(kv)).unwrap();
+                let want = new.forward_prefill(&mut device, &left).unwrap();
                 let size = want.iter().fold(0.0f32, |m, x| m.max(x.abs()));
                 let error = got.iter().zip(want).fold(0.0f32, |m, (a, b)| m.max((a - b).abs()));
                 assert!(error <= bound * size, "{kv:?} {seen} {keep} {drop}: {}", error / size);
             }
         }
     }
-    let mut session = Session::new(&model, &exact(KvFormat::F16)).unwrap();
-    session.forward_prefill(&tokens[..9], &Serial).unwrap();
+    let mut device = device(&file, &exact()).unwrap();
+    let mut session = Session::new(&mut device, &in_format(KvFormat::F16)).unwrap();
+    session.forward_prefill(&mut device, &tokens[..9]).unwrap();
     for (keep, drop) in [(0, 10), (9, 1), (usize::MAX, 2), (10, 0)] {
-        assert_eq!(session.shift(keep, drop).map_err(|e| e.code()), Err("option"));
+        assert_eq!(session.shift(&mut device, keep, drop).map_err(|e| e.code()), Err("option"));
     }
     assert_eq!(session.position(), 9);
 }
@@ -66,14 +63,14 @@ fn transformers_moves_its_cache_to_the_same_logits() {
         let want = read(&format!("fixtures/{name}.shifted"));
         let want: Vec<f32> =
             want.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
-        let model = BonsaiModel::from_gguf(&Gguf::parse(&file).unwrap()).unwrap();
+        let mut device = device(&file, &exact()).unwrap();
         for (kv, bound) in [(KvFormat::F32, 1e-4), (KvFormat::F16, 1e-2), (KvFormat::Q8, 0.2)] {
-            let mut session = Session::new(&model, &exact(kv)).unwrap();
-            session.forward_prefill(&tokens[..20], &Serial).unwrap();
-            session.shift(4, 7).unwrap();
+            let mut session = Session::new(&mut device, &in_format(kv)).unwrap();
+            session.forward_prefill(&mut device, &tokens[..20]).unwrap();
+            session.shift(&mut device, 4, 7).unwrap();
             let mut error = 0.0f32;
             session
-                .forward_logits(&tokens[20..], &Serial, &mut |i, row| {
+                .forward_logits(&mut device, &tokens[20..], &mut |i, row| {
                     for (got, want) in row.iter().zip(&want[i * 96..]) {
                         error = error.max((got - want).abs());
                     }
@@ -89,21 +86,24 @@ fn sprout() -> Vec<u8> {
     read("../models/sprout.gguf")
 }
 
+/// Makes room in a full session.
+type MakeRoom<'f> = dyn Fn(&mut Cpu<'f, &'f [u8]>, &mut Session<Cpu<'f, &'f [u8]>>);
+
 /// Mean loss of `tokens` from position `from` on, seen through a context of `capacity`.
-fn streamed(
-    model: &BonsaiModel<'_>,
+fn streamed<'f>(
+    device: &mut Cpu<'f, &'f [u8]>,
     tokens: &[u32],
     from: usize,
     options: &SessionOptions,
-    make_room: &dyn Fn(&mut Session<'_>),
+    make_room: &MakeRoom<'f>,
 ) -> f64 {
-    let mut session = Session::new(model, options).unwrap();
+    let mut session = Session::new(device, options).unwrap();
     let mut sum = 0.0;
     for (i, pair) in tokens.windows(2).enumerate() {
         if session.position() == session.capacity() {
-            make_room(&mut session);
+            make_room(device, &mut session);
         }
-        let logits = session.forward(pair[0], &Serial).unwrap();
+        let logits = session.forward(device, pair[0]).unwrap();
         assert!(logits.iter().all(|x| x.is_finite()));
         if i >= from {
             sum += log_sum_exp(logits) - f64::from(logits[pair[1] as usize]);
@@ -123,15 +123,15 @@ fn text() -> Vec<u32> {
 #[test]
 fn a_window_of_64_reads_480_tokens_nearly_as_well_as_all_of_them_together() {
     let file = sprout();
-    let model = BonsaiModel::from_gguf(&Gguf::parse(&file).unwrap()).unwrap();
+    let device = &mut device(&file, &CpuOptions::default()).unwrap();
     let (tokens, wide) = (text(), SessionOptions::default());
     let from = 64;
     assert!(tokens.len() > 400);
-    let whole = streamed(&model, &tokens, from, &wide, &|_| unreachable!());
+    let whole = streamed(device, &tokens, from, &wide, &|_, _| unreachable!());
     for kv in KvFormat::ALL {
-        let narrow = SessionOptions { context: 64, kv, ..wide };
-        let moved = streamed(&model, &tokens, from, &narrow, &|s| s.shift(4, 30).unwrap());
-        let lost = streamed(&model, &tokens, from, &narrow, &|s| s.truncate(4).unwrap());
+        let narrow = SessionOptions { context: 64, kv };
+        let moved = streamed(device, &tokens, from, &narrow, &|device, s| s.shift(device, 4, 30).unwrap());
+        let lost = streamed(device, &tokens, from, &narrow, &|_, s| s.truncate(4).unwrap());
         println!("{kv:?}: all {whole:.4}, shifted {moved:.4}, begun anew {lost:.4}");
         assert!(moved < whole + 0.1, "{kv:?}: {moved} for {whole}");
         assert!(lost > whole + 0.3, "the window does not matter: {lost} for {whole}");
@@ -142,31 +142,32 @@ fn a_window_of_64_reads_480_tokens_nearly_as_well_as_all_of_them_together() {
 fn a_reply_goes_on_beyond_the_context() {
     let file = sprout();
     let gguf = Gguf::parse(&file).unwrap();
-    let (model, tokenizer) = (BonsaiModel::from_gguf(&gguf).unwrap(), Tokenizer::from_gguf(&gguf).unwrap());
+    let tokenizer = Tokenizer::from_gguf(&gguf).unwrap();
+    let mut device = device(&file, &CpuOptions::default()).unwrap();
     let (prompt, options) = (&text()[..100], SessionOptions { context: 64, ..SessionOptions::default() });
-    let mut session = Session::new(&model, &options).unwrap();
+    let mut session = Session::new(&mut device, &options).unwrap();
     let generation = GenerationOptions {
         max_tokens: 300,
         ignore_end: true,
         overflow: Overflow::Shift { keep: 4 },
         ..GenerationOptions::default()
     };
-    let sampler = Sampler::new(&SamplerConfig::greedy(), model.config().vocab_size).unwrap();
+    let sampler = Sampler::new(&SamplerConfig::greedy(), device.model().config().vocab_size).unwrap();
     let mut generation = Generation::new(prompt, 0, 64, sampler, generation).unwrap();
-    let mut backend = Cpu { session: &mut session, pool: &Serial };
+    let mut backend = Decoder { device: &mut device, session: &mut session };
     let go_on = &mut |_: Event<'_>| ControlFlow::Continue(());
     assert_eq!(drive(&mut generation, &mut backend, &tokenizer, go_on), Ok(Reason::Length));
     assert_eq!(generation.held().len(), session.position());
 
     // The same by hand.
-    let mut session = Session::new(&model, &options).unwrap();
+    let mut session = Session::new(&mut device, &options).unwrap();
     let mut reply: Vec<u32> = Vec::new();
     for i in 0..prompt.len() + 299 {
         if session.position() == 64 {
-            session.shift(4, 30).unwrap();
+            session.shift(&mut device, 4, 30).unwrap();
         }
         let token = prompt.get(i).copied().unwrap_or_else(|| reply[i - prompt.len()]);
-        let logits = session.forward(token, &Serial).unwrap();
+        let logits = session.forward(&mut device, token).unwrap();
         if i + 1 >= prompt.len() {
             reply.push((0..logits.len()).fold(0, |m, i| if logits[i] > logits[m] { i } else { m }) as u32);
         }

@@ -4,8 +4,11 @@
 use std::fs;
 use std::path::Path;
 
-use shohin_core::model::{Activations, BonsaiModel, Embedding, Pooling, Session, SessionOptions};
-use shohin_core::{Gguf, KvFormat, Serial};
+use shohin_core::cpu::{Cpu, CpuOptions};
+use shohin_core::device::BlockingDevice;
+use shohin_core::model::{Embedding, Pooling};
+use shohin_core::{KvFormat, Session, SessionOptions};
+use shohin_tests::cpu::{device, exact, in_format};
 
 fn fixture(name: &str) -> Vec<u8> {
     fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(name)).unwrap()
@@ -13,10 +16,6 @@ fn fixture(name: &str) -> Vec<u8> {
 
 fn floats(name: &str) -> Vec<f32> {
     fixture(name).as_chunks().0.iter().map(|&b| f32::from_le_bytes(b)).collect()
-}
-
-fn exact() -> SessionOptions {
-    SessionOptions { activations: Activations::F32, kv: KvFormat::F32, ..SessionOptions::default() }
 }
 
 /// The prompt behind the states by Hugging Face transformers.
@@ -28,11 +27,16 @@ fn tokens() -> Vec<u32> {
 fn transformers_has_the_same_hidden_states() {
     for name in ["qwen3-tied-yarn", "qwen3-untied"] {
         let bytes = fixture(&format!("{name}.gguf"));
-        let model = BonsaiModel::from_gguf(&Gguf::parse(&bytes).unwrap()).unwrap();
-        let h = model.config().hidden_size;
-        let mut session = Session::new(&model, &SessionOptions { batch: 7, ..exact() }).unwrap();
+        let mut device = device(&bytes, &CpuOptions { batch: 7, ..exact() }).unwrap();
+        let h = device.model().config().hidden_size;
+        let mut session = Session::new(&mut device, &in_format(KvFormat::F32)).unwrap();
         let mut rows: Vec<Vec<f32>> = Vec::new();
-        session.forward_hidden(&tokens(), &Serial, &mut |_, row| rows.push(row.to_vec())).unwrap();
+        session
+            .forward_hidden(&mut device, &tokens(), &mut |i, row| {
+                assert_eq!(i, rows.len());
+                rows.push(row.to_vec());
+            })
+            .unwrap();
         assert_eq!(rows.len(), tokens().len());
 
         let want = floats(&format!("{name}.hidden"));
@@ -50,7 +54,7 @@ fn transformers_has_the_same_hidden_states() {
             session.truncate(0).unwrap();
             let mut embedding = Embedding::new(h, pooling);
             for part in tokens().chunks(5) {
-                embedding.feed(&mut session, part, &Serial).unwrap();
+                session.forward_hidden(&mut device, part, &mut |_, row| embedding.push(row)).unwrap();
             }
             for (i, got) in embedding.finish(normalize).into_iter().enumerate() {
                 let want = match (pooling, normalize) {
@@ -67,37 +71,38 @@ fn transformers_has_the_same_hidden_states() {
 #[test]
 fn an_exported_cache_goes_on_in_another_session() {
     let bytes = fixture("qwen3-untied.gguf");
-    let model = BonsaiModel::from_gguf(&Gguf::parse(&bytes).unwrap()).unwrap();
+    let mut device = device(&bytes, &exact()).unwrap();
     let tokens = tokens();
     for kv in KvFormat::ALL {
-        let options = SessionOptions { kv, context: 24, ..exact() };
+        let options = SessionOptions { kv, context: 24 };
         for held in [0, 1, 15, 16, 17, 23] {
-            let mut first = Session::new(&model, &options).unwrap();
+            let mut first = Session::new(&mut device, &options).unwrap();
             if held > 0 {
-                first.forward_prefill(&tokens[..held], &Serial).unwrap();
+                first.forward_prefill(&mut device, &tokens[..held]).unwrap();
             }
-            let mut out = vec![0; first.export_len()];
-            first.export(&mut out).unwrap();
+            // After what is there already.
+            let mut out = vec![7];
+            Cpu::<&[u8]>::wait(first.export(&mut device, &mut out)).unwrap();
+            assert_eq!((out.remove(0), out.len()), (7, first.export_len(&device)));
             // Nothing of what was forgotten goes with it.
-            let mut again = vec![1; out.len()];
             for others in [5, 6] {
-                first.forward_prefill(&[others], &Serial).unwrap();
+                first.forward_prefill(&mut device, &[others]).unwrap();
                 first.truncate(held).unwrap();
-                first.export(&mut again).unwrap();
+                let mut again = Vec::new();
+                Cpu::<&[u8]>::wait(first.export(&mut device, &mut again)).unwrap();
                 assert!(again == out, "{kv:?} {held}");
             }
-            assert_eq!(first.export(&mut vec![0; out.len() + 1]).map_err(|e| e.code()), Err("length"));
-            let want = first.forward_prefill(&tokens[held..], &Serial).unwrap().to_vec();
+            let want = first.forward_prefill(&mut device, &tokens[held..]).unwrap().to_vec();
 
-            let mut other = Session::new(&model, &SessionOptions { context: 40, ..options }).unwrap();
-            other.forward_prefill(&[1, 2, 3], &Serial).unwrap();
-            other.import(held, &out).unwrap();
+            let mut other = Session::new(&mut device, &SessionOptions { context: 40, kv }).unwrap();
+            other.forward_prefill(&mut device, &[1, 2, 3]).unwrap();
+            other.import(&mut device, held, &out).unwrap();
             assert_eq!(other.position(), held);
-            assert_eq!(other.forward_prefill(&tokens[held..], &Serial).unwrap(), want, "{kv:?} {held}");
+            assert_eq!(other.forward_prefill(&mut device, &tokens[held..]).unwrap(), want, "{kv:?} {held}");
 
             out.push(0);
-            assert_eq!(other.import(held, &out).map_err(|e| e.code()), Err("length"));
-            assert_eq!(other.import(41, &out).map_err(|e| e.code()), Err("context_full"));
+            assert_eq!(other.import(&mut device, held, &out).map_err(|e| e.code()), Err("length"));
+            assert_eq!(other.import(&mut device, 41, &out).map_err(|e| e.code()), Err("context_full"));
             assert_eq!(other.position(), 0);
         }
     }

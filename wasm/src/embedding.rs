@@ -2,9 +2,9 @@
 
 use crate::error::{JsResult, js};
 use crate::model::{Loaded, unknown};
-use crate::team::pool;
-use shohin_core::model::{Embedding, Pooling, Qwen3Config, Session, SessionOptions};
-use shohin_core::{Error, Result};
+use crate::timeline::CpuDevice;
+use shohin_core::model::{Embedding, ModelConfig, Pooling};
+use shohin_core::{Error, Result, Session};
 use std::rc::Rc;
 use wasm_bindgen::prelude::*;
 
@@ -19,7 +19,7 @@ pub(crate) fn pooling_named(name: &str) -> JsResult<Pooling> {
 }
 
 /// Whether the model can see all of a text at once.
-pub(crate) fn check(tokens: &[u32], config: &Qwen3Config) -> Result<()> {
+pub(crate) fn check(tokens: &[u32], config: &ModelConfig) -> Result<()> {
     let capacity = config.max_context_length;
     match tokens.len() {
         0 => Err(Error::Length { what: "tokens (at least 1)", expected: 1, found: 0 }),
@@ -31,10 +31,10 @@ pub(crate) fn check(tokens: &[u32], config: &Qwen3Config) -> Result<()> {
 }
 
 /// An embedding under way, in a cache of its own.
-// The fields are dropped in this order: the session borrows from what is loaded.
 #[wasm_bindgen]
 pub struct Embedder {
-    session: Session<'static>,
+    device: CpuDevice,
+    session: Session<CpuDevice>,
     loaded: Rc<Loaded>,
     embedding: Embedding,
     tokens: Vec<u32>,
@@ -50,7 +50,9 @@ impl Embedder {
     pub fn step(&mut self) -> JsResult<bool> {
         let end = self.tokens.len().min(self.fed + self.loaded.batch());
         if end > self.fed {
-            self.embedding.feed(&mut self.session, &self.tokens[self.fed..end], pool()).map_err(js)?;
+            let mut push = |_, hidden: &[f32]| self.embedding.push(hidden);
+            let tokens = &self.tokens[self.fed..end];
+            self.session.forward_hidden(&mut self.device, tokens, &mut push).map_err(js)?;
             self.fed = end;
         }
         Ok(end == self.tokens.len())
@@ -63,17 +65,10 @@ impl Embedder {
 }
 
 impl Embedder {
-    pub(crate) fn new(
-        loaded: Rc<Loaded>,
-        options: &SessionOptions,
-        tokens: Vec<u32>,
-        pooling: Pooling,
-    ) -> Result<Embedder> {
-        // SAFETY: the session is dropped before `loaded`, here and in `Embedder`.
-        let model = unsafe { loaded.model.lend() };
-        check(&tokens, model.config())?;
-        let session = Session::new(model, &SessionOptions { context: tokens.len(), ..*options })?;
-        let embedding = Embedding::new(model.config().hidden_size, pooling);
-        Ok(Embedder { session, loaded, embedding, tokens, fed: 0 })
+    pub(crate) fn new(loaded: Rc<Loaded>, tokens: Vec<u32>, pooling: Pooling) -> Result<Embedder> {
+        check(&tokens, loaded.config())?;
+        let (device, session) = loaded.session(tokens.len())?;
+        let embedding = Embedding::new(loaded.config().hidden_size, pooling);
+        Ok(Embedder { device, session, loaded, embedding, tokens, fed: 0 })
     }
 }

@@ -3,7 +3,6 @@
 use crate::conversation::Conversation;
 use crate::embedding::{check, pooling_named};
 use crate::error::{JsResult, js};
-use crate::lent::Lent;
 use crate::model::{Facts, Memory, activations_named, kv_named};
 use crate::reply::{Past, Reply, Step, tell_of_reply};
 use crate::sampling::{Sampling, whole};
@@ -151,26 +150,21 @@ impl GpuLoader {
         self.stream.finish()?;
         let missing = Error::Truncated { what: "header", at: 0, need: 1, have: 0 };
         let weights = self.upload.ok_or(missing)?.finish()?;
-        let stream = Lent::new(self.stream);
-        // SAFETY: what borrows from it is declared after it here, and a field before it in the struct.
-        let header = unsafe { stream.lend() }.header()?.ok_or(missing)?;
-        let tokenizer = Tokenizer::from_metadata(header.metadata())?;
+        let header = self.stream.header()?.ok_or(missing)?;
+        let tokenizer = Tokenizer::from_metadata(header.metadata())?.into_owned();
         let facts = Facts::of(&header, &tokenizer)?;
         let first = GpuSession::new(&weights, &options).await?;
         let options = *first.options();
         let (fingerprint, file_len) = (self.fingerprint.finish(), self.file_len);
-        let loaded =
-            Rc::new(Loaded { tokenizer, _stream: stream, weights, facts, fingerprint, file_len, kv });
+        let loaded = Rc::new(Loaded { tokenizer, weights, facts, fingerprint, file_len, kv });
         let first = Some(GpuTimeline::new(first, Rc::clone(&loaded)));
         Ok(GpuModel { first, loaded, options })
     }
 }
 
 /// What all conversations share.
-// The tokenizer is dropped before what it borrows from.
 struct Loaded {
     tokenizer: Tokenizer<'static>,
-    _stream: Lent<GgufStream>,
     weights: Arc<Weights>,
     facts: Facts,
     fingerprint: [u8; 32],

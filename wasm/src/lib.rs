@@ -14,7 +14,6 @@ mod gpu;
 #[cfg(all(test, feature = "gpu", target_arch = "wasm32"))]
 mod gpu_tests;
 mod joiner;
-mod lent;
 mod model;
 mod reply;
 mod sampling;
@@ -43,5 +42,5 @@ pub use timeline::Timeline;
 /// The instructions of this build.
 #[wasm_bindgen]
 pub fn isa() -> String {
-    shohin_core::kernel::Isa::detect().name().into()
+    shohin_core::cpu::Isa::detect().name().into()
 }

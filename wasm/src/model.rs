@@ -4,20 +4,19 @@ use crate::buffer::FileBuffer;
 use crate::conversation::Conversation;
 use crate::embedding::{Embedder, pooling_named};
 use crate::error::{JsResult, js};
-use crate::lent::Lent;
 use crate::sampling::whole;
 use crate::snapshot::Fingerprint;
 use crate::team::pool;
 use crate::timeline::Timeline;
 use crate::words::know_words;
 use js_sys::{Array, Object, Reflect};
-use shohin_core::KvFormat;
 use shohin_core::chat::{Style, Template};
 use shohin_core::constrain::Vocabulary;
-use shohin_core::gguf::{self, Expansion, Header, ReadOptions};
-use shohin_core::kernel::Isa;
-use shohin_core::model::{Activations, BonsaiModel, MemoryPlan, ModelVariant, Qwen3Config, SessionOptions};
+use shohin_core::cpu::{self, CpuWeights, Expansion, Isa};
+use shohin_core::gguf::{Header, ReadOptions};
+use shohin_core::model::{BonsaiModel, ModelConfig, ModelVariant};
 use shohin_core::tokenizer::Tokenizer;
+use shohin_core::{Activations, CpuOptions, KvFormat, MemoryPlan, SessionOptions};
 use shohin_core::{Error, Format, Gguf, Name, Result, SamplerConfig};
 use std::cell::OnceCell;
 use std::rc::Rc;
@@ -33,16 +32,16 @@ pub struct Model {
     /// Made while loading, to know that there is memory for it.
     first: Option<Timeline>,
     loaded: Rc<Loaded>,
-    options: SessionOptions,
+    context: usize,
     plan: MemoryPlan,
 }
 
 /// What all conversations share.
-// The fields are dropped in this order: each borrows only from those after it.
 pub(crate) struct Loaded {
     pub(crate) tokenizer: Tokenizer<'static>,
-    pub(crate) model: Lent<BonsaiModel<'static>>,
-    bytes: Lent<Vec<u8>>,
+    pub(crate) weights: Arc<CpuWeights<Vec<u8>>>,
+    pub(crate) options: CpuOptions,
+    pub(crate) kv: KvFormat,
     /// Bytes of the file as it came.
     file_bytes: usize,
     pub(crate) facts: Facts,
@@ -53,8 +52,11 @@ impl Loaded {
     /// Prompt tokens in one step: enough to share the unpacking of a weight row, few enough to look for an abort within
     /// a second or so.
     pub(crate) fn batch(&self) -> usize {
-        // SAFETY: used within this call only.
-        if unsafe { self.model.lend() }.config().num_parameters() < 500_000_000 { 64 } else { 16 }
+        if self.weights.model().program().num_parameters() < 500_000_000 { 64 } else { 16 }
+    }
+
+    pub(crate) fn config(&self) -> &ModelConfig {
+        self.weights.model().config()
     }
 }
 
@@ -82,7 +84,7 @@ fn formats(header: &Header<'_>) -> Vec<&'static str> {
 fn expanded(mut bytes: Vec<u8>, isa: Isa) -> Result<Vec<u8>> {
     let len = bytes.len();
     // Larger than the address space is as good as larger than memory.
-    let Ok(Some(Expansion { room, .. })) = gguf::expansion(&Gguf::parse(&bytes)?, len) else {
+    let Ok(Some(Expansion { room, .. })) = cpu::expansion(&Gguf::parse(&bytes)?, len) else {
         return Ok(bytes);
     };
     if bytes.try_reserve_exact(room - len).is_err() {
@@ -90,7 +92,7 @@ fn expanded(mut bytes: Vec<u8>, isa: Isa) -> Result<Vec<u8>> {
     }
     bytes.resize(room, 0);
     bytes.copy_within(..len, room - len);
-    let len = gguf::expand(&mut bytes, len, &ReadOptions::default(), isa, pool())?;
+    let len = cpu::expand_file(&mut bytes, len, &ReadOptions::default(), isa, pool())?;
     bytes.truncate(len);
     Ok(bytes)
 }
@@ -137,7 +139,7 @@ impl Facts {
     /// `EngineInfo` of the TypeScript side.
     pub(crate) fn info(
         &self,
-        config: &Qwen3Config,
+        config: &ModelConfig,
         backend: &str,
         isa: &str,
         threads: usize,
@@ -217,27 +219,24 @@ impl Model {
     /// # Errors
     /// What is wrong with the file, an unknown option, or `memory`.
     pub fn load(file: FileBuffer, context: f64, kv: &str, activations: &str) -> JsResult<Model> {
-        let mut options = SessionOptions {
-            kv: kv_named(kv)?,
-            activations: activations_named(activations)?,
-            ..SessionOptions::default()
-        };
+        let kv = kv_named(kv)?;
+        let mut options =
+            CpuOptions { activations: activations_named(activations)?, ..CpuOptions::default() };
         let asked = whole("context", context)?;
         if asked > 0 {
             options.context = asked;
         }
-        Self::build(file.into_bytes(), &options, asked == 0).map_err(js)
+        Self::build(file.into_bytes(), &options, kv, asked == 0).map_err(js)
     }
 
     /// Everything there is to know, as `EngineInfo` of the TypeScript side.
     pub fn info(&self) -> JsValue {
-        // SAFETY: used within this call only.
-        let (model, bytes) = unsafe { (self.loaded.model.lend(), self.loaded.bytes.lend()) };
         let MemoryPlan { kv, total, .. } = self.plan;
-        let memory = Memory { weights: bytes.len(), kv, scratch: total - kv };
-        let (isa, capacity) = (self.options.isa.name(), self.options.context);
-        let Loaded { facts, file_bytes, .. } = &*self.loaded;
-        facts.info(model.config(), "cpu", isa, pool().workers(), *file_bytes, capacity, &memory)
+        let Loaded { facts, file_bytes, weights, options, .. } = &*self.loaded;
+        let bytes = weights.model().weights().parts().iter().map(Vec::len).sum();
+        let memory = Memory { weights: bytes, kv, scratch: total - kv };
+        let (isa, capacity) = (options.isa.name(), self.context);
+        facts.info(self.loaded.config(), "cpu", isa, pool().workers(), *file_bytes, capacity, &memory)
     }
 
     /// A new, empty conversation for `context` tokens (0: as many as the first).
@@ -250,9 +249,8 @@ impl Model {
             Some(first) if asked == 0 => Ok(first),
             first => {
                 self.first = first;
-                let context = if asked == 0 { self.options.context } else { asked };
-                let options = SessionOptions { context, ..self.options };
-                Timeline::new(self.loaded.clone(), &options).map_err(js)
+                let context = if asked == 0 { self.context } else { asked };
+                Timeline::new(self.loaded.clone(), context).map_err(js)
             }
         }
     }
@@ -263,47 +261,50 @@ impl Model {
     /// `length` if there are no tokens, `context_full` if there are more than the model can see, `memory`.
     pub fn embedder(&self, tokens: Vec<u32>, pooling: &str) -> JsResult<Embedder> {
         let pooling = pooling_named(pooling)?;
-        Embedder::new(self.loaded.clone(), &self.options, tokens, pooling).map_err(js)
+        Embedder::new(self.loaded.clone(), tokens, pooling).map_err(js)
     }
 }
 
 impl Model {
-    fn build(mut bytes: Vec<u8>, options: &SessionOptions, shrink: bool) -> Result<Model> {
-        let (file_bytes, formats) = (bytes.len(), formats(Gguf::parse(&bytes)?.header()));
+    fn build(mut bytes: Vec<u8>, options: &CpuOptions, kv: KvFormat, shrink: bool) -> Result<Model> {
+        let file_bytes = bytes.len();
         let mut fingerprint = Fingerprint::default();
         fingerprint.push(&bytes);
-        if options.activations == Activations::Int8 {
-            // The copy is ours: the weights may lie as the kernels like them best.
+        let (tokenizer, facts) = {
+            let gguf = Gguf::parse(&bytes)?;
+            let tokenizer = Tokenizer::from_gguf(&gguf)?.into_owned();
+            let facts = Facts::of(gguf.header(), &tokenizer)?;
+            (tokenizer, facts)
+        };
+        let int8 = options.activations == Activations::Int8;
+        if int8 {
             bytes = expanded(bytes, options.isa)?;
-            gguf::interleave(
-                &mut bytes,
-                &ReadOptions::default(),
-                |format| options.isa.layout(format),
-                pool(),
-            )?;
         }
-        // Declared in the order in which they lend to each other: should a later step fail, they are dropped in reverse.
-        let bytes = Lent::new(bytes);
-        // SAFETY: everything that borrows from `bytes` is a variable declared after it here, or a field before it.
-        let gguf = Gguf::parse(unsafe { bytes.lend() })?;
-        let model = Lent::new(BonsaiModel::from_gguf(&gguf)?);
-        let tokenizer = Tokenizer::from_gguf(&gguf)?;
-        let facts = Facts { formats, ..Facts::of(gguf.header(), &tokenizer)? };
-        let fingerprint = fingerprint.finish();
-        let loaded = Rc::new(Loaded { tokenizer, model, bytes, file_bytes, facts, fingerprint });
-        let mut options = *options;
+        let model = BonsaiModel::load(bytes)?;
+        // The copy is ours: the weights may lie as the kernels read them fastest.
+        let weights =
+            if int8 { CpuWeights::repack(model, options.isa, pool())? } else { CpuWeights::new(model)? };
+        let loaded = Rc::new(Loaded {
+            tokenizer,
+            weights: Arc::new(weights),
+            options: *options,
+            kv,
+            file_bytes,
+            facts,
+            fingerprint: fingerprint.finish(),
+        });
+        let mut context = options.context;
         let first = loop {
-            match Timeline::new(loaded.clone(), &options) {
-                Err(Error::Memory { .. }) if shrink && options.context > LEAST_CONTEXT => {
-                    options.context /= 2
-                }
+            match Timeline::new(loaded.clone(), context) {
+                Err(Error::Memory { .. }) if shrink && context > LEAST_CONTEXT => context /= 2,
                 first => break first?,
             }
         };
-        let options = *first.options();
-        // SAFETY: used within this call only.
-        let plan = unsafe { loaded.model.lend() }.memory_plan(&options)?;
-        Ok(Model { first: Some(first), loaded, options, plan })
+        let context = first.context();
+        let plan = loaded
+            .weights
+            .memory_plan(&CpuOptions { context, ..loaded.options }, &SessionOptions { context, kv })?;
+        Ok(Model { first: Some(first), loaded, context, plan })
     }
 }
 

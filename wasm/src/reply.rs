@@ -4,7 +4,7 @@ use crate::model::Facts;
 use crate::sampling::Sampling;
 use shohin_core::constrain::Constraint;
 use shohin_core::generate::{self, Action, GeneratedToken, Generation, Overflow, Reason};
-use shohin_core::model::Qwen3Config;
+use shohin_core::model::ModelConfig;
 use shohin_core::sample::{DRY_BREAKERS, Logprob};
 use shohin_core::tokenizer::Tokenizer;
 use shohin_core::{Result, Sampler};
@@ -74,7 +74,7 @@ impl Reply {
         prompt: &[u32],
         sampling: Sampling,
         batch: usize,
-        config: &Qwen3Config,
+        config: &ModelConfig,
         capacity: usize,
         tokenizer: &Tokenizer<'_>,
         facts: &Facts,

@@ -8,8 +8,7 @@
 use crate::error::{JsResult, named};
 use crate::reply::Past;
 use sha2::{Digest, Sha256};
-use shohin_core::model::Activations;
-use shohin_core::{Error, KvFormat, Result};
+use shohin_core::{Activations, Error, KvFormat, Result};
 
 const MAGIC: [u8; 8] = *b"shohin\0\x01";
 const HEAD: usize = 56;

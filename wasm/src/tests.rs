@@ -2,9 +2,11 @@
 
 use crate::{Conversation, FileBuffer, Model, Sampling, Step, Timeline, tool_calls};
 use js_sys::{Reflect, Uint8Array, Uint32Array};
+use shohin_core::cpu::Isa;
 use shohin_core::gguf::GgufWriter;
-use shohin_core::kernel::Isa;
-use shohin_core::{Activations, BonsaiModel, Format, Gguf, KvFormat, Serial, Session, SessionOptions, quant};
+use shohin_core::{
+    Activations, BonsaiModel, Cpu, CpuOptions, Format, Gguf, KvFormat, Serial, Session, SessionOptions, quant,
+};
 use wasm_bindgen::JsValue;
 use wasm_bindgen_test::wasm_bindgen_test;
 
@@ -59,16 +61,13 @@ fn golden_logits_on_every_isa() {
         MICRO_LOGITS.chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect();
     let model = BonsaiModel::from_gguf(&Gguf::parse(MICRO).unwrap()).unwrap();
     for isa in Isa::available() {
-        let options = SessionOptions {
-            isa,
-            kv: KvFormat::F32,
-            activations: Activations::F32,
-            ..SessionOptions::default()
-        };
-        let mut session = Session::new(&model, &options).unwrap();
+        let options = CpuOptions { isa, activations: Activations::F32, ..CpuOptions::default() };
+        let mut device = Cpu::new(model.clone(), &options, Serial).unwrap();
+        let kv = KvFormat::F32;
+        let mut session = Session::new(&mut device, &SessionOptions { kv, ..Default::default() }).unwrap();
         let mut worst = 0.0f32;
         session
-            .forward_logits(&tokens, &Serial, &mut |i, row| {
+            .forward_logits(&mut device, &tokens, &mut |i, row| {
                 for (got, want) in row.iter().zip(&want[i * row.len()..]) {
                     worst = worst.max((got - want).abs());
                 }

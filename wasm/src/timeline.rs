@@ -6,17 +6,21 @@ use crate::reply::{Past, Reply, Step, tell_of_reply};
 use crate::sampling::Sampling;
 use crate::snapshot;
 use crate::team::pool;
-use shohin_core::Result;
-use shohin_core::model::{Session, SessionOptions};
+use shohin_core::device::BlockingDevice;
+use shohin_core::{Cpu, CpuOptions, Result, Session, SessionOptions};
 use std::rc::Rc;
+use std::sync::Arc;
 use wasm_bindgen::prelude::*;
 
+/// The CPU over a model that owns its bytes.
+pub(crate) type CpuDevice = Cpu<'static, Vec<u8>>;
+
 /// A conversation's cache over a model that others may use, too.
-// The fields are dropped in this order: the session borrows from what is loaded.
 #[wasm_bindgen]
 pub struct Timeline {
     reply: Reply,
-    session: Session<'static>,
+    device: CpuDevice,
+    session: Session<CpuDevice>,
     loaded: Rc<Loaded>,
 }
 
@@ -58,40 +62,47 @@ impl Timeline {
         self.reply.past = Past::default();
         let _ = self.session.truncate(0); // always as much as it holds
         let (past, kv) = snapshot::open(bytes, &self.origin())?;
-        self.session.import(past.held(), kv).map_err(js)?;
+        self.session.import(&mut self.device, past.held(), kv).map_err(js)?;
         self.reply.past = past;
         Ok(())
     }
 }
 
+impl Loaded {
+    /// A device and a session for `context` tokens.
+    pub(crate) fn session(&self, context: usize) -> Result<(CpuDevice, Session<CpuDevice>)> {
+        let options = CpuOptions { context, ..self.options };
+        let mut device = Cpu::with_weights(Arc::clone(&self.weights), &options, pool())?;
+        let session = Session::new(&mut device, &SessionOptions { context, kv: self.kv })?;
+        Ok((device, session))
+    }
+}
+
 impl Timeline {
-    pub(crate) fn new(loaded: Rc<Loaded>, options: &SessionOptions) -> Result<Timeline> {
-        // SAFETY: the session is dropped before `loaded`, here and in `Timeline`.
-        let session = Session::new(unsafe { loaded.model.lend() }, options)?;
-        Ok(Timeline { reply: Reply::default(), session, loaded })
+    pub(crate) fn new(loaded: Rc<Loaded>, context: usize) -> Result<Timeline> {
+        let (device, session) = loaded.session(context)?;
+        Ok(Timeline { reply: Reply::default(), device, session, loaded })
     }
 
-    pub(crate) fn options(&self) -> &SessionOptions {
-        self.session.options()
+    pub(crate) fn context(&self) -> usize {
+        self.session.capacity()
     }
 
     fn origin(&self) -> snapshot::Origin {
-        let options = self.session.options();
-        snapshot::Origin::new(self.loaded.fingerprint, snapshot::Layout::Cpu, options.kv, options.activations)
+        let Loaded { fingerprint, kv, options, .. } = &*self.loaded;
+        snapshot::Origin::new(*fingerprint, snapshot::Layout::Cpu, *kv, options.activations)
     }
 
     fn kept(&mut self) -> Result<Vec<u8>> {
-        let len = self.session.export_len();
+        let len = self.session.export_len(&self.device);
         let mut bytes = snapshot::begin(&self.origin(), &self.reply.past, len)?;
-        let kv = bytes.len();
-        bytes.resize(kv + len, 0);
-        self.session.export(&mut bytes[kv..])?;
+        CpuDevice::wait(self.session.export(&mut self.device, &mut bytes))?;
         Ok(snapshot::seal(bytes))
     }
 
     fn start(&mut self, prompt: &[u32], sampling: Sampling) -> Result<usize> {
         self.end();
-        let (config, capacity) = (self.session.model().config(), self.session.capacity());
+        let (config, capacity) = (self.loaded.config(), self.session.capacity());
         let batch = self.loaded.batch();
         let Loaded { tokenizer, facts, .. } = &*self.loaded;
         let cached = self.reply.start(prompt, sampling, batch, config, capacity, tokenizer, facts)?;
@@ -101,11 +112,11 @@ impl Timeline {
 
     fn advance(&mut self) -> Result<Step> {
         if let Some((keep, drop)) = self.reply.room() {
-            self.session.shift(keep, drop)?;
+            self.session.shift(&mut self.device, keep, drop)?;
             self.reply.shifted(self.session.position());
         }
         let Some(tokens) = self.reply.wanted() else { return Ok(Step::Done) };
-        let logits = self.session.forward_prefill(tokens, pool())?;
+        let logits = self.session.forward_prefill(&mut self.device, tokens)?;
         self.reply.take(&self.loaded.tokenizer, logits)
     }
 }

@@ -8,7 +8,7 @@
 use super::grammar::NEVER;
 use super::quoted::Quoted;
 use crate::error::{Error, Result};
-use crate::order;
+use crate::sort;
 use alloc::boxed::Box;
 use alloc::rc::Rc;
 use alloc::vec;
@@ -86,7 +86,7 @@ const LINE_END: [Range; 3] = [(10, 10), (13, 13), (0x2028, 0x2029)];
 /// All other characters, sorted and without neighbours.
 fn others(ranges: &[Range]) -> Vec<Range> {
     let at = |i: u32| ranges.get(i as usize).copied().unwrap_or_default();
-    let sorted = order::sorted(ranges.len(), &|a, b| at(a).cmp(&at(b)));
+    let sorted = sort::sorted(ranges.len(), &|a, b| at(a).cmp(&at(b)));
     let (mut others, mut next) = (Vec::new(), 0);
     for (from, to) in sorted.into_iter().map(at) {
         if from > next {
@@ -397,7 +397,7 @@ impl Net<'_> {
                 Some(_) => set.push(at as u32),
             }
         }
-        order::sort(&mut set, &|a, b| a.cmp(&b));
+        sort::sort(&mut set, &|a, b| a.cmp(&b));
         Ok(set)
     }
 }
@@ -473,7 +473,7 @@ impl Pattern {
                 cuts.extend(ranges.iter().flat_map(|range| [range.0, range.1 + 1]));
             }
         }
-        order::sort(&mut cuts, &|a, b| a.cmp(&b));
+        sort::sort(&mut cuts, &|a, b| a.cmp(&b));
         cuts.dedup();
         // Each is written, and leads on, in one way.
         let kinds: Vec<Range> = cuts

@@ -9,7 +9,7 @@ use super::grammar::{Grammar, MAX_NODES, MAX_PROPERTIES, Node, NodeId, Property,
 use super::pattern::{self, Budget, Pattern};
 use crate::error::{Error, Name, Result};
 use crate::json;
-use crate::order;
+use crate::sort;
 use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec;
@@ -86,7 +86,7 @@ impl<'t> Value<'t> {
             members.push((name, Value(value.get(2..).unwrap_or(""))));
         }
         let name = |i: u32| members.get(i as usize).map(|member| member.0);
-        let order = order::sorted(members.len(), &|a, b| (name(a), a).cmp(&(name(b), b)));
+        let order = sort::sorted(members.len(), &|a, b| (name(a), a).cmp(&(name(b), b)));
         let again: Vec<u32> =
             order.array_windows().filter(|[a, b]| name(*a) == name(*b)).map(|[a, _]| *a).collect();
         for i in again {
@@ -237,7 +237,7 @@ impl Builder {
     pub(super) fn texts<'t>(&mut self, texts: impl IntoIterator<Item = &'t str>) -> NodeId {
         let texts: Vec<&[u8]> = texts.into_iter().map(str::as_bytes).collect();
         let at = |i: u32| texts.get(i as usize).copied().unwrap_or_default();
-        let mut order = order::sorted(texts.len(), &|a, b| at(a).cmp(at(b)));
+        let mut order = sort::sorted(texts.len(), &|a, b| at(a).cmp(at(b)));
         order.dedup_by(|a, b| at(*a) == at(*b));
         self.add(Node::Texts(order.into_iter().map(|i| Text::new(at(i))).collect()))
     }
@@ -697,7 +697,7 @@ impl<'t> Compiler<'_, 't> {
         }
         self.builder.keep(properties.iter().map(|(name, _)| name.len()))?;
         let name = |i: u32| properties.get(i as usize).map(|(name, _)| name.as_bytes().get(1..));
-        let order = order::sorted(properties.len(), &|a, b| name(a).cmp(&name(b)));
+        let order = sort::sorted(properties.len(), &|a, b| name(a).cmp(&name(b)));
         let (mut bits, mut sorted) = (0, Vec::new());
         for (i, &(name, value)) in order.iter().filter_map(|&i| properties.get(i as usize)).enumerate() {
             bits |= u128::from(required.contains(&name)) << i;
@@ -824,7 +824,7 @@ impl Grammar {
             calls.push((head, then));
         }
         let head = |i: u32| calls.get(i as usize).map(|(head, _)| head.as_str());
-        let order = order::sorted(calls.len(), &|a, b| head(a).cmp(&head(b)));
+        let order = sort::sorted(calls.len(), &|a, b| head(a).cmp(&head(b)));
         if let Some([a, _]) = order.array_windows().find(|[a, b]| head(*a) == head(*b)) {
             let name = head(*a).and_then(|head| head.strip_prefix(HEAD)?.strip_suffix(ARGUMENTS));
             let name = Name::new(name.unwrap_or_default());

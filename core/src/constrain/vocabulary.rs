@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::quoted;
-use crate::order;
+use crate::sort;
 use crate::tokenizer::{TokenKind, Tokenizer};
 use alloc::vec;
 use alloc::vec::Vec;
@@ -140,7 +140,7 @@ impl Vocabulary {
             let (from, to) = ranges.get(token as usize).copied().unwrap_or_default();
             bytes.get(from as usize..to as usize).unwrap_or_default()
         };
-        let mut order = order::sorted(ranges.len(), &|a, b| text(a).cmp(text(b)));
+        let mut order = sort::sorted(ranges.len(), &|a, b| text(a).cmp(text(b)));
         order.retain(|&token| !text(token).is_empty());
         let (mut plain, mut longest) = (vec![NOT_PLAIN; ranges.len()], 0);
         let mut untagged = vec![0u32; ranges.len().div_ceil(32)];

@@ -1,7 +1,7 @@
 //! Making one stream of a model in several files, for readers that take a single one.
 #![forbid(unsafe_code)]
 
-use crate::order;
+use crate::sort;
 use alloc::vec::Vec;
 
 use super::parts::{Of, PartError, check_count, check_place, check_tensors, is_split_key};
@@ -126,7 +126,7 @@ impl GgufJoin {
             let mut order: Vec<u32> = with_capacity(header.tensors().len() as u64).of(i)?;
             order.extend(0..header.tensors().len() as u32);
             let at = |t: u32| header.tensors().get(t as usize).map(|t| (t.offset(), t.len()));
-            order::sort(&mut order, &|a, b| at(a).cmp(&at(b)));
+            sort::sort(&mut order, &|a, b| at(a).cmp(&at(b)));
             for t in order.into_iter().filter_map(|t| header.tensors().get(t as usize)) {
                 let kind = match (t.format(), TensorType::of(t.type_id())) {
                     (Some(format), _) if t.type_id() == ID_42 => TensorType {

@@ -1,7 +1,7 @@
 //! Metadata: the key-value part of a GGUF file, borrowed from its bytes.
 #![forbid(unsafe_code)]
 
-use crate::order;
+use crate::sort;
 use alloc::vec::Vec;
 
 use crate::error::{Error, Name, Result};
@@ -493,7 +493,7 @@ pub(super) fn sorted<'a>(
     let need = len as u64 * size_of::<u32>() as u64;
     order.try_reserve_exact(len).map_err(|_| Error::Memory { need, have: 0 })?;
     order.extend(0..len as u32);
-    order::sort(&mut order, &|a, b| name(a as usize).cmp(&name(b as usize)));
+    sort::sort(&mut order, &|a, b| name(a as usize).cmp(&name(b as usize)));
     let twice = |pair: &[u32]| match pair {
         [a, b] if name(*a as usize) == name(*b as usize) => name(*a as usize),
         _ => None,

@@ -4,12 +4,10 @@
 //! fail on the file's account or panic. `docs/FORMATS.md` draws the bytes.
 #![forbid(unsafe_code)]
 
-mod expand;
-mod interleave;
 mod join;
 mod metadata;
 mod parts;
-mod place;
+pub(crate) mod place;
 mod scan;
 mod stream;
 mod tensor;
@@ -17,8 +15,6 @@ mod writer;
 
 use alloc::vec::Vec;
 
-pub use expand::{Expansion, expand, expansion};
-pub use interleave::interleave;
 pub use join::GgufJoin;
 pub use metadata::{Array, Kind, Metadata, StringArray, Strings, Value, Values};
 pub use parts::{MAX_PARTS, PartError};
@@ -144,9 +140,14 @@ impl<'a> Header<'a> {
 
     /// The tensor of this name.
     pub fn tensor(&self, name: &str) -> Option<&TensorInfo<'a>> {
-        let at = |i: &u32| self.tensors.get(*i as usize);
-        let found = self.by_name.binary_search_by(|i| at(i).map_or("", |t| t.name).cmp(name)).ok()?;
-        at(self.by_name.get(found)?)
+        self.tensors.get(self.tensor_index(name)?)
+    }
+
+    /// The index of the tensor of this name in [`Header::tensors`].
+    pub fn tensor_index(&self, name: &str) -> Option<usize> {
+        let at = |i: &u32| self.tensors.get(*i as usize).map_or("", |t| t.name);
+        let found = self.by_name.binary_search_by(|i| at(i).cmp(name)).ok()?;
+        self.by_name.get(found).map(|&i| i as usize)
     }
 
     /// What offsets and sizes are padded to, in bytes.
@@ -170,7 +171,7 @@ fn says_codes_first(metadata: &Metadata<'_>) -> bool {
     metadata.get("general.quantization_version") == Some(Value::Str(b"TQ2_0_G128"))
 }
 
-fn with_capacity<T>(count: u64) -> Result<Vec<T>> {
+pub(crate) fn with_capacity<T>(count: u64) -> Result<Vec<T>> {
     let need = count.saturating_mul(size_of::<T>() as u64);
     let failed = Error::Memory { need, have: 0 };
     let mut list = Vec::new();
@@ -260,6 +261,24 @@ impl<'a> Gguf<'a> {
         slice(part.bytes, part.data_start.saturating_add(tensor.offset), tensor.len)
     }
 
+    /// Which file holds a tensor of this file or these files, and where in it; nowhere if the tensor is of another.
+    pub fn place(&self, tensor: &TensorInfo<'_>) -> (usize, core::ops::Range<usize>) {
+        let part = usize::from(tensor.part);
+        let start = match part.checked_sub(1) {
+            None => self.header.data_start,
+            Some(i) => self.more.get(i).map_or(u64::MAX, |part| part.data_start),
+        };
+        // Whoever holds the bytes has an address for each of them.
+        let start = start.saturating_add(tensor.offset);
+        let end = start.saturating_add(tensor.len);
+        (part, usize::try_from(start).unwrap_or(usize::MAX)..usize::try_from(end).unwrap_or(usize::MAX))
+    }
+
+    /// The bytes of every file, first to last.
+    pub fn part_bytes(&self) -> Vec<&'a [u8]> {
+        core::iter::once(self.bytes).chain(self.more.iter().map(|part| part.bytes)).collect()
+    }
+
     /// The tensor of this name as weights: `(dims[1], dims[0])`, or one row if it has one dimension.
     /// Refuses more dimensions and types that cannot be computed with.
     pub fn matrix(&self, name: &str) -> Result<Matrix<'a>> {
@@ -278,7 +297,7 @@ impl<'a> Gguf<'a> {
             Error::Limit { what: "tensor dimension", found: cols.max(rows), max: usize::MAX as u64 };
         let rows = usize::try_from(rows).map_err(|_| too_large)?;
         let cols = usize::try_from(cols).map_err(|_| too_large)?;
-        Matrix::new(format, rows, cols, self.data(t))?.with_layout(t.layout())
+        Matrix::new(format, rows, cols, self.data(t))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Where tensors lie: sizes, alignment, overlap, and which of its three layouts id 42 has in this file.
 #![forbid(unsafe_code)]
 
-use crate::order;
+use crate::sort;
 use alloc::vec::Vec;
 
 use super::tensor::{ID_42, TensorInfo, TensorType};
@@ -33,7 +33,7 @@ pub(super) fn alignment(metadata: &Metadata<'_>) -> Result<u32> {
 }
 
 /// `n` rounded up to a multiple of `alignment`, which is a power of two.
-pub(super) fn pad(n: u64, alignment: u32) -> Option<u64> {
+pub(crate) fn pad(n: u64, alignment: u32) -> Option<u64> {
     let mask = u64::from(alignment) - 1;
     Some(n.checked_add(mask)? & !mask)
 }
@@ -99,7 +99,7 @@ pub(super) fn place(
     order.try_reserve_exact(tensors.len()).map_err(|_| Error::Memory { need, have: 0 })?;
     order.extend(0..tensors.len() as u32);
     let at = |i: u32| tensors.get(i as usize).map_or((0, i), |t| (t.offset, i));
-    order::sort(&mut order, &|a, b| at(a).cmp(&at(b)));
+    sort::sort(&mut order, &|a, b| at(a).cmp(&at(b)));
     let mut sniff = None;
     let first = order.iter().filter_map(|i| tensors.get(*i as usize)).find(|t| t.id == ID_42);
     if let Some((offset, elements)) = first.map(|t| (t.offset, t.elements())) {

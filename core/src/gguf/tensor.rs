@@ -1,7 +1,7 @@
 //! Tensor types by their GGUF id, and what the file says of each tensor.
 #![forbid(unsafe_code)]
 
-use crate::quant::{Format, Layout};
+use crate::quant::Format;
 
 /// A tensor type as GGUF files number them. Recognised is more than loadable: every type here can be
 /// listed and measured, and those with a [`Format`] can be computed with.
@@ -37,11 +37,6 @@ impl TensorType {
         26 "I32" 1 4, 27 "I64" 1 8, 28 "F64" 1 8, 29 "IQ1_M" 256 56, 30 "BF16" 1 2,
         34 "TQ1_0" 256 54, 35 "TQ2_0" 256 66, 39 "MXFP4" 32 17, 40 "NVFP4" 64 36, 41 "Q1_0" 128 18,
         42 "Q2_0" 64 18, 142 "PQ2_0" 128 34, 143 "PTQ1_0" 128 28,
-        // Interleaved; see `Layout::type_id`.
-        0x5348_0123 "TQ2_0 (words)" 256 66, 0x5348_0129 "Q1_0 (words)" 128 18,
-        0x5348_012a "Q2_0 (words)" 64 18, 0x5348_018e "PQ2_0 (words)" 128 34,
-        0x5348_0223 "TQ2_0 (bytes)" 256 66, 0x5348_0229 "Q1_0 (bytes)" 128 18,
-        0x5348_022a "Q2_0 (bytes)" 64 18, 0x5348_028e "PQ2_0 (bytes)" 128 34,
     ];
 
     /// The type with this id, or `None` if nothing is known about it.
@@ -51,42 +46,8 @@ impl TensorType {
 
     /// The format this type is computed with, if it is loadable. Id 42 has no answer of its own.
     pub fn format(&self) -> Option<Format> {
-        let id = match self.layout() {
-            Layout::Rows if self.id == ID_42 => return None,
-            Layout::Rows => self.id,
-            _ => self.id & 0xff,
-        };
+        let id = (self.id != ID_42).then_some(self.id)?;
         Format::ALL.into_iter().find(|f| f.gguf_id() == id)
-    }
-
-    /// How matrices of this type lie.
-    pub fn layout(&self) -> Layout {
-        layout(self.id)
-    }
-}
-
-const INTERLEAVED: u32 = 0x5348_0000;
-
-impl Layout {
-    /// The private tensor type of matrices of `format` in this layout; `None` for [`Layout::Rows`] and for
-    /// formats that are never interleaved.
-    pub fn type_id(self, format: Format) -> Option<u32> {
-        let tag = match self {
-            Layout::Rows => return None,
-            Layout::Words => 1,
-            Layout::Bytes => 2,
-        };
-        let id = INTERLEAVED | tag << 8 | format.gguf_id();
-        TensorType::of(id).map(|t| t.id)
-    }
-}
-
-/// The layout of a known type.
-fn layout(id: u32) -> Layout {
-    match id.checked_sub(INTERLEAVED).map(|id| id >> 8) {
-        Some(1) => Layout::Words,
-        Some(2) => Layout::Bytes,
-        _ => Layout::Rows,
     }
 }
 
@@ -124,20 +85,15 @@ impl<'a> TensorInfo<'a> {
 
     /// The type's name; for id 42 the name of the layout the file was found to use.
     pub fn type_name(&self) -> &'static str {
-        match (self.format, self.layout()) {
-            (Some(f), Layout::Rows) => f.name(),
-            _ => TensorType::of(self.id).map_or("unknown", |t| t.name),
+        match self.format {
+            Some(format) => format.name(),
+            None => TensorType::of(self.id).map_or("unknown", |t| t.name),
         }
     }
 
     /// How the weights are stored, or `None` if this runtime cannot compute with them.
     pub const fn format(&self) -> Option<Format> {
         self.format
-    }
-
-    /// How the rows lie.
-    pub fn layout(&self) -> Layout {
-        layout(self.id)
     }
 
     /// Which of several files holds the bytes, counted from 0.
@@ -148,6 +104,11 @@ impl<'a> TensorInfo<'a> {
     /// Where the bytes start, counted from the start of that file's data section.
     pub const fn offset(&self) -> u64 {
         self.offset
+    }
+
+    /// Where the type stands in that file; the offset follows it.
+    pub(crate) const fn type_at(&self) -> u64 {
+        self.id_at
     }
 
     /// How many bytes there are.

@@ -1,49 +1,56 @@
-//! The numbers that define a Qwen3 model, read from metadata and checked once.
+//! The numbers that define a model, read from metadata and checked once.
 #![forbid(unsafe_code)]
 
+use alloc::format;
+use alloc::string::String;
+
+use super::program::{Heads, Program};
+use super::registry::Architecture;
+use super::rope::{Rope, RopeScaling};
 use crate::error::{Error, Name, Result};
 use crate::gguf::{Gguf, Header, Metadata};
 use crate::limits::Limits;
-use crate::op::rope::RopeScaling;
 
-const EPS: &str = "qwen3.attention.layer_norm_rms_epsilon";
+const EPS: &str = "attention.layer_norm_rms_epsilon";
 
-/// Hyper-parameters of a Qwen3-architecture model.
+/// Hyper-parameters of a model. Keys of metadata stand after the name of the architecture and a dot.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Qwen3Config {
-    /// Width of the residual stream (`qwen3.embedding_length`).
+pub struct ModelConfig {
+    /// What the numbers belong to (`general.architecture`).
+    pub architecture: &'static Architecture,
+    /// Width of the residual stream (`embedding_length`).
     pub hidden_size: usize,
-    /// Transformer blocks (`qwen3.block_count`).
+    /// Transformer blocks (`block_count`).
     pub num_layers: usize,
-    /// Query heads (`qwen3.attention.head_count`).
+    /// Query heads (`attention.head_count`).
     pub num_attention_heads: usize,
-    /// Key-value heads (`qwen3.attention.head_count_kv`); a divisor of the query heads.
+    /// Key-value heads (`attention.head_count_kv`); a divisor of the query heads.
     pub num_kv_heads: usize,
-    /// Numbers a head (`qwen3.attention.key_length`); not always `hidden_size / num_attention_heads`.
+    /// Numbers a head (`attention.key_length`); not always `hidden_size / num_attention_heads`.
     pub head_dim: usize,
-    /// Width of the feed-forward block (`qwen3.feed_forward_length`).
+    /// Width of the feed-forward block (`feed_forward_length`).
     pub intermediate_size: usize,
     /// Rows of the embedding, which is the vocabulary.
     pub vocab_size: usize,
-    /// Longest context the model was made for (`qwen3.context_length`).
+    /// Longest context the model was made for (`context_length`).
     pub max_context_length: usize,
     /// Added to the mean square in every RMSNorm.
     pub rms_norm_eps: f32,
-    /// Base of the rotary frequencies (`qwen3.rope.freq_base`).
+    /// Base of the rotary frequencies (`rope.freq_base`).
     pub rope_freq_base: f32,
-    /// Stretching of the rotary frequencies (`qwen3.rope.scaling.*`).
+    /// Stretching of the rotary frequencies (`rope.scaling.*`).
     pub rope_scaling: RopeScaling,
     /// Whether the head is the embedding matrix (no `output.weight` in the file).
     pub tied_embeddings: bool,
 }
 
-impl Qwen3Config {
+impl ModelConfig {
     /// Reads and checks the metadata of a `qwen3` file. The vocabulary is the embedding's row count.
     pub fn from_gguf(gguf: &Gguf<'_>) -> Result<Self> {
         Self::from_header(gguf.header())
     }
 
-    /// As [`Qwen3Config::from_gguf`], before there are any weights.
+    /// As [`ModelConfig::from_gguf`], before there are any weights.
     pub fn from_header(header: &Header<'_>) -> Result<Self> {
         let meta = header.metadata();
         // The later parts of a model lack everything else.
@@ -55,41 +62,40 @@ impl Qwen3Config {
             });
         }
         let arch = meta.need("general.architecture", meta.str("general.architecture")?)?;
-        if arch != "qwen3" {
-            return Err(Error::Unsupported {
-                key: Name::new("general.architecture"),
-                found: Name::new(arch),
-                expected: "qwen3",
-            });
-        }
+        let architecture = Architecture::named(arch)?;
+        let meta = &Keys { meta, architecture };
         // Weights stored in a rotated basis: computing with them unrotated gives fluent nonsense.
-        meta.refuse("prism.hadamard.", "a model without Hadamard-rotated weights")?;
+        meta.meta.refuse("prism.hadamard.", "a model without Hadamard-rotated weights")?;
         let embedding = header
             .tensor("token_embd.weight")
             .ok_or(Error::MissingTensor { name: Name::new("token_embd.weight") })?;
-        let hidden_size = size(meta, "qwen3.embedding_length", None)?;
-        let num_attention_heads = size(meta, "qwen3.attention.head_count", None)?;
-        let head_dim =
-            size(meta, "qwen3.attention.key_length", Some(hidden_size / num_attention_heads.max(1)))?;
-        let value_length = size(meta, "qwen3.attention.value_length", Some(head_dim))?;
+        let hidden_size = meta.size("embedding_length", None)?;
+        let num_attention_heads = meta.size("attention.head_count", None)?;
+        let head_dim = meta.size("attention.key_length", Some(hidden_size / num_attention_heads.max(1)))?;
+        let value_length = meta.size("attention.value_length", Some(head_dim))?;
         if value_length != head_dim {
-            return Err(Error::KeyValue {
-                key: Name::new("qwen3.attention.value_length"),
-                found: value_length as f64,
-                expected: "the same as key_length",
-            });
+            return Err(architecture.bad(
+                "attention.value_length",
+                value_length as f64,
+                "the same as key_length",
+            ));
         }
-        let config = Qwen3Config {
+        let rotated = meta.size("rope.dimension_count", Some(head_dim))?;
+        if rotated != head_dim {
+            return Err(architecture.bad("rope.dimension_count", rotated as f64, "the same as key_length"));
+        }
+        let config = ModelConfig {
+            architecture,
             hidden_size,
-            num_layers: size(meta, "qwen3.block_count", None)?,
+            num_layers: meta.size("block_count", None)?,
             num_attention_heads,
-            num_kv_heads: size(meta, "qwen3.attention.head_count_kv", Some(num_attention_heads))?,
+            num_kv_heads: meta.size("attention.head_count_kv", Some(num_attention_heads))?,
             head_dim,
-            intermediate_size: size(meta, "qwen3.feed_forward_length", None)?,
+            intermediate_size: meta.size("feed_forward_length", None)?,
             vocab_size: embedding.dims().get(1).map_or(0, |&rows| rows.min(u64::from(u32::MAX)) as usize),
-            max_context_length: size(meta, "qwen3.context_length", None)?,
-            rms_norm_eps: meta.need(EPS, meta.f32(EPS)?)?,
-            rope_freq_base: meta.f32("qwen3.rope.freq_base")?.unwrap_or(10_000.0),
+            max_context_length: meta.size("context_length", None)?,
+            rms_norm_eps: meta.need_f32(EPS)?,
+            rope_freq_base: meta.f32("rope.freq_base")?.unwrap_or(10_000.0),
             rope_scaling: rope_scaling(meta)?,
             tied_embeddings: header.tensor("output.weight").is_none(),
         };
@@ -107,28 +113,39 @@ impl Qwen3Config {
         self.num_kv_heads * self.head_dim
     }
 
+    /// Shape of the attention heads.
+    pub const fn heads(&self) -> Heads {
+        Heads { query: self.num_attention_heads, kv: self.num_kv_heads, dim: self.head_dim }
+    }
+
+    /// Frequencies of the rotary embedding.
+    pub fn rope(&self) -> Rope {
+        Rope::new(self.head_dim, self.rope_freq_base, self.rope_scaling)
+    }
+
+    /// The forward pass. The numbers must have been checked.
+    pub fn program(&self) -> Program {
+        (self.architecture.program)(self)
+    }
+
     /// Parameters of the model, norms included.
     pub fn num_parameters(&self) -> u64 {
-        let [h, q, kv, f, d] =
-            [self.hidden_size, self.q_size(), self.kv_size(), self.intermediate_size, self.head_dim]
-                .map(|x| x as u64);
-        let layer = 2 * h * q + 2 * h * kv + 3 * h * f + 2 * h + 2 * d;
-        let embeddings = if self.tied_embeddings { 1 } else { 2 };
-        layer * self.num_layers as u64 + embeddings * h * self.vocab_size as u64 + h
+        self.program().num_parameters()
     }
 
     /// Refuses numbers no model can have; afterwards products of them fit in memory arithmetic.
     pub fn check(&self) -> Result<()> {
         let limits = Limits::DEFAULT;
+        let bad = |key, found, expected| self.architecture.bad(key, found, expected);
         let sizes: [(&'static str, usize, u64); 8] = [
-            ("qwen3.embedding_length", self.hidden_size, 1 << 17),
-            ("qwen3.block_count", self.num_layers, limits.layers),
-            ("qwen3.attention.head_count", self.num_attention_heads, 1 << 12),
-            ("qwen3.attention.head_count_kv", self.num_kv_heads, 1 << 12),
-            ("qwen3.attention.key_length", self.head_dim, 1 << 12),
-            ("qwen3.feed_forward_length", self.intermediate_size, 1 << 20),
+            ("embedding_length", self.hidden_size, 1 << 17),
+            ("block_count", self.num_layers, limits.layers),
+            ("attention.head_count", self.num_attention_heads, 1 << 12),
+            ("attention.head_count_kv", self.num_kv_heads, 1 << 12),
+            ("attention.key_length", self.head_dim, 1 << 12),
+            ("feed_forward_length", self.intermediate_size, 1 << 20),
             ("vocabulary", self.vocab_size, limits.array),
-            ("qwen3.context_length", self.max_context_length, limits.context),
+            ("context_length", self.max_context_length, limits.context),
         ];
         for (key, value, max) in sizes {
             if value == 0 {
@@ -139,30 +156,26 @@ impl Qwen3Config {
             }
         }
         if !self.num_attention_heads.is_multiple_of(self.num_kv_heads) {
-            return Err(bad(
-                "qwen3.attention.head_count_kv",
-                self.num_kv_heads as f64,
-                "a divisor of head_count",
-            ));
+            return Err(bad("attention.head_count_kv", self.num_kv_heads as f64, "a divisor of head_count"));
         }
         if !self.head_dim.is_multiple_of(2) {
-            return Err(bad("qwen3.attention.key_length", self.head_dim as f64, "an even number"));
+            return Err(bad("attention.key_length", self.head_dim as f64, "an even number"));
         }
         if !(self.rms_norm_eps > 0.0 && self.rms_norm_eps < 1.0) {
             return Err(bad(EPS, f64::from(self.rms_norm_eps), "between 0 and 1"));
         }
         if !(self.rope_freq_base > 1.0 && self.rope_freq_base.is_finite()) {
-            return Err(bad("qwen3.rope.freq_base", f64::from(self.rope_freq_base), "a number over 1"));
+            return Err(bad("rope.freq_base", f64::from(self.rope_freq_base), "a number over 1"));
         }
         let factor = match self.rope_scaling {
             RopeScaling::None => 1.0,
             RopeScaling::Linear { factor } => factor,
             RopeScaling::Yarn { factor, original_context, attention_factor, beta_fast, beta_slow } => {
                 if original_context == 0 {
-                    let key = "qwen3.rope.scaling.original_context_length";
+                    let key = "rope.scaling.original_context_length";
                     return Err(bad(key, 0.0, "at least 1"));
                 }
-                let key = "qwen3.rope.scaling.yarn_*";
+                let key = "rope.scaling.yarn_*";
                 for x in [attention_factor, beta_fast, beta_slow] {
                     if !(x > 0.0 && x.is_finite()) {
                         return Err(bad(key, f64::from(x), "a positive number"));
@@ -172,46 +185,63 @@ impl Qwen3Config {
             }
         };
         if !(factor >= 1.0 && factor.is_finite()) {
-            return Err(bad("qwen3.rope.scaling.factor", f64::from(factor), "a number of at least 1"));
+            return Err(bad("rope.scaling.factor", f64::from(factor), "a number of at least 1"));
         }
         Ok(())
     }
 }
 
-fn bad(key: &'static str, found: f64, expected: &'static str) -> Error {
-    Error::KeyValue { key: Name::new(key), found, expected }
+/// Metadata of one architecture: keys are given without its name.
+struct Keys<'m, 'a> {
+    meta: &'m Metadata<'a>,
+    architecture: &'static Architecture,
 }
 
-fn size(meta: &Metadata<'_>, key: &str, default: Option<usize>) -> Result<usize> {
-    match default {
-        Some(default) => Ok(meta.u32(key)?.map_or(default, |value| value as usize)),
-        None => Ok(meta.need(key, meta.u32(key)?)? as usize),
+impl<'a> Keys<'_, 'a> {
+    fn key(&self, key: &str) -> String {
+        format!("{}.{key}", self.architecture.name)
+    }
+
+    fn size(&self, key: &str, default: Option<usize>) -> Result<usize> {
+        let key = self.key(key);
+        match default {
+            Some(default) => Ok(self.meta.u32(&key)?.map_or(default, |value| value as usize)),
+            None => Ok(self.meta.need(&key, self.meta.u32(&key)?)? as usize),
+        }
+    }
+
+    fn f32(&self, key: &str) -> Result<Option<f32>> {
+        self.meta.f32(&self.key(key))
+    }
+
+    fn need_f32(&self, key: &str) -> Result<f32> {
+        self.meta.need(&self.key(key), self.f32(key)?)
+    }
+
+    fn str(&self, key: &str) -> Result<Option<&'a str>> {
+        self.meta.str(&self.key(key))
     }
 }
 
-fn rope_scaling(meta: &Metadata<'_>) -> Result<RopeScaling> {
-    let key = "qwen3.rope.scaling.type";
-    let factor = || {
-        let key = "qwen3.rope.scaling.factor";
-        meta.need(key, meta.f32(key)?)
-    };
+fn rope_scaling(meta: &Keys<'_, '_>) -> Result<RopeScaling> {
+    let key = "rope.scaling.type";
+    let factor = || meta.need_f32("rope.scaling.factor");
     match meta.str(key)? {
         None | Some("none") => Ok(RopeScaling::None),
         Some("linear") => Ok(RopeScaling::Linear { factor: factor()? }),
         Some("yarn") => {
-            let original = size(meta, "qwen3.rope.scaling.original_context_length", None)?;
+            let original = meta.size("rope.scaling.original_context_length", None)?;
             let mut yarn = RopeScaling::yarn(factor()?, original as u32);
             if let RopeScaling::Yarn { attention_factor, beta_fast, beta_slow, .. } = &mut yarn {
                 // llama.cpp multiplies the paper's magnitude by these.
-                for key in ["qwen3.rope.scaling.attn_factor", "qwen3.rope.scaling.yarn_attn_factor"] {
+                for key in ["rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor"] {
                     if let Some(found) = meta.f32(key)? {
                         *attention_factor *= found;
                     }
                 }
-                for (key, value) in [
-                    ("qwen3.rope.scaling.yarn_beta_fast", beta_fast),
-                    ("qwen3.rope.scaling.yarn_beta_slow", beta_slow),
-                ] {
+                for (key, value) in
+                    [("rope.scaling.yarn_beta_fast", beta_fast), ("rope.scaling.yarn_beta_slow", beta_slow)]
+                {
                     if let Some(found) = meta.f32(key)? {
                         *value = found;
                     }
@@ -220,7 +250,7 @@ fn rope_scaling(meta: &Metadata<'_>) -> Result<RopeScaling> {
             Ok(yarn)
         }
         Some(found) => Err(Error::Unsupported {
-            key: Name::new(key),
+            key: Name::new(meta.key(key)),
             found: Name::new(found),
             expected: "none, linear or yarn",
         }),

@@ -3,10 +3,6 @@
 
 use alloc::vec::Vec;
 
-use super::Session;
-use crate::Result;
-use crate::pool::Pool;
-
 /// How the hidden states of a text become one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Pooling {
@@ -32,15 +28,8 @@ impl Embedding {
         Embedding { pooling, state: alloc::vec![0.0; hidden], tokens: 0 }
     }
 
-    /// Feeds the next `tokens` of the text to `session`, which must hold those before them and nothing else.
-    ///
-    /// # Errors
-    /// As [`Session::forward_hidden`].
-    pub fn feed(&mut self, session: &mut Session<'_>, tokens: &[u32], pool: &dyn Pool) -> Result<()> {
-        session.forward_hidden(tokens, pool, &mut |_, hidden| self.push(hidden))
-    }
-
-    /// Takes the final hidden state `(hidden)` of the next token, computed elsewhere.
+    /// Takes the final hidden state `(hidden)` of the next token, as
+    /// [`Readout::Hidden`](crate::device::Readout::Hidden) gives it.
     pub fn push(&mut self, hidden: &[f32]) {
         for (state, &x) in self.state.iter_mut().zip(hidden) {
             *state = f64::from(x) + if self.pooling == Pooling::Mean { *state } else { 0.0 };

@@ -1,15 +1,20 @@
-//! Qwen3: weights in, logits out.
+//! Models: what they are made of, and where their weights lie. How they are computed is a device's affair.
+//!
+//! An architecture is one file that writes its forward pass down as a [`Program`]; the registry lists them.
 
+mod bonsai;
 pub mod config;
 pub mod embedding;
-pub mod qwen3;
+pub mod program;
+mod qwen3;
 pub mod registry;
-pub mod session;
+pub mod rope;
 pub mod weights;
 
-pub use config::Qwen3Config;
+pub use bonsai::BonsaiModel;
+pub use config::{ModelConfig, ModelConfig as Qwen3Config};
 pub use embedding::{Embedding, Pooling};
-pub use qwen3::BonsaiModel;
-pub use registry::{CapabilityProfile, ModelConfigBuilder, ModelSpec, ModelVariant, all_specs};
-pub use session::{Activations, MemoryPlan, Session, SessionOptions};
-pub use weights::{TransformerBlock, Weights};
+pub use program::Program;
+pub use registry::{Architecture, CapabilityProfile, ModelConfigBuilder, ModelSpec, ModelVariant, all_specs};
+pub use rope::RopeScaling;
+pub use weights::{ModelBytes, Weights};

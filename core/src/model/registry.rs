@@ -1,10 +1,56 @@
-//! The published models this runtime knows by name.
+//! What this runtime knows by name: architectures and published models.
 #![forbid(unsafe_code)]
 
-use super::config::Qwen3Config;
-use crate::error::Result;
-use crate::op::rope::RopeScaling;
+use alloc::format;
+
+use super::config::ModelConfig;
+use super::program::Program;
+use super::qwen3::QWEN3;
+use super::rope::RopeScaling;
+use crate::error::{Error, Name, Result};
 use crate::quant::Format;
+
+/// A model architecture: how its forward pass follows from its numbers.
+pub struct Architecture {
+    /// The name in metadata (`general.architecture`), with which its keys begin.
+    pub name: &'static str,
+    /// Writes the forward pass of a model with these numbers, which have been checked.
+    pub program: fn(&ModelConfig) -> Program,
+}
+
+impl Architecture {
+    /// Every architecture that runs.
+    pub const ALL: &'static [&'static Architecture] = &[&QWEN3];
+
+    /// The architecture called `name`.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for any other.
+    pub fn named(name: &str) -> Result<&'static Architecture> {
+        Self::ALL.iter().copied().find(|a| a.name == name).ok_or(Error::Unsupported {
+            key: Name::new("general.architecture"),
+            found: Name::new(name),
+            expected: "qwen3",
+        })
+    }
+
+    /// An error for the number under `key` of this architecture.
+    pub(super) fn bad(&self, key: &str, found: f64, expected: &'static str) -> Error {
+        Error::KeyValue { key: Name::new(format!("{}.{key}", self.name)), found, expected }
+    }
+}
+
+impl core::fmt::Debug for Architecture {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+impl PartialEq for Architecture {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
 
 /// A published model, or [`ModelVariant::Custom`] for any other Qwen3 shape, which runs all the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -32,7 +78,7 @@ pub struct ModelSpec {
     /// Which model.
     pub variant: ModelVariant,
     /// Its dimensions.
-    pub config: Qwen3Config,
+    pub config: ModelConfig,
     /// Format of its matrices in the published file.
     pub format: Format,
     /// What it can do.
@@ -69,7 +115,7 @@ impl ModelVariant {
 
     /// The variant with these dimensions and this format of block matrices. Every dimension counts, so that
     /// a distilled or widened relative is not taken for the real one.
-    pub fn detect(config: &Qwen3Config, format: Format) -> Self {
+    pub fn detect(config: &ModelConfig, format: Format) -> Self {
         let ternary = match format {
             Format::Q1_0 => false,
             Format::Q2_0
@@ -80,7 +126,7 @@ impl ModelVariant {
             | Format::Tq2_0 => true,
             _ => return ModelVariant::Custom,
         };
-        let dims = |c: &Qwen3Config| {
+        let dims = |c: &ModelConfig| {
             let heads = (c.num_attention_heads, c.num_kv_heads, c.head_dim);
             (c.hidden_size, c.num_layers, heads, c.intermediate_size, c.vocab_size, c.tied_embeddings)
         };
@@ -110,11 +156,11 @@ impl ModelVariant {
     }
 
     /// The published dimensions; `None` for [`ModelVariant::Custom`].
-    pub fn config(self) -> Option<Qwen3Config> {
+    pub fn config(self) -> Option<ModelConfig> {
         (self != ModelVariant::Custom).then(|| self.dimensions())
     }
 
-    fn dimensions(self) -> Qwen3Config {
+    fn dimensions(self) -> ModelConfig {
         // hidden, layers, heads, feed-forward, context, context before YaRN, tied
         let (h, l, q, f, context, original, tied) = match self {
             ModelVariant::Bonsai8B | ModelVariant::TernaryBonsai8B => {
@@ -125,7 +171,8 @@ impl ModelVariant {
                 (2048, 28, 16, 6144, 32768, 8192, true)
             }
         };
-        Qwen3Config {
+        ModelConfig {
+            architecture: &QWEN3,
             hidden_size: h,
             num_layers: l,
             num_attention_heads: q,
@@ -157,7 +204,7 @@ pub fn all_specs() -> impl Iterator<Item = ModelSpec> {
 
 impl CapabilityProfile {
     /// Derives sizes from dimensions and format; what the chat template knows is the caller's to say.
-    pub fn new(config: &Qwen3Config, format: Format, thinking: bool, tools: bool) -> Self {
+    pub fn new(config: &ModelConfig, format: Format, thinking: bool, tools: bool) -> Self {
         let params = config.num_parameters();
         let [hidden, head, layers] =
             [config.hidden_size, config.head_dim, config.num_layers].map(|n| n as u64);
@@ -174,15 +221,15 @@ impl CapabilityProfile {
     }
 }
 
-/// Builds a [`Qwen3Config`] that need not be a published one; what is not set stays as in Bonsai-1.7B.
+/// Builds a [`ModelConfig`] that need not be a published one; what is not set stays as in Bonsai-1.7B.
 #[derive(Clone, Debug)]
 pub struct ModelConfigBuilder {
-    config: Qwen3Config,
+    config: ModelConfig,
 }
 
 macro_rules! setters {
     ($($field:ident: $t:ty),* $(,)?) => {$(
-        #[doc = concat!("Sets [`Qwen3Config::", stringify!($field), "`].")]
+        #[doc = concat!("Sets [`ModelConfig::", stringify!($field), "`].")]
         pub fn $field(mut self, value: $t) -> Self {
             self.config.$field = value;
             self
@@ -212,7 +259,7 @@ impl ModelConfigBuilder {
     }
 
     /// The configuration, if a model can have it.
-    pub fn build(self) -> Result<Qwen3Config> {
+    pub fn build(self) -> Result<ModelConfig> {
         self.config.check()?;
         Ok(self.config)
     }
@@ -230,7 +277,7 @@ mod tests {
             (ModelVariant::Bonsai4B, 4_022_468_096),
             (ModelVariant::Bonsai8B, 8_190_735_360),
         ] {
-            let config = Qwen3Config { vocab_size: 151_936, ..variant.dimensions() };
+            let config = ModelConfig { vocab_size: 151_936, ..variant.dimensions() };
             assert_eq!(config.num_parameters(), parameters);
         }
         for (variant, file) in [
@@ -256,7 +303,7 @@ mod tests {
             assert!(spec.config.check().is_ok());
             assert_eq!(ModelVariant::detect(&spec.config, spec.format), spec.variant);
             assert_eq!(ModelVariant::detect(&spec.config, Format::F16), ModelVariant::Custom);
-            let wider = Qwen3Config { intermediate_size: spec.config.intermediate_size + 128, ..spec.config };
+            let wider = ModelConfig { intermediate_size: spec.config.intermediate_size + 128, ..spec.config };
             assert_eq!(ModelVariant::detect(&wider, spec.format), ModelVariant::Custom);
         }
     }

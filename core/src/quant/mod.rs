@@ -4,24 +4,18 @@
 //! bytes llama.cpp's reference quantizers write, and [`unpack`] returns what it dequantizes to.
 #![forbid(unsafe_code)]
 
-mod expand;
 mod float;
-mod layout;
 mod q1_0;
 mod q2_0;
 mod q4_0;
 mod q8_0;
 mod tq2_0;
-mod trits;
+pub(crate) mod trits;
 
-use crate::error::{Error, Name, Result};
-pub use expand::{expand, expanded_format};
+use crate::error::{Error, Result};
 #[cfg(any(target_arch = "aarch64", all(target_arch = "wasm32", target_feature = "simd128")))]
 pub(crate) use float::f16_at;
 use half::f16;
-#[allow(unused_imports, reason = "not every target has kernels for it")]
-pub(crate) use layout::ONE_BIT_SHIFT;
-pub use layout::{GROUP, Layout, interleave, interleaved_format};
 
 /// One block of a quantized format. Slices given to its functions are exactly one block.
 pub(crate) trait Block {
@@ -292,7 +286,6 @@ impl Format {
 #[derive(Clone, Copy, Debug)]
 pub struct Matrix<'a> {
     format: Format,
-    layout: Layout,
     rows: usize,
     cols: usize,
     row_bytes: usize,
@@ -309,9 +302,7 @@ impl<'a> Matrix<'a> {
             found: cols as u64,
         })?;
         match row_bytes.checked_mul(rows) {
-            Some(len) if len == data.len() => {
-                Ok(Matrix { format, layout: Layout::Rows, rows, cols, row_bytes, data })
-            }
+            Some(len) if len == data.len() => Ok(Matrix { format, rows, cols, row_bytes, data }),
             len => Err(Error::Length {
                 what: "weight matrix bytes",
                 expected: len.map_or(u64::MAX, |l| l as u64),
@@ -320,29 +311,9 @@ impl<'a> Matrix<'a> {
         }
     }
 
-    /// The same bytes, which [`crate::gguf::interleave`] has rearranged.
-    ///
-    /// # Errors
-    /// [`Error::Unsupported`] for a format that is never interleaved.
-    pub fn with_layout(self, layout: Layout) -> Result<Self> {
-        if layout != Layout::Rows && interleaved_format(self.format) != Some(self.format) {
-            return Err(Error::Unsupported {
-                key: Name::new("interleaved format"),
-                found: Name::new(self.format.name()),
-                expected: "Q1_0, Q2_0, PQ2_0 or TQ2_0",
-            });
-        }
-        Ok(Matrix { layout, ..self })
-    }
-
     /// How the weights are stored.
     pub const fn format(&self) -> Format {
         self.format
-    }
-
-    /// How the rows lie.
-    pub const fn layout(&self) -> Layout {
-        self.layout
     }
 
     /// Outputs.
@@ -365,60 +336,8 @@ impl<'a> Matrix<'a> {
         self.data
     }
 
-    /// Rows that lie in interleaved groups; those behind them, and with [`Layout::Rows`] all, are whole.
-    pub const fn grouped_rows(&self) -> usize {
-        match self.layout {
-            Layout::Rows => 0,
-            _ => self.rows / GROUP * GROUP,
-        }
-    }
-
-    /// The bytes of the group of [`GROUP`] interleaved rows that holds `row`; empty if there is none.
-    pub(crate) fn group(&self, row: usize) -> &'a [u8] {
-        if row >= self.grouped_rows() {
-            return &[];
-        }
-        let bytes = GROUP * self.row_bytes;
-        &self.data[row / GROUP * bytes..][..bytes]
-    }
-
-    /// The packed bytes of row `row`; empty if there is no such row, or if it is interleaved.
-    pub(crate) fn row(&self, row: usize) -> &'a [u8] {
-        if (self.grouped_rows()..self.rows).contains(&row) {
-            &self.data[row * self.row_bytes..(row + 1) * self.row_bytes]
-        } else {
-            &[]
-        }
-    }
-
-    /// Block `b` of row `row`, both of which exist, as a file has it; put together in `copy` if need be.
-    #[inline(always)]
-    pub(crate) fn block<'c>(&self, row: usize, b: usize, copy: &'c mut [u8; 66]) -> &'c [u8]
-    where
-        'a: 'c,
-    {
-        if row < self.grouped_rows() {
-            layout::block_of(self.format, self.layout, self.group(row), row % GROUP, b, copy)
-        } else {
-            &self.row(row)[b * self.format.block_bytes()..][..self.format.block_bytes()]
-        }
-    }
-
-    /// Expands the weights of row `row` from column `at`, which starts a block, into `out`; all exist.
-    #[inline(always)]
-    pub(crate) fn unpack_part(&self, row: usize, at: usize, out: &mut [f32]) {
-        let (block, bytes) = (self.format.block(), self.format.block_bytes());
-        if row < self.grouped_rows() {
-            for (i, out) in out.chunks_mut(block).enumerate() {
-                unpack_exact(self.format, self.block(row, at / block + i, &mut [0; 66]), out);
-            }
-        } else {
-            unpack_exact(self.format, &self.row(row)[at / block * bytes..][..out.len() / block * bytes], out);
-        }
-    }
-
-    /// Expands row `row` into `out`, which has [`Matrix::cols`] elements: the embedding lookup.
-    pub fn unpack_row(&self, row: usize, out: &mut [f32]) -> Result<()> {
+    /// Checks that there is a row `row`, and that `len` numbers are as many as it has.
+    pub(crate) fn check_row(&self, row: usize, len: usize) -> Result<()> {
         if row >= self.rows {
             return Err(Error::Length {
                 what: "rows of the matrix",
@@ -426,14 +345,23 @@ impl<'a> Matrix<'a> {
                 found: self.rows as u64,
             });
         }
-        if out.len() != self.cols {
+        if len != self.cols {
             return Err(Error::Length {
                 what: "weights of a row",
                 expected: self.cols as u64,
-                found: out.len() as u64,
+                found: len as u64,
             });
         }
-        self.unpack_part(row, 0, out);
+        Ok(())
+    }
+
+    /// Expands row `row` into `out`, which has [`Matrix::cols`] elements.
+    ///
+    /// # Errors
+    /// [`Error::Length`] if there is no such row, or `out` has another length.
+    pub fn unpack_row(&self, row: usize, out: &mut [f32]) -> Result<()> {
+        self.check_row(row, out.len())?;
+        unpack_exact(self.format, &self.data[row * self.row_bytes..][..self.row_bytes], out);
         Ok(())
     }
 }

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::SamplerConfig;
-use crate::order;
+use crate::sort;
 use alloc::vec::Vec;
 
 /// Longest repetition DRY measures, as in its original formulation.
@@ -101,7 +101,7 @@ impl Penalties {
         let start = self.history.len().saturating_sub(c.penalty_last_n);
         self.window.clear();
         self.window.extend_from_slice(&self.history[start..]);
-        order::sort(&mut self.window, &|a, b| a.cmp(&b));
+        sort::sort(&mut self.window, &|a, b| a.cmp(&b));
         for run in self.window.chunk_by(|a, b| a == b) {
             let Some(&logit) = run.first().and_then(|&token| logits.get(token as usize)) else { continue };
             let scaled =

@@ -1,7 +1,7 @@
 //! Tokens outside the merges: control tokens and user-defined ones, which stand for their own text.
 #![forbid(unsafe_code)]
 
-use crate::order;
+use crate::sort;
 use alloc::vec::Vec;
 
 use super::vocab::{Texts, reserved};
@@ -55,7 +55,7 @@ impl Added {
             }
         }
         let text = |id: u32| texts.get(id as usize);
-        order::sort(&mut added.by_text, &|a, b| text(a).cmp(&text(b)));
+        sort::sort(&mut added.by_text, &|a, b| text(a).cmp(&text(b)));
         Ok(added)
     }
 

@@ -255,6 +255,13 @@ impl<'a> Tokenizer<'a> {
         Ok(Tokenizer { texts, merges, added, bytes, whole, pre, bos, eos, add_bos, ends, longest })
     }
 
+    /// The same with a copy of the vocabulary's texts, so that the bytes it was read from may go.
+    pub fn into_owned(self) -> Tokenizer<'static> {
+        let Tokenizer { texts, merges, added, bytes, whole, pre, bos, eos, add_bos, ends, longest } = self;
+        let texts = texts.into_owned();
+        Tokenizer { texts, merges, added, bytes, whole, pre, bos, eos, add_bos, ends, longest }
+    }
+
     /// Appends the ids of `text` to `out`. Nothing is added before or after it.
     pub fn encode(&self, text: &str, special: Special, out: &mut Vec<u32>) {
         self.encode_with(text, &EncodeOptions::new(special), out);
@@ -303,7 +310,7 @@ impl<'a> Tokenizer<'a> {
 
     /// The bytes token `id` stands for, or `None` if there is no such token. They need not be UTF-8: a
     /// character may be spread over several tokens.
-    pub fn token_bytes(&self, id: u32) -> Option<TokenBytes<'a>> {
+    pub fn token_bytes(&self, id: u32) -> Option<TokenBytes<'_>> {
         let text = self.texts.get(id as usize)?;
         Some(match self.kind(id) {
             TokenKind::Normal => TokenBytes::spelled(text),
@@ -312,7 +319,7 @@ impl<'a> Tokenizer<'a> {
     }
 
     /// The token as the file spells it (`Ġhello`).
-    pub fn token_text(&self, id: u32) -> Option<&'a [u8]> {
+    pub fn token_text(&self, id: u32) -> Option<&[u8]> {
         self.texts.get(id as usize)
     }
 

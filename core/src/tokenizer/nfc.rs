@@ -2,7 +2,7 @@
 //! text first and llama.cpp does not. 24 kB of tables.
 #![forbid(unsafe_code)]
 
-use crate::order;
+use crate::sort;
 use alloc::borrow::Cow;
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -22,7 +22,7 @@ pub fn nfc(text: &str) -> Cow<'_, str> {
     for marks in chars.chunk_by_mut(|a, b| a.1 != 0 && b.1 != 0) {
         if marks.len() > 1 {
             let class = |i: u32| marks.get(i as usize).map(|(_, class)| (*class, i));
-            let order = order::sorted(marks.len(), &|a, b| class(a).cmp(&class(b)));
+            let order = sort::sorted(marks.len(), &|a, b| class(a).cmp(&class(b)));
             let sorted: Vec<(char, u8)> =
                 order.into_iter().filter_map(|i| marks.get(i as usize).copied()).collect();
             marks.copy_from_slice(&sorted);

@@ -1,6 +1,7 @@
 //! The vocabulary in the file's own bytes: token texts by id, and ids by text while loading.
 #![forbid(unsafe_code)]
 
+use alloc::borrow::Cow;
 use alloc::vec::Vec;
 
 use crate::error::{Error, Name, Result};
@@ -22,7 +23,7 @@ pub(super) fn reserved<T>(n: usize) -> Result<Vec<T>> {
 /// An array of strings as GGUF stores it, each a 64-bit length and its bytes, with random access.
 #[derive(Clone, Debug)]
 pub(super) struct Texts<'a> {
-    bytes: &'a [u8],
+    bytes: Cow<'a, [u8]>,
     len: usize,
     /// Where text `STEP * i` starts.
     starts: Vec<u32>,
@@ -54,12 +55,18 @@ impl<'a> Texts<'a> {
             }
             at = next;
         }
-        Ok(Texts { bytes, len, starts })
+        Ok(Texts { bytes: Cow::Borrowed(bytes), len, starts })
+    }
+
+    /// The same with a copy of the bytes.
+    pub(super) fn into_owned(self) -> Texts<'static> {
+        Texts { bytes: Cow::Owned(self.bytes.into_owned()), len: self.len, starts: self.starts }
     }
 
     /// Bytes on the heap.
     pub(super) fn memory(&self) -> usize {
-        self.starts.capacity() * size_of::<u32>()
+        let owned = if let Cow::Owned(bytes) = &self.bytes { bytes.capacity() } else { 0 };
+        owned + self.starts.capacity() * size_of::<u32>()
     }
 
     /// How many there are.
@@ -68,20 +75,20 @@ impl<'a> Texts<'a> {
     }
 
     /// Text `i`.
-    pub(super) fn get(&self, i: usize) -> Option<&'a [u8]> {
+    pub(super) fn get(&self, i: usize) -> Option<&[u8]> {
         if i >= self.len {
             return None;
         }
         let mut at = *self.starts.get(i / STEP)? as usize;
         for _ in 0..i % STEP {
-            at = text_at(self.bytes, at)?.1;
+            at = text_at(&self.bytes, at)?.1;
         }
-        text_at(self.bytes, at).map(|(text, _)| text)
+        text_at(&self.bytes, at).map(|(text, _)| text)
     }
 
     /// All texts in order.
-    pub(super) fn iter(&self) -> impl Iterator<Item = &'a [u8]> + use<'a> {
-        let bytes = self.bytes;
+    pub(super) fn iter(&self) -> impl Iterator<Item = &[u8]> {
+        let bytes = &*self.bytes;
         let mut at = 0;
         (0..self.len).map_while(move |_| {
             let (text, next) = text_at(bytes, at)?;

@@ -4,7 +4,7 @@ use super::{GpuSession, Want};
 use crate::error::Result;
 use crate::kernel::Kv;
 use shohin_core::Error as CoreError;
-use shohin_core::op::rmsnorm::rmsnorm_in_place;
+use shohin_core::cpu::op::rmsnorm::rmsnorm_in_place;
 use std::iter::once;
 use std::ops::Range;
 use wgpu::{Buffer, BufferUsages, CommandEncoderDescriptor};

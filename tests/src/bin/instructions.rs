@@ -1,5 +1,5 @@
 //! Work whose processor instructions `cargo xtask instructions` counts: one token, and a prompt, with a model of a few
-//! million weights in each format, and with the built-in model; weights interleaved, as programs do at load, and of some
+//! million weights in each format, and with the built-in model; weights repacked, as programs do at load, and of some
 //! formats as they are in the file.
 //!
 //! Prints a line for each call of `measured`, in order: its name and how many tokens it is. Only what happens inside
@@ -8,10 +8,10 @@
 use std::error::Error;
 use std::process::ExitCode;
 
-use shohin_core::gguf::{self, ReadOptions};
-use shohin_core::kernel::Isa;
-use shohin_core::quant::Layout;
-use shohin_core::{BonsaiModel, Format, Gguf, Serial, Session, SessionOptions};
+use shohin_core::cpu::{Cpu, Isa};
+use shohin_core::model::ModelBytes;
+use shohin_core::{CpuOptions, Format, Session, SessionOptions};
+use shohin_tests::cpu::{device, repacked};
 use shohin_tests::model::{Model, Shape, Stored};
 
 const FORMATS: &[Format] = &[
@@ -26,7 +26,7 @@ const FORMATS: &[Format] = &[
     Format::F16,
 ];
 
-/// What is counted without being interleaved too.
+/// What is counted without being repacked too.
 const FROM_FILE: &[Format] = &[Format::Q1_0, Format::Pq2_0];
 
 /// Enough for a full batch.
@@ -38,24 +38,16 @@ fn measured(work: &mut dyn FnMut()) {
     work();
 }
 
-fn count(
-    name: &str,
-    mut file: Vec<u8>,
-    layout: impl Fn(Format) -> Layout,
-    isa: Isa,
-) -> Result<(), Box<dyn Error>> {
-    gguf::interleave(&mut file, &ReadOptions::default(), layout, &Serial)?;
-    let gguf = Gguf::parse(&file)?;
-    let model = BonsaiModel::from_gguf(&gguf)?;
-    let options = SessionOptions { context: 2 * PROMPT, isa, ..SessionOptions::default() };
-    let mut session = Session::new(&model, &options)?;
-    let tokens: Vec<u32> = (0..PROMPT).map(|i| (i * 7919 % model.config().vocab_size) as u32).collect();
+fn count<B: ModelBytes>(name: &str, mut device: Cpu<'_, B>) -> Result<(), Box<dyn Error>> {
+    let mut session = Session::new(&mut device, &SessionOptions::default())?;
+    let vocab = device.model().config().vocab_size;
+    let tokens: Vec<u32> = (0..PROMPT).map(|i| (i * 7919 % vocab) as u32).collect();
     let mut outcome = Ok(());
-    measured(&mut || outcome = session.forward_prefill(&tokens, &Serial).map(|_| ()));
+    measured(&mut || outcome = session.forward_prefill(&mut device, &tokens).map(|_| ()));
     outcome?;
     println!("{name} prefill {PROMPT}");
     let mut outcome = Ok(());
-    measured(&mut || outcome = session.forward(tokens[1], &Serial).map(|_| ()));
+    measured(&mut || outcome = session.forward(&mut device, tokens[1]).map(|_| ()));
     outcome?;
     println!("{name} decode 1");
     Ok(())
@@ -64,16 +56,17 @@ fn count(
 fn run() -> Result<(), Box<dyn Error>> {
     // What every instruction counter knows.
     let isa = Isa::named("avx2")?;
+    let options = CpuOptions { context: 2 * PROMPT, isa, ..CpuOptions::default() };
     let shape = Shape { hidden: 512, ffn: 1536, vocab: 4096, ..Shape::tiny() };
     for &format in FORMATS {
         let name = format.name().to_lowercase();
         let file = Model::new(shape.clone(), Stored::new(format), 1).to_vec()?;
         if FROM_FILE.contains(&format) {
-            count(&format!("{name} rows"), file.clone(), |_| Layout::Rows, isa)?;
+            count(&format!("{name} rows"), device(&file, &options)?)?;
         }
-        count(&name, file, |format| isa.layout(format), isa)?;
+        count(&name, repacked(&file, &options)?)?;
     }
-    count("sprout", include_bytes!("../../../models/sprout.gguf").to_vec(), |format| isa.layout(format), isa)
+    count("sprout", repacked(include_bytes!("../../../models/sprout.gguf"), &options)?)
 }
 
 fn main() -> ExitCode {

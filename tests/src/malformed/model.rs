@@ -1,15 +1,18 @@
 //! Files that are sound GGUF, and hostile in what they say of a model; and sessions that are misused.
 
+use std::sync::Arc;
+
 use shohin_core::chat::{self, ChatOptions, Message, Role};
+use shohin_core::cpu::{Cpu, CpuWeights, Isa};
 use shohin_core::gguf::Gguf;
-use shohin_core::kernel::Isa;
 use shohin_core::tokenizer::Special;
 use shohin_core::{
-    Activations, BonsaiModel, Error, Format, KvFormat, Result, Sampler, SamplerConfig, Serial, Session,
-    SessionOptions, Tokenizer,
+    Activations, BonsaiModel, CpuOptions, Error, Format, KvFormat, Result, Sampler, SamplerConfig, Serial,
+    Session, SessionOptions, Tokenizer,
 };
 
 use super::cases;
+use crate::cpu::device;
 use crate::model::{Model, Shape, Stored};
 use crate::raw::{RawFile, RawTensor, RawValue};
 use crate::{Random, meter};
@@ -38,23 +41,25 @@ fn valid() -> RawFile {
     RawFile::of(&Model::new(shape(), Stored::new(Format::Q1_0), 3).to_vec().expect("a valid model"))
 }
 
-fn options(activations: Activations, isa: Isa) -> SessionOptions {
-    SessionOptions { context: 16, kv: KvFormat::F32, activations, batch: 4, isa, ..SessionOptions::default() }
+fn options(activations: Activations, isa: Isa) -> CpuOptions {
+    CpuOptions { context: 16, activations, batch: 4, isa, ..CpuOptions::default() }
 }
+
+const IN_SESSION: SessionOptions = SessionOptions { context: 16, kv: KvFormat::F32 };
 
 /// Loads and runs a model. Whatever the file says, this returns.
 fn run(file: &[u8]) -> Result<Vec<f32>> {
     run_with(file, &options(Activations::Int8, Isa::SCALAR))
 }
 
-fn run_with(file: &[u8], options: &SessionOptions) -> Result<Vec<f32>> {
-    let gguf = Gguf::parse(file)?;
-    let model = BonsaiModel::from_gguf(&gguf)?;
-    let mut session = Session::new(&model, options)?;
+fn run_with(file: &[u8], options: &CpuOptions) -> Result<Vec<f32>> {
+    let mut device = device(file, options)?;
+    let mut session = Session::new(&mut device, &IN_SESSION)?;
     let (mut out, mut guess) = (Vec::new(), [0; 2]);
-    session.forward_logits(&[1, 299, 7, 7, 7, 0], &Serial, &mut |_, row| out.extend_from_slice(row))?;
+    let tokens = [1, 299, 7, 7, 7, 0];
+    session.forward_logits(&mut device, &tokens, &mut |_, row| out.extend_from_slice(row))?;
     session.truncate(3)?;
-    session.forward_prefill_verify(&[5, 6], &Serial, &mut guess)?;
+    session.forward_prefill_verify(&mut device, &[5, 6], &mut guess)?;
     Ok(out)
 }
 
@@ -334,46 +339,57 @@ cases! {
     /// CVE-2026-21869, CVE-2026-43629: sessions rewound, overfilled and fed nonsense, and usable afterwards.
     fn state() {
         let file = valid().build();
-        let gguf = Gguf::parse(&file).unwrap();
-        let model = BonsaiModel::from_gguf(&gguf).unwrap();
+        let model = BonsaiModel::from_gguf(&Gguf::parse(&file).unwrap()).unwrap();
+        let weights = Arc::new(CpuWeights::new(model).unwrap());
         let options = options(Activations::Int8, Isa::SCALAR);
-        let mut fresh = Session::new(&model, &options).unwrap();
-        let expected = fresh.forward_prefill(&[1, 2, 3], &Serial).unwrap().to_vec();
-        let mut session = Session::new(&model, &options).unwrap();
+        let new = |options| Cpu::with_weights(weights.clone(), &options, Serial);
+        let device = &mut new(options).unwrap();
+        let mut fresh = Session::new(device, &IN_SESSION).unwrap();
+        let expected = fresh.forward_prefill(device, &[1, 2, 3]).unwrap().to_vec();
+        let mut session = Session::new(device, &IN_SESSION).unwrap();
         let code = |result: Result<()>| result.map_err(|e| e.code());
         assert_eq!(code(session.truncate(1)), Err("option"));
         assert_eq!(code(session.truncate(usize::MAX)), Err("option"));
-        session.forward_prefill(&[1, 2], &Serial).unwrap();
+        session.forward_prefill(device, &[1, 2]).unwrap();
         assert_eq!(code(session.truncate(3)), Err("option"));
         for bad in [300, 1 << 31, u32::MAX] {
-            assert_eq!(code(session.forward(bad, &Serial).map(drop)), Err("token"));
-            assert_eq!(code(session.forward_prefill(&[1, bad], &Serial).map(drop)), Err("token"));
+            assert_eq!(code(session.forward(device, bad).map(drop)), Err("token"));
+            assert_eq!(code(session.forward_prefill(device, &[1, bad]).map(drop)), Err("token"));
         }
-        assert_eq!(code(session.forward_prefill(&[], &Serial).map(drop)), Err("length"));
-        assert_eq!(code(session.forward_prefill(&[0; 15], &Serial).map(drop)), Err("context_full"));
-        assert_eq!(code(session.forward_prefill_verify(&[1, 2], &Serial, &mut [0; 3])), Err("length"));
+        assert_eq!(code(session.forward_prefill(device, &[]).map(drop)), Err("length"));
+        assert_eq!(code(session.forward_prefill(device, &[0; 15]).map(drop)), Err("context_full"));
+        assert_eq!(code(session.forward_prefill_verify(device, &[1, 2], &mut [0; 3])), Err("length"));
         assert_eq!(session.position(), 2);
-        assert_eq!(session.forward(3, &Serial).unwrap(), expected);
-        session.forward_prefill(&[9; 13], &Serial).unwrap();
-        assert_eq!(code(session.forward(1, &Serial).map(drop)), Err("context_full"));
+        assert_eq!(session.forward(device, 3).unwrap(), expected);
+        session.forward_prefill(device, &[9; 13]).unwrap();
+        assert_eq!(code(session.forward(device, 1).map(drop)), Err("context_full"));
         session.truncate(2).unwrap();
-        assert_eq!(session.forward(3, &Serial).unwrap(), expected);
+        assert_eq!(session.forward(device, 3).unwrap(), expected);
         // Memory that is too small, at an odd address, full of garbage.
-        let total = model.memory_plan(&options).unwrap().total;
-        let mut memory = vec![0xff; total + 1];
-        assert_eq!(code(Session::new_in(&model, &options, &mut memory[2..]).map(drop)), Err("memory"));
-        let mut odd = Session::new_in(&model, &options, &mut memory[1..]).unwrap();
-        assert_eq!(odd.forward_prefill(&[1, 2, 3], &Serial).unwrap(), expected);
+        let plan = weights.memory_plan(&options, &IN_SESSION).unwrap();
+        let (mut scratch, mut memory) = (vec![0xff; plan.device + 1], vec![0xff; plan.session + 1]);
+        let device_in = Cpu::new_in(weights.clone(), &options, Serial, &mut scratch[2..]);
+        assert_eq!(code(device_in.map(drop)), Err("memory"));
+        let device = &mut Cpu::new_in(weights.clone(), &options, Serial, &mut scratch[1..]).unwrap();
+        let short = vec![0; plan.session - 1];
+        assert_eq!(code(device.session_in(&IN_SESSION, short).map(drop)), Err("memory"));
+        let mut odd = device.session_in(&IN_SESSION, &mut memory[1..]).unwrap();
+        assert_eq!(odd.forward_prefill(device, &[1, 2, 3]).unwrap(), expected);
         for wrong in [
-            SessionOptions { context: 0, ..options },
-            SessionOptions { batch: 0, ..options },
-            SessionOptions { batch: usize::MAX, ..options },
+            CpuOptions { context: 0, ..options },
+            CpuOptions { batch: 0, ..options },
+            CpuOptions { batch: usize::MAX, ..options },
+            CpuOptions { logit_rows: 0, ..options },
+            CpuOptions { logit_rows: usize::MAX, ..options },
         ] {
-            assert!(Session::new(&model, &wrong).is_err());
+            assert!(new(wrong).is_err());
         }
-        // More context than the model has is cut to it.
-        let endless = SessionOptions { context: usize::MAX, ..options };
-        assert_eq!(Session::new(&model, &endless).unwrap().capacity(), 64);
+        assert!(Session::new(device, &SessionOptions { context: 0, ..IN_SESSION }).is_err());
+        // More context than the device or the model has is cut to it.
+        let endless = SessionOptions { context: usize::MAX, ..IN_SESSION };
+        assert_eq!(Session::new(device, &endless).unwrap().capacity(), 16);
+        let device = &mut new(CpuOptions { context: usize::MAX, ..options }).unwrap();
+        assert_eq!(Session::new(device, &endless).unwrap().capacity(), 64);
     }
 
     /// Scales and codes that no quantizer writes: a result or an error, the same everywhere.

@@ -1,0 +1,146 @@
+//! Where keys and values lie in the memory of a cache.
+//!
+//! ```text
+//! chunk of 128 positions | chunk | ... | chunk of what is left
+//! chunk: head of layer 0 | head | ... | head of the last layer
+//! head:  keys, block after block | values, block after block
+//! ```
+//!
+//! The first positions of all layers lie together, in front. So memory fills up as a conversation
+//! grows even where the system gives it in large pages, of which a page for each head would be most of the
+//! cache; and large pages make a long context a third faster to read.
+#![forbid(unsafe_code)]
+
+use core::ops::Range;
+
+use super::{BLOCK_POSITIONS, KvShape};
+
+/// Blocks of a chunk. Fewer would leave short runs of memory, more would let a short conversation of a large
+/// model take more than the large pages that it fills.
+const CHUNK: usize = 8;
+
+/// Positions of a chunk.
+pub(crate) const CHUNK_POSITIONS: usize = CHUNK * BLOCK_POSITIONS;
+
+/// Places of the blocks of every head, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ChunkedPlacement {
+    /// Heads of all layers.
+    heads: usize,
+    /// Blocks of a head.
+    blocks: usize,
+    /// Bytes of the keys of a block.
+    keys: usize,
+    /// Bytes of the values of a block.
+    values: usize,
+}
+
+impl ChunkedPlacement {
+    /// The places of a cache whose blocks have so many bytes of keys and of values.
+    pub(crate) const fn new(shape: &KvShape, keys: usize, values: usize) -> Self {
+        let heads = shape.layers.saturating_mul(shape.kv_heads);
+        ChunkedPlacement { heads, blocks: shape.capacity.div_ceil(BLOCK_POSITIONS), keys, values }
+    }
+
+    /// Bytes of the whole cache; saturates, so that plans report the overflow.
+    pub(crate) const fn len(&self) -> usize {
+        let block = self.keys.saturating_add(self.values);
+        self.heads.saturating_mul(self.blocks).saturating_mul(block)
+    }
+
+    /// Whether blocks have so many bytes of keys and of values.
+    pub(crate) const fn shaped(&self, keys: usize, values: usize) -> bool {
+        self.keys == keys && self.values == values
+    }
+
+    /// Whether `head` is one of them and has so many positions.
+    pub(crate) const fn holds(&self, head: usize, positions: usize) -> bool {
+        head < self.heads && positions.div_ceil(BLOCK_POSITIONS) <= self.blocks
+    }
+
+    /// Where the keys and the values of `block` of `head` begin. Those of the chunk's later blocks follow.
+    #[inline(always)]
+    pub(crate) const fn place(&self, head: usize, block: usize) -> (usize, usize) {
+        let (chunk, block) = (block / CHUNK * CHUNK, block % CHUNK);
+        let left = self.blocks - chunk;
+        let blocks = if left < CHUNK { left } else { CHUNK };
+        let start = (chunk * self.heads + head * blocks) * (self.keys + self.values);
+        (start + block * self.keys, start + blocks * self.keys + block * self.values)
+    }
+
+    /// The bytes of the keys, and of the values, of `block` of `head`.
+    #[inline(always)]
+    pub(crate) const fn block(&self, head: usize, block: usize) -> (Range<usize>, Range<usize>) {
+        let (keys, values) = self.place(head, block);
+        (keys..keys + self.keys, values..values + self.values)
+    }
+}
+
+impl ChunkedPlacement {
+    /// Bytes of the blocks with the first `positions` of all heads.
+    pub(crate) const fn export_len(&self, positions: usize) -> usize {
+        self.heads * positions.div_ceil(BLOCK_POSITIONS) * (self.keys + self.values)
+    }
+
+    /// Copies the blocks with the first `positions`, at most the capacity, of every head to `out`: the keys
+    /// and the values of each in turn.
+    pub(crate) fn export(&self, data: &[u8], positions: usize, out: &mut [u8]) {
+        let mut rest = out;
+        for run in self.runs(positions) {
+            let run = &data[run];
+            let (front, back) = core::mem::take(&mut rest).split_at_mut(run.len());
+            front.copy_from_slice(run);
+            rest = back;
+        }
+    }
+
+    /// The reverse of [`ChunkedPlacement::export`].
+    pub(crate) fn import(&self, data: &mut [u8], positions: usize, from: &[u8]) {
+        let mut rest = from;
+        for run in self.runs(positions) {
+            let run = &mut data[run];
+            let (front, back) = rest.split_at(run.len());
+            run.copy_from_slice(front);
+            rest = back;
+        }
+    }
+
+    fn runs(self, positions: usize) -> impl Iterator<Item = Range<usize>> {
+        let blocks = positions.div_ceil(BLOCK_POSITIONS);
+        (0..self.heads).flat_map(move |head| {
+            (0..blocks).map(move |block| self.block(head, block)).flat_map(|(keys, values)| [keys, values])
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_element_has_one_place_and_early_positions_come_first() {
+        for (layers, kv_heads, capacity) in [(1, 1, 1), (2, 3, 100), (3, 2, 128), (2, 2, 129), (5, 1, 700)] {
+            let shape = KvShape { layers, kv_heads, capacity, head_dim: 0 };
+            let chunks = ChunkedPlacement::new(&shape, 7, 5);
+            let mut owner = alloc::vec![usize::MAX; chunks.len()];
+            let blocks = capacity.div_ceil(BLOCK_POSITIONS);
+            assert_eq!(chunks.len(), layers * kv_heads * blocks * 12);
+            for head in 0..layers * kv_heads {
+                assert!(chunks.holds(head, capacity) && !chunks.holds(head, blocks * BLOCK_POSITIONS + 1));
+                for block in 0..blocks {
+                    let (keys, values) = chunks.block(head, block);
+                    for at in keys.chain(values) {
+                        assert_eq!(owner[at], usize::MAX);
+                        owner[at] = block / CHUNK;
+                    }
+                    if block % CHUNK > 0 {
+                        let (keys, values) = chunks.place(head, block - 1);
+                        assert_eq!(chunks.place(head, block), (keys + 7, values + 5));
+                    }
+                }
+            }
+            assert!(!chunks.holds(layers * kv_heads, 1));
+            assert!(owner.is_sorted() && owner.last() < Some(&usize::MAX));
+        }
+    }
+}

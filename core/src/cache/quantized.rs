@@ -1,0 +1,246 @@
+//! Keys and values as small integers with f16 scales.
+//!
+//! ```text
+//! keys of a block     codes (head_dim / 2, 16, 2): number 2 p + i of position t at [p][t][i]
+//!                     f16 scales (groups of 32 numbers, 16)
+//! values of a block   codes (8, head_dim, 2): number c of position 2 t + i at [t][c][i]
+//!                     f16 scales (groups, 16), a group being the whole value (8 bits) or 32 numbers (4 bits)
+//! ```
+//! A pair of codes is two bytes, or the low and the high half of one byte. The pairs are what an instruction
+//! for pairs of products takes. `number = code * scale`, `scale = largest magnitude / largest code`; numbers
+//! for which no f16 scale is large enough are stored as the largest there is.
+#![forbid(unsafe_code)]
+
+use half::f16;
+
+use super::{BLOCK_POSITIONS, KvCodec};
+use crate::float16;
+
+/// Numbers of a key that share a scale.
+pub(crate) const SCALE_GROUP: usize = 32;
+
+/// Nearest integer of a magnitude below 2^22; anything for NaN.
+#[inline(always)]
+pub(crate) fn round(x: f32) -> i32 {
+    const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23
+    (x + ROUND).to_bits().wrapping_sub(ROUND.to_bits()) as i32
+}
+
+/// The largest magnitude; NaN if there is a NaN.
+#[inline(always)]
+pub(crate) fn largest(x: &[f32]) -> f32 {
+    // Magnitudes compare like their bits, with NaN above infinity.
+    f32::from_bits(crate::cpu::activations::largest_bits(x))
+}
+
+/// Codes of `BITS` bits, 8 or 4.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Codes<const BITS: u32>;
+
+impl<const BITS: u32> Codes<BITS> {
+    /// The largest code; the smallest is its negative.
+    const LARGEST: f32 = ((1 << (BITS - 1)) - 1) as f32;
+}
+
+/// How a pair of codes is stored.
+pub(crate) trait PairCodec: Copy + Send + Sync + 'static {
+    /// The largest code.
+    const LARGEST: f32;
+    /// Bytes of a pair.
+    const PAIR: usize;
+
+    /// Numbers of a value that share a scale.
+    fn value_group(head_dim: usize) -> usize;
+    /// Code `i` of a pair.
+    fn get(pair: &[u8], i: usize) -> i8;
+    /// Replaces code `i` of a pair.
+    fn put(pair: &mut [u8], i: usize, code: i8);
+}
+
+impl PairCodec for Codes<8> {
+    const LARGEST: f32 = Self::LARGEST;
+    const PAIR: usize = 2;
+
+    #[inline(always)]
+    fn value_group(head_dim: usize) -> usize {
+        head_dim
+    }
+
+    #[inline(always)]
+    fn get(pair: &[u8], i: usize) -> i8 {
+        pair[i] as i8
+    }
+
+    #[inline(always)]
+    fn put(pair: &mut [u8], i: usize, code: i8) {
+        pair[i] = code as u8;
+    }
+}
+
+/// Numbers stored as codes of `P`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Quantized<P>(core::marker::PhantomData<P>);
+
+impl<P: PairCodec> Quantized<P> {
+    /// Bytes of the codes of a block.
+    #[inline(always)]
+    pub(crate) fn codes_len(head_dim: usize) -> usize {
+        BLOCK_POSITIONS.saturating_mul(head_dim / 2).saturating_mul(P::PAIR)
+    }
+
+    /// Scales of a value.
+    #[inline(always)]
+    pub(crate) fn value_scales(head_dim: usize) -> usize {
+        head_dim.div_ceil(P::value_group(head_dim).max(1))
+    }
+}
+
+/// The scale of codes for numbers up to `most` in magnitude, and what to multiply them by; NaN for NaN.
+#[inline(always)]
+fn scale_of(most: f32, largest_code: f32) -> (f16, f32) {
+    let scale = float16::from_f32(most / largest_code);
+    let value = float16::to_f32(scale);
+    (scale, if value > 0.0 { 1.0 / value } else { 0.0 })
+}
+
+/// The `i`-th of some scales.
+#[inline(always)]
+fn scale_at(scales: &[u8], i: usize) -> f32 {
+    float16::to_f32(f16::from_le_bytes([scales[2 * i], scales[2 * i + 1]]))
+}
+
+/// The nearest code.
+#[inline(always)]
+fn code(x: f32, largest: f32) -> i8 {
+    let most = if x > largest { largest } else { x };
+    round(if most < -largest { -largest } else { most }) as i8
+}
+
+impl<P: PairCodec> KvCodec for Quantized<P> {
+    fn key_block(head_dim: usize) -> usize {
+        Self::codes_len(head_dim).saturating_add(2 * BLOCK_POSITIONS * head_dim.div_ceil(SCALE_GROUP))
+    }
+
+    fn value_block(head_dim: usize) -> usize {
+        Self::codes_len(head_dim).saturating_add(2 * BLOCK_POSITIONS * Self::value_scales(head_dim))
+    }
+
+    #[inline(always)]
+    fn put_key(block: &mut [u8], t: usize, key: &[f32]) {
+        let (codes, scales) = block.split_at_mut(Self::codes_len(key.len()));
+        for (g, key) in key.chunks(SCALE_GROUP).enumerate() {
+            let (scale, inverse) = scale_of(largest(key), P::LARGEST);
+            scales[2 * (g * BLOCK_POSITIONS + t)..][..2].copy_from_slice(&scale.to_le_bytes());
+            let codes = &mut codes[g * SCALE_GROUP / 2 * P::PAIR * BLOCK_POSITIONS..];
+            let pairs = codes.chunks_exact_mut(P::PAIR * BLOCK_POSITIONS);
+            for (numbers, pairs) in key.as_chunks::<2>().0.iter().zip(pairs) {
+                let pair = &mut pairs[P::PAIR * t..][..P::PAIR];
+                P::put(pair, 0, code(numbers[0] * inverse, P::LARGEST));
+                P::put(pair, 1, code(numbers[1] * inverse, P::LARGEST));
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn put_value(block: &mut [u8], t: usize, value: &[f32]) {
+        let d = value.len();
+        let (codes, scales) = block.split_at_mut(Self::codes_len(d));
+        let codes = &mut codes[t / 2 * P::PAIR * d..][..P::PAIR * d];
+        let group = P::value_group(d).max(1);
+        for (g, value) in value.chunks(group).enumerate() {
+            let (scale, inverse) = scale_of(largest(value), P::LARGEST);
+            scales[2 * (g * BLOCK_POSITIONS + t)..][..2].copy_from_slice(&scale.to_le_bytes());
+            let pairs = codes[g * group * P::PAIR..].chunks_exact_mut(P::PAIR);
+            for (pair, x) in pairs.zip(value) {
+                P::put(pair, t % 2, code(x * inverse, P::LARGEST));
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn get_key(block: &[u8], t: usize, key: &mut [f32]) {
+        let (codes, scales) = block.split_at(Self::codes_len(key.len()));
+        for (g, key) in key.chunks_mut(SCALE_GROUP).enumerate() {
+            let scale = scale_at(scales, g * BLOCK_POSITIONS + t);
+            let codes = &codes[g * SCALE_GROUP / 2 * P::PAIR * BLOCK_POSITIONS..];
+            let pairs = codes.chunks_exact(P::PAIR * BLOCK_POSITIONS);
+            for (numbers, pairs) in key.as_chunks_mut::<2>().0.iter_mut().zip(pairs) {
+                let pair = &pairs[P::PAIR * t..][..P::PAIR];
+                *numbers = [0, 1].map(|i| f32::from(P::get(pair, i)) * scale);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn copy_value(data: &mut [u8], d: usize, from: (usize, usize), to: (usize, usize)) {
+        for c in 0..d {
+            let at = |(block, t): (usize, usize)| block + (t / 2 * d + c) * P::PAIR;
+            let code = P::get(&data[at(from)..][..P::PAIR], from.1 % 2);
+            P::put(&mut data[at(to)..][..P::PAIR], to.1 % 2, code);
+        }
+        for g in 0..Self::value_scales(d) {
+            let at = |(block, t): (usize, usize)| block + Self::codes_len(d) + 2 * (g * BLOCK_POSITIONS + t);
+            data.copy_within(at(from)..at(from) + 2, at(to));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arena::{Arena, Planner};
+    use crate::cache::{KvShape, KvStorage};
+
+    /// Every number is within half a step of what was stored, and the bytes are where the diagram says.
+    fn near_what_was_stored<P: PairCodec>(bytes_per_position: usize) {
+        let (d, heads, len) = (72, 2, 20);
+        let shape = KvShape { layers: 2, kv_heads: heads, capacity: len, head_dim: d };
+        let mut plan = Planner::default();
+        // Two blocks of 16 positions of each of four heads.
+        assert_eq!(KvStorage::<Quantized<P>>::plan(shape, &mut plan), 2 * 4 * 16 * bytes_per_position);
+        let mut memory = alloc::vec![0; plan.total().unwrap()];
+        let mut cache = KvStorage::<Quantized<P>>::new(shape, &mut Arena::new(&mut memory)).unwrap();
+        let number = |t: usize, i: usize| libm::sinf((t * 151 + i * 7) as f32) * (1 + i / 32) as f32 * 100.0;
+        for t in 0..len {
+            let row: alloc::vec::Vec<f32> = (0..heads * d).map(|i| number(t, i)).collect();
+            cache.write(1, t, &row, &row);
+        }
+        let view = cache.view(1, 0, len);
+        let codes = Quantized::<P>::codes_len(d);
+        for h in 0..heads {
+            for t in 0..len {
+                let (keys, values) = view.placement.block(heads + h, t / BLOCK_POSITIONS);
+                let (key, value) = (&view.data[keys], &view.data[values]);
+                let t16 = t % BLOCK_POSITIONS;
+                for i in 0..d {
+                    let want = number(t, h * d + i);
+                    let scale = scale_at(&key[codes..], i / SCALE_GROUP * BLOCK_POSITIONS + t16);
+                    let pair = &key[(i / 2 * BLOCK_POSITIONS + t16) * P::PAIR..][..P::PAIR];
+                    let got = f32::from(P::get(pair, i % 2)) * scale;
+                    assert!((got - want).abs() <= 0.51 * scale, "key {t} {h} {i}: {got} {want}");
+                    let group = i / P::value_group(d);
+                    let scale = scale_at(&value[codes..], group * BLOCK_POSITIONS + t16);
+                    let pair = &value[(t16 / 2 * d + i) * P::PAIR..][..P::PAIR];
+                    let got = f32::from(P::get(pair, t16 % 2)) * scale;
+                    assert!((got - want).abs() <= 0.51 * scale, "value {t} {h} {i}: {got} {want}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn codes_are_near_what_was_stored() {
+        // Codes and scales of a key, codes and scale of a value.
+        near_what_was_stored::<Codes<8>>((72 + 2 * 3) + (72 + 2));
+    }
+
+    #[test]
+    fn odd_numbers_have_defined_codes() {
+        // NaN shows, and what is too large is the largest.
+        assert!(scale_of(f32::NAN, 127.0).0.to_f32().is_nan());
+        let (scale, inverse) = scale_of(f32::INFINITY, 127.0);
+        let codes = [f32::INFINITY * inverse, f32::NEG_INFINITY].map(|x| code(x, 127.0));
+        assert_eq!((scale.to_f32(), codes), (65504.0, [127, -127]));
+        assert_eq!(scale_of(0.0, 127.0), (f16::ZERO, 0.0));
+    }
+}

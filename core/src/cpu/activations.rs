@@ -1,0 +1,202 @@
+//! Activations as 8-bit integers, the left side of every integer dot product.
+#![allow(unsafe_code)]
+
+use crate::cpu::isa::Isa;
+#[cfg(target_arch = "x86_64")]
+use crate::cpu::isa::Kind;
+use crate::cpu::op::finish;
+use crate::error::{Error, Result};
+
+/// Activations in one [`Q8Block`].
+pub const Q8_LEN: usize = 64;
+
+/// 64 quantized activations: `x[i] = q[i] * factor[i / 32] * step`.
+///
+/// Each 32 activations have a scale of their own, but all scales of a token are integers times one
+/// step. So a dot product stays exact in integers for a whole block of weights, which is faster than a
+/// float scale per group.
+#[repr(C, align(16))]
+#[derive(Clone, Copy, Debug)]
+pub struct Q8Block {
+    /// The integers, each in -127..=127.
+    pub q: [i8; 64],
+    /// The factor, 0 to 32767, of each 32 activations.
+    pub factor: [i32; 2],
+    /// Minus the sum of `q * factor`: what the codes of weights, of zero point 1, start from.
+    pub start: i32,
+    /// The step: the same for all activations of a token.
+    pub step: f32,
+}
+
+// SAFETY: integers, floats and arrays of them, without padding (64 + 8 + 4 + 4 = 80), so that every bit
+// pattern, zero included, is a value.
+unsafe impl bytemuck::Zeroable for Q8Block {}
+// SAFETY: as above.
+unsafe impl bytemuck::Pod for Q8Block {}
+
+impl Default for Q8Block {
+    fn default() -> Self {
+        bytemuck::Zeroable::zeroed()
+    }
+}
+
+/// Blocks that a row of `cols` activations takes; the last one is filled up with zeros.
+pub const fn q8_blocks(cols: usize) -> usize {
+    cols.div_ceil(Q8_LEN)
+}
+
+/// Quantizes `x` of shape `(tokens, cols)` into `out` of shape `(tokens, q8_blocks(cols))`.
+///
+/// Factors count from 32767 for the largest magnitude of a token. Per 32 activations, `q` is rounded half
+/// away from zero with the smallest factor that keeps `|q| <= 127`; then the factor is fitted to that `q`
+/// by least squares. A token holding an
+/// infinity or NaN gets step NaN, so that it shows in every output; one whose magnitudes are all below
+/// 2^-90 counts as zero. The bits are the same on every ISA.
+///
+/// # Errors
+/// [`Error::Length`] if a length does not fit the shapes.
+pub fn quantize(isa: Isa, x: &[f32], cols: usize, out: &mut [Q8Block]) -> Result<()> {
+    let tokens = x.len().checked_div(cols).unwrap_or(0);
+    if tokens.checked_mul(cols) != Some(x.len()) {
+        return Err(Error::Length {
+            what: "activations (a multiple of the columns)",
+            expected: cols as u64,
+            found: x.len() as u64,
+        });
+    }
+    let blocks = q8_blocks(cols);
+    if out.len() != tokens * blocks {
+        return Err(Error::Length {
+            what: "quantized activations",
+            expected: (tokens * blocks) as u64,
+            found: out.len() as u64,
+        });
+    }
+    if cols == 0 {
+        return Ok(());
+    }
+    for (x, out) in x.chunks_exact(cols).zip(out.chunks_exact_mut(blocks)) {
+        match isa.kind() {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: an `Isa` of this kind exists only where AVX2 does.
+            Kind::Avx2 | Kind::Avx512Vnni | Kind::Avx512Amx => unsafe { quantize_avx2(x, out) },
+            #[allow(unreachable_patterns, reason = "the kinds differ by target")]
+            _ => quantize_row(x, out),
+        }
+    }
+    Ok(())
+}
+
+/// The same code as [`quantize_row`], compiled for AVX2.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn quantize_avx2(x: &[f32], out: &mut [Q8Block]) {
+    quantize_row(x, out);
+}
+
+/// The factor of the group with the largest magnitude.
+const LARGEST: f32 = 32767.0;
+
+#[inline(always)]
+fn quantize_row(x: &[f32], out: &mut [Q8Block]) {
+    const TINY: u32 = (127 - 90) << 23; // 2^-90
+    const INFINITE: u32 = 0xff << 23;
+    let max = largest_bits(x);
+    if !(TINY..INFINITE).contains(&max) {
+        let step = if max < INFINITE { 0.0 } else { f32::NAN };
+        for block in out {
+            *block = bytemuck::Zeroable::zeroed();
+            block.step = step;
+        }
+        return;
+    }
+    let step = f32::from_bits(max) / (127.0 * LARGEST);
+    let to_factor = LARGEST / f32::from_bits(max);
+    let (whole, rest) = x.as_chunks::<Q8_LEN>();
+    for (x, out) in whole.chunks(BLOCKS).zip(out.chunks_mut(BLOCKS)) {
+        quantize_blocks(x, step, to_factor, out);
+    }
+    if let (false, Some(out)) = (rest.is_empty(), out.get_mut(whole.len())) {
+        let mut last = [0.0; Q8_LEN];
+        last[..rest.len()].copy_from_slice(rest);
+        quantize_blocks(&[last], step, to_factor, core::slice::from_mut(out));
+    }
+}
+
+/// The bits of the largest magnitude. Magnitudes compare like their bits, with NaN above infinity.
+#[inline(always)]
+pub(crate) fn largest_bits(x: &[f32]) -> u32 {
+    let mut max = [0; 16];
+    let (whole, rest) = x.as_chunks::<16>();
+    for x in whole {
+        for i in 0..16 {
+            max[i] = max[i].max(x[i].to_bits() & 0x7fff_ffff);
+        }
+    }
+    for v in rest {
+        max[0] = max[0].max(v.to_bits() & 0x7fff_ffff);
+    }
+    for width in [8, 4, 2, 1] {
+        for i in 0..width {
+            max[i] = max[i].max(max[i + width]);
+        }
+    }
+    max[0]
+}
+
+/// Blocks whose groups are quantized side by side: divisions take long, but a vector's as long as one.
+const BLOCKS: usize = 8;
+const GROUPS: usize = 2 * BLOCKS;
+
+/// Up to [`BLOCKS`] blocks.
+#[inline(always)]
+fn quantize_blocks(x: &[[f32; 64]], step: f32, to_factor: f32, out: &mut [Q8Block]) {
+    let groups = x.as_flattened().as_chunks::<32>().0;
+    let mut largest = [0.0; GROUPS];
+    for (largest, x) in largest.iter_mut().zip(groups) {
+        *largest = f32::from_bits(largest_bits(x));
+    }
+    let (mut factors, mut inverses) = ([0; GROUPS], [0.0; GROUPS]);
+    for g in 0..GROUPS {
+        // Rounded up, so that |q| <= 127, unless it is so close above an integer that |q| < 127.5.
+        let exact = largest[g] * to_factor - 0.002;
+        // SAFETY: no magnitude is above the token's largest, which gives 32767 or a little more.
+        let floor = unsafe { exact.to_int_unchecked::<i32>() };
+        let factor = (floor + i32::from((floor as f32) < exact)).min(LARGEST as i32);
+        factors[g] = factor;
+        inverses[g] = if factor > 0 { 1.0 / (factor as f32 * step) } else { 0.0 };
+    }
+    let (mut sums, mut squares, mut products) = ([0; GROUPS], [0; GROUPS], [0.0; GROUPS]);
+    for (g, x) in groups.iter().enumerate() {
+        let (q, inverse) = (&mut out[g / 2].q.as_chunks_mut::<32>().0[g % 2], inverses[g]);
+        let (mut sum, mut square, mut product) = ([0; 8], [0; 8], [0.0f32; 8]);
+        for (q, x) in q.as_chunks_mut::<8>().0.iter_mut().zip(x.as_chunks::<8>().0) {
+            for i in 0..8 {
+                let v = x[i] * inverse;
+                // The largest float below 1/2, or 0.49999997 would round to 1.
+                let half = f32::from_bits(0x3eff_ffff).copysign(v);
+                // SAFETY: |v| < 127.5, since no |x| is above 127 * 1.003 factors of steps.
+                let rounded = unsafe { (v + half).to_int_unchecked::<i32>() };
+                q[i] = rounded as i8;
+                sum[i] += rounded;
+                square[i] += rounded * rounded;
+                product[i] += v * rounded as f32;
+            }
+        }
+        sums[g] = sum.iter().sum();
+        squares[g] = square.iter().sum();
+        products[g] = finish(&product);
+    }
+    for g in 0..GROUPS {
+        // The factor that brings q closest to x, by least squares.
+        let fit = products[g] / squares[g].max(1) as f32;
+        // SAFETY: q is x rounded, so that the factor changes by half at most.
+        let factor = unsafe { (factors[g] as f32 * fit + 0.5).to_int_unchecked::<i32>() };
+        factors[g] = factor.min(LARGEST as i32);
+    }
+    for (b, out) in out.iter_mut().enumerate() {
+        out.factor = [factors[2 * b], factors[2 * b + 1]];
+        out.start = -(sums[2 * b] * factors[2 * b]) - sums[2 * b + 1] * factors[2 * b + 1];
+        out.step = step;
+    }
+}

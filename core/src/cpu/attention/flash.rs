@@ -1,0 +1,389 @@
+//! Attention of some queries to the cached keys and values of one head, for every instruction set.
+//!
+//! The softmax is computed in one pass over the cache (Milakov & Gimelshein 2018, as in FlashAttention).
+//! The order of operations, the same for any number of queries at once and for any number of workers:
+//!
+//! * Positions go in splits of [`SPLIT`], which different workers may have, and those in tiles of [`TILE`].
+//! * A score is one running sum over the numbers of a head, then multiplied by `1 / sqrt(head_dim)`.
+//! * After a tile's scores, the maximum so far is subtracted; `e^x` of position `t` goes to running sum
+//!   `t % 16`, which are folded; what was summed before is multiplied by `decay`, `e` to the power of
+//!   the maximum's change.
+//! * Outputs: `out = out * decay`, then `out += weight * value` position after position.
+//! * Splits are merged first to last by [`merge`].
+#![allow(unsafe_code)]
+
+use core::mem::MaybeUninit;
+use core::ops::Range;
+
+use crate::cache::{CHUNK_POSITIONS, KvCodec, KvView};
+use crate::cpu::isa::{Isa, Kind};
+use crate::cpu::op::exp::exp;
+use crate::cpu::op::fold;
+use crate::cpu::parallel::Tile as OutputTile;
+use crate::cpu::simd::{self, LANES, Simd};
+
+/// Positions scored before their values are added: scores stay on the stack, keys and values of a tile in
+/// the first caches while all queries look at them.
+pub(super) const TILE: usize = 64;
+
+// A tile is read as one run of memory.
+const _: () = assert!(CHUNK_POSITIONS.is_multiple_of(TILE) && SPLIT.is_multiple_of(TILE));
+
+/// Positions that one worker sees at least, if there are as many.
+pub(crate) const SPLIT: usize = 1024;
+
+/// Queries whose scores of a tile are held at once.
+pub(super) const ROWS: usize = 32;
+
+/// Floats of working memory of a job.
+pub(super) const SCRATCH: usize = TILE * 64;
+
+/// What a query has seen so far: its output is the sum of `e^(score - max)` times the value, to be
+/// divided by `sum`, that of `e^(score - max)`.
+#[derive(Clone, Copy, Debug)]
+struct Softmax {
+    max: f32,
+    sum: f32,
+}
+
+impl Softmax {
+    const NOTHING: Softmax = Softmax { max: f32::NEG_INFINITY, sum: 0.0 };
+}
+
+/// A cache format that attention reads in place.
+pub(crate) trait FlashCodec: KvCodec {
+    /// Converts queries `(rows, head_dim)` to what keys of this format are multiplied with.
+    fn prepare(q: &mut [f32], head_dim: usize);
+
+    /// Writes to `scores`, which are zero, the products of the queries and the keys from position `start`
+    /// on. `N4` is the number of vectors that are taken at once for four queries (0: never four), `N2` for
+    /// two, `N1` for one.
+    ///
+    /// Safety: the instruction set is there; `view` holds what `rows` see; `q` are prepared;
+    /// `scratch` has [`SCRATCH`] floats.
+    unsafe fn score<L: Simd, const N4: usize, const N2: usize, const N1: usize>(
+        view: &KvView<'_, Self>,
+        rows: &Span<'_>,
+        q: &[*const f32; ROWS],
+        start: usize,
+        scores: &mut [[f32; TILE]; ROWS],
+        scratch: *mut f32,
+    );
+
+    /// `out = out * decay`, and then adds the values from position `start` on times `weights`.
+    ///
+    /// Safety: as above; `out` has room for `head_dim` numbers each.
+    unsafe fn sum<L: Simd, const N4: usize, const N2: usize, const N1: usize>(
+        view: &KvView<'_, Self>,
+        rows: &Span<'_>,
+        weights: &[[f32; TILE]; ROWS],
+        decay: &[f32; ROWS],
+        start: usize,
+        out: &[*mut f32; ROWS],
+        scratch: *mut f32,
+    );
+}
+
+/// The queries of a job: `heads` side by side for each of `tokens`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Queries<'a> {
+    /// The first head of the first token begins here.
+    pub(crate) q: &'a [f32],
+    /// Numbers from one token to the next.
+    pub(crate) stride: usize,
+    pub(crate) tokens: usize,
+    pub(crate) heads: usize,
+    /// Positions that the first token sees; each token sees one more than the one before.
+    pub(crate) seen: usize,
+}
+
+/// The queries of [`Queries`] one by one, token after token.
+#[derive(Clone, Copy)]
+struct Rows<'a> {
+    q: Queries<'a>,
+    head_dim: usize,
+    /// The first one that is meant.
+    first: usize,
+    count: usize,
+}
+
+impl<'a> Rows<'a> {
+    /// Up to [`ROWS`] of them at a time.
+    fn parts(q: Queries<'a>, head_dim: usize) -> impl Iterator<Item = Rows<'a>> {
+        let all = q.tokens * q.heads;
+        (0..all).step_by(ROWS).map(move |first| Rows { q, head_dim, first, count: ROWS.min(all - first) })
+    }
+
+    /// Token of the `i`-th, and where its head begins beside the token's others.
+    fn place(&self, i: usize) -> (usize, usize) {
+        let row = self.first + i;
+        (row / self.q.heads, row % self.q.heads * self.head_dim)
+    }
+
+    /// Where their outputs are in `out`, which has a row for each token.
+    fn pointers(&self, out: &mut OutputTile<'_>) -> [*mut f32; ROWS] {
+        let mut pointers = [core::ptr::null_mut(); ROWS];
+        for (i, pointer) in pointers[..self.count].iter_mut().enumerate() {
+            let (t, at) = self.place(i);
+            *pointer = out.pointer(t, at, self.head_dim);
+        }
+        pointers
+    }
+}
+
+/// `out = softmax(q . k^T / sqrt(head_dim)) v`. `out` and `scratch` have a row for each token, of `heads`
+/// times `head_dim` numbers; `scratch` is only used beyond [`SPLIT`] positions.
+pub(crate) fn flash_attention<C: FlashCodec>(
+    isa: Isa,
+    head: KvView<'_, C>,
+    q: Queries<'_>,
+    out: &mut OutputTile<'_>,
+    scratch: &mut OutputTile<'_>,
+) {
+    let d = head.head_dim;
+    for rows in Rows::parts(q, d) {
+        let seen = q.seen + rows.place(rows.count - 1).0;
+        let mut total = [Softmax::NOTHING; ROWS];
+        span(isa, head, &rows, 0..seen.min(SPLIT), &rows.pointers(out), &mut total);
+        for start in (SPLIT..seen).step_by(SPLIT) {
+            let mut part = [Softmax::NOTHING; ROWS];
+            let range = start..seen.min(start + SPLIT);
+            span(isa, head, &rows, range, &rows.pointers(scratch), &mut part);
+            for i in 0..rows.count {
+                let (t, at) = rows.place(i);
+                if q.seen + t > start {
+                    merge(&mut total[i], &mut out.row(t)[at..at + d], part[i], &scratch.row(t)[at..at + d]);
+                }
+            }
+        }
+        for (i, total) in total[..rows.count].iter().enumerate() {
+            let (t, at) = rows.place(i);
+            finish(*total, &mut out.row(t)[at..at + d]);
+        }
+    }
+}
+
+/// Numbers of a query's part of a split: its output, then the maximum and the sum; whole cache lines for
+/// the usual dimensions.
+pub(crate) const fn part_len(head_dim: usize) -> usize {
+    head_dim + LANES
+}
+
+/// [`flash_attention`] for one token and positions `range`, a split, without dividing by the sum. `parts` is
+/// `(heads, part_len(head_dim))`.
+pub(crate) fn flash_attention_split<C: FlashCodec>(
+    isa: Isa,
+    head: KvView<'_, C>,
+    q: Queries<'_>,
+    range: Range<usize>,
+    parts: &mut [f32],
+) {
+    let d = head.head_dim;
+    let one = Queries { tokens: 1, ..q };
+    for rows in Rows::parts(one, d) {
+        let mut softmax = [Softmax::NOTHING; ROWS];
+        let parts = &mut parts[rows.first * part_len(d)..][..rows.count * part_len(d)];
+        let mut tile = OutputTile::new(parts, part_len(d));
+        let mut out = [core::ptr::null_mut(); ROWS];
+        for (i, out) in out[..rows.count].iter_mut().enumerate() {
+            *out = tile.pointer(i, 0, d);
+        }
+        span(isa, head, &rows, range.clone(), &out, &mut softmax);
+        for (part, softmax) in parts.chunks_exact_mut(part_len(d)).zip(softmax) {
+            (part[d], part[d + 1]) = (softmax.max, softmax.sum);
+        }
+    }
+}
+
+/// Puts what [`flash_attention_split`] left of the splits of one query together: `parts` yields them, first to
+/// last.
+pub(crate) fn merge_splits<'p>(mut parts: impl Iterator<Item = &'p [f32]>, out: &mut [f32]) {
+    let d = out.len();
+    let softmax = |part: &[f32]| Softmax { max: part[d], sum: part[d + 1] };
+    let mut total = Softmax::NOTHING;
+    if let Some(part) = parts.next() {
+        total = softmax(part);
+        out.copy_from_slice(&part[..d]);
+    }
+    for part in parts {
+        merge(&mut total, out, softmax(part), &part[..d]);
+    }
+    finish(total, out);
+}
+
+/// Adds what was seen in a later split.
+fn merge(total: &mut Softmax, out: &mut [f32], part: Softmax, part_out: &[f32]) {
+    let max = if part.max > total.max { part.max } else { total.max };
+    // Only when every score so far is -inf or NaN is there no maximum to subtract.
+    let shift = if max == f32::NEG_INFINITY { 0.0 } else { max };
+    let (a, b) = (exp(total.max - shift), exp(part.max - shift));
+    *total = Softmax { max, sum: total.sum * a + part.sum * b };
+    for (o, p) in out.iter_mut().zip(part_out) {
+        *o = *o * a + p * b;
+    }
+}
+
+fn finish(total: Softmax, out: &mut [f32]) {
+    let norm = if total.sum > 0.0 { 1.0 / total.sum } else { 1.0 };
+    out.iter_mut().for_each(|o| *o *= norm);
+}
+
+/// What [`run`] works on; its pointers are good for `head_dim` numbers.
+struct Job<'a, C> {
+    head: KvView<'a, C>,
+    /// Within one split; begins at a multiple of [`TILE`].
+    range: Range<usize>,
+    count: usize,
+    q: [*const f32; ROWS],
+    out: [*mut f32; ROWS],
+    /// Positions that each sees, not falling.
+    seen: [usize; ROWS],
+}
+
+/// Sets `out` and `softmax` to what `rows` see of positions `range`. The pointers of `out` are good for
+/// `head_dim` numbers, which nobody else has.
+fn span<C: FlashCodec>(
+    isa: Isa,
+    head: KvView<'_, C>,
+    rows: &Rows<'_>,
+    range: Range<usize>,
+    out: &[*mut f32; ROWS],
+    softmax: &mut [Softmax; ROWS],
+) {
+    let d = head.head_dim;
+    // The callers split at tiles within the cache; the unsafe reads below rest on it.
+    assert!(range.start.is_multiple_of(TILE) && head.holds(range.end) && rows.count <= ROWS);
+    let mut job =
+        Job { head, range, count: rows.count, q: [core::ptr::null(); ROWS], out: *out, seen: [0; ROWS] };
+    for i in 0..rows.count {
+        let (t, at) = rows.place(i);
+        job.q[i] = rows.q.q[t * rows.q.stride + at..][..d].as_ptr();
+        job.seen[i] = rows.q.seen + t;
+    }
+    // SAFETY: an `Isa` of a kind exists only where its instructions do; the pointers were checked.
+    unsafe {
+        match isa.kind() {
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx2 => avx2(&job, softmax),
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512Vnni | Kind::Avx512Amx => avx512(&job, softmax),
+            #[cfg(target_arch = "aarch64")]
+            Kind::Neon | Kind::NeonDot => run::<simd::Neon, C, 1, 2, 4, 2>(&job, softmax),
+            Kind::Scalar => run::<simd::Scalar, C, 0, 1, 2, 1>(&job, softmax),
+            #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+            _ => run::<simd::Simd128, C, 0, 1, 2, 1>(&job, softmax),
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,f16c")]
+unsafe fn avx2<C: FlashCodec>(job: &Job<'_, C>, softmax: &mut [Softmax; ROWS]) {
+    // SAFETY: the caller's promise.
+    unsafe { run::<simd::Avx2, C, 1, 2, 4, 2>(job, softmax) }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
+unsafe fn avx512<C: FlashCodec>(job: &Job<'_, C>, softmax: &mut [Softmax; ROWS]) {
+    // SAFETY: the caller's promise.
+    unsafe { run::<simd::Avx512, C, 4, 1, 4, 8>(job, softmax) }
+}
+
+/// Safety: the instruction set is there, the job's pointers are good and not aliased. For the numbers see
+/// [`KvView::score`]; `V2` stands for `N2` where values are added.
+#[inline(always)]
+unsafe fn run<L: Simd, C: FlashCodec, const N4: usize, const N2: usize, const N1: usize, const V2: usize>(
+    job: &Job<'_, C>,
+    softmax: &mut [Softmax; ROWS],
+) {
+    let (d, count) = (job.head.head_dim, job.count);
+    let scale = 1.0 / libm::sqrtf(d as f32);
+    let mut scores = [[0.0; TILE]; ROWS];
+    let mut decay = [0.0; ROWS];
+    let mut scratch = [const { MaybeUninit::<f32>::uninit() }; SCRATCH];
+    let scratch: *mut f32 = scratch.as_mut_ptr().cast();
+    // SAFETY: the caller's promise; `span` has checked that the head holds the positions.
+    unsafe {
+        for &out in &job.out[..count] {
+            out.write_bytes(0, d);
+        }
+        for start in job.range.clone().step_by(TILE) {
+            let end = job.range.end.min(start + TILE);
+            let mut first = 0;
+            while first < count && job.seen[first] <= start {
+                first += 1;
+            }
+            if first == count {
+                return;
+            }
+            let mut visible = [0; ROWS];
+            for r in first..count {
+                visible[r] = job.seen[r].min(end) - start;
+            }
+            let rows = Span { first, count, visible: &visible };
+            scores[first..count].fill([0.0; TILE]);
+            C::score::<L, N4, N2, N1>(&job.head, &rows, &job.q, start, &mut scores, scratch);
+            for r in first..count {
+                decay[r] = softmax[r].add_tile(&mut scores[r], visible[r], scale);
+            }
+            C::sum::<L, N4, V2, N1>(&job.head, &rows, &scores, &decay, start, &job.out, scratch);
+        }
+    }
+}
+
+impl Softmax {
+    /// Turns the first `n` dot products of a tile into weights; returns what earlier outputs are to be
+    /// multiplied by.
+    #[inline(always)]
+    fn add_tile(&mut self, scores: &mut [f32; TILE], n: usize, scale: f32) -> f32 {
+        let mut most = [self.max; LANES];
+        for (i, scores) in scores.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
+            for l in 0..LANES {
+                // What is masked adds nothing, as e^-inf is 0.
+                scores[l] = if i * LANES + l < n { scores[l] * scale } else { f32::NEG_INFINITY };
+                most[l] = if scores[l] > most[l] { scores[l] } else { most[l] };
+            }
+        }
+        let mut max = self.max;
+        for most in most {
+            max = if most > max { most } else { max };
+        }
+        // Only when every score so far is -inf or NaN is there no maximum to subtract.
+        let shift = if max == f32::NEG_INFINITY { 0.0 } else { max };
+        let mut sums = [0.0; LANES];
+        for scores in scores.as_chunks_mut::<LANES>().0 {
+            for l in 0..LANES {
+                scores[l] = exp(scores[l] - shift);
+                sums[l] += scores[l];
+            }
+        }
+        let decay = exp(self.max - shift);
+        *self = Softmax { max, sum: self.sum * decay + fold(sums) };
+        decay
+    }
+}
+
+/// The queries that see something of a tile: `first..count`, of which `visible[r]` positions, not falling.
+pub(crate) struct Span<'a> {
+    pub(super) first: usize,
+    pub(super) count: usize,
+    pub(super) visible: &'a [usize; ROWS],
+}
+
+impl Span<'_> {
+    /// Positions that the last one sees, which are all that any sees.
+    #[inline(always)]
+    pub(super) fn most(&self) -> usize {
+        self.visible[self.count - 1]
+    }
+}
+
+/// Prefetches `bytes` at `p`, which may be any address.
+#[inline(always)]
+pub(super) fn prefetch<L: Simd>(p: *const u8, bytes: usize) {
+    const LINE: usize = 64;
+    for line in 0..bytes.div_ceil(LINE) {
+        L::prefetch(p.wrapping_add(line * LINE));
+    }
+}

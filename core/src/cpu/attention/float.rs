@@ -1,0 +1,397 @@
+//! Keys and values as floats of some precision.
+#![allow(unsafe_code)]
+
+use core::ops::Range;
+
+use half::f16;
+
+use super::flash::{FlashCodec, ROWS, SCRATCH, Span, TILE, prefetch};
+use crate::cache::{BLOCK_POSITIONS, Element, Float, KvView};
+use crate::cpu::simd::{LANES, Simd};
+
+/// Numbers of a head that are turned to floats at once for many queries.
+const STRIP: usize = SCRATCH / TILE;
+
+/// So many queries make it worth to turn a tile's keys and values to floats before they are used.
+const MANY: usize = 8;
+
+/// A cached number that vectors are loaded from.
+pub(crate) trait LoadLanes: Element {
+    /// 16 of them as floats.
+    ///
+    /// Safety: as for [`Simd`].
+    unsafe fn lanes<L: Simd>(p: *const Self) -> L::F;
+
+    /// Whether it takes work to make a float of it.
+    const PACKED: bool;
+}
+
+impl LoadLanes for f32 {
+    #[inline(always)]
+    unsafe fn lanes<L: Simd>(p: *const Self) -> L::F {
+        // SAFETY: the caller's promise.
+        unsafe { L::load(p) }
+    }
+
+    const PACKED: bool = false;
+}
+
+impl LoadLanes for f16 {
+    #[inline(always)]
+    unsafe fn lanes<L: Simd>(p: *const Self) -> L::F {
+        // SAFETY: the caller's promise.
+        unsafe { L::load_f16(p) }
+    }
+
+    const PACKED: bool = true;
+}
+
+impl<E: LoadLanes> FlashCodec for Float<E> {
+    #[inline(always)]
+    fn prepare(_: &mut [f32], _: usize) {}
+
+    #[inline(always)]
+    unsafe fn score<L: Simd, const N4: usize, const N2: usize, const N1: usize>(
+        view: &KvView<'_, Self>,
+        rows: &Span<'_>,
+        q: &[*const f32; ROWS],
+        start: usize,
+        scores: &mut [[f32; TILE]; ROWS],
+        floats: *mut f32,
+    ) {
+        let d = view.head_dim;
+        let blocks = rows.most().div_ceil(BLOCK_POSITIONS);
+        // SAFETY: the caller's promise; a tile is within a chunk.
+        unsafe {
+            let keys = view
+                .data
+                .as_ptr()
+                .add(view.placement.place(view.head, start / BLOCK_POSITIONS).0)
+                .cast::<E>();
+            if !E::PACKED || rows.count - rows.first < MANY {
+                let next = Some(next_tile::<E>(view, start).0);
+                let keys = Keys { p: keys, stride: d * LANES, blocks, at: 0, n: d, next };
+                return score::<L, E, N4, N2, N1>(rows, q, keys, scores);
+            }
+            for at in (0..d).step_by(STRIP) {
+                let n = STRIP.min(d - at);
+                for b in 0..blocks {
+                    for i in 0..n {
+                        let key = E::lanes::<L>(keys.add((b * d + at + i) * LANES));
+                        L::store(floats.add((b * STRIP + i) * LANES), key);
+                    }
+                }
+                let p = floats.cast_const();
+                let keys = Keys { p, stride: STRIP * LANES, blocks, at, n, next: None };
+                score::<L, f32, N4, N2, N1>(rows, q, keys, scores);
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn sum<L: Simd, const N4: usize, const N2: usize, const N1: usize>(
+        view: &KvView<'_, Self>,
+        rows: &Span<'_>,
+        weights: &[[f32; TILE]; ROWS],
+        decay: &[f32; ROWS],
+        start: usize,
+        out: &[*mut f32; ROWS],
+        floats: *mut f32,
+    ) {
+        let d = view.head_dim;
+        let whole = d / LANES * LANES;
+        // SAFETY: the caller's promise; a tile is within a chunk.
+        unsafe {
+            let values = view
+                .data
+                .as_ptr()
+                .add(view.placement.place(view.head, start / BLOCK_POSITIONS).1)
+                .cast::<E>();
+            if !E::PACKED || rows.count - rows.first < MANY {
+                let next = Some(next_tile::<E>(view, start).1);
+                let values = Values { p: values, stride: d, at: 0, n: whole, next };
+                sum::<L, E, N4, N2, N1>(rows, values, weights, decay, out);
+            } else {
+                for at in (0..whole).step_by(STRIP) {
+                    let n = STRIP.min(whole - at);
+                    for t in 0..rows.most() {
+                        for i in (0..n).step_by(LANES) {
+                            let value = E::lanes::<L>(values.add(t * d + at + i));
+                            L::store(floats.add(t * STRIP + i), value);
+                        }
+                    }
+                    let p = floats.cast_const();
+                    let values = Values { p, stride: STRIP, at, n, next: None };
+                    sum::<L, f32, N4, N2, N1>(rows, values, weights, decay, out);
+                }
+            }
+            for at in whole..d {
+                for r in rows.first..rows.count {
+                    let out = &mut *out[r].add(at);
+                    *out *= decay[r];
+                    for t in 0..rows.visible[r] {
+                        *out += weights[r][t] * (*values.add(t * d + at)).load();
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Where the keys and values of the tile after that of `start` begin, to be prefetched: perhaps the next head's,
+/// or past the last one's.
+#[inline(always)]
+fn next_tile<E: LoadLanes>(view: &KvView<'_, Float<E>>, start: usize) -> (*const u8, *const u8) {
+    let next = start + TILE;
+    let (head, block) =
+        if next < view.len { (view.head, next / BLOCK_POSITIONS) } else { (view.head + 1, 0) };
+    let (keys, values) = view.placement.place(head, block);
+    let at = |i| view.data.as_ptr().wrapping_add(i);
+    (at(keys), at(values))
+}
+
+/// Bytes of a vector.
+const fn bytes<E>() -> usize {
+    LANES * size_of::<E>()
+}
+
+/// Numbers `at..at + n` of the keys of a tile.
+#[derive(Clone, Copy)]
+struct Keys<E> {
+    /// `(blocks, stride)`; number `at` of the first block's keys is first.
+    p: *const E,
+    stride: usize,
+    blocks: usize,
+    at: usize,
+    n: usize,
+    /// The same of the next tile, to be prefetched.
+    next: Option<*const u8>,
+}
+
+/// Adds the products of queries and keys to `scores`.
+#[inline(always)]
+unsafe fn score<L: Simd, E: LoadLanes, const N4: usize, const N2: usize, const N1: usize>(
+    rows: &Span<'_>,
+    q: &[*const f32; ROWS],
+    keys: Keys<E>,
+    scores: &mut [[f32; TILE]; ROWS],
+) {
+    let mut r = rows.first;
+    // SAFETY: the caller's promise.
+    unsafe {
+        while r < rows.count {
+            let left = rows.count - r;
+            let keys = Keys { next: keys.next.filter(|_| r == rows.first), ..keys };
+            let (q, scores) = (&q[r..], scores[r..].as_flattened_mut().as_mut_ptr());
+            r += if N4 > 0 && left >= 4 {
+                score_blocks::<L, E, 4, N4>(q, keys, scores)
+            } else if left >= 2 {
+                score_blocks::<L, E, 2, N2>(q, keys, scores)
+            } else {
+                score_blocks::<L, E, 1, N1>(q, keys, scores)
+            };
+        }
+    }
+}
+
+/// `R` queries and all blocks of a tile; `R`.
+#[inline(always)]
+unsafe fn score_blocks<L: Simd, E: LoadLanes, const R: usize, const N: usize>(
+    q: &[*const f32],
+    keys: Keys<E>,
+    scores: *mut f32,
+) -> usize {
+    let mut b = 0;
+    // SAFETY: the caller's promise; a tile of scores has room for all blocks.
+    unsafe {
+        while b + N <= keys.blocks {
+            score_tile::<L, E, R, N>(q, keys, b, scores);
+            b += N;
+        }
+        while b < keys.blocks {
+            score_tile::<L, E, R, 1>(q, keys, b, scores);
+            b += 1;
+        }
+    }
+    R
+}
+
+#[inline(always)]
+unsafe fn score_tile<L: Simd, E: LoadLanes, const R: usize, const N: usize>(
+    q: &[*const f32],
+    keys: Keys<E>,
+    b: usize,
+    scores: *mut f32,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let keys_at = keys.p.add(b * keys.stride);
+        let scores = scores.add(b * LANES);
+        let mut sums = [[L::splat(0.0); N]; R];
+        for r in 0..R {
+            for n in 0..N {
+                sums[r][n] = L::load(scores.add(r * TILE + n * LANES));
+            }
+        }
+        let next = keys.next.map(|next| next.wrapping_add(b * keys.stride * size_of::<E>()));
+        // Steps that make up a cache line.
+        let line = const { if size_of::<E>() < 4 { 4 / size_of::<E>() } else { 1 } };
+        let mut i = 0;
+        while i + line <= keys.n {
+            if let Some(next) = next {
+                prefetch::<L>(next.wrapping_add(i * N * bytes::<E>()), N * line * bytes::<E>());
+            }
+            for i in i..i + line {
+                score_step::<L, E, R, N>(q, keys, keys_at, i, &mut sums);
+            }
+            i += line;
+        }
+        while i < keys.n {
+            score_step::<L, E, R, N>(q, keys, keys_at, i, &mut sums);
+            i += 1;
+        }
+        for r in 0..R {
+            for n in 0..N {
+                L::store(scores.add(r * TILE + n * LANES), sums[r][n]);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn score_step<L: Simd, E: LoadLanes, const R: usize, const N: usize>(
+    q: &[*const f32],
+    keys: Keys<E>,
+    keys_at: *const E,
+    i: usize,
+    sums: &mut [[L::F; N]; R],
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut k = [L::splat(0.0); N];
+        for n in 0..N {
+            k[n] = E::lanes::<L>(keys_at.add(n * keys.stride + i * LANES));
+        }
+        for r in 0..R {
+            let x = L::splat(*q[r].add(keys.at + i));
+            for n in 0..N {
+                sums[r][n] = L::add(sums[r][n], L::mul(x, k[n]));
+            }
+        }
+    }
+}
+
+/// Numbers `at..at + n` of the values of a tile; `n` is a multiple of [`LANES`].
+#[derive(Clone, Copy)]
+struct Values<E> {
+    /// `(positions, stride)`; number `at` of the first position is first.
+    p: *const E,
+    stride: usize,
+    at: usize,
+    n: usize,
+    /// The same of the next tile, to be prefetched.
+    next: Option<*const u8>,
+}
+
+/// `out = out * decay`, and then the sum of the values times `weights`.
+#[inline(always)]
+unsafe fn sum<L: Simd, E: LoadLanes, const N4: usize, const N2: usize, const N1: usize>(
+    rows: &Span<'_>,
+    values: Values<E>,
+    weights: &[[f32; TILE]; ROWS],
+    decay: &[f32; ROWS],
+    out: &[*mut f32; ROWS],
+) {
+    let mut r = rows.first;
+    // SAFETY: the caller's promise.
+    unsafe {
+        while r < rows.count {
+            let left = rows.count - r;
+            let values = Values { next: values.next.filter(|_| r == rows.first), ..values };
+            // What the first of them sees, the others see.
+            let n = rows.visible[r];
+            let (w, d, o) = (&weights[r..], &decay[r..], &out[r..]);
+            let shared = if N4 > 0 && left >= 4 {
+                sum_columns::<L, E, 4, N4>(values, w, 0..n, d, o)
+            } else if left >= 2 {
+                sum_columns::<L, E, 2, N2>(values, w, 0..n, d, o)
+            } else {
+                sum_columns::<L, E, 1, N1>(values, w, 0..n, d, o)
+            };
+            for r in r + 1..r + shared {
+                if rows.visible[r] > n {
+                    let rest = n..rows.visible[r];
+                    sum_columns::<L, E, 1, N1>(values, &weights[r..], rest, &[1.0], &out[r..]);
+                }
+            }
+            r += shared;
+        }
+    }
+}
+
+/// `R` queries and positions `range`; `R`.
+#[inline(always)]
+unsafe fn sum_columns<L: Simd, E: LoadLanes, const R: usize, const N: usize>(
+    values: Values<E>,
+    weights: &[[f32; TILE]],
+    range: Range<usize>,
+    decay: &[f32],
+    out: &[*mut f32],
+) -> usize {
+    let mut c = 0;
+    // SAFETY: the caller's promise.
+    unsafe {
+        while c + N * LANES <= values.n {
+            sum_tile::<L, E, R, N>(values, c, weights, range.clone(), decay, out);
+            c += N * LANES;
+        }
+        while c < values.n {
+            sum_tile::<L, E, R, 1>(values, c, weights, range.clone(), decay, out);
+            c += LANES;
+        }
+    }
+    R
+}
+
+#[inline(always)]
+unsafe fn sum_tile<L: Simd, E: LoadLanes, const R: usize, const N: usize>(
+    values: Values<E>,
+    c: usize,
+    weights: &[[f32; TILE]],
+    range: Range<usize>,
+    decay: &[f32],
+    out: &[*mut f32],
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let weights = weights[..R].as_flattened().as_ptr();
+        let mut sums = [[L::splat(0.0); N]; R];
+        for r in 0..R {
+            for n in 0..N {
+                let o = L::load(out[r].add(values.at + c + n * LANES));
+                sums[r][n] = L::mul(o, L::splat(decay[r]));
+            }
+        }
+        let next = values.next.map(|next| next.wrapping_add(c * size_of::<E>()));
+        for t in range {
+            if let Some(next) = next {
+                prefetch::<L>(next.wrapping_add(t * values.stride * size_of::<E>()), N * bytes::<E>());
+            }
+            let mut v = [L::splat(0.0); N];
+            for n in 0..N {
+                v[n] = E::lanes::<L>(values.p.add(t * values.stride + c + n * LANES));
+            }
+            for r in 0..R {
+                let w = L::splat(*weights.add(r * TILE + t));
+                for n in 0..N {
+                    sums[r][n] = L::add(sums[r][n], L::mul(w, v[n]));
+                }
+            }
+        }
+        for r in 0..R {
+            for n in 0..N {
+                L::store(out[r].add(values.at + c + n * LANES), sums[r][n]);
+            }
+        }
+    }
+}

@@ -1,0 +1,9 @@
+//! Attention over a sequence's cached keys and values, read in place.
+
+mod causal;
+mod flash;
+mod float;
+mod quantized;
+
+pub(crate) use causal::{CausalAttention, scratch_len};
+pub(crate) use flash::FlashCodec;

@@ -1,0 +1,274 @@
+//! The CPU as a [`Device`].
+#![forbid(unsafe_code)]
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec;
+use alloc::vec::Vec;
+use core::future::Future;
+
+use super::cache::{self, CpuCache};
+use super::forward::Forward;
+use super::op::shift::Shift;
+use super::options::{CpuOptions, MemoryPlan};
+use super::repack::Layout;
+use super::rows::Rows;
+use super::scratch::ScratchPlan;
+use super::simd::dispatch;
+use super::weights::CpuWeights;
+use crate::arena::{Arena, Planner};
+use crate::cache::{KvShape, with_codec};
+use crate::device::{Activations, Batch, BlockingDevice, Device, SessionOptions, Sink, ready};
+use crate::error::{Error, Result};
+use crate::memory::Memory;
+use crate::model::weights::ModelBytes;
+use crate::model::{BonsaiModel, ModelConfig, Program};
+use crate::pool::Pool;
+use crate::session::Session;
+
+/// A model on the CPU: its weights, scratch memory for a batch, and the pool its work is spread over. No
+/// computing call allocates.
+pub struct Cpu<'m, B> {
+    weights: Arc<CpuWeights<B>>,
+    options: CpuOptions,
+    plan: ScratchPlan,
+    memory: Memory<'m>,
+    pool: Box<dyn Pool + Send + 'm>,
+    /// The row of the logits that were read out last.
+    last: usize,
+}
+
+impl<B> core::fmt::Debug for Cpu<'_, B> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Cpu").field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+impl<B: ModelBytes> CpuWeights<B> {
+    /// The bytes that a device with `options` and a sequence with `session` take.
+    ///
+    /// # Errors
+    /// For an option outside its range, [`Error::Memory`] for more bytes than there are addresses.
+    pub fn memory_plan(&self, options: &CpuOptions, session: &SessionOptions) -> Result<MemoryPlan> {
+        let options = options.fitted(self.model().config())?;
+        let plan = ScratchPlan::new(self.program(), &options, self.any_in(Layout::Panels8))?;
+        let mut planner = Planner::default();
+        let logits = plan.plan(&mut planner);
+        let device = planner.total()?;
+        let (kv, session) = cache::plan(session.kv, shape(self.program(), &options, session)?)?;
+        let too_large = Error::Memory { need: u64::MAX, have: isize::MAX as u64 };
+        let total = device.checked_add(session).ok_or(too_large)?;
+        Ok(MemoryPlan { kv, logits, scratch: total - kv - logits, total, device, session })
+    }
+}
+
+/// The shape of a cache for a sequence of a device.
+fn shape(program: &Program, options: &CpuOptions, session: &SessionOptions) -> Result<KvShape> {
+    if session.context == 0 {
+        return Err(Error::Option { what: "context", found: 0.0, expected: "at least 1" });
+    }
+    Ok(KvShape {
+        layers: program.layers,
+        kv_heads: program.heads.kv,
+        capacity: session.context.min(options.context),
+        head_dim: program.heads.dim,
+    })
+}
+
+impl<'m, B: ModelBytes> Cpu<'m, B> {
+    /// A device that reads the weights of `model` as they are in the file.
+    ///
+    /// # Errors
+    /// For an option outside its range, [`Error::Memory`].
+    pub fn new(model: BonsaiModel<B>, options: &CpuOptions, pool: impl Pool + Send + 'm) -> Result<Self> {
+        Self::with_weights(Arc::new(CpuWeights::new(model)?), options, pool)
+    }
+
+    /// A device that first rearranges the weights in place as its kernels read them fastest (if activations are
+    /// integers). Same results.
+    ///
+    /// # Errors
+    /// As [`Cpu::new`].
+    pub fn repacked(
+        model: BonsaiModel<B>,
+        options: &CpuOptions,
+        pool: impl Pool + Send + 'm,
+    ) -> Result<Self> {
+        let weights = match options.activations {
+            Activations::Int8 => CpuWeights::repack(model, options.isa, &pool)?,
+            Activations::F32 => CpuWeights::new(model)?,
+        };
+        Self::with_weights(Arc::new(weights), options, pool)
+    }
+
+    /// A device over weights that other devices may use, too.
+    ///
+    /// # Errors
+    /// As [`Cpu::new`].
+    pub fn with_weights(
+        weights: Arc<CpuWeights<B>>,
+        options: &CpuOptions,
+        pool: impl Pool + Send + 'm,
+    ) -> Result<Self> {
+        let (options, plan, bytes) = Self::plan(&weights, options)?;
+        Ok(Cpu { weights, options, plan, memory: Memory::zeroed(bytes)?, pool: Box::new(pool), last: 0 })
+    }
+
+    /// As [`Cpu::with_weights`], in `memory` of at least [`MemoryPlan::device`] bytes, at any alignment and with any
+    /// content: static RAM on firmware, say.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn new_in(
+        weights: Arc<CpuWeights<B>>,
+        options: &CpuOptions,
+        pool: impl Pool + Send + 'm,
+        memory: impl AsMut<[u8]> + Send + Sync + 'm,
+    ) -> Result<Self> {
+        let (options, plan, bytes) = Self::plan(&weights, options)?;
+        Ok(Cpu {
+            weights,
+            options,
+            plan,
+            memory: Memory::custom(bytes, memory)?,
+            pool: Box::new(pool),
+            last: 0,
+        })
+    }
+
+    fn plan(weights: &CpuWeights<B>, options: &CpuOptions) -> Result<(CpuOptions, ScratchPlan, usize)> {
+        let options = options.fitted(weights.model().config())?;
+        let plan = ScratchPlan::new(weights.program(), &options, weights.any_in(Layout::Panels8))?;
+        let mut planner = Planner::default();
+        plan.plan(&mut planner);
+        Ok((options, plan, planner.total()?))
+    }
+
+    /// A session in `memory` of at least [`MemoryPlan::session`] bytes: in large pages, say, which make a long
+    /// context a third faster to read.
+    ///
+    /// # Errors
+    /// For an option outside its range, [`Error::Memory`] for too few bytes.
+    pub fn session_in(
+        &self,
+        options: &SessionOptions,
+        memory: impl AsMut<[u8]> + Send + Sync + 'm,
+    ) -> Result<Session<Self>> {
+        let shape = shape(self.program(), &self.options, options)?;
+        Ok(Session::over(CpuCache::new_in(options.kv, shape, memory)?, shape.capacity))
+    }
+
+    /// The weights.
+    pub fn weights(&self) -> &Arc<CpuWeights<B>> {
+        &self.weights
+    }
+
+    /// The model.
+    pub fn model(&self) -> &BonsaiModel<B> {
+        self.weights.model()
+    }
+
+    /// The options in force.
+    pub fn options(&self) -> &CpuOptions {
+        &self.options
+    }
+
+    /// The bytes that this device and a sequence with `session` take.
+    ///
+    /// # Errors
+    /// As [`CpuWeights::memory_plan`].
+    pub fn memory_plan(&self, session: &SessionOptions) -> Result<MemoryPlan> {
+        self.weights.memory_plan(&self.options, session)
+    }
+
+    fn compute(
+        &mut self,
+        batch: &Batch<'_>,
+        caches: &mut [&mut CpuCache<'m>],
+        sink: &mut Sink<'_>,
+    ) -> Result<()> {
+        let mut scratch = self.plan.take(&mut Arena::new(self.memory.bytes()))?;
+        let forward = Forward { weights: &*self.weights, isa: self.options.isa, pool: &*self.pool };
+        for rows in Rows::parts(batch, self.options.batch) {
+            forward.body(&rows, caches, &mut scratch)?;
+            self.last = forward.read_out(&rows, &mut scratch, sink)?.unwrap_or(self.last);
+        }
+        Ok(())
+    }
+}
+
+impl<'m, B: ModelBytes> Device for Cpu<'m, B> {
+    type Cache = CpuCache<'m>;
+    type Error = Error;
+
+    fn config(&self) -> &ModelConfig {
+        self.model().config()
+    }
+
+    fn program(&self) -> &Program {
+        self.model().program()
+    }
+
+    fn batch(&self) -> usize {
+        self.options.batch
+    }
+
+    async fn cache(&mut self, options: &SessionOptions) -> Result<CpuCache<'m>> {
+        CpuCache::new(options.kv, shape(self.program(), &self.options, options)?)
+    }
+
+    fn cache_options(&self, cache: &CpuCache<'m>) -> SessionOptions {
+        SessionOptions { context: cache.shape.capacity, kv: cache.format }
+    }
+
+    async fn run(
+        &mut self,
+        batch: &Batch<'_>,
+        caches: &mut [&mut CpuCache<'m>],
+        sink: &mut Sink<'_>,
+    ) -> Result<()> {
+        self.compute(batch, caches, sink)
+    }
+
+    fn logits(&mut self) -> &[f32] {
+        let (vocab, last) = (self.program().vocab(), self.last);
+        let logits: &[f32] = Arena::new(self.memory.bytes()).take((last + 1) * vocab).map_or(&[], |all| all);
+        logits.get(last * vocab..).unwrap_or(&[])
+    }
+
+    fn shift(&mut self, cache: &mut CpuCache<'m>, len: usize, keep: usize, drop: usize) -> Result<usize> {
+        let (pairing, isa) = (self.program().pairing, self.options.isa);
+        let d = self.program().heads.dim;
+        let (mut cos, mut sin, mut key) = (vec![0.0; d / 2], vec![0.0; d / 2], vec![0.0; d]);
+        self.program().rope.angles_back(drop, &mut cos, &mut sin);
+        let (cos, sin, key) = (&cos[..], &sin[..], &mut key[..]);
+        let from = keep + drop..len;
+        with_codec!(cache.format, C => {
+            let mut cache = cache.storage::<C>()?;
+            dispatch(isa, Shift { cache: &mut cache, from, by: drop, pairing, cos, sin, key });
+        });
+        Ok(len - drop)
+    }
+
+    fn export_len(&self, cache: &CpuCache<'m>, len: usize) -> usize {
+        cache.export_len(len)
+    }
+
+    async fn export(&mut self, cache: &mut CpuCache<'m>, len: usize, out: &mut Vec<u8>) -> Result<()> {
+        let (start, need) = (out.len(), cache.export_len(len));
+        out.try_reserve(need).map_err(|_| Error::Memory { need: need as u64, have: 0 })?;
+        out.resize(start + need, 0);
+        cache.export(len, &mut out[start..])
+    }
+
+    fn import(&mut self, cache: &mut CpuCache<'m>, len: usize, from: &[u8]) -> Result<()> {
+        cache.import(len, from)
+    }
+}
+
+impl<B: ModelBytes> BlockingDevice for Cpu<'_, B> {
+    fn wait<F: Future<Output = Result<T>>, T>(future: F) -> Result<T> {
+        // Nothing on the CPU waits.
+        ready(future).unwrap_or(Err(Error::Device { problem: "it did not answer" }))
+    }
+}

@@ -1,0 +1,469 @@
+//! Running a program's operations on the CPU.
+#![forbid(unsafe_code)]
+
+use core::ops::Range;
+
+use heapless::Vec as ArrayVec;
+
+use super::activations::{q8_blocks, quantize};
+use super::attention::{CausalAttention, FlashCodec};
+use super::cache::CpuCache;
+use super::isa::Isa;
+use super::matmul::{Input, MAX_PRODUCTS, build_lut, lut_len, matmul, matmul_each};
+use super::op::argmax;
+use super::op::rmsnorm::{RmsNorm, rmsnorm_in_place};
+use super::op::rope::{rotate, rotate_interleaved};
+use super::op::swiglu::Swiglu;
+use super::parallel::for_each_chunk;
+use super::repack::PANEL_ROWS;
+use super::rows::{Rows, Segment};
+use super::scratch::Scratch;
+use super::simd::{SimdOp, dispatch};
+use super::weights::CpuWeights;
+use crate::cache::{KvStorage, with_codec};
+use crate::device::{Output, Readout, Sink};
+use crate::error::{Error, Name, Result};
+use crate::model::program::{BufferId, Op, QkNorm, RopePairing, TensorId};
+use crate::model::weights::ModelBytes;
+use crate::pool::{Pool, Serial};
+
+/// What stays the same during a batch.
+pub(super) struct Forward<'f, B> {
+    pub(super) weights: &'f CpuWeights<B>,
+    pub(super) isa: Isa,
+    pub(super) pool: &'f dyn Pool,
+}
+
+/// Rows whose most likely token is looked for together.
+const MAX_BEST: usize = 64;
+
+impl<B: ModelBytes> Forward<'_, B> {
+    /// The pool, or none for so few multiplications that waking another thread takes longer.
+    fn pool_for(&self, products: usize) -> &dyn Pool {
+        const FEW: usize = 1 << 18; // some ten microseconds
+        if products < FEW { &Serial } else { self.pool }
+    }
+
+    /// Runs `rows` through the body: fills the caches at their positions and leaves the residual stream.
+    pub(super) fn body(
+        &self,
+        rows: &Rows<'_>,
+        caches: &mut [&mut CpuCache<'_>],
+        scratch: &mut Scratch<'_>,
+    ) -> Result<()> {
+        let program = self.weights.program();
+        let half = program.heads.dim / 2;
+        for Segment { row, tokens, position, .. } in rows.segments() {
+            for t in 0..tokens.len() {
+                let angles = (row + t) * half..(row + t + 1) * half;
+                let (cos, sin) = (&mut scratch.cos[angles.clone()], &mut scratch.sin[angles]);
+                program.rope.angles(position + t, cos, sin);
+            }
+        }
+        program.body.iter().try_for_each(|op| self.op(op, rows, caches, scratch))
+    }
+
+    fn op(
+        &self,
+        op: &Op,
+        rows: &Rows<'_>,
+        caches: &mut [&mut CpuCache<'_>],
+        scratch: &mut Scratch<'_>,
+    ) -> Result<()> {
+        let n = rows.len();
+        match *op {
+            Op::Embed { table, out } => {
+                let table = self.weights.matrix(table)?;
+                let x = scratch.buffer_mut(out, n * table.cols());
+                let tokens = rows.segments().flat_map(|segment| segment.tokens);
+                for (&token, x) in tokens.zip(x.chunks_exact_mut(table.cols())) {
+                    table.unpack_row(token as usize, x)?;
+                }
+                Ok(())
+            }
+            Op::RmsNorm { x, weight, eps, out } => {
+                self.rmsnorm(x, weight, eps, out, n, scratch);
+                Ok(())
+            }
+            Op::Linear { x, ref outputs } => self.linear(x, outputs, n, scratch),
+            Op::LinearAdd { x, weight, to } => self.linear_add(x, weight, to, n, scratch),
+            Op::LinearSwiglu { x, gate, up, out } => self.linear_swiglu(x, gate, up, out, n, scratch),
+            Op::RopeStore { layer, q, k, v, norm, eps } => {
+                let (q_rows, k_rows) = (scratch.lend(q), scratch.lend(k));
+                let mut done = Ok(());
+                for segment in rows.segments() {
+                    let cache = &mut *caches[segment.sequence];
+                    let part = Part { segment: &segment, q: q_rows, k: k_rows, v };
+                    let stored = with_codec!(cache.format, C => {
+                        self.rope_store::<C>(layer, part, norm, eps, cache, scratch)
+                    });
+                    done = done.and(stored);
+                }
+                scratch.put_back(q, q_rows);
+                scratch.put_back(k, k_rows);
+                done
+            }
+            Op::Attention { layer, q, out } => {
+                let out_rows = scratch.lend(out);
+                let mut done = Ok(());
+                for segment in rows.segments() {
+                    let cache = &mut *caches[segment.sequence];
+                    let attended = with_codec!(cache.format, C => {
+                        self.attention::<C>(layer, &segment, q, out_rows, cache, scratch)
+                    });
+                    done = done.and(attended);
+                }
+                scratch.put_back(out, out_rows);
+                done
+            }
+        }
+    }
+
+    fn rmsnorm(
+        &self,
+        x: BufferId,
+        weight: TensorId,
+        eps: f32,
+        out: BufferId,
+        n: usize,
+        scratch: &mut Scratch<'_>,
+    ) {
+        let weight = self.weights.vector(weight);
+        let y = scratch.lend(out);
+        let len = n * weight.len();
+        dispatch(self.isa, RmsNorm { x: scratch.buffer(x, len), weight, eps, y: &mut y[..len] });
+        scratch.put_back(out, y);
+    }
+
+    fn linear(
+        &self,
+        x: BufferId,
+        outputs: &[(TensorId, BufferId)],
+        n: usize,
+        scratch: &mut Scratch<'_>,
+    ) -> Result<()> {
+        let mut lent: ArrayVec<_, MAX_PRODUCTS> = outputs.iter().map(|&(_, id)| scratch.lend(id)).collect();
+        let done = (|| {
+            let mut products: ArrayVec<_, MAX_PRODUCTS> = ArrayVec::new();
+            let mut cols = 0;
+            for (&(id, _), y) in outputs.iter().zip(&mut lent) {
+                let weight = self.weights.matrix(id)?;
+                cols = weight.cols();
+                // As many as outputs.
+                let _ = products.push((weight, &mut y[..n * weight.rows()]));
+            }
+            let input = self.input(x, n, cols, scratch)?;
+            matmul_each(self.isa, self.pool, &input, n, &mut products)
+        })();
+        for (&(_, id), y) in outputs.iter().zip(lent) {
+            scratch.put_back(id, y);
+        }
+        done
+    }
+
+    fn linear_add(
+        &self,
+        x: BufferId,
+        weight: TensorId,
+        to: BufferId,
+        n: usize,
+        scratch: &mut Scratch<'_>,
+    ) -> Result<()> {
+        let weight = self.weights.matrix(weight)?;
+        let len = n * weight.rows();
+        let delta = core::mem::take(&mut scratch.delta);
+        let done = self
+            .input(x, n, weight.cols(), scratch)
+            .and_then(|input| matmul(self.isa, self.pool, &weight, &input, n, &mut delta[..len]));
+        for (x, d) in scratch.buffer_mut(to, len).iter_mut().zip(&delta[..len]) {
+            *x += d;
+        }
+        scratch.delta = delta;
+        done
+    }
+
+    fn linear_swiglu(
+        &self,
+        x: BufferId,
+        gate: TensorId,
+        up: TensorId,
+        out: BufferId,
+        n: usize,
+        scratch: &mut Scratch<'_>,
+    ) -> Result<()> {
+        let (gate, up) = (self.weights.matrix(gate)?, self.weights.matrix(up)?);
+        let f = gate.rows();
+        let out_rows = scratch.lend(out);
+        let up_rows = core::mem::take(&mut scratch.up);
+        let done = self.input(x, n, gate.cols(), scratch).and_then(|input| {
+            let mut products = [(gate, &mut out_rows[..n * f]), (up, &mut up_rows[..n * f])];
+            matmul_each(self.isa, self.pool, &input, n, &mut products)
+        });
+        let isa = self.isa;
+        for_each_chunk(self.pool_for(n * f), &mut out_rows[..n * f], f, &|t, gate| {
+            dispatch(isa, Swiglu { gate, up: &up_rows[t * f..(t + 1) * f] });
+        });
+        scratch.put_back(out, out_rows);
+        scratch.up = up_rows;
+        done
+    }
+
+    fn rope_store<C: FlashCodec>(
+        &self,
+        layer: usize,
+        Part { segment, q, k, v }: Part<'_, '_>,
+        norm: Option<QkNorm>,
+        eps: f32,
+        cache: &mut CpuCache<'_>,
+        scratch: &Scratch<'_>,
+    ) -> Result<()> {
+        let program = self.weights.program();
+        let heads = program.heads;
+        let range = |cols: usize| segment.row * cols..(segment.row + segment.tokens.len()) * cols;
+        let (q_size, kv_size) = (heads.query * heads.dim, heads.kv * heads.dim);
+        let angles = range(heads.dim / 2);
+        let norms = norm.map(|norm| (self.weights.vector(norm.q), self.weights.vector(norm.k)));
+        dispatch(
+            self.isa,
+            QkNormRopeStore::<C> {
+                norms,
+                eps,
+                pairing: program.pairing,
+                cos: &scratch.cos[angles.clone()],
+                sin: &scratch.sin[angles],
+                layer,
+                start: segment.position,
+                head_dim: heads.dim,
+                q_size,
+                kv_size,
+                q: &mut q[range(q_size)],
+                k: &mut k[range(kv_size)],
+                v: &scratch.buffer(v, range(kv_size).end)[range(kv_size)],
+                storage: cache.storage()?,
+            },
+        );
+        Ok(())
+    }
+
+    fn attention<C: FlashCodec>(
+        &self,
+        layer: usize,
+        segment: &Segment<'_>,
+        q: BufferId,
+        out: &mut [f32],
+        cache: &mut CpuCache<'_>,
+        scratch: &mut Scratch<'_>,
+    ) -> Result<()> {
+        let heads = self.weights.program().heads;
+        let q_size = heads.query * heads.dim;
+        let range = segment.row * q_size..(segment.row + segment.tokens.len()) * q_size;
+        let storage: KvStorage<'_, C> = cache.storage()?;
+        let own = core::mem::take(&mut scratch.attention);
+        let q = &scratch.buffer(q, range.end)[range.clone()];
+        let (start, group) = (segment.position, heads.query / heads.kv);
+        let attention = CausalAttention { cache: &storage, layer, start, group, q };
+        attention.run(self.isa, self.pool, &mut out[range], own);
+        scratch.attention = own;
+        Ok(())
+    }
+
+    /// Quantizes the first `n` rows of `x`, of `cols` numbers, for the products that share them.
+    fn input<'s>(
+        &self,
+        x: BufferId,
+        n: usize,
+        cols: usize,
+        scratch: &'s mut Scratch<'_>,
+    ) -> Result<Input<'s>> {
+        let len = n * q8_blocks(cols);
+        let luts = lut_len(self.isa, n, cols).min(scratch.luts.len());
+        if scratch.q8.is_empty() {
+            return Ok(Input { f32: scratch.buffer(x, n * cols), q8: None, luts: &[] });
+        }
+        let q8 = core::mem::take(&mut scratch.q8);
+        let quantized = quantize(self.isa, scratch.buffer(x, n * cols), cols, &mut q8[..len]);
+        scratch.q8 = q8;
+        quantized?;
+        if luts > 0 {
+            build_lut(self.isa, &scratch.q8[..len], cols, &mut scratch.luts[..luts])?;
+        }
+        let scratch = &*scratch;
+        let f32 = scratch.buffer(x, n * cols);
+        Ok(Input { f32, q8: Some(&scratch.q8[..len]), luts: &scratch.luts[..luts] })
+    }
+
+    /// Runs the head for the rows that are read out, and hands them to `sink`. Returns which row of the logits came
+    /// last, if one did.
+    pub(super) fn read_out(
+        &self,
+        rows: &Rows<'_>,
+        scratch: &mut Scratch<'_>,
+        sink: &mut Sink<'_>,
+    ) -> Result<Option<usize>> {
+        let program = self.weights.program();
+        let cols = program.cols(program.residual);
+        let mut n = 0;
+        for wanted in rows.wanted() {
+            // To the front; rows come in order, so none is overwritten before it is moved.
+            let x = scratch.buffer_mut(program.residual, (wanted.row + 1) * cols);
+            x.copy_within(wanted.row * cols.., n * cols);
+            n += 1;
+        }
+        if n == 0 {
+            return Ok(None);
+        }
+        let mut last = None;
+        for op in &program.head {
+            let Op::RmsNorm { x, weight, eps, out } = *op else {
+                let found = Name::new("head");
+                return Err(Error::Unsupported { key: Name::new("operation"), found, expected: "a norm" });
+            };
+            self.rmsnorm(x, weight, eps, out, n, scratch);
+        }
+        let mut wanted = rows.wanted().enumerate().peekable();
+        while let Some((first, one)) = wanted.next() {
+            // Rows of one kind are computed together, as far as there is room for their results.
+            let most = match one.readout {
+                Readout::Hidden => 1,
+                Readout::Logits | Readout::Top(_) => (scratch.logits.len() / program.vocab()).max(1),
+                Readout::Best => (scratch.logits.len() / PANEL_ROWS).clamp(1, MAX_BEST),
+            };
+            let mut group: ArrayVec<_, MAX_BEST> = ArrayVec::new();
+            let _ = group.push(one);
+            while group.len() < most
+                && let Some((_, next)) = wanted.next_if(|(_, next)| next.readout == one.readout)
+            {
+                if group.push(next).is_err() {
+                    break;
+                }
+            }
+            let range = first..first + group.len();
+            match one.readout {
+                Readout::Hidden => {
+                    let hidden = &scratch.buffer(program.hidden, range.end * cols)[range.start * cols..];
+                    sink(one.sequence, one.run_row, Output::Hidden(hidden));
+                }
+                Readout::Logits | Readout::Top(_) => {
+                    last = Some(range.len() - 1);
+                    self.logits(range, 0..program.vocab(), scratch)?;
+                    for (one, logits) in group.iter().zip(scratch.logits.chunks_exact(program.vocab())) {
+                        sink(one.sequence, one.run_row, Output::Logits(logits));
+                    }
+                }
+                Readout::Best => {
+                    let best = self.best(range, scratch)?;
+                    for (one, best) in group.iter().zip(&best) {
+                        sink(one.sequence, one.run_row, Output::Top(core::slice::from_ref(best)));
+                    }
+                }
+            }
+        }
+        Ok(last)
+    }
+
+    /// Logits of tokens `vocab` after rows `rows` of the hidden states, `(rows, tokens)`.
+    fn logits(&self, rows: Range<usize>, vocab: Range<usize>, scratch: &mut Scratch<'_>) -> Result<()> {
+        let program = self.weights.program();
+        let output = self.weights.matrix(program.output)?.row_range(vocab.start, vocab.len())?;
+        let (n, cols) = (rows.len(), output.cols());
+        if rows.start > 0 {
+            // The product reads rows from the first on.
+            let hidden = scratch.buffer_mut(program.hidden, rows.end * cols);
+            hidden.copy_within(rows.start * cols.., 0);
+        }
+        let logits = core::mem::take(&mut scratch.logits);
+        let done = self.input(program.hidden, n, cols, scratch).and_then(|input| {
+            matmul(self.isa, self.pool, &output, &input, n, &mut logits[..n * output.rows()])
+        });
+        scratch.logits = logits;
+        done
+    }
+
+    /// The most likely token after each of `rows`, and its logit: one product, a part of the vocabulary at a time.
+    fn best(&self, rows: Range<usize>, scratch: &mut Scratch<'_>) -> Result<ArrayVec<(u32, f32), MAX_BEST>> {
+        let (n, vocab) = (rows.len(), self.weights.program().vocab());
+        let part = match n {
+            1 => vocab,
+            n => (scratch.logits.len() / n / PANEL_ROWS * PANEL_ROWS).clamp(1, vocab),
+        };
+        let mut best: ArrayVec<Option<(u32, f32)>, MAX_BEST> = (0..n).map(|_| None).collect();
+        let mut rows = rows;
+        for first in (0..vocab).step_by(part) {
+            let tokens = first..vocab.min(first + part);
+            let len = tokens.len();
+            self.logits(rows.clone(), tokens, scratch)?;
+            // They are in front now.
+            rows = 0..n;
+            for (best, logits) in best.iter_mut().zip(scratch.logits.chunks_exact(len)) {
+                let Ok(found) = argmax(logits) else { continue };
+                let logit = logits[found as usize];
+                if best.is_none_or(|(_, most)| logit > most) {
+                    *best = Some((first as u32 + found, logit));
+                }
+            }
+        }
+        let none = Error::Logits { problem: "every logit is NaN or -inf" };
+        best.into_iter().map(|best| best.ok_or(none)).collect()
+    }
+}
+
+/// What [`Op::RopeStore`] works on: the rows of a segment in whole buffers.
+struct Part<'p, 's> {
+    segment: &'p Segment<'s>,
+    q: &'p mut [f32],
+    k: &'p mut [f32],
+    v: BufferId,
+}
+
+/// Normalizes and rotates the heads of `q` and `k`, stores `k` and `v`, and converts `q` to what the cache's
+/// keys are multiplied with.
+struct QkNormRopeStore<'a, C> {
+    /// Weights `(head_dim)` of the norms of queries and of keys.
+    norms: Option<(&'a [f32], &'a [f32])>,
+    eps: f32,
+    pairing: RopePairing,
+    /// `(tokens, head_dim / 2)`
+    cos: &'a [f32],
+    sin: &'a [f32],
+    layer: usize,
+    /// Position of the first token.
+    start: usize,
+    head_dim: usize,
+    q_size: usize,
+    kv_size: usize,
+    /// `(tokens, q_size)`
+    q: &'a mut [f32],
+    /// `(tokens, kv_size)`
+    k: &'a mut [f32],
+    /// `(tokens, kv_size)`
+    v: &'a [f32],
+    storage: KvStorage<'a, C>,
+}
+
+impl<C: FlashCodec> SimdOp for QkNormRopeStore<'_, C> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(mut self) {
+        let d = self.head_dim;
+        let angles = self.cos.chunks_exact(d / 2).zip(self.sin.chunks_exact(d / 2));
+        let tokens = self.q.chunks_exact_mut(self.q_size).zip(self.k.chunks_exact_mut(self.kv_size));
+        let tokens = tokens.zip(self.v.chunks_exact(self.kv_size)).zip(angles);
+        for (t, (((q, k), v), (cos, sin))) in tokens.enumerate() {
+            let norms = self.norms.map_or([None, None], |(q, k)| [Some(q), Some(k)]);
+            for (heads, norm) in [&mut *q, &mut *k].into_iter().zip(norms) {
+                for head in heads.chunks_exact_mut(d) {
+                    if let Some(norm) = norm {
+                        rmsnorm_in_place(head, norm, self.eps);
+                    }
+                    match self.pairing {
+                        RopePairing::Neox => rotate(head, cos, sin),
+                        RopePairing::Interleaved => rotate_interleaved(head, cos, sin),
+                    }
+                }
+            }
+            self.storage.write(self.layer, self.start + t, k, v);
+            C::prepare(q, d);
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! Which instruction set the kernels use, decided at run time and without `std`.
+#![allow(unsafe_code)]
+
+use crate::error::{Error, Result};
+
+/// An instruction set that this machine is known to have: there is no way to make one it lacks, so
+/// that holding an `Isa` proves that its kernels can run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Isa(Kind);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Scalar,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    #[cfg(target_arch = "x86_64")]
+    Avx512Vnni,
+    /// With tiles of bytes.
+    #[cfg(target_arch = "x86_64")]
+    Avx512Amx,
+    #[cfg(target_arch = "aarch64")]
+    Neon,
+    #[cfg(target_arch = "aarch64")]
+    NeonDot,
+    #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+    Simd128,
+    /// With the products of relaxed SIMD.
+    #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
+    RelaxedDot,
+}
+
+impl Kind {
+    /// Slowest first.
+    const ALL: &[Kind] = &[
+        Kind::Scalar,
+        #[cfg(target_arch = "x86_64")]
+        Kind::Avx2,
+        #[cfg(target_arch = "x86_64")]
+        Kind::Avx512Vnni,
+        #[cfg(target_arch = "x86_64")]
+        Kind::Avx512Amx,
+        #[cfg(target_arch = "aarch64")]
+        Kind::Neon,
+        #[cfg(target_arch = "aarch64")]
+        Kind::NeonDot,
+        #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+        Kind::Simd128,
+        #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
+        Kind::RelaxedDot,
+    ];
+
+    fn supported(self) -> bool {
+        match self {
+            Kind::Scalar => true,
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx2 => x86::features().0,
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512Vnni => x86::features().1,
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512Amx => x86::features().1 && x86::tiles(),
+            // Part of the base architecture of every target with an operating system.
+            #[cfg(target_arch = "aarch64")]
+            Kind::Neon => cfg!(target_feature = "neon"),
+            #[cfg(target_arch = "aarch64")]
+            Kind::NeonDot => cfg!(target_feature = "neon") && arm::dotprod(),
+            // A module holding simd128 instructions does not even load where they are missing.
+            #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+            Kind::Simd128 => true,
+            #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
+            Kind::RelaxedDot => relaxed::multiplies_fast(),
+        }
+    }
+}
+
+impl Isa {
+    /// Plain Rust: the reference, available everywhere.
+    pub const SCALAR: Isa = Isa(Kind::Scalar);
+
+    /// The fastest instruction set of this machine.
+    pub fn detect() -> Isa {
+        Isa::available().last().unwrap_or(Isa::SCALAR)
+    }
+
+    /// Every instruction set of this machine, slowest first. Where the processor has AMX, Linux is asked to let this
+    /// process use it; from then on it refuses alternate signal stacks that tiles do not fit on.
+    pub fn available() -> impl Iterator<Item = Isa> {
+        Kind::ALL.iter().copied().filter(|k| k.supported()).map(Isa)
+    }
+
+    /// The instruction set called `name`, if this machine has it.
+    pub fn named(name: &str) -> Result<Isa> {
+        Isa::available().find(|isa| isa.name() == name).ok_or(Error::Unsupported {
+            key: crate::Name::new("instruction set"),
+            found: crate::Name::new(name),
+            expected: "scalar, avx2, avx512vnni, avx512amx, neon, neondot, simd128, relaxed or relaxeddot, as far as the machine has it",
+        })
+    }
+
+    /// The name that [`Isa::named`] knows it by.
+    pub const fn name(self) -> &'static str {
+        match self.0 {
+            Kind::Scalar => "scalar",
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx2 => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512Vnni => "avx512vnni",
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512Amx => "avx512amx",
+            #[cfg(target_arch = "aarch64")]
+            Kind::Neon => "neon",
+            #[cfg(target_arch = "aarch64")]
+            Kind::NeonDot => "neondot",
+            #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+            Kind::Simd128 if cfg!(target_feature = "relaxed-simd") => "relaxed",
+            #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+            Kind::Simd128 => "simd128",
+            #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
+            Kind::RelaxedDot => "relaxeddot",
+        }
+    }
+
+    pub(crate) const fn kind(self) -> Kind {
+        self.0
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use core::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
+
+    /// Whether the processor has, and the operating system saves the registers of, (AVX2 and F16C,
+    /// AVX-512 F, BW, VL and VNNI).
+    pub(super) fn features() -> (bool, bool) {
+        let bit = |word: u32, n: u32| word >> n & 1 == 1;
+        if __cpuid(0).eax < 7 {
+            return (false, false);
+        }
+        let one = __cpuid(1).ecx;
+        let (osxsave, avx, f16c) = (bit(one, 27), bit(one, 28), bit(one, 29));
+        if !(osxsave && avx && f16c) {
+            return (false, false);
+        }
+        // SAFETY: OSXSAVE says that XGETBV may be executed.
+        let saved = unsafe { xcr0() };
+        let seven = __cpuid_count(7, 0);
+        let avx2 = saved & 0x06 == 0x06 && bit(seven.ebx, 5);
+        let avx512 = saved & 0xe6 == 0xe6
+            && [16, 30, 31].into_iter().all(|n| bit(seven.ebx, n)) // F, BW, VL
+            && bit(seven.ecx, 11); // VNNI
+        (avx2, avx2 && avx512)
+    }
+
+    /// Whether a processor with AVX-512 has tiles of bytes, too, and this process may use them: Linux gives
+    /// leave to processes that ask, for all of their threads. Of other systems none is known to be asked.
+    pub(super) fn tiles() -> bool {
+        let seven = __cpuid_count(7, 0).edx;
+        // SAFETY: AVX-512 is only there with OSXSAVE.
+        let saved = unsafe { xcr0() };
+        let there = seven >> 24 & 3 == 3 && saved >> 17 & 3 == 3; // AMX-TILE, AMX-INT8; configuration, data
+        there && permitted()
+    }
+
+    #[cfg(target_os = "linux")]
+    fn permitted() -> bool {
+        const ARCH_PRCTL: i64 = 158;
+        const ARCH_REQ_XCOMP_PERM: u64 = 0x1023;
+        const TILE_DATA: u64 = 18;
+        let answer: i64;
+        // SAFETY: a system call that reads and writes no memory of ours; it changes RCX and R11.
+        unsafe {
+            core::arch::asm!(
+                "syscall",
+                inlateout("rax") ARCH_PRCTL => answer,
+                in("rdi") ARCH_REQ_XCOMP_PERM,
+                in("rsi") TILE_DATA,
+                lateout("rcx") _,
+                lateout("r11") _,
+                options(nostack),
+            );
+        }
+        answer == 0
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn permitted() -> bool {
+        false
+    }
+
+    #[target_feature(enable = "xsave")]
+    fn xcr0() -> u64 {
+        // SAFETY: the caller has checked OSXSAVE.
+        unsafe { _xgetbv(0) }
+    }
+}
+
+#[cfg(target_arch = "aarch64")]
+mod arm {
+    /// Whether the processor has SDOT.
+    pub(super) fn dotprod() -> bool {
+        if cfg!(target_feature = "dotprod") {
+            return true;
+        }
+        // Linux (4.11 on) answers reads of this register from user space; elsewhere they may trap.
+        #[cfg(any(target_os = "linux", target_os = "android"))]
+        {
+            let features: u64;
+            // SAFETY: reads a register that the kernel emulates.
+            unsafe {
+                core::arch::asm!("mrs {}, ID_AA64ISAR0_EL1", out(reg) features, options(pure, nomem, nostack));
+            }
+            features >> 44 & 15 != 0
+        }
+        #[cfg(not(any(target_os = "linux", target_os = "android")))]
+        false
+    }
+}
+
+#[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
+mod relaxed {
+    use core::arch::wasm32::*;
+
+    /// Whether the products take one instruction, as they do on x86. Elsewhere they take three, and table lookups are
+    /// faster. There, and nowhere else, codes above 127 are taken for what they are.
+    pub(super) fn multiplies_fast() -> bool {
+        let (activations, codes) = core::hint::black_box((i8x16_splat(1), u8x16_splat(128)));
+        i16x8_extract_lane::<0>(i16x8_relaxed_dot_i8x16_i7x16(activations, codes)) == 256
+    }
+}

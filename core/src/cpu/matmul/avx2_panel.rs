@@ -1,0 +1,327 @@
+//! AVX2 over repacked rows, eight rows a register: `vpmaddubsw` adds two products of a code and an
+//! activation, the activations being the same for all rows; after 32 columns, sums of 16 bits are
+//! multiplied by the factor of the activations and added in pairs by `vpmaddwd`.
+#![allow(unsafe_code)]
+
+use core::arch::x86_64::*;
+
+use super::args::{Kernel, MatmulArgs};
+use super::lut_kernel::{self, EIGHTS, LutKernel};
+use super::panel_kernel::{PanelKernel, QUADS, kernel_of, rows};
+use crate::cpu::activation_lut::{self, ActivationLut, FOUR, Subsets};
+use crate::cpu::activations::{Q8_LEN, Q8Block};
+use crate::cpu::parallel::OutputRows;
+use crate::cpu::repack::{Layout, PANEL_ROWS};
+use crate::quant::Format;
+
+/// The kernel for int8 activations and repacked rows.
+pub(super) fn repacked(format: Format, layout: Layout) -> Option<Kernel> {
+    kernel_of!(one_bit, kernel, format, layout)
+}
+
+#[target_feature(enable = "avx2,f16c")]
+fn one_bit(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
+    // SAFETY: the features of this function.
+    unsafe { lut_kernel::rows::<Avx2>(args, out) };
+}
+
+#[target_feature(enable = "avx2,f16c")]
+fn kernel<const BITS: usize, const BLOCK: usize>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
+    // SAFETY: the features of this function.
+    unsafe { rows::<Avx2, BITS, BLOCK, 4>(args, out) };
+}
+
+/// One token's luts.
+#[target_feature(enable = "avx2")]
+pub(super) fn build_lut(q8: &[Q8Block], out: &mut [ActivationLut]) {
+    // SAFETY: the features of this function.
+    unsafe { activation_lut::fill::<Avx2>(q8, out) };
+}
+
+/// How far ahead of the multiplication the weights are asked for, in bytes.
+const PREFETCH: usize = 8192;
+
+struct Avx2;
+
+/// The luts of parts 0 and 1, or of parts 2 and 3.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn table(parts: &[[u8; 16]; 4], half: usize) -> __m256i {
+    // SAFETY: 32 bytes.
+    unsafe { _mm256_loadu_si256(parts[2 * half..2 * half + 2].as_ptr().cast()) }
+}
+
+/// Arrays of two are rows 0 to 7 and 8 to 15.
+#[allow(
+    clippy::undocumented_unsafe_blocks,
+    reason = "every block needs what the trait asks for, and no more"
+)]
+impl PanelKernel for Avx2 {
+    type Part<const BITS: usize> = [[__m256i; 2]; BITS];
+    type Quad = [__m256i; 2];
+    /// Of pairs of columns, in words.
+    type Sums = [__m256i; 2];
+    type Integers = [__m256i; 2];
+    type Floats = [__m256; 2];
+
+    #[inline(always)]
+    unsafe fn part<const BITS: usize>(codes: *const u8, p: usize) -> [[__m256i; 2]; BITS] {
+        unsafe {
+            let mut part = [[_mm256_setzero_si256(); 2]; BITS];
+            for (v, words) in part.iter_mut().enumerate() {
+                for (h, words) in words.iter_mut().enumerate() {
+                    *words = _mm256_loadu_si256(codes.add(64 * (BITS * p + v) + 32 * h).cast());
+                }
+            }
+            part
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn quad<const BITS: usize>(part: [[__m256i; 2]; BITS], s: usize) -> [__m256i; 2] {
+        let mut quad = part[s / 4 % BITS];
+        for words in &mut quad {
+            unsafe {
+                let by = s % 4 * 2;
+                let shifted =
+                    if by == 0 { *words } else { _mm256_srlv_epi32(*words, _mm256_set1_epi32(by as i32)) };
+                *words = _mm256_and_si256(shifted, _mm256_set1_epi8(3));
+            }
+        }
+        quad
+    }
+
+    #[inline(always)]
+    unsafe fn no_sums() -> [__m256i; 2] {
+        unsafe { [_mm256_setzero_si256(); 2] }
+    }
+
+    #[inline(always)]
+    unsafe fn add_part<const T: usize>(
+        sums: &mut [[__m256i; 2]; T],
+        quad: impl Fn(usize) -> [__m256i; 2],
+        q: [*const i8; T],
+    ) {
+        for s in 0..QUADS {
+            let quad = quad(s);
+            for t in 0..T {
+                unsafe {
+                    // Sixteen products of at most 3 * 127 fit 16 bits.
+                    let q = _mm256_set1_epi32(q[t].add(4 * s).cast::<i32>().read_unaligned());
+                    for h in 0..2 {
+                        sums[t][h] = _mm256_add_epi16(sums[t][h], _mm256_maddubs_epi16(quad[h], q));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Every second code stays where it is in its byte, four times as large, and so do the sums of those.
+    #[inline(always)]
+    unsafe fn part_sums<const BITS: usize>(part: [[__m256i; 2]; BITS], q: *const i8) -> [__m256i; 2] {
+        const { assert!(BITS == 2) };
+        unsafe {
+            let (low, high) = (_mm256_set1_epi8(0x03), _mm256_set1_epi8(0x0c));
+            let mut ones = [_mm256_setzero_si256(); 2];
+            let mut fours = ones;
+            for v in 0..BITS {
+                let mut q4 = [low; 4];
+                for (s, q4) in q4.iter_mut().enumerate() {
+                    *q4 = _mm256_set1_epi32(q.add(4 * (4 * v + s)).cast::<i32>().read_unaligned());
+                }
+                for h in 0..2 {
+                    // Eight products of at most 12 * 127 fit 16 bits.
+                    let (words, later) = (part[v][h], _mm256_srli_epi32::<4>(part[v][h]));
+                    let one = _mm256_maddubs_epi16(_mm256_and_si256(words, low), q4[0]);
+                    let four = _mm256_maddubs_epi16(_mm256_and_si256(words, high), q4[1]);
+                    ones[h] = _mm256_add_epi16(ones[h], one);
+                    fours[h] = _mm256_add_epi16(fours[h], four);
+                    let one = _mm256_maddubs_epi16(_mm256_and_si256(later, low), q4[2]);
+                    let four = _mm256_maddubs_epi16(_mm256_and_si256(later, high), q4[3]);
+                    ones[h] = _mm256_add_epi16(ones[h], one);
+                    fours[h] = _mm256_add_epi16(fours[h], four);
+                }
+            }
+            let mut sums = ones;
+            for h in 0..2 {
+                sums[h] = _mm256_add_epi16(ones[h], _mm256_srai_epi16::<2>(fours[h]));
+            }
+            sums
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn integers(n: i32) -> [__m256i; 2] {
+        unsafe { [_mm256_set1_epi32(n); 2] }
+    }
+
+    #[inline(always)]
+    unsafe fn add_sums(n: [__m256i; 2], sums: [__m256i; 2], factor: i32) -> [__m256i; 2] {
+        unsafe {
+            let factor = _mm256_set1_epi16(factor as i16);
+            [
+                _mm256_add_epi32(n[0], _mm256_madd_epi16(sums[0], factor)),
+                _mm256_add_epi32(n[1], _mm256_madd_epi16(sums[1], factor)),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn floats(x: f32) -> [__m256; 2] {
+        unsafe { [_mm256_set1_ps(x); 2] }
+    }
+
+    #[inline(always)]
+    unsafe fn scales(p: *const u8) -> [__m256; 2] {
+        unsafe {
+            [_mm256_cvtph_ps(_mm_loadu_si128(p.cast())), _mm256_cvtph_ps(_mm_loadu_si128(p.add(16).cast()))]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add_block(sum: [__m256; 2], n: [__m256i; 2], d: [__m256; 2]) -> [__m256; 2] {
+        unsafe {
+            [
+                _mm256_add_ps(sum[0], _mm256_mul_ps(_mm256_cvtepi32_ps(n[0]), d[0])),
+                _mm256_add_ps(sum[1], _mm256_mul_ps(_mm256_cvtepi32_ps(n[1]), d[1])),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn outputs(sum: [__m256; 2], step: f32) -> [f32; PANEL_ROWS] {
+        let mut outputs = [0.0; PANEL_ROWS];
+        unsafe {
+            let step = _mm256_set1_ps(step);
+            _mm256_storeu_ps(outputs.as_mut_ptr(), _mm256_mul_ps(sum[0], step));
+            _mm256_storeu_ps(outputs.as_mut_ptr().add(8), _mm256_mul_ps(sum[1], step));
+        }
+        outputs
+    }
+
+    #[inline(always)]
+    fn prefetch(p: *const u8) {
+        // SAFETY: a prefetch may be of any address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(PREFETCH).cast()) };
+    }
+}
+
+#[allow(
+    clippy::undocumented_unsafe_blocks,
+    reason = "every block needs what the trait asks for, and no more"
+)]
+impl LutKernel for Avx2 {
+    /// One holds parts 0 and 1, the next parts 2 and 3.
+    const VECTORS: usize = 2;
+    type Indices = [__m256i; 2];
+
+    #[inline(always)]
+    unsafe fn indices(codes: *const u8) -> [__m256i; 2] {
+        unsafe {
+            let (codes, nibble) = (_mm256_loadu_si256(codes.cast()), _mm256_set1_epi8(15));
+            [_mm256_and_si256(codes, nibble), _mm256_and_si256(_mm256_srli_epi16::<4>(codes), nibble)]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn block<const G: usize>(
+        luts: &ActivationLut,
+        start: i32,
+        indices: impl Fn(usize, usize) -> [__m256i; 2],
+    ) -> [[__m256i; 2]; G] {
+        unsafe {
+            let weight = _mm256_set1_epi16(32 << 8 | 2);
+            // Twice the sums of eight lookups, in 16 bits, of rows 0 to 7 and 8 to 15 in two parts each.
+            let mut parts = [[[_mm256_setzero_si256(); 2]; 2]; G];
+            for half in 0..2 {
+                let mut low = [_mm256_setzero_si256(); G];
+                let mut high = low;
+                for i in 0..EIGHTS {
+                    let sums = &luts.sums[i];
+                    let (low0, high0) = (table(&sums[0][0], half), table(&sums[0][1], half));
+                    let (low1, high1) = (table(&sums[1][0], half), table(&sums[1][1], half));
+                    for g in 0..G {
+                        let [first, second] = indices(g, 2 * i + half);
+                        low[g] = _mm256_add_epi8(low[g], _mm256_shuffle_epi8(low0, first));
+                        low[g] = _mm256_add_epi8(low[g], _mm256_shuffle_epi8(low1, second));
+                        high[g] = _mm256_add_epi8(high[g], _mm256_shuffle_epi8(high0, first));
+                        high[g] = _mm256_add_epi8(high[g], _mm256_shuffle_epi8(high1, second));
+                    }
+                }
+                for g in 0..G {
+                    let rows = _mm256_unpacklo_epi8(low[g], high[g]);
+                    parts[g][half][0] = _mm256_maddubs_epi16(rows, weight);
+                    let rows = _mm256_unpackhi_epi8(low[g], high[g]);
+                    parts[g][half][1] = _mm256_maddubs_epi16(rows, weight);
+                }
+            }
+            let [even, odd] = luts.factor;
+            let factor = _mm256_blend_epi32::<0xf0>(_mm256_set1_epi32(even), _mm256_set1_epi32(odd));
+            let mut n = [[_mm256_set1_epi32(start); 2]; G];
+            for g in 0..G {
+                for (rows, n) in n[g].iter_mut().enumerate() {
+                    let (parts01, parts23) = (parts[g][0][rows], parts[g][1][rows]);
+                    let a = _mm256_madd_epi16(_mm256_unpacklo_epi16(parts01, parts23), factor);
+                    let b = _mm256_madd_epi16(_mm256_unpackhi_epi16(parts01, parts23), factor);
+                    *n = _mm256_add_epi32(*n, _mm256_permute2x128_si256::<0x20>(a, b));
+                    *n = _mm256_add_epi32(*n, _mm256_permute2x128_si256::<0x31>(a, b));
+                }
+            }
+            n
+        }
+    }
+
+    #[inline(always)]
+    fn prefetch_line(p: *const u8) {
+        // SAFETY: a prefetch may be of any address.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) };
+    }
+}
+
+#[allow(
+    clippy::undocumented_unsafe_blocks,
+    reason = "every block needs what the trait asks for, and no more"
+)]
+impl Subsets for Avx2 {
+    #[inline(always)]
+    unsafe fn shifts(q: &[i8; Q8_LEN]) -> [i32; Q8_LEN / FOUR] {
+        let mut shifts = [0; Q8_LEN / FOUR];
+        unsafe {
+            for (q, shifts) in q.as_chunks::<32>().0.iter().zip(shifts.as_chunks_mut::<8>().0) {
+                let pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), _mm256_loadu_si256(q.as_ptr().cast()));
+                let sums = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+                let less = _mm256_sub_epi32(_mm256_srai_epi32::<1>(sums), _mm256_set1_epi32(254));
+                _mm256_storeu_si256(shifts.as_mut_ptr().cast(), less);
+            }
+        }
+        shifts
+    }
+
+    #[inline(always)]
+    unsafe fn table(q: [i8; FOUR], shift: i32, low: &mut [u8; 16], high: &mut [u8; 16]) {
+        /// For each subset, whether it has the first and the second of a pair.
+        const fn pairs(first: usize) -> [u8; 32] {
+            let (mut bits, mut at) = ([0; 32], 0);
+            while at < 32 {
+                bits[at] = (((at / 2) >> (first + at % 2)) & 1) as u8;
+                at += 1;
+            }
+            bits
+        }
+        const PAIRS: [[u8; 32]; 2] = [pairs(0), pairs(2)];
+        unsafe {
+            let [a, b, c, d] = q;
+            let subsets = |pair: usize, q: [i8; 2]| {
+                let pairs = _mm256_loadu_si256(PAIRS[pair].as_ptr().cast());
+                _mm256_maddubs_epi16(pairs, _mm256_set1_epi16(i16::from_le_bytes(q.map(|q| q as u8))))
+            };
+            let sums = _mm256_add_epi16(subsets(0, [a, b]), subsets(1, [c, d]));
+            let sums = _mm256_sub_epi16(sums, _mm256_set1_epi16(shift as i16));
+            let four = _mm256_and_si256(sums, _mm256_set1_epi16(15));
+            let bytes = _mm256_packus_epi16(four, _mm256_srli_epi16::<4>(sums));
+            let bytes = _mm256_permute4x64_epi64::<0b11_01_10_00>(bytes);
+            _mm_storeu_si128(low.as_mut_ptr().cast(), _mm256_castsi256_si128(bytes));
+            _mm_storeu_si128(high.as_mut_ptr().cast(), _mm256_extracti128_si256::<1>(bytes));
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! LutKernel of sums of activations for repacked rows of one bit a weight, by vectors that hold a byte
+//! of each of 16 rows several times over, of other columns each time.
+#![allow(unsafe_code)]
+
+use core::mem::MaybeUninit;
+
+use super::args::MatmulArgs;
+use super::panel_kernel::PanelKernel;
+use super::scalar::integer_from;
+use crate::cpu::activation_lut::{ActivationLut, LUT_COLS};
+use crate::cpu::parallel::OutputRows;
+use crate::cpu::repack::PANEL_ROWS;
+
+/// Groups of rows for which luts are loaded once.
+const GROUPS: usize = 4;
+/// Such sets of groups that many tokens are multiplied with before the next ones are.
+const SETS: usize = 4;
+/// Tokens whose sums are kept meanwhile: 32 KB with those of all sets.
+const TOKENS: usize = 32;
+/// Blocks between a product and the weights that are asked for meanwhile.
+const AHEAD: usize = 16;
+/// Eights of columns of a part.
+pub(super) const EIGHTS: usize = 4;
+/// Bytes of the codes of 16 rows of 128 columns.
+const BLOCK_BYTES: usize = PANEL_ROWS * LUT_COLS / 8;
+
+/// Safety: as for [`PanelKernel`].
+pub(super) trait LutKernel: PanelKernel {
+    /// Vectors that hold a byte of 16 rows of each part.
+    const VECTORS: usize;
+    /// Which sums 16 rows select: of four columns, and of the next four.
+    type Indices: Copy;
+
+    /// Those of the `64 / VECTORS` bytes at `codes`.
+    unsafe fn indices(codes: *const u8) -> Self::Indices;
+
+    /// `start` plus twice the sums, times their factors, that `G` groups of rows select of `luts` with
+    /// their `indices(group, vector)`.
+    unsafe fn block<const G: usize>(
+        luts: &ActivationLut,
+        start: i32,
+        indices: impl Fn(usize, usize) -> Self::Indices,
+    ) -> [Self::Integers; G];
+
+    /// As [`PanelKernel::prefetch`], but of the address itself and to the second cache: lines for the first are
+    /// too few to hide the way to memory.
+    fn prefetch_line(p: *const u8);
+}
+
+/// Fills `out`; without luts, as the reference does.
+#[inline(always)]
+pub(super) unsafe fn rows<L: LutKernel>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
+    if args.luts.is_empty() {
+        return integer_from(0, args, out);
+    }
+    let end = args.w.rows_in_panels().saturating_sub(out.first()).min(out.len()) / PANEL_ROWS * PANEL_ROWS;
+    let mut i = 0;
+    // SAFETY: the caller has the instruction set; the groups are there.
+    unsafe {
+        if args.tokens == 1 {
+            while i + GROUPS * PANEL_ROWS <= end {
+                one_token::<L, GROUPS>(args, out, i);
+                i += GROUPS * PANEL_ROWS;
+            }
+            while i < end {
+                one_token::<L, 1>(args, out, i);
+                i += PANEL_ROWS;
+            }
+        } else {
+            while i + SETS * GROUPS * PANEL_ROWS <= end {
+                tokens::<L, SETS, GROUPS>(args, out, i);
+                i += SETS * GROUPS * PANEL_ROWS;
+            }
+            while i + GROUPS * PANEL_ROWS <= end {
+                tokens::<L, 1, GROUPS>(args, out, i);
+                i += GROUPS * PANEL_ROWS;
+            }
+            while i < end {
+                tokens::<L, 1, 1>(args, out, i);
+                i += PANEL_ROWS;
+            }
+        }
+    }
+    integer_from(end, args, out);
+}
+
+/// What block `b` of token `t` starts from, its luts having been moved.
+#[inline(always)]
+fn start(args: &MatmulArgs<'_>, t: usize, b: usize, luts: &ActivationLut) -> i32 {
+    let at = t * (args.q8.len() / args.tokens) + 2 * b;
+    let base = luts.base[0].wrapping_add(luts.base[1]).wrapping_mul(2);
+    // SAFETY: a matrix with this kernel has whole blocks of 128 columns, and `q8` all of them.
+    let (y, z) = unsafe { (args.q8.get_unchecked(at), args.q8.get_unchecked(at + 1)) };
+    y.start.wrapping_add(z.start).wrapping_add(base)
+}
+
+/// `G` groups of rows from row `i` on.
+#[inline(always)]
+unsafe fn one_token<L: LutKernel, const G: usize>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>, i: usize) {
+    let blocks = args.w.cols() / LUT_COLS;
+    let group = args.w.panel(out.first() + i);
+    let (stride, group) = (group.len(), group.as_ptr());
+    let vector = 64 / L::VECTORS;
+    // SAFETY: the caller has the groups, one behind the other; there are luts and activations of all
+    // columns.
+    unsafe {
+        let mut sums = [L::floats(0.0); G];
+        for b in 0..blocks {
+            let codes = group.add(blocks * 2 * PANEL_ROWS + b * BLOCK_BYTES);
+            // Of these groups or of the next, scales and codes alike, as memory is read in one go.
+            let (later, next) = match (b + AHEAD).checked_sub(blocks) {
+                Some(b) => (b, G * stride),
+                None => (b + AHEAD, 0),
+            };
+            let later_codes = group.wrapping_add(next + blocks * 2 * PANEL_ROWS + later * BLOCK_BYTES);
+            let luts = args.luts.get_unchecked(b);
+            let n = L::block::<G>(luts, start(args, 0, b, luts), |g, v| {
+                if v % L::VECTORS == 0 {
+                    L::prefetch_line(later_codes.wrapping_add(g * stride + vector * v));
+                }
+                L::indices(codes.add(g * stride + vector * v))
+            });
+            for g in 0..G {
+                L::prefetch_line(group.wrapping_add(g * stride + next + later * 2 * PANEL_ROWS));
+                let d = L::scales(group.add(g * stride + b * 2 * PANEL_ROWS));
+                sums[g] = L::add_block(sums[g], n[g], d);
+            }
+        }
+        for (g, sum) in sums.into_iter().enumerate() {
+            out.put16(0, i + g * PANEL_ROWS, &L::outputs(sum, args.step(0)));
+        }
+    }
+}
+
+/// `S` sets of `G` groups of rows from row `i` on.
+#[inline(always)]
+unsafe fn tokens<L: LutKernel, const S: usize, const G: usize>(
+    args: &MatmulArgs<'_>,
+    out: &mut OutputRows<'_>,
+    i: usize,
+) {
+    let blocks = args.w.cols() / LUT_COLS;
+    let group = args.w.panel(out.first() + i);
+    let (stride, group) = (group.len(), group.as_ptr());
+    let mut sums = [[[MaybeUninit::<L::Floats>::uninit(); G]; S]; TOKENS];
+    let mut indices = [[[MaybeUninit::<L::Indices>::uninit(); 2 * EIGHTS]; G]; S];
+    let mut d = [[MaybeUninit::<L::Floats>::uninit(); G]; S];
+    // SAFETY: the caller has the groups, one behind the other; there are luts and activations of all
+    // columns and tokens. Of the buffers, only what was written is read.
+    unsafe {
+        for first in (0..args.tokens).step_by(TOKENS) {
+            let sums = &mut sums[..TOKENS.min(args.tokens - first)];
+            sums.as_flattened_mut().as_flattened_mut().fill(MaybeUninit::new(L::floats(0.0)));
+            for b in 0..blocks {
+                for s in 0..S {
+                    for g in 0..G {
+                        let group = group.add((s * G + g) * stride);
+                        d[s][g].write(L::scales(group.add(b * 2 * PANEL_ROWS)));
+                        let codes = group.add(blocks * 2 * PANEL_ROWS + b * BLOCK_BYTES);
+                        for v in 0..EIGHTS * L::VECTORS {
+                            indices[s][g][v].write(L::indices(codes.add(64 / L::VECTORS * v)));
+                        }
+                    }
+                }
+                for (t, sums) in sums.iter_mut().enumerate() {
+                    let luts = args.luts.get_unchecked((first + t) * blocks + b);
+                    let start = start(args, first + t, b, luts);
+                    for s in 0..S {
+                        let n = L::block::<G>(luts, start, |g, v| indices[s][g][v].assume_init());
+                        for g in 0..G {
+                            let sum = sums[s][g].assume_init();
+                            sums[s][g].write(L::add_block(sum, n[g], d[s][g].assume_init()));
+                        }
+                    }
+                }
+            }
+            for (t, sums) in sums.as_flattened().iter().enumerate() {
+                let (t, s) = (first + t / S, t % S);
+                for (g, sum) in sums.iter().enumerate() {
+                    let outputs = L::outputs(sum.assume_init(), args.step(t));
+                    out.put16(t, i + (s * G + g) * PANEL_ROWS, &outputs);
+                }
+            }
+        }
+    }
+}

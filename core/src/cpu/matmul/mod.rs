@@ -1,0 +1,218 @@
+//! Matrix products over packed weights: the scalar reference and one file per instruction set.
+//!
+//! [`matmul`] picks the kernel from a table {format x operation x instruction set}; where an
+//! instruction set has none of its own, the reference serves. All kernels of an operation add in the
+//! order that `scalar.rs` defines, so that the same model gives the same bits on every machine, for
+//! every number of workers and for every number of tokens at once.
+//!
+//! | kernel | weights | instruction sets |
+//! |---|---|---|
+//! | row kernel | rows as in the file | AVX2, NEON, simd128 |
+//! | panel kernel | 32-bit panels of 16 rows | AVX2, AVX-512, AMX, NEON, relaxed SIMD |
+//! | LUT kernel | 8-bit panels of 16 rows | AVX2, AVX-512, simd128 |
+
+#[cfg(target_arch = "x86_64")]
+mod amx;
+mod args;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx2_panel;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod avx512_panel;
+mod lut;
+#[cfg(target_arch = "x86_64")]
+mod lut_kernel;
+#[cfg(target_arch = "aarch64")]
+mod neon;
+#[cfg(target_arch = "aarch64")]
+mod neon_panel;
+#[allow(dead_code, reason = "not every target has an instruction set that uses it")]
+mod panel_kernel;
+#[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
+mod relaxed_panel;
+#[allow(dead_code, reason = "not every target has an instruction set that uses it")]
+mod row_kernel;
+mod scalar;
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+mod simd128;
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+mod simd128_lut;
+
+use heapless::Vec as ArrayVec;
+
+use super::activation_lut::ActivationLut;
+use super::activations::{Q8Block, q8_blocks};
+use super::isa::{Isa, Kind};
+use super::parallel::{Output, for_each_rows};
+use super::repack::{Layout, PANEL_ROWS, PackedMatrix};
+use crate::error::{Error, Result};
+use crate::pool::Pool;
+use crate::quant::Format;
+use args::{Kernel, MatmulArgs};
+pub use lut::{build_lut, lut_len};
+
+/// The right-hand side of [`matmul`].
+#[derive(Clone, Copy, Debug)]
+pub struct Input<'x> {
+    /// The activations, `(tokens, cols)`. May be empty if `q8` is used.
+    pub f32: &'x [f32],
+    /// The same activations quantized by [`quantize`](super::activations::quantize), `(tokens, q8_blocks(cols))`. If given, the
+    /// quantized formats are multiplied in integers; float formats always use `f32`.
+    pub q8: Option<&'x [Q8Block]>,
+    /// What [`build_lut`] makes of `q8`, or nothing: only faster with matrices in
+    /// [`Layout::Panels8`].
+    pub luts: &'x [ActivationLut],
+}
+
+/// The kernels of an instruction set by format; `None` where the reference serves.
+struct Table {
+    /// For f32 activations.
+    float: fn(Format) -> Option<Kernel>,
+    /// For int8 activations and rows as in the file; float formats never ask.
+    integer: fn(Format) -> Option<Kernel>,
+    /// For int8 activations and repacked rows.
+    repacked: fn(Format, Layout) -> Option<Kernel>,
+}
+
+fn table(kind: Kind) -> Table {
+    match kind {
+        #[cfg(target_arch = "x86_64")]
+        Kind::Avx2 => Table { float: avx2::float, integer: avx2::integer, repacked: avx2_panel::repacked },
+        #[cfg(target_arch = "x86_64")]
+        Kind::Avx512Vnni => {
+            // Wider vectors gain nothing where sums cross lanes.
+            Table { float: avx512::float, integer: avx2::integer, repacked: avx512_panel::repacked }
+        }
+        #[cfg(target_arch = "x86_64")]
+        Kind::Avx512Amx => Table { float: avx512::float, integer: avx2::integer, repacked: amx::repacked },
+        #[cfg(target_arch = "aarch64")]
+        // Plain loops over floats are vectorized by the compiler here.
+        Kind::Neon => Table { float: |_| None, integer: neon::integer, repacked: neon_panel::repacked },
+        #[cfg(target_arch = "aarch64")]
+        Kind::NeonDot => {
+            Table { float: |_| None, integer: neon::integer_dotprod, repacked: neon_panel::repacked_dotprod }
+        }
+        #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+        // Plain loops over floats are vectorized by the compiler here.
+        Kind::Simd128 => {
+            Table { float: |_| None, integer: simd128::integer, repacked: simd128_lut::repacked }
+        }
+        #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
+        Kind::RelaxedDot => {
+            Table { float: |_| None, integer: simd128::integer, repacked: relaxed_panel::repacked }
+        }
+        Kind::Scalar => Table { float: |_| None, integer: |_| None, repacked: |_, _| None },
+    }
+}
+
+/// `y = x w^T`, with `w` of shape `(rows, cols)`, `x` of shape `(tokens, cols)` and `y` of shape
+/// `(tokens, rows)`. The rows of `w` are spread over `pool`. Allocates nothing.
+///
+/// A token's outputs do not depend on `isa`, on the pool, or on the other tokens: not even in the last
+/// bit, except that the bits of a NaN may differ.
+///
+/// # Errors
+/// [`Error::Length`] if a length does not fit the shapes.
+pub fn matmul(
+    isa: Isa,
+    pool: &dyn Pool,
+    w: &PackedMatrix<'_>,
+    x: &Input<'_>,
+    tokens: usize,
+    y: &mut [f32],
+) -> Result<()> {
+    matmul_each(isa, pool, x, tokens, &mut [(*w, y)])
+}
+
+/// Matrices that [`matmul_each`] can take.
+pub const MAX_PRODUCTS: usize = 4;
+
+/// [`matmul`] with several matrices, each with its `y`, whose rows are spread over `pool` together: workers
+/// meet once, not once a matrix.
+///
+/// # Errors
+/// [`Error::Length`] if a length does not fit the shapes, or for more than [`MAX_PRODUCTS`]; then nothing has been
+/// computed.
+pub fn matmul_each(
+    isa: Isa,
+    pool: &dyn Pool,
+    x: &Input<'_>,
+    tokens: usize,
+    products: &mut [(PackedMatrix<'_>, &mut [f32])],
+) -> Result<()> {
+    let too_many =
+        Error::Length { what: "products", expected: MAX_PRODUCTS as u64, found: products.len() as u64 };
+    let mut kernels: ArrayVec<(Kernel, MatmulArgs<'_>), MAX_PRODUCTS> = ArrayVec::new();
+    let mut rows = 0;
+    for (w, y) in products.iter() {
+        kernels.push(kernel_of(isa, w, x, tokens, y.len())?).map_err(|_| too_many)?;
+        rows += w.rows();
+    }
+    let outputs: ArrayVec<_, MAX_PRODUCTS> = products
+        .iter_mut()
+        .map(|(w, y)| Output { chunk: chunk_rows(pool, w, rows, tokens), rows: w.rows(), y })
+        .collect();
+    for_each_rows(pool, tokens, outputs, &|i, mut out| {
+        let Some((kernel, args)) = kernels.get(i) else { return };
+        if args.w.cols() == 0 {
+            return out.zero();
+        }
+        // SAFETY: the table gave this kernel for an instruction set that `isa` proves to be there.
+        #[allow(unsafe_code)]
+        unsafe {
+            kernel(args, &mut out);
+        }
+    });
+    Ok(())
+}
+
+/// The kernel for `w`, and what it works on; checks the lengths.
+fn kernel_of<'a>(
+    isa: Isa,
+    w: &PackedMatrix<'a>,
+    x: &Input<'a>,
+    tokens: usize,
+    y_len: usize,
+) -> Result<(Kernel, MatmulArgs<'a>)> {
+    let check = |what, expected: Option<usize>, found: usize| match expected {
+        Some(n) if n == found => Ok(()),
+        n => Err(Error::Length { what, expected: n.map_or(u64::MAX, |n| n as u64), found: found as u64 }),
+    };
+    check("output of a matrix product", tokens.checked_mul(w.rows()), y_len)?;
+    let table = table(isa.kind());
+    Ok(match x.q8 {
+        Some(q8) if !w.format().is_float() => {
+            check("quantized activations", tokens.checked_mul(q8_blocks(w.cols())), q8.len())?;
+            if !x.luts.is_empty() {
+                check("lookup tables", Some(lut_len(isa, tokens, w.cols())), x.luts.len())?;
+            }
+            let kernel = match w.layout() {
+                Layout::RowMajor => (table.integer)(w.format()),
+                layout => (table.repacked)(w.format(), layout),
+            };
+            (kernel.unwrap_or(scalar::integer), MatmulArgs { w: *w, x: &[], q8, luts: x.luts, tokens })
+        }
+        _ => {
+            check("activations", tokens.checked_mul(w.cols()), x.f32.len())?;
+            let kernel = (table.float)(w.format()).unwrap_or(scalar::float);
+            (kernel, MatmulArgs { w: *w, x: x.f32, q8: &[], luts: &[], tokens })
+        }
+    })
+}
+
+/// Rows per job: large enough that claiming a job costs nothing beside it, several jobs a worker so
+/// that a worker the system has paused does not hold up the others, a multiple of the kernels' tiles.
+/// `all` rows are computed together with these.
+fn chunk_rows(pool: &dyn Pool, w: &PackedMatrix<'_>, all: usize, tokens: usize) -> usize {
+    const JOBS_PER_WORKER: usize = 4;
+    const MIN_PRODUCTS: usize = 1 << 18; // some microseconds
+    const ROW_TILE: usize = 4 * PANEL_ROWS;
+    let rows = w.rows();
+    let products = w.cols().saturating_mul(tokens).max(1);
+    let chunk =
+        all.div_ceil(pool.workers().saturating_mul(JOBS_PER_WORKER).max(1)).max(MIN_PRODUCTS / products);
+    chunk.clamp(1, rows.max(1)).next_multiple_of(ROW_TILE)
+}

@@ -1,0 +1,253 @@
+//! NEON over [`Layout::Panels32`], four rows a register: `sdot` adds four products of a code and an activation
+//! to each lane, the four activations being the same for all rows; without it, products are added in
+//! words and in fours after 32 columns. Then the factor of the activations is multiplied in.
+#![allow(unsafe_code)]
+
+use core::arch::aarch64::*;
+
+use super::args::{Kernel, MatmulArgs};
+use super::panel_kernel::{PanelKernel, kernel_of, rows};
+use crate::cpu::parallel::OutputRows;
+use crate::cpu::repack::{Layout, ONE_BIT_SHIFT, PANEL_ROWS};
+use crate::quant::Format;
+
+/// The kernel for int8 activations and repacked rows.
+pub(super) fn repacked(format: Format, layout: Layout) -> Option<Kernel> {
+    match (format, layout) {
+        (Format::Q1_0, Layout::Panels32) => Some(plain::<1, 128>),
+        _ => kernel_of!(plain, format, layout),
+    }
+}
+
+/// [`repacked`] with `sdot`.
+pub(super) fn repacked_dotprod(format: Format, layout: Layout) -> Option<Kernel> {
+    match (format, layout) {
+        (Format::Q1_0, Layout::Panels32) => Some(dotprod::<1, 128>),
+        _ => kernel_of!(dotprod, format, layout),
+    }
+}
+
+#[target_feature(enable = "neon")]
+fn plain<const BITS: usize, const BLOCK: usize>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
+    // SAFETY: the features of this function.
+    unsafe { rows::<Plain, BITS, BLOCK, 2>(args, out) };
+}
+
+#[target_feature(enable = "neon,dotprod")]
+fn dotprod<const BITS: usize, const BLOCK: usize>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
+    // SAFETY: the features of this function.
+    unsafe { rows::<DotProd, BITS, BLOCK, 4>(args, out) };
+}
+
+/// Registers of 16 rows.
+const REGS: usize = PANEL_ROWS / 4;
+
+/// Without `sdot`, and with.
+struct Plain;
+struct DotProd;
+
+/// `n` plus, in each lane, the sum of four products, the four activations `I` of `q` being the same in
+/// every lane.
+#[inline]
+#[target_feature(enable = "neon,dotprod")]
+fn sdot<const I: usize>(mut n: int32x4_t, codes: int8x16_t, q: int8x16_t) -> int32x4_t {
+    // SAFETY: reads and writes registers only.
+    unsafe {
+        core::arch::asm!(
+            "sdot {n:v}.4s, {a:v}.16b, {b:v}.4b[{i}]",
+            n = inout(vreg) n, a = in(vreg) codes, b = in(vreg) q, i = const I,
+            options(pure, nomem, nostack, preserves_flags),
+        );
+    }
+    n
+}
+
+/// Adds the products of `quad` with the four activations `I` of the 16 in `q` to sums of two rows a
+/// register, four columns each.
+#[inline(always)]
+unsafe fn add_words<const I: i32>(sums: &mut [[int16x8_t; 2]; REGS], quad: [int8x16_t; REGS], q: int8x16_t) {
+    // SAFETY: the caller has NEON. Eight products of at most 3 * 127 fit 16 bits.
+    unsafe {
+        let q = vreinterpretq_s8_s32(vdupq_laneq_s32::<I>(vreinterpretq_s32_s8(q)));
+        for (sums, codes) in sums.iter_mut().zip(quad) {
+            let [low, high] = *sums;
+            *sums = [vmlal_s8(low, vget_low_s8(codes), vget_low_s8(q)), vmlal_high_s8(high, codes, q)];
+        }
+    }
+}
+
+/// What does not depend on `sdot`.
+macro_rules! shared {
+    () => {
+        type Part<const BITS: usize> = [[uint8x16_t; REGS]; BITS];
+        type Quad = [int8x16_t; REGS];
+        type Integers = [int32x4_t; REGS];
+        type Floats = [float32x4_t; REGS];
+
+        #[inline(always)]
+        unsafe fn part<const BITS: usize>(codes: *const u8, p: usize) -> Self::Part<BITS> {
+            unsafe {
+                let codes = codes.add(p * 64 * BITS);
+                let mut part = [[vdupq_n_u8(0); REGS]; BITS];
+                for (v, words) in part.iter_mut().enumerate() {
+                    for (r, words) in words.iter_mut().enumerate() {
+                        *words = vld1q_u8(codes.add(64 * v + 16 * r));
+                    }
+                }
+                part
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn quad<const BITS: usize>(part: Self::Part<BITS>, s: usize) -> Self::Quad {
+            unsafe {
+                let mut quad = [vdupq_n_s8(0); REGS];
+                for (quad, words) in quad.iter_mut().zip(part[s / 4 % BITS]) {
+                    // 0 or 2, or 0 to 3.
+                    let (by, mask) =
+                        if BITS == 1 { (ONE_BIT_SHIFT[s] as i8 - 1, 2) } else { (s as i8 % 4 * 2, 3) };
+                    let codes = vandq_u8(vshlq_u8(words, vdupq_n_s8(-by)), vdupq_n_u8(mask));
+                    *quad = vreinterpretq_s8_u8(codes);
+                }
+                quad
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn integers(n: i32) -> Self::Integers {
+            unsafe { [vdupq_n_s32(n); REGS] }
+        }
+
+        #[inline(always)]
+        unsafe fn floats(x: f32) -> Self::Floats {
+            unsafe { [vdupq_n_f32(x); REGS] }
+        }
+
+        #[inline(always)]
+        unsafe fn scales(p: *const u8) -> Self::Floats {
+            unsafe {
+                let mut d = [vdupq_n_f32(0.0); REGS];
+                for (r, d) in d.iter_mut().enumerate() {
+                    let half = vld1_u16(p.add(8 * r).cast());
+                    // The intrinsic is not stable.
+                    core::arch::asm!(
+                        "fcvtl {d:v}.4s, {s:v}.4h",
+                        d = out(vreg) *d, s = in(vreg) half,
+                        options(pure, nomem, nostack, preserves_flags),
+                    );
+                }
+                d
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn add_block(mut sum: Self::Floats, n: Self::Integers, d: Self::Floats) -> Self::Floats {
+            for r in 0..REGS {
+                sum[r] = unsafe { vaddq_f32(sum[r], vmulq_f32(vcvtq_f32_s32(n[r]), d[r])) };
+            }
+            sum
+        }
+
+        #[inline(always)]
+        unsafe fn outputs(sum: Self::Floats, step: f32) -> [f32; PANEL_ROWS] {
+            let mut outputs = [0.0; PANEL_ROWS];
+            for r in 0..REGS {
+                unsafe { vst1q_f32(outputs.as_mut_ptr().add(4 * r), vmulq_n_f32(sum[r], step)) };
+            }
+            outputs
+        }
+
+        #[inline(always)]
+        fn prefetch(_: *const u8) {
+            // The intrinsic is not stable; these processors prefetch a single stream well.
+        }
+    };
+}
+
+#[allow(
+    clippy::undocumented_unsafe_blocks,
+    reason = "every block needs what the trait asks for, and no more"
+)]
+impl PanelKernel for DotProd {
+    shared!();
+    type Sums = [int32x4_t; REGS];
+
+    #[inline(always)]
+    unsafe fn no_sums() -> Self::Sums {
+        unsafe { [vdupq_n_s32(0); REGS] }
+    }
+
+    #[inline(always)]
+    unsafe fn add_part<const T: usize>(
+        sums: &mut [Self::Sums; T],
+        quad: impl Fn(usize) -> Self::Quad,
+        q: [*const i8; T],
+    ) {
+        for half in 0..2 {
+            let quads = [quad(4 * half), quad(4 * half + 1), quad(4 * half + 2), quad(4 * half + 3)];
+            for t in 0..T {
+                unsafe {
+                    let q = vld1q_s8(q[t].add(16 * half));
+                    for r in 0..REGS {
+                        let n = sdot::<0>(sums[t][r], quads[0][r], q);
+                        let n = sdot::<1>(n, quads[1][r], q);
+                        let n = sdot::<2>(n, quads[2][r], q);
+                        sums[t][r] = sdot::<3>(n, quads[3][r], q);
+                    }
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add_sums(mut n: Self::Integers, sums: Self::Sums, factor: i32) -> Self::Integers {
+        for r in 0..REGS {
+            n[r] = unsafe { vmlaq_n_s32(n[r], sums[r], factor) };
+        }
+        n
+    }
+}
+
+#[allow(
+    clippy::undocumented_unsafe_blocks,
+    reason = "every block needs what the trait asks for, and no more"
+)]
+impl PanelKernel for Plain {
+    shared!();
+    type Sums = [[int16x8_t; 2]; REGS];
+
+    #[inline(always)]
+    unsafe fn no_sums() -> Self::Sums {
+        unsafe { [[vdupq_n_s16(0); 2]; REGS] }
+    }
+
+    #[inline(always)]
+    unsafe fn add_part<const T: usize>(
+        sums: &mut [Self::Sums; T],
+        quad: impl Fn(usize) -> Self::Quad,
+        q: [*const i8; T],
+    ) {
+        for half in 0..2 {
+            for t in 0..T {
+                unsafe {
+                    let q = vld1q_s8(q[t].add(16 * half));
+                    add_words::<0>(&mut sums[t], quad(4 * half), q);
+                    add_words::<1>(&mut sums[t], quad(4 * half + 1), q);
+                    add_words::<2>(&mut sums[t], quad(4 * half + 2), q);
+                    add_words::<3>(&mut sums[t], quad(4 * half + 3), q);
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add_sums(mut n: Self::Integers, sums: Self::Sums, factor: i32) -> Self::Integers {
+        for r in 0..REGS {
+            unsafe {
+                let fours = vpaddq_s32(vpaddlq_s16(sums[r][0]), vpaddlq_s16(sums[r][1]));
+                n[r] = vmlaq_n_s32(n[r], fours, factor);
+            }
+        }
+        n
+    }
+}

@@ -1,0 +1,291 @@
+//! simd128 over [`Layout::Panels8`]: sums of activations looked up in luts, sixteen rows at a time.
+//!
+//! There is no product of bytes, but `i8x16.swizzle` looks up sixteen bytes at once.
+#![allow(unsafe_code)]
+
+use core::arch::wasm32::*;
+
+use super::args::{Kernel, MatmulArgs};
+use super::scalar::integer_from;
+use crate::cpu::activation_lut::{self, ActivationLut, FOUR, LUT_COLS, Subsets};
+use crate::cpu::activations::{Q8_LEN, Q8Block, q8_blocks};
+use crate::cpu::parallel::OutputRows;
+use crate::cpu::repack::{Layout, PANEL_ROWS};
+use crate::quant::Format;
+
+/// The kernel for int8 activations and repacked rows.
+pub(super) fn repacked(format: Format, layout: Layout) -> Option<Kernel> {
+    if layout != Layout::Panels8 {
+        return None;
+    }
+    Some(match format {
+        Format::Q1_0 => rows::<LutKernel<1, 128>>,
+        Format::Q2_0 => rows::<LutKernel<2, 64>>,
+        Format::Pq2_0 => rows::<LutKernel<2, 128>>,
+        Format::Tq2_0 => rows::<LutKernel<2, 256>>,
+        _ => return None,
+    })
+}
+
+/// Columns that share a factor.
+const PART: usize = 32;
+/// Bytes of a row, and in each plane, that hold them.
+const PART_BYTES: usize = PART / 8;
+
+/// Parts of a block of one bit a code, and of [`ActivationLut`].
+const PARTS: usize = LUT_COLS / PART;
+/// From a table to the next of the same part.
+const TABLE_STRIDE: usize = 16 * PARTS;
+
+/// Rows that many tokens are multiplied with before the next rows are: their weights stay in the second
+/// cache, the luts of one token in the first.
+const CHUNK: usize = 16 * PANEL_ROWS;
+
+/// Sixteen repacked rows, times one token.
+pub(super) trait Group {
+    /// Rounds of the innermost loop.
+    const TURNS: usize;
+    /// Whether it takes luts.
+    const LOOKS_UP: bool;
+    /// The running sums of a group of rows. `turns` is [`Self::TURNS`], which the compiler must not
+    /// know: it would turn the innermost loop into a straight line of so many loads that an engine's
+    /// compiler, which does all loads of such a line first, runs out of registers.
+    ///
+    /// Safety: the group is a whole one, and `y` and `luts`, if it takes any, have all its columns.
+    unsafe fn sums(group: &[u8], y: &[Q8Block], luts: &[ActivationLut], turns: usize) -> [v128; 4];
+}
+
+/// Fills `out` group by group.
+pub(super) fn rows<G: Group>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
+    if G::LOOKS_UP && args.luts.is_empty() {
+        return integer_from(0, args, out);
+    }
+    let stride = q8_blocks(args.w.cols());
+    let luts = if G::LOOKS_UP { args.w.cols().div_ceil(LUT_COLS) } else { 0 };
+    let end = args.w.rows_in_panels().saturating_sub(out.first()).min(out.len()) / PANEL_ROWS * PANEL_ROWS;
+    let turns = core::hint::black_box(G::TURNS);
+    for start in (0..end).step_by(CHUNK) {
+        for t in 0..args.tokens {
+            let y = &args.q8[t * stride..][..stride];
+            let luts = &args.luts[t * luts..][..luts];
+            for i in (start..end.min(start + CHUNK)).step_by(PANEL_ROWS) {
+                // SAFETY: the group is a whole one, and `y` and `luts` have all its columns.
+                let sums = unsafe { G::sums(args.w.panel(out.first() + i), y, luts, turns) };
+                let mut values = [0.0; PANEL_ROWS];
+                for (values, sums) in values.as_chunks_mut::<4>().0.iter_mut().zip(sums) {
+                    let sums = f32x4_mul(sums, f32x4_splat(args.step(t)));
+                    // SAFETY: four floats.
+                    unsafe { v128_store(values.as_mut_ptr().cast(), sums) };
+                }
+                out.put16(t, i, &values);
+            }
+        }
+    }
+    integer_from(end, args, out);
+}
+
+#[inline(always)]
+pub(super) unsafe fn load(p: *const u8) -> v128 {
+    // SAFETY: the caller has 16 bytes at `p`.
+    unsafe { v128_load(p.cast()) }
+}
+
+/// `P` planes of bits, blocks of `B` columns.
+struct LutKernel<const P: usize, const B: usize>;
+
+impl<const P: usize, const B: usize> Group for LutKernel<P, B> {
+    const TURNS: usize = PART_BYTES;
+    const LOOKS_UP: bool = true;
+
+    #[inline(always)]
+    unsafe fn sums(group: &[u8], y: &[Q8Block], luts: &[ActivationLut], part_bytes: usize) -> [v128; 4] {
+        let blocks = group.len() / (2 * PANEL_ROWS + B / 8 * P * PANEL_ROWS);
+        let (scales, codes) = group.split_at(blocks * 2 * PANEL_ROWS);
+        let finite = finite(scales);
+        let mut sum = [f32x4_splat(0.0); 4];
+        let mut codes = codes.as_ptr();
+        let (mut y, mut luts, mut half) = (y.as_ptr(), luts.as_ptr(), 0);
+        for b in 0..blocks {
+            let mut n = [i32x4_splat(0); 4];
+            let mut start = 0i32;
+            for _ in 0..B / Q8_LEN {
+                // SAFETY: the caller has the group, the activations and their luts.
+                unsafe {
+                    let parts = [0, 1].map(|part| {
+                        let sums = (&raw const (*luts).sums).cast::<u8>().add((2 * half + part) * 16);
+                        // See `Layout::Panels8` for the order of the bytes.
+                        let codes = if P == 1 {
+                            codes.add((2 * half + part) * PANEL_ROWS)
+                        } else {
+                            codes.add(part * PART_BYTES * P * PANEL_ROWS)
+                        };
+                        self::part::<P>(codes, sums, part_bytes)
+                    });
+                    let factor = i32x4_splat((*y).factor[0] | (*y).factor[1] << 16);
+                    for half in 0..2 {
+                        let [a, b] = parts.map(|part| part[half]);
+                        let pairs = [
+                            i16x8_shuffle::<0, 8, 1, 9, 2, 10, 3, 11>(a, b),
+                            i16x8_shuffle::<4, 12, 5, 13, 6, 14, 7, 15>(a, b),
+                        ];
+                        for (n, pairs) in n[2 * half..].iter_mut().zip(pairs) {
+                            *n = i32x4_add(*n, i32x4_dot_i16x8(pairs, factor));
+                        }
+                    }
+                    // A weight is twice its bit, or its code, less 1.
+                    let base = if P == 1 { 2 } else { 3 };
+                    let moved = (&raw const (*luts).base).cast::<i32>().add(half).read().wrapping_mul(base);
+                    start = start.wrapping_add((*y).start).wrapping_add(moved);
+                    // There are two halves to a table.
+                    (y, luts, half) = (y.add(1), luts.add(half), half ^ 1);
+                    if P > 1 {
+                        codes = codes.add(Q8_LEN / 8 * P * PANEL_ROWS);
+                    }
+                }
+            }
+            if P == 1 {
+                codes = codes.wrapping_add(B / 8 * PANEL_ROWS);
+            }
+            // SAFETY: there are as many scales as blocks.
+            let d = unsafe { self::scales(scales.as_ptr().add(b * 2 * PANEL_ROWS), finite) };
+            for l in 0..4 {
+                let n = if P == 1 { i32x4_shl(n[l], 1) } else { n[l] };
+                let n = f32x4_convert_i32x4(i32x4_add(n, i32x4_splat(start)));
+                sum[l] = f32x4_add(sum[l], f32x4_mul(n, d[l]));
+            }
+        }
+        sum
+    }
+}
+
+/// Sixteen bytes of a table, at indices below 16: those that relaxed SIMD's instruction says the same about everywhere.
+#[inline(always)]
+fn swizzle(table: v128, index: v128) -> v128 {
+    #[cfg(target_feature = "relaxed-simd")]
+    return u8x16_relaxed_swizzle(table, index);
+    #[cfg(not(target_feature = "relaxed-simd"))]
+    u8x16_swizzle(table, index)
+}
+
+/// The sums of 32 columns of sixteen rows, in 16 bits, those of the planes added by their weight.
+#[inline(always)]
+unsafe fn part<const P: usize>(mut codes: *const u8, mut luts: *const u8, bytes: usize) -> [v128; 2] {
+    let four = u8x16_splat(15);
+    let mut sums = [[u8x16_splat(0); 2]; P];
+    for _ in 0..bytes {
+        for (p, sums) in sums.iter_mut().enumerate() {
+            // SAFETY: the caller has `bytes` times a vector a plane of codes and two luts.
+            unsafe {
+                let byte = load(codes.add(p * PANEL_ROWS));
+                for (nibble, index) in
+                    [v128_and(byte, four), v128_and(u16x8_shr(byte, 4), four)].into_iter().enumerate()
+                {
+                    for (half, sums) in sums.iter_mut().enumerate() {
+                        let table = load(luts.add((2 * nibble + half) * TABLE_STRIDE));
+                        *sums = u8x16_add(*sums, swizzle(table, index));
+                    }
+                }
+            }
+        }
+        codes = codes.wrapping_add(if P == 1 { PARTS * PANEL_ROWS } else { P * PANEL_ROWS });
+        luts = luts.wrapping_add(4 * TABLE_STRIDE);
+    }
+    let sums = sums.map(|[low, high]| {
+        let add = |low, high| u16x8_add(low, u16x8_shl(high, 4));
+        [
+            add(u16x8_extend_low_u8x16(low), u16x8_extend_low_u8x16(high)),
+            add(u16x8_extend_high_u8x16(low), u16x8_extend_high_u8x16(high)),
+        ]
+    });
+    [0, 1].map(
+        |half| {
+            if P == 1 { sums[0][half] } else { u16x8_add(sums[0][half], u16x8_shl(sums[P - 1][half], 1)) }
+        },
+    )
+}
+
+const F16_INFINITE: i16 = 0x7c00;
+
+/// Whether none of the scales of a group is infinite or NaN.
+#[inline(always)]
+pub(super) fn finite(scales: &[u8]) -> bool {
+    let mut found = i16x8_splat(0);
+    for scales in scales.as_chunks::<16>().0 {
+        // SAFETY: sixteen bytes.
+        let scales = unsafe { load(scales.as_ptr()) };
+        let infinite = i16x8_splat(F16_INFINITE);
+        found = v128_or(found, i16x8_eq(v128_and(scales, infinite), infinite));
+    }
+    !v128_any_true(found)
+}
+
+/// Sixteen scales.
+#[inline(always)]
+pub(super) unsafe fn scales(p: *const u8, finite: bool) -> [v128; 4] {
+    // SAFETY: the caller has 32 bytes at `p`.
+    let (a, b) = unsafe { (load(p), load(p.add(16))) };
+    let words = [
+        i32x4_extend_low_i16x8(a),
+        i32x4_extend_high_i16x8(a),
+        i32x4_extend_low_i16x8(b),
+        i32x4_extend_high_i16x8(b),
+    ];
+    // Sign, exponent and mantissa in their places; then only the exponent's bias is wrong.
+    let words = words.map(|word| v128_and(u32x4_shl(word, 13), u32x4_splat(0x8fff_e000)));
+    let floats = words.map(|word| f32x4_mul(word, f32x4_splat(f32::from_bits((127 + 112) << 23))));
+    if finite {
+        return floats;
+    }
+    core::array::from_fn(|l| {
+        let infinite = u32x4_splat((F16_INFINITE as u32) << 13);
+        let infinite = i32x4_eq(v128_and(words[l], infinite), infinite);
+        v128_or(floats[l], v128_and(infinite, u32x4_splat(0x7f80_0000)))
+    })
+}
+
+/// One token's luts.
+pub(super) fn build_lut(q8: &[Q8Block], out: &mut [ActivationLut]) {
+    // SAFETY: this module is compiled only with simd128.
+    unsafe { activation_lut::fill::<Simd128>(q8, out) };
+}
+
+struct Simd128;
+
+impl Subsets for Simd128 {
+    #[inline(always)]
+    unsafe fn shifts(q: &[i8; Q8_LEN]) -> [i32; Q8_LEN / FOUR] {
+        let mut shifts = [0; Q8_LEN / FOUR];
+        for (q, shifts) in q.as_chunks::<16>().0.iter().zip(shifts.as_chunks_mut::<4>().0) {
+            // SAFETY: sixteen bytes.
+            let q = unsafe { load(q.as_ptr().cast()) };
+            let sums = i32x4_extadd_pairwise_i16x8(i16x8_extadd_pairwise_i8x16(q));
+            let less = i32x4_sub(i32x4_shr(sums, 1), i32x4_splat(254));
+            // SAFETY: four integers.
+            unsafe { v128_store(shifts.as_mut_ptr().cast(), less) };
+        }
+        shifts
+    }
+
+    #[inline(always)]
+    unsafe fn table(q: [i8; FOUR], shift: i32, low: &mut [u8; 16], high: &mut [u8; 16]) {
+        let q = q.map(i16::from);
+        let subset = |bits: v128, q: i16| v128_and(bits, i16x8_splat(q));
+        let first = i16x8_add(
+            i16x8_add(
+                subset(i16x8(0, -1, 0, -1, 0, -1, 0, -1), q[0]),
+                subset(i16x8(0, 0, -1, -1, 0, 0, -1, -1), q[1]),
+            ),
+            i16x8_sub(subset(i16x8(0, 0, 0, 0, -1, -1, -1, -1), q[2]), i16x8_splat(shift as i16)),
+        );
+        // The subsets that have the last one too.
+        let second = i16x8_add(first, i16x8_splat(q[3]));
+        let four = i16x8_splat(15);
+        let lows = u8x16_narrow_i16x8(v128_and(first, four), v128_and(second, four));
+        let highs = u8x16_narrow_i16x8(u16x8_shr(first, 4), u16x8_shr(second, 4));
+        // SAFETY: sixteen bytes each.
+        unsafe {
+            v128_store(low.as_mut_ptr().cast(), lows);
+            v128_store(high.as_mut_ptr().cast(), highs);
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! The CPU device, by instruction set and by operation.
+//!
+//! | | |
+//! |---|---|
+//! | [`Cpu`], [`CpuWeights`], [`CpuOptions`] | the device, its weights, its options |
+//! | [`matmul`], [`attention`](self), [`op`] | the operations |
+//! | [`isa`], [`simd`] | instruction sets, and vectors in each of them |
+//! | [`repack`], [`expand`] | weights rearranged for the kernels |
+
+pub mod activation_lut;
+pub mod activations;
+mod attention;
+mod cache;
+mod device;
+pub mod expand;
+mod expand_file;
+mod forward;
+pub mod isa;
+pub mod matmul;
+pub mod op;
+mod options;
+pub(crate) mod parallel;
+pub mod repack;
+mod rows;
+mod scratch;
+pub mod simd;
+mod weights;
+
+pub use cache::CpuCache;
+pub use device::Cpu;
+pub use expand_file::{Expansion, expand_file, expansion};
+pub use isa::Isa;
+pub use options::{CpuOptions, MemoryPlan};
+pub use weights::CpuWeights;

@@ -1,0 +1,59 @@
+//! Forgetting the oldest of a full cache: attention sinks.
+//!
+//! Models put much attention on the first tokens of a text, whatever these say, and fall apart without them.
+//! So the first `keep` positions stay where they are, the oldest `drop` behind them go, and all later ones move
+//! to the front by `drop` (StreamingLLM: Xiao et al. 2023, arXiv 2309.17453, section 3.2, where positions count
+//! within the cache, too).
+//!
+//! A cached key is `m R(p) k`, where `R(p)` turns pair `i` by `p s_i` ([`crate::op::rope`]). Rotations compose,
+//! so `R(-drop) m R(p) k = m R(p - drop) k`: what the key would be had its token been at the new position. The
+//! angle is formed in f64. Values do not depend on their position and move as they are. Beyond the first
+//! layer, both still carry what the model saw of the forgotten tokens when it computed them.
+//!
+//! Turned keys are rounded to the cache's format once more: by at most 2^-11 of each number with f16, by half
+//! of a step, 1/254 of the largest number of its group of 32, with q8. Where all that follows `keep` is halved
+//! each time, as [`crate::generate::Overflow::Shift`] does, no key is turned twice.
+#![forbid(unsafe_code)]
+
+use core::ops::Range;
+
+use super::rope::{rotate, rotate_interleaved};
+use crate::cache::{KvCodec, KvStorage};
+use crate::cpu::simd::SimdOp;
+use crate::model::program::RopePairing;
+
+/// Moves keys and values of all layers to earlier positions.
+pub(crate) struct Shift<'a, 'b, C> {
+    pub(crate) cache: &'a mut KvStorage<'b, C>,
+    /// Positions that move.
+    pub(crate) from: Range<usize>,
+    /// By how much.
+    pub(crate) by: usize,
+    /// Which numbers of a key turn together.
+    pub(crate) pairing: RopePairing,
+    /// The rotation by as much, both `(head_dim / 2)`.
+    pub(crate) cos: &'a [f32],
+    pub(crate) sin: &'a [f32],
+    /// Working memory, `(head_dim)`.
+    pub(crate) key: &'a mut [f32],
+}
+
+impl<C: KvCodec> SimdOp for Shift<'_, '_, C> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let shape = self.cache.shape();
+        for head in 0..shape.layers * shape.kv_heads {
+            for position in self.from.clone() {
+                self.cache.key(head, position, self.key);
+                match self.pairing {
+                    RopePairing::Neox => rotate(self.key, self.cos, self.sin),
+                    RopePairing::Interleaved => rotate_interleaved(self.key, self.cos, self.sin),
+                }
+                self.cache.set_key(head, position - self.by, self.key);
+                self.cache.copy_value(head, position, position - self.by);
+            }
+        }
+    }
+}

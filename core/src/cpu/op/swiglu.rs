@@ -1,0 +1,46 @@
+//! The gated activation of the feed-forward block.
+#![forbid(unsafe_code)]
+
+use super::exp::exp;
+use crate::cpu::simd::SimdOp;
+
+/// `gate[i] = silu(gate[i]) * up[i]` with `silu(x) = x / (1 + e^-x)` (Shazeer 2020).
+#[derive(Debug)]
+pub struct Swiglu<'a> {
+    /// `(n)`, overwritten.
+    pub gate: &'a mut [f32],
+    /// `(n)`
+    pub up: &'a [f32],
+}
+
+impl SimdOp for Swiglu<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        for (g, u) in self.gate.iter_mut().zip(self.up) {
+            *g = *g / (1.0 + exp(-*g)) * u;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn agrees_with_f64() {
+        let mut x = -100.0f32;
+        while x < 100.0 {
+            let mut gate = [x];
+            Swiglu { gate: &mut gate, up: &[1.5] }.run();
+            let want = f64::from(x) / (1.0 + libm::exp(-f64::from(x))) * 1.5;
+            assert!(
+                (f64::from(gate[0]) - want).abs() <= 4e-7 * want.abs() + 1e-36,
+                "{x}: {} {want}",
+                gate[0]
+            );
+            x += 0.173;
+        }
+    }
+}

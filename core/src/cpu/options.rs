@@ -1,0 +1,72 @@
+//! What a CPU device should be able to do.
+#![forbid(unsafe_code)]
+
+use super::isa::Isa;
+use crate::device::Activations;
+use crate::error::{Error, Result};
+use crate::model::ModelConfig;
+
+/// What a device should be able to do; it decides how much scratch memory it takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CpuOptions {
+    /// Most positions of a sequence; more than the model's own context is cut to it.
+    pub context: usize,
+    /// Precision of activations.
+    pub activations: Activations,
+    /// Rows that go through the model together.
+    pub batch: usize,
+    /// Rows whose logits are computed together when logits of many rows are asked for.
+    pub logit_rows: usize,
+    /// Instruction set of the kernels.
+    pub isa: Isa,
+}
+
+impl Default for CpuOptions {
+    fn default() -> Self {
+        CpuOptions {
+            context: 4096,
+            activations: Activations::default(),
+            batch: 64,
+            logit_rows: 1,
+            isa: Isa::detect(),
+        }
+    }
+}
+
+impl CpuOptions {
+    /// The options checked, and cut to what the model can use.
+    pub(super) fn fitted(&self, config: &ModelConfig) -> Result<CpuOptions> {
+        for (what, value, max) in [
+            ("context", self.context, usize::MAX),
+            ("batch", self.batch, 1 << 16),
+            ("logit rows", self.logit_rows, 1 << 16),
+        ] {
+            if value == 0 {
+                return Err(Error::Option { what, found: 0.0, expected: "at least 1" });
+            }
+            if value > max {
+                return Err(Error::Limit { what, found: value as u64, max: max as u64 });
+            }
+        }
+        let context = self.context.min(config.max_context_length);
+        let batch = self.batch.min(context);
+        Ok(CpuOptions { context, batch, logit_rows: self.logit_rows.min(batch), ..*self })
+    }
+}
+
+/// Bytes that a device and one sequence take. The weights are not counted: they stay in the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryPlan {
+    /// Keys and values of the sequence.
+    pub kv: usize,
+    /// Activations of one batch.
+    pub scratch: usize,
+    /// Output scores.
+    pub logits: usize,
+    /// All of it, with alignment.
+    pub total: usize,
+    /// What the device takes of it: [`Cpu::new_in`](super::Cpu::new_in) must be given as much.
+    pub device: usize,
+    /// What the sequence takes of it: [`Cpu::session_in`](super::Cpu::session_in) must be given as much.
+    pub session: usize,
+}

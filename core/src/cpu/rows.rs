@@ -1,0 +1,125 @@
+//! The rows of a batch that are computed together.
+#![forbid(unsafe_code)]
+
+use crate::device::{Batch, Readout};
+
+/// At most so many rows of a batch as the device computes together: from a row of a run on, over the ends of runs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rows<'b> {
+    batch: &'b Batch<'b>,
+    /// The run of the first row, and which of its rows that is.
+    run: usize,
+    run_row: usize,
+    len: usize,
+}
+
+/// Rows of one sequence: tokens at consecutive positions.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Segment<'b> {
+    /// Which run of the batch, and so which sequence.
+    pub(super) sequence: usize,
+    /// The first row among those computed together.
+    pub(super) row: usize,
+    /// The first row among those of the run.
+    pub(super) run_row: usize,
+    pub(super) tokens: &'b [u32],
+    /// Position of the first.
+    pub(super) position: usize,
+}
+
+/// A row that is read out.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wanted {
+    /// Among the rows computed together.
+    pub(super) row: usize,
+    pub(super) sequence: usize,
+    pub(super) run_row: usize,
+    pub(super) readout: Readout,
+}
+
+impl<'b> Rows<'b> {
+    /// The whole of `batch`, in parts of at most `most` rows.
+    pub(super) fn parts(batch: &'b Batch<'b>, most: usize) -> impl Iterator<Item = Rows<'b>> {
+        let mut next = (0, 0);
+        core::iter::from_fn(move || {
+            let (run, run_row) = next;
+            let mut left = most.max(1);
+            while let Some(found) = batch.get(next.0)
+                && left > 0
+            {
+                let taken = left.min(found.tokens.len() - next.1);
+                left -= taken;
+                next.1 += taken;
+                if next.1 == found.tokens.len() {
+                    next = (next.0 + 1, 0);
+                }
+            }
+            let len = most.max(1) - left;
+            (len > 0).then_some(Rows { batch, run, run_row, len })
+        })
+    }
+
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The rows, sequence by sequence.
+    pub(super) fn segments(self) -> impl Iterator<Item = Segment<'b>> + Clone {
+        let mut row = 0;
+        let runs = self.batch.iter().enumerate().skip(self.run);
+        runs.map_while(move |(sequence, run)| {
+            let run_row = if sequence == self.run { self.run_row } else { 0 };
+            let rest = &run.tokens[run_row..];
+            let tokens = &rest[..rest.len().min(self.len - row)];
+            let segment = Segment { sequence, row, run_row, tokens, position: run.position + run_row };
+            row += tokens.len();
+            (!tokens.is_empty()).then_some(segment)
+        })
+    }
+
+    /// The rows that are read out, in order.
+    pub(super) fn wanted(self) -> impl Iterator<Item = Wanted> + Clone {
+        self.segments().flat_map(move |segment| {
+            let run = self.batch[segment.sequence];
+            (0..segment.tokens.len()).filter_map(move |i| {
+                let run_row = segment.run_row + i;
+                let readout = run.wants.of(run_row, run.tokens.len())?;
+                Some(Wanted { row: segment.row + i, sequence: segment.sequence, run_row, readout })
+            })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::{Run, Wants};
+    use alloc::vec::Vec;
+
+    #[test]
+    fn parts_cover_every_row_once_and_in_order() {
+        let tokens: Vec<u32> = (0..10).collect();
+        let run =
+            |range: core::ops::Range<usize>, position, wants| Run { tokens: &tokens[range], position, wants };
+        let batch = [
+            run(0..4, 7, Wants::Last(Readout::Logits)),
+            run(4..5, 0, Wants::Each(Readout::Best)),
+            run(5..10, 2, Wants::Each(Readout::Hidden)),
+        ];
+        for most in 1..12 {
+            let (mut seen, mut wanted) = (Vec::new(), Vec::new());
+            for rows in Rows::parts(&batch, most) {
+                assert!(rows.len() <= most);
+                assert_eq!(rows.segments().map(|s| s.tokens.len()).sum::<usize>(), rows.len());
+                for s in rows.segments() {
+                    assert_eq!(s.position, batch[s.sequence].position + s.run_row);
+                    seen.extend_from_slice(s.tokens);
+                }
+                wanted.extend(rows.wanted().map(|w| (w.sequence, w.run_row)));
+            }
+            assert_eq!(seen, tokens);
+            assert_eq!(wanted, [(0, 3), (1, 0), (2, 0), (2, 1), (2, 2), (2, 3), (2, 4)]);
+        }
+    }
+}

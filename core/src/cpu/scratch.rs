@@ -1,0 +1,150 @@
+//! The scratch memory of the CPU device: one buffer for each of a program's, and what its operations need.
+#![forbid(unsafe_code)]
+
+use heapless::Vec as ArrayVec;
+
+use super::activation_lut::ActivationLut;
+use super::activations::{Q8Block, q8_blocks};
+use super::attention::scratch_len;
+use super::matmul::lut_len;
+use super::options::CpuOptions;
+use crate::arena::{Arena, Planner};
+use crate::cache::KvShape;
+use crate::device::Activations;
+use crate::error::{Error, Result};
+use crate::model::Program;
+use crate::model::program::{BufferId, Op};
+
+/// Buffers that a program may have.
+const MAX_BUFFERS: usize = 16;
+
+/// Lengths of everything in [`Scratch`], in its order.
+#[derive(Clone, Debug)]
+pub(super) struct ScratchPlan {
+    buffers: ArrayVec<usize, MAX_BUFFERS>,
+    /// Of a block's contribution to the residual stream, `(batch, widest)`.
+    delta: usize,
+    /// Of the second half of gated products, `(batch, widest)`.
+    up: usize,
+    /// Of cosines and of sines, `(batch, head_dim / 2)`.
+    angles: usize,
+    attention: usize,
+    logits: usize,
+    q8: usize,
+    luts: usize,
+}
+
+impl ScratchPlan {
+    /// For a device with `options`, which are within the model's limits. `luts`: whether a matrix is read with
+    /// lookup tables.
+    pub(super) fn new(program: &Program, options: &CpuOptions, luts: bool) -> Result<Self> {
+        let batch = options.batch;
+        let each = |cols: usize| batch.saturating_mul(cols);
+        let mut buffers = ArrayVec::new();
+        for buffer in &program.buffers {
+            let (found, max) = (program.buffers.len() as u64, MAX_BUFFERS as u64);
+            let full = Error::Limit { what: "buffers of the program", found, max };
+            buffers.push(each(buffer.cols)).map_err(|_| full)?;
+        }
+        let widest = |of: fn(&Op) -> Option<BufferId>| {
+            program.body.iter().filter_map(of).map(|id| program.cols(id)).max().unwrap_or(0)
+        };
+        let delta = widest(|op| if let Op::LinearAdd { to, .. } = op { Some(*to) } else { None });
+        let up = widest(|op| if let Op::LinearSwiglu { out, .. } = op { Some(*out) } else { None });
+        let input = program.widest_input();
+        let int8 = options.activations == Activations::Int8;
+        let shape = KvShape {
+            layers: program.layers,
+            kv_heads: program.heads.kv,
+            capacity: options.context,
+            head_dim: program.heads.dim,
+        };
+        // A batch, a part of one or a single token may have a use for the most.
+        let most_luts = || (1..=batch).map(|tokens| lut_len(options.isa, tokens, input)).max().unwrap_or(0);
+        Ok(ScratchPlan {
+            buffers,
+            delta: each(delta),
+            up: each(up),
+            angles: each(program.heads.dim / 2),
+            attention: scratch_len(&shape, program.heads.query, batch),
+            logits: options.logit_rows.saturating_mul(program.vocab()),
+            q8: if int8 { each(q8_blocks(input)) } else { 0 },
+            luts: if int8 && luts { most_luts() } else { 0 },
+        })
+    }
+
+    /// Plans what [`ScratchPlan::take`] takes; returns the bytes of the logits.
+    pub(super) fn plan(&self, planner: &mut Planner) -> usize {
+        let logits = planner.add::<f32>(self.logits);
+        for &len in self.buffers.iter().chain([&self.delta, &self.up, &self.angles, &self.angles]) {
+            planner.add::<f32>(len);
+        }
+        planner.add::<f32>(self.attention);
+        planner.add::<Q8Block>(self.q8);
+        planner.add::<ActivationLut>(self.luts);
+        logits
+    }
+
+    /// The buffers, in `arena`.
+    pub(super) fn take<'b>(&self, arena: &mut Arena<'b>) -> Result<Scratch<'b>> {
+        let logits = arena.take(self.logits)?;
+        let mut buffers = ArrayVec::new();
+        for &len in &self.buffers {
+            // As many as were planned.
+            let _ = buffers.push(arena.take(len)?);
+        }
+        Ok(Scratch {
+            logits,
+            buffers,
+            delta: arena.take(self.delta)?,
+            up: arena.take(self.up)?,
+            cos: arena.take(self.angles)?,
+            sin: arena.take(self.angles)?,
+            attention: arena.take(self.attention)?,
+            q8: arena.take(self.q8)?,
+            luts: arena.take(self.luts)?,
+        })
+    }
+}
+
+/// Views of the device's scratch memory.
+pub(super) struct Scratch<'b> {
+    /// `(logit_rows, vocab)`
+    pub(super) logits: &'b mut [f32],
+    /// By [`BufferId`], `(batch, cols)`.
+    buffers: ArrayVec<&'b mut [f32], MAX_BUFFERS>,
+    /// `(batch, widest output of Op::LinearAdd)`
+    pub(super) delta: &'b mut [f32],
+    /// `(batch, widest output of Op::LinearSwiglu)`
+    pub(super) up: &'b mut [f32],
+    /// Of the rows' positions, each `(batch, head_dim / 2)`.
+    pub(super) cos: &'b mut [f32],
+    pub(super) sin: &'b mut [f32],
+    /// Attention's own.
+    pub(super) attention: &'b mut [f32],
+    /// int8 form of a product's input, `(batch, blocks of the widest)`; empty with f32 activations.
+    pub(super) q8: &'b mut [Q8Block],
+    /// Its lookup tables; empty if no matrix has a use for them.
+    pub(super) luts: &'b mut [ActivationLut],
+}
+
+impl<'b> Scratch<'b> {
+    /// The first `len` numbers of a buffer.
+    pub(super) fn buffer(&self, id: BufferId, len: usize) -> &[f32] {
+        &self.buffers[id.index()][..len]
+    }
+
+    /// The same, to write to.
+    pub(super) fn buffer_mut(&mut self, id: BufferId, len: usize) -> &mut [f32] {
+        &mut self.buffers[id.index()][..len]
+    }
+
+    /// Takes a buffer out while others are used; [`Scratch::put_back`] returns it.
+    pub(super) fn lend(&mut self, id: BufferId) -> &'b mut [f32] {
+        core::mem::take(&mut self.buffers[id.index()])
+    }
+
+    pub(super) fn put_back(&mut self, id: BufferId, buffer: &'b mut [f32]) {
+        self.buffers[id.index()] = buffer;
+    }
+}

@@ -1,0 +1,111 @@
+//! AVX2: a vector of 16 numbers is two registers.
+#![allow(unsafe_code)]
+
+use core::arch::x86_64::*;
+
+use half::f16;
+
+use super::Simd;
+
+#[inline(always)]
+pub(super) fn prefetch(p: *const u8) {
+    // SAFETY: part of the baseline, and never faults.
+    unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
+}
+
+/// AVX2 and F16C: two registers.
+pub(crate) struct Avx2;
+
+// SAFETY of all below: the caller's promise.
+impl Simd for Avx2 {
+    type F = [__m256; 2];
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self::F {
+        // SAFETY: the caller has AVX2.
+        unsafe { [_mm256_set1_ps(x); 2] }
+    }
+
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> Self::F {
+        // SAFETY: the caller has AVX2 and 16 floats at `p`.
+        unsafe { [_mm256_loadu_ps(p), _mm256_loadu_ps(p.add(8))] }
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(p: *const f16) -> Self::F {
+        // SAFETY: the caller has F16C and 16 halves at `p`.
+        unsafe {
+            let p = p.cast::<__m128i>();
+            [_mm256_cvtph_ps(_mm_loadu_si128(p)), _mm256_cvtph_ps(_mm_loadu_si128(p.add(1)))]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store(p: *mut f32, x: Self::F) {
+        // SAFETY: the caller has AVX2 and 16 floats at `p`.
+        unsafe {
+            _mm256_storeu_ps(p, x[0]);
+            _mm256_storeu_ps(p.add(8), x[1]);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add(a: Self::F, b: Self::F) -> Self::F {
+        // SAFETY: the caller has AVX2.
+        unsafe { [_mm256_add_ps(a[0], b[0]), _mm256_add_ps(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    unsafe fn mul(a: Self::F, b: Self::F) -> Self::F {
+        // SAFETY: the caller has AVX2.
+        unsafe { [_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])] }
+    }
+
+    type I = [__m256i; 2];
+    type Pairs = [__m256i; 2];
+
+    #[inline(always)]
+    unsafe fn zero() -> Self::I {
+        // SAFETY: the caller has AVX2.
+        unsafe { [_mm256_setzero_si256(); 2] }
+    }
+
+    #[inline(always)]
+    unsafe fn pairs(p: *const i8) -> Self::Pairs {
+        // SAFETY: the caller has AVX2 and 32 bytes at `p`.
+        unsafe {
+            let p = p.cast::<__m128i>();
+            [_mm256_cvtepi8_epi16(_mm_loadu_si128(p)), _mm256_cvtepi8_epi16(_mm_loadu_si128(p.add(1)))]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn dot(n: Self::I, pairs: Self::Pairs, with: i32) -> Self::I {
+        // SAFETY: the caller has AVX2.
+        unsafe {
+            let with = _mm256_set1_epi32(with);
+            [
+                _mm256_add_epi32(n[0], _mm256_madd_epi16(pairs[0], with)),
+                _mm256_add_epi32(n[1], _mm256_madd_epi16(pairs[1], with)),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add_integers(a: Self::I, b: Self::I) -> Self::I {
+        // SAFETY: the caller has AVX2.
+        unsafe { [_mm256_add_epi32(a[0], b[0]), _mm256_add_epi32(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    unsafe fn to_float(n: Self::I) -> Self::F {
+        // SAFETY: the caller has AVX2.
+        unsafe { [_mm256_cvtepi32_ps(n[0]), _mm256_cvtepi32_ps(n[1])] }
+    }
+
+    #[inline(always)]
+    fn prefetch(p: *const u8) {
+        prefetch(p);
+    }
+}

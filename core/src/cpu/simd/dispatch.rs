@@ -1,0 +1,48 @@
+//! Plain loops compiled once per instruction set.
+//!
+//! Rust adds and multiplies floats exactly as written, in the order written, so all of these compilations
+//! of one loop give the same bits; the wider ones are only faster.
+#![allow(unsafe_code)]
+
+use crate::cpu::isa::Isa;
+#[cfg(target_arch = "x86_64")]
+use crate::cpu::isa::Kind;
+
+/// A computation written in plain loops. Mark `run`, and what it calls in its loops, `#[inline(always)]`:
+/// code that is not inlined is compiled for the baseline of the target.
+pub trait SimdOp {
+    /// What the computation returns.
+    type Output;
+    /// The computation.
+    fn run(self) -> Self::Output;
+}
+
+/// Runs `args`, compiled for `isa`.
+#[inline]
+pub fn dispatch<W: SimdOp>(isa: Isa, args: W) -> W::Output {
+    match isa.kind() {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: an `Isa` of this kind exists only where the processor has these features.
+        Kind::Avx2 => unsafe { x86::avx2(args) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
+        Kind::Avx512Vnni | Kind::Avx512Amx => unsafe { x86::avx512(args) },
+        // NEON and simd128 are part of the baseline where they are used at all.
+        _ => args.run(),
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::SimdOp;
+
+    #[target_feature(enable = "avx2")]
+    pub(super) fn avx2<W: SimdOp>(args: W) -> W::Output {
+        args.run()
+    }
+
+    #[target_feature(enable = "avx2,avx512f,avx512bw,avx512vl")]
+    pub(super) fn avx512<W: SimdOp>(args: W) -> W::Output {
+        args.run()
+    }
+}

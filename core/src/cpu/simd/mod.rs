@@ -1,0 +1,82 @@
+//! Sixteen numbers side by side, in each instruction set: what attention is written in, once for all.
+//!
+//! Products and sums are rounded one by one everywhere, as not every target has a fused multiply-add, so
+//! that every instruction set gives the same bits.
+#![allow(unsafe_code)]
+
+use half::f16;
+
+/// Numbers in a vector.
+pub(crate) const LANES: usize = 16;
+
+/// An instruction set's vectors.
+///
+/// Safety: all functions need the instruction set; pointers must be good for [`LANES`] numbers, at any
+/// alignment.
+pub(crate) trait Simd {
+    /// 16 floats.
+    type F: Copy;
+
+    unsafe fn splat(x: f32) -> Self::F;
+    unsafe fn load(p: *const f32) -> Self::F;
+    unsafe fn load_f16(p: *const f16) -> Self::F;
+    unsafe fn store(p: *mut f32, x: Self::F);
+    unsafe fn add(a: Self::F, b: Self::F) -> Self::F;
+    unsafe fn mul(a: Self::F, b: Self::F) -> Self::F;
+
+    /// 16 integers of 32 bits.
+    type I: Copy;
+    /// 16 pairs of integers of 16 bits, in an order of the instruction set's own.
+    type Pairs: Copy;
+
+    unsafe fn zero() -> Self::I;
+    /// Integer `i` of pair `l` is at `p[2 l + i]`.
+    unsafe fn pairs(p: *const i8) -> Self::Pairs;
+    /// To each lane of `n`, adds the products of its pair and of `with`: the lower half with the first.
+    unsafe fn dot(n: Self::I, pairs: Self::Pairs, with: i32) -> Self::I;
+    /// [`Simd::dot`] with what is at `with`.
+    #[inline(always)]
+    unsafe fn dot_at(n: Self::I, pairs: Self::Pairs, with: *const i32) -> Self::I {
+        // SAFETY: the caller's promise.
+        unsafe { Self::dot(n, pairs, *with) }
+    }
+    unsafe fn add_integers(a: Self::I, b: Self::I) -> Self::I;
+    unsafe fn to_float(n: Self::I) -> Self::F;
+
+    /// Asks for the cache line at `p`, which may be any address.
+    fn prefetch(_p: *const u8) {}
+}
+
+/// Repeats an operation for the registers that make up a vector.
+#[allow(unused_macros, reason = "not every target has vectors of several registers")]
+macro_rules! each {
+    ($i:ident of $n:literal, $zero:expr, $value:expr) => {{
+        let mut out = [$zero; $n];
+        for $i in 0..$n {
+            out[$i] = $value;
+        }
+        out
+    }};
+}
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx512;
+mod dispatch;
+#[cfg(target_arch = "aarch64")]
+mod neon;
+mod scalar;
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+mod simd128;
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx512::Avx512;
+pub use dispatch::{SimdOp, dispatch};
+#[cfg(target_arch = "aarch64")]
+pub(crate) use neon::Neon;
+pub(crate) use scalar::Scalar;
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+pub(crate) use simd128::Simd128;

@@ -1,0 +1,134 @@
+//! A model's weights as the CPU reads them: matrices, some of them rearranged in place, and vectors as f32.
+#![forbid(unsafe_code)]
+
+use alloc::boxed::Box;
+use alloc::vec;
+use alloc::vec::Vec;
+
+use super::isa::Isa;
+use super::repack::{Layout, PackedMatrix, repack, repacked_format};
+use crate::error::Result;
+use crate::model::program::{TensorId, TensorRole};
+use crate::model::weights::{ModelBytes, StoredTensor};
+use crate::model::{BonsaiModel, Program};
+use crate::pool::Pool;
+use crate::quant::{Format, Matrix};
+
+/// How a tensor is read.
+#[derive(Debug)]
+enum Packed {
+    /// A matrix of this format, in this layout.
+    Matrix(Format, Layout),
+    /// `(cols)`
+    Vector(Box<[f32]>),
+}
+
+/// A model whose weights the CPU's kernels can read.
+#[derive(Debug)]
+pub struct CpuWeights<B> {
+    model: BonsaiModel<B>,
+    /// By [`TensorId`].
+    packed: Vec<Packed>,
+}
+
+impl<B: ModelBytes> CpuWeights<B> {
+    /// Leaves the weights as they are in the file.
+    ///
+    /// # Errors
+    /// [`crate::Error::Memory`] if there is no room for the vectors.
+    pub fn new(model: BonsaiModel<B>) -> Result<Self> {
+        let packed = pack(&model, |tensor| (tensor.format, Layout::RowMajor))?;
+        Ok(CpuWeights { model, packed })
+    }
+
+    /// Rearranges every matrix that the kernels of `isa` read faster so, in place, spread over `pool`. Bytes that
+    /// cannot be written to stay as they are. Results do not change.
+    ///
+    /// # Errors
+    /// [`crate::Error::Memory`] if there is no room for 16 rows.
+    pub fn repack(mut model: BonsaiModel<B>, isa: Isa, pool: &dyn Pool) -> Result<Self> {
+        let mut layouts: Vec<(Format, Layout)> = Vec::new();
+        let tensors: Vec<StoredTensor> = model.weights().tensors().to_vec();
+        let roles: Vec<TensorRole> = model.program().tensors.iter().map(|spec| spec.role).collect();
+        for (tensor, role) in tensors.iter().zip(roles) {
+            let repacked = repacked_format(tensor.format).filter(|_| role == TensorRole::Matrix);
+            let layout = repacked.map_or(Layout::RowMajor, |format| Layout::preferred(isa, format));
+            let data = match layout {
+                Layout::RowMajor => None,
+                Layout::Panels32 | Layout::Panels8 => model.weights_mut().data_mut(tensor),
+            };
+            layouts.push(match (data, repacked) {
+                (Some(data), Some(format)) => {
+                    repack(tensor.format, layout, tensor.rows, tensor.cols, data, pool)?;
+                    (format, layout)
+                }
+                _ => (tensor.format, Layout::RowMajor),
+            });
+        }
+        let mut layouts = layouts.into_iter();
+        let packed = pack(&model, |tensor| layouts.next().unwrap_or((tensor.format, Layout::RowMajor)))?;
+        Ok(CpuWeights { model, packed })
+    }
+
+    /// The model.
+    pub fn model(&self) -> &BonsaiModel<B> {
+        &self.model
+    }
+
+    /// Its forward pass.
+    pub(super) fn program(&self) -> &Program {
+        self.model.program()
+    }
+
+    /// A matrix as the kernels read it.
+    pub(super) fn matrix(&self, id: TensorId) -> Result<PackedMatrix<'_>> {
+        let tensor = &self.model.weights().tensors()[id.index()];
+        let (format, layout) = match &self.packed[id.index()] {
+            Packed::Matrix(format, layout) => (*format, *layout),
+            Packed::Vector(_) => (tensor.format, Layout::RowMajor),
+        };
+        let data = self.model.weights().data(tensor);
+        PackedMatrix::new(Matrix::new(format, tensor.rows, tensor.cols, data)?, layout)
+    }
+
+    /// A vector `(cols)`; empty for a matrix.
+    pub(super) fn vector(&self, id: TensorId) -> &[f32] {
+        match &self.packed[id.index()] {
+            Packed::Matrix(..) => &[],
+            Packed::Vector(vector) => vector,
+        }
+    }
+
+    /// Whether a matrix is in `layout`.
+    pub(super) fn any_in(&self, layout: Layout) -> bool {
+        self.packed.iter().any(|packed| matches!(packed, Packed::Matrix(_, found) if *found == layout))
+    }
+
+    /// Packed bytes that decoding one token reads: every matrix once, and a row of the embedding.
+    pub fn bytes_per_token(&self) -> usize {
+        let weights = self.model.weights();
+        let products: usize = self.program().matrices().map(|id| weights.len(id)).sum();
+        let row = |id: TensorId| weights.len(id) / self.program().tensor(id).rows.max(1);
+        products + self.program().embedding().map_or(0, row)
+    }
+}
+
+fn pack<B: ModelBytes>(
+    model: &BonsaiModel<B>,
+    mut layout: impl FnMut(&StoredTensor) -> (Format, Layout),
+) -> Result<Vec<Packed>> {
+    let tensors = model.program().tensors.iter().zip(model.weights().tensors());
+    let packed = tensors.map(|(spec, tensor)| {
+        let (format, layout) = layout(tensor);
+        Ok(match spec.role {
+            TensorRole::Matrix => Packed::Matrix(format, layout),
+            TensorRole::Vector => {
+                let mut vector = vec![0.0; tensor.cols].into_boxed_slice();
+                let data = model.weights().data(tensor);
+                Matrix::new(tensor.format, tensor.rows, tensor.cols, data)?.unpack_row(0, &mut vector)?;
+                Packed::Vector(vector)
+            }
+        })
+    });
+    packed.collect()
+}

@@ -1,0 +1,216 @@
+//! What runs a model: a device holds weights and scratch memory, and computes batches of tokens.
+#![forbid(unsafe_code)]
+
+use core::future::Future;
+use core::pin::pin;
+use core::task::{Context, Poll, Waker};
+
+use alloc::vec::Vec;
+
+use crate::cache::KvFormat;
+use crate::error::{Error, Result};
+use crate::model::{ModelConfig, Program};
+
+/// Precision of the inputs of matrix products.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Activations {
+    /// 8-bit integers with one scale per 32: fast; noise of the order of 2% of the logits' spread.
+    #[default]
+    Int8,
+    /// 32-bit floats: the model exactly as its weights say, slowly.
+    F32,
+}
+
+/// What a row of a batch is read out as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Readout {
+    /// The logits of the next token.
+    #[default]
+    Logits,
+    /// The most likely next token.
+    Best,
+    /// The most likely next tokens; a device may give all logits instead.
+    Top(usize),
+    /// The final hidden state, from which the head makes logits. The head does not run.
+    Hidden,
+}
+
+/// Which rows of a run are read out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Wants {
+    /// None: the tokens only go into the cache.
+    #[default]
+    Nothing,
+    /// The last.
+    Last(Readout),
+    /// Every one.
+    Each(Readout),
+}
+
+impl Wants {
+    /// What row `row` of `rows` is read out as.
+    pub fn of(self, row: usize, rows: usize) -> Option<Readout> {
+        match self {
+            Wants::Nothing => None,
+            Wants::Last(readout) => (row + 1 == rows).then_some(readout),
+            Wants::Each(readout) => Some(readout),
+        }
+    }
+}
+
+/// Rows of one sequence: tokens at consecutive positions.
+#[derive(Clone, Copy, Debug)]
+pub struct Run<'t> {
+    /// The tokens; at least one.
+    pub tokens: &'t [u32],
+    /// The position of the first, which is how many the sequence has seen.
+    pub position: usize,
+    /// What is read out.
+    pub wants: Wants,
+}
+
+/// Rows of (token, sequence, position, wants): run `i` belongs to sequence `i`. Prompts, single tokens,
+/// verification of guessed tokens and several sequences are one call.
+pub type Batch<'t> = [Run<'t>];
+
+/// What was read out of a row.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Output<'o> {
+    /// Logits `(vocab)`.
+    Logits(&'o [f32]),
+    /// Tokens and their logits, most likely first, the lower id first among equals.
+    Top(&'o [(u32, f32)]),
+    /// The final hidden state `(hidden)`.
+    Hidden(&'o [f32]),
+}
+
+/// Takes what is read out: sequence, row of its run, and output, in the order of the batch.
+pub type Sink<'s> = dyn FnMut(usize, usize, Output<'_>) + 's;
+
+/// What a sequence's cache is made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SessionOptions {
+    /// Positions to hold; more than the device or the model can are cut to that.
+    pub context: usize,
+    /// How keys and values are stored.
+    pub kv: KvFormat,
+}
+
+impl Default for SessionOptions {
+    fn default() -> Self {
+        SessionOptions { context: 4096, kv: KvFormat::default() }
+    }
+}
+
+/// Runs one model. Answers come at once (a CPU) or later (a GPU): every computing call is a future.
+///
+/// A device that lacks an operation or a format of the model's program says so by name when it is made.
+pub trait Device {
+    /// Keys and values of one sequence, in this device's memory.
+    type Cache;
+    /// What can go wrong.
+    type Error: From<Error>;
+
+    /// The model's numbers.
+    fn config(&self) -> &ModelConfig;
+
+    /// The model's forward pass.
+    fn program(&self) -> &Program;
+
+    /// Most rows that are computed together; longer runs are cut.
+    fn batch(&self) -> usize;
+
+    /// Takes memory for a sequence.
+    ///
+    /// # Errors
+    /// [`Error::Option`] for a context of 0, [`Error::Memory`].
+    fn cache(&mut self, options: &SessionOptions) -> impl Future<Output = Result<Self::Cache, Self::Error>>;
+
+    /// Positions that a cache holds, and its format.
+    fn cache_options(&self, cache: &Self::Cache) -> SessionOptions;
+
+    /// Computes `batch`, of which run `i` belongs to `caches[i]`, and hands what it wants to `sink`. The
+    /// tokens and positions have been checked by [`check_run`].
+    ///
+    /// # Errors
+    /// What the device says; the caches then hold what they held before `position` of their runs.
+    fn run(
+        &mut self,
+        batch: &Batch<'_>,
+        caches: &mut [&mut Self::Cache],
+        sink: &mut Sink<'_>,
+    ) -> impl Future<Output = Result<(), Self::Error>>;
+
+    /// The logits `(vocab)` that were read out last; anything before the first were.
+    fn logits(&mut self) -> &[f32];
+
+    /// Forgets the `drop` of `len` positions after the first `keep` and moves the later ones forward. Returns
+    /// how many positions are held afterwards: `len - drop`, or `keep` on a device that cannot move keys.
+    ///
+    /// # Errors
+    /// What the device says.
+    fn shift(
+        &mut self,
+        cache: &mut Self::Cache,
+        len: usize,
+        keep: usize,
+        drop: usize,
+    ) -> Result<usize, Self::Error>;
+
+    /// Bytes that [`Device::export`] appends for `len` positions.
+    fn export_len(&self, cache: &Self::Cache, len: usize) -> usize;
+
+    /// Appends the keys and values of the first `len` positions to `out`.
+    ///
+    /// # Errors
+    /// What the device says.
+    fn export(
+        &mut self,
+        cache: &mut Self::Cache,
+        len: usize,
+        out: &mut Vec<u8>,
+    ) -> impl Future<Output = Result<(), Self::Error>>;
+
+    /// Takes over what [`Device::export`] gave for `len` positions, at most those that the cache holds.
+    /// Content is not checked.
+    ///
+    /// # Errors
+    /// [`Error::Length`] for another number of bytes; what the device says.
+    fn import(&mut self, cache: &mut Self::Cache, len: usize, from: &[u8]) -> Result<(), Self::Error>;
+}
+
+/// A device that the calling thread can wait for.
+pub trait BlockingDevice: Device {
+    /// Waits for what one of the device's calls returned.
+    ///
+    /// # Errors
+    /// Those of the call.
+    fn wait<F: Future<Output = Result<T, Self::Error>>, T>(future: F) -> Result<T, Self::Error>;
+}
+
+/// The output of a future that never waits for anything; `None` if it did.
+pub fn ready<F: Future>(future: F) -> Option<F::Output> {
+    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(output) => Some(output),
+        Poll::Pending => None,
+    }
+}
+
+/// Checks the tokens of a run, and that `capacity` positions hold them.
+///
+/// # Errors
+/// [`Error::Length`] for no tokens, [`Error::ContextFull`], [`Error::Token`] for an unknown one.
+pub fn check_run(run: &Run<'_>, capacity: usize, vocab: usize) -> Result<()> {
+    if run.tokens.is_empty() {
+        return Err(Error::Length { what: "tokens", expected: 1, found: 0 });
+    }
+    if run.tokens.len() > capacity.saturating_sub(run.position) {
+        return Err(Error::ContextFull {
+            position: run.position as u64,
+            adding: run.tokens.len() as u64,
+            capacity: capacity as u64,
+        });
+    }
+    let vocab = vocab as u32;
+    run.tokens.iter().find(|&&id| id >= vocab).map_or(Ok(()), |&id| Err(Error::Token { id, vocab }))
+}

@@ -1,0 +1,100 @@
+//! A loaded model: its numbers, its forward pass and its weights.
+#![forbid(unsafe_code)]
+
+use alloc::vec::Vec;
+
+use super::config::ModelConfig;
+use super::program::Program;
+use super::registry::ModelVariant;
+use super::weights::{ModelBytes, Weights, stored};
+use crate::error::Result;
+use crate::gguf::{Gguf, PartError, ReadOptions};
+
+/// A loaded model: configuration, program and packed weights in bytes of type `B`. Named after the family it
+/// serves; every [`Architecture`](super::Architecture) loads.
+#[derive(Clone, Debug)]
+pub struct BonsaiModel<B> {
+    config: ModelConfig,
+    program: Program,
+    weights: Weights<B>,
+}
+
+impl<'a> BonsaiModel<&'a [u8]> {
+    /// Checks configuration and tensors of `gguf`. Weights stay in its bytes and stay packed.
+    ///
+    /// # Errors
+    /// What is wrong with the file.
+    pub fn from_gguf(gguf: &Gguf<'a>) -> Result<Self> {
+        Self::with_config(gguf, ModelConfig::from_gguf(gguf)?)
+    }
+
+    /// As [`BonsaiModel::from_gguf`], with numbers of the configuration overridden (rope scaling, say).
+    ///
+    /// # Errors
+    /// As there, and for numbers that no model can have.
+    pub fn with_config(gguf: &Gguf<'a>, config: ModelConfig) -> Result<Self> {
+        config.check()?;
+        let program = config.program();
+        let weights = Weights::new(&program, gguf, gguf.part_bytes())?;
+        Ok(BonsaiModel { config, program, weights })
+    }
+}
+
+impl<B: ModelBytes> BonsaiModel<B> {
+    /// Reads the model in `bytes`, a whole file, and owns them.
+    ///
+    /// # Errors
+    /// What is wrong with the file.
+    pub fn load(bytes: B) -> Result<Self> {
+        let loaded = Self::load_parts(Vec::from([bytes]), &ReadOptions::default(), |config| config);
+        loaded.map_err(|wrong| wrong.error)
+    }
+
+    /// Reads the model in `parts`, all files of a model in order, and owns them. `configure` may override numbers
+    /// of the configuration (rope scaling, say).
+    ///
+    /// # Errors
+    /// What is wrong, and in which part.
+    pub fn load_parts(
+        parts: Vec<B>,
+        options: &ReadOptions,
+        configure: impl FnOnce(ModelConfig) -> ModelConfig,
+    ) -> Result<Self, PartError> {
+        let whole = |error| PartError { part: 0, error };
+        let (config, tensors, program) = {
+            let bytes: Vec<&[u8]> = parts.iter().map(B::bytes).collect();
+            let gguf = Gguf::parse_parts(&bytes, options)?;
+            let config = configure(ModelConfig::from_gguf(&gguf).map_err(whole)?);
+            config.check().map_err(whole)?;
+            let program = config.program();
+            (config, stored(&program, &gguf).map_err(whole)?, program)
+        };
+        let weights = Weights::hold(tensors, parts).map_err(whole)?;
+        Ok(BonsaiModel { config, program, weights })
+    }
+
+    /// The model's numbers.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// Its forward pass.
+    pub fn program(&self) -> &Program {
+        &self.program
+    }
+
+    /// Its tensors.
+    pub fn weights(&self) -> &Weights<B> {
+        &self.weights
+    }
+
+    pub(crate) fn weights_mut(&mut self) -> &mut Weights<B> {
+        &mut self.weights
+    }
+
+    /// Which published model it is.
+    pub fn variant(&self) -> ModelVariant {
+        let first = self.program.matrices().next();
+        first.map_or(ModelVariant::Custom, |id| ModelVariant::detect(&self.config, self.weights.format(id)))
+    }
+}

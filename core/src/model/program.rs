@@ -1,0 +1,455 @@
+//! A forward pass as data: what an architecture is made of, for any device to run.
+//!
+//! An architecture writes its formulas once, with a [`Builder`]; devices interpret, record or transform the
+//! result. Operations are coarse, so that a device can run each in its fastest way: in one kernel or several,
+//! for one row or many.
+//!
+//! All buffers have a row for each token of a batch: `(rows, cols)`.
+#![forbid(unsafe_code)]
+
+use alloc::format;
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use heapless::Vec as ArrayVec;
+
+use super::rope::Rope;
+use crate::error::{Error, Name, Result};
+use crate::gguf::Header;
+
+/// Outputs that a [`Op::Linear`] can have.
+pub const MAX_OUTPUTS: usize = 4;
+
+/// A tensor of a [`Program`]: an index into [`Program::tensors`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TensorId(u32);
+
+impl TensorId {
+    /// The index.
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// A buffer of a [`Program`]: an index into [`Program::buffers`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct BufferId(u32);
+
+impl BufferId {
+    /// The index.
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// What a tensor is used as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TensorRole {
+    /// Packed weights that activations are multiplied with, or whose rows are looked up.
+    Matrix,
+    /// One row of numbers, small enough to be held as f32.
+    Vector,
+}
+
+/// A tensor that the model file must have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorSpec {
+    /// Its name in the file.
+    pub name: String,
+    /// Outputs.
+    pub rows: usize,
+    /// Inputs.
+    pub cols: usize,
+    /// What it is used as.
+    pub role: TensorRole,
+}
+
+/// A buffer of `(rows, cols)` floats.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BufferSpec {
+    /// What formulas call it.
+    pub name: &'static str,
+    /// Numbers per row.
+    pub cols: usize,
+}
+
+/// Which numbers of a head the rotary embedding turns together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RopePairing {
+    /// `i` with `i + head_dim / 2`.
+    Neox,
+    /// `2 i` with `2 i + 1`.
+    Interleaved,
+}
+
+/// The weights `(head_dim)` that normalize each head of queries and of keys before they are rotated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QkNorm {
+    /// Of queries.
+    pub q: TensorId,
+    /// Of keys.
+    pub k: TensorId,
+}
+
+/// One operation, over all rows of the batch.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Op {
+    /// `out (rows, cols) = table[token]`
+    Embed {
+        /// `(vocabulary, cols)`
+        table: TensorId,
+        /// `(rows, cols)`
+        out: BufferId,
+    },
+    /// `out = x / sqrt(mean(x^2) + eps) * weight`, row by row.
+    RmsNorm {
+        /// `(rows, cols)`
+        x: BufferId,
+        /// `(cols)`
+        weight: TensorId,
+        /// Keeps the root away from zero.
+        eps: f32,
+        /// `(rows, cols)`
+        out: BufferId,
+    },
+    /// `out_i = x W_i^T` for each output: products that share their input.
+    Linear {
+        /// `(rows, cols)`
+        x: BufferId,
+        /// Each `(outputs, cols)` and `(rows, outputs)`.
+        outputs: ArrayVec<(TensorId, BufferId), MAX_OUTPUTS>,
+    },
+    /// `to += x W^T`: a product onto the residual stream.
+    LinearAdd {
+        /// `(rows, cols)`
+        x: BufferId,
+        /// `(outputs, cols)`
+        weight: TensorId,
+        /// `(rows, outputs)`
+        to: BufferId,
+    },
+    /// `out = silu(x G^T) * (x U^T)`: the gated half of a feed-forward block.
+    LinearSwiglu {
+        /// `(rows, cols)`
+        x: BufferId,
+        /// `(outputs, cols)`
+        gate: TensorId,
+        /// `(outputs, cols)`
+        up: TensorId,
+        /// `(rows, outputs)`
+        out: BufferId,
+    },
+    /// Normalizes (if there is a norm) and rotates each head of `q` and `k`, and stores `k` and `v` in the
+    /// sequence's cache. Afterwards `q` is in the form that the cache's attention reads.
+    RopeStore {
+        /// Layer of the cache.
+        layer: usize,
+        /// `(rows, query heads * head_dim)`
+        q: BufferId,
+        /// `(rows, kv heads * head_dim)`
+        k: BufferId,
+        /// `(rows, kv heads * head_dim)`
+        v: BufferId,
+        /// Weights of the norms of heads.
+        norm: Option<QkNorm>,
+        /// Of the norms.
+        eps: f32,
+    },
+    /// `out = softmax(q K^T / sqrt(head_dim)) V` over what each row's sequence has seen, itself included.
+    Attention {
+        /// Layer of the cache.
+        layer: usize,
+        /// `(rows, query heads * head_dim)`, from [`Op::RopeStore`].
+        q: BufferId,
+        /// `(rows, query heads * head_dim)`
+        out: BufferId,
+    },
+}
+
+/// Shape of the attention heads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Heads {
+    /// Query heads.
+    pub query: usize,
+    /// Key-value heads, a divisor of the query heads.
+    pub kv: usize,
+    /// Numbers per head, even.
+    pub dim: usize,
+}
+
+/// A forward pass: its tensors, its buffers and its operations, checked to fit each other by construction.
+#[derive(Clone, Debug)]
+pub struct Program {
+    /// What the file must have: all of these, and no others.
+    pub tensors: Vec<TensorSpec>,
+    /// Floats that pass between operations.
+    pub buffers: Vec<BufferSpec>,
+    /// From tokens to the residual stream.
+    pub body: Vec<Op>,
+    /// From the residual stream of the rows that are read out to [`Program::hidden`].
+    pub head: Vec<Op>,
+    /// The residual stream after the body.
+    pub residual: BufferId,
+    /// The final hidden state.
+    pub hidden: BufferId,
+    /// `(vocabulary, hidden)`: `logits = hidden output^T`.
+    pub output: TensorId,
+    /// Layers of the cache.
+    pub layers: usize,
+    /// Shape of the attention heads.
+    pub heads: Heads,
+    /// The rotary embedding's frequencies.
+    pub rope: Rope,
+    /// Which numbers of a head it turns together.
+    pub pairing: RopePairing,
+}
+
+impl Program {
+    /// The tensor `id`.
+    pub fn tensor(&self, id: TensorId) -> &TensorSpec {
+        &self.tensors[id.index()]
+    }
+
+    /// Numbers per row of buffer `id`.
+    pub fn cols(&self, id: BufferId) -> usize {
+        self.buffers[id.index()].cols
+    }
+
+    /// Tokens of the vocabulary.
+    pub fn vocab(&self) -> usize {
+        self.tensor(self.output).rows
+    }
+
+    /// The tensors that a matrix product reads, in the order of the operations, the output last.
+    pub fn matrices(&self) -> impl Iterator<Item = TensorId> {
+        let of_ops = self.body.iter().chain(&self.head).flat_map(Op::matrices);
+        of_ops.chain([self.output])
+    }
+
+    /// The matrix whose rows are looked up for tokens.
+    pub fn embedding(&self) -> Option<TensorId> {
+        self.body.iter().find_map(|op| match op {
+            Op::Embed { table, .. } => Some(*table),
+            _ => None,
+        })
+    }
+
+    /// Columns of the widest input of a matrix product.
+    pub fn widest_input(&self) -> usize {
+        self.matrices().map(|id| self.tensor(id).cols).max().unwrap_or(0)
+    }
+
+    /// Parameters, vectors included.
+    pub fn num_parameters(&self) -> u64 {
+        self.tensors.iter().map(|t| t.rows as u64 * t.cols as u64).sum()
+    }
+
+    /// Finds every tensor in `header`; returns its index there, tensor by tensor.
+    ///
+    /// # Errors
+    /// For a tensor that is absent, has another shape or another type than it can have, and for one of the file
+    /// that the program does not use: to ignore it would silently change what the model means.
+    pub fn bind(&self, header: &Header<'_>) -> Result<Vec<usize>> {
+        let mut bound = Vec::with_capacity(self.tensors.len());
+        for spec in &self.tensors {
+            let name = Name::new(&spec.name);
+            let index = header.tensor_index(&spec.name).ok_or(Error::MissingTensor { name })?;
+            let info = &header.tensors()[index];
+            let expected = [spec.cols as u64, spec.rows as u64];
+            let cols = info.dims().first().copied().unwrap_or(0);
+            let found = [cols, info.elements().checked_div(cols).unwrap_or(0)];
+            if expected != found || info.dims().len() > 2 {
+                return Err(Error::TensorShape { name, expected, found });
+            }
+            if info.format().is_none() {
+                let expected = "a loadable tensor type";
+                return Err(Error::TensorType { name, found: info.type_id(), expected });
+            }
+            bound.push(index);
+        }
+        if header.tensors().len() != bound.len() {
+            let used = |name: &str| self.tensors.iter().any(|spec| spec.name == name);
+            let found = header.tensors().iter().map(|t| t.name()).find(|name| !used(name)).unwrap_or("");
+            let expected = "only tensors of the architecture";
+            return Err(Error::Unsupported { key: Name::new("tensor"), found: Name::new(found), expected });
+        }
+        Ok(bound)
+    }
+}
+
+impl Op {
+    /// The tensors that a matrix product of this operation reads.
+    fn matrices(&self) -> ArrayVec<TensorId, MAX_OUTPUTS> {
+        let mut ids = ArrayVec::new();
+        match self {
+            Op::Linear { outputs, .. } => ids.extend(outputs.iter().map(|(id, _)| *id)),
+            Op::LinearAdd { weight, .. } => ids.extend([*weight]),
+            Op::LinearSwiglu { gate, up, .. } => ids.extend([*gate, *up]),
+            Op::Embed { .. } | Op::RmsNorm { .. } | Op::RopeStore { .. } | Op::Attention { .. } => {}
+        }
+        ids
+    }
+}
+
+/// Writes a [`Program`] down, operation by operation. Names of tensors are those of GGUF files without
+/// `blk.N.` and `.weight`.
+#[derive(Debug)]
+pub struct Builder {
+    program: Program,
+    eps: f32,
+    /// The layer that is being written, if one is.
+    layer: Option<usize>,
+}
+
+impl Builder {
+    /// Starts a program. `eps` is that of every norm.
+    pub fn new(heads: Heads, rope: Rope, pairing: RopePairing, eps: f32) -> Builder {
+        let none = BufferId(0);
+        let program = Program {
+            tensors: Vec::new(),
+            buffers: Vec::new(),
+            body: Vec::new(),
+            head: Vec::new(),
+            residual: none,
+            hidden: none,
+            output: TensorId(0),
+            layers: 0,
+            heads,
+            rope,
+            pairing,
+        };
+        Builder { program, eps, layer: None }
+    }
+
+    /// The buffer called `name`, which has at least `cols` numbers per row. Buffers of one name are one.
+    fn buffer(&mut self, name: &'static str, cols: usize) -> BufferId {
+        let buffers = &mut self.program.buffers;
+        let at = buffers.iter().position(|buffer| buffer.name == name).unwrap_or_else(|| {
+            buffers.push(BufferSpec { name, cols });
+            buffers.len() - 1
+        });
+        buffers[at].cols = buffers[at].cols.max(cols);
+        BufferId(at as u32)
+    }
+
+    fn tensor(&mut self, name: &str, rows: usize, cols: usize, role: TensorRole) -> TensorId {
+        let name = match self.layer {
+            Some(layer) => format!("blk.{layer}.{name}.weight"),
+            None => format!("{name}.weight"),
+        };
+        self.program.tensors.push(TensorSpec { name, rows, cols, role });
+        TensorId(self.program.tensors.len() as u32 - 1)
+    }
+
+    fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> TensorId {
+        self.tensor(name, rows, cols, TensorRole::Matrix)
+    }
+
+    fn vector(&mut self, name: &str, len: usize) -> TensorId {
+        self.tensor(name, 1, len, TensorRole::Vector)
+    }
+
+    /// The rows of the embedding `(vocab, cols)` for the tokens; the residual stream.
+    pub fn embed(&mut self, name: &str, vocab: usize, cols: usize) -> (TensorId, Stream) {
+        let table = self.matrix(name, vocab, cols);
+        let out = self.buffer("residual", cols);
+        self.program.body.push(Op::Embed { table, out });
+        self.program.residual = out;
+        (table, Stream { buffer: out, cols })
+    }
+
+    /// Tensors of the following operations are those of block `layer`.
+    pub fn block(&mut self, layer: usize) {
+        self.layer = Some(layer);
+        self.program.layers = self.program.layers.max(layer + 1);
+    }
+
+    /// `x / rms(x) * weight`
+    pub fn rmsnorm(&mut self, x: Stream, name: &str) -> Stream {
+        let weight = self.vector(name, x.cols);
+        let out = self.buffer("input", x.cols);
+        self.program.body.push(Op::RmsNorm { x: x.buffer, weight, eps: self.eps, out });
+        Stream { buffer: out, cols: x.cols }
+    }
+
+    /// Several products with one input: tensor, buffer and outputs of each.
+    pub fn linear<const N: usize>(
+        &mut self,
+        x: Stream,
+        outputs: [(&str, &'static str, usize); N],
+    ) -> [Stream; N] {
+        const { assert!(N <= MAX_OUTPUTS) };
+        let mut list = ArrayVec::new();
+        let streams = outputs.map(|(name, buffer, cols)| {
+            let weight = self.matrix(name, cols, x.cols);
+            let buffer = self.buffer(buffer, cols);
+            // There is room for N.
+            let _ = list.push((weight, buffer));
+            Stream { buffer, cols }
+        });
+        self.program.body.push(Op::Linear { x: x.buffer, outputs: list });
+        streams
+    }
+
+    /// `to += x W^T`
+    pub fn linear_add(&mut self, x: Stream, name: &str, to: Stream) {
+        let weight = self.matrix(name, to.cols, x.cols);
+        self.program.body.push(Op::LinearAdd { x: x.buffer, weight, to: to.buffer });
+    }
+
+    /// `silu(x G^T) * (x U^T)`, of `cols` outputs.
+    pub fn linear_swiglu(&mut self, x: Stream, gate: &str, up: &str, cols: usize) -> Stream {
+        let gate = self.matrix(gate, cols, x.cols);
+        let up = self.matrix(up, cols, x.cols);
+        let out = self.buffer("gate", cols);
+        self.program.body.push(Op::LinearSwiglu { x: x.buffer, gate, up, out });
+        Stream { buffer: out, cols }
+    }
+
+    /// Normalizes heads by the tensors `norm` (of queries, of keys), rotates them, and stores keys and values.
+    pub fn rope_store(&mut self, [q, k, v]: [Stream; 3], norm: Option<[&str; 2]>) {
+        let dim = self.program.heads.dim;
+        let norm = norm.map(|[q, k]| QkNorm { q: self.vector(q, dim), k: self.vector(k, dim) });
+        let layer = self.layer.unwrap_or(0);
+        let (q, k, v) = (q.buffer, k.buffer, v.buffer);
+        self.program.body.push(Op::RopeStore { layer, q, k, v, norm, eps: self.eps });
+    }
+
+    /// Causal attention of `q` over the cache.
+    pub fn attention(&mut self, q: Stream) -> Stream {
+        let out = self.buffer("input", q.cols);
+        let layer = self.layer.unwrap_or(0);
+        self.program.body.push(Op::Attention { layer, q: q.buffer, out });
+        Stream { buffer: out, cols: q.cols }
+    }
+
+    /// Ends the program: the final norm `norm` of `x`, and the logits by the tensor `output`, or by `tied`.
+    pub fn head(mut self, x: Stream, norm: &str, output: Output<'_>) -> Program {
+        self.layer = None;
+        let weight = self.vector(norm, x.cols);
+        let out = self.buffer("input", x.cols);
+        self.program.head.push(Op::RmsNorm { x: x.buffer, weight, eps: self.eps, out });
+        self.program.hidden = out;
+        self.program.output = match output {
+            Output::Tied(table) => table,
+            Output::Own(name, vocab) => self.matrix(name, vocab, x.cols),
+        };
+        self.program
+    }
+}
+
+/// A value of a program that is being written: a buffer, and how much of its rows is used.
+#[derive(Clone, Copy, Debug)]
+pub struct Stream {
+    buffer: BufferId,
+    cols: usize,
+}
+
+/// Where a model's output matrix is.
+#[derive(Clone, Copy, Debug)]
+pub enum Output<'n> {
+    /// It is the embedding.
+    Tied(TensorId),
+    /// A tensor of this name, for so many tokens.
+    Own(&'n str, usize),
+}

@@ -1,0 +1,122 @@
+//! Frequencies of the rotary position embedding.
+#![forbid(unsafe_code)]
+
+use alloc::vec::Vec;
+
+/// How a model stretches its rotary embedding beyond the context it was first trained on.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum RopeScaling {
+    /// Frequencies as they are.
+    None,
+    /// Every position divided by `factor` (Chen et al. 2023).
+    Linear {
+        /// Context stretch.
+        factor: f32,
+    },
+    /// Per-frequency interpolation (Peng et al. 2023), always on, as the Bonsai models use it.
+    Yarn {
+        /// Context stretch `s`.
+        factor: f32,
+        /// Context length before stretching.
+        original_context: u32,
+        /// Multiplies cos and sin; `0.1 ln(s) + 1` unless the file says otherwise.
+        attention_factor: f32,
+        /// Rotations above which a frequency is kept (32 in the paper).
+        beta_fast: f32,
+        /// Rotations below which a frequency is interpolated (1 in the paper).
+        beta_slow: f32,
+    },
+}
+
+impl RopeScaling {
+    /// YaRN with the paper's constants.
+    pub fn yarn(factor: f32, original_context: u32) -> Self {
+        RopeScaling::Yarn {
+            factor,
+            original_context,
+            attention_factor: 0.1 * libm::logf(factor) + 1.0,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+        }
+    }
+}
+
+/// Rotation speeds of one model: radians per position for each of the `head_dim / 2` pairs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rope {
+    /// `(head_dim / 2)`, in f64 because positions in the tens of thousands multiply them.
+    speeds: Vec<f64>,
+    magnitude: f32,
+}
+
+impl Rope {
+    /// `speed[i] = base^(-2i/d)`, then scaled.
+    ///
+    /// YaRN: `corr(b) = d ln(o / (2 pi b)) / (2 ln base)`, `low = max(0, floor(corr(beta_fast)))`,
+    /// `high = min(d - 1, ceil(corr(beta_slow)))`, `ramp = clamp((i - low) / max(0.001, high - low), 0, 1)`
+    /// and `speed[i] *= (1 - ramp) + ramp / s`.
+    pub fn new(head_dim: usize, base: f32, scaling: RopeScaling) -> Self {
+        let (d, ln_base) = (head_dim as f64, libm::log(f64::from(base)));
+        let mut magnitude = 1.0;
+        let speeds = (0..head_dim / 2).map(|i| {
+            let speed = libm::exp(-2.0 * i as f64 / d * ln_base);
+            match scaling {
+                RopeScaling::None => speed,
+                RopeScaling::Linear { factor } => speed / f64::from(factor),
+                RopeScaling::Yarn { factor, original_context, attention_factor, beta_fast, beta_slow } => {
+                    magnitude = attention_factor;
+                    let corr = |beta: f32| {
+                        let turns =
+                            f64::from(original_context) / (2.0 * core::f64::consts::PI * f64::from(beta));
+                        d * libm::log(turns) / (2.0 * ln_base)
+                    };
+                    let low = libm::floor(corr(beta_fast)).max(0.0);
+                    let high = libm::ceil(corr(beta_slow)).min(d - 1.0);
+                    let ramp = ((i as f64 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
+                    speed * ((1.0 - ramp) + ramp / f64::from(factor))
+                }
+            }
+        });
+        let speeds = speeds.collect();
+        Rope { speeds, magnitude }
+    }
+
+    /// Writes cos and sin of every pair's angle at `position`; both `(head_dim / 2)`. All heads of all
+    /// layers share them.
+    pub fn angles(&self, position: usize, cos: &mut [f32], sin: &mut [f32]) {
+        for ((speed, c), s) in self.speeds.iter().zip(cos).zip(sin) {
+            let (sine, cosine) = libm::sincos(position as f64 * speed);
+            *c = cosine as f32 * self.magnitude;
+            *s = sine as f32 * self.magnitude;
+        }
+    }
+
+    /// Writes cos and sin of the angles by which a rotated head is turned to stand `back` positions earlier,
+    /// `-back speed[i]`, without the magnitude, which it has already; both `(head_dim / 2)`.
+    pub fn angles_back(&self, back: usize, cos: &mut [f32], sin: &mut [f32]) {
+        for ((speed, c), s) in self.speeds.iter().zip(cos).zip(sin) {
+            let (sine, cosine) = libm::sincos(back as f64 * -speed);
+            (*c, *s) = (cosine as f32, sine as f32);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Positions of the ramp's ends, as the published Bonsai configurations give them.
+    #[test]
+    fn yarn_of_bonsai() {
+        for (original, low, high) in [(8192, 17, 34), (16384, 20, 37)] {
+            let plain = Rope::new(128, 1e6, RopeScaling::None);
+            let yarn = Rope::new(128, 1e6, RopeScaling::yarn(4.0, original));
+            let ratio = |i: usize| yarn.speeds[i] / plain.speeds[i];
+            assert_eq!(ratio(low), 1.0);
+            assert!(ratio(low + 1) < 1.0 && ratio(high - 1) > 0.2501);
+            assert!((ratio(high) - 0.25).abs() < 1e-12 && (ratio(63) - 0.25).abs() < 1e-12);
+            assert!((yarn.magnitude - 1.138_629_4).abs() < 1e-6);
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! Models whose weights are rearranged in memory.
+
+use shohin_core::cpu::repack::{Layout, PackedMatrix, repack, repacked_format, repacks};
+use shohin_core::cpu::{Cpu, Isa};
+use shohin_core::gguf::Gguf;
+use shohin_core::model::ModelBytes;
+use shohin_core::tokenizer::Special;
+use shohin_core::{
+    Activations, BonsaiModel, CpuOptions, Error, Format, Matrix, Serial, Session, SessionOptions, Tokenizer,
+};
+use shohin_tests::cpu::{all_logits, device, repacked};
+use shohin_tests::model::{Model, Shape, Stored};
+use std::cell::Cell;
+use std::sync::Arc;
+
+#[test]
+fn every_weight_of_a_file_is_found_again() {
+    for format in Format::ALL {
+        let file = Model::tiny(format);
+        let gguf = Gguf::parse(&file).unwrap();
+        for layout in [Layout::Panels32, Layout::Panels8] {
+            let mut moved = 0;
+            for t in gguf.tensors() {
+                let a = gguf.matrix(t.name()).unwrap();
+                let mut bytes = a.data().to_vec();
+                repack(a.format(), layout, a.rows(), a.cols(), &mut bytes, &Serial).unwrap();
+                let Some(format) = repacked_format(a.format()) else {
+                    assert_eq!(bytes, a.data());
+                    continue;
+                };
+                moved += 1;
+                let b = Matrix::new(format, a.rows(), a.cols(), &bytes).unwrap();
+                let b = PackedMatrix::new(b, layout).unwrap();
+                let (mut x, mut y) = (vec![0.0; a.cols()], vec![0.0; a.cols()]);
+                for row in 0..a.rows() {
+                    a.unpack_row(row, &mut x).unwrap();
+                    b.unpack_row(row, &mut y).unwrap();
+                    assert_eq!(x, y);
+                }
+            }
+            assert_eq!(moved > 0, repacked_format(format).is_some(), "{format:?}");
+        }
+    }
+}
+
+/// Every row of the embedding is looked up, and every matrix multiplied: for one token and for a batch, by the
+/// kernels that the weights were repacked for and by all others, in integers and in floats.
+#[test]
+fn a_repacked_model_has_the_logits_of_its_file() {
+    let shape = Shape { layers: 1, vocab: 290, context: 300, ..Shape::tiny() };
+    let tokens: Vec<u32> = (0..290).rev().collect();
+    let session = SessionOptions::default();
+    for format in Format::ALL {
+        let file = Model::new(shape.clone(), Stored::new(format), 5).to_vec().unwrap();
+        let want = |activations, isa, tokens: &[u32]| {
+            let options = CpuOptions { activations, isa, batch: 100, ..CpuOptions::default() };
+            let mut device = device(&file, &options).unwrap();
+            all_logits(&mut device, tokens, &session).unwrap()
+        };
+        let int8 = want(Activations::Int8, Isa::detect(), &tokens);
+        let few = [
+            want(Activations::Int8, Isa::SCALAR, &tokens[..20]),
+            want(Activations::F32, Isa::SCALAR, &tokens[..20]),
+        ];
+        assert_eq!(int8[..few[0].len()], few[0]);
+        for isa in Isa::available() {
+            let options = CpuOptions { isa, batch: 100, ..CpuOptions::default() };
+            let mut ours = repacked(&file, &options).unwrap();
+            // Scalar takes a while, and repacks nothing.
+            let n = if repacks(isa) { tokens.len() } else { 20 };
+            assert!(
+                all_logits(&mut ours, &tokens[..n], &session).unwrap() == int8[..n * 290],
+                "{format:?} {isa:?}"
+            );
+            // Rearranged for good: the model's bytes are no longer those of the file.
+            let moved = ours.model().weights().parts()[0] != file;
+            assert_eq!(moved, repacks(isa) && repacked_format(format).is_some(), "{format:?} {isa:?}");
+
+            let weights = Arc::clone(ours.weights());
+            for other in Isa::available() {
+                for (activations, want) in [Activations::Int8, Activations::F32].into_iter().zip(&few) {
+                    let options = CpuOptions { isa: other, activations, ..CpuOptions::default() };
+                    let mut device = Cpu::with_weights(weights.clone(), &options, Serial).unwrap();
+                    let got = all_logits(&mut device, &tokens[..20], &session).unwrap();
+                    assert!(got == *want, "{format:?} for {isa:?} by {other:?} {activations:?}");
+                }
+            }
+        }
+    }
+}
+
+/// Bytes that cannot be written to stay as they are, and so do all where floats are multiplied.
+#[test]
+fn read_only_bytes_stay_row_by_row() {
+    let file = Model::tiny(Format::Q1_0);
+    let gguf = Gguf::parse(&file).unwrap();
+    let tokens = [3, 1, 4, 1, 5, 9, 2, 6];
+    let session = SessionOptions::default();
+    for isa in Isa::available() {
+        let options = CpuOptions { isa, ..CpuOptions::default() };
+        let want = all_logits(&mut device(&file, &options).unwrap(), &tokens, &session).unwrap();
+        // Of the file, and shared ones.
+        let mut read = Cpu::repacked(BonsaiModel::from_gguf(&gguf).unwrap(), &options, Serial).unwrap();
+        assert_eq!(all_logits(&mut read, &tokens, &session).unwrap(), want, "{isa:?}");
+        let bytes: Arc<[u8]> = file.clone().into();
+        let mut shared =
+            Cpu::repacked(BonsaiModel::load(Arc::clone(&bytes)).unwrap(), &options, Serial).unwrap();
+        assert_eq!(all_logits(&mut shared, &tokens, &session).unwrap(), want, "{isa:?}");
+        assert_eq!(bytes[..], file);
+        let plan = device(&file, &options).unwrap().memory_plan(&session);
+        assert_eq!((read.memory_plan(&session), shared.memory_plan(&session)), (plan, plan));
+
+        let floats = CpuOptions { activations: Activations::F32, ..options };
+        assert_eq!(repacked(&file, &floats).unwrap().model().weights().parts()[0], file);
+    }
+}
+
+#[test]
+fn a_file_that_is_refused_is_an_error() {
+    let file = Model::tiny(Format::Q1_0);
+    for len in (0..file.len()).step_by(997) {
+        let error = BonsaiModel::load(file[..len].to_vec()).unwrap_err();
+        assert_eq!(error, Gguf::parse(&file[..len]).unwrap_err());
+    }
+}
+
+/// Gives all of a file so many times, and then the first half.
+#[derive(Debug)]
+struct Fickle(Vec<u8>, Cell<usize>);
+
+impl ModelBytes for Fickle {
+    fn bytes(&self) -> &[u8] {
+        match self.1.get() {
+            0 => &self.0[..self.0.len() / 2],
+            left => {
+                self.1.set(left - 1);
+                &self.0
+            }
+        }
+    }
+}
+
+#[test]
+fn bytes_that_change_are_an_error_or_change_nothing() {
+    let file = Model::tiny(Format::Q1_0);
+    let run = |times| {
+        let model = BonsaiModel::load(Fickle(file.clone(), Cell::new(times)))?;
+        let mut device = Cpu::new(model, &CpuOptions::default(), Serial)?;
+        let logits = all_logits(&mut device, &[1, 2, 3], &SessionOptions::default())?;
+        Ok::<_, Error>((logits, device.model().weights().parts()[0].1.get()))
+    };
+    let (want, left) = run(10_000).unwrap();
+    let reads = 10_000 - left;
+    for times in 0..reads {
+        match run(times).map_err(|error| error.code()) {
+            // The last reads may be of the first half.
+            Ok((logits, _)) => assert_eq!(logits, want),
+            Err(code) => assert!(["truncated", "tensor_range", "length"].contains(&code), "{times}: {code}"),
+        }
+    }
+    assert_eq!(run(reads).unwrap(), (want, 0));
+}
+
+/// A prompt of a batch and part of another, and what a greedy decoder says then, token by token.
+#[test]
+fn models_go_on_alike_with_every_instruction_set() {
+    const STORY: &str = "Once upon a time there was a little girl named Lily. She had a red ball that she loved to \
+        play with. One day the ball rolled down the hill and into the river, and Lily began to cry.";
+    let said = |file: &[u8], isa, in_file| {
+        let gguf = Gguf::parse(file).unwrap();
+        let mut prompt = Vec::new();
+        Tokenizer::from_gguf(&gguf).unwrap().encode(STORY, Special::Parse, &mut prompt);
+        let options = CpuOptions { isa, batch: 32, context: 96, ..CpuOptions::default() };
+        assert!(prompt.len() > options.batch + 2 && !prompt.len().is_multiple_of(options.batch));
+        let model = BonsaiModel::load(file.to_vec()).unwrap();
+        let new = if in_file { Cpu::new } else { Cpu::repacked };
+        let mut device = new(model, &options, Serial).unwrap();
+        let mut session = Session::new(&mut device, &SessionOptions::default()).unwrap();
+        let mut logits = session.forward_prefill(&mut device, &prompt).unwrap().to_vec();
+        let mut tokens = Vec::new();
+        for _ in 0..12 {
+            let best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap();
+            tokens.push(best as u32);
+            logits = session.forward(&mut device, best as u32).unwrap().to_vec();
+        }
+        (tokens, logits.iter().map(|x| x.to_bits()).collect::<Vec<_>>())
+    };
+    for file in
+        [&include_bytes!("../../models/sprout.gguf")[..], include_bytes!("../../models/sprout-q1.gguf")]
+    {
+        let expected = said(file, Isa::SCALAR, true);
+        for isa in Isa::available() {
+            assert_eq!(said(file, isa, false), expected, "{isa:?}");
+        }
+    }
+}
