@@ -4,7 +4,7 @@ import { readdir, readFile, writeFile } from "node:fs/promises";
 import { join, relative, sep } from "node:path";
 import { fileURLToPath } from "node:url";
 import { defineConfig, type Plugin } from "vite";
-import { RELAXED } from "../wasm/js/src/simd.js";
+import { RELAXED } from "../wasm/js/src/wasm/simd.js";
 
 const MODEL = process.env["SHOHIN_MODEL"] ?? fileURLToPath(new URL("../models/sprout.gguf", import.meta.url));
 

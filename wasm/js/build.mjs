@@ -1,4 +1,4 @@
-// Bundles the TypeScript of js/src with the glue of pkg/ into dist/, one file for each place it runs in.
+// Bundles the TypeScript of js/src with the glue of pkg/ into dist/, one file for each environment.
 import { build } from "esbuild";
 import { existsSync, statSync } from "node:fs";
 import { copyFile, mkdir, readFile, rm, writeFile } from "node:fs/promises";
@@ -20,38 +20,38 @@ const common = {
   logLevel: "warning",
   outdir: "dist",
 };
-await build({ ...common, platform: "browser", entryPoints: ["js/src/index.ts", "js/src/worker.ts", "js/src/local.ts"] });
-// Node shows the line an uncaught error comes from: it should be a short one.
+await build({ ...common, platform: "browser", entryPoints: { index: "js/src/index.ts", worker: "js/src/engine/worker.ts", local: "js/src/local.ts" } });
+// Node prints the line of an uncaught error: keep it short.
 await build({ ...common, platform: "node", minifySyntax: false, minifyWhitespace: false, entryPoints: ["js/src/node.ts"] });
 const modules = [["pkg", "shohin_wasm_bg.wasm"]];
-/** Takes in a build that differs in its instructions alone, and therefore needs no script of its own. */
+/** Adds a build that differs only in its instructions, and therefore needs no script of its own. */
 const relaxed = async (package_, file) => {
   const glue = (directory) => readFile(path(`../${directory}/shohin_wasm.js`), "utf8");
   const written = (directory) => statSync(path(`../${directory}/shohin_wasm_bg.wasm`)).mtimeMs;
-  if (!existsSync(path(`../${package_}-relaxed`))) console.log(`no ${package_}-relaxed/: the package will do without relaxed SIMD`);
+  if (!existsSync(path(`../${package_}-relaxed`))) console.log(`no ${package_}-relaxed/: the package will be built without relaxed SIMD`);
   else if (written(package_) <= written(`${package_}-relaxed`) && (await glue(package_)) === (await glue(`${package_}-relaxed`))) modules.push([`${package_}-relaxed`, file]);
-  else console.log(`${package_}-relaxed/ is older than ${package_}/: the package will do without relaxed SIMD`);
+  else console.log(`${package_}-relaxed/ is older than ${package_}/: the package will be built without relaxed SIMD`);
 };
 await relaxed("pkg", "shohin_wasm_relaxed_bg.wasm");
 if (existsSync(path("../pkg-threads"))) {
   modules.push(["pkg-threads", "shohin_wasm_threads_bg.wasm"]);
   const alias = { "shohin-threads": path("../pkg-threads/shohin_wasm.js") };
-  await build({ ...common, platform: "neutral", entryPoints: ["js/src/threads.ts"], alias, external: ["node:worker_threads"] });
+  await build({ ...common, platform: "neutral", entryPoints: { threads: "js/src/wasm/threads.ts" }, alias, external: ["node:worker_threads"] });
   await relaxed("pkg-threads", "shohin_wasm_threads_relaxed_bg.wasm");
 } else {
-  console.log("no pkg-threads/: the package will do without threads");
+  console.log("no pkg-threads/: the package will be built without threads");
 }
 if (existsSync(path("../pkg-webgpu"))) {
   modules.push(["pkg-webgpu", "shohin_wasm_webgpu_bg.wasm"]);
   const alias = { "shohin-webgpu": path("../pkg-webgpu/shohin_wasm.js") };
-  await build({ ...common, platform: "browser", entryPoints: ["js/src/webgpu.ts"], alias });
+  await build({ ...common, platform: "browser", entryPoints: { webgpu: "js/src/wasm/webgpu.ts" }, alias });
 } else {
-  console.log("no pkg-webgpu/: the package will do without WebGPU");
+  console.log("no pkg-webgpu/: the package will be built without WebGPU");
 }
 for (const [from, to] of modules) {
   await writeFile(path(`../dist/${to}`), withoutCustomSections(await readFile(path(`../${from}/shohin_wasm_bg.wasm`))));
 }
-// Minified, an import has lost the words that tell bundlers to leave it alone.
+// The minifier removes the comments that tell bundlers to ignore an import.
 for (const file of ["worker.js", "local.js"]) {
   const script = await readFile(path(`../dist/${file}`), "utf8");
   await writeFile(path(`../dist/${file}`), script.replaceAll("import(href)", "import(/* @vite-ignore *//* webpackIgnore: true */href)"));
@@ -65,7 +65,7 @@ for (const file of [...modules.map(([, to]) => to), "index.js", "worker.js", "no
   console.log(`dist/${file}: ${bytes.length} bytes, ${gzipSync(bytes, { level: 9 }).length} gzipped`);
 }
 
-/** Function names and the like, a fifth of the file, are of no use to a visitor. */
+/** Removes function names and other custom sections, a fifth of the file. */
 function withoutCustomSections(wasm) {
   const kept = [wasm.subarray(0, 8)];
   for (let at = 8; at < wasm.length; ) {

@@ -1,6 +1,16 @@
-export * from "./api.js";
-export { clearCache, deleteCache, listCache, type CacheEntry } from "./cache.js";
-export type * from "./completion.js";
-export { Conversation, Engine } from "./engine.js";
-export { ShohinError, type EngineErrorCode, type ErrorCode, type HostErrorCode } from "./error.js";
-export { deleteSnapshot, listSnapshots } from "./snapshots.js";
+// The package in a browser: the engine runs in a worker.
+import { connectBy } from "./engine/engine.js";
+import { WorkerTransport } from "./engine/worker-transport.js";
+
+export type * from "./api/chunk.js";
+export { ShohinError, type EngineErrorCode, type ErrorCode, type HostErrorCode } from "./api/errors.js";
+export type * from "./api/info.js";
+export type * from "./api/message.js";
+export type * from "./api/options.js";
+export { Conversation } from "./engine/conversation.js";
+export { Engine } from "./engine/engine.js";
+export { deleteSnapshot, listSnapshots } from "./engine/snapshots.js";
+export { clearCache, deleteCache, listCache, type CacheEntry } from "./load/cache.js";
+export type * from "./openai/completion.js";
+
+connectBy((workerUrl) => new WorkerTransport(workerUrl));

@@ -1,42 +1,42 @@
-// The same engine in Node: on the calling thread, models also by file path.
+// The package in Node: on the calling thread, models also by file path.
 import { open, readFile } from "node:fs/promises";
 import { availableParallelism } from "node:os";
 import { fileURLToPath } from "node:url";
-import { ShohinError } from "./error.js";
-import { host, MOST_THREADS } from "./host.js";
-import { LocalConversation, LocalEngine } from "./local.js";
-import { BEGIN, fetchPieces, SLICE, type Pieces } from "./source.js";
+import { ShohinError } from "./api/errors.js";
+import { downloadPieces } from "./load/download.js";
+import { filesWithoutCopies } from "./load/files.js";
+import type { Pieces } from "./load/pieces.js";
+import { FIRST_READ_SIZE, READ_SIZE } from "./load/source.js";
+import { host, MAX_THREADS } from "./wasm/host.js";
 
 export * from "./local.js";
-export { LocalConversation as Conversation, LocalEngine as Engine };
 
-/** Nothing is kept in Node. */
+/** Node keeps no copies. */
 export async function clearCache(): Promise<void> {}
 
-/** Nothing is kept in Node. */
+/** Node keeps no copies. */
 export async function listCache(): Promise<[]> {
   return [];
 }
 
-/** Nothing is kept in Node. */
+/** Node keeps no copies. */
 export async function deleteCache(_url: string | URL): Promise<boolean> {
   return false;
 }
 
-host.cores = () => Math.min(availableParallelism(), MOST_THREADS);
+host.cores = () => Math.min(availableParallelism(), MAX_THREADS);
 
-const { module, teamModule } = host;
-host.teamModule = async (simd) => readFile(teamModule(simd) as URL);
+const { module, threadsModule } = host;
+host.threadsModule = async (simd) => readFile(threadsModule(simd) as URL);
 host.module = async (simd, given) => {
   const found = String(module(simd, given));
-  return isOfTheNet(found) ? found : readFile(pathOf(found));
+  return isUrl(found) ? found : readFile(pathOf(found));
 };
 
-host.open = async (name, options, brief) => {
-  return isOfTheNet(name) ? fetchPieces(name, options, brief) : filePieces(pathOf(name), brief);
-};
+host.files = (options) =>
+  filesWithoutCopies(options, async (name, brief) => (isUrl(name) ? downloadPieces(name, options, undefined, brief) : filePieces(pathOf(name), brief)));
 
-function isOfTheNet(name: string): boolean {
+function isUrl(name: string): boolean {
   return /^(https?|data|blob):/.test(name);
 }
 
@@ -44,7 +44,7 @@ function pathOf(name: string): string {
   return name.startsWith("file:") ? fileURLToPath(name) : name;
 }
 
-/** As `blobPieces`. */
+/** Reads a file in growing slices, from small ones on if `brief`. */
 async function filePieces(path: string, brief: boolean): Promise<Pieces> {
   const fail = (cause: unknown) =>
     new ShohinError("read", `${path} could not be read: ${(cause as Error).message}`, { cause });
@@ -59,13 +59,13 @@ async function filePieces(path: string, brief: boolean): Promise<Pieces> {
     stage: "read",
     total: size,
     pieces: (async function* () {
-      let buffer = new Uint8Array(brief ? BEGIN : SLICE);
+      let buffer = new Uint8Array(brief ? FIRST_READ_SIZE : READ_SIZE);
       try {
         for (;;) {
           const { bytesRead } = await file.read(buffer);
           if (bytesRead === 0) return;
           yield buffer.subarray(0, bytesRead);
-          if (buffer.length < SLICE) buffer = new Uint8Array(2 * buffer.length);
+          if (buffer.length < READ_SIZE) buffer = new Uint8Array(2 * buffer.length);
         }
       } catch (cause) {
         throw fail(cause);

@@ -8,7 +8,7 @@ import { serve } from "./chromium.mjs";
 import { origin } from "./gguf.mjs";
 
 const { outputFiles } = await build({
-  entryPoints: [fileURLToPath(new URL("../src/download.ts", import.meta.url))],
+  entryPoints: [fileURLToPath(new URL("../src/load/download.ts", import.meta.url))],
   bundle: true,
   format: "esm",
   write: false,

@@ -455,7 +455,7 @@ describe("in a browser", () => {
 
   test("runs without a worker of its own, too", async () => {
     const text = await page.evaluate(async () => {
-      const { Engine } = await import("/local.js").then(({ LocalEngine }) => ({ Engine: LocalEngine }));
+      const { Engine } = await import("/local.js");
       const engine = await Engine.load("model.gguf");
       const { text } = await collect(engine.generate("Once upon a time", { preset: "greedy", maxTokens: 6 }));
       await engine.dispose();
@@ -477,7 +477,7 @@ describe("in a browser", () => {
         return { texts: [one.text, two.text], cached: two.usage.cachedTokens, backend, weights: memory.weights };
       };
       const cpu = await say(await Engine.load(bytes, exact));
-      const { LocalEngine } = await import("/local.js");
+      const { Engine: LocalEngine } = await import("/local.js");
       const before = fetched();
       const auto = await say(await Engine.load(bytes, { ...exact, backend: "auto" }));
       const gpu = await say(await Engine.load(new Blob([bytes]), { ...exact, backend: "webgpu" }));
@@ -503,7 +503,7 @@ describe("in a browser", () => {
     try {
       await page.goto(server.url);
       const codes = await page.evaluate(async () => {
-        const { LocalEngine } = await import("/local.js");
+        const { Engine: LocalEngine } = await import("/local.js");
         const bytes = await (await fetch("model.gguf")).arrayBuffer();
         // The third buffer that is asked for is one too many, as the browser tells it.
         const pop = GPUDevice.prototype.popErrorScope;

@@ -22,7 +22,7 @@ const { build } = await import(pathToFileURL(createRequire(new URL("../../../web
 const ISOLATION = { "Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-Policy": "require-corp" };
 const MAIN = `
   import { Engine } from "shohin";
-  import { LocalEngine } from "shohin/local";
+  import { Engine as LocalEngine } from "shohin/local";
 
   const out = document.querySelector("#out");
   try {

@@ -336,7 +336,7 @@ describe("a model in parts", () => {
     assert.match(await wrong([file(0), file(2, NAMES[1]), file(1, NAMES[2])]), /^key_value: model-00002-of-00003\.gguf: /);
     assert.match(await wrong([file(1, "a.gguf"), file(0, "b.gguf"), file(2, "c.gguf")]), /^key_value: a\.gguf: /);
     assert.match(await wrong([file(0, "a.gguf"), file(1, "b.gguf")]), /^key_value: a\.gguf: /);
-    assert.match(await wrong([new Blob([small]), new Blob([other])]), /^missing_key: part 1: .* no part of a model/);
+    assert.match(await wrong([new Blob([small]), new Blob([other])]), /^missing_key: part 1: .* not a part of a model/);
     assert.match(await wrong([file(0), file(1), new File([parts[2].subarray(0, -9)], NAMES[2])]), /^(truncated|tensor_range): model-00003-of-00003\.gguf: /);
     assert.match(await wrong([]), /^argument: /);
     assert.match(await wrong([small, small]), /^argument: /);

@@ -243,7 +243,9 @@ describe("a loaded model", () => {
 test("what the browser's entry exports, Node's does, too", async () => {
   const [node, local, browser] = [await import("shohin"), await import("shohin/local"), await import("../../dist/index.js")];
   for (const name of Object.keys(browser)) assert.ok(name in node, name);
-  assert.equal(local.LocalEngine, node.Engine);
+  // The names before 0.2.
+  assert.deepEqual([local.LocalEngine, local.LocalConversation], [local.Engine, local.Conversation]);
+  assert.equal(local.Engine, node.Engine);
   await node.clearCache();
 });
 

@@ -91,7 +91,7 @@ describe("README.md", { timeout: 120_000 }, () => {
   });
 
   test("names every option there is, and links to what is there", async () => {
-    const types = await readFile(join(PACKAGE, "dist/api.d.ts"), "utf8");
+    const types = await readFile(join(PACKAGE, "dist/api/options.d.ts"), "utf8");
     for (const name of ["LoadOptions", "GenerateOptions", "ChatOptions", "EmbedOptions", "RestoreOptions"]) {
       const body = new RegExp(`export interface ${name} [^]*?\n}`).exec(types)[0];
       for (const [, option] of body.matchAll(/^ {4}(\w+)\??:/gm)) assert.ok(README.includes(`\`${option}`) || new RegExp(`\\b${option}\\b`).test(README), `${name}.${option}`);

@@ -1,11 +1,11 @@
-// The glue of the build with shared memory, which js/build.mjs finds in pkg-threads/ and calls `shohin-threads`: that of
-// the other build, and what a team needs.
-export * from "../../pkg/shohin_wasm.js";
+// The glue of the build with shared memory, which js/build.mjs finds in pkg-threads/ and names `shohin-threads`: the glue of the
+// single-threaded build, and the functions of the thread pool.
+export * from "../../../pkg/shohin_wasm.js";
 
 export default function init(options: {
   module_or_path: WebAssembly.Module;
   memory?: WebAssembly.Memory;
-  /** Bytes, for all but the first to share the memory. */
+  /** Bytes, for every thread but the first. */
   thread_stack_size?: number;
 }): Promise<unknown>;
 

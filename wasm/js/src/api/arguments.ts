@@ -1,13 +1,14 @@
-// What callers hand over, looked at before it goes to a worker or the module: neither could tell what is wrong with it.
-import type { ChatMessage, ChatOptions, ConversationOptions, EmbedOptions, GenerateOptions, LoadOptions, Message, RestoreOptions, Snapshot, TemplateOptions, TokenizeOptions } from "./api.js";
-import { converted, ShohinError } from "./error.js";
-import { partsOf } from "./parts.js";
-import type { Kind } from "./source.js";
+// Validation of arguments, before they are sent to a worker or the module, where errors could not name the field.
+import { partsOf } from "../load/parts.js";
+import type { Source } from "../load/source.js";
+import { converted, ShohinError } from "./errors.js";
+import type { ChatMessage, Message } from "./message.js";
+import { KV_FORMATS, type ChatOptions, type ConversationOptions, type EmbedOptions, type GenerateOptions, type LoadOptions, type RestoreOptions, type SnapshotSource, type TemplateOptions, type TokenizeOptions } from "./options.js";
 
-/** Throws if what stands at a place is not what it must be. Only called for what is given. */
+/** Throws if the value of a field is not valid. Not called for missing values. */
 type Check = (place: string, found: unknown) => void;
 
-/** A check for every option there is. */
+/** A check for every option. */
 type Checks<T> = { readonly [name in keyof Required<T>]: Check };
 
 function show(found: unknown): string {
@@ -43,7 +44,7 @@ function either(first: string, ...others: string[]): Check {
   return must((found: unknown) => typeof found === "string" && [...all, last].includes(found), `${all.join(", ")} or ${last}`);
 }
 
-/** A number that is out of range is an `option` that cannot be, as it is for the engine. */
+/** Numbers out of range have the code `option`, as in the engine. */
 function range(right: (found: number) => boolean, what: string): Check {
   return (place, found) => {
     if (typeof found !== "number") refuse(place, found, what);
@@ -53,14 +54,14 @@ function range(right: (found: number) => boolean, what: string): Check {
 
 function each(place: string, found: unknown, what: string, check: Check): void {
   if (!Array.isArray(found)) refuse(place, found, what);
-  // forEach would leave holes out.
+  // forEach would skip holes.
   for (let i = 0; i < found.length; i++) check(`${place}[${i}]`, found[i]);
 }
 
 const text = kind("string");
 const number = kind("number");
 const flag = kind("boolean");
-/** Of this window or of another. */
+// Also true for objects of another window.
 const isAddress = (found: unknown) => /^\[object (String|URL|TrustedScriptURL)\]$/.test(Object.prototype.toString.call(found));
 const address = must(isAddress, "a URL");
 const object = must(isObject, "an object");
@@ -119,11 +120,10 @@ const LOAD: Checks<LoadOptions> = {
   onProgress: kind("function"),
   signal,
   context: range(isCount, "a whole number of tokens, at least 1"),
-  kv: either("f16", "f32", "q8"),
+  kv: either(...KV_FORMATS),
   activations: either("int8", "f32"),
   backend: either("cpu", "webgpu", "auto"),
   cache: must((found: unknown) => typeof found === "boolean" || found === "require", "true, false or require"),
-  // No file can have others.
   sha256: must((found: unknown) => typeof found === "string" && /^[\da-f]{64}$/i.test(found), "64 hexadecimal digits"),
   bytes: must(isCount, "the size of a file"),
   request: (place, found) => {
@@ -143,7 +143,7 @@ const RESTORE: Checks<RestoreOptions> = { recompute: flag, signal };
 const TOKENIZE: Checks<TokenizeOptions> = { special: flag };
 const COMPLETE: Checks<{ signal?: AbortSignal }> = { signal };
 
-/** How many letters must change to make one word of another. */
+/** Edit distance of two words. */
 function distance(a: string, b: string): number {
   let row = Array.from({ length: b.length + 1 }, (_, i) => i);
   for (let i = 0; i < a.length; i++) {
@@ -158,7 +158,7 @@ function letters(name: string): string {
   return name.toLowerCase().replace(/[^a-z\d]/g, "");
 }
 
-/** The name that was meant, if one is near enough: `maxTokens` for `max_tokens`, `max_new_tokens` and `maxTokns`. */
+/** The known name closest to a misspelt one, if it is close: `maxTokens` for `max_tokens`, `max_new_tokens` and `maxTokns`. */
 function nearest(name: string, known: readonly string[]): string | undefined {
   const given = letters(name).slice(0, 64);
   const far = (one: string) => {
@@ -173,7 +173,7 @@ function nearest(name: string, known: readonly string[]): string | undefined {
   return best && best.steps <= Math.max(1, Math.min(3, given.length / 3)) ? best.one : undefined;
 }
 
-/** The options that are given: those that are null count as left out. */
+/** The validated options; null counts as left out. */
 function optionsOf<T extends object>(options: T | null | undefined, checks: Checks<T>): T {
   if (options != null && !isObject(options)) refuse("options", options, "an object");
   const known = Object.keys(checks);
@@ -184,7 +184,7 @@ function optionsOf<T extends object>(options: T | null | undefined, checks: Chec
     throw new ShohinError("argument", `there is no option ${show(name)} here; ${Object.hasOwn(CHAT, name) ? "chat has it" : there}`);
   }
   const given: Record<string, unknown> = {};
-  // They may be inherited, or what a getter says.
+  // Options may be inherited or come from getters.
   for (const name of known) {
     const value: unknown = (options as Record<string, unknown> | null | undefined)?.[name];
     if (value == null) continue;
@@ -194,7 +194,7 @@ function optionsOf<T extends object>(options: T | null | undefined, checks: Chec
   return given as T;
 }
 
-/** Parts of text are joined; there is nothing that could look at others. */
+/** Concatenates text parts; the model cannot read others. */
 function contentOf(place: string, content: unknown): string {
   if (typeof content === "string") return content;
   let all = "";
@@ -215,7 +215,7 @@ function messageOf(place: string, message: unknown): Message {
   if (!isObject(message)) refuse(place, message, "an object with a role and content");
   const { role, content, reasoning, toolCalls, ...others } = message;
   either("system", "user", "assistant", "tool")(`${place}.role`, role);
-  // Fields of the caller's own are left alone, but not those that only are written in another way.
+  // Additional fields are kept, but not misspelt ones.
   for (const [name, value] of Object.entries(others)) {
     const meant = FIELDS.find((field) => letters(field) === letters(name));
     if (meant && value != null) throw new ShohinError("argument", `${place} has no field ${show(name)}; did you mean ${meant}?`);
@@ -249,11 +249,11 @@ function checkText(place: string, found: unknown): asserts found is string {
   text(place, found);
 }
 
-/** What `load` was given, without what is not meant. @internal */
-export function loadArguments(options: LoadOptions, source: Kind): LoadOptions {
+/** @internal */
+export function loadArguments(options: LoadOptions, source: Source): LoadOptions {
   const given = optionsOf(options, LOAD);
   const parts = "files" in source ? source.files.length > 1 : "url" in source && partsOf(source.url) !== undefined;
-  if (parts && (given.sha256 !== undefined || given.bytes !== undefined)) throw new ShohinError("argument", "sha256 and bytes are those of one file, and this model is in parts");
+  if (parts && (given.sha256 !== undefined || given.bytes !== undefined)) throw new ShohinError("argument", "sha256 and bytes describe a single file, but this model is in parts");
   return given;
 }
 
@@ -270,7 +270,7 @@ export function generateArguments(prompt: string, options: GenerateOptions): { p
 /** @internal */
 export function chatArguments(messages: readonly ChatMessage[], options: ChatOptions): { messages: Message[]; options: ChatOptions } {
   const given = unbounded(optionsOf(options, CHAT));
-  if ((given.toolChoice ?? "auto") !== "auto" && (given.tools ?? []).length === 0) throw new ShohinError("argument", "toolChoice is given, but tools has none to choose from");
+  if ((given.toolChoice ?? "auto") !== "auto" && (given.tools ?? []).length === 0) throw new ShohinError("argument", "toolChoice is given, but tools is empty");
   return { messages: messagesOf("messages", messages), options: given };
 }
 
@@ -290,12 +290,12 @@ export function conversationOptions(options: ConversationOptions): ConversationO
 }
 
 /** @internal */
-export function restoreArguments(from: Snapshot | string, options: RestoreOptions): { from: Snapshot | string; options: RestoreOptions } {
+export function restoreArguments(from: SnapshotSource, options: RestoreOptions): { from: SnapshotSource; options: RestoreOptions } {
   const given = optionsOf(options, RESTORE);
   if (typeof from === "string") return { from, options: given };
-  if (!isObject(from)) refuse("the snapshot", from, "what snapshot() gave, or the name of one that save() kept");
+  if (!isObject(from)) refuse("the snapshot", from, "a result of snapshot(), or a name passed to save()");
   const { state } = from;
-  // One of another window is one, too.
+  // Unlike instanceof, also true for arrays of another window.
   if (!ArrayBuffer.isView(state)) refuse("state of the snapshot", state, "a Uint8Array");
   const bytes = new Uint8Array(state.buffer, state.byteOffset, state.byteLength);
   return { from: { messages: messagesOf("messages", from.messages, 0), state: bytes }, options: given };
@@ -331,7 +331,7 @@ export function tokensOf(ids: ArrayLike<number>): Uint32Array {
   return Uint32Array.from(list);
 }
 
-/** A stream that fails at its first step, where callers wait for errors, if it cannot begin. @internal */
+/** A stream that reports an error of `begin` at its first step, where callers expect it. @internal */
 export function begun<C, R>(begin: () => AsyncGenerator<C, R, void>): AsyncGenerator<C, R, void> {
   try {
     return begin();

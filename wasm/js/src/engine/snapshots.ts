@@ -1,9 +1,9 @@
-// Conversations kept in IndexedDB, which pages and workers have, and Node has not.
-import type { Snapshot } from "./api.js";
-import { checkName } from "./arguments.js";
-import { ShohinError } from "./error.js";
+// Conversations kept in IndexedDB, which pages and workers have, but not Node.
+import { checkName } from "../api/arguments.js";
+import { ShohinError } from "../api/errors.js";
+import type { Snapshot } from "../api/message.js";
 
-// A page may keep its own things under simpler names.
+// Pages are more likely to use simpler names themselves.
 const [DATABASE, STORE] = ["shohin.snapshots", "snapshots"];
 
 /** @internal */
@@ -13,14 +13,14 @@ export function isQuota(thrown: unknown): boolean {
 
 function fail(cause: unknown): ShohinError {
   return isQuota(cause)
-    ? new ShohinError("quota", "there is no room to keep the conversation", { cause })
-    : new ShohinError("read", `conversations could not be kept or read: ${String(cause)}`, { cause });
+    ? new ShohinError("quota", "there is not enough storage to keep the conversation", { cause })
+    : new ShohinError("read", `conversations could not be stored or read: ${String(cause)}`, { cause });
 }
 
 /** One request in one transaction. */
 async function ask<T>(mode: IDBTransactionMode, work: (store: IDBObjectStore) => IDBRequest<T>): Promise<T> {
   if (typeof indexedDB === "undefined") {
-    throw new ShohinError("unsupported", "there is no IndexedDB here; keep what snapshot() gives");
+    throw new ShohinError("unsupported", "there is no IndexedDB here; store the result of snapshot() instead");
   }
   const database = await new Promise<IDBDatabase>((resolve, reject) => {
     const request = indexedDB.open(DATABASE, 1);
@@ -48,16 +48,16 @@ export async function keep(name: string, snapshot: Snapshot): Promise<void> {
 /** @internal */
 export async function kept(name: string): Promise<Snapshot> {
   const found = await ask<Snapshot | undefined>("readonly", (store) => store.get(name));
-  if (!found) throw new ShohinError("snapshot_missing", `there is no conversation kept as ${name}`);
+  if (!found) throw new ShohinError("snapshot_missing", `no conversation is kept under the name ${name}`);
   return found;
 }
 
-/** The names of all conversations that `save` has kept for this site. */
+/** The names of all conversations kept by `save` for this site. */
 export async function listSnapshots(): Promise<string[]> {
   return (await ask("readonly", (store) => store.getAllKeys())).map(String);
 }
 
-/** Deletes a conversation that `save` has kept; says whether there was one. */
+/** Deletes a conversation kept by `save`; returns whether there was one. */
 export async function deleteSnapshot(name: string): Promise<boolean> {
   checkName(name);
   const there = await ask("readonly", (store) => store.count(name));

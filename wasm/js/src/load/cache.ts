@@ -1,24 +1,24 @@
-// Downloads kept in the browser's origin-private file system: each is made once, and goes on where it broke off.
+// Downloads kept in the browser's origin-private file system: each is made once, and resumes after an interruption.
+import { converted, ShohinError } from "../api/errors.js";
 import { downloadPieces, isOutdated, SLICE, type DownloadOptions, type Keep, type Version } from "./download.js";
-import { converted, ShohinError } from "./error.js";
 import { partsOf } from "./parts.js";
-import type { Pieces } from "./source.js";
+import type { Pieces } from "./pieces.js";
 
 const DIRECTORY = "shohin";
 
 /**
- * What is known of a kept file. It is in a file of the same name with `.json`: what the server says of it in the first
- * line, and in each line behind the number of a slice and its SHA-256, or null for one that is no longer good. Lines are only added, so that whatever
- * breaks off at any time leaves all lines before intact.
+ * The index of a kept file, in a file of the same name with `.json`. The first line is the version reported by the server; every
+ * further line is the number of a slice and its SHA-256, or null for a damaged slice. Lines are only appended, so that an interruption
+ * at any time leaves all earlier lines intact.
  */
-interface Ledger {
+interface Index {
   url?: string;
   version: Version;
-  /** By number. */
+  /** SHA-256 by slice number. */
   sums: Map<number, string>;
 }
 
-/** Access to a file that only workers have; not in TypeScript's library for pages. */
+/** Synchronous file access, which only workers have; not in TypeScript's library for pages. */
 interface Access {
   read(into: Uint8Array, options: { at: number }): number;
   write(from: Uint8Array, options: { at: number }): number;
@@ -36,8 +36,8 @@ async function root(): Promise<FileSystemDirectoryHandle> {
   try {
     return await navigator.storage.getDirectory();
   } catch (cause) {
-    // Pages from unsafe origins have none, and private windows of some browsers.
-    throw new ShohinError("read", "the browser keeps no files for this page", { cause });
+    // Insecure origins have none, nor private windows of some browsers.
+    throw new ShohinError("read", "the browser does not store files for this page", { cause });
   }
 }
 
@@ -51,8 +51,8 @@ async function sha256(bytes: Uint8Array): Promise<string> {
   return [...new Uint8Array(hash)].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
-/** How long to wait for a worker that was ended to let go of a file, in tries of 50 ms. */
-const TRIES = 10;
+/** Attempts, every 50 ms, to open a file that a terminated worker has not released yet. */
+const MAX_ATTEMPTS = 10;
 
 async function access(name: string): Promise<Access> {
   const file = await (await directory()).getFileHandle(name, { create: true });
@@ -60,38 +60,38 @@ async function access(name: string): Promise<Access> {
     try {
       return await (file as unknown as { createSyncAccessHandle(): Promise<Access> }).createSyncAccessHandle();
     } catch (thrown) {
-      if (!(thrown instanceof DOMException && thrown.name === "NoModificationAllowedError") || times === TRIES) throw thrown;
+      if (!(thrown instanceof DOMException && thrown.name === "NoModificationAllowedError") || times === MAX_ATTEMPTS) throw thrown;
       await new Promise((resolve) => setTimeout(resolve, 50));
     }
   }
 }
 
-function ledgerOf(text: string): Ledger {
-  const ledger: Ledger = { version: {}, sums: new Map() };
+function indexOf(text: string): Index {
+  const index: Index = { version: {}, sums: new Map() };
   for (const line of text.split("\n")) {
     try {
       const entry: unknown = JSON.parse(line);
       if (Array.isArray(entry)) {
         const [slice, sum] = entry as unknown[];
         if (!Number.isSafeInteger(slice)) continue;
-        if (sum === null) ledger.sums.delete(slice as number);
-        else if (typeof sum === "string") ledger.sums.set(slice as number, sum);
+        if (sum === null) index.sums.delete(slice as number);
+        else if (typeof sum === "string") index.sums.set(slice as number, sum);
       } else {
         const { url, total, etag, modified } = entry as Version & { url?: string };
-        if (url !== undefined) ledger.url = url;
-        Object.assign(ledger.version, total !== undefined && { total }, etag !== undefined && { etag }, modified !== undefined && { modified });
+        if (url !== undefined) index.url = url;
+        Object.assign(index.version, total !== undefined && { total }, etag !== undefined && { etag }, modified !== undefined && { modified });
       }
     } catch {
-      // The line that was being written when something broke off.
+      // The last line, if writing it was interrupted.
     }
   }
-  return ledger;
+  return index;
 }
 
-/** A file being kept. */
+/** A kept copy that is read and extended. */
 class Copy implements Keep {
   #keeps = true;
-  /** What slices that turned out to be damaged should be. */
+  /** SHA-256 that damaged slices should have. */
   #lost = new Map<number, string>();
 
   private constructor(
@@ -99,10 +99,10 @@ class Copy implements Keep {
     readonly required: boolean,
     readonly file: Access,
     readonly lines: Access,
-    readonly ledger: Ledger,
+    readonly index: Index,
   ) {}
 
-  /** Fails while another tab loads the same, in private windows, and outside workers. */
+  /** Fails while another tab loads the same file, in private windows, and outside workers. */
   static async open(url: string, required: boolean): Promise<Copy> {
     const name = await nameOf(url);
     const file = await access(name);
@@ -111,10 +111,10 @@ class Copy implements Keep {
       lines = await access(`${name}.json`);
       const text = new Uint8Array(lines.getSize());
       lines.read(text, { at: 0 });
-      const ledger = ledgerOf(new TextDecoder().decode(text));
+      const index = indexOf(new TextDecoder().decode(text));
       const size = file.getSize();
-      for (const slice of ledger.sums.keys()) if (slice * SLICE >= size) ledger.sums.delete(slice);
-      return new Copy(url, required, file, lines, ledger);
+      for (const slice of index.sums.keys()) if (slice * SLICE >= size) index.sums.delete(slice);
+      return new Copy(url, required, file, lines, index);
     } catch (cause) {
       file.close();
       lines?.close();
@@ -123,32 +123,32 @@ class Copy implements Keep {
   }
 
   get version(): Version | undefined {
-    return this.ledger.sums.size > 0 ? this.ledger.version : undefined;
+    return this.index.sums.size > 0 ? this.index.version : undefined;
   }
 
   has(slice: number): boolean {
-    return this.ledger.sums.has(slice);
+    return this.index.sums.has(slice);
   }
 
   async read(slice: number, most: number): Promise<Uint8Array | undefined> {
     let count = 1;
     while (count < most && this.has(slice + count)) count++;
-    const size = Math.min(count * SLICE, (this.ledger.version.total ?? Infinity) - slice * SLICE);
+    const size = Math.min(count * SLICE, (this.index.version.total ?? Infinity) - slice * SLICE);
     const bytes = new Uint8Array(size);
     const read = this.file.read(bytes, { at: slice * SLICE });
     const sums = await Promise.all(Array.from({ length: count }, (_, i) => sha256(bytes.subarray(i * SLICE, (i + 1) * SLICE))));
-    const good = sums.findIndex((sum, i) => read < Math.min((i + 1) * SLICE, size) || sum !== this.ledger.sums.get(slice + i));
+    const good = sums.findIndex((sum, i) => read < Math.min((i + 1) * SLICE, size) || sum !== this.index.sums.get(slice + i));
     if (good < 0) return bytes;
-    this.#lost.set(slice + good, this.ledger.sums.get(slice + good)!);
-    this.ledger.sums.delete(slice + good);
+    this.#lost.set(slice + good, this.index.sums.get(slice + good)!);
+    this.index.sums.delete(slice + good);
     this.#note([slice + good, null]);
     return good > 0 ? bytes.subarray(0, good * SLICE) : undefined;
   }
 
   async start(version: Version): Promise<void> {
     const { total } = version;
-    this.ledger.sums.clear();
-    this.ledger.version = version;
+    this.index.sums.clear();
+    this.index.version = version;
     this.#lost.clear();
     this.file.truncate(0);
     this.lines.truncate(0);
@@ -166,7 +166,7 @@ class Copy implements Keep {
     if (!this.#keeps) return true;
     try {
       if (this.file.write(bytes, { at: slice * SLICE }) !== bytes.byteLength) throw noRoom();
-      this.ledger.sums.set(slice, sum);
+      this.index.sums.set(slice, sum);
       this.#note([slice, sum]);
     } catch (cause) {
       this.#forgo(cause);
@@ -175,7 +175,7 @@ class Copy implements Keep {
   }
 
   end(total: number): void {
-    this.ledger.version.total = total;
+    this.index.version.total = total;
     this.#note({ total });
   }
 
@@ -194,48 +194,48 @@ class Copy implements Keep {
     }
   }
 
-  /** Goes on without a copy, where that is allowed. */
+  /** Continues without a copy, unless one is required. */
   #forgo(cause: unknown): void {
     if (this.required) throw cause instanceof ShohinError ? cause : noRoom(cause);
     this.#keeps = false;
-    this.ledger.sums.clear();
+    this.index.sums.clear();
     try {
       this.lines.truncate(0);
       this.file.truncate(0);
     } catch {
-      // They are closed, or the disk is beyond help: without a ledger, or with wrong sums, nothing is taken from it.
+      // Closed, or a failing disk: without an index, or with wrong checksums, nothing is read from the copy.
     }
   }
 }
 
-/** Streams a URL by way of the kept copy. Where there can be none, downloads as usual. @internal */
+/** Streams a URL through the kept copy, or without one if that is impossible. @internal */
 export async function keptPieces(url: string, options: DownloadOptions, required: boolean, brief: boolean): Promise<Pieces> {
   let copy: Copy;
   try {
     copy = await Copy.open(url, required);
   } catch (cause) {
-    if (required) throw new ShohinError("quota", "the browser keeps nothing here, or another tab has this copy open", { cause });
+    if (required) throw new ShohinError("quota", "the browser stores no files here, or another tab has this copy open", { cause });
     return downloadPieces(url, options, undefined, brief);
   }
   return downloadPieces(url, options, copy, brief);
 }
 
 function noRoom(cause?: unknown): ShohinError {
-  return new ShohinError("quota", "there is no room to keep the model", { cause });
+  return new ShohinError("quota", "there is not enough storage to keep the model", { cause });
 }
 
-/** A copy that `cache: true` has made; a model in parts has one of each. */
+/** A copy made by `cache: true`; a model in parts has one for each part. */
 export interface CacheEntry {
   url: string;
-  /** Bytes that are there. */
+  /** Bytes stored. */
   bytes: number;
-  /** Bytes of the whole file, where that is known. */
+  /** Bytes of the whole file, if known. */
   total?: number;
-  /** Whether all of it is there; if not, the next load goes on with it. */
+  /** Whether the copy is complete; if not, the next load resumes it. */
   complete: boolean;
 }
 
-/** What is kept for this site. */
+/** The copies kept for this site. */
 export async function listCache(): Promise<CacheEntry[]> {
   const entries: CacheEntry[] = [];
   const parent = await directory();
@@ -243,7 +243,7 @@ export async function listCache(): Promise<CacheEntry[]> {
   for await (const name of names) {
     if (!name.endsWith(".json")) continue;
     const text = await parent.getFileHandle(name).then(async (handle) => (await handle.getFile()).text(), () => "");
-    const { url, version: { total }, sums } = ledgerOf(text);
+    const { url, version: { total }, sums } = indexOf(text);
     if (url === undefined) continue;
     const bytes = [...sums.keys()].reduce((sum, slice) => sum + Math.min(SLICE, (total ?? Infinity) - slice * SLICE), 0);
     entries.push({ url, bytes, ...(total !== undefined && { total }), complete: bytes === total });
@@ -251,7 +251,7 @@ export async function listCache(): Promise<CacheEntry[]> {
   return entries;
 }
 
-/** Deletes the copy of this very file; says whether there was one. @internal */
+/** Deletes the copy of one file; returns whether there was one. @internal */
 export async function deleteCopy(url: string): Promise<boolean> {
   const parent = await directory();
   const name = await nameOf(url);
@@ -259,16 +259,16 @@ export async function deleteCopy(url: string): Promise<boolean> {
   return parent.removeEntry(name).then(() => true, () => false);
 }
 
-/** Deletes the copy of this very file if the server has another one by now; says whether it did. @internal */
+/** Deletes the copy of one file if the server now has another version; returns whether it did. @internal */
 export async function deleteOutdated(url: string, options: DownloadOptions): Promise<boolean> {
   const handle = await (await directory()).getFileHandle(`${await nameOf(url)}.json`);
-  const { version } = ledgerOf(await (await handle.getFile()).text());
-  // Where the server names no versions, one file cannot be told from another of the same length.
+  const { version } = indexOf(await (await handle.getFile()).text());
+  // Without versions from the server, files of the same length cannot be distinguished.
   const unnamed = version?.etag === undefined && version?.modified === undefined;
   return (unnamed || (await isOutdated(url, options, version))) && deleteCopy(url);
 }
 
-/** Deletes the copy of a URL, of a model in parts those of all parts; says whether there was one. */
+/** Deletes the copy of a URL, for a model in parts those of all parts; returns whether there was one. */
 export async function deleteCache(url: string | URL): Promise<boolean> {
   const base = typeof document === "undefined" ? location.href : document.baseURI;
   const { href } = converted("the URL", () => new URL(url, base));

@@ -1,30 +1,30 @@
-// Downloads over several connections, each of a range of the file, that survive what connections do: break, fall silent,
-// stall others, end early. What arrives goes on in order, and on the way into a kept copy where there is one.
-import type { LoadOptions } from "./api.js";
-import { abortError, ShohinError, type ErrorCode } from "./error.js";
-import { sizeOf, type Pieces } from "./source.js";
+// Downloads over several connections, each of a range of the file, that survive broken, silent, stalling and truncated
+// connections. Bytes are delivered in order, and written to a kept copy if there is one.
+import { abortError, ShohinError, type ErrorCode } from "../api/errors.js";
+import type { LoadOptions } from "../api/options.js";
+import type { Pieces } from "./pieces.js";
 
-/** Bytes of the unit in which a file is held, kept and checked. */
+/** Bytes of a slice, the unit in which a file is held, kept and checked. */
 export const SLICE = 256 << 10;
-/** Slices that one request asks for. */
+/** Slices per request. */
 const SPAN = 32;
 const CONNECTIONS = 4;
-/** Slices that may be in memory before whoever reads them has come so far. */
+/** Slices fetched ahead of the reader. */
 const AHEAD = (CONNECTIONS + 1) * SPAN;
-/** The same while only the beginning of a file is wanted, and how much may be read before more is. */
+/** The same while only the beginning of a file is needed, and the slices that may be read before that changes. */
 const [BRIEF, ENOUGH] = [8, 4];
 /** Slices read from a copy at once. */
 const RUN = 16;
-/** How often a request is made again that has brought nothing. */
+/** Retries of a request that brought nothing. */
 const RETRIES = 5;
-/** The same of the first one where there was no answer: most often there never is one, and somebody waits for being told. */
+/** The same for a first request without an answer: usually there never is one, and the user waits for the error. */
 const UNREACHED = 3;
-/** Milliseconds without a byte after which a connection counts as broken. */
+/** Default of `stallTimeout`, in milliseconds. */
 const SILENCE = 30_000;
-/** What timers can count to. */
+/** Maximum delay of a timer. */
 const FOREVER = 2 ** 31 - 1;
 
-/** What tells one state of a file on a server from another. @internal */
+/** Identifies a version of a file on a server. @internal */
 export interface Version {
   /** Bytes. */
   total?: number;
@@ -34,55 +34,55 @@ export interface Version {
 
 /** A copy of a file on this device, complete or not. @internal */
 export interface Keep {
-  /** What the copy is of, if there is one. */
+  /** Version of the copy, if there is one. */
   readonly version: Version | undefined;
   has(slice: number): boolean;
-  /** Up to `most` slices from this one on, checked; nothing if the first is damaged, which is then no longer kept. */
+  /** Up to `most` slices from this one on, verified; nothing if the first is damaged, which is then discarded. */
   read(slice: number, most: number): Promise<Uint8Array | undefined>;
-  /** Forgets what there is: a file of this version follows. Fails if it must be kept and cannot. */
+  /** Discards the copy and starts one of this version. Fails if a copy is required and impossible. */
   start(version: Version): Promise<void>;
-  /** Keeps a slice if there is room. False: it is not the one that was damaged here, so the file has changed. */
+  /** Keeps a slice if there is room. False: it replaces a damaged slice and differs from it, so the file has changed. */
   write(slice: number, bytes: Uint8Array): Promise<boolean>;
-  /** Told at the end where no length was known before. */
+  /** Called at the end if the length was not known before. */
   end(total: number): void;
   close(): void;
 }
 
-/** The file is another one than before: everything has to be read again. */
+/** Errors after which everything has to be read again, as the file has changed. */
 const changes = new WeakSet<object>();
 
 function changed(): ShohinError {
-  const error = new ShohinError("integrity", "the file has changed on the server while it was fetched");
+  const error = new ShohinError("integrity", "the file changed on the server while it was being fetched");
   changes.add(error);
   return error;
 }
 
-/** Why a failure may pass. */
-interface Passing {
-  /** Milliseconds the server wants us to wait. */
+/** Details of a transient failure. */
+interface Transient {
+  /** Milliseconds to wait, according to the server. */
   wait?: number | undefined;
-  /** Whether the server has too much to do. */
+  /** Whether the server is overloaded. */
   busy?: boolean;
-  /** Whether nothing came for too long. */
+  /** Whether the connection was silent for too long. */
   silent?: boolean;
 }
 
-// Beside the errors: callers see one class, and nothing of this on it.
-const failures = new WeakMap<object, Passing>();
+// Not a field of the errors, which callers see.
+const failures = new WeakMap<object, Transient>();
 
-/** A failure that may pass. */
-function passing(code: ErrorCode, message: string, why: Passing = {}, cause?: unknown): ShohinError {
+/** A failure after which a retry may succeed. */
+function transient(code: ErrorCode, message: string, why: Transient = {}, cause?: unknown): ShohinError {
   const error = new ShohinError(code, message, cause === undefined ? undefined : { cause });
   failures.set(error, why);
   return error;
 }
 
-function passingOf(thrown: unknown): Passing | undefined {
+function transientOf(thrown: unknown): Transient | undefined {
   return failures.get(thrown as object);
 }
 
-/** Loads again what has changed meanwhile. @internal */
-export async function steady<T>(load: () => Promise<T>): Promise<T> {
+/** Retries if the file has changed in the meantime. @internal */
+export async function retryChanged<T>(load: () => Promise<T>): Promise<T> {
   for (let times = 0; ; times++) {
     try {
       return await load();
@@ -92,7 +92,7 @@ export async function steady<T>(load: () => Promise<T>): Promise<T> {
   }
 }
 
-/** Wakes everybody who waits. */
+/** Wakes all waiters. */
 class Bell {
   #wake = () => {};
   #next = new Promise<void>((resolve) => (this.#wake = resolve));
@@ -107,32 +107,32 @@ class Bell {
   }
 }
 
-/** A slice on its way. */
+/** A slice that is being received. */
 interface Slice {
   bytes: Uint8Array;
   filled: number;
 }
 
-/** A run of slices that one connection is to bring. */
+/** A run of slices assigned to one connection. */
 interface Span {
-  /** The byte that comes next. */
+  /** The next byte. */
   at: number;
-  /** The byte behind the last. */
+  /** The byte after the last. */
   end: number;
 }
 
-/** A response, which byte of the file it begins with, and what ends it. */
+/** A response, the byte of the file it begins with, and the controller that ends it. */
 interface Body {
   response: Response;
   at: number;
   link: AbortController;
 }
 
-/** What a download needs of the options. @internal */
+/** The options that concern downloads. @internal */
 export type DownloadOptions = Pick<LoadOptions, "request" | "stallTimeout"> & { signal?: AbortSignal | undefined };
 
 /**
- * Starts a download, as far as the first answer. `brief`: only the beginning may be wanted for a while, during which no
+ * Starts a download and waits for the first answer. `brief`: perhaps only the beginning is needed for a while, during which no
  * connection is held. @internal
  */
 export async function downloadPieces(url: string, options: DownloadOptions, keep?: Keep, brief = false): Promise<Pieces> {
@@ -145,9 +145,9 @@ export async function downloadPieces(url: string, options: DownloadOptions, keep
   }
 }
 
-/** Whether the server says that it has another file by now than the one of this version. @internal */
+/** Whether the server now has another version of the file. @internal */
 export async function isOutdated(url: string, options: DownloadOptions, version: Version): Promise<boolean> {
-  // With a sum to be checked, an answer comes with the last byte only.
+  // With an integrity check the response would only arrive with the last byte.
   const { integrity: _, ...request } = options.request ?? {};
   const download = new Download(url, { ...options, request: { ...request, cache: "no-store" } }, undefined, false);
   try {
@@ -159,26 +159,26 @@ export async function isOutdated(url: string, options: DownloadOptions, version:
 
 class Download {
   #abort = new AbortController();
-  /** Of the requests that are under way. */
+  /** Controllers of the pending requests. */
   #links = new Set<AbortController>();
   #version: Version = {};
   #slices = new Map<number, Slice>();
-  /** Slices that some connection brings. */
+  /** Slices assigned to a connection. */
   #claimed = new Set<number>();
   /** The slice that is read next. */
   #front = 0;
   #active = 0;
-  /** Connections at once. One finds out whether there are ranges before more are opened. */
+  /** Maximum number of connections. The first ones find out whether the server supports ranges. */
   #limit = 2;
-  /** Slices to come before a connection is tried again that a server has refused, or left without an answer. */
+  /** Slices to receive before another connection is tried, after the server refused one or did not answer. */
   #cautious = 0;
-  /** The same at the beginning; twice as many after every try that failed. */
+  /** Initial value of the above; doubled after every failed try. */
   #caution = SPAN;
-  /** Whether a connection more has been tried since. */
+  /** Whether another connection has been tried since. */
   #tried = false;
-  /** Whether the only connection fell silent, and nothing has come since. */
+  /** Whether the only connection became silent, and nothing has arrived since. */
   #silent = false;
-  /** Whether the server knows ranges. */
+  /** Whether the server supports ranges. */
   #ranges: boolean | undefined;
   #writing = new Set<Promise<void>>();
   #bell = new Bell();
@@ -198,8 +198,8 @@ class Download {
     this.request = options.request;
     this.signal = options.signal;
     this.patience = options.stallTimeout ?? SILENCE;
-    // The whole has a known sum; a part has not.
-    if (this.request?.integrity) this.#knowNone();
+    // The checksum is that of the whole file, not of a range.
+    if (this.request?.integrity) this.#withoutRanges();
     this.signal?.addEventListener("abort", this.#stop);
     if (this.signal?.aborted) this.#stop();
   }
@@ -217,7 +217,7 @@ class Download {
     this.keep?.close();
   }
 
-  /** Asks for what is missing first, unless nothing is. */
+  /** Requests the first missing slices, unless the copy is complete. */
   async open(): Promise<Pieces> {
     const kept = this.keep?.version;
     if (kept?.total !== undefined) {
@@ -226,28 +226,28 @@ class Download {
     }
     let body = await this.#first();
     if (kept?.total !== undefined && (body.response.status === 416 || differ(kept, versionOf(body.response)))) {
-      // Another file than the one kept in part.
+      // Not the version of the partial copy.
       this.#version = {};
       if (body.response.status !== 200) {
         await this.#drop(body);
-        body = await this.#persist(() => this.#ask(undefined));
+        body = await this.#retry(() => this.#ask(undefined));
       }
     }
     if (this.#version.total === undefined) {
       this.#version = versionOf(body.response);
       if (body.response.status === 206 && this.#version.total === undefined) {
-        // The server does not let this page see the length.
+        // The server hides the length from this page.
         await this.#drop(body);
         this.#version = {};
         this.brief = false;
-        body = await this.#persist(() => this.#ask(undefined));
+        body = await this.#retry(() => this.#ask(undefined));
         this.#version = versionOf(body.response);
       }
       await this.keep?.start(this.#version);
     }
     const { total } = this.#version;
     if (total === undefined) return this.#opened("download", total, this.#unmeasured(body));
-    if (body.response.status === 206) this.#knowRanges();
+    if (body.response.status === 206) this.#withRanges();
     const vague = body.response.status === 200 && body.response.type === "cors" && typeof location !== "undefined";
     void this.#connect(body);
     return { ...this.#opened("download", total), vague };
@@ -268,47 +268,47 @@ class Download {
     const rest = total === undefined ? undefined : { at: from * SLICE, end: Math.min(this.#gap(from, SPAN) * SLICE, total) };
     const span = this.#ranges === false ? undefined : (rest ?? (this.brief ? { at: 0, end: BRIEF * SLICE } : undefined));
     const again = total !== undefined;
-    if (!span) return this.#persist(() => this.#ask(undefined, again));
+    if (!span) return this.#retry(() => this.#ask(undefined, again));
     let refused = 0;
-    return this.#persist(async () => {
+    return this.#retry(async () => {
       try {
-        // Some servers and browsers refuse ranges altogether.
+        // Some servers and browsers refuse all range requests.
         return refused % 3 === 2 ? await this.#compare(span, again) : await this.#ask(span, again);
       } catch (thrown) {
-        const why = passingOf(thrown);
+        const why = transientOf(thrown);
         if (why && !why.busy && !why.silent) refused++;
         throw thrown;
       }
     });
   }
 
-  /** Finds out, after a range could not be had, whether the whole can. */
+  /** After a range was refused: finds out whether the whole file is not. */
   async #compare(span: Span, again: boolean): Promise<Body> {
     const whole = await this.#ask(undefined, again);
-    // The server may have been away, and back by now.
+    // The server may have been unavailable for a while.
     const part = await this.#ask(span, again).catch(() => undefined);
     this.#alive();
     if (part) await this.#drop(whole);
-    else this.#knowNone();
+    else this.#withoutRanges();
     return part ?? whole;
   }
 
-  /** Makes a request again that has failed in a way that may pass. */
-  async #persist<T>(ask: () => Promise<T>): Promise<T> {
+  /** Retries a request after transient failures. */
+  async #retry<T>(ask: () => Promise<T>): Promise<T> {
     for (let times = 1; ; times++) {
       try {
         return await ask();
       } catch (thrown) {
-        const why = passingOf(thrown);
+        const why = transientOf(thrown);
         const unreached = (thrown as ShohinError).code === "network";
-        // The browser has fetched all of it before it says that its sum is wrong.
+        // The browser reports a wrong checksum as a network error, after it has fetched everything.
         if (!why || times > (unreached ? UNREACHED : RETRIES) || (unreached && this.request?.integrity)) throw thrown;
         await this.#pause(times, why);
       }
     }
   }
 
-  async #pause(times: number, why: Passing): Promise<void> {
+  async #pause(times: number, why: Transient): Promise<void> {
     this.#alive();
     const wait = why.wait ?? 250 * 2 ** (times - 1) * (0.75 + Math.random() / 2);
     await new Promise<void>((resolve) => {
@@ -328,7 +328,7 @@ class Download {
     if (this.#abort.signal.aborted) throw abortError(this.signal);
   }
 
-  /** Waits for what a request brings next, and ends it when that takes too long. */
+  /** Waits for the next result of a request, and ends the request after `patience`. */
   async #next<T>(link: AbortController, next: Promise<T>): Promise<T> {
     const timer = this.patience <= FOREVER ? setTimeout(() => link.abort(), this.patience) : undefined;
     try {
@@ -338,25 +338,25 @@ class Download {
     }
   }
 
-  /** Why a request has failed of which byte `at` was to come next. */
+  /** The error of a failed request that was to bring byte `at` next. */
   #broken(link: AbortController, at: number, otherwise: string, cause: unknown): ShohinError {
     this.#alive();
-    if (!link.signal.aborted) return passing("network", `${this.url} ${otherwise}`, {}, cause);
-    return passing("timeout", `${this.url} sent nothing for ${this.patience / 1000} s, at byte ${at}`, { silent: true }, cause);
+    if (!link.signal.aborted) return transient("network", `${this.url} ${otherwise}`, {}, cause);
+    return transient("timeout", `${this.url} sent nothing for ${this.patience / 1000} s, at byte ${at}`, { silent: true }, cause);
   }
 
-  /** Lets go of a response that is not read. */
+  /** Releases a response that is not read. */
   async #drop({ response, link }: Pick<Body, "response" | "link">): Promise<void> {
     await response.body?.cancel().catch(() => {});
     this.#links.delete(link);
   }
 
-  /** One request, of a range or of all. `again`: of a file kept in part, of which the caller finds out whether it is still the same. */
+  /** Requests a range or the whole file. `again`: there is a partial copy, whose version the caller compares. */
   async #ask(span: Span | undefined, again = false): Promise<Body> {
     this.#alive();
     const headers = new Headers(this.request?.headers);
     if (span) headers.set("Range", `bytes=${span.at}-${span.end - 1}`);
-    // Browsers keep ranges, too: once is enough, and they would mix old ones with new.
+    // The HTTP cache would store a second copy, and mix ranges of different versions.
     const cache = this.request?.cache ?? (span || this.keep ? "no-store" : "default");
     const link = new AbortController();
     this.#links.add(link);
@@ -373,35 +373,35 @@ class Download {
     if (!response.ok || !response.body) {
       await this.#drop({ response, link });
       if (status === 416) {
-        // Nothing can be asked for of an empty file but all of it.
+        // An empty file has no ranges.
         if (span && this.#version.total === undefined) return this.#ask(undefined, again);
         // The file was larger before.
         throw changed();
       }
       const message = `${this.url} answered ${status} ${response.statusText}`.trimEnd();
       if (![408, 425, 429, 500, 502, 503, 504].includes(status)) throw new ShohinError("http", message);
-      throw passing("http", message, { busy: status === 429 || status === 503, wait: waitOf(response) });
+      throw transient("http", message, { busy: status === 429 || status === 503, wait: waitOf(response) });
     }
     if (!again && differ(this.#version, versionOf(response))) {
       await this.#drop({ response, link });
       throw changed();
     }
-    if (span && status !== 206) this.#knowNone();
+    if (span && status !== 206) this.#withoutRanges();
     if (!span || status !== 206) return { response, at: 0, link };
     const at = /^bytes (\d+)-/.exec(response.headers.get("content-range") ?? "")?.[1];
     if (at === undefined || Number(at) === span.at) return { response, at: span.at, link };
-    // Some other range: as good as none.
+    // Not the requested range.
     await this.#drop({ response, link });
-    this.#knowNone();
+    this.#withoutRanges();
     return this.#ask(undefined, again);
   }
 
-  #knowNone(): void {
+  #withoutRanges(): void {
     this.#ranges = false;
     this.#limit = 1;
   }
 
-  #knowRanges(): void {
+  #withRanges(): void {
     if (this.#ranges !== undefined) return;
     this.#ranges = true;
     this.#limit = CONNECTIONS;
@@ -412,7 +412,7 @@ class Download {
     return Math.ceil((this.#version.total ?? 0) / SLICE);
   }
 
-  /** The first slice from `from` on that nobody has or brings. */
+  /** The first slice from `from` on that is neither here nor assigned. */
   #missing(from: number): number | undefined {
     const done = (k: number) => {
       const slice = this.#slices.get(k);
@@ -422,20 +422,20 @@ class Download {
     return undefined;
   }
 
-  /** The end of the run of at most so many slices that begins with a missing one and can be asked for at once. */
+  /** The end of the run of missing slices, at most `most`, that can be requested at once. */
   #gap(first: number, most: number): number {
     let last = first + 1;
     while (last < first + most && this.#missing(last) === last && !this.#slices.has(last)) last++;
     return last;
   }
 
-  /** The slice up to which may be fetched now. */
+  /** The end of the slices that may be fetched now. */
   get #reach(): number {
     if (this.#front >= ENOUGH) this.brief = false;
     return Math.min(this.#count, this.#front + (this.brief ? BRIEF : AHEAD));
   }
 
-  /** Slices that are missing, for one request; nothing if there are none, for now or at all. */
+  /** Assigns missing slices for one request; nothing if there are none, or none within reach. */
   #claim(from = 0, most = SPAN): Span | undefined {
     const first = this.#missing(from);
     if (first === undefined || first >= this.#reach) return undefined;
@@ -450,7 +450,7 @@ class Download {
     this.#bell.ring();
   }
 
-  /** Opens as many connections as there is work for. */
+  /** Opens connections as long as there is work for them. */
   #hire(): void {
     while (this.#active < this.#limit && !this.#closed && this.#failed === undefined) {
       const span = this.#claim();
@@ -459,17 +459,17 @@ class Download {
     }
   }
 
-  /** Brings one span after the other until there is none. */
+  /** Fetches one span after the other until there is none. */
   async #connect(body: Body | undefined, span?: Span): Promise<void> {
     this.#active++;
     try {
       if (body) {
         span = this.#claim();
-        // All that may be fetched for now is kept.
+        // Everything within reach is in the copy.
         if (!span) await this.#drop(body);
       }
       while (span && !this.#closed) {
-        if (!(await this.#bring(span, body))) return;
+        if (!(await this.#fetch(span, body))) return;
         body = undefined;
         span = this.#active <= this.#limit ? this.#claim() : undefined;
       }
@@ -481,17 +481,17 @@ class Download {
     }
   }
 
-  /** Brings a span, with as many requests as it takes. False: this connection is one too many. */
-  async #bring(span: Span, body: Body | undefined): Promise<boolean> {
+  /** Fetches a span, with as many requests as necessary. False: there are too many connections. */
+  async #fetch(span: Span, body: Body | undefined): Promise<boolean> {
     let times = 0;
     while (span.at < span.end) {
       const before = span.at;
       try {
         if (!body) {
           body = await this.#ask(this.#ranges === false ? undefined : span);
-          if (body.response.status === 206) this.#knowRanges();
+          if (body.response.status === 206) this.#withRanges();
           if (body.response.status !== 206 && this.#active > 1) {
-            // The one that was there first gets it all.
+            // The first connection receives the whole file.
             this.#release(span);
             await this.#drop(body);
             return false;
@@ -499,15 +499,15 @@ class Download {
         }
         await this.#read(body, span);
       } catch (thrown) {
-        const why = passingOf(thrown);
+        const why = transientOf(thrown);
         if (!why) throw thrown;
         if (this.#ranges === undefined && this.#active > 1 && !why.busy && !why.silent) {
-          // Asked from another origin, some servers and browsers refuse ranges altogether.
-          this.#knowNone();
+          // Some servers and browsers refuse all range requests from another origin.
+          this.#withoutRanges();
           this.#release(span);
           return false;
         }
-        // Some servers make all but a few connections wait.
+        // Some servers stall all but a few connections.
         if ((why.busy || why.silent) && this.#active > 1) {
           this.#limit = Math.max(1, this.#active - 1);
           if (this.#tried) this.#caution = Math.min(2 * this.#caution, 16 * SPAN);
@@ -526,7 +526,7 @@ class Download {
     return true;
   }
 
-  /** Takes a body as far as the span goes; if it is the whole file's, as far as there is something to take. */
+  /** Reads a body up to the end of the span; the body of the whole file as long as slices are missing. */
   async #read({ response, at, link }: Body, span: Span): Promise<void> {
     const whole = response.status !== 206;
     const reader = response.body!.getReader();
@@ -538,7 +538,7 @@ class Download {
         const { done, value } = await this.#next(link, reader.read()).catch((cause: unknown) => {
           throw this.#broken(link, at, `broke off at byte ${at}`, cause);
         });
-        if (done) throw passing("network", `${this.url} ended early, at byte ${at}`);
+        if (done) throw transient("network", `${this.url} ended early, at byte ${at}`);
         let piece = value;
         while (piece.byteLength > 0) {
           while (span.at >= span.end) {
@@ -561,12 +561,12 @@ class Download {
     }
   }
 
-  /** Lets the connection that brings the whole file go on, unless others can fetch the rest faster. */
+  /** Extends the span of the connection that receives the whole file, unless others can fetch the rest faster. */
   async #extend(span: Span): Promise<boolean> {
     for (;;) {
       if (this.#ranges === true || this.#closed || this.#failed !== undefined) return false;
       const from = Math.floor((span.end + SLICE - 1) / SLICE);
-      // What is behind it comes with the next response only, and nobody else is there to ask for it.
+      // An earlier slice is missing, and only the next response of this connection can bring it.
       if (this.#active === 1 && (this.#missing(0) ?? from) < from) return false;
       if (this.#missing(from) === undefined && this.#active === 1) return false;
       const next = this.#active === 1 || this.#ranges === false ? this.#claim(from, 1) : undefined;
@@ -574,14 +574,14 @@ class Download {
         Object.assign(span, next);
         return true;
       }
-      // Others would wait for this connection.
+      // While only the beginning is needed, no connection is held.
       if (this.brief) return false;
       if (this.#missing(0) === undefined && this.#active === 1) return false;
       await this.#bell.wait();
     }
   }
 
-  /** Puts bytes into the span's next slice; says how many. */
+  /** Copies bytes into the next slice of the span; returns how many. */
   #fill(span: Span, piece: Uint8Array): number {
     const k = Math.floor(span.at / SLICE);
     let slice = this.#slices.get(k);
@@ -590,7 +590,7 @@ class Download {
       this.#slices.set(k, slice);
     }
     if (this.#silent) {
-      // It was the network, not the number of connections.
+      // The network was silent, not too many connections.
       this.#silent = false;
       if (this.#ranges) this.#limit = CONNECTIONS;
     }
@@ -606,7 +606,7 @@ class Download {
     return took;
   }
 
-  /** A slice has come while a server was taken to have too many connections. */
+  /** Counts a received slice towards trying another connection again. */
   #relax(): void {
     if (this.#cautious === 0 || this.#ranges === false || --this.#cautious > 0) return;
     const most = this.#ranges ? CONNECTIONS : 2;
@@ -632,7 +632,7 @@ class Download {
     });
   }
 
-  /** What comes before the slice `front` has been read. */
+  /** The reader has reached slice `front`. */
   #pass(front: number): void {
     for (; this.#front < front; this.#front++) {
       this.#slices.delete(this.#front);
@@ -653,7 +653,7 @@ class Download {
             this.#pass(k + Math.ceil(run.byteLength / SLICE));
             yield run;
           } else {
-            // Whoever waits for the reader has something to do now.
+            // A waiting connection can fetch the damaged slice.
             this.#bell.ring();
           }
           continue;
@@ -686,7 +686,7 @@ class Download {
     }
   }
 
-  /** A body whose length nobody has told, which therefore is over when it ends. */
+  /** A body of unknown length, which is complete when it ends. */
   async *#unmeasured({ response, link }: Body): AsyncGenerator<Uint8Array> {
     const reader = response.body!.getReader();
     let slice = new Uint8Array(SLICE);
@@ -718,7 +718,15 @@ class Download {
   }
 }
 
-/** What a response says of the file. */
+/** The size of the file in a response, if it is reported and reliable. */
+function sizeOf(response: Response): number | undefined {
+  // The length of a compressed body is not the length of the file.
+  if (response.headers.get("content-encoding")) return undefined;
+  const length = Number(response.headers.get("content-length") || Number.NaN);
+  return Number.isSafeInteger(length) && length >= 0 ? length : undefined;
+}
+
+/** The version of the file in a response. */
 function versionOf(response: Response): Version {
   const etag = response.headers.get("etag") ?? undefined;
   const modified = response.headers.get("last-modified") ?? undefined;
@@ -732,14 +740,14 @@ function versionOf(response: Response): Version {
   return { ...(total !== undefined && { total }), ...(etag !== undefined && { etag }), ...(modified !== undefined && { modified }) };
 }
 
-/** Whether two answers are certainly about different files. What one of them does not say, says nothing. */
+/** Whether two versions certainly differ. Missing values are ignored. */
 function differ(a: Version, b: Version): boolean {
   const other = (x: unknown, y: unknown) => x !== undefined && y !== undefined && x !== y;
   if (other(a.total, b.total)) return true;
   return a.etag !== undefined && b.etag !== undefined ? a.etag !== b.etag : other(a.modified, b.modified);
 }
 
-/** How long a server wants not to be asked again, within reason. */
+/** Milliseconds until the server wants the next request, at most a minute. */
 function waitOf(response: Response): number | undefined {
   const after = response.headers.get("retry-after");
   if (after === null) return undefined;

@@ -1,4 +1,4 @@
-/** Codes of the engine itself: what is wrong with a file, an option or a request. */
+/** Codes of the engine itself: errors in a file, an option or a request. */
 export type EngineErrorCode =
   | "truncated"
   | "limit"
@@ -18,13 +18,13 @@ export type EngineErrorCode =
   | "context_full"
   | "memory"
   | "logits"
-  /** There is no GPU, or none but in software. */
+  /** There is no GPU, or only a software adapter. */
   | "gpu_absent"
   /** The GPU cannot run this model; the CPU can. */
   | "gpu_unsupported"
-  /** The GPU has no room for this model. */
+  /** The GPU does not have enough memory for this model. */
   | "gpu_memory"
-  /** The GPU was taken away while it was in use. */
+  /** The GPU was lost while it was in use. */
   | "gpu_lost"
   /** The GPU's driver refused a command. */
   | "gpu_device"
@@ -33,25 +33,25 @@ export type EngineErrorCode =
   /** A snapshot was made by another model, with other settings or on another backend. */
   | "snapshot_foreign";
 
-/** Codes of the host around it. */
+/** Codes of the host. */
 export type HostErrorCode =
   /** The signal was aborted. `cause` holds its reason. */
   | "aborted"
   /** The engine was disposed. */
   | "disposed"
-  /** The model could not be fetched: no connection, or the server does not allow this origin. */
+  /** The model could not be fetched: no connection, or the server does not allow requests from this origin. */
   | "network"
   /** The server answered with an error status. */
   | "http"
-  /** The server sent nothing for as long as `stallTimeout` says, again and again. */
+  /** The server repeatedly sent nothing for `stallTimeout` milliseconds. */
   | "timeout"
   /** A file, blob or stream could not be read. */
   | "read"
-  /** An argument is of the wrong kind, or there is no such option. */
+  /** An argument has the wrong type, or there is no such option. */
   | "argument"
   /** A file is not the one that `sha256` and `bytes` describe, or a kept copy of it is damaged. */
   | "integrity"
-  /** There is no room to keep a model or a conversation. */
+  /** Not enough storage to keep a model or a conversation. */
   | "quota"
   /** There is no snapshot of this name. */
   | "snapshot_missing"
@@ -59,15 +59,15 @@ export type HostErrorCode =
   | "wasm"
   /** The worker could not be started. */
   | "worker"
-  /** The engine hit a bug or ran out of memory, and cannot be used any more. */
+  /** The engine hit a bug or ran out of memory, and can no longer be used. */
   | "crashed";
 
-/** A stable, machine-readable name of what went wrong. More may be added. */
+/** A stable, machine-readable error code. More may be added. */
 export type ErrorCode = EngineErrorCode | HostErrorCode | (string & {});
 
-/** The only error this package throws. */
+/** The only error class of this package. */
 export class ShohinError extends Error {
-  /** Stable across versions; the message is for people and is not. */
+  /** Stable across versions; the message is not. */
   readonly code: ErrorCode;
 
   constructor(code: ErrorCode, message: string, options?: { cause?: unknown }) {
@@ -77,21 +77,21 @@ export class ShohinError extends Error {
   }
 }
 
-/** The file of several that an error is about, where it is about one of them by itself. */
+/** Errors that one file of several caused by itself, and the name of that file. */
 const blamed = new WeakMap<object, string>();
 
-/** Says which of several files is wrong by itself. @internal */
+/** Records which of several files caused the error. @internal */
 export function blameOn(name: string, error: ShohinError): ShohinError {
   blamed.set(error, name);
   return error;
 }
 
-/** The file that `blameOn` has told. @internal */
+/** The file recorded by `blameOn`. @internal */
 export function blamedBy(error: ShohinError): string | undefined {
   return blamed.get(error);
 }
 
-/** Turns whatever was thrown into a {@link ShohinError}. @internal */
+/** Converts anything thrown to a {@link ShohinError}. @internal */
 export function toError(thrown: unknown): ShohinError {
   if (thrown instanceof ShohinError) return thrown;
   if (thrown instanceof Error) {
@@ -109,8 +109,8 @@ export function toError(thrown: unknown): ShohinError {
 }
 
 /**
- * What `convert` makes of an argument. Errors of JavaScript's own would be taken for the engine's: a RangeError is also
- * what ends a module whose stack is full. @internal
+ * Converts an argument; failures become code `argument`. JavaScript's own errors would be mistaken for the engine's: a
+ * RangeError also ends a module whose stack overflows. @internal
  */
 export function converted<T>(what: string, convert: () => T): T {
   try {

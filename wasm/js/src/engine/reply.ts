@@ -1,5 +1,5 @@
-// Takes a reply apart while it comes: thoughts, what is meant for the reader, tool calls.
-import type { ToolCall } from "./api.js";
+// Splits a reply into thoughts, visible text and tool calls while it is generated.
+import type { ToolCall } from "../api/message.js";
 
 /** @internal */
 export interface Parts {
@@ -13,18 +13,18 @@ const MARKS = ["<think>", "</think>", "<tool_call>", "</tool_call>"] as const;
 type Place = "start" | "thoughts" | "after" | "text" | "call" | "between";
 
 /**
- * A reply in Qwen3's form: `<think>` at its very beginning, then text, then `<tool_call>` blocks. What it hands out is
- * final: what may be the beginning of a mark, and line breaks that may stand before one, wait for what follows.
+ * A reply in Qwen3's format: `<think>` at its very beginning, then text, then `<tool_call>` blocks. Output is final: a possible
+ * beginning of a marker, and line breaks that may precede one, are held back until the next text.
  * @internal
  */
 export class ReplyStream {
-  /** Everything handed out so far. */
+  /** All output so far. */
   readonly all: Parts = { text: "", reasoning: "", toolCalls: [] };
   #place: Place = "start";
   #held = "";
   #parse: ((call: string) => readonly ToolCall[]) | undefined;
 
-  /** `parse` reads `<tool_call>` blocks, and leaves out what is not what it should be. Without it none are looked for. */
+  /** `parse` reads `<tool_call>` blocks and ignores malformed ones. Without it they are text. */
   constructor(parse: ((call: string) => readonly ToolCall[]) | undefined) {
     this.#parse = parse;
   }
@@ -34,12 +34,12 @@ export class ReplyStream {
     return this.#place === "thoughts";
   }
 
-  /** Takes the next text; `end` says that none follows. */
+  /** Processes the next text; `end`: it is the last. */
   push(text: string, end = false): Parts {
     const out: Parts = { text: "", reasoning: "", toolCalls: [] };
     this.#held += text;
     while (this.#advance(out, end)) {
-      // until nothing more is certain
+      // until the rest is ambiguous
     }
     this.all.text += out.text;
     this.all.reasoning += out.reasoning;
@@ -47,7 +47,7 @@ export class ReplyStream {
     return out;
   }
 
-  /** Handles what can be handled; says whether the place changed, so that there may be more. */
+  /** Processes the unambiguous text of this part; returns whether another part follows. */
   #advance(out: Parts, end: boolean): boolean {
     const to = (place: Place, from: number): true => {
       this.#place = place;
@@ -65,7 +65,7 @@ export class ReplyStream {
         const at = held.indexOf(MARKS[1]);
         const stop = at >= 0 ? at : certain(held, MARKS[1], end);
         const said = held.slice(0, stop);
-        // Line breaks around thoughts belong to the form.
+        // Line breaks around thoughts belong to the template.
         out.reasoning += this.all.reasoning === "" && out.reasoning === "" ? said.replace(/^\n+/, "") : said;
         if (at >= 0 || end) out.reasoning = out.reasoning.replace(/\n+$/, "");
         if (at >= 0) return to("after", at + MARKS[1].length);
@@ -90,14 +90,14 @@ export class ReplyStream {
         for (let at = held.indexOf(MARKS[3]); at >= 0; at = held.indexOf(MARKS[3], at + 1)) {
           const stop = at + MARKS[3].length;
           const calls = this.#parse?.(held.slice(0, stop)) ?? [];
-          // A mark within a JSON string ends no call.
+          // A marker within a JSON string does not end the call.
           if (calls.length === 0) continue;
           out.toolCalls.push(...calls);
-          // What stands between calls is none of the reader's.
+          // Text between calls is not shown.
           return to("between", stop);
         }
         if (end && this.all.toolCalls.length + out.toolCalls.length === 0) {
-          // It was no call.
+          // Not a call.
           out.text += held;
           this.#held = "";
         }
@@ -111,7 +111,7 @@ export class ReplyStream {
   }
 }
 
-/** How much of `text` can be handed out before a `mark` that may be coming, with the line breaks before it. */
+/** Length of `text` without a possible beginning of `mark` and the line breaks before it. */
 function certain(text: string, mark: string, end: boolean): number {
   if (end) return text.length;
   let stop = text.length;

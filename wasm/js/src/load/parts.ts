@@ -1,22 +1,22 @@
 // Models in several files, `name-00001-of-00003.gguf` and so on.
-import { blameOn, ShohinError, toError } from "./error.js";
-import type { Pieces } from "./source.js";
+import { blameOn, ShohinError, toError } from "../api/errors.js";
+import type { NamedPieces, Open, Pieces } from "./pieces.js";
 
 const PART = /-(\d{5})-of-(\d{5})(\.gguf(?:[?#].*)?)$/s;
 
-/** A name can claim more than anybody means. */
-const MOST_PARTS = 1000;
+/** Above this the count in a file name is taken for a mistake. */
+const MAX_PARTS = 1000;
 
-/** The names of all parts of the model of which `name`, a URL or path, is one. */
+/** The names of all parts of a model, if `name`, a URL or path, is that of one part. */
 export function partsOf(name: string): string[] | undefined {
   const [ending, no, count, rest] = PART.exec(name) ?? [];
   if (ending === undefined || Number(no) < 1 || Number(no) > Number(count) || Number(count) < 2) return undefined;
-  if (Number(count) > MOST_PARTS) throw new ShohinError("limit", `a model in ${Number(count)} parts is more than ${MOST_PARTS}`);
+  if (Number(count) > MAX_PARTS) throw new ShohinError("limit", `a model in ${Number(count)} parts is more than ${MAX_PARTS}`);
   const stem = name.slice(0, -ending.length);
   return Array.from({ length: Number(count) }, (_, i) => `${stem}-${String(i + 1).padStart(5, "0")}-of-${count}${rest}`);
 }
 
-/** The module's joiner of parts. */
+/** The module's class that merges parts into one file. */
 interface Joiner {
   head(part: number, piece: Uint8Array): boolean;
   begin(): Uint8Array;
@@ -26,21 +26,21 @@ interface Joiner {
   free(): void;
 }
 
-/** What its name says of a part. */
+/** The position of a part according to its name. */
 function placeOf(name: string): { stem: string; no: number; count: number } | undefined {
   const path = /^https?:/i.test(name) ? name.replace(/[?#].*$/s, "") : name;
-  // Browsers put ` (1)` behind the name of a second copy.
+  // Browsers append ` (1)` to the name of a second copy.
   const [, stem = "", no, count] = /([^\\/]*)-(\d{5})-of-(\d{5})(?:\D[^\\/]*)?$/.exec(path) ?? [];
   return Number(no) >= 1 && Number(no) <= Number(count) ? { stem, no: Number(no), count: Number(count) } : undefined;
 }
 
-/** Brings the parts of a model into order by their names, where all of these tell it. @internal */
+/** Sorts the parts of a model by their names, if all names have a part number. @internal */
 export function inOrder<T extends { name: string }>(files: readonly T[]): T[] {
   const places = files.map(({ name }) => placeOf(name));
   const [first] = places;
   if (!first || places.includes(undefined)) return [...files];
   const { stem, count } = first;
-  if (count > MOST_PARTS) throw new ShohinError("limit", `a model in ${count} parts is more than ${MOST_PARTS}`);
+  if (count > MAX_PARTS) throw new ShohinError("limit", `a model in ${count} parts is more than ${MAX_PARTS}`);
   const slots: (T | undefined)[] = Array.from({ length: count });
   for (const [i, file] of files.entries()) {
     const place = places[i]!;
@@ -58,13 +58,13 @@ export function inOrder<T extends { name: string }>(files: readonly T[]): T[] {
   });
 }
 
-/** Opens a model by its name, all parts of it if there are several. `open` opens a file. @internal */
-export async function openAll(name: string, open: (name: string, brief: boolean) => Promise<Pieces>): Promise<Pieces> {
+/** Opens a model by its name, with all its parts. @internal */
+export async function openAll(name: string, open: Open): Promise<Pieces> {
   const names = partsOf(name) ?? [name];
   return openParts(names.map((name) => ({ name, open: (brief) => open(name, brief) })));
 }
 
-/** Opens the files of a model, which are in order. @internal */
+/** Opens the files of a model, in order. @internal */
 export async function openParts(files: { name: string; open: (brief: boolean) => Promise<Pieces> }[]): Promise<Pieces> {
   const [only] = files;
   if (only && files.length === 1) return only.open(false);
@@ -78,27 +78,22 @@ export async function openParts(files: { name: string; open: (brief: boolean) =>
   const sizes = parts.map((part) => part.total);
   const total = sizes.every((size) => size !== undefined) ? sizes.reduce((sum, size) => sum + size, 0) : undefined;
   const stage = parts.every((part) => part.stage === "read") ? "read" : "download";
-  // Each is read by itself.
+  // Each part is read separately.
   return { stage, total, pieces: { async *[Symbol.asyncIterator]() {} }, close: () => closeAll(parts), parts };
 }
 
-/** An error, with what else may be behind it where a length is not certain. @internal */
+/** Adds to an error that the length of the file may have been wrong, if it is uncertain. @internal */
 export function doubted(error: ShohinError, { vague }: Pieces): ShohinError {
   if (!vague || error.code !== "truncated") return error;
-  const message = `${error.message}; or the server compresses it on the way and does not let this page see that (Access-Control-Expose-Headers: Content-Encoding)`;
+  const message = `${error.message}; or the server compresses it and hides that from this page (Access-Control-Expose-Headers: Content-Encoding)`;
   return new ShohinError("truncated", message, { cause: error });
-}
-
-/** A part, and what errors call it. @internal */
-export interface NamedPieces extends Pieces {
-  name: string;
 }
 
 async function closeAll(parts: Pieces[]): Promise<void> {
   for (const part of parts) await part.close();
 }
 
-/** One stream of a model in parts; any other is left as it is. @internal */
+/** Merges the parts of a model into one stream; returns any other model as it is. @internal */
 export async function joined(
   source: Pieces,
   glue: { Joiner: new (lengths: Float64Array) => Joiner },
@@ -112,20 +107,20 @@ export async function joined(
     joiner = undefined;
     await closeAll(parts);
   };
-  /** Puts the name of the file in front of what is wrong with it. */
+  /** Adds the name of the part to an error. */
   const blame = (part: number | undefined, thrown: unknown): ShohinError => {
     let error = toError(thrown);
     const at = part ?? (thrown as { part?: number }).part;
     if (at === undefined || ["aborted", "network", "http", "timeout", "integrity", "quota"].includes(error.code)) return error;
     error = doubted(error, parts[at]!);
-    const alien = error.code === "missing_key" && error.message.includes("split.") ? "; it is no part of a model in several files" : "";
+    const alien = error.code === "missing_key" && error.message.includes("split.") ? "; it is not a part of a model in several files" : "";
     const named = new ShohinError(error.code, `${parts[at]!.name}: ${error.message}${alien}`, { cause: thrown });
-    // What only shows beside the others may as well be wrong with these.
+    // If the part only conflicts with the others, those may be the wrong ones.
     return part === undefined ? named : blameOn(parts[at]!.name, named);
   };
   try {
     const lengths = parts.map(({ name, total }) => {
-      if (total === undefined) throw new ShohinError("http", `the length of ${name} is not known, as it must be for a model in parts`);
+      if (total === undefined) throw new ShohinError("http", `the length of ${name} is not known, which a model in parts requires`);
       return total;
     });
     const made = (joiner = new glue.Joiner(Float64Array.from(lengths)));

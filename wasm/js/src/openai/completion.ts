@@ -1,7 +1,10 @@
-// Requests and answers in the form of OpenAI's chat completions.
-import type { ChatFinish, ChatMessage, ChatOptions, Chunk, EngineInfo, Finish, Message, ToolCall, TokenLogprob } from "./api.js";
-import { chatArguments } from "./arguments.js";
-import { ShohinError } from "./error.js";
+// Requests and responses in the format of OpenAI's chat completions.
+import { chatArguments } from "../api/arguments.js";
+import type { ChatFinish, Chunk, Finish, TokenLogprob } from "../api/chunk.js";
+import { ShohinError } from "../api/errors.js";
+import type { EngineInfo } from "../api/info.js";
+import type { ChatMessage, Message, ToolCall } from "../api/message.js";
+import type { ChatOptions } from "../api/options.js";
 
 /** A tool call in a message. */
 export interface ChatCompletionToolCall {
@@ -15,16 +18,16 @@ export interface ChatCompletionMessageParam {
   role: "system" | "developer" | "user" | "assistant" | "tool";
   content?: string | readonly { type: "text"; text: string }[] | null;
   tool_calls?: readonly ChatCompletionToolCall[];
-  /** For tools' results; they are taken in the order in which they stand. */
+  /** For results of tools, which are matched by their order. */
   tool_call_id?: string;
-  /** What the model thought: as it came in an answer. */
+  /** The reasoning, as in a response. */
   reasoning?: string | null;
 }
 
-/** A request. Fields that are not listed here are refused unless they are null, so that none is left out unnoticed. */
+/** A request. Other fields are refused unless they are null, so that none is ignored unnoticed. */
 export interface ChatCompletionRequest {
   messages: readonly ChatCompletionMessageParam[];
-  /** Only repeated in the answer. */
+  /** Only repeated in the response. */
   model?: string;
   stream?: boolean | null;
   stream_options?: { include_usage?: boolean } | null;
@@ -43,14 +46,14 @@ export interface ChatCompletionRequest {
   tool_choice?: "none" | "auto" | "required" | { type: "function"; function: { name: string } } | null;
   response_format?: { type: "text" } | { type: "json_object" } | { type: "json_schema"; json_schema: { name?: string; schema: object; strict?: boolean | null } } | null;
   n?: 1 | null;
-  /** Only for a service's own use, as the next ones: taken and left aside. */
+  /** Only relevant for a service, like the next five: accepted and ignored. */
   user?: string | null;
   safety_identifier?: string | null;
   prompt_cache_key?: string | null;
   service_tier?: string | null;
   store?: boolean | null;
   metadata?: object | null;
-  /** What is done anyway. */
+  /** Always the case. */
   parallel_tool_calls?: true | null;
   /** Beyond OpenAI: whether and for how many tokens the model may think. */
   thinking?: ChatOptions["thinking"];
@@ -58,23 +61,23 @@ export interface ChatCompletionRequest {
   overflow?: ChatOptions["overflow"];
 }
 
-/** Why an answer ended. */
+/** Why a response ended. */
 export type ChatCompletionFinishReason = "stop" | "length" | "tool_calls";
 
-/** A token of an answer. */
+/** A token of a response. */
 export interface ChatCompletionLogprob {
   token: string;
   logprob: number;
   bytes: number[] | null;
 }
 
-/** Log-probabilities of an answer, token after token. */
+/** Log-probabilities of a response, one entry per token. */
 export interface ChatCompletionLogprobs {
   content: (ChatCompletionLogprob & { top_logprobs: ChatCompletionLogprob[] })[];
   refusal: null;
 }
 
-/** What an answer took. */
+/** Tokens of a request and its response. */
 export interface ChatCompletionUsage {
   prompt_tokens: number;
   completion_tokens: number;
@@ -83,7 +86,7 @@ export interface ChatCompletionUsage {
   completion_tokens_details: { reasoning_tokens: number };
 }
 
-/** An answer. */
+/** A response. */
 export interface ChatCompletion {
   id: string;
   object: "chat.completion";
@@ -98,7 +101,7 @@ export interface ChatCompletion {
   usage: ChatCompletionUsage;
 }
 
-/** A piece of a streamed answer. */
+/** A piece of a streamed response. */
 export interface ChatCompletionChunk {
   id: string;
   object: "chat.completion.chunk";
@@ -119,7 +122,6 @@ export interface ChatCompletionChunk {
   usage?: ChatCompletionUsage | null;
 }
 
-/** What can chat. */
 interface Chatter {
   chat(messages: readonly Message[], options: ChatOptions): AsyncIterable<Chunk<ChatFinish>>;
 }
@@ -132,7 +134,7 @@ export async function complete(
   { signal }: { signal?: AbortSignal },
 ): Promise<ChatCompletion | AsyncIterable<ChatCompletionChunk>> {
   must(isObject(request), "the request must be an object");
-  // Looked at now, so that a stream that cannot begin is refused before it is waited for.
+  // Validated before a stream is returned.
   const { messages, options } = chatArguments(messagesOf(request.messages), optionsOf(request, signal));
   const chunks = chatter.chat(messages, options);
   const random = crypto.getRandomValues(new Uint8Array(12));
@@ -196,7 +198,7 @@ async function* stream(
   }
 }
 
-/** Every field of a request: others would be ignored. */
+/** Every field of a request. */
 const FIELDS: { [name in keyof Required<ChatCompletionRequest>]: true } = {
   messages: true,
   model: true,
@@ -227,7 +229,7 @@ const FIELDS: { [name in keyof Required<ChatCompletionRequest>]: true } = {
   overflow: true,
 };
 
-/** Refuses what is not as the types have it; JavaScript does not ask them. */
+/** Checks what TypeScript would; JavaScript callers have no types. */
 function must(holds: boolean, what: string): asserts holds {
   if (!holds) throw new ShohinError("argument", what);
 }
@@ -267,7 +269,7 @@ function optionsOf(request: ChatCompletionRequest, signal: AbortSignal | undefin
   if (format?.type != null && !["text", "json_object", "json_schema"].includes(format.type)) refuse(`response_format of type ${format.type}`);
   must(format?.type !== "json_schema" || isObject(format.json_schema), "response_format has no json_schema");
   const choice = request.tool_choice ?? "auto";
-  must(typeof choice !== "object" || choice.type !== "function" || typeof choice.function?.name === "string", "tool_choice names no function");
+  must(typeof choice !== "object" || choice.type !== "function" || typeof choice.function?.name === "string", "tool_choice does not name a function");
   if (typeof choice === "object" && choice.type !== "function") refuse(`tool_choice of type ${choice.type}`);
   const top = request.top_logprobs ?? 0;
   if (!(top >= 0 && top <= 20)) throw new ShohinError("argument", "top_logprobs must be 0 to 20");

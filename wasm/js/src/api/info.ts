@@ -1,0 +1,49 @@
+// The description of a loaded model.
+import type { Preset } from "./options.js";
+
+/** The values of a preset. */
+export interface PresetValues {
+  temperature: number;
+  topK: number;
+  topP: number;
+  repetitionPenalty: number;
+}
+
+/** A loaded model and the engine that runs it. */
+export interface EngineInfo {
+  /** The device. More will be added. */
+  backend: "cpu" | "webgpu" | (string & {});
+  /** Instruction set: on the CPU `simd128`, `relaxed`, or `relaxeddot` where 2-bit weights are multiplied instead of looked up, as on x86. */
+  isa: string;
+  /** Number of threads. */
+  threads: number;
+  /** Version of this package's engine. */
+  version: string;
+  model: {
+    /** From the file's metadata; empty if it has none. */
+    name: string;
+    architecture: string;
+    /** The published model of this shape, or `Custom`. */
+    variant: string;
+    parameters: number;
+    fileBytes: number;
+    layers: number;
+    hidden: number;
+    heads: number;
+    kvHeads: number;
+    vocabulary: number;
+    /** Positions the model was trained for. */
+    contextLength: number;
+    /** Storage formats of the matrices, most bytes first. */
+    formats: string[];
+    /** The chat template: Qwen3's (with thinking), or plain ChatML. */
+    template: "qwen3" | "chatml" | (string & {});
+    /** Whether that is the file's own template; if not, it is the closest one. */
+    templateKnown: boolean;
+  };
+  /** Capacity of a conversation in tokens. */
+  context: number;
+  /** Bytes. */
+  memory: { weights: number; kv: number; scratch: number };
+  presets: Record<Preset, PresetValues>;
+}

@@ -1,0 +1,203 @@
+// What callers pass to the engine.
+import type { Snapshot } from "./message.js";
+
+/** A file with a model or a part of one: an address (in Node also a path), or the file itself. */
+export type ModelFile = string | URL | Blob;
+
+/**
+ * A model to load. Bytes are copied into the engine and remain the caller's. Several files, such as an array or a `FileList`,
+ * are the parts of one model: in any order if they are named `name-00001-of-00003.gguf` and so on, otherwise in the order
+ * given. One address or path of that form is enough: the other parts are fetched from beside it.
+ */
+export type ModelSource = ModelFile | ArrayBuffer | ArrayBufferView | Iterable<ModelFile>;
+
+/** Progress of loading. */
+export interface Progress {
+  /** `download` (URL) or `read` (file, bytes), then `prepare` once all bytes have arrived. */
+  stage: "download" | "read" | "prepare";
+  /** Bytes so far. */
+  loaded: number;
+  /** Bytes in total, if known. */
+  total?: number;
+}
+
+/** Number formats of the key-value cache. */
+export const KV_FORMATS = ["f16", "f32", "q8"] as const;
+
+/** Options of `Engine.load`. */
+export interface LoadOptions {
+  /** Called at most every 50 ms and at every change of stage. */
+  onProgress?: (progress: Progress) => void;
+  /** Aborts the download or the loading. */
+  signal?: AbortSignal;
+  /** Capacity of a conversation in tokens, at least 1. Default: the model's own limit, at most 4096. */
+  context?: number;
+  /** Number format of the key-value cache. Default `f16`. */
+  kv?: (typeof KV_FORMATS)[number];
+  /** Number format of the activations. `f32` is exact and slower. Default `int8`. */
+  activations?: "int8" | "f32";
+  /**
+   * The device. `cpu` is WebAssembly. `webgpu` is the GPU, including a software adapter: weights are uploaded as they arrive and not
+   * kept in this memory. `auto` is a hardware GPU if there is one that can run the model, and the CPU otherwise. Default `cpu`.
+   * WebGPU requires that the length of the file is known.
+   *
+   * A GPU can be lost at any time, more often on phones. Generations then fail with code `gpu_lost`: load the model again, if
+   * necessary on the CPU.
+   */
+  backend?: "cpu" | "webgpu" | "auto";
+  /**
+   * Keep a model from a URL in the browser's origin-private file system: later loads read it from there without the network, and an
+   * interrupted download resumes. The copy is assumed to be current unless it turns out to be damaged, unusable, or not the file
+   * that `sha256` and `bytes` describe while the server has a newer one; then it is fetched again. `deleteCache` deletes it. Without
+   * enough storage the model is loaded without a copy, except with `"require"`: loading then fails with code `quota`, before the
+   * download if the size is known. Default false. No effect in Node.
+   */
+  cache?: boolean | "require";
+  /** SHA-256 of the file in hexadecimal digits. Any other file is refused with code `integrity`. */
+  sha256?: string;
+  /** Size of the file in bytes. Any other file is refused with code `integrity`, as soon as its size is known. */
+  bytes?: number;
+  /** Headers, credentials and so on for the download of a URL. */
+  request?: Pick<RequestInit, "headers" | "credentials" | "cache" | "integrity" | "mode" | "referrerPolicy">;
+  /**
+   * Maximum number of threads. More than one is used where threads can share memory: on cross-origin isolated pages
+   * (`Cross-Origin-Opener-Policy: same-origin` and `Cross-Origin-Embedder-Policy: require-corp`), and in Node. The output does not
+   * depend on it. Default: the number of cores.
+   */
+  threads?: number;
+  /**
+   * The build of the CPU module: `relaxed`, for browsers with WebAssembly's relaxed SIMD (Chrome and Firefox; Node 21 and later), is up
+   * to two thirds faster than `simd128`, with the same output. Default: the fastest that runs here. Loading fails with code `wasm` if
+   * the requested build is not available; in Node, and with `shohin/local`, also if an earlier model has loaded the other build.
+   */
+  simd?: "relaxed" | "simd128";
+  /**
+   * Milliseconds without a byte after which a connection counts as broken. The download then continues over a new one; after six in a
+   * row that brought nothing it fails with code `timeout`, or after the first if the server does not send the length of the file.
+   * A slow connection never fails. Default 30,000; `Infinity` disables the timeout.
+   */
+  stallTimeout?: number;
+  /** Address of `worker.js`, if the bundler has moved it. No effect in Node and with `shohin/local`. */
+  workerUrl?: string | URL;
+  /**
+   * Address of `shohin_wasm_bg.wasm` or `shohin_wasm_relaxed_bg.wasm`, if the bundler has moved it: the single-threaded CPU module. It is
+   * not used with several threads or a GPU, whose modules are fetched from beside the package's scripts.
+   */
+  wasmUrl?: string | URL;
+}
+
+/** Named sampling settings; settings given beside a preset override it. */
+export type Preset = "greedy" | "balanced" | "creative" | "code" | "bonsai";
+
+/** Options of `generate`. */
+export interface GenerateOptions {
+  /** Ends the generation with a `ShohinError` of code `aborted`. */
+  signal?: AbortSignal;
+  /** Maximum number of new tokens. Default, and `Infinity`: until the model stops or the context is full. */
+  maxTokens?: number;
+  /** Default `bonsai`: the settings of the Bonsai model card. */
+  preset?: Preset;
+  /** 0 is greedy. */
+  temperature?: number;
+  /** 0 keeps all tokens. */
+  topK?: number;
+  /** 1 keeps all tokens. */
+  topP?: number;
+  /** 0 keeps all tokens. */
+  minP?: number;
+  /** 1 keeps all tokens. */
+  typicalP?: number;
+  /** 1 is off. */
+  repetitionPenalty?: number;
+  /** 0 is off. */
+  presencePenalty?: number;
+  /** 0 is off. */
+  frequencyPenalty?: number;
+  /** Window of the penalties in tokens. */
+  penaltyLastN?: number;
+  /** Strength of the DRY penalty against repeated passages; 0 is off. */
+  dryMultiplier?: number;
+  /** Growth of the DRY penalty with each repeated token. */
+  dryBase?: number;
+  /** Repetitions up to this many tokens are not penalized. */
+  dryAllowedLength?: number;
+  /** Window of DRY in tokens. */
+  dryLastN?: number;
+  /** The same seed, prompt and settings give the same text. Default: random, reported in `finish.seed`. */
+  seed?: number;
+  /** Strings that end the generation; they are not part of the text. */
+  stop?: string | readonly string[];
+  /** As for `chat`; `shift` keeps the first tokens. Default `error`. */
+  overflow?: "error" | "shift" | "trim";
+  /** Report the log-probability of each token and of this many most likely alternatives. Default: none. */
+  logprobs?: number;
+  /**
+   * `json_object`: the reply is a JSON object. `json_schema`: it is a JSON value that satisfies the schema. It always parses, unless
+   * a stop string ends it, or `maxTokens` or the remaining context is less than the shortest reply needs (`finish.reason` is then
+   * `length` or `context_full`). The model is not told: state the format in the prompt, too. Throws `unsupported` with the JSON
+   * pointer of a keyword that is not supported. Default `text`: unconstrained.
+   */
+  responseFormat?: ResponseFormat;
+}
+
+/** Format of a reply. */
+export type ResponseFormat = { type: "text" } | { type: "json_object" } | { type: "json_schema"; schema: object | boolean };
+
+/** Options of `chat`. */
+export interface ChatOptions extends GenerateOptions {
+  /**
+   * Whether a reasoning model may think before it answers, and for how many tokens at most: when the budget is used up, the
+   * end-of-thinking marker is inserted and the model answers. Default: false.
+   */
+  thinking?: boolean | { budget: number };
+  /**
+   * Functions the model may call, each `{ type: "function", function: { name, description, parameters } }`. Calls are in
+   * `finish.message.toolCalls`; their arguments always satisfy the JSON Schema `parameters`, or are any object for functions
+   * with `strict: false`. Throws `unsupported` for a schema that is not supported, and if the model has no template for tools. Cannot
+   * be combined with `responseFormat`.
+   */
+  tools?: readonly object[];
+  /** Whether the model decides about calls, must make one, or must call the function of this name. Default `auto`. */
+  toolChoice?: "auto" | "required" | { name: string };
+  /**
+   * What to do when a conversation no longer fits into the context. `error` throws `context_full`, or ends a reply with that
+   * reason. `shift` drops the older half of the tokens after the system messages, as often as necessary: conversations and replies
+   * can be of any length, and the remaining tokens are not computed again (on a GPU they are). `trim` leaves out the oldest turns, but
+   * never system messages or the last message, and computes the rest again. Default `error`.
+   */
+  overflow?: "error" | "shift" | "trim";
+}
+
+/** Options of `tokenizeChat`: the ones that affect the chat template. */
+export type TemplateOptions = Pick<ChatOptions, "thinking" | "tools">;
+
+/** Options of `conversation`. */
+export interface ConversationOptions {
+  /** Capacity in tokens. Default: that of the engine. */
+  context?: number;
+}
+
+/** Options of `tokenize`. */
+export interface TokenizeOptions {
+  /** Parse control tokens such as `<|im_end|>` in the text. Default false: they are plain text. */
+  special?: boolean;
+}
+
+/** Options of `embed`. */
+export interface EmbedOptions {
+  /** The mean of all final hidden states, or that of the last token. Default `mean`. */
+  pooling?: "mean" | "last";
+  /** Scale to length 1. Default true. */
+  normalize?: boolean;
+  signal?: AbortSignal;
+}
+
+/** Options of `restore`. */
+export interface RestoreOptions {
+  /** If the state is damaged, or belongs to another model, compute it again from the messages instead of failing. Default false. */
+  recompute?: boolean;
+  signal?: AbortSignal;
+}
+
+/** What `restore` accepts: a snapshot, or the name of one kept by `save`. @internal */
+export type SnapshotSource = Snapshot | string;

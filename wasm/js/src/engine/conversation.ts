@@ -1,0 +1,73 @@
+// One of several conversations over a model.
+import { begun, chatArguments, checkName, completionOptions, generateArguments, restoreArguments } from "../api/arguments.js";
+import type { ChatFinish, Chunk, Finish } from "../api/chunk.js";
+import type { EngineInfo } from "../api/info.js";
+import type { ChatMessage, Restored, Snapshot } from "../api/message.js";
+import type { ChatOptions, GenerateOptions, RestoreOptions } from "../api/options.js";
+import { complete, type ChatCompletion, type ChatCompletionChunk, type ChatCompletionRequest } from "../openai/completion.js";
+import type { Transport } from "./transport.js";
+
+/** A conversation over a model, with a cache of its own. */
+export class Conversation {
+  /** Capacity in tokens. */
+  readonly context: number;
+  #transport: Transport;
+  #info: EngineInfo;
+  #number: number;
+
+  /** @internal */
+  constructor(transport: Transport, info: EngineInfo, number: number, context: number) {
+    this.#transport = transport;
+    this.#info = info;
+    this.#number = number;
+    this.context = context;
+  }
+
+  /**
+   * Streams the model's reply to a conversation. Turns that are in the cache are not computed again. Leaving the loop
+   * early ends the generation.
+   */
+  chat(messages: readonly ChatMessage[], options: ChatOptions = {}): AsyncGenerator<Chunk<ChatFinish>, ChatFinish, void> {
+    return begun(() => {
+      const { messages: all, options: { signal, ...rest } } = chatArguments(messages, options);
+      return this.#transport.stream("chat", { conversation: this.#number, messages: all, options: rest }, signal);
+    });
+  }
+
+  /** Streams the continuation of a plain text. Leaving the loop early ends the generation. */
+  generate(prompt: string, options: GenerateOptions = {}): AsyncGenerator<Chunk, Finish, void> {
+    return begun(() => {
+      const { options: { signal, ...rest } } = generateArguments(prompt, options);
+      return this.#transport.stream("generate", { conversation: this.#number, prompt, options: rest }, signal);
+    });
+  }
+
+  /** Answers a request in the format of OpenAI's chat completions. */
+  createChatCompletion(request: ChatCompletionRequest & { stream: true }, options?: { signal?: AbortSignal }): Promise<AsyncIterable<ChatCompletionChunk>>;
+  createChatCompletion(request: ChatCompletionRequest & { stream?: false | null }, options?: { signal?: AbortSignal }): Promise<ChatCompletion>;
+  async createChatCompletion(request: ChatCompletionRequest, options: { signal?: AbortSignal } = {}): Promise<ChatCompletion | AsyncIterable<ChatCompletionChunk>> {
+    return complete(this, this.#info, request, completionOptions(options));
+  }
+
+  /** The state of the conversation, to be kept outside the engine. */
+  async snapshot(): Promise<Snapshot> {
+    return this.#transport.call("snapshot", { conversation: this.#number });
+  }
+
+  /** Continues from a snapshot, or from the one that `save` kept under a name. */
+  async restore(from: Snapshot | string, options: RestoreOptions = {}): Promise<Restored> {
+    const { from: found, options: { signal, ...rest } } = restoreArguments(from, options);
+    return this.#transport.call("restore", { conversation: this.#number, from: found, options: rest }, { signal });
+  }
+
+  /** Keeps a snapshot in IndexedDB; replaces one of the same name. */
+  async save(name: string): Promise<void> {
+    checkName(name);
+    await this.#transport.call("save", { conversation: this.#number, name });
+  }
+
+  /** Frees the cache. Pending generations end with code `disposed`. */
+  async dispose(): Promise<void> {
+    await this.#transport.call("close", { conversation: this.#number });
+  }
+}

@@ -1,0 +1,88 @@
+// A loaded model: in a worker or on the calling thread, whatever the entry point connects it to.
+import { conversationOptions, embedArguments, loadArguments, templateArguments, tokenizeArguments, tokensOf } from "../api/arguments.js";
+import { abortError, ShohinError } from "../api/errors.js";
+import type { EngineInfo } from "../api/info.js";
+import type { ChatMessage } from "../api/message.js";
+import type { ConversationOptions, EmbedOptions, LoadOptions, ModelSource, TemplateOptions, TokenizeOptions } from "../api/options.js";
+import { readerOf, sourceOf, type FileSource } from "../load/source.js";
+import { Conversation } from "./conversation.js";
+import type { Transport } from "./transport.js";
+
+let connect: (workerUrl: string | URL | undefined) => Transport;
+
+/** Sets the transport of new engines; called by the entry points. @internal */
+export function connectBy(transport: typeof connect): void {
+  connect = transport;
+}
+
+/** A loaded model. It is also the first conversation over this model. */
+export class Engine extends Conversation {
+  /** Description of the model and of the engine that runs it. */
+  readonly info: EngineInfo;
+  #transport: Transport;
+
+  private constructor(transport: Transport, info: EngineInfo) {
+    super(transport, info, 0, info.context);
+    this.#transport = transport;
+    this.info = info;
+  }
+
+  /**
+   * Loads a model. In a browser it runs in a worker of its own, in Node and with `shohin/local` on the calling thread.
+   *
+   * The bytes go straight into the engine's memory and are held there once: a URL is streamed, a file is read in
+   * slices, and an array is copied piece by piece. Several files are the parts of one model.
+   */
+  static async load(source: ModelSource, options: LoadOptions = {}): Promise<Engine> {
+    const found = sourceOf(source);
+    const { onProgress, signal, workerUrl, wasmUrl, ...rest } = loadArguments(options, found);
+    if (signal?.aborted) throw abortError(signal);
+    const transport = connect(workerUrl);
+    try {
+      const file = (file: FileSource) => ("url" in file ? { url: transport.resolve(file.url) } : file);
+      // Headers cannot be sent to a worker, their names and values can.
+      if (rest.request?.headers) rest.request = { ...rest.request, headers: [...new Headers(rest.request.headers)] };
+      const params = {
+        source: "bytes" in found ? { size: found.bytes.byteLength } : "files" in found ? { files: found.files.map(file) } : file(found),
+        options: { ...rest, ...(wasmUrl !== undefined && { wasmUrl: transport.resolve(String(wasmUrl)) }) },
+      };
+      const read = "bytes" in found ? readerOf(found.bytes) : undefined;
+      return new Engine(transport, await transport.call("load", params, { signal, ...(onProgress && { onProgress }), ...(read && { read }) }));
+    } catch (error) {
+      transport.close(new ShohinError("disposed", "the engine was disposed"));
+      throw error;
+    }
+  }
+
+  /** A further conversation over the same model, which takes memory for its cache only. */
+  async conversation(options: ConversationOptions = {}): Promise<Conversation> {
+    const { conversation, context } = await this.#transport.call("open", conversationOptions(options));
+    return new Conversation(this.#transport, this.info, conversation, context);
+  }
+
+  /** Embeds a text: the model's final hidden states, pooled. Does not affect conversations. */
+  async embed(text: string, options: EmbedOptions = {}): Promise<Float32Array> {
+    const { text: checked, options: { signal, ...rest } } = embedArguments(text, options);
+    return this.#transport.call("embed", { text: checked, options: rest }, { signal });
+  }
+
+  /** Text to token ids. Control tokens such as `<|im_end|>` are plain text unless `special` is set. */
+  async tokenize(text: string, options: TokenizeOptions = {}): Promise<Uint32Array> {
+    return this.#transport.call("tokenize", tokenizeArguments(text, options));
+  }
+
+  /** Token ids to text; invalid UTF-8 becomes U+FFFD. */
+  async detokenize(ids: ArrayLike<number>): Promise<string> {
+    return this.#transport.call("detokenize", { ids: tokensOf(ids) });
+  }
+
+  /** Token ids of a conversation, up to the beginning of the model's reply. */
+  async tokenizeChat(messages: readonly ChatMessage[], options: TemplateOptions = {}): Promise<Uint32Array> {
+    return this.#transport.call("tokenizeChat", templateArguments(messages, options));
+  }
+
+  /** Frees the model and all conversations, and ends the worker if there is one. Pending requests end with code `disposed`. */
+  override async dispose(): Promise<void> {
+    this.#transport.close(new ShohinError("disposed", "the engine was disposed"));
+  }
+}

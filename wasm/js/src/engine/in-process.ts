@@ -1,0 +1,25 @@
+// The runtime on the thread of the engine.
+import { dispatch, type CallMethod, type Params, type Result, type StreamMethod } from "./protocol.js";
+import { Runtime, type Caller } from "./runtime.js";
+import type { Transport } from "./transport.js";
+
+/** @internal */
+export class InProcess implements Transport {
+  #runtime = new Runtime();
+
+  async call<M extends CallMethod>(method: M, params: Params<M>, caller: Caller = {}): Promise<Result<M>> {
+    return (await dispatch(this.#runtime, method, params, caller)) as Result<M>;
+  }
+
+  stream<M extends StreamMethod>(method: M, params: Params<M>, signal: AbortSignal | undefined): ReturnType<Runtime[M]> {
+    return dispatch(this.#runtime, method, params, { signal });
+  }
+
+  resolve(url: string): string {
+    return url;
+  }
+
+  close(): void {
+    void this.#runtime.dispose();
+  }
+}

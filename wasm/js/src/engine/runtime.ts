@@ -1,0 +1,228 @@
+// The engine behind the protocol: every public method answers one request of an `Engine`, on its thread or in its worker.
+import type { ChatFinish, Chunk, Finish } from "../api/chunk.js";
+import { abortError, ShohinError, toError } from "../api/errors.js";
+import type { EngineInfo } from "../api/info.js";
+import type { Message, Restored, Snapshot } from "../api/message.js";
+import type { ChatOptions, ConversationOptions, EmbedOptions, GenerateOptions, LoadOptions, RestoreOptions, SnapshotSource, TemplateOptions } from "../api/options.js";
+import { retryChanged } from "../load/download.js";
+import { joined } from "../load/parts.js";
+import type { Pieces } from "../load/pieces.js";
+import { openSource, pour, type Read, type RemoteSource } from "../load/source.js";
+import { host } from "../wasm/host.js";
+import { cpuModule, gpuModule, type AnyEmbedder, type AnyModel, type FileBuffer, type Module } from "../wasm/module.js";
+import { yieldToEventLoop } from "./event-loop.js";
+import { LoadedModel } from "./loaded.js";
+import { encode } from "./prompt.js";
+import { Session } from "./session.js";
+import { keep, kept } from "./snapshots.js";
+
+/** Options without what the caller keeps to itself. @internal */
+export type Sendable<T> = Omit<T, "signal" | "onProgress" | "workerUrl">;
+
+/** The caller's end of a request. @internal */
+export interface Caller {
+  signal?: AbortSignal | undefined;
+  onProgress?: LoadOptions["onProgress"];
+  /** Reads the bytes of a source that the caller has in memory. */
+  read?: Read;
+}
+
+/** @internal */
+export class Runtime {
+  #loaded: LoadedModel | undefined;
+  /** By number; 0 is the engine's own. */
+  #sessions = new Map<number, Session>();
+  #opened = 0;
+
+  async load({ source, options }: { source: RemoteSource; options: Sendable<LoadOptions> }, caller: Caller): Promise<EngineInfo> {
+    const all = { ...options, signal: caller.signal, onProgress: caller.onProgress } as LoadOptions;
+    const model = await attempts(source, all, caller.read ?? (() => undefined));
+    this.#loaded = model;
+    this.#sessions.set(0, await Session.open(model));
+    return model.info;
+  }
+
+  chat(
+    { conversation, messages, options }: { conversation: number; messages: Message[]; options: Sendable<ChatOptions> },
+    { signal }: Caller,
+  ): AsyncGenerator<Chunk<ChatFinish>, ChatFinish, void> {
+    return this.#session(conversation).chat(messages, { ...options, ...(signal && { signal }) });
+  }
+
+  generate(
+    { conversation, prompt, options }: { conversation: number; prompt: string; options: Sendable<GenerateOptions> },
+    { signal }: Caller,
+  ): AsyncGenerator<Chunk, Finish, void> {
+    return this.#session(conversation).generate(prompt, { ...options, ...(signal && { signal }) });
+  }
+
+  async open({ context }: ConversationOptions): Promise<{ conversation: number; context: number }> {
+    const session = await Session.open(this.#model(), context);
+    this.#sessions.set(++this.#opened, session);
+    return { conversation: this.#opened, context: session.context };
+  }
+
+  async close({ conversation }: { conversation: number }): Promise<void> {
+    this.#sessions.get(conversation)?.dispose();
+    this.#sessions.delete(conversation);
+  }
+
+  snapshot({ conversation }: { conversation: number }): Promise<Snapshot> {
+    return this.#session(conversation).snapshot();
+  }
+
+  async save({ conversation, name }: { conversation: number; name: string }): Promise<void> {
+    await keep(name, await this.#session(conversation).snapshot());
+  }
+
+  async restore(
+    { conversation, from, options }: { conversation: number; from: SnapshotSource; options: Sendable<RestoreOptions> },
+    { signal }: Caller,
+  ): Promise<Restored> {
+    const session = this.#session(conversation);
+    return session.restore(typeof from === "string" ? await kept(from) : from, { ...options, ...(signal && { signal }) });
+  }
+
+  async embed({ text, options }: { text: string; options: Sendable<EmbedOptions> }, { signal }: Caller): Promise<Float32Array> {
+    const { pooling = "mean", normalize = true } = options;
+    if (signal?.aborted) throw abortError(signal);
+    const loaded = this.#model();
+    const embedder = loaded.own(await loaded.ask<AnyEmbedder>((model) => model.embedder(model.tokenize(text, false), pooling)));
+    try {
+      while (!(await loaded.ask<boolean>(() => embedder.step()))) {
+        await yieldToEventLoop();
+        if (signal?.aborted) throw abortError(signal);
+      }
+      return loaded.call(() => embedder.result(normalize));
+    } finally {
+      loaded.free(embedder);
+    }
+  }
+
+  async tokenize({ text, special }: { text: string; special: boolean }): Promise<Uint32Array> {
+    return this.#model().call((model) => model.tokenize(text, special));
+  }
+
+  async detokenize({ ids }: { ids: Uint32Array }): Promise<string> {
+    return this.#model().call((model) => model.detokenize(ids));
+  }
+
+  async tokenizeChat({ messages, options }: { messages: Message[]; options: TemplateOptions }): Promise<Uint32Array> {
+    const loaded = this.#model();
+    return loaded.call((model) => encode(loaded.module, model, messages, options));
+  }
+
+  async dispose(): Promise<void> {
+    this.#loaded?.dispose();
+  }
+
+  #model(): LoadedModel {
+    if (!this.#loaded) throw new ShohinError("disposed", "no model is loaded");
+    return this.#loaded;
+  }
+
+  #session(number: number): Session {
+    this.#model().alive();
+    const found = this.#sessions.get(number);
+    if (!found) throw new ShohinError("disposed", "the conversation was disposed");
+    return found;
+  }
+}
+
+/** Loads a model; again if a kept copy was the reason of a failure. */
+async function attempts(source: RemoteSource, options: LoadOptions, read: Read): Promise<LoadedModel> {
+  for (let last = false; ; last = true) {
+    const files = host.files(options);
+    try {
+      return await onDevice(() => openSource(source, files.open, read), options);
+    } catch (thrown) {
+      if (!(await files.repair(toError(thrown), source)) || last) throw thrown;
+    }
+  }
+}
+
+async function onDevice(open: () => Promise<Pieces>, options: LoadOptions): Promise<LoadedModel> {
+  const { backend } = options;
+  if (backend === "auto" || backend === "webgpu") {
+    try {
+      return await retryChanged(() => onGpu(open, options));
+    } catch (thrown) {
+      if (backend === "webgpu" || !toError(thrown).code.startsWith("gpu_")) throw thrown;
+    }
+  }
+  // Compiled during the download.
+  const module = cpuModule(options);
+  module.catch(() => {});
+  return retryChanged(() => onCpu(open, options, module));
+}
+
+async function onGpu(open: () => Promise<Pieces>, options: LoadOptions): Promise<LoadedModel> {
+  const software = options.backend === "webgpu";
+  let unfinished: { free(): void } | undefined;
+  let source: Pieces | undefined;
+  try {
+    const module = await gpuModule(software);
+    source = await open();
+    const pieces = (source = await joined(source, module));
+    const total = pieces.total ?? options.bytes;
+    if (total === undefined) throw new ShohinError("gpu_unsupported", "WebGPU requires the length of the file");
+    const loader = (unfinished = await module.GpuLoader.open(total, software, true));
+    await pourInto(module, pieces, (piece) => loader.append(piece), options);
+    unfinished = undefined; // finish() consumes it, also when it fails
+    return new LoadedModel(module, await loader.finish(...settings(options)));
+  } catch (thrown) {
+    throw toError(thrown);
+  } finally {
+    unfinished?.free();
+    await source?.close();
+  }
+}
+
+async function onCpu(open: () => Promise<Pieces>, options: LoadOptions, loading: Promise<Module>): Promise<LoadedModel> {
+  let pieces = await open();
+  let buffer: FileBuffer | undefined;
+  try {
+    const module = await loading;
+    pieces = await joined(pieces, module);
+    const file = (buffer = new module.FileBuffer(pieces.total ?? options.bytes ?? 0));
+    await pourInto(module, pieces, (piece) => file.append(piece), options);
+    buffer = undefined; // load() consumes it, also when it fails
+    const model: AnyModel = module.Model.load(file, ...settings(options));
+    return new LoadedModel(module, model);
+  } catch (thrown) {
+    throw toError(thrown);
+  } finally {
+    buffer?.free();
+    await pieces.close();
+  }
+}
+
+/** As both modules take them. */
+function settings({ context = 0, kv = "f16", activations = "int8" }: LoadOptions): [context: number, kv: string, activations: string] {
+  return [context, kv, activations];
+}
+
+/** Pours a file into `sink`, and checks that it is the requested one. */
+async function pourInto(module: Module, pieces: Pieces, sink: (piece: Uint8Array) => void | Promise<void>, options: LoadOptions): Promise<void> {
+  const { bytes, sha256, signal } = options;
+  const different = (what: string, found: unknown) => new ShohinError("integrity", `the file is not the requested one: its ${what} is ${found}`);
+  const sum = sha256 === undefined ? undefined : new module.Checksum();
+  try {
+    const check = (piece: Uint8Array) => {
+      const size = pieces.total;
+      if (bytes !== undefined && size !== undefined && size !== bytes) throw different("size", size);
+      sum?.push(piece);
+      return sink(piece);
+    };
+    const loaded = await pour(pieces, check, options);
+    if (bytes !== undefined && loaded !== bytes) throw different("size", loaded);
+    const digits = sum?.digits();
+    if (digits !== sha256?.toLowerCase()) throw different("SHA-256", digits);
+    options.onProgress?.({ stage: "prepare", loaded, total: loaded });
+    // The last report should arrive before the thread is busy.
+    await yieldToEventLoop();
+    if (signal?.aborted) throw abortError(signal);
+  } finally {
+    sum?.free();
+  }
+}

@@ -1,0 +1,180 @@
+// The runtime in a worker. Terminating the worker frees all its memory.
+import type { Chunk, Finish } from "../api/chunk.js";
+import { abortError, ShohinError } from "../api/errors.js";
+import type { CallMethod, FromWorker, Method, Params, Result, StreamMethod, ToWorker } from "./protocol.js";
+import type { Caller, Runtime } from "./runtime.js";
+import type { Transport } from "./transport.js";
+
+/** A request without an answer yet. */
+interface Pending extends Caller {
+  chunk?: (chunk: Chunk) => void;
+  resolve: (value: unknown) => void;
+  reject: (error: ShohinError) => void;
+}
+
+/** @internal */
+export class WorkerTransport implements Transport {
+  #worker: Worker;
+  #pending = new Map<number, Pending>();
+  #nextId = 1;
+  #closed: ShohinError | undefined;
+
+  constructor(workerUrl: string | URL | undefined) {
+    const worker = (this.#worker = startWorker(workerUrl));
+    worker.onmessage = ({ data }: MessageEvent<FromWorker>) => this.#receive(data);
+    worker.onerror = (event) => {
+      event.preventDefault();
+      this.close(new ShohinError("worker", `the worker failed: ${event.message || "its script could not be loaded"}`));
+    };
+    worker.onmessageerror = () => this.close(new ShohinError("worker", "a message to the worker could not be read"));
+  }
+
+  call<M extends CallMethod>(method: M, params: Params<M>, caller: Caller = {}): Promise<Result<M>> {
+    return this.#request(method, params, caller) as Promise<Result<M>>;
+  }
+
+  stream<M extends StreamMethod>(method: M, params: Params<M>, signal: AbortSignal | undefined): ReturnType<Runtime[M]> {
+    return this.#stream(method, params, signal) as ReturnType<Runtime[M]>;
+  }
+
+  /** The base address of a worker is that of its script. */
+  resolve(url: string): string {
+    const base = typeof document === "undefined" ? location.href : document.baseURI;
+    try {
+      return new URL(url, base).href;
+    } catch (cause) {
+      throw new ShohinError("argument", `${url} is not a URL`, { cause });
+    }
+  }
+
+  close(reason: ShohinError): void {
+    if (this.#closed) return;
+    this.#closed = reason;
+    this.#worker.terminate();
+    for (const { reject } of this.#pending.values()) reject(reason);
+    this.#pending.clear();
+  }
+
+  #post(message: ToWorker, transfer: Transferable[] = []): void {
+    this.#worker.postMessage(message, transfer);
+  }
+
+  #receive(message: FromWorker): void {
+    if ("locks" in message) return this.#watch(message.locks);
+    const { id } = message;
+    const pending = this.#pending.get(id);
+    if (!pending) return;
+    if ("progress" in message) pending.onProgress?.(message.progress);
+    else if ("read" in message) void this.#read(id, pending, message.read);
+    else if ("chunk" in message) pending.chunk?.(message.chunk);
+    else {
+      this.#pending.delete(id);
+      if ("error" in message) pending.reject(new ShohinError(message.error.code, message.error.message));
+      else pending.resolve(message.done);
+    }
+  }
+
+  async #read(id: number, { read }: Caller, at: number): Promise<void> {
+    // The caller's array stays usable: its copy is transferred.
+    const piece = (await read?.(at))?.slice();
+    this.#post({ id, piece }, piece ? [piece.buffer] : []);
+  }
+
+  /** Closes when a thread of the worker ends, for which it might wait forever. */
+  #watch(locks: readonly string[]): void {
+    const ended = () => this.close(new ShohinError("crashed", "a thread of the engine was terminated"));
+    for (const lock of locks) navigator.locks.request(lock, ended).catch(() => {});
+  }
+
+  #request(method: Method, params: unknown, caller: Caller & Pick<Pending, "chunk">): Promise<unknown> {
+    const { signal } = caller;
+    if (this.#closed) return Promise.reject(this.#closed);
+    if (signal?.aborted) return Promise.reject(abortError(signal));
+    const id = this.#nextId++;
+    const abort = () => {
+      this.#post({ id, abort: true });
+      // Not when the worker answers: it may be busy for long.
+      const pending = this.#pending.get(id);
+      this.#pending.delete(id);
+      pending?.reject(abortError(signal));
+    };
+    signal?.addEventListener("abort", abort, { once: true });
+    return new Promise((resolve, reject) => {
+      this.#pending.set(id, {
+        ...caller,
+        resolve,
+        reject: (error) => reject(error.code === "aborted" ? abortError(signal) : error),
+      });
+      try {
+        this.#post({ id, method, params });
+      } catch (cause) {
+        this.#pending.delete(id);
+        reject(new ShohinError("argument", "an option cannot be sent to the worker", { cause }));
+      }
+    }).finally(() => signal?.removeEventListener("abort", abort));
+  }
+
+  async *#stream(method: StreamMethod, params: unknown, signal: AbortSignal | undefined): AsyncGenerator<Chunk, Finish, void> {
+    if (signal?.aborted) throw abortError(signal);
+    // Aborted by the caller's signal, or when the caller leaves its loop.
+    const abort = new AbortController();
+    const forward = () => abort.abort(signal?.reason);
+    signal?.addEventListener("abort", forward, { once: true });
+    const chunks: Chunk[] = [];
+    let wake = () => {};
+    let failed: { error: unknown } | undefined;
+    let ended = false;
+    const chunk = (chunk: Chunk) => {
+      chunks.push(chunk);
+      wake();
+    };
+    this.#request(method, params, { signal: abort.signal, chunk }).then(
+      () => {
+        ended = true;
+        wake();
+      },
+      (error: unknown) => {
+        failed = { error };
+        wake();
+      },
+    );
+    try {
+      for (;;) {
+        const chunk = chunks.shift();
+        if (chunk) {
+          yield chunk;
+          if (chunk.finish) return chunk.finish;
+        } else if (failed) {
+          throw failed.error;
+        } else if (ended) {
+          throw new ShohinError("worker", "the worker ended a generation without a result");
+        } else {
+          await new Promise<void>((resolve) => (wake = resolve));
+        }
+      }
+    } finally {
+      signal?.removeEventListener("abort", forward);
+      abort.abort();
+    }
+  }
+}
+
+function startWorker(workerUrl: string | URL | undefined): Worker {
+  try {
+    if (workerUrl !== undefined) return new Worker(workerUrl, { type: "module" });
+    const home = new URL(import.meta.url);
+    if (/^https?:$/.test(home.protocol) && home.origin !== location.origin) {
+      // The script of a worker must come from the page's origin, but may import from another, such as a CDN.
+      const script = `import ${JSON.stringify(new URL("worker.js", home).href)};`;
+      const url = URL.createObjectURL(new Blob([script], { type: "text/javascript" }));
+      const worker = new Worker(url, { type: "module" });
+      // Once the worker sends something, it has loaded the script.
+      worker.addEventListener("message", () => URL.revokeObjectURL(url), { once: true });
+      return worker;
+    }
+    // Bundlers look for exactly this expression.
+    return new Worker(new URL("./worker.js", import.meta.url), { type: "module" });
+  } catch (cause) {
+    throw new ShohinError("worker", "the worker could not be started", { cause });
+  }
+}

@@ -1,0 +1,93 @@
+// Loads the WebAssembly modules, each once.
+import type { GpuEmbedder, GpuModel, GpuTimeline } from "shohin-webgpu";
+import init, * as single from "../../../pkg/shohin_wasm.js";
+import { ShohinError } from "../api/errors.js";
+import type { LoadOptions } from "../api/options.js";
+import { host } from "./host.js";
+import { firstLoaded, runnable, type Simd } from "./simd.js";
+
+/** The classes and functions of a loaded module. @internal */
+export type Module = Omit<typeof single, "default" | "initSync">;
+/** The same with WebGPU. */
+type GpuModule = typeof import("shohin-webgpu");
+
+/** A model, a conversation and an embedding on either device. @internal */
+export type AnyModel = single.Model | GpuModel;
+/** @internal */
+export type AnyTimeline = single.Timeline | GpuTimeline;
+/** @internal */
+export type AnyEmbedder = single.Embedder | GpuEmbedder;
+
+export { Step, type FileBuffer, type Sampling } from "../../../pkg/shohin_wasm.js";
+
+let singleThreaded: Promise<Module> | undefined;
+let multiThreaded: Promise<Module | undefined> | undefined;
+let withGpu: Promise<GpuModule> | undefined;
+
+/** Loads the module for the CPU: the multi-threaded one where possible. @internal */
+export async function cpuModule(options: LoadOptions): Promise<Module> {
+  const { simd } = options;
+  const builds = runnable(simd);
+  if (builds.length === 0) throw new ShohinError("wasm", `${simd} WebAssembly SIMD is not supported here`);
+  const module = await loaded(options, builds);
+  const found = module.isa();
+  if (simd !== undefined && !found.startsWith(simd)) throw new ShohinError("wasm", `the WebAssembly module that is loaded uses ${found}, not ${simd}`);
+  return module;
+}
+
+async function loaded({ threads, wasmUrl }: LoadOptions, builds: Simd[]): Promise<Module> {
+  const count = Math.min(threads ?? Infinity, host.cores());
+  if (count >= 2) {
+    // Whatever fails with threads, one thread is enough.
+    const module = await (multiThreaded ??= startThreads(count, builds).catch(() => undefined));
+    if (module) return module;
+  }
+  singleThreaded ??= (async () => {
+    // A given address is the same for all builds.
+    const some = wasmUrl === undefined ? builds : builds.slice(0, 1);
+    await firstLoaded(some, async (simd) => init({ module_or_path: await host.module(simd, wasmUrl) }));
+    return single;
+  })();
+  try {
+    return await singleThreaded;
+  } catch (cause) {
+    singleThreaded = undefined;
+    const reason = cause instanceof WebAssembly.CompileError ? "this browser lacks WebAssembly SIMD" : String(cause);
+    throw new ShohinError("wasm", `the WebAssembly module could not be loaded: ${reason}`, { cause });
+  }
+}
+
+async function startThreads(count: number, builds: Simd[]): Promise<Module> {
+  const { href } = host.threadsScript();
+  const script = (await import(/* @vite-ignore */ /* webpackIgnore: true */ href)) as typeof import("./threads.js");
+  const module = await firstLoaded(builds, async (simd) => script.compile(await host.threadsModule(simd)));
+  host.threadsStarted(await script.start(module, count));
+  return script;
+}
+
+/** The part of WebGPU that is used here. */
+interface AdapterSource {
+  requestAdapter(): Promise<{ info?: { isFallbackAdapter?: boolean }; isFallbackAdapter?: boolean } | null>;
+}
+
+/** Loads the module with both engines. `software`: also for a software adapter. @internal */
+export async function gpuModule(software: boolean): Promise<GpuModule> {
+  const gpu = typeof navigator === "undefined" ? undefined : (navigator as { gpu?: AdapterSource }).gpu;
+  if (!gpu) throw new ShohinError("gpu_absent", "this browser has no WebGPU");
+  // Checked before the module is fetched in vain.
+  const adapter = await gpu.requestAdapter().catch(() => null);
+  if (!adapter) throw new ShohinError("gpu_absent", "the browser offers no GPU");
+  if (!software && (adapter.info?.isFallbackAdapter ?? adapter.isFallbackAdapter)) throw new ShohinError("gpu_absent", "the only GPU is a software adapter");
+  withGpu ??= (async () => {
+    const { href } = host.gpuScript();
+    const script = (await import(/* @vite-ignore */ /* webpackIgnore: true */ href)) as GpuModule;
+    await script.default({ module_or_path: host.gpuModule() });
+    return script;
+  })();
+  try {
+    return await withGpu;
+  } catch (cause) {
+    withGpu = undefined;
+    throw new ShohinError("gpu_absent", `the module for WebGPU could not be loaded: ${String(cause)}`, { cause });
+  }
+}

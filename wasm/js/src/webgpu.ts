@@ -1,4 +1,0 @@
-// The module with both engines, for WebGPU. A file of its own that is imported by its address, so that it is fetched only
-// when used.
-export { default } from "shohin-webgpu";
-export * from "shohin-webgpu";
