@@ -189,11 +189,11 @@ describe("in a browser", () => {
 
   test("aborts what its worker does not answer", async () => {
     const codes = await page.evaluate(async () => {
-      // A worker that is busy for ever after it has loaded.
+      // A worker that is busy forever after it has loaded.
       const script = `import(${JSON.stringify(new URL("/worker.js", location.href).href)}).then(() => {
         const { onmessage } = self;
         self.onmessage = (event) => {
-          if (event.data.call !== "load") for (;;);
+          if (event.data.method !== "load") for (;;);
           onmessage.call(self, event);
         };
         for (const event of early) self.onmessage(event);
