@@ -1,4 +1,4 @@
-// What a download leaves behind when it is aborted, at every stage of it: nothing that listens, is open or is sent.
+// An aborted download leaves no listener, open connection or further request, at every stage.
 import assert from "node:assert/strict";
 import { randomBytes } from "node:crypto";
 import { describe, test } from "node:test";
@@ -21,7 +21,7 @@ async function until(done) {
   while (!done()) await new Promise((resolve) => setTimeout(resolve, 10));
 }
 
-/** A copy in memory; `gate` is waited for before it reads, begins or writes. */
+/** A copy in memory that awaits `gate` before it reads, starts or writes. */
 class Kept {
   slices = new Map();
   closed = 0;
@@ -60,7 +60,7 @@ class Kept {
   }
 }
 
-/** Has so many slices from the beginning. */
+/** A copy of the first `slices` slices. */
 function partly(slices) {
   const kept = new Kept();
   kept.of = { total: file.length, etag: '"one"' };
@@ -68,7 +68,7 @@ function partly(slices) {
   return kept;
 }
 
-/** A signal that counts who listens. */
+/** A signal that counts its listeners. */
 function watched() {
   const abort = new AbortController();
   const { signal } = abort;
@@ -95,8 +95,8 @@ async function serving(state, use) {
 }
 
 /**
- * Downloads and aborts as soon as `when` says so: of what the server has seen, what has been read, and the copy. Afterwards nothing may be left,
- * and nothing be asked for any more.
+ * Downloads and aborts as soon as `when` returns true for the state of the server, the bytes read and the copy. Afterwards
+ * there must be no listener, open connection or further request.
  */
 async function aborted(state, when, { kept = new Kept(), options = {}, brief = false, after = () => {} } = {}) {
   await serving(state, async (url, state) => {
@@ -115,21 +115,21 @@ async function aborted(state, when, { kept = new Kept(), options = {}, brief = f
     assert.ok(read < file.length);
     await until(() => state.open === 0);
     const asked = state.asked.length;
-    // Longer than it takes until a request is made again.
+    // Longer than the pause before a retry.
     await new Promise((resolve) => setTimeout(resolve, 500));
     assert.deepEqual([heard.size, kept.closed > 0, state.asked.length, state.open], [0, true, asked, 0]);
   });
 }
 
-/** A copy that waits from now on until it is let go on. */
+/** A copy that blocks until `after` is called. */
 function gated(kept) {
   let open;
   kept.gate = new Promise((resolve) => (open = resolve));
   return { kept, after: () => open() };
 }
 
-describe("nothing is left of a download that is aborted", { timeout: 60_000 }, () => {
-  test("before it begins", () =>
+describe("an aborted download leaves nothing behind", { timeout: 60_000 }, () => {
+  test("before it starts", () =>
     serving({}, async (url, state) => {
       const { abort, signal, heard } = watched();
       abort.abort();
@@ -140,11 +140,11 @@ describe("nothing is left of a download that is aborted", { timeout: 60_000 }, (
 
   test("before the first answer", () => aborted({ mute: () => true }, ({ asked }) => asked.length === 1));
 
-  test("while it waits to ask a busy server again", () => aborted({ refuse: () => 503, after: 60 }, ({ asked, open }) => asked.length === 1 && open === 0));
+  test("while it waits to retry a busy server", () => aborted({ refuse: () => 503, after: 60 }, ({ asked, open }) => asked.length === 1 && open === 0));
 
-  test("while it waits to ask again after a broken connection", () => aborted({ breaks: 100_000, hates: true }, ({ asked, open, read }) => asked.length > 2 && open === 0 && read > 0));
+  test("while it waits to retry after a broken connection", () => aborted({ breaks: 100_000, hates: true }, ({ asked, open, read }) => asked.length > 2 && open === 0 && read > 0));
 
-  test("while its copy begins", () => aborted({}, ({ kept }) => kept.waiting > 0, gated(new Kept())));
+  test("while its copy is started", () => aborted({}, ({ kept }) => kept.waiting > 0, gated(new Kept())));
 
   test("while its copy is read", () => aborted({}, ({ kept }) => kept.waiting > 0, gated(partly(20))));
 
@@ -160,21 +160,21 @@ describe("nothing is left of a download that is aborted", { timeout: 60_000 }, (
     return aborted({ limit: 3 << 20 }, ({ kept }) => kept.waiting > 3, all);
   });
 
-  test("while bytes come over several connections", () => aborted({ pace: 5 }, ({ read, open }) => read > 1 << 20 && open > 2));
+  test("while it receives bytes over several connections", () => aborted({ pace: 5 }, ({ read, open }) => read > 1 << 20 && open > 2));
 
-  test("while nothing comes any more", () => aborted({ limit: 5 << 20 }, ({ sent, read }) => sent >= 5 << 20 && read > 1 << 20));
+  test("while the connections are silent", () => aborted({ limit: 5 << 20 }, ({ sent, read }) => sent >= 5 << 20 && read > 1 << 20));
 
-  test("while it goes on after silence", () => aborted({ breaks: 300_000, hangs: true }, ({ asked }) => asked.length > 6, { options: { stallTimeout: 250 } }));
+  test("while it resumes after silence", () => aborted({ breaks: 300_000, hangs: true }, ({ asked }) => asked.length > 6, { options: { stallTimeout: 250 } }));
 
-  test("while a server without ranges sends all of it", () => aborted({ ranges: false, pace: 5 }, ({ read }) => read > 1 << 20));
+  test("while a server without ranges sends the whole file", () => aborted({ ranges: false, pace: 5 }, ({ read }) => read > 1 << 20));
 
-  test("while a file of unknown length comes", () => aborted({ ranges: false, unmeasured: true, pace: 5 }, ({ read }) => read > 1 << 20));
+  test("while it receives a file of unknown length", () => aborted({ ranges: false, unmeasured: true, pace: 5 }, ({ read }) => read > 1 << 20));
 
-  test("while only its beginning is wanted", () => aborted({ pace: 50 }, ({ read }) => read > 100_000, { brief: true }));
+  test("while only the beginning is needed", () => aborted({ pace: 50 }, ({ read }) => read > 100_000, { brief: true }));
 });
 
 describe("no connection is held", { timeout: 60_000 }, () => {
-  test("by a download that is closed unread", () =>
+  test("by a download that is closed without reading", () =>
     serving({}, async (url, state) => {
       for (const options of [{}, { stallTimeout: Infinity }]) {
         const { signal, heard } = watched();
@@ -187,7 +187,7 @@ describe("no connection is held", { timeout: 60_000 }, () => {
       }
     }));
 
-  test("by a download whose reader leaves", () =>
+  test("by a download whose reader stops", () =>
     serving({ pace: 5 }, async (url, state) => {
       const { signal, heard } = watched();
       const kept = new Kept();
@@ -197,7 +197,7 @@ describe("no connection is held", { timeout: 60_000 }, () => {
       assert.deepEqual([heard.size, kept.closed > 0], [0, true]);
     }));
 
-  test("while enough of the file is kept for now", () =>
+  test("while the copy has enough of the file", () =>
     serving({}, async (url, state) => {
       const { close, pieces } = await downloadPieces(url, {}, partly(20), true);
       await until(() => state.asked.length === 1 && state.open === 0);

@@ -1,4 +1,4 @@
-// What programs ask for beside plain chat, in Node: `npm run build -w wasm` first.
+// The API beyond plain chat, in Node: `npm run build -w wasm` first.
 import assert from "node:assert/strict";
 import { createHash } from "node:crypto";
 import { readFile } from "node:fs/promises";
@@ -27,7 +27,7 @@ describe("a small model", () => {
   });
   after(() => engine.dispose());
 
-  test("tells log-probabilities, which do not change what it says", async () => {
+  test("reports log-probabilities, which do not change the text", async () => {
     const plain = await collect(engine.chat(ask("Hello!"), greedy));
     const { all, text } = await collect(engine.chat(ask("Hello!"), { ...greedy, logprobs: 3 }));
     assert.equal(text, plain.text);
@@ -43,7 +43,7 @@ describe("a small model", () => {
     }
   });
 
-  test("answers requests of OpenAI's form", async () => {
+  test("answers requests in OpenAI's format", async () => {
     const request = { model: "mine", messages: [{ role: "user", content: [{ type: "text", text: "Hello!" }] }], temperature: 0, max_tokens: 3, logprobs: true, top_logprobs: 2 };
     const answer = await engine.createChatCompletion(request);
     assert.equal(answer.object, "chat.completion");
@@ -98,7 +98,7 @@ describe("a small model", () => {
     required: ["animal", "legs"],
   };
 
-  test("keeps replies to a schema, whatever room they have", async () => {
+  test("constrains replies to a schema, however little room they have", async () => {
     const responseFormat = { type: "json_schema", schema: FORM };
     for (const options of [{ preset: "greedy" }, { maxTokens: 30 }, { temperature: 2, topK: 0, maxTokens: 40, seed: 3 }, { temperature: 2, topK: 0, maxTokens: 26, seed: 3 }]) {
       const { all, text, finish } = await collect(engine.chat(ask("Tell me about a cow."), { ...options, responseFormat }));
@@ -111,7 +111,7 @@ describe("a small model", () => {
     }
     const cut = await collect(engine.chat(ask("Hello!"), { maxTokens: 4, responseFormat }));
     assert.equal(cut.finish.reason, "length");
-    // The next turn is as free as ever.
+    // The next turn is not constrained.
     const free = await collect(engine.chat(ask("Hello!"), greedy));
     assert.throws(() => JSON.parse(free.text));
     const object = await collect(engine.generate("Once", { maxTokens: 30, responseFormat: { type: "json_object" } }));
@@ -124,7 +124,7 @@ describe("a small model", () => {
     assert.ok(Number.isInteger(JSON.parse(answer.choices[0].message.content).legs));
   });
 
-  test("outlives arguments that cannot be", async () => {
+  test("survives invalid arguments", async () => {
     const deep = Array.from({ length: 100_000 }).reduce((inner) => ({ not: inner }), {});
     const round = {};
     round.not = round;
@@ -137,7 +137,7 @@ describe("a small model", () => {
     assert.equal(await engine.detokenize(await engine.tokenize("Hello!")), "Hello!");
   });
 
-  test("names what of a schema it cannot keep to", async () => {
+  test("names the unsupported part of a schema", async () => {
     const says = async (schema, code, what) =>
       assert.rejects(collect(engine.chat(ask("?"), { responseFormat: { type: "json_schema", schema } })), (error) => fails(code)(error) && what.test(error.message));
     await says({ properties: { a: { not: {} } } }, "unsupported", /^\/properties\/a\/not is/);
@@ -146,7 +146,7 @@ describe("a small model", () => {
     await assert.rejects(collect(engine.chat(ask("?"), { responseFormat: { type: "xml" } })), fails("argument"));
   });
 
-  test("holds several conversations, each with its own memory", async () => {
+  test("holds several conversations with separate caches", async () => {
     const [a, b] = [await engine.conversation(), await engine.conversation({ context: 128 })];
     assert.deepEqual([a.context, b.context], [256, 128]);
     const alone = async (conversation, content) => (await collect(conversation.chat(ask(content), greedy))).finish;
@@ -162,7 +162,7 @@ describe("a small model", () => {
     await b.dispose();
   });
 
-  test("goes on from a snapshot, and knows a damaged or foreign one", async () => {
+  test("continues from a snapshot, and detects a damaged or foreign one", async () => {
     const first = await collect(engine.chat(ask("Hello!"), greedy));
     const snapshot = await engine.snapshot();
     assert.deepEqual(snapshot.messages, [...ask("Hello!"), first.finish.message]);
@@ -190,7 +190,7 @@ describe("a small model", () => {
     await Promise.all([other.dispose(), f32.dispose()]);
   });
 
-  test("embeds texts, and no conversation notices", async () => {
+  test("embeds texts without affecting conversations", async () => {
     const talk = await collect(engine.chat(ask("Hello!"), greedy));
     const vectors = await Promise.all(["A cat sat.", "A cat sat.", "Count to nine."].map((text) => engine.embed(text)));
     assert.equal(vectors[0].length, engine.info.model.hidden);
@@ -207,7 +207,7 @@ describe("a small model", () => {
     assert.deepEqual([after.text, after.finish.usage.cachedTokens], [talk.text, talk.finish.usage.promptTokens - 1]);
   });
 
-  test("refuses a file that is not the one asked for", async () => {
+  test("refuses a file other than the requested one", async () => {
     const sha256 = createHash("sha256").update(bytes).digest("hex");
     await (await Engine.load(MODEL, { sha256: sha256.toUpperCase(), bytes: bytes.length })).dispose();
     await assert.rejects(Engine.load(MODEL, { bytes: bytes.length + 1 }), fails("integrity"));
@@ -217,12 +217,12 @@ describe("a small model", () => {
   });
 });
 
-describe("a model that thinks and calls", () => {
+describe("a model that thinks and calls tools", () => {
   const CALL = '\n{"name": "add", "arguments": {"a": 1}}\n';
   const load = (pieces) => Engine.load(scripted(pieces), { activations: "f32" });
   const options = { preset: "greedy", maxTokens: 60 };
 
-  test("keeps thoughts apart from the reply", async () => {
+  test("separates thoughts from the reply", async () => {
     const engine = await load(["<think>", "\nOne, ", "two, ", "three.\n", "</think>", "\n\n", "The reply", " is this."]);
     const { all, text, reasoning, finish } = await collect(engine.chat(ask("?"), { ...options, thinking: true }));
     assert.deepEqual([text, reasoning], ["The reply is this.", "One, two, three."]);
@@ -249,7 +249,7 @@ describe("a model that thinks and calls", () => {
   const add = { type: "function", function: { name: "add", parameters: { type: "object", properties: { a: { type: "integer" } }, required: ["a"], additionalProperties: false } } };
   const note = { type: "function", function: { name: "note", parameters: { type: "object", properties: { text: { type: "string" } }, required: ["text"] } } };
 
-  test("calls with arguments that fit, though the model would not", async () => {
+  test("calls with valid arguments, although the model prefers others", async () => {
     const engine = await load(["<think>", "I know.", "</think>", "\n\n", "<tool_call>", '\n{"name": "sub", "arguments": {}}\n', "</tool_call>"]);
     const call = async (more) => (await collect(engine.chat(ask("?"), { ...options, tools: [add, note], ...more }))).finish;
     for (const thinking of [false, true]) {
@@ -276,7 +276,7 @@ describe("a model that thinks and calls", () => {
     await engine.dispose();
   });
 
-  test("keeps the reply behind thoughts to a schema", async () => {
+  test("constrains the reply after thoughts to a schema", async () => {
     const engine = await load(["<think>", "a ", "b ", "c ", "</think>", "\n\n", "Seven, I think."]);
     const responseFormat = { type: "json_schema", schema: { type: "integer", minimum: 10, maximum: 99 } };
     for (const [thinking, reasoning] of [[true, "a b c "], [{ budget: 2 }, "a "], [false, undefined]]) {
@@ -284,26 +284,26 @@ describe("a model that thinks and calls", () => {
       assert.match(text, /^[1-9][0-9]$/);
       assert.deepEqual([finish.message.content, finish.message.reasoning], [text, reasoning]);
     }
-    // With too little room for its thoughts it leaves them for the reply.
+    // With too little room the thoughts are ended for the reply.
     const { text } = await collect(engine.chat(ask("?"), { ...options, maxTokens: 6, thinking: true, responseFormat }));
     assert.match(text, /^[1-9][0-9]$/);
     await engine.dispose();
   });
 
-  test("takes a mark within a call's text for text", async () => {
+  test("treats a marker within the text of a call as text", async () => {
     const said = '\n{"name": "note", "arguments": {"text": "a </tool_call> b"}}\n';
     const engine = await load(["<tool_call>", said, "</tool_call>"]);
-    // What looks like a mark is one token of the vocabulary: without it the call ends early.
+    // The apparent marker is one token of the vocabulary: without it the call ends early.
     const { finish } = await collect(engine.chat(ask("?"), { ...options, thinking: true, tools: [note] }));
     assert.deepEqual(finish.message.toolCalls, [{ name: "note", arguments: '{"text": "a </tool_call> b"}' }]);
     await engine.dispose();
   });
 
-  test("loses no text to what only looks like a call", async () => {
+  test("keeps text that only looks like a call", async () => {
     const pieces = ["It is", " written:", "\n\n", "<tool_call>", "{not JSON}", "</tool_call>", " or so."];
     for (const said of [pieces, pieces.slice(0, 5)]) {
       const engine = await load(said);
-      // Where there were calls before, more may be meant.
+      // After earlier calls it is taken for one.
       const before = [...ask("!"), { role: "assistant", content: "", toolCalls: [{ name: "add", arguments: "{}" }] }, { role: "tool", content: "1" }, ...ask("?")];
       for (const messages of [ask("?"), before]) {
         const { text, finish } = await collect(engine.chat(messages, { ...options, thinking: true }));
@@ -314,7 +314,7 @@ describe("a model that thinks and calls", () => {
     }
   });
 
-  test("takes what looks like a call or a thought in JSON for text", async () => {
+  test("treats apparent calls and thoughts in JSON as text", async () => {
     const said = '</think> <tool_call>\n{"name": "add", "arguments": {}}\n</tool_call> <think>';
     const engine = await load(["<think>", "Hm.", "</think>", "\n\n", "No."]);
     const before = [...ask("!"), { role: "assistant", content: "", toolCalls: [{ name: "add", arguments: "{}" }] }, { role: "tool", content: "1" }, ...ask("?")];
@@ -327,7 +327,7 @@ describe("a model that thinks and calls", () => {
     await engine.dispose();
   });
 
-  test("hands out tool calls as they are complete", async () => {
+  test("streams tool calls as they are completed", async () => {
     const tools = [{ type: "function", function: { name: "add", parameters: {} } }];
     const engine = await load(["I add.", "\n\n\n", "<tool_call>", CALL, "</tool_call>"]);
     const { all, text, finish } = await collect(engine.chat(ask("?"), { ...options, thinking: true, tools }));

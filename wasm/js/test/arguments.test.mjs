@@ -1,4 +1,4 @@
-// What callers may get wrong, in Node: `npm run build -w wasm` first.
+// Validation of arguments, in Node: `npm run build -w wasm` first.
 import assert from "node:assert/strict";
 import { execFile } from "node:child_process";
 import { createServer } from "node:http";
@@ -28,7 +28,7 @@ describe("arguments", () => {
   after(() => engine?.dispose());
 
   for (const [what, call, code, place] of MISTAKES) {
-    test(`${what} is refused by name, and the engine goes on`, { timeout: 20_000 }, async () => {
+    test(`${what} is refused by name, and the engine continues`, { timeout: 20_000 }, async () => {
       const error = await call(engine).then(
         () => assert.fail("nothing was refused"),
         (error) => error,
@@ -40,7 +40,7 @@ describe("arguments", () => {
     });
   }
 
-  test("of other libraries' forms are taken", async () => {
+  test("are accepted in the formats of other libraries", async () => {
     const options = { preset: "greedy", maxTokens: 5 };
     const parts = [{ type: "text", text: "Hel" }, { type: "text", text: "lo!" }];
     assert.equal((await finishOf(engine.chat(ask(parts), options))).text, want);
@@ -59,12 +59,12 @@ describe("arguments", () => {
     }
     assert.equal((await finishOf(engine.chat(ask("Hello!"), Object.create(new Defaults(), { maxTokens: { value: 5, enumerable: true } })))).text, want);
     const called = [...ask("2 + 3?"), { role: "assistant", content: null, toolCalls: [{ name: "add", arguments: "{}" }] }, { role: "user", content: "Well?" }];
-    // This model knows no tools; what matters is that the message was understood.
+    // This model has no template for tools; the message must pass validation.
     const error = await engine.tokenizeChat(called).catch((error) => error);
     assert.ok(!(error instanceof ShohinError) || error.code !== "argument", String(error));
   });
 
-  test("of a snapshot without a conversation are enough to start afresh", async () => {
+  test("of a snapshot without messages are enough for a new conversation", async () => {
     const talk = await engine.conversation();
     const state = new Uint8Array(100);
     await assert.rejects(talk.restore({ messages: [], state }), (error) => error.code.startsWith("snapshot_"));
@@ -79,7 +79,7 @@ describe("the package in Node", () => {
     assert.deepEqual(Object.keys(shohin).sort(), names);
   });
 
-  test("says in few lines what was not caught", async () => {
+  test("prints uncaught errors in a few lines", async () => {
     const script = `import { Engine } from "shohin"; await Engine.load("/no/such/file.gguf");`;
     const cwd = new URL("../", import.meta.url);
     const { stderr } = await promisify(execFile)(process.execPath, ["--input-type=module", "-e", script], { cwd }).catch((error) => error);
@@ -97,7 +97,7 @@ describe("the package in Node", () => {
     assert.deepEqual(stdout.trim().split("\n"), ["wasm", "wasm", "Custom"]);
   });
 
-  test("knows one class of errors", async () => {
+  test("throws one class of errors", async () => {
     const server = createServer((_request, response) => response.writeHead(502).end());
     await new Promise((resolve) => server.listen(0, "127.0.0.1", resolve));
     const { port } = server.address();

@@ -8,7 +8,7 @@ import { launch, serve } from "./chromium.mjs";
 
 const MODEL = fileURLToPath(new URL("../../../models/sprout.gguf", import.meta.url));
 const EXPECTED = JSON.parse(await readFile(new URL("../../../models/sprout.expected.json", import.meta.url), "utf8")).models["sprout.gguf"];
-/** What Chromium gets; it has relaxed SIMD. */
+/** The build for Chromium, which has relaxed SIMD. */
 const BEST = existsSync(new URL("../../dist/shohin_wasm_relaxed_bg.wasm", import.meta.url)) ? "relaxed" : "simd128";
 
 describe("in a browser", () => {
@@ -42,7 +42,7 @@ describe("in a browser", () => {
         for await (const chunk of chunks) seen.push(chunk);
         return { chunks: seen.length, tokens: seen.flatMap((chunk) => chunk.tokens), ...seen.at(-1).finish };
       };
-      /** The code of the error that a promise ends with. */
+      /** The error code of a rejected promise. */
       const code = (promise) =>
         promise.then(
           () => "none",
@@ -56,7 +56,7 @@ describe("in a browser", () => {
     await server?.close();
   });
 
-  test("says what the model's trainer says, token by token", async () => {
+  test("gives the reference implementation's text, token by token", async () => {
     const replies = await page.evaluate(async (chats) => {
       const engine = await Engine.load("model.gguf", { activations: "f32", kv: "f32" });
       const replies = [];
@@ -74,7 +74,7 @@ describe("in a browser", () => {
     });
   });
 
-  test("takes a URL, a File and bytes, reports progress, and leaves bytes as they were", async () => {
+  test("accepts a URL, a File and bytes, reports progress, and does not change the bytes", async () => {
     const { texts, left, stages, info } = await page.evaluate(async () => {
       const bytes = await (await fetch("model.gguf")).arrayBuffer();
       const shifted = new Uint8Array(bytes.byteLength + 5);
@@ -128,7 +128,7 @@ describe("in a browser", () => {
     ]);
   });
 
-  test("streams in pieces, aborts, survives being left, and queues", async () => {
+  test("streams in chunks, aborts, survives an abandoned loop, and queues", async () => {
     const seen = await page.evaluate(async () => {
       const engine = await Engine.load("model.gguf");
       const long = { temperature: 1, topK: 0, topP: 1, seed: 3 };
@@ -167,7 +167,7 @@ describe("in a browser", () => {
     assert.equal(seen.after, "disposed");
   });
 
-  test("refuses by name what cannot be, and goes on", async () => {
+  test("refuses invalid arguments by name, and continues", async () => {
     const { refused, text, again } = await page.evaluate(async () => {
       const { MISTAKES } = await import("/mistakes.mjs");
       const engine = await Engine.load("model.gguf");
@@ -187,7 +187,7 @@ describe("in a browser", () => {
     assert.equal(again, text);
   });
 
-  test("aborts what its worker does not answer", async () => {
+  test("aborts requests that its worker does not answer", async () => {
     const codes = await page.evaluate(async () => {
       // A worker that is busy forever after it has loaded.
       const script = `import(${JSON.stringify(new URL("/worker.js", location.href).href)}).then(() => {
@@ -226,10 +226,10 @@ describe("in a browser", () => {
     assert.ok(two.usage.cachedTokens >= one.usage.promptTokens + one.usage.completionTokens);
   });
 
-  test("keeps a download, and goes on where it broke off", async () => {
+  test("keeps a download, and resumes it after an interruption", async () => {
     const { size } = await stat(MODEL);
     const asked = [];
-    // Stands still after a third, until `whole` is set.
+    // Stalls after a third, until `whole` is set.
     let [whole, etag, ranges] = [false, '"one"', true];
     const origin = await serve(new URL("../../dist/", import.meta.url), {
       "/": (_request, response) => response.writeHead(200, { "Content-Type": "text/html" }).end("<!doctype html>"),
@@ -283,11 +283,11 @@ describe("in a browser", () => {
       assert.notEqual(resumed.text, "");
       assert.equal(asked.length, 2);
       assert.ok(asked[0] === 0 && asked[1] > 0 && asked[1] <= size / 3 + 1, `${asked}`);
-      // Whole: no more requests.
+      // Complete: no more requests.
       assert.deepEqual(await load("kept.gguf"), { text: resumed.text, stages: ["read", "prepare"] });
       assert.equal(asked.length, 2);
 
-      // After a clean-up it starts anew; when the file changed meanwhile, too.
+      // It starts from the beginning after the cache was cleared, and if the file has changed.
       await page.evaluate(async () => (await import("/index.js")).clearCache());
       whole = false;
       assert.equal((await load("kept.gguf", 200)).code, "aborted");
@@ -296,14 +296,14 @@ describe("in a browser", () => {
       assert.equal(asked.length, 5);
       assert.deepEqual([asked[2], asked[3] > 0, asked[4]], [0, true, 0]);
 
-      // A server without ranges sends the whole.
+      // A server without ranges sends the whole file.
       await page.evaluate(async () => (await import("/index.js")).clearCache());
       [whole, ranges] = [false, false];
       assert.equal((await load("kept.gguf", 200)).code, "aborted");
       whole = true;
       assert.equal((await load("kept.gguf")).text, resumed.text);
 
-      // What is refused is not kept.
+      // A refused file is not kept.
       assert.equal((await load("bad.gguf")).code, "truncated");
       assert.equal((await load("bad.gguf")).code, "truncated");
       assert.equal(asked.filter((what) => what === "bad").length, 2);
@@ -313,7 +313,7 @@ describe("in a browser", () => {
     }
   });
 
-  test("lists and deletes copies, mends a damaged one, and says when there is no room", async () => {
+  test("lists and deletes copies, repairs a damaged one, and reports missing storage", async () => {
     const { size } = await stat(MODEL);
     let asked = 0;
     const script = (text) => (_request, response) => response.writeHead(200, { "Content-Type": "text/javascript" }).end(text);
@@ -375,7 +375,7 @@ describe("in a browser", () => {
       await devtools.send("Storage.overrideQuotaForOrigin", { origin: new URL(origin.url).origin, quotaSize: 100_000 });
       assert.equal(await load("require"), "quota");
       assert.equal(typeof (await load(true)), "object");
-      // Not even for a line of the ledger.
+      // Not even enough for a line of the index.
       assert.deepEqual([await load("require", "full.js"), await load(true, "full.js")], ["quota", []]);
     } finally {
       await page.close();
@@ -437,7 +437,7 @@ describe("in a browser", () => {
     }
   });
 
-  test("comes from another origin, such as a CDN", async () => {
+  test("can be loaded from another origin, such as a CDN", async () => {
     const cdn = await serve(new URL("../../dist/", import.meta.url), {}, { "Access-Control-Allow-Origin": "*" });
     try {
       const text = await page.evaluate(async (url) => {
@@ -453,7 +453,7 @@ describe("in a browser", () => {
     }
   });
 
-  test("runs without a worker of its own, too", async () => {
+  test("runs on the calling thread", async () => {
     const text = await page.evaluate(async () => {
       const { Engine } = await import("/local.js");
       const engine = await Engine.load("model.gguf");
@@ -464,7 +464,7 @@ describe("in a browser", () => {
     assert.notEqual(text, "");
   });
 
-  test("computes on a GPU when asked to, and on the CPU where there is no real one", { skip: !existsSync(new URL("../../dist/webgpu.js", import.meta.url)) }, async () => {
+  test("computes on a GPU on request, and with auto on the CPU if the GPU is a software adapter", { skip: !existsSync(new URL("../../dist/webgpu.js", import.meta.url)) }, async () => {
     const seen = await page.evaluate(async () => {
       const bytes = await (await fetch("model.gguf")).arrayBuffer();
       const fetched = () => performance.getEntriesByType("resource").some(({ name }) => name.includes("webgpu"));
@@ -498,14 +498,14 @@ describe("in a browser", () => {
     assert.deepEqual(seen.without, ["gpu_absent", "cpu", "truncated"]);
   });
 
-  test("says when a GPU has no room", { skip: !existsSync(new URL("../../dist/webgpu.js", import.meta.url)) }, async () => {
+  test("reports a GPU without enough memory", { skip: !existsSync(new URL("../../dist/webgpu.js", import.meta.url)) }, async () => {
     const page = await browser.newPage();
     try {
       await page.goto(server.url);
       const codes = await page.evaluate(async () => {
         const { Engine: LocalEngine } = await import("/local.js");
         const bytes = await (await fetch("model.gguf")).arrayBuffer();
-        // The third buffer that is asked for is one too many, as the browser tells it.
+        // The allocation of the third buffer fails.
         const pop = GPUDevice.prototype.popErrorScope;
         let asked = 0;
         GPUDevice.prototype.popErrorScope = async function () {
@@ -514,7 +514,7 @@ describe("in a browser", () => {
         };
         const code = await LocalEngine.load(bytes, { backend: "webgpu" }).then(() => "", (error) => error.code);
         GPUDevice.prototype.popErrorScope = pop;
-        // The page goes on, in the same thread.
+        // The page continues on the same thread.
         const engine = await LocalEngine.load(bytes, { backend: "cpu" });
         const { backend } = engine.info;
         await engine.dispose();
@@ -526,7 +526,7 @@ describe("in a browser", () => {
     }
   });
 
-  test("uses threads where memory may be shared, and only there", async () => {
+  test("uses threads only where memory can be shared", async () => {
     const fetched = [];
     const says = (page, threads) =>
       page.evaluate(async (threads) => {
@@ -558,7 +558,7 @@ describe("in a browser", () => {
         fetched.filter((path) => path.includes("threads_")),
         alone.cores > 1 ? [file] : [],
       );
-      // More threads than there is anything to do for.
+      // More threads than there is work.
       if (alone.cores > 1) assert.equal((await says(team, 2)).text, alone.text);
     } finally {
       await team.close();
@@ -566,7 +566,7 @@ describe("in a browser", () => {
     }
   });
 
-  test("ends, and says so, when one of its threads does", async () => {
+  test("ends with an error when one of its threads is terminated", async () => {
     const isolation = { "Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-Policy": "require-corp" };
     const script = (text) => (_request, response) => response.writeHead(200, { ...isolation, "Content-Type": "text/javascript" }).end(text);
     const routes = {
@@ -590,7 +590,7 @@ describe("in a browser", () => {
           for await (const _chunk of engine.generate("Once", { maxTokens: 5 }));
         };
         await says(engine);
-        // Nothing is lost by being disposed, nor by another engine that is.
+        // Disposing another engine has no effect.
         const other = await Engine.load("model.gguf", { threads: 2 });
         await other.dispose();
         const disposed = await says(other).catch((error) => error.code);
@@ -608,7 +608,7 @@ describe("in a browser", () => {
     }
   });
 
-  test("does with one thread where the files for more are missing", async () => {
+  test("uses one thread if the files for more are missing", async () => {
     const isolation = { "Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-Policy": "require-corp" };
     for (const missing of [["/threads.js"], ["/shohin_wasm_threads_bg.wasm", "/shohin_wasm_threads_relaxed_bg.wasm"]]) {
       const routes = {
@@ -635,7 +635,7 @@ describe("in a browser", () => {
     }
   });
 
-  /** What engines say and are that a page loads with each of `all` options, and what it fetched. */
+  /** Loads an engine with each of `all` options in a page; returns their texts and builds, and the fetched modules. */
   async function loads(all, routes = {}) {
     const isolation = { "Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-Policy": "require-corp" };
     const fetched = [];
@@ -688,19 +688,19 @@ describe("in a browser", () => {
     let texts;
     let threads;
 
-    test("is used where there is any, and says the same", async () => {
+    test("is used where supported, with the same text", async () => {
       const alone = await loads([{ threads: 1 }]);
       assert.deepEqual(alone.modules, [OURS]);
       const both = await loads([{ threads: 1 }, { threads: 1, simd: "relaxed" }, { threads: 1, simd: "simd128" }, { threads: 2 }, { threads: 2, simd: "simd128" }]);
       assert.deepEqual(isas(both), ["relaxed", "relaxed", "simd128", "relaxed", "simd128"]);
       texts = alone.seen[0].texts;
-      // As many as there are with the other build.
+      // The same number as with the other build.
       threads = both.seen[3].threads;
       assert.equal(both.seen[4].threads, threads);
       for (const engine of both.seen) assert.deepEqual(engine.texts, texts);
     });
 
-    test("is done without where the browser has none, unless it is asked for", async () => {
+    test("is not used where unsupported, unless requested", async () => {
       const script = await readFile(new URL("../../dist/worker.js", import.meta.url), "utf8");
       const routes = {
         "/worker.js": (_request, response) => {
@@ -715,17 +715,17 @@ describe("in a browser", () => {
       assert.equal(without.seen[2].threads, threads);
     });
 
-    test("is done without where its files are missing, unless it is asked for", async () => {
+    test("is not used if its files are missing, unless requested", async () => {
       const routes = { [OURS]: gone, "/shohin_wasm_threads_relaxed_bg.wasm": gone };
       const without = await loads([{ threads: 1 }, { threads: 1, simd: "relaxed" }, { threads: 2 }, { threads: 2, simd: "relaxed" }], routes);
       assert.deepEqual(isas(without), ["simd128", "wasm", "simd128", "wasm"]);
       assert.equal(without.seen[2].threads, threads);
-      // The other way round nothing is amiss, until the other is asked for.
+      // If the other build is missing, only a request for it fails.
       const other = await loads([{ threads: 1 }, { threads: 1, simd: "simd128" }], { [OTHER]: gone });
       assert.deepEqual(isas(other), ["relaxed", "wasm"]);
     });
 
-    test("may lie elsewhere, and is not taken for what it is not", async () => {
+    test("can be at another address, where its build is checked", async () => {
       const moved = await loads([
         { threads: 1, wasmUrl: OURS, simd: "relaxed" },
         { threads: 1, wasmUrl: OTHER },

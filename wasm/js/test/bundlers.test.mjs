@@ -1,4 +1,4 @@
-// The package as bundlers take it over without settings, beside the same files as they are: `npm run build -w wasm` first.
+// The package as bundlers build it without configuration, compared with the unbundled files: `npm run build -w wasm` first.
 import assert from "node:assert/strict";
 import { execFile } from "node:child_process";
 import { createHash } from "node:crypto";
@@ -58,7 +58,7 @@ describe("bundlers", { timeout: 600_000 }, () => {
     await rm(project, { recursive: true });
   });
 
-  /** What the page of a directory says, and its engine of itself, if nothing is amiss. */
+  /** The text of the page of a directory and the info of its engine; fails on any error or warning. */
   async function says(directory, headers = {}, name = "") {
     const model = (_request, response) => response.writeHead(200, { "Content-Length": MODEL.length }).end(MODEL);
     const server = await serve(pathToFileURL(`${join(project, directory)}/`), { "/models/sprout.gguf": model }, headers);
@@ -87,26 +87,26 @@ describe("bundlers", { timeout: 600_000 }, () => {
     }
   }
 
-  /** Sums of the modules in a directory. */
+  /** Checksums of the modules in a directory. */
   async function modules(directory) {
     const files = (await readdir(join(project, directory), { recursive: true })).filter((file) => file.endsWith(".wasm"));
     const sum = async (file) => createHash("sha256").update(await readFile(join(project, directory, file))).digest("hex");
     return (await Promise.all(files.map(sum))).sort();
   }
 
-  /** Builds of the page do what the page does as it is. */
+  /** Checks that a build behaves like the unbundled page. */
   async function agrees(directory) {
     assert.deepEqual(await says(directory), plain);
     assert.deepEqual(await says(directory, ISOLATION), isolated);
     assert.deepEqual(await says(directory, {}, "?local"), local);
-    // Those for the GPU, too: one in software would take longer than all else.
+    // Including those for the GPU, which is not tested here, as the software adapter is too slow.
     assert.deepEqual(await modules(directory), await modules("node_modules/shohin/dist"));
   }
 
-  /** Whether the package as it was built has a file; nothing may fall back on less than it has. */
+  /** Whether the package has an optional file. */
   const has = (file) => existsSync(join(project, "node_modules/shohin/dist", file));
 
-  test("find a package that uses all of its modules", () => {
+  test("are compared with a package that uses all of its modules", () => {
     assert.ok(plain.text.length > 20, plain.text);
     assert.deepEqual([isolated.text, local.text], [plain.text, plain.text]);
     assert.deepEqual([plain.crossOriginIsolated, isolated.crossOriginIsolated], [false, true]);
@@ -121,7 +121,7 @@ describe("bundlers", { timeout: 600_000 }, () => {
     const settings = { mode: "production", context: project, entry: "./main.js", output };
     const stats = await new Promise((resolve, reject) => webpack(settings, (error, stats) => (error ? reject(error) : resolve(stats))));
     const { errors, warnings } = stats.toJson({ all: false, errors: true, warnings: true });
-    // That the modules are large is what it has to say of them.
+    // It only warns of the size of the modules.
     const said = [...errors, ...warnings].map(({ message }) => message).filter((message) => !message.startsWith("asset size limit"));
     assert.deepEqual(said, []);
     await writeFile(join(output.path, "index.html"), html('<script defer src="main.js"></script>'));

@@ -16,8 +16,8 @@ const TYPES = {
 };
 
 /**
- * A plain static server on a free port, without special headers unless given. `routes` answer before files do. `missing` are the
- * paths of which there was no file.
+ * A static server on a free port, without special headers unless given. `routes` take precedence over files. `missing` are the
+ * requested paths without a file.
  */
 export async function serve(directory, routes = {}, headers = {}) {
   const root = fileURLToPath(directory);
@@ -46,11 +46,11 @@ export async function serve(directory, routes = {}, headers = {}) {
   };
 }
 
-/** Chromium that stays off the network. `CHROME` names the program. */
+/** Chromium without network access of its own. `CHROME` names the program. */
 export function launch() {
   return chromium.launch({
     executablePath: process.env.CHROME ?? "/usr/bin/chromium",
-    // Playwright would switch WebGPU off; in software it has to be asked for.
+    // Playwright would disable WebGPU; the software adapter must be enabled.
     ignoreDefaultArgs: ["--disable-gpu"],
     args: [
       "--enable-unsafe-webgpu",

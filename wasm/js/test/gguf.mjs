@@ -1,4 +1,4 @@
-// GGUF files for tests of loading: larger than they need be, and cut into parts.
+// GGUF files for tests of loading: enlarged, and split into parts.
 
 /** Sizes of values by their type. */
 const FIXED = { 0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8 };
@@ -11,7 +11,7 @@ const u64 = (n) => Buffer.from(BigUint64Array.of(BigInt(n)).buffer);
 const text = (s) => Buffer.concat([u64(Buffer.byteLength(s)), Buffer.from(s)]);
 const padded = (bytes) => Buffer.concat([bytes, Buffer.alloc(-bytes.length & 31)]);
 
-/** The file with `megabytes` more of metadata, which differ from each other. */
+/** The file with `megabytes` more of metadata, all different. */
 export function enlarged(file, megabytes) {
   const pad = Buffer.alloc(megabytes << 20);
   for (let at = 0, x = 1; at < pad.length; at += 4) pad.writeUInt32LE((x = (x * 1664525 + 1013904223) >>> 0), at);
@@ -28,7 +28,7 @@ export function enlarged(file, megabytes) {
   return all;
 }
 
-/** Cuts a file into `count` parts as llama.cpp's gguf-split does. */
+/** Splits a file into `count` parts as llama.cpp's gguf-split does. */
 export function split(file, count) {
   let at = 8;
   const number = () => Number(file.readBigUInt64LE((at += 8) - 8));
@@ -108,7 +108,7 @@ export function origin(file, state = {}) {
       ...(!state.unmeasured && { "Content-Length": last - first + 1 }),
     });
     for (let at = first; at <= last && !response.destroyed; ) {
-      // Slow enough for a reader to see something in between.
+      // Slow enough for a reader to see progress.
       const end = Math.min(at + (state.piece ?? 128 << 10), last + 1, breaks ? first + breaks : Infinity);
       if (end > at && !response.write(file.subarray(at, end))) {
         await Promise.race([closed, new Promise((resolve) => response.once("drain", resolve))]);

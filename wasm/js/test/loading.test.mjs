@@ -12,7 +12,7 @@ import { enlarged, origin, split } from "./gguf.mjs";
 
 const DIST = new URL("../../dist/", import.meta.url);
 const small = await readFile(new URL("../../../models/sprout.gguf", import.meta.url));
-/** 25 MB, which is worth several connections. */
+/** 25 MB, enough for several connections. */
 const large = enlarged(small, 24);
 /** 65 MB, more than is fetched ahead of the reader. */
 const huge = enlarged(small, 64);
@@ -41,7 +41,7 @@ async function serving(file, state, use) {
   }
 }
 
-/** Waits for what is certain to come. */
+/** Waits until `done` returns true. */
 async function until(done) {
   while (!done()) await new Promise((resolve) => setTimeout(resolve, 20));
 }
@@ -50,7 +50,7 @@ const load = async (url, options) => say(await Engine.load(url, { threads: 1, ..
 const code = (promise) => promise.then(() => "none", (error) => error.code ?? `${error}`);
 
 describe("a download", () => {
-  test("comes over several connections, every byte once", () =>
+  test("uses several connections, and fetches every byte once", () =>
     serving(large, { pace: 1 }, async (url, state) => {
       let last = 0;
       let total;
@@ -62,7 +62,7 @@ describe("a download", () => {
       assert.equal(await load(url, { onProgress }), TEXT);
       assert.deepEqual([last, total], [large.length, large.length]);
       assert.ok(state.mostOpen >= 3 && state.mostOpen <= 5, `${state.mostOpen} at once`);
-      // The first connection asks for all and is left when others are faster, with what is under way.
+      // The first connection requests the whole file and is closed when others are faster; what is in transit is wasted.
       const ranges = state.asked.slice(1).sort(([a], [b]) => a - b);
       ranges.forEach(([first, last], i) => {
         assert.ok(first === (i === 0 ? first : ranges[i - 1][1] + 1) && last - first < 9 << 20, `${state.asked}`);
@@ -70,17 +70,17 @@ describe("a download", () => {
       assert.equal(ranges.at(-1)[1], large.length - 1);
     }));
 
-  test("survives connections that break again and again", () =>
+  test("survives connections that break repeatedly", () =>
     serving(large, { breaks: 3 << 20 }, async (url, state) => {
       assert.equal(await load(url), TEXT);
       assert.ok(state.asked.length > 6, `${state.asked.length} requests`);
       assert.ok(state.sent < 2 * large.length, `${state.sent} bytes sent`);
     }));
 
-  test("survives short answers", () =>
+  test("survives truncated ranges", () =>
     serving(large, { most: 1 << 20 }, async (url) => assert.equal(await load(url), TEXT)));
 
-  test("does without ranges, and begins anew when that connection breaks", async () => {
+  test("works without ranges, and restarts when the connection breaks", async () => {
     await serving(large, { ranges: false }, async (url, state) => {
       assert.equal(await load(url), TEXT);
       assert.ok(state.asked.length <= 3, `${state.asked.length} requests`);
@@ -94,7 +94,7 @@ describe("a download", () => {
     });
   });
 
-  test("fills what an earlier connection has left open, where there are no ranges", { timeout: 120_000 }, () =>
+  test("fills the gap of an earlier connection without ranges", { timeout: 120_000 }, () =>
     serving(huge, { ranges: false, breaks: 1 << 20 }, async (url, state) => {
       // The second connection is answered once the first has broken.
       state.wait = async (n) => {
@@ -107,16 +107,16 @@ describe("a download", () => {
       assert.ok(state.asked.length >= 3 && state.asked.length <= 4, `${state.asked}`);
     }));
 
-  test("does without ranges where asking for one is refused", () =>
+  test("works without ranges if range requests are refused", () =>
     serving(large, { hates: true, pace: 1 }, async (url, state) => {
       assert.equal(await load(url), TEXT);
       assert.ok(state.asked.length <= 3, `${state.asked}`);
     }));
 
-  test("does without lengths of ranges", () =>
+  test("works without the lengths of ranges", () =>
     serving(large, { exposed: false, etag: undefined }, async (url) => assert.equal(await load(url), TEXT)));
 
-  test("begins anew when the file changes meanwhile", () =>
+  test("restarts when the file changes", () =>
     serving(large, { pace: 1 }, async (url, state) => {
       state.refuse = (n) => {
         if (n === 4) Object.assign(state, { file: other, etag: '"two"' });
@@ -125,13 +125,13 @@ describe("a download", () => {
       assert.equal(state.asked.filter(([first]) => first === 0).length, 2);
     }));
 
-  test("gives up on a file that never stays the same", () =>
+  test("gives up on a file that keeps changing", () =>
     serving(large, { pace: 1 }, async (url, state) => {
       state.refuse = () => void (state.etag = `"${Math.random()}"`);
       assert.equal(await code(Engine.load(url)), "integrity");
     }));
 
-  test("asks a busy server again, and others not", async () => {
+  test("retries busy servers, and no others", async () => {
     await serving(large, { refuse: (n) => [429, 503, 0, 429, 0, 503, 500][n - 1] }, async (url, state) => {
       assert.equal(await load(url), TEXT);
       assert.ok(state.asked.length > 7);
@@ -147,7 +147,7 @@ describe("a download", () => {
     assert.equal(await code(Engine.load("http://127.0.0.1:9/model.gguf")), "network");
   });
 
-  test("is begun although the first connections fail", async () => {
+  test("starts although the first connections fail", async () => {
     for (const weakness of [{ refuse: (n) => [500, 502, 504][n - 1] }, { resets: (n) => n < 3 }]) {
       await serving(small, weakness, async (url, state) => {
         assert.equal(await load(url), TEXT);
@@ -156,7 +156,7 @@ describe("a download", () => {
     }
   });
 
-  test("goes on where connections fall silent, or never answer", async () => {
+  test("continues after connections that become silent or never answer", async () => {
     await serving(large, { breaks: 3 << 20, hangs: true, mute: (n) => n === 2 }, async (url, state) => {
       assert.equal(await load(url, { stallTimeout: 300 }), TEXT);
       assert.ok(state.asked.length > 8, `${state.asked.length} requests`);
@@ -166,11 +166,11 @@ describe("a download", () => {
       assert.equal(await load(url, { stallTimeout: 300 }), TEXT);
       assert.ok(state.asked.length > 1);
     });
-    // One connection is all that the server serves.
+    // The server serves one connection at a time.
     await serving(large, { mute: (n) => n > 1 && n < 5 }, async (url) => assert.equal(await load(url, { stallTimeout: 300 }), TEXT));
   });
 
-  test("is given up when nothing comes any more, and says where", async () => {
+  test("fails when nothing arrives any more, and names the byte", async () => {
     const failed = (state, file = large) =>
       serving(file, state, async (url, state) => {
         const { code, message } = await Engine.load(url, { stallTimeout: 200 }).catch((error) => error);
@@ -184,17 +184,17 @@ describe("a download", () => {
     ]);
     assert.deepEqual(never, { code: "timeout", at: 0, asked: 6 });
     assert.ok(half.code === "timeout" && half.at >= 3 << 20 && half.at < large.length && half.asked > 6, JSON.stringify(half));
-    // From the beginning it would only be the same again.
+    // A restart would end the same.
     assert.deepEqual(unmeasured, { code: "timeout", at: 1 << 20, asked: 1 });
   });
 
-  test("may trickle", () =>
+  test("may be slow", () =>
     serving(small, { ranges: false, pace: 400 }, async (url, state) => {
       assert.equal(await load(url, { stallTimeout: 3000 }), TEXT);
       assert.equal(state.asked.length, 1);
     }));
 
-  test("is not begun with options that cannot be", () =>
+  test("does not start with invalid options", () =>
     serving(small, {}, async (url, state) => {
       const digits = "0".repeat(64);
       const wrong = {
@@ -229,15 +229,15 @@ describe("a download", () => {
       assert.equal(await load(url, { threads: Infinity, stallTimeout: Infinity, context: 64, bytes: small.length, kv: undefined, cache: false }), TEXT);
     }));
 
-  test("is over as soon as its header is wrong", async () => {
+  test("ends as soon as the header is invalid", async () => {
     const llama = Buffer.from(large);
     llama.write("llama", llama.indexOf("qwen3"));
-    // The weights never come.
+    // The weights never arrive.
     const stuck = { ranges: false, breaks: large.length - 100_000, hangs: true };
     await serving(llama, stuck, async (url) => assert.equal(await code(Engine.load(url)), "unsupported"));
   });
 
-  test("of more than there can be room for is let go of", { timeout: 60_000 }, async () => {
+  test("of more than the maximum memory is closed", { timeout: 60_000 }, async () => {
     let closed;
     const server = await serve(DIST, {
       "/model.gguf": (_request, response) => {
@@ -266,7 +266,7 @@ const NAMES = [1, 2, 3].map((no) => `model-0000${no}-of-00003.gguf`);
 const parts = split(small, 3);
 
 describe("a model in parts", () => {
-  test("is found by the name of its first, as files and on a server", async () => {
+  test("is found by the name of its first part, as files and on a server", async () => {
     const folder = await mkdtemp(join(tmpdir(), "parts-"));
     try {
       await Promise.all(NAMES.map((name, i) => writeFile(join(folder, name), parts[i])));
@@ -295,9 +295,9 @@ describe("a model in parts", () => {
 
   const file = (i, name = NAMES[i]) => new File([parts[i]], name);
 
-  test("may be given as its files, in any order", async () => {
+  test("can be passed as files in any order", async () => {
     const blobs = parts.map((part) => new Blob([part]));
-    // Names that do not tell the order are taken as they come.
+    // Without part numbers in the names the order given counts.
     for (const files of [[2, 0, 1].map((i) => file(i)), blobs, [file(0, "a.gguf"), blobs[1], file(2, "c.gguf")]]) {
       assert.equal(await load(files), TEXT);
     }
@@ -321,7 +321,7 @@ describe("a model in parts", () => {
     }
   });
 
-  test("is refused when its files are not all of it, or not only", async () => {
+  test("is refused with missing, duplicate or foreign parts", async () => {
     const wrong = async (files, options) => {
       const { code, message } = await Engine.load(files, options).catch((error) => error);
       return `${code}: ${message}`;
@@ -332,7 +332,7 @@ describe("a model in parts", () => {
     assert.match(await wrong([file(0), file(1), file(2, "other-00003-of-00003.gguf")]), /^argument: .* not parts of the same model/);
     assert.match(await wrong([file(0), new File([parts[1]], "b-00002-of-99999.gguf")]), /^argument: .* not parts of the same model/);
     assert.match(await wrong([new File([parts[1]], "b-00002-of-99999.gguf")]), /^limit: /);
-    // What they are is in the files, not in their names.
+    // The files decide, not their names.
     assert.match(await wrong([file(0), file(2, NAMES[1]), file(1, NAMES[2])]), /^key_value: model-00002-of-00003\.gguf: /);
     assert.match(await wrong([file(1, "a.gguf"), file(0, "b.gguf"), file(2, "c.gguf")]), /^key_value: a\.gguf: /);
     assert.match(await wrong([file(0, "a.gguf"), file(1, "b.gguf")]), /^key_value: a\.gguf: /);
@@ -343,12 +343,12 @@ describe("a model in parts", () => {
     assert.match(await wrong([file(0), file(1), file(2)], { sha256: "0".repeat(64) }), /^argument: /);
   });
 
-  test("is refused when there are too many", async () => {
+  test("is refused with too many parts", async () => {
     const found = (count) => code(Engine.load(join(tmpdir(), `none-00001-of-${count}.gguf`)));
     assert.deepEqual([await found("01000"), await found("01001"), await found("99999")], ["read", "limit", "limit"]);
   });
 
-  test("is refused when one is empty, which is named", async () => {
+  test("is refused with an empty part, which is named", async () => {
     const origins = [parts[0], Buffer.alloc(0), parts[2]].map((part) => origin(part));
     const server = await serve(DIST, Object.fromEntries(NAMES.map((name, i) => [`/${name}`, origins[i].answer])));
     try {
@@ -360,7 +360,7 @@ describe("a model in parts", () => {
     }
   });
 
-  test("is given up when one is missing while another stalls", { timeout: 60_000 }, async () => {
+  test("fails for a missing part while another stalls", { timeout: 60_000 }, async () => {
     let closed;
     const server = await serve(DIST, {
       [`/${NAMES[0]}`]: (_request, response) => {
@@ -376,9 +376,9 @@ describe("a model in parts", () => {
     }
   });
 
-  test("waits with whole files for servers without ranges", async () => {
+  test("is fetched file by file from servers without ranges", async () => {
     const name = (no) => `/model-${String(no).padStart(5, "0")}-of-00009.gguf`;
-    // Some say so by breaking off.
+    // Some break the connection instead.
     const origins = split(enlarged(small, 8), 9).map((part, i) => origin(part, i % 2 ? { ranges: false } : { hates: true }));
     const server = await serve(DIST, Object.fromEntries(origins.map(({ answer }, i) => [name(i + 1), answer])));
     try {
@@ -407,7 +407,7 @@ describe("files in a page", () => {
     await server?.close();
   });
 
-  /** Picks parts in the page and loads them; a part that is a text is an address, and the fourth is the third cut short. */
+  /** Picks parts in the page and loads them; a string is an address, and the fourth part is the third one truncated. */
   const load = async (picked, options = {}) => {
     const files = picked.filter((i) => typeof i === "number").map((i) => ({ name: NAMES[i] ?? NAMES[2], mimeType: "", buffer: parts[i] ?? parts[2].subarray(0, -9) }));
     await page.setInputFiles("input", files);
@@ -433,7 +433,7 @@ describe("files in a page", () => {
     );
   };
 
-  test("are the parts of one model, picked in any order", async () => {
+  test("are the parts of one model, in any order", async () => {
     const { text, stages, bytes } = await load([2, 0, 1]);
     assert.deepEqual([text, stages], [TEXT, ["read", "prepare"]]);
     assert.ok(bytes > 0.99 * small.length && bytes < 1.01 * small.length, `${bytes}`);
@@ -442,7 +442,7 @@ describe("files in a page", () => {
     assert.deepEqual([gpu.code, gpu.backend], [undefined, "webgpu"]);
   });
 
-  test("are missed by their names", async () => {
+  test("are reported missing by name", async () => {
     for (const picked of [[2, 0], [2]]) {
       const { code, message } = await load(picked);
       const absent = picked.length === 2 ? NAMES[1] : NAMES[0];
@@ -450,8 +450,8 @@ describe("files in a page", () => {
     }
   });
 
-  test("may stand beside addresses, which are kept and mended", async () => {
-    // The names do not tell the order, so it is the one given.
+  test("can be combined with addresses, whose copies are kept and repaired", async () => {
+    // Without part numbers in the names the order given counts.
     const picked = [0, "middle.gguf", 2];
     assert.equal((await load(picked, { cache: true })).text, TEXT);
     middle.state.asked = [];
@@ -462,7 +462,7 @@ describe("files in a page", () => {
     assert.deepEqual(before.map(({ bytes, complete }) => [bytes, complete]), [[parts[1].length, true]]);
     const { code, message } = await load([0, 2, "middle.gguf"], { cache: true });
     assert.ok(code === "key_value" && message.startsWith(NAMES[2]), `${code} ${message}`);
-    // Nor is the copy to blame for a file beside it.
+    // The copy is not blamed for another file.
     const wrong = await load([0, "middle.gguf", 3], { cache: true });
     assert.ok(wrong.code === "truncated" && wrong.message.startsWith(NAMES[2]), `${wrong.code} ${wrong.message}`);
     assert.deepEqual(await kept(), before);
@@ -493,7 +493,7 @@ describe("a kept copy", () => {
     await server?.close();
   });
 
-  /** Loads in the page; aborts when so many bytes are there, if a number is given. */
+  /** Loads in the page; aborts after `most` bytes, if given. */
   const load = (name, most, options = {}) =>
     page.evaluate(
       async ([name, most, options]) => {
@@ -516,7 +516,7 @@ describe("a kept copy", () => {
       },
       [name, most, options],
     );
-  /** Waits until nothing is asked or sent any more. */
+  /** Waits until there are no requests and no open connections. */
   const settled = async (state) => {
     for (let before = -1; before !== state.asked.length || state.open > 0; ) {
       before = state.asked.length;
@@ -552,7 +552,7 @@ describe("a kept copy", () => {
       }
     }, at);
 
-  test("goes on after a reload with what is missing, from several connections", async () => {
+  test("resumes after a reload with the missing bytes, over several connections", async () => {
     const { state } = from;
     state.limit = 16 << 20;
     assert.equal((await load("kept.gguf", 2 << 20)).code, "aborted");
@@ -571,7 +571,7 @@ describe("a kept copy", () => {
     assert.deepEqual(state.asked, []);
   });
 
-  test("outlives options that cannot be", async () => {
+  test("survives invalid options", async () => {
     const { state } = from;
     state.asked = [];
     assert.equal((await load("kept.gguf", undefined, { kv: "foo" })).code, "argument");
@@ -583,14 +583,14 @@ describe("a kept copy", () => {
     assert.deepEqual(state.asked, []);
   });
 
-  test("outlives a sum that is not its own, unless the server has another file by now", async () => {
+  test("survives a wrong checksum option, unless the server has another file", async () => {
     const { state } = from;
     const [entry] = await list();
     for (const wrong of [{ sha256: "0".repeat(64) }, { bytes: large.length + 1 }]) {
       Object.assign(state, { asked: [], sent: 0 });
       assert.equal((await load("kept.gguf", undefined, wrong)).code, "integrity");
       await settled(state);
-      // Only whether it is still the same.
+      // Only to compare the version.
       assert.ok(state.asked.length === 1 && state.sent < large.length / 2, `${state.asked}, ${state.sent} bytes sent`);
       assert.deepEqual(await list(), [entry]);
     }
@@ -601,7 +601,7 @@ describe("a kept copy", () => {
     assert.deepEqual(await list(), [entry]);
   });
 
-  test("is mended where it is damaged, and nowhere else", async () => {
+  test("is repaired where it is damaged, and nowhere else", async () => {
     const { state } = from;
     await damage(9_000_000);
     state.asked = [];
@@ -609,7 +609,7 @@ describe("a kept copy", () => {
     const slice = Math.floor(9_000_000 / SLICE);
     assert.deepEqual(state.asked, [[slice * SLICE, (slice + 1) * SLICE - 1]]);
     assert.deepEqual(await sums(), { [large.length]: sum(large) });
-    // The server has another file under the same name by now, and does not say so.
+    // The server now has another file under the same name, without a version.
     await damage(9_000_000);
     Object.assign(state, { file: other, etag: undefined, asked: [] });
     const shorter = Buffer.concat([other, Buffer.alloc(large.length - other.length)]);
@@ -619,14 +619,14 @@ describe("a kept copy", () => {
     assert.deepEqual(await sums(), { [large.length]: sum(shorter) });
   });
 
-  test("is completed when the first answers are failures, with what is missing", async () => {
+  test("is completed with the missing bytes when the first answers are failures", async () => {
     const { state } = from;
     await clear();
     Object.assign(state, { file: large, etag: '"two"', sent: 0, limit: 16 << 20 });
     assert.equal((await load("kept.gguf", 2 << 20)).code, "aborted");
     await settled(state);
     const [{ bytes }] = await list();
-    // The third request is for all of it, to see whether the server only does not know ranges.
+    // The third request is for the whole file, in case the server refuses ranges.
     Object.assign(state, { refuse: (n) => (n < 3 ? 502 : 0), limit: undefined, asked: [] });
     assert.equal((await load("kept.gguf")).text, TEXT);
     const missing = state.asked.slice(3).reduce((all, [first, last]) => all + last - first + 1, 0);
@@ -635,7 +635,7 @@ describe("a kept copy", () => {
     state.refuse = undefined;
   });
 
-  test("is completed where asking for ranges is refused by now", async () => {
+  test("is completed when ranges are refused", async () => {
     const { state } = from;
     await clear();
     Object.assign(state, { file: large, etag: '"two"', sent: 0, limit: 16 << 20 });
@@ -648,11 +648,11 @@ describe("a kept copy", () => {
     state.hates = false;
   });
 
-  test("is mended behind what a connection brings without ranges", { timeout: 120_000 }, async () => {
+  test("is repaired before the position of a connection without ranges", { timeout: 120_000 }, async () => {
     const { state } = from;
     await clear();
-    // Not a limit on both connections together: the system buffers megabytes of the one that is given up, and on a busy
-    // machine too few would be left for the other to get as far as the abort.
+    // Not a limit on both connections together: the system buffers megabytes of the one that is closed, and on a busy
+    // machine the other would not reach the abort.
     Object.assign(state, { file: huge, etag: '"huge"', ranges: false, each: 28 << 20, asked: [] });
     assert.equal((await load("kept.gguf", 20 << 20)).code, "aborted");
     await settled(state);
@@ -663,7 +663,7 @@ describe("a kept copy", () => {
     state.ranges = true;
   });
 
-  test("loses nothing that was acknowledged, however often it is interrupted", async () => {
+  test("loses no acknowledged bytes, however often it is interrupted", async () => {
     const { state } = from;
     await clear();
     Object.assign(state, { file: large, etag: '"five"', sent: 0, limit: undefined, pace: 4 });
@@ -676,7 +676,7 @@ describe("a kept copy", () => {
         .catch(() => {})
         .then(() => (over = true));
       await until(() => over || state.sent > enough);
-      // The worker is gone in the middle of whatever it does.
+      // The worker is terminated at an arbitrary point.
       if (round % 2 === 0) await page.reload();
       else {
         const next = await page.context().newPage();
@@ -698,7 +698,7 @@ describe("a kept copy", () => {
     assert.deepEqual(await sums(), { [large.length]: sum(large) });
   });
 
-  test("cannot be deleted while it is used, and says so", async () => {
+  test("cannot be deleted while it is used", async () => {
     const { state } = from;
     Object.assign(state, { file: large, etag: '"stuck"', sent: 0, limit: 3 << 20 });
     const codes = await page.evaluate(async () => {
@@ -719,7 +719,7 @@ describe("a kept copy", () => {
     Object.assign(state, { limit: undefined });
   });
 
-  test("is begun anew when the file has changed since", async () => {
+  test("is started again when the file has changed", async () => {
     const { state } = from;
     await clear();
     Object.assign(state, { file: large, etag: '"three"', sent: 0, limit: 16 << 20 });
@@ -730,9 +730,9 @@ describe("a kept copy", () => {
     assert.deepEqual(await sums(), { [other.length]: sum(other) });
   });
 
-  test("survives whatever befalls its ledger", async () => {
+  test("survives damage to its index", async () => {
     const { state } = from;
-    // The last line was being written when the power failed; and nonsense.
+    // An interrupted last line, and garbage.
     await page.evaluate(async () => {
       const directory = await (await navigator.storage.getDirectory()).getDirectoryHandle("shohin");
       for await (const [name, handle] of directory) {
@@ -749,7 +749,7 @@ describe("a kept copy", () => {
     assert.deepEqual(await sums(), { [other.length]: sum(other) });
   });
 
-  test("of a model in parts is one of each part", async () => {
+  test("of a model in parts has one copy for each part", async () => {
     await clear();
     assert.equal((await load(NAMES[0])).text, TEXT);
     const entries = (await list()).sort((a, b) => a.url.localeCompare(b.url));
@@ -762,7 +762,7 @@ describe("a kept copy", () => {
     assert.deepEqual(files.flatMap(({ state }) => state.asked), []);
     const deleted = await page.evaluate(async (name) => (await import("/index.js")).deleteCache(name), NAMES[0]);
     assert.deepEqual([deleted, await list()], [true, []]);
-    // Exchanged parts are named, and replaced once the server has the right ones.
+    // Swapped parts are named, and replaced once the server has the right ones.
     Object.assign(files[1].state, { file: parts[2], etag: '"wrong"' });
     const { code, message } = await load(NAMES[0]);
     assert.ok(code === "key_value" && message.includes(NAMES[1]), `${code} ${message}`);
@@ -771,7 +771,7 @@ describe("a kept copy", () => {
     assert.deepEqual((await list()).sort((a, b) => a.url.localeCompare(b.url)), entries);
   });
 
-  test("of a part is not blamed for what is wrong with another", async () => {
+  test("of a part is not blamed for an error in another", async () => {
     await clear();
     const names = ["first.gguf", "second.gguf", "third.gguf"];
     assert.equal((await load(names)).text, TEXT);
@@ -783,7 +783,7 @@ describe("a kept copy", () => {
     files.forEach(({ state }) => (state.asked = []));
     assert.deepEqual(await load(names), { text: TEXT, stages: ["read", "prepare"] });
     assert.deepEqual(files.flatMap(({ state }) => state.asked), []);
-    // One that is empty is the only one that is not kept.
+    // Only an empty one is not kept.
     await clear();
     Object.assign(files[1].state, { file: Buffer.alloc(0), etag: '"empty"' });
     const empty = await load(names);

@@ -1,4 +1,4 @@
-// Calls that cannot be right, in Node and in a browser: `[what, call, code, what the message names]`.
+// Invalid calls, for Node and browsers: `[description, call, code, part of the message]`.
 const user = (content) => [{ role: "user", content }];
 const drain = async (chunks) => {
   for await (const _ of chunks);

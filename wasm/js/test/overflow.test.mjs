@@ -21,7 +21,7 @@ describe("a conversation beyond the context", () => {
     return finish;
   };
 
-  test("goes on with overflow: shift, and computes only what is new", async () => {
+  test("continues with overflow: shift, and computes only new tokens", async () => {
     const talk = await engine.conversation();
     const messages = [{ role: "system", content: "You are a cow." }];
     let total = 0;
@@ -31,7 +31,7 @@ describe("a conversation beyond the context", () => {
       messages.push(message);
       assert.notEqual(message.content, "");
       assert.equal(usage.droppedMessages, 0);
-      // What a turn adds is its own message and the marks around it.
+      // A turn adds its message and the markers around it.
       if (turn > 0) assert.ok(usage.promptTokens - usage.cachedTokens < 40, `turn ${turn}: ${JSON.stringify(usage)}`);
       assert.ok(usage.promptTokens + usage.completionTokens - usage.forgottenTokens <= 128 + 1);
       assert.ok(usage.forgottenTokens >= total);
@@ -40,7 +40,7 @@ describe("a conversation beyond the context", () => {
     assert.ok(total > 128, `${total} tokens forgotten`);
     await assert.rejects(reply(talk, messages, {}), (error) => error instanceof ShohinError && error.code === "context_full");
 
-    // Kept and taken up again: the same reply, with as little to compute.
+    // Saved and restored: the same reply with the same cached tokens.
     await reply(talk, messages.slice(0, -1), { overflow: "shift" });
     const snapshot = await talk.snapshot();
     const next = [...snapshot.messages, user("Hello!")];
@@ -60,7 +60,7 @@ describe("a conversation beyond the context", () => {
     for await (const chunk of engine.generate(long, { preset: "greedy", temperature: 2, seed: 5, maxTokens: 300, overflow: "shift" })) finish = chunk.finish;
     assert.ok(finish.usage.promptTokens > 128 && finish.usage.forgottenTokens > finish.usage.promptTokens - 128);
     assert.notEqual(finish.reason, "context_full");
-    // Nothing of that is taken for another conversation's.
+    // None of it is reused for another conversation.
     const first = await reply(engine, [user("Hello!")]);
     const fresh = await engine.conversation();
     assert.equal((await reply(fresh, [user("Hello!")])).text, first.text);

@@ -1,4 +1,4 @@
-// The examples in README.md, as a reader would take them over, and the package they are of: `npm run build -w wasm` first.
+// The examples in README.md, as a reader would copy them, and the packed package: `npm run build -w wasm` first.
 import assert from "node:assert/strict";
 import { execFile } from "node:child_process";
 import { existsSync } from "node:fs";
@@ -17,7 +17,7 @@ const PACKAGE = fileURLToPath(new URL("../../", import.meta.url));
 const README = await readFile(join(PACKAGE, "README.md"), "utf8");
 const BLOCKS = [...README.matchAll(/^```(\w+)\n(.*?)^```$/gms)].map(([, kind, text]) => ({ kind, text }));
 const blocks = (kind) => BLOCKS.filter((block) => block.kind === kind).map(({ text }) => text);
-/** What stands before an example that goes on with the engine of the first. */
+/** Prepended to examples that use the engine of the first one. */
 const PRELUDE = 'import { Engine } from "shohin";\nconst engine = await Engine.load("/models/sprout.gguf");\n';
 const whole = (text) => (text.includes("import ") ? text : PRELUDE + text);
 
@@ -37,7 +37,7 @@ describe("README.md", { timeout: 120_000 }, () => {
     await rm(project, { recursive: true });
   });
 
-  /** Shows a page of the project until what it prints and shows is as it should be. */
+  /** Opens a page of the project and waits until `done` accepts its text and console output. */
   async function shows(name, done) {
     const page = await browser.newPage();
     const said = [];
@@ -53,7 +53,7 @@ describe("README.md", { timeout: 120_000 }, () => {
     await page.close();
   }
 
-  test("has examples of every kind that is tested here, and no others", () => {
+  test("has examples of the languages tested here, and no others", () => {
     assert.deepEqual(BLOCKS.map(({ kind }) => kind), ["ts", "html", "js", "ts"]);
   });
 
@@ -90,7 +90,7 @@ describe("README.md", { timeout: 120_000 }, () => {
     }
   });
 
-  test("names every option there is, and links to what is there", async () => {
+  test("names every option, and has no broken links", async () => {
     const types = await readFile(join(PACKAGE, "dist/api/options.d.ts"), "utf8");
     for (const name of ["LoadOptions", "GenerateOptions", "ChatOptions", "EmbedOptions", "RestoreOptions"]) {
       const body = new RegExp(`export interface ${name} [^]*?\n}`).exec(types)[0];
@@ -107,7 +107,7 @@ describe("README.md", { timeout: 120_000 }, () => {
   });
 });
 
-test("the packed package holds all that it loads", async () => {
+test("the packed package contains all files that it loads", async () => {
   const npm = process.platform === "win32" ? "npm.cmd" : "npm";
   const { stdout } = await execute(npm, ["pack", "--dry-run", "--json", "--ignore-scripts"], { cwd: PACKAGE });
   const files = new Set(JSON.parse(stdout)[0].files.map(({ path }) => path));

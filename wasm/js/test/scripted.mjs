@@ -1,4 +1,4 @@
-// A model that says what a test wants: its layers add nothing, and its head gives each token the one that follows it.
+// A model that generates a given text: its layers add nothing, and its head maps each token to its successor.
 const DIM = 320;
 
 /** GPT-2's letters for bytes. */

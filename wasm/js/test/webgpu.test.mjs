@@ -1,4 +1,4 @@
-// What an engine on a GPU can do, against the one on the CPU, in headless Chromium, whose adapter may be one in software:
+// The engine on a GPU compared with the one on the CPU, in headless Chromium, perhaps on a software adapter:
 // `npm run build -w wasm` first.
 import assert from "node:assert/strict";
 import { existsSync } from "node:fs";
@@ -9,7 +9,7 @@ import { split } from "./gguf.mjs";
 
 const DIST = new URL("../../dist/", import.meta.url);
 
-/** The small model for chats with tools, which a template of Qwen3's kind allows. */
+/** The small model with a template for tools. */
 async function withTools() {
   const file = await readFile(new URL("../../../models/sprout-nano.gguf", import.meta.url));
   const key = "tokenizer.chat_template";
@@ -40,7 +40,7 @@ describe("on a GPU", { skip: !existsSync(new URL("webgpu.js", DIST)) }, () => {
       const { Engine } = await import("/index.js");
       const exact = { activations: "f32", kv: "f32", context: 448 };
       const ask = (content) => [{ role: "user", content }];
-      // Chats that may think end in a prompt that the next turn repeats.
+      // With thinking, the next turn repeats the end of the prompt.
       const greedy = { preset: "greedy", maxTokens: 4, thinking: true };
       /** Runs a generation to its end. */
       const collect = async (chunks) => {
@@ -61,10 +61,10 @@ describe("on a GPU", { skip: !existsSync(new URL("webgpu.js", DIST)) }, () => {
     await server?.close();
   });
 
-  /** What the GPU and the CPU make of the same work, which is done in the page. */
+  /** The results of the same work on the GPU and the CPU, in the page. */
   const both = (work) => page.evaluate(`(async () => [await (${work})(gpu), await (${work})(cpu)])()`);
 
-  test("a model in parts says what the whole one says, as likely", async () => {
+  test("a model in parts gives the same text and probabilities as the whole one", async () => {
     const backends = await both((engine) => engine.info.backend);
     assert.deepEqual(backends, ["webgpu", "cpu"]);
     const [gpu, cpu] = await both((engine) => collect(engine.chat(ask("What does a cow say?"), { ...greedy, logprobs: 3 })));
@@ -81,7 +81,7 @@ describe("on a GPU", { skip: !existsSync(new URL("webgpu.js", DIST)) }, () => {
     });
   });
 
-  test("a reply keeps to a schema", async () => {
+  test("a reply satisfies a schema", async () => {
     const [gpu, cpu] = await both((engine) => {
       const schema = { type: "object", properties: { legs: { type: "integer", minimum: 0, maximum: 8 } }, required: ["legs"], additionalProperties: false };
       return collect(engine.chat(ask("Tell me about a cow."), { ...greedy, maxTokens: 16, thinking: false, responseFormat: { type: "json_schema", schema } }));
@@ -92,21 +92,21 @@ describe("on a GPU", { skip: !existsSync(new URL("webgpu.js", DIST)) }, () => {
     assert.deepEqual([gpu.reason, gpu.tokens], ["stop", cpu.tokens]);
   });
 
-  test("a call of a tool fits its description, and a long prompt is read as on the CPU", async () => {
+  test("a tool call satisfies its schema, and a long prompt is computed as on the CPU", async () => {
     const [gpu, cpu] = await both(async (engine) => {
       const tools = [{ type: "function", function: { name: "add", parameters: { type: "object", properties: { a: { enum: [3, 4] } }, required: ["a"], additionalProperties: false } } }];
       const { seed: _seed, ...finish } = await collect(engine.chat(ask("What is 3 and 4?"), { ...greedy, maxTokens: 60, thinking: false, tools, toolChoice: "required" }));
       return finish;
     });
     assert.deepEqual(gpu, cpu);
-    // Several batches of it.
+    // Several batches.
     assert.ok(gpu.usage.promptTokens > 300);
     assert.equal(gpu.reason, "stop");
     const [{ name, arguments: text }] = gpu.message.toolCalls;
     assert.ok(name === "add" && [3, 4].includes(JSON.parse(text).a), text);
   });
 
-  test("conversations stay apart, and a new turn is all that is computed", async () => {
+  test("conversations are separate, and only a new turn is computed", async () => {
     const [gpu, cpu] = await both(async (engine) => {
       const [one, other] = [await engine.conversation(), await engine.conversation()];
       const first = await Promise.all([collect(one.chat(ask("Hello!"), greedy)), collect(other.chat(ask("Tell me a joke."), greedy))]);
@@ -125,7 +125,7 @@ describe("on a GPU", { skip: !existsSync(new URL("webgpu.js", DIST)) }, () => {
     assert.equal(again.cachedTokens, again.promptTokens - 1);
   });
 
-  test("what is kept goes on in place, and on the other backend when computed again", async () => {
+  test("a snapshot is restored on its backend, and recomputed on the other", async () => {
     const seen = await page.evaluate(async () => {
       const next = ask("What is my name?");
       const go = async (talk, messages) => collect(talk.chat([...messages, ...next], greedy));
@@ -165,7 +165,7 @@ describe("on a GPU", { skip: !existsSync(new URL("webgpu.js", DIST)) }, () => {
     assert.ok(cached[0] > 10 && cached[1] === 0 && cached[2] > 8, `${cached}`);
   });
 
-  test("a conversation beyond the context goes on", async () => {
+  test("a conversation continues beyond the context", async () => {
     const [gpu, cpu] = await both(async (engine) => {
       const talk = await engine.conversation({ context: 80 });
       const text = "Once upon a time there was a cat. ".repeat(7);
@@ -177,7 +177,7 @@ describe("on a GPU", { skip: !existsSync(new URL("webgpu.js", DIST)) }, () => {
     assert.deepEqual([gpu.full, cpu.full], ["context_full", "context_full"]);
     assert.deepEqual([gpu.reason, gpu.usage], [cpu.reason, cpu.usage]);
     assert.ok(gpu.usage.forgottenTokens > 0);
-    // Until something is forgotten: then the CPU goes on with keys that have seen it, and the GPU without.
+    // Equal until tokens are dropped: the keys kept by the CPU have attended to them, those recomputed by the GPU have not.
     const room = 80 - gpu.usage.promptTokens;
     assert.ok(room > 0 && room < gpu.tokens.length, `${room}`);
     assert.deepEqual(gpu.tokens.slice(0, room), cpu.tokens.slice(0, room));
@@ -191,7 +191,7 @@ describe("on a GPU", { skip: !existsSync(new URL("webgpu.js", DIST)) }, () => {
     }
   });
 
-  test("a reply can be broken off, and the conversation goes on", async () => {
+  test("a reply can be aborted, and the conversation continues", async () => {
     const [gpu, cpu] = await both(async (engine) => {
       const talk = await engine.conversation();
       const abort = new AbortController();
@@ -204,7 +204,7 @@ describe("on a GPU", { skip: !existsSync(new URL("webgpu.js", DIST)) }, () => {
       })());
       for await (const _chunk of talk.chat(ask("Tell me a story about a cat."), { ...greedy, maxTokens: 64 })) break;
       const whole = await collect(talk.chat(ask("Tell me a story about a cat."), greedy));
-      // Gone while it is at it.
+      // Disposed during a step.
       const pending = code(collect(talk.chat(ask("Tell me a story about a dog."), { ...greedy, maxTokens: 64 })));
       await talk.dispose();
       return { early, aborted, whole, pending: await pending };
