@@ -1,9 +1,10 @@
 //! The command line: what can be asked, with its help.
 
 use clap::builder::styling::{AnsiColor, Styles};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use shohin_core::SamplerConfig;
 use shohin_core::generate::Overflow;
+use shohin_core::{KvFormat, SamplerConfig};
 use std::path::PathBuf;
 
 use crate::bench::BenchArgs;
@@ -62,9 +63,9 @@ pub(crate) struct EngineArgs {
     /// Precision of activations: int8 is fast, f32 is exact
     #[arg(long, global = true, value_name = "TYPE", default_value = "int8")]
     pub(crate) act: Act,
-    /// Precision of cached keys and values: q8 halves memory and reading of a long context
-    #[arg(long, global = true, value_name = "TYPE", default_value = "f16")]
-    pub(crate) kv: Kv,
+    /// Precision of cached keys and values: q8 halves memory and reading of a long context, q4 halves them again
+    #[arg(long, global = true, value_name = "TYPE", default_value = "f16", value_parser = kv_formats())]
+    pub(crate) kv: KvFormat,
     /// Instruction set of the kernels, e.g. scalar or avx2 [default: the best this machine has]
     #[arg(long, global = true, value_name = "NAME")]
     pub(crate) isa: Option<String>,
@@ -95,11 +96,10 @@ pub(crate) enum Act {
     F32,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum Kv {
-    F16,
-    F32,
-    Q8,
+/// Every format of keys and values by its name.
+fn kv_formats() -> impl TypedValueParser<Value = KvFormat> {
+    PossibleValuesParser::new(KvFormat::ALL.map(KvFormat::name))
+        .map(|name| KvFormat::named(&name).unwrap_or_default())
 }
 
 #[derive(Debug, Subcommand)]
@@ -260,7 +260,7 @@ impl OverflowArgs {
 #[command(next_help_heading = "Sampling")]
 pub(crate) struct SamplingArgs {
     /// Starting point: bonsai is what the model cards recommend
-    #[arg(long, default_value = "bonsai", value_parser = clap::builder::PossibleValuesParser::new(SamplerConfig::PRESETS))]
+    #[arg(long, default_value = "bonsai", value_parser = PossibleValuesParser::new(SamplerConfig::PRESETS))]
     pub(crate) preset: String,
     /// Randomness: 0 always takes the most likely token
     #[arg(long, value_name = "T", visible_alias = "temp", allow_negative_numbers = true)]

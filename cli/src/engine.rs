@@ -1,6 +1,6 @@
 //! A model ready to run: the file in memory, everything read from it, and the threads.
 
-use crate::args::{Act, EngineArgs, Id42Layout, Kv};
+use crate::args::{Act, EngineArgs, Id42Layout};
 use crate::failure::{At, Failure, Outcome};
 use crate::terminal;
 use shohin::file::ShardBytes;
@@ -96,11 +96,6 @@ impl<'f> Engine<'f> {
         let weights = file.weights(&read, repack, args.compact, isa, &pool, |config| config)?;
         let tokenizer = Tokenizer::from_gguf(&gguf).at(file.name())?;
         let template = Template::from_metadata(gguf.metadata(), &tokenizer).at(file.name())?;
-        let kv = match args.kv {
-            Kv::F16 => KvFormat::F16,
-            Kv::F32 => KvFormat::F32,
-            Kv::Q8 => KvFormat::Q8,
-        };
         let options = CpuOptions {
             context: args.context.map_or(4096, |n| n as usize),
             activations: match args.act {
@@ -122,7 +117,7 @@ impl<'f> Engine<'f> {
             tokenizer,
             template,
             options,
-            kv,
+            kv: args.kv,
             pool,
             gpu,
             load_time,

@@ -1,6 +1,7 @@
 //! One constructor an operation: its shader with the shapes put in, its buffers, its grid.
 
 use crate::device::{Extensions, Gpu};
+use crate::error::{Error, Result};
 use crate::form::Form;
 use crate::shader::{Source, part};
 use crate::weights::Chunk;
@@ -152,12 +153,18 @@ pub enum Kv {
     Q8,
 }
 
-impl From<KvFormat> for Kv {
-    fn from(format: KvFormat) -> Kv {
+impl TryFrom<KvFormat> for Kv {
+    type Error = Error;
+
+    fn try_from(format: KvFormat) -> Result<Kv> {
         match format {
-            KvFormat::F32 => Kv::F32,
-            KvFormat::F16 => Kv::F16,
-            KvFormat::Q8 => Kv::Q8,
+            KvFormat::F32 => Ok(Kv::F32),
+            KvFormat::F16 => Ok(Kv::F16),
+            KvFormat::Q8 => Ok(Kv::Q8),
+            KvFormat::Q4 => {
+                let what = "the number of bits of cached keys and values";
+                Err(Error::Unsupported { what, found: 4, expected: "8, 16 or 32" })
+            }
         }
     }
 }

@@ -75,7 +75,7 @@ pub enum Error {
     #[cfg(feature = "gpu")]
     Gpu {
         /// What is wrong.
-        source: shohin_gpu::Error,
+        source: Box<shohin_gpu::Error>,
         /// GPUs this machine has, where another name could help.
         names: Vec<String>,
     },
@@ -125,7 +125,7 @@ impl std::error::Error for Error {
             Error::MissingPart { source, .. } => Some(source),
             Error::Model { source, .. } | Error::Engine(source) => Some(source),
             #[cfg(feature = "gpu")]
-            Error::Gpu { source, .. } => Some(source),
+            Error::Gpu { source, .. } => Some(&**source),
             Error::NotAFile { .. }
             | Error::Address { .. }
             | Error::TooManyParts { .. }
@@ -144,7 +144,7 @@ impl From<shohin_core::Error> for Error {
 #[cfg(feature = "gpu")]
 impl From<shohin_gpu::Error> for Error {
     fn from(source: shohin_gpu::Error) -> Self {
-        Error::Gpu { source, names: Vec::new() }
+        Error::Gpu { source: Box::new(source), names: Vec::new() }
     }
 }
 

@@ -11,13 +11,13 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct Device(Arc<GpuModel>);
 
-fn options(session: &SessionOptions, activations: Activations) -> GpuSessionOptions {
-    GpuSessionOptions {
+fn options(session: &SessionOptions, activations: Activations) -> Result<GpuSessionOptions> {
+    Ok(GpuSessionOptions {
         context: session.context,
-        kv: session.kv.into(),
+        kv: session.kv.try_into()?,
         activations,
         ..GpuSessionOptions::default()
-    }
+    })
 }
 
 impl Device {
@@ -30,7 +30,7 @@ impl Device {
         // Who names one in software means it.
         let options = GpuOptions { software: named.is_some(), name: named, ..GpuOptions::default() };
         let gpu = pollster::block_on(Gpu::open(&options))
-            .map_err(|source| Error::Gpu { source, names: pollster::block_on(Gpu::names()) })?;
+            .map_err(|source| Error::Gpu { source: Box::new(source), names: pollster::block_on(Gpu::names()) })?;
         Ok(Device(pollster::block_on(GpuModel::from_gguf(Arc::new(gpu), gguf))?))
     }
 
@@ -44,7 +44,7 @@ impl Device {
     /// # Errors
     /// Those of the GPU.
     pub fn bytes(&self, session: &SessionOptions, activations: Activations) -> Result<(u64, u64)> {
-        let plan = memory_plan(self.0.config(), &options(session, activations))?;
+        let plan = memory_plan(self.0.config(), &options(session, activations)?)?;
         Ok((self.0.bytes(), plan.kv + plan.scratch))
     }
 
@@ -53,7 +53,7 @@ impl Device {
     /// # Errors
     /// Those of the GPU.
     pub fn timeline(&self, session: &SessionOptions, activations: Activations) -> Result<Box<dyn Timeline>> {
-        let options = options(session, activations);
+        let options = options(session, activations)?;
         Ok(Box::new(OnGpu(GpuBackend::new(pollster::block_on(GpuSession::new(&self.0, &options))?))))
     }
 }

@@ -143,6 +143,10 @@ fn a_cache_of_bytes_adds_less_noise_than_int8_activations() {
     let activations = noise(Activations::Int8, KvFormat::F32);
     println!("rms: q8 cache {cache:.5}, int8 activations {activations:.5}");
     assert!(cache > 1e-5 && cache < 0.8 * activations, "{cache} {activations}");
+    // Its steps are 18 times as large.
+    let halves = noise(Activations::F32, KvFormat::Q4);
+    println!("rms: q4 cache {halves:.5}");
+    assert!(halves > cache && halves < 20.0 * cache, "{halves} {cache}");
 }
 
 #[test]

@@ -94,7 +94,7 @@ impl GpuLoader {
         let kv = kv_named(kv)?;
         let options = GpuSessionOptions {
             context: if asked > 0 { asked } else { CONTEXT },
-            kv: kv.into(),
+            kv: kv.try_into().map_err(fail)?,
             activations: activations_named(activations)?,
             ..GpuSessionOptions::default()
         };

@@ -202,7 +202,7 @@ pub(crate) fn activations_named(name: &str) -> JsResult<Activations> {
 /// # Errors
 /// `unsupported` for another word.
 pub(crate) fn kv_named(name: &str) -> JsResult<KvFormat> {
-    KvFormat::named(name).ok_or_else(|| unknown("kv", name, "f32, f16 or q8"))
+    KvFormat::named(name).ok_or_else(|| unknown("kv", name, "f32, f16, q8 or q4"))
 }
 
 pub(crate) fn unknown(key: &'static str, found: &str, expected: &'static str) -> JsValue {

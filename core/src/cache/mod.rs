@@ -88,6 +88,9 @@ formats! {
     /// 8-bit integers with a scale for each 32 numbers of a key and for each value: half of that. A number is
     /// off by at most 1/254 of the largest that shares its scale.
     Q8 "q8" crate::cache::Quantized<crate::cache::Codes<8>>,
+    /// 4-bit integers with a scale for each 32 numbers: a little over half of that. A number is off by at most
+    /// 1/14 of the largest that shares its scale.
+    Q4 "q4" crate::cache::Quantized<crate::cache::Codes<4>>,
 }
 pub(crate) use with_codec;
 

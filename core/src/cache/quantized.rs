@@ -77,6 +77,28 @@ impl PairCodec for Codes<8> {
     }
 }
 
+impl PairCodec for Codes<4> {
+    const LARGEST: f32 = Self::LARGEST;
+    const PAIR: usize = 1;
+
+    #[inline(always)]
+    fn value_group(_: usize) -> usize {
+        SCALE_GROUP
+    }
+
+    #[inline(always)]
+    fn get(pair: &[u8], i: usize) -> i8 {
+        // The half byte in the upper half, and back with its sign.
+        (pair[0] << (4 * (1 - i))) as i8 >> 4
+    }
+
+    #[inline(always)]
+    fn put(pair: &mut [u8], i: usize, code: i8) {
+        let shift = 4 * i;
+        pair[0] = pair[0] & !(0x0f << shift) | (code as u8 & 0x0f) << shift;
+    }
+}
+
 /// Numbers stored as codes of `P`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Quantized<P>(core::marker::PhantomData<P>);
@@ -232,6 +254,7 @@ mod tests {
     fn codes_are_near_what_was_stored() {
         // Codes and scales of a key, codes and scale of a value.
         near_what_was_stored::<Codes<8>>((72 + 2 * 3) + (72 + 2));
+        near_what_was_stored::<Codes<4>>((36 + 2 * 3) + (36 + 2 * 3));
     }
 
     #[test]

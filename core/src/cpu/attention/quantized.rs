@@ -34,6 +34,14 @@ impl LoadPairs for Codes<8> {
     }
 }
 
+impl LoadPairs for Codes<4> {
+    #[inline(always)]
+    unsafe fn pairs<L: Simd>(p: *const u8) -> L::Pairs {
+        // SAFETY: the caller's promise.
+        unsafe { L::pairs_of_halves(p) }
+    }
+}
+
 impl<P: LoadPairs> FlashCodec for Quantized<P> {
     /// Pairs of 16-bit integers in the first half of a row, then the float that they are counted in.
     #[inline(always)]
