@@ -5,6 +5,7 @@
 mod bonsai;
 pub mod config;
 pub mod embedding;
+mod llama;
 pub mod program;
 mod qwen3;
 pub mod registry;

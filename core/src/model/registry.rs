@@ -4,6 +4,7 @@
 use alloc::format;
 
 use super::config::ModelConfig;
+use super::llama::LLAMA;
 use super::program::Program;
 use super::qwen3::QWEN3;
 use super::rope::RopeScaling;
@@ -20,7 +21,7 @@ pub struct Architecture {
 
 impl Architecture {
     /// Every architecture that runs.
-    pub const ALL: &'static [&'static Architecture] = &[&QWEN3];
+    pub const ALL: &'static [&'static Architecture] = &[&QWEN3, &LLAMA];
 
     /// The architecture called `name`.
     ///
@@ -30,7 +31,7 @@ impl Architecture {
         Self::ALL.iter().copied().find(|a| a.name == name).ok_or(Error::Unsupported {
             key: Name::new("general.architecture"),
             found: Name::new(name),
-            expected: "qwen3",
+            expected: "qwen3 or llama",
         })
     }
 

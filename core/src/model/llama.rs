@@ -1,0 +1,38 @@
+//! Llama (and SmolLM2): grouped-query attention with interleaved RoPE, a gated feed-forward block.
+//!
+//! ```text
+//! token -> embedding -> N x block -> RMSNorm -> head -> logits
+//! block:  x += Wo attention(rope(Wq n), rope(Wk n), Wv n)   with n = RMSNorm(x)
+//!         x += Wdown (silu(Wgate m) * Wup m)                with m = RMSNorm(x)
+//! ```
+//! GGUF files of this architecture hold `Wq` and `Wk` with their rows permuted, so that numbers `2 i` and
+//! `2 i + 1` of a head turn together where the original model turns `i` and `i + head_dim / 2`.
+#![forbid(unsafe_code)]
+
+use super::config::ModelConfig;
+use super::program::{Builder, Output, Program, RopePairing};
+use super::registry::Architecture;
+
+pub(super) const LLAMA: Architecture = Architecture { name: "llama", program };
+
+fn program(c: &ModelConfig) -> Program {
+    let mut p = Builder::new(c.heads(), c.rope(), RopePairing::Interleaved, c.rms_norm_eps);
+    let (embedding, x) = p.embed("token_embd", c.vocab_size, c.hidden_size);
+    for layer in 0..c.num_layers {
+        p.block(layer);
+        let n = p.rmsnorm(x, "attn_norm");
+        let [q, k, v] =
+            [("attn_q", "q", c.q_size()), ("attn_k", "k", c.kv_size()), ("attn_v", "v", c.kv_size())];
+        let qkv = p.linear(n, [q, k, v]);
+        p.rope_store(qkv, None);
+        let attended = p.attention(qkv[0]);
+        p.linear_add(attended, "attn_output", x);
+
+        let m = p.rmsnorm(x, "ffn_norm");
+        let gated = p.linear_swiglu(m, "ffn_gate", "ffn_up", c.intermediate_size);
+        p.linear_add(gated, "ffn_down", x);
+    }
+    let output =
+        if c.tied_embeddings { Output::Tied(embedding) } else { Output::Own("output", c.vocab_size) };
+    p.head(x, "output_norm", output)
+}
