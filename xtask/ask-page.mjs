@@ -1,5 +1,5 @@
-// ask-page.mjs URL MESSAGE: opens the chat page in a browser without a window, types the message, waits for the
-// whole streamed reply and prints it. CHROME is the browser's path. Fails if there is no reply.
+// ask-page.mjs URL MESSAGE: opens the chat page in a headless browser, sends the message, waits for the end of
+// the streamed reply and prints it. CHROME is the path of the browser. Fails if there is no reply.
 import { chromium } from "playwright-core";
 
 const [url, message] = process.argv.slice(2);

@@ -1,19 +1,19 @@
-// What `npm pack` would ship of wasm/: the files it must have, none it must not, and how much there may be.
+// Checks the contents and the size of the tarball that `npm pack` makes of wasm/.
 import { execFileSync } from "node:child_process";
 import { existsSync, readFileSync } from "node:fs";
 import { gzipSync } from "node:zlib";
 
 const MUST = ["package.json", "README.md", "LICENSE-MIT", "LICENSE-APACHE", "dist/index.js", "dist/index.d.ts", "dist/worker.js", "dist/shohin_wasm_bg.wasm"];
 const MUST_NOT = [/\.rs$/, /^target\//, /^node_modules\//, /^test\//, /\.gguf$/, /\.log$/, /^src\//, /Cargo/];
-/** Packed size above which something that does not belong must have got in (the model is not in the package). */
+/** Limit on the packed size; the package does not contain the model. */
 const LIMIT = 2_000_000;
 
-/** Gzipped size a module must stay below. */
+/** Limit on the gzipped size of a module. */
 const MODULE_LIMIT = 350_000;
-/** That of the module with both engines, which is fetched only when a GPU is used. */
+/** The same for the module with both engines, which is only fetched if a GPU is used. */
 const WEBGPU_LIMIT = 370_000;
 
-// All builds, wherever they were made.
+// Files of the other builds.
 MUST.push("dist/webgpu.js", "dist/shohin_wasm_webgpu_bg.wasm", "dist/shohin_wasm_relaxed_bg.wasm");
 if (existsSync(new URL("../wasm/pkg-threads", import.meta.url))) {
   MUST.push("dist/threads.js", "dist/shohin_wasm_threads_bg.wasm", "dist/shohin_wasm_threads_relaxed_bg.wasm");

@@ -3,7 +3,7 @@ import { readFile } from "node:fs/promises";
 import { setFlagsFromString } from "node:v8";
 import { WASI } from "node:wasi";
 
-// Node 20 dies now and then ("unreachable code" in the garbage collector) when memory.grow finishes an incremental marking.
+// Node 20 sometimes crashes ("unreachable code" in the garbage collector) if memory.grow finishes an incremental marking.
 setFlagsFromString("--no-incremental-marking");
 
 const [file, ...args] = process.argv.slice(2);

@@ -1,5 +1,5 @@
-//! A processor with AMX for test programs: Bochs, built for this repository alone, and the runner that
-//! starts a static Linux program on it, with `xtask/bochs.s` in place of an operating system.
+//! An emulated processor with AMX: builds Bochs for this repository, and runs static Linux programs on it, with
+//! `xtask/bochs.s` instead of an operating system.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -9,33 +9,33 @@ use std::process::{Command, Stdio};
 use crate::command::{Cmd, Result};
 use crate::machine::{GXX, MAKE, Machine};
 
-/// The source package, of this Debian release.
+/// The source package and its Debian release.
 const RELEASE: &str = "trixie";
 const VERSION: &str = "3.0+dfsg-1";
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
-/// Only what a processor needs; no screen.
+/// The processor features, without display or devices.
 const CONFIGURE: &str = "--enable-x86-64 --enable-avx --enable-evex --enable-amx --enable-protection-keys \
     --enable-cet --enable-uintr --enable-vmx=2 --enable-all-optimizations --with-nogui --disable-docbook \
     --disable-cdrom --disable-plugins --disable-gameport --disable-logging";
 
 /// Memory of the emulated machine, in MB.
 const MEMORY: u64 = 1024;
-/// Bochs loads a file into one of its blocks of memory, or wrongly into several.
+/// Bochs loads a file correctly only if it fits into one of its memory blocks.
 const BLOCK: usize = 8 << 20;
-/// Where the program is loaded, two blocks at most, before `bochs.s` moves it.
+/// The address at which the program is loaded, in two blocks at most, before `bochs.s` moves it.
 const LOADED: u64 = 768 << 20;
-/// For brk.
+/// Memory for brk.
 const HEAP: u64 = 32 << 20;
-/// Where the arguments are, the stack being below them.
+/// The address of the arguments, above the stack.
 const ARGUMENTS: u64 = (MEMORY << 20) - (1 << 20);
-/// Where `bochs.s` reads how to start.
+/// The address of the start parameters read by `bochs.s`.
 const START: u64 = 0x10000;
 
 fn home(m: &Machine) -> std::path::PathBuf {
     m.tools().join("bochs")
 }
 
-/// Builds Bochs and the firmware, unless they are there.
+/// Builds Bochs, unless it exists, and the firmware.
 pub(crate) fn install(m: &Machine) -> Result<()> {
     let home = home(m);
     let at = |e: std::io::Error| format!("{}: {e}", home.display());
@@ -53,7 +53,7 @@ pub(crate) fn install(m: &Machine) -> Result<()> {
         fs::rename(source.join("bochs"), home.join("bochs")).map_err(at)?;
         fs::remove_dir_all(source).map_err(at)?;
     }
-    // 64 KB that end at 4 GB.
+    // The last 64 KB below 4 GB.
     Cmd::new(m.program(&GXX)?, &home)
         .args("-nostdlib -static -Wl,--oformat=binary -Wl,-Ttext=0xffff0000 -Wl,-e,0 -Wl,--build-id=none -o firmware")
         .arg(m.root.join("xtask/bochs.s"))
@@ -61,14 +61,14 @@ pub(crate) fn install(m: &Machine) -> Result<()> {
     fs::write(home.join("screen"), [0; 512]).map_err(at)
 }
 
-/// Where this machine gets Debian's packages from.
+/// The configured mirror of Debian's packages.
 fn mirror(m: &Machine) -> Result<String> {
     let apt = |line: &str| Cmd::new("apt-get", &m.root).args(line);
     let sources =
         || apt("indextargets --format $(ORIGIN)|$(LABEL)|$(REPO_URI)").arg("Created-By: Packages").read();
     let mut found = sources()?;
     if found.trim().is_empty() {
-        // It knows only what it has lists of.
+        // It only reports sources whose lists were downloaded.
         apt("-qq update").read()?;
         found = sources()?;
     }
@@ -76,10 +76,10 @@ fn mirror(m: &Machine) -> Result<String> {
     debian.map(String::from).ok_or("this machine takes its packages from somewhere else".into())
 }
 
-/// The source, by an apt-get that knows of nothing else, so that the machine's own lists stay as they are.
+/// Downloads the source with a separate apt-get configuration: the lists of the system stay unchanged.
 fn fetch(m: &Machine, home: &Path) -> Result<std::path::PathBuf> {
     let at = |e: std::io::Error| format!("{}: {e}", home.display());
-    let why = |e| format!("no source of Bochs, which xtask takes from Debian: {e}");
+    let why = |e| format!("the source of Bochs could not be downloaded from Debian: {e}");
     let apt = home.join("apt");
     fs::create_dir_all(apt.join("lists/partial")).map_err(at)?;
     fs::write(apt.join("status"), "").map_err(at)?;
@@ -105,29 +105,29 @@ fn fetch(m: &Machine, home: &Path) -> Result<std::path::PathBuf> {
     Ok(home.join(format!("bochs-{}", upstream.split('+').next().unwrap_or(upstream))))
 }
 
-/// Bochs 3.0 takes all bytes of tiles for unsigned ones, also where the instruction says signed.
+/// Corrects a defect of Bochs 3.0, which treats the bytes of tiles as unsigned in signed instructions, too.
 fn correct(file: &Path) -> Result<()> {
     let text = fs::read_to_string(file).map_err(|e| format!("{}: {e}", file.display()))?;
     let mut corrected = text;
     for matrix in ["xbyte", "ybyte"] {
         let wrong = format!("Bit32s({matrix}[");
         if !corrected.contains(&wrong) {
-            return Err(format!("{}: not what xtask corrects", file.display()));
+            return Err(format!("{}: the code to correct was not found", file.display()));
         }
         corrected = corrected.replace(&wrong, &format!("Bit32s((Bit8s) {matrix}["));
     }
     fs::write(file, corrected).map_err(|e| format!("{}: {e}", file.display()))
 }
 
-/// What cargo calls with the path of a test program and its arguments; its exit status.
+/// Runs a program, `args[0]`, with its arguments. Returns its exit status.
 pub(crate) fn run(m: &Machine, args: &[String]) -> Result<u8> {
-    let [program, rest @ ..] = args else { return Err("emulate wants a program".into()) };
+    let [program, rest @ ..] = args else { return Err("emulate expects a program".into()) };
     let home = home(m);
     let dir = home.join(format!("run-{}", std::process::id()));
     let at = |e: std::io::Error| format!("{}: {e}", dir.display());
     fs::create_dir_all(&dir).map_err(at)?;
     let file = fs::read(program).map_err(|e| format!("{program}: {e}"))?;
-    let image = Image::new(&file).ok_or(format!("{program}: no static Linux program for x86-64"))?;
+    let image = Image::new(&file).ok_or(format!("{program}: not a static Linux program for x86-64"))?;
     let name = Path::new(program).file_name().unwrap_or_default().to_string_lossy();
     let (stack, arguments) = image.arguments(std::iter::once(&*name).chain(rest.iter().map(String::as_str)));
     let heap = image.end.next_multiple_of(1 << 20);
@@ -162,15 +162,15 @@ pub(crate) fn run(m: &Machine, args: &[String]) -> Result<u8> {
     status
 }
 
-/// A program as it lies in memory.
+/// The memory image of a program.
 struct Image {
     entry: u64,
     /// Its first address.
     start: u64,
-    /// The address behind it, zeros that are not in `bytes` included.
+    /// The end address, including zeros that are not in `bytes`.
     end: u64,
     bytes: Vec<u8>,
-    /// Address, number and length of its program headers.
+    /// Address, number and size of its program headers.
     headers: [u64; 3],
 }
 
@@ -194,7 +194,7 @@ impl Image {
         for i in 0..count {
             match header(i, 0, 4)? {
                 INTERPRETER => return None,
-                // Place in the file, address, bytes in the file, bytes in memory.
+                // Offset, address, size in the file, size in memory.
                 LOAD => {
                     parts.push([header(i, 8, 8)?, header(i, 16, 8)?, header(i, 32, 8)?, header(i, 40, 8)?])
                 }
@@ -217,8 +217,7 @@ impl Image {
         Some(Image { entry, start, end, bytes, headers })
     }
 
-    /// Arguments, environment and the auxiliary vector, as Linux leaves them on the stack of a program; and
-    /// the address where they begin.
+    /// The initial stack as set up by Linux: arguments, environment, auxiliary vector. Returns its address and content.
     fn arguments<'a>(&self, args: impl Iterator<Item = &'a str>) -> (u64, Vec<u8>) {
         const PAGE: u64 = 4096;
         let mut text = vec![0; 16]; // random bytes
@@ -247,7 +246,7 @@ impl Image {
     }
 }
 
-/// Starts the machine that `config` describes, and writes what its program writes.
+/// Starts the machine described by `config` and forwards the output of its program.
 fn emulate(bochs: &Path, dir: &Path) -> Result<u8> {
     let mut command = Command::new(bochs);
     command.args(["-q", "-f", "config"]).current_dir(dir).stdin(Stdio::null()).stdout(Stdio::piped());
@@ -277,7 +276,7 @@ fn emulate(bochs: &Path, dir: &Path) -> Result<u8> {
     match words[..] {
         [vector, address, ..] if vector.starts_with('!') => {
             let vector = vector.trim_start_matches(['!', '0']);
-            Err(format!("the program was ended by exception {vector}h near {address}"))
+            Err(format!("the program was terminated by exception {vector}h near {address}"))
         }
         [status] => {
             u64::from_str_radix(status, 16).map(|n| n as u8).map_err(|e| format!("status {status}: {e}"))
@@ -290,7 +289,7 @@ fn emulate(bochs: &Path, dir: &Path) -> Result<u8> {
     }
 }
 
-/// Finds the program's text among what Bochs writes.
+/// Extracts the output of the program from that of Bochs.
 struct Output {
     place: Place,
     status: String,
@@ -305,7 +304,7 @@ enum Place {
 }
 
 impl Output {
-    /// Whether `byte` is text.
+    /// Whether `byte` is output of the program.
     fn shows(&mut self, byte: u8) -> bool {
         match (&self.place, byte) {
             (Place::Before, 2) => self.place = Place::Text,

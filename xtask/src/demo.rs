@@ -1,16 +1,16 @@
-//! `cargo xtask demo`: the chat page, built, served and opened; or asked one question without a window.
+//! `cargo xtask demo`: builds, serves and opens the chat page, or sends one message through it headlessly.
 
 use crate::command::Result;
 use crate::machine::{CHROMIUM, Machine, Need};
 use crate::{serve, web};
 
-/// What is typed into the page by `--check`.
+/// The message sent by `--check`.
 const QUESTION: &str = "Hello! What can you do?";
 
 pub(crate) struct Options {
-    /// Ask the page one question in a browser without a window, and end.
+    /// Send one message in a headless browser and exit.
     pub(crate) check: bool,
-    /// Serve without opening a browser.
+    /// Do not open a browser.
     pub(crate) no_open: bool,
     pub(crate) port: u16,
 }
@@ -47,7 +47,7 @@ pub(crate) fn demo(machine: &mut Machine, options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Shows a page in the user's browser, where there is one to show it in.
+/// Opens a page in the user's browser. Returns false if there is no display.
 fn open(machine: &Machine, url: &str) -> bool {
     let shown = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     let opener = match std::env::consts::OS {

@@ -1,4 +1,4 @@
-//! A web server for one directory on this machine: enough for the demo page and nothing more.
+//! A web server for one local directory, for the demo page.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::command::Result;
 
-/// Listens on the first free port from `port` on; 0 takes any.
+/// Listens on the first free port from `port` on, or on any if it is 0.
 pub(crate) fn listen(port: u16) -> Result<TcpListener> {
     let ports = port..=port.saturating_add(if port == 0 { 0 } else { 99 });
     let mut last = String::new();
@@ -26,7 +26,7 @@ pub(crate) fn serve(listener: &TcpListener, root: &Path) {
     for stream in listener.incoming().flatten() {
         let root = root.to_path_buf();
         std::thread::spawn(move || {
-            // A browser that hangs up in the middle is no news.
+            // Browsers close connections early; that is not an error.
             let _ = answer(stream, &root);
         });
     }
@@ -51,7 +51,7 @@ fn answer(mut stream: TcpStream, root: &Path) -> std::io::Result<()> {
         ("GET" | "HEAD", None) => ("404 Not Found", "text/plain", b"not found\n".to_vec()),
         _ => ("405 Method Not Allowed", "text/plain", b"GET only\n".to_vec()),
     };
-    // Isolated from other origins, the page may use threads.
+    // WebAssembly threads require cross-origin isolation.
     write!(
         stream,
         "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nCache-Control: no-cache\r\n\
@@ -65,7 +65,7 @@ fn answer(mut stream: TcpStream, root: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// The file a request target names; `None` for everything that could lead out of the directory.
+/// The file of a request target; `None` if it could be outside the directory.
 fn file_of(root: &Path, target: &str) -> Option<PathBuf> {
     let path = target.split(['?', '#']).next()?;
     let path = PathBuf::from(percent_decode(path.strip_prefix('/')?)?);
@@ -92,7 +92,7 @@ fn percent_decode(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok().filter(|text| !text.contains('\0'))
 }
 
-/// Browsers compile a module while it arrives only if it is called application/wasm.
+/// Browsers compile a module while streaming only if its type is application/wasm.
 fn media_type(file: &Path) -> &'static str {
     match file.extension().and_then(|e| e.to_str()) {
         Some("html") => "text/html; charset=utf-8",

@@ -1,11 +1,11 @@
-//! Rules on the project's own source that no compiler checks.
+//! Rules on the project's source that the compiler does not check.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::command::Result;
 
-/// Words that end a program, split so that this file does not find itself.
+/// Panicking calls, split so that this file does not match.
 const PANICS: [&str; 5] = [
     concat!(".unw", "rap()"),
     concat!(".exp", "ect("),
@@ -16,10 +16,10 @@ const PANICS: [&str; 5] = [
 const UNFINISHED: [&str; 4] =
     [concat!("to", "do!("), concat!("unimpl", "emented!("), concat!("FIX", "ME"), concat!("XX", "X")];
 
-/// File names that name no idea.
+/// File names that say nothing about their content.
 const VAGUE: [&str; 8] = ["util", "utils", "helper", "helpers", "misc", "common", "types", "functions"];
 
-/// Reads every source file and lists what breaks a rule.
+/// Checks every source file and lists violations.
 pub(crate) fn check(root: &Path) -> Result<()> {
     let mut files = Vec::new();
     collect(root, root, &mut files);
@@ -29,7 +29,7 @@ pub(crate) fn check(root: &Path) -> Result<()> {
         let Ok(text) = fs::read_to_string(root.join(file)) else { continue };
         let stem = file.file_stem().unwrap_or_default().to_string_lossy();
         if VAGUE.contains(&stem.as_ref()) && !name.ends_with(".md") {
-            broken.push(format!("{name}: the file's name names no idea"));
+            broken.push(format!("{name}: the file name says nothing about its content"));
         }
         for (number, line) in text.lines().enumerate() {
             if UNFINISHED.iter().any(|mark| line.contains(mark)) {
@@ -43,15 +43,11 @@ pub(crate) fn check(root: &Path) -> Result<()> {
     for line in &broken {
         println!("{line}");
     }
-    println!("{} files read, {} rules broken", files.len(), broken.len());
-    if broken.is_empty() {
-        Ok(())
-    } else {
-        Err(format!("{} rules on our own source are broken", broken.len()))
-    }
+    println!("{} files checked, {} violations", files.len(), broken.len());
+    if broken.is_empty() { Ok(()) } else { Err(format!("{} violations of the source rules", broken.len())) }
 }
 
-/// Library code of the core does not panic: where it could, a comment on that line or the one above says why not.
+/// Library code of core does not panic: a comment on the line of a panicking call, or above it, says why it cannot happen.
 fn core_rules(name: &str, text: &str) -> Vec<String> {
     let mut broken = Vec::new();
     let is_test = name.ends_with("/tests.rs") || name.contains("/tests/");
@@ -66,15 +62,17 @@ fn core_rules(name: &str, text: &str) -> Vec<String> {
         let found =
             PANICS.iter().any(|word| line.split("//").next().is_some_and(|code| starts_word(code, word)));
         if found && !comment && !reasoned {
-            broken
-                .push(format!("{name}:{}: a panic without the reason it cannot happen: {line}", number + 1));
+            broken.push(format!(
+                "{name}:{}: a panicking call without a comment on why it cannot happen: {line}",
+                number + 1
+            ));
         }
         reasoned = comment;
     }
     broken
 }
 
-/// Whether a line of code has the word, not as the tail of a longer one (`debug_assert!` is no `assert!`).
+/// Whether a line of code contains the word, not as the end of a longer one (`debug_assert!` is not `assert!`).
 fn starts_word(code: &str, word: &str) -> bool {
     code.match_indices(word).any(|(at, _)| {
         let before = code[..at].chars().next_back();
@@ -82,7 +80,7 @@ fn starts_word(code: &str, word: &str) -> bool {
     })
 }
 
-/// Source files under a directory, by paths relative to the root; what git ignores is left out by name.
+/// Collects source files by path relative to the root, without directories ignored by git.
 fn collect(root: &Path, dir: &Path, files: &mut Vec<PathBuf>) {
     let Ok(entries) = fs::read_dir(dir) else { return };
     for entry in entries.flatten() {

@@ -1,5 +1,5 @@
-//! A Rust toolchain for foreign targets without rustup's servers: Debian's compiler and standard library
-//! source, the library compiled once for each target. Stock `cargo build --target T` then works.
+//! A Rust toolchain for other targets without rustup: Debian's compiler, and the standard library compiled from Debian's
+//! source once per target. `cargo build --target T` then works as usual.
 
 use std::env::consts::ARCH;
 use std::fs;
@@ -8,22 +8,22 @@ use std::path::{Path, PathBuf};
 use crate::command::Result;
 use crate::machine::{Machine, apt_get, is_debian};
 
-/// Whether the standard library of a target compiles from source alone (wasi's also wants a C library).
+/// Whether the standard library of a target can be built from source alone; that of WASI needs a C library.
 pub(crate) fn can_build(target: &str) -> bool {
     !target.contains("wasi")
 }
 
-/// Whether a directory of libraries holds core, without which nothing compiles.
+/// Whether a directory of libraries contains core.
 pub(crate) fn has_core(libraries: &Path) -> bool {
     fs::read_dir(libraries).is_ok_and(|mut files| {
         files.any(|file| file.is_ok_and(|f| f.file_name().to_string_lossy().starts_with("libcore-")))
     })
 }
 
-/// Makes a toolchain that has the targets, and returns its directory (programs are in its `bin`).
+/// Builds a toolchain with the targets and returns its directory.
 pub(crate) fn build(machine: &Machine, targets: &[&str]) -> Result<PathBuf> {
     if !is_debian() {
-        return Err("the other way, Debian's rust-web-src, takes root on Debian".into());
+        return Err("the fallback, Debian's rust-web-src, requires root on Debian".into());
     }
     let mut packages = vec!["rustc-web", "cargo-web", "rust-web-src"];
     packages.retain(|package| machine.cmd("dpkg").arg("-s").arg(package).read().is_err());
@@ -64,7 +64,7 @@ fn rust_lld(machine: &Machine) -> Option<PathBuf> {
     linker.exists().then_some(linker)
 }
 
-/// A directory that rustc takes for its sysroot: Debian's libraries for the host by link, room for ours.
+/// Creates a sysroot for rustc: links to Debian's libraries for the host, and directories for ours.
 #[cfg(unix)]
 fn lay_out(machine: &Machine, toolchain: &Path, linker: &Path) -> Result<()> {
     use std::os::unix::fs::{PermissionsExt, symlink};
@@ -83,7 +83,7 @@ fn lay_out(machine: &Machine, toolchain: &Path, linker: &Path) -> Result<()> {
     symlink(linker, ours.join("bin/rust-lld")).map_err(io)?;
     symlink("/usr/bin/cargo", bin.join("cargo")).map_err(io)?;
     for program in ["rustc", "rustdoc"] {
-        // On its own it would use the sysroot it lies in; an explicit --sysroot still wins.
+        // rustc would use the sysroot it is installed in; an explicit --sysroot takes precedence.
         let script = format!(
             "#!/bin/sh\nfor a in \"$@\"; do case $a in --sysroot|--sysroot=*) exec /usr/bin/{program} \"$@\";; esac; done\n\
              exec /usr/bin/{program} --sysroot \"{}\" \"$@\"\n",
@@ -101,7 +101,7 @@ fn lay_out(_: &Machine, _: &Path, _: &Path) -> Result<()> {
     Err("only on Debian".into())
 }
 
-/// Compiles the library crates for targets and puts them where `rustc --target` looks.
+/// Compiles the library crates for targets into the sysroot.
 fn library(
     machine: &Machine,
     toolchain: &Path,
@@ -131,7 +131,7 @@ fn library(
         .arg(format!("-Zbuild-std={crates}"))
         .env("RUSTC", "/usr/bin/rustc")
         .env("RUSTC_BOOTSTRAP", "1")
-        // Without bitcode, crates that ask for link-time optimisation could not use the library.
+        // Crates built with link-time optimization need the library's bitcode.
         .env("RUSTFLAGS", "-Cembed-bitcode=yes")
         .env("CARGO_TARGET_DIR", work.join("target"));
     for name in

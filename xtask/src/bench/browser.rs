@@ -1,4 +1,4 @@
-//! Our npm package, wllama and transformers.js in turn, each in a page of its own in Chromium without a window.
+//! Our npm package, wllama and transformers.js in turn, each in its own page in headless Chromium.
 
 use std::path::Path;
 
@@ -12,16 +12,16 @@ use crate::web::{self, WASM};
 pub(super) const NEEDS: &[Need] =
     &[Need::Target(WASM), Need::Bindgen, Need::Node, Need::NodeModules, Need::Program(&CHROMIUM)];
 
-/// wllama and transformers.js take a second for a token.
+/// Few tokens, as wllama and transformers.js take a second per token.
 const MOST_ROUNDS: usize = 2;
 
-/// Threads that ours is measured with, too.
+/// Additional thread count for our package.
 const TEAM: usize = 2;
 
-/// An engine in a page, and a model for it.
+/// An engine and a model for it.
 struct Page<'a> {
     engine: Engine,
-    /// As `browser.mjs` calls it.
+    /// The name used by `browser.mjs`.
     name: &'a str,
     package: &'a Path,
     model: &'a Path,
@@ -29,19 +29,19 @@ struct Page<'a> {
     threads: usize,
 }
 
-/// What a page said.
+/// The result of a page.
 enum Said {
     Measured(Vec<(Test, f64, f64)>),
-    /// Why it could not read the file.
+    /// The reason why it could not read the file.
     Cannot(String),
 }
 
-/// `(prompt, reply)` of no tokens only loads the model.
+/// With `(prompt, reply)` of zero tokens it only loads the model.
 fn run(machine: &Machine, page: &Page<'_>, plan: (usize, usize), notes: &mut Vec<String>) -> Result<Said> {
     let driver = machine.cmd("node").arg(machine.root.join("xtask/src/bench/browser.mjs")).arg(page.name);
     let driver = driver.arg(page.package).arg(page.model).arg(plan.0.to_string()).arg(plan.1.to_string());
     let text = driver.arg(page.threads.to_string()).env("CHROME", machine.program(&CHROMIUM)?).read()?;
-    // Of what differs from round to round, the first is noted.
+    // Notes that differ between rounds are taken from the first.
     let mut note = |what: String, value: String| {
         if !notes.iter().any(|note| note.starts_with(&what)) {
             notes.push(what + &value);
@@ -68,18 +68,18 @@ fn run(machine: &Machine, page: &Page<'_>, plan: (usize, usize), notes: &mut Vec
     Ok(Said::Measured(text.lines().filter_map(sample::read).collect()))
 }
 
-/// Megabytes of everything but the model, as files and compressed: `payload 1000000 400000`.
+/// Parses `payload 1000000 400000` into megabytes of everything but the model, raw and compressed.
 fn payload(line: &str) -> Option<(f64, f64)> {
     let (raw, packed) = line.strip_prefix("payload ")?.split_once(' ')?;
     Some((raw.parse::<f64>().ok()? / 1e6, packed.parse::<f64>().ok()? / 1e6))
 }
 
-/// Milliseconds of processor time: `main 3.5`.
+/// Parses `main 3.5`, milliseconds of CPU time.
 fn longest_task(line: &str) -> Option<f64> {
     line.strip_prefix("main ")?.parse().ok()
 }
 
-/// Returns what is compared with what.
+/// Returns the compared formats.
 pub(super) fn measure(
     machine: &mut Machine,
     models: &Models,

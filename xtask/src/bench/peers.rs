@@ -1,4 +1,4 @@
-//! The other engines, newest release each, installed for this repository alone.
+//! The newest releases of the other engines, installed for this repository only.
 
 use std::path::{Path, PathBuf};
 
@@ -7,18 +7,18 @@ use crate::machine::{self, GXX, Machine, Need, PYTHON};
 
 pub(super) const LLAMA_NEEDS: &[Need] = &[Need::Program(&PYTHON), Need::Program(&GXX)];
 
-/// Without what measuring does not need.
+/// CMake options that disable everything not needed for measuring.
 const CMAKE_ARGS: &str = "-DLLAVA_BUILD=OFF -DMTMD_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_EXAMPLES=OFF \
     -DLLAMA_BUILD_TESTS=OFF";
 const NATIVE: &str = "-DGGML_NATIVE=ON";
 const AVX2: &str = "-DGGML_NATIVE=OFF -DGGML_SSE42=ON -DGGML_AVX=ON -DGGML_AVX2=ON -DGGML_BMI2=ON -DGGML_FMA=ON \
     -DGGML_F16C=ON";
 
-/// Pythons that have llama.cpp.
+/// Python environments with llama.cpp.
 pub(super) struct Llama {
     /// Compiled for this processor.
     pub(super) native: PathBuf,
-    /// For AVX2, on a processor that has more.
+    /// Compiled for AVX2, if this processor supports more.
     pub(super) avx2: Option<PathBuf>,
 }
 
@@ -26,7 +26,7 @@ fn home(machine: &Machine) -> PathBuf {
     machine.tools().join("peers")
 }
 
-/// A Python environment of this name, and whether `import` works in it.
+/// The Python environment of this name, and whether `import` works in it.
 fn venv(machine: &Machine, name: &str, import: &str) -> Result<(PathBuf, bool)> {
     let home = home(machine).join(name);
     let python = home.join(if cfg!(windows) { "Scripts/python.exe" } else { "bin/python" });
@@ -35,7 +35,7 @@ fn venv(machine: &Machine, name: &str, import: &str) -> Result<(PathBuf, bool)> 
     }
     let make = || Cmd::new(machine.program(&PYTHON)?, &machine.root).args("-m venv").arg(&home).read();
     if make().is_err() && machine::is_debian() {
-        // Debian has the module in a package of its own.
+        // On Debian the module is in a separate package.
         machine::apt_get(machine, &["python3-venv"])?;
     }
     make().map_err(|why| format!("no Python environment: {why}"))?;
@@ -57,7 +57,7 @@ pub(super) fn llama(machine: &Machine) -> Result<Llama> {
     })
 }
 
-/// A Python that has llama.cpp, compiled here from the source package on PyPI.
+/// A Python environment with llama.cpp, compiled from PyPI's source package.
 fn compiled_llama(machine: &Machine, name: &str, instructions: &str) -> Result<PathBuf> {
     let (python, ready) = venv(machine, name, "llama_cpp")?;
     if ready {
@@ -65,23 +65,23 @@ fn compiled_llama(machine: &Machine, name: &str, instructions: &str) -> Result<P
     }
     println!("xtask: compiling llama.cpp with {instructions}, which takes some minutes");
     Cmd::new(&python, &machine.root)
-        // What was compiled for other instructions must not be taken from pip's cache.
+        // pip's cache may contain a build for other instructions.
         .args("-m pip install --quiet --disable-pip-version-check --no-cache-dir")
         .args("--no-binary llama-cpp-python llama-cpp-python")
         .env("CMAKE_ARGS", format!("{instructions} {CMAKE_ARGS}"))
         .run()?;
     imports(machine, &python, "llama_cpp")
         .map(|_| python)
-        .map_err(|why| format!("llama-cpp-python was installed and does not load: {why}"))
+        .map_err(|why| format!("llama-cpp-python was installed but does not load: {why}"))
 }
 
-/// Installs a package of npm's, newest release, and returns the directory of all of them.
+/// Installs the newest release of an npm package and returns the directory of packages.
 fn npm(machine: &Machine, package: &str) -> Result<PathBuf> {
     let home = home(machine);
     let modules = home.join("node_modules");
     if !modules.join(package).is_dir() {
         std::fs::create_dir_all(&home).map_err(|e| format!("{}: {e}", home.display()))?;
-        // A script of onnxruntime-node fetches libraries for GPUs from elsewhere; pages have no use for them.
+        // The install script of onnxruntime-node downloads GPU libraries that pages do not use.
         machine
             .cmd("npm")
             .args("install --ignore-scripts --no-audit --no-fund --loglevel=error --prefix")
@@ -97,9 +97,9 @@ pub(super) fn wllama(machine: &Machine) -> Result<PathBuf> {
     Ok(npm(machine, "@wllama/wllama")?.join("@wllama/wllama/esm"))
 }
 
-/// transformers.js, and what writes models for it.
+/// transformers.js, and the Python environment that writes models for it.
 pub(super) struct Transformers {
-    /// Where its modules are, and those it needs.
+    /// The directory of its modules and their dependencies.
     pub(super) modules: PathBuf,
     python: PathBuf,
 }
@@ -117,10 +117,10 @@ pub(super) fn transformers(machine: &Machine) -> Result<Transformers> {
 }
 
 impl Transformers {
-    /// The formats that `as_onnx.py` reads.
+    /// The formats read by `as_onnx.py`.
     pub(super) const FORMATS: [&str; 2] = ["q1_0", "tq2_0"];
 
-    /// The same weights as a directory of ONNX files, written once.
+    /// Writes the same weights as a directory of ONNX files, unless it exists.
     pub(super) fn model(&self, machine: &Machine, gguf: &Path) -> Result<PathBuf> {
         let out = gguf.with_extension("onnx");
         if !out.join("digits.json").is_file() {

@@ -1,15 +1,15 @@
-//! One measurement, and the lines in which programs report theirs.
+//! Samples, and the lines in which programs report them.
 
 use std::fmt::{self, Write};
 
-/// What was measured.
+/// The measured operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Test {
-    /// Reading a prompt of so many tokens.
+    /// Processing a prompt of this many tokens.
     Prefill(usize),
-    /// Writing a reply.
+    /// Generating a reply.
     Decode,
-    /// Everything up to the first token, with a model that is on the disk.
+    /// Everything up to the first token, with the model on disk.
     First,
 }
 
@@ -23,7 +23,7 @@ impl fmt::Display for Test {
     }
 }
 
-/// Where a program ran and which it was.
+/// The engine, and where it ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Engine {
     Shohin,
@@ -35,7 +35,7 @@ pub(super) enum Engine {
     Transformers,
 }
 
-/// Seconds a token took, once.
+/// One measurement, in seconds per token.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Sample {
     pub(super) engine: Engine,
@@ -43,16 +43,16 @@ pub(super) struct Sample {
     pub(super) threads: usize,
     pub(super) round: usize,
     pub(super) test: Test,
-    /// On the clock.
+    /// Wall time.
     pub(super) wall: f64,
-    /// Of all processors.
+    /// CPU time of all cores.
     pub(super) cpu: f64,
-    /// Natively, what as many threads do in a second at best, and what a token takes: bytes read for decoding, products of
-    /// bytes for reading a prompt.
+    /// Natively, the peak rate per second of as many threads, and the amount per token: bytes read when decoding, int8
+    /// multiply-adds when processing a prompt.
     pub(super) bound: Option<(f64, f64)>,
 }
 
-/// Reads `prefill 64 1.5 2.9`: test, tokens, seconds on the clock and of the processors, for all tokens together.
+/// Parses `prefill 64 1.5 2.9`: operation, tokens, wall time and CPU time of all tokens together in seconds.
 pub(super) fn read(line: &str) -> Option<(Test, f64, f64)> {
     let mut words = line.split_whitespace();
     let what = words.next()?;
@@ -68,10 +68,10 @@ pub(super) fn read(line: &str) -> Option<(Test, f64, f64)> {
     Some((test, wall / tokens as f64, cpu / tokens as f64))
 }
 
-/// Everything, one sample a line, to be looked at later.
+/// All samples, one per line.
 pub(super) fn lines(samples: &[Sample]) -> String {
     let mut text = String::from(
-        "# engine format threads round test, ms a token: wall, processors; G/s at most, of bytes read or products\n",
+        "# engine format threads round test, ms per token: wall, CPU; peak G/s of bytes read or int8 multiply-adds\n",
     );
     for s in samples {
         let (wall, cpu) = (1e3 * s.wall, 1e3 * s.cpu);

@@ -1,5 +1,4 @@
-//! Samples to tables. A speed is the median of all samples; a ratio is formed round by round, between what ran side by
-//! side, and the median of those is shown.
+//! Tables of samples. A speed is the median of all samples; a ratio is the median of the ratios of each round.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -7,7 +6,7 @@ use std::fmt::Write;
 use super::Pairs;
 use super::sample::{Engine, Sample, Test};
 
-/// The report, in Markdown. The pairs say what each format is compared with, natively and in the browser.
+/// The report, in Markdown. The pairs are the compared formats, natively and in the browser.
 pub(super) fn report(
     samples: &[Sample],
     native_pairs: &Pairs,
@@ -19,27 +18,26 @@ pub(super) fn report(
     let native = [Engine::Shohin, Engine::ShohinAvx2, Engine::Llama, Engine::LlamaAvx2];
     let pages = [Engine::Page, Engine::Wllama, Engine::Transformers];
     if samples.iter().any(|s| native.contains(&s.engine)) {
-        text += "Native, tokens/s; ms: processor time of a token. The bound of decode: as many threads read as much and do no\n\
-            more; of prefill: they multiply and add as many bytes. The share of it is by the clock, and for one thread (by\n\
-            processor time).\n\n";
+        text += "Native, tokens/s; ms: CPU time per token. Percentages are of memory bandwidth for decode, of peak int8\n\
+            throughput for prefill, with the same number of threads: by wall time, and for one thread (by CPU time).\n\n";
         all.speeds(&mut text, &native);
         all.bounds(&mut text);
     }
     if samples.iter().any(|s| s.engine == Engine::Llama) {
-        text += "\nTimes as fast as llama.cpp, by the clock (by processor time)\n\n";
+        text += "\nTimes as fast as llama.cpp, by wall time (by CPU time)\n\n";
         let own = |engine| samples.iter().any(|s| s.engine == engine);
         let avx2 = if own(Engine::LlamaAvx2) { Engine::LlamaAvx2 } else { Engine::Llama };
         all.ratios(&mut text, &[(Engine::Shohin, Engine::Llama), (Engine::ShohinAvx2, avx2)]);
     }
     let all = Samples { samples, formats: page_pairs };
     if samples.iter().any(|s| pages.contains(&s.engine)) {
-        text += "\nIn Chromium, tokens/s; ms are processor time of the page's process for a token\n\n";
+        text += "\nIn Chromium, tokens/s; ms: CPU time of the page's process per token\n\n";
         all.speeds(&mut text, &pages);
         all.firsts(&mut text, &pages);
     }
     for (peer, name) in [(Engine::Wllama, "wllama"), (Engine::Transformers, "transformers.js")] {
         if samples.iter().any(|s| s.engine == peer) {
-            let _ = write!(text, "\nTimes as fast as {name}, by the clock (by processor time)\n\n");
+            let _ = write!(text, "\nTimes as fast as {name}, by wall time (by CPU time)\n\n");
             all.ratios(&mut text, &[(Engine::Page, peer)]);
         }
     }
@@ -59,7 +57,7 @@ struct Samples<'s> {
 }
 
 impl Samples<'_> {
-    /// Round by round the median of a number.
+    /// The median of a number in each round.
     fn rounds(
         &self,
         (engine, format, threads, test): (Engine, &str, usize, Test),
@@ -104,9 +102,11 @@ impl Samples<'_> {
         self.samples.iter().filter(|s| engines.contains(&s.engine)).map(|s| s.threads).collect()
     }
 
-    /// What the machine did at most: the bounds.
+    /// The peak rates of the machine.
     fn bounds(&self, text: &mut String) {
-        for (what, unit, prefill) in [("Memory read", "GB/s", false), ("Products", "G/s", true)] {
+        for (what, unit, prefill) in
+            [("Memory bandwidth", "GB/s", false), ("Peak int8 throughput", "G/s", true)]
+        {
             let mut words = Vec::new();
             for (engine, rest) in [(Engine::Shohin, ""), (Engine::ShohinAvx2, ", AVX2 only")] {
                 for threads in self.threads(&[engine]) {
@@ -128,13 +128,13 @@ impl Samples<'_> {
         }
     }
 
-    /// How long a model that is on the disk takes to its first token.
+    /// The time to the first token with the model on disk.
     fn firsts(&self, text: &mut String, engines: &[Engine]) {
         if !self.tests(engines).contains(&Test::First) {
             return;
         }
-        text.push_str("\nFirst token of a model that the browser has kept, in a page just opened, after a prompt of eight\n\n");
-        row(text, &["format", "engine", "threads", "seconds", "of the processor"].map(String::from));
+        text.push_str("\nTime to first token in a new page, with the model in the browser's cache and a prompt of eight tokens\n\n");
+        row(text, &["format", "engine", "threads", "wall s", "CPU s"].map(String::from));
         row(text, &rule(5, 2));
         for format in self.formats_of_both() {
             for threads in self.threads(engines) {
@@ -151,7 +151,7 @@ impl Samples<'_> {
         }
     }
 
-    /// Ours and theirs, each once.
+    /// The formats of all pairs, without duplicates.
     fn formats_of_both(&self) -> Vec<&str> {
         let mut formats: Vec<&str> = Vec::new();
         for name in self.formats.iter().flat_map(|(format, peer)| [*format, *peer]) {
@@ -202,11 +202,11 @@ impl Samples<'_> {
         }
     }
 
-    /// What part of its bound a speed is.
+    /// A speed as a percentage of its bound.
     fn share(&self, at: (Engine, &str, usize, Test)) -> String {
         let share = |s: &Sample, seconds: f64| s.bound.map(|(most, each)| each / most / seconds);
         let wall = self.typical(at, |s| share(s, s.wall));
-        // Two threads that wait for each other do not run all the time.
+        // Threads that wait for each other do not use all of their CPU time.
         let cpu = self.typical(at, |s| share(s, s.cpu)).filter(|_| at.2 == 1);
         match (wall, cpu) {
             (Some(wall), Some(cpu)) => format!("{:.0} ({:.0}) %", 100.0 * wall, 100.0 * cpu),
@@ -215,14 +215,14 @@ impl Samples<'_> {
         }
     }
 
-    /// How many times as fast more threads are than one.
+    /// The speedup of several threads over one.
     fn scaling(&self, text: &mut String, engine: Engine) {
         let more: Vec<usize> = self.threads(&[engine]).into_iter().filter(|n| *n > 1).collect();
         if more.is_empty() {
             return;
         }
         let tests = self.tests(&[engine]);
-        text.push_str("\nTimes as fast as one thread, by the clock\n\n");
+        text.push_str("\nTimes as fast as one thread, by wall time\n\n");
         let mut head: Vec<String> = ["format", "threads"].map(String::from).into();
         head.extend(tests.iter().map(Test::to_string));
         row(text, &head);
@@ -242,7 +242,7 @@ impl Samples<'_> {
         }
     }
 
-    /// Of each engine and its peer.
+    /// A row per engine and peer.
     fn ratios(&self, text: &mut String, pairs: &[(Engine, Engine)]) {
         let peers: Vec<Engine> = pairs.iter().map(|(_, peer)| *peer).collect();
         let tests = self.tests(&peers);
@@ -295,12 +295,12 @@ fn row(text: &mut String, cells: &[String]) {
     let _ = writeln!(text, "| {} |", cells.join(" | "));
 }
 
-/// The line under the head: the first `words` columns hold words, the others numbers.
+/// The line below the header: the first `words` columns are text, the others numbers.
 fn rule(columns: usize, words: usize) -> Vec<String> {
     (0..columns).map(|i| if i < words { "---".into() } else { "---:".into() }).collect()
 }
 
-/// Three figures at most.
+/// A number with at most three digits.
 fn number(x: f64) -> String {
     match x {
         x if x < 10.0 => format!("{x:.1}"),
