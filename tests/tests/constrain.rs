@@ -1,6 +1,6 @@
 //! Replies kept to a schema, against the `jsonschema` crate: whatever tokens are chosen, the text is JSON and
 //! valid; and the tokens that may be chosen are those that a try of every single one finds.
-#![cfg(not(all(target_arch = "wasm32", target_os = "unknown")))]
+#![cfg(not(target_family = "wasm"))]
 
 use std::ops::ControlFlow;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! A child process: how it is described, started, watched and counted.
+//! Child processes: command lines, running them, and counting the tests they report.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 pub(crate) type Result<T> = std::result::Result<T, String>;
 
-/// How many tests a child said it ran.
+/// Test counts reported by a child process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tally {
     pub(crate) passed: usize,
@@ -24,8 +24,7 @@ impl Tally {
         self.ignored += other.ignored;
     }
 
-    /// Reads one line of a test runner's output: the closing line of libtest, wasm-bindgen-test or
-    /// `node --test` counts, every other line does not.
+    /// Adds the counts of the closing lines of libtest, wasm-bindgen-test and `node --test`; other lines are ignored.
     fn read(&mut self, line: &str) {
         let line = plain(line);
         let line = line.trim();
@@ -50,7 +49,7 @@ impl Tally {
     }
 }
 
-/// A line without its terminal colours.
+/// Removes terminal escape sequences.
 fn plain(line: &str) -> String {
     let mut out = String::with_capacity(line.len());
     let mut chars = line.chars();
@@ -68,7 +67,7 @@ fn plain(line: &str) -> String {
     out
 }
 
-/// A command line with its directory and environment; `None` takes a variable away.
+/// A command line with its directory and environment; `None` removes a variable.
 #[derive(Clone)]
 pub(crate) struct Cmd {
     program: OsString,
@@ -102,10 +101,20 @@ impl Cmd {
         self
     }
 
-    /// Adds the arguments of one line, split at spaces.
+    /// Adds arguments separated by spaces.
     pub(crate) fn args(mut self, line: &str) -> Cmd {
         self.args.extend(line.split_whitespace().map(OsString::from));
         self
+    }
+
+    /// Selects packages for cargo.
+    pub(crate) fn packages(self, names: &[&str]) -> Cmd {
+        names.iter().fold(self, |cmd, name| cmd.arg("--package").arg(name))
+    }
+
+    /// Selects all packages of the workspace except these for cargo.
+    pub(crate) fn all_packages_but(self, names: &[&str]) -> Cmd {
+        names.iter().fold(self.arg("--workspace"), |cmd, name| cmd.arg("--exclude").arg(name))
     }
 
     pub(crate) fn dir(mut self, dir: impl Into<PathBuf>) -> Cmd {
@@ -123,7 +132,7 @@ impl Cmd {
         self
     }
 
-    /// Ends the child with an error if it runs for longer.
+    /// Kills the child and fails after this time.
     pub(crate) fn limit(mut self, seconds: u64) -> Cmd {
         self.limit = Some(Duration::from_secs(seconds));
         self
@@ -154,7 +163,7 @@ impl Cmd {
                     Ok(None) if started.elapsed() > limit => {
                         let _ = child.kill();
                         let _ = child.wait();
-                        return Err(format!("`{self}` did not end within {} s", limit.as_secs()));
+                        return Err(format!("`{self}` did not finish within {} s", limit.as_secs()));
                     }
                     Ok(None) => std::thread::sleep(Duration::from_millis(50)),
                     Ok(Some(status)) => break Ok(status),
@@ -169,13 +178,13 @@ impl Cmd {
         }
     }
 
-    /// Runs with the terminal's own output, the command line first.
+    /// Prints the command line, then runs it with its output going to the terminal.
     pub(crate) fn run(&self) -> Result<()> {
         println!("$ {self}");
         self.finish(self.start(&mut self.command())?)
     }
 
-    /// Runs silently and returns what it wrote to stdout; what it wrote to stderr goes into the error.
+    /// Runs silently and returns stdout; an error includes a line of stderr.
     pub(crate) fn read(&self) -> Result<String> {
         let mut child = self.start(self.command().stdout(Stdio::piped()).stderr(Stdio::piped()))?;
         let stderr = child.stderr.take().map(|mut pipe| {
@@ -206,7 +215,7 @@ impl Cmd {
         }
     }
 
-    /// Runs, lets every line through, and counts the tests the closing lines speak of.
+    /// Prints the command line, runs it, forwards its output, and returns the test counts found in it.
     pub(crate) fn tests(&self) -> Result<Tally> {
         println!("$ {self}");
         let mut child = self.start(self.command().stdout(Stdio::piped()))?;
@@ -228,7 +237,7 @@ impl Cmd {
         ended.map(|()| tally)
     }
 
-    /// Starts the child and leaves it running.
+    /// Starts the child without waiting for it.
     pub(crate) fn spawn(&self) -> Result<()> {
         self.start(self.command().stdout(Stdio::null()).stderr(Stdio::null())).map(drop)
     }

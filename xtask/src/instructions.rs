@@ -1,5 +1,5 @@
-//! `cargo xtask instructions`: how many instructions a token takes. Unlike seconds they are the same on a busy machine, so
-//! a rise can fail a test.
+//! `cargo xtask instructions`: instructions per token. Unlike times, they do not depend on the load of the machine, so an
+//! increase can fail a test.
 
 use std::fmt::Write;
 use std::fs;
@@ -7,38 +7,39 @@ use std::path::{Path, PathBuf};
 
 use crate::command::{Result, Tally};
 use crate::machine::{Machine, Need, VALGRIND};
+use crate::package;
 
 pub(crate) const NEEDS: &[Need] = &[Need::Program(&VALGRIND)];
 
-/// More than this is a rise, in percent.
+/// The largest increase that passes, in percent.
 const RISE: f64 = 3.0;
 
-/// The same where another compiler made the program.
+/// The same if the recorded counts are of another compiler version.
 const RISE_OTHER_COMPILER: f64 = 15.0;
 
 const HEAD: &str =
-    "# Instructions a token, AVX2 kernels, one thread. Written by `cargo xtask instructions --update`.\n";
+    "# Instructions per token, AVX2 kernels, one thread. Written by `cargo xtask instructions --update`.\n";
 
-/// The function whose calls are counted one by one.
+/// The function whose calls are counted separately.
 const MEASURED: &str = "instructions::measured";
 
-/// What was counted: names with instructions a token, and the compiler.
+/// Instructions per token by name, and the compiler version.
 #[derive(Debug, PartialEq)]
 struct Counts {
     compiler: String,
     rows: Vec<(String, f64)>,
 }
 
-/// Why counting means nothing on this machine.
+/// The reason why this machine cannot count, if any.
 pub(crate) fn unfit() -> Option<String> {
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
     if std::is_x86_feature_detected!("avx2") {
         return None;
     }
-    Some("it takes Linux on x86-64 with AVX2".into())
+    Some("requires Linux on x86-64 with AVX2".into())
 }
 
-/// Counts, and compares with the numbers kept, or replaces them.
+/// Counts, then compares with the recorded counts or replaces them.
 pub(crate) fn run(machine: &mut Machine, update: bool) -> Result<Tally> {
     if let Some(why) = unfit() {
         return Err(why);
@@ -58,17 +59,24 @@ pub(crate) fn run(machine: &mut Machine, update: bool) -> Result<Tally> {
     let verdict = compare(&kept, &counted);
     print!("{}", verdict.text);
     if update {
-        println!("These numbers are now in xtask/instructions.txt.");
+        println!("Recorded in xtask/instructions.txt.");
     } else if verdict.failed > 0 {
-        println!("If that is meant: `cargo xtask instructions --update`, and say in the commit why.");
-        return Err(format!("{} of {} numbers are not as kept", verdict.failed, counted.rows.len()));
+        println!(
+            "If this is intended, run `cargo xtask instructions --update` and explain it in the commit message."
+        );
+        return Err(format!(
+            "{} of {} counts differ from the recorded ones",
+            verdict.failed,
+            counted.rows.len()
+        ));
     }
     Ok(Tally { passed: counted.rows.len(), ..Tally::default() })
 }
 
 fn count(machine: &Machine) -> Result<Counts> {
     let valgrind = machine.program(&VALGRIND)?;
-    machine.cargo().args("build --release --quiet --package shohin-tests --bin instructions").run()?;
+    let build = machine.cargo().args("build --release --quiet --bin instructions");
+    build.packages(&[package::TESTS]).run()?;
     let dir = machine.target.join("instructions");
     let _ = fs::remove_dir_all(&dir);
     fs::create_dir_all(&dir).map_err(|e| format!("{}: {e}", dir.display()))?;
@@ -87,7 +95,7 @@ fn count(machine: &Machine) -> Result<Counts> {
         let (name, tokens) = line
             .rsplit_once(' ')
             .and_then(|(name, tokens)| Some((name, tokens.parse::<f64>().ok()?)))
-            .ok_or_else(|| format!("the program counted says {line:?}"))?;
+            .ok_or_else(|| format!("unexpected output of the measured program: {line:?}"))?;
         let file = dir.join(format!("out.{}", i + 1));
         rows.push((name.to_owned(), (total(&file)? as f64 / tokens).round()));
     }
@@ -100,14 +108,12 @@ fn compiler(machine: &Machine) -> Result<String> {
     Ok(said.split_whitespace().take(2).collect::<Vec<_>>().join(" "))
 }
 
-/// The instructions of one call.
+/// The instruction count of one call.
 fn total(file: &PathBuf) -> Result<u64> {
     let text = fs::read_to_string(file).map_err(|e| format!("{}: {e}", file.display()))?;
     let total =
         text.lines().find_map(|line| line.strip_prefix("totals: ")).and_then(|n| n.trim().parse().ok());
-    total
-        .filter(|n| *n > 0)
-        .ok_or_else(|| format!("callgrind counted nothing in {}", Path::new(file).display()))
+    total.filter(|n| *n > 0).ok_or_else(|| format!("no instruction count in {}", Path::new(file).display()))
 }
 
 impl Counts {
@@ -127,7 +133,10 @@ impl Counts {
             Some((name.to_owned(), count.parse().ok().filter(|n| *n > 0.0)?))
         });
         let rows: Option<Vec<(String, f64)>> = rows.collect();
-        Ok(Counts { compiler, rows: rows.ok_or("xtask/instructions.txt: a line is no name and number")? })
+        Ok(Counts {
+            compiler,
+            rows: rows.ok_or("xtask/instructions.txt: expected a name and a number on every line")?,
+        })
     }
 
     fn get(&self, name: &str) -> Option<f64> {
@@ -136,7 +145,7 @@ impl Counts {
 }
 
 struct Verdict {
-    /// A table, with what changed by more than allowed in words.
+    /// A table, with a word for each change beyond the limit.
     text: String,
     failed: usize,
 }
@@ -148,9 +157,12 @@ fn compare(kept: &Counts, counted: &Counts) -> Verdict {
     let text = &mut verdict.text;
     if !same {
         let (theirs, ours) = (&kept.compiler, &counted.compiler);
-        let _ = writeln!(text, "kept with {theirs}, counted with {ours}: up to {most} % more is let pass");
+        let _ = writeln!(
+            text,
+            "recorded with {theirs}, counted with {ours}: an increase of up to {most} % passes"
+        );
     }
-    let _ = writeln!(text, "{:<24}{:>13}{:>13}", "instructions/token", "kept", "now");
+    let _ = writeln!(text, "{:<24}{:>13}{:>13}", "instructions/token", "recorded", "now");
     for (name, now) in &counted.rows {
         let Some(before) = kept.get(name) else {
             verdict.failed += 1;
@@ -160,7 +172,7 @@ fn compare(kept: &Counts, counted: &Counts) -> Verdict {
         let change = 100.0 * (now / before - 1.0);
         let word = match change {
             c if c > most => "  ROSE",
-            c if c < -most => "  fell: --update keeps it so",
+            c if c < -most => "  fell: record it with --update",
             _ => "",
         };
         verdict.failed += usize::from(change > most);

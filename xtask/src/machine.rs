@@ -1,37 +1,38 @@
-//! What this machine has, what the suites need, and how the difference is installed.
+//! The tools that suites need: detection and installation.
 
 use std::env;
 use std::path::{Path, PathBuf};
 
 use crate::bochs;
 use crate::command::{Cmd, Result};
+use crate::package;
 use crate::sysroot;
 use crate::web::WASM;
 
-/// The version of wasm-pack the package is checked with.
+/// The wasm-pack version the package is tested with.
 const WASM_PACK: &str = "0.15.1";
 
-/// The oldest Node.js that the page's bundler runs on, and the one fetched where there is none.
+/// The oldest Node.js supported by the page's bundler, and the version installed if there is none.
 const NODE_OLDEST: (u32, u32) = (20, 19);
 const NODE_FETCHED: &str = "22";
 const NODE_ELSEWHERE: &str =
-    "no Node.js: install version 20.19 or newer with npm (https://nodejs.org), or Python with pip";
+    "Node.js not found: install version 20.19 or newer with npm (https://nodejs.org), or Python with pip";
 const PYTHONS: &[&str] = &["python3", "python"];
 
-/// Something a suite cannot do without.
+/// A requirement of a suite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Need {
-    /// A rustup component: the program cargo looks for.
+    /// A rustup component, by the program that cargo runs.
     Component(&'static str),
-    /// A Rust target with its standard library, or with core and alloc where there is no std.
+    /// A Rust target with its standard library, or with core and alloc on targets without std.
     Target(&'static str),
-    /// The source of the standard library, to compile it for threads in WebAssembly.
+    /// The source of the standard library, which is compiled with atomics for WebAssembly threads.
     StdSource,
     /// A program of the operating system.
     Program(&'static Program),
-    /// Node.js, not older than the page's bundler asks for, and npm.
+    /// npm, and Node.js in a version supported by the page's bundler.
     Node,
-    /// The JavaScript development tools that package-lock.json names.
+    /// The JavaScript development tools in package-lock.json.
     NodeModules,
     /// The wasm-bindgen glue generator.
     Bindgen,
@@ -39,21 +40,21 @@ pub(crate) enum Need {
     BindgenCommands,
     /// The `wasm-pack` command.
     WasmPack,
-    /// A driver for GPU computing, in software at least.
+    /// A Vulkan driver, or a software one; macOS has Metal.
     Vulkan,
     /// An emulator of processors with AMX.
     Bochs,
 }
 
-/// Where Linux looks for Vulkan drivers, and the package with one in software.
+/// The directories of Vulkan drivers on Linux, and the Debian package with a software driver.
 const VULKAN_DRIVERS: [&str; 2] = ["/usr/share/vulkan/icd.d", "/etc/vulkan/icd.d"];
 const VULKAN_PACKAGE: &str = "mesa-vulkan-drivers";
 
-/// A program that the operating system's package manager has.
+/// A program installed by the operating system's package manager.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Program {
     names: &'static [&'static str],
-    /// An environment variable that says where it is.
+    /// An environment variable that overrides its path.
     variable: &'static str,
     debian: &'static [&'static str],
     elsewhere: &'static str,
@@ -128,15 +129,15 @@ pub(crate) static MAKE: Program =
 pub(crate) static XZ: Program =
     Program { names: &["xz"], variable: "XZ", debian: &["xz-utils"], elsewhere: "install xz" };
 
-/// The repository, where tools go, and what turned out not to be had.
+/// The repository, the directories of tools, and the requirements that could not be met.
 pub(crate) struct Machine {
     /// The repository's root.
     pub(crate) root: PathBuf,
-    /// Cargo's target directory, in which everything built or fetched is kept.
+    /// Cargo's target directory; installed tools are kept there, too.
     pub(crate) target: PathBuf,
-    /// Directories that come before the user's PATH.
+    /// Directories to search before the user's PATH.
     path: Vec<PathBuf>,
-    /// The toolchain that took the place of a target rustup could not get.
+    /// The toolchain for targets that rustup could not install.
     fallback: Option<PathBuf>,
     fallback_targets: Vec<&'static str>,
     absent: Vec<(Need, String)>,
@@ -148,10 +149,10 @@ pub(crate) struct Machine {
 impl Machine {
     pub(crate) fn new() -> Result<Machine> {
         let manifest = env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
-        let root = Path::new(&manifest).parent().ok_or("xtask lies in no repository")?.to_path_buf();
-        // This program is TARGET/debug/xtask, whatever decided where TARGET is.
+        let root = Path::new(&manifest).parent().ok_or("xtask is not in a repository")?.to_path_buf();
+        // This program is TARGET/debug/xtask, wherever TARGET was configured to be.
         let program = env::current_exe().map_err(|e| format!("the path of xtask: {e}"))?;
-        let target = program.ancestors().nth(2).ok_or("xtask lies in no target directory")?.to_path_buf();
+        let target = program.ancestors().nth(2).ok_or("xtask is not in a target directory")?.to_path_buf();
         Ok(Machine {
             root,
             target,
@@ -164,12 +165,12 @@ impl Machine {
         })
     }
 
-    /// Why a need could not be met; `None` once it is.
+    /// The reason why a requirement could not be met, or `None` if it was.
     pub(crate) fn absent(&self, need: Need) -> Option<&str> {
         self.absent.iter().find(|(n, _)| *n == need).map(|(_, why)| why.as_str())
     }
 
-    /// The directories in which programs are looked for: `first`, ours, the user's.
+    /// The search path of programs: `first`, our tools, the user's PATH.
     fn search(&self, first: Option<PathBuf>) -> Vec<PathBuf> {
         let users = env::var_os("PATH").unwrap_or_default();
         first.into_iter().chain(self.path.iter().cloned()).chain(env::split_paths(&users)).collect()
@@ -185,23 +186,23 @@ impl Machine {
         Cmd::new(found, &self.root).env("PATH", env::join_paths(self.search(first)).unwrap_or_default())
     }
 
-    /// A command in the repository's root that finds the tools installed here first.
+    /// A command in the repository's root, with our tools before the user's.
     pub(crate) fn cmd(&self, program: &str) -> Cmd {
         self.command(None, program)
     }
 
-    /// `cargo` for the machine itself, with the flags of this repository and no others: a RUSTFLAGS from
-    /// outside would replace those that turn simd128 on.
+    /// `cargo` for the host. RUSTFLAGS of the environment are removed: they would override the repository's own, which
+    /// enable simd128.
     pub(crate) fn cargo(&self) -> Cmd {
         self.cmd("cargo").env_remove("RUSTFLAGS").env_remove("CARGO_ENCODED_RUSTFLAGS")
     }
 
-    /// `cargo` with a toolchain that has the target.
+    /// `cargo` of a toolchain that has the target.
     pub(crate) fn cargo_for(&self, target: &str) -> Cmd {
         self.cmd_for(target, "cargo").env_remove("RUSTFLAGS").env_remove("CARGO_ENCODED_RUSTFLAGS")
     }
 
-    /// A command that finds a cargo and a rustc that have the target.
+    /// A command whose PATH begins with a toolchain that has the target.
     pub(crate) fn cmd_for(&self, target: &str, program: &str) -> Cmd {
         match &self.fallback {
             Some(toolchain) if self.fallback_targets.contains(&target) => self
@@ -214,7 +215,7 @@ impl Machine {
         }
     }
 
-    /// Where `cargo_for(target)` puts what it builds. Two compilers do not share a directory.
+    /// The target directory of `cargo_for(target)`; two compilers cannot share one.
     pub(crate) fn target_of(&self, target: &str) -> PathBuf {
         if self.fallback_targets.contains(&target) {
             self.target.join("fallback")
@@ -223,12 +224,12 @@ impl Machine {
         }
     }
 
-    /// The path of a program that `prepare` found or installed.
+    /// The path of a program, once `prepare` has installed it.
     pub(crate) fn program(&self, program: &'static Program) -> Result<PathBuf> {
         self.locate(program).ok_or_else(|| format!("{} not found: {}", program.names[0], program.elsewhere))
     }
 
-    /// The directory of tools that belong to this repository alone.
+    /// The directory of tools installed for this repository only.
     pub(crate) fn tools(&self) -> PathBuf {
         self.target.join("tools")
     }
@@ -238,7 +239,7 @@ impl Machine {
         named.or_else(|| self.find(None, program.names))
     }
 
-    /// Installs what is needed and missing. What cannot be had is remembered with the reason.
+    /// Installs missing requirements, and records why those that are still missing could not be installed.
     pub(crate) fn prepare(&mut self, needs: &[Need]) {
         let mut new: Vec<Need> = Vec::new();
         for need in needs {
@@ -256,7 +257,7 @@ impl Machine {
                 Need::Program(program) => self.program(program).map(drop),
                 Need::Node => self.node(),
                 Need::NodeModules => self.node_modules(),
-                // The commands come with the generator: one build of it is enough.
+                // The commands are built together with the generator.
                 Need::Bindgen if needs.contains(&Need::BindgenCommands) => Ok(()),
                 Need::Bindgen => self.bindgen(""),
                 Need::BindgenCommands => self.bindgen("--features cli"),
@@ -272,7 +273,7 @@ impl Machine {
         }
     }
 
-    /// Asks Debian for all missing programs at once, when it is Debian and we may.
+    /// Installs all missing Debian packages at once, if this is Debian and we are root.
     fn install_packages(&mut self, needs: &[Need]) {
         let mut packages: Vec<&str> = Vec::new();
         for need in needs {
@@ -299,7 +300,7 @@ impl Machine {
         for need in needs {
             let Need::Target(target) = *need else { continue };
             if forced {
-                missing.push((target, "the fallback was asked for".into()));
+                missing.push((target, "the fallback was requested".into()));
             } else if !self.has_target(target) {
                 println!("xtask: adding the Rust target {target}");
                 let add = self.cmd("rustup").args("target add").arg(target).limit(300).read();
@@ -370,8 +371,8 @@ impl Machine {
         if there() { Ok(()) } else { Err(format!("no rust-src: {}", added.err().unwrap_or_default())) }
     }
 
-    /// Node.js as it is here; where there is none or an old one, PyPI's, for this repository alone (Debian's npm
-    /// would bring five hundred packages and still be too old).
+    /// Finds Node.js, or installs PyPI's package for this repository only if it is missing or too old. (Debian's npm is too
+    /// old, and has five hundred dependencies.)
     fn node(&mut self) -> Result<()> {
         if self.has_node() {
             return Ok(());
@@ -389,7 +390,7 @@ impl Machine {
                 .env("PIP_ROOT_USER_ACTION", "ignore")
                 .read()
                 .map_err(|why| format!("{NODE_ELSEWHERE} ({why})"))?;
-            // A wheel holds no links, and npm's start script finds its library through one.
+            // Wheels cannot contain symbolic links, and npm's start script finds its library through one.
             #[cfg(unix)]
             for (name, script) in [("npx", "npx-cli.js"), ("npm", "npm-cli.js")] {
                 let _ = std::fs::remove_file(bin.join(name));
@@ -425,7 +426,7 @@ impl Machine {
         if let Some(why) = self.absent(Need::Node) {
             return Err(why.into());
         }
-        // npm writes the inner file last, as a copy of what it installed.
+        // npm writes the inner file last, when everything is installed.
         let modified = |file: &str| std::fs::metadata(self.root.join(file)).and_then(|m| m.modified()).ok();
         match (modified("node_modules/.package-lock.json"), modified("package-lock.json")) {
             (Some(installed), Some(asked)) if installed >= asked => Ok(()),
@@ -433,9 +434,10 @@ impl Machine {
         }
     }
 
-    /// Builds our own wasm-bindgen tools, whose version Cargo.lock ties to the crate's.
+    /// Builds the wasm-bindgen tools from source: Cargo.lock keeps them at the version of the crate.
     fn bindgen(&mut self, features: &str) -> Result<()> {
-        self.cargo().args("build --quiet --profile tool --package shohin-bindgen").args(features).run()?;
+        let build = self.cargo().args("build --quiet --profile tool").packages(&[package::BINDGEN]);
+        build.args(features).run()?;
         let bin = self.target.join("tool");
         if !self.path.contains(&bin) {
             self.path.push(bin);
@@ -459,32 +461,32 @@ impl Machine {
             .arg(WASM_PACK)
             .arg("--root")
             .arg(self.tools())
-            // It runs for a second: what counts is the time to build it.
+            // It runs for a second; the build time matters more.
             .env("CARGO_PROFILE_DEV_OPT_LEVEL", "0")
             .env("CARGO_PROFILE_DEV_DEBUG", "0")
             .env("CARGO_TARGET_DIR", &build)
             .run()?;
         let _ = std::fs::remove_dir_all(&build);
-        if there() { Ok(()) } else { Err(format!("wasm-pack {WASM_PACK} was installed and does not run")) }
+        if there() { Ok(()) } else { Err(format!("wasm-pack {WASM_PACK} was installed but does not run")) }
     }
 }
 
-/// Whether there is a driver for GPU computing. macOS brings one; elsewhere than on Linux the tests find out.
+/// Whether a Vulkan driver is installed. On systems other than Linux the tests themselves find out.
 fn vulkan_driver() -> Result<()> {
     let any = |dir: &&str| std::fs::read_dir(dir).is_ok_and(|mut files| files.next().is_some());
     if !cfg!(target_os = "linux") || VULKAN_DRIVERS.iter().any(any) {
         return Ok(());
     }
-    Err(format!("no Vulkan driver: install one (on Debian {VULKAN_PACKAGE}, which has one in software)"))
+    Err(format!("no Vulkan driver found: install one (on Debian {VULKAN_PACKAGE} has a software driver)"))
 }
 
-/// Whether apt-get is here and we are the user it obeys.
+/// Whether this is Debian and we are root.
 pub(crate) fn is_debian() -> bool {
     let root = Cmd::new("id", Path::new("/")).arg("-u").read().is_ok_and(|id| id.trim() == "0");
     Path::new("/etc/debian_version").exists() && Path::new("/usr/bin/apt-get").exists() && root
 }
 
-/// Installs Debian packages. Fresh lists first: old ones have old compilers, or name files that are gone.
+/// Installs Debian packages. The package lists are updated first: old ones name files that no longer exist.
 pub(crate) fn apt_get(machine: &Machine, packages: &[&str]) -> Result<()> {
     println!("xtask: apt-get install {}", packages.join(" "));
     let apt = |line: &str| machine.cmd("apt-get").env("DEBIAN_FRONTEND", "noninteractive").args(line);

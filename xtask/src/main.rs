@@ -1,4 +1,4 @@
-//! `cargo xtask`: what a newcomer types. Sets everything up by itself; see `HELP`.
+//! `cargo xtask`: set-up, demo, tests and benchmarks; see `HELP`.
 #![forbid(unsafe_code)]
 
 mod bench;
@@ -8,6 +8,7 @@ mod cpu_time;
 mod demo;
 mod instructions;
 mod machine;
+mod package;
 mod serve;
 mod source;
 mod suite;
@@ -23,27 +24,29 @@ const HELP: &str = "\
 Usage: cargo xtask COMMAND
 
 Commands:
-  demo          build the chat page, serve it on this machine and open it in a browser
-      --check       without a window: type a message into the page and print the reply
-      --no-open     only serve
-      --port N      serve on this port, or on the next free one (default 8000)
-  test          run every suite and end with a table of what became of each
-      --only NAME   run this suite (may be given several times, or as A,B)
-      --list        name the suites
-  bench         measure a 1.7B model with random weights, here and in headless Chromium; tables at the end
-      --peers       llama.cpp (PyPI), wllama and transformers.js (npm) too, in turn with ours: installs them; half an hour
-      --quick       fewer formats, tokens and rounds: some minutes
+  demo          build the chat page, serve it locally and open it in a browser
+      --check       headless: send one message through the page and print the reply
+      --no-open     do not open a browser
+      --port N      listen on this port or the next free one (default 8000)
+  test          run every test suite, then print a table of results, wall times and CPU times
+      --quick       formatting, source rules, clippy and the fast tests of the native crates: under 3 minutes once the
+                    dependencies are built
+      --only NAME   run only this suite (repeatable, or as A,B)
+      --list        list the suites
+  bench         measure a 1.7B model with random weights, natively and in headless Chromium, and print tables
+      --peers       install llama.cpp (PyPI), wllama and transformers.js (npm) and measure them in turn with ours;
+                    takes half an hour
+      --quick       fewer formats, tokens and rounds; takes some minutes
       --only WHERE  native or browser
       --format A,B  only these formats
-      --rounds N    how often everything is measured
-  instructions  count the instructions a token takes and compare with the numbers kept (suite `instructions`)
-      --update      keep what was counted
+      --rounds N    repeat every measurement N times
+  instructions  count instructions per token and compare them with xtask/instructions.txt (suite `instructions`)
+      --update      write the counts to that file
   emulate FILE  run a static Linux program for x86-64 on an emulated processor with AMX (suite `amx` installs it)
-  help          this text
+  help          print this text
 
-Missing tools are installed first: Rust targets and components with rustup, programs with apt-get (as root on
-Debian), Node.js with pip, JavaScript tools with npm. A suite whose tool cannot be had is skipped, and the table
-says why.
+Missing tools are installed first: Rust targets and components with rustup, programs with apt-get (on Debian, as root),
+Node.js with pip, JavaScript tools with npm. A suite whose tools cannot be installed is skipped; the table says why.
 ";
 
 fn main() -> ExitCode {
@@ -71,7 +74,7 @@ fn command(args: &[String]) -> Result<bool> {
                     "--no-open" => options.no_open = true,
                     "--port" => {
                         let port = args.next().and_then(|n| n.parse().ok());
-                        options.port = port.ok_or("--port wants a number up to 65535")?;
+                        options.port = port.ok_or("--port expects a number up to 65535")?;
                     }
                     _ => return unknown(arg),
                 }
@@ -79,21 +82,22 @@ fn command(args: &[String]) -> Result<bool> {
             demo::demo(&mut Machine::new()?, &options).map(|()| true)
         }
         "test" => {
-            let mut only = Vec::new();
+            let (mut suites, mut only) = (suite::SUITES, Vec::new());
             while let Some(arg) = args.next() {
                 match arg {
+                    "--quick" => suites = suite::QUICK,
                     "--only" => {
-                        let names = args.next().ok_or("--only wants a suite's name; --list has them")?;
+                        let names = args.next().ok_or("--only expects the name of a suite; see --list")?;
                         only.extend(names.split(',').map(String::from));
                     }
                     "--list" => {
-                        suite::SUITES.iter().for_each(|suite| println!("{:<14}{}", suite.name, suite.about));
+                        suites.iter().for_each(|suite| println!("{:<14}{}", suite.name, suite.about));
                         return Ok(true);
                     }
                     _ => return unknown(arg),
                 }
             }
-            suite::run(&mut Machine::new()?, &only)
+            suite::run(&mut Machine::new()?, suites, &only)
         }
         "bench" => {
             let mut options = bench::Options::default();
@@ -104,15 +108,15 @@ fn command(args: &[String]) -> Result<bool> {
                     "--only" => match args.next() {
                         Some("native") => options.browser = false,
                         Some("browser") => options.native = false,
-                        _ => return Err("--only wants native or browser".into()),
+                        _ => return Err("--only expects native or browser".into()),
                     },
                     "--format" => {
-                        let names = args.next().ok_or("--format wants names, such as q1_0,pq2_0")?;
+                        let names = args.next().ok_or("--format expects names, such as q1_0,pq2_0")?;
                         options.formats.extend(names.split(',').map(String::from));
                     }
                     "--rounds" => {
                         let rounds = args.next().and_then(|n| n.parse().ok()).filter(|n| *n > 0);
-                        options.rounds = Some(rounds.ok_or("--rounds wants a number above 0")?);
+                        options.rounds = Some(rounds.ok_or("--rounds expects a number above 0")?);
                     }
                     _ => return unknown(arg),
                 }

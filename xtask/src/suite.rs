@@ -1,58 +1,107 @@
-//! Every test suite of the project, as a list; and the loop that runs them and sums up.
+//! The test suites, and the loop that runs them and prints the table of results.
 
 use std::env::consts::ARCH;
+use std::ffi::OsString;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::command::{Result, Tally};
+use crate::command::{Cmd, Result, Tally};
 use crate::machine::{ARM_GCC, CHROMEDRIVER, CHROMIUM, GXX, MAKE, Machine, Need, QEMU_ARM, QEMU_X86, XZ};
+use crate::package::{BINDGEN, CLI, CORE, GPU, HOST, TESTS, WASM as WASM_SHELL, XTASK};
 use crate::web::{self, WASM};
 use crate::{cpu_time, demo, instructions, source};
 
-/// The targets core is built for without an operating system under it, or with a foreign one.
+/// The targets for which `no-std` builds core.
 const CORE_TARGETS: [&str; 4] = ["thumbv7em-none-eabihf", "riscv32imac-unknown-none-elf", WASM, ARM_LINUX];
 const ARM_LINUX: &str = "aarch64-unknown-linux-gnu";
 const WASI: &str = "wasm32-wasip1";
 
-/// The crates whose tests run on foreign instruction sets.
-const PORTABLE: &str = "-p shohin-core -p shohin-tests";
+const SIMD128: &str = "-Ctarget-feature=+simd128";
 
-/// What of them runs under QEMU, where whole chats would take minutes.
-const EMULATED: &str =
-    "--lib --test parity --test quant --test golden_logits --test malformed --test no_allocation";
+/// Packages that are not part of the suites `test`, `doc` and `x86`: the GPU engine has its own, the tools have no tests.
+const APART: &[&str] = &[GPU, BINDGEN];
+
+/// Packages that are not part of `--quick`.
+const NOT_NATIVE: &[&str] = &[GPU, BINDGEN, WASM_SHELL];
+
+/// The packages tested on other instruction sets.
+const PORTABLE: &[&str] = &[CORE, TESTS];
+
+/// The profile is described in Cargo.toml.
+const TEST: &str = "test --profile suite";
+
+/// Tests of run-time dispatch: the processor's best instruction set is chosen, and nothing is executed that it lacks.
+/// They are the parity tests of prompts, and the replies of two small models, which reach every kernel.
+const DISPATCH: &str = "--test parity --test repack -- instruction_sets prompts go_on_alike";
+
+/// The replies among them.
+const REPLIES: &str = "--test repack -- go_on_alike";
+
+/// The environment variable that tells the parity tests which instruction set to expect.
+const EXPECTED_ISA: &str = "SHOHIN_EXPECTED_ISA";
 
 pub(crate) struct Suite {
     pub(crate) name: &'static str,
     pub(crate) about: &'static str,
     needs: &'static [Need],
-    /// Says why the suite means nothing on this machine.
+    /// The reason why this machine cannot run the suite, if any.
     unfit: fn() -> Option<String>,
     run: fn(&mut Machine) -> Result<Tally>,
-    /// A suite that must report tests: none at all is then a failure.
+    /// Whether the suite fails if it reports no tests.
     counts: bool,
 }
 
 const ANYWHERE: fn() -> Option<String> = || None;
 
-pub(crate) const SUITES: &[Suite] = &[
-    Suite {
-        name: "format",
-        about: "cargo fmt --check",
-        needs: &[Need::Component("rustfmt")],
-        unfit: ANYWHERE,
-        run: |m| m.cargo().args("fmt --all --check").run().map(|()| Tally::default()),
-        counts: false,
-    },
-    Suite {
-        name: "source",
-        about: "rules on our own source: no panic in core without its reason, nothing unfinished",
-        needs: &[],
-        unfit: ANYWHERE,
-        run: |m| source::check(&m.root).map(|()| Tally::default()),
-        counts: false,
-    },
+const FORMAT: Suite = Suite {
+    name: "format",
+    about: "cargo fmt --check",
+    needs: &[Need::Component("rustfmt")],
+    unfit: ANYWHERE,
+    run: |m| m.cargo().args("fmt --all --check").run().map(|()| Tally::default()),
+    counts: false,
+};
+
+const SOURCE: Suite = Suite {
+    name: "source",
+    about: "source rules: no panic in core without a reason, nothing unfinished",
+    needs: &[],
+    unfit: ANYWHERE,
+    run: |m| source::check(&m.root).map(|()| Tally::default()),
+    counts: false,
+};
+
+/// The suites of `--quick`. They use the profile `dev`, so that they share builds with `cargo test`.
+pub(crate) const QUICK: &[Suite] = &[
+    FORMAT,
+    SOURCE,
     Suite {
         name: "clippy",
-        about: "clippy with warnings as errors: every crate and target kind, for the host, wasm32 and aarch64",
+        about: "clippy with warnings as errors: the native crates",
+        needs: &[Need::Component("clippy")],
+        unfit: ANYWHERE,
+        run: |m| {
+            let lint = m.cargo().args("clippy --all-targets").all_packages_but(NOT_NATIVE);
+            lint.args("-- -Dwarnings").run().map(|()| Tally::default())
+        },
+        counts: false,
+    },
+    Suite {
+        name: "test",
+        about: "unit and integration tests of the native crates",
+        needs: &[],
+        unfit: ANYWHERE,
+        run: |m| m.cargo().arg("test").all_packages_but(NOT_NATIVE).args("--lib --bins --tests").tests(),
+        counts: true,
+    },
+];
+
+pub(crate) const SUITES: &[Suite] = &[
+    FORMAT,
+    SOURCE,
+    Suite {
+        name: "clippy",
+        about: "clippy with warnings as errors, for the host, wasm32 and aarch64",
         needs: &[Need::Component("clippy"), Need::Target(WASM), Need::Target(ARM_LINUX)],
         unfit: ANYWHERE,
         run: clippy,
@@ -63,26 +112,17 @@ pub(crate) const SUITES: &[Suite] = &[
         about: "unit and integration tests of every crate",
         needs: &[],
         unfit: ANYWHERE,
-        run: |m| {
-            m.cargo()
-                .args("test --workspace --exclude shohin-bindgen --exclude shohin-gpu --lib --bins --tests --examples")
-                .tests()
-        },
+        run: |m| m.cargo().args(TEST).all_packages_but(APART).args("--lib --bins --tests --examples").tests(),
         counts: true,
     },
     Suite {
         name: "doc",
-        about: "the examples in the documentation and the README; rustdoc with warnings as errors",
+        about: "examples in the documentation and the README; rustdoc with warnings as errors",
         needs: &[],
         unfit: ANYWHERE,
         run: |m| {
-            let tally = m
-                .cargo()
-                .args("test --workspace --exclude shohin-bindgen --exclude shohin-gpu --doc")
-                .tests()?;
-            let doc = m.cargo().args(
-                "doc --workspace --no-deps --exclude xtask --exclude shohin-bindgen --exclude shohin-gpu",
-            );
+            let tally = m.cargo().args(TEST).arg("--doc").all_packages_but(APART).tests()?;
+            let doc = m.cargo().args("doc --no-deps").all_packages_but(&[GPU, BINDGEN, XTASK]);
             doc.env("RUSTDOCFLAGS", "-Dwarnings").run()?;
             Ok(tally)
         },
@@ -90,7 +130,7 @@ pub(crate) const SUITES: &[Suite] = &[
     },
     Suite {
         name: "no-std",
-        about: "core builds for Cortex-M4F, RV32, wasm32 and aarch64",
+        about: "core compiles for Cortex-M4F, RV32, wasm32 and aarch64",
         needs: &[
             Need::Target(CORE_TARGETS[0]),
             Need::Target(CORE_TARGETS[1]),
@@ -99,11 +139,12 @@ pub(crate) const SUITES: &[Suite] = &[
         ],
         unfit: ANYWHERE,
         run: |m| {
-            // One command for all that one toolchain has: two cores then stay busy.
+            // One command per toolchain keeps all cores busy.
             let (ours, fallback): (Vec<&str>, Vec<&str>) =
                 CORE_TARGETS.iter().partition(|target| m.target_of(target) == m.target);
             for group in [ours, fallback].iter().filter(|group| !group.is_empty()) {
-                let build = m.cargo_for(group[0]).args("build -p shohin-core");
+                // Unoptimized, as whether a target is supported does not depend on optimization.
+                let build = m.cargo_for(group[0]).args("build --profile tool").packages(&[CORE]);
                 group.iter().fold(build, |build, target| build.arg("--target").arg(target)).run()?;
             }
             Ok(Tally::default())
@@ -112,74 +153,37 @@ pub(crate) const SUITES: &[Suite] = &[
     },
     Suite {
         name: "neon",
-        about: "core's tests and the parity suite on aarch64 under QEMU, with and without the dot product",
+        about: "kernels and forward pass on aarch64 under QEMU; dispatch on a processor without the dot product",
         needs: &[Need::Target(ARM_LINUX), Need::Program(&ARM_GCC), Need::Program(&QEMU_ARM)],
-        unfit: || {
-            (ARCH == "aarch64").then(|| "this machine is aarch64: the suite `test` has run them".into())
-        },
-        run: |m| {
-            let mut tally = Tally::default();
-            for cpu in ["max", "cortex-a53"] {
-                let runner = m.program(&QEMU_ARM)?;
-                let runner = format!("{} -cpu {cpu} -L /usr/aarch64-linux-gnu", runner.display());
-                let tests = m.cargo_for(ARM_LINUX).arg("test").args(EMULATED).args(PORTABLE).args("--target");
-                let tests = tests.arg(ARM_LINUX).env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", runner);
-                let linker = m.program(&ARM_GCC)?;
-                tally.add(tests.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", linker).tests()?);
-            }
-            Ok(tally)
-        },
+        unfit: || (ARCH == "aarch64").then(|| "on aarch64 these tests are part of the suite `test`".into()),
+        run: neon,
         counts: true,
     },
     Suite {
         name: "x86",
-        about: "the same on x86-64 processors without AVX2 and without AVX-512 under QEMU",
+        about: "dispatch on x86-64 processors without AVX2 and without AVX-512, under QEMU",
         needs: &[Need::Program(&QEMU_X86)],
         unfit: || {
             let fit = cfg!(all(target_arch = "x86_64", target_os = "linux"));
-            (!fit).then(|| "it takes Linux on x86-64".into())
+            (!fit).then(|| "requires Linux on x86-64".into())
         },
-        run: |m| {
-            let mut tally = Tally::default();
-            for cpu in ["Nehalem", "Haswell"] {
-                let runner = format!("{} -cpu {cpu}", m.program(&QEMU_X86)?.display());
-                let tests = m.cargo().arg("test").args(EMULATED).args(PORTABLE);
-                tally.add(tests.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", runner).tests()?);
-            }
-            Ok(tally)
-        },
+        run: x86,
         counts: true,
     },
     Suite {
         name: "amx",
-        about: "prompts on an emulated processor with AMX, under Bochs: the parity suite, and small models' text",
+        about: "dispatch and kernels on a processor with AMX, under Bochs",
         needs: &[Need::Program(&GXX), Need::Program(&MAKE), Need::Program(&XZ), Need::Bochs],
         unfit: || {
             let fit = cfg!(all(target_arch = "x86_64", target_os = "linux", target_env = "gnu"));
-            (!fit).then(|| "it takes Linux on x86-64, with glibc".into())
+            (!fit).then(|| "requires Linux on x86-64 with glibc".into())
         },
-        run: |m| {
-            const LINUX: &str = "x86_64-unknown-linux-gnu";
-            let xtask = std::env::current_exe().map_err(|e| format!("the path of xtask: {e}"))?;
-            // Static and without debugging symbols, which make it too large; apart from the other builds, which
-            // have other flags.
-            let tests = m
-                .cargo()
-                .args("test -p shohin-core -p shohin-tests --test parity --test interleave --target");
-            let tests = tests
-                .arg(LINUX)
-                .args("-- prompts instruction_sets go_on_alike")
-                .env("CARGO_TARGET_DIR", m.target.join("amx"))
-                .env("RUSTFLAGS", "-Ctarget-feature=+crt-static -Crelocation-model=static -Cstrip=symbols")
-                .env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", format!("{} emulate", xtask.display()))
-                .env("SHOHIN_EXPECTED_ISA", "avx512amx");
-            tests.tests()
-        },
+        run: amx,
         counts: true,
     },
     Suite {
         name: "instructions",
-        about: "instructions a token takes, against the numbers kept in xtask/instructions.txt",
+        about: "instructions per token, compared with xtask/instructions.txt",
         needs: instructions::NEEDS,
         unfit: instructions::unfit,
         run: |m| instructions::run(m, false),
@@ -187,40 +191,49 @@ pub(crate) const SUITES: &[Suite] = &[
     },
     Suite {
         name: "gpu",
-        about: "the GPU engine against core, through Vulkan or Metal: in software where there is no GPU",
+        about: "the GPU engine compared with core, on Vulkan or Metal; in software if there is no GPU",
         needs: &[Need::Component("clippy"), Need::Vulkan],
         unfit: ANYWHERE,
         run: |m| {
-            m.cargo()
-                .args("clippy -p shohin-gpu -p shohin -p shohin-cli --features shohin-cli/gpu --all-targets -- -Dwarnings")
-                .run()?;
-            let mut tally = m.cargo().args("test -p shohin-gpu").tests()?;
-            tally.add(m.cargo().args("test -p shohin-cli --features gpu --test cli a_gpu").tests()?);
+            let gpu = |command: &str| {
+                let cargo = m.cargo().args(command).packages(&[GPU, HOST, CLI]);
+                cargo.arg("--features").arg(format!("{CLI}/gpu"))
+            };
+            gpu("clippy").args("--all-targets -- -Dwarnings").run()?;
+            // The same packages every time: with others cargo would build the dependencies again with other features.
+            let tests = integration_tests(&m.root.join("gpu/tests"))?;
+            let all = tests.iter().fold(gpu(TEST).arg("--lib"), |all, test| all.arg("--test").arg(test));
+            let mut tally = all.tests()?;
+            tally.add(gpu(TEST).args("--test cli a_gpu").tests()?);
             Ok(tally)
         },
         counts: true,
     },
     Suite {
         name: "wasm-node",
-        about: "core's tests, the parity and the malformed-file suites on wasm32 in Node, scalar and simd128",
+        about: "tests of core on a 32-bit target: wasm32 with simd128, in Node",
         needs: &[Need::Target(WASI), Need::Node],
         unfit: ANYWHERE,
         run: |m| {
-            let mut tally = Tally::default();
-            for features in ["", "-Ctarget-feature=+simd128"] {
-                let runner = format!("node --no-warnings {}", m.root.join("xtask/wasi.mjs").display());
-                let tests =
-                    m.cargo_for(WASI).args("test --lib --tests").args(PORTABLE).args("--target").arg(WASI);
-                let tests = tests.env("CARGO_TARGET_WASM32_WASIP1_RUNNER", runner);
-                tally.add(tests.env("CARGO_TARGET_WASM32_WASIP1_RUSTFLAGS", features).tests()?);
-            }
-            Ok(tally)
+            // Not without simd128 as well: that build has the scalar kernels only, and this one tests them, too.
+            let runner = format!("node --no-warnings {}", m.root.join("xtask/wasi.mjs").display());
+            let tests = m
+                .cargo_for(WASI)
+                .args(TEST)
+                .args("--lib --tests")
+                .packages(PORTABLE)
+                .arg("--target")
+                .arg(WASI);
+            tests
+                .env("CARGO_TARGET_WASM32_WASIP1_RUNNER", runner)
+                .env("CARGO_TARGET_WASM32_WASIP1_RUSTFLAGS", SIMD128)
+                .tests()
         },
         counts: true,
     },
     Suite {
         name: "wasm-browser",
-        about: "the WebAssembly shell, the parity and malformed-file suites with simd128 in Chromium and Node, parity with relaxed SIMD",
+        about: "the WebAssembly crate in Chromium and Node; malformed files and relaxed SIMD in Chromium",
         needs: &[
             Need::Target(WASM),
             Need::BindgenCommands,
@@ -234,7 +247,7 @@ pub(crate) const SUITES: &[Suite] = &[
     },
     Suite {
         name: "npm",
-        about: "the npm package: type check, build, its tests in Node and Chromium, what `npm pack` would ship",
+        about: "the npm package: build, type check, tests in Node and Chromium, contents of the tarball",
         needs: PAGE,
         unfit: ANYWHERE,
         run: |m| {
@@ -293,62 +306,133 @@ const PAGE: &[Need] =
     &[Need::Target(WASM), Need::Bindgen, Need::Node, Need::NodeModules, Need::Program(&CHROMIUM)];
 
 fn clippy(m: &mut Machine) -> Result<Tally> {
-    m.cargo().args("clippy --workspace --exclude shohin-gpu --all-targets -- -Dwarnings").run()?;
-    // rustup's clippy has no library of a fallback target; Debian's compiler has no clippy of ours.
-    let gpu = "-p shohin-wasm --features shohin-wasm/gpu";
-    for (target, packages) in [(WASM, "-p shohin-core -p shohin-wasm"), (WASM, gpu), (ARM_LINUX, PORTABLE)] {
-        if m.target_of(target) == m.target {
-            let lint = m.cargo().args("clippy --all-targets").args(packages).args("--target").arg(target);
-            lint.args("-- -Dwarnings").run()?;
-        }
+    let lint = |target: Option<&str>, packages: fn(Cmd) -> Cmd| {
+        let lint = packages(m.cargo().args("clippy --all-targets"));
+        let lint = target.into_iter().fold(lint, |lint, target| lint.arg("--target").arg(target));
+        lint.args("-- -Dwarnings").run()
+    };
+    lint(None, |cargo| cargo.all_packages_but(&[GPU]))?;
+    // clippy does not work with the fallback toolchain.
+    let ours = |target: &str| m.target_of(target) == m.target;
+    if ours(WASM) {
+        lint(Some(WASM), |cargo| cargo.packages(&[CORE, WASM_SHELL]))?;
+        lint(Some(WASM), |cargo| {
+            cargo.packages(&[WASM_SHELL]).arg("--features").arg(format!("{WASM_SHELL}/gpu"))
+        })?;
+    }
+    if ours(ARM_LINUX) {
+        // Only core has code specific to an instruction set.
+        lint(Some(ARM_LINUX), |cargo| cargo.packages(&[CORE]))?;
     }
     Ok(Tally::default())
 }
 
-/// Tests written with wasm-bindgen-test. Those that choose no place run in both.
+/// The names of the integration tests in a directory.
+fn integration_tests(dir: &Path) -> Result<Vec<OsString>> {
+    let files = dir.read_dir().map_err(|e| format!("{}: {e}", dir.display()))?;
+    let files = files.flatten().map(|file| file.path());
+    let tests = files.filter(|file| file.extension().is_some_and(|extension| extension == "rs"));
+    Ok(tests.filter_map(|file| file.file_stem().map(OsString::from)).collect())
+}
+
+/// Runs the tests of [`DISPATCH`].
+fn dispatch(cargo_test: Cmd, isa: &str) -> Result<Tally> {
+    let tally = cargo_test.args(DISPATCH).env(EXPECTED_ISA, isa).tests()?;
+    let names = DISPATCH.split_once("-- ").map_or(0, |(_, names)| names.split(' ').count());
+    if tally.passed + tally.failed < names {
+        return Err(format!("some of these tests do not exist: {DISPATCH}"));
+    }
+    Ok(tally)
+}
+
+fn neon(m: &mut Machine) -> Result<Tally> {
+    let (qemu, linker) = (m.program(&QEMU_ARM)?, m.program(&ARM_GCC)?);
+    let on = |cpu: &str| {
+        let runner = format!("{} -cpu {cpu} -L /usr/aarch64-linux-gnu", qemu.display());
+        m.cargo_for(ARM_LINUX)
+            .args(TEST)
+            .packages(PORTABLE)
+            .args("--no-default-features --target")
+            .arg(ARM_LINUX)
+            .env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", runner)
+            .env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", &linker)
+    };
+    // All kernels run on this processor. Tests of code without SIMD are left to the suite `test`.
+    let mut tally = on("max").args("--test parity --test quant --test golden_logits").tests()?;
+    tally.add(on("max").args(REPLIES).tests()?);
+    tally.add(on("max").args("--lib attention").tests()?);
+    tally.add(dispatch(on("cortex-a53"), "neon")?);
+    Ok(tally)
+}
+
+/// Only dispatch: the suite `test` compares the AVX2 kernels with the scalar ones natively.
+fn x86(m: &mut Machine) -> Result<Tally> {
+    let qemu = m.program(&QEMU_X86)?;
+    let mut tally = Tally::default();
+    for (cpu, isa) in [("Nehalem", "scalar"), ("Haswell", "avx2")] {
+        // The same packages as in the suite `test`, so that nothing is built again.
+        let tests = m.cargo().args(TEST).all_packages_but(APART);
+        let runner = format!("{} -cpu {cpu}", qemu.display());
+        tally.add(dispatch(tests.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", runner), isa)?);
+    }
+    Ok(tally)
+}
+
+fn amx(m: &mut Machine) -> Result<Tally> {
+    const LINUX: &str = "x86_64-unknown-linux-gnu";
+    let xtask = std::env::current_exe().map_err(|e| format!("the path of xtask: {e}"))?;
+    // The programs must be static, and are too large with symbols.
+    let tests = m
+        .cargo()
+        .args(TEST)
+        .packages(PORTABLE)
+        .args("--no-default-features --target")
+        .arg(LINUX)
+        .env("RUSTFLAGS", "-Ctarget-feature=+crt-static -Crelocation-model=static -Cstrip=symbols")
+        .env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", format!("{} emulate", xtask.display()));
+    dispatch(tests, "avx512amx")
+}
+
+/// Tests written with wasm-bindgen-test.
 fn wasm_bindgen_tests(m: &mut Machine) -> Result<Tally> {
     let options = m.tools().join("webdriver.json");
     let browser = m.program(&CHROMIUM)?;
-    // The runner adds the other switches a container wants by itself.
+    // The runner adds the switches required in containers.
     let switches = "[\"--no-first-run\", \"--enable-unsafe-webgpu\"]";
     let json = format!("{{\"goog:chromeOptions\": {{\"binary\": {browser:?}, \"args\": {switches}}}}}\n");
     std::fs::create_dir_all(m.tools())
         .and_then(|()| std::fs::write(&options, json))
         .map_err(|e| format!("{}: {e}", options.display()))?;
-    let mut tally = Tally::default();
-    const BOTH: &[&str] =
-        &["test -p shohin-wasm", "test -p shohin-core --test parity", "test -p shohin-tests --test wasm"];
-    // Only browsers have WebGPU; without a GPU, in software.
-    const WEBGPU: &[&str] = &["test -p shohin-wasm --features gpu gpu_tests"];
-    // The build with relaxed SIMD differs in kernels only.
-    const PARITY: &[&str] = &["test -p shohin-core --test parity"];
-    const SIMD128: &str = "-Ctarget-feature=+simd128";
-    let runs = [
-        (false, SIMD128, BOTH),
-        (true, SIMD128, BOTH),
-        (true, SIMD128, WEBGPU),
-        (true, web::RELAXED, PARITY),
-    ];
-    for (browser, features, all) in runs {
-        for &tests in all {
-            let tests = m.cargo_for(WASM).args(tests).args("--target").arg(WASM);
-            let tests = tests
-                .env("CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_RUSTFLAGS", features)
-                .env("CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_RUNNER", "wasm-bindgen-test-runner")
-                .env("WASM_BINDGEN_TEST_WEBDRIVER_JSON", &options)
-                .env("WASM_BINDGEN_TEST_TIMEOUT", "600")
-                .env("CHROMEDRIVER", m.program(&CHROMEDRIVER)?);
-            tally.add(if browser { tests.env("WASM_BINDGEN_USE_BROWSER", "1") } else { tests }.tests()?);
-        }
-    }
+    let driver = m.program(&CHROMEDRIVER)?;
+    let test = |features: &str, browser: bool| {
+        let test = m
+            .cargo_for(WASM)
+            .args(TEST)
+            .arg("--target")
+            .arg(WASM)
+            .env("CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_RUSTFLAGS", features)
+            .env("CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_RUNNER", "wasm-bindgen-test-runner")
+            .env("WASM_BINDGEN_TEST_WEBDRIVER_JSON", &options)
+            .env("WASM_BINDGEN_TEST_TIMEOUT", "600")
+            .env("CHROMEDRIVER", &driver);
+        if browser { test.env("WASM_BINDGEN_USE_BROWSER", "1") } else { test }
+    };
+    let mut tally = test(SIMD128, false).packages(&[WASM_SHELL]).tests()?;
+    tally.add(test(SIMD128, true).packages(&[WASM_SHELL]).tests()?);
+    tally.add(test(SIMD128, true).packages(&[TESTS]).args("--test wasm").tests()?);
+    // Only browsers have WebGPU, in software if there is no GPU.
+    let gpu = test(SIMD128, true).packages(&[WASM_SHELL]).args("--features gpu -- gpu_tests");
+    tally.add(gpu.tests()?);
+    // The suite `wasm-node` compares the kernels of the build without relaxed SIMD.
+    tally.add(test(web::RELAXED, true).packages(&[CORE]).args("--test parity").tests()?);
     Ok(tally)
 }
 
-/// The time something took.
+/// Wall time and CPU time.
 #[derive(Clone, Copy)]
 struct Cost {
     wall: Duration,
-    /// That of the processor cores together; `None` where the system does not tell.
+    /// Of all processor cores; `None` if the operating system does not report it.
     cpu: Option<Duration>,
 }
 
@@ -359,7 +443,7 @@ impl Cost {
     }
 }
 
-/// Measures the cost of the child processes started until it is stopped.
+/// Measures the cost of the child processes that run until it is stopped.
 struct Clock {
     started: Instant,
     cpu: Option<Duration>,
@@ -383,14 +467,14 @@ enum Outcome {
     Skipped(String),
 }
 
-/// Runs the suites named (all, if none is) and prints what became of each. Whether none failed.
-pub(crate) fn run(machine: &mut Machine, only: &[String]) -> Result<bool> {
-    if let Some(name) = only.iter().find(|name| SUITES.iter().all(|suite| suite.name != **name)) {
-        let names: Vec<&str> = SUITES.iter().map(|suite| suite.name).collect();
-        return Err(format!("there is no suite {name}; there are {}", names.join(", ")));
+/// Runs those of `suites` that `only` names, or all if it is empty, and prints the results. Returns whether none failed.
+pub(crate) fn run(machine: &mut Machine, suites: &'static [Suite], only: &[String]) -> Result<bool> {
+    if let Some(name) = only.iter().find(|name| suites.iter().all(|suite| suite.name != **name)) {
+        let names: Vec<&str> = suites.iter().map(|suite| suite.name).collect();
+        return Err(format!("unknown suite {name}; expected one of {}", names.join(", ")));
     }
     let chosen: Vec<&Suite> =
-        SUITES.iter().filter(|suite| only.is_empty() || only.iter().any(|name| name == suite.name)).collect();
+        suites.iter().filter(|suite| only.is_empty() || only.iter().any(|name| name == suite.name)).collect();
     cpu_time::adopt_orphans();
     let clock = Clock::start();
     let needs: Vec<Need> =

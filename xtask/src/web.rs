@@ -1,30 +1,31 @@
-//! The web side: WebAssembly module, its JavaScript glue, the npm package, the page.
+//! Builds of the WebAssembly modules with their JavaScript glue, the npm package and the chat page.
 
 use std::path::Path;
 use std::thread;
 
 use crate::command::Result;
 use crate::machine::{Machine, Need};
+use crate::package;
 
 /// The target of everything that runs in a browser.
 pub(crate) const WASM: &str = "wasm32-unknown-unknown";
 
-/// What building the page takes.
+/// Requirements for building the page.
 pub(crate) const NEEDS: &[Need] = &[Need::Target(WASM), Need::Bindgen, Need::Node, Need::NodeModules];
 
-/// What the build with shared memory is compiled with: the standard library too, which there is none ready
-/// made of, so that each thread has its own stack and thread-local variables.
+/// Flags of the build with shared memory. The standard library is compiled with them, too, so that each thread has its own
+/// stack and thread-local variables; rustup has no such build of it.
 const THREADS: &str = "-Ctarget-feature=+simd128,+atomics,+bulk-memory,+mutable-globals \
     -Clink-arg=--shared-memory -Clink-arg=--import-memory -Clink-arg=--max-memory=4294967296 \
     -Clink-arg=--export=__wasm_init_tls -Clink-arg=--export=__tls_size \
     -Clink-arg=--export=__tls_align -Clink-arg=--export=__tls_base";
 
-/// The same with relaxed SIMD.
+/// Flags of the build with relaxed SIMD.
 pub(crate) const RELAXED: &str = "-Ctarget-feature=+simd128,+relaxed-simd";
-/// Relaxed SIMD for these two crates alone: the standard library serves both builds.
-const RELAXED_CRATES: [&str; 2] = ["shohin-core", "shohin-wasm"];
+/// The crates compiled with relaxed SIMD in the build with threads, so that both share one standard library.
+const RELAXED_CRATES: [&str; 2] = [package::CORE, package::WASM];
 
-/// Compiles the module and writes its glue to `wasm/pkg`, as wasm-pack would; and once more with relaxed SIMD.
+/// Compiles the single-threaded module and writes it to `wasm/pkg` as wasm-pack does, then again with relaxed SIMD.
 fn single(machine: &Machine) -> Result<()> {
     for (package, flags) in [("pkg", None), ("pkg-relaxed", Some(RELAXED))] {
         // In wasm/ cargo reads wasm/.cargo/config.toml, which turns simd128 on.
@@ -36,7 +37,7 @@ fn single(machine: &Machine) -> Result<()> {
     Ok(())
 }
 
-/// Compiles the module for several threads, with its glue in `wasm/pkg-threads`; and once more with relaxed SIMD.
+/// Compiles the module with threads into `wasm/pkg-threads`, then again with relaxed SIMD.
 fn threads(machine: &Machine) -> Result<()> {
     let target = machine.target_of(WASM).join("threads");
     for (package, crates) in [("pkg-threads", &[][..]), ("pkg-threads-relaxed", &RELAXED_CRATES)] {
@@ -47,7 +48,7 @@ fn threads(machine: &Machine) -> Result<()> {
             .arg(WASM)
             .env("CARGO_TARGET_DIR", &target)
             .env("RUSTFLAGS", THREADS)
-            // For the two -Z, and for waiting on words of memory, which are not stable yet.
+            // The -Z flags and the atomic wait instructions are unstable.
             .env("RUSTC_BOOTSTRAP", "1");
         let relaxed =
             |name| format!("profile.release.package.{name}.rustflags=['-Ctarget-feature=+relaxed-simd']");
@@ -57,15 +58,15 @@ fn threads(machine: &Machine) -> Result<()> {
     Ok(())
 }
 
-/// Writes a module that was built in `target`, with its glue, to a directory of `wasm/`.
+/// Writes a module built in `target` and its glue to a directory of `wasm/`.
 fn glue(machine: &Machine, target: &Path, package: &str) -> Result<()> {
     let built = target.join(WASM).join("release/shohin_wasm.wasm");
     let out = machine.root.join("wasm").join(package);
     machine.cmd("shohin-bindgen").arg(built).arg(out).arg("shohin_wasm").run()
 }
 
-/// Compiles the module with both engines, with its glue in `wasm/pkg-webgpu`. For size above all: the CPU's kernels are
-/// there for the day the GPU is lost.
+/// Compiles the module with both engines into `wasm/pkg-webgpu`, optimized for size: the CPU engine is only used if the
+/// GPU is lost.
 fn webgpu(machine: &Machine) -> Result<()> {
     let target = machine.target_of(WASM).join("webgpu");
     machine
@@ -74,14 +75,15 @@ fn webgpu(machine: &Machine) -> Result<()> {
         .args("build --release --features gpu --target")
         .arg(WASM)
         .env("CARGO_TARGET_DIR", &target)
-        .args("--config profile.release.package.shohin-wasm.opt-level='z'")
+        .arg("--config")
+        .arg(format!("profile.release.package.{}.opt-level='z'", package::WASM))
         .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "z")
         .run()?;
     glue(machine, &target, "pkg-webgpu")
 }
 
-/// Builds the npm package and the page; the page is then in `web-demo/dist`. Where the standard library's
-/// source cannot be had, the package does without threads. Once a run is enough.
+/// Builds the npm package, and the page into `web-demo/dist`, once per run. Without the source of the standard library the
+/// package has no build with threads.
 pub(crate) fn build(machine: &mut Machine) -> Result<()> {
     if machine.page_built {
         return Ok(());
@@ -100,7 +102,7 @@ fn all(machine: &Machine) -> Result<()> {
         single(machine)?;
         webgpu(machine)?;
     } else {
-        // Each build is for the most part one crate after the other: two at a time keep two cores busy.
+        // The builds are mostly sequential: two at a time keep two cores busy.
         thread::scope(|scope| {
             let team = scope.spawn(|| threads(machine));
             let alone = single(machine).and_then(|()| webgpu(machine));

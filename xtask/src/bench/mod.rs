@@ -1,5 +1,5 @@
-//! `cargo xtask bench`: how fast a 1.7B model runs here, and beside it other engines from their registries, in turn and in
-//! the same run, as only ratios of such numbers mean anything on a machine that others use too.
+//! `cargo xtask bench`: the speed of a 1.7B model, and of other engines from package registries. They are measured in turn
+//! in the same run, as only ratios are meaningful on a shared machine.
 
 mod browser;
 mod native;
@@ -12,10 +12,11 @@ use std::time::Instant;
 
 use crate::command::Result;
 use crate::machine::{Machine, Need};
+use crate::package;
 use sample::Sample;
 
-/// The formats measured, and those of other engines they are compared with where these cannot read the format itself:
-/// the fastest ternary.
+/// The measured formats, each with the formats that other engines are measured with if they cannot read it: their fastest
+/// ternary formats.
 const FORMATS: &[(&str, &str)] = &[
     ("q1_0", "q1_0"),
     ("pq2_0", "tq2_0"),
@@ -25,11 +26,11 @@ const FORMATS: &[(&str, &str)] = &[
     ("q2_0", "q2_0"),
 ];
 
-/// Formats of ours, and what each is compared with.
+/// Our formats, each with the formats it is compared with.
 type Pairs = Vec<(&'static str, &'static str)>;
 
 pub(crate) struct Options {
-    /// Measure other engines too.
+    /// Also measure other engines.
     pub(crate) peers: bool,
     /// A few minutes instead of half an hour.
     pub(crate) quick: bool,
@@ -38,7 +39,7 @@ pub(crate) struct Options {
     pub(crate) browser: bool,
     /// Only these formats; empty for all.
     pub(crate) formats: Vec<String>,
-    /// How often everything is measured.
+    /// The number of times everything is measured.
     pub(crate) rounds: Option<usize>,
 }
 
@@ -48,16 +49,16 @@ impl Default for Options {
     }
 }
 
-/// What is measured how often.
+/// The measurements of a run.
 struct Plan {
     formats: Pairs,
     rounds: usize,
     /// Prompt lengths.
     prefill: &'static [usize],
-    /// Tokens of a reply.
+    /// Tokens per reply.
     decode: usize,
     threads: &'static [usize],
-    /// Prompt and reply in the browser, where a token takes long.
+    /// Lengths of prompt and reply in the browser, which is slower.
     page: (usize, usize),
 }
 
@@ -67,7 +68,7 @@ impl Plan {
         let known = |name: &&String| FORMATS.iter().all(|(format, _)| format != name);
         if let Some(name) = options.formats.iter().find(known) {
             let names: Vec<&str> = FORMATS.iter().map(|(format, _)| *format).collect();
-            return Err(format!("no format {name} is measured; there are {}", names.join(", ")));
+            return Err(format!("unknown format {name}; expected one of {}", names.join(", ")));
         }
         let asked = |format: &str| match options.formats.as_slice() {
             [] => !quick || ["q1_0", "pq2_0", "tq2_0"].contains(&format),
@@ -84,7 +85,7 @@ impl Plan {
     }
 }
 
-/// Where the files are.
+/// The directory of the model files.
 struct Models {
     dir: PathBuf,
 }
@@ -107,7 +108,7 @@ pub(crate) fn bench(machine: &mut Machine, options: &Options) -> Result<()> {
         needs.extend_from_slice(if options.peers { peers::TRANSFORMERS_NEEDS } else { &[] });
     }
     prepare(machine, &needs)?;
-    machine.cargo().args("build --release --package shohin-cli --package shohin-tests --bins").run()?;
+    machine.cargo().args("build --release --bins").packages(&[package::CLI, package::TESTS]).run()?;
     let models = Models { dir: machine.target.join("bench") };
     write_models(machine, &models, &plan)?;
 
@@ -126,7 +127,7 @@ pub(crate) fn bench(machine: &mut Machine, options: &Options) -> Result<()> {
     write(&models.dir.join("report.md"), &report)?;
     write(&models.dir.join("samples.txt"), &sample::lines(&samples))?;
     let minutes = started.elapsed().as_secs_f64() / 60.0;
-    println!("{minutes:.0} minutes. The report and every single number are in {}", models.dir.display());
+    println!("{minutes:.0} minutes. The report and all samples are in {}", models.dir.display());
     Ok(())
 }
 
@@ -138,7 +139,7 @@ fn prepare(machine: &mut Machine, needs: &[Need]) -> Result<()> {
     }
 }
 
-/// Random weights in the published shape: speed does not depend on what a model has learnt.
+/// Writes models with random weights in the published shape; speed does not depend on the values.
 fn write_models(machine: &Machine, models: &Models, plan: &Plan) -> Result<()> {
     std::fs::create_dir_all(&models.dir).map_err(|e| format!("{}: {e}", models.dir.display()))?;
     let peers = plan.formats.iter().map(|(_, peer)| *peer);

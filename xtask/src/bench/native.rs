@@ -1,4 +1,4 @@
-//! Our program and llama.cpp in turn.
+//! Measures our program and llama.cpp in turn.
 
 use std::path::Path;
 
@@ -9,11 +9,12 @@ use super::sample::{self, Engine, Sample, Test};
 use super::{Models, Pairs, Plan};
 use crate::command::{Cmd, Result};
 use crate::machine::Machine;
+use crate::package;
 
-/// A prompt that llama.cpp would take longer for is left out, in seconds.
+/// Prompts that take llama.cpp longer than this are skipped, in seconds.
 const LIMIT: f64 = 40.0;
 
-/// Returns what is compared with what.
+/// Returns the compared formats.
 pub(super) fn measure(
     machine: &Machine,
     models: &Models,
@@ -76,7 +77,7 @@ pub(super) fn measure(
             }
         }
     }
-    // The same bytes and products at the same speed bound the others.
+    // The bounds are the same for the other engines.
     let ours = samples.clone();
     for s in samples.iter_mut() {
         let engine = match s.engine {
@@ -93,7 +94,7 @@ pub(super) fn measure(
     Ok(pairs)
 }
 
-/// How many processors of what kind, where the system tells.
+/// The number and name of the processors, as far as the system reports them.
 fn processor() -> String {
     let count = std::thread::available_parallelism().map_or(1, usize::from);
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -116,7 +117,7 @@ impl Place {
     }
 }
 
-/// Returns the instruction set that was used.
+/// Returns the instruction set used.
 fn ours(
     machine: &Machine,
     models: &Models,
@@ -126,7 +127,7 @@ fn ours(
     samples: &mut Vec<Sample>,
 ) -> Result<String> {
     let lengths: Vec<String> = plan.prefill.iter().map(usize::to_string).collect();
-    let program = machine.target.join("release/shohin");
+    let program = machine.target.join("release").join(package::PROGRAM);
     let mut bench = machine.cmd(&program.to_string_lossy()).args("bench --json --repeat 1 --prefill");
     bench = bench.arg(lengths.join(",")).arg("--decode").arg(plan.decode.to_string());
     bench = bench.arg("--threads").arg(place.threads.to_string()).arg("-m").arg(models.file(place.format));
@@ -145,7 +146,7 @@ fn ours(
 
 type Reported = (Test, f64, f64, Option<(f64, f64)>);
 
-/// Instruction set, and for each repetition of each test the seconds a token, of clock and processors, and the bound.
+/// The instruction set, and for each repetition of each test wall time and CPU time per token in seconds, and the bound.
 fn report_samples(report: &Value) -> Option<(String, Vec<Reported>)> {
     let bandwidth = report["memory_gigabytes_per_second"].as_f64()? * 1e9;
     let products = report["gigaproducts_per_second"].as_f64().map(|most| most * 1e9);
@@ -169,9 +170,9 @@ fn report_samples(report: &Value) -> Option<(String, Vec<Reported>)> {
 }
 
 enum Said {
-    /// Which version it is.
+    /// Its version.
     Version(String),
-    /// Why it could not read the file.
+    /// The reason why it could not read the file.
     Cannot(String),
 }
 
@@ -185,7 +186,7 @@ fn theirs(
 ) -> Result<Said> {
     let mut driver = Cmd::new(python, &machine.root).arg(machine.root.join("xtask/src/bench/llama.py"));
     driver = driver.arg(models.file(place.format)).arg(place.threads.to_string());
-    // Nothing is repeated where nothing is to be measured.
+    // A run without measurements is not repeated.
     driver = driver.args(if samples.is_some() { "1" } else { "0" });
     driver = driver.arg(LIMIT.to_string()).arg(plan.decode.to_string());
     let text = plan.prefill.iter().fold(driver, |driver, n| driver.arg(n.to_string())).read()?;
@@ -220,7 +221,7 @@ mod tests {
         let prefill = |wall, cpu| (Test::Prefill(4), wall, cpu, Some((200e9, 3e9)));
         let decode = (Test::Decode, 0.5, 1.5, Some((20e9, 5e9)));
         assert_eq!(samples, [prefill(0.5, 0.25), prefill(1.0, 0.5), decode]);
-        // Not every processor has a bound of products.
+        // The compute bound is not known for every processor.
         let mut scalar = report;
         scalar["gigaproducts_per_second"] = Value::Null;
         let (_, samples) = report_samples(&scalar).expect("a whole report");

@@ -350,7 +350,7 @@ mod tests {
                 "| PQ2_0 | TQ2_0 | Shohin | 1 | - | 5.0 (5.0) |",
             ]
         );
-        assert!(text.contains("\nMemory read: 1.0 GB/s, threads: 1.\n"), "{text}");
+        assert!(text.contains("\nMemory bandwidth: 1.0 GB/s, threads: 1.\n"), "{text}");
         assert!(text.ends_with("\n- A note.\n"), "{text}");
     }
 

@@ -1,0 +1,13 @@
+//! The workspace's packages by name.
+
+pub(crate) const CORE: &str = "shohin-core";
+pub(crate) const GPU: &str = "shohin-gpu";
+pub(crate) const HOST: &str = "shohin";
+pub(crate) const CLI: &str = "shohin-cli";
+pub(crate) const TESTS: &str = "shohin-tests";
+pub(crate) const WASM: &str = "shohin-wasm";
+pub(crate) const BINDGEN: &str = "shohin-bindgen";
+pub(crate) const XTASK: &str = "xtask";
+
+/// The program that [`CLI`] builds.
+pub(crate) const PROGRAM: &str = "shohin";
