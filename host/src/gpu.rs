@@ -29,8 +29,10 @@ impl Device {
         let named = (!name.is_empty()).then(|| name.to_string());
         // Who names one in software means it.
         let options = GpuOptions { software: named.is_some(), name: named, ..GpuOptions::default() };
-        let gpu = pollster::block_on(Gpu::open(&options))
-            .map_err(|source| Error::Gpu { source: Box::new(source), names: pollster::block_on(Gpu::names()) })?;
+        let gpu = pollster::block_on(Gpu::open(&options)).map_err(|source| Error::Gpu {
+            source: Box::new(source),
+            names: pollster::block_on(Gpu::names()),
+        })?;
         Ok(Device(pollster::block_on(GpuModel::from_gguf(Arc::new(gpu), gguf))?))
     }
 

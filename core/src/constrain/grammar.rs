@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::decimal::{Bounds, Digits, Part};
-use super::pattern::Pattern;
+use super::pattern::{NEVER, Pattern};
 use super::vocabulary::Vocabulary;
 use crate::error::{Error, Result};
 use alloc::boxed::Box;
@@ -19,8 +19,6 @@ pub(super) const MAX_NODES: usize = 1 << 14;
 const MAX_WORK: usize = 1 << 25;
 /// Bytes of texts whose tokens are counted.
 const SPELLED: usize = 1 << 16;
-/// No text can be had, or none that is shallow enough.
-pub(super) const NEVER: u32 = u32::MAX;
 
 pub(super) type NodeId = u32;
 

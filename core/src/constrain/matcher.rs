@@ -6,7 +6,8 @@
 #![forbid(unsafe_code)]
 
 use super::decimal::{DIGITS, Digits, Part};
-use super::grammar::{Grammar, NEVER, Node, NodeId, Property, Text};
+use super::grammar::{Grammar, Node, NodeId, Property, Text};
+use super::pattern::NEVER;
 use super::quoted::Quoted;
 use alloc::vec;
 use alloc::vec::Vec;

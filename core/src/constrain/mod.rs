@@ -50,8 +50,8 @@ use crate::error::{Error, Name, Result};
 use alloc::format;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use grammar::NEVER;
 use matcher::Matcher;
+use pattern::NEVER;
 use vocabulary::Sorted;
 
 /// States whose tokens are remembered.

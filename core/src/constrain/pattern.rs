@@ -5,7 +5,6 @@
 //! written as they are, or with one of the short escapes.
 #![forbid(unsafe_code)]
 
-use super::grammar::NEVER;
 use super::quoted::Quoted;
 use crate::error::{Error, Result};
 use crate::sort;
@@ -13,6 +12,9 @@ use alloc::boxed::Box;
 use alloc::rc::Rc;
 use alloc::vec;
 use alloc::vec::Vec;
+
+/// No text can be had, or none that is shallow enough.
+pub(super) const NEVER: u32 = u32::MAX;
 
 /// Groups within groups.
 const MAX_NESTING: u32 = 32;

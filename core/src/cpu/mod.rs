@@ -7,6 +7,7 @@
 //! | [`isa`], [`simd`] | instruction sets, and vectors in each of them |
 //! | [`repack`], [`expand`] | weights rearranged for the kernels |
 
+#[allow(dead_code, reason = "not every target has an instruction set that uses it")]
 pub mod activation_lut;
 pub mod activations;
 mod attention;

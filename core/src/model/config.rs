@@ -5,13 +5,39 @@ use alloc::format;
 use alloc::string::String;
 
 use super::program::{Heads, Program};
-use super::registry::Architecture;
 use super::rope::{Rope, RopeScaling};
 use crate::error::{Error, Name, Result};
-use crate::gguf::{Gguf, Header, Metadata};
+use crate::gguf::{Header, Metadata};
 use crate::limits::Limits;
 
 const EPS: &str = "attention.layer_norm_rms_epsilon";
+
+/// A model architecture: how its forward pass follows from its numbers.
+pub struct Architecture {
+    /// The name in metadata (`general.architecture`), with which its keys begin.
+    pub name: &'static str,
+    /// Writes the forward pass of a model with these numbers, which have been checked.
+    pub program: fn(&ModelConfig) -> Program,
+}
+
+impl Architecture {
+    /// An error for the number under `key` of this architecture.
+    pub(super) fn bad(&self, key: &str, found: f64, expected: &'static str) -> Error {
+        Error::KeyValue { key: Name::new(format!("{}.{key}", self.name)), found, expected }
+    }
+}
+
+impl core::fmt::Debug for Architecture {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+impl PartialEq for Architecture {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
 
 /// Hyper-parameters of a model. Keys of metadata stand after the name of the architecture and a dot.
 #[derive(Clone, Debug, PartialEq)]
@@ -45,25 +71,9 @@ pub struct ModelConfig {
 }
 
 impl ModelConfig {
-    /// Reads and checks the metadata of a `qwen3` file. The vocabulary is the embedding's row count.
-    pub fn from_gguf(gguf: &Gguf<'_>) -> Result<Self> {
-        Self::from_header(gguf.header())
-    }
-
-    /// As [`ModelConfig::from_gguf`], before there are any weights.
-    pub fn from_header(header: &Header<'_>) -> Result<Self> {
-        let meta = header.metadata();
-        // The later parts of a model lack everything else.
-        if let Some(count) = meta.u32("split.count")?.filter(|n| *n > 1 && *n != u32::from(header.parts())) {
-            return Err(Error::KeyValue {
-                key: Name::new("split.count"),
-                found: f64::from(count),
-                expected: "1, or all parts of the model together",
-            });
-        }
-        let arch = meta.need("general.architecture", meta.str("general.architecture")?)?;
-        let architecture = Architecture::named(arch)?;
-        let meta = &Keys { meta, architecture };
+    /// Reads and checks the metadata of a file of `architecture`.
+    pub(super) fn read(architecture: &'static Architecture, header: &Header<'_>) -> Result<Self> {
+        let meta = &Keys { meta: header.metadata(), architecture };
         // Weights stored in a rotated basis: computing with them unrotated gives fluent nonsense.
         meta.meta.refuse("prism.hadamard.", "a model without Hadamard-rotated weights")?;
         let embedding = header

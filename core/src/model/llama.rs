@@ -9,9 +9,8 @@
 //! `2 i + 1` of a head turn together where the original model turns `i` and `i + head_dim / 2`.
 #![forbid(unsafe_code)]
 
-use super::config::ModelConfig;
+use super::config::{Architecture, ModelConfig};
 use super::program::{Builder, Output, Program, RopePairing};
-use super::registry::Architecture;
 
 pub(super) const LLAMA: Architecture = Architecture { name: "llama", program };
 

@@ -13,9 +13,9 @@ pub mod rope;
 pub mod weights;
 
 pub use bonsai::BonsaiModel;
-pub use config::{ModelConfig, ModelConfig as Qwen3Config};
+pub use config::{Architecture, ModelConfig, ModelConfig as Qwen3Config};
 pub use embedding::{Embedding, Pooling};
 pub use program::Program;
-pub use registry::{Architecture, CapabilityProfile, ModelConfigBuilder, ModelSpec, ModelVariant, all_specs};
+pub use registry::{CapabilityProfile, ModelConfigBuilder, ModelSpec, ModelVariant, all_specs};
 pub use rope::RopeScaling;
 pub use weights::{ModelBytes, Weights};

@@ -7,9 +7,8 @@
 //! ```
 #![forbid(unsafe_code)]
 
-use super::config::ModelConfig;
+use super::config::{Architecture, ModelConfig};
 use super::program::{Builder, Output, Program, RopePairing};
-use super::registry::Architecture;
 
 pub(super) const QWEN3: Architecture = Architecture { name: "qwen3", program };
 

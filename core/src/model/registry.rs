@@ -1,23 +1,13 @@
 //! What this runtime knows by name: architectures and published models.
 #![forbid(unsafe_code)]
 
-use alloc::format;
-
-use super::config::ModelConfig;
+use super::config::{Architecture, ModelConfig};
 use super::llama::LLAMA;
-use super::program::Program;
 use super::qwen3::QWEN3;
 use super::rope::RopeScaling;
 use crate::error::{Error, Name, Result};
+use crate::gguf::{Gguf, Header};
 use crate::quant::Format;
-
-/// A model architecture: how its forward pass follows from its numbers.
-pub struct Architecture {
-    /// The name in metadata (`general.architecture`), with which its keys begin.
-    pub name: &'static str,
-    /// Writes the forward pass of a model with these numbers, which have been checked.
-    pub program: fn(&ModelConfig) -> Program,
-}
 
 impl Architecture {
     /// Every architecture that runs.
@@ -34,22 +24,33 @@ impl Architecture {
             expected: "qwen3 or llama",
         })
     }
-
-    /// An error for the number under `key` of this architecture.
-    pub(super) fn bad(&self, key: &str, found: f64, expected: &'static str) -> Error {
-        Error::KeyValue { key: Name::new(format!("{}.{key}", self.name)), found, expected }
-    }
 }
 
-impl core::fmt::Debug for Architecture {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.write_str(self.name)
+impl ModelConfig {
+    /// Reads and checks the metadata of a file. The vocabulary is the embedding's row count.
+    ///
+    /// # Errors
+    /// For an unknown architecture, and for numbers that are missing or that no model can have.
+    pub fn from_gguf(gguf: &Gguf<'_>) -> Result<Self> {
+        Self::from_header(gguf.header())
     }
-}
 
-impl PartialEq for Architecture {
-    fn eq(&self, other: &Self) -> bool {
-        self.name == other.name
+    /// As [`ModelConfig::from_gguf`], before there are any weights.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn from_header(header: &Header<'_>) -> Result<Self> {
+        let meta = header.metadata();
+        // The later parts of a model lack everything else.
+        if let Some(count) = meta.u32("split.count")?.filter(|n| *n > 1 && *n != u32::from(header.parts())) {
+            return Err(Error::KeyValue {
+                key: Name::new("split.count"),
+                found: f64::from(count),
+                expected: "1, or all parts of the model together",
+            });
+        }
+        let name = meta.need("general.architecture", meta.str("general.architecture")?)?;
+        Self::read(Architecture::named(name)?, header)
     }
 }
 
