@@ -57,7 +57,7 @@ pub(crate) trait Subsets {
     unsafe fn table(q: [i8; FOUR], shift: i32, low: &mut [u8; 16], high: &mut [u8; 16]);
 }
 
-/// One token's luts.
+/// One token's lookup tables.
 #[inline(always)]
 pub(crate) unsafe fn fill<S: Subsets>(q8: &[Q8Block], out: &mut [ActivationLut]) {
     const HALVES: usize = LUT_COLS / Q8_LEN;

@@ -351,7 +351,7 @@ pub fn repack(
             return;
         }
         copy.extend_from_slice(group);
-        interleave_group(format, &codes, layout, &copy, group);
+        repack_panel(format, &codes, layout, &copy, group);
     });
     if full.into_inner() {
         return Err(Error::Memory { need: group_bytes as u64, have: 0 });
@@ -367,7 +367,7 @@ pub fn repack(
 }
 
 /// `from` is 16 rows as in the file, `to` the same size.
-fn interleave_group(format: Format, codes: &Codes, layout: Layout, from: &[u8], to: &mut [u8]) {
+fn repack_panel(format: Format, codes: &Codes, layout: Layout, from: &[u8], to: &mut [u8]) {
     let block_bytes = format.block_bytes();
     let row_bytes = from.len() / PANEL_ROWS;
     let blocks = row_bytes / block_bytes;

@@ -180,7 +180,7 @@ macro_rules! load {
     };
 }
 
-/// Fills `out` from args of at least [`TOKENS`] tokens.
+/// Fills `out` from arguments with at least [`TOKENS`] tokens.
 ///
 /// Safety: AVX-512 and tiles, and matrices as `U` and `BLOCK` say.
 #[inline(always)]

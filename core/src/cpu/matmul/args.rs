@@ -13,7 +13,7 @@ pub(crate) struct MatmulArgs<'a> {
     pub(super) x: &'a [f32],
     /// `(tokens, q8_blocks(cols))` for an integer kernel.
     pub(super) q8: &'a [Q8Block],
-    /// As many as [`luts`] says, or none.
+    /// As many as [`lut_len`](super::lut_len) says, or none.
     #[allow(dead_code, reason = "not every target has kernels that look sums up")]
     pub(super) luts: &'a [ActivationLut],
     pub(super) tokens: usize,

@@ -40,7 +40,7 @@ pub(super) fn float(format: Format) -> Option<Kernel> {
     })
 }
 
-/// How far ahead of the multiplication the weights are asked for, in bytes.
+/// Prefetch distance in bytes.
 const PREFETCH: usize = 8192;
 
 /// How a format's bytes become codes of zero point 1, at most 3.

@@ -31,19 +31,19 @@ fn kernel<const BITS: usize, const BLOCK: usize>(args: &MatmulArgs<'_>, out: &mu
     unsafe { rows::<Avx2, BITS, BLOCK, 4>(args, out) };
 }
 
-/// One token's luts.
+/// One token's lookup tables.
 #[target_feature(enable = "avx2")]
 pub(super) fn build_lut(q8: &[Q8Block], out: &mut [ActivationLut]) {
     // SAFETY: the features of this function.
     unsafe { activation_lut::fill::<Avx2>(q8, out) };
 }
 
-/// How far ahead of the multiplication the weights are asked for, in bytes.
+/// Prefetch distance in bytes.
 const PREFETCH: usize = 8192;
 
 struct Avx2;
 
-/// The luts of parts 0 and 1, or of parts 2 and 3.
+/// The lookup tables of parts 0 and 1, or of parts 2 and 3.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn table(parts: &[[u8; 16]; 4], half: usize) -> __m256i {

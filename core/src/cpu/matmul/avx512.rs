@@ -18,7 +18,7 @@ pub(super) fn float(format: Format) -> Option<Kernel> {
     })
 }
 
-/// How far ahead of the multiplication the weights are asked for, in bytes.
+/// Prefetch distance in bytes.
 const PREFETCH: usize = 8192;
 /// Rows and tokens whose running sums are in registers.
 const ROWS: usize = 4;

@@ -31,12 +31,12 @@ pub(super) fn kernel<const BITS: usize, const BLOCK: usize>(args: &MatmulArgs<'_
     unsafe { rows::<Avx512, BITS, BLOCK, 8>(args, out) };
 }
 
-/// How far ahead of the multiplication the weights are asked for, in bytes.
+/// Prefetch distance in bytes.
 const PREFETCH: usize = 8192;
 
 pub(super) struct Avx512;
 
-/// The luts of four parts.
+/// The lookup tables of four parts.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn table(parts: &[[u8; 16]; 4]) -> __m512i {

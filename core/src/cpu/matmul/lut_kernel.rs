@@ -11,13 +11,13 @@ use crate::cpu::activation_lut::{ActivationLut, LUT_COLS};
 use crate::cpu::parallel::OutputRows;
 use crate::cpu::repack::PANEL_ROWS;
 
-/// Groups of rows for which luts are loaded once.
+/// Groups of rows for which lookup tables are loaded once.
 const GROUPS: usize = 4;
 /// Such sets of groups that many tokens are multiplied with before the next ones are.
 const SETS: usize = 4;
 /// Tokens whose sums are kept meanwhile: 32 KB with those of all sets.
 const TOKENS: usize = 32;
-/// Blocks between a product and the weights that are asked for meanwhile.
+/// Prefetch distance in blocks.
 const AHEAD: usize = 16;
 /// Eights of columns of a part.
 pub(super) const EIGHTS: usize = 4;
@@ -47,7 +47,7 @@ pub(super) trait LutKernel: PanelKernel {
     fn prefetch_line(p: *const u8);
 }
 
-/// Fills `out`; without luts, as the reference does.
+/// Fills `out`; without lookup tables, as the reference does.
 #[inline(always)]
 pub(super) unsafe fn rows<L: LutKernel>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
     if args.luts.is_empty() {
@@ -84,7 +84,7 @@ pub(super) unsafe fn rows<L: LutKernel>(args: &MatmulArgs<'_>, out: &mut OutputR
     integer_from(end, args, out);
 }
 
-/// What block `b` of token `t` starts from, its luts having been moved.
+/// What block `b` of token `t` starts from, its lookup tables having been moved.
 #[inline(always)]
 fn start(args: &MatmulArgs<'_>, t: usize, b: usize, luts: &ActivationLut) -> i32 {
     let at = t * (args.q8.len() / args.tokens) + 2 * b;
@@ -101,7 +101,7 @@ unsafe fn one_token<L: LutKernel, const G: usize>(args: &MatmulArgs<'_>, out: &m
     let group = args.w.panel(out.first() + i);
     let (stride, group) = (group.len(), group.as_ptr());
     let vector = 64 / L::VECTORS;
-    // SAFETY: the caller has the groups, one behind the other; there are luts and activations of all
+    // SAFETY: the caller has the groups, one after the other; there are lookup tables and activations of all
     // columns.
     unsafe {
         let mut sums = [L::floats(0.0); G];
@@ -145,7 +145,7 @@ unsafe fn tokens<L: LutKernel, const S: usize, const G: usize>(
     let mut sums = [[[MaybeUninit::<L::Floats>::uninit(); G]; S]; TOKENS];
     let mut indices = [[[MaybeUninit::<L::Indices>::uninit(); 2 * EIGHTS]; G]; S];
     let mut d = [[MaybeUninit::<L::Floats>::uninit(); G]; S];
-    // SAFETY: the caller has the groups, one behind the other; there are luts and activations of all
+    // SAFETY: the caller has the groups, one after the other; there are lookup tables and activations of all
     // columns and tokens. Of the buffers, only what was written is read.
     unsafe {
         for first in (0..args.tokens).step_by(TOKENS) {

@@ -1,4 +1,4 @@
-//! simd128 over [`Layout::Panels8`]: sums of activations looked up in luts, sixteen rows at a time.
+//! simd128 over [`Layout::Panels8`]: sums of activations looked up in lookup tables, sixteen rows at a time.
 //!
 //! There is no product of bytes, but `i8x16.swizzle` looks up sixteen bytes at once.
 #![allow(unsafe_code)]
@@ -38,14 +38,14 @@ const PARTS: usize = LUT_COLS / PART;
 const TABLE_STRIDE: usize = 16 * PARTS;
 
 /// Rows that many tokens are multiplied with before the next rows are: their weights stay in the second
-/// cache, the luts of one token in the first.
+/// cache, the lookup tables of one token in the first.
 const CHUNK: usize = 16 * PANEL_ROWS;
 
 /// Sixteen repacked rows, times one token.
 pub(super) trait Group {
     /// Rounds of the innermost loop.
     const TURNS: usize;
-    /// Whether it takes luts.
+    /// Whether it takes lookup tables.
     const LOOKS_UP: bool;
     /// The running sums of a group of rows. `turns` is [`Self::TURNS`], which the compiler must not
     /// know: it would turn the innermost loop into a straight line of so many loads that an engine's
@@ -109,7 +109,7 @@ impl<const P: usize, const B: usize> Group for LutKernel<P, B> {
             let mut n = [i32x4_splat(0); 4];
             let mut start = 0i32;
             for _ in 0..B / Q8_LEN {
-                // SAFETY: the caller has the group, the activations and their luts.
+                // SAFETY: the caller has the group, the activations and their lookup tables.
                 unsafe {
                     let parts = [0, 1].map(|part| {
                         let sums = (&raw const (*luts).sums).cast::<u8>().add((2 * half + part) * 16);
@@ -174,7 +174,7 @@ unsafe fn part<const P: usize>(mut codes: *const u8, mut luts: *const u8, bytes:
     let mut sums = [[u8x16_splat(0); 2]; P];
     for _ in 0..bytes {
         for (p, sums) in sums.iter_mut().enumerate() {
-            // SAFETY: the caller has `bytes` times a vector a plane of codes and two luts.
+            // SAFETY: the caller has `bytes` times a vector a plane of codes and two lookup tables.
             unsafe {
                 let byte = load(codes.add(p * PANEL_ROWS));
                 for (nibble, index) in
@@ -243,7 +243,7 @@ pub(super) unsafe fn scales(p: *const u8, finite: bool) -> [v128; 4] {
     })
 }
 
-/// One token's luts.
+/// One token's lookup tables.
 pub(super) fn build_lut(q8: &[Q8Block], out: &mut [ActivationLut]) {
     // SAFETY: this module is compiled only with simd128.
     unsafe { activation_lut::fill::<Simd128>(q8, out) };

@@ -1,17 +1,17 @@
 //! Forgetting the oldest of a full cache: attention sinks.
 //!
 //! Models put much attention on the first tokens of a text, whatever these say, and fall apart without them.
-//! So the first `keep` positions stay where they are, the oldest `drop` behind them go, and all later ones move
+//! So the first `keep` positions stay where they are, the oldest `drop` after them go, and all later ones move
 //! to the front by `drop` (StreamingLLM: Xiao et al. 2023, arXiv 2309.17453, section 3.2, where positions count
 //! within the cache, too).
 //!
-//! A cached key is `m R(p) k`, where `R(p)` turns pair `i` by `p s_i` ([`crate::op::rope`]). Rotations compose,
+//! A cached key is `m R(p) k`, where `R(p)` turns pair `i` by `p s_i` ([`Rope`](crate::model::rope::Rope)). Rotations compose,
 //! so `R(-drop) m R(p) k = m R(p - drop) k`: what the key would be had its token been at the new position. The
 //! angle is formed in f64. Values do not depend on their position and move as they are. Beyond the first
 //! layer, both still carry what the model saw of the forgotten tokens when it computed them.
 //!
 //! Turned keys are rounded to the cache's format once more: by at most 2^-11 of each number with f16, by half
-//! of a step, 1/254 of the largest number of its group of 32, with q8. Where all that follows `keep` is halved
+//! a step with q8 (1/254 of the largest number of its group of 32) and q4 (1/14). Where all that follows `keep` is halved
 //! each time, as [`crate::generate::Overflow::Shift`] does, no key is turned twice.
 #![forbid(unsafe_code)]
 

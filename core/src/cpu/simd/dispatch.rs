@@ -17,18 +17,18 @@ pub trait SimdOp {
     fn run(self) -> Self::Output;
 }
 
-/// Runs `args`, compiled for `isa`.
+/// Runs `op`, compiled for `isa`.
 #[inline]
-pub fn dispatch<W: SimdOp>(isa: Isa, args: W) -> W::Output {
+pub fn dispatch<W: SimdOp>(isa: Isa, op: W) -> W::Output {
     match isa.kind() {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: an `Isa` of this kind exists only where the processor has these features.
-        Kind::Avx2 => unsafe { x86::avx2(args) },
+        Kind::Avx2 => unsafe { x86::avx2(op) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
-        Kind::Avx512Vnni | Kind::Avx512Amx => unsafe { x86::avx512(args) },
+        Kind::Avx512Vnni | Kind::Avx512Amx => unsafe { x86::avx512(op) },
         // NEON and simd128 are part of the baseline where they are used at all.
-        _ => args.run(),
+        _ => op.run(),
     }
 }
 
@@ -37,12 +37,12 @@ mod x86 {
     use super::SimdOp;
 
     #[target_feature(enable = "avx2")]
-    pub(super) fn avx2<W: SimdOp>(args: W) -> W::Output {
-        args.run()
+    pub(super) fn avx2<W: SimdOp>(op: W) -> W::Output {
+        op.run()
     }
 
     #[target_feature(enable = "avx2,avx512f,avx512bw,avx512vl")]
-    pub(super) fn avx512<W: SimdOp>(args: W) -> W::Output {
-        args.run()
+    pub(super) fn avx512<W: SimdOp>(op: W) -> W::Output {
+        op.run()
     }
 }
