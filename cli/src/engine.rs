@@ -13,6 +13,7 @@ use shohin_core::cpu::{CpuWeights, Isa, MemoryPlan};
 use shohin_core::generate::{Detokenizer, Event, Generation, Reason, drive};
 use shohin_core::gguf::{Id42, ReadOptions};
 use shohin_core::model::ModelVariant;
+use shohin_core::quant::WeightClass;
 use shohin_core::sample::DRY_BREAKERS;
 use shohin_core::tokenizer::Special;
 use shohin_core::{
@@ -205,12 +206,11 @@ impl<'f> Engine<'f> {
 
     /// `ternary (PQ2_0)`
     pub(crate) fn kind(&self) -> String {
-        use shohin_core::Format::*;
         let Some(format) = self.format else { return "no layers".into() };
-        let bits = match format {
-            Q1_0 => "1-bit",
-            Q2_0 | Pq2_0 | Tq2_0G128 | Ptq1_0 | Tq1_0 | Tq2_0 => "ternary",
-            _ => return format.name().into(),
+        let bits = match format.class() {
+            WeightClass::OneBit => "1-bit",
+            WeightClass::Ternary => "ternary",
+            WeightClass::Integer | WeightClass::Float => return format.name().into(),
         };
         format!("{bits} ({})", format.name())
     }

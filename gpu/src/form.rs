@@ -87,7 +87,7 @@ impl Form {
                             |word, (i, &q): (usize, &i8)| word | u32::from((q + 1) as u8 & 3) << (2 * i);
                         bytes_of_pairs(q.iter().enumerate().fold(0, code))
                     }));
-                    let [low, high] = half::f16::from_f32(block_scale(format, block)).to_le_bytes();
+                    let [low, high] = half::f16::from_f32(block_scale(format, block, 0)).to_le_bytes();
                     for _ in 0..format.block() / self.group {
                         halves.push(low, high);
                     }

@@ -1,6 +1,5 @@
 //! Expanding base-3 weights of whole files.
 
-use shohin_core::cpu::expand::expanded_format;
 use shohin_core::cpu::{CpuOptions, Expansion, Isa, expand_file, expansion};
 use shohin_core::gguf::{Gguf, ReadOptions};
 use shohin_core::{Format, Serial, SessionOptions};
@@ -14,7 +13,7 @@ fn every_weight_stays_what_it_was() {
         let file = Model::tiny(format);
         let before = Gguf::parse(&file).unwrap();
         let Some(Expansion { len, room }) = expansion(&before, file.len()).unwrap() else {
-            assert_eq!(expanded_format(format), None);
+            assert_eq!(format.expanded(), None);
             continue;
         };
         assert_eq!(room, len);
@@ -25,7 +24,7 @@ fn every_weight_stays_what_it_was() {
         let mut expanded = 0;
         for (a, b) in before.tensors().iter().zip(after.tensors()) {
             assert_eq!((a.name(), a.dims()), (b.name(), b.dims()));
-            expanded += usize::from(a.format() == Some(format) && b.format() == expanded_format(format));
+            expanded += usize::from(a.format() == Some(format) && b.format() == format.expanded());
             let (a, b) = (before.matrix(a.name()).unwrap(), after.matrix(b.name()).unwrap());
             let (mut x, mut y) = (vec![0.0; a.cols()], vec![0.0; a.cols()]);
             for row in 0..a.rows() {

@@ -9,16 +9,7 @@ use crate::pool::Pool;
 use crate::quant::trits::{Ptq1_0, Tq1_0};
 use crate::quant::{Block, Format};
 
-/// The format of 2-bit codes that holds the same blocks as base-3 `format`, or `None` for any other.
-pub fn expanded_format(format: Format) -> Option<Format> {
-    match format {
-        Format::Ptq1_0 => Some(Format::Pq2_0),
-        Format::Tq1_0 => Some(Format::Tq2_0),
-        _ => None,
-    }
-}
-
-/// Writes the blocks `from` of base-3 `format` to `to` in [`expanded_format`], the same weights; spread
+/// Writes the blocks `from` of base-3 `format` to `to` in [`Format::expanded`], the same weights; spread
 /// over `pool`.
 ///
 /// # Errors
@@ -26,7 +17,7 @@ pub fn expanded_format(format: Format) -> Option<Format> {
 /// another format.
 pub fn expand(isa: Isa, format: Format, from: &[u8], to: &mut [u8], pool: &dyn Pool) -> Result<()> {
     const JOB: usize = 1024; // blocks
-    let Some(expanded) = expanded_format(format) else {
+    let Some(expanded) = format.expanded() else {
         return Err(Error::Unsupported {
             key: crate::Name::new("format to expand"),
             found: crate::Name::new(format.name()),

@@ -4,7 +4,7 @@
 
 use alloc::vec::Vec;
 
-use super::expand::{expand, expanded_format};
+use super::expand::expand;
 use super::isa::Isa;
 use crate::error::{Error, Name, Result};
 use crate::gguf::place::pad;
@@ -49,7 +49,7 @@ impl Plan {
         let mut tensors = with_capacity(gguf.tensors().len() as u64)?;
         let (mut next, mut end, mut expands) = (0u64, 0u64, false);
         for t in order.iter().filter_map(at) {
-            let expanded = t.format().and_then(expanded_format);
+            let expanded = t.format().and_then(Format::expanded);
             expands |= expanded.is_some();
             let len = match (t.format(), expanded) {
                 (Some(from), Some(to)) => t.len() / from.block_bytes() as u64 * to.block_bytes() as u64,
@@ -145,7 +145,7 @@ pub fn expand_file(
         bytes.get_mut(written..t.to.0).ok_or(range)?.fill(0);
         written = t.to.1;
         let from = shift + t.from.0..shift + t.from.1;
-        let id = match t.format.and_then(|f| Some((f, expanded_format(f)?))) {
+        let id = match t.format.and_then(|f| Some((f, f.expanded()?))) {
             Some((format, expanded)) => {
                 let (small, large) = (format.block_bytes(), expanded.block_bytes());
                 let (mut at, mut to) = (from.start, t.to.0);

@@ -7,7 +7,7 @@ use super::qwen3::QWEN3;
 use super::rope::RopeScaling;
 use crate::error::{Error, Name, Result};
 use crate::gguf::{Gguf, Header};
-use crate::quant::Format;
+use crate::quant::{Format, WeightClass};
 
 impl Architecture {
     /// Every architecture that runs.
@@ -118,15 +118,10 @@ impl ModelVariant {
     /// The variant with these dimensions and this format of block matrices. Every dimension counts, so that
     /// a distilled or widened relative is not taken for the real one.
     pub fn detect(config: &ModelConfig, format: Format) -> Self {
-        let ternary = match format {
-            Format::Q1_0 => false,
-            Format::Q2_0
-            | Format::Pq2_0
-            | Format::Tq2_0G128
-            | Format::Ptq1_0
-            | Format::Tq1_0
-            | Format::Tq2_0 => true,
-            _ => return ModelVariant::Custom,
+        let ternary = match format.class() {
+            WeightClass::OneBit => false,
+            WeightClass::Ternary => true,
+            WeightClass::Integer | WeightClass::Float => return ModelVariant::Custom,
         };
         let dims = |c: &ModelConfig| {
             let heads = (c.num_attention_heads, c.num_kv_heads, c.head_dim);

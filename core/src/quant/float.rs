@@ -8,6 +8,7 @@
 //! Source: GGUF types 0, 1 and 30. Narrowing rounds to nearest, ties to even.
 #![forbid(unsafe_code)]
 
+use super::Block;
 use half::{bf16, f16};
 
 /// The f16 in the first two of `bytes`, as f32; every block scale is read through this.
@@ -16,38 +17,39 @@ pub(crate) fn f16_at(bytes: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32_const()
 }
 
-pub(super) fn unpack_f32(packed: &[u8], out: &mut [f32]) {
-    for (w, b) in out.iter_mut().zip(packed.as_chunks::<4>().0) {
-        *w = f32::from_le_bytes(*b);
-    }
+/// A format of weights stored one by one, `$n` bytes each, from `$from` to `$to`.
+macro_rules! float {
+    ($name:ident $n:literal $from:expr, $to:expr) => {
+        pub(crate) struct $name;
+
+        impl Block for $name {
+            const LEN: usize = 1;
+            const BYTES: usize = $n;
+
+            fn scale(_: &[u8], _: usize) -> f32 {
+                1.0
+            }
+
+            fn integers(_: &[u8], _: &mut [i8]) {}
+
+            fn pack(w: &[f32], packed: &mut [u8]) {
+                for (b, w) in packed.as_chunks_mut::<$n>().0.iter_mut().zip(w) {
+                    *b = $to(*w);
+                }
+            }
+
+            fn unpack(packed: &[u8], out: &mut [f32]) {
+                for (w, b) in out.iter_mut().zip(packed.as_chunks::<$n>().0) {
+                    *w = $from(*b);
+                }
+            }
+        }
+    };
 }
 
-pub(super) fn unpack_f16(packed: &[u8], out: &mut [f32]) {
-    for (w, b) in out.iter_mut().zip(packed.as_chunks::<2>().0) {
-        *w = f16::from_le_bytes(*b).to_f32_const();
-    }
-}
-
-pub(super) fn unpack_bf16(packed: &[u8], out: &mut [f32]) {
-    for (w, b) in out.iter_mut().zip(packed.as_chunks::<2>().0) {
-        *w = f32::from_bits(u32::from(u16::from_le_bytes(*b)) << 16);
-    }
-}
-
-pub(super) fn pack_f32(w: &[f32], packed: &mut [u8]) {
-    for (b, w) in packed.as_chunks_mut::<4>().0.iter_mut().zip(w) {
-        *b = w.to_le_bytes();
-    }
-}
-
-pub(super) fn pack_f16(w: &[f32], packed: &mut [u8]) {
-    for (b, w) in packed.as_chunks_mut::<2>().0.iter_mut().zip(w) {
-        *b = f16::from_f32_const(*w).to_le_bytes();
-    }
-}
-
-pub(super) fn pack_bf16(w: &[f32], packed: &mut [u8]) {
-    for (b, w) in packed.as_chunks_mut::<2>().0.iter_mut().zip(w) {
-        *b = bf16::from_f32_const(*w).to_le_bytes();
-    }
-}
+float!(F32 4 f32::from_le_bytes, f32::to_le_bytes);
+float!(F16 2 |b| f16::from_le_bytes(b).to_f32_const(), |w| f16::from_f32_const(w).to_le_bytes());
+float!(Bf16 2
+    |b| f32::from_bits(u32::from(u16::from_le_bytes(b)) << 16),
+    |w| bf16::from_f32_const(w).to_le_bytes()
+);

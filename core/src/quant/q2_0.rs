@@ -25,7 +25,7 @@ impl<const LEN: usize, const SCALE: usize, const CODES: usize> Block for Codes<L
     const LEN: usize = LEN;
     const BYTES: usize = LEN / 4 + 2;
 
-    fn scale(block: &[u8]) -> f32 {
+    fn scale(block: &[u8], _: usize) -> f32 {
         f16_at(block, SCALE)
     }
 

@@ -17,7 +17,7 @@ impl Block for Q4_0 {
     const LEN: usize = 32;
     const BYTES: usize = 18;
 
-    fn scale(block: &[u8]) -> f32 {
+    fn scale(block: &[u8], _: usize) -> f32 {
         f16_at(block, 0)
     }
 

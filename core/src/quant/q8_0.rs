@@ -16,7 +16,7 @@ impl Block for Q8_0 {
     const LEN: usize = 32;
     const BYTES: usize = 34;
 
-    fn scale(block: &[u8]) -> f32 {
+    fn scale(block: &[u8], _: usize) -> f32 {
         f16_at(block, 0)
     }
 

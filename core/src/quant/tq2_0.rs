@@ -18,7 +18,7 @@ impl Block for Tq2_0 {
     const LEN: usize = 256;
     const BYTES: usize = 66;
 
-    fn scale(block: &[u8]) -> f32 {
+    fn scale(block: &[u8], _: usize) -> f32 {
         f16_at(block, 64)
     }
 

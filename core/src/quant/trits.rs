@@ -31,7 +31,7 @@ impl<const A: usize, const B: usize, const C: usize> Block for Trits<A, B, C> {
     const LEN: usize = 5 * (A + B) + 4 * C;
     const BYTES: usize = A + B + C + 2;
 
-    fn scale(block: &[u8]) -> f32 {
+    fn scale(block: &[u8], _: usize) -> f32 {
         f16_at(block, A + B + C)
     }
 

@@ -5,19 +5,26 @@
 //! * Integer dot: a block of weights makes one exact integer `n = sum of w * q * factor`, in i32; then
 //!   `sum += f32(n) * d` with the block's scale `d`, rounded one by one, block after block, and the
 //!   result is multiplied by the token's step.
-//! * Q8_0 and Q4_0 are the exception: their blocks make eight integers for eight running sums, since
-//!   one of Q8_0 would not fit an i32. The weight at position `p` goes to number `p / 4 % 8`;
-//!   [`finish`] adds up.
+//! * Formats with at most 32 weights per scale (Q8_0, Q4_0) make eight integers for eight running sums,
+//!   since one of Q8_0 would not fit an i32. The weight at position `p` goes to number `l = p / 4 % 8`, so
+//!   that each 32 weights make `n_l`, the sum of `w * q * factor` over four weights, and
+//!   `sum_l += f32(n_l) * d` with the scale `d` of the group of these weights. A format with minima then adds
+//!   `sum_l += f32(s_l) * m`, where `m` is the group's minimum and `s_l` the sum of `q * factor` over the same
+//!   four activations. [`finish`] adds up.
+//!
+//! Blocks of several groups follow the same rule: the eight `n_l` of each 32 weights of Q4_K share the scale
+//! and the minimum of their group of 32; of Q6_K, with groups of 16, `n_0` to `n_3` take the scale of the
+//! first group, `n_4` to `n_7` that of the second.
 //!
 //! No `n` overflows: |w| <= 2 with at most 256 products, or |w| <= 128 with 4, each product at most
-//! 127 times 32767, stay below 2^31. What is added up on the way may wrap.
+//! 127 times 32767, stay below 2^31. Intermediate sums may wrap.
 #![forbid(unsafe_code)]
 
 use super::args::MatmulArgs;
 use crate::cpu::activations::{Q8Block, q8_blocks};
 use crate::cpu::op::{finish, finish_float};
 use crate::cpu::parallel::OutputRows;
-use crate::quant::{block_integers, block_scale};
+use crate::quant::{MAX_BLOCK, block_integers, block_minimum, block_scale};
 
 /// Tokens that share one unpacking of the weights.
 const TOKENS: usize = 16;
@@ -68,13 +75,26 @@ pub(super) fn integer(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
 
 /// [`integer`] for the rows from the `start`-th of `out`.
 pub(super) fn integer_from(start: usize, args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
+    let format = args.w.format();
     for i in start..out.len() {
-        if args.w.format().block() == 32 {
-            integer_row(args, out, i, lanes, finish);
-        } else {
-            integer_row(args, out, i, whole, |&[sum]| sum);
+        match (format.group(), format.has_minimum()) {
+            (..=32, false) => integer_row(args, out, i, lanes::<false>, finish),
+            (..=32, true) => integer_row(args, out, i, lanes::<true>, finish),
+            _ => integer_row(args, out, i, whole, |&[sum]| sum),
         }
     }
+}
+
+/// Groups in the largest block of formats with at most 32 weights per scale, in steps of 16 weights.
+const MAX_GROUPS: usize = MAX_BLOCK / 16;
+
+/// A block of weights, unpacked.
+struct Unpacked<'w> {
+    integers: &'w [i8],
+    /// Weights in a group.
+    group: usize,
+    scales: [f32; MAX_GROUPS],
+    minima: [f32; MAX_GROUPS],
 }
 
 #[inline(always)]
@@ -82,26 +102,28 @@ fn integer_row<const N: usize>(
     args: &MatmulArgs<'_>,
     out: &mut OutputRows<'_>,
     i: usize,
-    integers: impl Fn(&[i8], usize, &[Q8Block]) -> [i32; N],
+    add_block: impl Fn(&Unpacked<'_>, usize, &[Q8Block], &mut [f32; N]),
     finish: impl Fn(&[f32; N]) -> f32,
 ) {
     let (format, blocks) = (args.w.format(), q8_blocks(args.w.cols()));
-    let len = format.block();
-    let mut w = [0; 256];
+    let (len, group) = (format.block(), format.group());
+    let mut w = [0; MAX_BLOCK];
     let w = &mut w[..len];
     for first in (0..args.tokens).step_by(TOKENS) {
         let tokens = TOKENS.min(args.tokens - first);
         let mut sums = [[0.0; N]; TOKENS];
         for b in 0..args.w.cols() / len {
             let mut copy = [0; 66];
-            let block = args.w.block(out.first() + i, b, &mut copy);
-            block_integers(format, block, w);
-            let d = block_scale(format, block);
+            let packed = args.w.block(out.first() + i, b, &mut copy);
+            block_integers(format, packed, w);
+            let (mut scales, mut minima) = ([0.0; MAX_GROUPS], [0.0; MAX_GROUPS]);
+            for g in 0..len / group {
+                scales[g] = block_scale(format, packed, g);
+                minima[g] = block_minimum(format, packed, g);
+            }
+            let block = Unpacked { integers: w, group, scales, minima };
             for (t, sum) in sums[..tokens].iter_mut().enumerate() {
-                let n = integers(w, b * len, &args.q8[(first + t) * blocks..][..blocks]);
-                for (sum, n) in sum.iter_mut().zip(n) {
-                    *sum += n as f32 * d;
-                }
+                add_block(&block, b * len, &args.q8[(first + t) * blocks..][..blocks], sum);
             }
         }
         for (t, sum) in sums[..tokens].iter().enumerate() {
@@ -110,28 +132,35 @@ fn integer_row<const N: usize>(
     }
 }
 
-/// The integer of the weights `w` at activation `at`.
+/// Adds a block at activation `at` as one integer.
 #[inline(always)]
-fn whole(w: &[i8], at: usize, y: &[Q8Block]) -> [i32; 1] {
-    let groups = w.as_chunks::<32>().0.iter().enumerate();
-    [groups.fold(0, |n, (g, w)| {
+fn whole(block: &Unpacked<'_>, at: usize, y: &[Q8Block], [sum]: &mut [f32; 1]) {
+    let runs = block.integers.as_chunks::<32>().0.iter().enumerate();
+    let n = runs.fold(0, |n, (g, w)| {
         let i = at % 64 + 32 * g;
         let y = &y[at / 64 + i / 64];
         let q = &y.q[i % 64..][..32];
         let dot: i32 = w.iter().zip(q).map(|(&w, &q)| i32::from(w) * i32::from(q)).sum();
         n + dot * y.factor[i % 64 / 32]
-    })]
+    });
+    *sum += n as f32 * block.scales[0];
 }
 
-/// The eight integers of the 32 weights `w` at activation `at`.
+/// Adds each 32 weights of a block at activation `at` as eight integers, with their minima if `MINIMUM`.
 #[inline(always)]
-fn lanes(w: &[i8], at: usize, y: &[Q8Block]) -> [i32; 8] {
-    let y = &y[at / 64];
-    let (q, factor) = (y.q[at % 64..][..32].as_chunks::<4>().0, y.factor[at % 64 / 32]);
-    let mut n = [0; 8];
-    for ((n, w), q) in n.iter_mut().zip(w.as_chunks::<4>().0).zip(q) {
-        let dot: i32 = w.iter().zip(q).map(|(&w, &q)| i32::from(w) * i32::from(q)).sum();
-        *n = dot * factor;
+fn lanes<const MINIMUM: bool>(block: &Unpacked<'_>, at: usize, y: &[Q8Block], sum: &mut [f32; 8]) {
+    for (run, w) in block.integers.as_chunks::<32>().0.iter().enumerate() {
+        let at = at + 32 * run;
+        let y = &y[at / 64];
+        let (q, factor) = (y.q[at % 64..][..32].as_chunks::<4>().0, y.factor[at % 64 / 32]);
+        for (l, ((sum, w), q)) in sum.iter_mut().zip(w.as_chunks::<4>().0).zip(q).enumerate() {
+            let g = (32 * run + 4 * l) / block.group;
+            let dot: i32 = w.iter().zip(q).map(|(&w, &q)| i32::from(w) * i32::from(q)).sum();
+            *sum += (dot * factor) as f32 * block.scales[g];
+            if MINIMUM {
+                let s: i32 = q.iter().map(|&q| i32::from(q)).sum();
+                *sum += (s * factor) as f32 * block.minima[g];
+            }
+        }
     }
-    n
 }

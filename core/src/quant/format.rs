@@ -1,0 +1,164 @@
+//! The table of weight formats: a format is a file with its [`Block`](super::Block) and a row here.
+#![forbid(unsafe_code)]
+
+use super::Block;
+
+/// The kind of numbers that weights of a format are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum WeightClass {
+    /// Real numbers, stored one by one.
+    Float,
+    /// Integers of several bits times a scale, perhaps plus a minimum.
+    Integer,
+    /// -1, 0 or +1 times a scale.
+    Ternary,
+    /// -1 or +1 times a scale.
+    OneBit,
+}
+
+macro_rules! optional {
+    () => {
+        None
+    };
+    ($format:ident) => {
+        Some(Format::$format)
+    };
+}
+
+macro_rules! formats {
+    ($(
+        $(#[$doc:meta])*
+        $format:ident $name:literal $id:literal $class:ident $block:ty $(, expands to $expanded:ident)?;
+    )*) => {
+        /// A storage format of weight matrices that this runtime computes with.
+        ///
+        /// GGUF type ids do not determine the format: id 42 has three incompatible layouts in the wild.
+        /// The GGUF reader tells them apart; everything after it works with a `Format`.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[non_exhaustive]
+        pub enum Format {
+            $($(#[$doc])* $format),*
+        }
+
+        impl Format {
+            /// Every format, in the order of the documentation.
+            pub const ALL: [Format; [$($name),*].len()] = [$(Format::$format),*];
+
+            /// The name used in GGUF tooling.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Format::$format => $name),*
+                }
+            }
+
+            /// The GGUF tensor type id this format is written with.
+            pub const fn gguf_id(self) -> u32 {
+                match self {
+                    $(Format::$format => $id),*
+                }
+            }
+
+            /// The kind of numbers its weights are.
+            pub const fn class(self) -> WeightClass {
+                match self {
+                    $(Format::$format => WeightClass::$class),*
+                }
+            }
+
+            /// The format of 2-bit codes that holds the blocks of a base-3 format; `None` for any other.
+            pub const fn expanded(self) -> Option<Format> {
+                match self {
+                    $(Format::$format => optional!($($expanded)?)),*
+                }
+            }
+
+            /// Weights in one block.
+            pub const fn block(self) -> usize {
+                match self {
+                    $(Format::$format => <$block>::LEN),*
+                }
+            }
+
+            /// Bytes of one block.
+            pub const fn block_bytes(self) -> usize {
+                match self {
+                    $(Format::$format => <$block>::BYTES),*
+                }
+            }
+
+            /// Weights that share a scale; divides [`Format::block`].
+            pub const fn group(self) -> usize {
+                match self {
+                    $(Format::$format => <$block>::GROUP),*
+                }
+            }
+
+            /// Whether each group has a minimum beside its scale.
+            pub const fn has_minimum(self) -> bool {
+                match self {
+                    $(Format::$format => <$block>::MINIMUM),*
+                }
+            }
+        }
+
+        /// Evaluates an expression with the [`Block`] of a [`Format`] as a type:
+        /// `with_block!(format, B => ...)`.
+        macro_rules! with_block {
+            ($f:expr, $b:ident => $body:expr) => {
+                match $f {
+                    $($crate::quant::Format::$format => {
+                        type $b = $block;
+                        $body
+                    })*
+                }
+            };
+        }
+    };
+}
+
+// One row a format: its name in Rust and in GGUF tooling, its GGUF tensor type id, its class, and the type
+// that reads and writes its blocks.
+formats! {
+    /// 32-bit IEEE floats.
+    F32 "F32" 0 Float crate::quant::float::F32;
+    /// 16-bit IEEE floats.
+    F16 "F16" 1 Float crate::quant::float::F16;
+    /// The upper half of a 32-bit float.
+    Bf16 "BF16" 30 Float crate::quant::float::Bf16;
+    /// 32 weights: scale, 8-bit integers.
+    Q8_0 "Q8_0" 8 Integer crate::quant::q8_0::Q8_0;
+    /// 32 weights: scale, 4-bit integers.
+    Q4_0 "Q4_0" 2 Integer crate::quant::q4_0::Q4_0;
+    /// 128 weights: scale, one sign bit each.
+    Q1_0 "Q1_0" 41 OneBit crate::quant::q1_0::Q1_0;
+    /// 64 weights: scale, 2-bit ternary codes (GGUF id 42 as mainline llama.cpp writes it).
+    Q2_0 "Q2_0" 42 Ternary crate::quant::q2_0::Q2_0;
+    /// 128 weights: scale, 2-bit ternary codes (GGUF id 142, and legacy id 42).
+    Pq2_0 "PQ2_0" 142 Ternary crate::quant::q2_0::Pq2_0;
+    /// 128 weights: 2-bit ternary codes, then the scale (id 42 as oxibonsai writes it).
+    Tq2_0G128 "TQ2_0_G128" 42 Ternary crate::quant::q2_0::Tq2_0G128;
+    /// 128 weights: base-3 digits, five a byte (GGUF id 143).
+    Ptq1_0 "PTQ1_0" 143 Ternary crate::quant::trits::Ptq1_0, expands to Pq2_0;
+    /// 256 weights: base-3 digits, five a byte (GGUF id 34).
+    Tq1_0 "TQ1_0" 34 Ternary crate::quant::trits::Tq1_0, expands to Tq2_0;
+    /// 256 weights: 2-bit ternary codes in four strided planes (GGUF id 35).
+    Tq2_0 "TQ2_0" 35 Ternary crate::quant::tq2_0::Tq2_0;
+}
+pub(super) use with_block;
+
+impl Format {
+    /// Whether weights are real numbers stored one by one, so that dots are done in f32.
+    pub const fn is_float(self) -> bool {
+        matches!(self.class(), WeightClass::Float)
+    }
+
+    /// Bytes of a row of `cols` weights, or `None` if `cols` is no multiple of the block or the
+    /// product overflows.
+    pub const fn row_bytes(self, cols: usize) -> Option<usize> {
+        if !cols.is_multiple_of(self.block()) {
+            None
+        } else {
+            (cols / self.block()).checked_mul(self.block_bytes())
+        }
+    }
+}
