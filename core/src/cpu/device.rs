@@ -187,6 +187,10 @@ impl<'m, B: ModelBytes> Cpu<'m, B> {
         caches: &mut [&mut CpuCache<'m>],
         sink: &mut Sink<'_>,
     ) -> Result<()> {
+        if batch.len() != caches.len() {
+            let (expected, found) = (batch.len() as u64, caches.len() as u64);
+            return Err(Error::Length { what: "caches of a batch", expected, found });
+        }
         let mut scratch = self.plan.take(&mut Arena::new(self.memory.bytes()))?;
         let forward = Forward { weights: &*self.weights, isa: self.options.isa, pool: &*self.pool };
         for rows in Rows::parts(batch, self.options.batch) {

@@ -4,6 +4,8 @@
 use alloc::borrow::Cow;
 use alloc::vec::Vec;
 
+use hashbrown::HashTable;
+
 use crate::error::{Error, Name, Result};
 
 /// Ids and merge ranks share 64-bit words (see [`super::merge`]), so they have 21 and 22 bits.
@@ -105,12 +107,11 @@ fn text_at(bytes: &[u8], at: usize) -> Option<(&[u8], usize)> {
     Some((text, at + 8 + text.len()))
 }
 
-/// Ids by text: a hash table with open addressing, 6 bytes a token.
+/// Ids by text, which stay where they are.
 #[derive(Clone, Debug)]
 pub(super) struct Table {
-    /// Id in the low 21 bits, 11 bits of the hash above; `EMPTY` where free.
-    slots: Vec<u32>,
-    /// Most slots that were visited to enter a text; no more need be visited to find one.
+    ids: HashTable<u32>,
+    /// Most texts that were compared to enter one; no more need be compared to find one.
     reach: u64,
 }
 
@@ -118,12 +119,9 @@ pub(super) struct Table {
 pub(super) struct Index<'v, 'a> {
     texts: &'v Texts<'a>,
     table: Table,
-    /// Slots that may still be visited: a vocabulary made to collide is an error instead of a long wait.
+    /// Texts that may still be compared: a vocabulary made to collide is an error instead of a long wait.
     budget: u64,
 }
-
-const EMPTY: u32 = u32::MAX;
-const ID: u32 = (1 << 21) - 1;
 
 fn hash(parts: [&[u8]; 2]) -> u64 {
     let mut h: u64 = 0xcbf2_9ce4_8422_2325; // FNV-1a
@@ -139,9 +137,7 @@ fn hash(parts: [&[u8]; 2]) -> u64 {
 /// Where a search in a [`Table`] ended.
 struct Probe {
     id: Option<u32>,
-    /// The slot of the id, or the free one where it would be.
-    slot: usize,
-    /// Slots visited.
+    /// Texts compared.
     visited: u64,
 }
 
@@ -151,31 +147,21 @@ impl Table {
         self.probe(texts, [text, &[]], self.reach)?.id
     }
 
-    /// Searches the text made of these two parts; `None` after visiting `max` slots without a result.
+    /// Searches the text made of these two parts; `None` after comparing `max` texts without a result.
     fn probe(&self, texts: &Texts<'_>, parts: [&[u8]; 2], max: u64) -> Option<Probe> {
-        let h = hash(parts);
-        let tag = (h as u32) & !ID;
-        let n = self.slots.len();
-        let mut slot = (((h >> 32) * n as u64) >> 32) as usize;
-        for visited in 1..=max {
-            match self.slots.get(slot).copied() {
-                None | Some(EMPTY) => return Some(Probe { id: None, slot, visited }),
-                Some(entry) if entry & !ID == tag => {
-                    let text = texts.get((entry & ID) as usize).unwrap_or(&[]);
-                    if text.strip_prefix(parts[0]) == Some(parts[1]) {
-                        return Some(Probe { id: Some(entry & ID), slot, visited });
-                    }
-                }
-                Some(_) => {}
-            }
-            slot = if slot + 1 < n { slot + 1 } else { 0 };
-        }
-        None
+        let mut visited = 0;
+        let found = self.ids.find(hash(parts), |&id| {
+            visited += 1;
+            let text = texts.get(id as usize).unwrap_or(&[]);
+            // One too many ends the search as if it had been found.
+            visited > max || text.strip_prefix(parts[0]) == Some(parts[1])
+        });
+        (visited <= max).then_some(Probe { id: found.copied(), visited })
     }
 
     /// Bytes on the heap.
     pub(super) fn memory(&self) -> usize {
-        self.slots.capacity() * size_of::<u32>()
+        self.ids.allocation_size()
     }
 }
 
@@ -183,11 +169,13 @@ impl<'v, 'a> Index<'v, 'a> {
     /// Indexes every text but empty ones; two equal ones are an error. `merges` is how many will be
     /// resolved.
     pub(super) fn new(texts: &'v Texts<'a>, merges: usize) -> Result<Index<'v, 'a>> {
-        let n = texts.len() + texts.len() / 2 + 1;
-        let mut slots = reserved(n)?;
-        slots.resize(n, EMPTY);
-        let budget = 64 * (texts.len() as u64 + 3 * merges as u64) + (1 << 14);
-        let mut index = Index { texts, table: Table { slots, reach: 0 }, budget };
+        let n = texts.len();
+        let mut ids = HashTable::new();
+        let rehash = |&id: &u32| hash([texts.get(id as usize).unwrap_or(&[]), &[]]);
+        let full = Error::Memory { need: n as u64 * size_of::<u32>() as u64, have: 0 };
+        ids.try_reserve(n, rehash).map_err(|_| full)?;
+        let budget = 64 * (n as u64 + 3 * merges as u64) + (1 << 14);
+        let mut index = Index { texts, table: Table { ids, reach: 0 }, budget };
         for (id, text) in texts.iter().enumerate() {
             if text.is_empty() {
                 continue;
@@ -196,11 +184,8 @@ impl<'v, 'a> Index<'v, 'a> {
             if probe.id.is_some() {
                 return Err(Error::Duplicate { what: "token", name: Name::new(text) });
             }
-            let tag = (hash([text, &[]]) as u32) & !ID;
-            if let Some(free) = index.table.slots.get_mut(probe.slot) {
-                *free = tag | id as u32;
-            }
-            index.table.reach = index.table.reach.max(probe.visited);
+            index.table.ids.insert_unique(hash([text, &[]]), id as u32, rehash);
+            index.table.reach = index.table.reach.max(probe.visited + 1);
         }
         Ok(index)
     }
@@ -216,12 +201,11 @@ impl<'v, 'a> Index<'v, 'a> {
     }
 
     fn probe(&mut self, parts: [&[u8]; 2]) -> Result<Probe> {
-        let probe = self.table.probe(self.texts, parts, self.budget).ok_or(Error::Limit {
-            what: "number of colliding tokens",
-            found: self.texts.len() as u64,
-            max: 64,
-        })?;
-        self.budget -= probe.visited;
+        let found = self.texts.len() as u64;
+        let colliding = Error::Limit { what: "number of colliding tokens", found, max: 64 };
+        let probe = self.table.probe(self.texts, parts, self.budget).ok_or(colliding)?;
+        // A search that compares nothing still takes a look.
+        self.budget = self.budget.checked_sub(probe.visited.max(1)).ok_or(colliding)?;
         Ok(probe)
     }
 }
