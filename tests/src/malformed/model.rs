@@ -169,7 +169,7 @@ cases! {
 
     /// What would silently change the meaning of weights is refused by name.
     fn other_architectures() {
-        for arch in ["qwen35", "llama", "qwen3moe", "", "QWEN3"] {
+        for arch in ["qwen35", "llama4", "qwen3moe", "", "QWEN3"] {
             refused(&valid().set("general.architecture", RawValue::str(arch)), &["unsupported"]);
         }
         refused(&valid().without("general.architecture"), &["missing_key"]);
