@@ -3,7 +3,7 @@
 use clap::builder::styling::{AnsiColor, Styles};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use shohin_core::generate::Overflow;
+use shohin_core::chat::OverflowPolicy;
 use shohin_core::{KvFormat, SamplerConfig};
 use std::path::PathBuf;
 
@@ -242,14 +242,14 @@ pub(crate) enum Policy {
 
 impl OverflowArgs {
     /// For a context of `capacity` tokens whose first `instructions` are the same for every message.
-    pub(crate) fn policy(&self, instructions: usize, capacity: usize) -> Overflow {
+    pub(crate) fn policy(&self, instructions: usize, capacity: usize) -> OverflowPolicy {
         /// Sinks that the paper found to be enough (arXiv 2309.17453, table 2).
         const SINKS: usize = 4;
         match self.overflow {
-            Policy::Error => Overflow::Error,
+            Policy::Error => OverflowPolicy::Error,
             // Instructions may not take all of the room that is there.
-            Policy::Shift => Overflow::Shift {
-                keep: self.keep.unwrap_or_else(|| instructions.max(SINKS).min(capacity / 2)),
+            Policy::Shift => OverflowPolicy::Shift {
+                keep: Some(self.keep.unwrap_or_else(|| instructions.max(SINKS).min(capacity / 2))),
             },
         }
     }

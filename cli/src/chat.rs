@@ -10,10 +10,12 @@ use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 use serde_json::json;
 use shohin::timeline::Timeline;
-use shohin_core::chat::{ChatOptions, Message, Role, encode, encode_next};
-use shohin_core::constrain::Constraint;
-use shohin_core::generate::{Event, Generation, GenerationOptions, Overflow, Reason, common_prefix};
-use shohin_core::{Sampler, SamplerConfig};
+use shohin_core::chat::{
+    ChatMessage, ChatModel, Conversation, OverflowPolicy, ResponseFormat, Role, SessionState, Thinking,
+    TurnOptions,
+};
+use shohin_core::generate::{GenerationOptions, Reason};
+use shohin_core::{Error, SamplerConfig};
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::path::Path;
 
@@ -31,16 +33,17 @@ A line that ends in \\ goes on in the next one; // begins a message with a slash
 pub(crate) fn chat(args: &ChatArgs, engine_args: &EngineArgs) -> Outcome {
     let config = args.sampling.config();
     config.check().of_usage()?;
-    let grammar = constraint::grammar(&args.form)?;
+    let response_format = constraint::response_format(&args.form)?;
     let file = open(engine_args)?;
     let engine = Engine::load(&file, engine_args)?;
     engine.remark_on(args.think);
-    let mut chat = Chat::new(&engine, args, config)?;
-    if let Some(grammar) = grammar {
-        chat.constraint = Some(constraint::constraint(grammar, &engine, args.think)?);
-    }
+    let mut chat = Chat::new(&engine, args, config, response_format)?;
     if io::stdin().is_terminal() && io::stdout().is_terminal() { chat.interactive() } else { chat.piped() }
 }
+
+/// Begins a turn of a conversation.
+type Begin<'b> =
+    dyn Fn(&mut Conversation, &ChatModel<'_>, SessionState, &TurnOptions) -> shohin_core::Result<usize> + 'b;
 
 enum Then {
     GoOn,
@@ -49,71 +52,56 @@ enum Then {
 
 struct Chat<'e> {
     engine: &'e Engine<'e>,
-    options: ChatOptions<'e>,
-    generation: GenerationOptions,
+    options: TurnOptions,
     overflow: OverflowArgs,
-    /// What replies are kept to, at their beginning.
-    constraint: Option<Constraint>,
     session: Box<dyn Timeline + 'e>,
-    sampler: Sampler,
-    config: SamplerConfig,
-    system: Option<String>,
-    turns: Vec<Turn>,
-    /// All tokens of the conversation so far.
-    tokens: Vec<u32>,
-    /// The tokens the session holds.
-    held: Vec<u32>,
+    conversation: Conversation,
     last: Option<(Timings, Reason)>,
     colours: Colours,
     terminal: bool,
 }
 
-/// A message and, once it is made, the reply.
-struct Turn {
-    user: String,
-    reply: Option<String>,
-    /// How many tokens there were before the message.
-    start: usize,
-}
-
 impl<'e> Chat<'e> {
-    fn new(engine: &'e Engine<'e>, args: &ChatArgs, config: SamplerConfig) -> Outcome<Self> {
-        let generation = GenerationOptions {
-            max_tokens: args.max_tokens.unwrap_or(usize::MAX),
-            stop_strings: args.sampling.stop.clone(),
-            ..GenerationOptions::default()
-        };
-        generation.check().of_usage()?;
+    fn new(
+        engine: &'e Engine<'e>,
+        args: &ChatArgs,
+        sampler: SamplerConfig,
+        response_format: ResponseFormat,
+    ) -> Outcome<Self> {
+        let stop_strings = args.sampling.stop.clone();
+        GenerationOptions { stop_strings: stop_strings.clone(), ..GenerationOptions::default() }
+            .check()
+            .of_usage()?;
         let session = engine.session(engine.options.context)?;
         let capacity = session.capacity();
-        if let Overflow::Shift { keep } = args.overflow.policy(0, capacity)
+        if let OverflowPolicy::Shift { keep: Some(keep) } = args.overflow.policy(0, capacity)
             && keep >= capacity
         {
             return Err(Failure::usage(format_args!(
                 "--keep {keep} leaves no room in a context of {capacity} tokens"
             )));
         }
-        Ok(Chat {
+        let mut chat = Chat {
             engine,
-            options: ChatOptions {
-                template: engine.template,
-                thinking: Some(args.think),
-                ..ChatOptions::default()
+            options: TurnOptions {
+                sampler,
+                // Another reply to the same message is another one.
+                reseed: false,
+                max_tokens: args.max_tokens,
+                stop_strings,
+                thinking: if args.think { Thinking::On } else { Thinking::Off },
+                response_format,
+                ..TurnOptions::default()
             },
-            generation,
             overflow: args.overflow,
-            constraint: None,
             session,
-            sampler: engine.sampler(&config)?,
-            config,
-            system: args.system.clone(),
-            turns: Vec::new(),
-            tokens: Vec::new(),
-            held: Vec::new(),
+            conversation: Conversation::new(),
             last: None,
             colours: Colours::stdout(),
             terminal: io::stdout().is_terminal(),
-        })
+        };
+        chat.begin(args.system.clone());
+        Ok(chat)
     }
 
     fn interactive(&mut self) -> Outcome {
@@ -209,13 +197,12 @@ impl<'e> Chat<'e> {
             "help" | "h" | "?" => note = Some(HELP.to_string()),
             "quit" | "q" | "exit" => return Ok(Then::Leave),
             "new" => {
-                self.forget();
+                self.begin(self.system().map(String::from));
                 note = Some("(a new conversation)".into());
             }
             "system" => {
-                self.system = (!argument.is_empty()).then(|| argument.to_string());
-                self.forget();
-                note = Some(match self.system {
+                self.begin((!argument.is_empty()).then(|| argument.to_string()));
+                note = Some(match self.system() {
                     Some(_) => "(a new conversation with these instructions)".into(),
                     None => "(a new conversation without instructions)".into(),
                 });
@@ -237,170 +224,113 @@ impl<'e> Chat<'e> {
         Ok(Then::GoOn)
     }
 
-    fn forget(&mut self) {
-        self.turns.clear();
-        self.tokens.clear();
+    /// Begins a conversation with these instructions.
+    fn begin(&mut self, system: Option<String>) {
+        let system = system.map(|text| ChatMessage::new(Role::System, text));
+        self.conversation.set_messages(system.into_iter().collect());
         self.last = None;
     }
 
+    fn system(&self) -> Option<&str> {
+        let first = self.conversation.messages().first().filter(|message| message.role == Role::System)?;
+        Some(&first.content)
+    }
+
     fn say(&mut self, text: &str) -> Outcome {
-        let turn = Turn { user: text.into(), reply: None, start: self.tokens.len() };
-        self.turns.push(turn);
-        self.answer()
+        let message = ChatMessage::new(Role::User, text);
+        self.answer(&|conversation, model, state, options| {
+            conversation.send(model, state, vec![message.clone()], options)
+        })
     }
 
     fn retry(&mut self) -> Outcome {
-        let Some(turn) = self.turns.last_mut() else {
+        if self.conversation.messages().last().is_none_or(|message| message.role != Role::Assistant) {
             return Err(Failure::new("there is nothing to retry yet"));
-        };
-        let before = Turn { user: turn.user.clone(), reply: turn.reply.take(), start: turn.start };
-        let (turns, tokens) = (self.turns.len(), self.tokens.clone());
-        self.tokens.truncate(before.start);
-        let outcome = self.answer();
-        // Nothing came, so the first reply stands; unless older turns went, whose tokens are gone.
-        if self.turns.len() + 1 == turns && before.start < tokens.len() {
-            self.turns.push(before);
-            self.tokens = tokens;
         }
-        outcome
+        self.answer(&Conversation::retry)
     }
 
-    /// The messages from turn `from` on, with the instructions in front.
-    fn messages(&self, from: usize) -> Vec<Message<'_>> {
-        let system = self.system.as_deref().map(|text| Message::new(Role::System, text));
-        let turns = self.turns.iter().skip(from).flat_map(|turn| {
-            let reply = turn.reply.as_deref().map(|text| Message::new(Role::Assistant, text));
-            [Message::new(Role::User, &turn.user)].into_iter().chain(reply)
-        });
-        system.into_iter().chain(turns).collect()
-    }
-
-    /// The tokens up to and with the last message, and how many old turns had to go for that.
-    fn prompt(&self) -> Outcome<(Vec<u32>, usize)> {
-        let tokenizer = &self.engine.tokenizer;
+    /// How the next turn deals with a full context.
+    fn overflow_policy(&self) -> Outcome<OverflowPolicy> {
         let capacity = self.session.capacity();
-        // A reply should not be cut off after a few words.
-        let reserve = (capacity / 4).min(256);
-        let Some(turn) = self.turns.last() else { return Ok((Vec::new(), 0)) };
-        let mut prompt = self.tokens.clone();
-        if prompt.is_empty() {
-            prompt = encode(tokenizer, &self.messages(0), &self.options)?;
-        } else {
-            let next = [Message::new(Role::User, &turn.user)];
-            prompt.extend(encode_next(tokenizer, &self.tokens, &next, &self.options)?);
-        }
-        if self.overflow.overflow == Policy::Shift {
-            return Ok((prompt, 0));
-        }
-        let mut dropped = 0;
-        // Once something must go, make room for more than the next turn: every time costs a new prefill.
-        while prompt.len() + if dropped == 0 { reserve } else { capacity / 2 } > capacity
-            && dropped + 1 < self.turns.len()
-        {
-            dropped += 1;
-            prompt = encode(tokenizer, &self.messages(dropped), &self.options)?;
-        }
-        if prompt.len() >= capacity {
-            let n = prompt.len();
+        Ok(match self.overflow.overflow {
+            // A reply should not be cut off after a few words. Once something must go, make room for more than the
+            // next turn: every time costs a new prefill.
+            Policy::Error => OverflowPolicy::Trim { reserve: (capacity / 4).min(256), free: capacity / 2 },
+            Policy::Shift => {
+                let think = self.options.thinking.allowed();
+                self.overflow.policy(instructions(self.engine, self.system(), think, &[])?, capacity)
+            }
+        })
+    }
+
+    fn answer(&mut self, begin: &Begin<'_>) -> Outcome {
+        let Colours { dim, off, .. } = self.colours;
+        self.options.overflow = self.overflow_policy()?;
+        let vocabulary = || self.engine.vocabulary();
+        let (model, state) = (self.engine.chat_model(&vocabulary), SessionState::of(&*self.session));
+        let begun = begin(&mut self.conversation, &model, state, &self.options);
+        let trims = self.overflow.overflow == Policy::Error;
+        let usage = self.conversation.usage();
+        let too_long = match begun {
+            Err(Error::ContextFull { position, adding, .. }) => Some(position + adding),
+            Err(error) => return Err(error.into()),
+            // There must be room for a reply.
+            Ok(_) if trims && usage.prompt_tokens >= state.capacity => {
+                self.conversation.end(state.position);
+                Some(usage.prompt_tokens as u64)
+            }
+            Ok(_) => None,
+        };
+        if let Some(n) = too_long {
+            let capacity = state.capacity;
             return Err(Failure::new(format_args!(
                 "this message makes {n} tokens, but the context holds {capacity}; please shorten it"
             )));
         }
-        Ok((prompt, dropped))
-    }
-
-    fn answer(&mut self) -> Outcome {
-        let outcome = self.attempt();
-        // As if the message had not been sent.
-        if outcome.is_err() && self.turns.last().is_some_and(|turn| turn.reply.is_none()) {
-            self.turns.pop();
-        }
-        outcome
-    }
-
-    fn attempt(&mut self) -> Outcome {
-        let Colours { dim, off, .. } = self.colours;
-        let (prompt, dropped) = self.prompt()?;
+        // A message and its reply.
+        let dropped = usage.dropped_messages / 2;
         if dropped > 0 {
-            self.turns.drain(..dropped);
-            self.tokens.clear();
-            // The conversation is encoded from its first message on; a retry does that again.
-            if let Some(turn) = self.turns.last_mut() {
-                turn.start = 0;
-            }
             let what = if dropped == 1 { "exchange was" } else { "exchanges were" };
             self.note(&format!("(the context is full: the oldest {dropped} {what} forgotten)"))?;
         }
-        let held = common_prefix(&self.held, &prompt);
-        self.session.truncate(held)?;
-        self.session.chosen_by(&self.config, self.constraint.is_some());
-        let (sampler, mut options) = (self.sampler.clone(), self.generation.clone());
-        let keep = instructions(self.engine, self.system.as_deref(), &self.options)?;
-        let overflow = self.overflow.policy(keep, self.session.capacity());
-        options.overflow = overflow;
-        let mut generation = Generation::new(&prompt, held, self.session.capacity(), sampler, options)?;
-        if let Some(constraint) = &self.constraint {
-            generation.constrain(constraint.clone());
-        }
+        let constrained = self.options.response_format != ResponseFormat::Text;
+        self.session.chosen_by(&self.options.sampler, constrained);
         let think = ["<think>", "</think>"].map(|name| self.engine.tokenizer.added_id(name));
         let mut out = io::stdout().lock();
-        let mut text = String::new();
         let ctrl_c = CtrlC::listen();
         let terminal = self.terminal;
-        let outcome =
-            reply(&mut generation, &mut *self.session, self.engine, &|| ctrl_c.pressed(), &mut |step| {
-                let (piece, token) = match step {
-                    Event::Token(event) => (event.text, Some(event.token)),
-                    Event::Flush(text) => (text, None),
-                    Event::Prompt(..) => return Ok(()),
-                };
-                if token.is_some() && token == think[0] {
+        let outcome = reply(
+            &mut self.conversation,
+            &mut *self.session,
+            self.engine,
+            &|| ctrl_c.pressed(),
+            &mut |piece| {
+                if piece.token.is_some() && piece.token == think[0] {
                     write!(out, "{dim}")?;
                 }
-                write_model_text(&mut out, piece, terminal)?;
-                if token.is_some() && token == think[1] {
+                write_model_text(&mut out, piece.text, terminal)?;
+                if piece.token.is_some() && piece.token == think[1] {
                     write!(out, "{off}")?;
                 }
-                text.push_str(piece);
                 out.flush()?;
                 Ok(())
-            });
+            },
+        );
         drop(ctrl_c);
-        // Whatever happened, this is what the session holds.
-        self.held = generation.held().to_vec();
-        self.held.truncate(self.session.position());
-        if text.is_empty() && generation.reason() == Some(Reason::Cancelled) {
-            // As if the message had not been sent.
-            self.turns.pop();
-        } else if outcome.is_ok()
-            && let Some(turn) = self.turns.last_mut()
-        {
-            self.tokens = generation.tokens().to_vec();
-            turn.reply = Some(text.clone());
-            // Where the message is now. If it is gone, a retry reads the conversation again.
-            let dropped = generation.dropped();
-            if let Overflow::Shift { keep } = overflow
-                && dropped > 0
-                && turn.start > keep
-            {
-                turn.start = if turn.start >= keep + dropped { turn.start - dropped } else { 0 };
-            }
-        }
-        let (reason, timings) = outcome?;
-        let forgotten = generation.dropped();
-        self.sampler = generation.into_sampler();
-        self.sampler.forget();
-        self.last = Some((timings, reason));
+        let (finish, timings) = outcome?;
+        self.last = Some((timings, finish.reason));
         write!(out, "{off}")?;
-        if !text.ends_with('\n') {
+        if !finish.text.ends_with('\n') {
             writeln!(out)?;
         }
         out.flush()?;
         drop(out);
+        let forgotten = finish.usage.dropped_tokens;
         if forgotten > 0 {
             self.note(&format!("(the context was full: the oldest {forgotten} tokens were forgotten)"))?;
         }
-        match reason {
+        match finish.reason {
             Reason::Cancelled => self.note("(stopped)")?,
             Reason::ContextFull => self.note("(the context is full, so the reply ends here)")?,
             Reason::Length => self.note("(--max-tokens reached)")?,
@@ -434,7 +364,7 @@ impl<'e> Chat<'e> {
             Some((timings, reason)) => {
                 let (held, capacity) = (self.session.position(), self.session.capacity());
                 let reason = reason_text(*reason);
-                let seed = self.config.seed;
+                let seed = self.options.sampler.seed;
                 format!(
                     "{}; ended by {reason}\ncontext {held} of {capacity} tokens; seed {seed}",
                     timings.line()
@@ -445,7 +375,7 @@ impl<'e> Chat<'e> {
 
     fn set(&mut self, argument: &str) -> Outcome<String> {
         let mut words = argument.split_whitespace();
-        let mut config = self.config;
+        let mut config = self.options.sampler;
         let Some(name) = words.next() else {
             let lines: Vec<String> =
                 options(&mut config).iter().map(|(n, v)| format!("  {n:20}{}", v.shown())).collect();
@@ -463,8 +393,7 @@ impl<'e> Chat<'e> {
             return Err(Failure::new(format_args!("/set {name} needs a number, found {value:?}")));
         }
         config.check()?;
-        self.sampler = self.engine.sampler(&config)?;
-        self.config = config;
+        self.options.sampler = config;
         Ok(format!("({wanted} is now {value})"))
     }
 
@@ -473,10 +402,10 @@ impl<'e> Chat<'e> {
             return Err(Failure::new("/save needs a file name"));
         }
         let path = Path::new(argument);
-        let messages = self.messages(0);
+        let messages = self.conversation.messages();
         let text = if path.extension().is_some_and(|e| e.eq_ignore_ascii_case("json")) {
             let messages: Vec<_> =
-                messages.iter().map(|m| json!({ "role": m.role.name(), "content": m.content })).collect();
+                messages.iter().map(|m| json!({ "role": m.role.name(), "content": m.text() })).collect();
             format!("{:#}\n", json!({ "model": self.engine.name(), "messages": messages }))
         } else {
             let name = |role| match role {
@@ -485,7 +414,7 @@ impl<'e> Chat<'e> {
                 Role::Assistant => "Model",
                 Role::Tool => "Tool",
             };
-            messages.iter().map(|m| format!("**{}:** {}\n\n", name(m.role), m.content.trim())).collect()
+            messages.iter().map(|m| format!("**{}:** {}\n\n", name(m.role), m.text().trim())).collect()
         };
         std::fs::write(path, text).map_err(|e| file_error("write", path, &e))?;
         let n = messages.len();

@@ -1,15 +1,11 @@
-//! The form that replies are kept to: JSON, a schema, or calls of tools.
+//! What replies are kept to: JSON, a schema, or calls of tools.
 
 use crate::args::{FormArgs, ToolArgs};
-use crate::engine::Engine;
 use crate::failure::{At, Failure, Outcome};
 use crate::terminal;
 use serde_json::value::RawValue;
-use shohin_core::chat::Style;
-use shohin_core::constrain::{Constraint, Grammar, Vocabulary};
-use shohin_core::json;
+use shohin_core::chat::{ResponseFormat, ToolChoice, TurnOptions, function_name};
 use std::path::Path;
-use std::sync::Arc;
 
 /// The text of an argument that is a file, or JSON itself.
 fn text(argument: &str) -> Outcome<String> {
@@ -21,53 +17,46 @@ fn text(argument: &str) -> Outcome<String> {
     terminal::read_text(Path::new(argument))
 }
 
-/// The grammar that was asked for. Known before the model is loaded, as it may be wrong.
-pub(crate) fn grammar(args: &FormArgs) -> Outcome<Option<Grammar>> {
-    match &args.json_schema {
-        Some(schema) => Grammar::json_schema(&text(schema)?).at("--json-schema").of_usage().map(Some),
-        None => Ok(args.json_object.then(Grammar::json_object)),
+/// Refuses what no reply can be kept to, before the model is loaded. `argument` is to blame.
+fn check(options: &TurnOptions, argument: &str) -> Outcome {
+    options.grammar().at(argument).of_usage().map(drop)
+}
+
+/// The form of replies that was asked for.
+pub(crate) fn response_format(args: &FormArgs) -> Outcome<ResponseFormat> {
+    let response_format = match &args.json_schema {
+        Some(schema) => ResponseFormat::JsonSchema(text(schema)?),
+        None if args.json_object => ResponseFormat::JsonObject,
+        None => ResponseFormat::Text,
+    };
+    let options = TurnOptions { response_format, ..TurnOptions::default() };
+    check(&options, "--json-schema")?;
+    Ok(options.response_format)
+}
+
+/// Descriptions of functions, each a JSON text, and which of them the model may call.
+pub(crate) fn tools(args: &ToolArgs) -> Outcome<(Vec<String>, ToolChoice)> {
+    let mut tools = Vec::new();
+    if let Some(given) = &args.tools {
+        let given = text(given)?;
+        let given: Vec<&RawValue> = serde_json::from_str(&given)
+            .map_err(|e| Failure::usage(format_args!("--tools: not a JSON array of descriptions: {e}")))?;
+        tools.extend(given.into_iter().map(|tool| tool.get().to_string()));
     }
-}
-
-/// Descriptions of functions, each a JSON text.
-pub(crate) fn tools(args: &ToolArgs) -> Outcome<Vec<String>> {
-    let Some(tools) = &args.tools else { return Ok(Vec::new()) };
-    let tools = text(tools)?;
-    let tools: Vec<&RawValue> = serde_json::from_str(&tools)
-        .map_err(|e| Failure::usage(format_args!("--tools: not a JSON array of descriptions: {e}")))?;
-    Ok(tools.into_iter().map(|tool| tool.get().to_string()).collect())
-}
-
-/// The grammar of replies that may call `tools`.
-pub(crate) fn calls(args: &ToolArgs, tools: &[String]) -> Outcome<Option<Grammar>> {
-    if tools.is_empty() {
-        return match args.tool_choice.as_str() {
-            "auto" => Ok(None),
-            choice => {
-                Err(Failure::usage(format_args!("--tool-choice is {choice:?}, but there are no tools")))
-            }
-        };
+    let name = args.tool_choice.as_str();
+    let tool_choice = match name {
+        "auto" => ToolChoice::Auto,
+        "required" => ToolChoice::Required,
+        _ => ToolChoice::Function(name.into()),
+    };
+    if tools.is_empty() && tool_choice != ToolChoice::Auto {
+        return Err(Failure::usage(format_args!("--tool-choice is {name:?}, but there are no tools")));
     }
-    let mut tools: Vec<&str> = tools.iter().map(String::as_str).collect();
-    let choice = args.tool_choice.as_str();
-    if !matches!(choice, "auto" | "required") {
-        tools.retain(|tool| name(tool).as_deref() == Some(choice));
-        if tools.is_empty() {
-            return Err(Failure::usage(format_args!("--tool-choice: no tool is called {choice:?}")));
-        }
+    let is_chosen = |tool: &String| function_name(tool).as_deref() == Some(name);
+    if matches!(tool_choice, ToolChoice::Function(_)) && !tools.iter().any(is_chosen) {
+        return Err(Failure::usage(format_args!("--tool-choice: no tool is called {name:?}")));
     }
-    Grammar::tool_calls(&tools, choice != "auto").at("--tools").of_usage().map(Some)
-}
-
-/// The name of a function by its description.
-fn name(tool: &str) -> Option<String> {
-    let function = json::member(tool, "function").ok()?.unwrap_or(tool);
-    json::text(json::member(function, "name").ok()??).ok()?
-}
-
-/// A constraint for replies of this engine, which may think first if it is asked to.
-pub(crate) fn constraint(grammar: Grammar, engine: &Engine<'_>, think: bool) -> Outcome<Constraint> {
-    let thinks = think && engine.template.style == Style::Qwen3;
-    let grammar = if thinks { grammar.after_thoughts()? } else { grammar };
-    Ok(Constraint::new(grammar, Arc::new(Vocabulary::new(&engine.tokenizer)))?)
+    let options = TurnOptions { tools, tool_choice, ..TurnOptions::default() };
+    check(&options, "--tools")?;
+    Ok((options.tools, options.tool_choice))
 }

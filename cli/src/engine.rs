@@ -7,18 +7,17 @@ use shohin::file::ShardBytes;
 use shohin::gpu::Device;
 use shohin::timeline::{OnCpu, Timeline};
 use shohin::{ModelFile, ThreadPool, memory};
-use shohin_core::chat::{Style, Template};
+use shohin_core::chat::{ChatModel, Conversation, Finish, Piece, Progress, Style, Template, drive};
+use shohin_core::constrain::Vocabulary;
 use shohin_core::cpu::repack::repacks;
 use shohin_core::cpu::{CpuWeights, Isa, MemoryPlan};
-use shohin_core::generate::{Detokenizer, Event, Generation, Reason, drive};
+use shohin_core::generate::Detokenizer;
 use shohin_core::gguf::{Id42, ReadOptions};
 use shohin_core::model::ModelVariant;
 use shohin_core::quant::WeightClass;
-use shohin_core::sample::DRY_BREAKERS;
 use shohin_core::tokenizer::Special;
 use shohin_core::{
-    Activations, BonsaiModel, Cpu, CpuOptions, Format, Gguf, KvFormat, Pool, Sampler, SamplerConfig,
-    SessionOptions, Tokenizer,
+    Activations, BonsaiModel, Cpu, CpuOptions, Format, Gguf, KvFormat, Pool, SessionOptions, Tokenizer,
 };
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -177,11 +176,15 @@ impl<'f> Engine<'f> {
         }
     }
 
-    /// A sampler for this model.
-    pub(crate) fn sampler(&self, config: &SamplerConfig) -> Outcome<Sampler> {
-        let mut sampler = Sampler::new(config, self.model().config().vocab_size)?;
-        sampler.break_at_bytes(&self.tokenizer, DRY_BREAKERS);
-        Ok(sampler)
+    /// What conversations need of the model.
+    pub(crate) fn chat_model<'e>(&'e self, vocabulary: &'e dyn Fn() -> Arc<Vocabulary>) -> ChatModel<'e> {
+        let logits = self.model().config().vocab_size;
+        ChatModel { tokenizer: &self.tokenizer, template: self.template, logits, vocabulary }
+    }
+
+    /// The vocabulary in the form that constraints need.
+    pub(crate) fn vocabulary(&self) -> Arc<Vocabulary> {
+        Arc::new(Vocabulary::new(&self.tokenizer))
     }
 
     /// The name in the file's metadata, else of the published model it equals.
@@ -293,42 +296,43 @@ fn speed(tokens: usize, time: Duration) -> f64 {
     if tokens == 0 { 0.0 } else { tokens as f64 / time.as_secs_f64().max(1e-9) }
 }
 
-/// Runs a generation to its end, or to Ctrl-C, with a progress bar while a long prompt is read.
+/// Runs the turn that was begun to its end, or to Ctrl-C, with a progress bar while a long prompt is read.
 pub(crate) fn reply(
-    generation: &mut Generation,
+    conversation: &mut Conversation,
     session: &mut dyn Timeline,
     engine: &Engine<'_>,
     interrupted: &dyn Fn() -> bool,
-    on_step: &mut dyn FnMut(Event<'_>) -> Outcome,
-) -> Outcome<(Reason, Timings)> {
+    on_piece: &mut dyn FnMut(Piece<'_>) -> Outcome,
+) -> Outcome<(Finish, Timings)> {
     let start = Instant::now();
-    let held = session.position();
-    let (_, total) = generation.prompt_progress();
+    let held = conversation.held();
+    let (_, total) = conversation.prompt_progress();
     let mut timings = Timings { prompt: total - held, reused: held, ..Timings::default() };
     let mut bar = None;
     let mut failed = None;
     let mut first_token = None;
-    let reason = drive(generation, session, &engine.tokenizer, &mut |step| {
-        match step {
-            Event::Prompt(fed, of) => {
+    let finish = drive(conversation, session, &engine.tokenizer, &mut |progress| {
+        match progress {
+            Progress::Prompt(decoded, of) => {
                 // Only prompts that take a while are worth a bar.
                 if start.elapsed() > Duration::from_millis(500) || bar.is_some() {
                     let bar = bar.get_or_insert_with(|| terminal::progress("reading", "tokens", of - held));
-                    bar.set_position((fed - held) as u64);
+                    bar.set_position((decoded - held) as u64);
                 }
             }
-            Event::Token(_) => {
-                if first_token.is_none() {
-                    first_token = Some(Instant::now());
-                    if let Some(bar) = bar.take() {
-                        bar.finish_and_clear();
+            Progress::Piece(piece) => {
+                if piece.token.is_some() {
+                    if first_token.is_none() {
+                        first_token = Some(Instant::now());
+                        if let Some(bar) = bar.take() {
+                            bar.finish_and_clear();
+                        }
                     }
+                    timings.reply += 1;
                 }
-                timings.reply += 1;
+                failed = failed.take().or(on_piece(piece).err());
             }
-            Event::Flush(_) => {}
         }
-        failed = failed.take().or(on_step(step).err());
         if failed.is_some() || interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
     if let Some(bar) = bar {
@@ -340,8 +344,9 @@ pub(crate) fn reply(
     let first_token = first_token.unwrap_or_else(Instant::now);
     timings.prompt_time = first_token - start;
     timings.reply_time = first_token.elapsed();
-    timings.shown = generation.reply().len();
-    Ok((reason?, timings))
+    let finish = finish?.ok_or_else(|| Failure::new("nothing was asked"))?;
+    timings.shown = finish.usage.completion_tokens;
+    Ok((finish, timings))
 }
 
 /// The text of a single token for listings: whole only if the token is.

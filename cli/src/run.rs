@@ -6,8 +6,12 @@ use crate::engine::{Engine, Timings, open, reply, token_text};
 use crate::failure::{At, Failure, Outcome};
 use crate::terminal::{self, CtrlC, write_model_text};
 use serde_json::{Value, json};
-use shohin_core::chat::{CallBlocks, ChatOptions, Message, Reply, Role, encode};
-use shohin_core::generate::{Event, GeneratedToken, Generation, GenerationOptions, Overflow, Reason};
+use shohin_core::Error;
+use shohin_core::chat::{
+    CallBlocks, ChatMessage, ChatOptions, Conversation, Finish, Message, Piece, Reply, ResponseFormat, Role,
+    SessionState, Thinking, TurnOptions, encode,
+};
+use shohin_core::generate::{GenerationOptions, Reason};
 use shohin_core::tokenizer::Special;
 use std::io::{self, IsTerminal, Write};
 use std::path::Path;
@@ -15,45 +19,51 @@ use std::path::Path;
 pub(crate) fn run(args: &RunArgs, engine_args: &EngineArgs) -> Outcome {
     let config = args.sampling.config();
     config.check().of_usage()?;
-    let tools = constraint::tools(&args.tools)?;
-    let form = constraint::grammar(&args.form)?;
-    let is_json = form.is_some();
-    let grammar = form.or(constraint::calls(&args.tools, &tools)?);
-    let stops =
-        GenerationOptions { stop_strings: args.sampling.stop.clone(), ..GenerationOptions::default() };
-    stops.check().of_usage()?;
+    let (tools, tool_choice) = constraint::tools(&args.tools)?;
+    let response_format = constraint::response_format(&args.form)?;
+    let is_json = response_format != ResponseFormat::Text;
+    let stop_strings = args.sampling.stop.clone();
+    GenerationOptions { stop_strings: stop_strings.clone(), ..GenerationOptions::default() }
+        .check()
+        .of_usage()?;
     let prompt = prompt(args)?;
     let file = open(engine_args)?;
     let engine = Engine::load(&file, engine_args)?;
     engine.remark_on(args.think);
-    let (tokens, instructions) = if args.raw {
-        (engine.encode_plain(&prompt, Special::UserDefined), 0)
-    } else {
-        if let Some(warning) = engine.template_warning() {
-            terminal::remark(warning);
-        }
-        let system = args.system.as_deref().map(|text| Message::new(Role::System, text));
-        let messages: Vec<Message<'_>> =
-            system.into_iter().chain([Message::new(Role::User, &prompt)]).collect();
-        let tools: Vec<&str> = tools.iter().map(String::as_str).collect();
-        let options = ChatOptions {
-            template: engine.template,
-            thinking: Some(args.think),
-            tools: &tools,
-            ..ChatOptions::default()
-        };
-        let instructions = instructions(&engine, args.system.as_deref(), &options)?;
-        (encode(&engine.tokenizer, &messages, &options)?, instructions)
+    if let Some(warning) = engine.template_warning().filter(|_| !args.raw) {
+        terminal::remark(warning);
+    }
+    let system: Vec<ChatMessage> =
+        args.system.iter().map(|text| ChatMessage::new(Role::System, text.as_str())).collect();
+    let instructions = match args.raw {
+        true => 0,
+        false => instructions(&engine, args.system.as_deref(), args.think, &tools)?,
     };
     let mut session = engine.session(engine.options.context)?;
-    let options = GenerationOptions {
-        max_tokens: args.max_tokens.unwrap_or(usize::MAX),
+    let options = TurnOptions {
+        sampler: config,
+        max_tokens: args.max_tokens,
+        stop_strings,
         logprobs: args.logprobs.map(usize::from),
+        thinking: if args.think { Thinking::On } else { Thinking::Off },
+        tools,
+        tool_choice,
+        response_format,
         overflow: args.overflow.policy(instructions, session.capacity()),
-        ..stops
+        ..TurnOptions::default()
     };
-    if tokens.len() > session.capacity() && options.overflow == Overflow::Error {
-        let (n, most) = (tokens.len(), session.capacity());
+    let vocabulary = || engine.vocabulary();
+    let (model, state) = (engine.chat_model(&vocabulary), SessionState::of(&*session));
+    let mut conversation = Conversation::new();
+    let begun = if args.raw {
+        let tokens = engine.encode_plain(&prompt, Special::UserDefined);
+        conversation.complete(&model, state, tokens, &options)
+    } else {
+        conversation.set_messages(system);
+        conversation.send(&model, state, vec![ChatMessage::new(Role::User, prompt)], &options)
+    };
+    if let Err(Error::ContextFull { position, adding, .. }) = begun {
+        let (n, most) = (position + adding, session.capacity());
         let more = if most < engine.model().config().max_context_length {
             "; --context can raise that, and --overflow shift reads on"
         } else {
@@ -63,50 +73,42 @@ pub(crate) fn run(args: &RunArgs, engine_args: &EngineArgs) -> Outcome {
             "the prompt is {n} tokens long, but the context holds {most}{more}"
         )));
     }
-    let sampler = engine.sampler(&config)?;
-    session.chosen_by(&config, args.logprobs.is_some() || grammar.is_some());
-    let mut generation = Generation::new(&tokens, 0, session.capacity(), sampler, options)?;
-    if let Some(grammar) = grammar {
-        generation.constrain(constraint::constraint(grammar, &engine, args.think)?);
-    }
+    begun?;
+    let constrained = is_json || !options.tools.is_empty();
+    session.chosen_by(&config, args.logprobs.is_some() || constrained);
 
     let mut out = io::stdout().lock();
     let terminal = out.is_terminal();
-    let mut text = String::new();
-    let mut logprobs = Vec::new();
+    let mut last = String::new();
+    let (mut tokens, mut logprobs) = (Vec::new(), Vec::new());
     let ctrl_c = CtrlC::listen();
-    let (reason, timings) =
-        reply(&mut generation, &mut *session, &engine, &|| ctrl_c.pressed(), &mut |step| {
-            let piece = match step {
-                Event::Token(event) => {
-                    if args.logprobs.is_some() {
-                        logprobs.push(logprob_json(&engine, &event));
-                    }
-                    event.text
-                }
-                Event::Flush(text) => text,
-                Event::Prompt(..) => return Ok(()),
-            };
-            if args.json {
-                text.push_str(piece);
-            } else if !piece.is_empty() {
-                write_model_text(&mut out, piece, terminal)?;
-                text.clear();
-                text.push_str(piece);
+    let (finish, timings) =
+        reply(&mut conversation, &mut *session, &engine, &|| ctrl_c.pressed(), &mut |piece| {
+            tokens.extend_from_slice(piece.tokens);
+            if let Some(token) = piece.token
+                && args.logprobs.is_some()
+            {
+                logprobs.push(logprob_json(&engine, token, &piece));
+            }
+            if !args.json && !piece.text.is_empty() {
+                write_model_text(&mut out, piece.text, terminal)?;
+                last.clear();
+                last.push_str(piece.text);
                 out.flush()?;
             }
             Ok(())
         })?;
     drop(ctrl_c);
+    let Finish { reason, text, usage, .. } = finish;
     if args.json {
         let mut object = json!({
             "model": engine.name(),
             "text": text,
-            "tokens": generation.reply(),
+            "tokens": tokens,
             "finish_reason": reason.code(),
-            "prompt_tokens": tokens.len(),
-            "reply_tokens": generation.reply().len(),
-            "dropped_tokens": generation.dropped(),
+            "prompt_tokens": usage.prompt_tokens,
+            "reply_tokens": usage.completion_tokens,
+            "dropped_tokens": usage.dropped_tokens,
             "seed": config.seed,
             "timings": timings_json(&engine, &timings),
         });
@@ -128,7 +130,7 @@ pub(crate) fn run(args: &RunArgs, engine_args: &EngineArgs) -> Outcome {
             object["logprobs"] = Value::Array(logprobs);
         }
         writeln!(out, "{object:#}")?;
-    } else if !text.ends_with('\n') {
+    } else if !last.ends_with('\n') {
         writeln!(out)?;
     }
     out.flush()?;
@@ -166,12 +168,20 @@ fn prompt(args: &RunArgs) -> Outcome<String> {
 pub(crate) fn instructions(
     engine: &Engine<'_>,
     system: Option<&str>,
-    options: &ChatOptions<'_>,
+    think: bool,
+    tools: &[String],
 ) -> Outcome<usize> {
+    let tools: Vec<&str> = tools.iter().map(String::as_str).collect();
+    let options = ChatOptions {
+        template: engine.template,
+        thinking: Some(think),
+        tools: &tools,
+        ..ChatOptions::default()
+    };
     let chat = |text: &str| {
         let system = system.map(|text| Message::new(Role::System, text));
         let messages: Vec<Message<'_>> = system.into_iter().chain([Message::new(Role::User, text)]).collect();
-        encode(&engine.tokenizer, &messages, options)
+        encode(&engine.tokenizer, &messages, &options)
     };
     Ok(chat("a")?.iter().zip(chat("b")?).take_while(|(a, b)| **a == *b).count())
 }
@@ -202,9 +212,9 @@ pub(crate) fn round(x: f64) -> f64 {
     (x * 1e3).round() / 1e3
 }
 
-fn logprob_json(engine: &Engine<'_>, event: &GeneratedToken<'_>) -> Value {
+fn logprob_json(engine: &Engine<'_>, token: u32, piece: &Piece<'_>) -> Value {
     let entry = |token: u32, logprob: f32| json!({ "token": token, "text": token_text(&engine.tokenizer, token), "logprob": logprob });
-    let mut object = entry(event.token, event.logprob.unwrap_or(f32::NEG_INFINITY));
-    object["top"] = event.top.iter().map(|top| entry(top.token, top.logprob)).collect();
+    let mut object = entry(token, piece.logprob.unwrap_or(f32::NEG_INFINITY));
+    object["top"] = piece.top.iter().map(|top| entry(top.token, top.logprob)).collect();
     object
 }
