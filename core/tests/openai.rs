@@ -139,6 +139,29 @@ fn wrong_requests_are_refused_with_the_same_code() {
     }
 }
 
+/// Whatever a client sends is a request or an error.
+#[test]
+fn mutated_requests_end_in_errors() {
+    let (mut read, mut refused) = (0, 0);
+    let mut parse = |text: &str| match ChatCompletionRequest::parse(text) {
+        Ok(_) => read += 1,
+        Err(error) => {
+            assert!(!error.to_string().is_empty());
+            refused += 1;
+        }
+    };
+    for case in fixture()["requests"].as_array().unwrap() {
+        let text = case["request"].to_string();
+        for (at, c) in text.char_indices() {
+            parse(&text[..at]);
+            for other in ["\"", "[", "}", "0", "null", "\\", "é", ""] {
+                parse(&format!("{}{other}{}", &text[..at], &text[at + c.len_utf8()..]));
+            }
+        }
+    }
+    assert!(read > 1000 && refused > 10_000, "{read} {refused}");
+}
+
 fn logprob(value: &Value) -> Logprob {
     let logprob = value["logprob"].as_f64().map_or(f32::NEG_INFINITY, |x| x as f32);
     Logprob { token: value["token"].as_u64().unwrap() as u32, logprob }

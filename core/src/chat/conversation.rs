@@ -146,6 +146,7 @@ pub enum Progress<'c> {
 }
 
 /// The prompt of a turn.
+#[derive(Debug)]
 struct Prompt {
     /// All tokens, those that the session has dropped included.
     tokens: Vec<u32>,
@@ -158,6 +159,7 @@ struct Prompt {
 }
 
 /// A reply under way.
+#[derive(Debug)]
 struct Turn {
     generation: Generation,
     prompt: Prompt,
@@ -179,7 +181,7 @@ struct Turn {
 type ConstraintKey = (TurnOptions, bool);
 
 /// Messages, and what a session holds of them.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct Conversation {
     messages: Vec<ChatMessage>,
     /// All their tokens, dropped ones included, up to the last reply. Empty if they were never encoded.

@@ -1,4 +1,11 @@
-//! Conversations as the model saw them in training: ChatML, as Qwen3's chat template renders it.
+//! Conversations: messages to tokens as the model saw them in training, and tokens back to replies.
+//!
+//! | step | type |
+//! |---|---|
+//! | a conversation with a session, turn after turn | [`Conversation`], driven by [`drive`] or by the host |
+//! | messages to tokens: ChatML, as Qwen3's chat template renders it | [`encode`], [`Template`] |
+//! | text to content, thoughts and tool calls, while it comes | [`ReplyParser`] |
+//! | OpenAI's requests and answers | [`openai`] |
 //!
 //! Templates in files are data and are never executed; [`Template::detect`] looks at one to choose
 //! between the two forms this module writes. Control tokens and the template's own markers (`<think>`,
@@ -7,12 +14,12 @@
 //!
 //! # Keeping a session across turns
 //!
-//! The exact way is to [`encode`] the whole conversation each turn and keep the session's first
-//! [`common_prefix`](crate::generate::common_prefix) tokens. Qwen3's template leaves the thoughts of earlier turns
-//! out (and the empty ones that `thinking: Some(false)` puts in front of a reply), so that the prefix
-//! ends where the last reply began, and the last exchange is fed a second time. [`encode_next`] gives the tokens that go
-//! behind everything fed so far: nothing is fed twice and the model's own tokens stay as it chose them,
-//! at the price that thoughts stay in the context. For [`Style::Plain`] both give the same text.
+//! [`Conversation::respond`] encodes the whole conversation each turn and keeps the session's first
+//! [`common_prefix`](crate::generate::common_prefix) tokens. Qwen3's template leaves out the thoughts of earlier turns
+//! (and the empty ones that `thinking: Some(false)` puts before a reply), so that the prefix ends where the last reply
+//! began, and the last exchange is computed a second time. [`Conversation::send`] appends the tokens that
+//! [`encode_next`] gives: nothing is computed twice and the model's own tokens stay as it chose them, at the price
+//! that thoughts stay in the context. For [`Style::Plain`] both give the same text.
 #![forbid(unsafe_code)]
 
 mod conversation;
