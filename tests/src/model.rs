@@ -69,7 +69,7 @@ impl Shape {
         match name {
             "0.6b" => Some(Shape { hidden: 1024, ffn: 3072, context: 40_960, yarn: None, ..bonsai }),
             "1.7b" => Some(bonsai),
-            "4b" => Some(Shape { hidden: 2560, layers: 36, heads: 32, ffn: 9728, ..bonsai }),
+            "4b" => Some(Shape { hidden: 2560, layers: 36, heads: 32, ffn: 9728, rope_base: 5e6, ..bonsai }),
             "8b" => Some(Shape {
                 hidden: 4096,
                 layers: 36,

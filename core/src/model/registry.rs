@@ -158,14 +158,16 @@ impl ModelVariant {
     }
 
     fn dimensions(self) -> ModelConfig {
-        // hidden, layers, heads, feed-forward, context, context before YaRN, tied
-        let (h, l, q, f, context, original, tied) = match self {
+        // hidden, layers, heads, feed-forward, context, context before YaRN, tied, base of the rotary frequencies
+        let (h, l, q, f, context, original, tied, base) = match self {
             ModelVariant::Bonsai8B | ModelVariant::TernaryBonsai8B => {
-                (4096, 36, 32, 12288, 65536, 16384, false)
+                (4096, 36, 32, 12288, 65536, 16384, false, 1e6)
             }
-            ModelVariant::Bonsai4B | ModelVariant::TernaryBonsai4B => (2560, 36, 32, 9728, 32768, 8192, true),
+            ModelVariant::Bonsai4B | ModelVariant::TernaryBonsai4B => {
+                (2560, 36, 32, 9728, 32768, 8192, true, 5e6)
+            }
             ModelVariant::Bonsai1_7B | ModelVariant::TernaryBonsai1_7B | ModelVariant::Custom => {
-                (2048, 28, 16, 6144, 32768, 8192, true)
+                (2048, 28, 16, 6144, 32768, 8192, true, 1e6)
             }
         };
         ModelConfig {
@@ -179,7 +181,7 @@ impl ModelVariant {
             vocab_size: 151_669,
             max_context_length: context,
             rms_norm_eps: 1e-6,
-            rope_freq_base: 1e6,
+            rope_freq_base: base,
             rope_scaling: RopeScaling::yarn(4.0, original),
             tied_embeddings: tied,
         }
@@ -289,6 +291,10 @@ mod tests {
             let other = file - variant.spec().unwrap().capabilities.weight_bytes;
             assert!((5_900_000..7_600_000).contains(&other), "{variant:?}: {other}");
         }
+        // As the metadata of the published files say.
+        let base = |v: ModelVariant| v.spec().unwrap().config.rope_freq_base;
+        assert_eq!(base(ModelVariant::Bonsai4B), 5e6);
+        assert_eq!(base(ModelVariant::TernaryBonsai8B), 1e6);
         let kv = |v: ModelVariant| v.spec().unwrap().capabilities.kv_bytes_per_token;
         assert_eq!(kv(ModelVariant::Bonsai1_7B), 112 << 10);
         assert_eq!(kv(ModelVariant::TernaryBonsai8B), 144 << 10);
