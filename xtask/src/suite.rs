@@ -40,6 +40,10 @@ const REPLIES: &str = "--test repack -- go_on_alike";
 /// The environment variable that tells the parity tests which instruction set to expect.
 const EXPECTED_ISA: &str = "SHOHIN_EXPECTED_ISA";
 
+/// The environment variable that names SmolLM2's file. Its tests are skipped where the variable is empty: they are a
+/// suite of their own.
+const SMOLLM2: &str = "SHOHIN_SMOLLM2";
+
 pub(crate) struct Suite {
     pub(crate) name: &'static str,
     pub(crate) about: &'static str,
@@ -91,7 +95,10 @@ pub(crate) const QUICK: &[Suite] = &[
         about: "unit and integration tests of the native crates",
         needs: &[],
         unfit: ANYWHERE,
-        run: |m| m.cargo().arg("test").all_packages_but(NOT_NATIVE).args("--lib --bins --tests").tests(),
+        run: |m| {
+            let tests = m.cargo().arg("test").all_packages_but(NOT_NATIVE).args("--lib --bins --tests");
+            tests.env(SMOLLM2, "").tests()
+        },
         counts: true,
     },
 ];
@@ -112,7 +119,21 @@ pub(crate) const SUITES: &[Suite] = &[
         about: "unit and integration tests of every crate",
         needs: &[],
         unfit: ANYWHERE,
-        run: |m| m.cargo().args(TEST).all_packages_but(APART).args("--lib --bins --tests --examples").tests(),
+        run: |m| {
+            let tests = m.cargo().args(TEST).all_packages_but(APART).args("--lib --bins --tests --examples");
+            tests.env(SMOLLM2, "").tests()
+        },
+        counts: true,
+    },
+    Suite {
+        name: "smollm2",
+        about: "SmolLM2, a trained model from PyPI, against llama.cpp and transformers",
+        needs: &[Need::SmolLm2],
+        unfit: ANYWHERE,
+        run: |m| {
+            let tests = m.cargo().args(TEST).all_packages_but(APART).args("--test smollm2");
+            tests.env(SMOLLM2, m.smollm2()).tests()
+        },
         counts: true,
     },
     Suite {
