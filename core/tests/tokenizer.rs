@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
+use shohin_core::gguf::GgufWriter;
 use shohin_core::tokenizer::{Decoder, EncodeOptions, Special, TokenKind, Vocabulary};
 use shohin_core::{Gguf, Tokenizer};
 
@@ -146,6 +147,36 @@ fn small_vocabulary_decodes_as_hugging_face_does() {
             text.push_str(decoder.finish());
             assert_eq!(text, case[key].as_str().unwrap(), "{}", case["ids"]);
         }
+    }
+}
+
+#[test]
+fn texts_start_with_a_token_if_the_file_or_the_pre_tokenizer_says_so() {
+    let file = fixture("bpe2k.gguf");
+    let metadata = Gguf::parse(&file).unwrap();
+    let metadata = metadata.metadata();
+    let bos = metadata.u32("tokenizer.ggml.bos_token_id").unwrap();
+    for (pre, add, expected) in [
+        ("qwen2", None, None),
+        ("qwen2", Some(true), bos),
+        ("smollm", None, None),
+        ("llama-bpe", None, bos),
+        ("llama3", None, bos),
+        ("llama-bpe", Some(false), None),
+    ] {
+        let mut w = GgufWriter::new();
+        for key in ["tokenizer.ggml.tokens", "tokenizer.ggml.merges"] {
+            w.set_strings(key, metadata.strings(key).unwrap().unwrap()).unwrap();
+        }
+        w.set("tokenizer.ggml.model", "gpt2").unwrap();
+        w.set("tokenizer.ggml.pre", pre).unwrap();
+        w.set("tokenizer.ggml.bos_token_id", bos.unwrap()).unwrap();
+        if let Some(add) = add {
+            w.set("tokenizer.ggml.add_bos_token", add).unwrap();
+        }
+        let header = w.header().unwrap();
+        let gguf = Gguf::parse(&header).unwrap();
+        assert_eq!(Tokenizer::from_gguf(&gguf).unwrap().leading_bos(), expected, "{pre} {add:?}");
     }
 }
 

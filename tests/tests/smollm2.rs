@@ -1,6 +1,6 @@
 //! SmolLM2-135M-Instruct, a trained model, against llama.cpp and Hugging Face (`oracle/smollm2.py`). Skipped
 //! where its file is absent.
-#![cfg(not(all(target_arch = "wasm32", target_os = "unknown")))]
+#![cfg(not(target_family = "wasm"))]
 
 use std::fs;
 use std::path::{Path, PathBuf};
