@@ -1,15 +1,16 @@
 //! The session as a [`Backend`] for hosts that wait: the same generation drives CPU and GPU.
 
 use crate::error::{Error, Result};
-use crate::session::{GpuSession, Want};
+use crate::session::GpuSession;
 use shohin_core::Result as CoreResult;
+use shohin_core::device::Readout;
 use shohin_core::generate::Backend;
 
 /// A [`GpuSession`] that waits for the GPU.
 #[derive(Debug)]
 pub struct GpuBackend {
     session: GpuSession,
-    want: Want,
+    readout: Readout,
     /// Logits, of which those that were not read back are -inf.
     sparse: Vec<f32>,
     failure: Option<Error>,
@@ -18,7 +19,7 @@ pub struct GpuBackend {
 impl GpuBackend {
     /// Reads back everything, until told otherwise.
     pub fn new(session: GpuSession) -> GpuBackend {
-        GpuBackend { session, want: Want::Logits, sparse: Vec::new(), failure: None }
+        GpuBackend { session, readout: Readout::Logits, sparse: Vec::new(), failure: None }
     }
 
     /// The session.
@@ -26,9 +27,9 @@ impl GpuBackend {
         &self.session
     }
 
-    /// Reads back only this from now on; every other logit shows as -inf. [`Want::Nothing`] counts as everything.
-    pub fn want(&mut self, want: Want) {
-        self.want = if want == Want::Nothing { Want::Logits } else { want };
+    /// Reads back only this from now on; every other logit shows as -inf.
+    pub fn read_out(&mut self, readout: Readout) {
+        self.readout = readout;
     }
 
     /// See [`GpuSession::assume`].
@@ -45,7 +46,7 @@ impl GpuBackend {
     }
 
     fn run(&mut self, tokens: &[u32]) -> Result<()> {
-        pollster::block_on(self.session.forward(tokens, self.want))
+        pollster::block_on(self.session.forward(tokens, self.readout))
     }
 }
 
@@ -63,7 +64,7 @@ impl Backend for GpuBackend {
             self.failure = Some(error);
             return Err(error.into());
         }
-        Ok(self.session.visible_logits(self.want, &mut self.sparse))
+        Ok(self.session.visible_logits(self.readout, &mut self.sparse))
     }
 
     fn truncate(&mut self, len: usize) -> CoreResult<()> {

@@ -1,326 +1,584 @@
-//! A GPU: how it is found, what it can do, and how it fails.
+//! The GPU as a [`Device`]: scratch memory, the recorded program, and what is read back.
 
+use crate::cache::GpuCache;
 use crate::error::{Error, Result};
-use crate::shader;
-use shohin_core::Name;
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
-use wgpu::{Buffer, BufferUsages, ComputePipeline, Features};
+use crate::gpu::{Gpu, MAX_BINDING};
+use crate::kernel::{
+    self, ARGMAX_GROUPS, DispatchShape, Kernel, MAX_PARTS, MAX_TOP, SORTED, STEP_HEAD, TILE,
+};
+use crate::kv::KvStorage;
+use crate::record::{BufferPlan, Recording, Scratch, Step, other_bytes};
+use crate::upload::{GpuModel, UploadPlan};
+use shohin_core::device::{Batch, Output, Readout, SessionOptions, Sink};
+use shohin_core::model::{ModelConfig, Program};
+use shohin_core::{Activations, Device, Error as CoreError};
+use std::sync::Arc;
+use wgpu::{Buffer, BufferUsages, CommandEncoder, CommandEncoderDescriptor, ComputePassDescriptor};
 
-/// Bytes of a storage binding that every WebGPU device allows. Larger matrices are split by rows.
-pub(crate) const MAX_BINDING: u64 = 128 << 20;
-
-/// Most rows a dispatch can take: 4 a workgroup, 65535 workgroups.
-const MAX_ROWS: usize = 4 * 65535;
-
-/// Which GPU to take, and what of it to use.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GpuOptions {
-    /// A part of the name of the wanted one, in any case; `None` takes the system's choice.
-    pub name: Option<String>,
-    /// Whether an implementation in software will do. It is slower than the engine on the CPU.
-    pub software: bool,
-    /// Reductions by subgroups, where there are any.
-    pub subgroups: bool,
-    /// 16-bit floats, where there are any.
-    pub f16: bool,
-    /// The instruction for four products of bytes, where there is one.
-    pub packed_dot: bool,
-    /// Most rows of the embedding and the head in one binding; larger ones are split, here or where they reach
-    /// 128 MiB.
-    pub split_rows: usize,
-}
-
-impl Default for GpuOptions {
-    fn default() -> Self {
-        GpuOptions {
-            name: None,
-            software: false,
-            subgroups: true,
-            f16: true,
-            packed_dot: true,
-            split_rows: MAX_ROWS,
-        }
-    }
-}
-
-/// What the kernels may use beyond what every WebGPU device has.
+/// What a device should be able to do; it decides how much scratch memory it takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Extensions {
-    /// Reductions by subgroups.
-    pub subgroups: bool,
-    /// 16-bit floats.
-    pub f16: bool,
-    /// Four products of bytes in one instruction.
-    pub packed_dot: bool,
+pub struct GpuDeviceOptions {
+    /// Most positions of a sequence; more than the model's own context is cut to it.
+    pub context: usize,
+    /// Precision of activations. Integers have one scale per 32, in 32-bit floats.
+    pub activations: Activations,
+    /// Rows that go through the model together.
+    pub batch: usize,
+    /// Rows whose logits are computed together when many rows are read out.
+    pub logit_rows: usize,
+    /// Most tokens that [`Readout::Top`] brings, up to 256; for more, all logits are read.
+    pub top: usize,
 }
 
-/// An open GPU.
-pub struct Gpu {
-    pub(crate) device: wgpu::Device,
-    pub(crate) queue: wgpu::Queue,
-    name: String,
-    software: bool,
-    extensions: Extensions,
-    /// Most rows in a binding.
-    pub(crate) split_rows: usize,
-    failure: Arc<Failure>,
-    pipelines: Mutex<HashMap<String, ComputePipeline>>,
-}
-
-/// The first thing that went wrong, told by the driver at any time.
-#[derive(Default)]
-struct Failure(Mutex<Option<(Error, String)>>);
-
-impl Failure {
-    fn set(&self, error: Error, words: String) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert((error, words));
-    }
-
-    fn get(&self) -> Option<(Error, String)> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+impl Default for GpuDeviceOptions {
+    fn default() -> Self {
+        let activations = Activations::default();
+        GpuDeviceOptions { context: 4096, activations, batch: 128, logit_rows: 8, top: 64 }
     }
 }
 
-impl core::fmt::Debug for Gpu {
+impl GpuDeviceOptions {
+    /// The options checked, and cut to what the model can use.
+    fn fitted(&self, config: &ModelConfig) -> Result<GpuDeviceOptions> {
+        for (what, value, max) in [
+            ("context", self.context, usize::MAX),
+            ("batch", self.batch, 1 << 12),
+            ("logit rows", self.logit_rows, 1 << 12),
+            ("top", self.top, MAX_TOP),
+        ] {
+            if value == 0 {
+                return Err(CoreError::Option { what, found: 0.0, expected: "at least 1" }.into());
+            }
+            if value > max {
+                return Err(CoreError::Limit { what, found: value as u64, max: max as u64 }.into());
+            }
+        }
+        let context = self.context.min(config.max_context_length);
+        let batch = self.batch.min(context);
+        let fit = MAX_BINDING as usize / (4 * config.vocab_size);
+        let logit_rows = self.logit_rows.min(batch).min(fit).max(1);
+        let top = self.top.min(config.vocab_size);
+        Ok(GpuDeviceOptions { context, batch, logit_rows, top, ..*self })
+    }
+}
+
+/// Bytes on the GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct GpuMemory {
+    /// Keys and values of a sequence.
+    pub kv: u64,
+    /// Activations of one batch, logits and what is read back.
+    pub scratch: u64,
+}
+
+/// What the GPU was made to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Counters {
+    /// Command submissions.
+    pub submissions: u64,
+    /// Dispatches in them.
+    pub dispatches: u64,
+    /// Bytes of packed weights that matrix products went over.
+    pub weight_bytes: u64,
+    /// Bytes copied back to the host.
+    pub read_bytes: u64,
+}
+
+/// Bytes of the buffers that follow the logits: candidates and results of argmax, each of two of top-k, what is mapped
+/// to read few bytes, and many.
+fn readout_bytes(vocab: usize, hidden: usize, options: &GpuDeviceOptions) -> [u64; 6] {
+    let rows = options.logit_rows as u64;
+    let few = 8 * options.top.max(options.logit_rows) as u64;
+    let logits = 4 * vocab as u64 * rows;
+    let top_k = 8 * (vocab.div_ceil(SORTED) * options.top) as u64;
+    let many = logits.max(4 * (hidden * options.batch) as u64);
+    [logits, 8 * ARGMAX_GROUPS as u64 * rows, 8 * rows, top_k, few, many]
+}
+
+impl UploadPlan {
+    /// The bytes that a device with `options` and a sequence with `session` take beside the weights.
+    ///
+    /// # Errors
+    /// For an option outside its range.
+    pub fn memory_plan(&self, options: &GpuDeviceOptions, session: &SessionOptions) -> Result<GpuMemory> {
+        let options = options.fitted(self.config())?;
+        let program = self.program();
+        let buffers = BufferPlan::new(self, options.activations).bytes(options.batch);
+        let other: u64 = other_bytes(program, options.batch).iter().sum();
+        let [logits, candidates, best, top_k, few, many] =
+            readout_bytes(program.vocab(), program.tensor(program.output).cols, &options);
+        let scratch = buffers + other + logits + candidates + best + 2 * top_k + few + many;
+        let context = session.context.min(options.context);
+        let heads = program.heads;
+        let numbers = (heads.kv * context * heads.dim) as u64;
+        let kv = 2 * program.layers as u64 * KvStorage::of(session.kv).bytes(numbers);
+        Ok(GpuMemory { kv, scratch })
+    }
+}
+
+/// The kernels of a top-k, which tokens it keeps, and the buffer that has the result.
+struct TopK {
+    top: usize,
+    kernels: Vec<Kernel>,
+    result: usize,
+}
+
+/// A model on a GPU: scratch memory for a batch, and every dispatch of its program. Runs any number of sequences.
+pub struct GpuDevice {
+    model: Arc<GpuModel>,
+    options: GpuDeviceOptions,
+    scratch: Scratch,
+    recording: Recording,
+    logits_buffer: Buffer,
+    best: Buffer,
+    /// What each round of top-k leaves, in turn.
+    top_k_buffers: [Buffer; 2],
+    read_few: Buffer,
+    read_many: Buffer,
+    argmax: [Kernel; 2],
+    top_k: Option<TopK>,
+    /// What was read back last.
+    bytes: Vec<u8>,
+    floats: Vec<f32>,
+    logits: Vec<f32>,
+    chosen: Vec<(u32, f32)>,
+    counters: Counters,
+}
+
+impl core::fmt::Debug for GpuDevice {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Gpu").field("name", &self.name).field("extensions", &self.extensions).finish()
+        f.debug_struct("GpuDevice").field("options", &self.options).finish_non_exhaustive()
     }
 }
 
-impl Gpu {
-    /// Opens a GPU.
+/// Rows of the batch that are read out together: as many of one kind as fit.
+struct Group {
+    readout: Readout,
+    /// Row of the batch, sequence, row of its run.
+    rows: Vec<(usize, usize, usize)>,
+}
+
+/// Rows of one sequence in a part of a batch.
+struct Segment<'t> {
+    sequence: usize,
+    first_row: usize,
+    tokens: &'t [u32],
+    position: usize,
+}
+
+impl Segment<'_> {
+    /// Parts of flash decoding, and positions in each.
+    fn parts(&self) -> (usize, usize) {
+        let (rows, positions) = (self.tokens.len(), self.position + self.tokens.len());
+        // A part is a whole number of tiles.
+        let wanted = if rows == 1 { positions.div_ceil(TILE).min(MAX_PARTS) } else { 1 };
+        let span = positions.div_ceil(wanted).next_multiple_of(TILE);
+        (positions.div_ceil(span), span)
+    }
+}
+
+/// Records what is done on the GPU, and counts it.
+struct Commands<'c> {
+    encoder: CommandEncoder,
+    counters: &'c mut Counters,
+}
+
+impl Commands<'_> {
+    fn record<'k>(&mut self, kernels: impl IntoIterator<Item = (&'k Kernel, DispatchShape)>) {
+        let mut pass = self.encoder.begin_compute_pass(&ComputePassDescriptor::default());
+        for (kernel, shape) in kernels {
+            kernel.record(&mut pass, shape);
+            self.counters.dispatches += 1;
+            self.counters.weight_bytes += kernel.weight_bytes;
+        }
+    }
+
+    fn submit(self, gpu: &Gpu) -> Result<()> {
+        gpu.queue.submit([self.encoder.finish()]);
+        self.counters.submissions += 1;
+        gpu.check()
+    }
+}
+
+impl GpuDevice {
+    /// Takes scratch memory and prepares every dispatch that does not touch a cache.
     ///
     /// # Errors
-    /// [`Error::NoAdapter`] where there is none that the options allow.
-    pub async fn open(options: &GpuOptions) -> Result<Gpu> {
-        let absent = |problem: &str| Error::NoAdapter { problem: Name::new(problem) };
-        let (adapter, wgsl) = adapter(options).await.ok_or_else(|| {
-            absent(if options.name.is_some() { "none of that name" } else { "no driver offers one" })
-        })?;
-        let info = adapter.get_info();
-        let software = info.device_type == wgpu::DeviceType::Cpu;
-        if software && !options.software {
-            return Err(absent("only one in software"));
+    /// For an option outside its range, a program without kernels, [`Error::OutOfMemory`], or what the driver says of
+    /// the shaders.
+    pub async fn new(model: &Arc<GpuModel>, options: &GpuDeviceOptions) -> Result<GpuDevice> {
+        let gpu = &*model.gpu;
+        let options = options.fitted(model.config())?;
+        let program = model.program();
+        let plan = BufferPlan::new(model.plan(), options.activations);
+        let scratch = Scratch::new(gpu, program, &plan, options.batch, options.activations).await?;
+        let vocab = program.vocab();
+        let [logits, candidates, best, top_k, few, many] =
+            readout_bytes(vocab, program.tensor(program.output).cols, &options);
+        let logits_buffer = gpu.storage("logits", logits).await?;
+        let candidates = gpu.storage("argmax candidates", candidates).await?;
+        let best = gpu.storage("best", best).await?;
+        let top_k_buffers = [gpu.storage("top-k", top_k).await?, gpu.storage("top-k", top_k).await?];
+        let readable = BufferUsages::MAP_READ | BufferUsages::COPY_DST;
+        let read_few = gpu.buffer("read", few, readable).await?;
+        let read_many = gpu.buffer("read logits", many, readable).await?;
+        let recording = Recording::new(model, &plan, &scratch, &logits_buffer)?;
+        let argmax = kernel::argmax(gpu, vocab, &logits_buffer, &candidates, &best);
+        gpu.check()?;
+        Ok(GpuDevice {
+            model: Arc::clone(model),
+            options,
+            scratch,
+            recording,
+            logits_buffer,
+            best,
+            top_k_buffers,
+            read_few,
+            read_many,
+            argmax,
+            top_k: None,
+            bytes: Vec::new(),
+            floats: Vec::new(),
+            logits: Vec::new(),
+            chosen: Vec::new(),
+            counters: Counters::default(),
+        })
+    }
+
+    /// The model this device runs.
+    pub fn model(&self) -> &Arc<GpuModel> {
+        &self.model
+    }
+
+    /// The options in force.
+    pub fn options(&self) -> &GpuDeviceOptions {
+        &self.options
+    }
+
+    /// What the GPU did for this device.
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// The error that made the GPU useless, if one did.
+    pub fn failure(&self) -> Option<Error> {
+        self.model.gpu.check().err()
+    }
+
+    /// The logits `(vocab)` that were read out last; empty before.
+    pub fn last_logits(&self) -> &[f32] {
+        &self.logits
+    }
+
+    /// The tokens and logits that [`Readout::Best`] or [`Readout::Top`] brought last, most likely first, the lower id
+    /// first among equals. Without those that cannot be chosen (NaN and -inf).
+    pub fn top(&self) -> &[(u32, f32)] {
+        &self.chosen
+    }
+
+    /// Computes at most [`GpuDeviceOptions::batch`] rows, and reads out `groups` of them.
+    async fn part(
+        &mut self,
+        segments: &[Segment<'_>],
+        groups: &[Group],
+        caches: &mut [&mut GpuCache],
+        sink: &mut Sink<'_>,
+    ) -> Result<()> {
+        self.write_step(segments, caches);
+        // The first group belongs to the submission of the body.
+        for (i, group) in groups.iter().enumerate() {
+            self.prepare(group);
+            self.submit(if i == 0 { segments } else { &[] }, caches, Some(group))?;
+            self.read(group, sink).await?;
         }
-        let has = adapter.features();
-        // Browsers know no subgroups through wgpu yet.
-        let subgroups = options.subgroups && has.contains(Features::SUBGROUP);
-        let f16 = options.f16 && has.contains(Features::SHADER_F16);
-        let mut features = Features::empty();
-        features.set(Features::SUBGROUP, subgroups);
-        features.set(Features::SHADER_F16, f16);
-        let extensions = Extensions { subgroups, f16, packed_dot: options.packed_dot && wgsl };
-        let descriptor = wgpu::DeviceDescriptor {
-            label: Some("shohin"),
-            required_features: features,
-            // What every WebGPU device has: nothing here needs more.
-            required_limits: wgpu::Limits::default(),
-            // Large blocks would waste up to a block.
-            memory_hints: wgpu::MemoryHints::Manual {
-                suballocated_device_memory_block_size: 1 << 20..8 << 20,
-            },
-            ..Default::default()
+        if groups.is_empty() { self.submit(segments, caches, None) } else { Ok(()) }
+    }
+
+    /// Writes tokens, positions and angles.
+    fn write_step(&self, segments: &[Segment<'_>], caches: &[&mut GpuCache]) {
+        let program = self.model.program();
+        let queue = &self.model.gpu.queue;
+        let d = program.heads.dim;
+        let (mut tokens, mut angles) = (Vec::new(), Vec::new());
+        for segment in segments {
+            let (rows, (_, span)) = (segment.tokens.len(), segment.parts());
+            let words = [rows, segment.position, segment.first_row, span].map(|word| word as u32);
+            queue.write_buffer(caches[segment.sequence].sequence(), 0, bytemuck::cast_slice(&words));
+            tokens.extend_from_slice(segment.tokens);
+            for position in segment.position..segment.position + rows {
+                let at = angles.len();
+                angles.resize(at + d, 0.0);
+                let (cos, sin) = angles[at..].split_at_mut(d / 2);
+                program.rope.angles(position, cos, sin);
+            }
+        }
+        let mut words = vec![0; STEP_HEAD];
+        words[0] = tokens.len() as u32;
+        words.extend(tokens);
+        queue.write_buffer(&self.scratch.step, 0, bytemuck::cast_slice(&words));
+        let at = 4 * (STEP_HEAD + self.options.batch) as u64;
+        queue.write_buffer(&self.scratch.step, at, bytemuck::cast_slice(&angles));
+    }
+
+    /// The dispatches of the program's body over `segments`.
+    fn body<'k>(
+        recording: &'k Recording,
+        segments: &[Segment<'_>],
+        caches: &'k [&mut GpuCache],
+    ) -> Vec<(&'k Kernel, DispatchShape)> {
+        let rows = segments.iter().map(|segment| segment.tokens.len()).sum();
+        let mut body = Vec::new();
+        if rows == 0 {
+            return body;
+        }
+        for step in &recording.body {
+            match step {
+                Step::Rows(pair) => {
+                    let shape = DispatchShape { rows, parts: 1 };
+                    body.extend(pair.of(rows).iter().map(|kernel| (kernel, shape)));
+                }
+                Step::Cache(op) => {
+                    for segment in segments {
+                        let (parts, _) = segment.parts();
+                        let shape = DispatchShape { rows: segment.tokens.len(), parts };
+                        let kernels = caches[segment.sequence].kernels(*op).of(shape.rows, parts);
+                        body.extend(kernels.iter().map(|kernel| (kernel, shape)));
+                    }
+                }
+            }
+        }
+        body
+    }
+
+    /// Writes which rows are read out, and compiles what that needs.
+    fn prepare(&mut self, group: &Group) {
+        let gpu = &*self.model.gpu;
+        let mut words = vec![group.rows.len() as u32];
+        words.extend(group.rows.iter().map(|&(row, ..)| row as u32));
+        gpu.queue.write_buffer(&self.scratch.read_out, 0, bytemuck::cast_slice(&words));
+        if let Readout::Top(top) = group.readout
+            && self.top_k.as_ref().is_none_or(|made| made.top != top)
+        {
+            let vocab = self.model.program().vocab();
+            let (kernels, result) = kernel::topk(gpu, vocab, top, &self.logits_buffer, &self.top_k_buffers);
+            self.top_k = Some(TopK { top, kernels, result });
+        }
+    }
+
+    /// Submits the program's body over `segments`, then what is read out.
+    fn submit(
+        &mut self,
+        segments: &[Segment<'_>],
+        caches: &[&mut GpuCache],
+        group: Option<&Group>,
+    ) -> Result<()> {
+        let gpu = &*self.model.gpu;
+        let copy = group.map(|group| {
+            let (from, into) = self.readback(group.readout);
+            (from.clone(), into.clone(), self.readback_len(group))
+        });
+        let encoder = gpu.device.create_command_encoder(&CommandEncoderDescriptor::default());
+        let mut commands = Commands { encoder, counters: &mut self.counters };
+        let rows = group.map_or(0, |group| group.rows.len());
+        let shape = DispatchShape { rows, parts: 1 };
+        let head: &[Kernel] = match group.map(|group| group.readout) {
+            None => &[],
+            Some(Readout::Hidden) => core::slice::from_ref(&self.recording.hidden),
+            Some(Readout::Logits | Readout::Best | Readout::Top(_)) => self.recording.logits.of(rows),
         };
-        let (device, queue) =
-            adapter.request_device(&descriptor).await.map_err(|e| absent(&e.to_string()))?;
-        let failure = Arc::new(Failure::default());
-        let lost = Arc::clone(&failure);
-        device.set_device_lost_callback(move |_, words| lost.set(Error::Lost, words));
-        let refused = Arc::clone(&failure);
-        device.on_uncaptured_error(Arc::new(move |error| {
-            let words = error.to_string();
-            let error = match error {
-                wgpu::Error::OutOfMemory { .. } => Error::OutOfMemory { need: 0 },
-                _ => Error::Device { problem: Name::new(cause(&words)) },
-            };
-            refused.set(error, words);
-        }));
-        // Browsers may keep it to themselves.
-        let name = match (info.name.as_str(), software) {
-            ("", true) => "GPU in software".into(),
-            ("", false) => "GPU".into(),
-            (name, _) => name.into(),
+        let choice: &[Kernel] = match (group.map(|group| group.readout), &self.top_k) {
+            (Some(Readout::Best), _) => &self.argmax,
+            (Some(Readout::Top(_)), Some(top_k)) => &top_k.kernels,
+            _ => &[],
         };
-        let split_rows = options.split_rows.clamp(64, MAX_ROWS);
-        let pipelines = Mutex::default();
-        Ok(Gpu { device, queue, name, software, extensions, split_rows, failure, pipelines })
-    }
-
-    /// The names of all GPUs of this machine; of none in browsers, which do not tell.
-    pub async fn names() -> Vec<String> {
-        let adapters = instance().enumerate_adapters(wgpu::Backends::all()).await;
-        adapters.iter().map(|adapter| adapter.get_info().name).collect()
-    }
-
-    /// What the driver calls it.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// Whether it is a CPU in disguise.
-    pub fn is_software(&self) -> bool {
-        self.software
-    }
-
-    /// What the kernels use.
-    pub fn extensions(&self) -> Extensions {
-        self.extensions
-    }
-
-    /// The error that made this GPU useless, if one did.
-    ///
-    /// # Errors
-    /// Whatever the driver has told since the GPU was opened.
-    pub fn check(&self) -> Result<()> {
-        self.failure.get().map_or(Ok(()), |(error, _)| Err(error))
-    }
-
-    /// The driver's own words for that error, often many lines.
-    pub fn report(&self) -> Option<String> {
-        self.failure.get().map(|(_, words)| words)
-    }
-
-    /// Gives the device back, as if it had been unplugged: everything on it fails from here on.
-    pub fn destroy(&self) {
-        self.device.destroy();
-        self.failure.set(Error::Lost, String::new());
-    }
-
-    /// A buffer filled with zeros.
-    pub(crate) async fn buffer(&self, label: &str, size: u64, usage: BufferUsages) -> Result<Buffer> {
-        let need = size.max(16).next_multiple_of(16);
-        let limit = self.device.limits().max_buffer_size;
-        if need > limit {
-            return Err(Error::Unsupported {
-                what: "a buffer's size in bytes",
-                found: need,
-                expected: "what the device allows",
-            });
+        let body = Self::body(&self.recording, segments, caches);
+        commands.record(body.into_iter().chain(head.iter().chain(choice).map(|kernel| (kernel, shape))));
+        if let Some((from, into, len)) = copy {
+            commands.encoder.copy_buffer_to_buffer(&from, 0, &into, 0, len);
         }
-        let scope = self.device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
-        let buffer = self.device.create_buffer(&wgpu::BufferDescriptor {
-            label: Some(label),
-            size: need,
-            usage,
-            mapped_at_creation: false,
-        });
-        match scope.pop().await {
-            Some(_) => Err(Error::OutOfMemory { need }),
-            None => self.check().map(|()| buffer),
+        commands.submit(gpu)
+    }
+
+    /// The buffer that has what is read out, and the one it is read through.
+    fn readback(&self, readout: Readout) -> (&Buffer, &Buffer) {
+        match (readout, &self.top_k) {
+            (Readout::Best, _) => (&self.best, &self.read_few),
+            (Readout::Top(_), Some(top_k)) => (&self.top_k_buffers[top_k.result], &self.read_few),
+            (Readout::Hidden, _) => (&self.scratch.hidden, &self.read_many),
+            (Readout::Logits, _) | (Readout::Top(_), None) => (&self.logits_buffer, &self.read_many),
         }
     }
 
-    /// A buffer for kernels.
-    pub(crate) async fn storage(&self, label: &str, size: u64) -> Result<Buffer> {
-        if size > MAX_BINDING {
-            return Err(Error::Unsupported {
-                what: "a tensor's size in bytes",
-                found: size,
-                expected: "at most 134217728",
-            });
-        }
-        self.buffer(label, size, BufferUsages::STORAGE | BufferUsages::COPY_DST | BufferUsages::COPY_SRC)
-            .await
+    /// Bytes that a group brings.
+    fn readback_len(&self, group: &Group) -> u64 {
+        let program = self.model.program();
+        let row = match group.readout {
+            Readout::Best => 8,
+            Readout::Top(top) => 8 * top,
+            Readout::Logits => 4 * program.vocab(),
+            Readout::Hidden => 4 * program.tensor(program.output).cols,
+        };
+        (row * group.rows.len()) as u64
     }
 
-    /// The pipeline of a shader, compiled once.
-    pub(crate) fn pipeline(&self, entry: &str, source: String) -> ComputePipeline {
-        let mut pipelines = self.pipelines.lock().unwrap_or_else(PoisonError::into_inner);
-        let key = format!("{entry}\n{source}");
-        if let Some(known) = pipelines.get(&key) {
-            return known.clone();
+    /// Waits for what the last submission copied.
+    async fn read(&mut self, group: &Group, sink: &mut Sink<'_>) -> Result<()> {
+        let size = self.readback_len(group);
+        let (_, buffer) = self.readback(group.readout);
+        let buffer = buffer.clone();
+        self.model.gpu.read(&buffer, size, &mut self.bytes).await?;
+        self.counters.read_bytes += size;
+        let row_len = size as usize / group.rows.len().max(1);
+        for (&(_, sequence, row), bytes) in group.rows.iter().zip(self.bytes.chunks_exact(row_len.max(1))) {
+            let words = bytes.as_chunks::<4>().0;
+            let floats = words.iter().map(|b| f32::from_le_bytes(*b));
+            match group.readout {
+                Readout::Logits => {
+                    self.logits.clear();
+                    self.logits.extend(floats);
+                    sink(sequence, row, Output::Logits(&self.logits));
+                }
+                Readout::Hidden => {
+                    self.floats.clear();
+                    self.floats.extend(floats);
+                    sink(sequence, row, Output::Hidden(&self.floats));
+                }
+                Readout::Best | Readout::Top(_) => {
+                    self.chosen.clear();
+                    let pairs = words.as_chunks::<2>().0.iter().map(|pair| pair.map(u32::from_le_bytes));
+                    let found = pairs.filter(|pair| pair[0] != 0);
+                    self.chosen.extend(found.map(|[bits, id]| (id, unordered(bits))));
+                    sink(sequence, row, Output::Top(&self.chosen));
+                }
+            }
         }
-        let source = shader::head(self.extensions) + &source;
-        let module = self.device.create_shader_module(wgpu::ShaderModuleDescriptor {
-            label: Some(entry),
-            source: wgpu::ShaderSource::Wgsl(source.into()),
-        });
-        let pipeline = self.device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
-            label: Some(entry),
-            layout: None,
-            module: &module,
-            entry_point: Some(entry),
-            compilation_options: wgpu::PipelineCompilationOptions {
-                // Every kernel writes before it reads.
-                zero_initialize_workgroup_memory: false,
-                ..Default::default()
-            },
-            cache: None,
-        });
-        pipelines.insert(key, pipeline.clone());
-        pipeline
-    }
-
-    /// The first `size` bytes of `buffer`, which must be mappable, once all commands so far are done.
-    pub(crate) async fn read(&self, buffer: &Buffer, size: u64, out: &mut Vec<u8>) -> Result<()> {
-        self.check()?;
-        let (sender, receiver) = futures_channel::oneshot::channel();
-        buffer.map_async(wgpu::MapMode::Read, ..size, move |done| {
-            let _ = sender.send(done);
-        });
-        self.wait();
-        // A dropped sender means that the device is gone.
-        let mapped = matches!(receiver.await, Ok(Ok(())));
-        self.check()?;
-        let lost = Error::Lost;
-        if !mapped {
-            return Err(lost);
-        }
-        let view = buffer.get_mapped_range(..size).map_err(|_| lost)?;
-        out.clear();
-        out.extend_from_slice(&view);
-        drop(view);
-        buffer.unmap();
         Ok(())
     }
 
-    /// Lets the device finish what was submitted. In browsers that happens by itself.
-    pub(crate) fn wait(&self) {
-        #[cfg(not(target_arch = "wasm32"))]
-        if self.device.poll(wgpu::PollType::wait_indefinitely()).is_err() {
-            self.failure.set(Error::Lost, String::new());
+    /// The rows from `(run, row of it)` on that are computed together, and where the next ones begin.
+    fn cut<'t>(&self, batch: &Batch<'t>, mut at: (usize, usize)) -> (Vec<Segment<'t>>, (usize, usize)) {
+        let (mut segments, mut rows) = (Vec::new(), 0);
+        while let Some(run) = batch.get(at.0)
+            && rows < self.options.batch
+        {
+            let rest = &run.tokens[at.1..];
+            let tokens = &rest[..rest.len().min(self.options.batch - rows)];
+            let position = run.position + at.1;
+            if !tokens.is_empty() {
+                segments.push(Segment { sequence: at.0, first_row: rows, tokens, position });
+            }
+            rows += tokens.len();
+            at = if tokens.len() == rest.len() { (at.0 + 1, 0) } else { (at.0, at.1 + tokens.len()) };
         }
+        (segments, at)
+    }
+
+    /// What is read out of `segments`, in order.
+    fn groups(&self, batch: &Batch<'_>, segments: &[Segment<'_>]) -> Vec<Group> {
+        let mut groups: Vec<Group> = Vec::new();
+        for segment in segments {
+            let run = &batch[segment.sequence];
+            for i in 0..segment.tokens.len() {
+                let row = segment.position - run.position + i;
+                let readout = match run.wants.of(row, run.tokens.len()) {
+                    None => continue,
+                    Some(Readout::Top(top)) if !(1..=self.options.top).contains(&top) => Readout::Logits,
+                    Some(readout) => readout,
+                };
+                let most = match readout {
+                    Readout::Logits | Readout::Best => self.options.logit_rows,
+                    Readout::Top(_) => 1,
+                    Readout::Hidden => self.options.batch,
+                };
+                let wanted = (segment.first_row + i, segment.sequence, row);
+                match groups.last_mut() {
+                    Some(last) if last.readout == readout && last.rows.len() < most => last.rows.push(wanted),
+                    _ => groups.push(Group { readout, rows: vec![wanted] }),
+                }
+            }
+        }
+        groups
     }
 }
 
-/// The line of a report that names the cause.
-fn cause(text: &str) -> &str {
-    let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
-    lines.clone().find(|line| line.contains("error")).or(lines.next_back()).unwrap_or_default()
-}
+impl Device for GpuDevice {
+    type Cache = GpuCache;
+    type Error = Error;
 
-fn instance() -> wgpu::Instance {
-    wgpu::Instance::new(wgpu::InstanceDescriptor {
-        // Validation costs time on every command, and its layers are for developers of engines.
-        flags: wgpu::InstanceFlags::empty(),
-        ..wgpu::InstanceDescriptor::new_without_display_handle()
-    })
-}
-
-/// The adapter, and whether its shaders know packed dot products.
-async fn adapter(options: &GpuOptions) -> Option<(wgpu::Adapter, bool)> {
-    let instance = instance();
-    let packed =
-        instance.wgsl_language_features().contains(wgpu::WgslLanguageFeatures::Packed4x8IntegerDotProduct);
-    if let Some(wanted) = &options.name {
-        let wanted = wanted.to_lowercase();
-        let adapters = instance.enumerate_adapters(wgpu::Backends::all()).await;
-        let found = adapters.into_iter().find(|a| a.get_info().name.to_lowercase().contains(&wanted))?;
-        return Some((found, packed));
+    fn config(&self) -> &ModelConfig {
+        self.model.config()
     }
-    let request = wgpu::RequestAdapterOptions {
-        power_preference: wgpu::PowerPreference::HighPerformance,
-        ..Default::default()
-    };
-    let found = match instance.request_adapter(&request).await {
-        Ok(found) => found,
-        // The system may hide what is software behind this.
-        Err(_) if options.software => {
-            let request = wgpu::RequestAdapterOptions { force_fallback_adapter: true, ..request };
-            instance.request_adapter(&request).await.ok()?
+
+    fn program(&self) -> &Program {
+        self.model.program()
+    }
+
+    fn batch(&self) -> usize {
+        self.options.batch
+    }
+
+    async fn cache(&mut self, options: &SessionOptions) -> Result<GpuCache> {
+        if options.context == 0 {
+            return Err(CoreError::Option { what: "context", found: 0.0, expected: "at least 1" }.into());
         }
-        Err(_) => return None,
-    };
-    Some((found, packed))
+        let context = options.context.min(self.options.context);
+        let options = SessionOptions { context, ..*options };
+        GpuCache::new(&self.model, &self.scratch, &self.recording.cache_ops, options).await
+    }
+
+    fn cache_options(&self, cache: &GpuCache) -> SessionOptions {
+        cache.options()
+    }
+
+    async fn run(
+        &mut self,
+        batch: &Batch<'_>,
+        caches: &mut [&mut GpuCache],
+        sink: &mut Sink<'_>,
+    ) -> Result<()> {
+        self.model.gpu.check()?;
+        let mut at = (0, 0);
+        loop {
+            let (segments, next) = self.cut(batch, at);
+            if segments.is_empty() {
+                return Ok(());
+            }
+            let groups = self.groups(batch, &segments);
+            self.part(&segments, &groups, caches, sink).await?;
+            at = next;
+        }
+    }
+
+    fn logits(&mut self) -> &[f32] {
+        &self.logits
+    }
+
+    /// Keys cannot be moved yet.
+    fn shift(&mut self, _: &mut GpuCache, _: usize, keep: usize, _: usize) -> Result<usize> {
+        Ok(keep)
+    }
+
+    fn export_len(&self, cache: &GpuCache, len: usize) -> usize {
+        cache.export_len(len)
+    }
+
+    async fn export(&mut self, cache: &mut GpuCache, len: usize, out: &mut Vec<u8>) -> Result<()> {
+        cache.export(&self.model.gpu, len, out).await
+    }
+
+    fn import(&mut self, cache: &mut GpuCache, len: usize, from: &[u8]) -> Result<()> {
+        cache.import(&self.model.gpu, len, from)
+    }
+}
+
+#[cfg(not(target_arch = "wasm32"))]
+impl shohin_core::device::BlockingDevice for GpuDevice {
+    fn wait<F: Future<Output = Result<T>>, T>(future: F) -> Result<T> {
+        pollster::block_on(future)
+    }
+}
+
+/// The float whose bits the shaders have made to order as floats do.
+fn unordered(bits: u32) -> f32 {
+    f32::from_bits(if bits >> 31 == 1 { bits ^ 0x8000_0000 } else { !bits })
 }

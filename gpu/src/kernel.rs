@@ -1,16 +1,18 @@
 //! One constructor an operation: its shader with the shapes put in, its buffers, its grid.
 
-use crate::device::{Extensions, Gpu};
-use crate::error::{Error, Result};
-use crate::form::Form;
+use crate::gpu::{Extensions, Gpu};
+use crate::kv::KvStorage;
 use crate::shader::{Source, part};
-use crate::weights::Chunk;
-use shohin_core::{Activations, KvFormat};
+use crate::upload::Chunk;
+use shohin_core::Activations;
+use shohin_core::model::program::RopePairing;
 use wgpu::{BindGroup, Buffer, ComputePass, ComputePipeline};
 
-/// Words of the step buffer before the tokens: number of tokens, first position, the row whose logits are wanted,
-/// positions of a part of flash decoding.
+/// Words of the step buffer before the tokens, of which the first is the number of rows.
 pub(crate) const STEP_HEAD: usize = 4;
+
+/// Words about the rows of one sequence, see `sequence.wgsl`.
+pub(crate) const SEQUENCE_WORDS: usize = 4;
 
 /// Most parts of flash decoding.
 pub(crate) const MAX_PARTS: usize = 32;
@@ -21,43 +23,46 @@ pub(crate) const TILE: usize = 128;
 /// Workgroups of the first pass of argmax.
 pub(crate) const ARGMAX_GROUPS: usize = 64;
 
+/// Most tokens that top-k keeps.
+pub(crate) const MAX_TOP: usize = 256;
+
 /// Logits that a workgroup sorts.
 pub(crate) const SORTED: usize = 1024;
 
-/// Workgroups of a dispatch, as far as they depend on the step.
+/// Workgroups of a dispatch, as far as they depend on its rows.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Grid {
     /// Always the same.
     Fixed(usize),
-    /// One token a workgroup.
-    EachToken,
-    /// So many a token.
-    PerToken(usize),
-    /// So many a tile of 32 tokens.
+    /// One per row.
+    EachRow,
+    /// So many per row.
+    PerRow(usize),
+    /// So many per tile of 32 rows.
     PerTile(usize),
-    /// So many a tile of attention's rows, of which a token has `share`.
+    /// One per head and tile of attention's rows, of which a row of the batch has `share`.
     Attention { heads: usize, share: usize, tile: usize },
     /// The same, for each part of flash decoding.
     Parts { heads: usize, share: usize, tile: usize },
 }
 
-/// How many tokens a step has, and into how many parts its attention is cut.
+/// The shape of a dispatch: rows of the batch (or of a sequence in it), and the parts into which attention is cut.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Extent {
-    pub(crate) tokens: usize,
+pub(crate) struct DispatchShape {
+    pub(crate) rows: usize,
     pub(crate) parts: usize,
 }
 
 impl Grid {
-    fn size(self, extent: Extent) -> [u32; 3] {
-        let Extent { tokens, parts } = extent;
+    fn size(self, shape: DispatchShape) -> [u32; 3] {
+        let DispatchShape { rows, parts } = shape;
         let size = match self {
             Grid::Fixed(n) => [n, 1, 1],
-            Grid::EachToken => [tokens, 1, 1],
-            Grid::PerToken(n) => [n, tokens, 1],
-            Grid::PerTile(n) => [n, tokens.div_ceil(32), 1],
-            Grid::Attention { heads, share, tile } => [heads, (tokens * share).div_ceil(tile), 1],
-            Grid::Parts { heads, share, tile } => [heads, (tokens * share).div_ceil(tile), parts],
+            Grid::EachRow => [rows, 1, 1],
+            Grid::PerRow(n) => [n, rows, 1],
+            Grid::PerTile(n) => [n, rows.div_ceil(32), 1],
+            Grid::Attention { heads, share, tile } => [heads, (rows * share).div_ceil(tile), 1],
+            Grid::Parts { heads, share, tile } => [heads, (rows * share).div_ceil(tile), parts],
         };
         size.map(|n| n as u32)
     }
@@ -94,8 +99,8 @@ impl Kernel {
         Kernel { pipeline, bindings, grid, weight_bytes: 0 }
     }
 
-    pub(crate) fn record(&self, pass: &mut ComputePass<'_>, extent: Extent) {
-        let [x, y, z] = self.grid.size(extent);
+    pub(crate) fn record(&self, pass: &mut ComputePass<'_>, shape: DispatchShape) {
+        let [x, y, z] = self.grid.size(shape);
         pass.set_pipeline(&self.pipeline);
         pass.set_bind_group(0, &self.bindings, &[]);
         pass.dispatch_workgroups(x, y, z);
@@ -103,6 +108,7 @@ impl Kernel {
 }
 
 /// The input of matrix products, in the precision chosen.
+#[derive(Clone)]
 pub(crate) enum Acts {
     Int8 { words: Buffer, scale: Buffer },
     F32(Buffer),
@@ -141,114 +147,86 @@ pub(crate) enum Output {
     Swiglu,
 }
 
-/// The cache's storage of keys and values.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Kv {
-    /// 32-bit floats: exact.
-    F32,
-    /// 16-bit floats.
-    #[default]
-    F16,
-    /// 8-bit integers with one scale per 32.
-    Q8,
-}
-
-impl TryFrom<KvFormat> for Kv {
-    type Error = Error;
-
-    fn try_from(format: KvFormat) -> Result<Kv> {
-        match format {
-            KvFormat::F32 => Ok(Kv::F32),
-            KvFormat::F16 => Ok(Kv::F16),
-            KvFormat::Q8 => Ok(Kv::Q8),
-            KvFormat::Q4 => {
-                let what = "the number of bits of cached keys and values";
-                Err(Error::Unsupported { what, found: 4, expected: "8, 16 or 32" })
-            }
-        }
-    }
-}
-
-impl Kv {
-    /// Bytes of so many numbers, a multiple of 32.
-    pub const fn bytes(self, numbers: usize) -> u64 {
-        match self {
-            Kv::F32 => 4 * numbers as u64,
-            Kv::F16 => 2 * numbers as u64,
-            Kv::Q8 => numbers as u64 + numbers as u64 / 8,
-        }
-    }
-}
-
-/// Shapes that attention's shaders know.
+/// Shapes that the shaders of attention know.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Heads {
-    pub(crate) heads: usize,
-    pub(crate) kv_heads: usize,
-    pub(crate) head_dim: usize,
-    pub(crate) capacity: usize,
-    pub(crate) batch: usize,
-    pub(crate) eps: f32,
-    pub(crate) kv: Kv,
+    pub(crate) query: usize,
+    pub(crate) kv: usize,
+    pub(crate) dim: usize,
 }
 
 impl Heads {
-    fn source(&self) -> Source {
-        Source::default()
-            .u32("HEADS", self.heads)
-            .u32("KV_HEADS", self.kv_heads)
-            .u32("HEAD_DIM", self.head_dim)
-            .u32("QUADS", self.head_dim / 4)
-            .u32("CAPACITY", self.capacity)
+    fn source(&self, source: Source) -> Source {
+        source
+            .u32("HEADS", self.query)
+            .u32("KV_HEADS", self.kv)
+            .u32("HEAD_DIM", self.dim)
+            .u32("QUADS", self.dim / 4)
             .u32("MAX_PARTS", MAX_PARTS)
             .f32("LOWEST", -1e30)
     }
 
-    fn share(&self) -> usize {
-        self.heads / self.kv_heads
+    const fn share(&self) -> usize {
+        self.query / self.kv
     }
 }
 
-fn weights(source: Source, form: Form, cols: usize, rows: usize) -> Source {
-    source
-        .u32("UNITS", cols / 32)
-        .u32("ROWS", rows)
-        .u32("GROUP_SHIFT", (form.group / 32).ilog2() as usize)
-        .u32("SCALE_WORDS", form.scale_words(cols))
-        .part(if form.bits == 1 { part!("weights_1bit") } else { part!("weights_2bit") })
-        .part(part!("weights"))
+/// Keys and values of one layer of a sequence.
+pub(crate) struct Layer<'c> {
+    pub(crate) storage: &'static KvStorage,
+    pub(crate) capacity: usize,
+    pub(crate) keys: &'c Buffer,
+    pub(crate) values: &'c Buffer,
+    /// About the sequence's rows in the batch.
+    pub(crate) sequence: &'c Buffer,
+}
+
+/// Columns of a buffer, from `first` on, of `stride` in a row.
+#[derive(Clone)]
+pub(crate) struct View {
+    pub(crate) buffer: Buffer,
+    pub(crate) first: usize,
+    pub(crate) stride: usize,
 }
 
 /// Rows of the embedding: `x (tokens, cols)`.
-pub(crate) fn embed(gpu: &Gpu, form: Form, cols: usize, chunk: &Chunk, step: &Buffer, x: &Buffer) -> Kernel {
+pub(crate) fn embed(gpu: &Gpu, cols: usize, chunk: &Chunk, step: &Buffer, x: &Buffer) -> Kernel {
     let source = Source::default().u32("STEP_TOKENS", STEP_HEAD).u32("FIRST_ROW", chunk.first_row);
-    let source = weights(source, form, cols, chunk.rows).part(part!("embed"));
-    Kernel::new(
-        gpu,
-        "embed",
-        source,
-        &[(0, &chunk.codes), (1, &chunk.scales), (4, x), (5, step)],
-        Grid::EachToken,
-    )
+    let source = chunk.packed.shader(source, chunk.rows, cols).part(part!("embed"));
+    let mut buffers = chunk.bindings();
+    buffers.extend([(4, x), (5, step)]);
+    Kernel::new(gpu, "embed", source, &buffers, Grid::EachRow)
 }
 
-/// `acts (tokens, cols) = rmsnorm(x, weight)`, or of one row of the batch.
+/// Which rows an operation reads.
+#[derive(Clone, Copy)]
+pub(crate) enum RowSource<'b> {
+    All,
+    ReadOut(&'b Buffer),
+}
+
+/// `acts (rows, cols) = rmsnorm(x, weight)`
 pub(crate) fn rmsnorm(
     gpu: &Gpu,
     cols: usize,
     eps: f32,
-    one_row: bool,
+    rows: RowSource<'_>,
     x: &Buffer,
     weight: &Buffer,
-    step: &Buffer,
     acts: &Acts,
 ) -> Kernel {
-    let source = Source::default().u32("UNITS", cols / 32).f32("EPS", eps).bool("ONE_ROW", one_row);
-    let source = acts.put(source.group(gpu.extensions(), 128)).part(part!("rmsnorm"));
-    let mut buffers = vec![(0, x), (1, weight), (5, step)];
+    let source = Source::default().u32("UNITS", cols / 32).f32("EPS", eps);
+    let mut buffers = vec![(0, x), (1, weight)];
+    let rows = match rows {
+        RowSource::All => part!("rows_all"),
+        RowSource::ReadOut(list) => {
+            buffers.push((5, list));
+            part!("rows_read_out")
+        }
+    };
+    let source = acts.put(source.group(gpu.extensions(), 128)).part(rows).part(part!("rmsnorm"));
     buffers.extend(acts.bindings());
-    let grid = if one_row { Grid::Fixed(1) } else { Grid::EachToken };
-    Kernel::new(gpu, "rmsnorm", source, &buffers, grid)
+    Kernel::new(gpu, "rmsnorm", source, &buffers, Grid::EachRow)
 }
 
 /// `acts (tokens, cols) = x`
@@ -256,18 +234,17 @@ pub(crate) fn quantize(gpu: &Gpu, cols: usize, x: &Buffer, acts: &Acts) -> Kerne
     let source = acts.put(Source::default().u32("UNITS", cols / 32)).part(part!("quantize"));
     let mut buffers = vec![(0, x)];
     buffers.extend(acts.bindings());
-    Kernel::new(gpu, "quantize", source, &buffers, Grid::PerToken((cols / 32).div_ceil(64)))
+    Kernel::new(gpu, "quantize", source, &buffers, Grid::PerRow((cols / 32).div_ceil(64)))
 }
 
 /// A packed matrix, what it is multiplied with, and where the result goes.
 pub(crate) struct Product<'b> {
-    pub(crate) form: Form,
     pub(crate) cols: usize,
     pub(crate) chunk: &'b Chunk,
     pub(crate) acts: &'b Acts,
     pub(crate) output: Output,
     pub(crate) into: &'b Buffer,
-    /// Numbers between the results of two tokens.
+    /// Numbers between the results of two rows, and where they begin in a row.
     pub(crate) stride: usize,
 }
 
@@ -275,7 +252,7 @@ impl Product<'_> {
     fn source(&self, ext: Extensions) -> Source {
         let source =
             Source::default().u32("OUTPUT_STRIDE", self.stride).u32("FIRST_ROW", self.chunk.first_row);
-        let source = weights(source, self.form, self.cols, self.chunk.rows);
+        let source = self.chunk.packed.shader(source, self.chunk.rows, self.cols);
         let source = match self.acts {
             Acts::Int8 { .. } => source.dot4(ext).part(part!("input_int8")),
             Acts::F32(_) => source.part(part!("input_f32")),
@@ -288,25 +265,27 @@ impl Product<'_> {
     }
 
     fn kernel(&self, gpu: &Gpu, entry: &str, source: Source, step: Option<&Buffer>, grid: Grid) -> Kernel {
-        let mut buffers = vec![(0, &self.chunk.codes), (1, &self.chunk.scales), (4, self.into)];
+        let mut buffers = self.chunk.bindings();
+        buffers.push((4, self.into));
         buffers.extend(self.acts.bindings());
         buffers.extend(step.map(|step| (5, step)));
         let mut kernel = Kernel::new(gpu, entry, source, &buffers, grid);
-        kernel.weight_bytes = self.form.bytes(self.chunk.rows, self.cols);
+        kernel.weight_bytes = self.chunk.packed.bytes(self.chunk.rows, self.cols);
         kernel
     }
 
-    /// Each token by itself: for one token.
+    /// Each row by itself: for one row.
     pub(crate) fn gemv(&self, gpu: &Gpu) -> Kernel {
         let ext = gpu.extensions();
         let source = self.source(ext).group(ext, 64).part(match self.acts {
             Acts::Int8 { .. } => part!("gemv_int8"),
+            Acts::F32(_) if self.chunk.packed.is_float() => part!("gemv_float"),
             Acts::F32(_) => part!("gemv_f32"),
         });
-        self.kernel(gpu, "gemv", source, None, Grid::PerToken(self.chunk.rows.div_ceil(4)))
+        self.kernel(gpu, "gemv", source, None, Grid::PerRow(self.chunk.rows.div_ceil(4)))
     }
 
-    /// 32 tokens at a time.
+    /// 32 rows at a time.
     pub(crate) fn gemm(&self, gpu: &Gpu, step: &Buffer) -> Kernel {
         let source = self.source(gpu.extensions()).part(match self.acts {
             Acts::Int8 { .. } => part!("gemm_int8"),
@@ -316,72 +295,105 @@ impl Product<'_> {
     }
 }
 
-/// Norm and rotation of queries and keys in `qkv`; keys and values into the cache.
-pub(crate) fn rope(
-    gpu: &Gpu,
-    heads: &Heads,
-    qkv: &Buffer,
-    norms: &Buffer,
-    keys: &Buffer,
-    values: &Buffer,
-    step: &Buffer,
-) -> Kernel {
-    let source = heads.source().f32("EPS", heads.eps).u32("STEP_ANGLES", STEP_HEAD + heads.batch);
-    let source = source.group(gpu.extensions(), 64).part(match heads.kv {
-        Kv::F32 => part!("kv_put_f32"),
-        Kv::F16 => part!("kv_put_f16"),
-        Kv::Q8 => part!("kv_put_q8"),
-    });
-    let buffers = [(0, qkv), (1, norms), (2, keys), (3, values), (5, step)];
-    let grid = Grid::PerToken(heads.heads + 2 * heads.kv_heads);
-    Kernel::new(gpu, "rope", source.part(part!("rope")), &buffers, grid)
+/// What [`rope`] computes with.
+pub(crate) struct RopeStore<'b> {
+    pub(crate) q: &'b View,
+    pub(crate) k: &'b View,
+    pub(crate) v: &'b View,
+    /// Weights `(head_dim)` of the norms of queries and of keys.
+    pub(crate) norm: Option<[&'b Buffer; 2]>,
+    pub(crate) eps: f32,
+    pub(crate) pairing: RopePairing,
+    pub(crate) step: &'b Buffer,
+    /// Rows of a batch at most.
+    pub(crate) batch: usize,
 }
 
-fn attention_source(gpu: &Gpu, heads: &Heads, tile: usize) -> Source {
-    let source =
-        heads.source().u32("ROWS_TILE", tile).f32("SCORE_SCALE", 1.0 / (heads.head_dim as f32).sqrt());
-    source.group(gpu.extensions(), TILE).part(match (heads.kv, gpu.extensions().f16) {
-        (Kv::F32, _) => part!("kv_get_f32"),
-        (Kv::F16, false) => part!("kv_get_f16"),
-        (Kv::F16, true) => part!("kv_get_f16_native"),
-        (Kv::Q8, _) => part!("kv_get_q8"),
-    })
+/// Norm and rotation of queries and keys, which lie in one buffer with the values; keys and values into the cache.
+pub(crate) fn rope(gpu: &Gpu, heads: &Heads, layer: &Layer<'_>, op: &RopeStore<'_>) -> Kernel {
+    let source = heads
+        .source(Source::default())
+        .u32("CAPACITY", layer.capacity)
+        .u32("STRIDE", op.q.stride)
+        .u32("Q_FIRST", op.q.first)
+        .u32("K_FIRST", op.k.first)
+        .u32("V_FIRST", op.v.first)
+        .u32("STEP_ANGLES", STEP_HEAD + op.batch)
+        .f32("EPS", op.eps)
+        .group(gpu.extensions(), 64)
+        .part(part!("sequence"))
+        .part(layer.storage.put)
+        .part(match op.pairing {
+            RopePairing::Neox => part!("rope_neox"),
+            RopePairing::Interleaved => part!("rope_interleaved"),
+        });
+    let mut buffers =
+        vec![(0, &op.q.buffer), (2, layer.keys), (3, layer.values), (5, op.step), (6, layer.sequence)];
+    let norm = match op.norm {
+        Some([q, k]) => {
+            buffers.extend([(1, q), (4, k)]);
+            part!("head_norm")
+        }
+        None => part!("head_plain"),
+    };
+    let grid = Grid::PerRow(heads.query + 2 * heads.kv);
+    Kernel::new(gpu, "rope", source.part(norm).part(part!("rope")), &buffers, grid)
 }
 
-/// Attention of every token over all it sees, into `acts`; `many` for more than one token.
+/// Rows of attention that a workgroup computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AttentionTile {
+    /// Those of one row of the batch.
+    One,
+    /// Those of several.
+    Many,
+}
+
+fn attention_source(gpu: &Gpu, heads: &Heads, layer: &Layer<'_>, q: &View, tile: usize) -> Source {
+    let native = gpu.extensions().f16;
+    heads
+        .source(Source::default())
+        .u32("CAPACITY", layer.capacity)
+        .u32("ROWS_TILE", tile)
+        .u32("Q_FIRST", q.first)
+        .u32("Q_STRIDE", q.stride)
+        .f32("SCORE_SCALE", 1.0 / (heads.dim as f32).sqrt())
+        .group(gpu.extensions(), TILE)
+        .part(part!("sequence"))
+        .part(if native { layer.storage.get_native } else { layer.storage.get })
+}
+
+/// Attention of every row over all it sees, into `acts`.
 pub(crate) fn attention(
     gpu: &Gpu,
     heads: &Heads,
-    many: bool,
-    qkv: &Buffer,
-    keys: &Buffer,
-    values: &Buffer,
-    step: &Buffer,
+    layer: &Layer<'_>,
+    tile: AttentionTile,
+    q: &View,
     acts: &Acts,
 ) -> Kernel {
-    let tile = if many { 8 } else { heads.share().min(8) };
-    let source = acts.put(attention_source(gpu, heads, tile));
+    let tile = if tile == AttentionTile::Many { 8 } else { heads.share().min(8) };
+    let source = acts.put(attention_source(gpu, heads, layer, q, tile));
     let source = source.part(part!("attention")).part(part!("attention_whole"));
-    let mut buffers = vec![(0, keys), (1, values), (4, qkv), (5, step)];
+    let mut buffers = vec![(0, layer.keys), (1, layer.values), (4, &q.buffer), (6, layer.sequence)];
     buffers.extend(acts.bindings());
-    let grid = Grid::Attention { heads: heads.kv_heads, share: heads.share(), tile };
+    let grid = Grid::Attention { heads: heads.kv, share: heads.share(), tile };
     Kernel::new(gpu, "attention", source, &buffers, grid)
 }
 
-/// The same for one token, the positions in parts.
+/// The same for one row, the positions in parts.
 pub(crate) fn attention_part(
     gpu: &Gpu,
     heads: &Heads,
-    qkv: &Buffer,
-    keys: &Buffer,
-    values: &Buffer,
-    step: &Buffer,
+    layer: &Layer<'_>,
+    q: &View,
     parts: &Buffer,
 ) -> Kernel {
     let tile = heads.share().min(8);
-    let source = attention_source(gpu, heads, tile).part(part!("attention")).part(part!("attention_part"));
-    let buffers = [(0, keys), (1, values), (2, parts), (4, qkv), (5, step)];
-    let grid = Grid::Parts { heads: heads.kv_heads, share: heads.share(), tile };
+    let source = attention_source(gpu, heads, layer, q, tile);
+    let source = source.part(part!("attention")).part(part!("attention_part"));
+    let buffers = [(0, layer.keys), (1, layer.values), (2, parts), (4, &q.buffer), (6, layer.sequence)];
+    let grid = Grid::Parts { heads: heads.kv, share: heads.share(), tile };
     Kernel::new(gpu, "attention", source, &buffers, grid)
 }
 
@@ -390,33 +402,40 @@ pub(crate) fn attention_combine(
     gpu: &Gpu,
     heads: &Heads,
     parts: &Buffer,
-    step: &Buffer,
+    sequence: &Buffer,
     acts: &Acts,
 ) -> Kernel {
-    let source = acts.put(heads.source()).part(part!("attention_combine"));
-    let mut buffers = vec![(0, parts), (5, step)];
+    let source = acts.put(heads.source(Source::default()).part(part!("sequence")));
+    let source = source.part(part!("attention_combine"));
+    let mut buffers = vec![(0, parts), (6, sequence)];
     buffers.extend(acts.bindings());
-    Kernel::new(gpu, "attention_combine", source, &buffers, Grid::Fixed(heads.heads))
+    Kernel::new(gpu, "attention_combine", source, &buffers, Grid::Fixed(heads.query))
 }
 
-/// The two passes of argmax over `logits (vocab)`; the result is `best[0]`.
-pub(crate) fn argmax(gpu: &Gpu, vocab: usize, logits: &Buffer, best: &Buffer) -> [Kernel; 2] {
+/// The two passes of argmax over `logits (rows, vocab)`, through `candidates (rows, ARGMAX_GROUPS)` to `best (rows)`.
+pub(crate) fn argmax(
+    gpu: &Gpu,
+    vocab: usize,
+    logits: &Buffer,
+    candidates: &Buffer,
+    best: &Buffer,
+) -> [Kernel; 2] {
     let source =
         || Source::default().u32("VOCAB", vocab).u32("ARGMAX_GROUPS", ARGMAX_GROUPS).part(part!("argmax"));
     [
-        Kernel::new(gpu, "argmax", source(), &[(0, logits), (1, best)], Grid::Fixed(ARGMAX_GROUPS)),
-        Kernel::new(gpu, "argmax_last", source(), &[(1, best)], Grid::Fixed(1)),
+        Kernel::new(gpu, "argmax", source(), &[(0, logits), (1, candidates)], Grid::PerRow(ARGMAX_GROUPS)),
+        Kernel::new(gpu, "argmax_last", source(), &[(1, candidates), (2, best)], Grid::EachRow),
     ]
 }
 
-/// The `top` most likely of `logits (vocab)`, in as many rounds as it takes; the result is in the buffer whose
+/// The `top` most likely of the first row of `logits (rows, vocab)`, in as many rounds as it takes; the result is in the buffer whose
 /// index is returned.
 pub(crate) fn topk(
     gpu: &Gpu,
     vocab: usize,
     top: usize,
     logits: &Buffer,
-    kept: &[Buffer; 2],
+    top_k: &[Buffer; 2],
 ) -> (Vec<Kernel>, usize) {
     let mut kernels = Vec::new();
     let (mut count, mut into) = (vocab, 0);
@@ -424,9 +443,9 @@ pub(crate) fn topk(
         let first = kernels.is_empty();
         let part = if first { part!("topk_logits") } else { part!("topk_kept") };
         let source = Source::default().u32("COUNT", count).u32("TOP", top).part(part).part(part!("topk"));
-        let from = if first { logits } else { &kept[1 - into] };
+        let from = if first { logits } else { &top_k[1 - into] };
         let groups = count.div_ceil(SORTED);
-        kernels.push(Kernel::new(gpu, "topk", source, &[(0, from), (1, &kept[into])], Grid::Fixed(groups)));
+        kernels.push(Kernel::new(gpu, "topk", source, &[(0, from), (1, &top_k[into])], Grid::Fixed(groups)));
         if groups == 1 {
             return (kernels, into);
         }
@@ -438,57 +457,254 @@ pub(crate) fn topk(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::GpuOptions;
+    use crate::gpu::GpuOptions;
+    use crate::packed::PackedFormat;
+    use shohin_core::quant::unpack;
+    use shohin_tests::{Random, weights};
     use wgpu::BufferUsages;
 
-    /// Runs kernels over `logits` and returns the first `count` pairs of `from`.
-    async fn choose(gpu: &Gpu, kernels: &[Kernel], from: &Buffer, count: usize) -> Vec<[u32; 2]> {
-        let size = 8 * count as u64;
-        let read = gpu
-            .buffer("read", size, BufferUsages::MAP_READ | BufferUsages::COPY_DST)
-            .await
-            .expect("a buffer");
+    async fn open(extensions: bool) -> Gpu {
+        let options = GpuOptions {
+            name: std::env::var("SHOHIN_GPU").ok(),
+            software: true,
+            subgroups: extensions,
+            f16: extensions,
+            packed_dot: extensions,
+            ..GpuOptions::default()
+        };
+        Gpu::open(&options).await.expect("a GPU, if only in software")
+    }
+
+    async fn upload(gpu: &Gpu, bytes: &[u8]) -> Buffer {
+        let buffer = gpu.storage("test", bytes.len() as u64).await.expect("a buffer");
+        gpu.queue.write_buffer(&buffer, 0, bytes);
+        buffer
+    }
+
+    /// Runs kernels over so many rows and returns the first `count` words of `from`.
+    async fn run(gpu: &Gpu, kernels: &[Kernel], rows: usize, from: &Buffer, count: usize) -> Vec<u32> {
+        let size = 4 * count as u64;
+        let usage = BufferUsages::MAP_READ | BufferUsages::COPY_DST;
+        let read = gpu.buffer("read", size, usage).await.expect("a buffer");
         let mut encoder = gpu.device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
         {
             let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());
-            kernels.iter().for_each(|kernel| kernel.record(&mut pass, Extent { tokens: 1, parts: 1 }));
+            kernels.iter().for_each(|kernel| kernel.record(&mut pass, DispatchShape { rows, parts: 1 }));
         }
         encoder.copy_buffer_to_buffer(from, 0, &read, 0, size);
         gpu.queue.submit([encoder.finish()]);
         let mut bytes = Vec::new();
-        gpu.read(&read, size, &mut bytes).await.expect("what was chosen");
-        bytemuck::pod_collect_to_vec::<u8, [u32; 2]>(&bytes)
+        gpu.read(&read, size, &mut bytes).await.unwrap_or_else(|e| panic!("{e}: {:?}", gpu.report()));
+        bytemuck::pod_collect_to_vec(&bytes)
+    }
+
+    fn as_floats(words: Vec<u32>) -> Vec<f32> {
+        words.into_iter().map(f32::from_bits).collect()
+    }
+
+    /// Runs a product for `tokens` tokens and returns `(tokens, rows)`.
+    async fn multiply(gpu: &Gpu, chunk: &Chunk, cols: usize, acts: &Acts, tokens: usize) -> Vec<f32> {
+        let count = tokens * chunk.rows;
+        let into = gpu.storage("output", 4 * count as u64).await.expect("a buffer");
+        let step = upload(gpu, bytemuck::cast_slice(&[tokens as u32, 0, 0, 0])).await;
+        let product = Product { cols, chunk, acts, output: Output::Store, into: &into, stride: chunk.rows };
+        let kernel = if tokens == 1 { product.gemv(gpu) } else { product.gemm(gpu, &step) };
+        as_floats(run(gpu, &[kernel], tokens, &into, count).await)
+    }
+
+    /// Every format in every layout that holds it, times integers and floats, for one token and for several, against
+    /// the products of core's weights in 64-bit floats.
+    #[test]
+    fn products_are_those_of_cores_weights() {
+        let (rows, cols, most) = (70, 768, 35);
+        let mut random = Random::new(5);
+        let integers: Vec<i8> = (0..most * cols).map(|_| (random.below(255) as i32 - 127) as i8).collect();
+        let scales: Vec<f32> = (0..most * cols / 32).map(|_| 0.01 * (1.5 + random.unit())).collect();
+        let sum = |q: &[i8]| q.iter().map(|&q| f32::from(q)).sum();
+        let with_sums: Vec<[f32; 2]> =
+            scales.iter().zip(integers.chunks(32)).map(|(&scale, q)| [scale, sum(q)]).collect();
+        let floats: Vec<f32> = (0..most * cols).map(|i| f32::from(integers[i]) * scales[i / 32]).collect();
+        for extensions in [true, false] {
+            pollster::block_on(async {
+                let gpu = open(extensions).await;
+                let upload = async |bytes: &[u8]| upload(&gpu, bytes).await;
+                let int8 = Acts::Int8 {
+                    words: upload(bytemuck::cast_slice(&integers)).await,
+                    scale: upload(bytemuck::cast_slice(&with_sums)).await,
+                };
+                let float = Acts::F32(upload(bytemuck::cast_slice(&floats)).await);
+                for (format, packed) in PackedFormat::pairs() {
+                    let mut bytes = vec![0; rows * format.row_bytes(cols).expect("whole blocks")];
+                    weights::fill(format, 0.3, &mut random, &mut bytes);
+                    let mut w = vec![0.0; rows * cols];
+                    unpack(format, &bytes, &mut w).expect("whole blocks");
+                    let (mut codes, mut scales) = (Vec::new(), Vec::new());
+                    for row in bytes.chunks(bytes.len() / rows) {
+                        packed.repack(format, row, &mut codes, &mut scales);
+                    }
+                    let scales = match &scales[..] {
+                        [] => None,
+                        scales => Some(upload(bytemuck::cast_slice(scales)).await),
+                    };
+                    let codes = upload(bytemuck::cast_slice(&codes)).await;
+                    let chunk = Chunk { first_row: 0, rows, packed, codes, scales };
+                    let looked_up = [69u32, 0, 33];
+                    let step = [&[3, 0, 0, 0], &looked_up[..]].concat();
+                    let step = upload(bytemuck::cast_slice(&step)).await;
+                    let x = gpu.storage("x", 4 * 3 * cols as u64).await.expect("a buffer");
+                    let kernel = embed(&gpu, cols, &chunk, &step, &x);
+                    let got = as_floats(run(&gpu, &[kernel], 3, &x, 3 * cols).await);
+                    for (row, got) in looked_up.into_iter().zip(got.chunks(cols)) {
+                        assert_eq!(got, &w[row as usize * cols..][..cols], "{format:?} as {packed:?}");
+                    }
+                    for (acts, tokens) in [(&int8, 1), (&int8, most), (&float, 1), (&float, most)] {
+                        if packed.is_float() && matches!(acts, Acts::Int8 { .. }) {
+                            continue;
+                        }
+                        let got = multiply(&gpu, &chunk, cols, acts, tokens).await;
+                        for (i, got) in got.into_iter().enumerate() {
+                            let (x, w) = (&floats[i / rows * cols..][..cols], &w[i % rows * cols..][..cols]);
+                            let terms = || x.iter().zip(w).map(|(&x, &w)| f64::from(x) * f64::from(w));
+                            let (want, size) = (terms().sum::<f64>(), terms().map(f64::abs).sum::<f64>());
+                            let error = (f64::from(got) - want).abs() / size;
+                            assert!(
+                                error < 1e-6,
+                                "{format:?} as {packed:?}, {tokens} tokens, {i}: {got} {want}"
+                            );
+                        }
+                    }
+                }
+            });
+        }
+    }
+
+    /// Norm and rotation in both pairings, with and without a norm, of a sequence that begins in the middle of a batch,
+    /// against the formulas in 64-bit floats.
+    #[test]
+    fn heads_are_normalized_rotated_and_stored() {
+        let (heads, d, capacity, batch) = (Heads { query: 4, kv: 2, dim: 64 }, 64, 9, 8);
+        let (first_row, rows, start) = (2, 3, 5);
+        let stride = 8 * d;
+        let mut random = Random::new(3);
+        let mut uniform = |count: usize| (0..count).map(|_| random.unit()).collect::<Vec<f32>>();
+        let (qkv, norms) = (uniform(batch * stride), [uniform(d), uniform(d)]);
+        let angles: Vec<f32> = uniform(batch * d / 2)
+            .chunks(d / 2)
+            .flat_map(|angles| {
+                angles.iter().map(|a| a.cos()).chain(angles.iter().map(|a| a.sin())).collect::<Vec<_>>()
+            })
+            .collect();
+        let eps = 1e-5;
+        let all = [RopePairing::Neox, RopePairing::Interleaved];
+        let cases = all.into_iter().flat_map(|pairing| [(pairing, true), (pairing, false)]);
+        for (pairing, normed) in cases {
+            pollster::block_on(async {
+                let gpu = open(true).await;
+                let on_gpu = upload(&gpu, bytemuck::cast_slice(&qkv)).await;
+                let mut step = vec![0u32; STEP_HEAD + batch];
+                step.extend(angles.iter().map(|angle| angle.to_bits()));
+                let step = &upload(&gpu, bytemuck::cast_slice(&step)).await;
+                let sequence = [rows, start, first_row, 128].map(|word| word as u32);
+                let sequence = &upload(&gpu, bytemuck::cast_slice(&sequence)).await;
+                let [q_norm, k_norm] = &norms;
+                let q_norm = upload(&gpu, bytemuck::cast_slice(q_norm)).await;
+                let k_norm = upload(&gpu, bytemuck::cast_slice(k_norm)).await;
+                let size = 4 * (heads.kv * capacity * d) as u64;
+                let keys = &gpu.storage("keys", size).await.expect("a buffer");
+                let values = &gpu.storage("values", size).await.expect("a buffer");
+                let storage = KvStorage::of(shohin_core::KvFormat::F32);
+                let layer = Layer { storage, capacity, keys, values, sequence };
+                let view = |first| View { buffer: on_gpu.clone(), first, stride };
+                let (q, k, v) = (&view(0), &view(4 * d), &view(6 * d));
+                let norm = normed.then_some([&q_norm, &k_norm]);
+                let op = RopeStore { q, k, v, norm, eps, pairing, step, batch };
+                let kernels = &[rope(&gpu, &heads, &layer, &op)];
+                let got = as_floats(run(&gpu, kernels, rows, &on_gpu, qkv.len()).await);
+                gpu.queue.write_buffer(&on_gpu, 0, bytemuck::cast_slice(&qkv));
+                let count = heads.kv * capacity * d;
+                let stored_keys = as_floats(run(&gpu, kernels, rows, keys, count).await);
+                gpu.queue.write_buffer(&on_gpu, 0, bytemuck::cast_slice(&qkv));
+                let stored_values = as_floats(run(&gpu, kernels, rows, values, count).await);
+
+                for row in 0..batch {
+                    let inside = (first_row..first_row + rows).contains(&row);
+                    for head in 0..8 {
+                        let at = row * stride + head * d;
+                        let x: Vec<f64> = qkv[at..at + d].iter().map(|&x| f64::from(x)).collect();
+                        let mean = x.iter().map(|x| x * x).sum::<f64>() / d as f64;
+                        let scale = 1.0 / (mean + f64::from(eps)).sqrt();
+                        let weight = &norms[usize::from(head >= 4)];
+                        let y = |i: usize| if normed { x[i] * scale * f64::from(weight[i]) } else { x[i] };
+                        let stored = |from: &[f32], head: usize| {
+                            let position = start + row - first_row;
+                            from[(head * capacity + position) * d..][..d].to_vec()
+                        };
+                        if head >= 6 {
+                            if inside {
+                                assert_eq!(stored(&stored_values, head - 6), qkv[at..at + d]);
+                            }
+                            continue;
+                        }
+                        let found = match (head, inside) {
+                            (0..4, true) => got[at..at + d].to_vec(),
+                            (_, true) => stored(&stored_keys, head - 4),
+                            // Others are left alone.
+                            (_, false) => {
+                                assert_eq!(got[at..at + d], qkv[at..at + d]);
+                                continue;
+                            }
+                        };
+                        for i in 0..d / 2 {
+                            let (a, b) = match pairing {
+                                RopePairing::Neox => (i, i + d / 2),
+                                RopePairing::Interleaved => (2 * i, 2 * i + 1),
+                            };
+                            let angle = |at| f64::from(angles[row * d + at]);
+                            let (c, s) = (angle(i), angle(d / 2 + i));
+                            for (at, want) in [(a, y(a) * c - y(b) * s), (b, y(a) * s + y(b) * c)] {
+                                let error = (f64::from(found[at]) - want).abs();
+                                assert!(error < 1e-6, "{pairing:?}, {normed}, row {row}, head {head}, {at}");
+                            }
+                        }
+                    }
+                }
+            });
+        }
     }
 
     /// Equal, infinite and missing logits, where the first of a workgroup's share is none.
     #[test]
     fn odd_logits_are_ordered_as_core_orders_them() {
-        let options = GpuOptions { software: true, ..GpuOptions::default() };
         pollster::block_on(async {
-            let gpu = Gpu::open(&options).await.expect("a GPU, if only in software");
+            let gpu = open(true).await;
             let vocab = 3000;
-            let mut logits = vec![-1.0f32; vocab];
-            (logits[0], logits[1], logits[2]) = (f32::NAN, f32::NEG_INFINITY, -f32::NAN);
-            (logits[1500], logits[2999], logits[7], logits[8]) = (2.5, 2.5, 0.0, -1e-40);
-            let size = 4 * vocab as u64;
-            let on_gpu = gpu.storage("logits", size).await.expect("a buffer");
-            gpu.queue.write_buffer(&on_gpu, 0, bytemuck::cast_slice(&logits));
-            let best = gpu.storage("best", 8 * (1 + ARGMAX_GROUPS as u64)).await.expect("a buffer");
-            let found = choose(&gpu, &argmax(&gpu, vocab, &on_gpu, &best), &best, 1).await;
-            assert_eq!(Ok(found[0][1]), shohin_core::cpu::op::argmax(&logits));
+            let mut logits = vec![-1.0f32; 2 * vocab];
+            let row = &mut logits[..vocab];
+            (row[0], row[1], row[2]) = (f32::NAN, f32::NEG_INFINITY, -f32::NAN);
+            (row[1500], row[2999], row[7], row[8]) = (2.5, 2.5, 0.0, -1e-40);
+            logits[vocab + 2998] = 1.0;
+            let on_gpu = upload(&gpu, bytemuck::cast_slice(&logits)).await;
+            let candidates = gpu.storage("candidates", 16 * ARGMAX_GROUPS as u64).await.expect("a buffer");
+            let best = gpu.storage("best", 16).await.expect("a buffer");
+            let kernels = argmax(&gpu, vocab, &on_gpu, &candidates, &best);
+            let found = run(&gpu, &kernels, 2, &best, 4).await;
+            assert_eq!(Ok(found[1]), shohin_core::cpu::op::argmax(&logits[..vocab]));
+            assert_eq!(found[3], 2998);
 
             let kept = [
-                gpu.storage("kept", 8 * 3 * 5).await.expect("a"),
-                gpu.storage("kept", 8 * 3 * 5).await.expect("b"),
+                gpu.storage("top-k", 8 * 3 * 5).await.expect("a"),
+                gpu.storage("top-k", 8 * 3 * 5).await.expect("b"),
             ];
             let (kernels, into) = topk(&gpu, vocab, 5, &on_gpu, &kept);
-            let found = choose(&gpu, &kernels, &kept[into], 5).await;
-            assert_eq!(found.iter().map(|pair| pair[1]).collect::<Vec<_>>(), [1500, 2999, 7, 8, 3]);
+            let found = run(&gpu, &kernels, 1, &kept[into], 10).await;
+            let tokens: Vec<u32> = found.as_chunks::<2>().0.iter().map(|pair| pair[1]).collect();
+            assert_eq!(tokens, [1500, 2999, 7, 8, 3]);
 
             // Nothing to choose from.
             gpu.queue.write_buffer(&on_gpu, 0, bytemuck::cast_slice(&vec![f32::NAN; vocab]));
-            let found = choose(&gpu, &argmax(&gpu, vocab, &on_gpu, &best), &best, 1).await;
-            assert_eq!(found[0][0], 0);
+            let kernels = argmax(&gpu, vocab, &on_gpu, &candidates, &best);
+            let found = run(&gpu, &kernels, 1, &best, 2).await;
+            assert_eq!(found[0], 0);
         });
     }
 }

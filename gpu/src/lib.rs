@@ -1,7 +1,8 @@
-//! The forward pass of [`shohin_core`] on a GPU: WebGPU in browsers, Vulkan and Metal elsewhere.
+//! Models of [`shohin_core`] on a GPU: WebGPU in browsers, Vulkan and Metal elsewhere.
 //!
 //! Weights go to the GPU packed, once, while they arrive ([`Upload`]); the residual stream, the cache and the logits
-//! stay there. A token is one submission, after which the host reads back what it asked for ([`Want`]): often a
+//! stay there. A [`GpuDevice`] records the operations of the model's [`Program`](shohin_core::model::Program) as
+//! dispatches when it is made. A token is one submission, after which the host reads back what it asked for: often a
 //! few bytes. Every kernel is a `.wgsl` file named after the operation of core it computes; [`shohin_core`] is their
 //! reference.
 #![forbid(unsafe_code)]
@@ -10,18 +11,23 @@
 
 #[cfg(not(target_arch = "wasm32"))]
 mod backend;
+mod cache;
 mod device;
 mod error;
-mod form;
+mod gpu;
 mod kernel;
+mod kv;
+mod packed;
+mod record;
 mod session;
 mod shader;
-mod weights;
+mod upload;
 
 #[cfg(not(target_arch = "wasm32"))]
 pub use backend::GpuBackend;
-pub use device::{Extensions, Gpu, GpuOptions};
+pub use cache::GpuCache;
+pub use device::{Counters, GpuDevice, GpuDeviceOptions, GpuMemory};
 pub use error::{Error, Result};
-pub use kernel::Kv;
-pub use session::{Counters, GpuMemory, GpuSession, GpuSessionOptions, Want, memory_plan, wanted};
-pub use weights::{GpuModel, Layout, Upload};
+pub use gpu::{Extensions, Gpu, GpuOptions};
+pub use session::{GpuSession, GpuSessionOptions, readback, visible_logits};
+pub use upload::{GpuModel, Upload, UploadPlan};

@@ -1,6 +1,6 @@
-//! Shaders put together from their parts: the constants of a model, the form of its weights, what the device can do.
+//! Shaders put together from their parts: the constants of a model, the layout of its weights, what the device can do.
 
-use crate::device::Extensions;
+use crate::gpu::Extensions;
 use core::fmt::Write;
 
 /// A part of `src/shaders/`.
@@ -34,13 +34,13 @@ impl Source {
         self
     }
 
-    pub(crate) fn f32(mut self, name: &str, value: f32) -> Self {
-        let _ = writeln!(self.0, "const {name}: f32 = {value:e};");
+    pub(crate) fn i32(mut self, name: &str, value: i32) -> Self {
+        let _ = writeln!(self.0, "const {name} = {value}i;");
         self
     }
 
-    pub(crate) fn bool(mut self, name: &str, value: bool) -> Self {
-        let _ = writeln!(self.0, "const {name} = {value};");
+    pub(crate) fn f32(mut self, name: &str, value: f32) -> Self {
+        let _ = writeln!(self.0, "const {name}: f32 = {value:e};");
         self
     }
 

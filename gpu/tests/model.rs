@@ -3,12 +3,16 @@
 //! `SHOHIN_GPU` chooses the adapter by a part of its name; without it the first one serves, in software too.
 
 use shohin_core::cpu::op::argmax;
+use shohin_core::device::{BlockingDevice, Output, Readout, SessionOptions, Wants};
 use shohin_core::generate::Backend;
-use shohin_core::model::BonsaiModel;
+use shohin_core::session::{Feed, run_batch};
 use shohin_core::{
-    Activations, Cpu, CpuOptions, Error as CoreError, Format, Gguf, KvFormat, Serial, Session, SessionOptions,
+    Activations, BonsaiModel, Cpu, CpuOptions, Error as CoreError, Format, Gguf, KvFormat, Serial, Session,
 };
-use shohin_gpu::{Error, Gpu, GpuBackend, GpuModel, GpuOptions, GpuSession, GpuSessionOptions, Kv, Want};
+use shohin_gpu::{
+    Counters, Error, Gpu, GpuBackend, GpuDevice, GpuDeviceOptions, GpuModel, GpuOptions, GpuSession,
+    GpuSessionOptions,
+};
 use shohin_tests::model::{Model, Shape, Stored};
 use std::sync::Arc;
 
@@ -29,36 +33,60 @@ fn open_with(options: GpuOptions) -> Arc<Gpu> {
     Arc::new(gpu)
 }
 
-fn logits_on_cpu(file: &[u8], tokens: &[u32], activations: Activations, kv: KvFormat) -> Vec<f32> {
+fn cpu<'f>(file: &'f [u8], activations: Activations, kv: KvFormat) -> On<Cpu<'f, &'f [u8]>> {
     let model = BonsaiModel::from_gguf(&Gguf::parse(file).unwrap()).unwrap();
-    let mut cpu = Cpu::new(model, &CpuOptions { activations, ..Default::default() }, Serial).unwrap();
-    let mut session = Session::new(&mut cpu, &SessionOptions { kv, ..Default::default() }).unwrap();
-    let mut all = Vec::new();
-    session.forward_logits(&mut cpu, tokens, &mut |_, row| all.extend_from_slice(row)).unwrap();
-    all
+    let options = CpuOptions { activations, ..CpuOptions::default() };
+    On::new(Cpu::new(model, &options, Serial).unwrap(), kv)
+}
+
+/// A device and a sequence on it.
+struct On<D: BlockingDevice> {
+    device: D,
+    session: Session<D>,
+}
+
+impl<D: BlockingDevice<Error: core::fmt::Debug>> On<D> {
+    fn new(mut device: D, kv: KvFormat) -> On<D> {
+        let options = SessionOptions { kv, ..SessionOptions::default() };
+        let session = Session::new(&mut device, &options).unwrap();
+        On { device, session }
+    }
+
+    /// Logits at every position: all tokens at once, or one by one.
+    fn logits(&mut self, tokens: &[u32], at_once: bool) -> Vec<f32> {
+        let mut all = Vec::new();
+        if at_once {
+            let sink = &mut |_, row: &[f32]| all.extend_from_slice(row);
+            self.session.forward_logits(&mut self.device, tokens, sink).unwrap();
+        } else {
+            for &token in tokens {
+                all.extend_from_slice(self.session.forward(&mut self.device, token).unwrap());
+            }
+        }
+        all
+    }
+}
+
+fn device(gpu: &Arc<Gpu>, file: &[u8], options: &GpuDeviceOptions) -> GpuDevice {
+    pollster::block_on(async {
+        let model = GpuModel::from_gguf(Arc::clone(gpu), &Gguf::parse(file).unwrap()).await.unwrap();
+        GpuDevice::new(&model, options).await.unwrap_or_else(|e| panic!("{e}: {:?}", gpu.report()))
+    })
+}
+
+fn on_gpu(gpu: &Arc<Gpu>, file: &[u8], activations: Activations, kv: KvFormat) -> On<GpuDevice> {
+    on_gpu_with(gpu, file, &GpuDeviceOptions { activations, batch: 64, ..Default::default() }, kv)
+}
+
+fn on_gpu_with(gpu: &Arc<Gpu>, file: &[u8], options: &GpuDeviceOptions, kv: KvFormat) -> On<GpuDevice> {
+    On::new(device(gpu, file, options), kv)
 }
 
 fn session(gpu: &Arc<Gpu>, file: &[u8], options: &GpuSessionOptions) -> GpuSession {
     pollster::block_on(async {
         let model = GpuModel::from_gguf(Arc::clone(gpu), &Gguf::parse(file).unwrap()).await.unwrap();
-        GpuSession::new(&model, options).await.unwrap_or_else(|e| panic!("{e}: {:?}", gpu.report()))
+        GpuSession::new(&model, options).await.unwrap()
     })
-}
-
-/// Logits at every position: all tokens at once, or one by one.
-fn logits_on_gpu(session: &mut GpuSession, tokens: &[u32], at_once: bool) -> Vec<f32> {
-    let mut all = Vec::new();
-    pollster::block_on(async {
-        if at_once {
-            session.forward_logits(tokens, &mut |_, row| all.extend_from_slice(row)).await.unwrap();
-        } else {
-            for &token in tokens {
-                session.forward(&[token], Want::Logits).await.unwrap();
-                all.extend_from_slice(session.logits());
-            }
-        }
-    });
-    all
 }
 
 fn rms(a: &[f32], b: &[f32]) -> f64 {
@@ -78,36 +106,22 @@ fn tokens(count: usize, vocab: usize) -> Vec<u32> {
     (0..count).map(|i| ((i * i * 31 + i * 7 + 3) % vocab) as u32).collect()
 }
 
-/// Every format, at once and one by one, with 32-bit activations: only the order of additions differs.
+/// At once and one by one, with 32-bit activations: only the order of additions differs. The kernels' own test has
+/// every format.
 #[test]
 fn exact_activations_agree() {
-    let all = [
-        Format::Q1_0,
-        Format::Q2_0,
-        Format::Pq2_0,
-        Format::Tq2_0G128,
-        Format::Ptq1_0,
-        Format::Tq1_0,
-        Format::Tq2_0,
-    ];
     // The format makes no difference to what the extensions change.
-    for (extensions, formats) in [(true, &all[..]), (false, &all[..2])] {
+    let most = [Format::Q1_0, Format::Tq1_0, Format::Q4_0, Format::Q8_0];
+    for (extensions, formats) in [(true, &most[..]), (false, &[Format::Q2_0][..])] {
         let gpu = open(extensions);
         for &format in formats {
             let file = Model::tiny(format);
             let tokens = tokens(35, 320);
-            let want = logits_on_cpu(&file, &tokens, Activations::F32, KvFormat::F32);
-            let options = GpuSessionOptions {
-                activations: Activations::F32,
-                kv: Kv::F32,
-                batch: 64,
-                ..GpuSessionOptions::default()
-            };
-            let mut session = session(&gpu, &file, &options);
+            let want = cpu(&file, Activations::F32, KvFormat::F32).logits(&tokens, true);
+            let mut on = on_gpu(&gpu, &file, Activations::F32, KvFormat::F32);
             for at_once in [true, false] {
-                session.truncate(0).unwrap();
-                let got = logits_on_gpu(&mut session, &tokens, at_once);
-                let error = error(&got, &want);
+                on.session.truncate(0).unwrap();
+                let error = error(&on.logits(&tokens, at_once), &want);
                 println!("{format:?}, at once {at_once}: {error:.2e}");
                 assert!(error < 1e-5, "{format:?}, at once {at_once}: {error}");
             }
@@ -115,23 +129,50 @@ fn exact_activations_agree() {
     }
 }
 
-/// Every format in one file, the head of its own, embedding and head split over three bindings each.
+/// Formats that differ from matrix to matrix, the head of its own, everything split over several bindings: ternary and
+/// 1-bit, then quantized and float weights that share an input.
 #[test]
 fn formats_may_mix_and_large_matrices_are_split() {
+    use Format::{Bf16, F16, F32, Ptq1_0, Q1_0, Q2_0, Q4_0, Q8_0, Tq1_0, Tq2_0};
     let gpu = open_with(GpuOptions { split_rows: 128, ..GpuOptions::default() });
-    let formats = [Format::Q1_0, Format::Tq2_0, Format::Q2_0, Format::Ptq1_0, Format::Tq1_0];
-    let model = Model {
-        formats: formats.map(Stored::new).to_vec(),
-        ..Model::new(Shape { tied: false, ..Shape::tiny() }, Stored::new(Format::Q1_0), 5)
-    };
-    let file = model.to_vec().unwrap();
-    let tokens = tokens(9, 320);
-    let want = logits_on_cpu(&file, &tokens, Activations::F32, KvFormat::F32);
-    let options =
-        GpuSessionOptions { activations: Activations::F32, kv: Kv::F32, ..GpuSessionOptions::default() };
-    let got = logits_on_gpu(&mut session(&gpu, &file, &options), &tokens, true);
-    let error = error(&got, &want);
-    assert!(error < 1e-5, "{error}");
+    let ternary = [Q1_0, Tq2_0, Q2_0, Ptq1_0, Tq1_0];
+    // Embedding; q, k, v, o, gate, up, down of two layers; head.
+    let all = [Q4_0, F16, Q8_0, Bf16, F32, Q8_0, Q1_0, F16, Q8_0, Q4_0, Q2_0, Q4_0, F16, F32, Q8_0, Bf16];
+    for formats in [&ternary[..], &all[..]] {
+        let model = Model {
+            formats: formats.iter().copied().map(Stored::new).collect(),
+            ..Model::new(Shape { tied: false, ..Shape::tiny() }, Stored::new(Q1_0), 5)
+        };
+        let file = model.to_vec().unwrap();
+        let tokens = tokens(9, 320);
+        let want = cpu(&file, Activations::F32, KvFormat::F32).logits(&tokens, true);
+        for (activations, bound) in [(Activations::F32, 1e-5), (Activations::Int8, 0.05)] {
+            let mut on = on_gpu(&gpu, &file, activations, KvFormat::F32);
+            for at_once in [true, false] {
+                on.session.truncate(0).unwrap();
+                let error = error(&on.logits(&tokens, at_once), &want);
+                println!("{activations:?}, at once {at_once}: {error:.2e}");
+                assert!(error < bound, "{activations:?}, at once {at_once}: {error}");
+            }
+        }
+    }
+}
+
+/// Floats are multiplied by floats, whatever the activations of quantized weights are.
+#[test]
+fn float_weights_are_not_multiplied_by_integers() {
+    let gpu = open(true);
+    for format in [Format::F32, Format::F16, Format::Bf16] {
+        let file = Model::tiny(format);
+        let tokens = tokens(9, 320);
+        let want = cpu(&file, Activations::Int8, KvFormat::F32).logits(&tokens, true);
+        let mut on = on_gpu(&gpu, &file, Activations::Int8, KvFormat::F32);
+        for at_once in [true, false] {
+            on.session.truncate(0).unwrap();
+            let error = error(&on.logits(&tokens, at_once), &want);
+            assert!(error < 1e-5, "{format:?}, at once {at_once}: {error}");
+        }
+    }
 }
 
 /// The file that `cargo run -p shohin` has built in.
@@ -163,10 +204,8 @@ fn golden_logits() {
             let (file, exact, llama) = (golden(file), floats(&golden(exact)), floats(&golden(llama)));
             let allowed = rms(&llama, &exact);
             for at_once in [true, false] {
-                let got = |activations| {
-                    let options = GpuSessionOptions { activations, kv: Kv::F32, ..Default::default() };
-                    logits_on_gpu(&mut session(&gpu, &file, &options), &tokens, at_once)
-                };
+                let got =
+                    |activations| on_gpu(&gpu, &file, activations, KvFormat::F32).logits(&tokens, at_once);
                 let worst =
                     got(Activations::F32).iter().zip(&exact).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
                 assert!(worst < 1e-3, "{worst}");
@@ -189,21 +228,23 @@ fn caches_agree() {
             let shape = Shape { heads, kv_heads, context: 512, ..Shape::tiny() };
             let file = Model::new(shape, Stored::new(Format::Q1_0), 3).to_vec().unwrap();
             let tokens = tokens(150, 320);
-            let want = logits_on_cpu(&file, &tokens, Activations::F32, KvFormat::F32);
+            let want = cpu(&file, Activations::F32, KvFormat::F32).logits(&tokens, true);
             let last = &want[want.len() - 320..];
-            for (kv, bound) in [(Kv::F32, 1e-5), (Kv::F16, 1e-3), (Kv::Q8, 2e-2)] {
-                let options =
-                    GpuSessionOptions { activations: Activations::F32, kv, batch: 64, ..Default::default() };
-                let mut session = session(&gpu, &file, &options);
-                pollster::block_on(session.forward(&tokens, Want::Logits)).unwrap();
-                let prefilled = error(session.logits(), last);
+            for kv in KvFormat::ALL {
+                let bound = match kv {
+                    KvFormat::F32 => 1e-5,
+                    KvFormat::F16 => 1e-3,
+                    KvFormat::Q8 => 2e-2,
+                    KvFormat::Q4 => 0.4,
+                };
+                let On { mut device, mut session } = on_gpu(&gpu, &file, Activations::F32, kv);
+                let prefilled = error(session.forward_prefill(&mut device, &tokens).unwrap(), last);
                 // The last token again, by itself: position 149 is in the second part.
                 session.truncate(149).unwrap();
-                pollster::block_on(session.forward(&tokens[149..], Want::Logits)).unwrap();
-                let decoded = error(session.logits(), last);
+                let decoded = error(session.forward(&mut device, tokens[149]).unwrap(), last);
                 println!("{heads} heads on {kv_heads}, {kv:?}: {prefilled:.1e} {decoded:.1e}");
                 assert!(prefilled < bound && decoded < bound, "{kv:?}: {prefilled} {decoded}");
-                assert!(kv == Kv::F32 || prefilled > 1e-6, "{kv:?} must round");
+                assert!(kv == KvFormat::F32 || prefilled > 1e-6, "{kv:?} must round");
             }
         }
     }
@@ -216,34 +257,120 @@ fn exported_caches_go_on_elsewhere() {
     let file = Model::new(Shape { context: 512, ..Shape::tiny() }, Stored::new(Format::Q1_0), 3);
     let file = file.to_vec().unwrap();
     let tokens = tokens(150, 320);
-    for kv in [Kv::F32, Kv::F16, Kv::Q8] {
-        let open = |context| session(&gpu, &file, &GpuSessionOptions { kv, context, ..Default::default() });
+    let mut device = device(&gpu, &file, &GpuDeviceOptions::default());
+    for kv in KvFormat::ALL {
+        let mut open = |context| Session::new(&mut device, &SessionOptions { context, kv }).unwrap();
         let (mut first, mut other) = (open(160), open(300));
-        pollster::block_on(first.forward(&tokens[..149], Want::Nothing)).unwrap();
+        let mut feed = |session: &mut Session<GpuDevice>, tokens: &[u32]| {
+            session.forward_prefill(&mut device, tokens).unwrap().to_vec()
+        };
+        feed(&mut first, &tokens[..149]);
+        feed(&mut other, &[1, 2, 3]);
         let mut kept = Vec::new();
-        pollster::block_on(first.export(&mut kept)).unwrap();
-        assert_eq!(kept.len(), first.export_len());
+        pollster::block_on(first.export(&mut device, &mut kept)).unwrap();
+        assert_eq!(kept.len(), first.export_len(&device));
         // Nothing of what was forgotten goes with it.
         for others in [5, 6] {
-            pollster::block_on(first.forward(&[others, 7], Want::Nothing)).unwrap();
+            first.forward_prefill(&mut device, &[others, 7]).unwrap();
             first.truncate(149).unwrap();
             let mut again = Vec::new();
-            pollster::block_on(first.export(&mut again)).unwrap();
+            pollster::block_on(first.export(&mut device, &mut again)).unwrap();
             assert!(again == kept, "{kv:?} {others}");
         }
-        pollster::block_on(first.forward(&tokens[149..], Want::Logits)).unwrap();
-
-        pollster::block_on(other.forward(&[1, 2, 3], Want::Nothing)).unwrap();
-        other.import(149, &kept).unwrap();
-        assert_eq!(other.position(), 149);
-        pollster::block_on(other.forward(&tokens[149..], Want::Logits)).unwrap();
-        assert_eq!(other.logits(), first.logits(), "{kv:?}");
-
+        let want = first.forward(&mut device, tokens[149]).unwrap().to_vec();
+        // Back and forth, several times.
+        for _ in 0..5 {
+            other.import(&mut device, 149, &kept).unwrap();
+            assert_eq!(other.position(), 149);
+            let got = other.forward(&mut device, tokens[149]).unwrap();
+            assert!(got == want, "{kv:?}");
+            other.truncate(149).unwrap();
+            kept.clear();
+            pollster::block_on(other.export(&mut device, &mut kept)).unwrap();
+        }
         kept.push(0);
-        assert!(matches!(other.import(149, &kept), Err(Error::Core(CoreError::Length { .. }))));
-        assert!(matches!(other.import(301, &kept), Err(Error::Core(CoreError::ContextFull { .. }))));
+        let wrong = other.import(&mut device, 149, &kept);
+        assert!(matches!(wrong, Err(Error::Core(CoreError::Length { .. }))));
+        let wrong = other.import(&mut device, 301, &kept);
+        assert!(matches!(wrong, Err(Error::Core(CoreError::ContextFull { .. }))));
         assert_eq!(other.position(), 0);
     }
+}
+
+/// Sequences of one batch are computed as each would be alone, whatever their lengths, positions and readouts.
+#[test]
+fn sequences_of_a_batch_do_not_mix() {
+    let gpu = open(true);
+    let shape = Shape { context: 512, ..Shape::tiny() };
+    let file = Model::new(shape, Stored::new(Format::Q2_0), 3).to_vec().unwrap();
+    let tokens = tokens(200, 320);
+    let before = [0, 150, 7];
+    let feeds = [&tokens[..70], &tokens[150..151], &tokens[7..20]];
+    let options = GpuDeviceOptions { activations: Activations::F32, batch: 50, ..Default::default() };
+    let mut device = device(&gpu, &file, &options);
+    let mut open = |len: usize| {
+        let options = SessionOptions { kv: KvFormat::F32, ..Default::default() };
+        let mut session = Session::new(&mut device, &options).unwrap();
+        if len > 0 {
+            session.forward_prefill(&mut device, &tokens[..len]).unwrap();
+        }
+        session
+    };
+    let mut sessions = before.map(&mut open);
+    let mut alone = before.map(&mut open);
+    let wants = [Wants::Last(Readout::Logits), Wants::Last(Readout::Logits), Wants::Each(Readout::Logits)];
+    let mut want = Vec::new();
+    for ((session, tokens), wants) in alone.iter_mut().zip(feeds).zip(wants) {
+        let sink = &mut |_, row, output: Output<'_>| {
+            if let Output::Logits(logits) = output {
+                want.push((row, logits.to_vec()));
+            }
+        };
+        pollster::block_on(session.run(&mut device, tokens, wants, sink)).unwrap();
+    }
+    let mut got = Vec::new();
+    let mut batch: Vec<_> = sessions
+        .iter_mut()
+        .zip(feeds)
+        .zip(wants)
+        .map(|((session, tokens), wants)| Feed { session, tokens, wants })
+        .collect();
+    let sink = &mut |sequence, row, output: Output<'_>| {
+        if let Output::Logits(logits) = output {
+            got.push((sequence, row, logits.to_vec()));
+        }
+    };
+    pollster::block_on(run_batch(&mut device, &mut batch, sink)).unwrap();
+    assert_eq!(got.len(), want.len());
+    for ((sequence, row, got), (want_row, want)) in got.iter().zip(&want) {
+        assert_eq!(row, want_row);
+        assert!(error(got, want) < 1e-5, "sequence {sequence}, row {row}: {}", error(got, want));
+    }
+    assert_eq!(sessions.map(|session| session.position()), [70, 151, 20]);
+}
+
+/// Verification reads the head once for as many rows as fit, and says what the logits say.
+#[test]
+fn verified_tokens_are_those_of_the_logits() {
+    let gpu = open(true);
+    let file = Model::tiny(Format::Q1_0);
+    let tokens = tokens(20, 320);
+    let On { mut device, mut session } = on_gpu(&gpu, &file, Activations::Int8, KvFormat::F16);
+    let mut want = Vec::new();
+    let sink = &mut |_, row: &[f32]| want.push(argmax(row).unwrap());
+    session.forward_logits(&mut device, &tokens, sink).unwrap();
+    session.truncate(0).unwrap();
+    let before = device.counters();
+    let mut got = vec![0; tokens.len()];
+    session.forward_prefill_verify(&mut device, &tokens, &mut got).unwrap();
+    assert_eq!(got, want);
+    let after = device.counters();
+    // Eight rows at a time; eight bytes for each.
+    assert_eq!(after.submissions - before.submissions, 3);
+    assert_eq!(after.read_bytes - before.read_bytes, 8 * 20);
+    let norms = 4 * (2 * (2 * 256 + 2 * 128) + 256);
+    let matrices = device.model().bytes() - norms;
+    assert_eq!(after.weight_bytes - before.weight_bytes, matrices + 2 * head_bytes());
 }
 
 /// The final hidden states are those of the engine on the CPU, in batches of any size.
@@ -252,21 +379,17 @@ fn hidden_states_agree() {
     let gpu = open(true);
     let file = Model::tiny(Format::Pq2_0);
     let tokens = tokens(23, 320);
-    let model = BonsaiModel::from_gguf(&Gguf::parse(&file).unwrap()).unwrap();
-    let exact = CpuOptions { activations: Activations::F32, ..Default::default() };
     let (mut want, mut got) = (Vec::new(), Vec::new());
-    let mut device = Cpu::new(model, &exact, Serial).unwrap();
-    let options = SessionOptions { kv: KvFormat::F32, ..Default::default() };
-    let mut cpu = Session::new(&mut device, &options).unwrap();
-    cpu.forward_hidden(&mut device, &tokens, &mut |_, row| want.extend_from_slice(row)).unwrap();
-    let options =
-        GpuSessionOptions { activations: Activations::F32, kv: Kv::F32, batch: 8, ..Default::default() };
-    let mut session = session(&gpu, &file, &options);
+    let On { mut device, mut session } = cpu(&file, Activations::F32, KvFormat::F32);
+    let sink = &mut |_, row: &[f32]| want.extend_from_slice(row);
+    session.forward_hidden(&mut device, &tokens, sink).unwrap();
+    let options = GpuDeviceOptions { activations: Activations::F32, batch: 8, ..Default::default() };
+    let On { mut device, mut session } = on_gpu_with(&gpu, &file, &options, KvFormat::F32);
     let mut sink = |i: usize, row: &[f32]| {
         assert_eq!(got.len(), i * row.len());
         got.extend_from_slice(row);
     };
-    pollster::block_on(session.forward_hidden(&tokens, &mut sink)).unwrap();
+    session.forward_hidden(&mut device, &tokens, &mut sink).unwrap();
     assert_eq!(session.position(), tokens.len());
     assert_eq!(got.len(), want.len());
     let error = error(&got, &want);
@@ -281,27 +404,31 @@ fn choices_are_those_of_the_logits() {
     // 2500 logits: three workgroups sort, and a second round joins.
     let shape = Shape { vocab: 2500, ..Shape::tiny() };
     let file = Model::new(shape, Stored::new(Format::Pq2_0), 9).to_vec().unwrap();
-    let mut session = session(&gpu, &file, &GpuSessionOptions { top: 100, ..Default::default() });
+    let options = GpuDeviceOptions { top: 100, ..Default::default() };
+    let On { mut device, mut session } = on_gpu_with(&gpu, &file, &options, KvFormat::F16);
     for token in [0, 5, 2499] {
-        let mut step = |want| {
+        let mut step = |readout| {
             session.truncate(0).unwrap();
-            pollster::block_on(session.forward(&[token], want)).unwrap();
-            (session.logits().to_vec(), session.top().to_vec())
+            let (mut logits, mut top) = (Vec::new(), Vec::new());
+            let sink = &mut |_, _, output: Output<'_>| match output {
+                Output::Logits(read) => logits = read.to_vec(),
+                Output::Top(read) => top = read.to_vec(),
+                Output::Hidden(_) => panic!("no hidden state was asked for"),
+            };
+            pollster::block_on(session.run(&mut device, &[token], Wants::Last(readout), sink)).unwrap();
+            (logits, top)
         };
-        let (logits, _) = step(Want::Logits);
+        let (logits, _) = step(Readout::Logits);
         let mut order: Vec<(u32, f32)> = (0..).zip(logits.iter().copied()).collect();
         order.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-        assert_eq!(step(Want::Best).1, order[..1]);
+        assert_eq!(step(Readout::Best).1, order[..1]);
         assert_eq!(order[0].0, argmax(&logits).unwrap());
         for k in [1, 20, 100] {
-            assert_eq!(step(Want::Top(k)).1, order[..k]);
+            assert_eq!(step(Readout::Top(k)).1, order[..k]);
         }
+        // More than the device keeps: all logits instead.
+        assert_eq!(step(Readout::Top(101)).0, logits);
     }
-    let Err(Error::Core(CoreError::Option { .. })) =
-        pollster::block_on(session.forward(&[0], Want::Top(101)))
-    else {
-        panic!("more than the session can keep")
-    };
 }
 
 /// The built-in model says the same on both, token by token, each chosen where it was computed.
@@ -309,17 +436,14 @@ fn choices_are_those_of_the_logits() {
 fn sprout_says_the_same() {
     let gpu = open(true);
     let file = sprout();
-    let model = BonsaiModel::from_gguf(&Gguf::parse(&file).unwrap()).unwrap();
-    let exact = CpuOptions { activations: Activations::F32, ..Default::default() };
-    let mut device = Cpu::new(model, &exact, Serial).unwrap();
-    let options = SessionOptions { kv: KvFormat::F32, ..Default::default() };
-    let mut cpu = Session::new(&mut device, &options).unwrap();
-    let options = GpuSessionOptions { activations: Activations::F32, kv: Kv::F32, ..Default::default() };
+    let mut cpu = cpu(&file, Activations::F32, KvFormat::F32);
+    let options =
+        GpuSessionOptions { activations: Activations::F32, kv: KvFormat::F32, ..Default::default() };
     let mut gpu = GpuBackend::new(session(&gpu, &file, &options));
-    gpu.want(Want::Best);
+    gpu.read_out(Readout::Best);
     let mut fed = vec![401, 17, 33, 9, 120];
     for _ in 0..40 {
-        let want = argmax(cpu.forward_prefill(&mut device, &fed).unwrap()).unwrap();
+        let want = argmax(cpu.session.forward_prefill(&mut cpu.device, &fed).unwrap()).unwrap();
         let got = argmax(gpu.feed(&fed).unwrap()).unwrap();
         assert_eq!(got, want);
         fed = vec![got];
@@ -333,40 +457,42 @@ fn a_token_stays_within_its_budget() {
     let shape = Shape { context: 512, layers: 3, ..Shape::tiny() };
     let file = Model::new(shape, Stored::new(Format::Q1_0), 3).to_vec().unwrap();
     for activations in [Activations::Int8, Activations::F32] {
-        let options = GpuSessionOptions { activations, ..Default::default() };
-        let mut session = session(&gpu, &file, &options);
+        let options = GpuDeviceOptions { activations, ..Default::default() };
+        let On { mut device, mut session } = on_gpu_with(&gpu, &file, &options, KvFormat::F16);
         let norms = 4 * (3 * (2 * 256 + 2 * 128) + 256);
-        let matrices = session.model().bytes() - norms;
+        let matrices = device.model().bytes() - norms;
+        let mut feed = |session: &mut Session<GpuDevice>, tokens: &[u32], wants| {
+            let before = device.counters();
+            pollster::block_on(session.run(&mut device, tokens, wants, &mut |_, _, _| ())).unwrap();
+            let after = device.counters();
+            Counters {
+                submissions: after.submissions - before.submissions,
+                dispatches: after.dispatches - before.dispatches,
+                weight_bytes: after.weight_bytes - before.weight_bytes,
+                read_bytes: after.read_bytes - before.read_bytes,
+            }
+        };
         for position in [0, 200] {
             if position > 0 {
-                pollster::block_on(
-                    session.forward(&tokens(position - session.position(), 320), Want::Nothing),
-                )
-                .unwrap();
+                let more = position - session.position();
+                feed(&mut session, &tokens(more, 320), Wants::Nothing);
             }
-            let before = session.counters();
-            pollster::block_on(session.forward(&[1], Want::Best)).unwrap();
-            let after = session.counters();
-            assert_eq!(after.submissions - before.submissions, 1);
-            assert_eq!(after.weight_bytes - before.weight_bytes, matrices);
-            assert_eq!(after.read_bytes - before.read_bytes, 8);
+            let cost = feed(&mut session, &[1], Wants::Last(Readout::Best));
             // Beside the layers: the embedding, the last norm, the head, and the two steps of argmax.
-            let dispatches = after.dispatches - before.dispatches;
             let layer = match (activations, position) {
                 (Activations::Int8, 0) => 9,
                 (Activations::Int8, _) => 10,
-                (_, 0) => 8,
-                _ => 9,
+                (Activations::F32, 0) => 8,
+                (Activations::F32, _) => 9,
             };
-            assert_eq!(dispatches, 5 + 3 * layer);
+            let dispatches = 5 + 3 * layer;
+            assert_eq!(cost, Counters { submissions: 1, dispatches, weight_bytes: matrices, read_bytes: 8 });
         }
         // A prompt: one submission a batch.
         session.truncate(0).unwrap();
-        let before = session.counters();
-        pollster::block_on(session.forward(&tokens(300, 320), Want::Best)).unwrap();
-        let after = session.counters();
-        assert_eq!(after.submissions - before.submissions, 3);
-        assert_eq!(after.weight_bytes - before.weight_bytes, 3 * matrices - 2 * head_bytes());
+        let cost = feed(&mut session, &tokens(300, 320), Wants::Last(Readout::Best));
+        assert_eq!(cost.submissions, 3);
+        assert_eq!(cost.weight_bytes, 3 * matrices - 2 * head_bytes());
     }
 }
 
@@ -381,10 +507,10 @@ fn a_lost_device_is_an_error() {
     let gpu = open(true);
     let file = Model::tiny(Format::Q1_0);
     let mut session = session(&gpu, &file, &GpuSessionOptions::default());
-    pollster::block_on(session.forward(&[1, 2, 3], Want::Best)).unwrap();
+    pollster::block_on(session.forward(&[1, 2, 3], Readout::Best)).unwrap();
     gpu.destroy();
     for _ in 0..2 {
-        assert_eq!(pollster::block_on(session.forward(&[4], Want::Best)), Err(Error::Lost));
+        assert_eq!(pollster::block_on(session.forward(&[4], Readout::Best)), Err(Error::Lost));
         assert_eq!(session.position(), 3);
     }
     let mut backend = GpuBackend::new(session);
@@ -397,7 +523,7 @@ fn wrong_tokens_and_full_sessions_are_errors() {
     let gpu = open(true);
     let file = Model::tiny(Format::Q1_0);
     let mut session = session(&gpu, &file, &GpuSessionOptions { context: 4, ..Default::default() });
-    let mut forward = |tokens: &[u32]| pollster::block_on(session.forward(tokens, Want::Best));
+    let mut forward = |tokens: &[u32]| pollster::block_on(session.forward(tokens, Readout::Best));
     assert_eq!(forward(&[320]), Err(CoreError::Token { id: 320, vocab: 320 }.into()));
     assert!(matches!(forward(&[]), Err(Error::Core(CoreError::Length { .. }))));
     forward(&[1, 2, 3]).unwrap();
@@ -409,7 +535,15 @@ fn wrong_tokens_and_full_sessions_are_errors() {
 #[test]
 fn what_the_gpu_cannot_do_is_an_error() {
     let gpu = open(true);
-    let file = Model::tiny(Format::Q8_0);
+    let shape = Shape { head_dim: 48, ..Shape::tiny() };
+    let file = Model::new(shape, Stored::new(Format::Q8_0), 3).to_vec().unwrap();
+    let load = pollster::block_on(GpuModel::from_gguf(Arc::clone(&gpu), &Gguf::parse(&file).unwrap()));
+    assert!(matches!(load, Err(Error::Unsupported { .. })));
+    // Weights of gate and up that are multiplied by different activations.
+    let formats = [Format::Q8_0, Format::Q8_0, Format::Q8_0, Format::Q8_0, Format::Q8_0, Format::F16];
+    let formats = formats.map(Stored::new).to_vec();
+    let model = Model { formats, ..Model::new(Shape::tiny(), Stored::new(Format::Q8_0), 3) };
+    let file = model.to_vec().unwrap();
     let load = pollster::block_on(GpuModel::from_gguf(Arc::clone(&gpu), &Gguf::parse(&file).unwrap()));
     assert!(matches!(load, Err(Error::Unsupported { .. })));
     let none = GpuOptions { name: Some("no such GPU".into()), ..GpuOptions::default() };

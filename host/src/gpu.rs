@@ -4,20 +4,20 @@ use crate::error::{Error, Result};
 use crate::timeline::Timeline;
 use shohin_core::generate::Backend;
 use shohin_core::{Activations, Gguf, Result as CoreResult, SamplerConfig, SessionOptions};
-use shohin_gpu::{Gpu, GpuBackend, GpuModel, GpuOptions, GpuSession, GpuSessionOptions, memory_plan, wanted};
+use shohin_gpu::{Gpu, GpuBackend, GpuModel, GpuOptions, GpuSession, GpuSessionOptions, readback};
 use std::sync::Arc;
 
 /// A model whose weights are on a GPU.
 #[derive(Debug)]
 pub struct Device(Arc<GpuModel>);
 
-fn options(session: &SessionOptions, activations: Activations) -> Result<GpuSessionOptions> {
-    Ok(GpuSessionOptions {
+fn options(session: &SessionOptions, activations: Activations) -> GpuSessionOptions {
+    GpuSessionOptions {
         context: session.context,
-        kv: session.kv.try_into()?,
+        kv: session.kv,
         activations,
         ..GpuSessionOptions::default()
-    })
+    }
 }
 
 impl Device {
@@ -46,7 +46,7 @@ impl Device {
     /// # Errors
     /// Those of the GPU.
     pub fn bytes(&self, session: &SessionOptions, activations: Activations) -> Result<(u64, u64)> {
-        let plan = memory_plan(self.0.config(), &options(session, activations)?)?;
+        let plan = self.0.plan().session_plan(&options(session, activations))?;
         Ok((self.0.bytes(), plan.kv + plan.scratch))
     }
 
@@ -55,7 +55,7 @@ impl Device {
     /// # Errors
     /// Those of the GPU.
     pub fn timeline(&self, session: &SessionOptions, activations: Activations) -> Result<Box<dyn Timeline>> {
-        let options = options(session, activations)?;
+        let options = options(session, activations);
         Ok(Box::new(OnGpu(GpuBackend::new(pollster::block_on(GpuSession::new(&self.0, &options))?))))
     }
 }
@@ -66,7 +66,7 @@ struct OnGpu(GpuBackend);
 impl Timeline for OnGpu {
     fn chosen_by(&mut self, config: &SamplerConfig, logprobs: bool) {
         let most = self.0.session().options().top;
-        self.0.want(wanted(config, logprobs, most));
+        self.0.read_out(readback(config, logprobs, most));
     }
 
     fn set_len(&mut self, len: usize) -> CoreResult<()> {

@@ -9,13 +9,14 @@ use crate::sampling::{Sampling, whole};
 use crate::snapshot::{self, Fingerprint};
 use crate::words::know_words;
 use js_sys::Uint8Array;
+use shohin_core::device::Readout;
 use shohin_core::gguf::{Event as Arrival, GgufStream, ReadOptions};
 use shohin_core::model::{Embedding, Pooling};
 use shohin_core::tokenizer::Tokenizer;
 use shohin_core::{Error, KvFormat};
 use shohin_gpu::{
     Error as GpuError, Gpu, GpuModel as Weights, GpuOptions, GpuSession, GpuSessionOptions,
-    Result as GpuResult, Upload, Want, memory_plan, wanted,
+    Result as GpuResult, Upload, readback,
 };
 use std::rc::Rc;
 use std::sync::Arc;
@@ -94,7 +95,7 @@ impl GpuLoader {
         let kv = kv_named(kv)?;
         let options = GpuSessionOptions {
             context: if asked > 0 { asked } else { CONTEXT },
-            kv: kv.try_into().map_err(fail)?,
+            kv,
             activations: activations_named(activations)?,
             ..GpuSessionOptions::default()
         };
@@ -188,7 +189,7 @@ impl GpuModel {
     /// As `Model.info`.
     pub fn info(&self) -> JsValue {
         let Loaded { weights, facts, file_len, .. } = &*self.loaded;
-        let plan = memory_plan(weights.config(), &self.options).unwrap_or_default();
+        let plan = weights.plan().session_plan(&self.options).unwrap_or_default();
         let memory = Memory {
             weights: weights.bytes() as usize,
             kv: plan.kv as usize,
@@ -235,7 +236,7 @@ impl GpuModel {
 pub struct GpuTimeline {
     reply: Reply,
     /// What the reply's sampler needs to see.
-    want: Want,
+    readout: Readout,
     sparse: Vec<f32>,
     session: GpuSession,
     loaded: Rc<Loaded>,
@@ -287,7 +288,7 @@ impl GpuTimeline {
 
 impl GpuTimeline {
     fn new(session: GpuSession, loaded: Rc<Loaded>) -> GpuTimeline {
-        GpuTimeline { reply: Reply::default(), want: Want::Logits, sparse: Vec::new(), session, loaded }
+        GpuTimeline { reply: Reply::default(), readout: Readout::Logits, sparse: Vec::new(), session, loaded }
     }
 
     fn origin(&self) -> snapshot::Origin {
@@ -295,7 +296,7 @@ impl GpuTimeline {
         snapshot::Origin::new(self.loaded.fingerprint, layout, self.loaded.kv, activations)
     }
 
-    async fn kept(&self) -> GpuResult<Vec<u8>> {
+    async fn kept(&mut self) -> GpuResult<Vec<u8>> {
         let mut bytes = snapshot::begin(&self.origin(), &self.reply.past, self.session.export_len())?;
         self.session.export(&mut bytes).await?;
         Ok(snapshot::seal(bytes))
@@ -305,7 +306,7 @@ impl GpuTimeline {
         self.end();
         let options = *self.session.options();
         let all = sampling.options.logprobs.is_some() || sampling.grammar.is_some();
-        self.want = wanted(&sampling.config, all, options.top);
+        self.readout = readback(&sampling.config, all, options.top);
         let Loaded { weights, tokenizer, facts, .. } = &*self.loaded;
         let (config, batch, context) = (weights.config(), options.batch, options.context);
         let cached = self.reply.start(prompt, sampling, batch, config, context, tokenizer, facts)?;
@@ -320,8 +321,8 @@ impl GpuTimeline {
             self.reply.shifted(keep);
         }
         let Some(tokens) = self.reply.wanted() else { return Ok(Step::Done) };
-        self.session.forward(tokens, self.want).await?;
-        let logits = self.session.visible_logits(self.want, &mut self.sparse);
+        self.session.forward(tokens, self.readout).await?;
+        let logits = self.session.visible_logits(self.readout, &mut self.sparse);
         Ok(self.reply.take(&self.loaded.tokenizer, logits)?)
     }
 }

@@ -1,9 +1,12 @@
-// The most likely token: the largest of each workgroup's share, the first of equals; NaN never wins. Run twice, the
-// second time over the first time's results.
+// The most likely token of each row: the largest of each workgroup's share, the first of equals; NaN never wins. Then
+// the largest of those.
 
+// (rows, VOCAB)
 @group(0) @binding(0) var<storage, read> logits: array<f32>;
-// (workgroups): bits that order as the logits do, and the token.
-@group(0) @binding(1) var<storage, read_write> best: array<vec2<u32>>;
+// (rows, ARGMAX_GROUPS): bits that order as the logits do, and the token.
+@group(0) @binding(1) var<storage, read_write> candidates: array<vec2<u32>>;
+// (rows)
+@group(0) @binding(2) var<storage, read_write> best: array<vec2<u32>>;
 
 var<workgroup> found: array<vec2<u32>, 256>;
 
@@ -38,22 +41,22 @@ fn reduce(lane: u32, mine: vec2<u32>) -> vec2<u32> {
 fn argmax(@builtin(local_invocation_index) lane: u32, @builtin(workgroup_id) group: vec3<u32>) {
     var mine = vec2(0u, 0xffffffffu);
     for (var i = group.x * 256u + lane; i < VOCAB; i += 256u * ARGMAX_GROUPS) {
-        mine = better(mine, vec2(ordered(logits[i]), i));
+        mine = better(mine, vec2(ordered(logits[group.y * VOCAB + i]), i));
     }
     let all = reduce(lane, mine);
     if lane == 0u {
-        best[1u + group.x] = all;
+        candidates[group.y * ARGMAX_GROUPS + group.x] = all;
     }
 }
 
 @compute @workgroup_size(256)
-fn argmax_last(@builtin(local_invocation_index) lane: u32) {
+fn argmax_last(@builtin(local_invocation_index) lane: u32, @builtin(workgroup_id) group: vec3<u32>) {
     var mine = vec2(0u, 0xffffffffu);
     for (var i = lane; i < ARGMAX_GROUPS; i += 256u) {
-        mine = better(mine, best[1u + i]);
+        mine = better(mine, candidates[group.x * ARGMAX_GROUPS + i]);
     }
     let all = reduce(lane, mine);
     if lane == 0u {
-        best[0] = all;
+        best[group.x] = all;
     }
 }

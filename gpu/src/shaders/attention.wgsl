@@ -1,9 +1,8 @@
 // Causal attention over everything cached, with an online softmax: one workgroup takes a key-value head and ROWS_TILE
 // rows (token and query head) that look at it, and goes through WORKGROUP positions at a time.
 
-// (tokens, HEADS + 2 KV_HEADS, HEAD_DIM)
-@group(0) @binding(4) var<storage, read> qkv: array<f32>;
-@group(0) @binding(5) var<storage, read> step: array<u32>;
+// (rows of the batch, Q_STRIDE): queries (HEADS, HEAD_DIM) from Q_FIRST on.
+@group(0) @binding(4) var<storage, read> q: array<f32>;
 
 // Query heads that share a key-value head.
 const SHARE = HEADS / KV_HEADS;
@@ -20,15 +19,16 @@ var<workgroup> weights: array<vec4<f32>, FOURS * WORKGROUP>;
 @compute @workgroup_size(WORKGROUP)
 fn attention(lane: Lane, @builtin(workgroup_id) group: vec3<u32>) {
     let kv_head = group.x;
-    let tokens = step[0];
-    let start = step[1];
+    let tokens = sequence[0];
+    let start = sequence[1];
     let first_row = group.y * ROWS_TILE;
-    // Rows behind the last one repeat it; their results are not stored.
+    // Rows after the last one repeat it; their results are not stored.
     let last_row = tokens * SHARE - 1u;
     for (var i = lane.index; i < ROWS_TILE * QUADS; i += WORKGROUP) {
         let row = min(first_row + i / QUADS, last_row);
-        let at = (row / SHARE * (HEADS + 2u * KV_HEADS) + kv_head * SHARE + row % SHARE) * HEAD_DIM + i % QUADS * 4u;
-        rows[i] = vec4(qkv[at], qkv[at + 1u], qkv[at + 2u], qkv[at + 3u]) * SCORE_SCALE;
+        let head = Q_FIRST + (kv_head * SHARE + row % SHARE) * HEAD_DIM;
+        let at = (sequence[2] + row / SHARE) * Q_STRIDE + head + i % QUADS * 4u;
+        rows[i] = vec4(q[at], q[at + 1u], q[at + 2u], q[at + 3u]) * SCORE_SCALE;
     }
     workgroupBarrier();
 

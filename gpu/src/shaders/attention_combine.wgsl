@@ -2,12 +2,11 @@
 
 // (HEADS, MAX_PARTS, HEAD_DIM + 4): result, highest score, sum of weights.
 @group(0) @binding(0) var<storage, read> parts: array<vec4<f32>>;
-@group(0) @binding(5) var<storage, read> step: array<u32>;
 
 @compute @workgroup_size(32)
 fn attention_combine(@builtin(local_invocation_index) lane: u32, @builtin(workgroup_id) group: vec3<u32>) {
     let at = group.x * MAX_PARTS * (QUADS + 1u);
-    let count = (step[1] + step[3]) / step[3];
+    let count = (sequence[1] + sequence[3]) / sequence[3];
     var highest = LOWEST;
     for (var p = 0u; p < count; p++) {
         highest = max(highest, parts[at + p * (QUADS + 1u) + QUADS].x);
@@ -27,6 +26,6 @@ fn attention_combine(@builtin(local_invocation_index) lane: u32, @builtin(workgr
                 y[k] += parts[base + unit * 8u + k] * weight;
             }
         }
-        put_unit(group.x * (HEAD_DIM / 32u) + unit, &y);
+        put_unit((sequence[2] * HEADS + group.x) * (HEAD_DIM / 32u) + unit, &y);
     }
 }

@@ -4,7 +4,7 @@
 @group(0) @binding(2) var<storage, read_write> parts: array<vec4<f32>>;
 
 fn span(positions: u32) -> u32 {
-    return step[3];
+    return sequence[3];
 }
 
 fn finish(

@@ -23,7 +23,7 @@ fn finish(
             for (var k = 0u; k < 8u; k++) {
                 y[k] = rows[i * 8u + k] * norm;
             }
-            let out_head = row / SHARE * HEADS + group.x * SHARE + row % SHARE;
+            let out_head = (sequence[2] + row / SHARE) * HEADS + group.x * SHARE + row % SHARE;
             put_unit(out_head * UNITS_HEAD + i % UNITS_HEAD, &y);
         }
     }

@@ -13,10 +13,8 @@ fn embed(@builtin(local_invocation_index) lane: u32, @builtin(workgroup_id) grou
     }
     let row = id - FIRST_ROW;
     for (var u = lane; u < UNITS; u += 64u) {
-        let unit = codes[row * UNITS + u];
-        let d = weight_scale(row, u);
         for (var s = 0u; s < 8u; s++) {
-            x[(token * UNITS + u) * 8u + s] = weight_values(code_word(unit, s)) * d;
+            x[(token * UNITS + u) * 8u + s] = weight4(row, u, s);
         }
     }
 }

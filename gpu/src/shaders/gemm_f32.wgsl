@@ -22,10 +22,10 @@ fn gemm(@builtin(local_invocation_index) lane: u32, @builtin(workgroup_id) group
     var sums = array<vec4<f32>, 4>();
     for (var u = 0u; u < UNITS; u++) {
         let w = transpose(mat4x4<f32>(
-            weight_values(code_word(codes[r.x * UNITS + u], s)) * weight_scale(r.x, u),
-            weight_values(code_word(codes[r.y * UNITS + u], s)) * weight_scale(r.y, u),
-            weight_values(code_word(codes[r.z * UNITS + u], s)) * weight_scale(r.z, u),
-            weight_values(code_word(codes[r.w * UNITS + u], s)) * weight_scale(r.w, u),
+            weight4(r.x, u, s),
+            weight4(r.y, u, s),
+            weight4(r.z, u, s),
+            weight4(r.w, u, s),
         ));
         for (var k = 0u; k < 4u; k++) {
             weight_tile[(s * 4u + k) * 16u + four_rows] = w[k];

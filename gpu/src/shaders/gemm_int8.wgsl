@@ -6,7 +6,7 @@
 // (8 words, 16) by four rows, and (8 words, 8) by four tokens.
 var<workgroup> weight_tile: array<vec4<u32>, 128>;
 var<workgroup> input_tile: array<vec4<u32>, 64>;
-var<workgroup> weight_scales: array<vec4<f32>, 16>;
+var<workgroup> weight_scales: array<UnitScales, 16>;
 var<workgroup> input_scales: array<vec4<f32>, 8>;
 var<workgroup> input_sums: array<vec4<f32>, 8>;
 
@@ -46,8 +46,7 @@ fn gemm(@builtin(local_invocation_index) lane: u32, @builtin(workgroup_id) group
             input_scales[lane - 64u] = vec4(a.x, b.x, c.x, d.x);
             input_sums[lane - 64u] = vec4(a.y, b.y, c.y, d.y);
         } else if lane >= 112u {
-            weight_scales[lane - 112u] =
-                vec4(weight_scale(r.x, u), weight_scale(r.y, u), weight_scale(r.z, u), weight_scale(r.w, u));
+            weight_scales[lane - 112u] = unit_scales(r, u);
         }
         workgroupBarrier();
         var n = array<vec4<i32>, 4>();
@@ -62,10 +61,10 @@ fn gemm(@builtin(local_invocation_index) lane: u32, @builtin(workgroup_id) group
         let d = weight_scales[four_rows];
         let scale = input_scales[four_tokens];
         let sum = input_sums[four_tokens];
-        sums[0] += (vec4<f32>(n[0] * CODE_FACTOR) - vec4(sum.x)) * (scale.x * d);
-        sums[1] += (vec4<f32>(n[1] * CODE_FACTOR) - vec4(sum.y)) * (scale.y * d);
-        sums[2] += (vec4<f32>(n[2] * CODE_FACTOR) - vec4(sum.z)) * (scale.z * d);
-        sums[3] += (vec4<f32>(n[3] * CODE_FACTOR) - vec4(sum.w)) * (scale.w * d);
+        sums[0] += unit_product(n[0], vec2(scale.x, sum.x), d);
+        sums[1] += unit_product(n[1], vec2(scale.y, sum.y), d);
+        sums[2] += unit_product(n[2], vec2(scale.z, sum.z), d);
+        sums[3] += unit_product(n[3], vec2(scale.w, sum.w), d);
         workgroupBarrier();
     }
     for (var i = 0u; i < 4u; i++) {

@@ -12,10 +12,12 @@ fn gemv(lane: Lane, @builtin(workgroup_id) group: vec3<u32>) {
         let w1 = codes[r.y * UNITS + u];
         let w2 = codes[r.z * UNITS + u];
         let w3 = codes[r.w * UNITS + u];
-        let d = vec4(weight_scale(r.x, u), weight_scale(r.y, u), weight_scale(r.z, u), weight_scale(r.w, u));
+        let d = unit_scales(r, u);
         var part = vec4<f32>();
+        var sum = vec4<f32>();
         for (var s = 0u; s < 8u; s++) {
             let x = input[8u * at + s];
+            sum += x;
             part += vec4(
                 dot(weight_values(code_word(w0, s)), x),
                 dot(weight_values(code_word(w1, s)), x),
@@ -23,7 +25,7 @@ fn gemv(lane: Lane, @builtin(workgroup_id) group: vec3<u32>) {
                 dot(weight_values(code_word(w3, s)), x),
             );
         }
-        sums += part * d;
+        sums += unit_product_f32(part, sum.x + sum.y + sum.z + sum.w, d);
     }
     let total = group_sum(sums, lane);
     if lane.index == 0u {

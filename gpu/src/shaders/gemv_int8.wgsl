@@ -16,10 +16,9 @@ fn gemv(lane: Lane, @builtin(workgroup_id) group: vec3<u32>) {
         let w1 = codes[r.y * UNITS + u];
         let w2 = codes[r.z * UNITS + u];
         let w3 = codes[r.w * UNITS + u];
-        let d = vec4(weight_scale(r.x, u), weight_scale(r.y, u), weight_scale(r.z, u), weight_scale(r.w, u));
+        let d = unit_scales(r, u);
         let n = vec4(unit_dot(w0, low, high), unit_dot(w1, low, high), unit_dot(w2, low, high), unit_dot(w3, low, high));
-        // Exact: at most 2 * 32 * 127 * 3 before the scale.
-        sums += (vec4<f32>(n * CODE_FACTOR) - vec4(scale.y)) * (scale.x * d);
+        sums += unit_product(n, scale, d);
     }
     let total = group_sum(sums, lane);
     if lane.index == 0u {

@@ -4,12 +4,10 @@
 @group(0) @binding(0) var<storage, read> x: array<vec4<f32>>;
 // (UNITS, 8)
 @group(0) @binding(1) var<storage, read> weight: array<vec4<f32>>;
-@group(0) @binding(5) var<storage, read> step: array<u32>;
 
 @compute @workgroup_size(WORKGROUP)
 fn rmsnorm(lane: Lane, @builtin(workgroup_id) group: vec3<u32>) {
-    // The head wants one token of the batch only.
-    let token = select(group.x, step[2], ONE_ROW);
+    let token = source_row(group.x);
     var sum = vec4<f32>();
     for (var i = lane.index; i < UNITS * 8u; i += WORKGROUP) {
         let v = x[token * UNITS * 8u + i];

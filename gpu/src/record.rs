@@ -1,0 +1,596 @@
+//! From a [`Program`] to dispatches: a pass over its operations that decides in which precision each value is stored,
+//! where buffers share memory, and which kernels compute an operation for one row and for several.
+
+use crate::error::{Error, Result};
+use crate::gpu::Gpu;
+use crate::kernel::{
+    self, Acts, AttentionTile, Heads, Kernel, Layer, MAX_PARTS, Output, Product, RopeStore, RowSource,
+    STEP_HEAD, View,
+};
+use crate::upload::{GpuModel, Matrix, UploadPlan};
+use shohin_core::model::Program;
+use shohin_core::model::program::{BufferId, Op, QkNorm, TensorId};
+use shohin_core::{Activations, Error as CoreError, Name};
+use wgpu::Buffer;
+
+/// How large the buffers of a program are, in numbers per row; known before there is a GPU.
+#[derive(Debug)]
+pub(crate) struct BufferPlan {
+    /// By buffer of the program: as floats (0: never), and as integers.
+    cols: Vec<[usize; 2]>,
+    /// By operation of the body: the precisions in which what it writes is read.
+    needs: Vec<Vec<Activations>>,
+    /// Precisions in which the final hidden state is multiplied by the output.
+    hidden: Vec<Activations>,
+}
+
+/// How an operation treats a buffer.
+enum Access {
+    Reads(Vec<Activations>),
+    /// Reads floats and writes others.
+    Changes,
+    Writes,
+}
+
+impl BufferPlan {
+    pub(crate) fn new(plan: &UploadPlan, activations: Activations) -> BufferPlan {
+        let program = plan.program();
+        let inputs = |tensor| {
+            let mut inputs: Vec<_> = plan.layouts(tensor).map(|packed| packed.input(activations)).collect();
+            inputs.dedup();
+            inputs
+        };
+        let needs: Vec<_> = (0..program.body.len()).map(|at| needs(program, at, &inputs)).collect();
+        let hidden = inputs(program.output);
+        let mut cols = vec![[0; 2]; program.buffers.len()];
+        let mut hold = |id: BufferId, precision, width: usize| {
+            let at = match precision {
+                Activations::F32 => 0,
+                Activations::Int8 => 1,
+            };
+            let held = &mut cols[id.index()][at];
+            *held = width.max(*held);
+        };
+        for (op, needs) in program.body.iter().zip(&needs) {
+            for (id, width, floats) in written(program, op) {
+                if floats {
+                    hold(id, Activations::F32, width);
+                }
+                needs.iter().for_each(|&need| hold(id, need, width));
+            }
+        }
+        hidden.iter().for_each(|&need| hold(program.hidden, need, program.tensor(program.output).cols));
+        BufferPlan { cols, needs, hidden }
+    }
+
+    /// Bytes for `rows` rows.
+    pub(crate) fn bytes(&self, rows: usize) -> u64 {
+        let bytes = |&[floats, integers]: &[usize; 2]| {
+            4 * (rows * floats) as u64
+                + Acts::bytes(Activations::Int8, rows * integers / 32).iter().sum::<u64>()
+        };
+        self.cols.iter().map(bytes).sum()
+    }
+}
+
+/// Refuses what the kernels do not compute with.
+///
+/// # Errors
+/// For shapes or operations without kernels.
+pub(crate) fn check(program: &Program) -> Result<()> {
+    let d = program.heads.dim;
+    if !d.is_multiple_of(32) || d > 256 {
+        let what = "the number of dimensions of a head";
+        return Err(Error::Unsupported { what, found: d as u64, expected: "a multiple of 32, at most 256" });
+    }
+    for op in program.body.iter().chain(&program.head) {
+        if let Op::RmsNorm { weight, .. } = op
+            && !program.tensor(*weight).cols.is_multiple_of(32)
+        {
+            let found = program.tensor(*weight).cols as u64;
+            let what = "the width of the residual stream";
+            return Err(Error::Unsupported { what, found, expected: "a multiple of 32" });
+        }
+    }
+    match program.head[..] {
+        [Op::RmsNorm { x, out, .. }] if x == program.residual && out == program.hidden => Ok(()),
+        _ => Err(unsupported("the operations after the last block", "one RMSNorm")),
+    }
+}
+
+fn unsupported(found: &str, expected: &'static str) -> Error {
+    CoreError::Unsupported { key: Name::new("operation"), found: Name::new(found), expected }.into()
+}
+
+/// The buffers that an operation gives new values: how wide, and whether it always writes floats. Outputs of one
+/// product share the memory of the first.
+fn written(program: &Program, op: &Op) -> Vec<(BufferId, usize, bool)> {
+    let rows = |tensor: TensorId| program.tensor(tensor).rows;
+    match op {
+        Op::Embed { table, out } => vec![(*out, program.tensor(*table).cols, true)],
+        Op::RmsNorm { weight, out, .. } => vec![(*out, program.tensor(*weight).cols, false)],
+        Op::Linear { outputs, .. } => {
+            let width = outputs.iter().map(|(tensor, _)| rows(*tensor)).sum();
+            outputs.iter().take(1).map(|(_, out)| (*out, width, true)).collect()
+        }
+        Op::LinearAdd { weight, to, .. } => vec![(*to, rows(*weight), true)],
+        Op::LinearSwiglu { gate, out, .. } => vec![(*out, rows(*gate), true)],
+        Op::RopeStore { .. } => Vec::new(),
+        Op::Attention { out, .. } => vec![(*out, program.heads.query * program.heads.dim, false)],
+    }
+}
+
+/// How `op` treats `buffer`, in the order in which it does.
+fn accesses(op: &Op, buffer: BufferId, inputs: &impl Fn(TensorId) -> Vec<Activations>) -> Vec<Access> {
+    let mut found = Vec::new();
+    let floats = || Access::Reads(vec![Activations::F32]);
+    match op {
+        Op::Embed { out, .. } => {
+            if *out == buffer {
+                found.push(Access::Writes);
+            }
+        }
+        Op::RmsNorm { x, out, .. } => {
+            if *x == buffer {
+                found.push(floats());
+            }
+            if *out == buffer {
+                found.push(Access::Writes);
+            }
+        }
+        Op::Linear { x, outputs } => {
+            if let Some((tensor, _)) = outputs.first()
+                && *x == buffer
+            {
+                found.push(Access::Reads(inputs(*tensor)));
+            }
+            if outputs.iter().any(|(_, out)| *out == buffer) {
+                found.push(Access::Writes);
+            }
+        }
+        Op::LinearAdd { x, weight, to } => {
+            if *x == buffer {
+                found.push(Access::Reads(inputs(*weight)));
+            }
+            if *to == buffer {
+                found.push(Access::Changes);
+            }
+        }
+        Op::LinearSwiglu { x, gate, out, .. } => {
+            if *x == buffer {
+                found.push(Access::Reads(inputs(*gate)));
+            }
+            if *out == buffer {
+                found.push(Access::Writes);
+            }
+        }
+        Op::RopeStore { q, k, v, .. } => {
+            if *q == buffer {
+                found.push(Access::Changes);
+            }
+            if *k == buffer || *v == buffer {
+                found.push(floats());
+            }
+        }
+        Op::Attention { q, out, .. } => {
+            if *q == buffer {
+                found.push(floats());
+            }
+            if *out == buffer {
+                found.push(Access::Writes);
+            }
+        }
+    }
+    found
+}
+
+/// The precisions in which the buffer that operation `at` writes is read, until it is written again.
+fn needs(program: &Program, at: usize, inputs: &impl Fn(TensorId) -> Vec<Activations>) -> Vec<Activations> {
+    let mut needs = Vec::new();
+    let Some(&(buffer, ..)) = written(program, &program.body[at]).first() else { return needs };
+    let mut add = |more: Vec<Activations>| {
+        for need in more {
+            if !needs.contains(&need) {
+                needs.push(need);
+            }
+        }
+    };
+    for op in &program.body[at + 1..] {
+        for access in accesses(op, buffer, inputs) {
+            match access {
+                Access::Reads(more) => add(more),
+                Access::Changes => {
+                    add(vec![Activations::F32]);
+                    return needs;
+                }
+                Access::Writes => return needs,
+            }
+        }
+    }
+    if buffer == program.residual {
+        add(vec![Activations::F32]);
+    }
+    needs
+}
+
+/// The buffers of a program, and what else devices keep for each batch.
+pub(crate) struct Scratch {
+    /// Number of rows, tokens, angles.
+    pub(crate) step: Buffer,
+    /// Rows that are read out: how many, then which.
+    pub(crate) read_out: Buffer,
+    /// `(query heads, MAX_PARTS, head_dim + 4)`
+    pub(crate) parts: Buffer,
+    floats: Vec<Option<Buffer>>,
+    integers: Vec<Option<[Buffer; 2]>>,
+    /// Final hidden states `(batch, hidden)`.
+    pub(crate) hidden: Buffer,
+    pub(crate) batch: usize,
+    activations: Activations,
+}
+
+/// Bytes of [`Scratch`] beside the buffers of the program.
+pub(crate) fn other_bytes(program: &Program, batch: usize) -> [u64; 4] {
+    let heads = program.heads;
+    [
+        4 * (STEP_HEAD + batch + batch * heads.dim) as u64,
+        4 * (1 + batch) as u64,
+        4 * (heads.query * MAX_PARTS * (heads.dim + 4)) as u64,
+        4 * (batch * program.tensor(program.output).cols) as u64,
+    ]
+}
+
+impl Scratch {
+    pub(crate) async fn new(
+        gpu: &Gpu,
+        program: &Program,
+        plan: &BufferPlan,
+        batch: usize,
+        activations: Activations,
+    ) -> Result<Scratch> {
+        let [step, read_out, parts, hidden] = other_bytes(program, batch);
+        let (mut floats, mut integers) = (Vec::new(), Vec::new());
+        for (&[f32, int8], spec) in plan.cols.iter().zip(&program.buffers) {
+            floats.push(match f32 {
+                0 => None,
+                cols => Some(gpu.storage(spec.name, 4 * (batch * cols) as u64).await?),
+            });
+            integers.push(match int8 {
+                0 => None,
+                cols => {
+                    let [words, scales] = Acts::bytes(Activations::Int8, batch * cols / 32);
+                    Some([
+                        gpu.storage(spec.name, words).await?,
+                        gpu.storage("activation scales", scales).await?,
+                    ])
+                }
+            });
+        }
+        Ok(Scratch {
+            step: gpu.storage("step", step).await?,
+            read_out: gpu.storage("rows read out", read_out).await?,
+            parts: gpu.storage("parts", parts).await?,
+            hidden: gpu.storage("hidden states", hidden).await?,
+            floats,
+            integers,
+            batch,
+            activations,
+        })
+    }
+
+    fn floats(&self, id: BufferId) -> Result<&Buffer> {
+        self.floats[id.index()].as_ref().ok_or(unsupported("a buffer", "one that an operation has written"))
+    }
+
+    fn acts(&self, id: BufferId, precision: Activations) -> Result<Acts> {
+        match (precision, &self.integers[id.index()]) {
+            (Activations::Int8, Some([words, scale])) => {
+                Ok(Acts::Int8 { words: words.clone(), scale: scale.clone() })
+            }
+            (Activations::Int8, None) => Err(unsupported("a buffer", "one that is written as integers")),
+            (Activations::F32, _) => Ok(Acts::F32(self.floats(id)?.clone())),
+        }
+    }
+}
+
+/// Kernels of an operation for one row, and for several.
+#[derive(Default)]
+pub(crate) struct Pair {
+    pub(crate) one: Vec<Kernel>,
+    pub(crate) several: Vec<Kernel>,
+}
+
+impl Pair {
+    fn same(kernel: Kernel) -> Pair {
+        Pair { one: vec![kernel.clone()], several: vec![kernel] }
+    }
+
+    fn extend(&mut self, other: Pair) {
+        self.one.extend(other.one);
+        self.several.extend(other.several);
+    }
+
+    /// Those for so many rows.
+    pub(crate) fn of(&self, rows: usize) -> &[Kernel] {
+        if rows == 1 { &self.one } else { &self.several }
+    }
+}
+
+/// A part of a recorded program.
+pub(crate) enum Step {
+    /// Kernels over all rows of the batch.
+    Rows(Pair),
+    /// The operation of this index among those that touch a cache, sequence by sequence.
+    Cache(usize),
+}
+
+/// An operation that touches a cache.
+pub(crate) enum CacheOp {
+    RopeStore { layer: usize, qkv: [View; 3], norm: Option<[Buffer; 2]>, eps: f32 },
+    Attention { layer: usize, q: View, outs: Vec<Acts> },
+}
+
+/// A program as dispatches.
+pub(crate) struct Recording {
+    pub(crate) body: Vec<Step>,
+    pub(crate) cache_ops: Vec<CacheOp>,
+    /// From the residual stream of the rows that are read out to logits `(rows, vocab)`.
+    pub(crate) logits: Pair,
+    /// From the residual stream of the rows that are read out to [`Scratch::hidden`].
+    pub(crate) hidden: Kernel,
+}
+
+/// The shapes of attention in shaders.
+pub(crate) fn heads(program: &Program) -> Heads {
+    let shohin_core::model::program::Heads { query, kv, dim } = program.heads;
+    Heads { query, kv, dim }
+}
+
+impl Recording {
+    /// Lowers every operation.
+    ///
+    /// # Errors
+    /// For a combination of operations without kernels.
+    pub(crate) fn new(
+        model: &GpuModel,
+        plan: &BufferPlan,
+        scratch: &Scratch,
+        logits: &Buffer,
+    ) -> Result<Recording> {
+        let program = model.program();
+        let mut recorder = Recorder { model, program, scratch, views: vec![None; program.buffers.len()] };
+        let (mut body, mut cache_ops): (Vec<Step>, Vec<CacheOp>) = (Vec::new(), Vec::new());
+        for (op, needs) in program.body.iter().zip(&plan.needs) {
+            match recorder.lower(op, needs)? {
+                Lowered::Rows(pair) => match body.last_mut() {
+                    Some(Step::Rows(last)) => last.extend(pair),
+                    _ => body.push(Step::Rows(pair)),
+                },
+                Lowered::Cache(op) => {
+                    body.push(Step::Cache(cache_ops.len()));
+                    cache_ops.push(op);
+                }
+            }
+        }
+        let [Op::RmsNorm { x, weight, eps, out }] = program.head[..] else {
+            return Err(unsupported("the operations after the last block", "one RMSNorm"));
+        };
+        let mut head = Pair::default();
+        let rows = RowSource::ReadOut(&scratch.read_out);
+        for &need in &plan.hidden {
+            head.extend(Pair::same(recorder.rmsnorm(x, weight, eps, rows, &scratch.acts(out, need)?)?));
+        }
+        let vocab = program.vocab();
+        let output = model.matrix(program.output)?;
+        head.extend(recorder.products(output, out, Output::Store, logits, vocab, &scratch.read_out)?);
+        let hidden = recorder.rmsnorm(x, weight, eps, rows, &Acts::F32(scratch.hidden.clone()))?;
+        Ok(Recording { body, cache_ops, logits: head, hidden })
+    }
+}
+
+enum Lowered {
+    Rows(Pair),
+    Cache(CacheOp),
+}
+
+struct Recorder<'r> {
+    model: &'r GpuModel,
+    program: &'r Program,
+    scratch: &'r Scratch,
+    /// Where the floats of each buffer are; `None` before they are written.
+    views: Vec<Option<View>>,
+}
+
+impl Recorder<'_> {
+    fn gpu(&self) -> &Gpu {
+        &self.model.gpu
+    }
+
+    fn lower(&mut self, op: &Op, needs: &[Activations]) -> Result<Lowered> {
+        Ok(Lowered::Rows(match *op {
+            Op::Embed { table, out } => {
+                let (x, cols) = (self.scratch.floats(out)?, self.program.tensor(table).cols);
+                let step = &self.scratch.step;
+                let kernels = self.model.matrix(table)?.chunks.iter();
+                let kernels: Vec<_> =
+                    kernels.map(|chunk| kernel::embed(self.gpu(), cols, chunk, step, x)).collect();
+                self.whole(out, cols, needs, Pair { one: kernels.clone(), several: kernels })?
+            }
+            Op::RmsNorm { x, weight, eps, out } => {
+                let mut pair = Pair::default();
+                for &need in needs {
+                    let acts = self.scratch.acts(out, need)?;
+                    pair.extend(Pair::same(self.rmsnorm(x, weight, eps, RowSource::All, &acts)?));
+                }
+                self.written(out, self.program.tensor(weight).cols);
+                pair
+            }
+            Op::Linear { x, ref outputs } => {
+                let [(first, into), ..] = outputs[..] else { return Ok(Lowered::Rows(Pair::default())) };
+                let stride = outputs.iter().map(|(tensor, _)| self.program.tensor(*tensor).rows).sum();
+                let into = self.scratch.floats(into)?;
+                let matrix = self.model.matrix(first)?;
+                let pair = self.products(matrix, x, Output::Store, into, stride, &self.scratch.step)?;
+                if let [(_, out)] = outputs[..] {
+                    self.whole(out, stride, needs, pair)?
+                } else {
+                    let mut at = 0;
+                    for &(tensor, out) in outputs {
+                        self.views[out.index()] = Some(View { buffer: into.clone(), first: at, stride });
+                        at += self.program.tensor(tensor).rows;
+                    }
+                    if needs.contains(&Activations::Int8) {
+                        return Err(unsupported("a product of one of several products", "attention of them"));
+                    }
+                    pair
+                }
+            }
+            Op::LinearAdd { x, weight, to } => {
+                let cols = self.program.tensor(weight).rows;
+                let into = &self.plain(to, cols)?;
+                let matrix = self.model.matrix(weight)?;
+                let pair = self.products(matrix, x, Output::Add, into, cols, &self.scratch.step)?;
+                self.whole(to, cols, needs, pair)?
+            }
+            Op::LinearSwiglu { x, gate, up: _, out } => {
+                let cols = self.program.tensor(gate).rows;
+                let into = self.scratch.floats(out)?;
+                let matrix = self.model.matrix(gate)?;
+                let pair = self.products(matrix, x, Output::Swiglu, into, cols, &self.scratch.step)?;
+                self.whole(out, cols, needs, pair)?
+            }
+            Op::RopeStore { layer, q, k, v, norm, eps } => {
+                let norm = norm.map(|QkNorm { q, k }| {
+                    Ok::<_, Error>([self.model.vector(q)?.clone(), self.model.vector(k)?.clone()])
+                });
+                let qkv = [self.view(q)?, self.view(k)?, self.view(v)?];
+                if qkv.iter().any(|view| view.buffer != qkv[0].buffer) {
+                    return Err(unsupported("queries, keys and values", "those of one product"));
+                }
+                return Ok(Lowered::Cache(CacheOp::RopeStore { layer, qkv, norm: norm.transpose()?, eps }));
+            }
+            Op::Attention { layer, q, out } => {
+                let q = self.view(q)?;
+                self.written(out, self.program.heads.query * self.program.heads.dim);
+                let outs = needs.iter().map(|&need| self.scratch.acts(out, need)).collect::<Result<_>>()?;
+                return Ok(Lowered::Cache(CacheOp::Attention { layer, q, outs }));
+            }
+        }))
+    }
+
+    /// Takes note that `out` has been written by `pair`, `cols` floats per row, and adds what makes integers of them.
+    fn whole(&mut self, out: BufferId, cols: usize, needs: &[Activations], mut pair: Pair) -> Result<Pair> {
+        self.written(out, cols);
+        if needs.contains(&Activations::Int8) {
+            let acts = self.scratch.acts(out, Activations::Int8)?;
+            pair.extend(Pair::same(kernel::quantize(self.gpu(), cols, self.scratch.floats(out)?, &acts)));
+        }
+        Ok(pair)
+    }
+
+    fn written(&mut self, out: BufferId, cols: usize) {
+        let buffer = self.scratch.floats[out.index()].clone();
+        self.views[out.index()] = buffer.map(|buffer| View { buffer, first: 0, stride: cols });
+    }
+
+    fn view(&self, id: BufferId) -> Result<View> {
+        self.views[id.index()].clone().ok_or(unsupported("a buffer", "one that an operation has written"))
+    }
+
+    /// The floats of a buffer that has its memory for itself.
+    fn plain(&self, id: BufferId, cols: usize) -> Result<Buffer> {
+        let view = self.view(id)?;
+        if (view.first, view.stride) != (0, cols) {
+            return Err(unsupported("a product of one of several products", "attention of them"));
+        }
+        Ok(view.buffer)
+    }
+
+    fn rmsnorm(
+        &self,
+        x: BufferId,
+        weight: TensorId,
+        eps: f32,
+        rows: RowSource<'_>,
+        acts: &Acts,
+    ) -> Result<Kernel> {
+        let cols = self.program.tensor(weight).cols;
+        let x = self.plain(x, cols)?;
+        Ok(kernel::rmsnorm(self.gpu(), cols, eps, rows, &x, self.model.vector(weight)?, acts))
+    }
+
+    /// A product of all rows that `step` counts.
+    fn products(
+        &self,
+        matrix: &Matrix,
+        x: BufferId,
+        output: Output,
+        into: &Buffer,
+        stride: usize,
+        step: &Buffer,
+    ) -> Result<Pair> {
+        let mut pair = Pair::default();
+        for chunk in &matrix.chunks {
+            let acts = &self.scratch.acts(x, chunk.packed.input(self.scratch.activations))?;
+            let product = Product { cols: matrix.cols, chunk, acts, output, into, stride };
+            pair.one.push(product.gemv(self.gpu()));
+            pair.several.push(product.gemm(self.gpu(), step));
+        }
+        Ok(pair)
+    }
+}
+
+/// Kernels of an operation on the cache of a sequence.
+pub(crate) struct CacheKernels {
+    /// For one row with few positions, with many, and for several rows.
+    pub(crate) short: Vec<Kernel>,
+    pub(crate) long: Vec<Kernel>,
+    pub(crate) several: Vec<Kernel>,
+}
+
+impl CacheKernels {
+    pub(crate) fn new<'c>(
+        gpu: &Gpu,
+        program: &Program,
+        scratch: &Scratch,
+        op: &CacheOp,
+        layer: &impl Fn(usize) -> Option<Layer<'c>>,
+    ) -> Result<CacheKernels> {
+        let heads = &heads(program);
+        let absent = || unsupported("a layer", "one of the cache");
+        match op {
+            CacheOp::RopeStore { layer: at, qkv: [q, k, v], norm, eps } => {
+                let (step, batch, pairing) = (&scratch.step, scratch.batch, program.pairing);
+                let norm = norm.as_ref().map(|[q, k]| [q, k]);
+                let op = RopeStore { q, k, v, norm, eps: *eps, pairing, step, batch };
+                let kernel = kernel::rope(gpu, heads, &layer(*at).ok_or_else(absent)?, &op);
+                let kernels = || vec![kernel.clone()];
+                Ok(CacheKernels { short: kernels(), long: kernels(), several: kernels() })
+            }
+            CacheOp::Attention { layer: at, q, outs } => {
+                let layer = &layer(*at).ok_or_else(absent)?;
+                let attention = |tile| {
+                    outs.iter().map(|acts| kernel::attention(gpu, heads, layer, tile, q, acts)).collect()
+                };
+                let mut long = vec![kernel::attention_part(gpu, heads, layer, q, &scratch.parts)];
+                let combine =
+                    |acts| kernel::attention_combine(gpu, heads, &scratch.parts, layer.sequence, acts);
+                long.extend(outs.iter().map(combine));
+                Ok(CacheKernels {
+                    short: attention(AttentionTile::One),
+                    long,
+                    several: attention(AttentionTile::Many),
+                })
+            }
+        }
+    }
+
+    /// Those for rows of a sequence with attention in so many parts.
+    pub(crate) fn of(&self, rows: usize, parts: usize) -> &[Kernel] {
+        match (rows, parts) {
+            (1, 1) => &self.short,
+            (1, _) => &self.long,
+            _ => &self.several,
+        }
+    }
+}

@@ -1,0 +1,539 @@
+//! The model on the GPU, and the way it gets there: tensor by tensor, in pieces, in the order of the file.
+
+use crate::error::{Error, Result};
+use crate::gpu::{Gpu, MAX_BINDING};
+use crate::packed::PackedFormat;
+use crate::record;
+use shohin_core::gguf::{Event, Header};
+use shohin_core::model::program::{Op, TensorId, TensorRole};
+use shohin_core::model::{ModelConfig, Program};
+use shohin_core::{Error as CoreError, Format, Gguf, Name, quant};
+use std::sync::Arc;
+use wgpu::Buffer;
+
+/// Bytes repacked before they are handed to the driver.
+const STAGING: usize = 1 << 20;
+
+/// Bytes handed to the driver before it is made to take them.
+const IN_FLIGHT: usize = 16 << 20;
+
+/// A matrix, split by rows where it is too large for one binding or its formats have no layout in common.
+pub(crate) struct Matrix {
+    pub(crate) cols: usize,
+    /// 2 for a matrix whose upper and lower half are combined row by row, otherwise 1.
+    halves: usize,
+    pub(crate) chunks: Vec<Chunk>,
+}
+
+/// Rows of a [`Matrix`]: those from `first_row` on, of each half.
+pub(crate) struct Chunk {
+    pub(crate) first_row: usize,
+    pub(crate) rows: usize,
+    pub(crate) packed: PackedFormat,
+    pub(crate) codes: Buffer,
+    /// None for floats.
+    pub(crate) scales: Option<Buffer>,
+}
+
+impl Chunk {
+    /// As shaders of [`PackedFormat::shader`] want it.
+    pub(crate) fn bindings(&self) -> Vec<(u32, &Buffer)> {
+        [(0, &self.codes)].into_iter().chain(self.scales.as_ref().map(|scales| (1, scales))).collect()
+    }
+}
+
+/// A model whose weights are on a GPU, shared by any number of devices.
+pub struct GpuModel {
+    pub(crate) gpu: Arc<Gpu>,
+    plan: UploadPlan,
+    matrices: Vec<Matrix>,
+    vectors: Vec<Buffer>,
+}
+
+impl core::fmt::Debug for GpuModel {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("GpuModel").field("gpu", &self.gpu).field("bytes", &self.bytes()).finish()
+    }
+}
+
+impl GpuModel {
+    /// Puts a whole file onto the GPU.
+    ///
+    /// # Errors
+    /// What is wrong with the file, or [`Error::OutOfMemory`].
+    pub async fn from_gguf(gpu: Arc<Gpu>, gguf: &Gguf<'_>) -> Result<Arc<GpuModel>> {
+        let mut upload = Upload::new(gpu, gguf.header()).await?;
+        for (index, tensor) in gguf.tensors().iter().enumerate() {
+            upload.push(index, 0, gguf.data(tensor))?;
+        }
+        upload.finish()
+    }
+
+    /// The GPU.
+    pub fn gpu(&self) -> &Arc<Gpu> {
+        &self.gpu
+    }
+
+    /// The model's numbers.
+    pub fn config(&self) -> &ModelConfig {
+        &self.plan.config
+    }
+
+    /// Its forward pass.
+    pub fn program(&self) -> &Program {
+        &self.plan.program
+    }
+
+    /// Where each tensor is stored.
+    pub fn plan(&self) -> &UploadPlan {
+        &self.plan
+    }
+
+    /// Bytes of weights on the GPU.
+    pub fn bytes(&self) -> u64 {
+        self.plan.bytes()
+    }
+
+    /// The matrix that holds `tensor`, which is its first.
+    pub(crate) fn matrix(&self, tensor: TensorId) -> Result<&Matrix> {
+        match self.plan.places[tensor.index()] {
+            Place::Rows { matrix, first: 0 } => Ok(&self.matrices[matrix]),
+            Place::Rows { .. } | Place::Vector(_) => Err(shared(self.program(), tensor)),
+        }
+    }
+
+    /// The buffer that holds `tensor`, a vector.
+    pub(crate) fn vector(&self, tensor: TensorId) -> Result<&Buffer> {
+        match self.plan.places[tensor.index()] {
+            Place::Vector(vector) => Ok(&self.vectors[vector]),
+            Place::Rows { .. } => Err(shared(self.program(), tensor)),
+        }
+    }
+}
+
+/// The error for a tensor that operations use in different ways.
+fn shared(program: &Program, tensor: TensorId) -> Error {
+    CoreError::Unsupported {
+        key: Name::new("tensor"),
+        found: Name::new(&program.tensor(tensor).name),
+        expected: "tensors that all operations combine with the same others",
+    }
+    .into()
+}
+
+/// Where a tensor of the program goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// A vector.
+    Vector(usize),
+    /// Rows from `first` of a matrix.
+    Rows { matrix: usize, first: usize },
+}
+
+/// A tensor of the file.
+#[derive(Clone, Copy, Debug)]
+struct Tensor {
+    place: Place,
+    /// The type in the file.
+    id: u32,
+    format: Format,
+    rows: usize,
+    cols: usize,
+    len: u64,
+    received: u64,
+}
+
+/// A matrix on the GPU.
+#[derive(Clone, Debug)]
+struct Shape {
+    cols: usize,
+    halves: usize,
+    /// Rows by layout, from the first row to the last.
+    parts: Vec<Part>,
+}
+
+/// Rows of one layout.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    first: usize,
+    rows: usize,
+    packed: PackedFormat,
+}
+
+impl Shape {
+    /// Gives as many rows as possible the same layout.
+    fn merge(&mut self) -> Result<()> {
+        let all = self.parts.iter().map(|part| Some(part.packed)).reduce(|a, b| a?.with(b?)).flatten();
+        let mut merged: Vec<Part> = Vec::new();
+        for part in self.parts.drain(..) {
+            match (merged.last_mut(), all) {
+                (Some(last), Some(packed)) => (last.rows, last.packed) = (last.rows + part.rows, packed),
+                (Some(last), None) if last.packed == part.packed => last.rows += part.rows,
+                _ => merged.push(Part { packed: all.unwrap_or(part.packed), ..part }),
+            }
+        }
+        self.parts = merged;
+        if self.halves > 1 && self.parts.len() > 1 {
+            return Err(Error::Unsupported {
+                what: "the number of kinds of weights in the gate and up matrices of a block",
+                found: self.parts.len() as u64,
+                expected: "1: both floats or both integers",
+            });
+        }
+        Ok(())
+    }
+}
+
+/// The tensors that an operation multiplies by the same input, which become one matrix; and how many of them are
+/// combined row by row.
+pub(crate) fn combined(op: &Op) -> (Vec<TensorId>, usize) {
+    match op {
+        Op::Embed { table, .. } => (vec![*table], 1),
+        Op::Linear { outputs, .. } => (outputs.iter().map(|(tensor, _)| *tensor).collect(), 1),
+        Op::LinearAdd { weight, .. } => (vec![*weight], 1),
+        Op::LinearSwiglu { gate, up, .. } => (vec![*gate, *up], 2),
+        Op::RmsNorm { .. } | Op::RopeStore { .. } | Op::Attention { .. } => (Vec::new(), 1),
+    }
+}
+
+/// What will be on the GPU, known from a file's header alone.
+#[derive(Debug)]
+pub struct UploadPlan {
+    config: ModelConfig,
+    program: Program,
+    /// By tensor of the program.
+    places: Vec<Place>,
+    /// By tensor of the file.
+    tensors: Vec<Tensor>,
+    matrices: Vec<Shape>,
+    /// Elements of each.
+    vectors: Vec<usize>,
+}
+
+impl UploadPlan {
+    /// Finds every tensor's place.
+    ///
+    /// # Errors
+    /// For a file that is not a model of a known architecture, or has a format without kernels on the GPU.
+    pub fn new(header: &Header<'_>) -> Result<UploadPlan> {
+        let config = ModelConfig::from_header(header)?;
+        let program = config.program();
+        record::check(&program)?;
+        let bound = program.bind(header)?;
+        let mut vectors = Vec::new();
+        let mut places: Vec<Option<Place>> = Vec::new();
+        for spec in &program.tensors {
+            places.push(match spec.role {
+                TensorRole::Vector => {
+                    vectors.push(spec.rows * spec.cols);
+                    Some(Place::Vector(vectors.len() - 1))
+                }
+                TensorRole::Matrix => None,
+            });
+        }
+        let mut matrices: Vec<Shape> = Vec::new();
+        let mut lists = Vec::new();
+        let ops = program.body.iter().chain(&program.head).map(combined);
+        for (list, halves) in ops.chain([(vec![program.output], 1)]) {
+            let Some(&first) = list.first() else { continue };
+            // The embedding may be the output, too.
+            if lists.contains(&(list.clone(), halves)) {
+                continue;
+            }
+            let (matrix, mut row) = (matrices.len(), 0);
+            matrices.push(Shape { cols: program.tensor(first).cols, halves, parts: Vec::new() });
+            for &tensor in &list {
+                if places[tensor.index()].replace(Place::Rows { matrix, first: row }).is_some() {
+                    return Err(shared(&program, tensor));
+                }
+                row += program.tensor(tensor).rows;
+            }
+            lists.push((list, halves));
+        }
+        let mut placed = Vec::new();
+        for (place, spec) in places.into_iter().zip(&program.tensors) {
+            // A matrix that no operation multiplies would be of no use.
+            placed.push(place.ok_or(CoreError::Unsupported {
+                key: Name::new("tensor"),
+                found: Name::new(&spec.name),
+                expected: "tensors that an operation uses",
+            })?);
+        }
+        let mut tensors: Vec<Option<Tensor>> = vec![None; header.tensors().len()];
+        for ((spec, &place), index) in program.tensors.iter().zip(&placed).zip(bound) {
+            let info = &header.tensors()[index];
+            let usable = |format: &Format| match place {
+                Place::Vector(_) => format.is_float(),
+                Place::Rows { .. } => PackedFormat::of(*format).is_some(),
+            };
+            let format = info.format().filter(usable).ok_or(Error::Unsupported {
+                what: "the type of a tensor",
+                found: u64::from(info.type_id()),
+                expected: "one that the GPU computes with",
+            })?;
+            if let (Place::Rows { matrix, first }, Some(packed)) = (place, PackedFormat::of(format)) {
+                if !spec.cols.is_multiple_of(32) {
+                    return Err(Error::Unsupported {
+                        what: "a matrix's number of columns",
+                        found: spec.cols as u64,
+                        expected: "a multiple of 32",
+                    });
+                }
+                matrices[matrix].parts.push(Part { first, rows: spec.rows, packed });
+            }
+            tensors[index] = Some(Tensor {
+                place,
+                id: info.type_id(),
+                format,
+                rows: spec.rows,
+                cols: spec.cols,
+                len: info.len(),
+                received: 0,
+            });
+        }
+        for shape in &mut matrices {
+            shape.parts.sort_unstable_by_key(|part| part.first);
+            shape.merge()?;
+        }
+        // Every tensor of the file is one of the program.
+        let tensors = tensors.into_iter().flatten().collect();
+        Ok(UploadPlan { config, program, places: placed, tensors, matrices, vectors })
+    }
+
+    /// The model's numbers.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// Its forward pass.
+    pub fn program(&self) -> &Program {
+        &self.program
+    }
+
+    /// The layouts of the matrix that holds `tensor`.
+    pub(crate) fn layouts(&self, tensor: TensorId) -> impl Iterator<Item = PackedFormat> {
+        let matrix = match self.places[tensor.index()] {
+            Place::Rows { matrix, .. } => Some(&self.matrices[matrix]),
+            Place::Vector(_) => None,
+        };
+        matrix.into_iter().flat_map(|matrix| &matrix.parts).map(|part| part.packed)
+    }
+
+    /// Bytes of weights on the GPU.
+    pub fn bytes(&self) -> u64 {
+        let bytes = |m: &Shape| m.parts.iter().map(|p| p.packed.bytes(p.rows, m.cols)).sum::<u64>();
+        self.matrices.iter().map(bytes).sum::<u64>() + 4 * self.vectors.iter().sum::<usize>() as u64
+    }
+}
+
+/// A model on its way to the GPU. Only a few megabytes of it are in this program's memory at a time.
+pub struct Upload {
+    gpu: Arc<Gpu>,
+    plan: UploadPlan,
+    matrices: Vec<Matrix>,
+    vectors: Vec<Buffer>,
+    /// The tensor whose bytes come now, and those of its bytes that are not a whole row yet.
+    current: usize,
+    carry: Vec<u8>,
+    codes: Vec<u32>,
+    scales: Vec<u32>,
+    in_flight: usize,
+}
+
+impl core::fmt::Debug for Upload {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Upload").field("current", &self.current).finish()
+    }
+}
+
+impl Upload {
+    /// Takes memory for the model that `header` describes.
+    ///
+    /// # Errors
+    /// Those of [`UploadPlan::new`], and [`Error::OutOfMemory`].
+    pub async fn new(gpu: Arc<Gpu>, header: &Header<'_>) -> Result<Upload> {
+        let plan = UploadPlan::new(header)?;
+        let mut matrices = Vec::new();
+        for shape in &plan.matrices {
+            let &Shape { cols, halves, .. } = shape;
+            let mut chunks = Vec::new();
+            for part in &shape.parts {
+                let packed = part.packed;
+                let (code_words, scale_words) = (packed.code_words(cols), packed.scale_words(cols));
+                let fit = MAX_BINDING as usize / (4 * code_words.max(scale_words)).max(1);
+                let max = fit.min(gpu.split_rows) / halves / 64 * 64;
+                if max == 0 {
+                    let (what, found) = ("a matrix's number of columns", cols as u64);
+                    return Err(Error::Unsupported { what, found, expected: "64 rows in 128 MiB" });
+                }
+                let end = part.first + part.rows / halves;
+                for first_row in (part.first..end).step_by(max) {
+                    let rows = max.min(end - first_row) * halves;
+                    let codes = gpu.storage("codes", 4 * (rows * code_words) as u64).await?;
+                    let scales = match scale_words {
+                        0 => None,
+                        _ => Some(gpu.storage("scales", 4 * (rows * scale_words) as u64).await?),
+                    };
+                    chunks.push(Chunk { first_row, rows, packed, codes, scales });
+                }
+            }
+            matrices.push(Matrix { cols, halves, chunks });
+        }
+        let mut vectors = Vec::new();
+        for &len in &plan.vectors {
+            vectors.push(gpu.storage("vector", 4 * len as u64).await?);
+        }
+        Ok(Upload {
+            gpu,
+            plan,
+            matrices,
+            vectors,
+            current: 0,
+            carry: Vec::new(),
+            codes: Vec::new(),
+            scales: Vec::new(),
+            in_flight: 0,
+        })
+    }
+
+    /// What is being uploaded.
+    pub fn plan(&self) -> &UploadPlan {
+        &self.plan
+    }
+
+    /// Takes an event of a [`shohin_core::gguf::GgufStream`].
+    ///
+    /// # Errors
+    /// Those of [`Upload::push`].
+    pub fn event(&mut self, event: &Event<'_>) -> Result<()> {
+        match *event {
+            Event::Header(_) => Ok(()),
+            Event::CodesFirst => {
+                // Type 142 is another name for one of the three, and means what it says.
+                let doubtful = |t: &&mut Tensor| t.id == 42 && t.format == Format::Pq2_0;
+                for tensor in self.plan.tensors.iter_mut().filter(doubtful) {
+                    tensor.format = Format::Tq2_0G128;
+                }
+                Ok(())
+            }
+            Event::TensorData { index, offset, bytes } => self.push(index, offset, bytes),
+        }
+    }
+
+    /// Takes the next bytes of tensor `index` of the header, which begin at byte `offset` of it. A tensor's bytes
+    /// come in order, and all of them before the next tensor's.
+    ///
+    /// # Errors
+    /// [`CoreError::Length`] for bytes out of turn; whatever the GPU says.
+    pub fn push(&mut self, index: usize, offset: u64, bytes: &[u8]) -> Result<()> {
+        let out_of_turn =
+            |expected, found| Error::Core(CoreError::Length { what: "uploaded tensor", expected, found });
+        let count = self.plan.tensors.len() as u64;
+        let tensor = self.plan.tensors.get_mut(index).ok_or(out_of_turn(count, index as u64))?;
+        let end = offset.saturating_add(bytes.len() as u64);
+        if tensor.received != offset || end > tensor.len || (index != self.current && !self.carry.is_empty())
+        {
+            return Err(out_of_turn(tensor.received, offset));
+        }
+        tensor.received = end;
+        let tensor = *tensor;
+        self.current = index;
+        match tensor.place {
+            Place::Vector(vector) => {
+                self.carry.extend_from_slice(bytes);
+                if tensor.received == tensor.len {
+                    let mut weight = vec![0.0; tensor.cols];
+                    quant::unpack(tensor.format, &self.carry, &mut weight)?;
+                    self.carry.clear();
+                    let bytes = bytemuck::cast_slice(&weight);
+                    self.gpu.queue.write_buffer(&self.vectors[vector], 0, bytes);
+                }
+            }
+            Place::Rows { matrix, first } => self.rows(&tensor, matrix, first, offset, bytes)?,
+        }
+        self.gpu.check()
+    }
+
+    fn rows(
+        &mut self,
+        tensor: &Tensor,
+        matrix: usize,
+        first: usize,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<()> {
+        let row_bytes = (tensor.len / tensor.rows as u64) as usize;
+        let mut row = first + ((offset - self.carry.len() as u64) / row_bytes as u64) as usize;
+        let mut rest = bytes;
+        if !self.carry.is_empty() {
+            let (now, after) = rest.split_at(rest.len().min(row_bytes - self.carry.len()));
+            self.carry.extend_from_slice(now);
+            rest = after;
+            if self.carry.len() < row_bytes {
+                return Ok(());
+            }
+            let whole = core::mem::take(&mut self.carry);
+            self.write(tensor.format, matrix, row, &whole, row_bytes);
+            row += 1;
+        }
+        let whole = rest.len() / row_bytes * row_bytes;
+        let (now, after) = rest.split_at(whole);
+        self.write(tensor.format, matrix, row, now, row_bytes);
+        self.carry.extend_from_slice(after);
+        Ok(())
+    }
+
+    /// Repacks whole rows and writes them from row `row` of the matrix on.
+    fn write(&mut self, format: Format, matrix: usize, mut row: usize, packed: &[u8], row_bytes: usize) {
+        let m = &self.matrices[matrix];
+        let mut rest = packed;
+        let half = m.chunks.iter().map(|chunk| chunk.rows / m.halves).sum::<usize>().max(1);
+        while !rest.is_empty() {
+            let (in_half, within) = (row / half, row % half);
+            let rows_of = |chunk: &Chunk| chunk.first_row..chunk.first_row + chunk.rows / m.halves;
+            // Chunks cover all rows.
+            let Some(chunk) = m.chunks.iter().find(|chunk| rows_of(chunk).contains(&within)) else { return };
+            let (code_words, scale_words) =
+                (chunk.packed.code_words(m.cols), chunk.packed.scale_words(m.cols));
+            let staged = (STAGING / (4 * code_words).max(1)).max(1);
+            let count = staged.min(rows_of(chunk).end - within).min(rest.len() / row_bytes);
+            let (now, after) = rest.split_at(count * row_bytes);
+            rest = after;
+            for row in now.chunks_exact(row_bytes) {
+                chunk.packed.repack(format, row, &mut self.codes, &mut self.scales);
+            }
+            let at = in_half * chunk.rows / m.halves + within - chunk.first_row;
+            let queue = &self.gpu.queue;
+            queue.write_buffer(&chunk.codes, 4 * (at * code_words) as u64, bytemuck::cast_slice(&self.codes));
+            if let Some(scales) = &chunk.scales {
+                queue.write_buffer(scales, 4 * (at * scale_words) as u64, bytemuck::cast_slice(&self.scales));
+            }
+            row += count;
+            self.in_flight += 4 * (self.codes.len() + self.scales.len());
+            self.codes.clear();
+            self.scales.clear();
+            if self.in_flight >= IN_FLIGHT {
+                self.in_flight = 0;
+                // Otherwise the driver would keep a copy of everything until the first token.
+                queue.submit([]);
+                self.gpu.wait();
+            }
+        }
+    }
+
+    /// The model, once all of it is there.
+    ///
+    /// # Errors
+    /// [`CoreError::Truncated`] if something is missing.
+    pub fn finish(self) -> Result<Arc<GpuModel>> {
+        if let Some(tensor) = self.plan.tensors.iter().find(|t| t.received != t.len) {
+            let (at, need) = (tensor.received, tensor.len - tensor.received);
+            return Err(CoreError::Truncated { what: "uploaded tensor", at, need, have: 0 }.into());
+        }
+        self.gpu.queue.submit([]);
+        self.gpu.wait();
+        self.gpu.check()?;
+        let Upload { gpu, plan, matrices, vectors, .. } = self;
+        Ok(Arc::new(GpuModel { gpu, plan, matrices, vectors }))
+    }
+}
