@@ -1,34 +1,34 @@
-//! How fast this machine's memory can be read: the bound of decoding, which reads every weight once a token.
+//! Memory bandwidth of this machine: the bound of decoding, which reads every weight once per token.
 
+use shohin::core::Pool;
 use shohin::memory::large_pages;
-use shohin_core::Pool;
 use std::hint::black_box;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
-/// Of a cache.
+/// Bytes of a cache line.
 const LINE: usize = 64;
 
-/// Weights that are more than this are far larger than any cache, and so is this.
-const MOST: usize = 256 << 20;
+/// Larger than any cache; models beyond this size are measured like it.
+const MAX_BYTES: usize = 256 << 20;
 
-/// What is read at least in one measurement.
-const ENOUGH: usize = 512 << 20;
+/// Bytes read by one measurement at least.
+const MIN_READ: usize = 512 << 20;
 
-/// Bytes a second that the pool's workers read from the memory in which `bytes` of weights live: small
-/// models stay in a cache. The best of some passes, as a bound is what can be had at best.
+/// Bytes per second that the pool's workers read from a working set of `bytes`: small models stay in a cache.
+/// The best of several passes, since this is an upper bound.
 pub(crate) fn bandwidth(bytes: usize, pool: &dyn Pool) -> io::Result<f64> {
-    let len = bytes.clamp(1 << 16, MOST) / LINE * LINE;
-    let mut memory = large_pages(len)?; // as weights are kept
+    let len = bytes.clamp(1 << 16, MAX_BYTES) / LINE * LINE;
+    let mut memory = large_pages(len)?; // as for weights
     // Memory that was never written is a single page of zeros.
     memory.fill(0xa5);
-    // Several a worker, so that a worker that lost its core holds up little.
+    // Several per worker, so that a worker that lost its core delays the others little.
     let piece = len.div_ceil(16 * pool.workers()).next_multiple_of(2 * LINE);
     let pieces: Vec<&[u8]> = memory.chunks(piece).collect();
     let sum = AtomicU64::new(0);
     let mut best = 0.0_f64;
-    for _ in 0..(ENOUGH / len).clamp(5, 2000) {
+    for _ in 0..(MIN_READ / len).clamp(5, 2000) {
         let start = Instant::now();
         pool.run(pieces.len(), &|i| {
             sum.fetch_xor(read(pieces[i]), Relaxed);
@@ -39,7 +39,7 @@ pub(crate) fn bandwidth(bytes: usize, pool: &dyn Pool) -> io::Result<f64> {
     Ok(best)
 }
 
-/// Reads two places in turn: about a tenth faster than one where it was tried.
+/// Reads two streams in turn: measured about a tenth faster than one.
 fn read(bytes: &[u8]) -> u64 {
     let (low, high) = bytes.split_at(bytes.len() / 2);
     let (low, high) = (low.as_chunks::<8>().0, high.as_chunks::<8>().0);

@@ -1,47 +1,49 @@
 //! `shohin bench`: speed and memory.
 
-use crate::args::{EngineArgs, whole};
+use crate::args::whole;
 use crate::bandwidth::bandwidth;
-use crate::engine::{Engine, open};
-use crate::failure::{Failure, Outcome};
-use crate::products::products;
+use crate::error::{CliError, Result};
+use crate::model::{ModelArgs, activations, settings, weights};
+use crate::peak_compute::peak_int8;
 use crate::run::round;
 use crate::terminal::{self, short};
 use clap::Args;
 use cpu_time::ProcessTime;
 use serde_json::json;
-use shohin::file::ShardBytes;
-use shohin::memory::large_pages;
-use shohin::timeline::OnCpu;
-use shohin_core::{Activations, BonsaiModel, Pool, SamplerConfig, SessionOptions};
+use shohin::{Activations, Model, SamplerConfig};
 use std::io::{self, Write};
 use std::time::Instant;
 
 /// Measure speed and memory
 ///
-/// Prefill is reading a prompt, decode is writing a reply token by token. The median of the repetitions is
-/// shown, and the best; CPU ms is the processor time of all threads for a token. GB/s counts the bytes that
-/// decoding a token must read: weights, keys and values. "of bound" is, for decode, the share of the speed at
-/// which as many threads read as much memory and do nothing else, and for prefill, of that at which they
-/// multiply and add as many bytes; both measured in the same run.
+/// Prefill processes a prompt, decode generates token by token, and verify checks a guessed continuation in one
+/// pass. Shown are the median and the best of the
+/// repetitions; CPU ms is the processor time of all threads per token. GB/s counts the bytes that decoding
+/// a token must read: weights, keys and values. "of bound" is the percentage of memory bandwidth (decode)
+/// or of peak int8 throughput (prefill) that the same number of threads reach; both are measured in the
+/// same run.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   shohin bench
   shohin bench -m Bonsai-1.7B.gguf --prefill 64,512 --decode 64 --threads 4
   shohin bench -m Bonsai-1.7B.gguf --prefill 0 --decode 32 --depth 4096
+  shohin bench -m Bonsai-1.7B.gguf --decode 0 --verify 4,8
   shohin bench -m Bonsai-1.7B.gguf --json > bench.json")]
 pub(crate) struct BenchArgs {
-    /// Prompt lengths
+    /// Prompt lengths in tokens
     #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "64,512", allow_negative_numbers = true, value_parser = whole::<usize>)]
     prefill: Vec<usize>,
-    /// Reply lengths
+    /// Reply lengths in tokens
     #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "64", allow_negative_numbers = true, value_parser = whole::<usize>)]
     decode: Vec<usize>,
-    /// Tokens already in the context when a reply begins; they are not computed, only taken as seen
+    /// Numbers of tokens verified in one pass, as speculative decoding does: the most likely token after each
+    #[arg(long, value_name = "N,N", value_delimiter = ',', allow_negative_numbers = true, value_parser = whole::<usize>)]
+    verify: Vec<usize>,
+    /// Tokens already in the context when decoding starts; they are assumed, not computed
     #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true, value_parser = whole::<usize>)]
     depth: usize,
-    /// Repetitions of each
+    /// Repetitions of each test
     #[arg(short, long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=1000), allow_negative_numbers = true)]
     repeat: u16,
     /// Print one JSON object
@@ -56,7 +58,7 @@ struct Row {
     seconds: Vec<f64>,
     /// Processor seconds of all threads, likewise.
     cpu: Vec<f64>,
-    /// Bytes that must be read for one token, on average: weights, and keys and values of earlier tokens.
+    /// Bytes read per token, on average: weights, and keys and values of earlier tokens.
     bytes: f64,
 }
 
@@ -91,56 +93,51 @@ fn median(s: &[f64]) -> f64 {
     (s[(s.len() - 1) / 2] + s[s.len() / 2]) / 2.0
 }
 
-pub(crate) fn bench(args: &BenchArgs, engine_args: &EngineArgs) -> Outcome {
-    let file = open(engine_args)?;
-    let engine = Engine::load(&file, engine_args)?;
-    let longest = engine.model().config().max_context_length;
+pub(crate) fn bench(args: &BenchArgs, model: &ModelArgs) -> Result {
+    let model = model.load()?;
+    let longest = model.config().max_context_length;
     let depth = args.depth.max(1);
     let prefill = args.prefill.iter().map(|&n| ("prefill", n, n));
     let decode = args.decode.iter().map(|&n| ("decode", n, n.saturating_add(depth)));
-    let tests: Vec<(&str, usize, usize)> = prefill.chain(decode).filter(|test| test.1 > 0).collect();
+    let verify = args.verify.iter().map(|&n| ("verify", n, n.saturating_add(depth)));
+    let tests: Vec<(&str, usize, usize)> =
+        prefill.chain(decode).chain(verify).filter(|test| test.1 > 0).collect();
     let context = tests.iter().map(|test| test.2).max().unwrap_or(1);
     if context > longest {
-        return Err(Failure::new(format_args!(
+        return Err(CliError::new(format_args!(
             "a test needs {context} tokens, but this model holds at most {longest}"
         )));
     }
-    let options = SessionOptions { context, kv: engine.kv };
-    // Keys and values that are there already: a long context need not be computed to be measured. All are
-    // equal, small and finite in either format; untouched memory would be a single page of zeros.
-    let mut session = match engine.gpu {
-        Some(_) => engine.session(context)?,
-        None => {
-            let mut memory = large_pages(engine.memory_plan(context)?.session)?;
-            memory.fill(0x2e);
-            let device = engine.device(context, engine.options.logit_rows)?;
-            let session = device.session_in(&options, memory)?;
-            Box::new(OnCpu { device, session })
-        }
-    };
-    // As little as a reply needs goes back from a GPU.
-    session.chosen_by(&SamplerConfig::greedy(), false);
-    let vocab = engine.model().config().vocab_size;
-    // Any tokens do: the work does not depend on them. Spread over the vocabulary, as in real text.
+    // A cache full of keys and values, so that a long context need not be computed to be measured.
+    let mut sequence = model.filled_sequence(context)?;
+    // Read back from a GPU only what a reply needs.
+    sequence.read_for(&SamplerConfig::greedy(), false);
+    let vocab = model.config().vocab_size;
+    // Any tokens do: the work does not depend on them. They are spread over the vocabulary as in real text.
     let tokens: Vec<u32> = (0..context).map(|i| (i * 7919 % vocab) as u32).collect();
 
+    let mut best = vec![0; context];
     let bar = terminal::progress("measuring", "runs", tests.len() * usize::from(args.repeat) + 1);
-    session.feed(&tokens[..tokens.len().min(8)])?; // brings the weights in
+    sequence.feed(&tokens[..tokens.len().min(8)])?; // loads the weights
     bar.inc(1);
-    let per_token = engine.weights.bytes_per_token();
-    let per_position = engine.memory_plan(context)?.kv as f64 / context as f64;
+    let per_token = model.weights().bytes_per_token();
+    let per_position = model.memory_plan(context)?.kv as f64 / context as f64;
     let mut rows = Vec::new();
     for &(what, n, _) in &tests {
         let (mut seconds, mut cpu) = (Vec::new(), Vec::new());
         for _ in 0..args.repeat {
-            session.set_len(if what == "decode" { depth } else { 0 })?;
+            sequence.set_len(if what == "prefill" { 0 } else { depth })?;
             let (start, start_cpu) = (Instant::now(), ProcessTime::now());
-            if what == "decode" {
-                for &token in &tokens[depth..depth + n] {
-                    session.feed(&[token])?;
+            match what {
+                "decode" => {
+                    for &token in &tokens[depth..depth + n] {
+                        sequence.feed(&[token])?;
+                    }
                 }
-            } else {
-                session.feed(&tokens[..n])?;
+                "verify" => sequence.verify(&tokens[depth..depth + n], &mut best[..n])?,
+                _ => {
+                    sequence.feed(&tokens[..n])?;
+                }
             }
             seconds.push(start.elapsed().as_secs_f64());
             cpu.push(start_cpu.elapsed().as_secs_f64());
@@ -153,22 +150,22 @@ pub(crate) fn bench(args: &BenchArgs, engine_args: &EngineArgs) -> Outcome {
     }
     bar.finish_and_clear();
 
-    let peak = peak_memory();
-    let (per_prompt_token, of_bytes) = products_per_prompt_token(engine.model(), engine.options.activations);
-    let (session_bytes, bound, most_products) = match &engine.gpu {
-        // What a GPU can do is not known.
-        Some(gpu) => (gpu.bytes(&options, engine.options.activations)?.1, None, None),
+    let peak_memory = peak_memory();
+    let (per_prompt_token, all_int8) = macs_per_prompt_token(&model);
+    let session_bytes = model.sequence_bytes(context)?;
+    // The limits of a GPU are unknown.
+    let (bound, peak) = match model.gpu() {
+        Some(_) => (None, None),
         None => {
-            let plan = engine.memory_plan(context)?;
-            // After the peak was read: this takes memory of its own.
-            let bound = bandwidth(per_token, &engine.pool)?;
-            let most = if of_bytes { products(engine.options.isa, &engine.pool) } else { None };
-            (plan.total as u64, Some(bound), most)
+            // After the peak was read, since this allocates.
+            let bound = bandwidth(per_token, model.pool())?;
+            (Some(bound), if all_int8 { peak_int8(model.isa(), model.pool()) } else { None })
         }
     };
     let share = |row: &Row| match row.is_decode() {
         true => bound.map(|bound| row.bytes_per_second() / bound),
-        false => most_products.map(|most| row.median() * per_prompt_token / most),
+        false if row.what == "verify" => None,
+        false => peak.map(|peak| row.median() * per_prompt_token / peak),
     };
     let mut out = io::stdout().lock();
     if args.json {
@@ -196,29 +193,29 @@ pub(crate) fn bench(args: &BenchArgs, engine_args: &EngineArgs) -> Outcome {
             })
             .collect();
         let object = json!({
-            "model": engine.name(),
-            "format": engine.kind(),
-            "parameters": engine.model().config().num_parameters(),
-            "file_bytes": engine.file_bytes(),
+            "model": model.name(),
+            "format": weights(&model),
+            "parameters": model.config().num_parameters(),
+            "file_bytes": model.file().file_len(),
             "bytes_per_token": per_token,
             "memory_gigabytes_per_second": bound.map(|bound| round(bound / 1e9)),
             "products_per_prompt_token": per_prompt_token,
-            "gigaproducts_per_second": most_products.map(|most| round(most / 1e9)),
-            "gpu": engine.gpu.as_ref().map(|gpu| gpu.name()),
+            "gigaproducts_per_second": peak.map(|peak| round(peak / 1e9)),
+            "gpu": model.gpu(),
             "session_bytes": session_bytes,
-            "peak_memory_bytes": peak,
-            "threads": engine.pool.workers(),
-            "isa": engine.options.isa.name(),
-            "activations": engine.act_name(),
-            "cache": engine.kv_name(),
+            "peak_memory_bytes": peak_memory,
+            "threads": model.threads(),
+            "isa": model.isa().name(),
+            "activations": activations(&model),
+            "cache": model.kv().name(),
             "results": results,
         });
         writeln!(out, "{object:#}")?;
         return Ok(());
     }
-    let parameters = terminal::count(engine.model().config().num_parameters());
-    writeln!(out, "{}: {}, {parameters} parameters", engine.name(), engine.kind())?;
-    writeln!(out, "{}", engine.settings())?;
+    let parameters = terminal::count(model.config().num_parameters());
+    writeln!(out, "{}: {}, {parameters} parameters", model.name(), weights(&model))?;
+    writeln!(out, "{}", settings(&model))?;
     writeln!(out)?;
     let head = ["test", "tokens", "tok/s", "best", "ms/token", "CPU ms", "GB/s", "of bound"];
     let mut lines = vec![head.map(String::from).to_vec()];
@@ -238,34 +235,35 @@ pub(crate) fn bench(args: &BenchArgs, engine_args: &EngineArgs) -> Outcome {
     terminal::table(&mut out, &lines, &[false, true, true, true, true, true, true, true])?;
     writeln!(out)?;
     let bound =
-        bound.map(|b| vec!["memory read at most, same threads".into(), format!("{} GB/s", short(b / 1e9))]);
+        bound.map(|b| vec!["memory bandwidth, same threads".into(), format!("{} GB/s", short(b / 1e9))]);
     let mut memory = Vec::from_iter(bound);
-    memory.extend(most_products.map(|most| {
-        vec!["products of bytes at most, same threads".into(), format!("{} G/s", short(most / 1e9))]
+    memory.extend(peak.map(|peak| {
+        vec!["peak int8 throughput, same threads".into(), format!("{} GMAC/s", short(peak / 1e9))]
     }));
     memory.extend([
         vec!["weights read per token".into(), terminal::bytes(per_token as u64)],
-        vec!["model file".into(), terminal::bytes(engine.file_bytes() as u64)],
+        vec!["model file".into(), terminal::bytes(model.file().file_len() as u64)],
         vec![format!("session, context {context}"), terminal::bytes(session_bytes)],
     ]);
-    if let Some(peak) = peak {
+    if let Some(peak) = peak_memory {
         memory.push(vec!["peak memory of the process".into(), terminal::bytes(peak)]);
     }
     terminal::table(&mut out, &memory, &[false, true])?;
     Ok(())
 }
 
-/// Products of a weight and an activation that reading a token takes in the matrices of the layers, and whether all are of
-/// bytes; those of the head only the last token of a prompt takes.
-fn products_per_prompt_token(model: &BonsaiModel<ShardBytes>, activations: Activations) -> (f64, bool) {
-    let program = model.program();
+/// Multiply-accumulates per prompt token in the matrices of the layers, and whether all are int8. The head is not counted:
+/// only the last token of a prompt needs it.
+fn macs_per_prompt_token(model: &Model) -> (f64, bool) {
+    let model_weights = model.weights().model();
+    let (program, weights) = (model_weights.program(), model_weights.weights());
     let matrices = || program.matrices().filter(|id| *id != program.output);
-    let products = matrices().map(|id| program.tensor(id)).map(|m| m.rows as f64 * m.cols as f64).sum();
-    let integers = matrices().all(|id| !model.weights().format(id).is_float());
-    (products, activations == Activations::Int8 && integers)
+    let macs = matrices().map(|id| program.tensor(id).rows as f64 * program.tensor(id).cols as f64).sum();
+    let int8 = model.activations() == Activations::Int8;
+    (macs, int8 && matrices().all(|id| !weights.format(id).is_float()))
 }
 
-/// Most memory this process ever had resident, mapped files included.
+/// Peak resident memory of this process, mapped files included.
 fn peak_memory() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;

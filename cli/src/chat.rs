@@ -1,123 +1,124 @@
-//! `shohin chat`: a conversation, a line at a time.
+//! `shohin chat`: a conversation, one line at a time.
 
-use crate::args::{ChatArgs, EngineArgs, OverflowArgs, Policy};
-use crate::constraint;
-use crate::engine::{Engine, Timings, open, reply};
-use crate::failure::{At, Failure, Outcome, file_error};
-use crate::run::{instructions, reason_text};
-use crate::terminal::{Colours, CtrlC, remark, write_model_text};
+use crate::args::whole;
+use crate::error::{CliError, Result, file_error};
+use crate::model::{ModelArgs, settings, template_warning, weights};
+use crate::reply::{follow, line};
+use crate::run::reason_text;
+use crate::sampling::SamplingArgs;
+use crate::terminal::{self, Colours, remark, write_model_text};
+use crate::turn::{self, FormatArgs, OverflowArgs};
+use clap::Args;
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 use serde_json::json;
-use shohin::timeline::Timeline;
-use shohin_core::chat::{
-    ChatMessage, ChatModel, Conversation, OverflowPolicy, ResponseFormat, Role, SessionState, Thinking,
-    TurnOptions,
-};
-use shohin_core::generate::{GenerationOptions, Reason};
-use shohin_core::{Error, SamplerConfig};
+use shohin::core::chat::{Finish, OverflowPolicy, Role};
+use shohin::core::generate::Reason;
+use shohin::{Chat, ChatMessage, SamplerConfig, Timings};
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::path::Path;
 
-const HELP: &str = "\
-\x20 /help            this list
-  /new             forget the conversation
-  /retry           make another reply to the last message
-  /system TEXT     set the instructions and begin anew; without TEXT, remove them
-  /set NAME VALUE  change a sampling option: temperature, top_k, top_p, min_p, ...; /set alone lists them
-  /save FILE       write the conversation, as JSON if FILE ends in .json, else as Markdown
-  /stats           tokens and speed of the last reply
-  /quit            leave, as Ctrl-D does
-A line that ends in \\ goes on in the next one; // begins a message with a slash. Ctrl-C stops a reply.";
-
-pub(crate) fn chat(args: &ChatArgs, engine_args: &EngineArgs) -> Outcome {
-    let config = args.sampling.config();
-    config.check().of_usage()?;
-    let response_format = constraint::response_format(&args.form)?;
-    let file = open(engine_args)?;
-    let engine = Engine::load(&file, engine_args)?;
-    engine.remark_on(args.think);
-    let mut chat = Chat::new(&engine, args, config, response_format)?;
-    if io::stdin().is_terminal() && io::stdout().is_terminal() { chat.interactive() } else { chat.piped() }
+/// Chat in the terminal
+///
+/// Replies are streamed. Ctrl-C stops a reply, Ctrl-D ends the chat, /help lists commands. Only new turns
+/// are computed; the conversation so far stays in the KV cache. Piped input is read as one message per line.
+/// When the context is full, the oldest turns are dropped and the rest is prefilled again; with --overflow
+/// shift the oldest tokens are dropped instead, also during a reply, without a new prefill.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  shohin chat
+  shohin chat -m Ternary-Bonsai-1.7B-PQ2_0.gguf --system \"Answer in one sentence.\"
+  shohin chat --preset greedy
+  shohin chat --context 1024 --overflow shift
+  printf 'My name is Zoe.\\nWhat is my name?\\n' | shohin chat")]
+pub(crate) struct ChatArgs {
+    /// System message
+    #[arg(short, long, value_name = "TEXT")]
+    system: Option<String>,
+    /// Let a reasoning model think before it answers
+    #[arg(long)]
+    think: bool,
+    /// Maximum tokens per reply [default: until the context is full]
+    #[arg(short = 'n', long, value_name = "N", allow_negative_numbers = true, value_parser = whole::<usize>)]
+    max_tokens: Option<usize>,
+    #[command(flatten)]
+    format: FormatArgs,
+    #[command(flatten)]
+    overflow: OverflowArgs,
+    #[command(flatten)]
+    sampling: SamplingArgs,
 }
 
-/// Begins a turn of a conversation.
-type Begin<'b> =
-    dyn Fn(&mut Conversation, &ChatModel<'_>, SessionState, &TurnOptions) -> shohin_core::Result<usize> + 'b;
+const HELP: &str = "\
+\x20 /help            this list
+  /new             start a new conversation
+  /retry           generate another reply to the last message
+  /system TEXT     start a new conversation with this system message; without TEXT, with none
+  /set NAME VALUE  change a sampling option: temperature, top_k, top_p, min_p, ...; /set alone lists them
+  /save FILE       save the conversation, as JSON if FILE ends in .json, else as Markdown
+  /stats           tokens and speed of the last reply
+  /quit            leave, as Ctrl-D does
+A line that ends in \\ continues on the next one; // begins a message with a slash. Ctrl-C stops a reply.";
+
+pub(crate) fn chat(args: &ChatArgs, model_args: &ModelArgs) -> Result {
+    let options = turn::options(&args.sampling, &args.format, None, args.think, args.max_tokens)?;
+    let model = model_args.load()?;
+    model_args.remark_on(&model, args.think);
+    let mut chat = model.chat()?;
+    let capacity = chat.capacity();
+    *chat.options_mut() = options;
+    // Dropping turns costs a new prefill, so room for more than the next turn is made.
+    let trim = OverflowPolicy::Trim { reserve: (capacity / 4).min(256), free: usize::MAX };
+    chat.options_mut().overflow = args.overflow.policy(trim);
+    if let OverflowPolicy::Shift { keep: Some(keep) } = chat.options().overflow
+        && keep >= capacity
+    {
+        return Err(CliError::usage(format_args!(
+            "--keep {keep} leaves no room in a context of {capacity} tokens"
+        )));
+    }
+    let mut terminal = Terminal {
+        chat,
+        system: args.system.clone(),
+        last: None,
+        colours: Colours::stdout(),
+        is_terminal: io::stdout().is_terminal(),
+    };
+    terminal.start();
+    if io::stdin().is_terminal() && terminal.is_terminal { terminal.interactive() } else { terminal.piped() }
+}
 
 enum Then {
-    GoOn,
+    Continue,
     Leave,
 }
 
-struct Chat<'e> {
-    engine: &'e Engine<'e>,
-    options: TurnOptions,
-    overflow: OverflowArgs,
-    session: Box<dyn Timeline + 'e>,
-    conversation: Conversation,
-    last: Option<(Timings, Reason)>,
+/// A conversation and its terminal.
+struct Terminal {
+    chat: Chat,
+    system: Option<String>,
+    last: Option<(Timings, Finish)>,
     colours: Colours,
-    terminal: bool,
+    is_terminal: bool,
 }
 
-impl<'e> Chat<'e> {
-    fn new(
-        engine: &'e Engine<'e>,
-        args: &ChatArgs,
-        sampler: SamplerConfig,
-        response_format: ResponseFormat,
-    ) -> Outcome<Self> {
-        let stop_strings = args.sampling.stop.clone();
-        GenerationOptions { stop_strings: stop_strings.clone(), ..GenerationOptions::default() }
-            .check()
-            .of_usage()?;
-        let session = engine.session(engine.options.context)?;
-        let capacity = session.capacity();
-        if let OverflowPolicy::Shift { keep: Some(keep) } = args.overflow.policy(0, capacity)
-            && keep >= capacity
-        {
-            return Err(Failure::usage(format_args!(
-                "--keep {keep} leaves no room in a context of {capacity} tokens"
-            )));
-        }
-        let mut chat = Chat {
-            engine,
-            options: TurnOptions {
-                sampler,
-                // Another reply to the same message is another one.
-                reseed: false,
-                max_tokens: args.max_tokens,
-                stop_strings,
-                thinking: if args.think { Thinking::On } else { Thinking::Off },
-                response_format,
-                ..TurnOptions::default()
-            },
-            overflow: args.overflow,
-            session,
-            conversation: Conversation::new(),
-            last: None,
-            colours: Colours::stdout(),
-            terminal: io::stdout().is_terminal(),
-        };
-        chat.begin(args.system.clone());
-        Ok(chat)
-    }
-
-    fn interactive(&mut self) -> Outcome {
+impl Terminal {
+    fn interactive(&mut self) -> Result {
         let Colours { bold, dim, off, accent } = self.colours;
-        let (name, kind) = (self.engine.name(), self.engine.kind());
-        let parameters = crate::terminal::count(self.engine.model().config().num_parameters());
-        let context = self.session.capacity();
+        let model = self.chat.model();
+        let (name, kind) = (model.name(), weights(model));
+        let parameters = terminal::count(model.config().num_parameters());
+        let context = self.chat.capacity();
         let mut out = io::stdout();
         writeln!(out, "{bold}{name}{off}  {dim}{kind}, {parameters} parameters, context {context}{off}")?;
-        writeln!(out, "{dim}{}{off}", self.engine.settings())?;
+        writeln!(out, "{dim}{}{off}", settings(model))?;
         writeln!(out, "{dim}/help lists commands, Ctrl-C stops a reply, Ctrl-D leaves{off}\n")?;
-        if let Some(warning) = self.engine.template_warning() {
+        if let Some(warning) = template_warning(self.chat.model()) {
             self.note(&warning)?;
             self.gap()?;
         }
-        let no_editor = |e| Failure::new(format_args!("cannot read from the terminal: {e}"));
+        let no_editor = |e| CliError::new(format_args!("cannot read from the terminal: {e}"));
         let mut editor = DefaultEditor::new().map_err(no_editor)?;
         let prompt = format!("{accent}>{off} ");
         loop {
@@ -146,10 +147,10 @@ impl<'e> Chat<'e> {
             }
             let _ = editor.add_history_entry(line.trim());
             match self.line(line.trim()) {
-                Ok(Then::GoOn) => {}
+                Ok(Then::Continue) => {}
                 Ok(Then::Leave) => return Ok(()),
                 // One refused message is no reason to lose the conversation.
-                Err(Failure::Message(message)) => {
+                Err(CliError::Message(message)) => {
                     self.note(&format!("({message})"))?;
                     self.gap()?;
                 }
@@ -159,7 +160,7 @@ impl<'e> Chat<'e> {
     }
 
     /// One message a line, no prompts: for scripts.
-    fn piped(&mut self) -> Outcome {
+    fn piped(&mut self) -> Result {
         let mut text = String::new();
         for line in io::stdin().lock().lines() {
             text.push_str(&line?);
@@ -183,12 +184,12 @@ impl<'e> Chat<'e> {
         Ok(())
     }
 
-    fn line(&mut self, line: &str) -> Outcome<Then> {
+    fn line(&mut self, line: &str) -> Result<Then> {
         // `//usr` is a message that begins with a slash.
         let command = line.strip_prefix('/').filter(|command| !command.starts_with('/'));
         let Some(command) = command else {
-            self.say(line.strip_prefix('/').unwrap_or(line))?;
-            return Ok(Then::GoOn);
+            self.answer(Some(line.strip_prefix('/').unwrap_or(line)))?;
+            return Ok(Then::Continue);
         };
         let (name, argument) = command.split_once(char::is_whitespace).unwrap_or((command, ""));
         let argument = argument.trim();
@@ -197,129 +198,89 @@ impl<'e> Chat<'e> {
             "help" | "h" | "?" => note = Some(HELP.to_string()),
             "quit" | "q" | "exit" => return Ok(Then::Leave),
             "new" => {
-                self.begin(self.system().map(String::from));
+                self.start();
                 note = Some("(a new conversation)".into());
             }
             "system" => {
-                self.begin((!argument.is_empty()).then(|| argument.to_string()));
-                note = Some(match self.system() {
+                self.system = (!argument.is_empty()).then(|| argument.to_string());
+                self.start();
+                note = Some(match self.system {
                     Some(_) => "(a new conversation with these instructions)".into(),
                     None => "(a new conversation without instructions)".into(),
                 });
             }
-            "retry" => self.retry()?,
+            "retry" => self.answer(None)?,
             "set" => note = Some(self.set(argument)?),
             "save" => note = Some(self.save(argument)?),
             "stats" => note = Some(self.stats()),
             _ => {
-                let message =
-                    format!("/{name} is no command; /help lists them, and // begins a message with a slash");
-                return Err(Failure::Message(message));
+                let message = format!(
+                    "/{name} is not a command; /help lists them, and // begins a message with a slash"
+                );
+                return Err(CliError::Message(message));
             }
         }
         if let Some(note) = note {
             self.note(&note)?;
             self.gap()?;
         }
-        Ok(Then::GoOn)
+        Ok(Then::Continue)
     }
 
-    /// Begins a conversation with these instructions.
-    fn begin(&mut self, system: Option<String>) {
-        let system = system.map(|text| ChatMessage::new(Role::System, text));
-        self.conversation.set_messages(system.into_iter().collect());
+    /// Starts a new conversation.
+    fn start(&mut self) {
+        let system = self.system.as_deref().map(|text| ChatMessage::new(Role::System, text));
+        self.chat.set_messages(system.into_iter().collect());
         self.last = None;
     }
 
-    fn system(&self) -> Option<&str> {
-        let first = self.conversation.messages().first().filter(|message| message.role == Role::System)?;
-        Some(&first.content)
-    }
-
-    fn say(&mut self, text: &str) -> Outcome {
-        let message = ChatMessage::new(Role::User, text);
-        self.answer(&|conversation, model, state, options| {
-            conversation.send(model, state, vec![message.clone()], options)
-        })
-    }
-
-    fn retry(&mut self) -> Outcome {
-        if self.conversation.messages().last().is_none_or(|message| message.role != Role::Assistant) {
-            return Err(Failure::new("there is nothing to retry yet"));
-        }
-        self.answer(&Conversation::retry)
-    }
-
-    /// How the next turn deals with a full context.
-    fn overflow_policy(&self) -> Outcome<OverflowPolicy> {
-        let capacity = self.session.capacity();
-        Ok(match self.overflow.overflow {
-            // A reply should not be cut off after a few words. Once something must go, make room for more than the
-            // next turn: every time costs a new prefill.
-            Policy::Error => OverflowPolicy::Trim { reserve: (capacity / 4).min(256), free: capacity / 2 },
-            Policy::Shift => {
-                let think = self.options.thinking.allowed();
-                self.overflow.policy(instructions(self.engine, self.system(), think, &[])?, capacity)
-            }
-        })
-    }
-
-    fn answer(&mut self, begin: &Begin<'_>) -> Outcome {
+    /// Replies to a message, or to the last one once more.
+    fn answer(&mut self, message: Option<&str>) -> Result {
         let Colours { dim, off, .. } = self.colours;
-        self.options.overflow = self.overflow_policy()?;
-        let vocabulary = || self.engine.vocabulary();
-        let (model, state) = (self.engine.chat_model(&vocabulary), SessionState::of(&*self.session));
-        let begun = begin(&mut self.conversation, &model, state, &self.options);
-        let trims = self.overflow.overflow == Policy::Error;
-        let usage = self.conversation.usage();
-        let too_long = match begun {
-            Err(Error::ContextFull { position, adding, .. }) => Some(position + adding),
-            Err(error) => return Err(error.into()),
-            // There must be room for a reply.
-            Ok(_) if trims && usage.prompt_tokens >= state.capacity => {
-                self.conversation.end(state.position);
-                Some(usage.prompt_tokens as u64)
+        let (colours, terminal) = (self.colours, self.is_terminal);
+        let think = ["<think>", "</think>"].map(|name| self.chat.model().tokenizer().added_id(name));
+        let capacity = self.chat.capacity();
+        let trims = matches!(self.chat.options().overflow, OverflowPolicy::Trim { .. });
+        let begun = match message {
+            Some(text) => self.chat.send(text),
+            None if self.chat.messages().last().is_none_or(|last| last.role != Role::Assistant) => {
+                return Err(CliError::new("there is nothing to retry yet"));
             }
-            Ok(_) => None,
+            None => self.chat.retry(),
         };
-        if let Some(n) = too_long {
-            let capacity = state.capacity;
-            return Err(Failure::new(format_args!(
-                "this message makes {n} tokens, but the context holds {capacity}; please shorten it"
-            )));
+        let mut reply = begun.map_err(|error| match error {
+            shohin::Error::Engine(shohin::core::Error::ContextFull { position, adding, .. }) => {
+                too_long(position + adding, capacity)
+            }
+            other => other.into(),
+        })?;
+        let usage = reply.usage();
+        // There must be room for a reply.
+        if trims && usage.prompt_tokens >= capacity {
+            return Err(too_long(usage.prompt_tokens as u64, capacity));
         }
         // A message and its reply.
         let dropped = usage.dropped_messages / 2;
         if dropped > 0 {
             let what = if dropped == 1 { "exchange was" } else { "exchanges were" };
-            self.note(&format!("(the context is full: the oldest {dropped} {what} forgotten)"))?;
+            note(
+                colours,
+                terminal,
+                &format!("(the context is full: the oldest {dropped} {what} forgotten)"),
+            )?;
         }
-        let constrained = self.options.response_format != ResponseFormat::Text;
-        self.session.chosen_by(&self.options.sampler, constrained);
-        let think = ["<think>", "</think>"].map(|name| self.engine.tokenizer.added_id(name));
         let mut out = io::stdout().lock();
-        let ctrl_c = CtrlC::listen();
-        let terminal = self.terminal;
-        let outcome = reply(
-            &mut self.conversation,
-            &mut *self.session,
-            self.engine,
-            &|| ctrl_c.pressed(),
-            &mut |piece| {
-                if piece.token.is_some() && piece.token == think[0] {
-                    write!(out, "{dim}")?;
-                }
-                write_model_text(&mut out, piece.text, terminal)?;
-                if piece.token.is_some() && piece.token == think[1] {
-                    write!(out, "{off}")?;
-                }
-                out.flush()?;
-                Ok(())
-            },
-        );
-        drop(ctrl_c);
+        let outcome = follow(reply, &mut |piece| {
+            if piece.token.is_some() && piece.token == think[0] {
+                write!(out, "{dim}")?;
+            }
+            write_model_text(&mut out, &piece.text, terminal)?;
+            if piece.token.is_some() && piece.token == think[1] {
+                write!(out, "{off}")?;
+            }
+            Ok(out.flush()?)
+        });
         let (finish, timings) = outcome?;
-        self.last = Some((timings, finish.reason));
         write!(out, "{off}")?;
         if !finish.text.ends_with('\n') {
             writeln!(out)?;
@@ -336,46 +297,37 @@ impl<'e> Chat<'e> {
             Reason::Length => self.note("(--max-tokens reached)")?,
             Reason::Stop | Reason::StopString => {}
         }
+        self.last = Some((timings, finish));
         self.gap()
     }
 
     /// An empty line before the next prompt.
-    fn gap(&self) -> Outcome {
-        if self.terminal {
+    fn gap(&self) -> Result {
+        if self.is_terminal {
             writeln!(io::stdout())?;
         }
         Ok(())
     }
 
-    /// A remark of the program. Scripts find it on standard error, not among the replies.
-    fn note(&self, text: &str) -> Outcome {
-        let Colours { dim, off, .. } = self.colours;
-        if self.terminal {
-            writeln!(io::stdout(), "{dim}{text}{off}")?;
-        } else {
-            remark(text);
-        }
-        Ok(())
+    fn note(&self, text: &str) -> Result {
+        note(self.colours, self.is_terminal, text)
     }
 
     fn stats(&self) -> String {
         match &self.last {
             None => "(no reply yet)".into(),
-            Some((timings, reason)) => {
-                let (held, capacity) = (self.session.position(), self.session.capacity());
-                let reason = reason_text(*reason);
-                let seed = self.options.sampler.seed;
-                format!(
-                    "{}; ended by {reason}\ncontext {held} of {capacity} tokens; seed {seed}",
-                    timings.line()
-                )
+            Some((timings, finish)) => {
+                let (held, capacity) = (self.chat.position(), self.chat.capacity());
+                let (line, reason) = (line(timings, finish), reason_text(finish.reason));
+                let seed = self.chat.options().sampler.seed;
+                format!("{line}; ended by {reason}\ncontext {held} of {capacity} tokens; seed {seed}")
             }
         }
     }
 
-    fn set(&mut self, argument: &str) -> Outcome<String> {
+    fn set(&mut self, argument: &str) -> Result<String> {
         let mut words = argument.split_whitespace();
-        let mut config = self.options.sampler;
+        let mut config = self.chat.options().sampler;
         let Some(name) = words.next() else {
             let lines: Vec<String> =
                 options(&mut config).iter().map(|(n, v)| format!("  {n:20}{}", v.shown())).collect();
@@ -387,26 +339,28 @@ impl<'e> Chat<'e> {
         let Some((_, option)) = all.iter_mut().find(|(n, _)| *n == wanted) else {
             let names: Vec<&str> = all.iter().map(|(n, _)| *n).collect();
             let names = names.join(", ");
-            return Err(Failure::new(format_args!("{name} is no sampling option; expected one of {names}")));
+            return Err(CliError::new(format_args!(
+                "{name} is not a sampling option; expected one of {names}"
+            )));
         };
         if !option.put(value) {
-            return Err(Failure::new(format_args!("/set {name} needs a number, found {value:?}")));
+            return Err(CliError::new(format_args!("/set {name} needs a number, found {value:?}")));
         }
         config.check()?;
-        self.options.sampler = config;
+        self.chat.options_mut().sampler = config;
         Ok(format!("({wanted} is now {value})"))
     }
 
-    fn save(&self, argument: &str) -> Outcome<String> {
+    fn save(&self, argument: &str) -> Result<String> {
         if argument.is_empty() {
-            return Err(Failure::new("/save needs a file name"));
+            return Err(CliError::new("/save needs a file name"));
         }
         let path = Path::new(argument);
-        let messages = self.conversation.messages();
+        let messages = self.chat.messages();
         let text = if path.extension().is_some_and(|e| e.eq_ignore_ascii_case("json")) {
             let messages: Vec<_> =
                 messages.iter().map(|m| json!({ "role": m.role.name(), "content": m.text() })).collect();
-            format!("{:#}\n", json!({ "model": self.engine.name(), "messages": messages }))
+            format!("{:#}\n", json!({ "model": self.chat.model().name(), "messages": messages }))
         } else {
             let name = |role| match role {
                 Role::System => "Instructions",
@@ -420,6 +374,23 @@ impl<'e> Chat<'e> {
         let n = messages.len();
         Ok(format!("({n} messages written to {argument})"))
     }
+}
+
+fn too_long(tokens: u64, capacity: usize) -> CliError {
+    CliError::new(format_args!(
+        "this message makes {tokens} tokens, but the context holds {capacity}; please shorten it"
+    ))
+}
+
+/// A remark of the program. In a pipe it goes to standard error, apart from the replies.
+fn note(colours: Colours, terminal: bool, text: &str) -> Result {
+    let Colours { dim, off, .. } = colours;
+    if terminal {
+        writeln!(io::stdout(), "{dim}{text}{off}")?;
+    } else {
+        remark(text);
+    }
+    Ok(())
 }
 
 /// A place in the sampler's options.

@@ -1,43 +1,41 @@
 //! `shohin eval`: perplexity of a text.
 
-use crate::args::{EngineArgs, whole};
-use crate::engine::{Engine, open};
-use crate::failure::{At, Failure, Outcome};
+use crate::args::whole;
+use crate::error::{CliError, Context, Result};
+use crate::model::{ModelArgs, activations, settings};
 use crate::run::round;
 use crate::terminal::{self, read_text};
 use clap::Args;
 use serde_json::json;
-use shohin::memory;
-use shohin_core::SessionOptions;
-use shohin_core::sample::log_sum_exp;
-use shohin_core::tokenizer::Special;
+use shohin::core::sample::log_sum_exp;
+use shohin::core::tokenizer::Special;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// Measure how well the model predicts a text (perplexity)
+/// Measure the perplexity of a text
 ///
-/// The text is cut into windows that overlap. In each, the tokens that no earlier window has scored are
-/// scored, so that every token but the first is scored once, with at least window - stride tokens before
-/// it (fewer only in the first window). Lower is better; compare equal texts, windows and strides only.
+/// The text is cut into overlapping windows. Each window scores the tokens that no earlier one has scored,
+/// so every token but the first is scored once, with at least window - stride tokens of context (fewer
+/// only in the first window). Lower is better; compare equal texts, windows and strides only.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   shohin eval story.txt
   shohin eval -m Bonsai-1.7B.gguf wiki.test.raw --window 2048 --stride 1024 --json")]
 pub(crate) struct EvalArgs {
-    /// The text; "-" reads standard input
+    /// Text file; "-" is standard input
     text: PathBuf,
-    /// Tokens of a window [default: 512, or the model's context if that is less]
+    /// Window size in tokens [default: 512, or the model's context if smaller]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..), allow_negative_numbers = true)]
     window: Option<u32>,
-    /// How far a window is moved on [default: half a window]
+    /// Tokens between the starts of two windows [default: half a window]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), allow_negative_numbers = true)]
     stride: Option<u32>,
-    /// Let the text form control tokens such as <|im_start|>
+    /// Parse control tokens such as <|im_start|> in the text
     #[arg(long)]
     special: bool,
-    /// Score no more than the first N tokens
+    /// Score only the first N tokens
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole::<usize>)]
     limit: Option<usize>,
     /// Print one JSON object
@@ -45,61 +43,59 @@ pub(crate) struct EvalArgs {
     json: bool,
 }
 
-pub(crate) fn eval(args: &EvalArgs, engine_args: &EngineArgs) -> Outcome {
+pub(crate) fn eval(args: &EvalArgs, model: &ModelArgs) -> Result {
     let place = terminal::place(&args.text);
     let text = read_text(&args.text)?;
-    let file = open(engine_args)?;
-    let engine = Engine::load(&file, engine_args)?;
-    let longest = engine.model().config().max_context_length;
+    let model = model.load()?;
+    let longest = model.config().max_context_length;
     let window = args.window.map_or(longest.min(512), |n| n as usize);
     if window > longest {
-        return Err(Failure::usage(format_args!(
+        return Err(CliError::usage(format_args!(
             "--window is {window}, expected at most {longest} for this model"
         )));
     }
     if window < 2 {
-        return Err(Failure::new(format_args!(
-            "a window of {window} predicts nothing, expected at least 2 tokens"
+        return Err(CliError::new(format_args!(
+            "a window of {window} token predicts nothing, expected at least 2 tokens"
         )));
     }
     let stride = args.stride.map_or(window / 2, |n| n as usize);
-    // A window's first token has nothing before it, so the window before must have scored it.
+    // The first token of a window has no context there, so the previous window must have scored it.
     if stride >= window {
-        return Err(Failure::usage(format_args!(
+        return Err(CliError::usage(format_args!(
             "--stride is {stride}, expected less than the window of {window}"
         )));
     }
     let special = if args.special { Special::Parse } else { Special::UserDefined };
-    let mut tokens = engine.encode_plain(&text, special);
+    let mut tokens = model.tokenize_with(&text, special);
     tokens.truncate(args.limit.unwrap_or(usize::MAX));
     if tokens.len() < 2 {
         let n = tokens.len();
-        return Err(Failure::new(format_args!("{place}: expected at least 2 tokens of text, found {n}")));
+        return Err(CliError::new(format_args!("{place}: expected at least 2 tokens of text, found {n}")));
     }
-    let mut device = engine.device(window, 8)?;
-    let mut session = memory::session(&mut device, &SessionOptions { context: window, kv: engine.kv })?;
+    let mut sequence = model.sequence(window)?;
     let bar = terminal::progress("scoring", "tokens", tokens.len() - 1);
     let start = Instant::now();
     let (mut nats, mut scored, mut bytes) = (0.0, 0usize, 0usize);
-    // Position 0 has nothing before it to be predicted from.
+    // The first token has no context to be predicted from.
     let mut done = 1;
     let mut first = 0;
     while done < tokens.len() {
         let end = tokens.len().min(first + window);
         let part = &tokens[first..end];
-        session.truncate(0)?;
-        session
-            .forward_logits(&mut device, part, &mut |i, row| {
+        sequence.truncate(0)?;
+        sequence
+            .logits(part, &mut |i, row| {
                 let next = first + i + 1;
                 if next >= done && next < end {
                     let token = tokens[next];
                     nats += log_sum_exp(row) - f64::from(row[token as usize]);
-                    bytes += engine.tokenizer.token_bytes(token).map_or(0, Iterator::count);
+                    bytes += model.tokenizer().token_bytes(token).map_or(0, Iterator::count);
                     scored += 1;
                     bar.inc(1);
                 }
             })
-            .at(&place)?;
+            .context(&place)?;
         done = end;
         first += stride;
     }
@@ -110,15 +106,15 @@ pub(crate) fn eval(args: &EvalArgs, engine_args: &EngineArgs) -> Outcome {
     let mut out = io::stdout().lock();
     if args.json {
         let object = json!({
-            "model": engine.name(),
+            "model": model.name(),
             "perplexity": mean.exp(),
             "nats_per_token": mean,
             "bits_per_byte": bits_per_byte,
             "scored_tokens": scored,
             "window": window,
             "stride": stride,
-            "activations": engine.act_name(),
-            "cache": engine.kv_name(),
+            "activations": activations(&model),
+            "cache": model.kv().name(),
             "seconds": round(seconds),
         });
         writeln!(out, "{object:#}")?;
@@ -129,7 +125,7 @@ pub(crate) fn eval(args: &EvalArgs, engine_args: &EngineArgs) -> Outcome {
             ["bits per byte", &format!("{bits_per_byte:.5}")],
             ["scored tokens", &scored.to_string()],
             ["window, stride", &format!("{window}, {stride}")],
-            ["computed with", &engine.settings()],
+            ["computed with", &settings(&model)],
             ["time", &format!("{} s", terminal::short(seconds))],
         ];
         terminal::table(&mut out, &rows.map(|row| row.map(String::from).to_vec()), &[])?;

@@ -1,16 +1,16 @@
 //! `shohin inspect`: what a file holds and what running it takes.
 
-use crate::args::EngineArgs;
-use crate::engine::{Engine, open, read_options};
-use crate::failure::{Failure, Outcome};
+use crate::error::{CliError, Result};
+use crate::model::{ModelArgs, weights};
 use crate::terminal::{self, Colours, bytes, count};
 use clap::Args;
 use serde_json::{Map, Value as Json, json};
-use shohin::ModelFile;
-use shohin_core::Gguf;
-use shohin_core::chat::Style;
-use shohin_core::gguf::{Array, TensorInfo, Value};
-use shohin_core::model::RopeScaling;
+use shohin::core::chat::Style;
+use shohin::core::cpu::fit::{longest_context, published_within};
+use shohin::core::gguf::{Array, TensorInfo, Value};
+use shohin::core::model::RopeScaling;
+use shohin::core::{Error, Gguf};
+use shohin::{Model, ModelFile};
 use std::collections::BTreeMap;
 use std::io::{self, BufWriter, Write};
 
@@ -20,31 +20,39 @@ use std::io::{self, BufWriter, Write};
 Examples:
   shohin inspect
   shohin inspect -m Bonsai-1.7B.gguf --tensors
+  shohin inspect --memory 2GiB --kv q8
   shohin inspect -m Bonsai-1.7B.gguf --context 32768 --json | jq .memory")]
 pub(crate) struct InspectArgs {
     /// List every tensor
     #[arg(long)]
     tensors: bool,
+    /// Say which published models, and which context, fit into this much memory, such as 4GiB, 512MiB or 6e9
+    #[arg(long, value_name = "BYTES", value_parser = byte_count)]
+    memory: Option<u64>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
 
-pub(crate) fn inspect(args: &InspectArgs, engine_args: &EngineArgs) -> Outcome {
-    let file = open(engine_args)?;
-    let gguf = file.gguf(&read_options(engine_args))?;
+pub(crate) fn inspect(args: &InspectArgs, model_args: &ModelArgs) -> Result {
+    let file = model_args.open()?;
+    let gguf = file.gguf(&model_args.read_options())?;
     // A file that cannot run is worth looking into all the more.
-    let engine = match Engine::of_file(&file, engine_args) {
-        Err(Failure::Message(reason)) => Err(reason),
-        engine => Ok(engine?),
+    let loaded = match model_args.builder().repack(false).load_file(&file).map_err(CliError::from) {
+        Err(CliError::Message(reason)) => Err(reason),
+        loaded => Ok(loaded?),
     };
+    let fits = args.memory.map(|bytes| fits(bytes, model_args, loaded.as_ref().ok()));
     let mut out = BufWriter::new(io::stdout().lock());
     if args.json {
-        writeln!(out, "{:#}", as_json(&file, &gguf, &engine)?)?;
+        writeln!(out, "{:#}", as_json(&file, &gguf, &loaded, &fits)?)?;
     } else {
-        match &engine {
-            Ok(engine) => model(&mut out, &file, engine)?,
+        match &loaded {
+            Ok(loaded) => describe(&mut out, &file, loaded)?,
             Err(reason) => cannot_run(&mut out, &file, reason)?,
+        }
+        if let Some((bytes, fits)) = args.memory.zip(fits.as_ref()) {
+            fitting(&mut out, bytes, fits)?;
         }
         content(&mut out, &gguf, args.tensors)?;
     }
@@ -70,15 +78,15 @@ fn size(file: &ModelFile) -> String {
     }
 }
 
-fn cannot_run(out: &mut impl Write, file: &ModelFile, reason: &str) -> Outcome {
+fn cannot_run(out: &mut impl Write, file: &ModelFile, reason: &str) -> Result {
     title(out, "Model")?;
     let rows = [row("file", size(file)), row("runs", format!("no: {reason}"))];
     terminal::table(out, &rows, &[])?;
     Ok(())
 }
 
-fn model(out: &mut impl Write, file: &ModelFile, engine: &Engine<'_>) -> Outcome {
-    let c = engine.model().config();
+fn describe(out: &mut impl Write, file: &ModelFile, model: &Model) -> Result {
+    let c = model.config();
     title(out, "Model")?;
     let context = match c.rope_scaling {
         RopeScaling::None => format!("{} tokens", c.max_context_length),
@@ -87,9 +95,9 @@ fn model(out: &mut impl Write, file: &ModelFile, engine: &Engine<'_>) -> Outcome
     let head = if c.tied_embeddings { ", also the output head" } else { "" };
     let rows = vec![
         row("file", size(file)),
-        row("name", engine.name()),
-        row("variant", engine.variant().name().into()),
-        row("weights", engine.kind()),
+        row("name", model.name().into()),
+        row("variant", model.variant().name().into()),
+        row("weights", weights(model)),
         row("parameters", count(c.num_parameters())),
         row("layers", c.num_layers.to_string()),
         row("width", format!("{}, feed-forward {}", c.hidden_size, c.intermediate_size)),
@@ -99,29 +107,102 @@ fn model(out: &mut impl Write, file: &ModelFile, engine: &Engine<'_>) -> Outcome
         ),
         row("vocabulary", format!("{} tokens{head}", c.vocab_size)),
         row("context", context),
-        row("chat", chat(engine)),
+        row("chat", chat(model)),
     ];
     terminal::table(out, &rows, &[])?;
 
     title(out, "\nMemory")?;
-    let plan = engine.memory_plan(engine.options.context)?;
-    let held = engine.options.context.min(c.max_context_length);
-    let whole = plan.total as u64 + engine.held_bytes as u64;
+    let plan = model.memory_plan(model.context())?;
+    let held = model.context().min(c.max_context_length);
+    let whole = plan.total as u64 + model.weight_bytes() as u64;
     let rows = vec![
-        row("weights", bytes(engine.held_bytes as u64)),
+        row("weights", bytes(model.weight_bytes() as u64)),
         row(
             "keys and values",
-            format!("{} for {held} tokens in {}", bytes(plan.kv as u64), engine.kv_name()),
+            format!("{} for {held} tokens in {}", bytes(plan.kv as u64), model.kv().name()),
         ),
         row("working memory", bytes((plan.scratch + plan.logits) as u64)),
-        row("together", bytes(whole)),
-        row("read per token", bytes(engine.weights.bytes_per_token() as u64)),
+        row("total", bytes(whole)),
+        row("read per token", bytes(model.weights().bytes_per_token() as u64)),
     ];
     terminal::table(out, &rows, &[])?;
     Ok(())
 }
 
-fn content(out: &mut impl Write, gguf: &Gguf<'_>, tensors: bool) -> Outcome {
+/// A model, and the longest context of it that fits.
+struct Fit {
+    name: String,
+    format: String,
+    /// Bytes.
+    weights: u64,
+    context: Option<usize>,
+    /// The longest that the model supports.
+    max: usize,
+}
+
+/// What fits into `bytes`: of this file, and of the published models.
+fn fits(bytes: u64, args: &ModelArgs, model: Option<&Model>) -> Vec<Fit> {
+    let this = model.map(|model| {
+        let (max, weights) = (model.config().max_context_length, model.weight_bytes() as u64);
+        let plan =
+            |context| model.memory_plan(context).map_err(|_| Error::Memory { need: u64::MAX, have: bytes });
+        Fit {
+            name: model.name().into(),
+            format: model.format().map_or("", |format| format.name()).into(),
+            weights,
+            context: longest_context(max, bytes, weights, plan),
+            max,
+        }
+    });
+    let published = published_within(bytes, args.kv).map(|(spec, context)| Fit {
+        name: spec.variant.name().into(),
+        format: spec.format.name().into(),
+        weights: spec.capabilities.weight_bytes,
+        context,
+        max: spec.capabilities.max_context_length,
+    });
+    this.into_iter().chain(published).collect()
+}
+
+fn fitting(out: &mut impl Write, bytes: u64, fits: &[Fit]) -> Result {
+    title(out, &format!("\nFits into {}", terminal::bytes(bytes)))?;
+    let head = ["model", "format", "weights", "context"].map(String::from).to_vec();
+    let rows = fits.iter().map(|fit| {
+        let context = match fit.context {
+            Some(context) => format!("{context} of {} tokens", fit.max),
+            None => "does not fit".into(),
+        };
+        vec![printable(&fit.name), fit.format.clone(), terminal::bytes(fit.weights), context]
+    });
+    let rows: Vec<_> = [head].into_iter().chain(rows).collect();
+    terminal::table(out, &rows, &[false, false, true, false])?;
+    Ok(())
+}
+
+/// Reads `512MiB`, `4GiB`, `3.5 GB` or a plain number of bytes.
+fn byte_count(text: &str) -> std::result::Result<u64, &'static str> {
+    const WRONG: &str = "expected a number of bytes, such as 4GiB, 512MiB or 6e9";
+    let text = text.trim();
+    let unit = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let (number, unit) = text.split_at(unit.len());
+    let scale = match unit.to_ascii_lowercase().as_str() {
+        "" | "b" => 1.0,
+        "kb" => 1e3,
+        "mb" => 1e6,
+        "gb" => 1e9,
+        "tb" => 1e12,
+        "k" | "kib" => 1024.0,
+        "m" | "mib" => 1024.0 * 1024.0,
+        "g" | "gib" => 1024.0 * 1024.0 * 1024.0,
+        "t" | "tib" => 1024.0 * 1024.0 * 1024.0 * 1024.0,
+        _ => return Err(WRONG),
+    };
+    let number: f64 = number.trim().parse().map_err(|_| WRONG)?;
+    let bytes = number * scale;
+    if bytes.is_finite() && bytes >= 0.0 { Ok(bytes as u64) } else { Err(WRONG) }
+}
+
+fn content(out: &mut impl Write, gguf: &Gguf<'_>, tensors: bool) -> Result {
     title(out, "\nMetadata")?;
     let entries = gguf.metadata().iter();
     let rows: Vec<_> = entries.map(|(key, value)| row(&printable(key), shown(&value))).collect();
@@ -154,12 +235,12 @@ fn content(out: &mut impl Write, gguf: &Gguf<'_>, tensors: bool) -> Outcome {
     Ok(())
 }
 
-fn chat(engine: &Engine<'_>) -> String {
-    let style = match engine.template.style {
+fn chat(model: &Model) -> String {
+    let style = match model.template().style {
         Style::Qwen3 => "Qwen3's template (with tools and thinking)",
         Style::Plain => "plain ChatML",
     };
-    if engine.template.known { style.into() } else { format!("unknown; {style} is used") }
+    if model.template().known { style.into() } else { format!("unknown; {style} is used") }
 }
 
 fn rope(scaling: &RopeScaling) -> String {
@@ -212,11 +293,25 @@ fn kind_of(array: &Array<'_>) -> &'static str {
     array.kind().name()
 }
 
-fn as_json(file: &ModelFile, gguf: &Gguf<'_>, engine: &Result<Engine<'_>, String>) -> Outcome<Json> {
-    let mut object = match engine {
-        Ok(engine) => model_json(engine)?,
+fn as_json(
+    file: &ModelFile,
+    gguf: &Gguf<'_>,
+    loaded: &std::result::Result<Model, String>,
+    fits: &Option<Vec<Fit>>,
+) -> Result<Json> {
+    let mut object = match loaded {
+        Ok(loaded) => model_json(loaded)?,
         Err(reason) => json!({ "cannot_run": reason }),
     };
+    if let Some(fits) = fits {
+        let fits = fits.iter().map(|fit| {
+            json!({
+                "model": fit.name, "format": fit.format, "weights": fit.weights, "context": fit.context,
+                "context_length": fit.max,
+            })
+        });
+        object["fits"] = fits.collect();
+    }
     object["file"] = file.name().into();
     object["file_bytes"] = file.file_len().into();
     object["parts"] = file.parts().into();
@@ -237,16 +332,16 @@ fn as_json(file: &ModelFile, gguf: &Gguf<'_>, engine: &Result<Engine<'_>, String
     Ok(object)
 }
 
-fn model_json(engine: &Engine<'_>) -> Outcome<Json> {
-    let c = engine.model().config();
-    let plan = engine.memory_plan(engine.options.context)?;
+fn model_json(model: &Model) -> Result<Json> {
+    let c = model.config();
+    let plan = model.memory_plan(model.context())?;
     Ok(json!({
-        "name": engine.name(),
-        "variant": engine.variant().name(),
-        "format": engine.kind(),
+        "name": model.name(),
+        "variant": model.variant().name(),
+        "format": weights(model),
         "chat_template": {
-            "style": match engine.template.style { Style::Qwen3 => "qwen3", Style::Plain => "plain" },
-            "known": engine.template.known,
+            "style": match model.template().style { Style::Qwen3 => "qwen3", Style::Plain => "plain" },
+            "known": model.template().known,
         },
         "config": {
             "parameters": c.num_parameters(),
@@ -264,13 +359,13 @@ fn model_json(engine: &Engine<'_>) -> Outcome<Json> {
             "tied_embeddings": c.tied_embeddings,
         },
         "memory": {
-            "context": engine.options.context.min(c.max_context_length),
+            "context": model.context().min(c.max_context_length),
             "kv": plan.kv,
             "scratch": plan.scratch,
             "logits": plan.logits,
             "session": plan.total,
-            "weights": engine.held_bytes,
-            "bytes_per_token": engine.weights.bytes_per_token(),
+            "weights": model.weight_bytes(),
+            "bytes_per_token": model.weights().bytes_per_token(),
         },
     }))
 }
@@ -287,5 +382,27 @@ fn json_value(value: &Value<'_>) -> Json {
         Value::F64(x) => (*x).into(),
         Value::Bool(x) => (*x).into(),
         other => other.integer().and_then(|n| i64::try_from(n).ok()).into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::byte_count;
+
+    #[test]
+    fn bytes_have_units() {
+        for (text, want) in [
+            ("0", 0),
+            ("4096", 4096),
+            ("6e9", 6_000_000_000),
+            ("4GiB", 4 << 30),
+            ("512M", 512 << 20),
+            ("3.5 GB", 3_500_000_000),
+        ] {
+            assert_eq!(byte_count(text), Ok(want), "{text}");
+        }
+        for wrong in ["", "GiB", "-1", "4 gigs", "nan", "inf"] {
+            assert!(byte_count(wrong).is_err(), "{wrong}");
+        }
     }
 }

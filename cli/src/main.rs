@@ -4,17 +4,19 @@ mod args;
 mod bandwidth;
 mod bench;
 mod chat;
-mod constraint;
 mod embed;
-mod engine;
+mod error;
 mod eval;
-mod failure;
 mod inspect;
 mod logits;
-mod products;
+mod model;
+mod peak_compute;
+mod reply;
 mod run;
+mod sampling;
 mod terminal;
 mod tokenize;
+mod turn;
 
 use args::{Cli, Command};
 use clap::{CommandFactory, Parser};
@@ -25,24 +27,24 @@ fn main() -> ExitCode {
         // Asking for nothing is asking what there is.
         return match Cli::command().print_help() {
             Ok(()) => ExitCode::SUCCESS,
-            Err(error) => failure::Failure::from(error).report(),
+            Err(error) => error::CliError::from(error).report(),
         };
     }
     let cli = Cli::parse();
-    let engine = &cli.engine;
+    let model = &cli.model;
     let on_gpu = matches!(cli.command, Command::Chat(_) | Command::Run(_) | Command::Bench(_));
-    if engine.gpu.is_some() && !on_gpu {
-        return failure::Failure::usage("--gpu is for chat, run and bench").report();
+    if model.gpu.is_some() && !on_gpu {
+        return error::CliError::usage("--gpu is for chat, run and bench").report();
     }
     let outcome = match &cli.command {
-        Command::Chat(args) => chat::chat(args, engine),
-        Command::Run(args) => run::run(args, engine),
-        Command::Inspect(args) => inspect::inspect(args, engine),
-        Command::Tokenize(args) => tokenize::tokenize(args, engine),
-        Command::Logits(args) => logits::logits(args, engine),
-        Command::Eval(args) => eval::eval(args, engine),
-        Command::Embed(args) => embed::embed(args, engine),
-        Command::Bench(args) => bench::bench(args, engine),
+        Command::Chat(args) => chat::chat(args, model),
+        Command::Run(args) => run::run(args, model),
+        Command::Inspect(args) => inspect::inspect(args, model),
+        Command::Tokenize(args) => tokenize::tokenize(args, model),
+        Command::Logits(args) => logits::logits(args, model),
+        Command::Eval(args) => eval::eval(args, model),
+        Command::Embed(args) => embed::embed(args, model),
+        Command::Bench(args) => bench::bench(args, model),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,121 +1,140 @@
 //! `shohin run`: one prompt, one reply.
 
-use crate::args::{EngineArgs, RunArgs};
-use crate::constraint;
-use crate::engine::{Engine, Timings, open, reply, token_text};
-use crate::failure::{At, Failure, Outcome};
-use crate::terminal::{self, CtrlC, write_model_text};
+use crate::args::whole;
+use crate::error::{CliError, Result};
+use crate::model::{ModelArgs, template_warning, token_text};
+use crate::reply::{follow, line};
+use crate::sampling::SamplingArgs;
+use crate::terminal::{self, write_model_text};
+use crate::turn::{self, FormatArgs, OverflowArgs, ToolArgs};
+use clap::Args;
 use serde_json::{Value, json};
-use shohin_core::Error;
-use shohin_core::chat::{
-    CallBlocks, ChatMessage, ChatOptions, Conversation, Finish, Message, Piece, Reply, ResponseFormat, Role,
-    SessionState, Thinking, TurnOptions, encode,
-};
-use shohin_core::generate::{GenerationOptions, Reason};
-use shohin_core::tokenizer::Special;
+use shohin::core::chat::{CallBlocks, OverflowPolicy, Reply, ResponseFormat, Role};
+use shohin::core::generate::Reason;
+use shohin::{ChatMessage, Model, Piece, Timings};
 use std::io::{self, IsTerminal, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-pub(crate) fn run(args: &RunArgs, engine_args: &EngineArgs) -> Outcome {
-    let config = args.sampling.config();
-    config.check().of_usage()?;
-    let (tools, tool_choice) = constraint::tools(&args.tools)?;
-    let response_format = constraint::response_format(&args.form)?;
-    let is_json = response_format != ResponseFormat::Text;
-    let stop_strings = args.sampling.stop.clone();
-    GenerationOptions { stop_strings: stop_strings.clone(), ..GenerationOptions::default() }
-        .check()
-        .of_usage()?;
+/// Answer one prompt, or continue a text
+///
+/// The prompt is the argument, the content of --file, or standard input. It is sent as a chat message;
+/// with --raw the model continues it as plain text.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  shohin run \"What does a cow say?\"
+  shohin run --raw \"Once upon a time, there was\" -n 60 --seed 7
+  shohin run --raw \"Once upon a time\" -n 10000 --overflow shift
+  shohin run --file question.txt --json
+  shohin run \"Describe a fox.\" --json-schema fox.schema.json
+  shohin run -m Bonsai-8B.gguf \"Is it raining in Kyoto?\" --tools weather.json --json
+  git diff | shohin run -m Bonsai-8B.gguf --system \"Write a commit message for this diff.\"
+  shohin run \"Name a fruit.\" --json --logprobs 3 | jq .logprobs")]
+pub(crate) struct RunArgs {
+    /// The prompt; "-" or none reads standard input
+    prompt: Option<String>,
+    /// Read the prompt from a file
+    #[arg(short, long, value_name = "FILE", conflicts_with = "prompt")]
+    file: Option<PathBuf>,
+    /// Continue the prompt as plain text, without the chat template
+    #[arg(long, conflicts_with_all = ["system", "think"])]
+    raw: bool,
+    /// System message
+    #[arg(short, long, value_name = "TEXT")]
+    system: Option<String>,
+    /// Let a reasoning model think before it answers
+    #[arg(long)]
+    think: bool,
+    /// Maximum tokens to generate [default: until the context is full]
+    #[arg(short = 'n', long, value_name = "N", allow_negative_numbers = true, value_parser = whole::<usize>)]
+    max_tokens: Option<usize>,
+    /// Print one JSON object at the end instead of streaming text
+    #[arg(long)]
+    json: bool,
+    /// With --json: log-probability of each token and of the N most likely alternatives
+    #[arg(long, value_name = "N", requires = "json", value_parser = clap::value_parser!(u16).range(0..=100), allow_negative_numbers = true)]
+    logprobs: Option<u16>,
+    /// Print token counts and speed to standard error at the end
+    #[arg(long)]
+    stats: bool,
+    #[command(flatten)]
+    format: FormatArgs,
+    #[command(flatten)]
+    tools: ToolArgs,
+    #[command(flatten)]
+    overflow: OverflowArgs,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+}
+
+pub(crate) fn run(args: &RunArgs, model_args: &ModelArgs) -> Result {
+    let mut options =
+        turn::options(&args.sampling, &args.format, Some(&args.tools), args.think, args.max_tokens)?;
+    options.logprobs = args.logprobs.map(usize::from);
+    options.overflow = args.overflow.policy(OverflowPolicy::Error);
+    let is_json = options.response_format != ResponseFormat::Text;
+    let seed = options.sampler.seed;
     let prompt = prompt(args)?;
-    let file = open(engine_args)?;
-    let engine = Engine::load(&file, engine_args)?;
-    engine.remark_on(args.think);
-    if let Some(warning) = engine.template_warning().filter(|_| !args.raw) {
-        terminal::remark(warning);
-    }
-    let system: Vec<ChatMessage> =
-        args.system.iter().map(|text| ChatMessage::new(Role::System, text.as_str())).collect();
-    let instructions = match args.raw {
-        true => 0,
-        false => instructions(&engine, args.system.as_deref(), args.think, &tools)?,
-    };
-    let mut session = engine.session(engine.options.context)?;
-    let options = TurnOptions {
-        sampler: config,
-        max_tokens: args.max_tokens,
-        stop_strings,
-        logprobs: args.logprobs.map(usize::from),
-        thinking: if args.think { Thinking::On } else { Thinking::Off },
-        tools,
-        tool_choice,
-        response_format,
-        overflow: args.overflow.policy(instructions, session.capacity()),
-        ..TurnOptions::default()
-    };
-    let vocabulary = || engine.vocabulary();
-    let (model, state) = (engine.chat_model(&vocabulary), SessionState::of(&*session));
-    let mut conversation = Conversation::new();
-    let begun = if args.raw {
-        let tokens = engine.encode_plain(&prompt, Special::UserDefined);
-        conversation.complete(&model, state, tokens, &options)
+    let model = model_args.load()?;
+    model_args.remark_on(&model, args.think);
+    let mut chat = model.chat()?;
+    *chat.options_mut() = options;
+    let capacity = chat.capacity();
+    let reply = if args.raw {
+        chat.complete(&model.tokenize(&prompt))
     } else {
-        conversation.set_messages(system);
-        conversation.send(&model, state, vec![ChatMessage::new(Role::User, prompt)], &options)
+        if let Some(warning) = template_warning(&model) {
+            terminal::remark(warning);
+        }
+        let system = args.system.as_deref().map(|text| ChatMessage::new(Role::System, text));
+        chat.send_messages(system.into_iter().chain([ChatMessage::new(Role::User, prompt)]).collect())
     };
-    if let Err(Error::ContextFull { position, adding, .. }) = begun {
-        let (n, most) = (position + adding, session.capacity());
-        let more = if most < engine.model().config().max_context_length {
-            "; --context can raise that, and --overflow shift reads on"
-        } else {
-            ", the most this model can; --overflow shift reads on"
-        };
-        return Err(Failure::new(format_args!(
-            "the prompt is {n} tokens long, but the context holds {most}{more}"
-        )));
-    }
-    begun?;
-    let constrained = is_json || !options.tools.is_empty();
-    session.chosen_by(&config, args.logprobs.is_some() || constrained);
+    let reply = reply.map_err(|error| match error {
+        shohin::Error::Engine(shohin::core::Error::ContextFull { position, adding, capacity }) => {
+            let n = position + adding;
+            let more = match model.config().max_context_length as u64 > capacity {
+                true => "; --context can raise that, and --overflow shift reads on",
+                false => ", the most this model supports; --overflow shift reads on",
+            };
+            CliError::new(format_args!(
+                "the prompt is {n} tokens long, but the context holds {capacity}{more}"
+            ))
+        }
+        other => other.into(),
+    })?;
 
     let mut out = io::stdout().lock();
     let terminal = out.is_terminal();
-    let mut last = String::new();
+    let mut ends_line = false;
     let (mut tokens, mut logprobs) = (Vec::new(), Vec::new());
-    let ctrl_c = CtrlC::listen();
-    let (finish, timings) =
-        reply(&mut conversation, &mut *session, &engine, &|| ctrl_c.pressed(), &mut |piece| {
-            tokens.extend_from_slice(piece.tokens);
-            if let Some(token) = piece.token
-                && args.logprobs.is_some()
-            {
-                logprobs.push(logprob_json(&engine, token, &piece));
-            }
-            if !args.json && !piece.text.is_empty() {
-                write_model_text(&mut out, piece.text, terminal)?;
-                last.clear();
-                last.push_str(piece.text);
-                out.flush()?;
-            }
-            Ok(())
-        })?;
-    drop(ctrl_c);
-    let Finish { reason, text, usage, .. } = finish;
+    let (finish, timings) = follow(reply, &mut |piece| {
+        tokens.extend_from_slice(&piece.tokens);
+        if args.logprobs.is_some() && piece.token.is_some() {
+            logprobs.push(logprob_json(&model, piece));
+        }
+        if !args.json && !piece.text.is_empty() {
+            write_model_text(&mut out, &piece.text, terminal)?;
+            ends_line = piece.text.ends_with('\n');
+            out.flush()?;
+        }
+        Ok(())
+    })?;
+    let (text, reason) = (&finish.text, finish.reason);
     if args.json {
         let mut object = json!({
-            "model": engine.name(),
+            "model": model.name(),
             "text": text,
             "tokens": tokens,
             "finish_reason": reason.code(),
-            "prompt_tokens": usage.prompt_tokens,
-            "reply_tokens": usage.completion_tokens,
-            "dropped_tokens": usage.dropped_tokens,
-            "seed": config.seed,
-            "timings": timings_json(&engine, &timings),
+            "prompt_tokens": finish.usage.prompt_tokens,
+            "reply_tokens": finish.usage.completion_tokens,
+            "dropped_tokens": finish.usage.dropped_tokens,
+            "seed": seed,
+            "timings": timings_json(&model, &timings),
         });
         // What looks like a marker in JSON is text.
         if !is_json || args.think {
-            let parts =
-                if is_json { Reply::parse_with(&text, CallBlocks::Text) } else { Reply::parse(&text) };
+            let parts = if is_json { Reply::parse_with(text, CallBlocks::Text) } else { Reply::parse(text) };
             if parts.reasoning.is_some() || !parts.calls.is_empty() {
                 object["content"] = parts.content.into();
             }
@@ -130,17 +149,17 @@ pub(crate) fn run(args: &RunArgs, engine_args: &EngineArgs) -> Outcome {
             object["logprobs"] = Value::Array(logprobs);
         }
         writeln!(out, "{object:#}")?;
-    } else if !last.ends_with('\n') {
+    } else if !ends_line {
         writeln!(out)?;
     }
     out.flush()?;
     if args.stats {
-        let (line, seed) = (timings.line(), config.seed);
+        let line = line(&timings, &finish);
         terminal::remark(format_args!("{line}; seed {seed}; ended by {}", reason_text(reason)));
     } else if reason == Reason::ContextFull && !args.json {
-        terminal::remark(format_args!("(the context of {} tokens is full)", session.capacity()));
+        terminal::remark(format_args!("(the context of {capacity} tokens is full)"));
     }
-    if reason == Reason::Cancelled { Err(Failure::Interrupted) } else { Ok(()) }
+    if reason == Reason::Cancelled { Err(CliError::Interrupted) } else { Ok(()) }
 }
 
 /// A call's name and arguments; as text where the model was cut off within one.
@@ -148,7 +167,7 @@ fn call_json(call: &str) -> Value {
     serde_json::from_str(call).unwrap_or_else(|_| call.into())
 }
 
-fn prompt(args: &RunArgs) -> Outcome<String> {
+fn prompt(args: &RunArgs) -> Result<String> {
     let text = match (&args.prompt, &args.file) {
         (_, Some(file)) => terminal::read_text(file)?,
         (Some(prompt), None) if prompt != "-" => prompt.clone(),
@@ -157,33 +176,11 @@ fn prompt(args: &RunArgs) -> Outcome<String> {
     // The line end belongs to the file, not to the message.
     let text = if args.raw { &text } else { text.trim_end_matches(['\n', '\r']) };
     if text.is_empty() {
-        return Err(Failure::new(
+        return Err(CliError::new(
             "the prompt is empty; give it as an argument, with --file, or on standard input",
         ));
     }
     Ok(text.into())
-}
-
-/// How many tokens a chat with these instructions begins with, whatever its first message is.
-pub(crate) fn instructions(
-    engine: &Engine<'_>,
-    system: Option<&str>,
-    think: bool,
-    tools: &[String],
-) -> Outcome<usize> {
-    let tools: Vec<&str> = tools.iter().map(String::as_str).collect();
-    let options = ChatOptions {
-        template: engine.template,
-        thinking: Some(think),
-        tools: &tools,
-        ..ChatOptions::default()
-    };
-    let chat = |text: &str| {
-        let system = system.map(|text| Message::new(Role::System, text));
-        let messages: Vec<Message<'_>> = system.into_iter().chain([Message::new(Role::User, text)]).collect();
-        encode(&engine.tokenizer, &messages, &options)
-    };
-    Ok(chat("a")?.iter().zip(chat("b")?).take_while(|(a, b)| **a == *b).count())
 }
 
 pub(crate) fn reason_text(reason: Reason) -> &'static str {
@@ -196,10 +193,10 @@ pub(crate) fn reason_text(reason: Reason) -> &'static str {
     }
 }
 
-fn timings_json(engine: &Engine<'_>, t: &Timings) -> Value {
+fn timings_json(model: &Model, t: &Timings) -> Value {
     let ms = |time: std::time::Duration| round(time.as_secs_f64() * 1e3);
     json!({
-        "load_ms": ms(engine.load_time),
+        "load_ms": ms(model.load_time()),
         "prompt_ms": ms(t.prompt_time),
         "prompt_tokens_per_second": round(t.prompt_speed()),
         "reply_ms": ms(t.reply_time),
@@ -212,8 +209,9 @@ pub(crate) fn round(x: f64) -> f64 {
     (x * 1e3).round() / 1e3
 }
 
-fn logprob_json(engine: &Engine<'_>, token: u32, piece: &Piece<'_>) -> Value {
-    let entry = |token: u32, logprob: f32| json!({ "token": token, "text": token_text(&engine.tokenizer, token), "logprob": logprob });
+fn logprob_json(model: &Model, piece: &Piece) -> Value {
+    let entry = |token: u32, logprob: f32| json!({ "token": token, "text": token_text(model.tokenizer(), token), "logprob": logprob });
+    let token = piece.token.unwrap_or_default();
     let mut object = entry(token, piece.logprob.unwrap_or(f32::NEG_INFINITY));
     object["top"] = piece.top.iter().map(|top| entry(top.token, top.logprob)).collect();
     object

@@ -4,7 +4,7 @@ use std::io::{self, IsTerminal, Read, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use crate::failure::{Failure, Outcome, file_error};
+use crate::error::{CliError, Result, file_error};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// Escape codes, empty where there is no terminal or it wants none.
@@ -111,7 +111,7 @@ pub(crate) fn place(path: &Path) -> String {
 }
 
 /// A file's text, or standard input's for `-`.
-pub(crate) fn read_text(path: &Path) -> Outcome<String> {
+pub(crate) fn read_text(path: &Path) -> Result<String> {
     let bytes = if path == Path::new("-") {
         read_stdin()?
     } else {
@@ -119,11 +119,11 @@ pub(crate) fn read_text(path: &Path) -> Outcome<String> {
     };
     String::from_utf8(bytes).map_err(|e| {
         let (place, at) = (place(path), e.utf8_error().valid_up_to());
-        Failure::new(format_args!("{place}: expected UTF-8 text, found other bytes at offset {at}"))
+        CliError::new(format_args!("{place}: expected UTF-8 text, found other bytes at offset {at}"))
     })
 }
 
-fn read_stdin() -> Outcome<Vec<u8>> {
+fn read_stdin() -> Result<Vec<u8>> {
     let mut stdin = io::stdin().lock();
     if stdin.is_terminal() {
         remark("(reading standard input; end it with Ctrl-D)");

@@ -1,19 +1,18 @@
 //! `shohin tokenize`: text to ids and back.
 
-use crate::args::EngineArgs;
-use crate::engine::{open, read_options, token_text};
-use crate::failure::{At, Failure, Outcome};
+use crate::error::{CliError, Context, Result};
+use crate::model::{ModelArgs, token_text};
 use crate::terminal::{read_text, write_model_text};
 use clap::Args;
 use serde_json::Value;
-use shohin_core::Tokenizer;
-use shohin_core::tokenizer::{Decoder, EncodeOptions, Special};
+use shohin::core::Tokenizer;
+use shohin::core::tokenizer::{Decoder, EncodeOptions, Special};
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::path::Path;
 
-/// Turn text into token ids, or ids into text
+/// Convert text to token ids, or ids to text
 ///
-/// Reads the argument or standard input. Text like <|im_end|> stays plain text unless --special is given.
+/// Reads the argument or standard input. Text such as <|im_end|> is plain text unless --special is given.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -24,31 +23,31 @@ Examples:
   echo '[\"one text\", \"another\"]' | shohin tokenize --json
   shohin tokenize \"A text\" > ids.txt && shohin logits --tokens ids.txt --out logits.f32")]
 pub(crate) struct TokenizeArgs {
-    /// The text, or with --decode the ids; nothing reads standard input
+    /// The text, or with --decode the ids [default: standard input]
     #[arg(allow_negative_numbers = true)]
     input: Vec<String>,
-    /// Turn ids into text
+    /// Convert ids to text
     #[arg(short, long)]
     decode: bool,
-    /// Read a JSON array of strings, print an array of arrays of ids; with --decode the other way round
+    /// Read a JSON array of strings and print an array of arrays of ids; with --decode the reverse
     #[arg(long)]
     json: bool,
-    /// Let the text form control tokens such as <|im_start|>, and show them when decoding
+    /// Parse control tokens such as <|im_start|> in the text, and show them when decoding
     #[arg(long)]
     special: bool,
-    /// Bring the text into Unicode form NFC first, as Hugging Face tokenizers do
+    /// Normalize the text to Unicode NFC first, as Hugging Face tokenizers do
     #[arg(long, conflicts_with = "decode")]
     nfc: bool,
-    /// Print one token a line: id and text
+    /// Print one token per line: id and text
     #[arg(long, conflicts_with_all = ["json", "decode"])]
     pieces: bool,
 }
 
-pub(crate) fn tokenize(args: &TokenizeArgs, engine: &EngineArgs) -> Outcome {
-    let file = open(engine)?;
-    // Only the header is needed: a model this runtime cannot run may still be asked for its tokens.
-    let gguf = file.gguf(&read_options(engine))?;
-    let tokenizer = Tokenizer::from_gguf(&gguf).at(file.name())?;
+pub(crate) fn tokenize(args: &TokenizeArgs, model: &ModelArgs) -> Result {
+    let file = model.open()?;
+    // Only the header is needed: the tokenizer of a model that cannot run works too.
+    let gguf = file.gguf(&model.read_options())?;
+    let tokenizer = Tokenizer::from_gguf(&gguf).context(file.name())?;
     let input = match args.input.as_slice() {
         [] => read_text(Path::new("-"))?,
         words => words.join(" "),
@@ -77,7 +76,7 @@ pub(crate) fn tokenize(args: &TokenizeArgs, engine: &EngineArgs) -> Outcome {
                     .map(|id| u32::try_from(id.as_u64()?).ok())
                     .collect::<Option<Vec<u32>>>()
             })?;
-            let texts: Outcome<Vec<String>> =
+            let texts: Result<Vec<String>> =
                 rows.iter().map(|ids: &Vec<u32>| decode(&tokenizer, ids, args.special)).collect();
             writeln!(out, "{}", Value::from(texts?))?;
         }
@@ -101,13 +100,13 @@ pub(crate) fn tokenize(args: &TokenizeArgs, engine: &EngineArgs) -> Outcome {
     Ok(())
 }
 
-fn decode(tokenizer: &Tokenizer<'_>, ids: &[u32], special: bool) -> Outcome<String> {
+fn decode(tokenizer: &Tokenizer<'_>, ids: &[u32], special: bool) -> Result<String> {
     let mut decoder = Decoder::new(tokenizer).show_control(special);
     let mut text = String::new();
     for &id in ids {
         let vocab = tokenizer.vocab_size() as u32;
         if id >= vocab {
-            return Err(shohin_core::Error::Token { id, vocab }.into());
+            return Err(shohin::core::Error::Token { id, vocab }.into());
         }
         text.push_str(decoder.push(id));
     }
@@ -116,27 +115,27 @@ fn decode(tokenizer: &Tokenizer<'_>, ids: &[u32], special: bool) -> Outcome<Stri
 }
 
 /// Ids separated by white space or commas.
-pub(crate) fn parse_ids(text: &str, place: &str) -> Outcome<Vec<u32>> {
+pub(crate) fn parse_ids(text: &str, place: &str) -> Result<Vec<u32>> {
     let words = text.split(|c: char| c.is_whitespace() || c == ',').filter(|w| !w.is_empty());
     words
         .enumerate()
         .map(|(i, word)| {
             word.parse().map_err(|_| {
                 let n = i + 1;
-                Failure::new(format_args!("{place}: expected a token id, found {word:?} as number {n}"))
+                CliError::new(format_args!("{place}: expected a token id, found {word:?} as number {n}"))
             })
         })
         .collect()
 }
 
 /// A JSON array of strings.
-pub(crate) fn texts_from_json(input: &str) -> Outcome<Vec<String>> {
+pub(crate) fn texts_from_json(input: &str) -> Result<Vec<String>> {
     from_json(input, "an array of strings", |text| text.as_str().map(String::from))
 }
 
-fn from_json<T>(input: &str, expected: &str, item: impl Fn(&Value) -> Option<T>) -> Outcome<Vec<T>> {
+fn from_json<T>(input: &str, expected: &str, item: impl Fn(&Value) -> Option<T>) -> Result<Vec<T>> {
     let value: Value = serde_json::from_str(input)
-        .map_err(|e| Failure::new(format_args!("the input is not JSON, expected {expected}: {e}")))?;
+        .map_err(|e| CliError::new(format_args!("the input is not JSON, expected {expected}: {e}")))?;
     let items = value.as_array().and_then(|items| items.iter().map(item).collect());
     items.ok_or_else(|| {
         let found = match &value {
@@ -145,6 +144,6 @@ fn from_json<T>(input: &str, expected: &str, item: impl Fn(&Value) -> Option<T>)
             Value::String(_) => "a string",
             _ => "a single value",
         };
-        Failure::new(format_args!("expected {expected} on standard input, found {found}"))
+        CliError::new(format_args!("expected {expected} on standard input, found {found}"))
     })
 }

@@ -311,7 +311,7 @@ fn chat_commands_work_from_a_pipe() {
     for (line, reason) in [
         ("/dance", "/dance"),
         ("/set temperature -3", "temperature is -3, expected 0 to 100"),
-        ("/set heat 3", "heat is no sampling option; expected one of temperature, top_k"),
+        ("/set heat 3", "heat is not a sampling option; expected one of temperature, top_k"),
         ("/set top_p", "needs a number"),
         ("/retry", "nothing to retry"),
         ("/save", "file name"),
@@ -567,7 +567,7 @@ fn embeddings_are_those_of_transformers() {
     let long = "a ".repeat(100);
     assert_eq!(
         fails(&with(&["embed", &long], &all)),
-        "shohin: text 1 has 200 tokens, the model sees 64 at once\n"
+        "shohin: text 1 has 200 tokens, but the model supports 64\n"
     );
 }
 
@@ -601,19 +601,67 @@ fn inspect_shows_the_file() {
     assert_eq!(object["metadata"]["general.architecture"], "qwen3");
 }
 
+/// The options give what a file with those numbers gives, to the last bit.
+#[test]
+fn rope_can_be_replaced() {
+    let path = |name: &str, base: f32, yarn: Option<u32>| {
+        let shape = Shape { rope_base: base, yarn, context: 512, ..Shape::tiny() };
+        temporary(name, Model::new(shape, Stored::new(Format::Q1_0), 1).to_vec().unwrap())
+    };
+    let (plain, scaled) = (path("plain.gguf", 1e6, None), path("scaled.gguf", 5e5, Some(128)));
+    let scores = |name: &str, args: &[&str]| logits(name, "1 5 9 2 7", args);
+    let want = scores("in-file", &["-m", &scaled]);
+    assert_ne!(scores("without", &["-m", &plain]), want);
+    let rope = ["--rope-scaling", "yarn:4:128", "--rope-base", "500000"];
+    assert_eq!(scores("replaced", &with(&["-m", &plain], &rope)), want);
+    let back = ["--rope-scaling", "none", "--rope-base", "1e6"];
+    assert_eq!(scores("back", &with(&["-m", &scaled], &back)), scores("plain", &["-m", &plain]));
+    let config = &json(&["inspect", "-m", &plain, "--rope-scaling", "linear:2", "--json"])["config"];
+    assert_eq!(config["context_length"], 1024);
+    for wrong in ["yarn:4", "linear:0", "twice"] {
+        let output = shohin(&["inspect", "--rope-scaling", wrong]).output().unwrap();
+        assert_eq!(output.status.code(), Some(2));
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(text.contains("expected none, linear:FACTOR or yarn:FACTOR:CONTEXT"), "{text}");
+    }
+    assert!(
+        misuse(&["inspect", "--rope-base", "0"]).contains("rope.freq_base is 0, expected a number over 1")
+    );
+}
+
+#[test]
+fn inspect_says_what_fits_into_how_much_memory() {
+    let fits = |args: &[&str]| -> Vec<(String, Option<u64>)> {
+        let object = json(&with(&["inspect", "--json"], args));
+        let all = object["fits"].as_array().unwrap().iter();
+        all.map(|fit| (fit["model"].as_str().unwrap().into(), fit["context"].as_u64())).collect()
+    };
+    let small = fits(&["--memory", "600MiB"]);
+    let (f16, q8) = (fits(&["--memory", "2GiB"]), fits(&["--memory", "2GiB", "--kv", "q8"]));
+    assert_eq!((small.len(), small[0].1), (7, Some(512)), "the built-in model first, with its whole context");
+    let context = |all: &[(String, Option<u64>)], name: &str| all.iter().find(|fit| fit.0 == name).unwrap().1;
+    assert_eq!(context(&small, "Bonsai-8B"), None);
+    assert!(context(&small, "Bonsai-1.7B").is_some_and(|n| (2000..4000).contains(&n)), "{small:?}");
+    assert!(context(&q8, "Bonsai-8B") > context(&f16, "Bonsai-8B").map(|n| 18 * n / 10), "{f16:?} {q8:?}");
+    let text = ok(&["inspect", "--memory", "600MiB"]);
+    assert!(text.contains("Fits into 600 MiB") && text.contains("does not fit"), "{text}");
+    let output = shohin(&["inspect", "--memory", "plenty"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+}
+
 #[test]
 fn inspect_says_why_a_file_cannot_run_and_shows_it_all_the_same() {
     // Another architecture: a name of the same length.
     let mut bytes = model();
     let at = bytes.windows(5).position(|w| w == b"qwen3").unwrap();
-    bytes[at..at + 5].copy_from_slice(b"llama");
-    let file = temporary("llama.gguf", bytes);
+    bytes[at..at + 5].copy_from_slice(b"gemma");
+    let file = temporary("gemma.gguf", bytes);
     let text = ok(&["inspect", "-m", &file]);
-    assert!(text.contains("no: ") && text.contains("\"llama\"") && text.contains("\nTensors\n"), "{text}");
+    assert!(text.contains("no: ") && text.contains("\"gemma\"") && text.contains("\nTensors\n"), "{text}");
     let object = json(&["inspect", "-m", &file, "--json"]);
-    assert!(object["cannot_run"].as_str().unwrap().contains("llama"));
+    assert!(object["cannot_run"].as_str().unwrap().contains("gemma"));
     assert!(!object["tensors"].as_array().unwrap().is_empty());
-    assert!(fails(&["run", "-m", &file, "x"]).contains("llama"));
+    assert!(fails(&["run", "-m", &file, "x"]).contains("gemma"));
 }
 
 #[test]
@@ -655,6 +703,9 @@ fn bench_measures() {
     }
     let text = ok(&args);
     assert!(text.contains("of bound") && text.contains("weights read per token"), "{text}");
+    let none = ["bench", "--prefill", "0", "--decode", "0", "--repeat", "1", "--json"];
+    let verified = &json(&with(&none, &["--verify", "4"]))["results"][0];
+    assert_eq!((&verified["test"], &verified["tokens"]), (&to_json!("verify"), &to_json!(4)));
     assert!(fails(&["bench", "--prefill", "100000"]).contains("a test needs 100000 tokens"));
     let deep = ["bench", "--prefill", "0", "--decode", "4", "--depth", "500", "--repeat", "1", "--json"];
     assert_eq!(json(&deep)["results"][0]["depth"], 500);
@@ -712,7 +763,7 @@ fn options_without_effect_are_remarked_on_and_counts_agree() {
     let output = shohin(&args).output().unwrap();
     let notes = String::from_utf8(output.stderr.clone()).unwrap();
     assert!(
-        notes.contains("the most this model can)\n") && notes.contains("--think does nothing"),
+        notes.contains("the most this model supports)\n") && notes.contains("--think does nothing"),
         "{notes}"
     );
     let reply: Value = serde_json::from_str(&stdout(output)).unwrap();

@@ -69,6 +69,26 @@ pub enum Error {
     },
     /// The engine refused what it was asked.
     Engine(shohin_core::Error),
+    /// The configuration that options and file give together.
+    Config(shohin_core::Error),
+    /// A text without tokens, where each must have some.
+    EmptyText {
+        /// Its number, from 1.
+        number: usize,
+    },
+    /// A text of more tokens than the model supports.
+    LongText {
+        /// Its number, from 1.
+        number: usize,
+        /// Its tokens.
+        found: usize,
+        /// The model's longest context.
+        most: usize,
+    },
+    /// The model's hidden states are not numbers.
+    NotFinite,
+    /// The RoPE options were given for a GPU.
+    RopeOnGpu,
     /// A GPU was asked for, and this program was built without the feature `gpu`.
     NoGpuSupport,
     /// The GPU failed, or there is none.
@@ -104,7 +124,13 @@ impl fmt::Display for Error {
             Error::Model { name, source } => write!(f, "{name}: {source}"),
             Error::Option { name, found, expected } => write!(f, "{name} is {found:?}, expected {expected}"),
             Error::Threads { count, source } => write!(f, "cannot start {count} threads: {source}"),
-            Error::Engine(source) => source.fmt(f),
+            Error::Config(source) | Error::Engine(source) => source.fmt(f),
+            Error::EmptyText { number } => write!(f, "text {number} is empty"),
+            Error::LongText { number, found, most } => {
+                write!(f, "text {number} has {found} tokens, but the model supports {most}")
+            }
+            Error::NotFinite => f.write_str("the model's hidden states are not all finite"),
+            Error::RopeOnGpu => f.write_str("RoPE options are not supported on a GPU"),
             Error::NoGpuSupport => {
                 f.write_str("this program was built without GPUs; build it with `--features gpu`")
             }
@@ -123,13 +149,17 @@ impl std::error::Error for Error {
         match self {
             Error::Io { source, .. } | Error::Threads { source, .. } => Some(source),
             Error::MissingPart { source, .. } => Some(source),
-            Error::Model { source, .. } | Error::Engine(source) => Some(source),
+            Error::Model { source, .. } | Error::Config(source) | Error::Engine(source) => Some(source),
             #[cfg(feature = "gpu")]
             Error::Gpu { source, .. } => Some(&**source),
             Error::NotAFile { .. }
             | Error::Address { .. }
             | Error::TooManyParts { .. }
             | Error::Option { .. }
+            | Error::EmptyText { .. }
+            | Error::LongText { .. }
+            | Error::NotFinite
+            | Error::RopeOnGpu
             | Error::NoGpuSupport => None,
         }
     }

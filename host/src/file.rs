@@ -18,11 +18,11 @@ use std::sync::Arc;
 static BUILT_IN: &[u8] = include_bytes!("../../models/sprout.gguf");
 
 /// A model's file, or all files of a model in parts, mapped.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct ModelFile {
     name: String,
     /// At least one.
-    shards: Vec<Shard>,
+    shards: Arc<[Shard]>,
 }
 
 #[derive(Debug)]
@@ -181,7 +181,7 @@ impl ModelFile {
     #[cfg(feature = "built-in")]
     pub fn built_in() -> Self {
         let name = String::from("built-in model");
-        let shards = vec![Shard { name: name.clone(), bytes: Bytes::BuiltIn }];
+        let shards = Arc::new([Shard { name: name.clone(), bytes: Bytes::BuiltIn }]);
         ModelFile { name, shards }
     }
 
@@ -193,13 +193,13 @@ impl ModelFile {
         let path = path.as_ref();
         let name = path.display().to_string();
         let Some(paths) = shard_paths(path).filter(|paths| paths.len() > 1) else {
-            return Ok(ModelFile { name, shards: vec![Shard::open(path)?] });
+            return Ok(ModelFile { name, shards: Arc::new([Shard::open(path)?]) });
         };
         let count = paths.len();
         if count > MAX_PARTS {
             return Err(Error::TooManyParts { name, count });
         }
-        let shards = paths.iter().map(|path| Shard::open(path)).collect::<Result<Vec<Shard>>>();
+        let shards = paths.iter().map(|path| Shard::open(path)).collect::<Result<Arc<[Shard]>>>();
         let shards = shards.map_err(|source| Error::MissingPart { count, source: Box::new(source) })?;
         Ok(ModelFile { name, shards })
     }
@@ -254,7 +254,7 @@ impl ModelFile {
             ModelConfig::from_gguf(&gguf).map_err(|e| self.error(0, e))?;
             drop(gguf);
             options = self.shard_options(&options)?;
-            for (part, shard) in parts.iter_mut().zip(&self.shards) {
+            for (part, shard) in parts.iter_mut().zip(&*self.shards) {
                 *part = shard.copy(&options, compact, isa, pool)?;
             }
         }

@@ -1,21 +1,48 @@
-//! What running a model takes beside [`shohin_core`]: files, memory, threads and GPUs.
+//! Run small language models: on all cores, or on a GPU.
+//!
+//! ```no_run
+//! use shohin::Model;
+//!
+//! # fn main() -> shohin::Result<()> {
+//! let model = Model::load("Ternary-Bonsai-1.7B-PQ2_0.gguf")?;
+//! let mut chat = model.chat()?;
+//! for piece in chat.send("What does a cow say?")? {
+//!     print!("{}", piece?.text);
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! [`Model::built_in`] needs no file, [`Model::builder`] has the options, and [`mod@core`] is the engine below.
 //!
 //! | module | |
 //! |---|---|
+//! | [`Model`], [`Builder`] | a loaded model; how it is loaded |
+//! | [`chat`] | conversations, and replies as they are made |
+//! | [`sequence`] | a sequence of tokens on whichever device |
 //! | [`file`] | a GGUF file, mapped; models in several files; weights repacked for the CPU |
-//! | [`memory`] | anonymous memory in large pages |
+//! | [`memory`] | memory in large pages |
 //! | [`threads`] | the thread pool that computes |
 //! | [`error`] | errors that name the file or option and say what was expected |
 
+mod builder;
+pub mod chat;
 pub mod error;
 pub mod file;
-#[cfg_attr(not(feature = "gpu"), path = "no_gpu.rs")]
-pub mod gpu;
+#[cfg(feature = "gpu")]
+mod gpu;
 pub mod memory;
+mod model;
+pub mod sequence;
 pub mod threads;
-pub mod timeline;
 
+pub use builder::Builder;
+pub use chat::{Chat, Piece, Reply, Step, Timings};
 pub use error::{Error, Result};
 pub use file::ModelFile;
+pub use model::Model;
+pub use sequence::Sequence;
 pub use shohin_core as core;
+pub use shohin_core::chat::{ChatMessage, TurnOptions};
+pub use shohin_core::{Activations, KvFormat, SamplerConfig};
 pub use threads::ThreadPool;

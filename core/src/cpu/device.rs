@@ -50,12 +50,33 @@ impl<B: ModelBytes> CpuWeights<B> {
     /// # Errors
     /// For an option outside its range, [`Error::Memory`] for more bytes than there are addresses.
     pub fn memory_plan(&self, options: &CpuOptions, session: &SessionOptions) -> Result<MemoryPlan> {
-        let options = options.fitted(self.model().config())?;
-        let plan = ScratchPlan::new(self.program(), &options, self.any_in(Layout::Panels8))?;
+        let (config, luts) = (self.model().config(), self.any_in(Layout::Panels8));
+        MemoryPlan::new(config, self.program(), luts, options, session)
+    }
+}
+
+impl MemoryPlan {
+    /// For any model with these numbers, checked: with lookup tables, whether its weights need them or not.
+    ///
+    /// # Errors
+    /// As [`CpuWeights::memory_plan`].
+    pub fn for_config(config: &ModelConfig, options: &CpuOptions, session: &SessionOptions) -> Result<Self> {
+        MemoryPlan::new(config, &config.program(), true, options, session)
+    }
+
+    fn new(
+        config: &ModelConfig,
+        program: &Program,
+        luts: bool,
+        options: &CpuOptions,
+        session: &SessionOptions,
+    ) -> Result<MemoryPlan> {
+        let options = options.fitted(config)?;
+        let plan = ScratchPlan::new(program, &options, luts)?;
         let mut planner = Planner::default();
         let logits = plan.plan(&mut planner);
         let device = planner.total()?;
-        let (kv, session) = cache::plan(session.kv, shape(self.program(), &options, session)?)?;
+        let (kv, session) = cache::plan(session.kv, shape(program, &options, session)?)?;
         let too_large = Error::Memory { need: u64::MAX, have: isize::MAX as u64 };
         let total = device.checked_add(session).ok_or(too_large)?;
         Ok(MemoryPlan { kv, logits, scratch: total - kv - logits, total, device, session })

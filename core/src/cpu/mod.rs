@@ -6,6 +6,7 @@
 //! | [`matmul`], [`attention`](self), [`op`] | the operations |
 //! | [`isa`], [`simd`] | instruction sets, and vectors in each of them |
 //! | [`repack`], [`expand`] | weights rearranged for the kernels |
+//! | [`fit`] | which model and context fit into how much memory |
 
 #[allow(dead_code, reason = "not every target has an instruction set that uses it")]
 pub mod activation_lut;
@@ -15,6 +16,7 @@ mod cache;
 mod device;
 pub mod expand;
 mod expand_file;
+pub mod fit;
 mod forward;
 pub mod isa;
 pub mod matmul;

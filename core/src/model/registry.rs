@@ -257,16 +257,36 @@ impl ModelConfigBuilder {
         tied_embeddings: bool,
     }
 
+    /// Sets RoPE scaling together with the longest context, which becomes that before scaling times the new factor.
+    pub fn rescale_rope(mut self, scaling: RopeScaling) -> Self {
+        let c = &mut self.config;
+        let original = c.rope_scaling.original_context(c.max_context_length);
+        c.max_context_length = scaling.scaled_context(original);
+        c.rope_scaling = scaling;
+        self
+    }
+
     /// The configuration, if a model can have it.
+    ///
+    /// # Errors
+    /// Those of [`ModelConfig::check`].
     pub fn build(self) -> Result<ModelConfig> {
         self.config.check()?;
         Ok(self.config)
     }
 }
 
+/// Starts from the configuration of a file.
+impl From<ModelConfig> for ModelConfigBuilder {
+    fn from(config: ModelConfig) -> Self {
+        ModelConfigBuilder { config }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use alloc::string::ToString;
 
     /// Parameter counts of the Qwen3 models these were made from, and sizes of the published files.
     #[test]
@@ -318,5 +338,33 @@ mod tests {
         assert_eq!(builder().num_kv_heads(3).build().unwrap_err().code(), "key_value");
         assert_eq!(builder().rope_freq_base(f32::NAN).build().unwrap_err().code(), "key_value");
         assert_eq!(builder().head_dim(0).build().unwrap_err().code(), "key_value");
+    }
+
+    /// As the model cards state it: Bonsai-1.7B is trained on 8192 tokens and stretched to 32768 by YaRN.
+    #[test]
+    fn the_context_follows_rope_scaling() {
+        let published = || ModelConfigBuilder::new(ModelVariant::Bonsai1_7B);
+        for (text, context) in
+            [("none", 8192), ("linear:2", 16384), ("yarn:4:8192", 32768), ("yarn:8:16384", 131_072)]
+        {
+            let config = published().rescale_rope(text.parse().unwrap()).build().unwrap();
+            assert_eq!(config.max_context_length, context, "{text}");
+            let back = ModelConfigBuilder::from(config).rescale_rope(RopeScaling::None).build().unwrap();
+            assert_eq!(back.max_context_length, if text == "yarn:8:16384" { 16384 } else { 8192 });
+        }
+        let same = published().rescale_rope(RopeScaling::yarn(4.0, 8192)).build().unwrap();
+        assert_eq!(Some(same), ModelVariant::Bonsai1_7B.config());
+        for text in
+            ["", "None", "none:1", "linear", "linear:0.5", "linear:nan", "yarn:4", "yarn:4:0", "yarn:4:1:2"]
+        {
+            let error = text.parse::<RopeScaling>().unwrap_err();
+            assert_eq!(error.code(), "unsupported");
+            assert!(
+                error.to_string().contains("expected none, linear:FACTOR or yarn:FACTOR:CONTEXT"),
+                "{error}"
+            );
+        }
+        let endless = published().rescale_rope("yarn:1e30:8192".parse().unwrap());
+        assert_eq!(endless.build().unwrap_err().code(), "limit");
     }
 }

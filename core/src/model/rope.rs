@@ -1,7 +1,9 @@
 //! Frequencies of the rotary position embedding.
 #![forbid(unsafe_code)]
 
+use crate::error::{Error, Name};
 use alloc::vec::Vec;
+use core::str::FromStr;
 
 /// How a model stretches its rotary embedding beyond the context it was first trained on.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -39,6 +41,52 @@ impl RopeScaling {
             beta_fast: 32.0,
             beta_slow: 1.0,
         }
+    }
+
+    /// The longest context before scaling, in tokens, of a model whose longest one is `max`.
+    pub fn original_context(&self, max: usize) -> usize {
+        match *self {
+            RopeScaling::None => max,
+            RopeScaling::Linear { factor } => (max as f64 / f64::from(factor)) as usize,
+            RopeScaling::Yarn { original_context, .. } => original_context as usize,
+        }
+    }
+
+    /// The longest context with this scaling, in tokens, of a model whose longest one without it is `original`. YaRN
+    /// has its own `original_context`.
+    pub fn scaled_context(&self, original: usize) -> usize {
+        match *self {
+            RopeScaling::None => original,
+            RopeScaling::Linear { factor } => (original as f64 * f64::from(factor)) as usize,
+            RopeScaling::Yarn { factor, original_context, .. } => {
+                (f64::from(original_context) * f64::from(factor)) as usize
+            }
+        }
+    }
+}
+
+/// Reads `none`, `linear:FACTOR` or `yarn:FACTOR:CONTEXT`, where CONTEXT is the one before scaling.
+impl FromStr for RopeScaling {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let wrong = || Error::Unsupported {
+            key: Name::new("RoPE scaling"),
+            found: Name::new(text),
+            expected: "none, linear:FACTOR or yarn:FACTOR:CONTEXT with a FACTOR of at least 1",
+        };
+        let factor = |text: &str| text.parse().ok().filter(|f: &f32| f.is_finite() && *f >= 1.0);
+        let mut words = text.split(':');
+        let scaling = match (words.next(), words.next(), words.next(), words.next()) {
+            (Some("none"), None, ..) => Some(RopeScaling::None),
+            (Some("linear"), Some(f), None, _) => factor(f).map(|factor| RopeScaling::Linear { factor }),
+            (Some("yarn"), Some(f), Some(context), None) => {
+                let context = context.parse().ok().filter(|n: &u32| *n > 0);
+                factor(f).zip(context).map(|(factor, context)| RopeScaling::yarn(factor, context))
+            }
+            _ => None,
+        };
+        scaling.ok_or_else(wrong)
     }
 }
 

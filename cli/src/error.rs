@@ -1,0 +1,114 @@
+//! Errors of the command line, and their exit codes.
+
+use std::fmt::Display;
+use std::io;
+use std::path::Path;
+use std::process::ExitCode;
+
+/// Why a command could not finish.
+#[derive(Debug)]
+pub(crate) enum CliError {
+    /// One line for the user.
+    Message(String),
+    /// The same, for an invalid option.
+    Usage(String),
+    /// The reader of our output has closed it; nothing is reported.
+    OutputClosed,
+    /// Ctrl-C.
+    Interrupted,
+}
+
+pub(crate) type Result<T = ()> = std::result::Result<T, CliError>;
+
+impl CliError {
+    pub(crate) fn new(message: impl Display) -> Self {
+        CliError::Message(message.to_string())
+    }
+
+    /// An invalid option.
+    pub(crate) fn usage(message: impl Display) -> Self {
+        CliError::Usage(message.to_string())
+    }
+
+    /// Prints it to standard error; returns the exit code.
+    pub(crate) fn report(&self) -> ExitCode {
+        match self {
+            CliError::Message(message) | CliError::Usage(message) => {
+                // Standard error may be closed too.
+                let _ = io::Write::write_fmt(&mut io::stderr(), format_args!("shohin: {message}\n"));
+                ExitCode::from(if matches!(self, CliError::Usage(_)) { 2 } else { 1 })
+            }
+            CliError::OutputClosed => ExitCode::from(141),
+            CliError::Interrupted => ExitCode::from(130),
+        }
+    }
+}
+
+impl From<shohin_core::Error> for CliError {
+    fn from(error: shohin_core::Error) -> Self {
+        CliError::new(error)
+    }
+}
+
+impl From<shohin::Error> for CliError {
+    fn from(error: shohin::Error) -> Self {
+        match &error {
+            shohin::Error::Option { .. } => CliError::usage(format_args!("--{error}")),
+            shohin::Error::Config(_) => CliError::usage(error),
+            shohin::Error::Address { url } => CliError::usage(format_args!(
+                "--model is an address, but nothing is downloaded here; get the file first: curl -LO {url}"
+            )),
+            shohin::Error::RopeOnGpu => {
+                CliError::usage("--rope-scaling and --rope-base are not supported with --gpu")
+            }
+            other => CliError::new(other),
+        }
+    }
+}
+
+/// Errors of reading and writing that do not name a file are about standard input and output.
+impl From<io::Error> for CliError {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::BrokenPipe => CliError::OutputClosed,
+            _ => CliError::new(format_args!("cannot read or write: {}", plain(&error))),
+        }
+    }
+}
+
+/// Adds to errors.
+pub(crate) trait Context<T> {
+    /// Prefixes the place.
+    fn context(self, place: impl Display) -> Result<T>;
+
+    /// Marks it as an invalid option.
+    fn usage(self) -> Result<T>;
+}
+
+impl<T, E: Into<CliError>> Context<T> for std::result::Result<T, E> {
+    fn context(self, place: impl Display) -> Result<T> {
+        self.map_err(|error| match error.into() {
+            CliError::Message(message) => CliError::new(format_args!("{place}: {message}")),
+            CliError::Usage(message) => CliError::usage(format_args!("{place}: {message}")),
+            other => other,
+        })
+    }
+
+    fn usage(self) -> Result<T> {
+        self.map_err(|error| match error.into() {
+            CliError::Message(message) => CliError::Usage(message),
+            other => other,
+        })
+    }
+}
+
+/// `cannot <verb> <path>: <reason>`
+pub(crate) fn file_error(verb: &str, path: &Path, error: &io::Error) -> CliError {
+    CliError::new(format_args!("cannot {verb} {}: {}", path.display(), plain(error)))
+}
+
+/// The system's sentence without Rust's `(os error 2)`.
+fn plain(error: &io::Error) -> String {
+    let text = error.to_string();
+    text.split(" (os error").next().unwrap_or(&text).to_string()
+}

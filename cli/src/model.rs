@@ -1,0 +1,208 @@
+//! Options of loading a model, and how a model is presented.
+
+use crate::error::Result;
+use crate::terminal;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{Args, ValueEnum};
+use shohin::core::Tokenizer;
+use shohin::core::chat::Style;
+use shohin::core::generate::Detokenizer;
+use shohin::core::gguf::{Id42, ReadOptions};
+use shohin::core::model::RopeScaling;
+use shohin::core::quant::WeightClass;
+use shohin::{Activations, KvFormat, Model, ModelFile};
+use std::path::PathBuf;
+
+/// Which model to load and how to run it.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Model and engine")]
+pub(crate) struct ModelArgs {
+    /// GGUF file of a Bonsai or other Qwen3 model [default: the small built-in model]
+    #[arg(short, long, global = true, value_name = "FILE")]
+    pub(crate) model: Option<PathBuf>,
+    /// Number of threads [default: one per core]
+    #[arg(short = 't', long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024), allow_negative_numbers = true)]
+    pub(crate) threads: Option<u16>,
+    /// Context size in tokens, at most what the model supports [default: 4096]
+    #[arg(short = 'c', long, global = true, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), allow_negative_numbers = true)]
+    pub(crate) context: Option<u32>,
+    /// Precision of activations: int8 is fast, f32 is exact
+    #[arg(long, global = true, value_name = "TYPE", default_value = "int8")]
+    pub(crate) act: Act,
+    /// Format of the KV cache: q8 takes half the memory and bandwidth of f16, q4 a quarter
+    #[arg(long, global = true, value_name = "TYPE", default_value = "f16", value_parser = kv_formats())]
+    pub(crate) kv: KvFormat,
+    /// Instruction set of the kernels, e.g. scalar or avx2 [default: the best available]
+    #[arg(long, global = true, value_name = "NAME")]
+    pub(crate) isa: Option<String>,
+    /// Keep base-3 weights (PTQ1_0, TQ1_0) packed: one sixth less memory, much slower
+    #[arg(long, global = true)]
+    pub(crate) compact: bool,
+    /// Run on a GPU; --gpu=NAME selects one by part of its name (chat, run and bench only)
+    #[arg(long, global = true, value_name = "NAME", num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    pub(crate) gpu: Option<String>,
+    /// Replace the file's RoPE scaling, and with it the longest context: none, linear:FACTOR or
+    /// yarn:FACTOR:CONTEXT, where CONTEXT is the one before scaling
+    #[arg(long, global = true, value_name = "SCALING", value_parser = str::parse::<RopeScaling>)]
+    pub(crate) rope_scaling: Option<RopeScaling>,
+    /// Replace the file's base of the RoPE frequencies
+    #[arg(long, global = true, value_name = "BASE", allow_negative_numbers = true)]
+    pub(crate) rope_base: Option<f32>,
+    /// Layout of tensors of type 42 if the file does not say: group size, or codes before scales
+    #[arg(long, global = true, value_name = "LAYOUT", default_value = "auto")]
+    pub(crate) id42: Id42Layout,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Id42Layout {
+    Auto,
+    #[value(name = "64")]
+    Group64,
+    #[value(name = "128")]
+    Group128,
+    CodesFirst,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Act {
+    Int8,
+    F32,
+}
+
+impl From<Act> for Activations {
+    fn from(act: Act) -> Self {
+        match act {
+            Act::Int8 => Activations::Int8,
+            Act::F32 => Activations::F32,
+        }
+    }
+}
+
+impl From<Id42Layout> for Id42 {
+    fn from(layout: Id42Layout) -> Self {
+        match layout {
+            Id42Layout::Auto => Id42::Auto,
+            Id42Layout::Group64 => Id42::Group64,
+            Id42Layout::Group128 => Id42::Group128,
+            Id42Layout::CodesFirst => Id42::CodesFirst,
+        }
+    }
+}
+
+/// Every format of the cache by its name.
+fn kv_formats() -> impl TypedValueParser<Value = KvFormat> {
+    PossibleValuesParser::new(KvFormat::ALL.map(KvFormat::name))
+        .map(|name| KvFormat::named(&name).unwrap_or_default())
+}
+
+impl ModelArgs {
+    /// Opens the file that `--model` names, or the built-in model without one.
+    pub(crate) fn open(&self) -> Result<ModelFile> {
+        match &self.model {
+            Some(path) => Ok(ModelFile::open(path)?),
+            None => Ok(ModelFile::built_in()),
+        }
+    }
+
+    /// How the file is read.
+    pub(crate) fn read_options(&self) -> ReadOptions {
+        ReadOptions { id42: self.id42.into(), ..ReadOptions::default() }
+    }
+
+    /// The options for loading.
+    pub(crate) fn builder(&self) -> shohin::Builder {
+        let mut builder = Model::builder()
+            .kv(self.kv)
+            .activations(self.act.into())
+            .compact(self.compact)
+            .id42(self.id42.into());
+        if let Some(threads) = self.threads {
+            builder = builder.threads(threads.into());
+        }
+        if let Some(context) = self.context {
+            builder = builder.context(context as usize);
+        }
+        if let Some(isa) = &self.isa {
+            builder = builder.isa(isa);
+        }
+        if let Some(scaling) = self.rope_scaling {
+            builder = builder.rope_scaling(scaling);
+        }
+        if let Some(base) = self.rope_base {
+            builder = builder.rope_base(base);
+        }
+        match &self.gpu {
+            Some(name) => builder.gpu(name),
+            None => builder.cpu(),
+        }
+    }
+
+    /// Loads the model.
+    pub(crate) fn load(&self) -> Result<Model> {
+        Ok(self.builder().load_file(&self.open()?)?)
+    }
+
+    /// Says on standard error which options have no effect on the model.
+    pub(crate) fn remark_on(&self, model: &Model, think: bool) {
+        let most = model.config().max_context_length;
+        if self.context.is_some_and(|asked| asked as usize > most) {
+            terminal::remark(format_args!("(the context is {most} tokens, the most this model supports)"));
+        }
+        if think && !model.can_think() {
+            terminal::remark("(this model cannot think before it answers; --think does nothing)");
+        }
+    }
+}
+
+/// A note about a chat template that is not one of those this runtime writes.
+pub(crate) fn template_warning(model: &Model) -> Option<String> {
+    let style = match model.template().style {
+        Style::Qwen3 => "Qwen3's",
+        Style::Plain => "plain ChatML",
+    };
+    (!model.template().known).then(|| format!("(this model's chat template is unknown; {style} is used)"))
+}
+
+/// `ternary (PQ2_0)`
+pub(crate) fn weights(model: &Model) -> String {
+    let Some(format) = model.format() else { return "no layers".into() };
+    let bits = match format.class() {
+        WeightClass::OneBit => "1-bit",
+        WeightClass::Ternary => "ternary",
+        WeightClass::Integer | WeightClass::Float => return format.name().into(),
+    };
+    format!("{bits} ({})", format.name())
+}
+
+/// `2 threads, avx512vnni, int8 activations, f16 cache`
+pub(crate) fn settings(model: &Model) -> String {
+    let (act, kv) = (activations(model), model.kv().name());
+    let device = match model.gpu() {
+        Some(gpu) => gpu.to_string(),
+        None => {
+            let threads = match model.threads() {
+                1 => "1 thread".into(),
+                n => format!("{n} threads"),
+            };
+            format!("{threads}, {}", model.isa().name())
+        }
+    };
+    format!("{device}, {act} activations, {kv} cache")
+}
+
+pub(crate) fn activations(model: &Model) -> &'static str {
+    match model.activations() {
+        Activations::Int8 => "int8",
+        Activations::F32 => "f32",
+    }
+}
+
+/// The text of a single token for listings; control tokens by their name.
+pub(crate) fn token_text(tokenizer: &Tokenizer<'_>, token: u32) -> String {
+    let mut bytes = Vec::new();
+    tokenizer.append_text(token, &mut bytes);
+    if bytes.is_empty() {
+        bytes.extend(tokenizer.token_bytes(token).into_iter().flatten());
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}

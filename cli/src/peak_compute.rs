@@ -1,0 +1,73 @@
+//! Peak int8 throughput of this processor: the bound of prefill with multiplying kernels, which take one multiply-accumulate
+//! per weight and token. LUT kernels are not bound by it, but use the same execution units.
+
+use shohin::core::Pool;
+use shohin::core::cpu::Isa;
+
+/// Multiply-accumulates per second of the pool's workers with the best instruction of `isa`; `None` where that is unknown.
+/// The best of several passes, since this is an upper bound.
+pub(crate) fn peak_int8(isa: Isa, pool: &dyn Pool) -> Option<f64> {
+    #[cfg(target_arch = "x86_64")]
+    return x86::peak_int8(isa, pool);
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let _ = (isa, pool);
+        None
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use shohin::core::Pool;
+    use shohin::core::cpu::Isa;
+    use std::arch::x86_64::*;
+    use std::hint::black_box;
+    use std::time::Instant;
+
+    /// Independent accumulators, so that none waits for another.
+    const ACCUMULATORS: usize = 12;
+    /// Additions to each per pass.
+    const ROUNDS: usize = 100_000;
+
+    pub(super) fn peak_int8(isa: Isa, pool: &dyn Pool) -> Option<f64> {
+        let (kernel, lanes): (unsafe fn(), usize) = match isa.name() {
+            "avx512vnni" => (vnni, 64),
+            "avx2" => (avx2, 32),
+            _ => return None,
+        };
+        let mut best = 0.0_f64;
+        for _ in 0..30 {
+            let start = Instant::now();
+            // SAFETY: an `Isa` of this name exists only where its instructions do.
+            pool.run(pool.workers(), &|_| unsafe { kernel() });
+            let macs = lanes * ACCUMULATORS * ROUNDS * pool.workers();
+            best = best.max(macs as f64 / start.elapsed().as_secs_f64().max(1e-9));
+        }
+        Some(best)
+    }
+
+    #[target_feature(enable = "avx512f,avx512vnni")]
+    fn vnni() {
+        let (a, b) = black_box((_mm512_set1_epi8(1), _mm512_set1_epi8(3)));
+        let mut sums = [_mm512_setzero_si512(); ACCUMULATORS];
+        for _ in 0..ROUNDS {
+            for sum in &mut sums {
+                *sum = _mm512_dpbusd_epi32(*sum, a, b);
+            }
+        }
+        black_box(sums);
+    }
+
+    /// Pairwise sums in 16 bits; widening them takes further instructions.
+    #[target_feature(enable = "avx2")]
+    fn avx2() {
+        let b = black_box(_mm256_set1_epi8(3));
+        let mut sums = black_box([_mm256_set1_epi8(1); ACCUMULATORS]);
+        for _ in 0..ROUNDS {
+            for sum in &mut sums {
+                *sum = _mm256_maddubs_epi16(*sum, b);
+            }
+        }
+        black_box(sums);
+    }
+}

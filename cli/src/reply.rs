@@ -1,0 +1,56 @@
+//! A reply as it is made: with a progress bar while a long prompt is computed, until Ctrl-C.
+
+use crate::error::Result;
+use crate::terminal::{self, CtrlC};
+use shohin::core::chat::Finish;
+use shohin::{Piece, Reply, Step, Timings};
+use std::time::{Duration, Instant};
+
+/// Runs a reply to its end; Ctrl-C cancels it.
+pub(crate) fn follow(
+    mut reply: Reply<'_>,
+    on_piece: &mut dyn FnMut(&Piece) -> Result,
+) -> Result<(Finish, Timings)> {
+    let start = Instant::now();
+    let ctrl_c = CtrlC::listen();
+    let cached = reply.timings().cached;
+    let mut bar = None;
+    while let Some(step) = reply.step() {
+        match step? {
+            Step::Prompt(done, of) => {
+                // Only for prompts that take a while.
+                if start.elapsed() > Duration::from_millis(500) || bar.is_some() {
+                    let bar = bar.get_or_insert_with(|| terminal::progress("prefill", "tokens", of - cached));
+                    bar.set_position((done - cached) as u64);
+                }
+            }
+            Step::Piece(piece) => {
+                if let Some(bar) = bar.take() {
+                    bar.finish_and_clear();
+                }
+                on_piece(&piece)?;
+            }
+        }
+        if ctrl_c.pressed()
+            && let Some(piece) = reply.cancel()
+        {
+            on_piece(&piece)?;
+        }
+    }
+    if let Some(bar) = bar {
+        bar.finish_and_clear();
+    }
+    let timings = *reply.timings();
+    Ok((reply.finish()?, timings))
+}
+
+/// One line for people: `prompt 5 tokens (+ 20 cached), 812 tok/s; reply 9 tokens, 406 tok/s`.
+pub(crate) fn line(timings: &Timings, finish: &Finish) -> String {
+    let cached = match timings.cached {
+        0 => String::new(),
+        n => format!(" (+ {n} cached)"),
+    };
+    let (prompt, reply) = (terminal::short(timings.prompt_speed()), terminal::short(timings.reply_speed()));
+    let (n, m) = (timings.prompt, finish.usage.completion_tokens);
+    format!("prompt {n} tokens{cached}, {prompt} tok/s; reply {m} tokens, {reply} tok/s")
+}

@@ -1,0 +1,139 @@
+//! Options of a reply, whichever command makes it.
+
+use crate::args::whole;
+use crate::error::{CliError, Context, Result};
+use crate::sampling::SamplingArgs;
+use crate::terminal;
+use clap::{Args, ValueEnum};
+use serde_json::value::RawValue;
+use shohin::TurnOptions;
+use shohin::core::chat::{OverflowPolicy, ResponseFormat, Thinking, ToolChoice, function_name};
+use std::path::Path;
+
+/// Functions that the model may call.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Tools")]
+pub(crate) struct ToolArgs {
+    /// Functions that the model may call, as a JSON array in OpenAI's format or a file with one; arguments
+    /// always satisfy the schemas
+    #[arg(long, value_name = "FILE|TEXT", conflicts_with_all = ["json_schema", "json_object", "raw"])]
+    pub(crate) tools: Option<String>,
+    /// auto: the model decides; required: it calls at least one; or the name of the function it calls
+    #[arg(long, value_name = "auto|required|NAME", default_value = "auto", requires = "tools")]
+    pub(crate) tool_choice: String,
+}
+
+/// Constrained output.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Constrained output")]
+pub(crate) struct FormatArgs {
+    /// Make every reply a JSON value that satisfies this JSON Schema: a file, or the schema itself
+    #[arg(long, value_name = "FILE|TEXT")]
+    pub(crate) json_schema: Option<String>,
+    /// Make every reply a JSON object
+    #[arg(long, conflicts_with = "json_schema")]
+    pub(crate) json_object: bool,
+}
+
+/// Behaviour when prompt and reply exceed --context.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct OverflowArgs {
+    /// When the context is full: error ends the reply, shift drops the oldest tokens and continues
+    #[arg(long, value_name = "POLICY", default_value = "error")]
+    pub(crate) overflow: Policy,
+    /// With --overflow shift: number of leading tokens that are never dropped [default: the system message, at least 4]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole::<usize>)]
+    pub(crate) keep: Option<usize>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Policy {
+    Error,
+    Shift,
+}
+
+impl OverflowArgs {
+    /// What a command with `otherwise` for `error` does.
+    pub(crate) fn policy(&self, otherwise: OverflowPolicy) -> OverflowPolicy {
+        match self.overflow {
+            Policy::Error => otherwise,
+            Policy::Shift => OverflowPolicy::Shift { keep: self.keep },
+        }
+    }
+}
+
+/// What the options ask for; checked, as they may be wrong before a model is loaded.
+pub(crate) fn options(
+    sampling: &SamplingArgs,
+    format: &FormatArgs,
+    tools: Option<&ToolArgs>,
+    think: bool,
+    max_tokens: Option<usize>,
+) -> Result<TurnOptions> {
+    let sampler = sampling.config();
+    sampler.check().usage()?;
+    let mut options = TurnOptions {
+        sampler,
+        reseed: false,
+        max_tokens,
+        stop_strings: sampling.stop.clone(),
+        thinking: if think { Thinking::On } else { Thinking::Off },
+        response_format: response_format(format)?,
+        ..TurnOptions::default()
+    };
+    let cause = match &options.response_format {
+        ResponseFormat::Text => "--tools",
+        ResponseFormat::JsonObject => "--json-object",
+        ResponseFormat::JsonSchema(_) => "--json-schema",
+    };
+    if let Some(args) = tools {
+        options.tools = descriptions(args)?;
+        options.tool_choice = tool_choice(args, &options.tools)?;
+    }
+    options.grammar().context(cause).usage()?;
+    if options.stop_strings.iter().any(String::is_empty) {
+        return Err(CliError::usage("length of a stop string is 0, expected at least 1 byte"));
+    }
+    Ok(options)
+}
+
+fn response_format(args: &FormatArgs) -> Result<ResponseFormat> {
+    Ok(match &args.json_schema {
+        Some(schema) => ResponseFormat::JsonSchema(text(schema)?),
+        None if args.json_object => ResponseFormat::JsonObject,
+        None => ResponseFormat::Text,
+    })
+}
+
+/// The text of an argument that is a file, or JSON itself.
+fn text(argument: &str) -> Result<String> {
+    // Text in brackets is not a file name.
+    let trimmed = argument.trim();
+    if trimmed.starts_with(['{', '[']) || matches!(trimmed, "true" | "false") {
+        return Ok(argument.into());
+    }
+    terminal::read_text(Path::new(argument))
+}
+
+/// Descriptions of functions, each a JSON text.
+fn descriptions(args: &ToolArgs) -> Result<Vec<String>> {
+    let Some(tools) = &args.tools else { return Ok(Vec::new()) };
+    let tools = text(tools)?;
+    let tools: Vec<&RawValue> = serde_json::from_str(&tools)
+        .map_err(|e| CliError::usage(format_args!("--tools: not a JSON array of descriptions: {e}")))?;
+    Ok(tools.into_iter().map(|tool| tool.get().to_string()).collect())
+}
+
+fn tool_choice(args: &ToolArgs, tools: &[String]) -> Result<ToolChoice> {
+    match args.tool_choice.as_str() {
+        "auto" => Ok(ToolChoice::Auto),
+        choice if tools.is_empty() => {
+            Err(CliError::usage(format_args!("--tool-choice is {choice:?}, but there are no tools")))
+        }
+        "required" => Ok(ToolChoice::Required),
+        name if tools.iter().any(|tool| function_name(tool).as_deref() == Some(name)) => {
+            Ok(ToolChoice::Function(name.into()))
+        }
+        name => Err(CliError::usage(format_args!("--tool-choice: no tool is called {name:?}"))),
+    }
+}

@@ -1,0 +1,247 @@
+//! How a model is loaded.
+
+use crate::error::{Error, Result};
+use crate::file::ModelFile;
+#[cfg(feature = "gpu")]
+use crate::gpu::GpuWeights;
+use crate::model::{Inner, Machine, Model};
+use crate::threads::ThreadPool;
+use shohin_core::chat::Template;
+use shohin_core::cpu::Isa;
+use shohin_core::cpu::repack::repacks;
+use shohin_core::gguf::{Id42, ReadOptions};
+use shohin_core::model::{ModelConfigBuilder, RopeScaling};
+use shohin_core::{Activations, CpuOptions, KvFormat, ModelConfig, Tokenizer};
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+/// Where a model runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+enum Target {
+    /// On a GPU in hardware if there is one that can run the model, else on the CPU.
+    #[default]
+    Best,
+    Cpu,
+    /// A GPU whose name contains this, or the system's choice.
+    Gpu(Option<String>),
+}
+
+/// Options of a model that is to be loaded; see [`Model::builder`]. Unset ones have the fastest value.
+#[derive(Clone, Debug)]
+#[must_use = "a builder does nothing before `load`"]
+pub struct Builder {
+    threads: Option<usize>,
+    context: usize,
+    kv: KvFormat,
+    activations: Activations,
+    isa: Option<String>,
+    repack: bool,
+    compact: bool,
+    read: ReadOptions,
+    rope_scaling: Option<RopeScaling>,
+    rope_base: Option<f32>,
+    target: Target,
+}
+
+impl Default for Builder {
+    fn default() -> Self {
+        Builder {
+            threads: None,
+            context: 4096,
+            kv: KvFormat::default(),
+            activations: Activations::default(),
+            isa: None,
+            repack: true,
+            compact: false,
+            read: ReadOptions::default(),
+            rope_scaling: None,
+            rope_base: None,
+            target: Target::Best,
+        }
+    }
+}
+
+impl Builder {
+    /// Number of threads, at least 1; one per core unless set.
+    pub fn threads(mut self, threads: usize) -> Self {
+        self.threads = Some(threads);
+        self
+    }
+
+    /// Context size of a chat in tokens, cut to what the model supports; 4096 unless set.
+    pub fn context(mut self, tokens: usize) -> Self {
+        self.context = tokens;
+        self
+    }
+
+    /// Format of the KV cache; [`KvFormat::F16`] unless set.
+    pub fn kv(mut self, format: KvFormat) -> Self {
+        self.kv = format;
+        self
+    }
+
+    /// Precision of activations; [`Activations::Int8`] unless set.
+    pub fn activations(mut self, activations: Activations) -> Self {
+        self.activations = activations;
+        self
+    }
+
+    /// Instruction set of the kernels by name, such as `scalar` or `avx2`; the best available unless set.
+    pub fn isa(mut self, name: impl Into<String>) -> Self {
+        self.isa = Some(name.into());
+        self
+    }
+
+    /// Whether weights are repacked in memory for the kernels, which takes a copy of the file in memory; results do
+    /// not depend on it. On unless set: decode is up to twice as fast.
+    pub fn repack(mut self, repack: bool) -> Self {
+        self.repack = repack;
+        self
+    }
+
+    /// Whether base-3 weights (PTQ1_0, TQ1_0) stay packed: one sixth less memory, much slower. Off unless set.
+    pub fn compact(mut self, compact: bool) -> Self {
+        self.compact = compact;
+        self
+    }
+
+    /// Layout of tensors of type 42 if the file does not say; [`Id42::Auto`] unless set.
+    pub fn id42(mut self, layout: Id42) -> Self {
+        self.read.id42 = layout;
+        self
+    }
+
+    /// Replaces the file's RoPE scaling, and with it the longest context; see
+    /// [`ModelConfigBuilder::rescale_rope`].
+    pub fn rope_scaling(mut self, scaling: RopeScaling) -> Self {
+        self.rope_scaling = Some(scaling);
+        self
+    }
+
+    /// Replaces the file's base of the RoPE frequencies.
+    pub fn rope_base(mut self, base: f32) -> Self {
+        self.rope_base = Some(base);
+        self
+    }
+
+    /// Runs the model on the CPU. Unless set, that is where it runs only if there is no GPU that can (or this library
+    /// was built without the feature `gpu`).
+    pub fn cpu(mut self) -> Self {
+        self.target = Target::Cpu;
+        self
+    }
+
+    /// Runs the model on the GPU whose name contains `name`; an empty name takes the system's choice, which is never
+    /// an implementation in software.
+    pub fn gpu(mut self, name: impl Into<String>) -> Self {
+        self.target = Target::Gpu(Some(name.into()).filter(|name| !name.is_empty()));
+        self
+    }
+
+    /// Loads a GGUF file, or a model in parts by the name of any of them.
+    ///
+    /// # Errors
+    /// If it cannot be read, is not a model that runs, or an option is wrong.
+    pub fn load(&self, path: impl AsRef<Path>) -> Result<Model> {
+        self.load_file(&ModelFile::open(path)?)
+    }
+
+    /// Loads the model that is part of this library.
+    ///
+    /// # Errors
+    /// If an option is wrong.
+    #[cfg(feature = "built-in")]
+    pub fn load_built_in(&self) -> Result<Model> {
+        self.load_file(&ModelFile::built_in())
+    }
+
+    /// Loads a file that was opened before.
+    ///
+    /// # Errors
+    /// As [`Builder::load`].
+    pub fn load_file(&self, file: &ModelFile) -> Result<Model> {
+        let start = Instant::now();
+        let threads = self.threads.unwrap_or_else(default_threads);
+        let pool = ThreadPool::new(threads).map_err(|source| Error::Threads { count: threads, source })?;
+        let isa = self.best_isa()?;
+        let gguf = file.gguf(&self.read)?;
+        let named = |source| Error::Model { name: file.name().into(), source };
+        let config = self.configured(ModelConfig::from_gguf(&gguf).map_err(named)?)?;
+        let machine = self.machine(&gguf)?;
+        let on_cpu = matches!(machine, Machine::Cpu);
+        let repack = self.repack && on_cpu && self.activations == Activations::Int8;
+        let weights = file.weights(&self.read, repack, self.compact, isa, &pool, |_| config)?;
+        let tokenizer = Tokenizer::from_gguf(&gguf).map_err(named)?;
+        let template = Template::from_metadata(gguf.metadata(), &tokenizer).map_err(named)?;
+        let context = self.context;
+        let options = CpuOptions { context, activations: self.activations, isa, ..CpuOptions::default() };
+        let name = gguf.metadata().str("general.name").ok().flatten().unwrap_or_default();
+        let name = name.chars().filter(|c| !c.is_control()).take(60).collect();
+        let expands = on_cpu && self.activations == Activations::Int8 && !self.compact;
+        Ok(Model(Arc::new(Inner {
+            name,
+            weight_bytes: file.resident_len(&self.read, expands && repacks(isa))?,
+            format: file.format(&self.read)?,
+            tokenizer: tokenizer.into_owned(),
+            file: file.clone(),
+            read: self.read,
+            weights: Arc::new(weights),
+            template,
+            options,
+            kv: self.kv,
+            pool: Arc::new(pool),
+            machine,
+            vocabulary: OnceLock::new(),
+            load_time: start.elapsed(),
+        })))
+    }
+
+    fn best_isa(&self) -> Result<Isa> {
+        let Some(name) = &self.isa else { return Ok(Isa::detect()) };
+        Isa::named(name).map_err(|_| {
+            let have: Vec<&str> = Isa::available().map(Isa::name).collect();
+            let expected = format!("one this machine has: {}", have.join(", "));
+            Error::Option { name: "isa", found: name.clone(), expected }
+        })
+    }
+
+    /// The file's configuration with what the options replace.
+    fn configured(&self, config: ModelConfig) -> Result<ModelConfig> {
+        if self.rope_scaling.is_none() && self.rope_base.is_none() {
+            return Ok(config);
+        }
+        let mut builder = ModelConfigBuilder::from(config);
+        if let Some(scaling) = self.rope_scaling {
+            builder = builder.rescale_rope(scaling);
+        }
+        if let Some(base) = self.rope_base {
+            builder = builder.rope_freq_base(base);
+        }
+        builder.build().map_err(Error::Config)
+    }
+
+    #[cfg(feature = "gpu")]
+    fn machine(&self, gguf: &shohin_core::Gguf<'_>) -> Result<Machine> {
+        let rope = self.rope_scaling.is_some() || self.rope_base.is_some();
+        match &self.target {
+            Target::Gpu(_) if rope => Err(Error::RopeOnGpu),
+            Target::Gpu(name) => GpuWeights::load(name.as_deref(), gguf).map(Machine::Gpu),
+            Target::Best if !rope => Ok(GpuWeights::load(None, gguf).map_or(Machine::Cpu, Machine::Gpu)),
+            Target::Best | Target::Cpu => Ok(Machine::Cpu),
+        }
+    }
+
+    #[cfg(not(feature = "gpu"))]
+    fn machine(&self, _: &shohin_core::Gguf<'_>) -> Result<Machine> {
+        match &self.target {
+            Target::Gpu(_) => Err(Error::NoGpuSupport),
+            Target::Best | Target::Cpu => Ok(Machine::Cpu),
+        }
+    }
+}
+
+/// Cores this program may use.
+fn default_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}

@@ -1,0 +1,386 @@
+//! Conversations over a model, and replies as they are made.
+
+use crate::error::Result;
+use crate::model::Model;
+use crate::sequence::Sequence;
+use shohin_core::chat::{
+    ChatMessage, Conversation, Finish, FunctionCall, OverflowPolicy, Piece as CorePiece, ResponseFormat,
+    Role, SessionState, TurnOptions, Usage,
+};
+use shohin_core::generate::{Action, Reason};
+use shohin_core::sample::Logprob;
+use std::time::{Duration, Instant};
+
+/// A conversation. Each has its own KV cache and scratch memory; the model is shared.
+pub struct Chat {
+    model: Model,
+    sequence: Box<dyn Sequence>,
+    conversation: Conversation,
+    options: TurnOptions,
+}
+
+impl std::fmt::Debug for Chat {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Chat").field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+impl Chat {
+    pub(crate) fn new(model: &Model) -> Result<Chat> {
+        let overflow = OverflowPolicy::Trim { reserve: 256, free: usize::MAX };
+        Ok(Chat {
+            model: model.clone(),
+            sequence: model.generating_sequence()?,
+            conversation: Conversation::new(),
+            options: TurnOptions { overflow, ..TurnOptions::default() },
+        })
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// How replies are made. When the context is full the oldest exchanges are left out, unless
+    /// [`TurnOptions::overflow`] says otherwise.
+    pub fn options(&self) -> &TurnOptions {
+        &self.options
+    }
+
+    /// The same, to be changed for the next reply.
+    pub fn options_mut(&mut self) -> &mut TurnOptions {
+        &mut self.options
+    }
+
+    /// Begins anew, with these instructions for the whole conversation.
+    pub fn system(&mut self, text: impl Into<String>) {
+        self.conversation.set_messages(vec![ChatMessage::new(Role::System, text)]);
+    }
+
+    /// Begins anew, with the messages of another conversation or none.
+    pub fn set_messages(&mut self, messages: Vec<ChatMessage>) {
+        self.conversation.set_messages(messages);
+    }
+
+    /// The messages so far.
+    pub fn messages(&self) -> &[ChatMessage] {
+        self.conversation.messages()
+    }
+
+    /// Tokens that the KV cache holds.
+    pub fn position(&self) -> usize {
+        self.sequence.position()
+    }
+
+    /// Tokens that the KV cache can hold.
+    pub fn capacity(&self) -> usize {
+        self.sequence.capacity()
+    }
+
+    /// Sends a message; the reply is made as the iterator is advanced. Only what is new is computed.
+    ///
+    /// # Errors
+    /// If the message does not fit the context, or an option is wrong. Nothing is sent then.
+    pub fn send(&mut self, text: impl Into<String>) -> Result<Reply<'_>> {
+        self.send_messages(vec![ChatMessage::new(Role::User, text)])
+    }
+
+    /// Sends messages, the results of tools say.
+    ///
+    /// # Errors
+    /// As [`Chat::send`].
+    pub fn send_messages(&mut self, messages: Vec<ChatMessage>) -> Result<Reply<'_>> {
+        self.begin(|conversation, model, state, options| conversation.send(model, state, messages, options))?;
+        Ok(Reply::new(Owner::Borrowed(self)))
+    }
+
+    /// Makes another reply to the last message.
+    ///
+    /// # Errors
+    /// As [`Chat::send`], and if there is no reply yet.
+    pub fn retry(&mut self) -> Result<Reply<'_>> {
+        self.begin(|conversation, model, state, options| conversation.retry(model, state, options))?;
+        Ok(Reply::new(Owner::Borrowed(self)))
+    }
+
+    /// Continues tokens as plain text; the conversation stays as it is.
+    ///
+    /// # Errors
+    /// As [`Chat::send`].
+    pub fn complete(&mut self, tokens: &[u32]) -> Result<Reply<'_>> {
+        self.begin_completion(tokens)?;
+        Ok(Reply::new(Owner::Borrowed(self)))
+    }
+
+    /// As [`Chat::complete`], by a reply that owns the chat.
+    pub(crate) fn into_completion(mut self, tokens: &[u32]) -> Result<Reply<'static>> {
+        self.begin_completion(tokens)?;
+        Ok(Reply::new(Owner::Owned(Box::new(self))))
+    }
+
+    fn begin_completion(&mut self, tokens: &[u32]) -> Result<()> {
+        let tokens = tokens.to_vec();
+        self.begin(|conversation, model, state, options| conversation.complete(model, state, tokens, options))
+    }
+
+    fn begin(
+        &mut self,
+        start: impl FnOnce(
+            &mut Conversation,
+            &shohin_core::chat::ChatModel<'_>,
+            SessionState,
+            &TurnOptions,
+        ) -> shohin_core::Result<usize>,
+    ) -> Result<()> {
+        let Chat { model, sequence, conversation, options } = self;
+        let state = SessionState { position: sequence.position(), capacity: sequence.capacity() };
+        let held = model.with_chat_model(|chat| start(conversation, chat, state, options))?;
+        let constrained = options.response_format != ResponseFormat::Text || !options.tools.is_empty();
+        sequence.read_for(&options.sampler, options.logprobs.is_some() || constrained);
+        sequence.truncate(held)?;
+        Ok(())
+    }
+}
+
+/// A piece of a reply: a token, and the text that is certain now.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Piece {
+    /// Text as the model writes it, markers of thoughts and tool calls included.
+    pub text: String,
+    /// The part of it for the reader.
+    pub content: String,
+    /// The part of it that is thoughts.
+    pub reasoning: String,
+    /// Tool calls that are now complete.
+    pub tool_calls: Vec<FunctionCall>,
+    /// The token that the model chose; `None` for text that a cancelled reply had held back.
+    pub token: Option<u32>,
+    /// The tokens that are now part of the reply: that one unless it ended the reply, and those of the end of thoughts
+    /// where it was put in.
+    pub tokens: Vec<u32>,
+    /// The token's log-probability, if asked for.
+    pub logprob: Option<f32>,
+    /// The most likely tokens in its place, if asked for.
+    pub top: Vec<Logprob>,
+    /// Why the reply ended, if this is its last piece.
+    pub done: Option<Reason>,
+}
+
+impl From<CorePiece<'_>> for Piece {
+    fn from(piece: CorePiece<'_>) -> Piece {
+        Piece {
+            text: piece.text.into(),
+            content: piece.content.into(),
+            reasoning: piece.reasoning.into(),
+            tool_calls: piece.tool_calls.to_vec(),
+            token: piece.token,
+            tokens: piece.tokens.to_vec(),
+            logprob: piece.logprob,
+            top: piece.top.to_vec(),
+            done: piece.done,
+        }
+    }
+}
+
+/// What a step of a reply brought.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Step {
+    /// So many of so many prompt tokens are computed, cached ones included.
+    Prompt(usize, usize),
+    /// A piece of the reply.
+    Piece(Piece),
+}
+
+/// Times and token counts of a reply.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Timings {
+    /// Prompt tokens that were computed.
+    pub prompt: usize,
+    /// Prompt tokens that were in the KV cache.
+    pub cached: usize,
+    /// From the beginning to the first token.
+    pub prompt_time: Duration,
+    /// Tokens generated, the one that ended the reply included.
+    pub reply: usize,
+    /// From the first token to the end.
+    pub reply_time: Duration,
+}
+
+impl Timings {
+    /// Prompt tokens per second.
+    pub fn prompt_speed(&self) -> f64 {
+        speed(self.prompt, self.prompt_time)
+    }
+
+    /// Generated tokens per second. The first costs no decoding: its logits come from the prompt.
+    pub fn reply_speed(&self) -> f64 {
+        speed(self.reply.saturating_sub(1), self.reply_time)
+    }
+}
+
+fn speed(tokens: usize, time: Duration) -> f64 {
+    if tokens == 0 { 0.0 } else { tokens as f64 / time.as_secs_f64().max(1e-9) }
+}
+
+enum Owner<'c> {
+    Borrowed(&'c mut Chat),
+    Owned(Box<Chat>),
+}
+
+impl Owner<'_> {
+    fn chat(&mut self) -> &mut Chat {
+        match self {
+            Owner::Borrowed(chat) => chat,
+            Owner::Owned(chat) => chat,
+        }
+    }
+}
+
+/// A reply in the making: an iterator over its pieces. Dropped before its end it is cancelled; the conversation then
+/// has what was made of it.
+pub struct Reply<'c> {
+    owner: Owner<'c>,
+    start: Instant,
+    first_token: Option<Instant>,
+    timings: Timings,
+    finish: Option<Finish>,
+    /// Set when it ended, by itself or by an error.
+    ended: bool,
+}
+
+impl std::fmt::Debug for Reply<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Reply").field("timings", &self.timings).finish_non_exhaustive()
+    }
+}
+
+impl<'c> Reply<'c> {
+    fn new(mut owner: Owner<'c>) -> Self {
+        let chat = owner.chat();
+        let cached = chat.sequence.position();
+        let (_, total) = chat.conversation.prompt_progress();
+        let timings = Timings { prompt: total - cached, cached, ..Timings::default() };
+        Reply { owner, start: Instant::now(), first_token: None, timings, finish: None, ended: false }
+    }
+
+    /// Runs the model once: on a part of the prompt, or for the next token. `None` after the end.
+    ///
+    /// # Errors
+    /// What the device says; nothing comes after it, and the conversation is as before.
+    pub fn step(&mut self) -> Option<Result<Step>> {
+        if self.ended {
+            return None;
+        }
+        match self.advance() {
+            Ok(Some(step)) => {
+                if let Step::Piece(piece) = &step {
+                    self.first_token.get_or_insert_with(Instant::now);
+                    self.timings.reply += usize::from(piece.token.is_some());
+                }
+                Some(Ok(step))
+            }
+            Ok(None) => {
+                self.end();
+                None
+            }
+            Err(error) => {
+                self.end();
+                Some(Err(error))
+            }
+        }
+    }
+
+    fn advance(&mut self) -> Result<Option<Step>> {
+        let Chat { model, sequence, conversation, .. } = self.owner.chat();
+        loop {
+            match conversation.next() {
+                Action::Done(_) => return Ok(None),
+                Action::Shift { keep, drop } => {
+                    sequence.shift(keep, drop)?;
+                    conversation.shifted(sequence.position());
+                }
+                Action::Decode(tokens) => {
+                    let logits = sequence.feed(tokens)?;
+                    if let Some(piece) = conversation.logits(model.tokenizer(), logits)? {
+                        return Ok(Some(Step::Piece(piece.into())));
+                    }
+                    let (done, of) = conversation.prompt_progress();
+                    return Ok(Some(Step::Prompt(done, of)));
+                }
+            }
+        }
+    }
+
+    /// Ends the reply as it is; returns text that was held back until now.
+    pub fn cancel(&mut self) -> Option<Piece> {
+        if self.ended {
+            return None;
+        }
+        let piece = self.owner.chat().conversation.cancel().map(Piece::from);
+        self.end();
+        piece
+    }
+
+    fn end(&mut self) {
+        self.ended = true;
+        let first_token = *self.first_token.get_or_insert_with(Instant::now);
+        self.timings.prompt_time = first_token - self.start;
+        self.timings.reply_time = first_token.elapsed();
+        let Chat { sequence, conversation, .. } = self.owner.chat();
+        let (held, finish) = conversation.end(sequence.position());
+        // It holds at least as many tokens as the conversation knows of.
+        let _ = sequence.truncate(held);
+        self.finish = finish;
+    }
+
+    /// Makes the rest of the reply and says how it ended.
+    ///
+    /// # Errors
+    /// As [`Reply::step`].
+    pub fn finish(mut self) -> Result<Finish> {
+        while let Some(step) = self.step() {
+            step?;
+        }
+        // Only an error leaves none, and it was returned when it came.
+        let ended = shohin_core::Error::Device { problem: "the reply had failed before" };
+        Ok(self.finish.take().ok_or(ended)?)
+    }
+
+    /// How it ended; `None` before that, or after an error.
+    pub fn finished(&self) -> Option<&Finish> {
+        self.finish.as_ref()
+    }
+
+    /// Tokens that it took so far.
+    pub fn usage(&mut self) -> Usage {
+        match &self.finish {
+            Some(finish) => finish.usage,
+            None => self.owner.chat().conversation.usage(),
+        }
+    }
+
+    /// Times and counts; complete after the end.
+    pub fn timings(&self) -> &Timings {
+        &self.timings
+    }
+}
+
+impl Iterator for Reply<'_> {
+    type Item = Result<Piece>;
+
+    fn next(&mut self) -> Option<Result<Piece>> {
+        loop {
+            match self.step()? {
+                Ok(Step::Prompt(..)) => {}
+                Ok(Step::Piece(piece)) => return Some(Ok(piece)),
+                Err(error) => return Some(Err(error)),
+            }
+        }
+    }
+}
+
+impl Drop for Reply<'_> {
+    fn drop(&mut self) {
+        self.cancel();
+    }
+}

@@ -1,0 +1,388 @@
+//! A loaded model, and what can be asked of it.
+
+use crate::builder::Builder;
+use crate::chat::{Chat, Reply};
+use crate::error::{Error, Result};
+use crate::file::{ModelFile, ShardBytes};
+#[cfg(feature = "gpu")]
+use crate::gpu::GpuWeights;
+use crate::memory;
+use crate::sequence::{OnDevice, Sequence};
+use crate::threads::ThreadPool;
+use shohin_core::chat::{ChatModel, Style, Template, TurnOptions};
+use shohin_core::constrain::Vocabulary;
+use shohin_core::cpu::{CpuWeights, Isa};
+use shohin_core::gguf::ReadOptions;
+use shohin_core::model::{Embedding, ModelVariant, Pooling};
+use shohin_core::tokenizer::{Decoder, Special};
+use shohin_core::{
+    Activations, Cpu, CpuOptions, Format, Gguf, KvFormat, MemoryPlan, ModelConfig, Pool, SessionOptions,
+    Tokenizer,
+};
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+/// Rows whose logits are computed together where all are asked for.
+const LOGIT_ROWS: usize = 8;
+
+/// A loaded model: weights, tokenizer, threads and the device it runs on. Clones share all of it, and any number of
+/// chats can run over one model, also on several threads.
+#[derive(Clone, Debug)]
+pub struct Model(pub(crate) Arc<Inner>);
+
+/// Where the weights are that compute.
+#[derive(Clone, Debug)]
+pub(crate) enum Machine {
+    Cpu,
+    #[cfg(feature = "gpu")]
+    Gpu(GpuWeights),
+}
+
+pub(crate) struct Inner {
+    /// In the metadata; may be empty.
+    pub(crate) name: String,
+    pub(crate) file: ModelFile,
+    pub(crate) read: ReadOptions,
+    pub(crate) weights: Arc<CpuWeights<ShardBytes>>,
+    pub(crate) tokenizer: Tokenizer<'static>,
+    pub(crate) template: Template,
+    pub(crate) options: CpuOptions,
+    pub(crate) kv: KvFormat,
+    pub(crate) pool: Arc<ThreadPool>,
+    pub(crate) machine: Machine,
+    /// What constraints need of the tokenizer, built when first asked for.
+    pub(crate) vocabulary: OnceLock<Arc<Vocabulary>>,
+    /// Of most of the weights in the file.
+    pub(crate) format: Option<Format>,
+    /// Of the weights while the model runs.
+    pub(crate) weight_bytes: usize,
+    pub(crate) load_time: Duration,
+}
+
+impl std::fmt::Debug for Inner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Model")
+            .field("name", &self.name)
+            .field("options", &self.options)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Model {
+    /// Loads a GGUF file, or a model in parts by the name of any of them: on all cores, with weights repacked for the
+    /// CPU's kernels, or on a GPU if there is one (with the feature `gpu`).
+    ///
+    /// # Errors
+    /// If it cannot be read or is not a model that runs.
+    pub fn load(path: impl AsRef<Path>) -> Result<Model> {
+        Model::builder().load(path)
+    }
+
+    /// Loads the model that is part of this library.
+    ///
+    /// # Errors
+    /// If the system gives no threads or memory.
+    #[cfg(feature = "built-in")]
+    pub fn built_in() -> Result<Model> {
+        Model::builder().load_built_in()
+    }
+
+    /// Options for loading.
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    /// Begins a conversation.
+    ///
+    /// # Errors
+    /// If there is no memory for its context.
+    pub fn chat(&self) -> Result<Chat> {
+        Chat::new(self)
+    }
+
+    /// Continues `text` as plain text, without the chat template.
+    ///
+    /// # Errors
+    /// If there is no memory, the text does not fit the context, or an option is wrong.
+    pub fn generate(&self, text: &str, options: TurnOptions) -> Result<Reply<'static>> {
+        let mut chat = self.chat()?;
+        *chat.options_mut() = options;
+        chat.into_completion(&self.tokenize(text))
+    }
+
+    /// The tokens of a text, with the token that texts begin with if the model has one. Control tokens in it are text.
+    pub fn tokenize(&self, text: &str) -> Vec<u32> {
+        self.tokenize_with(text, Special::UserDefined)
+    }
+
+    /// As [`Model::tokenize`], with the added tokens that `special` lets the text form.
+    pub fn tokenize_with(&self, text: &str, special: Special) -> Vec<u32> {
+        let mut tokens = Vec::from_iter(self.0.tokenizer.leading_bos());
+        self.0.tokenizer.encode(text, special, &mut tokens);
+        tokens
+    }
+
+    /// The text of tokens, control tokens left out.
+    ///
+    /// # Errors
+    /// [`shohin_core::Error::Token`] for an unknown one.
+    pub fn detokenize(&self, tokens: &[u32]) -> Result<String> {
+        let vocab = self.0.tokenizer.vocab_size() as u32;
+        if let Some(&id) = tokens.iter().find(|&&id| id >= vocab) {
+            return Err(shohin_core::Error::Token { id, vocab }.into());
+        }
+        let mut decoder = Decoder::new(&self.0.tokenizer);
+        let mut text = String::new();
+        tokens.iter().for_each(|&id| text.push_str(decoder.push(id)));
+        text.push_str(decoder.finish());
+        Ok(text)
+    }
+
+    /// The embedding `(hidden)` of a text, of length 1: the mean of the final hidden states. See
+    /// [`Model::embeddings`] for several texts.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn embed(&self, text: &str) -> Result<Vec<f32>> {
+        let mut all = self.embeddings(&[text], Pooling::Mean, true)?;
+        all.next().unwrap_or(Err(Error::EmptyText { number: 1 }))
+    }
+
+    /// The embeddings `(hidden)` of texts, computed one by one as they are asked for; of length 1 if `normalize`.
+    ///
+    /// # Errors
+    /// If a text is empty or too long for the model, or there is no memory.
+    pub fn embeddings<T: AsRef<str>>(
+        &self,
+        texts: &[T],
+        pooling: Pooling,
+        normalize: bool,
+    ) -> Result<impl Iterator<Item = Result<Vec<f32>>> + use<T>> {
+        let most = self.config().max_context_length;
+        let mut all = Vec::with_capacity(texts.len());
+        for (number, text) in (1..).zip(texts) {
+            let tokens = self.tokenize(text.as_ref());
+            match tokens.len() {
+                0 => return Err(Error::EmptyText { number }),
+                found if found > most => return Err(Error::LongText { number, found, most }),
+                _ => all.push(tokens),
+            }
+        }
+        let context = all.iter().map(Vec::len).max().unwrap_or(1);
+        let mut sequence = self.sequence(context)?;
+        let hidden = self.config().hidden_size;
+        Ok(all.into_iter().map(move |tokens| {
+            sequence.truncate(0)?;
+            let mut embedding = Embedding::new(hidden, pooling);
+            sequence.hidden(&tokens, &mut |_, state| embedding.push(state))?;
+            let vector = embedding.finish(normalize);
+            match vector.iter().all(|x| x.is_finite()) {
+                true => Ok(vector),
+                false => Err(Error::NotFinite),
+            }
+        }))
+    }
+
+    /// Calls `sink(i, logits)` with the logits `(vocab)` of what follows each of `tokens`, in order.
+    ///
+    /// # Errors
+    /// If the tokens are none, unknown, or more than the model supports; if there is no memory.
+    pub fn logits(&self, tokens: &[u32], sink: &mut dyn FnMut(usize, &[f32])) -> Result<()> {
+        Ok(self.sequence(tokens.len())?.logits(tokens, sink)?)
+    }
+
+    /// An empty sequence of at most `context` tokens, for what the other methods do not do.
+    ///
+    /// # Errors
+    /// If there is no memory for it.
+    pub fn sequence(&self, context: usize) -> Result<Box<dyn Sequence>> {
+        self.open(context, LOGIT_ROWS, memory::session)
+    }
+
+    /// As [`Model::sequence`], for measurements with [`Sequence::set_len`]: all of the cache's memory is in place, and
+    /// holds small equal numbers. Untouched memory would be a single page of zeros.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn filled_sequence(&self, context: usize) -> Result<Box<dyn Sequence>> {
+        self.open(context, 1, |device, options| {
+            let bytes = device.memory_plan(options)?.session;
+            let need = shohin_core::Error::Memory { need: bytes as u64, have: 0 };
+            let mut memory = memory::large_pages(bytes).map_err(|_| need)?;
+            memory.fill(0x2e);
+            device.session_in(options, memory)
+        })
+    }
+
+    /// A sequence for generating, without room for the logits of several rows.
+    pub(crate) fn generating_sequence(&self) -> Result<Box<dyn Sequence>> {
+        self.open(self.0.options.context, 1, memory::session)
+    }
+
+    fn open(
+        &self,
+        context: usize,
+        logit_rows: usize,
+        session: impl FnOnce(
+            &mut Cpu<'static, ShardBytes>,
+            &SessionOptions,
+        ) -> shohin_core::Result<shohin_core::Session<Cpu<'static, ShardBytes>>>,
+    ) -> Result<Box<dyn Sequence>> {
+        let options = SessionOptions { context, kv: self.0.kv };
+        match &self.0.machine {
+            Machine::Cpu => {
+                let cpu = CpuOptions { context, logit_rows, ..self.0.options };
+                let pool = Arc::clone(&self.0.pool);
+                let mut device = Cpu::with_weights(Arc::clone(&self.0.weights), &cpu, pool)?;
+                let session = session(&mut device, &options)?;
+                Ok(Box::new(OnDevice::new(device, session, false)))
+            }
+            #[cfg(feature = "gpu")]
+            Machine::Gpu(gpu) => gpu.sequence(&options, self.0.options.activations),
+        }
+    }
+
+    /// The name in the file's metadata, else of the published model it equals.
+    pub fn name(&self) -> &str {
+        match (self.0.name.as_str(), self.variant()) {
+            ("", ModelVariant::Custom) => "unnamed model",
+            ("", known) => known.name(),
+            (named, _) => named,
+        }
+    }
+
+    /// Which published model it is.
+    pub fn variant(&self) -> ModelVariant {
+        self.0.weights.model().variant()
+    }
+
+    /// The model's numbers.
+    pub fn config(&self) -> &ModelConfig {
+        self.0.weights.model().config()
+    }
+
+    /// The tokenizer.
+    pub fn tokenizer(&self) -> &Tokenizer<'static> {
+        &self.0.tokenizer
+    }
+
+    /// The chat template.
+    pub fn template(&self) -> Template {
+        self.0.template
+    }
+
+    /// Whether the model can think before it answers.
+    pub fn can_think(&self) -> bool {
+        self.0.template.style == Style::Qwen3
+    }
+
+    /// The format of most of the weights, as the file has it; `None` if the model has no layers.
+    pub fn format(&self) -> Option<Format> {
+        self.0.format
+    }
+
+    /// The weights on the CPU, packed as the kernels read them (on a GPU: as the file has them).
+    pub fn weights(&self) -> &CpuWeights<ShardBytes> {
+        &self.0.weights
+    }
+
+    /// The file.
+    pub fn file(&self) -> &ModelFile {
+        &self.0.file
+    }
+
+    /// The file's contents: metadata and tensors.
+    ///
+    /// # Errors
+    /// If the file was changed meanwhile.
+    pub fn gguf(&self) -> Result<Gguf<'_>> {
+        self.0.file.gguf(&self.0.read)
+    }
+
+    /// Context of chats in tokens, as asked for; [`Chat::capacity`] is what they have.
+    pub fn context(&self) -> usize {
+        self.0.options.context
+    }
+
+    /// Format of the KV cache.
+    pub fn kv(&self) -> KvFormat {
+        self.0.kv
+    }
+
+    /// Precision of activations.
+    pub fn activations(&self) -> Activations {
+        self.0.options.activations
+    }
+
+    /// Instruction set of the CPU's kernels.
+    pub fn isa(&self) -> Isa {
+        self.0.options.isa
+    }
+
+    /// The thread pool.
+    pub fn pool(&self) -> &ThreadPool {
+        &self.0.pool
+    }
+
+    /// Number of threads.
+    pub fn threads(&self) -> usize {
+        self.0.pool.workers()
+    }
+
+    /// Name of the GPU it runs on.
+    pub fn gpu(&self) -> Option<&str> {
+        match &self.0.machine {
+            Machine::Cpu => None,
+            #[cfg(feature = "gpu")]
+            Machine::Gpu(gpu) => Some(gpu.name()),
+        }
+    }
+
+    /// How long loading took.
+    pub fn load_time(&self) -> Duration {
+        self.0.load_time
+    }
+
+    /// Bytes of the weights while the model runs.
+    pub fn weight_bytes(&self) -> usize {
+        self.0.weight_bytes
+    }
+
+    /// Bytes of a sequence of `context` tokens on the CPU, with its device's scratch memory.
+    ///
+    /// # Errors
+    /// For a context of 0, or one of more bytes than there are addresses.
+    pub fn memory_plan(&self, context: usize) -> Result<MemoryPlan> {
+        let options = CpuOptions { context, ..self.0.options };
+        Ok(self.0.weights.memory_plan(&options, &SessionOptions { context, kv: self.0.kv })?)
+    }
+
+    /// Bytes of a sequence of `context` tokens where the model runs.
+    ///
+    /// # Errors
+    /// As [`Model::memory_plan`].
+    pub fn sequence_bytes(&self, context: usize) -> Result<u64> {
+        match &self.0.machine {
+            Machine::Cpu => Ok(self.memory_plan(context)?.total as u64),
+            #[cfg(feature = "gpu")]
+            Machine::Gpu(gpu) => {
+                gpu.session_bytes(&SessionOptions { context, kv: self.0.kv }, self.0.options.activations)
+            }
+        }
+    }
+
+    /// What conversations need.
+    pub(crate) fn with_chat_model<T>(&self, work: impl FnOnce(&ChatModel<'_>) -> T) -> T {
+        let vocabulary = || {
+            let make = || Arc::new(Vocabulary::new(&self.0.tokenizer));
+            Arc::clone(self.0.vocabulary.get_or_init(make))
+        };
+        work(&ChatModel {
+            tokenizer: &self.0.tokenizer,
+            template: self.0.template,
+            logits: self.config().vocab_size,
+            vocabulary: &vocabulary,
+        })
+    }
+}

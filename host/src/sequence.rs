@@ -1,0 +1,128 @@
+//! One sequence of tokens on a device, whichever it is.
+
+use shohin_core::device::{BlockingDevice, Output, Readout, Wants};
+use shohin_core::generate::Backend;
+use shohin_core::{Error, Result, SamplerConfig, Session};
+
+/// A sequence on a device that it has to itself: what generations and measurements drive. [`Backend::feed`] is
+/// prefill and decode.
+pub trait Sequence: Backend + Send {
+    /// Reads back only what a sampler with this configuration chooses from, if that is cheaper; other logits of
+    /// [`Backend::feed`] then show as -inf. Log-probabilities and constraints need `all`.
+    fn read_for(&mut self, config: &SamplerConfig, all: bool);
+
+    /// Takes `len` tokens as seen, whatever the cache holds at their positions: for measurements.
+    ///
+    /// # Errors
+    /// If there is no room for so many.
+    fn set_len(&mut self, len: usize) -> Result<()>;
+
+    /// Appends `tokens`; writes the most likely token after each of them to `out`, all in one pass.
+    ///
+    /// # Errors
+    /// As [`Backend::feed`], and if `out` has another length.
+    fn verify(&mut self, tokens: &[u32], out: &mut [u32]) -> Result<()>;
+
+    /// Appends `tokens`; calls `sink(i, logits)` with the logits `(vocab)` after each of them, in order.
+    ///
+    /// # Errors
+    /// As [`Backend::feed`].
+    fn logits(&mut self, tokens: &[u32], sink: &mut dyn FnMut(usize, &[f32])) -> Result<()>;
+
+    /// Appends `tokens`; calls `sink(i, hidden)` with the final hidden state `(hidden)` at each of them, in order.
+    ///
+    /// # Errors
+    /// As [`Backend::feed`].
+    fn hidden(&mut self, tokens: &[u32], sink: &mut dyn FnMut(usize, &[f32])) -> Result<()>;
+}
+
+/// A session and its device.
+pub(crate) struct OnDevice<D: BlockingDevice> {
+    device: D,
+    session: Session<D>,
+    /// Whether logits come from another memory, so that some are cheaper than all.
+    remote: bool,
+    readout: Readout,
+    /// Logits, of which those that were not read back are -inf.
+    sparse: Vec<f32>,
+}
+
+impl<D: BlockingDevice> OnDevice<D> {
+    pub(crate) fn new(device: D, session: Session<D>, remote: bool) -> Self {
+        OnDevice { device, session, remote, readout: Readout::Logits, sparse: Vec::new() }
+    }
+}
+
+impl<D> Sequence for OnDevice<D>
+where
+    D: BlockingDevice<Error: Into<Error>> + Send,
+    D::Cache: Send,
+{
+    fn read_for(&mut self, config: &SamplerConfig, all: bool) {
+        // Penalties change the order, so they need all logits.
+        let ordered = config.repetition_penalty == 1.0
+            && config.presence_penalty == 0.0
+            && config.frequency_penalty == 0.0
+            && config.dry_multiplier == 0.0;
+        self.readout = match config {
+            _ if all || !ordered || !self.remote => Readout::Logits,
+            config if config.temperature == 0.0 => Readout::Best,
+            config if config.top_k > 0 => Readout::Top(config.top_k),
+            _ => Readout::Logits,
+        };
+    }
+
+    fn set_len(&mut self, len: usize) -> Result<()> {
+        self.session.set_len(len)
+    }
+
+    fn verify(&mut self, tokens: &[u32], out: &mut [u32]) -> Result<()> {
+        self.session.forward_prefill_verify(&mut self.device, tokens, out).map_err(Into::into)
+    }
+
+    fn logits(&mut self, tokens: &[u32], sink: &mut dyn FnMut(usize, &[f32])) -> Result<()> {
+        self.session.forward_logits(&mut self.device, tokens, sink).map_err(Into::into)
+    }
+
+    fn hidden(&mut self, tokens: &[u32], sink: &mut dyn FnMut(usize, &[f32])) -> Result<()> {
+        self.session.forward_hidden(&mut self.device, tokens, sink).map_err(Into::into)
+    }
+}
+
+impl<D: BlockingDevice<Error: Into<Error>>> Backend for OnDevice<D> {
+    fn position(&self) -> usize {
+        self.session.position()
+    }
+
+    fn capacity(&self) -> usize {
+        self.session.capacity()
+    }
+
+    fn feed(&mut self, tokens: &[u32]) -> Result<&[f32]> {
+        let OnDevice { device, session, readout, sparse, .. } = self;
+        let vocab = device.program().vocab();
+        let mut few = false;
+        let mut sink = |_: usize, _: usize, output: Output<'_>| {
+            if let Output::Top(top) = output {
+                few = true;
+                sparse.clear();
+                sparse.resize(vocab, f32::NEG_INFINITY);
+                for &(token, logit) in top {
+                    if let Some(place) = sparse.get_mut(token as usize) {
+                        *place = logit;
+                    }
+                }
+            }
+        };
+        D::wait(session.run(device, tokens, Wants::Last(*readout), &mut sink)).map_err(Into::into)?;
+        Ok(if few { sparse } else { device.logits() })
+    }
+
+    fn truncate(&mut self, len: usize) -> Result<()> {
+        self.session.truncate(len)
+    }
+
+    fn shift(&mut self, keep: usize, drop: usize) -> Result<()> {
+        self.session.shift(&mut self.device, keep, drop).map_err(Into::into)
+    }
+}

@@ -1,0 +1,191 @@
+//! The library as its users see it, on the model inside it.
+
+use serde_json::Value;
+use shohin::core::generate::Reason;
+use shohin::core::model::Pooling;
+use shohin::{Chat, ChatMessage, Error, KvFormat, Model, Reply, SamplerConfig, Step, TurnOptions};
+use std::fs;
+
+const COW: &str = "What does a cow say?";
+
+fn greedy(chat: &mut Chat) -> &mut Chat {
+    chat.options_mut().sampler = SamplerConfig::greedy();
+    chat
+}
+
+fn text(reply: Reply<'_>) -> String {
+    reply.map(|piece| piece.unwrap().text).collect()
+}
+
+/// What the trainer's own PyTorch model says, greedily and in full precision.
+fn trainer() -> Value {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/sprout.expected.json");
+    serde_json::from_slice::<Value>(&fs::read(path).unwrap()).unwrap()["models"]["sprout.gguf"].clone()
+}
+
+#[test]
+fn the_ten_lines_of_the_readme() -> shohin::Result<()> {
+    let model = Model::load(concat!(env!("CARGO_MANIFEST_DIR"), "/../models/sprout.gguf"))?;
+    let mut chat = model.chat()?;
+    let mut said = String::new();
+    for piece in chat.send(COW)? {
+        said += &piece?.text;
+    }
+    assert!(!said.is_empty());
+    Ok(())
+}
+
+#[test]
+fn greedy_replies_are_those_of_the_trainer() {
+    let builder = Model::builder().activations(shohin::Activations::F32).kv(KvFormat::F32).cpu();
+    let model = builder.load_built_in().unwrap();
+    let mut compared = 0;
+    for expected in trainer()["chats"].as_array().unwrap() {
+        let messages = expected["messages"].as_array().unwrap();
+        if expected["smallest_margin"].as_f64().unwrap() < 1e-3 || expected["stopped_by"].is_null() {
+            continue;
+        }
+        let mut chat = model.chat().unwrap();
+        let messages = messages.iter().map(|m| {
+            let role = if m["role"] == "user" {
+                shohin::core::chat::Role::User
+            } else {
+                shohin::core::chat::Role::Assistant
+            };
+            ChatMessage::new(role, m["content"].as_str().unwrap())
+        });
+        let reply = greedy(&mut chat).send_messages(messages.collect()).unwrap();
+        let finish = reply.finish().unwrap();
+        assert_eq!(finish.text, expected["text"].as_str().unwrap());
+        assert_eq!(finish.usage.prompt_tokens, expected["prompt_ids"].as_array().unwrap().len());
+        compared += 1;
+    }
+    assert!(compared >= 2, "{compared}");
+}
+
+#[test]
+fn one_model_runs_many_chats_on_many_threads() {
+    let model = Model::builder().threads(2).cpu().load_built_in().unwrap();
+    let alone = text(greedy(&mut model.chat().unwrap()).send(COW).unwrap());
+    let threads: Vec<_> = (0..3)
+        .map(|_| {
+            let model = model.clone();
+            std::thread::spawn(move || {
+                let mut chat = model.chat().unwrap();
+                let first = text(greedy(&mut chat).send(COW).unwrap());
+                let held = chat.position();
+                let second = chat.send("Hello!").unwrap();
+                assert_eq!(second.timings().cached, held, "only the new turn is computed");
+                drop(second);
+                first
+            })
+        })
+        .collect();
+    for thread in threads {
+        assert_eq!(thread.join().unwrap(), alone);
+    }
+    // What fits no such use would not compile.
+    fn shared<T: Clone + Send + Sync>(_: &T) {}
+    fn sent<T: Send>(_: &T) {}
+    shared(&model);
+    sent(&model.chat().unwrap());
+}
+
+#[test]
+fn a_reply_that_is_dropped_or_cancelled_leaves_what_was_made() {
+    let model = Model::built_in().unwrap();
+    let mut chat = model.chat().unwrap();
+    let begun: String = greedy(&mut chat)
+        .send("Tell me a story.")
+        .unwrap()
+        .take(4)
+        .map(|piece| piece.unwrap().text)
+        .collect();
+    let said = &chat.messages().last().unwrap().content;
+    assert!(said.starts_with(begun.trim_end()) && chat.messages().len() == 2, "{said:?} after {begun:?}");
+    let mut reply = chat.retry().unwrap();
+    let mut pieces = 0;
+    while let Some(step) = reply.step() {
+        if let Step::Piece(_) = step.unwrap() {
+            pieces += 1;
+        }
+        if pieces == 3 {
+            let _ = reply.cancel();
+        }
+    }
+    assert_eq!(reply.finished().unwrap().reason, Reason::Cancelled);
+    drop(reply);
+    // The conversation goes on.
+    assert!(!text(chat.send(COW).unwrap()).is_empty());
+    assert_eq!(chat.messages().len(), 4);
+}
+
+#[test]
+fn plain_text_is_continued() {
+    let model = Model::built_in().unwrap();
+    let options =
+        TurnOptions { sampler: SamplerConfig::greedy(), max_tokens: Some(12), ..TurnOptions::default() };
+    let start = "Once upon a time, there was a";
+    let finish = model.generate(start, options.clone()).unwrap().finish().unwrap();
+    assert_eq!((finish.reason, finish.usage.completion_tokens), (Reason::Length, 12));
+    // The same token by token, from the logits.
+    let mut tokens = model.tokenize(start);
+    let before = tokens.len();
+    let mut sequence = model.sequence(64).unwrap();
+    let mut logits = sequence.feed(&tokens).unwrap().to_vec();
+    for _ in 0..12 {
+        let mut best = 0;
+        for (token, logit) in logits.iter().enumerate() {
+            if *logit > logits[best] {
+                best = token;
+            }
+        }
+        tokens.push(best as u32);
+        logits = sequence.feed(&[best as u32]).unwrap().to_vec();
+    }
+    assert_eq!(model.detokenize(&tokens[before..]).unwrap(), finish.text);
+    // What was generated is what one pass of verification expects.
+    let mut expected = vec![0; tokens.len() - 1];
+    sequence.truncate(0).unwrap();
+    sequence.verify(&tokens[..tokens.len() - 1], &mut expected).unwrap();
+    assert_eq!(expected[before - 1..], tokens[before..]);
+}
+
+#[test]
+fn embeddings_have_length_one_and_like_texts_are_near() {
+    let model = Model::built_in().unwrap();
+    let texts = ["The fox ran home.", "The fox ran back home.", "5 plus 3 is 8."];
+    let all: Vec<Vec<f32>> =
+        model.embeddings(&texts, Pooling::Mean, true).unwrap().map(Result::unwrap).collect();
+    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
+    assert!(all.iter().all(|e| (dot(e, e) - 1.0).abs() < 1e-4));
+    assert!(dot(&all[0], &all[1]) > dot(&all[0], &all[2]));
+    assert_eq!(model.embed(texts[2]).unwrap(), all[2]);
+    assert!(matches!(model.embed(""), Err(Error::EmptyText { number: 1 })));
+    let long = "a fox ".repeat(20_000);
+    assert!(matches!(model.embed(&long), Err(Error::LongText { number: 1, .. })));
+}
+
+#[test]
+fn errors_say_what_was_expected_and_what_was_found() {
+    let message = |result: shohin::Result<Model>| result.unwrap_err().to_string();
+    let load = |path: &str| message(Model::load(path));
+    assert_eq!(load("absent.gguf"), "cannot open the model absent.gguf: No such file or directory");
+    assert_eq!(
+        load(env!("CARGO_MANIFEST_DIR")),
+        concat!(env!("CARGO_MANIFEST_DIR"), " is a directory, expected a GGUF file")
+    );
+    let toml = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
+    assert!(load(toml).starts_with(&format!("{toml}: ")), "{}", load(toml));
+    assert!(load("https://example.org/a.gguf").contains("curl -LO https://example.org/a.gguf"));
+    assert!(
+        message(Model::builder().isa("abacus").load_built_in())
+            .starts_with("isa is \"abacus\", expected one this machine has: ")
+    );
+    assert!(message(Model::builder().rope_base(0.0).load_built_in()).contains("rope.freq_base is 0"));
+    #[cfg(not(feature = "gpu"))]
+    assert!(message(Model::builder().gpu("").load_built_in()).contains("--features gpu"));
+    let mut chat = Model::builder().context(16).load_built_in().unwrap().chat().unwrap();
+    let error = chat.send("far too long ".repeat(30)).unwrap_err();
+    assert!(matches!(error, Error::Engine(shohin::core::Error::ContextFull { capacity: 16, .. })), "{error}");
+}
