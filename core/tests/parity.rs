@@ -69,33 +69,44 @@ fn packed(format: Format, layout: Layout, rows: usize, cols: usize, bytes: &[u8]
     PackedMatrix::new(Matrix::new(format, rows, cols, bytes).unwrap(), layout).unwrap()
 }
 
-/// Compares both operations of `isa`, over every layout, with the reference over rows.
-fn compare(isa: Isa, w: &Matrix, x: &[f32], tokens: usize) {
-    let mut q8 = vec![Q8Block::default(); tokens * q8_blocks(w.cols())];
-    quantize(isa, x, w.cols(), &mut q8).unwrap();
-    let luts = luts(isa, &q8, tokens, w.cols());
-    for (q8, luts) in [(None, &[][..]), (Some(&q8[..]), &[]), (Some(&q8), &luts)] {
-        let reference = Input { f32: x, q8, luts: &[] };
-        let expected = product(Isa::SCALAR, &Serial, &(*w).into(), &reference, tokens);
-        let input = Input { f32: x, q8, luts };
-        for (layout, format, bytes) in layouts(w) {
-            let w = packed(format, layout, w.rows(), w.cols(), &bytes);
-            let found = product(isa, &Serial, &w, &input, tokens);
-            for (i, (e, f)) in expected.iter().zip(&found).enumerate() {
-                assert!(
-                    e == f,
-                    "{} {} {layout:?} int8 {}, {} luts: {} rows, {} cols, token {} row {}: expected {}, found {}",
-                    isa.name(),
-                    w.format().name(),
-                    q8.is_some(),
-                    luts.len(),
-                    w.rows(),
-                    w.cols(),
-                    i / w.rows(),
-                    i % w.rows(),
-                    f32::from_bits(*e),
-                    f32::from_bits(*f),
-                );
+/// Compares both operations of every instruction set, over every layout, with the scalar reference over rows.
+fn compare(w: &Matrix, x: &[f32], tokens: usize) {
+    let quantized = |isa| {
+        let mut q8 = vec![Q8Block::default(); tokens * q8_blocks(w.cols())];
+        quantize(isa, x, w.cols(), &mut q8).unwrap();
+        q8
+    };
+    let q8 = quantized(Isa::SCALAR);
+    let [float, int8] = [None, Some(&q8[..])].map(|q8| {
+        let input = Input { f32: x, q8, luts: &[] };
+        product(Isa::SCALAR, &Serial, &(*w).into(), &input, tokens)
+    });
+    let layouts = layouts(w);
+    for isa in Isa::available() {
+        let q8 = quantized(isa);
+        let luts = luts(isa, &q8, tokens, w.cols());
+        let inputs = [(&float, None, &[][..]), (&int8, Some(&q8[..]), &[]), (&int8, Some(&q8), &luts)];
+        for (expected, q8, luts) in inputs.into_iter().take(if luts.is_empty() { 2 } else { 3 }) {
+            let input = Input { f32: x, q8, luts };
+            for (layout, format, bytes) in &layouts {
+                let w = packed(*format, *layout, w.rows(), w.cols(), bytes);
+                let found = product(isa, &Serial, &w, &input, tokens);
+                for (i, (e, f)) in expected.iter().zip(&found).enumerate() {
+                    assert!(
+                        e == f,
+                        "{} {} {layout:?} int8 {}, {} luts: {} rows, {} cols, token {} row {}: expected {}, found {}",
+                        isa.name(),
+                        w.format().name(),
+                        q8.is_some(),
+                        luts.len(),
+                        w.rows(),
+                        w.cols(),
+                        i / w.rows(),
+                        i % w.rows(),
+                        f32::from_bits(*e),
+                        f32::from_bits(*f),
+                    );
+                }
             }
         }
     }
@@ -104,19 +115,17 @@ fn compare(isa: Isa, w: &Matrix, x: &[f32], tokens: usize) {
 #[test]
 fn every_instruction_set_equals_the_reference() {
     let mut numbers = Numbers(1);
-    for isa in Isa::available() {
-        for format in Format::ALL {
-            let block = format.block();
-            // Rows around every tile, columns from one block to more than is unpacked at once.
-            for rows in [0, 1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 19, 32, 37] {
-                for blocks in [1, 2, 3, 4, 5] {
-                    let cols = blocks * block;
-                    let packed = weights(&mut numbers, format, rows, cols);
-                    let w = Matrix::new(format, rows, cols, &packed).unwrap();
-                    for tokens in [0, 1, 2, 3, 4, 5, 9] {
-                        let x: Vec<f32> = (0..tokens * cols).map(|_| numbers.float()).collect();
-                        compare(isa, &w, &x, tokens);
-                    }
+    for format in Format::ALL {
+        let block = format.block();
+        // Rows around every tile, columns from one block to more than is unpacked at once.
+        for rows in [0, 1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 19, 32, 37] {
+            for blocks in [1, 2, 3, 4, 5] {
+                let cols = blocks * block;
+                let packed = weights(&mut numbers, format, rows, cols);
+                let w = Matrix::new(format, rows, cols, &packed).unwrap();
+                for tokens in [0, 1, 2, 3, 4, 5, 9] {
+                    let x: Vec<f32> = (0..tokens * cols).map(|_| numbers.float()).collect();
+                    compare(&w, &x, tokens);
                 }
             }
         }
@@ -126,16 +135,14 @@ fn every_instruction_set_equals_the_reference() {
 #[test]
 fn long_rows_and_many_tokens_equal_the_reference() {
     let mut numbers = Numbers(2);
-    for isa in Isa::available() {
-        for format in Format::ALL {
-            for (rows, cols, tokens) in
-                [(6, 4352, 1), (21, 2304, 6), (17, 512, 150), (20, 1023 / format.block() * format.block(), 3)]
-            {
-                let packed = weights(&mut numbers, format, rows, cols);
-                let w = Matrix::new(format, rows, cols, &packed).unwrap();
-                let x: Vec<f32> = (0..tokens * cols).map(|_| numbers.float()).collect();
-                compare(isa, &w, &x, tokens);
-            }
+    for format in Format::ALL {
+        for (rows, cols, tokens) in
+            [(6, 4352, 1), (21, 2304, 6), (17, 512, 150), (20, 1023 / format.block() * format.block(), 3)]
+        {
+            let packed = weights(&mut numbers, format, rows, cols);
+            let w = Matrix::new(format, rows, cols, &packed).unwrap();
+            let x: Vec<f32> = (0..tokens * cols).map(|_| numbers.float()).collect();
+            compare(&w, &x, tokens);
         }
     }
 }
@@ -145,22 +152,20 @@ fn long_rows_and_many_tokens_equal_the_reference() {
 #[test]
 fn prompts_equal_the_reference() {
     let mut numbers = Numbers(7);
-    for isa in Isa::available() {
-        for format in Format::ALL.into_iter().filter(|f| repacked_format(*f).is_some()) {
-            for (i, (rows, blocks, tokens)) in
-                [(16, 1, 16), (32, 3, 15), (48, 2, 17), (37, 5, 33), (64, 1, 31), (33, 9, 130)]
-                    .into_iter()
-                    .enumerate()
-            {
-                let cols = blocks * format.block();
-                let mut packed = weights(&mut numbers, format, rows, cols);
-                if i % 2 == 1 {
-                    packed.iter_mut().for_each(|byte| *byte = numbers.next() as u8);
-                }
-                let w = Matrix::new(format, rows, cols, &packed).unwrap();
-                let x: Vec<f32> = (0..tokens * cols).map(|_| numbers.float()).collect();
-                compare(isa, &w, &x, tokens);
+    for format in Format::ALL.into_iter().filter(|f| repacked_format(*f).is_some()) {
+        for (i, (rows, blocks, tokens)) in
+            [(16, 1, 16), (32, 3, 15), (48, 2, 17), (37, 5, 33), (64, 1, 31), (33, 9, 130)]
+                .into_iter()
+                .enumerate()
+        {
+            let cols = blocks * format.block();
+            let mut packed = weights(&mut numbers, format, rows, cols);
+            if i % 2 == 1 {
+                packed.iter_mut().for_each(|byte| *byte = numbers.next() as u8);
             }
+            let w = Matrix::new(format, rows, cols, &packed).unwrap();
+            let x: Vec<f32> = (0..tokens * cols).map(|_| numbers.float()).collect();
+            compare(&w, &x, tokens);
         }
     }
 }
@@ -170,21 +175,18 @@ fn prompts_equal_the_reference() {
 #[test]
 fn arbitrary_bytes_equal_the_reference() {
     let mut numbers = Numbers(3);
-    for isa in Isa::available() {
-        for format in Format::ALL {
-            for round in 0..24 {
-                let (rows, cols) = (4 + round % 5 * 5, 512);
-                let bytes = rows * format.row_bytes(cols).unwrap();
-                let packed: Vec<u8> = (0..bytes + 3).map(|_| numbers.next() as u8).collect();
-                let w = Matrix::new(format, rows, cols, &packed[round % 4..][..bytes]).unwrap();
-                let tokens = 1 + round % 2;
-                let mut x: Vec<f32> = (0..tokens * cols).map(|_| numbers.float()).collect();
-                if round % 3 == 0 {
-                    x[numbers.next() as usize % cols] =
-                        [f32::NAN, f32::INFINITY, f32::MAX, 1e-40][round / 3 % 4];
-                }
-                compare(isa, &w, &x, tokens);
+    for format in Format::ALL {
+        for round in 0..24 {
+            let (rows, cols) = (4 + round % 5 * 5, 512);
+            let bytes = rows * format.row_bytes(cols).unwrap();
+            let packed: Vec<u8> = (0..bytes + 3).map(|_| numbers.next() as u8).collect();
+            let w = Matrix::new(format, rows, cols, &packed[round % 4..][..bytes]).unwrap();
+            let tokens = 1 + round % 2;
+            let mut x: Vec<f32> = (0..tokens * cols).map(|_| numbers.float()).collect();
+            if round % 3 == 0 {
+                x[numbers.next() as usize % cols] = [f32::NAN, f32::INFINITY, f32::MAX, 1e-40][round / 3 % 4];
             }
+            compare(&w, &x, tokens);
         }
     }
 }
