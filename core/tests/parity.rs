@@ -203,11 +203,16 @@ fn integer_dots_are_exact() {
             let (top, largest) = match format {
                 Format::Q8_0 => (127, 127),
                 Format::Q4_0 => (-8, 7),
+                Format::Q4_1 => (7, 7),
                 _ => (1, 1),
             };
             let w: Vec<f32> = (0..rows * cols)
                 .map(|i| match format {
                     _ if i % 32 == 0 => top as f32,
+                    // The smallest, 15 below the largest, makes the scale one.
+                    Format::Q4_1 if i % 32 == 2 => -8.0,
+                    // Code 8: no sum on the way exceeds what f32 holds exactly.
+                    Format::Q4_1 if i % cols == 1 => 0.0,
                     _ if i % cols == 1 => 1.0,
                     // Few large ones, or sums would exceed what f32 holds exactly.
                     Format::Q8_0 if i % 5 != 0 => (numbers.next() % 3) as f32 - 1.0,

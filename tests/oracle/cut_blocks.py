@@ -7,8 +7,8 @@ quantizer writes for it) and NAME.deq.f32 (what it dequantizes to). Four runs of
 ordinary ones, those around the outlier of row 2, zeros, and exactly ternary ones. Where the Python
 package `gguf` knows a format, its own (independent) code must agree.
 
-NAME.q of Q4_0 came out of llama.cpp's search for the best scale (its path for importance matrices), not
-of its reference quantizer; what the latter writes is taken from `gguf`, as q4_0.ref.q.
+NAME.q of Q4_0 and Q4_1 came out of llama.cpp's search for the best scale (its path for importance matrices),
+not of its reference quantizer; the output of the latter is taken from `gguf`, as q4_0.ref.q and q4_1.ref.q.
 """
 
 import sys
@@ -20,7 +20,7 @@ import numpy as np
 source, target = Path(sys.argv[1]), Path(sys.argv[2])
 target.mkdir(parents=True, exist_ok=True)
 FORMATS = {  # name: (weights, bytes) of a block
-    "f16": (1, 2), "bf16": (1, 2), "q8_0": (32, 34), "q4_0": (32, 18), "q1_0": (128, 18),
+    "f16": (1, 2), "bf16": (1, 2), "q8_0": (32, 34), "q4_0": (32, 18), "q4_1": (32, 20), "q1_0": (128, 18),
     "q2_0": (64, 18), "pq2_0": (128, 34), "oxibonsai_tq2_0_g128": (128, 34), "ptq1_0": (128, 28),
     "tq1_0": (256, 54), "tq2_0": (256, 66),
 }
@@ -49,5 +49,7 @@ for name, (block, size) in FORMATS.items():
     assert np.array_equal(other, values), name
     print(name, "cut, the same by gguf-py")
 
-reference = gguf.quants.quantize(cut(src, 1, 1).reshape(4, 256), gguf.GGMLQuantizationType.Q4_0)
-reference.reshape(-1).tofile(target / "q4_0.ref.q")
+for name in ["q4_0", "q4_1"]:
+    kind = gguf.GGMLQuantizationType[name.upper()]
+    reference = gguf.quants.quantize(cut(src, 1, 1).reshape(4, 256), kind)
+    reference.reshape(-1).tofile(target / f"{name}.ref.q")

@@ -126,6 +126,7 @@ impl Stored {
             Format::F32 => 0,
             Format::F16 => 1,
             Format::Q4_0 => 2,
+            Format::Q4_1 => 3,
             Format::Q8_0 => 7,
             Format::Bf16 => 32,
             Format::Tq1_0 => 36,

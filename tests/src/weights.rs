@@ -32,6 +32,14 @@ pub fn fill(format: Format, deviation: f32, random: &mut Random, out: &mut [u8])
                 block[..2].copy_from_slice(&scale(random, 4.6));
                 random.fill(&mut block[2..]);
             }
+            Format::Q4_1 => {
+                let d = scale(random, 4.6);
+                block[..2].copy_from_slice(&d);
+                // So that the weights lie around 0.
+                let minimum = f16::from_f32(f16::from_le_bytes(d).to_f32() * -7.5);
+                block[2..4].copy_from_slice(&minimum.to_le_bytes());
+                random.fill(&mut block[4..]);
+            }
             Format::Q1_0 => {
                 block[..2].copy_from_slice(&scale(random, 1.0));
                 random.fill(&mut block[2..]);

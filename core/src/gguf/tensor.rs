@@ -45,7 +45,7 @@ impl TensorType {
     /// Every recognised type, by rising id. Id 42 stands here as mainline llama.cpp defines it.
     #[rustfmt::skip]
     pub const ALL: &'static [TensorType] = types![
-        (F32) (F16) (Q4_0) (3 "Q4_1" 32 20) (6 "Q5_0" 32 22) (7 "Q5_1" 32 24) (Q8_0) (9 "Q8_1" 32 36)
+        (F32) (F16) (Q4_0) (Q4_1) (6 "Q5_0" 32 22) (7 "Q5_1" 32 24) (Q8_0) (9 "Q8_1" 32 36)
         (10 "Q2_K" 256 84) (11 "Q3_K" 256 110) (12 "Q4_K" 256 144) (13 "Q5_K" 256 176) (14 "Q6_K" 256 210)
         (15 "Q8_K" 256 292) (16 "IQ2_XXS" 256 66) (17 "IQ2_XS" 256 74) (18 "IQ3_XXS" 256 98)
         (19 "IQ1_S" 256 50) (20 "IQ4_NL" 32 18) (21 "IQ3_S" 256 110) (22 "IQ2_S" 256 82)

@@ -129,6 +129,8 @@ formats! {
     Q8_0 "Q8_0" 8 Integer crate::quant::q8_0::Q8_0;
     /// 32 weights: scale, 4-bit integers.
     Q4_0 "Q4_0" 2 Integer crate::quant::q4_0::Q4_0;
+    /// 32 weights: scale, minimum, 4-bit integers.
+    Q4_1 "Q4_1" 3 Integer crate::quant::q4_1::Q4_1;
     /// 128 weights: scale, one sign bit each.
     Q1_0 "Q1_0" 41 OneBit crate::quant::q1_0::Q1_0;
     /// 64 weights: scale, 2-bit ternary codes (GGUF id 42 as mainline llama.cpp writes it).

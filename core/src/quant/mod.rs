@@ -22,6 +22,7 @@ mod format;
 mod q1_0;
 mod q2_0;
 mod q4_0;
+mod q4_1;
 mod q8_0;
 mod tq2_0;
 pub(crate) mod trits;

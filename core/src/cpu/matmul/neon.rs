@@ -25,8 +25,9 @@ pub(super) fn integer(format: Format) -> Option<Kernel> {
         Format::Tq2_0 => plain::<Tq2_0>,
         Format::Tq1_0 => plain::<Tq1_0>,
         Format::Ptq1_0 => plain::<Ptq1_0>,
-        Format::Q8_0 => plain32::<Q8_0>,
-        Format::Q4_0 => plain32::<Q4_0>,
+        Format::Q8_0 => plain32::<Q8_0, 0>,
+        Format::Q4_0 => plain32::<Q4_0, 0>,
+        Format::Q4_1 => plain32::<Q4_1, 1>,
         _ => return None,
     })
 }
@@ -41,8 +42,9 @@ pub(super) fn integer_dotprod(format: Format) -> Option<Kernel> {
         Format::Tq2_0 => dotprod::<Tq2_0>,
         Format::Tq1_0 => dotprod::<Tq1_0>,
         Format::Ptq1_0 => dotprod::<Ptq1_0>,
-        Format::Q8_0 => dotprod32::<Q8_0>,
-        Format::Q4_0 => dotprod32::<Q4_0>,
+        Format::Q8_0 => dotprod32::<Q8_0, 0>,
+        Format::Q4_0 => dotprod32::<Q4_0, 0>,
+        Format::Q4_1 => dotprod32::<Q4_1, 1>,
         _ => return None,
     })
 }
@@ -63,22 +65,22 @@ fn dotprod<F: Packed>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
 }
 
 #[target_feature(enable = "neon")]
-fn plain32<F: Block32>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
+fn plain32<F: Block32, const M: usize>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
     if !args.w.cols().is_multiple_of(64) {
         // No real model has such a matrix.
         return super::scalar::integer(args, out);
     }
     // SAFETY: the features of this function.
-    unsafe { rows::<Pair<F, false>, ROWS, ROWS, TOKENS>(args, out) };
+    unsafe { rows::<Pair<F, false, M>, ROWS, ROWS, TOKENS>(args, out) };
 }
 
 #[target_feature(enable = "neon,dotprod")]
-fn dotprod32<F: Block32>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
+fn dotprod32<F: Block32, const M: usize>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
     if !args.w.cols().is_multiple_of(64) {
         return super::scalar::integer(args, out);
     }
     // SAFETY: the features of this function.
-    unsafe { rows::<Pair<F, true>, ROWS, ROWS, TOKENS>(args, out) };
+    unsafe { rows::<Pair<F, true, M>, ROWS, ROWS, TOKENS>(args, out) };
 }
 
 /// How a format's bytes become codes of zero point 1, at most 3.
@@ -449,10 +451,35 @@ impl Block32 for Q4_0 {
     }
 }
 
-/// Two blocks of 32 weights, each half of 64 activations.
-struct Pair<F, const DOT: bool>(PhantomData<F>);
+struct Q4_1;
+impl Block32 for Q4_1 {
+    const BYTES: usize = 20;
 
-impl<F: Block32, const DOT: bool> RowKernel for Pair<F, DOT> {
+    #[inline(always)]
+    unsafe fn weights(block: *const u8) -> [int8x16_t; 2] {
+        // SAFETY: the caller has NEON, and a block at `block`.
+        unsafe {
+            let bytes = vld1q_u8(block.add(4));
+            let (low, high) = (vandq_u8(bytes, vdupq_n_u8(15)), vshrq_n_u8::<4>(bytes));
+            [vreinterpretq_s8_u8(low), vreinterpretq_s8_u8(high)]
+        }
+    }
+}
+
+/// Two blocks of 32 weights, each half of 64 activations. `M` is 1 if each has a minimum after its scale,
+/// else 0.
+struct Pair<F, const DOT: bool, const M: usize>(PhantomData<F>);
+
+/// Sixteen activations.
+#[derive(Clone, Copy)]
+struct Acts16<const M: usize> {
+    q: int8x16_t,
+    factor: int32x4_t,
+    /// The sums of four activations each, times their factor.
+    sums: [float32x4_t; M],
+}
+
+impl<F: Block32, const DOT: bool, const M: usize> RowKernel for Pair<F, DOT, M> {
     const BYTES: usize = 2 * F::BYTES;
     const PARTS: usize = 1;
     const VECTORS: usize = 1;
@@ -460,10 +487,11 @@ impl<F: Block32, const DOT: bool> RowKernel for Pair<F, DOT> {
     const ROWS: usize = ROWS;
     const TOKENS: usize = TOKENS;
     type Codes = [int8x16_t; 4];
-    /// Activations and their factors.
-    type Acts = [(int8x16_t, int32x4_t); 4];
-    type Integers = [int32x4_t; 4];
-    type Scale = [f32; 2];
+    type Acts = [Acts16<M>; 4];
+    /// The integers, and the sums of the activations.
+    type Integers = [(int32x4_t, [float32x4_t; M]); 4];
+    /// The scale and the minimum.
+    type Scale = [(f32, [f32; M]); 2];
     type Sum = [float32x4_t; 2];
 
     #[inline(always)]
@@ -476,39 +504,44 @@ impl<F: Block32, const DOT: bool> RowKernel for Pair<F, DOT> {
     }
 
     #[inline(always)]
-    unsafe fn scale(block: *const u8) -> [f32; 2] {
+    unsafe fn scale(block: *const u8) -> [(f32, [f32; M]); 2] {
         // SAFETY: as for this function.
         let both = unsafe { core::slice::from_raw_parts(block, 2 * F::BYTES) };
-        [f16_at(both, 0), f16_at(both, F::BYTES)]
+        [0, F::BYTES].map(|at| (f16_at(both, at), [(); M].map(|()| f16_at(both, at + 2))))
     }
 
     #[inline(always)]
-    unsafe fn acts(y: *const Q8Block) -> [(int8x16_t, int32x4_t); 4] {
+    unsafe fn acts(y: *const Q8Block) -> [Acts16<M>; 4] {
         // SAFETY: as for this function.
         unsafe {
             let y = &*y;
-            let mut acts = [(vdupq_n_s8(0), vdupq_n_s32(0)); 4];
-            for v in 0..4 {
-                acts[v] = (vld1q_s8(y.q.as_ptr().add(16 * v)), vdupq_n_s32(y.factor[v / 2]));
+            let zero = vdupq_n_f32(0.0);
+            let mut acts = [Acts16 { q: vdupq_n_s8(0), factor: vdupq_n_s32(0), sums: [zero; M] }; 4];
+            for (v, acts) in acts.iter_mut().enumerate() {
+                acts.q = vld1q_s8(y.q.as_ptr().add(16 * v));
+                acts.factor = vdupq_n_s32(y.factor[v / 2]);
+                for sums in &mut acts.sums {
+                    *sums = vcvtq_f32_s32(vmulq_s32(vpaddlq_s16(vpaddlq_s8(acts.q)), acts.factor));
+                }
             }
             acts
         }
     }
 
     #[inline(always)]
-    unsafe fn dot(codes: [int8x16_t; 4], acts: [(int8x16_t, int32x4_t); 4]) -> [int32x4_t; 4] {
+    unsafe fn dot(codes: [int8x16_t; 4], acts: [Acts16<M>; 4]) -> Self::Integers {
         // SAFETY: the caller has NEON, and `sdot` where DOT says so.
         unsafe {
-            let mut n = [vdupq_n_s32(0); 4];
+            let mut n = [(vdupq_n_s32(0), acts[0].sums); 4];
             for v in 0..4 {
-                n[v] = vmulq_s32(fours::<DOT>(codes[v], acts[v].0), acts[v].1);
+                n[v] = (vmulq_s32(fours::<DOT>(codes[v], acts[v].q), acts[v].factor), acts[v].sums);
             }
             n
         }
     }
 
     #[inline(always)]
-    unsafe fn add(a: [int32x4_t; 4], _: [int32x4_t; 4]) -> [int32x4_t; 4] {
+    unsafe fn add(a: Self::Integers, _: Self::Integers) -> Self::Integers {
         a // a block is one part
     }
 
@@ -519,12 +552,15 @@ impl<F: Block32, const DOT: bool> RowKernel for Pair<F, DOT> {
     }
 
     #[inline(always)]
-    unsafe fn add_block(mut sum: [float32x4_t; 2], n: [int32x4_t; 4], scale: [f32; 2]) -> [float32x4_t; 2] {
+    unsafe fn add_block(mut sum: [float32x4_t; 2], n: Self::Integers, scale: Self::Scale) -> Self::Sum {
         for v in 0..4 {
+            let ((n, sums), (scale, minimum)) = (n[v], scale[v / 2]);
             // SAFETY: the caller has NEON.
             unsafe {
-                let scaled = vmulq_n_f32(vcvtq_f32_s32(n[v]), scale[v / 2]);
-                sum[v % 2] = vaddq_f32(sum[v % 2], scaled);
+                sum[v % 2] = vaddq_f32(sum[v % 2], vmulq_n_f32(vcvtq_f32_s32(n), scale));
+                for (s, minimum) in sums.into_iter().zip(minimum) {
+                    sum[v % 2] = vaddq_f32(sum[v % 2], vmulq_n_f32(s, minimum));
+                }
             }
         }
         sum

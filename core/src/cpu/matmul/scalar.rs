@@ -5,7 +5,7 @@
 //! * Integer dot: a block of weights makes one exact integer `n = sum of w * q * factor`, in i32; then
 //!   `sum += f32(n) * d` with the block's scale `d`, rounded one by one, block after block, and the
 //!   result is multiplied by the token's step.
-//! * Formats with at most 32 weights per scale (Q8_0, Q4_0) make eight integers for eight running sums,
+//! * Formats with at most 32 weights per scale (Q8_0, Q4_0, Q4_1) make eight integers for eight running sums,
 //!   since one of Q8_0 would not fit an i32. The weight at position `p` goes to number `l = p / 4 % 8`, so
 //!   that each 32 weights make `n_l`, the sum of `w * q * factor` over four weights, and
 //!   `sum_l += f32(n_l) * d` with the scale `d` of the group of these weights. A format with minima then adds

@@ -25,8 +25,9 @@ pub(super) fn integer(format: Format) -> Option<Kernel> {
         Format::Tq2_0 => |args, out| kernel::<PanelKernel<Tq2_0>>(args, out),
         Format::Tq1_0 => |args, out| kernel::<PanelKernel<Tq1_0>>(args, out),
         Format::Ptq1_0 => |args, out| kernel::<PanelKernel<Ptq1_0>>(args, out),
-        Format::Q8_0 => |args, out| kernel32::<Q8_0>(args, out),
-        Format::Q4_0 => |args, out| kernel32::<Q4_0>(args, out),
+        Format::Q8_0 => |args, out| kernel32::<Q8_0, 0>(args, out),
+        Format::Q4_0 => |args, out| kernel32::<Q4_0, 0>(args, out),
+        Format::Q4_1 => |args, out| kernel32::<Q4_1, 1>(args, out),
         _ => return None,
     })
 }
@@ -40,9 +41,9 @@ fn kernel<D: RowKernel>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
     unsafe { rows::<D, GEMV_ROWS, ROWS, TOKENS>(args, out) };
 }
 
-fn kernel32<F: Block32>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
+fn kernel32<F: Block32, const M: usize>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
     if args.w.cols().is_multiple_of(64) {
-        kernel::<Pair<F>>(args, out);
+        kernel::<Pair<F, M>>(args, out);
     } else {
         // No real model has such a matrix.
         super::scalar::integer(args, out);
@@ -505,10 +506,34 @@ impl Block32 for Q4_0 {
     }
 }
 
-/// Two blocks of 32 weights, each half of 64 activations.
-struct Pair<F>(core::marker::PhantomData<F>);
+struct Q4_1;
+impl Block32 for Q4_1 {
+    const BYTES: usize = 20;
 
-impl<F: Block32> RowKernel for Pair<F> {
+    #[inline(always)]
+    unsafe fn weights(block: *const u8) -> [[v128; 2]; 2] {
+        // SAFETY: as for this function.
+        let bytes = unsafe { load(block.add(4)) };
+        let word = |shift| v128_and(u16x8_shr(bytes, shift), i16x8_splat(15));
+        [[word(0), word(8)], [word(4), word(12)]]
+    }
+}
+
+/// Two blocks of 32 weights, each half of 64 activations. `M` is 1 if each has a minimum after its scale,
+/// else 0.
+struct Pair<F, const M: usize>(core::marker::PhantomData<F>);
+
+/// Sixteen activations.
+#[derive(Clone, Copy)]
+struct Acts16<const M: usize> {
+    even: v128,
+    odd: v128,
+    factor: v128,
+    /// The sums of four activations each, times their factor.
+    sums: [v128; M],
+}
+
+impl<F: Block32, const M: usize> RowKernel for Pair<F, M> {
     const BYTES: usize = 2 * F::BYTES;
     const PARTS: usize = 1;
     const VECTORS: usize = 1;
@@ -516,10 +541,11 @@ impl<F: Block32> RowKernel for Pair<F> {
     const ROWS: usize = ROWS;
     const TOKENS: usize = TOKENS;
     type Codes = [[v128; 2]; 4];
-    /// The even activations, the odd ones, and their factors.
-    type Acts = [[v128; 3]; 4];
-    type Integers = [v128; 4];
-    type Scale = [f32; 2];
+    type Acts = [Acts16<M>; 4];
+    /// The integers, and the sums of the activations.
+    type Integers = [(v128, [v128; M]); 4];
+    /// The scale and the minimum.
+    type Scale = [(f32, [f32; M]); 2];
     type Sum = [v128; 2];
 
     #[inline(always)]
@@ -530,32 +556,37 @@ impl<F: Block32> RowKernel for Pair<F> {
     }
 
     #[inline(always)]
-    unsafe fn scale(block: *const u8) -> [f32; 2] {
-        // SAFETY: as for this function.
-        unsafe { [scale(block), scale(block.add(F::BYTES))] }
+    unsafe fn scale(block: *const u8) -> [(f32, [f32; M]); 2] {
+        // SAFETY: as for this function; a block starts with its scale, and with M = 1 its minimum follows.
+        [0, F::BYTES].map(|at| unsafe {
+            let block = block.add(at);
+            (scale(block), [(); M].map(|()| scale(block.add(2))))
+        })
     }
 
     #[inline(always)]
-    unsafe fn acts(y: *const Q8Block) -> [[v128; 3]; 4] {
+    unsafe fn acts(y: *const Q8Block) -> [Acts16<M>; 4] {
         // SAFETY: as for this function.
         let (q, factor) = unsafe { (activations(&*y), factors(&*y)) };
         core::array::from_fn(|v| {
-            let [even, odd] = signed_words(q[v]);
-            [even, odd, factor[v]]
+            let ([even, odd], factor) = (signed_words(q[v]), factor[v]);
+            let sums = [(); M].map(|()| f32x4_convert_i32x4(i32x4_dot_i16x8(i16x8_add(even, odd), factor)));
+            Acts16 { even, odd, factor, sums }
         })
     }
 
     #[inline(always)]
-    unsafe fn dot(codes: [[v128; 2]; 4], acts: [[v128; 3]; 4]) -> [v128; 4] {
+    unsafe fn dot(codes: [[v128; 2]; 4], acts: [Acts16<M>; 4]) -> Self::Integers {
         core::array::from_fn(|v| {
-            let ([c_even, c_odd], [even, odd, factor]) = (codes[v], acts[v]);
+            let ([c_even, c_odd], Acts16 { even, odd, factor, sums }) = (codes[v], acts[v]);
             // Two products of at most 128 * 127 fit 16 bits.
-            i32x4_dot_i16x8(i16x8_add(i16x8_mul(c_even, even), i16x8_mul(c_odd, odd)), factor)
+            let pairs = i16x8_add(i16x8_mul(c_even, even), i16x8_mul(c_odd, odd));
+            (i32x4_dot_i16x8(pairs, factor), sums)
         })
     }
 
     #[inline(always)]
-    unsafe fn add(a: [v128; 4], _: [v128; 4]) -> [v128; 4] {
+    unsafe fn add(a: Self::Integers, _: Self::Integers) -> Self::Integers {
         a // a block is one part
     }
 
@@ -565,10 +596,14 @@ impl<F: Block32> RowKernel for Pair<F> {
     }
 
     #[inline(always)]
-    unsafe fn add_block(mut sum: [v128; 2], n: [v128; 4], scale: [f32; 2]) -> [v128; 2] {
+    unsafe fn add_block(mut sum: [v128; 2], n: Self::Integers, scale: Self::Scale) -> [v128; 2] {
         for v in 0..4 {
-            let scaled = f32x4_mul(f32x4_convert_i32x4(n[v]), f32x4_splat(scale[v / 2]));
+            let ((n, sums), (scale, minimum)) = (n[v], scale[v / 2]);
+            let scaled = f32x4_mul(f32x4_convert_i32x4(n), f32x4_splat(scale));
             sum[v % 2] = f32x4_add(sum[v % 2], scaled);
+            for (s, minimum) in sums.into_iter().zip(minimum) {
+                sum[v % 2] = f32x4_add(sum[v % 2], f32x4_mul(s, f32x4_splat(minimum)));
+            }
         }
         sum
     }

@@ -1,0 +1,51 @@
+//! Q4_1: 32 weights as unsigned 4-bit integers with one scale and one minimum.
+//!
+//! ```text
+//! byte   0 1   2 3   4 ............. 19
+//!      | d   | m   | n0,16  ...  n15,31 |   low nibble of byte 4+j: w[j], high nibble: w[j+16]
+//! ```
+//! w = n * d + m. Source: GGUF type 3. Quantizer: m = the smallest weight, d = (the largest - m) / 15.
+#![forbid(unsafe_code)]
+
+use super::{Block, float::f16_at};
+use half::f16;
+
+pub(crate) struct Q4_1;
+
+impl Block for Q4_1 {
+    const LEN: usize = 32;
+    const BYTES: usize = 20;
+    const MINIMUM: bool = true;
+
+    fn scale(block: &[u8], _: usize) -> f32 {
+        f16_at(block, 0)
+    }
+
+    fn minimum(block: &[u8], _: usize) -> f32 {
+        f16_at(block, 2)
+    }
+
+    fn integers(block: &[u8], w: &mut [i8]) {
+        let (lo, hi) = w.split_at_mut(16);
+        for ((lo, hi), &b) in lo.iter_mut().zip(hi).zip(&block[4..]) {
+            *lo = (b & 15) as i8;
+            *hi = (b >> 4) as i8;
+        }
+    }
+
+    fn pack(w: &[f32], block: &mut [u8]) {
+        let (mut min, mut max) = (f32::MAX, -f32::MAX);
+        for &v in w {
+            (min, max) = (min.min(v), max.max(v));
+        }
+        let d = (max - min) / 15.0;
+        let id = if d != 0.0 { 1.0 / d } else { 0.0 };
+        block[..2].copy_from_slice(&f16::from_f32_const(d).to_le_bytes());
+        block[2..4].copy_from_slice(&f16::from_f32_const(min).to_le_bytes());
+        // Adding 0.5 and truncating rounds to the nearest nibble; `as` saturates at 0 and 255.
+        let nibble = |v: f32| (((v - min) * id + 0.5) as u8).min(15);
+        for (b, (&lo, &hi)) in block[4..].iter_mut().zip(w[..16].iter().zip(&w[16..])) {
+            *b = nibble(lo) | nibble(hi) << 4;
+        }
+    }
+}
