@@ -23,12 +23,13 @@ use shohin_core::Format;
 use shohin_core::quant::{self, block_integers, block_minimum, block_scale};
 
 /// How the weights of each format are stored: a weight format that the GPU computes with is a row here.
-const FORMATS: [(Format, PackedFormat); 12] = [
+const FORMATS: [(Format, PackedFormat); 13] = [
     (Format::F32, PackedFormat { codes: Codes::F32, group: 32 }),
     (Format::F16, PackedFormat { codes: Codes::F16, group: 32 }),
     (Format::Bf16, PackedFormat { codes: Codes::Bf16, group: 32 }),
     (Format::Q8_0, PackedFormat { codes: Codes::Bits8, group: 32 }),
     (Format::Q4_0, PackedFormat { codes: Codes::Bits4, group: 32 }),
+    (Format::Q4_1, PackedFormat { codes: Codes::Bits4Min, group: 32 }),
     (Format::Q1_0, PackedFormat { codes: Codes::Bits1, group: 128 }),
     (Format::Q2_0, PackedFormat { codes: Codes::Bits2, group: 64 }),
     (Format::Pq2_0, PackedFormat { codes: Codes::Bits2, group: 128 }),
@@ -48,7 +49,6 @@ pub(crate) enum Codes {
     /// Codes 0 to 15 for -8 d to 7 d.
     Bits4,
     /// Codes 0 to 15 with a minimum.
-    #[allow(dead_code, reason = "tested here before the format that needs it arrives")]
     Bits4Min,
     /// Signed bytes.
     Bits8,
