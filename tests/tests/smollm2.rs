@@ -3,12 +3,19 @@
 #![cfg(not(target_family = "wasm"))]
 
 use std::fs;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use shohin_core::chat::{self, ChatOptions, Message, Role, Template};
+use shohin_core::generate::{Event, Generation, GenerationOptions, drive};
+use shohin_core::sample::log_sum_exp;
+use shohin_core::session::Decoder;
 use shohin_core::tokenizer::Special;
-use shohin_core::{Gguf, Tokenizer};
+use shohin_core::{
+    Cpu, CpuOptions, Gguf, KvFormat, Sampler, SamplerConfig, Session, SessionOptions, Tokenizer,
+};
+use shohin_tests::cpu::{all_logits, exact, in_format, repacked};
 use shohin_tests::smollm2;
 
 fn fixture(name: &str) -> PathBuf {
@@ -74,4 +81,216 @@ fn messages(chat: &Value) -> Vec<Message<'_>> {
     let roles = [Role::User, Role::Assistant].into_iter().cycle();
     let contents = chat["messages"].as_array().unwrap();
     roles.zip(contents).map(|(role, content)| Message::new(role, content.as_str().unwrap())).collect()
+}
+
+/// What transformers computes, in f64, of the passage of `exact.json`.
+struct Exact {
+    ids: Vec<u32>,
+    /// Positions whose logits are known.
+    positions: Vec<usize>,
+    /// Those logits.
+    logits: Vec<Vec<f32>>,
+    /// How much each of `ids` but the first surprises the model, in nats.
+    losses: Vec<f64>,
+}
+
+impl Exact {
+    fn read(file: &[u8]) -> Exact {
+        let json = json("exact.json");
+        let positions: Vec<usize> =
+            json["positions"].as_array().unwrap().iter().map(|p| p.as_u64().unwrap() as usize).collect();
+        // The fixture holds the states that the head reads. The head is the embedding, as the file stores it.
+        let gguf = Gguf::parse(file).unwrap();
+        let head = gguf.matrix("token_embd.weight").unwrap();
+        let states: Vec<f32> = fs::read(fixture("exact.hidden"))
+            .unwrap()
+            .chunks_exact(4)
+            .map(|b| f32::from_le_bytes(b.try_into().unwrap()))
+            .collect();
+        assert_eq!(states.len(), positions.len() * head.cols());
+        let mut logits = vec![Vec::with_capacity(head.rows()); positions.len()];
+        let mut weights = vec![0.0; head.cols()];
+        for row in 0..head.rows() {
+            head.unpack_row(row, &mut weights).unwrap();
+            for (state, logits) in states.chunks_exact(head.cols()).zip(&mut logits) {
+                let dot: f64 = state.iter().zip(&weights).map(|(x, w)| f64::from(*x) * f64::from(*w)).sum();
+                logits.push(dot as f32);
+            }
+        }
+        for (top, logits) in json["top"].as_array().unwrap().iter().zip(&logits) {
+            for (id, want) in ids(&top["ids"]).iter().zip(top["logits"].as_array().unwrap()) {
+                let got = f64::from(logits[*id as usize]);
+                assert!((got - want.as_f64().unwrap()).abs() < 1e-5, "{got} {want}");
+            }
+        }
+        let losses = floats(&json["losses"]);
+        Exact { ids: ids(&json["ids"]), positions, logits, losses }
+    }
+
+    /// The largest error of `got`, the logits after every token; and the root of the mean of the squares.
+    fn compare(&self, got: &[f32]) -> (f64, f64) {
+        let vocab = self.logits[0].len();
+        let got = self.positions.iter().map(|p| &got[p * vocab..][..vocab]);
+        errors(got.flatten(), self.logits.iter().flatten())
+    }
+}
+
+fn floats(value: &Value) -> Vec<f64> {
+    value.as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect()
+}
+
+/// The largest difference, and the root of the mean of the squares.
+fn errors<'x>(got: impl Iterator<Item = &'x f32>, want: impl Iterator<Item = &'x f32>) -> (f64, f64) {
+    let (mut worst, mut sum, mut count) = (0.0f64, 0.0, 0);
+    for (got, want) in got.zip(want) {
+        let error = f64::from(*got) - f64::from(*want);
+        assert!(error.is_finite());
+        worst = worst.max(error.abs());
+        sum += error * error;
+        count += 1;
+    }
+    (worst, (sum / f64::from(count)).sqrt())
+}
+
+/// The loss of each token but the first from the logits after every token.
+fn losses(logits: &[f32], ids: &[u32]) -> Vec<f64> {
+    let vocab = logits.len() / ids.len();
+    logits
+        .chunks_exact(vocab)
+        .zip(&ids[1..])
+        .map(|(row, next)| log_sum_exp(row) - f64::from(row[*next as usize]))
+        .collect()
+}
+
+fn perplexity(losses: &[f64]) -> f64 {
+    (losses.iter().sum::<f64>() / losses.len() as f64).exp()
+}
+
+#[test]
+fn logits_are_those_of_transformers() {
+    let Some(file) = smollm2() else { return };
+    let want = Exact::read(&file);
+    let mut device = repacked(&file, &exact()).unwrap();
+    let got = all_logits(&mut device, &want.ids, &in_format(KvFormat::F32)).unwrap();
+    let (worst, rms) = want.compare(&got);
+    println!("exact: worst {worst}, rms {rms}");
+    assert!(worst < 1e-3, "{worst}");
+    for (got, want) in losses(&got, &want.ids).iter().zip(&want.losses) {
+        assert!((got - want).abs() < 1e-3, "{got} {want}");
+    }
+}
+
+#[test]
+fn int8_activations_are_as_near_as_llama_cpp() {
+    let Some(file) = smollm2() else { return };
+    let want = Exact::read(&file);
+    let llama = json("llama.json");
+    let mut device = repacked(&file, &CpuOptions::default()).unwrap();
+    let got = all_logits(&mut device, &want.ids, &SessionOptions::default()).unwrap();
+    let (_, rms) = want.compare(&got);
+
+    // llama.cpp's logits, which its own int8 activations put 0.2 from the exact ones.
+    let unit = llama["noise_unit"].as_f64().unwrap() as f32;
+    let noise = fs::read(fixture("llama.noise")).unwrap();
+    let vocab = want.logits[0].len();
+    let known = llama["noise_positions"].as_u64().unwrap() as usize;
+    assert_eq!(noise.len(), known * vocab);
+    let theirs: Vec<f32> = noise
+        .iter()
+        .zip(want.logits.iter().flatten())
+        .map(|(noise, exact)| exact + f32::from(noise.cast_signed()) * unit)
+        .collect();
+    let ours: Vec<f32> =
+        want.positions[..known].iter().flat_map(|p| &got[p * vocab..][..vocab]).copied().collect();
+    let (_, apart) = errors(ours.iter(), theirs.iter());
+    let (_, away) = errors(theirs.iter(), want.logits.iter().flatten());
+    println!("rms: ours {rms}, theirs {away}, from each other {apart}");
+    assert!((0.15..0.25).contains(&away), "{away}");
+    assert!(rms < 0.25, "{rms}");
+    assert!(apart < 0.35, "{apart}");
+
+    let (ours, theirs) = (losses(&got, &want.ids), floats(&llama["losses"]));
+    let [ours, theirs, exact] = [&ours, &theirs, &want.losses].map(|losses| perplexity(losses));
+    println!("perplexity: exact {exact}, ours {ours}, theirs {theirs}");
+    assert!((theirs / exact - 1.0).abs() < 0.03, "{theirs} {exact}");
+    assert!((ours / exact - 1.0).abs() < 0.03, "{ours} {exact}");
+}
+
+#[test]
+fn caches_cost_little_perplexity() {
+    let Some(file) = smollm2() else { return };
+    let want = Exact::read(&file);
+    let mut device = repacked(&file, &exact()).unwrap();
+    let exact = perplexity(&want.losses);
+    for kv in KvFormat::ALL {
+        let bound = match kv {
+            KvFormat::F32 => 1e-4,
+            KvFormat::F16 => 1e-3,
+            KvFormat::Q8 => 1e-2,
+            KvFormat::Q4 => 0.2,
+        };
+        let got = all_logits(&mut device, &want.ids, &in_format(kv)).unwrap();
+        let (worst, rms) = want.compare(&got);
+        let got = perplexity(&losses(&got, &want.ids));
+        println!("{}: perplexity {got} ({exact} exact), logits {rms} rms, {worst} at worst", kv.name());
+        assert!((got / exact - 1.0).abs() < bound, "{} {got} {exact}", kv.name());
+    }
+}
+
+/// The greedy reply of a chat of `exact.json`: its tokens and text.
+fn reply(
+    device: &mut Cpu<'_, Vec<u8>>,
+    tokenizer: &Tokenizer<'_>,
+    chat: &Value,
+    kv: KvFormat,
+) -> (Vec<u32>, String) {
+    let options = ChatOptions { template: Template::SMOLLM2, ..ChatOptions::default() };
+    let prompt = chat::encode(tokenizer, &messages(chat), &options).unwrap();
+    let mut session = Session::new(device, &in_format(kv)).unwrap();
+    let sampler = Sampler::new(&SamplerConfig::greedy(), tokenizer.vocab_size()).unwrap();
+    let limits = GenerationOptions { max_tokens: 40, ..GenerationOptions::default() };
+    let mut generation = Generation::new(&prompt, 0, session.capacity(), sampler, limits).unwrap();
+    let mut text = String::new();
+    drive(&mut generation, &mut Decoder { device, session: &mut session }, tokenizer, &mut |event| {
+        if let Event::Token(token) = event {
+            text += token.text;
+        }
+        ControlFlow::Continue(())
+    })
+    .unwrap();
+    (generation.reply().to_vec(), text)
+}
+
+/// The reply that transformers gives, without the token that ends it.
+fn said(chat: &Value) -> Vec<u32> {
+    let mut said = ids(&chat["ids"]);
+    assert_eq!(said.pop(), Some(2), "a reply that ends");
+    said
+}
+
+#[test]
+fn greedy_replies_are_those_of_transformers() {
+    let Some(file) = smollm2() else { return };
+    let chats = json("exact.json")["chats"].clone();
+    let gguf = Gguf::parse(&file).unwrap();
+    let tokenizer = Tokenizer::from_gguf(&gguf).unwrap();
+    let mut device = repacked(&file, &exact()).unwrap();
+    for chat in chats.as_array().unwrap() {
+        let (tokens, text) = reply(&mut device, &tokenizer, chat, KvFormat::F32);
+        assert_eq!(text, chat["text"].as_str().unwrap());
+        assert_eq!(tokens, said(chat));
+    }
+    // int8 activations may choose another token only where it is nearly as likely.
+    let mut device = repacked(&file, &CpuOptions::default()).unwrap();
+    for chat in chats.as_array().unwrap() {
+        let (tokens, text) = reply(&mut device, &tokenizer, chat, KvFormat::F16);
+        let want = said(chat);
+        println!("{text}");
+        if let Some(at) = tokens.iter().zip(&want).position(|(got, want)| got != want) {
+            let margin = chat["margins"][at].as_f64().unwrap();
+            assert!(margin < 1.0, "token {at} of {text:?} differs, of which the model is sure: {margin}");
+        } else {
+            assert_eq!(tokens.len(), want.len());
+        }
+    }
 }
