@@ -9,6 +9,7 @@ mod demo;
 mod instructions;
 mod machine;
 mod package;
+mod pictures;
 mod serve;
 mod source;
 mod suite;
@@ -42,6 +43,7 @@ Commands:
       --rounds N    repeat every measurement N times
   instructions  count instructions per token and compare them with xtask/instructions.txt (suite `instructions`)
       --update      write the counts to that file
+  pictures      make the README's pictures: the chat page answering, and a recording of the terminal
   emulate FILE  run a static Linux program for x86-64 on an emulated processor with AMX (suite `amx` installs it)
   help          print this text
 
@@ -133,6 +135,10 @@ fn command(args: &[String]) -> Result<bool> {
             }
             instructions::run(&mut Machine::new()?, update).map(|_| true)
         }
+        "pictures" => match args.next() {
+            None => pictures::pictures(&mut Machine::new()?).map(|()| true),
+            Some(arg) => unknown(arg),
+        },
         "emulate" => {
             let args: Vec<String> = args.map(String::from).collect();
             match bochs::run(&Machine::new()?, &args)? {
