@@ -46,3 +46,8 @@ pub use shohin_core as core;
 pub use shohin_core::chat::{ChatMessage, TurnOptions};
 pub use shohin_core::{Activations, KvFormat, SamplerConfig};
 pub use threads::ThreadPool;
+
+/// The README's Rust compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+pub struct Readme;

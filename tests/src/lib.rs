@@ -49,8 +49,3 @@ pub fn smollm2() -> Option<Vec<u8>> {
     }
     Some(std::fs::read(&named).unwrap_or_else(|e| panic!("{}: {e}", Path::new(&named).display())))
 }
-
-/// The README's Rust compiles.
-#[cfg(doctest)]
-#[doc = include_str!("../../README.md")]
-pub struct Readme;
