@@ -141,7 +141,7 @@ pub trait Device {
         sink: &mut Sink<'_>,
     ) -> impl Future<Output = Result<(), Self::Error>>;
 
-    /// The logits `(vocab)` that were read out last; anything before the first were.
+    /// The logits `(vocab)` that were read out last; empty before, and where other rows were read out since.
     fn logits(&mut self) -> &[f32];
 
     /// Forgets the `drop` of `len` positions after the first `keep` and moves the later ones forward. Returns

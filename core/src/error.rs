@@ -194,7 +194,7 @@ impl fmt::Display for Error {
             ),
             Error::Memory { need, have } => write!(f, "{need} bytes are needed, {have} were available"),
             Error::Logits { problem } => write!(f, "no token can be chosen: {problem}"),
-            Error::Device { problem } => write!(f, "the GPU cannot go on: {problem}"),
+            Error::Device { problem } => write!(f, "the device cannot go on: {problem}"),
         }
     }
 }

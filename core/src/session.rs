@@ -225,11 +225,17 @@ impl<D: BlockingDevice> Session<D> {
             let (expected, found) = (tokens.len() as u64, out.len() as u64);
             return Err(Error::Length { what: "verified tokens", expected, found }.into());
         }
+        let mut chosen = 0;
         D::wait(self.run(device, tokens, Wants::Each(Readout::Best), &mut |_, row, output| {
             if let (Output::Top([(best, _), ..]), Some(out)) = (output, out.get_mut(row)) {
                 *out = *best;
+                chosen += 1;
             }
-        }))
+        }))?;
+        if chosen < tokens.len() {
+            return Err(Error::Logits { problem: "every logit is NaN or -inf" }.into());
+        }
+        Ok(())
     }
 
     /// Feeds `tokens`; calls `sink(i, logits)` with the logits `(vocab)` after each of them, in order.

@@ -16,6 +16,9 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
+/// Most threads of a pool.
+const MAX_THREADS: usize = 1024;
+
 /// Where a model runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 enum Target {
@@ -163,6 +166,13 @@ impl Builder {
     pub fn load_file(&self, file: &ModelFile) -> Result<Model> {
         let start = Instant::now();
         let threads = self.threads.unwrap_or_else(default_threads);
+        if !(1..=MAX_THREADS).contains(&threads) {
+            return Err(Error::Option {
+                name: "threads",
+                found: threads.to_string(),
+                expected: format!("1 to {MAX_THREADS}"),
+            });
+        }
         let pool = ThreadPool::new(threads).map_err(|source| Error::Threads { count: threads, source })?;
         let isa = self.best_isa()?;
         let gguf = file.gguf(&self.read)?;
@@ -178,7 +188,7 @@ impl Builder {
         let options = CpuOptions { context, activations: self.activations, isa, ..CpuOptions::default() };
         let name = gguf.metadata().str("general.name").ok().flatten().unwrap_or_default();
         let name = name.chars().filter(|c| !c.is_control()).take(60).collect();
-        let expands = on_cpu && self.activations == Activations::Int8 && !self.compact;
+        let expands = repack && !self.compact;
         Ok(Model(Arc::new(Inner {
             name,
             weight_bytes: file.resident_len(&self.read, expands && repacks(isa))?,

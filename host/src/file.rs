@@ -11,7 +11,7 @@ use shohin_core::{BonsaiModel, Format, Gguf, ModelConfig, Pool};
 use std::fs::File;
 use std::io::{self, Read, Seek};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// The model that needs no download.
 #[cfg(feature = "built-in")]
@@ -36,7 +36,7 @@ struct Shard {
 enum Bytes {
     #[cfg(feature = "built-in")]
     BuiltIn,
-    Mapped(Arc<Mmap>, File),
+    Mapped(Arc<Mmap>, Mutex<File>),
 }
 
 /// The bytes of a file that hold weights: the mapped file, or a copy that can be rearranged.
@@ -116,7 +116,7 @@ impl Shard {
         // SAFETY: the mapping is read-only. As with every mapped file, a program that cuts the file short
         // meanwhile ends this one; one that changes its bytes changes the model's weights.
         let map = unsafe { Mmap::map(&file) }.map_err(failed("map the model", path))?;
-        Ok(Shard { name: path.display().to_string(), bytes: Bytes::Mapped(Arc::new(map), file) })
+        Ok(Shard { name: path.display().to_string(), bytes: Bytes::Mapped(Arc::new(map), Mutex::new(file)) })
     }
 
     fn bytes(&self) -> &[u8] {
@@ -163,7 +163,7 @@ impl Shard {
             Bytes::BuiltIn => end.copy_from_slice(BUILT_IN),
             Bytes::Mapped(_, file) => {
                 // Not copied from the mapping, or the model would be in memory twice.
-                let mut file = file;
+                let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
                 let read = file.rewind().and_then(|()| file.read_exact(end));
                 read.map_err(failed("read the model", Path::new(&self.name)))?;
             }

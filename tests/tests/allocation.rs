@@ -42,6 +42,7 @@ fn devices_and_sessions_take_their_plan_once_and_tokens_take_nothing() {
                     for token in 0..20 {
                         session.forward(&mut device, token).unwrap();
                     }
+                    session.shift(&mut device, 4, 10).unwrap();
                     session.truncate(3).unwrap();
                     session.forward_prefill_verify(&mut device, &[6, 7], &mut [0; 2]).unwrap();
                     session.forward_hidden(&mut device, &[8, 9], &mut |_, _| ()).unwrap();

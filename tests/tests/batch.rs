@@ -136,7 +136,7 @@ fn sequences_together_get_the_bits_they_get_alone() {
         ] {
             let options = CpuOptions { activations, isa, ..CpuOptions::default() };
             let alone = alone(&mut device(&file, &options).unwrap());
-            for (batch_rows, logit_rows) in [(64, 1), (1, 1), (5, 2), (200, 40)] {
+            for (batch_rows, logit_rows) in [(64, 1), (1, 1), (5, 2), (200, 40), (200, 200)] {
                 let options = CpuOptions { batch: batch_rows, logit_rows, ..options };
                 let mut device = repacked(&file, &options).unwrap();
                 assert!(together(&mut device) == alone, "{format:?} {options:?}");

@@ -220,9 +220,22 @@ impl Conversation {
     }
 
     /// Says what the session holds: after a snapshot was restored.
-    pub fn set_prefix(&mut self, prefix: PrefixState) {
+    ///
+    /// # Errors
+    /// [`Error::Length`] if more tokens were dropped than there are.
+    pub fn set_prefix(&mut self, prefix: PrefixState) -> Result<()> {
+        let PrefixState { tokens, kept, dropped } = &prefix;
+        let end = kept.saturating_add(*dropped) as u64;
+        if *dropped > 0 && end > tokens.len() as u64 {
+            return Err(Error::Length {
+                what: "tokens of a session",
+                expected: end,
+                found: tokens.len() as u64,
+            });
+        }
         self.turn = None;
         self.prefix = prefix;
+        Ok(())
     }
 
     /// Tokens of the session that are known and may stay.

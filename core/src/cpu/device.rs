@@ -3,7 +3,6 @@
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
-use alloc::vec;
 use alloc::vec::Vec;
 use core::future::Future;
 
@@ -13,12 +12,12 @@ use super::op::shift::Shift;
 use super::options::{CpuOptions, MemoryPlan};
 use super::repack::Layout;
 use super::rows::Rows;
-use super::scratch::ScratchPlan;
+use super::scratch::{Scratch, ScratchPlan};
 use super::simd::dispatch;
 use super::weights::CpuWeights;
 use crate::arena::{Arena, Planner};
 use crate::cache::{KvShape, with_codec};
-use crate::device::{Activations, Batch, BlockingDevice, Device, SessionOptions, Sink, ready};
+use crate::device::{Activations, Batch, BlockingDevice, Device, SessionOptions, Sink, check_run, ready};
 use crate::error::{Error, Result};
 use crate::memory::Memory;
 use crate::model::weights::ModelBytes;
@@ -34,8 +33,8 @@ pub struct Cpu<'m, B> {
     plan: ScratchPlan,
     memory: Memory<'m>,
     pool: Box<dyn Pool + Send + 'm>,
-    /// The row of the logits that were read out last.
-    last: usize,
+    /// The row of the logits that were read out last, while they are there.
+    last: Option<usize>,
 }
 
 impl<B> core::fmt::Debug for Cpu<'_, B> {
@@ -132,7 +131,7 @@ impl<'m, B: ModelBytes> Cpu<'m, B> {
         pool: impl Pool + Send + 'm,
     ) -> Result<Self> {
         let (options, plan, bytes) = Self::plan(&weights, options)?;
-        Ok(Cpu { weights, options, plan, memory: Memory::zeroed(bytes)?, pool: Box::new(pool), last: 0 })
+        Ok(Cpu { weights, options, plan, memory: Memory::zeroed(bytes)?, pool: Box::new(pool), last: None })
     }
 
     /// As [`Cpu::with_weights`], in `memory` of at least [`MemoryPlan::device`] bytes, at any alignment and with any
@@ -153,7 +152,7 @@ impl<'m, B: ModelBytes> Cpu<'m, B> {
             plan,
             memory: Memory::custom(bytes, memory)?,
             pool: Box::new(pool),
-            last: 0,
+            last: None,
         })
     }
 
@@ -212,11 +211,18 @@ impl<'m, B: ModelBytes> Cpu<'m, B> {
             let (expected, found) = (batch.len() as u64, caches.len() as u64);
             return Err(Error::Length { what: "caches of a batch", expected, found });
         }
+        for (run, cache) in batch.iter().zip(caches.iter()) {
+            let session = SessionOptions { context: cache.shape.capacity, kv: cache.format };
+            if cache.shape != shape(self.program(), &self.options, &session)? {
+                return Err(Error::Device { problem: "the cache was made by another one" });
+            }
+            check_run(run, cache.shape.capacity, self.program().vocab())?;
+        }
         let mut scratch = self.plan.take(&mut Arena::new(self.memory.bytes()))?;
         let forward = Forward { weights: &*self.weights, isa: self.options.isa, pool: &*self.pool };
         for rows in Rows::parts(batch, self.options.batch) {
             forward.body(&rows, caches, &mut scratch)?;
-            self.last = forward.read_out(&rows, &mut scratch, sink)?.unwrap_or(self.last);
+            forward.read_out(&rows, &mut scratch, sink, &mut self.last)?;
         }
         Ok(())
     }
@@ -256,17 +262,19 @@ impl<'m, B: ModelBytes> Device for Cpu<'m, B> {
     }
 
     fn logits(&mut self) -> &[f32] {
-        let (vocab, last) = (self.program().vocab(), self.last);
+        let (vocab, Some(last)) = (self.program().vocab(), self.last) else { return &[] };
         let logits: &[f32] = Arena::new(self.memory.bytes()).take((last + 1) * vocab).map_or(&[], |all| all);
         logits.get(last * vocab..).unwrap_or(&[])
     }
 
     fn shift(&mut self, cache: &mut CpuCache<'m>, len: usize, keep: usize, drop: usize) -> Result<usize> {
-        let (pairing, isa) = (self.program().pairing, self.options.isa);
-        let d = self.program().heads.dim;
-        let (mut cos, mut sin, mut key) = (vec![0.0; d / 2], vec![0.0; d / 2], vec![0.0; d]);
-        self.program().rope.angles_back(drop, &mut cos, &mut sin);
-        let (cos, sin, key) = (&cos[..], &sin[..], &mut key[..]);
+        let (program, isa) = (self.weights.model().program(), self.options.isa);
+        let (pairing, d) = (program.pairing, program.heads.dim);
+        // A batch has at least one row of each.
+        let Scratch { cos, sin, key, .. } = self.plan.take(&mut Arena::new(self.memory.bytes()))?;
+        let (cos, sin) = (&mut cos[..d / 2], &mut sin[..d / 2]);
+        program.rope.angles_back(drop, cos, sin);
+        let (cos, sin) = (&*cos, &*sin);
         let from = keep + drop..len;
         with_codec!(cache.format, C => {
             let mut cache = cache.storage::<C>()?;

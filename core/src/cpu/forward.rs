@@ -34,8 +34,8 @@ pub(super) struct Forward<'f, B> {
     pub(super) pool: &'f dyn Pool,
 }
 
-/// Rows whose most likely token is looked for together.
-const MAX_BEST: usize = 64;
+/// Rows that are read out together.
+const MAX_ROWS: usize = 64;
 
 impl<B: ModelBytes> Forward<'_, B> {
     /// The pool, or none for so few multiplications that waking another thread takes longer.
@@ -292,14 +292,15 @@ impl<B: ModelBytes> Forward<'_, B> {
         Ok(Input { f32, q8: Some(&scratch.q8[..len]), luts: &scratch.luts[..luts] })
     }
 
-    /// Runs the head for the rows that are read out, and hands them to `sink`. Returns which row of the logits came
-    /// last, if one did.
+    /// Runs the head for the rows that are read out, and hands them to `sink`. Leaves in `last` which row of the logits
+    /// buffer was read out last, if it is still there.
     pub(super) fn read_out(
         &self,
         rows: &Rows<'_>,
         scratch: &mut Scratch<'_>,
         sink: &mut Sink<'_>,
-    ) -> Result<Option<usize>> {
+        last: &mut Option<usize>,
+    ) -> Result<()> {
         let program = self.weights.program();
         let cols = program.cols(program.residual);
         let mut n = 0;
@@ -310,9 +311,8 @@ impl<B: ModelBytes> Forward<'_, B> {
             n += 1;
         }
         if n == 0 {
-            return Ok(None);
+            return Ok(());
         }
-        let mut last = None;
         for op in &program.head {
             let Op::RmsNorm { x, weight, eps, out } = *op else {
                 let found = Name::new("head");
@@ -325,17 +325,17 @@ impl<B: ModelBytes> Forward<'_, B> {
             // Rows of one kind are computed together, as far as there is room for their results.
             let most = match one.readout {
                 Readout::Hidden => 1,
-                Readout::Logits | Readout::Top(_) => (scratch.logits.len() / program.vocab()).max(1),
-                Readout::Best => (scratch.logits.len() / PANEL_ROWS).clamp(1, MAX_BEST),
+                Readout::Logits | Readout::Top(_) => scratch.logits.len() / program.vocab(),
+                Readout::Best => scratch.logits.len() / PANEL_ROWS,
             };
-            let mut group: ArrayVec<_, MAX_BEST> = ArrayVec::new();
+            let most = most.clamp(1, MAX_ROWS);
+            let mut group: ArrayVec<_, MAX_ROWS> = ArrayVec::new();
             let _ = group.push(one);
             while group.len() < most
                 && let Some((_, next)) = wanted.next_if(|(_, next)| next.readout == one.readout)
             {
-                if group.push(next).is_err() {
-                    break;
-                }
+                // There is room for `most`.
+                let _ = group.push(next);
             }
             let range = first..first + group.len();
             match one.readout {
@@ -344,13 +344,14 @@ impl<B: ModelBytes> Forward<'_, B> {
                     sink(one.sequence, one.run_row, Output::Hidden(hidden));
                 }
                 Readout::Logits | Readout::Top(_) => {
-                    last = Some(range.len() - 1);
+                    *last = Some(range.len() - 1);
                     self.logits(range, 0..program.vocab(), scratch)?;
                     for (one, logits) in group.iter().zip(scratch.logits.chunks_exact(program.vocab())) {
                         sink(one.sequence, one.run_row, Output::Logits(logits));
                     }
                 }
                 Readout::Best => {
+                    *last = None;
                     let best = self.best(range, scratch)?;
                     for (one, best) in group.iter().zip(&best) {
                         sink(one.sequence, one.run_row, Output::Top(core::slice::from_ref(best)));
@@ -358,7 +359,7 @@ impl<B: ModelBytes> Forward<'_, B> {
                 }
             }
         }
-        Ok(last)
+        Ok(())
     }
 
     /// Logits of tokens `vocab` after rows `rows` of the hidden states, `(rows, tokens)`.
@@ -380,13 +381,13 @@ impl<B: ModelBytes> Forward<'_, B> {
     }
 
     /// The most likely token after each of `rows`, and its logit: one product, a part of the vocabulary at a time.
-    fn best(&self, rows: Range<usize>, scratch: &mut Scratch<'_>) -> Result<ArrayVec<(u32, f32), MAX_BEST>> {
+    fn best(&self, rows: Range<usize>, scratch: &mut Scratch<'_>) -> Result<ArrayVec<(u32, f32), MAX_ROWS>> {
         let (n, vocab) = (rows.len(), self.weights.program().vocab());
         let part = match n {
             1 => vocab,
             n => (scratch.logits.len() / n / PANEL_ROWS * PANEL_ROWS).clamp(1, vocab),
         };
-        let mut best: ArrayVec<Option<(u32, f32)>, MAX_BEST> = (0..n).map(|_| None).collect();
+        let mut best: ArrayVec<Option<(u32, f32)>, MAX_ROWS> = (0..n).map(|_| None).collect();
         let mut rows = rows;
         for first in (0..vocab).step_by(part) {
             let tokens = first..vocab.min(first + part);

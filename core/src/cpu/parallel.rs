@@ -17,7 +17,7 @@ impl<T> Base<T> {
 /// Calls `job(i, chunk)` for the `i`-th run of `chunk` elements of `data` (the last may be shorter),
 /// spread over `pool`.
 ///
-/// ChunkedPlacement are claimed from a counter of our own, so that even a pool that breaks its contract and
+/// Chunks are claimed from a counter of our own, so that even a pool that breaks its contract and
 /// runs an index twice cannot make two jobs share one.
 pub(crate) fn for_each_chunk<T: Send>(
     pool: &dyn Pool,

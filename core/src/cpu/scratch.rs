@@ -28,6 +28,8 @@ pub(super) struct ScratchPlan {
     up: usize,
     /// Of cosines and of sines, `(batch, head_dim / 2)`.
     angles: usize,
+    /// Of a key that is being moved, `(head_dim)`.
+    key: usize,
     attention: usize,
     logits: usize,
     q8: usize,
@@ -66,6 +68,7 @@ impl ScratchPlan {
             delta: each(delta),
             up: each(up),
             angles: each(program.heads.dim / 2),
+            key: program.heads.dim,
             attention: scratch_len(&shape, program.heads.query, batch),
             logits: options.logit_rows.saturating_mul(program.vocab()),
             q8: if int8 { each(q8_blocks(input)) } else { 0 },
@@ -76,7 +79,8 @@ impl ScratchPlan {
     /// Plans what [`ScratchPlan::take`] takes; returns the bytes of the logits.
     pub(super) fn plan(&self, planner: &mut Planner) -> usize {
         let logits = planner.add::<f32>(self.logits);
-        for &len in self.buffers.iter().chain([&self.delta, &self.up, &self.angles, &self.angles]) {
+        for &len in self.buffers.iter().chain([&self.delta, &self.up, &self.angles, &self.angles, &self.key])
+        {
             planner.add::<f32>(len);
         }
         planner.add::<f32>(self.attention);
@@ -100,6 +104,7 @@ impl ScratchPlan {
             up: arena.take(self.up)?,
             cos: arena.take(self.angles)?,
             sin: arena.take(self.angles)?,
+            key: arena.take(self.key)?,
             attention: arena.take(self.attention)?,
             q8: arena.take(self.q8)?,
             luts: arena.take(self.luts)?,
@@ -120,6 +125,8 @@ pub(super) struct Scratch<'b> {
     /// Of the rows' positions, each `(batch, head_dim / 2)`.
     pub(super) cos: &'b mut [f32],
     pub(super) sin: &'b mut [f32],
+    /// A key that is being moved, `(head_dim)`.
+    pub(super) key: &'b mut [f32],
     /// Attention's own.
     pub(super) attention: &'b mut [f32],
     /// int8 form of a product's input, `(batch, blocks of the widest)`; empty with f32 activations.

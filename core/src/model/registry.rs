@@ -129,6 +129,7 @@ impl ModelVariant {
         };
         ModelVariant::KNOWN
             .into_iter()
+            .filter(|_| *config.architecture == QWEN3)
             .find(|v| v.is_ternary() == ternary && v.config().is_some_and(|c| dims(&c) == dims(config)))
             .unwrap_or(ModelVariant::Custom)
     }
