@@ -17,7 +17,7 @@ use std::path::PathBuf;
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Model and engine")]
 pub(crate) struct ModelArgs {
-    /// GGUF file of a Bonsai or other Qwen3 model [default: the small built-in model]
+    /// GGUF file of a Bonsai, Qwen3 or Llama model [default: the small built-in model]
     #[arg(short, long, global = true, value_name = "FILE")]
     pub(crate) model: Option<PathBuf>,
     /// Number of threads [default: one per core]

@@ -617,6 +617,21 @@ fn calls_come_as_they_are_complete_and_are_part_of_what_follows() {
         let roles: Vec<&str> = conversation.messages().iter().map(|m| m.role.name()).collect();
         assert_eq!(roles, ["user", "assistant", "tool", "assistant"]);
 
+        // The instructions describe the tools. Without any, the model reads the conversation as it would anew.
+        let held = backend.held.clone();
+        conversation.send(model, SessionState::of(&backend), user("Thanks."), &greedy()).unwrap();
+        backend.says(model, "Welcome.");
+        ends(&mut conversation, &mut backend, model);
+        assert!(!backend.held.starts_with(&held));
+        let mut anew = Conversation::new();
+        let mut other = Script::new(model, 2000);
+        let mut messages = conversation.messages().to_vec();
+        messages.pop();
+        anew.respond(model, SessionState::of(&other), messages, &greedy()).unwrap();
+        other.says(model, "Welcome.");
+        ends(&mut anew, &mut other, model);
+        assert_eq!(backend.held, other.held);
+
         // In JSON a call is text. The constraint has the last word, whatever the script says.
         let said = "</think> <tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>";
         let schema = serde_json::json!({ "const": said }).to_string();

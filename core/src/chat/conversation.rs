@@ -152,6 +152,8 @@ struct Prompt {
     tokens: Vec<u32>,
     /// The messages it was made of, or `None` for a text that is no conversation.
     messages: Option<Vec<ChatMessage>>,
+    /// The tools that it describes.
+    tools: Vec<String>,
     /// Where the messages begin that it answers, among `messages` and `tokens`; 0 if all were encoded anew.
     last_message: usize,
     last_token: usize,
@@ -186,6 +188,8 @@ pub struct Conversation {
     messages: Vec<ChatMessage>,
     /// All their tokens, dropped ones included, up to the last reply. Empty if they were never encoded.
     tokens: Vec<u32>,
+    /// The tools that the tokens describe.
+    tools: Vec<String>,
     /// Where the messages begin that the last reply answers, among `messages` and `tokens`.
     last_message: usize,
     last_token: usize,
@@ -314,7 +318,14 @@ impl Conversation {
         options: &TurnOptions,
     ) -> Result<usize> {
         self.end(session.position);
-        let prompt = Prompt { tokens, messages: None, last_message: 0, last_token: 0, dropped_messages: 0 };
+        let prompt = Prompt {
+            tokens,
+            messages: None,
+            tools: Vec::new(),
+            last_message: 0,
+            last_token: 0,
+            dropped_messages: 0,
+        };
         self.begin(model, session, prompt, options)
     }
 
@@ -330,7 +341,8 @@ impl Conversation {
         let tools: Vec<&str> = options.tools.iter().map(String::as_str).collect();
         let template = chat_options(model, options, &tools);
         let encode_all = |all: &[ChatMessage]| lend(all, |all| encode(model.tokenizer, all, &template));
-        let (mut last_message, mut last_token) = last;
+        // The instructions describe the tools: with other tools, all is encoded anew.
+        let (mut last_message, mut last_token) = if self.tools == options.tools { last } else { (0, 0) };
         let known = self.tokens.get(..last_token).unwrap_or_default();
         let mut tokens = match all.get(last_message..) {
             Some(new) if !known.is_empty() => {
@@ -354,7 +366,8 @@ impl Conversation {
                 room = free.min(half);
             }
         }
-        let prompt = Prompt { tokens, messages: Some(kept), last_message, last_token, dropped_messages };
+        let (messages, tools) = (Some(kept), options.tools.clone());
+        let prompt = Prompt { tokens, messages, tools, last_message, last_token, dropped_messages };
         self.begin(model, session, prompt, options)
     }
 
@@ -540,6 +553,7 @@ impl Conversation {
                     messages.push(message.clone());
                     self.messages = messages;
                     self.tokens = tokens;
+                    self.tools = prompt.tools;
                     (self.last_message, self.last_token) = (prompt.last_message, prompt.last_token);
                 }
             }

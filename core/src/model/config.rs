@@ -185,8 +185,11 @@ impl ModelConfig {
                     let key = "rope.scaling.original_context_length";
                     return Err(bad(key, 0.0, "at least 1"));
                 }
-                let key = "rope.scaling.yarn_*";
-                for x in [attention_factor, beta_fast, beta_slow] {
+                for (key, x) in [
+                    ("rope.scaling.yarn_attn_factor", attention_factor),
+                    ("rope.scaling.yarn_beta_fast", beta_fast),
+                    ("rope.scaling.yarn_beta_slow", beta_slow),
+                ] {
                     if !(x > 0.0 && x.is_finite()) {
                         return Err(bad(key, f64::from(x), "a positive number"));
                     }
