@@ -20,7 +20,7 @@
 //! | [`Model`], [`Builder`] | a loaded model; how it is loaded |
 //! | [`chat`] | conversations, and replies as they are made |
 //! | [`sequence`] | a sequence of tokens on whichever device |
-//! | [`file`] | a GGUF file, mapped; models in several files; weights repacked for the CPU |
+//! | [`mod@file`] | a GGUF file, mapped; models in several files; weights repacked for the CPU |
 //! | [`memory`] | memory in large pages |
 //! | [`threads`] | the thread pool that computes |
 //! | [`error`] | errors that name the file or option and say what was expected |
