@@ -94,14 +94,16 @@ describe("a loaded model", () => {
     if (NODE <= 20) assert.deepEqual(await loads([{ simd: "relaxed" }, {}], []), ["wasm", "simd128", text]);
   });
 
-  test("stores keys and values in 8 bits on request", async () => {
+  test("stores keys and values in 8 or 4 bits on request", async () => {
     const [half, bytes] = [await Engine.load(MODEL, {}), await Engine.load(MODEL, { kv: "q8" })];
     assert.ok(bytes.info.memory.kv < 0.6 * half.info.memory.kv);
     const messages = [{ role: "user", content: "What does a cow say?" }];
     const reply = async (engine) => (await collect(engine.chat(messages, { preset: "greedy", maxTokens: 8 }))).text;
     assert.equal(await reply(bytes), await reply(half));
-    await half.dispose();
-    await bytes.dispose();
+    const nibbles = await Engine.load(MODEL, { kv: "q4" });
+    assert.ok(nibbles.info.memory.kv < 0.6 * bytes.info.memory.kv);
+    assert.notEqual(await reply(nibbles), "");
+    for (const engine of [half, bytes, nibbles]) await engine.dispose();
   });
 
   test("gives the reference implementation's text, token by token", async () => {

@@ -22,7 +22,7 @@ export interface Progress {
 }
 
 /** Number formats of the key-value cache. */
-export const KV_FORMATS = ["f16", "f32", "q8"] as const;
+export const KV_FORMATS = ["f16", "f32", "q8", "q4"] as const;
 
 /** Options of `Engine.load`. */
 export interface LoadOptions {
