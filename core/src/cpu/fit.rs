@@ -57,6 +57,10 @@ mod tests {
     /// 114,688 bytes in f16.
     #[test]
     fn the_context_is_what_is_left_by_weights_and_process() {
+        // Most of these plans have more bytes than 32 bits count.
+        if usize::BITS < 64 {
+            return;
+        }
         let context = |bytes: u64, kv| {
             let found =
                 published_within(bytes, kv).find(|(spec, _)| spec.variant == ModelVariant::Bonsai1_7B);

@@ -15,7 +15,7 @@ fn swiglu(gate: f32, up: f32) -> f32 {
 
 // Rows `row` .. `row + 4` of one token.
 fn put(token: u32, row: u32, value: vec4<f32>) {
-    let at = token * OUTPUT_STRIDE + row / 2u;
+    let at = token * OUTPUT_STRIDE + FIRST_ROW + row / 2u;
     if row < ROWS {
         output[at] = swiglu(value.x, value.y);
     }
