@@ -230,11 +230,11 @@ describe("a download", () => {
     }));
 
   test("ends as soon as the header is invalid", async () => {
-    const llama = Buffer.from(large);
-    llama.write("llama", llama.indexOf("qwen3"));
+    const gemma = Buffer.from(large);
+    gemma.write("gemma", gemma.indexOf("qwen3"));
     // The weights never arrive.
     const stuck = { ranges: false, breaks: large.length - 100_000, hangs: true };
-    await serving(llama, stuck, async (url) => assert.equal(await code(Engine.load(url)), "unsupported"));
+    await serving(gemma, stuck, async (url) => assert.equal(await code(Engine.load(url)), "unsupported"));
   });
 
   test("of more than the maximum memory is closed", { timeout: 60_000 }, async () => {
