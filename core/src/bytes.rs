@@ -3,7 +3,7 @@
 
 use crate::error::{Error, Result};
 
-/// Reads little-endian values from a slice and knows where it stands.
+/// A cursor over a slice that reads little-endian values and keeps its offset.
 #[derive(Clone, Debug)]
 pub struct Cursor<'a> {
     bytes: &'a [u8],

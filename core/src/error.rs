@@ -201,7 +201,7 @@ impl fmt::Display for Error {
 
 impl core::error::Error for Error {}
 
-/// What a file that is no GGUF file may be, for the two that are most often taken for one.
+/// A hint for files that are not GGUF: names the two kinds that are most often passed by mistake.
 fn hint(starts: &Name) -> &'static str {
     let starts = &starts.bytes[..usize::from(starts.len)];
     if starts.starts_with(b"version https://git-lfs") {

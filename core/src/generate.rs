@@ -464,7 +464,7 @@ impl Generation {
         self.done
     }
 
-    /// Gives the sampler back, its random sequence where it stands.
+    /// Returns the sampler with the current state of its random generator.
     pub fn into_sampler(self) -> Sampler {
         self.sampler
     }

@@ -389,7 +389,7 @@ impl GpuDevice {
         let choice: &[Kernel] = match (group.map(|group| group.readout), &self.top_k) {
             (Some(Readout::Best), _) => &self.argmax,
             (Some(Readout::Top(_)), Some(top_k)) => &top_k.kernels,
-            _ => &[],
+            (Some(Readout::Top(_)), None) | (Some(Readout::Hidden | Readout::Logits) | None, _) => &[],
         };
         let body = Self::body(&self.recording, segments, caches);
         commands.record(body.into_iter().chain(head.iter().chain(choice).map(|kernel| (kernel, shape))));

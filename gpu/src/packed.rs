@@ -333,7 +333,8 @@ mod tests {
             Codes::F32 => return f32::from_bits(codes[i]),
             Codes::F16 => return half::f16::from_bits(half(i, codes)).to_f32(),
             Codes::Bf16 => return f32::from_bits(u32::from(half(i, codes)) << 16),
-            _ => {}
+            Codes::Bits1 | Codes::Bits2 | Codes::Bits4 | Codes::Bits4Min | Codes::Bits8 | Codes::Bits8Min => {
+            }
         }
         let (unit, s, b) = (i / 32 * bits, i % 32 / 4, i % 4);
         let word = codes[unit + s * bits / 8];

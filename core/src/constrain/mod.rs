@@ -27,8 +27,8 @@
 //! `minItems`, `maxItems`, `minLength`, `maxLength`, `pattern`, `format`, `minimum`, `maximum`,
 //! `exclusiveMinimum`, `exclusiveMaximum`, `multipleOf`, `enum`, `const`, `anyOf`, `allOf` of one schema, `oneOf`
 //! where types, constants or a required property tell the schemas apart, and `$ref` to schemas of the same
-//! text, recursion included. Titles, descriptions and the like are passed over. Everything else is refused,
-//! and the error says where it stands.
+//! text, recursion included. Titles, descriptions and the like are passed over. Everything else is refused
+//! with an error that names the place in the schema.
 //!
 //! A schema without `type` is taken to mean the types that its keywords are about, and one that names
 //! `properties` without `additionalProperties` allows no others: the grammar then has fewer texts than the

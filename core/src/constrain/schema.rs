@@ -129,8 +129,9 @@ impl<'t> Value<'t> {
             Some(b'"') => Kind::String,
             Some(b't' | b'f') => Kind::Boolean,
             Some(b'n') => Kind::Null,
+            // All other JSON values are numbers.
             _ if self.0.contains(['.', 'e']) => Kind::Number,
-            _ => Kind::Integer,
+            Some(_) | None => Kind::Integer,
         }
     }
 }

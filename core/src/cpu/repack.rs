@@ -205,19 +205,40 @@ impl<'a> PackedMatrix<'a> {
 struct Codes {
     /// The format of the repacked block, whose scale and codes are apart anyway.
     format: Format,
+    order: Order,
     /// Bits a code.
     bits: u32,
     /// 32-bit words a block.
     words: usize,
 }
 
+/// How a block of a file is laid out.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Order {
+    /// The scale, then the codes in the order of the columns.
+    ScaleFirst,
+    /// The codes in the order of the columns, then the scale.
+    CodesFirst,
+    /// As TQ2_0: byte m of 32 holds columns m, 32 + m, 64 + m and 96 + m; then the scale.
+    Planes,
+}
+
 fn codes(format: Format) -> Option<Codes> {
+    let row = |format, order, bits, words| Some(Codes { format, order, bits, words });
     match format {
-        Format::Q1_0 => Some(Codes { format, bits: 1, words: 4 }),
-        Format::Q2_0 => Some(Codes { format, bits: 2, words: 4 }),
-        Format::Pq2_0 | Format::Tq2_0G128 => Some(Codes { format: Format::Pq2_0, bits: 2, words: 8 }),
-        Format::Tq2_0 => Some(Codes { format, bits: 2, words: 16 }),
-        _ => None,
+        Format::Q1_0 => row(format, Order::ScaleFirst, 1, 4),
+        Format::Q2_0 => row(format, Order::ScaleFirst, 2, 4),
+        Format::Pq2_0 => row(format, Order::ScaleFirst, 2, 8),
+        Format::Tq2_0G128 => row(Format::Pq2_0, Order::CodesFirst, 2, 8),
+        Format::Tq2_0 => row(format, Order::Planes, 2, 16),
+        Format::F32
+        | Format::F16
+        | Format::Bf16
+        | Format::Q8_0
+        | Format::Q4_0
+        | Format::Q4_1
+        | Format::Ptq1_0
+        | Format::Tq1_0 => None,
     }
 }
 
@@ -265,15 +286,19 @@ pub(crate) const ONE_BIT_SHIFT: [u32; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
 
 /// Scale and codes of a file's block, the codes in the order of the columns.
 #[inline(always)]
-fn split(format: Format, block: &[u8], words: &mut [u32]) -> [u8; 2] {
+fn split(order: Order, block: &[u8], words: &mut [u32]) -> [u8; 2] {
     let read = |at: usize| u32::from_le_bytes(core::array::from_fn(|i| block[at + i]));
-    match format {
-        Format::Tq2_0G128 => {
-            words.iter_mut().enumerate().for_each(|(i, w)| *w = read(4 * i));
-            [block[32], block[33]]
+    let end = 4 * words.len();
+    match order {
+        Order::ScaleFirst => {
+            words.iter_mut().enumerate().for_each(|(i, w)| *w = read(2 + 4 * i));
+            [block[0], block[1]]
         }
-        Format::Tq2_0 => {
-            // Byte m of 32 holds columns m, 32 + m, 64 + m and 96 + m.
+        Order::CodesFirst => {
+            words.iter_mut().enumerate().for_each(|(i, w)| *w = read(4 * i));
+            [block[end], block[end + 1]]
+        }
+        Order::Planes => {
             for (i, word) in words.iter_mut().enumerate() {
                 let (at, plane) = (i / 8 * 32 + i % 2 * 16, i % 8 / 2);
                 *word = 0;
@@ -282,30 +307,30 @@ fn split(format: Format, block: &[u8], words: &mut [u32]) -> [u8; 2] {
                     *word |= ((x | x >> 6 | x >> 12 | x >> 18) & 0xff) << (8 * four);
                 }
             }
-            [block[64], block[65]]
-        }
-        _ => {
-            words.iter_mut().enumerate().for_each(|(i, w)| *w = read(2 + 4 * i));
-            [block[0], block[1]]
+            [block[end], block[end + 1]]
         }
     }
 }
 
-/// The inverse of [`split`].
-fn join(format: Format, scale: [u8; 2], words: &[u32], block: &mut [u8]) {
-    if format == Format::Tq2_0 {
-        block.fill(0);
-        for (i, word) in words.iter().enumerate() {
-            let (at, plane) = (i / 8 * 32 + i % 2 * 16, i % 8 / 2);
-            for m in 0..16 {
-                block[at + m] |= ((word >> (2 * m) & 3) << (2 * plane)) as u8;
+/// The inverse of [`split`], for [`Codes::format`]: blocks with the codes first become ones with the scale first.
+fn join(order: Order, scale: [u8; 2], words: &[u32], block: &mut [u8]) {
+    match order {
+        Order::ScaleFirst | Order::CodesFirst => {
+            block[..2].copy_from_slice(&scale);
+            for (bytes, word) in block[2..].chunks_exact_mut(4).zip(words) {
+                bytes.copy_from_slice(&word.to_le_bytes());
             }
         }
-        block[64..66].copy_from_slice(&scale);
-    } else {
-        block[..2].copy_from_slice(&scale);
-        for (bytes, word) in block[2..].chunks_exact_mut(4).zip(words) {
-            bytes.copy_from_slice(&word.to_le_bytes());
+        Order::Planes => {
+            block.fill(0);
+            for (i, word) in words.iter().enumerate() {
+                let (at, plane) = (i / 8 * 32 + i % 2 * 16, i % 8 / 2);
+                for m in 0..16 {
+                    block[at + m] |= ((word >> (2 * m) & 3) << (2 * plane)) as u8;
+                }
+            }
+            let end = 4 * words.len();
+            block[end..end + 2].copy_from_slice(&scale);
         }
     }
 }
@@ -316,8 +341,8 @@ const fn place(layout: Layout, codes: &Codes, b: usize, byte: usize, r: usize) -
     let len = 4 * codes.words;
     match layout {
         Layout::Panels32 => (b * len + byte / 4 * 4) * PANEL_ROWS + 4 * r + byte % 4,
-        _ if codes.bits == 1 => (b * len + byte % 4 * 4 + byte / 4) * PANEL_ROWS + r,
-        _ => (b * len + byte) * PANEL_ROWS + r,
+        Layout::Panels8 if codes.bits == 1 => (b * len + byte % 4 * 4 + byte / 4) * PANEL_ROWS + r,
+        Layout::Panels8 | Layout::RowMajor => (b * len + byte) * PANEL_ROWS + r,
     }
 }
 
@@ -359,8 +384,8 @@ pub fn repack(
     if codes.format != format {
         for block in rest.chunks_exact_mut(format.block_bytes()) {
             let mut words = [0; 16];
-            let scale = split(format, block, &mut words[..codes.words]);
-            join(codes.format, scale, &words[..codes.words], block);
+            let scale = split(codes.order, block, &mut words[..codes.words]);
+            join(codes.order, scale, &words[..codes.words], block);
         }
     }
     Ok(())
@@ -377,7 +402,7 @@ fn repack_panel(format: Format, codes: &Codes, layout: Layout, from: &[u8], to: 
     for b in 0..blocks {
         for r in 0..PANEL_ROWS {
             let block = &from[r * row_bytes + b * block_bytes..][..block_bytes];
-            let scale = split(format, block, words);
+            let scale = split(codes.order, block, words);
             scales[2 * (b * PANEL_ROWS + r)..][..2].copy_from_slice(&scale);
             for (i, &word) in words.iter().enumerate() {
                 if layout == Layout::Panels32 {
@@ -420,6 +445,6 @@ fn block_of<'c>(
             *word = zip(*word);
         }
     }
-    join(format, [scales[at], scales[at + 1]], words, block);
+    join(codes.order, [scales[at], scales[at + 1]], words, block);
     block
 }

@@ -291,7 +291,7 @@ fn a_vocabulary_made_to_collide_is_refused_in_bounded_time() {
 #[test]
 fn decoding_is_lossy_conversion_of_the_whole() {
     let mut built = Built::new(&["a b"]);
-    // Two tokens that end inside a character, one that is no UTF-8 in any company.
+    // Two tokens that end inside a character, one whose bytes are never valid UTF-8.
     let spell = |bytes: &[u8]| bytes.iter().map(|b| alphabet::spell(*b)).collect::<String>().into_bytes();
     built.tokens.extend([spell(b"x\xF0\x9F"), spell(b"\xA6\x99y\xC3"), spell(b"\xFF\xC0")]);
     built.types.as_mut().unwrap().extend([1, 1, 1]);
