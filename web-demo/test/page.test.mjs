@@ -448,8 +448,8 @@ describe("the page", () => {
       const loads = (globalThis.loads = []);
       globalThis.Worker = class extends Worker {
         postMessage(message, ...rest) {
-          if (message.call === "load") {
-            loads.push(message.source.url.split("/").pop());
+          if (message.method === "load") {
+            loads.push(message.params.source.url.split("/").pop());
             globalThis.fail = (code) => this.onmessage({ data: { id: message.id, error: { code, message: "nothing came for 30 s" } } });
           }
           super.postMessage(message, ...rest);
@@ -953,7 +953,7 @@ describe("the page", () => {
       };
       globalThis.Worker = class extends Worker {
         postMessage(message, ...rest) {
-          if (message.call === "chat") void reply(this, message.id);
+          if (message.method === "chat") void reply(this, message.id);
           else super.postMessage(message, ...rest);
         }
       };
