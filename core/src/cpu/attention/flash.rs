@@ -240,6 +240,10 @@ struct Job<'a, C> {
     seen: [usize; ROWS],
 }
 
+/// Whether modules for browsers leave the scalar code out: nothing chooses it there, and it adds 9 kB to a download.
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+const SIMD_ONLY: bool = cfg!(not(debug_assertions));
+
 /// Sets `out` and `softmax` to what `rows` see of positions `range`. The pointers of `out` are good for
 /// `head_dim` numbers, which nobody else has.
 fn span<C: FlashCodec>(
@@ -269,9 +273,13 @@ fn span<C: FlashCodec>(
             Kind::Avx512Vnni | Kind::Avx512Amx => avx512(&job, softmax),
             #[cfg(target_arch = "aarch64")]
             Kind::Neon | Kind::NeonDot => run::<simd::Neon, C, 1, 2, 4, 2>(&job, softmax),
-            Kind::Scalar => run::<simd::Scalar, C, 0, 1, 2, 1>(&job, softmax),
             #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
-            _ => run::<simd::Simd128, C, 0, 1, 2, 1>(&job, softmax),
+            Kind::Scalar if SIMD_ONLY => run::<simd::Simd128, C, 0, 1, 2, 1>(&job, softmax),
+            Kind::Scalar => run::<simd::Scalar, C, 0, 1, 1, 1>(&job, softmax),
+            #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+            Kind::Simd128 => run::<simd::Simd128, C, 0, 1, 2, 1>(&job, softmax),
+            #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
+            Kind::RelaxedDot => run::<simd::Simd128, C, 0, 1, 2, 1>(&job, softmax),
         }
     }
 }
