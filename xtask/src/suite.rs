@@ -224,7 +224,9 @@ pub(crate) const SUITES: &[Suite] = &[
             // The same packages every time: with others cargo would build the dependencies again with other features.
             let tests = integration_tests(&m.root.join("gpu/tests"))?;
             let all = tests.iter().fold(gpu(TEST).arg("--lib"), |all, test| all.arg("--test").arg(test));
-            let mut tally = all.tests()?;
+            // The suite `smollm2` has fetched it, if it could.
+            let smollm2 = Some(m.smollm2()).filter(|file| file.is_file()).unwrap_or_default();
+            let mut tally = all.env(SMOLLM2, smollm2).tests()?;
             tally.add(gpu(TEST).args("--test cli a_gpu").tests()?);
             Ok(tally)
         },
