@@ -58,9 +58,6 @@ impl From<shohin::Error> for CliError {
             shohin::Error::Address { url } => CliError::usage(format_args!(
                 "--model is an address, but nothing is downloaded here; get the file first: curl -LO {url}"
             )),
-            shohin::Error::RopeOnGpu => {
-                CliError::usage("--rope-scaling and --rope-base are not supported with --gpu")
-            }
             other => CliError::new(other),
         }
     }

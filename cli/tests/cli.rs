@@ -862,14 +862,20 @@ fn a_gpu_says_what_the_cpu_says() {
         let out = Command::new(env!("CARGO_BIN_EXE_shohin")).args(ask).args(more).output().unwrap();
         (String::from_utf8(out.stdout).unwrap(), String::from_utf8(out.stderr).unwrap())
     };
-    let (want, _) = shohin(&[]);
-    let (mut said, complaint) = shohin(&["--gpu"]);
-    if let Some((_, names)) = complaint.split_once("takes one of: ") {
+    let (_, complaint) = shohin(&["--gpu"]);
+    let gpu = match complaint.split_once("takes one of: ") {
         // A name may have a comma in it; its first word has none.
-        let name = names.split([' ', ',', '\n']).next().unwrap();
-        said = shohin(&[&format!("--gpu={name}")]).0;
-    }
-    assert_eq!(said, want, "{complaint}");
+        Some((_, names)) => format!("--gpu={}", names.split([' ', ',', '\n']).next().unwrap()),
+        None => "--gpu".into(),
+    };
+    // With a configuration that is not the file's, too.
+    let replies = [&[][..], &["--rope-base", "10"]].map(|more| {
+        let (want, _) = shohin(more);
+        let (said, complaint) = shohin(&with(more, &[&gpu]));
+        assert_eq!(said, want, "{complaint}");
+        said
+    });
+    assert_ne!(replies[0], replies[1]);
     let refused = Command::new(env!("CARGO_BIN_EXE_shohin")).args(["inspect", "--gpu"]).output().unwrap();
     assert_eq!(refused.status.code(), Some(2));
 }

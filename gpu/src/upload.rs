@@ -62,7 +62,15 @@ impl GpuModel {
     /// # Errors
     /// What is wrong with the file, or [`Error::OutOfMemory`].
     pub async fn from_gguf(gpu: Arc<Gpu>, gguf: &Gguf<'_>) -> Result<Arc<GpuModel>> {
-        let mut upload = Upload::new(gpu, gguf.header()).await?;
+        Self::with_config(gpu, gguf, ModelConfig::from_gguf(gguf)?).await
+    }
+
+    /// As [`GpuModel::from_gguf`], with numbers of the configuration overridden (rope scaling, say).
+    ///
+    /// # Errors
+    /// As there, and for numbers that no model can have.
+    pub async fn with_config(gpu: Arc<Gpu>, gguf: &Gguf<'_>, config: ModelConfig) -> Result<Arc<GpuModel>> {
+        let mut upload = Upload::start(gpu, UploadPlan::with_config(gguf.header(), config)?).await?;
         for (index, tensor) in gguf.tensors().iter().enumerate() {
             upload.push(index, 0, gguf.data(tensor))?;
         }
@@ -216,7 +224,12 @@ impl UploadPlan {
     /// # Errors
     /// For a file that is not a model of a known architecture, or has a format without kernels on the GPU.
     pub fn new(header: &Header<'_>) -> Result<UploadPlan> {
-        let config = ModelConfig::from_header(header)?;
+        Self::with_config(header, ModelConfig::from_header(header)?)
+    }
+
+    /// As [`UploadPlan::new`], with numbers of the configuration overridden.
+    fn with_config(header: &Header<'_>, config: ModelConfig) -> Result<UploadPlan> {
+        config.check()?;
         let program = config.program();
         record::check(&program)?;
         let bound = program.bind(header)?;
@@ -352,7 +365,11 @@ impl Upload {
     /// # Errors
     /// Those of [`UploadPlan::new`], and [`Error::OutOfMemory`].
     pub async fn new(gpu: Arc<Gpu>, header: &Header<'_>) -> Result<Upload> {
-        let plan = UploadPlan::new(header)?;
+        Self::start(gpu, UploadPlan::new(header)?).await
+    }
+
+    /// Takes memory for what `plan` lists.
+    async fn start(gpu: Arc<Gpu>, plan: UploadPlan) -> Result<Upload> {
         let mut matrices = Vec::new();
         for shape in &plan.matrices {
             let &Shape { cols, halves, .. } = shape;

@@ -11,7 +11,7 @@ use shohin_core::cpu::Isa;
 use shohin_core::cpu::repack::repacks;
 use shohin_core::gguf::{Id42, ReadOptions};
 use shohin_core::model::{ModelConfigBuilder, RopeScaling};
-use shohin_core::{Activations, CpuOptions, KvFormat, ModelConfig, Tokenizer};
+use shohin_core::{Activations, CpuOptions, Gguf, KvFormat, ModelConfig, Tokenizer};
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -178,7 +178,7 @@ impl Builder {
         let gguf = file.gguf(&self.read)?;
         let named = |source| Error::Model { name: file.name().into(), source };
         let config = self.configured(ModelConfig::from_gguf(&gguf).map_err(named)?)?;
-        let machine = self.machine(&gguf)?;
+        let machine = self.machine(&gguf, config.clone())?;
         let on_cpu = matches!(machine, Machine::Cpu);
         let repack = self.repack && on_cpu && self.activations == Activations::Int8;
         let weights = file.weights(&self.read, repack, self.compact, isa, &pool, |_| config)?;
@@ -232,18 +232,16 @@ impl Builder {
     }
 
     #[cfg(feature = "gpu")]
-    fn machine(&self, gguf: &shohin_core::Gguf<'_>) -> Result<Machine> {
-        let rope = self.rope_scaling.is_some() || self.rope_base.is_some();
+    fn machine(&self, gguf: &Gguf<'_>, config: ModelConfig) -> Result<Machine> {
         match &self.target {
-            Target::Gpu(_) if rope => Err(Error::RopeOnGpu),
-            Target::Gpu(name) => GpuWeights::load(name.as_deref(), gguf).map(Machine::Gpu),
-            Target::Best if !rope => Ok(GpuWeights::load(None, gguf).map_or(Machine::Cpu, Machine::Gpu)),
-            Target::Best | Target::Cpu => Ok(Machine::Cpu),
+            Target::Gpu(name) => GpuWeights::load(name.as_deref(), gguf, config).map(Machine::Gpu),
+            Target::Best => Ok(GpuWeights::load(None, gguf, config).map_or(Machine::Cpu, Machine::Gpu)),
+            Target::Cpu => Ok(Machine::Cpu),
         }
     }
 
     #[cfg(not(feature = "gpu"))]
-    fn machine(&self, _: &shohin_core::Gguf<'_>) -> Result<Machine> {
+    fn machine(&self, _: &Gguf<'_>, _: ModelConfig) -> Result<Machine> {
         match &self.target {
             Target::Gpu(_) => Err(Error::NoGpuSupport),
             Target::Best | Target::Cpu => Ok(Machine::Cpu),

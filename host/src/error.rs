@@ -87,8 +87,6 @@ pub enum Error {
     },
     /// The model's hidden states are not numbers.
     NotFinite,
-    /// The RoPE options were given for a GPU.
-    RopeOnGpu,
     /// A GPU was asked for, and this program was built without the feature `gpu`.
     NoGpuSupport,
     /// The GPU failed, or there is none.
@@ -130,7 +128,6 @@ impl fmt::Display for Error {
                 write!(f, "text {number} has {found} tokens, but the model supports {most}")
             }
             Error::NotFinite => f.write_str("the model's hidden states are not all finite"),
-            Error::RopeOnGpu => f.write_str("RoPE options are not supported on a GPU"),
             Error::NoGpuSupport => {
                 f.write_str("this program was built without GPUs; build it with `--features gpu`")
             }
@@ -159,7 +156,6 @@ impl std::error::Error for Error {
             | Error::EmptyText { .. }
             | Error::LongText { .. }
             | Error::NotFinite
-            | Error::RopeOnGpu
             | Error::NoGpuSupport => None,
         }
     }

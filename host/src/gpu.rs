@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::sequence::{OnDevice, Sequence};
+use shohin_core::model::ModelConfig;
 use shohin_core::{Activations, Gguf, Session, SessionOptions};
 use shohin_gpu::{Gpu, GpuDevice, GpuDeviceOptions, GpuModel, GpuOptions};
 use std::sync::Arc;
@@ -16,7 +17,7 @@ fn device_options(context: usize, activations: Activations) -> GpuDeviceOptions 
 
 impl GpuWeights {
     /// Uploads the model to the GPU whose name contains `name`, or to the system's choice.
-    pub(crate) fn load(name: Option<&str>, gguf: &Gguf<'_>) -> Result<GpuWeights> {
+    pub(crate) fn load(name: Option<&str>, gguf: &Gguf<'_>, config: ModelConfig) -> Result<GpuWeights> {
         // A software implementation must be asked for by name.
         let software = name.is_some();
         let options = GpuOptions { software, name: name.map(String::from), ..GpuOptions::default() };
@@ -24,7 +25,7 @@ impl GpuWeights {
             source: Box::new(source),
             names: pollster::block_on(Gpu::names()),
         })?;
-        Ok(GpuWeights(pollster::block_on(GpuModel::from_gguf(Arc::new(gpu), gguf))?))
+        Ok(GpuWeights(pollster::block_on(GpuModel::with_config(Arc::new(gpu), gguf, config))?))
     }
 
     /// The GPU's name.
