@@ -79,8 +79,9 @@ pub enum Error {
     Template { lacks: &'static str },
     /// A tensor the model needs is absent.
     MissingTensor { name: Name },
-    /// A tensor has another shape than the configuration says; (columns, rows).
-    TensorShape { name: Name, expected: [u64; 2], found: [u64; 2] },
+    /// A tensor has another shape than the configuration says. Dimensions as in the file, columns first;
+    /// those that it lacks are 1.
+    TensorShape { name: Name, expected: [u64; 2], found: [u64; 4] },
     /// A tensor is of a type that cannot be used there.
     TensorType { name: Name, found: u32, expected: &'static str },
     /// A tensor's bytes are not where they can be: outside the file, overlapping, or misaligned.
@@ -168,11 +169,12 @@ impl fmt::Display for Error {
                 write!(f, "{key} is {found:?}, which is not supported; expected {expected}")
             }
             Error::MissingTensor { name } => write!(f, "tensor {name} is missing"),
-            Error::TensorShape { name, expected, found } => write!(
-                f,
-                "tensor {name} is {} x {}, expected {} x {}",
-                found[0], found[1], expected[0], expected[1]
-            ),
+            Error::TensorShape { name, expected: [cols, rows], found } => {
+                write!(f, "tensor {name} is {} x {}", found[0], found[1])?;
+                let more = found.iter().rposition(|dim| *dim != 1).map_or(0, |last| last + 1);
+                found.iter().take(more).skip(2).try_for_each(|dim| write!(f, " x {dim}"))?;
+                write!(f, ", expected {cols} x {rows}")
+            }
             Error::TensorType { name, found, expected } => {
                 write!(f, "tensor {name} is of type {found}, expected {expected}")
             }

@@ -290,8 +290,7 @@ impl<'a> Gguf<'a> {
         })?;
         let [cols, rows, 1, 1] = t.dims else {
             let [cols, rows, ..] = t.dims;
-            let found = [cols, t.elements() / cols.max(1)];
-            return Err(Error::TensorShape { name: Name::new(name), expected: [cols, rows], found });
+            return Err(Error::TensorShape { name: Name::new(name), expected: [cols, rows], found: t.dims });
         };
         let too_large =
             Error::Limit { what: "tensor dimension", found: cols.max(rows), max: usize::MAX as u64 };

@@ -98,6 +98,11 @@ impl<'a> TensorInfo<'a> {
         self.id
     }
 
+    /// Dimensions as in the file; those that it lacks are 1.
+    pub(crate) const fn shape(&self) -> [u64; 4] {
+        self.dims
+    }
+
     /// The type's name; for id 42 the name of the layout the file was found to use.
     pub fn type_name(&self) -> &'static str {
         match self.format {

@@ -255,11 +255,9 @@ impl Program {
             let name = Name::new(&spec.name);
             let index = header.tensor_index(&spec.name).ok_or(Error::MissingTensor { name })?;
             let info = &header.tensors()[index];
-            let expected = [spec.cols as u64, spec.rows as u64];
-            let cols = info.dims().first().copied().unwrap_or(0);
-            let found = [cols, info.elements().checked_div(cols).unwrap_or(0)];
-            if expected != found || info.dims().len() > 2 {
-                return Err(Error::TensorShape { name, expected, found });
+            let expected @ [cols, rows] = [spec.cols as u64, spec.rows as u64];
+            if info.shape() != [cols, rows, 1, 1] {
+                return Err(Error::TensorShape { name, expected, found: info.shape() });
             }
             if info.format().is_none() {
                 let expected = "a loadable tensor type";

@@ -289,6 +289,12 @@ mod tests {
     use super::*;
     use alloc::string::ToString;
 
+    #[test]
+    fn unknown_architectures_are_told_those_that_run() {
+        let error = Architecture::named("gemma").unwrap_err().to_string();
+        assert!(Architecture::ALL.iter().all(|known| error.contains(known.name)), "{error}");
+    }
+
     /// Parameter counts of the Qwen3 models these were made from, and sizes of the published files.
     #[test]
     fn published_sizes() {
