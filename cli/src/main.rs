@@ -18,9 +18,63 @@ mod terminal;
 mod tokenize;
 mod turn;
 
-use args::{Cli, Command};
-use clap::{CommandFactory, Parser};
+use bench::BenchArgs;
+use chat::ChatArgs;
+use clap::builder::styling::{AnsiColor, Styles};
+use clap::{CommandFactory, Parser, Subcommand};
+use embed::EmbedArgs;
+use eval::EvalArgs;
+use inspect::InspectArgs;
+use logits::LogitsArgs;
+use model::ModelArgs;
+use run::RunArgs;
 use std::process::ExitCode;
+use tokenize::TokenizeArgs;
+
+const STYLES: Styles = Styles::styled()
+    .header(AnsiColor::Green.on_default().bold())
+    .usage(AnsiColor::Green.on_default().bold())
+    .literal(AnsiColor::Cyan.on_default().bold())
+    .placeholder(AnsiColor::Cyan.on_default());
+
+/// Chat with 1-bit and ternary Bonsai language models, on any CPU.
+#[derive(Debug, Parser)]
+#[command(
+    name = "shohin",
+    version,
+    styles = STYLES,
+    disable_help_subcommand = true,
+    override_usage = "shohin chat\n       shohin <COMMAND> [OPTIONS]",
+    after_help = "\
+A small model is built in, so `shohin chat` needs no download. It only knows short stories and
+simple questions; for more, pass any Bonsai GGUF file:
+
+  shohin chat -m Ternary-Bonsai-1.7B-PQ2_0.gguf
+  shohin run \"Tell me a story about a fox.\"
+  shohin run -m Bonsai-8B.gguf --file question.txt --json > answer.json
+  shohin bench -m Bonsai-1.7B.gguf
+
+`shohin <COMMAND> --help` explains a command with examples.
+Exit codes: 0 success, 1 failure, 2 invalid options, 130 interrupted, 141 output closed."
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+    #[command(flatten)]
+    model: ModelArgs,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Chat(ChatArgs),
+    Run(RunArgs),
+    Inspect(InspectArgs),
+    Tokenize(TokenizeArgs),
+    Logits(LogitsArgs),
+    Eval(EvalArgs),
+    Embed(EmbedArgs),
+    Bench(BenchArgs),
+}
 
 fn main() -> ExitCode {
     if std::env::args_os().len() <= 1 {

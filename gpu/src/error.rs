@@ -96,6 +96,11 @@ impl fmt::Display for Error {
 
 impl core::error::Error for Error {}
 
+/// The error for operations of a program that the kernels cannot compute.
+pub(crate) fn unsupported(found: &str, expected: &'static str) -> Error {
+    CoreError::Unsupported { key: Name::new("operation"), found: Name::new(found), expected }.into()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,7 +1,7 @@
 //! A GPU: how it is found, what it can do, and how it fails.
 
 use crate::error::{Error, Result};
-use crate::shader;
+use crate::shader::{self, Extensions};
 use shohin_core::Name;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -42,17 +42,6 @@ impl Default for GpuOptions {
             split_rows: MAX_ROWS,
         }
     }
-}
-
-/// What the kernels may use beyond what every WebGPU device has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Extensions {
-    /// Reductions by subgroups.
-    pub subgroups: bool,
-    /// 16-bit floats.
-    pub f16: bool,
-    /// Four products of bytes in one instruction.
-    pub packed_dot: bool,
 }
 
 /// An open GPU.

@@ -1,8 +1,8 @@
 //! One constructor an operation: its shader with the shapes put in, its buffers, its grid.
 
-use crate::gpu::{Extensions, Gpu};
+use crate::gpu::Gpu;
 use crate::kv::KvStorage;
-use crate::shader::{Source, part};
+use crate::shader::{Extensions, Source, part};
 use crate::upload::Chunk;
 use shohin_core::Activations;
 use shohin_core::model::program::RopePairing;

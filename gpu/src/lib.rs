@@ -28,6 +28,7 @@ pub use backend::GpuBackend;
 pub use cache::GpuCache;
 pub use device::{Counters, GpuDevice, GpuDeviceOptions, GpuMemory};
 pub use error::{Error, Result};
-pub use gpu::{Extensions, Gpu, GpuOptions};
+pub use gpu::{Gpu, GpuOptions};
 pub use session::{GpuSession, GpuSessionOptions, readback, visible_logits};
+pub use shader::Extensions;
 pub use upload::{GpuModel, Upload, UploadPlan};

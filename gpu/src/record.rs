@@ -1,7 +1,7 @@
 //! From a [`Program`] to dispatches: a pass over its operations that decides in which precision each value is stored,
 //! where buffers share memory, and which kernels compute an operation for one row and for several.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, unsupported};
 use crate::gpu::Gpu;
 use crate::kernel::{
     self, Acts, AttentionTile, Heads, Kernel, Layer, MAX_PARTS, Output, Product, RopeStore, RowSource,
@@ -10,7 +10,7 @@ use crate::kernel::{
 use crate::upload::{GpuModel, Matrix, UploadPlan};
 use shohin_core::model::Program;
 use shohin_core::model::program::{BufferId, Op, QkNorm, TensorId};
-use shohin_core::{Activations, Error as CoreError, Name};
+use shohin_core::Activations;
 use wgpu::Buffer;
 
 /// How large the buffers of a program are, in numbers per row; known before there is a GPU.
@@ -71,35 +71,6 @@ impl BufferPlan {
         };
         self.cols.iter().map(bytes).sum()
     }
-}
-
-/// Refuses what the kernels do not compute with.
-///
-/// # Errors
-/// For shapes or operations without kernels.
-pub(crate) fn check(program: &Program) -> Result<()> {
-    let d = program.heads.dim;
-    if !d.is_multiple_of(32) || d > 256 {
-        let what = "the number of dimensions of a head";
-        return Err(Error::Unsupported { what, found: d as u64, expected: "a multiple of 32, at most 256" });
-    }
-    for op in program.body.iter().chain(&program.head) {
-        if let Op::RmsNorm { weight, .. } = op
-            && !program.tensor(*weight).cols.is_multiple_of(32)
-        {
-            let found = program.tensor(*weight).cols as u64;
-            let what = "the width of the residual stream";
-            return Err(Error::Unsupported { what, found, expected: "a multiple of 32" });
-        }
-    }
-    match program.head[..] {
-        [Op::RmsNorm { x, out, .. }] if x == program.residual && out == program.hidden => Ok(()),
-        _ => Err(unsupported("the operations after the last block", "one RMSNorm")),
-    }
-}
-
-fn unsupported(found: &str, expected: &'static str) -> Error {
-    CoreError::Unsupported { key: Name::new("operation"), found: Name::new(found), expected }.into()
 }
 
 /// The buffers that an operation gives new values: how wide, and whether it always writes floats. Outputs of one

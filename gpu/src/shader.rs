@@ -1,7 +1,17 @@
 //! Shaders put together from their parts: the constants of a model, the layout of its weights, what the device can do.
 
-use crate::gpu::Extensions;
 use core::fmt::Write;
+
+/// What the kernels may use beyond what every WebGPU device has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extensions {
+    /// Reductions by subgroups.
+    pub subgroups: bool,
+    /// 16-bit floats.
+    pub f16: bool,
+    /// Four products of bytes in one instruction.
+    pub packed_dot: bool,
+}
 
 /// A part of `src/shaders/`.
 macro_rules! part {

@@ -1,9 +1,8 @@
 //! The model on the GPU, and the way it gets there: tensor by tensor, in pieces, in the order of the file.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, unsupported};
 use crate::gpu::{Gpu, MAX_BINDING};
 use crate::packed::PackedFormat;
-use crate::record;
 use shohin_core::gguf::{Event, Header};
 use shohin_core::model::program::{Op, TensorId, TensorRole};
 use shohin_core::model::{ModelConfig, Program};
@@ -204,6 +203,31 @@ pub(crate) fn combined(op: &Op) -> (Vec<TensorId>, usize) {
     }
 }
 
+/// Refuses what the kernels do not compute with.
+///
+/// # Errors
+/// For shapes or operations without kernels.
+fn check(program: &Program) -> Result<()> {
+    let d = program.heads.dim;
+    if !d.is_multiple_of(32) || d > 256 {
+        let what = "the number of dimensions of a head";
+        return Err(Error::Unsupported { what, found: d as u64, expected: "a multiple of 32, at most 256" });
+    }
+    for op in program.body.iter().chain(&program.head) {
+        if let Op::RmsNorm { weight, .. } = op
+            && !program.tensor(*weight).cols.is_multiple_of(32)
+        {
+            let found = program.tensor(*weight).cols as u64;
+            let what = "the width of the residual stream";
+            return Err(Error::Unsupported { what, found, expected: "a multiple of 32" });
+        }
+    }
+    match program.head[..] {
+        [Op::RmsNorm { x, out, .. }] if x == program.residual && out == program.hidden => Ok(()),
+        _ => Err(unsupported("the operations after the last block", "one RMSNorm")),
+    }
+}
+
 /// What will be on the GPU, known from a file's header alone.
 #[derive(Debug)]
 pub struct UploadPlan {
@@ -231,7 +255,7 @@ impl UploadPlan {
     fn with_config(header: &Header<'_>, config: ModelConfig) -> Result<UploadPlan> {
         config.check()?;
         let program = config.program();
-        record::check(&program)?;
+        check(&program)?;
         let bound = program.bind(header)?;
         let mut vectors = Vec::new();
         let mut places: Vec<Option<Place>> = Vec::new();

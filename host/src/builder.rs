@@ -249,6 +249,31 @@ impl Builder {
     }
 }
 
+impl Model {
+    /// Loads a GGUF file, or a model in parts by the name of any of them: on all cores, with weights repacked for the
+    /// CPU's kernels, or on a GPU if there is one (with the feature `gpu`).
+    ///
+    /// # Errors
+    /// If it cannot be read or is not a model that runs.
+    pub fn load(path: impl AsRef<Path>) -> Result<Model> {
+        Model::builder().load(path)
+    }
+
+    /// Loads the model that is part of this library.
+    ///
+    /// # Errors
+    /// If the system gives no threads or memory.
+    #[cfg(feature = "built-in")]
+    pub fn built_in() -> Result<Model> {
+        Model::builder().load_built_in()
+    }
+
+    /// Options for loading.
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+}
+
 /// Cores this program may use.
 fn default_threads() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)

@@ -25,6 +25,26 @@ impl std::fmt::Debug for Chat {
     }
 }
 
+impl Model {
+    /// Begins a conversation.
+    ///
+    /// # Errors
+    /// If there is no memory for its context.
+    pub fn chat(&self) -> Result<Chat> {
+        Chat::new(self)
+    }
+
+    /// Continues `text` as plain text, without the chat template.
+    ///
+    /// # Errors
+    /// If there is no memory, the text does not fit the context, or an option is wrong.
+    pub fn generate(&self, text: &str, options: TurnOptions) -> Result<Reply<'static>> {
+        let mut chat = self.chat()?;
+        *chat.options_mut() = options;
+        chat.into_completion(&self.tokenize(text))
+    }
+}
+
 impl Chat {
     pub(crate) fn new(model: &Model) -> Result<Chat> {
         let overflow = OverflowPolicy::Trim { reserve: 256, free: usize::MAX };

@@ -1,7 +1,5 @@
 //! A loaded model, and what can be asked of it.
 
-use crate::builder::Builder;
-use crate::chat::{Chat, Reply};
 use crate::error::{Error, Result};
 use crate::file::{ModelFile, ShardBytes};
 #[cfg(feature = "gpu")]
@@ -9,7 +7,7 @@ use crate::gpu::GpuWeights;
 use crate::memory;
 use crate::sequence::{OnDevice, Sequence};
 use crate::threads::ThreadPool;
-use shohin_core::chat::{ChatModel, Style, Template, TurnOptions};
+use shohin_core::chat::{ChatModel, Style, Template};
 use shohin_core::constrain::Vocabulary;
 use shohin_core::cpu::{CpuWeights, Isa};
 use shohin_core::gguf::ReadOptions;
@@ -19,7 +17,6 @@ use shohin_core::{
     Activations, Cpu, CpuOptions, Format, Gguf, KvFormat, MemoryPlan, ModelConfig, Pool, SessionOptions,
     Tokenizer,
 };
-use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -70,47 +67,6 @@ impl std::fmt::Debug for Inner {
 }
 
 impl Model {
-    /// Loads a GGUF file, or a model in parts by the name of any of them: on all cores, with weights repacked for the
-    /// CPU's kernels, or on a GPU if there is one (with the feature `gpu`).
-    ///
-    /// # Errors
-    /// If it cannot be read or is not a model that runs.
-    pub fn load(path: impl AsRef<Path>) -> Result<Model> {
-        Model::builder().load(path)
-    }
-
-    /// Loads the model that is part of this library.
-    ///
-    /// # Errors
-    /// If the system gives no threads or memory.
-    #[cfg(feature = "built-in")]
-    pub fn built_in() -> Result<Model> {
-        Model::builder().load_built_in()
-    }
-
-    /// Options for loading.
-    pub fn builder() -> Builder {
-        Builder::default()
-    }
-
-    /// Begins a conversation.
-    ///
-    /// # Errors
-    /// If there is no memory for its context.
-    pub fn chat(&self) -> Result<Chat> {
-        Chat::new(self)
-    }
-
-    /// Continues `text` as plain text, without the chat template.
-    ///
-    /// # Errors
-    /// If there is no memory, the text does not fit the context, or an option is wrong.
-    pub fn generate(&self, text: &str, options: TurnOptions) -> Result<Reply<'static>> {
-        let mut chat = self.chat()?;
-        *chat.options_mut() = options;
-        chat.into_completion(&self.tokenize(text))
-    }
-
     /// The tokens of a text, with the token that texts begin with if the model has one. Control tokens in it are text.
     pub fn tokenize(&self, text: &str) -> Vec<u32> {
         self.tokenize_with(text, Special::UserDefined)
