@@ -36,20 +36,27 @@ static F16: KvStorage = KvStorage {
     get_native: part!("kv_get_f16_native"),
 };
 
+/// A part for integers of so many bits.
+macro_rules! integers {
+    ($bits:literal, $part:literal) => {
+        concat!("const KV_BITS = ", $bits, "u;\n", part!($part))
+    };
+}
+
 static Q8: KvStorage = KvStorage {
     bits: 8,
     scales: true,
-    put: part!("kv_put_q8"),
-    get: part!("kv_get_q8"),
-    get_native: part!("kv_get_q8"),
+    put: integers!(8, "kv_put_integers"),
+    get: integers!(8, "kv_get_integers"),
+    get_native: integers!(8, "kv_get_integers"),
 };
 
 static Q4: KvStorage = KvStorage {
     bits: 4,
     scales: true,
-    put: part!("kv_put_q4"),
-    get: part!("kv_get_q4"),
-    get_native: part!("kv_get_q4"),
+    put: integers!(4, "kv_put_integers"),
+    get: integers!(4, "kv_get_integers"),
+    get_native: integers!(4, "kv_get_integers"),
 };
 
 impl KvStorage {

@@ -8,9 +8,9 @@ use crate::kernel::{
     STEP_HEAD, View,
 };
 use crate::upload::{GpuModel, Matrix, UploadPlan};
+use shohin_core::Activations;
 use shohin_core::model::Program;
 use shohin_core::model::program::{BufferId, Op, QkNorm, TensorId};
-use shohin_core::Activations;
 use wgpu::Buffer;
 
 /// How large the buffers of a program are, in numbers per row; known before there is a GPU.
