@@ -25,19 +25,16 @@ pub fn data(path: &str) -> Option<Vec<u8>> {
     places.iter().find_map(|p| std::fs::read(p).ok())
 }
 
-/// SmolLM2-135M-Instruct: the file that the environment variable `SHOHIN_SMOLLM2` names, else the one that
+/// The path of SmolLM2-135M-Instruct: the file that the environment variable `SHOHIN_SMOLLM2` names, else the one that
 /// `cargo xtask test --only smollm2` fetched. `None`, with a line that says so, without such a file or with an empty
 /// variable.
-///
-/// # Panics
-/// If the variable names a file that cannot be read.
 #[cfg(not(all(target_arch = "wasm32", target_os = "unknown")))]
-pub fn smollm2() -> Option<Vec<u8>> {
-    use std::path::Path;
+pub fn smollm2_path() -> Option<std::path::PathBuf> {
+    use std::path::{Path, PathBuf};
     let Some(named) = std::env::var_os("SHOHIN_SMOLLM2") else {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
-        let fetched = std::fs::read(root.join(target).join("models/smollm2.gguf")).ok();
+        let fetched = Some(root.join(target).join("models/smollm2.gguf")).filter(|file| file.is_file());
         if fetched.is_none() {
             println!("SKIPPED: no SmolLM2; `cargo xtask test --only smollm2` fetches it");
         }
@@ -47,5 +44,15 @@ pub fn smollm2() -> Option<Vec<u8>> {
         println!("SKIPPED: SHOHIN_SMOLLM2 is empty");
         return None;
     }
-    Some(std::fs::read(&named).unwrap_or_else(|e| panic!("{}: {e}", Path::new(&named).display())))
+    Some(PathBuf::from(named))
+}
+
+/// The bytes of that file.
+///
+/// # Panics
+/// If it cannot be read.
+#[cfg(not(all(target_arch = "wasm32", target_os = "unknown")))]
+pub fn smollm2() -> Option<Vec<u8>> {
+    let path = smollm2_path()?;
+    Some(std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display())))
 }

@@ -4,6 +4,7 @@ import { createReadStream, existsSync, readdirSync } from "node:fs";
 import { readFile, stat } from "node:fs/promises";
 import { createRequire } from "node:module";
 import { availableParallelism } from "node:os";
+import { basename } from "node:path";
 import { after, afterEach, before, beforeEach, describe, test } from "node:test";
 import { fileURLToPath } from "node:url";
 import { createLogger, createServer } from "vite";
@@ -11,6 +12,9 @@ import { launch, longestTask, serve } from "../../wasm/js/test/chromium.mjs";
 import { split } from "../../wasm/js/test/gguf.mjs";
 
 const MODEL = fileURLToPath(new URL("../../models/sprout.gguf", import.meta.url));
+
+/** SmolLM2-135M-Instruct, if `cargo xtask test` could fetch it. */
+const SMOLLM2 = process.env.SHOHIN_SMOLLM2;
 
 /** As `vite preview` sends them: the engine then uses threads. */
 const ISOLATED = { "Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-Policy": "require-corp" };
@@ -354,6 +358,14 @@ describe("the page", () => {
     assert.equal(await page.locator("#drop").isVisible(), false);
     await page.locator("#status").filter({ hasText: "dropped.gguf is ready" }).waitFor({ state: "attached" });
     assert.notEqual(await ask("Hello!"), "");
+  });
+
+  test("chats with SmolLM2, a trained model of another architecture", { skip: SMOLLM2 ? false : "SHOHIN_SMOLLM2 names no file" }, async () => {
+    await ready();
+    await set({ preset: "greedy", "max-tokens": "20" });
+    await page.setInputFiles("#file", SMOLLM2);
+    await loaded(basename(SMOLLM2));
+    assert.match(await ask("What is the opposite of hot?"), /^The opposite of hot is cold\./);
   });
 
   test("loads a model in several files, and says which are wrong", async () => {

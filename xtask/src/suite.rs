@@ -2,7 +2,7 @@
 
 use std::env::consts::ARCH;
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::command::{Cmd, Result, Tally};
@@ -224,9 +224,7 @@ pub(crate) const SUITES: &[Suite] = &[
             // The same packages every time: with others cargo would build the dependencies again with other features.
             let tests = integration_tests(&m.root.join("gpu/tests"))?;
             let all = tests.iter().fold(gpu(TEST).arg("--lib"), |all, test| all.arg("--test").arg(test));
-            // The suite `smollm2` has fetched it, if it could.
-            let smollm2 = Some(m.smollm2()).filter(|file| file.is_file()).unwrap_or_default();
-            let mut tally = all.env(SMOLLM2, smollm2).tests()?;
+            let mut tally = all.env(SMOLLM2, fetched_smollm2(m)).tests()?;
             tally.add(gpu(TEST).args("--test cli a_gpu").tests()?);
             Ok(tally)
         },
@@ -308,7 +306,7 @@ pub(crate) const SUITES: &[Suite] = &[
         run: |m| {
             web::build(m)?;
             let tests = m.cmd("npm").args("test --silent --workspace web-demo");
-            tests.env("CHROME", m.program(&CHROMIUM)?).tests()
+            tests.env("CHROME", m.program(&CHROMIUM)?).env(SMOLLM2, fetched_smollm2(m)).tests()
         },
         counts: true,
     },
@@ -348,6 +346,11 @@ fn clippy(m: &mut Machine) -> Result<Tally> {
         lint(Some(ARM_LINUX), |cargo| cargo.packages(&[CORE]))?;
     }
     Ok(Tally::default())
+}
+
+/// SmolLM2's file if the suite `smollm2` could fetch it, else the empty path.
+fn fetched_smollm2(m: &Machine) -> PathBuf {
+    Some(m.smollm2()).filter(|file| file.is_file()).unwrap_or_default()
 }
 
 /// The names of the integration tests in a directory.
