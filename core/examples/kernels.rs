@@ -1,7 +1,7 @@
 //! Speed of the kernels alone on one thread: `cargo run -r -p shohin-core --example kernels [filter]`.
 //!
-//! GMAC/s of products of 2048 columns with one token, the weights streamed from memory and hot in the
-//! second-level cache, and with 64 tokens. Two lines compare only within one run.
+//! GMAC/s of products of 2048 columns: with one token, weights streamed from memory and weights hot in the L2
+//! cache, and with 64 tokens. Only compare lines of the same run.
 
 use shohin_core::cpu::Isa;
 use shohin_core::cpu::activation_lut::ActivationLut;
@@ -14,7 +14,8 @@ const COLS: usize = 2048;
 const STREAMED: usize = 96 << 20;
 const HOT: usize = 192 << 10;
 
-/// Processor seconds of this thread, where the system tells them: other programs then disturb less.
+/// CPU seconds of this thread where the system reports them, which other programs disturb less than wall
+/// time.
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 fn seconds() -> f64 {
     #[repr(C)]

@@ -1,11 +1,11 @@
-//! All bytes of a session, planned before they are taken and taken once.
+//! The memory of a session: planned first, then allocated once.
 #![forbid(unsafe_code)]
 
 use bytemuck::Pod;
 
 use crate::error::{Error, Result};
 
-/// Every buffer starts at a multiple of this: a cache line, and the widest vector.
+/// Alignment of every buffer: a cache line, which is also the widest vector.
 pub const ALIGN: usize = 64;
 
 /// Counts the bytes that the same sequence of [`Arena::take`] calls will need.
@@ -16,7 +16,7 @@ pub struct Planner {
 }
 
 impl Planner {
-    /// Adds a buffer of `len` elements; returns its bytes, rounded up to [`ALIGN`].
+    /// Adds a buffer of `len` elements; returns its bytes, rounded up to a multiple of [`ALIGN`].
     pub fn add<T: Pod>(&mut self, len: usize) -> usize {
         let bytes = len.saturating_mul(size_of::<T>()).checked_next_multiple_of(ALIGN).unwrap_or(usize::MAX);
         self.bytes = self.bytes.saturating_add(bytes);
@@ -32,7 +32,7 @@ impl Planner {
     }
 }
 
-/// Hands out aligned, non-overlapping buffers of one block of memory, front to back.
+/// Hands out aligned, non-overlapping buffers from one block of memory, front to back.
 #[derive(Debug)]
 pub struct Arena<'b> {
     rest: &'b mut [u8],

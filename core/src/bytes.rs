@@ -1,4 +1,4 @@
-//! [`Cursor`]: the only place that turns a file's integer into a length or an offset.
+//! [`Cursor`]: the only code that turns an integer from a file into a length or an offset.
 #![forbid(unsafe_code)]
 
 use crate::error::{Error, Result};

@@ -1,4 +1,4 @@
-//! What runs a model: a device holds weights and scratch memory, and computes batches of tokens.
+//! A device runs a model: it holds weights and scratch memory, and computes batches of tokens.
 #![forbid(unsafe_code)]
 
 use core::future::Future;
@@ -14,14 +14,14 @@ use crate::model::{ModelConfig, Program};
 /// Precision of the inputs of matrix products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Activations {
-    /// 8-bit integers with one scale per 32: fast; noise of the order of 2% of the logits' spread.
+    /// 8-bit integers with one scale per 32: fast; noise of about 2% of the logits' spread.
     #[default]
     Int8,
-    /// 32-bit floats: the model exactly as its weights say, slowly.
+    /// 32-bit floats: exact with respect to the weights, but slow.
     F32,
 }
 
-/// What a row of a batch is read out as.
+/// The kind of output read from a row of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Readout {
     /// The logits of the next token.
@@ -29,9 +29,9 @@ pub enum Readout {
     Logits,
     /// The most likely next token.
     Best,
-    /// The most likely next tokens; a device may give all logits instead.
+    /// The most likely next tokens; a device may return all logits instead.
     Top(usize),
-    /// The final hidden state, from which the head makes logits. The head does not run.
+    /// The final hidden state, before the head, which does not run.
     Hidden,
 }
 
@@ -48,7 +48,7 @@ pub enum Wants {
 }
 
 impl Wants {
-    /// What row `row` of `rows` is read out as.
+    /// The output read from row `row` of `rows`.
     pub fn of(self, row: usize, rows: usize) -> Option<Readout> {
         match self {
             Wants::Nothing => None,
@@ -63,9 +63,9 @@ impl Wants {
 pub struct Run<'t> {
     /// The tokens; at least one.
     pub tokens: &'t [u32],
-    /// The position of the first, which is how many the sequence has seen.
+    /// The position of the first token, which is the number of tokens the sequence has seen.
     pub position: usize,
-    /// What is read out.
+    /// The rows to read out.
     pub wants: Wants,
 }
 
@@ -73,7 +73,7 @@ pub struct Run<'t> {
 /// verification of guessed tokens and several sequences are one call.
 pub type Batch<'t> = [Run<'t>];
 
-/// What was read out of a row.
+/// The output of a row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Output<'o> {
     /// Logits `(vocab)`.
@@ -84,13 +84,13 @@ pub enum Output<'o> {
     Hidden(&'o [f32]),
 }
 
-/// Takes what is read out: sequence, row of its run, and output, in the order of the batch.
+/// Receives each output with its sequence and its row within the run, in the order of the batch.
 pub type Sink<'s> = dyn FnMut(usize, usize, Output<'_>) + 's;
 
-/// What a sequence's cache is made for.
+/// Options of a sequence's cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionOptions {
-    /// Positions to hold; more than the device or the model can are cut to that.
+    /// Positions to hold; clamped to the limits of the device and the model.
     pub context: usize,
     /// How keys and values are stored.
     pub kv: KvFormat,
@@ -102,25 +102,25 @@ impl Default for SessionOptions {
     }
 }
 
-/// Runs one model. Answers come at once (a CPU) or later (a GPU): every computing call is a future.
+/// Runs one model. Results are available at once (CPU) or later (GPU): every computing call is a future.
 ///
-/// A device that lacks an operation or a format of the model's program says so by name when it is made.
+/// Creating a device fails, by name, if it lacks an operation or a format of the model's program.
 pub trait Device {
     /// Keys and values of one sequence, in this device's memory.
     type Cache;
-    /// What can go wrong.
+    /// The error type.
     type Error: From<Error>;
 
-    /// The model's numbers.
+    /// The model's configuration.
     fn config(&self) -> &ModelConfig;
 
     /// The model's forward pass.
     fn program(&self) -> &Program;
 
-    /// Most rows that are computed together; longer runs are cut.
+    /// Most rows that are computed together; longer runs are divided.
     fn batch(&self) -> usize;
 
-    /// Takes memory for a sequence.
+    /// Allocates memory for a sequence.
     ///
     /// # Errors
     /// [`Error::Option`] for a context of 0, [`Error::Memory`].
@@ -129,11 +129,11 @@ pub trait Device {
     /// Positions that a cache holds, and its format.
     fn cache_options(&self, cache: &Self::Cache) -> SessionOptions;
 
-    /// Computes `batch`, of which run `i` belongs to `caches[i]`, and hands what it wants to `sink`. The
-    /// tokens and positions have been checked by [`check_run`].
+    /// Computes `batch`, whose run `i` belongs to `caches[i]`, and passes the requested outputs to `sink`.
+    /// The tokens and positions have been checked by [`check_run`].
     ///
     /// # Errors
-    /// What the device says; the caches then hold what they held before `position` of their runs.
+    /// Those of the device; the caches then keep their content before the `position` of their runs.
     fn run(
         &mut self,
         batch: &Batch<'_>,
@@ -141,14 +141,15 @@ pub trait Device {
         sink: &mut Sink<'_>,
     ) -> impl Future<Output = Result<(), Self::Error>>;
 
-    /// The logits `(vocab)` that were read out last; empty before, and where other rows were read out since.
+    /// The logits `(vocab)` that were read out last; empty if there are none, or if other rows were read out
+    /// since.
     fn logits(&mut self) -> &[f32];
 
     /// Forgets the `drop` of `len` positions after the first `keep` and moves the later ones forward. Returns
-    /// how many positions are held afterwards: `len - drop`, or `keep` on a device that cannot move keys.
+    /// the number of positions held afterwards: `len - drop`, or `keep` on a device that cannot move keys.
     ///
     /// # Errors
-    /// What the device says.
+    /// Those of the device.
     fn shift(
         &mut self,
         cache: &mut Self::Cache,
@@ -163,7 +164,7 @@ pub trait Device {
     /// Appends the keys and values of the first `len` positions to `out`.
     ///
     /// # Errors
-    /// What the device says.
+    /// Those of the device.
     fn export(
         &mut self,
         cache: &mut Self::Cache,
@@ -171,24 +172,24 @@ pub trait Device {
         out: &mut Vec<u8>,
     ) -> impl Future<Output = Result<(), Self::Error>>;
 
-    /// Takes over what [`Device::export`] gave for `len` positions, at most those that the cache holds.
-    /// Content is not checked.
+    /// Restores the output of [`Device::export`] for `len` positions, at most those that the cache holds. The
+    /// content is not checked.
     ///
     /// # Errors
-    /// [`Error::Length`] for another number of bytes; what the device says.
+    /// [`Error::Length`] for another number of bytes; those of the device.
     fn import(&mut self, cache: &mut Self::Cache, len: usize, from: &[u8]) -> Result<(), Self::Error>;
 }
 
 /// A device that the calling thread can wait for.
 pub trait BlockingDevice: Device {
-    /// Waits for what one of the device's calls returned.
+    /// Waits for a future returned by the device.
     ///
     /// # Errors
     /// Those of the call.
     fn wait<F: Future<Output = Result<T, Self::Error>>, T>(future: F) -> Result<T, Self::Error>;
 }
 
-/// The output of a future that never waits for anything; `None` if it did.
+/// The output of a future that never waits; `None` if it does.
 pub fn ready<F: Future>(future: F) -> Option<F::Output> {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(output) => Some(output),
@@ -196,7 +197,7 @@ pub fn ready<F: Future>(future: F) -> Option<F::Output> {
     }
 }
 
-/// Checks the tokens of a run, and that `capacity` positions hold them.
+/// Checks the tokens of a run, and that they fit into `capacity` positions.
 ///
 /// # Errors
 /// [`Error::Length`] for no tokens, [`Error::ContextFull`], [`Error::Token`] for an unknown one.

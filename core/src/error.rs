@@ -46,7 +46,7 @@ impl fmt::Debug for Name {
     }
 }
 
-/// What went wrong, what was expected, what was found, and where.
+/// The error of this crate: the problem, the expected and found values, and the place.
 #[allow(missing_docs, reason = "each variant documents its fields in its sentence")]
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
@@ -55,52 +55,52 @@ pub enum Error {
     Truncated { what: &'static str, at: u64, need: u64, have: u64 },
     /// A count or length is over a cap of [`crate::Limits`].
     Limit { what: &'static str, found: u64, max: u64 },
-    /// The bytes that should start a GGUF file are these.
+    /// The file does not start like GGUF; these are its first bytes.
     NotGguf { starts: Name },
-    /// The tensors end behind the end of the file, which has `have` bytes.
+    /// The tensors end after the end of the file, which has `have` bytes.
     Incomplete { need: u64, have: u64 },
-    /// The text is no JSON at byte `at`, where `found` stands, or nothing.
+    /// The text is not JSON at byte `at`, at the character `found` or at the end.
     Json { at: u64, found: Option<char>, expected: &'static str },
     /// A number read from the file at byte `at` is not one of the allowed ones.
     Malformed { what: &'static str, at: u64, found: u64, expected: &'static str },
-    /// The same name occurs twice.
+    /// A name occurs twice.
     Duplicate { what: &'static str, name: Name },
-    /// A metadata key the model needs is absent.
+    /// A required metadata key is missing.
     MissingKey { key: Name },
-    /// A metadata key has another type than it should.
+    /// A metadata key has the wrong type.
     KeyType { key: Name, expected: &'static str, found: &'static str },
-    /// A metadata number is outside what the model can mean.
+    /// A metadata number is out of range.
     KeyValue { key: Name, found: f64, expected: &'static str },
-    /// A metadata text names something this runtime does not know and will not guess.
+    /// A metadata string names something that this runtime does not support.
     Unsupported { key: Name, found: Name, expected: &'static str },
-    /// Tool number `index`, counted from 0, is not described as it must be.
+    /// The description of tool number `index`, counted from 0, is invalid.
     Tool { index: u32, problem: &'static str },
-    /// The model's chat template has no form for something.
+    /// The model's chat template does not support something.
     Template { lacks: &'static str },
-    /// A tensor the model needs is absent.
+    /// A required tensor is missing.
     MissingTensor { name: Name },
-    /// A tensor has another shape than the configuration says. Dimensions as in the file, columns first;
-    /// those that it lacks are 1.
+    /// A tensor's shape differs from the configuration. Dimensions are as in the file, columns first; missing
+    /// ones are 1.
     TensorShape { name: Name, expected: [u64; 2], found: [u64; 4] },
-    /// A tensor is of a type that cannot be used there.
+    /// A tensor has a type that cannot be used for it.
     TensorType { name: Name, found: u32, expected: &'static str },
-    /// A tensor's bytes are not where they can be: outside the file, overlapping, or misaligned.
+    /// A tensor's bytes are invalid: outside the file, overlapping, or misaligned.
     TensorRange { name: Name, offset: u64, len: u64, problem: &'static str },
-    /// A buffer given to a call has the wrong number of elements.
+    /// A buffer has the wrong number of elements.
     Length { what: &'static str, expected: u64, found: u64 },
     /// An option is outside its range.
     Option { what: &'static str, found: f64, expected: &'static str },
-    /// Something that a host was given, such as a field of a request, is not as it must be.
+    /// An argument, such as a field of a request, is invalid.
     Argument { name: Name, problem: &'static str },
     /// A token id is not in the vocabulary.
     Token { id: u32, vocab: u32 },
     /// The session cannot hold more tokens.
     ContextFull { position: u64, adding: u64, capacity: u64 },
-    /// Memory of this size could not be had.
+    /// Memory of this size could not be allocated.
     Memory { need: u64, have: u64 },
-    /// The model's output holds no finite number, so no token can be chosen.
+    /// The model's output has no finite number, so no token can be chosen.
     Logits { problem: &'static str },
-    /// A device that computes for the engine, such as a GPU, cannot go on.
+    /// A device, such as a GPU, cannot continue.
     Device { problem: &'static str },
 }
 
@@ -203,7 +203,7 @@ impl fmt::Display for Error {
 
 impl core::error::Error for Error {}
 
-/// A hint for files that are not GGUF: names the two kinds that are most often passed by mistake.
+/// A hint for the two kinds of non-GGUF files that are most often passed by mistake.
 fn hint(starts: &Name) -> &'static str {
     let starts = &starts.bytes[..usize::from(starts.len)];
     if starts.starts_with(b"version https://git-lfs") {
@@ -215,14 +215,14 @@ fn hint(starts: &Name) -> &'static str {
     }
 }
 
-/// A number as people write it: very large and small ones with an exponent.
+/// Formats a number for people: very large and small ones with an exponent.
 struct Number(f64);
 
 impl fmt::Display for Number {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Number(x) = *self;
         let plain = x == 0.0 || !x.is_finite() || (1e-5..1e15).contains(&libm::fabs(x));
-        // Digits that only a conversion has made are no news.
+        // Hide digits that only come from the conversion of an f32.
         let single = x as f32;
         let single = (f64::from(single) == x && (!plain || libm::trunc(x) != x)).then_some(single);
         match (plain, single) {

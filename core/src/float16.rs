@@ -1,5 +1,5 @@
-//! Conversions between `f32` and `f16` without branches, so that loops over them vectorize on machines
-//! without conversion instructions too.
+//! Branch-free conversions between `f32` and `f16`, so that loops over them vectorize on machines without
+//! conversion instructions too.
 #![forbid(unsafe_code)]
 
 use half::f16;
@@ -13,10 +13,10 @@ pub(crate) fn from_f32(value: f32) -> f16 {
     let magnitude = bits & 0x7fff_ffff;
     let largest = 65504.0f32.to_bits();
     let clamped = if magnitude > largest { largest } else { magnitude };
-    // Half of what is cut off, less one where the rest is even; the bias moves from 127 to 15.
+    // Half of the truncated part, minus one if the rest is even; the bias changes from 127 to 15.
     let odd = clamped >> 13 & 1;
     let normal = clamped.wrapping_add(0xfff + odd).wrapping_sub((127 - 15) << 23) >> 13;
-    // The last bit of the sum is worth 2^-24, the least subnormal half.
+    // The last bit of the sum is worth 2^-24, the smallest subnormal half.
     let subnormal = (f32::from_bits(clamped) + 0.5).to_bits().wrapping_sub(0.5f32.to_bits());
     let rounded = if clamped < LEAST_NORMAL { subnormal } else { normal };
     let half = if magnitude > f32::INFINITY.to_bits() { 0x7e00 } else { rounded };
@@ -27,7 +27,7 @@ pub(crate) fn from_f32(value: f32) -> f16 {
 #[inline(always)]
 pub(crate) fn to_f32(half: f16) -> f32 {
     let bits = u32::from(half.to_bits());
-    // 2^112 moves the exponent bias from 15 to 127 and normalizes subnormals exactly.
+    // 2^112 changes the exponent bias from 15 to 127 and normalizes subnormals exactly.
     let magnitude = f32::from_bits((bits & 0x7fff) << 13) * f32::from_bits((127 + 112) << 23);
     let nan = if bits & 0x7c00 == 0x7c00 { 0x7fc0_0000 } else { 0 };
     f32::from_bits(magnitude.to_bits() | nan | (bits & 0x8000) << 16)

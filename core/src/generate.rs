@@ -1,15 +1,15 @@
-//! token -> text, and round again: one state machine without input or output, shared by every backend.
+//! Token generation: one state machine without input or output, shared by every backend.
 //!
 //! ```text
 //! loop {
 //!     match generation.next() {
 //!         Action::Decode(tokens) => {
-//!             let logits = /* run the model on tokens, on any backend, waiting or not */;
+//!             let logits = /* run the model on tokens, on any backend */;
 //!             if let Some(event) = generation.logits(detokenizer, logits)? { /* show event.text */ }
 //!         }
 //!         Action::Shift { keep, drop } => {
-//!             /* forget the `drop` tokens behind the first `keep` */;
-//!             generation.shifted(/* how many of the others are held */);
+//!             /* forget the `drop` tokens after the first `keep` */;
+//!             generation.shifted(/* position of the backend */);
 //!         }
 //!         Action::Done(reason) => break,
 //!     }
@@ -27,12 +27,12 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::ops::ControlFlow;
 
-/// Something that runs a model over one timeline of tokens.
+/// A backend runs a model over one sequence of tokens.
 pub trait Backend {
-    /// How many tokens the timeline holds.
+    /// Tokens held.
     fn position(&self) -> usize;
 
-    /// How many it can hold.
+    /// Most tokens that fit.
     fn capacity(&self) -> usize;
 
     /// Appends `tokens` and returns the logits (vocabulary) after the last of them.
@@ -47,9 +47,9 @@ pub trait Backend {
     /// If it holds fewer than `len` tokens.
     fn truncate(&mut self, len: usize) -> Result<()>;
 
-    /// Forgets the `drop` tokens behind the first `keep`, and moves those behind them to the front. It may hold
-    /// only the first of what is left then, as [`Backend::position`] says; the others will be fed again. This
-    /// one holds the first `keep`.
+    /// Forgets the `drop` tokens after the first `keep`, and moves the later ones forward. A backend may keep
+    /// only the first of the remaining tokens, as [`Backend::position`] reports; the others are fed again.
+    /// This implementation keeps the first `keep`.
     ///
     /// # Errors
     /// If it holds fewer than `keep + drop` tokens.
@@ -59,10 +59,10 @@ pub trait Backend {
     }
 }
 
-/// What the generation must know of the tokens.
+/// The token properties that generation needs.
 pub trait Detokenizer {
-    /// Appends the bytes of the token's text, which need not be whole characters. Control tokens
-    /// have no text.
+    /// Appends the bytes of the token's text, which need not be whole characters. Control tokens have no
+    /// text.
     fn append_text(&self, token: u32, text: &mut Vec<u8>);
 
     /// Whether the token ends a reply.
@@ -81,42 +81,42 @@ impl Detokenizer for Tokenizer<'_> {
     }
 }
 
-/// What to do when a backend holds as many tokens as it can.
+/// Handling of a full backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Overflow {
     /// A prompt that does not fit is an error; a reply ends with [`Reason::ContextFull`].
     #[default]
     Error,
-    /// Tokens are forgotten, so that prompt and reply may be of any length: the first `keep` stay (a handful at
-    /// least, or all instructions), and of those behind them the older half goes, each time.
+    /// Tokens are forgotten, so that prompt and reply may have any length: the first `keep` stay (at least a
+    /// few, or all instructions), and the older half of the others is dropped each time.
     Shift {
-        /// How many; fewer than the backend can hold.
+        /// Tokens to keep; fewer than the backend can hold.
         keep: usize,
     },
 }
 
-/// What to generate, beside the sampler's options.
+/// Options of a generation, besides those of the sampler.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GenerationOptions {
     /// Most tokens to generate.
     pub max_tokens: usize,
-    /// Tokens that end the reply, beside those of the vocabulary.
+    /// Tokens that end the reply, besides those of the vocabulary.
     pub stop_tokens: Vec<u32>,
     /// Texts that end the reply. They are not part of it.
     pub stop_strings: Vec<String>,
-    /// Measure log-probabilities (see [`Logprobs`]), with so many most likely tokens.
+    /// Measures log-probabilities (see [`Logprobs`]), with this many of the most likely tokens.
     pub logprobs: Option<usize>,
-    /// Go on after tokens that end a reply; for measurements.
+    /// Continue after tokens that end a reply; for measurements.
     pub ignore_end: bool,
-    /// Most prompt tokens to feed in one step, so that a host can show progress and stop between.
+    /// Most prompt tokens to feed per step, so that a host can show progress and stop in between.
     pub batch: usize,
-    /// What to do when the context is full.
+    /// Handling of a full context.
     pub overflow: Overflow,
 }
 
 impl GenerationOptions {
-    /// Whether a generation can be made with these.
+    /// Checks the options.
     ///
     /// # Errors
     /// [`Error::Option`] for an empty stop string.
@@ -150,11 +150,11 @@ pub enum Reason {
     Stop,
     /// A stop string appeared.
     StopString,
-    /// The asked number of tokens was generated.
+    /// The requested number of tokens was generated.
     Length,
-    /// The session holds no more tokens.
+    /// The session cannot hold more tokens.
     ContextFull,
-    /// The host asked for the end.
+    /// The host cancelled it.
     Cancelled,
 }
 
@@ -171,59 +171,58 @@ impl Reason {
     }
 }
 
-/// What a host must do next.
+/// The next action of a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action<'g> {
-    /// The logits after these tokens, which follow those fed before.
+    /// Compute the logits after these tokens, which follow those fed before.
     Decode(&'g [u32]),
-    /// Room: that [`Backend::shift`] is done, and then [`Generation::shifted`] called. Only with
-    /// [`Overflow::Shift`].
+    /// Make room: call [`Backend::shift`], then [`Generation::shifted`]. Only with [`Overflow::Shift`].
     Shift {
-        /// Tokens that stay in front.
+        /// Tokens that stay at the front.
         keep: usize,
-        /// Tokens behind them that go.
+        /// Tokens after them to drop.
         drop: usize,
     },
-    /// Nothing: the generation ended.
+    /// Nothing: the generation has ended.
     Done(Reason),
 }
 
-/// A token was generated.
+/// A generated token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GeneratedToken<'g> {
     /// The token.
     pub token: u32,
-    /// Text that is now certain: whole characters, and no beginning of a stop string. Often the
-    /// token's own text, but it may be late or, after the last token, more than that.
+    /// Text that is now certain: whole characters that are not the beginning of a stop string. Often the
+    /// token's own text, but it may be delayed or, after the last token, include held-back text.
     pub text: &'g str,
     /// The token's log-probability, if asked for.
     pub logprob: Option<f32>,
-    /// The most likely tokens in its place, if asked for.
+    /// The most likely alternatives, if asked for.
     pub top: &'g [Logprob],
-    /// Set if this was the last token.
+    /// Set on the last token.
     pub done: Option<Reason>,
 }
 
-/// Length of the common prefix of `held`, the tokens that a backend holds, and `prompt`: so many need not be
-/// computed again. Leaves at least one token of the prompt to compute, so that there are logits to go on from.
+/// Length of the common prefix of `held`, the tokens that a backend holds, and `prompt`: these need not be
+/// computed again. Leaves at least one token of the prompt, so that there are logits to continue from.
 pub fn common_prefix(held: &[u32], prompt: &[u32]) -> usize {
     let same = held.iter().zip(prompt).take_while(|(a, b)| a == b).count();
     same.min(prompt.len().saturating_sub(1))
 }
 
-/// One reply in the making.
+/// A reply in progress.
 #[derive(Clone, Debug)]
 pub struct Generation {
     options: GenerationOptions,
     sampler: Sampler,
     logprobs: Option<Logprobs>,
-    /// Prompt and reply, less what was dropped.
+    /// Prompt and reply, without dropped tokens.
     tokens: Vec<u32>,
     reply: Vec<u32>,
     /// Tokens of the prompt, and how many of them were fed.
     prompt: usize,
     prompt_fed: usize,
-    /// How many of `tokens` were fed.
+    /// Number of `tokens` that were fed.
     fed: usize,
     dropped: usize,
     capacity: usize,
@@ -233,12 +232,12 @@ pub struct Generation {
 }
 
 impl Generation {
-    /// A reply to `prompt`, of whose tokens the backend holds the first `held` (see [`common_prefix`]) and
-    /// exactly these; it can hold `capacity`.
+    /// A reply to `prompt`, whose first `held` tokens (see [`common_prefix`]) are exactly those that the
+    /// backend holds; it can hold `capacity`.
     ///
     /// # Errors
-    /// [`Error::Length`] if there is nothing to feed, [`Error::ContextFull`] if the prompt does not
-    /// fit and [`Overflow`] does not help, [`Error::Option`] for an empty stop string or too many kept tokens.
+    /// [`Error::Length`] if there is nothing to feed, [`Error::ContextFull`] if the prompt does not fit and
+    /// [`Overflow`] does not help, [`Error::Option`] for an empty stop string or too many kept tokens.
     pub fn new(
         prompt: &[u32],
         held: usize,
@@ -285,8 +284,8 @@ impl Generation {
         })
     }
 
-    /// Keeps the reply to the texts of the constraint's grammar. It ends when its text is complete; a stop
-    /// string can end it before, and so does `max_tokens` if that is too little for any text of the grammar.
+    /// Constrains the reply to the texts of a grammar. It ends when its text is complete; a stop string can
+    /// end it before, and so can `max_tokens` if it is too small for any text of the grammar.
     pub fn constrain(&mut self, constraint: Constraint) {
         self.constraint = Some(constraint);
     }
@@ -296,7 +295,7 @@ impl Generation {
         most.min(self.fed.saturating_add(self.options.batch.max(1)))
     }
 
-    /// What is needed next; the same answer until [`Self::logits`] or [`Self::shifted`] brings it.
+    /// The next action; it does not change until [`Self::logits`] or [`Self::shifted`] is called.
     pub fn next(&self) -> Action<'_> {
         match self.done {
             Some(reason) => Action::Done(reason),
@@ -304,15 +303,15 @@ impl Generation {
                 let Overflow::Shift { keep } = self.options.overflow else {
                     return Action::Done(Reason::ContextFull);
                 };
-                // The larger half, so that what stays is dropped next time and no key is turned twice.
+                // Drop the larger half, so that the rest is dropped next time and no key is rotated twice.
                 Action::Shift { keep, drop: self.capacity.saturating_sub(keep).div_ceil(2) }
             }
             None => Action::Decode(self.tokens.get(self.fed..self.next_fed()).unwrap_or_default()),
         }
     }
 
-    /// Says that the tokens which [`Self::next`] asked to drop are gone, and that the backend is at `position`: it
-    /// holds so many of those that are left, the first ones.
+    /// Reports that the tokens of [`Action::Shift`] are dropped and the backend is at `position`: it holds
+    /// that many of the remaining tokens, the first ones.
     pub fn shifted(&mut self, position: usize) {
         let Action::Shift { keep, drop } = self.next() else { return };
         let end = (keep + drop).min(self.tokens.len());
@@ -321,8 +320,7 @@ impl Generation {
         self.fed = position.min(self.fed - drop);
     }
 
-    /// Takes the logits after the tokens that [`Self::next`] asked to feed. `None` while the prompt
-    /// goes on.
+    /// Takes the logits after the tokens of [`Action::Decode`]. `None` while the prompt is being fed.
     ///
     /// # Errors
     /// Those of [`Sampler::sample`].
@@ -343,7 +341,7 @@ impl Generation {
             self.done = Some(Reason::Length);
             return Ok(None);
         }
-        // The last token of a full session is not fed any more.
+        // The last token of a full session is not fed.
         let left = self.left(self.capacity.saturating_add(1));
         let token = match &mut self.constraint {
             None => self.sampler.sample(logits)?,
@@ -386,9 +384,10 @@ impl Generation {
         }))
     }
 
-    /// Puts `tokens` behind the reply, as if the model had chosen them: a mark that ends its thoughts, say.
-    /// Their text comes with the next token. False, and nothing done, if the reply has ended, they would leave
-    /// no room for a token after them or for what the constraint asks for, or the constraint rules them out.
+    /// Appends `tokens` to the reply, as if the model had chosen them, such as a marker that ends its
+    /// reasoning. Their text comes with the next token. Returns false and does nothing if the reply has
+    /// ended, if they would leave no room for a token after them or for what the constraint requires, or if
+    /// the constraint rules them out.
     pub fn force(&mut self, detokenizer: &dyn Detokenizer, tokens: &[u32]) -> bool {
         let left = self.left(self.capacity);
         if self.done.is_some() || self.reply.is_empty() || tokens.len() >= left {
@@ -406,7 +405,7 @@ impl Generation {
         true
     }
 
-    /// How many tokens may still come, if there is room for so many with those that are there.
+    /// How many tokens may follow, if the session has room for `room` tokens in all.
     fn left(&self, room: usize) -> usize {
         let in_session = match self.options.overflow {
             Overflow::Error => room.saturating_sub(self.tokens.len()),
@@ -422,7 +421,7 @@ impl Generation {
         detokenizer.append_text(token, &mut self.stream.bytes);
     }
 
-    /// Ends the reply, if it did not end yet. Returns text that was held back until now.
+    /// Ends the reply, if it has not ended. Returns text that was held back.
     pub fn cancel(&mut self) -> &str {
         self.stream.start();
         if self.done.is_none() {
@@ -432,29 +431,28 @@ impl Generation {
         &self.stream.ready
     }
 
-    /// How many tokens of the prompt were fed, or need not be, and how many it has.
+    /// Prompt tokens that were fed or need not be, and their total.
     pub fn prompt_progress(&self) -> (usize, usize) {
         (self.prompt_fed, self.prompt)
     }
 
-    /// The generated tokens. A token that ended the reply is not among them; those that make up a
-    /// stop string are.
+    /// The generated tokens. A token that ended the reply is not included; those of a stop string are.
     pub fn reply(&self) -> &[u32] {
         &self.reply
     }
 
-    /// How many tokens were dropped, all from behind those kept, to make room.
+    /// Tokens that were dropped to make room, all from after the kept ones.
     pub fn dropped(&self) -> usize {
         self.dropped
     }
 
-    /// Prompt and reply: all of the conversation's tokens that were not dropped, of which the last may not be
-    /// fed yet. What follows in the same conversation can be put behind them.
+    /// Prompt and reply: all tokens of the conversation that were not dropped. The last one may not be fed
+    /// yet. The rest of the conversation can be appended to them.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
     }
 
-    /// The tokens the backend holds now: what [`common_prefix`] wants to know before the next prompt.
+    /// The tokens the backend holds, for [`common_prefix`] with the next prompt.
     pub fn held(&self) -> &[u32] {
         self.tokens.get(..self.fed).unwrap_or_default()
     }
@@ -470,10 +468,10 @@ impl Generation {
     }
 }
 
-/// What [`drive`] reports.
+/// A report of [`drive`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Event<'g> {
-    /// So many of so many prompt tokens are fed.
+    /// Prompt tokens fed so far, and their total.
     Prompt(usize, usize),
     /// A token was generated.
     Token(GeneratedToken<'g>),
@@ -481,11 +479,11 @@ pub enum Event<'g> {
     Flush(&'g str),
 }
 
-/// Runs a generation to its end on a backend that answers at once. `on_event` may break it off.
+/// Runs a generation to its end on a backend that answers at once. `on_event` may break.
 ///
 /// # Errors
-/// Those of the backend, after which the generation can be driven on, and of [`Generation::logits`],
-/// after which it cannot: the tokens are fed, but nothing can be chosen from what came back.
+/// Those of the backend, after which the generation can be driven again, and of [`Generation::logits`], after
+/// which it cannot: the tokens are fed, but no token can be chosen from the logits.
 pub fn drive(
     generation: &mut Generation,
     backend: &mut dyn Backend,
@@ -518,7 +516,7 @@ pub fn drive(
     }
 }
 
-/// Bytes to text that can be shown: whole characters, and nothing that may become a stop string.
+/// Converts bytes to text that can be shown: whole characters that cannot become a stop string.
 #[derive(Clone, Debug)]
 struct TextStream {
     /// Bytes not decoded yet: the beginning of a character.
@@ -544,20 +542,20 @@ impl TextStream {
         self.ready.clear();
     }
 
-    /// Moves what is certain from `bytes` to `ready`. True if a stop string was found; the text
-    /// before it is then in `ready` and the rest dropped.
+    /// Moves text that is certain from `bytes` to `ready`. True if a stop string was found; the text before
+    /// it is then in `ready` and the rest is dropped.
     fn advance(&mut self, stops: &[String]) -> bool {
         self.decode(false);
         self.release(stops)
     }
 
-    /// Releases everything: no more text will come to complete a character or a stop string.
+    /// Releases everything: nothing can complete a character or a stop string any more.
     fn finish(&mut self, stops: &[String], done: &mut Option<Reason>) {
         if *done == Some(Reason::StopString) {
             return;
         }
         self.decode(true);
-        // A broken character becomes U+FFFD here, and that can be in a stop string.
+        // An incomplete character becomes U+FFFD here, which can be part of a stop string.
         if self.release(stops) {
             *done = Some(Reason::StopString);
         }
@@ -598,7 +596,7 @@ impl TextStream {
     }
 }
 
-/// Length of the longest end of `text` that begins a stop string.
+/// Length of the longest suffix of `text` that is a prefix of a stop string.
 fn held_back(text: &str, stops: &[String]) -> usize {
     stops
         .iter()

@@ -1,5 +1,6 @@
-//! JSON: values read from a text, and text laid out as Python's `json.dumps(value, ensure_ascii=False)` lays it out, which is what chat
-//! templates mean by `tojson`, and so what models saw in training.
+//! JSON: reading values from text, and text in the layout of Python's
+//! `json.dumps(value, ensure_ascii=False)`, which is `tojson` in chat templates, and so the layout that
+//! models saw in training.
 #![forbid(unsafe_code)]
 
 use alloc::string::String;
@@ -8,10 +9,10 @@ use core::fmt::Write;
 
 use crate::error::{Error, Result};
 
-/// Containers within containers; tool descriptions nest some ten deep.
+/// Largest nesting depth; tool descriptions nest some ten deep.
 const MAX_DEPTH: usize = 128;
 
-/// What may come next.
+/// The tokens that may come next.
 #[derive(Clone, Copy, PartialEq)]
 enum Next {
     Value,
@@ -21,12 +22,12 @@ enum Next {
     CommaOrEnd,
 }
 
-/// Appends the JSON value `text` to `out` in the layout of Python's `json.dumps`: `", "` and `": "`
-/// between things, characters unescaped, numbers as Python prints them. Members keep their order, and
-/// equal names are not merged.
+/// Appends the JSON value `text` to `out` in the layout of Python's `json.dumps`: separators `", "` and
+/// `": "`, characters unescaped, numbers as Python prints them. Members keep their order, and equal names are
+/// not merged.
 ///
 /// # Errors
-/// [`Error::Json`] at the byte where `text` is no JSON, [`Error::Limit`] if it nests over 128 deep.
+/// [`Error::Json`] at the byte where `text` is not JSON, [`Error::Limit`] if it nests over 128 deep.
 pub fn reformat(text: &str, out: &mut String) -> Result<()> {
     let mut r = Reader { text, at: 0 };
     let (mut depth, mut objects) = (0usize, 0u128); // bit d of `objects`: the container at depth d is one
@@ -95,7 +96,7 @@ pub fn reformat(text: &str, out: &mut String) -> Result<()> {
     }
 }
 
-/// What may stand where `next` comes, within `depth` containers.
+/// Describes `next` within `depth` containers, for errors.
 fn fitting(next: Next, depth: usize, objects: u128) -> &'static str {
     let in_object = depth > 0 && objects >> (depth - 1) & 1 == 1;
     match next {
@@ -108,7 +109,7 @@ fn fitting(next: Next, depth: usize, objects: u128) -> &'static str {
     }
 }
 
-/// Appends `text` as a JSON string, escaped as Python does it.
+/// Appends `text` as a JSON string, escaped as in Python.
 pub fn string(text: &str, out: &mut String) {
     out.push('"');
     for c in text.chars() {
@@ -117,14 +118,14 @@ pub fn string(text: &str, out: &mut String) {
     out.push('"');
 }
 
-/// The value of member `name` of the JSON object `text`, as it is written there; the last one if there
-/// are several, `None` if there is none or if `text` is no object.
+/// The value of member `name` of the JSON object `text`, as written there; the last one if there are several,
+/// `None` if there is none or if `text` is not an object.
 ///
 /// # Errors
 /// As [`reformat`].
 pub fn member<'t>(text: &'t str, name: &str) -> Result<Option<&'t str>> {
     let mut unused = String::new();
-    reformat(text, &mut unused)?; // from here on it is known to be JSON
+    reformat(text, &mut unused)?; // validates the JSON
     let mut wanted = String::new();
     string(name, &mut wanted);
     let mut r = Reader { text, at: 0 };
@@ -154,7 +155,7 @@ pub fn member<'t>(text: &'t str, name: &str) -> Result<Option<&'t str>> {
     Ok(found)
 }
 
-/// The text that the JSON string `text` stands for, `None` if it is another JSON value.
+/// The decoded JSON string `text`, `None` if it is another JSON value.
 ///
 /// # Errors
 /// As [`reformat`].
@@ -173,12 +174,12 @@ pub fn text(text: &str) -> Result<Option<String>> {
     Ok(Some(out))
 }
 
-/// A JSON value within a text that was read once and found to be JSON.
+/// A JSON value within validated text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Value<'t>(&'t str);
 
 impl<'t> Value<'t> {
-    /// Reads a text that holds one JSON value.
+    /// Parses a text that holds one JSON value.
     ///
     /// # Errors
     /// As [`reformat`].
@@ -188,7 +189,7 @@ impl<'t> Value<'t> {
         Ok(Value(text.trim_matches([' ', '\t', '\n', '\r'])))
     }
 
-    /// The value as it is written.
+    /// The value as written.
     pub fn text(self) -> &'t str {
         self.0
     }
@@ -203,7 +204,7 @@ impl<'t> Value<'t> {
         self.0.starts_with('{')
     }
 
-    /// Its value as a boolean, if it is one.
+    /// The boolean, if it is one.
     pub fn as_bool(self) -> Option<bool> {
         match self.0 {
             "true" => Some(true),
@@ -212,29 +213,29 @@ impl<'t> Value<'t> {
         }
     }
 
-    /// Its value as a number, if it is one.
+    /// The number, if it is one.
     pub fn as_number(self) -> Option<f64> {
         if self.0.starts_with(|c: char| c == '-' || c.is_ascii_digit()) { self.0.parse().ok() } else { None }
     }
 
-    /// The text it stands for, if it is a string.
+    /// The decoded string, if it is one.
     pub fn as_string(self) -> Option<String> {
         text(self.0).ok().flatten()
     }
 
-    /// The members of an object, in their order; `None` for another value.
+    /// The members of an object, in order; `None` for another value.
     pub fn members(self) -> Option<Vec<(String, Value<'t>)>> {
         let mut members = Vec::new();
         self.parts(b'{', |name, value| members.extend(name.map(|name| (name, value)))).then_some(members)
     }
 
-    /// The elements of an array, `None` for another value.
+    /// The elements of an array; `None` for another value.
     pub fn elements(self) -> Option<Vec<Value<'t>>> {
         let mut elements = Vec::new();
         self.parts(b'[', |_, value| elements.push(value)).then_some(elements)
     }
 
-    /// The value of member `name`, the last of several; `None` if there is none, or of another value than an object.
+    /// The value of member `name`, the last of several; `None` if there is none, or if this is not an object.
     pub fn get(self, name: &str) -> Option<Value<'t>> {
         let mut found = None;
         self.parts(b'{', |member, value| {
@@ -245,7 +246,7 @@ impl<'t> Value<'t> {
         found
     }
 
-    /// Calls `visit` with what a container of this kind holds. False if it is none.
+    /// Calls `visit` with each name and value of a container of this kind. False if the value is not one.
     fn parts(self, opening: u8, mut visit: impl FnMut(Option<String>, Value<'t>)) -> bool {
         let Value(text) = self;
         let mut r = Reader { text, at: 0 };
@@ -256,7 +257,7 @@ impl<'t> Value<'t> {
             r.at += 1;
             r.skip_space();
             if matches!(r.peek(), Some(b'}' | b']')) {
-                break; // an empty one
+                break; // an empty container
             }
             let mut name = None;
             if opening == b'{' {
@@ -278,9 +279,9 @@ impl<'t> Value<'t> {
     }
 }
 
-/// Appends a number. JSON has none that is not finite: those are `null`.
+/// Appends a number, or `null` if it is not finite, which JSON cannot represent.
 pub fn number(value: f64, out: &mut String) {
-    let _ = if value.is_finite() { write!(out, "{value}") } else { out.write_str("null") }; // a String takes everything
+    let _ = if value.is_finite() { write!(out, "{value}") } else { out.write_str("null") }; // writing to a String cannot fail
 }
 
 fn escape(c: char, out: &mut String) {
@@ -293,7 +294,7 @@ fn escape(c: char, out: &mut String) {
         '\u{8}' => out.push_str("\\b"),
         '\u{c}' => out.push_str("\\f"),
         c if c < ' ' => {
-            let _ = write!(out, "\\u{:04x}", c as u32); // a String takes everything
+            let _ = write!(out, "\\u{:04x}", c as u32); // writing to a String cannot fail
         }
         c => out.push(c),
     }
@@ -353,7 +354,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Skips a value that is known to be JSON; returns its bytes.
+    /// Skips a value in validated JSON; returns its length in bytes.
     fn skip_value(&mut self) -> Result<usize> {
         let (start, mut depth) = (self.at, 0);
         let mut unused = String::new();
@@ -375,7 +376,7 @@ impl Reader<'_> {
         Ok(self.at - start)
     }
 
-    /// The character behind a backslash. A lone surrogate, which is no character, is U+FFFD.
+    /// The character after a backslash. A lone surrogate, which is not a character, becomes U+FFFD.
     fn escaped(&mut self) -> Result<char> {
         let c = match self.peek() {
             Some(c @ (b'"' | b'\\' | b'/')) => char::from(c),
@@ -411,7 +412,7 @@ impl Reader<'_> {
             .ok_or_else(|| self.malformed_at(at, "four hex digits"))
     }
 
-    /// Copies the number that starts here, as Python would print it.
+    /// Copies the number that starts here, formatted as in Python.
     fn number(&mut self, out: &mut String) -> Result<()> {
         let start = self.at;
         let digits = |r: &mut Self| {
@@ -452,15 +453,15 @@ impl Reader<'_> {
     }
 }
 
-/// Appends Python's `repr` of a float: the shortest digits that read back the same, positional for
-/// exponents -4 to 15.
+/// Appends Python's `repr` of a float: the shortest digits that round-trip, positional for exponents -4 to
+/// 15.
 fn float_repr(value: f64, out: &mut String) {
     if !value.is_finite() {
         out.push_str(if value > 0.0 { "Infinity" } else { "-Infinity" });
         return;
     }
     let mut scientific = String::new();
-    let _ = write!(scientific, "{value:e}"); // a String takes everything
+    let _ = write!(scientific, "{value:e}"); // writing to a String cannot fail
     let (digits, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
     let exponent: i32 = exponent.parse().unwrap_or(0);
     if (-4..16).contains(&exponent) {

@@ -1,15 +1,15 @@
-//! Every cap a hostile file can hit, each with its reason.
+//! Limits on the sizes that a file claims, each with its reason.
 #![forbid(unsafe_code)]
 
-/// Caps on counts and lengths claimed by a file. The defaults admit every published Bonsai file
-/// with room to spare; a host that knows its files may lower or raise them.
+/// Limits on counts and lengths claimed by a file. The defaults admit every published Bonsai file with room
+/// to spare; a host that knows its files may lower or raise them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Tensors in a file. Qwen3-8B has 399; a 100-layer MoE stays under 2,000.
     pub tensors: u64,
     /// Metadata entries. Real files have about 30.
     pub entries: u64,
-    /// Bytes of one metadata key or tensor name. GGUF itself says 65,535 and 64.
+    /// Bytes of one metadata key or tensor name. GGUF itself allows 65,535 and 64.
     pub name: u64,
     /// Bytes of one metadata string. Chat templates are some 10 kB.
     pub string: u64,
@@ -19,14 +19,14 @@ pub struct Limits {
     pub nesting: u64,
     /// Bytes of one vocabulary token.
     pub token: u64,
-    /// Transformer layers, so that a header alone cannot ask for unbounded bookkeeping.
+    /// Transformer layers, so that a header alone cannot cause unbounded bookkeeping.
     pub layers: u64,
-    /// Positions a session may be asked to hold.
+    /// Positions of a session.
     pub context: u64,
 }
 
 impl Limits {
-    /// The default caps.
+    /// The default limits.
     pub const DEFAULT: Limits = Limits {
         tensors: 1 << 16,
         entries: 1 << 12,

@@ -15,15 +15,16 @@ enum Storage<'m> {
 }
 
 impl<'m> Memory<'m> {
-    /// Zeroed bytes of the allocator.
+    /// Zeroed bytes from the allocator.
     pub(crate) fn zeroed(bytes: usize) -> Result<Self> {
-        // Most systems give zeros without touching them: a long context costs nothing before it is used.
+        // Most systems provide zeros without touching the pages: a long context costs nothing before it is
+        // used.
         let memory = bytemuck::allocation::try_zeroed_vec(bytes)
             .map_err(|()| Error::Memory { need: bytes as u64, have: 0 })?;
         Ok(Memory(Storage::Owned(memory)))
     }
 
-    /// What a host supplies, at least `bytes` of any alignment and content.
+    /// Memory from a host, at least `bytes` at any alignment and with any content.
     pub(crate) fn custom(bytes: usize, mut memory: impl AsMut<[u8]> + Send + Sync + 'm) -> Result<Self> {
         let (need, have) = (bytes as u64, memory.as_mut().len() as u64);
         if have < need {

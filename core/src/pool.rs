@@ -1,7 +1,7 @@
-//! How work is spread over workers. The engine only knows this trait; threads belong to hosts.
+//! A trait to spread work over workers. The engine only knows this trait; threads belong to hosts.
 #![forbid(unsafe_code)]
 
-/// Something that runs independent jobs, perhaps at the same time.
+/// A pool runs independent jobs, possibly in parallel.
 pub trait Pool: Sync {
     /// How many jobs can run at the same time (at least 1).
     fn workers(&self) -> usize;

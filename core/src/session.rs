@@ -1,4 +1,4 @@
-//! One sequence over a model: its cache on a device, and the position reached.
+//! A session: one sequence over a model, with its cache on a device and its position.
 #![forbid(unsafe_code)]
 
 use alloc::vec::Vec;
@@ -7,8 +7,8 @@ use crate::device::{BlockingDevice, Device, Output, Readout, Run, SessionOptions
 use crate::error::{Error, Result};
 use crate::generate::Backend;
 
-/// A sequence's state: tokens go in, logits come out. Scratch memory is the device's, which runs any number of
-/// sessions, also several in one batch ([`Device::run`]).
+/// A sequence's state: takes tokens, returns logits. Scratch memory belongs to the device, which runs any
+/// number of sessions, also several in one batch ([`Device::run`]).
 pub struct Session<D: Device> {
     cache: D::Cache,
     capacity: usize,
@@ -23,10 +23,10 @@ impl<D: Device> core::fmt::Debug for Session<D> {
 }
 
 impl<D: Device> Session<D> {
-    /// Takes memory for a sequence on `device`.
+    /// Allocates memory for a sequence on `device`.
     ///
     /// # Errors
-    /// For an option outside its range, or if there is no memory.
+    /// If an option is out of range, or if there is no memory.
     pub async fn open(device: &mut D, options: &SessionOptions) -> Result<Self, D::Error> {
         let cache = device.cache(options).await?;
         let capacity = device.cache_options(&cache).context;
@@ -47,7 +47,7 @@ impl<D: Device> Session<D> {
         self.position
     }
 
-    /// Tokens the session can hold.
+    /// Most tokens that fit.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
@@ -55,7 +55,7 @@ impl<D: Device> Session<D> {
     /// Forgets everything after the first `len` tokens.
     ///
     /// # Errors
-    /// [`Error::Option`] if it has not seen as many.
+    /// [`Error::Option`] if it has seen fewer tokens.
     pub fn truncate(&mut self, len: usize) -> Result<()> {
         if len > self.position {
             let expected = "at most the number of tokens seen";
@@ -65,13 +65,13 @@ impl<D: Device> Session<D> {
         Ok(())
     }
 
-    /// Forgets the `drop` tokens after the first `keep` and moves the later ones forward, so that there is room for
-    /// more: the first tokens stay, as attention needs them. Costs no computing of the model, but what it
-    /// understood of the forgotten tokens is still in the later ones. A device that cannot move keys leaves the
-    /// first `keep` only. See [`Overflow`](crate::generate::Overflow) for when to do that.
+    /// Forgets the `drop` tokens after the first `keep` and moves the later ones forward, to make room for
+    /// more: the first tokens stay, as attention needs them. The model computes nothing, so the later tokens
+    /// still depend on the forgotten ones. A device that cannot move keys only leaves the first `keep`. See
+    /// [`Overflow`](crate::generate::Overflow) for when to do that.
     ///
     /// # Errors
-    /// [`Error::Option`] if it has not seen as many; what the device says.
+    /// [`Error::Option`] if it has seen fewer tokens; those of the device.
     pub fn shift(&mut self, device: &mut D, keep: usize, drop: usize) -> Result<(), D::Error> {
         if keep.checked_add(drop).is_none_or(|end| end > self.position) {
             let expected = "with those kept at most the number of tokens seen";
@@ -81,8 +81,8 @@ impl<D: Device> Session<D> {
         Ok(())
     }
 
-    /// Takes `len` tokens as seen, with the keys and values that the session's memory already holds: to
-    /// measure a long context without computing it, or to go on in memory that an equal session has left.
+    /// Sets the number of tokens seen to `len`, with the keys and values already in the session's memory: to
+    /// measure a long context without computing it, or to continue in memory of an equal session.
     ///
     /// # Errors
     /// [`Error::ContextFull`] if it cannot hold them.
@@ -95,11 +95,11 @@ impl<D: Device> Session<D> {
         Ok(())
     }
 
-    /// Feeds `tokens`; hands what is wanted of each to `sink`, with the sequence 0. After an error the session is
-    /// where it was.
+    /// Feeds `tokens`; passes the requested outputs to `sink`, with sequence 0. After an error the session is
+    /// unchanged.
     ///
     /// # Errors
-    /// [`Error::ContextFull`], [`Error::Token`], [`Error::Length`] for no tokens; what the device says.
+    /// [`Error::ContextFull`], [`Error::Token`], [`Error::Length`] for no tokens; those of the device.
     pub async fn run(
         &mut self,
         device: &mut D,
@@ -110,26 +110,28 @@ impl<D: Device> Session<D> {
         run_batch(device, &mut [Feed { session: self, tokens, wants }], sink).await
     }
 
-    /// Bytes that [`Session::export`] appends now.
+    /// Bytes that [`Session::export`] would append.
     pub fn export_len(&self, device: &D) -> usize {
         device.export_len(&self.cache, self.position)
     }
 
-    /// Appends the keys and values of all tokens seen to `out`, for a session of any capacity over the same model,
-    /// on the same kind of device and with the same [`KvFormat`](crate::KvFormat), to go on from.
+    /// Appends the keys and values of all tokens seen to `out`. A session of any capacity over the same
+    /// model, on the same kind of device and with the same [`KvFormat`](crate::KvFormat), can continue from
+    /// them.
     ///
     /// # Errors
-    /// [`Error::Memory`]; what the device says.
+    /// [`Error::Memory`]; those of the device.
     pub async fn export(&mut self, device: &mut D, out: &mut Vec<u8>) -> Result<(), D::Error> {
         device.export(&mut self.cache, self.position, out).await
     }
 
-    /// Goes on after the `len` tokens whose keys and values are in `from`, as [`Session::export`] wrote them.
-    /// What it held before is forgotten, also when this fails. Content is not checked: other bytes of the right
-    /// number give another conversation, or nonsense.
+    /// Continues after the `len` tokens whose keys and values are in `from`, as written by
+    /// [`Session::export`]. The previous state is lost, even if this fails. The content is not checked: other
+    /// bytes of the right length give another conversation, or nonsense.
     ///
     /// # Errors
-    /// [`Error::ContextFull`] if they do not fit, [`Error::Length`] for a wrong number of bytes; what the device says.
+    /// [`Error::ContextFull`] if they do not fit, [`Error::Length`] for a wrong number of bytes; those of the
+    /// device.
     pub fn import(&mut self, device: &mut D, len: usize, from: &[u8]) -> Result<(), D::Error> {
         self.position = 0;
         self.set_len(len)?;
@@ -147,12 +149,12 @@ pub struct Feed<'f, D: Device> {
     pub session: &'f mut Session<D>,
     /// The tokens; at least one.
     pub tokens: &'f [u32],
-    /// What is read out.
+    /// The rows to read out.
     pub wants: Wants,
 }
 
-/// Feeds tokens to several sessions of one device at once: every weight is read once for all of them.
-/// [`MAX_SEQUENCES`] at most. After an error all sessions are where they were.
+/// Feeds tokens to several sessions of one device at once: every weight is read once for all of them. At most
+/// [`MAX_SEQUENCES`]. After an error all sessions are unchanged.
 ///
 /// # Errors
 /// As [`Session::run`], and [`Error::Limit`] for more sessions.
@@ -181,19 +183,19 @@ pub async fn run_batch<D: Device>(
     Ok(())
 }
 
-/// Sequences of a batch.
+/// Most sequences of a batch.
 pub const MAX_SEQUENCES: usize = 64;
 
 impl<D: BlockingDevice> Session<D> {
-    /// As [`Session::open`], waiting for it.
+    /// As [`Session::open`], blocking.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Session::open`].
     pub fn new(device: &mut D, options: &SessionOptions) -> Result<Self, D::Error> {
         D::wait(Session::open(device, options))
     }
 
-    /// Feeds one token; returns the logits `(vocab)` of what follows it.
+    /// Feeds one token; returns the logits `(vocab)` of the next.
     ///
     /// # Errors
     /// As [`Session::run`].
@@ -210,11 +212,12 @@ impl<D: BlockingDevice> Session<D> {
         Ok(device.logits())
     }
 
-    /// Feeds `tokens`; writes to `out` `(tokens)` the most likely next token after each of them: what a
-    /// greedy decoder would have said, for checking a guessed continuation in one pass.
+    /// Feeds `tokens`; writes the most likely next token after each of them to `out` `(tokens)`: the choices
+    /// of a greedy decoder, for checking a guessed continuation in one pass.
     ///
     /// # Errors
-    /// As [`Session::run`]; [`Error::Length`] for another length of `out`, [`Error::Logits`] where none is most likely.
+    /// As [`Session::run`]; [`Error::Length`] for another length of `out`, [`Error::Logits`] if no token is
+    /// most likely.
     pub fn forward_prefill_verify(
         &mut self,
         device: &mut D,
@@ -256,7 +259,7 @@ impl<D: BlockingDevice> Session<D> {
     }
 
     /// Feeds `tokens`; calls `sink(i, hidden)` with the final hidden state `(hidden)` at each of them, in
-    /// order: the residual stream after the last norm, from which the head makes logits. The head does not run.
+    /// order: the residual stream after the last norm. The head does not run.
     ///
     /// # Errors
     /// As [`Session::run`].
@@ -274,7 +277,7 @@ impl<D: BlockingDevice> Session<D> {
     }
 }
 
-/// A session on its device, as a generation drives it.
+/// A session on its device, as a [`Backend`](crate::generate::Backend).
 #[derive(Debug)]
 pub struct Decoder<'s, D: Device> {
     /// The device.

@@ -168,7 +168,7 @@ fn messages_form_no_token_of_the_template() {
         assert_eq!(markers(&ids(&hostile)), markers(&ids("x")));
         for text in &added {
             assert_eq!(markers(&ids(text)), markers(&ids("x")), "{text}");
-            // Halves around a border between a message and the template.
+            // Halves around a boundary between a message and the template.
             let (a, b) = text.split_at(text.len() / 2);
             assert_eq!(markers(&ids(&format!("{b} {a}"))), markers(&ids("x")), "{text}");
         }
@@ -277,7 +277,7 @@ fn replies_come_apart_as_they_were_put_together() {
     );
     assert_eq!(quoted.calls.len(), 2);
     assert_eq!(Reply::call(&quoted.calls[0]).unwrap().1, "\"</tool_call> \\\"<tool_call>\"");
-    // Marks of thoughts within a call are text; a call that is only thought of is none.
+    // Reasoning markers within a call are text; a call within reasoning is not a call.
     for marks in ["a </think> b", "<think>", "<think>a</think>"] {
         let call = format!(r#"{{"name": "write", "arguments": {{"text": "{marks}"}}}}"#);
         let text = format!("Now.\n<tool_call>\n{{}}\n</tool_call>\n<tool_call>\n{call}\n</tool_call>");

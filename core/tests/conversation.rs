@@ -1,4 +1,5 @@
-//! Conversations on a scripted backend, beside the two ways in which the terminal and the npm package kept theirs.
+//! Conversations on a scripted backend, compared with the earlier implementations of the terminal and the npm
+//! package.
 
 use shohin_core::chat::{
     self, ChatMessage, ChatModel, ChatOptions, Conversation, Finish, Message, OverflowPolicy, Piece,
@@ -28,21 +29,21 @@ fn with_model(test: impl FnOnce(&ChatModel<'_>)) {
 
 #[derive(Clone, Debug, PartialEq)]
 enum Op {
-    /// To this many tokens, from more.
+    /// Fewer tokens than before.
     Truncate(usize),
     Feed(Vec<u32>),
     Shift(usize, usize),
 }
 
-/// Says a script token by token, whatever it is fed, and remembers what that was.
+/// A backend that replies with a script whatever it is fed, and records its inputs.
 struct Script {
     held: Vec<u32>,
     capacity: usize,
     ops: Vec<Op>,
-    /// What it says next, backwards.
+    /// The remaining script, reversed.
     script: Vec<u32>,
     logits: Vec<f32>,
-    /// Tokens fed until it fails.
+    /// Tokens to feed until it fails.
     fails: usize,
 }
 
@@ -106,14 +107,14 @@ fn user(text: &str) -> Vec<ChatMessage> {
     vec![ChatMessage::new(Role::User, text)]
 }
 
-/// Runs the turn that was begun; gives all pieces to `each`, and says the next token of the script after each.
+/// Runs the current turn; passes all pieces to `each`, and advances the script after each.
 fn run(
     conversation: &mut Conversation,
     backend: &mut Script,
     detokenizer: &dyn Detokenizer,
     each: &mut dyn FnMut(Piece<'_>) -> ControlFlow<()>,
 ) -> Result<Option<Finish>> {
-    // The script goes on only where a token was chosen: `drive` is given no chance to mix that up.
+    // The script advances only when a token was chosen, which `drive` could not guarantee.
     backend.truncate(conversation.held())?;
     let outcome = loop {
         match conversation.next() {
@@ -149,7 +150,7 @@ fn ends(conversation: &mut Conversation, backend: &mut Script, model: &ChatModel
     run(conversation, backend, model.tokenizer, &mut |_| ControlFlow::Continue(())).unwrap().unwrap()
 }
 
-/// As `generate::drive`, with the script going on.
+/// As `generate::drive`, advancing the script.
 fn generate(generation: &mut Generation, backend: &mut Script, model: &ChatModel<'_>) -> String {
     let mut text = String::new();
     loop {
@@ -170,7 +171,7 @@ fn generate(generation: &mut Generation, backend: &mut Script, model: &ChatModel
     }
 }
 
-/// How the terminal kept a conversation before core did.
+/// The terminal's conversation before it moved to core.
 struct Terminal {
     thinking: bool,
     keep: Option<usize>,
@@ -196,7 +197,7 @@ impl Terminal {
         chat::encode(model.tokenizer, &messages, &self.options(model)).unwrap()
     }
 
-    /// Returns how many turns were dropped.
+    /// Returns the number of dropped turns.
     fn answer(&mut self, model: &ChatModel<'_>, backend: &mut Script) -> usize {
         let capacity = backend.capacity;
         let mut prompt = self.tokens.clone();
@@ -255,7 +256,7 @@ impl Terminal {
 
 const LONG: &str = "The fox ran over the hill and the dog and the cow ran after it. ";
 
-/// What is said in each turn; `None` is a retry.
+/// The message of each turn (`None` is a retry) and its reply.
 fn scenario(turns: usize) -> Vec<(Option<String>, String)> {
     let reply = |i: usize| format!("{}{i}", LONG.repeat(1 + i % 3));
     let mut all = Vec::new();
@@ -331,7 +332,7 @@ fn turns_and_retries_feed_what_the_terminal_fed() {
     });
 }
 
-/// How the npm package's module kept the tokens of its caller's conversation before core did.
+/// The token bookkeeping of the npm package's module before it moved to core.
 #[derive(Default)]
 struct Module {
     seen: Vec<u32>,
@@ -511,14 +512,14 @@ fn a_turn_that_fails_or_says_nothing_was_not_sent() {
         let error = conversation.send(model, SessionState::of(&backend), refused, &options).unwrap_err();
         assert_eq!((error.code(), conversation.messages()), ("context_full", &before[..]));
 
-        // A turn that is broken off with text leaves that.
+        // A turn that is cancelled with text keeps the text.
         conversation.send(model, SessionState::of(&backend), user("Two?"), &options).unwrap();
         let finish = go(&mut conversation, &mut backend, "One two three four five", 3, all).unwrap().unwrap();
         assert_eq!(finish.reason, Reason::Cancelled);
         assert!(!finish.text.is_empty() && "One two three four".starts_with(&finish.text), "{}", finish.text);
         assert_eq!(conversation.messages().last().unwrap().content, finish.text);
 
-        // A retry that fails leaves the first reply, and one that works replaces it.
+        // A retry that fails keeps the first reply, and one that succeeds replaces it.
         let messages = conversation.messages().to_vec();
         conversation.retry(model, SessionState::of(&backend), &options).unwrap();
         go(&mut conversation, &mut backend, LONG, all, 5).unwrap_err();
@@ -532,7 +533,7 @@ fn a_turn_that_fails_or_says_nothing_was_not_sent() {
             "argument"
         );
 
-        // A turn that is left alone was not sent either, and the next one begins all the same.
+        // A turn that is abandoned was not sent either, and the next one begins normally.
         conversation.send(model, SessionState::of(&backend), user("Three?"), &options).unwrap();
         conversation.send(model, SessionState::of(&backend), user("Four?"), &options).unwrap();
         go(&mut conversation, &mut backend, "Fourth.", all, all).unwrap();
@@ -607,7 +608,7 @@ fn calls_come_as_they_are_complete_and_are_part_of_what_follows() {
         assert_eq!((calls[0].name.as_str(), calls[0].arguments.as_str()), ("add", "{\"a\": 12}"));
         assert_eq!(message.tool_calls, calls);
 
-        // The result goes after the model's own tokens.
+        // The result follows the model's own tokens.
         let before = backend.held.clone();
         let result = vec![ChatMessage::new(Role::Tool, "14")];
         let held = conversation.send(model, SessionState::of(&backend), result, &options).unwrap();
@@ -617,7 +618,7 @@ fn calls_come_as_they_are_complete_and_are_part_of_what_follows() {
         let roles: Vec<&str> = conversation.messages().iter().map(|m| m.role.name()).collect();
         assert_eq!(roles, ["user", "assistant", "tool", "assistant"]);
 
-        // The instructions describe the tools. Without any, the model reads the conversation as it would anew.
+        // The instructions describe the tools. Without tools, the conversation is encoded again.
         let held = backend.held.clone();
         conversation.send(model, SessionState::of(&backend), user("Thanks."), &greedy()).unwrap();
         backend.says(model, "Welcome.");
@@ -632,7 +633,7 @@ fn calls_come_as_they_are_complete_and_are_part_of_what_follows() {
         ends(&mut anew, &mut other, model);
         assert_eq!(backend.held, other.held);
 
-        // In JSON a call is text. The constraint has the last word, whatever the script says.
+        // In JSON a call is text. The constraint overrides the script.
         let said = "</think> <tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>";
         let schema = serde_json::json!({ "const": said }).to_string();
         let json = TurnOptions { response_format: ResponseFormat::JsonSchema(schema), ..greedy() };
@@ -705,7 +706,7 @@ fn drive_does_what_a_host_would() {
         assert_eq!(prompt.len(), finish.usage.prompt_tokens.div_ceil(8) - 1);
         assert_eq!(prompt[0], (8, finish.usage.prompt_tokens));
         assert_eq!(conversation.messages().len(), 2);
-        // A text that is no conversation takes the session, and leaves the messages.
+        // A raw text takes the session, and leaves the messages.
         let text = vec![64, 65, 66];
         assert_eq!(conversation.complete(model, SessionState::of(&backend), text, &options), Ok(0));
         let finish = chat::drive(&mut conversation, &mut backend, model.tokenizer, &mut |progress| {
@@ -716,7 +717,7 @@ fn drive_does_what_a_host_would() {
         });
         assert_eq!(finish.unwrap().unwrap().reason, Reason::Cancelled);
         assert_eq!((conversation.messages().len(), backend.held.len()), (2, 3));
-        // What generations report is the same.
+        // Generations report the same events.
         let sampler = Sampler::new(&SamplerConfig::greedy(), model.logits).unwrap();
         let options = GenerationOptions { max_tokens: 2, ..GenerationOptions::default() };
         let mut generation = Generation::new(&[64, 65], 0, 10, sampler, options).unwrap();

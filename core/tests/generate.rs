@@ -1,4 +1,4 @@
-//! The generation state machine on scripted backends: the "model" is a list of what it will say.
+//! The generation state machine on scripted backends: the "model" is a list of tokens to generate.
 
 use shohin_core::generate::{
     Action, Backend, Detokenizer, Event, Generation, GenerationOptions, Overflow, Reason, common_prefix,
@@ -23,7 +23,7 @@ impl Detokenizer for Words {
     }
 }
 
-/// Says `script` one token after another once the prompt is in.
+/// Generates `script` token by token after the prompt.
 struct Script {
     prompt: usize,
     script: Vec<u32>,
@@ -153,7 +153,7 @@ fn length_counts_generated_tokens() {
         let (texts, reason, generation) = say(&words, &[1, 1, 1, 1, 1], options);
         assert_eq!((texts.len(), reason), (max_tokens, Reason::Length));
         assert_eq!(generation.reply().len(), max_tokens);
-        // The last token is never fed: nobody needs what comes after it.
+        // The last token is never fed: its logits are not needed.
         assert_eq!(generation.held().len(), 1 + max_tokens.saturating_sub(1));
     }
 }
@@ -187,7 +187,7 @@ fn characters_over_several_tokens_come_whole() {
     let words = Words(vec![b"", b"\xF0\x9F", b"\x98\x80", b"\xC3", b"\xA9!", b"\xFF", b"x", b"\xE2\x82"]);
     let (texts, ..) = say(&words, &[1, 2, 3, 4, 6, END], GenerationOptions::default());
     assert_eq!(texts, ["", "\u{1F600}", "", "é!", "x", ""]);
-    // Broken bytes are replaced as String::from_utf8_lossy does, as soon as they are known to be broken.
+    // Invalid bytes are replaced as by String::from_utf8_lossy, as soon as they are known to be invalid.
     let (texts, ..) = say(&words, &[1, 6, 5, 7, END], GenerationOptions::default());
     assert_eq!(texts, ["", "\u{FFFD}x", "\u{FFFD}", "", "\u{FFFD}"]);
 }
@@ -226,7 +226,7 @@ fn stop_strings_end_the_reply_and_are_not_part_of_it() {
     assert_eq!(generation.reply(), [3, 5, 1, 4]);
     let (texts, reason, _) = say(&words, &[3, 5, 2, 3, 1, 2, END], stops(&["bab", "aba"]));
     assert_eq!((texts.concat().as_str(), reason), ("ab ", Reason::StopString));
-    // What might have become a stop string is held back, then released.
+    // A possible stop string is held back, then released.
     let (texts, ..) = say(&words, &[1, 2, 1, 5, END], stops(&["abab"]));
     assert_eq!(texts, ["", "", "", "aba ", ""]);
     let (texts, reason, _) = say(&words, &[1, 2, END], stops(&["abab"]));
@@ -248,8 +248,8 @@ fn stop_strings_are_found_and_held_back_exactly() {
         let chosen: Vec<&str> = (0..1 + pick(3)).map(|_| texts[2 + pick(8)]).collect();
         let script: Vec<u32> = (0..12).map(|_| 1 + pick(5) as u32).chain([END]).collect();
         let (events, reason, _) = say(&words, &script, stops(&chosen));
-        // By definition: the text up to the first stop string, and at every moment all of it but
-        // the longest end that could still become one.
+        // By definition: the text up to the first stop string, and at every moment all of it but the longest
+        // suffix that could still become one.
         let mut text = String::new();
         let mut shown = String::new();
         for (event, &token) in events.iter().zip(&script) {
@@ -290,7 +290,7 @@ fn cancelling_releases_what_was_held_back() {
     assert_eq!(seen, ["", "", "rest: ab"]);
     assert_eq!(generation.next(), Action::Done(Reason::Cancelled));
     assert_eq!(generation.cancel(), "");
-    // The next prompt can go on from what is held.
+    // The next prompt can continue from the held tokens.
     assert_eq!(common_prefix(generation.held(), &[1, 1, 2, 5]), 2);
 }
 
@@ -333,11 +333,11 @@ fn a_failing_backend_or_odd_logits_are_errors_not_text() {
     assert_eq!(generation.reply(), []);
 }
 
-/// Says how many tokens it has said; holds and drops them as it is told.
+/// Generates the number of tokens so far; holds and drops tokens as requested.
 struct Counter {
     held: Vec<u32>,
     capacity: usize,
-    /// Whether it moves tokens, rather than have them fed again.
+    /// Whether it moves tokens, rather than having them fed again.
     moves: bool,
     said: u32,
     logits: Vec<f32>,

@@ -1,4 +1,4 @@
-//! OpenAI's form against the TypeScript that the npm package had for it: see `tests/oracle/openai.mjs`.
+//! The OpenAI API against the npm package's former TypeScript implementation: see `tests/oracle/openai.mjs`.
 
 use serde_json::{Value, json};
 use shohin_core::chat::openai::{
@@ -97,7 +97,7 @@ fn requests_are_read_as_the_package_read_them() {
         let messages: Vec<ChatMessage> = case["messages"].as_array().unwrap().iter().map(message).collect();
         assert_eq!(request.messages, messages, "{case}");
         let mut expected = options(&case["options"]);
-        // The texts may differ in layout.
+        // The layout of the texts may differ.
         let same = |text: &String| serde_json::from_str::<Value>(text).unwrap();
         let tools = |options: &TurnOptions| options.tools.iter().map(same).collect::<Vec<Value>>();
         assert_eq!(tools(&request.options), tools(&expected), "{case}");
@@ -139,7 +139,7 @@ fn wrong_requests_are_refused_with_the_same_code() {
     }
 }
 
-/// Whatever a client sends is a request or an error.
+/// Any input from a client is a request or an error.
 #[test]
 fn mutated_requests_end_in_errors() {
     let (mut read, mut refused) = (0, 0);

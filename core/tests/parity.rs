@@ -1,5 +1,5 @@
-//! One suite for every {operation x format x instruction set}: equal to the scalar reference, bit for
-//! bit. Run it under emulators for instruction sets this machine lacks; see docs/SPEED.md.
+//! One suite for every {operation x format x instruction set}: equal to the scalar reference, bit for bit.
+//! Run it under emulators for instruction sets this machine lacks; see docs/SPEED.md.
 
 use shohin_core::cpu::Isa;
 use shohin_core::cpu::activation_lut::ActivationLut;
@@ -11,7 +11,7 @@ use shohin_core::{Format, Matrix, Pool, Serial, quant};
 #[cfg(all(target_arch = "wasm32", target_os = "unknown"))]
 use wasm_bindgen_test::wasm_bindgen_test as test;
 
-/// Numbers that look random (xorshift64*), the same on every target.
+/// Pseudo-random numbers (xorshift64*), the same on every target.
 struct Numbers(u64);
 
 impl Numbers {
@@ -30,7 +30,7 @@ impl Numbers {
     }
 }
 
-/// Packed weights of shape `(rows, cols)`, of ordinary values.
+/// Packed weights of shape `(rows, cols)` with ordinary values.
 fn weights(numbers: &mut Numbers, format: Format, rows: usize, cols: usize) -> Vec<u8> {
     let w: Vec<f32> = (0..rows * cols).map(|_| numbers.float()).collect();
     let mut packed = vec![0; rows * format.row_bytes(cols).unwrap()];
@@ -41,11 +41,11 @@ fn weights(numbers: &mut Numbers, format: Format, rows: usize, cols: usize) -> V
 fn product(isa: Isa, pool: &dyn Pool, w: &PackedMatrix, x: &Input, tokens: usize) -> Vec<u32> {
     let mut y = vec![f32::from_bits(0x7fc0_1234); tokens * w.rows()];
     matmul(isa, pool, w, x, tokens, &mut y).unwrap();
-    // Which NaN comes out is not promised.
+    // The bits of a NaN are unspecified.
     y.iter().map(|v| if v.is_nan() { f32::NAN.to_bits() } else { v.to_bits() }).collect()
 }
 
-/// `w` as it is and, if its format can be, repacked.
+/// `w` row-major and, if its format allows it, repacked.
 fn layouts(w: &Matrix) -> Vec<(Layout, Format, Vec<u8>)> {
     let mut all = vec![(Layout::RowMajor, w.format(), w.data().to_vec())];
     for layout in [Layout::Panels32, Layout::Panels8] {
@@ -117,7 +117,7 @@ fn every_instruction_set_equals_the_reference() {
     let mut numbers = Numbers(1);
     for format in Format::ALL {
         let block = format.block();
-        // Rows around every tile, columns from one block to more than is unpacked at once.
+        // Rows around every tile size, columns from one block to more than one unpacked chunk.
         for rows in [0, 1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 19, 32, 37] {
             for blocks in [1, 2, 3, 4, 5] {
                 let cols = blocks * block;
@@ -147,8 +147,8 @@ fn long_rows_and_many_tokens_equal_the_reference() {
     }
 }
 
-/// Repacked rows and as many tokens as fill tiles of them, or just do not, or are some more; ordinary
-/// weights and any bytes.
+/// Repacked rows, and numbers of tokens that fill tiles, just fail to, or exceed them; ordinary weights and
+/// any bytes.
 #[test]
 fn prompts_equal_the_reference() {
     let mut numbers = Numbers(7);
@@ -191,7 +191,7 @@ fn arbitrary_bytes_equal_the_reference() {
     }
 }
 
-/// With scales of one and integer activations every sum is exact, so that the answer is the integer dot
+/// With scales of one and integer activations every sum is exact, so that the result is the integer dot
 /// product itself.
 #[test]
 fn integer_dots_are_exact() {
@@ -211,10 +211,10 @@ fn integer_dots_are_exact() {
                     _ if i % 32 == 0 => top as f32,
                     // The smallest, 15 below the largest, makes the scale one.
                     Format::Q4_1 if i % 32 == 2 => -8.0,
-                    // Code 8: no sum on the way exceeds what f32 holds exactly.
+                    // Code 8: no intermediate sum exceeds the integers that f32 represents exactly.
                     Format::Q4_1 if i % cols == 1 => 0.0,
                     _ if i % cols == 1 => 1.0,
-                    // Few large ones, or sums would exceed what f32 holds exactly.
+                    // Few large ones, or sums would exceed the integers that f32 represents exactly.
                     Format::Q8_0 if i % 5 != 0 => (numbers.next() % 3) as f32 - 1.0,
                     Format::Q1_0 => [-1.0, 1.0][numbers.next() as usize % 2],
                     _ => (numbers.next() % (2 * largest + 1)) as f32 - largest as f32,
@@ -338,7 +338,7 @@ fn instruction_sets_are_found_by_name_or_refused() {
         assert_eq!(Isa::named(isa.name()).unwrap(), isa);
     }
     assert_eq!(Isa::named("mmx").unwrap_err().code(), "unsupported");
-    // What an emulator was started for.
+    // The instruction set that an emulator was started for.
     if let Ok(name) = std::env::var("SHOHIN_EXPECTED_ISA") {
         assert_eq!(Isa::detect().name(), name);
     }

@@ -1,4 +1,4 @@
-//! Formats against blocks that llama.cpp's reference quantizers wrote (`tests/oracle/cut_blocks.py`).
+//! Formats against blocks written by llama.cpp's reference quantizers (`tests/oracle/cut_blocks.py`).
 
 use shohin_core::cpu::Isa;
 use shohin_core::cpu::activation_lut::ActivationLut;
@@ -52,7 +52,7 @@ fn check_all(dir: &Path) {
         let (src, packed, dequantized) = reference(dir, format);
         let mut ours = vec![0xaa; format.row_bytes(src.len()).unwrap()];
         quant::pack(format, &src, &mut ours).unwrap();
-        // See cut_blocks.py for why Q4_0 and Q4_1 have bytes of their own.
+        // See cut_blocks.py for why Q4_0 and Q4_1 have their own bytes.
         match std::fs::read(dir.join(format!("{}.ref.q", file_name(format)))) {
             Ok(reference) => assert_eq!(ours, reference, "{} pack", format.name()),
             Err(_) if matches!(format, Format::Q4_0 | Format::Q4_1) => {}
@@ -93,7 +93,7 @@ fn a_row_is_looked_up_or_refused() {
     }
 }
 
-/// Against f64 dots of llama.cpp's dequantized rows.
+/// Products equal f64 dot products of llama.cpp's dequantized rows.
 #[test]
 fn products_equal_f64_dots_of_the_dequantized_rows() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/blocks");
@@ -116,7 +116,7 @@ fn products_equal_f64_dots_of_the_dequantized_rows() {
                     let step = |i: usize| {
                         let group = &x[t * 256 + i / 16 * 16..][..16];
                         let largest = |x: &[f32]| f64::from(x.iter().fold(0.0f32, |m, v| m.max(v.abs())));
-                        // A step of the group's scale more, since scales are rounded up.
+                        // One more step of the group's scale, since scales are rounded up.
                         largest(group) / 127.0 + largest(&x[t * 256..][..256]) / 127.0 / 32767.0
                     };
                     let bound: f64 = pairs()
@@ -154,7 +154,7 @@ fn lengths_that_do_not_fit_are_errors() {
     assert!(run(&[], Some(&q8[..1]), 1, 4).is_err());
     assert!(run(&[], None, usize::MAX, 4).is_err());
     assert!(run(&[], None, 0, 0).is_ok());
-    // The reference looks nothing up.
+    // The reference uses no lookup tables.
     let luts = [ActivationLut::default()];
     let input = Input { f32: &[], q8: Some(&q8), luts: &luts };
     assert!(matmul(Isa::SCALAR, &Serial, &w, &input, 1, &mut [0.0; 4]).is_err());
@@ -178,7 +178,7 @@ fn activations_are_rounded_half_away_with_one_factor_per_32() {
     }
     x[33] = -126.0 * 3.0 * step; // a factor of 3: 2 would need q = 189
     x[64..96].fill(100.0 * step); // a factor of 1
-    x[96..].fill(1e-9); // too small to be seen beside the largest
+    x[96..].fill(1e-9); // negligible beside the largest
     let mut blocks = [Q8Block::default(); 2];
     for isa in Isa::available() {
         quantize(isa, &x, 100, &mut blocks).unwrap();
@@ -220,8 +220,8 @@ fn a_token_that_is_not_finite_shows_in_every_output() {
     }
 }
 
-/// 32 activations share a scale, but all scales of a token are integers of 15 bits times one step: an
-/// outlier must not drown the others.
+/// 32 activations share a scale, but all scales of a token are 15-bit integers times one step: an outlier
+/// must not affect other groups.
 #[test]
 fn an_outlier_spoils_only_its_group() {
     let mut x: Vec<f32> = (0..256).map(|i| (i as f32 * 0.7).sin()).collect();
@@ -235,7 +235,7 @@ fn an_outlier_spoils_only_its_group() {
     }
 }
 
-/// Every weight of a repacked matrix is where the lookup expects it, whatever it was.
+/// Every weight of a repacked matrix is where the lookup expects it, unchanged.
 #[test]
 fn repacking_moves_weights_and_changes_none() {
     let mut n = 7u32;

@@ -115,7 +115,7 @@ fn draws_equal_an_independent_generator() {
     let mut compared = 0;
     for case in cases() {
         let mut sampler = case.sampler();
-        // The history stays as it is: the oracle draws from one distribution.
+        // The history stays the same: the oracle draws from one distribution.
         for &expected in &case.draws.1 {
             assert_eq!(sampler.sample(&case.logits).unwrap(), expected, "{}", case.name);
             compared += 1;
@@ -307,7 +307,7 @@ fn any_options_and_any_logits_give_a_possible_token_or_an_error() {
                     assert!((0..vocab as u32).all(|token| !possible(token)));
                 }
             }
-            // Tokens outside the vocabulary are in no model's text, but a host may say so.
+            // Tokens outside the vocabulary do not occur in any model's text, but a host may pass them.
             sampler.accept(rng.next_u32() % 64);
         }
     }
@@ -322,7 +322,7 @@ fn any_logit(rng: &mut Pcg32) -> f32 {
     }
 }
 
-/// Options within their ranges, often at an end of them.
+/// Options within their ranges, often at one of their bounds.
 fn any_config(rng: &mut Pcg32) -> SamplerConfig {
     let mut within = |low: f32, high: f32| match rng.next_u32() % 6 {
         0 => low,

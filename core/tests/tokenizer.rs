@@ -1,4 +1,4 @@
-//! The tokenizer against ids that llama.cpp and Hugging Face `tokenizers` gave.
+//! The tokenizer against ids from llama.cpp and Hugging Face `tokenizers`.
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use shohin_core::gguf::GgufWriter;
 use shohin_core::tokenizer::{Decoder, EncodeOptions, Special, TokenKind, Vocabulary};
 use shohin_core::{Gguf, Tokenizer};
 
-/// A file of the shared test data, or `None`, said clearly, where this machine has none.
+/// A file of the shared test data; `None`, with a message, if this machine lacks it.
 fn shared(name: &str) -> Option<PathBuf> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/data").join(name);
     if path.exists() {

@@ -1,42 +1,42 @@
-//! Where keys and values lie in the memory of a cache.
+//! Placement of keys and values in the memory of a cache.
 //!
 //! ```text
-//! chunk of 128 positions | chunk | ... | chunk of what is left
+//! chunk of 128 positions | chunk | ... | chunk of the remaining positions
 //! chunk: head of layer 0 | head | ... | head of the last layer
 //! head:  keys, block after block | values, block after block
 //! ```
 //!
-//! The first positions of all layers lie together, in front. So memory fills up as a conversation
-//! grows even where the system gives it in large pages, of which a page for each head would be most of the
-//! cache; and large pages make a long context a third faster to read.
+//! The first positions of all layers are stored first, next to each other. Memory therefore fills up as a
+//! conversation grows, even if the system allocates large pages; one large page per head would exceed most of
+//! the cache. Large pages make a long context a third faster to read.
 #![forbid(unsafe_code)]
 
 use core::ops::Range;
 
 use super::{BLOCK_POSITIONS, KvShape};
 
-/// Blocks of a chunk. Fewer would leave short runs of memory, more would let a short conversation of a large
-/// model take more than the large pages that it fills.
+/// Blocks per chunk. Fewer would leave short runs of memory; more would make a short conversation with a
+/// large model take more than the large pages that it fills.
 const CHUNK: usize = 8;
 
-/// Positions of a chunk.
+/// Positions per chunk.
 pub(crate) const CHUNK_POSITIONS: usize = CHUNK * BLOCK_POSITIONS;
 
-/// Places of the blocks of every head, in bytes.
+/// Offsets of the blocks of every head, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ChunkedPlacement {
     /// Heads of all layers.
     heads: usize,
-    /// Blocks of a head.
+    /// Blocks per head.
     blocks: usize,
-    /// Bytes of the keys of a block.
+    /// Bytes of a block's keys.
     keys: usize,
-    /// Bytes of the values of a block.
+    /// Bytes of a block's values.
     values: usize,
 }
 
 impl ChunkedPlacement {
-    /// The places of a cache whose blocks have so many bytes of keys and of values.
+    /// The placement for blocks with `keys` bytes of keys and `values` bytes of values.
     pub(crate) const fn new(shape: &KvShape, keys: usize, values: usize) -> Self {
         let heads = shape.layers.saturating_mul(shape.kv_heads);
         ChunkedPlacement { heads, blocks: shape.capacity.div_ceil(BLOCK_POSITIONS), keys, values }
@@ -48,17 +48,17 @@ impl ChunkedPlacement {
         self.heads.saturating_mul(self.blocks).saturating_mul(block)
     }
 
-    /// Whether blocks have so many bytes of keys and of values.
+    /// Whether blocks have `keys` bytes of keys and `values` bytes of values.
     pub(crate) const fn shaped(&self, keys: usize, values: usize) -> bool {
         self.keys == keys && self.values == values
     }
 
-    /// Whether `head` is one of them and has so many positions.
+    /// Whether `head` exists and has room for `positions`.
     pub(crate) const fn holds(&self, head: usize, positions: usize) -> bool {
         head < self.heads && positions.div_ceil(BLOCK_POSITIONS) <= self.blocks
     }
 
-    /// Where the keys and the values of `block` of `head` begin. Those of the chunk's later blocks follow.
+    /// Offsets of the keys and the values of `block` of `head`. The later blocks of the chunk follow them.
     #[inline(always)]
     pub(crate) const fn place(&self, head: usize, block: usize) -> (usize, usize) {
         let (chunk, block) = (block / CHUNK * CHUNK, block % CHUNK);
@@ -68,7 +68,7 @@ impl ChunkedPlacement {
         (start + block * self.keys, start + blocks * self.keys + block * self.values)
     }
 
-    /// The bytes of the keys, and of the values, of `block` of `head`.
+    /// Byte ranges of the keys and of the values of `block` of `head`.
     #[inline(always)]
     pub(crate) const fn block(&self, head: usize, block: usize) -> (Range<usize>, Range<usize>) {
         let (keys, values) = self.place(head, block);
@@ -77,13 +77,13 @@ impl ChunkedPlacement {
 }
 
 impl ChunkedPlacement {
-    /// Bytes of the blocks with the first `positions` of all heads.
+    /// Bytes of the blocks that hold the first `positions` of all heads.
     pub(crate) const fn export_len(&self, positions: usize) -> usize {
         self.heads * positions.div_ceil(BLOCK_POSITIONS) * (self.keys + self.values)
     }
 
-    /// Copies the blocks with the first `positions`, at most the capacity, of every head to `out`: the keys
-    /// and the values of each in turn.
+    /// Copies the blocks of the first `positions` (at most the capacity) of every head to `out`: the keys,
+    /// then the values of each head.
     pub(crate) fn export(&self, data: &[u8], positions: usize, out: &mut [u8]) {
         let mut rest = out;
         for run in self.runs(positions) {

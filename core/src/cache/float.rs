@@ -1,4 +1,4 @@
-//! Keys and values as floats of some precision.
+//! Keys and values stored as floats.
 //!
 //! ```text
 //! keys of a block     (head_dim, 16)
@@ -13,7 +13,7 @@ use half::f16;
 use super::{BLOCK_POSITIONS, KvCodec};
 use crate::float16;
 
-/// A number as a cache stores it.
+/// A float as a cache stores it.
 pub(crate) trait Element: Pod + Send + Sync {
     /// Rounds to the stored precision.
     fn store(value: f32) -> Self;
@@ -43,7 +43,7 @@ impl Element for f16 {
     }
 }
 
-/// Numbers stored as `E`.
+/// Keys and values stored as `E`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Float<E>(PhantomData<E>);
 

@@ -1,11 +1,12 @@
 //! Key-value caches: the keys and values of the tokens a sequence has seen.
 //!
-//! A cache is a *format*, which says how a block of 16 positions of one head is stored (`KvCodec`: one file
-//! and one row of the table below each), times a *placement*, which says where the blocks of all heads lie
-//! (`chunked.rs`). `KvStorage` is the two together over a slice of memory.
+//! A cache is a *format*, which defines how a block of 16 positions of one head is stored (`KvCodec`: one
+//! file and one row of the table below each), times a *placement*, which defines where the blocks of all
+//! heads are (`chunked.rs`). `KvStorage` combines the two over a slice of memory.
 //!
-//! Within a block, values lie position after position; of keys, number 0 of each position, then number 1 of
-//! each, and so on, so that sixteen scores are computed side by side without adding up the lanes of a vector.
+//! Within a block, values are stored position by position. Keys are interleaved: element 0 of each position,
+//! then element 1 of each, and so on, so that sixteen scores are computed side by side without a horizontal
+//! add.
 #![forbid(unsafe_code)]
 
 mod chunked;
@@ -19,15 +20,15 @@ pub(crate) use quantized::{Codes, PairCodec, Quantized, SCALE_GROUP, largest, ro
 pub use storage::KvShape;
 pub(crate) use storage::{KvStorage, KvView};
 
-/// Positions of a block: those whose keys are interleaved.
+/// Positions per block, whose keys are interleaved.
 pub const BLOCK_POSITIONS: usize = 16;
 
 /// How a head's keys and values of [`BLOCK_POSITIONS`] positions are stored.
 pub(crate) trait KvCodec: Copy + Send + Sync + 'static {
-    /// Bytes of the keys of a block.
+    /// Bytes of a block's keys.
     fn key_block(head_dim: usize) -> usize;
 
-    /// Bytes of the values of a block.
+    /// Bytes of a block's values.
     fn value_block(head_dim: usize) -> usize;
 
     /// Stores `key` `(head_dim)` at position `t` of a block of keys.
@@ -39,8 +40,8 @@ pub(crate) trait KvCodec: Copy + Send + Sync + 'static {
     /// Reads the key `(head_dim)` at position `t` of a block of keys.
     fn get_key(block: &[u8], t: usize, key: &mut [f32]);
 
-    /// Copies a value of `head_dim` numbers as it is stored from position `from.1` of the block of values that
-    /// starts at byte `from.0` of `data` to position `to.1` of that at `to.0`.
+    /// Copies a stored value of `head_dim` elements from position `from.1` of the block of values at byte
+    /// `from.0` of `data` to position `to.1` of the block at byte `to.0`.
     fn copy_value(data: &mut [u8], head_dim: usize, from: (usize, usize), to: (usize, usize));
 }
 
@@ -53,10 +54,10 @@ macro_rules! formats {
         }
 
         impl KvFormat {
-            /// Every format, the most exact first.
+            /// Every format, most exact first.
             pub const ALL: [KvFormat; [$($text),*].len()] = [$(KvFormat::$name),*];
 
-            /// The name that options know it by.
+            /// The format's name in options.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(KvFormat::$name => $text),*
@@ -78,18 +79,18 @@ macro_rules! formats {
     };
 }
 
-// One row a format.
+// One row per format.
 formats! {
     /// 32-bit floats: exact.
     F32 "f32" crate::cache::Float<f32>,
     /// 16-bit floats: half the memory, relative rounding error 2^-11.
     #[default]
     F16 "f16" crate::cache::Float<half::f16>,
-    /// 8-bit integers with a scale for each 32 numbers of a key and for each value: half of that. A number is
-    /// off by at most 1/254 of the largest that shares its scale.
+    /// 8-bit integers with one scale per 32 elements of a key and one per value: half the memory of F16.
+    /// Absolute error at most 1/254 of the largest magnitude in the group.
     Q8 "q8" crate::cache::Quantized<crate::cache::Codes<8>>,
-    /// 4-bit integers with a scale for each 32 numbers: a little over half of that. A number is off by at most
-    /// 1/14 of the largest that shares its scale.
+    /// 4-bit integers with one scale per 32 elements: a little over half the memory of Q8. Absolute error at
+    /// most 1/14 of the largest magnitude in the group.
     Q4 "q4" crate::cache::Quantized<crate::cache::Codes<4>>,
 }
 pub(crate) use with_codec;

@@ -6,9 +6,9 @@
 //! values of a block   codes (8, head_dim, 2): number c of position 2 t + i at [t][c][i]
 //!                     f16 scales (groups, 16), a group being the whole value (8 bits) or 32 numbers (4 bits)
 //! ```
-//! A pair of codes is two bytes, or the low and the high half of one byte. The pairs are what an instruction
-//! for pairs of products takes. `number = code * scale`, `scale = largest magnitude / largest code`; numbers
-//! for which no f16 scale is large enough are stored as the largest there is.
+//! A pair of codes is two bytes, or the low and the high half of one byte: the operand of an instruction that
+//! multiplies pairs. `number = code * scale`, `scale = largest magnitude / largest code`; numbers too large
+//! for any f16 scale are stored as the largest that fits.
 #![forbid(unsafe_code)]
 
 use half::f16;
@@ -16,17 +16,17 @@ use half::f16;
 use super::{BLOCK_POSITIONS, KvCodec};
 use crate::float16;
 
-/// Numbers of a key that share a scale.
+/// Elements of a key that share a scale.
 pub(crate) const SCALE_GROUP: usize = 32;
 
-/// Nearest integer of a magnitude below 2^22; anything for NaN.
+/// Rounds a magnitude below 2^22 to the nearest integer; the result for NaN is unspecified.
 #[inline(always)]
 pub(crate) fn round(x: f32) -> i32 {
     const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23
     (x + ROUND).to_bits().wrapping_sub(ROUND.to_bits()) as i32
 }
 
-/// The largest magnitude; NaN if there is a NaN.
+/// The largest magnitude; NaN if any element is NaN.
 #[inline(always)]
 pub(crate) fn largest(x: &[f32]) -> f32 {
     // Magnitudes compare like their bits, with NaN above infinity.
@@ -42,14 +42,14 @@ impl<const BITS: u32> Codes<BITS> {
     const LARGEST: f32 = ((1 << (BITS - 1)) - 1) as f32;
 }
 
-/// How a pair of codes is stored.
+/// Storage of a pair of codes.
 pub(crate) trait PairCodec: Copy + Send + Sync + 'static {
     /// The largest code.
     const LARGEST: f32;
     /// Bytes of a pair.
     const PAIR: usize;
 
-    /// Numbers of a value that share a scale.
+    /// Elements of a value that share a scale.
     fn value_group(head_dim: usize) -> usize;
     /// Code `i` of a pair.
     fn get(pair: &[u8], i: usize) -> i8;
@@ -88,7 +88,7 @@ impl PairCodec for Codes<4> {
 
     #[inline(always)]
     fn get(pair: &[u8], i: usize) -> i8 {
-        // The half byte in the upper half, and back with its sign.
+        // Shifts the half byte to the upper half, and back with its sign.
         (pair[0] << (4 * (1 - i))) as i8 >> 4
     }
 
@@ -99,7 +99,7 @@ impl PairCodec for Codes<4> {
     }
 }
 
-/// Numbers stored as codes of `P`.
+/// Keys and values stored as codes of `P`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Quantized<P>(core::marker::PhantomData<P>);
 
@@ -110,14 +110,14 @@ impl<P: PairCodec> Quantized<P> {
         BLOCK_POSITIONS.saturating_mul(head_dim / 2).saturating_mul(P::PAIR)
     }
 
-    /// Scales of a value.
+    /// Scales per value.
     #[inline(always)]
     pub(crate) fn value_scales(head_dim: usize) -> usize {
         head_dim.div_ceil(P::value_group(head_dim).max(1))
     }
 }
 
-/// The scale of codes for numbers up to `most` in magnitude, and what to multiply them by; NaN for NaN.
+/// The scale of codes for magnitudes up to `most`, and its reciprocal; NaN for NaN.
 #[inline(always)]
 fn scale_of(most: f32, largest_code: f32) -> (f16, f32) {
     let scale = float16::from_f32(most / largest_code);
@@ -125,7 +125,7 @@ fn scale_of(most: f32, largest_code: f32) -> (f16, f32) {
     (scale, if value > 0.0 { 1.0 / value } else { 0.0 })
 }
 
-/// The `i`-th of some scales.
+/// Element `i` of `scales`.
 #[inline(always)]
 fn scale_at(scales: &[u8], i: usize) -> f32 {
     float16::to_f32(f16::from_le_bytes([scales[2 * i], scales[2 * i + 1]]))
@@ -213,7 +213,7 @@ mod tests {
     use crate::arena::{Arena, Planner};
     use crate::cache::{KvShape, KvStorage};
 
-    /// Every number is within half a step of what was stored, and the bytes are where the diagram says.
+    /// Every number is within half a step of the stored one, and the bytes are laid out as in the diagram.
     fn near_what_was_stored<P: PairCodec>(bytes_per_position: usize) {
         let (d, heads, len) = (72, 2, 20);
         let shape = KvShape { layers: 2, kv_heads: heads, capacity: len, head_dim: d };
@@ -259,7 +259,7 @@ mod tests {
 
     #[test]
     fn odd_numbers_have_defined_codes() {
-        // NaN shows, and what is too large is the largest.
+        // NaN propagates; numbers that are too large are clamped.
         assert!(scale_of(f32::NAN, 127.0).0.to_f32().is_nan());
         let (scale, inverse) = scale_of(f32::INFINITY, 127.0);
         let codes = [f32::INFINITY * inverse, f32::NEG_INFINITY].map(|x| code(x, 127.0));

@@ -8,7 +8,7 @@ use super::{BLOCK_POSITIONS, ChunkedPlacement, KvCodec};
 use crate::arena::{Arena, Planner};
 use crate::error::Result;
 
-/// Shape of a cache: `(layers, kv_heads, capacity, head_dim)` keys and as many values.
+/// Shape of a cache: `(layers, kv_heads, capacity, head_dim)` keys, and values of the same shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvShape {
     /// Transformer layers.
@@ -17,18 +17,18 @@ pub struct KvShape {
     pub kv_heads: usize,
     /// Positions that can be held.
     pub capacity: usize,
-    /// Numbers per head.
+    /// Elements per head.
     pub head_dim: usize,
 }
 
 impl KvShape {
-    /// Where blocks lie whose keys and values are stored by `C`.
+    /// The placement of blocks stored by `C`.
     const fn placement(&self, keys: usize, values: usize) -> ChunkedPlacement {
         ChunkedPlacement::new(self, keys, values)
     }
 }
 
-/// Keys and values of every layer, stored by `C`. The memory may hold anything at first.
+/// Keys and values of every layer, stored by `C`. The initial content of the memory is arbitrary.
 #[derive(Debug)]
 pub(crate) struct KvStorage<'b, C> {
     shape: KvShape,
@@ -42,12 +42,12 @@ impl<'b, C: KvCodec> KvStorage<'b, C> {
         shape.placement(C::key_block(shape.head_dim), C::value_block(shape.head_dim))
     }
 
-    /// Plans what [`KvStorage::new`] takes; returns the bytes.
+    /// Plans the memory of [`KvStorage::new`]; returns the bytes.
     pub(crate) fn plan(shape: KvShape, planner: &mut Planner) -> usize {
         planner.add::<u8>(Self::placement(&shape).len())
     }
 
-    /// The next bytes of `arena`, with the content they hold.
+    /// Takes the next bytes of `arena` with their current content.
     pub(crate) fn new(shape: KvShape, arena: &mut Arena<'b>) -> Result<Self> {
         let placement = Self::placement(&shape);
         Ok(KvStorage { shape, placement, data: arena.take(placement.len())?, codec: PhantomData })
@@ -58,28 +58,28 @@ impl<'b, C: KvCodec> KvStorage<'b, C> {
         self.shape
     }
 
-    /// Stores the key `(head_dim)` of `head` of all layers' heads.
+    /// Stores the key `(head_dim)` of `head`, counted over all layers.
     #[inline(always)]
     pub(crate) fn set_key(&mut self, head: usize, position: usize, key: &[f32]) {
         let (block, _) = self.placement.block(head, position / BLOCK_POSITIONS);
         C::put_key(&mut self.data[block], position % BLOCK_POSITIONS, key);
     }
 
-    /// Stores the value `(head_dim)` of `head` of all layers' heads.
+    /// Stores the value `(head_dim)` of `head`, counted over all layers.
     #[inline(always)]
     pub(crate) fn set_value(&mut self, head: usize, position: usize, value: &[f32]) {
         let (_, block) = self.placement.block(head, position / BLOCK_POSITIONS);
         C::put_value(&mut self.data[block], position % BLOCK_POSITIONS, value);
     }
 
-    /// Reads the key `(head_dim)` of `head` of all layers' heads.
+    /// Reads the key `(head_dim)` of `head`, counted over all layers.
     #[inline(always)]
     pub(crate) fn key(&self, head: usize, position: usize, key: &mut [f32]) {
         let (block, _) = self.placement.block(head, position / BLOCK_POSITIONS);
         C::get_key(&self.data[block], position % BLOCK_POSITIONS, key);
     }
 
-    /// Copies the value of `head` of all layers' heads, as it is stored, to another position.
+    /// Copies the stored value of `head`, counted over all layers, to another position.
     #[inline(always)]
     pub(crate) fn copy_value(&mut self, head: usize, from: usize, to: usize) {
         let placement = self.placement;
@@ -112,13 +112,13 @@ impl<'b, C: KvCodec> KvStorage<'b, C> {
         }
     }
 
-    /// Bytes that [`KvStorage::export`] writes for `len` positions. They do not depend on the capacity.
+    /// Bytes that [`KvStorage::export`] writes for `len` positions, whatever the capacity.
     pub(crate) fn export_len(shape: KvShape, len: usize) -> usize {
         Self::placement(&shape).export_len(len)
     }
 
-    /// Stores zeros after the first `len` positions, to the end of their last block: what is there belongs to
-    /// a text that was forgotten.
+    /// Zeroes the positions after the first `len`, to the end of their last block: they belong to forgotten
+    /// tokens.
     pub(crate) fn clear_rest(&mut self, len: usize) {
         let shape = self.shape;
         let zeros = vec![0.0; shape.head_dim];
@@ -130,13 +130,13 @@ impl<'b, C: KvCodec> KvStorage<'b, C> {
         }
     }
 
-    /// Copies the blocks of the first `len` positions, at most the capacity, to `out`, head after head, of each
-    /// keys and values in turn.
+    /// Copies the blocks of the first `len` positions (at most the capacity) to `out`, head after head, keys
+    /// before values.
     pub(crate) fn export(&self, len: usize, out: &mut [u8]) {
         self.placement.export(self.data, len, out);
     }
 
-    /// Takes over what [`KvStorage::export`] wrote for as many positions.
+    /// Restores the output of [`KvStorage::export`] for the same number of positions.
     pub(crate) fn import(&mut self, len: usize, from: &[u8]) {
         self.placement.import(self.data, len, from);
     }
@@ -145,14 +145,14 @@ impl<'b, C: KvCodec> KvStorage<'b, C> {
 /// The first positions of one head of a [`KvStorage`].
 #[derive(Debug)]
 pub(crate) struct KvView<'a, C> {
-    /// Of all heads.
+    /// The bytes of all heads.
     pub(crate) data: &'a [u8],
     pub(crate) placement: ChunkedPlacement,
-    /// Which of all layers' heads.
+    /// The head, counted over all layers.
     pub(crate) head: usize,
     /// Positions.
     pub(crate) len: usize,
-    /// Numbers per head.
+    /// Elements per head.
     pub(crate) head_dim: usize,
     codec: PhantomData<C>,
 }
@@ -166,7 +166,7 @@ impl<C> Clone for KvView<'_, C> {
 impl<C> Copy for KvView<'_, C> {}
 
 impl<C: KvCodec> KvView<'_, C> {
-    /// Whether the first `positions` are there.
+    /// Whether the view has at least `positions`.
     pub(crate) fn holds(&self, positions: usize) -> bool {
         let shaped = self.placement.shaped(C::key_block(self.head_dim), C::value_block(self.head_dim));
         let shaped = shaped && self.data.len() >= self.placement.len();

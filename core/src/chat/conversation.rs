@@ -1,5 +1,5 @@
-//! A conversation over one session, written once for every host: without input or output, and for backends that
-//! answer at once or later.
+//! A conversation over one session, shared by every host: no input or output, for backends that answer at
+//! once or later.
 //!
 //! ```text
 //! let held = conversation.send(&model, session, vec![message], &options)?;   // or respond, retry, complete
@@ -21,9 +21,9 @@
 //! /* truncate the session to `held` tokens */
 //! ```
 //!
-//! [`drive`] is that loop for a [`Backend`]. A turn that fails, or is ended before it is done, leaves the
-//! conversation as it was; so does one that is cancelled before there is any text. A cancelled turn with text leaves
-//! the partial reply. Whatever happens, what the session holds is known and used again.
+//! [`drive`] is that loop for a [`Backend`]. A turn that fails or is ended early leaves the conversation
+//! unchanged; so does a turn that is cancelled before it has text. A turn that is cancelled later keeps the
+//! partial reply. In every case the tokens that the session holds are tracked and reused.
 #![forbid(unsafe_code)]
 
 use super::message::{ChatMessage, FunctionCall, lend};
@@ -43,14 +43,14 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::ControlFlow;
 
-/// Tokens at the beginning that attention rests on, whatever they say: so many are enough
+/// Attention sinks: tokens at the beginning that attention relies on, whatever their content. Four are enough
 /// (arXiv 2309.17453, table 2).
 const SINKS: usize = 4;
 
-/// The end of thoughts whose budget is used up.
+/// Ends the thoughts when their budget is used up.
 const STOP_THINKING: &str = "\n</think>\n\n";
 
-/// What conversations need of a model, beside its logits.
+/// The parts of a model that a conversation needs besides its logits.
 #[derive(Clone, Copy)]
 pub struct ChatModel<'m> {
     /// Its tokenizer.
@@ -59,87 +59,87 @@ pub struct ChatModel<'m> {
     pub template: Template,
     /// Number of logits.
     pub logits: usize,
-    /// Gives the tokenizer's vocabulary in the form that constraints need. It takes a while to build, so a host builds
-    /// it when it is first asked for.
+    /// Returns the tokenizer's vocabulary prepared for constraints. It takes a while to build, so a host
+    /// builds it on first use.
     pub vocabulary: &'m dyn Fn() -> Arc<Vocabulary>,
 }
 
-/// How much a session holds and can hold.
+/// The fill level of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionState {
-    /// Tokens it holds.
+    /// Tokens held.
     pub position: usize,
-    /// Most tokens it can hold.
+    /// Most tokens that fit.
     pub capacity: usize,
 }
 
 impl SessionState {
-    /// That of a backend.
+    /// The state of a backend.
     pub fn of<B: Backend + ?Sized>(backend: &B) -> SessionState {
         SessionState { position: backend.position(), capacity: backend.capacity() }
     }
 }
 
-/// A step of a reply: a token, and the text that is certain now.
+/// A step of a reply: a token and the text that is now certain.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Piece<'c> {
     /// The token that the model chose; `None` for text that a cancelled reply had held back.
     pub token: Option<u32>,
-    /// The tokens that are now part of the reply: that one, unless it ended the reply, and those of the end of
-    /// thoughts where it was put in.
+    /// The tokens that are now part of the reply: `token`, unless it ended the reply, and the tokens of an
+    /// inserted end of thoughts.
     pub tokens: &'c [u32],
-    /// Text as the model writes it, markers included.
+    /// Text as the model wrote it, markers included.
     pub text: &'c str,
-    /// The part of it for the reader.
+    /// The part of `text` for the reader.
     pub content: &'c str,
-    /// The part of it that is thoughts.
+    /// The part of `text` that is reasoning.
     pub reasoning: &'c str,
     /// Calls that are now complete.
     pub tool_calls: &'c [FunctionCall],
     /// The token's log-probability, if asked for.
     pub logprob: Option<f32>,
-    /// The most likely tokens in its place, if asked for.
+    /// The most likely alternatives, if asked for.
     pub top: &'c [Logprob],
-    /// Set if this was the last one.
+    /// Set on the last piece.
     pub done: Option<Reason>,
 }
 
-/// Tokens that a turn took.
+/// Token counts of a turn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
-    /// Those of them that the session had computed for earlier turns.
+    /// Prompt tokens that the session had computed for earlier turns.
     pub cached_tokens: usize,
     /// Tokens of the reply.
     pub completion_tokens: usize,
-    /// Those of them that were thoughts.
+    /// Tokens of the reply that are reasoning.
     pub reasoning_tokens: usize,
     /// Messages that [`OverflowPolicy::Trim`] left out.
     pub dropped_messages: usize,
     /// Tokens that [`OverflowPolicy::Shift`] dropped in this turn.
     pub dropped_tokens: usize,
-    /// Tokens of the conversation that it has dropped in all.
+    /// Tokens of the conversation dropped in all turns.
     pub forgotten_tokens: usize,
 }
 
-/// How a turn ended.
+/// The result of a turn.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finish {
-    /// Why.
+    /// Why it ended.
     pub reason: Reason,
-    /// The reply, its thoughts and calls taken apart.
+    /// The reply, split into content, reasoning and calls.
     pub message: ChatMessage,
     /// The whole text as the model wrote it.
     pub text: String,
-    /// What it took.
+    /// Token counts.
     pub usage: Usage,
 }
 
-/// What [`drive`] reports.
+/// A report of [`drive`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Progress<'c> {
-    /// So many of so many prompt tokens are decoded.
+    /// Prompt tokens decoded so far, and their total.
     Prompt(usize, usize),
     /// A piece of the reply.
     Piece(Piece<'c>),
@@ -148,49 +148,50 @@ pub enum Progress<'c> {
 /// The prompt of a turn.
 #[derive(Debug)]
 struct Prompt {
-    /// All tokens, those that the session has dropped included.
+    /// All tokens, including those that the session has dropped.
     tokens: Vec<u32>,
-    /// The messages it was made of, or `None` for a text that is no conversation.
+    /// The messages it was made from; `None` for raw text.
     messages: Option<Vec<ChatMessage>>,
-    /// The tools that it describes.
+    /// The tools that the tokens describe.
     tools: Vec<String>,
-    /// Where the messages begin that it answers, among `messages` and `tokens`; 0 if all were encoded anew.
+    /// Indices into `messages` and `tokens` of the first message it answers; 0 if everything was encoded
+    /// again.
     last_message: usize,
     last_token: usize,
     dropped_messages: usize,
 }
 
-/// A reply under way.
+/// A reply in progress.
 #[derive(Debug)]
 struct Turn {
     generation: Generation,
     prompt: Prompt,
     cached: usize,
-    /// `None` for a text that is no conversation.
+    /// `None` for raw text.
     parser: Option<ReplyParser>,
     budget: usize,
     thoughts: usize,
     stop_thinking: Vec<u32>,
     text: String,
-    /// What the latest piece shows.
+    /// Text of the latest piece.
     latest: String,
     tokens: Vec<u32>,
     calls: Vec<FunctionCall>,
     top: Vec<Logprob>,
 }
 
-/// What a constraint was made for: the same request has the same.
+/// Identifies a constraint: equal requests share one.
 type ConstraintKey = (TurnOptions, bool);
 
-/// Messages, and what a session holds of them.
+/// Messages, and the tokens of them that a session holds.
 #[derive(Debug, Default)]
 pub struct Conversation {
     messages: Vec<ChatMessage>,
-    /// All their tokens, dropped ones included, up to the last reply. Empty if they were never encoded.
+    /// All their tokens, including dropped ones, up to the last reply. Empty if they were never encoded.
     tokens: Vec<u32>,
     /// The tools that the tokens describe.
     tools: Vec<String>,
-    /// Where the messages begin that the last reply answers, among `messages` and `tokens`.
+    /// Indices into `messages` and `tokens` of the first message that the last reply answers.
     last_message: usize,
     last_token: usize,
     prefix: PrefixState,
@@ -200,30 +201,30 @@ pub struct Conversation {
 }
 
 impl Conversation {
-    /// Without messages, over a session that holds nothing.
+    /// A conversation without messages, over an empty session.
     pub fn new() -> Conversation {
         Conversation::default()
     }
 
-    /// The messages so far, without those of a turn under way.
+    /// The messages so far, without those of a turn in progress.
     pub fn messages(&self) -> &[ChatMessage] {
         &self.messages
     }
 
-    /// Begins anew with these messages: none, or instructions, or a conversation from elsewhere. What the session
-    /// holds of them is not computed again.
+    /// Starts over with these messages: none, instructions, or a conversation from elsewhere. Tokens that the
+    /// session already holds are not computed again.
     pub fn set_messages(&mut self, messages: Vec<ChatMessage>) {
         self.messages = messages;
         self.tokens.clear();
         (self.last_message, self.last_token) = (0, 0);
     }
 
-    /// What the session holds.
+    /// The tokens that the session holds.
     pub fn prefix(&self) -> &PrefixState {
         &self.prefix
     }
 
-    /// Says what the session holds: after a snapshot was restored.
+    /// Sets the tokens that the session holds, after a snapshot was restored.
     ///
     /// # Errors
     /// [`Error::Length`] if more tokens were dropped than there are.
@@ -242,18 +243,18 @@ impl Conversation {
         Ok(())
     }
 
-    /// Tokens of the session that are known and may stay.
+    /// Tokens of the session that are known and can be kept.
     pub fn held(&self) -> usize {
         self.prefix.held()
     }
 
-    /// Sends messages after those so far and begins the reply. Nothing that the session holds is computed again, and
-    /// earlier replies keep the tokens that the model chose, thoughts included. Returns how many tokens of the
-    /// session stay: truncate it to them.
+    /// Sends messages after the existing ones and begins the reply. Tokens that the session holds are not
+    /// computed again, and earlier replies keep the tokens that the model chose, reasoning included. Returns
+    /// how many tokens of the session to keep: truncate it to them.
     ///
     /// # Errors
-    /// Those of [`encode`], [`TurnOptions::grammar`], [`Constraint::new`], [`Sampler::new`] and [`Generation::new`].
-    /// Nothing is sent then.
+    /// Those of [`encode`], [`TurnOptions::grammar`], [`Constraint::new`], [`Sampler::new`] and
+    /// [`Generation::new`]. Nothing is sent then.
     pub fn send(
         &mut self,
         model: &ChatModel<'_>,
@@ -267,7 +268,7 @@ impl Conversation {
         self.go_on(model, session, all, last, options)
     }
 
-    /// Begins another reply to the last messages, in place of the one there is.
+    /// Begins another reply to the last messages, replacing the existing one.
     ///
     /// # Errors
     /// As [`Conversation::send`]; [`Error::Argument`] if there is no reply yet.
@@ -283,15 +284,15 @@ impl Conversation {
             let (name, problem) = (Name::new("retry"), "needs a reply that can be made again");
             return Err(Error::Argument { name, problem });
         }
-        // If part of the last messages was dropped, all is read again.
+        // If part of the last messages was dropped, everything is computed again.
         let PrefixState { kept, dropped, .. } = self.prefix;
         let gone = dropped > 0 && self.last_token > kept && self.last_token < kept + dropped;
         let from = if gone { 0 } else { self.last_token };
         self.go_on(model, session, all, (self.last_message, from), options)
     }
 
-    /// Begins a reply to a whole conversation, which takes the place of the messages so far: for hosts that are given
-    /// all messages each time. Tokens that the session holds of it are not computed again.
+    /// Begins a reply to a whole conversation, which replaces the existing messages: for hosts that receive
+    /// all messages each time. Tokens that the session already holds are not computed again.
     ///
     /// # Errors
     /// As [`Conversation::send`].
@@ -306,7 +307,7 @@ impl Conversation {
         self.go_on(model, session, messages, (0, 0), options)
     }
 
-    /// Begins the continuation of a text that is no conversation. The messages stay as they are.
+    /// Begins the continuation of a raw text. The messages stay as they are.
     ///
     /// # Errors
     /// As [`Conversation::send`].
@@ -329,7 +330,7 @@ impl Conversation {
         self.begin(model, session, prompt, options)
     }
 
-    /// Encodes `all` messages, of which those from message `last.0` on follow the first `last.1` known tokens.
+    /// Encodes `all` messages; those from message `last.0` on follow the first `last.1` known tokens.
     fn go_on(
         &mut self,
         model: &ChatModel<'_>,
@@ -341,7 +342,7 @@ impl Conversation {
         let tools: Vec<&str> = options.tools.iter().map(String::as_str).collect();
         let template = chat_options(model, options, &tools);
         let encode_all = |all: &[ChatMessage]| lend(all, |all| encode(model.tokenizer, all, &template));
-        // The instructions describe the tools: with other tools, all is encoded anew.
+        // The instructions describe the tools, so other tools mean encoding everything again.
         let (mut last_message, mut last_token) = if self.tools == options.tools { last } else { (0, 0) };
         let known = self.tokens.get(..last_token).unwrap_or_default();
         let mut tokens = match all.get(last_message..) {
@@ -388,7 +389,7 @@ impl Conversation {
                 Overflow::Shift { keep: keep.max(SINKS).min(capacity / 2) }
             }
         };
-        // Where the same conversation goes on beyond the context, its session does, too.
+        // If the same conversation continues beyond the context, so does its session.
         let PrefixState { tokens: seen, kept, dropped } = &self.prefix;
         let same = seen.iter().zip(&prompt.tokens).take_while(|(a, b)| a == b).count();
         let whole = same == seen.len() && prompt.tokens.len() > seen.len();
@@ -426,7 +427,7 @@ impl Conversation {
             let kept = if let Overflow::Shift { keep } = overflow { keep } else { 0 };
             (self.prefix.kept, self.prefix.dropped) = (kept, 0);
         }
-        // In JSON, and where no call can be meant, what looks like a marker is text.
+        // In JSON, and if no call is possible, text that looks like a marker is text.
         let called = |messages: &[ChatMessage]| messages.iter().any(|m| !m.tool_calls.is_empty());
         let calls = !options.tools.is_empty() || prompt.messages.as_deref().is_some_and(called);
         let blocks = if calls && !options.is_json() { CallBlocks::Valid } else { CallBlocks::Text };
@@ -449,7 +450,7 @@ impl Conversation {
         Ok(self.prefix.held())
     }
 
-    /// A sampler for the turn. The one that is kept goes on only after a turn that was kept.
+    /// A sampler for the turn. The stored one is used again only after a turn that was kept.
     fn sampler(&self, model: &ChatModel<'_>, options: &TurnOptions) -> Result<Sampler> {
         if let Some(sampler) = self.sampler.as_ref().filter(|sampler| *sampler.config() == options.sampler) {
             let mut sampler = sampler.clone();
@@ -463,7 +464,7 @@ impl Conversation {
         Ok(sampler)
     }
 
-    /// The constraint at its beginning. It is made once for turns with the same options.
+    /// The constraint in its initial state. It is built once for turns with the same options.
     fn constraint(
         &mut self,
         model: &ChatModel<'_>,
@@ -486,8 +487,8 @@ impl Conversation {
         Ok(Some(constraint))
     }
 
-    /// What is to be done next; the same answer until [`Self::logits`] or [`Self::shifted`] brings it. `Done` without a
-    /// turn under way is [`Reason::Cancelled`].
+    /// The next action; it does not change until [`Self::logits`] or [`Self::shifted`] is called.
+    /// [`Reason::Cancelled`] if no turn is in progress.
     pub fn next(&self) -> Action<'_> {
         self.turn.as_ref().map_or(Action::Done(Reason::Cancelled), |turn| turn.generation.next())
     }
@@ -499,7 +500,7 @@ impl Conversation {
         }
     }
 
-    /// Takes the logits after the tokens that [`Self::next`] asked to decode. `None` while the prompt goes on.
+    /// Takes the logits after the tokens of [`Action::Decode`]. `None` while the prompt is being decoded.
     ///
     /// # Errors
     /// Those of [`Generation::logits`].
@@ -510,28 +511,28 @@ impl Conversation {
         }
     }
 
-    /// Ends the reply as it is. Returns what was held back until now.
+    /// Ends the reply as it is. Returns text that was held back.
     pub fn cancel(&mut self) -> Option<Piece<'_>> {
         self.turn.as_mut()?.cancel()
     }
 
-    /// How many tokens of the prompt are computed, and how many it has, those that the session dropped not counted.
+    /// Prompt tokens computed so far, and their total, not counting those that the session dropped.
     pub fn prompt_progress(&self) -> (usize, usize) {
         self.turn.as_ref().map_or((0, 0), |turn| turn.generation.prompt_progress())
     }
 
-    /// What the turn under way took so far.
+    /// Token counts of the turn in progress.
     pub fn usage(&self) -> Usage {
         self.turn.as_ref().map_or_else(Usage::default, |turn| turn.usage(self.prefix.dropped))
     }
 
-    /// The reply's tokens so far. A token that ended it is not among them.
+    /// The reply's tokens so far, without a token that ended it.
     pub fn reply_tokens(&self) -> &[u32] {
         self.turn.as_ref().map_or(&[], |turn| turn.generation.reply())
     }
 
-    /// Ends the turn, if there is one, with the session at `position`. Returns how many of its tokens are known and
-    /// may stay, and how the turn ended if it was done.
+    /// Ends the turn, if there is one, with the session at `position`. Returns how many of the session's
+    /// tokens are known and can be kept, and the result of the turn if it was done.
     pub fn end(&mut self, position: usize) -> (usize, Option<Finish>) {
         let mut finish = None;
         if let Some(turn) = self.turn.take() {
@@ -558,7 +559,7 @@ impl Conversation {
                 }
             }
         }
-        // After a failure the two can differ: both agree on what both hold.
+        // After a failure the two can differ: keep the tokens that both hold.
         self.prefix.truncate(self.prefix.held().min(position));
         (self.prefix.held(), finish)
     }
@@ -656,8 +657,8 @@ fn chat_options<'m>(model: &ChatModel<'_>, options: &TurnOptions, tools: &'m [&'
     ChatOptions { template: model.template, thinking, tools, ..ChatOptions::default() }
 }
 
-/// How many tokens of the prompt are instructions: those that it has in common with a conversation that ends after
-/// its system messages.
+/// Prompt tokens that are instructions: the common prefix with a conversation that ends after its system
+/// messages.
 fn instruction_tokens(model: &ChatModel<'_>, prompt: &Prompt, options: &TurnOptions) -> Result<usize> {
     let Some(messages) = &prompt.messages else { return Ok(0) };
     let system = messages.iter().position(|m| m.role != Role::System).unwrap_or(messages.len());
@@ -673,19 +674,19 @@ fn instruction_tokens(model: &ChatModel<'_>, prompt: &Prompt, options: &TurnOpti
     Ok(only.iter().zip(&prompt.tokens).take_while(|(a, b)| a == b).count())
 }
 
-/// The oldest messages that can be left out: from the first one that is not from the system to the next one from
-/// the user.
+/// The oldest messages that can be left out: from the first that is not a system message to the next user
+/// message.
 fn oldest_exchange(messages: &[ChatMessage]) -> Option<core::ops::Range<usize>> {
     let first = messages.iter().position(|m| m.role != Role::System)?;
     let next = messages.iter().skip(first + 1).position(|m| m.role == Role::User)?;
     Some(first..first + 1 + next)
 }
 
-/// Runs the turn that was begun to its end on a backend that answers at once. `on_progress` may break it off, which
-/// cancels it.
+/// Runs the current turn to its end on a backend that answers at once. `on_progress` may break, which cancels
+/// the turn.
 ///
 /// # Errors
-/// Those of the backend and of [`Conversation::logits`]. The turn is ended then, too.
+/// Those of the backend and of [`Conversation::logits`]. The turn then ends, too.
 pub fn drive(
     conversation: &mut Conversation,
     backend: &mut dyn Backend,

@@ -1,4 +1,4 @@
-//! Messages that own their text, as conversations keep them.
+//! Messages that own their text.
 #![forbid(unsafe_code)]
 
 use super::reply::Reply;
@@ -7,7 +7,7 @@ use crate::error::Result;
 use alloc::string::String;
 use alloc::vec::Vec;
 
-/// A call of a function that the model asked for.
+/// A function call by the model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FunctionCall {
     /// Name of the function.
@@ -30,24 +30,24 @@ impl FunctionCall {
 /// A message of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChatMessage {
-    /// Who says it.
+    /// The author.
     pub role: Role,
     /// The text.
     pub content: String,
-    /// The model's thoughts before the text (only of an assistant). If `None`, they are taken from a `<think>` block
-    /// in `content`.
+    /// The model's reasoning before the text (only of an assistant). If `None`, it is taken from a `<think>`
+    /// block in `content`.
     pub reasoning: Option<String>,
     /// Calls the model made (only of an assistant).
     pub tool_calls: Vec<FunctionCall>,
 }
 
 impl ChatMessage {
-    /// A message of text only.
+    /// A message with only text.
     pub fn new(role: Role, content: impl Into<String>) -> ChatMessage {
         ChatMessage { role, content: content.into(), reasoning: None, tool_calls: Vec::new() }
     }
 
-    /// The message in one text: thoughts and calls between their markers, as the model writes them.
+    /// The message as one text: reasoning and calls between their markers, as the model writes them.
     pub fn text(&self) -> String {
         let mut text = String::new();
         if let Some(reasoning) = self.reasoning.as_deref().filter(|reasoning| !reasoning.is_empty()) {
@@ -67,7 +67,7 @@ impl ChatMessage {
 }
 
 impl From<&Reply> for ChatMessage {
-    /// The assistant's message; calls that cannot be read are left out.
+    /// The assistant's message, without calls that cannot be parsed.
     fn from(reply: &Reply) -> ChatMessage {
         ChatMessage {
             role: Role::Assistant,
@@ -78,7 +78,7 @@ impl From<&Reply> for ChatMessage {
     }
 }
 
-/// Lends messages to the template.
+/// Calls `work` with messages borrowed for the template.
 pub(super) fn lend<T>(messages: &[ChatMessage], work: impl FnOnce(&[Message<'_>]) -> T) -> T {
     let calls: Vec<Vec<ToolCall<'_>>> = messages
         .iter()

@@ -1,8 +1,8 @@
-//! Requests and answers in the form of OpenAI's chat completions, as JSON texts.
+//! OpenAI chat completion requests and responses as JSON.
 //!
-//! A request's fields are those of OpenAI's reference that this runtime follows; others are refused unless they are
-//! null, so that none is left out unnoticed. Three go beyond it: `thinking` (a boolean, or an object with a `budget` of
-//! tokens), `overflow` (`error`, `trim` or `shift`), and `reasoning` in an assistant's message.
+//! Supported fields follow OpenAI's reference; others are refused unless they are null, so that none is
+//! ignored silently. Three are extensions: `thinking` (a boolean, or an object with a `budget` of tokens),
+//! `overflow` (`error`, `trim` or `shift`), and `reasoning` in an assistant's message.
 #![forbid(unsafe_code)]
 
 use super::conversation::{Finish, Piece, Usage};
@@ -19,14 +19,14 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt::Write;
 
-/// Fields that are for a service's own use: taken and left aside.
+/// Fields for a service's own use: accepted and ignored.
 const UNUSED: [&str; 6] =
     ["user", "safety_identifier", "prompt_cache_key", "service_tier", "store", "metadata"];
 
 /// Tokens that `overflow: "trim"` keeps free for a reply whose length is not limited.
 const RESERVE: usize = 256;
 
-/// The largest whole number up to which every one is a number of JSON's readers.
+/// The largest integer up to which f64, and so JavaScript, represents every integer exactly.
 const MAX_SAFE_INTEGER: f64 = ((1u64 << 53) - 1) as f64;
 
 /// A request for a chat completion.
@@ -34,24 +34,24 @@ const MAX_SAFE_INTEGER: f64 = ((1u64 << 53) - 1) as f64;
 pub struct ChatCompletionRequest {
     /// The conversation.
     pub messages: Vec<ChatMessage>,
-    /// How to reply. The sampler is the model card's with the request's changes, its seed as below.
+    /// How to reply. The sampler is the model card's with the request's changes; for its seed see `seed`.
     pub options: TurnOptions,
-    /// The seed, if one was asked for. If not, a host sets one of its own, at random.
+    /// The requested seed. If `None`, the host chooses one at random.
     pub seed: Option<u64>,
-    /// The model's name, only to be repeated in the answer.
+    /// The model's name, only echoed in the response.
     pub model: Option<String>,
-    /// Whether the answer is streamed in chunks.
+    /// Whether the response is streamed in chunks.
     pub stream: bool,
-    /// Whether a last chunk says what the answer took.
+    /// Whether a last chunk reports the token counts.
     pub include_usage: bool,
 }
 
 impl ChatCompletionRequest {
-    /// Reads a request.
+    /// Parses a request.
     ///
     /// # Errors
-    /// [`Error::Json`] if `text` is not JSON, [`Error::Argument`] with the name of a field that is not as it must be,
-    /// [`Error::Unsupported`] for one that is not supported, [`Error::Option`] for a count that is not a whole number.
+    /// [`Error::Json`] if `text` is not JSON, [`Error::Argument`] with the name of an invalid field,
+    /// [`Error::Unsupported`] for an unsupported one, [`Error::Option`] for a count that is not an integer.
     pub fn parse(text: &str) -> Result<ChatCompletionRequest> {
         let request = Value::parse(text)?;
         let fields = request.members().ok_or_else(|| refused("request", "must be an object"))?;
@@ -166,7 +166,7 @@ fn whole(name: &'static str, value: Value<'_>) -> Result<u64> {
 }
 
 fn count(name: &'static str, value: Value<'_>) -> Result<usize> {
-    // More than the address space is as good as no bound.
+    // More than the address space is the same as no limit.
     Ok(usize::try_from(whole(name, value)?).unwrap_or(usize::MAX))
 }
 
@@ -254,7 +254,7 @@ fn thinking(value: Value<'_>) -> Result<Thinking> {
     }
     let budget = value.get("budget").and_then(Value::as_number).filter(|budget| *budget >= 0.0);
     let budget = budget.ok_or_else(|| refused("thinking.budget", "must be a number of tokens"))?;
-    // The first whole number of tokens that is not less.
+    // Round up to whole tokens.
     Ok(Thinking::Budget(libm::ceil(budget) as usize))
 }
 
@@ -295,7 +295,7 @@ fn message(place: &str, value: Value<'_>) -> Result<ChatMessage> {
     Ok(message)
 }
 
-/// A text, or parts of one, which are joined; there is nothing that could look at others.
+/// The text of a string, or of an array of text parts, which are joined; other parts are refused.
 fn text_of(place: &str, value: Value<'_>) -> Result<String> {
     if let Some(text) = value.as_string() {
         return Ok(text);
@@ -315,40 +315,40 @@ fn text_of(place: &str, value: Value<'_>) -> Result<String> {
     Ok(all)
 }
 
-/// What tells answers apart.
+/// Identity of a response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CompletionId {
-    /// Letters and digits that no other answer has.
+    /// Letters and digits, unique to the response.
     pub id: String,
     /// Seconds since 1970.
     pub created: u64,
-    /// The model's name: the request's, or that of the model that answers.
+    /// The model's name: from the request, or that of the model that answers.
     pub model: String,
 }
 
-/// A token with its log-probability, and those of the most likely ones in its place.
+/// A token with its log-probability, and those of the most likely alternatives.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenLogprob {
-    /// The token that was chosen.
+    /// The chosen token.
     pub chosen: Logprob,
-    /// The most likely ones, best first.
+    /// The most likely tokens, best first.
     pub top: Vec<Logprob>,
 }
 
-/// Pieces of a reply that are handed over together.
+/// Pieces of a reply that are sent together.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Chunk {
-    /// Text as the model writes it, markers included.
+    /// Text as the model wrote it, markers included.
     pub text: String,
-    /// The part of it for the reader.
+    /// The part of `text` for the reader.
     pub content: String,
-    /// The part of it that is thoughts.
+    /// The part of `text` that is reasoning.
     pub reasoning: String,
-    /// Calls that are complete.
+    /// Complete calls.
     pub tool_calls: Vec<FunctionCall>,
-    /// The tokens that are part of the reply.
+    /// The tokens of these pieces.
     pub tokens: Vec<u32>,
-    /// For each of them that the model chose, if log-probabilities are measured.
+    /// One for each token that the model chose, if log-probabilities are measured.
     pub logprobs: Vec<TokenLogprob>,
 }
 
@@ -367,13 +367,13 @@ impl Chunk {
         }
     }
 
-    /// Whether nothing was added.
+    /// Whether the chunk is empty.
     pub fn is_empty(&self) -> bool {
         *self == Chunk::default()
     }
 }
 
-/// An answer in one piece: `finish`, with the log-probabilities if they were asked for.
+/// A response in one piece: `finish`, with log-probabilities if they were asked for.
 pub fn completion(
     id: &CompletionId,
     finish: &Finish,
@@ -407,7 +407,7 @@ pub fn completion(
     out
 }
 
-/// Writes a streamed answer, chunk by chunk.
+/// Writes a streamed response, chunk by chunk.
 #[derive(Clone, Debug)]
 pub struct ChunkWriter {
     id: CompletionId,
@@ -418,14 +418,14 @@ pub struct ChunkWriter {
 }
 
 impl ChunkWriter {
-    /// For the answer to `request`.
+    /// A writer for the response to `request`.
     pub fn new(id: CompletionId, request: &ChatCompletionRequest) -> ChunkWriter {
         let ChatCompletionRequest { include_usage, options, .. } = request;
         let (include_usage, logprobs) = (*include_usage, options.logprobs.is_some());
         ChunkWriter { id, include_usage, logprobs, begun: false, calls: 0 }
     }
 
-    /// The next chunk; `None` if there is nothing to say in one.
+    /// The next chunk; `None` if it would be empty.
     pub fn chunk(&mut self, chunk: &Chunk, tokenizer: &Tokenizer<'_>) -> Option<String> {
         let mut delta = String::new();
         if !self.begun {
@@ -489,13 +489,14 @@ impl ChunkWriter {
 fn head(id: &CompletionId, object: &str) -> String {
     let mut out = String::from("{\"id\":");
     json::string(&format!("chatcmpl-{}", id.id), &mut out);
-    let _ = write!(out, ",\"created\":{},\"model\":", id.created); // a String takes everything
+    let _ = write!(out, ",\"created\":{},\"model\":", id.created); // writing to a String cannot fail
     json::string(&id.model, &mut out);
     out.extend([",\"object\":\"", object, "\""]);
     out
 }
 
-/// Calls, of which `before` came in earlier chunks; in a whole answer they have no index.
+/// Writes calls; `before` counts those in earlier chunks, and is `None` in a whole response, where they have
+/// no index.
 fn calls(id: &str, calls: &[FunctionCall], before: Option<usize>, out: &mut String) {
     let mut separator = "[{";
     for (i, call) in calls.iter().enumerate() {
@@ -503,7 +504,7 @@ fn calls(id: &str, calls: &[FunctionCall], before: Option<usize>, out: &mut Stri
         separator = ",{";
         let number = before.unwrap_or(0) + i;
         if before.is_some() {
-            let _ = write!(out, "\"index\":{number},"); // a String takes everything
+            let _ = write!(out, "\"index\":{number},"); // writing to a String cannot fail
         }
         out.push_str("\"id\":");
         json::string(&format!("call_{id}_{number}"), out);
@@ -532,7 +533,7 @@ fn usage(usage: &Usage, out: &mut String) {
         "{{\"prompt_tokens\":{prompt_tokens},\"completion_tokens\":{completion_tokens},\"total_tokens\":{total},\
          \"prompt_tokens_details\":{{\"cached_tokens\":{cached_tokens}}},\
          \"completion_tokens_details\":{{\"reasoning_tokens\":{reasoning_tokens}}}}}"
-    ); // a String takes everything
+    ); // writing to a String cannot fail
 }
 
 fn measured(logprobs: Option<&[TokenLogprob]>, tokenizer: &Tokenizer<'_>, out: &mut String) {
@@ -556,7 +557,7 @@ fn measured(logprobs: Option<&[TokenLogprob]>, tokenizer: &Tokenizer<'_>, out: &
     out.push_str("],\"refusal\":null}");
 }
 
-/// A token's text, log-probability and bytes, in an object that is left open.
+/// Writes a token's text, log-probability and bytes as an object without its closing brace.
 fn token(logprob: &Logprob, tokenizer: &Tokenizer<'_>, out: &mut String) {
     let bytes: Vec<u8> = tokenizer.token_bytes(logprob.token).into_iter().flatten().collect();
     out.push_str("{\"token\":");
@@ -565,7 +566,7 @@ fn token(logprob: &Logprob, tokenizer: &Tokenizer<'_>, out: &mut String) {
     json::number(f64::from(logprob.logprob), out);
     out.push_str(",\"bytes\":[");
     for (i, byte) in bytes.iter().enumerate() {
-        let _ = write!(out, "{}{byte}", if i > 0 { "," } else { "" }); // a String takes everything
+        let _ = write!(out, "{}{byte}", if i > 0 { "," } else { "" }); // writing to a String cannot fail
     }
     out.push(']');
 }

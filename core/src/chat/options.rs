@@ -1,4 +1,4 @@
-//! What a host can ask of a reply.
+//! Options of a reply.
 #![forbid(unsafe_code)]
 
 use crate::constrain::Grammar;
@@ -8,20 +8,20 @@ use crate::sample::SamplerConfig;
 use alloc::string::String;
 use alloc::vec::Vec;
 
-/// Whether a model that can think does so before it answers.
+/// Whether a model that can reason does so before it answers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Thinking {
-    /// It answers at once.
+    /// Answer at once.
     #[default]
     Off,
-    /// As long as it likes.
+    /// Without a limit.
     On,
-    /// For so many tokens; then the end of its thoughts is put in.
+    /// For at most this many tokens; then the end of reasoning is inserted.
     Budget(usize),
 }
 
 impl Thinking {
-    /// Whether it may think at all.
+    /// Whether the model may reason at all.
     pub const fn allowed(self) -> bool {
         match self {
             Thinking::Off => false,
@@ -58,57 +58,58 @@ pub enum ResponseFormat {
     Text,
     /// A JSON object.
     JsonObject,
-    /// A JSON value that satisfies this JSON Schema.
+    /// A JSON value that matches this JSON Schema.
     JsonSchema(String),
 }
 
-/// What to do with a conversation that is longer than the session can hold.
+/// Handling of a conversation that is longer than the session can hold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OverflowPolicy {
     /// A prompt that does not fit is an error; a reply ends with
     /// [`Reason::ContextFull`](crate::generate::Reason::ContextFull).
     #[default]
     Error,
-    /// Drops the oldest exchanges, never system messages nor the last message, and computes the rest anew.
+    /// Drops the oldest exchanges, never system messages or the last message, and computes the rest again.
     Trim {
-        /// Tokens to keep free for the reply; counts for half of the context at most.
+        /// Tokens to keep free for the reply; at most half of the context.
         reserve: usize,
-        /// Once something must go: tokens to free, so that the next turns fit too; half of the context at most.
+        /// Tokens to free once something must be dropped, so that the next turns fit too; at most half of the
+        /// context.
         free: usize,
     },
-    /// Drops the older half of the tokens after the first `keep`, as often as need be.
+    /// Drops the older half of the tokens after the first `keep`, as often as needed.
     Shift {
-        /// Tokens that are never dropped; fewer than the session can hold. `None` keeps all system messages, at
-        /// least the first four tokens and at most half of the context.
+        /// Tokens that are never dropped; fewer than the session can hold. `None` keeps all system messages,
+        /// but at least the first four tokens and at most half of the context.
         keep: Option<usize>,
     },
 }
 
-/// How to reply.
+/// Options of a turn.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TurnOptions {
-    /// How tokens are chosen.
+    /// Sampling options.
     pub sampler: SamplerConfig,
-    /// Whether the random sequence begins at the sampler's seed, so that the same request has the same reply. If
-    /// not, it goes on from the turn before.
+    /// Whether the random sequence starts at the sampler's seed, so that the same request has the same reply.
+    /// Otherwise it continues from the previous turn.
     pub reseed: bool,
     /// Most tokens to generate.
     pub max_tokens: Option<usize>,
     /// Texts that end the reply. They are not part of it.
     pub stop_strings: Vec<String>,
-    /// Measure log-probabilities, with so many of the most likely tokens.
+    /// Measures log-probabilities, with this many of the most likely tokens.
     pub logprobs: Option<usize>,
-    /// Whether the model may think.
+    /// Whether the model may reason.
     pub thinking: Thinking,
     /// Descriptions of the functions that the model may call, each a JSON text.
     pub tools: Vec<String>,
-    /// Which of them.
+    /// Which of the tools it may call.
     pub tool_choice: ToolChoice,
-    /// What the reply must be.
+    /// The format of the reply.
     pub response_format: ResponseFormat,
-    /// What to do when the session is full.
+    /// Handling of a full session.
     pub overflow: OverflowPolicy,
-    /// Most prompt tokens to decode in one step.
+    /// Most prompt tokens per decoding step.
     pub batch: usize,
 }
 
@@ -131,11 +132,11 @@ impl Default for TurnOptions {
 }
 
 impl TurnOptions {
-    /// The grammar that replies are kept to, if they are kept to any.
+    /// The grammar that constrains replies, if any.
     ///
     /// # Errors
-    /// Those of [`Grammar::json_schema`] and [`Grammar::tool_calls`]; [`Error::Argument`] for tools beside a
-    /// response format, or a choice of a tool that is not there.
+    /// Those of [`Grammar::json_schema`] and [`Grammar::tool_calls`]; [`Error::Argument`] for tools together
+    /// with a response format, or for a choice of a tool that does not exist.
     pub fn grammar(&self) -> Result<Option<Grammar>> {
         let refused = |name: &str, problem| Err(Error::Argument { name: Name::new(name), problem });
         match &self.response_format {
@@ -160,13 +161,13 @@ impl TurnOptions {
         Grammar::tool_calls(&tools, self.tool_choice != ToolChoice::Auto).map(Some)
     }
 
-    /// Whether the reply is kept to JSON.
+    /// Whether the reply is constrained to JSON.
     pub(super) fn is_json(&self) -> bool {
         self.response_format != ResponseFormat::Text
     }
 }
 
-/// The name of a function by its description.
+/// The function name in a tool description.
 pub fn function_name(tool: &str) -> Option<String> {
     let tool = json::Value::parse(tool).ok()?;
     tool.get("function").unwrap_or(tool).get("name")?.as_string()

@@ -1,32 +1,32 @@
-//! What a session holds of a conversation's tokens.
+//! The tokens of a conversation that a session holds.
 #![forbid(unsafe_code)]
 
 use alloc::vec::Vec;
 
-/// The tokens that a session has seen. After the first `kept` it has dropped `dropped` of them.
+/// The tokens that a session has seen, of which `dropped` were removed after the first `kept`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PrefixState {
-    /// All of them, the dropped ones too.
+    /// All tokens, including the dropped ones.
     pub tokens: Vec<u32>,
-    /// How many were kept in front.
+    /// Tokens kept at the front.
     pub kept: usize,
-    /// How many were dropped.
+    /// Tokens dropped.
     pub dropped: usize,
 }
 
 impl PrefixState {
-    /// How many tokens the session holds.
+    /// Tokens that the session holds.
     pub fn held(&self) -> usize {
         self.tokens.len().saturating_sub(self.dropped)
     }
 
-    /// Those that it holds as if it had seen nothing else.
+    /// The tokens that it holds as if it had seen no others.
     pub(super) fn intact(&self) -> &[u32] {
         let intact = if self.dropped == 0 { self.tokens.len() } else { self.kept };
         self.tokens.get(..intact).unwrap_or(&self.tokens)
     }
 
-    /// Leaves the first `held` tokens in the session.
+    /// Keeps only the first `held` tokens of the session.
     pub(super) fn truncate(&mut self, held: usize) {
         if held <= self.kept {
             self.dropped = 0;

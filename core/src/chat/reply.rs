@@ -1,11 +1,11 @@
-//! A reply in Qwen3's form, taken apart while it comes: thoughts, content, tool calls.
+//! Streaming parser for replies in Qwen3's format: reasoning, content, tool calls.
 //!
 //! ```text
 //! [<think> reasoning </think>] content [<tool_call> call </tool_call>]...
 //! ```
 //!
-//! Text is handed out as soon as it is certain: the possible beginning of a marker, and line breaks that may stand
-//! before one, wait for what follows.
+//! Text is released as soon as it is certain: a possible prefix of a marker, and line breaks that may precede
+//! one, are held back.
 #![forbid(unsafe_code)]
 
 use crate::error::{Error, Name, Result};
@@ -22,15 +22,15 @@ const END_CALL: &str = "</tool_call>";
 /// Which `<tool_call>` blocks of a reply are calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallBlocks {
-    /// None: all is text. For replies in JSON, and where no tools are known.
+    /// None: everything is text. For replies in JSON, and without tools.
     Text,
-    /// Those that [`Reply::call`] can read. A reply without such a call keeps its blocks as text.
+    /// Those that [`Reply::call`] can parse. A reply without a valid call keeps its blocks as text.
     Valid,
-    /// Every complete block, whatever it contains. An incomplete one is left out.
+    /// Every complete block, whatever its content. An incomplete one is left out.
     Any,
 }
 
-/// A reply, or the part of it that came last.
+/// A reply, or its latest part.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reply {
     /// The contents of the `<think>` block, if there is one. It may be incomplete.
@@ -42,8 +42,8 @@ pub struct Reply {
 }
 
 impl Reply {
-    /// Takes a reply apart in which every complete `<tool_call>` block is a call, and in which `</think>` may end
-    /// thoughts that were opened before the reply. Never fails: text of another form is content.
+    /// Parses a reply in which every complete `<tool_call>` block is a call, and in which `</think>` may end
+    /// reasoning that was opened before the reply. Never fails: other text is content.
     pub fn parse(text: &str) -> Reply {
         let mut parser = ReplyParser::new(CallBlocks::Any);
         let mut rest = text;
@@ -55,7 +55,7 @@ impl Reply {
         parser.reply
     }
 
-    /// Takes a reply apart that begins with its thoughts, if it has any. Never fails.
+    /// Parses a reply that begins with its reasoning, if it has any. Never fails.
     pub fn parse_with(text: &str, blocks: CallBlocks) -> Reply {
         let mut parser = ReplyParser::new(blocks);
         parser.finish(text);
@@ -65,7 +65,7 @@ impl Reply {
     /// Name and arguments (a JSON text) of an element of [`Reply::calls`].
     ///
     /// # Errors
-    /// If the model wrote no JSON, or not an object with a name and arguments.
+    /// If it is not JSON, or not an object with a name and arguments.
     pub fn call(call: &str) -> Result<(String, &str)> {
         let missing = |name| Error::MissingKey { key: Name::new(name) };
         let name = json::member(call, "name")?.ok_or(missing("name"))?;
@@ -90,24 +90,25 @@ enum Place {
     BetweenCalls,
 }
 
-/// Takes a reply apart piece by piece.
+/// Parses a reply piece by piece.
 #[derive(Clone, Debug)]
 pub struct ReplyParser {
     blocks: CallBlocks,
     place: Place,
-    /// Text that is not handed out yet.
+    /// Text that is not released yet.
     held: String,
-    /// Within a call: how much of `held` was searched for its end, and whether that is within a JSON string.
+    /// Within a call: how much of `held` was searched for its end, and whether that position is inside a JSON
+    /// string.
     searched: usize,
     quoted: bool,
     escaped: bool,
-    /// What the last piece made certain, and all before with it.
+    /// The part that the last piece made certain, and the whole reply so far.
     delta: Reply,
     reply: Reply,
 }
 
 impl ReplyParser {
-    /// At the beginning of a reply.
+    /// A parser at the beginning of a reply.
     pub fn new(blocks: CallBlocks) -> ReplyParser {
         ReplyParser {
             blocks,
@@ -121,36 +122,36 @@ impl ReplyParser {
         }
     }
 
-    /// Says that `<think>` came before the reply.
+    /// States that `<think>` came before the reply.
     pub fn open_thoughts(&mut self) {
         if self.place == Place::Start {
             self.begin_thoughts();
         }
     }
 
-    /// Takes the next text and returns what is certain now.
+    /// Takes the next text and returns the part that is now certain.
     pub fn push(&mut self, text: &str) -> &Reply {
         self.held.push_str(text);
         self.run(false)
     }
 
-    /// Takes the last text and returns all that was held back.
+    /// Takes the last text and returns everything held back.
     pub fn finish(&mut self, text: &str) -> &Reply {
         self.held.push_str(text);
         self.run(true)
     }
 
-    /// Whether thoughts have begun and not ended.
+    /// Whether reasoning has begun and not ended.
     pub fn thinking(&self) -> bool {
         self.place == Place::Thoughts
     }
 
-    /// What the last piece made certain.
+    /// The part that the last piece made certain.
     pub fn delta(&self) -> &Reply {
         &self.delta
     }
 
-    /// Everything that was handed out so far.
+    /// The reply so far.
     pub fn reply(&self) -> &Reply {
         &self.reply
     }
@@ -167,7 +168,7 @@ impl ReplyParser {
         &self.delta
     }
 
-    /// Handles what is certain. True if the place changed, so that there may be more.
+    /// Releases the text that is certain. True if the state changed, so that there may be more.
     fn advance(&mut self, end: bool) -> bool {
         match self.place {
             Place::Start => self.start(end),
@@ -187,7 +188,7 @@ impl ReplyParser {
                     self.begin_call();
                     return true;
                 }
-                // Only the beginning of a marker can matter.
+                // Only the prefix of a marker can matter.
                 self.held.drain(..floor(&self.held, self.held.len().saturating_sub(CALL.len())));
                 false
             }
@@ -224,7 +225,7 @@ impl ReplyParser {
         let said = self.held.get(..stop).unwrap_or_default();
         let all = self.reply.reasoning.as_ref().is_none_or(String::is_empty);
         let reasoning = self.delta.reasoning.get_or_insert_default();
-        // Line breaks around thoughts belong to the form.
+        // Line breaks around reasoning are part of the format.
         let first = all && reasoning.is_empty();
         reasoning.push_str(if first { said.trim_start_matches('\n') } else { said });
         if found.is_some() || end {
@@ -255,7 +256,8 @@ impl ReplyParser {
         found.is_some()
     }
 
-    /// In a call that ends with the first marker before which it can be read: one within a JSON string ends none.
+    /// In a call that ends with the first marker before which it is valid; a marker within a JSON string does
+    /// not end it.
     fn valid_call(&mut self, end: bool) -> bool {
         while let Some(at) = self.held.get(self.searched..).and_then(|rest| rest.find(END_CALL)) {
             let at = self.searched + at;
@@ -275,7 +277,7 @@ impl ReplyParser {
         self.searched = floor(&self.held, self.held.len().saturating_sub(END_CALL.len())).max(self.searched);
         if end {
             if self.reply.calls.is_empty() && self.delta.calls.is_empty() {
-                // It was no call.
+                // It was not a call.
                 self.delta.content.push_str(&self.held);
             }
             self.held.clear();
@@ -283,7 +285,7 @@ impl ReplyParser {
         false
     }
 
-    /// In a call that ends with the first marker outside a JSON string, or, if there is no other, with the first.
+    /// In a call that ends with the first marker outside a JSON string, or else with the first marker.
     fn any_call(&mut self, end: bool) -> bool {
         let from = self.held.find(CALL).map_or(0, |at| at + CALL.len());
         let text = self.held.get(from..).unwrap_or_default();
@@ -322,12 +324,12 @@ impl ReplyParser {
     }
 }
 
-/// The largest boundary between characters up to `at`.
+/// The largest character boundary up to `at`.
 fn floor(text: &str, at: usize) -> usize {
     (0..=at).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0)
 }
 
-/// How much of `text` can be handed out before a `marker` that may be coming, with the line breaks before it.
+/// Length of `text` that can be released before a possible `marker` and the line breaks before it.
 fn certain(text: &str, marker: &str, end: bool) -> usize {
     if end {
         return text.len();
@@ -337,7 +339,7 @@ fn certain(text: &str, marker: &str, end: bool) -> usize {
     text.get(..stop).unwrap_or_default().trim_end_matches('\n').len()
 }
 
-/// Where thoughts begin in a complete reply, which need not begin with them.
+/// Where reasoning begins in a complete reply, which need not start with it.
 fn opened_thoughts(text: &str) -> Option<usize> {
     match split_thoughts(text, END_THINK) {
         Some((thoughts, _)) => Some(thoughts.find(THINK).map_or(0, |at| at + THINK.len())),
@@ -345,8 +347,8 @@ fn opened_thoughts(text: &str) -> Option<usize> {
     }
 }
 
-/// The text before and after a marker of thoughts. One within a call is part of the call's text, unless the call
-/// itself is only a thought.
+/// The text before and after a reasoning marker. A marker within a call is part of the call's text, unless
+/// the call itself is only reasoning.
 fn split_thoughts<'s>(text: &'s str, marker: &str) -> Option<(&'s str, &'s str)> {
     let (before, after) = text.split_once(marker)?;
     let mut rest = text;
@@ -379,7 +381,8 @@ fn complete_calls(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// The text before and after the marker that ends a call. One within a JSON string ends none, unless there is no other.
+/// The text before and after the marker that ends a call. A marker within a JSON string does not count,
+/// unless there is no other.
 fn split_call(text: &str) -> Option<(&str, &str)> {
     let (mut quoted, mut escaped) = (false, false);
     let end = text.bytes().enumerate().find_map(|(at, byte)| {
@@ -438,7 +441,7 @@ mod tests {
         assert_eq!(reply.calls, [quoted]);
     }
 
-    /// However a text is cut, the same comes out, and nothing that was handed out is taken back.
+    /// The result does not depend on how a text is cut, and released text is never taken back.
     #[test]
     fn pieces_make_the_reply() {
         let parts = [

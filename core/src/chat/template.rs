@@ -9,12 +9,12 @@ use crate::gguf::Metadata;
 use crate::json;
 use crate::tokenizer::{EncodeOptions, Tokenizer};
 
-/// Who speaks.
+/// The author of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Instructions that hold for the whole conversation.
+    /// Instructions for the whole conversation.
     System,
-    /// The person, or the program, that asks.
+    /// The person or program that asks.
     User,
     /// The model.
     Assistant,
@@ -23,7 +23,7 @@ pub enum Role {
 }
 
 impl Role {
-    /// The name in the template.
+    /// The role's name in the template.
     pub const fn name(self) -> &'static str {
         match self {
             Role::System => "system",
@@ -34,37 +34,38 @@ impl Role {
     }
 }
 
-/// A call that the model asked for.
+/// A function call by the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ToolCall<'m> {
     /// Name of the function.
     pub name: &'m str,
-    /// Its arguments, put in as they are; [`json::reformat`](crate::json::reformat) gives the layout models are used to.
+    /// Its arguments, inserted verbatim; [`json::reformat`](crate::json::reformat) gives the layout models
+    /// are used to.
     pub arguments: &'m str,
 }
 
 /// One message of a conversation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Message<'m> {
-    /// Who says it.
+    /// The author.
     pub role: Role,
-    /// What is said.
+    /// The text.
     pub content: &'m str,
-    /// What the model thought before (only of an assistant). If `None`, it is taken from a
-    /// `<think>` block in `content`.
+    /// The model's reasoning before the text (only of an assistant). If `None`, it is taken from a `<think>`
+    /// block in `content`.
     pub reasoning: Option<&'m str>,
     /// Calls the model made (only of an assistant).
     pub tool_calls: &'m [ToolCall<'m>],
 }
 
 impl<'m> Message<'m> {
-    /// A message of text only.
+    /// A message with only text.
     pub const fn new(role: Role, content: &'m str) -> Self {
         Message { role, content, reasoning: None, tool_calls: &[] }
     }
 }
 
-/// The form a conversation is written in.
+/// The format of a rendered conversation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Style {
     /// Qwen3's: tools, thinking, tool results inside user turns.
@@ -74,12 +75,12 @@ pub enum Style {
     Plain,
 }
 
-/// What is known of a model's chat template.
+/// A model's chat template, as far as it was recognised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Template {
-    /// The form to write.
+    /// The style to write.
     pub style: Style,
-    /// Whether that form is the model's. If not, it is the nearest one, and a host should say so.
+    /// Whether that style is the model's. If not, it is the closest one, and a host should warn.
     pub known: bool,
     /// The system message of a conversation that starts without one.
     pub system: Option<&'static str>,
@@ -96,20 +97,19 @@ impl Template {
         ..Template::PLAIN
     };
 
-    /// Looks at `tokenizer.chat_template` as [`Template::detect`] does.
+    /// Detects the template from `tokenizer.chat_template`; see [`Template::detect`].
     ///
     /// # Errors
-    /// If the template is no text.
+    /// If the template is not a string.
     pub fn from_metadata(metadata: &Metadata<'_>, tokenizer: &Tokenizer<'_>) -> Result<Template> {
         Ok(Template::detect(metadata.str("tokenizer.chat_template")?, tokenizer))
     }
 
-    /// Chooses the form for a template by the words in it. All of `enable_thinking`,
-    /// `last_query_index` and `<tool_response>` make it Qwen3's. ChatML's markers without a word of
-    /// thinking, tools or a built-in system prompt make it plain; with the system prompt of SmolLM2 for
-    /// conversations that start without one, SmolLM2's. Everything else is unknown; it is written as Qwen3's
-    /// if it mentions `<think>`, else plain. Without a template the vocabulary decides: Qwen3's if `<think>`
-    /// is a token.
+    /// Chooses the style of a template by the words in it. All of `enable_thinking`, `last_query_index` and
+    /// `<tool_response>` make it Qwen3's. ChatML's markers without any mention of thinking, tools or a
+    /// built-in system prompt make it plain; with SmolLM2's system prompt for conversations without one,
+    /// SmolLM2's. Anything else is unknown and written as Qwen3's if it mentions `<think>`, else plain.
+    /// Without a template the vocabulary decides: Qwen3's if `<think>` is a token.
     pub fn detect(template: Option<&str>, tokenizer: &Tokenizer<'_>) -> Template {
         let nearest =
             |qwen3| Template { known: false, ..if qwen3 { Template::QWEN3 } else { Template::PLAIN } };
@@ -132,8 +132,7 @@ impl Template {
     }
 }
 
-/// How SmolLM2's template adds its system message; whether a line break is escaped depends on who wrote the
-/// file.
+/// How SmolLM2's template adds its system message; whether a line break is escaped depends on the converter.
 const SMOLLM2_DEFAULT: [&str; 3] = [
     "loop.first and messages[0]['role'] != 'system'",
     "<|im_start|>system",
@@ -149,16 +148,16 @@ impl Default for Template {
 /// How a conversation is rendered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChatOptions<'m> {
-    /// The form, from [`Template::from_metadata`].
+    /// The template, from [`Template::from_metadata`].
     pub template: Template,
-    /// `Some(false)` makes the model answer without thinking. `Some(true)` and `None` render alike: the
-    /// model decides. Without effect on [`Style::Plain`].
+    /// `Some(false)` makes the model answer without reasoning. `Some(true)` and `None` render alike and leave
+    /// it to the model. No effect on [`Style::Plain`].
     pub thinking: Option<bool>,
     /// Descriptions of the functions the model may call, each a JSON text.
     pub tools: &'m [&'m str],
     /// Whether to end with the start of the model's reply.
     pub add_generation_prompt: bool,
-    /// How message texts become tokens; its `special` is not used, they are plain text always.
+    /// How message texts are encoded; `special` is ignored, since they are always plain text.
     pub encode: EncodeOptions,
 }
 
@@ -177,10 +176,10 @@ impl Default for ChatOptions<'_> {
 const IM_START: &str = "<|im_start|>";
 const IM_END: &str = "<|im_end|>";
 
-/// Renders a conversation to text, character by character what the model's template gives.
+/// Renders a conversation as text, identical to the output of the model's template.
 ///
 /// The text is for people and tests: encoded as a whole, a user's `<|im_start|>` would become a control
-/// token. [`encode`] is the way to ids.
+/// token. Use [`encode`] to get token ids.
 ///
 /// # Errors
 /// If a tool is not JSON, or if there are tools or tool calls and the style has none.
@@ -188,7 +187,7 @@ pub fn render(messages: &[Message<'_>], options: &ChatOptions<'_>) -> Result<Str
     Ok(Script::of(messages, options, true)?.text)
 }
 
-/// The ids of a conversation.
+/// Encodes a conversation to token ids.
 ///
 /// # Errors
 /// As [`render`], and if the vocabulary lacks `<|im_start|>` or `<|im_end|>`.
@@ -203,8 +202,8 @@ pub fn encode(
     Ok(ids)
 }
 
-/// The ids that continue `fed`, all tokens fed so far up to the end of the model's last reply (with its
-/// `<|im_end|>` or, if it was cut off, without), by new messages. With nothing fed it is [`encode`].
+/// The ids of new messages that follow `fed`, which are all tokens fed so far up to the end of the model's
+/// last reply (with its `<|im_end|>` or, if it was cut off, without). If `fed` is empty, it is [`encode`].
 /// Tools are described only at the start of a conversation.
 ///
 /// # Errors
@@ -227,11 +226,11 @@ pub fn encode_next(
     Ok(ids)
 }
 
-/// A rendered conversation that knows which parts are the template's own markers.
+/// A rendered conversation with the positions of the template's own markers.
 #[derive(Default)]
 struct Script {
     text: String,
-    /// Start and end of each marker in `text`, rising.
+    /// Start and end of each marker in `text`, in ascending order.
     markers: Vec<(usize, usize)>,
 }
 
@@ -252,7 +251,7 @@ impl Script {
         self.markers.push((start, self.text.len()));
     }
 
-    /// Writes the template's own text, in which `<...>` that are tokens are markers.
+    /// Writes the template's own text, in which each `<...>` that is a token is a marker.
     fn literal(&mut self, text: &str) {
         const MARKERS: [&str; 6] =
             ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"];
@@ -285,7 +284,7 @@ impl Script {
         self.text("\n");
     }
 
-    /// Writes messages; `opening` is whether the first one starts the conversation.
+    /// Writes messages; `opening` tells whether the first one starts the conversation.
     fn messages(&mut self, messages: &[Message<'_>], options: &ChatOptions<'_>, opening: bool) -> Result<()> {
         match options.template.style {
             Style::Qwen3 => self.qwen3(messages, options, opening)?,
@@ -340,7 +339,7 @@ impl Script {
             self.close();
         }
 
-        // Thoughts are kept from the last real question on.
+        // Reasoning is kept from the last real question on.
         let is_query = |m: &Message<'_>| {
             let response =
                 m.content.starts_with("<tool_response>") && m.content.ends_with("</tool_response>");
@@ -376,7 +375,7 @@ impl Script {
         Ok(())
     }
 
-    /// A reply; `current` is whether it answers the last question, `last` whether nothing follows.
+    /// Writes a reply; `current` tells whether it answers the last question, `last` whether nothing follows.
     fn assistant(&mut self, m: &Message<'_>, current: bool, last: bool) {
         let (mut content, mut reasoning) = (m.content, m.reasoning.unwrap_or(""));
         if m.reasoning.is_none()
@@ -409,8 +408,8 @@ impl Script {
         self.close();
     }
 
-    /// Appends the ids. Text between two markers is encoded in one piece, as it was in training; a marker
-    /// that is no token of this vocabulary is text.
+    /// Appends the ids. Text between two markers is encoded in one piece, as in training; a marker that is
+    /// not a token of this vocabulary is text.
     fn encode(&self, tokenizer: &Tokenizer<'_>, options: &EncodeOptions, out: &mut Vec<u32>) -> Result<()> {
         for (marker, problem) in [(IM_START, "without <|im_start|>"), (IM_END, "without <|im_end|>")] {
             if tokenizer.added_id(marker).is_none() {

@@ -1,22 +1,22 @@
-//! Decimal numbers between bounds, digit by digit.
+//! Decimal numbers within bounds, digit by digit.
 //!
-//! All numbers here have at most [`DIGITS`] digits, so that every reader (of integers, or of 64-bit
-//! floats) gets exactly the one that was written, and a bound holds for what is read.
+//! All numbers have at most [`DIGITS`] digits, so that every reader (of integers or of 64-bit floats) gets
+//! exactly the number that was written, and bounds hold for the number that is read.
 #![forbid(unsafe_code)]
 
 /// Most digits of a number, before and after the point together.
 pub(super) const DIGITS: u32 = 15;
 const SCALE: i128 = 10i128.pow(DIGITS);
 
-/// Which numbers are wanted. Bounds are in units of the last decimal place, `10^-15`.
+/// The allowed numbers. Bounds are in units of the last decimal place, `10^-15`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Bounds {
     pub(super) integer: bool,
-    /// Without bounds there may be an exponent.
+    /// Without bounds an exponent is allowed.
     pub(super) bounded: bool,
     low: i128,
     high: i128,
-    /// What they are multiples of.
+    /// Numbers are multiples of this.
     multiple: i128,
 }
 
@@ -24,17 +24,17 @@ pub(super) struct Bounds {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Digits {
     pub(super) negative: bool,
-    /// All digits as one whole number.
+    /// All digits as one integer.
     pub(super) value: u64,
-    /// How many there are, and how many of them stand behind the point.
+    /// The number of digits, and how many of them are after the point.
     pub(super) count: u32,
     pub(super) fraction: u32,
 }
 
-/// Where in a number.
+/// A position within a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
-    /// At its beginning, or behind its minus sign.
+    /// At its beginning, or after its minus sign.
     Sign,
     Zero,
     Whole,
@@ -69,21 +69,21 @@ impl Bounds {
         Bounds { integer, bounded: false, low: i128::MIN, high: i128::MAX, multiple: 1 }
     }
 
-    /// Narrows the range to numbers from `text` on, or after it.
+    /// Narrows the range to numbers at least `text`, or greater than it if `exclusive`.
     pub(super) fn at_least(&mut self, text: &str, exclusive: bool) -> Option<()> {
         self.low = self.low.max(scaled(text)? + i128::from(exclusive));
         self.bounded = true;
         Some(())
     }
 
-    /// Narrows the range to numbers up to `text`, or before it.
+    /// Narrows the range to numbers at most `text`, or less than it if `exclusive`.
     pub(super) fn at_most(&mut self, text: &str, exclusive: bool) -> Option<()> {
         self.high = self.high.min(scaled(text)? - i128::from(exclusive));
         self.bounded = true;
         Some(())
     }
 
-    /// Keeps to multiples of the whole number `text`, of nine digits at most.
+    /// Restricts to multiples of the integer `text`, of at most nine digits.
     pub(super) fn multiple_of(&mut self, text: &str) -> Option<()> {
         let of = text.strip_suffix(".0").unwrap_or(text).parse::<u32>().ok().filter(|of| *of > 0)?;
         self.multiple = i128::from(of) * SCALE;
@@ -107,7 +107,7 @@ impl Bounds {
         (low..=high).contains(&value) && value % self.multiple == 0
     }
 
-    /// The fewest further bytes that make a number of the range of these digits, if any do.
+    /// The fewest further bytes that complete a number in range from these digits, if possible.
     pub(super) fn fewest(&self, d: Digits, part: Part) -> Option<u32> {
         if part.may_end() && self.holds(d) {
             return Some(0);
@@ -121,13 +121,13 @@ impl Bounds {
         if d.negative && self.integer {
             low = low.max(SCALE); // -0 is not written
         }
-        // With so many more digits before the point, and behind it.
+        // With this many more digits before the point, and after it.
         let reach = |more: u32, behind: u32| {
             let unit = 10i128.pow(DIGITS - d.fraction);
             let first = i128::from(d.value) * 10i128.pow(more) * unit;
             let step = 10i128.pow(DIGITS - d.fraction - behind);
             let last = first + 10i128.pow(more) * unit - step;
-            // Where there is a multiple to keep to, it is one of the step, too.
+            // If there is a multiple, it is a multiple of the step, too.
             let step = step.max(self.multiple);
             meets(low.max(first), high.min(last), step)
         };
@@ -152,7 +152,7 @@ impl Bounds {
     }
 }
 
-/// Whether a multiple of `step` lies between the two.
+/// Whether a multiple of `step` is within the range.
 fn meets(low: i128, high: i128, step: i128) -> bool {
     low <= high && high.div_euclid(step) * step >= low
 }
@@ -178,7 +178,7 @@ fn scaled(text: &str) -> Option<i128> {
     if value == 0 {
         return Some(0);
     }
-    // No number that can be written is that large: any larger bound says the same.
+    // No number that can be written is this large, so a larger bound has the same effect.
     let huge = SCALE * SCALE;
     let places = i64::from(DIGITS) + i64::from(exponent) - fraction.len() as i64;
     let scaled = match u32::try_from(places) {
@@ -190,7 +190,7 @@ fn scaled(text: &str) -> Option<i128> {
         Err(_) => return None,
     };
     if digits > DIGITS && scaled < huge && scaled % SCALE != 0 {
-        return None; // a float may not tell its neighbours apart
+        return None; // a float may not be distinguishable from its neighbours
     }
     Some(if negative { -scaled } else { scaled })
 }

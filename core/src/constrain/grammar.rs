@@ -1,4 +1,4 @@
-//! What a text may be, as a graph of nodes.
+//! A grammar: the set of allowed texts, as a graph of nodes.
 #![forbid(unsafe_code)]
 
 use super::decimal::{Bounds, Digits, Part};
@@ -9,29 +9,29 @@ use alloc::boxed::Box;
 use alloc::vec;
 use alloc::vec::Vec;
 
-/// Containers within containers that are written at most.
+/// Largest nesting depth of containers.
 pub(super) const MAX_DEPTH: u32 = 64;
-/// Properties that an object can name: one bit each.
+/// Most properties that an object can name: one bit each.
 pub(super) const MAX_PROPERTIES: usize = 128;
-/// Nodes of a grammar.
+/// Most nodes of a grammar.
 pub(super) const MAX_NODES: usize = 1 << 14;
-/// Steps of measuring a grammar, each some nanoseconds.
+/// Most steps to measure a grammar, a few nanoseconds each.
 const MAX_WORK: usize = 1 << 25;
-/// Bytes of texts whose tokens are counted.
+/// Most bytes of texts whose tokens are counted.
 const SPELLED: usize = 1 << 16;
 
 pub(super) type NodeId = u32;
 
-/// A text, and what it takes to write it.
+/// A text, and the tokens needed to write it.
 #[derive(Clone, Debug)]
 pub(super) struct Text {
     pub(super) bytes: Box<[u8]>,
-    /// From each byte on, the tokens that write the rest.
+    /// For each byte, the tokens that write the rest from there.
     left: Box<[u16]>,
 }
 
 impl Text {
-    /// A token for each byte, until [`Grammar::spell`] finds better.
+    /// Assumes one token per byte, until [`Grammar::spell`] finds fewer.
     pub(super) fn new(bytes: &[u8]) -> Text {
         let left = (0..bytes.len()).rev().map(|n| u16::try_from(n + 1).unwrap_or(u16::MAX)).collect();
         Text { bytes: bytes.into(), left }
@@ -41,10 +41,10 @@ impl Text {
         self.bytes.len() as u32
     }
 
-    /// Tokens that write it from byte `from` on.
+    /// Tokens that write the text from byte `from` on.
     pub(super) fn left(&self, from: u32) -> u32 {
         match self.left.get(from as usize) {
-            // Longer than the table can say.
+            // Longer than the table can represent.
             Some(&u16::MAX) => self.len() - from,
             Some(&left) => u32::from(left),
             None => 0,
@@ -52,7 +52,7 @@ impl Text {
     }
 }
 
-/// A property's name as it is written, with the closing quote, and its value.
+/// A property's name as written, with the closing quote, and its value.
 #[derive(Clone, Debug)]
 pub(super) struct Property {
     pub(super) name: Text,
@@ -63,37 +63,37 @@ pub(super) struct Property {
 pub(super) enum Node {
     /// One of these. After [`Grammar::finish`] none of them is an `Any` itself.
     Any(Vec<NodeId>),
-    /// One after the other, with nothing between.
+    /// One after the other, without anything between.
     Sequence(Vec<NodeId>),
     /// One of these texts, sorted.
     Texts(Vec<Text>),
-    /// One of these texts, sorted, none of which begins another, and what follows it.
+    /// One of these texts, sorted and prefix-free, and the node that follows it.
     Cases {
         texts: Vec<Text>,
         then: Vec<NodeId>,
     },
-    /// A JSON string of so many characters.
+    /// A JSON string within these lengths, in characters.
     String {
         min: u32,
         max: u32,
     },
-    /// A JSON string that a pattern matches.
+    /// A JSON string that matches a pattern.
     Pattern(Box<Pattern>),
     Number(Bounds),
-    /// The first items are those of `prefix`, each further one `items`.
+    /// The first items are those of `prefix`, all others `items`.
     Array {
         prefix: Vec<NodeId>,
         items: NodeId,
         min: u32,
         max: u32,
     },
-    /// Properties sorted by name; a bit for each that must be there; what others may be.
+    /// Properties sorted by name; a bit for each required one; the node of other properties, if allowed.
     Object {
         properties: Vec<Property>,
         required: u128,
         other: Option<NodeId>,
     },
-    /// Anything up to and with the marker, then `then`. The whole text may also end before.
+    /// Any text up to and including the marker, then `then`. The whole text may also end before the marker.
     Free {
         marker: Text,
         then: NodeId,
@@ -101,19 +101,19 @@ pub(super) enum Node {
     },
 }
 
-/// A set of texts: JSON values that satisfy a schema, with free text around them or not.
+/// A set of texts: JSON values that match a schema, with or without free text around them.
 #[derive(Clone, Debug)]
 pub struct Grammar {
     pub(super) nodes: Vec<Node>,
     pub(super) root: NodeId,
-    /// So many tokens write a text of each node: one a byte, but for texts that [`Grammar::spell`] knows.
+    /// Fewest tokens of a text of each node: one per byte, except for texts counted by [`Grammar::spell`].
     shortest: Vec<u32>,
-    /// Fewest containers within each other that it takes.
+    /// Least nesting depth of a text of each node.
     height: Vec<u32>,
 }
 
 impl Grammar {
-    /// The grammar of no text.
+    /// The grammar without any text.
     pub(super) fn nothing() -> Grammar {
         Grammar { nodes: Vec::new(), root: NEVER, shortest: Vec::new(), height: Vec::new() }
     }
@@ -122,7 +122,7 @@ impl Grammar {
         self.nodes.get(id as usize)
     }
 
-    /// The texts of a node that has some.
+    /// The texts of a node, if it has any.
     pub(super) fn texts(&self, id: NodeId) -> Option<&[Text]> {
         match self.node(id)? {
             Node::Texts(texts) | Node::Cases { texts, .. } => Some(texts),
@@ -130,7 +130,7 @@ impl Grammar {
         }
     }
 
-    /// Whether a text of `id` can be written within `depth` containers.
+    /// Whether a text of `id` inside `depth` containers stays within [`MAX_DEPTH`].
     pub(super) fn fits(&self, id: NodeId, depth: u32) -> bool {
         self.height.get(id as usize).is_some_and(|&h| h != NEVER && h + depth <= MAX_DEPTH)
     }
@@ -147,7 +147,7 @@ impl Grammar {
         self.shortest.get(id as usize).copied().unwrap_or(NEVER)
     }
 
-    /// Checks and completes a graph.
+    /// Validates and completes a graph.
     pub(super) fn finish(mut nodes: Vec<Node>, root: NodeId) -> Result<Grammar> {
         if nodes.len() > MAX_NODES {
             let (found, max) = (nodes.len() as u64, MAX_NODES as u64);
@@ -171,9 +171,9 @@ impl Grammar {
         Ok(grammar)
     }
 
-    /// Counts the tokens of its texts as this vocabulary writes them.
+    /// Counts the tokens of its texts with this vocabulary.
     pub(super) fn spell(&mut self, vocabulary: &Vocabulary) -> Result<()> {
-        // What is not counted is taken for a token a byte, which is sound too.
+        // Texts that are not counted keep one token per byte, which is also sound.
         let mut bytes = SPELLED;
         for node in &mut self.nodes {
             match node {
@@ -190,8 +190,8 @@ impl Grammar {
         self.measure()
     }
 
-    /// Finds what each node takes at least. Both measures only fall, and a round that changes nothing ends
-    /// it.
+    /// Computes the minima of each node. Both measures only decrease, and a round without a change ends the
+    /// loop.
     fn measure(&mut self) -> Result<()> {
         let nodes = self.nodes.len();
         (self.shortest, self.height) = (vec![NEVER; nodes], vec![NEVER; nodes]);
@@ -220,7 +220,7 @@ impl Grammar {
         }
     }
 
-    /// Shortest text and least height of a node, by those of its parts so far.
+    /// Shortest text and least depth of a node, from the current measures of its parts.
     fn measures(&self, id: usize) -> (u32, u32) {
         let of = |id: NodeId| (self.shortest(id), self.height.get(id as usize).copied().unwrap_or(NEVER));
         let add = |a: u32, b: u32| a.saturating_add(b);
@@ -268,7 +268,7 @@ impl Grammar {
                     s = add(s, add(s2, 1).saturating_mul(more));
                     h = h.max(h2);
                 }
-                // As many commas as items, but one.
+                // One comma fewer than items.
                 (add(s, 2) - u32::from(min > 0 && s != NEVER), add(h, 1))
             }
             Some(Node::Object { properties, required, .. }) => {
@@ -293,7 +293,7 @@ impl Grammar {
 }
 
 impl Node {
-    /// What it costs to measure it.
+    /// The cost of measuring the node.
     fn size(&self) -> usize {
         match self {
             Node::Any(nodes) | Node::Sequence(nodes) => nodes.len(),
@@ -306,7 +306,7 @@ impl Node {
     }
 }
 
-/// Finds the fewest tokens that write `text` from each of its bytes on. `budget` is of bytes.
+/// Finds the fewest tokens that write `text` from each of its bytes on. `budget` is in bytes.
 fn spell(text: &mut Text, vocabulary: &Vocabulary, budget: &mut usize) {
     let Some(left) = budget.checked_sub(text.bytes.len()) else { return };
     *budget = left;
@@ -323,7 +323,7 @@ fn spell(text: &mut Text, vocabulary: &Vocabulary, budget: &mut usize) {
     }
 }
 
-/// The nodes that a choice comes down to, each once.
+/// The nodes that a choice resolves to, each once.
 fn flatten(nodes: &[Node], from: NodeId, budget: &mut usize) -> Result<Vec<NodeId>> {
     let (mut flat, mut open, mut seen) = (Vec::new(), vec![from], vec![from]);
     while let Some(id) = open.pop() {

@@ -1,8 +1,8 @@
 //! A grammar's automaton, stepped byte by byte.
 //!
-//! A state is a set of threads, as a choice may stay open for a while. A thread is a place within one
-//! node, on a stack of the containers around it; stacks share their lower parts. From every thread the
-//! text can be completed: a byte that leads nowhere is not taken.
+//! A state is a set of threads, since a choice may stay open for a while. A thread is a position within one
+//! node, on a stack of the containers around it; stacks share their lower parts. The text can be completed
+//! from every thread: a byte that leads nowhere is rejected.
 #![forbid(unsafe_code)]
 
 use super::decimal::{DIGITS, Digits, Part};
@@ -12,24 +12,24 @@ use super::quoted::Quoted;
 use alloc::vec;
 use alloc::vec::Vec;
 
-/// Open choices that are followed; further ones are given up.
+/// Most open choices that are followed; further ones are dropped.
 const MAX_THREADS: usize = 256;
-/// Threads that a byte may lead to, of which the first [`MAX_THREADS`] are followed.
+/// Most threads that a byte may lead to; the first [`MAX_THREADS`] of them are followed.
 const MOST_MADE: usize = 4 * MAX_THREADS;
-/// The stack of a value that nothing is around.
+/// The stack of the outermost value.
 const ROOT: u32 = u32::MAX;
 /// A property that the schema does not name.
 const OTHER: u32 = u32::MAX;
 
-/// White space that may come, where those who print JSON put some: one space, or a line end and spaces as far
-/// as the value is deep.
+/// White space that may follow, as common JSON printers place it: one space, or a line end and spaces up to
+/// the depth of the value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Gap(u16);
 
 impl Gap {
     const NONE: Gap = Gap(0);
     const ANY: Gap = Gap(u16::MAX);
-    /// Behind a colon no line ends.
+    /// No line break after a colon.
     const SPACE: Gap = Gap(1);
 
     fn take(self, byte: u8, depth: u32) -> Option<Gap> {
@@ -42,12 +42,12 @@ impl Gap {
     }
 }
 
-/// What is around a value.
+/// The container around a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Frame {
-    /// The properties that were written are bits of `seen`.
+    /// The bits of `seen` are the properties already written.
     Object { node: NodeId, seen: u128 },
-    /// `count` items were begun.
+    /// `count` items have begun.
     Array { node: NodeId, count: u32 },
     /// Part `next` follows.
     Sequence { node: NodeId, next: u32 },
@@ -57,7 +57,7 @@ enum Frame {
 struct Link {
     below: u32,
     depth: u32,
-    /// Tokens from the end of the value on top to the end of the text.
+    /// Fewest tokens from the end of the value on top to the end of the text.
     rest: u32,
     frame: Frame,
 }
@@ -68,26 +68,26 @@ enum At {
         node: NodeId,
         gap: Gap,
     },
-    /// Behind an opening bracket.
+    /// After an opening bracket.
     First {
         gap: Gap,
     },
-    /// Behind a value in a container, or at the end of all.
+    /// After a value in a container, or at the end of the text.
     After {
         gap: Gap,
     },
-    /// Behind a comma in an object.
+    /// After a comma in an object.
     Name {
         gap: Gap,
     },
-    /// In a name whose `len` bytes are those of the properties `from..to`.
+    /// In a name whose first `len` bytes match the properties `from..to`.
     Key {
         from: u32,
         to: u32,
         len: u32,
         quoted: Quoted,
     },
-    /// Behind the name of a property.
+    /// After the name of a property.
     Colon {
         property: u32,
     },
@@ -96,7 +96,7 @@ enum At {
         chars: u32,
         quoted: Quoted,
     },
-    /// `value` is what the bytes of a character say so far.
+    /// `value` is the part of a character decoded so far.
     Pattern {
         node: NodeId,
         state: u32,
@@ -108,7 +108,7 @@ enum At {
         part: Part,
         digits: Digits,
     },
-    /// `len` bytes are those of the texts `from..to`.
+    /// The first `len` bytes match the texts `from..to`.
     Text {
         node: NodeId,
         from: u32,
@@ -127,15 +127,14 @@ pub(super) struct Thread {
     at: At,
 }
 
-/// The stacks, and one state after another behind each other: the last range of threads is the current
-/// state.
+/// The stacks, and the states one after another: the last range of threads is the current state.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Matcher {
     links: Vec<Link>,
     threads: Vec<Thread>,
-    /// For each byte taken: where threads and links begin.
+    /// For each accepted byte: where its threads and links begin.
     levels: Vec<(usize, usize)>,
-    /// Where the threads and links of the byte that is being taken begin.
+    /// Where the threads and links of the current byte begin.
     made: usize,
     pushed: usize,
     spare: Vec<Link>,
@@ -153,7 +152,7 @@ impl Matcher {
         self.threads.get(from..).unwrap_or_default()
     }
 
-    /// Takes a byte; false, and nothing changed, if it leads nowhere.
+    /// Takes a byte; returns false and changes nothing if it leads nowhere.
     pub(super) fn push(&mut self, grammar: &Grammar, byte: u8) -> bool {
         let (from, to) = (self.levels.last().map_or(0, |level| level.0), self.threads.len());
         let links = self.links.len();
@@ -163,7 +162,7 @@ impl Matcher {
             self.step(grammar, thread, byte);
         }
         if self.threads.len() - to > MAX_THREADS {
-            // That one is never given up, so that the end stays as near as it was said to be.
+            // The nearest thread is never dropped, so that the end stays as near as was promised.
             self.nearest_first(grammar);
             self.threads.truncate(to + MAX_THREADS);
         }
@@ -175,7 +174,7 @@ impl Matcher {
         true
     }
 
-    /// Takes back all but the first `len` bytes since the last [`Matcher::settle`].
+    /// Undoes all but the first `len` bytes since the last [`Matcher::settle`].
     pub(super) fn truncate(&mut self, len: usize) {
         if let Some(&(threads, links)) = self.levels.get(len + 1) {
             self.threads.truncate(threads);
@@ -184,7 +183,7 @@ impl Matcher {
         }
     }
 
-    /// Makes the current state the one that bytes are counted from.
+    /// Makes the current state the one that [`Matcher::truncate`] counts from.
     pub(super) fn settle(&mut self) {
         let from = self.levels.last().map_or(0, |level| level.0);
         self.threads.drain(..from);
@@ -223,7 +222,7 @@ impl Matcher {
         self.go_on(grammar, Thread { top, at });
     }
 
-    /// Adds a thread to the state in the making, if it is not there yet.
+    /// Adds a thread to the next state, unless it is already there.
     fn go_on(&mut self, grammar: &Grammar, thread: Thread) {
         let made = self.threads.get(self.made..).unwrap_or_default();
         if made.contains(&thread) {
@@ -236,7 +235,7 @@ impl Matcher {
             }
             return;
         }
-        // The first is the nearest to the end.
+        // The first thread is the nearest to the end.
         let after = self.shortest_of(grammar, thread);
         if let Some(first) = self.threads.get(self.made).copied()
             && after < self.shortest_of(grammar, first)
@@ -246,7 +245,7 @@ impl Matcher {
         }
     }
 
-    /// Puts the thread that is nearest to the end in front of the others of the state in the making.
+    /// Moves the thread nearest to the end to the front of the next state.
     fn nearest_first(&mut self, grammar: &Grammar) {
         let nearest = (self.made..self.threads.len())
             .min_by_key(|&i| self.threads.get(i).map_or(NEVER, |&t| self.shortest_of(grammar, t)));
@@ -255,7 +254,7 @@ impl Matcher {
         }
     }
 
-    /// A stack with `frame` on `below`.
+    /// A stack with `frame` on top of `below`.
     fn stack(&mut self, grammar: &Grammar, below: u32, frame: Frame) -> u32 {
         let around = self.rest(below);
         let own = match frame {
@@ -286,7 +285,7 @@ impl Matcher {
         };
         let container = u32::from(!matches!(frame, Frame::Sequence { .. }));
         let depth = self.depth(below) + container;
-        // Choices that come together again shall be one.
+        // Choices that meet again become one.
         let from = self.pushed.min(self.links.len());
         let same = |link: &Link| link.below == below && link.frame == frame;
         if let Some(at) = self.links.get(from..).unwrap_or_default().iter().position(same) {
@@ -296,7 +295,7 @@ impl Matcher {
         (self.links.len() - 1) as u32
     }
 
-    /// Where the text goes on when the value on `top` has ended.
+    /// The thread after the value on `top` has ended.
     fn after(&mut self, grammar: &Grammar, top: u32) -> Thread {
         if let Some(&Link { below, frame: Frame::Sequence { node, next }, .. }) = self.link(top)
             && let Some(Node::Sequence(parts)) = grammar.node(node)
@@ -437,10 +436,10 @@ impl Matcher {
         }
     }
 
-    /// A byte behind a value.
+    /// A byte after a value.
     fn behind(&mut self, grammar: &Grammar, top: u32, gap: Gap, byte: u8) {
         let Some(&Link { below, frame, .. }) = self.link(top) else { return };
-        // Nobody writes white space before a comma, so behind it only a bracket can come.
+        // No printer writes white space before a comma, so only a closing bracket can follow it.
         if may_close(grammar, frame)
             && let Some(gap) = gap.take(byte, self.depth(top))
         {
@@ -464,7 +463,7 @@ impl Matcher {
                     && count < max
                     && grammar.fits(items, self.depth(top))
                 {
-                    // Without a maximum, counts beyond what is said of the first ones are all alike.
+                    // Without a maximum, all counts beyond the minimum and the prefix are equivalent.
                     let alike = min.max(prefix.len() as u32).max(1);
                     let count = if max == u32::MAX { (count + 1).min(alike) } else { count + 1 };
                     let top = self.stack(grammar, below, Frame::Array { node, count });
@@ -483,7 +482,7 @@ impl Matcher {
         }
     }
 
-    /// What properties without a name in the schema hold here, if there may be any.
+    /// The node of properties that the schema does not name, if they are allowed here.
     fn other(&self, grammar: &Grammar, top: u32) -> Option<NodeId> {
         let &Link { frame: Frame::Object { node, .. }, depth, .. } = self.link(top)? else { return None };
         match grammar.node(node) {
@@ -533,7 +532,7 @@ impl Matcher {
         let (from, to) = narrow(properties, |p| &p.name, (from, to), len, byte);
         let len = len + 1;
         if properties.get(from as usize).is_some_and(|p| from < to && p.name.len() == len) {
-            // The closing quote of a name that the schema knows.
+            // The closing quote of a known name.
             if self.may_name(grammar, top, from)
                 && let Some(&Link { below, frame: Frame::Object { node, .. }, .. }) = self.link(top)
             {
@@ -547,10 +546,10 @@ impl Matcher {
         if other && quoted == Quoted::Plain && byte == b'"' {
             return self.emit(grammar, top, At::Colon { property: OTHER });
         }
-        // Names have one spelling, so that a name that is known cannot be written as another.
+        // Names have one spelling, so that a known name cannot be written as another.
         let quoted = quoted.step(byte, true);
         if self.name_left(grammar, top, from, to) || (other && quoted != Quoted::Dead) {
-            // Only known names are left: what matters is that they go on.
+            // Only known names are left, so their length does not matter.
             let len = if from < to { len } else { 0 };
             self.emit(grammar, top, At::Key { from, to, len, quoted });
         }
@@ -573,7 +572,7 @@ impl Matcher {
         let next = quoted.step(byte, false);
         if next != Quoted::Dead {
             let chars = match quoted {
-                // Without a maximum, lengths beyond the minimum are all alike.
+                // Without a maximum, all lengths beyond the minimum are equivalent.
                 Quoted::Plain if max == u32::MAX => (chars + 1).min(min),
                 Quoted::Plain => chars + 1,
                 _ => chars,
@@ -591,7 +590,7 @@ impl Matcher {
         }
     }
 
-    /// A byte that goes on with a number.
+    /// A byte that continues a number.
     fn number(&mut self, grammar: &Grammar, top: u32, node: NodeId, part: Part, digits: Digits, byte: u8) {
         let Some(Node::Number(bounds)) = grammar.node(node) else { return };
         let float = !bounds.integer;
@@ -634,7 +633,7 @@ impl Matcher {
         let len = len + 1;
         let Some(text) = texts.get(from as usize).filter(|_| from < to) else { return };
         if to == from + 1 && text.len() == len {
-            // Nothing but the end is left of it.
+            // Only its end is left.
             let after = self.after_text(grammar, top, node, from);
             self.go_on(grammar, after);
         } else {
@@ -642,7 +641,7 @@ impl Matcher {
         }
     }
 
-    /// Where the text goes on behind text `which` of a node.
+    /// The thread after text `which` of a node.
     fn after_text(&mut self, grammar: &Grammar, top: u32, node: NodeId, which: u32) -> Thread {
         match grammar.node(node) {
             Some(Node::Cases { then, .. }) => {
@@ -665,7 +664,7 @@ impl Matcher {
             if matched == 0 {
                 break;
             }
-            // The longest beginning of the marker that what was matched ends with.
+            // The longest prefix of the marker that is a suffix of the matched text.
             let seen = marker.get(..matched).unwrap_or_default();
             matched = (0..matched)
                 .rev()
@@ -697,14 +696,14 @@ impl Matcher {
                     At::Free { node, .. } => {
                         matches!(grammar.node(node), Some(Node::Free { may_end: true, .. }))
                     }
-                    // An empty text is one of it.
+                    // An empty text is allowed.
                     At::Value { node, .. } => grammar.shortest(node) == 0,
                     _ => false,
                 }
         })
     }
 
-    /// So many tokens complete the text, and each can be chosen so that it is one less.
+    /// Tokens that complete the text; some next token always reduces it by one.
     pub(super) fn shortest(&self, grammar: &Grammar) -> u32 {
         self.current().iter().map(|&thread| self.shortest_of(grammar, thread)).min().unwrap_or(NEVER)
     }
@@ -716,7 +715,7 @@ impl Matcher {
             At::Value { node, .. } => sum(&[grammar.shortest(node), rest]),
             At::After { .. } => rest,
             At::First { .. } => match self.link(top) {
-                // The first item or property has no comma in front.
+                // The first item or property has no comma before it.
                 Some(Link { frame: Frame::Object { .. }, .. }) => match self.object(grammar, top) {
                     Some((_, required, _)) => rest.saturating_sub(u32::from(required != 0)),
                     None => NEVER,
@@ -777,7 +776,7 @@ impl Matcher {
         }
     }
 
-    /// From within a name to the end of the text.
+    /// Fewest tokens from within a name to the end of the text.
     fn shortest_key(
         &self,
         grammar: &Grammar,
@@ -793,7 +792,7 @@ impl Matcher {
             let Some(property) = properties.get(i as usize) else { continue };
             let own =
                 property.name.left(len).saturating_add(1).saturating_add(grammar.shortest(property.value));
-            // What it costs as a missing one is in the rest already.
+            // The cost of the property as a missing one is already in the rest.
             let bit = 1u128.checked_shl(i).unwrap_or(0);
             let counted = if needed & !seen & bit != 0 { required(grammar, property) } else { 0 };
             least = least.min(own.saturating_add(rest - counted.min(rest)));
@@ -801,7 +800,8 @@ impl Matcher {
         if let Some(other) = self.other(grammar, top)
             && quoted != Quoted::Dead
         {
-            // A character more, of two bytes at most, makes any name one that the schema does not know.
+            // One more character, of at most two bytes, turns any name into one that the schema does not
+            // know.
             let spare = if from < to { 2 } else { 0 };
             let own = quoted.pending() + spare + 2;
             least = least.min(own.saturating_add(grammar.shortest(other)).saturating_add(rest));
@@ -809,9 +809,9 @@ impl Matcher {
         least
     }
 
-    /// Calls `visit` for the ranges of how many characters without quotes, escapes and control characters
-    /// can come now within `room`, and with what is then left to the end at most. False if these are not
-    /// all such texts of up to `longest` characters.
+    /// Calls `visit` for the ranges of how many characters without quotes, escapes and control characters can
+    /// follow within `room`, with the most tokens then left to the end. False if these are not all such texts
+    /// of up to `longest` characters.
     pub(super) fn plain(
         &self,
         grammar: &Grammar,
@@ -825,7 +825,7 @@ impl Matcher {
                 At::String { node, chars, quoted: Quoted::Plain } => {
                     let Some(Node::String { min, max }) = grammar.node(node) else { continue };
                     let shortest = self.shortest_of(grammar, thread);
-                    // Only characters that are needed anyway bring the end nearer.
+                    // Only characters that are needed anyway get closer to the end.
                     let least = shortest.saturating_sub(room);
                     if least <= min.saturating_sub(chars) {
                         any |= least == 0 && max - chars >= longest;
@@ -848,7 +848,7 @@ impl Matcher {
         all || any
     }
 
-    /// If any text without a `<` can come: what it then takes to the end.
+    /// If any text without a `<` can follow: the tokens then left to the end.
     pub(super) fn free(&self, grammar: &Grammar) -> Option<u32> {
         let is_free = |id: &NodeId| match grammar.node(*id) {
             Some(Node::Free { marker, .. }) => marker.bytes.first() == Some(&b'<'),
@@ -857,7 +857,7 @@ impl Matcher {
         let free = self.current().iter().filter(|thread| match thread.at {
             At::Free { node, matched: 0 } => is_free(&node),
             At::Value { node, .. } => match grammar.node(node) {
-                // One that could not end would be further from the end than others.
+                // A choice that could not end would be further from the end than others.
                 Some(Node::Any(of_these)) => {
                     of_these.iter().any(|id| grammar.shortest(*id) == 0 && is_free(id))
                 }
@@ -873,7 +873,7 @@ impl Matcher {
         self.current().iter().all(|thread| thread.top == ROOT && matches!(thread.at, At::After { .. }))
     }
 
-    /// Appends words that are equal for states that take the same texts of up to `longest` bytes.
+    /// Appends words that are equal for states that accept the same texts of up to `longest` bytes.
     pub(super) fn words(&self, grammar: &Grammar, longest: u32, words: &mut Vec<u32>) {
         for &Thread { mut top, at } in self.current() {
             match at {
@@ -917,7 +917,7 @@ impl Matcher {
     }
 }
 
-/// Whether a container holds all that it must.
+/// Whether a container has everything it requires.
 fn may_close(grammar: &Grammar, frame: Frame) -> bool {
     match frame {
         Frame::Object { node, seen } => {
@@ -934,13 +934,13 @@ fn number_holds(grammar: &Grammar, node: NodeId, digits: Digits) -> bool {
     matches!(grammar.node(node), Some(Node::Number(bounds)) if bounds.holds(digits))
 }
 
-/// What a property takes with a comma in front: that, both quotes and the colon are tokens, but that the
-/// closing quote counts as part of the name.
+/// Tokens of a property with a comma before it: the comma, the opening quote and the colon are one token
+/// each; the closing quote counts as part of the name.
 fn required(grammar: &Grammar, property: &Property) -> u32 {
     grammar.shortest(property.value).saturating_add(property.name.left(0) + 3)
 }
 
-/// What these properties take, each with a comma in front.
+/// Tokens of these properties, each with a comma before it.
 fn missing(grammar: &Grammar, properties: &[Property], bits: u128) -> u32 {
     let each = |(i, p): (usize, &Property)| match bits >> i & 1 {
         1 => required(grammar, p),
@@ -952,7 +952,8 @@ fn missing(grammar: &Grammar, properties: &[Property], bits: u128) -> u32 {
     properties.iter().enumerate().map(each).fold(0, u32::saturating_add)
 }
 
-/// Of the sorted texts `from..to`, which agree in `len` bytes, those that go on with `byte`.
+/// The range of those among the sorted texts `from..to`, equal in their first `len` bytes, whose next byte is
+/// `byte`.
 fn narrow<T>(
     all: &[T],
     text: impl Fn(&T) -> &Text,

@@ -1,38 +1,37 @@
 //! Replies that are always JSON, or satisfy a JSON Schema.
 //!
-//! A [`Grammar`] says which texts there are, a [`Vocabulary`] what the tokens spell, and a [`Constraint`]
-//! follows a reply: before a token is chosen it rules out those that no text of the grammar goes on with,
-//! and the end of the reply until the text is complete. Give one to
+//! A [`Grammar`] defines the allowed texts, a [`Vocabulary`] holds the texts of the tokens, and a
+//! [`Constraint`] follows a reply: before a token is chosen it rules out those that no text of the grammar
+//! continues with, and the end of the reply until the text is complete. Pass one to
 //! [`Generation::constrain`](crate::generate::Generation::constrain).
 //!
-//! Towards the last token that a reply may have, tokens are ruled out that would leave no room to
-//! complete the text, so that a reply is cut off (with reason `length` or `context_full`) only if from the
-//! start there were fewer tokens than [`Constraint::shortest`].
+//! Near the token limit of a reply, tokens that would leave no room to complete the text are ruled out, so
+//! that a reply is cut off (with reason `length` or `context_full`) only if the limit was below
+//! [`Constraint::shortest`] from the start.
 //!
-//! Calls of tools are kept to their schemas by [`Grammar::tool_calls`], and thoughts let through by
-//! [`Grammar::after_thoughts`].
+//! [`Grammar::tool_calls`] constrains tool calls to their schemas, and [`Grammar::after_thoughts`] allows
+//! reasoning before the text.
 //!
-//! # What is written
+//! # Output format
 //!
-//! - White space is where those who print JSON put it: behind a colon nothing or one space; behind an opening
-//!   bracket or a comma and before a closing bracket also a line end and up to four spaces for each level. There
+//! - White space is placed as common JSON printers do: after a colon nothing or one space; after an opening
+//!   bracket or a comma and before a closing bracket also a line end and up to four spaces per level. There
 //!   is none around the value.
-//! - Numbers have at most 15 digits and exponents two, which every reader reads alike.
-//! - Properties come in any order, those that the schema names once.
-//! - Values are at most 64 containers deep.
+//! - Numbers have at most 15 digits and exponents at most two, which every reader reads alike.
+//! - Properties come in any order; those that the schema names occur once.
+//! - Values nest at most 64 containers deep.
 //!
-//! # What of JSON Schema is supported
+//! # Supported JSON Schema
 //!
-//! `type` (also lists), `properties`, `required`, `additionalProperties`, `items` (one schema), `prefixItems`,
-//! `minItems`, `maxItems`, `minLength`, `maxLength`, `pattern`, `format`, `minimum`, `maximum`,
-//! `exclusiveMinimum`, `exclusiveMaximum`, `multipleOf`, `enum`, `const`, `anyOf`, `allOf` of one schema, `oneOf`
-//! where types, constants or a required property tell the schemas apart, and `$ref` to schemas of the same
-//! text, recursion included. Titles, descriptions and the like are passed over. Everything else is refused
-//! with an error that names the place in the schema.
+//! `type` (also lists), `properties`, `required`, `additionalProperties`, `items` (one schema),
+//! `prefixItems`, `minItems`, `maxItems`, `minLength`, `maxLength`, `pattern`, `format`, `minimum`,
+//! `maximum`, `exclusiveMinimum`, `exclusiveMaximum`, `multipleOf`, `enum`, `const`, `anyOf`, `allOf` of one
+//! schema, `oneOf` if types, constants or a required property distinguish the schemas, and `$ref` to schemas
+//! of the same text, recursion included. Titles, descriptions and the like are ignored. Everything else is
+//! refused with an error that names the place in the schema.
 //!
-//! A schema without `type` is taken to mean the types that its keywords are about, and one that names
-//! `properties` without `additionalProperties` allows no others: the grammar then has fewer texts than the
-//! schema, and never others.
+//! A schema without `type` means the types that its keywords apply to, and one with `properties` but without
+//! `additionalProperties` allows no others: the grammar then has fewer texts than the schema, never more.
 #![forbid(unsafe_code)]
 
 mod decimal;
@@ -54,40 +53,40 @@ use matcher::Matcher;
 use pattern::NEVER;
 use vocabulary::Sorted;
 
-/// States whose tokens are remembered.
+/// Number of cached masks.
 const REMEMBERED: usize = 16;
 
 /// Tokens that can follow a state.
 #[derive(Clone, Debug, Default)]
 struct Mask {
     state: Vec<u32>,
-    /// One bit a token.
+    /// One bit per token.
     tokens: Vec<u32>,
-    /// How much a token adds at most to those that complete the text.
+    /// The most by which a token increases the number of tokens that complete the text.
     growth: u32,
 }
 
-/// A reply on its way through a grammar.
+/// A reply in progress, matched against a grammar.
 #[derive(Clone, Debug)]
 pub struct Constraint {
     grammar: Arc<Grammar>,
     vocabulary: Arc<Vocabulary>,
     matcher: Matcher,
-    /// The latest masks, each found by its state; `oldest` is replaced next.
+    /// The latest masks, looked up by state; `oldest` is replaced next.
     masks: Vec<Mask>,
     oldest: usize,
     state: Vec<u32>,
-    /// For the last tokens of a reply, where what can follow depends on their number too.
+    /// For the last tokens of a reply, where the allowed tokens depend on how many are left.
     tight: Mask,
     masked: Vec<f32>,
 }
 
 impl Constraint {
-    /// At the beginning of a reply.
+    /// A constraint at the beginning of a reply.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if the vocabulary has no token for each single byte of UTF-8, which complete
-    /// any text.
+    /// [`Error::Unsupported`] if the vocabulary lacks a token for any single byte of UTF-8; with those, any
+    /// text can be completed.
     pub fn new(mut grammar: Grammar, vocabulary: Arc<Vocabulary>) -> Result<Constraint> {
         if let Some(byte) = vocabulary.missing() {
             let (key, found) = (Name::new("vocabulary"), Name::new(format!("without byte 0x{byte:02X}")));
@@ -104,12 +103,12 @@ impl Constraint {
             tight: Mask::default(),
             masked: Vec::new(),
         };
-        // Clones begin here too.
+        // Compute the first mask, which clones share.
         constraint.allowed(usize::MAX);
         Ok(constraint)
     }
 
-    /// Whether the text is complete: then, and only then, it may end.
+    /// Whether the text is complete: only then may it end.
     pub fn complete(&self) -> bool {
         self.matcher.complete(&self.grammar)
     }
@@ -119,12 +118,12 @@ impl Constraint {
         self.matcher.finished()
     }
 
-    /// The fewest tokens found that complete the text.
+    /// The fewest tokens known to complete the text.
     pub fn shortest(&self) -> u32 {
         self.matcher.shortest(&self.grammar)
     }
 
-    /// Goes on with a token; false if the text cannot, and nothing is changed then.
+    /// Accepts a token; returns false and changes nothing if the text cannot continue with it.
     pub fn accept(&mut self, token: u32) -> bool {
         if self.vocabulary.ends.contains(&token) {
             return self.complete();
@@ -139,8 +138,8 @@ impl Constraint {
         true
     }
 
-    /// Which tokens can come next if the reply may have `left` more of them, the one that ends it
-    /// included: a bit for each. Allocates only for states not seen lately.
+    /// The tokens that can come next if the reply may have `left` more, including the one that ends it: a bit
+    /// for each. Allocates only for states that are not cached.
     pub fn allowed(&mut self, left: usize) -> &[u32] {
         let (grammar, vocabulary) = (&*self.grammar, &*self.vocabulary);
         self.state.clear();
@@ -161,11 +160,11 @@ impl Constraint {
             at
         });
         let shortest = self.matcher.shortest(grammar);
-        // This one and the one that ends the reply are no part of it.
+        // This token and the one that ends the reply are not part of the text after it.
         let room = u32::try_from(left).unwrap_or(NEVER).saturating_sub(2);
         let growth = self.masks.get(at).map_or(0, |mask| mask.growth);
         if shortest.saturating_add(growth) > room {
-            // Where there is too little room, as soon as can be.
+            // If there is too little room, complete the text as soon as possible.
             let room = room.max(shortest.saturating_sub(1));
             fill(&mut self.matcher, grammar, vocabulary, room, &mut self.tight);
             if self.tight.tokens.iter().any(|&word| word != 0) {
@@ -175,8 +174,8 @@ impl Constraint {
         self.masks.get(at).map_or(&[], |mask| &mask.tokens)
     }
 
-    /// `logits` with those of tokens that cannot come next at -inf. `stops` are tokens that end the
-    /// reply beside those of the vocabulary.
+    /// `logits` with those of tokens that cannot come next set to -inf. `stops` are tokens that end the reply
+    /// besides those of the vocabulary.
     pub fn apply(&mut self, logits: &[f32], left: usize, stops: &[u32]) -> &[f32] {
         let mut masked = core::mem::take(&mut self.masked);
         masked.clear();
@@ -204,7 +203,7 @@ impl Constraint {
     }
 }
 
-/// Finds the tokens that can follow, and after which at most `room` tokens complete the text.
+/// Finds the tokens that can follow and leave at most `room` tokens to complete the text.
 fn fill(matcher: &mut Matcher, grammar: &Grammar, vocabulary: &Vocabulary, room: u32, mask: &mut Mask) {
     mask.tokens.clear();
     mask.tokens.resize(vocabulary.size().div_ceil(32), 0);
@@ -246,7 +245,7 @@ fn set(tokens: &mut [u32], token: u32) {
     }
 }
 
-/// Calls `visit` for each token that can follow, in the state behind it.
+/// Calls `visit` for each token that can follow, in the state after it.
 fn walk(matcher: &mut Matcher, grammar: &Grammar, list: &Sorted, mut visit: impl FnMut(&mut Matcher, u32)) {
     let (mut at, mut len) = (0, 0);
     while let Some(entry) = list.tokens.get(at) {
@@ -256,7 +255,7 @@ fn walk(matcher: &mut Matcher, grammar: &Grammar, list: &Sorted, mut visit: impl
         at += 1;
         while let Some(&byte) = text.get(len) {
             if !matcher.push(grammar, byte) {
-                // Those that begin so too lead nowhere either.
+                // Tokens with the same prefix lead nowhere either.
                 while let Some(next) = list.tokens.get(at)
                     && usize::from(next.shared) > len
                 {

@@ -1,8 +1,8 @@
-//! Regular expressions as automata over the characters of a string.
+//! Regular expressions, compiled to automata over the characters of a string.
 //!
-//! ECMA-262 as JSON Schema has it: a match anywhere is enough. Lookaround, back references, `\b` and `\p` are
-//! not supported. Strings are written without `\u` escapes, so the automata know only characters that are
-//! written as they are, or with one of the short escapes.
+//! ECMA-262 as used by JSON Schema: a match anywhere in the string is enough. Lookaround, back references,
+//! `\b` and `\p` are not supported. Strings are written without `\u` escapes, so the automata only contain
+//! characters that are written literally or with one of the short escapes.
 #![forbid(unsafe_code)]
 
 use super::quoted::Quoted;
@@ -13,34 +13,34 @@ use alloc::rc::Rc;
 use alloc::vec;
 use alloc::vec::Vec;
 
-/// No text can be had, or none that is shallow enough.
+/// There is no text, or none that is shallow enough.
 pub(super) const NEVER: u32 = u32::MAX;
 
-/// Groups within groups.
+/// Largest nesting of groups.
 const MAX_NESTING: u32 = 32;
-/// A repetition's bounds.
+/// Largest bound of a repetition.
 const MAX_REPEATS: u32 = 1000;
 const MAX_NODES: usize = 4096;
 const MAX_STATES: usize = 4096;
-/// Steps of building all automata of a grammar, each some nanoseconds.
+/// Most steps to build all automata of a grammar, a few nanoseconds each.
 const MAX_WORK: usize = 1 << 26;
-/// States and edges of all automata of a grammar.
+/// Most states and edges of all automata of a grammar.
 const MAX_EDGES: usize = 1 << 20;
 
-/// Characters from the first to the last.
+/// First and last character, inclusive.
 type Range = (u32, u32);
 
-/// Characters that are written with a backslash, and the letter behind it.
+/// Characters that are escaped with a backslash, and the letter after it.
 const ESCAPES: [(u32, u8); 7] =
     [(8, b'b'), (9, b't'), (10, b'n'), (12, b'f'), (13, b'r'), (0x22, b'"'), (0x5C, b'\\')];
 
-/// Where characters begin that are written in another way than the ones before, or not at all.
+/// Boundaries between characters that are written differently, or not at all.
 const WRITTEN: [u32; 17] =
     [0, 8, 9, 10, 11, 12, 13, 14, 0x20, 0x22, 0x23, 0x5C, 0x5D, 0x80, 0x800, 0xD800, 0xE000];
 const ASTRAL: u32 = 0x1_0000;
 const END: u32 = 0x11_0000;
 
-/// Bytes that write a character; none if it is not written.
+/// Bytes that write a character; `None` if it is never written.
 fn cost(c: u32) -> Option<u32> {
     match c {
         _ if ESCAPES.iter().any(|escape| escape.0 == c) => Some(2),
@@ -52,7 +52,7 @@ fn cost(c: u32) -> Option<u32> {
     }
 }
 
-/// Parsed.
+/// A parsed expression.
 #[derive(Debug)]
 enum Expression {
     Class(Rc<[Range]>),
@@ -63,7 +63,7 @@ enum Expression {
     End,
 }
 
-/// `None` is for what is not supported.
+/// Methods return `None` for unsupported syntax.
 struct Parser<'p> {
     rest: core::str::Chars<'p>,
     nesting: u32,
@@ -85,7 +85,7 @@ const SPACE: [Range; 10] = [
 ];
 const LINE_END: [Range; 3] = [(10, 10), (13, 13), (0x2028, 0x2029)];
 
-/// All other characters, sorted and without neighbours.
+/// All other characters, sorted and merged.
 fn others(ranges: &[Range]) -> Vec<Range> {
     let at = |i: u32| ranges.get(i as usize).copied().unwrap_or_default();
     let sorted = sort::sorted(ranges.len(), &|a, b| at(a).cmp(&at(b)));
@@ -141,7 +141,7 @@ impl Parser<'_> {
                 '.' => Expression::Class(others(&LINE_END).into()),
                 '(' => {
                     if self.take('?') && !self.take(':') {
-                        // A name of the group, or looking around.
+                        // A group name, or lookaround.
                         if !self.take('<') || matches!(self.peek(), Some('=' | '!') | None) {
                             return None;
                         }
@@ -182,7 +182,7 @@ impl Parser<'_> {
                 }
             };
             self.rest.next();
-            self.take('?'); // as few as can be: the strings are the same
+            self.take('?'); // lazy: matches the same strings
             if assertion {
                 return None;
             }
@@ -201,7 +201,7 @@ impl Parser<'_> {
         number
     }
 
-    /// Behind a backslash.
+    /// After a backslash.
     fn escape(&mut self, in_class: bool) -> Option<Vec<Range>> {
         let one = |c: u32| Some(vec![(c, c)]);
         match self.rest.next()? {
@@ -243,7 +243,7 @@ impl Parser<'_> {
         Some(code)
     }
 
-    /// Behind an opening bracket.
+    /// After an opening bracket.
     fn class(&mut self) -> Option<Vec<Range>> {
         let negated = self.take('^');
         let mut ranges = Vec::new();
@@ -273,7 +273,7 @@ impl Parser<'_> {
     }
 }
 
-/// A step of the automaton that may be in several at once.
+/// A node of the nondeterministic automaton.
 #[derive(Debug)]
 enum Node {
     Class(Rc<[Range]>, usize),
@@ -283,7 +283,7 @@ enum Node {
     Match,
 }
 
-/// What the patterns of a grammar may still take.
+/// The remaining budget for the patterns of a grammar.
 pub(super) struct Budget {
     work: usize,
     edges: usize,
@@ -331,12 +331,12 @@ impl Net<'_> {
         Ok(self.nodes.len() - 1)
     }
 
-    /// The beginning of an expression that goes on at `next`.
+    /// Emits an expression that continues at `next`; returns its first node.
     fn emit(&mut self, expression: &Expression, next: usize) -> Result<usize> {
         self.spend(1)?;
         match expression {
             Expression::Class(ranges) => {
-                // Each begins and ends a kind of characters, and these are sorted.
+                // Each boundary begins and ends a range, and these are sorted.
                 self.spend(16 * ranges.len())?;
                 self.add(Node::Class(ranges.clone(), next))
             }
@@ -381,7 +381,7 @@ impl Net<'_> {
         }
     }
 
-    /// All nodes that can be reached without a character from those in `open`, but those that only lead on.
+    /// All nodes reachable from those in `open` without a character, except those that only lead on.
     fn closure(&mut self, mut open: Vec<usize>, at_start: bool, at_end: bool) -> Result<Vec<u32>> {
         let (mut seen, mut set) = (vec![false; self.nodes.len()], Vec::new());
         self.spend(self.nodes.len() / 16)?;
@@ -406,19 +406,19 @@ impl Net<'_> {
 
 #[derive(Clone, Debug, Default)]
 struct State {
-    /// Characters, and the state behind them; sorted.
+    /// Ranges of characters and the state after them; sorted.
     edges: Vec<(Range, u32)>,
-    /// Bytes to the nearest end.
+    /// Fewest bytes to the end.
     left: u32,
 }
 
-/// An automaton that is in one state, in which the string can always be completed.
+/// A deterministic automaton; the string can be completed from each of its states.
 #[derive(Clone, Debug)]
 pub(super) struct Pattern {
     states: Vec<State>,
 }
 
-/// A state in the making: where the net is, how many characters there were, and a sum to tell it by.
+/// A state being built: its nodes, how many characters precede it, and a hash.
 struct Making {
     set: Vec<u32>,
     chars: u32,
@@ -434,7 +434,7 @@ impl Making {
 }
 
 impl Pattern {
-    /// Strings of `min` to `max` characters that match `text`; `None` if it is not supported.
+    /// Compiles `text` for strings of `min` to `max` characters that match it; `None` if it is not supported.
     ///
     /// # Errors
     /// [`Error::Limit`] if it is too large.
@@ -455,7 +455,7 @@ impl Pattern {
     fn build(expression: &Expression, min: u32, max: u32, budget: &mut Budget) -> Result<Pattern> {
         let mut net = Net { nodes: Vec::new(), budget };
         let any = || [(0, END - 1)].into();
-        // Whatever follows a match belongs to it, and so does what comes before.
+        // Any text may follow a match, and any text may precede it.
         let found = net.add(Node::Match)?;
         let tail = net.add(Node::Either(found, found))?;
         let more = net.add(Node::Class(any(), tail))?;
@@ -477,7 +477,7 @@ impl Pattern {
         }
         sort::sort(&mut cuts, &|a, b| a.cmp(&b));
         cuts.dedup();
-        // Each is written, and leads on, in one way.
+        // All characters of a range are written, and lead on, in the same way.
         let kinds: Vec<Range> = cuts
             .iter()
             .zip(cuts.iter().skip(1).chain([&END]))
@@ -485,7 +485,7 @@ impl Pattern {
             .map(|(from, to)| (*from, to - 1))
             .collect();
 
-        // Without a maximum, lengths beyond the minimum are all alike.
+        // Without a maximum, all lengths beyond the minimum are equivalent.
         let most = if max == u32::MAX { min } else { max };
         let mut making = vec![Making::new(net.closure(vec![entry], true, false)?, 0)];
         let mut table = vec![NEVER; 2 * MAX_STATES];
@@ -520,7 +520,7 @@ impl Pattern {
                         let known = |known: &Making| {
                             known.sum == next.sum && known.chars == next.chars && known.set == next.set
                         };
-                        // The first state is at the start, and so is none of those that are in the table.
+                        // The first state is at the start of the string; none of those in the table is.
                         let mut slot = next.sum as usize % table.len();
                         loop {
                             let at = table.get(slot).copied().unwrap_or(NEVER);
@@ -562,7 +562,7 @@ impl Pattern {
     /// Characters of the shortest and the longest string.
     fn lengths(&self) -> (u32, u32) {
         let count = self.states.len();
-        // What leads to no end has no edges, and all others can be reached from the first.
+        // States without a path to the end have no edges; all others can be reached from the first.
         let (mut incoming, mut alive) = (vec![0u32; count], 0);
         for state in &self.states {
             alive += usize::from(state.left != NEVER);
@@ -590,7 +590,7 @@ impl Pattern {
         }
         let least = ends(&nearest).into_iter().min().unwrap_or(NEVER);
 
-        // Each once all that lead to it are done, which those on a circle never are.
+        // Each state is done once all that lead to it are; states on a cycle never are.
         let (mut farthest, mut open) =
             (vec![0; count], Vec::from_iter((incoming.first() == Some(&0)).then_some(0)));
         let mut done = 0;
@@ -609,7 +609,7 @@ impl Pattern {
         (least, most)
     }
 
-    /// Finds how far each state is from an end, and drops what leads to none.
+    /// Computes the distance of each state to the end, and drops states that never reach it.
     fn measure(&mut self, net: &mut Net) -> Result<()> {
         loop {
             let mut changed = false;
@@ -635,27 +635,27 @@ impl Pattern {
         Ok(())
     }
 
-    /// Bytes to the nearest end by way of the cheapest of these characters.
+    /// Fewest bytes to the end through the cheapest of these characters.
     fn through(&self, (from, to): Range, next: u32) -> u32 {
         let cheapest = WRITTEN.iter().chain([&ASTRAL, &from]).filter(|c| (from..=to).contains(*c));
         let cheapest = cheapest.filter_map(|c| cost(*c)).min().unwrap_or(NEVER);
         cheapest.saturating_add(self.left(next))
     }
 
-    /// Bytes from a state to the nearest end.
+    /// Fewest bytes from a state to the end.
     pub(super) fn left(&self, state: u32) -> u32 {
         self.states.get(state as usize).map_or(NEVER, |state| state.left)
     }
 
-    /// The state behind a character.
+    /// The state after a character.
     fn next(&self, state: u32, c: u32) -> Option<u32> {
         let edges = &self.states.get(state as usize)?.edges;
         let at = edges.partition_point(|((_, to), _)| *to < c);
         edges.get(at).filter(|((from, _), _)| *from <= c).map(|(_, to)| *to)
     }
 
-    /// Bytes from within a character to the nearest end: `pending` are still to come, and `value` is what
-    /// those before say.
+    /// Fewest bytes from within a character to the end; `quoted` gives its pending bytes, and `value` is the
+    /// part decoded so far.
     pub(super) fn left_within(&self, state: u32, quoted: Quoted, value: u32) -> u32 {
         let Some(edges) = self.states.get(state as usize).map(|state| &state.edges) else { return NEVER };
         if quoted == Quoted::Escape {
@@ -673,8 +673,8 @@ impl Pattern {
         meets.map(|(_, next)| self.left(*next)).min().map_or(NEVER, |left| left.saturating_add(pending))
     }
 
-    /// Takes a byte of a string other than its end; gives the state, where in a character it is, and what that
-    /// character's bytes say so far.
+    /// Takes a byte of a string other than its end; returns the state, the position within a character, and
+    /// the part of that character decoded so far.
     pub(super) fn step(
         &self,
         state: u32,
@@ -687,7 +687,7 @@ impl Pattern {
             _ if next == Quoted::Dead => return None,
             Quoted::Escape => ESCAPES.iter().find(|(_, letter)| *letter == byte)?.0,
             Quoted::Plain if byte < 0x80 => u32::from(byte),
-            // The first byte of a character says with its leading ones how many there are: two to four.
+            // The leading ones of a character's first byte count its bytes: two to four.
             Quoted::Plain => u32::from(byte) & (0x7F >> byte.leading_ones()),
             _ => value << 6 | u32::from(byte & 0x3F),
         };
@@ -702,8 +702,8 @@ impl Pattern {
     }
 }
 
-/// Strings that all belong to a format of JSON Schema; for some formats there are others. `None` for formats
-/// that are not supported, nothing for what JSON Schema does not know.
+/// A pattern for a format of JSON Schema. All strings that match have the format; some formats also have
+/// others. `None` for unsupported formats, an empty pattern for names that JSON Schema does not define.
 pub(super) fn format(name: &str) -> Option<&'static str> {
     macro_rules! date {
         () => {

@@ -1,20 +1,21 @@
 //! The inside of a JSON string: escapes and UTF-8, byte by byte.
 #![forbid(unsafe_code)]
 
-/// What the bytes before ask for.
+/// The state within a JSON string after the bytes so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Quoted {
-    /// A character, or the end.
+    /// Expects a character or the end.
     Plain,
-    /// A backslash was the last byte.
+    /// After a backslash.
     Escape,
-    /// So many hex digits; [`Quoted::HexD`] is three of them behind a `d`, not to be a surrogate.
+    /// Expects this many hex digits; [`Quoted::HexD`] expects three after a `d` that do not make a surrogate.
     Hex4,
     HexD,
     Hex3,
     Hex2,
     Hex1,
-    /// So many continuation bytes; the others narrow the next one, by the first byte they are named for.
+    /// Expects this many continuation bytes; the other variants restrict the next one and are named for the
+    /// first byte.
     Tail1,
     Tail2,
     Tail3,
@@ -22,13 +23,13 @@ pub(super) enum Quoted {
     AfterEd,
     AfterF0,
     AfterF4,
-    /// No string begins like this.
+    /// Not a prefix of any string.
     Dead,
 }
 
 impl Quoted {
-    /// The closing quote is not asked for here. `short` allows only the escapes that `json.dumps` of
-    /// Python writes, without those of four digits: every text then has one spelling.
+    /// The closing quote is handled by the caller. `short` allows only the escapes that Python's `json.dumps`
+    /// writes, except four-digit ones: every text then has one spelling.
     pub(super) fn step(self, byte: u8, short: bool) -> Quoted {
         use Quoted::*;
         match (self, byte) {
@@ -58,7 +59,7 @@ impl Quoted {
         }
     }
 
-    /// Bytes until the character is whole.
+    /// Bytes until the character is complete.
     pub(super) fn pending(self) -> u32 {
         use Quoted::*;
         match self {
@@ -71,7 +72,7 @@ impl Quoted {
     }
 }
 
-/// Whether `bytes` are whole characters that a JSON string holds as they are; how many.
+/// If `bytes` are whole characters that a JSON string holds unescaped: how many.
 pub(super) fn plain(bytes: &[u8]) -> Option<u16> {
     let text = core::str::from_utf8(bytes).ok()?;
     let plain = bytes.iter().all(|&b| b >= 0x20 && b != b'"' && b != b'\\');

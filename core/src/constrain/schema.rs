@@ -1,7 +1,7 @@
-//! JSON Schema to a grammar.
+//! Compiles JSON Schema to a grammar.
 //!
-//! What is not supported is refused by name: a schema that is accepted holds for every text that its
-//! grammar has. The grammar may have fewer texts than the schema.
+//! Unsupported keywords are refused by name: if a schema is accepted, every text of its grammar matches it.
+//! The grammar may have fewer texts than the schema.
 #![forbid(unsafe_code)]
 
 use super::decimal::Bounds;
@@ -15,22 +15,22 @@ use alloc::string::String;
 use alloc::vec;
 use alloc::vec::Vec;
 
-/// Bytes of a schema.
+/// Most bytes of a schema.
 const MAX_BYTES: usize = 1 << 18;
-/// Schemas within schemas.
+/// Largest nesting of schemas.
 const MAX_NESTING: usize = 64;
-/// Schemas that are referred to.
+/// Most schemas that are referenced.
 const MAX_REFERENCES: usize = 512;
-/// Schemas of one `oneOf`, of which each is compared with each.
+/// Most schemas of one `oneOf`, which are compared pairwise.
 const MAX_ONE_OF: usize = 64;
-/// Bytes that are looked through for what references lead to.
+/// Most bytes searched to resolve references.
 const MAX_SEARCH: usize = 1 << 27;
-/// Values of one `enum`.
+/// Most values of one `enum`.
 const MAX_VALUES: usize = 4096;
-/// Bytes of all constants and names of a grammar, and some more for each.
+/// Most bytes of all constants and names of a grammar, with a fixed overhead for each.
 const MAX_TEXT: usize = 1 << 22;
 
-/// A value of a text that [`json::reformat`] has written: sound, and each thing spelled in one way.
+/// A value within text written by [`json::reformat`], which is valid and has one spelling for everything.
 #[derive(Clone, Copy, Debug)]
 struct Value<'t>(&'t str);
 
@@ -39,7 +39,7 @@ impl<'t> Value<'t> {
         self.0.starts_with('{')
     }
 
-    /// What stands between the brackets, cut at the commas.
+    /// The text between the brackets, split at the commas.
     fn parts(self) -> Vec<&'t str> {
         let inner = self.0.get(1..self.0.len() - 1).unwrap_or("");
         let (mut parts, mut depth, mut quoted, mut escaped, mut start) = (Vec::new(), 0, false, false, 0);
@@ -68,7 +68,7 @@ impl<'t> Value<'t> {
         self.0.starts_with('[').then(|| self.parts().into_iter().map(Value).collect())
     }
 
-    /// Names, as they are spelled with their quotes, and values, of which the last of a name counts.
+    /// Names, as spelled with their quotes, and values; the last of equal names counts.
     fn members(self) -> Option<Vec<(&'t str, Value<'t>)>> {
         if !self.is_object() {
             return None;
@@ -103,12 +103,12 @@ impl<'t> Value<'t> {
         members.iter().find(|(spelled, _)| is(spelled)).map(|(_, value)| *value)
     }
 
-    /// The text between the quotes of a string, as it is spelled.
+    /// The text between the quotes of a string, as spelled.
     fn spelled(self) -> Option<&'t str> {
         self.0.strip_prefix('"')?.strip_suffix('"')
     }
 
-    /// Whether it has a number that was too large for a float to be written.
+    /// Whether it contains a number too large for a float.
     fn overflows(self) -> bool {
         let (mut quoted, mut escaped) = (false, false);
         self.0.bytes().any(|byte| {
@@ -136,7 +136,7 @@ impl<'t> Value<'t> {
     }
 }
 
-/// What `type` names.
+/// The types that `type` names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Object,
@@ -160,7 +160,7 @@ impl Kind {
     ];
 }
 
-/// Keywords that say nothing about the value.
+/// Annotations: keywords that do not restrict the value.
 const REMARKS: [&str; 14] = [
     "title",
     "description",
@@ -178,7 +178,7 @@ const REMARKS: [&str; 14] = [
     "writeOnly",
 ];
 
-/// Keywords of one type.
+/// Keywords that apply to one type.
 const OF_KIND: [(Kind, &[&str]); 4] = [
     (Kind::Object, &["properties", "required", "additionalProperties"]),
     (Kind::Array, &["items", "prefixItems", "minItems", "maxItems"]),
@@ -186,7 +186,7 @@ const OF_KIND: [(Kind, &[&str]); 4] = [
     (Kind::Number, &["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"]),
 ];
 
-/// The JSON pointer of a keyword, of which the end is kept where it is long.
+/// The JSON pointer of a keyword; a long one is cut at the front.
 fn pointer(path: &str, keyword: &str) -> Name {
     let full = alloc::format!("{path}/{keyword}");
     let cut = full.len().checked_sub(35).and_then(|from| Some(from + full.get(from..)?.find('/')?));
@@ -201,13 +201,13 @@ fn limit<T>(what: &'static str, found: usize, max: usize) -> Result<T> {
     Err(Error::Limit { what, found: found as u64, max: max as u64 })
 }
 
-/// A graph in the making.
+/// A graph being built.
 pub(super) struct Builder {
     pub(super) nodes: Vec<Node>,
     any: Option<NodeId>,
-    /// What is left for patterns.
+    /// The remaining budget for patterns.
     budget: Budget,
-    /// What is left of [`MAX_TEXT`].
+    /// The remaining part of [`MAX_TEXT`].
     text: usize,
 }
 
@@ -220,7 +220,7 @@ impl Builder {
         Builder { nodes, any: None, budget: Budget::new(), text: MAX_TEXT }
     }
 
-    /// Takes note of texts of the schema, which a schema that is compiled twice has twice.
+    /// Charges the budget for texts of the schema; a schema that is compiled twice is charged twice.
     fn keep(&mut self, texts: impl Iterator<Item = usize>) -> Result<()> {
         let len = texts.map(|len| len + 16).sum();
         match self.text.checked_sub(len) {
@@ -270,7 +270,7 @@ impl Builder {
         self.add(Node::Object { properties: Vec::new(), required: 0, other: Some(any) })
     }
 
-    /// What satisfies the schema `text`.
+    /// The node of the schema `text`.
     pub(super) fn schema(&mut self, text: &str) -> Result<NodeId> {
         if text.len() > MAX_BYTES {
             return limit("length of the schema", text.len(), MAX_BYTES);
@@ -287,7 +287,7 @@ impl Builder {
             path: String::new(),
         };
         let id = compiler.reference("#")?;
-        // References can follow each other in a long row, or in a circle.
+        // References can form a long chain or a cycle.
         while let Some((path, schema, id)) = compiler.queue.pop() {
             compiler.path = path;
             let target = compiler.compile(schema, 0)?;
@@ -302,13 +302,13 @@ impl Builder {
 struct Compiler<'b, 't> {
     builder: &'b mut Builder,
     root: Value<'t>,
-    /// Where each schema that is referred to stands, and what it becomes.
+    /// Each referenced schema: its path, its value and its node.
     references: Vec<(String, Value<'t>, NodeId)>,
-    /// Those that are still to be compiled.
+    /// Those that are not compiled yet.
     queue: Vec<(String, Value<'t>, NodeId)>,
-    /// What is left of [`MAX_SEARCH`].
+    /// The remaining part of [`MAX_SEARCH`].
     search: usize,
-    /// The JSON pointer of the schema that is being compiled.
+    /// The JSON pointer of the current schema.
     path: String,
 }
 
@@ -346,7 +346,7 @@ impl<'t> Compiler<'_, 't> {
         Ok(id)
     }
 
-    /// The value that a JSON pointer behind a `#` leads to.
+    /// The value at a JSON pointer after a `#`.
     fn locate(&mut self, path: &str) -> Option<Value<'t>> {
         let mut value = self.root;
         let mut parts = path.strip_prefix('#')?.split('/');
@@ -356,7 +356,7 @@ impl<'t> Compiler<'_, 't> {
         for part in parts {
             self.search = self.search.checked_sub(value.0.len())?;
             value = match value.items() {
-                // As JSON Pointer has it: each index is spelled in one way.
+                // As in JSON Pointer, each index has one spelling.
                 Some(_) if part.starts_with('+') || part.len() > 1 && part.starts_with('0') => return None,
                 Some(items) => *items.get(part.parse::<usize>().ok()?)?,
                 // The two characters that a pointer escapes.
@@ -366,7 +366,7 @@ impl<'t> Compiler<'_, 't> {
         Some(value)
     }
 
-    /// What satisfies a schema within the one at hand.
+    /// The node of a subschema.
     fn part(
         &mut self,
         keyword: &str,
@@ -400,7 +400,7 @@ impl<'t> Compiler<'_, 't> {
             },
         };
         let get = |name| Value::get(&members, name);
-        // All keywords that say something, in the order of the schema.
+        // All keywords that restrict the value, in the order of the schema.
         let mut telling: Vec<(&str, Value<'t>)> = Vec::new();
         for &(spelled, value) in &members {
             let name = Value(spelled).spelled().unwrap_or("");
@@ -531,7 +531,7 @@ impl<'t> Compiler<'_, 't> {
         })
     }
 
-    /// The types a schema allows; those its keywords are about if it does not say.
+    /// The types that a schema allows; if it has no `type`, those that its keywords apply to.
     fn kinds(&self, of: Option<Value<'t>>, telling: &[(&str, Value<'t>)]) -> Result<Vec<Kind>> {
         let Some(of) = of else {
             let about = |keywords: &[&str]| telling.iter().any(|(name, _)| keywords.contains(name));
@@ -591,7 +591,7 @@ impl<'t> Compiler<'_, 't> {
         Ok(self.builder.add(Node::Any(choices)))
     }
 
-    /// The schema behind references.
+    /// The schema after following references.
     fn resolve(&mut self, mut schema: Value<'t>) -> Option<Vec<(&'t str, Value<'t>)>> {
         for _ in 0..16 {
             let members = schema.members()?;
@@ -613,7 +613,7 @@ impl<'t> Compiler<'_, 't> {
         }
         let kinds = |members: &[(&'t str, Value<'t>)]| match constants(members) {
             Some(values) => Some(values.iter().map(|v| v.kind()).collect()),
-            // Without a type, values of all others satisfy a schema.
+            // Without a type, a schema accepts values of all other types.
             None => self.kinds(Some(Value::get(members, "type")?), &[]).ok(),
         };
         let (Some(of_a), Some(of_b)): (Option<Vec<Kind>>, Option<Vec<Kind>>) = (kinds(a), kinds(b)) else {
@@ -676,7 +676,7 @@ impl<'t> Compiler<'_, 't> {
         let other = match get("additionalProperties") {
             Some(Value("false")) => None,
             Some(schema) => Some(self.part("additionalProperties", None, schema, nesting)?),
-            // Who lists properties means these; who lists none means any.
+            // If properties are listed, only these; otherwise any.
             None if named.is_empty() => Some(self.builder.any()),
             None => None,
         };
@@ -708,7 +708,7 @@ impl<'t> Compiler<'_, 't> {
         Ok(self.builder.add(Node::Object { properties, required: bits, other }))
     }
 
-    /// What strings must match.
+    /// The node of strings that match a pattern or format.
     fn pattern(
         &mut self,
         pattern: Option<Value<'t>>,
@@ -727,7 +727,7 @@ impl<'t> Compiler<'_, 't> {
         let Some(text) = json::text(value.0)? else {
             return self.unsupported(keyword, value, "a string");
         };
-        // What is no format of JSON Schema says nothing of the value.
+        // A format that JSON Schema does not define does not restrict the value.
         if format.is_some() && pattern::format(&text) == Some("") {
             return Ok(None);
         }
@@ -744,7 +744,7 @@ impl<'t> Compiler<'_, 't> {
     fn count(&self, members: &[(&str, Value<'_>)], name: &'static str) -> Result<Option<u32>> {
         let Some(value) = Value::get(members, name) else { return Ok(None) };
         match value.0.strip_suffix(".0").unwrap_or(value.0).parse::<u64>() {
-            // As far as memory goes, all beyond is alike.
+            // Larger counts are equivalent, given the size of memory.
             Ok(count) if count < 1 << 30 => Ok(Some(count as u32)),
             _ => self.unsupported(name, value, "a whole number below 2^30"),
         }
@@ -759,12 +759,12 @@ fn constants<'t>(members: &[(&'t str, Value<'t>)]) -> Option<Vec<Value<'t>>> {
     }
 }
 
-/// What a call begins with.
+/// The start of a call.
 const HEAD: &str = "\n{\"name\": ";
-/// What stands between its name and the arguments.
+/// The text between its name and the arguments.
 const ARGUMENTS: &str = ", \"arguments\": ";
 
-/// What a tool's description, the one at `index`, says of its calls: its name and the schema of its arguments.
+/// The function name and the schema of the arguments in a tool description; `index` is for errors.
 pub(super) fn tool(index: u32, description: &str) -> Result<(String, Option<String>)> {
     let missing = || Error::Tool { index, problem: "key \"name\" is missing" };
     // Either the function itself, or `{"type": "function", "function": ...}` around it.
@@ -782,29 +782,29 @@ impl Grammar {
     pub fn json_object() -> Grammar {
         let mut builder = Builder::new();
         let root = builder.object();
-        // Of this graph nothing can be refused.
+        // This graph is always accepted.
         Grammar::finish(builder.nodes, root).unwrap_or_else(|_| Grammar::nothing())
     }
 
-    /// JSON values that satisfy the JSON Schema `text`.
+    /// JSON values that match the JSON Schema `text`.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] names what is not supported, [`Error::Json`] where `text` is no JSON,
-    /// [`Error::Limit`] what is too large, and [`Error::Option`] that no value satisfies the schema.
+    /// [`Error::Unsupported`] names an unsupported keyword, [`Error::Json`] is for text that is not JSON,
+    /// [`Error::Limit`] for a schema that is too large, and [`Error::Option`] for one that no value matches.
     pub fn json_schema(text: &str) -> Result<Grammar> {
         let mut builder = Builder::new();
         let root = builder.schema(text)?;
         Grammar::finish(builder.nodes, root)
     }
 
-    /// Replies in which each call of a tool, in Qwen3's form, names one of `tools` (as in
-    /// [`ChatOptions::tools`](crate::chat::ChatOptions::tools)) and has arguments that satisfy its
-    /// `parameters`; any object, for tools with `"strict": false`. Before, between and behind calls is any text;
-    /// with `required`, the reply begins with a call, and only further calls follow.
+    /// Replies in which each tool call, in Qwen3's format, names one of `tools` (as in
+    /// [`ChatOptions::tools`](crate::chat::ChatOptions::tools)) and has arguments that match its
+    /// `parameters`, or any object for tools with `"strict": false`. Any text may come before, between and
+    /// after calls; with `required`, the reply begins with a call and consists of calls only.
     ///
     /// # Errors
-    /// As [`Grammar::json_schema`]; [`Error::Tool`] for one without a name, [`Error::Duplicate`] for
-    /// two of one name.
+    /// As [`Grammar::json_schema`]; [`Error::Tool`] for a tool without a name, [`Error::Duplicate`] for two
+    /// of the same name.
     pub fn tool_calls(tools: &[&str], required: bool) -> Result<Grammar> {
         let mut builder = Builder::new();
         let mut calls = Vec::new();
@@ -857,10 +857,10 @@ impl Grammar {
         Grammar::finish(builder.nodes, root)
     }
 
-    /// The same behind a `<think>` block, if the text begins with one.
+    /// The same grammar, after a `<think>` block if the text begins with one.
     ///
     /// # Errors
-    /// [`Error::Limit`] if the grammar is as large as can be already.
+    /// [`Error::Limit`] if the grammar already has the maximum size.
     pub fn after_thoughts(self) -> Result<Grammar> {
         let mut builder = Builder::with(self.nodes);
         let begin = builder.texts(["<think>"]);

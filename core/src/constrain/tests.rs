@@ -8,7 +8,7 @@ fn accepts(grammar: &Grammar, text: &str) -> bool {
 
 #[test]
 fn grammars_take_what_schemas_allow() {
-    // (schema, taken, not taken)
+    // (schema, accepted, rejected)
     let cases: &[(&str, &[&str], &[&str])] = &[
         (
             r#"{"type":"integer"}"#,
@@ -143,7 +143,7 @@ fn what_is_not_supported_is_refused_by_name() {
         (r##"{"$ref":"#/$defs/a"}"##, "unsupported"),
         (r#"{"$ref":"https://example.com/a"}"#, "unsupported"),
         (r#"{"minLength":-1}"#, "unsupported"),
-        // No value satisfies these.
+        // No value matches these.
         (r#"{"type":"integer","multipleOf":7,"minimum":8,"maximum":13}"#, "option"),
         (r#"{"type":"string","pattern":"^a$","minLength":2}"#, "option"),
         (r#"{"type":"string","pattern":"a^"}"#, "option"),
@@ -178,12 +178,12 @@ fn hostile_schemas_end_in_errors_soon() {
     let any_of = |n: usize| alloc::format!("{{\"anyOf\":[{}]}}", alloc::vec!["true"; n].join(","));
     let enumeration = alloc::format!("{{\"enum\":[{}]}}", alloc::vec!["1"; 100_000].join(","));
     let pattern = |text: &str| alloc::format!("{{\"type\":\"string\",\"pattern\":\"{text}\"}}");
-    // Every other character, so that none of them are neighbours.
+    // Every other character, so that none are adjacent.
     let apart = |n: u32| (0..n).filter_map(|i| char::from_u32(0x1_0000 + 2 * i)).collect::<String>();
     let spellings =
         r##"{"$defs":{"a":[{"enum":["b"]}]},"anyOf":[{"$ref":"#/$defs/a/0"},{"$ref":"#/$defs/a/00"}]}"##
             .into();
-    // Each schema within the others is compiled again with every one that is referred to.
+    // Nested schemas are compiled again with every schema that is referenced.
     let values: Vec<String> = (0..4000).map(|i| alloc::format!("\"{i}\"")).collect();
     let within =
         alloc::format!("{}{{\"enum\":[{}]}}{}", "{\"items\":".repeat(60), values.join(","), "}".repeat(60));

@@ -1,4 +1,4 @@
-//! A vocabulary in the order of its bytes, to be walked as a tree.
+//! A vocabulary sorted by bytes, walked as a tree.
 #![forbid(unsafe_code)]
 
 use super::quoted;
@@ -14,18 +14,18 @@ pub(super) struct Sorted {
     pub(super) bytes: Vec<u8>,
 }
 
-/// A token: where its bytes end, and how many of them the token before has too.
+/// A token: where its bytes end, and how many of them it shares with the token before.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry {
     pub(super) token: u32,
     pub(super) end: u32,
     pub(super) shared: u16,
-    /// The next one that shares fewer bytes with the one before it.
+    /// The next entry that shares fewer bytes with the one before it.
     pub(super) next: u32,
 }
 
 impl Sorted {
-    /// Of the tokens in `order`, those that are to be kept.
+    /// The tokens of `order` for which `keep` returns true.
     fn of<'b>(order: &[u32], text: &dyn Fn(u32) -> &'b [u8], keep: &dyn Fn(u32, &[u8]) -> bool) -> Sorted {
         let mut sorted = Sorted::default();
         let mut last: &[u8] = &[];
@@ -56,11 +56,11 @@ impl Sorted {
         self.bytes.get(from as usize..to as usize).unwrap_or_default()
     }
 
-    /// Calls `visit` with the lengths of those tokens that `text` begins with.
+    /// Calls `visit` with the lengths of the tokens that are prefixes of `text`.
     pub(super) fn beginnings(&self, text: &[u8], mut visit: impl FnMut(usize)) {
         let (mut from, mut to) = (0, self.tokens.len());
         for (len, &byte) in text.iter().enumerate() {
-            // Of the tokens that agree in `len` bytes, those that agree in one more.
+            // Among tokens equal in `len` bytes, find those equal in one more.
             let edge = |after: bool| {
                 let (mut low, mut high) = (from, to);
                 while low < high {
@@ -85,20 +85,20 @@ impl Sorted {
     }
 }
 
-/// The texts of a model's tokens, made ready for constraints: about 40 bytes a token and its text.
+/// The texts of a model's tokens, prepared for constraints: about 40 bytes per token and its text.
 #[derive(Clone, Debug)]
 pub struct Vocabulary {
     pub(super) all: Sorted,
-    /// Tokens that a JSON string does not take as they are.
+    /// Tokens that a JSON string does not contain unescaped.
     pub(super) rest: Sorted,
-    /// For each token the characters that a JSON string takes as they are, or [`NOT_PLAIN`].
+    /// For each token the number of characters that a JSON string contains unescaped, or [`NOT_PLAIN`].
     pub(super) plain: Vec<u16>,
-    /// Tokens with a `<`, which begin or may begin a marker.
+    /// Tokens with a `<`, which may begin a marker.
     pub(super) tagged: Sorted,
-    /// One bit a token: those without.
+    /// One bit per token: those without a `<`.
     pub(super) untagged: Vec<u32>,
     pub(super) ends: Vec<u32>,
-    /// Where each token's bytes are in `all`.
+    /// The range of each token's bytes in `all`.
     ranges: Vec<(u32, u32)>,
     /// Most bytes of a token.
     pub(super) longest: u32,
@@ -114,8 +114,8 @@ impl Vocabulary {
         Vocabulary::from_texts(texts, tokenizer.ends())
     }
 
-    /// The bytes of each token, none for those that may not be written, and the tokens that end a text.
-    /// Tokens over 4096 bytes, and those beyond the first 2^21, may not be written either.
+    /// A vocabulary from the bytes of each token, none for tokens that may not be written, and the tokens
+    /// that end a text. Tokens over 4096 bytes, and those beyond the first 2^21, may not be written either.
     pub fn from_texts<T: IntoIterator<Item = u8>>(
         texts: impl IntoIterator<Item = T>,
         ends: &[u32],
@@ -123,7 +123,7 @@ impl Vocabulary {
         let (mut bytes, mut ranges) = (Vec::new(), Vec::new());
         for text in texts.into_iter().take(1 << 21) {
             let start = bytes.len() as u32;
-            // Cut texts would be taken for others.
+            // A truncated text would be mistaken for another.
             let before = bytes.len();
             bytes.extend(text.into_iter().take(MAX_TOKEN + 1));
             if bytes.len() - before > MAX_TOKEN || bytes.len() > MAX_TEXT {
@@ -171,7 +171,7 @@ impl Vocabulary {
         Vocabulary { all, rest, plain, tagged, untagged, ends: ends.into(), ranges, longest }
     }
 
-    /// Sets the bits of tokens that are so many characters.
+    /// Sets the bits of tokens of `least` to `most` characters.
     pub(super) fn mark_plain(&self, least: u32, most: u32, bits: &mut [u32]) {
         let most = most.min(u32::from(NOT_PLAIN) - 1) as u16;
         let Ok(least) = u16::try_from(least) else { return };
@@ -181,7 +181,7 @@ impl Vocabulary {
         }
     }
 
-    /// The first byte of printable text, in UTF-8, that is no token by itself.
+    /// The first byte of printable UTF-8 text that is not a token by itself.
     pub(super) fn missing(&self) -> Option<u8> {
         (0x20..=0xF4).filter(|b| !matches!(b, 0x7F | 0xC0 | 0xC1)).find(|&byte| {
             let mut found = false;
@@ -190,23 +190,23 @@ impl Vocabulary {
         })
     }
 
-    /// How many tokens there are.
+    /// Number of tokens.
     pub fn size(&self) -> usize {
         self.ranges.len()
     }
 
-    /// The token's bytes, none if it may not be written.
+    /// The token's bytes; none if it may not be written.
     pub(super) fn text(&self, token: u32) -> &[u8] {
         let (from, to) = self.ranges.get(token as usize).copied().unwrap_or_default();
         self.all.bytes.get(from as usize..to as usize).unwrap_or_default()
     }
 }
 
-/// Of a token with quotes, escapes, control characters or parts of characters.
+/// Marks a token with quotes, escapes, control characters or incomplete characters.
 pub(super) const NOT_PLAIN: u16 = u16::MAX;
 
-/// Bytes of all tokens together.
+/// Most bytes of all tokens together.
 const MAX_TEXT: usize = 1 << 30;
 
-/// Longer tokens may not be written.
+/// Most bytes of a token that may be written.
 const MAX_TOKEN: usize = 1 << 12;

@@ -1,36 +1,36 @@
-//! Sums of activations, for kernels that look up instead of multiplying.
+//! Lookup tables of activation sums, for kernels that look up instead of multiplying.
 //!
-//! Four activations have sixteen sums of a subset; which of them a row needs, four of its bits say, and
-//! one instruction looks up as many rows as a vector has bytes. A code of two bits is two such bits, in
-//! two planes, and both look into the same table.
+//! Four activations have sixteen subset sums; four bits of a row select one of them, and one instruction
+//! looks up as many rows as a vector has bytes. A 2-bit code is two such bits, in two planes, and both use
+//! the same table.
 //!
-//! A sum of four activations has ten bits, too many for a byte, and widening every one that is looked
-//! up would take longer than the lookup. So the sums are moved to 0 .. 512 and kept as four low bits
-//! and five high ones: eight of either kind, those of 32 columns, still add up to less than 256.
+//! A sum of four activations has ten bits, too many for a byte, and widening every looked-up sum would take
+//! longer than the lookup. So the sums are shifted to 0 .. 512 and stored as four low bits and five high
+//! bits: eight of either kind, those of 32 columns, still add up to less than 256.
 #![allow(unsafe_code)]
 
 use crate::cpu::activations::{Q8_LEN, Q8Block};
 
-/// Columns of a [`ActivationLut`].
+/// Columns of an [`ActivationLut`].
 pub const LUT_COLS: usize = 128;
-/// Activations that a table has the sums of.
+/// Activations per table.
 pub(crate) const FOUR: usize = 4;
 /// Columns that share a factor.
 const PART: usize = 32;
-/// Parts of a [`ActivationLut`].
+/// Parts of an [`ActivationLut`].
 const PARTS: usize = LUT_COLS / PART;
 
-/// The sums of subsets of 128 activations.
+/// The subset sums of 128 activations.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Debug)]
 pub struct ActivationLut {
-    /// Of activations `q = 32 p + 8 i + 4 n ..` at `[i][n][0][p]` the low four bits and at `[i][n][1][p]`
-    /// the high ones of `sum - shift`; there at `[m]` the sum of those `q[j]` for which bit `j` of `m` is
-    /// set.
+    /// For activations `q = 32 p + 8 i + 4 n ..`: the low four bits of `sum - shift` at `[i][n][0][p]` and
+    /// the high bits at `[i][n][1][p]`; entry `[m]` there is the sum of those `q[j]` for which bit `j` of `m`
+    /// is set.
     pub(crate) sums: [[[[[u8; 16]; PARTS]; 2]; 2]; 4],
-    /// Per 64 columns the sum of `shift * factor`.
+    /// The sum of `shift * factor` per 64 columns.
     pub(crate) base: [i32; 2],
-    /// The factors of parts 0 and 2, and those of parts 1 and 3, the first in the lower 16 bits.
+    /// The factors of parts 0 and 2, and those of parts 1 and 3, the first of each in the lower 16 bits.
     pub(crate) factor: [i32; 2],
     pad: [u32; 12],
 }
@@ -47,17 +47,17 @@ impl Default for ActivationLut {
     }
 }
 
-/// The sums of subsets by the instructions of one set. Safety: the processor has them.
+/// Computes subset sums with one instruction set. Safety: the processor supports it.
 pub(crate) trait Subsets {
-    /// Half the sum of each four, rounded down, less 254: taken from the sums, which are at most 254 away
-    /// from that half, it makes them 0 or more.
+    /// Half the sum of each four activations, rounded down, minus 254. A subset sum is at most 254 away from
+    /// that half, so subtracting the shift makes it non-negative.
     unsafe fn shifts(q: &[i8; Q8_LEN]) -> [i32; Q8_LEN / FOUR];
 
-    /// The table of four activations: of each sum, less `shift`, the low four bits and the high ones.
+    /// The table of four activations: the low four bits and the high bits of each sum minus `shift`.
     unsafe fn table(q: [i8; FOUR], shift: i32, low: &mut [u8; 16], high: &mut [u8; 16]);
 }
 
-/// One token's lookup tables.
+/// Builds one token's lookup tables.
 #[inline(always)]
 pub(crate) unsafe fn fill<S: Subsets>(q8: &[Q8Block], out: &mut [ActivationLut]) {
     const HALVES: usize = LUT_COLS / Q8_LEN;

@@ -12,9 +12,9 @@ pub const Q8_LEN: usize = 64;
 
 /// 64 quantized activations: `x[i] = q[i] * factor[i / 32] * step`.
 ///
-/// Each 32 activations have a scale of their own, but all scales of a token are integers times one
-/// step. So a dot product stays exact in integers for a whole block of weights, which is faster than a
-/// float scale per group.
+/// Every 32 activations have their own scale, but all scales of a token are integers times one step. So a dot
+/// product stays exact in integers for a whole block of weights, which is faster than a float scale per
+/// group.
 #[repr(C, align(16))]
 #[derive(Clone, Copy, Debug)]
 pub struct Q8Block {
@@ -22,7 +22,7 @@ pub struct Q8Block {
     pub q: [i8; 64],
     /// The factor, 0 to 32767, of each 32 activations.
     pub factor: [i32; 2],
-    /// Minus the sum of `q * factor`: what the codes of weights, of zero point 1, start from.
+    /// Minus the sum of `q * factor`: the initial value of a dot product with codes of zero point 1.
     pub start: i32,
     /// The step: the same for all activations of a token.
     pub step: f32,
@@ -40,18 +40,17 @@ impl Default for Q8Block {
     }
 }
 
-/// Blocks that a row of `cols` activations takes; the last one is filled up with zeros.
+/// Blocks per row of `cols` activations; the last one is padded with zeros.
 pub const fn q8_blocks(cols: usize) -> usize {
     cols.div_ceil(Q8_LEN)
 }
 
 /// Quantizes `x` of shape `(tokens, cols)` into `out` of shape `(tokens, q8_blocks(cols))`.
 ///
-/// Factors count from 32767 for the largest magnitude of a token. Per 32 activations, `q` is rounded half
-/// away from zero with the smallest factor that keeps `|q| <= 127`; then the factor is fitted to that `q`
-/// by least squares. A token holding an
-/// infinity or NaN gets step NaN, so that it shows in every output; one whose magnitudes are all below
-/// 2^-90 counts as zero. The bits are the same on every ISA.
+/// Factors are scaled so that the largest magnitude of a token has 32767. Per 32 activations, `q` is rounded
+/// half away from zero with the smallest factor that keeps `|q| <= 127`; then the factor is fitted to that
+/// `q` by least squares. A token with an infinity or NaN gets step NaN, so that it shows in every output; one
+/// whose magnitudes are all below 2^-90 counts as zero. The bits are the same on every ISA.
 ///
 /// # Errors
 /// [`Error::Length`] if a length does not fit the shapes.
@@ -144,7 +143,7 @@ pub(crate) fn largest_bits(x: &[f32]) -> u32 {
     max[0]
 }
 
-/// Blocks whose groups are quantized side by side: divisions take long, but a vector's as long as one.
+/// Blocks whose groups are quantized side by side: a vector division takes as long as a scalar one.
 const BLOCKS: usize = 8;
 const GROUPS: usize = 2 * BLOCKS;
 

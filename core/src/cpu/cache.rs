@@ -6,7 +6,7 @@ use crate::cache::{KvCodec, KvFormat, KvShape, KvStorage, with_codec};
 use crate::error::{Error, Result};
 use crate::memory::Memory;
 
-/// Keys and values of one sequence. All memory is taken when it is made.
+/// Keys and values of one sequence. All memory is allocated when it is created.
 pub struct CpuCache<'m> {
     pub(super) format: KvFormat,
     pub(super) shape: KvShape,
@@ -19,7 +19,7 @@ impl core::fmt::Debug for CpuCache<'_> {
     }
 }
 
-/// Bytes of a cache: of its keys and values, and with the slack for alignment.
+/// Bytes of a cache: of its keys and values, and including the slack for alignment.
 pub(super) fn plan(format: KvFormat, shape: KvShape) -> Result<(usize, usize)> {
     let mut planner = Planner::default();
     let kv = with_codec!(format, C => KvStorage::<C>::plan(shape, &mut planner));
@@ -32,7 +32,7 @@ impl<'m> CpuCache<'m> {
         Ok(CpuCache { format, shape, memory })
     }
 
-    /// In memory that the host supplies, with any content.
+    /// A cache in memory that the host supplies, with any content.
     pub(super) fn new_in(
         format: KvFormat,
         shape: KvShape,

@@ -25,15 +25,15 @@ use crate::model::{BonsaiModel, ModelConfig, Program};
 use crate::pool::Pool;
 use crate::session::Session;
 
-/// A model on the CPU: its weights, scratch memory for a batch, and the pool its work is spread over. No
-/// computing call allocates.
+/// A model on the CPU: its weights, scratch memory for a batch, and the thread pool. No computing call
+/// allocates.
 pub struct Cpu<'m, B> {
     weights: Arc<CpuWeights<B>>,
     options: CpuOptions,
     plan: ScratchPlan,
     memory: Memory<'m>,
     pool: Box<dyn Pool + Send + 'm>,
-    /// The row of the logits that were read out last, while they are there.
+    /// The row of the logits that were read out last, if they are still in the buffer.
     last: Option<usize>,
 }
 
@@ -44,10 +44,10 @@ impl<B> core::fmt::Debug for Cpu<'_, B> {
 }
 
 impl<B: ModelBytes> CpuWeights<B> {
-    /// The bytes that a device with `options` and a sequence with `session` take.
+    /// The memory of a device with `options` and a sequence with `session`.
     ///
     /// # Errors
-    /// For an option outside its range, [`Error::Memory`] for more bytes than there are addresses.
+    /// For an option outside its range; [`Error::Memory`] if the size exceeds the address space.
     pub fn memory_plan(&self, options: &CpuOptions, session: &SessionOptions) -> Result<MemoryPlan> {
         let (config, luts) = (self.model().config(), self.any_in(Layout::Panels8));
         MemoryPlan::new(config, self.program(), luts, options, session)
@@ -55,7 +55,8 @@ impl<B: ModelBytes> CpuWeights<B> {
 }
 
 impl MemoryPlan {
-    /// For any model with these numbers, checked: with lookup tables, whether its weights need them or not.
+    /// Plans memory for any model with this configuration, which is checked. Lookup tables are included,
+    /// whether its weights need them or not.
     ///
     /// # Errors
     /// As [`CpuWeights::memory_plan`].
@@ -96,16 +97,16 @@ fn shape(program: &Program, options: &CpuOptions, session: &SessionOptions) -> R
 }
 
 impl<'m, B: ModelBytes> Cpu<'m, B> {
-    /// A device that reads the weights of `model` as they are in the file.
+    /// A device that reads the weights of `model` in the layout of the file.
     ///
     /// # Errors
-    /// For an option outside its range, [`Error::Memory`].
+    /// For an option outside its range; [`Error::Memory`].
     pub fn new(model: BonsaiModel<B>, options: &CpuOptions, pool: impl Pool + Send + 'm) -> Result<Self> {
         Self::with_weights(Arc::new(CpuWeights::new(model)?), options, pool)
     }
 
-    /// A device that first rearranges the weights in place as its kernels read them fastest (if activations are
-    /// integers). Same results.
+    /// A device that first repacks the weights in place into the layout its kernels read fastest (if
+    /// activations are integers). Results are the same.
     ///
     /// # Errors
     /// As [`Cpu::new`].
@@ -121,7 +122,7 @@ impl<'m, B: ModelBytes> Cpu<'m, B> {
         Self::with_weights(Arc::new(weights), options, pool)
     }
 
-    /// A device over weights that other devices may use, too.
+    /// A device over weights that can be shared with other devices.
     ///
     /// # Errors
     /// As [`Cpu::new`].
@@ -134,11 +135,11 @@ impl<'m, B: ModelBytes> Cpu<'m, B> {
         Ok(Cpu { weights, options, plan, memory: Memory::zeroed(bytes)?, pool: Box::new(pool), last: None })
     }
 
-    /// As [`Cpu::with_weights`], in `memory` of at least [`MemoryPlan::device`] bytes, at any alignment and with any
-    /// content: static RAM on firmware, say.
+    /// As [`Cpu::with_weights`], in `memory` of at least [`MemoryPlan::device`] bytes, at any alignment and
+    /// with any content, such as static RAM on firmware.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Cpu::with_weights`].
     pub fn new_in(
         weights: Arc<CpuWeights<B>>,
         options: &CpuOptions,
@@ -164,11 +165,11 @@ impl<'m, B: ModelBytes> Cpu<'m, B> {
         Ok((options, plan, planner.total()?))
     }
 
-    /// A session in `memory` of at least [`MemoryPlan::session`] bytes: in large pages, say, which make a long
-    /// context a third faster to read.
+    /// A session in `memory` of at least [`MemoryPlan::session`] bytes, such as large pages, which make a
+    /// long context a third faster to read.
     ///
     /// # Errors
-    /// For an option outside its range, [`Error::Memory`] for too few bytes.
+    /// For an option outside its range; [`Error::Memory`] for too few bytes.
     pub fn session_in(
         &self,
         options: &SessionOptions,
@@ -188,12 +189,12 @@ impl<'m, B: ModelBytes> Cpu<'m, B> {
         self.weights.model()
     }
 
-    /// The options in force.
+    /// The effective options.
     pub fn options(&self) -> &CpuOptions {
         &self.options
     }
 
-    /// The bytes that this device and a sequence with `session` take.
+    /// The memory of this device and a sequence with `session`.
     ///
     /// # Errors
     /// As [`CpuWeights::memory_plan`].

@@ -1,4 +1,4 @@
-//! From base-3 digits to 2-bit codes.
+//! Expansion of base-3 digits to 2-bit codes.
 #![forbid(unsafe_code)]
 
 use crate::cpu::isa::Isa;
@@ -9,11 +9,11 @@ use crate::pool::Pool;
 use crate::quant::trits::{Ptq1_0, Tq1_0};
 use crate::quant::{Block, Format};
 
-/// Writes the blocks `from` of base-3 `format` to `to` in [`Format::expanded`], the same weights; spread
-/// over `pool`.
+/// Expands the blocks `from` of base-3 `format` to [`Format::expanded`] in `to`: the same weights. The work
+/// is spread over `pool`.
 ///
 /// # Errors
-/// [`Error::Length`] if `from` is not whole blocks, or `to` has not as many; [`Error::Unsupported`] for
+/// [`Error::Length`] if `from` is not whole blocks or `to` does not have as many; [`Error::Unsupported`] for
 /// another format.
 pub fn expand(isa: Isa, format: Format, from: &[u8], to: &mut [u8], pool: &dyn Pool) -> Result<()> {
     const JOB: usize = 1024; // blocks
@@ -43,7 +43,8 @@ pub fn expand(isa: Isa, format: Format, from: &[u8], to: &mut [u8], pool: &dyn P
     Ok(())
 }
 
-/// Blocks of `B` to blocks of codes: in four planes with the scale last, or in turn behind the scale.
+/// Converts blocks of `B` to blocks of codes: in four planes with the scale last, or in sequence after the
+/// scale.
 struct Expand<'a, B, const PLANES: bool> {
     from: &'a [u8],
     to: &'a mut [u8],

@@ -1,5 +1,5 @@
-//! Expanding base-3 matrices of a whole file to 2-bit codes, which take a fifth more memory and a third
-//! of the work.
+//! Expands the base-3 matrices of a whole file to 2-bit codes, which take a fifth more memory and a third of
+//! the work.
 #![forbid(unsafe_code)]
 
 use alloc::vec::Vec;
@@ -13,21 +13,21 @@ use crate::pool::Pool;
 use crate::quant::Format;
 use crate::sort;
 
-/// Where the parts of the expanded file go.
+/// Layout of the expanded file.
 struct Plan {
     tensors: Vec<Moved>,
     data_start: usize,
     len: usize,
-    /// At least `len`: so large that no tensor of a file which ends where this ends is reached by those
-    /// before it.
+    /// At least `len`: large enough that, in a file placed at the end of this space, no tensor is overwritten
+    /// by those before it.
     room: usize,
     expands: bool,
 }
 
-/// One tensor, before and after; positions in the whole file.
+/// One tensor, before and after; offsets in the whole file.
 struct Moved {
     name: Name,
-    /// Where its type stands in the header; its offset follows.
+    /// Offset of its type in the header; its offset follows.
     id_at: usize,
     format: Option<Format>,
     from: (usize, usize),
@@ -85,16 +85,17 @@ impl Plan {
     }
 }
 
-/// What expanding a file takes.
+/// Memory needed to expand a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Expansion {
     /// Bytes of the expanded file.
     pub len: usize,
-    /// Bytes that [`expand_file`] must be given: as many, but for files with much that is no tensor.
+    /// Bytes that [`expand_file`] needs: usually `len`, but more for files with much data outside the
+    /// tensors.
     pub room: usize,
 }
 
-/// What [`expand_file`] takes and gives for this file of `file_len` bytes; `None` if it has no base-3 matrices.
+/// The memory to expand this file of `file_len` bytes; `None` if it has no base-3 matrices.
 ///
 /// # Errors
 /// [`Error::Limit`] if the address space is too small, [`Error::Length`] for a model in several files.
@@ -103,12 +104,12 @@ pub fn expansion(gguf: &Gguf<'_>, file_len: usize) -> Result<Option<Expansion>> 
     Ok(plan.expands.then_some(Expansion { len: plan.len, room: plan.room }))
 }
 
-/// Bytes of a matrix that are read before what they become is written.
+/// Bytes of a matrix that are read before their expansion is written.
 const WINDOW: usize = 1 << 20;
 
-/// Rewrites a file with every PTQ1_0 matrix as PQ2_0 and every TQ1_0 matrix as TQ2_0: the same weights to the
-/// last bit. The file is in the last `file_len` of `bytes`; what comes of it is in the first ones, as many as
-/// it returns ([`Expansion::len`]). Beside them a megabyte is taken. The work is spread over `pool`.
+/// Rewrites a file with every PTQ1_0 matrix as PQ2_0 and every TQ1_0 matrix as TQ2_0: exactly the same
+/// weights. The file is in the last `file_len` of `bytes`; the result is in the first [`Expansion::len`]
+/// bytes, which is also the return value. Allocates one more megabyte. The work is spread over `pool`.
 ///
 /// # Errors
 /// [`Error::Length`] if there are fewer than [`Expansion::room`] bytes; those of [`Gguf::parse_with`];
@@ -134,8 +135,8 @@ pub fn expand_file(
     if bytes.len() < plan.room {
         return Err(short("room to expand the file", plan.room, bytes.len()));
     }
-    // Tensors only ever move to the front: `room` is so large that at the end of each there is still space
-    // before what is yet to be read, and so at every place in it, as no matrix becomes smaller.
+    // Tensors only ever move to the front: `room` is large enough that the writing position never overtakes
+    // the reading position, since no matrix becomes smaller.
     bytes.copy_within(shift..shift + plan.data_start, 0);
     let mut window = with_capacity(WINDOW as u64)?;
     let mut written = plan.data_start;

@@ -1,4 +1,4 @@
-//! Which model, and which context, fit into how much memory.
+//! Which models, and which contexts, fit into a given amount of memory.
 #![forbid(unsafe_code)]
 
 use super::options::{CpuOptions, MemoryPlan};
@@ -7,14 +7,15 @@ use crate::device::SessionOptions;
 use crate::error::Result;
 use crate::model::{ModelSpec, all_specs};
 
-/// Bytes of a process beside the weights and what [`MemoryPlan`] counts, at most: code, tokenizer, stacks.
+/// Most bytes of a process besides the weights and [`MemoryPlan`]: code, tokenizer, stacks.
 pub const PROCESS_BYTES: u64 = 16 << 20;
 
-/// Bytes of a published file beside its matrices, at most: vocabulary and norms.
+/// Most bytes of a published file besides its matrices: vocabulary and norms.
 const FILE_BYTES: u64 = 8 << 20;
 
-/// The longest context of at most `max` tokens with which weights of `weights` bytes, the process and what `plan` says
-/// for a context take at most `bytes` together; `None` if not even one token fits. `plan` must not shrink as the context grows.
+/// The longest context of at most `max` tokens such that weights of `weights` bytes, the process and
+/// `plan(context)` together take at most `bytes`; `None` if not even one token fits. `plan` must not shrink
+/// as the context grows.
 pub fn longest_context(
     max: usize,
     bytes: u64,
@@ -22,7 +23,7 @@ pub fn longest_context(
     plan: impl Fn(usize) -> Result<MemoryPlan>,
 ) -> Option<usize> {
     let left = bytes.checked_sub(weights)?.checked_sub(PROCESS_BYTES)?;
-    // A context of more bytes than there are addresses does not fit either.
+    // A context larger than the address space does not fit either.
     let fits = |context: usize| plan(context).is_ok_and(|plan| plan.total as u64 <= left);
     if !fits(1) {
         return None;
@@ -35,7 +36,7 @@ pub fn longest_context(
     Some(low)
 }
 
-/// Every published model with the longest context that fits into `bytes` on the CPU, with a cache in `kv`.
+/// Every published model with the longest context that fits into `bytes` on the CPU, with a `kv` cache.
 pub fn published_within(bytes: u64, kv: KvFormat) -> impl Iterator<Item = (ModelSpec, Option<usize>)> {
     all_specs().map(move |spec| {
         let plan = |context| {
@@ -53,11 +54,11 @@ mod tests {
     use super::*;
     use crate::model::ModelVariant;
 
-    /// By hand for Bonsai-1.7B, whose file has 248,302,272 bytes: a token takes 28 layers x 2 x 8 heads x 128 numbers,
-    /// 114,688 bytes in f16.
+    /// Computed by hand for Bonsai-1.7B, whose file has 248,302,272 bytes: a token takes 28 layers x 2 x 8
+    /// heads x 128 elements, 114,688 bytes in f16.
     #[test]
     fn the_context_is_what_is_left_by_weights_and_process() {
-        // Most of these plans have more bytes than 32 bits count.
+        // Most of these plans exceed 32 bits.
         if usize::BITS < 64 {
             return;
         }

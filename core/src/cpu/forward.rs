@@ -1,4 +1,4 @@
-//! Running a program's operations on the CPU.
+//! Runs a program's operations on the CPU.
 #![forbid(unsafe_code)]
 
 use core::ops::Range;
@@ -27,7 +27,7 @@ use crate::model::program::{BufferId, Op, QkNorm, RopePairing, TensorId};
 use crate::model::weights::ModelBytes;
 use crate::pool::{Pool, Serial};
 
-/// What stays the same during a batch.
+/// The state shared by all operations of a batch.
 pub(super) struct Forward<'f, B> {
     pub(super) weights: &'f CpuWeights<B>,
     pub(super) isa: Isa,
@@ -38,7 +38,7 @@ pub(super) struct Forward<'f, B> {
 const MAX_ROWS: usize = 64;
 
 impl<B: ModelBytes> Forward<'_, B> {
-    /// The pool, or none for so few multiplications that waking another thread takes longer.
+    /// The pool, or a serial one for so little work that waking another thread would take longer.
     fn pool_for(&self, products: usize) -> &dyn Pool {
         const FEW: usize = 1 << 18; // some ten microseconds
         if products < FEW { &Serial } else { self.pool }
@@ -267,7 +267,7 @@ impl<B: ModelBytes> Forward<'_, B> {
         Ok(())
     }
 
-    /// Quantizes the first `n` rows of `x`, of `cols` numbers, for the products that share them.
+    /// Quantizes the first `n` rows of `x`, of `cols` elements, for the products that share them.
     fn input<'s>(
         &self,
         x: BufferId,
@@ -292,8 +292,8 @@ impl<B: ModelBytes> Forward<'_, B> {
         Ok(Input { f32, q8: Some(&scratch.q8[..len]), luts: &scratch.luts[..luts] })
     }
 
-    /// Runs the head for the rows that are read out, and hands them to `sink`. Leaves in `last` which row of the logits
-    /// buffer was read out last, if it is still there.
+    /// Runs the head for the rows that are read out, and passes them to `sink`. Sets `last` to the row of the
+    /// logits buffer that was read out last, if it is still there.
     pub(super) fn read_out(
         &self,
         rows: &Rows<'_>,
@@ -305,7 +305,7 @@ impl<B: ModelBytes> Forward<'_, B> {
         let cols = program.cols(program.residual);
         let mut n = 0;
         for wanted in rows.wanted() {
-            // To the front; rows come in order, so none is overwritten before it is moved.
+            // Move to the front; rows come in order, so none is overwritten before it is moved.
             let x = scratch.buffer_mut(program.residual, (wanted.row + 1) * cols);
             x.copy_within(wanted.row * cols.., n * cols);
             n += 1;
@@ -322,7 +322,7 @@ impl<B: ModelBytes> Forward<'_, B> {
         }
         let mut wanted = rows.wanted().enumerate().peekable();
         while let Some((first, one)) = wanted.next() {
-            // Rows of one kind are computed together, as far as there is room for their results.
+            // Rows of one kind are computed together, as far as their results fit.
             let most = match one.readout {
                 Readout::Hidden => 1,
                 Readout::Logits | Readout::Top(_) => scratch.logits.len() / program.vocab(),
@@ -368,7 +368,7 @@ impl<B: ModelBytes> Forward<'_, B> {
         let output = self.weights.matrix(program.output)?.row_range(vocab.start, vocab.len())?;
         let (n, cols) = (rows.len(), output.cols());
         if rows.start > 0 {
-            // The product reads rows from the first on.
+            // The product reads rows from the first one on.
             let hidden = scratch.buffer_mut(program.hidden, rows.end * cols);
             hidden.copy_within(rows.start * cols.., 0);
         }
@@ -380,7 +380,7 @@ impl<B: ModelBytes> Forward<'_, B> {
         done
     }
 
-    /// The most likely token after each of `rows`, and its logit: one product, a part of the vocabulary at a time.
+    /// The most likely token after each of `rows`, and its logit: one product per part of the vocabulary.
     fn best(&self, rows: Range<usize>, scratch: &mut Scratch<'_>) -> Result<ArrayVec<(u32, f32), MAX_ROWS>> {
         let (n, vocab) = (rows.len(), self.weights.program().vocab());
         let part = match n {
@@ -408,7 +408,7 @@ impl<B: ModelBytes> Forward<'_, B> {
     }
 }
 
-/// What [`Op::RopeStore`] works on: the rows of a segment in whole buffers.
+/// The arguments of [`Op::RopeStore`]: the rows of a segment in whole buffers.
 struct Part<'p, 's> {
     segment: &'p Segment<'s>,
     q: &'p mut [f32],
@@ -416,8 +416,8 @@ struct Part<'p, 's> {
     v: BufferId,
 }
 
-/// Normalizes and rotates the heads of `q` and `k`, stores `k` and `v`, and converts `q` to what the cache's
-/// keys are multiplied with.
+/// Normalizes and rotates the heads of `q` and `k`, stores `k` and `v`, and prepares `q` for the cache
+/// format.
 struct QkNormRopeStore<'a, C> {
     /// Weights `(head_dim)` of the norms of queries and of keys.
     norms: Option<(&'a [f32], &'a [f32])>,

@@ -1,10 +1,10 @@
-//! Which instruction set the kernels use, decided at run time and without `std`.
+//! The instruction set of the kernels, detected at run time and without `std`.
 #![allow(unsafe_code)]
 
 use crate::error::{Error, Result};
 
-/// An instruction set that this machine is known to have: there is no way to make one it lacks, so
-/// that holding an `Isa` proves that its kernels can run.
+/// An instruction set that this machine supports. No other can be constructed, so holding an `Isa` proves
+/// that its kernels can run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Isa(Kind);
 
@@ -15,7 +15,7 @@ pub(crate) enum Kind {
     Avx2,
     #[cfg(target_arch = "x86_64")]
     Avx512Vnni,
-    /// With tiles of bytes.
+    /// With AMX tiles of 8-bit integers.
     #[cfg(target_arch = "x86_64")]
     Avx512Amx,
     #[cfg(target_arch = "aarch64")]
@@ -24,7 +24,7 @@ pub(crate) enum Kind {
     NeonDot,
     #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
     Simd128,
-    /// With the products of relaxed SIMD.
+    /// With the dot products of relaxed SIMD.
     #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
     RelaxedDot,
 }
@@ -63,7 +63,7 @@ impl Kind {
             Kind::Neon => cfg!(target_feature = "neon"),
             #[cfg(target_arch = "aarch64")]
             Kind::NeonDot => cfg!(target_feature = "neon") && arm::dotprod(),
-            // A module holding simd128 instructions does not even load where they are missing.
+            // A module with simd128 instructions does not even load where they are missing.
             #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
             Kind::Simd128 => true,
             #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
@@ -81,8 +81,9 @@ impl Isa {
         Isa::available().last().unwrap_or(Isa::SCALAR)
     }
 
-    /// Every instruction set of this machine, slowest first. Where the processor has AMX, Linux is asked to let this
-    /// process use it; from then on it refuses alternate signal stacks that tiles do not fit on.
+    /// Every instruction set of this machine, slowest first. If the processor has AMX, Linux is asked to let
+    /// this process use it; from then on Linux refuses alternate signal stacks that are too small for the
+    /// tile state.
     pub fn available() -> impl Iterator<Item = Isa> {
         Kind::ALL.iter().copied().filter(|k| k.supported()).map(Isa)
     }
@@ -96,7 +97,7 @@ impl Isa {
         })
     }
 
-    /// The name that [`Isa::named`] knows it by.
+    /// The name accepted by [`Isa::named`].
     pub const fn name(self) -> &'static str {
         match self.0 {
             Kind::Scalar => "scalar",
@@ -128,8 +129,8 @@ impl Isa {
 mod x86 {
     use core::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
 
-    /// Whether the processor has, and the operating system saves the registers of, (AVX2 and F16C,
-    /// AVX-512 F, BW, VL and VNNI).
+    /// Whether the processor has (AVX2 and F16C, AVX-512 F, BW, VL and VNNI) and the operating system saves
+    /// their registers.
     pub(super) fn features() -> (bool, bool) {
         let bit = |word: u32, n: u32| word >> n & 1 == 1;
         if __cpuid(0).eax < 7 {
@@ -140,7 +141,7 @@ mod x86 {
         if !(osxsave && avx && f16c) {
             return (false, false);
         }
-        // SAFETY: OSXSAVE says that XGETBV may be executed.
+        // OSXSAVE states that XGETBV may be executed.
         let saved = unsafe { xcr0() };
         let seven = __cpuid_count(7, 0);
         let avx2 = saved & 0x06 == 0x06 && bit(seven.ebx, 5);
@@ -150,8 +151,8 @@ mod x86 {
         (avx2, avx2 && avx512)
     }
 
-    /// Whether a processor with AVX-512 has tiles of bytes, too, and this process may use them: Linux gives
-    /// leave to processes that ask, for all of their threads. Of other systems none is known to be asked.
+    /// Whether a processor with AVX-512 also has AMX with 8-bit tiles, and this process may use them: Linux
+    /// grants it per process, on request. Other systems are not supported.
     pub(super) fn tiles() -> bool {
         let seven = __cpuid_count(7, 0).edx;
         // SAFETY: AVX-512 is only there with OSXSAVE.
@@ -219,8 +220,8 @@ mod arm {
 mod relaxed {
     use core::arch::wasm32::*;
 
-    /// Whether the products take one instruction, as they do on x86. Elsewhere they take three, and table lookups are
-    /// faster. There, and nowhere else, codes above 127 are taken for what they are.
+    /// Whether the dot product takes one instruction, as on x86. Elsewhere it takes three, and table lookups
+    /// are faster. Only the x86 instruction treats codes above 127 as unsigned.
     pub(super) fn multiplies_fast() -> bool {
         let (activations, codes) = core::hint::black_box((i8x16_splat(1), u8x16_splat(128)));
         i16x8_extract_lane::<0>(i16x8_relaxed_dot_i8x16_i7x16(activations, codes)) == 256

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`Cpu`], [`CpuWeights`], [`CpuOptions`] | the device, its weights, its options |
 //! | [`matmul`], [`attention`](self), [`op`] | the operations |
-//! | [`isa`], [`simd`] | instruction sets, and vectors in each of them |
+//! | [`isa`], [`simd`] | instruction sets, and their vectors |
 //! | [`repack`], [`expand`] | weights rearranged for the kernels |
 //! | [`fit`] | which model and context fit into how much memory |
 

@@ -1,4 +1,4 @@
-//! What a CPU device should be able to do.
+//! Options of a CPU device.
 #![forbid(unsafe_code)]
 
 use super::isa::Isa;
@@ -6,16 +6,16 @@ use crate::device::Activations;
 use crate::error::{Error, Result};
 use crate::model::ModelConfig;
 
-/// What a device should be able to do; it decides how much scratch memory it takes.
+/// Options of a CPU device, which decide how much scratch memory it takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CpuOptions {
-    /// Most positions of a sequence; more than the model's own context is cut to it.
+    /// Most positions of a sequence; clamped to the model's context.
     pub context: usize,
     /// Precision of activations.
     pub activations: Activations,
-    /// Rows that go through the model together.
+    /// Rows computed together.
     pub batch: usize,
-    /// Rows whose logits are computed together when logits of many rows are asked for.
+    /// Rows whose logits are computed together when logits of many rows are requested.
     pub logit_rows: usize,
     /// Instruction set of the kernels.
     pub isa: Isa,
@@ -34,7 +34,7 @@ impl Default for CpuOptions {
 }
 
 impl CpuOptions {
-    /// The options checked, and cut to what the model can use.
+    /// The options, checked and clamped to the model's limits.
     pub(super) fn fitted(&self, config: &ModelConfig) -> Result<CpuOptions> {
         for (what, value, max) in [
             ("context", self.context, usize::MAX),
@@ -54,19 +54,19 @@ impl CpuOptions {
     }
 }
 
-/// Bytes that a device and one sequence take. The weights are not counted: they stay in the file.
+/// Memory of a device and one sequence. The weights are not counted: they stay in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryPlan {
     /// Keys and values of the sequence.
     pub kv: usize,
     /// Activations of one batch.
     pub scratch: usize,
-    /// Output scores.
+    /// Logits.
     pub logits: usize,
-    /// All of it, with alignment.
+    /// Everything, including alignment.
     pub total: usize,
-    /// What the device takes of it: [`Cpu::new_in`](super::Cpu::new_in) must be given as much.
+    /// The device's share: [`Cpu::new_in`](super::Cpu::new_in) needs this much.
     pub device: usize,
-    /// What the sequence takes of it: [`Cpu::session_in`](super::Cpu::session_in) must be given as much.
+    /// The sequence's share: [`Cpu::session_in`](super::Cpu::session_in) needs this much.
     pub session: usize,
 }

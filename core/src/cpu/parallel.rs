@@ -1,4 +1,4 @@
-//! Splitting a mutable buffer over the workers of a [`Pool`].
+//! Splits mutable buffers over the workers of a [`Pool`].
 #![allow(unsafe_code)]
 
 use crate::pool::Pool;
@@ -17,8 +17,8 @@ impl<T> Base<T> {
 /// Calls `job(i, chunk)` for the `i`-th run of `chunk` elements of `data` (the last may be shorter),
 /// spread over `pool`.
 ///
-/// Chunks are claimed from a counter of our own, so that even a pool that breaks its contract and
-/// runs an index twice cannot make two jobs share one.
+/// Chunks are claimed from a counter, so that even a pool that breaks its contract and runs an index twice
+/// cannot make two jobs share one.
 pub(crate) fn for_each_chunk<T: Send>(
     pool: &dyn Pool,
     data: &mut [T],
@@ -77,13 +77,13 @@ impl<'y> Tile<'y> {
         if r >= self.rows {
             return &mut [];
         }
-        // SAFETY: these columns of this row are inside the buffer, and nobody else has them.
+        // SAFETY: these columns of this row are inside the buffer and not aliased.
         unsafe { core::slice::from_raw_parts_mut(self.base.add(r * self.stride), self.cols) }
     }
 
-    /// Columns `at..at + n` of row `r`, which must be inside.
+    /// Pointer to columns `at..at + n` of row `r`, which must be inside the tile.
     pub(crate) fn pointer(&mut self, r: usize, at: usize, n: usize) -> *mut f32 {
-        // Callers ask for columns of their own tile; the pointer rests on it.
+        // Callers ask for columns of their own tile; the pointer relies on it.
         assert!(r < self.rows && at <= self.cols && n <= self.cols - at, "outside of the tile");
         // SAFETY: inside the buffer, as just checked.
         unsafe { self.base.add(r * self.stride + at) }
@@ -105,7 +105,7 @@ pub(crate) fn for_each_tile<const N: usize>(
     let tiles = down.saturating_mul(cols.div_ceil(tile_cols));
     let size = rows.checked_mul(cols);
     let bases = buffers.map(|buffer| {
-        // Callers give buffers of these dimensions; the tiles made of them rest on it.
+        // Callers give buffers of these dimensions; the tiles rely on it.
         assert!(buffer.is_empty() || Some(buffer.len()) == size, "a buffer of other dimensions");
         (Base(buffer.as_mut_ptr()), if buffer.is_empty() { 0 } else { rows })
     });
@@ -116,7 +116,7 @@ pub(crate) fn for_each_tile<const N: usize>(
             return;
         }
         let (row, col) = (i % down * tile_rows, i / down * tile_cols);
-        // The counter gives each tile once, and they do not overlap; the buffers stay mutably borrowed
+        // The counter yields each tile once, and tiles do not overlap; the buffers stay mutably borrowed
         // until all jobs have returned.
         let tiles = core::array::from_fn(|n| {
             let (base, rows) = &bases[n];
@@ -195,7 +195,7 @@ impl OutputRows<'_> {
     }
 }
 
-/// What [`for_each_rows`] is to fill, `(tokens, rows)`, and the rows of a job.
+/// The outputs that [`for_each_rows`] fills, `(tokens, rows)`, and the rows per job.
 pub(crate) struct Output<'y> {
     pub(crate) y: &'y mut [f32],
     pub(crate) rows: usize,
@@ -204,7 +204,7 @@ pub(crate) struct Output<'y> {
 
 /// Calls `job(i, rows)` for every chunk of rows of every `outputs[i]`, spread over `pool`.
 ///
-/// A chunk is a job: a fast worker takes more of them, and the pool sees how long one takes.
+/// A chunk is a job: a fast worker takes more of them, and the pool can measure how long one takes.
 pub(crate) fn for_each_rows<const N: usize>(
     pool: &dyn Pool,
     tokens: usize,
@@ -230,8 +230,8 @@ pub(crate) fn for_each_rows<const N: usize>(
             // SAFETY: first < rows, so inside `y` or, without tokens, at most one element past its end.
             let base = unsafe { base.get().add(if tokens == 0 { 0 } else { first }) };
             let len = (*chunk).min(rows - first);
-            // The counter gives each chunk once, so no two `OutputRows` share a row; the outputs stay mutably
-            // borrowed until all jobs have returned.
+            // The counter yields each chunk once, so no two `OutputRows` share a row; the outputs stay
+            // mutably borrowed until all jobs have returned.
             let y = core::marker::PhantomData;
             return job(i, OutputRows { base, stride: *rows, tokens, first, len, y });
         }

@@ -1,9 +1,8 @@
-//! How the rows of a matrix lie in memory: as in the file, or repacked for vector instructions.
+//! Memory layout of a matrix: row-major as in the file, or repacked for vector instructions.
 //!
-//! In panels, 16 rows stand side by side, in as many bytes as before: first, for each block
-//! of the columns, the 16 scales; then, block after block, the codes, a piece of each row in turn, so
-//! that one vector holds the same columns of 16 rows and no sum crosses its lanes. Rows past the last
-//! whole panel stay as they are.
+//! A panel interleaves 16 rows in the same number of bytes: for each block of columns, the 16 scales come
+//! first, then the codes, block by block and a piece of each row in turn, so that one vector holds the same
+//! columns of 16 rows and no sum crosses its lanes. Rows after the last whole panel stay row-major.
 #![forbid(unsafe_code)]
 
 use alloc::vec::Vec;
@@ -15,33 +14,33 @@ use crate::error::{Error, Name, Result};
 use crate::pool::Pool;
 use crate::quant::{Format, Matrix, unpack_exact};
 
-/// Rows side by side in a repacked matrix.
+/// Rows per panel.
 pub const PANEL_ROWS: usize = 16;
 
-/// The arrangement of a matrix.
+/// The layout of a matrix.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Layout {
-    /// Row after row, as files have it.
+    /// Row by row, as in files.
     #[default]
     RowMajor,
-    /// 32 bits of each of 16 rows in turn, for instructions that add up four products a lane. Within
-    /// the 32 bits, shifting right and keeping the lowest code of each byte brings out four neighbours.
+    /// 32 bits of each of 16 rows in turn, for instructions that add four products per lane. Within the 32
+    /// bits, shifting right and masking the lowest code of each byte yields four adjacent columns.
     Panels32,
-    /// A byte of each of 16 rows in turn, for table lookups: a bit of each of eight columns, in their
-    /// order. Two bits of eight columns are two bytes, the low bits first. With one bit, the bytes of
-    /// 128 columns stand in the order of columns 0, 32, 64, 96, 8, 40 and so on, so that a vector of
-    /// several times 16 bytes holds columns with factors of their own.
+    /// A byte of each of 16 rows in turn, for table lookups: one bit for each of eight columns, in order.
+    /// With 2-bit codes, eight columns are two bytes, the low bits first. With one bit, the bytes of 128
+    /// columns are in the order of columns 0, 32, 64, 96, 8, 40 and so on, so that a vector of several times
+    /// 16 bytes holds columns with different factors.
     Panels8,
 }
 
 impl Layout {
-    /// The layout that the kernels of `isa` read matrices of `format` from fastest.
+    /// The layout in which the kernels of `isa` are fastest for matrices of `format`.
     pub const fn preferred(isa: Isa, format: Format) -> Layout {
         let _ = format;
         match isa.kind() {
             Kind::Scalar => Layout::RowMajor,
-            // Half as many bits are half as many lookups, but as many products.
+            // Half as many bits need half as many lookups, but as many products.
             #[cfg(target_arch = "x86_64")]
             Kind::Avx2 | Kind::Avx512Vnni | Kind::Avx512Amx if matches!(format, Format::Q1_0) => {
                 Layout::Panels8
@@ -60,13 +59,12 @@ impl Layout {
     }
 }
 
-/// Whether the kernels of `isa` read any matrix faster from panels.
+/// Whether the kernels of `isa` are faster with panels for any format.
 pub const fn repacks(isa: Isa) -> bool {
     !matches!(Layout::preferred(isa, Format::Q1_0), Layout::RowMajor)
 }
 
-/// A packed weight matrix of shape `(rows, cols)` as the kernels read it: a [`Matrix`] and the layout of its
-/// rows.
+/// A packed weight matrix of shape `(rows, cols)` for the kernels: a [`Matrix`] and the layout of its rows.
 #[derive(Clone, Copy, Debug)]
 pub struct PackedMatrix<'a> {
     matrix: Matrix<'a>,
@@ -80,7 +78,7 @@ impl<'a> From<Matrix<'a>> for PackedMatrix<'a> {
 }
 
 impl<'a> PackedMatrix<'a> {
-    /// The bytes of `matrix`, which [`repack`] has rearranged to `layout`.
+    /// Wraps `matrix`, whose bytes [`repack`] has rearranged to `layout`.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for a format that is never repacked.
@@ -125,7 +123,8 @@ impl<'a> PackedMatrix<'a> {
         self.matrix.data()
     }
 
-    /// Rows that lie in panels; those after them, and with [`Layout::RowMajor`] all, lie row by row.
+    /// Rows stored in panels; the remaining rows, and all rows with [`Layout::RowMajor`], are stored row by
+    /// row.
     pub const fn rows_in_panels(&self) -> usize {
         match self.layout {
             Layout::RowMajor => 0,
@@ -133,7 +132,7 @@ impl<'a> PackedMatrix<'a> {
         }
     }
 
-    /// The bytes of the panel of [`PANEL_ROWS`] rows that holds `row`; empty if there is none.
+    /// The bytes of the panel of [`PANEL_ROWS`] rows that contains `row`; empty if there is none.
     pub(crate) fn panel(&self, row: usize) -> &'a [u8] {
         if row >= self.rows_in_panels() {
             return &[];
@@ -142,7 +141,7 @@ impl<'a> PackedMatrix<'a> {
         &self.data()[row / PANEL_ROWS * bytes..][..bytes]
     }
 
-    /// The packed bytes of row `row`; empty if there is no such row, or if it lies in a panel.
+    /// The packed bytes of row `row`; empty if there is no such row, or if it is in a panel.
     pub(crate) fn row(&self, row: usize) -> &'a [u8] {
         if (self.rows_in_panels()..self.rows()).contains(&row) {
             &self.data()[row * self.row_bytes()..(row + 1) * self.row_bytes()]
@@ -151,8 +150,8 @@ impl<'a> PackedMatrix<'a> {
         }
     }
 
-    /// Rows `first .. first + count`, both multiples of [`PANEL_ROWS`] or `count` up to the last row; fewer
-    /// where there are not as many.
+    /// Rows `first .. first + count`, where both are multiples of [`PANEL_ROWS`] or `count` reaches the last
+    /// row; fewer if the matrix ends before.
     pub(crate) fn row_range(&self, first: usize, count: usize) -> Result<Self> {
         let first = first.min(self.rows());
         let count = count.min(self.rows() - first);
@@ -163,7 +162,7 @@ impl<'a> PackedMatrix<'a> {
         })
     }
 
-    /// Block `b` of row `row`, both of which exist, as a file has it; assembled in `copy` if need be.
+    /// Block `b` of row `row`, which must exist, in the file's layout; assembled in `copy` if necessary.
     #[inline(always)]
     pub(crate) fn block<'c>(&self, row: usize, b: usize, copy: &'c mut [u8; 66]) -> &'c [u8]
     where
@@ -176,7 +175,7 @@ impl<'a> PackedMatrix<'a> {
         }
     }
 
-    /// Expands the weights of row `row` from column `at`, which starts a block, into `out`; all exist.
+    /// Expands the weights of row `row` from column `at`, the start of a block, into `out`; all must exist.
     #[inline(always)]
     pub(crate) fn unpack_part(&self, row: usize, at: usize, out: &mut [f32]) {
         let (block, bytes) = (self.format().block(), self.format().block_bytes());
@@ -201,18 +200,18 @@ impl<'a> PackedMatrix<'a> {
     }
 }
 
-/// The arrangement of the codes of a block, scale apart.
+/// The arrangement of the codes in a block, without the scale.
 struct Codes {
-    /// The format of the repacked block, whose scale and codes are apart anyway.
+    /// The format of a repacked block, whose scale and codes are separate anyway.
     format: Format,
     order: Order,
-    /// Bits a code.
+    /// Bits per code.
     bits: u32,
-    /// 32-bit words a block.
+    /// 32-bit words per block.
     words: usize,
 }
 
-/// How a block of a file is laid out.
+/// The layout of a block in a file.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Order {
     /// The scale, then the codes in the order of the columns.
@@ -242,23 +241,21 @@ fn codes(format: Format) -> Option<Codes> {
     }
 }
 
-/// The format that matrices of `format` are of once [`repack`] has been at them, or `None` if they
-/// stay as they are.
+/// The format of the result when [`repack`] is applied to `format`, or `None` if it is never repacked.
 pub fn repacked_format(format: Format) -> Option<Format> {
     Some(codes(format)?.format)
 }
 
-/// Swaps the bits `mask` of `x` with those `by` places higher. Done twice, it is undone.
+/// Swaps the bits `mask` of `x` with those `by` places higher. It is its own inverse.
 #[inline(always)]
 const fn swap(x: u32, mask: u32, by: u32) -> u32 {
     let moved = (x ^ (x >> by)) & mask;
     x ^ moved ^ (moved << by)
 }
 
-/// Between codes in the order of the columns and those of [`Layout::Panels32`]: its own inverse.
+/// Converts between codes in the order of the columns and those of [`Layout::Panels32`]: its own inverse.
 ///
-/// With 2 bits, column `4 s + j` goes to byte `j`, `2 s` bits up; with 1 bit, as many bits up as
-/// [`ONE_BIT_SHIFT`] says.
+/// With 2 bits, column `4 s + j` goes to byte `j`, at bit `2 s`; with 1 bit, at bit [`ONE_BIT_SHIFT`]`[s]`.
 #[inline(always)]
 const fn shuffle(word: u32, bits: u32) -> u32 {
     if bits == 1 {
@@ -268,7 +265,8 @@ const fn shuffle(word: u32, bits: u32) -> u32 {
     }
 }
 
-/// The low bits of the 2-bit codes in each half of `word` to its lower byte, the high bits to its upper.
+/// Moves the low bits of the 2-bit codes in each half of `word` to its lower byte, the high bits to its upper
+/// byte.
 #[inline(always)]
 const fn unzip(word: u32) -> u32 {
     swap(swap(swap(word, 0x2222_2222, 1), 0x0c0c_0c0c, 2), 0x00f0_00f0, 4)
@@ -280,11 +278,11 @@ const fn zip(word: u32) -> u32 {
     swap(swap(swap(word, 0x00f0_00f0, 4), 0x0c0c_0c0c, 2), 0x2222_2222, 1)
 }
 
-/// How far right [`Layout::Panels32`] of 1-bit weights are shifted to bring out columns `4 s .. 4 s + 4`.
+/// The right shift that extracts columns `4 s .. 4 s + 4` from [`Layout::Panels32`] of 1-bit weights.
 #[allow(dead_code, reason = "not every target has kernels for it")]
 pub(crate) const ONE_BIT_SHIFT: [u32; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
 
-/// Scale and codes of a file's block, the codes in the order of the columns.
+/// Splits a file's block into scale and codes, with the codes in the order of the columns.
 #[inline(always)]
 fn split(order: Order, block: &[u8], words: &mut [u32]) -> [u8; 2] {
     let read = |at: usize| u32::from_le_bytes(core::array::from_fn(|i| block[at + i]));
@@ -312,7 +310,7 @@ fn split(order: Order, block: &[u8], words: &mut [u32]) -> [u8; 2] {
     }
 }
 
-/// The inverse of [`split`], for [`Codes::format`]: blocks with the codes first become ones with the scale first.
+/// The inverse of [`split`], for [`Codes::format`]: codes-first blocks become scale-first ones.
 fn join(order: Order, scale: [u8; 2], words: &[u32], block: &mut [u8]) {
     match order {
         Order::ScaleFirst | Order::CodesFirst => {
@@ -335,7 +333,7 @@ fn join(order: Order, scale: [u8; 2], words: &[u32], block: &mut [u8]) {
     }
 }
 
-/// Where byte `byte` of block `b` of row `r` is in a group, its scales left out.
+/// Offset of byte `byte` of block `b` of row `r` in a panel, not counting its scales.
 #[inline(always)]
 const fn place(layout: Layout, codes: &Codes, b: usize, byte: usize, r: usize) -> usize {
     let len = 4 * codes.words;
@@ -346,12 +344,12 @@ const fn place(layout: Layout, codes: &Codes, b: usize, byte: usize, r: usize) -
     }
 }
 
-/// Rearranges the bytes of a `(rows, cols)` matrix of `format` in place; what comes out is of
-/// [`repacked_format`]. Nothing happens to a format that has none, or for [`Layout::RowMajor`].
+/// Repacks a `(rows, cols)` matrix of `format` in place; the result has the format [`repacked_format`]. Does
+/// nothing for formats without one, or for [`Layout::RowMajor`].
 ///
 /// # Errors
-/// [`Error::Length`] if `data` is no such matrix; then it is as it was. [`Error::Memory`] if there is no
-/// room for 16 rows; then `data` is lost.
+/// [`Error::Length`] if `data` is not such a matrix; it is unchanged then. [`Error::Memory`] if there is no
+/// memory for 16 rows; `data` is lost then.
 pub fn repack(
     format: Format,
     layout: Layout,
@@ -365,7 +363,7 @@ pub fn repack(
     if layout == Layout::RowMajor || rows == 0 || cols == 0 {
         return Ok(());
     }
-    // At most the length of `data`, unlike 16 rows where there are fewer.
+    // At most the length of `data`, unlike `PANEL_ROWS * row_bytes` if there are fewer rows.
     let (grouped, rest) = data.split_at_mut(rows / PANEL_ROWS * PANEL_ROWS * row_bytes);
     let group_bytes = grouped.len() / (rows / PANEL_ROWS).max(1);
     let full = AtomicBool::new(false);
@@ -391,7 +389,7 @@ pub fn repack(
     Ok(())
 }
 
-/// `from` is 16 rows as in the file, `to` the same size.
+/// Repacks `from`, 16 rows as in the file, to `to`, which has the same size.
 fn repack_panel(format: Format, codes: &Codes, layout: Layout, from: &[u8], to: &mut [u8]) {
     let block_bytes = format.block_bytes();
     let row_bytes = from.len() / PANEL_ROWS;
@@ -419,8 +417,7 @@ fn repack_panel(format: Format, codes: &Codes, layout: Layout, from: &[u8], to: 
     }
 }
 
-/// Block `b` of row `r` of a repacked group of `format`, as a file has it, in the first bytes of
-/// `block`.
+/// Block `b` of row `r` of a repacked panel of `format`, in the file's layout, in the first bytes of `block`.
 fn block_of<'c>(
     format: Format,
     layout: Layout,

@@ -1,13 +1,13 @@
-//! The rows of a batch that are computed together.
+//! Rows of a batch that are computed together.
 #![forbid(unsafe_code)]
 
 use crate::device::{Batch, Readout};
 
-/// At most so many rows of a batch as the device computes together: from a row of a run on, over the ends of runs.
+/// At most as many rows of a batch as the device computes together, possibly across several runs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rows<'b> {
     batch: &'b Batch<'b>,
-    /// The run of the first row, and which of its rows that is.
+    /// The run of the first row, and the index of that row within it.
     run: usize,
     run_row: usize,
     len: usize,
@@ -16,21 +16,21 @@ pub(super) struct Rows<'b> {
 /// Rows of one sequence: tokens at consecutive positions.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Segment<'b> {
-    /// Which run of the batch, and so which sequence.
+    /// Index of the run in the batch, and so of the sequence.
     pub(super) sequence: usize,
-    /// The first row among those computed together.
+    /// Index of the first row among those computed together.
     pub(super) row: usize,
-    /// The first row among those of the run.
+    /// Index of the first row within the run.
     pub(super) run_row: usize,
     pub(super) tokens: &'b [u32],
-    /// Position of the first.
+    /// Position of the first row.
     pub(super) position: usize,
 }
 
 /// A row that is read out.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wanted {
-    /// Among the rows computed together.
+    /// Index among the rows computed together.
     pub(super) row: usize,
     pub(super) sequence: usize,
     pub(super) run_row: usize,
@@ -38,7 +38,7 @@ pub(super) struct Wanted {
 }
 
 impl<'b> Rows<'b> {
-    /// The whole of `batch`, in parts of at most `most` rows.
+    /// Divides `batch` into parts of at most `most` rows.
     pub(super) fn parts(batch: &'b Batch<'b>, most: usize) -> impl Iterator<Item = Rows<'b>> {
         let mut next = (0, 0);
         core::iter::from_fn(move || {
@@ -59,7 +59,7 @@ impl<'b> Rows<'b> {
         })
     }
 
-    /// How many there are.
+    /// Number of rows.
     pub(super) fn len(&self) -> usize {
         self.len
     }

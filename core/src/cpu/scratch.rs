@@ -1,4 +1,4 @@
-//! The scratch memory of the CPU device: one buffer for each of a program's, and what its operations need.
+//! The scratch memory of the CPU device: the buffers of a program, and working memory for its operations.
 #![forbid(unsafe_code)]
 
 use heapless::Vec as ArrayVec;
@@ -15,20 +15,20 @@ use crate::error::{Error, Result};
 use crate::model::Program;
 use crate::model::program::{BufferId, Op};
 
-/// Buffers that a program may have.
+/// Most buffers of a program.
 const MAX_BUFFERS: usize = 16;
 
-/// Lengths of everything in [`Scratch`], in its order.
+/// Lengths of the parts of [`Scratch`], in its order.
 #[derive(Clone, Debug)]
 pub(super) struct ScratchPlan {
     buffers: ArrayVec<usize, MAX_BUFFERS>,
-    /// Of a block's contribution to the residual stream, `(batch, widest)`.
+    /// A block's contribution to the residual stream, `(batch, widest)`.
     delta: usize,
-    /// Of the second half of gated products, `(batch, widest)`.
+    /// The second half of gated products, `(batch, widest)`.
     up: usize,
-    /// Of cosines and of sines, `(batch, head_dim / 2)`.
+    /// Cosines and sines, each `(batch, head_dim / 2)`.
     angles: usize,
-    /// Of a key that is being moved, `(head_dim)`.
+    /// A key that is being moved, `(head_dim)`.
     key: usize,
     attention: usize,
     logits: usize,
@@ -37,8 +37,8 @@ pub(super) struct ScratchPlan {
 }
 
 impl ScratchPlan {
-    /// For a device with `options`, which are within the model's limits. `luts`: whether a matrix is read with
-    /// lookup tables.
+    /// The plan for a device with `options`, which are within the model's limits. `luts`: whether any matrix
+    /// uses lookup tables.
     pub(super) fn new(program: &Program, options: &CpuOptions, luts: bool) -> Result<Self> {
         let batch = options.batch;
         let each = |cols: usize| batch.saturating_mul(cols);
@@ -61,7 +61,7 @@ impl ScratchPlan {
             capacity: options.context,
             head_dim: program.heads.dim,
         };
-        // A batch, a part of one or a single token may have a use for the most.
+        // The maximum may be needed by a batch, a part of one or a single token.
         let most_luts = || (1..=batch).map(|tokens| lut_len(options.isa, tokens, input)).max().unwrap_or(0);
         Ok(ScratchPlan {
             buffers,
@@ -76,7 +76,7 @@ impl ScratchPlan {
         })
     }
 
-    /// Plans what [`ScratchPlan::take`] takes; returns the bytes of the logits.
+    /// Plans the memory of [`ScratchPlan::take`]; returns the bytes of the logits.
     pub(super) fn plan(&self, planner: &mut Planner) -> usize {
         let logits = planner.add::<f32>(self.logits);
         for &len in self.buffers.iter().chain([&self.delta, &self.up, &self.angles, &self.angles, &self.key])
@@ -89,12 +89,12 @@ impl ScratchPlan {
         logits
     }
 
-    /// The buffers, in `arena`.
+    /// Takes the buffers from `arena`.
     pub(super) fn take<'b>(&self, arena: &mut Arena<'b>) -> Result<Scratch<'b>> {
         let logits = arena.take(self.logits)?;
         let mut buffers = ArrayVec::new();
         for &len in &self.buffers {
-            // As many as were planned.
+            // As many as planned.
             let _ = buffers.push(arena.take(len)?);
         }
         Ok(Scratch {
@@ -122,31 +122,31 @@ pub(super) struct Scratch<'b> {
     pub(super) delta: &'b mut [f32],
     /// `(batch, widest output of Op::LinearSwiglu)`
     pub(super) up: &'b mut [f32],
-    /// Of the rows' positions, each `(batch, head_dim / 2)`.
+    /// Cosines and sines of the rows' positions, each `(batch, head_dim / 2)`.
     pub(super) cos: &'b mut [f32],
     pub(super) sin: &'b mut [f32],
     /// A key that is being moved, `(head_dim)`.
     pub(super) key: &'b mut [f32],
-    /// Attention's own.
+    /// Scratch memory of attention.
     pub(super) attention: &'b mut [f32],
-    /// int8 form of a product's input, `(batch, blocks of the widest)`; empty with f32 activations.
+    /// A product's input in int8, `(batch, blocks of the widest)`; empty with f32 activations.
     pub(super) q8: &'b mut [Q8Block],
-    /// Its lookup tables; empty if no matrix has a use for them.
+    /// Its lookup tables; empty if no matrix uses them.
     pub(super) luts: &'b mut [ActivationLut],
 }
 
 impl<'b> Scratch<'b> {
-    /// The first `len` numbers of a buffer.
+    /// The first `len` elements of a buffer.
     pub(super) fn buffer(&self, id: BufferId, len: usize) -> &[f32] {
         &self.buffers[id.index()][..len]
     }
 
-    /// The same, to write to.
+    /// As [`Scratch::buffer`], mutable.
     pub(super) fn buffer_mut(&mut self, id: BufferId, len: usize) -> &mut [f32] {
         &mut self.buffers[id.index()][..len]
     }
 
-    /// Takes a buffer out while others are used; [`Scratch::put_back`] returns it.
+    /// Takes a buffer out while others are in use; [`Scratch::put_back`] returns it.
     pub(super) fn lend(&mut self, id: BufferId) -> &'b mut [f32] {
         core::mem::take(&mut self.buffers[id.index()])
     }

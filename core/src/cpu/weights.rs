@@ -1,4 +1,4 @@
-//! A model's weights as the CPU reads them: matrices, some of them rearranged in place, and vectors as f32.
+//! A model's weights on the CPU: matrices, possibly repacked in place, and vectors as f32.
 #![forbid(unsafe_code)]
 
 use alloc::boxed::Box;
@@ -14,7 +14,7 @@ use crate::model::{BonsaiModel, Program};
 use crate::pool::Pool;
 use crate::quant::{Format, Matrix};
 
-/// How a tensor is read.
+/// A tensor as the kernels read it.
 #[derive(Debug)]
 enum Packed {
     /// A matrix of this format, in this layout.
@@ -27,25 +27,25 @@ enum Packed {
 #[derive(Debug)]
 pub struct CpuWeights<B> {
     model: BonsaiModel<B>,
-    /// By [`TensorId`].
+    /// Indexed by [`TensorId`].
     packed: Vec<Packed>,
 }
 
 impl<B: ModelBytes> CpuWeights<B> {
-    /// Leaves the weights as they are in the file.
+    /// Leaves the weights in the layout of the file.
     ///
     /// # Errors
-    /// [`crate::Error::Memory`] if there is no room for the vectors.
+    /// [`crate::Error::Memory`] if there is no memory for the vectors.
     pub fn new(model: BonsaiModel<B>) -> Result<Self> {
         let packed = pack(&model, |tensor| (tensor.format, Layout::RowMajor))?;
         Ok(CpuWeights { model, packed })
     }
 
-    /// Rearranges every matrix that the kernels of `isa` read faster so, in place, spread over `pool`. Bytes that
-    /// cannot be written to stay as they are. Results do not change.
+    /// Repacks every matrix in place for which the kernels of `isa` are then faster, spread over `pool`.
+    /// Read-only bytes stay as they are. Results do not change.
     ///
     /// # Errors
-    /// [`crate::Error::Memory`] if there is no room for 16 rows.
+    /// [`crate::Error::Memory`] if there is no memory for 16 rows.
     pub fn repack(mut model: BonsaiModel<B>, isa: Isa, pool: &dyn Pool) -> Result<Self> {
         let mut layouts: Vec<(Format, Layout)> = Vec::new();
         let tensors: Vec<StoredTensor> = model.weights().tensors().to_vec();
@@ -99,12 +99,12 @@ impl<B: ModelBytes> CpuWeights<B> {
         }
     }
 
-    /// Whether a matrix is in `layout`.
+    /// Whether any matrix is in `layout`.
     pub(super) fn any_in(&self, layout: Layout) -> bool {
         self.packed.iter().any(|packed| matches!(packed, Packed::Matrix(_, found) if *found == layout))
     }
 
-    /// Packed bytes that decoding one token reads: every matrix once, and a row of the embedding.
+    /// Packed bytes read per decoded token: every matrix once, and a row of the embedding.
     pub fn bytes_per_token(&self) -> usize {
         let weights = self.model.weights();
         let products: usize = self.program().matrices().map(|id| weights.len(id)).sum();

@@ -1,4 +1,4 @@
-//! Making one stream of a model in several files, for readers that take a single one.
+//! Joins a model in several files into one stream, for readers of a single file.
 #![forbid(unsafe_code)]
 
 use crate::sort;
@@ -10,14 +10,15 @@ use super::tensor::ID_42;
 use super::{GgufBody, GgufWriter, Id42, ReadOptions, TensorType, Value, with_capacity};
 use crate::error::{Error, Name, Result};
 
-/// Result of calls that can blame a part.
+/// Result of calls whose error names a part.
 type Joined<T> = core::result::Result<T, PartError>;
 
-/// Joins the parts of a model to one GGUF file as they arrive; see [`super::Gguf::parse_parts`]. No more of the weights
-/// is held than has come together with the headers.
+/// Joins the parts of a model to one GGUF file as they arrive; see [`super::Gguf::parse_parts`]. Only the
+/// weights that arrived together with the headers are buffered.
 ///
-/// First every part's beginning, until [`GgufJoin::head`] says that its header is complete, in any order; then
-/// [`GgufJoin::begin`]; then the rest of each part in turn with [`GgufJoin::push`], and [`GgufJoin::finish`].
+/// First pass the beginning of every part, in any order, until [`GgufJoin::head`] reports that its header is
+/// complete; then call [`GgufJoin::begin`]; then pass the rest of each part in turn to [`GgufJoin::push`],
+/// and end it with [`GgufJoin::finish`].
 #[derive(Clone, Debug)]
 pub struct GgufJoin {
     parts: Vec<Arriving>,
@@ -27,7 +28,7 @@ pub struct GgufJoin {
     len: u64,
 }
 
-/// A part of which the header is being waited for, and weights that came with it.
+/// A part whose header is incomplete, and weights that arrived with it.
 #[derive(Clone, Debug)]
 struct Arriving {
     stream: GgufStream,
@@ -36,7 +37,7 @@ struct Arriving {
 }
 
 impl Arriving {
-    /// Takes bytes of the file and passes on those of tensors.
+    /// Takes bytes of the file and passes those of tensors to `out`.
     fn take(&mut self, bytes: &[u8], out: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
         let complete = &mut self.complete;
         self.stream.push(bytes, &mut |event| match event {
@@ -51,7 +52,7 @@ impl Arriving {
 }
 
 impl GgufJoin {
-    /// Starts with parts of these lengths.
+    /// Starts a join of parts with these lengths.
     ///
     /// # Errors
     /// [`Error::Limit`] for more than [`MAX_PARTS`](super::MAX_PARTS).
@@ -73,7 +74,7 @@ impl GgufJoin {
         self.parts.get_mut(part).ok_or(PartError { part, error })
     }
 
-    /// Takes the next bytes of a part, and says whether its header is complete.
+    /// Takes the next bytes of a part; returns whether its header is complete.
     pub fn head(&mut self, part: usize, bytes: &[u8]) -> Joined<bool> {
         let arriving = self.part(part)?;
         let mut held = core::mem::take(&mut arriving.held);
@@ -88,10 +89,10 @@ impl GgufJoin {
         Ok(arriving.complete)
     }
 
-    /// The header of the joined file, once all parts' are complete.
+    /// The header of the joined file, once all headers of parts are complete.
     ///
     /// # Errors
-    /// Parts that do not belong together, or are not in order.
+    /// If parts do not belong together, or are not in order.
     pub fn begin(&mut self) -> Joined<Vec<u8>> {
         let count = self.parts.len();
         let missing = Error::Truncated { what: "header", at: 0, need: 1, have: 0 };
@@ -104,7 +105,8 @@ impl GgufJoin {
         for (i, header) in headers.iter().enumerate() {
             check_place(header, first, i, count).of(i)?;
         }
-        // Within blocks of 34 bytes, who reads the joined file tells the order once for all.
+        // With blocks of 34 bytes, the reader of the joined file determines the order inside them for all
+        // parts.
         let mut known = Id42::Auto;
         for (i, header) in headers.iter().enumerate() {
             let own = header.id42(Id42::Auto);
@@ -118,7 +120,7 @@ impl GgufJoin {
         }
         let mut writer = GgufWriter::new();
         for (key, value) in first.metadata().iter().filter(|(key, _)| !is_split_key(key)) {
-            // Parts behind the first do not say how they are aligned, and the offsets are new anyway.
+            // Later parts do not state their alignment, and the offsets are new anyway.
             let value = if key == "general.alignment" { Value::U32(32) } else { value };
             writer.set(key, value).of(0)?;
         }
@@ -149,17 +151,18 @@ impl GgufJoin {
         Ok(header)
     }
 
-    /// Bytes of the joined file, once it has begun.
+    /// Bytes of the joined file, after [`GgufJoin::begin`].
     pub const fn len(&self) -> u64 {
         self.len
     }
 
-    /// Whether it has not begun.
+    /// Whether there are no bytes yet.
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Takes the next bytes of a part, the parts one after the other, and gives `out` what follows in the joined file.
+    /// Takes the next bytes of a part, with parts in order, and passes the next bytes of the joined file to
+    /// `out`.
     pub fn push(&mut self, part: usize, bytes: &[u8], out: &mut dyn FnMut(&[u8])) -> Joined<()> {
         if part != self.current {
             let (expected, found) = (self.current as u64, part as u64);
@@ -183,7 +186,7 @@ impl GgufJoin {
         done.of(part)
     }
 
-    /// Ends a part: the next one follows.
+    /// Ends a part; the next one follows.
     ///
     /// # Errors
     /// [`Error::Truncated`] if it is not complete.

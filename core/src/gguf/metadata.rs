@@ -85,7 +85,7 @@ impl Kind {
     }
 }
 
-/// A metadata value. Strings are bytes, because a file need not keep to UTF-8 where it says text.
+/// A metadata value. Strings are bytes, because files may contain strings that are not UTF-8.
 #[allow(missing_docs, reason = "the names are the types")]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Value<'a> {
@@ -104,7 +104,7 @@ pub enum Value<'a> {
     F64(f64),
 }
 
-/// `N` bytes from the front of `raw`, zeros where it is shorter.
+/// `N` bytes from the front of `raw`, padded with zeros.
 fn le<const N: usize>(raw: &[u8]) -> [u8; N] {
     let mut out = [0; N];
     for (o, r) in out.iter_mut().zip(raw) {
@@ -152,7 +152,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// The value as an integer, if it is of an integer type.
+    /// The value as an integer, if it has an integer type.
     pub const fn integer(&self) -> Option<i128> {
         match *self {
             Value::U8(v) => Some(v as i128),
@@ -168,7 +168,7 @@ impl<'a> Value<'a> {
     }
 }
 
-/// An array in the file's own bytes.
+/// An array, borrowed from the file's bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Array<'a> {
     kind: Kind,
@@ -188,22 +188,22 @@ impl<'a> Array<'a> {
         self.kind
     }
 
-    /// How many elements there are. Never more than the array has bytes.
+    /// Number of elements, never more than the array has bytes.
     pub const fn len(&self) -> usize {
         self.len as usize
     }
 
-    /// Whether there are none.
+    /// Whether the array is empty.
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The elements as they lie in the file.
+    /// The elements as stored in the file.
     pub(crate) const fn bytes(&self) -> &'a [u8] {
         self.bytes
     }
 
-    /// The elements, one after the other.
+    /// Iterates over the elements.
     pub fn iter(&self) -> Values<'a> {
         Values { kind: self.kind, left: self.len, bytes: self.bytes }
     }
@@ -254,8 +254,8 @@ fn value_len(kind: Kind, bytes: &[u8]) -> usize {
     }
 }
 
-/// An array of strings, walked in the file's own bytes: it costs no memory, and reaching element `i`
-/// takes `i` steps.
+/// An array of strings, borrowed from the file's bytes: it allocates nothing, and reaching element `i` takes
+/// `i` steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StringArray<'a> {
     len: usize,
@@ -263,17 +263,17 @@ pub struct StringArray<'a> {
 }
 
 impl<'a> StringArray<'a> {
-    /// How many strings there are.
+    /// Number of strings.
     pub const fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether the array is empty.
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The strings as they lie in the file, each behind its 64-bit length.
+    /// The strings as stored in the file, each after its 64-bit length.
     pub(crate) const fn bytes(&self) -> &'a [u8] {
         self.bytes
     }
@@ -328,7 +328,7 @@ pub(super) struct Entry<'a> {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Metadata<'a> {
     entries: Vec<Entry<'a>>,
-    /// Indices into `entries`, by rising key.
+    /// Indices into `entries`, sorted by key.
     by_key: Vec<u32>,
 }
 
@@ -360,8 +360,8 @@ impl<'a> Metadata<'a> {
         self.entries.iter().map(|e| (e.key, e.value))
     }
 
-    /// Refuses a file that has any key starting with `prefix`: for features that change what the
-    /// weights mean, so that ignoring them would give fluent nonsense. `expected` says what would do.
+    /// Refuses a file with any key that starts with `prefix`, for features that change the meaning of
+    /// weights: ignoring them would produce fluent nonsense. `expected` describes files that are accepted.
     pub fn refuse(&self, prefix: &str, expected: &'static str) -> Result<()> {
         match self.iter().find(|(key, _)| key.starts_with(prefix)) {
             Some((key, value)) => Err(Error::Unsupported {
@@ -373,12 +373,12 @@ impl<'a> Metadata<'a> {
         }
     }
 
-    /// Makes an accessor's absent value an error.
+    /// Turns an accessor's missing value into an error.
     pub fn need<T>(&self, key: &str, value: Option<T>) -> Result<T> {
         value.ok_or(Error::MissingKey { key: Name::new(key) })
     }
 
-    /// The unsigned number under `key`. Any integer type will do, as writers differ, if the number fits.
+    /// The unsigned number under `key`, of any integer type, since writers differ, if it fits.
     pub fn u32(&self, key: &str) -> Result<Option<u32>> {
         self.u64_up_to(key, u64::from(u32::MAX)).map(|v| v.map(|v| v as u32))
     }
@@ -411,7 +411,7 @@ impl<'a> Metadata<'a> {
         }
     }
 
-    /// The truth value under `key`.
+    /// The boolean under `key`.
     pub fn bool(&self, key: &str) -> Result<Option<bool>> {
         match self.get(key) {
             None => Ok(None),
@@ -460,13 +460,13 @@ impl<'a> Metadata<'a> {
         Ok(array.map(|a| StringArray { len: a.len(), bytes: a.bytes }))
     }
 
-    /// The array of `i32` under `key`; `u32` elements are taken bit by bit.
+    /// The array of `i32` under `key`; `u32` elements are reinterpreted.
     pub fn i32s(&self, key: &str) -> Result<Option<impl ExactSizeIterator<Item = i32> + Clone + use<'a>>> {
         let array = self.array_of(key, &[Kind::I32, Kind::U32], "array of i32")?;
         Ok(array.map(|a| a.bytes.chunks_exact(4).map(|raw| i32::from_le_bytes(le(raw)))))
     }
 
-    /// The array of `u32` under `key`; `i32` elements are taken bit by bit.
+    /// The array of `u32` under `key`; `i32` elements are reinterpreted.
     pub fn u32s(&self, key: &str) -> Result<Option<impl ExactSizeIterator<Item = u32> + Clone + use<'a>>> {
         let array = self.array_of(key, &[Kind::I32, Kind::U32], "array of u32")?;
         Ok(array.map(|a| a.bytes.chunks_exact(4).map(|raw| u32::from_le_bytes(le(raw)))))
@@ -483,7 +483,7 @@ fn key_type(key: &str, expected: &'static str, found: Value<'_>) -> Error {
     Error::KeyType { key: Name::new(key), expected, found: found.kind().name() }
 }
 
-/// Indices `0..len` by rising name; refuses two equal names. `what` says what the names are.
+/// Indices `0..len`, sorted by name; refuses two equal names. `what` describes the names in errors.
 pub(super) fn sorted<'a>(
     what: &'static str,
     len: usize,

@@ -1,7 +1,7 @@
 //! GGUF: the container of weights, vocabulary and hyper-parameters.
 //!
-//! [`Gguf::parse`] checks a whole file once and borrows everything from it; afterwards no accessor can
-//! fail on the file's account or panic. `docs/FORMATS.md` draws the bytes.
+//! [`Gguf::parse`] validates a whole file once and borrows everything from it; afterwards no accessor can
+//! panic or fail because of the file. `docs/FORMATS.md` draws the bytes.
 #![forbid(unsafe_code)]
 
 mod join;
@@ -29,11 +29,11 @@ use metadata::Entry;
 use place::Sniff;
 use scan::{Item, Scanner};
 
-/// What tensor type 42 means. Three layouts of that id are in the wild.
+/// The meaning of tensor type 42. Three layouts with that id are in use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Id42 {
-    /// Told from the tensor offsets, the file's size, `general.quantization_version` and at last the
-    /// weights; refused where they do not tell.
+    /// Detected from the tensor offsets, the file's size, `general.quantization_version` and finally the
+    /// weights; refused if ambiguous.
     #[default]
     Auto,
     /// 64 weights in 18 bytes, scale first: mainline llama.cpp, [`Format::Q2_0`].
@@ -44,38 +44,38 @@ pub enum Id42 {
     CodesFirst,
 }
 
-/// How to read a file.
+/// Options for reading a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReadOptions {
-    /// Caps on what the file may claim.
+    /// Limits on the sizes that a file claims.
     pub limits: Limits,
     /// The meaning of tensor type 42.
     pub id42: Id42,
 }
 
-/// Everything in front of the weights: metadata and the tensor table, checked.
+/// Everything before the weights: metadata and the tensor table, validated.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Header<'a> {
     metadata: Metadata<'a>,
     tensors: Vec<TensorInfo<'a>>,
-    /// Indices into `tensors`, by rising name.
+    /// Indices into `tensors`, sorted by name.
     by_name: Vec<u32>,
     alignment: u32,
     data_start: u64,
-    /// Files that it was read from.
+    /// Number of files it was read from.
     parts: u16,
 }
 
 impl<'a> Header<'a> {
-    /// Builds the header from bytes that `scanner` has walked to the end. If a [`Sniff`] comes back, the
-    /// meaning of id 42 still hangs on that part of the data.
+    /// Builds the header from bytes that `scanner` has walked to the end. If a [`Sniff`] is returned, the
+    /// meaning of id 42 still depends on that part of the data.
     fn build(
         bytes: &'a [u8],
         scanned: &Scanner,
         file_len: u64,
         options: &ReadOptions,
     ) -> Result<(Header<'a>, Option<Sniff>)> {
-        // The first walk has shown that the counts are true, so these sizes are bounded by the file.
+        // The first walk has confirmed the counts, so these sizes are bounded by the file.
         let mut entries: Vec<Entry<'a>> = with_capacity(scanned.entries)?;
         let mut tensors: Vec<TensorInfo<'a>> = with_capacity(scanned.tensors)?;
         Scanner::new(options.limits, file_len).run(bytes, &mut |item| {
@@ -120,7 +120,7 @@ impl<'a> Header<'a> {
         says_codes_first(&self.metadata)
     }
 
-    /// Takes id 42 as codes-first after all.
+    /// Reinterprets id 42 as codes-first.
     fn set_codes_first(&mut self) {
         for t in self.tensors.iter_mut().filter(|t| t.format == Some(Format::Pq2_0) && t.id == tensor::ID_42)
         {
@@ -150,23 +150,23 @@ impl<'a> Header<'a> {
         self.by_name.get(found).map(|&i| i as usize)
     }
 
-    /// What offsets and sizes are padded to, in bytes.
+    /// Alignment of offsets and padding of sizes, in bytes.
     pub const fn alignment(&self) -> u32 {
         self.alignment
     }
 
-    /// Where the data section starts in the file, or in the first of several.
+    /// Offset of the data section in the file, or in the first of several.
     pub const fn data_start(&self) -> u64 {
         self.data_start
     }
 
-    /// How many files this was read from; see [`Gguf::parse_parts`].
+    /// Number of files this was read from; see [`Gguf::parse_parts`].
     pub const fn parts(&self) -> u16 {
         self.parts
     }
 }
 
-/// Whether id 42 is said to be codes-first.
+/// Whether the metadata states that id 42 is codes-first.
 fn says_codes_first(metadata: &Metadata<'_>) -> bool {
     metadata.get("general.quantization_version") == Some(Value::Str(b"TQ2_0_G128"))
 }
@@ -191,11 +191,11 @@ pub(crate) fn with_capacity<T>(count: u64) -> Result<Vec<T>> {
 pub struct Gguf<'a> {
     bytes: &'a [u8],
     header: Header<'a>,
-    /// The files behind the first, where there are several.
+    /// The files after the first, if there are several.
     more: Vec<Part<'a>>,
 }
 
-/// One of several files, and where its data section starts.
+/// One of several files, and the offset of its data section.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Part<'a> {
     bytes: &'a [u8],
@@ -210,12 +210,12 @@ impl<'a> Gguf<'a> {
 
     /// Reads a whole file.
     ///
-    /// Allocates at most 96 bytes per tensor and metadata entry, and nothing at all before the file has
-    /// been seen to hold as many as it claims.
+    /// Allocates at most 96 bytes per tensor and metadata entry, and nothing before the file is known to
+    /// contain as many as it claims.
     pub fn parse_with(bytes: &'a [u8], options: &ReadOptions) -> Result<Gguf<'a>> {
         let file_len = bytes.len() as u64;
         let mut scanner = Scanner::new(options.limits, file_len);
-        // It cannot ask for more bytes, as it knows that there are none.
+        // It cannot ask for more bytes, since the length is known.
         scanner.run(bytes, &mut |_| Ok(()))?;
         let (mut header, sniff) = Header::build(bytes, &scanner, file_len, options)?;
         if let Some(s) = sniff
@@ -251,7 +251,7 @@ impl<'a> Gguf<'a> {
         self.bytes
     }
 
-    /// Exactly the bytes of a tensor of this file or these files.
+    /// The bytes of a tensor of this file or these files.
     pub fn data(&self, tensor: &TensorInfo<'_>) -> &'a [u8] {
         let first = Part { bytes: self.bytes, data_start: self.header.data_start };
         let part = match usize::from(tensor.part).checked_sub(1) {
@@ -261,14 +261,15 @@ impl<'a> Gguf<'a> {
         slice(part.bytes, part.data_start.saturating_add(tensor.offset), tensor.len)
     }
 
-    /// Which file holds a tensor of this file or these files, and where in it; nowhere if the tensor is of another.
+    /// The index of the file that holds a tensor of this file or these files, and the range within it; empty
+    /// if there is no such file.
     pub fn place(&self, tensor: &TensorInfo<'_>) -> (usize, core::ops::Range<usize>) {
         let part = usize::from(tensor.part);
         let start = match part.checked_sub(1) {
             None => self.header.data_start,
             Some(i) => self.more.get(i).map_or(u64::MAX, |part| part.data_start),
         };
-        // Whoever holds the bytes has an address for each of them.
+        // Bytes in memory have addresses, so saturation cannot hide an error.
         let start = start.saturating_add(tensor.offset);
         let end = start.saturating_add(tensor.len);
         (part, usize::try_from(start).unwrap_or(usize::MAX)..usize::try_from(end).unwrap_or(usize::MAX))
@@ -279,8 +280,8 @@ impl<'a> Gguf<'a> {
         core::iter::once(self.bytes).chain(self.more.iter().map(|part| part.bytes)).collect()
     }
 
-    /// The tensor of this name as weights: `(dims[1], dims[0])`, or one row if it has one dimension.
-    /// Refuses more dimensions and types that cannot be computed with.
+    /// The tensor of this name as weights: `(dims[1], dims[0])`, or one row if it has one dimension. Refuses
+    /// more dimensions, and types that cannot be computed with.
     pub fn matrix(&self, name: &str) -> Result<Matrix<'a>> {
         let t = self.tensor(name).ok_or(Error::MissingTensor { name: Name::new(name) })?;
         let format = t.format.ok_or(Error::TensorType {

@@ -1,5 +1,5 @@
 //! A model in several files, `name-00001-of-00003.gguf` and so on, as llama.cpp's `gguf-split` and gguf-py
-//! write them: each is a GGUF file with tensors of its own, the first has the metadata of all.
+//! write them: each is a GGUF file with its own tensors, the first has the metadata of all.
 #![forbid(unsafe_code)]
 
 use core::fmt;
@@ -9,22 +9,22 @@ use super::{Gguf, Header, Id42, Part, ReadOptions, TensorInfo, metadata, with_ca
 use crate::error::{Error, Name, Result};
 use crate::quant::Format;
 
-/// Parts of a model at most.
+/// Most parts of a model.
 pub const MAX_PARTS: usize = 1000;
 
-/// The place of a file among the parts, from 0.
+/// The index of a file among the parts, from 0.
 const NO: &str = "split.no";
-/// How many parts there are.
+/// Number of parts.
 const COUNT: &str = "split.count";
-/// Tensors in all parts together.
+/// Number of tensors in all parts together.
 const TENSORS: &str = "split.tensors.count";
 
-/// What is wrong with which part of a model.
+/// An error and the part of a model that it belongs to.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PartError {
     /// Counted from 0.
     pub part: usize,
-    /// What is wrong with it.
+    /// The error.
     pub error: Error,
 }
 
@@ -42,7 +42,7 @@ impl From<PartError> for Error {
     }
 }
 
-/// Puts the number of a part on its error.
+/// Adds the index of a part to its error.
 pub(super) trait Of<T> {
     fn of(self, part: usize) -> core::result::Result<T, PartError>;
 }
@@ -53,7 +53,8 @@ impl<T> Of<T> for Result<T> {
     }
 }
 
-/// Checks that a header says of itself that it is part `part` of `count`, and of the model that starts with `first`.
+/// Checks that a header claims to be part `part` of `count`, and to belong to the model that starts with
+/// `first`.
 pub(super) fn check_place(header: &Header<'_>, first: &Header<'_>, part: usize, count: usize) -> Result<()> {
     let meta = header.metadata();
     let expect = |key: &str, found: Option<u32>, right: u64, expected| match meta.need(key, found)? {
@@ -70,7 +71,7 @@ pub(super) fn check_place(header: &Header<'_>, first: &Header<'_>, part: usize, 
     }
 }
 
-/// Checks the number of tensors in all parts against what the first says.
+/// Checks the number of tensors in all parts against the first part's claim.
 pub(super) fn check_tensors(first: &Header<'_>, found: usize) -> Result<()> {
     match first.metadata().u64(TENSORS)? {
         Some(said) if said != found as u64 => {
@@ -80,7 +81,7 @@ pub(super) fn check_tensors(first: &Header<'_>, found: usize) -> Result<()> {
     }
 }
 
-/// Refuses more parts than a model is ever cut into.
+/// Refuses more than [`MAX_PARTS`] parts.
 pub(super) fn check_count(count: usize) -> Result<()> {
     let max = MAX_PARTS as u64;
     match count {
@@ -90,7 +91,8 @@ pub(super) fn check_count(count: usize) -> Result<()> {
 }
 
 impl Header<'_> {
-    /// What tensor type 42 means in this model if `known` was asked for: for reading single parts of it.
+    /// The meaning of tensor type 42 in this model, for reading its parts separately: `known`, or the
+    /// detected one for [`Id42::Auto`].
     pub fn id42(&self, known: Id42) -> Id42 {
         let format = self.tensors.iter().find(|t| t.id == ID_42).and_then(|t| t.format);
         match (known, format) {
@@ -103,16 +105,17 @@ impl Header<'_> {
     }
 }
 
-/// Whether a key tells of parts.
+/// Whether a key describes parts.
 pub(super) fn is_split_key(key: &str) -> bool {
     [NO, COUNT, TENSORS].contains(&key)
 }
 
 impl<'a> Gguf<'a> {
-    /// Reads a model in several files, first to last, which stay where they are. A single file may be whole in itself.
+    /// Reads a model in several files, first to last, without copying them. A single file may be complete by
+    /// itself.
     ///
     /// # Errors
-    /// Those of [`Gguf::parse_with`], and those of files that do not belong together or are not in their order.
+    /// Those of [`Gguf::parse_with`], and errors for files that do not belong together or are not in order.
     pub fn parse_parts(
         parts: &[&'a [u8]],
         options: &ReadOptions,
@@ -147,7 +150,7 @@ impl<'a> Gguf<'a> {
         let tensors = &all.header.tensors;
         let sorted = metadata::sorted("tensor name", tensors.len(), |i| tensors.get(i).map(|t| t.name));
         all.header.by_name = sorted.map_err(|error| {
-            // Blamed on the part that came later.
+            // The error is attributed to the later part.
             let twice = |t: &&TensorInfo<'_>| matches!(error, Error::Duplicate { name, .. } if name == Name::new(t.name));
             PartError { part: tensors.iter().rfind(twice).map_or(0, |t| usize::from(t.part)), error }
         })?;

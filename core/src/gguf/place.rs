@@ -1,4 +1,4 @@
-//! Where tensors lie: sizes, alignment, overlap, and which of its three layouts id 42 has in this file.
+//! Tensor placement: sizes, alignment, overlap, and which of its three layouts id 42 has in a file.
 #![forbid(unsafe_code)]
 
 use crate::sort;
@@ -9,10 +9,10 @@ use super::{Id42, metadata::Metadata, metadata::Value};
 use crate::error::{Error, Name, Result};
 use crate::quant::Format;
 
-/// Largest alignment taken seriously; files use 32, or 4096 for memory mapping.
+/// Largest alignment accepted; files use 32, or 4096 for memory mapping.
 pub(super) const MAX_ALIGNMENT: u32 = 1 << 20;
 
-/// How many blocks the guess about the order inside a block looks at.
+/// Number of blocks inspected to guess the order inside a block.
 const SNIFF_BLOCKS: u64 = 2048;
 
 /// `general.alignment`: the default of 32 if absent.
@@ -38,7 +38,7 @@ pub(crate) fn pad(n: u64, alignment: u32) -> Option<u64> {
     Some(n.checked_add(mask)? & !mask)
 }
 
-/// Bytes of a tensor of this shape in blocks of `block` elements; `None` if a row is no whole number of
+/// Bytes of a tensor of this shape in blocks of `block` elements; `None` if a row is not a whole number of
 /// blocks.
 fn bytes(t: &TensorInfo<'_>, block: u32, block_bytes: u32) -> Result<Option<u64>> {
     let too_large = Error::TensorRange {
@@ -66,14 +66,14 @@ fn bytes_as(t: &TensorInfo<'_>, format: Format) -> Result<Option<u64>> {
 /// A part of the data section whose content decides between codes-last and codes-first.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Sniff {
-    /// Where the part starts in the data section.
+    /// Offset of the part in the data section.
     pub(super) offset: u64,
     pub(super) len: u64,
 }
 
-/// Fills in length and format of every tensor, or refuses. The data section goes from `data_start` to the end
-/// of the file. If a [`Sniff`] comes back, id 42 was read as group 128, and nothing but the data can tell
-/// whether the scale comes last.
+/// Sets length and format of every tensor, or refuses. The data section extends from `data_start` to the end
+/// of the file. If a [`Sniff`] is returned, id 42 was read as group 128, and only the data can tell whether
+/// the scale comes last.
 pub(super) fn place(
     tensors: &mut [TensorInfo<'_>],
     data_start: u64,
@@ -87,7 +87,7 @@ pub(super) fn place(
         let unknown =
             Error::TensorType { name: Name::new(t.name), found: t.id, expected: "a known tensor type" };
         let kind = TensorType::of(t.id).ok_or(unknown)?;
-        // For id 42 this is a placeholder: length and format are settled below.
+        // For id 42 this is a placeholder: length and format are determined below.
         t.len = bytes(t, kind.block, kind.block_bytes)?.ok_or(odd_row(t))?;
         t.format = kind.format();
         if !t.offset.is_multiple_of(u64::from(alignment)) {
@@ -152,9 +152,9 @@ fn range(t: &TensorInfo<'_>, problem: &'static str) -> Error {
     Error::TensorRange { name: Name::new(t.name), offset: t.offset, len: t.len, problem }
 }
 
-/// Whether id 42 has groups of 64 or 128 weights here. Writers put one tensor after the other, each
-/// padded to the alignment, so the offsets betray the sizes of all tensors but the last, and the size of
-/// the file that one's. (The layouts differ by 2 bytes in 36.)
+/// Whether id 42 has groups of 64 or 128 weights in this file. Writers place one tensor after the other, each
+/// padded to the alignment, so the offsets reveal the sizes of all tensors but the last, and the size of the
+/// file reveals that one's. (The layouts differ by 2 bytes in 36.)
 fn group(tensors: &[TensorInfo<'_>], order: &[u32], data_len: u64, alignment: u32) -> Result<Format> {
     let small = end_if(tensors, order, alignment, Format::Pq2_0)?;
     let large = end_if(tensors, order, alignment, Format::Q2_0)?;
@@ -165,7 +165,7 @@ fn group(tensors: &[TensorInfo<'_>], order: &[u32], data_len: u64, alignment: u3
         (false, true) => Ok(Format::Pq2_0),
         (true, true) if exact(large) && !exact(small) => Ok(Format::Q2_0),
         (true, true) if exact(small) && !exact(large) => Ok(Format::Pq2_0),
-        // Too short for either; that is what is wrong with it.
+        // The file is too short for either, which is then reported.
         (true, true) if small.is_some_and(|end| data_len < end) => Ok(Format::Pq2_0),
         _ => {
             let mut of_type = order.iter().filter_map(|i| tensors.get(*i as usize)).filter(|t| t.id == ID_42);
@@ -179,8 +179,8 @@ fn group(tensors: &[TensorInfo<'_>], order: &[u32], data_len: u64, alignment: u3
     }
 }
 
-/// Where the last tensor ends if id 42 means `format`, provided that every offset then is the running sum
-/// of the padded sizes before it.
+/// The end of the last tensor if id 42 means `format`, provided that every offset is then the running sum of
+/// the padded sizes before it.
 fn end_if(tensors: &[TensorInfo<'_>], order: &[u32], alignment: u32, format: Format) -> Result<Option<u64>> {
     let mut next = 0;
     let mut end = 0;
@@ -198,15 +198,14 @@ fn end_if(tensors: &[TensorInfo<'_>], order: &[u32], alignment: u32, format: For
     Ok(Some(end))
 }
 
-/// Whether these blocks of 34 bytes can only be meant with the codes first and the scale last: read
-/// scale-first they are no ternary weights (a code 3, or a scale that is negative or not finite), read
-/// codes-first they are.
+/// Whether these blocks of 34 bytes can only be codes-first: read scale-first they are not ternary weights (a
+/// code 3, or a scale that is negative or not finite), read codes-first they are.
 pub(super) fn reads_codes_first(window: &[u8]) -> bool {
     let ternary = |codes: &[u8]| codes.iter().all(|b| b & (b >> 1) & 0x55 == 0);
     let scale = |raw: &[u8]| match raw {
         [lo, hi] => {
             let bits = u16::from_le_bytes([*lo, *hi]);
-            // Neither infinite nor NaN, and not below -0.
+            // Finite, and not below -0.
             bits & 0x7c00 != 0x7c00 && bits <= 0x8000
         }
         _ => false,

@@ -1,5 +1,5 @@
-//! The one parser of the header. It allocates nothing and can stop wherever the bytes end, so that the
-//! whole-file and the streaming reader are the same code.
+//! The only parser of the header. It allocates nothing and can stop wherever the bytes end, so that the
+//! whole-file and the streaming reader share its code.
 #![forbid(unsafe_code)]
 
 use super::metadata::Kind;
@@ -10,10 +10,10 @@ use crate::limits::Limits;
 /// Deepest nesting of arrays that any [`Limits`] can allow; it bounds the parser's stack.
 const MAX_NESTING: usize = 8;
 
-/// Bytes shown of a file that is something else.
+/// Bytes shown of a file that is not GGUF.
 const SHOWN: u64 = 32;
 
-/// What the scanner came across.
+/// An item of the header.
 pub(super) enum Item<'b> {
     /// A key and the bytes of its value.
     Entry { key: &'b str, kind: Kind, raw: &'b [u8] },
@@ -25,7 +25,7 @@ pub(super) enum Item<'b> {
 enum State {
     Magic,
     Key,
-    /// Inside a value whose key stands at these bytes.
+    /// Inside a value whose key is at this range of bytes.
     Value {
         key: (usize, usize),
         kind: Kind,
@@ -35,18 +35,18 @@ enum State {
     Done,
 }
 
-/// An array being walked: its elements and how many are left.
+/// An array being walked: its elements and the number left.
 #[derive(Clone, Copy, Debug)]
 struct Frame {
     kind: Kind,
     left: u64,
 }
 
-/// Walks a header item by item. All its state is offsets, so the bytes may move and grow between calls.
+/// Walks a header item by item. Its state is only offsets, so the bytes may move and grow between calls.
 #[derive(Clone, Debug)]
 pub(super) struct Scanner {
     limits: Limits,
-    /// Bytes of the whole file, of which only a part may be there yet.
+    /// Bytes of the whole file, of which only a part may have arrived.
     file_len: u64,
     at: usize,
     state: State,
@@ -74,12 +74,12 @@ impl Scanner {
         }
     }
 
-    /// Where the header ends, once [`Scanner::run`] has returned `true`.
+    /// The end of the header, once [`Scanner::run`] has returned `true`.
     pub(super) fn position(&self) -> usize {
         self.at
     }
 
-    /// Goes on as far as `bytes` (the file from its start) reach. `Ok(true)`: the header is complete;
+    /// Continues as far as `bytes` (the file from its start) reach. `Ok(true)`: the header is complete;
     /// `Ok(false)`: more bytes are needed, and the file has them.
     pub(super) fn run<'b>(
         &mut self,
@@ -91,7 +91,8 @@ impl Scanner {
             let Some(rest) = bytes.get(self.at..) else { return Ok(false) };
             match self.step(bytes, Cursor::new(rest), visit) {
                 Ok(()) => {}
-                // The cursor only knows the bytes that are here. What the file still holds is no error.
+                // The cursor only knows the bytes that have arrived. Not an error if the missing bytes arrive
+                // later.
                 Err(Error::Truncated { what, at, need, .. }) => {
                     let at = before + at;
                     if need <= self.file_len.saturating_sub(at) {
@@ -105,7 +106,7 @@ impl Scanner {
         Ok(true)
     }
 
-    /// Reads one thing. On `Err` the scanner has not moved.
+    /// Reads one item. On `Err` the scanner has not moved.
     fn step<'b>(
         &mut self,
         bytes: &'b [u8],
@@ -117,7 +118,7 @@ impl Scanner {
             State::Magic => {
                 let magic = c.u32("file magic")?;
                 if magic != u32::from_le_bytes(*b"GGUF") {
-                    // As many bytes however the file is cut, so that the error is the same.
+                    // The same number of bytes however the file is cut, so that the error is the same.
                     let mut start = Cursor::new(bytes);
                     let starts = Name::new(start.take(self.file_len.min(SHOWN), "file")?);
                     return Err(Error::NotGguf { starts });
@@ -192,12 +193,12 @@ impl Scanner {
             }
             State::Done => {}
         }
-        // Only bytes that lie in `bytes` were consumed, so this fits.
+        // Only bytes in `bytes` were consumed, so this fits.
         self.at += c.position() as usize;
         Ok(())
     }
 
-    /// Goes on inside the innermost value: a run of fixed-size elements, one string, or the head of an
+    /// Continues inside the innermost value: a run of fixed-size elements, one string, or the head of an
     /// array.
     fn elements(&mut self, c: &mut Cursor<'_>, base: u64, frame: Frame) -> Result<()> {
         let mut left = 0;
@@ -212,7 +213,7 @@ impl Scanner {
                 let kind = kind(c, base)?;
                 let len = c.u64("array length")?;
                 cap("array length", len, self.limits.array)?;
-                // The value itself is the first frame and not an array around anything.
+                // The value itself is the first frame, but not an array around anything.
                 let nesting = self.limits.nesting.min(MAX_NESTING as u64 - 1);
                 cap("array nesting", self.depth as u64, nesting)?;
                 inner = Some(Frame { kind, left: len });
@@ -267,7 +268,7 @@ fn string<'b>(c: &mut Cursor<'b>, what: &'static str, max: u64) -> Result<&'b [u
     c.take(len, what)
 }
 
-/// A key or tensor name, and where it starts in the cursor's bytes.
+/// A key or tensor name, and its offset in the cursor's bytes.
 fn name<'b>(c: &mut Cursor<'b>, base: u64, what: &'static str, max: u64) -> Result<(&'b str, usize)> {
     let at = base + c.position();
     let raw = string(c, what, max)?;

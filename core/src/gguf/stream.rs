@@ -8,31 +8,31 @@ use super::scan::Scanner;
 use super::{Header, ReadOptions};
 use crate::error::{Error, Result};
 
-/// Bytes of a chunk looked at in one go while the header is not complete, so that a chunk with a whole
-/// model in it is not copied.
+/// Bytes of a chunk processed at once while the header is incomplete, so that a chunk with a whole model is
+/// not copied.
 const HEAD_STEP: usize = 1 << 16;
 
-/// What a [`GgufStream`] has found.
+/// An event of a [`GgufStream`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Event<'e> {
-    /// Metadata and tensor table are complete and checked. Comes first, and once.
+    /// Metadata and tensor table are complete and validated. Occurs first, and once.
     Header(&'e Header<'e>),
-    /// Tensors of type 42 turned out to be [`crate::Format::Tq2_0G128`], although the header could only say
-    /// [`crate::Format::Pq2_0`]. Comes, if at all, before any byte of such a tensor.
+    /// Tensors of type 42 turned out to be [`crate::Format::Tq2_0G128`], although the header only indicated
+    /// [`crate::Format::Pq2_0`]. Occurs before any bytes of such a tensor, if at all.
     CodesFirst,
-    /// The next bytes of tensor `index`, which start at byte `offset` of it. Tensors come in the order
-    /// of the file, each without gaps.
+    /// The next bytes of tensor `index`, starting at byte `offset` of it. Tensors come in the order of the
+    /// file, each without gaps.
     TensorData {
         /// Index into [`Header::tensors`].
         index: usize,
-        /// Where in the tensor these bytes belong.
+        /// Offset of these bytes in the tensor.
         offset: u64,
         /// At least one byte.
         bytes: &'e [u8],
     },
 }
 
-/// A tensor's reach in the data section.
+/// A tensor's range in the data section.
 #[derive(Clone, Copy, Debug)]
 struct Part {
     index: usize,
@@ -40,11 +40,11 @@ struct Part {
     end: u64,
 }
 
-/// Reads a GGUF file that arrives in pieces, and gives the same answer as [`super::Gguf::parse_with`] on
-/// the whole, however it is cut.
+/// Reads a GGUF file that arrives in pieces, with the same result as [`super::Gguf::parse_with`] on the whole
+/// file, however it is cut.
 ///
-/// It keeps the bytes of the header, and holds back at most 70 kB of weights. The file's length must be
-/// known from the start: without it a claimed length could not be judged before all memory is gone.
+/// It buffers the bytes of the header, and holds back at most 70 kB of weights. The file's length must be
+/// known from the start: otherwise a claimed length could not be checked before it exhausts memory.
 #[derive(Clone, Debug)]
 pub struct GgufStream {
     options: ReadOptions,
@@ -55,7 +55,7 @@ pub struct GgufStream {
     scanner: Scanner,
     /// Set with the header.
     data_start: Option<u64>,
-    /// By rising start; `next` is the first that is not complete.
+    /// Sorted by start; `next` is the first incomplete one.
     parts: Vec<Part>,
     next: usize,
     sniff: Option<Sniff>,
@@ -88,7 +88,7 @@ impl GgufStream {
         self.at
     }
 
-    /// Takes the next bytes of the file and reports what they complete. An error, also one that `sink`
+    /// Takes the next bytes of the file and reports the events they complete. An error, also one that `sink`
     /// returns, ends the stream: every later call returns it again.
     pub fn push(&mut self, chunk: &[u8], sink: &mut dyn FnMut(Event<'_>) -> Result<()>) -> Result<()> {
         if let Some(error) = self.failed {
@@ -110,8 +110,8 @@ impl GgufStream {
         Ok(())
     }
 
-    /// The header, once [`Event::Header`] has come. It is built anew from the kept bytes on each call,
-    /// as a struct cannot borrow from itself.
+    /// The header, after [`Event::Header`]. It is built from the buffered bytes on each call, as a struct
+    /// cannot borrow from itself.
     pub fn header(&self) -> Result<Option<Header<'_>>> {
         if self.data_start.is_none() {
             return Ok(None);
@@ -159,7 +159,7 @@ impl GgufStream {
         let need = (tensors.len() * size_of::<Part>()) as u64;
         self.parts.try_reserve_exact(tensors.len()).map_err(|_| Error::Memory { need, have: 0 })?;
         self.parts.extend(tensors.iter().enumerate().map(|(index, t)| {
-            // Placement has checked that the sum fits the file.
+            // The placement has checked that the sum fits the file.
             Part { index, start: t.offset(), end: t.offset().saturating_add(t.len()) }
         }));
         self.parts.sort_unstable_by_key(|p| p.start);
@@ -173,11 +173,11 @@ impl GgufStream {
             let part = self.parts.get(self.next).copied();
             let here = self.at.checked_sub(data_start);
             let count = match (part, here) {
-                // Padding behind the header.
+                // Padding after the header.
                 (_, None) => data_start - self.at,
-                // Padding or junk behind the last tensor.
+                // Padding or unused bytes after the last tensor.
                 (None, Some(_)) => rest.len() as u64,
-                // A gap, or what is left of the tensor.
+                // A gap, or the rest of the tensor.
                 (Some(part), Some(here)) if here < part.start => part.start - here,
                 (Some(part), Some(here)) => part.end - here,
             };
@@ -197,7 +197,7 @@ impl GgufStream {
         Ok(())
     }
 
-    /// Passes on bytes of a tensor, or holds them back while they may still decide what they mean.
+    /// Passes on bytes of a tensor, or holds them back while they may still decide the meaning of id 42.
     fn tensor(
         &mut self,
         part: Part,

@@ -1,10 +1,10 @@
-//! Tensor types by their GGUF id, and what the file says of each tensor.
+//! Tensor types by their GGUF id, and the description of a tensor in a file.
 #![forbid(unsafe_code)]
 
 use crate::quant::Format;
 
-/// A tensor type as GGUF files number them. Recognised is more than loadable: every type here can be
-/// listed and measured, and those with a [`Format`] can be computed with.
+/// A tensor type as numbered in GGUF files. All types here can be listed and measured; those with a
+/// [`Format`] can be computed with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorType {
     /// The number in the file.
@@ -17,7 +17,7 @@ pub struct TensorType {
     pub block_bytes: u32,
 }
 
-/// The id that has three incompatible layouts in the wild; see [`super::Id42`].
+/// The id that has three incompatible layouts in use; see [`super::Id42`].
 pub(super) const ID_42: u32 = 42;
 
 /// A row of [`TensorType::ALL`]: a format, or the id, name, block and bytes of a type without one.
@@ -42,7 +42,7 @@ macro_rules! types {
 }
 
 impl TensorType {
-    /// Every recognised type, by rising id. Id 42 stands here as mainline llama.cpp defines it.
+    /// Every recognised type, sorted by id. Id 42 is listed as mainline llama.cpp defines it.
     #[rustfmt::skip]
     pub const ALL: &'static [TensorType] = types![
         (F32) (F16) (Q4_0) (Q4_1) (6 "Q5_0" 32 22) (7 "Q5_1" 32 24) (Q8_0) (9 "Q8_1" 32 36)
@@ -54,20 +54,20 @@ impl TensorType {
         (Pq2_0) (Ptq1_0)
     ];
 
-    /// The type with this id, or `None` if nothing is known about it.
+    /// The type with this id, or `None` if it is unknown.
     pub fn of(id: u32) -> Option<&'static TensorType> {
         TensorType::ALL.iter().find(|t| t.id == id)
     }
 
-    /// The format this type is computed with, if it is loadable. Id 42 has no answer of its own.
+    /// The format this type is computed with, if it is loadable; `None` for id 42, which needs the whole
+    /// file.
     pub fn format(&self) -> Option<Format> {
         let id = (self.id != ID_42).then_some(self.id)?;
         Format::ALL.into_iter().find(|f| f.gguf_id() == id)
     }
 }
 
-/// One tensor of a file: its name, shape, type and place. Everything was checked when the file was
-/// parsed.
+/// One tensor of a file: its name, shape, type and place, validated when the file was parsed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TensorInfo<'a> {
     pub(super) name: &'a str,
@@ -75,7 +75,7 @@ pub struct TensorInfo<'a> {
     pub(super) offset: u64,
     pub(super) len: u64,
     pub(super) id: u32,
-    /// Where `id` stands in the file.
+    /// Offset of `id` in the file.
     pub(super) id_at: u64,
     pub(super) n_dims: u8,
     pub(super) format: Option<Format>,
@@ -88,7 +88,7 @@ impl<'a> TensorInfo<'a> {
         self.name
     }
 
-    /// The shape, fastest-varying dimension (input features) first; 1 to 4 numbers, none of them 0.
+    /// The shape, fastest-varying dimension (input features) first; 1 to 4 non-zero numbers.
     pub fn dims(&self) -> &[u64] {
         self.dims.get(..usize::from(self.n_dims)).unwrap_or(&self.dims)
     }
@@ -98,12 +98,12 @@ impl<'a> TensorInfo<'a> {
         self.id
     }
 
-    /// Dimensions as in the file; those that it lacks are 1.
+    /// Dimensions as in the file; missing ones are 1.
     pub(crate) const fn shape(&self) -> [u64; 4] {
         self.dims
     }
 
-    /// The type's name; for id 42 the name of the layout the file was found to use.
+    /// The type's name; for id 42 the name of the layout that the file uses.
     pub fn type_name(&self) -> &'static str {
         match self.format {
             Some(format) => format.name(),
@@ -116,22 +116,22 @@ impl<'a> TensorInfo<'a> {
         self.format
     }
 
-    /// Which of several files holds the bytes, counted from 0.
+    /// Index of the file that holds the bytes.
     pub const fn part(&self) -> u16 {
         self.part
     }
 
-    /// Where the bytes start, counted from the start of that file's data section.
+    /// Offset of the bytes in that file's data section.
     pub const fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// Where the type stands in that file; the offset follows it.
+    /// Offset of the type in that file; the offset field follows it.
     pub(crate) const fn type_at(&self) -> u64 {
         self.id_at
     }
 
-    /// How many bytes there are.
+    /// Number of bytes.
     #[allow(clippy::len_without_is_empty, reason = "no tensor is empty")]
     pub const fn len(&self) -> u64 {
         self.len

@@ -1,4 +1,4 @@
-//! Writing GGUF: the header in memory, the weights as they come.
+//! Writing GGUF: the header in memory, the weights as a stream.
 #![forbid(unsafe_code)]
 
 use alloc::collections::BTreeSet;
@@ -11,7 +11,7 @@ use super::tensor::TensorType;
 use crate::error::{Error, Name, Result};
 use crate::quant::Format;
 
-/// Collects metadata and the tensor table, then lays out the file as llama.cpp and gguf-py do: version 3,
+/// Collects metadata and the tensor table, then lays out the file like llama.cpp and gguf-py: version 3,
 /// every tensor padded to the alignment.
 ///
 /// ```
@@ -113,11 +113,11 @@ fn put_value(out: &mut Vec<u8>, value: Value<'_>) {
     }
 }
 
-/// The key that says how tensors are aligned.
+/// The key that sets the alignment of tensors.
 const ALIGNMENT: &str = "general.alignment";
 
 impl GgufWriter {
-    /// An empty file.
+    /// Creates an empty file.
     pub fn new() -> GgufWriter {
         GgufWriter::default()
     }
@@ -141,7 +141,7 @@ impl GgufWriter {
         Ok(())
     }
 
-    /// Adds a key. Setting `general.alignment` also lays the file out so.
+    /// Adds a key. Setting `general.alignment` also changes the alignment of the file.
     pub fn set<'v>(&mut self, key: &str, value: impl Into<Value<'v>>) -> Result<()> {
         let value = value.into();
         let alignment = match value {
@@ -159,7 +159,7 @@ impl GgufWriter {
         Ok(())
     }
 
-    /// Adds a key with an array of numbers or truth values.
+    /// Adds a key with an array of numbers or booleans.
     pub fn set_array<T: Element>(&mut self, key: &str, values: &[T]) -> Result<()> {
         self.key(key, Kind::Array)?;
         T::KIND.id().put(&mut self.metadata);
@@ -191,8 +191,8 @@ impl GgufWriter {
 
     /// Declares the next tensor; `dims` has the row length (input features) first.
     ///
-    /// [`Format::Tq2_0G128`] shares its id with [`Format::Q2_0`], so a file holds one of them at most, and
-    /// needs `general.quantization_version` to be the text `TQ2_0_G128`.
+    /// [`Format::Tq2_0G128`] shares its id with [`Format::Q2_0`], so a file can contain only one of them, and
+    /// `general.quantization_version` must be the text `TQ2_0_G128`.
     pub fn tensor(&mut self, name: &str, dims: &[u64], format: Format) -> Result<()> {
         let kind = TensorType {
             id: format.gguf_id(),
@@ -238,7 +238,7 @@ impl GgufWriter {
         self.alignment.unwrap_or(32)
     }
 
-    /// Everything in front of the first tensor's first byte.
+    /// Everything before the first tensor's first byte.
     pub fn header(&self) -> Result<Vec<u8>> {
         let mut out = Vec::new();
         out.extend_from_slice(b"GGUF");
@@ -269,7 +269,7 @@ impl GgufWriter {
         Ok(out)
     }
 
-    /// What puts the tensors' bytes, given in the order of declaration, behind the header.
+    /// A writer for the tensors' bytes, in the order of declaration, after the header.
     pub fn body(&self) -> GgufBody {
         let tensors = self.tensors.iter().map(|t| t.len).collect();
         GgufBody { tensors, alignment: self.alignment(), next: 0, written: 0 }
@@ -290,19 +290,19 @@ impl GgufWriter {
     }
 }
 
-/// Puts padding between tensors that are written piece by piece, so that no weights need be held.
+/// Inserts padding between tensors that are written piece by piece, so that no weights are buffered.
 #[derive(Clone, Debug)]
 pub struct GgufBody {
     tensors: Vec<u64>,
     alignment: u32,
     next: usize,
-    /// Bytes of tensor `next` that are written.
+    /// Bytes of tensor `next` written so far.
     written: u64,
 }
 
 impl GgufBody {
-    /// Writes the next bytes, which may be any part of a tensor or span several, to `out`, and the
-    /// padding behind each tensor they complete.
+    /// Writes the next bytes, which may be any part of a tensor or span several, to `out`, and the padding
+    /// after each tensor they complete.
     pub fn push<E: From<Error>>(
         &mut self,
         bytes: &[u8],

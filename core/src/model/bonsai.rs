@@ -1,4 +1,4 @@
-//! A loaded model: its numbers, its forward pass and its weights.
+//! A loaded model: its configuration, its forward pass and its weights.
 #![forbid(unsafe_code)]
 
 use alloc::vec::Vec;
@@ -10,8 +10,8 @@ use super::weights::{ModelBytes, Weights, stored};
 use crate::error::Result;
 use crate::gguf::{Gguf, PartError, ReadOptions};
 
-/// A loaded model: configuration, program and packed weights in bytes of type `B`. Named after the family it
-/// serves; every [`Architecture`](super::Architecture) loads.
+/// A loaded model: configuration, program and packed weights in bytes of type `B`. Named after the main model
+/// family; every [`Architecture`](super::Architecture) is supported.
 #[derive(Clone, Debug)]
 pub struct BonsaiModel<B> {
     config: ModelConfig,
@@ -20,18 +20,19 @@ pub struct BonsaiModel<B> {
 }
 
 impl<'a> BonsaiModel<&'a [u8]> {
-    /// Checks configuration and tensors of `gguf`. Weights stay in its bytes and stay packed.
+    /// Validates configuration and tensors of `gguf`. Weights stay packed, in its bytes.
     ///
     /// # Errors
-    /// What is wrong with the file.
+    /// If the file is malformed or not supported.
     pub fn from_gguf(gguf: &Gguf<'a>) -> Result<Self> {
         Self::with_config(gguf, ModelConfig::from_gguf(gguf)?)
     }
 
-    /// As [`BonsaiModel::from_gguf`], with numbers of the configuration overridden (rope scaling, say).
+    /// As [`BonsaiModel::from_gguf`], with values of the configuration overridden (RoPE scaling, for
+    /// example).
     ///
     /// # Errors
-    /// As there, and for numbers that no model can have.
+    /// As [`BonsaiModel::from_gguf`], and for an invalid configuration.
     pub fn with_config(gguf: &Gguf<'a>, config: ModelConfig) -> Result<Self> {
         config.check()?;
         let program = config.program();
@@ -44,17 +45,17 @@ impl<B: ModelBytes> BonsaiModel<B> {
     /// Reads the model in `bytes`, a whole file, and owns them.
     ///
     /// # Errors
-    /// What is wrong with the file.
+    /// If the file is malformed or not supported.
     pub fn load(bytes: B) -> Result<Self> {
         let loaded = Self::load_parts(Vec::from([bytes]), &ReadOptions::default(), |config| config);
         loaded.map_err(|wrong| wrong.error)
     }
 
-    /// Reads the model in `parts`, all files of a model in order, and owns them. `configure` may override numbers
-    /// of the configuration (rope scaling, say).
+    /// Reads the model in `parts`, all files of a model in order, and owns them. `configure` may override
+    /// values of the configuration (RoPE scaling, for example).
     ///
     /// # Errors
-    /// What is wrong, and in which part.
+    /// If a part is malformed or not supported; the error names the part.
     pub fn load_parts(
         parts: Vec<B>,
         options: &ReadOptions,
@@ -73,7 +74,7 @@ impl<B: ModelBytes> BonsaiModel<B> {
         Ok(BonsaiModel { config, program, weights })
     }
 
-    /// The model's numbers.
+    /// The model's configuration.
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }

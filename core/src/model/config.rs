@@ -1,4 +1,4 @@
-//! The numbers that define a model, read from metadata and checked once.
+//! The hyper-parameters of a model, read from metadata and validated once.
 #![forbid(unsafe_code)]
 
 use alloc::format;
@@ -12,11 +12,11 @@ use crate::limits::Limits;
 
 const EPS: &str = "attention.layer_norm_rms_epsilon";
 
-/// A model architecture: how its forward pass follows from its numbers.
+/// A model architecture: builds the forward pass from a configuration.
 pub struct Architecture {
-    /// The name in metadata (`general.architecture`), with which its keys begin.
+    /// The name in metadata (`general.architecture`), which is also the prefix of its keys.
     pub name: &'static str,
-    /// Writes the forward pass of a model with these numbers, which have been checked.
+    /// Builds the forward pass for a validated configuration.
     pub program: fn(&ModelConfig) -> Program,
 }
 
@@ -39,10 +39,10 @@ impl PartialEq for Architecture {
     }
 }
 
-/// Hyper-parameters of a model. Keys of metadata stand after the name of the architecture and a dot.
+/// Hyper-parameters of a model. Metadata keys follow the name of the architecture and a dot.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
-    /// What the numbers belong to (`general.architecture`).
+    /// The architecture (`general.architecture`).
     pub architecture: &'static Architecture,
     /// Width of the residual stream (`embedding_length`).
     pub hidden_size: usize,
@@ -52,26 +52,26 @@ pub struct ModelConfig {
     pub num_attention_heads: usize,
     /// Key-value heads (`attention.head_count_kv`); a divisor of the query heads.
     pub num_kv_heads: usize,
-    /// Numbers a head (`attention.key_length`); not always `hidden_size / num_attention_heads`.
+    /// Elements per head (`attention.key_length`); not always `hidden_size / num_attention_heads`.
     pub head_dim: usize,
     /// Width of the feed-forward block (`feed_forward_length`).
     pub intermediate_size: usize,
-    /// Rows of the embedding, which is the vocabulary.
+    /// Rows of the embedding, which is the size of the vocabulary.
     pub vocab_size: usize,
-    /// Longest context the model was made for (`context_length`).
+    /// Longest context the model was trained for (`context_length`).
     pub max_context_length: usize,
     /// Added to the mean square in every RMSNorm.
     pub rms_norm_eps: f32,
     /// Base of the rotary frequencies (`rope.freq_base`).
     pub rope_freq_base: f32,
-    /// Stretching of the rotary frequencies (`rope.scaling.*`).
+    /// Scaling of the rotary frequencies (`rope.scaling.*`).
     pub rope_scaling: RopeScaling,
-    /// Whether the head is the embedding matrix (no `output.weight` in the file).
+    /// Whether the output matrix is the embedding (no `output.weight` in the file).
     pub tied_embeddings: bool,
 }
 
 impl ModelConfig {
-    /// Reads and checks the metadata of a file of `architecture`.
+    /// Reads and validates the metadata of a file of `architecture`.
     pub(super) fn read(architecture: &'static Architecture, header: &Header<'_>) -> Result<Self> {
         let meta = &Keys { meta: header.metadata(), architecture };
         // Weights stored in a rotated basis: computing with them unrotated gives fluent nonsense.
@@ -133,7 +133,7 @@ impl ModelConfig {
         Rope::new(self.head_dim, self.rope_freq_base, self.rope_scaling)
     }
 
-    /// The forward pass. The numbers must have been checked.
+    /// The forward pass. The configuration must be valid.
     pub fn program(&self) -> Program {
         (self.architecture.program)(self)
     }
@@ -143,7 +143,7 @@ impl ModelConfig {
         self.program().num_parameters()
     }
 
-    /// Refuses numbers no model can have; afterwards products of them fit in memory arithmetic.
+    /// Refuses invalid values; afterwards products of them do not overflow.
     pub fn check(&self) -> Result<()> {
         let limits = Limits::DEFAULT;
         let bad = |key, found, expected| self.architecture.bad(key, found, expected);
@@ -204,7 +204,7 @@ impl ModelConfig {
     }
 }
 
-/// Metadata of one architecture: keys are given without its name.
+/// Metadata of one architecture: keys are given without its prefix.
 struct Keys<'m, 'a> {
     meta: &'m Metadata<'a>,
     architecture: &'static Architecture,

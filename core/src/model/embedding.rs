@@ -1,19 +1,19 @@
-//! A text as one vector: its final hidden states, pooled.
+//! A text as one vector: its pooled final hidden states.
 #![forbid(unsafe_code)]
 
 use alloc::vec::Vec;
 
-/// How the hidden states of a text become one.
+/// How the hidden states of a text are combined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Pooling {
     /// Their mean.
     #[default]
     Mean,
-    /// That of the last token, which alone has seen all of the text.
+    /// The state of the last token, the only one that has seen the whole text.
     Last,
 }
 
-/// An embedding in the making: tokens go in as many steps as a host likes.
+/// An embedding being computed: tokens may be added in any number of steps.
 #[derive(Clone, Debug)]
 pub struct Embedding {
     pooling: Pooling,
@@ -23,13 +23,13 @@ pub struct Embedding {
 }
 
 impl Embedding {
-    /// For a model of width `hidden`.
+    /// An embedding for a model of width `hidden`.
     pub fn new(hidden: usize, pooling: Pooling) -> Self {
         Embedding { pooling, state: alloc::vec![0.0; hidden], tokens: 0 }
     }
 
-    /// Takes the final hidden state `(hidden)` of the next token, as
-    /// [`Readout::Hidden`](crate::device::Readout::Hidden) gives it.
+    /// Takes the final hidden state `(hidden)` of the next token, from
+    /// [`Readout::Hidden`](crate::device::Readout::Hidden).
     pub fn push(&mut self, hidden: &[f32]) {
         for (state, &x) in self.state.iter_mut().zip(hidden) {
             *state = f64::from(x) + if self.pooling == Pooling::Mean { *state } else { 0.0 };
@@ -37,7 +37,7 @@ impl Embedding {
         self.tokens += 1;
     }
 
-    /// The embedding `(hidden)`; with `normalize` of length 1, if it is not all zeros.
+    /// The embedding `(hidden)`; with `normalize` scaled to length 1, unless it is all zeros.
     pub fn finish(&self, normalize: bool) -> Vec<f32> {
         let n = if self.pooling == Pooling::Mean { self.tokens.max(1) as f64 } else { 1.0 };
         let square: f64 = self.state.iter().map(|x| x * x).sum();

@@ -5,8 +5,8 @@
 //! block:  x += Wo attention(rope(Wq n), rope(Wk n), Wv n)   with n = RMSNorm(x)
 //!         x += Wdown (silu(Wgate m) * Wup m)                with m = RMSNorm(x)
 //! ```
-//! GGUF files of this architecture hold `Wq` and `Wk` with their rows permuted, so that numbers `2 i` and
-//! `2 i + 1` of a head turn together where the original model turns `i` and `i + head_dim / 2`.
+//! GGUF files of this architecture store `Wq` and `Wk` with their rows permuted, so that elements `2 i` and
+//! `2 i + 1` of a head are rotated together; in the original model these are `i` and `i + head_dim / 2`.
 #![forbid(unsafe_code)]
 
 use super::config::{Architecture, ModelConfig};

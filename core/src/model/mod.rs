@@ -1,6 +1,6 @@
-//! Models: what they are made of, and where their weights lie. How they are computed is a device's affair.
+//! Models: their forward pass and the location of their weights. Computing them is up to a device.
 //!
-//! An architecture is one file that writes its forward pass down as a [`Program`]; the registry lists them.
+//! An architecture is one file that builds its forward pass as a [`Program`]; the registry lists them.
 
 mod bonsai;
 pub mod config;

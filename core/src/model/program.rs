@@ -1,7 +1,7 @@
-//! A forward pass as data: what an architecture is made of, for any device to run.
+//! A forward pass as data, which any device can run.
 //!
 //! An architecture writes its formulas once, with a [`Builder`]; devices interpret, record or transform the
-//! result. Operations are coarse, so that a device can run each in its fastest way: in one kernel or several,
+//! result. Operations are coarse, so that a device can run each in the fastest way: in one kernel or several,
 //! for one row or many.
 //!
 //! All buffers have a row for each token of a batch: `(rows, cols)`.
@@ -17,7 +17,7 @@ use super::rope::Rope;
 use crate::error::{Error, Name, Result};
 use crate::gguf::Header;
 
-/// Outputs that a [`Op::Linear`] can have.
+/// Most outputs of an [`Op::Linear`].
 pub const MAX_OUTPUTS: usize = 4;
 
 /// A tensor of a [`Program`]: an index into [`Program::tensors`].
@@ -42,12 +42,12 @@ impl BufferId {
     }
 }
 
-/// What a tensor is used as.
+/// The use of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TensorRole {
-    /// Packed weights that activations are multiplied with, or whose rows are looked up.
+    /// Packed weights: an operand of matrix products, or rows that are looked up.
     Matrix,
-    /// One row of numbers, small enough to be held as f32.
+    /// One row of numbers, small enough to be stored as f32.
     Vector,
 }
 
@@ -60,20 +60,20 @@ pub struct TensorSpec {
     pub rows: usize,
     /// Inputs.
     pub cols: usize,
-    /// What it is used as.
+    /// Its use.
     pub role: TensorRole,
 }
 
 /// A buffer of `(rows, cols)` floats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BufferSpec {
-    /// What formulas call it.
+    /// Its name in formulas.
     pub name: &'static str,
-    /// Numbers per row.
+    /// Elements per row.
     pub cols: usize,
 }
 
-/// Which numbers of a head the rotary embedding turns together.
+/// The elements of a head that the rotary embedding rotates together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RopePairing {
     /// `i` with `i + head_dim / 2`.
@@ -82,12 +82,12 @@ pub enum RopePairing {
     Interleaved,
 }
 
-/// The weights `(head_dim)` that normalize each head of queries and of keys before they are rotated.
+/// The weights `(head_dim)` that normalize each head of queries and keys before the rotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QkNorm {
-    /// Of queries.
+    /// Weights for queries.
     pub q: TensorId,
-    /// Of keys.
+    /// Weights for keys.
     pub k: TensorId,
 }
 
@@ -107,7 +107,7 @@ pub enum Op {
         x: BufferId,
         /// `(cols)`
         weight: TensorId,
-        /// Keeps the root away from zero.
+        /// Avoids division by zero.
         eps: f32,
         /// `(rows, cols)`
         out: BufferId,
@@ -116,10 +116,10 @@ pub enum Op {
     Linear {
         /// `(rows, cols)`
         x: BufferId,
-        /// Each `(outputs, cols)` and `(rows, outputs)`.
+        /// Weights `(outputs, cols)` and output `(rows, outputs)` of each product.
         outputs: ArrayVec<(TensorId, BufferId), MAX_OUTPUTS>,
     },
-    /// `to += x W^T`: a product onto the residual stream.
+    /// `to += x W^T`: a product added to the residual stream.
     LinearAdd {
         /// `(rows, cols)`
         x: BufferId,
@@ -140,7 +140,7 @@ pub enum Op {
         out: BufferId,
     },
     /// Normalizes (if there is a norm) and rotates each head of `q` and `k`, and stores `k` and `v` in the
-    /// sequence's cache. Afterwards `q` is in the form that the cache's attention reads.
+    /// sequence's cache. Prepares `q` for the cache format.
     RopeStore {
         /// Layer of the cache.
         layer: usize,
@@ -150,12 +150,13 @@ pub enum Op {
         k: BufferId,
         /// `(rows, kv heads * head_dim)`
         v: BufferId,
-        /// Weights of the norms of heads.
+        /// Weights of the per-head norms.
         norm: Option<QkNorm>,
-        /// Of the norms.
+        /// Epsilon of the norms.
         eps: f32,
     },
-    /// `out = softmax(q K^T / sqrt(head_dim)) V` over what each row's sequence has seen, itself included.
+    /// `out = softmax(q K^T / sqrt(head_dim)) V` over the positions that each row's sequence has seen,
+    /// including its own.
     Attention {
         /// Layer of the cache.
         layer: usize,
@@ -173,20 +174,20 @@ pub struct Heads {
     pub query: usize,
     /// Key-value heads, a divisor of the query heads.
     pub kv: usize,
-    /// Numbers per head, even.
+    /// Elements per head, even.
     pub dim: usize,
 }
 
-/// A forward pass: its tensors, its buffers and its operations, checked to fit each other by construction.
+/// A forward pass: its tensors, its buffers and its operations, consistent by construction.
 #[derive(Clone, Debug)]
 pub struct Program {
-    /// What the file must have: all of these, and no others.
+    /// The tensors of the file: all of these, and no others.
     pub tensors: Vec<TensorSpec>,
-    /// Floats that pass between operations.
+    /// Buffers between operations.
     pub buffers: Vec<BufferSpec>,
-    /// From tokens to the residual stream.
+    /// Operations from tokens to the residual stream.
     pub body: Vec<Op>,
-    /// From the residual stream of the rows that are read out to [`Program::hidden`].
+    /// Operations from the residual stream of the rows that are read out to [`Program::hidden`].
     pub head: Vec<Op>,
     /// The residual stream after the body.
     pub residual: BufferId,
@@ -200,7 +201,7 @@ pub struct Program {
     pub heads: Heads,
     /// The rotary embedding's frequencies.
     pub rope: Rope,
-    /// Which numbers of a head it turns together.
+    /// The elements of a head that it rotates together.
     pub pairing: RopePairing,
 }
 
@@ -210,12 +211,12 @@ impl Program {
         &self.tensors[id.index()]
     }
 
-    /// Numbers per row of buffer `id`.
+    /// Elements per row of buffer `id`.
     pub fn cols(&self, id: BufferId) -> usize {
         self.buffers[id.index()].cols
     }
 
-    /// Tokens of the vocabulary.
+    /// Size of the vocabulary.
     pub fn vocab(&self) -> usize {
         self.tensor(self.output).rows
     }
@@ -239,16 +240,16 @@ impl Program {
         self.matrices().map(|id| self.tensor(id).cols).max().unwrap_or(0)
     }
 
-    /// Parameters, vectors included.
+    /// Number of parameters, vectors included.
     pub fn num_parameters(&self) -> u64 {
         self.tensors.iter().map(|t| t.rows as u64 * t.cols as u64).sum()
     }
 
-    /// Finds every tensor in `header`; returns its index there, tensor by tensor.
+    /// Finds every tensor in `header`; returns its index there, in the order of [`Program::tensors`].
     ///
     /// # Errors
-    /// For a tensor that is absent, has another shape or another type than it can have, and for one of the file
-    /// that the program does not use: to ignore it would silently change what the model means.
+    /// If a tensor is missing or has an invalid shape or type, or if the file has a tensor that the program
+    /// does not use: ignoring it would silently change the model.
     pub fn bind(&self, header: &Header<'_>) -> Result<Vec<usize>> {
         let mut bound = Vec::with_capacity(self.tensors.len());
         for spec in &self.tensors {
@@ -289,18 +290,18 @@ impl Op {
     }
 }
 
-/// Writes a [`Program`] down, operation by operation. Names of tensors are those of GGUF files without
-/// `blk.N.` and `.weight`.
+/// Builds a [`Program`], operation by operation. Tensor names are those of GGUF files without `blk.N.` and
+/// `.weight`.
 #[derive(Debug)]
 pub struct Builder {
     program: Program,
     eps: f32,
-    /// The layer that is being written, if one is.
+    /// The current layer, if there is one.
     layer: Option<usize>,
 }
 
 impl Builder {
-    /// Starts a program. `eps` is that of every norm.
+    /// Starts a program. `eps` applies to every norm.
     pub fn new(heads: Heads, rope: Rope, pairing: RopePairing, eps: f32) -> Builder {
         let none = BufferId(0);
         let program = Program {
@@ -319,7 +320,8 @@ impl Builder {
         Builder { program, eps, layer: None }
     }
 
-    /// The buffer called `name`, which has at least `cols` numbers per row. Buffers of one name are one.
+    /// The buffer called `name`, with at least `cols` elements per row. Buffers with the same name are
+    /// shared.
     fn buffer(&mut self, name: &'static str, cols: usize) -> BufferId {
         let buffers = &mut self.program.buffers;
         let at = buffers.iter().position(|buffer| buffer.name == name).unwrap_or_else(|| {
@@ -347,7 +349,7 @@ impl Builder {
         self.tensor(name, 1, len, TensorRole::Vector)
     }
 
-    /// The rows of the embedding `(vocab, cols)` for the tokens; the residual stream.
+    /// Looks up the rows of the embedding `(vocab, cols)` for the tokens; returns the residual stream.
     pub fn embed(&mut self, name: &str, vocab: usize, cols: usize) -> (TensorId, Stream) {
         let table = self.matrix(name, vocab, cols);
         let out = self.buffer("residual", cols);
@@ -356,7 +358,7 @@ impl Builder {
         (table, Stream { buffer: out, cols })
     }
 
-    /// Tensors of the following operations are those of block `layer`.
+    /// Starts block `layer`, whose tensors the following operations use.
     pub fn block(&mut self, layer: usize) {
         self.layer = Some(layer);
         self.program.layers = self.program.layers.max(layer + 1);
@@ -370,7 +372,7 @@ impl Builder {
         Stream { buffer: out, cols: x.cols }
     }
 
-    /// Several products with one input: tensor, buffer and outputs of each.
+    /// Several products with the same input: tensor, buffer and outputs of each.
     pub fn linear<const N: usize>(
         &mut self,
         x: Stream,
@@ -404,7 +406,8 @@ impl Builder {
         Stream { buffer: out, cols }
     }
 
-    /// Normalizes heads by the tensors `norm` (of queries, of keys), rotates them, and stores keys and values.
+    /// Normalizes heads by the tensors `norm` (for queries, for keys), rotates them, and stores keys and
+    /// values.
     pub fn rope_store(&mut self, [q, k, v]: [Stream; 3], norm: Option<[&str; 2]>) {
         let dim = self.program.heads.dim;
         let norm = norm.map(|[q, k]| QkNorm { q: self.vector(q, dim), k: self.vector(k, dim) });
@@ -421,7 +424,7 @@ impl Builder {
         Stream { buffer: out, cols: q.cols }
     }
 
-    /// Ends the program: the final norm `norm` of `x`, and the logits by the tensor `output`, or by `tied`.
+    /// Ends the program: the final norm `norm` of `x`, and the logits from the matrix `output`.
     pub fn head(mut self, x: Stream, norm: &str, output: Output<'_>) -> Program {
         self.layer = None;
         let weight = self.vector(norm, x.cols);
@@ -436,18 +439,18 @@ impl Builder {
     }
 }
 
-/// A value of a program that is being written: a buffer, and how much of its rows is used.
+/// A value in a program being built: a buffer, and how many elements of its rows are used.
 #[derive(Clone, Copy, Debug)]
 pub struct Stream {
     buffer: BufferId,
     cols: usize,
 }
 
-/// Where a model's output matrix is.
+/// A model's output matrix.
 #[derive(Clone, Copy, Debug)]
 pub enum Output<'n> {
     /// It is the embedding.
     Tied(TensorId),
-    /// A tensor of this name, for so many tokens.
+    /// A tensor with this name, for this many tokens.
     Own(&'n str, usize),
 }

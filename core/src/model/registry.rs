@@ -1,4 +1,4 @@
-//! What this runtime knows by name: architectures and published models.
+//! Registry of the supported architectures and the published models.
 #![forbid(unsafe_code)]
 
 use super::config::{Architecture, ModelConfig};
@@ -10,13 +10,13 @@ use crate::gguf::{Gguf, Header};
 use crate::quant::{Format, WeightClass};
 
 impl Architecture {
-    /// Every architecture that runs.
+    /// Every supported architecture.
     pub const ALL: &'static [&'static Architecture] = &[&QWEN3, &LLAMA];
 
     /// The architecture called `name`.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for any other.
+    /// [`Error::Unsupported`] for an unknown name.
     pub fn named(name: &str) -> Result<&'static Architecture> {
         Self::ALL.iter().copied().find(|a| a.name == name).ok_or(Error::Unsupported {
             key: Name::new("general.architecture"),
@@ -27,21 +27,21 @@ impl Architecture {
 }
 
 impl ModelConfig {
-    /// Reads and checks the metadata of a file. The vocabulary is the embedding's row count.
+    /// Reads and validates the metadata of a file. The vocabulary size is the embedding's row count.
     ///
     /// # Errors
-    /// For an unknown architecture, and for numbers that are missing or that no model can have.
+    /// If the architecture is unknown, or if values are missing or invalid.
     pub fn from_gguf(gguf: &Gguf<'_>) -> Result<Self> {
         Self::from_header(gguf.header())
     }
 
-    /// As [`ModelConfig::from_gguf`], before there are any weights.
+    /// As [`ModelConfig::from_gguf`], before any weights have arrived.
     ///
     /// # Errors
-    /// As there.
+    /// As [`ModelConfig::from_gguf`].
     pub fn from_header(header: &Header<'_>) -> Result<Self> {
         let meta = header.metadata();
-        // The later parts of a model lack everything else.
+        // Later parts of a model lack everything else.
         if let Some(count) = meta.u32("split.count")?.filter(|n| *n > 1 && *n != u32::from(header.parts())) {
             return Err(Error::KeyValue {
                 key: Name::new("split.count"),
@@ -54,7 +54,7 @@ impl ModelConfig {
     }
 }
 
-/// A published model, or [`ModelVariant::Custom`] for any other Qwen3 shape, which runs all the same.
+/// A published model, or [`ModelVariant::Custom`] for any other Qwen3 shape, which runs as well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ModelVariant {
@@ -74,33 +74,33 @@ pub enum ModelVariant {
     Custom,
 }
 
-/// What a published model is and costs.
+/// Facts about a published model: its dimensions, format and costs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelSpec {
-    /// Which model.
+    /// The model.
     pub variant: ModelVariant,
     /// Its dimensions.
     pub config: ModelConfig,
     /// Format of its matrices in the published file.
     pub format: Format,
-    /// What it can do.
+    /// Its capabilities and costs.
     pub capabilities: CapabilityProfile,
 }
 
-/// What a model can do, and what a token costs.
+/// Capabilities of a model, and its size and cost per token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CapabilityProfile {
     /// Longest context.
     pub max_context_length: usize,
     /// Parameters.
     pub num_parameters: u64,
-    /// Packed bytes of all matrices at the model's format.
+    /// Packed bytes of all matrices in the model's format.
     pub weight_bytes: u64,
-    /// Bytes of keys and values a token at 16 bits.
+    /// Bytes of keys and values per token at 16 bits.
     pub kv_bytes_per_token: u64,
-    /// Whether the chat template knows thinking.
+    /// Whether the chat template supports thinking.
     pub thinking: bool,
-    /// Whether the chat template knows tool calls.
+    /// Whether the chat template supports tool calls.
     pub tools: bool,
 }
 
@@ -115,8 +115,8 @@ impl ModelVariant {
         ModelVariant::TernaryBonsai1_7B,
     ];
 
-    /// The variant with these dimensions and this format of block matrices. Every dimension counts, so that
-    /// a distilled or widened relative is not taken for the real one.
+    /// The variant with these dimensions and this format of block matrices. Every dimension counts, so that a
+    /// distilled or widened model is not mistaken for the published one.
     pub fn detect(config: &ModelConfig, format: Format) -> Self {
         let ternary = match format.class() {
             WeightClass::OneBit => false,
@@ -134,7 +134,7 @@ impl ModelVariant {
             .unwrap_or(ModelVariant::Custom)
     }
 
-    /// Whether weights are -1, 0 or +1 (else -1 or +1).
+    /// Whether weights are -1, 0 or +1 (otherwise -1 or +1).
     pub const fn is_ternary(self) -> bool {
         use ModelVariant::{TernaryBonsai1_7B, TernaryBonsai4B, TernaryBonsai8B};
         matches!(self, TernaryBonsai8B | TernaryBonsai4B | TernaryBonsai1_7B)
@@ -159,7 +159,8 @@ impl ModelVariant {
     }
 
     fn dimensions(self) -> ModelConfig {
-        // hidden, layers, heads, feed-forward, context, context before YaRN, tied, base of the rotary frequencies
+        // hidden, layers, heads, feed-forward, context, context before YaRN, tied, base of the rotary
+        // frequencies
         let (h, l, q, f, context, original, tied, base) = match self {
             ModelVariant::Bonsai8B | ModelVariant::TernaryBonsai8B => {
                 (4096, 36, 32, 12288, 65536, 16384, false, 1e6)
@@ -203,7 +204,7 @@ pub fn all_specs() -> impl Iterator<Item = ModelSpec> {
 }
 
 impl CapabilityProfile {
-    /// Derives sizes from dimensions and format; what the chat template knows is the caller's to say.
+    /// Derives sizes from dimensions and format; the caller provides the capabilities of the chat template.
     pub fn new(config: &ModelConfig, format: Format, thinking: bool, tools: bool) -> Self {
         let params = config.num_parameters();
         let [hidden, head, layers] =
@@ -221,7 +222,7 @@ impl CapabilityProfile {
     }
 }
 
-/// Builds a [`ModelConfig`] that need not be a published one; what is not set stays as in Bonsai-1.7B.
+/// Builds a [`ModelConfig`], published or not; values that are not set stay as in Bonsai-1.7B.
 #[derive(Clone, Debug)]
 pub struct ModelConfigBuilder {
     config: ModelConfig,
@@ -258,7 +259,7 @@ impl ModelConfigBuilder {
         tied_embeddings: bool,
     }
 
-    /// Sets RoPE scaling together with the longest context, which becomes that before scaling times the new factor.
+    /// Sets RoPE scaling and the longest context, which becomes the one before scaling times the new factor.
     pub fn rescale_rope(mut self, scaling: RopeScaling) -> Self {
         let c = &mut self.config;
         let original = c.rope_scaling.original_context(c.max_context_length);
@@ -267,7 +268,7 @@ impl ModelConfigBuilder {
         self
     }
 
-    /// The configuration, if a model can have it.
+    /// The configuration, if it is valid.
     ///
     /// # Errors
     /// Those of [`ModelConfig::check`].
@@ -295,7 +296,7 @@ mod tests {
         assert!(Architecture::ALL.iter().all(|known| error.contains(known.name)), "{error}");
     }
 
-    /// Parameter counts of the Qwen3 models these were made from, and sizes of the published files.
+    /// Parameter counts of the Qwen3 base models, and sizes of the published files.
     #[test]
     fn published_sizes() {
         for (variant, parameters) in [
@@ -314,11 +315,11 @@ mod tests {
             (ModelVariant::TernaryBonsai4B, 1_074_969_344),
             (ModelVariant::TernaryBonsai8B, 2_182_184_672),
         ] {
-            // Beside its matrices a file holds 5.9 MB of vocabulary and up to 1.5 MB of norms.
+            // Besides its matrices a file holds 5.9 MB of vocabulary and up to 1.5 MB of norms.
             let other = file - variant.spec().unwrap().capabilities.weight_bytes;
             assert!((5_900_000..7_600_000).contains(&other), "{variant:?}: {other}");
         }
-        // As the metadata of the published files say.
+        // From the metadata of the published files.
         let base = |v: ModelVariant| v.spec().unwrap().config.rope_freq_base;
         assert_eq!(base(ModelVariant::Bonsai4B), 5e6);
         assert_eq!(base(ModelVariant::TernaryBonsai8B), 1e6);
@@ -347,7 +348,7 @@ mod tests {
         assert_eq!(builder().head_dim(0).build().unwrap_err().code(), "key_value");
     }
 
-    /// As the model cards state it: Bonsai-1.7B is trained on 8192 tokens and stretched to 32768 by YaRN.
+    /// From the model cards: Bonsai-1.7B is trained on 8192 tokens and extended to 32768 by YaRN.
     #[test]
     fn the_context_follows_rope_scaling() {
         let published = || ModelConfigBuilder::new(ModelVariant::Bonsai1_7B);

@@ -5,22 +5,22 @@ use crate::error::{Error, Name};
 use alloc::vec::Vec;
 use core::str::FromStr;
 
-/// How a model stretches its rotary embedding beyond the context it was first trained on.
+/// How a model extends its rotary embedding beyond the context it was first trained on.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum RopeScaling {
-    /// Frequencies as they are.
+    /// Unscaled frequencies.
     None,
     /// Every position divided by `factor` (Chen et al. 2023).
     Linear {
-        /// Context stretch.
+        /// Scaling factor.
         factor: f32,
     },
-    /// Per-frequency interpolation (Peng et al. 2023), always on, as the Bonsai models use it.
+    /// Per-frequency interpolation (Peng et al. 2023), always applied, as in the Bonsai models.
     Yarn {
-        /// Context stretch `s`.
+        /// Scaling factor `s`.
         factor: f32,
-        /// Context length before stretching.
+        /// Context length before scaling.
         original_context: u32,
         /// Multiplies cos and sin; `0.1 ln(s) + 1` unless the file says otherwise.
         attention_factor: f32,
@@ -43,7 +43,7 @@ impl RopeScaling {
         }
     }
 
-    /// The longest context before scaling, in tokens, of a model whose longest one is `max`.
+    /// The longest context before scaling, in tokens, for a model with longest context `max`.
     pub fn original_context(&self, max: usize) -> usize {
         match *self {
             RopeScaling::None => max,
@@ -52,8 +52,8 @@ impl RopeScaling {
         }
     }
 
-    /// The longest context with this scaling, in tokens, of a model whose longest one without it is `original`. YaRN
-    /// has its own `original_context`.
+    /// The longest context with this scaling, in tokens, for a model with longest context `original` without
+    /// it. YaRN uses its own `original_context`.
     pub fn scaled_context(&self, original: usize) -> usize {
         match *self {
             RopeScaling::None => original,
@@ -65,7 +65,7 @@ impl RopeScaling {
     }
 }
 
-/// Reads `none`, `linear:FACTOR` or `yarn:FACTOR:CONTEXT`, where CONTEXT is the one before scaling.
+/// Parses `none`, `linear:FACTOR` or `yarn:FACTOR:CONTEXT`, where CONTEXT is the one before scaling.
 impl FromStr for RopeScaling {
     type Err = Error;
 
@@ -90,10 +90,10 @@ impl FromStr for RopeScaling {
     }
 }
 
-/// Rotation speeds of one model: radians per position for each of the `head_dim / 2` pairs.
+/// Rotation speeds of a model: radians per position for each of the `head_dim / 2` pairs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rope {
-    /// `(head_dim / 2)`, in f64 because positions in the tens of thousands multiply them.
+    /// `(head_dim / 2)`, in f64 because they are multiplied by positions in the tens of thousands.
     speeds: Vec<f64>,
     magnitude: f32,
 }
@@ -130,8 +130,8 @@ impl Rope {
         Rope { speeds, magnitude }
     }
 
-    /// Writes cos and sin of every pair's angle at `position`; both `(head_dim / 2)`. All heads of all
-    /// layers share them.
+    /// Writes cos and sin of every pair's angle at `position`; both `(head_dim / 2)`. All heads of all layers
+    /// share them.
     pub fn angles(&self, position: usize, cos: &mut [f32], sin: &mut [f32]) {
         for ((speed, c), s) in self.speeds.iter().zip(cos).zip(sin) {
             let (sine, cosine) = libm::sincos(position as f64 * speed);
@@ -140,8 +140,8 @@ impl Rope {
         }
     }
 
-    /// Writes cos and sin of the angles by which a rotated head is turned to stand `back` positions earlier,
-    /// `-back speed[i]`, without the magnitude, which it has already; both `(head_dim / 2)`.
+    /// Writes cos and sin of the angles that move a rotated head `back` positions earlier, `-back speed[i]`,
+    /// without the magnitude, which it already has; both `(head_dim / 2)`.
     pub fn angles_back(&self, back: usize, cos: &mut [f32], sin: &mut [f32]) {
         for ((speed, c), s) in self.speeds.iter().zip(cos).zip(sin) {
             let (sine, cosine) = libm::sincos(back as f64 * -speed);
@@ -154,7 +154,7 @@ impl Rope {
 mod tests {
     use super::*;
 
-    /// Positions of the ramp's ends, as the published Bonsai configurations give them.
+    /// Ends of the ramp, from the published Bonsai configurations.
     #[test]
     fn yarn_of_bonsai() {
         for (original, low, high) in [(8192, 17, 34), (16384, 20, 37)] {

@@ -1,4 +1,4 @@
-//! A model's tensors where they lie: in the bytes of its file, which the model owns.
+//! A model's tensors in the bytes of its file, which the model owns.
 #![forbid(unsafe_code)]
 
 use alloc::sync::Arc;
@@ -10,12 +10,12 @@ use crate::error::{Error, Result};
 use crate::gguf::Gguf;
 use crate::quant::{Format, Matrix};
 
-/// The bytes of a model file, or of one of several: in memory, in flash, or mapped.
+/// The bytes of a model file, or of one of several: in memory, in flash, or memory-mapped.
 pub trait ModelBytes {
-    /// All of them, the same at every call.
+    /// All bytes, the same on every call.
     fn bytes(&self) -> &[u8];
 
-    /// The same, if they can be written to: a device may then rearrange weights in place.
+    /// The same bytes, if they are writable: a device may then repack weights in place.
     fn bytes_mut(&mut self) -> Option<&mut [u8]> {
         None
     }
@@ -43,7 +43,7 @@ impl ModelBytes for Arc<[u8]> {
     }
 }
 
-/// Where a tensor lies, and how.
+/// Location, format and shape of a tensor.
 #[derive(Clone, Debug)]
 pub(crate) struct StoredTensor {
     pub(crate) part: usize,
@@ -57,20 +57,21 @@ pub(crate) struct StoredTensor {
 #[derive(Clone, Debug)]
 pub struct Weights<B> {
     parts: Vec<B>,
-    /// By [`TensorId`].
+    /// Indexed by [`TensorId`].
     tensors: Vec<StoredTensor>,
 }
 
 impl<B: ModelBytes> Weights<B> {
-    /// Finds the tensors of `program` in `gguf`, the bytes of which are `parts`.
+    /// Finds the tensors of `program` in `gguf`, whose bytes are `parts`.
     pub(super) fn new(program: &Program, gguf: &Gguf<'_>, parts: Vec<B>) -> Result<Self> {
         let tensors = stored(program, gguf)?;
         Self::hold(tensors, parts)
     }
 
-    /// `tensors` must have been found in bytes equal to those of `parts`.
+    /// `tensors` must have been found in the same bytes as `parts`.
     pub(super) fn hold(tensors: Vec<StoredTensor>, parts: Vec<B>) -> Result<Self> {
-        // Nothing promises that `ModelBytes` gives the bytes that were parsed; this makes all reads in range.
+        // Nothing guarantees that `ModelBytes` returns the bytes that were parsed; this check keeps all reads
+        // in range.
         for tensor in &tensors {
             let len = parts.get(tensor.part).map_or(0, |part| part.bytes().len());
             if tensor.range.end > len {
@@ -81,7 +82,7 @@ impl<B: ModelBytes> Weights<B> {
         Ok(Weights { parts, tensors })
     }
 
-    /// A tensor as the file has it.
+    /// A tensor as stored in the file.
     pub fn matrix(&self, id: TensorId) -> Result<Matrix<'_>> {
         let tensor = &self.tensors[id.index()];
         Matrix::new(tensor.format, tensor.rows, tensor.cols, self.data(tensor))
@@ -106,7 +107,7 @@ impl<B: ModelBytes> Weights<B> {
         part.get(tensor.range.clone()).unwrap_or(&[])
     }
 
-    /// The bytes of a tensor, if they can be written to.
+    /// The bytes of a tensor, if they are writable.
     pub(crate) fn data_mut(&mut self, tensor: &StoredTensor) -> Option<&mut [u8]> {
         self.parts.get_mut(tensor.part)?.bytes_mut()?.get_mut(tensor.range.clone())
     }
@@ -117,7 +118,7 @@ impl<B: ModelBytes> Weights<B> {
     }
 }
 
-/// Where the tensors of `program` lie in the files of `gguf`.
+/// The locations of the tensors of `program` in the files of `gguf`.
 pub(super) fn stored(program: &Program, gguf: &Gguf<'_>) -> Result<Vec<StoredTensor>> {
     let bound = program.bind(gguf.header())?;
     let mut tensors = Vec::with_capacity(bound.len());

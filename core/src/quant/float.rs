@@ -1,4 +1,4 @@
-//! F32, F16 and BF16: weights stored one by one.
+//! F32, F16 and BF16: unpacked floats.
 //!
 //! ```text
 //! F32  | b0 b1 b2 b3 |  little-endian IEEE single
@@ -11,13 +11,13 @@
 use super::Block;
 use half::{bf16, f16};
 
-/// The f16 in the first two of `bytes`, as f32; every block scale is read through this.
+/// The f16 at byte `at`, as f32; every block scale is read by this function.
 #[inline(always)]
 pub(crate) fn f16_at(bytes: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32_const()
 }
 
-/// A format of weights stored one by one, `$n` bytes each, from `$from` to `$to`.
+/// A format of unpacked floats, `$n` bytes each, converted by `$from` and `$to`.
 macro_rules! float {
     ($name:ident $n:literal $from:expr, $to:expr) => {
         pub(crate) struct $name;

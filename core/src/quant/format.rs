@@ -3,12 +3,12 @@
 
 use super::Block;
 
-/// The kind of numbers that weights of a format are.
+/// The class of a format's weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WeightClass {
-    /// Real numbers, stored one by one.
+    /// Floats, stored one by one.
     Float,
-    /// Integers of several bits times a scale, perhaps plus a minimum.
+    /// Integers of several bits times a scale, possibly plus a minimum.
     Integer,
     /// -1, 0 or +1 times a scale.
     Ternary,
@@ -32,8 +32,8 @@ macro_rules! formats {
     )*) => {
         /// A storage format of weight matrices that this runtime computes with.
         ///
-        /// GGUF type ids do not determine the format: id 42 has three incompatible layouts in the wild.
-        /// The GGUF reader tells them apart; everything after it works with a `Format`.
+        /// GGUF type ids do not determine the format: id 42 has three incompatible layouts in use. The GGUF
+        /// reader distinguishes them; everything after it works with a `Format`.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[non_exhaustive]
         pub enum Format {
@@ -58,14 +58,14 @@ macro_rules! formats {
                 }
             }
 
-            /// The kind of numbers its weights are.
+            /// The class of its weights.
             pub const fn class(self) -> WeightClass {
                 match self {
                     $(Format::$format => WeightClass::$class),*
                 }
             }
 
-            /// The format of 2-bit codes that holds the blocks of a base-3 format; `None` for any other.
+            /// The 2-bit format to which a base-3 format is expanded; `None` for any other.
             pub const fn expanded(self) -> Option<Format> {
                 match self {
                     $(Format::$format => optional!($($expanded)?)),*
@@ -116,7 +116,7 @@ macro_rules! formats {
     };
 }
 
-// One row a format: its name in Rust and in GGUF tooling, its GGUF tensor type id, its class, and the type
+// One row per format: its name in Rust and in GGUF tooling, its GGUF tensor type id, its class, and the type
 // that reads and writes its blocks.
 formats! {
     /// 32-bit IEEE floats.
@@ -139,9 +139,9 @@ formats! {
     Pq2_0 "PQ2_0" 142 Ternary crate::quant::q2_0::Pq2_0;
     /// 128 weights: 2-bit ternary codes, then the scale (id 42 as oxibonsai writes it).
     Tq2_0G128 "TQ2_0_G128" 42 Ternary crate::quant::q2_0::Tq2_0G128;
-    /// 128 weights: base-3 digits, five a byte (GGUF id 143).
+    /// 128 weights: base-3 digits, five per byte (GGUF id 143).
     Ptq1_0 "PTQ1_0" 143 Ternary crate::quant::trits::Ptq1_0, expands to Pq2_0;
-    /// 256 weights: base-3 digits, five a byte (GGUF id 34).
+    /// 256 weights: base-3 digits, five per byte (GGUF id 34).
     Tq1_0 "TQ1_0" 34 Ternary crate::quant::trits::Tq1_0, expands to Tq2_0;
     /// 256 weights: 2-bit ternary codes in four strided planes (GGUF id 35).
     Tq2_0 "TQ2_0" 35 Ternary crate::quant::tq2_0::Tq2_0;
@@ -149,13 +149,13 @@ formats! {
 pub(super) use with_block;
 
 impl Format {
-    /// Whether weights are real numbers stored one by one, so that dots are done in f32.
+    /// Whether weights are floats stored one by one, whose dot products are computed in f32.
     pub const fn is_float(self) -> bool {
         matches!(self.class(), WeightClass::Float)
     }
 
-    /// Bytes of a row of `cols` weights, or `None` if `cols` is no multiple of the block or the
-    /// product overflows.
+    /// Bytes of a row of `cols` weights, or `None` if `cols` is not a multiple of the block or the product
+    /// overflows.
     pub const fn row_bytes(self, cols: usize) -> Option<usize> {
         if !cols.is_multiple_of(self.block()) {
             None

@@ -6,15 +6,15 @@
 //!
 //! ```text
 //! w[j] = q[j] * d[g]             with g = j / group
-//! w[j] = q[j] * d[g] + m[g]      where the format has minima
+//! w[j] = q[j] * d[g] + m[g]      for formats with minima
 //! ```
-//! with every operation rounded to f32. Most formats have one group a block. Those with several fit in as
+//! with every operation rounded to f32. Most formats have one group per block. Formats with several fit as
 //! well: a block of Q4_K is 256 weights in 8 groups of 32 with `d[g] = d * scales[g]` and
-//! `m[g] = -(dmin * mins[g])`; one of Q6_K is 16 groups of 16 with `d[g] = d * scales[g]`, and its integers are
-//! `code - 32`.
+//! `m[g] = -(dmin * mins[g])`; one of Q6_K is 16 groups of 16 with `d[g] = d * scales[g]`, and its integers
+//! are `code - 32`.
 //!
-//! [`pack`] writes the bytes llama.cpp's reference quantizers write, and [`unpack`] returns the values it
-//! dequantizes to.
+//! [`pack`] writes the same bytes as llama.cpp's reference quantizers, and [`unpack`] returns the same values
+//! as its dequantizers.
 #![forbid(unsafe_code)]
 
 mod float;
@@ -37,7 +37,7 @@ use half::f16;
 /// Weights in the largest block of any format.
 pub(crate) const MAX_BLOCK: usize = 256;
 
-/// One block of a format. Slices given to its functions are exactly one block, unless they say otherwise.
+/// One block of a format. Slices passed to its functions are exactly one block, unless stated otherwise.
 pub(crate) trait Block {
     /// Weights in a block, at most [`MAX_BLOCK`].
     const LEN: usize;
@@ -82,7 +82,7 @@ pub(crate) trait Block {
     }
 }
 
-/// The largest magnitude in `w`; NaNs do not count.
+/// The largest magnitude in `w`, ignoring NaN.
 fn max_abs(w: &[f32]) -> f32 {
     w.iter().fold(0.0, |m, v| v.abs().max(m))
 }
@@ -114,13 +114,13 @@ pub fn unpack(format: Format, packed: &[u8], out: &mut [f32]) -> Result<()> {
     Ok(())
 }
 
-/// [`unpack`] for lengths known to agree.
+/// [`unpack`] for lengths that are known to match.
 pub(crate) fn unpack_exact(format: Format, packed: &[u8], out: &mut [f32]) {
     with_block!(format, B => B::unpack(packed, out))
 }
 
-/// Quantizes `weights`, a multiple of the format's block, into `packed`, which has exactly the bytes
-/// they take ([`Format::row_bytes`]). The same bytes as llama.cpp's reference quantizers.
+/// Quantizes `weights`, a multiple of the format's block, into `packed`, which has exactly the required
+/// length ([`Format::row_bytes`]). The bytes are the same as from llama.cpp's reference quantizers.
 pub fn pack(format: Format, weights: &[f32], packed: &mut [u8]) -> Result<()> {
     check_lengths(format, weights.len(), packed.len())?;
     with_block!(format, B => {
@@ -136,19 +136,19 @@ pub fn block_scale(format: Format, block: &[u8], group: usize) -> f32 {
     with_block!(format, B => B::scale(block, group))
 }
 
-/// The minimum of group `group` of a block, added to each of its weights; 0 where the format has none
+/// The minimum of group `group` of a block, added to each of its weights; 0 for formats without minima
 /// ([`Format::has_minimum`]).
 pub fn block_minimum(format: Format, block: &[u8], group: usize) -> f32 {
     with_block!(format, B => B::minimum(block, group))
 }
 
-/// The integers of a block of a quantized format; nothing for a float format. `block` has
+/// Writes the integers of a block of a quantized format; does nothing for a float format. `block` has
 /// [`Format::block_bytes`] bytes and `q` [`Format::block`] elements.
 pub fn block_integers(format: Format, block: &[u8], q: &mut [i8]) {
     with_block!(format, B => B::integers(block, q))
 }
 
-/// A packed weight matrix of shape `(rows, cols)`, borrowed from the file: row `r` takes `cols` inputs to
+/// A packed weight matrix of shape `(rows, cols)`, borrowed from the file: row `r` maps `cols` inputs to
 /// output `r`.
 #[derive(Clone, Copy, Debug)]
 pub struct Matrix<'a> {
@@ -160,8 +160,7 @@ pub struct Matrix<'a> {
 }
 
 impl<'a> Matrix<'a> {
-    /// Checks that `data` is exactly `rows` rows of `cols` weights, row after row; afterwards nothing can
-    /// be out of range.
+    /// Checks that `data` is exactly `rows` rows of `cols` weights, so that no later access is out of range.
     pub fn new(format: Format, rows: usize, cols: usize, data: &'a [u8]) -> Result<Self> {
         let row_bytes = format.row_bytes(cols).ok_or(Error::Length {
             what: "weight row (a multiple of the block)",
@@ -203,7 +202,7 @@ impl<'a> Matrix<'a> {
         self.data
     }
 
-    /// Checks that there is a row `row`, and that `len` numbers are as many as it has.
+    /// Checks that row `row` exists, and that it has `len` elements.
     pub(crate) fn check_row(&self, row: usize, len: usize) -> Result<()> {
         if row >= self.rows {
             return Err(Error::Length {

@@ -8,13 +8,13 @@
 //! code byte    bits 1-0   bits 3-2   bits 5-4   bits 7-6
 //! j/4          w[j]       w[j+1]     w[j+2]     w[j+3]
 //! ```
-//! w = (code - 1) * d, so 0 is -d, 1 is 0, 2 is +d (and 3, which no ternary file holds, +2d).
+//! w = (code - 1) * d, so 0 is -d, 1 is 0, 2 is +d (and 3, which does not occur in ternary files, +2d).
 //! Quantizer: d = max|w|, code = round(w / d) + 1, ties away from zero; lossless on ternary data.
 #![forbid(unsafe_code)]
 
 use super::{Block, float::f16_at, ternary_codes};
 
-/// `LEN` weights a block; the scale is at byte `SCALE`, the codes begin at byte `CODES`.
+/// `LEN` weights per block; the scale is at byte `SCALE`, the codes begin at byte `CODES`.
 pub(crate) struct Codes<const LEN: usize, const SCALE: usize, const CODES: usize>;
 
 pub(crate) type Q2_0 = Codes<64, 0, 2>;

@@ -1,4 +1,4 @@
-//! Ternary weights as base-3 digits, five a byte: TQ1_0 and PTQ1_0.
+//! Ternary weights as base-3 digits, five per byte: TQ1_0 and PTQ1_0.
 //!
 //! ```text
 //! TQ1_0    byte  0 ....... 31   32 ........ 47   48 ....... 51   52 53
@@ -6,10 +6,10 @@
 //! PTQ1_0   byte  0 ....... 15   16 ........ 23   24 25           26 27
 //!              | w[0..80)     | w[80..120)     | w[120..128)   | d    |
 //! ```
-//! Each run of `c` bytes holds digit `n` of byte `m` at element `n * c + m` of its range; the last run
-//! holds four digits a byte, the others five. A byte is ceil(v * 256 / 243) for the five-digit number
-//! v, most significant digit first (four digits count as five with a 0 behind), so that digit n is the
-//! upper byte of (byte * 3^n mod 256) * 3: no division when unpacking.
+//! Each run of `c` bytes holds digit `n` of byte `m` at element `n * c + m` of its range; the last run holds
+//! four digits per byte, the others five. A byte is ceil(v * 256 / 243) for the five-digit number v, most
+//! significant digit first (four digits count as five with a trailing 0), so that digit n is the upper byte
+//! of (byte * 3^n mod 256) * 3: no division when unpacking.
 //!
 //! w = (digit - 1) * d. Source: GGUF types 34 and 143. Quantizer as for Q2_0.
 #![forbid(unsafe_code)]
@@ -23,7 +23,7 @@ pub(crate) type Tq1_0 = Trits<32, 16, 4>;
 pub(crate) type Ptq1_0 = Trits<16, 8, 2>;
 
 impl<const A: usize, const B: usize, const C: usize> Trits<A, B, C> {
-    /// (first byte, bytes, digits a byte) of each run.
+    /// (first byte, bytes, digits per byte) of each run.
     const RUNS: [(usize, usize, usize); 3] = [(0, A, 5), (A, B, 5), (A + B, C, 4)];
 }
 

@@ -1,12 +1,12 @@
-//! What a user may ask of the sampler, the presets, and the range of every option.
+//! Options of the sampler, their ranges, and presets.
 #![forbid(unsafe_code)]
 
 use crate::{Error, Result};
 
-/// Longest history the penalties may look at, so that an option cannot ask for unbounded memory.
+/// Longest history of the penalties, so that an option cannot request unbounded memory.
 const MAX_LAST_N: usize = 1 << 20;
 
-/// Options of a [`Sampler`](super::Sampler). Every default is "off", except the lengths of the two windows.
+/// Options of a [`Sampler`](super::Sampler). Every default is off, except the lengths of the two windows.
 ///
 /// The chain is applied in the order of `transformers`: penalties, DRY, temperature, top-k, top-p,
 /// min-p, typical; then one draw.
@@ -26,11 +26,11 @@ pub struct SamplerConfig {
     /// Divides positive and multiplies negative logits of tokens seen in the window (CTRL, Keskar et
     /// al. 2019). Over 0, at most 100; 1 is off.
     pub repetition_penalty: f32,
-    /// Taken once from the logit of each token seen in the window. -100 to 100; 0 is off.
+    /// Subtracted once from the logit of each token seen in the window. -100 to 100; 0 is off.
     pub presence_penalty: f32,
-    /// Taken from a token's logit for each time it was seen in the window. -100 to 100; 0 is off.
+    /// Subtracted from a token's logit for each time it was seen in the window. -100 to 100; 0 is off.
     pub frequency_penalty: f32,
-    /// How many of the last tokens, prompt included, the three penalties look at.
+    /// Number of last tokens, prompt included, that the three penalties consider.
     pub penalty_last_n: usize,
     /// DRY ("don't repeat yourself"): a token that would extend a repetition of `n` tokens loses
     /// `dry_multiplier * dry_base^(n - dry_allowed_length)`. 0 (off) to 100.
@@ -39,9 +39,9 @@ pub struct SamplerConfig {
     pub dry_base: f32,
     /// Repetitions shorter than this are free. At least 1.
     pub dry_allowed_length: usize,
-    /// How many of the last tokens, prompt included, DRY searches.
+    /// Number of last tokens, prompt included, that DRY searches.
     pub dry_last_n: usize,
-    /// Start of the random sequence: the same seed gives the same tokens, on every target.
+    /// Seed of the random sequence: the same seed gives the same tokens, on every target.
     pub seed: u64,
 }
 
@@ -66,7 +66,7 @@ impl SamplerConfig {
         }
     }
 
-    /// What the Bonsai model cards recommend: temperature 0.5, top-k 20, top-p 0.85. The default.
+    /// Recommended by the Bonsai model cards: temperature 0.5, top-k 20, top-p 0.85. The default.
     pub const fn bonsai() -> Self {
         SamplerConfig { temperature: 0.5, top_k: 20, top_p: 0.85, ..Self::greedy() }
     }
@@ -86,7 +86,7 @@ impl SamplerConfig {
         SamplerConfig { temperature: 0.2, top_k: 10, top_p: 0.8, ..Self::greedy() }
     }
 
-    /// Names of the presets, as [`Self::preset`] takes them.
+    /// Names of the presets, for [`Self::preset`].
     pub const PRESETS: [&str; 5] = ["bonsai", "greedy", "balanced", "creative", "code"];
 
     /// The preset of this name.

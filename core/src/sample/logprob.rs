@@ -3,7 +3,7 @@
 
 use alloc::vec::Vec;
 
-/// Most tokens kept: their list is taken before it is needed.
+/// Most tokens kept: memory for their list is allocated in advance.
 const MAX_TOP: usize = 1 << 16;
 
 /// A token and the natural logarithm of its probability.
@@ -17,8 +17,8 @@ pub struct Logprob {
 
 /// Measures log-probabilities and keeps the `n` most likely tokens.
 ///
-/// They are those of the model: the log-softmax of the logits as they came, before penalties,
-/// temperature and filters. So they do not depend on how the token was then chosen.
+/// They are those of the model: the log-softmax of the original logits, before penalties, temperature and
+/// filters. So they do not depend on how the token was then chosen.
 #[derive(Clone, Debug)]
 pub struct Logprobs {
     top: Vec<Logprob>,
@@ -26,7 +26,7 @@ pub struct Logprobs {
 }
 
 impl Logprobs {
-    /// Keeps the `n` most likely tokens of each measurement, 65,536 at most; 0 measures the chosen one only.
+    /// Keeps the `n` most likely tokens of each measurement, at most 65,536; 0 measures only the chosen one.
     pub fn new(n: usize) -> Self {
         let n = n.min(MAX_TOP);
         Logprobs { top: Vec::with_capacity(n + 1), n }
@@ -64,8 +64,7 @@ impl Logprobs {
     }
 }
 
-/// `ln(sum(exp(logits)))`. NaN is left out, +inf counts as the largest finite number; -inf when
-/// nothing is left.
+/// `ln(sum(exp(logits)))`. NaN is ignored, +inf counts as the largest finite number; -inf if nothing is left.
 pub fn log_sum_exp(logits: &[f32]) -> f64 {
     let max = logits.iter().fold(f32::NEG_INFINITY, |max, &l| if l > max { l } else { max }).min(f32::MAX);
     if max == f32::NEG_INFINITY {

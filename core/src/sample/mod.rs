@@ -1,6 +1,6 @@
 //! logits -> token: penalties, temperature, filters, and one seeded draw.
 //!
-//! Buffers are taken once; a token then costs one or two passes over the logits and no allocation.
+//! Buffers are allocated once; a token then costs one or two passes over the logits and no allocation.
 #![forbid(unsafe_code)]
 
 mod config;
@@ -18,7 +18,7 @@ use alloc::vec::Vec;
 use core::cmp::Ordering;
 use penalty::Penalties;
 
-/// A token that may be drawn.
+/// A token that can be drawn.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Candidate {
     /// Token id.
@@ -29,7 +29,7 @@ pub struct Candidate {
     pub probability: f32,
 }
 
-/// Chooses tokens. Knows the tokens before (for the penalties) and the random sequence.
+/// Chooses tokens. Holds the history for the penalties and the random generator.
 #[derive(Debug)]
 pub struct Sampler {
     config: SamplerConfig,
@@ -39,10 +39,10 @@ pub struct Sampler {
     candidates: Vec<Candidate>,
 }
 
-/// Bytes that end a repetition for DRY, as in its original proposal: see [`Sampler::break_at_bytes`].
+/// Bytes that end a repetition for DRY, as in its original proposal; see [`Sampler::break_at_bytes`].
 pub const DRY_BREAKERS: &[u8] = b"\n:\"*";
 
-/// A clone goes on exactly as the original would, and does not allocate either.
+/// A clone continues exactly like the original, and does not allocate either.
 impl Clone for Sampler {
     fn clone(&self) -> Self {
         Sampler {
@@ -50,16 +50,15 @@ impl Clone for Sampler {
             vocab: self.vocab,
             penalties: self.penalties.clone(),
             rng: self.rng,
-            // What is in it does not outlive a call.
+            // Its content does not outlive a call.
             candidates: Vec::with_capacity(self.candidates.capacity()),
         }
     }
 }
 
 impl Sampler {
-    /// A sampler for logits of `vocab` elements. Takes all memory it will ever need: about 12 bytes
-    /// for each of `4 * top_k` tokens, or of the whole vocabulary when `top_k` is 0 and the
-    /// temperature is not.
+    /// A sampler for logits of `vocab` elements. Allocates all memory it will ever need: about 12 bytes for
+    /// each of `4 * top_k` tokens, or of the whole vocabulary when `top_k` is 0 and the temperature is not.
     ///
     /// # Errors
     /// [`Error::Option`] for an option outside its range.
@@ -93,8 +92,8 @@ impl Sampler {
         self.penalties.break_at(token);
     }
 
-    /// Makes DRY's matches end at every token that ends a reply or whose text holds one of these bytes,
-    /// and at all control tokens. [`DRY_BREAKERS`] is what DRY was proposed with.
+    /// Makes DRY's matches end at every token that ends a reply or whose text contains one of these bytes,
+    /// and at all control tokens. [`DRY_BREAKERS`] is the original set.
     pub fn break_at_bytes(&mut self, tokenizer: &Tokenizer<'_>, bytes: &[u8]) {
         if self.config.dry_multiplier == 0.0 {
             return;
@@ -108,29 +107,29 @@ impl Sampler {
         }
     }
 
-    /// Tells the penalties that `token` is now part of the text. Call it for prompt and reply.
+    /// Adds `token` to the history of the penalties. Call it for prompt and reply.
     pub fn accept(&mut self, token: u32) {
         self.penalties.accept(token);
     }
 
-    /// Forgets the accepted tokens; the random sequence goes on. Between two replies.
+    /// Clears the history; the random sequence continues. For use between two replies.
     pub fn forget(&mut self) {
         self.penalties.clear();
     }
 
-    /// Forgets the accepted tokens and starts the random sequence anew at `seed`.
+    /// Clears the history and restarts the random sequence at `seed`.
     pub fn restart(&mut self, seed: u64) {
         self.config.seed = seed;
         self.rng = Pcg32::new(seed);
         self.penalties.clear();
     }
 
-    /// Chooses a token. `logits` has one element a token of the vocabulary.
+    /// Chooses a token. `logits` has one element per token of the vocabulary.
     ///
     /// NaN counts as impossible, and +inf as the largest finite logit.
     ///
     /// # Errors
-    /// [`Error::Length`] for another number of logits; [`Error::Logits`] if none is above -inf.
+    /// [`Error::Length`] for another number of logits; [`Error::Logits`] if all are -inf or NaN.
     pub fn sample(&mut self, logits: &[f32]) -> Result<u32> {
         let greedy = self.config.temperature == 0.0;
         let candidates = self.distribution(logits)?;
@@ -150,8 +149,8 @@ impl Sampler {
         Ok(choice)
     }
 
-    /// The distribution that [`Self::sample`] draws from, in the order it walks through it: falling
-    /// probability with top-k, rising id without. Draws nothing.
+    /// The distribution that [`Self::sample`] draws from, in the order it is walked: by falling probability
+    /// with top-k, by rising id without. Draws nothing.
     ///
     /// # Errors
     /// As [`Self::sample`].
@@ -207,12 +206,12 @@ impl Sampler {
         self.candidates.iter().map(|c| f64::from(c.probability)).sum()
     }
 
-    /// Keeps the candidates of smallest `key` that together hold the share `mass` of all weight; of
-    /// equal ones the first. Keys are not negative. A radix select by weight instead of a sort: four
-    /// passes, the order of the candidates stays.
+    /// Keeps the candidates of smallest `key` that together hold the share `mass` of all weight; among equal
+    /// ones the first. Keys are non-negative. A radix select by weight instead of a sort: four passes, and
+    /// the candidates keep their order.
     fn keep_mass(&mut self, mass: f32, key: impl Fn(&Candidate) -> f32) {
         let enough = self.total() * f64::from(mass);
-        // Bits of non-negative floats are ordered as the floats are.
+        // Non-negative floats compare like their bits.
         let bits = |c: &Candidate| key(c).to_bits();
         let (mut below, mut prefix) = (0.0, 0);
         for shift in [24, 16, 8, 0] {
@@ -263,7 +262,7 @@ fn by_logit(a: &Candidate, b: &Candidate) -> Ordering {
     b.logit.total_cmp(&a.logit).then(a.token.cmp(&b.token))
 }
 
-/// Logits with the changed ones in place, without a copy of all of them.
+/// Logits with the changed ones replaced, without copying all of them.
 struct View<'l> {
     logits: &'l [f32],
     changed: &'l [(u32, f32)],
@@ -289,11 +288,11 @@ impl View<'_> {
         max.min(f32::MAX)
     }
 
-    /// Calls `visit(token, logit)` for logits over a bound, by rising token. `visit` returns the
-    /// bound from there on.
+    /// Calls `visit(token, logit)` for logits over a bound, in order of tokens. `visit` returns the new
+    /// bound.
     fn above(&self, mut bound: f32, visit: &mut dyn FnMut(u32, f32) -> f32) {
         self.runs(&mut |first, run| {
-            // Almost every chunk is below the bound: looking at its maximum only is vector code.
+            // Almost every chunk is below the bound, and computing its maximum is vectorized.
             for (i, chunk) in run.chunks(64).enumerate() {
                 if larger(f32::NEG_INFINITY, chunk) > bound {
                     for (j, &logit) in chunk.iter().enumerate() {
@@ -307,7 +306,7 @@ impl View<'_> {
     }
 }
 
-/// The larger of `max` and the largest of `run`; NaN loses every comparison.
+/// The maximum of `max` and `run`; NaN loses every comparison.
 fn larger(max: f32, run: &[f32]) -> f32 {
     let mut lanes = [max; 16];
     let mut chunks = run.chunks_exact(16);
@@ -327,7 +326,7 @@ fn take_all(candidates: &mut Vec<Candidate>, view: &View<'_>) {
     });
 }
 
-/// The `k` largest, in falling order: fills the buffer with what beats the k-th best so far, and
+/// The `k` largest, in falling order: fills the buffer with candidates that beat the k-th best so far, and
 /// selects again whenever it is full.
 fn take_top(candidates: &mut Vec<Candidate>, view: &View<'_>, k: usize) {
     let full = k.saturating_mul(4).max(64);

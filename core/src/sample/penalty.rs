@@ -1,4 +1,4 @@
-//! Penalties on what was said before: repetition, presence, frequency, DRY.
+//! Penalties on previous tokens: repetition, presence, frequency, DRY.
 #![forbid(unsafe_code)]
 
 use super::SamplerConfig;
@@ -18,11 +18,11 @@ pub(super) struct Penalties {
     window: Vec<u32>,
     repeats: Vec<u64>,
     changed: Vec<(u32, f32)>,
-    /// One bit a token: DRY's matches do not cross these.
+    /// One bit per token: DRY's matches do not cross these.
     breakers: Vec<u32>,
 }
 
-/// A clone keeps the capacities, not only the content: it will not allocate either.
+/// A clone keeps the capacities, not only the content, so it does not allocate either.
 impl Clone for Penalties {
     fn clone(&self) -> Self {
         fn copy<T: Copy>(from: &Vec<T>) -> Vec<T> {
@@ -94,7 +94,7 @@ impl Penalties {
         &self.history[self.history.len().saturating_sub(n)..]
     }
 
-    /// The logits that differ from `logits`, as (token, value) by rising token, each token once.
+    /// The logits that differ from `logits`, as (token, value) sorted by token, each token once.
     pub(super) fn apply(&mut self, logits: &[f32]) -> &[(u32, f32)] {
         self.changed.clear();
         let c = self.config;
@@ -116,7 +116,7 @@ impl Penalties {
         &self.changed
     }
 
-    /// For each token that followed an earlier copy of the newest tokens: how long that copy is.
+    /// Finds, for each token that followed an earlier copy of the newest tokens, the length of that copy.
     fn find_repeats(&mut self) {
         let mut repeats = core::mem::take(&mut self.repeats);
         repeats.clear();
@@ -170,7 +170,7 @@ impl Penalties {
     }
 }
 
-/// A penalty makes a token unlikely, never impossible: only the model's own -inf and NaN stay so.
+/// A penalty makes a token unlikely, never impossible: only the model's own -inf and NaN remain.
 fn still_possible(logit: f32, penalised: f32) -> f32 {
     if logit > f32::NEG_INFINITY { penalised.max(f32::MIN) } else { logit }
 }

@@ -1,4 +1,4 @@
-//! The random numbers behind a draw: PCG32, the same on every target.
+//! The random number generator of the sampler: PCG32, the same on every target.
 #![forbid(unsafe_code)]
 
 const MULTIPLIER: u64 = 6_364_136_223_846_793_005;

@@ -1,4 +1,4 @@
-//! Tokens outside the merges: control tokens and user-defined ones, which stand for their own text.
+//! Tokens outside the merges: control tokens and user-defined ones.
 #![forbid(unsafe_code)]
 
 use crate::sort;
@@ -8,25 +8,25 @@ use super::vocab::{Texts, reserved};
 use super::{Special, TokenKind};
 use crate::error::Result;
 
-/// Names that are control tokens whatever `tokenizer.ggml.token_type` says, so that a file with wrong
-/// or missing types cannot let text form them. llama.cpp does the same.
+/// Control tokens whatever `tokenizer.ggml.token_type` states, so that text cannot form them in a file with
+/// wrong or missing types. llama.cpp does the same.
 const ALWAYS_CONTROL: [&[u8]; 3] = [b"<|im_start|>", b"<|im_end|>", b"<|endoftext|>"];
 
-/// In `by_id`: the token is a control token.
+/// Flag in `by_id`: the token is a control token.
 const CONTROL: u32 = 1 << 31;
 
 /// All added tokens of a vocabulary: 8 bytes each.
 #[derive(Clone, Debug)]
 pub(super) struct Added {
-    /// Ids by rising text.
+    /// Ids sorted by text.
     by_text: Vec<u32>,
-    /// Rising ids, with the bit `CONTROL`.
+    /// Sorted ids, with the flag [`CONTROL`].
     by_id: Vec<u32>,
-    /// One bit for each byte that starts such a token.
+    /// One bit for each first byte of such a token.
     first: [u32; 8],
 }
 
-/// What GGUF's `token_type` and the text make of a token.
+/// The kind of a token, from GGUF's `token_type` and its text.
 fn kind(type_id: i32, text: &[u8]) -> TokenKind {
     match type_id {
         _ if ALWAYS_CONTROL.contains(&text) => TokenKind::Control,
@@ -46,7 +46,7 @@ impl Added {
                 continue;
             }
             added.by_id.push(id as u32 | if kind == TokenKind::Control { CONTROL } else { 0 });
-            // Only UTF-8 can be found in a text, and only at its character boundaries.
+            // Only UTF-8 can be found in a text, and only at character boundaries.
             if let Some(b) = text.first()
                 && core::str::from_utf8(text).is_ok()
             {
@@ -74,8 +74,8 @@ impl Added {
         self.by_text.get(at).copied()
     }
 
-    /// The leftmost added token in `text` that `special` lets text form, the longest one there:
-    /// its place, its length and its id.
+    /// The leftmost added token in `text` that `special` allows, and the longest one there: its offset,
+    /// length and id.
     pub(super) fn next(
         &self,
         texts: &Texts<'_>,
@@ -96,7 +96,7 @@ impl Added {
     fn longest(&self, texts: &Texts<'_>, text: &[u8], special: Special) -> Option<(usize, u32)> {
         let token = |id: &u32| texts.get(*id as usize).unwrap_or(&[]);
         let mut found = None;
-        // All tokens that agree with the first `depth` bytes; the shortest stands first.
+        // All tokens that match the first `depth` bytes; the shortest comes first.
         let mut same = self.by_text.as_slice();
         for depth in 0..=text.len() {
             if let [id, rest @ ..] = same
@@ -116,7 +116,7 @@ impl Added {
         found
     }
 
-    /// Bytes on the heap.
+    /// Heap memory in bytes.
     pub(super) fn memory(&self) -> usize {
         (self.by_text.capacity() + self.by_id.capacity()) * size_of::<u32>()
     }

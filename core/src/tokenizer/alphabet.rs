@@ -29,7 +29,7 @@ pub(super) const fn byte(c: char) -> Option<u8> {
     }
 }
 
-/// The bytes a token stands for, in order; made by [`super::Tokenizer::token_bytes`].
+/// The bytes of a token, in order; see [`super::Tokenizer::token_bytes`].
 #[derive(Clone, Debug)]
 pub struct TokenBytes<'a>(Spelling<'a>);
 
@@ -40,8 +40,8 @@ enum Spelling<'a> {
 }
 
 impl<'a> TokenBytes<'a> {
-    /// A token in the byte alphabet. One with any other character stands for itself, as in Hugging
-    /// Face tokenizers.
+    /// A token in the byte alphabet. A token with any other character is taken literally, as in Hugging Face
+    /// tokenizers.
     pub(super) fn spelled(text: &'a [u8]) -> Self {
         match core::str::from_utf8(text) {
             Ok(t) if t.chars().all(|c| byte(c).is_some()) => TokenBytes(Spelling::Alphabet(t.chars())),
@@ -49,7 +49,7 @@ impl<'a> TokenBytes<'a> {
         }
     }
 
-    /// A token that stands for itself.
+    /// A token that is taken literally.
     pub(super) fn literal(text: &'a [u8]) -> Self {
         TokenBytes(Spelling::Literal(text.iter()))
     }

@@ -1,20 +1,19 @@
-//! Token ids back to text, a token at a time, always in whole characters.
+//! Token ids to text, token by token, always in whole characters.
 #![forbid(unsafe_code)]
 
 use alloc::string::String;
 
 use super::{TokenKind, Tokenizer};
 
-/// Turns tokens into text as they come.
+/// Streaming decoder from tokens to text.
 ///
-/// Bytes that end inside a character are held until the next token completes it. Bytes that can become
-/// no character turn into U+FFFD, exactly as [`String::from_utf8_lossy`] over all bytes would do it.
-/// Allocates only when made.
+/// Bytes of an incomplete character are held until the next token completes it. Invalid bytes become U+FFFD,
+/// exactly as in [`String::from_utf8_lossy`] over all bytes. Allocates only on creation.
 #[derive(Clone, Debug)]
 pub struct Decoder<'t, 'a> {
     tokenizer: &'t Tokenizer<'a>,
     show_control: bool,
-    /// The start of a character, `held` bytes of it.
+    /// An incomplete character, of `held` bytes.
     partial: [u8; 4],
     held: usize,
     text: String,
@@ -28,14 +27,14 @@ impl<'t, 'a> Decoder<'t, 'a> {
         Decoder { tokenizer, show_control: false, partial: [0; 4], held: 0, text }
     }
 
-    /// Whether control tokens appear by name (`<|im_end|>`).
+    /// Sets whether control tokens appear by name (`<|im_end|>`).
     pub fn show_control(mut self, show: bool) -> Self {
         self.show_control = show;
         self
     }
 
-    /// Takes a token and returns the text that it completes, often none. An id outside the vocabulary
-    /// has no text.
+    /// Takes a token and returns the text that it completes, often empty. An id outside the vocabulary has no
+    /// text.
     pub fn push(&mut self, id: u32) -> &str {
         self.text.clear();
         if (self.show_control || self.tokenizer.kind(id) != TokenKind::Control)
@@ -48,7 +47,7 @@ impl<'t, 'a> Decoder<'t, 'a> {
         &self.text
     }
 
-    /// Ends the text: U+FFFD if a character was left incomplete. The decoder can be used again.
+    /// Ends the text: returns U+FFFD if a character was incomplete. The decoder can be used again.
     pub fn finish(&mut self) -> &str {
         self.text.clear();
         if self.held > 0 {
@@ -76,7 +75,7 @@ impl<'t, 'a> Decoder<'t, 'a> {
                     self.held
                 }
                 Err(e) => match e.error_len() {
-                    None => return, // may still become a character
+                    None => return, // may still be completed
                     Some(wrong) => {
                         self.text.push(char::REPLACEMENT_CHARACTER);
                         wrong

@@ -1,4 +1,4 @@
-//! Byte-pair merges: the table, and their application to one piece in `n log n` steps.
+//! Byte-pair merges: the table, and merging one piece in `n log n` steps.
 #![forbid(unsafe_code)]
 
 use alloc::collections::BinaryHeap;
@@ -8,12 +8,12 @@ use core::cmp::Reverse;
 use super::vocab::{Index, MAX_MERGES, Texts, reserved};
 use crate::error::{Error, Name, Result};
 
-/// Which pairs of tokens merge into which, and how early: 12 bytes a merge.
+/// Pairs of tokens, their merged token and their rank: 12 bytes per merge.
 #[derive(Clone, Debug)]
 pub(super) struct Merges {
-    /// Left id (21 bits), right id (21), rank (22), rising.
+    /// Left id (21 bits), right id (21), rank (22), sorted.
     pairs: Vec<u64>,
-    /// What `pairs[i]` becomes.
+    /// The merged token of `pairs[i]`.
     products: Vec<u32>,
 }
 
@@ -24,9 +24,9 @@ fn key(left: u32, right: u32) -> u64 {
 }
 
 impl Merges {
-    /// Resolves the texts `left right` of `list`, most important first. Where two name the same pair the
-    /// first counts, as in llama.cpp. Pairs that touch a token for which `locked` holds are left out:
-    /// such tokens are reached by name or not at all.
+    /// Resolves the texts `left right` of `list`, most important first. If two name the same pair, the first
+    /// counts, as in llama.cpp. Pairs with a token for which `locked` is true are left out: such tokens are
+    /// only reached by name.
     pub(super) fn new(
         list: &Texts<'_>,
         index: &mut Index<'_, '_>,
@@ -40,7 +40,8 @@ impl Merges {
         let mut by_rank = reserved(list.len())?;
         let mut guess = 0;
         for (rank, text) in list.iter().enumerate() {
-            // A token may start with a space in vocabularies that are not byte-level, never end with one.
+            // A token may start with a space in vocabularies that are not byte-level, but never ends with
+            // one.
             let space = text.iter().skip(1).position(|b| *b == b' ').map(|i| i + 1);
             let parts = space.and_then(|i| Some((text.get(..i)?, text.get(i + 1..)?)));
             let Some((left, right)) = parts else { return Err(unknown(text)) };
@@ -66,7 +67,7 @@ impl Merges {
         Ok(Merges { pairs, products })
     }
 
-    /// Rank and product of a pair.
+    /// Rank and merged token of a pair.
     fn find(&self, left: u32, right: u32) -> Option<(u32, u32)> {
         let key = key(left, right);
         let at = self.pairs.partition_point(|pair| *pair < key);
@@ -77,7 +78,7 @@ impl Merges {
         Some(((pair & RANK) as u32, *self.products.get(at)?))
     }
 
-    /// Bytes on the heap.
+    /// Heap memory in bytes.
     pub(super) fn memory(&self) -> usize {
         self.pairs.capacity() * size_of::<u64>() + self.products.capacity() * size_of::<u32>()
     }
@@ -99,31 +100,31 @@ struct Symbol {
     id: u32,
     prev: u32,
     next: u32,
-    /// Rank of the merge with the next symbol, or `NONE`.
+    /// Rank of the merge with the next symbol, or [`NONE`].
     rank: u32,
-    /// What that merge makes.
+    /// The result of that merge.
     product: u32,
 }
 
 /// Not a token, a rank or a position.
 pub(super) const NONE: u32 = u32::MAX;
 
-/// Bytes merged at a time. Longer pieces, which no real text has, are cut here so that positions fit.
+/// Bytes merged at a time. Longer pieces, which do not occur in real text, are cut so that positions fit.
 const MAX_PIECE: usize = 1 << 30;
 
 /// Applies merges to pieces; its buffers are reused from piece to piece.
 #[derive(Default)]
 pub(super) struct Merger {
     symbols: Vec<Symbol>,
-    /// Possible merges, rank above position: the lowest rank first, then the leftmost.
+    /// Possible merges, as rank and position: the lowest rank first, then the leftmost.
     queue: BinaryHeap<Reverse<u64>>,
     /// Merges ever put in the queue, for tests of `n log n` time.
     pub(super) queued: u64,
 }
 
 impl Merger {
-    /// Appends the tokens of `piece`. A byte without a token is left out before merging, as in Hugging Face
-    /// tokenizers; llama.cpp leaves it out after, so that it keeps its neighbours from merging.
+    /// Appends the tokens of `piece`. A byte without a token is removed before merging, as in Hugging Face
+    /// tokenizers; llama.cpp removes it afterwards, so that its neighbours do not merge.
     pub(super) fn encode(&mut self, merges: &Merges, bytes: &ByteTokens, piece: &[u8], out: &mut Vec<u32>) {
         for part in piece.chunks(MAX_PIECE) {
             self.encode_part(merges, bytes, part, out);
@@ -158,7 +159,7 @@ impl Merger {
         }
     }
 
-    /// Queues the merge of the symbol at `at` with its next one, if there is such a merge.
+    /// Queues the merge of the symbol at `at` with the next one, if there is such a merge.
     fn consider(&mut self, merges: &Merges, at: u32) {
         let symbols = &mut self.symbols;
         let Some(left) = symbols.get(at as usize) else { return };
@@ -173,7 +174,7 @@ impl Merger {
         }
     }
 
-    /// Carries out a queued merge, unless its symbols have changed since (a rank names one pair).
+    /// Applies a queued merge, unless its symbols have changed since (a rank identifies one pair).
     fn merge(&mut self, merges: &Merges, rank: u32, at: u32) {
         let Some(left) = self.symbols.get_mut(at as usize).filter(|s| s.rank == rank) else { return };
         left.id = left.product;

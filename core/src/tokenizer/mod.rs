@@ -1,5 +1,5 @@
-//! Text to token ids and back: byte-level BPE as GGUF files of Qwen3, SmolLM2 and Llama 3 models describe
-//! it.
+//! Text to token ids and back: byte-level BPE as described by GGUF files of Qwen3, SmolLM2 and Llama 3
+//! models.
 //!
 //! The vocabulary stays in the file's bytes. The heap holds 12 bytes per merge, half a byte per token and 8
 //! bytes per added token: 1.9 MB for Qwen3's 151,669 tokens, 24 kB for a vocabulary of 2,048. `llama-bpe`
@@ -42,36 +42,36 @@ const TOKENS: &str = "tokenizer.ggml.tokens";
 const MERGES: &str = "tokenizer.ggml.merges";
 const TYPES: &str = "tokenizer.ggml.token_type";
 
-/// Names of tokens that end a reply whatever the file says.
+/// Tokens that end a reply whatever the file states.
 const END_NAMES: [&str; 3] = ["<|im_end|>", "<|endoftext|>", "<|eot_id|>"];
 
-/// Which tokens besides those of the merges a text may form.
+/// Which added tokens a text may form.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Special {
-    /// None: every text is plain text. For anything a user, a tool or a web page wrote.
+    /// None: every text is plain text. For anything written by a user, a tool or a web page.
     #[default]
     Text,
-    /// User-defined ones (Qwen3: `<think>`, `<tool_call>`, ...) but no control tokens: what llama.cpp
-    /// does with `parse_special` off.
+    /// User-defined ones (Qwen3: `<think>`, `<tool_call>`, ...) but no control tokens, as in llama.cpp with
+    /// `parse_special` off.
     UserDefined,
     /// All: `<|im_start|>` becomes the control token. Only for trusted text.
     Parse,
 }
 
-/// How a text is encoded.
+/// Options for encoding a text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EncodeOptions {
     /// Which added tokens the text may form.
     pub special: Special,
-    /// Whether text is brought into Unicode form NFC first, as Hugging Face tokenizers do, so that an
-    /// `é` typed in two parts is the one the model knows. llama.cpp does not, nor is it the default.
+    /// Whether text is normalized to Unicode form NFC first, as Hugging Face tokenizers do, so that an `é`
+    /// typed in two parts is the one the model knows. Off by default, as in llama.cpp.
     #[cfg(feature = "nfc")]
     pub nfc: bool,
 }
 
 impl EncodeOptions {
-    /// Options that form these added tokens, without normalization.
+    /// Options that allow these added tokens, without normalization.
     pub const fn new(special: Special) -> Self {
         EncodeOptions {
             special,
@@ -87,21 +87,21 @@ impl EncodeOptions {
         self
     }
 
-    /// The same for text that may form no added token.
+    /// The same options for text that may not form added tokens.
     pub(crate) fn plain(mut self) -> Self {
         self.special = Special::Text;
         self
     }
 }
 
-/// What a token is for, from `tokenizer.ggml.token_type`.
+/// The kind of a token, from `tokenizer.ggml.token_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokenKind {
-    /// Made by merges, spelled in the byte alphabet.
+    /// Produced by merges, spelled in the byte alphabet.
     Normal,
-    /// Steers the model (`<|im_start|>`); not part of any text.
+    /// Controls the model (`<|im_start|>`); not part of any text.
     Control,
-    /// Stands for its own text and is shown, but not made by merges (`<think>`).
+    /// Shown as its own text, but not produced by merges (`<think>`).
     UserDefined,
 }
 
@@ -112,11 +112,11 @@ pub struct Vocabulary<'a> {
     pub pre: &'a str,
     /// `tokenizer.ggml.tokens`: each a little-endian 64-bit length and that many bytes.
     pub tokens: &'a [u8],
-    /// How many tokens.
+    /// Number of tokens.
     pub token_count: usize,
     /// `tokenizer.ggml.merges`, in the same layout.
     pub merges: &'a [u8],
-    /// How many merges.
+    /// Number of merges.
     pub merge_count: usize,
     /// `tokenizer.ggml.token_type`: a little-endian `i32` for each token.
     pub types: Option<&'a [u8]>,
@@ -124,7 +124,7 @@ pub struct Vocabulary<'a> {
     pub bos: Option<u32>,
     /// `tokenizer.ggml.eos_token_id`.
     pub eos: Option<u32>,
-    /// `tokenizer.ggml.eot_token_id`, where a turn ends if that is not `eos`.
+    /// `tokenizer.ggml.eot_token_id`, the end of a turn if that is not `eos`.
     pub eot: Option<u32>,
     /// `tokenizer.ggml.add_bos_token`.
     pub add_bos: bool,
@@ -137,7 +137,7 @@ pub struct Tokenizer<'a> {
     merges: Merges,
     added: Added,
     bytes: ByteTokens,
-    /// Tokens by text, where a piece that is a token is not merged.
+    /// Tokens by text, if pieces that are tokens are not merged.
     whole: Option<Table>,
     pre: Pre,
     bos: Option<u32>,
@@ -145,7 +145,7 @@ pub struct Tokenizer<'a> {
     add_bos: bool,
     /// Tokens that end a reply.
     ends: Vec<u32>,
-    /// Most bytes a token stands for.
+    /// Bytes of the longest token.
     longest: usize,
 }
 
@@ -158,7 +158,7 @@ impl<'a> Tokenizer<'a> {
         Tokenizer::from_metadata(gguf.metadata())
     }
 
-    /// The tokenizer that a file's metadata describe.
+    /// The tokenizer described by a file's metadata.
     ///
     /// # Errors
     /// As [`Tokenizer::from_gguf`].
@@ -188,13 +188,13 @@ impl<'a> Tokenizer<'a> {
         })
     }
 
-    /// Checks and indexes a vocabulary.
+    /// Validates and indexes a vocabulary.
     ///
     /// # Errors
-    /// For an unknown `pre`; arrays that end early or disagree in length; a token over
-    /// [`Limits::token`]; two equal tokens; a byte of assigned characters without a token; a merge that does
-    /// not name two tokens which make a third; a special id outside the vocabulary. An empty token is never
-    /// formed and stands for no text.
+    /// If `pre` is unknown; if arrays end early or differ in length; if a token is longer than
+    /// [`Limits::token`]; if two tokens are equal; if a byte of assigned characters has no token; if a merge
+    /// does not name two tokens that make a third; if a special id is outside the vocabulary. An empty token
+    /// is never formed and has no text.
     pub fn new(source: &Vocabulary<'a>) -> Result<Tokenizer<'a>> {
         let pre = Pre::from_name(source.pre).ok_or(Error::Unsupported {
             key: Name::new(PRE),
@@ -255,7 +255,7 @@ impl<'a> Tokenizer<'a> {
         Ok(Tokenizer { texts, merges, added, bytes, whole, pre, bos, eos, add_bos, ends, longest })
     }
 
-    /// The same with a copy of the vocabulary's texts, so that the bytes it was read from may go.
+    /// The same tokenizer with a copy of the vocabulary's texts, so that the original bytes can be freed.
     pub fn into_owned(self) -> Tokenizer<'static> {
         let Tokenizer { texts, merges, added, bytes, whole, pre, bos, eos, add_bos, ends, longest } = self;
         let texts = texts.into_owned();
@@ -272,7 +272,7 @@ impl<'a> Tokenizer<'a> {
         let mut merger = Merger::default();
         let mut rest = text;
         while let Some((at, len, id)) = self.added.next(&self.texts, rest.as_bytes(), options.special) {
-            // Added tokens are whole characters, so both cuts succeed.
+            // Added tokens are whole characters, so both splits succeed.
             let Some((before, found)) = rest.split_at_checked(at) else { break };
             let Some((_, after)) = found.split_at_checked(len) else { break };
             self.encode_plain(before, options, &mut merger, out);
@@ -297,7 +297,7 @@ impl<'a> Tokenizer<'a> {
         }
     }
 
-    /// The token that a piece is, if such pieces are not merged; `spelled` is a buffer.
+    /// The token equal to a piece, if such pieces are not merged; `spelled` is a buffer.
     fn whole_token(&self, piece: &str, spelled: &mut String) -> Option<u32> {
         let table = self.whole.as_ref()?;
         if piece.len() > self.longest {
@@ -308,8 +308,8 @@ impl<'a> Tokenizer<'a> {
         table.find(&self.texts, spelled.as_bytes()).filter(|id| self.kind(*id) == TokenKind::Normal)
     }
 
-    /// The bytes token `id` stands for, or `None` if there is no such token. They need not be UTF-8: a
-    /// character may be spread over several tokens.
+    /// The bytes of token `id`, or `None` if there is no such token. They need not be UTF-8: a character may
+    /// be spread over several tokens.
     pub fn token_bytes(&self, id: u32) -> Option<TokenBytes<'_>> {
         let text = self.texts.get(id as usize)?;
         Some(match self.kind(id) {
@@ -323,7 +323,7 @@ impl<'a> Tokenizer<'a> {
         self.texts.get(id as usize)
     }
 
-    /// The token that stands for exactly these bytes. Walks the vocabulary, unless it is an added token.
+    /// The token with exactly these bytes. Searches the whole vocabulary, unless it is an added token.
     pub fn id_of(&self, bytes: &[u8]) -> Option<u32> {
         self.added.find(&self.texts, bytes).or_else(|| {
             let id =
@@ -337,13 +337,13 @@ impl<'a> Tokenizer<'a> {
         self.added.find(&self.texts, text.as_bytes())
     }
 
-    /// What token `id` is for.
+    /// The kind of token `id`.
     pub fn kind(&self, id: u32) -> TokenKind {
         self.added.kind(id)
     }
 
-    /// The token that texts start with, if they start with one: as `tokenizer.ggml.add_bos_token` says, and
-    /// without that key for `llama-bpe`.
+    /// The token that texts start with, if any: from `tokenizer.ggml.add_bos_token`, or without that key for
+    /// `llama-bpe`.
     pub fn leading_bos(&self) -> Option<u32> {
         self.bos.filter(|_| self.add_bos)
     }
@@ -368,7 +368,7 @@ impl<'a> Tokenizer<'a> {
         &self.ends
     }
 
-    /// How many tokens there are. A model may have more rows, for padding.
+    /// Number of tokens. A model may have more rows, for padding.
     pub fn vocab_size(&self) -> usize {
         self.texts.len()
     }
@@ -386,7 +386,7 @@ impl<'a> Tokenizer<'a> {
 }
 
 /// Whether a vocabulary may lack a token for `byte` (SmolLM2's does): control characters that are not white
-/// space, and bytes that occur in the UTF-8 of no assigned character. Encoding leaves such bytes out.
+/// space, and bytes that do not occur in the UTF-8 of any assigned character. Encoding leaves such bytes out.
 const fn may_lack_token(byte: u8) -> bool {
     match byte {
         b'\t'..=b'\r' => false,

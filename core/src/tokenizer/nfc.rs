@@ -92,13 +92,13 @@ fn decomposition(c: char) -> Option<(char, Option<char>)> {
     Some((char(first), (second != 0).then(|| char(second))))
 }
 
-/// The row of a table, three values each, for which `order` is equal.
+/// The row of a table of triples for which `order` is equal.
 fn find<T>(table: &[T], order: impl FnMut(&[T; 3]) -> core::cmp::Ordering) -> Option<&[T; 3]> {
     let rows = table.as_chunks::<3>().0;
     rows.get(rows.binary_search_by(order).ok()?)
 }
 
-/// What `a` and `b` compose into.
+/// The character composed of `a` and `b`.
 fn composition(a: char, b: char) -> Option<char> {
     let (a, b) = (a as u32, b as u32);
     let (l, v) = (a.wrapping_sub(L), b.wrapping_sub(V));
@@ -116,8 +116,8 @@ fn composition(a: char, b: char) -> Option<char> {
     Some(char(code))
 }
 
-/// Composes in place: each mark with the last starter, unless one of the same or a higher class stands
-/// between them.
+/// Composes in place: each mark with the last starter, unless a mark of the same or a higher class is between
+/// them.
 fn compose(chars: &mut Vec<(char, u8)>) {
     let mut kept = 0;
     let mut starter = None;

@@ -1,4 +1,4 @@
-//! Cuts a text into the pieces that byte-pair merges may not cross, by hand-written matching of the
+//! Splits a text into the pieces that byte-pair merges may not cross, with hand-written matching of the
 //! model's pre-tokenizer expression.
 //!
 //! ```text
@@ -10,9 +10,9 @@
 //!         's|'t|'re|'ve|'m|'ll|'d |  ?\p{L}+ |  ?[^\s\p{L}\p{N}]+ | \s+(?!\S) | \s+
 //! ```
 //!
-//! Alternatives are tried in order at each place, as in the regex; every character starts some
-//! alternative, so the pieces joined are the text. Each character is looked at a bounded number of
-//! times, whatever the text.
+//! Alternatives are tried in order at each position, as in the regex; every character starts some
+//! alternative, so the pieces joined are the text. Each character is examined a bounded number of times,
+//! whatever the text.
 #![forbid(unsafe_code)]
 
 use super::unicode::{Class, class};
@@ -22,9 +22,9 @@ use super::unicode::{Class, class};
 pub enum Pre {
     /// `qwen2`: Qwen2, Qwen2.5, Qwen3 and Bonsai.
     Qwen2,
-    /// `qwen35`: Qwen3.5 and later; combining marks belong to words.
+    /// `qwen35`: Qwen3.5 and later; combining marks are part of words.
     Qwen35,
-    /// `smollm`: SmolLM and SmolLM2; every digit is a piece, white space is as in GPT-2.
+    /// `smollm`: SmolLM and SmolLM2; every digit is a piece, white space is split as in GPT-2.
     SmolLm,
     /// `llama-bpe`: Llama 3 and later; up to three digits are a piece.
     LlamaBpe,
@@ -42,8 +42,8 @@ impl Pre {
         })
     }
 
-    /// Whether a piece that is a token stays whole even where no merges make it (`ignore_merges` in
-    /// Hugging Face tokenizers). GGUF files do not say so; llama.cpp, too, decides by the pre-tokenizer.
+    /// Whether a piece that is a token stays whole even if merges do not produce it (`ignore_merges` in
+    /// Hugging Face tokenizers). GGUF files do not state this; llama.cpp, too, decides by the pre-tokenizer.
     pub(super) const fn keeps_whole_tokens(self) -> bool {
         match self {
             Pre::LlamaBpe => true,
@@ -51,7 +51,7 @@ impl Pre {
         }
     }
 
-    /// Whether texts start with the beginning-of-sequence token in a file without
+    /// Whether texts start with the beginning-of-sequence token if a file lacks
     /// `tokenizer.ggml.add_bos_token`.
     pub(super) const fn adds_bos(self) -> bool {
         match self {
@@ -84,18 +84,18 @@ impl<'t> Split<'t> {
         #[cfg(test)]
         self.looked_at.set(self.looked_at.get() + 1);
         match (class(c), self.pre) {
-            // To these expressions a mark is like punctuation.
+            // In these expressions a mark is like punctuation.
             (Class::Mark, Pre::Qwen2 | Pre::SmolLm | Pre::LlamaBpe) => Class::Other,
             (class, _) => class,
         }
     }
 
-    /// Bytes at the start of `text` whose characters satisfy `is`.
+    /// Length of the prefix of `text` whose characters satisfy `is`, in bytes.
     fn run(&self, text: &str, is: impl Fn(Class) -> bool) -> usize {
         text.find(|c| !is(self.class(c))).unwrap_or(text.len())
     }
 
-    /// Bytes of the piece that `first` starts; `after` is the text after `first`.
+    /// Length of the piece that starts with `first`, in bytes; `after` is the text after `first`.
     fn piece(&self, first: char, after: &str) -> usize {
         match self.pre {
             Pre::Qwen2 | Pre::Qwen35 => self.qwen_piece(first, after, 1),
@@ -104,7 +104,7 @@ impl<'t> Split<'t> {
         }
     }
 
-    /// A piece of `qwen2`, `qwen35` and `llama-bpe`, which differ in how many `digits` a number has.
+    /// A piece of `qwen2`, `qwen35` and `llama-bpe`, which differ in the maximum `digits` of a number.
     fn qwen_piece(&self, first: char, after: &str, digits: usize) -> usize {
         let word = |c| matches!(c, Class::Letter | Class::Mark);
         let symbol = |c| c == Class::Other;
@@ -162,7 +162,7 @@ impl<'t> Split<'t> {
             Class::Letter | Class::Mark | Class::Other => return len + self.run(after, |c| c == kind),
             Class::Space => {}
         }
-        // ` ?\p{L}+` and ` ?[^\s\p{L}\p{N}]+` where they take the space
+        // ` ?\p{L}+` and ` ?[^\s\p{L}\p{N}]+` with the space
         if first == ' '
             && let Some(next) = after.chars().next()
         {
@@ -173,14 +173,14 @@ impl<'t> Split<'t> {
         }
         let spaces = len + self.run(after, |c| c == Class::Space);
         let (run, rest) = self.rest.split_at_checked(spaces).unwrap_or((self.rest, ""));
-        // A number ends the text that the expression sees.
+        // The text that the expression sees ends at a number.
         let at_end = rest.chars().next().is_none_or(|c| self.class(c) == Class::Number);
         all_but_last(run, at_end)
     }
 }
 
-/// Bytes that `\s+(?!\S) | \s+` takes of a run of white space: all of it `at_end`, else all but its last
-/// character, and a single character in any case.
+/// Bytes that `\s+(?!\S) | \s+` matches of a run of white space: all of it `at_end`, otherwise all but its
+/// last character, and a single character in any case.
 fn all_but_last(run: &str, at_end: bool) -> usize {
     match run.char_indices().next_back() {
         Some((last, _)) if last > 0 && !at_end => last,

@@ -3,7 +3,7 @@ use alloc::format;
 use alloc::string::String;
 use alloc::vec;
 
-/// A vocabulary in GGUF's layout, taken apart so that tests can break each part.
+/// A vocabulary in GGUF's layout, in parts so that tests can break each of them.
 struct Built {
     pre: String,
     tokens: Vec<Vec<u8>>,
@@ -22,7 +22,7 @@ fn packed(texts: &[Vec<u8>]) -> Vec<u8> {
 }
 
 impl Built {
-    /// All bytes, the products of `merges` in order, `<|im_end|>` (control) and `<think>` (user-defined).
+    /// All bytes, the results of `merges` in order, `<|im_end|>` (control) and `<think>` (user-defined).
     fn new(merges: &[&str]) -> Built {
         let mut tokens: Vec<Vec<u8>> =
             (0..=255).map(|b| String::from(alphabet::spell(b)).into_bytes()).collect();
@@ -65,7 +65,7 @@ impl Built {
     }
 }
 
-/// The definition of byte-pair encoding: merge the lowest rank, leftmost first, until nothing merges.
+/// The definition of byte-pair encoding: merge the lowest rank, leftmost first, until no merge applies.
 fn naive(t: &Tokenizer, merges: &[Vec<u8>], piece: &[u8]) -> Vec<u32> {
     let mut words: Vec<String> = piece.iter().map(|b| String::from(alphabet::spell(*b))).collect();
     loop {
@@ -106,7 +106,7 @@ fn merging_is_that_of_the_definition() {
 
 #[test]
 fn long_pieces_take_n_log_n_steps() {
-    // Doubling merges: the worst case for the number of merges carried out.
+    // Doubling merges: the worst case for the number of merges.
     let mut merges = Vec::new();
     let mut word = String::from("a");
     for _ in 0..8 {
@@ -278,8 +278,8 @@ fn empty_tokens_and_repeated_merges_are_harmless() {
 
 #[test]
 fn a_vocabulary_made_to_collide_is_refused_in_bounded_time() {
-    // 60,000 tokens whose hash falls on one of few slots are hard to make; a table without room to
-    // probe is not.
+    // 60,000 tokens whose hashes fall into a few slots are hard to construct; a table without room to probe
+    // is not.
     let built = Built::new(&[]);
     let tokens = packed(&built.tokens);
     let texts = Texts::new(&tokens, built.tokens.len(), "token", 100).unwrap();

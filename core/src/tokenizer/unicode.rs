@@ -1,9 +1,9 @@
-//! The Unicode properties the pre-tokenizers name: `\p{L}`, `\p{N}`, `\p{M}` and `\s`, version 16.0.
+//! The Unicode properties used by the pre-tokenizers: `\p{L}`, `\p{N}`, `\p{M}` and `\s`, version 16.0.
 #![forbid(unsafe_code)]
 
 use super::unicode_tables::{CLASS_BLOCKS, CLASS_INDEX};
 
-/// What a pre-tokenizer sees of a character.
+/// The class of a character for the pre-tokenizers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Class {
     /// None of the others: punctuation, symbols, control characters, unassigned.
@@ -29,7 +29,7 @@ pub(super) fn class(c: char) -> Class {
             let byte = CLASS_BLOCKS.get(usize::from(*block) * 32 + c % 128 / 4);
             byte.map_or(0, |byte| byte >> (2 * (c % 4)) & 3)
         }
-        // Variation selectors: the only classified characters behind the table.
+        // Variation selectors: the only classified characters after the table.
         None if (0xE0100..0xE01F0).contains(&c) => 3,
         None => 0,
     };
@@ -41,7 +41,7 @@ pub(super) fn class(c: char) -> Class {
     }
 }
 
-/// The property `White_Space`, which is what `\s` means to both reference regex engines.
+/// The property `White_Space`, which is `\s` in both reference regex engines.
 fn is_space(c: char) -> bool {
     matches!(
         c,
@@ -72,7 +72,8 @@ mod tests {
 
     #[test]
     fn classes_agree_with_the_standard_library_where_it_knows_them() {
-        // The standard library may know a later Unicode version, so only "we say so, they must too".
+        // The standard library may know a later Unicode version, so check only that it agrees where we claim
+        // a property.
         for c in '\0'..=char::MAX {
             match class(c) {
                 Class::Letter => assert!(c.is_alphabetic(), "{c:?}"),

@@ -13,7 +13,7 @@ pub(super) const MAX_TOKENS: u64 = (1 << 21) - 1;
 /// See [`MAX_TOKENS`].
 pub(super) const MAX_MERGES: u64 = 1 << 22;
 
-/// A vector with room for `n` elements, or an error where the machine has no such memory.
+/// A vector with room for `n` elements, or an error if there is no such memory.
 pub(super) fn reserved<T>(n: usize) -> Result<Vec<T>> {
     let mut v = Vec::new();
     match v.try_reserve_exact(n) {
@@ -27,15 +27,15 @@ pub(super) fn reserved<T>(n: usize) -> Result<Vec<T>> {
 pub(super) struct Texts<'a> {
     bytes: Cow<'a, [u8]>,
     len: usize,
-    /// Where text `STEP * i` starts.
+    /// Offset of text `STEP * i`.
     starts: Vec<u32>,
 }
 
-/// Every how many texts a start is kept; the ones between are reached over their lengths.
+/// Distance between texts whose offset is stored; those in between are reached by their lengths.
 const STEP: usize = 8;
 
 impl<'a> Texts<'a> {
-    /// Checks every length of the array `bytes` of `len` strings, and that none is over `max`.
+    /// Checks every length of the array `bytes` of `len` strings, and that none exceeds `max`.
     pub(super) fn new(bytes: &'a [u8], len: usize, what: &'static str, max: u64) -> Result<Texts<'a>> {
         if bytes.len() as u64 >= u64::from(u32::MAX) {
             return Err(Error::Limit { what, found: bytes.len() as u64, max: u64::from(u32::MAX) });
@@ -65,13 +65,13 @@ impl<'a> Texts<'a> {
         Texts { bytes: Cow::Owned(self.bytes.into_owned()), len: self.len, starts: self.starts }
     }
 
-    /// Bytes on the heap.
+    /// Heap memory in bytes.
     pub(super) fn memory(&self) -> usize {
         let owned = if let Cow::Owned(bytes) = &self.bytes { bytes.capacity() } else { 0 };
         owned + self.starts.capacity() * size_of::<u32>()
     }
 
-    /// How many there are.
+    /// Number of texts.
     pub(super) fn len(&self) -> usize {
         self.len
     }
@@ -100,18 +100,18 @@ impl<'a> Texts<'a> {
     }
 }
 
-/// The text whose length stands at `at`, and where the next one stands.
+/// The text whose length is at offset `at`, and the offset of the next one.
 fn text_at(bytes: &[u8], at: usize) -> Option<(&[u8], usize)> {
     let (len, rest) = bytes.get(at..)?.split_first_chunk::<8>()?;
     let text = rest.get(..usize::try_from(u64::from_le_bytes(*len)).ok()?)?;
     Some((text, at + 8 + text.len()))
 }
 
-/// Ids by text, which stay where they are.
+/// A hash table of ids by text; the texts are stored elsewhere.
 #[derive(Clone, Debug)]
 pub(super) struct Table {
     ids: HashTable<u32>,
-    /// Most texts that were compared to enter one; no more need be compared to find one.
+    /// Most texts compared to insert one, and so the most to compare when looking one up.
     reach: u64,
 }
 
@@ -134,7 +134,7 @@ fn hash(parts: [&[u8]; 2]) -> u64 {
     h.wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }
 
-/// Where a search in a [`Table`] ended.
+/// Result of a search in a [`Table`].
 struct Probe {
     id: Option<u32>,
     /// Texts compared.
@@ -147,26 +147,26 @@ impl Table {
         self.probe(texts, [text, &[]], self.reach)?.id
     }
 
-    /// Searches the text made of these two parts; `None` after comparing `max` texts without a result.
+    /// Searches for the text made of these two parts; `None` after comparing `max` texts without a result.
     fn probe(&self, texts: &Texts<'_>, parts: [&[u8]; 2], max: u64) -> Option<Probe> {
         let mut visited = 0;
         let found = self.ids.find(hash(parts), |&id| {
             visited += 1;
             let text = texts.get(id as usize).unwrap_or(&[]);
-            // One too many ends the search as if it had been found.
+            // Exceeding the limit ends the search as if the text had been found.
             visited > max || text.strip_prefix(parts[0]) == Some(parts[1])
         });
         (visited <= max).then_some(Probe { id: found.copied(), visited })
     }
 
-    /// Bytes on the heap.
+    /// Heap memory in bytes.
     pub(super) fn memory(&self) -> usize {
         self.ids.allocation_size()
     }
 }
 
 impl<'v, 'a> Index<'v, 'a> {
-    /// Indexes every text but empty ones; two equal ones are an error. `merges` is how many will be
+    /// Indexes every text but empty ones; two equal ones are an error. `merges` is the number that will be
     /// resolved.
     pub(super) fn new(texts: &'v Texts<'a>, merges: usize) -> Result<Index<'v, 'a>> {
         let n = texts.len();
@@ -195,7 +195,7 @@ impl<'v, 'a> Index<'v, 'a> {
         Ok(self.probe(parts)?.id)
     }
 
-    /// The table alone, to find texts after loading.
+    /// The table alone, to look up texts after loading.
     pub(super) fn into_table(self) -> Table {
         self.table
     }
@@ -204,7 +204,7 @@ impl<'v, 'a> Index<'v, 'a> {
         let found = self.texts.len() as u64;
         let colliding = Error::Limit { what: "number of colliding tokens", found, max: 64 };
         let probe = self.table.probe(self.texts, parts, self.budget).ok_or(colliding)?;
-        // Of texts that collide, one in 128 is compared, and eight are looked at in a step.
+        // Of texts with colliding hashes, one in 128 is compared, and eight are examined per step.
         const TAGS: u64 = 16;
         self.budget = self.budget.checked_sub(1 + TAGS * probe.visited).ok_or(colliding)?;
         Ok(probe)

@@ -1,4 +1,4 @@
-//! Causal attention over everything cached, spread over workers.
+//! Causal attention over all cached positions, spread over workers.
 #![forbid(unsafe_code)]
 
 use super::flash::{
@@ -9,10 +9,10 @@ use crate::cpu::isa::Isa;
 use crate::cpu::parallel::{for_each_chunk, for_each_tile};
 use crate::pool::{Pool, Serial};
 
-/// Query rows of a job when many tokens are computed at once.
+/// Query rows per job if many tokens are computed at once.
 const ROWS: usize = 32;
 
-/// Attention of one layer for tokens that are in the cache already.
+/// Attention of one layer for tokens that are already in the cache.
 pub(crate) struct CausalAttention<'a, 'b, C> {
     pub(crate) cache: &'a KvStorage<'b, C>,
     pub(crate) layer: usize,
@@ -24,7 +24,7 @@ pub(crate) struct CausalAttention<'a, 'b, C> {
     pub(crate) q: &'a [f32],
 }
 
-/// Numbers that [`CausalAttention::run`] needs beside its output, for sessions of this shape.
+/// Floats of scratch memory that [`CausalAttention::run`] needs for sessions of this shape.
 pub(crate) fn scratch_len(shape: &KvShape, query_heads: usize, batch: usize) -> usize {
     if shape.capacity <= SPLIT {
         return 0;
@@ -36,16 +36,15 @@ pub(crate) fn scratch_len(shape: &KvShape, query_heads: usize, batch: usize) -> 
 }
 
 impl<C: FlashCodec> CausalAttention<'_, '_, C> {
-    /// `out = softmax(q . k^T / sqrt(head_dim)) v`, shaped as `q`. What it gives does not depend on the
-    /// pool, on the instruction set, or on how many tokens are computed at once. `scratch` has
-    /// [`scratch_len`] numbers.
+    /// `out = softmax(q . k^T / sqrt(head_dim)) v`, shaped as `q`. The result does not depend on the pool, on
+    /// the instruction set, or on how many tokens are computed at once. `scratch` has [`scratch_len`] floats.
     pub(crate) fn run(&self, isa: Isa, pool: &dyn Pool, out: &mut [f32], scratch: &mut [f32]) {
         let shape = self.cache.shape();
         let (d, heads) = (shape.head_dim, shape.kv_heads);
         let (width, columns) = (self.group * d, heads * self.group * d);
         let tokens = out.len() / columns;
         let seen = self.start + tokens;
-        // Where waking another thread takes longer than the work, there is none.
+        // Below this, waking another thread takes longer than the work.
         const FEW: usize = 1 << 16;
         let pool = if seen.saturating_mul(out.len()) < FEW { &Serial } else { pool };
         let queries = |token: usize, column: usize, tokens: usize| Queries {
@@ -93,9 +92,9 @@ mod tests {
     use alloc::vec::Vec;
     use half::f16;
 
-    /// Every instruction set of this machine, every pool and every number of tokens at once must agree to
-    /// the bit. `q` and the result are `(tokens, group * kv_heads, d)`, `keys` and `values` `(len, kv_heads,
-    /// d)`; the tokens are the last ones.
+    /// Every instruction set of this machine, every pool and every number of tokens at once must agree to the
+    /// bit. `q` and the result are `(tokens, group * kv_heads, d)`, `keys` and `values` `(len, kv_heads, d)`;
+    /// the tokens are the last ones.
     fn attention<C: FlashCodec>(
         (kv_heads, group, d): (usize, usize, usize),
         q: &[f32],
@@ -107,7 +106,7 @@ mod tests {
         let shape = KvShape { layers: 2, kv_heads, capacity: len, head_dim: d };
         let mut plan = Planner::default();
         KvStorage::<C>::plan(shape, &mut plan);
-        // What was in the memory before must not matter.
+        // The previous content of the memory must not matter.
         let mut memory = alloc::vec![0xff; plan.total().unwrap()];
         let mut cache = KvStorage::<C>::new(shape, &mut Arena::new(&mut memory)).unwrap();
         let mut q = q.to_vec();
@@ -161,7 +160,7 @@ mod tests {
             .collect()
     }
 
-    /// As [`attention`], from the formula.
+    /// Computes [`attention`] from the formula.
     fn naive(
         (kv_heads, group, d): (usize, usize, usize),
         q: &[f32],
@@ -190,7 +189,7 @@ mod tests {
 
     #[test]
     fn agrees_with_naive_f64() {
-        // Heads and groups, numbers a head, tokens, positions.
+        // Heads and groups, elements per head, tokens, positions.
         for (shape, tokens, len) in [
             ((1, 1, 64), 1, 1),
             ((2, 2, 128), 1, 63),
@@ -215,7 +214,7 @@ mod tests {
         }
     }
 
-    /// As a quantized cache stores them: a scale for each `group` numbers of a head, and codes up to `largest`.
+    /// Rounds as a quantized cache does: one scale per `group` elements of a head, and codes up to `largest`.
     fn through_codes(x: &[f32], d: usize, group: usize, largest: f32) -> Vec<f32> {
         let codes = |x: &[f32]| -> Vec<f32> {
             let most = x.iter().fold(0.0, |m: f32, x| m.max(x.abs()));
@@ -225,8 +224,8 @@ mod tests {
         x.chunks_exact(d).flat_map(|row| row.chunks(group).flat_map(codes).collect::<Vec<_>>()).collect()
     }
 
-    /// `C` equals the formula over the numbers that its codes stand for, and its noise is at most `allowed` of the
-    /// exact result, in squares.
+    /// `C` equals the formula over its decoded numbers, and the squared error is at most `allowed` of the
+    /// squared exact result.
     fn codes_agree_with_the_numbers_they_stand_for<C: FlashCodec>(
         largest: f32,
         value_group: fn(usize) -> usize,
@@ -268,7 +267,7 @@ mod tests {
         codes_agree_with_the_numbers_they_stand_for::<Quantized<Codes<8>>>(127.0, |d| d, 4e-4);
     }
 
-    /// Steps are 18 times as large as those of bytes, and errors so much larger at most.
+    /// Steps are 18 times as large as those of 8 bits, and so are errors at most.
     #[test]
     fn half_bytes_agree_with_what_they_stand_for() {
         codes_agree_with_the_numbers_they_stand_for::<Quantized<Codes<4>>>(7.0, |_| SCALE_GROUP, 0.1);

@@ -1,14 +1,15 @@
-//! Attention of some queries to the cached keys and values of one head, for every instruction set.
+//! Attention of some queries over the cached keys and values of one head, for every instruction set.
 //!
 //! The softmax is computed in one pass over the cache (Milakov & Gimelshein 2018, as in FlashAttention).
 //! The order of operations, the same for any number of queries at once and for any number of workers:
 //!
-//! * Positions go in splits of [`SPLIT`], which different workers may have, and those in tiles of [`TILE`].
-//! * A score is one running sum over the numbers of a head, then multiplied by `1 / sqrt(head_dim)`.
-//! * After a tile's scores, the maximum so far is subtracted; `e^x` of position `t` goes to running sum
-//!   `t % 16`, which are folded; what was summed before is multiplied by `decay`, `e` to the power of
+//! * Positions are divided into splits of [`SPLIT`], which different workers may process, and splits into
+//!   tiles of [`TILE`].
+//! * A score is one running sum over the elements of a head, then multiplied by `1 / sqrt(head_dim)`.
+//! * After a tile's scores, the maximum so far is subtracted; `e^x` of position `t` is added to partial sum
+//!   `t % 16`, and the partial sums are folded; earlier sums are multiplied by `decay`, `e` to the power of
 //!   the maximum's change.
-//! * Outputs: `out = out * decay`, then `out += weight * value` position after position.
+//! * Outputs: `out = out * decay`, then `out += weight * value` position by position.
 //! * Splits are merged first to last by [`merge`].
 #![allow(unsafe_code)]
 
@@ -22,24 +23,24 @@ use crate::cpu::op::fold;
 use crate::cpu::parallel::Tile as OutputTile;
 use crate::cpu::simd::{self, LANES, Simd};
 
-/// Positions scored before their values are added: scores stay on the stack, keys and values of a tile in
-/// the first caches while all queries look at them.
+/// Positions scored before their values are added: scores stay on the stack, and keys and values of a tile
+/// stay in the L1 and L2 caches while all queries use them.
 pub(super) const TILE: usize = 64;
 
 // A tile is read as one run of memory.
 const _: () = assert!(CHUNK_POSITIONS.is_multiple_of(TILE) && SPLIT.is_multiple_of(TILE));
 
-/// Positions that one worker sees at least, if there are as many.
+/// Positions per worker, if there are that many.
 pub(crate) const SPLIT: usize = 1024;
 
 /// Queries whose scores of a tile are held at once.
 pub(super) const ROWS: usize = 32;
 
-/// Floats of working memory of a job.
+/// Floats of scratch memory per job.
 pub(super) const SCRATCH: usize = TILE * 64;
 
-/// What a query has seen so far: its output is the sum of `e^(score - max)` times the value, to be
-/// divided by `sum`, that of `e^(score - max)`.
+/// The softmax state of a query: its output is the sum of `e^(score - max)` times the value, to be divided by
+/// `sum`, the sum of `e^(score - max)`.
 #[derive(Clone, Copy, Debug)]
 struct Softmax {
     max: f32,
@@ -52,15 +53,15 @@ impl Softmax {
 
 /// A cache format that attention reads in place.
 pub(crate) trait FlashCodec: KvCodec {
-    /// Converts queries `(rows, head_dim)` to what keys of this format are multiplied with.
+    /// Converts queries `(rows, head_dim)` to the operand that keys of this format are multiplied with.
     fn prepare(q: &mut [f32], head_dim: usize);
 
-    /// Writes to `scores`, which are zero, the products of the queries and the keys from position `start`
-    /// on. `N4` is the number of vectors that are taken at once for four queries (0: never four), `N2` for
-    /// two, `N1` for one.
+    /// Writes the products of the queries and the keys from position `start` on to `scores`, which are zero.
+    /// `N4` is the number of vectors processed at once for four queries (0: never four), `N2` for two, `N1`
+    /// for one.
     ///
-    /// Safety: the instruction set is there; `view` holds what `rows` see; `q` are prepared;
-    /// `scratch` has [`SCRATCH`] floats.
+    /// Safety: the processor has the instruction set; `view` holds all positions that `rows` see; `q` are
+    /// prepared; `scratch` has [`SCRATCH`] floats.
     unsafe fn score<L: Simd, const N4: usize, const N2: usize, const N1: usize>(
         view: &KvView<'_, Self>,
         rows: &Span<'_>,
@@ -70,9 +71,9 @@ pub(crate) trait FlashCodec: KvCodec {
         scratch: *mut f32,
     );
 
-    /// `out = out * decay`, and then adds the values from position `start` on times `weights`.
+    /// `out = out * decay`, then adds the values from position `start` on times `weights`.
     ///
-    /// Safety: as above; `out` has room for `head_dim` numbers each.
+    /// Safety: as above; each `out` has room for `head_dim` floats.
     unsafe fn sum<L: Simd, const N4: usize, const N2: usize, const N1: usize>(
         view: &KvView<'_, Self>,
         rows: &Span<'_>,
@@ -87,9 +88,9 @@ pub(crate) trait FlashCodec: KvCodec {
 /// The queries of a job: `heads` side by side for each of `tokens`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Queries<'a> {
-    /// The first head of the first token begins here.
+    /// Starts with the first head of the first token.
     pub(crate) q: &'a [f32],
-    /// Numbers from one token to the next.
+    /// Floats from one token to the next.
     pub(crate) stride: usize,
     pub(crate) tokens: usize,
     pub(crate) heads: usize,
@@ -97,30 +98,30 @@ pub(crate) struct Queries<'a> {
     pub(crate) seen: usize,
 }
 
-/// The queries of [`Queries`] one by one, token after token.
+/// The individual queries of [`Queries`], token by token.
 #[derive(Clone, Copy)]
 struct Rows<'a> {
     q: Queries<'a>,
     head_dim: usize,
-    /// The first one that is meant.
+    /// The first query.
     first: usize,
     count: usize,
 }
 
 impl<'a> Rows<'a> {
-    /// Up to [`ROWS`] of them at a time.
+    /// Chunks of at most [`ROWS`] queries.
     fn parts(q: Queries<'a>, head_dim: usize) -> impl Iterator<Item = Rows<'a>> {
         let all = q.tokens * q.heads;
         (0..all).step_by(ROWS).map(move |first| Rows { q, head_dim, first, count: ROWS.min(all - first) })
     }
 
-    /// Token of the `i`-th, and where its head begins beside the token's others.
+    /// The token of query `i`, and the offset of its head within the token.
     fn place(&self, i: usize) -> (usize, usize) {
         let row = self.first + i;
         (row / self.q.heads, row % self.q.heads * self.head_dim)
     }
 
-    /// Where their outputs are in `out`, which has a row for each token.
+    /// Pointers to their outputs in `out`, which has a row for each token.
     fn pointers(&self, out: &mut OutputTile<'_>) -> [*mut f32; ROWS] {
         let mut pointers = [core::ptr::null_mut(); ROWS];
         for (i, pointer) in pointers[..self.count].iter_mut().enumerate() {
@@ -132,7 +133,7 @@ impl<'a> Rows<'a> {
 }
 
 /// `out = softmax(q . k^T / sqrt(head_dim)) v`. `out` and `scratch` have a row for each token, of `heads`
-/// times `head_dim` numbers; `scratch` is only used beyond [`SPLIT`] positions.
+/// times `head_dim` floats; `scratch` is only used beyond [`SPLIT`] positions.
 pub(crate) fn flash_attention<C: FlashCodec>(
     isa: Isa,
     head: KvView<'_, C>,
@@ -163,8 +164,8 @@ pub(crate) fn flash_attention<C: FlashCodec>(
     }
 }
 
-/// Numbers of a query's part of a split: its output, then the maximum and the sum; whole cache lines for
-/// the usual dimensions.
+/// Floats of a query's partial result of a split: its output, then the maximum and the sum; whole cache lines
+/// for the usual dimensions.
 pub(crate) const fn part_len(head_dim: usize) -> usize {
     head_dim + LANES
 }
@@ -195,8 +196,7 @@ pub(crate) fn flash_attention_split<C: FlashCodec>(
     }
 }
 
-/// Puts what [`flash_attention_split`] left of the splits of one query together: `parts` yields them, first to
-/// last.
+/// Merges the partial results of [`flash_attention_split`] for one query: `parts` yields them, first to last.
 pub(crate) fn merge_splits<'p>(mut parts: impl Iterator<Item = &'p [f32]>, out: &mut [f32]) {
     let d = out.len();
     let softmax = |part: &[f32]| Softmax { max: part[d], sum: part[d + 1] };
@@ -211,10 +211,10 @@ pub(crate) fn merge_splits<'p>(mut parts: impl Iterator<Item = &'p [f32]>, out: 
     finish(total, out);
 }
 
-/// Adds what was seen in a later split.
+/// Merges the partial result of a later split.
 fn merge(total: &mut Softmax, out: &mut [f32], part: Softmax, part_out: &[f32]) {
     let max = if part.max > total.max { part.max } else { total.max };
-    // Only when every score so far is -inf or NaN is there no maximum to subtract.
+    // If every score so far is -inf or NaN, there is no maximum to subtract.
     let shift = if max == f32::NEG_INFINITY { 0.0 } else { max };
     let (a, b) = (exp(total.max - shift), exp(part.max - shift));
     *total = Softmax { max, sum: total.sum * a + part.sum * b };
@@ -228,7 +228,7 @@ fn finish(total: Softmax, out: &mut [f32]) {
     out.iter_mut().for_each(|o| *o *= norm);
 }
 
-/// What [`run`] works on; its pointers are good for `head_dim` numbers.
+/// The arguments of [`run`]; its pointers are valid for `head_dim` floats.
 struct Job<'a, C> {
     head: KvView<'a, C>,
     /// Within one split; begins at a multiple of [`TILE`].
@@ -236,16 +236,17 @@ struct Job<'a, C> {
     count: usize,
     q: [*const f32; ROWS],
     out: [*mut f32; ROWS],
-    /// Positions that each sees, not falling.
+    /// Positions that each query sees, non-decreasing.
     seen: [usize; ROWS],
 }
 
-/// Whether modules for browsers leave the scalar code out: nothing chooses it there, and it adds 9 kB to a download.
+/// Whether modules for browsers leave the scalar code out: nothing selects it there, and it adds 9 kB to a
+/// download.
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 const SIMD_ONLY: bool = cfg!(not(debug_assertions));
 
-/// Sets `out` and `softmax` to what `rows` see of positions `range`. The pointers of `out` are good for
-/// `head_dim` numbers, which nobody else has.
+/// Sets `out` and `softmax` to the result of `rows` over positions `range`. The pointers of `out` are valid
+/// for `head_dim` floats and not aliased.
 fn span<C: FlashCodec>(
     isa: Isa,
     head: KvView<'_, C>,
@@ -255,7 +256,7 @@ fn span<C: FlashCodec>(
     softmax: &mut [Softmax; ROWS],
 ) {
     let d = head.head_dim;
-    // The callers split at tiles within the cache; the unsafe reads below rest on it.
+    // The callers split at tiles within the cache; the unsafe reads below rely on it.
     assert!(range.start.is_multiple_of(TILE) && head.holds(range.end) && rows.count <= ROWS);
     let mut job =
         Job { head, range, count: rows.count, q: [core::ptr::null(); ROWS], out: *out, seen: [0; ROWS] };
@@ -298,8 +299,8 @@ unsafe fn avx512<C: FlashCodec>(job: &Job<'_, C>, softmax: &mut [Softmax; ROWS])
     unsafe { run::<simd::Avx512, C, 4, 1, 4, 8>(job, softmax) }
 }
 
-/// Safety: the instruction set is there, the job's pointers are good and not aliased. For the numbers see
-/// [`KvView::score`]; `V2` stands for `N2` where values are added.
+/// Safety: the processor has the instruction set, and the job's pointers are valid and not aliased. For the
+/// constants see [`FlashCodec::score`]; `V2` replaces `N2` where values are added.
 #[inline(always)]
 unsafe fn run<L: Simd, C: FlashCodec, const N4: usize, const N2: usize, const N1: usize, const V2: usize>(
     job: &Job<'_, C>,
@@ -341,14 +342,13 @@ unsafe fn run<L: Simd, C: FlashCodec, const N4: usize, const N2: usize, const N1
 }
 
 impl Softmax {
-    /// Turns the first `n` dot products of a tile into weights; returns what earlier outputs are to be
-    /// multiplied by.
+    /// Turns the first `n` dot products of a tile into weights; returns the factor for earlier outputs.
     #[inline(always)]
     fn add_tile(&mut self, scores: &mut [f32; TILE], n: usize, scale: f32) -> f32 {
         let mut most = [self.max; LANES];
         for (i, scores) in scores.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
             for l in 0..LANES {
-                // What is masked adds nothing, as e^-inf is 0.
+                // Masked positions add nothing, as e^-inf is 0.
                 scores[l] = if i * LANES + l < n { scores[l] * scale } else { f32::NEG_INFINITY };
                 most[l] = if scores[l] > most[l] { scores[l] } else { most[l] };
             }
@@ -357,7 +357,7 @@ impl Softmax {
         for most in most {
             max = if most > max { most } else { max };
         }
-        // Only when every score so far is -inf or NaN is there no maximum to subtract.
+        // If every score so far is -inf or NaN, there is no maximum to subtract.
         let shift = if max == f32::NEG_INFINITY { 0.0 } else { max };
         let mut sums = [0.0; LANES];
         for scores in scores.as_chunks_mut::<LANES>().0 {
@@ -372,7 +372,7 @@ impl Softmax {
     }
 }
 
-/// The queries that see something of a tile: `first..count`, of which `visible[r]` positions, not falling.
+/// The queries that see part of a tile: `first..count`, each `visible[r]` positions, non-decreasing.
 pub(crate) struct Span<'a> {
     pub(super) first: usize,
     pub(super) count: usize,
@@ -380,7 +380,7 @@ pub(crate) struct Span<'a> {
 }
 
 impl Span<'_> {
-    /// Positions that the last one sees, which are all that any sees.
+    /// Positions that the last query sees, the most of any.
     #[inline(always)]
     pub(super) fn most(&self) -> usize {
         self.visible[self.count - 1]

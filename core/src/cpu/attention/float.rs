@@ -1,4 +1,4 @@
-//! Keys and values as floats of some precision.
+//! Attention over keys and values stored as floats.
 #![allow(unsafe_code)]
 
 use core::ops::Range;
@@ -9,20 +9,20 @@ use super::flash::{FlashCodec, ROWS, SCRATCH, Span, TILE, prefetch};
 use crate::cache::{BLOCK_POSITIONS, Element, Float, KvView};
 use crate::cpu::simd::{LANES, Simd};
 
-/// Numbers of a head that are turned to floats at once for many queries.
+/// Elements of a head that are converted to f32 at once for many queries.
 const STRIP: usize = SCRATCH / TILE;
 
-/// So many queries make it worth to turn a tile's keys and values to floats before they are used.
+/// From this many queries on, converting a tile's keys and values to f32 first is faster.
 const MANY: usize = 8;
 
-/// A cached number that vectors are loaded from.
+/// A cached float that vectors are loaded from.
 pub(crate) trait LoadLanes: Element {
     /// 16 of them as floats.
     ///
     /// Safety: as for [`Simd`].
     unsafe fn lanes<L: Simd>(p: *const Self) -> L::F;
 
-    /// Whether it takes work to make a float of it.
+    /// Whether it must be converted to f32.
     const PACKED: bool;
 }
 
@@ -138,8 +138,8 @@ impl<E: LoadLanes> FlashCodec for Float<E> {
     }
 }
 
-/// Where the keys and values of the tile after that of `start` begin, to be prefetched: perhaps the next head's,
-/// or past the last one's.
+/// Where the keys and values of the tile after the one at `start` begin, to prefetch them: possibly those of
+/// the next head, or past the end of the last head.
 #[inline(always)]
 fn next_tile<E: LoadLanes>(view: &KvView<'_, Float<E>>, start: usize) -> (*const u8, *const u8) {
     let next = start + TILE;
@@ -150,21 +150,21 @@ fn next_tile<E: LoadLanes>(view: &KvView<'_, Float<E>>, start: usize) -> (*const
     (at(keys), at(values))
 }
 
-/// Bytes of a vector.
+/// Bytes per vector.
 const fn bytes<E>() -> usize {
     LANES * size_of::<E>()
 }
 
-/// Numbers `at..at + n` of the keys of a tile.
+/// Elements `at..at + n` of the keys of a tile.
 #[derive(Clone, Copy)]
 struct Keys<E> {
-    /// `(blocks, stride)`; number `at` of the first block's keys is first.
+    /// `(blocks, stride)`, starting with element `at` of the first block's keys.
     p: *const E,
     stride: usize,
     blocks: usize,
     at: usize,
     n: usize,
-    /// The same of the next tile, to be prefetched.
+    /// The same place in the next tile, to prefetch.
     next: Option<*const u8>,
 }
 
@@ -194,7 +194,7 @@ unsafe fn score<L: Simd, E: LoadLanes, const N4: usize, const N2: usize, const N
     }
 }
 
-/// `R` queries and all blocks of a tile; `R`.
+/// Scores `R` queries against all blocks of a tile; returns `R`.
 #[inline(always)]
 unsafe fn score_blocks<L: Simd, E: LoadLanes, const R: usize, const N: usize>(
     q: &[*const f32],
@@ -234,7 +234,7 @@ unsafe fn score_tile<L: Simd, E: LoadLanes, const R: usize, const N: usize>(
             }
         }
         let next = keys.next.map(|next| next.wrapping_add(b * keys.stride * size_of::<E>()));
-        // Steps that make up a cache line.
+        // Steps per cache line.
         let line = const { if size_of::<E>() < 4 { 4 / size_of::<E>() } else { 1 } };
         let mut i = 0;
         while i + line <= keys.n {
@@ -281,19 +281,19 @@ unsafe fn score_step<L: Simd, E: LoadLanes, const R: usize, const N: usize>(
     }
 }
 
-/// Numbers `at..at + n` of the values of a tile; `n` is a multiple of [`LANES`].
+/// Elements `at..at + n` of the values of a tile; `n` is a multiple of [`LANES`].
 #[derive(Clone, Copy)]
 struct Values<E> {
-    /// `(positions, stride)`; number `at` of the first position is first.
+    /// `(positions, stride)`, starting with element `at` of the first position.
     p: *const E,
     stride: usize,
     at: usize,
     n: usize,
-    /// The same of the next tile, to be prefetched.
+    /// The same place in the next tile, to prefetch.
     next: Option<*const u8>,
 }
 
-/// `out = out * decay`, and then the sum of the values times `weights`.
+/// `out = out * decay`, then adds the values times `weights`.
 #[inline(always)]
 unsafe fn sum<L: Simd, E: LoadLanes, const N4: usize, const N2: usize, const N1: usize>(
     rows: &Span<'_>,
@@ -308,7 +308,7 @@ unsafe fn sum<L: Simd, E: LoadLanes, const N4: usize, const N2: usize, const N1:
         while r < rows.count {
             let left = rows.count - r;
             let values = Values { next: values.next.filter(|_| r == rows.first), ..values };
-            // What the first of them sees, the others see.
+            // Positions that the first query sees are seen by the others.
             let n = rows.visible[r];
             let (w, d, o) = (&weights[r..], &decay[r..], &out[r..]);
             let shared = if N4 > 0 && left >= 4 {
@@ -329,7 +329,7 @@ unsafe fn sum<L: Simd, E: LoadLanes, const N4: usize, const N2: usize, const N1:
     }
 }
 
-/// `R` queries and positions `range`; `R`.
+/// Sums values for `R` queries over positions `range`; returns `R`.
 #[inline(always)]
 unsafe fn sum_columns<L: Simd, E: LoadLanes, const R: usize, const N: usize>(
     values: Values<E>,

@@ -1,8 +1,8 @@
 //! Attention over keys and values stored as small integers.
 //!
-//! Queries and weights become integers of 16 bits, so that products are exact in 32 bits and the order of
-//! adding them is free: `score = sum over groups of f32(integer) * scale`, group after group, and
-//! `out += f32(integer) * step` once a tile, where the scales of the values are part of the weights.
+//! Queries and weights are converted to 16-bit integers, so that products are exact in 32 bits and the order
+//! of additions is free: `score = sum over groups of f32(integer) * scale`, group by group, and
+//! `out += f32(integer) * step` once per tile, where the scales of the values are part of the weights.
 #![allow(unsafe_code)]
 
 use half::f16;
@@ -13,9 +13,9 @@ use crate::cache::{
 };
 use crate::cpu::simd::{LANES, Simd};
 
-/// The largest magnitude of the integers of queries and weights.
+/// The largest magnitude of the integers for queries and weights.
 const LARGEST: f32 = 32767.0;
-/// Magnitudes below count as zero, so that no reciprocal overflows.
+/// Smaller magnitudes count as zero, so that no reciprocal overflows.
 const LEAST: f32 = f32::from_bits((127 - 100) << 23);
 
 /// Pairs of codes that vectors are loaded from.
@@ -43,7 +43,7 @@ impl LoadPairs for Codes<4> {
 }
 
 impl<P: LoadPairs> FlashCodec for Quantized<P> {
-    /// Pairs of 16-bit integers in the first half of a row, then the float that they are counted in.
+    /// Stores pairs of 16-bit integers in the first half of a row, followed by their step as a float.
     #[inline(always)]
     fn prepare(q: &mut [f32], head_dim: usize) {
         for row in q.chunks_exact_mut(head_dim) {
@@ -145,8 +145,8 @@ impl<P: LoadPairs> FlashCodec for Quantized<P> {
     }
 }
 
-/// Where the keys and values of the second tile after that of `start` begin, to be prefetched (a closer one
-/// comes too late); `None` if there is none.
+/// Where the keys and values of the second tile after the one at `start` begin, to prefetch them (a closer
+/// tile would arrive too late); `None` if there is none.
 #[inline(always)]
 fn later_tile<C: KvCodec>(view: &KvView<'_, C>, start: usize) -> Option<(*const u8, *const u8)> {
     let next = start + 2 * TILE;
@@ -156,7 +156,7 @@ fn later_tile<C: KvCodec>(view: &KvView<'_, C>, start: usize) -> Option<(*const 
     Some((at(keys), at(values)))
 }
 
-/// `R` queries and the keys of a block, with `S` integers side by side for each; `R`.
+/// Scores `R` queries against the keys of a block, with `S` independent accumulators each; returns `R`.
 #[inline(always)]
 unsafe fn score_block<P: LoadPairs, L: Simd, const R: usize, const S: usize>(
     keys: *const u8,
@@ -210,8 +210,7 @@ unsafe fn score_block<P: LoadPairs, L: Simd, const R: usize, const S: usize>(
     R
 }
 
-/// Writes `weights * scales` of the first `n` positions as integers, zero for the others; returns what they
-/// are counted in.
+/// Writes `weights * scales` of the first `n` positions as integers, zero for the others; returns their step.
 #[inline(always)]
 fn to_integers(weights: &[f32; TILE], scales: &[f32; TILE], n: usize, out: &mut [i16; TILE]) -> f32 {
     let mut scaled = [0.0; TILE];
@@ -221,7 +220,7 @@ fn to_integers(weights: &[f32; TILE], scales: &[f32; TILE], n: usize, out: &mut 
             let t = i * LANES + l;
             let weight = if t < n { weights[t] * scales[t] } else { 0.0 };
             scaled[l] = weight;
-            // Weights are not negative and compare like their bits, with NaN above all.
+            // Weights are non-negative and compare like their bits, with NaN above all.
             lanes[l] = lanes[l].max(weight.to_bits() & 0x7fff_ffff);
         }
     }
@@ -246,13 +245,13 @@ struct Values {
     block: usize,
     blocks: usize,
     head_dim: usize,
-    /// First and end of the columns that share a scale.
+    /// Start and end of the columns that share a scale.
     columns: (usize, usize),
-    /// The same of a later tile, to be prefetched.
+    /// The same place in a later tile, to prefetch.
     next: Option<*const u8>,
 }
 
-/// `R` queries; `R`.
+/// Sums values for `R` queries; returns `R`.
 #[inline(always)]
 unsafe fn sum_columns<P: LoadPairs, L: Simd, const R: usize, const N: usize>(
     values: &Values,

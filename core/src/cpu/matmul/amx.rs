@@ -1,18 +1,18 @@
-//! AMX over repacked rows, for prompts: a tile instruction multiplies 32 columns of 16 rows with those
-//! of 16 tokens. Fewer tokens than that are left to AVX-512 VNNI, which the layouts are the same as.
+//! AMX over repacked rows, for prompts: a tile instruction multiplies 32 columns of 16 rows by those of 16
+//! tokens. Fewer tokens are left to AVX-512 VNNI, which uses the same layouts.
 //!
 //! * A: activations, `(16 tokens, 32 columns)` of i8, straight from the [`Q8Block`]s.
-//! * B: codes, `(8, 16 rows, 4 columns)` of i8: what `words.rs` unpacks 32 columns to.
+//! * B: codes, `(8, 16 rows, 4 columns)` of i8, unpacked from 32 columns.
 //! * C: `(16 tokens, 16 rows)` of i32: `C[t][r] = sum over k, j of A[t][4 k + j] * B[k][r][j]`.
 //!
-//! C is stored to the first cache, from where `vpdpwssd` multiplies each token's 16 sums by its factor
-//! and adds them to those of the block's other parts; scales follow as in `scalar.rs`, in its order, so
-//! that the bits are the reference's. Two groups of rows share the loads of A.
+//! C is stored to the L1 cache, from where `vpdpwssd` multiplies each token's 16 sums by its factor and adds
+//! them to those of the block's other parts; scales follow as in `scalar.rs`, in its order, so that the bits
+//! equal the reference. Two groups of rows share the loads of A.
 //!
-//! **Estimated, never measured: no processor with AMX was at hand.** Of 128 columns, 16 tokens and 32
-//! rows, 65536 products, on Sapphire Rapids: 8 `tdpbssd` of 16 cycles, 128 cycles; 160 stores of 64
-//! bytes, one a cycle; 384 loads, two a cycle, 192 cycles; 240 vector operations, two a cycle, 120
-//! cycles. If all else hides behind the loads, 340 products a cycle, where `vpdpbusd` has 128.
+//! **Estimate; not run on AMX hardware.** For 128 columns, 16 tokens and 32 rows (65536 products) on Sapphire
+//! Rapids: 8 `tdpbssd` of 16 cycles, 128 cycles; 160 stores of 64 bytes, one per cycle; 384 loads, two per
+//! cycle, 192 cycles; 240 vector operations, two per cycle, 120 cycles. If everything else overlaps with the
+//! loads, 340 products per cycle, against 128 with `vpdpbusd`.
 #![allow(unsafe_code)]
 
 use core::arch::asm;
@@ -29,9 +29,9 @@ use crate::cpu::repack::{Layout, PANEL_ROWS};
 use crate::cpu::simd::avx512::dpwssd;
 use crate::quant::Format;
 
-/// Tokens of a tile, and the fewest that tiles are used for.
+/// Tokens per tile, and the fewest that tiles are used for.
 pub(super) const TOKENS: usize = 16;
-/// Columns that are unpacked at once: with two groups of rows 16 KB, a third of the first cache.
+/// Columns that are unpacked at once: 16 KB for two groups of rows, a third of the L1 cache.
 const CHUNK: usize = 512;
 /// Tiles of tokens that share one unpacking of the weights.
 const TILES: usize = 8;
@@ -73,7 +73,7 @@ trait Unpack {
     unsafe fn part(codes: *const u8, p: usize) -> [__m512i; QUADS];
 }
 
-/// `BITS` bits in [`Layout::Panels32`].
+/// Codes of `BITS` bits in [`Layout::Panels32`].
 struct Codes<const BITS: usize>;
 
 impl<const BITS: usize> Unpack for Codes<BITS> {
@@ -91,13 +91,13 @@ impl<const BITS: usize> Unpack for Codes<BITS> {
     }
 }
 
-/// Bits in [`Layout::Panels8`]; as weights are -1 and 1, and the zero point is 1, the codes are 0 and 2.
+/// Bits in [`Layout::Panels8`]; weights are -1 and 1 and the zero point is 1, so the codes are 0 and 2.
 struct OneBit;
 
 impl Unpack for OneBit {
     #[inline(always)]
     unsafe fn part(codes: *const u8, p: usize) -> [__m512i; QUADS] {
-        /// Bytes of 16 rows of 128 columns, and of 8.
+        /// Bytes of 16 rows of 128 columns.
         const BLOCK_BYTES: usize = PANEL_ROWS * 128 / 8;
         // SAFETY: the caller's promise.
         unsafe {
@@ -133,13 +133,13 @@ impl Unpack for OneBit {
     }
 }
 
-/// What LDTILECFG reads.
+/// The operand of LDTILECFG.
 #[repr(C, align(64))]
 struct Config {
     palette: u8,
     start_row: u8,
     reserved: [u8; 14],
-    /// Bytes a row, of each tile register.
+    /// Bytes per row, for each tile register.
     row_bytes: [u16; 16],
     rows: [u8; 16],
 }
@@ -153,9 +153,9 @@ static CONFIG: Config = Config {
     rows: [16, 16, 16, 16, 8, 8, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
 };
 
-/// Multiplies A, in register `$a`, with B at `$b`, and stores C at `$c`, both in lines of 64 bytes.
+/// Multiplies A, in register `$a`, with B at `$b`, and stores C at `$c`, both in rows of 64 bytes.
 ///
-/// No register is declared as changed, as the compiler itself never uses those of tiles.
+/// No register is declared as clobbered, as the compiler itself never uses tile registers.
 macro_rules! multiply {
     ($a:literal, $b_register:literal, $c_register:literal, $b:expr, $c:expr) => {
         asm!(
@@ -180,9 +180,9 @@ macro_rules! load {
     };
 }
 
-/// Fills `out` from arguments with at least [`TOKENS`] tokens.
+/// Fills `out` for at least [`TOKENS`] tokens.
 ///
-/// Safety: AVX-512 and tiles, and matrices as `U` and `BLOCK` say.
+/// Safety: the processor has AVX-512 and AMX, and matrices are as `U` and `BLOCK` state.
 #[inline(always)]
 unsafe fn rows<U: Unpack, const BLOCK: usize>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
     let end = args.w.rows_in_panels().saturating_sub(out.first()).min(out.len()) / PANEL_ROWS * PANEL_ROWS;
@@ -198,7 +198,7 @@ unsafe fn rows<U: Unpack, const BLOCK: usize>(args: &MatmulArgs<'_>, out: &mut O
             groups::<U, BLOCK, 1>(args, out, i);
             i += PANEL_ROWS;
         }
-        // Tiles in use would be saved with every switch to another thread.
+        // Tiles in use would be saved on every context switch.
         asm!("tilerelease", options(nomem, nostack, preserves_flags));
     }
     integer_from(end, args, out);
@@ -216,10 +216,10 @@ unsafe fn groups<U: Unpack, const BLOCK: usize, const G: usize>(
     let group: [*const u8; G] =
         core::array::from_fn(|g| args.w.panel(out.first() + i + g * PANEL_ROWS).as_ptr());
     let tiles = args.tokens.div_ceil(TOKENS);
-    // The last tile also holds tokens of the one before, so that it is full: those get their outputs twice.
+    // The last tile overlaps the one before, so that it is full: the shared tokens get their outputs twice.
     let token = |tile: usize| (tile * TOKENS).min(args.tokens - TOKENS);
-    // SAFETY: the caller's promise; each token has `stride` blocks of activations. Of the buffers, only what
-    // was written is read.
+    // SAFETY: the caller's promise; each token has `stride` blocks of activations. Only the written part of
+    // the buffers is read.
     unsafe {
         let mut quads = [[MaybeUninit::<__m512i>::uninit(); CHUNK / 4]; G];
         let mut d = [[MaybeUninit::<__m512>::uninit(); CHUNK / 64]; G];
@@ -243,7 +243,7 @@ unsafe fn groups<U: Unpack, const BLOCK: usize, const G: usize>(
                 for (tile, sums) in sums.iter_mut().enumerate() {
                     let y = args.q8.as_ptr().add(token(first + tile) * stride + at / Q8_LEN);
                     for b in 0..len / BLOCK {
-                        // No closures: the compiler may leave them without the instruction set.
+                        // No closures: the compiler might compile them without the instruction set.
                         let mut codes = [core::ptr::null(); G];
                         let mut scales = [_mm512_setzero_ps(); G];
                         for g in 0..G {
@@ -266,8 +266,8 @@ unsafe fn groups<U: Unpack, const BLOCK: usize, const G: usize>(
     }
 }
 
-/// Adds a block of columns of `G` groups, `quads` with the scales `d`, times that of 16 tokens, `y` with
-/// `stride` blocks from one to the next, to their `sums`.
+/// Multiplies a block of columns of `G` groups, `quads` with the scales `d`, by that of 16 tokens, `y` with
+/// `stride` blocks from one to the next, and adds the products to their `sums`.
 #[inline(always)]
 unsafe fn add_block<const BLOCK: usize, const G: usize>(
     quads: [*const __m512i; G],
@@ -281,7 +281,7 @@ unsafe fn add_block<const BLOCK: usize, const G: usize>(
     let steps = BLOCK / PART / parts;
     let mut c = [[[MaybeUninit::<__m512i>::uninit(); TOKENS]; STEP]; G];
     let mut carried = [[MaybeUninit::<__m512i>::uninit(); TOKENS]; G];
-    // SAFETY: the caller's promise. Tiles are configured; of the buffers, only what was written is read.
+    // SAFETY: the caller's promise. Tiles are configured; only the written part of the buffers is read.
     unsafe {
         for step in 0..steps {
             let y = y.add(step * parts / 2);

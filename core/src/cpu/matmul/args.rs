@@ -6,14 +6,14 @@ use crate::cpu::activations::{Q8Block, q8_blocks};
 use crate::cpu::parallel::OutputRows;
 use crate::cpu::repack::PackedMatrix;
 
-/// What a kernel computes with; its lengths have been checked.
+/// The arguments of a kernel; their lengths have been checked.
 pub(crate) struct MatmulArgs<'a> {
     pub(super) w: PackedMatrix<'a>,
     /// `(tokens, cols)` for a float kernel.
     pub(super) x: &'a [f32],
     /// `(tokens, q8_blocks(cols))` for an integer kernel.
     pub(super) q8: &'a [Q8Block],
-    /// As many as [`lut_len`](super::lut_len) says, or none.
+    /// [`lut_len`](super::lut_len) tables, or none.
     #[allow(dead_code, reason = "not every target has kernels that look sums up")]
     pub(super) luts: &'a [ActivationLut],
     pub(super) tokens: usize,
@@ -23,12 +23,12 @@ impl MatmulArgs<'_> {
     /// The step of the quantized activations of `token`.
     #[inline(always)]
     pub(super) fn step(&self, token: usize) -> f32 {
-        // A product without columns never gets to a kernel.
+        // Products without columns never reach a kernel.
         self.q8[token * q8_blocks(self.w.cols())].step
     }
 }
 
 /// Fills the rows of `y` that it is given.
 ///
-/// Safety: only called on a machine that has the instruction set of the table it stands in.
+/// Safety: only called on a machine that has the instruction set of the kernel's table.
 pub(super) type Kernel = unsafe fn(&MatmulArgs<'_>, &mut OutputRows<'_>);

@@ -1,4 +1,4 @@
-//! AVX2: 32 weights a vector.
+//! AVX2: 32 weights per vector.
 //!
 //! As for AVX-512, weights are codes above a zero point of 1: `vpmaddubsw` sums pairs of products,
 //! `vpmaddwd` pairs of those times the factors of the activations.
@@ -44,21 +44,21 @@ pub(super) fn float(format: Format) -> Option<Kernel> {
 /// Prefetch distance in bytes.
 const PREFETCH: usize = 8192;
 
-/// How a format's bytes become codes of zero point 1, at most 3.
+/// Unpacks a format's bytes to codes of zero point 1, at most 3.
 trait Packed {
     const BYTES: usize;
     const PARTS: usize = 1;
-    /// Times 64 weights in a step: 2, or 1 for blocks of 64 weights.
+    /// Multiples of 64 weights per step: 2, or 1 for blocks of 64 weights.
     const VECTORS: usize;
     /// Whether the codes are in the order of [`strided`].
     const STRIDED: bool;
-    /// Where the scale is.
+    /// Offset of the scale.
     const SCALE: usize;
     /// The codes of step `part`; for blocks of 64 weights, the last two are not used.
     unsafe fn codes(block: *const u8, part: usize) -> [__m256i; 4];
 }
 
-/// 16 bytes at `p` in both halves.
+/// Loads 16 bytes at `p` into both halves.
 #[inline(always)]
 unsafe fn both16(p: *const u8) -> __m256i {
     // SAFETY: the caller has AVX2, and 16 bytes at `p`.
@@ -161,8 +161,8 @@ impl Packed for Tq2_0 {
     }
 }
 
-/// The base-3 digit that multiplying each byte by its power of 3 brings to the top; bytes 2 i and
-/// 2 i + 1 share `power[i]`.
+/// The base-3 digit that multiplying each byte by its power of 3 moves to the top; bytes 2 i and 2 i + 1
+/// share `power[i]`.
 #[inline(always)]
 unsafe fn digits(bytes: __m256i, power: __m256i) -> __m256i {
     // SAFETY: the caller has AVX2.
@@ -171,7 +171,7 @@ unsafe fn digits(bytes: __m256i, power: __m256i) -> __m256i {
         let even = _mm256_and_si256(_mm256_mullo_epi16(_mm256_and_si256(bytes, low), power), low);
         let odd = _mm256_slli_epi16::<8>(_mm256_mullo_epi16(_mm256_srli_epi16::<8>(bytes), power));
         let x = _mm256_or_si256(even, odd);
-        // (x * 3) >> 8 is how many of 86 and 171 are at most x; a true comparison is -1.
+        // (x * 3) >> 8 is the number of thresholds 86 and 171 that are at most x; a true comparison is -1.
         let at_least = |n: u8| _mm256_cmpeq_epi8(_mm256_max_epu8(x, _mm256_set1_epi8(n as i8)), x);
         let minus = _mm256_add_epi8(at_least(86), at_least(171));
         _mm256_sub_epi8(_mm256_setzero_si256(), minus)
@@ -183,8 +183,7 @@ const fn p(power: i64) -> i64 {
     power * 0x0001_0001_0001_0001
 }
 
-/// Powers 1, 3, 9 and 27 for what holds four digits a byte: over four bytes each (TQ1_0) and over two
-/// (PTQ1_0).
+/// Powers 1, 3, 9 and 27 for bytes with four digits: four bytes each (TQ1_0) and two bytes each (PTQ1_0).
 const TAIL_2: [i64; 2] = [0x0003_0003_0001_0001, 0x001b_001b_0009_0009];
 const TAIL_1: i64 = 0x001b_0009_0003_0001;
 
@@ -261,12 +260,12 @@ struct Acts {
     q: [__m256i; 4],
     /// The factor of each pair of products.
     factor: [__m256i; 4],
-    /// What the lanes start from.
+    /// The initial value of the lanes.
     start: __m256i,
 }
 
-/// 64 activations and their factors in the order in which shifting a vector of 2-bit codes by 0 (and 4),
-/// and by 2 (and 6), brings out the weights: activations 4 i, then 4 i + 2; 4 i + 1, then 4 i + 3.
+/// 64 activations and their factors in the order in which shifting a vector of 2-bit codes by 0 (and 4), and
+/// by 2 (and 6), yields the weights: activations 4 i, then 4 i + 2; 4 i + 1, then 4 i + 3.
 #[inline(always)]
 unsafe fn strided(q: [__m256i; 2], factor: [__m256i; 2]) -> ([__m256i; 2], [__m256i; 2]) {
     // SAFETY: the caller has AVX2.
@@ -396,7 +395,7 @@ fn integer_rows<F: Packed>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
 /// A format with blocks of 32 weights.
 trait Block32 {
     const BYTES: usize;
-    /// What is taken off the codes.
+    /// Subtracted from the codes.
     const ZERO: i8;
     /// Whether codes are below 0 or above 127.
     const SIGNED: bool = false;
@@ -467,9 +466,9 @@ struct Pair<F, const M: usize>(PhantomData<F>);
 struct Acts32<const M: usize> {
     q: __m256i,
     factor: __m256i,
-    /// What the lanes start from.
+    /// The initial value of the lanes.
     start: __m256i,
-    /// The sums of four activations each, times their factor.
+    /// The sums of four activations each, multiplied by their factor.
     sums: [__m256; M],
 }
 
@@ -676,14 +675,14 @@ unsafe fn float_tile<F: Float, const R: usize, const T: usize>(
 ) {
     let (cols, row_bytes) = (args.w.cols(), args.w.row_bytes());
     let base = args.w.row(out.first() + i).as_ptr();
-    // SAFETY: the caller has AVX2, and R rows and T tokens of `cols`; beyond the last whole 16 of them,
-    // what is loaded is a copy filled up with zeros.
+    // SAFETY: the caller has AVX2, and R rows and T tokens of `cols`; the remainder after the last whole 16
+    // of them is loaded from a zero-padded copy.
     unsafe {
         let x = args.x.as_ptr().add(t * cols);
         let mut sums = [[[_mm256_setzero_ps(); 2]; R]; T];
         let (mut w_last, mut x_last) = ([[0u8; 64]; R], [[0f32; 16]; T]);
         let (mut ws, mut xs) = ([base; R], [x; T]);
-        // Loops and no closures: one that is not inlined would be compiled without AVX2.
+        // Loops and no closures: a closure that is not inlined would be compiled without AVX2.
         for k in (0..cols).step_by(16) {
             let rest = cols - k;
             for r in 0..R {

@@ -1,6 +1,6 @@
-//! AVX2 over repacked rows, eight rows a register: `vpmaddubsw` adds two products of a code and an
-//! activation, the activations being the same for all rows; after 32 columns, sums of 16 bits are
-//! multiplied by the factor of the activations and added in pairs by `vpmaddwd`.
+//! AVX2 over repacked rows, eight rows per register: `vpmaddubsw` adds two products of a code and an
+//! activation, with the same activations for all rows; after 32 columns, 16-bit sums are multiplied by the
+//! factor of the activations and added in pairs by `vpmaddwd`.
 #![allow(unsafe_code)]
 
 use core::arch::x86_64::*;
@@ -59,7 +59,7 @@ fn table(parts: &[[u8; 16]; 4], half: usize) -> __m256i {
 impl PanelKernel for Avx2 {
     type Part<const BITS: usize> = [[__m256i; 2]; BITS];
     type Quad = [__m256i; 2];
-    /// Of pairs of columns, in words.
+    /// Sums of pairs of columns, 16 bits each.
     type Sums = [__m256i; 2];
     type Integers = [__m256i; 2];
     type Floats = [__m256; 2];
@@ -116,7 +116,7 @@ impl PanelKernel for Avx2 {
         }
     }
 
-    /// Every second code stays where it is in its byte, four times as large, and so do the sums of those.
+    /// Every second code stays in place within its byte, four times as large, and so are its sums.
     #[inline(always)]
     unsafe fn part_sums<const BITS: usize>(part: [[__m256i; 2]; BITS], q: *const i8) -> [__m256i; 2] {
         const { assert!(BITS == 2) };
@@ -211,7 +211,7 @@ impl PanelKernel for Avx2 {
     reason = "every block needs what the trait asks for, and no more"
 )]
 impl LutKernel for Avx2 {
-    /// One holds parts 0 and 1, the next parts 2 and 3.
+    /// One vector holds parts 0 and 1, the next parts 2 and 3.
     const VECTORS: usize = 2;
     type Indices = [__m256i; 2];
 
@@ -231,7 +231,7 @@ impl LutKernel for Avx2 {
     ) -> [[__m256i; 2]; G] {
         unsafe {
             let weight = _mm256_set1_epi16(32 << 8 | 2);
-            // Twice the sums of eight lookups, in 16 bits, of rows 0 to 7 and 8 to 15 in two parts each.
+            // Twice the sums of eight lookups, in 16 bits, for rows 0 to 7 and 8 to 15 of two parts each.
             let mut parts = [[[_mm256_setzero_si256(); 2]; 2]; G];
             for half in 0..2 {
                 let mut low = [_mm256_setzero_si256(); G];
@@ -299,7 +299,7 @@ impl Subsets for Avx2 {
 
     #[inline(always)]
     unsafe fn table(q: [i8; FOUR], shift: i32, low: &mut [u8; 16], high: &mut [u8; 16]) {
-        /// For each subset, whether it has the first and the second of a pair.
+        /// For each subset, whether it contains the first and the second activation of a pair.
         const fn pairs(first: usize) -> [u8; 32] {
             let (mut bits, mut at) = ([0; 32], 0);
             while at < 32 {

@@ -1,4 +1,5 @@
-//! AVX-512: floats. Integer dots are in `avx512_panel.rs` and, for rows as in the file, AVX2's.
+//! AVX-512: floats. Integer dot products are in `avx512_panel.rs`; row-major integer weights use the AVX2
+//! kernels.
 #![allow(unsafe_code)]
 
 use core::arch::x86_64::*;
@@ -100,8 +101,8 @@ unsafe fn float_tile<F: Float, const R: usize, const T: usize>(
 ) {
     let (cols, row_bytes) = (args.w.cols(), args.w.row_bytes());
     let base = args.w.row(out.first() + i).as_ptr();
-    // SAFETY: the caller has AVX-512, and R rows and T tokens of `cols`; beyond the last whole 16 of
-    // them, what is loaded is a copy filled up with zeros.
+    // SAFETY: the caller has AVX-512, and R rows and T tokens of `cols`; the remainder after the last whole
+    // 16 of them is loaded from a zero-padded copy.
     unsafe {
         let x = args.x.as_ptr().add(t * cols);
         let mut sums = [[_mm512_setzero_ps(); R]; T];

@@ -1,6 +1,5 @@
-//! AVX-512 VNNI over repacked rows: `vpdpbusd` adds four products of a code and an activation to each
-//! lane, the four activations being the same for all rows; after 32 columns `vpdpwssd` multiplies by
-//! their factor.
+//! AVX-512 VNNI over repacked rows: `vpdpbusd` adds four products of a code and an activation to each lane,
+//! with the same four activations for all rows; after 32 columns `vpdpwssd` multiplies by their factor.
 #![allow(unsafe_code)]
 
 use core::arch::x86_64::*;
@@ -98,7 +97,7 @@ impl PanelKernel for Avx512 {
         }
     }
 
-    /// Every second code stays where it is in its byte, four times as large, and so do the sums of those.
+    /// Every second code stays in place within its byte, four times as large, and so are its sums.
     #[inline(always)]
     unsafe fn part_sums<const BITS: usize>(part: [__m512i; BITS], q: *const i8) -> __m512i {
         const { assert!(BITS == 2) };
@@ -194,7 +193,7 @@ impl LutKernel for Avx512 {
                     high[g] = _mm512_add_epi8(high[g], _mm512_shuffle_epi8(high1, second));
                 }
             }
-            // Parts 0 and 2 in turn, then parts 1 and 3, in the lanes of 128 bits.
+            // Parts 0 and 2 alternate, then parts 1 and 3, in the 128-bit lanes.
             let factor = _mm512_set1_epi32(luts.factor[0]);
             let factor = _mm512_mask_set1_epi32(factor, 0xf0f0, luts.factor[1]);
             let start = _mm512_maskz_set1_epi32(0x0f0f, start);
@@ -203,7 +202,7 @@ impl LutKernel for Avx512 {
             let odds = _mm512_setr_epi64(2, 3, 10, 11, 6, 7, 14, 15);
             let mut n = low;
             for g in 0..G {
-                // Twice the sums of eight lookups, in 16 bits, of rows 0 to 7 and 8 to 15 in four parts.
+                // Twice the sums of eight lookups, in 16 bits, for rows 0 to 7 and 8 to 15 of four parts.
                 let a = _mm512_maddubs_epi16(_mm512_unpacklo_epi8(low[g], high[g]), weight);
                 let b = _mm512_maddubs_epi16(_mm512_unpackhi_epi8(low[g], high[g]), weight);
                 let parts01 = _mm512_shuffle_i64x2::<0x44>(a, b);

@@ -6,21 +6,21 @@ use crate::cpu::activations::{Q8Block, q8_blocks};
 use crate::cpu::isa::{Isa, Kind};
 use crate::error::{Error, Result};
 
-/// Lookup tables that the kernels of `isa` use in a product of `(tokens, cols)` with matrices in
-/// [`Layout::Panels8`](crate::cpu::repack::Layout::Panels8); 0 where they use none. Without them the
-/// reference computes.
+/// Number of lookup tables that the kernels of `isa` use in a product of `(tokens, cols)` with matrices in
+/// [`Layout::Panels8`](crate::cpu::repack::Layout::Panels8); 0 if they use none. Without tables the reference
+/// computes.
 pub const fn lut_len(isa: Isa, tokens: usize, cols: usize) -> usize {
     cols.div_ceil(LUT_COLS).saturating_mul(lut_tokens(isa, tokens))
 }
 
-/// For how many of `tokens` the kernels of `isa` look sums up.
+/// How many of `tokens` the kernels of `isa` compute by table lookup.
 const fn lut_tokens(isa: Isa, tokens: usize) -> usize {
     let _ = tokens;
     match isa.kind() {
         Kind::Scalar => 0,
         #[cfg(target_arch = "x86_64")]
         Kind::Avx2 | Kind::Avx512Vnni => tokens,
-        // Tiles multiply, whatever the format.
+        // AMX multiplies, whatever the format.
         #[cfg(target_arch = "x86_64")]
         Kind::Avx512Amx => {
             if tokens < super::amx::TOKENS {

@@ -1,5 +1,5 @@
-//! LutKernel of sums of activations for repacked rows of one bit a weight, by vectors that hold a byte
-//! of each of 16 rows several times over, of other columns each time.
+//! Table lookup of activation sums for repacked rows of one bit per weight, with vectors that hold a byte of
+//! each of 16 rows several times, for different columns.
 #![allow(unsafe_code)]
 
 use core::mem::MaybeUninit;
@@ -11,15 +11,15 @@ use crate::cpu::activation_lut::{ActivationLut, LUT_COLS};
 use crate::cpu::parallel::OutputRows;
 use crate::cpu::repack::PANEL_ROWS;
 
-/// Groups of rows for which lookup tables are loaded once.
+/// Groups of rows that share the loads of lookup tables.
 const GROUPS: usize = 4;
-/// Such sets of groups that many tokens are multiplied with before the next ones are.
+/// Sets of [`GROUPS`] groups that are multiplied by many tokens before the next ones.
 const SETS: usize = 4;
-/// Tokens whose sums are kept meanwhile: 32 KB with those of all sets.
+/// Tokens whose sums are kept at the same time: 32 KB for all sets.
 const TOKENS: usize = 32;
 /// Prefetch distance in blocks.
 const AHEAD: usize = 16;
-/// Eights of columns of a part.
+/// Groups of eight columns per part.
 pub(super) const EIGHTS: usize = 4;
 /// Bytes of the codes of 16 rows of 128 columns.
 const BLOCK_BYTES: usize = PANEL_ROWS * LUT_COLS / 8;
@@ -28,26 +28,26 @@ const BLOCK_BYTES: usize = PANEL_ROWS * LUT_COLS / 8;
 pub(super) trait LutKernel: PanelKernel {
     /// Vectors that hold a byte of 16 rows of each part.
     const VECTORS: usize;
-    /// Which sums 16 rows select: of four columns, and of the next four.
+    /// The selected sums of 16 rows: of four columns, and of the next four.
     type Indices: Copy;
 
-    /// Those of the `64 / VECTORS` bytes at `codes`.
+    /// Unpacks the `64 / VECTORS` bytes at `codes`.
     unsafe fn indices(codes: *const u8) -> Self::Indices;
 
-    /// `start` plus twice the sums, times their factors, that `G` groups of rows select of `luts` with
-    /// their `indices(group, vector)`.
+    /// `start` plus twice the sums, multiplied by their factors, that `G` groups of rows select from `luts`
+    /// with their `indices(group, vector)`.
     unsafe fn block<const G: usize>(
         luts: &ActivationLut,
         start: i32,
         indices: impl Fn(usize, usize) -> Self::Indices,
     ) -> [Self::Integers; G];
 
-    /// As [`PanelKernel::prefetch`], but of the address itself and to the second cache: lines for the first are
-    /// too few to hide the way to memory.
+    /// As [`PanelKernel::prefetch`], but of the address itself and to the L2 cache: the L1 cache has too few
+    /// line fill buffers to hide memory latency.
     fn prefetch_line(p: *const u8);
 }
 
-/// Fills `out`; without lookup tables, as the reference does.
+/// Fills `out`; without lookup tables, with the reference kernel.
 #[inline(always)]
 pub(super) unsafe fn rows<L: LutKernel>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
     if args.luts.is_empty() {
@@ -84,7 +84,7 @@ pub(super) unsafe fn rows<L: LutKernel>(args: &MatmulArgs<'_>, out: &mut OutputR
     integer_from(end, args, out);
 }
 
-/// What block `b` of token `t` starts from, its lookup tables having been moved.
+/// The initial value of block `b` of token `t`, which undoes the shift of its lookup tables.
 #[inline(always)]
 fn start(args: &MatmulArgs<'_>, t: usize, b: usize, luts: &ActivationLut) -> i32 {
     let at = t * (args.q8.len() / args.tokens) + 2 * b;
@@ -94,20 +94,20 @@ fn start(args: &MatmulArgs<'_>, t: usize, b: usize, luts: &ActivationLut) -> i32
     y.start.wrapping_add(z.start).wrapping_add(base)
 }
 
-/// `G` groups of rows from row `i` on.
+/// Computes `G` groups of rows from row `i` on for one token.
 #[inline(always)]
 unsafe fn one_token<L: LutKernel, const G: usize>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>, i: usize) {
     let blocks = args.w.cols() / LUT_COLS;
     let group = args.w.panel(out.first() + i);
     let (stride, group) = (group.len(), group.as_ptr());
     let vector = 64 / L::VECTORS;
-    // SAFETY: the caller has the groups, one after the other; there are lookup tables and activations of all
+    // SAFETY: the caller has the groups, one after the other; there are lookup tables and activations for all
     // columns.
     unsafe {
         let mut sums = [L::floats(0.0); G];
         for b in 0..blocks {
             let codes = group.add(blocks * 2 * PANEL_ROWS + b * BLOCK_BYTES);
-            // Of these groups or of the next, scales and codes alike, as memory is read in one go.
+            // Lines of these groups or of the next, scales and codes alike, as memory is read sequentially.
             let (later, next) = match (b + AHEAD).checked_sub(blocks) {
                 Some(b) => (b, G * stride),
                 None => (b + AHEAD, 0),
@@ -132,7 +132,7 @@ unsafe fn one_token<L: LutKernel, const G: usize>(args: &MatmulArgs<'_>, out: &m
     }
 }
 
-/// `S` sets of `G` groups of rows from row `i` on.
+/// Computes `S` sets of `G` groups of rows from row `i` on for many tokens.
 #[inline(always)]
 unsafe fn tokens<L: LutKernel, const S: usize, const G: usize>(
     args: &MatmulArgs<'_>,
@@ -145,8 +145,8 @@ unsafe fn tokens<L: LutKernel, const S: usize, const G: usize>(
     let mut sums = [[[MaybeUninit::<L::Floats>::uninit(); G]; S]; TOKENS];
     let mut indices = [[[MaybeUninit::<L::Indices>::uninit(); 2 * EIGHTS]; G]; S];
     let mut d = [[MaybeUninit::<L::Floats>::uninit(); G]; S];
-    // SAFETY: the caller has the groups, one after the other; there are lookup tables and activations of all
-    // columns and tokens. Of the buffers, only what was written is read.
+    // SAFETY: the caller has the groups, one after the other; there are lookup tables and activations for all
+    // columns and tokens. Only the written part of the buffers is read.
     unsafe {
         for first in (0..args.tokens).step_by(TOKENS) {
             let sums = &mut sums[..TOKENS.min(args.tokens - first)];

@@ -1,13 +1,13 @@
 //! Matrix products over packed weights: the scalar reference and one file per instruction set.
 //!
-//! [`matmul`] picks the kernel from a table {format x operation x instruction set}; where an
-//! instruction set has none of its own, the reference serves. All kernels of an operation add in the
-//! order that `scalar.rs` defines, so that the same model gives the same bits on every machine, for
-//! every number of workers and for every number of tokens at once.
+//! [`matmul`] picks the kernel from a table {format x operation x instruction set}; if an instruction set has
+//! no kernel, the reference is used. All kernels of an operation add in the order that `scalar.rs` defines,
+//! so that the same model gives the same bits on every machine, for every number of workers and for every
+//! number of tokens at once.
 //!
 //! | kernel | weights | instruction sets |
 //! |---|---|---|
-//! | row kernel | rows as in the file | AVX2, NEON, simd128 |
+//! | row kernel | row-major | AVX2, NEON, simd128 |
 //! | panel kernel | 32-bit panels of 16 rows | AVX2, AVX-512, AMX, NEON, relaxed SIMD |
 //! | LUT kernel | 8-bit panels of 16 rows | AVX2, AVX-512, simd128 |
 
@@ -54,24 +54,25 @@ use crate::quant::Format;
 use args::{Kernel, MatmulArgs};
 pub use lut::{build_lut, lut_len};
 
-/// The right-hand side of [`matmul`].
+/// The activations of a [`matmul`].
 #[derive(Clone, Copy, Debug)]
 pub struct Input<'x> {
     /// The activations, `(tokens, cols)`. May be empty if `q8` is used.
     pub f32: &'x [f32],
-    /// The same activations quantized by [`quantize`](super::activations::quantize), `(tokens, q8_blocks(cols))`. If given, the
-    /// quantized formats are multiplied in integers; float formats always use `f32`.
+    /// The same activations quantized by [`quantize`](super::activations::quantize),
+    /// `(tokens, q8_blocks(cols))`. If given, the quantized formats are multiplied in integers; float formats
+    /// always use `f32`.
     pub q8: Option<&'x [Q8Block]>,
-    /// What [`build_lut`] makes of `q8`, or nothing: only faster with matrices in
-    /// [`Layout::Panels8`].
+    /// The output of [`build_lut`] for `q8`, or empty: faster for matrices in [`Layout::Panels8`], unused by
+    /// others.
     pub luts: &'x [ActivationLut],
 }
 
-/// The kernels of an instruction set by format; `None` where the reference serves.
+/// The kernels of an instruction set by format; `None` where the reference is used.
 struct Table {
     /// For f32 activations.
     float: fn(Format) -> Option<Kernel>,
-    /// For int8 activations and rows as in the file; float formats never ask.
+    /// For int8 activations and row-major weights; never called for float formats.
     integer: fn(Format) -> Option<Kernel>,
     /// For int8 activations and repacked rows.
     repacked: fn(Format, Layout) -> Option<Kernel>,
@@ -111,8 +112,8 @@ fn table(kind: Kind) -> Table {
 /// `y = x w^T`, with `w` of shape `(rows, cols)`, `x` of shape `(tokens, cols)` and `y` of shape
 /// `(tokens, rows)`. The rows of `w` are spread over `pool`. Allocates nothing.
 ///
-/// A token's outputs do not depend on `isa`, on the pool, or on the other tokens: not even in the last
-/// bit, except that the bits of a NaN may differ.
+/// A token's outputs do not depend on `isa`, on the pool, or on the other tokens: not even in the last bit,
+/// except that the bits of a NaN may differ.
 ///
 /// # Errors
 /// [`Error::Length`] if a length does not fit the shapes.
@@ -127,15 +128,15 @@ pub fn matmul(
     matmul_each(isa, pool, x, tokens, &mut [(*w, y)])
 }
 
-/// Matrices that [`matmul_each`] can take.
+/// Most matrices of a [`matmul_each`].
 pub const MAX_PRODUCTS: usize = 4;
 
-/// [`matmul`] with several matrices, each with its `y`, whose rows are spread over `pool` together: workers
-/// meet once, not once a matrix.
+/// [`matmul`] with several matrices, each with its `y`. Their rows are spread over `pool` together, so that
+/// workers synchronize once and not once per matrix.
 ///
 /// # Errors
-/// [`Error::Length`] if a length does not fit the shapes, or for more than [`MAX_PRODUCTS`]; then nothing has been
-/// computed.
+/// [`Error::Length`] if a length does not fit the shapes, or for more than [`MAX_PRODUCTS`]; nothing is
+/// computed then.
 pub fn matmul_each(
     isa: Isa,
     pool: &dyn Pool,
@@ -169,7 +170,7 @@ pub fn matmul_each(
     Ok(())
 }
 
-/// The kernel for `w`, and what it works on; checks the lengths.
+/// The kernel for `w` and its arguments; checks the lengths.
 fn kernel_of<'a>(
     isa: Isa,
     w: &PackedMatrix<'a>,
@@ -203,9 +204,9 @@ fn kernel_of<'a>(
     })
 }
 
-/// Rows per job: large enough that claiming a job costs nothing beside it, several jobs a worker so
-/// that a worker the system has paused does not hold up the others, a multiple of the kernels' tiles.
-/// `all` rows are computed together with these.
+/// Rows per job: large enough to make the cost of claiming a job negligible, several jobs per worker so that
+/// a worker paused by the system does not hold up the others, and a multiple of the kernels' tiles. `all`
+/// rows are computed together with these.
 fn chunk_rows(pool: &dyn Pool, w: &PackedMatrix<'_>, all: usize, tokens: usize) -> usize {
     const JOBS_PER_WORKER: usize = 4;
     const MIN_PRODUCTS: usize = 1 << 18; // some microseconds

@@ -1,7 +1,7 @@
 //! NEON, with the dot product instruction of ARMv8.2 where there is one.
 //!
-//! Sixteen weights a vector, as codes above a zero point of 1. `sdot` adds four products to a lane, which
-//! are then multiplied by the factor of the activations; without it, products are widened to words and
+//! Sixteen weights per vector, as codes above a zero point of 1. `sdot` adds four products to a lane, which
+//! are then multiplied by the factor of the activations; without it, products are widened to 16 bits and
 //! added in pairs twice.
 #![allow(unsafe_code)]
 
@@ -83,7 +83,7 @@ fn dotprod32<F: Block32, const M: usize>(args: &MatmulArgs<'_>, out: &mut Output
     unsafe { rows::<Pair<F, true, M>, ROWS, ROWS, TOKENS>(args, out) };
 }
 
-/// How a format's bytes become codes of zero point 1, at most 3.
+/// Unpacks a format's bytes to codes of zero point 1, at most 3.
 trait Packed {
     const BYTES: usize;
     const PARTS: usize = 1;
@@ -189,19 +189,19 @@ impl Packed for Tq2_0 {
     }
 }
 
-/// The base-3 digit that multiplying each byte by its power of 3 brings to the top.
+/// The base-3 digit that multiplying each byte by its power of 3 moves to the top.
 #[inline(always)]
 unsafe fn digits(bytes: uint8x16_t, power: uint8x16_t) -> uint8x16_t {
     // SAFETY: the caller has NEON.
     unsafe {
         let x = vmulq_u8(bytes, power);
-        // (x * 3) >> 8 is how many of 86 and 171 are at most x; a true comparison is -1.
+        // (x * 3) >> 8 is the number of thresholds 86 and 171 that are at most x; a true comparison is -1.
         let minus = vaddq_u8(vcgeq_u8(x, vdupq_n_u8(86)), vcgeq_u8(x, vdupq_n_u8(171)));
         vsubq_u8(vdupq_n_u8(0), minus)
     }
 }
 
-/// Two powers, each over eight bytes.
+/// Two powers, eight bytes each.
 #[inline(always)]
 unsafe fn two(a: u8, b: u8) -> uint8x16_t {
     // SAFETY: the caller has NEON.
@@ -277,7 +277,7 @@ impl Packed for Ptq1_0 {
     }
 }
 
-/// `n` plus the products of each four bytes.
+/// `n` plus the sums of four products.
 ///
 /// In assembly because the intrinsic is not in the oldest supported compiler.
 #[inline]
@@ -297,7 +297,7 @@ fn sdot(mut n: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
 /// The sums of each four products.
 #[inline(always)]
 unsafe fn fours<const DOT: bool>(a: int8x16_t, b: int8x16_t) -> int32x4_t {
-    // SAFETY: the caller has NEON, and `sdot` where DOT says so.
+    // SAFETY: the caller has NEON, and `sdot` if DOT is set.
     unsafe {
         if DOT {
             return sdot(vdupq_n_s32(0), a, b);
@@ -380,7 +380,7 @@ impl<F: Packed, const DOT: bool> RowKernel for Neon<F, DOT> {
     unsafe fn dot(codes: [uint8x16_t; 8], acts: Acts) -> [int32x4_t; 2] {
         let mut n = acts.start;
         for v in 0..4 * F::VECTORS {
-            // SAFETY: the caller has NEON, and `sdot` where DOT says so.
+            // SAFETY: the caller has NEON, and `sdot` if DOT is set.
             unsafe {
                 let four = fours::<DOT>(vreinterpretq_s8_u8(codes[v]), acts.q[v]);
                 n[v % 2] = vmlaq_s32(n[v % 2], four, acts.factor[v]);
@@ -475,7 +475,7 @@ struct Pair<F, const DOT: bool, const M: usize>(PhantomData<F>);
 struct Acts16<const M: usize> {
     q: int8x16_t,
     factor: int32x4_t,
-    /// The sums of four activations each, times their factor.
+    /// The sums of four activations each, multiplied by their factor.
     sums: [float32x4_t; M],
 }
 
@@ -530,7 +530,7 @@ impl<F: Block32, const DOT: bool, const M: usize> RowKernel for Pair<F, DOT, M> 
 
     #[inline(always)]
     unsafe fn dot(codes: [int8x16_t; 4], acts: [Acts16<M>; 4]) -> Self::Integers {
-        // SAFETY: the caller has NEON, and `sdot` where DOT says so.
+        // SAFETY: the caller has NEON, and `sdot` if DOT is set.
         unsafe {
             let mut n = [(vdupq_n_s32(0), acts[0].sums); 4];
             for v in 0..4 {

@@ -1,6 +1,6 @@
-//! NEON over [`Layout::Panels32`], four rows a register: `sdot` adds four products of a code and an activation
-//! to each lane, the four activations being the same for all rows; without it, products are added in
-//! words and in fours after 32 columns. Then the factor of the activations is multiplied in.
+//! NEON over [`Layout::Panels32`], four rows per register: `sdot` adds four products of a code and an
+//! activation to each lane, with the same four activations for all rows; without it, products are added in 16
+//! bits and in fours after 32 columns. Then the sums are multiplied by the factor of the activations.
 #![allow(unsafe_code)]
 
 use core::arch::aarch64::*;
@@ -39,15 +39,14 @@ fn dotprod<const BITS: usize, const BLOCK: usize>(args: &MatmulArgs<'_>, out: &m
     unsafe { rows::<DotProd, BITS, BLOCK, 4>(args, out) };
 }
 
-/// Registers of 16 rows.
+/// Registers per 16 rows.
 const REGS: usize = PANEL_ROWS / 4;
 
-/// Without `sdot`, and with.
+/// Without `sdot`; [`DotProd`] uses it.
 struct Plain;
 struct DotProd;
 
-/// `n` plus, in each lane, the sum of four products, the four activations `I` of `q` being the same in
-/// every lane.
+/// `n` plus, in each lane, the sum of four products, with the same four activations `I` of `q` in every lane.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 fn sdot<const I: usize>(mut n: int32x4_t, codes: int8x16_t, q: int8x16_t) -> int32x4_t {
@@ -62,7 +61,7 @@ fn sdot<const I: usize>(mut n: int32x4_t, codes: int8x16_t, q: int8x16_t) -> int
     n
 }
 
-/// Adds the products of `quad` with the four activations `I` of the 16 in `q` to sums of two rows a
+/// Adds the products of `quad` with the four activations `I` of the 16 in `q` to sums of two rows per
 /// register, four columns each.
 #[inline(always)]
 unsafe fn add_words<const I: i32>(sums: &mut [[int16x8_t; 2]; REGS], quad: [int8x16_t; REGS], q: int8x16_t) {
@@ -76,7 +75,7 @@ unsafe fn add_words<const I: i32>(sums: &mut [[int16x8_t; 2]; REGS], quad: [int8
     }
 }
 
-/// What does not depend on `sdot`.
+/// The methods that do not depend on `sdot`.
 macro_rules! shared {
     () => {
         type Part<const BITS: usize> = [[uint8x16_t; REGS]; BITS];
@@ -103,7 +102,7 @@ macro_rules! shared {
             unsafe {
                 let mut quad = [vdupq_n_s8(0); REGS];
                 for (quad, words) in quad.iter_mut().zip(part[s / 4 % BITS]) {
-                    // 0 or 2, or 0 to 3.
+                    // Codes 0 and 2, or 0 to 3.
                     let (by, mask) =
                         if BITS == 1 { (ONE_BIT_SHIFT[s] as i8 - 1, 2) } else { (s as i8 % 4 * 2, 3) };
                     let codes = vandq_u8(vshlq_u8(words, vdupq_n_s8(-by)), vdupq_n_u8(mask));

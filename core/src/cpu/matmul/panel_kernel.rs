@@ -1,5 +1,5 @@
-//! The loops around repacked rows whose codes are multiplied, a lane being a row: one token, or a
-//! tile of tokens for which the weights are unpacked once. No sum ever crosses lanes.
+//! The loops around repacked rows whose codes are multiplied, one lane per row: for one token, or for a tile
+//! of tokens for which the weights are unpacked once. No sum ever crosses lanes.
 #![allow(unsafe_code)]
 
 use core::mem::MaybeUninit;
@@ -12,16 +12,16 @@ use crate::cpu::repack::PANEL_ROWS;
 
 /// Columns that share a factor of the activations.
 pub(super) const PART: usize = 32;
-/// Four columns each: what the codes of a part are unpacked to.
+/// Groups of four columns that a part is unpacked to.
 pub(super) const QUADS: usize = PART / 4;
-/// Columns that are unpacked at once in a product with many tokens: 8 KB, a quarter of the first cache.
+/// Columns that are unpacked at once in a product with many tokens: 8 KB, a quarter of the L1 cache.
 const CHUNK: usize = 512;
 /// Tokens that share one unpacking of the weights.
 const TOKENS: usize = 128;
 
-/// The instance of a kernel generic over bits a code and columns a block that serves `format`, one of
-/// two bits in [`Layout::Panels32`](crate::cpu::repack::Layout::Panels32); before it, that of one bit in
-/// [`Layout::Panels8`](crate::cpu::repack::Layout::Panels8), if there is one.
+/// The instance of a kernel, generic over bits per code and columns per block, that serves a 2-bit `format`
+/// in [`Layout::Panels32`](crate::cpu::repack::Layout::Panels32). An optional first argument serves one bit
+/// in [`Layout::Panels8`](crate::cpu::repack::Layout::Panels8).
 #[allow(unused_macros, reason = "not every target has an instruction set that uses it")]
 macro_rules! kernel_of {
     ($one_bit:ident, $kernel:ident, $format:expr, $layout:expr) => {
@@ -44,11 +44,11 @@ pub(super) use kernel_of;
 
 /// The vectors of an instruction set, each over 16 rows. The codes of `BITS` bits have zero point 1.
 ///
-/// Safety: all functions need the instruction set, and pointers to as much as they say.
+/// Safety: all functions need the instruction set, and pointers to as much as they document.
 pub(super) trait PanelKernel {
     /// The packed codes of 32 columns.
     type Part<const BITS: usize>: Copy;
-    /// The codes of 4 columns, one a byte.
+    /// The codes of 4 columns, one per byte.
     type Quad: Copy;
     /// The sums of the products of 32 columns.
     type Sums: Copy;
@@ -90,11 +90,11 @@ pub(super) trait PanelKernel {
     unsafe fn add_block(sum: Self::Floats, n: Self::Integers, d: Self::Floats) -> Self::Floats;
     /// `sum * step`.
     unsafe fn outputs(sum: Self::Floats, step: f32) -> [f32; PANEL_ROWS];
-    /// Asks for the cache line of `p`, which may be any address, some time ahead.
+    /// Prefetches ahead of `p`, which may be any address.
     fn prefetch(p: *const u8);
 }
 
-/// Fills `out`, for codes of `BITS` bits in blocks of `BLOCK`, with `T` tokens' sums in registers.
+/// Fills `out`, for codes of `BITS` bits in blocks of `BLOCK`, with the sums of `T` tokens in registers.
 #[inline(always)]
 pub(super) unsafe fn rows<W: PanelKernel, const BITS: usize, const BLOCK: usize, const T: usize>(
     args: &MatmulArgs<'_>,
@@ -115,7 +115,7 @@ pub(super) unsafe fn rows<W: PanelKernel, const BITS: usize, const BLOCK: usize,
     integer_from(i, args, out);
 }
 
-/// What a block starts from.
+/// The initial value of a block.
 #[inline(always)]
 pub(super) unsafe fn start<W: PanelKernel, const BLOCK: usize>(y: *const Q8Block) -> W::Integers {
     let mut start = 0i32;
@@ -135,7 +135,7 @@ unsafe fn activations(y: *const Q8Block, p: usize) -> (*const i8, i32) {
     (y.q[p % 2 * PART..].as_ptr(), y.factor[p % 2])
 }
 
-/// 16 rows from row `i` for one token.
+/// Computes 16 rows from row `i` for one token.
 #[inline(always)]
 unsafe fn gemv<W: PanelKernel, const BITS: usize, const BLOCK: usize>(
     args: &MatmulArgs<'_>,
@@ -151,7 +151,7 @@ unsafe fn gemv<W: PanelKernel, const BITS: usize, const BLOCK: usize>(
         let codes = group.add(blocks * 2 * PANEL_ROWS);
         let mut sum = W::floats(0.0);
         for b in 0..blocks {
-            // Scales and codes alike, as memory is read in one go.
+            // Scales and codes alike, as memory is read sequentially.
             for line in 0..bytes.div_ceil(64) {
                 W::prefetch(group.wrapping_add(b * bytes + 64 * line));
             }
@@ -168,7 +168,7 @@ unsafe fn gemv<W: PanelKernel, const BITS: usize, const BLOCK: usize>(
     }
 }
 
-/// 16 rows from row `i` for many tokens.
+/// Computes 16 rows from row `i` for many tokens.
 #[inline(always)]
 unsafe fn gemm<W: PanelKernel, const BITS: usize, const BLOCK: usize, const T: usize>(
     args: &MatmulArgs<'_>,
@@ -179,7 +179,7 @@ unsafe fn gemm<W: PanelKernel, const BITS: usize, const BLOCK: usize, const T: u
     let stride = q8_blocks(cols);
     let group = args.w.panel(out.first() + i).as_ptr();
     // SAFETY: the caller has the instruction set and the group; each token has `stride` blocks of
-    // activations. Of the buffers, only what was written is read.
+    // activations. Only the written part of the buffers is read.
     unsafe {
         let codes = group.add(cols / BLOCK * 2 * PANEL_ROWS);
         let mut quads = [MaybeUninit::<W::Quad>::uninit(); CHUNK / 4];

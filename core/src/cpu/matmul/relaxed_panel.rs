@@ -1,7 +1,7 @@
-//! Relaxed SIMD over [`Layout::Panels32`], four rows a register, for codes of two bits: pairs of products with four
-//! activations, which are the same for all rows, are added up in 16 bits over 32 columns.
+//! Relaxed SIMD over [`Layout::Panels32`], four rows per register, for 2-bit codes: pairs of products with
+//! four activations, which are the same for all rows, are added in 16 bits over 32 columns.
 //!
-//! The instruction takes codes to 127, and says the same everywhere for these.
+//! The result of the instruction is the same everywhere for codes up to 127.
 #![allow(unsafe_code)]
 
 use core::arch::wasm32::*;
@@ -27,14 +27,14 @@ fn kernel<const BITS: usize, const BLOCK: usize>(
     rows::<Products<BLOCK>>(args, out);
 }
 
-/// Registers of 16 rows.
+/// Registers per 16 rows.
 const REGS: usize = PANEL_ROWS / 4;
-/// Columns of a word.
+/// Columns per 32-bit word.
 const WORD: usize = 16;
 /// Columns that share a factor.
 const PART: usize = 32;
 
-/// Codes of two bits in blocks of `B` columns, multiplied.
+/// Multiplies 2-bit codes in blocks of `B` columns.
 struct Products<const B: usize>;
 
 impl<const B: usize> Group for Products<B> {
@@ -92,7 +92,7 @@ unsafe fn part(mut codes: *const u8, mut q: *const u8, turns: usize) -> [v128; R
                 let dot = |four: usize, words, mask| {
                     i16x8_relaxed_dot_i8x16_i7x16(fours[four], v128_and(words, u8x16_splat(mask)))
                 };
-                // Codes that stay where they are, four times too large.
+                // Codes left in place, four times too large.
                 let large = i16x8_add(dot(1, low, 12), dot(3, high, 12));
                 let ones = i16x8_add(dot(0, low, 3), dot(2, high, 3));
                 *sums = i16x8_add(*sums, i16x8_add(ones, i16x8_shr(large, 2)));

@@ -1,6 +1,6 @@
-//! The loops around an integer dot product, for instruction sets with registers of up to 256 bits:
-//! some rows share the activations of one token, or a tile of rows and tokens keeps its sums in
-//! registers while the weights are unpacked once for many tokens.
+//! The loops around an integer dot product, for instruction sets with registers of up to 256 bits: either a
+//! few rows share the activations of one token, or a tile of rows and tokens keeps its sums in registers
+//! while the weights are unpacked once for many tokens.
 #![allow(unsafe_code)]
 
 use super::args::MatmulArgs;
@@ -12,11 +12,11 @@ const TOKEN_BLOCK: usize = 32;
 /// Steps of a row that are unpacked at once.
 const STEPS: usize = 16;
 
-/// A format's dot product in one instruction set. A block of weights is `PARTS` steps, a step `VECTORS`
-/// times 64 weights.
+/// A format's dot product in one instruction set. A block of weights is `PARTS` steps, a step `VECTORS` times
+/// 64 weights.
 ///
-/// Safety: all functions need the instruction set, `block` a whole block of weights, `y` `VECTORS`
-/// blocks of activations.
+/// Safety: all functions need the instruction set, a whole block of weights at `block`, and `VECTORS` blocks
+/// of activations at `y`.
 pub(super) trait RowKernel {
     /// Bytes of a block.
     const BYTES: usize;
@@ -28,13 +28,13 @@ pub(super) trait RowKernel {
     const ROWS: usize;
     const TOKENS: usize;
 
-    /// The unpacked weights of a step; all zero bits must be a value.
+    /// The unpacked weights of a step; all-zero bits must be valid.
     type Codes: Copy;
     /// The activations of a step.
     type Acts: Copy;
-    /// `n` of `scalar.rs`, perhaps not yet added up.
+    /// `n` of `scalar.rs`, possibly not fully reduced.
     type Integers: Copy;
-    /// The scale of a block; all zero bits must be a value.
+    /// The scale of a block; all-zero bits must be valid.
     type Scale: Copy;
     /// The running sums of `scalar.rs`, one or eight.
     type Sum: Copy;
@@ -48,7 +48,7 @@ pub(super) trait RowKernel {
     /// `sum + n * scale`, each operation rounded.
     unsafe fn add_block(sum: Self::Sum, n: Self::Integers, scale: Self::Scale) -> Self::Sum;
     unsafe fn finish(sum: Self::Sum) -> f32;
-    /// Asks for the bytes at `p`, which may be any address.
+    /// Prefetches ahead of the bytes at `p`, which may be any address.
     fn prefetch(p: *const u8, bytes: usize);
 }
 
@@ -74,7 +74,7 @@ pub(super) unsafe fn rows<D: RowKernel, const G: usize, const R: usize, const T:
     }
 }
 
-/// R rows from row `i` for one token; R.
+/// Computes R rows from row `i` for one token; returns R.
 #[inline(always)]
 unsafe fn gemv<D: RowKernel, const R: usize>(
     args: &MatmulArgs<'_>,
@@ -108,7 +108,7 @@ unsafe fn gemv<D: RowKernel, const R: usize>(
     R
 }
 
-/// R rows from row `i` for many tokens; R.
+/// Computes R rows from row `i` for many tokens; returns R.
 #[inline(always)]
 unsafe fn gemm<D: RowKernel, const R: usize, const T: usize>(
     args: &MatmulArgs<'_>,

@@ -1,16 +1,16 @@
-//! The reference kernels: plain Rust that every other instruction set equals bit for bit.
+//! The reference kernels: plain Rust that every other instruction set matches bit for bit.
 //!
-//! * Float dot: element `i` goes to running sum `i % 16`: `sum += w * x`, multiplication and addition
-//!   rounded one by one, since not every target has a fused multiply-add. [`finish_float`] adds up.
-//! * Integer dot: a block of weights makes one exact integer `n = sum of w * q * factor`, in i32; then
-//!   `sum += f32(n) * d` with the block's scale `d`, rounded one by one, block after block, and the
-//!   result is multiplied by the token's step.
-//! * Formats with at most 32 weights per scale (Q8_0, Q4_0, Q4_1) make eight integers for eight running sums,
-//!   since one of Q8_0 would not fit an i32. The weight at position `p` goes to number `l = p / 4 % 8`, so
-//!   that each 32 weights make `n_l`, the sum of `w * q * factor` over four weights, and
+//! * Float dot: element `i` is added to running sum `i % 16`: `sum += w * x`, multiplication and addition
+//!   rounded separately, since not every target has a fused multiply-add. [`finish_float`] reduces the sums.
+//! * Integer dot: a block of weights yields one exact integer `n = sum of w * q * factor`, in i32; then
+//!   `sum += f32(n) * d` with the block's scale `d`, rounded separately, block after block, and the result is
+//!   multiplied by the token's step.
+//! * Formats with at most 32 weights per scale (Q8_0, Q4_0, Q4_1) yield eight integers for eight running
+//!   sums, since one integer of Q8_0 would not fit an i32. The weight at position `p` belongs to number
+//!   `l = p / 4 % 8`, so that each 32 weights yield `n_l`, the sum of `w * q * factor` over four weights, and
 //!   `sum_l += f32(n_l) * d` with the scale `d` of the group of these weights. A format with minima then adds
-//!   `sum_l += f32(s_l) * m`, where `m` is the group's minimum and `s_l` the sum of `q * factor` over the same
-//!   four activations. [`finish`] adds up.
+//!   `sum_l += f32(s_l) * m`, where `m` is the group's minimum and `s_l` the sum of `q * factor` over the
+//!   same four activations. [`finish`] reduces the sums.
 //!
 //! Blocks of several groups follow the same rule: the eight `n_l` of each 32 weights of Q4_K share the scale
 //! and the minimum of their group of 32; of Q6_K, with groups of 16, `n_0` to `n_3` take the scale of the
@@ -85,13 +85,13 @@ pub(super) fn integer_from(start: usize, args: &MatmulArgs<'_>, out: &mut Output
     }
 }
 
-/// Groups in the largest block of formats with at most 32 weights per scale, in steps of 16 weights.
+/// Most groups per block of formats with at most 32 weights per scale, for groups of at least 16 weights.
 const MAX_GROUPS: usize = MAX_BLOCK / 16;
 
 /// A block of weights, unpacked.
 struct Unpacked<'w> {
     integers: &'w [i8],
-    /// Weights in a group.
+    /// Weights per group.
     group: usize,
     scales: [f32; MAX_GROUPS],
     minima: [f32; MAX_GROUPS],

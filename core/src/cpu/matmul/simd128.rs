@@ -1,9 +1,9 @@
-//! WebAssembly's 128-bit vectors, chosen when the module is built.
+//! WebAssembly's 128-bit vectors, selected at build time.
 //!
-//! There is no product of bytes. The 2-bit and base-3 formats are unpacked to words, the even bytes of
-//! sixteen weights apart from the odd ones, so that word products need only be added to be sums of
-//! pairs; for 1-bit weights the activations are masked and added in pairs. `i32x4.dot_i16x8_s` then
-//! multiplies pairs by the factors of the activations.
+//! There is no 8-bit multiplication. The 2-bit and base-3 formats are unpacked to 16 bits, with the even
+//! bytes of sixteen weights separate from the odd ones, so that adding 16-bit products yields sums of pairs;
+//! for 1-bit weights the activations are masked and added in pairs. `i32x4.dot_i16x8_s` then multiplies pairs
+//! by the factors of the activations.
 #![allow(unsafe_code)]
 
 use core::arch::wasm32::*;
@@ -70,8 +70,8 @@ fn factors(y: &Q8Block) -> [v128; 4] {
     [low, low, high, high]
 }
 
-/// [`activations`] in the order in which shifting a vector of 2-bit codes by 0, 2, 4 and 6 bits brings
-/// out the weights: vector s has activations 4 i + s.
+/// [`activations`] in the order in which shifting a vector of 2-bit codes by 0, 2, 4 and 6 bits yields the
+/// weights: vector s has activations 4 i + s.
 #[inline(always)]
 unsafe fn strided(y: &Q8Block) -> [v128; 4] {
     // SAFETY: as for this function.
@@ -94,7 +94,7 @@ fn strided_factors(y: &Q8Block) -> [v128; 4] {
     [i64x2_shuffle::<0, 2>(low, high); 4]
 }
 
-/// What the first lane of a block of `vectors` times 64 weights starts from.
+/// The initial value of the first lane of a block of `vectors` times 64 weights.
 #[inline(always)]
 unsafe fn start(y: *const Q8Block, vectors: usize) -> [v128; 2] {
     let mut start = 0i32;
@@ -218,25 +218,25 @@ impl RowKernel for Bits {
     fn prefetch(_: *const u8, _: usize) {}
 }
 
-/// How a format's bytes become codes of zero point 1, at most 3.
+/// Unpacks a format's bytes to codes of zero point 1, at most 3.
 trait Packed {
     const BYTES: usize;
     const PARTS: usize = 1;
     const VECTORS: usize;
     const STRIDED: bool;
     const SCALE: usize;
-    /// The codes of step `part`: per sixteen weights, the even ones and the odd ones; for blocks of 64
+    /// The codes of step `part`: for each sixteen weights, the even ones and the odd ones; for blocks of 64
     /// weights, the last four are not used.
     unsafe fn codes(block: *const u8, part: usize) -> [[v128; 2]; 8];
 }
 
-/// The even bytes and the odd ones, as words.
+/// The even bytes and the odd ones, sign-extended to 16 bits.
 #[inline(always)]
 fn signed_words(bytes: v128) -> [v128; 2] {
     [i16x8_shr(i16x8_shl(bytes, 8), 8), i16x8_shr(bytes, 8)]
 }
 
-/// The two bits at `shift` of each byte: those of even bytes, those of odd ones.
+/// The two bits at `shift` of each byte: of the even bytes, then of the odd ones.
 #[inline(always)]
 fn two_bits(bytes: v128, shift: u32) -> [v128; 2] {
     let three = i16x8_splat(3);
@@ -299,8 +299,8 @@ impl Packed for Tq2_0 {
     }
 }
 
-/// The base-3 digits that multiplying each byte by its power of 3 brings to the top; bytes 2 i and
-/// 2 i + 1 share `power[i]`.
+/// The base-3 digits that multiplying each byte by its power of 3 moves to the top; bytes 2 i and 2 i + 1
+/// share `power[i]`.
 #[inline(always)]
 fn digits(bytes: v128, power: v128) -> [v128; 2] {
     let low = i16x8_splat(0xff);
@@ -310,10 +310,10 @@ fn digits(bytes: v128, power: v128) -> [v128; 2] {
     })
 }
 
-/// Powers 1, 3, 9 and 27, each over four bytes.
+/// Powers 1, 3, 9 and 27, four bytes each.
 const TAIL_2: v128 = i16x8(1, 1, 3, 3, 9, 9, 27, 27);
 
-/// Two powers, each over eight bytes.
+/// Two powers, eight bytes each.
 const fn two(a: i16, b: i16) -> v128 {
     i16x8(a, a, a, a, b, b, b, b)
 }
@@ -379,7 +379,7 @@ impl Packed for Ptq1_0 {
     }
 }
 
-/// The formats unpacked to words.
+/// The formats unpacked to 16 bits.
 struct PanelKernel<F>(core::marker::PhantomData<F>);
 
 /// The activations of a step.
@@ -440,7 +440,7 @@ impl<F: Packed> RowKernel for PanelKernel<F> {
             |v: usize| i16x8_add(i16x8_mul(codes[v][0], acts.q[v][0]), i16x8_mul(codes[v][1], acts.q[v][1]));
         let mut n = acts.start;
         for v in 0..4 * F::VECTORS {
-            // In strided order, vectors two apart have the same factors.
+            // In strided order, vectors at a distance of two have the same factors.
             if !F::STRIDED {
                 n[v % 2] = i32x4_add(n[v % 2], i32x4_dot_i16x8(pairs(v), acts.factor[v]));
             } else if v % 4 < 2 {
@@ -529,7 +529,7 @@ struct Acts16<const M: usize> {
     even: v128,
     odd: v128,
     factor: v128,
-    /// The sums of four activations each, times their factor.
+    /// The sums of four activations each, multiplied by their factor.
     sums: [v128; M],
 }
 

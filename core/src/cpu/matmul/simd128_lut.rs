@@ -1,6 +1,6 @@
-//! simd128 over [`Layout::Panels8`]: sums of activations looked up in lookup tables, sixteen rows at a time.
+//! simd128 over [`Layout::Panels8`]: table lookup of activation sums, sixteen rows at a time.
 //!
-//! There is no product of bytes, but `i8x16.swizzle` looks up sixteen bytes at once.
+//! There is no 8-bit multiplication, but `i8x16.swizzle` looks up sixteen bytes at once.
 #![allow(unsafe_code)]
 
 use core::arch::wasm32::*;
@@ -29,29 +29,29 @@ pub(super) fn repacked(format: Format, layout: Layout) -> Option<Kernel> {
 
 /// Columns that share a factor.
 const PART: usize = 32;
-/// Bytes of a row, and in each plane, that hold them.
+/// Bytes of a row, in each plane, that hold a part.
 const PART_BYTES: usize = PART / 8;
 
-/// Parts of a block of one bit a code, and of [`ActivationLut`].
+/// Parts per block of one bit per code, and per [`ActivationLut`].
 const PARTS: usize = LUT_COLS / PART;
-/// From a table to the next of the same part.
+/// Distance from one table to the next of the same part.
 const TABLE_STRIDE: usize = 16 * PARTS;
 
-/// Rows that many tokens are multiplied with before the next rows are: their weights stay in the second
-/// cache, the lookup tables of one token in the first.
+/// Rows that are multiplied by many tokens before the next rows: their weights stay in the L2 cache, the
+/// lookup tables of one token in the L1 cache.
 const CHUNK: usize = 16 * PANEL_ROWS;
 
 /// Sixteen repacked rows, times one token.
 pub(super) trait Group {
-    /// Rounds of the innermost loop.
+    /// Iterations of the innermost loop.
     const TURNS: usize;
-    /// Whether it takes lookup tables.
+    /// Whether it uses lookup tables.
     const LOOKS_UP: bool;
-    /// The running sums of a group of rows. `turns` is [`Self::TURNS`], which the compiler must not
-    /// know: it would turn the innermost loop into a straight line of so many loads that an engine's
-    /// compiler, which does all loads of such a line first, runs out of registers.
+    /// The running sums of a group of rows. `turns` is [`Self::TURNS`], passed at run time so that the
+    /// compiler does not unroll the innermost loop: an engine's compiler hoists all loads of an unrolled loop
+    /// to its start and runs out of registers.
     ///
-    /// Safety: the group is a whole one, and `y` and `luts`, if it takes any, have all its columns.
+    /// Safety: the group is complete, and `y` and `luts`, if it uses any, have all its columns.
     unsafe fn sums(group: &[u8], y: &[Q8Block], luts: &[ActivationLut], turns: usize) -> [v128; 4];
 }
 
@@ -69,7 +69,7 @@ pub(super) fn rows<G: Group>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
             let y = &args.q8[t * stride..][..stride];
             let luts = &args.luts[t * luts..][..luts];
             for i in (start..end.min(start + CHUNK)).step_by(PANEL_ROWS) {
-                // SAFETY: the group is a whole one, and `y` and `luts` have all its columns.
+                // SAFETY: the group is complete, and `y` and `luts` have all its columns.
                 let sums = unsafe { G::sums(args.w.panel(out.first() + i), y, luts, turns) };
                 let mut values = [0.0; PANEL_ROWS];
                 for (values, sums) in values.as_chunks_mut::<4>().0.iter_mut().zip(sums) {
@@ -132,11 +132,11 @@ impl<const P: usize, const B: usize> Group for LutKernel<P, B> {
                             *n = i32x4_add(*n, i32x4_dot_i16x8(pairs, factor));
                         }
                     }
-                    // A weight is twice its bit, or its code, less 1.
+                    // A weight is twice its bit minus 1, or its code minus 1.
                     let base = if P == 1 { 2 } else { 3 };
                     let moved = (&raw const (*luts).base).cast::<i32>().add(half).read().wrapping_mul(base);
                     start = start.wrapping_add((*y).start).wrapping_add(moved);
-                    // There are two halves to a table.
+                    // A table has two halves.
                     (y, luts, half) = (y.add(1), luts.add(half), half ^ 1);
                     if P > 1 {
                         codes = codes.add(Q8_LEN / 8 * P * PANEL_ROWS);
@@ -158,7 +158,8 @@ impl<const P: usize, const B: usize> Group for LutKernel<P, B> {
     }
 }
 
-/// Sixteen bytes of a table, at indices below 16: those that relaxed SIMD's instruction says the same about everywhere.
+/// Sixteen bytes of a table, at indices below 16, for which relaxed SIMD's instruction has the same result
+/// everywhere.
 #[inline(always)]
 fn swizzle(table: v128, index: v128) -> v128 {
     #[cfg(target_feature = "relaxed-simd")]
@@ -167,14 +168,14 @@ fn swizzle(table: v128, index: v128) -> v128 {
     u8x16_swizzle(table, index)
 }
 
-/// The sums of 32 columns of sixteen rows, in 16 bits, those of the planes added by their weight.
+/// The sums of 32 columns of sixteen rows, in 16 bits; those of the planes are added by their weight.
 #[inline(always)]
 unsafe fn part<const P: usize>(mut codes: *const u8, mut luts: *const u8, bytes: usize) -> [v128; 2] {
     let four = u8x16_splat(15);
     let mut sums = [[u8x16_splat(0); 2]; P];
     for _ in 0..bytes {
         for (p, sums) in sums.iter_mut().enumerate() {
-            // SAFETY: the caller has `bytes` times a vector a plane of codes and two lookup tables.
+            // SAFETY: the caller has `bytes` vectors of codes per plane and two lookup tables.
             unsafe {
                 let byte = load(codes.add(p * PANEL_ROWS));
                 for (nibble, index) in
@@ -206,7 +207,7 @@ unsafe fn part<const P: usize>(mut codes: *const u8, mut luts: *const u8, bytes:
 
 const F16_INFINITE: i16 = 0x7c00;
 
-/// Whether none of the scales of a group is infinite or NaN.
+/// Whether all scales of a group are finite.
 #[inline(always)]
 pub(super) fn finite(scales: &[u8]) -> bool {
     let mut found = i16x8_splat(0);
@@ -230,7 +231,7 @@ pub(super) unsafe fn scales(p: *const u8, finite: bool) -> [v128; 4] {
         i32x4_extend_low_i16x8(b),
         i32x4_extend_high_i16x8(b),
     ];
-    // Sign, exponent and mantissa in their places; then only the exponent's bias is wrong.
+    // Sign, exponent and mantissa are in place; only the exponent's bias is wrong.
     let words = words.map(|word| v128_and(u32x4_shl(word, 13), u32x4_splat(0x8fff_e000)));
     let floats = words.map(|word| f32x4_mul(word, f32x4_splat(f32::from_bits((127 + 112) << 23))));
     if finite {
@@ -277,7 +278,7 @@ impl Subsets for Simd128 {
             ),
             i16x8_sub(subset(i16x8(0, 0, 0, 0, -1, -1, -1, -1), q[2]), i16x8_splat(shift as i16)),
         );
-        // The subsets that have the last one too.
+        // The subsets that also contain the last activation.
         let second = i16x8_add(first, i16x8_splat(q[3]));
         let four = i16x8_splat(15);
         let lows = u8x16_narrow_i16x8(v128_and(first, four), v128_and(second, four));

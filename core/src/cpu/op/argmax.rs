@@ -3,8 +3,8 @@
 
 use crate::error::{Error, Result};
 
-/// Index of the largest of `logits`, the first of equals. NaN never wins; where nothing finite is left
-/// there is no most likely token, and that is an error.
+/// Index of the largest of `logits`, the first among equals. NaN never wins; if there is no finite logit,
+/// that is an error.
 pub fn argmax(logits: &[f32]) -> Result<u32> {
     let mut best = (f32::NEG_INFINITY, None);
     for (i, &x) in logits.iter().enumerate() {

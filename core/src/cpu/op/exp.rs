@@ -1,4 +1,4 @@
-//! `e^x` in f32, branch-free so that loops over it vectorise, and the same on every machine.
+//! `e^x` in f32, branch-free so that loops over it vectorise, with the same result on every machine.
 #![forbid(unsafe_code)]
 
 /// `e^x`, relative error at most 2.5e-7 for results in the normal range.
@@ -9,7 +9,7 @@
 #[inline(always)]
 pub fn exp(x: f32) -> f32 {
     const LOG2_E: f32 = core::f32::consts::LOG2_E;
-    // ln 2 in two parts: the first has zeros where n (|n| <= 127) would round its product.
+    // ln 2 in two parts: the first has trailing zeros, so that its product with n (|n| <= 127) is exact.
     const LN2_HI: f32 = 0.693_359_4;
     const LN2_LO: f32 = -2.121_944_4e-4;
     // Adding and subtracting 1.5 * 2^23 rounds to the nearest integer.

@@ -1,7 +1,7 @@
-//! The layer's elementwise and row operations. Matrix products live in [`crate::cpu::matmul`].
+//! The layer's elementwise and row operations. Matrix products are in [`crate::cpu::matmul`].
 //!
-//! Sums run in [`LANES`] fixed partial sums, so compilers may vectorise them and every machine still
-//! adds in the same order: results are bit-identical everywhere.
+//! Sums use [`LANES`] fixed partial sums, so compilers may vectorise them and every machine still adds in the
+//! same order: results are bit-identical everywhere.
 
 pub mod argmax;
 pub mod exp;
@@ -42,13 +42,13 @@ pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
     fold(lanes) + tail
 }
 
-/// Adds up the eight running sums of an integer dot: halves onto each other until one is left.
+/// Reduces the eight running sums of an integer dot product: adds one half to the other until one is left.
 #[inline(always)]
 pub(crate) fn finish(sum: &[f32; 8]) -> f32 {
     ((sum[0] + sum[4]) + (sum[2] + sum[6])) + ((sum[1] + sum[5]) + (sum[3] + sum[7]))
 }
 
-/// Adds up the sixteen running sums of a float dot in the same way.
+/// Reduces the sixteen running sums of a float dot product in the same way.
 #[inline(always)]
 pub(crate) fn finish_float(sum: &[f32; 16]) -> f32 {
     finish(&core::array::from_fn(|i| sum[i] + sum[i + 8]))

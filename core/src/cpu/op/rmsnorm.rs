@@ -11,7 +11,7 @@ pub struct RmsNorm<'a> {
     pub x: &'a [f32],
     /// `(n)`
     pub weight: &'a [f32],
-    /// Keeps the root away from zero.
+    /// Avoids division by zero.
     pub eps: f32,
     /// `(rows, n)`
     pub y: &'a mut [f32],
@@ -32,7 +32,7 @@ impl SimdOp for RmsNorm<'_> {
     }
 }
 
-/// [`RmsNorm`] of one row onto itself, as used for each head of q and k.
+/// [`RmsNorm`] of one row in place, as used for each head of q and k.
 #[inline(always)]
 pub fn rmsnorm_in_place(x: &mut [f32], weight: &[f32], eps: f32) {
     let scale = 1.0 / libm::sqrtf(dot(x, x) / x.len() as f32 + eps);

@@ -1,8 +1,8 @@
 //! Rotary position embedding of one head.
 #![forbid(unsafe_code)]
 
-/// NEOX pairing: number `i` of a head `(head_dim)` turns with number `i + head_dim / 2`, by the angle whose cosine
-/// and sine are `cos[i]` and `sin[i]`, both `(head_dim / 2)`.
+/// NEOX pairing: elements `i` and `i + head_dim / 2` of a head `(head_dim)` are rotated by the angle whose
+/// cosine and sine are `cos[i]` and `sin[i]`, both `(head_dim / 2)`.
 #[inline(always)]
 pub fn rotate(head: &mut [f32], cos: &[f32], sin: &[f32]) {
     let (a, b) = head.split_at_mut(cos.len());
@@ -11,7 +11,7 @@ pub fn rotate(head: &mut [f32], cos: &[f32], sin: &[f32]) {
     }
 }
 
-/// Interleaved pairing: number `2 i` turns with number `2 i + 1`; otherwise as [`rotate`].
+/// Interleaved pairing: elements `2 i` and `2 i + 1` are rotated; otherwise as [`rotate`].
 #[inline(always)]
 pub fn rotate_interleaved(head: &mut [f32], cos: &[f32], sin: &[f32]) {
     for ((pair, c), s) in head.as_chunks_mut::<2>().0.iter_mut().zip(cos).zip(sin) {

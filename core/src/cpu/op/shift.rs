@@ -1,18 +1,19 @@
-//! Forgetting the oldest of a full cache: attention sinks.
+//! Dropping the oldest tokens of a full cache, with attention sinks.
 //!
-//! Models put much attention on the first tokens of a text, whatever these say, and fall apart without them.
-//! So the first `keep` positions stay where they are, the oldest `drop` after them go, and all later ones move
-//! to the front by `drop` (StreamingLLM: Xiao et al. 2023, arXiv 2309.17453, section 3.2, where positions count
-//! within the cache, too).
+//! Models put much attention on the first tokens of a text, whatever their content, and fail without them. So
+//! the first `keep` positions stay in place, the oldest `drop` after them are removed, and all later ones
+//! move to the front by `drop` (StreamingLLM: Xiao et al. 2023, arXiv 2309.17453, section 3.2, which also
+//! counts positions within the cache).
 //!
-//! A cached key is `m R(p) k`, where `R(p)` turns pair `i` by `p s_i` ([`Rope`](crate::model::rope::Rope)). Rotations compose,
-//! so `R(-drop) m R(p) k = m R(p - drop) k`: what the key would be had its token been at the new position. The
-//! angle is formed in f64. Values do not depend on their position and move as they are. Beyond the first
-//! layer, both still carry what the model saw of the forgotten tokens when it computed them.
+//! A cached key is `m R(p) k`, where `R(p)` rotates pair `i` by `p s_i` ([`Rope`](crate::model::rope::Rope)).
+//! Rotations compose, so `R(-drop) m R(p) k = m R(p - drop) k`: the key that its token would have at the new
+//! position. The angle is computed in f64. Values do not depend on their position and are moved unchanged.
+//! Beyond the first layer, both still depend on the forgotten tokens that the model saw when it computed
+//! them.
 //!
-//! Turned keys are rounded to the cache's format once more: by at most 2^-11 of each number with f16, by half
-//! a step with q8 (1/254 of the largest number of its group of 32) and q4 (1/14). Where all that follows `keep` is halved
-//! each time, as [`crate::generate::Overflow::Shift`] does, no key is turned twice.
+//! Rotated keys are rounded to the cache's format once more: by at most 2^-11 of each element with f16, by
+//! half a step with q8 (1/254 of the largest element of its group of 32) and q4 (1/14). If everything after
+//! `keep` is halved each time, as [`crate::generate::Overflow::Shift`] does, no key is rotated twice.
 #![forbid(unsafe_code)]
 
 use core::ops::Range;
@@ -27,14 +28,14 @@ pub(crate) struct Shift<'a, 'b, C> {
     pub(crate) cache: &'a mut KvStorage<'b, C>,
     /// Positions that move.
     pub(crate) from: Range<usize>,
-    /// By how much.
+    /// The distance.
     pub(crate) by: usize,
-    /// Which numbers of a key turn together.
+    /// Which elements of a key are rotated together.
     pub(crate) pairing: RopePairing,
-    /// The rotation by as much, both `(head_dim / 2)`.
+    /// The rotation by that distance, both `(head_dim / 2)`.
     pub(crate) cos: &'a [f32],
     pub(crate) sin: &'a [f32],
-    /// Working memory, `(head_dim)`.
+    /// Scratch memory, `(head_dim)`.
     pub(crate) key: &'a mut [f32],
 }
 

@@ -9,7 +9,7 @@ use super::Simd;
 
 #[inline(always)]
 pub(super) fn prefetch(p: *const u8) {
-    // SAFETY: part of the baseline, and never faults.
+    // SAFETY: the instruction is part of the baseline and never faults.
     unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
 }
 

@@ -8,7 +8,7 @@ use half::f16;
 use super::avx2::prefetch;
 use super::{LANES, Simd};
 
-/// In assembly because the compiler takes the intrinsic apart into two instructions.
+/// In assembly because the compiler splits the intrinsic into two instructions.
 #[inline]
 #[target_feature(enable = "avx512f,avx512vnni")]
 pub(crate) fn dpwssd(mut n: __m512i, a: __m512i, b: __m512i) -> __m512i {

@@ -1,17 +1,17 @@
-//! Plain loops compiled once per instruction set.
+//! Plain loops compiled once for each instruction set.
 //!
-//! Rust adds and multiplies floats exactly as written, in the order written, so all of these compilations
-//! of one loop give the same bits; the wider ones are only faster.
+//! Rust adds and multiplies floats exactly in the order written, so every compilation of a loop gives the
+//! same bits; the wider ones are only faster.
 #![allow(unsafe_code)]
 
 use crate::cpu::isa::Isa;
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::isa::Kind;
 
-/// A computation written in plain loops. Mark `run`, and what it calls in its loops, `#[inline(always)]`:
-/// code that is not inlined is compiled for the baseline of the target.
+/// A computation in plain loops. Mark `run`, and the functions it calls in its loops, `#[inline(always)]`:
+/// code that is not inlined is compiled for the target's baseline.
 pub trait SimdOp {
-    /// What the computation returns.
+    /// The result of the computation.
     type Output;
     /// The computation.
     fn run(self) -> Self::Output;
@@ -27,7 +27,7 @@ pub fn dispatch<W: SimdOp>(isa: Isa, op: W) -> W::Output {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
         Kind::Avx512Vnni | Kind::Avx512Amx => unsafe { x86::avx512(op) },
-        // NEON and simd128 are part of the baseline where they are used at all.
+        // If NEON and simd128 are used at all, they are part of the baseline.
         _ => op.run(),
     }
 }

@@ -1,7 +1,7 @@
-//! Sixteen numbers side by side, in each instruction set: what attention is written in, once for all.
+//! Vectors of sixteen numbers in each instruction set, which attention is written in.
 //!
-//! Products and sums are rounded one by one everywhere, as not every target has a fused multiply-add, so
-//! that every instruction set gives the same bits.
+//! Products and sums are rounded separately everywhere, as not every target has a fused multiply-add, so that
+//! every instruction set gives the same bits.
 #![allow(unsafe_code)]
 
 use half::f16;
@@ -11,7 +11,7 @@ pub(crate) const LANES: usize = 16;
 
 /// An instruction set's vectors.
 ///
-/// Safety: all functions need the instruction set; pointers must be good for [`LANES`] numbers, at any
+/// Safety: all functions need the instruction set; pointers must be valid for [`LANES`] numbers, at any
 /// alignment.
 pub(crate) trait Simd {
     /// 16 floats.
@@ -26,7 +26,7 @@ pub(crate) trait Simd {
 
     /// 16 integers of 32 bits.
     type I: Copy;
-    /// 16 pairs of integers of 16 bits, in an order of the instruction set's own.
+    /// 16 pairs of 16-bit integers, in an order that depends on the instruction set.
     type Pairs: Copy;
 
     unsafe fn zero() -> Self::I;
@@ -45,9 +45,10 @@ pub(crate) trait Simd {
             Self::pairs(bytes.as_ptr())
         }
     }
-    /// To each lane of `n`, adds the products of its pair and of `with`: the lower half with the first.
+    /// Adds the dot product of each lane's pair and `with` to `n`; the lower half of `with` belongs to the
+    /// first element.
     unsafe fn dot(n: Self::I, pairs: Self::Pairs, with: i32) -> Self::I;
-    /// [`Simd::dot`] with what is at `with`.
+    /// [`Simd::dot`] with the integer at `with`.
     #[inline(always)]
     unsafe fn dot_at(n: Self::I, pairs: Self::Pairs, with: *const i32) -> Self::I {
         // SAFETY: the caller's promise.
@@ -56,11 +57,11 @@ pub(crate) trait Simd {
     unsafe fn add_integers(a: Self::I, b: Self::I) -> Self::I;
     unsafe fn to_float(n: Self::I) -> Self::F;
 
-    /// Asks for the cache line at `p`, which may be any address.
+    /// Prefetches the cache line at `p`, which may be any address.
     fn prefetch(_p: *const u8) {}
 }
 
-/// Repeats an operation for the registers that make up a vector.
+/// Repeats an operation for each register of a vector.
 #[allow(unused_macros, reason = "not every target has vectors of several registers")]
 macro_rules! each {
     ($i:ident of $n:literal, $zero:expr, $value:expr) => {{

@@ -25,7 +25,7 @@ impl Simd for Neon {
 
     #[inline(always)]
     unsafe fn load_f16(p: *const f16) -> Self::F {
-        /// The lower, and with "2" the upper four halves of a register. The intrinsics are not stable.
+        /// Widens the lower or, with "2", the upper four halves of a register. The intrinsics are not stable.
         macro_rules! widen {
             ($op:literal, $from:literal, $x:expr) => {{
                 let y: float32x4_t;
@@ -74,7 +74,7 @@ impl Simd for Neon {
     }
 
     type I = [int32x4_t; 4];
-    /// The first of pairs 0..8 and 8..16, then the second ones.
+    /// The first elements of pairs 0..8 and 8..16, then the second elements.
     type Pairs = [int16x8_t; 4];
 
     #[inline(always)]

@@ -1,4 +1,4 @@
-//! Sixteen numbers in plain Rust: the definition that every instruction set equals.
+//! Sixteen numbers in plain Rust: the reference that every instruction set matches.
 #![allow(unsafe_code)]
 
 use half::f16;

@@ -11,7 +11,7 @@ pub(crate) struct Simd128;
 /// Four halves, sign-extended to 32 bits each, as floats.
 #[inline(always)]
 fn widen(x: v128) -> v128 {
-    // As in `float16.rs`: 2^112 moves the bias, and the largest exponent is NaN's.
+    // As in `float16.rs`: 2^112 adjusts the bias, and the largest exponent is NaN's.
     let moved = v128_and(i32x4_shl(x, 13), u32x4_splat(0x8fff_e000));
     let nan = i32x4_eq(v128_and(x, u32x4_splat(0x7c00)), u32x4_splat(0x7c00));
     v128_or(f32x4_mul(moved, f32x4_splat(f32::from_bits((127 + 112) << 23))), nan)
