@@ -1,4 +1,4 @@
-//! The session as a [`Backend`] for hosts that wait: the same generation drives CPU and GPU.
+//! The session as a [`Backend`] for blocking hosts: the same generation code drives CPU and GPU.
 
 use crate::error::{Error, Result};
 use crate::session::GpuSession;
@@ -11,13 +11,13 @@ use shohin_core::generate::Backend;
 pub struct GpuBackend {
     session: GpuSession,
     readout: Readout,
-    /// Logits, of which those that were not read back are -inf.
+    /// Logits; those that were not read back are -inf.
     sparse: Vec<f32>,
     failure: Option<Error>,
 }
 
 impl GpuBackend {
-    /// Reads back everything, until told otherwise.
+    /// Reads back everything until [`GpuBackend::read_out`] is called.
     pub fn new(session: GpuSession) -> GpuBackend {
         GpuBackend { session, readout: Readout::Logits, sparse: Vec::new(), failure: None }
     }
@@ -27,7 +27,7 @@ impl GpuBackend {
         &self.session
     }
 
-    /// Reads back only this from now on; every other logit shows as -inf.
+    /// Reads back only this from now on; every other logit is -inf.
     pub fn read_out(&mut self, readout: Readout) {
         self.readout = readout;
     }
@@ -35,12 +35,12 @@ impl GpuBackend {
     /// See [`GpuSession::assume`].
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`GpuSession::assume`].
     pub fn assume(&mut self, len: usize) -> Result<()> {
         self.session.assume(len)
     }
 
-    /// The GPU's own error behind one that [`Backend::feed`] returned.
+    /// The GPU's own error for an error that [`Backend::feed`] returned.
     pub fn failure(&self) -> Option<Error> {
         self.failure
     }

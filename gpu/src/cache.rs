@@ -1,4 +1,4 @@
-//! Keys and values of one sequence on the GPU, and the kernels that touch them.
+//! Keys and values of one sequence on the GPU, and the kernels that use them.
 
 use crate::error::Result;
 use crate::gpu::Gpu;
@@ -12,16 +12,16 @@ use shohin_core::model::program::Heads;
 use std::ops::Range;
 use wgpu::{Buffer, BufferUsages, CommandEncoderDescriptor};
 
-/// Keys and values of one sequence. All its memory is allocated when it is made.
+/// Keys and values of one sequence. All memory is allocated when it is created.
 pub struct GpuCache {
     options: SessionOptions,
     storage: &'static KvStorage,
     heads: Heads,
     /// Keys and values of each layer.
     layers: Vec<[Buffer; 2]>,
-    /// About the sequence's rows in the batch, see `sequence.wgsl`.
+    /// Parameters of the sequence's rows in the batch, see `sequence.wgsl`.
     sequence: Buffer,
-    /// By operation on the cache.
+    /// Indexed by operation on the cache.
     kernels: Vec<CacheKernels>,
 }
 
@@ -70,7 +70,7 @@ impl GpuCache {
         &self.kernels[op]
     }
 
-    /// Where the first `len` positions of each head lie in a buffer of keys or of values.
+    /// The ranges of the first `len` positions of each head in a buffer of keys or of values.
     fn spans(&self, len: usize) -> Vec<Range<u64>> {
         let [kv, capacity, d, len] =
             [self.heads.kv, self.options.context, self.heads.dim, len].map(|n| n as u64);
@@ -83,7 +83,7 @@ impl GpuCache {
         (buffers * self.spans(len).iter().map(|span| span.end - span.start).sum::<u64>()) as usize
     }
 
-    /// Appends them to `out`: the same for a cache of any capacity.
+    /// Appends them to `out`, in a layout that does not depend on the capacity.
     pub(crate) async fn export(&self, gpu: &Gpu, len: usize, out: &mut Vec<u8>) -> Result<()> {
         let spans = self.spans(len);
         let size = spans.iter().map(|span| span.end - span.start).sum();
@@ -107,7 +107,7 @@ impl GpuCache {
         Ok(())
     }
 
-    /// Takes over what [`GpuCache::export`] wrote for `len` positions.
+    /// Restores the output of [`GpuCache::export`] for `len` positions.
     pub(crate) fn import(&mut self, gpu: &Gpu, len: usize, from: &[u8]) -> Result<()> {
         let (expected, found) = (self.export_len(len) as u64, from.len() as u64);
         if expected != found {

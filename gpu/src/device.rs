@@ -15,18 +15,18 @@ use shohin_core::{Activations, Device, Error as CoreError};
 use std::sync::Arc;
 use wgpu::{Buffer, BufferUsages, CommandEncoder, CommandEncoderDescriptor, ComputePassDescriptor};
 
-/// What a device should be able to do; it decides how much scratch memory it takes.
+/// Options of a GPU device, which decide how much scratch memory it takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GpuDeviceOptions {
-    /// Most positions of a sequence; more than the model's own context is cut to it.
+    /// Most positions of a sequence; clamped to the model's context.
     pub context: usize,
     /// Precision of activations. Integers have one scale per 32, in 32-bit floats.
     pub activations: Activations,
-    /// Rows that go through the model together.
+    /// Rows computed together.
     pub batch: usize,
     /// Rows whose logits are computed together when many rows are read out.
     pub logit_rows: usize,
-    /// Most tokens that [`Readout::Top`] brings, up to 256; for more, all logits are read.
+    /// Most tokens of [`Readout::Top`], up to 256; for more, all logits are read.
     pub top: usize,
 }
 
@@ -38,7 +38,7 @@ impl Default for GpuDeviceOptions {
 }
 
 impl GpuDeviceOptions {
-    /// The options checked, and cut to what the model can use.
+    /// The options, checked and clamped to the model's limits.
     fn fitted(&self, config: &ModelConfig) -> Result<GpuDeviceOptions> {
         for (what, value, max) in [
             ("context", self.context, usize::MAX),
@@ -62,30 +62,30 @@ impl GpuDeviceOptions {
     }
 }
 
-/// Bytes on the GPU.
+/// Memory on the GPU, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct GpuMemory {
     /// Keys and values of a sequence.
     pub kv: u64,
-    /// Activations of one batch, logits and what is read back.
+    /// Activations of one batch, logits and readback buffers.
     pub scratch: u64,
 }
 
-/// What the GPU was made to do.
+/// Work done on the GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Counters {
     /// Command submissions.
     pub submissions: u64,
     /// Dispatches in them.
     pub dispatches: u64,
-    /// Bytes of packed weights that matrix products went over.
+    /// Bytes of packed weights read by matrix products.
     pub weight_bytes: u64,
     /// Bytes copied back to the host.
     pub read_bytes: u64,
 }
 
-/// Bytes of the buffers that follow the logits: candidates and results of argmax, each of two of top-k, what is mapped
-/// to read few bytes, and many.
+/// Bytes of the logits, of argmax's candidates and results, of each of two top-k buffers, and of the mapped
+/// buffers for small and for large readbacks.
 fn readout_bytes(vocab: usize, hidden: usize, options: &GpuDeviceOptions) -> [u64; 6] {
     let rows = options.logit_rows as u64;
     let few = 8 * options.top.max(options.logit_rows) as u64;
@@ -96,7 +96,7 @@ fn readout_bytes(vocab: usize, hidden: usize, options: &GpuDeviceOptions) -> [u6
 }
 
 impl UploadPlan {
-    /// The bytes that a device with `options` and a sequence with `session` take beside the weights.
+    /// The memory of a device with `options` and a sequence with `session`, without the weights.
     ///
     /// # Errors
     /// For an option outside its range.
@@ -116,14 +116,15 @@ impl UploadPlan {
     }
 }
 
-/// The kernels of a top-k, which tokens it keeps, and the buffer that has the result.
+/// The kernels of a top-k, the number of tokens it keeps, and the index of the result buffer.
 struct TopK {
     top: usize,
     kernels: Vec<Kernel>,
     result: usize,
 }
 
-/// A model on a GPU: scratch memory for a batch, and every dispatch of its program. Runs any number of sequences.
+/// A model on a GPU: scratch memory for a batch, and every dispatch of its program. Runs any number of
+/// sequences.
 pub struct GpuDevice {
     model: Arc<GpuModel>,
     options: GpuDeviceOptions,
@@ -131,13 +132,13 @@ pub struct GpuDevice {
     recording: Recording,
     logits_buffer: Buffer,
     best: Buffer,
-    /// What each round of top-k leaves, in turn.
+    /// Results of the rounds of top-k, alternating.
     top_k_buffers: [Buffer; 2],
     read_few: Buffer,
     read_many: Buffer,
     argmax: [Kernel; 2],
     top_k: Option<TopK>,
-    /// What was read back last.
+    /// The bytes of the last readback.
     bytes: Vec<u8>,
     floats: Vec<f32>,
     logits: Vec<f32>,
@@ -177,7 +178,7 @@ impl Segment<'_> {
     }
 }
 
-/// Records what is done on the GPU, and counts it.
+/// Records commands and counts them.
 struct Commands<'c> {
     encoder: CommandEncoder,
     counters: &'c mut Counters,
@@ -201,11 +202,11 @@ impl Commands<'_> {
 }
 
 impl GpuDevice {
-    /// Takes scratch memory and prepares every dispatch that does not touch a cache.
+    /// Allocates scratch memory and prepares every dispatch that does not use a cache.
     ///
     /// # Errors
-    /// For an option outside its range, a program without kernels, [`Error::OutOfMemory`], or what the driver says of
-    /// the shaders.
+    /// For an option outside its range, a program without kernels, [`Error::OutOfMemory`], or errors of the
+    /// driver when it compiles the shaders.
     pub async fn new(model: &Arc<GpuModel>, options: &GpuDeviceOptions) -> Result<GpuDevice> {
         let gpu = &*model.gpu;
         let options = options.fitted(model.config())?;
@@ -250,28 +251,28 @@ impl GpuDevice {
         &self.model
     }
 
-    /// The options in force.
+    /// The effective options.
     pub fn options(&self) -> &GpuDeviceOptions {
         &self.options
     }
 
-    /// What the GPU did for this device.
+    /// Work done on the GPU for this device.
     pub fn counters(&self) -> Counters {
         self.counters
     }
 
-    /// The error that made the GPU useless, if one did.
+    /// The error that made the GPU unusable, if any.
     pub fn failure(&self) -> Option<Error> {
         self.model.gpu.check().err()
     }
 
-    /// The logits `(vocab)` that were read out last; empty before.
+    /// The logits `(vocab)` that were read out last; empty if there are none.
     pub fn last_logits(&self) -> &[f32] {
         &self.logits
     }
 
-    /// The tokens and logits that [`Readout::Best`] or [`Readout::Top`] brought last, most likely first, the lower id
-    /// first among equals. Without those that cannot be chosen (NaN and -inf).
+    /// The tokens and logits of the last [`Readout::Best`] or [`Readout::Top`], most likely first, the lower
+    /// id first among equals. Without those that cannot be chosen (NaN and -inf).
     pub fn top(&self) -> &[(u32, f32)] {
         &self.chosen
     }
@@ -350,7 +351,7 @@ impl GpuDevice {
         body
     }
 
-    /// Writes which rows are read out, and compiles what that needs.
+    /// Writes the rows to read out, and compiles the shaders they need.
     fn prepare(&mut self, group: &Group) {
         let gpu = &*self.model.gpu;
         let mut words = vec![group.rows.len() as u32];
@@ -365,7 +366,7 @@ impl GpuDevice {
         }
     }
 
-    /// Submits the program's body over `segments`, then what is read out.
+    /// Submits the program's body over `segments`, then the readout of `group`.
     fn submit(
         &mut self,
         segments: &[Segment<'_>],
@@ -399,7 +400,7 @@ impl GpuDevice {
         commands.submit(gpu)
     }
 
-    /// The buffer that has what is read out, and the one it is read through.
+    /// The buffer with the output, and the mapped buffer it is read through.
     fn readback(&self, readout: Readout) -> (&Buffer, &Buffer) {
         match (readout, &self.top_k) {
             (Readout::Best, _) => (&self.best, &self.read_few),
@@ -409,7 +410,7 @@ impl GpuDevice {
         }
     }
 
-    /// Bytes that a group brings.
+    /// Bytes read back for a group.
     fn readback_len(&self, group: &Group) -> u64 {
         let program = self.model.program();
         let row = match group.readout {
@@ -421,7 +422,7 @@ impl GpuDevice {
         (row * group.rows.len()) as u64
     }
 
-    /// Waits for what the last submission copied.
+    /// Waits for the copies of the last submission.
     async fn read(&mut self, group: &Group, sink: &mut Sink<'_>) -> Result<()> {
         let size = self.readback_len(group);
         let (_, buffer) = self.readback(group.readout);
@@ -455,7 +456,7 @@ impl GpuDevice {
         Ok(())
     }
 
-    /// The rows from `(run, row of it)` on that are computed together, and where the next ones begin.
+    /// The rows from `(run, row of it)` on that are computed together, and the start of the next ones.
     fn cut<'t>(&self, batch: &Batch<'t>, mut at: (usize, usize)) -> (Vec<Segment<'t>>, (usize, usize)) {
         let (mut segments, mut rows) = (Vec::new(), 0);
         while let Some(run) = batch.get(at.0)
@@ -473,7 +474,7 @@ impl GpuDevice {
         (segments, at)
     }
 
-    /// What is read out of `segments`, in order.
+    /// The outputs to read from `segments`, in order.
     fn groups(&self, batch: &Batch<'_>, segments: &[Segment<'_>]) -> Vec<Group> {
         let mut groups: Vec<Group> = Vec::new();
         for segment in segments {
@@ -578,7 +579,7 @@ impl shohin_core::device::BlockingDevice for GpuDevice {
     }
 }
 
-/// The float whose bits the shaders have made to order as floats do.
+/// Decodes the order-preserving integers of the shaders to floats.
 fn unordered(bits: u32) -> f32 {
     f32::from_bits(if bits >> 31 == 1 { bits ^ 0x8000_0000 } else { !bits })
 }

@@ -1,4 +1,4 @@
-//! What can go wrong on a GPU, beside what can go wrong anywhere.
+//! Errors of the GPU, in addition to those of core.
 
 use core::fmt;
 use shohin_core::{Error as CoreError, Name};
@@ -6,36 +6,36 @@ use shohin_core::{Error as CoreError, Name};
 /// Result of every fallible call of this crate.
 pub type Result<T> = core::result::Result<T, Error>;
 
-/// Why the GPU cannot go on. `Copy` and without heap memory, like the error it wraps.
+/// The reason why the GPU cannot continue. `Copy` and without heap memory, like the error it wraps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Error {
-    /// The file, the tokens or an option are wrong: the CPU would say the same.
+    /// The file, the tokens or an option are wrong; the CPU would return the same error.
     Core(CoreError),
-    /// There is no GPU to be had.
+    /// No GPU is available.
     NoAdapter {
-        /// Why, as far as it is known.
+        /// The reason, as far as it is known.
         problem: Name,
     },
     /// The GPU or its driver cannot run this model; the CPU can.
     Unsupported {
-        /// What of the model or the device.
+        /// The property of the model or the device.
         what: &'static str,
-        /// What it is.
+        /// Its value.
         found: u64,
-        /// What it would have to be.
+        /// The required value.
         expected: &'static str,
     },
-    /// The GPU has no room for this.
+    /// The GPU is out of memory.
     OutOfMemory {
-        /// Bytes that were asked for.
+        /// Bytes requested.
         need: u64,
     },
-    /// The GPU was taken away: unplugged, reset by the driver, or switched off. A new device may work.
+    /// The GPU was lost: unplugged, reset by the driver, or switched off. A new device may work.
     Lost,
-    /// The driver refused a command, which is an error of this program or of the driver.
+    /// The driver rejected a command, which is an error of this program or of the driver.
     Device {
-        /// How the driver put it.
+        /// The driver's message.
         problem: Name,
     },
 }
@@ -65,7 +65,7 @@ impl From<CoreError> for Error {
     }
 }
 
-/// For interfaces that know the engine's own errors only.
+/// For interfaces that only know the engine's errors.
 impl From<Error> for CoreError {
     fn from(error: Error) -> Self {
         match error {

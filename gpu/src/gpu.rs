@@ -1,4 +1,4 @@
-//! A GPU: how it is found, what it can do, and how it fails.
+//! A GPU: its selection, capabilities and errors.
 
 use crate::error::{Error, Result};
 use crate::shader::{self, Extensions};
@@ -7,27 +7,27 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use wgpu::{Buffer, BufferUsages, ComputePipeline, Features};
 
-/// Bytes of a storage binding that every WebGPU device allows. Larger matrices are split by rows.
+/// Bytes of a storage binding that every WebGPU device supports. Larger matrices are split by rows.
 pub(crate) const MAX_BINDING: u64 = 128 << 20;
 
-/// Most rows a dispatch can take: 4 a workgroup, 65535 workgroups.
+/// Most rows per dispatch: 4 per workgroup, 65535 workgroups.
 const MAX_ROWS: usize = 4 * 65535;
 
-/// Which GPU to take, and what of it to use.
+/// Which GPU to use, and which of its features.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuOptions {
-    /// A part of the name of the wanted one, in any case; `None` takes the system's choice.
+    /// Part of the GPU's name, case-insensitive; `None` takes the system's choice.
     pub name: Option<String>,
-    /// Whether an implementation in software will do. It is slower than the engine on the CPU.
+    /// Whether to accept a software implementation, which is slower than the engine on the CPU.
     pub software: bool,
-    /// Reductions by subgroups, where there are any.
+    /// Subgroup reductions, if supported.
     pub subgroups: bool,
-    /// 16-bit floats, where there are any.
+    /// 16-bit floats, if supported.
     pub f16: bool,
-    /// The instruction for four products of bytes, where there is one.
+    /// The packed 4x8-bit dot product instruction, if supported.
     pub packed_dot: bool,
-    /// Most rows of the embedding and the head in one binding; larger ones are split, here or where they reach
-    /// 128 MiB.
+    /// Most rows of the embedding and the head per binding; larger ones are split at this number, or at 128
+    /// MiB.
     pub split_rows: usize,
 }
 
@@ -51,13 +51,13 @@ pub struct Gpu {
     name: String,
     software: bool,
     extensions: Extensions,
-    /// Most rows in a binding.
+    /// Most rows per binding.
     pub(crate) split_rows: usize,
     failure: Arc<Failure>,
     pipelines: Mutex<HashMap<String, ComputePipeline>>,
 }
 
-/// The first thing that went wrong, told by the driver at any time.
+/// The first error, which the driver may report at any time.
 #[derive(Default)]
 struct Failure(Mutex<Option<(Error, String)>>);
 
@@ -81,7 +81,7 @@ impl Gpu {
     /// Opens a GPU.
     ///
     /// # Errors
-    /// [`Error::NoAdapter`] where there is none that the options allow.
+    /// [`Error::NoAdapter`] if there is none that the options allow.
     pub async fn open(options: &GpuOptions) -> Result<Gpu> {
         let absent = |problem: &str| Error::NoAdapter { problem: Name::new(problem) };
         let (adapter, wgsl) = adapter(options).await.ok_or_else(|| {
@@ -93,7 +93,7 @@ impl Gpu {
             return Err(absent("only one in software"));
         }
         let has = adapter.features();
-        // Browsers know no subgroups through wgpu yet.
+        // Browsers do not support subgroups through wgpu yet.
         let subgroups = options.subgroups && has.contains(Features::SUBGROUP);
         let f16 = options.f16 && has.contains(Features::SHADER_F16);
         let mut features = Features::empty();
@@ -103,7 +103,7 @@ impl Gpu {
         let descriptor = wgpu::DeviceDescriptor {
             label: Some("shohin"),
             required_features: features,
-            // What every WebGPU device has: nothing here needs more.
+            // The limits that every WebGPU device supports; no kernel needs more.
             required_limits: wgpu::Limits::default(),
             // Large blocks would waste up to a block.
             memory_hints: wgpu::MemoryHints::Manual {
@@ -125,7 +125,7 @@ impl Gpu {
             };
             refused.set(error, words);
         }));
-        // Browsers may keep it to themselves.
+        // Browsers may hide it.
         let name = match (info.name.as_str(), software) {
             ("", true) => "GPU in software".into(),
             ("", false) => "GPU".into(),
@@ -136,41 +136,41 @@ impl Gpu {
         Ok(Gpu { device, queue, name, software, extensions, split_rows, failure, pipelines })
     }
 
-    /// The names of all GPUs of this machine; of none in browsers, which do not tell.
+    /// The names of all GPUs of this machine; empty in browsers, which do not list them.
     pub async fn names() -> Vec<String> {
         let adapters = instance().enumerate_adapters(wgpu::Backends::all()).await;
         adapters.iter().map(|adapter| adapter.get_info().name).collect()
     }
 
-    /// What the driver calls it.
+    /// The driver's name for it.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Whether it is a CPU in disguise.
+    /// Whether it is a software implementation.
     pub fn is_software(&self) -> bool {
         self.software
     }
 
-    /// What the kernels use.
+    /// The features that the kernels use.
     pub fn extensions(&self) -> Extensions {
         self.extensions
     }
 
-    /// The error that made this GPU useless, if one did.
+    /// Checks for the error that made this GPU unusable.
     ///
     /// # Errors
-    /// Whatever the driver has told since the GPU was opened.
+    /// Any error that the driver has reported since the GPU was opened.
     pub fn check(&self) -> Result<()> {
         self.failure.get().map_or(Ok(()), |(error, _)| Err(error))
     }
 
-    /// The driver's own words for that error, often many lines.
+    /// The driver's full message for that error, often many lines.
     pub fn report(&self) -> Option<String> {
         self.failure.get().map(|(_, words)| words)
     }
 
-    /// Gives the device back, as if it had been unplugged: everything on it fails from here on.
+    /// Destroys the device, as if it had been unplugged: everything on it fails from here on.
     pub fn destroy(&self) {
         self.device.destroy();
         self.failure.set(Error::Lost, String::new());
@@ -241,7 +241,7 @@ impl Gpu {
         pipeline
     }
 
-    /// The first `size` bytes of `buffer`, which must be mappable, once all commands so far are done.
+    /// Reads the first `size` bytes of `buffer`, which must be mappable, after all commands so far.
     pub(crate) async fn read(&self, buffer: &Buffer, size: u64, out: &mut Vec<u8>) -> Result<()> {
         self.check()?;
         let (sender, receiver) = futures_channel::oneshot::channel();
@@ -264,7 +264,7 @@ impl Gpu {
         Ok(())
     }
 
-    /// Lets the device finish what was submitted. In browsers that happens by itself.
+    /// Waits until the device has finished the submitted work. In browsers this happens by itself.
     pub(crate) fn wait(&self) {
         #[cfg(not(target_arch = "wasm32"))]
         if self.device.poll(wgpu::PollType::wait_indefinitely()).is_err() {
@@ -287,7 +287,7 @@ fn instance() -> wgpu::Instance {
     })
 }
 
-/// The adapter, and whether its shaders know packed dot products.
+/// The adapter, and whether its shaders support packed dot products.
 async fn adapter(options: &GpuOptions) -> Option<(wgpu::Adapter, bool)> {
     let instance = instance();
     let packed =
@@ -304,7 +304,7 @@ async fn adapter(options: &GpuOptions) -> Option<(wgpu::Adapter, bool)> {
     };
     let found = match instance.request_adapter(&request).await {
         Ok(found) => found,
-        // The system may hide what is software behind this.
+        // The system may not report that this is a software implementation.
         Err(_) if options.software => {
             let request = wgpu::RequestAdapterOptions { force_fallback_adapter: true, ..request };
             instance.request_adapter(&request).await.ok()?

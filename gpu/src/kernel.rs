@@ -1,4 +1,4 @@
-//! One constructor an operation: its shader with the shapes put in, its buffers, its grid.
+//! One constructor per operation: its shader with the shapes filled in, its buffers, its grid.
 
 use crate::gpu::Gpu;
 use crate::kv::KvStorage;
@@ -8,16 +8,16 @@ use shohin_core::Activations;
 use shohin_core::model::program::RopePairing;
 use wgpu::{BindGroup, Buffer, ComputePass, ComputePipeline};
 
-/// Words of the step buffer before the tokens, of which the first is the number of rows.
+/// Words of the step buffer before the tokens; the first is the number of rows.
 pub(crate) const STEP_HEAD: usize = 4;
 
-/// Words about the rows of one sequence, see `sequence.wgsl`.
+/// Words of parameters for the rows of one sequence, see `sequence.wgsl`.
 pub(crate) const SEQUENCE_WORDS: usize = 4;
 
 /// Most parts of flash decoding.
 pub(crate) const MAX_PARTS: usize = 32;
 
-/// Positions that attention takes at a time.
+/// Positions per iteration of attention.
 pub(crate) const TILE: usize = 128;
 
 /// Workgroups of the first pass of argmax.
@@ -26,27 +26,28 @@ pub(crate) const ARGMAX_GROUPS: usize = 64;
 /// Most tokens that top-k keeps.
 pub(crate) const MAX_TOP: usize = 256;
 
-/// Logits that a workgroup sorts.
+/// Logits sorted by a workgroup.
 pub(crate) const SORTED: usize = 1024;
 
-/// Workgroups of a dispatch, as far as they depend on its rows.
+/// Number of workgroups of a dispatch, as a function of its rows.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Grid {
-    /// Always the same.
+    /// A constant number.
     Fixed(usize),
     /// One per row.
     EachRow,
-    /// So many per row.
+    /// This many per row.
     PerRow(usize),
-    /// So many per tile of 32 rows.
+    /// This many per tile of 32 rows.
     PerTile(usize),
-    /// One per head and tile of attention's rows, of which a row of the batch has `share`.
+    /// One per head and tile of attention's rows; a row of the batch has `share` of those.
     Attention { heads: usize, share: usize, tile: usize },
     /// The same, for each part of flash decoding.
     Parts { heads: usize, share: usize, tile: usize },
 }
 
-/// The shape of a dispatch: rows of the batch (or of a sequence in it), and the parts into which attention is cut.
+/// The shape of a dispatch: rows of the batch (or of a sequence in it), and the parts into which attention is
+/// divided.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DispatchShape {
     pub(crate) rows: usize,
@@ -107,7 +108,7 @@ impl Kernel {
     }
 }
 
-/// The input of matrix products, in the precision chosen.
+/// The input of matrix products, in the chosen precision.
 #[derive(Clone)]
 pub(crate) enum Acts {
     Int8 { words: Buffer, scale: Buffer },
@@ -115,7 +116,7 @@ pub(crate) enum Acts {
 }
 
 impl Acts {
-    /// Bytes for `units` of 32: of the words (or floats), of the scales.
+    /// Bytes for `units` of 32: of the words (or floats), and of the scales.
     pub(crate) fn bytes(activations: Activations, units: usize) -> [u64; 2] {
         match activations {
             Activations::Int8 => [32 * units as u64, 8 * units as u64],
@@ -130,7 +131,7 @@ impl Acts {
         }
     }
 
-    /// What writes it.
+    /// Appends the code that writes it.
     fn put(&self, source: Source) -> Source {
         source.part(match self {
             Acts::Int8 { .. } => part!("act_int8"),
@@ -139,7 +140,7 @@ impl Acts {
     }
 }
 
-/// What becomes of a product.
+/// How a product is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Output {
     Store,
@@ -147,7 +148,7 @@ pub(crate) enum Output {
     Swiglu,
 }
 
-/// Shapes that the shaders of attention know.
+/// Shapes of the attention shaders.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Heads {
     pub(crate) query: usize,
@@ -177,11 +178,11 @@ pub(crate) struct Layer<'c> {
     pub(crate) capacity: usize,
     pub(crate) keys: &'c Buffer,
     pub(crate) values: &'c Buffer,
-    /// About the sequence's rows in the batch.
+    /// Parameters of the sequence's rows in the batch.
     pub(crate) sequence: &'c Buffer,
 }
 
-/// Columns of a buffer, from `first` on, of `stride` in a row.
+/// Columns of a buffer, from `first` on, with `stride` per row.
 #[derive(Clone)]
 pub(crate) struct View {
     pub(crate) buffer: Buffer,
@@ -189,7 +190,7 @@ pub(crate) struct View {
     pub(crate) stride: usize,
 }
 
-/// Rows of the embedding: `x (tokens, cols)`.
+/// Looks up rows of the embedding: `x (tokens, cols)`.
 pub(crate) fn embed(gpu: &Gpu, cols: usize, chunk: &Chunk, step: &Buffer, x: &Buffer) -> Kernel {
     let source = Source::default().u32("STEP_TOKENS", STEP_HEAD).u32("FIRST_ROW", chunk.first_row);
     let source = chunk.packed.shader(source, chunk.rows, cols).part(part!("embed"));
@@ -198,7 +199,7 @@ pub(crate) fn embed(gpu: &Gpu, cols: usize, chunk: &Chunk, step: &Buffer, x: &Bu
     Kernel::new(gpu, "embed", source, &buffers, Grid::EachRow)
 }
 
-/// Which rows an operation reads.
+/// The rows that an operation reads.
 #[derive(Clone, Copy)]
 pub(crate) enum RowSource<'b> {
     All,
@@ -237,14 +238,14 @@ pub(crate) fn quantize(gpu: &Gpu, cols: usize, x: &Buffer, acts: &Acts) -> Kerne
     Kernel::new(gpu, "quantize", source, &buffers, Grid::PerRow((cols / 32).div_ceil(64)))
 }
 
-/// A packed matrix, what it is multiplied with, and where the result goes.
+/// A packed matrix, its input and its output.
 pub(crate) struct Product<'b> {
     pub(crate) cols: usize,
     pub(crate) chunk: &'b Chunk,
     pub(crate) acts: &'b Acts,
     pub(crate) output: Output,
     pub(crate) into: &'b Buffer,
-    /// Numbers between the results of two rows, and where they begin in a row.
+    /// Elements between the results of two rows, and their offset in a row.
     pub(crate) stride: usize,
 }
 
@@ -285,7 +286,7 @@ impl Product<'_> {
         self.kernel(gpu, "gemv", source, None, Grid::PerRow(self.chunk.rows.div_ceil(4)))
     }
 
-    /// 32 rows at a time.
+    /// Tiles of 32 rows.
     pub(crate) fn gemm(&self, gpu: &Gpu, step: &Buffer) -> Kernel {
         let source = self.source(gpu.extensions()).part(match self.acts {
             Acts::Int8 { .. } => part!("gemm_int8"),
@@ -295,7 +296,7 @@ impl Product<'_> {
     }
 }
 
-/// What [`rope`] computes with.
+/// The arguments of [`rope`].
 pub(crate) struct RopeStore<'b> {
     pub(crate) q: &'b View,
     pub(crate) k: &'b View,
@@ -305,11 +306,12 @@ pub(crate) struct RopeStore<'b> {
     pub(crate) eps: f32,
     pub(crate) pairing: RopePairing,
     pub(crate) step: &'b Buffer,
-    /// Rows of a batch at most.
+    /// Most rows of a batch.
     pub(crate) batch: usize,
 }
 
-/// Norm and rotation of queries and keys, which lie in one buffer with the values; keys and values into the cache.
+/// Normalizes and rotates queries and keys, which share one buffer with the values; stores keys and values in
+/// the cache.
 pub(crate) fn rope(gpu: &Gpu, heads: &Heads, layer: &Layer<'_>, op: &RopeStore<'_>) -> Kernel {
     let source = heads
         .source(Source::default())
@@ -340,7 +342,7 @@ pub(crate) fn rope(gpu: &Gpu, heads: &Heads, layer: &Layer<'_>, op: &RopeStore<'
     Kernel::new(gpu, "rope", source.part(norm).part(part!("rope")), &buffers, grid)
 }
 
-/// Rows of attention that a workgroup computes.
+/// Rows of attention per workgroup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AttentionTile {
     /// Those of one row of the batch.
@@ -363,7 +365,7 @@ fn attention_source(gpu: &Gpu, heads: &Heads, layer: &Layer<'_>, q: &View, tile:
         .part(if native { layer.storage.get_native } else { layer.storage.get })
 }
 
-/// Attention of every row over all it sees, into `acts`.
+/// Attention of every row over all positions it sees, written to `acts`.
 pub(crate) fn attention(
     gpu: &Gpu,
     heads: &Heads,
@@ -381,7 +383,7 @@ pub(crate) fn attention(
     Kernel::new(gpu, "attention", source, &buffers, grid)
 }
 
-/// The same for one row, the positions in parts.
+/// The same for one row, with the positions divided into parts.
 pub(crate) fn attention_part(
     gpu: &Gpu,
     heads: &Heads,
@@ -397,7 +399,7 @@ pub(crate) fn attention_part(
     Kernel::new(gpu, "attention", source, &buffers, grid)
 }
 
-/// Joins the parts into `acts`.
+/// Merges the parts into `acts`.
 pub(crate) fn attention_combine(
     gpu: &Gpu,
     heads: &Heads,
@@ -428,8 +430,8 @@ pub(crate) fn argmax(
     ]
 }
 
-/// The `top` most likely of the first row of `logits (rows, vocab)`, in as many rounds as it takes; the result is in the buffer whose
-/// index is returned.
+/// The `top` most likely tokens of the first row of `logits (rows, vocab)`, in as many rounds as needed.
+/// Returns the index of the buffer with the result.
 pub(crate) fn topk(
     gpu: &Gpu,
     vocab: usize,
@@ -481,7 +483,7 @@ mod tests {
         buffer
     }
 
-    /// Runs kernels over so many rows and returns the first `count` words of `from`.
+    /// Runs kernels over `rows` rows and returns the first `count` words of `from`.
     async fn run(gpu: &Gpu, kernels: &[Kernel], rows: usize, from: &Buffer, count: usize) -> Vec<u32> {
         let size = 4 * count as u64;
         let usage = BufferUsages::MAP_READ | BufferUsages::COPY_DST;
@@ -512,8 +514,8 @@ mod tests {
         as_floats(run(gpu, &[kernel], tokens, &into, count).await)
     }
 
-    /// Every format in every layout that holds it, times integers and floats, for one token and for several, against
-    /// the products of core's weights in 64-bit floats.
+    /// Every format in every layout that can hold it, times integers and floats, for one token and for
+    /// several, against products of core's weights in 64-bit floats.
     #[test]
     fn products_are_those_of_cores_weights() {
         let (rows, cols, most) = (70, 768, 35);
@@ -578,8 +580,8 @@ mod tests {
         }
     }
 
-    /// Norm and rotation in both pairings, with and without a norm, of a sequence that begins in the middle of a batch,
-    /// against the formulas in 64-bit floats.
+    /// Norm and rotation in both pairings, with and without a norm, of a sequence that begins in the middle
+    /// of a batch, against the formulas in 64-bit floats.
     #[test]
     fn heads_are_normalized_rotated_and_stored() {
         let (heads, d, capacity, batch) = (Heads { query: 4, kv: 2, dim: 64 }, 64, 9, 8);
@@ -648,7 +650,7 @@ mod tests {
                         let found = match (head, inside) {
                             (0..4, true) => got[at..at + d].to_vec(),
                             (_, true) => stored(&stored_keys, head - 4),
-                            // Others are left alone.
+                            // Others are unchanged.
                             (_, false) => {
                                 assert_eq!(got[at..at + d], qkv[at..at + d]);
                                 continue;
@@ -672,7 +674,7 @@ mod tests {
         }
     }
 
-    /// Equal, infinite and missing logits, where the first of a workgroup's share is none.
+    /// Equal, infinite and missing logits, including NaN as the first of a workgroup's share.
     #[test]
     fn odd_logits_are_ordered_as_core_orders_them() {
         pollster::block_on(async {

@@ -1,20 +1,20 @@
-//! How the GPU stores keys and values: a row for each cache format.
+//! Storage of keys and values on the GPU: a row for each cache format.
 
 use crate::shader::part;
 use shohin_core::KvFormat;
 use std::ops::Range;
 
-/// How keys and values of a cache format lie in a layer's buffers: codes `(kv_heads, capacity, head_dim)`, then, where
-/// there are any, scales `(kv_heads, capacity, head_dim / 32)` as f32.
+/// Layout of keys and values of a cache format in a layer's buffers: codes `(kv_heads, capacity, head_dim)`,
+/// then, if the format has them, scales `(kv_heads, capacity, head_dim / 32)` as f32.
 #[derive(Debug)]
 pub(crate) struct KvStorage {
-    /// Bits per number.
+    /// Bits per element.
     bits: usize,
-    /// Whether 32 numbers share a scale.
+    /// Whether groups of 32 elements share a scale.
     scales: bool,
     /// Writes a key or value.
     pub(crate) put: &'static str,
-    /// Reads four numbers.
+    /// Reads four elements.
     pub(crate) get: &'static str,
     /// The same on devices with 16-bit floats.
     pub(crate) get_native: &'static str,
@@ -36,7 +36,7 @@ static F16: KvStorage = KvStorage {
     get_native: part!("kv_get_f16_native"),
 };
 
-/// A part for integers of so many bits.
+/// A part for integers of this many bits.
 macro_rules! integers {
     ($bits:literal, $part:literal) => {
         concat!("const KV_BITS = ", $bits, "u;\n", part!($part))
@@ -70,7 +70,7 @@ impl KvStorage {
         }
     }
 
-    /// Bytes of the codes of so many numbers, a multiple of 32.
+    /// Bytes of the codes of `numbers` elements, a multiple of 32.
     const fn code_bytes(&self, numbers: u64) -> u64 {
         numbers * self.bits as u64 / 8
     }
@@ -80,12 +80,12 @@ impl KvStorage {
         if self.scales { numbers / 8 } else { 0 }
     }
 
-    /// Bytes of so many numbers, a multiple of 32.
+    /// Bytes of `numbers` elements, a multiple of 32.
     pub(crate) const fn bytes(&self, numbers: u64) -> u64 {
         self.code_bytes(numbers) + self.scale_bytes(numbers)
     }
 
-    /// Where the first `len` positions of each head lie in a buffer of keys or of values.
+    /// The ranges of the first `len` positions of each head in a buffer of keys or of values.
     pub(crate) fn spans(&self, kv_heads: u64, capacity: u64, head_dim: u64, len: u64) -> Vec<Range<u64>> {
         let (codes, scales) = (self.code_bytes(head_dim), self.scale_bytes(head_dim));
         let rows = |at: u64, row: u64| {

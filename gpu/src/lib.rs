@@ -1,10 +1,10 @@
 //! Models of [`shohin_core`] on a GPU: WebGPU in browsers, Vulkan and Metal elsewhere.
 //!
-//! Weights go to the GPU packed, once, while they arrive ([`Upload`]); the residual stream, the cache and the logits
-//! stay there. A [`GpuDevice`] records the operations of the model's [`Program`](shohin_core::model::Program) as
-//! dispatches when it is made. A token is one submission, after which the host reads back what it asked for: often a
-//! few bytes. Every kernel is a `.wgsl` file named after the operation of core it computes; [`shohin_core`] is their
-//! reference.
+//! Weights are uploaded packed, once, while they arrive ([`Upload`]); the residual stream, the cache and the
+//! logits stay on the GPU. A [`GpuDevice`] records the operations of the model's
+//! [`Program`](shohin_core::model::Program) as dispatches when it is created. A token is one submission,
+//! after which the host reads back the requested output, often a few bytes. Every kernel is a `.wgsl` file
+//! named after the operation of core it computes; [`shohin_core`] is the reference.
 #![forbid(unsafe_code)]
 // In browsers a device belongs to one thread; elsewhere models are shared between threads.
 #![cfg_attr(target_arch = "wasm32", allow(clippy::arc_with_non_send_sync))]

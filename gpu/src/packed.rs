@@ -1,8 +1,8 @@
-//! The layout of weights on the GPU: codes and scales in separate buffers, each aligned, in an order that a shift and a
-//! mask unpack.
+//! The layout of weights on the GPU: codes and scales in separate, aligned buffers, in an order that a shift
+//! and a mask unpack.
 //!
-//! A row of `K` weights is `K / 32` units. The unit of a quantized format holds 32 codes, such that one shift and one
-//! mask give the codes of four neighbouring weights, one per byte:
+//! A row of `K` weights is `K / 32` units. The unit of a quantized format holds 32 codes, such that one shift
+//! and one mask give the codes of four neighbouring weights, one per byte:
 //!
 //! ```text
 //! bits   words per unit   weight 4 s + b of the unit
@@ -11,8 +11,8 @@
 //! 4      4                bits 8 b + 4 (s % 2) of word s / 2
 //! 8      8                byte b of word s, signed
 //! ```
-//! Its scales are a second row: `f16 d` for each group of weights, two per word, or `f16 d, f16 m` in one word for each
-//! group of a format with minima. Rows of scales are padded to whole words. A weight is
+//! The scales are a second row: `f16 d` for each group of weights, two per word, or `f16 d, f16 m` in one
+//! word for each group of a format with minima. Rows of scales are padded to whole words. A weight is
 //! `(factor * code - offset) * d`, or `code * d + m`.
 //!
 //! Floats are stored as in the file: 32 per unit, no scales. Nothing is rounded.
@@ -22,7 +22,7 @@ use shohin_core::Activations;
 use shohin_core::Format;
 use shohin_core::quant::{self, block_integers, block_minimum, block_scale};
 
-/// How the weights of each format are stored: a weight format that the GPU computes with is a row here.
+/// The storage of each supported weight format; a new format is a row here.
 const FORMATS: [(Format, PackedFormat); 13] = [
     (Format::F32, PackedFormat { codes: Codes::F32, group: 32 }),
     (Format::F16, PackedFormat { codes: Codes::F16, group: 32 }),
@@ -39,7 +39,7 @@ const FORMATS: [(Format, PackedFormat); 13] = [
     (Format::Tq2_0, PackedFormat { codes: Codes::Bits2, group: 256 }),
 ];
 
-/// How a weight is stored within a unit.
+/// The storage of a weight within a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Codes {
     /// Codes 0, 1 for -d, d.
@@ -62,7 +62,7 @@ pub(crate) enum Codes {
     F32,
 }
 
-/// What shaders and [`PackedFormat::repack`] know of [`Codes`].
+/// Properties of [`Codes`] for shaders and [`PackedFormat::repack`].
 struct Facts {
     bits: usize,
     /// An integer is `factor * code - offset`; both 0 for floats.
@@ -96,16 +96,16 @@ impl Codes {
         matches!(self, Codes::Bits4Min | Codes::Bits8Min)
     }
 
-    /// Codes that hold the weights of both exactly.
+    /// The codes that represent the weights of both exactly.
     fn with(self, other: Codes) -> Option<Codes> {
         let wider = if self.facts().bits >= other.facts().bits { self } else { other };
         match (self.is_float(), other.is_float()) {
             _ if self == other => Some(self),
-            // The upper half of a float and a 16-bit float hold different numbers.
+            // A bf16 and an f16 represent different numbers.
             (true, true) => Some(Codes::F32),
             // One is multiplied by floats, the other by integers.
             (true, false) | (false, true) => None,
-            // Four bits with a minimum hold nothing negative.
+            // Four bits with a minimum cannot represent negative integers.
             (false, false) if self.has_min() || other.has_min() => Some(Codes::Bits8Min),
             (false, false) => Some(wider),
         }
@@ -116,7 +116,7 @@ impl Codes {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct PackedFormat {
     codes: Codes,
-    /// Weights that share a scale: 32, 64, 128 or 256. Without meaning for floats.
+    /// Weights that share a scale: 32, 64, 128 or 256. Unused for floats.
     group: usize,
 }
 
@@ -126,7 +126,8 @@ impl PackedFormat {
         FORMATS.iter().find(|(known, _)| *known == format).map(|&(_, packed)| packed)
     }
 
-    /// A layout that holds the weights of both exactly, if they are multiplied by the same type of activations.
+    /// A layout that represents the weights of both exactly, if they are multiplied by the same type of
+    /// activations.
     pub(crate) fn with(self, other: PackedFormat) -> Option<PackedFormat> {
         let codes = self.codes.with(other.codes)?;
         Some(PackedFormat { codes, group: self.group.min(other.group) })
@@ -137,17 +138,18 @@ impl PackedFormat {
         self.codes.is_float()
     }
 
-    /// The type of activations that these weights are multiplied by, where integers may be by `activations`.
+    /// The type of activations that these weights are multiplied by: `activations`, or floats for float
+    /// weights.
     pub(crate) const fn input(self, activations: Activations) -> Activations {
         if self.is_float() { Activations::F32 } else { activations }
     }
 
-    /// Words of codes in a row.
+    /// Words of codes per row.
     pub(crate) const fn code_words(self, cols: usize) -> usize {
         cols / 32 * self.codes.facts().bits
     }
 
-    /// Words of scales in a row.
+    /// Words of scales per row.
     pub(crate) const fn scale_words(self, cols: usize) -> usize {
         let groups = cols.div_ceil(self.group);
         match (self.is_float(), self.codes.has_min()) {
@@ -162,7 +164,7 @@ impl PackedFormat {
         rows as u64 * 4 * (self.code_words(cols) + self.scale_words(cols)) as u64
     }
 
-    /// Appends to a shader what reads a matrix of this layout.
+    /// Appends the code that reads a matrix of this layout.
     pub(crate) fn shader(self, source: Source, rows: usize, cols: usize) -> Source {
         let facts = self.codes.facts();
         let source = source.u32("UNITS", cols / 32).u32("ROWS", rows);
@@ -186,7 +188,7 @@ impl PackedFormat {
         if self.is_float() {
             if facts.bits == 32 {
                 let mut weights = vec![0.0; row.len() / format.block_bytes()];
-                // Of the right length by construction.
+                // The length is right by construction.
                 if quant::unpack(format, row, &mut weights).is_ok() {
                     codes.extend(weights.iter().map(|w| w.to_bits()));
                 }
@@ -219,7 +221,7 @@ impl PackedFormat {
             _ => {
                 let mut q = [0; 256];
                 let q = &mut q[..format.block()];
-                // Sets of four codes in a word.
+                // Groups of four codes per word.
                 let per_word = 8 / facts.bits;
                 let code = |q: i8| ((i32::from(q) + facts.offset) / facts.factor) as u8;
                 for block in blocks {
@@ -247,7 +249,7 @@ impl PackedFormat {
     }
 }
 
-/// f16 scales, two a word.
+/// f16 scales, two per word.
 struct Halves<'w> {
     low: Option<u32>,
     words: &'w mut Vec<u32>,
@@ -267,10 +269,10 @@ impl Halves<'_> {
     }
 }
 
-/// Bit `4 s + b` to bit `8 b + s`.
+/// Moves bit `4 s + b` to bit `8 b + s`.
 fn bytes_of_bits(word: u32) -> u32 {
     let byte = |b: u32| {
-        // Every fourth bit, pushed together.
+        // Every fourth bit, moved together.
         let mut x = word >> b & 0x1111_1111;
         x = (x | x >> 3) & 0x0303_0303;
         x = (x | x >> 6) & 0x000f_000f;
@@ -279,7 +281,7 @@ fn bytes_of_bits(word: u32) -> u32 {
     byte(0) | byte(1) << 8 | byte(2) << 16 | byte(3) << 24
 }
 
-/// The pair of bits `4 s + b` to pair `4 b + s`: a transposition of four by four.
+/// Moves the pair of bits `4 s + b` to pair `4 b + s`: a four by four transposition.
 fn bytes_of_pairs(mut word: u32) -> u32 {
     let mut swap = |shift: u32, mask: u32| {
         let t = (word >> shift ^ word) & mask;
@@ -296,7 +298,7 @@ mod tests {
     use shohin_tests::{Random, weights};
 
     impl PackedFormat {
-        /// Every format with every layout that may hold it.
+        /// Every format with every layout that can hold it.
         pub(crate) fn pairs() -> Vec<(Format, PackedFormat)> {
             let with = |(format, own): (Format, PackedFormat)| {
                 FORMATS.iter().filter_map(move |&(_, other)| Some((format, own.with(other)?)))

@@ -1,5 +1,6 @@
-//! From a [`Program`] to dispatches: a pass over its operations that decides in which precision each value is stored,
-//! where buffers share memory, and which kernels compute an operation for one row and for several.
+//! Lowering a [`Program`] to dispatches: a pass over its operations that decides in which precision each
+//! value is stored, which buffers share memory, and which kernels compute an operation for one row and for
+//! several.
 
 use crate::error::{Error, Result, unsupported};
 use crate::gpu::Gpu;
@@ -13,18 +14,18 @@ use shohin_core::model::Program;
 use shohin_core::model::program::{BufferId, Op, QkNorm, TensorId};
 use wgpu::Buffer;
 
-/// How large the buffers of a program are, in numbers per row; known before there is a GPU.
+/// Sizes of the buffers of a program, in elements per row; known without a GPU.
 #[derive(Debug)]
 pub(crate) struct BufferPlan {
-    /// By buffer of the program: as floats (0: never), and as integers.
+    /// By buffer of the program: elements stored as floats (0: never) and as integers.
     cols: Vec<[usize; 2]>,
-    /// By operation of the body: the precisions in which what it writes is read.
+    /// By operation of the body: the precisions in which its output is read.
     needs: Vec<Vec<Activations>>,
     /// Precisions in which the final hidden state is multiplied by the output.
     hidden: Vec<Activations>,
 }
 
-/// How an operation treats a buffer.
+/// How an operation accesses a buffer.
 enum Access {
     Reads(Vec<Activations>),
     /// Reads floats and writes others.
@@ -73,7 +74,7 @@ impl BufferPlan {
     }
 }
 
-/// The buffers that an operation gives new values: how wide, and whether it always writes floats. Outputs of one
+/// The buffers that an operation writes: their width, and whether it always writes floats. Outputs of one
 /// product share the memory of the first.
 fn written(program: &Program, op: &Op) -> Vec<(BufferId, usize, bool)> {
     let rows = |tensor: TensorId| program.tensor(tensor).rows;
@@ -91,7 +92,7 @@ fn written(program: &Program, op: &Op) -> Vec<(BufferId, usize, bool)> {
     }
 }
 
-/// How `op` treats `buffer`, in the order in which it does.
+/// The accesses of `op` to `buffer`, in order.
 fn accesses(op: &Op, buffer: BufferId, inputs: &impl Fn(TensorId) -> Vec<Activations>) -> Vec<Access> {
     let mut found = Vec::new();
     let floats = || Access::Reads(vec![Activations::F32]);
@@ -184,11 +185,11 @@ fn needs(program: &Program, at: usize, inputs: &impl Fn(TensorId) -> Vec<Activat
     needs
 }
 
-/// The buffers of a program, and what else devices keep for each batch.
+/// The buffers of a program, and the other buffers of a device.
 pub(crate) struct Scratch {
     /// Number of rows, tokens, angles.
     pub(crate) step: Buffer,
-    /// Rows that are read out: how many, then which.
+    /// Rows that are read out: their number, then their indices.
     pub(crate) read_out: Buffer,
     /// `(query heads, MAX_PARTS, head_dim + 4)`
     pub(crate) parts: Buffer,
@@ -200,7 +201,7 @@ pub(crate) struct Scratch {
     activations: Activations,
 }
 
-/// Bytes of [`Scratch`] beside the buffers of the program.
+/// Bytes of [`Scratch`] besides the buffers of the program.
 pub(crate) fn other_bytes(program: &Program, batch: usize) -> [u64; 4] {
     let heads = program.heads;
     [
@@ -281,7 +282,7 @@ impl Pair {
         self.several.extend(other.several);
     }
 
-    /// Those for so many rows.
+    /// The kernels for `rows` rows.
     pub(crate) fn of(&self, rows: usize) -> &[Kernel] {
         if rows == 1 { &self.one } else { &self.several }
     }
@@ -291,11 +292,11 @@ impl Pair {
 pub(crate) enum Step {
     /// Kernels over all rows of the batch.
     Rows(Pair),
-    /// The operation of this index among those that touch a cache, sequence by sequence.
+    /// An operation on the cache, by its index among those, run sequence by sequence.
     Cache(usize),
 }
 
-/// An operation that touches a cache.
+/// An operation that uses a cache.
 pub(crate) enum CacheOp {
     RopeStore { layer: usize, qkv: [View; 3], norm: Option<[Buffer; 2]>, eps: f32 },
     Attention { layer: usize, q: View, outs: Vec<Acts> },
@@ -368,7 +369,7 @@ struct Recorder<'r> {
     model: &'r GpuModel,
     program: &'r Program,
     scratch: &'r Scratch,
-    /// Where the floats of each buffer are; `None` before they are written.
+    /// The location of the floats of each buffer; `None` before they are written.
     views: Vec<Option<View>>,
 }
 
@@ -449,7 +450,7 @@ impl Recorder<'_> {
         }))
     }
 
-    /// Takes note that `out` has been written by `pair`, `cols` floats per row, and adds what makes integers of them.
+    /// Records that `pair` has written `out`, `cols` floats per row, and adds the conversion to integers.
     fn whole(&mut self, out: BufferId, cols: usize, needs: &[Activations], mut pair: Pair) -> Result<Pair> {
         self.written(out, cols);
         if needs.contains(&Activations::Int8) {
@@ -468,7 +469,7 @@ impl Recorder<'_> {
         self.views[id.index()].clone().ok_or(unsupported("a buffer", "one that an operation has written"))
     }
 
-    /// The floats of a buffer that has its memory for itself.
+    /// The floats of a buffer that does not share its memory.
     fn plain(&self, id: BufferId, cols: usize) -> Result<Buffer> {
         let view = self.view(id)?;
         if (view.first, view.stride) != (0, cols) {
@@ -490,7 +491,7 @@ impl Recorder<'_> {
         Ok(kernel::rmsnorm(self.gpu(), cols, eps, rows, &x, self.model.vector(weight)?, acts))
     }
 
-    /// A product of all rows that `step` counts.
+    /// A product over all rows that `step` counts.
     fn products(
         &self,
         matrix: &Matrix,
@@ -556,7 +557,7 @@ impl CacheKernels {
         }
     }
 
-    /// Those for rows of a sequence with attention in so many parts.
+    /// The kernels for rows of a sequence, with attention divided into `parts`.
     pub(crate) fn of(&self, rows: usize, parts: usize) -> &[Kernel] {
         match (rows, parts) {
             (1, 1) => &self.short,

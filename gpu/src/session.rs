@@ -1,4 +1,4 @@
-//! A device with one sequence, for hosts that drive one at a time.
+//! A device with one sequence, for hosts that use one at a time.
 
 use crate::device::{Counters, GpuDevice, GpuDeviceOptions, GpuMemory};
 use crate::error::{Error, Result};
@@ -7,18 +7,18 @@ use shohin_core::device::{Output, Readout, SessionOptions, Wants};
 use shohin_core::{Activations, KvFormat, SamplerConfig, Session};
 use std::sync::Arc;
 
-/// What a session on the GPU should be able to do.
+/// Options of a session on the GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GpuSessionOptions {
-    /// Positions to hold; more than the model's own context is cut to it.
+    /// Positions to hold; clamped to the model's context.
     pub context: usize,
     /// How keys and values are stored.
     pub kv: KvFormat,
     /// Precision of activations. Integers have one scale per 32, in 32-bit floats.
     pub activations: Activations,
-    /// Prompt tokens that go through the model together.
+    /// Prompt tokens computed together.
     pub batch: usize,
-    /// Most tokens that [`Readout::Top`] brings.
+    /// Most tokens of [`Readout::Top`].
     pub top: usize,
 }
 
@@ -30,7 +30,7 @@ impl Default for GpuSessionOptions {
 }
 
 impl GpuSessionOptions {
-    /// Those of the device, and those of the sequence.
+    /// The options of the device, and those of the sequence.
     fn split(&self) -> (GpuDeviceOptions, SessionOptions) {
         let &GpuSessionOptions { context, kv, activations, batch, top } = self;
         let device = GpuDeviceOptions { context, activations, batch, top, ..GpuDeviceOptions::default() };
@@ -38,8 +38,8 @@ impl GpuSessionOptions {
     }
 }
 
-/// What of the logits a sampler with these options can choose from, and so needs to see: at most `most` tokens, or all.
-/// Log-probabilities need all.
+/// The part of the logits that a sampler with these options can choose from, and so must read: at most `most`
+/// tokens, or all. Log-probabilities need all.
 ///
 /// Penalties change the order, so with them everything is read back.
 pub fn readback(config: &SamplerConfig, logprobs: bool, most: usize) -> Readout {
@@ -55,7 +55,7 @@ pub fn readback(config: &SamplerConfig, logprobs: bool, most: usize) -> Readout 
     }
 }
 
-/// Logits `(vocab)` with -inf for all tokens but `chosen`, put together in `sparse`.
+/// Logits `(vocab)` with -inf for all tokens but `chosen`, assembled in `sparse`.
 pub fn visible_logits<'s>(vocab: usize, chosen: &[(u32, f32)], sparse: &'s mut Vec<f32>) -> &'s [f32] {
     sparse.clear();
     sparse.resize(vocab, f32::NEG_INFINITY);
@@ -68,7 +68,7 @@ pub fn visible_logits<'s>(vocab: usize, chosen: &[(u32, f32)], sparse: &'s mut V
 }
 
 impl UploadPlan {
-    /// The bytes that a session with `options` takes beside the weights.
+    /// The memory of a session with `options`, without the weights.
     ///
     /// # Errors
     /// For an option outside its range.
@@ -87,10 +87,11 @@ pub struct GpuSession {
 }
 
 impl GpuSession {
-    /// Takes memory and prepares every dispatch.
+    /// Allocates memory and prepares every dispatch.
     ///
     /// # Errors
-    /// For an option outside its range, [`Error::OutOfMemory`], or what the driver says of the shaders.
+    /// For an option outside its range, [`Error::OutOfMemory`], or errors of the driver when it compiles the
+    /// shaders.
     pub async fn new(model: &Arc<GpuModel>, options: &GpuSessionOptions) -> Result<GpuSession> {
         let (device, session) = options.split();
         let mut device = GpuDevice::new(model, &device).await?;
@@ -105,7 +106,7 @@ impl GpuSession {
         self.device.model()
     }
 
-    /// The options in force.
+    /// The effective options.
     pub fn options(&self) -> &GpuSessionOptions {
         &self.options
     }
@@ -115,17 +116,17 @@ impl GpuSession {
         self.session.position()
     }
 
-    /// Tokens the session can hold.
+    /// Most tokens that fit.
     pub fn capacity(&self) -> usize {
         self.session.capacity()
     }
 
-    /// What the GPU did for this session.
+    /// Work done on the GPU for this session.
     pub fn counters(&self) -> Counters {
         self.device.counters()
     }
 
-    /// The error that made the GPU useless, if one did.
+    /// The error that made the GPU unusable, if any.
     pub fn failure(&self) -> Option<Error> {
         self.device.failure()
     }
@@ -133,7 +134,7 @@ impl GpuSession {
     /// See [`Session::truncate`].
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`Session::truncate`].
     pub fn truncate(&mut self, len: usize) -> Result<()> {
         Ok(self.session.truncate(len)?)
     }
@@ -141,7 +142,7 @@ impl GpuSession {
     /// See [`Session::set_len`].
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`Session::set_len`].
     pub fn assume(&mut self, len: usize) -> Result<()> {
         Ok(self.session.set_len(len)?)
     }
@@ -171,8 +172,8 @@ impl GpuSession {
         self.session.run(&mut self.device, tokens, Wants::Each(Readout::Hidden), &mut each).await
     }
 
-    /// The logits `(vocab)` as far as `readout` brought them last: all others are -inf. `sparse` is where they are put
-    /// together.
+    /// The logits `(vocab)`, as far as `readout` has read them: all others are -inf. They are assembled in
+    /// `sparse`.
     pub fn visible_logits<'s>(&'s self, readout: Readout, sparse: &'s mut Vec<f32>) -> &'s [f32] {
         match readout {
             Readout::Best | Readout::Top(_) => {
@@ -190,7 +191,7 @@ impl GpuSession {
     /// See [`Session::export`].
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`Session::export`].
     pub async fn export(&mut self, out: &mut Vec<u8>) -> Result<()> {
         self.session.export(&mut self.device, out).await
     }
@@ -198,7 +199,7 @@ impl GpuSession {
     /// See [`Session::import`].
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`Session::import`].
     pub fn import(&mut self, len: usize, from: &[u8]) -> Result<()> {
         self.session.import(&mut self.device, len, from)
     }

@@ -1,15 +1,16 @@
-//! Shaders put together from their parts: the constants of a model, the layout of its weights, what the device can do.
+//! Shaders assembled from parts: the constants of a model, the layout of its weights, the features of the
+//! device.
 
 use core::fmt::Write;
 
-/// What the kernels may use beyond what every WebGPU device has.
+/// Features that the kernels may use beyond those of every WebGPU device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extensions {
     /// Reductions by subgroups.
     pub subgroups: bool,
     /// 16-bit floats.
     pub f16: bool,
-    /// Four products of bytes in one instruction.
+    /// The packed 4x8-bit dot product in one instruction.
     pub packed_dot: bool,
 }
 
@@ -21,20 +22,20 @@ macro_rules! part {
 }
 pub(crate) use part;
 
-/// What comes first in every shader.
+/// The beginning of every shader.
 pub(crate) fn head(extensions: Extensions) -> String {
     let mut head = String::new();
     if extensions.f16 {
         head += "enable f16;\n";
     }
-    // naga takes subgroups as given; browsers want to be asked.
+    // naga assumes subgroups; browsers require the directive.
     if cfg!(target_arch = "wasm32") && extensions.subgroups {
         head += "enable subgroups;\n";
     }
     head
 }
 
-/// Source text in the making.
+/// Source text being assembled.
 #[derive(Default)]
 pub(crate) struct Source(String);
 
@@ -59,7 +60,7 @@ impl Source {
         self
     }
 
-    /// Reductions over a workgroup of so many lanes.
+    /// Reductions over a workgroup of `lanes` lanes.
     pub(crate) fn group(self, extensions: Extensions, lanes: usize) -> Self {
         let part = if extensions.subgroups { part!("group_subgroup") } else { part!("group_shared") };
         self.u32("WORKGROUP", lanes).part(part)
@@ -76,8 +77,8 @@ impl Source {
 
 #[cfg(test)]
 mod tests {
-    /// A variable without a value is zero each time its declaration is reached. Chromium's adapter in software takes that
-    /// for the first time only, so in a loop it still has what the round before left.
+    /// A variable without an initializer is zero each time its declaration is reached. Chromium's software
+    /// adapter zeroes it only the first time, so in a loop it would keep the value of the previous iteration.
     #[test]
     fn every_variable_has_a_value() {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/shaders");

@@ -1,4 +1,4 @@
-//! The model on the GPU, and the way it gets there: tensor by tensor, in pieces, in the order of the file.
+//! Uploading a model to the GPU: tensor by tensor, in pieces, in the order of the file.
 
 use crate::error::{Error, Result, unsupported};
 use crate::gpu::{Gpu, MAX_BINDING};
@@ -10,13 +10,13 @@ use shohin_core::{Error as CoreError, Format, Gguf, Name, quant};
 use std::sync::Arc;
 use wgpu::Buffer;
 
-/// Bytes repacked before they are handed to the driver.
+/// Bytes repacked before they are passed to the driver.
 const STAGING: usize = 1 << 20;
 
-/// Bytes handed to the driver before it is made to take them.
+/// Bytes passed to the driver before it is forced to process them.
 const IN_FLIGHT: usize = 16 << 20;
 
-/// A matrix, split by rows where it is too large for one binding or its formats have no layout in common.
+/// A matrix, split by rows if it is too large for one binding or if its formats have no common layout.
 pub(crate) struct Matrix {
     pub(crate) cols: usize,
     /// 2 for a matrix whose upper and lower half are combined row by row, otherwise 1.
@@ -30,12 +30,12 @@ pub(crate) struct Chunk {
     pub(crate) rows: usize,
     pub(crate) packed: PackedFormat,
     pub(crate) codes: Buffer,
-    /// None for floats.
+    /// `None` for floats.
     pub(crate) scales: Option<Buffer>,
 }
 
 impl Chunk {
-    /// As shaders of [`PackedFormat::shader`] want it.
+    /// The bindings for shaders of [`PackedFormat::shader`].
     pub(crate) fn bindings(&self) -> Vec<(u32, &Buffer)> {
         [(0, &self.codes)].into_iter().chain(self.scales.as_ref().map(|scales| (1, scales))).collect()
     }
@@ -56,18 +56,18 @@ impl core::fmt::Debug for GpuModel {
 }
 
 impl GpuModel {
-    /// Puts a whole file onto the GPU.
+    /// Uploads a whole file to the GPU.
     ///
     /// # Errors
-    /// What is wrong with the file, or [`Error::OutOfMemory`].
+    /// If the file is malformed or not supported; [`Error::OutOfMemory`].
     pub async fn from_gguf(gpu: Arc<Gpu>, gguf: &Gguf<'_>) -> Result<Arc<GpuModel>> {
         Self::with_config(gpu, gguf, ModelConfig::from_gguf(gguf)?).await
     }
 
-    /// As [`GpuModel::from_gguf`], with numbers of the configuration overridden (rope scaling, say).
+    /// As [`GpuModel::from_gguf`], with values of the configuration overridden (RoPE scaling, for example).
     ///
     /// # Errors
-    /// As there, and for numbers that no model can have.
+    /// As [`GpuModel::from_gguf`], and for an invalid configuration.
     pub async fn with_config(gpu: Arc<Gpu>, gguf: &Gguf<'_>, config: ModelConfig) -> Result<Arc<GpuModel>> {
         let mut upload = Upload::start(gpu, UploadPlan::with_config(gguf.header(), config)?).await?;
         for (index, tensor) in gguf.tensors().iter().enumerate() {
@@ -81,7 +81,7 @@ impl GpuModel {
         &self.gpu
     }
 
-    /// The model's numbers.
+    /// The model's configuration.
     pub fn config(&self) -> &ModelConfig {
         &self.plan.config
     }
@@ -91,7 +91,7 @@ impl GpuModel {
         &self.plan.program
     }
 
-    /// Where each tensor is stored.
+    /// The location of each tensor.
     pub fn plan(&self) -> &UploadPlan {
         &self.plan
     }
@@ -101,7 +101,7 @@ impl GpuModel {
         self.plan.bytes()
     }
 
-    /// The matrix that holds `tensor`, which is its first.
+    /// The matrix that holds `tensor`, which is its first one.
     pub(crate) fn matrix(&self, tensor: TensorId) -> Result<&Matrix> {
         match self.plan.places[tensor.index()] {
             Place::Rows { matrix, first: 0 } => Ok(&self.matrices[matrix]),
@@ -128,7 +128,7 @@ fn shared(program: &Program, tensor: TensorId) -> Error {
     .into()
 }
 
-/// Where a tensor of the program goes.
+/// The location of a tensor of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     /// A vector.
@@ -141,7 +141,7 @@ enum Place {
 #[derive(Clone, Copy, Debug)]
 struct Tensor {
     place: Place,
-    /// The type in the file.
+    /// The type id in the file.
     id: u32,
     format: Format,
     rows: usize,
@@ -155,7 +155,7 @@ struct Tensor {
 struct Shape {
     cols: usize,
     halves: usize,
-    /// Rows by layout, from the first row to the last.
+    /// Rows by layout, first to last.
     parts: Vec<Part>,
 }
 
@@ -168,7 +168,7 @@ struct Part {
 }
 
 impl Shape {
-    /// Gives as many rows as possible the same layout.
+    /// Uses the same layout for as many rows as possible.
     fn merge(&mut self) -> Result<()> {
         let all = self.parts.iter().map(|part| Some(part.packed)).reduce(|a, b| a?.with(b?)).flatten();
         let mut merged: Vec<Part> = Vec::new();
@@ -191,8 +191,8 @@ impl Shape {
     }
 }
 
-/// The tensors that an operation multiplies by the same input, which become one matrix; and how many of them are
-/// combined row by row.
+/// The tensors that an operation multiplies by the same input, which are stored as one matrix; and how many
+/// of them are combined row by row.
 pub(crate) fn combined(op: &Op) -> (Vec<TensorId>, usize) {
     match op {
         Op::Embed { table, .. } => (vec![*table], 1),
@@ -203,7 +203,7 @@ pub(crate) fn combined(op: &Op) -> (Vec<TensorId>, usize) {
     }
 }
 
-/// Refuses what the kernels do not compute with.
+/// Refuses programs that the kernels cannot compute.
 ///
 /// # Errors
 /// For shapes or operations without kernels.
@@ -228,30 +228,30 @@ fn check(program: &Program) -> Result<()> {
     }
 }
 
-/// What will be on the GPU, known from a file's header alone.
+/// The contents of the GPU, computed from a file's header alone.
 #[derive(Debug)]
 pub struct UploadPlan {
     config: ModelConfig,
     program: Program,
-    /// By tensor of the program.
+    /// Indexed by tensor of the program.
     places: Vec<Place>,
-    /// By tensor of the file.
+    /// Indexed by tensor of the file.
     tensors: Vec<Tensor>,
     matrices: Vec<Shape>,
-    /// Elements of each.
+    /// Number of elements of each.
     vectors: Vec<usize>,
 }
 
 impl UploadPlan {
-    /// Finds every tensor's place.
+    /// Finds the place of every tensor.
     ///
     /// # Errors
-    /// For a file that is not a model of a known architecture, or has a format without kernels on the GPU.
+    /// If the file is not a model of a known architecture, or has a format without kernels on the GPU.
     pub fn new(header: &Header<'_>) -> Result<UploadPlan> {
         Self::with_config(header, ModelConfig::from_header(header)?)
     }
 
-    /// As [`UploadPlan::new`], with numbers of the configuration overridden.
+    /// As [`UploadPlan::new`], with values of the configuration overridden.
     fn with_config(header: &Header<'_>, config: ModelConfig) -> Result<UploadPlan> {
         config.check()?;
         let program = config.program();
@@ -289,7 +289,7 @@ impl UploadPlan {
         }
         let mut placed = Vec::new();
         for (place, spec) in places.into_iter().zip(&program.tensors) {
-            // A matrix that no operation multiplies would be of no use.
+            // Every matrix must be used by a product.
             placed.push(place.ok_or(CoreError::Unsupported {
                 key: Name::new("tensor"),
                 found: Name::new(&spec.name),
@@ -332,12 +332,12 @@ impl UploadPlan {
             shape.parts.sort_unstable_by_key(|part| part.first);
             shape.merge()?;
         }
-        // Every tensor of the file is one of the program.
+        // Every tensor of the file belongs to the program.
         let tensors = tensors.into_iter().flatten().collect();
         Ok(UploadPlan { config, program, places: placed, tensors, matrices, vectors })
     }
 
-    /// The model's numbers.
+    /// The model's configuration.
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
@@ -363,13 +363,13 @@ impl UploadPlan {
     }
 }
 
-/// A model on its way to the GPU. Only a few megabytes of it are in this program's memory at a time.
+/// A model being uploaded. Only a few megabytes of it are in this program's memory at a time.
 pub struct Upload {
     gpu: Arc<Gpu>,
     plan: UploadPlan,
     matrices: Vec<Matrix>,
     vectors: Vec<Buffer>,
-    /// The tensor whose bytes come now, and those of its bytes that are not a whole row yet.
+    /// The tensor whose bytes come now, and its bytes that are not a whole row yet.
     current: usize,
     carry: Vec<u8>,
     codes: Vec<u32>,
@@ -384,7 +384,7 @@ impl core::fmt::Debug for Upload {
 }
 
 impl Upload {
-    /// Takes memory for the model that `header` describes.
+    /// Allocates memory for the model that `header` describes.
     ///
     /// # Errors
     /// Those of [`UploadPlan::new`], and [`Error::OutOfMemory`].
@@ -392,7 +392,7 @@ impl Upload {
         Self::start(gpu, UploadPlan::new(header)?).await
     }
 
-    /// Takes memory for what `plan` lists.
+    /// Allocates memory for the tensors of `plan`.
     async fn start(gpu: Arc<Gpu>, plan: UploadPlan) -> Result<Upload> {
         let mut matrices = Vec::new();
         for shape in &plan.matrices {
@@ -437,7 +437,7 @@ impl Upload {
         })
     }
 
-    /// What is being uploaded.
+    /// The plan of the upload.
     pub fn plan(&self) -> &UploadPlan {
         &self.plan
     }
@@ -450,7 +450,7 @@ impl Upload {
         match *event {
             Event::Header(_) => Ok(()),
             Event::CodesFirst => {
-                // Type 142 is another name for one of the three, and means what it says.
+                // Type 142 always means one of the three layouts.
                 let doubtful = |t: &&mut Tensor| t.id == 42 && t.format == Format::Pq2_0;
                 for tensor in self.plan.tensors.iter_mut().filter(doubtful) {
                     tensor.format = Format::Tq2_0G128;
@@ -461,11 +461,11 @@ impl Upload {
         }
     }
 
-    /// Takes the next bytes of tensor `index` of the header, which begin at byte `offset` of it. A tensor's bytes
-    /// come in order, and all of them before the next tensor's.
+    /// Takes the next bytes of tensor `index` of the header, which begin at byte `offset` of it. A tensor's
+    /// bytes come in order, and all of them before the next tensor's.
     ///
     /// # Errors
-    /// [`CoreError::Length`] for bytes out of turn; whatever the GPU says.
+    /// [`CoreError::Length`] for bytes out of order; errors of the GPU.
     pub fn push(&mut self, index: usize, offset: u64, bytes: &[u8]) -> Result<()> {
         let out_of_turn =
             |expected, found| Error::Core(CoreError::Length { what: "uploaded tensor", expected, found });
@@ -562,10 +562,10 @@ impl Upload {
         }
     }
 
-    /// The model, once all of it is there.
+    /// The complete model.
     ///
     /// # Errors
-    /// [`CoreError::Truncated`] if something is missing.
+    /// [`CoreError::Truncated`] if it is incomplete.
     pub fn finish(self) -> Result<Arc<GpuModel>> {
         if let Some(tensor) = self.plan.tensors.iter().find(|t| t.received != t.len) {
             let (at, need) = (tensor.received, tensor.len - tensor.received);

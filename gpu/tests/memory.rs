@@ -1,4 +1,4 @@
-//! What published models take on a GPU, computed from their headers: no GPU needed.
+//! GPU memory of the published models, computed from their headers: no GPU needed.
 
 use shohin_core::gguf::{GgufStream, ReadOptions};
 use shohin_core::{Error as CoreError, Format, KvFormat, SessionOptions};
@@ -21,7 +21,7 @@ fn upload(shape: Shape, format: Format) -> (UploadPlan, u64) {
     (UploadPlan::new(&stream.header().unwrap().unwrap()).unwrap(), len)
 }
 
-/// File, cache and 64 MB. Base-3 formats are expanded, and take what 2-bit ones do.
+/// File, cache and 64 MB. Base-3 formats are expanded to the size of 2-bit ones.
 #[test]
 fn published_sizes_fit() {
     for name in ["1.7b", "4b", "8b"] {

@@ -1,6 +1,6 @@
 //! The whole model on the GPU against core on the CPU.
 //!
-//! `SHOHIN_GPU` chooses the adapter by a part of its name; without it the first one serves, in software too.
+//! `SHOHIN_GPU` selects the adapter by part of its name; without it the first one is used, also in software.
 
 use shohin_core::cpu::op::argmax;
 use shohin_core::device::{BlockingDevice, Output, Readout, SessionOptions, Wants};
@@ -17,7 +17,7 @@ use shohin_gpu::{
 use shohin_tests::model::{Model, Shape, Stored};
 use std::sync::Arc;
 
-/// A GPU with everything it has, or with nothing beyond the least.
+/// A GPU with all of its features, or with the minimum.
 fn open(extensions: bool) -> Arc<Gpu> {
     open_with(GpuOptions {
         subgroups: extensions,
@@ -96,7 +96,7 @@ fn rms(a: &[f32], b: &[f32]) -> f64 {
     (sum / a.len() as f64).sqrt()
 }
 
-/// Relative to the logits' own spread.
+/// Relative to the spread of the logits.
 fn error(got: &[f32], want: &[f32]) -> f64 {
     let mean = want.iter().map(|&x| f64::from(x)).sum::<f64>() / want.len() as f64;
     let spread = want.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>() / want.len() as f64;
@@ -107,11 +107,11 @@ fn tokens(count: usize, vocab: usize) -> Vec<u32> {
     (0..count).map(|i| ((i * i * 31 + i * 7 + 3) % vocab) as u32).collect()
 }
 
-/// At once and one by one, with 32-bit activations: only the order of additions differs. The kernels' own test has
-/// every format.
+/// At once and one by one, with 32-bit activations: only the order of additions differs. The kernels' own
+/// test covers every format.
 #[test]
 fn exact_activations_agree() {
-    // The format makes no difference to what the extensions change.
+    // The format does not affect the features.
     let most = [Format::Q1_0, Format::Tq1_0, Format::Q4_0, Format::Q8_0];
     for (extensions, formats) in [(true, &most[..]), (false, &[Format::Q2_0][..])] {
         let gpu = open(extensions);
@@ -130,8 +130,8 @@ fn exact_activations_agree() {
     }
 }
 
-/// Formats that differ from matrix to matrix, the head of its own, everything split over several bindings: ternary and
-/// 1-bit, then quantized and float weights that share an input.
+/// Formats that differ from matrix to matrix, a separate head, everything split over several bindings:
+/// ternary and 1-bit, then quantized and float weights that share an input.
 #[test]
 fn formats_may_mix_and_large_matrices_are_split() {
     use Format::{Bf16, F16, F32, Ptq1_0, Q1_0, Q2_0, Q4_0, Q8_0, Tq1_0, Tq2_0};
@@ -176,7 +176,7 @@ fn float_weights_are_not_multiplied_by_integers() {
     }
 }
 
-/// The file that `cargo run -p shohin` has built in.
+/// The model that is built into the crate `shohin`.
 fn sprout() -> Vec<u8> {
     std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../models/sprout.gguf")).unwrap()
 }
@@ -190,7 +190,7 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
     bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
 }
 
-/// A trained model of another architecture, with weights that have minima. Skipped where its file is absent.
+/// A trained model of another architecture, with weights that have minima. Skipped if its file is absent.
 #[test]
 fn smollm2_agrees() {
     let Some(file) = shohin_tests::smollm2() else { return };
@@ -212,8 +212,8 @@ fn smollm2_agrees() {
     }
 }
 
-/// Against an f64 forward in numpy: 32-bit activations to 1e-3 at every logit, integers with no more noise than
-/// llama.cpp's own.
+/// Against an f64 forward pass in numpy: 32-bit activations to 1e-3 at every logit, integers with no more
+/// noise than llama.cpp.
 #[test]
 fn golden_logits() {
     let text = String::from_utf8(golden("tokens.txt")).unwrap();
@@ -240,7 +240,7 @@ fn golden_logits() {
     }
 }
 
-/// More positions than a part of flash decoding holds, in every precision of the cache, with three query heads a
+/// More positions than a part of flash decoding holds, in every cache format, with three query heads per
 /// key-value head, and the same with one, and with more than a tile of rows.
 #[test]
 fn caches_agree() {
@@ -262,7 +262,7 @@ fn caches_agree() {
                 };
                 let On { mut device, mut session } = on_gpu(&gpu, &file, Activations::F32, kv);
                 let prefilled = error(session.forward_prefill(&mut device, &tokens).unwrap(), last);
-                // The last token again, by itself: position 149 is in the second part.
+                // The last token again, alone: position 149 is in the second part.
                 session.truncate(149).unwrap();
                 let decoded = error(session.forward(&mut device, tokens[149]).unwrap(), last);
                 println!("{heads} heads on {kv_heads}, {kv:?}: {prefilled:.1e} {decoded:.1e}");
@@ -273,7 +273,7 @@ fn caches_agree() {
     }
 }
 
-/// What a session holds goes on in another one of another capacity, to the bit.
+/// Exported keys and values continue in a session of another capacity, to the bit.
 #[test]
 fn exported_caches_go_on_elsewhere() {
     let gpu = open(true);
@@ -292,7 +292,7 @@ fn exported_caches_go_on_elsewhere() {
         let mut kept = Vec::new();
         pollster::block_on(first.export(&mut device, &mut kept)).unwrap();
         assert_eq!(kept.len(), first.export_len(&device));
-        // Nothing of what was forgotten goes with it.
+        // Nothing of the forgotten tokens is exported.
         for others in [5, 6] {
             first.forward_prefill(&mut device, &[others, 7]).unwrap();
             first.truncate(149).unwrap();
@@ -320,7 +320,8 @@ fn exported_caches_go_on_elsewhere() {
     }
 }
 
-/// Sequences of one batch are computed as each would be alone, whatever their lengths, positions and readouts.
+/// Sequences of one batch are computed as each would be alone, whatever their lengths, positions and
+/// readouts.
 #[test]
 fn sequences_of_a_batch_do_not_mix() {
     let gpu = open(true);
@@ -372,7 +373,7 @@ fn sequences_of_a_batch_do_not_mix() {
     assert_eq!(sessions.map(|session| session.position()), [70, 151, 20]);
 }
 
-/// Verification reads the head once for as many rows as fit, and says what the logits say.
+/// Verification runs the head once for as many rows as fit, and agrees with the logits.
 #[test]
 fn verified_tokens_are_those_of_the_logits() {
     let gpu = open(true);
@@ -419,12 +420,11 @@ fn hidden_states_agree() {
     assert!(error < 1e-5, "{error}");
 }
 
-/// What is chosen on the GPU is what would be chosen from all logits, also among equals and at the ends of the
-/// vocabulary.
+/// Choices on the GPU equal those from all logits, also among equals and at the ends of the vocabulary.
 #[test]
 fn choices_are_those_of_the_logits() {
     let gpu = open(true);
-    // 2500 logits: three workgroups sort, and a second round joins.
+    // 2500 logits: three workgroups sort, and a second round merges.
     let shape = Shape { vocab: 2500, ..Shape::tiny() };
     let file = Model::new(shape, Stored::new(Format::Pq2_0), 9).to_vec().unwrap();
     let options = GpuDeviceOptions { top: 100, ..Default::default() };
@@ -454,7 +454,7 @@ fn choices_are_those_of_the_logits() {
     }
 }
 
-/// The built-in model says the same on both, token by token, each chosen where it was computed.
+/// The built-in model generates the same tokens on both, each chosen where it was computed.
 #[test]
 fn sprout_says_the_same() {
     let gpu = open(true);
@@ -473,7 +473,8 @@ fn sprout_says_the_same() {
     }
 }
 
-/// The budget of a token: one submission, ten dispatches a layer, every weight once, eight bytes back.
+/// The budget per token: one submission, at most ten dispatches per layer, every weight once, eight bytes
+/// back.
 #[test]
 fn a_token_stays_within_its_budget() {
     let gpu = open(true);
@@ -501,7 +502,7 @@ fn a_token_stays_within_its_budget() {
                 feed(&mut session, &tokens(more, 320), Wants::Nothing);
             }
             let cost = feed(&mut session, &[1], Wants::Last(Readout::Best));
-            // Beside the layers: the embedding, the last norm, the head, and the two steps of argmax.
+            // Besides the layers: the embedding, the last norm, the head, and the two steps of argmax.
             let layer = match (activations, position) {
                 (Activations::Int8, 0) => 9,
                 (Activations::Int8, _) => 10,
@@ -511,7 +512,7 @@ fn a_token_stays_within_its_budget() {
             let dispatches = 5 + 3 * layer;
             assert_eq!(cost, Counters { submissions: 1, dispatches, weight_bytes: matrices, read_bytes: 8 });
         }
-        // A prompt: one submission a batch.
+        // A prompt: one submission per batch.
         session.truncate(0).unwrap();
         let cost = feed(&mut session, &tokens(300, 320), Wants::Last(Readout::Best));
         assert_eq!(cost.submissions, 3);
@@ -524,7 +525,7 @@ fn head_bytes() -> u64 {
     320 * (256 / 8 + 4)
 }
 
-/// A device that is taken away is named, for good, and does not bring the program down.
+/// A lost device is reported as such, permanently, and does not crash the program.
 #[test]
 fn a_lost_device_is_an_error() {
     let gpu = open(true);

@@ -1,8 +1,9 @@
-//! What the thread pool costs, alone and beside busy processes: `cargo run -r -p shohin --example pool [threads]`.
+//! Overhead of the thread pool, alone and beside busy processes:
+//! `cargo run -r -p shohin --example pool [threads]`.
 //!
-//! A "token" here is 200 parallel regions of 50 microseconds of work for one thread, split into chunks as
-//! matrix products are, with 2 microseconds of serial work between them. One thread and several take turns,
-//! so that both meet the same machine.
+//! A "token" here is 200 parallel regions of 50 microseconds of single-threaded work, divided into chunks
+//! like matrix products, with 2 microseconds of serial work between them. One thread and several take turns,
+//! so that both see the same machine.
 
 use shohin::ThreadPool;
 use shohin::core::Pool;
@@ -14,7 +15,7 @@ use std::time::{Duration, Instant};
 const REGIONS: usize = 200;
 const CHUNKS: usize = 8;
 
-/// Work that takes the processor, not memory.
+/// Work bound by the CPU, not by memory.
 fn work(rounds: u64) {
     let mut x = rounds | 1;
     for _ in 0..rounds {
@@ -56,7 +57,7 @@ fn main() {
     let several = ThreadPool::new(threads).unwrap();
     let one = ThreadPool::new(1).unwrap();
 
-    // A job that lasts until all workers have one: the time of waking them and of seeing them end.
+    // A job that lasts until all workers have one: the time to wake them and to see them finish.
     let fork = |pause: Duration, runs: usize| {
         let mut times: Vec<f64> = (0..runs)
             .map(|_| {

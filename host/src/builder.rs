@@ -1,4 +1,4 @@
-//! How a model is loaded.
+//! Loading a model.
 
 use crate::error::{Error, Result};
 use crate::file::ModelFile;
@@ -19,10 +19,10 @@ use std::time::Instant;
 /// Most threads of a pool.
 const MAX_THREADS: usize = 1024;
 
-/// Where a model runs.
+/// The device of a model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 enum Target {
-    /// On a GPU in hardware if there is one that can run the model, else on the CPU.
+    /// A hardware GPU if there is one that can run the model, otherwise the CPU.
     #[default]
     Best,
     Cpu,
@@ -30,7 +30,7 @@ enum Target {
     Gpu(Option<String>),
 }
 
-/// Options of a model that is to be loaded; see [`Model::builder`]. Unset ones have the fastest value.
+/// Options for loading a model; see [`Model::builder`]. Unset ones have the fastest value.
 #[derive(Clone, Debug)]
 #[must_use = "a builder does nothing before `load`"]
 pub struct Builder {
@@ -72,7 +72,7 @@ impl Builder {
         self
     }
 
-    /// Context size of a chat in tokens, cut to what the model supports; 4096 unless set.
+    /// Context size of a chat in tokens, clamped to the model's context; 4096 unless set.
     pub fn context(mut self, tokens: usize) -> Self {
         self.context = tokens;
         self
@@ -96,8 +96,8 @@ impl Builder {
         self
     }
 
-    /// Whether weights are repacked in memory for the kernels, which takes a copy of the file in memory; results do
-    /// not depend on it. On unless set: decode is up to twice as fast.
+    /// Whether weights are repacked in memory for the kernels, which takes a copy of the file in memory; the
+    /// results are the same. On unless set: decode is up to twice as fast.
     pub fn repack(mut self, repack: bool) -> Self {
         self.repack = repack;
         self
@@ -109,7 +109,7 @@ impl Builder {
         self
     }
 
-    /// Layout of tensors of type 42 if the file does not say; [`Id42::Auto`] unless set.
+    /// Layout of tensors of type 42 if the file does not determine it; [`Id42::Auto`] unless set.
     pub fn id42(mut self, layout: Id42) -> Self {
         self.read.id42 = layout;
         self
@@ -128,15 +128,15 @@ impl Builder {
         self
     }
 
-    /// Runs the model on the CPU. Unless set, that is where it runs only if there is no GPU that can (or this library
+    /// Runs the model on the CPU. Unless set, it runs there only if there is no suitable GPU (or this library
     /// was built without the feature `gpu`).
     pub fn cpu(mut self) -> Self {
         self.target = Target::Cpu;
         self
     }
 
-    /// Runs the model on the GPU whose name contains `name`; an empty name takes the system's choice, which is never
-    /// an implementation in software.
+    /// Runs the model on the GPU whose name contains `name`; an empty name takes the system's choice, which
+    /// is never a software implementation.
     pub fn gpu(mut self, name: impl Into<String>) -> Self {
         self.target = Target::Gpu(Some(name.into()).filter(|name| !name.is_empty()));
         self
@@ -145,21 +145,21 @@ impl Builder {
     /// Loads a GGUF file, or a model in parts by the name of any of them.
     ///
     /// # Errors
-    /// If it cannot be read, is not a model that runs, or an option is wrong.
+    /// If it cannot be read, is not a supported model, or an option is invalid.
     pub fn load(&self, path: impl AsRef<Path>) -> Result<Model> {
         self.load_file(&ModelFile::open(path)?)
     }
 
-    /// Loads the model that is part of this library.
+    /// Loads the model that is built into this library.
     ///
     /// # Errors
-    /// If an option is wrong.
+    /// If an option is invalid.
     #[cfg(feature = "built-in")]
     pub fn load_built_in(&self) -> Result<Model> {
         self.load_file(&ModelFile::built_in())
     }
 
-    /// Loads a file that was opened before.
+    /// Loads a file that is already open.
     ///
     /// # Errors
     /// As [`Builder::load`].
@@ -216,7 +216,7 @@ impl Builder {
         })
     }
 
-    /// The file's configuration with what the options replace.
+    /// The file's configuration with the overrides of the options.
     fn configured(&self, config: ModelConfig) -> Result<ModelConfig> {
         if self.rope_scaling.is_none() && self.rope_base.is_none() {
             return Ok(config);
@@ -254,15 +254,15 @@ impl Model {
     /// CPU's kernels, or on a GPU if there is one (with the feature `gpu`).
     ///
     /// # Errors
-    /// If it cannot be read or is not a model that runs.
+    /// If it cannot be read or is not a supported model.
     pub fn load(path: impl AsRef<Path>) -> Result<Model> {
         Model::builder().load(path)
     }
 
-    /// Loads the model that is part of this library.
+    /// Loads the model that is built into this library.
     ///
     /// # Errors
-    /// If the system gives no threads or memory.
+    /// If the system refuses threads or memory.
     #[cfg(feature = "built-in")]
     pub fn built_in() -> Result<Model> {
         Model::builder().load_built_in()

@@ -1,4 +1,4 @@
-//! Conversations over a model, and replies as they are made.
+//! Conversations over a model, and streaming replies.
 
 use crate::error::Result;
 use crate::model::Model;
@@ -37,7 +37,7 @@ impl Model {
     /// Continues `text` as plain text, without the chat template.
     ///
     /// # Errors
-    /// If there is no memory, the text does not fit the context, or an option is wrong.
+    /// If there is no memory, the text does not fit the context, or an option is invalid.
     pub fn generate(&self, text: &str, options: TurnOptions) -> Result<Reply<'static>> {
         let mut chat = self.chat()?;
         *chat.options_mut() = options;
@@ -61,23 +61,23 @@ impl Chat {
         &self.model
     }
 
-    /// How replies are made. When the context is full the oldest exchanges are left out, unless
-    /// [`TurnOptions::overflow`] says otherwise.
+    /// Options of replies. When the context is full the oldest exchanges are left out, unless
+    /// [`TurnOptions::overflow`] is changed.
     pub fn options(&self) -> &TurnOptions {
         &self.options
     }
 
-    /// The same, to be changed for the next reply.
+    /// As [`Chat::options`], to change them for the next reply.
     pub fn options_mut(&mut self) -> &mut TurnOptions {
         &mut self.options
     }
 
-    /// Begins anew, with these instructions for the whole conversation.
+    /// Starts over, with these instructions for the whole conversation.
     pub fn system(&mut self, text: impl Into<String>) {
         self.conversation.set_messages(vec![ChatMessage::new(Role::System, text)]);
     }
 
-    /// Begins anew, with the messages of another conversation or none.
+    /// Starts over, with the messages of another conversation or none.
     pub fn set_messages(&mut self, messages: Vec<ChatMessage>) {
         self.conversation.set_messages(messages);
     }
@@ -92,20 +92,20 @@ impl Chat {
         self.sequence.position()
     }
 
-    /// Tokens that the KV cache can hold.
+    /// Most tokens that fit into the KV cache.
     pub fn capacity(&self) -> usize {
         self.sequence.capacity()
     }
 
-    /// Sends a message; the reply is made as the iterator is advanced. Only what is new is computed.
+    /// Sends a message; the reply is computed as the iterator advances. Only new tokens are computed.
     ///
     /// # Errors
-    /// If the message does not fit the context, or an option is wrong. Nothing is sent then.
+    /// If the message does not fit the context, or an option is invalid. Nothing is sent then.
     pub fn send(&mut self, text: impl Into<String>) -> Result<Reply<'_>> {
         self.send_messages(vec![ChatMessage::new(Role::User, text)])
     }
 
-    /// Sends messages, the results of tools say.
+    /// Sends messages, such as the results of tools.
     ///
     /// # Errors
     /// As [`Chat::send`].
@@ -114,7 +114,7 @@ impl Chat {
         Ok(Reply::new(Owner::Borrowed(self)))
     }
 
-    /// Makes another reply to the last message.
+    /// Computes another reply to the last message.
     ///
     /// # Errors
     /// As [`Chat::send`], and if there is no reply yet.
@@ -132,7 +132,7 @@ impl Chat {
         Ok(Reply::new(Owner::Borrowed(self)))
     }
 
-    /// As [`Chat::complete`], by a reply that owns the chat.
+    /// As [`Chat::complete`], with a reply that owns the chat.
     pub(crate) fn into_completion(mut self, tokens: &[u32]) -> Result<Reply<'static>> {
         self.begin_completion(tokens)?;
         Ok(Reply::new(Owner::Owned(Box::new(self))))
@@ -162,25 +162,25 @@ impl Chat {
     }
 }
 
-/// A piece of a reply: a token, and the text that is certain now.
+/// A piece of a reply: a token and the text that is now certain.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Piece {
-    /// Text as the model writes it, markers of thoughts and tool calls included.
+    /// Text as the model wrote it, markers of reasoning and tool calls included.
     pub text: String,
-    /// The part of it for the reader.
+    /// The part of `text` for the reader.
     pub content: String,
-    /// The part of it that is thoughts.
+    /// The part of `text` that is reasoning.
     pub reasoning: String,
     /// Tool calls that are now complete.
     pub tool_calls: Vec<FunctionCall>,
     /// The token that the model chose; `None` for text that a cancelled reply had held back.
     pub token: Option<u32>,
-    /// The tokens that are now part of the reply: that one unless it ended the reply, and those of the end of thoughts
-    /// where it was put in.
+    /// The tokens that are now part of the reply: `token`, unless it ended the reply, and the tokens of an
+    /// inserted end of reasoning.
     pub tokens: Vec<u32>,
     /// The token's log-probability, if asked for.
     pub logprob: Option<f32>,
-    /// The most likely tokens in its place, if asked for.
+    /// The most likely alternatives, if asked for.
     pub top: Vec<Logprob>,
     /// Why the reply ended, if this is its last piece.
     pub done: Option<Reason>,
@@ -202,10 +202,10 @@ impl From<CorePiece<'_>> for Piece {
     }
 }
 
-/// What a step of a reply brought.
+/// The result of a step of a reply.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Step {
-    /// So many of so many prompt tokens are computed, cached ones included.
+    /// Prompt tokens computed so far, cached ones included, and their total.
     Prompt(usize, usize),
     /// A piece of the reply.
     Piece(Piece),
@@ -220,7 +220,7 @@ pub struct Timings {
     pub cached: usize,
     /// From the beginning to the first token.
     pub prompt_time: Duration,
-    /// Tokens generated, the one that ended the reply included.
+    /// Generated tokens, including the one that ended the reply.
     pub reply: usize,
     /// From the first token to the end.
     pub reply_time: Duration,
@@ -256,15 +256,15 @@ impl Owner<'_> {
     }
 }
 
-/// A reply in the making: an iterator over its pieces. Dropped before its end it is cancelled; the conversation then
-/// has what was made of it.
+/// A reply in progress: an iterator over its pieces. Dropping it before its end cancels it; the conversation
+/// then keeps the partial reply.
 pub struct Reply<'c> {
     owner: Owner<'c>,
     start: Instant,
     first_token: Option<Instant>,
     timings: Timings,
     finish: Option<Finish>,
-    /// Set when it ended, by itself or by an error.
+    /// Set when it has ended, normally or by an error.
     ended: bool,
 }
 
@@ -286,7 +286,7 @@ impl<'c> Reply<'c> {
     /// Runs the model once: on a part of the prompt, or for the next token. `None` after the end.
     ///
     /// # Errors
-    /// What the device says; nothing comes after it, and the conversation is as before.
+    /// Those of the device; the reply ends, and the conversation is as before.
     pub fn step(&mut self) -> Option<Result<Step>> {
         if self.ended {
             return None;
@@ -331,7 +331,7 @@ impl<'c> Reply<'c> {
         }
     }
 
-    /// Ends the reply as it is; returns text that was held back until now.
+    /// Ends the reply as it is; returns text that was held back.
     pub fn cancel(&mut self) -> Option<Piece> {
         if self.ended {
             return None;
@@ -353,7 +353,7 @@ impl<'c> Reply<'c> {
         self.finish = finish;
     }
 
-    /// Makes the rest of the reply and says how it ended.
+    /// Computes the rest of the reply and returns how it ended.
     ///
     /// # Errors
     /// As [`Reply::step`].
@@ -361,7 +361,7 @@ impl<'c> Reply<'c> {
         while let Some(step) = self.step() {
             step?;
         }
-        // Only an error leaves none, and it was returned when it came.
+        // Only an error leaves none, and it was already returned.
         let ended = shohin_core::Error::Device { problem: "the reply had failed before" };
         Ok(self.finish.take().ok_or(ended)?)
     }
@@ -371,7 +371,7 @@ impl<'c> Reply<'c> {
         self.finish.as_ref()
     }
 
-    /// Tokens that it took so far.
+    /// Token counts so far.
     pub fn usage(&mut self) -> Usage {
         match &self.finish {
             Some(finish) => finish.usage,

@@ -1,57 +1,57 @@
-//! Errors a person can act on: each names the file or option, what was expected and what was found.
+//! Errors a person can act on: each names the file or option, the expected and the found value.
 
 use shohin_core::gguf::MAX_PARTS;
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
-/// Why a model cannot be opened or run.
+/// The reason why a model cannot be opened or run.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// The system refused a file.
+    /// The system reported an error for a file.
     Io {
-        /// What was tried, as in `cannot open the model <path>`.
+        /// The failed action, as in `cannot open the model <path>`.
         action: &'static str,
-        /// Of the file.
+        /// The file.
         path: PathBuf,
         /// The system's reason.
         source: io::Error,
     },
-    /// A path that cannot be a model's.
+    /// A path that cannot be a model.
     NotAFile {
         /// The path.
         path: PathBuf,
-        /// What it is instead, and what was expected.
+        /// Its actual kind, and the expected one.
         problem: &'static str,
     },
-    /// An address where a path was expected: nothing is downloaded.
+    /// A URL where a path was expected: nothing is downloaded.
     Address {
-        /// The address.
+        /// The URL.
         url: String,
     },
-    /// A file whose name promises more parts than a model can have.
+    /// A file whose name claims more parts than a model can have.
     TooManyParts {
         /// The file.
         name: String,
-        /// Parts by its name.
+        /// Number of parts, from its name.
         count: usize,
     },
     /// One of a model's files cannot be opened.
     MissingPart {
-        /// Files of the model.
+        /// Number of files of the model.
         count: usize,
-        /// Why not.
+        /// The reason.
         source: Box<Error>,
     },
-    /// A file's contents are wrong.
+    /// The contents of a file are invalid.
     Model {
         /// The file.
         name: String,
-        /// What is wrong.
+        /// The error.
         source: shohin_core::Error,
     },
-    /// An option has a value that this machine cannot take.
+    /// An option has a value that this machine does not support.
     Option {
         /// The option.
         name: &'static str,
@@ -60,46 +60,46 @@ pub enum Error {
         /// Values it can have.
         expected: String,
     },
-    /// The system gives no threads.
+    /// The system refused to start threads.
     Threads {
-        /// How many were asked for.
+        /// Number of threads requested.
         count: usize,
         /// The system's reason.
         source: io::Error,
     },
-    /// The engine refused what it was asked.
+    /// The engine refused a request.
     Engine(shohin_core::Error),
-    /// The configuration that options and file give together.
+    /// The configuration from options and file is invalid.
     Config(shohin_core::Error),
-    /// A text without tokens, where each must have some.
+    /// An empty text.
     EmptyText {
         /// Its number, from 1.
         number: usize,
     },
-    /// A text of more tokens than the model supports.
+    /// A text with more tokens than the model supports.
     LongText {
         /// Its number, from 1.
         number: usize,
-        /// Its tokens.
+        /// Its number of tokens.
         found: usize,
         /// The model's longest context.
         most: usize,
     },
-    /// The model's hidden states are not numbers.
+    /// The model's hidden states are not finite.
     NotFinite,
     /// A GPU was asked for, and this program was built without the feature `gpu`.
     NoGpuSupport,
     /// The GPU failed, or there is none.
     #[cfg(feature = "gpu")]
     Gpu {
-        /// What is wrong.
+        /// The error.
         source: Box<shohin_gpu::Error>,
-        /// GPUs this machine has, where another name could help.
+        /// GPUs of this machine, if another name could help.
         names: Vec<String>,
     },
 }
 
-/// What can fail here.
+/// Result of every fallible call of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl fmt::Display for Error {
@@ -174,7 +174,7 @@ impl From<shohin_gpu::Error> for Error {
     }
 }
 
-/// The system's sentence without Rust's `(os error 2)`.
+/// The system's message without Rust's `(os error 2)`.
 fn reason(error: &io::Error) -> String {
     let text = error.to_string();
     text.split(" (os error").next().unwrap_or(&text).to_string()

@@ -1,4 +1,5 @@
-//! A model's file, or files: mapped, so that nothing is read before it is used, or read and repacked for the CPU.
+//! A model's file, or files: memory-mapped, so that nothing is read before it is used, or read and repacked
+//! for the CPU.
 
 use crate::error::{Error, Result};
 use crate::memory;
@@ -13,11 +14,11 @@ use std::io::{self, Read, Seek};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The model that needs no download.
+/// The built-in model.
 #[cfg(feature = "built-in")]
 static BUILT_IN: &[u8] = include_bytes!("../../models/sprout.gguf");
 
-/// A model's file, or all files of a model in parts, mapped.
+/// A model's file, or all files of a model in parts, memory-mapped.
 #[derive(Clone, Debug)]
 pub struct ModelFile {
     name: String,
@@ -27,7 +28,7 @@ pub struct ModelFile {
 
 #[derive(Debug)]
 struct Shard {
-    /// What to call it in messages.
+    /// The name in messages.
     name: String,
     bytes: Bytes,
 }
@@ -39,7 +40,7 @@ enum Bytes {
     Mapped(Arc<Mmap>, Mutex<File>),
 }
 
-/// The bytes of a file that hold weights: the mapped file, or a copy that can be rearranged.
+/// The bytes of a file that hold weights: the mapped file, or a writable copy.
 #[derive(Debug)]
 pub struct ShardBytes(Held);
 
@@ -48,7 +49,7 @@ enum Held {
     #[cfg(feature = "built-in")]
     BuiltIn,
     Mapped(Arc<Mmap>),
-    /// The first `len` bytes are the file, perhaps expanded.
+    /// The first `len` bytes are the file, possibly expanded.
     Copy {
         memory: MmapMut,
         len: usize,
@@ -75,7 +76,8 @@ impl ModelBytes for ShardBytes {
     }
 }
 
-/// The parts of the model that `path` is one of, first to last, by its name: `name-00001-of-00003.gguf`.
+/// If `path` is named like a part of a model (`name-00001-of-00003.gguf`): the paths of all parts, first to
+/// last.
 fn shard_paths(path: &Path) -> Option<Vec<PathBuf>> {
     let name = path.file_name()?.to_str()?;
     let (stem, count) = name.strip_suffix(".gguf")?.rsplit_once("-of-")?;
@@ -113,8 +115,8 @@ impl Shard {
         if meta.len() == 0 {
             return refused("is empty, expected a GGUF file");
         }
-        // SAFETY: the mapping is read-only. As with every mapped file, a program that cuts the file short
-        // meanwhile ends this one; one that changes its bytes changes the model's weights.
+        // SAFETY: the mapping is read-only. As with every mapped file, a program that truncates the file
+        // while it is mapped terminates this one; one that changes its bytes changes the model's weights.
         let map = unsafe { Mmap::map(&file) }.map_err(failed("map the model", path))?;
         Ok(Shard { name: path.display().to_string(), bytes: Bytes::Mapped(Arc::new(map), Mutex::new(file)) })
     }
@@ -131,14 +133,14 @@ impl Shard {
         Error::Model { name: self.name.clone(), source }
     }
 
-    /// What expanding its base-3 matrices takes, if it has such.
+    /// The memory to expand its base-3 matrices, if it has any.
     fn expansion(&self, options: &ReadOptions) -> Result<Option<Expansion>> {
         Gguf::parse_with(self.bytes(), options)
             .and_then(|gguf| cpu::expansion(&gguf, self.bytes().len()))
             .map_err(|e| self.error(e))
     }
 
-    /// The bytes where they are.
+    /// The mapped bytes.
     fn mapped(&self) -> ShardBytes {
         ShardBytes(match &self.bytes {
             #[cfg(feature = "built-in")]
@@ -147,14 +149,14 @@ impl Shard {
         })
     }
 
-    /// A copy that can be rearranged, with 2-bit codes for base-3 digits unless `compact`; the mapped bytes where
-    /// there is no memory for one.
+    /// A writable copy, with 2-bit codes for base-3 digits unless `compact`; the mapped bytes if there is no
+    /// memory for one.
     fn copy(&self, options: &ReadOptions, compact: bool, isa: Isa, pool: &dyn Pool) -> Result<ShardBytes> {
         let expansion = if compact { None } else { self.expansion(options)? };
         let stored = self.bytes().len();
         let room = expansion.map_or(stored, |expansion| expansion.room);
         let Ok(mut memory) = memory::large_pages(room) else {
-            // Slower, but the mapped file needs no memory of its own.
+            // Slower, but the mapped file needs no additional memory.
             return Ok(self.mapped());
         };
         let end = &mut memory[room - stored..];
@@ -162,7 +164,7 @@ impl Shard {
             #[cfg(feature = "built-in")]
             Bytes::BuiltIn => end.copy_from_slice(BUILT_IN),
             Bytes::Mapped(_, file) => {
-                // Not copied from the mapping, or the model would be in memory twice.
+                // Read, not copied from the mapping: that would load the model into memory twice.
                 let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
                 let read = file.rewind().and_then(|()| file.read_exact(end));
                 read.map_err(failed("read the model", Path::new(&self.name)))?;
@@ -177,7 +179,7 @@ impl Shard {
 }
 
 impl ModelFile {
-    /// The model that is part of this library.
+    /// The model that is built into this library.
     #[cfg(feature = "built-in")]
     pub fn built_in() -> Self {
         let name = String::from("built-in model");
@@ -185,10 +187,10 @@ impl ModelFile {
         ModelFile { name, shards }
     }
 
-    /// Maps the file; of a model in parts (`name-00001-of-00003.gguf`, any of them) all files beside it.
+    /// Maps the file, or all files of a model in parts, given any of them (`name-00001-of-00003.gguf`).
     ///
     /// # Errors
-    /// If one cannot be opened or is not a regular file. Contents are not looked at.
+    /// If one cannot be opened or is not a regular file. Contents are not checked.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let name = path.display().to_string();
@@ -204,15 +206,15 @@ impl ModelFile {
         Ok(ModelFile { name, shards })
     }
 
-    /// What to call it in messages.
+    /// The name in messages.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The contents, checked.
+    /// The contents, validated.
     ///
     /// # Errors
-    /// [`Error::Model`] with the name of the part that is wrong.
+    /// [`Error::Model`] with the name of the invalid part.
     pub fn gguf(&self, options: &ReadOptions) -> Result<Gguf<'_>> {
         let parts: Vec<&[u8]> = self.shards.iter().map(Shard::bytes).collect();
         Gguf::parse_parts(&parts, options).map_err(|wrong| {
@@ -221,7 +223,7 @@ impl ModelFile {
         })
     }
 
-    /// How to read single parts, of which not each tells by itself what it holds.
+    /// Options to read single parts, since the layout of id 42 may be determined by another part.
     fn shard_options(&self, options: &ReadOptions) -> Result<ReadOptions> {
         if self.shards.len() == 1 {
             return Ok(*options);
@@ -230,12 +232,12 @@ impl ModelFile {
         Ok(ReadOptions { id42, ..*options })
     }
 
-    /// The weights for the CPU, repacked into the layouts that `isa` computes with if `repack`; the file stays as
-    /// it is. Base-3 formats then become 2-bit codes unless `compact`. Where memory does not suffice, the file stays
-    /// mapped. `configure` may override numbers of the configuration.
+    /// The weights for the CPU, repacked into the layouts preferred by `isa` if `repack`; the file is not
+    /// changed. Base-3 formats are then expanded to 2-bit codes unless `compact`. If memory does not suffice,
+    /// the file stays mapped. `configure` may override values of the configuration.
     ///
     /// # Errors
-    /// If the contents are wrong, or a file cannot be read.
+    /// If the contents are invalid, or a file cannot be read.
     pub fn weights(
         &self,
         options: &ReadOptions,
@@ -249,7 +251,7 @@ impl ModelFile {
         let mut parts: Vec<ShardBytes> = self.shards.iter().map(Shard::mapped).collect();
         let mut options = *options;
         if repack {
-            // Checked before it is all read.
+            // Validate before reading everything.
             let gguf = self.gguf(&options)?;
             ModelConfig::from_gguf(&gguf).map_err(|e| self.error(0, e))?;
             drop(gguf);
@@ -272,10 +274,10 @@ impl ModelFile {
         Error::Model { name: name.clone(), source }
     }
 
-    /// The format of the matrices that are most of the model, as the file has it.
+    /// The format of most of the model's matrices in the file.
     ///
     /// # Errors
-    /// If the contents are wrong.
+    /// If the contents are invalid.
     pub fn format(&self, options: &ReadOptions) -> Result<Option<Format>> {
         Ok(main_format(&self.gguf(options)?))
     }
@@ -285,15 +287,15 @@ impl ModelFile {
         self.shards.iter().map(|shard| shard.bytes().len()).sum()
     }
 
-    /// How many files it is in.
+    /// Number of files.
     pub fn parts(&self) -> usize {
         self.shards.len()
     }
 
-    /// Bytes that the weights take while the model runs; `expands` if base-3 formats become 2-bit codes.
+    /// Bytes of the weights while the model runs; `expands` if base-3 formats are expanded to 2-bit codes.
     ///
     /// # Errors
-    /// If the contents are wrong.
+    /// If the contents are invalid.
     pub fn resident_len(&self, options: &ReadOptions, expands: bool) -> Result<usize> {
         let options = self.shard_options(options)?;
         let resident = |shard: &Shard| {
@@ -304,7 +306,7 @@ impl ModelFile {
     }
 }
 
-/// The format of the matrices that are most of a model.
+/// The format of most of a model's matrices.
 fn main_format(gguf: &Gguf<'_>) -> Option<Format> {
     gguf.tensor("blk.0.ffn_down.weight")?.format()
 }

@@ -18,7 +18,7 @@ fn device_options(context: usize, activations: Activations) -> GpuDeviceOptions 
 impl GpuWeights {
     /// Uploads the model to the GPU whose name contains `name`, or to the system's choice.
     pub(crate) fn load(name: Option<&str>, gguf: &Gguf<'_>, config: ModelConfig) -> Result<GpuWeights> {
-        // A software implementation must be asked for by name.
+        // A software implementation must be requested by name.
         let software = name.is_some();
         let options = GpuOptions { software, name: name.map(String::from), ..GpuOptions::default() };
         let gpu = pollster::block_on(Gpu::open(&options)).map_err(|source| Error::Gpu {
@@ -33,7 +33,7 @@ impl GpuWeights {
         self.0.gpu().name()
     }
 
-    /// Bytes that a sequence takes on the GPU.
+    /// Bytes of a sequence on the GPU.
     pub(crate) fn session_bytes(&self, session: &SessionOptions, activations: Activations) -> Result<u64> {
         let plan = self.0.plan().memory_plan(&device_options(session.context, activations), session)?;
         Ok(plan.kv + plan.scratch)

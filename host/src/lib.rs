@@ -13,17 +13,18 @@
 //! # }
 //! ```
 //!
-//! [`Model::built_in`] needs no file, [`Model::builder`] has the options, and [`mod@core`] is the engine below.
+//! [`Model::built_in`] needs no file, [`Model::builder`] has the options, and [`mod@core`] is the underlying
+//! engine.
 //!
 //! | module | |
 //! |---|---|
-//! | [`Model`], [`Builder`] | a loaded model; how it is loaded |
-//! | [`chat`] | conversations, and replies as they are made |
-//! | [`sequence`] | a sequence of tokens on whichever device |
+//! | [`Model`], [`Builder`] | a loaded model; loading it |
+//! | [`chat`] | conversations, and streaming replies |
+//! | [`sequence`] | a sequence of tokens on any device |
 //! | [`mod@file`] | a GGUF file, mapped; models in several files; weights repacked for the CPU |
 //! | [`memory`] | memory in large pages |
 //! | [`threads`] | the thread pool that computes |
-//! | [`error`] | errors that name the file or option and say what was expected |
+//! | [`error`] | errors that name the file or option and the expected value |
 
 mod builder;
 pub mod chat;
@@ -47,7 +48,7 @@ pub use shohin_core::chat::{ChatMessage, TurnOptions};
 pub use shohin_core::{Activations, KvFormat, SamplerConfig};
 pub use threads::ThreadPool;
 
-/// The README's Rust compiles.
+/// Compiles the README's Rust.
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 pub struct Readme;

@@ -5,23 +5,23 @@ use shohin_core::model::ModelBytes;
 use shohin_core::{Cpu, Result, Session, SessionOptions};
 use std::io;
 
-/// A session of at least this many bytes gets large pages. It may fill one for each before it needs them.
+/// Sessions of at least this many bytes use large pages.
 const LARGE: usize = 64 << 20;
 
-/// Zeroed memory in large pages where the system has them, taken as it is touched. Reading it is up to twice
-/// as fast: there are fewer addresses to translate.
+/// Zeroed memory in large pages if the system supports them, allocated on first access. Reading is up to
+/// twice as fast, as there are fewer TLB misses.
 ///
 /// # Errors
-/// If the system has not so much.
+/// If the system is out of memory.
 pub fn large_pages(bytes: usize) -> io::Result<MmapMut> {
     let memory = MmapMut::map_anon(bytes)?;
-    // A kernel without large pages does without.
+    // Kernels without large pages ignore it.
     #[cfg(target_os = "linux")]
     let _ = memory.advise(memmap2::Advice::HugePage);
     Ok(memory)
 }
 
-/// A session in such memory, if that pays.
+/// A session in large pages, if it is large enough.
 ///
 /// # Errors
 /// Those of [`Session::new`].

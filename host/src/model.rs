@@ -1,4 +1,4 @@
-//! A loaded model, and what can be asked of it.
+//! A loaded model and its operations.
 
 use crate::error::{Error, Result};
 use crate::file::{ModelFile, ShardBytes};
@@ -20,15 +20,15 @@ use shohin_core::{
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-/// Rows whose logits are computed together where all are asked for.
+/// Rows whose logits are computed together if all are requested.
 const LOGIT_ROWS: usize = 8;
 
-/// A loaded model: weights, tokenizer, threads and the device it runs on. Clones share all of it, and any number of
-/// chats can run over one model, also on several threads.
+/// A loaded model: weights, tokenizer, threads and the device it runs on. Clones share all of it, and any
+/// number of chats can run over one model, also on several threads.
 #[derive(Clone, Debug)]
 pub struct Model(pub(crate) Arc<Inner>);
 
-/// Where the weights are that compute.
+/// The device with the weights.
 #[derive(Clone, Debug)]
 pub(crate) enum Machine {
     Cpu,
@@ -37,7 +37,7 @@ pub(crate) enum Machine {
 }
 
 pub(crate) struct Inner {
-    /// In the metadata; may be empty.
+    /// From the metadata; may be empty.
     pub(crate) name: String,
     pub(crate) file: ModelFile,
     pub(crate) read: ReadOptions,
@@ -48,11 +48,11 @@ pub(crate) struct Inner {
     pub(crate) kv: KvFormat,
     pub(crate) pool: Arc<ThreadPool>,
     pub(crate) machine: Machine,
-    /// What constraints need of the tokenizer, built when first asked for.
+    /// The vocabulary for constraints, built on first use.
     pub(crate) vocabulary: OnceLock<Arc<Vocabulary>>,
-    /// Of most of the weights in the file.
+    /// The format of most of the weights in the file.
     pub(crate) format: Option<Format>,
-    /// Of the weights while the model runs.
+    /// Bytes of the weights while the model runs.
     pub(crate) weight_bytes: usize,
     pub(crate) load_time: Duration,
 }
@@ -67,22 +67,23 @@ impl std::fmt::Debug for Inner {
 }
 
 impl Model {
-    /// The tokens of a text, with the token that texts begin with if the model has one. Control tokens in it are text.
+    /// The tokens of a text, with the beginning-of-sequence token if the model uses one. Control tokens in
+    /// the text are plain text.
     pub fn tokenize(&self, text: &str) -> Vec<u32> {
         self.tokenize_with(text, Special::UserDefined)
     }
 
-    /// As [`Model::tokenize`], with the added tokens that `special` lets the text form.
+    /// As [`Model::tokenize`], with the added tokens that `special` allows.
     pub fn tokenize_with(&self, text: &str, special: Special) -> Vec<u32> {
         let mut tokens = Vec::from_iter(self.0.tokenizer.leading_bos());
         self.0.tokenizer.encode(text, special, &mut tokens);
         tokens
     }
 
-    /// The text of tokens, control tokens left out.
+    /// The text of tokens, without control tokens.
     ///
     /// # Errors
-    /// [`shohin_core::Error::Token`] for an unknown one.
+    /// [`shohin_core::Error::Token`] for an unknown token.
     pub fn detokenize(&self, tokens: &[u32]) -> Result<String> {
         let vocab = self.0.tokenizer.vocab_size() as u32;
         if let Some(&id) = tokens.iter().find(|&&id| id >= vocab) {
@@ -99,13 +100,13 @@ impl Model {
     /// [`Model::embeddings`] for several texts.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Model::embeddings`].
     pub fn embed(&self, text: &str) -> Result<Vec<f32>> {
         let mut all = self.embeddings(&[text], Pooling::Mean, true)?;
         all.next().unwrap_or(Err(Error::EmptyText { number: 1 }))
     }
 
-    /// The embeddings `(hidden)` of texts, computed one by one as they are asked for; of length 1 if `normalize`.
+    /// The embeddings `(hidden)` of texts, computed lazily one by one; of length 1 if `normalize`.
     ///
     /// # Errors
     /// If a text is empty or too long for the model, or there is no memory.
@@ -140,15 +141,15 @@ impl Model {
         }))
     }
 
-    /// Calls `sink(i, logits)` with the logits `(vocab)` of what follows each of `tokens`, in order.
+    /// Calls `sink(i, logits)` with the logits `(vocab)` after each of `tokens`, in order.
     ///
     /// # Errors
-    /// If the tokens are none, unknown, or more than the model supports; if there is no memory.
+    /// If there are no tokens, unknown ones, or more than the model supports; if there is no memory.
     pub fn logits(&self, tokens: &[u32], sink: &mut dyn FnMut(usize, &[f32])) -> Result<()> {
         Ok(self.sequence(tokens.len())?.logits(tokens, sink)?)
     }
 
-    /// An empty sequence of at most `context` tokens, for what the other methods do not do.
+    /// An empty sequence of at most `context` tokens, for low-level use.
     ///
     /// # Errors
     /// If there is no memory for it.
@@ -156,11 +157,11 @@ impl Model {
         self.open(context, LOGIT_ROWS, memory::session)
     }
 
-    /// As [`Model::sequence`], for measurements with [`Sequence::set_len`]: all of the cache's memory is in place, and
-    /// holds small equal numbers. Untouched memory would be a single page of zeros.
+    /// As [`Model::sequence`], for measurements with [`Sequence::set_len`]: all of the cache's memory is
+    /// resident and holds small equal numbers. Untouched memory would be a single page of zeros.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Model::sequence`].
     pub fn filled_sequence(&self, context: usize) -> Result<Box<dyn Sequence>> {
         self.open(context, 1, |device, options| {
             let bytes = device.memory_plan(options)?.session;
@@ -171,7 +172,7 @@ impl Model {
         })
     }
 
-    /// A sequence for generating, without room for the logits of several rows.
+    /// A sequence for generation, without room for the logits of several rows.
     pub(crate) fn generating_sequence(&self) -> Result<Box<dyn Sequence>> {
         self.open(self.0.options.context, 1, memory::session)
     }
@@ -199,7 +200,7 @@ impl Model {
         }
     }
 
-    /// The name in the file's metadata, else of the published model it equals.
+    /// The name in the file's metadata, or else that of the matching published model.
     pub fn name(&self) -> &str {
         match (self.0.name.as_str(), self.variant()) {
             ("", ModelVariant::Custom) => "unnamed model",
@@ -208,12 +209,12 @@ impl Model {
         }
     }
 
-    /// Which published model it is.
+    /// The published model it matches.
     pub fn variant(&self) -> ModelVariant {
         self.0.weights.model().variant()
     }
 
-    /// The model's numbers.
+    /// The model's configuration.
     pub fn config(&self) -> &ModelConfig {
         self.0.weights.model().config()
     }
@@ -228,17 +229,17 @@ impl Model {
         self.0.template
     }
 
-    /// Whether the model can think before it answers.
+    /// Whether the model can reason before it answers.
     pub fn can_think(&self) -> bool {
         self.0.template.style == Style::Qwen3
     }
 
-    /// The format of most of the weights, as the file has it; `None` if the model has no layers.
+    /// The format of most of the weights in the file; `None` if the model has no layers.
     pub fn format(&self) -> Option<Format> {
         self.0.format
     }
 
-    /// The weights on the CPU, packed as the kernels read them (on a GPU: as the file has them).
+    /// The weights on the CPU, in the layout of the kernels (on a GPU: in that of the file).
     pub fn weights(&self) -> &CpuWeights<ShardBytes> {
         &self.0.weights
     }
@@ -251,12 +252,12 @@ impl Model {
     /// The file's contents: metadata and tensors.
     ///
     /// # Errors
-    /// If the file was changed meanwhile.
+    /// If the file was changed since it was loaded.
     pub fn gguf(&self) -> Result<Gguf<'_>> {
         self.0.file.gguf(&self.0.read)
     }
 
-    /// Context of chats in tokens, as asked for; [`Chat::capacity`] is what they have.
+    /// Requested context of chats in tokens; [`Chat::capacity`] is the actual one.
     pub fn context(&self) -> usize {
         self.0.options.context
     }
@@ -286,7 +287,7 @@ impl Model {
         self.0.pool.workers()
     }
 
-    /// Name of the GPU it runs on.
+    /// Name of the GPU it runs on, if any.
     pub fn gpu(&self) -> Option<&str> {
         match &self.0.machine {
             Machine::Cpu => None,
@@ -295,7 +296,7 @@ impl Model {
         }
     }
 
-    /// How long loading took.
+    /// Duration of loading.
     pub fn load_time(&self) -> Duration {
         self.0.load_time
     }
@@ -305,16 +306,16 @@ impl Model {
         self.0.weight_bytes
     }
 
-    /// Bytes of a sequence of `context` tokens on the CPU, with its device's scratch memory.
+    /// Bytes of a sequence of `context` tokens on the CPU, including its device's scratch memory.
     ///
     /// # Errors
-    /// For a context of 0, or one of more bytes than there are addresses.
+    /// For a context of 0, or one that exceeds the address space.
     pub fn memory_plan(&self, context: usize) -> Result<MemoryPlan> {
         let options = CpuOptions { context, ..self.0.options };
         Ok(self.0.weights.memory_plan(&options, &SessionOptions { context, kv: self.0.kv })?)
     }
 
-    /// Bytes of a sequence of `context` tokens where the model runs.
+    /// Bytes of a sequence of `context` tokens on the model's device.
     ///
     /// # Errors
     /// As [`Model::memory_plan`].
@@ -328,7 +329,7 @@ impl Model {
         }
     }
 
-    /// What conversations need.
+    /// Calls `work` with the parts of the model that conversations need.
     pub(crate) fn with_chat_model<T>(&self, work: impl FnOnce(&ChatModel<'_>) -> T) -> T {
         let vocabulary = || {
             let make = || Arc::new(Vocabulary::new(&self.0.tokenizer));

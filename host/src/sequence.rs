@@ -1,20 +1,20 @@
-//! One sequence of tokens on a device, whichever it is.
+//! One sequence of tokens on any device.
 
 use shohin_core::device::{BlockingDevice, Output, Readout, Wants};
 use shohin_core::generate::Backend;
 use shohin_core::{Error, Result, SamplerConfig, Session};
 
-/// A sequence on a device that it has to itself: what generations and measurements drive. [`Backend::feed`] is
-/// prefill and decode.
+/// A sequence with its own device, for generations and measurements. [`Backend::feed`] is prefill and decode.
 pub trait Sequence: Backend + Send {
-    /// Reads back only what a sampler with this configuration chooses from, if that is cheaper; other logits of
-    /// [`Backend::feed`] then show as -inf. Log-probabilities and constraints need `all`.
+    /// Reads back only the logits that a sampler with this configuration can choose from, if that is cheaper;
+    /// other logits of [`Backend::feed`] are then -inf. Log-probabilities and constraints need `all`.
     fn read_for(&mut self, config: &SamplerConfig, all: bool);
 
-    /// Takes `len` tokens as seen, whatever the cache holds at their positions: for measurements.
+    /// Sets the number of tokens seen to `len`, whatever the cache holds at their positions: for
+    /// measurements.
     ///
     /// # Errors
-    /// If there is no room for so many.
+    /// If they do not fit.
     fn set_len(&mut self, len: usize) -> Result<()>;
 
     /// Appends `tokens`; writes the most likely token after each of them to `out`, all in one pass.
@@ -40,10 +40,10 @@ pub trait Sequence: Backend + Send {
 pub(crate) struct OnDevice<D: BlockingDevice> {
     device: D,
     session: Session<D>,
-    /// Whether logits come from another memory, so that some are cheaper than all.
+    /// Whether logits are read from another memory, so that a few are cheaper than all.
     remote: bool,
     readout: Readout,
-    /// Logits, of which those that were not read back are -inf.
+    /// Logits; those that were not read back are -inf.
     sparse: Vec<f32>,
 }
 

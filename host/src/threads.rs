@@ -1,12 +1,12 @@
 //! The thread pool: fork and join in microseconds.
 //!
 //! A token is some two hundred small matrix products, so waking threads through a lock and a condition
-//! variable each time would cost more than the work. Workers spin for a moment after a run, as the next
-//! one usually follows at once, and then park, as a machine is usually shared. Jobs are claimed one by
-//! one, so a worker that the system takes off its core costs its own job at most; the caller works too
-//! and never waits for a worker that has not started. Each run is compared with what it would have taken
-//! the caller alone; where waiting for workers costs more than they bring, the caller works alone for a
-//! while: twice as long after each time together that lost more than it gained, half as long after others.
+//! variable each time would cost more than the work. Workers spin for a moment after a run, as the next one
+//! usually follows at once, and then park, as machines are usually shared. Jobs are claimed one by one, so a
+//! worker that is descheduled delays at most its own job; the caller works too and never waits for a worker
+//! that has not started. Each run is compared with the time it would have taken the caller alone; if waiting
+//! for workers costs more than they gain, the caller works alone for a while: twice as long after each
+//! parallel period that lost more than it gained, half as long after others.
 #![allow(unsafe_code)]
 
 use shohin_core::Pool;
@@ -19,16 +19,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
-/// How long a thread that found nothing to do stays awake.
+/// How long an idle thread spins before it parks.
 const SPIN: Duration = Duration::from_micros(40);
 
 const MILLISECOND: i64 = 1_000_000; // nanoseconds
 
 /// Time that may be lost by waiting for workers before the caller works alone.
 const PATIENCE: i64 = MILLISECOND / 2;
-/// Most that earlier gains count against a loss.
+/// Most of the earlier gains that count against a loss.
 const MAX_CREDIT: i64 = MILLISECOND;
-/// For how long the caller works alone, the first time and at most.
+/// Shortest and longest time that the caller works alone.
 const ALONE: std::ops::RangeInclusive<i64> = MILLISECOND..=256 * MILLISECOND;
 
 /// One call of [`Pool::run`], on the caller's stack.
@@ -37,8 +37,7 @@ struct Run<'r> {
     jobs: usize,
     /// Jobs that have not returned.
     pending: AtomicUsize,
-    /// Nanoseconds that a job took the worker that was fastest: what a job takes where no other process
-    /// takes the core away.
+    /// Nanoseconds per job of the fastest worker: the time of a job on a core that is not shared.
     fastest: AtomicU64,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     caller: Thread,
@@ -46,16 +45,16 @@ struct Run<'r> {
 
 #[derive(Debug, Default)]
 struct Shared {
-    /// `run number << 32 | jobs not yet claimed`. Claiming is one compare-exchange of this word, which
-    /// fails if the run is another one by then.
+    /// `run number << 32 | jobs not yet claimed`. Claiming is one compare-exchange of this word, which fails
+    /// if the run has changed.
     word: AtomicU64,
-    /// The run of that number. Valid for whoever holds a claimed job that was not yet counted off
+    /// The run with that number. Valid for the holder of a claimed job that is not yet subtracted from
     /// `pending`, since the caller waits for these.
     run: AtomicPtr<Run<'static>>,
-    /// Set while a run is on. A second one, from inside a job or from another thread, is done serially.
+    /// Set during a run. A second run, from inside a job or from another thread, is done serially.
     busy: AtomicBool,
     stop: AtomicBool,
-    /// Only the holder of `busy` uses it.
+    /// Used only by the holder of `busy`.
     balance: Balance,
     parked: Vec<AtomicBool>,
 }
@@ -63,13 +62,13 @@ struct Shared {
 /// Whether other workers are worth waiting for, in nanoseconds.
 #[derive(Debug, Default)]
 struct Balance {
-    /// Gained by working together since it was last begun, less what was lost.
+    /// Time gained minus time lost since the current parallel period began.
     gained: AtomicI64,
-    /// The same, of which no more than [`MAX_CREDIT`] counts against what is lost next.
+    /// The same, but at most [`MAX_CREDIT`] counts against the next loss.
     credit: AtomicI64,
-    /// Still to be worked alone.
+    /// Remaining time to work alone.
     alone: AtomicI64,
-    /// For how long the caller works alone next time.
+    /// How long the caller works alone next time.
     next: AtomicI64,
 }
 
@@ -86,7 +85,7 @@ impl Balance {
 
     /// Counts a run of `elapsed` that would have taken the caller `alone`.
     fn worked_together(&self, elapsed: Duration, alone: Duration) {
-        // Workers share memory, and cores their units: alone, each is somewhat faster.
+        // Workers share memory bandwidth and execution units: alone, each is somewhat faster.
         let gain = nanoseconds(alone) / 8 * 7 - nanoseconds(elapsed);
         let gained = self.gained.load(Relaxed).saturating_add(gain);
         let credit = self.credit.load(Relaxed).min(MAX_CREDIT).saturating_add(gain);
@@ -94,7 +93,7 @@ impl Balance {
             self.gained.store(gained, Relaxed);
             return self.credit.store(credit, Relaxed);
         }
-        // Whether trying again was worth it, this loss included.
+        // Whether the parallel period was worth it, including this loss.
         let next = self.next.load(Relaxed);
         let next = if gained < 0 { 2 * next } else { next / 2 }.clamp(*ALONE.start(), *ALONE.end());
         self.alone.store(next, Relaxed);
@@ -119,7 +118,7 @@ impl ThreadPool {
     /// A pool of `workers` workers, one of which is the thread that calls [`Pool::run`].
     ///
     /// # Errors
-    /// If the system starts no more threads.
+    /// If the system cannot start more threads.
     pub fn new(workers: usize) -> std::io::Result<ThreadPool> {
         let others = workers.saturating_sub(1);
         let parked = (0..others).map(|_| AtomicBool::new(false)).collect();
@@ -140,7 +139,7 @@ impl Drop for ThreadPool {
         self.shared.next_run(0);
         for handle in self.handles.drain(..) {
             handle.thread().unpark();
-            // A worker catches what its jobs throw.
+            // A worker catches the panics of its jobs.
             let _ = handle.join();
         }
     }
@@ -166,7 +165,7 @@ impl Pool for ThreadPool {
         let pending = AtomicUsize::new(jobs);
         let (fastest, panic) = (AtomicU64::new(u64::MAX), Mutex::new(None));
         let run = Run { job, jobs, pending, fastest, panic, caller: thread::current() };
-        // The lifetime is forgotten here and kept by waiting below.
+        // The lifetime is erased here; waiting below upholds it.
         shared.run.store(ptr::from_ref(&run).cast_mut().cast(), Relaxed);
         let number = shared.next_run(jobs as u64);
         let mut wake = jobs - 1;
@@ -183,7 +182,7 @@ impl Pool for ThreadPool {
         let finished = || run.pending.load(Acquire) == 0;
         if !finished() && !spin_until(finished) {
             while !finished() {
-                // Gives the core to the worker this run waits for; its last job unparks us.
+                // Yields the core to the worker this run waits for; its last job unparks us.
                 thread::park();
             }
         }
@@ -209,13 +208,13 @@ impl Drop for Busy<'_> {
 impl Shared {
     /// Publishes a new run of `jobs` jobs; returns its number.
     fn next_run(&self, jobs: u64) -> u64 {
-        // Only the holder of `busy`, or the destructor, gets here, so the number cannot change between.
+        // Only the holder of `busy`, or the destructor, gets here, so the number cannot change in between.
         let number = (self.word.load(Relaxed) >> 32).wrapping_add(1) & 0xffff_ffff;
         self.word.store(number << 32 | jobs, SeqCst);
         number
     }
 
-    /// Runs jobs of run `number` until none is left unclaimed.
+    /// Runs jobs of run `number` until all are claimed.
     fn take_jobs(&self, number: u64) {
         let mut claimed: Option<&Run<'_>> = None;
         let mut done = 0;
@@ -231,8 +230,8 @@ impl Shared {
             if self.word.compare_exchange_weak(word, word - 1, AcqRel, Relaxed).is_err() {
                 continue;
             }
-            // SAFETY: we hold a claimed job that is not counted off `pending`, so the caller of this run
-            // is still inside `Pool::run`, and `Run` is only used through shared references.
+            // SAFETY: we hold a claimed job that is not yet subtracted from `pending`, so the caller of this
+            // run is still inside `Pool::run`, and `Run` is only used through shared references.
             let run = unsafe { &*run };
             claimed = Some(run);
             let index = run.jobs - (word as u32) as usize;
@@ -242,7 +241,7 @@ impl Shared {
             done += 1;
         }
         if let Some(run) = claimed {
-            // Cloned first: counting off the last job lets the caller return, which ends `run`.
+            // Cloned first: subtracting the last job lets the caller return, which ends `run`.
             let caller = run.caller.clone();
             run.fastest.fetch_min(start.elapsed().as_nanos() as u64 / done as u64, Relaxed);
             if run.pending.fetch_sub(done, AcqRel) == done {
@@ -251,14 +250,14 @@ impl Shared {
         }
     }
 
-    /// A worker's life.
+    /// The main loop of a worker.
     fn work(&self, index: usize) {
         let mut seen = 0;
         loop {
             let is_new = || self.word.load(SeqCst) >> 32 != seen;
             if !spin_until(is_new) {
-                // Announced, then checked again: a caller that does not see the flag has published its
-                // run before our check.
+                // Announce, then check again: a caller that does not see the flag has published its run
+                // before this check.
                 let parked = &self.parked[index];
                 parked.store(true, SeqCst);
                 while !is_new() {
@@ -266,8 +265,8 @@ impl Shared {
                 }
                 parked.store(false, SeqCst);
             }
-            // In this order: `stop` is set before the run that announces it, so whoever has seen that run
-            // sees it too, and nobody parks after the last run.
+            // In this order: `stop` is set before the run that announces it, so a worker that has seen that
+            // run sees it too, and none parks after the last run.
             seen = self.word.load(SeqCst) >> 32;
             if self.stop.load(SeqCst) {
                 return;
@@ -277,7 +276,7 @@ impl Shared {
     }
 }
 
-/// Spins until `ready`, for [`SPIN`] at most.
+/// Spins until `ready`, at most for [`SPIN`].
 fn spin_until(ready: impl Fn() -> bool) -> bool {
     let mut deadline = None;
     loop {
@@ -321,7 +320,7 @@ mod tests {
             })
             .collect();
         assert_eq!(lengths, [10, 20, 40, 80, 160, 320, 640, 1280, 2560, 2560]);
-        // Two workers, each with half of the jobs: gains outweigh the loss that ends them.
+        // Two workers, each with half of the jobs: gains outweigh the loss that ends the period.
         for want in [1280, 640, 320] {
             for _ in 0..200 {
                 balance.worked_together(short, 2 * short);
@@ -330,7 +329,7 @@ mod tests {
             balance.worked_together(long, short);
             assert_eq!(alone(), want);
         }
-        // Gains that do not are no reason to try more often.
+        // Smaller gains do not shorten the time alone.
         for want in [640, 1280] {
             for _ in 0..20 {
                 balance.worked_together(short, 2 * short);

@@ -1,4 +1,4 @@
-//! The library as its users see it, on the model inside it.
+//! The library's public API, with the built-in model.
 
 use serde_json::Value;
 use shohin::core::generate::Reason;
@@ -17,7 +17,7 @@ fn text(reply: Reply<'_>) -> String {
     reply.map(|piece| piece.unwrap().text).collect()
 }
 
-/// What the trainer's own PyTorch model says, greedily and in full precision.
+/// Replies of the trainer's own PyTorch model, greedily and in full precision.
 fn trainer() -> Value {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/sprout.expected.json");
     serde_json::from_slice::<Value>(&fs::read(path).unwrap()).unwrap()["models"]["sprout.gguf"].clone()
@@ -84,7 +84,7 @@ fn one_model_runs_many_chats_on_many_threads() {
     for thread in threads {
         assert_eq!(thread.join().unwrap(), alone);
     }
-    // What fits no such use would not compile.
+    // Types that do not support this would not compile.
     fn shared<T: Clone + Send + Sync>(_: &T) {}
     fn sent<T: Send>(_: &T) {}
     shared(&model);
@@ -115,7 +115,7 @@ fn a_reply_that_is_dropped_or_cancelled_leaves_what_was_made() {
     }
     assert_eq!(reply.finished().unwrap().reason, Reason::Cancelled);
     drop(reply);
-    // The conversation goes on.
+    // The conversation continues.
     assert!(!text(chat.send(COW).unwrap()).is_empty());
     assert_eq!(chat.messages().len(), 4);
 }
@@ -144,7 +144,7 @@ fn plain_text_is_continued() {
         logits = sequence.feed(&[best as u32]).unwrap().to_vec();
     }
     assert_eq!(model.detokenize(&tokens[before..]).unwrap(), finish.text);
-    // What was generated is what one pass of verification expects.
+    // One pass of verification predicts the generated tokens.
     let mut expected = vec![0; tokens.len() - 1];
     sequence.truncate(0).unwrap();
     sequence.verify(&tokens[..tokens.len() - 1], &mut expected).unwrap();
