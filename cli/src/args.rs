@@ -1,4 +1,4 @@
-//! What options of several commands have in common.
+//! Value parsers shared by several commands.
 
 /// Parses a count.
 pub(crate) fn whole<T: std::str::FromStr>(text: &str) -> Result<T, &'static str> {

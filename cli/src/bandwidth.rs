@@ -10,10 +10,10 @@ use std::time::Instant;
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
-/// Larger than any cache; models beyond this size are measured like it.
+/// Larger than any cache; larger models are measured with this size.
 const MAX_BYTES: usize = 256 << 20;
 
-/// Bytes read by one measurement at least.
+/// Fewest bytes read by one measurement.
 const MIN_READ: usize = 512 << 20;
 
 /// Bytes per second that the pool's workers read from a working set of `bytes`: small models stay in a cache.
@@ -23,7 +23,7 @@ pub(crate) fn bandwidth(bytes: usize, pool: &dyn Pool) -> io::Result<f64> {
     let mut memory = large_pages(len)?; // as for weights
     // Memory that was never written is a single page of zeros.
     memory.fill(0xa5);
-    // Several per worker, so that a worker that lost its core delays the others little.
+    // Several per worker, so that a descheduled worker delays the others little.
     let piece = len.div_ceil(16 * pool.workers()).next_multiple_of(2 * LINE);
     let pieces: Vec<&[u8]> = memory.chunks(piece).collect();
     let sum = AtomicU64::new(0);
@@ -39,7 +39,7 @@ pub(crate) fn bandwidth(bytes: usize, pool: &dyn Pool) -> io::Result<f64> {
     Ok(best)
 }
 
-/// Reads two streams in turn: measured about a tenth faster than one.
+/// Reads two streams alternately: measured about a tenth faster than one.
 fn read(bytes: &[u8]) -> u64 {
     let (low, high) = bytes.split_at(bytes.len() / 2);
     let (low, high) = (low.as_chunks::<8>().0, high.as_chunks::<8>().0);

@@ -54,11 +54,11 @@ pub(crate) struct BenchArgs {
 struct Row {
     what: &'static str,
     tokens: usize,
-    /// Seconds of each repetition, rising.
+    /// Seconds per repetition, in ascending order.
     seconds: Vec<f64>,
-    /// Processor seconds of all threads, likewise.
+    /// CPU seconds of all threads, in the same order.
     cpu: Vec<f64>,
-    /// Bytes read per token, on average: weights, and keys and values of earlier tokens.
+    /// Average bytes read per token: weights, and keys and values of earlier tokens.
     bytes: f64,
 }
 
@@ -88,7 +88,7 @@ impl Row {
     }
 }
 
-/// Of rising numbers.
+/// The median of sorted numbers.
 fn median(s: &[f64]) -> f64 {
     (s[(s.len() - 1) / 2] + s[s.len() / 2]) / 2.0
 }
@@ -108,12 +108,13 @@ pub(crate) fn bench(args: &BenchArgs, model: &ModelArgs) -> Result {
             "a test needs {context} tokens, but this model holds at most {longest}"
         )));
     }
-    // A cache full of keys and values, so that a long context need not be computed to be measured.
+    // A full cache, so that a long context need not be computed to be measured.
     let mut sequence = model.filled_sequence(context)?;
-    // Read back from a GPU only what a reply needs.
+    // Read back from a GPU only the logits that a reply needs.
     sequence.read_for(&SamplerConfig::greedy(), false);
     let vocab = model.config().vocab_size;
-    // Any tokens do: the work does not depend on them. They are spread over the vocabulary as in real text.
+    // Any tokens will do, as the work does not depend on them. They are spread over the vocabulary as in real
+    // text.
     let tokens: Vec<u32> = (0..context).map(|i| (i * 7919 % vocab) as u32).collect();
 
     let mut best = vec![0; context];
@@ -157,7 +158,7 @@ pub(crate) fn bench(args: &BenchArgs, model: &ModelArgs) -> Result {
     let (bound, peak) = match model.gpu() {
         Some(_) => (None, None),
         None => {
-            // After the peak was read, since this allocates.
+            // After the peak memory was read, since this allocates.
             let bound = bandwidth(per_token, model.pool())?;
             (Some(bound), if all_int8 { peak_int8(model.isa(), model.pool()) } else { None })
         }
@@ -252,8 +253,8 @@ pub(crate) fn bench(args: &BenchArgs, model: &ModelArgs) -> Result {
     Ok(())
 }
 
-/// Multiply-accumulates per prompt token in the matrices of the layers, and whether all are int8. The head is not counted:
-/// only the last token of a prompt needs it.
+/// Multiply-accumulates per prompt token in the matrices of the layers, and whether all are int8. The head is
+/// not counted: only the last token of a prompt needs it.
 fn macs_per_prompt_token(model: &Model) -> (f64, bool) {
     let model_weights = model.weights().model();
     let (program, weights) = (model_weights.program(), model_weights.weights());

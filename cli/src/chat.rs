@@ -68,7 +68,7 @@ pub(crate) fn chat(args: &ChatArgs, model_args: &ModelArgs) -> Result {
     let mut chat = model.chat()?;
     let capacity = chat.capacity();
     *chat.options_mut() = options;
-    // Dropping turns costs a new prefill, so room for more than the next turn is made.
+    // Dropping turns costs a new prefill, so make room for more than the next turn.
     let trim = OverflowPolicy::Trim { reserve: (capacity / 4).min(256), free: usize::MAX };
     chat.options_mut().overflow = args.overflow.policy(trim);
     if let OverflowPolicy::Shift { keep: Some(keep) } = chat.options().overflow
@@ -94,7 +94,7 @@ enum Then {
     Leave,
 }
 
-/// A conversation and its terminal.
+/// The state of the command.
 struct Terminal {
     chat: Chat,
     system: Option<String>,
@@ -149,7 +149,7 @@ impl Terminal {
             match self.line(line.trim()) {
                 Ok(Then::Continue) => {}
                 Ok(Then::Leave) => return Ok(()),
-                // One refused message is no reason to lose the conversation.
+                // A refused message does not end the conversation.
                 Err(CliError::Message(message)) => {
                     self.note(&format!("({message})"))?;
                     self.gap()?;
@@ -159,7 +159,7 @@ impl Terminal {
         }
     }
 
-    /// One message a line, no prompts: for scripts.
+    /// One message per line, without prompts: for scripts.
     fn piped(&mut self) -> Result {
         let mut text = String::new();
         for line in io::stdin().lock().lines() {
@@ -177,7 +177,7 @@ impl Terminal {
                 return Ok(());
             }
         }
-        // The last line promised another one, which never came.
+        // The last line announced a continuation that never came.
         if !text.trim().is_empty() {
             self.line(text.trim())?;
         }
@@ -234,7 +234,7 @@ impl Terminal {
         self.last = None;
     }
 
-    /// Replies to a message, or to the last one once more.
+    /// Replies to a message, or again to the last one.
     fn answer(&mut self, message: Option<&str>) -> Result {
         let Colours { dim, off, .. } = self.colours;
         let (colours, terminal) = (self.colours, self.is_terminal);
@@ -382,7 +382,7 @@ fn too_long(tokens: u64, capacity: usize) -> CliError {
     ))
 }
 
-/// A remark of the program. In a pipe it goes to standard error, apart from the replies.
+/// Prints a note. In a pipe it goes to standard error, separate from the replies.
 fn note(colours: Colours, terminal: bool, text: &str) -> Result {
     let Colours { dim, off, .. } = colours;
     if terminal {
@@ -393,7 +393,7 @@ fn note(colours: Colours, terminal: bool, text: &str) -> Result {
     Ok(())
 }
 
-/// A place in the sampler's options.
+/// A mutable field of the sampler's options.
 enum Place<'c> {
     Float(&'c mut f32),
     Count(&'c mut usize),

@@ -58,7 +58,7 @@ pub(crate) fn embed(args: &EmbedArgs, model: &ModelArgs) -> Result {
     Ok(())
 }
 
-/// The arguments, or standard input: one text a line, or a JSON array.
+/// The arguments, or standard input: one text per line, or a JSON array.
 fn texts(args: &EmbedArgs) -> Result<Vec<String>> {
     if !args.texts.is_empty() {
         return Ok(args.texts.clone());
@@ -67,7 +67,7 @@ fn texts(args: &EmbedArgs) -> Result<Vec<String>> {
     if args.json {
         return texts_from_json(&input);
     }
-    // A line left out would shift the vectors of all that follow.
+    // Skipping a line would shift the vectors of all that follow.
     let input = input.trim_end_matches(['\n', '\r']);
     if input.is_empty() {
         return Err(CliError::new("standard input: expected one text per line, found none"));

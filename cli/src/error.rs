@@ -5,12 +5,12 @@ use std::io;
 use std::path::Path;
 use std::process::ExitCode;
 
-/// Why a command could not finish.
+/// The reason why a command could not finish.
 #[derive(Debug)]
 pub(crate) enum CliError {
     /// One line for the user.
     Message(String),
-    /// The same, for an invalid option.
+    /// One line for the user about an invalid option.
     Usage(String),
     /// The reader of our output has closed it; nothing is reported.
     OutputClosed,
@@ -63,7 +63,7 @@ impl From<shohin::Error> for CliError {
     }
 }
 
-/// Errors of reading and writing that do not name a file are about standard input and output.
+/// I/O errors that do not name a file are about standard input and output.
 impl From<io::Error> for CliError {
     fn from(error: io::Error) -> Self {
         match error.kind() {
@@ -73,12 +73,12 @@ impl From<io::Error> for CliError {
     }
 }
 
-/// Adds to errors.
+/// Adds context to errors.
 pub(crate) trait Context<T> {
     /// Prefixes the place.
     fn context(self, place: impl Display) -> Result<T>;
 
-    /// Marks it as an invalid option.
+    /// Marks the error as an invalid option.
     fn usage(self) -> Result<T>;
 }
 
@@ -104,7 +104,7 @@ pub(crate) fn file_error(verb: &str, path: &Path, error: &io::Error) -> CliError
     CliError::new(format_args!("cannot {verb} {}: {}", path.display(), plain(error)))
 }
 
-/// The system's sentence without Rust's `(os error 2)`.
+/// The system's message without Rust's `(os error 2)`.
 fn plain(error: &io::Error) -> String {
     let text = error.to_string();
     text.split(" (os error").next().unwrap_or(&text).to_string()

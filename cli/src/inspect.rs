@@ -1,4 +1,4 @@
-//! `shohin inspect`: what a file holds and what running it takes.
+//! `shohin inspect`: the contents of a file, and the memory to run it.
 
 use crate::error::{CliError, Result};
 use crate::model::{ModelArgs, weights};
@@ -37,7 +37,7 @@ pub(crate) struct InspectArgs {
 pub(crate) fn inspect(args: &InspectArgs, model_args: &ModelArgs) -> Result {
     let file = model_args.open()?;
     let gguf = file.gguf(&model_args.read_options())?;
-    // A file that cannot run is worth looking into all the more.
+    // A file that cannot run is still shown.
     let loaded = match model_args.builder().repack(false).load_file(&file).map_err(CliError::from) {
         Err(CliError::Message(reason)) => Err(reason),
         loaded => Ok(loaded?),
@@ -129,18 +129,18 @@ fn describe(out: &mut impl Write, file: &ModelFile, model: &Model) -> Result {
     Ok(())
 }
 
-/// A model, and the longest context of it that fits.
+/// A model, and its longest context that fits.
 struct Fit {
     name: String,
     format: String,
-    /// Bytes.
+    /// Size in bytes.
     weights: u64,
     context: Option<usize>,
-    /// The longest that the model supports.
+    /// The longest context that the model supports.
     max: usize,
 }
 
-/// What fits into `bytes`: of this file, and of the published models.
+/// What fits into `bytes`: this file, and the published models.
 fn fits(bytes: u64, args: &ModelArgs, model: Option<&Model>) -> Vec<Fit> {
     let this = model.map(|model| {
         let (max, weights) = (model.config().max_context_length, model.weight_bytes() as u64);
@@ -179,7 +179,7 @@ fn fitting(out: &mut impl Write, bytes: u64, fits: &[Fit]) -> Result {
     Ok(())
 }
 
-/// Reads `512MiB`, `4GiB`, `3.5 GB` or a plain number of bytes.
+/// Parses `512MiB`, `4GiB`, `3.5 GB` or a plain number of bytes.
 fn byte_count(text: &str) -> std::result::Result<u64, &'static str> {
     const WRONG: &str = "expected a number of bytes, such as 4GiB, 512MiB or 6e9";
     let text = text.trim();
@@ -259,7 +259,7 @@ fn shape(t: &TensorInfo<'_>) -> String {
     dims.join(" x ")
 }
 
-/// File text on one line and without control characters.
+/// Text from a file on one line and without control characters.
 fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
@@ -370,7 +370,7 @@ fn model_json(model: &Model) -> Result<Json> {
     }))
 }
 
-/// Long arrays (the vocabulary) are only counted: whoever wants them reads the file.
+/// Long arrays (the vocabulary) are only counted.
 fn json_value(value: &Value<'_>) -> Json {
     match value {
         Value::Str(text) => String::from_utf8_lossy(text).into(),

@@ -1,4 +1,4 @@
-//! `shohin`: chat with Bonsai models in the terminal, and look into them.
+//! `shohin`: chat with Bonsai models in the terminal, and inspect them.
 
 mod args;
 mod bandwidth;
@@ -78,7 +78,7 @@ enum Command {
 
 fn main() -> ExitCode {
     if std::env::args_os().len() <= 1 {
-        // Asking for nothing is asking what there is.
+        // Without a command, print the help.
         return match Cli::command().print_help() {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => error::CliError::from(error).report(),

@@ -1,4 +1,4 @@
-//! Options of loading a model, and how a model is presented.
+//! Options for loading a model, and descriptions of a loaded model.
 
 use crate::error::Result;
 use crate::terminal;
@@ -89,7 +89,7 @@ impl From<Id42Layout> for Id42 {
     }
 }
 
-/// Every format of the cache by its name.
+/// Parses a cache format by name.
 fn kv_formats() -> impl TypedValueParser<Value = KvFormat> {
     PossibleValuesParser::new(KvFormat::ALL.map(KvFormat::name))
         .map(|name| KvFormat::named(&name).unwrap_or_default())
@@ -104,7 +104,7 @@ impl ModelArgs {
         }
     }
 
-    /// How the file is read.
+    /// Options for reading the file.
     pub(crate) fn read_options(&self) -> ReadOptions {
         ReadOptions { id42: self.id42.into(), ..ReadOptions::default() }
     }
@@ -142,7 +142,7 @@ impl ModelArgs {
         Ok(self.builder().load_file(&self.open()?)?)
     }
 
-    /// Says on standard error which options have no effect on the model.
+    /// Warns on standard error about options that have no effect on the model.
     pub(crate) fn remark_on(&self, model: &Model, think: bool) {
         let most = model.config().max_context_length;
         if self.context.is_some_and(|asked| asked as usize > most) {
@@ -154,7 +154,7 @@ impl ModelArgs {
     }
 }
 
-/// A note about a chat template that is not one of those this runtime writes.
+/// A warning if the chat template is not supported.
 pub(crate) fn template_warning(model: &Model) -> Option<String> {
     let style = match model.template().style {
         Style::Qwen3 => "Qwen3's",
@@ -197,7 +197,7 @@ pub(crate) fn activations(model: &Model) -> &'static str {
     }
 }
 
-/// The text of a single token for listings; control tokens by their name.
+/// The text of a single token for listings; control tokens by name.
 pub(crate) fn token_text(tokenizer: &Tokenizer<'_>, token: u32) -> String {
     let mut bytes = Vec::new();
     tokenizer.append_text(token, &mut bytes);

@@ -4,8 +4,8 @@
 use shohin::core::Pool;
 use shohin::core::cpu::Isa;
 
-/// Multiply-accumulates per second of the pool's workers with the best instruction of `isa`; `None` where that is unknown.
-/// The best of several passes, since this is an upper bound.
+/// Multiply-accumulates per second of the pool's workers with the best instruction of `isa`; `None` if
+/// unknown. The best of several passes, since this is an upper bound.
 pub(crate) fn peak_int8(isa: Isa, pool: &dyn Pool) -> Option<f64> {
     #[cfg(target_arch = "x86_64")]
     return x86::peak_int8(isa, pool);
@@ -24,9 +24,9 @@ mod x86 {
     use std::hint::black_box;
     use std::time::Instant;
 
-    /// Independent accumulators, so that none waits for another.
+    /// Independent accumulators, to hide latency.
     const ACCUMULATORS: usize = 12;
-    /// Additions to each per pass.
+    /// Additions to each accumulator per pass.
     const ROUNDS: usize = 100_000;
 
     pub(super) fn peak_int8(isa: Isa, pool: &dyn Pool) -> Option<f64> {

@@ -1,4 +1,4 @@
-//! A reply as it is made: with a progress bar while a long prompt is computed, until Ctrl-C.
+//! Runs a reply, with a progress bar during a long prompt, until Ctrl-C.
 
 use crate::error::Result;
 use crate::terminal::{self, CtrlC};
@@ -44,7 +44,7 @@ pub(crate) fn follow(
     Ok((reply.finish()?, timings))
 }
 
-/// One line for people: `prompt 5 tokens (+ 20 cached), 812 tok/s; reply 9 tokens, 406 tok/s`.
+/// A line of statistics: `prompt 5 tokens (+ 20 cached), 812 tok/s; reply 9 tokens, 406 tok/s`.
 pub(crate) fn line(timings: &Timings, finish: &Finish) -> String {
     let cached = match timings.cached {
         0 => String::new(),

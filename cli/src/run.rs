@@ -132,7 +132,7 @@ pub(crate) fn run(args: &RunArgs, model_args: &ModelArgs) -> Result {
             "seed": seed,
             "timings": timings_json(&model, &timings),
         });
-        // What looks like a marker in JSON is text.
+        // Text in JSON that looks like a marker is text.
         if !is_json || args.think {
             let parts = if is_json { Reply::parse_with(text, CallBlocks::Text) } else { Reply::parse(text) };
             if parts.reasoning.is_some() || !parts.calls.is_empty() {
@@ -162,7 +162,7 @@ pub(crate) fn run(args: &RunArgs, model_args: &ModelArgs) -> Result {
     if reason == Reason::Cancelled { Err(CliError::Interrupted) } else { Ok(()) }
 }
 
-/// A call's name and arguments; as text where the model was cut off within one.
+/// A call's name and arguments; plain text if the model was cut off within it.
 fn call_json(call: &str) -> Value {
     serde_json::from_str(call).unwrap_or_else(|_| call.into())
 }
@@ -204,7 +204,7 @@ fn timings_json(model: &Model, t: &Timings) -> Value {
     })
 }
 
-/// Three decimals: more would only be noise.
+/// Rounds to three decimals; more would be noise.
 pub(crate) fn round(x: f64) -> f64 {
     (x * 1e3).round() / 1e3
 }

@@ -1,4 +1,4 @@
-//! Options of sampling.
+//! Sampling options.
 
 use crate::args::whole;
 use clap::Args;

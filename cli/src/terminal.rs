@@ -1,4 +1,4 @@
-//! Standard output and error: colours only where a person looks, numbers people can read.
+//! Standard output and error: colours only on a terminal, and numbers formatted for people.
 
 use std::io::{self, IsTerminal, Read, Write};
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use crate::error::{CliError, Result, file_error};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// Escape codes, empty where there is no terminal or it wants none.
+/// Escape codes, empty if there is no terminal or if colours are disabled.
 #[derive(Clone, Copy)]
 pub(crate) struct Colours {
     pub(crate) bold: &'static str,
@@ -34,13 +34,13 @@ fn wanted() -> bool {
     !set("NO_COLOR") && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
 }
 
-/// A remark for the person at the terminal. Standard error may be closed; then nobody misses it.
+/// Prints a line to standard error, which may be closed.
 pub(crate) fn remark(text: impl std::fmt::Display) {
     let _ = writeln!(io::stderr(), "{text}");
 }
 
-/// What the model says, as far as a terminal may see it: a model must not move the cursor, set titles or
-/// write to the clipboard. Elsewhere it is passed on as it is.
+/// Writes the model's text. On a terminal, control characters are replaced by U+FFFD: a model must not move
+/// the cursor, set titles or write to the clipboard.
 pub(crate) fn write_model_text(out: &mut impl Write, text: &str, terminal: bool) -> io::Result<()> {
     if !terminal {
         return out.write_all(text.as_bytes());
@@ -60,14 +60,14 @@ pub(crate) fn write_model_text(out: &mut impl Write, text: &str, terminal: bool)
 static LISTENING: AtomicBool = AtomicBool::new(false);
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// While it lives, the first Ctrl-C is remembered instead of ending the program.
+/// While it exists, the first Ctrl-C is recorded instead of ending the program.
 pub(crate) struct CtrlC;
 
 impl CtrlC {
     pub(crate) fn listen() -> Self {
         static HANDLER: std::sync::Once = std::sync::Once::new();
         HANDLER.call_once(|| {
-            // Without a handler Ctrl-C ends the program, which is right too.
+            // Without a handler Ctrl-C ends the program, which is fine too.
             let _ = ctrlc::set_handler(|| {
                 if !LISTENING.load(Relaxed) || INTERRUPTED.swap(true, Relaxed) {
                     std::process::exit(130);
@@ -90,7 +90,7 @@ impl Drop for CtrlC {
     }
 }
 
-/// A bar on standard error for things that take long; nothing if it is no terminal.
+/// A progress bar on standard error for long operations; hidden if it is not a terminal.
 pub(crate) fn progress(what: &'static str, unit: &'static str, total: usize) -> ProgressBar {
     let target = if io::stderr().is_terminal() {
         ProgressDrawTarget::stderr_with_hz(10)
@@ -105,12 +105,12 @@ pub(crate) fn progress(what: &'static str, unit: &'static str, total: usize) -> 
     bar.with_message(what)
 }
 
-/// What to call an input in messages.
+/// The name of an input in messages.
 pub(crate) fn place(path: &Path) -> String {
     if path == Path::new("-") { "standard input".into() } else { path.display().to_string() }
 }
 
-/// A file's text, or standard input's for `-`.
+/// The text of a file, or of standard input for `-`.
 pub(crate) fn read_text(path: &Path) -> Result<String> {
     let bytes = if path == Path::new("-") {
         read_stdin()?
@@ -158,7 +158,7 @@ pub(crate) fn count(n: u64) -> String {
     }
 }
 
-/// Three significant digits.
+/// Formats three significant digits.
 pub(crate) fn short(x: f64) -> String {
     match x.abs() {
         a if a >= 99.95 => format!("{x:.0}"),
@@ -167,7 +167,7 @@ pub(crate) fn short(x: f64) -> String {
     }
 }
 
-/// Rows with aligned columns: the first to the left, the others as `right` says.
+/// Writes rows with aligned columns: the first to the left, the others as in `right`.
 pub(crate) fn table(out: &mut impl Write, rows: &[Vec<String>], right: &[bool]) -> io::Result<()> {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |c: usize| rows.iter().filter_map(|r| r.get(c)).map(|s| s.chars().count()).max().unwrap_or(0);

@@ -54,8 +54,8 @@ pub(crate) fn tokenize(args: &TokenizeArgs, model: &ModelArgs) -> Result {
     };
     let mut out = BufWriter::new(io::stdout().lock());
     let encode = |text: &str| {
-        // Without `--special` as llama.cpp and Hugging Face encode: control tokens are plain text, tokens that
-        // stand for their own text (`<think>`) are not.
+        // Without `--special`, as in llama.cpp and Hugging Face: control tokens are plain text, user-defined
+        // tokens (`<think>`) are not.
         let special = if args.special { Special::Parse } else { Special::UserDefined };
         let mut options = EncodeOptions::new(special);
         options.nfc = args.nfc;

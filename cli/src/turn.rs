@@ -1,4 +1,4 @@
-//! Options of a reply, whichever command makes it.
+//! Options of a reply, shared by several commands.
 
 use crate::args::whole;
 use crate::error::{CliError, Context, Result};
@@ -53,7 +53,7 @@ pub(crate) enum Policy {
 }
 
 impl OverflowArgs {
-    /// What a command with `otherwise` for `error` does.
+    /// The policy of a command, with `otherwise` for `error`.
     pub(crate) fn policy(&self, otherwise: OverflowPolicy) -> OverflowPolicy {
         match self.overflow {
             Policy::Error => otherwise,
@@ -62,7 +62,7 @@ impl OverflowArgs {
     }
 }
 
-/// What the options ask for; checked, as they may be wrong before a model is loaded.
+/// The turn options, validated before a model is loaded.
 pub(crate) fn options(
     sampling: &SamplingArgs,
     format: &FormatArgs,
@@ -115,7 +115,7 @@ fn text(argument: &str) -> Result<String> {
     terminal::read_text(Path::new(argument))
 }
 
-/// Descriptions of functions, each a JSON text.
+/// Function descriptions, each a JSON text.
 fn descriptions(args: &ToolArgs) -> Result<Vec<String>> {
     let Some(tools) = &args.tools else { return Ok(Vec::new()) };
     let tools = text(tools)?;

@@ -1,4 +1,4 @@
-//! The built program, as a user or a script runs it, on the model inside it.
+//! The built program, run as by a user or a script, with the built-in model.
 
 use serde_json::{Value, json as to_json};
 use shohin_core::Format;
@@ -43,7 +43,7 @@ fn json(args: &[&str]) -> Value {
     serde_json::from_str(&ok(args)).unwrap()
 }
 
-/// The one line a failure says.
+/// Asserts a failure with one line of output, and returns it.
 fn failure(output: &Output, code: i32) -> String {
     let text = String::from_utf8(output.stderr.clone()).unwrap();
     assert_eq!(output.status.code(), Some(code), "{text}");
@@ -57,7 +57,7 @@ fn fails(args: &[&str]) -> String {
     failure(&shohin(args).output().unwrap(), 1)
 }
 
-/// The same where an option is what is wrong.
+/// The same for an invalid option.
 fn misuse(args: &[&str]) -> String {
     failure(&shohin(args).output().unwrap(), 2)
 }
@@ -72,7 +72,7 @@ fn model() -> Vec<u8> {
     fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../models/sprout.gguf")).unwrap()
 }
 
-/// What the trainer's own PyTorch model says.
+/// Replies of the trainer's own PyTorch model.
 fn trainer() -> Value {
     let text = fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../models/sprout.expected.json")).unwrap();
     serde_json::from_slice::<Value>(&text).unwrap()["models"]["sprout.gguf"].clone()
@@ -242,7 +242,7 @@ fn chat_remembers_and_computes_new_turns_only() {
     let replies: Vec<&str> = text.lines().collect();
     assert_eq!(replies.len(), 3, "{text}");
     assert_eq!(replies[0], ok(&with(&["run", "Hello!"], &EXACT)).trim_end());
-    // Only the new message with its marks was computed.
+    // Only the new message with its markers was computed.
     let number_after = |words: &str| -> usize {
         let rest = notes.split(words).nth(1).unwrap_or_else(|| panic!("no {words:?} in {notes}"));
         rest.split(' ').next().unwrap().parse().unwrap()
@@ -250,7 +250,7 @@ fn chat_remembers_and_computes_new_turns_only() {
     assert!(number_after("prompt ") < 20 && number_after("(+ ") > 20, "{notes}");
 }
 
-/// Everything that `shohin chat` shows on a terminal on which `typed` was entered at once.
+/// The output of `shohin chat` on a terminal on which `typed` was entered at once.
 #[cfg(unix)]
 fn on_a_terminal(args: &[&str], typed: &str) -> String {
     let terminal = nix::pty::openpty(None, None).unwrap();
@@ -264,11 +264,10 @@ fn on_a_terminal(args: &[&str], typed: &str) -> String {
     let mut shown = Vec::new();
     let mut piece = [0; 4096];
     let mut typed = Some(typed);
-    // Some systems say that nobody has the other end by an error.
+    // Some systems report a closed other end as an error.
     while let Ok(n @ 1..) = terminal.read(&mut piece) {
         shown.extend_from_slice(&piece[..n]);
-        // Not before the line editor is there, which is when it shows its prompt. Should a line be lost, whoever
-        // waits for it leaves.
+        // Type only after the line editor has shown its prompt. If a line is lost, the chat is ended.
         if String::from_utf8_lossy(&piece[..n]).contains("> ") {
             let _ = terminal.write_all(typed.take().unwrap_or("/quit\r").as_bytes());
         }
@@ -334,7 +333,7 @@ fn the_layout_of_type_42_can_be_told() {
         concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/golden_model/synth-micro-q2_0_g64.gguf");
     let told = json(&["inspect", "-m", path, "--id42", "64", "--json"]);
     assert_eq!(told, json(&["inspect", "-m", path, "--json"]));
-    // The option is believed, right or wrong: it is for files whose offsets do not tell.
+    // The option is not checked: it is for files whose offsets do not determine the layout.
     assert!(ok(&["inspect", "-m", path, "--id42", "codes-first"]).contains("TQ2_0_G128"));
 }
 
@@ -389,7 +388,7 @@ fn a_context_that_shifts_never_ends() {
     let reply = json(&with(&shift, &WILD));
     assert_eq!(reply["finish_reason"], "length");
     assert_eq!(reply["reply_tokens"], 90);
-    // The beginning of a chat, which is kept, and half of what follows it.
+    // The beginning of a chat is kept, and half of the rest is dropped.
     let dropped = reply["dropped_tokens"].as_u64().unwrap();
     let all = reply["prompt_tokens"].as_u64().unwrap() + 89;
     assert!(dropped >= all - 40 && dropped < all, "{dropped} of {all}");
@@ -440,7 +439,7 @@ fn control_tokens_are_formed_only_on_request() {
 
 // ---- logits and eval
 
-/// The rows that `shohin logits` writes; `name` keeps tests that run at the same time apart.
+/// The rows written by `shohin logits`; `name` separates tests that run at the same time.
 fn logits(name: &str, tokens: &str, more: &[&str]) -> Vec<Vec<f32>> {
     let n = tokens.split_whitespace().count();
     let tokens = temporary(&format!("{name}-tokens.txt"), tokens);
@@ -475,7 +474,7 @@ fn eval_is_the_mean_of_the_logits_losses() {
     let first = ok(&["tokenize", "--decode", &ids[0].to_string()]).len() - 1;
     let bits = mean * scored as f64 / 2f64.ln() / (text.len() - first) as f64;
     assert!((found("bits_per_byte") - bits).abs() < 1e-6);
-    // Windows score every token once, each from the first window that holds it.
+    // Windows score every token once, each in the first window that contains it.
     let narrow = json(&["eval", &file, "--window", "9", "--stride", "5", "--act", "f32", "--json"]);
     let (mut nats, mut done) = (0.0, 1);
     for first in (0..ids.len()).step_by(5) {
@@ -515,7 +514,7 @@ fn logits_choose_what_run_says() {
     let listed = ok(&["logits", "--tokens", &tokens, "--top", "3"]);
     assert_eq!(listed.lines().count(), 5, "{listed}");
     assert_eq!(listed.lines().nth(2).unwrap().split_whitespace().next().unwrap(), best.to_string());
-    // Rows do not depend on what follows them.
+    // Rows do not depend on later tokens.
     let start: Vec<&str> = ids.split_whitespace().take(3).collect();
     assert_eq!(logits("start", &start.join("\n"), &["--threads", "3"])[..], rows[..3]);
 }
@@ -555,7 +554,7 @@ fn embeddings_are_those_of_transformers() {
             assert!((got - want).abs() < 1e-4, "{args:?}: {got} for {want}");
         }
     }
-    // Several texts, of any length, from anywhere, each for itself.
+    // Several texts of any length, each by itself.
     let one = embed(&[text], "");
     let three = embed(&["A bird sang, and sang, and sang again.", text, "x"], "");
     assert_eq!((three.len(), &three[1]), (3, &one[0]));
@@ -589,7 +588,7 @@ fn inspect_shows_the_file() {
     // Keys and values of 2 bytes each, in whole blocks of 16 positions.
     let kv = size("layers") * size("kv_heads") * size("head_dim") * 2 * 2 * 112;
     assert_eq!(object["memory"]["kv"], kv);
-    // One byte each; besides 2 for 32 numbers of a key, and for a value.
+    // One byte each, and a 2-byte scale per 32 elements of a key and per value.
     let object = json(&["inspect", "--json", "--context", "100", "--kv", "q8"]);
     let d = size("head_dim");
     let token = size("layers") * size("kv_heads") * (2 * d + 2 * d.div_ceil(32) + 2);
@@ -601,7 +600,7 @@ fn inspect_shows_the_file() {
     assert_eq!(object["metadata"]["general.architecture"], "qwen3");
 }
 
-/// The options give what a file with those numbers gives, to the last bit.
+/// The options have the same effect as a file with those values, to the last bit.
 #[test]
 fn rope_can_be_replaced() {
     let path = |name: &str, base: f32, yarn: Option<u32>| {
@@ -683,14 +682,14 @@ fn bench_measures() {
         assert_eq!(result["seconds"].as_array().unwrap().len(), 2);
         assert_eq!(result["cpu_seconds"].as_array().unwrap().len(), 2);
     }
-    // Keys and values are read too, if few after one token.
+    // Keys and values are read too, but only a few after one token.
     let (decode, bytes) = (&results[2], report["bytes_per_token"].as_f64().unwrap());
     let read = decode["gigabytes_per_second"].as_f64().unwrap();
     let weights = decode["tokens_per_second"].as_f64().unwrap() * bytes / 1e9;
     assert!(read > 0.99 * weights && read < 1.5 * weights, "{read} {weights}");
     let bound = report["memory_gigabytes_per_second"].as_f64().unwrap();
     assert!((decode["share_of_memory_bound"].as_f64().unwrap() - read / bound).abs() < 2e-3);
-    // Scalar code has no bound of products.
+    // Scalar code has no compute bound.
     if let Some(most) = report["gigaproducts_per_second"].as_f64() {
         let each = report["products_per_prompt_token"].as_f64().unwrap() / 1e9;
         let share = results[0]["tokens_per_second"].as_f64().unwrap() * each / most;
@@ -803,7 +802,7 @@ fn wrong_values_are_named_with_their_range() {
             "--stride is 8, expected less than the window of 8",
         ),
     ] {
-        // Options are wrong usage, what they lead to is not.
+        // Invalid options are usage errors; their consequences are not.
         let output = shohin(args).output().unwrap();
         let names = ["temperature", "top_p", "dry_base", "--isa is", "stop string", "--window", "--stride"];
         let code = if names.iter().any(|name| reason.contains(name)) { 2 } else { 1 };
@@ -853,7 +852,7 @@ fn ctrl_c_stops_the_reply_and_says_so_by_the_exit_code() {
     assert_eq!(rest.last(), Some(&b'\n'), "the line is ended");
 }
 
-/// On a GPU in software, if there is no other, the built-in model says the same.
+/// With a GPU (in software, if there is no other), the built-in model gives the same replies.
 #[cfg(feature = "gpu")]
 #[test]
 fn a_gpu_says_what_the_cpu_says() {
@@ -864,11 +863,11 @@ fn a_gpu_says_what_the_cpu_says() {
     };
     let (_, complaint) = shohin(&["--gpu"]);
     let gpu = match complaint.split_once("takes one of: ") {
-        // A name may have a comma in it; its first word has none.
+        // A name may contain a comma; its first word does not.
         Some((_, names)) => format!("--gpu={}", names.split([' ', ',', '\n']).next().unwrap()),
         None => "--gpu".into(),
     };
-    // With a configuration that is not the file's, too.
+    // With a configuration that differs from the file's, too.
     let replies = [&[][..], &["--rope-base", "10"]].map(|more| {
         let (want, _) = shohin(more);
         let (said, complaint) = shohin(&with(more, &[&gpu]));
@@ -948,6 +947,6 @@ fn calls_of_tools_have_arguments_that_fit() {
             assert!(call["name"] == "now" || fits, "{call}");
         }
     }
-    // The model inside has no form for calls.
+    // The built-in model has no template for calls.
     assert!(fails(&["run", "Add!", "--tools", tools]).contains("this model's chat template has no tools"));
 }

@@ -1,4 +1,4 @@
-//! SmolLM2 in the terminal. Skipped where its file is absent.
+//! SmolLM2 in the terminal. Skipped if its file is absent.
 
 use std::process::Command;
 

@@ -1,12 +1,12 @@
-//! Processor time used by child processes: it tells what a suite costs on a busy machine, where wall time does not.
+//! CPU time used by child processes: it shows the cost of a suite on a busy machine, unlike wall time.
 
 use std::time::Duration;
 
 #[cfg(unix)]
 use nix::sys::resource::{UsageWho, getrusage};
 
-/// Makes orphans of this process's children its own, so that [`children`] counts them too. A browser leaves its
-/// renderers behind when it is killed, and they do most of its work.
+/// Adopts orphans of this process's children, so that [`children`] counts them too. A killed browser leaves
+/// its renderers behind, and they do most of its work.
 pub(crate) fn adopt_orphans() {
     #[cfg(target_os = "linux")]
     if let Err(e) = nix::sys::prctl::set_child_subreaper(true) {
@@ -14,8 +14,8 @@ pub(crate) fn adopt_orphans() {
     }
 }
 
-/// User and system time of all child processes that have ended, including their own children. Call it only while no
-/// child is being waited for elsewhere: it waits for those that nobody else will.
+/// User and system time of all child processes that have ended, including their own children. Call it only
+/// while no other thread waits for a child: it reaps all that have ended.
 #[cfg(unix)]
 pub(crate) fn children() -> Option<Duration> {
     reap();
@@ -51,7 +51,7 @@ mod tests {
     use crate::command::Cmd;
     use std::path::Path;
 
-    /// In a process of its own: `children` would take away the children of tests beside it.
+    /// In a separate process: `children` would reap the children of other tests.
     #[test]
     fn the_time_of_an_orphan_counts() {
         const ALONE: &str = "XTASK_TEST_ALONE";

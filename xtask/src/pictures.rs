@@ -11,7 +11,8 @@ const QUESTION: &str = "Tell me a story about a robot, a key and a boat.";
 /// The conversation in the terminal, in answers of one line.
 const CHAT: [&str; 4] =
     ["Hi! My name is Zoe.", "What does a cow say?", "What is 2 plus 5?", "What is my name?"];
-/// What the recording of the terminal needs of PyPI: a pseudo-terminal, a terminal emulator, and its screen as SVG.
+/// The PyPI packages for recording the terminal: a pseudo-terminal, a terminal emulator, and its screen as
+/// SVG.
 const PACKAGES: &str = "pexpect pyte rich";
 
 /// Writes `docs/pictures/page.png` and `docs/pictures/terminal.svg`.

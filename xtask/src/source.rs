@@ -1,4 +1,4 @@
-//! Rules on the project's source that the compiler does not check.
+//! Source rules that the compiler does not check.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ const PANICS: [&str; 5] = [
 const UNFINISHED: [&str; 4] =
     [concat!("to", "do!("), concat!("unimpl", "emented!("), concat!("FIX", "ME"), concat!("XX", "X")];
 
-/// File names that say nothing about their content.
+/// File names that do not describe their content.
 const VAGUE: [&str; 8] = ["util", "utils", "helper", "helpers", "misc", "common", "types", "functions"];
 
 /// Checks every source file and lists violations.
@@ -47,7 +47,8 @@ pub(crate) fn check(root: &Path) -> Result<()> {
     if broken.is_empty() { Ok(()) } else { Err(format!("{} violations of the source rules", broken.len())) }
 }
 
-/// Library code of core does not panic: a comment on the line of a panicking call, or above it, says why it cannot happen.
+/// Library code of core does not panic: a comment on the line of a panicking call, or above it, explains why
+/// it cannot happen.
 fn core_rules(name: &str, text: &str) -> Vec<String> {
     let mut broken = Vec::new();
     let is_test = name.ends_with("/tests.rs") || name.contains("/tests/");

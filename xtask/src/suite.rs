@@ -30,8 +30,9 @@ const PORTABLE: &[&str] = &[CORE, TESTS];
 /// The profile is described in Cargo.toml.
 const TEST: &str = "test --profile suite";
 
-/// Tests of run-time dispatch: the processor's best instruction set is chosen, and nothing is executed that it lacks.
-/// They are the parity tests of prompts, and the replies of two small models, which reach every kernel.
+/// Tests of run-time dispatch: the processor's best instruction set is chosen, and no unsupported instruction
+/// is executed. They are the parity tests of prompts, and the replies of two small models, which reach every
+/// kernel.
 const DISPATCH: &str = "--test parity --test repack -- instruction_sets prompts go_on_alike";
 
 /// The replies among them.
@@ -40,8 +41,8 @@ const REPLIES: &str = "--test repack -- go_on_alike";
 /// The environment variable that tells the parity tests which instruction set to expect.
 const EXPECTED_ISA: &str = "SHOHIN_EXPECTED_ISA";
 
-/// The environment variable that names SmolLM2's file. Its tests are skipped where the variable is empty: they are a
-/// suite of their own.
+/// The environment variable that names SmolLM2's file. Its tests are skipped if the variable is empty: they
+/// are a separate suite.
 const SMOLLM2: &str = "SHOHIN_SMOLLM2";
 
 pub(crate) struct Suite {
