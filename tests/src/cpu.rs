@@ -3,22 +3,22 @@
 use shohin_core::cpu::{Cpu, CpuOptions};
 use shohin_core::{Activations, BonsaiModel, Gguf, KvFormat, Result, Serial, Session, SessionOptions};
 
-/// A device over the weights of `file` as they lie in it.
+/// A device over the weights of `file`, in its layout.
 pub fn device<'f>(file: &'f [u8], options: &CpuOptions) -> Result<Cpu<'f, &'f [u8]>> {
     Cpu::new(BonsaiModel::from_gguf(&Gguf::parse(file)?)?, options, Serial)
 }
 
-/// A device over a copy of `file` that is rearranged as its kernels read it fastest.
+/// A device over a copy of `file`, repacked for its kernels.
 pub fn repacked(file: &[u8], options: &CpuOptions) -> Result<Cpu<'static, Vec<u8>>> {
     Cpu::repacked(BonsaiModel::load(file.to_vec())?, options, Serial)
 }
 
-/// Nothing is rounded but by f32 arithmetic, if the cache is of f32 too.
+/// Only f32 arithmetic rounds, if the cache is f32 too.
 pub fn exact() -> CpuOptions {
     CpuOptions { activations: Activations::F32, ..CpuOptions::default() }
 }
 
-/// A session of the default length in this format.
+/// A session of the default length with this cache format.
 pub fn in_format(kv: KvFormat) -> SessionOptions {
     SessionOptions { kv, ..SessionOptions::default() }
 }

@@ -1,5 +1,5 @@
-//! What the tests of all crates share: builders of GGUF files and small models, hostile files, a random
-//! source, an allocator that counts, and models on the CPU.
+//! Test support for all crates: builders of GGUF files and small models, hostile files, a random source, a
+//! counting allocator, and models on the CPU.
 
 pub mod cpu;
 pub mod malformed;
@@ -17,7 +17,7 @@ pub use random::Random;
 #[global_allocator]
 static METER: meter::Meter = meter::Meter;
 
-/// Data that lies beside the repository, or in a part in `fixtures/`; `None` where neither is the case.
+/// Data beside the repository, or from `fixtures/`; `None` if it is in neither.
 #[cfg(not(all(target_arch = "wasm32", target_os = "unknown")))]
 pub fn data(path: &str) -> Option<Vec<u8>> {
     let here = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -25,9 +25,9 @@ pub fn data(path: &str) -> Option<Vec<u8>> {
     places.iter().find_map(|p| std::fs::read(p).ok())
 }
 
-/// The path of SmolLM2-135M-Instruct: the file that the environment variable `SHOHIN_SMOLLM2` names, else the one that
-/// `cargo xtask test --only smollm2` fetched. `None`, with a line that says so, without such a file or with an empty
-/// variable.
+/// The path of SmolLM2-135M-Instruct: the file named by the environment variable `SHOHIN_SMOLLM2`, otherwise
+/// the one fetched by `cargo xtask test --only smollm2`. `None`, with a message, if there is no such file or
+/// if the variable is empty.
 #[cfg(not(all(target_arch = "wasm32", target_os = "unknown")))]
 pub fn smollm2_path() -> Option<std::path::PathBuf> {
     use std::path::{Path, PathBuf};

@@ -1,14 +1,14 @@
-//! An allocator that counts what the calling thread takes, for promises about memory.
+//! An allocator that counts the memory of the calling thread, to test memory limits.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-/// What a piece of code took from the allocator.
+/// Memory used by a piece of code.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Most bytes held at the same time, beyond what was held before.
+    /// Peak bytes, beyond those held before.
     pub peak: usize,
-    /// Calls that asked for memory.
+    /// Number of allocations.
     pub calls: usize,
 }
 
@@ -23,7 +23,7 @@ thread_local! {
 }
 
 fn took(bytes: isize) {
-    // A thread that is being torn down has nothing to measure any more.
+    // A thread that is exiting is not measured.
     let _ = HELD.try_with(|held| {
         held.set(held.get() + bytes);
         PEAK.with(|peak| peak.set(peak.get().max(held.get())));
@@ -33,7 +33,7 @@ fn took(bytes: isize) {
     });
 }
 
-// SAFETY: every call goes to the system's allocator unchanged; the cells hold plain numbers without
+// SAFETY: every call is forwarded to the system's allocator unchanged; the cells hold plain numbers without
 // destructors, so counting neither allocates nor fails.
 unsafe impl GlobalAlloc for Meter {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
@@ -57,7 +57,7 @@ unsafe impl GlobalAlloc for Meter {
     }
 }
 
-/// Runs `work` and tells what this thread took meanwhile. Calls may not be nested.
+/// Runs `work` and returns the memory that this thread used. Calls must not be nested.
 pub fn measure<T>(work: impl FnOnce() -> T) -> (T, Usage) {
     let before = HELD.with(Cell::get);
     PEAK.with(|p| p.set(before));

@@ -6,7 +6,7 @@ use shohin_core::{Error, Format, Result};
 use crate::vocabulary::{QWEN3, Vocabulary};
 use crate::{Random, weights};
 
-/// The numbers that fix a model's tensors.
+/// The dimensions of a model.
 #[derive(Clone, Debug)]
 pub struct Shape {
     /// `embedding_length`.
@@ -29,7 +29,7 @@ pub struct Shape {
     pub context: u32,
     /// `rope.freq_base`.
     pub rope_base: f32,
-    /// YaRN of factor 4 over this original context, as Bonsai files have it.
+    /// YaRN of factor 4 over this original context, as in Bonsai files.
     pub yarn: Option<u32>,
 }
 
@@ -85,12 +85,12 @@ impl Shape {
     }
 }
 
-/// How a matrix is stored: the format, and the id written for it, which is not always the format's own.
+/// The storage of a matrix: the format, and the id written for it, which is not always the format's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stored {
-    /// What the bytes are.
+    /// The actual format.
     pub format: Format,
-    /// What the file says they are.
+    /// The id in the file.
     pub id: u32,
 }
 
@@ -100,10 +100,10 @@ impl Stored {
         Stored { format, id: format.gguf_id() }
     }
 
-    /// Groups of 128 under id 42, as older PrismML files have them.
+    /// Groups of 128 under id 42, as in older PrismML files.
     pub const LEGACY: Stored = Stored { format: Format::Pq2_0, id: 42 };
 
-    /// By the name used on command lines: a format's name in small letters, or `q2_0_legacy`.
+    /// The name on command lines: a format's name in lower case, or `q2_0_legacy`.
     pub fn named(name: &str) -> Option<Stored> {
         if name == "q2_0_legacy" {
             return Some(Stored::LEGACY);
@@ -120,7 +120,7 @@ impl Stored {
         }
     }
 
-    /// `general.file_type`, as far as one is defined.
+    /// `general.file_type`, if one is defined.
     fn file_type(self) -> u32 {
         match self.format {
             Format::F32 => 0,
@@ -139,26 +139,26 @@ impl Stored {
     }
 }
 
-/// A model to be made.
+/// A model to generate.
 #[derive(Clone, Debug)]
 pub struct Model {
     /// Its dimensions.
     pub shape: Shape,
-    /// How its matrices are stored, taken in turn: one for a uniform model, several for a mix.
+    /// The storage of its matrices, cyclically: one for a uniform model, several for a mix.
     pub formats: Vec<Stored>,
-    /// Where its random weights begin.
+    /// Seed of its random weights.
     pub seed: u64,
     /// `general.name`.
     pub name: String,
 }
 
-/// A tensor to be filled.
+/// A tensor to fill.
 #[derive(Clone, Debug)]
 struct Part {
     name: String,
     dims: Vec<u64>,
     stored: Stored,
-    /// Deviation of its weights, or `None` for the weights of a norm, which are about 1.
+    /// Standard deviation of its weights, or `None` for the weights of a norm, which are about 1.
     deviation: Option<f32>,
 }
 
@@ -213,7 +213,7 @@ impl Model {
         parts
     }
 
-    /// Metadata and tensor table as real Bonsai files have them.
+    /// Metadata and tensor table as in real Bonsai files.
     fn declare(&self, vocabulary: &Vocabulary) -> Result<(GgufWriter, Vec<Part>)> {
         let s = &self.shape;
         if vocabulary.tokens.len() != s.vocab {
@@ -256,7 +256,7 @@ impl Model {
         Ok((w, parts))
     }
 
-    /// How long the file will be.
+    /// The length of the file.
     pub fn file_len(&self, vocabulary: &Vocabulary) -> Result<u64> {
         let (writer, parts) = self.declare(vocabulary)?;
         let mut len = writer.header()?.len() as u64;
@@ -267,8 +267,8 @@ impl Model {
         Ok(len)
     }
 
-    /// Writes the file piece by piece; at no time is more than one piece of weights in memory. Returns
-    /// the number of bytes.
+    /// Writes the file piece by piece; only one piece of weights is in memory at a time. Returns the number
+    /// of bytes.
     pub fn write<E: From<Error>>(
         &self,
         vocabulary: &Vocabulary,

@@ -1,9 +1,9 @@
-//! Models cut into several files, as llama.cpp's `gguf-split` does it.
+//! Models split into several files, as by llama.cpp's `gguf-split`.
 
 use shohin_core::Result;
 use shohin_core::gguf::{Gguf, GgufWriter, TensorType};
 
-/// Cuts a file into parts of at most `most` tensors; without tensors in the first if `bare` is set.
+/// Splits a file into parts of at most `most` tensors; the first has no tensors if `bare` is set.
 pub fn split(file: &[u8], most: usize, bare: bool) -> Result<Vec<Vec<u8>>> {
     let gguf = Gguf::parse(file)?;
     let mut groups: Vec<_> = gguf.tensors().chunks(most).collect();

@@ -1,11 +1,11 @@
-//! A small random source with a fixed sequence per seed, so that failures repeat.
+//! A small random source with a fixed sequence per seed, so that failures are reproducible.
 
 /// SplitMix64 (Steele, Lea, Flood 2014).
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// The sequence of this seed.
+    /// The sequence for this seed.
     pub fn new(seed: u64) -> Random {
         Random(seed)
     }

@@ -1,4 +1,4 @@
-//! GGUF files written byte by byte with nothing checked, so that they can lie. Shares no code with the
+//! GGUF files written byte by byte without checks, so that they can be invalid. Shares no code with the
 //! library's writer.
 
 use shohin_core::gguf::{Gguf, Value};
@@ -8,12 +8,12 @@ use shohin_core::gguf::{Gguf, Value};
 pub struct RawValue {
     /// The type's number.
     pub kind: u32,
-    /// The bytes behind the type.
+    /// The bytes after the type.
     pub bytes: Vec<u8>,
 }
 
 impl RawValue {
-    /// A value that was read.
+    /// The raw form of a parsed value.
     pub fn of(value: Value<'_>) -> RawValue {
         let bytes = match value {
             Value::U8(v) => v.to_le_bytes().into(),
@@ -71,7 +71,7 @@ impl RawValue {
     }
 }
 
-/// A string as it stands in a file: length, bytes.
+/// A string as stored in a file: length, bytes.
 pub fn string(v: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::from((v.len() as u64).to_le_bytes());
     bytes.extend_from_slice(v);
@@ -83,9 +83,9 @@ pub fn string(v: &[u8]) -> Vec<u8> {
 pub struct RawTensor {
     /// The name's bytes.
     pub name: Vec<u8>,
-    /// The dimensions, as many as there are said to be unless `n_dims` is set.
+    /// The dimensions; `n_dims` overrides their number.
     pub dims: Vec<u64>,
-    /// What the dimension count says instead.
+    /// Overrides the number of dimensions.
     pub n_dims: Option<u32>,
     /// The type's number.
     pub id: u32,
@@ -94,33 +94,33 @@ pub struct RawTensor {
 }
 
 impl RawTensor {
-    /// A row without lies.
+    /// A valid row.
     pub fn new(name: impl AsRef<[u8]>, dims: &[u64], id: u32, offset: u64) -> RawTensor {
         RawTensor { name: name.as_ref().into(), dims: dims.into(), n_dims: None, id, offset }
     }
 }
 
-/// A file in parts.
+/// A file, by its parts.
 #[derive(Clone, Debug)]
 pub struct RawFile {
     /// The first eight bytes.
     pub start: [u8; 8],
-    /// What the tensor count says instead.
+    /// Overrides the number of tensors.
     pub n_tensors: Option<u64>,
-    /// What the metadata count says instead.
+    /// Overrides the number of metadata entries.
     pub n_entries: Option<u64>,
     /// Keys and values.
     pub entries: Vec<(Vec<u8>, RawValue)>,
     /// The tensor table.
     pub tensors: Vec<RawTensor>,
-    /// What the header is padded to.
+    /// Alignment of the header's padding.
     pub alignment: usize,
     /// The data section.
     pub data: Vec<u8>,
 }
 
 impl RawFile {
-    /// Version 3, nothing in it, alignment 32.
+    /// Version 3, empty, alignment 32.
     pub fn new() -> RawFile {
         RawFile {
             start: *b"GGUF\x03\0\0\0",
@@ -144,7 +144,7 @@ impl RawFile {
             .data(64 + 10)
     }
 
-    /// A valid file taken apart, to be changed and put together again.
+    /// Parses a valid file into its parts, to be changed and built again.
     pub fn of(file: &[u8]) -> RawFile {
         let gguf = Gguf::parse(file).expect("a valid file");
         let start = gguf.header().data_start() as usize;
@@ -161,13 +161,13 @@ impl RawFile {
         }
     }
 
-    /// Gives a key another value, or adds it.
+    /// Sets a key to another value, or adds it.
     pub fn set(mut self, key: &str, value: RawValue) -> RawFile {
         self.entries.retain(|(k, _)| k != key.as_bytes());
         self.entry(key, value)
     }
 
-    /// Takes a key out.
+    /// Removes a key.
     pub fn without(mut self, key: &str) -> RawFile {
         self.entries.retain(|(k, _)| k != key.as_bytes());
         self
@@ -185,7 +185,7 @@ impl RawFile {
         self
     }
 
-    /// Gives the data section this many bytes, counting up.
+    /// Sets the data section to this many bytes, counting up.
     pub fn data(mut self, len: usize) -> RawFile {
         self.data = (0..len).map(|i| i as u8).collect();
         self

@@ -1,16 +1,16 @@
-//! Reading a file in every way there is, and comparing the answers.
+//! Reads a file in every possible way and compares the results.
 
 use shohin_core::gguf::{Event, Gguf, GgufStream, GgufWriter, Header, ReadOptions, TensorType, Value};
 use shohin_core::{Error, Format, Result};
 
 use crate::Random;
 
-/// FNV-1a, to compare long values by.
+/// FNV-1a, to compare long values.
 pub fn fnv(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(*b)).wrapping_mul(0x0100_0000_01b3))
 }
 
-/// Calls everything a parsed file offers. Panics if an accessor contradicts another.
+/// Calls every accessor of a parsed file. Panics if one contradicts another.
 pub fn exercise(gguf: &Gguf<'_>) {
     fn walk(value: Value<'_>) -> u64 {
         match value {
@@ -57,13 +57,13 @@ pub fn exercise(gguf: &Gguf<'_>) {
     assert_eq!(gguf.metadata().get("no such key"), None);
 }
 
-/// A description of everything in front of the weights, equal if and only if the headers are. (A NaN is
-/// equal to itself here.)
+/// A description of everything before the weights, equal if and only if the headers are equal. (NaN equals
+/// itself here.)
 pub fn describe(header: &Header<'_>) -> String {
     format!("{header:?}")
 }
 
-/// What a reader makes of a file: the header, and each tensor's bytes.
+/// The result of a reader: the header, and each tensor's bytes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Reading {
     /// [`describe`] of the header.
@@ -79,7 +79,7 @@ pub fn whole(file: &[u8], options: &ReadOptions) -> Result<Reading> {
     Ok(Reading { header: describe(gguf.header()), tensors })
 }
 
-/// Reads the file in pieces: `cut(at)` says how long the piece starting at byte `at` is.
+/// Reads the file in pieces: `cut(at)` is the length of the piece starting at byte `at`.
 pub fn streamed(file: &[u8], options: &ReadOptions, mut cut: impl FnMut(usize) -> usize) -> Result<Reading> {
     let mut stream = GgufStream::new(file.len() as u64, *options);
     let mut tensors: Vec<Vec<u8>> = Vec::new();
@@ -96,7 +96,7 @@ pub fn streamed(file: &[u8], options: &ReadOptions, mut cut: impl FnMut(usize) -
                     formats = header.tensors().iter().map(|t| t.format()).collect();
                 }
                 Event::CodesFirst => {
-                    // What the event says must be enough to know the formats.
+                    // The event alone must be enough to know the formats.
                     for f in formats.iter_mut().filter(|f| **f == Some(Format::Pq2_0)) {
                         *f = Some(Format::Tq2_0G128);
                     }
@@ -121,8 +121,7 @@ pub fn streamed(file: &[u8], options: &ReadOptions, mut cut: impl FnMut(usize) -
     Ok(Reading { header: describe(&header), tensors })
 }
 
-/// Asserts that the stream agrees with the whole-file reader, error for error, for `tries` random ways of
-/// cutting.
+/// Asserts that the stream agrees with the whole-file reader, error for error, for `tries` random splits.
 pub fn assert_random_splits_agree(file: &[u8], options: &ReadOptions, random: &mut Random, tries: usize) {
     let expected = whole(file, options);
     for _ in 0..tries {

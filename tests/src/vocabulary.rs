@@ -7,7 +7,7 @@ use shohin_core::{Error, Result};
 
 use crate::Random;
 
-/// The 26 tokens behind Qwen3's 151,643 ordinary ones, and their types: 3 control, 4 user-defined.
+/// The 26 tokens after Qwen3's 151,643 ordinary ones, and their types: 3 control, 4 user-defined.
 pub const ADDED: [(&str, i32); 26] = [
     ("<|endoftext|>", 3),
     ("<|im_start|>", 3),
@@ -37,23 +37,23 @@ pub const ADDED: [(&str, i32); 26] = [
     ("</think>", 4),
 ];
 
-/// Tokens in Qwen3's vocabulary as Bonsai files hold it.
+/// Number of tokens in Qwen3's vocabulary in Bonsai files.
 pub const QWEN3: usize = 151_669;
 
-/// A vocabulary as GGUF metadata holds it.
+/// A vocabulary as stored in GGUF metadata.
 #[derive(Clone, Debug)]
 pub struct Vocabulary {
     /// The tokens, spelled in GPT-2's byte alphabet.
     pub tokens: Vec<String>,
     /// 1 normal, 3 control, 4 user-defined.
     pub types: Vec<i32>,
-    /// Pairs, separated by a space, by falling priority.
+    /// Pairs, separated by a space, highest priority first.
     pub merges: Vec<String>,
-    /// Where the added tokens begin.
+    /// The index of the first added token.
     pub added: usize,
 }
 
-/// GPT-2's printable stand-in for each byte, in the order of its vocabulary.
+/// GPT-2's printable character for each byte, in the order of its vocabulary.
 fn alphabet() -> Vec<char> {
     let printable = |b: u32| matches!(b, 33..=126 | 161..=172 | 174..=255);
     let shown = (0..256).filter(|b| printable(*b));
@@ -69,11 +69,11 @@ impl Vocabulary {
         let mut tokens: Vec<String> = alphabet().into_iter().map(String::from).collect();
         let mut known: HashSet<String> = tokens.iter().cloned().collect();
         let mut merges = Vec::new();
-        // Letters and the space; then what has been made of them.
+        // Letters and the space; then the results of merges.
         let mut parts: Vec<String> = ('a'..='z').map(String::from).collect();
         parts.push("\u{120}".into());
         while tokens.len() < size - ADDED.len() {
-            // From the short ones, as most joints of long ones would be too long.
+            // From the short ones, as most combinations of long ones would be too long.
             let short = parts.len().min(3000);
             let a = &parts[random.below(short)];
             let b = &parts[random.below(short)];
@@ -89,7 +89,7 @@ impl Vocabulary {
         Vocabulary::with_added(tokens, merges)
     }
 
-    /// Qwen3's own vocabulary, from the metadata of any file that holds Qwen2's or Qwen3's.
+    /// Qwen3's own vocabulary, from the metadata of any file with Qwen2's or Qwen3's.
     pub fn qwen3(gguf: &Gguf<'_>) -> Result<Vocabulary> {
         let text = |s: &[u8]| String::from_utf8_lossy(s).into_owned();
         let strings = |key| -> Result<Vec<String>> {
@@ -118,7 +118,7 @@ impl Vocabulary {
         Vocabulary { tokens, types, merges, added }
     }
 
-    /// Writes the keys a tokenizer needs.
+    /// Writes the keys of a tokenizer.
     pub fn write(&self, out: &mut GgufWriter) -> Result<()> {
         out.set("tokenizer.ggml.model", "gpt2")?;
         out.set("tokenizer.ggml.pre", "qwen2")?;

@@ -1,21 +1,21 @@
-//! Random packed weights, written as blocks at once: a model of gigabytes takes seconds.
+//! Random packed weights, generated as blocks: a model of gigabytes takes seconds.
 
 use half::{bf16, f16};
 use shohin_core::Format;
 
 use crate::Random;
 
-/// Fills whole blocks with random weights of about this standard deviation. Every byte is one that a
-/// quantizer could have written.
+/// Fills whole blocks with random weights of about this standard deviation. A quantizer could have written
+/// every byte.
 pub fn fill(format: Format, deviation: f32, random: &mut Random, out: &mut [u8]) {
     assert!(out.len().is_multiple_of(format.block_bytes()));
     // Scales differ from block to block, by up to a quarter.
     let scale = |random: &mut Random, code_deviation: f32| {
         f16::from_f32(deviation / code_deviation * (1.0 + 0.25 * random.unit())).to_le_bytes()
     };
-    // A uniform number has a standard deviation of its bound over the root of 3.
+    // A uniform number has a standard deviation of its bound over the square root of 3.
     let uniform = |random: &mut Random| random.unit() * deviation * 1.732;
-    // Ternary codes 0, 1, 2 with equal chances: sqrt(2/3).
+    // Ternary codes 0, 1, 2 with equal probability: sqrt(2/3).
     const TERNARY: f32 = 0.816;
     for block in out.chunks_exact_mut(format.block_bytes()) {
         match format {
@@ -35,7 +35,7 @@ pub fn fill(format: Format, deviation: f32, random: &mut Random, out: &mut [u8])
             Format::Q4_1 => {
                 let d = scale(random, 4.6);
                 block[..2].copy_from_slice(&d);
-                // So that the weights lie around 0.
+                // Centres the weights at 0.
                 let minimum = f16::from_f32(f16::from_le_bytes(d).to_f32() * -7.5);
                 block[2..4].copy_from_slice(&minimum.to_le_bytes());
                 random.fill(&mut block[4..]);
@@ -67,12 +67,12 @@ pub fn fill(format: Format, deviation: f32, random: &mut Random, out: &mut [u8])
     }
 }
 
-/// Four bytes of 2-bit codes without the code 3, which becomes the code 0, 1 or 2.
+/// Four bytes of 2-bit codes without the code 3, which becomes 0, 1 or 2.
 fn ternary_codes(random: &mut Random, out: &mut [u8]) {
     let bits = random.next();
     let codes = bits as u32;
     let three = codes & (codes >> 1) & 0x5555_5555;
-    // Where the code is 3, take one of the other bits to keep 1 or 2; once in a while make it 0.
+    // Where the code is 3, keep one random bit, which makes it 1 or 2; sometimes make it 0.
     let pick = (bits >> 32) as u32 & three;
     let mut fixed = codes & !(pick | ((three & !pick) << 1));
     if bits >> 62 == 0 {

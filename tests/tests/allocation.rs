@@ -1,5 +1,5 @@
-//! Memory promises, with a counting allocator: a device and a session take exactly what was planned, and
-//! tokens take nothing.
+//! Memory limits, with a counting allocator: a device and a session take exactly the planned memory, and
+//! tokens take none.
 #![cfg(not(all(target_arch = "wasm32", target_os = "unknown")))]
 
 use std::sync::Arc;
@@ -66,7 +66,7 @@ fn devices_and_sessions_keep_memory_that_they_are_given() {
     let plan = weights.memory_plan(&options, &in_session).unwrap();
     let (scratch, memory, shared) = (vec![0xff; plan.device], vec![0xff; plan.session], weights.clone());
     let (device, made) = measure(|| Cpu::new_in(shared, &options, Serial, scratch));
-    // Where it is, not what it is.
+    // The memory is referenced, not copied.
     assert!(made.peak < 100);
     let mut device = device.unwrap();
     let (session, made) = measure(|| device.session_in(&in_session, memory));

@@ -1,4 +1,4 @@
-//! Many rows at once: of one sequence, to check guessed tokens, and of several sequences together.
+//! Many rows at once: of one sequence, to verify guessed tokens, and of several sequences together.
 #![cfg(not(all(target_arch = "wasm32", target_os = "unknown")))]
 
 use shohin_core::cpu::op::argmax;
@@ -10,7 +10,7 @@ use shohin_core::{Activations, CpuOptions, Device, Format, KvFormat, Result, Ses
 use shohin_tests::cpu::{device, repacked};
 use shohin_tests::model::{Model, Shape, Stored};
 
-/// More rows than the device computes together, and a vocabulary that is no multiple of anything.
+/// More rows than the device computes together, and a vocabulary size that is not a round number.
 fn file(format: Format) -> Vec<u8> {
     let shape = Shape { layers: 2, vocab: 293, ..Shape::tiny() };
     Model::new(shape, Stored::new(format), 11).to_vec().unwrap()
@@ -20,7 +20,7 @@ fn tokens(n: u32, seed: u32) -> Vec<u32> {
     (0..n).map(|i| (i * i * 31 + i * seed + seed) % 293).collect()
 }
 
-/// An [`Output`] that stays.
+/// An owned [`Output`].
 #[derive(Clone, Debug, PartialEq)]
 enum Read {
     Logits(Vec<u32>),
@@ -40,7 +40,7 @@ fn read(output: Output<'_>) -> Read {
     }
 }
 
-/// What a batch reads out: sequence, row and output, in the order in which they come.
+/// The outputs of a batch: sequence, row and output, in order.
 fn batch<'m, B: ModelBytes>(
     device: &mut Cpu<'m, B>,
     feeds: &mut [Feed<'_, Cpu<'m, B>>],
@@ -51,7 +51,7 @@ fn batch<'m, B: ModelBytes>(
     Ok(all)
 }
 
-/// Whatever rows of logits there is room for: the vocabulary is looked through in parts.
+/// For any number of logit rows: the vocabulary is searched in parts.
 #[test]
 fn verifying_says_what_the_logits_say() {
     let guess = tokens(150, 7);
@@ -102,10 +102,10 @@ fn verifying_says_what_the_logits_say() {
 /// The tokens, cache and wants of one sequence, step by step.
 struct Sequence {
     kv: KvFormat,
-    /// Fed before, alone.
+    /// Tokens fed before, alone.
     before: usize,
     tokens: Vec<u32>,
-    /// How many of the tokens each batch takes, and what is read out.
+    /// Tokens per batch, and the outputs to read.
     steps: [(usize, Wants); 3],
 }
 
@@ -145,10 +145,10 @@ fn sequences_together_get_the_bits_they_get_alone() {
     }
 }
 
-/// Of each sequence: what it reads out in each step, and what its cache holds at the end.
+/// For each sequence: its outputs in each step, and its final cache.
 type Outcome = Vec<Ended>;
 
-/// What a sequence has read out in each step, its position, and its cache.
+/// The outputs of a sequence in each step, its position, and its cache.
 type Ended = ([Vec<(usize, Read)>; 3], usize, Vec<u8>);
 
 fn open<'m, B: ModelBytes>(device: &mut Cpu<'m, B>, s: &Sequence) -> Session<Cpu<'m, B>> {
@@ -211,7 +211,7 @@ fn together<B: ModelBytes>(device: &mut Cpu<'_, B>) -> Outcome {
             .collect();
         let all = batch(device, &mut feeds).unwrap();
         assert!(all.is_sorted_by_key(|(sequence, row, _)| (*sequence, *row)));
-        // What was read out last is still there.
+        // The last output is still available.
         if let Some((.., Read::Logits(logits))) = all.last() {
             assert_eq!(bits(device.logits()), *logits);
         }
@@ -249,7 +249,7 @@ fn a_batch_that_is_refused_moves_no_session() {
     let mut feeds: Vec<_> =
         sessions.iter_mut().map(|session| Feed { session, tokens: &[1], wants }).collect();
     assert_eq!(batch(device, &mut feeds).unwrap_err().code(), "limit");
-    // One fewer is not too many, and none is nothing to do.
+    // The maximum is accepted, and an empty batch is valid.
     assert_eq!(batch(device, &mut feeds[1..]).unwrap().len(), MAX_SEQUENCES);
     assert_eq!(batch(device, &mut []).unwrap(), []);
     assert!(sessions[1..].iter().all(|session| session.position() == 1));

@@ -1,5 +1,5 @@
-//! Replies kept to a schema, against the `jsonschema` crate: whatever tokens are chosen, the text is JSON and
-//! valid; and the tokens that may be chosen are those that a try of every single one finds.
+//! Constrained replies against the `jsonschema` crate: whatever tokens are chosen, the text is valid JSON for
+//! the schema; and the allowed tokens are exactly those found by trying each one.
 #![cfg(not(target_family = "wasm"))]
 
 use std::ops::ControlFlow;
@@ -225,7 +225,7 @@ const CASES: &[(&str, &[&str])] = &[
         r##"{"allOf":[{"$ref":"#/definitions/a~1b"}],"definitions":{"a/b":{"type":"boolean"}}}"##,
         &["true", "1"],
     ),
-    // Titles and the like say nothing of the value.
+    // Titles and the like do not restrict the value.
     (
         r#"{"$schema":"https://json-schema.org/draft/2020-12/schema","$id":"https://example.com/x","title":"T","description":"D","type":"integer","default":1,"examples":[2],"deprecated":true,"readOnly":true,"$comment":"c"}"#,
         &["1", r#""a""#],
@@ -262,7 +262,7 @@ fn the_grammar_and_the_crate_agree_on_instances() {
             valid += usize::from(expected);
             // As it is, as Python writes it, and over several lines.
             let spaced = shohin_python(text);
-            // Constants are spelled in one way only.
+            // Constants have only one spelling.
             let free = !schema.starts_with("{\"enum");
             let lines = format!("{instance:#}");
             for text in [spaced.as_str()].into_iter().chain([*text, &lines].into_iter().filter(|_| free)) {
@@ -303,7 +303,7 @@ fn patterns_match_what_another_engine_matches() {
         let text = expression(&mut random, 3);
         let schema = serde_json::json!({ "type": "string", "pattern": text });
         let Ok(validator) = jsonschema::options().build(&schema) else { continue };
-        // No string may match at all.
+        // Possibly no string matches.
         let Ok(grammar) = Grammar::json_schema(&schema.to_string()) else { continue };
         let constraint = bytes(grammar);
         for _ in 0..40 {
@@ -324,7 +324,7 @@ fn shohin_python(text: &str) -> String {
     out
 }
 
-/// A constraint whose tokens are the bytes.
+/// A constraint whose tokens are bytes.
 fn bytes(grammar: Grammar) -> Constraint {
     let vocabulary = Vocabulary::from_texts((0..=255u8).map(Some), &[]);
     Constraint::new(grammar, Arc::new(vocabulary)).unwrap()
@@ -335,7 +335,7 @@ fn takes(constraint: &Constraint, text: &str) -> bool {
     text.bytes().all(|byte| constraint.accept(u32::from(byte))) && constraint.complete()
 }
 
-/// The bytes, what JSON is often made of, and halves of characters; the last token ends a reply.
+/// Single bytes, common JSON fragments, and halves of characters; the last token ends a reply.
 fn pieces() -> (Vec<Vec<u8>>, u32) {
     let mut texts: Vec<Vec<u8>> = (0..=255u8).map(|byte| vec![byte]).collect();
     texts.extend(
@@ -454,7 +454,7 @@ fn is_set(bits: &[u32], token: usize) -> bool {
     bits.get(token / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
 }
 
-/// Chooses one of the tokens that may come; `taste` is which kinds are preferred.
+/// Chooses one of the allowed tokens; `taste` selects the preferred kind.
 fn choose(bits: &[u32], words: &Words, random: &mut Random, taste: usize) -> Option<u32> {
     let tokens: Vec<u32> = (0..words.texts.len()).filter(|&t| is_set(bits, t)).map(|t| t as u32).collect();
     let closing =
@@ -468,7 +468,7 @@ fn choose(bits: &[u32], words: &Words, random: &mut Random, taste: usize) -> Opt
     (!from.is_empty()).then(|| from[random.below(from.len())])
 }
 
-/// A reply of random tokens, at most `budget` with the one that ends it.
+/// A reply of random tokens, at most `budget` including the one that ends it.
 fn walk(
     constraint: &mut Constraint,
     words: &Words,
@@ -505,7 +505,7 @@ fn whatever_tokens_are_chosen_the_text_is_valid() {
                 Constraint::new(Grammar::json_schema(schema).unwrap(), words.vocabulary.clone()).unwrap();
             let least = constraint.shortest() as usize;
             for round in 0..24 {
-                // The least room there can be, and more.
+                // The smallest possible budget, and larger ones.
                 let budget = if round < 6 { least + round } else { least + random.below(120) };
                 let text = walk(&mut constraint.clone(), words, &mut random, budget.max(1), round % 3);
                 longest = longest.max(text.len());
@@ -519,7 +519,7 @@ fn whatever_tokens_are_chosen_the_text_is_valid() {
     assert!(longest > 300, "{longest}");
 }
 
-/// A schema with some bytes changed, left out, repeated, or taken from another one.
+/// A schema with some bytes changed, removed, repeated, or taken from another schema.
 fn damaged(schema: &str, random: &mut Random) -> String {
     let mut bytes = schema.as_bytes().to_vec();
     for _ in 0..1 + random.below(4) {
@@ -558,7 +558,7 @@ fn damaged_schemas_are_refused_or_kept_to() {
             let text = walk(&mut constraint.clone(), &words, &mut random, least + 20, round / 4 % 3);
             let value: Value = serde_json::from_slice(&text).unwrap_or_else(|e| panic!("{schema}: {e}"));
             let parsed: Value = serde_json::from_str(&schema).unwrap();
-            // The crate refuses some patterns and references that are unsound, or takes them for something else.
+            // The crate refuses some invalid patterns and references, or interprets them differently.
             if let Ok(validator) = jsonschema::options().should_validate_formats(true).build(&parsed) {
                 assert!(validator.is_valid(&value), "{schema}: {value}");
                 kept += 1;
@@ -574,7 +574,7 @@ const TOOLS: [&str; 3] = [
     r#"{"name":"now"}"#,
 ];
 
-/// All that there are tests for, by name.
+/// All grammars under test, by name.
 fn grammars() -> Vec<(&'static str, Grammar)> {
     let schemas = CASES.iter().map(|(schema, _)| (*schema, Grammar::json_schema(schema).unwrap()));
     let calls = |required| Grammar::tool_calls(&TOOLS, required).unwrap();
@@ -592,7 +592,7 @@ fn grammars() -> Vec<(&'static str, Grammar)> {
     schemas.chain(others).collect()
 }
 
-/// Checks each call of a reply against its tool's schema; how many there are.
+/// Checks each call of a reply against its tool's schema; returns the number of calls.
 fn check_calls(text: &str) -> usize {
     let reply = Reply::parse(text);
     for call in &reply.calls {
@@ -629,7 +629,7 @@ fn every_call_fits_its_tool() {
             }
         }
     }
-    // Random bytes seldom spell the marker by themselves.
+    // Random bytes rarely spell the marker by themselves.
     assert!(calls[0] > 0 && calls[1] >= 240, "{calls:?}");
 }
 
@@ -660,7 +660,7 @@ fn tokens_take_memory_only_the_first_time() {
     }
 }
 
-/// The reply of a model to a message, as a host makes it.
+/// The reply of a model to a message, as a host computes it.
 fn reply(
     file: &[u8],
     grammar: Grammar,

@@ -1,4 +1,4 @@
-//! The models in `models/` against their trainer: PyTorch's forward of the same packed weights
+//! The models in `models/` against their trainer: PyTorch's forward pass of the same packed weights
 //! (`models/sprout.expected.json`).
 #![cfg(not(all(target_arch = "wasm32", target_os = "unknown")))]
 
@@ -16,7 +16,7 @@ use shohin_core::tokenizer::Special;
 use shohin_core::{CpuOptions, Gguf, KvFormat, Sampler, SamplerConfig, Session, SessionOptions, Tokenizer};
 use shohin_tests::cpu::{device, exact, in_format};
 
-/// Calls `check(file name, file, what the trainer expects)` for every model.
+/// Calls `check(file name, file, expected values of the trainer)` for every model.
 fn each_model(check: impl Fn(&str, &[u8], &Value)) {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models");
     let text = fs::read_to_string(dir.join("sprout.expected.json")).unwrap();
@@ -132,7 +132,7 @@ fn every_instruction_set_says_the_same() {
         let tokenizer = Tokenizer::from_gguf(&gguf).unwrap();
         for chat in expected["chats"].as_array().unwrap() {
             let prompt = ids(&chat["prompt_ids"]);
-            // Plain Rust takes its time: a part of a story will do.
+            // Plain Rust is slow: part of a story is enough.
             let say = |isa| {
                 let mut device = device(file, &CpuOptions { isa, ..CpuOptions::default() }).unwrap();
                 reply(&mut device, &tokenizer, &prompt, 24, &SessionOptions::default())

@@ -34,7 +34,7 @@ fn every_weight_stays_what_it_was() {
             }
         }
         assert!(expanded > 0, "{format:?}");
-        // And it is a model like any other.
+        // And the result is an ordinary model.
         let options = CpuOptions { isa, ..CpuOptions::default() };
         let (tokens, session) = ([3, 1, 4, 1, 5, 9], SessionOptions::default());
         let as_expanded = all_logits(&mut device(&bytes, &options).unwrap(), &tokens, &session);
@@ -43,7 +43,7 @@ fn every_weight_stays_what_it_was() {
     }
 }
 
-/// `file` in the last bytes of `room`.
+/// A buffer of `room` bytes with `file` at its end.
 fn at_the_end(file: &[u8], room: usize) -> Vec<u8> {
     let mut bytes = vec![0xaa; room];
     bytes[room - file.len()..].copy_from_slice(file);

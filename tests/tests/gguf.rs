@@ -1,4 +1,4 @@
-//! The GGUF reader and writer against gguf-py's, against each other, and against themselves in pieces.
+//! The GGUF reader and writer against gguf-py, against each other, and against themselves in pieces.
 #![cfg(not(all(target_arch = "wasm32", target_os = "unknown")))]
 
 use shohin_core::gguf::{
@@ -143,8 +143,8 @@ fn golden_files_have_their_formats() {
 
 #[test]
 fn every_type_is_measured_as_gguf_py_does() {
-    // id, block, bytes: `gguf.GGML_QUANT_SIZES` of gguf-py 0.19. (Its Q8_1 of 40 bytes is older than
-    // ggml's of 36.)
+    // id, block, bytes: `gguf.GGML_QUANT_SIZES` of gguf-py 0.19. (Its Q8_1 of 40 bytes is older than ggml's
+    // of 36.)
     let sizes: &[(u32, u32, u32)] = &[
         (0, 1, 4),
         (1, 1, 2),
@@ -213,7 +213,7 @@ fn tensors_of_three_dimensions_are_not_matrices() {
     assert_eq!(gguf.matrix("u").unwrap_err().code(), "missing_tensor");
     let file = RawFile::new().tensor(RawTensor::new("t", &[4, 3, 1, 1], 0, 0)).data(48).build();
     assert_eq!(Gguf::parse(&file).unwrap().matrix("t").unwrap().rows(), 3);
-    // A tensor of another file has no bytes here, rather than wrong ones or a panic.
+    // A tensor of another file yields no bytes here, rather than wrong ones or a panic.
     let small = RawFile::new().build();
     let small = Gguf::parse(&small).unwrap();
     assert_eq!(small.data(&Gguf::parse(&file).unwrap().tensors()[0]), b"");
@@ -221,7 +221,7 @@ fn tensors_of_three_dimensions_are_not_matrices() {
 
 // Id 42.
 
-/// A tiny model whose matrices are stored so.
+/// A tiny model whose matrices have this storage.
 fn tiny(stored: Stored) -> Vec<u8> {
     Model::new(Shape::tiny(), stored, 11).to_vec().unwrap()
 }
@@ -235,7 +235,7 @@ fn id_42_is_told_apart() {
     assert_eq!(format_of(&tiny(Stored::new(Format::Q2_0)), &DEFAULT), Format::Q2_0);
     assert_eq!(format_of(&tiny(Stored::LEGACY), &DEFAULT), Format::Pq2_0);
     assert_eq!(format_of(&tiny(Stored::new(Format::Pq2_0)), &DEFAULT), Format::Pq2_0);
-    // With the marker that its converter writes.
+    // With the marker written by its converter.
     let marked = tiny(Stored::new(Format::Tq2_0G128));
     assert_eq!(format_of(&marked, &DEFAULT), Format::Tq2_0G128);
     // Without it, from the weights.
@@ -246,7 +246,7 @@ fn id_42_is_told_apart() {
         assert_random_splits_agree(&file, &DEFAULT, &mut random, 20);
         assert_eq!(streamed(&file, &DEFAULT, |_| 1), whole(&file, &DEFAULT));
     }
-    // An option overrules what the file tells, if the sizes allow it.
+    // An option overrides the detected layout, if the sizes allow it.
     let legacy = tiny(Stored::LEGACY);
     assert_eq!(format_of(&legacy, &ReadOptions { id42: Id42::CodesFirst, ..DEFAULT }), Format::Tq2_0G128);
     assert_eq!(format_of(&legacy, &ReadOptions { id42: Id42::Group128, ..DEFAULT }), Format::Pq2_0);
@@ -370,7 +370,7 @@ fn random_splits_of_models() {
 fn stream_holds_no_weights() {
     let model = Model::new(Shape { hidden: 1024, vocab: 8192, ..Shape::tiny() }, Stored::LEGACY, 2);
     let file = model.to_vec().unwrap();
-    // A tensor longer than the window that is held back arrives whole all the same.
+    // A tensor longer than the held-back window arrives complete, too.
     assert!(streamed(&file, &DEFAULT, |_| 30_000) == whole(&file, &DEFAULT));
     let header = Gguf::parse(&file).unwrap().header().data_start() as usize;
     let mut got = 0;
@@ -388,7 +388,7 @@ fn stream_holds_no_weights() {
     });
     done.unwrap();
     assert!(got > 4 << 20, "{got}");
-    // The kept header may be in the middle of growing, beside a step of 64 kB and the window of 70 kB.
+    // The header buffer may be growing, beside a step of 64 kB and the window of 70 kB.
     assert!(used.peak < 3 * header + (256 << 10), "{} for a header of {header}", used.peak);
 }
 
@@ -527,7 +527,7 @@ fn writer_refuses_what_the_reader_would() {
     }
     assert_eq!(w.to_vec([[0u8; 17]]).unwrap_err().code(), "length");
     assert_eq!(w.to_vec([[0u8; 19]]).unwrap_err().code(), "length");
-    // Any alignment it accepts is one that the reader accepts.
+    // The reader accepts any alignment that the writer accepts.
     let mut w = GgufWriter::new();
     w.set("general.alignment", 4096u32).unwrap();
     w.tensor("a", &[1], Format::F32).unwrap();
@@ -540,15 +540,15 @@ fn writer_refuses_what_the_reader_would() {
 
 #[test]
 fn published_shapes_have_the_published_sizes() {
-    // Of synthetic files with Qwen3's vocabulary and without chat template: 4.3 kB short of the real
-    // ones, whose sizes are those of the files on the hub.
+    // Sizes of synthetic files with Qwen3's vocabulary and without chat template: 4.3 kB less than the
+    // published files.
     let vocabulary = data("vocab/ggml-vocab-qwen2.gguf");
     let vocabulary = vocabulary.map(|file| Vocabulary::qwen3(&Gguf::parse(&file).unwrap()).unwrap());
     let Some(vocabulary) = vocabulary else { return };
     for (shape, format, bytes) in [("1.7b", "q1_0", 248_297_984), ("1.7b", "q2_0_legacy", 463_286_016)] {
         assert_eq!(model_len(shape, format, &vocabulary), bytes);
     }
-    // The files on the hub also hold a chat template and some descriptive keys.
+    // The published files also contain a chat template and some descriptive keys.
     for (shape, format, published) in [
         ("1.7b", "q1_0", 248_302_272),
         ("4b", "q1_0", 572_270_624),

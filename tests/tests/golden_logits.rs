@@ -1,7 +1,7 @@
-//! The forward pass against engines that are not ours.
+//! The forward pass against other engines.
 //!
-//! `golden_model/`: a random Qwen3 by llama.cpp (its low-bit kernels) and by an f64 numpy forward of the same
-//! dequantized weights. `qwen3-*`: random Qwen3 models by Hugging Face transformers
+//! `golden_model/`: a random Qwen3 by llama.cpp (its low-bit kernels) and by an f64 numpy forward pass of the
+//! same dequantized weights. `qwen3-*`: random Qwen3 models by Hugging Face transformers
 //! (`oracle/qwen3_logits.py`).
 #![cfg(not(all(target_arch = "wasm32", target_os = "unknown")))]
 
@@ -19,7 +19,7 @@ fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures")
 }
 
-/// The full set of golden files, where the checkout has it beside it.
+/// The full set of golden files, if it is beside the checkout.
 fn shared() -> Option<PathBuf> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/data/golden_model");
     path.is_dir().then_some(path)
@@ -35,8 +35,8 @@ fn golden_tokens() -> Vec<u32> {
     text.split_whitespace().map(|t| t.parse().unwrap()).collect()
 }
 
-/// Logits at every position, `(tokens, vocab)`: the same bits whether the rows lie as in the file or
-/// repacked, for the kernels or for others.
+/// Logits at every position, `(tokens, vocab)`: the same bits whether the rows are row-major or repacked, for
+/// these kernels or for others.
 fn logits(file: &Path, tokens: &[u32], options: &CpuOptions, kv: KvFormat) -> Vec<f32> {
     let bytes = fs::read(file).unwrap();
     let expected = all_logits(&mut device(&bytes, options).unwrap(), tokens, &in_format(kv)).unwrap();

@@ -30,7 +30,7 @@ fn logits_of<B: ModelBytes>(mut device: Cpu<'_, B>) -> Vec<f32> {
     session.forward_prefill(&mut device, &[3, 1, 4, 1, 5, 9, 2, 6]).unwrap().to_vec()
 }
 
-/// Of the model in `parts`, each of which is repacked where it lies.
+/// Logits of the model in `parts`, each of which is repacked in place.
 fn repacked_logits(parts: Vec<Vec<u8>>) -> Vec<f32> {
     let model = BonsaiModel::load_parts(parts, &ReadOptions::default(), |config| config).unwrap();
     logits_of(Cpu::repacked(model, &CpuOptions::default(), Serial).unwrap())
@@ -92,7 +92,7 @@ fn the_same_logits_as_from_one_file_in_every_format() {
     }
 }
 
-/// `oracle/split_gguf.py` has cut the file with gguf-py.
+/// `oracle/split_gguf.py` has split the file with gguf-py.
 #[test]
 fn parts_written_by_gguf_py() {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures");
@@ -105,7 +105,7 @@ fn parts_written_by_gguf_py() {
     assert_eq!(logits(&Gguf::parse(&joined).unwrap()), want);
 }
 
-/// Zeros say nothing of their layout, and only the first part has the key that does.
+/// Zeros do not reveal their layout, and only the first part has the key that does.
 #[test]
 fn type_42_means_the_same_in_all_parts() {
     let file = Model::tiny(Format::Tq2_0G128);
@@ -127,7 +127,7 @@ fn type_42_means_the_same_in_all_parts() {
             assert!(of_type.all(|t| t.format() == Some(Format::Tq2_0G128)), "{bare}");
         }
         let want = logits(&parse(&parts).unwrap());
-        // The bytes that a model owns are read as they were parsed.
+        // The bytes that a model owns are interpreted as they were parsed.
         let id42 = parse(&parts).unwrap().header().id42(Id42::Auto);
         let options = ReadOptions { id42, ..ReadOptions::default() };
         for part in &parts[1..] {
@@ -188,7 +188,7 @@ fn what_does_not_belong_together_is_refused_and_named() {
         let joined = join(&parts, &mut Random::new(3)).unwrap_err();
         assert_eq!((joined.part, joined.error.code()), (part, code), "{name}, joined: {joined}");
     }
-    // A single part is no model.
+    // A single part is not a model.
     for part in &parts {
         let error = BonsaiModel::from_gguf(&Gguf::parse(part).unwrap()).unwrap_err();
         assert!(matches!(error, Error::KeyValue { .. }), "{error}");

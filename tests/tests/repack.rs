@@ -1,4 +1,4 @@
-//! Models whose weights are rearranged in memory.
+//! Models whose weights are repacked in memory.
 
 use shohin_core::cpu::repack::{Layout, PackedMatrix, repack, repacked_format, repacks};
 use shohin_core::cpu::{Cpu, Isa};
@@ -43,8 +43,8 @@ fn every_weight_of_a_file_is_found_again() {
     }
 }
 
-/// Every row of the embedding is looked up, and every matrix multiplied: for one token and for a batch, by the
-/// kernels that the weights were repacked for and by all others, in integers and in floats.
+/// Every row of the embedding is looked up, and every matrix multiplied: for one token and for a batch, by
+/// the kernels that the weights were repacked for and by all others, in integers and in floats.
 #[test]
 fn a_repacked_model_has_the_logits_of_its_file() {
     let shape = Shape { layers: 1, vocab: 290, context: 300, ..Shape::tiny() };
@@ -66,13 +66,13 @@ fn a_repacked_model_has_the_logits_of_its_file() {
         for isa in Isa::available() {
             let options = CpuOptions { isa, batch: 100, ..CpuOptions::default() };
             let mut ours = repacked(&file, &options).unwrap();
-            // Scalar takes a while, and repacks nothing.
+            // The scalar kernels are slow, and repack nothing.
             let n = if repacks(isa) { tokens.len() } else { 20 };
             assert!(
                 all_logits(&mut ours, &tokens[..n], &session).unwrap() == int8[..n * 290],
                 "{format:?} {isa:?}"
             );
-            // Rearranged for good: the model's bytes are no longer those of the file.
+            // Repacked in place: the model's bytes are no longer those of the file.
             let moved = ours.model().weights().parts()[0] != file;
             assert_eq!(moved, repacks(isa) && repacked_format(format).is_some(), "{format:?} {isa:?}");
 
@@ -89,7 +89,7 @@ fn a_repacked_model_has_the_logits_of_its_file() {
     }
 }
 
-/// Bytes that cannot be written to stay as they are, and so do all where floats are multiplied.
+/// Read-only bytes stay row-major, and so do all with float activations.
 #[test]
 fn read_only_bytes_stay_row_by_row() {
     let file = Model::tiny(Format::Q1_0);
@@ -99,7 +99,7 @@ fn read_only_bytes_stay_row_by_row() {
     for isa in Isa::available() {
         let options = CpuOptions { isa, ..CpuOptions::default() };
         let want = all_logits(&mut device(&file, &options).unwrap(), &tokens, &session).unwrap();
-        // Of the file, and shared ones.
+        // Borrowed from the file, and shared.
         let mut read = Cpu::repacked(BonsaiModel::from_gguf(&gguf).unwrap(), &options, Serial).unwrap();
         assert_eq!(all_logits(&mut read, &tokens, &session).unwrap(), want, "{isa:?}");
         let bytes: Arc<[u8]> = file.clone().into();
@@ -124,7 +124,7 @@ fn a_file_that_is_refused_is_an_error() {
     }
 }
 
-/// Gives all of a file so many times, and then the first half.
+/// Returns the whole file a number of times, and then only the first half.
 #[derive(Debug)]
 struct Fickle(Vec<u8>, Cell<usize>);
 
@@ -161,7 +161,7 @@ fn bytes_that_change_are_an_error_or_change_nothing() {
     assert_eq!(run(reads).unwrap(), (want, 0));
 }
 
-/// A prompt of a batch and part of another, and what a greedy decoder says then, token by token.
+/// A prompt of a batch and part of another, and the greedy continuation, token by token.
 #[test]
 fn models_go_on_alike_with_every_instruction_set() {
     const STORY: &str = "Once upon a time there was a little girl named Lily. She had a red ball that she loved to \

@@ -1,4 +1,4 @@
-//! Contexts that forget their oldest tokens.
+//! Contexts that drop their oldest tokens.
 #![cfg(not(all(target_arch = "wasm32", target_os = "unknown")))]
 
 use std::fs;
@@ -15,8 +15,8 @@ use shohin_core::{
 use shohin_tests::cpu::{device, exact, in_format};
 use shohin_tests::model::{Model, Shape, Stored};
 
-/// With one layer, keys and values depend on nothing but the token and its position, so moving them must
-/// give what computing them at their new positions gives.
+/// With one layer, keys and values depend only on the token and its position, so moving them must give the
+/// same as computing them at their new positions.
 #[test]
 fn one_layer_cannot_tell_moved_from_new() {
     let shape = Shape { layers: 1, context: 512, ..Shape::tiny() };
@@ -54,7 +54,7 @@ fn read(path: &str) -> Vec<u8> {
     fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap()
 }
 
-/// Later layers keep what they have made of the forgotten tokens. `tests/oracle/qwen3_logits.py` gives the tokens.
+/// Later layers still depend on the dropped tokens. The tokens are from `tests/oracle/qwen3_logits.py`.
 #[test]
 fn transformers_moves_its_cache_to_the_same_logits() {
     let tokens: Vec<u32> = (0..24).map(|i| (7 * i * i + 3 * i + 1) % 96).collect();
@@ -89,7 +89,7 @@ fn sprout() -> Vec<u8> {
 /// Makes room in a full session.
 type MakeRoom<'f> = dyn Fn(&mut Cpu<'f, &'f [u8]>, &mut Session<Cpu<'f, &'f [u8]>>);
 
-/// Mean loss of `tokens` from position `from` on, seen through a context of `capacity`.
+/// Mean loss of `tokens` from position `from` on, with a context of `capacity`.
 fn streamed<'f>(
     device: &mut Cpu<'f, &'f [u8]>,
     tokens: &[u32],

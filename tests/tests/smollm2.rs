@@ -1,5 +1,5 @@
 //! SmolLM2-135M-Instruct, a trained model, against llama.cpp and Hugging Face (`oracle/smollm2.py`). Skipped
-//! where its file is absent.
+//! if its file is absent.
 #![cfg(not(target_family = "wasm"))]
 
 use std::fs;
@@ -37,7 +37,7 @@ fn texts_become_the_ids_of_hugging_face_and_llama_cpp() {
     let (exact, llama) = (json("exact.json"), json("llama.json"));
     let texts = exact["texts"].as_array().unwrap();
     assert!(texts.len() > 250);
-    // Control characters and bytes of unassigned planes that the vocabulary has no tokens for.
+    // Control characters and bytes of unassigned planes that have no token in the vocabulary.
     let lacks = |c: char| {
         matches!(c, '\x04' | '\x06' | '\x13' | '\x14' | '\x16' | '\x1d' | '\u{40000}'..='\u{bffff}')
     };
@@ -47,7 +47,7 @@ fn texts_become_the_ids_of_hugging_face_and_llama_cpp() {
             let mut got = Vec::new();
             t.encode(text, special, &mut got);
             assert_eq!(got, ids(&case[kind]), "{kind} {text:?}");
-            // llama.cpp differs where a byte without a token kept its neighbours from merging.
+            // llama.cpp differs if a byte without a token prevented its neighbours from merging.
             assert!(theirs.get(kind).is_none() || text.contains(lacks), "{kind} {text:?}");
             if !text.contains(lacks) {
                 let bytes: Vec<u8> = got.iter().flat_map(|id| t.token_bytes(*id).unwrap()).collect();
@@ -76,21 +76,21 @@ fn conversations_become_the_ids_of_transformers() {
     }
 }
 
-/// The messages of a chat of `exact.json`, in which the user and the model take turns.
+/// The messages of a chat of `exact.json`, alternating between the user and the model.
 fn messages(chat: &Value) -> Vec<Message<'_>> {
     let roles = [Role::User, Role::Assistant].into_iter().cycle();
     let contents = chat["messages"].as_array().unwrap();
     roles.zip(contents).map(|(role, content)| Message::new(role, content.as_str().unwrap())).collect()
 }
 
-/// What transformers computes, in f64, of the passage of `exact.json`.
+/// The f64 results of transformers for the passage of `exact.json`.
 struct Exact {
     ids: Vec<u32>,
-    /// Positions whose logits are known.
+    /// Positions with known logits.
     positions: Vec<usize>,
     /// Those logits.
     logits: Vec<Vec<f32>>,
-    /// How much each of `ids` but the first surprises the model, in nats.
+    /// The loss of each of `ids` but the first, in nats.
     losses: Vec<f64>,
 }
 
@@ -99,7 +99,7 @@ impl Exact {
         let json = json("exact.json");
         let positions: Vec<usize> =
             json["positions"].as_array().unwrap().iter().map(|p| p.as_u64().unwrap() as usize).collect();
-        // The fixture holds the states that the head reads. The head is the embedding, as the file stores it.
+        // The fixture contains the inputs of the head, which is the embedding, as the file stores it.
         let gguf = Gguf::parse(file).unwrap();
         let head = gguf.matrix("token_embd.weight").unwrap();
         let states: Vec<f32> = fs::read(fixture("exact.hidden"))
@@ -127,7 +127,7 @@ impl Exact {
         Exact { ids: ids(&json["ids"]), positions, logits, losses }
     }
 
-    /// The largest error of `got`, the logits after every token; and the root of the mean of the squares.
+    /// The largest error of `got`, the logits after every token; and the root mean square.
     fn compare(&self, got: &[f32]) -> (f64, f64) {
         let vocab = self.logits[0].len();
         let got = self.positions.iter().map(|p| &got[p * vocab..][..vocab]);
@@ -139,7 +139,7 @@ fn floats(value: &Value) -> Vec<f64> {
     value.as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect()
 }
 
-/// The largest difference, and the root of the mean of the squares.
+/// The largest difference, and the root mean square.
 fn errors<'x>(got: impl Iterator<Item = &'x f32>, want: impl Iterator<Item = &'x f32>) -> (f64, f64) {
     let (mut worst, mut sum, mut count) = (0.0f64, 0.0, 0);
     for (got, want) in got.zip(want) {
@@ -189,7 +189,7 @@ fn int8_activations_are_as_near_as_llama_cpp() {
     let got = all_logits(&mut device, &want.ids, &SessionOptions::default()).unwrap();
     let (_, rms) = want.compare(&got);
 
-    // llama.cpp's logits, which its own int8 activations put 0.2 from the exact ones.
+    // llama.cpp's logits, which differ from the exact ones by 0.2 because of its int8 activations.
     let unit = llama["noise_unit"].as_f64().unwrap() as f32;
     let noise = fs::read(fixture("llama.noise")).unwrap();
     let vocab = want.logits[0].len();
@@ -261,7 +261,7 @@ fn reply(
     (generation.reply().to_vec(), text)
 }
 
-/// The reply that transformers gives, without the token that ends it.
+/// The reply of transformers, without the token that ends it.
 fn said(chat: &Value) -> Vec<u32> {
     let mut said = ids(&chat["ids"]);
     assert_eq!(said.pop(), Some(2), "a reply that ends");
@@ -280,7 +280,7 @@ fn greedy_replies_are_those_of_transformers() {
         assert_eq!(text, chat["text"].as_str().unwrap());
         assert_eq!(tokens, said(chat));
     }
-    // int8 activations may choose another token only where it is nearly as likely.
+    // int8 activations may choose another token only if it is nearly as likely.
     let mut device = repacked(&file, &CpuOptions::default()).unwrap();
     for chat in chats.as_array().unwrap() {
         let (tokens, text) = reply(&mut device, &tokenizer, chat, KvFormat::F16);

@@ -1,4 +1,4 @@
-//! States of a session beside its logits: final hidden states, and keys and values taken out and put back.
+//! States of a session besides its logits: final hidden states, and exported and imported keys and values.
 #![cfg(not(all(target_arch = "wasm32", target_os = "unknown")))]
 
 use std::fs;
@@ -18,7 +18,7 @@ fn floats(name: &str) -> Vec<f32> {
     fixture(name).as_chunks().0.iter().map(|&b| f32::from_le_bytes(b)).collect()
 }
 
-/// The prompt behind the states by Hugging Face transformers.
+/// The prompt of the states computed by Hugging Face transformers.
 fn tokens() -> Vec<u32> {
     (0..24).map(|i| (7 * i * i + 3 * i + 1) % 96).collect()
 }
@@ -80,11 +80,11 @@ fn an_exported_cache_goes_on_in_another_session() {
             if held > 0 {
                 first.forward_prefill(&mut device, &tokens[..held]).unwrap();
             }
-            // After what is there already.
+            // Appended to the existing content.
             let mut out = vec![7];
             Cpu::<&[u8]>::wait(first.export(&mut device, &mut out)).unwrap();
             assert_eq!((out.remove(0), out.len()), (7, first.export_len(&device)));
-            // Nothing of what was forgotten goes with it.
+            // Nothing of the forgotten tokens is exported.
             for others in [5, 6] {
                 first.forward_prefill(&mut device, &[others]).unwrap();
                 first.truncate(held).unwrap();

@@ -1,4 +1,4 @@
-//! `unsafe` stays where it may be: in the core, only in kernels and the pool's splitter.
+//! `unsafe` is restricted: in core, to kernels and the splitter of the pool.
 #![cfg(not(all(target_arch = "wasm32", target_os = "unknown")))]
 
 use std::fs;
@@ -15,7 +15,7 @@ fn sources(dir: &Path, out: &mut Vec<PathBuf>) {
     }
 }
 
-/// The word outside comments and string-like mentions of the lint.
+/// The word outside comments and mentions of the lint.
 fn uses_unsafe(text: &str) -> bool {
     text.lines().map(|line| line.split("//").next().unwrap_or("")).any(|line| {
         line.replace("unsafe_code", "")
@@ -24,7 +24,7 @@ fn uses_unsafe(text: &str) -> bool {
     })
 }
 
-/// Where instructions are called by name, and buffers are split over workers.
+/// Files that call instructions by name, or divide buffers among workers.
 const KERNELS: [&str; 7] = [
     "cpu/activation_lut.rs",
     "cpu/activations.rs",
@@ -49,7 +49,7 @@ fn core_is_safe_outside_kernels() {
         }
         let text = fs::read_to_string(&path).unwrap();
         assert!(!uses_unsafe(&text), "{place}");
-        // The parsers and what untrusted text goes through cannot even be changed by an `allow`.
+        // The parsers and the code that processes untrusted text cannot even be changed by an `allow`.
         let must = ["gguf", "tokenizer", "chat", "quant", "sample", "cache", "arena", "device", "session"];
         let forbids = text.contains("#![forbid(unsafe_code)]");
         if must.iter().any(|m| place.starts_with(m)) && !place.ends_with("tests.rs") {

@@ -1,4 +1,4 @@
-//! What the reader accepts, the writer can write, and it is the same when read again.
+//! Any file that the reader accepts can be written, and reads back the same.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -10,7 +10,7 @@ fuzz_target!(|file: &[u8]| {
     let again = rewrite(&gguf).expect("what was read can be written");
     let second = match Gguf::parse(&again) {
         Ok(second) => second,
-        // Padding can hide which of its layouts a lone tensor of id 42 has.
+        // Padding can hide the layout of a lone tensor of id 42.
         Err(error) => {
             assert!(gguf.tensors().iter().any(|t| t.type_id() == 42), "{error}");
             return;

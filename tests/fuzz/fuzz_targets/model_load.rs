@@ -13,7 +13,7 @@ fuzz_target!(|file: &[u8]| {
     let weights = CpuWeights::new(model).expect("room for the norms");
     let options = CpuOptions { context: 8, batch: 4, ..CpuOptions::default() };
     let in_session = SessionOptions::default();
-    // The limits let a small file ask for long scratch rows; that is a matter of memory, not of safety.
+    // The limits allow a small file to request long scratch rows, which is about memory, not about safety.
     if !weights.memory_plan(&options, &in_session).is_ok_and(|plan| plan.total < 64 << 20) {
         return;
     }

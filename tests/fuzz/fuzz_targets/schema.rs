@@ -1,4 +1,4 @@
-//! A hostile schema, and a walk through what it allows: whatever is chosen, the text ends, and is JSON.
+//! A hostile schema, and a random walk through its grammar: the text always ends, and is JSON.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -14,7 +14,7 @@ static BYTES: LazyLock<Arc<Vocabulary>> = LazyLock::new(|| {
 const END: u32 = 256;
 
 fuzz_target!(|input: &[u8]| {
-    // Behind a zero, what is chosen.
+    // The choices follow a zero byte.
     let at = input.iter().position(|&byte| byte == 0).unwrap_or(input.len());
     let (schema, choices) = input.split_at(at);
     let Ok(grammar) = Grammar::json_schema(&String::from_utf8_lossy(schema)) else { return };

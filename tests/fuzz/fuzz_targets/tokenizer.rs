@@ -7,7 +7,7 @@ use shohin_core::gguf::Gguf;
 use shohin_core::tokenizer::Special;
 
 fuzz_target!(|file: &[u8]| {
-    // The text is the end of the file, where only weights are.
+    // The text is the end of the file, which only contains weights.
     let text = String::from_utf8_lossy(&file[file.len() - file.len().min(200)..]);
     let Ok(gguf) = Gguf::parse(file) else { return };
     let Ok(tokenizer) = Tokenizer::from_gguf(&gguf) else { return };

@@ -1,4 +1,4 @@
-//! Writes starting points for the fuzz targets: `cargo run -p shohin-tests --bin fuzz-seeds`.
+//! Writes seeds for the fuzz targets: `cargo run -p shohin-tests --bin fuzz-seeds`.
 
 use std::path::Path;
 use std::{fs, io};

@@ -1,9 +1,9 @@
-//! Work whose processor instructions `cargo xtask instructions` counts: one token, and a prompt, with a model of a few
-//! million weights in each format, and with the built-in model; weights repacked, as programs do at load, and of some
-//! formats as they are in the file.
+//! The workload of `cargo xtask instructions`, which counts its instructions: one token, and a prompt, with a
+//! model of a few million weights in each format, and with the built-in model; weights are repacked, as
+//! programs do at load, and for some formats also row-major.
 //!
-//! Prints a line for each call of `measured`, in order: its name and how many tokens it is. Only what happens inside
-//! `measured` is counted.
+//! Prints a line for each call of `measured`, in order: its name and its number of tokens. Only instructions
+//! inside `measured` are counted.
 
 use std::error::Error;
 use std::process::ExitCode;
@@ -26,13 +26,13 @@ const FORMATS: &[Format] = &[
     Format::F16,
 ];
 
-/// What is counted without being repacked too.
+/// Formats that are also counted without repacking.
 const FROM_FILE: &[Format] = &[Format::Q1_0, Format::Pq2_0];
 
 /// Enough for a full batch.
 const PROMPT: usize = 64;
 
-/// Its calls are what the instruction counter sees; the name is known to xtask.
+/// The instruction counter counts calls of this function, whose name is known to xtask.
 #[inline(never)]
 fn measured(work: &mut dyn FnMut()) {
     work();
@@ -54,7 +54,7 @@ fn count<B: ModelBytes>(name: &str, mut device: Cpu<'_, B>) -> Result<(), Box<dy
 }
 
 fn run() -> Result<(), Box<dyn Error>> {
-    // What every instruction counter knows.
+    // The instruction set that every instruction counter supports.
     let isa = Isa::named("avx2")?;
     let options = CpuOptions { context: 2 * PROMPT, isa, ..CpuOptions::default() };
     let shape = Shape { hidden: 512, ffn: 1536, vocab: 4096, ..Shape::tiny() };

@@ -1,4 +1,4 @@
-//! Files that lie about their own layout.
+//! Files with false claims about their own layout.
 
 use shohin_core::gguf::{Gguf, Id42, Kind, ReadOptions, TensorType};
 use shohin_core::{Error, Limits};
@@ -8,12 +8,12 @@ use crate::raw::{RawFile, RawTensor, RawValue, string};
 use crate::reading::{assert_random_splits_agree, exercise, streamed, whole};
 use crate::{Random, meter};
 
-/// What any file may make the parser take, whatever it claims.
+/// Memory that the parser may take for any file, whatever it claims.
 const PARSE_BYTES: usize = 64 << 10;
-/// What a tensor or metadata entry that is really there may cost.
+/// Memory per tensor or metadata entry that exists.
 const ITEM_BYTES: usize = 96;
 
-/// Numbers that lengths and counts are tried with; `remaining` is what would just fit.
+/// Values for lengths and counts; `remaining` is one that would just fit.
 fn claims(remaining: u64) -> [u64; 13] {
     [
         0,
@@ -22,7 +22,7 @@ fn claims(remaining: u64) -> [u64; 13] {
         remaining + 1,
         1 << 31,
         1 << 32,
-        // On a 32-bit machine these must not be taken for 1 and `remaining`.
+        // On a 32-bit machine these must not be truncated to 1 and `remaining`.
         (1 << 32) + 1,
         (1 << 32) + remaining,
         (1 << 63) - 1,
@@ -33,7 +33,7 @@ fn claims(remaining: u64) -> [u64; 13] {
     ]
 }
 
-/// Reads a file in all ways. No panic, no disagreement, no memory beyond the promise.
+/// Reads a file in all ways. No panic, no disagreement, no memory beyond the limit.
 fn survive(file: &[u8]) -> Result<(), Error> {
     let (parsed, used) = meter::measure(|| Gguf::parse(file));
     let items = parsed.as_ref().map_or(0, |g| g.tensors().len() + g.metadata().len());
@@ -61,13 +61,13 @@ fn accepted(file: &[u8]) {
 }
 
 cases! {
-    /// The sample everything else is a distortion of.
+    /// The sample that everything else modifies.
     fn sample_is_valid() {
         accepted(&RawFile::sample().build());
         accepted(&RawFile::new().build());
     }
 
-    /// CVE-2024-23605, CVE-2025-66960: the counts in front.
+    /// CVE-2024-23605, CVE-2025-66960: the counts at the start.
     fn counts() {
         let sample = RawFile::sample();
         let rest = sample.build().len() as u64 - 24;
@@ -81,7 +81,7 @@ cases! {
                 }
             }
         }
-        // As many as the limits let through, in a file that holds none.
+        // As many as the limits allow, in a file without any.
         let empty = RawFile { n_tensors: Some(1 << 16), n_entries: Some(1 << 12), ..RawFile::new() };
         refused(&empty.build(), &["truncated"]);
     }
@@ -127,14 +127,14 @@ cases! {
                 if claim > 64 {
                     refused(&file, &["limit", "truncated"]);
                 } else {
-                    // The rest of the array is behind the header: junk, which no tensor needs.
+                    // The rest of the array is after the header: unused bytes, which no tensor needs.
                     let _ = survive(&file);
                 }
             }
         }
     }
 
-    /// Lengths that a host has allowed, and that wrap around when they are multiplied.
+    /// Lengths that a host has allowed, and that overflow when they are multiplied.
     fn array_sizes() {
         let limits = Limits { array: u64::MAX, ..Limits::DEFAULT };
         let options = ReadOptions { limits, ..ReadOptions::default() };
@@ -148,7 +148,7 @@ cases! {
         }
     }
 
-    /// How many dimensions a tensor has, and how large they are.
+    /// The number of dimensions of a tensor, and their sizes.
     fn dimension_counts() {
         for n in [0, 5, 6, 64, 1 << 16, 1 << 31, u32::MAX] {
             let lie = RawTensor { n_dims: Some(n), ..RawTensor::new("t", &[4, 3], 0, 0) };
@@ -163,7 +163,7 @@ cases! {
         }
     }
 
-    /// CVE-2025-53630, CVE-2026-27940: sums of padded sizes that wrap around.
+    /// CVE-2025-53630, CVE-2026-27940: sums of padded sizes that overflow.
     fn padded_sums() {
         let huge = 0x7fff_ffff_ffff_ffc0_u64;
         for dims in [&[huge][..], &[huge / 2, 2], &[huge / 64, 64]] {
@@ -185,7 +185,7 @@ cases! {
         }
     }
 
-    /// CVE-2026-33298: products of dimensions that wrap around, also through the block size.
+    /// CVE-2026-33298: products of dimensions that overflow, also through the block size.
     fn element_products() {
         let big = u64::MAX;
         for dims in [
@@ -211,7 +211,7 @@ cases! {
         }
     }
 
-    /// CVE-2026-7482: a tensor that ends behind the file, by any amount.
+    /// CVE-2026-7482: a tensor that ends after the file, by any amount.
     fn ranges() {
         let file = |offset, data| {
             RawFile::new().tensor(RawTensor::new("t", &[16], 24, offset)).data(data).build()
@@ -231,13 +231,13 @@ cases! {
             assert!(["truncated", "tensor_range"].contains(&error.code()), "{len}: {error:?}");
         }
         accepted(&file);
-        // Only what lies behind the last tensor can be missing unnoticed.
+        // Only bytes after the last tensor can be missing unnoticed.
         let mut padded = file.clone();
         padded.extend_from_slice(&[0; 22]);
         accepted(&padded);
     }
 
-    /// Alignments that are none.
+    /// Invalid alignments.
     fn alignment() {
         const KEY: &str = "general.alignment";
         let file = |value| {
@@ -260,7 +260,7 @@ cases! {
         refused(&RawFile::new().tensor(RawTensor::new("t", &[4], 0, 16)).data(64).build(), &["tensor_range"]);
     }
 
-    /// A zero in each dimension, rows that are no whole number of blocks.
+    /// A zero in each dimension, and rows that are not a whole number of blocks.
     fn shapes() {
         for at in 0..4 {
             let mut dims = [4, 4, 4, 4];
@@ -275,7 +275,7 @@ cases! {
         }
     }
 
-    /// Names and keys that are empty, twice there, not text, or endless.
+    /// Names and keys that are empty, duplicate, not text, or endless.
     fn names() {
         let long = vec![b'x'; 65_536];
         for bad in [&b""[..], b"\xff\xfe", b"a\0b", b"\0", b"\xed\xa0\x80", &long] {
@@ -293,7 +293,7 @@ cases! {
         refused(&twice.build(), &["duplicate"]);
     }
 
-    /// Arrays of arrays, as deep as a stack would have to be.
+    /// Deeply nested arrays, which would exhaust the stack.
     fn nesting() {
         let nested = |depth: usize| {
             let mut value = RawValue::array(0, 1, &[7]);
@@ -316,12 +316,12 @@ cases! {
         // Siblings on every level.
         let pair = RawValue::array(9, 2, &[RawValue::strings(&["a", "b"]).bytes, RawValue::array(0, 0, &[]).bytes].concat());
         accepted(&RawFile::new().entry("a", pair).entry("b", RawValue::u32(1)).build());
-        // Millions of empty arrays cost no memory.
+        // Millions of empty arrays take no memory.
         let many = RawValue::array(0, 0, &[]).bytes.repeat(50_000);
         accepted(&RawFile::new().entry("a", RawValue::array(9, 50_000, &many)).build());
     }
 
-    /// Types that are unknown, also as negative numbers.
+    /// Unknown types, also as negative numbers.
     fn enums() {
         let unknown = |known: &dyn Fn(u32) -> bool| {
             let low = (0..300).filter(move |id| !known(*id)).collect::<Vec<u32>>();
@@ -343,7 +343,7 @@ cases! {
         refused(&RawFile::new().entry("a", third).build(), &["malformed"]);
     }
 
-    /// Not this format, not this version, the other byte order.
+    /// Another format, another version, the other byte order.
     fn starts() {
         for start in [b"GGML\x03\0\0\0", b"gguf\x03\0\0\0", b"PK\x03\x04\x03\0\0\0", b"FUGG\x03\0\0\0"] {
             refused(&RawFile { start: *start, ..RawFile::sample() }.build(), &["malformed"]);
@@ -356,7 +356,7 @@ cases! {
         accepted(&RawFile { start: *b"GGUF\x02\0\0\0", ..RawFile::sample() }.build());
     }
 
-    /// Tensors on top of each other; gaps and junk, which harm nobody.
+    /// Overlapping tensors; gaps and unused bytes, which are harmless.
     fn overlap() {
         let two = |a, b| {
             RawFile::new()
@@ -369,12 +369,12 @@ cases! {
         refused(&two(0, 32), &["tensor_range"]);
         refused(&two(32, 0), &["tensor_range"]);
         accepted(&two(0, 64));
-        // In any order, with gaps, with junk behind.
+        // In any order, with gaps, with trailing bytes.
         accepted(&two(64, 0));
         accepted(&two(256, 32));
     }
 
-    /// Id 42 where the file does not say which of its layouts it uses.
+    /// Id 42 in files that do not determine the layout.
     fn id_42_untold() {
         // One tensor of 64 rows: 64 * 36 or 64 * 34 bytes.
         let one = |data| RawFile::new().tensor(RawTensor::new("t", &[128, 64], 42, 0)).data(data).build();
@@ -393,7 +393,7 @@ cases! {
         accepted(&few(36));
         accepted(&few(34));
         refused(&few(64), &["tensor_range", "truncated"]);
-        // A gap makes the running sums useless.
+        // With a gap the running sums are useless.
         let gap = RawFile::new()
             .tensor(RawTensor::new("a", &[128, 64], 42, 0))
             .tensor(RawTensor::new("b", &[32], 24, 64 * 40));
@@ -404,7 +404,7 @@ cases! {
         refused(&narrow.data(64 * 17).build(), &["tensor_range", "truncated"]);
     }
 
-    /// Limits that a host has lowered are obeyed.
+    /// Limits that a host has lowered.
     fn limits() {
         let file = RawFile::sample().build();
         let with = |limits| whole(&file, &ReadOptions { limits, ..ReadOptions::default() });
@@ -466,7 +466,7 @@ cases! {
         }
     }
 
-    /// The promise about memory, with as many items as the limits allow.
+    /// The memory limit, with as many items as the limits allow.
     fn memory_of_many_items() {
         let mut file = RawFile::new();
         for i in 0..4096 {

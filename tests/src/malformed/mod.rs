@@ -1,4 +1,4 @@
-//! Hostile files: what broke real parsers, each as a test that runs natively and in WebAssembly.
+//! Hostile files: cases that broke real parsers, each as a test that runs natively and in WebAssembly.
 //!
 //! The cases are plain functions that panic on failure; the `ALL` of each module lists them.
 
