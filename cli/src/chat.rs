@@ -63,14 +63,13 @@ A line that ends in \\ continues on the next one; // begins a message with a sla
 
 pub(crate) fn chat(args: &ChatArgs, model_args: &ModelArgs) -> Result {
     let options = turn::options(&args.sampling, &args.format, None, args.think, args.max_tokens)?;
+    let overflow = args.overflow.policy(OverflowPolicy::TRIM)?;
     let model = model_args.load()?;
     model_args.remark_on(&model, args.think);
     let mut chat = model.chat()?;
     let capacity = chat.capacity();
     *chat.options_mut() = options;
-    // Dropping turns costs a new prefill, so make room for more than the next turn.
-    let trim = OverflowPolicy::Trim { reserve: (capacity / 4).min(256), free: usize::MAX };
-    chat.options_mut().overflow = args.overflow.policy(trim);
+    chat.options_mut().overflow = overflow;
     if let OverflowPolicy::Shift { keep: Some(keep) } = chat.options().overflow
         && keep >= capacity
     {

@@ -58,6 +58,10 @@ impl From<shohin::Error> for CliError {
             shohin::Error::Address { url } => CliError::usage(format_args!(
                 "--model is an address, but nothing is downloaded here; get the file first: curl -LO {url}"
             )),
+            #[cfg(feature = "gpu")]
+            shohin::Error::Gpu { names, .. } if !names.is_empty() => {
+                CliError::new(format_args!("{error}; --gpu=NAME takes a part of a name"))
+            }
             other => CliError::new(other),
         }
     }

@@ -38,7 +38,7 @@ pub(crate) fn inspect(args: &InspectArgs, model_args: &ModelArgs) -> Result {
     let file = model_args.open()?;
     let gguf = file.gguf(&model_args.read_options())?;
     // A file that cannot run is still shown.
-    let loaded = match model_args.builder().repack(false).load_file(&file).map_err(CliError::from) {
+    let loaded = match model_args.builder().inspect_only().load_file(&file).map_err(CliError::from) {
         Err(CliError::Message(reason)) => Err(reason),
         loaded => Ok(loaded?),
     };

@@ -86,9 +86,8 @@ fn main() -> ExitCode {
     }
     let cli = Cli::parse();
     let model = &cli.model;
-    let on_gpu = matches!(cli.command, Command::Chat(_) | Command::Run(_) | Command::Bench(_));
-    if model.gpu.is_some() && !on_gpu {
-        return error::CliError::usage("--gpu is for chat, run and bench").report();
+    if model.gpu.is_some() && matches!(cli.command, Command::Inspect(_) | Command::Tokenize(_)) {
+        return error::CliError::usage("--gpu is for commands that run a model").report();
     }
     let outcome = match &cli.command {
         Command::Chat(args) => chat::chat(args, model),

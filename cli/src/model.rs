@@ -38,7 +38,7 @@ pub(crate) struct ModelArgs {
     /// Keep base-3 weights (PTQ1_0, TQ1_0) packed: one sixth less memory, much slower
     #[arg(long, global = true)]
     pub(crate) compact: bool,
-    /// Run on a GPU; --gpu=NAME selects one by part of its name (chat, run and bench only)
+    /// Run on a GPU; --gpu=NAME selects one by part of its name
     #[arg(long, global = true, value_name = "NAME", num_args = 0..=1, require_equals = true, default_missing_value = "")]
     pub(crate) gpu: Option<String>,
     /// Replace the file's RoPE scaling, and with it the longest context: none, linear:FACTOR or

@@ -9,9 +9,9 @@ use crate::terminal::{self, write_model_text};
 use crate::turn::{self, FormatArgs, OverflowArgs, ToolArgs};
 use clap::Args;
 use serde_json::{Value, json};
-use shohin::core::chat::{CallBlocks, OverflowPolicy, Reply, ResponseFormat, Role};
+use shohin::core::chat::{ChatMessage, FunctionCall, OverflowPolicy, Role};
 use shohin::core::generate::Reason;
-use shohin::{ChatMessage, Model, Piece, Timings};
+use shohin::{Model, Piece, Timings};
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
@@ -71,8 +71,7 @@ pub(crate) fn run(args: &RunArgs, model_args: &ModelArgs) -> Result {
     let mut options =
         turn::options(&args.sampling, &args.format, Some(&args.tools), args.think, args.max_tokens)?;
     options.logprobs = args.logprobs.map(usize::from);
-    options.overflow = args.overflow.policy(OverflowPolicy::Error);
-    let is_json = options.response_format != ResponseFormat::Text;
+    options.overflow = args.overflow.policy(OverflowPolicy::Error)?;
     let seed = options.sampler.seed;
     let prompt = prompt(args)?;
     let model = model_args.load()?;
@@ -132,18 +131,15 @@ pub(crate) fn run(args: &RunArgs, model_args: &ModelArgs) -> Result {
             "seed": seed,
             "timings": timings_json(&model, &timings),
         });
-        // Text in JSON that looks like a marker is text.
-        if !is_json || args.think {
-            let parts = if is_json { Reply::parse_with(text, CallBlocks::Text) } else { Reply::parse(text) };
-            if parts.reasoning.is_some() || !parts.calls.is_empty() {
-                object["content"] = parts.content.into();
-            }
-            if let Some(reasoning) = parts.reasoning {
-                object["reasoning"] = reasoning.into();
-            }
-            if !parts.calls.is_empty() {
-                object["tool_calls"] = parts.calls.iter().map(|call| call_json(call)).collect();
-            }
+        let ChatMessage { content, reasoning, tool_calls, .. } = &finish.message;
+        if reasoning.is_some() || !tool_calls.is_empty() {
+            object["content"] = content.as_str().into();
+        }
+        if let Some(reasoning) = reasoning {
+            object["reasoning"] = reasoning.as_str().into();
+        }
+        if !tool_calls.is_empty() {
+            object["tool_calls"] = tool_calls.iter().map(call_json).collect();
         }
         if args.logprobs.is_some() {
             object["logprobs"] = Value::Array(logprobs);
@@ -162,9 +158,10 @@ pub(crate) fn run(args: &RunArgs, model_args: &ModelArgs) -> Result {
     if reason == Reason::Cancelled { Err(CliError::Interrupted) } else { Ok(()) }
 }
 
-/// A call's name and arguments; plain text if the model was cut off within it.
-fn call_json(call: &str) -> Value {
-    serde_json::from_str(call).unwrap_or_else(|_| call.into())
+fn call_json(call: &FunctionCall) -> Value {
+    let arguments: Value =
+        serde_json::from_str(&call.arguments).unwrap_or_else(|_| call.arguments.as_str().into());
+    json!({ "name": call.name, "arguments": arguments })
 }
 
 fn prompt(args: &RunArgs) -> Result<String> {

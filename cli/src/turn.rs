@@ -38,9 +38,10 @@ pub(crate) struct FormatArgs {
 /// Behaviour when prompt and reply exceed --context.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct OverflowArgs {
-    /// When the context is full: error ends the reply, shift drops the oldest tokens and continues
-    #[arg(long, value_name = "POLICY", default_value = "error")]
-    pub(crate) overflow: Policy,
+    /// When the context is full: error ends the reply, trim leaves out the oldest turns, shift drops the oldest
+    /// tokens and continues [default: trim in a chat, else error]
+    #[arg(long, value_name = "POLICY")]
+    pub(crate) overflow: Option<Policy>,
     /// With --overflow shift: number of leading tokens that are never dropped [default: the system message, at least 4]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole::<usize>)]
     pub(crate) keep: Option<usize>,
@@ -49,16 +50,22 @@ pub(crate) struct OverflowArgs {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Policy {
     Error,
+    Trim,
     Shift,
 }
 
 impl OverflowArgs {
-    /// The policy of a command, with `otherwise` for `error`.
-    pub(crate) fn policy(&self, otherwise: OverflowPolicy) -> OverflowPolicy {
-        match self.overflow {
-            Policy::Error => otherwise,
-            Policy::Shift => OverflowPolicy::Shift { keep: self.keep },
+    /// The policy, or `default` if none was given.
+    pub(crate) fn policy(&self, default: OverflowPolicy) -> Result<OverflowPolicy> {
+        if self.keep.is_some() && self.overflow != Some(Policy::Shift) {
+            return Err(CliError::usage("--keep is for --overflow shift"));
         }
+        Ok(match self.overflow {
+            None => default,
+            Some(Policy::Error) => OverflowPolicy::Error,
+            Some(Policy::Trim) => OverflowPolicy::TRIM,
+            Some(Policy::Shift) => OverflowPolicy::Shift { keep: self.keep },
+        })
     }
 }
 

@@ -862,7 +862,7 @@ fn a_gpu_says_what_the_cpu_says() {
         (String::from_utf8(out.stdout).unwrap(), String::from_utf8(out.stderr).unwrap())
     };
     let (_, complaint) = shohin(&["--gpu"]);
-    let gpu = match complaint.split_once("takes one of: ") {
+    let gpu = match complaint.split_once("GPUs of this machine: ") {
         // A name may contain a comma; its first word does not.
         Some((_, names)) => format!("--gpu={}", names.split([' ', ',', '\n']).next().unwrap()),
         None => "--gpu".into(),

@@ -64,6 +64,7 @@ pub mod generate;
 pub mod gguf;
 pub mod json;
 pub mod limits;
+mod magnitude;
 mod memory;
 pub mod model;
 pub mod pool;

@@ -228,7 +228,7 @@ impl<D: BlockingDevice> Session<D> {
             let (expected, found) = (tokens.len() as u64, out.len() as u64);
             return Err(Error::Length { what: "verified tokens", expected, found }.into());
         }
-        let mut chosen = 0;
+        let (before, mut chosen) = (self.position(), 0);
         D::wait(self.run(device, tokens, Wants::Each(Readout::Best), &mut |_, row, output| {
             if let (Output::Top([(best, _), ..]), Some(out)) = (output, out.get_mut(row)) {
                 *out = *best;
@@ -236,6 +236,7 @@ impl<D: BlockingDevice> Session<D> {
             }
         }))?;
         if chosen < tokens.len() {
+            self.truncate(before)?;
             return Err(Error::Logits { problem: "every logit is NaN or -inf" }.into());
         }
         Ok(())

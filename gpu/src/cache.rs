@@ -14,6 +14,8 @@ use wgpu::{Buffer, BufferUsages, CommandEncoderDescriptor};
 
 /// Keys and values of one sequence. All memory is allocated when it is created.
 pub struct GpuCache {
+    /// The device that it was made by: its kernels use that device's buffers.
+    device: u64,
     options: SessionOptions,
     storage: &'static KvStorage,
     heads: Heads,
@@ -34,6 +36,7 @@ impl core::fmt::Debug for GpuCache {
 impl GpuCache {
     pub(crate) async fn new(
         model: &GpuModel,
+        device: u64,
         scratch: &Scratch,
         ops: &[CacheOp],
         options: SessionOptions,
@@ -41,7 +44,7 @@ impl GpuCache {
         let (gpu, program) = (&*model.gpu, model.program());
         let heads = program.heads;
         let storage = KvStorage::of(options.kv);
-        let bytes = storage.bytes((heads.kv * options.context * heads.dim) as u64);
+        let bytes = storage.bytes(heads.kv as u64 * options.context as u64 * heads.dim as u64);
         let mut layers = Vec::new();
         for _ in 0..program.layers {
             layers.push([gpu.storage("keys", bytes).await?, gpu.storage("values", bytes).await?]);
@@ -54,7 +57,11 @@ impl GpuCache {
         let kernels = ops.iter().map(|op| CacheKernels::new(gpu, program, scratch, op, &layer));
         let kernels = kernels.collect::<Result<_>>()?;
         gpu.check()?;
-        Ok(GpuCache { options, storage, heads, layers, sequence, kernels })
+        Ok(GpuCache { device, options, storage, heads, layers, sequence, kernels })
+    }
+
+    pub(crate) fn device(&self) -> u64 {
+        self.device
     }
 
     pub(crate) fn options(&self) -> SessionOptions {

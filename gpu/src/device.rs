@@ -9,10 +9,11 @@ use crate::kernel::{
 use crate::kv::KvStorage;
 use crate::record::{BufferPlan, Recording, Scratch, Step, other_bytes};
 use crate::upload::{GpuModel, UploadPlan};
-use shohin_core::device::{Batch, Output, Readout, SessionOptions, Sink};
+use shohin_core::device::{Batch, Output, Readout, SessionOptions, Sink, check_run};
 use shohin_core::model::{ModelConfig, Program};
 use shohin_core::{Activations, Device, Error as CoreError};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use wgpu::{Buffer, BufferUsages, CommandEncoder, CommandEncoderDescriptor, ComputePassDescriptor};
 
 /// Options of a GPU device, which decide how much scratch memory it takes.
@@ -110,7 +111,7 @@ impl UploadPlan {
         let scratch = buffers + other + logits + candidates + best + 2 * top_k + few + many;
         let context = session.context.min(options.context);
         let heads = program.heads;
-        let numbers = (heads.kv * context * heads.dim) as u64;
+        let numbers = heads.kv as u64 * context as u64 * heads.dim as u64;
         let kv = 2 * program.layers as u64 * KvStorage::of(session.kv).bytes(numbers);
         Ok(GpuMemory { kv, scratch })
     }
@@ -126,6 +127,8 @@ struct TopK {
 /// A model on a GPU: scratch memory for a batch, and every dispatch of its program. Runs any number of
 /// sequences.
 pub struct GpuDevice {
+    /// Unique among the devices of the process.
+    id: u64,
     model: Arc<GpuModel>,
     options: GpuDeviceOptions,
     scratch: Scratch,
@@ -226,7 +229,9 @@ impl GpuDevice {
         let recording = Recording::new(model, &plan, &scratch, &logits_buffer)?;
         let argmax = kernel::argmax(gpu, vocab, &logits_buffer, &candidates, &best);
         gpu.check()?;
+        static DEVICES: AtomicU64 = AtomicU64::new(0);
         Ok(GpuDevice {
+            id: DEVICES.fetch_add(1, Ordering::Relaxed),
             model: Arc::clone(model),
             options,
             scratch,
@@ -440,11 +445,13 @@ impl GpuDevice {
                     sink(sequence, row, Output::Logits(&self.logits));
                 }
                 Readout::Hidden => {
+                    self.logits.clear();
                     self.floats.clear();
                     self.floats.extend(floats);
                     sink(sequence, row, Output::Hidden(&self.floats));
                 }
                 Readout::Best | Readout::Top(_) => {
+                    self.logits.clear();
                     self.chosen.clear();
                     let pairs = words.as_chunks::<2>().0.iter().map(|pair| pair.map(u32::from_le_bytes));
                     let found = pairs.filter(|pair| pair[0] != 0);
@@ -524,7 +531,7 @@ impl Device for GpuDevice {
         }
         let context = options.context.min(self.options.context);
         let options = SessionOptions { context, ..*options };
-        GpuCache::new(&self.model, &self.scratch, &self.recording.cache_ops, options).await
+        GpuCache::new(&self.model, self.id, &self.scratch, &self.recording.cache_ops, options).await
     }
 
     fn cache_options(&self, cache: &GpuCache) -> SessionOptions {
@@ -538,6 +545,16 @@ impl Device for GpuDevice {
         sink: &mut Sink<'_>,
     ) -> Result<()> {
         self.model.gpu.check()?;
+        if batch.len() != caches.len() {
+            let (expected, found) = (batch.len() as u64, caches.len() as u64);
+            return Err(CoreError::Length { what: "caches of a batch", expected, found }.into());
+        }
+        for (run, cache) in batch.iter().zip(caches.iter()) {
+            if cache.device() != self.id {
+                return Err(CoreError::Device { problem: "the cache was made by another one" }.into());
+            }
+            check_run(run, cache.options().context, self.program().vocab())?;
+        }
         let mut at = (0, 0);
         loop {
             let (segments, next) = self.cut(batch, at);

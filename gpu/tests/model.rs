@@ -3,7 +3,7 @@
 //! `SHOHIN_GPU` selects the adapter by part of its name; without it the first one is used, also in software.
 
 use shohin_core::cpu::op::argmax;
-use shohin_core::device::{BlockingDevice, Output, Readout, SessionOptions, Wants};
+use shohin_core::device::{BlockingDevice, Device, Output, Readout, SessionOptions, Wants};
 use shohin_core::generate::Backend;
 use shohin_core::session::{Feed, run_batch};
 use shohin_core::tokenizer::{Special, Tokenizer};
@@ -318,6 +318,23 @@ fn exported_caches_go_on_elsewhere() {
         assert!(matches!(wrong, Err(Error::Core(CoreError::ContextFull { .. }))));
         assert_eq!(other.position(), 0);
     }
+}
+
+/// The kernels of a cache use the buffers of the device that made it.
+#[test]
+fn caches_of_other_devices_are_refused() {
+    let gpu = open(true);
+    let file = Model::tiny(Format::Q1_0);
+    let options = GpuDeviceOptions::default();
+    let (mut one, mut other) = (device(&gpu, &file, &options), device(&gpu, &file, &options));
+    let mut session = Session::new(&mut one, &SessionOptions::default()).unwrap();
+    session.forward_prefill(&mut one, &[1, 2]).unwrap();
+    assert_eq!(one.logits().len(), 320);
+    let error = session.forward_prefill(&mut other, &[3]).unwrap_err();
+    assert!(error.to_string().contains("the cache was made by another one"), "{error}");
+    assert_eq!(session.position(), 2);
+    session.forward_hidden(&mut one, &[3], &mut |_, _| ()).unwrap();
+    assert!(one.logits().is_empty(), "another row was read out since");
 }
 
 /// Sequences of one batch are computed as each would be alone, whatever their lengths, positions and

@@ -40,6 +40,7 @@ pub struct Builder {
     activations: Activations,
     isa: Option<String>,
     repack: bool,
+    reads_weights: bool,
     compact: bool,
     read: ReadOptions,
     rope_scaling: Option<RopeScaling>,
@@ -56,6 +57,7 @@ impl Default for Builder {
             activations: Activations::default(),
             isa: None,
             repack: true,
+            reads_weights: true,
             compact: false,
             read: ReadOptions::default(),
             rope_scaling: None,
@@ -100,6 +102,13 @@ impl Builder {
     /// results are the same. On unless set: decode is up to twice as fast.
     pub fn repack(mut self, repack: bool) -> Self {
         self.repack = repack;
+        self
+    }
+
+    /// Leaves the weights in the file, for inspection: sizes are those of a load without this, and results are
+    /// the same, but slow.
+    pub fn inspect_only(mut self) -> Self {
+        self.reads_weights = false;
         self
     }
 
@@ -181,7 +190,8 @@ impl Builder {
         let machine = self.machine(&gguf, config.clone())?;
         let on_cpu = matches!(machine, Machine::Cpu);
         let repack = self.repack && on_cpu && self.activations == Activations::Int8;
-        let weights = file.weights(&self.read, repack, self.compact, isa, &pool, |_| config)?;
+        let reads = repack && self.reads_weights;
+        let weights = file.weights(&self.read, reads, self.compact, isa, &pool, |_| config)?;
         let tokenizer = Tokenizer::from_gguf(&gguf).map_err(named)?;
         let template = Template::from_metadata(gguf.metadata(), &tokenizer).map_err(named)?;
         let context = self.context;
@@ -199,6 +209,7 @@ impl Builder {
             weights: Arc::new(weights),
             template,
             options,
+            plans_repacked: repack && !reads,
             kv: self.kv,
             pool: Arc::new(pool),
             machine,
@@ -276,5 +287,5 @@ impl Model {
 
 /// Cores this program may use.
 fn default_threads() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
+    std::thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS)
 }

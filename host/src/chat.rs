@@ -47,7 +47,7 @@ impl Model {
 
 impl Chat {
     pub(crate) fn new(model: &Model) -> Result<Chat> {
-        let overflow = OverflowPolicy::Trim { reserve: 256, free: usize::MAX };
+        let overflow = OverflowPolicy::TRIM;
         Ok(Chat {
             model: model.clone(),
             sequence: model.generating_sequence()?,

@@ -135,7 +135,7 @@ impl fmt::Display for Error {
             Error::Gpu { source, names } if names.is_empty() => source.fmt(f),
             #[cfg(feature = "gpu")]
             Error::Gpu { source, names } => {
-                write!(f, "{source}; --gpu=NAME takes one of: {}", names.join(", "))
+                write!(f, "{source}; GPUs of this machine: {}", names.join(", "))
             }
         }
     }

@@ -9,6 +9,7 @@ use shohin_core::cpu::{self, CpuWeights, Expansion, Isa};
 use shohin_core::gguf::{MAX_PARTS, ReadOptions};
 use shohin_core::model::ModelBytes;
 use shohin_core::{BonsaiModel, Format, Gguf, ModelConfig, Pool};
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read, Seek};
 use std::path::{Path, PathBuf};
@@ -306,7 +307,12 @@ impl ModelFile {
     }
 }
 
-/// The format of most of a model's matrices.
+/// The format that takes most of the bytes of a model's layers.
 fn main_format(gguf: &Gguf<'_>) -> Option<Format> {
-    gguf.tensor("blk.0.ffn_down.weight")?.format()
+    let layers = gguf.tensors().iter().filter(|t| t.name().starts_with("blk.") && t.dims().len() > 1);
+    let mut bytes: HashMap<Format, u64> = HashMap::new();
+    for tensor in layers {
+        *bytes.entry(tensor.format()?).or_default() += tensor.len();
+    }
+    bytes.into_iter().max_by_key(|(_, bytes)| *bytes).map(|(format, _)| format)
 }

@@ -54,6 +54,8 @@ pub(crate) struct Inner {
     pub(crate) format: Option<Format>,
     /// Bytes of the weights while the model runs.
     pub(crate) weight_bytes: usize,
+    /// Whether memory is planned for repacked weights, though these are not.
+    pub(crate) plans_repacked: bool,
     pub(crate) load_time: Duration,
 }
 
@@ -312,7 +314,11 @@ impl Model {
     /// For a context of 0, or one that exceeds the address space.
     pub fn memory_plan(&self, context: usize) -> Result<MemoryPlan> {
         let options = CpuOptions { context, ..self.0.options };
-        Ok(self.0.weights.memory_plan(&options, &SessionOptions { context, kv: self.0.kv })?)
+        let (weights, session) = (&self.0.weights, SessionOptions { context, kv: self.0.kv });
+        Ok(match self.0.plans_repacked {
+            true => weights.repacked_memory_plan(&options, &session)?,
+            false => weights.memory_plan(&options, &session)?,
+        })
     }
 
     /// Bytes of a sequence of `context` tokens on the model's device.

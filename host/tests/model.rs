@@ -189,3 +189,20 @@ fn errors_say_what_was_expected_and_what_was_found() {
     let error = chat.send("far too long ".repeat(30)).unwrap_err();
     assert!(matches!(error, Error::Engine(shohin::core::Error::ContextFull { capacity: 16, .. })), "{error}");
 }
+
+#[test]
+fn an_inspected_model_takes_as_much_memory_as_a_loaded_one() {
+    use shohin::core::Format;
+    let path = std::env::temp_dir().join(format!("shohin-inspected-{}.gguf", std::process::id()));
+    for format in [Format::Q1_0, Format::Ptq1_0, Format::Tq1_0, Format::Pq2_0, Format::Q4_0] {
+        fs::write(&path, shohin_tests::model::Model::tiny(format)).unwrap();
+        for compact in [false, true] {
+            let builder = Model::builder().cpu().compact(compact);
+            let memory = |model: Model| (model.weight_bytes(), model.memory_plan(100).unwrap());
+            let loaded = memory(builder.load(&path).unwrap());
+            let inspected = memory(builder.clone().inspect_only().load(&path).unwrap());
+            assert_eq!(inspected, loaded, "{format:?}, compact: {compact}");
+        }
+    }
+    fs::remove_file(&path).unwrap();
+}

@@ -15,6 +15,7 @@ use half::f16;
 
 use super::{BLOCK_POSITIONS, KvCodec};
 use crate::float16;
+use crate::magnitude::largest_bits;
 
 /// Elements of a key that share a scale.
 pub(crate) const SCALE_GROUP: usize = 32;
@@ -30,7 +31,7 @@ pub(crate) fn round(x: f32) -> i32 {
 #[inline(always)]
 pub(crate) fn largest(x: &[f32]) -> f32 {
     // Magnitudes compare like their bits, with NaN above infinity.
-    f32::from_bits(crate::cpu::activations::largest_bits(x))
+    f32::from_bits(largest_bits(x))
 }
 
 /// Codes of `BITS` bits, 8 or 4.

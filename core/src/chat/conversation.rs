@@ -214,6 +214,7 @@ impl Conversation {
     /// Starts over with these messages: none, instructions, or a conversation from elsewhere. Tokens that the
     /// session already holds are not computed again.
     pub fn set_messages(&mut self, messages: Vec<ChatMessage>) {
+        self.turn = None;
         self.messages = messages;
         self.tokens.clear();
         (self.last_message, self.last_token) = (0, 0);

@@ -85,6 +85,11 @@ pub enum OverflowPolicy {
     },
 }
 
+impl OverflowPolicy {
+    /// [`OverflowPolicy::Trim`] for chats: dropping turns costs a new prefill, so half of the context is freed.
+    pub const TRIM: OverflowPolicy = OverflowPolicy::Trim { reserve: 256, free: usize::MAX };
+}
+
 /// Options of a turn.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TurnOptions {

@@ -6,6 +6,7 @@ use crate::cpu::isa::Isa;
 use crate::cpu::isa::Kind;
 use crate::cpu::op::finish;
 use crate::error::{Error, Result};
+use crate::magnitude::largest_bits;
 
 /// Activations in one [`Q8Block`].
 pub const Q8_LEN: usize = 64;
@@ -120,27 +121,6 @@ fn quantize_row(x: &[f32], out: &mut [Q8Block]) {
         last[..rest.len()].copy_from_slice(rest);
         quantize_blocks(&[last], step, to_factor, core::slice::from_mut(out));
     }
-}
-
-/// The bits of the largest magnitude. Magnitudes compare like their bits, with NaN above infinity.
-#[inline(always)]
-pub(crate) fn largest_bits(x: &[f32]) -> u32 {
-    let mut max = [0; 16];
-    let (whole, rest) = x.as_chunks::<16>();
-    for x in whole {
-        for i in 0..16 {
-            max[i] = max[i].max(x[i].to_bits() & 0x7fff_ffff);
-        }
-    }
-    for v in rest {
-        max[0] = max[0].max(v.to_bits() & 0x7fff_ffff);
-    }
-    for width in [8, 4, 2, 1] {
-        for i in 0..width {
-            max[i] = max[i].max(max[i + width]);
-        }
-    }
-    max[0]
 }
 
 /// Blocks whose groups are quantized side by side: a vector division takes as long as a scalar one.

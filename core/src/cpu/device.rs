@@ -52,6 +52,15 @@ impl<B: ModelBytes> CpuWeights<B> {
         let (config, luts) = (self.model().config(), self.any_in(Layout::Panels8));
         MemoryPlan::new(config, self.program(), luts, options, session)
     }
+
+    /// As [`CpuWeights::memory_plan`], if the weights were expanded and repacked for `options.isa`.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn repacked_memory_plan(&self, options: &CpuOptions, session: &SessionOptions) -> Result<MemoryPlan> {
+        let luts = self.any_repacked_to(Layout::Panels8, options.isa);
+        MemoryPlan::new(self.model().config(), self.program(), luts, options, session)
+    }
 }
 
 impl MemoryPlan {

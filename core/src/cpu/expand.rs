@@ -7,7 +7,7 @@ use crate::cpu::simd::{SimdOp, dispatch};
 use crate::error::{Error, Result};
 use crate::pool::Pool;
 use crate::quant::trits::{Ptq1_0, Tq1_0};
-use crate::quant::{Block, Format};
+use crate::quant::{Block, Format, MAX_BLOCK};
 
 /// Expands the blocks `from` of base-3 `format` to [`Format::expanded`] in `to`: the same weights. The work
 /// is spread over `pool`.
@@ -17,7 +17,22 @@ use crate::quant::{Block, Format};
 /// another format.
 pub fn expand(isa: Isa, format: Format, from: &[u8], to: &mut [u8], pool: &dyn Pool) -> Result<()> {
     const JOB: usize = 1024; // blocks
-    let Some(expanded) = format.expanded() else {
+    let planes = match format {
+        Format::Ptq1_0 => Some(false),
+        Format::Tq1_0 => Some(true),
+        Format::F32
+        | Format::F16
+        | Format::Bf16
+        | Format::Q8_0
+        | Format::Q4_0
+        | Format::Q4_1
+        | Format::Q1_0
+        | Format::Q2_0
+        | Format::Pq2_0
+        | Format::Tq2_0
+        | Format::Tq2_0G128 => None,
+    };
+    let Some((expanded, planes)) = format.expanded().zip(planes) else {
         return Err(Error::Unsupported {
             key: crate::Name::new("format to expand"),
             found: crate::Name::new(format.name()),
@@ -34,10 +49,10 @@ pub fn expand(isa: Isa, format: Format, from: &[u8], to: &mut [u8], pool: &dyn P
     }
     for_each_chunk(pool, to, JOB * large, &|job, to| {
         let from = &from[job * JOB * small..][..to.len() / large * small];
-        if format == Format::Ptq1_0 {
-            dispatch(isa, Expand::<Ptq1_0, false> { from, to, digits: Default::default() });
-        } else {
+        if planes {
             dispatch(isa, Expand::<Tq1_0, true> { from, to, digits: Default::default() });
+        } else {
+            dispatch(isa, Expand::<Ptq1_0, false> { from, to, digits: Default::default() });
         }
     });
     Ok(())
@@ -56,7 +71,7 @@ impl<B: Block, const PLANES: bool> SimdOp for Expand<'_, B, PLANES> {
 
     #[inline(always)]
     fn run(self) {
-        let mut w = [0; 256];
+        let mut w = [0; MAX_BLOCK];
         let w = &mut w[..B::LEN];
         for (from, to) in self.from.chunks_exact(B::BYTES).zip(self.to.chunks_exact_mut(B::LEN / 4 + 2)) {
             B::integers(from, w);

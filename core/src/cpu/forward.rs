@@ -340,6 +340,7 @@ impl<B: ModelBytes> Forward<'_, B> {
             let range = first..first + group.len();
             match one.readout {
                 Readout::Hidden => {
+                    *last = None;
                     let hidden = &scratch.buffer(program.hidden, range.end * cols)[range.start * cols..];
                     sink(one.sequence, one.run_row, Output::Hidden(hidden));
                 }

@@ -141,7 +141,7 @@ mod x86 {
         if !(osxsave && avx && f16c) {
             return (false, false);
         }
-        // OSXSAVE states that XGETBV may be executed.
+        // SAFETY: OSXSAVE states that XGETBV may be executed.
         let saved = unsafe { xcr0() };
         let seven = __cpuid_count(7, 0);
         let avx2 = saved & 0x06 == 0x06 && bit(seven.ebx, 5);

@@ -104,6 +104,15 @@ impl<B: ModelBytes> CpuWeights<B> {
         self.packed.iter().any(|packed| matches!(packed, Packed::Matrix(_, found) if *found == layout))
     }
 
+    /// Whether any matrix would be in `layout` if the weights were expanded and repacked for `isa`.
+    pub(super) fn any_repacked_to(&self, layout: Layout, isa: Isa) -> bool {
+        self.packed.iter().zip(self.model.weights().tensors()).any(|(packed, tensor)| {
+            let repacked = repacked_format(tensor.format.expanded().unwrap_or(tensor.format));
+            let in_layout = |format| Layout::preferred(isa, format) == layout;
+            matches!(packed, Packed::Matrix(..)) && repacked.is_some_and(in_layout)
+        })
+    }
+
     /// Packed bytes read per decoded token: every matrix once, and a row of the embedding.
     pub fn bytes_per_token(&self) -> usize {
         let weights = self.model.weights();

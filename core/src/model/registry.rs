@@ -3,6 +3,7 @@
 
 use super::config::{Architecture, ModelConfig};
 use super::llama::LLAMA;
+use super::program::TensorRole;
 use super::qwen3::QWEN3;
 use super::rope::RopeScaling;
 use crate::error::{Error, Name, Result};
@@ -206,14 +207,13 @@ pub fn all_specs() -> impl Iterator<Item = ModelSpec> {
 impl CapabilityProfile {
     /// Derives sizes from dimensions and format; the caller provides the capabilities of the chat template.
     pub fn new(config: &ModelConfig, format: Format, thinking: bool, tools: bool) -> Self {
-        let params = config.num_parameters();
-        let [hidden, head, layers] =
-            [config.hidden_size, config.head_dim, config.num_layers].map(|n| n as u64);
-        let norms = (2 * hidden + 2 * head) * layers + hidden;
-        let blocks = (params - norms) / format.block() as u64;
+        let program = config.program();
+        let matrices = program.tensors.iter().filter(|tensor| tensor.role == TensorRole::Matrix);
+        let weights: u64 = matrices.map(|tensor| tensor.rows as u64 * tensor.cols as u64).sum();
+        let blocks = weights / format.block() as u64;
         CapabilityProfile {
             max_context_length: config.max_context_length,
-            num_parameters: params,
+            num_parameters: program.num_parameters(),
             weight_bytes: blocks * format.block_bytes() as u64,
             kv_bytes_per_token: config.num_layers as u64 * 4 * config.kv_size() as u64,
             thinking,

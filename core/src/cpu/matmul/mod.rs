@@ -49,6 +49,7 @@ use super::isa::{Isa, Kind};
 use super::parallel::{Output, for_each_rows};
 use super::repack::{Layout, PANEL_ROWS, PackedMatrix};
 use crate::error::{Error, Result};
+use crate::model::program::MAX_OUTPUTS;
 use crate::pool::Pool;
 use crate::quant::Format;
 use args::{Kernel, MatmulArgs};
@@ -129,7 +130,7 @@ pub fn matmul(
 }
 
 /// Most matrices of a [`matmul_each`].
-pub const MAX_PRODUCTS: usize = 4;
+pub const MAX_PRODUCTS: usize = MAX_OUTPUTS;
 
 /// [`matmul`] with several matrices, each with its `y`. Their rows are spread over `pool` together, so that
 /// workers synchronize once and not once per matrix.
