@@ -1,12 +1,32 @@
 //! Errors as JavaScript sees them.
 
+use core::fmt::Display;
 use wasm_bindgen::prelude::*;
 
-/// What calls from JavaScript return.
+/// Result of calls from JavaScript.
 pub(crate) type JsResult<T> = core::result::Result<T, JsValue>;
 
+/// An error with a stable code.
+pub(crate) trait Coded: Display {
+    /// The code, the same in every host language.
+    fn code(&self) -> &'static str;
+}
+
+impl Coded for shohin_core::Error {
+    fn code(&self) -> &'static str {
+        shohin_core::Error::code(self)
+    }
+}
+
+#[cfg(feature = "gpu")]
+impl Coded for shohin_gpu::Error {
+    fn code(&self) -> &'static str {
+        shohin_gpu::Error::code(self)
+    }
+}
+
 /// A plain `Error` object that carries the engine's code; the TypeScript side makes its own class of it.
-pub(crate) fn js(error: shohin_core::Error) -> JsValue {
+pub(crate) fn js(error: impl Coded) -> JsValue {
     named(&error.to_string(), error.code())
 }
 

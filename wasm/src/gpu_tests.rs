@@ -1,134 +1,130 @@
-//! The GPU engine in a browser, whose adapter may be one in software, against the engine on the CPU.
+//! The module for WebGPU in a browser, whose adapter may be one in software, against the CPU.
 
-use crate::tests::{SPROUT, code, load, reply};
-use crate::{GpuLoader, GpuModel, GpuTimeline, Sampling, Step};
-use js_sys::Uint8Array;
+use crate::{Chat, Loader, Model, Step};
+use js_sys::{Array, Reflect, Uint8Array};
+use shohin_core::chat::{OverflowPolicy, TurnOptions};
+use shohin_core::{
+    Activations, BonsaiModel, Cpu, CpuOptions, KvFormat, SamplerConfig, Serial, Session, SessionOptions,
+};
 use wasm_bindgen::JsValue;
 use wasm_bindgen_test::{wasm_bindgen_test, wasm_bindgen_test_configure};
 
 wasm_bindgen_test_configure!(run_in_dedicated_worker);
 
-async fn open(file: &[u8], extensions: bool, precision: &str) -> Result<GpuModel, JsValue> {
-    let mut loader = GpuLoader::open(file.len() as f64, true, extensions).await?;
-    web_log(&loader.name());
+const SPROUT: &[u8] = include_bytes!("../../models/sprout.gguf");
+
+const LONG: &str = "Once upon a time there was a cat that had a red ball. ";
+
+async fn open(file: &[u8], extensions: bool, precision: &str) -> Result<Model, JsValue> {
+    let mut loader = Loader::open(file.len() as f64, true, extensions).await?;
     for piece in file.chunks(100_003) {
         loader.append(Uint8Array::from(piece)).await?;
     }
     loader.finish(0.0, if precision == "f32" { "f32" } else { "f16" }, precision).await
 }
 
-fn web_log(text: &str) {
-    wasm_bindgen_test::console_log!("{text}");
+fn get(object: &JsValue, key: &str) -> JsValue {
+    Reflect::get(object, &key.into()).unwrap()
 }
 
-async fn reply_on_gpu(timeline: &mut GpuTimeline, prompt: &[u32], max_tokens: f64) -> String {
-    let mut sampling = Sampling::preset("greedy").unwrap();
-    sampling.set("maxTokens", max_tokens).unwrap();
-    timeline.begin(prompt, sampling).unwrap();
-    let mut text = String::new();
-    while timeline.step().await.unwrap() != Step::Done {
-        text += &timeline.take_text();
+fn code(error: &JsValue) -> String {
+    get(error, "code").as_string().unwrap_or_default()
+}
+
+fn greedy(max_tokens: usize) -> TurnOptions {
+    let (sampler, max_tokens) = (SamplerConfig::greedy(), Some(max_tokens));
+    TurnOptions { sampler, max_tokens, ..TurnOptions::default() }
+}
+
+/// Runs a turn to its end; returns its text.
+async fn run(chat: &mut Chat) -> String {
+    while chat.step().await.unwrap() != Step::Done {}
+    get(&chat.finish(), "text").as_string().unwrap()
+}
+
+/// The `count` most likely tokens after `prompt`, one by one, and the logits of the first, on the CPU.
+fn on_cpu(activations: Activations, prompt: &[u32], count: usize) -> (Vec<u32>, Vec<f32>) {
+    let model = BonsaiModel::load(SPROUT.to_vec()).unwrap();
+    let options = CpuOptions { activations, ..CpuOptions::default() };
+    let mut device = Cpu::new(model, &options, Serial).unwrap();
+    let kv = if activations == Activations::F32 { KvFormat::F32 } else { KvFormat::F16 };
+    let mut session = Session::new(&mut device, &SessionOptions { kv, ..Default::default() }).unwrap();
+    let first = session.forward_prefill(&mut device, prompt).unwrap().to_vec();
+    let (mut logits, mut tokens) = (first.clone(), Vec::new());
+    while tokens.len() < count {
+        let best = (0..logits.len()).reduce(|a, b| if logits[b] > logits[a] { b } else { a }).unwrap() as u32;
+        tokens.push(best);
+        logits = session.forward(&mut device, best).unwrap().to_vec();
     }
-    text += &timeline.take_text();
-    timeline.end();
-    text
+    (tokens, first)
 }
 
 #[wasm_bindgen_test]
 async fn says_what_the_cpu_says() {
-    let mut cpu = load(SPROUT, SPROUT.len(), SPROUT.len() as f64, "f32").unwrap();
-    let mut timeline = cpu.timeline(0.0).unwrap();
     for extensions in [true, false] {
-        let mut gpu = open(SPROUT, extensions, "f32").await.unwrap();
-        let mut on_gpu = gpu.timeline(0.0).await.unwrap();
+        let mut model = open(SPROUT, extensions, "f32").await.unwrap();
+        let mut chat = model.chat(0.0).await.unwrap();
         for prompt in ["Once upon a time", "The cow said"] {
-            let prompt = cpu.tokenize(prompt, false);
-            assert_eq!(gpu.detokenize(&prompt).unwrap(), cpu.detokenize(&prompt).unwrap());
-            let want = reply(&mut timeline, &prompt, 8.0).0;
-            assert_eq!(reply_on_gpu(&mut on_gpu, &prompt, 8.0).await, want);
+            let prompt = model.tokenize(prompt, false);
+            let (mut tokens, _) = on_cpu(Activations::F32, &prompt, 8);
+            let end = tokens.iter().position(|&token| model.loaded.tokenizer.is_end(token));
+            tokens.truncate(end.unwrap_or(8));
+            chat.continue_tokens(prompt, greedy(8)).unwrap();
+            assert_eq!(run(&mut chat).await, model.detokenize(&tokens).unwrap());
         }
     }
-}
-
-/// The log-probabilities of the most likely tokens behind `prompt`.
-async fn likely_on_gpu(timeline: &mut GpuTimeline, prompt: &[u32]) -> Vec<(u32, f32)> {
-    timeline.begin(prompt, likely()).unwrap();
-    while timeline.step().await.unwrap() == Step::Prefill {}
-    timeline.top_tokens().into_iter().zip(timeline.top_logprobs()).collect()
-}
-
-fn likely() -> Sampling {
-    let mut sampling = Sampling::preset("greedy").unwrap();
-    sampling.set("maxTokens", 1.0).unwrap();
-    sampling.set("logprobs", 8.0).unwrap();
-    sampling
 }
 
 #[wasm_bindgen_test]
 async fn integers_find_likely_what_the_cpu_does() {
-    let mut cpu = load(SPROUT, SPROUT.len(), SPROUT.len() as f64, "int8").unwrap();
-    let mut on_cpu = cpu.timeline(0.0).unwrap();
     let mut model = open(SPROUT, true, "int8").await.unwrap();
-    let mut gpu = model.timeline(0.0).await.unwrap();
+    let mut chat = model.chat(0.0).await.unwrap();
     // One batch, and one and a half.
-    let text = "Once upon a time there was a cat that had a red ball. ".repeat(14);
-    let long = model.tokenize(&text, false);
+    let long = model.tokenize(&LONG.repeat(14), false);
     for length in [12, 190] {
         let prompt = &long[..length];
-        on_cpu.begin(prompt, likely()).unwrap();
-        while on_cpu.step().unwrap() == Step::Prefill {}
-        let found = likely_on_gpu(&mut gpu, prompt).await;
+        let (_, logits) = on_cpu(Activations::Int8, prompt, 0);
+        let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let sum = most + logits.iter().map(|x| (x - most).exp()).sum::<f32>().ln();
+        chat.continue_tokens(prompt.to_vec(), TurnOptions { logprobs: Some(8), ..greedy(1) }).unwrap();
+        while chat.step().await.unwrap() == Step::Prompt {}
+        let logprobs = Array::from(&get(&chat.take_chunk(), "logprobs"));
+        let top = Array::from(&get(&logprobs.get(0), "top"));
+        assert_eq!(top.length(), 8);
         // Only those that noise cannot push out.
-        for (token, want) in on_cpu.top_tokens().into_iter().zip(on_cpu.top_logprobs()).take(2) {
-            let at = found.iter().find(|(id, _)| *id == token);
-            assert!(
-                at.is_some_and(|(_, got)| (got - want).abs() < 0.5),
-                "{length}: {token} {want} in {found:?}"
-            );
+        for found in top.iter().take(2) {
+            let [token, found] = ["token", "logprob"].map(|name| get(&found, name).as_f64().unwrap());
+            let want = logits[token as usize] - sum;
+            assert!((found as f32 - want).abs() < 0.5, "{length}: {token} {found} {want}");
         }
     }
 
-    let mut sampling = Sampling::preset("bonsai").unwrap();
-    sampling.set("maxTokens", 6.0).unwrap();
-    sampling.set("seed", 7.0).unwrap();
-    gpu.begin(&long[..5], sampling).unwrap();
-    let mut tokens = 0;
-    while gpu.step().await.unwrap() != Step::Done {
-        tokens += 1;
-    }
-    assert!(tokens >= 6 && gpu.take_text().len() > 5);
+    let sampler = SamplerConfig { seed: 7, ..SamplerConfig::bonsai() };
+    chat.continue_tokens(long[..5].to_vec(), TurnOptions { sampler, ..greedy(6) }).unwrap();
+    assert!(run(&mut chat).await.len() > 5);
 }
 
-/// What was forgotten leaves nothing: the reply goes on as one that never saw it.
+/// Dropped tokens leave no trace: the reply goes on as one that never saw them.
 #[wasm_bindgen_test]
-async fn what_is_left_is_read_again() {
-    let mut cpu = load(SPROUT, SPROUT.len(), SPROUT.len() as f64, "f32").unwrap();
+async fn tokens_that_are_left_are_computed_again() {
     let mut model = open(SPROUT, true, "f32").await.unwrap();
-    let mut gpu = model.timeline(64.0).await.unwrap();
-    let text = "Once upon a time there was a cat that had a red ball. ".repeat(14);
-    let prompt = &cpu.tokenize(&text, false)[..60];
-    let mut sampling = Sampling::preset("greedy").unwrap();
-    sampling.set("maxTokens", 10.0).unwrap();
-    sampling.set("keep", 4.0).unwrap();
-    gpu.begin(prompt, sampling).unwrap();
-    let (mut ids, mut seen, mut forgotten) = (prompt.to_vec(), 0, 0);
-    while gpu.step().await.unwrap() != Step::Done && gpu.reason().is_empty() {
-        if gpu.forgotten() > forgotten {
-            forgotten = gpu.forgotten();
-            seen = ids.len();
+    let mut chat = model.chat(64.0).await.unwrap();
+    let prompt = &model.tokenize(&LONG.repeat(14), false)[..60];
+    let overflow = OverflowPolicy::Shift { keep: Some(4) };
+    chat.continue_tokens(prompt.to_vec(), TurnOptions { overflow, ..greedy(10) }).unwrap();
+    let (mut ids, mut seen, mut dropped) = (prompt.to_vec(), 0, 0);
+    while chat.step().await.unwrap() != Step::Done {
+        let now = chat.conversation.usage().dropped_tokens;
+        if now > dropped {
+            (dropped, seen) = (now, ids.len());
         }
-        let text = gpu.take_text();
-        if !text.is_empty() {
-            ids.push(gpu.last_token());
-        }
+        ids = [prompt, chat.conversation.reply_tokens()].concat();
     }
-    assert!(forgotten > 0 && seen > 60, "{forgotten} {seen}");
-    let left = [&ids[..4], &ids[4 + forgotten..seen]].concat();
+    assert!(dropped > 0 && seen > 60, "{dropped} {seen}");
+    let left = [&ids[..4], &ids[4 + dropped..seen]].concat();
     let rest = ids.len() - seen;
     assert!(rest > 1);
-    let mut on_cpu = cpu.timeline(0.0).unwrap();
-    let want = reply(&mut on_cpu, &left, rest as f64).0;
-    assert_eq!(cpu.detokenize(&ids[seen..]).unwrap(), want);
+    assert_eq!(ids[seen..], on_cpu(Activations::F32, &left, rest).0);
 }
 
 #[wasm_bindgen_test]
@@ -137,12 +133,8 @@ async fn errors_are_typed() {
         assert_eq!(code(&open(file, true, "int8").await.err().unwrap()), want);
     }
     let mut model = open(SPROUT, true, "int8").await.unwrap();
-    let mut gpu = model.timeline(0.0).await.unwrap();
-    let prompt = model.tokenize("Once", false);
-    gpu.begin(&prompt, Sampling::preset("greedy").unwrap()).unwrap();
-    model.destroy();
-    assert_eq!(code(&gpu.step().await.err().unwrap()), "gpu_lost");
-    // The CPU takes over in the same module.
-    let mut cpu = load(SPROUT, SPROUT.len(), SPROUT.len() as f64, "int8").unwrap();
-    assert!(!reply(&mut cpu.timeline(0.0).unwrap(), &prompt, 4.0).0.is_empty());
+    let mut chat = model.chat(0.0).await.unwrap();
+    chat.continue_tokens(model.tokenize("Once", false), greedy(4)).unwrap();
+    model.loaded.weights.model.gpu().destroy();
+    assert_eq!(code(&chat.step().await.err().unwrap()), "gpu_lost");
 }

@@ -1,310 +1,247 @@
-//! A loaded model with one timeline.
+//! A loaded model.
 
-use crate::buffer::FileBuffer;
-use crate::conversation::Conversation;
-use crate::embedding::{Embedder, pooling_named};
+use crate::chat::Chat;
+use crate::device::{Device, DeviceError, Weights};
+use crate::embedder::Embedder;
 use crate::error::{JsResult, js};
-use crate::sampling::whole;
-use crate::snapshot::Fingerprint;
-use crate::team::pool;
-use crate::timeline::Timeline;
-use crate::words::know_words;
-use js_sys::{Array, Object, Reflect};
-use shohin_core::chat::{Style, Template};
+use crate::message::messages;
+use crate::object::{count, object};
+use crate::options::{template_options, whole};
+use js_sys::Array;
+use shohin_core::chat::openai::ChatCompletionRequest;
+use shohin_core::chat::{ChatModel, Style, Template};
 use shohin_core::constrain::Vocabulary;
-use shohin_core::cpu::{self, CpuWeights, Expansion, Isa};
-use shohin_core::gguf::{Header, ReadOptions};
-use shohin_core::model::{BonsaiModel, ModelConfig, ModelVariant};
-use shohin_core::tokenizer::Tokenizer;
-use shohin_core::{Activations, CpuOptions, KvFormat, MemoryPlan, SessionOptions};
-use shohin_core::{Error, Format, Gguf, Name, Result, SamplerConfig};
+use shohin_core::gguf::Header;
+use shohin_core::model::ModelVariant;
+use shohin_core::tokenizer::{Decoder, Special, Tokenizer};
+use shohin_core::{Error, Format, KvFormat, Result, SamplerConfig, Session};
 use std::cell::OnceCell;
 use std::rc::Rc;
 use std::sync::Arc;
 use wasm_bindgen::prelude::*;
 
-/// A conversation shorter than this is none: rather fail.
-const LEAST_CONTEXT: usize = 512;
-
-/// A model in memory; conversations over it are [`Timeline`]s.
+/// A model on its device.
 #[wasm_bindgen]
 pub struct Model {
     /// Made while loading, to know that there is memory for it.
-    first: Option<Timeline>,
-    loaded: Rc<Loaded>,
+    first: Option<Chat>,
+    pub(crate) loaded: Rc<Loaded>,
     context: usize,
-    plan: MemoryPlan,
 }
 
 /// What all conversations share.
 pub(crate) struct Loaded {
     pub(crate) tokenizer: Tokenizer<'static>,
-    pub(crate) weights: Arc<CpuWeights<Vec<u8>>>,
-    pub(crate) options: CpuOptions,
+    pub(crate) weights: Weights,
     pub(crate) kv: KvFormat,
-    /// Bytes of the file as it came.
-    file_bytes: usize,
-    pub(crate) facts: Facts,
     pub(crate) fingerprint: [u8; 32],
-}
-
-impl Loaded {
-    /// Prompt tokens in one step: enough to share the unpacking of a weight row, few enough to look for an abort within
-    /// a second or so.
-    pub(crate) fn batch(&self) -> usize {
-        if self.weights.model().program().num_parameters() < 500_000_000 { 64 } else { 16 }
-    }
-
-    pub(crate) fn config(&self) -> &ModelConfig {
-        self.weights.model().config()
-    }
-}
-
-/// Type names of the matrices of a file, most bytes first.
-fn formats(header: &Header<'_>) -> Vec<&'static str> {
-    let mut formats: Vec<(&'static str, u64)> = Vec::new();
-    for tensor in header.tensors().iter().filter(|tensor| tensor.dims().len() > 1) {
-        let name = tensor.type_name();
-        match formats.iter_mut().find(|(known, _)| *known == name) {
-            Some((_, sum)) => *sum += tensor.len(),
-            None => formats.push((name, tensor.len())),
-        }
-    }
-    let mut sorted = Vec::new();
-    while let Some(most) = formats.iter().map(|format| format.1).max()
-        && let Some(at) = formats.iter().position(|format| format.1 == most)
-    {
-        sorted.push(formats.remove(at).0);
-    }
-    sorted
-}
-
-/// The file with 2-bit codes for base-3 digits, which are several times as fast; as it is where it has none,
-/// or where there is no memory for them.
-fn expanded(mut bytes: Vec<u8>, isa: Isa) -> Result<Vec<u8>> {
-    let len = bytes.len();
-    // Larger than the address space is as good as larger than memory.
-    let Ok(Some(Expansion { room, .. })) = cpu::expansion(&Gguf::parse(&bytes)?, len) else {
-        return Ok(bytes);
-    };
-    if bytes.try_reserve_exact(room - len).is_err() {
-        return Ok(bytes);
-    }
-    bytes.resize(room, 0);
-    bytes.copy_within(..len, room - len);
-    let len = cpu::expand_file(&mut bytes, len, &ReadOptions::default(), isa, pool())?;
-    bytes.truncate(len);
-    Ok(bytes)
-}
-
-/// What `info` tells of the file.
-pub(crate) struct Facts {
-    name: String,
-    architecture: String,
-    /// Type names, most bytes first.
-    formats: Vec<&'static str>,
-    /// Of the first block's weights.
-    format: Format,
-    /// How it wants a conversation written.
-    pub(crate) template: Template,
-    /// Made when a reply is first kept to a form.
+    file: FileInfo,
+    /// Built when a reply is first constrained.
     vocabulary: OnceCell<Arc<Vocabulary>>,
 }
 
-/// Bytes.
-pub(crate) struct Memory {
+/// What `info` says of the file, and how its model wants a conversation written.
+pub(crate) struct FileInfo {
+    name: String,
+    architecture: String,
+    /// Type names of the matrices, most bytes first.
+    formats: Vec<&'static str>,
+    /// Of the first block's weights.
+    format: Format,
+    bytes: u64,
+    template: Template,
+}
+
+/// What `info` says of the device.
+pub(crate) struct DeviceInfo {
+    pub(crate) backend: &'static str,
+    /// Instruction set, or the GPU's name.
+    pub(crate) isa: String,
+    pub(crate) threads: usize,
+    /// Bytes.
     pub(crate) weights: usize,
     pub(crate) kv: usize,
     pub(crate) scratch: usize,
 }
 
-impl Facts {
-    pub(crate) fn of(header: &Header<'_>, tokenizer: &Tokenizer<'_>) -> Result<Facts> {
+impl FileInfo {
+    /// Of a file of `bytes`.
+    pub(crate) fn new(header: &Header<'_>, tokenizer: &Tokenizer<'_>, bytes: u64) -> Result<FileInfo> {
         let text = |key| header.metadata().str(key).map(|found| found.unwrap_or_default().to_owned());
         let first = header.tensor("blk.0.attn_q.weight").and_then(|tensor| tensor.format());
-        Ok(Facts {
+        let mut formats: Vec<(&'static str, u64)> = Vec::new();
+        for tensor in header.tensors().iter().filter(|tensor| tensor.dims().len() > 1) {
+            let name = tensor.type_name();
+            match formats.iter_mut().find(|(known, _)| *known == name) {
+                Some((_, sum)) => *sum += tensor.len(),
+                None => formats.push((name, tensor.len())),
+            }
+        }
+        let mut sorted = Vec::new();
+        // A sort would be several kilobytes of the module.
+        while let Some(most) = formats.iter().map(|format| format.1).max()
+            && let Some(at) = formats.iter().position(|format| format.1 == most)
+        {
+            sorted.push(formats.remove(at).0);
+        }
+        Ok(FileInfo {
             name: text("general.name")?,
             architecture: text("general.architecture")?,
-            formats: formats(header),
+            formats: sorted,
             format: first.unwrap_or(Format::F32),
+            bytes,
             template: Template::from_metadata(header.metadata(), tokenizer)?,
-            vocabulary: OnceCell::new(),
         })
     }
+}
 
-    pub(crate) fn vocabulary(&self, tokenizer: &Tokenizer<'_>) -> Arc<Vocabulary> {
-        self.vocabulary.get_or_init(|| Arc::new(Vocabulary::new(tokenizer))).clone()
+impl Loaded {
+    pub(crate) fn new(
+        file: FileInfo,
+        tokenizer: Tokenizer<'static>,
+        weights: Weights,
+        kv: KvFormat,
+        fingerprint: [u8; 32],
+    ) -> Rc<Loaded> {
+        Rc::new(Loaded { tokenizer, weights, kv, fingerprint, file, vocabulary: OnceCell::new() })
     }
 
-    /// `EngineInfo` of the TypeScript side.
-    pub(crate) fn info(
-        &self,
-        config: &ModelConfig,
-        backend: &str,
-        isa: &str,
-        threads: usize,
-        file_bytes: usize,
-        context: usize,
-        memory: &Memory,
-    ) -> JsValue {
-        let number = |n: usize| JsValue::from_f64(n as f64);
-        let formats: Array = self.formats.iter().map(|&name| JsValue::from_str(name)).collect();
-        let template = match self.template.style {
-            Style::Qwen3 => "qwen3",
-            Style::Plain => "chatml",
-        };
-        let variant = ModelVariant::detect(config, self.format);
-        let presets = object(SamplerConfig::PRESETS.map(|name| (name, preset(name))));
-        let memory = object([
-            ("weights", number(memory.weights)),
-            ("kv", number(memory.kv)),
-            ("scratch", number(memory.scratch)),
-        ]);
-        let model = object([
-            ("name", JsValue::from_str(&self.name)),
-            ("architecture", JsValue::from_str(&self.architecture)),
-            ("variant", JsValue::from_str(variant.name())),
-            ("parameters", JsValue::from_f64(config.num_parameters() as f64)),
-            ("fileBytes", number(file_bytes)),
-            ("layers", number(config.num_layers)),
-            ("hidden", number(config.hidden_size)),
-            ("heads", number(config.num_attention_heads)),
-            ("kvHeads", number(config.num_kv_heads)),
-            ("vocabulary", number(config.vocab_size)),
-            ("contextLength", number(config.max_context_length)),
-            ("formats", formats.into()),
-            ("template", JsValue::from_str(template)),
-            ("templateKnown", JsValue::from_bool(self.template.known)),
-        ]);
-        object([
-            ("backend", JsValue::from_str(backend)),
-            ("isa", JsValue::from_str(isa)),
-            ("version", JsValue::from_str(env!("CARGO_PKG_VERSION"))),
-            ("model", model),
-            ("context", number(context)),
-            ("threads", number(threads)),
-            ("memory", memory),
-            ("presets", presets),
-        ])
+    /// A device and a sequence on it for `context` tokens.
+    pub(crate) async fn session(&self, context: usize) -> Result<(Device, Session<Device>), DeviceError> {
+        self.weights.session(context, self.kv).await
+    }
+
+    /// What conversations need.
+    pub(crate) fn with_chat_model<T>(&self, work: impl FnOnce(&ChatModel<'_>) -> T) -> T {
+        let Loaded { tokenizer, weights, file, .. } = self;
+        let make = || Arc::new(Vocabulary::new(tokenizer));
+        let vocabulary = || Arc::clone(self.vocabulary.get_or_init(make));
+        let logits = weights.config().vocab_size;
+        work(&ChatModel { tokenizer, template: file.template, logits, vocabulary: &vocabulary })
+    }
+
+    pub(crate) fn tokenize(&self, text: &str, special: bool) -> Vec<u32> {
+        let mut ids = Vec::new();
+        self.tokenizer.encode(text, if special { Special::Parse } else { Special::Text }, &mut ids);
+        ids
+    }
+
+    /// The name in the file.
+    pub(crate) fn name(&self) -> &str {
+        &self.file.name
+    }
+
+    fn detokenize(&self, ids: &[u32]) -> Result<String> {
+        let vocab = self.tokenizer.vocab_size();
+        let mut decoder = Decoder::new(&self.tokenizer).show_control(true);
+        let mut text = String::new();
+        for &id in ids {
+            if id as usize >= vocab {
+                return Err(Error::Token { id, vocab: vocab as u32 });
+            }
+            text.push_str(decoder.push(id));
+        }
+        text.push_str(decoder.finish());
+        Ok(text)
     }
 }
-
-/// # Errors
-/// `unsupported` for another word.
-pub(crate) fn activations_named(name: &str) -> JsResult<Activations> {
-    match name {
-        "int8" => Ok(Activations::Int8),
-        "f32" => Ok(Activations::F32),
-        _ => Err(unknown("activations", name, "int8 or f32")),
-    }
-}
-
-/// # Errors
-/// `unsupported` for another word.
-pub(crate) fn kv_named(name: &str) -> JsResult<KvFormat> {
-    KvFormat::named(name).ok_or_else(|| unknown("kv", name, "f32, f16, q8 or q4"))
-}
-
-pub(crate) fn unknown(key: &'static str, found: &str, expected: &'static str) -> JsValue {
-    js(Error::Unsupported { key: Name::new(key), found: Name::new(found), expected })
-}
-
-know_words!(Model);
 
 #[wasm_bindgen]
 impl Model {
-    /// Reads the model in `file` where it lies, and takes the memory for a first conversation of `context` tokens (0: the
-    /// model's own limit, at most 4096, less where memory is short).
-    ///
-    /// # Errors
-    /// What is wrong with the file, an unknown option, or `memory`.
-    pub fn load(file: FileBuffer, context: f64, kv: &str, activations: &str) -> JsResult<Model> {
-        let kv = kv_named(kv)?;
-        let mut options =
-            CpuOptions { activations: activations_named(activations)?, ..CpuOptions::default() };
-        let asked = whole("context", context)?;
-        if asked > 0 {
-            options.context = asked;
-        }
-        Self::build(file.into_bytes(), &options, kv, asked == 0).map_err(js)
-    }
-
     /// Everything there is to know, as `EngineInfo` of the TypeScript side.
     pub fn info(&self) -> JsValue {
-        let MemoryPlan { kv, total, .. } = self.plan;
-        let Loaded { facts, file_bytes, weights, options, .. } = &*self.loaded;
-        let bytes = weights.model().weights().parts().iter().map(Vec::len).sum();
-        let memory = Memory { weights: bytes, kv, scratch: total - kv };
-        let (isa, capacity) = (options.isa.name(), self.context);
-        facts.info(self.loaded.config(), "cpu", isa, pool().workers(), *file_bytes, capacity, &memory)
+        let Loaded { weights, kv, file, .. } = &*self.loaded;
+        let config = weights.config();
+        let DeviceInfo { backend, isa, threads, weights, kv, scratch } = weights.info(self.context, *kv);
+        let formats: Array = file.formats.iter().map(|&name| JsValue::from_str(name)).collect();
+        let style = match file.template.style {
+            Style::Qwen3 => "qwen3",
+            Style::Plain => "chatml",
+        };
+        let memory = [("weights", count(weights)), ("kv", count(kv)), ("scratch", count(scratch))];
+        let model = object([
+            ("name", (&file.name).into()),
+            ("architecture", (&file.architecture).into()),
+            ("variant", ModelVariant::detect(config, file.format).name().into()),
+            ("parameters", JsValue::from_f64(config.num_parameters() as f64)),
+            ("fileBytes", JsValue::from_f64(file.bytes as f64)),
+            ("layers", count(config.num_layers)),
+            ("hidden", count(config.hidden_size)),
+            ("heads", count(config.num_attention_heads)),
+            ("kvHeads", count(config.num_kv_heads)),
+            ("vocabulary", count(config.vocab_size)),
+            ("contextLength", count(config.max_context_length)),
+            ("formats", formats.into()),
+            ("template", style.into()),
+            ("templateKnown", file.template.known.into()),
+        ]);
+        object([
+            ("backend", backend.into()),
+            ("isa", isa.into()),
+            ("version", env!("CARGO_PKG_VERSION").into()),
+            ("model", model.into()),
+            ("context", count(self.context)),
+            ("threads", count(threads)),
+            ("memory", object(memory).into()),
+            ("presets", object(SamplerConfig::PRESETS.map(|name| (name, preset(name)))).into()),
+        ])
+        .into()
+    }
+
+    /// Text to token ids; with `special`, control tokens in the text become themselves.
+    pub fn tokenize(&self, text: &str, special: bool) -> Vec<u32> {
+        self.loaded.tokenize(text, special)
+    }
+
+    /// Token ids to text, control tokens included.
+    ///
+    /// # Errors
+    /// `token` for an id that is not in the vocabulary.
+    pub fn detokenize(&self, ids: &[u32]) -> JsResult<String> {
+        self.loaded.detokenize(ids).map_err(js)
+    }
+
+    /// Reads a request in OpenAI's form only to refuse it.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn check_request(&self, request: &str) -> JsResult<()> {
+        ChatCompletionRequest::parse(request).map(drop).map_err(js)
+    }
+
+    /// Token ids of a conversation up to where the model's reply begins, by `TemplateOptions` of the TypeScript side.
+    ///
+    /// # Errors
+    /// If the vocabulary has no control tokens for a chat, or there are tools and the model's template has none.
+    pub fn encode_chat(&self, messages: &Array, options: &JsValue) -> JsResult<Vec<u32>> {
+        let messages = self::messages(messages)?;
+        let options = template_options(options)?;
+        self.loaded.with_chat_model(|model| options.encode(model, &messages)).map_err(js)
+    }
+}
+
+impl Model {
+    pub(crate) fn new(loaded: Rc<Loaded>, first: Chat) -> Model {
+        let context = first.capacity();
+        Model { first: Some(first), loaded, context }
     }
 
     /// A new, empty conversation for `context` tokens (0: as many as the first).
-    ///
-    /// # Errors
-    /// `memory` if there is not enough for its cache.
-    pub fn timeline(&mut self, context: f64) -> JsResult<Timeline> {
+    pub(crate) async fn open_chat(&mut self, context: f64) -> JsResult<Chat> {
         let asked = whole("context", context)?;
         match self.first.take() {
             Some(first) if asked == 0 => Ok(first),
             first => {
                 self.first = first;
                 let context = if asked == 0 { self.context } else { asked };
-                Timeline::new(self.loaded.clone(), context).map_err(js)
+                Chat::open(&self.loaded, context).await.map_err(js)
             }
         }
     }
 
-    /// Begins to embed a text. `pooling`: `mean` or `last`.
-    ///
-    /// # Errors
-    /// `length` if there are no tokens, `context_full` if there are more than the model can see, `memory`.
-    pub fn embedder(&self, tokens: Vec<u32>, pooling: &str) -> JsResult<Embedder> {
-        let pooling = pooling_named(pooling)?;
-        Embedder::new(self.loaded.clone(), tokens, pooling).map_err(js)
-    }
-}
-
-impl Model {
-    fn build(mut bytes: Vec<u8>, options: &CpuOptions, kv: KvFormat, shrink: bool) -> Result<Model> {
-        let file_bytes = bytes.len();
-        let mut fingerprint = Fingerprint::default();
-        fingerprint.push(&bytes);
-        let (tokenizer, facts) = {
-            let gguf = Gguf::parse(&bytes)?;
-            let tokenizer = Tokenizer::from_gguf(&gguf)?.into_owned();
-            let facts = Facts::of(gguf.header(), &tokenizer)?;
-            (tokenizer, facts)
-        };
-        let int8 = options.activations == Activations::Int8;
-        if int8 {
-            bytes = expanded(bytes, options.isa)?;
-        }
-        let model = BonsaiModel::load(bytes)?;
-        // The copy is ours: the weights may lie as the kernels read them fastest.
-        let weights =
-            if int8 { CpuWeights::repack(model, options.isa, pool())? } else { CpuWeights::new(model)? };
-        let loaded = Rc::new(Loaded {
-            tokenizer,
-            weights: Arc::new(weights),
-            options: *options,
-            kv,
-            file_bytes,
-            facts,
-            fingerprint: fingerprint.finish(),
-        });
-        let mut context = options.context;
-        let first = loop {
-            match Timeline::new(loaded.clone(), context) {
-                Err(Error::Memory { .. }) if shrink && context > LEAST_CONTEXT => context /= 2,
-                first => break first?,
-            }
-        };
-        let context = first.context();
-        let plan = loaded
-            .weights
-            .memory_plan(&CpuOptions { context, ..loaded.options }, &SessionOptions { context, kv })?;
-        Ok(Model { first: Some(first), loaded, context, plan })
+    /// Begins to embed tokens.
+    pub(crate) async fn open_embedder(&self, tokens: Vec<u32>, pooling: &str) -> JsResult<Embedder> {
+        Embedder::open(&self.loaded, tokens, pooling).await
     }
 }
 
@@ -315,18 +252,9 @@ fn preset(name: &str) -> JsValue {
     let number = |x: f32| JsValue::from_f64(x.to_string().parse().unwrap_or(f64::from(x)));
     object([
         ("temperature", number(config.temperature)),
-        ("topK", JsValue::from_f64(config.top_k as f64)),
+        ("topK", count(config.top_k)),
         ("topP", number(config.top_p)),
         ("repetitionPenalty", number(config.repetition_penalty)),
     ])
-}
-
-/// A plain object.
-fn object<const N: usize>(fields: [(&str, JsValue); N]) -> JsValue {
-    let object = Object::new();
-    for (name, value) in fields {
-        // Setting a property of a fresh, extensible object cannot fail.
-        let _ = Reflect::set(&object, &JsValue::from_str(name), &value);
-    }
-    object.into()
+    .into()
 }

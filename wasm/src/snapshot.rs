@@ -6,8 +6,8 @@
 //! ```
 
 use crate::error::{JsResult, named};
-use crate::reply::Past;
 use sha2::{Digest, Sha256};
+use shohin_core::chat::PrefixState;
 use shohin_core::{Activations, Error, KvFormat, Result};
 
 const MAGIC: [u8; 8] = *b"shohin\0\x01";
@@ -51,39 +51,23 @@ impl Fingerprint {
     }
 }
 
-/// Whose keys and values they are, and in what order they lie.
-#[derive(Clone, Copy)]
-pub(crate) enum Layout {
-    Cpu = 0,
-    #[cfg(feature = "gpu")]
-    Gpu = 1,
-}
-
 /// What must be the same for keys and values to mean the same.
 pub(crate) struct Origin([u8; 36]);
 
 impl Origin {
-    pub(crate) fn new(
-        fingerprint: [u8; 32],
-        layout: Layout,
-        kv: KvFormat,
-        activations: Activations,
-    ) -> Origin {
+    /// `layout`: 0 if the CPU ordered the keys and values, 1 if a GPU did.
+    pub(crate) fn new(fingerprint: [u8; 32], layout: u8, kv: KvFormat, activations: Activations) -> Origin {
         let format = KvFormat::ALL.iter().position(|&format| format == kv).unwrap_or(usize::MAX);
         let mut origin = [0; 36];
         origin[..32].copy_from_slice(&fingerprint);
-        origin[32..35].copy_from_slice(&[
-            layout as u8,
-            format as u8,
-            u8::from(activations == Activations::Int8),
-        ]);
+        origin[32..35].copy_from_slice(&[layout, format as u8, u8::from(activations == Activations::Int8)]);
         Origin(origin)
     }
 }
 
-/// A snapshot of `past` up to where `len` bytes of keys and values follow, with room for these.
-pub(crate) fn begin(origin: &Origin, past: &Past, len: usize) -> Result<Vec<u8>> {
-    let Past { tokens, kept, dropped } = past;
+/// A snapshot of `prefix` up to where `len` bytes of keys and values follow, with room for these.
+pub(crate) fn begin(origin: &Origin, prefix: &PrefixState, len: usize) -> Result<Vec<u8>> {
+    let PrefixState { tokens, kept, dropped } = prefix;
     let need = HEAD + 4 * tokens.len() + len + SUM;
     let mut bytes = Vec::new();
     bytes.try_reserve_exact(need).map_err(|_| Error::Memory { need: need as u64, have: 0 })?;
@@ -96,15 +80,15 @@ pub(crate) fn begin(origin: &Origin, past: &Past, len: usize) -> Result<Vec<u8>>
     Ok(bytes)
 }
 
-/// Puts the checksum behind it.
+/// Appends the checksum.
 pub(crate) fn seal(mut bytes: Vec<u8>) -> Vec<u8> {
     let sum = Sha256::digest(&bytes);
     bytes.extend_from_slice(&sum);
     bytes
 }
 
-/// What a snapshot's cache has seen, and its keys and values.
-pub(crate) fn open<'b>(bytes: &'b [u8], origin: &Origin) -> JsResult<(Past, &'b [u8])> {
+/// The tokens of a snapshot, and its keys and values.
+pub(crate) fn open<'b>(bytes: &'b [u8], origin: &Origin) -> JsResult<(PrefixState, &'b [u8])> {
     let damaged = || named("the snapshot is damaged", "snapshot_damaged");
     let (body, sum) = bytes.split_last_chunk::<SUM>().ok_or_else(damaged)?;
     if Sha256::digest(body)[..] != sum[..] {
@@ -123,5 +107,5 @@ pub(crate) fn open<'b>(bytes: &'b [u8], origin: &Origin) -> JsResult<(Past, &'b 
         return Err(damaged());
     }
     let tokens = ids.as_chunks().0.iter().map(|&id| u32::from_le_bytes(id)).collect();
-    Ok((Past { tokens, kept, dropped }, kv))
+    Ok((PrefixState { tokens, kept, dropped }, kv))
 }

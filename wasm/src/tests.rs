@@ -1,33 +1,34 @@
 //! The module as the browser and Node run it; the same suite in both.
 
-use crate::{Conversation, FileBuffer, Model, Sampling, Step, Timeline, tool_calls};
-use js_sys::{Reflect, Uint8Array, Uint32Array};
+use crate::{Chat, Loader, Model, Step};
+use js_sys::{Array, JSON, Reflect, Uint8Array, Uint32Array};
+use shohin_core::chat::TurnOptions;
 use shohin_core::cpu::Isa;
 use shohin_core::gguf::GgufWriter;
 use shohin_core::{
-    Activations, BonsaiModel, Cpu, CpuOptions, Format, Gguf, KvFormat, Serial, Session, SessionOptions, quant,
+    Activations, BonsaiModel, Cpu, CpuOptions, Format, Gguf, KvFormat, SamplerConfig, Serial, Session,
+    SessionOptions, quant,
 };
 use wasm_bindgen::JsValue;
 use wasm_bindgen_test::wasm_bindgen_test;
 
-pub(crate) const SPROUT: &[u8] = include_bytes!("../../models/sprout.gguf");
+const SPROUT: &[u8] = include_bytes!("../../models/sprout.gguf");
 
 /// A random Qwen3 of two layers, and its logits by an f64 forward in numpy.
 const MICRO: &[u8] = include_bytes!("../../tests/fixtures/golden_model/synth-micro-q1_0.gguf");
 const MICRO_LOGITS: &[u8] = include_bytes!("../../tests/fixtures/golden_model/micro-f32_q1.numpy_f64.logits");
 const MICRO_TOKENS: &str = include_str!("../../tests/fixtures/golden_model/tokens.txt");
 
-pub(crate) fn load(bytes: &[u8], piece: usize, announced: f64, precision: &str) -> Result<Model, JsValue> {
-    let mut file = FileBuffer::new(announced)?;
+fn load(bytes: &[u8], piece: usize, announced: f64, precision: &str) -> Result<Model, JsValue> {
+    let mut file = Loader::new(announced)?;
     for piece in bytes.chunks(piece) {
         file.append(&Uint8Array::from(piece))?;
     }
-    assert_eq!(file.length(), bytes.len() as f64);
     let kv = if precision == "f32" { "f32" } else { "f16" };
-    Model::load(file, 0.0, kv, precision)
+    file.finish(0.0, kv, precision)
 }
 
-pub(crate) fn code(error: &JsValue) -> String {
+fn code(error: &JsValue) -> String {
     Reflect::get(error, &"code".into()).ok().and_then(|code| code.as_string()).unwrap_or_default()
 }
 
@@ -35,17 +36,38 @@ fn message(error: &JsValue) -> String {
     Reflect::get(error, &"message".into()).ok().and_then(|text| text.as_string()).unwrap_or_default()
 }
 
-pub(crate) fn reply(timeline: &mut Timeline, prompt: &[u32], max_tokens: f64) -> (String, usize) {
-    let mut sampling = Sampling::preset("greedy").unwrap();
-    sampling.set("maxTokens", max_tokens).unwrap();
-    let cached = timeline.begin(prompt, sampling).unwrap();
+fn get(object: &JsValue, key: &str) -> JsValue {
+    Reflect::get(object, &key.into()).unwrap()
+}
+
+/// A JavaScript value.
+fn value(json: &str) -> JsValue {
+    JSON::parse(json).unwrap()
+}
+
+fn greedy(max_tokens: usize) -> TurnOptions {
+    let (sampler, max_tokens) = (SamplerConfig::greedy(), Some(max_tokens));
+    TurnOptions { sampler, max_tokens, ..TurnOptions::default() }
+}
+
+/// Runs a turn to its end; returns its text and how it ended.
+fn run(chat: &mut Chat) -> (String, JsValue) {
     let mut text = String::new();
-    while timeline.step().unwrap() != Step::Done {
-        text += &timeline.take_text();
+    let mut take = |chat: &mut Chat| text += &get(&chat.take_chunk(), "text").as_string().unwrap();
+    while chat.step().unwrap() != Step::Done {
+        take(chat);
     }
-    text += &timeline.take_text();
-    timeline.end();
-    (text, cached)
+    take(chat);
+    let finish = chat.finish();
+    assert_eq!(get(&finish, "text").as_string().unwrap(), text);
+    (text, finish)
+}
+
+/// The text after a prompt, and how many of its tokens were in the cache.
+fn reply(chat: &mut Chat, prompt: &[u32], max_tokens: usize) -> (String, usize) {
+    chat.continue_tokens(prompt.to_vec(), greedy(max_tokens)).unwrap();
+    let (text, finish) = run(chat);
+    (text, get(&get(&finish, "usage"), "cachedTokens").as_f64().unwrap() as usize)
 }
 
 #[wasm_bindgen_test]
@@ -80,59 +102,82 @@ fn golden_logits_on_every_isa() {
 #[wasm_bindgen_test]
 fn says_what_the_trainer_says() {
     // `models/train` computed these with its own forward pass.
-    let get = |object: &JsValue, key: &str| Reflect::get(object, &key.into()).unwrap();
-    let expected = js_sys::JSON::parse(include_str!("../../models/sprout.expected.json")).unwrap();
-    let chats = js_sys::Array::from(&get(&get(&get(&expected, "models"), "sprout.gguf"), "chats"));
+    let expected = value(include_str!("../../models/sprout.expected.json"));
+    let chats = Array::from(&get(&get(&get(&expected, "models"), "sprout.gguf"), "chats"));
     assert!(chats.length() > 0);
     let mut model = load(SPROUT, SPROUT.len(), SPROUT.len() as f64, "f32").unwrap();
-    let mut timeline = model.timeline(0.0).unwrap();
-    for chat in chats.iter() {
-        let mut conversation = Conversation::new();
-        for message in js_sys::Array::from(&get(&chat, "messages")).iter() {
-            let role = get(&message, "role").as_string().unwrap();
-            conversation.push(&role, get(&message, "content").as_string().unwrap(), None).unwrap();
-        }
-        let prompt = model.encode_chat(&conversation, false).unwrap();
-        assert_eq!(prompt, Uint32Array::from(get(&chat, "prompt_ids")).to_vec());
-        let want = get(&chat, "text").as_string().unwrap();
-        let length = js_sys::Array::from(&get(&chat, "continuation_ids")).length();
-        let (text, _) = reply(&mut timeline, &prompt, f64::from(length + 1));
-        assert_eq!(text, want);
-        assert_eq!(timeline.reason(), "stop");
+    let mut chat = model.chat(0.0).unwrap();
+    for expected in chats.iter() {
+        let messages = Array::from(&get(&expected, "messages"));
+        let prompt = model.encode_chat(&messages, &JsValue::UNDEFINED).unwrap();
+        assert_eq!(prompt, Uint32Array::from(get(&expected, "prompt_ids")).to_vec());
+        let length = Array::from(&get(&expected, "continuation_ids")).length() + 1;
+        let options = value(&format!(r#"{{"preset": "greedy", "maxTokens": {length}}}"#));
+        chat.respond(&messages, &options).unwrap();
+        let (text, finish) = run(&mut chat);
+        assert_eq!(text, get(&expected, "text").as_string().unwrap());
+        assert_eq!(get(&finish, "reason").as_string().unwrap(), "stop");
     }
 }
 
 #[wasm_bindgen_test]
 fn the_conversation_stays_in_the_cache() {
     let mut model = load(SPROUT, SPROUT.len(), SPROUT.len() as f64, "int8").unwrap();
-    let mut timeline = model.timeline(0.0).unwrap();
-    let mut conversation = Conversation::new();
-    conversation.push("user", "Hello!".into(), None).unwrap();
-    let first = model.encode_chat(&conversation, false).unwrap();
-    let (text, cached) = reply(&mut timeline, &first, 40.0);
-    assert_eq!(cached, 0);
+    let mut chat = model.chat(0.0).unwrap();
+    let options = value(r#"{"preset": "greedy", "maxTokens": 40}"#);
+    let mut ask = |messages: &Array| {
+        chat.respond(messages, &options).unwrap();
+        let (text, finish) = run(&mut chat);
+        let usage = |name| get(&get(&finish, "usage"), name).as_f64().unwrap();
+        (text, usage("cachedTokens"), usage("promptTokens"), get(&finish, "message"))
+    };
+    let messages = Array::from(&value(r#"[{"role": "user", "content": "Hello!"}]"#));
+    let (text, cached, first, message) = ask(&messages);
+    assert_eq!(cached, 0.0);
 
     // The same again: all but the last prompt token is there, and the answer is the same.
-    assert_eq!(reply(&mut timeline, &first, 40.0), (text.clone(), first.len() - 1));
+    let again = ask(&messages);
+    assert_eq!((again.0, again.1), (text, first - 1.0));
 
-    conversation.push("assistant", text, None).unwrap();
-    conversation.push("user", "What is the opposite of big?".into(), None).unwrap();
-    let second = model.encode_chat(&conversation, false).unwrap();
-    let (_, cached) = reply(&mut timeline, &second, 1.0);
-    assert!(cached > first.len(), "{cached} of {}", second.len());
-    assert_eq!(timeline.reason(), "length");
+    messages.push(&message);
+    messages.push(&value(r#"{"role": "user", "content": "What is the opposite of big?"}"#));
+    let (_, cached, second, _) = ask(&messages);
+    assert!(cached > first, "{cached} of {second}");
 }
 
 #[wasm_bindgen_test]
-fn calls_are_found() {
-    let text = |text: &str| js_sys::JSON::stringify(&tool_calls(text)).unwrap().as_string().unwrap();
-    let call = "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n</tool_call>";
-    assert_eq!(text(call), r#"[{"name":"add","arguments":"{\"a\": 1}"}]"#);
-    // Marks of thoughts are text within a call.
-    let marked = call.replace('1', r#""<think> a </think> b""#);
-    assert_eq!(text(&marked), r#"[{"name":"add","arguments":"{\"a\": \"<think> a </think> b\"}"}]"#);
-    for other in ["Hello.", "<tool_call>\nnot JSON\n</tool_call>", "{\"name\": \"add\"}"] {
-        assert_eq!(text(other), "[]");
+fn requests_are_answered_in_the_form_of_openai() {
+    let mut model = load(SPROUT, SPROUT.len(), SPROUT.len() as f64, "int8").unwrap();
+    let mut chat = model.chat(0.0).unwrap();
+    let request = |more: &str| {
+        format!(
+            r#"{{"messages": [{{"role": "user", "content": "Hello!"}}], "temperature": 0, "max_tokens": 4{more}}}"#
+        )
+    };
+    let mut answer = |request: &str| {
+        model.check_request(request).unwrap();
+        chat.answer(request, "x".into(), 1.0, 7.0).unwrap();
+        let mut answers = Vec::new();
+        while chat.step().unwrap() != Step::Done {
+            answers.extend(chat.take_chunk().as_string());
+        }
+        answers.extend(chat.take_chunk().as_string());
+        let finish = chat.finish();
+        answers.extend(Array::from(&get(&finish, "answers")).iter().map(|text| text.as_string().unwrap()));
+        assert_eq!(Array::from(&get(&finish, "messages")).length(), 2);
+        answers
+    };
+    let whole = answer(&request(""));
+    assert_eq!(whole.len(), 1);
+    let choice = |answer: &str| get(&get(&value(answer), "choices"), "0");
+    let content = get(&get(&choice(&whole[0]), "message"), "content").as_string().unwrap();
+    let chunks = answer(&request(r#", "stream": true, "logprobs": true"#));
+    let deltas = chunks.iter().filter_map(|chunk| get(&get(&choice(chunk), "delta"), "content").as_string());
+    assert_eq!(deltas.collect::<String>(), content);
+    let last = choice(chunks.last().unwrap());
+    assert_eq!(get(&last, "finish_reason").as_string().unwrap(), "length");
+    for wrong in [&request(r#", "top_k": 4"#)[..], "[]", "{"] {
+        assert!(!code(&model.check_request(wrong).err().unwrap()).is_empty());
     }
 }
 
@@ -140,11 +185,11 @@ fn calls_are_found() {
 fn pieces_of_a_file_make_the_file() {
     let mut whole = load(SPROUT, SPROUT.len(), SPROUT.len() as f64, "int8").unwrap();
     let prompt = whole.tokenize("Once upon a time", false);
-    let want = reply(&mut whole.timeline(0.0).unwrap(), &prompt, 8.0);
+    let want = reply(&mut whole.chat(0.0).unwrap(), &prompt, 8);
     // In odd pieces, with too small, too large and no size announced.
     for (piece, announced) in [(4099, 1000.0), (100_003, SPROUT.len() as f64 * 2.0), (1 << 20, 0.0)] {
         let mut model = load(SPROUT, piece, announced, "int8").unwrap();
-        assert_eq!(reply(&mut model.timeline(0.0).unwrap(), &prompt, 8.0), want);
+        assert_eq!(reply(&mut model.chat(0.0).unwrap(), &prompt, 8), want);
     }
 }
 
@@ -179,13 +224,12 @@ fn base_3_weights_are_expanded() {
     let bytes = base_3();
     let mut other = load(&bytes, bytes.len(), bytes.len() as f64, "int8").unwrap();
     let prompt = model.tokenize("Once upon a time", false);
-    let [mut first, mut second] = [&mut model, &mut other].map(|model| model.timeline(0.0).unwrap());
-    assert_eq!(reply(&mut second, &prompt, 40.0), reply(&mut first, &prompt, 40.0));
-    let get = |object: &JsValue, key: &str| Reflect::get(object, &key.into()).unwrap();
+    let [mut first, mut second] = [&mut model, &mut other].map(|model| model.chat(0.0).unwrap());
+    assert_eq!(reply(&mut second, &prompt, 40), reply(&mut first, &prompt, 40));
     let info = other.info();
     // The file is described as it was, the memory as it is.
     let (file, memory) = (get(&info, "model"), get(&info, "memory"));
-    assert_eq!(js_sys::Array::from(&get(&file, "formats")).get(0).as_string().unwrap(), "PTQ1_0");
+    assert_eq!(Array::from(&get(&file, "formats")).get(0).as_string().unwrap(), "PTQ1_0");
     assert_eq!(get(&file, "fileBytes").as_f64().unwrap(), bytes.len() as f64);
     assert!(get(&memory, "weights").as_f64().unwrap() > bytes.len() as f64 * 1.1);
 }
@@ -203,31 +247,34 @@ fn errors_carry_their_code() {
         assert!(!message(&error).is_empty());
     }
     // Known before the whole of it is there.
-    let mut page = FileBuffer::new(1e6).unwrap();
+    let mut page = Loader::new(1e6).unwrap();
     page.append(&Uint8Array::from(&b"<!d"[..])).unwrap();
     let more = &b"octype html><title>not a model</title>"[..];
     assert_eq!(code(&page.append(&Uint8Array::from(more)).err().unwrap()), "malformed");
-    assert_eq!(code(&FileBuffer::new(1e15).err().unwrap()), "memory");
-    assert_eq!(code(&Sampling::preset("sharp").err().unwrap()), "unsupported");
-    let mut sampling = Sampling::preset("greedy").unwrap();
-    for wrong in [-1.0, 0.5, f64::NAN, f64::INFINITY, 1e300] {
-        assert_eq!(code(&sampling.set("topK", wrong).err().unwrap()), "option");
-    }
+    assert_eq!(code(&Loader::new(1e15).err().unwrap()), "memory");
     let mut model = load(SPROUT, SPROUT.len(), 0.0, "int8").unwrap();
-    let mut timeline = model.timeline(0.0).unwrap();
-    assert_eq!(code(&timeline.begin(&[], Sampling::preset("greedy").unwrap()).err().unwrap()), "length");
-    // The embedded model's template has no tools.
-    let mut conversation = Conversation::new();
-    conversation.push("user", "What is 2 plus 2?".into(), None).unwrap();
-    conversation.push_tool(r#"{"type":"function","function":{"name":"add"}}"#.into());
-    assert!(!code(&model.encode_chat(&conversation, false).err().unwrap()).is_empty());
+    let mut chat = model.chat(0.0).unwrap();
+    let messages = Array::from(&value(r#"[{"role": "user", "content": "What is 2 plus 2?"}]"#));
+    for (options, want) in [
+        (r#"{"preset": "sharp"}"#, "unsupported"),
+        (r#"{"topK": -1}"#, "option"),
+        (r#"{"topK": 0.5}"#, "option"),
+        (r#"{"topK": 1e300}"#, "option"),
+        (r#"{"temperature": -1}"#, "option"),
+        // The embedded model's template has no tools.
+        (r#"{"tools": [{"type": "function", "function": {"name": "add"}}]}"#, "unsupported"),
+        (r#"{"responseFormat": {"type": "json_schema", "schema": {"not": {}}}}"#, "unsupported"),
+    ] {
+        assert_eq!(code(&chat.respond(&messages, &value(options)).err().unwrap()), want, "{options}");
+    }
+    assert_eq!(code(&chat.complete("", &JsValue::UNDEFINED).err().unwrap()), "length");
     assert_eq!(code(&model.detokenize(&[u32::MAX]).err().unwrap()), "token");
-    let unknown = timeline.begin(&[u32::MAX, 1], Sampling::preset("greedy").unwrap());
-    assert!(unknown.is_err() || code(&timeline.step().err().unwrap()) == "token");
+    let unknown = chat.continue_tokens(vec![u32::MAX, 1], greedy(4));
+    assert!(unknown.is_err() || code(&chat.step().err().unwrap()) == "token");
     // A failure must not spoil what follows.
-    timeline.end();
+    chat.end();
     let prompt = model.tokenize("Once", false);
-    reply(&mut timeline, &prompt, 4.0);
+    reply(&mut chat, &prompt, 4);
 }
 
 #[wasm_bindgen_test]
@@ -252,9 +299,9 @@ fn damaged_files_are_refused_or_run() {
             Err(error) => assert!(!code(&error).is_empty(), "round {round}"),
             Ok(mut model) => {
                 let prompt = model.tokenize("Hello", false);
-                let mut timeline = model.timeline(0.0).unwrap();
-                let _ = timeline.begin(&prompt, Sampling::preset("greedy").unwrap());
-                let _ = timeline.step();
+                let mut chat = model.chat(0.0).unwrap();
+                let _ = chat.continue_tokens(prompt, greedy(4));
+                let _ = chat.step();
             }
         }
     }

@@ -1,7 +1,9 @@
-//! OpenAI chat completion requests and responses as JSON.
+//! Requests and answers in the form of OpenAI's chat completions, as JSON texts.
 //!
-//! Supported fields follow OpenAI's reference; others are refused unless they are null, so that none is
-//! ignored silently. Three are extensions: `thinking` (a boolean, or an object with a `budget` of tokens),
+//! A request's fields are those of OpenAI's reference that this runtime follows; others, also within objects, are
+//! refused unless they are null, so that none is left out unnoticed. Some are taken and left aside: those that are for a
+//! service's own use, and of a message `name`, `refusal`, `annotations`, and the ids of calls, whose results are matched
+//! by their order. Three go beyond the reference: `thinking` (a boolean, or an object with a `budget` of tokens),
 //! `overflow` (`error`, `trim` or `shift`), and `reasoning` in an assistant's message.
 #![forbid(unsafe_code)]
 
@@ -19,14 +21,55 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt::Write;
 
-/// Fields for a service's own use: accepted and ignored.
-const UNUSED: [&str; 6] =
-    ["user", "safety_identifier", "prompt_cache_key", "service_tier", "store", "metadata"];
+/// Fields of a request.
+const FIELDS: &[&str] = &[
+    "messages",
+    "model",
+    "stream",
+    "stream_options",
+    "max_tokens",
+    "max_completion_tokens",
+    "temperature",
+    "top_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "stop",
+    "logprobs",
+    "top_logprobs",
+    "tools",
+    "tool_choice",
+    "response_format",
+    "n",
+    "parallel_tool_calls",
+    "thinking",
+    "overflow",
+    // For a service's own use: taken and left aside.
+    "user",
+    "safety_identifier",
+    "prompt_cache_key",
+    "service_tier",
+    "store",
+    "metadata",
+];
+
+/// Fields of a message.
+const MESSAGE_FIELDS: &[&str] = &[
+    "role",
+    "content",
+    "reasoning",
+    "tool_calls", //
+    // Taken and left aside.
+    "tool_call_id",
+    "name",
+    "refusal",
+    "annotations",
+];
 
 /// Tokens that `overflow: "trim"` keeps free for a reply whose length is not limited.
 const RESERVE: usize = 256;
 
-/// The largest integer up to which f64, and so JavaScript, represents every integer exactly.
+/// The largest whole number up to which every one is a number of JSON's readers.
 const MAX_SAFE_INTEGER: f64 = ((1u64 << 53) - 1) as f64;
 
 /// A request for a chat completion.
@@ -34,321 +77,382 @@ const MAX_SAFE_INTEGER: f64 = ((1u64 << 53) - 1) as f64;
 pub struct ChatCompletionRequest {
     /// The conversation.
     pub messages: Vec<ChatMessage>,
-    /// How to reply. The sampler is the model card's with the request's changes; for its seed see `seed`.
+    /// How to reply. The sampler is the model card's with the request's changes, its seed as below.
     pub options: TurnOptions,
-    /// The requested seed. If `None`, the host chooses one at random.
+    /// The seed, if one was asked for. If not, a host sets one of its own, at random.
     pub seed: Option<u64>,
-    /// The model's name, only echoed in the response.
+    /// The model's name, only to be repeated in the answer.
     pub model: Option<String>,
-    /// Whether the response is streamed in chunks.
+    /// Whether the answer is streamed in chunks.
     pub stream: bool,
-    /// Whether a last chunk reports the token counts.
+    /// Whether a last chunk says what the answer took.
     pub include_usage: bool,
 }
 
 impl ChatCompletionRequest {
-    /// Parses a request.
+    /// Reads a request.
     ///
     /// # Errors
-    /// [`Error::Json`] if `text` is not JSON, [`Error::Argument`] with the name of an invalid field,
-    /// [`Error::Unsupported`] for an unsupported one, [`Error::Option`] for a count that is not an integer.
+    /// [`Error::Json`] if `text` is not JSON, [`Error::Argument`] with the name of a field that is not as it must be,
+    /// [`Error::Unsupported`] for one that is not supported, [`Error::Option`] for a count that is not a whole number.
     pub fn parse(text: &str) -> Result<ChatCompletionRequest> {
-        let request = Value::parse(text)?;
-        let fields = request.members().ok_or_else(|| refused("request", "must be an object"))?;
-        let mut read = ChatCompletionRequest {
-            messages: Vec::new(),
-            options: TurnOptions::default(),
-            seed: None,
-            model: None,
-            stream: false,
-            include_usage: false,
+        let request = Object::read("", Value::parse(text)?, FIELDS)?;
+        let request = request.ok_or_else(|| refused("request", "must be an object"))?;
+        for (name, only) in [("n", "1"), ("parallel_tool_calls", "true")] {
+            if let Some(field) = request.get(name).filter(|field| field.value.text() != only) {
+                return Err(field.unsupported(only));
+            }
+        }
+        let mut options = TurnOptions::default();
+        let sampler = &mut options.sampler;
+        request.float("temperature", &mut sampler.temperature)?;
+        request.float("top_p", &mut sampler.top_p)?;
+        request.float("presence_penalty", &mut sampler.presence_penalty)?;
+        request.float("frequency_penalty", &mut sampler.frequency_penalty)?;
+        let seed = request.count("seed")?;
+        sampler.seed = seed.unwrap_or(sampler.seed);
+        let max_tokens = request.count("max_tokens")?;
+        let max_tokens = request.count("max_completion_tokens")?.or(max_tokens);
+        // More than the address space is as good as no bound.
+        options.max_tokens = max_tokens.map(|max| usize::try_from(max).unwrap_or(usize::MAX));
+        options.stop_strings = request.read_as("stop", stop)?;
+        let top_logprobs = request.read_as("top_logprobs", top_logprobs)?;
+        options.logprobs = request.boolean("logprobs")?.then_some(top_logprobs);
+        options.tools = request.read_as("tools", tools)?;
+        if let Some(choice) = request.get("tool_choice") {
+            choose_tools(&choice, &mut options)?;
+        }
+        options.response_format = request.read_as("response_format", response_format)?;
+        options.thinking = request.read_as("thinking", thinking)?;
+        options.overflow = match (request.string("overflow")?.as_deref(), options.max_tokens) {
+            (None | Some("error"), _) => OverflowPolicy::Error,
+            (Some("shift"), _) => OverflowPolicy::Shift { keep: None },
+            (Some("trim"), room) => {
+                let room = room.unwrap_or(RESERVE);
+                OverflowPolicy::Trim { reserve: room, free: room }
+            }
+            (Some(_), _) => return Err(refused("overflow", "must be error, shift or trim")),
         };
-        let (mut max_tokens, mut max_completion_tokens) = (None, None);
-        let (mut logprobs, mut top_logprobs, mut trim, mut messages) = (false, 0, false, None);
-        let (mut tool_choice, options) = (None, &mut read.options);
-        for (name, value) in fields {
-            if value.is_null() {
-                continue;
-            }
-            match name.as_str() {
-                "messages" => messages = Some(value),
-                "model" => read.model = Some(string("model", value)?),
-                "stream" => read.stream = boolean("stream", value)?,
-                "stream_options" => read.include_usage = include_usage(value)?,
-                "max_tokens" => max_tokens = Some(count("max_tokens", value)?),
-                "max_completion_tokens" => {
-                    max_completion_tokens = Some(count("max_completion_tokens", value)?)
-                }
-                "temperature" => options.sampler.temperature = number("temperature", value)? as f32,
-                "top_p" => options.sampler.top_p = number("top_p", value)? as f32,
-                "presence_penalty" => {
-                    options.sampler.presence_penalty = number("presence_penalty", value)? as f32;
-                }
-                "frequency_penalty" => {
-                    options.sampler.frequency_penalty = number("frequency_penalty", value)? as f32;
-                }
-                "seed" => read.seed = Some(whole("seed", value)?),
-                "stop" => options.stop_strings = stop(value)?,
-                "logprobs" => logprobs = boolean("logprobs", value)?,
-                "top_logprobs" => {
-                    let top = value
-                        .as_number()
-                        .filter(|top| (0.0..=20.0).contains(top) && *top as usize as f64 == *top);
-                    top_logprobs = top.ok_or_else(|| refused("top_logprobs", "must be 0 to 20"))? as usize;
-                }
-                "tools" => options.tools = tools(value)?,
-                "tool_choice" => tool_choice = Some(value),
-                "response_format" => options.response_format = response_format(value)?,
-                "n" if value.as_number() == Some(1.0) => {}
-                "n" => return Err(unsupported("n", value, "1")),
-                "parallel_tool_calls" if value.as_bool() == Some(true) => {}
-                "parallel_tool_calls" => return Err(unsupported("parallel_tool_calls", value, "true")),
-                "thinking" => options.thinking = thinking(value)?,
-                "overflow" => match string("overflow", value)?.as_str() {
-                    "error" => {}
-                    "shift" => options.overflow = OverflowPolicy::Shift { keep: None },
-                    "trim" => trim = true,
-                    _ => return Err(refused("overflow", "must be error, shift or trim")),
-                },
-                name if UNUSED.contains(&name) => {}
-                name => return Err(unsupported(name, value, "a request without it")),
-            }
+        let mut messages = Vec::new();
+        let field = request.get("messages").ok_or_else(|| refused("messages", "must be an array"))?;
+        if field.each("must be an array", &mut |field| message(&field, &mut messages))? == 0 {
+            return Err(field.refused("must have at least one message"));
         }
-        if let Some(choice) = tool_choice {
-            choose_tools(choice, options)?;
-        }
-        options.max_tokens = max_completion_tokens.or(max_tokens);
-        if trim {
-            let room = options.max_tokens.unwrap_or(RESERVE);
-            options.overflow = OverflowPolicy::Trim { reserve: room, free: room };
-        }
-        options.logprobs = logprobs.then_some(top_logprobs);
-        options.sampler.seed = read.seed.unwrap_or(options.sampler.seed);
-        let messages =
-            messages.and_then(Value::elements).ok_or_else(|| refused("messages", "must be an array"))?;
-        if messages.is_empty() {
-            return Err(refused("messages", "must have at least one message"));
-        }
-        for (i, value) in messages.into_iter().enumerate() {
-            read.messages.push(message(&format!("messages[{i}]"), value)?);
-        }
-        Ok(read)
+        Ok(ChatCompletionRequest {
+            messages,
+            options,
+            seed,
+            model: request.string("model")?,
+            stream: request.boolean("stream")?,
+            include_usage: request.read_as("stream_options", include_usage)?,
+        })
     }
 }
 
+/// A value in a request, and its place there for errors.
+struct Field<'v> {
+    place: String,
+    value: Value<'v>,
+}
+
+// A request is read once a turn: inlined, this would be several kilobytes more of a WebAssembly module.
+impl<'v> Field<'v> {
+    #[inline(never)]
+    fn refused(&self, problem: &'static str) -> Error {
+        refused(&self.place, problem)
+    }
+
+    #[inline(never)]
+    fn unsupported(&self, expected: &'static str) -> Error {
+        let (key, found) = (Name::new(&self.place), Name::new(self.value.text()));
+        Error::Unsupported { key, found, expected }
+    }
+
+    #[inline(never)]
+    fn string(&self) -> Result<String> {
+        self.value.as_string().ok_or_else(|| self.refused("must be a string"))
+    }
+
+    /// Reads what it holds, if it is an array. Returns how much that is.
+    #[inline(never)]
+    fn each(&self, problem: &'static str, read: &mut dyn FnMut(Field<'v>) -> Result<()>) -> Result<usize> {
+        let elements = self.value.elements().ok_or_else(|| self.refused(problem))?;
+        for (i, value) in elements.iter().enumerate() {
+            read(Field { place: format!("{}[{i}]", self.place), value: *value })?;
+        }
+        Ok(elements.len())
+    }
+
+    /// As [`Object::read`], refused if it is not an object.
+    #[inline(never)]
+    fn object(&self, known: &[&str], problem: &'static str) -> Result<Object<'v>> {
+        Object::read(&format!("{}.", self.place), self.value, known)?.ok_or_else(|| self.refused(problem))
+    }
+}
+
+/// An object in a request, whose fields are all known.
+struct Object<'v> {
+    /// Comes before the names of its fields in errors.
+    prefix: String,
+    fields: Vec<(String, Value<'v>)>,
+}
+
+impl<'v> Object<'v> {
+    /// `None` for another value. Fields that are null count as left out; others than `known` are refused.
+    #[inline(never)]
+    fn read(prefix: &str, value: Value<'v>, known: &[&str]) -> Result<Option<Object<'v>>> {
+        let Some(mut fields) = value.members() else { return Ok(None) };
+        fields.retain(|(_, value)| !value.is_null());
+        for (name, value) in &fields {
+            if !known.contains(&name.as_str()) {
+                let field = Field { place: format!("{prefix}{name}"), value: *value };
+                return Err(field.unsupported("a request without it"));
+            }
+        }
+        Ok(Some(Object { prefix: prefix.into(), fields }))
+    }
+
+    /// A field; the last of several of one name.
+    #[inline(never)]
+    fn get(&self, name: &str) -> Option<Field<'v>> {
+        let (_, value) = self.fields.iter().rfind(|(other, _)| other == name)?;
+        Some(Field { place: format!("{}{name}", self.prefix), value: *value })
+    }
+
+    /// What `read` makes of a field; if there is none, the default.
+    fn read_as<T: Default>(&self, name: &str, read: impl FnOnce(&Field<'v>) -> Result<T>) -> Result<T> {
+        self.get(name).map_or_else(|| Ok(T::default()), |field| read(&field))
+    }
+
+    #[inline(never)]
+    fn string(&self, name: &str) -> Result<Option<String>> {
+        self.get(name).map(|field| field.string()).transpose()
+    }
+
+    #[inline(never)]
+    fn boolean(&self, name: &str) -> Result<bool> {
+        let Some(field) = self.get(name) else { return Ok(false) };
+        field.value.as_bool().ok_or_else(|| field.refused("must be true or false"))
+    }
+
+    #[inline(never)]
+    fn number(&self, name: &str) -> Result<Option<f64>> {
+        let Some(field) = self.get(name) else { return Ok(None) };
+        field.value.as_number().map(Some).ok_or_else(|| field.refused("must be a number"))
+    }
+
+    #[inline(never)]
+    fn float(&self, name: &str, setting: &mut f32) -> Result<()> {
+        if let Some(number) = self.number(name)? {
+            *setting = number as f32;
+        }
+        Ok(())
+    }
+
+    #[inline(never)]
+    fn count(&self, name: &'static str) -> Result<Option<u64>> {
+        match self.number(name)? {
+            Some(found) if !(0.0..=MAX_SAFE_INTEGER).contains(&found) || found as u64 as f64 != found => {
+                Err(Error::Option { what: name, found, expected: "a whole number from 0 to 2^53 - 1" })
+            }
+            found => Ok(found.map(|found| found as u64)),
+        }
+    }
+}
+
+#[inline(never)]
 fn refused(name: &str, problem: &'static str) -> Error {
     Error::Argument { name: Name::new(name), problem }
 }
 
-fn unsupported(name: &str, value: Value<'_>, expected: &'static str) -> Error {
-    Error::Unsupported { key: Name::new(name), found: Name::new(value.text()), expected }
+#[inline(never)]
+fn include_usage(field: &Field<'_>) -> Result<bool> {
+    field.object(&["include_usage"], "must be an object")?.boolean("include_usage")
 }
 
-fn string(name: &str, value: Value<'_>) -> Result<String> {
-    value.as_string().ok_or_else(|| refused(name, "must be a string"))
+#[inline(never)]
+fn top_logprobs(field: &Field<'_>) -> Result<usize> {
+    let top = field.value.as_number();
+    let top = top.filter(|top| (0.0..=20.0).contains(top) && *top as usize as f64 == *top);
+    Ok(top.ok_or_else(|| field.refused("must be 0 to 20"))? as usize)
 }
 
-fn boolean(name: &str, value: Value<'_>) -> Result<bool> {
-    value.as_bool().ok_or_else(|| refused(name, "must be true or false"))
-}
-
-fn number(name: &str, value: Value<'_>) -> Result<f64> {
-    value.as_number().ok_or_else(|| refused(name, "must be a number"))
-}
-
-fn whole(name: &'static str, value: Value<'_>) -> Result<u64> {
-    let found = number(name, value)?;
-    if (0.0..=MAX_SAFE_INTEGER).contains(&found) && found as u64 as f64 == found {
-        Ok(found as u64)
-    } else {
-        Err(Error::Option { what: name, found, expected: "a whole number from 0 to 2^53 - 1" })
+#[inline(never)]
+fn stop(field: &Field<'_>) -> Result<Vec<String>> {
+    let mut stops: Vec<String> = field.value.as_string().into_iter().collect();
+    if stops.is_empty() {
+        field.each("must be a string or an array of strings", &mut |text| {
+            stops.push(text.string()?);
+            Ok(())
+        })?;
     }
+    Ok(stops)
 }
 
-fn count(name: &'static str, value: Value<'_>) -> Result<usize> {
-    // More than the address space is the same as no limit.
-    Ok(usize::try_from(whole(name, value)?).unwrap_or(usize::MAX))
-}
-
-fn include_usage(value: Value<'_>) -> Result<bool> {
-    if !value.is_object() {
-        return Err(refused("stream_options", "must be an object"));
-    }
-    match value.get("include_usage").filter(|value| !value.is_null()) {
-        Some(value) => boolean("stream_options.include_usage", value),
-        None => Ok(false),
-    }
-}
-
-fn stop(value: Value<'_>) -> Result<Vec<String>> {
-    let problem = || refused("stop", "must be a string or an array of strings");
-    match value.elements() {
-        Some(texts) => texts.into_iter().map(|text| text.as_string().ok_or_else(problem)).collect(),
-        None => Ok(alloc::vec![value.as_string().ok_or_else(problem)?]),
-    }
-}
-
-fn tools(value: Value<'_>) -> Result<Vec<String>> {
-    let problem = || refused("tools", "must be an array of functions");
-    let tools = value.elements().ok_or_else(problem)?;
-    tools
-        .into_iter()
-        .map(|tool| if tool.is_object() { Ok(tool.text().into()) } else { Err(problem()) })
-        .collect()
-}
-
-fn choose_tools(value: Value<'_>, options: &mut TurnOptions) -> Result<()> {
-    options.tool_choice = if value.is_object() {
-        match value.get("type").and_then(Value::as_string).as_deref() {
-            Some("function") => {}
-            _ => return Err(unsupported("tool_choice", value, "a tool_choice of type function")),
+/// Descriptions of tools are read whole, by the template and the grammar.
+#[inline(never)]
+fn tools(field: &Field<'_>) -> Result<Vec<String>> {
+    let mut tools = Vec::new();
+    field.each("must be an array of functions", &mut |tool| {
+        if !tool.value.is_object() {
+            return Err(tool.refused("must be a function"));
         }
-        let name = value.get("function").and_then(|function| function.get("name")?.as_string());
-        ToolChoice::Function(name.ok_or_else(|| refused("tool_choice", "names no function"))?)
-    } else {
-        match value.as_string().as_deref() {
-            Some("auto") => ToolChoice::Auto,
-            Some("required") => ToolChoice::Required,
-            Some("none") => {
-                options.tools.clear();
-                ToolChoice::Auto
+        tools.push(tool.value.text().into());
+        Ok(())
+    })?;
+    Ok(tools)
+}
+
+#[inline(never)]
+fn choose_tools(choice: &Field<'_>, options: &mut TurnOptions) -> Result<()> {
+    let problem = "must be none, auto, required or a function";
+    options.tool_choice = match choice.value.as_string().as_deref() {
+        Some("auto") => ToolChoice::Auto,
+        Some("required") => ToolChoice::Required,
+        Some("none") => {
+            options.tools.clear();
+            ToolChoice::Auto
+        }
+        Some(_) => return Err(choice.refused(problem)),
+        None => {
+            let chosen = choice.object(&["type", "function"], problem)?;
+            if chosen.string("type")?.as_deref() != Some("function") {
+                return Err(choice.unsupported("a tool_choice of type function"));
             }
-            _ => return Err(refused("tool_choice", "must be none, auto, required or a function")),
+            let nameless = || choice.refused("names no function");
+            let function = chosen.get("function").ok_or_else(nameless)?;
+            let function = function.object(&["name"], "must be an object with a name")?;
+            ToolChoice::Function(function.string("name")?.ok_or_else(nameless)?)
         }
     };
     if options.tool_choice != ToolChoice::Auto && options.tools.is_empty() {
-        return Err(refused("tool_choice", "is given, but tools has none to choose from"));
+        return Err(choice.refused("is given, but tools has none to choose from"));
     }
     Ok(())
 }
 
-fn response_format(value: Value<'_>) -> Result<ResponseFormat> {
-    if !value.is_object() {
-        return Err(refused("response_format", "must be an object"));
-    }
-    let Some(kind) = value.get("type").filter(|kind| !kind.is_null()) else {
-        return Ok(ResponseFormat::Text);
-    };
-    match kind.as_string().as_deref() {
+#[inline(never)]
+fn response_format(field: &Field<'_>) -> Result<ResponseFormat> {
+    let format = field.object(&["type", "json_schema"], "must be an object")?;
+    let Some(kind) = format.get("type") else { return Ok(ResponseFormat::Text) };
+    match kind.value.as_string().as_deref() {
         Some("text") => Ok(ResponseFormat::Text),
         Some("json_object") => Ok(ResponseFormat::JsonObject),
         Some("json_schema") => {
-            let named = value.get("json_schema").filter(|named| named.is_object());
-            let named = named.ok_or_else(|| refused("response_format", "has no json_schema"))?;
-            let schema =
-                named.get("schema").filter(|schema| schema.is_object() || schema.as_bool().is_some());
-            let schema = schema
-                .ok_or_else(|| refused("response_format.json_schema.schema", "must be a JSON Schema"))?;
-            Ok(ResponseFormat::JsonSchema(schema.text().into()))
+            let named = format.get("json_schema").ok_or_else(|| field.refused("has no json_schema"))?;
+            // Replies satisfy the schema whether `strict` is set or not.
+            let known = &["schema", "name", "description", "strict"];
+            let schema = named.object(known, "must be an object")?.get("schema");
+            let schema = schema.filter(|schema| schema.value.is_object() || schema.value.as_bool().is_some());
+            let problem = || refused("response_format.json_schema.schema", "must be a JSON Schema");
+            Ok(ResponseFormat::JsonSchema(schema.ok_or_else(problem)?.value.text().into()))
         }
-        _ => Err(unsupported("response_format.type", kind, "text, json_object or json_schema")),
+        _ => Err(kind.unsupported("text, json_object or json_schema")),
     }
 }
 
-fn thinking(value: Value<'_>) -> Result<Thinking> {
-    if let Some(thinks) = value.as_bool() {
+#[inline(never)]
+fn thinking(field: &Field<'_>) -> Result<Thinking> {
+    if let Some(thinks) = field.value.as_bool() {
         return Ok(if thinks { Thinking::On } else { Thinking::Off });
     }
-    if !value.is_object() {
-        return Err(refused("thinking", "must be true, false or an object with a budget"));
-    }
-    let budget = value.get("budget").and_then(Value::as_number).filter(|budget| *budget >= 0.0);
+    let thinking = field.object(&["budget"], "must be true, false or an object with a budget")?;
+    let budget = thinking.number("budget")?.filter(|budget| *budget >= 0.0);
     let budget = budget.ok_or_else(|| refused("thinking.budget", "must be a number of tokens"))?;
-    // Round up to whole tokens.
+    // The first whole number of tokens that is not less.
     Ok(Thinking::Budget(libm::ceil(budget) as usize))
 }
 
-fn message(place: &str, value: Value<'_>) -> Result<ChatMessage> {
-    let role = value.get("role").and_then(Value::as_string);
-    let role = role.ok_or_else(|| refused(place, "must be an object with a role"))?;
-    let role = match role.as_str() {
-        "system" | "developer" => Role::System,
-        "user" => Role::User,
-        "assistant" => Role::Assistant,
-        "tool" => Role::Tool,
-        _ => {
-            return Err(refused(
-                &format!("{place}.role"),
-                "must be system, developer, user, assistant or tool",
-            ));
+#[inline(never)]
+fn message(field: &Field<'_>, messages: &mut Vec<ChatMessage>) -> Result<()> {
+    let no_role = "must be an object with a role";
+    let given = field.object(MESSAGE_FIELDS, no_role)?;
+    let role = match given.string("role")?.as_deref() {
+        Some("system" | "developer") => Role::System,
+        Some("user") => Role::User,
+        Some("assistant") => Role::Assistant,
+        Some("tool") => Role::Tool,
+        Some(_) => {
+            let problem = "must be system, developer, user, assistant or tool";
+            return Err(refused(&format!("{}.role", field.place), problem));
         }
+        None => return Err(field.refused(no_role)),
     };
-    let given = |name| value.get(name).filter(|value| !value.is_null());
-    let mut message = ChatMessage::new(role, "");
-    if let Some(content) = given("content") {
-        message.content = text_of(&format!("{place}.content"), content)?;
-    }
-    if let Some(reasoning) = given("reasoning") {
-        message.reasoning = Some(string(&format!("{place}.reasoning"), reasoning)?);
-    }
-    if let Some(calls) = given("tool_calls") {
-        let problem = || {
-            let problem = "must be an array of calls, each with a function that has a name and arguments";
-            refused(&format!("{place}.tool_calls"), problem)
-        };
-        for call in calls.elements().ok_or_else(problem)? {
-            let text = |name| call.get("function")?.get(name)?.as_string();
-            let (name, arguments) = text("name").zip(text("arguments")).ok_or_else(problem)?;
+    let mut message = ChatMessage::new(role, given.read_as("content", text_of)?);
+    message.reasoning = given.string("reasoning")?;
+    if let Some(calls) = given.get("tool_calls") {
+        let problem = "must be an array of calls, each with a function that has a name and arguments";
+        calls.each(problem, &mut |call| {
+            let call = call.object(&["id", "type", "index", "function"], problem)?;
+            let function = call.get("function").ok_or_else(|| calls.refused(problem))?;
+            let function = function.object(&["name", "arguments"], problem)?;
+            let read = function.string("name")?.zip(function.string("arguments")?);
+            let (name, arguments) = read.ok_or_else(|| calls.refused(problem))?;
             message.tool_calls.push(FunctionCall { name, arguments });
-        }
+            Ok(())
+        })?;
     }
-    Ok(message)
+    messages.push(message);
+    Ok(())
 }
 
-/// The text of a string, or of an array of text parts, which are joined; other parts are refused.
-fn text_of(place: &str, value: Value<'_>) -> Result<String> {
-    if let Some(text) = value.as_string() {
+/// A text, or parts of one, which are joined; there is nothing that could look at others.
+#[inline(never)]
+fn text_of(content: &Field<'_>) -> Result<String> {
+    if let Some(text) = content.value.as_string() {
         return Ok(text);
     }
     let problem = "must be a string, or an array of text parts";
-    let parts = value.elements().ok_or_else(|| refused(place, problem))?;
     let mut all = String::new();
-    for part in parts {
-        match part.get("type").and_then(Value::as_string).as_deref() {
-            Some("text") => all.push_str(
-                &part.get("text").and_then(Value::as_string).ok_or_else(|| refused(place, problem))?,
-            ),
-            Some(_) => return Err(unsupported(place, part, "parts of type text: the model reads text only")),
-            None => return Err(refused(place, problem)),
+    content.each(problem, &mut |part| {
+        let kind = part.value.get("type").and_then(Value::as_string);
+        match kind.as_deref() {
+            Some("text") => {
+                let text = part.object(&["type", "text"], problem)?.string("text")?;
+                all.push_str(&text.ok_or_else(|| part.refused("has no text"))?);
+            }
+            Some(_) => return Err(part.unsupported("parts of type text: the model reads text only")),
+            None => return Err(part.refused("must be a part of type text")),
         }
-    }
+        Ok(())
+    })?;
     Ok(all)
 }
 
-/// Identity of a response.
+/// What tells answers apart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CompletionId {
-    /// Letters and digits, unique to the response.
+    /// Letters and digits that no other answer has.
     pub id: String,
     /// Seconds since 1970.
     pub created: u64,
-    /// The model's name: from the request, or that of the model that answers.
+    /// The model's name: the request's, or that of the model that answers.
     pub model: String,
 }
 
-/// A token with its log-probability, and those of the most likely alternatives.
+/// A token with its log-probability, and those of the most likely ones in its place.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenLogprob {
-    /// The chosen token.
+    /// The token that was chosen.
     pub chosen: Logprob,
-    /// The most likely tokens, best first.
+    /// The most likely ones, best first.
     pub top: Vec<Logprob>,
 }
 
-/// Pieces of a reply that are sent together.
+/// Pieces of a reply that are handed over together.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Chunk {
-    /// Text as the model wrote it, markers included.
+    /// Text as the model writes it, markers included.
     pub text: String,
-    /// The part of `text` for the reader.
+    /// The part of it for the reader.
     pub content: String,
-    /// The part of `text` that is reasoning.
+    /// The part of it that is thoughts.
     pub reasoning: String,
-    /// Complete calls.
+    /// Calls that are complete.
     pub tool_calls: Vec<FunctionCall>,
-    /// The tokens of these pieces.
+    /// The tokens that are part of the reply.
     pub tokens: Vec<u32>,
-    /// One for each token that the model chose, if log-probabilities are measured.
+    /// For each of them that the model chose, if log-probabilities are measured.
     pub logprobs: Vec<TokenLogprob>,
 }
 
@@ -367,13 +471,13 @@ impl Chunk {
         }
     }
 
-    /// Whether the chunk is empty.
+    /// Whether nothing was added.
     pub fn is_empty(&self) -> bool {
         *self == Chunk::default()
     }
 }
 
-/// A response in one piece: `finish`, with log-probabilities if they were asked for.
+/// An answer in one piece: `finish`, with the log-probabilities if they were asked for.
 pub fn completion(
     id: &CompletionId,
     finish: &Finish,
@@ -407,7 +511,7 @@ pub fn completion(
     out
 }
 
-/// Writes a streamed response, chunk by chunk.
+/// Writes a streamed answer, chunk by chunk.
 #[derive(Clone, Debug)]
 pub struct ChunkWriter {
     id: CompletionId,
@@ -418,14 +522,14 @@ pub struct ChunkWriter {
 }
 
 impl ChunkWriter {
-    /// A writer for the response to `request`.
+    /// For the answer to `request`.
     pub fn new(id: CompletionId, request: &ChatCompletionRequest) -> ChunkWriter {
         let ChatCompletionRequest { include_usage, options, .. } = request;
         let (include_usage, logprobs) = (*include_usage, options.logprobs.is_some());
         ChunkWriter { id, include_usage, logprobs, begun: false, calls: 0 }
     }
 
-    /// The next chunk; `None` if it would be empty.
+    /// The next chunk; `None` if there is nothing to say in one.
     pub fn chunk(&mut self, chunk: &Chunk, tokenizer: &Tokenizer<'_>) -> Option<String> {
         let mut delta = String::new();
         if !self.begun {
@@ -489,14 +593,13 @@ impl ChunkWriter {
 fn head(id: &CompletionId, object: &str) -> String {
     let mut out = String::from("{\"id\":");
     json::string(&format!("chatcmpl-{}", id.id), &mut out);
-    let _ = write!(out, ",\"created\":{},\"model\":", id.created); // writing to a String cannot fail
+    let _ = write!(out, ",\"created\":{},\"model\":", id.created); // a String takes everything
     json::string(&id.model, &mut out);
     out.extend([",\"object\":\"", object, "\""]);
     out
 }
 
-/// Writes calls; `before` counts those in earlier chunks, and is `None` in a whole response, where they have
-/// no index.
+/// Calls, of which `before` came in earlier chunks; in a whole answer they have no index.
 fn calls(id: &str, calls: &[FunctionCall], before: Option<usize>, out: &mut String) {
     let mut separator = "[{";
     for (i, call) in calls.iter().enumerate() {
@@ -504,7 +607,7 @@ fn calls(id: &str, calls: &[FunctionCall], before: Option<usize>, out: &mut Stri
         separator = ",{";
         let number = before.unwrap_or(0) + i;
         if before.is_some() {
-            let _ = write!(out, "\"index\":{number},"); // writing to a String cannot fail
+            let _ = write!(out, "\"index\":{number},"); // a String takes everything
         }
         out.push_str("\"id\":");
         json::string(&format!("call_{id}_{number}"), out);
@@ -533,7 +636,7 @@ fn usage(usage: &Usage, out: &mut String) {
         "{{\"prompt_tokens\":{prompt_tokens},\"completion_tokens\":{completion_tokens},\"total_tokens\":{total},\
          \"prompt_tokens_details\":{{\"cached_tokens\":{cached_tokens}}},\
          \"completion_tokens_details\":{{\"reasoning_tokens\":{reasoning_tokens}}}}}"
-    ); // writing to a String cannot fail
+    ); // a String takes everything
 }
 
 fn measured(logprobs: Option<&[TokenLogprob]>, tokenizer: &Tokenizer<'_>, out: &mut String) {
@@ -557,7 +660,7 @@ fn measured(logprobs: Option<&[TokenLogprob]>, tokenizer: &Tokenizer<'_>, out: &
     out.push_str("],\"refusal\":null}");
 }
 
-/// Writes a token's text, log-probability and bytes as an object without its closing brace.
+/// A token's text, log-probability and bytes, in an object that is left open.
 fn token(logprob: &Logprob, tokenizer: &Tokenizer<'_>, out: &mut String) {
     let bytes: Vec<u8> = tokenizer.token_bytes(logprob.token).into_iter().flatten().collect();
     out.push_str("{\"token\":");
@@ -566,7 +669,7 @@ fn token(logprob: &Logprob, tokenizer: &Tokenizer<'_>, out: &mut String) {
     json::number(f64::from(logprob.logprob), out);
     out.push_str(",\"bytes\":[");
     for (i, byte) in bytes.iter().enumerate() {
-        let _ = write!(out, "{}{byte}", if i > 0 { "," } else { "" }); // writing to a String cannot fail
+        let _ = write!(out, "{}{byte}", if i > 0 { "," } else { "" }); // a String takes everything
     }
     out.push(']');
 }

@@ -1,7 +1,11 @@
 //! Options of a reply.
 #![forbid(unsafe_code)]
 
+use super::conversation::ChatModel;
+use super::message::{ChatMessage, lend};
+use super::template::{ChatOptions, encode};
 use crate::constrain::Grammar;
+use crate::device::Readout;
 use crate::error::{Error, Name, Result};
 use crate::json;
 use crate::sample::SamplerConfig;
@@ -164,6 +168,37 @@ impl TurnOptions {
             return refused("tool choice", "asks for a tool that is not there");
         }
         Grammar::tool_calls(&tools, self.tool_choice != ToolChoice::Auto).map(Some)
+    }
+
+    /// The tokens of a conversation as the model sees it with these options, up to where its reply begins.
+    ///
+    /// # Errors
+    /// As [`encode`].
+    pub fn encode(&self, model: &ChatModel<'_>, messages: &[ChatMessage]) -> Result<Vec<u32>> {
+        let tools: Vec<&str> = self.tools.iter().map(String::as_str).collect();
+        let thinking = Some(self.thinking.allowed());
+        let options =
+            ChatOptions { template: model.template, thinking, tools: &tools, ..ChatOptions::default() };
+        lend(messages, |messages| encode(model.tokenizer, messages, &options))
+    }
+
+    /// What of the logits the sampler can choose from, for devices where some are cheaper than all. Penalties change
+    /// the order; log-probabilities and constraints need all.
+    pub fn readout(&self) -> Readout {
+        let SamplerConfig { temperature, top_k, .. } = self.sampler;
+        let ordered = self.sampler.repetition_penalty == 1.0
+            && self.sampler.presence_penalty == 0.0
+            && self.sampler.frequency_penalty == 0.0
+            && self.sampler.dry_multiplier == 0.0;
+        if !ordered || self.logprobs.is_some() || self.is_json() || !self.tools.is_empty() {
+            Readout::Logits
+        } else if temperature == 0.0 {
+            Readout::Best
+        } else if top_k > 0 {
+            Readout::Top(top_k)
+        } else {
+            Readout::Logits
+        }
     }
 
     /// Whether the reply is constrained to JSON.

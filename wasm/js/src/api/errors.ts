@@ -116,6 +116,7 @@ export function converted<T>(what: string, convert: () => T): T {
   try {
     return convert();
   } catch (cause) {
+    if (cause instanceof ShohinError) throw cause;
     throw new ShohinError("argument", `${what} cannot be used: ${String(cause)}`, { cause });
   }
 }

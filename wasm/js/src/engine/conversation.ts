@@ -1,10 +1,9 @@
 // One of several conversations over a model.
 import { begun, chatArguments, checkName, completionOptions, generateArguments, restoreArguments } from "../api/arguments.js";
 import type { ChatFinish, Chunk, Finish } from "../api/chunk.js";
-import type { EngineInfo } from "../api/info.js";
 import type { ChatMessage, Restored, Snapshot } from "../api/message.js";
 import type { ChatOptions, GenerateOptions, RestoreOptions } from "../api/options.js";
-import { complete, type ChatCompletion, type ChatCompletionChunk, type ChatCompletionRequest } from "../openai/completion.js";
+import { requestText, type ChatCompletion, type ChatCompletionChunk, type ChatCompletionRequest } from "../openai/completion.js";
 import type { Transport } from "./transport.js";
 
 /** A conversation over a model, with a cache of its own. */
@@ -12,13 +11,11 @@ export class Conversation {
   /** Capacity in tokens. */
   readonly context: number;
   #transport: Transport;
-  #info: EngineInfo;
   #number: number;
 
   /** @internal */
-  constructor(transport: Transport, info: EngineInfo, number: number, context: number) {
+  constructor(transport: Transport, number: number, context: number) {
     this.#transport = transport;
-    this.#info = info;
     this.#number = number;
     this.context = context;
   }
@@ -46,7 +43,17 @@ export class Conversation {
   createChatCompletion(request: ChatCompletionRequest & { stream: true }, options?: { signal?: AbortSignal }): Promise<AsyncIterable<ChatCompletionChunk>>;
   createChatCompletion(request: ChatCompletionRequest & { stream?: false | null }, options?: { signal?: AbortSignal }): Promise<ChatCompletion>;
   async createChatCompletion(request: ChatCompletionRequest, options: { signal?: AbortSignal } = {}): Promise<ChatCompletion | AsyncIterable<ChatCompletionChunk>> {
-    return complete(this, this.#info, request, completionOptions(options));
+    const { signal } = completionOptions(options);
+    const text = requestText(request);
+    const answers = this.#transport.stream("answer", { conversation: this.#number, request: text }, signal);
+    if (request.stream) {
+      // Refused here, not by the first chunk.
+      await this.#transport.call("checkRequest", { request: text });
+      return answers as AsyncIterable<ChatCompletionChunk>;
+    }
+    let answer: ChatCompletion | undefined;
+    for await (const whole of answers) answer = whole as ChatCompletion;
+    return answer as ChatCompletion;
   }
 
   /** The state of the conversation, to be kept outside the engine. */

@@ -22,7 +22,7 @@ export class Engine extends Conversation {
   #transport: Transport;
 
   private constructor(transport: Transport, info: EngineInfo) {
-    super(transport, info, 0, info.context);
+    super(transport, 0, info.context);
     this.#transport = transport;
     this.info = info;
   }
@@ -57,7 +57,7 @@ export class Engine extends Conversation {
   /** A further conversation over the same model, which takes memory for its cache only. */
   async conversation(options: ConversationOptions = {}): Promise<Conversation> {
     const { conversation, context } = await this.#transport.call("open", conversationOptions(options));
-    return new Conversation(this.#transport, this.info, conversation, context);
+    return new Conversation(this.#transport, conversation, context);
   }
 
   /** Embeds a text: the model's final hidden states, pooled. Does not affect conversations. */

@@ -1,7 +1,7 @@
 // A model in the module's memory or on a GPU.
 import { ShohinError, toError } from "../api/errors.js";
 import type { EngineInfo } from "../api/info.js";
-import type { AnyModel, Module } from "../wasm/module.js";
+import type { Model } from "../wasm/module.js";
 
 /** An object of the module that must be freed. */
 interface Owned {
@@ -10,14 +10,12 @@ interface Owned {
 
 /** A loaded model, the objects that belong to it, and whether it can still be used. @internal */
 export class LoadedModel {
-  readonly module: Module;
   readonly info: EngineInfo;
-  #model: AnyModel | undefined;
+  #model: Model | undefined;
   #dead: ShohinError | undefined;
   #owned = new Set<Owned>();
 
-  constructor(module: Module, model: AnyModel) {
-    this.module = module;
+  constructor(model: Model) {
     this.#model = this.own(model);
     this.info = model.info() as EngineInfo;
   }
@@ -27,13 +25,13 @@ export class LoadedModel {
   }
 
   /** Throws if the model can no longer be used. */
-  alive(): AnyModel {
+  alive(): Model {
     if (this.#dead) throw this.#dead;
-    return this.#model as AnyModel;
+    return this.#model as Model;
   }
 
   /** Calls into the module. */
-  call<T>(work: (model: AnyModel) => T): T {
+  call<T>(work: (model: Model) => T): T {
     const model = this.alive();
     try {
       return work(model);
@@ -43,7 +41,7 @@ export class LoadedModel {
   }
 
   /** Calls into the module and waits for the GPU, if there is one. */
-  async ask<T>(work: (model: AnyModel) => T | Promise<T>): Promise<T> {
+  async ask<T>(work: (model: Model) => T | Promise<T>): Promise<T> {
     const model = this.alive();
     try {
       return await work(model);

@@ -1,6 +1,5 @@
 // The requests of an engine to its runtime, derived from the runtime's methods, and the messages that carry them to a worker and
 // back. Every request has an id; its answers have the same one.
-import type { Chunk } from "../api/chunk.js";
 import type { ErrorCode } from "../api/errors.js";
 import type { Progress } from "../api/options.js";
 import type { Caller, Runtime } from "./runtime.js";
@@ -37,6 +36,7 @@ export type FromWorker =
   | { id: number; progress: Progress }
   /** Asks for the bytes of the source from here on. */
   | { id: number; read: number }
-  | { id: number; chunk: Chunk }
+  | { id: number; chunk: unknown }
+  /** The result, also that of a stream. */
   | { id: number; done: unknown }
   | { id: number; error: { code: ErrorCode; message: string } };

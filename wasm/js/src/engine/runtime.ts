@@ -4,15 +4,15 @@ import { abortError, ShohinError, toError } from "../api/errors.js";
 import type { EngineInfo } from "../api/info.js";
 import type { Message, Restored, Snapshot } from "../api/message.js";
 import type { ChatOptions, ConversationOptions, EmbedOptions, GenerateOptions, LoadOptions, RestoreOptions, SnapshotSource, TemplateOptions } from "../api/options.js";
+import type { ChatCompletion, ChatCompletionChunk } from "../openai/completion.js";
 import { retryChanged } from "../load/download.js";
 import { joined } from "../load/parts.js";
 import type { Pieces } from "../load/pieces.js";
 import { openSource, pour, type Read, type RemoteSource } from "../load/source.js";
 import { host } from "../wasm/host.js";
-import { cpuModule, gpuModule, type AnyEmbedder, type AnyModel, type FileBuffer, type Module } from "../wasm/module.js";
+import { cpuModule, gpuModule, type CpuModule, type Embedder, type Loader, type Module } from "../wasm/module.js";
 import { yieldToEventLoop } from "./event-loop.js";
 import { LoadedModel } from "./loaded.js";
-import { encode } from "./prompt.js";
 import { Session } from "./session.js";
 import { keep, kept } from "./snapshots.js";
 
@@ -56,6 +56,19 @@ export class Runtime {
     return this.#session(conversation).generate(prompt, { ...options, ...(signal && { signal }) });
   }
 
+  /** Refuses a request that is not as it must be. */
+  async checkRequest({ request }: { request: string }): Promise<void> {
+    this.#model().call((model) => model.check_request(request));
+  }
+
+  /** Answers a request in the format of OpenAI's chat completions, in one piece or, if it asks for that, in chunks. */
+  async *answer(
+    { conversation, request }: { conversation: number; request: string },
+    { signal }: Caller,
+  ): AsyncGenerator<ChatCompletion | ChatCompletionChunk, void, void> {
+    for await (const answer of this.#session(conversation).answer(request, signal)) yield JSON.parse(answer) as ChatCompletion | ChatCompletionChunk;
+  }
+
   async open({ context }: ConversationOptions): Promise<{ conversation: number; context: number }> {
     const session = await Session.open(this.#model(), context);
     this.#sessions.set(++this.#opened, session);
@@ -87,7 +100,7 @@ export class Runtime {
     const { pooling = "mean", normalize = true } = options;
     if (signal?.aborted) throw abortError(signal);
     const loaded = this.#model();
-    const embedder = loaded.own(await loaded.ask<AnyEmbedder>((model) => model.embedder(model.tokenize(text, false), pooling)));
+    const embedder = loaded.own(await loaded.ask<Embedder>((model) => model.embedder(model.tokenize(text, false), pooling)));
     try {
       while (!(await loaded.ask<boolean>(() => embedder.step()))) {
         await yieldToEventLoop();
@@ -108,8 +121,7 @@ export class Runtime {
   }
 
   async tokenizeChat({ messages, options }: { messages: Message[]; options: TemplateOptions }): Promise<Uint32Array> {
-    const loaded = this.#model();
-    return loaded.call((model) => encode(loaded.module, model, messages, options));
+    return this.#model().call((model) => model.encode_chat(messages, options));
   }
 
   async dispose(): Promise<void> {
@@ -158,48 +170,40 @@ async function onDevice(open: () => Promise<Pieces>, options: LoadOptions): Prom
 
 async function onGpu(open: () => Promise<Pieces>, options: LoadOptions): Promise<LoadedModel> {
   const software = options.backend === "webgpu";
-  let unfinished: { free(): void } | undefined;
-  let source: Pieces | undefined;
+  const module = await gpuModule(software);
+  return modelFrom(await open(), Promise.resolve(module), options, ({ Loader }, length) => {
+    if (length === undefined) throw new ShohinError("gpu_unsupported", "WebGPU requires the length of the file");
+    return Loader.open(length, software, true);
+  });
+}
+
+async function onCpu(open: () => Promise<Pieces>, options: LoadOptions, module: Promise<CpuModule>): Promise<LoadedModel> {
+  return modelFrom(await open(), module, options, ({ Loader }, length = 0) => new Loader(length));
+}
+
+/** Loads the model in `source` with the module's loader for a file of this length. */
+async function modelFrom<M extends Module>(
+  source: Pieces,
+  loading: Promise<M>,
+  options: LoadOptions,
+  loaderOf: (module: M, length: number | undefined) => Loader | Promise<Loader>,
+): Promise<LoadedModel> {
+  const { context = 0, kv = "f16", activations = "int8" } = options;
+  let pieces = source;
+  let unfinished: Loader | undefined;
   try {
-    const module = await gpuModule(software);
-    source = await open();
-    const pieces = (source = await joined(source, module));
-    const total = pieces.total ?? options.bytes;
-    if (total === undefined) throw new ShohinError("gpu_unsupported", "WebGPU requires the length of the file");
-    const loader = (unfinished = await module.GpuLoader.open(total, software, true));
+    const module = await loading;
+    pieces = await joined(pieces, module);
+    const loader = (unfinished = await loaderOf(module, pieces.total ?? options.bytes));
     await pourInto(module, pieces, (piece) => loader.append(piece), options);
     unfinished = undefined; // finish() consumes it, also when it fails
-    return new LoadedModel(module, await loader.finish(...settings(options)));
+    return new LoadedModel(await loader.finish(context, kv, activations));
   } catch (thrown) {
     throw toError(thrown);
   } finally {
     unfinished?.free();
-    await source?.close();
-  }
-}
-
-async function onCpu(open: () => Promise<Pieces>, options: LoadOptions, loading: Promise<Module>): Promise<LoadedModel> {
-  let pieces = await open();
-  let buffer: FileBuffer | undefined;
-  try {
-    const module = await loading;
-    pieces = await joined(pieces, module);
-    const file = (buffer = new module.FileBuffer(pieces.total ?? options.bytes ?? 0));
-    await pourInto(module, pieces, (piece) => file.append(piece), options);
-    buffer = undefined; // load() consumes it, also when it fails
-    const model: AnyModel = module.Model.load(file, ...settings(options));
-    return new LoadedModel(module, model);
-  } catch (thrown) {
-    throw toError(thrown);
-  } finally {
-    buffer?.free();
     await pieces.close();
   }
-}
-
-/** As both modules take them. */
-function settings({ context = 0, kv = "f16", activations = "int8" }: LoadOptions): [context: number, kv: string, activations: string] {
-  return [context, kv, activations];
 }
 
 /** Pours a file into `sink`, and checks that it is the requested one. */

@@ -1,13 +1,11 @@
-// A conversation in the runtime: its cache in the module, and the generations in it.
-import type { ChatFinish, Chunk, Finish, FinishReason, TokenLogprob } from "../api/chunk.js";
+// A conversation in the runtime: turns one after the other, each in slots that leave the thread to others in between.
+import type { ChatFinish, Chunk, Finish } from "../api/chunk.js";
 import { abortError, ShohinError } from "../api/errors.js";
-import type { Message, Restored, Snapshot, ToolCall } from "../api/message.js";
+import type { Message, Restored, Snapshot } from "../api/message.js";
 import type { ChatOptions, GenerateOptions, RestoreOptions } from "../api/options.js";
-import { Step, type AnyModel, type AnyTimeline } from "../wasm/module.js";
+import { Step, type Chat } from "../wasm/module.js";
 import { yieldToEventLoop } from "./event-loop.js";
 import type { LoadedModel } from "./loaded.js";
-import { budgetOf, chatPrompt, isJson, mayThink, samplingOf, textPrompt, type Prompt } from "./prompt.js";
-import { ReplyStream } from "./reply.js";
 
 /** Maximum time without checking for an abort, and minimum between two chunks, in milliseconds. */
 const SLOT = 12;
@@ -15,58 +13,61 @@ const SLOT = 12;
 /** Codes after which `recompute` helps. */
 const RECOMPUTED = ["snapshot_damaged", "snapshot_foreign", "length", "context_full"];
 
+/** Milliseconds spent on the prompt, and on new tokens after the first. */
+type Times = Pick<Finish["timings"], "prefillMs" | "decodeMs">;
+
 /** @internal */
 export class Session {
   /** Capacity in tokens. */
   readonly context: number;
   #loaded: LoadedModel;
-  #timeline: AnyTimeline | undefined;
+  #chat: Chat | undefined;
   #queue: Promise<void> = Promise.resolve();
   #messages: Message[] = [];
 
-  private constructor(loaded: LoadedModel, timeline: AnyTimeline) {
+  private constructor(loaded: LoadedModel, chat: Chat) {
     this.#loaded = loaded;
-    this.#timeline = timeline;
-    this.context = timeline.capacity();
+    this.#chat = chat;
+    this.context = chat.capacity();
   }
 
   /** `context` 0: as many tokens as the engine's own session. */
   static async open(loaded: LoadedModel, context = 0): Promise<Session> {
-    const timeline = await loaded.ask<AnyTimeline>((model) => model.timeline(context));
-    return new Session(loaded, loaded.own(timeline));
+    const chat = await loaded.ask<Chat>((model) => model.chat(context));
+    return new Session(loaded, loaded.own(chat));
   }
 
   chat(messages: readonly Message[], options: ChatOptions): AsyncGenerator<Chunk<ChatFinish>, ChatFinish, void> {
-    const { module } = this.#loaded;
-    // In JSON, and where calls are impossible, text that looks like a marker is text.
-    const mayCall = (options.tools ?? []).length > 0 || messages.some(({ toolCalls }) => (toolCalls ?? []).length > 0);
-    const parse = (block: string) => module.tool_calls(block) as ToolCall[];
-    const reply = new ReplyStream(mayCall && !isJson(options) ? parse : undefined);
-    return this.#run<ChatFinish>((model) => chatPrompt(module, model, messages, options, this.context), options, reply, () => {
-      const { text, reasoning, toolCalls } = reply.all;
-      const message: Message = {
-        role: "assistant",
-        content: text,
-        ...(reasoning !== "" && { reasoning }),
-        ...(toolCalls.length > 0 && { toolCalls }),
-      };
-      this.#messages = [...messages, message];
-      return { message };
-    });
+    const keep = ({ message }: ChatFinish) => (this.#messages = [...messages, message]);
+    return this.#chunks(options, (chat, options) => chat.respond(messages as Message[], options), keep);
   }
 
   generate(prompt: string, options: GenerateOptions): AsyncGenerator<Chunk, Finish, void> {
-    return this.#run<Finish>((model) => textPrompt(model, prompt, options, this.context), options, undefined, () => ({}));
+    return this.#chunks(options, (chat, options) => chat.complete(prompt, options), () => {});
+  }
+
+  /** Answers a request in the format of OpenAI's chat completions: the chunks, or the whole, as JSON. */
+  async *answer(request: string, signal: AbortSignal | undefined): AsyncGenerator<string, void, void> {
+    const id = [...crypto.getRandomValues(new Uint8Array(12))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+    const begin = (chat: Chat) => chat.answer(request, id, Math.floor(Date.now() / 1000), randomSeed());
+    const take = (chat: Chat) => chat.take_chunk() as string | undefined;
+    const last = yield* this.#run(signal, begin, take, (chat) => {
+      const rest = take(chat);
+      const { answers, messages } = chat.finish() as { answers: string[]; messages: Message[] };
+      this.#messages = messages;
+      return rest === undefined ? answers : [rest, ...answers];
+    });
+    yield* last;
   }
 
   snapshot(): Promise<Snapshot> {
-    return this.#exclusive(async () => ({ messages: this.#messages, state: await this.#ask((timeline) => timeline.snapshot()) }));
+    return this.#exclusive(async () => ({ messages: this.#messages, state: await this.#ask((chat) => chat.snapshot()) }));
   }
 
   async restore({ messages, state }: Snapshot, options: RestoreOptions): Promise<Restored> {
     const failed = await this.#exclusive(async () => {
       try {
-        this.#call((timeline) => timeline.restore(state));
+        this.#call((chat) => chat.restore(state));
         return undefined;
       } catch (error) {
         return error as ShohinError;
@@ -82,20 +83,20 @@ export class Session {
   }
 
   dispose(): void {
-    if (this.#timeline) this.#loaded.free(this.#timeline);
-    this.#timeline = undefined;
+    if (this.#chat) this.#loaded.free(this.#chat);
+    this.#chat = undefined;
   }
 
-  #open(): AnyTimeline {
-    if (!this.#timeline) throw new ShohinError("disposed", "the conversation was disposed");
-    return this.#timeline;
+  #open(): Chat {
+    if (!this.#chat) throw new ShohinError("disposed", "the conversation was disposed");
+    return this.#chat;
   }
 
-  #call<T>(work: (timeline: AnyTimeline, model: AnyModel) => T): T {
-    return this.#loaded.call((model) => work(this.#open(), model));
+  #call<T>(work: (chat: Chat) => T): T {
+    return this.#loaded.call(() => work(this.#open()));
   }
 
-  async #ask<T>(work: (timeline: AnyTimeline) => T | Promise<T>): Promise<T> {
+  async #ask<T>(work: (chat: Chat) => T | Promise<T>): Promise<T> {
     const result = await this.#loaded.ask(() => work(this.#open()));
     // It may have been disposed in the meantime.
     this.#open();
@@ -120,124 +121,77 @@ export class Session {
     return release;
   }
 
-  async *#run<F extends Finish>(
-    prompt: (model: AnyModel) => Prompt,
-    options: ChatOptions,
-    reply: ReplyStream | undefined,
-    more: () => Omit<F, keyof Finish>,
+  /** A turn as chunks, of which the last says how it ended. */
+  async *#chunks<F extends Finish>(
+    { signal, ...options }: ChatOptions,
+    begin: (chat: Chat, options: ChatOptions) => void,
+    done: (finish: F) => void,
   ): AsyncGenerator<Chunk<F>, F, void> {
-    const { signal, logprobs } = options;
-    const budget = budgetOf(options);
+    const seed = options.seed ?? randomSeed();
+    const take = (chat: Chat) => chat.take_chunk() as Chunk<F>;
+    const last = yield* this.#run(signal, (chat) => begin(chat, { ...options, seed }), take, (chat, times) => {
+      const chunk = take(chat);
+      const ended = chat.finish() as Omit<F, "seed" | "timings">;
+      const { promptTokens, cachedTokens, completionTokens } = ended.usage;
+      const rate = (tokens: number, ms: number) => (tokens > 0 && ms > 0 ? (tokens * 1000) / ms : 0);
+      const timings = {
+        ...times,
+        prefillTokensPerSecond: rate(promptTokens - cachedTokens, times.prefillMs),
+        tokensPerSecond: rate(completionTokens - 1, times.decodeMs),
+      };
+      const finish = { ...ended, seed, timings } as F;
+      done(finish);
+      return { ...chunk, finish };
+    });
+    yield last;
+    return last.finish;
+  }
+
+  /** Runs a turn from `begin` to `end`; `take` makes a chunk of what is new, or undefined. */
+  async *#run<C, E>(
+    signal: AbortSignal | undefined,
+    begin: (chat: Chat) => void,
+    take: (chat: Chat) => C | undefined,
+    end: (chat: Chat, times: Times) => E,
+  ): AsyncGenerator<C, E, void> {
     const release = await this.#lock();
     try {
       if (signal?.aborted) throw abortError(signal);
-      const seed = options.seed ?? crypto.getRandomValues(new Uint32Array(1))[0]!;
       const began = performance.now();
-      const { ids, dropped, cached } = this.#call((timeline, model) => {
-        const { ids, dropped, keep } = prompt(model);
-        const thinks = reply !== undefined && mayThink(options) && this.#loaded.info.model.template === "qwen3";
-        return { ids, dropped, cached: timeline.begin(ids, samplingOf(this.#loaded.module, options, seed, thinks, keep)) };
-      });
+      this.#call(begin);
       let firstToken: number | undefined;
       let lastToken = began;
-      let count = 0;
-      let thoughts = 0;
-      let forced = false;
-      let all = "";
-      let chunk = emptyChunk<F>(logprobs);
+      let unsent = false;
       let slot = began;
       for (;;) {
-        const step = await this.#ask((timeline) => timeline.step());
-        if (step !== Step.Prefill) {
-          const text = this.#call((timeline) => timeline.take_text());
-          all += text;
-          add(chunk, text, reply, false);
-          if (step === Step.Token) {
-            this.#call((timeline, model) => {
-              chunk.tokens.push(timeline.last_token());
-              chunk.logprobs?.push(logprobOf(timeline, model));
-            });
-            count += 1;
-            lastToken = performance.now();
-            if (reply?.thinking) thoughts += 1;
-            if (reply?.thinking && thoughts >= budget && !forced) {
-              forced = true;
-              this.#call((timeline, model) => {
-                const end = model.tokenize("\n</think>\n\n", true);
-                if (!timeline.force(end)) return;
-                chunk.tokens.push(...end);
-                count += end.length;
-              });
-            }
-          }
-          if (step === Step.Done) break;
-        }
+        const step = await this.#ask((chat) => chat.step());
+        if (step === Step.Done) break;
         const now = performance.now();
         const isFirst = step === Step.Token && firstToken === undefined;
-        if (isFirst) firstToken = now;
-        if (now - slot < SLOT && !isFirst) continue;
-        if (chunk.tokens.length > 0) {
-          yield chunk;
-          chunk = emptyChunk(logprobs);
+        if (step === Step.Token) {
+          unsent = true;
+          lastToken = now;
+          firstToken ??= now;
         }
+        if (now - slot < SLOT && !isFirst) continue;
+        const chunk = unsent ? this.#call(take) : undefined;
+        unsent = false;
+        if (chunk !== undefined) yield chunk;
         await yieldToEventLoop();
         slot = performance.now();
         this.#loaded.alive();
         if (signal?.aborted) throw abortError(signal);
       }
-      add(chunk, "", reply, true);
-      const prefillMs = (firstToken ?? lastToken) - began;
-      const decodeMs = lastToken - (firstToken ?? lastToken);
-      const rate = (n: number, ms: number) => (n > 0 && ms > 0 ? (n * 1000) / ms : 0);
-      const finish = {
-        reason: this.#call((timeline) => timeline.reason()) as FinishReason,
-        text: all,
-        ...more(),
-        seed,
-        usage: {
-          promptTokens: ids.length,
-          cachedTokens: cached,
-          completionTokens: count,
-          reasoningTokens: thoughts,
-          droppedMessages: dropped,
-          forgottenTokens: this.#call((timeline) => timeline.forgotten()),
-        },
-        timings: {
-          prefillMs,
-          decodeMs,
-          prefillTokensPerSecond: rate(ids.length - cached, prefillMs),
-          tokensPerSecond: rate(count - 1, decodeMs),
-        },
-      } as F;
-      yield { ...chunk, finish };
-      return finish;
+      const first = firstToken ?? lastToken;
+      return this.#call((chat) => end(chat, { prefillMs: first - began, decodeMs: lastToken - first }));
     } finally {
       // Also reached when the consumer leaves its loop early.
-      if (!this.#loaded.dead) this.#timeline?.end();
+      if (!this.#loaded.dead) this.#chat?.end();
       release();
     }
   }
 }
 
-function emptyChunk<F extends Finish>(logprobs: number | undefined): Chunk<F> {
-  return { text: "", tokens: [], ...(logprobs !== undefined && { logprobs: [] }) };
-}
-
-/** Adds new text to the fields it belongs to. */
-function add(chunk: Chunk, text: string, reply: ReplyStream | undefined, end: boolean): void {
-  const parts = reply?.push(text, end);
-  chunk.text += parts ? parts.text : text;
-  if (parts?.reasoning) chunk.reasoning = (chunk.reasoning ?? "") + parts.reasoning;
-  if (parts && parts.toolCalls.length > 0) chunk.toolCalls = [...(chunk.toolCalls ?? []), ...parts.toolCalls];
-}
-
-function logprobOf(timeline: AnyTimeline, model: AnyModel): TokenLogprob {
-  const decoder = new TextDecoder();
-  const one = (token: number, logprob: number) => {
-    const bytes = model.token_bytes(token);
-    return { token, text: decoder.decode(bytes), bytes: [...bytes], logprob };
-  };
-  const logprobs = timeline.top_logprobs();
-  const top = [...timeline.top_tokens()].map((token, i) => one(token, logprobs[i]!));
-  return { ...one(timeline.last_token(), timeline.last_logprob() ?? Number.NEGATIVE_INFINITY), top };
+function randomSeed(): number {
+  return crypto.getRandomValues(new Uint32Array(1))[0]!;
 }

@@ -1,5 +1,4 @@
 // The runtime in a worker. Terminating the worker frees all its memory.
-import type { Chunk, Finish } from "../api/chunk.js";
 import { abortError, ShohinError } from "../api/errors.js";
 import type { CallMethod, FromWorker, Method, Params, Result, StreamMethod, ToWorker } from "./protocol.js";
 import type { Caller, Runtime } from "./runtime.js";
@@ -7,7 +6,7 @@ import type { Transport } from "./transport.js";
 
 /** A request without an answer yet. */
 interface Pending extends Caller {
-  chunk?: (chunk: Chunk) => void;
+  chunk?: (chunk: unknown) => void;
   resolve: (value: unknown) => void;
   reject: (error: ShohinError) => void;
 }
@@ -34,7 +33,7 @@ export class WorkerTransport implements Transport {
   }
 
   stream<M extends StreamMethod>(method: M, params: Params<M>, signal: AbortSignal | undefined): ReturnType<Runtime[M]> {
-    return this.#stream(method, params, signal) as ReturnType<Runtime[M]>;
+    return this.#stream(method, params, signal) as AsyncGenerator as ReturnType<Runtime[M]>;
   }
 
   /** The base address of a worker is that of its script. */
@@ -114,23 +113,23 @@ export class WorkerTransport implements Transport {
     }).finally(() => signal?.removeEventListener("abort", abort));
   }
 
-  async *#stream(method: StreamMethod, params: unknown, signal: AbortSignal | undefined): AsyncGenerator<Chunk, Finish, void> {
+  async *#stream(method: StreamMethod, params: unknown, signal: AbortSignal | undefined): AsyncGenerator<unknown, unknown, void> {
     if (signal?.aborted) throw abortError(signal);
     // Aborted by the caller's signal, or when the caller leaves its loop.
     const abort = new AbortController();
     const forward = () => abort.abort(signal?.reason);
     signal?.addEventListener("abort", forward, { once: true });
-    const chunks: Chunk[] = [];
+    const chunks: unknown[] = [];
     let wake = () => {};
     let failed: { error: unknown } | undefined;
-    let ended = false;
-    const chunk = (chunk: Chunk) => {
+    let ended: { result: unknown } | undefined;
+    const chunk = (chunk: unknown) => {
       chunks.push(chunk);
       wake();
     };
     this.#request(method, params, { signal: abort.signal, chunk }).then(
-      () => {
-        ended = true;
+      (result) => {
+        ended = { result };
         wake();
       },
       (error: unknown) => {
@@ -140,14 +139,12 @@ export class WorkerTransport implements Transport {
     );
     try {
       for (;;) {
-        const chunk = chunks.shift();
-        if (chunk) {
-          yield chunk;
-          if (chunk.finish) return chunk.finish;
+        if (chunks.length > 0) {
+          yield chunks.shift();
         } else if (failed) {
           throw failed.error;
         } else if (ended) {
-          throw new ShohinError("worker", "the worker ended a generation without a result");
+          return ended.result;
         } else {
           await new Promise<void>((resolve) => (wake = resolve));
         }

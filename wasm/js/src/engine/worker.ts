@@ -43,8 +43,9 @@ async function answer(id: number, method: Method, params: Params<Method>): Promi
   try {
     const result = dispatch(runtime, method, params, { signal, read, onProgress: (progress) => send({ id, progress }) });
     if (Symbol.asyncIterator in result) {
-      for await (const chunk of result) send({ id, chunk });
-      send({ id, done: undefined });
+      let next = await result.next();
+      for (; !next.done; next = await result.next()) send({ id, chunk: next.value });
+      send({ id, done: next.value });
     } else {
       send({ id, done: await result });
     }

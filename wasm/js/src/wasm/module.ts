@@ -1,31 +1,35 @@
 // Loads the WebAssembly modules, each once.
-import type { GpuEmbedder, GpuModel, GpuTimeline } from "shohin-webgpu";
+import type * as gpu from "shohin-webgpu";
 import init, * as single from "../../../pkg/shohin_wasm.js";
 import { ShohinError } from "../api/errors.js";
 import type { LoadOptions } from "../api/options.js";
 import { host } from "./host.js";
 import { firstLoaded, runnable, type Simd } from "./simd.js";
 
-/** The classes and functions of a loaded module. @internal */
-export type Module = Omit<typeof single, "default" | "initSync">;
-/** The same with WebGPU. */
-type GpuModule = typeof import("shohin-webgpu");
+/** The classes and functions of a module for the CPU, loaded. @internal */
+export type CpuModule = Omit<typeof single, "default" | "initSync">;
+/** Those of the module for WebGPU. */
+type GpuModule = typeof gpu;
+/** Those that all modules have in common. @internal */
+export type Module = Pick<CpuModule, "Checksum" | "Joiner">;
 
-/** A model, a conversation and an embedding on either device. @internal */
-export type AnyModel = single.Model | GpuModel;
-/** @internal */
-export type AnyTimeline = single.Timeline | GpuTimeline;
-/** @internal */
-export type AnyEmbedder = single.Embedder | GpuEmbedder;
+/** A file on its way to being a model, on either device. @internal */
+export type Loader = single.Loader | gpu.Loader;
+/** A model. @internal */
+export type Model = single.Model | gpu.Model;
+/** A conversation. @internal */
+export type Chat = single.Chat | gpu.Chat;
+/** An embedding. @internal */
+export type Embedder = single.Embedder | gpu.Embedder;
 
-export { Step, type FileBuffer, type Sampling } from "../../../pkg/shohin_wasm.js";
+export { Step } from "../../../pkg/shohin_wasm.js";
 
-let singleThreaded: Promise<Module> | undefined;
-let multiThreaded: Promise<Module | undefined> | undefined;
+let singleThreaded: Promise<CpuModule> | undefined;
+let multiThreaded: Promise<CpuModule | undefined> | undefined;
 let withGpu: Promise<GpuModule> | undefined;
 
 /** Loads the module for the CPU: the multi-threaded one where possible. @internal */
-export async function cpuModule(options: LoadOptions): Promise<Module> {
+export async function cpuModule(options: LoadOptions): Promise<CpuModule> {
   const { simd } = options;
   const builds = runnable(simd);
   if (builds.length === 0) throw new ShohinError("wasm", `${simd} WebAssembly SIMD is not supported here`);
@@ -35,7 +39,7 @@ export async function cpuModule(options: LoadOptions): Promise<Module> {
   return module;
 }
 
-async function loaded({ threads, wasmUrl }: LoadOptions, builds: Simd[]): Promise<Module> {
+async function loaded({ threads, wasmUrl }: LoadOptions, builds: Simd[]): Promise<CpuModule> {
   const count = Math.min(threads ?? Infinity, host.cores());
   if (count >= 2) {
     // Whatever fails with threads, one thread is enough.
@@ -57,7 +61,7 @@ async function loaded({ threads, wasmUrl }: LoadOptions, builds: Simd[]): Promis
   }
 }
 
-async function startThreads(count: number, builds: Simd[]): Promise<Module> {
+async function startThreads(count: number, builds: Simd[]): Promise<CpuModule> {
   const { href } = host.threadsScript();
   const script = (await import(/* @vite-ignore */ /* webpackIgnore: true */ href)) as typeof import("./threads.js");
   const module = await firstLoaded(builds, async (simd) => script.compile(await host.threadsModule(simd)));
@@ -70,7 +74,7 @@ interface AdapterSource {
   requestAdapter(): Promise<{ info?: { isFallbackAdapter?: boolean }; isFallbackAdapter?: boolean } | null>;
 }
 
-/** Loads the module with both engines. `software`: also for a software adapter. @internal */
+/** Loads the module for WebGPU. `software`: also for a software adapter. @internal */
 export async function gpuModule(software: boolean): Promise<GpuModule> {
   const gpu = typeof navigator === "undefined" ? undefined : (navigator as { gpu?: AdapterSource }).gpu;
   if (!gpu) throw new ShohinError("gpu_absent", "this browser has no WebGPU");

@@ -1,35 +1,27 @@
-// The glue of the build with WebGPU, which js/build.mjs finds in pkg-webgpu/ and names `shohin-webgpu`: the glue of the CPU build,
-// and the classes for the GPU.
-import type { Embedder, Model, Step, Timeline } from "../../../pkg/shohin_wasm.js";
+// The glue of the build with WebGPU, which js/build.mjs finds in pkg-webgpu/ and names `shohin-webgpu`: that of the CPU build, but
+// the methods that compute return promises.
+import type * as cpu from "../../../pkg/shohin_wasm.js";
 
-export * from "../../../pkg/shohin_wasm.js";
-export { default } from "../../../pkg/shohin_wasm.js";
+export { default, Checksum, isa, Joiner, Step } from "../../../pkg/shohin_wasm.js";
+
+/** `T` with promises as results of the methods `M`. */
+type Later<T, M extends keyof T> = Omit<T, M> & {
+  [name in M]: T[name] extends (...given: infer A) => infer R ? (...given: A) => Promise<R> : never;
+};
 
 /** Reads a file and uploads its weights to the GPU. */
-export class GpuLoader {
+export class Loader {
   private constructor();
   free(): void;
-  static open(length: number, software: boolean, extensions: boolean): Promise<GpuLoader>;
+  static open(length: number, software: boolean, extensions: boolean): Promise<Loader>;
   append(piece: Uint8Array): Promise<void>;
   /** Consumes the loader. */
-  finish(context: number, kv: string, activations: string): Promise<GpuModel>;
-  readonly name: string;
+  finish(context: number, kv: string, activations: string): Promise<Model>;
 }
 
-/** An asynchronous `Timeline`. */
-export interface GpuTimeline extends Omit<Timeline, "step" | "snapshot"> {
-  step(): Promise<Step>;
-  snapshot(): Promise<Uint8Array>;
-}
-
-/** An asynchronous `Embedder`. */
-export interface GpuEmbedder extends Omit<Embedder, "step"> {
-  step(): Promise<boolean>;
-}
-
-/** An asynchronous `Model`. */
-export interface GpuModel extends Omit<Model, "timeline" | "embedder"> {
-  timeline(context: number): Promise<GpuTimeline>;
-  embedder(tokens: Uint32Array, pooling: string): Promise<GpuEmbedder>;
-  destroy(): void;
+export type Chat = Later<cpu.Chat, "step" | "snapshot">;
+export type Embedder = Later<cpu.Embedder, "step">;
+export interface Model extends Omit<cpu.Model, "chat" | "embedder"> {
+  chat(context: number): Promise<Chat>;
+  embedder(tokens: Uint32Array, pooling: string): Promise<Embedder>;
 }

@@ -1,0 +1,273 @@
+//! A conversation over a model: its cache, and the reply under way in it.
+
+use crate::device::{self, Device, DeviceError};
+use crate::error::{JsResult, js};
+use crate::message::{chunk_object, finish_object, message_object, messages};
+use crate::model::Loaded;
+use crate::object::object;
+use crate::options::{exact, turn_options};
+use crate::snapshot;
+use js_sys::Array;
+use shohin_core::chat::openai::{ChatCompletionRequest, Chunk, ChunkWriter, CompletionId, completion};
+use shohin_core::chat::{
+    ChatMessage, ChatModel, Conversation, Finish, PrefixState, SessionState, TurnOptions,
+};
+use shohin_core::device::{Output, Readout, Wants};
+use shohin_core::generate::Action;
+use shohin_core::{Device as _, Result, Session};
+use std::rc::Rc;
+use wasm_bindgen::prelude::*;
+
+/// What a step did.
+#[wasm_bindgen]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Step {
+    /// Part of the prompt was computed.
+    Prompt = 0,
+    /// There is a new token, and perhaps text.
+    Token = 1,
+    /// The reply is complete; there may be text that was held back.
+    Done = 2,
+}
+
+/// A conversation over a model that others may use, too.
+#[wasm_bindgen]
+pub struct Chat {
+    pub(crate) conversation: Conversation,
+    device: Device,
+    session: Session<Device>,
+    loaded: Rc<Loaded>,
+    /// What of the logits the turn under way needs.
+    readout: Readout,
+    /// Logits, of which those that were not read out are -inf.
+    sparse: Vec<f32>,
+    /// What came since it was last taken.
+    chunk: Chunk,
+    turn: Turn,
+}
+
+/// Whom the turn under way answers.
+enum Turn {
+    /// A call of `generate`, with log-probabilities or not.
+    Text { measured: bool },
+    /// A call of `chat`, with log-probabilities or not.
+    Chat { measured: bool },
+    /// A request in OpenAI's form.
+    Completion {
+        id: CompletionId,
+        writer: Option<ChunkWriter>,
+        measured: bool,
+        /// Those of the request.
+        messages: Vec<ChatMessage>,
+    },
+}
+
+#[wasm_bindgen]
+impl Chat {
+    /// Tokens it can hold.
+    pub fn capacity(&self) -> usize {
+        self.session.capacity()
+    }
+
+    /// Begins a reply to `messages`, by `ChatOptions` of the TypeScript side.
+    ///
+    /// # Errors
+    /// `option` for a setting outside its range, `context_full` if the prompt does not fit, `unsupported` for a schema or
+    /// for tools if the model's template has none.
+    pub fn respond(&mut self, messages: &Array, options: &JsValue) -> JsResult<()> {
+        let messages = self::messages(messages)?;
+        let options = turn_options(options)?;
+        self.turn = Turn::Chat { measured: options.logprobs.is_some() };
+        self.begin(options, |conversation, model, state, options| {
+            conversation.respond(model, state, messages, options)
+        })
+        .map_err(js)
+    }
+
+    /// Begins the continuation of a text, by `GenerateOptions` of the TypeScript side.
+    ///
+    /// # Errors
+    /// As `respond`; `length` for an empty text.
+    pub fn complete(&mut self, text: &str, options: &JsValue) -> JsResult<()> {
+        let tokens = self.loaded.tokenize(text, false);
+        self.continue_tokens(tokens, turn_options(options)?).map_err(js)
+    }
+
+    /// Begins the answer to a request in OpenAI's form. `id` has letters and digits that no other answer has, `created`
+    /// is in seconds since 1970, and `seed` is used if the request has none.
+    ///
+    /// # Errors
+    /// As `respond`, and for what is wrong with the request.
+    pub fn answer(&mut self, request: &str, id: String, created: f64, seed: f64) -> JsResult<()> {
+        let mut request = ChatCompletionRequest::parse(request).map_err(js)?;
+        if request.seed.is_none() {
+            request.options.sampler.seed = exact("seed", seed)?;
+        }
+        let model = request.model.clone().unwrap_or_else(|| self.loaded.name().into());
+        let id = CompletionId { id, created: created as u64, model };
+        let writer = request.stream.then(|| ChunkWriter::new(id.clone(), &request));
+        let ChatCompletionRequest { messages, options, .. } = request;
+        let measured = options.logprobs.is_some();
+        self.turn = Turn::Completion { id, writer, measured, messages: messages.clone() };
+        self.begin(options, |conversation, model, state, options| {
+            conversation.respond(model, state, messages, options)
+        })
+        .map_err(js)
+    }
+
+    /// What came since the last call, as `Chunk` of the TypeScript side; to a request in OpenAI's form the chunk as a
+    /// JSON text, or undefined if it would say nothing or the answer is not streamed.
+    pub fn take_chunk(&mut self) -> JsValue {
+        let tokenizer = &self.loaded.tokenizer;
+        match &mut self.turn {
+            Turn::Text { measured } | Turn::Chat { measured } => {
+                chunk_object(&std::mem::take(&mut self.chunk), *measured, tokenizer).into()
+            }
+            // It belongs to the whole.
+            Turn::Completion { writer: None, .. } => JsValue::UNDEFINED,
+            Turn::Completion { writer: Some(writer), .. } => {
+                writer.chunk(&std::mem::take(&mut self.chunk), tokenizer).into()
+            }
+        }
+    }
+
+    /// Ends the turn. Returns how it ended: `Finish` or `ChatFinish` of the TypeScript side without the seed and timings,
+    /// or for a request in OpenAI's form an object with `answers`, JSON texts of the last chunks or of the whole, and
+    /// `messages`, those of the request and the reply. Undefined if it was not done.
+    pub fn finish(&mut self) -> JsValue {
+        let Some(finish) = self.end_turn() else { return JsValue::UNDEFINED };
+        let made = match &self.turn {
+            Turn::Text { .. } => finish_object(&finish, false),
+            Turn::Chat { .. } => finish_object(&finish, true),
+            Turn::Completion { id, writer, measured, messages } => {
+                let answers = match writer {
+                    Some(writer) => writer.finish(&finish),
+                    None => {
+                        let logprobs = measured.then_some(self.chunk.logprobs.as_slice());
+                        vec![completion(id, &finish, logprobs, &self.loaded.tokenizer)]
+                    }
+                };
+                let messages: Array = messages.iter().chain([&finish.message]).map(message_object).collect();
+                object([("answers", answers.into()), ("messages", messages.into())])
+            }
+        };
+        made.into()
+    }
+
+    /// Ends the turn, if there is one; what was computed stays in the cache.
+    pub fn end(&mut self) {
+        self.end_turn();
+    }
+
+    /// Takes over what `snapshot` gave. After an error the cache is empty.
+    ///
+    /// # Errors
+    /// `snapshot_damaged`; `snapshot_foreign` if another model or other settings made it; `context_full`.
+    pub fn restore(&mut self, bytes: &[u8]) -> JsResult<()> {
+        self.end();
+        self.conversation.set_prefix(PrefixState::default()).map_err(js)?;
+        self.session.truncate(0).map_err(js)?;
+        let (prefix, kv) = snapshot::open(bytes, &self.origin())?;
+        self.session.import(&mut self.device, prefix.held(), kv).map_err(js)?;
+        self.conversation.set_prefix(prefix).map_err(js)
+    }
+}
+
+impl Chat {
+    /// An empty one for `context` tokens.
+    pub(crate) async fn open(loaded: &Rc<Loaded>, context: usize) -> Result<Chat, DeviceError> {
+        let (device, session) = loaded.session(context).await?;
+        Ok(Chat {
+            conversation: Conversation::new(),
+            device,
+            session,
+            loaded: Rc::clone(loaded),
+            readout: Readout::Logits,
+            sparse: Vec::new(),
+            chunk: Chunk::default(),
+            turn: Turn::Text { measured: false },
+        })
+    }
+
+    /// Begins the continuation of tokens.
+    pub(crate) fn continue_tokens(&mut self, tokens: Vec<u32>, options: TurnOptions) -> Result<()> {
+        self.turn = Turn::Text { measured: options.logprobs.is_some() };
+        self.begin(options, |conversation, model, state, options| {
+            conversation.complete(model, state, tokens, options)
+        })
+    }
+
+    fn begin(
+        &mut self,
+        mut options: TurnOptions,
+        start: impl FnOnce(&mut Conversation, &ChatModel<'_>, SessionState, &TurnOptions) -> Result<usize>,
+    ) -> Result<()> {
+        self.end();
+        self.chunk = Chunk::default();
+        options.batch = self.loaded.weights.batch(&self.device);
+        self.readout = device::readout(&options);
+        let state = SessionState { position: self.session.position(), capacity: self.session.capacity() };
+        let Chat { conversation, loaded, session, .. } = self;
+        let held = loaded.with_chat_model(|model| start(conversation, model, state, &options))?;
+        session.truncate(held)
+    }
+
+    /// Does the next bounded piece of work.
+    pub(crate) async fn advance(&mut self) -> Result<Step, DeviceError> {
+        let Chat { conversation, device, session, loaded, readout, sparse, chunk, .. } = self;
+        loop {
+            let tokens = match conversation.next() {
+                Action::Done(_) => return Ok(Step::Done),
+                Action::Shift { keep, drop } => {
+                    session.shift(device, keep, drop)?;
+                    conversation.shifted(session.position());
+                    continue;
+                }
+                Action::Decode(tokens) => tokens,
+            };
+            let vocab = device.program().vocab();
+            let mut few = false;
+            let mut take = |_: usize, _: usize, output: Output<'_>| {
+                if let Output::Top(top) = output {
+                    few = true;
+                    sparse.clear();
+                    sparse.resize(vocab, f32::NEG_INFINITY);
+                    for &(token, logit) in top {
+                        if let Some(place) = sparse.get_mut(token as usize) {
+                            *place = logit;
+                        }
+                    }
+                }
+            };
+            session.run(device, tokens, Wants::Last(*readout), &mut take).await?;
+            let logits = if few { sparse.as_slice() } else { device.logits() };
+            let Some(piece) = conversation.logits(&loaded.tokenizer, logits)? else {
+                return Ok(Step::Prompt);
+            };
+            chunk.push(&piece);
+            // The token that ends a reply is not part of it.
+            return Ok(if piece.tokens.is_empty() { Step::Done } else { Step::Token });
+        }
+    }
+
+    /// The cache as bytes; ends a turn.
+    pub(crate) async fn export(&mut self) -> Result<Vec<u8>, DeviceError> {
+        self.end();
+        let len = self.session.export_len(&self.device);
+        let mut bytes = snapshot::begin(&self.origin(), self.conversation.prefix(), len)?;
+        self.session.export(&mut self.device, &mut bytes).await?;
+        Ok(snapshot::seal(bytes))
+    }
+
+    fn origin(&self) -> snapshot::Origin {
+        let Loaded { fingerprint, weights, kv, .. } = &*self.loaded;
+        snapshot::Origin::new(*fingerprint, device::SNAPSHOT_LAYOUT, *kv, weights.activations())
+    }
+
+    fn end_turn(&mut self) -> Option<Finish> {
+        let (held, finish) = self.conversation.end(self.session.position());
+        // Never more than it holds.
+        let _ = self.session.truncate(held);
+        finish
+    }
+}

@@ -1,0 +1,305 @@
+//! A model in memory, on the CPU: calls answer at once.
+
+use crate::chat::{Chat, Step};
+use crate::embedder::Embedder;
+use crate::error::{JsResult, js};
+use crate::model::{DeviceInfo, FileInfo, Loaded, Model};
+use crate::options::{activations_named, kv_named, whole};
+use crate::snapshot::Fingerprint;
+use crate::team::pool;
+use js_sys::Uint8Array;
+use shohin_core::chat::TurnOptions;
+use shohin_core::cpu::{self, CpuWeights, Expansion, Isa};
+use shohin_core::device::{Readout, ready};
+use shohin_core::gguf::{Event, GgufStream, ReadOptions};
+use shohin_core::model::{BonsaiModel, ModelConfig, Qwen3Config};
+use shohin_core::tokenizer::Tokenizer;
+use shohin_core::{
+    Activations, Cpu, CpuOptions, Error, Gguf, KvFormat, MemoryPlan, Result, Session, SessionOptions,
+};
+use std::sync::Arc;
+use wasm_bindgen::prelude::*;
+
+/// The CPU over weights that this module owns.
+pub(crate) type Device = Cpu<'static, Vec<u8>>;
+pub(crate) type DeviceError = Error;
+
+/// Marks snapshots as those of the CPU.
+pub(crate) const SNAPSHOT_LAYOUT: u8 = 0;
+
+/// A context shorter than this is of no use: rather fail.
+const MIN_CONTEXT: usize = 512;
+
+/// Longer than any file.
+const UNKNOWN_LENGTH: u64 = 1 << 60;
+
+/// Growth of a file whose size is not known.
+const UNKNOWN_GROWTH: usize = 16 << 20;
+
+/// What of the logits a turn needs: they are in this memory anyway.
+pub(crate) fn readout(_: &TurnOptions) -> Readout {
+    Readout::Logits
+}
+
+/// The output of a future that never waits, as none on the CPU does.
+fn wait<T>(future: impl Future<Output = JsResult<T>>) -> JsResult<T> {
+    ready(future).unwrap_or_else(|| Err(js(Error::Device { problem: "it did not answer" })))
+}
+
+/// Weights in memory.
+pub(crate) struct Weights {
+    weights: Arc<CpuWeights<Vec<u8>>>,
+    options: CpuOptions,
+}
+
+impl Weights {
+    /// The model's numbers.
+    pub(crate) fn config(&self) -> &ModelConfig {
+        self.weights.model().config()
+    }
+
+    pub(crate) fn activations(&self) -> Activations {
+        self.options.activations
+    }
+
+    /// Prompt tokens in one step: enough to share the unpacking of a weight row, few enough to look for an abort within
+    /// a second or so.
+    pub(crate) fn batch(&self, _: &Device) -> usize {
+        if self.weights.model().program().num_parameters() < 500_000_000 { 64 } else { 16 }
+    }
+
+    /// A device with scratch memory of its own, and a sequence on it.
+    pub(crate) async fn session(&self, context: usize, kv: KvFormat) -> Result<(Device, Session<Device>)> {
+        let options = CpuOptions { context, ..self.options };
+        let mut device = Cpu::with_weights(Arc::clone(&self.weights), &options, pool())?;
+        let session = Session::open(&mut device, &SessionOptions { context, kv }).await?;
+        Ok((device, session))
+    }
+
+    pub(crate) fn info(&self, context: usize, kv: KvFormat) -> DeviceInfo {
+        let options = CpuOptions { context, ..self.options };
+        let plan = self.weights.memory_plan(&options, &SessionOptions { context, kv });
+        let (kv, scratch) = plan.map_or((0, 0), |MemoryPlan { kv, total, .. }| (kv, total - kv));
+        DeviceInfo {
+            backend: "cpu",
+            isa: self.options.isa.name().into(),
+            threads: pool().workers(),
+            weights: self.weights.model().weights().parts().iter().map(Vec::len).sum(),
+            kv,
+            scratch,
+        }
+    }
+}
+
+#[wasm_bindgen]
+impl Model {
+    /// A new, empty conversation for `context` tokens (0: as many as the first).
+    ///
+    /// # Errors
+    /// `memory` if there is not enough for its cache.
+    pub fn chat(&mut self, context: f64) -> JsResult<Chat> {
+        wait(self.open_chat(context))
+    }
+
+    /// Begins to embed tokens. `pooling`: `mean` or `last`.
+    ///
+    /// # Errors
+    /// `length` if there are no tokens, `context_full` if there are more than the model can see, `memory`.
+    pub fn embedder(&self, tokens: Vec<u32>, pooling: &str) -> JsResult<Embedder> {
+        wait(self.open_embedder(tokens, pooling))
+    }
+}
+
+#[wasm_bindgen]
+impl Chat {
+    /// Does the next bounded piece of work.
+    ///
+    /// # Errors
+    /// `logits` if the model's output is unusable.
+    pub fn step(&mut self) -> JsResult<Step> {
+        wait(async { self.advance().await.map_err(js) })
+    }
+
+    /// The cache as bytes; ends a turn.
+    ///
+    /// # Errors
+    /// `memory` if there is none for them.
+    pub fn snapshot(&mut self) -> JsResult<Vec<u8>> {
+        wait(async { self.export().await.map_err(js) })
+    }
+}
+
+#[wasm_bindgen]
+impl Embedder {
+    /// Does the next bounded piece of work; true when all is done.
+    ///
+    /// # Errors
+    /// `token` for an id that is not in the vocabulary.
+    pub fn step(&mut self) -> JsResult<bool> {
+        wait(async { self.advance().await.map_err(js) })
+    }
+}
+
+/// Receives a file piece by piece; the engine then reads it where it is.
+#[wasm_bindgen]
+pub struct Loader {
+    bytes: Vec<u8>,
+    /// Reads the header as it comes; `None` when that is done.
+    head: Option<Head>,
+}
+
+struct Head {
+    stream: GgufStream,
+    complete: bool,
+}
+
+impl Head {
+    /// Takes the next bytes.
+    ///
+    /// # Errors
+    /// What is wrong with the header, as far as it is there.
+    fn take(&mut self, piece: &[u8]) -> Result<()> {
+        let complete = &mut self.complete;
+        let read = self.stream.push(piece, &mut |event| match event {
+            Event::Header(header) => {
+                *complete = true;
+                Qwen3Config::from_header(header).map(drop)
+            }
+            _ => Ok(()),
+        });
+        match read {
+            // The announced length may be wrong, and with it where the file ends.
+            Err(
+                Error::Truncated { .. }
+                | Error::Incomplete { .. }
+                | Error::TensorRange { .. }
+                | Error::Length { .. },
+            ) => {
+                self.complete = true;
+                Ok(())
+            }
+            read => read,
+        }
+    }
+}
+
+#[wasm_bindgen]
+impl Loader {
+    /// Takes memory for `expected` bytes at once, so that a file of that size is never moved. 0: unknown.
+    ///
+    /// # Errors
+    /// `memory` if there is not that much.
+    #[wasm_bindgen(constructor)]
+    pub fn new(expected: f64) -> JsResult<Loader> {
+        let length = if expected > 0.0 { expected as u64 } else { UNKNOWN_LENGTH };
+        let stream = GgufStream::new(length, ReadOptions::default());
+        let mut loader = Loader { bytes: Vec::new(), head: Some(Head { stream, complete: false }) };
+        if expected > 0.0 {
+            if expected > isize::MAX as f64 {
+                return Err(js(Error::Memory { need: expected as u64, have: isize::MAX as u64 }));
+            }
+            loader.reserve(expected as usize)?;
+        }
+        Ok(loader)
+    }
+
+    /// Appends a piece, copying it once.
+    ///
+    /// # Errors
+    /// `memory` if it does not fit; what is wrong with the header as soon as that is clear, so that nobody waits for the
+    /// download of a sign-in page or of a model of another kind.
+    pub fn append(&mut self, piece: &Uint8Array) -> JsResult<()> {
+        let len = piece.length() as usize;
+        if self.bytes.capacity() - self.bytes.len() < len {
+            // More than was announced: grow by a half, so that the whole is moved only a few times.
+            let want = len.max(self.bytes.len() / 2).max(UNKNOWN_GROWTH);
+            if self.reserve(want).is_err() {
+                self.reserve(len)?;
+            }
+        }
+        let at = self.bytes.len();
+        piece.copy_to_uninit(&mut self.bytes.spare_capacity_mut()[..len]);
+        // SAFETY: the capacity is there and the line above has just written bytes at..at + len.
+        unsafe { self.bytes.set_len(at + len) };
+        if let Some(head) = &mut self.head {
+            let read = head.take(&self.bytes[at..]);
+            if read.is_err() || head.complete {
+                self.head = None;
+            }
+            read.map_err(js)?;
+        }
+        Ok(())
+    }
+
+    /// The model, once all of the file is there, and the memory for a first conversation of `context` tokens (0: the
+    /// model's own limit, at most 4096, less where memory is short).
+    ///
+    /// # Errors
+    /// What is wrong with the file, an unknown option, or `memory`.
+    pub fn finish(mut self, context: f64, kv: &str, activations: &str) -> JsResult<Model> {
+        let kv = kv_named(kv)?;
+        let activations = activations_named(activations)?;
+        let asked = whole("context", context)?;
+        let mut options = CpuOptions { activations, ..CpuOptions::default() };
+        if asked > 0 {
+            options.context = asked;
+        }
+        // Memory that was announced and not used serves the conversations.
+        self.bytes.shrink_to_fit();
+        wait(async { load(self.bytes, options, kv, asked == 0).await.map_err(js) })
+    }
+}
+
+impl Loader {
+    fn reserve(&mut self, more: usize) -> JsResult<()> {
+        let have = self.bytes.capacity() as u64;
+        self.bytes
+            .try_reserve_exact(more)
+            .map_err(|_| js(Error::Memory { need: self.bytes.len() as u64 + more as u64, have }))
+    }
+}
+
+async fn load(mut bytes: Vec<u8>, options: CpuOptions, kv: KvFormat, shrink: bool) -> Result<Model> {
+    let mut fingerprint = Fingerprint::default();
+    fingerprint.push(&bytes);
+    // The file is read before its weights are rearranged.
+    let gguf = Gguf::parse(&bytes)?;
+    let tokenizer = Tokenizer::from_gguf(&gguf)?.into_owned();
+    let file = FileInfo::new(gguf.header(), &tokenizer, bytes.len() as u64)?;
+    let int8 = options.activations == Activations::Int8;
+    if int8 {
+        bytes = expanded(bytes, options.isa)?;
+    }
+    let model = BonsaiModel::load(bytes)?;
+    // The copy is ours: the weights may lie as the kernels read them fastest.
+    let weights =
+        if int8 { CpuWeights::repack(model, options.isa, pool())? } else { CpuWeights::new(model)? };
+    let weights = Weights { weights: Arc::new(weights), options };
+    let loaded = Loaded::new(file, tokenizer, weights, kv, fingerprint.finish());
+    let mut context = options.context;
+    let first = loop {
+        match Chat::open(&loaded, context).await {
+            Err(Error::Memory { .. }) if shrink && context > MIN_CONTEXT => context /= 2,
+            first => break first?,
+        }
+    };
+    Ok(Model::new(loaded, first))
+}
+
+/// The file with 2-bit codes for base-3 digits, which are several times as fast; as it is where it has none,
+/// or where there is no memory for them.
+fn expanded(mut bytes: Vec<u8>, isa: Isa) -> Result<Vec<u8>> {
+    let len = bytes.len();
+    // Larger than the address space is as good as larger than memory.
+    let Ok(Some(Expansion { room, .. })) = cpu::expansion(&Gguf::parse(&bytes)?, len) else {
+        return Ok(bytes);
+    };
+    if bytes.try_reserve_exact(room - len).is_err() {
+        return Ok(bytes);
+    }
+    bytes.resize(room, 0);
+    bytes.copy_within(..len, room - len);
+    let len = cpu::expand_file(&mut bytes, len, &ReadOptions::default(), isa, pool())?;
+    bytes.truncate(len);
+    Ok(bytes)
+}
