@@ -139,6 +139,46 @@ fn wrong_requests_are_refused_with_the_same_code() {
     }
 }
 
+/// A field that nobody reads is refused wherever it is, by its place.
+#[test]
+fn unknown_fields_of_objects_are_refused() {
+    let call = r#"{"type":"function","function":{"name":"add","arguments":"{}"}}"#;
+    for (fields, place) in [
+        (r#""stream_options":{"include_obfuscation":true}"#, "stream_options.include_obfuscation"),
+        (r#""thinking":{"budget":3,"effort":"low"}"#, "thinking.effort"),
+        (r#""response_format":{"type":"json_object","schema":{}}"#, "response_format.schema"),
+        (
+            r#""response_format":{"type":"json_schema","json_schema":{"scheme":{}}}"#,
+            "response_format.json_schema.scheme",
+        ),
+        (r#""tools":[{}],"tool_choice":{"type":"function","name":"add"}"#, "tool_choice.name"),
+        (r#""messages":[{"role":"user","content":"x","toolCalls":[]}]"#, "messages[0].toolCalls"),
+        (
+            r#""messages":[{"role":"user","content":[{"type":"text","text":"x","cache":1}]}]"#,
+            "messages[0].content[0].cache",
+        ),
+        (
+            r#""messages":[{"role":"assistant","tool_calls":[{"function":{"name":"f","arguments":"{}","x":1}}]}]"#,
+            "messages[0].tool_calls[0].function.x",
+        ),
+    ] {
+        let text = format!(r#"{{"messages":[{{"role":"user","content":"x"}}],{fields}}}"#);
+        let error = ChatCompletionRequest::parse(&text).unwrap_err();
+        assert_eq!(error.code(), "unsupported", "{error}");
+        assert!(error.to_string().starts_with(place), "{error}: {place}");
+    }
+    // What is left aside, and what is null.
+    for message in [
+        r#"{"role":"tool","content":"x","tool_call_id":"1","name":"add"}"#,
+        r#"{"role":"assistant","content":"x","refusal":null,"annotations":[],"audio":null}"#,
+        &format!(r#"{{"role":"assistant","content":null,"tool_calls":[{call}]}}"#),
+    ] {
+        ChatCompletionRequest::parse(&format!(r#"{{"messages":[{message}]}}"#)).unwrap();
+    }
+    let stop = ChatCompletionRequest::parse(r#"{"messages":[{"role":"user"}],"stop":["x",5]}"#).unwrap_err();
+    assert_eq!(stop.to_string(), "stop[1] must be a string");
+}
+
 /// Any input from a client is a request or an error.
 #[test]
 fn mutated_requests_end_in_errors() {

@@ -65,8 +65,7 @@ fn glue(machine: &Machine, target: &Path, package: &str) -> Result<()> {
     machine.cmd("shohin-bindgen").arg(built).arg(out).arg("shohin_wasm").run()
 }
 
-/// Compiles the module with both engines into `wasm/pkg-webgpu`, optimized for size: the CPU engine is only used if the
-/// GPU is lost.
+/// Compiles the module for WebGPU into `wasm/pkg-webgpu`, optimized for size: the GPU computes.
 fn webgpu(machine: &Machine) -> Result<()> {
     let target = machine.target_of(WASM).join("webgpu");
     machine

@@ -22,7 +22,7 @@ export const host: {
   threadsStarted: (locks: string[]) => void;
   /** Address of `webgpu.js`. */
   gpuScript: () => URL;
-  /** Address of the module with both engines. */
+  /** Address of the module for WebGPU. */
   gpuModule: () => URL;
   /** The files of one attempt to load a model. */
   files: (options: LoadOptions) => Files;
