@@ -10,7 +10,8 @@ use crate::terminal::{self, short};
 use clap::Args;
 use cpu_time::ProcessTime;
 use serde_json::json;
-use shohin::{Activations, Model, SamplerConfig};
+use shohin::core::device::Readout;
+use shohin::{Activations, Model};
 use std::io::{self, Write};
 use std::time::Instant;
 
@@ -110,8 +111,8 @@ pub(crate) fn bench(args: &BenchArgs, model: &ModelArgs) -> Result {
     }
     // A full cache, so that a long context need not be computed to be measured.
     let mut sequence = model.filled_sequence(context)?;
-    // Read back from a GPU only the logits that a reply needs.
-    sequence.read_for(&SamplerConfig::greedy(), false);
+    // Read back from a GPU only what a reply needs.
+    sequence.read_out(Readout::Best);
     let vocab = model.config().vocab_size;
     // Any tokens will do, as the work does not depend on them. They are spread over the vocabulary as in real
     // text.

@@ -271,17 +271,6 @@ impl GpuDevice {
         self.model.gpu.check().err()
     }
 
-    /// The logits `(vocab)` that were read out last; empty if there are none.
-    pub fn last_logits(&self) -> &[f32] {
-        &self.logits
-    }
-
-    /// The tokens and logits of the last [`Readout::Best`] or [`Readout::Top`], most likely first, the lower
-    /// id first among equals. Without those that cannot be chosen (NaN and -inf).
-    pub fn top(&self) -> &[(u32, f32)] {
-        &self.chosen
-    }
-
     /// Computes at most [`GpuDeviceOptions::batch`] rows, and reads out `groups` of them.
     async fn part(
         &mut self,

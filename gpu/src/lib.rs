@@ -9,8 +9,6 @@
 // In browsers a device belongs to one thread; elsewhere models are shared between threads.
 #![cfg_attr(target_arch = "wasm32", allow(clippy::arc_with_non_send_sync))]
 
-#[cfg(not(target_arch = "wasm32"))]
-mod backend;
 mod cache;
 mod device;
 mod error;
@@ -19,16 +17,12 @@ mod kernel;
 mod kv;
 mod packed;
 mod record;
-mod session;
 mod shader;
 mod upload;
 
-#[cfg(not(target_arch = "wasm32"))]
-pub use backend::GpuBackend;
 pub use cache::GpuCache;
 pub use device::{Counters, GpuDevice, GpuDeviceOptions, GpuMemory};
 pub use error::{Error, Result};
 pub use gpu::{Gpu, GpuOptions};
-pub use session::{GpuSession, GpuSessionOptions, readback, visible_logits};
 pub use shader::Extensions;
 pub use upload::{GpuModel, Upload, UploadPlan};

@@ -4,16 +4,12 @@
 
 use shohin_core::cpu::op::argmax;
 use shohin_core::device::{BlockingDevice, Device, Output, Readout, SessionOptions, Wants};
-use shohin_core::generate::Backend;
 use shohin_core::session::{Feed, run_batch};
 use shohin_core::tokenizer::{Special, Tokenizer};
 use shohin_core::{
     Activations, BonsaiModel, Cpu, CpuOptions, Error as CoreError, Format, Gguf, KvFormat, Serial, Session,
 };
-use shohin_gpu::{
-    Counters, Error, Gpu, GpuBackend, GpuDevice, GpuDeviceOptions, GpuModel, GpuOptions, GpuSession,
-    GpuSessionOptions,
-};
+use shohin_gpu::{Counters, Error, Gpu, GpuDevice, GpuDeviceOptions, GpuModel, GpuOptions};
 use shohin_tests::model::{Model, Shape, Stored};
 use std::sync::Arc;
 
@@ -68,6 +64,21 @@ impl<D: BlockingDevice<Error: core::fmt::Debug>> On<D> {
     }
 }
 
+impl On<GpuDevice> {
+    /// The most likely token after `tokens`, chosen on the GPU.
+    fn best(&mut self, tokens: &[u32]) -> Result<u32, Error> {
+        let mut best = None;
+        let sink = &mut |_, _, output: Output<'_>| {
+            if let Output::Top([(token, _), ..]) = output {
+                best = Some(*token);
+            }
+        };
+        let run = self.session.run(&mut self.device, tokens, Wants::Last(Readout::Best), sink);
+        pollster::block_on(run)?;
+        Ok(best.expect("a token can be chosen"))
+    }
+}
+
 fn device(gpu: &Arc<Gpu>, file: &[u8], options: &GpuDeviceOptions) -> GpuDevice {
     pollster::block_on(async {
         let model = GpuModel::from_gguf(Arc::clone(gpu), &Gguf::parse(file).unwrap()).await.unwrap();
@@ -81,13 +92,6 @@ fn on_gpu(gpu: &Arc<Gpu>, file: &[u8], activations: Activations, kv: KvFormat) -
 
 fn on_gpu_with(gpu: &Arc<Gpu>, file: &[u8], options: &GpuDeviceOptions, kv: KvFormat) -> On<GpuDevice> {
     On::new(device(gpu, file, options), kv)
-}
-
-fn session(gpu: &Arc<Gpu>, file: &[u8], options: &GpuSessionOptions) -> GpuSession {
-    pollster::block_on(async {
-        let model = GpuModel::from_gguf(Arc::clone(gpu), &Gguf::parse(file).unwrap()).await.unwrap();
-        GpuSession::new(&model, options).await.unwrap()
-    })
 }
 
 fn rms(a: &[f32], b: &[f32]) -> f64 {
@@ -477,14 +481,11 @@ fn sprout_says_the_same() {
     let gpu = open(true);
     let file = sprout();
     let mut cpu = cpu(&file, Activations::F32, KvFormat::F32);
-    let options =
-        GpuSessionOptions { activations: Activations::F32, kv: KvFormat::F32, ..Default::default() };
-    let mut gpu = GpuBackend::new(session(&gpu, &file, &options));
-    gpu.read_out(Readout::Best);
+    let mut gpu = on_gpu(&gpu, &file, Activations::F32, KvFormat::F32);
     let mut fed = vec![401, 17, 33, 9, 120];
     for _ in 0..40 {
         let want = argmax(cpu.session.forward_prefill(&mut cpu.device, &fed).unwrap()).unwrap();
-        let got = argmax(gpu.feed(&fed).unwrap()).unwrap();
+        let got = gpu.best(&fed).unwrap();
         assert_eq!(got, want);
         fed = vec![got];
     }
@@ -547,30 +548,29 @@ fn head_bytes() -> u64 {
 fn a_lost_device_is_an_error() {
     let gpu = open(true);
     let file = Model::tiny(Format::Q1_0);
-    let mut session = session(&gpu, &file, &GpuSessionOptions::default());
-    pollster::block_on(session.forward(&[1, 2, 3], Readout::Best)).unwrap();
+    let mut on = on_gpu(&gpu, &file, Activations::Int8, KvFormat::F16);
+    on.best(&[1, 2, 3]).unwrap();
     gpu.destroy();
     for _ in 0..2 {
-        assert_eq!(pollster::block_on(session.forward(&[4], Readout::Best)), Err(Error::Lost));
-        assert_eq!(session.position(), 3);
+        assert_eq!(on.best(&[4]), Err(Error::Lost));
+        assert_eq!(on.session.position(), 3);
     }
-    let mut backend = GpuBackend::new(session);
-    assert!(matches!(backend.feed(&[4]), Err(CoreError::Device { .. })));
-    assert_eq!(backend.failure(), Some(Error::Lost));
+    assert_eq!(on.device.failure(), Some(Error::Lost));
+    assert!(matches!(CoreError::from(Error::Lost), CoreError::Device { .. }));
 }
 
 #[test]
 fn wrong_tokens_and_full_sessions_are_errors() {
     let gpu = open(true);
     let file = Model::tiny(Format::Q1_0);
-    let mut session = session(&gpu, &file, &GpuSessionOptions { context: 4, ..Default::default() });
-    let mut forward = |tokens: &[u32]| pollster::block_on(session.forward(tokens, Readout::Best));
-    assert_eq!(forward(&[320]), Err(CoreError::Token { id: 320, vocab: 320 }.into()));
-    assert!(matches!(forward(&[]), Err(Error::Core(CoreError::Length { .. }))));
-    forward(&[1, 2, 3]).unwrap();
-    assert!(matches!(forward(&[1, 2]), Err(Error::Core(CoreError::ContextFull { .. }))));
-    assert!(session.truncate(4).is_err());
-    assert_eq!(session.position(), 3);
+    let options = GpuDeviceOptions { context: 4, ..Default::default() };
+    let mut on = on_gpu_with(&gpu, &file, &options, KvFormat::F16);
+    assert_eq!(on.best(&[320]), Err(CoreError::Token { id: 320, vocab: 320 }.into()));
+    assert!(matches!(on.best(&[]), Err(Error::Core(CoreError::Length { .. }))));
+    on.best(&[1, 2, 3]).unwrap();
+    assert!(matches!(on.best(&[1, 2]), Err(Error::Core(CoreError::ContextFull { .. }))));
+    assert!(on.session.truncate(4).is_err());
+    assert_eq!(on.session.position(), 3);
 }
 
 #[test]
@@ -593,6 +593,8 @@ fn what_the_gpu_cannot_do_is_an_error() {
     let shape = Shape { context: 1 << 20, ..Shape::tiny() };
     let file = Model::new(shape, Stored::new(Format::Q1_0), 3).to_vec().unwrap();
     let model = pollster::block_on(GpuModel::from_gguf(gpu, &Gguf::parse(&file).unwrap())).unwrap();
-    let options = GpuSessionOptions { context: 1 << 20, ..Default::default() };
-    assert!(matches!(pollster::block_on(GpuSession::new(&model, &options)), Err(Error::Unsupported { .. })));
+    let options = GpuDeviceOptions { context: 1 << 20, ..Default::default() };
+    let mut device = pollster::block_on(GpuDevice::new(&model, &options)).unwrap();
+    let session = Session::new(&mut device, &SessionOptions { context: 1 << 20, ..Default::default() });
+    assert!(matches!(session, Err(Error::Unsupported { .. })));
 }

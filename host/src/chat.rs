@@ -4,8 +4,8 @@ use crate::error::Result;
 use crate::model::Model;
 use crate::sequence::Sequence;
 use shohin_core::chat::{
-    ChatMessage, Conversation, Finish, FunctionCall, OverflowPolicy, Piece as CorePiece, ResponseFormat,
-    Role, SessionState, TurnOptions, Usage,
+    ChatMessage, Conversation, Finish, FunctionCall, OverflowPolicy, Piece as CorePiece, Role, SessionState,
+    TurnOptions, Usage,
 };
 use shohin_core::generate::{Action, Reason};
 use shohin_core::sample::Logprob;
@@ -155,8 +155,7 @@ impl Chat {
         let Chat { model, sequence, conversation, options } = self;
         let state = SessionState { position: sequence.position(), capacity: sequence.capacity() };
         let held = model.with_chat_model(|chat| start(conversation, chat, state, options))?;
-        let constrained = options.response_format != ResponseFormat::Text || !options.tools.is_empty();
-        sequence.read_for(&options.sampler, options.logprobs.is_some() || constrained);
+        sequence.read_out(options.readout());
         sequence.truncate(held)?;
         Ok(())
     }

@@ -2,13 +2,13 @@
 
 use shohin_core::device::{BlockingDevice, Output, Readout, Wants};
 use shohin_core::generate::Backend;
-use shohin_core::{Error, Result, SamplerConfig, Session};
+use shohin_core::{Error, Result, Session};
 
 /// A sequence with its own device, for generations and measurements. [`Backend::feed`] is prefill and decode.
 pub trait Sequence: Backend + Send {
-    /// Reads back only the logits that a sampler with this configuration can choose from, if that is cheaper;
-    /// other logits of [`Backend::feed`] are then -inf. Log-probabilities and constraints need `all`.
-    fn read_for(&mut self, config: &SamplerConfig, all: bool);
+    /// Reads out only this from now on, if that is cheaper than all logits; other logits of [`Backend::feed`] are
+    /// then -inf. See [`TurnOptions::readout`](shohin_core::chat::TurnOptions::readout).
+    fn read_out(&mut self, readout: Readout);
 
     /// Sets the number of tokens seen to `len`, whatever the cache holds at their positions: for
     /// measurements.
@@ -58,18 +58,8 @@ where
     D: BlockingDevice<Error: Into<Error>> + Send,
     D::Cache: Send,
 {
-    fn read_for(&mut self, config: &SamplerConfig, all: bool) {
-        // Penalties change the order, so they need all logits.
-        let ordered = config.repetition_penalty == 1.0
-            && config.presence_penalty == 0.0
-            && config.frequency_penalty == 0.0
-            && config.dry_multiplier == 0.0;
-        self.readout = match config {
-            _ if all || !ordered || !self.remote => Readout::Logits,
-            config if config.temperature == 0.0 => Readout::Best,
-            config if config.top_k > 0 => Readout::Top(config.top_k),
-            _ => Readout::Logits,
-        };
+    fn read_out(&mut self, readout: Readout) {
+        self.readout = if self.remote { readout } else { Readout::Logits };
     }
 
     fn set_len(&mut self, len: usize) -> Result<()> {
