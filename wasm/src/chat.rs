@@ -9,9 +9,7 @@ use crate::options::{exact, turn_options};
 use crate::snapshot;
 use js_sys::Array;
 use shohin_core::chat::openai::{ChatCompletionRequest, Chunk, ChunkWriter, CompletionId, completion};
-use shohin_core::chat::{
-    ChatMessage, ChatModel, Conversation, Finish, PrefixState, SessionState, TurnOptions,
-};
+use shohin_core::chat::{ChatMessage, Conversation, Finish, PrefixState, SessionState, TurnOptions};
 use shohin_core::device::{Output, Readout, Wants};
 use shohin_core::generate::Action;
 use shohin_core::{Device as _, Result, Session};
@@ -46,6 +44,14 @@ pub struct Chat {
     turn: Turn,
 }
 
+/// What a turn answers.
+enum Prompt {
+    /// A conversation.
+    Messages(Vec<ChatMessage>),
+    /// A text to be continued.
+    Tokens(Vec<u32>),
+}
+
 /// Whom the turn under way answers.
 enum Turn {
     /// A call of `generate`, with log-probabilities or not.
@@ -75,13 +81,9 @@ impl Chat {
     /// `option` for a setting outside its range, `context_full` if the prompt does not fit, `unsupported` for a schema or
     /// for tools if the model's template has none.
     pub fn respond(&mut self, messages: &Array, options: &JsValue) -> JsResult<()> {
-        let messages = self::messages(messages)?;
         let options = turn_options(options)?;
-        self.turn = Turn::Chat { measured: options.logprobs.is_some() };
-        self.begin(options, |conversation, model, state, options| {
-            conversation.respond(model, state, messages, options)
-        })
-        .map_err(js)
+        let turn = Turn::Chat { measured: options.logprobs.is_some() };
+        self.begin(Prompt::Messages(self::messages(messages)?), options, turn).map_err(js)
     }
 
     /// Begins the continuation of a text, by `GenerateOptions` of the TypeScript side.
@@ -108,11 +110,8 @@ impl Chat {
         let writer = request.stream.then(|| ChunkWriter::new(id.clone(), &request));
         let ChatCompletionRequest { messages, options, .. } = request;
         let measured = options.logprobs.is_some();
-        self.turn = Turn::Completion { id, writer, measured, messages: messages.clone() };
-        self.begin(options, |conversation, model, state, options| {
-            conversation.respond(model, state, messages, options)
-        })
-        .map_err(js)
+        let turn = Turn::Completion { id, writer, measured, messages: messages.clone() };
+        self.begin(Prompt::Messages(messages), options, turn).map_err(js)
     }
 
     /// What came since the last call, as `Chunk` of the TypeScript side; to a request in OpenAI's form the chunk as a
@@ -191,24 +190,22 @@ impl Chat {
 
     /// Begins the continuation of tokens.
     pub(crate) fn continue_tokens(&mut self, tokens: Vec<u32>, options: TurnOptions) -> Result<()> {
-        self.turn = Turn::Text { measured: options.logprobs.is_some() };
-        self.begin(options, |conversation, model, state, options| {
-            conversation.complete(model, state, tokens, options)
-        })
+        let turn = Turn::Text { measured: options.logprobs.is_some() };
+        self.begin(Prompt::Tokens(tokens), options, turn)
     }
 
-    fn begin(
-        &mut self,
-        mut options: TurnOptions,
-        start: impl FnOnce(&mut Conversation, &ChatModel<'_>, SessionState, &TurnOptions) -> Result<usize>,
-    ) -> Result<()> {
+    fn begin(&mut self, prompt: Prompt, mut options: TurnOptions, turn: Turn) -> Result<()> {
         self.end();
         self.chunk = Chunk::default();
+        self.turn = turn;
         options.batch = self.loaded.weights.batch(&self.device);
         self.readout = device::readout(&options);
-        let state = SessionState { position: self.session.position(), capacity: self.session.capacity() };
         let Chat { conversation, loaded, session, .. } = self;
-        let held = loaded.with_chat_model(|model| start(conversation, model, state, &options))?;
+        let state = SessionState { position: session.position(), capacity: session.capacity() };
+        let held = loaded.with_chat_model(|model| match prompt {
+            Prompt::Messages(messages) => conversation.respond(model, state, messages, &options),
+            Prompt::Tokens(tokens) => conversation.complete(model, state, tokens, &options),
+        })?;
         session.truncate(held)
     }
 

@@ -15,7 +15,11 @@ use wasm_bindgen::prelude::*;
 /// # Errors
 /// `unsupported` for an unknown role.
 pub(crate) fn messages(given: &Array) -> JsResult<Vec<ChatMessage>> {
-    given.iter().map(|given| message(&given)).collect()
+    let mut messages = Vec::new();
+    for given in given.iter() {
+        messages.push(message(&given)?);
+    }
+    Ok(messages)
 }
 
 fn message(given: &JsValue) -> JsResult<ChatMessage> {

@@ -2,7 +2,7 @@
 
 use crate::error::{JsResult, js};
 use crate::object::{elements, get, string};
-use js_sys::{Array, JSON};
+use js_sys::JSON;
 use shohin_core::chat::{OverflowPolicy, ResponseFormat, Thinking, ToolChoice, TurnOptions};
 use shohin_core::model::Pooling;
 use shohin_core::{Activations, Error, KvFormat, Name, SamplerConfig};
@@ -59,14 +59,17 @@ pub(crate) fn turn_options(given: &JsValue) -> JsResult<TurnOptions> {
 /// `argument` for a tool that JSON cannot express.
 pub(crate) fn template_options(given: &JsValue) -> JsResult<TurnOptions> {
     let thinking = get(given, "thinking");
-    let tools: Array = elements(given, "tools");
+    let mut tools = Vec::new();
+    for tool in elements(given, "tools").iter() {
+        tools.push(json("a tool", &tool)?);
+    }
     Ok(TurnOptions {
         thinking: match (thinking.as_bool(), get(&thinking, "budget").as_f64()) {
             (Some(true), _) => Thinking::On,
             (_, Some(budget)) => Thinking::Budget(budget.ceil() as usize),
             _ => Thinking::Off,
         },
-        tools: tools.iter().map(|tool| json("a tool", &tool)).collect::<JsResult<_>>()?,
+        tools,
         ..TurnOptions::default()
     })
 }

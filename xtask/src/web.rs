@@ -16,19 +16,19 @@ pub(crate) const NEEDS: &[Need] = &[Need::Target(WASM), Need::Bindgen, Need::Nod
 /// Flags of the build with shared memory. The standard library is compiled with them, too, so that each thread has its own
 /// stack and thread-local variables; rustup has no such build of it.
 const THREADS: &str = "-Ctarget-feature=+simd128,+atomics,+bulk-memory,+mutable-globals \
-    -Clink-arg=--shared-memory -Clink-arg=--import-memory -Clink-arg=--max-memory=4294967296 \
+    -Cllvm-args=-inline-threshold=50 -Clink-arg=--shared-memory -Clink-arg=--import-memory -Clink-arg=--max-memory=4294967296 \
     -Clink-arg=--export=__wasm_init_tls -Clink-arg=--export=__tls_size \
     -Clink-arg=--export=__tls_align -Clink-arg=--export=__tls_base";
 
 /// Flags of the build with relaxed SIMD.
-pub(crate) const RELAXED: &str = "-Ctarget-feature=+simd128,+relaxed-simd";
+pub(crate) const RELAXED: &str = "-Ctarget-feature=+simd128,+relaxed-simd -Cllvm-args=-inline-threshold=50";
 /// The crates compiled with relaxed SIMD in the build with threads, so that both share one standard library.
 const RELAXED_CRATES: [&str; 2] = [package::CORE, package::WASM];
 
 /// Compiles the single-threaded module and writes it to `wasm/pkg` as wasm-pack does, then again with relaxed SIMD.
 fn single(machine: &Machine) -> Result<()> {
     for (package, flags) in [("pkg", None), ("pkg-relaxed", Some(RELAXED))] {
-        // In wasm/ cargo reads wasm/.cargo/config.toml, which turns simd128 on.
+        // In wasm/ cargo reads wasm/.cargo/config.toml, which has the flags of the other.
         let mut build = machine.cargo_for(WASM).dir(machine.root.join("wasm"));
         build = build.args("build --release --target").arg(WASM);
         flags.into_iter().fold(build, |build, flags| build.env("RUSTFLAGS", flags)).run()?;
@@ -77,6 +77,8 @@ fn webgpu(machine: &Machine) -> Result<()> {
         .arg("--config")
         .arg(format!("profile.release.package.{}.opt-level='z'", package::WASM))
         .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "z")
+        // Instead of those in wasm/.cargo/config.toml: this optimization has a lower limit for inlining.
+        .env("RUSTFLAGS", "-Ctarget-feature=+simd128")
         // 3 % smaller than with thin optimization; the other modules have little but core to look into.
         .env("CARGO_PROFILE_RELEASE_LTO", "fat")
         .run()?;

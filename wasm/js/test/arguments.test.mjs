@@ -102,7 +102,8 @@ describe("the package in Node", () => {
     await new Promise((resolve) => server.listen(0, "127.0.0.1", resolve));
     const { port } = server.address();
     try {
-      const found = [await Engine.load(`http://127.0.0.1:${port}/model.gguf`).catch((error) => error), await Engine.load("http://127.0.0.1:1/model.gguf").catch((error) => error)];
+      const urls = [`http://127.0.0.1:${port}/model.gguf`, "http://127.0.0.1:1/model.gguf"];
+      const found = await Promise.all(urls.map((url) => Engine.load(url).catch((error) => error)));
       assert.deepEqual(found.map(({ constructor, code }) => [constructor, code]), [[ShohinError, "http"], [ShohinError, "network"]]);
       for (const error of found) assert.deepEqual(Object.keys(error).sort(), ["code", "name"]);
     } finally {

@@ -470,8 +470,8 @@ describe("in a browser", () => {
       const fetched = () => performance.getEntriesByType("resource").some(({ name }) => name.includes("webgpu"));
       const exact = { activations: "f32", kv: "f32" };
       const say = async (engine) => {
-        const one = await collect(engine.chat(ask("What does a cow say?"), { preset: "greedy", maxTokens: 5 }));
-        const two = await collect(engine.chat([...ask("What does a cow say?"), one.message, ...ask("What is the opposite of big?")], { preset: "greedy", maxTokens: 5 }));
+        const one = await collect(engine.chat(ask("What does a cow say?"), { preset: "greedy", maxTokens: 3 }));
+        const two = await collect(engine.chat([...ask("What does a cow say?"), one.message, ...ask("Hello!")], { preset: "greedy", maxTokens: 2 }));
         const { backend, memory } = engine.info;
         await engine.dispose();
         return { texts: [one.text, two.text], cached: two.usage.cachedTokens, backend, weights: memory.weights };
