@@ -259,7 +259,7 @@ impl Model {
         self.0.file.gguf(&self.0.read)
     }
 
-    /// Requested context of chats in tokens; [`Chat::capacity`] is the actual one.
+    /// Requested context of chats in tokens; [`Chat::capacity`](crate::Chat::capacity) is the actual one.
     pub fn context(&self) -> usize {
         self.0.options.context
     }
