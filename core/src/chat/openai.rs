@@ -58,7 +58,7 @@ const MESSAGE_FIELDS: &[&str] = &[
     "role",
     "content",
     "reasoning",
-    "tool_calls", //
+    "tool_calls",
     // Taken and left aside.
     "tool_call_id",
     "name",
