@@ -275,14 +275,20 @@ fn span<C: FlashCodec>(
             #[cfg(target_arch = "aarch64")]
             Kind::Neon | Kind::NeonDot => run::<simd::Neon, C, 1, 2, 4, 2>(&job, softmax),
             #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
-            Kind::Scalar if SIMD_ONLY => run::<simd::Simd128, C, 0, 1, 2, 1>(&job, softmax),
+            Kind::Scalar if SIMD_ONLY => simd128(&job, softmax),
             Kind::Scalar => run::<simd::Scalar, C, 0, 1, 1, 1>(&job, softmax),
             #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
-            Kind::Simd128 => run::<simd::Simd128, C, 0, 1, 2, 1>(&job, softmax),
+            Kind::Simd128 => simd128(&job, softmax),
             #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
-            Kind::RelaxedDot => run::<simd::Simd128, C, 0, 1, 2, 1>(&job, softmax),
+            Kind::RelaxedDot => simd128(&job, softmax),
         }
     }
+}
+
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+unsafe fn simd128<C: FlashCodec>(job: &Job<'_, C>, softmax: &mut [Softmax; ROWS]) {
+    // SAFETY: the caller's promise.
+    unsafe { run::<simd::Simd128, C, 0, 1, 2, 1>(job, softmax) }
 }
 
 #[cfg(target_arch = "x86_64")]
