@@ -1,4 +1,4 @@
-//! A conversation over a model: its cache, and the reply under way in it.
+//! A conversation over a model: its cache, and the current reply.
 
 use crate::device::{self, Device, DeviceError};
 use crate::error::{JsResult, js};
@@ -16,7 +16,7 @@ use shohin_core::{Device as _, Result, Session};
 use std::rc::Rc;
 use wasm_bindgen::prelude::*;
 
-/// What a step did.
+/// The result of a step.
 #[wasm_bindgen]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
@@ -28,23 +28,23 @@ pub enum Step {
     Done = 2,
 }
 
-/// A conversation over a model that others may use, too.
+/// A conversation over a shared model.
 #[wasm_bindgen]
 pub struct Chat {
     pub(crate) conversation: Conversation,
     device: Device,
     session: Session<Device>,
     loaded: Rc<Loaded>,
-    /// What of the logits the turn under way needs.
+    /// The part of the logits that the current turn needs.
     readout: Readout,
     /// Logits, of which those that were not read out are -inf.
     sparse: Vec<f32>,
-    /// What came since it was last taken.
+    /// Output since it was last taken.
     chunk: Chunk,
     turn: Turn,
 }
 
-/// What a turn answers.
+/// The prompt of a turn.
 enum Prompt {
     /// A conversation.
     Messages(Vec<ChatMessage>),
@@ -52,7 +52,7 @@ enum Prompt {
     Tokens(Vec<u32>),
 }
 
-/// Whom the turn under way answers.
+/// The call that the current turn answers.
 enum Turn {
     /// A call of `generate`, with log-probabilities or not.
     Text { measured: bool },
@@ -99,7 +99,7 @@ impl Chat {
     /// is in seconds since 1970, and `seed` is used if the request has none.
     ///
     /// # Errors
-    /// As `respond`, and for what is wrong with the request.
+    /// As `respond`, and for an invalid request.
     pub fn answer(&mut self, request: &str, id: String, created: f64, seed: f64) -> JsResult<()> {
         let mut request = ChatCompletionRequest::parse(request).map_err(js)?;
         if request.seed.is_none() {
@@ -114,8 +114,8 @@ impl Chat {
         self.begin(Prompt::Messages(messages), options, turn).map_err(js)
     }
 
-    /// What came since the last call, as `Chunk` of the TypeScript side; to a request in OpenAI's form the chunk as a
-    /// JSON text, or undefined if it would say nothing or the answer is not streamed.
+    /// Output since the last call, as `Chunk` of the TypeScript side. For a request in OpenAI's form: the chunk as a
+    /// JSON text, or undefined if it is empty or the answer is not streamed.
     pub fn take_chunk(&mut self) -> JsValue {
         let tokenizer = &self.loaded.tokenizer;
         match &mut self.turn {
@@ -158,7 +158,7 @@ impl Chat {
         self.end_turn();
     }
 
-    /// Takes over what `snapshot` gave. After an error the cache is empty.
+    /// Restores the output of `snapshot`. After an error the cache is empty.
     ///
     /// # Errors
     /// `snapshot_damaged`; `snapshot_foreign` if another model or other settings made it; `context_full`.

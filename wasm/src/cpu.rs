@@ -6,7 +6,7 @@ use crate::error::{JsResult, js};
 use crate::model::{DeviceInfo, FileInfo, Loaded, Model};
 use crate::options::{activations_named, kv_named, whole};
 use crate::snapshot::Fingerprint;
-use crate::team::pool;
+use crate::threads::pool;
 use js_sys::Uint8Array;
 use shohin_core::chat::TurnOptions;
 use shohin_core::cpu::{self, CpuWeights, Expansion, Isa};
@@ -36,7 +36,7 @@ const UNKNOWN_LENGTH: u64 = 1 << 60;
 /// Growth of a file whose size is not known.
 const UNKNOWN_GROWTH: usize = 16 << 20;
 
-/// What of the logits a turn needs: they are in this memory anyway.
+/// The part of the logits that a turn needs: all, as they are in this memory anyway.
 pub(crate) fn readout(_: &TurnOptions) -> Readout {
     Readout::Logits
 }
@@ -144,7 +144,7 @@ impl Embedder {
 #[wasm_bindgen]
 pub struct Loader {
     bytes: Vec<u8>,
-    /// Reads the header as it comes; `None` when that is done.
+    /// Parses the header as it arrives; `None` once it is complete.
     head: Option<Head>,
 }
 
@@ -157,7 +157,7 @@ impl Head {
     /// Takes the next bytes.
     ///
     /// # Errors
-    /// What is wrong with the header, as far as it is there.
+    /// If the part of the header that has arrived is malformed.
     fn take(&mut self, piece: &[u8]) -> Result<()> {
         let complete = &mut self.complete;
         let read = self.stream.push(piece, &mut |event| match event {
@@ -206,7 +206,7 @@ impl Loader {
     /// Appends a piece, copying it once.
     ///
     /// # Errors
-    /// `memory` if it does not fit; what is wrong with the header as soon as that is clear, so that nobody waits for the
+    /// `memory` if it does not fit; the error of a malformed header as soon as it is known, so that nobody waits for the
     /// download of a sign-in page or of a model of another kind.
     pub fn append(&mut self, piece: &Uint8Array) -> JsResult<()> {
         let len = piece.length() as usize;
@@ -235,7 +235,7 @@ impl Loader {
     /// model's own limit, at most 4096, less where memory is short).
     ///
     /// # Errors
-    /// What is wrong with the file, an unknown option, or `memory`.
+    /// If the file is malformed or not supported, for an unknown option, or `memory`.
     pub fn finish(mut self, context: f64, kv: &str, activations: &str) -> JsResult<Model> {
         let kv = kv_named(kv)?;
         let activations = activations_named(activations)?;
@@ -286,8 +286,8 @@ async fn load(mut bytes: Vec<u8>, options: CpuOptions, kv: KvFormat, shrink: boo
     Ok(Model::new(loaded, first))
 }
 
-/// The file with 2-bit codes for base-3 digits, which are several times as fast; as it is where it has none,
-/// or where there is no memory for them.
+/// The file with base-3 digits expanded to 2-bit codes, which are several times as fast; unchanged if it has none,
+/// or if there is no memory for them.
 fn expanded(mut bytes: Vec<u8>, isa: Isa) -> Result<Vec<u8>> {
     let len = bytes.len();
     // Larger than the address space is as good as larger than memory.

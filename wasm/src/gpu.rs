@@ -27,7 +27,7 @@ pub(crate) const SNAPSHOT_LAYOUT: u8 = 1;
 /// Tokens held unless another number is asked for.
 const CONTEXT: usize = 4096;
 
-/// What of the logits a turn needs: reading all of them back takes longer.
+/// The part of the logits that a turn needs: reading all of them back takes longer.
 pub(crate) fn readout(options: &TurnOptions) -> Readout {
     options.readout()
 }
@@ -169,7 +169,7 @@ impl Loader {
     /// Takes the next bytes of the file.
     ///
     /// # Errors
-    /// What is wrong with the file; `gpu_unsupported` for a model without kernels on the GPU, `gpu_memory`, `gpu_lost`.
+    /// If the file is malformed; `gpu_unsupported` for a model without kernels on the GPU, `gpu_memory`, `gpu_lost`.
     pub async fn append(&mut self, piece: Uint8Array) -> JsResult<()> {
         self.take(&piece.to_vec()).await.map_err(js)
     }

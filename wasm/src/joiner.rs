@@ -31,7 +31,7 @@ impl Joiner {
     /// Takes the next bytes of a part, and says whether its header is complete.
     ///
     /// # Errors
-    /// What is wrong with the part.
+    /// If the part is malformed or does not belong to the model.
     pub fn head(&mut self, part: usize, piece: &[u8]) -> JsResult<bool> {
         self.join.head(part, piece).map_err(blame)
     }
@@ -47,7 +47,7 @@ impl Joiner {
     /// Takes the next bytes of a part, one part after the other, and gives back what follows in the whole.
     ///
     /// # Errors
-    /// What is wrong with the part.
+    /// If the part is malformed or does not belong to the model.
     pub fn push(&mut self, part: usize, piece: &[u8]) -> JsResult<Vec<u8>> {
         let mut out = Vec::with_capacity(piece.len());
         self.join.push(part, piece, &mut |bytes| out.extend_from_slice(bytes)).map_err(blame)?;

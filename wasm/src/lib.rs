@@ -25,10 +25,10 @@ mod model;
 mod object;
 mod options;
 mod snapshot;
-#[cfg(not(feature = "gpu"))]
-mod team;
 #[cfg(all(test, not(feature = "gpu"), target_arch = "wasm32"))]
 mod tests;
+#[cfg(not(feature = "gpu"))]
+mod threads;
 
 use wasm_bindgen::prelude::wasm_bindgen;
 
@@ -39,7 +39,7 @@ pub use embedder::Embedder;
 pub use joiner::Joiner;
 pub use model::Model;
 #[cfg(all(target_feature = "atomics", not(feature = "gpu")))]
-pub use team::shared::{shared_memory, work, worker_crashed};
+pub use threads::shared::{shared_memory, work, worker_crashed};
 
 /// The instruction set of this build.
 #[wasm_bindgen]

@@ -1,4 +1,4 @@
-//! Messages and replies as JavaScript has them.
+//! Messages and replies as JavaScript objects.
 
 use crate::error::{JsResult, js};
 use crate::object::{count, elements, object, set, string};
@@ -78,7 +78,7 @@ pub(crate) fn message_object(message: &ChatMessage) -> Object {
     made
 }
 
-/// Sets what only some replies have.
+/// Sets the optional fields of a reply.
 fn parts(object: &Object, reasoning: Option<&str>, tool_calls: &[FunctionCall]) {
     if let Some(reasoning) = reasoning.filter(|reasoning| !reasoning.is_empty()) {
         set(object, "reasoning", reasoning);

@@ -29,7 +29,7 @@ pub struct Model {
     context: usize,
 }
 
-/// What all conversations share.
+/// The state that all conversations share.
 pub(crate) struct Loaded {
     pub(crate) tokenizer: Tokenizer<'static>,
     pub(crate) weights: Weights,
@@ -40,7 +40,7 @@ pub(crate) struct Loaded {
     vocabulary: OnceCell<Arc<Vocabulary>>,
 }
 
-/// What `info` says of the file, and how its model wants a conversation written.
+/// Facts about the file for `info`, and its chat template.
 pub(crate) struct FileInfo {
     name: String,
     architecture: String,
@@ -52,7 +52,7 @@ pub(crate) struct FileInfo {
     template: Template,
 }
 
-/// What `info` says of the device.
+/// Facts about the device for `info`.
 pub(crate) struct DeviceInfo {
     pub(crate) backend: &'static str,
     /// Instruction set, or the GPU's name.
@@ -111,7 +111,7 @@ impl Loaded {
         self.weights.session(context, self.kv).await
     }
 
-    /// What conversations need.
+    /// Calls `work` with the parts of the model that conversations need.
     pub(crate) fn with_chat_model<T>(&self, work: impl FnOnce(&ChatModel<'_>) -> T) -> T {
         let Loaded { tokenizer, weights, file, .. } = self;
         let make = || Arc::new(Vocabulary::new(tokenizer));
@@ -204,7 +204,7 @@ impl Model {
     /// Reads a request in OpenAI's form only to refuse it.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// If it is malformed.
     pub fn check_request(&self, request: &str) -> JsResult<()> {
         ChatCompletionRequest::parse(request).map(drop).map_err(js)
     }

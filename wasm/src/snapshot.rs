@@ -51,7 +51,7 @@ impl Fingerprint {
     }
 }
 
-/// What must be the same for keys and values to mean the same.
+/// The settings under which keys and values are valid.
 pub(crate) struct Origin([u8; 36]);
 
 impl Origin {

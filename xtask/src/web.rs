@@ -107,9 +107,9 @@ fn all(machine: &Machine) -> Result<()> {
     } else {
         // The builds are mostly sequential: two at a time keep two cores busy.
         thread::scope(|scope| {
-            let team = scope.spawn(|| threads(machine));
+            let with_threads = scope.spawn(|| threads(machine));
             let alone = single(machine).and_then(|()| webgpu(machine));
-            team.join().map_err(|_| "building the module for threads panicked")?.and(alone)
+            with_threads.join().map_err(|_| "building the module for threads panicked")?.and(alone)
         })?;
     }
     machine.cmd("npm").args("run --silent build").run()

@@ -15,7 +15,7 @@ use alloc::vec::Vec;
 /// Most open choices that are followed; further ones are dropped.
 const MAX_THREADS: usize = 256;
 /// Most threads that a byte may lead to; the first [`MAX_THREADS`] of them are followed.
-const MOST_MADE: usize = 4 * MAX_THREADS;
+const MAX_MADE: usize = 4 * MAX_THREADS;
 /// The stack of the outermost value.
 const ROOT: u32 = u32::MAX;
 /// A property that the schema does not name.
@@ -228,9 +228,9 @@ impl Matcher {
         if made.contains(&thread) {
             return;
         }
-        if made.len() < MOST_MADE {
+        if made.len() < MAX_MADE {
             self.threads.push(thread);
-            if self.threads.len() - self.made == MOST_MADE {
+            if self.threads.len() - self.made == MAX_MADE {
                 self.nearest_first(grammar);
             }
             return;

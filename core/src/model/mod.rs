@@ -1,6 +1,7 @@
 //! Models: their forward pass and the location of their weights. Computing them is up to a device.
 //!
 //! An architecture is one file that builds its forward pass as a [`Program`]; the registry lists them.
+#![forbid(unsafe_code)]
 
 mod bonsai;
 pub mod config;

@@ -1,19 +1,19 @@
-//! Who computes: the calling thread, and in the build with shared memory a team of workers beside it.
+//! The thread pool: the calling thread and, in builds with shared memory, the workers that entered `work`.
 
 use shohin_core::Pool;
 
-/// What runs the engine's jobs.
+/// The pool that runs the engine's jobs.
 pub(crate) fn pool() -> &'static dyn Pool {
     #[cfg(target_feature = "atomics")]
-    return &shared::TEAM;
+    return &shared::POOL;
     #[cfg(not(target_feature = "atomics"))]
     &shohin_core::Serial
 }
 
-/// Workers of the host that have entered [`work`] and stay there. What the engine needs of them is fork
-/// and join within microseconds, some two hundred times a token, on machines that have other things to
-/// do as well: they spin for a moment after a run, as the next one usually follows at once, and then
-/// sleep; and the caller, who works too, waits only for those that have begun something.
+/// The pool of workers that the host gives to [`work`], where they stay. The engine needs fork
+/// and join within microseconds, some two hundred times per token, also on busy machines: workers spin
+/// briefly after a run, as the next one usually follows at once, then sleep; the caller works too, and
+/// waits only for workers that have begun a job.
 #[cfg(target_feature = "atomics")]
 pub(crate) mod shared {
     use core::arch::wasm32::{memory_atomic_notify, memory_atomic_wait32};
@@ -23,7 +23,7 @@ pub(crate) mod shared {
     use shohin_core::Pool;
     use wasm_bindgen::prelude::*;
 
-    pub(super) static TEAM: Team = Team::new();
+    pub(super) static POOL: ThreadPool = ThreadPool::new();
 
     /// How often a thread that found nothing to do looks again before it sleeps: some 30 microseconds.
     const SPINS: u32 = 20_000;
@@ -36,7 +36,7 @@ pub(crate) mod shared {
     /// A run's job, its lifetime forgotten.
     type Job = *const (dyn Fn(usize) + Sync);
 
-    pub(super) struct Team {
+    pub(super) struct ThreadPool {
         workers: AtomicUsize,
         /// Odd while a run is on; grows by one when a run begins or ends.
         round: AtomicI32,
@@ -59,13 +59,13 @@ pub(crate) mod shared {
 
     // SAFETY: `job` is written by the holder of `busy` while `round` is even and nobody is inside, and
     // read only by those inside while it is odd.
-    unsafe impl Sync for Team {}
+    unsafe impl Sync for ThreadPool {}
 
     /// Sleeps while `word` is `value`, at most for `limit` nanoseconds if that is not negative. Whether it
     /// was that long.
     fn sleep(word: &AtomicI32, value: i32, limit: i64) -> bool {
         const TIMED_OUT: i32 = 2;
-        // SAFETY: an aligned word of this module's memory; JavaScript runs no team where waiting is forbidden.
+        // SAFETY: an aligned word of this module's memory; JavaScript starts no workers where waiting is forbidden.
         unsafe { memory_atomic_wait32(word.as_ptr(), value, limit) == TIMED_OUT }
     }
 
@@ -74,9 +74,9 @@ pub(crate) mod shared {
         unsafe { memory_atomic_notify(word.as_ptr(), sleepers) };
     }
 
-    impl Team {
-        const fn new() -> Team {
-            Team {
+    impl ThreadPool {
+        const fn new() -> ThreadPool {
+            ThreadPool {
                 workers: AtomicUsize::new(0),
                 round: AtomicI32::new(0),
                 sleepers: AtomicUsize::new(0),
@@ -160,7 +160,7 @@ pub(crate) mod shared {
         }
     }
 
-    impl Pool for Team {
+    impl Pool for ThreadPool {
         fn workers(&self) -> usize {
             1 + self.workers.load(Relaxed)
         }
@@ -200,16 +200,16 @@ pub(crate) mod shared {
         wasm_bindgen::memory()
     }
 
-    /// Makes the calling worker a member of the team. It does not return.
+    /// Adds the calling worker to the pool. It does not return.
     #[wasm_bindgen]
     pub fn work() {
-        TEAM.work();
+        POOL.work();
     }
 
     /// To be called when [`work`] has trapped, so that nobody waits for this worker.
     #[wasm_bindgen]
     pub fn worker_crashed() {
-        TEAM.crashed.store(true, SeqCst);
-        wake(&TEAM.inside, u32::MAX);
+        POOL.crashed.store(true, SeqCst);
+        wake(&POOL.inside, u32::MAX);
     }
 }
