@@ -69,6 +69,7 @@ mod memory;
 pub mod model;
 pub mod pool;
 pub mod quant;
+pub mod rows;
 pub mod sample;
 pub mod session;
 mod sort;

@@ -11,6 +11,7 @@ use crate::record::{BufferPlan, Recording, Scratch, Step, other_bytes};
 use crate::upload::{GpuModel, UploadPlan};
 use shohin_core::device::{Batch, Output, Readout, SessionOptions, Sink, check_run};
 use shohin_core::model::{ModelConfig, Program};
+use shohin_core::rows::{Rows, Segment, Wanted};
 use shohin_core::{Activations, Device, Error as CoreError};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -158,27 +159,16 @@ impl core::fmt::Debug for GpuDevice {
 /// Rows of the batch that are read out together: as many of one kind as fit.
 struct Group {
     readout: Readout,
-    /// Row of the batch, sequence, row of its run.
-    rows: Vec<(usize, usize, usize)>,
+    rows: Vec<Wanted>,
 }
 
-/// Rows of one sequence in a part of a batch.
-struct Segment<'t> {
-    sequence: usize,
-    first_row: usize,
-    tokens: &'t [u32],
-    position: usize,
-}
-
-impl Segment<'_> {
-    /// Parts of flash decoding, and positions in each.
-    fn parts(&self) -> (usize, usize) {
-        let (rows, positions) = (self.tokens.len(), self.position + self.tokens.len());
-        // A part is a whole number of tiles.
-        let wanted = if rows == 1 { positions.div_ceil(TILE).min(MAX_PARTS) } else { 1 };
-        let span = positions.div_ceil(wanted).next_multiple_of(TILE);
-        (positions.div_ceil(span), span)
-    }
+/// Parts of flash decoding for a segment, and positions in each.
+fn attention_parts(segment: &Segment<'_>) -> (usize, usize) {
+    let (rows, positions) = (segment.tokens.len(), segment.position + segment.tokens.len());
+    // A part is a whole number of tiles.
+    let wanted = if rows == 1 { positions.div_ceil(TILE).min(MAX_PARTS) } else { 1 };
+    let span = positions.div_ceil(wanted).next_multiple_of(TILE);
+    (positions.div_ceil(span), span)
 }
 
 /// Records commands and counts them.
@@ -296,8 +286,8 @@ impl GpuDevice {
         let d = program.heads.dim;
         let (mut tokens, mut angles) = (Vec::new(), Vec::new());
         for segment in segments {
-            let (rows, (_, span)) = (segment.tokens.len(), segment.parts());
-            let words = [rows, segment.position, segment.first_row, span].map(|word| word as u32);
+            let (rows, (_, span)) = (segment.tokens.len(), attention_parts(segment));
+            let words = [rows, segment.position, segment.row, span].map(|word| word as u32);
             queue.write_buffer(caches[segment.sequence].sequence(), 0, bytemuck::cast_slice(&words));
             tokens.extend_from_slice(segment.tokens);
             for position in segment.position..segment.position + rows {
@@ -334,7 +324,7 @@ impl GpuDevice {
                 }
                 Step::Cache(op) => {
                     for segment in segments {
-                        let (parts, _) = segment.parts();
+                        let (parts, _) = attention_parts(segment);
                         let shape = DispatchShape { rows: segment.tokens.len(), parts };
                         let kernels = caches[segment.sequence].kernels(*op).of(shape.rows, parts);
                         body.extend(kernels.iter().map(|kernel| (kernel, shape)));
@@ -349,7 +339,7 @@ impl GpuDevice {
     fn prepare(&mut self, group: &Group) {
         let gpu = &*self.model.gpu;
         let mut words = vec![group.rows.len() as u32];
-        words.extend(group.rows.iter().map(|&(row, ..)| row as u32));
+        words.extend(group.rows.iter().map(|wanted| wanted.row as u32));
         gpu.queue.write_buffer(&self.scratch.read_out, 0, bytemuck::cast_slice(&words));
         if let Readout::Top(top) = group.readout
             && self.top_k.as_ref().is_none_or(|made| made.top != top)
@@ -424,7 +414,8 @@ impl GpuDevice {
         self.model.gpu.read(&buffer, size, &mut self.bytes).await?;
         self.counters.read_bytes += size;
         let row_len = size as usize / group.rows.len().max(1);
-        for (&(_, sequence, row), bytes) in group.rows.iter().zip(self.bytes.chunks_exact(row_len.max(1))) {
+        for (wanted, bytes) in group.rows.iter().zip(self.bytes.chunks_exact(row_len.max(1))) {
+            let (sequence, row) = (wanted.sequence, wanted.run_row);
             let words = bytes.as_chunks::<4>().0;
             let floats = words.iter().map(|b| f32::from_le_bytes(*b));
             match group.readout {
@@ -452,46 +443,22 @@ impl GpuDevice {
         Ok(())
     }
 
-    /// The rows from `(run, row of it)` on that are computed together, and the start of the next ones.
-    fn cut<'t>(&self, batch: &Batch<'t>, mut at: (usize, usize)) -> (Vec<Segment<'t>>, (usize, usize)) {
-        let (mut segments, mut rows) = (Vec::new(), 0);
-        while let Some(run) = batch.get(at.0)
-            && rows < self.options.batch
-        {
-            let rest = &run.tokens[at.1..];
-            let tokens = &rest[..rest.len().min(self.options.batch - rows)];
-            let position = run.position + at.1;
-            if !tokens.is_empty() {
-                segments.push(Segment { sequence: at.0, first_row: rows, tokens, position });
-            }
-            rows += tokens.len();
-            at = if tokens.len() == rest.len() { (at.0 + 1, 0) } else { (at.0, at.1 + tokens.len()) };
-        }
-        (segments, at)
-    }
-
-    /// The outputs to read from `segments`, in order.
-    fn groups(&self, batch: &Batch<'_>, segments: &[Segment<'_>]) -> Vec<Group> {
+    /// The outputs to read from `rows`, in order.
+    fn groups(&self, rows: Rows<'_>) -> Vec<Group> {
         let mut groups: Vec<Group> = Vec::new();
-        for segment in segments {
-            let run = &batch[segment.sequence];
-            for i in 0..segment.tokens.len() {
-                let row = segment.position - run.position + i;
-                let readout = match run.wants.of(row, run.tokens.len()) {
-                    None => continue,
-                    Some(Readout::Top(top)) if !(1..=self.options.top).contains(&top) => Readout::Logits,
-                    Some(readout) => readout,
-                };
-                let most = match readout {
-                    Readout::Logits | Readout::Best => self.options.logit_rows,
-                    Readout::Top(_) => 1,
-                    Readout::Hidden => self.options.batch,
-                };
-                let wanted = (segment.first_row + i, segment.sequence, row);
-                match groups.last_mut() {
-                    Some(last) if last.readout == readout && last.rows.len() < most => last.rows.push(wanted),
-                    _ => groups.push(Group { readout, rows: vec![wanted] }),
-                }
+        for wanted in rows.wanted() {
+            let readout = match wanted.readout {
+                Readout::Top(top) if !(1..=self.options.top).contains(&top) => Readout::Logits,
+                readout => readout,
+            };
+            let most = match readout {
+                Readout::Logits | Readout::Best => self.options.logit_rows,
+                Readout::Top(_) => 1,
+                Readout::Hidden => self.options.batch,
+            };
+            match groups.last_mut() {
+                Some(last) if last.readout == readout && last.rows.len() < most => last.rows.push(wanted),
+                _ => groups.push(Group { readout, rows: vec![wanted] }),
             }
         }
         groups
@@ -544,16 +511,11 @@ impl Device for GpuDevice {
             }
             check_run(run, cache.options().context, self.program().vocab())?;
         }
-        let mut at = (0, 0);
-        loop {
-            let (segments, next) = self.cut(batch, at);
-            if segments.is_empty() {
-                return Ok(());
-            }
-            let groups = self.groups(batch, &segments);
-            self.part(&segments, &groups, caches, sink).await?;
-            at = next;
+        for rows in Rows::parts(batch, self.options.batch) {
+            let segments: Vec<Segment<'_>> = rows.segments().collect();
+            self.part(&segments, &self.groups(rows), caches, sink).await?;
         }
+        Ok(())
     }
 
     fn logits(&mut self) -> &[f32] {

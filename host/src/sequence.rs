@@ -2,6 +2,7 @@
 
 use shohin_core::device::{BlockingDevice, Output, Readout, Wants};
 use shohin_core::generate::Backend;
+use shohin_core::sample::SparseLogits;
 use shohin_core::{Error, Result, Session};
 
 /// A sequence with its own device, for generations and measurements. [`Backend::feed`] is prefill and decode.
@@ -43,13 +44,13 @@ pub(crate) struct OnDevice<D: BlockingDevice> {
     /// Whether logits are read from another memory, so that a few are cheaper than all.
     remote: bool,
     readout: Readout,
-    /// Logits; those that were not read back are -inf.
-    sparse: Vec<f32>,
+    /// Logits read back from a GPU.
+    sparse: SparseLogits,
 }
 
 impl<D: BlockingDevice> OnDevice<D> {
     pub(crate) fn new(device: D, session: Session<D>, remote: bool) -> Self {
-        OnDevice { device, session, remote, readout: Readout::Logits, sparse: Vec::new() }
+        OnDevice { device, session, remote, readout: Readout::Logits, sparse: SparseLogits::default() }
     }
 }
 
@@ -95,17 +96,11 @@ impl<D: BlockingDevice<Error: Into<Error>>> Backend for OnDevice<D> {
         let mut sink = |_: usize, _: usize, output: Output<'_>| {
             if let Output::Top(top) = output {
                 few = true;
-                sparse.clear();
-                sparse.resize(vocab, f32::NEG_INFINITY);
-                for &(token, logit) in top {
-                    if let Some(place) = sparse.get_mut(token as usize) {
-                        *place = logit;
-                    }
-                }
+                sparse.set(vocab, top);
             }
         };
         D::wait(session.run(device, tokens, Wants::Last(*readout), &mut sink)).map_err(Into::into)?;
-        Ok(if few { sparse } else { device.logits() })
+        Ok(if few { sparse.as_slice() } else { device.logits() })
     }
 
     fn truncate(&mut self, len: usize) -> Result<()> {

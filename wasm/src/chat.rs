@@ -12,6 +12,7 @@ use shohin_core::chat::openai::{ChatCompletionRequest, Chunk, ChunkWriter, Compl
 use shohin_core::chat::{ChatMessage, Conversation, Finish, PrefixState, SessionState, TurnOptions};
 use shohin_core::device::{Output, Readout, Wants};
 use shohin_core::generate::Action;
+use shohin_core::sample::SparseLogits;
 use shohin_core::{Device as _, Result, Session};
 use std::rc::Rc;
 use wasm_bindgen::prelude::*;
@@ -37,8 +38,8 @@ pub struct Chat {
     loaded: Rc<Loaded>,
     /// The part of the logits that the current turn needs.
     readout: Readout,
-    /// Logits, of which those that were not read out are -inf.
-    sparse: Vec<f32>,
+    /// Logits read back from a GPU.
+    sparse: SparseLogits,
     /// Output since it was last taken.
     chunk: Chunk,
     turn: Turn,
@@ -182,7 +183,7 @@ impl Chat {
             session,
             loaded: Rc::clone(loaded),
             readout: Readout::Logits,
-            sparse: Vec::new(),
+            sparse: SparseLogits::default(),
             chunk: Chunk::default(),
             turn: Turn::Text { measured: false },
         })
@@ -227,13 +228,7 @@ impl Chat {
             let mut take = |_: usize, _: usize, output: Output<'_>| {
                 if let Output::Top(top) = output {
                     few = true;
-                    sparse.clear();
-                    sparse.resize(vocab, f32::NEG_INFINITY);
-                    for &(token, logit) in top {
-                        if let Some(place) = sparse.get_mut(token as usize) {
-                            *place = logit;
-                        }
-                    }
+                    sparse.set(vocab, top);
                 }
             };
             session.run(device, tokens, Wants::Last(*readout), &mut take).await?;

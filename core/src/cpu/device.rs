@@ -11,7 +11,6 @@ use super::forward::Forward;
 use super::op::shift::Shift;
 use super::options::{CpuOptions, MemoryPlan};
 use super::repack::Layout;
-use super::rows::Rows;
 use super::scratch::{Scratch, ScratchPlan};
 use super::simd::dispatch;
 use super::weights::CpuWeights;
@@ -23,6 +22,7 @@ use crate::memory::Memory;
 use crate::model::weights::ModelBytes;
 use crate::model::{BonsaiModel, ModelConfig, Program};
 use crate::pool::Pool;
+use crate::rows::Rows;
 use crate::session::Session;
 
 /// A model on the CPU: its weights, scratch memory for a batch, and the thread pool. No computing call

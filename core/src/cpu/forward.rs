@@ -16,7 +16,6 @@ use super::op::rope::{rotate, rotate_interleaved};
 use super::op::swiglu::Swiglu;
 use super::parallel::for_each_chunk;
 use super::repack::PANEL_ROWS;
-use super::rows::{Rows, Segment};
 use super::scratch::Scratch;
 use super::simd::{SimdOp, dispatch};
 use super::weights::CpuWeights;
@@ -26,6 +25,7 @@ use crate::error::{Error, Name, Result};
 use crate::model::program::{BufferId, Op, QkNorm, RopePairing, TensorId};
 use crate::model::weights::ModelBytes;
 use crate::pool::{Pool, Serial};
+use crate::rows::{Rows, Segment};
 
 /// The state shared by all operations of a batch.
 pub(super) struct Forward<'f, B> {

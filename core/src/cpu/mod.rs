@@ -24,7 +24,6 @@ pub mod op;
 mod options;
 pub(crate) mod parallel;
 pub mod repack;
-mod rows;
 mod scratch;
 pub mod simd;
 mod weights;

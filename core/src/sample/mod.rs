@@ -7,10 +7,12 @@ mod config;
 mod logprob;
 mod penalty;
 mod rng;
+mod sparse;
 
 pub use config::SamplerConfig;
 pub use logprob::{Logprob, Logprobs, log_sum_exp};
 pub use rng::Pcg32;
+pub use sparse::SparseLogits;
 
 use crate::tokenizer::{TokenKind, Tokenizer};
 use crate::{Error, Result};

@@ -1,11 +1,11 @@
-//! Rows of a batch that are computed together.
+//! Rows of a batch that a device computes together.
 #![forbid(unsafe_code)]
 
 use crate::device::{Batch, Readout};
 
 /// At most as many rows of a batch as the device computes together, possibly across several runs.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Rows<'b> {
+pub struct Rows<'b> {
     batch: &'b Batch<'b>,
     /// The run of the first row, and the index of that row within it.
     run: usize,
@@ -15,31 +15,36 @@ pub(super) struct Rows<'b> {
 
 /// Rows of one sequence: tokens at consecutive positions.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Segment<'b> {
+pub struct Segment<'b> {
     /// Index of the run in the batch, and so of the sequence.
-    pub(super) sequence: usize,
+    pub sequence: usize,
     /// Index of the first row among those computed together.
-    pub(super) row: usize,
+    pub row: usize,
     /// Index of the first row within the run.
-    pub(super) run_row: usize,
-    pub(super) tokens: &'b [u32],
+    pub run_row: usize,
+    /// Their tokens.
+    pub tokens: &'b [u32],
     /// Position of the first row.
-    pub(super) position: usize,
+    pub position: usize,
 }
 
 /// A row that is read out.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Wanted {
+pub struct Wanted {
     /// Index among the rows computed together.
-    pub(super) row: usize,
-    pub(super) sequence: usize,
-    pub(super) run_row: usize,
-    pub(super) readout: Readout,
+    pub row: usize,
+    /// Index of the run in the batch, and so of the sequence.
+    pub sequence: usize,
+    /// Index within the run.
+    pub run_row: usize,
+    /// The kind of output.
+    pub readout: Readout,
 }
 
 impl<'b> Rows<'b> {
-    /// Divides `batch` into parts of at most `most` rows.
-    pub(super) fn parts(batch: &'b Batch<'b>, most: usize) -> impl Iterator<Item = Rows<'b>> {
+    /// Divides `batch` into parts of at most `most` rows. Each run has tokens, as
+    /// [`check_run`](crate::device::check_run) makes sure.
+    pub fn parts(batch: &'b Batch<'b>, most: usize) -> impl Iterator<Item = Rows<'b>> {
         let mut next = (0, 0);
         core::iter::from_fn(move || {
             let (run, run_row) = next;
@@ -60,12 +65,13 @@ impl<'b> Rows<'b> {
     }
 
     /// Number of rows.
-    pub(super) fn len(&self) -> usize {
+    #[allow(clippy::len_without_is_empty, reason = "a part has rows")]
+    pub fn len(&self) -> usize {
         self.len
     }
 
     /// The rows, sequence by sequence.
-    pub(super) fn segments(self) -> impl Iterator<Item = Segment<'b>> + Clone {
+    pub fn segments(self) -> impl Iterator<Item = Segment<'b>> + Clone {
         let mut row = 0;
         let runs = self.batch.iter().enumerate().skip(self.run);
         runs.map_while(move |(sequence, run)| {
@@ -79,7 +85,7 @@ impl<'b> Rows<'b> {
     }
 
     /// The rows that are read out, in order.
-    pub(super) fn wanted(self) -> impl Iterator<Item = Wanted> + Clone {
+    pub fn wanted(self) -> impl Iterator<Item = Wanted> + Clone {
         self.segments().flat_map(move |segment| {
             let run = self.batch[segment.sequence];
             (0..segment.tokens.len()).filter_map(move |i| {
