@@ -5,7 +5,7 @@ use crate::kv::KvStorage;
 use crate::shader::{Extensions, Source, part};
 use crate::upload::Chunk;
 use shohin_core::Activations;
-use shohin_core::model::program::RopePairing;
+use shohin_core::model::program::{Heads, RopePairing};
 use wgpu::{BindGroup, Buffer, ComputePass, ComputePipeline};
 
 /// Words of the step buffer before the tokens; the first is the number of rows.
@@ -148,28 +148,20 @@ pub(crate) enum Output {
     Swiglu,
 }
 
-/// Shapes of the attention shaders.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Heads {
-    pub(crate) query: usize,
-    pub(crate) kv: usize,
-    pub(crate) dim: usize,
+/// The constants of the attention shaders.
+fn head_constants(heads: &Heads, source: Source) -> Source {
+    source
+        .u32("HEADS", heads.query)
+        .u32("KV_HEADS", heads.kv)
+        .u32("HEAD_DIM", heads.dim)
+        .u32("QUADS", heads.dim / 4)
+        .u32("MAX_PARTS", MAX_PARTS)
+        .f32("LOWEST", -1e30)
 }
 
-impl Heads {
-    fn source(&self, source: Source) -> Source {
-        source
-            .u32("HEADS", self.query)
-            .u32("KV_HEADS", self.kv)
-            .u32("HEAD_DIM", self.dim)
-            .u32("QUADS", self.dim / 4)
-            .u32("MAX_PARTS", MAX_PARTS)
-            .f32("LOWEST", -1e30)
-    }
-
-    const fn share(&self) -> usize {
-        self.query / self.kv
-    }
+/// Query heads per key-value head.
+const fn share(heads: &Heads) -> usize {
+    heads.query / heads.kv
 }
 
 /// Keys and values of one layer of a sequence.
@@ -313,8 +305,7 @@ pub(crate) struct RopeStore<'b> {
 /// Normalizes and rotates queries and keys, which share one buffer with the values; stores keys and values in
 /// the cache.
 pub(crate) fn rope(gpu: &Gpu, heads: &Heads, layer: &Layer<'_>, op: &RopeStore<'_>) -> Kernel {
-    let source = heads
-        .source(Source::default())
+    let source = head_constants(heads, Source::default())
         .u32("CAPACITY", layer.capacity)
         .u32("STRIDE", op.q.stride)
         .u32("Q_FIRST", op.q.first)
@@ -353,8 +344,7 @@ pub(crate) enum AttentionTile {
 
 fn attention_source(gpu: &Gpu, heads: &Heads, layer: &Layer<'_>, q: &View, tile: usize) -> Source {
     let native = gpu.extensions().f16;
-    heads
-        .source(Source::default())
+    head_constants(heads, Source::default())
         .u32("CAPACITY", layer.capacity)
         .u32("ROWS_TILE", tile)
         .u32("Q_FIRST", q.first)
@@ -374,12 +364,12 @@ pub(crate) fn attention(
     q: &View,
     acts: &Acts,
 ) -> Kernel {
-    let tile = if tile == AttentionTile::Many { 8 } else { heads.share().min(8) };
+    let tile = if tile == AttentionTile::Many { 8 } else { share(heads).min(8) };
     let source = acts.put(attention_source(gpu, heads, layer, q, tile));
     let source = source.part(part!("attention")).part(part!("attention_whole"));
     let mut buffers = vec![(0, layer.keys), (1, layer.values), (4, &q.buffer), (6, layer.sequence)];
     buffers.extend(acts.bindings());
-    let grid = Grid::Attention { heads: heads.kv, share: heads.share(), tile };
+    let grid = Grid::Attention { heads: heads.kv, share: share(heads), tile };
     Kernel::new(gpu, "attention", source, &buffers, grid)
 }
 
@@ -391,11 +381,11 @@ pub(crate) fn attention_part(
     q: &View,
     parts: &Buffer,
 ) -> Kernel {
-    let tile = heads.share().min(8);
+    let tile = share(heads).min(8);
     let source = attention_source(gpu, heads, layer, q, tile);
     let source = source.part(part!("attention")).part(part!("attention_part"));
     let buffers = [(0, layer.keys), (1, layer.values), (2, parts), (4, &q.buffer), (6, layer.sequence)];
-    let grid = Grid::Parts { heads: heads.kv, share: heads.share(), tile };
+    let grid = Grid::Parts { heads: heads.kv, share: share(heads), tile };
     Kernel::new(gpu, "attention", source, &buffers, grid)
 }
 
@@ -407,7 +397,7 @@ pub(crate) fn attention_combine(
     sequence: &Buffer,
     acts: &Acts,
 ) -> Kernel {
-    let source = acts.put(heads.source(Source::default()).part(part!("sequence")));
+    let source = acts.put(head_constants(heads, Source::default()).part(part!("sequence")));
     let source = source.part(part!("attention_combine"));
     let mut buffers = vec![(0, parts), (6, sequence)];
     buffers.extend(acts.bindings());

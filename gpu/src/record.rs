@@ -5,8 +5,8 @@
 use crate::error::{Error, Result, unsupported};
 use crate::gpu::Gpu;
 use crate::kernel::{
-    self, Acts, AttentionTile, Heads, Kernel, Layer, MAX_PARTS, Output, Product, RopeStore, RowSource,
-    STEP_HEAD, View,
+    self, Acts, AttentionTile, Kernel, Layer, MAX_PARTS, Output, Product, RopeStore, RowSource, STEP_HEAD,
+    View,
 };
 use crate::upload::{GpuModel, Matrix, UploadPlan};
 use shohin_core::Activations;
@@ -312,12 +312,6 @@ pub(crate) struct Recording {
     pub(crate) hidden: Kernel,
 }
 
-/// The shapes of attention in shaders.
-pub(crate) fn heads(program: &Program) -> Heads {
-    let shohin_core::model::program::Heads { query, kv, dim } = program.heads;
-    Heads { query, kv, dim }
-}
-
 impl Recording {
     /// Lowers every operation.
     ///
@@ -528,7 +522,7 @@ impl CacheKernels {
         op: &CacheOp,
         layer: &impl Fn(usize) -> Option<Layer<'c>>,
     ) -> Result<CacheKernels> {
-        let heads = &heads(program);
+        let heads = &program.heads;
         let absent = || unsupported("a layer", "one of the cache");
         match op {
             CacheOp::RopeStore { layer: at, qkv: [q, k, v], norm, eps } => {
