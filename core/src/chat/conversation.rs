@@ -27,19 +27,19 @@
 #![forbid(unsafe_code)]
 
 use super::message::{ChatMessage, FunctionCall, lend};
+use super::model::ChatModel;
 use super::options::{OverflowPolicy, TurnOptions};
 use super::prefix::PrefixState;
 use super::reply::{CallBlocks, Reply, ReplyParser};
-use super::template::{ChatOptions, Role, Style, Template, encode, encode_next};
-use crate::constrain::{Constraint, Vocabulary};
+use super::template::{Role, Style, encode_next};
+use crate::constrain::Constraint;
 use crate::error::{Error, Name, Result};
 use crate::generate::{
     Action, Backend, Detokenizer, Generation, GenerationOptions, Overflow, Reason, common_prefix,
 };
 use crate::sample::{DRY_BREAKERS, Logprob, Sampler};
-use crate::tokenizer::{Special, Tokenizer};
+use crate::tokenizer::Special;
 use alloc::string::String;
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::ControlFlow;
 
@@ -49,20 +49,6 @@ const SINKS: usize = 4;
 
 /// Ends the thoughts when their budget is used up.
 const STOP_THINKING: &str = "\n</think>\n\n";
-
-/// The parts of a model that a conversation needs besides its logits.
-#[derive(Clone, Copy)]
-pub struct ChatModel<'m> {
-    /// Its tokenizer.
-    pub tokenizer: &'m Tokenizer<'m>,
-    /// Its chat template.
-    pub template: Template,
-    /// Number of logits.
-    pub logits: usize,
-    /// Returns the tokenizer's vocabulary prepared for constraints. It takes a while to build, so a host
-    /// builds it on first use.
-    pub vocabulary: &'m dyn Fn() -> Arc<Vocabulary>,
-}
 
 /// The fill level of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -254,7 +240,7 @@ impl Conversation {
     /// how many tokens of the session to keep: truncate it to them.
     ///
     /// # Errors
-    /// Those of [`encode`], [`TurnOptions::grammar`], [`Constraint::new`], [`Sampler::new`] and
+    /// Those of [`encode`](super::encode), [`TurnOptions::grammar`], [`Constraint::new`], [`Sampler::new`] and
     /// [`Generation::new`]. Nothing is sent then.
     pub fn send(
         &mut self,
@@ -340,18 +326,17 @@ impl Conversation {
         last: (usize, usize),
         options: &TurnOptions,
     ) -> Result<usize> {
-        let tools: Vec<&str> = options.tools.iter().map(String::as_str).collect();
-        let template = chat_options(model, options, &tools);
-        let encode_all = |all: &[ChatMessage]| lend(all, |all| encode(model.tokenizer, all, &template));
         // The instructions describe the tools, so other tools mean encoding everything again.
         let (mut last_message, mut last_token) = if self.tools == options.tools { last } else { (0, 0) };
         let known = self.tokens.get(..last_token).unwrap_or_default();
         let mut tokens = match all.get(last_message..) {
             Some(new) if !known.is_empty() => {
+                let tools = options.tool_list();
+                let template = options.template(model, &tools);
                 let more = lend(new, |new| encode_next(model.tokenizer, known, new, &template))?;
                 [known, &more].concat()
             }
-            _ => encode_all(&all)?,
+            _ => options.encode(model, &all)?,
         };
         let mut kept = all;
         let mut dropped_messages = 0;
@@ -363,7 +348,7 @@ impl Conversation {
             {
                 dropped_messages += oldest.len();
                 kept.drain(oldest);
-                tokens = encode_all(&kept)?;
+                tokens = options.encode(model, &kept)?;
                 (last_message, last_token) = (0, 0);
                 room = free.min(half);
             }
@@ -653,25 +638,18 @@ impl Turn {
     }
 }
 
-fn chat_options<'m>(model: &ChatModel<'_>, options: &TurnOptions, tools: &'m [&'m str]) -> ChatOptions<'m> {
-    let thinking = Some(options.thinking.allowed());
-    ChatOptions { template: model.template, thinking, tools, ..ChatOptions::default() }
-}
-
 /// Prompt tokens that are instructions: the common prefix with a conversation that ends after its system
 /// messages.
 fn instruction_tokens(model: &ChatModel<'_>, prompt: &Prompt, options: &TurnOptions) -> Result<usize> {
     let Some(messages) = &prompt.messages else { return Ok(0) };
     let system = messages.iter().position(|m| m.role != Role::System).unwrap_or(messages.len());
-    let tools: Vec<&str> = options.tools.iter().map(String::as_str).collect();
-    let template = chat_options(model, options, &tools);
     // A template puts its own system message before one from the user.
     let other = [ChatMessage::new(Role::User, "")];
     let only = match model.template.system {
         Some(_) if system == 0 => &other[..],
         Some(_) | None => messages.get(..system).unwrap_or_default(),
     };
-    let only = lend(only, |only| encode(model.tokenizer, only, &template))?;
+    let only = options.encode(model, only)?;
     Ok(only.iter().zip(&prompt.tokens).take_while(|(a, b)| a == b).count())
 }
 

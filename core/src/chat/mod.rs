@@ -23,14 +23,16 @@
 
 mod conversation;
 mod message;
+mod model;
 pub mod openai;
 mod options;
 mod prefix;
 mod reply;
 mod template;
 
-pub use conversation::{ChatModel, Conversation, Finish, Piece, Progress, SessionState, Usage, drive};
+pub use conversation::{Conversation, Finish, Piece, Progress, SessionState, Usage, drive};
 pub use message::{ChatMessage, FunctionCall};
+pub use model::ChatModel;
 pub use options::{OverflowPolicy, ResponseFormat, Thinking, ToolChoice, TurnOptions, function_name};
 pub use prefix::PrefixState;
 pub use reply::{CallBlocks, Reply, ReplyParser};

@@ -1,8 +1,8 @@
 //! Options of a reply.
 #![forbid(unsafe_code)]
 
-use super::conversation::ChatModel;
 use super::message::{ChatMessage, lend};
+use super::model::ChatModel;
 use super::template::{ChatOptions, encode};
 use crate::constrain::Grammar;
 use crate::device::Readout;
@@ -175,15 +175,22 @@ impl TurnOptions {
     /// # Errors
     /// As [`encode`].
     pub fn encode(&self, model: &ChatModel<'_>, messages: &[ChatMessage]) -> Result<Vec<u32>> {
-        let tools: Vec<&str> = self.tools.iter().map(String::as_str).collect();
-        let thinking = Some(self.thinking.allowed());
-        let options =
-            ChatOptions { template: model.template, thinking, tools: &tools, ..ChatOptions::default() };
-        lend(messages, |messages| encode(model.tokenizer, messages, &options))
+        let tools = self.tool_list();
+        lend(messages, |messages| encode(model.tokenizer, messages, &self.template(model, &tools)))
     }
 
-    /// What of the logits the sampler can choose from, for devices where some are cheaper than all. Penalties change
-    /// the order; log-probabilities and constraints need all.
+    pub(super) fn tool_list(&self) -> Vec<&str> {
+        self.tools.iter().map(String::as_str).collect()
+    }
+
+    /// The options of the chat template, with [`TurnOptions::tool_list`].
+    pub(super) fn template<'t>(&self, model: &ChatModel<'_>, tools: &'t [&'t str]) -> ChatOptions<'t> {
+        let thinking = Some(self.thinking.allowed());
+        ChatOptions { template: model.template, thinking, tools, ..ChatOptions::default() }
+    }
+
+    /// The logits that the sampler can choose from, for devices where some are cheaper than all. Penalties change the
+    /// order; log-probabilities and constraints need all.
     pub fn readout(&self) -> Readout {
         let SamplerConfig { temperature, top_k, .. } = self.sampler;
         let ordered = self.sampler.repetition_penalty == 1.0
