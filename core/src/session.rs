@@ -278,7 +278,7 @@ impl<D: BlockingDevice> Session<D> {
     }
 }
 
-/// A session on its device, as a [`Backend`](crate::generate::Backend).
+/// A session on its device, as a [`Backend`].
 #[derive(Debug)]
 pub struct Decoder<'s, D: Device> {
     /// The device.
