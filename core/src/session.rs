@@ -6,6 +6,7 @@ use alloc::vec::Vec;
 use crate::device::{BlockingDevice, Device, Output, Readout, Run, SessionOptions, Sink, Wants, check_run};
 use crate::error::{Error, Result};
 use crate::generate::Backend;
+use crate::sample::SparseLogits;
 
 /// A sequence's state: takes tokens, returns logits. Scratch memory belongs to the device, which runs any
 /// number of sessions, also several in one batch ([`Device::run`]).
@@ -93,6 +94,29 @@ impl<D: Device> Session<D> {
         }
         self.position = len;
         Ok(())
+    }
+
+    /// Feeds `tokens`; returns the logits `(vocab)` after the last of them, as far as `readout` has them. If the device
+    /// reads out only the largest, they are in `sparse`, and the others are -inf.
+    ///
+    /// # Errors
+    /// As [`Session::run`].
+    pub async fn read_out<'d>(
+        &mut self,
+        device: &'d mut D,
+        tokens: &[u32],
+        readout: Readout,
+        sparse: &'d mut SparseLogits,
+    ) -> Result<&'d [f32], D::Error> {
+        let (vocab, mut few) = (device.program().vocab(), false);
+        let mut take = |_: usize, _: usize, output: Output<'_>| {
+            if let Output::Top(top) = output {
+                few = true;
+                sparse.set(vocab, top);
+            }
+        };
+        self.run(device, tokens, Wants::Last(readout), &mut take).await?;
+        Ok(if few { sparse.as_slice() } else { device.logits() })
     }
 
     /// Feeds `tokens`; passes the requested outputs to `sink`, with sequence 0. After an error the session is

@@ -1,6 +1,6 @@
 //! One sequence of tokens on any device.
 
-use shohin_core::device::{BlockingDevice, Output, Readout, Wants};
+use shohin_core::device::{BlockingDevice, Readout};
 use shohin_core::generate::Backend;
 use shohin_core::sample::SparseLogits;
 use shohin_core::{Error, Result, Session};
@@ -91,16 +91,7 @@ impl<D: BlockingDevice<Error: Into<Error>>> Backend for OnDevice<D> {
 
     fn feed(&mut self, tokens: &[u32]) -> Result<&[f32]> {
         let OnDevice { device, session, readout, sparse, .. } = self;
-        let vocab = device.program().vocab();
-        let mut few = false;
-        let mut sink = |_: usize, _: usize, output: Output<'_>| {
-            if let Output::Top(top) = output {
-                few = true;
-                sparse.set(vocab, top);
-            }
-        };
-        D::wait(session.run(device, tokens, Wants::Last(*readout), &mut sink)).map_err(Into::into)?;
-        Ok(if few { sparse.as_slice() } else { device.logits() })
+        D::wait(session.read_out(device, tokens, *readout, sparse)).map_err(Into::into)
     }
 
     fn truncate(&mut self, len: usize) -> Result<()> {

@@ -10,10 +10,10 @@ use crate::snapshot;
 use js_sys::Array;
 use shohin_core::chat::openai::{ChatCompletionRequest, Chunk, ChunkWriter, CompletionId, completion};
 use shohin_core::chat::{ChatMessage, Conversation, Finish, PrefixState, SessionState, TurnOptions};
-use shohin_core::device::{Output, Readout, Wants};
+use shohin_core::device::Readout;
 use shohin_core::generate::Action;
 use shohin_core::sample::SparseLogits;
-use shohin_core::{Device as _, Result, Session};
+use shohin_core::{Result, Session};
 use std::rc::Rc;
 use wasm_bindgen::prelude::*;
 
@@ -223,16 +223,7 @@ impl Chat {
                 }
                 Action::Decode(tokens) => tokens,
             };
-            let vocab = device.program().vocab();
-            let mut few = false;
-            let mut take = |_: usize, _: usize, output: Output<'_>| {
-                if let Output::Top(top) = output {
-                    few = true;
-                    sparse.set(vocab, top);
-                }
-            };
-            session.run(device, tokens, Wants::Last(*readout), &mut take).await?;
-            let logits = if few { sparse.as_slice() } else { device.logits() };
+            let logits = session.read_out(device, tokens, *readout, sparse).await?;
             let Some(piece) = conversation.logits(&loaded.tokenizer, logits)? else {
                 return Ok(Step::Prompt);
             };

@@ -8,9 +8,6 @@ use shohin_core::model::Pooling;
 use shohin_core::{Activations, Error, KvFormat, Name, SamplerConfig};
 use wasm_bindgen::prelude::*;
 
-/// Tokens that `overflow: "trim"` keeps free for a reply whose length is not limited.
-const RESERVE: usize = 256;
-
 /// Reads `ChatOptions` of the TypeScript side.
 ///
 /// # Errors
@@ -44,10 +41,9 @@ pub(crate) fn turn_options(given: &JsValue) -> JsResult<TurnOptions> {
         }
         _ => ResponseFormat::Text,
     };
-    let reserve = options.max_tokens.unwrap_or(RESERVE);
     options.overflow = match string(given, "overflow").as_deref() {
         Some("shift") => OverflowPolicy::Shift { keep: None },
-        Some("trim") => OverflowPolicy::Trim { reserve, free: reserve },
+        Some("trim") => OverflowPolicy::trim_for(options.max_tokens),
         _ => OverflowPolicy::Error,
     };
     Ok(options)

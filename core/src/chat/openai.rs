@@ -66,9 +66,6 @@ const MESSAGE_FIELDS: &[&str] = &[
     "annotations",
 ];
 
-/// Tokens that `overflow: "trim"` keeps free for a reply whose length is not limited.
-const RESERVE: usize = 256;
-
 /// The largest whole number up to which every one is a number of JSON's readers.
 const MAX_SAFE_INTEGER: f64 = ((1u64 << 53) - 1) as f64;
 
@@ -127,10 +124,7 @@ impl ChatCompletionRequest {
         options.overflow = match (request.string("overflow")?.as_deref(), options.max_tokens) {
             (None | Some("error"), _) => OverflowPolicy::Error,
             (Some("shift"), _) => OverflowPolicy::Shift { keep: None },
-            (Some("trim"), room) => {
-                let room = room.unwrap_or(RESERVE);
-                OverflowPolicy::Trim { reserve: room, free: room }
-            }
+            (Some("trim"), max_tokens) => OverflowPolicy::trim_for(max_tokens),
             (Some(_), _) => return Err(refused("overflow", "must be error, shift or trim")),
         };
         let mut messages = Vec::new();

@@ -91,7 +91,16 @@ pub enum OverflowPolicy {
 
 impl OverflowPolicy {
     /// [`OverflowPolicy::Trim`] for chats: dropping turns costs a new prefill, so half of the context is freed.
-    pub const TRIM: OverflowPolicy = OverflowPolicy::Trim { reserve: 256, free: usize::MAX };
+    pub const TRIM: OverflowPolicy = OverflowPolicy::Trim { reserve: Self::RESERVE, free: usize::MAX };
+
+    /// Tokens to keep free for a reply whose length is not limited.
+    const RESERVE: usize = 256;
+
+    /// [`OverflowPolicy::Trim`] that leaves out no more than a reply of at most `max_tokens` needs.
+    pub fn trim_for(max_tokens: Option<usize>) -> OverflowPolicy {
+        let room = max_tokens.unwrap_or(Self::RESERVE);
+        OverflowPolicy::Trim { reserve: room, free: room }
+    }
 }
 
 /// Options of a turn.

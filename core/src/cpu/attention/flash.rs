@@ -276,7 +276,7 @@ fn span<C: FlashCodec>(
             Kind::Neon | Kind::NeonDot => run::<simd::Neon, C, 1, 2, 4, 2>(&job, softmax),
             #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
             Kind::Scalar if SIMD_ONLY => simd128(&job, softmax),
-            Kind::Scalar => run::<simd::Scalar, C, 0, 1, 1, 1>(&job, softmax),
+            Kind::Scalar => run::<simd::Scalar, C, 0, 1, 2, 1>(&job, softmax),
             #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
             Kind::Simd128 => simd128(&job, softmax),
             #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
