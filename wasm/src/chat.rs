@@ -2,10 +2,11 @@
 
 use crate::device::{self, Device, DeviceError};
 use crate::error::{JsResult, js};
-use crate::message::{chunk_object, finish_object, message_object, messages};
+use crate::message::{Timings, chunk_object, finish_object, message_object, messages};
 use crate::model::Loaded;
 use crate::object::object;
-use crate::options::{exact, turn_options};
+use crate::options::{random_seed, turn_options};
+use crate::platform::{random, unix_seconds};
 use crate::snapshot;
 use js_sys::Array;
 use shohin_core::chat::openai::{ChatCompletionRequest, Chunk, ChunkWriter, CompletionId, completion};
@@ -43,6 +44,9 @@ pub struct Chat {
     /// Output since it was last taken.
     chunk: Chunk,
     turn: Turn,
+    /// Of the current turn.
+    seed: u64,
+    timings: Timings,
 }
 
 /// The prompt of a turn.
@@ -96,18 +100,18 @@ impl Chat {
         self.continue_tokens(tokens, turn_options(options)?).map_err(js)
     }
 
-    /// Begins the answer to a request in OpenAI's form. `id` has letters and digits that no other answer has, `created`
-    /// is in seconds since 1970, and `seed` is used if the request has none.
+    /// Begins the answer to a request in OpenAI's form.
     ///
     /// # Errors
     /// As `respond`, and for an invalid request.
-    pub fn answer(&mut self, request: &str, id: String, created: f64, seed: f64) -> JsResult<()> {
+    pub fn answer(&mut self, request: &str) -> JsResult<()> {
         let mut request = ChatCompletionRequest::parse(request).map_err(js)?;
         if request.seed.is_none() {
-            request.options.sampler.seed = exact("seed", seed)?;
+            request.options.sampler.seed = random_seed();
         }
         let model = request.model.clone().unwrap_or_else(|| self.loaded.name().into());
-        let id = CompletionId { id, created: created as u64, model };
+        let id = random::<12>().map(|byte| format!("{byte:02x}")).concat();
+        let id = CompletionId { id, created: unix_seconds(), model };
         let writer = request.stream.then(|| ChunkWriter::new(id.clone(), &request));
         let ChatCompletionRequest { messages, options, .. } = request;
         let measured = options.logprobs.is_some();
@@ -131,14 +135,14 @@ impl Chat {
         }
     }
 
-    /// Ends the turn. Returns how it ended: `Finish` or `ChatFinish` of the TypeScript side without the seed and timings,
-    /// or for a request in OpenAI's form an object with `answers`, JSON texts of the last chunks or of the whole, and
+    /// Ends the turn. Returns how it ended: `Finish` or `ChatFinish` of the TypeScript side, or for a
+    /// request in OpenAI's form an object with `answers`, JSON texts of the last chunks or of the whole, and
     /// `messages`, those of the request and the reply. Undefined if it was not done.
     pub fn finish(&mut self) -> JsValue {
         let Some(finish) = self.end_turn() else { return JsValue::UNDEFINED };
         let made = match &self.turn {
-            Turn::Text { .. } => finish_object(&finish, false),
-            Turn::Chat { .. } => finish_object(&finish, true),
+            Turn::Text { .. } => finish_object(&finish, false, self.seed, &self.timings),
+            Turn::Chat { .. } => finish_object(&finish, true, self.seed, &self.timings),
             Turn::Completion { id, writer, measured, messages } => {
                 let answers = match writer {
                     Some(writer) => writer.finish(&finish),
@@ -186,6 +190,8 @@ impl Chat {
             sparse: SparseLogits::default(),
             chunk: Chunk::default(),
             turn: Turn::Text { measured: false },
+            seed: 0,
+            timings: Timings::begin(),
         })
     }
 
@@ -199,6 +205,8 @@ impl Chat {
         self.end();
         self.chunk = Chunk::default();
         self.turn = turn;
+        self.seed = options.sampler.seed;
+        self.timings = Timings::begin();
         options.batch = self.loaded.weights.batch(&self.device);
         self.readout = device::readout(&options);
         let Chat { conversation, loaded, session, .. } = self;
@@ -212,7 +220,7 @@ impl Chat {
 
     /// Does the next bounded piece of work.
     pub(crate) async fn advance(&mut self) -> Result<Step, DeviceError> {
-        let Chat { conversation, device, session, loaded, readout, sparse, chunk, .. } = self;
+        let Chat { conversation, device, session, loaded, readout, sparse, chunk, timings, .. } = self;
         loop {
             let tokens = match conversation.next() {
                 Action::Done(_) => return Ok(Step::Done),
@@ -229,7 +237,11 @@ impl Chat {
             };
             chunk.push(&piece);
             // The token that ends a reply is not part of it.
-            return Ok(if piece.tokens.is_empty() { Step::Done } else { Step::Token });
+            if piece.tokens.is_empty() {
+                return Ok(Step::Done);
+            }
+            timings.token();
+            return Ok(Step::Token);
         }
     }
 

@@ -24,6 +24,7 @@ mod message;
 mod model;
 mod object;
 mod options;
+mod platform;
 mod snapshot;
 #[cfg(all(test, not(feature = "gpu"), target_arch = "wasm32"))]
 mod tests;

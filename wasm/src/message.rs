@@ -2,6 +2,7 @@
 
 use crate::error::{JsResult, js};
 use crate::object::{count, elements, object, set, string};
+use crate::platform::milliseconds;
 use js_sys::{Array, Object};
 use shohin_core::chat::openai::{Chunk, TokenLogprob};
 use shohin_core::chat::{ChatMessage, Finish, FunctionCall, Role, Usage};
@@ -9,6 +10,39 @@ use shohin_core::sample::Logprob;
 use shohin_core::tokenizer::Tokenizer;
 use shohin_core::{Error, Name};
 use wasm_bindgen::prelude::*;
+
+/// The times of a turn, in milliseconds on one clock.
+pub(crate) struct Timings {
+    began: f64,
+    /// When the first token was there.
+    first: Option<f64>,
+    /// When the last token was there.
+    last: f64,
+}
+
+impl Timings {
+    /// A turn that begins now.
+    pub(crate) fn begin() -> Timings {
+        let began = milliseconds();
+        Timings { began, first: None, last: began }
+    }
+
+    /// Notes a new token.
+    pub(crate) fn token(&mut self) {
+        self.last = milliseconds();
+        self.first.get_or_insert(self.last);
+    }
+
+    /// Spent on the prompt and the first token.
+    fn prefill(&self) -> f64 {
+        self.first.unwrap_or(self.last) - self.began
+    }
+
+    /// Spent on the tokens after the first.
+    fn decode(&self) -> f64 {
+        self.last - self.first.unwrap_or(self.last)
+    }
+}
 
 /// Reads messages, whose types the TypeScript side has checked.
 ///
@@ -59,11 +93,17 @@ pub(crate) fn chunk_object(chunk: &Chunk, measured: bool, tokenizer: &Tokenizer<
     made
 }
 
-/// `Finish` of the TypeScript side without the seed and timings; `ChatFinish` if it ends a `chat`.
-pub(crate) fn finish_object(finish: &Finish, chat: bool) -> Object {
+/// `Finish` of the TypeScript side; `ChatFinish` if it ends a `chat`.
+pub(crate) fn finish_object(finish: &Finish, chat: bool, seed: u64, timings: &Timings) -> Object {
     let Finish { reason, message, text, usage } = finish;
-    let made =
-        object([("reason", reason.code().into()), ("text", text.into()), ("usage", usage_object(usage))]);
+    let made = object([
+        ("reason", reason.code().into()),
+        ("text", text.into()),
+        ("usage", usage_object(usage)),
+        // At most 2^53 - 1.
+        ("seed", JsValue::from_f64(seed as f64)),
+        ("timings", timings_object(timings, usage)),
+    ]);
     if chat {
         set(&made, "message", message_object(message));
     }
@@ -110,6 +150,19 @@ fn usage_object(usage: &Usage) -> JsValue {
         ("reasoningTokens", count(reasoning_tokens)),
         ("droppedMessages", count(dropped_messages)),
         ("forgottenTokens", count(forgotten_tokens)),
+    ])
+    .into()
+}
+
+fn timings_object(timings: &Timings, usage: &Usage) -> JsValue {
+    let (prefill, decode) = (timings.prefill(), timings.decode());
+    let rate = |tokens: usize, ms: f64| if ms > 0.0 { tokens as f64 * 1000.0 / ms } else { 0.0 };
+    let computed = usage.prompt_tokens.saturating_sub(usage.cached_tokens);
+    object([
+        ("prefillMs", JsValue::from_f64(prefill)),
+        ("decodeMs", JsValue::from_f64(decode)),
+        ("prefillTokensPerSecond", JsValue::from_f64(rate(computed, prefill))),
+        ("tokensPerSecond", JsValue::from_f64(rate(usage.completion_tokens.saturating_sub(1), decode))),
     ])
     .into()
 }

@@ -2,6 +2,7 @@
 
 use crate::error::{JsResult, js};
 use crate::object::{elements, get, string};
+use crate::platform::random;
 use js_sys::JSON;
 use shohin_core::chat::{OverflowPolicy, ResponseFormat, Thinking, ToolChoice, TurnOptions};
 use shohin_core::model::Pooling;
@@ -100,10 +101,16 @@ fn sampler(given: &JsValue) -> JsResult<SamplerConfig> {
             *setting = whole(name, value)?;
         }
     }
-    if let Some(seed) = get(given, "seed").as_f64() {
-        config.seed = exact("seed", seed)?;
-    }
+    config.seed = match get(given, "seed").as_f64() {
+        Some(seed) => exact("seed", seed)?,
+        None => random_seed(),
+    };
     Ok(config)
+}
+
+/// A seed short enough to be copied by hand.
+pub(crate) fn random_seed() -> u64 {
+    u32::from_ne_bytes(random()).into()
 }
 
 /// A value as a JSON text.

@@ -156,7 +156,7 @@ fn requests_are_answered_in_the_form_of_openai() {
     };
     let mut answer = |request: &str| {
         model.check_request(request).unwrap();
-        chat.answer(request, "x".into(), 1.0, 7.0).unwrap();
+        chat.answer(request).unwrap();
         let mut answers = Vec::new();
         while chat.step().unwrap() != Step::Done {
             answers.extend(chat.take_chunk().as_string());

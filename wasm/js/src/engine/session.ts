@@ -13,9 +13,6 @@ const SLOT = 12;
 /** Codes after which `recompute` helps. */
 const RECOMPUTED = ["snapshot_damaged", "snapshot_foreign", "length", "context_full"];
 
-/** Milliseconds spent on the prompt, and on new tokens after the first. */
-type Times = Pick<Finish["timings"], "prefillMs" | "decodeMs">;
-
 /** @internal */
 export class Session {
   /** Capacity in tokens. */
@@ -48,8 +45,7 @@ export class Session {
 
   /** Answers a request in the format of OpenAI's chat completions: the chunks, or the whole, as JSON. */
   async *answer(request: string, signal: AbortSignal | undefined): AsyncGenerator<string, void, void> {
-    const id = [...crypto.getRandomValues(new Uint8Array(12))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
-    const begin = (chat: Chat) => chat.answer(request, id, Math.floor(Date.now() / 1000), randomSeed());
+    const begin = (chat: Chat) => chat.answer(request);
     const take = (chat: Chat) => chat.take_chunk() as string | undefined;
     const last = yield* this.#run(signal, begin, take, (chat) => {
       const rest = take(chat);
@@ -127,19 +123,10 @@ export class Session {
     begin: (chat: Chat, options: ChatOptions) => void,
     done: (finish: F) => void,
   ): AsyncGenerator<Chunk<F>, F, void> {
-    const seed = options.seed ?? randomSeed();
     const take = (chat: Chat) => chat.take_chunk() as Chunk<F>;
-    const last = yield* this.#run(signal, (chat) => begin(chat, { ...options, seed }), take, (chat, times) => {
+    const last = yield* this.#run(signal, (chat) => begin(chat, options), take, (chat) => {
       const chunk = take(chat);
-      const ended = chat.finish() as Omit<F, "seed" | "timings">;
-      const { promptTokens, cachedTokens, completionTokens } = ended.usage;
-      const rate = (tokens: number, ms: number) => (tokens > 0 && ms > 0 ? (tokens * 1000) / ms : 0);
-      const timings = {
-        ...times,
-        prefillTokensPerSecond: rate(promptTokens - cachedTokens, times.prefillMs),
-        tokensPerSecond: rate(completionTokens - 1, times.decodeMs),
-      };
-      const finish = { ...ended, seed, timings } as F;
+      const finish = chat.finish() as F;
       done(finish);
       return { ...chunk, finish };
     });
@@ -152,28 +139,22 @@ export class Session {
     signal: AbortSignal | undefined,
     begin: (chat: Chat) => void,
     take: (chat: Chat) => C | undefined,
-    end: (chat: Chat, times: Times) => E,
+    end: (chat: Chat) => E,
   ): AsyncGenerator<C, E, void> {
     const release = await this.#lock();
     try {
       if (signal?.aborted) throw abortError(signal);
-      const began = performance.now();
       this.#call(begin);
-      let firstToken: number | undefined;
-      let lastToken = began;
+      let isFirst = true;
       let unsent = false;
-      let slot = began;
+      let slot = performance.now();
       for (;;) {
         const step = await this.#ask((chat) => chat.step());
         if (step === Step.Done) break;
-        const now = performance.now();
-        const isFirst = step === Step.Token && firstToken === undefined;
-        if (step === Step.Token) {
-          unsent = true;
-          lastToken = now;
-          firstToken ??= now;
-        }
-        if (now - slot < SLOT && !isFirst) continue;
+        const isToken = step === Step.Token;
+        unsent ||= isToken;
+        if (performance.now() - slot < SLOT && !(isToken && isFirst)) continue;
+        isFirst &&= !isToken;
         const chunk = unsent ? this.#call(take) : undefined;
         unsent = false;
         if (chunk !== undefined) yield chunk;
@@ -182,16 +163,11 @@ export class Session {
         this.#loaded.alive();
         if (signal?.aborted) throw abortError(signal);
       }
-      const first = firstToken ?? lastToken;
-      return this.#call((chat) => end(chat, { prefillMs: first - began, decodeMs: lastToken - first }));
+      return this.#call(end);
     } finally {
       // Also reached when the consumer leaves its loop early.
       if (!this.#loaded.dead) this.#chat?.end();
       release();
     }
   }
-}
-
-function randomSeed(): number {
-  return crypto.getRandomValues(new Uint32Array(1))[0]!;
 }
