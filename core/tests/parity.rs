@@ -153,10 +153,19 @@ fn long_rows_and_many_tokens_equal_the_reference() {
 fn prompts_equal_the_reference() {
     let mut numbers = Numbers(7);
     for format in Format::ALL.into_iter().filter(|f| repacked_format(*f).is_some()) {
-        for (i, (rows, blocks, tokens)) in
-            [(16, 1, 16), (32, 3, 15), (48, 2, 17), (37, 5, 33), (64, 1, 31), (33, 9, 130)]
-                .into_iter()
-                .enumerate()
+        for (i, (rows, blocks, tokens)) in [
+            (16, 1, 16),
+            (32, 3, 15),
+            (48, 2, 17),
+            (37, 5, 33),
+            (64, 1, 31),
+            (33, 9, 130),
+            (48, 2, 77),
+            (2064, 1, 9),
+            (1040, 1, 64),
+        ]
+        .into_iter()
+        .enumerate()
         {
             let cols = blocks * format.block();
             let mut packed = weights(&mut numbers, format, rows, cols);

@@ -8,9 +8,9 @@ use core::future::Future;
 
 use super::cache::{self, CpuCache};
 use super::forward::Forward;
+use super::matmul::Lookups;
 use super::op::shift::Shift;
 use super::options::{CpuOptions, MemoryPlan};
-use super::repack::Layout;
 use super::scratch::{Scratch, ScratchPlan};
 use super::simd::dispatch;
 use super::weights::CpuWeights;
@@ -49,7 +49,7 @@ impl<B: ModelBytes> CpuWeights<B> {
     /// # Errors
     /// For an option outside its range; [`Error::Memory`] if the size exceeds the address space.
     pub fn memory_plan(&self, options: &CpuOptions, session: &SessionOptions) -> Result<MemoryPlan> {
-        let (config, luts) = (self.model().config(), self.any_in(Layout::Panels8));
+        let (config, luts) = (self.model().config(), self.lookups(options.isa));
         MemoryPlan::new(config, self.program(), luts, options, session)
     }
 
@@ -58,7 +58,7 @@ impl<B: ModelBytes> CpuWeights<B> {
     /// # Errors
     /// As there.
     pub fn repacked_memory_plan(&self, options: &CpuOptions, session: &SessionOptions) -> Result<MemoryPlan> {
-        let luts = self.any_repacked_to(Layout::Panels8, options.isa);
+        let luts = self.repacked_lookups(options.isa);
         MemoryPlan::new(self.model().config(), self.program(), luts, options, session)
     }
 }
@@ -70,13 +70,13 @@ impl MemoryPlan {
     /// # Errors
     /// As [`CpuWeights::memory_plan`].
     pub fn for_config(config: &ModelConfig, options: &CpuOptions, session: &SessionOptions) -> Result<Self> {
-        MemoryPlan::new(config, &config.program(), true, options, session)
+        MemoryPlan::new(config, &config.program(), Lookups::Always, options, session)
     }
 
     fn new(
         config: &ModelConfig,
         program: &Program,
-        luts: bool,
+        luts: Lookups,
         options: &CpuOptions,
         session: &SessionOptions,
     ) -> Result<MemoryPlan> {
@@ -168,7 +168,7 @@ impl<'m, B: ModelBytes> Cpu<'m, B> {
 
     fn plan(weights: &CpuWeights<B>, options: &CpuOptions) -> Result<(CpuOptions, ScratchPlan, usize)> {
         let options = options.fitted(weights.model().config())?;
-        let plan = ScratchPlan::new(weights.program(), &options, weights.any_in(Layout::Panels8))?;
+        let plan = ScratchPlan::new(weights.program(), &options, weights.lookups(options.isa))?;
         let mut planner = Planner::default();
         plan.plan(&mut planner);
         Ok((options, plan, planner.total()?))

@@ -276,7 +276,6 @@ impl<B: ModelBytes> Forward<'_, B> {
         scratch: &'s mut Scratch<'_>,
     ) -> Result<Input<'s>> {
         let len = n * q8_blocks(cols);
-        let luts = lut_len(self.isa, n, cols).min(scratch.luts.len());
         if scratch.q8.is_empty() {
             return Ok(Input { f32: scratch.buffer(x, n * cols), q8: None, luts: &[] });
         }
@@ -284,6 +283,7 @@ impl<B: ModelBytes> Forward<'_, B> {
         let quantized = quantize(self.isa, scratch.buffer(x, n * cols), cols, &mut q8[..len]);
         scratch.q8 = q8;
         quantized?;
+        let luts = if scratch.lookups.include(self.isa, n) { lut_len(self.isa, n, cols) } else { 0 };
         if luts > 0 {
             build_lut(self.isa, &scratch.q8[..len], cols, &mut scratch.luts[..luts])?;
         }

@@ -282,6 +282,10 @@ const fn zip(word: u32) -> u32 {
 #[allow(dead_code, reason = "not every target has kernels for it")]
 pub(crate) const ONE_BIT_SHIFT: [u32; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
 
+/// For each bit of a byte, the `s` whose [`ONE_BIT_SHIFT`] it is.
+#[allow(dead_code, reason = "not every target has kernels for it")]
+pub(crate) const ONE_BIT_FOURS: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
+
 /// Splits a file's block into scale and codes, with the codes in the order of the columns.
 #[inline(always)]
 fn split(order: Order, block: &[u8], words: &mut [u32]) -> [u8; 2] {

@@ -6,7 +6,7 @@ use heapless::Vec as ArrayVec;
 use super::activation_lut::ActivationLut;
 use super::activations::{Q8Block, q8_blocks};
 use super::attention::scratch_len;
-use super::matmul::lut_len;
+use super::matmul::{Lookups, lut_len};
 use super::options::CpuOptions;
 use crate::arena::{Arena, Planner};
 use crate::cache::KvShape;
@@ -33,13 +33,14 @@ pub(super) struct ScratchPlan {
     attention: usize,
     logits: usize,
     q8: usize,
+    lookups: Lookups,
     luts: usize,
 }
 
 impl ScratchPlan {
-    /// The plan for a device with `options`, which are within the model's limits. `luts`: whether any matrix
-    /// uses lookup tables.
-    pub(super) fn new(program: &Program, options: &CpuOptions, luts: bool) -> Result<Self> {
+    /// The plan for a device with `options`, which are within the model's limits. `lookups`: the
+    /// products that use lookup tables.
+    pub(super) fn new(program: &Program, options: &CpuOptions, lookups: Lookups) -> Result<Self> {
         let batch = options.batch;
         let each = |cols: usize| batch.saturating_mul(cols);
         let mut buffers = ArrayVec::new();
@@ -62,7 +63,8 @@ impl ScratchPlan {
             head_dim: program.heads.dim,
         };
         // The maximum may be needed by a batch, a part of one or a single token.
-        let most_luts = || (1..=batch).map(|tokens| lut_len(options.isa, tokens, input)).max().unwrap_or(0);
+        let luts = (1..=batch).filter(|tokens| lookups.include(options.isa, *tokens));
+        let luts = luts.map(|tokens| lut_len(options.isa, tokens, input)).max().unwrap_or(0);
         Ok(ScratchPlan {
             buffers,
             delta: each(delta),
@@ -72,7 +74,8 @@ impl ScratchPlan {
             attention: scratch_len(&shape, program.heads.query, batch),
             logits: options.logit_rows.saturating_mul(program.vocab()),
             q8: if int8 { each(q8_blocks(input)) } else { 0 },
-            luts: if int8 && luts { most_luts() } else { 0 },
+            lookups,
+            luts: if int8 { luts } else { 0 },
         })
     }
 
@@ -107,6 +110,7 @@ impl ScratchPlan {
             key: arena.take(self.key)?,
             attention: arena.take(self.attention)?,
             q8: arena.take(self.q8)?,
+            lookups: self.lookups,
             luts: arena.take(self.luts)?,
         })
     }
@@ -131,7 +135,9 @@ pub(super) struct Scratch<'b> {
     pub(super) attention: &'b mut [f32],
     /// A product's input in int8, `(batch, blocks of the widest)`; empty with f32 activations.
     pub(super) q8: &'b mut [Q8Block],
-    /// Its lookup tables; empty if no matrix uses them.
+    /// The products that use lookup tables.
+    pub(super) lookups: Lookups,
+    /// Its lookup tables; empty if there are no such products.
     pub(super) luts: &'b mut [ActivationLut],
 }
 

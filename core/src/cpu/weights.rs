@@ -6,6 +6,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use super::isa::Isa;
+use super::matmul::Lookups;
 use super::repack::{Layout, PackedMatrix, repack, repacked_format};
 use crate::error::Result;
 use crate::model::program::{TensorId, TensorRole};
@@ -99,18 +100,23 @@ impl<B: ModelBytes> CpuWeights<B> {
         }
     }
 
-    /// Whether any matrix is in `layout`.
-    pub(super) fn any_in(&self, layout: Layout) -> bool {
-        self.packed.iter().any(|packed| matches!(packed, Packed::Matrix(_, found) if *found == layout))
+    /// The products that use lookup tables.
+    pub(super) fn lookups(&self, isa: Isa) -> Lookups {
+        let of = |packed: &Packed| match packed {
+            Packed::Matrix(format, layout) => Lookups::of(isa, *layout, *format),
+            Packed::Vector(_) => Lookups::Never,
+        };
+        self.packed.iter().map(of).max().unwrap_or(Lookups::Never)
     }
 
-    /// Whether any matrix would be in `layout` if the weights were expanded and repacked for `isa`.
-    pub(super) fn any_repacked_to(&self, layout: Layout, isa: Isa) -> bool {
-        self.packed.iter().zip(self.model.weights().tensors()).any(|(packed, tensor)| {
-            let repacked = repacked_format(tensor.format.expanded().unwrap_or(tensor.format));
-            let in_layout = |format| Layout::preferred(isa, format) == layout;
-            matches!(packed, Packed::Matrix(..)) && repacked.is_some_and(in_layout)
-        })
+    /// As [`CpuWeights::lookups`], if the weights were expanded and repacked for `isa`.
+    pub(super) fn repacked_lookups(&self, isa: Isa) -> Lookups {
+        let of = |(packed, tensor): (&Packed, &StoredTensor)| {
+            let format = repacked_format(tensor.format.expanded().unwrap_or(tensor.format))?;
+            let lookups = Lookups::of(isa, Layout::preferred(isa, format), format);
+            matches!(packed, Packed::Matrix(..)).then_some(lookups)
+        };
+        self.packed.iter().zip(self.model.weights().tensors()).filter_map(of).max().unwrap_or(Lookups::Never)
     }
 
     /// Packed bytes read per decoded token: every matrix once, and a row of the embedding.

@@ -8,6 +8,7 @@ use core::arch::x86_64::*;
 use super::args::{Kernel, MatmulArgs};
 use super::lut_kernel::{self, EIGHTS, LutKernel};
 use super::panel_kernel::{PanelKernel, QUADS, kernel_of, rows};
+use super::token_lanes::{Lanes, TokenLanes};
 use crate::cpu::activation_lut::{self, ActivationLut, FOUR, Subsets};
 use crate::cpu::activations::{Q8_LEN, Q8Block};
 use crate::cpu::parallel::OutputRows;
@@ -28,7 +29,7 @@ fn one_bit(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
 #[target_feature(enable = "avx2,f16c")]
 fn kernel<const BITS: usize, const BLOCK: usize>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
     // SAFETY: the features of this function.
-    unsafe { rows::<Avx2, BITS, BLOCK, 4>(args, out) };
+    unsafe { rows::<Avx2, BITS, BLOCK, 4>(args, out, 0) };
 }
 
 /// One token's lookup tables.
@@ -323,5 +324,93 @@ impl Subsets for Avx2 {
             _mm_storeu_si128(low.as_mut_ptr().cast(), _mm256_castsi256_si128(bytes));
             _mm_storeu_si128(high.as_mut_ptr().cast(), _mm256_extracti128_si256::<1>(bytes));
         }
+    }
+}
+
+/// A table has 16 entries for four columns.
+pub(super) const LANES: Lanes = Lanes { group: 16, least: 64, from: 12, rows: 256 };
+
+#[allow(
+    clippy::undocumented_unsafe_blocks,
+    reason = "every block needs what the trait asks for, and no more"
+)]
+impl TokenLanes for Avx2 {
+    const LANES: Lanes = LANES;
+    type Sums = __m256i;
+    type Integers = [__m256i; 2];
+    type Factors = [__m256i; 2];
+
+    #[inline(always)]
+    unsafe fn load(p: *const i16) -> __m256i {
+        unsafe { _mm256_loadu_si256(p.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(p: *mut i16, sums: __m256i) {
+        unsafe { _mm256_storeu_si256(p.cast(), sums) };
+    }
+
+    #[inline(always)]
+    unsafe fn add(a: __m256i, b: __m256i) -> __m256i {
+        unsafe { _mm256_add_epi16(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_integers(p: *const i32) -> [__m256i; 2] {
+        unsafe { [_mm256_loadu_si256(p.cast()), _mm256_loadu_si256(p.add(8).cast())] }
+    }
+
+    #[inline(always)]
+    unsafe fn store_integers(p: *mut i32, n: [__m256i; 2]) {
+        unsafe {
+            _mm256_storeu_si256(p.cast(), n[0]);
+            _mm256_storeu_si256(p.add(8).cast(), n[1]);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add_integers(a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
+        unsafe { [_mm256_add_epi32(a[0], b[0]), _mm256_add_epi32(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    unsafe fn load_factors(p: *const i16) -> [__m256i; 2] {
+        unsafe { Self::load_integers(p.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn add_parts(n: [__m256i; 2], a: __m256i, b: __m256i, factors: [__m256i; 2]) -> [__m256i; 2] {
+        unsafe {
+            [
+                _mm256_add_epi32(n[0], _mm256_madd_epi16(_mm256_unpacklo_epi16(a, b), factors[0])),
+                _mm256_add_epi32(n[1], _mm256_madd_epi16(_mm256_unpackhi_epi16(a, b), factors[1])),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add_block(sums: *mut f32, n: [__m256i; 2], d: f32) {
+        unsafe {
+            for (h, n) in n.into_iter().enumerate() {
+                let sums = sums.add(8 * h);
+                let product = _mm256_mul_ps(_mm256_cvtepi32_ps(n), _mm256_set1_ps(d));
+                _mm256_storeu_ps(sums, _mm256_add_ps(_mm256_loadu_ps(sums), product));
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn entries(codes: *const u8, shift: i32, mask: u8, entries: *mut u16) {
+        unsafe {
+            let codes = _mm256_cvtepu8_epi16(_mm_loadu_si128(codes.cast()));
+            let codes = _mm256_srl_epi16(codes, _mm_cvtsi32_si128(shift));
+            let codes = _mm256_and_si256(codes, _mm256_set1_epi16(mask.into()));
+            _mm256_storeu_si256(entries.cast(), _mm256_slli_epi16::<5>(codes));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn scales(p: *const u8) -> [f32; PANEL_ROWS] {
+        unsafe { Self::outputs(<Self as PanelKernel>::scales(p), 1.0) }
     }
 }

@@ -7,6 +7,7 @@ use core::arch::x86_64::*;
 use super::args::{Kernel, MatmulArgs};
 use super::lut_kernel::{self, EIGHTS, LutKernel};
 use super::panel_kernel::{PanelKernel, QUADS, kernel_of, rows};
+use super::token_lanes::{Lanes, TokenLanes};
 use crate::cpu::activation_lut::ActivationLut;
 use crate::cpu::parallel::OutputRows;
 use crate::cpu::repack::{Layout, PANEL_ROWS};
@@ -27,7 +28,7 @@ pub(super) fn one_bit(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,f16c")]
 pub(super) fn kernel<const BITS: usize, const BLOCK: usize>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
     // SAFETY: the features of this function.
-    unsafe { rows::<Avx512, BITS, BLOCK, 8>(args, out) };
+    unsafe { rows::<Avx512, BITS, BLOCK, 8>(args, out, 0) };
 }
 
 /// Prefetch distance in bytes.
@@ -221,5 +222,93 @@ impl LutKernel for Avx512 {
     fn prefetch_line(p: *const u8) {
         // SAFETY: a prefetch may be of any address.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) };
+    }
+}
+
+/// A table has 16 entries for four columns.
+pub(super) const LANES: Lanes = Lanes { group: 32, least: 20, from: 20, rows: 256 };
+
+#[allow(
+    clippy::undocumented_unsafe_blocks,
+    reason = "every block needs what the trait asks for, and no more"
+)]
+impl TokenLanes for Avx512 {
+    const LANES: Lanes = LANES;
+    type Sums = __m512i;
+    type Integers = [__m512i; 2];
+    type Factors = [__m512i; 2];
+
+    #[inline(always)]
+    unsafe fn load(p: *const i16) -> __m512i {
+        unsafe { _mm512_loadu_si512(p.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(p: *mut i16, sums: __m512i) {
+        unsafe { _mm512_storeu_si512(p.cast(), sums) };
+    }
+
+    #[inline(always)]
+    unsafe fn add(a: __m512i, b: __m512i) -> __m512i {
+        unsafe { _mm512_add_epi16(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_integers(p: *const i32) -> [__m512i; 2] {
+        unsafe { [_mm512_loadu_si512(p.cast()), _mm512_loadu_si512(p.add(16).cast())] }
+    }
+
+    #[inline(always)]
+    unsafe fn store_integers(p: *mut i32, n: [__m512i; 2]) {
+        unsafe {
+            _mm512_storeu_si512(p.cast(), n[0]);
+            _mm512_storeu_si512(p.add(16).cast(), n[1]);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add_integers(a: [__m512i; 2], b: [__m512i; 2]) -> [__m512i; 2] {
+        unsafe { [_mm512_add_epi32(a[0], b[0]), _mm512_add_epi32(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    unsafe fn load_factors(p: *const i16) -> [__m512i; 2] {
+        unsafe { Self::load_integers(p.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn add_parts(n: [__m512i; 2], a: __m512i, b: __m512i, factors: [__m512i; 2]) -> [__m512i; 2] {
+        unsafe {
+            [
+                dpwssd(n[0], _mm512_unpacklo_epi16(a, b), factors[0]),
+                dpwssd(n[1], _mm512_unpackhi_epi16(a, b), factors[1]),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add_block(sums: *mut f32, n: [__m512i; 2], d: f32) {
+        unsafe {
+            for (h, n) in n.into_iter().enumerate() {
+                let sums = sums.add(16 * h);
+                let product = _mm512_mul_ps(_mm512_cvtepi32_ps(n), _mm512_set1_ps(d));
+                _mm512_storeu_ps(sums, _mm512_add_ps(_mm512_loadu_ps(sums), product));
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn entries(codes: *const u8, shift: i32, mask: u8, entries: *mut u16) {
+        unsafe {
+            let codes = _mm256_cvtepu8_epi16(_mm_loadu_si128(codes.cast()));
+            let codes = _mm256_srl_epi16(codes, _mm_cvtsi32_si128(shift));
+            let codes = _mm256_and_si256(codes, _mm256_set1_epi16(mask.into()));
+            _mm256_storeu_si256(entries.cast(), _mm256_slli_epi16::<6>(codes));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn scales(p: *const u8) -> [f32; PANEL_ROWS] {
+        unsafe { Self::outputs(<Self as PanelKernel>::scales(p), 1.0) }
     }
 }

@@ -1,10 +1,50 @@
 //! Building the lookup tables of activations, for the instruction sets whose kernels use them.
 #![allow(unsafe_code)]
 
+use super::token_lanes::{self, Lanes};
 use crate::cpu::activation_lut::{ActivationLut, LUT_COLS};
 use crate::cpu::activations::{Q8Block, q8_blocks};
 use crate::cpu::isa::{Isa, Kind};
+use crate::cpu::repack::{Layout, PackedMatrix};
 use crate::error::{Error, Result};
+use crate::quant::Format;
+
+/// Which products with a matrix use lookup tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Lookups {
+    /// None.
+    Never,
+    /// Those of several tokens, by vectors with a lane per token.
+    InLanes,
+    /// All.
+    Always,
+}
+
+impl Lookups {
+    /// Those of matrices of `format` in `layout`.
+    pub(crate) const fn of(isa: Isa, layout: Layout, format: Format) -> Lookups {
+        match layout {
+            Layout::RowMajor => Lookups::Never,
+            Layout::Panels8 => Lookups::Always,
+            Layout::Panels32 => {
+                if in_lanes(isa, layout, format) {
+                    Lookups::InLanes
+                } else {
+                    Lookups::Never
+                }
+            }
+        }
+    }
+
+    /// Whether a product with `tokens` is one of them.
+    pub(crate) const fn include(self, isa: Isa, tokens: usize) -> bool {
+        match self {
+            Lookups::Never => false,
+            Lookups::InLanes => lanes(isa).tokens(tokens) > 0,
+            Lookups::Always => true,
+        }
+    }
+}
 
 /// Number of lookup tables that the kernels of `isa` use in a product of `(tokens, cols)` with matrices in
 /// [`Layout::Panels8`](crate::cpu::repack::Layout::Panels8); 0 if they use none. Without tables the reference
@@ -30,12 +70,58 @@ const fn lut_tokens(isa: Isa, tokens: usize) -> usize {
             }
         }
         #[cfg(target_arch = "aarch64")]
-        Kind::Neon | Kind::NeonDot => 0,
+        Kind::Neon | Kind::NeonDot => lanes(isa).tokens(tokens),
         #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
         Kind::Simd128 => tokens,
         #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
         Kind::RelaxedDot => tokens,
     }
+}
+
+/// The kernels of `isa` that compute several tokens at once by table lookup.
+const fn lanes(isa: Isa) -> Lanes {
+    match isa.kind() {
+        Kind::Scalar => Lanes::NONE,
+        #[cfg(target_arch = "x86_64")]
+        Kind::Avx2 => super::avx2_panel::LANES,
+        #[cfg(target_arch = "x86_64")]
+        Kind::Avx512Vnni => super::avx512_panel::LANES,
+        // AMX multiplies.
+        #[cfg(target_arch = "x86_64")]
+        Kind::Avx512Amx => Lanes::NONE,
+        #[cfg(target_arch = "aarch64")]
+        Kind::Neon | Kind::NeonDot => super::neon_panel::LANES,
+        #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+        Kind::Simd128 => super::simd128_lut::LANES,
+        #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
+        Kind::RelaxedDot => super::simd128_lut::LANES,
+    }
+}
+
+/// Whether the kernels for matrices of `format` in `layout` compute several tokens at once by table lookup.
+const fn in_lanes(isa: Isa, layout: Layout, format: Format) -> bool {
+    let _ = format;
+    match (layout, isa.kind()) {
+        (Layout::RowMajor, _) => false,
+        (Layout::Panels8, _) => lanes(isa).group > 0,
+        (Layout::Panels32, Kind::Scalar) => false,
+        #[cfg(target_arch = "x86_64")]
+        (Layout::Panels32, Kind::Avx2 | Kind::Avx512Vnni | Kind::Avx512Amx) => false,
+        #[cfg(target_arch = "aarch64")]
+        (Layout::Panels32, Kind::Neon) => true,
+        // Products of 2-bit codes take fewer instructions than lookups.
+        #[cfg(target_arch = "aarch64")]
+        (Layout::Panels32, Kind::NeonDot) => matches!(format, Format::Q1_0),
+        #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+        (Layout::Panels32, Kind::Simd128) => false,
+        #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
+        (Layout::Panels32, Kind::RelaxedDot) => true,
+    }
+}
+
+/// Rows that should share the tables of several tokens in a product with `w`; 0 if there are no such tables.
+pub(super) const fn rows_per_table(isa: Isa, w: &PackedMatrix<'_>, tokens: usize) -> usize {
+    if in_lanes(isa, w.layout(), w.format()) && lanes(isa).tokens(tokens) > 0 { lanes(isa).rows } else { 0 }
 }
 
 /// Fills `out`, of [`lut_len`] elements, from `q8` of shape `(tokens, q8_blocks(cols))`.
@@ -56,6 +142,15 @@ pub fn build_lut(isa: Isa, q8: &[Q8Block], cols: usize, out: &mut [ActivationLut
     }
     if out.is_empty() {
         return Ok(());
+    }
+    let lanes = lanes(isa);
+    let (q8_in_lanes, q8) = q8.split_at(lanes.tokens(tokens) * blocks);
+    let (in_lanes, out) = out.split_at_mut(lanes.tokens(tokens) * each);
+    if lanes.group > 0 {
+        let groups = q8_in_lanes.chunks(lanes.group * blocks);
+        for (q8, out) in groups.zip(in_lanes.chunks_mut(lanes.group * each)) {
+            token_lanes::fill(lanes.group, blocks, q8, out);
+        }
     }
     let Some(build) = builder(isa.kind()) else { return Ok(()) };
     for (q8, out) in q8.chunks_exact(blocks).zip(out.chunks_exact_mut(each)) {

@@ -5,8 +5,9 @@
 use core::mem::MaybeUninit;
 
 use super::args::MatmulArgs;
-use super::panel_kernel::PanelKernel;
+use super::panel_kernel::{PanelKernel, panel_rows};
 use super::scalar::integer_from;
+use super::token_lanes::{self, HalfBytes, TokenLanes};
 use crate::cpu::activation_lut::{ActivationLut, LUT_COLS};
 use crate::cpu::parallel::OutputRows;
 use crate::cpu::repack::PANEL_ROWS;
@@ -49,14 +50,15 @@ pub(super) trait LutKernel: PanelKernel {
 
 /// Fills `out`; without lookup tables, with the reference kernel.
 #[inline(always)]
-pub(super) unsafe fn rows<L: LutKernel>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
+pub(super) unsafe fn rows<L: LutKernel + TokenLanes>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
     if args.luts.is_empty() {
         return integer_from(0, args, out);
     }
-    let end = args.w.rows_in_panels().saturating_sub(out.first()).min(out.len()) / PANEL_ROWS * PANEL_ROWS;
+    let end = panel_rows(args, out);
     let mut i = 0;
     // SAFETY: the caller has the instruction set; the groups are there.
     unsafe {
+        let done = token_lanes::rows::<L, HalfBytes>(args, out, end, LUT_COLS);
         if args.tokens == 1 {
             while i + GROUPS * PANEL_ROWS <= end {
                 one_token::<L, GROUPS>(args, out, i);
@@ -66,17 +68,17 @@ pub(super) unsafe fn rows<L: LutKernel>(args: &MatmulArgs<'_>, out: &mut OutputR
                 one_token::<L, 1>(args, out, i);
                 i += PANEL_ROWS;
             }
-        } else {
+        } else if done < args.tokens {
             while i + SETS * GROUPS * PANEL_ROWS <= end {
-                tokens::<L, SETS, GROUPS>(args, out, i);
+                tokens::<L, SETS, GROUPS>(args, out, i, done);
                 i += SETS * GROUPS * PANEL_ROWS;
             }
             while i + GROUPS * PANEL_ROWS <= end {
-                tokens::<L, 1, GROUPS>(args, out, i);
+                tokens::<L, 1, GROUPS>(args, out, i, done);
                 i += GROUPS * PANEL_ROWS;
             }
             while i < end {
-                tokens::<L, 1, 1>(args, out, i);
+                tokens::<L, 1, 1>(args, out, i, done);
                 i += PANEL_ROWS;
             }
         }
@@ -132,12 +134,13 @@ unsafe fn one_token<L: LutKernel, const G: usize>(args: &MatmulArgs<'_>, out: &m
     }
 }
 
-/// Computes `S` sets of `G` groups of rows from row `i` on for many tokens.
+/// Computes `S` sets of `G` groups of rows from row `i` on for the tokens after the first `done`.
 #[inline(always)]
 unsafe fn tokens<L: LutKernel, const S: usize, const G: usize>(
     args: &MatmulArgs<'_>,
     out: &mut OutputRows<'_>,
     i: usize,
+    done: usize,
 ) {
     let blocks = args.w.cols() / LUT_COLS;
     let group = args.w.panel(out.first() + i);
@@ -148,7 +151,7 @@ unsafe fn tokens<L: LutKernel, const S: usize, const G: usize>(
     // SAFETY: the caller has the groups, one after the other; there are lookup tables and activations for all
     // columns and tokens. Only the written part of the buffers is read.
     unsafe {
-        for first in (0..args.tokens).step_by(TOKENS) {
+        for first in (done..args.tokens).step_by(TOKENS) {
             let sums = &mut sums[..TOKENS.min(args.tokens - first)];
             sums.as_flattened_mut().as_flattened_mut().fill(MaybeUninit::new(L::floats(0.0)));
             for b in 0..blocks {

@@ -9,7 +9,8 @@
 //! |---|---|---|
 //! | row kernel | row-major | AVX2, NEON, simd128 |
 //! | panel kernel | 32-bit panels of 16 rows | AVX2, AVX-512, AMX, NEON, relaxed SIMD |
-//! | LUT kernel | 8-bit panels of 16 rows | AVX2, AVX-512, simd128 |
+//! | LUT kernel, one token at a time | 8-bit panels of 16 rows | AVX2, AVX-512, simd128 |
+//! | LUT kernel, tokens in lanes | panels of 16 rows | AVX2, AVX-512, NEON, simd128, relaxed SIMD |
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
@@ -40,6 +41,8 @@ mod scalar;
 mod simd128;
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 mod simd128_lut;
+#[allow(dead_code, reason = "not every target has an instruction set that uses it")]
+mod token_lanes;
 
 use heapless::Vec as ArrayVec;
 
@@ -53,6 +56,7 @@ use crate::model::program::MAX_OUTPUTS;
 use crate::pool::Pool;
 use crate::quant::Format;
 use args::{Kernel, MatmulArgs};
+pub(crate) use lut::Lookups;
 pub use lut::{build_lut, lut_len};
 
 /// The activations of a [`matmul`].
@@ -155,7 +159,7 @@ pub fn matmul_each(
     }
     let outputs: ArrayVec<_, MAX_PRODUCTS> = products
         .iter_mut()
-        .map(|(w, y)| Output { chunk: chunk_rows(pool, w, rows, tokens), rows: w.rows(), y })
+        .map(|(w, y)| Output { chunk: chunk_rows(isa, pool, w, rows, tokens), rows: w.rows(), y })
         .collect();
     for_each_rows(pool, tokens, outputs, &|i, mut out| {
         let Some((kernel, args)) = kernels.get(i) else { return };
@@ -208,13 +212,15 @@ fn kernel_of<'a>(
 /// Rows per job: large enough to make the cost of claiming a job negligible, several jobs per worker so that
 /// a worker paused by the system does not hold up the others, and a multiple of the kernels' tiles. `all`
 /// rows are computed together with these.
-fn chunk_rows(pool: &dyn Pool, w: &PackedMatrix<'_>, all: usize, tokens: usize) -> usize {
+fn chunk_rows(isa: Isa, pool: &dyn Pool, w: &PackedMatrix<'_>, all: usize, tokens: usize) -> usize {
     const JOBS_PER_WORKER: usize = 4;
     const MIN_PRODUCTS: usize = 1 << 18; // some microseconds
     const ROW_TILE: usize = 4 * PANEL_ROWS;
     let rows = w.rows();
     let products = w.cols().saturating_mul(tokens).max(1);
-    let chunk =
-        all.div_ceil(pool.workers().saturating_mul(JOBS_PER_WORKER).max(1)).max(MIN_PRODUCTS / products);
+    let share = all.div_ceil(pool.workers().max(1));
+    // A job builds the tables it uses.
+    let shared = share.min(lut::rows_per_table(isa, w, tokens));
+    let chunk = share.div_ceil(JOBS_PER_WORKER).max(MIN_PRODUCTS / products).max(shared);
     chunk.clamp(1, rows.max(1)).next_multiple_of(ROW_TILE)
 }

@@ -6,7 +6,8 @@
 use core::arch::aarch64::*;
 
 use super::args::{Kernel, MatmulArgs};
-use super::panel_kernel::{PanelKernel, kernel_of, rows};
+use super::panel_kernel::{PanelKernel, kernel_of, panel_rows, rows};
+use super::token_lanes::{self, Lanes, TokenLanes, Words};
 use crate::cpu::parallel::OutputRows;
 use crate::cpu::repack::{Layout, ONE_BIT_SHIFT, PANEL_ROWS};
 use crate::quant::Format;
@@ -30,13 +31,31 @@ pub(super) fn repacked_dotprod(format: Format, layout: Layout) -> Option<Kernel>
 #[target_feature(enable = "neon")]
 fn plain<const BITS: usize, const BLOCK: usize>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
     // SAFETY: the features of this function.
-    unsafe { rows::<Plain, BITS, BLOCK, 2>(args, out) };
+    unsafe {
+        let done = in_lanes::<BITS>(args, out, BLOCK);
+        rows::<Plain, BITS, BLOCK, 2>(args, out, done);
+    }
 }
 
 #[target_feature(enable = "neon,dotprod")]
 fn dotprod<const BITS: usize, const BLOCK: usize>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
     // SAFETY: the features of this function.
-    unsafe { rows::<DotProd, BITS, BLOCK, 4>(args, out) };
+    unsafe {
+        // Products of 2-bit codes take fewer instructions than lookups.
+        let done = if BITS == 1 { in_lanes::<BITS>(args, out, BLOCK) } else { 0 };
+        rows::<DotProd, BITS, BLOCK, 4>(args, out, done);
+    }
+}
+
+/// Computes the rows in panels for the first tokens, if there are lookup tables. Returns how many.
+#[target_feature(enable = "neon")]
+fn in_lanes<const BITS: usize>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>, block: usize) -> usize {
+    if args.luts.is_empty() {
+        return 0;
+    }
+    let end = panel_rows(args, out);
+    // SAFETY: the features of this function.
+    unsafe { token_lanes::rows::<Plain, Words<BITS>>(args, out, end, block) }
 }
 
 /// Registers per 16 rows.
@@ -248,5 +267,98 @@ impl PanelKernel for Plain {
             }
         }
         n
+    }
+}
+
+/// A table has 256 entries for eight columns.
+pub(super) const LANES: Lanes = Lanes { group: 8, least: 3, from: 3, rows: 1024 };
+
+#[allow(
+    clippy::undocumented_unsafe_blocks,
+    reason = "every block needs what the trait asks for, and no more"
+)]
+impl TokenLanes for Plain {
+    const LANES: Lanes = LANES;
+    type Sums = int16x8_t;
+    type Integers = [int32x4_t; 2];
+    type Factors = int16x8x2_t;
+
+    #[inline(always)]
+    unsafe fn load(p: *const i16) -> int16x8_t {
+        unsafe { vld1q_s16(p) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(p: *mut i16, sums: int16x8_t) {
+        unsafe { vst1q_s16(p, sums) };
+    }
+
+    #[inline(always)]
+    unsafe fn add(a: int16x8_t, b: int16x8_t) -> int16x8_t {
+        unsafe { vaddq_s16(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_integers(p: *const i32) -> [int32x4_t; 2] {
+        unsafe { [vld1q_s32(p), vld1q_s32(p.add(4))] }
+    }
+
+    #[inline(always)]
+    unsafe fn store_integers(p: *mut i32, n: [int32x4_t; 2]) {
+        unsafe {
+            vst1q_s32(p, n[0]);
+            vst1q_s32(p.add(4), n[1]);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add_integers(a: [int32x4_t; 2], b: [int32x4_t; 2]) -> [int32x4_t; 2] {
+        unsafe { [vaddq_s32(a[0], b[0]), vaddq_s32(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    unsafe fn load_factors(p: *const i16) -> int16x8x2_t {
+        unsafe { vld2q_s16(p) }
+    }
+
+    #[inline(always)]
+    unsafe fn add_parts(
+        n: [int32x4_t; 2],
+        a: int16x8_t,
+        b: int16x8_t,
+        factors: int16x8x2_t,
+    ) -> [int32x4_t; 2] {
+        unsafe {
+            let int16x8x2_t(of_a, of_b) = factors;
+            let low = vmlal_s16(n[0], vget_low_s16(a), vget_low_s16(of_a));
+            let high = vmlal_high_s16(n[1], a, of_a);
+            [vmlal_s16(low, vget_low_s16(b), vget_low_s16(of_b)), vmlal_high_s16(high, b, of_b)]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add_block(sums: *mut f32, n: [int32x4_t; 2], d: f32) {
+        for (h, n) in n.into_iter().enumerate() {
+            unsafe {
+                let product = vmulq_n_f32(vcvtq_f32_s32(n), d);
+                let sums = sums.add(4 * h);
+                vst1q_f32(sums, vaddq_f32(vld1q_f32(sums), product));
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn entries(codes: *const u8, shift: i32, mask: u8, entries: *mut u16) {
+        unsafe {
+            let codes = vshlq_u8(vld1q_u8(codes), vdupq_n_s8(-shift as i8));
+            let codes = vandq_u8(codes, vdupq_n_u8(mask));
+            vst1q_u16(entries, vshll_n_u8::<4>(vget_low_u8(codes)));
+            vst1q_u16(entries.add(8), vshll_high_n_u8::<4>(codes));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn scales(p: *const u8) -> [f32; PANEL_ROWS] {
+        unsafe { Self::outputs(<Self as PanelKernel>::scales(p), 1.0) }
     }
 }

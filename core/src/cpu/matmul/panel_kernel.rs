@@ -94,25 +94,31 @@ pub(super) trait PanelKernel {
     fn prefetch(p: *const u8);
 }
 
-/// Fills `out`, for codes of `BITS` bits in blocks of `BLOCK`, with the sums of `T` tokens in registers.
+/// The rows of `out` that are in panels.
+pub(super) fn panel_rows(args: &MatmulArgs<'_>, out: &OutputRows<'_>) -> usize {
+    args.w.rows_in_panels().saturating_sub(out.first()).min(out.len()) / PANEL_ROWS * PANEL_ROWS
+}
+
+/// Fills `out`, for codes of `BITS` bits in blocks of `BLOCK`, with the sums of `T` tokens in registers. The rows
+/// in panels of the first `done` tokens are not computed.
 #[inline(always)]
 pub(super) unsafe fn rows<W: PanelKernel, const BITS: usize, const BLOCK: usize, const T: usize>(
     args: &MatmulArgs<'_>,
     out: &mut OutputRows<'_>,
+    done: usize,
 ) {
-    let mut i = 0;
-    while i + PANEL_ROWS <= out.len() && !args.w.panel(out.first() + i).is_empty() {
+    let end = panel_rows(args, out);
+    for i in (0..end).step_by(PANEL_ROWS) {
         // SAFETY: the caller has the instruction set, and the group is there.
         unsafe {
             if args.tokens == 1 {
                 gemv::<W, BITS, BLOCK>(args, out, i);
-            } else {
-                gemm::<W, BITS, BLOCK, T>(args, out, i);
+            } else if done < args.tokens {
+                gemm::<W, BITS, BLOCK, T>(args, out, i, done);
             }
         }
-        i += PANEL_ROWS;
     }
-    integer_from(i, args, out);
+    integer_from(end, args, out);
 }
 
 /// The initial value of a block.
@@ -168,12 +174,13 @@ unsafe fn gemv<W: PanelKernel, const BITS: usize, const BLOCK: usize>(
     }
 }
 
-/// Computes 16 rows from row `i` for many tokens.
+/// Computes 16 rows from row `i` for the tokens after the first `done`.
 #[inline(always)]
 unsafe fn gemm<W: PanelKernel, const BITS: usize, const BLOCK: usize, const T: usize>(
     args: &MatmulArgs<'_>,
     out: &mut OutputRows<'_>,
     i: usize,
+    done: usize,
 ) {
     let cols = args.w.cols();
     let stride = q8_blocks(cols);
@@ -185,7 +192,7 @@ unsafe fn gemm<W: PanelKernel, const BITS: usize, const BLOCK: usize, const T: u
         let mut quads = [MaybeUninit::<W::Quad>::uninit(); CHUNK / 4];
         let mut d = [MaybeUninit::<W::Floats>::uninit(); CHUNK / 64];
         let mut sums = [MaybeUninit::<W::Floats>::uninit(); TOKENS];
-        for first in (0..args.tokens).step_by(TOKENS) {
+        for first in (done..args.tokens).step_by(TOKENS) {
             let tokens = TOKENS.min(args.tokens - first);
             sums[..tokens].fill(MaybeUninit::new(W::floats(0.0)));
             for at in (0..cols).step_by(CHUNK) {

@@ -6,11 +6,13 @@
 
 use core::arch::wasm32::*;
 
-use super::args::Kernel;
+use super::args::{Kernel, MatmulArgs};
 use super::panel_kernel::kernel_of;
 use super::simd128_lut::{self, Group, finite, load, rows, scales};
+use super::token_lanes::Words;
 use crate::cpu::activation_lut::ActivationLut;
 use crate::cpu::activations::{Q8_LEN, Q8Block};
+use crate::cpu::parallel::OutputRows;
 use crate::cpu::repack::{Layout, PANEL_ROWS};
 use crate::quant::Format;
 
@@ -75,6 +77,15 @@ impl<const B: usize> Group for Products<B> {
             }
         }
         sum
+    }
+
+    #[inline(always)]
+    unsafe fn in_lanes(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>, end: usize) -> usize {
+        if args.luts.is_empty() {
+            return 0;
+        }
+        // SAFETY: the caller's promise.
+        unsafe { simd128_lut::in_lanes::<Words<2>>(args, out, end, B) }
     }
 }
 

@@ -6,7 +6,9 @@
 use core::arch::wasm32::*;
 
 use super::args::{Kernel, MatmulArgs};
+use super::panel_kernel::panel_rows;
 use super::scalar::integer_from;
+use super::token_lanes::{self, Bits, Codes, Lanes, Planes, TokenLanes};
 use crate::cpu::activation_lut::{self, ActivationLut, FOUR, LUT_COLS, Subsets};
 use crate::cpu::activations::{Q8_LEN, Q8Block, q8_blocks};
 use crate::cpu::parallel::OutputRows;
@@ -53,6 +55,11 @@ pub(super) trait Group {
     ///
     /// Safety: the group is complete, and `y` and `luts`, if it uses any, have all its columns.
     unsafe fn sums(group: &[u8], y: &[Q8Block], luts: &[ActivationLut], turns: usize) -> [v128; 4];
+
+    /// Fills `out` up to row `end` for the first tokens. Returns how many.
+    ///
+    /// Safety: these rows are complete groups; `args` has lookup tables if it uses any.
+    unsafe fn in_lanes(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>, end: usize) -> usize;
 }
 
 /// Fills `out` group by group.
@@ -62,10 +69,12 @@ pub(super) fn rows<G: Group>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
     }
     let stride = q8_blocks(args.w.cols());
     let luts = if G::LOOKS_UP { args.w.cols().div_ceil(LUT_COLS) } else { 0 };
-    let end = args.w.rows_in_panels().saturating_sub(out.first()).min(out.len()) / PANEL_ROWS * PANEL_ROWS;
+    let end = panel_rows(args, out);
+    // SAFETY: the rows and lookup tables are there.
+    let in_lanes = unsafe { G::in_lanes(args, out, end) };
     let turns = core::hint::black_box(G::TURNS);
     for start in (0..end).step_by(CHUNK) {
-        for t in 0..args.tokens {
+        for t in in_lanes..args.tokens {
             let y = &args.q8[t * stride..][..stride];
             let luts = &args.luts[t * luts..][..luts];
             for i in (start..end.min(start + CHUNK)).step_by(PANEL_ROWS) {
@@ -156,6 +165,29 @@ impl<const P: usize, const B: usize> Group for LutKernel<P, B> {
         }
         sum
     }
+
+    #[inline(always)]
+    unsafe fn in_lanes(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>, end: usize) -> usize {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match P {
+                1 => in_lanes::<Bits>(args, out, end, B),
+                _ => in_lanes::<Planes>(args, out, end, B),
+            }
+        }
+    }
+}
+
+/// [`token_lanes::rows`], compiled once for all formats.
+#[inline(never)]
+pub(super) unsafe fn in_lanes<C: Codes>(
+    args: &MatmulArgs<'_>,
+    out: &mut OutputRows<'_>,
+    end: usize,
+    block: usize,
+) -> usize {
+    // SAFETY: the caller's promise.
+    unsafe { token_lanes::rows::<Simd128, C>(args, out, end, block) }
 }
 
 /// Sixteen bytes of a table, at indices below 16, for which relaxed SIMD's instruction has the same result
@@ -250,7 +282,8 @@ pub(super) fn build_lut(q8: &[Q8Block], out: &mut [ActivationLut]) {
     unsafe { activation_lut::fill::<Simd128>(q8, out) };
 }
 
-struct Simd128;
+/// simd128.
+pub(super) struct Simd128;
 
 impl Subsets for Simd128 {
     #[inline(always)]
@@ -288,5 +321,95 @@ impl Subsets for Simd128 {
             v128_store(low.as_mut_ptr().cast(), lows);
             v128_store(high.as_mut_ptr().cast(), highs);
         }
+    }
+}
+
+/// A table has 256 entries for eight columns.
+pub(super) const LANES: Lanes = Lanes { group: 8, least: 3, from: 3, rows: 1024 };
+
+#[allow(clippy::undocumented_unsafe_blocks, reason = "each block requires what the trait requires")]
+impl TokenLanes for Simd128 {
+    const LANES: Lanes = LANES;
+    type Sums = v128;
+    type Integers = [v128; 2];
+    type Factors = [v128; 2];
+
+    #[inline(always)]
+    unsafe fn load(p: *const i16) -> v128 {
+        unsafe { v128_load(p.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(p: *mut i16, sums: v128) {
+        unsafe { v128_store(p.cast(), sums) };
+    }
+
+    #[inline(always)]
+    unsafe fn add(a: v128, b: v128) -> v128 {
+        i16x8_add(a, b)
+    }
+
+    #[inline(always)]
+    unsafe fn load_integers(p: *const i32) -> [v128; 2] {
+        unsafe { [v128_load(p.cast()), v128_load(p.add(4).cast())] }
+    }
+
+    #[inline(always)]
+    unsafe fn store_integers(p: *mut i32, n: [v128; 2]) {
+        unsafe {
+            v128_store(p.cast(), n[0]);
+            v128_store(p.add(4).cast(), n[1]);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add_integers(a: [v128; 2], b: [v128; 2]) -> [v128; 2] {
+        [i32x4_add(a[0], b[0]), i32x4_add(a[1], b[1])]
+    }
+
+    #[inline(always)]
+    unsafe fn load_factors(p: *const i16) -> [v128; 2] {
+        unsafe { [v128_load(p.cast()), v128_load(p.add(8).cast())] }
+    }
+
+    #[inline(always)]
+    unsafe fn add_parts(n: [v128; 2], a: v128, b: v128, factors: [v128; 2]) -> [v128; 2] {
+        let low = i16x8_shuffle::<0, 8, 1, 9, 2, 10, 3, 11>(a, b);
+        let high = i16x8_shuffle::<4, 12, 5, 13, 6, 14, 7, 15>(a, b);
+        [
+            i32x4_add(n[0], i32x4_dot_i16x8(low, factors[0])),
+            i32x4_add(n[1], i32x4_dot_i16x8(high, factors[1])),
+        ]
+    }
+
+    #[inline(always)]
+    unsafe fn add_block(sums: *mut f32, n: [v128; 2], d: f32) {
+        for (h, n) in n.into_iter().enumerate() {
+            let product = f32x4_mul(f32x4_convert_i32x4(n), f32x4_splat(d));
+            unsafe {
+                let sums = sums.add(4 * h).cast();
+                v128_store(sums, f32x4_add(v128_load(sums), product));
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn entries(codes: *const u8, shift: i32, mask: u8, entries: *mut u16) {
+        unsafe {
+            let codes = v128_and(u8x16_shr(v128_load(codes.cast()), shift as u32), u8x16_splat(mask));
+            v128_store(entries.cast(), i16x8_shl(u16x8_extend_low_u8x16(codes), 4));
+            v128_store(entries.add(8).cast(), i16x8_shl(u16x8_extend_high_u8x16(codes), 4));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn scales(p: *const u8) -> [f32; PANEL_ROWS] {
+        let mut d = [0.0; PANEL_ROWS];
+        unsafe {
+            for (d, scales) in d.as_chunks_mut::<4>().0.iter_mut().zip(self::scales(p, false)) {
+                v128_store(d.as_mut_ptr().cast(), scales);
+            }
+        }
+        d
     }
 }
