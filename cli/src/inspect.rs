@@ -86,7 +86,7 @@ fn cannot_run(out: &mut impl Write, file: &ModelFile, reason: &str) -> Result {
 }
 
 fn describe(out: &mut impl Write, file: &ModelFile, model: &Model) -> Result {
-    let c = model.config();
+    let (c, able) = (model.config(), model.capabilities());
     title(out, "Model")?;
     let context = match c.rope_scaling {
         RopeScaling::None => format!("{} tokens", c.max_context_length),
@@ -98,7 +98,7 @@ fn describe(out: &mut impl Write, file: &ModelFile, model: &Model) -> Result {
         row("name", model.name().into()),
         row("variant", model.variant().name().into()),
         row("weights", weights(model)),
-        row("parameters", count(c.num_parameters())),
+        row("parameters", count(able.num_parameters)),
         row("layers", c.num_layers.to_string()),
         row("width", format!("{}, feed-forward {}", c.hidden_size, c.intermediate_size)),
         row(
@@ -108,6 +108,8 @@ fn describe(out: &mut impl Write, file: &ModelFile, model: &Model) -> Result {
         row("vocabulary", format!("{} tokens{head}", c.vocab_size)),
         row("context", context),
         row("chat", chat(model)),
+        row("thinking", yes(able.thinking).into()),
+        row("tool calls", yes(able.tools).into()),
     ];
     terminal::table(out, &rows, &[])?;
 
@@ -116,11 +118,12 @@ fn describe(out: &mut impl Write, file: &ModelFile, model: &Model) -> Result {
     let held = model.context().min(c.max_context_length);
     let whole = plan.total as u64 + model.weight_bytes() as u64;
     let rows = vec![
-        row("weights", bytes(model.weight_bytes() as u64)),
+        row("weights", bytes(able.weight_bytes)),
         row(
             "keys and values",
             format!("{} for {held} tokens in {}", bytes(plan.kv as u64), model.kv().name()),
         ),
+        row("per token in f16", bytes(able.kv_bytes_per_token)),
         row("working memory", bytes((plan.scratch + plan.logits) as u64)),
         row("total", bytes(whole)),
         row("read per token", bytes(model.weights().bytes_per_token() as u64)),
@@ -237,10 +240,14 @@ fn content(out: &mut impl Write, gguf: &Gguf<'_>, tensors: bool) -> Result {
 
 fn chat(model: &Model) -> String {
     let style = match model.template().style {
-        Style::Qwen3 => "Qwen3's template (with tools and thinking)",
+        Style::Qwen3 => "Qwen3's template",
         Style::Plain => "plain ChatML",
     };
     if model.template().known { style.into() } else { format!("unknown; {style} is used") }
+}
+
+fn yes(able: bool) -> &'static str {
+    if able { "yes" } else { "no" }
 }
 
 fn rope(scaling: &RopeScaling) -> String {
@@ -333,7 +340,7 @@ fn as_json(
 }
 
 fn model_json(model: &Model) -> Result<Json> {
-    let c = model.config();
+    let (c, able) = (model.config(), model.capabilities());
     let plan = model.memory_plan(model.context())?;
     Ok(json!({
         "name": model.name(),
@@ -342,6 +349,11 @@ fn model_json(model: &Model) -> Result<Json> {
         "chat_template": {
             "style": match model.template().style { Style::Qwen3 => "qwen3", Style::Plain => "plain" },
             "known": model.template().known,
+        },
+        "capabilities": {
+            "kv_bytes_per_token": able.kv_bytes_per_token,
+            "thinking": able.thinking,
+            "tools": able.tools,
         },
         "config": {
             "parameters": c.num_parameters(),

@@ -7,11 +7,11 @@ use crate::gpu::GpuWeights;
 use crate::memory;
 use crate::sequence::{OnDevice, Sequence};
 use crate::threads::ThreadPool;
-use shohin_core::chat::{ChatModel, Style, Template};
+use shohin_core::chat::{ChatModel, Template};
 use shohin_core::constrain::Vocabulary;
 use shohin_core::cpu::{CpuWeights, Isa};
 use shohin_core::gguf::ReadOptions;
-use shohin_core::model::{Embedding, ModelVariant, Pooling};
+use shohin_core::model::{CapabilityProfile, Embedding, ModelVariant, Pooling};
 use shohin_core::tokenizer::{Decoder, Special};
 use shohin_core::{
     Activations, Cpu, CpuOptions, Format, Gguf, KvFormat, MemoryPlan, ModelConfig, Pool, SessionOptions,
@@ -233,7 +233,14 @@ impl Model {
 
     /// Whether the model can reason before it answers.
     pub fn can_think(&self) -> bool {
-        self.0.template.style == Style::Qwen3
+        self.0.template.style.can_think()
+    }
+
+    /// Its capabilities, its size as loaded, and its costs.
+    pub fn capabilities(&self) -> CapabilityProfile {
+        let style = self.0.template.style;
+        let weights = self.weight_bytes() as u64;
+        CapabilityProfile::new(self.config(), weights, style.can_think(), style.has_tools())
     }
 
     /// The format of most of the weights in the file; `None` if the model has no layers.

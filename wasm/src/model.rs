@@ -173,6 +173,8 @@ impl Model {
             ("contextLength", count(config.max_context_length)),
             ("formats", formats.into()),
             ("template", style.into()),
+            ("thinking", file.template.style.can_think().into()),
+            ("tools", file.template.style.has_tools().into()),
             ("templateKnown", file.template.known.into()),
         ]);
         object([

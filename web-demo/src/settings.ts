@@ -193,7 +193,7 @@ export function learn(loaded: EngineInfo): void {
   info = loaded;
   if (info.backend === "webgpu" && settings.told !== "") store({ told: "" });
   showBackend();
-  const thinks = info.model.template === "qwen3";
+  const thinks = info.model.thinking;
   page.thinking.disabled = !thinks;
   page.thinkingNote.textContent = thinks ? "" : "not with this model";
 }
@@ -204,7 +204,7 @@ export function systemPrompt(): string {
 
 export function chatOptions(): ChatOptions {
   const { preset, temperature, topK, topP, maxTokens, seed } = settings;
-  const thinking = settings.thinking && info?.model.template === "qwen3";
+  const thinking = settings.thinking && info?.model.thinking === true;
   return { preset, temperature, topK, topP, maxTokens, thinking, overflow: "trim", ...(seed !== "" && { seed: Number(seed) }) };
 }
 

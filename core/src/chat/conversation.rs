@@ -31,7 +31,7 @@ use super::model::ChatModel;
 use super::options::{OverflowPolicy, TurnOptions};
 use super::prefix::PrefixState;
 use super::reply::{CallBlocks, Reply, ReplyParser};
-use super::template::{Role, Style, encode_next};
+use super::template::{Role, encode_next};
 use crate::constrain::Constraint;
 use crate::error::{Error, Name, Result};
 use crate::generate::{
@@ -402,7 +402,7 @@ impl Conversation {
         };
         let sampler = self.sampler(model, options)?;
         let mut generation = Generation::new(&left, held, capacity, sampler, generation)?;
-        let thinks = chat && options.thinking.allowed() && model.template.style == Style::Qwen3;
+        let thinks = chat && options.thinking.allowed() && model.template.style.can_think();
         if let Some(constraint) = self.constraint(model, options, thinks)? {
             generation.constrain(constraint);
         }

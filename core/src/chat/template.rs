@@ -75,6 +75,24 @@ pub enum Style {
     Plain,
 }
 
+impl Style {
+    /// Whether replies may begin with thoughts.
+    pub const fn can_think(self) -> bool {
+        match self {
+            Style::Qwen3 => true,
+            Style::Plain => false,
+        }
+    }
+
+    /// Whether it has tool calls.
+    pub const fn has_tools(self) -> bool {
+        match self {
+            Style::Qwen3 => true,
+            Style::Plain => false,
+        }
+    }
+}
+
 /// A model's chat template, as far as it was recognised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Template {
@@ -307,7 +325,7 @@ impl Script {
         }
         if options.add_generation_prompt {
             self.open(Role::Assistant);
-            if options.template.style == Style::Qwen3 && options.thinking == Some(false) {
+            if options.template.style.can_think() && options.thinking == Some(false) {
                 self.literal("<think>\n\n</think>\n\n");
             }
         }

@@ -95,7 +95,7 @@ pub struct CapabilityProfile {
     pub max_context_length: usize,
     /// Parameters.
     pub num_parameters: u64,
-    /// Packed bytes of all matrices in the model's format.
+    /// Bytes of the weights: of a published model, of its matrices in its format.
     pub weight_bytes: u64,
     /// Bytes of keys and values per token at 16 bits.
     pub kv_bytes_per_token: u64,
@@ -194,7 +194,11 @@ impl ModelVariant {
     pub fn spec(self) -> Option<ModelSpec> {
         let config = self.config()?;
         let format = if self.is_ternary() { Format::Pq2_0 } else { Format::Q1_0 };
-        let capabilities = CapabilityProfile::new(&config, format, true, true);
+        let program = config.program();
+        let matrices = program.tensors.iter().filter(|tensor| tensor.role == TensorRole::Matrix);
+        let weights: u64 = matrices.map(|tensor| tensor.rows as u64 * tensor.cols as u64).sum();
+        let weight_bytes = weights / format.block() as u64 * format.block_bytes() as u64;
+        let capabilities = CapabilityProfile::new(&config, weight_bytes, true, true);
         Some(ModelSpec { variant: self, config, format, capabilities })
     }
 }
@@ -205,16 +209,12 @@ pub fn all_specs() -> impl Iterator<Item = ModelSpec> {
 }
 
 impl CapabilityProfile {
-    /// Derives sizes from dimensions and format; the caller provides the capabilities of the chat template.
-    pub fn new(config: &ModelConfig, format: Format, thinking: bool, tools: bool) -> Self {
-        let program = config.program();
-        let matrices = program.tensors.iter().filter(|tensor| tensor.role == TensorRole::Matrix);
-        let weights: u64 = matrices.map(|tensor| tensor.rows as u64 * tensor.cols as u64).sum();
-        let blocks = weights / format.block() as u64;
+    /// Derives costs from the dimensions; the caller provides the size and the capabilities of the chat template.
+    pub fn new(config: &ModelConfig, weight_bytes: u64, thinking: bool, tools: bool) -> Self {
         CapabilityProfile {
             max_context_length: config.max_context_length,
-            num_parameters: program.num_parameters(),
-            weight_bytes: blocks * format.block_bytes() as u64,
+            num_parameters: config.num_parameters(),
+            weight_bytes,
             kv_bytes_per_token: config.num_layers as u64 * 4 * config.kv_size() as u64,
             thinking,
             tools,

@@ -36,10 +36,14 @@ export interface EngineInfo {
     contextLength: number;
     /** Storage formats of the matrices, most bytes first. */
     formats: string[];
-    /** The chat template: Qwen3's (with thinking), or plain ChatML. */
+    /** The chat template: Qwen3's, or plain ChatML. */
     template: "qwen3" | "chatml" | (string & {});
     /** Whether that is the file's own template; if not, it is the closest one. */
     templateKnown: boolean;
+    /** Whether replies may begin with thoughts. */
+    thinking: boolean;
+    /** Whether the template has tool calls. */
+    tools: boolean;
   };
   /** Capacity of a conversation in tokens. */
   context: number;
