@@ -128,8 +128,8 @@ impl Model {
                 _ => all.push(tokens),
             }
         }
-        let context = all.iter().map(Vec::len).max().unwrap_or(1);
-        let mut sequence = self.sequence(context)?;
+        let longest = all.iter().map(Vec::len).max().unwrap_or(1);
+        let mut sequence = self.sequence(Embedding::context(longest, most))?;
         let hidden = self.config().hidden_size;
         Ok(all.into_iter().map(move |tokens| {
             sequence.truncate(0)?;

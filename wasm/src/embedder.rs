@@ -43,7 +43,8 @@ impl Embedder {
         if let Some(wrong) = wrong {
             return Err(js(wrong));
         }
-        let (device, session) = loaded.session(tokens.len()).await.map_err(js)?;
+        let context = Embedding::context(tokens.len(), capacity);
+        let (device, session) = loaded.session(context).await.map_err(js)?;
         let embedding = Embedding::new(device.config().hidden_size, pooling);
         let batch = loaded.weights.batch(&device);
         Ok(Embedder { device, session, embedding, tokens, batch })

@@ -28,6 +28,13 @@ impl Embedding {
         Embedding { pooling, state: alloc::vec![0.0; hidden], tokens: 0 }
     }
 
+    /// The context of a sequence for texts of at most `tokens`, if the model has `most`: rounded up to a power of two, as a
+    /// GPU compiles its shaders for a context.
+    pub fn context(tokens: usize, most: usize) -> usize {
+        const LEAST: usize = 64;
+        tokens.max(LEAST).checked_next_power_of_two().unwrap_or(most).min(most)
+    }
+
     /// Takes the final hidden state `(hidden)` of the next token, from
     /// [`Readout::Hidden`](crate::device::Readout::Hidden).
     pub fn push(&mut self, hidden: &[f32]) {
