@@ -8,7 +8,7 @@ use core::arch::x86_64::*;
 use super::args::{Kernel, MatmulArgs};
 use super::lut_kernel::{self, EIGHTS, LutKernel};
 use super::panel_kernel::{PanelKernel, QUADS, kernel_of, rows};
-use super::token_lanes::{Lanes, TokenLanes};
+use super::token_lanes::{FIELDS, FieldLanes, Lanes, TokenLanes};
 use crate::cpu::activation_lut::{self, ActivationLut, FOUR, Subsets};
 use crate::cpu::activations::{Q8_LEN, Q8Block};
 use crate::cpu::parallel::OutputRows;
@@ -327,8 +327,8 @@ impl Subsets for Avx2 {
     }
 }
 
-/// A table has 16 entries for four columns.
-pub(super) const LANES: Lanes = Lanes { group: 16, least: 64, from: 12, rows: 256 };
+/// The tables of 32 columns have 256 entries.
+pub(super) const LANES: Lanes = Lanes { group: 16, from: 14, rows: 256 };
 
 #[allow(
     clippy::undocumented_unsafe_blocks,
@@ -400,11 +400,9 @@ impl TokenLanes for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn entries(codes: *const u8, shift: i32, mask: u8, entries: *mut u16) {
+    unsafe fn entries(codes: *const u8, entries: *mut u16) {
         unsafe {
             let codes = _mm256_cvtepu8_epi16(_mm_loadu_si128(codes.cast()));
-            let codes = _mm256_srl_epi16(codes, _mm_cvtsi32_si128(shift));
-            let codes = _mm256_and_si256(codes, _mm256_set1_epi16(mask.into()));
             _mm256_storeu_si256(entries.cast(), _mm256_slli_epi16::<5>(codes));
         }
     }
@@ -412,5 +410,34 @@ impl TokenLanes for Avx2 {
     #[inline(always)]
     unsafe fn scales(p: *const u8) -> [f32; PANEL_ROWS] {
         unsafe { Self::outputs(<Self as PanelKernel>::scales(p), 1.0) }
+    }
+}
+
+#[allow(clippy::undocumented_unsafe_blocks, reason = "the block needs what the trait asks for, and no more")]
+impl FieldLanes for Avx2 {
+    #[inline(always)]
+    unsafe fn fields(codes: [*const u8; 4], entries: *mut u16) {
+        unsafe {
+            let [a, b, c, d] = codes.map(|codes| _mm_loadu_si128(codes.cast()));
+            // Rows 0 to 7 and 8 to 15.
+            let pairs = [
+                [_mm_unpacklo_epi8(a, b), _mm_unpacklo_epi8(c, d)],
+                [_mm_unpackhi_epi8(a, b), _mm_unpackhi_epi8(c, d)],
+            ];
+            let words = pairs.map(|[low, high]| {
+                _mm256_set_m128i(_mm_unpackhi_epi16(low, high), _mm_unpacklo_epi16(low, high))
+            });
+            let mut from = 0;
+            for (f, cols) in FIELDS.into_iter().enumerate() {
+                let fields = words.map(|words| {
+                    let field = _mm256_srl_epi32(words, _mm_cvtsi32_si128(from));
+                    _mm256_and_si256(field, _mm256_set1_epi32((1 << cols) - 1))
+                });
+                let fields =
+                    _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(fields[0], fields[1]));
+                _mm256_storeu_si256(entries.add(f * PANEL_ROWS).cast(), _mm256_slli_epi16::<5>(fields));
+                from += cols as i32;
+            }
+        }
     }
 }

@@ -7,7 +7,7 @@ use core::arch::x86_64::*;
 use super::args::{Kernel, MatmulArgs};
 use super::lut_kernel::{self, EIGHTS, LutKernel};
 use super::panel_kernel::{PanelKernel, QUADS, kernel_of, rows};
-use super::token_lanes::{Lanes, TokenLanes};
+use super::token_lanes::{FIELDS, FieldLanes, Lanes, TokenLanes};
 use crate::cpu::activation_lut::ActivationLut;
 use crate::cpu::parallel::OutputRows;
 use crate::cpu::repack::{Layout, PANEL_ROWS};
@@ -225,8 +225,8 @@ impl LutKernel for Avx512 {
     }
 }
 
-/// A table has 16 entries for four columns.
-pub(super) const LANES: Lanes = Lanes { group: 32, least: 20, from: 20, rows: 256 };
+/// The tables of 32 columns have 256 entries.
+pub(super) const LANES: Lanes = Lanes { group: 32, from: 28, rows: 256 };
 
 #[allow(
     clippy::undocumented_unsafe_blocks,
@@ -298,11 +298,9 @@ impl TokenLanes for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn entries(codes: *const u8, shift: i32, mask: u8, entries: *mut u16) {
+    unsafe fn entries(codes: *const u8, entries: *mut u16) {
         unsafe {
             let codes = _mm256_cvtepu8_epi16(_mm_loadu_si128(codes.cast()));
-            let codes = _mm256_srl_epi16(codes, _mm_cvtsi32_si128(shift));
-            let codes = _mm256_and_si256(codes, _mm256_set1_epi16(mask.into()));
             _mm256_storeu_si256(entries.cast(), _mm256_slli_epi16::<6>(codes));
         }
     }
@@ -310,5 +308,26 @@ impl TokenLanes for Avx512 {
     #[inline(always)]
     unsafe fn scales(p: *const u8) -> [f32; PANEL_ROWS] {
         unsafe { Self::outputs(<Self as PanelKernel>::scales(p), 1.0) }
+    }
+}
+
+#[allow(clippy::undocumented_unsafe_blocks, reason = "the block needs what the trait asks for, and no more")]
+impl FieldLanes for Avx512 {
+    #[inline(always)]
+    unsafe fn fields(codes: [*const u8; 4], entries: *mut u16) {
+        unsafe {
+            let [a, b, c, d] = codes.map(|codes| _mm512_cvtepu8_epi32(_mm_loadu_si128(codes.cast())));
+            let low = _mm512_or_si512(a, _mm512_slli_epi32::<8>(b));
+            let high = _mm512_or_si512(_mm512_slli_epi32::<16>(c), _mm512_slli_epi32::<24>(d));
+            let words = _mm512_or_si512(low, high);
+            let mut from = 0;
+            for (f, cols) in FIELDS.into_iter().enumerate() {
+                let field = _mm512_srl_epi32(words, _mm_cvtsi32_si128(from));
+                let field = _mm512_and_si512(field, _mm512_set1_epi32((1 << cols) - 1));
+                let entry = _mm512_cvtepi32_epi16(_mm512_slli_epi32::<6>(field));
+                _mm256_storeu_si256(entries.add(f * PANEL_ROWS).cast(), entry);
+                from += cols as i32;
+            }
+        }
     }
 }

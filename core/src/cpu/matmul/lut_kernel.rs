@@ -7,7 +7,7 @@ use core::mem::MaybeUninit;
 use super::args::MatmulArgs;
 use super::panel_kernel::{PanelKernel, panel_rows};
 use super::scalar::integer_from;
-use super::token_lanes::{self, HalfBytes, TokenLanes};
+use super::token_lanes::{self, FieldLanes, Fields};
 use crate::cpu::activation_lut::{ActivationLut, LUT_COLS};
 use crate::cpu::parallel::OutputRows;
 use crate::cpu::repack::PANEL_ROWS;
@@ -50,7 +50,7 @@ pub(super) trait LutKernel: PanelKernel {
 
 /// Fills `out`; without lookup tables, with the reference kernel.
 #[inline(always)]
-pub(super) unsafe fn rows<L: LutKernel + TokenLanes>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
+pub(super) unsafe fn rows<L: LutKernel + FieldLanes>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
     if args.luts.is_empty() {
         return integer_from(0, args, out);
     }
@@ -58,7 +58,7 @@ pub(super) unsafe fn rows<L: LutKernel + TokenLanes>(args: &MatmulArgs<'_>, out:
     let mut i = 0;
     // SAFETY: the caller has the instruction set; the groups are there.
     unsafe {
-        let done = token_lanes::rows::<L, HalfBytes>(args, out, end, LUT_COLS);
+        let done = token_lanes::rows::<L, Fields>(args, out, end, LUT_COLS);
         if args.tokens == 1 {
             while i + GROUPS * PANEL_ROWS <= end {
                 one_token::<L, GROUPS>(args, out, i);

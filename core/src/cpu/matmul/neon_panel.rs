@@ -271,7 +271,7 @@ impl PanelKernel for Plain {
 }
 
 /// A table has 256 entries for eight columns.
-pub(super) const LANES: Lanes = Lanes { group: 8, least: 3, from: 3, rows: 1024 };
+pub(super) const LANES: Lanes = Lanes { group: 8, from: 3, rows: 1024 };
 
 #[allow(
     clippy::undocumented_unsafe_blocks,
@@ -348,10 +348,9 @@ impl TokenLanes for Plain {
     }
 
     #[inline(always)]
-    unsafe fn entries(codes: *const u8, shift: i32, mask: u8, entries: *mut u16) {
+    unsafe fn entries(codes: *const u8, entries: *mut u16) {
         unsafe {
-            let codes = vshlq_u8(vld1q_u8(codes), vdupq_n_s8(-shift as i8));
-            let codes = vandq_u8(codes, vdupq_n_u8(mask));
+            let codes = vld1q_u8(codes);
             vst1q_u16(entries, vshll_n_u8::<4>(vget_low_u8(codes)));
             vst1q_u16(entries.add(8), vshll_high_n_u8::<4>(codes));
         }

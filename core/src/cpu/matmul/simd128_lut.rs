@@ -8,7 +8,7 @@ use core::arch::wasm32::*;
 use super::args::{Kernel, MatmulArgs};
 use super::panel_kernel::panel_rows;
 use super::scalar::integer_from;
-use super::token_lanes::{self, Bits, Codes, Lanes, Planes, TokenLanes};
+use super::token_lanes::{self, Bytes, Codes, Lanes, Planes, TokenLanes};
 use crate::cpu::activation_lut::{self, ActivationLut, FOUR, LUT_COLS, Subsets};
 use crate::cpu::activations::{Q8_LEN, Q8Block, q8_blocks};
 use crate::cpu::parallel::OutputRows;
@@ -171,7 +171,7 @@ impl<const P: usize, const B: usize> Group for LutKernel<P, B> {
         // SAFETY: the caller's promise.
         unsafe {
             match P {
-                1 => in_lanes::<Bits>(args, out, end, B),
+                1 => in_lanes::<Bytes>(args, out, end, B),
                 _ => in_lanes::<Planes>(args, out, end, B),
             }
         }
@@ -180,7 +180,7 @@ impl<const P: usize, const B: usize> Group for LutKernel<P, B> {
 
 /// [`token_lanes::rows`], compiled once for all formats.
 #[inline(never)]
-pub(super) unsafe fn in_lanes<C: Codes>(
+pub(super) unsafe fn in_lanes<C: Codes<Simd128>>(
     args: &MatmulArgs<'_>,
     out: &mut OutputRows<'_>,
     end: usize,
@@ -325,7 +325,7 @@ impl Subsets for Simd128 {
 }
 
 /// A table has 256 entries for eight columns.
-pub(super) const LANES: Lanes = Lanes { group: 8, least: 3, from: 3, rows: 1024 };
+pub(super) const LANES: Lanes = Lanes { group: 8, from: 3, rows: 1024 };
 
 #[allow(clippy::undocumented_unsafe_blocks, reason = "each block requires what the trait requires")]
 impl TokenLanes for Simd128 {
@@ -394,9 +394,9 @@ impl TokenLanes for Simd128 {
     }
 
     #[inline(always)]
-    unsafe fn entries(codes: *const u8, shift: i32, mask: u8, entries: *mut u16) {
+    unsafe fn entries(codes: *const u8, entries: *mut u16) {
         unsafe {
-            let codes = v128_and(u8x16_shr(v128_load(codes.cast()), shift as u32), u8x16_splat(mask));
+            let codes = v128_load(codes.cast());
             v128_store(entries.cast(), i16x8_shl(u16x8_extend_low_u8x16(codes), 4));
             v128_store(entries.add(8).cast(), i16x8_shl(u16x8_extend_high_u8x16(codes), 4));
         }

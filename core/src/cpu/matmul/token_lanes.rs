@@ -1,9 +1,9 @@
 //! Table lookup of activation sums for many tokens, a vector holding the same sum for several tokens.
 //!
-//! For every eight (four) columns all 256 (16) subset sums of the activations are tabulated, an entry being a
-//! vector with a lane per token. Eight (four) bits of a row are the index of the entry to add: one load and one
-//! addition do as many products per token, and nothing is shuffled or widened. A byte of four 2-bit codes
-//! selects a sum of four products.
+//! For every few columns all subset sums of the activations are tabulated, an entry being a vector with a lane per
+//! token. As many bits of a row are the index of the entry to add: one load and one addition do five to eight
+//! products per token, and nothing is shuffled or widened. A byte of four 2-bit codes selects a sum of four
+//! products.
 //!
 //! This is the method of four Russians (Arlazarov, Dinic, Kronrod and Faradzev 1970) with tables of activations
 //! rather than weights, since a prompt has fewer tokens than a matrix has rows.
@@ -21,11 +21,10 @@ use crate::cpu::repack::{ONE_BIT_FOURS, PANEL_ROWS};
 const PART: usize = 32;
 /// Lanes of the widest vectors.
 const MAX_LANES: usize = 32;
-/// Most 16-bit integers of the tables that exist at the same time: those of 64 columns by 256 entries, or of
-/// 128 by 16 entries.
-const TABLES_LEN: usize = 16 * 256 * 8;
-/// Most bytes of codes of a panel that are used with the same tables.
-const CODES: usize = Q8_LEN / 4 * PANEL_ROWS;
+/// Most 16-bit integers of the tables that exist at the same time.
+const TABLES_LEN: usize = 1 << 15;
+/// Most entries that a panel selects from them.
+const ENTRIES: usize = 4 * FIELDS.len() * PANEL_ROWS;
 /// Most sums that share tables, which bounds their memory.
 const SUMS: usize = 1 << 14;
 /// 16-bit integers per token of a [`Block`].
@@ -36,8 +35,6 @@ const BLOCK_LEN: usize = Q8_LEN + 4;
 pub(super) struct Lanes {
     /// Tokens of a group: lanes of 16 bits in a vector; 0 if the instruction set has no such kernels.
     pub(super) group: usize,
-    /// Fewest tokens of a product for which groups are faster than one token after the other.
-    pub(super) least: usize,
     /// Fewest tokens that are worth a group with empty lanes.
     pub(super) from: usize,
     /// Rows from which on building tables costs little beside looking sums up.
@@ -46,12 +43,12 @@ pub(super) struct Lanes {
 
 impl Lanes {
     /// No kernels.
-    pub(super) const NONE: Lanes = Lanes { group: 0, least: 0, from: 0, rows: 0 };
+    pub(super) const NONE: Lanes = Lanes { group: 0, from: 0, rows: 0 };
 
     /// How many of `tokens`, the first ones, are computed in lanes: whole groups, and the remaining tokens if they
     /// are worth a group with empty lanes.
     pub(super) const fn tokens(self, tokens: usize) -> usize {
-        if self.group == 0 || tokens < self.least {
+        if self.group == 0 {
             return 0;
         }
         let rest = tokens % self.group;
@@ -95,10 +92,17 @@ pub(super) trait TokenLanes {
     ) -> Self::Integers;
     /// Adds `n * d` to the floats at `sums`, one per token in the order of [`place`]; both operations round.
     unsafe fn add_block(sums: *mut f32, n: Self::Integers, d: f32);
-    /// Of 16 bytes: `(byte >> shift & mask) * size_of::<Self::Sums>()`.
-    unsafe fn entries(codes: *const u8, shift: i32, mask: u8, entries: *mut u16);
+    /// Of each of 16 bytes, `byte * size_of::<Self::Sums>()`.
+    unsafe fn entries(codes: *const u8, entries: *mut u16);
     /// The scales of a panel's block, 16 half-precision numbers.
     unsafe fn scales(p: *const u8) -> [f32; PANEL_ROWS];
+}
+
+/// The vectors of instruction sets that use [`Fields`]. Safety: as for [`TokenLanes`].
+pub(super) trait FieldLanes: TokenLanes {
+    /// Of 16 rows of 32 bits, whose four bytes `codes` point to, `field * size_of::<Self::Sums>()` for each of the
+    /// [`FIELDS`].
+    unsafe fn fields(codes: [*const u8; 4], entries: *mut u16);
 }
 
 /// The position of token `t` of a group among 32-bit lanes, which are unpacked from the low and the high halves of
@@ -108,84 +112,146 @@ const fn place(lanes: usize, t: usize) -> usize {
 }
 
 /// How the codes of a panel are read: its layout and the bits per code.
-pub(super) trait Codes {
+pub(super) trait Codes<L: TokenLanes> {
     /// Columns whose tables exist at the same time: one or two [`Q8Block`]s.
     const UNIT: usize;
     /// Bits per code.
     const BITS: usize;
-    /// Columns of a table.
-    const COLS: usize;
-    /// Bits that select from a table: a byte or half of one.
-    const INDEX_BITS: usize;
+    /// Tables of a part.
+    const TABLES: usize;
+    /// Entries of the tables of a part.
+    const ENTRIES: usize;
     /// Indices of a row into the same table, the second with twice the weight.
     const PLANES: usize = 1;
-    /// The distance between the bytes of two rows.
+    /// The distance between the indices of two rows.
     const ROW: usize = 1;
+    /// Table `t`: the entries before it, and its columns.
+    fn table(t: usize) -> (usize, usize);
+    /// The column of a part that digit `i` of an index into table `t` multiplies.
+    fn column(t: usize, i: usize) -> usize;
     /// The offset, in a panel, of the codes of the unit of columns `from ..`.
     fn offset(from: usize) -> usize {
         from * Self::BITS / 8 * PANEL_ROWS
     }
-    /// The offset, in a unit, of the `v`-th vector of 16 bytes.
-    fn vector(v: usize) -> usize {
-        v * PANEL_ROWS
-    }
-    /// The position, in these vectors, of the first row's byte that selects from table `t` of a part.
-    fn byte(part: usize, t: usize, plane: usize) -> usize;
-    /// The column of table `t` in a part that bits `i * BITS ..` of an index multiply, or bit `i` with planes.
-    fn column(t: usize, i: usize) -> usize {
-        t * Self::COLS + i
+    /// Writes the offset in bytes of each entry that the codes of a unit select: at [`Codes::entry`], and for the
+    /// other rows of the panel at distances of [`Codes::ROW`].
+    ///
+    /// Safety: the instruction set and the codes are there, and memory for [`ENTRIES`].
+    unsafe fn find(codes: *const u8, entries: *mut u16);
+    /// Where the first row's entry of table `t` of a part is among them.
+    fn entry(part: usize, t: usize, plane: usize) -> usize;
+}
+
+/// Writes the entries for `count` vectors of codes, of which `vector` gives the offsets, if each byte is an index.
+#[inline(always)]
+unsafe fn find_bytes<L: TokenLanes>(
+    codes: *const u8,
+    entries: *mut u16,
+    count: usize,
+    vector: impl Fn(usize) -> usize,
+) {
+    for v in 0..count {
+        // SAFETY: the caller's promise.
+        unsafe { L::entries(codes.add(vector(v)), entries.add(v * PANEL_ROWS)) };
     }
 }
 
-/// One bit per code, in [`Layout::Panels8`](crate::cpu::repack::Layout::Panels8).
-pub(super) struct Bits;
+/// One bit per code, in [`Layout::Panels8`](crate::cpu::repack::Layout::Panels8): a table for each byte.
+pub(super) struct Bytes;
 
-impl Codes for Bits {
+impl<L: TokenLanes> Codes<L> for Bytes {
     const UNIT: usize = Q8_LEN;
     const BITS: usize = 1;
-    const COLS: usize = 8;
-    const INDEX_BITS: usize = 8;
+    const TABLES: usize = 4;
+    const ENTRIES: usize = 4 * 256;
+
+    fn table(t: usize) -> (usize, usize) {
+        (256 * t, 8)
+    }
+
+    fn column(t: usize, i: usize) -> usize {
+        8 * t + i
+    }
 
     fn offset(from: usize) -> usize {
         (from / LUT_COLS * (LUT_COLS / 8) + from % LUT_COLS / PART) * PANEL_ROWS
     }
 
-    fn vector(v: usize) -> usize {
-        let (part, t) = (v / (PART / Self::COLS), v % (PART / Self::COLS));
-        (t * (LUT_COLS / PART) + part) * PANEL_ROWS
+    #[inline(always)]
+    unsafe fn find(codes: *const u8, entries: *mut u16) {
+        // The bytes of 128 columns are interleaved by part.
+        let vector = |v| (v % 4 * (LUT_COLS / PART) + v / 4) * PANEL_ROWS;
+        // SAFETY: the caller's promise.
+        unsafe { find_bytes::<L>(codes, entries, 8, vector) };
     }
 
-    fn byte(part: usize, t: usize, _: usize) -> usize {
-        (part * (PART / Self::COLS) + t) * PANEL_ROWS
+    fn entry(part: usize, t: usize, _: usize) -> usize {
+        (4 * part + t) * PANEL_ROWS
     }
 }
 
-/// As [`Bits`], with an index for each half of a byte: more lookups in small tables, which are soon built.
-pub(super) struct HalfBytes;
+/// As [`Bytes`], with four tables for five columns and two for six: less memory, which is soon filled.
+pub(super) struct Fields;
 
-impl Codes for HalfBytes {
+/// The columns of the tables of [`Fields`].
+pub(super) const FIELDS: [usize; 6] = [5, 5, 5, 5, 6, 6];
+
+impl<L: FieldLanes> Codes<L> for Fields {
     const UNIT: usize = LUT_COLS;
     const BITS: usize = 1;
-    const COLS: usize = 4;
-    const INDEX_BITS: usize = 4;
+    const TABLES: usize = FIELDS.len();
+    const ENTRIES: usize = 256;
 
-    fn byte(part: usize, t: usize, _: usize) -> usize {
-        (t / 2 * (LUT_COLS / PART) + part) * PANEL_ROWS
+    fn table(t: usize) -> (usize, usize) {
+        (FIELDS[..t].iter().map(|cols| 1 << cols).sum(), FIELDS[t])
+    }
+
+    fn column(t: usize, i: usize) -> usize {
+        FIELDS[..t].iter().sum::<usize>() + i
+    }
+
+    #[inline(always)]
+    unsafe fn find(codes: *const u8, entries: *mut u16) {
+        for part in 0..LUT_COLS / PART {
+            // SAFETY: the caller's promise.
+            unsafe {
+                let codes = [0, 1, 2, 3].map(|i| codes.add((i * (LUT_COLS / PART) + part) * PANEL_ROWS));
+                L::fields(codes, entries.add(part * FIELDS.len() * PANEL_ROWS));
+            }
+        }
+    }
+
+    fn entry(part: usize, t: usize, _: usize) -> usize {
+        (part * FIELDS.len() + t) * PANEL_ROWS
     }
 }
 
 /// Two bits per code, in [`Layout::Panels8`](crate::cpu::repack::Layout::Panels8).
 pub(super) struct Planes;
 
-impl Codes for Planes {
+impl<L: TokenLanes> Codes<L> for Planes {
     const UNIT: usize = Q8_LEN;
     const BITS: usize = 2;
-    const COLS: usize = 8;
-    const INDEX_BITS: usize = 8;
+    const TABLES: usize = 4;
+    const ENTRIES: usize = 4 * 256;
     const PLANES: usize = 2;
 
-    fn byte(part: usize, t: usize, plane: usize) -> usize {
-        ((part * (PART / Self::COLS) + t) * Self::PLANES + plane) * PANEL_ROWS
+    fn table(t: usize) -> (usize, usize) {
+        (256 * t, 8)
+    }
+
+    fn column(t: usize, i: usize) -> usize {
+        8 * t + i
+    }
+
+    #[inline(always)]
+    unsafe fn find(codes: *const u8, entries: *mut u16) {
+        // SAFETY: the caller's promise.
+        unsafe { find_bytes::<L>(codes, entries, 16, |v| v * PANEL_ROWS) };
+    }
+
+    fn entry(part: usize, t: usize, plane: usize) -> usize {
+        ((4 * part + t) * 2 + plane) * PANEL_ROWS
     }
 }
 
@@ -197,20 +263,30 @@ impl<const BITS: usize> Words<BITS> {
     const WORD: usize = 32 / BITS;
 }
 
-impl<const BITS: usize> Codes for Words<BITS> {
+impl<L: TokenLanes, const BITS: usize> Codes<L> for Words<BITS> {
     const UNIT: usize = Q8_LEN;
     const BITS: usize = BITS;
-    const COLS: usize = 8 / BITS;
-    const INDEX_BITS: usize = 8;
+    const TABLES: usize = 4 * BITS;
+    const ENTRIES: usize = 4 * BITS * 256;
     const ROW: usize = 4;
 
-    fn byte(part: usize, t: usize, _: usize) -> usize {
-        (part * (PART / Self::WORD) + t / 4) * 4 * PANEL_ROWS + t % 4
+    fn table(t: usize) -> (usize, usize) {
+        (256 * t, 8 / BITS)
     }
 
     fn column(t: usize, i: usize) -> usize {
         let i = if BITS == 1 { ONE_BIT_FOURS[i] } else { i };
         t / 4 * Self::WORD + 4 * i + t % 4
+    }
+
+    #[inline(always)]
+    unsafe fn find(codes: *const u8, entries: *mut u16) {
+        // SAFETY: the caller's promise.
+        unsafe { find_bytes::<L>(codes, entries, 8 * BITS, |v| v * PANEL_ROWS) };
+    }
+
+    fn entry(part: usize, t: usize, _: usize) -> usize {
+        (part * BITS + t / 4) * 4 * PANEL_ROWS + t % 4
     }
 }
 
@@ -262,7 +338,7 @@ pub(super) fn fill(lanes: usize, blocks: usize, q8: &[Q8Block], group: &mut [Act
 /// Computes rows `0..end` of `out`, whole panels with blocks of `block` columns, for the first [`Lanes::tokens`]. Returns
 /// their number.
 #[inline(always)]
-pub(super) unsafe fn rows<L: TokenLanes, C: Codes>(
+pub(super) unsafe fn rows<L: TokenLanes, C: Codes<L>>(
     args: &MatmulArgs<'_>,
     out: &mut OutputRows<'_>,
     end: usize,
@@ -280,11 +356,11 @@ pub(super) unsafe fn rows<L: TokenLanes, C: Codes>(
             unsafe {
                 let buffers = Buffers::pointers(&mut buffers);
                 sum_rows::<L, C>(args, luts, out.first() + first, rows, block, buffers);
-                for t in 0..lanes.min(tokens - group) {
-                    let step = args.step(group + t);
-                    let sums = buffers.sums.add(place(lanes, t));
-                    for i in (0..rows).step_by(PANEL_ROWS) {
-                        let values = core::array::from_fn(|r| *sums.add((i + r) * lanes) * step);
+                for i in (0..rows).step_by(PANEL_ROWS) {
+                    let sums = buffers.sums.add(i * lanes);
+                    for t in 0..lanes.min(tokens - group) {
+                        let (sums, step) = (sums.add(place(lanes, t)), args.step(group + t));
+                        let values = core::array::from_fn(|r| *sums.add(r * lanes) * step);
                         out.put16(group + t, first + i, &values);
                     }
                 }
@@ -302,9 +378,8 @@ struct Buffers {
     sums: [f32; SUMS],
     /// `(rows, lanes)`, of a block of weights until its last column.
     integers: [i32; SUMS],
-    /// Of a panel, for each byte of its codes: offsets of entries in bytes, those of second halves of bytes
-    /// after all of the first.
-    entries: [u16; 2 * CODES],
+    /// See [`Codes::find`].
+    entries: [u16; ENTRIES],
 }
 
 #[derive(Clone, Copy)]
@@ -332,7 +407,7 @@ impl Buffers {
 
 /// Writes the sums of rows `first..first + rows` to the buffer, in whole panels.
 #[inline(always)]
-unsafe fn sum_rows<L: TokenLanes, C: Codes>(
+unsafe fn sum_rows<L: TokenLanes, C: Codes<L>>(
     args: &MatmulArgs<'_>,
     luts: *const ActivationLut,
     first: usize,
@@ -342,18 +417,17 @@ unsafe fn sum_rows<L: TokenLanes, C: Codes>(
 ) {
     let lanes = L::LANES.group;
     let cols = args.w.cols();
-    let table_len = lanes << C::INDEX_BITS;
+    // Entries of the tables of a Q8Block.
+    let block_len = Q8_LEN / PART * C::ENTRIES * lanes;
     // SAFETY: the caller has the instruction set, the panels and the group.
     unsafe {
         sums.write_bytes(0, rows * lanes);
         for from in (0..cols).step_by(C::UNIT) {
             let x = Block::of(luts, lanes, from / Q8_LEN);
             let second = if C::UNIT > Q8_LEN { Block::of(luts, lanes, from / Q8_LEN + 1) } else { x };
-            for t in 0..Q8_LEN / C::COLS {
-                build::<L, C>(x.q, t, tables.add(t * table_len));
-                if C::UNIT > Q8_LEN {
-                    build::<L, C>(second.q, t, tables.add((Q8_LEN / C::COLS + t) * table_len));
-                }
+            build::<L, C>(x.q, tables);
+            if C::UNIT > Q8_LEN {
+                build::<L, C>(second.q, tables.add(block_len));
             }
             let factors = [L::load_factors(x.factors), L::load_factors(second.factors)];
             let mut start = L::load_integers(x.start);
@@ -369,7 +443,7 @@ unsafe fn sum_rows<L: TokenLanes, C: Codes>(
                     [0.0; PANEL_ROWS]
                 };
                 let codes = panel.add(cols / block * 2 * PANEL_ROWS + C::offset(from));
-                find_entries::<L, C>(codes, entries);
+                C::find(codes, entries);
                 for r in 0..PANEL_ROWS {
                     let at = (i + r) * lanes;
                     let entries = entries.cast_const().add(r * C::ROW);
@@ -394,42 +468,30 @@ unsafe fn sum_rows<L: TokenLanes, C: Codes>(
     }
 }
 
-/// Writes the sums of the columns of table `t`, of `q` of shape `(Q8_LEN, lanes)`, that each index selects.
+/// Writes the tables of `q`, `(Q8_LEN, lanes)`: each entry is the sum of the columns times the digits of its index.
 #[inline(always)]
-unsafe fn build<L: TokenLanes, C: Codes>(q: *const i16, t: usize, table: *mut i16) {
+unsafe fn build<L: TokenLanes, C: Codes<L>>(q: *const i16, tables: *mut i16) {
     let lanes = L::LANES.group;
-    let digit = C::INDEX_BITS / C::COLS;
-    let tables = PART / C::COLS;
-    // SAFETY: the caller has the instruction set, the activations, and memory for the table.
-    unsafe {
-        table.write_bytes(0, lanes);
-        for i in 0..C::COLS {
-            let mut more = L::load(q.add((t / tables * PART + C::column(t % tables, i)) * lanes));
-            if C::BITS == 1 {
-                // A weight is twice its bit minus 1.
-                more = L::add(more, more);
-            }
-            let one = 1 << (i * digit);
-            for entry in one..one << digit {
-                let sum = L::load(table.add((entry - one) * lanes));
-                L::store(table.add(entry * lanes), L::add(sum, more));
-            }
-        }
-    }
-}
-
-/// Writes the offsets of the entries that a panel's codes of a unit select.
-#[inline(always)]
-unsafe fn find_entries<L: TokenLanes, C: Codes>(codes: *const u8, entries: *mut u16) {
-    // SAFETY: the caller has the instruction set, the codes and memory for the entries.
-    unsafe {
-        for v in 0..C::UNIT * C::BITS / 8 {
-            let (codes, entries) = (codes.add(C::vector(v)), entries.add(v * PANEL_ROWS));
-            if C::INDEX_BITS == 8 {
-                L::entries(codes, 0, 0xff, entries);
-            } else {
-                L::entries(codes, 0, 0x0f, entries);
-                L::entries(codes, 4, 0x0f, entries.add(CODES));
+    for table in 0..Q8_LEN / PART * C::TABLES {
+        let (part, t) = (table / C::TABLES, table % C::TABLES);
+        let (before, cols) = C::table(t);
+        // SAFETY: the caller has the instruction set, the activations, and memory for the tables.
+        unsafe {
+            let table = tables.add((part * C::ENTRIES + before) * lanes);
+            table.write_bytes(0, lanes);
+            for i in 0..cols {
+                let mut more = L::load(q.add((part * PART + C::column(t, i)) * lanes));
+                if C::BITS == 1 {
+                    // A weight is twice its bit minus 1.
+                    more = L::add(more, more);
+                }
+                // With planes, the digits are bits, too.
+                let digit = C::BITS / C::PLANES;
+                let one = 1 << (i * digit);
+                for entry in one..one << digit {
+                    let sum = L::load(table.add((entry - one) * lanes));
+                    L::store(table.add(entry * lanes), L::add(sum, more));
+                }
             }
         }
     }
@@ -437,7 +499,7 @@ unsafe fn find_entries<L: TokenLanes, C: Codes>(codes: *const u8, entries: *mut 
 
 /// The sum of part `I` of a row.
 #[inline(always)]
-unsafe fn part_sum<L: TokenLanes, C: Codes, const I: usize>(
+unsafe fn part_sum<L: TokenLanes, C: Codes<L>, const I: usize>(
     entries: *const u16,
     tables: *const i16,
 ) -> L::Sums {
@@ -454,21 +516,19 @@ unsafe fn part_sum<L: TokenLanes, C: Codes, const I: usize>(
 
 /// The sum of the entries that plane `H` selects.
 #[inline(always)]
-unsafe fn plane_sum<L: TokenLanes, C: Codes, const I: usize, const H: usize>(
+unsafe fn plane_sum<L: TokenLanes, C: Codes<L>, const I: usize, const H: usize>(
     entries: *const u16,
     tables: *const i16,
 ) -> L::Sums {
-    let table_len = L::LANES.group << C::INDEX_BITS;
     // SAFETY: the caller has the tables and the entries.
     unsafe {
         let entry = |t: usize| {
-            let half = if C::INDEX_BITS == 4 { t % 2 * CODES } else { 0 };
-            let entry = usize::from(*entries.add(C::byte(I, t, H) + half));
+            let entry = usize::from(*entries.add(C::entry(I, t, H)));
             // The offset that is known at compile time comes last, so that it becomes part of the load.
-            L::load(tables.byte_add(entry).add((I * (PART / C::COLS) + t) * table_len))
+            L::load(tables.byte_add(entry).add((I * C::ENTRIES + C::table(t).0) * L::LANES.group))
         };
         let mut sum = entry(0);
-        for t in 1..PART / C::COLS {
+        for t in 1..C::TABLES {
             sum = L::add(sum, entry(t));
         }
         sum
