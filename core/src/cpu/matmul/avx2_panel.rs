@@ -400,14 +400,6 @@ impl TokenLanes for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn entries(codes: *const u8, entries: *mut u16) {
-        unsafe {
-            let codes = _mm256_cvtepu8_epi16(_mm_loadu_si128(codes.cast()));
-            _mm256_storeu_si256(entries.cast(), _mm256_slli_epi16::<5>(codes));
-        }
-    }
-
-    #[inline(always)]
     unsafe fn scales(p: *const u8) -> [f32; PANEL_ROWS] {
         unsafe { Self::outputs(<Self as PanelKernel>::scales(p), 1.0) }
     }

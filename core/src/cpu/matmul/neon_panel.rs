@@ -7,7 +7,7 @@ use core::arch::aarch64::*;
 
 use super::args::{Kernel, MatmulArgs};
 use super::panel_kernel::{PanelKernel, kernel_of, panel_rows, rows};
-use super::token_lanes::{self, Lanes, TokenLanes, Words};
+use super::token_lanes::{self, ByteLanes, Lanes, TokenLanes, Words};
 use crate::cpu::parallel::OutputRows;
 use crate::cpu::repack::{Layout, ONE_BIT_SHIFT, PANEL_ROWS};
 use crate::quant::Format;
@@ -348,16 +348,19 @@ impl TokenLanes for Plain {
     }
 
     #[inline(always)]
+    unsafe fn scales(p: *const u8) -> [f32; PANEL_ROWS] {
+        unsafe { Self::outputs(<Self as PanelKernel>::scales(p), 1.0) }
+    }
+}
+
+#[allow(clippy::undocumented_unsafe_blocks, reason = "the block needs what the trait asks for, and no more")]
+impl ByteLanes for Plain {
+    #[inline(always)]
     unsafe fn entries(codes: *const u8, entries: *mut u16) {
         unsafe {
             let codes = vld1q_u8(codes);
             vst1q_u16(entries, vshll_n_u8::<4>(vget_low_u8(codes)));
             vst1q_u16(entries.add(8), vshll_high_n_u8::<4>(codes));
         }
-    }
-
-    #[inline(always)]
-    unsafe fn scales(p: *const u8) -> [f32; PANEL_ROWS] {
-        unsafe { Self::outputs(<Self as PanelKernel>::scales(p), 1.0) }
     }
 }

@@ -8,7 +8,7 @@ use core::arch::wasm32::*;
 use super::args::{Kernel, MatmulArgs};
 use super::panel_kernel::panel_rows;
 use super::scalar::integer_from;
-use super::token_lanes::{self, Bytes, Codes, Lanes, Planes, TokenLanes};
+use super::token_lanes::{self, ByteLanes, Bytes, Codes, Lanes, Planes, TokenLanes};
 use crate::cpu::activation_lut::{self, ActivationLut, FOUR, LUT_COLS, Subsets};
 use crate::cpu::activations::{Q8_LEN, Q8Block, q8_blocks};
 use crate::cpu::parallel::OutputRows;
@@ -394,15 +394,6 @@ impl TokenLanes for Simd128 {
     }
 
     #[inline(always)]
-    unsafe fn entries(codes: *const u8, entries: *mut u16) {
-        unsafe {
-            let codes = v128_load(codes.cast());
-            v128_store(entries.cast(), i16x8_shl(u16x8_extend_low_u8x16(codes), 4));
-            v128_store(entries.add(8).cast(), i16x8_shl(u16x8_extend_high_u8x16(codes), 4));
-        }
-    }
-
-    #[inline(always)]
     unsafe fn scales(p: *const u8) -> [f32; PANEL_ROWS] {
         let mut d = [0.0; PANEL_ROWS];
         unsafe {
@@ -411,5 +402,17 @@ impl TokenLanes for Simd128 {
             }
         }
         d
+    }
+}
+
+#[allow(clippy::undocumented_unsafe_blocks, reason = "the block needs what the trait asks for, and no more")]
+impl ByteLanes for Simd128 {
+    #[inline(always)]
+    unsafe fn entries(codes: *const u8, entries: *mut u16) {
+        unsafe {
+            let codes = v128_load(codes.cast());
+            v128_store(entries.cast(), i16x8_shl(u16x8_extend_low_u8x16(codes), 4));
+            v128_store(entries.add(8).cast(), i16x8_shl(u16x8_extend_high_u8x16(codes), 4));
+        }
     }
 }

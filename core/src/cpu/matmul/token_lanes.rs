@@ -92,10 +92,14 @@ pub(super) trait TokenLanes {
     ) -> Self::Integers;
     /// Adds `n * d` to the floats at `sums`, one per token in the order of [`place`]; both operations round.
     unsafe fn add_block(sums: *mut f32, n: Self::Integers, d: f32);
-    /// Of each of 16 bytes, `byte * size_of::<Self::Sums>()`.
-    unsafe fn entries(codes: *const u8, entries: *mut u16);
     /// The scales of a panel's block, 16 half-precision numbers.
     unsafe fn scales(p: *const u8) -> [f32; PANEL_ROWS];
+}
+
+/// The vectors of instruction sets whose indices are bytes. Safety: as for [`TokenLanes`].
+pub(super) trait ByteLanes: TokenLanes {
+    /// Of each of 16 bytes, `byte * size_of::<Self::Sums>()`.
+    unsafe fn entries(codes: *const u8, entries: *mut u16);
 }
 
 /// The vectors of instruction sets that use [`Fields`]. Safety: as for [`TokenLanes`].
@@ -126,9 +130,13 @@ pub(super) trait Codes<L: TokenLanes> {
     /// The distance between the indices of two rows.
     const ROW: usize = 1;
     /// Table `t`: the entries before it, and its columns.
-    fn table(t: usize) -> (usize, usize);
+    fn table(t: usize) -> (usize, usize) {
+        (256 * t, 8)
+    }
     /// The column of a part that digit `i` of an index into table `t` multiplies.
-    fn column(t: usize, i: usize) -> usize;
+    fn column(t: usize, i: usize) -> usize {
+        8 * t + i
+    }
     /// The offset, in a panel, of the codes of the unit of columns `from ..`.
     fn offset(from: usize) -> usize {
         from * Self::BITS / 8 * PANEL_ROWS
@@ -144,7 +152,7 @@ pub(super) trait Codes<L: TokenLanes> {
 
 /// Writes the entries for `count` vectors of codes, of which `vector` gives the offsets, if each byte is an index.
 #[inline(always)]
-unsafe fn find_bytes<L: TokenLanes>(
+unsafe fn find_bytes<L: ByteLanes>(
     codes: *const u8,
     entries: *mut u16,
     count: usize,
@@ -159,19 +167,11 @@ unsafe fn find_bytes<L: TokenLanes>(
 /// One bit per code, in [`Layout::Panels8`](crate::cpu::repack::Layout::Panels8): a table for each byte.
 pub(super) struct Bytes;
 
-impl<L: TokenLanes> Codes<L> for Bytes {
+impl<L: ByteLanes> Codes<L> for Bytes {
     const UNIT: usize = Q8_LEN;
     const BITS: usize = 1;
     const TABLES: usize = 4;
     const ENTRIES: usize = 4 * 256;
-
-    fn table(t: usize) -> (usize, usize) {
-        (256 * t, 8)
-    }
-
-    fn column(t: usize, i: usize) -> usize {
-        8 * t + i
-    }
 
     fn offset(from: usize) -> usize {
         (from / LUT_COLS * (LUT_COLS / 8) + from % LUT_COLS / PART) * PANEL_ROWS
@@ -229,20 +229,12 @@ impl<L: FieldLanes> Codes<L> for Fields {
 /// Two bits per code, in [`Layout::Panels8`](crate::cpu::repack::Layout::Panels8).
 pub(super) struct Planes;
 
-impl<L: TokenLanes> Codes<L> for Planes {
+impl<L: ByteLanes> Codes<L> for Planes {
     const UNIT: usize = Q8_LEN;
     const BITS: usize = 2;
     const TABLES: usize = 4;
     const ENTRIES: usize = 4 * 256;
     const PLANES: usize = 2;
-
-    fn table(t: usize) -> (usize, usize) {
-        (256 * t, 8)
-    }
-
-    fn column(t: usize, i: usize) -> usize {
-        8 * t + i
-    }
 
     #[inline(always)]
     unsafe fn find(codes: *const u8, entries: *mut u16) {
@@ -263,7 +255,7 @@ impl<const BITS: usize> Words<BITS> {
     const WORD: usize = 32 / BITS;
 }
 
-impl<L: TokenLanes, const BITS: usize> Codes<L> for Words<BITS> {
+impl<L: ByteLanes, const BITS: usize> Codes<L> for Words<BITS> {
     const UNIT: usize = Q8_LEN;
     const BITS: usize = BITS;
     const TABLES: usize = 4 * BITS;
