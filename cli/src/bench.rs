@@ -3,7 +3,7 @@
 use crate::args::whole;
 use crate::bandwidth::bandwidth;
 use crate::error::{CliError, Result};
-use crate::model::{ModelArgs, activations, settings, weights};
+use crate::model::{ModelArgs, activations, finish_caching, settings, weights};
 use crate::peak_compute::peak_int8;
 use crate::run::round;
 use crate::terminal::{self, short};
@@ -96,6 +96,7 @@ fn median(s: &[f64]) -> f64 {
 
 pub(crate) fn bench(args: &BenchArgs, model: &ModelArgs) -> Result {
     let model = model.load()?;
+    finish_caching(&model);
     let longest = model.config().max_context_length;
     let depth = args.depth.max(1);
     let prefill = args.prefill.iter().map(|&n| ("prefill", n, n));

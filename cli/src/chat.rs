@@ -2,7 +2,7 @@
 
 use crate::args::whole;
 use crate::error::{CliError, Result, file_error};
-use crate::model::{ModelArgs, settings, template_warning, weights};
+use crate::model::{ModelArgs, finish_caching, settings, template_warning, weights};
 use crate::reply::{follow, line};
 use crate::run::reason_text;
 use crate::sampling::SamplingArgs;
@@ -85,7 +85,10 @@ pub(crate) fn chat(args: &ChatArgs, model_args: &ModelArgs) -> Result {
         is_terminal: io::stdout().is_terminal(),
     };
     terminal.start();
-    if io::stdin().is_terminal() && terminal.is_terminal { terminal.interactive() } else { terminal.piped() }
+    let interactive = io::stdin().is_terminal() && terminal.is_terminal;
+    let outcome = if interactive { terminal.interactive() } else { terminal.piped() };
+    finish_caching(terminal.chat.model());
+    outcome
 }
 
 enum Then {

@@ -10,7 +10,7 @@ use shohin::core::generate::Detokenizer;
 use shohin::core::gguf::{Id42, ReadOptions};
 use shohin::core::model::RopeScaling;
 use shohin::core::quant::WeightClass;
-use shohin::{Activations, KvFormat, Model, ModelFile};
+use shohin::{Activations, KvFormat, Model, ModelFile, WeightCache};
 use std::path::PathBuf;
 
 /// Which model to load and how to run it.
@@ -38,6 +38,10 @@ pub(crate) struct ModelArgs {
     /// Keep base-3 weights (PTQ1_0, TQ1_0) packed: one sixth less memory, much slower
     #[arg(long, global = true)]
     pub(crate) compact: bool,
+    /// Directory of repacked models, which makes the next start faster, or "none" [default: the user's cache
+    /// directory]
+    #[arg(long, global = true, value_name = "DIR", env = "SHOHIN_WEIGHT_CACHE", hide_env_values = true)]
+    pub(crate) weight_cache: Option<PathBuf>,
     /// Run on a GPU; --gpu=NAME selects one by part of its name
     #[arg(long, global = true, value_name = "NAME", num_args = 0..=1, require_equals = true, default_missing_value = "")]
     pub(crate) gpu: Option<String>,
@@ -116,6 +120,11 @@ impl ModelArgs {
             .activations(self.act.into())
             .compact(self.compact)
             .id42(self.id42.into());
+        builder = builder.weight_cache(match &self.weight_cache {
+            Some(dir) if dir.as_os_str() == "none" => None,
+            Some(dir) => Some(WeightCache::in_dir(dir)),
+            None => WeightCache::of_user(),
+        });
         if let Some(threads) = self.threads {
             builder = builder.threads(threads.into());
         }
@@ -151,6 +160,13 @@ impl ModelArgs {
         if think && !model.can_think() {
             terminal::remark("(this model cannot think before it answers; --think does nothing)");
         }
+    }
+}
+
+/// Waits until the repacked weights are in the cache, if they are being written there.
+pub(crate) fn finish_caching(model: &Model) {
+    if let Err(error) = model.finish_caching() {
+        terminal::remark(format_args!("({error}; the next start will repack them again)"));
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::args::whole;
 use crate::error::{CliError, Result};
-use crate::model::{ModelArgs, template_warning, token_text};
+use crate::model::{ModelArgs, finish_caching, template_warning, token_text};
 use crate::reply::{follow, line};
 use crate::sampling::SamplingArgs;
 use crate::terminal::{self, write_model_text};
@@ -155,6 +155,7 @@ pub(crate) fn run(args: &RunArgs, model_args: &ModelArgs) -> Result {
     } else if reason == Reason::ContextFull && !args.json {
         terminal::remark(format_args!("(the context of {capacity} tokens is full)"));
     }
+    finish_caching(&model);
     if reason == Reason::Cancelled { Err(CliError::Interrupted) } else { Ok(()) }
 }
 

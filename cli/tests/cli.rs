@@ -2,6 +2,8 @@
 
 use serde_json::{Value, json as to_json};
 use shohin_core::Format;
+use shohin_core::cpu::Isa;
+use shohin_core::cpu::repack::repacks;
 use shohin_tests::model::{Model, Shape, Stored};
 use std::fs;
 use std::io::{Read, Write};
@@ -11,6 +13,8 @@ use std::process::{Command, Output, Stdio};
 fn shohin(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_shohin"));
     command.args(args).stdin(Stdio::null());
+    // Tests leave nothing in the user's directories.
+    command.env("SHOHIN_WEIGHT_CACHE", "none");
     command
 }
 
@@ -365,6 +369,44 @@ fn a_model_in_parts_is_one_model() {
     fs::rename(path(1), folder.join("first.gguf")).unwrap();
     let message = fails(&with(&ask, &["-m", &folder.join("first.gguf").to_string_lossy()]));
     assert!(message.contains("split.count is 3, expected 1, or all parts"), "{message}");
+}
+
+#[test]
+fn the_second_start_maps_the_weights_of_the_first() {
+    // The smallest model that is kept has 16 MiB.
+    let shape = Shape { hidden: 2048, ffn: 8192, layers: 3, ..Shape::tiny() };
+    let file = Model::new(shape, Stored::new(Format::Q1_0), 5).to_vec().unwrap();
+    let file = temporary("cached.gguf", file);
+    let dir = temporary("weights", "");
+    fs::remove_file(&dir).unwrap();
+    let run = |cache: &[&str]| {
+        let mut said =
+            json(&with(&["run", "-m", &file, "--raw", "aaa", "-n", "4", "--temp", "0", "--json"], cache));
+        said["timings"].take();
+        said["seed"].take();
+        said
+    };
+    let expected = run(&[]);
+    let cached = || match fs::read_dir(&dir) {
+        Ok(files) => files.map(|file| file.unwrap().metadata().unwrap().modified().unwrap()).collect(),
+        Err(_) => Vec::new(),
+    };
+    let keeps = repacks(Isa::detect());
+    assert_eq!(run(&["--weight-cache", &dir]), expected);
+    let written = cached();
+    assert_eq!(written.len(), usize::from(keeps));
+    assert_eq!(run(&["--weight-cache", &dir]), expected);
+    let used = cached();
+    assert!(used.len() == written.len() && (!keeps || used > written), "{used:?} after {written:?}");
+    let _ = fs::remove_dir_all(&dir);
+    fs::write(&dir, "no directory").unwrap();
+    let output =
+        shohin(&["run", "-m", &file, "--raw", "a", "-n", "1", "--weight-cache", &dir]).output().unwrap();
+    let remark = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success());
+    assert!(!keeps || remark.contains("(cannot keep the repacked weights in "), "{remark}");
+    fs::remove_file(&dir).unwrap();
+    fs::remove_file(&file).unwrap();
 }
 
 #[test]

@@ -1,19 +1,22 @@
 //! Loading a model.
 
 use crate::error::{Error, Result};
-use crate::file::ModelFile;
+use crate::file::{ModelFile, ShardBytes, main_format};
 #[cfg(feature = "gpu")]
 use crate::gpu::GpuWeights;
 use crate::model::{Inner, Machine, Model};
 use crate::threads::ThreadPool;
+use crate::weight_cache::{CacheWriter, WeightCache};
 use shohin_core::chat::Template;
-use shohin_core::cpu::Isa;
 use shohin_core::cpu::repack::repacks;
+use shohin_core::cpu::{CpuWeights, Isa};
 use shohin_core::gguf::{Id42, ReadOptions};
-use shohin_core::model::{ModelConfigBuilder, RopeScaling};
+use shohin_core::model::{ModelBytes, ModelConfigBuilder, RopeScaling};
 use shohin_core::{Activations, CpuOptions, Gguf, KvFormat, ModelConfig, Tokenizer};
+use std::panic::resume_unwind;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
+use std::thread;
 use std::time::Instant;
 
 /// Most threads of a pool.
@@ -42,6 +45,7 @@ pub struct Builder {
     repack: bool,
     reads_weights: bool,
     compact: bool,
+    weight_cache: Option<WeightCache>,
     read: ReadOptions,
     rope_scaling: Option<RopeScaling>,
     rope_base: Option<f32>,
@@ -59,6 +63,7 @@ impl Default for Builder {
             repack: true,
             reads_weights: true,
             compact: false,
+            weight_cache: None,
             read: ReadOptions::default(),
             rope_scaling: None,
             rope_base: None,
@@ -115,6 +120,14 @@ impl Builder {
     /// Whether base-3 weights (PTQ1_0, TQ1_0) stay packed: one sixth less memory, much slower. Off unless set.
     pub fn compact(mut self, compact: bool) -> Self {
         self.compact = compact;
+        self
+    }
+
+    /// Where repacked weights are kept, so that the next load maps them: it takes a fraction of the time, and
+    /// programs that run the same model share the memory. Nowhere unless set. The first load writes them on a
+    /// thread of its own, to which [`Model::finish_caching`] and dropping the model wait.
+    pub fn weight_cache(mut self, cache: impl Into<Option<WeightCache>>) -> Self {
+        self.weight_cache = cache.into();
         self
     }
 
@@ -190,23 +203,38 @@ impl Builder {
         let machine = self.machine(&gguf, config.clone())?;
         let on_cpu = matches!(machine, Machine::Cpu);
         let repack = self.repack && on_cpu && self.activations == Activations::Int8;
+        let repack = repack && repacks(isa);
         let reads = repack && self.reads_weights;
-        let weights = file.weights(&self.read, reads, self.compact, isa, &pool, |_| config)?;
-        let tokenizer = Tokenizer::from_gguf(&gguf).map_err(named)?;
+        // Both take about as long if the weights come from the cache.
+        let (weights, tokenizer) = thread::scope(|scope| {
+            let tokenizer = scope.spawn(|| Tokenizer::from_gguf(&gguf).map(Tokenizer::into_owned));
+            let weights = match reads {
+                true => self.repacked(file, config, isa, &pool),
+                false => file.weights(&self.read, config).map(|weights| (Arc::new(weights), None)),
+            };
+            (weights, tokenizer.join())
+        });
+        let (weights, cache_writer) = weights?;
+        let tokenizer = tokenizer.unwrap_or_else(|panic| resume_unwind(panic)).map_err(named)?;
         let template = Template::from_metadata(gguf.metadata(), &tokenizer).map_err(named)?;
+        let parts = weights.model().weights().parts();
+        let weight_bytes = match repack && !reads {
+            true => file.resident_len(&self.read, !self.compact)?,
+            false => parts.iter().map(|part| part.bytes().len()).sum(),
+        };
         let context = self.context;
         let options = CpuOptions { context, activations: self.activations, isa, ..CpuOptions::default() };
         let name = gguf.metadata().str("general.name").ok().flatten().unwrap_or_default();
         let name = name.chars().filter(|c| !c.is_control()).take(60).collect();
-        let expands = repack && !self.compact;
         Ok(Model(Arc::new(Inner {
             name,
-            weight_bytes: file.resident_len(&self.read, expands && repacks(isa))?,
-            format: file.format(&self.read)?,
-            tokenizer: tokenizer.into_owned(),
+            weight_bytes,
+            format: main_format(&gguf),
+            tokenizer,
             file: file.clone(),
             read: self.read,
-            weights: Arc::new(weights),
+            weights,
+            cache_writer,
             template,
             options,
             plans_repacked: repack && !reads,
@@ -216,6 +244,26 @@ impl Builder {
             vocabulary: OnceLock::new(),
             load_time: start.elapsed(),
         })))
+    }
+
+    /// Repacked weights from the cache, or from the file: these are then being kept in the cache.
+    fn repacked(
+        &self,
+        file: &ModelFile,
+        config: ModelConfig,
+        isa: Isa,
+        pool: &ThreadPool,
+    ) -> Result<(Arc<CpuWeights<ShardBytes>>, Option<CacheWriter>)> {
+        let cache = self.weight_cache.as_ref();
+        let entry = cache.and_then(|cache| cache.entry(file, &self.read, self.compact, isa));
+        if let Some(files) = entry.as_ref().and_then(|entry| entry.open(pool))
+            && let Ok(weights) = file.cached_weights(&self.read, config.clone(), files, isa)
+        {
+            return Ok((Arc::new(weights), None));
+        }
+        let weights = Arc::new(file.repacked_weights(&self.read, config, self.compact, isa, pool)?);
+        let cache_writer = entry.map(|entry| entry.start_writing(&weights));
+        Ok((weights, cache_writer))
     }
 
     fn best_isa(&self) -> Result<Isa> {

@@ -3,8 +3,10 @@
 
 use crate::error::{Error, Result};
 use crate::memory;
+use crate::weight_cache::Cached;
+#[cfg(doc)]
+use crate::weight_cache::WeightCache;
 use memmap2::{Mmap, MmapMut};
-use shohin_core::cpu::repack::repacks;
 use shohin_core::cpu::{self, CpuWeights, Expansion, Isa};
 use shohin_core::gguf::{MAX_PARTS, ReadOptions};
 use shohin_core::model::ModelBytes;
@@ -38,10 +40,14 @@ struct Shard {
 enum Bytes {
     #[cfg(feature = "built-in")]
     BuiltIn,
-    Mapped(Arc<Mmap>, Mutex<File>),
+    Mapped {
+        path: PathBuf,
+        map: Arc<Mmap>,
+        file: Mutex<File>,
+    },
 }
 
-/// The bytes of a file that hold weights: the mapped file, or a writable copy.
+/// The bytes of a file that hold weights: the mapped file, a writable copy, or one in a [`WeightCache`].
 #[derive(Debug)]
 pub struct ShardBytes(Held);
 
@@ -55,6 +61,18 @@ enum Held {
         memory: MmapMut,
         len: usize,
     },
+    /// Expanded and repacked.
+    Cached(Cached),
+}
+
+impl ShardBytes {
+    pub(crate) fn is_copy(&self) -> bool {
+        matches!(self.0, Held::Copy { .. })
+    }
+
+    pub(crate) fn is_cached(&self) -> bool {
+        matches!(self.0, Held::Cached(_))
+    }
 }
 
 impl ModelBytes for ShardBytes {
@@ -64,6 +82,7 @@ impl ModelBytes for ShardBytes {
             Held::BuiltIn => BUILT_IN,
             Held::Mapped(map) => map,
             Held::Copy { memory, len } => &memory[..*len],
+            Held::Cached(file) => file.bytes(),
         }
     }
 
@@ -71,7 +90,7 @@ impl ModelBytes for ShardBytes {
         match &mut self.0 {
             #[cfg(feature = "built-in")]
             Held::BuiltIn => None,
-            Held::Mapped(_) => None,
+            Held::Mapped(_) | Held::Cached(_) => None,
             Held::Copy { memory, len } => Some(&mut memory[..*len]),
         }
     }
@@ -119,14 +138,15 @@ impl Shard {
         // SAFETY: the mapping is read-only. As with every mapped file, a program that truncates the file
         // while it is mapped terminates this one; one that changes its bytes changes the model's weights.
         let map = unsafe { Mmap::map(&file) }.map_err(failed("map the model", path))?;
-        Ok(Shard { name: path.display().to_string(), bytes: Bytes::Mapped(Arc::new(map), Mutex::new(file)) })
+        let bytes = Bytes::Mapped { path: path.to_path_buf(), map: Arc::new(map), file: Mutex::new(file) };
+        Ok(Shard { name: path.display().to_string(), bytes })
     }
 
     fn bytes(&self) -> &[u8] {
         match &self.bytes {
             #[cfg(feature = "built-in")]
             Bytes::BuiltIn => BUILT_IN,
-            Bytes::Mapped(map, _) => map,
+            Bytes::Mapped { map, .. } => map,
         }
     }
 
@@ -146,7 +166,7 @@ impl Shard {
         ShardBytes(match &self.bytes {
             #[cfg(feature = "built-in")]
             Bytes::BuiltIn => Held::BuiltIn,
-            Bytes::Mapped(map, _) => Held::Mapped(Arc::clone(map)),
+            Bytes::Mapped { map, .. } => Held::Mapped(Arc::clone(map)),
         })
     }
 
@@ -164,11 +184,11 @@ impl Shard {
         match &self.bytes {
             #[cfg(feature = "built-in")]
             Bytes::BuiltIn => end.copy_from_slice(BUILT_IN),
-            Bytes::Mapped(_, file) => {
+            Bytes::Mapped { path, file, .. } => {
                 // Read, not copied from the mapping: that would load the model into memory twice.
                 let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
                 let read = file.rewind().and_then(|()| file.read_exact(end));
-                read.map_err(failed("read the model", Path::new(&self.name)))?;
+                read.map_err(failed("read the model", path))?;
             }
         }
         let mut len = stored;
@@ -233,38 +253,63 @@ impl ModelFile {
         Ok(ReadOptions { id42, ..*options })
     }
 
-    /// The weights for the CPU, repacked into the layouts preferred by `isa` if `repack`; the file is not
-    /// changed. Base-3 formats are then expanded to 2-bit codes unless `compact`. If memory does not suffice,
-    /// the file stays mapped. `configure` may override values of the configuration.
-    ///
-    /// # Errors
-    /// If the contents are invalid, or a file cannot be read.
-    pub fn weights(
+    /// The paths of the files; none for the built-in model.
+    pub(crate) fn paths(&self) -> impl Iterator<Item = &Path> {
+        self.shards.iter().filter_map(|shard| match &shard.bytes {
+            #[cfg(feature = "built-in")]
+            Bytes::BuiltIn => None,
+            Bytes::Mapped { path, .. } => Some(path.as_path()),
+        })
+    }
+
+    /// The weights in the layout of the files, which stay mapped, with this configuration.
+    pub(crate) fn weights(
         &self,
         options: &ReadOptions,
-        repack: bool,
+        config: ModelConfig,
+    ) -> Result<CpuWeights<ShardBytes>> {
+        let parts = self.shards.iter().map(Shard::mapped).collect();
+        CpuWeights::new(self.model(parts, options, config)?).map_err(|e| self.error(0, e))
+    }
+
+    /// The weights in a copy in memory, repacked into the layouts preferred by `isa`; the files are not changed.
+    /// Base-3 formats are expanded to 2-bit codes unless `compact`. A file for which there is no memory stays
+    /// mapped.
+    pub(crate) fn repacked_weights(
+        &self,
+        options: &ReadOptions,
+        config: ModelConfig,
         compact: bool,
         isa: Isa,
         pool: &dyn Pool,
-        configure: impl FnOnce(ModelConfig) -> ModelConfig,
     ) -> Result<CpuWeights<ShardBytes>> {
-        let repack = repack && repacks(isa);
-        let mut parts: Vec<ShardBytes> = self.shards.iter().map(Shard::mapped).collect();
-        let mut options = *options;
-        if repack {
-            // Validate before reading everything.
-            let gguf = self.gguf(&options)?;
-            ModelConfig::from_gguf(&gguf).map_err(|e| self.error(0, e))?;
-            drop(gguf);
-            options = self.shard_options(&options)?;
-            for (part, shard) in parts.iter_mut().zip(&*self.shards) {
-                *part = shard.copy(&options, compact, isa, pool)?;
-            }
-        }
-        let model = BonsaiModel::load_parts(parts, &options, configure);
-        let model = model.map_err(|wrong| self.error(wrong.part, wrong.error))?;
-        let weights = if repack { CpuWeights::repack(model, isa, pool) } else { CpuWeights::new(model) };
-        weights.map_err(|e| self.error(0, e))
+        let options = self.shard_options(options)?;
+        let parts = self.shards.iter().map(|shard| shard.copy(&options, compact, isa, pool));
+        let model = self.model(parts.collect::<Result<_>>()?, &options, config)?;
+        CpuWeights::repack(model, isa, pool).map_err(|e| self.error(0, e))
+    }
+
+    /// As [`ModelFile::repacked_weights`], which made `files` for the same `isa`.
+    pub(crate) fn cached_weights(
+        &self,
+        options: &ReadOptions,
+        config: ModelConfig,
+        files: Vec<Cached>,
+        isa: Isa,
+    ) -> Result<CpuWeights<ShardBytes>> {
+        let parts = files.into_iter().map(|file| ShardBytes(Held::Cached(file))).collect();
+        let model = self.model(parts, &self.shard_options(options)?, config)?;
+        CpuWeights::repacked(model, isa).map_err(|e| self.error(0, e))
+    }
+
+    fn model(
+        &self,
+        parts: Vec<ShardBytes>,
+        options: &ReadOptions,
+        config: ModelConfig,
+    ) -> Result<BonsaiModel<ShardBytes>> {
+        let model = BonsaiModel::load_parts(parts, options, |_| config);
+        model.map_err(|wrong| self.error(wrong.part, wrong.error))
     }
 
     fn error(&self, part: usize, source: shohin_core::Error) -> Error {
@@ -273,14 +318,6 @@ impl ModelFile {
             _ => self.shards.get(part).map_or(&self.name, |shard| &shard.name),
         };
         Error::Model { name: name.clone(), source }
-    }
-
-    /// The format of most of the model's matrices in the file.
-    ///
-    /// # Errors
-    /// If the contents are invalid.
-    pub fn format(&self, options: &ReadOptions) -> Result<Option<Format>> {
-        Ok(main_format(&self.gguf(options)?))
     }
 
     /// Bytes of all files.
@@ -297,7 +334,7 @@ impl ModelFile {
     ///
     /// # Errors
     /// If the contents are invalid.
-    pub fn resident_len(&self, options: &ReadOptions, expands: bool) -> Result<usize> {
+    pub(crate) fn resident_len(&self, options: &ReadOptions, expands: bool) -> Result<usize> {
         let options = self.shard_options(options)?;
         let resident = |shard: &Shard| {
             let expansion = if expands { shard.expansion(&options)? } else { None };
@@ -308,7 +345,7 @@ impl ModelFile {
 }
 
 /// The format that takes most of the bytes of a model's layers.
-fn main_format(gguf: &Gguf<'_>) -> Option<Format> {
+pub(crate) fn main_format(gguf: &Gguf<'_>) -> Option<Format> {
     let layers = gguf.tensors().iter().filter(|t| t.name().starts_with("blk.") && t.dims().len() > 1);
     let mut bytes: HashMap<Format, u64> = HashMap::new();
     for tensor in layers {

@@ -23,6 +23,7 @@
 //! | [`sequence`] | a sequence of tokens on any device |
 //! | [`mod@file`] | a GGUF file, mapped; models in several files; weights repacked for the CPU |
 //! | [`memory`] | memory in large pages |
+//! | [`weight_cache`] | repacked weights on disk, which the next load maps |
 //! | [`threads`] | the thread pool that computes |
 //! | [`error`] | errors that name the file or option and the expected value |
 
@@ -36,6 +37,7 @@ pub mod memory;
 mod model;
 pub mod sequence;
 pub mod threads;
+pub mod weight_cache;
 
 pub use builder::Builder;
 pub use chat::{Chat, Piece, Reply, Step, Timings};
@@ -47,6 +49,7 @@ pub use shohin_core as core;
 pub use shohin_core::chat::{ChatMessage, TurnOptions};
 pub use shohin_core::{Activations, KvFormat, SamplerConfig};
 pub use threads::ThreadPool;
+pub use weight_cache::WeightCache;
 
 /// Compiles the README's Rust.
 #[cfg(doctest)]

@@ -7,6 +7,7 @@ use crate::gpu::GpuWeights;
 use crate::memory;
 use crate::sequence::{OnDevice, Sequence};
 use crate::threads::ThreadPool;
+use crate::weight_cache::CacheWriter;
 use shohin_core::chat::{ChatModel, Template};
 use shohin_core::constrain::Vocabulary;
 use shohin_core::cpu::{CpuWeights, Isa};
@@ -42,6 +43,8 @@ pub(crate) struct Inner {
     pub(crate) file: ModelFile,
     pub(crate) read: ReadOptions,
     pub(crate) weights: Arc<CpuWeights<ShardBytes>>,
+    /// Writes the weights to the cache.
+    pub(crate) cache_writer: Option<CacheWriter>,
     pub(crate) tokenizer: Tokenizer<'static>,
     pub(crate) template: Template,
     pub(crate) options: CpuOptions,
@@ -251,6 +254,19 @@ impl Model {
     /// The weights on the CPU, in the layout of the kernels (on a GPU: in that of the file).
     pub fn weights(&self) -> &CpuWeights<ShardBytes> {
         &self.0.weights
+    }
+
+    /// Whether the weights are those of the [`WeightCache`](crate::WeightCache).
+    pub fn is_cached(&self) -> bool {
+        self.0.weights.model().weights().parts().iter().all(ShardBytes::is_cached)
+    }
+
+    /// Waits until the weights are in the [`WeightCache`](crate::WeightCache), if they are being written there.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if they could not be written; the model runs all the same.
+    pub fn finish_caching(&self) -> Result<()> {
+        self.0.cache_writer.as_ref().map_or(Ok(()), CacheWriter::finish)
     }
 
     /// The file.

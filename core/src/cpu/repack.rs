@@ -8,11 +8,13 @@
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, Ordering};
 
+use super::expand::expand;
 use super::isa::{Isa, Kind};
 use super::parallel::for_each_chunk;
 use crate::error::{Error, Name, Result};
-use crate::pool::Pool;
-use crate::quant::{Format, Matrix, unpack_exact};
+use crate::gguf::with_capacity;
+use crate::pool::{Pool, Serial};
+use crate::quant::{Format, MAX_BLOCK, Matrix, unpack_exact};
 
 /// Rows per panel.
 pub const PANEL_ROWS: usize = 16;
@@ -391,6 +393,43 @@ pub fn repack(
         }
     }
     Ok(())
+}
+
+/// Small matrices of all formats, expanded and repacked for `isa`. Weights that one program repacked and wrote to a
+/// file suit another program only if this is the same for both.
+///
+/// # Errors
+/// [`Error::Memory`].
+pub fn specimen(isa: Isa) -> Result<Vec<u8>> {
+    const ROWS: usize = PANEL_ROWS + 1;
+    const COLS: usize = 2 * MAX_BLOCK;
+    let mut all = Vec::new();
+    for format in Format::ALL {
+        let bytes = ROWS * COLS / format.block() * format.block_bytes();
+        let mut data: Vec<u8> = with_capacity(bytes as u64)?;
+        // Bytes without a pattern that a permutation could keep.
+        let mut x = 1u32;
+        data.extend((0..bytes).map(|_| {
+            x = x.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (x >> 24) as u8
+        }));
+        let format = match format.expanded() {
+            Some(expanded) => {
+                let len = bytes / format.block_bytes() * expanded.block_bytes();
+                let mut to = with_capacity(len as u64)?;
+                to.resize(len, 0);
+                expand(isa, format, &data, &mut to, &Serial)?;
+                data = to;
+                expanded
+            }
+            None => format,
+        };
+        if let Some(repacked) = repacked_format(format) {
+            repack(format, Layout::preferred(isa, repacked), ROWS, COLS, &mut data, &Serial)?;
+        }
+        all.extend_from_slice(&data);
+    }
+    Ok(all)
 }
 
 /// Repacks `from`, 16 rows as in the file, to `to`, which has the same size.

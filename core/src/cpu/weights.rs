@@ -52,14 +52,10 @@ impl<B: ModelBytes> CpuWeights<B> {
         let tensors: Vec<StoredTensor> = model.weights().tensors().to_vec();
         let roles: Vec<TensorRole> = model.program().tensors.iter().map(|spec| spec.role).collect();
         for (tensor, role) in tensors.iter().zip(roles) {
-            let repacked = repacked_format(tensor.format).filter(|_| role == TensorRole::Matrix);
-            let layout = repacked.map_or(Layout::RowMajor, |format| Layout::preferred(isa, format));
-            let data = match layout {
-                Layout::RowMajor => None,
-                Layout::Panels32 | Layout::Panels8 => model.weights_mut().data_mut(tensor),
-            };
-            layouts.push(match (data, repacked) {
-                (Some(data), Some(format)) => {
+            let better = repacked(isa, role, tensor.format);
+            let data = better.and_then(|_| model.weights_mut().data_mut(tensor));
+            layouts.push(match (data, better) {
+                (Some(data), Some((format, layout))) => {
                     repack(tensor.format, layout, tensor.rows, tensor.cols, data, pool)?;
                     (format, layout)
                 }
@@ -69,6 +65,28 @@ impl<B: ModelBytes> CpuWeights<B> {
         let mut layouts = layouts.into_iter();
         let packed = pack(&model, |tensor| layouts.next().unwrap_or((tensor.format, Layout::RowMajor)))?;
         Ok(CpuWeights { model, packed })
+    }
+
+    /// Wraps a model whose bytes are those of [`Weights::parts`](crate::model::weights::Weights::parts) after
+    /// [`CpuWeights::repack`] for `isa`, such as a file that was written from them.
+    ///
+    /// # Errors
+    /// [`crate::Error::Memory`] if there is no memory for the vectors.
+    pub fn repacked(model: BonsaiModel<B>, isa: Isa) -> Result<Self> {
+        let mut specs = model.program().tensors.iter();
+        let packed = pack(&model, |tensor| {
+            let role = specs.next().map(|spec| spec.role);
+            role.and_then(|role| repacked(isa, role, tensor.format))
+                .unwrap_or((tensor.format, Layout::RowMajor))
+        })?;
+        Ok(CpuWeights { model, packed })
+    }
+
+    /// Whether any matrix is repacked.
+    pub fn is_repacked(&self) -> bool {
+        self.packed
+            .iter()
+            .any(|packed| !matches!(packed, Packed::Matrix(_, Layout::RowMajor) | Packed::Vector(_)))
     }
 
     /// The model.
@@ -126,6 +144,12 @@ impl<B: ModelBytes> CpuWeights<B> {
         let row = |id: TensorId| weights.len(id) / self.program().tensor(id).rows.max(1);
         products + self.program().embedding().map_or(0, row)
     }
+}
+
+/// The format and layout of a tensor once it is repacked for `isa`; `None` if it stays as it is.
+fn repacked(isa: Isa, role: TensorRole, format: Format) -> Option<(Format, Layout)> {
+    let format = repacked_format(format).filter(|_| role == TensorRole::Matrix)?;
+    Some((format, Layout::preferred(isa, format))).filter(|(_, layout)| *layout != Layout::RowMajor)
 }
 
 fn pack<B: ModelBytes>(
