@@ -1,6 +1,5 @@
 //! Memory limits, with a counting allocator: a device and a session take exactly the planned memory, and
 //! tokens take none.
-#![cfg(not(all(target_arch = "wasm32", target_os = "unknown")))]
 
 use std::sync::Arc;
 

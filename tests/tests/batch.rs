@@ -1,5 +1,4 @@
 //! Many rows at once: of one sequence, to verify guessed tokens, and of several sequences together.
-#![cfg(not(all(target_arch = "wasm32", target_os = "unknown")))]
 
 use shohin_core::cpu::op::argmax;
 use shohin_core::cpu::{Cpu, Isa};
@@ -74,8 +73,10 @@ fn verifying_says_what_the_logits_say() {
                 .unwrap();
             let best: Vec<u32> = want.iter().map(|best| best.0).collect();
             assert!(best.iter().any(|token| *token != best[0]));
-            for (batch_rows, logit_rows) in [(1, 1), (2, 1), (7, 2), (64, 1), (150, 1), (150, 3), (150, 150)]
-            {
+            // How rows are divided does not depend on the kernels.
+            let sizes = [(7, 2), (150, 3), (1, 1), (2, 1), (64, 1), (150, 1), (150, 150)];
+            let own = (activations, isa) == (Activations::Int8, Isa::detect());
+            for (batch_rows, logit_rows) in sizes.into_iter().take(if own { 7 } else { 2 }) {
                 let options = CpuOptions { batch: batch_rows, logit_rows, ..options };
                 let mut device = repacked(&file, &options).unwrap();
                 let mut session = Session::new(&mut device, &SessionOptions::default()).unwrap();
@@ -136,7 +137,9 @@ fn sequences_together_get_the_bits_they_get_alone() {
         ] {
             let options = CpuOptions { activations, isa, ..CpuOptions::default() };
             let alone = alone(&mut device(&file, &options).unwrap());
-            for (batch_rows, logit_rows) in [(64, 1), (1, 1), (5, 2), (200, 40), (200, 200)] {
+            let sizes = [(200, 40), (64, 1), (1, 1), (5, 2), (200, 200)];
+            let own = (activations, isa) == (Activations::Int8, Isa::detect());
+            for (batch_rows, logit_rows) in sizes.into_iter().take(if own { 5 } else { 1 }) {
                 let options = CpuOptions { batch: batch_rows, logit_rows, ..options };
                 let mut device = repacked(&file, &options).unwrap();
                 assert!(together(&mut device) == alone, "{format:?} {options:?}");

@@ -1,6 +1,5 @@
 //! The models in `models/` against their trainer: PyTorch's forward pass of the same packed weights
 //! (`models/sprout.expected.json`).
-#![cfg(not(all(target_arch = "wasm32", target_os = "unknown")))]
 
 use std::fs;
 use std::ops::ControlFlow;

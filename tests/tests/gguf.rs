@@ -1,5 +1,4 @@
 //! The GGUF reader and writer against gguf-py, against each other, and against themselves in pieces.
-#![cfg(not(all(target_arch = "wasm32", target_os = "unknown")))]
 
 use shohin_core::gguf::{
     Array, Event, Gguf, GgufStream, GgufWriter, Id42, Kind, ReadOptions, TensorType, Value,

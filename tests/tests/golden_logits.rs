@@ -3,7 +3,6 @@
 //! `golden_model/`: a random Qwen3 by llama.cpp (its low-bit kernels) and by an f64 numpy forward pass of the
 //! same dequantized weights. `qwen3-*`: random Qwen3 models by Hugging Face transformers
 //! (`oracle/qwen3_logits.py`).
-#![cfg(not(all(target_arch = "wasm32", target_os = "unknown")))]
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,4 @@
 //! The malformed-file suite, natively and under WASI (where `usize` has 32 bits).
-#![cfg(not(all(target_arch = "wasm32", target_os = "unknown")))]
 
 macro_rules! native {
     ($module:ident: $($name:ident)*) => {

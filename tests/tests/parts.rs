@@ -1,5 +1,4 @@
 //! Models in several files.
-#![cfg(not(all(target_arch = "wasm32", target_os = "unknown")))]
 
 use std::fs;
 use std::path::Path;

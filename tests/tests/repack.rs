@@ -6,9 +6,10 @@ use shohin_core::gguf::Gguf;
 use shohin_core::model::ModelBytes;
 use shohin_core::tokenizer::Special;
 use shohin_core::{
-    Activations, BonsaiModel, CpuOptions, Error, Format, Matrix, Serial, Session, SessionOptions, Tokenizer,
+    Activations, BonsaiModel, CpuOptions, Error, Format, KvFormat, Matrix, Serial, Session, SessionOptions,
+    Tokenizer,
 };
-use shohin_tests::cpu::{all_logits, device, repacked};
+use shohin_tests::cpu::{all_logits, device, in_format, repacked};
 use shohin_tests::model::{Model, Shape, Stored};
 use std::cell::Cell;
 use std::sync::Arc;
@@ -161,36 +162,50 @@ fn bytes_that_change_are_an_error_or_change_nothing() {
     assert_eq!(run(reads).unwrap(), (want, 0));
 }
 
-/// A prompt of a batch and part of another, and the greedy continuation, token by token.
-#[test]
-fn models_go_on_alike_with_every_instruction_set() {
+const TERNARY: &[u8] = include_bytes!("../../models/sprout.gguf");
+const ONE_BIT: &[u8] = include_bytes!("../../models/sprout-q1.gguf");
+
+/// A story, so many times, which does not end with a batch, and the greedy continuation, token by token: tokens,
+/// and the last logits.
+fn reply(file: &[u8], times: usize, kv: KvFormat, isa: Isa, in_file: bool) -> (Vec<u32>, Vec<u32>) {
     const STORY: &str = "Once upon a time there was a little girl named Lily. She had a red ball that she loved to \
         play with. One day the ball rolled down the hill and into the river, and Lily began to cry.";
-    let said = |file: &[u8], isa, in_file| {
-        let gguf = Gguf::parse(file).unwrap();
-        let mut prompt = Vec::new();
-        Tokenizer::from_gguf(&gguf).unwrap().encode(STORY, Special::Parse, &mut prompt);
-        let options = CpuOptions { isa, batch: 32, context: 96, ..CpuOptions::default() };
-        assert!(prompt.len() > options.batch + 2 && !prompt.len().is_multiple_of(options.batch));
-        let model = BonsaiModel::load(file.to_vec()).unwrap();
-        let new = if in_file { Cpu::new } else { Cpu::repacked };
-        let mut device = new(model, &options, Serial).unwrap();
-        let mut session = Session::new(&mut device, &SessionOptions::default()).unwrap();
-        let mut logits = session.forward_prefill(&mut device, &prompt).unwrap().to_vec();
-        let mut tokens = Vec::new();
-        for _ in 0..12 {
-            let best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap();
-            tokens.push(best as u32);
-            logits = session.forward(&mut device, best as u32).unwrap().to_vec();
-        }
-        (tokens, logits.iter().map(|x| x.to_bits()).collect::<Vec<_>>())
-    };
-    for file in
-        [&include_bytes!("../../models/sprout.gguf")[..], include_bytes!("../../models/sprout-q1.gguf")]
-    {
-        let expected = said(file, Isa::SCALAR, true);
+    let gguf = Gguf::parse(file).unwrap();
+    let mut prompt = Vec::new();
+    Tokenizer::from_gguf(&gguf).unwrap().encode(&STORY.repeat(times), Special::Parse, &mut prompt);
+    let options = CpuOptions { isa, batch: 32, context: 192, ..CpuOptions::default() };
+    assert!(prompt.len() > options.batch + 2 && !prompt.len().is_multiple_of(options.batch));
+    let model = BonsaiModel::load(file.to_vec()).unwrap();
+    let new = if in_file { Cpu::new } else { Cpu::repacked };
+    let mut device = new(model, &options, Serial).unwrap();
+    let mut session = Session::new(&mut device, &in_format(kv)).unwrap();
+    let mut logits = session.forward_prefill(&mut device, &prompt).unwrap().to_vec();
+    let mut tokens = Vec::new();
+    for _ in 0..12 {
+        let best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap();
+        tokens.push(best as u32);
+        logits = session.forward(&mut device, best as u32).unwrap().to_vec();
+    }
+    (tokens, logits.iter().map(|x| x.to_bits()).collect())
+}
+
+#[test]
+fn models_go_on_alike_with_every_instruction_set() {
+    for file in [TERNARY, ONE_BIT] {
+        let expected = reply(file, 1, KvFormat::F16, Isa::SCALAR, true);
         for isa in Isa::available() {
-            assert_eq!(said(file, isa, false), expected, "{isa:?}");
+            assert_eq!(reply(file, 1, KvFormat::F16, isa, false), expected, "{isa:?}");
+        }
+    }
+}
+
+/// With more positions than a tile of attention has.
+#[test]
+fn every_cache_is_read_alike_with_every_instruction_set() {
+    for kv in KvFormat::ALL {
+        let expected = reply(TERNARY, 3, kv, Isa::SCALAR, true);
+        for isa in Isa::available().filter(|isa| *isa != Isa::SCALAR) {
+            assert_eq!(reply(TERNARY, 3, kv, isa, false), expected, "{isa:?} {kv:?}");
         }
     }
 }

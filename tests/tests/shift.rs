@@ -1,5 +1,4 @@
 //! Contexts that drop their oldest tokens.
-#![cfg(not(all(target_arch = "wasm32", target_os = "unknown")))]
 
 use std::fs;
 use std::ops::ControlFlow;

@@ -1,5 +1,4 @@
 //! States of a session besides its logits: final hidden states, and exported and imported keys and values.
-#![cfg(not(all(target_arch = "wasm32", target_os = "unknown")))]
 
 use std::fs;
 use std::path::Path;

@@ -1,5 +1,4 @@
 //! `unsafe` is restricted: in core, to kernels and the splitter of the pool.
-#![cfg(not(all(target_arch = "wasm32", target_os = "unknown")))]
 
 use std::fs;
 use std::path::{Path, PathBuf};

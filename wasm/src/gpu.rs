@@ -146,20 +146,13 @@ pub struct Loader {
 
 #[wasm_bindgen]
 impl Loader {
-    /// Opens a GPU for a file of `length` bytes; a software adapter only if `software` is set. Without `extensions` it
-    /// uses only what every GPU has.
+    /// Opens a GPU for a file of `length` bytes; a software adapter only if `software` is set.
     ///
     /// # Errors
     /// `gpu_absent`
-    pub async fn open(length: f64, software: bool, extensions: bool) -> JsResult<Loader> {
+    pub async fn open(length: f64, software: bool) -> JsResult<Loader> {
         let file_len = exact("length", length)?;
-        let options = GpuOptions {
-            software,
-            subgroups: extensions,
-            f16: extensions,
-            packed_dot: extensions,
-            ..GpuOptions::default()
-        };
+        let options = GpuOptions { software, ..GpuOptions::default() };
         #[allow(clippy::arc_with_non_send_sync, reason = "in browsers a device belongs to one thread")]
         let gpu = Arc::new(Gpu::open(&options).await.map_err(js)?);
         let stream = GgufStream::new(file_len, ReadOptions::default());

@@ -17,8 +17,6 @@ mod device;
 mod device;
 mod embedder;
 mod error;
-#[cfg(all(test, feature = "gpu", target_arch = "wasm32"))]
-mod gpu_tests;
 mod joiner;
 mod message;
 mod model;

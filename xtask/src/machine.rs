@@ -9,9 +9,6 @@ use crate::package;
 use crate::sysroot;
 use crate::web::WASM;
 
-/// The wasm-pack version the package is tested with.
-const WASM_PACK: &str = "0.15.1";
-
 /// The oldest Node.js supported by the page's bundler, and the version installed if there is none.
 const NODE_OLDEST: (u32, u32) = (20, 19);
 const NODE_FETCHED: &str = "22";
@@ -37,9 +34,7 @@ pub(crate) enum Need {
     /// The wasm-bindgen glue generator.
     Bindgen,
     /// `wasm-bindgen` and `wasm-bindgen-test-runner` as commands.
-    BindgenCommands,
-    /// The `wasm-pack` command.
-    WasmPack,
+    BindgenTestRunner,
     /// A Vulkan driver, or a software one; macOS has Metal.
     Vulkan,
     /// An emulator of processors with AMX.
@@ -265,10 +260,9 @@ impl Machine {
                 Need::Node => self.node(),
                 Need::NodeModules => self.node_modules(),
                 // The commands are built together with the generator.
-                Need::Bindgen if needs.contains(&Need::BindgenCommands) => Ok(()),
+                Need::Bindgen if needs.contains(&Need::BindgenTestRunner) => Ok(()),
                 Need::Bindgen => self.bindgen(""),
-                Need::BindgenCommands => self.bindgen("--features cli"),
-                Need::WasmPack => self.wasm_pack(),
+                Need::BindgenTestRunner => self.bindgen("--features cli"),
                 Need::Vulkan => vulkan_driver(),
                 Need::Bochs => bochs::install(self),
                 Need::SmolLm2 => self.fetch_smollm2(),
@@ -489,31 +483,6 @@ impl Machine {
             self.path.push(bin);
         }
         Ok(())
-    }
-
-    fn wasm_pack(&mut self) -> Result<()> {
-        let bin = self.tools().join("bin");
-        if !self.path.contains(&bin) {
-            self.path.push(bin);
-        }
-        let there =
-            || self.cmd("wasm-pack").arg("--version").read().is_ok_and(|said| said.contains(WASM_PACK));
-        if there() {
-            return Ok(());
-        }
-        let build = self.tools().join("build");
-        self.cargo()
-            .args("install wasm-pack --quiet --locked --debug --force --version")
-            .arg(WASM_PACK)
-            .arg("--root")
-            .arg(self.tools())
-            // It runs for a second; the build time matters more.
-            .env("CARGO_PROFILE_DEV_OPT_LEVEL", "0")
-            .env("CARGO_PROFILE_DEV_DEBUG", "0")
-            .env("CARGO_TARGET_DIR", &build)
-            .run()?;
-        let _ = std::fs::remove_dir_all(&build);
-        if there() { Ok(()) } else { Err(format!("wasm-pack {WASM_PACK} was installed but does not run")) }
     }
 }
 

@@ -25,7 +25,7 @@ pub(crate) const RELAXED: &str = "-Ctarget-feature=+simd128,+relaxed-simd -Cllvm
 /// The crates compiled with relaxed SIMD in the build with threads, so that both share one standard library.
 const RELAXED_CRATES: [&str; 2] = [package::CORE, package::WASM];
 
-/// Compiles the single-threaded module and writes it to `wasm/pkg` as wasm-pack does, then again with relaxed SIMD.
+/// Compiles the single-threaded module and writes it to `wasm/pkg`, then again with relaxed SIMD.
 fn single(machine: &Machine) -> Result<()> {
     for (package, flags) in [("pkg", None), ("pkg-relaxed", Some(RELAXED))] {
         // In wasm/ cargo reads wasm/.cargo/config.toml, which has the flags of the other.

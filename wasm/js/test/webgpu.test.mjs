@@ -215,4 +215,66 @@ describe("on a GPU", { skip: !existsSync(new URL("webgpu.js", DIST)) }, () => {
     assert.equal(gpu.whole.text, cpu.whole.text);
     assert.equal(gpu.whole.usage.cachedTokens, gpu.whole.usage.promptTokens - 1);
   });
+
+  test("integers find likely what they do on the CPU", async () => {
+    // One batch of rows, and one and a half.
+    for (const times of [1, 13]) {
+      const [gpu, cpu] = await page.evaluate(async (times) => {
+        const { Engine } = await import("/index.js");
+        const text = "Once upon a time there was a cat that had a red ball. ".repeat(times);
+        const first = async (options) => {
+          const engine = await Engine.load("model.gguf", { context: 448, ...options });
+          const { logprobs } = await collect(engine.generate(text, { preset: "greedy", maxTokens: 1, logprobs: 40 }));
+          await engine.dispose();
+          return logprobs[0].top;
+        };
+        return [await first({ backend: "webgpu" }), await first({})];
+      }, times);
+      // Only those that noise cannot push out.
+      for (const { token, logprob } of gpu.slice(0, 2)) {
+        const want = cpu.find((other) => other.token === token)?.logprob;
+        assert.ok(Math.abs(logprob - want) < 0.5, `${times}: ${token} ${logprob} ${want}`);
+      }
+    }
+  });
+
+  test("a GPU without extensions says the same, and a lost one is named", async () => {
+    const plain = await browser.newPage();
+    plain.setDefaultTimeout(120_000);
+    await plain.addInitScript(() => {
+      globalThis.asked = 0;
+      GPUSupportedFeatures.prototype.has = WGSLLanguageFeatures.prototype.has = () => {
+        globalThis.asked += 1;
+        return false;
+      };
+      const request = GPUAdapter.prototype.requestDevice;
+      GPUAdapter.prototype.requestDevice = async function (...args) {
+        return (globalThis.device = await request.apply(this, args));
+      };
+    });
+    await plain.goto(server.url);
+    const { text, lost, truncated, asked } = await plain.evaluate(async () => {
+      // On the calling thread, whose prototypes were changed.
+      const { Engine } = await import("/local.js");
+      const options = { backend: "webgpu", activations: "f32", kv: "f32", context: 64 };
+      const code = (promise) => promise.then(() => "none", (error) => error.code);
+      const engine = await Engine.load("model.gguf", options);
+      const reply = async () => {
+        let text = "";
+        for await (const chunk of engine.chat([{ role: "user", content: "What does a cow say?" }], { preset: "greedy", maxTokens: 4, thinking: true })) text += chunk.text;
+        return text;
+      };
+      const text = await reply();
+      globalThis.device.destroy();
+      const lost = await code(reply());
+      const bytes = await (await fetch("model.gguf")).arrayBuffer();
+      const truncated = await code(Engine.load(new Blob([bytes.slice(0, -1000)]), options));
+      return { text, lost, truncated, asked: globalThis.asked };
+    });
+    const expected = await page.evaluate(async () => (await collect(cpu.chat(ask("What does a cow say?"), greedy))).text);
+    assert.equal(text, expected);
+    assert.ok(asked > 0);
+    assert.deepEqual([lost, truncated], ["gpu_lost", "truncated"]);
+    await plain.close();
+  });
 });

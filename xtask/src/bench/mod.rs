@@ -24,7 +24,11 @@ const FORMATS: &[(&str, &str)] = &[
     ("ptq1_0", "tq2_0"),
     ("tq1_0", "tq1_0"),
     ("q2_0", "q2_0"),
+    (SMOLLM2, SMOLLM2),
 ];
+
+/// A trained model instead of random weights, measured only on request.
+const SMOLLM2: &str = "smollm2";
 
 /// Our formats, each with the formats it is compared with.
 type Pairs = Vec<(&'static str, &'static str)>;
@@ -71,7 +75,8 @@ impl Plan {
             return Err(format!("unknown format {name}; expected one of {}", names.join(", ")));
         }
         let asked = |format: &str| match options.formats.as_slice() {
-            [] => !quick || ["q1_0", "pq2_0", "tq2_0"].contains(&format),
+            [] if quick => ["q1_0", "pq2_0", "tq2_0"].contains(&format),
+            [] => format != SMOLLM2,
             some => some.iter().any(|name| name == format),
         };
         Ok(Plan {
@@ -88,11 +93,15 @@ impl Plan {
 /// The directory of the model files.
 struct Models {
     dir: PathBuf,
+    smollm2: PathBuf,
 }
 
 impl Models {
     fn file(&self, format: &str) -> PathBuf {
-        self.dir.join(format!("{format}.gguf"))
+        match format {
+            SMOLLM2 => self.smollm2.clone(),
+            _ => self.dir.join(format!("{format}.gguf")),
+        }
     }
 }
 
@@ -107,9 +116,12 @@ pub(crate) fn bench(machine: &mut Machine, options: &Options) -> Result<()> {
         needs.extend_from_slice(browser::NEEDS);
         needs.extend_from_slice(if options.peers { peers::TRANSFORMERS_NEEDS } else { &[] });
     }
+    if plan.formats.iter().any(|(format, _)| *format == SMOLLM2) {
+        needs.push(Need::SmolLm2);
+    }
     prepare(machine, &needs)?;
     machine.cargo().args("build --release --bins").packages(&[package::CLI, package::TESTS]).run()?;
-    let models = Models { dir: machine.target.join("bench") };
+    let models = Models { dir: machine.target.join("bench"), smollm2: machine.smollm2() };
     write_models(machine, &models, &plan)?;
 
     let mut samples: Vec<Sample> = Vec::new();

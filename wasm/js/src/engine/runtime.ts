@@ -173,7 +173,7 @@ async function onGpu(open: () => Promise<Pieces>, options: LoadOptions): Promise
   const module = await gpuModule(software);
   return modelFrom(await open(), Promise.resolve(module), options, ({ Loader }, length) => {
     if (length === undefined) throw new ShohinError("gpu_unsupported", "WebGPU requires the length of the file");
-    return Loader.open(length, software, true);
+    return Loader.open(length, software);
   });
 }
 

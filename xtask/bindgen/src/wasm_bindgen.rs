@@ -1,5 +1,0 @@
-//! The `wasm-bindgen` command, for wasm-pack.
-
-fn main() -> anyhow::Result<()> {
-    wasm_bindgen_cli::wasm_bindgen::run_cli_with_args(std::env::args_os())
-}
