@@ -351,11 +351,12 @@ impl Softmax {
     /// Turns the first `n` dot products of a tile into weights; returns the factor for earlier outputs.
     #[inline(always)]
     fn add_tile(&mut self, scores: &mut [f32; TILE], n: usize, scale: f32) -> f32 {
+        scores.iter_mut().for_each(|score| *score *= scale);
+        // Masked positions add nothing, as e^-inf is 0.
+        scores[n..].fill(f32::NEG_INFINITY);
         let mut most = [self.max; LANES];
-        for (i, scores) in scores.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
+        for scores in scores.as_chunks::<LANES>().0 {
             for l in 0..LANES {
-                // Masked positions add nothing, as e^-inf is 0.
-                scores[l] = if i * LANES + l < n { scores[l] * scale } else { f32::NEG_INFINITY };
                 most[l] = if scores[l] > most[l] { scores[l] } else { most[l] };
             }
         }

@@ -123,7 +123,7 @@ impl<P: LoadPairs> FlashCodec for Quantized<P> {
                     L::store(scales.as_mut_ptr().add(b * BLOCK_POSITIONS), scale);
                 }
                 for r in rows.first..rows.count {
-                    steps[r] = to_integers(&weights[r], &scales, rows.visible[r], &mut integers[r]);
+                    steps[r] = to_integers::<L>(&weights[r], &scales, rows.visible[r], &mut integers[r]);
                 }
                 let columns = (g * group, d.min((g + 1) * group));
                 let values = Values { p: values, block: bytes, blocks, head_dim: d, columns, next };
@@ -211,21 +211,33 @@ unsafe fn score_block<P: LoadPairs, L: Simd, const R: usize, const S: usize>(
 }
 
 /// Writes `weights * scales` of the first `n` positions as integers, zero for the others; returns their step.
+///
+/// Safety: as for [`Simd`].
 #[inline(always)]
-fn to_integers(weights: &[f32; TILE], scales: &[f32; TILE], n: usize, out: &mut [i16; TILE]) -> f32 {
+unsafe fn to_integers<L: Simd>(
+    weights: &[f32; TILE],
+    scales: &[f32; TILE],
+    n: usize,
+    out: &mut [i16; TILE],
+) -> f32 {
     let mut scaled = [0.0; TILE];
-    let mut lanes = [0; LANES];
-    for (i, scaled) in scaled.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
-        for l in 0..LANES {
-            let t = i * LANES + l;
-            let weight = if t < n { weights[t] * scales[t] } else { 0.0 };
-            scaled[l] = weight;
-            // Weights are non-negative and compare like their bits, with NaN above all.
-            lanes[l] = lanes[l].max(weight.to_bits() & 0x7fff_ffff);
+    for at in (0..TILE).step_by(LANES) {
+        // SAFETY: the caller's promise; all have `TILE` floats.
+        unsafe {
+            let product = L::mul(L::load(weights.as_ptr().add(at)), L::load(scales.as_ptr().add(at)));
+            L::store(scaled.as_mut_ptr().add(at), product);
         }
     }
-    let most = lanes.iter().fold(0, |m, &l| m.max(l));
-    let most = f32::from_bits(most);
+    // The scales of other positions may be anything.
+    scaled[n..].fill(0.0);
+    // Magnitudes compare like their bits, with NaN above infinity.
+    let mut lanes = [0; LANES];
+    for scaled in scaled.as_chunks::<LANES>().0 {
+        for l in 0..LANES {
+            lanes[l] = lanes[l].max(scaled[l].to_bits() & 0x7fff_ffff);
+        }
+    }
+    let most = f32::from_bits(lanes.iter().fold(0, |most, lane| most.max(*lane)));
     if most < LEAST {
         *out = [0; TILE];
         return 0.0;
@@ -267,6 +279,11 @@ unsafe fn sum_columns<P: LoadPairs, L: Simd, const R: usize, const N: usize>(
         while c + N * LANES <= end {
             sum_tile::<P, L, R, N>(values, c, weights, steps, decay, out);
             c += N * LANES;
+        }
+        // Columns that share a scale may be fewer than `N` vectors.
+        while N > 2 && c + 2 * LANES <= end {
+            sum_tile::<P, L, R, 2>(values, c, weights, steps, decay, out);
+            c += 2 * LANES;
         }
         while c + LANES <= end {
             sum_tile::<P, L, R, 1>(values, c, weights, steps, decay, out);

@@ -13,6 +13,18 @@ pub(super) fn prefetch(p: *const u8) {
     unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
 }
 
+/// Shuffles byte `l` of 16 to the upper byte of both halves of 32-bit lane `l`, the lower ones being zero.
+pub(super) const SPREAD: [u8; 64] = {
+    let mut spread = [0x80; 64];
+    let mut l = 0;
+    while l < 16 {
+        spread[4 * l + 1] = l as u8;
+        spread[4 * l + 3] = l as u8;
+        l += 1;
+    }
+    spread
+};
+
 /// AVX2 and F16C: two registers.
 pub(crate) struct Avx2;
 
@@ -77,6 +89,20 @@ impl Simd for Avx2 {
         unsafe {
             let p = p.cast::<__m128i>();
             [_mm256_cvtepi8_epi16(_mm_loadu_si128(p)), _mm256_cvtepi8_epi16(_mm_loadu_si128(p.add(1)))]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn pairs_of_halves(p: *const u8) -> Self::Pairs {
+        // SAFETY: the caller has AVX2 and 16 bytes at `p`.
+        unsafe {
+            let bytes = _mm256_broadcastsi128_si256(_mm_loadu_si128(p.cast()));
+            let pairs = |spread: *const u8| {
+                let twice = _mm256_shuffle_epi8(bytes, _mm256_loadu_si256(spread.cast()));
+                // The first of each pair moves its lower half up; then both have 4 bits with a sign at the top.
+                _mm256_srai_epi16::<12>(_mm256_mullo_epi16(twice, _mm256_set1_epi32(0x0001_0010)))
+            };
+            [pairs(SPREAD.as_ptr()), pairs(SPREAD.as_ptr().add(32))]
         }
     }
 

@@ -5,7 +5,7 @@ use core::arch::x86_64::*;
 
 use half::f16;
 
-use super::avx2::prefetch;
+use super::avx2::{SPREAD, prefetch};
 use super::{LANES, Simd};
 
 /// In assembly because the compiler splits the intrinsic into two instructions.
@@ -94,6 +94,17 @@ impl Simd for Avx512 {
     unsafe fn pairs(p: *const i8) -> Self::Pairs {
         // SAFETY: the caller has AVX-512 and 32 bytes at `p`.
         unsafe { _mm512_cvtepi8_epi16(_mm256_loadu_si256(p.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn pairs_of_halves(p: *const u8) -> Self::Pairs {
+        // SAFETY: the caller has AVX-512 and 16 bytes at `p`.
+        unsafe {
+            let bytes = _mm512_broadcast_i32x4(_mm_loadu_si128(p.cast()));
+            let twice = _mm512_shuffle_epi8(bytes, _mm512_loadu_si512(SPREAD.as_ptr().cast()));
+            // The first of each pair moves its lower half up; then both have 4 bits with a sign at the top.
+            _mm512_srai_epi16::<12>(_mm512_sllv_epi16(twice, _mm512_set1_epi32(4)))
+        }
     }
 
     #[inline(always)]

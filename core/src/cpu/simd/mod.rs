@@ -33,18 +33,7 @@ pub(crate) trait Simd {
     /// Integer `i` of pair `l` is at `p[2 l + i]`.
     unsafe fn pairs(p: *const i8) -> Self::Pairs;
     /// Integer `i` of pair `l` is the lower (0) or upper (1) half of the byte at `p[l]`, with its sign.
-    #[inline(always)]
-    unsafe fn pairs_of_halves(p: *const u8) -> Self::Pairs {
-        let mut bytes = [0i8; 2 * LANES];
-        // SAFETY: the caller has 16 bytes at `p`, and so have `bytes` twice as many.
-        unsafe {
-            let halves = p.cast::<[u8; LANES]>().read_unaligned();
-            for (pair, half) in bytes.as_chunks_mut::<2>().0.iter_mut().zip(halves) {
-                *pair = [(half << 4) as i8 >> 4, half as i8 >> 4];
-            }
-            Self::pairs(bytes.as_ptr())
-        }
-    }
+    unsafe fn pairs_of_halves(p: *const u8) -> Self::Pairs;
     /// Adds the dot product of each lane's pair and `with` to `n`; the lower half of `with` belongs to the
     /// first element.
     unsafe fn dot(n: Self::I, pairs: Self::Pairs, with: i32) -> Self::I;

@@ -98,6 +98,21 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
+    unsafe fn pairs_of_halves(p: *const u8) -> Self::Pairs {
+        // SAFETY: the caller has NEON and 16 bytes at `p`.
+        unsafe {
+            let bytes = vld1q_s8(p.cast());
+            let (first, second) = (vshrq_n_s8::<4>(vshlq_n_s8::<4>(bytes)), vshrq_n_s8::<4>(bytes));
+            [
+                vmovl_s8(vget_low_s8(first)),
+                vmovl_high_s8(first),
+                vmovl_s8(vget_low_s8(second)),
+                vmovl_high_s8(second),
+            ]
+        }
+    }
+
+    #[inline(always)]
     unsafe fn dot(mut n: Self::I, pairs: Self::Pairs, with: i32) -> Self::I {
         // SAFETY: the caller has NEON.
         unsafe {

@@ -71,6 +71,17 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
+    unsafe fn pairs_of_halves(p: *const u8) -> Self::Pairs {
+        let mut pairs = [0; 2 * LANES];
+        // SAFETY: the caller's promise.
+        let bytes = unsafe { p.cast::<[u8; LANES]>().read_unaligned() };
+        for (pair, byte) in pairs.as_chunks_mut::<2>().0.iter_mut().zip(bytes) {
+            *pair = [(byte << 4) as i8 >> 4, byte as i8 >> 4];
+        }
+        pairs
+    }
+
+    #[inline(always)]
     unsafe fn dot(mut n: Self::I, pairs: Self::Pairs, with: i32) -> Self::I {
         let (first, second) = (i32::from(with as i16), with >> 16);
         for l in 0..LANES {

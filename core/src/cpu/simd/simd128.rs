@@ -78,6 +78,26 @@ impl Simd for Simd128 {
     }
 
     #[inline(always)]
+    unsafe fn pairs_of_halves(p: *const u8) -> Self::Pairs {
+        // SAFETY: the caller has 16 bytes at `p`.
+        let bytes = unsafe { v128_load(p.cast()) };
+        // Each byte in the upper half of both numbers of a pair.
+        macro_rules! spread {
+            ($a:literal, $b:literal, $c:literal, $d:literal) => {
+                i8x16_shuffle::<0, $a, 0, $a, 0, $b, 0, $b, 0, $c, 0, $c, 0, $d, 0, $d>(i8x16_splat(0), bytes)
+            };
+        }
+        let twice = [
+            spread!(16, 17, 18, 19),
+            spread!(20, 21, 22, 23),
+            spread!(24, 25, 26, 27),
+            spread!(28, 29, 30, 31),
+        ];
+        // The first of each pair moves its lower half up; then both have 4 bits with a sign at the top.
+        each!(i of 4, twice[0], i16x8_shr(i16x8_mul(twice[i], i32x4_splat(0x0001_0010)), 12))
+    }
+
+    #[inline(always)]
     unsafe fn dot(n: Self::I, pairs: Self::Pairs, with: i32) -> Self::I {
         each!(i of 4, n[0], i32x4_add(n[i], i32x4_dot_i16x8(pairs[i], i32x4_splat(with))))
     }
