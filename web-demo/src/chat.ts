@@ -2,9 +2,10 @@
 import { ShohinError, type ChatFinish, type Engine, type Message } from "shohin";
 import { advice, isGpuTrouble } from "./advice.js";
 import * as format from "./format.js";
-import { conversation, keep, snapshotOf, tidySnapshots, type Conversation, type Turn } from "./history.js";
+import { conversation, keep, newId, snapshotOf, tidySnapshots, type Conversation, type Turn } from "./history.js";
 import { loadedEngine, reload, showAlert, whenReady } from "./models.js";
 import { icon, make, page } from "./page.js";
+import * as preferences from "./preferences.js";
 import { copyButton, showProse } from "./prose.js";
 import { avoidGpu, chatOptions, systemPrompt } from "./settings.js";
 
@@ -37,7 +38,7 @@ let running: Reply | undefined;
 let recalled: { engine: Engine; id: string } | undefined;
 
 function fresh(): Conversation {
-  return { id: crypto.randomUUID(), title: "", updated: 0, turns: [] };
+  return { id: newId(), title: "", updated: 0, turns: [] };
 }
 
 /** Which conversation is shown. */
@@ -91,7 +92,7 @@ export async function openChat(id: string): Promise<void> {
 
 /** Shows what was shown before the page was loaded again. */
 export async function resume(): Promise<void> {
-  const id = sessionStorage.getItem(LAST);
+  const id = preferences.read(LAST, "tab");
   const found = id ? await conversation(id) : undefined;
   // Somebody may have been quicker.
   if (!found || talk.turns.length > 0) return;
@@ -110,7 +111,7 @@ export async function changedElsewhere(id: string): Promise<void> {
 
 /** So that this tab comes back to the same conversation. */
 function remember(): void {
-  sessionStorage.setItem(LAST, talk.id);
+  preferences.write(LAST, talk.id, "tab");
 }
 
 async function keepTalk(): Promise<void> {

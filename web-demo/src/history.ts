@@ -26,7 +26,21 @@ const STORE = "conversations";
 let opened: Promise<IDBDatabase | undefined> | undefined;
 /** What there is without a database, as in some private windows. */
 const memory = new Map<string, Conversation>();
-const channel = "BroadcastChannel" in globalThis ? new BroadcastChannel("shohin.conversations") : undefined;
+const channel = openChannel();
+
+function openChannel(): BroadcastChannel | undefined {
+  try {
+    return new BroadcastChannel("shohin.conversations");
+  } catch {
+    // Blocked together with storage; there is nothing to tell other tabs then.
+    return undefined;
+  }
+}
+
+/** An id for a conversation. Over plain HTTP there is no `crypto.randomUUID`. */
+export function newId(): string {
+  return crypto.getRandomValues(new Uint32Array(4)).join("-");
+}
 
 function open(): Promise<IDBDatabase | undefined> {
   return (opened ??= new Promise((resolve) => {
@@ -39,6 +53,11 @@ function open(): Promise<IDBDatabase | undefined> {
       resolve(undefined);
     }
   }));
+}
+
+/** Whether conversations are there again at the next visit. */
+export async function keepsConversations(): Promise<boolean> {
+  return (await open()) !== undefined;
 }
 
 async function run<T>(mode: IDBTransactionMode, act: (store: IDBObjectStore) => IDBRequest<T>): Promise<T | undefined> {

@@ -4,6 +4,7 @@ import { initModels, on } from "./models.js";
 import { page } from "./page.js";
 import { initSettings } from "./settings.js";
 import { initTheme } from "./theme.js";
+import { showUnkept } from "./unkept.js";
 
 /** Lets the field grow with its text where the style sheet alone cannot. */
 function fit(): void {
@@ -52,9 +53,14 @@ followFoot();
 void resume();
 initChats();
 initModels();
+void showUnkept();
 if (matchMedia("(hover: hover)").matches) page.prompt.focus();
 
 // Opens without a network from the second visit on. Not while developing: it would keep what was just changed.
-if (import.meta.env.PROD && "serviceWorker" in navigator) {
-  navigator.serviceWorker.register("./sw.js").catch(() => {});
+if (import.meta.env.PROD) {
+  try {
+    navigator.serviceWorker.register("./sw.js").catch(() => {});
+  } catch {
+    // There are none over plain HTTP, nor where storage is blocked.
+  }
 }

@@ -4,6 +4,7 @@ import { advice, isGpuTrouble } from "./advice.js";
 import { OFFERS, type Offer } from "./catalog.js";
 import * as format from "./format.js";
 import { make, page } from "./page.js";
+import * as preferences from "./preferences.js";
 import { avoidGpu, closes, learn, loadOptions, onLoadOptions, resetContext } from "./settings.js";
 
 const SPROUT = new URL("sprout.gguf", document.baseURI);
@@ -112,7 +113,7 @@ async function load(source: Source): Promise<boolean> {
     return false;
   }
   // Set again once the model works: one that takes the tab down is not loaded at every visit.
-  forgetLast();
+  preferences.write(LAST);
   if (url) {
     // Otherwise the browser may delete downloads when it needs room.
     void navigator.storage?.persist?.().catch(() => false);
@@ -139,7 +140,7 @@ async function load(source: Source): Promise<boolean> {
     engine = next;
     current = source;
     learn(next.info);
-    if (url) localStorage.setItem(LAST, JSON.stringify({ name: source.name, url }));
+    if (url) preferences.write(LAST, JSON.stringify({ name: source.name, url }));
     page.status.textContent = `${title(source)} is ready`;
   } catch (error) {
     failure = error;
@@ -191,6 +192,11 @@ async function keptNow(): Promise<CacheEntry[]> {
   return (kept = (await listCache().catch(() => [])).sort((a, b) => b.bytes - a.bytes));
 }
 
+/** Whether downloads are kept: not over plain HTTP, nor where storage is blocked. */
+export function keepsModels(): Promise<boolean> {
+  return listCache().then(() => true, () => false);
+}
+
 /** Where a model is downloaded from, of those that are kept. */
 function addressOf({ from, embedded }: Source): string | undefined {
   return from instanceof URL && !embedded ? from.href : undefined;
@@ -204,14 +210,10 @@ async function bytesKept(source: Source): Promise<number> {
   return (await keptNow()).reduce((sum, entry) => sum + (model(entry.url) === model(url) ? entry.bytes : 0), 0);
 }
 
-function forgetLast(): void {
-  localStorage.removeItem(LAST);
-}
-
 /** The model of the last visit, if it is here as a whole. */
 async function lastModel(): Promise<Source | undefined> {
   try {
-    const { name, url } = JSON.parse(localStorage.getItem(LAST) ?? "null") as { name: string; url: string };
+    const { name, url } = JSON.parse(preferences.read(LAST) ?? "null") as { name: string; url: string };
     const whole = (await keptNow()).some((entry) => entry.complete && entry.url === url);
     return whole ? { name: String(name), from: new URL(url) } : undefined;
   } catch {
@@ -297,6 +299,10 @@ async function room(): Promise<number | undefined> {
 }
 
 async function showRoom(): Promise<void> {
+  if (!(await keepsModels())) {
+    page.keptNote.textContent = `${isSecureContext ? "This browser keeps no models for this page" : "Over plain HTTP no models are kept"}: each visit downloads them again.`;
+    return;
+  }
   const free = await room();
   const words = kept.length === 0 ? "Models from an address are kept, so that they are downloaded once. " : "";
   page.keptNote.textContent = free === undefined ? words : `${words}The browser has room for ${format.bytes(Math.max(0, free))} more.`;
@@ -357,7 +363,7 @@ export function initModels(): void {
     openFiles([...(event.dataTransfer?.files ?? [])]);
   });
 
-  if (!localStorage.getItem(LAST)) return void load(sprout);
+  if (!preferences.read(LAST)) return void load(sprout);
   starting = lastModel().then((last) => {
     // Unless the visitor was quicker. Not awaited: `whenReady` waits for it by itself.
     if (!loading) void load(last ?? sprout);

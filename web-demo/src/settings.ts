@@ -1,6 +1,7 @@
 // The settings sheet: sampling, the system prompt, and what the engine may use. Choices are remembered.
 import type { ChatOptions, EngineInfo, LoadOptions, Preset } from "shohin";
 import { make, page } from "./page.js";
+import * as preferences from "./preferences.js";
 
 type Backend = NonNullable<LoadOptions["backend"]>;
 
@@ -49,7 +50,7 @@ export const onLoadOptions = { change: () => {} };
 
 function stored(): Partial<Settings> {
   try {
-    const value: unknown = JSON.parse(localStorage.getItem(KEY) ?? "{}");
+    const value: unknown = JSON.parse(preferences.read(KEY) ?? "{}");
     return typeof value === "object" && value !== null ? value : {};
   } catch {
     return {};
@@ -110,11 +111,7 @@ function showValues(): void {
 
 function store(changes: Partial<Settings>): void {
   settings = { ...settings, ...changes };
-  try {
-    localStorage.setItem(KEY, JSON.stringify(settings));
-  } catch {
-    // Not remembered, then.
-  }
+  preferences.write(KEY, JSON.stringify(settings));
 }
 
 function keep(): void {
@@ -151,7 +148,7 @@ export function initSettings(): void {
   const counts = [1, 2, 4, 8, 16, 32].filter((n) => n < cores);
   page.threads.append(make("option", { value: "" }, cores > 1 ? `All (${cores})` : "One"), ...counts.map((n) => make("option", { value: String(n) }, String(n))));
   page.threads.disabled = cores === 1;
-  if (!crossOriginIsolated) page.computeNote.append(" Threads need a page that is served with cross-origin isolation; this one is not.");
+  if (!crossOriginIsolated) page.computeNote.append(` Threads need a page that is served ${isSecureContext ? "" : "over HTTPS and "}with cross-origin isolation; this one is not.`);
   show();
 
   page.preset.addEventListener("change", () => {

@@ -1,4 +1,6 @@
 // Light, dark, or as the system says. The choice is remembered.
+import * as preferences from "./preferences.js";
+
 type Mode = "auto" | "light" | "dark";
 
 const NAMES: Record<Mode, string> = { auto: "as the system", light: "light", dark: "dark" };
@@ -6,7 +8,7 @@ const NEXT: Record<Mode, Mode> = { auto: "light", light: "dark", dark: "auto" };
 const KEY = "shohin.theme";
 
 export function initTheme(button: HTMLButtonElement): void {
-  const stored = localStorage.getItem(KEY);
+  const stored = preferences.read(KEY);
   let mode: Mode = stored === "light" || stored === "dark" ? stored : "auto";
 
   const apply = () => {
@@ -17,7 +19,7 @@ export function initTheme(button: HTMLButtonElement): void {
   };
   button.addEventListener("click", () => {
     mode = NEXT[mode];
-    localStorage.setItem(KEY, mode);
+    preferences.write(KEY, mode);
     apply();
   });
   apply();

@@ -1,7 +1,8 @@
 // Serves a directory and drives a headless Chromium against it.
 import { createReadStream } from "node:fs";
-import { stat } from "node:fs/promises";
+import { mkdir, mkdtemp, rm, stat, writeFile } from "node:fs/promises";
 import { createServer } from "node:http";
+import { tmpdir } from "node:os";
 import { extname, join, normalize } from "node:path";
 import { fileURLToPath } from "node:url";
 import { chromium } from "playwright-core";
@@ -46,29 +47,46 @@ export async function serve(directory, routes = {}, headers = {}) {
   };
 }
 
+const options = (args) => ({
+  executablePath: process.env.CHROME ?? "/usr/bin/chromium",
+  // Playwright would disable WebGPU; the software adapter must be enabled.
+  ignoreDefaultArgs: ["--disable-gpu"],
+  args: [
+    "--enable-unsafe-webgpu",
+    "--no-sandbox",
+    "--disable-dev-shm-usage",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-default-apps",
+    "--disable-sync",
+    "--disable-domain-reliability",
+    "--disable-client-side-phishing-detection",
+    "--no-first-run",
+    "--no-default-browser-check",
+    "--no-pings",
+    "--metrics-recording-only",
+    "--disable-features=OptimizationHints,MediaRouter,Translate,AutofillServerCommunication,CertificateTransparencyComponentUpdater",
+    ...args,
+  ],
+});
+
 /** Chromium without network access of its own. `CHROME` names the program. */
-export function launch() {
-  return chromium.launch({
-    executablePath: process.env.CHROME ?? "/usr/bin/chromium",
-    // Playwright would disable WebGPU; the software adapter must be enabled.
-    ignoreDefaultArgs: ["--disable-gpu"],
-    args: [
-      "--enable-unsafe-webgpu",
-      "--no-sandbox",
-      "--disable-dev-shm-usage",
-      "--disable-background-networking",
-      "--disable-component-update",
-      "--disable-default-apps",
-      "--disable-sync",
-      "--disable-domain-reliability",
-      "--disable-client-side-phishing-detection",
-      "--no-first-run",
-      "--no-default-browser-check",
-      "--no-pings",
-      "--metrics-recording-only",
-      "--disable-features=OptimizationHints,MediaRouter,Translate,AutofillServerCommunication,CertificateTransparencyComponentUpdater",
-    ],
-  });
+export function launch(args = []) {
+  return chromium.launch(options(args));
+}
+
+/** The same with these preferences of a user; returns its only context. */
+export async function launchWith(preferences) {
+  const profile = await mkdtemp(join(tmpdir(), "shohin-chromium-"));
+  await mkdir(join(profile, "Default"));
+  await writeFile(join(profile, "Default", "Preferences"), JSON.stringify(preferences));
+  const context = await chromium.launchPersistentContext(profile, options([]));
+  const close = context.close.bind(context);
+  context.close = async () => {
+    await close();
+    await rm(profile, { recursive: true, force: true, maxRetries: 5 });
+  };
+  return context;
 }
 
 /**
