@@ -62,18 +62,23 @@ function offline(): Plugin {
     async writeBundle({ dir = "dist" }) {
       const entries = await readdir(dir, { recursive: true, withFileTypes: true });
       const files = entries
-        // Fetched when the GPU is chosen; without a network the CPU computes.
-        .filter((entry) => entry.isFile() && entry.name !== "sw.js" && !entry.name.includes("webgpu"))
+        .filter((entry) => entry.isFile() && entry.name !== "sw.js")
         .map((entry) => relative(dir, join(entry.parentPath, entry.name)).split(sep).join("/"))
         .sort();
       const version = createHash("sha256");
-      for (const file of files) version.update(file).update(await readFile(join(dir, file)));
+      const sums: Record<string, string> = {};
+      for (const file of files) {
+        const content = await readFile(join(dir, file));
+        version.update(file).update(content);
+        // The page itself is asked for as a directory.
+        if (!file.startsWith("assets/")) sums[file === "index.html" ? "./" : file] = createHash("sha256").update(content).digest("hex");
+      }
       const source = await readFile(new URL("src/offline.js", import.meta.url), "utf8");
       const worker = source
         .replace('["@relaxed@"]', JSON.stringify(RELAXED))
         .replace('"@version@"', JSON.stringify(version.digest("hex").slice(0, 16)))
-        // The page itself is asked for as a directory.
-        .replace('["@files@"]', JSON.stringify(["./", ...files.filter((file) => file !== "index.html")]));
+        .replace('["@assets@"]', JSON.stringify(files.filter((file) => file.startsWith("assets/"))))
+        .replace('{ "@path@": "@sum@" }', JSON.stringify(sums));
       await writeFile(join(dir, "sw.js"), worker);
     },
   };

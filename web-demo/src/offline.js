@@ -1,45 +1,103 @@
 // The service worker: keeps a copy of the page, so that it opens without a network after the first visit. The build
-// fills in the constants and writes it beside the page as sw.js.
+// fills in the constants and writes it beside the page as sw.js. A new version waits until no tab uses the one before,
+// whose files are kept until then.
 const VERSION = "@version@";
-/** Paths from here. Those in assets/ carry a hash of their content in their name; the others may change. */
-const FILES = ["@files@"];
+/** Paths from here of the files whose names carry a hash of their content. */
+const ASSETS = ["@assets@"];
+/** The paths of the others, each with its SHA-256. */
+const SUMS = { "@path@": "@sum@" };
 /** A WebAssembly module of relaxed SIMD, to try. The engine's modules are there with and without it. */
 const RELAXED = ["@relaxed@"];
 
-const CACHE = `shohin-${VERSION}`;
-const here = new URL("./", self.location.href);
-const known = new Set(FILES.map((file) => new URL(file, here).href));
-const isRelaxed = (file) => file.includes("relaxed");
-const takesRelaxed = FILES.some(isRelaxed) && WebAssembly.validate(Uint8Array.from(RELAXED));
-const wanted = FILES.filter((file) => !file.endsWith(".wasm") || isRelaxed(file) === takesRelaxed);
+/** Milliseconds after which a silent server counts as absent. */
+const PATIENCE = 3000;
 
-self.addEventListener("install", (event) => {
-  self.skipWaiting();
-  event.waitUntil(
-    caches.open(CACHE).then((cache) =>
-      // What the visit itself has just downloaded need not be downloaded again.
-      cache.addAll(wanted.map((file) => new Request(new URL(file, here), { cache: "force-cache" }))),
-    ),
-  );
-});
+const PREFIX = "shohin-";
+const CACHE = `${PREFIX}${VERSION}`;
+const at = (path) => new URL(path, new URL("./", self.location.href)).href;
+const assets = new Set(ASSETS.map(at));
+const others = new Set(Object.keys(SUMS).map(at));
+/** Until then, by the clock, a server that was silent is not asked again. */
+let silentUntil = 0;
 
-self.addEventListener("activate", (event) => {
-  event.waitUntil(
-    caches
-      .keys()
-      .then((names) => Promise.all(names.filter((name) => name.startsWith("shohin-") && name !== CACHE).map((name) => caches.delete(name))))
-      .then(() => self.clients.claim()),
-  );
-});
+/** The file as the build wrote it: what the visit has just downloaded, unless that is of another version. */
+async function exactly(path, sum) {
+  for (const cache of ["force-cache", "reload"]) {
+    const response = await fetch(at(path), { cache });
+    const digest = await crypto.subtle.digest("SHA-256", await response.clone().arrayBuffer());
+    if ([...new Uint8Array(digest)].map((byte) => byte.toString(16).padStart(2, "0")).join("") === sum) return response;
+  }
+  throw new Error(`${path} is not the file of this version`);
+}
 
+/** Which of the modules are kept: the one an engine starts with, and those that an earlier version used. */
+async function modules(page) {
+  const isolated = /^same-origin(;|$)/.test(page.headers.get("Cross-Origin-Opener-Policy")) && page.headers.has("Cross-Origin-Embedder-Policy");
+  const threads = isolated && navigator.hardwareConcurrency > 1;
+  const relaxed = ASSETS.some((path) => path.includes("relaxed")) && WebAssembly.validate(Uint8Array.from(RELAXED));
+  const kind = (url) => url.replace(/-.{8}(?=\.\w+$)/, "");
+  const used = new Set();
+  for (const name of await caches.keys()) {
+    if (!name.startsWith(PREFIX)) continue;
+    for (const { url } of await (await caches.open(name)).keys()) used.add(kind(url));
+  }
+  const first = (path) =>
+    !path.includes("webgpu") && path.includes("threads") === threads && (!path.endsWith(".wasm") || path.includes("relaxed") === relaxed);
+  return (path) => first(path) || used.has(kind(at(path)));
+}
+
+async function install() {
+  const cache = await caches.open(CACHE);
+  await Promise.all(Object.entries(SUMS).map(async ([path, sum]) => cache.put(at(path), await exactly(path, sum))));
+  const isKept = await modules(await cache.match(at("./")));
+  const kept = ASSETS.filter((path) => !/\.wasm$|threads|webgpu/.test(path) || isKept(path));
+  await cache.addAll(kept.map((path) => new Request(at(path), { cache: "force-cache" })));
+}
+
+async function activate() {
+  const names = await caches.keys();
+  await Promise.all(names.filter((name) => name.startsWith(PREFIX) && name !== CACHE).map((name) => caches.delete(name)));
+  await self.clients.claim();
+}
+
+/** From a copy, of whichever version; a module that is used for the first time is kept from then on. */
+async function asset(event, url) {
+  const kept = await caches.match(url);
+  if (kept) return kept;
+  const response = await fetch(event.request);
+  if (response.ok && assets.has(url)) {
+    const copy = response.clone();
+    event.waitUntil(caches.open(CACHE).then((cache) => cache.put(url, copy)).catch(() => {}));
+  }
+  return response;
+}
+
+/** From the server, past the browser's cache: an old page would look for files that are gone. Else from the copy. */
+async function newest(request, url) {
+  const kept = await caches.match(url, { cacheName: CACHE });
+  if (!kept) return fetch(request);
+  // What a page asks for next need not wait as long.
+  if (Date.now() < silentUntil) return kept;
+  const abort = new AbortController();
+  const timer = setTimeout(() => {
+    silentUntil = Date.now() + PATIENCE;
+    abort.abort();
+  }, PATIENCE);
+  try {
+    return await fetch(request, { cache: "no-cache", signal: abort.signal });
+  } catch {
+    return kept;
+  } finally {
+    clearTimeout(timer);
+  }
+}
+
+self.addEventListener("install", (event) => event.waitUntil(install()));
+self.addEventListener("activate", (event) => event.waitUntil(activate()));
 self.addEventListener("fetch", (event) => {
   const { request } = event;
   const url = request.url.split(/[?#]/)[0];
-  if (request.method !== "GET" || !known.has(url)) return;
-  const kept = () => caches.match(url, { cacheName: CACHE });
-  if (url.startsWith(new URL("assets/", here).href)) {
-    event.respondWith(kept().then((response) => response ?? fetch(request)));
-  } else {
-    event.respondWith(fetch(request).catch(async (error) => (await kept()) ?? Promise.reject(error)));
-  }
+  if (request.method !== "GET") return;
+  if (url.startsWith(at("assets/"))) event.respondWith(asset(event, url));
+  else if (others.has(url)) event.respondWith(newest(request, url));
 });
