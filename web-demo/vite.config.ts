@@ -26,12 +26,12 @@ function model(): Plugin {
 }
 
 /**
- * What the built page may do. Models may come from anywhere over TLS, or from this machine; everything else only from
- * the page's own origin. (The development server needs more, so it goes without.)
+ * What the built page may do, besides running the script in it. Models may come from anywhere over TLS, or from this
+ * machine; everything else only from the page's own origin. (The development server needs more, so it goes without.)
  */
-const POLICY = [
+const policyWith = (script: string) => [
   "default-src 'none'",
-  "script-src 'self' 'wasm-unsafe-eval'",
+  `script-src 'self' 'wasm-unsafe-eval' 'sha256-${createHash("sha256").update(script).digest("base64")}'`,
   "worker-src 'self'",
   "style-src 'self'",
   "img-src 'self'",
@@ -45,8 +45,10 @@ function policy(): Plugin {
     name: "content-security-policy",
     transformIndexHtml: {
       order: "post",
-      handler: (html, context) =>
-        html.replace("<!-- policy -->", context.server ? "" : `<meta http-equiv="Content-Security-Policy" content="${POLICY}" />`),
+      handler: (html, context) => {
+        const [, script = ""] = /<script>([^]*?)<\/script>/.exec(html) ?? [];
+        return html.replace("<!-- policy -->", context.server ? "" : `<meta http-equiv="Content-Security-Policy" content="${policyWith(script)}" />`);
+      },
     },
   };
 }

@@ -8,12 +8,12 @@ const NEXT: Record<Mode, Mode> = { auto: "light", light: "dark", dark: "auto" };
 const KEY = "shohin.theme";
 
 export function initTheme(button: HTMLButtonElement): void {
-  const stored = preferences.read(KEY);
+  // Read by index.html.
+  const stored = document.documentElement.dataset["theme"];
   let mode: Mode = stored === "light" || stored === "dark" ? stored : "auto";
 
   const apply = () => {
     document.documentElement.dataset["theme"] = mode;
-    button.dataset["mode"] = mode;
     button.title = `Theme: ${NAMES[mode]}`;
     button.setAttribute("aria-label", button.title);
   };

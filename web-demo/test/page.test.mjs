@@ -27,16 +27,17 @@ describe("the page", () => {
   let browser, server, page, problems;
   let downloads = 0;
   const long = { half: true, ranges: [] };
+  // A download that never gets past its first half.
+  const slow = async (_request, response) => {
+    const { size } = await stat(MODEL);
+    response.writeHead(200, { "Content-Length": size });
+    createReadStream(MODEL, { end: size >> 1 }).pipe(response, { end: false });
+  };
 
   before(async () => {
     browser = await launch();
     server = await serve(new URL("../dist/", import.meta.url), {
-      // A download that never gets past its first half.
-      "/slow.gguf": async (_request, response) => {
-        const { size } = await stat(MODEL);
-        response.writeHead(200, { "Content-Length": size });
-        createReadStream(MODEL, { end: size >> 1 }).pipe(response, { end: false });
-      },
+      "/slow.gguf": slow,
       // Only the first half until `half` is unset; ranges are known.
       "/long.gguf": async (request, response) => {
         const { size } = await stat(MODEL);
@@ -636,6 +637,36 @@ describe("the page", () => {
     assert.equal(await other.locator("#chat-list li").count(), 1);
     await snapshots(2);
     assert.equal(await page.locator("#welcome").isVisible(), true);
+  });
+
+  test("has the chosen theme and one icon for it before its script runs, and says when none can", async () => {
+    const context = await browser.newContext({ colorScheme: "light", serviceWorkers: "block" });
+    await context.addInitScript(() => localStorage.setItem("shohin.theme", "dark"));
+    const early = await context.newPage();
+    early.on("console", (message) => message.type() === "error" && problems.push(message.text()));
+    const look = () =>
+      early.evaluate(() => [
+        getComputedStyle(document.documentElement).backgroundColor,
+        [...document.querySelectorAll("#theme svg")].filter((icon) => getComputedStyle(icon).display !== "none").map((icon) => icon.dataset.themeIcon),
+      ]);
+    await early.route("**/assets/index-*.js", () => {});
+    await early.goto(server.url, { waitUntil: "commit" });
+    // What is painted first: not without the style sheet.
+    await early.waitForFunction(() => document.querySelector("#conversation") && getComputedStyle(document.body).margin === "0px");
+    const dark = ["rgb(20, 23, 19)", ["dark"]];
+    assert.deepEqual(await look(), dark);
+    await early.unroute("**/assets/index-*.js");
+    await early.goto(server.url);
+    await early.locator("#model[data-state=ready]").waitFor();
+    assert.deepEqual(await look(), dark);
+    await context.close();
+
+    const silent = await browser.newContext({ javaScriptEnabled: false });
+    const page = await silent.newPage();
+    await page.goto(server.url);
+    assert.equal(await page.locator("noscript p").isVisible(), true);
+    assert.equal(await page.locator("button:visible, textarea:visible").count(), 0);
+    await silent.close();
   });
 
   test("keeps what a reply had come to when the page is closed", async () => {
