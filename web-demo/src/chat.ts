@@ -46,6 +46,10 @@ export function currentId(): string {
   return talk.id;
 }
 
+export function isEmpty(): boolean {
+  return talk.turns.length === 0;
+}
+
 export function isBusy(): boolean {
   return running !== undefined;
 }

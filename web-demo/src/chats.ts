@@ -1,13 +1,18 @@
 // The list of kept conversations: beside the page where there is room, in a drawer where there is not.
-import { changedElsewhere, currentId, newChat, onList, openChat } from "./chat.js";
-import { conversations, discard, onChange, type Conversation } from "./history.js";
+import { changedElsewhere, currentId, isEmpty, newChat, onList, openChat } from "./chat.js";
+import * as format from "./format.js";
+import { conversation, conversations, discard, onChange, restore, type Conversation } from "./history.js";
 import { icon, make, page } from "./page.js";
 import { closes } from "./settings.js";
 
 const DELETE = "M5 7h14M10 7V4h4v3M7 7l1 13h8l1-13M10 11v5M14 11v5";
 const WIDE = matchMedia("(min-width: 64rem)");
+/** Milliseconds for which a deletion can be undone, and longer while its button is in use. */
+const UNDO_FOR = 10_000;
 
 let shown = 0;
+/** What was deleted last, and whether it was on the page. */
+let undoable: { deleted: Conversation[]; shown: string | undefined; timer: ReturnType<typeof setTimeout> } | undefined;
 
 async function showList(): Promise<void> {
   const mine = ++shown;
@@ -21,6 +26,44 @@ async function showList(): Promise<void> {
   page.forgetChats.parentElement!.hidden = all.length === 0;
 }
 
+/** Deletes conversations, and offers to undo it. */
+async function remove(ids: string[], words: string): Promise<void> {
+  const deleted = (await Promise.all(ids.map(conversation))).filter((found) => found !== undefined);
+  const shown = ids.find((id) => id === currentId());
+  for (const id of ids) await discard(id);
+  if (shown) newChat();
+  else await showList();
+  page.status.textContent = page.undoText.textContent = words;
+  clearTimeout(undoable?.timer);
+  undoable = { deleted, shown, timer: setTimeout(expire, UNDO_FOR) };
+  page.undo.hidden = false;
+  // The button that was pressed is gone.
+  page.undoButton.focus();
+}
+
+function expire(): void {
+  if (undoable && page.undo.matches(":hover, :has(:focus-visible)")) undoable.timer = setTimeout(expire, UNDO_FOR);
+  else closeUndo();
+}
+
+function closeUndo(): void {
+  clearTimeout(undoable?.timer);
+  undoable = undefined;
+  if (page.undo.contains(document.activeElement)) page.newChat.focus();
+  page.undo.hidden = true;
+}
+
+async function undo(): Promise<void> {
+  if (!undoable) return;
+  const { deleted, shown } = undoable;
+  closeUndo();
+  for (const conversation of deleted) await restore(conversation);
+  if (shown && isEmpty()) await openChat(shown);
+  await showList();
+  page.status.textContent = deleted.length > 1 ? "The conversations are back" : `“${deleted[0]?.title}” is back`;
+  document.getElementById(`chat-${shown ?? deleted[0]?.id}`)?.focus();
+}
+
 function item({ id, title }: Conversation): HTMLLIElement {
   const isCurrent = id === currentId();
   const open = make("button", { type: "button", id: `chat-${id}`, class: "open", title, ...(isCurrent && { "aria-current": "true" }) }, title);
@@ -28,15 +71,9 @@ function item({ id, title }: Conversation): HTMLLIElement {
     page.drawer.close();
     void openChat(id).then(() => page.prompt.focus());
   });
-  const remove = make("button", { type: "button", class: "icon", title: "Delete", "aria-label": `Delete “${title}”` }, icon(DELETE));
-  remove.addEventListener("click", async () => {
-    await discard(id);
-    page.status.textContent = `Deleted “${title}”`;
-    if (id === currentId()) newChat();
-    else await showList();
-    page.newChat.focus();
-  });
-  return make("li", {}, open, remove);
+  const bin = make("button", { type: "button", class: "icon", title: "Delete", "aria-label": `Delete “${title}”` }, icon(DELETE));
+  bin.addEventListener("click", () => void remove([id], `Deleted “${title}”`));
+  return make("li", {}, open, bin);
 }
 
 /** Puts the list where it belongs at this width. */
@@ -63,7 +100,8 @@ export function initChats(): void {
   closes(page.drawer, page.closeDrawer);
   page.drawer.addEventListener("close", place);
   WIDE.addEventListener("change", place);
-  // Twice, for there is no way back.
+  page.undoButton.addEventListener("click", () => void undo());
+  // Asked twice: it is much at once.
   let sure: ReturnType<typeof setTimeout> | undefined;
   const calm = () => {
     clearTimeout(sure);
@@ -77,9 +115,8 @@ export function initChats(): void {
       return;
     }
     calm();
-    for (const { id } of await conversations()) await discard(id);
-    newChat();
-    page.newChat.focus();
+    const all = await conversations();
+    await remove(all.map(({ id }) => id), `Deleted ${format.plural(all.length, "conversation")}`);
   });
   void showList();
 }

@@ -84,8 +84,12 @@ export async function conversation(id: string): Promise<Conversation | undefined
   return found ?? memory.get(id);
 }
 
-/** Writes a conversation. Where nothing can be written it stays in memory. */
+/** Ids of deleted conversations. A reply may still be on its way to one. */
+const deleted = new Set<string>();
+
+/** Writes a conversation, unless it is deleted. Where nothing can be written it stays in memory. */
 export async function keep(conversation: Conversation): Promise<void> {
+  if (deleted.has(conversation.id)) return;
   const copy = structuredClone(conversation);
   try {
     if (await open()) await run("readwrite", (store) => store.put(copy));
@@ -112,7 +116,14 @@ export async function tidySnapshots(): Promise<void> {
   for (const name of await listSnapshots()) if (name.startsWith(PREFIX) && !kept.includes(name)) await deleteSnapshot(name);
 }
 
+/** Takes back a deletion. */
+export async function restore(conversation: Conversation): Promise<void> {
+  deleted.delete(conversation.id);
+  await keep(conversation);
+}
+
 export async function discard(id: string): Promise<void> {
+  deleted.add(id);
   memory.delete(id);
   await deleteSnapshot(snapshotOf(id)).catch(() => {});
   await run("readwrite", (store) => store.delete(id)).catch(() => {});

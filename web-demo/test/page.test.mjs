@@ -639,6 +639,83 @@ describe("the page", () => {
     assert.equal(await page.locator("#welcome").isVisible(), true);
   });
 
+  test("lets a deletion be undone, with the keyboard too", async () => {
+    await page.setViewportSize({ width: 1280, height: 768 });
+    await ready();
+    await ask("Hello!");
+    await page.click("#new-chat");
+    await ask("Tell me a joke.");
+    const chats = () => page.locator("#chat-list .open").allTextContents();
+    const focused = () => page.evaluate(() => document.activeElement.id);
+    const deleteWith = async (title) => {
+      await page.locator(`#chat-list li:has-text('${title}') .icon`).focus();
+      await page.keyboard.press("Enter");
+      await page.locator("#undo").waitFor();
+    };
+    await deleteWith("Hello!");
+    assert.deepEqual(await chats(), ["Tell me a joke."]);
+    assert.match(await page.locator("#undo").innerText(), /Deleted “Hello!”/);
+    assert.equal(await focused(), "undo-button");
+    await page.keyboard.press("Enter");
+    await page.locator("#undo").waitFor({ state: "hidden" });
+    assert.deepEqual(await chats(), ["Tell me a joke.", "Hello!"]);
+    assert.match(await focused(), /^chat-/);
+    // The one on the page comes back there.
+    const whole = await page.locator("#conversation").innerText();
+    await deleteWith("Tell me a joke.");
+    assert.equal(await replies().count(), 0);
+    await page.keyboard.press("Enter");
+    await replies().first().waitFor();
+    assert.equal(await page.locator("#conversation").innerText(), whole);
+    // So do all of them.
+    await page.click("#forget-chats");
+    await page.click("#forget-chats");
+    await page.locator("#undo").filter({ hasText: "Deleted 2 conversations" }).waitFor();
+    assert.deepEqual(await chats(), []);
+    await page.click("#undo-button");
+    await page.locator("#chat-list .open").nth(1).waitFor();
+    await page.reload();
+    await page.locator("#chat-list .open").nth(1).waitFor();
+    assert.deepEqual(await chats(), ["Tell me a joke.", "Hello!"]);
+    // In the drawer of a phone it is in reach, too, and not for ever.
+    await page.clock.install();
+    await page.setViewportSize({ width: 360, height: 640 });
+    await page.click("#open-chats");
+    await page.click("#chat-list li:has-text('Hello!') .icon");
+    await page.locator("#undo").waitFor();
+    await page.mouse.move(300, 300);
+    await page.clock.fastForward(11_000);
+    await page.locator("#undo").waitFor({ state: "hidden" });
+    assert.deepEqual(await chats(), ["Tell me a joke."]);
+  });
+
+  test("keeps a conversation deleted that was still being answered", async () => {
+    await page.setViewportSize({ width: 1280, height: 768 });
+    await ready();
+    await page.evaluate(
+      () =>
+        new Promise((resolve) => {
+          const list = document.querySelector("#conversation");
+          const observer = new MutationObserver(() => {
+            const bin = document.querySelector("#chat-list .icon");
+            if (!bin || !list.querySelector("[data-role=assistant] [data-part=text]")?.textContent) return;
+            observer.disconnect();
+            bin.click();
+            resolve();
+          });
+          observer.observe(list, { subtree: true, childList: true, characterData: true });
+          document.querySelector("#prompt").value = "Tell me a story about a cat.";
+          document.querySelector("#composer").requestSubmit();
+        }),
+    );
+    await page.locator("#undo").waitFor();
+    await idle();
+    await ask("Hello!");
+    await page.reload();
+    await replies().first().waitFor();
+    assert.deepEqual(await page.locator("#chat-list .open").allTextContents(), ["Hello!"]);
+  });
+
   test("has the chosen theme and one icon for it before its script runs, and says when none can", async () => {
     const context = await browser.newContext({ colorScheme: "light", serviceWorkers: "block" });
     await context.addInitScript(() => localStorage.setItem("shohin.theme", "dark"));
@@ -1145,6 +1222,9 @@ describe("the page", () => {
     await page.setViewportSize({ width: 360, height: 640 });
     await page.click("#open-chats");
     found.push(...(await faults("#open-chats")));
+    await page.click("#chat-list .icon");
+    await page.locator("#undo").waitFor();
+    found.push(...(await faults("#undo")));
     assert.deepEqual(found, []);
   });
 
