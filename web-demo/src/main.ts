@@ -21,9 +21,15 @@ function send(): void {
   void say(text);
 }
 
+/** The button is of no use then, and would lose the focus. */
+function end(): void {
+  stop();
+  page.prompt.focus();
+}
+
 page.composer.addEventListener("submit", (event) => {
   event.preventDefault();
-  if (isBusy()) stop();
+  if (isBusy()) end();
   else send();
 });
 page.prompt.addEventListener("keydown", (event) => {
@@ -37,7 +43,7 @@ page.prompt.addEventListener("input", () => {
   showState();
 });
 addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && !document.querySelector("dialog[open]")) stop();
+  if (event.key === "Escape" && !document.querySelector("dialog[open]") && isBusy()) end();
 });
 on.change = changeModel;
 on.ready = () => {

@@ -38,6 +38,7 @@ describe("the page", () => {
     browser = await launch();
     server = await serve(new URL("../dist/", import.meta.url), {
       "/slow.gguf": slow,
+      "/Ternary-Bonsai-1.7B-Q2_0.gguf": slow,
       // Only the first half until `half` is unset; ranges are known.
       "/long.gguf": async (request, response) => {
         const { size } = await stat(MODEL);
@@ -156,6 +157,7 @@ describe("the page", () => {
     await page.click("#send");
     await page.locator("#send:not([data-busy])").waitFor();
     assert.equal(await page.locator("#prompt").inputValue(), "Hello!");
+    assert.equal(await page.evaluate(() => document.activeElement.id), "prompt");
     assert.equal(await page.locator("#conversation > *").count(), 0);
     await context.close();
   });
@@ -1264,6 +1266,20 @@ describe("the page", () => {
     await page.click("#open-chats");
     await page.locator("#drawer .open").waitFor();
     assert.doesNotMatch(await page.locator("#drawer").innerText(), /No conversations yet/);
+  });
+
+  test("shows the whole name of a model on a phone, while it loads and later", async () => {
+    await ready();
+    await page.setViewportSize({ width: 360, height: 640 });
+    const isWhole = (id) => page.locator(id).evaluate((name) => name.clientWidth > 0 && name.scrollWidth <= name.clientWidth);
+    await page.locator("#model-name").evaluate((name) => (name.textContent = "Ternary Bonsai 1.7B"));
+    assert.equal(await isWhole("#model-name"), true);
+    await loadAddress(`${server.url}Ternary-Bonsai-1.7B-Q2_0.gguf`);
+    await page.waitForFunction(() => document.querySelector("#loading-bar").value > 0.3);
+    assert.match(await page.locator("#loading-name").innerText(), /^Ternary-Bonsai-1\.7B-Q2_0\.gguf$/);
+    assert.equal(await isWhole("#loading-name"), true);
+    await page.click("#loading-cancel");
+    await ready();
   });
 
   test("fits a phone, and has a light and a dark face", async () => {
