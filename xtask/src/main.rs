@@ -39,7 +39,7 @@ Commands:
                     takes half an hour
       --quick       fewer formats, tokens and rounds; takes some minutes
       --only WHERE  native or browser
-      --format A,B  only these formats
+      --format A,B  only these formats, or smollm2, a trained model
       --rounds N    repeat every measurement N times
   instructions  count instructions per token and compare them with xtask/instructions.txt (suite `instructions`)
       --update      write the counts to that file

@@ -131,6 +131,8 @@ fn ours(
     let mut bench = machine.cmd(&program.to_string_lossy()).args("bench --json --repeat 1 --prefill");
     bench = bench.arg(lengths.join(",")).arg("--decode").arg(plan.decode.to_string());
     bench = bench.arg("--threads").arg(place.threads.to_string()).arg("-m").arg(models.file(place.format));
+    // Mapped, as at the second start.
+    bench = bench.env("SHOHIN_WEIGHT_CACHE", models.dir.join("weights"));
     if let Some(isa) = isa {
         bench = bench.arg("--isa").arg(isa);
     }
