@@ -129,6 +129,7 @@ pub(crate) fn run(args: &RunArgs, model_args: &ModelArgs) -> Result {
             "reply_tokens": finish.usage.completion_tokens,
             "dropped_tokens": finish.usage.dropped_tokens,
             "seed": seed,
+            "weights_cached": model.is_cached(),
             "timings": timings_json(&model, &timings),
         });
         let ChatMessage { content, reasoning, tool_calls, .. } = &finish.message;

@@ -12,7 +12,7 @@ use shohin_core::gguf::{MAX_PARTS, ReadOptions};
 use shohin_core::model::ModelBytes;
 use shohin_core::{BonsaiModel, Format, Gguf, ModelConfig, Pool};
 use std::collections::HashMap;
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::{self, Read, Seek};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -253,12 +253,15 @@ impl ModelFile {
         Ok(ReadOptions { id42, ..*options })
     }
 
-    /// The paths of the files; none for the built-in model.
-    pub(crate) fn paths(&self) -> impl Iterator<Item = &Path> {
+    /// The paths of the files, and what the system says of those that are open: others may have taken their
+    /// names since. None for the built-in model.
+    pub(crate) fn files(&self) -> impl Iterator<Item = (&Path, io::Result<Metadata>)> {
         self.shards.iter().filter_map(|shard| match &shard.bytes {
             #[cfg(feature = "built-in")]
             Bytes::BuiltIn => None,
-            Bytes::Mapped { path, .. } => Some(path.as_path()),
+            Bytes::Mapped { path, file, .. } => {
+                Some((path.as_path(), file.lock().unwrap_or_else(PoisonError::into_inner).metadata()))
+            }
         })
     }
 

@@ -27,10 +27,10 @@ use shohin_core::gguf::ReadOptions;
 use shohin_core::model::ModelBytes;
 use std::cmp::Reverse;
 use std::fmt::Write as _;
-use std::fs::{self, File};
+use std::fs::{self, File, Metadata};
 use std::io::{self, Write};
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -95,11 +95,6 @@ impl WeightCache {
         self
     }
 
-    /// The directory.
-    pub fn dir(&self) -> &Path {
-        &self.dir
-    }
-
     /// The place of a model that is repacked in this way; `None` if it is too small, or is not in files.
     pub(crate) fn entry(
         &self,
@@ -117,10 +112,10 @@ impl WeightCache {
         let mut name = crc32fast::Hasher::new();
         name.update(key.as_bytes());
         let mut paths = Vec::new();
-        for file in model.paths() {
+        for (file, meta) in model.files() {
             let path = fs::canonicalize(file).ok()?;
             let _ = writeln!(key, "{}", path.display());
-            key.push_str(&version(&path)?);
+            key.push_str(&version(&meta.ok()?)?);
             name.update(path.as_os_str().as_encoded_bytes());
             paths.push(path);
         }
@@ -157,8 +152,7 @@ impl WeightCache {
 }
 
 /// What changes whenever a file does.
-fn version(path: &Path) -> Option<String> {
-    let meta = fs::metadata(path).ok()?;
+fn version(meta: &Metadata) -> Option<String> {
     let modified = meta.modified().ok()?.duration_since(SystemTime::UNIX_EPOCH).ok()?;
     let mut text = format!("{} bytes, modified {}", meta.len(), modified.as_nanos());
     #[cfg(unix)]
@@ -296,8 +290,8 @@ impl Entry {
             let files: Vec<&[u8]> = parts.iter().map(ModelBytes::bytes).collect();
             self.write(&files)
         };
-        let thread = thread::Builder::new().name("shohin-cache".into()).spawn(write).ok();
-        CacheWriter { path, thread: Mutex::new(thread) }
+        let thread = thread::Builder::new().name("shohin-cache".into()).spawn(write);
+        CacheWriter { path, thread: Mutex::new(Some(thread)) }
     }
 }
 
@@ -305,16 +299,19 @@ impl Entry {
 #[derive(Debug)]
 pub(crate) struct CacheWriter {
     path: PathBuf,
-    thread: Mutex<Option<JoinHandle<io::Result<()>>>>,
+    /// Or the reason why there is none; nothing once it has been waited for.
+    thread: Mutex<Option<io::Result<JoinHandle<io::Result<()>>>>>,
 }
 
 impl CacheWriter {
     /// Waits until the file is written.
     pub(crate) fn finish(&self) -> Result<()> {
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let written = thread.map_or(Ok(Ok(())), JoinHandle::join);
-        let stopped = || Err(io::Error::other("the thread that writes it stopped"));
-        let written = written.unwrap_or_else(|_| stopped());
+        let stopped = |_| Err(io::Error::other("the thread that writes it stopped"));
+        let written = match thread {
+            Some(thread) => thread.and_then(|thread| thread.join().unwrap_or_else(stopped)),
+            None => Ok(()),
+        };
         written.map_err(|source| Error::Io {
             action: "keep the repacked weights in",
             path: self.path.clone(),

@@ -75,6 +75,14 @@ fn nothing_to_test() -> bool {
     !repacks(Isa::detect())
 }
 
+/// A directory with a 1-bit model, if there is something to test.
+fn one_bit(name: &str) -> Option<(Dir, PathBuf)> {
+    let dir = Dir::new(name);
+    let path = dir.path("model.gguf");
+    fs::write(&path, model::Model::tiny(Format::Q1_0)).unwrap();
+    (!nothing_to_test()).then_some((dir, path))
+}
+
 #[test]
 fn the_second_load_takes_the_weights_from_the_cache() {
     if nothing_to_test() {
@@ -115,12 +123,7 @@ fn all_files_of_a_model_are_cached() {
 
 #[test]
 fn damaged_files_are_replaced() {
-    if nothing_to_test() {
-        return;
-    }
-    let dir = Dir::new("damaged");
-    let path = dir.path("model.gguf");
-    fs::write(&path, model::Model::tiny(Format::Q1_0)).unwrap();
+    let Some((dir, path)) = one_bit("damaged") else { return };
     let expected = load(&builder(), dir.cache(), &path).0;
     let file = dir.only_cached();
     let intact = fs::read(&file).unwrap();
@@ -217,12 +220,7 @@ fn what_was_not_used_for_long_is_deleted() {
 
 #[test]
 fn a_cache_that_cannot_be_written_is_reported() {
-    if nothing_to_test() {
-        return;
-    }
-    let dir = Dir::new("unwritable");
-    let path = dir.path("model.gguf");
-    fs::write(&path, model::Model::tiny(Format::Q1_0)).unwrap();
+    let Some((dir, path)) = one_bit("unwritable") else { return };
     fs::write(dir.path("cache"), "a file where a directory should be").unwrap();
     let model = builder().weight_cache(dir.cache()).load(&path).unwrap();
     assert!(matches!(model.finish_caching(), Err(Error::Io { .. })));

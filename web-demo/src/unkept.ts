@@ -3,12 +3,14 @@ import { keepsConversations } from "./history.js";
 import { keepsModels } from "./models.js";
 import { page } from "./page.js";
 
+const NO_CONVERSATIONS = "This browser keeps no conversations of this page: they are gone when it is closed.";
+
 export async function showUnkept(): Promise<void> {
   const [conversations, models] = await Promise.all([keepsConversations(), keepsModels()]);
-  if (!conversations) page.chatsKept.textContent = "This browser keeps no conversations of this page: they are gone when it is closed.";
+  if (!conversations) page.chatsKept.textContent = NO_CONVERSATIONS;
   page.unkept.textContent =
     !conversations && !models ? "This browser keeps nothing for this page: conversations, settings and models are gone when it is closed."
-    : !conversations ? "This browser keeps no conversations of this page: they are gone when it is closed."
+    : !conversations ? NO_CONVERSATIONS
     : !isSecureContext ? "This page came over plain HTTP: models are not kept, and it does not open offline."
     : "This browser keeps no models for this page.";
   page.unkept.hidden = conversations && models;
