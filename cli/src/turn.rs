@@ -8,6 +8,7 @@ use clap::{Args, ValueEnum};
 use serde_json::value::RawValue;
 use shohin::TurnOptions;
 use shohin::core::chat::{OverflowPolicy, ResponseFormat, Thinking, ToolChoice, function_name};
+use shohin::core::constrain::Whitespace;
 use std::path::Path;
 
 /// Functions that the model may call.
@@ -33,6 +34,9 @@ pub(crate) struct FormatArgs {
     /// Make every reply a JSON object
     #[arg(long, conflicts_with = "json_schema")]
     pub(crate) json_object: bool,
+    /// Allow line breaks and spaces in JSON replies
+    #[arg(long)]
+    pub(crate) json_whitespace: bool,
 }
 
 /// Behaviour when prompt and reply exceed --context.
@@ -86,6 +90,7 @@ pub(crate) fn options(
         stop_strings: sampling.stop.clone(),
         thinking: if think { Thinking::On } else { Thinking::Off },
         response_format: response_format(format)?,
+        json_whitespace: if format.json_whitespace { Whitespace::Allowed } else { Whitespace::None },
         ..TurnOptions::default()
     };
     let cause = match &options.response_format {

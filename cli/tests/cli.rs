@@ -937,6 +937,16 @@ fn replies_satisfy_a_schema_from_a_file_or_the_command_line() {
             assert!(reply["legs"].as_u64().unwrap() <= 8, "{reply}");
         }
     }
+    // In the order of the schema, and with white space only on request.
+    let args = ["run", "Tell me about a cow.", "-n", "60", "--json-schema", FORM, "--seed"];
+    let replies = |more: &[&str]| {
+        ["1", "2", "3", "4"].map(|seed| stdout(shohin(&with(&with(&args, &[seed]), more)).output().unwrap()))
+    };
+    for reply in replies(&[]) {
+        assert!(reply.starts_with(r#"{"animal":"c"#) && !reply.trim_end().contains([' ', '\n']), "{reply}");
+    }
+    let spaced = replies(&["--json-whitespace", "--temperature", "2"]);
+    assert!(spaced.iter().any(|reply| reply.trim_end().contains([' ', '\n'])), "{spaced:?}");
     let args = with(&["run", "Hello", "-n", "30", "--json-object"], &WILD);
     assert!(json(&args).is_object());
     // Both turns of a chat.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 use shohin_core::chat::{self, ChatOptions, Message, Reply, Role, Template};
-use shohin_core::constrain::{Constraint, Grammar, Vocabulary};
+use shohin_core::constrain::{Constraint, Grammar, Vocabulary, Whitespace};
 use shohin_core::generate::{Event, Generation, GenerationOptions, Reason, drive};
 use shohin_core::session::Decoder;
 use shohin_core::{CpuOptions, Format, Gguf, Sampler, SamplerConfig, Session, SessionOptions, Tokenizer};
@@ -163,8 +163,8 @@ const CASES: &[(&str, &[&str])] = &[
         &[
             "{}",
             r#"{"name":"a"}"#,
-            r#"{"age":1,"name":"a"}"#,
-            r#"{"age":-1,"name":"a"}"#,
+            r#"{"name":"a","age":1}"#,
+            r#"{"name":"a","age":-1}"#,
             r#"{"name":"a","x":1}"#,
             r#"{"age":1}"#,
         ],
@@ -174,7 +174,7 @@ const CASES: &[(&str, &[&str])] = &[
         &[
             r#"{"ab":null,"z":true}"#,
             r#"{"ab":null,"z":1}"#,
-            r#"{"ab":null,"z":false,"q":true,"abc":{}}"#,
+            r#"{"ab":null,"abc":{},"z":false,"q":true}"#,
             r#"{"ab":null,"z":false,"a":true}"#,
             r#"{"z":true}"#,
             r#"{"ab":null,"z":true,"abcd":1}"#,
@@ -199,7 +199,7 @@ const CASES: &[(&str, &[&str])] = &[
         &[
             r#"{"kind":"circle","r":1.5}"#,
             r#"{"kind":"square","r":1}"#,
-            r#"{"side":2,"kind":"square"}"#,
+            r#"{"kind":"square","side":2}"#,
             "null",
             "{}",
         ],
@@ -254,7 +254,8 @@ fn the_grammar_and_the_crate_agree_on_instances() {
     for (schema, instances) in CASES {
         let parsed: Value = serde_json::from_str(schema).unwrap();
         let validator = validator(&parsed);
-        let constraint = bytes(Grammar::json_schema(schema).unwrap());
+        let constraint = bytes(json_schema(schema).unwrap());
+        let dense = bytes(Grammar::json_schema(schema, Whitespace::None).unwrap());
         let mut valid = 0;
         for text in *instances {
             let instance: Value = serde_json::from_str(text).unwrap();
@@ -268,6 +269,7 @@ fn the_grammar_and_the_crate_agree_on_instances() {
             for text in [spaced.as_str()].into_iter().chain([*text, &lines].into_iter().filter(|_| free)) {
                 assert_eq!(takes(&constraint, text), expected, "{schema}: {text}");
             }
+            assert_eq!(takes(&dense, &instance.to_string()), expected, "{schema}: {instance}");
         }
         assert!(valid > 0 && valid < instances.len() || *schema == "true" || *schema == "{}", "{schema}");
     }
@@ -304,7 +306,7 @@ fn patterns_match_what_another_engine_matches() {
         let schema = serde_json::json!({ "type": "string", "pattern": text });
         let Ok(validator) = jsonschema::options().build(&schema) else { continue };
         // Possibly no string matches.
-        let Ok(grammar) = Grammar::json_schema(&schema.to_string()) else { continue };
+        let Ok(grammar) = json_schema(&schema.to_string()) else { continue };
         let constraint = bytes(grammar);
         for _ in 0..40 {
             let letters = ["a", "b", "é", "-", ".", "7", "_", " ", "日", "\""];
@@ -316,6 +318,10 @@ fn patterns_match_what_another_engine_matches() {
         }
     }
     assert!(matches > 2000 && others > 2000, "{matches}, {others}");
+}
+
+fn json_schema(text: &str) -> shohin_core::Result<Grammar> {
+    Grammar::json_schema(text, Whitespace::Allowed)
 }
 
 fn shohin_python(text: &str) -> String {
@@ -498,11 +504,13 @@ fn whatever_tokens_are_chosen_the_text_is_valid() {
     let mut random = Random::new(1);
     let mut longest = 0;
     for words in &vocabularies() {
-        for (schema, _) in CASES {
+        for ((schema, _), whitespace) in
+            CASES.iter().zip([Whitespace::None, Whitespace::Allowed].iter().cycle())
+        {
             let parsed: Value = serde_json::from_str(schema).unwrap();
             let validator = validator(&parsed);
-            let constraint =
-                Constraint::new(Grammar::json_schema(schema).unwrap(), words.vocabulary.clone()).unwrap();
+            let grammar = Grammar::json_schema(schema, *whitespace).unwrap();
+            let constraint = Constraint::new(grammar, words.vocabulary.clone()).unwrap();
             let least = constraint.shortest() as usize;
             for round in 0..24 {
                 // The smallest possible budget, and larger ones.
@@ -549,7 +557,7 @@ fn damaged_schemas_are_refused_or_kept_to() {
     for round in 0..800 {
         for (schema, _) in CASES {
             let schema = damaged(schema, &mut random);
-            let Ok(grammar) = Grammar::json_schema(&schema) else { continue };
+            let Ok(grammar) = json_schema(&schema) else { continue };
             let Ok(constraint) = Constraint::new(grammar, words.vocabulary.clone()) else { continue };
             let least = constraint.shortest() as usize;
             if round % 4 > 0 || least > 300 {
@@ -576,14 +584,11 @@ const TOOLS: [&str; 3] = [
 
 /// All grammars under test, by name.
 fn grammars() -> Vec<(&'static str, Grammar)> {
-    let schemas = CASES.iter().map(|(schema, _)| (*schema, Grammar::json_schema(schema).unwrap()));
+    let schemas = CASES.iter().map(|(schema, _)| (*schema, json_schema(schema).unwrap()));
     let calls = |required| Grammar::tool_calls(&TOOLS, required).unwrap();
     let others = [
-        ("an object", Grammar::json_object()),
-        (
-            "thoughts and a number",
-            Grammar::json_schema(r#"{"type":"integer"}"#).unwrap().after_thoughts().unwrap(),
-        ),
+        ("an object", Grammar::json_object(Whitespace::Allowed)),
+        ("thoughts and a number", json_schema(r#"{"type":"integer"}"#).unwrap().after_thoughts().unwrap()),
         ("calls", calls(false)),
         ("required calls", calls(true)),
         ("thoughts and calls", calls(false).after_thoughts().unwrap()),
@@ -710,7 +715,7 @@ fn models_keep_to_schemas_whatever_room_they_have() {
             for (config, max) in
                 [(SamplerConfig::greedy(), 80), (SamplerConfig::bonsai(), 30), (hot, 50), (hot, 4)]
             {
-                let (text, _) = reply(file, Grammar::json_schema(schema).unwrap(), &[], &config, max);
+                let (text, _) = reply(file, json_schema(schema).unwrap(), &[], &config, max);
                 if !text.is_empty() {
                     let value =
                         serde_json::from_str(&text).unwrap_or_else(|e| panic!("{schema}: {e}: {text}"));

@@ -5,6 +5,7 @@ use crate::object::{elements, get, string};
 use crate::platform::random;
 use js_sys::JSON;
 use shohin_core::chat::{OverflowPolicy, ResponseFormat, Thinking, ToolChoice, TurnOptions};
+use shohin_core::constrain::Whitespace;
 use shohin_core::model::Pooling;
 use shohin_core::{Activations, Error, KvFormat, Name, SamplerConfig};
 use wasm_bindgen::prelude::*;
@@ -42,6 +43,9 @@ pub(crate) fn turn_options(given: &JsValue) -> JsResult<TurnOptions> {
         }
         _ => ResponseFormat::Text,
     };
+    if get(&format, "whitespace").is_truthy() {
+        options.json_whitespace = Whitespace::Allowed;
+    }
     options.overflow = match string(given, "overflow").as_deref() {
         Some("shift") => OverflowPolicy::Shift { keep: None },
         Some("trim") => OverflowPolicy::trim_for(options.max_tokens),

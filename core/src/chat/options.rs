@@ -4,7 +4,7 @@
 use super::message::{ChatMessage, lend};
 use super::model::ChatModel;
 use super::template::{ChatOptions, encode};
-use crate::constrain::Grammar;
+use crate::constrain::{Grammar, Whitespace};
 use crate::device::Readout;
 use crate::error::{Error, Name, Result};
 use crate::json;
@@ -125,6 +125,8 @@ pub struct TurnOptions {
     pub tool_choice: ToolChoice,
     /// The format of the reply.
     pub response_format: ResponseFormat,
+    /// White space in a JSON reply. Tool calls may always have it.
+    pub json_whitespace: Whitespace,
     /// Handling of a full session.
     pub overflow: OverflowPolicy,
     /// Most prompt tokens per decoding step.
@@ -143,6 +145,7 @@ impl Default for TurnOptions {
             tools: Vec::new(),
             tool_choice: ToolChoice::Auto,
             response_format: ResponseFormat::Text,
+            json_whitespace: Whitespace::None,
             overflow: OverflowPolicy::Error,
             batch: 256,
         }
@@ -162,8 +165,10 @@ impl TurnOptions {
             ResponseFormat::JsonObject | ResponseFormat::JsonSchema(_) if !self.tools.is_empty() => {
                 return refused("tools", "cannot be combined with a response format");
             }
-            ResponseFormat::JsonObject => return Ok(Some(Grammar::json_object())),
-            ResponseFormat::JsonSchema(schema) => return Grammar::json_schema(schema).map(Some),
+            ResponseFormat::JsonObject => return Ok(Some(Grammar::json_object(self.json_whitespace))),
+            ResponseFormat::JsonSchema(schema) => {
+                return Grammar::json_schema(schema, self.json_whitespace).map(Some);
+            }
         }
         let mut tools: Vec<&str> = self.tools.iter().map(String::as_str).collect();
         if let ToolChoice::Function(name) = &self.tool_choice {

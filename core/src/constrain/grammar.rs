@@ -52,9 +52,23 @@ impl Text {
     }
 }
 
+/// White space in JSON.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Whitespace {
+    /// None: no token is spent on it.
+    #[default]
+    None,
+    /// As common JSON printers place it: after a colon nothing or one space; after an opening bracket or a
+    /// comma and before a closing bracket also a line end and up to four spaces per level. There is none
+    /// around the value.
+    Allowed,
+}
+
 /// A property's name as written, with the closing quote, and its value.
 #[derive(Clone, Debug)]
 pub(super) struct Property {
+    /// The position in the schema, in whose order properties are written.
+    pub(super) place: u32,
     pub(super) name: Text,
     pub(super) value: NodeId,
 }
@@ -87,7 +101,8 @@ pub(super) enum Node {
         min: u32,
         max: u32,
     },
-    /// Properties sorted by name; a bit for each required one; the node of other properties, if allowed.
+    /// Properties sorted by name; a bit for the place of each required one; the node of other properties, if
+    /// allowed.
     Object {
         properties: Vec<Property>,
         required: u128,
@@ -106,6 +121,7 @@ pub(super) enum Node {
 pub struct Grammar {
     pub(super) nodes: Vec<Node>,
     pub(super) root: NodeId,
+    pub(super) whitespace: Whitespace,
     /// Fewest tokens of a text of each node: one per byte, except for texts counted by [`Grammar::spell`].
     shortest: Vec<u32>,
     /// Least nesting depth of a text of each node.
@@ -115,7 +131,8 @@ pub struct Grammar {
 impl Grammar {
     /// The grammar without any text.
     pub(super) fn nothing() -> Grammar {
-        Grammar { nodes: Vec::new(), root: NEVER, shortest: Vec::new(), height: Vec::new() }
+        let (nodes, whitespace) = (Vec::new(), Whitespace::None);
+        Grammar { nodes, root: NEVER, whitespace, shortest: Vec::new(), height: Vec::new() }
     }
 
     pub(super) fn node(&self, id: NodeId) -> Option<&Node> {
@@ -148,7 +165,7 @@ impl Grammar {
     }
 
     /// Validates and completes a graph.
-    pub(super) fn finish(mut nodes: Vec<Node>, root: NodeId) -> Result<Grammar> {
+    pub(super) fn finish(mut nodes: Vec<Node>, root: NodeId, whitespace: Whitespace) -> Result<Grammar> {
         if nodes.len() > MAX_NODES {
             let (found, max) = (nodes.len() as u64, MAX_NODES as u64);
             return Err(Error::Limit { what: "size of the schema", found, max });
@@ -162,7 +179,7 @@ impl Grammar {
                 }
             }
         }
-        let mut grammar = Grammar { nodes, root, shortest: Vec::new(), height: Vec::new() };
+        let mut grammar = Grammar { nodes, root, whitespace, shortest: Vec::new(), height: Vec::new() };
         grammar.measure()?;
         if !grammar.fits(root, 0) {
             let expected = "a schema that some value satisfies, at most 64 containers deep";
@@ -273,8 +290,8 @@ impl Grammar {
             }
             Some(Node::Object { properties, required, .. }) => {
                 let (mut s, mut h, mut count) = (2, 0, 0);
-                for (i, property) in properties.iter().enumerate() {
-                    if required >> i & 1 == 1 {
+                for property in properties {
+                    if required >> property.place & 1 == 1 {
                         let (s2, h2) = of(property.value);
                         s = add(s, add(s2, property.name.left(0) + 2));
                         h = h.max(h2);

@@ -6,7 +6,7 @@
 #![forbid(unsafe_code)]
 
 use super::decimal::{DIGITS, Digits, Part};
-use super::grammar::{Grammar, Node, NodeId, Property, Text};
+use super::grammar::{Grammar, Node, NodeId, Property, Text, Whitespace};
 use super::pattern::NEVER;
 use super::quoted::Quoted;
 use alloc::vec;
@@ -21,8 +21,8 @@ const ROOT: u32 = u32::MAX;
 /// A property that the schema does not name.
 const OTHER: u32 = u32::MAX;
 
-/// White space that may follow, as common JSON printers place it: one space, or a line end and spaces up to
-/// the depth of the value.
+/// White space that may follow, as [`Whitespace::Allowed`] describes it: one space, or a line end and spaces up
+/// to the depth of the value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Gap(u16);
 
@@ -31,6 +31,13 @@ impl Gap {
     const ANY: Gap = Gap(u16::MAX);
     /// No line break after a colon.
     const SPACE: Gap = Gap(1);
+
+    fn of(grammar: &Grammar, allowed: Gap) -> Gap {
+        match grammar.whitespace {
+            Whitespace::None => Gap::NONE,
+            Whitespace::Allowed => allowed,
+        }
+    }
 
     fn take(self, byte: u8, depth: u32) -> Option<Gap> {
         match (byte, self) {
@@ -45,8 +52,8 @@ impl Gap {
 /// The container around a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Frame {
-    /// The bits of `seen` are the properties already written.
-    Object { node: NodeId, seen: u128 },
+    /// Properties from place `next` on may follow.
+    Object { node: NodeId, next: u32 },
     /// `count` items have begun.
     Array { node: NodeId, count: u32 },
     /// Part `next` follows.
@@ -258,9 +265,9 @@ impl Matcher {
     fn stack(&mut self, grammar: &Grammar, below: u32, frame: Frame) -> u32 {
         let around = self.rest(below);
         let own = match frame {
-            Frame::Object { node, seen } => match grammar.node(node) {
+            Frame::Object { node, next } => match grammar.node(node) {
                 Some(Node::Object { properties, required, .. }) => {
-                    1u32.saturating_add(missing(grammar, properties, required & !seen))
+                    1u32.saturating_add(missing(grammar, properties, from_place(*required, next)))
                 }
                 _ => NEVER,
             },
@@ -308,7 +315,7 @@ impl Matcher {
             };
             return Thread { top, at: At::Value { node: part, gap: Gap::NONE } };
         }
-        Thread { top, at: At::After { gap: Gap::ANY } }
+        Thread { top, at: At::After { gap: Gap::of(grammar, Gap::ANY) } }
     }
 
     fn step(&mut self, grammar: &Grammar, thread: Thread, byte: u8) {
@@ -331,7 +338,7 @@ impl Matcher {
                 if byte == b':'
                     && let Some(node) = self.value_of(grammar, top, property)
                 {
-                    self.emit(grammar, top, At::Value { node, gap: Gap::SPACE });
+                    self.emit(grammar, top, At::Value { node, gap: Gap::of(grammar, Gap::SPACE) });
                 }
             }
             At::String { node, chars, quoted } => self.string(grammar, top, node, chars, quoted, byte),
@@ -392,11 +399,11 @@ impl Matcher {
             }
             Some(Node::Array { .. }) if byte == b'[' => {
                 let top = self.stack(grammar, top, Frame::Array { node, count: 0 });
-                self.emit(grammar, top, At::First { gap: Gap::ANY });
+                self.emit(grammar, top, At::First { gap: Gap::of(grammar, Gap::ANY) });
             }
             Some(Node::Object { .. }) if byte == b'{' => {
-                let top = self.stack(grammar, top, Frame::Object { node, seen: 0 });
-                self.emit(grammar, top, At::First { gap: Gap::ANY });
+                let top = self.stack(grammar, top, Frame::Object { node, next: 0 });
+                self.emit(grammar, top, At::First { gap: Gap::of(grammar, Gap::ANY) });
             }
             Some(Node::Free { .. }) => self.marker(grammar, top, node, 0, byte),
             None
@@ -447,14 +454,14 @@ impl Matcher {
         }
         match (frame, byte) {
             (Frame::Object { .. }, b'}') | (Frame::Array { .. }, b']') => self.close(grammar, top, frame),
-            (_, b',') if gap != Gap::ANY => {}
+            (_, b',') if gap != Gap::of(grammar, Gap::ANY) => {}
             (Frame::Object { node, .. }, b',') => {
                 let count = match grammar.node(node) {
                     Some(Node::Object { properties, .. }) => properties.len() as u32,
                     _ => 0,
                 };
                 if self.name_left(grammar, top, 0, count) || self.other(grammar, top).is_some() {
-                    self.emit(grammar, top, At::Name { gap: Gap::ANY });
+                    self.emit(grammar, top, At::Name { gap: Gap::of(grammar, Gap::ANY) });
                 }
             }
             (Frame::Array { node, count }, b',') => {
@@ -467,34 +474,38 @@ impl Matcher {
                     let alike = min.max(prefix.len() as u32).max(1);
                     let count = if max == u32::MAX { (count + 1).min(alike) } else { count + 1 };
                     let top = self.stack(grammar, below, Frame::Array { node, count });
-                    self.emit(grammar, top, At::Value { node: items, gap: Gap::ANY });
+                    self.emit(grammar, top, At::Value { node: items, gap: Gap::of(grammar, Gap::ANY) });
                 }
             }
             _ => {}
         }
     }
 
-    fn object<'g>(&self, grammar: &'g Grammar, top: u32) -> Option<(&'g [Property], u128, u128)> {
-        let &Link { frame: Frame::Object { node, seen }, .. } = self.link(top)? else { return None };
+    /// The properties of the object on top, the bits of those that are required, and the place of the next.
+    fn object<'g>(&self, grammar: &'g Grammar, top: u32) -> Option<(&'g [Property], u128, u32)> {
+        let &Link { frame: Frame::Object { node, next }, .. } = self.link(top)? else { return None };
         match grammar.node(node) {
-            Some(Node::Object { properties, required, .. }) => Some((properties, *required, seen)),
+            Some(Node::Object { properties, required, .. }) => Some((properties, *required, next)),
             _ => None,
         }
     }
 
     /// The node of properties that the schema does not name, if they are allowed here.
     fn other(&self, grammar: &Grammar, top: u32) -> Option<NodeId> {
-        let &Link { frame: Frame::Object { node, .. }, depth, .. } = self.link(top)? else { return None };
+        let &Link { frame: Frame::Object { node, next }, depth, .. } = self.link(top)? else { return None };
         match grammar.node(node) {
-            Some(&Node::Object { other, .. }) => other.filter(|&id| grammar.fits(id, depth)),
+            Some(&Node::Object { other, required, .. }) if from_place(required, next) == 0 => {
+                other.filter(|&id| grammar.fits(id, depth))
+            }
             _ => None,
         }
     }
 
     fn may_name(&self, grammar: &Grammar, top: u32, property: u32) -> bool {
-        self.object(grammar, top).is_some_and(|(properties, _, seen)| {
+        self.object(grammar, top).is_some_and(|(properties, required, next)| {
             properties.get(property as usize).is_some_and(|p| {
-                seen.checked_shr(property).unwrap_or(1) & 1 == 0 && grammar.fits(p.value, self.depth(top))
+                let skipped = from_place(required, next) & !from_place(u128::MAX, p.place);
+                p.place >= next && skipped == 0 && grammar.fits(p.value, self.depth(top))
             })
         })
     }
@@ -528,23 +539,19 @@ impl Matcher {
         quoted: Quoted,
         byte: u8,
     ) {
-        let Some((properties, _, seen)) = self.object(grammar, top) else { return };
+        let Some((properties, ..)) = self.object(grammar, top) else { return };
         let (from, to) = narrow(properties, |p| &p.name, (from, to), len, byte);
         let len = len + 1;
-        if properties.get(from as usize).is_some_and(|p| from < to && p.name.len() == len) {
+        if let Some(known) = properties.get(from as usize).filter(|p| from < to && p.name.len() == len) {
             // The closing quote of a known name.
-            if self.may_name(grammar, top, from)
-                && let Some(&Link { below, frame: Frame::Object { node, .. }, .. }) = self.link(top)
-            {
-                let seen = seen | 1u128.checked_shl(from).unwrap_or(0);
-                let top = self.stack(grammar, below, Frame::Object { node, seen });
-                self.emit(grammar, top, At::Colon { property: from });
+            if self.may_name(grammar, top, from) {
+                self.colon(grammar, top, from, known.place + 1);
             }
             return;
         }
         let other = self.other(grammar, top).is_some();
         if other && quoted == Quoted::Plain && byte == b'"' {
-            return self.emit(grammar, top, At::Colon { property: OTHER });
+            return self.colon(grammar, top, OTHER, properties.len() as u32);
         }
         // Names have one spelling, so that a known name cannot be written as another.
         let quoted = quoted.step(byte, true);
@@ -553,6 +560,13 @@ impl Matcher {
             let len = if from < to { len } else { 0 };
             self.emit(grammar, top, At::Key { from, to, len, quoted });
         }
+    }
+
+    /// The end of a property's name; those from place `next` on may follow.
+    fn colon(&mut self, grammar: &Grammar, top: u32, property: u32, next: u32) {
+        let Some(&Link { below, frame: Frame::Object { node, .. }, .. }) = self.link(top) else { return };
+        let top = self.stack(grammar, below, Frame::Object { node, next });
+        self.emit(grammar, top, At::Colon { property });
     }
 
     fn string(&mut self, grammar: &Grammar, top: u32, node: NodeId, chars: u32, quoted: Quoted, byte: u8) {
@@ -785,7 +799,7 @@ impl Matcher {
         len: u32,
         quoted: Quoted,
     ) -> u32 {
-        let Some((properties, needed, seen)) = self.object(grammar, top) else { return NEVER };
+        let Some((properties, needed, _)) = self.object(grammar, top) else { return NEVER };
         let rest = self.rest(top);
         let mut least = NEVER;
         for i in (from..to).filter(|&i| self.may_name(grammar, top, i)) {
@@ -793,8 +807,7 @@ impl Matcher {
             let own =
                 property.name.left(len).saturating_add(1).saturating_add(grammar.shortest(property.value));
             // The cost of the property as a missing one is already in the rest.
-            let bit = 1u128.checked_shl(i).unwrap_or(0);
-            let counted = if needed & !seen & bit != 0 { required(grammar, property) } else { 0 };
+            let counted = if needed >> property.place & 1 == 1 { required(grammar, property) } else { 0 };
             least = least.min(own.saturating_add(rest - counted.min(rest)));
         }
         if let Some(other) = self.other(grammar, top)
@@ -903,10 +916,7 @@ impl Matcher {
             }
             while let Some(link) = self.link(top) {
                 match link.frame {
-                    Frame::Object { node, seen } => {
-                        words.extend([10, node]);
-                        words.extend([0, 32, 64, 96].map(|shift| (seen >> shift) as u32));
-                    }
+                    Frame::Object { node, next } => words.extend([10, node, next]),
                     Frame::Array { node, count } => words.extend([11, node, count]),
                     Frame::Sequence { node, next } => words.extend([12, node, next]),
                 }
@@ -920,8 +930,8 @@ impl Matcher {
 /// Whether a container has everything it requires.
 fn may_close(grammar: &Grammar, frame: Frame) -> bool {
     match frame {
-        Frame::Object { node, seen } => {
-            matches!(grammar.node(node), Some(Node::Object { required, .. }) if required & !seen == 0)
+        Frame::Object { node, next } => {
+            matches!(grammar.node(node), Some(Node::Object { required, .. }) if from_place(*required, next) == 0)
         }
         Frame::Array { node, count } => {
             matches!(grammar.node(node), Some(Node::Array { min, .. }) if count >= *min)
@@ -942,14 +952,19 @@ fn required(grammar: &Grammar, property: &Property) -> u32 {
 
 /// Tokens of these properties, each with a comma before it.
 fn missing(grammar: &Grammar, properties: &[Property], bits: u128) -> u32 {
-    let each = |(i, p): (usize, &Property)| match bits >> i & 1 {
+    let each = |p: &Property| match bits >> p.place & 1 {
         1 => required(grammar, p),
         _ => 0,
     };
     if bits == 0 {
         return 0;
     }
-    properties.iter().enumerate().map(each).fold(0, u32::saturating_add)
+    properties.iter().map(each).fold(0, u32::saturating_add)
+}
+
+/// The bits of places from `place` on.
+fn from_place(bits: u128, place: u32) -> u128 {
+    bits & u128::MAX.checked_shl(place).unwrap_or(0)
 }
 
 /// The range of those among the sorted texts `from..to`, equal in their first `len` bytes, whose next byte is

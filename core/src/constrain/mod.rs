@@ -14,11 +14,11 @@
 //!
 //! # Output format
 //!
-//! - White space is placed as common JSON printers do: after a colon nothing or one space; after an opening
-//!   bracket or a comma and before a closing bracket also a line end and up to four spaces per level. There
-//!   is none around the value.
+//! - There is no white space, unless [`Whitespace::Allowed`] asks for it; tool calls may have it, as models
+//!   are trained to write it there.
 //! - Numbers have at most 15 digits and exponents at most two, which every reader reads alike.
-//! - Properties come in any order; those that the schema names occur once.
+//! - Properties come in the order of the schema, each at most once: those of `properties`, those that only
+//!   `required` names, and then all others.
 //! - Values nest at most 64 containers deep.
 //!
 //! # Supported JSON Schema
@@ -42,7 +42,7 @@ mod quoted;
 mod schema;
 mod vocabulary;
 
-pub use grammar::Grammar;
+pub use grammar::{Grammar, Whitespace};
 pub use vocabulary::Vocabulary;
 
 use crate::error::{Error, Name, Result};

@@ -5,7 +5,7 @@
 #![forbid(unsafe_code)]
 
 use super::decimal::Bounds;
-use super::grammar::{Grammar, MAX_NODES, MAX_PROPERTIES, Node, NodeId, Property, Text};
+use super::grammar::{Grammar, MAX_NODES, MAX_PROPERTIES, Node, NodeId, Property, Text, Whitespace};
 use super::pattern::{self, Budget, Pattern};
 use crate::error::{Error, Name, Result};
 use crate::json;
@@ -204,6 +204,7 @@ fn limit<T>(what: &'static str, found: usize, max: usize) -> Result<T> {
 /// A graph being built.
 pub(super) struct Builder {
     pub(super) nodes: Vec<Node>,
+    whitespace: Whitespace,
     any: Option<NodeId>,
     /// The remaining budget for patterns.
     budget: Budget,
@@ -212,12 +213,16 @@ pub(super) struct Builder {
 }
 
 impl Builder {
-    pub(super) fn new() -> Builder {
-        Builder::with(Vec::new())
+    fn new(whitespace: Whitespace) -> Builder {
+        Builder::with(Vec::new(), whitespace)
     }
 
-    fn with(nodes: Vec<Node>) -> Builder {
-        Builder { nodes, any: None, budget: Budget::new(), text: MAX_TEXT }
+    fn with(nodes: Vec<Node>, whitespace: Whitespace) -> Builder {
+        Builder { nodes, whitespace, any: None, budget: Budget::new(), text: MAX_TEXT }
+    }
+
+    fn finish(self, root: NodeId) -> Result<Grammar> {
+        Grammar::finish(self.nodes, root, self.whitespace)
     }
 
     /// Charges the budget for texts of the schema; a schema that is compiled twice is charged twice.
@@ -449,7 +454,11 @@ impl<'t> Compiler<'_, 't> {
                 return self.unsupported("enum", Value(text), "numbers that a float can hold");
             }
             self.builder.keep(texts.iter().map(|text| text.len()))?;
-            return Ok(self.builder.texts(texts));
+            if self.builder.whitespace == Whitespace::Allowed {
+                return Ok(self.builder.texts(texts));
+            }
+            let texts: Vec<String> = texts.into_iter().map(without_whitespace).collect();
+            return Ok(self.builder.texts(texts.iter().map(String::as_str)));
         }
         let mut choices = Vec::new();
         for &kind in &kinds {
@@ -700,9 +709,11 @@ impl<'t> Compiler<'_, 't> {
         let name = |i: u32| properties.get(i as usize).map(|(name, _)| name.as_bytes().get(1..));
         let order = sort::sorted(properties.len(), &|a, b| name(a).cmp(&name(b)));
         let (mut bits, mut sorted) = (0, Vec::new());
-        for (i, &(name, value)) in order.iter().filter_map(|&i| properties.get(i as usize)).enumerate() {
-            bits |= u128::from(required.contains(&name)) << i;
-            sorted.push(Property { name: Text::new(name.as_bytes().get(1..).unwrap_or_default()), value });
+        for place in order {
+            let Some(&(name, value)) = properties.get(place as usize) else { continue };
+            bits |= u128::from(required.contains(&name)) << place;
+            let name = Text::new(name.as_bytes().get(1..).unwrap_or_default());
+            sorted.push(Property { place, name, value });
         }
         let properties = sorted;
         Ok(self.builder.add(Node::Object { properties, required: bits, other }))
@@ -759,6 +770,17 @@ fn constants<'t>(members: &[(&'t str, Value<'t>)]) -> Option<Vec<Value<'t>>> {
     }
 }
 
+/// JSON as [`json::reformat`] writes it, without the spaces between tokens.
+fn without_whitespace(text: &str) -> String {
+    let (mut quoted, mut escaped) = (false, false);
+    let keep = |c: &char| {
+        quoted ^= *c == '"' && !escaped;
+        escaped = *c == '\\' && !escaped;
+        quoted || *c != ' '
+    };
+    text.chars().filter(keep).collect()
+}
+
 /// The start of a call.
 const HEAD: &str = "\n{\"name\": ";
 /// The text between its name and the arguments.
@@ -779,11 +801,11 @@ pub(super) fn tool(index: u32, description: &str) -> Result<(String, Option<Stri
 
 impl Grammar {
     /// Any JSON object.
-    pub fn json_object() -> Grammar {
-        let mut builder = Builder::new();
+    pub fn json_object(whitespace: Whitespace) -> Grammar {
+        let mut builder = Builder::new(whitespace);
         let root = builder.object();
         // This graph is always accepted.
-        Grammar::finish(builder.nodes, root).unwrap_or_else(|_| Grammar::nothing())
+        builder.finish(root).unwrap_or_else(|_| Grammar::nothing())
     }
 
     /// JSON values that match the JSON Schema `text`.
@@ -791,10 +813,10 @@ impl Grammar {
     /// # Errors
     /// [`Error::Unsupported`] names an unsupported keyword, [`Error::Json`] is for text that is not JSON,
     /// [`Error::Limit`] for a schema that is too large, and [`Error::Option`] for one that no value matches.
-    pub fn json_schema(text: &str) -> Result<Grammar> {
-        let mut builder = Builder::new();
+    pub fn json_schema(text: &str, whitespace: Whitespace) -> Result<Grammar> {
+        let mut builder = Builder::new(whitespace);
         let root = builder.schema(text)?;
-        Grammar::finish(builder.nodes, root)
+        builder.finish(root)
     }
 
     /// Replies in which each tool call, in Qwen3's format, names one of `tools` (as in
@@ -806,7 +828,7 @@ impl Grammar {
     /// As [`Grammar::json_schema`]; [`Error::Tool`] for a tool without a name, [`Error::Duplicate`] for two
     /// of the same name.
     pub fn tool_calls(tools: &[&str], required: bool) -> Result<Grammar> {
-        let mut builder = Builder::new();
+        let mut builder = Builder::new(Whitespace::Allowed);
         let mut calls = Vec::new();
         let end = builder.texts(["}\n</tool_call>"]);
         let more = builder.nodes.len() as NodeId;
@@ -854,7 +876,7 @@ impl Grammar {
             }
             free
         };
-        Grammar::finish(builder.nodes, root)
+        builder.finish(root)
     }
 
     /// The same grammar, after a `<think>` block if the text begins with one.
@@ -862,7 +884,7 @@ impl Grammar {
     /// # Errors
     /// [`Error::Limit`] if the grammar already has the maximum size.
     pub fn after_thoughts(self) -> Result<Grammar> {
-        let mut builder = Builder::with(self.nodes);
+        let mut builder = Builder::with(self.nodes, self.whitespace);
         let begin = builder.texts(["<think>"]);
         let gap = builder.texts(["", "\n", "\n\n"]);
         let answer = builder.add(Node::Sequence(vec![gap, self.root]));
@@ -870,6 +892,6 @@ impl Grammar {
         let thoughts = builder.add(Node::Free { marker, then: answer, may_end: false });
         let thinking = builder.add(Node::Sequence(vec![begin, thoughts]));
         let root = builder.add(Node::Any(vec![self.root, thinking]));
-        Grammar::finish(builder.nodes, root)
+        builder.finish(root)
     }
 }

@@ -1,6 +1,10 @@
 use super::*;
 use alloc::string::String;
 
+fn json_schema(text: &str) -> Result<Grammar> {
+    Grammar::json_schema(text, Whitespace::Allowed)
+}
+
 fn accepts(grammar: &Grammar, text: &str) -> bool {
     let mut matcher = Matcher::new(grammar);
     text.bytes().all(|byte| matcher.push(grammar, byte)) && matcher.complete(grammar)
@@ -62,7 +66,7 @@ fn grammars_take_what_schemas_allow() {
             r#"{"type":"object","properties":{"a":{"type":"integer"},"ab":{"type":"null"}},"required":["a"]}"#,
             &[
                 r#"{"a":1}"#,
-                r#"{"ab":null, "a": 2}"#,
+                r#"{"a": 2, "ab":null}"#,
                 r#"{ "a": 1, "ab": null }"#,
                 "{\n    \"a\": 1,\n    \"ab\": null\n}",
             ],
@@ -71,7 +75,8 @@ fn grammars_take_what_schemas_allow() {
                 r#"{"a":1 ,"ab":null}"#,
                 r#"{"a":  1}"#,
                 "{\"a\":\n1}",
-                "{\"ab\":null\n,\"a\":1}",
+                "{\"a\":1\n,\"ab\":null}",
+                r#"{"ab":null,"a":1}"#,
                 "{}",
                 r#"{"ab":null}"#,
                 r#"{"a":1,"a":2}"#,
@@ -85,7 +90,11 @@ fn grammars_take_what_schemas_allow() {
             &["{}", r#"{"b":null}"#, r#"{"a":1,"":null,"ab":null}"#, r#"{"\"":null}"#],
             &[r#"{"a":null}"#, r#"{"b":1}"#, r#"{"\u0061":null}"#, r#"{"a":1,"a":null}"#],
         ),
-        (r#"{"required":["k"]}"#, &[r#"{"k":[{}]}"#, r#"{"x":1,"k":null}"#], &["{}", "1"]),
+        (
+            r#"{"required":["k"]}"#,
+            &[r#"{"k":[{}]}"#, r#"{"k":null,"x":1}"#],
+            &["{}", "1", r#"{"x":1,"k":null}"#, r#"{"k":1,"k":1}"#],
+        ),
         (
             r##"{"anyOf":[{"type":"integer"},{"type":"array","items":{"$ref":"#"}}]}"##,
             &["1", "[]", "[1,[2,[]]]"],
@@ -93,13 +102,13 @@ fn grammars_take_what_schemas_allow() {
         ),
         (
             r##"{"$ref":"#/$defs/node","$defs":{"node":{"type":"object","properties":{"v":{"type":"integer"},"next":{"anyOf":[{"$ref":"#/$defs/node"},{"type":"null"}]}},"required":["v","next"],"additionalProperties":false}}}"##,
-            &[r#"{"v":1,"next":{"next":null,"v":2}}"#],
+            &[r#"{"v":1,"next":{"v":2,"next":null}}"#],
             &[r#"{"v":1}"#, r#"{"v":1,"next":{}}"#],
         ),
         ("true", &["1", "{}", r#"[{"a":[null]}]"#], &["", "x"]),
     ];
     for (schema, taken, refused) in cases {
-        let grammar = Grammar::json_schema(schema).unwrap();
+        let grammar = json_schema(schema).unwrap();
         for text in *taken {
             assert!(accepts(&grammar, text), "{schema} must take {text}");
         }
@@ -107,6 +116,43 @@ fn grammars_take_what_schemas_allow() {
             assert!(!accepts(&grammar, text), "{schema} must not take {text}");
         }
     }
+}
+
+#[test]
+fn properties_keep_the_order_of_the_schema() {
+    let schema = r#"{"type":"object","properties":{"z":{"type":"integer"},"b":{"type":"integer"},"m":{"type":"integer"}},"required":["r","m"],"additionalProperties":{"type":"integer"}}"#;
+    let grammar = json_schema(schema).unwrap();
+    for text in
+        [r#"{"z":1,"b":2,"m":3,"r":4,"a":5}"#, r#"{"m":3,"r":4}"#, r#"{"b":2,"m":3,"r":4,"x":1,"y":2}"#]
+    {
+        assert!(accepts(&grammar, text), "{text}");
+    }
+    for text in [
+        r#"{"b":2,"z":1,"m":3,"r":4}"#,
+        r#"{"r":4,"m":3}"#,
+        r#"{"a":5,"m":3,"r":4}"#,
+        r#"{"m":3,"r":4,"a":5,"z":1}"#,
+        r#"{"b":2,"r":4}"#,
+    ] {
+        assert!(!accepts(&grammar, text), "{text}");
+    }
+}
+
+#[test]
+fn replies_have_no_white_space_unless_it_is_allowed() {
+    let schema = r#"{"type":"object","properties":{"a":{"type":"array"},"c":{"const":{"x y": [1, ", "]}}}}"#;
+    let dense = r#"{"a":[1,{"k":" "}],"c":{"x y":[1,", "]}}"#;
+    let spaced = [r#"{"a": []}"#, r#"{"a":[1, 2]}"#, "{\n  \"a\":[]}", r#"{ "a":[]}"#, r#"{"a":[] }"#];
+    let grammar = Grammar::json_schema(schema, Whitespace::None).unwrap();
+    assert!(accepts(&grammar, dense));
+    for text in spaced {
+        assert!(!accepts(&grammar, text), "{text}");
+        assert!(accepts(&json_schema(schema).unwrap(), text), "{text}");
+    }
+    let object = r#"{"a":{"b":[true,null]}}"#;
+    assert!(accepts(&Grammar::json_object(Whitespace::None), object));
+    assert!(!accepts(&Grammar::json_object(Whitespace::None), r#"{"a": 1}"#));
+    assert!(accepts(&Grammar::json_object(Whitespace::Allowed), r#"{"a": 1}"#));
 }
 
 #[test]
@@ -159,7 +205,7 @@ fn what_is_not_supported_is_refused_by_name() {
         (r#"{"required":["a"],"additionalProperties":false}"#, "option"),
         (r#"{"type":"array","items":false,"minItems":1}"#, "option"),
     ] {
-        assert_eq!(Grammar::json_schema(schema).map(|_| ()).map_err(|e| e.code()), Err(code), "{schema}");
+        assert_eq!(json_schema(schema).map(|_| ()).map_err(|e| e.code()), Err(code), "{schema}");
     }
 }
 
@@ -213,15 +259,15 @@ fn hostile_schemas_end_in_errors_soon() {
         (alloc::format!("{{\"anyOf\":[{}]}}", references), &["limit"]),
         (pattern(".*").replace('}', ",\"minLength\":100000}"), &["limit"]),
     ] {
-        let code = Grammar::json_schema(&schema).map(|_| ()).map_err(|e| e.code());
+        let code = json_schema(&schema).map(|_| ()).map_err(|e| e.code());
         assert!(code.is_err_and(|code| codes.contains(&code)), "{:.60}: {code:?}", schema);
     }
-    assert!(Grammar::json_schema(&names(128)).is_ok());
-    assert!(Grammar::json_schema(&pattern(&(String::from("[") + &"a".repeat(200_000) + "]{1000}"))).is_ok());
+    assert!(json_schema(&names(128)).is_ok());
+    assert!(json_schema(&pattern(&(String::from("[") + &"a".repeat(200_000) + "]{1000}"))).is_ok());
     for text in ["(a*)*b", "(a|a)*$", "((a+)+)+c", "(.*)(.*)(.*)x", "^.{1,1000}$"] {
-        assert!(Grammar::json_schema(&pattern(text)).is_ok(), "{text}");
+        assert!(json_schema(&pattern(text)).is_ok(), "{text}");
     }
-    assert!(Grammar::json_schema(&any_of(50_000)).is_ok());
+    assert!(json_schema(&any_of(50_000)).is_ok());
 }
 
 fn format(parts: &[&str]) -> String {

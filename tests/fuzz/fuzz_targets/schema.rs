@@ -3,7 +3,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use shohin_core::json;
-use shohin_core::constrain::{Constraint, Grammar, Vocabulary};
+use shohin_core::constrain::{Constraint, Grammar, Vocabulary, Whitespace};
 use std::sync::{Arc, LazyLock};
 
 /// The bytes, and a token that ends the text.
@@ -17,7 +17,8 @@ fuzz_target!(|input: &[u8]| {
     // The choices follow a zero byte.
     let at = input.iter().position(|&byte| byte == 0).unwrap_or(input.len());
     let (schema, choices) = input.split_at(at);
-    let Ok(grammar) = Grammar::json_schema(&String::from_utf8_lossy(schema)) else { return };
+    let whitespace = if choices.len() % 2 == 0 { Whitespace::None } else { Whitespace::Allowed };
+    let Ok(grammar) = Grammar::json_schema(&String::from_utf8_lossy(schema), whitespace) else { return };
     let Ok(mut constraint) = Constraint::new(grammar, BYTES.clone()) else { return };
     let least = constraint.shortest() as usize;
     if least > 1000 {
