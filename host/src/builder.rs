@@ -1,7 +1,7 @@
 //! Loading a model.
 
 use crate::error::{Error, Result};
-use crate::file::{ModelFile, ShardBytes, main_format};
+use crate::file::{ModelFile, ShardBytes};
 #[cfg(feature = "gpu")]
 use crate::gpu::GpuWeights;
 use crate::model::{Inner, Machine, Model};
@@ -229,7 +229,7 @@ impl Builder {
         Ok(Model(Arc::new(Inner {
             name,
             weight_bytes,
-            format: main_format(&gguf),
+            format: gguf.header().layer_format(),
             tokenizer,
             file: file.clone(),
             read: self.read,

@@ -10,8 +10,7 @@ use memmap2::{Mmap, MmapMut};
 use shohin_core::cpu::{self, CpuWeights, Expansion, Isa};
 use shohin_core::gguf::{MAX_PARTS, ReadOptions};
 use shohin_core::model::ModelBytes;
-use shohin_core::{BonsaiModel, Format, Gguf, ModelConfig, Pool};
-use std::collections::HashMap;
+use shohin_core::{BonsaiModel, Gguf, ModelConfig, Pool};
 use std::fs::{File, Metadata};
 use std::io::{self, Read, Seek};
 use std::path::{Path, PathBuf};
@@ -345,14 +344,4 @@ impl ModelFile {
         };
         self.shards.iter().map(resident).sum()
     }
-}
-
-/// The format that takes most of the bytes of a model's layers.
-pub(crate) fn main_format(gguf: &Gguf<'_>) -> Option<Format> {
-    let layers = gguf.tensors().iter().filter(|t| t.name().starts_with("blk.") && t.dims().len() > 1);
-    let mut bytes: HashMap<Format, u64> = HashMap::new();
-    for tensor in layers {
-        *bytes.entry(tensor.format()?).or_default() += tensor.len();
-    }
-    bytes.into_iter().max_by_key(|(_, bytes)| *bytes).map(|(format, _)| format)
 }

@@ -46,7 +46,7 @@ pub(crate) struct FileInfo {
     architecture: String,
     /// Type names of the matrices, most bytes first.
     formats: Vec<&'static str>,
-    /// Of the first block's weights.
+    /// Of most of the layers' bytes.
     format: Format,
     bytes: u64,
     template: Template,
@@ -68,7 +68,6 @@ impl FileInfo {
     /// Of a file of `bytes`.
     pub(crate) fn new(header: &Header<'_>, tokenizer: &Tokenizer<'_>, bytes: u64) -> Result<FileInfo> {
         let text = |key| header.metadata().str(key).map(|found| found.unwrap_or_default().to_owned());
-        let first = header.tensor("blk.0.attn_q.weight").and_then(|tensor| tensor.format());
         let mut formats: Vec<(&'static str, u64)> = Vec::new();
         for tensor in header.tensors().iter().filter(|tensor| tensor.dims().len() > 1) {
             let name = tensor.type_name();
@@ -88,7 +87,7 @@ impl FileInfo {
             name: text("general.name")?,
             architecture: text("general.architecture")?,
             formats: sorted,
-            format: first.unwrap_or(Format::F32),
+            format: header.layer_format().unwrap_or(Format::F32),
             bytes,
             template: Template::from_metadata(header.metadata(), tokenizer)?,
         })

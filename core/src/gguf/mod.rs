@@ -143,6 +143,16 @@ impl<'a> Header<'a> {
         self.tensors.get(self.tensor_index(name)?)
     }
 
+    /// The format that takes most of the bytes of the layers' matrices.
+    pub fn layer_format(&self) -> Option<Format> {
+        let matrices = || self.tensors.iter().filter(|t| t.name().starts_with("blk.") && t.dims().len() > 1);
+        let bytes = |format| matrices().filter(|t| t.format() == Some(format)).map(TensorInfo::len).sum();
+        let all = Format::ALL.iter().map(|&format| (format, bytes(format)));
+        all.filter(|&(_, bytes): &(_, u64)| bytes > 0)
+            .max_by_key(|&(_, bytes)| bytes)
+            .map(|(format, _)| format)
+    }
+
     /// The index of the tensor of this name in [`Header::tensors`].
     pub fn tensor_index(&self, name: &str) -> Option<usize> {
         let at = |i: &u32| self.tensors.get(*i as usize).map_or("", |t| t.name);
