@@ -15,7 +15,7 @@ use super::op::rmsnorm::{RmsNorm, rmsnorm_in_place};
 use super::op::rope::{rotate, rotate_interleaved};
 use super::op::swiglu::Swiglu;
 use super::parallel::for_each_chunk;
-use super::repack::PANEL_ROWS;
+use super::repack::{PANEL_ROWS, PackedMatrix};
 use super::scratch::Scratch;
 use super::simd::{SimdOp, dispatch};
 use super::weights::CpuWeights;
@@ -39,9 +39,19 @@ const MAX_ROWS: usize = 64;
 
 impl<B: ModelBytes> Forward<'_, B> {
     /// The pool, or a serial one for so little work that waking another thread would take longer.
-    fn pool_for(&self, products: usize) -> &dyn Pool {
+    fn pool_for(&self, elements: usize) -> &dyn Pool {
         const FEW: usize = 1 << 18; // some ten microseconds
-        if products < FEW { &Serial } else { self.pool }
+        if elements < FEW { &Serial } else { self.pool }
+    }
+
+    /// The same for products of `n` rows with `weights`: of a model of a few million parameters, one thread
+    /// computes a token as fast as several, in less processor time.
+    fn pool_for_products<'w>(
+        &self,
+        n: usize,
+        weights: impl IntoIterator<Item = PackedMatrix<'w>>,
+    ) -> &dyn Pool {
+        self.pool_for(n * weights.into_iter().map(|weight| weight.data().len()).sum::<usize>())
     }
 
     /// Runs `rows` through the body: fills the caches at their positions and leaves the residual stream.
@@ -153,7 +163,8 @@ impl<B: ModelBytes> Forward<'_, B> {
                 let _ = products.push((weight, &mut y[..n * weight.rows()]));
             }
             let input = self.input(x, n, cols, scratch)?;
-            matmul_each(self.isa, self.pool, &input, n, &mut products)
+            let pool = self.pool_for_products(n, products.iter().map(|product| product.0));
+            matmul_each(self.isa, pool, &input, n, &mut products)
         })();
         for (&(_, id), y) in outputs.iter().zip(lent) {
             scratch.put_back(id, y);
@@ -172,9 +183,10 @@ impl<B: ModelBytes> Forward<'_, B> {
         let weight = self.weights.matrix(weight)?;
         let len = n * weight.rows();
         let delta = core::mem::take(&mut scratch.delta);
+        let pool = self.pool_for_products(n, [weight]);
         let done = self
             .input(x, n, weight.cols(), scratch)
-            .and_then(|input| matmul(self.isa, self.pool, &weight, &input, n, &mut delta[..len]));
+            .and_then(|input| matmul(self.isa, pool, &weight, &input, n, &mut delta[..len]));
         for (x, d) in scratch.buffer_mut(to, len).iter_mut().zip(&delta[..len]) {
             *x += d;
         }
@@ -197,7 +209,7 @@ impl<B: ModelBytes> Forward<'_, B> {
         let up_rows = core::mem::take(&mut scratch.up);
         let done = self.input(x, n, gate.cols(), scratch).and_then(|input| {
             let mut products = [(gate, &mut out_rows[..n * f]), (up, &mut up_rows[..n * f])];
-            matmul_each(self.isa, self.pool, &input, n, &mut products)
+            matmul_each(self.isa, self.pool_for_products(n, [gate, up]), &input, n, &mut products)
         });
         let isa = self.isa;
         for_each_chunk(self.pool_for(n * f), &mut out_rows[..n * f], f, &|t, gate| {
@@ -375,7 +387,8 @@ impl<B: ModelBytes> Forward<'_, B> {
         }
         let logits = core::mem::take(&mut scratch.logits);
         let done = self.input(program.hidden, n, cols, scratch).and_then(|input| {
-            matmul(self.isa, self.pool, &output, &input, n, &mut logits[..n * output.rows()])
+            let pool = self.pool_for_products(n, [output]);
+            matmul(self.isa, pool, &output, &input, n, &mut logits[..n * output.rows()])
         });
         scratch.logits = logits;
         done
