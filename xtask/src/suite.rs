@@ -18,9 +18,6 @@ const WASI: &str = "wasm32-wasip1";
 
 const SIMD128: &str = "-Ctarget-feature=+simd128";
 
-/// Packages that are not part of the suites `test`, `doc` and `x86`: the GPU engine has its own, the tools have no tests.
-const APART: &[&str] = &[GPU, BINDGEN];
-
 /// Packages that are not part of `--quick`.
 const NOT_NATIVE: &[&str] = &[GPU, BINDGEN, WASM_SHELL];
 
@@ -30,6 +27,19 @@ const PORTABLE: &[&str] = &[CORE, TESTS];
 /// The profile is described in Cargo.toml.
 const TEST: &str = "test --profile suite";
 
+/// Tests of the native crates with the GPU engine. Every suite selects the same packages and features: with others, cargo
+/// would build most crates again.
+fn native(m: &Machine) -> Cmd {
+    // The tools have no tests.
+    let cargo = m.cargo().args(TEST).all_packages_but(&[BINDGEN]);
+    cargo.arg("--features").arg(format!("{CLI}/gpu"))
+}
+
+/// [`native`] without the tests of the GPU engine itself, which have a suite of their own.
+fn native_but_gpu(m: &Machine) -> Cmd {
+    native(m).arg("--exclude").arg(GPU)
+}
+
 /// Tests of run-time dispatch: the processor's best instruction set is chosen, and no unsupported instruction
 /// is executed. They are the parity tests of prompts, and the replies of two small models, which reach every
 /// kernel.
@@ -37,6 +47,9 @@ const DISPATCH: &str = "--test parity --test repack -- instruction_sets prompts 
 
 /// Those of [`DISPATCH`] without models, which take minutes on an emulator of a whole machine.
 const PROMPTS: &str = "--test parity -- instruction_sets prompts";
+
+/// How the names of the CLI's tests begin that need a GPU.
+const GPU_TESTS: &str = "a_gpu";
 
 /// The environment variable that tells the parity tests which instruction set to expect.
 const EXPECTED_ISA: &str = "SHOHIN_EXPECTED_ISA";
@@ -121,7 +134,7 @@ pub(crate) const SUITES: &[Suite] = &[
         needs: &[],
         unfit: ANYWHERE,
         run: |m| {
-            let tests = m.cargo().args(TEST).all_packages_but(APART).args("--lib --bins --tests --examples");
+            let tests = native_but_gpu(m).args("--lib --bins --tests --examples -- --skip").arg(GPU_TESTS);
             tests.env(SMOLLM2, "").tests()
         },
         counts: true,
@@ -132,7 +145,7 @@ pub(crate) const SUITES: &[Suite] = &[
         needs: &[Need::SmolLm2],
         unfit: ANYWHERE,
         run: |m| {
-            let tests = m.cargo().args(TEST).all_packages_but(APART).args("--test smollm2");
+            let tests = native_but_gpu(m).args("--test smollm2");
             tests.env(SMOLLM2, m.smollm2()).tests()
         },
         counts: true,
@@ -143,7 +156,7 @@ pub(crate) const SUITES: &[Suite] = &[
         needs: &[],
         unfit: ANYWHERE,
         run: |m| {
-            let tally = m.cargo().args(TEST).arg("--doc").all_packages_but(APART).tests()?;
+            let tally = native_but_gpu(m).arg("--doc").tests()?;
             let doc =
                 m.cargo().args("doc --profile suite --no-deps").all_packages_but(&[GPU, BINDGEN, XTASK]);
             doc.env("RUSTDOCFLAGS", "-Dwarnings").run()?;
@@ -213,16 +226,13 @@ pub(crate) const SUITES: &[Suite] = &[
         needs: &[Need::Component("clippy"), Need::Vulkan],
         unfit: ANYWHERE,
         run: |m| {
-            let gpu = |command: &str| {
-                let cargo = m.cargo().args(command).packages(&[GPU, HOST, CLI]);
-                cargo.arg("--features").arg(format!("{CLI}/gpu"))
-            };
-            gpu("clippy --profile suite").args("--all-targets -- -Dwarnings").run()?;
-            // The same packages every time: with others cargo would build the dependencies again with other features.
+            let lint = m.cargo().args("clippy --profile suite").packages(&[GPU, HOST, CLI]);
+            let lint = lint.arg("--features").arg(format!("{CLI}/gpu"));
+            lint.args("--all-targets -- -Dwarnings").run()?;
             let tests = integration_tests(&m.root.join("gpu/tests"))?;
-            let all = tests.iter().fold(gpu(TEST).arg("--lib"), |all, test| all.arg("--test").arg(test));
+            let all = tests.iter().fold(native(m).arg("--lib"), |all, test| all.arg("--test").arg(test));
             let mut tally = all.env(SMOLLM2, fetched_smollm2(m)).tests()?;
-            tally.add(gpu(TEST).args("--test cli a_gpu").tests()?);
+            tally.add(native_but_gpu(m).args("--test cli").arg(GPU_TESTS).tests()?);
             Ok(tally)
         },
         counts: true,
@@ -377,8 +387,7 @@ fn x86(m: &mut Machine) -> Result<Tally> {
     let qemu = m.program(&QEMU_X86)?;
     let mut tally = Tally::default();
     for (cpu, isa) in [("Nehalem", "scalar"), ("Haswell", "avx2")] {
-        // The same packages as in the suite `test`, so that nothing is built again.
-        let tests = m.cargo().args(TEST).all_packages_but(APART);
+        let tests = native_but_gpu(m);
         let runner = format!("{} -cpu {cpu}", qemu.display());
         tally.add(dispatch(
             tests.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", runner),
