@@ -6,6 +6,7 @@ use shohin_core::chat::{
     Progress, ResponseFormat, Role, SessionState, Template, Thinking, TurnOptions,
 };
 use shohin_core::constrain::Vocabulary;
+use shohin_core::constrain::Whitespace;
 use shohin_core::generate::{
     self, Action, Backend, Detokenizer, Event, Generation, GenerationOptions, Overflow, Reason, common_prefix,
 };
@@ -642,7 +643,16 @@ fn calls_come_as_they_are_complete_and_are_part_of_what_follows() {
         let finish = ends(&mut conversation, &mut backend, model);
         assert_eq!(serde_json::from_str::<String>(&finish.text).unwrap(), said);
         assert_eq!(finish.message, ChatMessage::new(Role::Assistant, finish.text.clone()));
-        let both = TurnOptions { tools: vec![tool.into()], ..json };
+        // Options of a constraint that change from turn to turn.
+        let schema = serde_json::json!({ "const": [1, 2] }).to_string();
+        let dense = TurnOptions { response_format: ResponseFormat::JsonSchema(schema), ..json };
+        let spaced = TurnOptions { json_whitespace: Whitespace::Allowed, ..dense.clone() };
+        for (options, text) in [(&dense, "[1,2]"), (&spaced, "[1, 2]"), (&dense, "[1,2]")] {
+            conversation.send(model, SessionState::of(&backend), user("?"), options).unwrap();
+            backend.says(model, "No.");
+            assert_eq!(ends(&mut conversation, &mut backend, model).text, text);
+        }
+        let both = TurnOptions { tools: vec![tool.into()], ..dense };
         let error = conversation.send(model, SessionState::of(&backend), user("?"), &both).unwrap_err();
         assert_eq!(error.code(), "argument");
     });

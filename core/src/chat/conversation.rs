@@ -462,6 +462,7 @@ impl Conversation {
                 && of.tools == options.tools
                 && of.tool_choice == options.tool_choice
                 && of.response_format == options.response_format
+                && of.json_whitespace == options.json_whitespace
         };
         if let Some((_, constraint)) = self.constraint.as_ref().filter(same) {
             return Ok(Some(constraint.clone()));

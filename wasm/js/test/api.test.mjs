@@ -108,7 +108,15 @@ describe("a small model", () => {
       assert.deepEqual([finish.reason, finish.message.content], ["stop", text]);
       assert.equal(finish.usage.completionTokens, all.flatMap((chunk) => chunk.tokens).length);
       assert.equal(await engine.detokenize(all.flatMap((chunk) => chunk.tokens)), text);
+      // In the order of the schema, and dense.
+      assert.ok(text.startsWith('{"animal":"c') && text === JSON.stringify(value), text);
     }
+    const spaced = [];
+    for (const seed of [1, 2, 3, 4]) {
+      const whitespace = { responseFormat: { ...responseFormat, whitespace: true }, temperature: 50, topK: 0, topP: 1, maxTokens: 60, seed };
+      spaced.push((await collect(engine.chat(ask("Tell me about a cow."), whitespace))).text);
+    }
+    assert.ok(spaced.some((text) => text !== JSON.stringify(JSON.parse(text))), spaced.join());
     const cut = await collect(engine.chat(ask("Hello!"), { maxTokens: 4, responseFormat }));
     assert.equal(cut.finish.reason, "length");
     // The next turn is not constrained.

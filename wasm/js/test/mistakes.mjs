@@ -36,6 +36,7 @@ export const MISTAKES = [
   ["a text as a tool", option({ tools: ["add"] }), "argument", "tools[0]"],
   ["toolChoice without tools", option({ toolChoice: "required", tools: [] }), "argument", "toolChoice"],
   ["an unknown response format", option({ responseFormat: { type: "xml" } }), "argument", "responseFormat.type"],
+  ["white space that is no switch", option({ responseFormat: { type: "json_object", whitespace: "some" } }), "argument", "responseFormat.whitespace"],
   ["a signal that is none", option({ signal: 5 }), "argument", "signal is 5"],
   ["max_tokens", option({ max_tokens: 5 }), "argument", "did you mean maxTokens?"],
   ["max_new_tokens", option({ max_new_tokens: 5 }), "argument", "did you mean maxTokens?"],

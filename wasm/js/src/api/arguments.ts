@@ -94,7 +94,8 @@ const GENERATE: Checks<GenerateOptions> = {
   responseFormat: (place, found) => {
     if (!isObject(found)) refuse(place, found, "an object with a type");
     if (found["type"] != null) either("text", "json_object", "json_schema")(`${place}.type`, found["type"]);
-    const { type, schema } = found;
+    const { type, schema, whitespace } = found;
+    if (whitespace != null) must((found: unknown) => typeof found === "boolean", "true or false")(`${place}.whitespace`, whitespace);
     if (type === "json_schema" && typeof schema !== "boolean") must(isObject, "a JSON Schema")(`${place}.schema`, schema);
   },
 };

@@ -140,8 +140,14 @@ export interface GenerateOptions {
   responseFormat?: ResponseFormat;
 }
 
-/** Format of a reply. */
-export type ResponseFormat = { type: "text" } | { type: "json_object" } | { type: "json_schema"; schema: object | boolean };
+/**
+ * Format of a reply. JSON has no white space, which only costs tokens, unless `whitespace` allows it; properties come in the order of
+ * the schema.
+ */
+export type ResponseFormat =
+  | { type: "text" }
+  | { type: "json_object"; whitespace?: boolean }
+  | { type: "json_schema"; schema: object | boolean; whitespace?: boolean };
 
 /** Options of `chat`. */
 export interface ChatOptions extends GenerateOptions {
