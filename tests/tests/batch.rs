@@ -15,6 +15,11 @@ fn file(format: Format) -> Vec<u8> {
     Model::new(shape, Stored::new(format), 11).to_vec().unwrap()
 }
 
+/// In WebAssembly one format: how rows are divided does not depend on it, and its kernels have tests of their own.
+fn some_of(formats: [Format; 3]) -> impl Iterator<Item = Format> {
+    formats.into_iter().take(if cfg!(target_family = "wasm") { 1 } else { 3 })
+}
+
 fn tokens(n: u32, seed: u32) -> Vec<u32> {
     (0..n).map(|i| (i * i * 31 + i * seed + seed) % 293).collect()
 }
@@ -54,7 +59,7 @@ fn batch<'m, B: ModelBytes>(
 #[test]
 fn verifying_says_what_the_logits_say() {
     let guess = tokens(150, 7);
-    for format in [Format::Q1_0, Format::Pq2_0, Format::Q8_0] {
+    for format in some_of([Format::Q1_0, Format::Pq2_0, Format::Q8_0]) {
         let file = file(format);
         for (activations, isa) in [
             (Activations::Int8, Isa::detect()),
@@ -128,7 +133,7 @@ fn sequences() -> Vec<Sequence> {
 
 #[test]
 fn sequences_together_get_the_bits_they_get_alone() {
-    for format in [Format::Q1_0, Format::Tq2_0, Format::F16] {
+    for format in some_of([Format::Q1_0, Format::Tq2_0, Format::F16]) {
         let file = file(format);
         for (activations, isa) in [
             (Activations::Int8, Isa::detect()),
