@@ -80,7 +80,7 @@ export function split(file, count) {
  * Serves a file as an ordinary server does, and has its weaknesses on demand: `state` may be changed at any time.
  * `ranges` is whether it knows them, `hates` whether it breaks off when asked for one, `breaks` the bytes after which every connection breaks, `most` the bytes
  * it gives for a range at most, `limit` those it gives before it falls silent, `each` the same of every single answer, `refuse(n)` a status for its n-th answer, `after` the seconds it then wants to be left alone,
- * `mute(n)` whether there is none, `resets(n)` whether the connection is reset instead, `wait(n)` what it waits for before, `piece` the bytes it sends at once, `pace` milliseconds between them, `unmeasured` whether it tells no length. `asked` lists `[first byte, last byte]`.
+ * `mute(n)` whether there is none, `resets(n)` whether the connection is reset instead, `wait(n)` what it waits for before, `hold()` the same after each piece, `piece` the bytes it sends at once, `pace` milliseconds between them, `unmeasured` whether it tells no length, `accepts` its Accept-Ranges. `asked` lists `[first byte, last byte]`.
  */
 export function origin(file, state = {}) {
   Object.assign(state, { file, ranges: true, etag: '"one"', asked: [], open: 0, mostOpen: 0, sent: 0, ...state });
@@ -105,6 +105,7 @@ export function origin(file, state = {}) {
       "Access-Control-Allow-Origin": "*",
       ...(asked && exposed !== false && { "Content-Range": `bytes ${first}-${last}/${file.length}` }),
       ...(etag && { ETag: etag }),
+      ...(state.accepts && { "Accept-Ranges": state.accepts }),
       ...(!state.unmeasured && { "Content-Length": last - first + 1 }),
     });
     for (let at = first; at <= last && !response.destroyed; ) {
@@ -121,6 +122,7 @@ export function origin(file, state = {}) {
         await new Promise((resolve) => setTimeout(resolve, 20));
         return response.destroy();
       }
+      await state.hold?.();
       if (state.pace) await new Promise((resolve) => setTimeout(resolve, state.pace));
     }
     response.end();

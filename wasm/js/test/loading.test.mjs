@@ -107,10 +107,29 @@ describe("a download", () => {
       assert.ok(state.asked.length >= 3 && state.asked.length <= 4, `${state.asked}`);
     }));
 
-  test("works without ranges if range requests are refused", () =>
+  test("works without ranges if requests for them break, and asks for few", () =>
     serving(large, { hates: true, pace: 1 }, async (url, state) => {
       assert.equal(await load(url), TEXT);
-      assert.ok(state.asked.length <= 3, `${state.asked}`);
+      assert.ok(state.asked.length <= 4, `${state.asked}`);
+    }));
+
+  test("works without ranges if requests for them break, and so does the connection", () =>
+    serving(large, { hates: true, breaks: 6 << 20 }, async (url, state) => {
+      state.refuse = () => void (state.asked.filter(([first]) => first === 0).length > 2 && (state.breaks = undefined));
+      assert.equal(await load(url), TEXT);
+    }));
+
+  test("continues with ranges although an early request for one broke", () =>
+    serving(large, { resets: (n) => n === 2, breaks: 5 << 20 }, async (url, state) => {
+      assert.equal(await load(url), TEXT);
+      assert.equal(state.asked.filter(([first]) => first === 0).length, 1, `${state.asked}`);
+      assert.ok(state.sent < 2 * large.length, `${state.sent} bytes sent`);
+    }));
+
+  test("asks no server for ranges that says it has none", () =>
+    serving(large, { ranges: false, accepts: "none", pace: 1 }, async (url, state) => {
+      assert.equal(await load(url), TEXT);
+      assert.equal(state.asked.length, 1);
     }));
 
   test("works without the lengths of ranges", () =>
@@ -175,13 +194,16 @@ describe("a download", () => {
       serving(file, state, async (url, state) => {
         const { code, message } = await Engine.load(url, { stallTimeout: 200 }).catch((error) => error);
         await until(() => state.open === 0);
-        return { code, at: message.startsWith(`${url} sent nothing for 0.2 s, at byte `) ? Number(message.split(" ").at(-1)) : message, asked: state.asked.length };
+        return { code, at: message.startsWith(`${url} sent nothing for 0.2 s, at byte `) ? Number(message.split(" ").at(-1)) : message.slice(url.length + 1), asked: state.asked.length };
       });
-    const [never, half, unmeasured] = await Promise.all([
+    const [never, half, unmeasured, cut] = await Promise.all([
       failed({ mute: () => true }),
       failed({ breaks: 3 << 20, hangs: true, mute: (n) => n > 3 }),
       failed({ unmeasured: true, ranges: false, breaks: 1 << 20, hangs: true }),
+      failed({ breaks: 3 << 20, resets: (n) => n > 3 }),
     ]);
+    // The server has let the file be read before.
+    assert.deepEqual([cut.code, cut.at], ["network", "could not be fetched: no connection"]);
     assert.deepEqual(never, { code: "timeout", at: 0, asked: 6 });
     assert.ok(half.code === "timeout" && half.at >= 3 << 20 && half.at < large.length && half.asked > 6, JSON.stringify(half));
     // A restart would end the same.

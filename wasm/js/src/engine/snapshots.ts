@@ -6,13 +6,8 @@ import type { Snapshot } from "../api/message.js";
 // Pages are more likely to use simpler names themselves.
 const [DATABASE, STORE] = ["shohin.snapshots", "snapshots"];
 
-/** @internal */
-export function isQuota(thrown: unknown): boolean {
-  return thrown instanceof DOMException && thrown.name === "QuotaExceededError";
-}
-
 function fail(cause: unknown): ShohinError {
-  return isQuota(cause)
+  return cause instanceof DOMException && cause.name === "QuotaExceededError"
     ? new ShohinError("quota", "there is not enough storage to keep the conversation", { cause })
     : new ShohinError("read", `conversations could not be stored or read: ${String(cause)}`, { cause });
 }
@@ -22,21 +17,25 @@ async function ask<T>(mode: IDBTransactionMode, work: (store: IDBObjectStore) =>
   if (typeof indexedDB === "undefined") {
     throw new ShohinError("unsupported", "there is no IndexedDB here; store the result of snapshot() instead");
   }
-  const database = await new Promise<IDBDatabase>((resolve, reject) => {
-    const request = indexedDB.open(DATABASE, 1);
-    request.onupgradeneeded = () => request.result.createObjectStore(STORE);
-    request.onsuccess = () => resolve(request.result);
-    request.onerror = () => reject(fail(request.error));
-  });
+  let database: IDBDatabase | undefined;
   try {
-    return await new Promise<T>((resolve, reject) => {
-      const transaction = database.transaction(STORE, mode);
-      const request = work(transaction.objectStore(STORE));
-      transaction.oncomplete = () => resolve(request.result);
-      transaction.onabort = transaction.onerror = () => reject(fail(transaction.error ?? request.error));
+    database = await new Promise<IDBDatabase>((resolve, reject) => {
+      // Throws where the browser blocks storage.
+      const request = indexedDB.open(DATABASE, 1);
+      request.onupgradeneeded = () => request.result.createObjectStore(STORE);
+      request.onsuccess = () => resolve(request.result);
+      request.onerror = () => reject(request.error);
     });
+    const transaction = database.transaction(STORE, mode);
+    const request = work(transaction.objectStore(STORE));
+    return await new Promise<T>((resolve, reject) => {
+      transaction.oncomplete = () => resolve(request.result);
+      transaction.onabort = transaction.onerror = () => reject(transaction.error ?? request.error);
+    });
+  } catch (cause) {
+    throw fail(cause);
   } finally {
-    database.close();
+    database?.close();
   }
 }
 

@@ -1,6 +1,7 @@
 // Downloads kept in the browser's origin-private file system: each is made once, and resumes after an interruption.
-import { converted, ShohinError } from "../api/errors.js";
-import { downloadPieces, isOutdated, SLICE, type DownloadOptions, type Keep, type Version } from "./download.js";
+import { abortError, converted, ShohinError } from "../api/errors.js";
+import type { LoadOptions, Progress } from "../api/options.js";
+import { downloadPieces, isOutdated, SILENCE, SLICE, type DownloadOptions, type Keep, type Version } from "./download.js";
 import { partsOf } from "./parts.js";
 import type { Pieces } from "./pieces.js";
 
@@ -51,6 +52,55 @@ async function sha256(bytes: Uint8Array): Promise<string> {
   return [...new Uint8Array(hash)].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
+/** A copy's lock, and the channel of its progress. */
+const lockOf = (name: string) => `shohin.copy.${name}`;
+
+/** Takes the lock of a copy; returns its release, or nothing if it is taken and `options` ask not to wait. */
+function lock(name: string, options: LockOptions): Promise<(() => void) | undefined> {
+  return new Promise((resolve, reject) => {
+    navigator.locks
+      .request(lockOf(name), options, (held) => (held ? new Promise<void>((release) => resolve(() => release())) : resolve(undefined)))
+      .catch(reject);
+  });
+}
+
+/**
+ * Takes the lock of a copy. While another engine has it, in this tab or another, waits and reports that engine's progress; the browser
+ * releases the lock when a tab ends. Returns nothing if the other engine falls silent: browsers suspend tabs together with their locks.
+ */
+async function turn(name: string, { onProgress, signal, stallTimeout = SILENCE }: LoadOptions, patient: boolean): Promise<(() => void) | undefined> {
+  const free = await lock(name, { ifAvailable: true });
+  if (free || !patient) return free;
+  const abort = new AbortController();
+  const stop = () => abort.abort();
+  let timer: ReturnType<typeof setTimeout> | undefined;
+  const wait = () => {
+    clearTimeout(timer);
+    if (stallTimeout < 2 ** 31) timer = setTimeout(stop, stallTimeout);
+  };
+  const channel = new BroadcastChannel(lockOf(name));
+  channel.onmessage = ({ data }) => {
+    wait();
+    onProgress?.(data as Progress);
+  };
+  signal?.addEventListener("abort", stop);
+  if (signal?.aborted) stop();
+  wait();
+  try {
+    const { version: { total }, sums } = await indexIn(await directory(), `${name}.json`);
+    onProgress?.({ stage: "download", loaded: bytesOf(sums, total), ...(total !== undefined && { total }) });
+    return await lock(name, { signal: abort.signal });
+  } catch (cause) {
+    if (signal?.aborted) throw abortError(signal);
+    if (abort.signal.aborted) return undefined;
+    throw cause;
+  } finally {
+    clearTimeout(timer);
+    signal?.removeEventListener("abort", stop);
+    channel.close();
+  }
+}
+
 /** Attempts, every 50 ms, to open a file that a terminated worker has not released yet. */
 const MAX_ATTEMPTS = 10;
 
@@ -88,9 +138,28 @@ function indexOf(text: string): Index {
   return index;
 }
 
+/** Bytes of the slices that are kept. */
+function bytesOf(sums: Map<number, string>, total = Infinity): number {
+  let bytes = 0;
+  for (const slice of sums.keys()) bytes += Math.min(SLICE, total - slice * SLICE);
+  return bytes;
+}
+
+/** An index as another engine may be writing it. */
+async function indexIn(parent: FileSystemDirectoryHandle, name: string): Promise<Index> {
+  return indexOf(await parent.getFileHandle(name).then(async (handle) => (await handle.getFile()).text(), () => ""));
+}
+
+/** Milliseconds between two reports of progress to the engines that wait. */
+const TELL_EVERY = 100;
+
 /** A kept copy that is read and extended. */
 class Copy implements Keep {
   #keeps = true;
+  #channel: BroadcastChannel;
+  #told = 0;
+  /** Whether everything was kept already. */
+  #complete: boolean;
   /** SHA-256 that damaged slices should have. */
   #lost = new Map<number, string>();
 
@@ -100,11 +169,15 @@ class Copy implements Keep {
     readonly file: Access,
     readonly lines: Access,
     readonly index: Index,
-  ) {}
+    name: string,
+    readonly release: () => void,
+  ) {
+    this.#channel = new BroadcastChannel(lockOf(name));
+    this.#complete = bytesOf(index.sums, index.version.total) === index.version.total;
+  }
 
-  /** Fails while another tab loads the same file, in private windows, and outside workers. */
-  static async open(url: string, required: boolean): Promise<Copy> {
-    const name = await nameOf(url);
+  /** Fails in private windows of some browsers, and outside workers. `release` is called when it is closed. */
+  static async open(url: string, name: string, required: boolean, release: () => void): Promise<Copy> {
     const file = await access(name);
     let lines: Access | undefined;
     try {
@@ -114,7 +187,7 @@ class Copy implements Keep {
       const index = indexOf(new TextDecoder().decode(text));
       const size = file.getSize();
       for (const slice of index.sums.keys()) if (slice * SLICE >= size) index.sums.delete(slice);
-      return new Copy(url, required, file, lines, index);
+      return new Copy(url, required, file, lines, index, name, release);
     } catch (cause) {
       file.close();
       lines?.close();
@@ -138,6 +211,7 @@ class Copy implements Keep {
     const read = this.file.read(bytes, { at: slice * SLICE });
     const sums = await Promise.all(Array.from({ length: count }, (_, i) => sha256(bytes.subarray(i * SLICE, (i + 1) * SLICE))));
     const good = sums.findIndex((sum, i) => read < Math.min((i + 1) * SLICE, size) || sum !== this.index.sums.get(slice + i));
+    if (this.#complete) this.#tell("read", slice * SLICE + size);
     if (good < 0) return bytes;
     this.#lost.set(slice + good, this.index.sums.get(slice + good)!);
     this.index.sums.delete(slice + good);
@@ -149,14 +223,26 @@ class Copy implements Keep {
     const { total } = version;
     this.index.sums.clear();
     this.index.version = version;
+    this.#complete = false;
     this.#lost.clear();
+    if (!this.#keeps) return;
     this.file.truncate(0);
     this.lines.truncate(0);
-    if (this.required && total !== undefined) {
-      const { quota, usage } = await navigator.storage.estimate();
-      if (quota !== undefined && usage !== undefined && total > quota - usage) throw noRoom();
-    }
+    if (total !== undefined && !this.#fits(total)) this.#forgo(noRoom());
     this.#note({ url: this.url, ...version });
+  }
+
+  /** Whether there is room for a file; a browser's estimate of its room may be any number. */
+  #fits(size: number): boolean {
+    try {
+      this.file.truncate(size);
+      // Chromium does not throw.
+      const fits = this.file.getSize() === size;
+      this.file.truncate(0);
+      return fits;
+    } catch {
+      return false;
+    }
   }
 
   async write(slice: number, bytes: Uint8Array): Promise<boolean> {
@@ -168,6 +254,7 @@ class Copy implements Keep {
       if (this.file.write(bytes, { at: slice * SLICE }) !== bytes.byteLength) throw noRoom();
       this.index.sums.set(slice, sum);
       this.#note([slice, sum]);
+      this.#tell("download");
     } catch (cause) {
       this.#forgo(cause);
     }
@@ -182,6 +269,18 @@ class Copy implements Keep {
   close(): void {
     this.file.close();
     this.lines.close();
+    this.#channel.close();
+    this.release();
+  }
+
+  /** Reports progress to the engines that wait for this copy. */
+  #tell(stage: Progress["stage"], loaded?: number): void {
+    const now = performance.now();
+    if (now - this.#told < TELL_EVERY) return;
+    this.#told = now;
+    const { total } = this.index.version;
+    loaded ??= bytesOf(this.index.sums, total);
+    this.#channel.postMessage({ stage, loaded, ...(total !== undefined && { total }) } satisfies Progress);
   }
 
   #note(entry: unknown): void {
@@ -205,18 +304,29 @@ class Copy implements Keep {
     } catch {
       // Closed, or a failing disk: without an index, or with wrong checksums, nothing is read from the copy.
     }
+    // Nothing to wait for any more.
+    this.close();
   }
 }
 
-/** Streams a URL through the kept copy, or without one if that is impossible. @internal */
-export async function keptPieces(url: string, options: DownloadOptions, required: boolean, brief: boolean): Promise<Pieces> {
-  let copy: Copy;
+/**
+ * Streams a URL through the kept copy, or without one if that is impossible. `brief` is as for a download; `patient`: wait for an engine
+ * that uses the same copy. @internal
+ */
+export async function keptPieces(url: string, options: LoadOptions, required: boolean, brief: boolean, patient: boolean): Promise<Pieces> {
+  let release: (() => void) | undefined;
+  let copy: Copy | undefined;
+  let cause: unknown;
   try {
-    copy = await Copy.open(url, required);
-  } catch (cause) {
-    if (required) throw new ShohinError("quota", "the browser stores no files here, or another tab has this copy open", { cause });
-    return downloadPieces(url, options, undefined, brief);
+    const name = await nameOf(url);
+    release = await turn(name, options, patient);
+    if (release) copy = await Copy.open(url, name, required, release);
+  } catch (thrown) {
+    release?.();
+    if (options.signal?.aborted) throw abortError(options.signal);
+    cause = thrown;
   }
+  if (!copy && required) throw new ShohinError("quota", "the browser stores no files here, or another tab has this copy open", { cause });
   return downloadPieces(url, options, copy, brief);
 }
 
@@ -242,10 +352,9 @@ export async function listCache(): Promise<CacheEntry[]> {
   const names = (parent as unknown as { keys(): AsyncIterable<string> }).keys();
   for await (const name of names) {
     if (!name.endsWith(".json")) continue;
-    const text = await parent.getFileHandle(name).then(async (handle) => (await handle.getFile()).text(), () => "");
-    const { url, version: { total }, sums } = indexOf(text);
+    const { url, version: { total }, sums } = await indexIn(parent, name);
     if (url === undefined) continue;
-    const bytes = [...sums.keys()].reduce((sum, slice) => sum + Math.min(SLICE, (total ?? Infinity) - slice * SLICE), 0);
+    const bytes = bytesOf(sums, total);
     entries.push({ url, bytes, ...(total !== undefined && { total }), complete: bytes === total });
   }
   return entries;

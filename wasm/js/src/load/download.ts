@@ -19,8 +19,8 @@ const RUN = 16;
 const RETRIES = 5;
 /** The same for a first request without an answer: usually there never is one, and the user waits for the error. */
 const UNREACHED = 3;
-/** Default of `stallTimeout`, in milliseconds. */
-const SILENCE = 30_000;
+/** Default of `stallTimeout`, in milliseconds. @internal */
+export const SILENCE = 30_000;
 /** Maximum delay of a timer. */
 const FOREVER = 2 ** 31 - 1;
 
@@ -178,8 +178,12 @@ class Download {
   #tried = false;
   /** Whether the only connection became silent, and nothing has arrived since. */
   #silent = false;
-  /** Whether the server supports ranges. */
+  /** Whether the server supports ranges; only an answer tells, as a connection may break for any reason. */
   #ranges: boolean | undefined;
+  /** Requests for ranges in a row that broke before an answer, until it is known whether the server supports them. */
+  #unanswered = 0;
+  /** Whether the server has answered. */
+  #reached = false;
   #writing = new Set<Promise<void>>();
   #bell = new Bell();
   #failed: unknown;
@@ -269,28 +273,29 @@ class Download {
     const span = this.#ranges === false ? undefined : (rest ?? (this.brief ? { at: 0, end: BRIEF * SLICE } : undefined));
     const again = total !== undefined;
     if (!span) return this.#retry(() => this.#ask(undefined, again));
-    let refused = 0;
-    return this.#retry(async () => {
-      try {
-        // Some servers and browsers refuse all range requests.
-        return refused % 3 === 2 ? await this.#compare(span, again) : await this.#ask(span, again);
-      } catch (thrown) {
-        const why = transientOf(thrown);
-        if (why && !why.busy && !why.silent) refused++;
-        throw thrown;
-      }
-    });
+    return this.#retry(() => this.#askRange(span, again));
   }
 
-  /** After a range was refused: finds out whether the whole file is not. */
-  async #compare(span: Span, again: boolean): Promise<Body> {
-    const whole = await this.#ask(undefined, again);
-    // The server may have been unavailable for a while.
-    const part = await this.#ask(span, again).catch(() => undefined);
-    this.#alive();
-    if (part) await this.#drop(whole);
-    else this.#withoutRanges();
-    return part ?? whole;
+  /** Requests a range; after some that were refused or broke without an answer, the whole file, which may be let through. */
+  async #askRange(span: Span, again = false): Promise<Body> {
+    if (this.#ranges === undefined && this.#unanswered >= 2 && this.#active < 2) {
+      const whole = await this.#ask(undefined, again);
+      // The server may have been unavailable for a while.
+      const part = await this.#ask(span, again).catch(() => undefined);
+      this.#alive();
+      this.#unanswered = 0;
+      if (part) await this.#drop(whole);
+      return part ?? whole;
+    }
+    try {
+      const body = await this.#ask(span, again);
+      this.#unanswered = 0;
+      return body;
+    } catch (thrown) {
+      const why = transientOf(thrown);
+      if (why && !why.busy && !why.silent) this.#unanswered++;
+      throw thrown;
+    }
   }
 
   /** Retries a request after transient failures. */
@@ -366,8 +371,10 @@ class Download {
       response = await this.#next(link, fetch(this.url, { ...this.request, cache, headers, signal }));
     } catch (cause) {
       this.#links.delete(link);
-      throw this.#broken(link, span?.at ?? 0, "could not be fetched: no connection, or the server does not allow this page to read it", cause);
+      const reason = this.#reached || this.keep?.version ? "no connection" : "no connection, or the server does not allow this page to read it";
+      throw this.#broken(link, span?.at ?? 0, `could not be fetched: ${reason}`, cause);
     }
+    this.#reached = true;
     const { status } = response;
     if (status === 416 && again) return { response, at: 0, link };
     if (!response.ok || !response.body) {
@@ -386,7 +393,7 @@ class Download {
       await this.#drop({ response, link });
       throw changed();
     }
-    if (span && status !== 206) this.#withoutRanges();
+    if (status !== 206 && (span || response.headers.get("accept-ranges") === "none")) this.#withoutRanges();
     if (!span || status !== 206) return { response, at: 0, link };
     const at = /^bytes (\d+)-/.exec(response.headers.get("content-range") ?? "")?.[1];
     if (at === undefined || Number(at) === span.at) return { response, at: span.at, link };
@@ -488,7 +495,7 @@ class Download {
       const before = span.at;
       try {
         if (!body) {
-          body = await this.#ask(this.#ranges === false ? undefined : span);
+          body = await (this.#ranges === false ? this.#ask(undefined) : this.#askRange(span));
           if (body.response.status === 206) this.#withRanges();
           if (body.response.status !== 206 && this.#active > 1) {
             // The first connection receives the whole file.
@@ -501,14 +508,8 @@ class Download {
       } catch (thrown) {
         const why = transientOf(thrown);
         if (!why) throw thrown;
-        if (this.#ranges === undefined && this.#active > 1 && !why.busy && !why.silent) {
-          // Some servers and browsers refuse all range requests from another origin.
-          this.#withoutRanges();
-          this.#release(span);
-          return false;
-        }
-        // Some servers stall all but a few connections.
-        if ((why.busy || why.silent) && this.#active > 1) {
+        // Some servers stall all but a few connections, and some servers and browsers refuse ranges without an answer.
+        if ((why.busy || why.silent || this.#ranges === undefined) && this.#active > 1) {
           this.#limit = Math.max(1, this.#active - 1);
           if (this.#tried) this.#caution = Math.min(2 * this.#caution, 16 * SPAN);
           this.#tried = false;

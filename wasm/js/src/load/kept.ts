@@ -26,11 +26,20 @@ export function filesWithCopies(options: LoadOptions): Files {
   if (!cache) return filesWithoutCopies(options);
   /** The files by their URLs, and whether each is read from a complete copy. */
   const fromCopy = new Map<string, boolean>();
+  /** The files that are open. */
+  const open = new Set<string>();
   return {
     async open(url, brief) {
-      const pieces = await keptPieces(url, options, cache === "require", brief);
+      // Two engines that had each other's next file would wait forever: each waits only for files after all it has.
+      const patient = [...open].every((other) => other < url);
+      const pieces = await keptPieces(url, options, cache === "require", brief, patient);
       fromCopy.set(url, pieces.stage === "read");
-      return pieces;
+      open.add(url);
+      const close = () => {
+        open.delete(url);
+        return pieces.close();
+      };
+      return { ...pieces, close };
     },
     async repair(error, source) {
       const only = "url" in source && !partsOf(source.url) ? source.url : undefined;
