@@ -136,22 +136,38 @@ describe("copies in several tabs", () => {
   });
 });
 
-test("blocked storage is reported by the package's errors", async () => {
-  const server = await serve(DIST, { "/": blank, "/model.gguf": origin(model).answer });
-  // Chromium's own setting.
-  const context = await launchWith({ profile: { default_content_setting_values: { cookies: 2 } } });
-  try {
-    const page = context.pages()[0] ?? (await context.newPage());
-    await page.goto(server.url);
-    const reported = await page.evaluate(async () => {
-      const { clearCache, deleteCache, deleteSnapshot, Engine, listCache, listSnapshots } = await import("/index.js");
-      const engine = await Engine.load("model.gguf", { cache: true });
-      const calls = [listSnapshots(), deleteSnapshot("a"), engine.save("a"), engine.restore("a"), listCache(), deleteCache("a"), clearCache()];
-      return Promise.all(calls.map((call) => call.then(() => "none", ({ name, code }) => `${name} ${code}`)));
-    });
-    assert.deepEqual(reported, Array(7).fill("ShohinError read"));
-  } finally {
-    await context.close();
-    await server.close();
-  }
+describe("blocked storage", () => {
+  let server;
+  before(async () => (server = await serve(DIST, { "/": blank, "/model.gguf": origin(model).answer }, { "Access-Control-Allow-Origin": "*" })));
+  after(() => server?.close());
+
+  /** How each call ends that uses storage. */
+  const reported = (frame, loads) =>
+    frame.evaluate(
+      async ([url, loads]) => {
+        const { clearCache, deleteCache, deleteSnapshot, Engine, listCache, listSnapshots } = await import(`${url}index.js`);
+        const engine = loads && (await Engine.load("model.gguf", { cache: true }));
+        const calls = [listSnapshots(), deleteSnapshot("a"), listCache(), deleteCache(`${url}a`), clearCache()];
+        if (engine) calls.push(engine.save("a"), engine.restore("a"));
+        return Promise.all(calls.map((call) => call.then(() => "none", ({ name, code }) => `${name} ${code}`)));
+      },
+      [server.url, loads],
+    );
+
+  test("is reported by typed errors where the user blocks it", async () => {
+    // Chromium's own setting.
+    const context = await launchWith({ profile: { default_content_setting_values: { cookies: 2 } } });
+    try {
+      const page = context.pages()[0] ?? (await context.newPage());
+      await page.goto(server.url);
+      assert.deepEqual(await reported(page, true), Array(7).fill("ShohinError read"));
+      // Here `indexedDB.open` throws.
+      await page.evaluate(() => document.body.append(Object.assign(document.createElement("iframe"), { sandbox: "allow-scripts", src: "/" })));
+      const frame = await (await page.waitForSelector("iframe")).contentFrame();
+      await frame.waitForLoadState();
+      assert.deepEqual(await reported(frame, false), Array(5).fill("ShohinError read"));
+    } finally {
+      await context.close();
+    }
+  });
 });
