@@ -7,16 +7,34 @@ export function isGpuTrouble(thrown: unknown): boolean {
   return thrown instanceof ShohinError && thrown.code.startsWith("gpu_");
 }
 
-/** `kept`: how many bytes of the subject are here already. */
-export function advice(thrown: unknown, subject: string, kept = 0): string {
+/** How far a download has come. */
+export interface Arrived {
+  /** Bytes that are kept here. */
+  kept: number;
+  /** Bytes of the whole, if known. */
+  total?: number;
+  /** Whether the server let the page read anything of it. */
+  any: boolean;
+}
+
+function resumes({ kept, total }: Arrived): string {
+  if (kept === 0) return "Try again later.";
+  const all = total === undefined ? "" : ` of ${format.bytes(total)}`;
+  return `${format.bytes(kept)}${all} are kept; try again continues from there.`;
+}
+
+export function advice(thrown: unknown, subject: string, arrived: Arrived = { kept: 0, any: false }): string {
   if (!(thrown instanceof ShohinError)) return `Something went wrong: ${String(thrown)}`;
   const detail = thrown.message.replace(/\.?$/, ".");
   switch (thrown.code) {
     case "network":
+      if (!navigator.onLine) return `${subject} could not be downloaded: this device is offline. ${resumes(arrived)}`;
+      if (arrived.any) return `${subject} could not be downloaded: the connection was lost. ${resumes(arrived)}`;
       return `${subject} could not be downloaded. Check the connection; the server also has to allow other sites to read the file (CORS).`;
     case "timeout":
-      return `${subject} could not be downloaded: ${detail} ${kept > 0 ? `${format.bytes(kept)} of it is kept here; try` : "Try"} again later.`;
+      return `${subject} could not be downloaded: ${detail} ${resumes(arrived)}`;
     case "http":
+      return `${subject} could not be loaded: ${detail}${arrived.kept > 0 ? ` ${resumes(arrived)}` : ""}`;
     case "read":
     case "argument":
       return `${subject} could not be loaded: ${detail}`;

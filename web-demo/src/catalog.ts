@@ -6,21 +6,28 @@ export interface Offer {
   url: string;
   /** Bytes of the file. */
   size: number;
+  /** Bytes of memory a token of context takes. */
+  tokenSize: number;
   /** What it is good for. */
   note: string;
 }
+
+/** Bytes of a token's keys and values in f16: Qwen3's models of all sizes have 8 heads of 128 for them in each layer. */
+const TOKEN_SIZES: Record<string, number> = { "1.7B": 28 * 2 * 8 * 128 * 2, "4B": 36 * 2 * 8 * 128 * 2, "8B": 36 * 2 * 8 * 128 * 2 };
 
 const home = (repository: string, file: string) => `https://huggingface.co/prism-ml/${repository}/resolve/main/${file}`;
 const bonsai = (size: string, bytes: number, note: string): Offer => ({
   name: `Bonsai ${size}`,
   url: home(`Bonsai-${size}-gguf`, `Bonsai-${size}-Q1_0.gguf`),
   size: bytes,
+  tokenSize: TOKEN_SIZES[size]!,
   note: `1-bit, ${note}`,
 });
 const ternary = (size: string, bytes: number, note: string): Offer => ({
   name: `Ternary Bonsai ${size}`,
   url: home(`Ternary-Bonsai-${size}-gguf`, `Ternary-Bonsai-${size}-Q2_0.gguf`),
   size: bytes,
+  tokenSize: TOKEN_SIZES[size]!,
   note: `ternary, ${note}`,
 });
 

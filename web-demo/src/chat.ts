@@ -2,7 +2,7 @@
 import { ShohinError, type ChatFinish, type Engine, type Message } from "shohin";
 import { advice, isGpuTrouble } from "./advice.js";
 import * as format from "./format.js";
-import { conversation, keep, newId, snapshotOf, tidySnapshots, type Conversation, type Turn } from "./history.js";
+import { conversation, discard, isDeleted, keep, newId, snapshotOf, tidySnapshots, type Conversation, type Turn } from "./history.js";
 import { loadedEngine, reload, showAlert, whenReady } from "./models.js";
 import { icon, make, page } from "./page.js";
 import * as preferences from "./preferences.js";
@@ -104,13 +104,16 @@ export async function resume(): Promise<void> {
   toEnd();
 }
 
-/** Another tab has changed a conversation. */
+/** Follows what another tab has done to a conversation; while a reply or a message is being written here, later. */
 export async function changedElsewhere(id: string): Promise<void> {
-  if (id !== talk.id || isBusy()) return;
+  const isAway = () => id !== talk.id || isEmpty() || isBusy() || page.conversation.querySelector(".editing");
+  if (isAway()) return;
   const found = await conversation(id);
-  if (id !== talk.id || isBusy()) return;
+  if (isAway() || JSON.stringify(found?.turns) === JSON.stringify(talk.turns)) return;
+  const follows = isAtEnd();
   if (found) show(found);
-  else newChat();
+  else if (isDeleted(id)) newChat();
+  if (follows) toEnd();
 }
 
 /** So that this tab comes back to the same conversation. */
@@ -118,13 +121,13 @@ function remember(): void {
   preferences.write(LAST, talk.id, "tab");
 }
 
-async function keepTalk(): Promise<void> {
+/** Writes these messages of the conversation, and removes others. */
+async function keepTalk(put: readonly Turn[], removed: readonly Turn[] = []): Promise<void> {
   const first = talk.turns[0];
-  if (!first) return;
-  talk.title = first.content.replace(/\s+/g, " ").slice(0, 80);
+  if (first) talk.title = first.content.replace(/\s+/g, " ").slice(0, 80);
   talk.updated = Date.now();
   remember();
-  await keep(talk);
+  await keep(talk, put, removed);
   onList.change();
 }
 
@@ -221,9 +224,9 @@ function editTurn(element: HTMLElement, turn: Turn, index: number): void {
     if (text === "" || isBusy()) return;
     while (form.nextSibling) form.nextSibling.remove();
     form.remove();
-    talk.turns.length = index;
+    const removed = talk.turns.splice(index);
     page.prompt.focus();
-    void say(text);
+    void say(text, removed);
   });
   element.replaceWith(form);
   field.focus();
@@ -237,13 +240,15 @@ function assistantTurn(): { element: HTMLElement; body: HTMLElement; tools: HTML
   return { element, body, tools };
 }
 
-/** Sends a message and shows the reply as it comes. */
-export async function say(text: string): Promise<void> {
+/** Sends a message, in the place of those that were removed, and shows the reply as it comes. */
+export async function say(text: string, removed: readonly Turn[] = []): Promise<void> {
   if (isBusy()) return;
-  const turn: Turn = { role: "user", content: text };
+  // Clocks may be set back.
+  const at = Math.max(Date.now(), (talk.turns.at(-1)?.at ?? 0) + 1);
+  const turn: Turn = { id: newId(), at, role: "user", content: text };
   talk.turns.push(turn);
   page.conversation.append(userTurn(turn, talk.turns.length - 1));
-  await reply();
+  await reply(turn, removed);
 }
 
 /** What the model is told: the conversation without what the page adds to it. */
@@ -253,7 +258,8 @@ function prompt(turns: readonly Turn[]): Message[] {
   return system ? [{ role: "system", content: system }, ...messages] : messages;
 }
 
-async function reply(): Promise<void> {
+/** Answers the last message. */
+async function reply(question: Turn, removed: readonly Turn[]): Promise<void> {
   const abort: Reply = new AbortController();
   running = abort;
   const mine = talk;
@@ -286,13 +292,15 @@ async function reply(): Promise<void> {
     if (follows) toEnd();
   };
   const begun = () => text !== "" || thoughts !== "";
-  const unfinished = (): Turn => ({ role: "assistant", content: text.trim(), ...(thoughts && { reasoning: thoughts }), figures: "Stopped" });
-  // Should the page be closed while the model writes, what is there is not lost.
+  const place = { id: newId(), at: question.at + 0.5 };
+  const unfinished = (): Turn => ({ ...place, role: "assistant", content: text.trim(), ...(thoughts && { reasoning: thoughts }), figures: "Stopped" });
+  // Should the page be closed while the model writes, what is there is not lost. The message is written with its reply, as
+  // another tab may have removed it meanwhile.
   const keepSoFar = () => {
-    if (!ended && mine === talk) void keep({ ...mine, turns: [...asked, ...(begun() ? [unfinished()] : [])] });
+    if (!ended && mine === talk && begun()) void keep(mine, [question, unfinished()]);
   };
   addEventListener("pagehide", keepSoFar);
-  void keepTalk();
+  void keepTalk([question], removed);
   try {
     const stopped = new Promise<never>((_, reject) => {
       abort.signal.addEventListener("abort", () => reject(new ShohinError("aborted", "stopped")), { once: true });
@@ -338,8 +346,7 @@ async function reply(): Promise<void> {
   if (mine !== talk) {
     // Another conversation is shown by now; what was said in this one stays said.
     if (begun()) {
-      mine.turns.push(unfinished());
-      await keep(mine);
+      await keep(mine, [question, unfinished()]);
       onList.change();
     }
     return;
@@ -353,28 +360,33 @@ async function reply(): Promise<void> {
   if (!begun() && failure !== undefined) {
     // Nothing came of it: give the message back.
     element.remove();
-    const last = talk.turns.pop();
+    talk.turns.pop();
     page.conversation.lastElementChild?.remove();
-    if (page.prompt.value === "") page.prompt.value = last?.content ?? "";
-    if (talk.turns.length > 0) await keepTalk();
-    else onList.change();
+    if (page.prompt.value === "") page.prompt.value = question.content;
+    await keepTalk([], [question]);
+    if (isEmpty() && !(await conversation(mine.id))?.turns.length) {
+      await discard(mine.id);
+      if (talk === mine && !isBusy()) talk = fresh();
+      onList.change();
+    }
   } else {
-    const said: Turn = finish ? { ...finish.message, role: "assistant", figures: figures(finish, aborted) } : { ...unfinished(), figures: figures(finish, aborted) };
+    const said: Turn = finish ? { ...finish.message, ...place, role: "assistant", figures: figures(finish, aborted) } : { ...unfinished(), figures: figures(finish, aborted) };
     if (finish) said.details = details(finish);
     const dropped = finish?.usage.droppedMessages ?? 0;
     talk.turns.push(said);
-    if (finish) showDropped(dropped, said, element);
+    const first = finish && showDropped(dropped, said, element);
     showProse(body, said.content, said.reasoning);
     showTools(tools, said);
     showGauge(finish);
     element.dataset["state"] = "done";
     page.status.textContent = said.content;
-    await keepTalk();
+    await keepTalk(first ? [question, said, first] : [question, said]);
     const engine = loadedEngine();
     if (engine && finish) void remind(engine, mine.id);
   }
   showState();
   if (follows) toEnd();
+  await changedElsewhere(mine.id);
   if (failure instanceof ShohinError && (failure.code === "crashed" || failure.code === "worker")) {
     const reason = page.alertText.textContent ?? undefined;
     await reload();
@@ -410,30 +422,32 @@ function forgotten(messages: number): string {
   return `The model no longer sees the first ${format.plural(messages, "message")}: its memory is full.`;
 }
 
-/** Keeps one remark, where the model first saw less than all, and in it how much that is by now. */
-function showDropped(dropped: number, turn: Turn, element: HTMLElement): void {
+/** Keeps one remark, where the model first saw less than all, and in it how much that is by now; returns where that is. */
+function showDropped(dropped: number, turn: Turn, element: HTMLElement): Turn {
   const note = page.conversation.querySelector(".dropped");
   const first = talk.turns.find((turn) => turn.dropped !== undefined) ?? turn;
   // With more room it sees all again.
   if (dropped === 0) {
     delete first.dropped;
     note?.remove();
-    return;
+    return first;
   }
   first.dropped = dropped;
   if (note) note.textContent = forgotten(dropped);
   else element.before(make("li", { class: "note dropped" }, forgotten(dropped)));
+  return first;
 }
 
 function showTools(tools: HTMLElement, turn: Turn): void {
   const again = make("button", { type: "button", class: "again", title: "Try again", "aria-label": "Try again" }, icon(AGAIN));
   again.addEventListener("click", () => {
-    if (isBusy() || talk.turns.at(-1) !== turn) return;
+    const question = talk.turns.at(-2);
+    if (isBusy() || !question || talk.turns.at(-1) !== turn) return;
     talk.turns.pop();
     if (turn.dropped !== undefined) page.conversation.querySelector(".dropped")?.remove();
     tools.parentElement?.remove();
     page.prompt.focus();
-    void reply();
+    void reply(question, [turn]);
   });
   tools.replaceChildren(copyButton(() => turn.content, "Copy the reply"), again, make("span", { class: "figures", title: turn.details ?? "" }, turn.figures ?? ""));
 }

@@ -1,9 +1,11 @@
 // The list of kept conversations: beside the page where there is room, in a drawer where there is not.
 import { changedElsewhere, currentId, isEmpty, newChat, onList, openChat } from "./chat.js";
 import * as format from "./format.js";
-import { conversation, conversations, discard, onChange, restore, type Conversation } from "./history.js";
+import { conversation, conversations, discard, keepsConversations, onChange, restore, type Conversation, type Listed } from "./history.js";
+import { showAlert } from "./models.js";
 import { icon, make, page } from "./page.js";
 import { closes } from "./settings.js";
+import { showUnsaved } from "./unkept.js";
 
 const DELETE = "M5 7h14M10 7V4h4v3M7 7l1 13h8l1-13M10 11v5M14 11v5";
 const WIDE = matchMedia("(min-width: 64rem)");
@@ -11,10 +13,12 @@ const WIDE = matchMedia("(min-width: 64rem)");
 const UNDO_FOR = 10_000;
 
 let shown = 0;
+/** Whether it was said that a conversation cannot be saved; until all are. */
+let warned = false;
 /** What was deleted last, and whether it was on the page. */
 let undoable: { deleted: Conversation[]; shown: string | undefined; timer: ReturnType<typeof setTimeout> } | undefined;
 
-async function showList(): Promise<void> {
+export async function showList(): Promise<void> {
   const mine = ++shown;
   const all = await conversations();
   // A later list is on its way.
@@ -24,6 +28,13 @@ async function showList(): Promise<void> {
   if (focused) document.getElementById(focused)?.focus();
   page.noChats.hidden = all.length > 0;
   page.forgetChats.parentElement!.hidden = all.length === 0;
+  const unsaved = all.find(({ unsaved }) => unsaved);
+  // Where nothing is saved at all, the page has said so.
+  const keeps = await keepsConversations();
+  if (mine !== shown) return;
+  showUnsaved(unsaved !== undefined && keeps);
+  if (unsaved && keeps && !warned) showAlert(`“${unsaved.title}” could not be saved: there is no storage left for this page. The conversation is lost when the page is closed. Delete a model or other conversations to make room.`);
+  warned = unsaved !== undefined;
 }
 
 /** Deletes conversations, and offers to undo it. */
@@ -64,16 +75,18 @@ async function undo(): Promise<void> {
   document.getElementById(`chat-${shown ?? deleted[0]?.id}`)?.focus();
 }
 
-function item({ id, title }: Conversation): HTMLLIElement {
+function item({ id, title, unsaved }: Listed): HTMLLIElement {
   const isCurrent = id === currentId();
   const open = make("button", { type: "button", id: `chat-${id}`, class: "open", title, ...(isCurrent && { "aria-current": "true" }) }, title);
+  const mark = unsaved && make("span", { id: `unsaved-${id}`, class: "unsaved" }, "not saved");
+  if (mark) open.setAttribute("aria-describedby", mark.id);
   open.addEventListener("click", () => {
     page.drawer.close();
     void openChat(id).then(() => page.prompt.focus());
   });
   const bin = make("button", { type: "button", class: "icon", title: "Delete", "aria-label": `Delete “${title}”` }, icon(DELETE));
   bin.addEventListener("click", () => void remove([id], `Deleted “${title}”`));
-  return make("li", {}, open, bin);
+  return make("li", {}, open, mark, bin);
 }
 
 /** Puts the list where it belongs at this width. */

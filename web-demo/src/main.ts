@@ -1,5 +1,6 @@
 import { changeModel, followFoot, isBusy, resume, say, showGauge, showState, showSuggestions, stop } from "./chat.js";
-import { initChats } from "./chats.js";
+import { initChats, showList } from "./chats.js";
+import { writeAgain } from "./history.js";
 import { initModels, on } from "./models.js";
 import { page } from "./page.js";
 import { initSettings } from "./settings.js";
@@ -50,6 +51,8 @@ on.ready = () => {
   showState();
   showGauge();
 };
+
+on.deleted = () => void writeAgain().then(showList);
 
 initTheme(page.theme);
 initSettings();

@@ -5,6 +5,7 @@ import { OFFERS, type Offer } from "./catalog.js";
 import * as format from "./format.js";
 import { make, page } from "./page.js";
 import * as preferences from "./preferences.js";
+import { room, withoutTrials } from "./room.js";
 import { avoidGpu, closes, learn, loadOptions, onLoadOptions, resetContext } from "./settings.js";
 
 const SPROUT = new URL("sprout.gguf", document.baseURI);
@@ -20,14 +21,18 @@ interface Source {
 
 const sprout: Source = { name: "The embedded model", from: SPROUT, embedded: true };
 
-/** Called when another model takes over, and whenever loading has ended. */
-export const on = { change: (_name: string) => {}, ready: () => {} };
+/** Called when another model takes over, whenever loading has ended, and when a kept model was deleted. */
+export const on = { change: (_name: string) => {}, ready: () => {}, deleted: () => {} };
 
 let engine: Engine | undefined;
 let current: Source | undefined;
 /** The load that was asked for last, until it has ended; it may still wait for the one before. */
 let loading: { source: Source; abort: AbortController; done: Promise<void> } | undefined;
 let kept: CacheEntry[] = [];
+/** Bytes that may still be kept, once known. */
+let free: number | undefined;
+/** Addresses of models of which it was said that they are not kept. */
+const unkept = new Set<string>();
 /** Until it is known which model comes first. */
 let starting: Promise<void> | undefined;
 
@@ -43,10 +48,17 @@ export async function whenReady(): Promise<Engine | undefined> {
   return engine;
 }
 
-export function showAlert(text: string | undefined): void {
+/** Shows an alert; `retry` does again what has failed. */
+export function showAlert(text: string | undefined, retry?: () => void): void {
   // Emptied first, so that a repeated message is read out again.
   page.alertText.textContent = "";
   page.alert.hidden = text === undefined;
+  page.alertRetry.hidden = retry === undefined;
+  page.alertRetry.onclick = () => {
+    // The button is gone then.
+    page.prompt.focus();
+    retry?.();
+  };
   page.alertText.textContent = text ?? "";
 }
 
@@ -127,14 +139,21 @@ async function load(source: Source): Promise<boolean> {
   showOffers();
   let failure: unknown;
   let reason: string | undefined;
+  let arrived = 0;
   try {
-    const next = await Engine.load(source.from, {
-      signal: abort.signal,
-      onProgress: (progress) => showProgress(source, progress),
-      // The embedded model comes with the page and is as current as it.
-      cache: !source.embedded,
-      ...loadOptions(),
-    });
+    const onProgress = (progress: Progress) => {
+      arrived = Math.max(arrived, progress.loaded);
+      showProgress(source, progress);
+    };
+    const next = await withoutTrials(() =>
+      Engine.load(source.from, {
+        signal: abort.signal,
+        onProgress,
+        // The embedded model comes with the page and is as current as it.
+        cache: !source.embedded,
+        ...loadOptions(),
+      }),
+    );
     if (current && !sameSource(current, source)) on.change(nameOf(next, source));
     await engine?.dispose();
     engine = next;
@@ -144,7 +163,10 @@ async function load(source: Source): Promise<boolean> {
     page.status.textContent = `${title(source)} is ready`;
   } catch (error) {
     failure = error;
-    if (!(error instanceof ShohinError && error.code === "aborted")) reason = advice(error, source.name, await bytesKept(source));
+    if (!(error instanceof ShohinError && error.code === "aborted")) {
+      const copy = await copyOf(source);
+      reason = advice(error, source.name, { ...copy, any: arrived > 0 || copy.kept > 0 });
+    }
   }
   const last = isLast();
   // From here to the next load nothing may be waited for: who waits for a model would find none.
@@ -170,13 +192,14 @@ async function load(source: Source): Promise<boolean> {
     // Back to what worked.
     const back = engine ? undefined : current && !sameSource(current, source) ? current : source.embedded ? undefined : sprout;
     if (back && !(await load(back))) return false;
-    if (reason) showAlert(reason);
+    if (reason) showAlert(reason, ["network", "timeout", "http"].includes(code) ? () => void load(source) : undefined);
   }
   page.loading.hidden = loading === undefined;
   showModel();
   on.ready();
   await keptNow();
-  showOffers();
+  if (failure === undefined) await tellUnkept(source);
+  if (page.models.open) await showRoom();
   return true;
 }
 
@@ -202,12 +225,27 @@ function addressOf({ from, embedded }: Source): string | undefined {
   return from instanceof URL && !embedded ? from.href : undefined;
 }
 
-/** How much of a model is here; of one in parts, all of them count. */
-async function bytesKept(source: Source): Promise<number> {
+/** How much of a model is here, of how much if known, and whether that is all; of one in parts, all of them count. */
+async function copyOf(source: Source): Promise<{ kept: number; total?: number; whole: boolean }> {
   const url = addressOf(source);
-  if (!url) return 0;
-  const model = (url: string) => url.replace(/-\d{5}(?=-of-\d{5}\.gguf)/, "");
-  return (await keptNow()).reduce((sum, entry) => sum + (model(entry.url) === model(url) ? entry.bytes : 0), 0);
+  if (!url) return { kept: 0, whole: false };
+  const part = /-\d{5}-of-(\d{5})(?=\.gguf)/;
+  const count = Number(part.exec(url)?.[1] ?? 1);
+  const model = (url: string) => url.replace(part, "-of-$1");
+  const files = (await keptNow()).filter((entry) => model(entry.url) === model(url));
+  const sum = (bytes: (entry: CacheEntry) => number) => files.reduce((all, entry) => all + bytes(entry), 0);
+  const total = files.length === count ? sum(({ total }) => total ?? Number.NaN) : Number.NaN;
+  const kept = sum(({ bytes }) => bytes);
+  return { kept, ...(total >= 0 && { total }), whole: kept === total };
+}
+
+/** Says once of a model that works that it is not kept. */
+async function tellUnkept(source: Source): Promise<void> {
+  const url = addressOf(source);
+  // Where nothing is kept at all, the page has said so.
+  if (!url || unkept.has(url) || (await copyOf(source)).whole || !(await keepsModels()) || current !== source || loading) return;
+  unkept.add(url);
+  showAlert(`${source.name} works, but is not kept: this browser has no room for it. The next visit downloads it again. Delete another model to make room.`);
 }
 
 /** The model of the last visit, if it is here as a whole. */
@@ -246,11 +284,22 @@ function pick(source: Source): void {
   void load(source);
 }
 
-function offer({ name, url, size, note }: Offer): HTMLLIElement {
+/** The context that a model is loaded with unless another is set. */
+const CONTEXT = 4096;
+
+function offer({ name, url, size, tokenSize, note }: Offer): HTMLLIElement {
   const source = { name, from: new URL(url) };
   const copy = kept.find((entry) => entry.url === url);
   const state = copy?.complete ? ", kept here" : copy ? `, ${format.bytes(copy.bytes)} of it here` : "";
-  const detail = `${format.bytes(size)}${state} · ${note}`;
+  const missing = copy?.complete ? 0 : size - (copy?.bytes ?? 0);
+  const memory = size + tokenSize * (loadOptions().context ?? CONTEXT);
+  // In GiB, rounded, and not in all browsers.
+  const { deviceMemory } = navigator as { deviceMemory?: number };
+  const troubles = [
+    free !== undefined && missing > free && `no room to keep it, ${format.bytes(missing)} are needed`,
+    deviceMemory !== undefined && memory > deviceMemory * 2 ** 30 && "more memory than this device has",
+  ];
+  const detail = [`${format.bytes(size)}${state}`, `${format.bytes(memory)} of memory`, note, ...troubles].filter(Boolean).join(" · ");
   if (sameSource(current, source) && engine) return line(name, detail, make("span", { class: "used" }, "In use"));
   return line(name, detail, action(copy?.complete ? "Use" : copy ? "Resume" : "Download", name, () => pick(source)));
 }
@@ -275,8 +324,10 @@ function showOffers(): void {
           page.status.textContent = page.keptNote.textContent = `${name} is being read or downloaded, and cannot be deleted now.`;
           return;
         }
+        on.deleted();
         await keptNow();
         showOffers();
+        void showRoom();
         // The button is gone.
         page.closeModels.focus();
       });
@@ -285,27 +336,18 @@ function showOffers(): void {
     }),
   );
   for (const button of page.models.querySelectorAll("button")) if (focused && button.textContent === focused) button.focus();
-  void showRoom();
 }
 
-/** How many bytes may still be kept here, if the browser tells. */
-async function room(): Promise<number | undefined> {
-  try {
-    const { quota, usage } = await navigator.storage.estimate();
-    return quota === undefined ? undefined : quota - (usage ?? 0);
-  } catch {
-    return undefined;
-  }
-}
-
+/** Says for how much there is room, and which models have none. */
 async function showRoom(): Promise<void> {
   if (!(await keepsModels())) {
     page.keptNote.textContent = `${isSecureContext ? "This browser keeps no models for this page" : "Over plain HTTP no models are kept"}: each visit downloads them again.`;
     return;
   }
-  const free = await room();
+  free = await room();
+  showOffers();
   const words = kept.length === 0 ? "Models from an address are kept, so that they are downloaded once. " : "";
-  page.keptNote.textContent = free === undefined ? words : `${words}The browser has room for ${format.bytes(Math.max(0, free))} more.`;
+  page.keptNote.textContent = free === undefined ? words : `${words}The browser has room for ${format.bytes(free)} more.`;
 }
 
 export function initModels(): void {
@@ -318,7 +360,7 @@ export function initModels(): void {
     page.models.showModal();
     showOffers();
     await keptNow();
-    showOffers();
+    await showRoom();
   });
   closes(page.models, page.closeModels);
   onLoadOptions.change = () => void reload();

@@ -28,6 +28,7 @@ export const page = {
   conversation: byId("conversation", HTMLOListElement),
   alert: any("alert"),
   alertText: any("alert-text"),
+  alertRetry: button("alert-retry"),
   alertClose: button("alert-close"),
   foot: any("foot"),
   composer: byId("composer", HTMLFormElement),

@@ -5,6 +5,12 @@ import { page } from "./page.js";
 
 const NO_CONVERSATIONS = "This browser keeps no conversations of this page: they are gone when it is closed.";
 
+/** Says whether some conversations could not be saved, where others are. */
+export function showUnsaved(some: boolean): void {
+  if (some) page.chatsKept.textContent = "Conversations marked “not saved” are lost when this page is closed.";
+  else if (page.chatsKept.textContent !== NO_CONVERSATIONS) page.chatsKept.textContent = "Conversations stay in this browser.";
+}
+
 export async function showUnkept(): Promise<void> {
   const [conversations, models] = await Promise.all([keepsConversations(), keepsModels()]);
   if (!conversations) page.chatsKept.textContent = NO_CONVERSATIONS;

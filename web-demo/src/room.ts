@@ -1,0 +1,51 @@
+// How much this browser still stores for the page. Its estimate may be a constant, as in Chromium: so it is tried.
+
+/** Loads hold this lock: a trial would take the room from what they keep. */
+const LOADING = "shohin.loading";
+
+/** Does work that keeps a model. */
+export function withoutTrials<T>(work: () => Promise<T>): Promise<T> {
+  // Over plain HTTP there are no locks, and nothing is kept.
+  return navigator.locks ? navigator.locks.request(LOADING, { mode: "shared" }, work) : work();
+}
+
+/** Bytes that may still be kept here, if that can be told. */
+export async function room(): Promise<number | undefined> {
+  try {
+    const { quota, usage } = await navigator.storage.estimate();
+    if (quota === undefined) return undefined;
+    let most = Math.max(0, quota - (usage ?? 0));
+    const { held } = await navigator.locks.query();
+    if (held?.some(({ name }) => name === LOADING) || (await fits(most))) return most;
+    let least = 0;
+    while (most - least > Math.max(1e6, most / 50)) {
+      const middle = Math.floor((least + most) / 2);
+      if (await fits(middle)) least = middle;
+      else most = middle;
+    }
+    return least;
+  } catch {
+    return undefined;
+  }
+}
+
+/** Whether a file of this size could be written; browsers check that before they write anything. */
+async function fits(size: number): Promise<boolean> {
+  const root = await navigator.storage.getDirectory();
+  // Each trial has its own file, as other tabs may try, too.
+  const name = `shohin.room.${crypto.randomUUID()}`;
+  try {
+    const file = await (await root.getFileHandle(name, { create: true })).createWritable();
+    try {
+      await file.truncate(size);
+      return true;
+    } finally {
+      await file.abort().catch(() => {});
+    }
+  } catch (thrown) {
+    // Other failures tell nothing about the room.
+    return !(thrown instanceof DOMException && thrown.name === "QuotaExceededError");
+  } finally {
+    await root.removeEntry(name).catch(() => {});
+  }
+}
