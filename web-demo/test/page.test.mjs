@@ -547,7 +547,7 @@ describe("the page", () => {
       }
       return false;
     });
-    assert.match(words, /^slow\.gguf could not be downloaded: nothing came for 30 s\. [1-9]\d*\skB of it is kept here; try again later\.$/);
+    assert.match(words, /^slow\.gguf could not be downloaded: nothing came for 30 s\. [1-9]\d*\skB of 1\.5\sMB are kept; try again continues from there\.$/);
     const client = await page.context().newCDPSession(page);
     await client.send("Storage.overrideQuotaForOrigin", { origin: new URL(server.url).origin, quotaSize: 300_000 });
     assert.match(await stall("slow.gguf?again"), /^slow\.gguf could not be downloaded: nothing came for 30 s\. Try again later\.$/);
@@ -806,9 +806,10 @@ describe("the page", () => {
     ].join("\n\n");
     await page.evaluate(async (content) => {
       const database = await new Promise((done) => (indexedDB.open("shohin").onsuccess = (event) => done(event.target.result)));
-      const transaction = database.transaction("conversations", "readwrite");
+      const transaction = database.transaction(["conversations", "turns"], "readwrite");
       const turns = [{ role: "user", content: "Show me." }, { role: "assistant", content, reasoning: "Hm, <i>what</i>?" }];
-      transaction.objectStore("conversations").put({ id: "x", title: "Show me.", updated: Date.now(), turns });
+      transaction.objectStore("conversations").put({ id: "x", title: "Show me.", updated: Date.now() });
+      for (const [at, turn] of turns.entries()) transaction.objectStore("turns").put({ ...turn, conversation: "x", id: `${at}`, at });
       await new Promise((done) => (transaction.oncomplete = done));
     }, content);
     await page.reload();
