@@ -4,9 +4,15 @@
 const LOADING = "shohin.loading";
 
 /** Does work that keeps a model. */
-export function withoutTrials<T>(work: () => Promise<T>): Promise<T> {
-  // Over plain HTTP there are no locks, and nothing is kept.
-  return navigator.locks ? navigator.locks.request(LOADING, { mode: "shared" }, work) : work();
+export async function withoutTrials<T>(work: () => Promise<T>): Promise<T> {
+  let begun: Promise<T> | undefined;
+  const begin = () => (begun ??= work());
+  try {
+    return await navigator.locks.request(LOADING, { mode: "shared" }, begin);
+  } catch {
+    // Over plain HTTP there are no locks, and none are given where storage is blocked; nothing is kept there. Or the work failed.
+    return begin();
+  }
 }
 
 /** Bytes that may still be kept here, if that can be told. */
