@@ -708,6 +708,10 @@ describe("a kept copy", () => {
       }
       await loading;
       await settled(state);
+      // A worker that is being terminated may still write.
+      await page.evaluate(async () => {
+        while ((await navigator.locks.query()).held.length > 0) await new Promise((resolve) => setTimeout(resolve, 20));
+      });
       const [entry] = await list();
       assert.ok(entry.bytes >= kept, `${entry.bytes} after ${kept}`);
       kept = entry.bytes;
