@@ -3,6 +3,7 @@ import { initChats, showList } from "./chats.js";
 import { writeAgain } from "./history.js";
 import { initModels, on } from "./models.js";
 import { page } from "./page.js";
+import { registerServiceWorker } from "./service-worker.js";
 import { initSettings } from "./settings.js";
 import { initTheme } from "./theme.js";
 import { showUnkept } from "./unkept.js";
@@ -65,11 +66,5 @@ initModels();
 void showUnkept();
 if (matchMedia("(hover: hover)").matches) page.prompt.focus();
 
-// Opens without a network from the second visit on. Not while developing: it would keep what was just changed.
-if (import.meta.env.PROD) {
-  try {
-    navigator.serviceWorker.register("./sw.js").catch(() => {});
-  } catch {
-    // There are none over plain HTTP, nor where storage is blocked.
-  }
-}
+// Not while developing: it would keep what was just changed.
+if (import.meta.env.PROD) void registerServiceWorker();

@@ -1,6 +1,7 @@
 // The service worker: keeps a copy of the page, so that it opens without a network after the first visit. The build
 // fills in the constants and writes it beside the page as sw.js. A new version waits until no tab uses the one before,
-// whose files are kept until then.
+// whose files are kept until then. It also adds the headers of cross-origin isolation, which threads need, where the
+// server sends none.
 const VERSION = "@version@";
 /** Paths from here of the files whose names carry a hash of their content. */
 const ASSETS = ["@assets@"];
@@ -11,14 +12,28 @@ const RELAXED = ["@relaxed@"];
 
 /** Milliseconds after which a silent server counts as absent. */
 const PATIENCE = 3000;
+/** Milliseconds for which only navigations ask such a server again. */
+const SILENCE = 30_000;
 
 const PREFIX = "shohin-";
 const CACHE = `${PREFIX}${VERSION}`;
 const at = (path) => new URL(path, new URL("./", self.location.href)).href;
 const assets = new Set(ASSETS.map(at));
 const others = new Set(Object.keys(SUMS).map(at));
-/** Until then, by the clock, a server that was silent is not asked again. */
+/** Until then, by the clock, what a page loads is not asked of a server that was silent. */
 let silentUntil = 0;
+
+const ISOLATION = { "Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-Policy": "require-corp" };
+
+/** The response with those headers; the server's own stay. */
+function isolated(response) {
+  const missing = Object.entries(ISOLATION).filter(([name]) => !response.headers.has(name));
+  // A redirect has no status that a response could be made with.
+  if (missing.length === 0 || !response.ok) return response;
+  const headers = new Headers(response.headers);
+  for (const [name, value] of missing) headers.set(name, value);
+  return new Response(response.body, { status: response.status, statusText: response.statusText, headers });
+}
 
 /** The file as the build wrote it: what the visit has just downloaded, unless that is of another version. */
 async function exactly(path, sum) {
@@ -30,10 +45,10 @@ async function exactly(path, sum) {
   throw new Error(`${path} is not the file of this version`);
 }
 
-/** Which of the modules are kept: the one an engine starts with, and those that an earlier version used. */
-async function modules(page) {
-  const isolated = /^same-origin(;|$)/.test(page.headers.get("Cross-Origin-Opener-Policy")) && page.headers.has("Cross-Origin-Embedder-Policy");
-  const threads = isolated && navigator.hardwareConcurrency > 1;
+/** Which of the modules are kept: the one an engine starts with at the first visit, and those that an earlier version used. */
+async function modules({ headers }) {
+  const isIsolated = /^same-origin(;|$)/.test(headers.get("Cross-Origin-Opener-Policy")) && headers.has("Cross-Origin-Embedder-Policy");
+  const threads = isIsolated && navigator.hardwareConcurrency > 1;
   const relaxed = ASSETS.some((path) => path.includes("relaxed")) && WebAssembly.validate(Uint8Array.from(RELAXED));
   const kind = (url) => url.replace(/-.{8}(?=\.\w+$)/, "");
   const used = new Set();
@@ -48,10 +63,18 @@ async function modules(page) {
 
 async function install() {
   const cache = await caches.open(CACHE);
-  await Promise.all(Object.entries(SUMS).map(async ([path, sum]) => cache.put(at(path), await exactly(path, sum))));
-  const isKept = await modules(await cache.match(at("./")));
+  const keep = (path, response) => cache.put(at(path), isolated(response));
+  const files = await Promise.all(Object.entries(SUMS).map(async ([path, sum]) => [path, await exactly(path, sum)]));
+  const isKept = await modules(new Map(files).get("./"));
+  await Promise.all(files.map(([path, response]) => keep(path, response)));
   const kept = ASSETS.filter((path) => !/\.wasm$|threads|webgpu/.test(path) || isKept(path));
-  await cache.addAll(kept.map((path) => new Request(at(path), { cache: "force-cache" })));
+  await Promise.all(
+    kept.map(async (path) => {
+      const response = await fetch(at(path), { cache: "force-cache" });
+      if (!response.ok) throw new Error(`${path}: ${response.status}`);
+      await keep(path, response);
+    }),
+  );
 }
 
 async function activate() {
@@ -64,7 +87,9 @@ async function activate() {
 async function asset(event, url) {
   const kept = await caches.match(url);
   if (kept) return kept;
-  const response = await fetch(event.request);
+  // The engine does without threads, then.
+  if (Date.now() < silentUntil) return Response.error();
+  const response = isolated(await fetch(event.request));
   if (response.ok && assets.has(url)) {
     const copy = response.clone();
     event.waitUntil(caches.open(CACHE).then((cache) => cache.put(url, copy)).catch(() => {}));
@@ -75,16 +100,18 @@ async function asset(event, url) {
 /** From the server, past the browser's cache: an old page would look for files that are gone. Else from the copy. */
 async function newest(request, url) {
   const kept = await caches.match(url, { cacheName: CACHE });
-  if (!kept) return fetch(request);
+  if (!kept) return isolated(await fetch(request));
   // What a page asks for next need not wait as long.
-  if (Date.now() < silentUntil) return kept;
+  if (request.mode !== "navigate" && Date.now() < silentUntil) return kept;
   const abort = new AbortController();
   const timer = setTimeout(() => {
-    silentUntil = Date.now() + PATIENCE;
+    silentUntil = Date.now() + SILENCE;
     abort.abort();
   }, PATIENCE);
   try {
-    return await fetch(request, { cache: "no-cache", signal: abort.signal });
+    const response = await fetch(request, { cache: "no-cache", signal: abort.signal });
+    silentUntil = 0;
+    return isolated(response);
   } catch {
     return kept;
   } finally {
