@@ -47,7 +47,9 @@ function policy(): Plugin {
       order: "post",
       handler: (html, context) => {
         const [, script = ""] = /<script>([^]*?)<\/script>/.exec(html) ?? [];
-        return html.replace("<!-- policy -->", context.server ? "" : `<meta http-equiv="Content-Security-Policy" content="${policyWith(script)}" />`);
+        // What the script adds belongs to the first frame: it would move what is there.
+        const blocking = html.replace('<script type="module"', '<script type="module" blocking="render"');
+        return blocking.replace("<!-- policy -->", context.server ? "" : `<meta http-equiv="Content-Security-Policy" content="${policyWith(script)}" />`);
       },
     },
   };

@@ -730,8 +730,8 @@ describe("the page", () => {
       ]);
     await early.route("**/assets/index-*.js", () => {});
     await early.goto(server.url, { waitUntil: "commit" });
-    // What is painted first: not without the style sheet.
-    await early.waitForFunction(() => document.querySelector("#conversation") && getComputedStyle(document.body).margin === "0px");
+    // Once there is a style sheet. No frame is painted, which Playwright would wait for, before the script has run.
+    await early.waitForFunction(() => document.querySelector("#conversation") && getComputedStyle(document.body).margin === "0px", undefined, { polling: 50 });
     const dark = ["rgb(20, 23, 19)", ["dark"]];
     assert.deepEqual(await look(), dark);
     await early.unroute("**/assets/index-*.js");
