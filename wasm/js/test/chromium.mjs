@@ -17,12 +17,14 @@ export const TYPES = {
 };
 
 /**
- * A static server on a free port, without special headers unless given. `routes` take precedence over files. `missing` are the
- * requested paths without a file.
+ * A static server on a free port, without special headers unless given. `routes` take precedence over files, and a copy
+ * compressed with brotli (`.br`) over its file. `missing` are the requested paths without a file, `sent` those of the
+ * files that were sent, each with the bytes of its response.
  */
 export async function serve(directory, routes = {}, headers = {}) {
   const root = fileURLToPath(directory);
   const missing = [];
+  const sent = [];
   const server = createServer(async (request, response) => {
     const { pathname } = new URL(request.url, "http://localhost");
     if (routes[pathname]) return routes[pathname](request, response);
@@ -32,17 +34,24 @@ export async function serve(directory, routes = {}, headers = {}) {
       missing.push(pathname);
       return response.writeHead(404).end("not found");
     }
+    const accepts = /\bbr\b/.test(request.headers["accept-encoding"] ?? "");
+    const copy = accepts ? await stat(`${path}.br`).catch(() => undefined) : undefined;
+    const { socket } = request;
+    const before = socket.bytesWritten;
+    response.once("finish", () => sent.push({ path: pathname, bytes: socket.bytesWritten - before }));
     response.writeHead(200, {
       ...headers,
+      ...(copy && { "Content-Encoding": "br" }),
       "Content-Type": TYPES[extname(path)] ?? "application/octet-stream",
-      "Content-Length": info.size,
+      "Content-Length": (copy ?? info).size,
     });
-    createReadStream(path).pipe(response);
+    createReadStream(copy ? `${path}.br` : path).pipe(response);
   });
   await new Promise((resolve) => server.listen(0, "127.0.0.1", resolve));
   return {
     url: `http://127.0.0.1:${server.address().port}/`,
     missing,
+    sent,
     close: () => new Promise((resolve) => (server.closeAllConnections(), server.close(resolve))),
   };
 }
