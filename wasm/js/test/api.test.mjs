@@ -19,6 +19,10 @@ async function collect(chunks) {
   return { all, text: joined("text"), reasoning: joined("reasoning"), finish: all.at(-1).finish };
 }
 
+async function collectAll(chunks) {
+  for await (const _ of chunks);
+}
+
 describe("a small model", () => {
   let engine, bytes;
   before(async () => {
@@ -90,6 +94,18 @@ describe("a small model", () => {
     }
     const harmless = { user: "me", store: false, metadata: {}, parallel_tool_calls: true, logit_bias: null };
     assert.deepEqual((await engine.createChatCompletion({ ...request, ...harmless })).choices, answer.choices);
+  });
+
+  test("names options in errors as the caller wrote them", async () => {
+    const says = (call) => call.then(() => "nothing", ({ code, message }) => `${code}: ${message}`);
+    for (const [name, value] of Object.entries({ topP: 2, minP: -1, typicalP: 0, repetitionPenalty: 0, presencePenalty: 1e9, frequencyPenalty: 1e9, penaltyLastN: 1e9, dryMultiplier: -1, dryBase: 0, dryAllowedLength: 0, dryLastN: 1e9 })) {
+      for (const chunks of [engine.chat(ask("?"), { [name]: value }), engine.generate("?", { [name]: value })]) {
+        assert.match(await says(collect(chunks)), new RegExp(`^option: ${name} is ${value}, expected`));
+      }
+    }
+    for (const [name, value] of Object.entries({ top_p: 2, presence_penalty: 1e9, frequency_penalty: 1e9, max_tokens: -1, temperature: -1 })) {
+      for (const stream of [false, true]) assert.match(await says(engine.createChatCompletion({ messages: ask("?"), [name]: value, stream }).then((answer) => stream && collectAll(answer))), new RegExp(`^option: ${name} is ${value}, expected`));
+    }
   });
 
   const FORM = {
@@ -276,7 +292,8 @@ describe("a model that thinks and calls tools", () => {
     const [choice] = (await engine.createChatCompletion(request)).choices;
     assert.equal(choice.finish_reason, "tool_calls");
     assert.ok(choice.message.tool_calls.every((made) => made.function.name === "add"));
-    await assert.rejects(call({ toolChoice: { name: "sub" } }), fails("argument"));
+    await assert.rejects(call({ toolChoice: { name: "sub" } }), (error) => fails("argument")(error) && /^toolChoice asks/.test(error.message));
+    await assert.rejects(engine.createChatCompletion({ ...request, tool_choice: { type: "function", function: { name: "sub" } } }), { code: "argument", message: /^tool_choice asks/ });
     await assert.rejects(call({ toolChoice: "always" }), fails("argument"));
     await assert.rejects(call({ responseFormat: { type: "json_object" } }), fails("argument"));
     await assert.rejects(call({ tools: [{ function: { name: "x", parameters: { not: {} } } }] }), fails("unsupported"));

@@ -3,7 +3,7 @@ import assert from "node:assert/strict";
 import { execFile } from "node:child_process";
 import { createHash } from "node:crypto";
 import { existsSync } from "node:fs";
-import { mkdtemp, readdir, readFile, realpath, rm, writeFile } from "node:fs/promises";
+import { mkdir, mkdtemp, readdir, readFile, realpath, rm, writeFile } from "node:fs/promises";
 import { createRequire } from "node:module";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -17,7 +17,7 @@ const execute = promisify(execFile);
 const PACKAGE = fileURLToPath(new URL("../../", import.meta.url));
 const MODEL = await readFile(new URL("../../../models/sprout.gguf", import.meta.url));
 // A dependency of the chat page.
-const { build } = await import(pathToFileURL(createRequire(new URL("../../../web-demo/package.json", import.meta.url)).resolve("vite")));
+const { build, createServer } = await import(pathToFileURL(createRequire(new URL("../../../web-demo/package.json", import.meta.url)).resolve("vite")));
 
 const ISOLATION = { "Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-Policy": "require-corp" };
 const MAIN = `
@@ -49,6 +49,7 @@ describe("bundlers", { timeout: 600_000 }, () => {
     browser = await launch();
     const map = { imports: { shohin: "./node_modules/shohin/dist/index.js", "shohin/local": "./node_modules/shohin/dist/local.js" } };
     await writeFile(join(project, "plain.html"), html(`<script type="importmap">${JSON.stringify(map)}</script><script type="module" src="main.js"></script>`));
+    await writeFile(join(project, "index.html"), html('<script type="module" src="main.js"></script>'));
     plain = await says(".", {}, "plain.html");
     isolated = await says(".", ISOLATION, "plain.html");
     local = await says(".", {}, "plain.html?local");
@@ -62,6 +63,17 @@ describe("bundlers", { timeout: 600_000 }, () => {
   async function says(directory, headers = {}, name = "") {
     const model = (_request, response) => response.writeHead(200, { "Content-Length": MODEL.length }).end(MODEL);
     const server = await serve(pathToFileURL(`${join(project, directory)}/`), { "/models/sprout.gguf": model }, headers);
+    try {
+      const said = await shows(server.url + name);
+      assert.deepEqual(server.missing, []);
+      return said;
+    } finally {
+      await server.close();
+    }
+  }
+
+  /** The same of the page at an address. */
+  async function shows(url) {
     const page = await browser.newPage();
     const complaints = [];
     let workers = 0;
@@ -69,7 +81,7 @@ describe("bundlers", { timeout: 600_000 }, () => {
     page.on("console", (message) => ["error", "warning"].includes(message.type()) && complaints.push(message.text()));
     page.on("pageerror", (error) => complaints.push(`${error}`));
     try {
-      await page.goto(server.url + name);
+      await page.goto(url);
       const done = page.waitForSelector("#out[data-info], #out[data-error]", { state: "attached", timeout: 120_000 });
       const out = await done.catch((error) => assert.fail(`${error}\n${complaints.join("\n")}`));
       const { text, info, error, cores, crossOriginIsolated } = await out.evaluate(({ textContent, dataset }) => ({
@@ -79,11 +91,10 @@ describe("bundlers", { timeout: 600_000 }, () => {
         crossOriginIsolated,
       }));
       assert.equal(error, undefined);
-      assert.deepEqual({ complaints, missing: server.missing }, { complaints: [], missing: [] });
+      assert.deepEqual(complaints, []);
       return { text, info: JSON.parse(info), workers, cores, crossOriginIsolated };
     } finally {
       await page.close();
-      await server.close();
     }
   }
 
@@ -129,8 +140,21 @@ describe("bundlers", { timeout: 600_000 }, () => {
   });
 
   test("Vite", async () => {
-    await writeFile(join(project, "index.html"), html('<script type="module" src="main.js"></script>'));
     await build({ root: project, logLevel: "warn" });
     await agrees("dist");
+  });
+
+  test("Vite's development server", async () => {
+    await mkdir(join(project, "public/models"), { recursive: true });
+    await writeFile(join(project, "public/models/sprout.gguf"), MODEL);
+    for (const [headers, name, expected] of [[{}, "", plain], [ISOLATION, "", isolated], [{}, "?local", local]]) {
+      const server = await createServer({ root: project, configFile: false, logLevel: "warn", server: { host: "127.0.0.1", port: 0, headers } });
+      try {
+        await server.listen();
+        assert.deepEqual(await shows(server.resolvedUrls.local[0] + name), expected);
+      } finally {
+        await server.close();
+      }
+    }
   });
 });

@@ -191,7 +191,7 @@ describe("a loaded model", () => {
         chunks += 1;
         abort.abort(new Error("enough"));
       }
-    }, (error) => fails("aborted")(error) && error.cause.message === "enough");
+    }, (error) => fails("aborted")(error) && error.name === "AbortError" && error.cause.message === "enough");
     assert.equal(chunks, 1);
     await assert.rejects(drain(engine.chat(ask("x"), { signal: AbortSignal.abort() })), fails("aborted"));
     // Leaving the loop also ends a generation.

@@ -35,7 +35,7 @@ export type EngineErrorCode =
 
 /** Codes of the host. */
 export type HostErrorCode =
-  /** The signal was aborted. `cause` holds its reason. */
+  /** The signal was aborted. The error's `name` is `AbortError`, as that of `fetch`, and its `cause` the signal's reason. */
   | "aborted"
   /** The engine was disposed. */
   | "disposed"
@@ -65,14 +65,15 @@ export type HostErrorCode =
 /** A stable, machine-readable error code. More may be added. */
 export type ErrorCode = EngineErrorCode | HostErrorCode | (string & {});
 
-/** The only error class of this package. */
+/** The only error class of this package. Its `name` is `ShohinError`, or `AbortError` for code `aborted`. */
 export class ShohinError extends Error {
   /** Stable across versions; the message is not. */
   readonly code: ErrorCode;
 
   constructor(code: ErrorCode, message: string, options?: { cause?: unknown }) {
     super(message, options);
-    this.name = "ShohinError";
+    // Generic code recognizes aborts by their name.
+    this.name = code === "aborted" ? "AbortError" : "ShohinError";
     this.code = code;
   }
 }
@@ -119,6 +120,15 @@ export function converted<T>(what: string, convert: () => T): T {
     if (cause instanceof ShohinError) throw cause;
     throw new ShohinError("argument", `${what} cannot be used: ${String(cause)}`, { cause });
   }
+}
+
+/** The error with the name of an option as its caller writes it: the engine's are `top_p` and `tool choice`. @internal */
+export function spelled(error: ShohinError, style: "camelCase" | "snake_case"): ShohinError {
+  if (error.code !== "option" && error.code !== "argument") return error;
+  const message = error.message.replace(/^(?:tool choice|[a-z]+(?:_[a-z]+)+)(?= )/, (name) =>
+    style === "snake_case" ? name.replace(" ", "_") : name.replace(/[_ ]([a-z])/g, (_, letter: string) => letter.toUpperCase()),
+  );
+  return message === error.message ? error : new ShohinError(error.code, message, { cause: error });
 }
 
 /** The error for an aborted signal. @internal */

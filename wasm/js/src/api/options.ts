@@ -24,6 +24,25 @@ export interface Progress {
 /** Number formats of the key-value cache. */
 export const KV_FORMATS = ["f16", "f32", "q8", "q4"] as const;
 
+/** Options of `fetch` for downloads. Node's types lack some of them. */
+export interface RequestOptions {
+  headers?: Headers | [string, string][] | Record<string, string>;
+  credentials?: "include" | "omit" | "same-origin";
+  cache?: "default" | "force-cache" | "no-cache" | "no-store" | "only-if-cached" | "reload";
+  integrity?: string;
+  mode?: "cors" | "navigate" | "no-cors" | "same-origin";
+  referrerPolicy?:
+    | ""
+    | "no-referrer"
+    | "no-referrer-when-downgrade"
+    | "origin"
+    | "origin-when-cross-origin"
+    | "same-origin"
+    | "strict-origin"
+    | "strict-origin-when-cross-origin"
+    | "unsafe-url";
+}
+
 /** Options of `Engine.load`. */
 export interface LoadOptions {
   /** Called at most every 50 ms and at every change of stage. */
@@ -58,7 +77,7 @@ export interface LoadOptions {
   /** Size of the file in bytes. Any other file is refused with code `integrity`, as soon as its size is known. */
   bytes?: number;
   /** Headers, credentials and so on for the download of a URL. */
-  request?: Pick<RequestInit, "headers" | "credentials" | "cache" | "integrity" | "mode" | "referrerPolicy">;
+  request?: RequestOptions;
   /**
    * Maximum number of threads. More than one is used where threads can share memory: on cross-origin isolated pages
    * (`Cross-Origin-Opener-Policy: same-origin` and `Cross-Origin-Embedder-Policy: require-corp`), and in Node. The output does not
@@ -149,6 +168,19 @@ export type ResponseFormat =
   | { type: "json_object"; whitespace?: boolean }
   | { type: "json_schema"; schema: object | boolean; whitespace?: boolean };
 
+/** A function that the model may call. */
+export interface Tool {
+  type: "function";
+  function: {
+    name: string;
+    description?: string;
+    /** JSON Schema of the arguments. */
+    parameters?: object;
+    /** Default true: the arguments satisfy `parameters`. False: they are any object. */
+    strict?: boolean | null;
+  };
+}
+
 /** Options of `chat`. */
 export interface ChatOptions extends GenerateOptions {
   /**
@@ -157,12 +189,11 @@ export interface ChatOptions extends GenerateOptions {
    */
   thinking?: boolean | { budget: number };
   /**
-   * Functions the model may call, each `{ type: "function", function: { name, description, parameters } }`. Calls are in
-   * `finish.message.toolCalls`; their arguments always satisfy the JSON Schema `parameters`, or are any object for functions
+   * Functions the model may call. Calls are in `finish.message.toolCalls`; their arguments always satisfy the JSON Schema `parameters`, or are any object for functions
    * with `strict: false`. Throws `unsupported` for a schema that is not supported, and if the model has no template for tools. Cannot
    * be combined with `responseFormat`.
    */
-  tools?: readonly object[];
+  tools?: readonly Tool[];
   /** Whether the model decides about calls, must make one, or must call the function of this name. Default `auto`. */
   toolChoice?: "auto" | "required" | { name: string };
   /**

@@ -1,6 +1,6 @@
 // A conversation in the runtime: turns one after the other, each in slots that leave the thread to others in between.
 import type { ChatFinish, Chunk, Finish } from "../api/chunk.js";
-import { abortError, ShohinError } from "../api/errors.js";
+import { abortError, ShohinError, spelled, toError } from "../api/errors.js";
 import type { Message, Restored, Snapshot } from "../api/message.js";
 import type { ChatOptions, GenerateOptions, RestoreOptions } from "../api/options.js";
 import { Step, type Chat } from "../wasm/module.js";
@@ -47,7 +47,7 @@ export class Session {
   async *answer(request: string, signal: AbortSignal | undefined): AsyncGenerator<string, void, void> {
     const begin = (chat: Chat) => chat.answer(request);
     const take = (chat: Chat) => chat.take_chunk() as string | undefined;
-    const last = yield* this.#run(signal, begin, take, (chat) => {
+    const last = yield* this.#run(signal, "snake_case", begin, take, (chat) => {
       const rest = take(chat);
       const { answers, messages } = chat.finish() as { answers: string[]; messages: Message[] };
       this.#messages = messages;
@@ -124,7 +124,7 @@ export class Session {
     done: (finish: F) => void,
   ): AsyncGenerator<Chunk<F>, F, void> {
     const take = (chat: Chat) => chat.take_chunk() as Chunk<F>;
-    const last = yield* this.#run(signal, (chat) => begin(chat, options), take, (chat) => {
+    const last = yield* this.#run(signal, "camelCase", (chat) => begin(chat, options), take, (chat) => {
       const chunk = take(chat);
       const finish = chat.finish() as F;
       done(finish);
@@ -134,9 +134,10 @@ export class Session {
     return last.finish;
   }
 
-  /** Runs a turn from `begin` to `end`; `take` makes a chunk of what is new, or undefined. */
+  /** Runs a turn from `begin` to `end`; `take` makes a chunk of what is new, or undefined. `style` is that of its options. */
   async *#run<C, E>(
     signal: AbortSignal | undefined,
+    style: "camelCase" | "snake_case",
     begin: (chat: Chat) => void,
     take: (chat: Chat) => C | undefined,
     end: (chat: Chat) => E,
@@ -144,7 +145,11 @@ export class Session {
     const release = await this.#lock();
     try {
       if (signal?.aborted) throw abortError(signal);
-      this.#call(begin);
+      try {
+        this.#call(begin);
+      } catch (thrown) {
+        throw spelled(toError(thrown), style);
+      }
       let isFirst = true;
       let unsent = false;
       let slot = performance.now();

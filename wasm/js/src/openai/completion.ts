@@ -1,6 +1,6 @@
 // Requests and responses in the format of OpenAI's chat completions: their types. The engine reads and writes them.
 import { converted, ShohinError } from "../api/errors.js";
-import type { ChatOptions } from "../api/options.js";
+import type { ChatOptions, Tool } from "../api/options.js";
 
 /** A tool call in a message. */
 export interface ChatCompletionToolCall {
@@ -42,7 +42,7 @@ export interface ChatCompletionRequest {
   logprobs?: boolean | null;
   /** 0 to 20. */
   top_logprobs?: number | null;
-  tools?: readonly object[] | null;
+  tools?: readonly Tool[] | null;
   tool_choice?: "none" | "auto" | "required" | { type: "function"; function: { name: string } } | null;
   response_format?: { type: "text" } | { type: "json_object" } | { type: "json_schema"; json_schema: { name?: string; schema: object; strict?: boolean | null } } | null;
   n?: 1 | null;
