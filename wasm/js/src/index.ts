@@ -11,6 +11,7 @@ export { Conversation } from "./engine/conversation.js";
 export { Engine } from "./engine/engine.js";
 export { deleteSnapshot, listSnapshots } from "./engine/snapshots.js";
 export { clearCache, deleteCache, listCache, type CacheEntry } from "./load/cache.js";
+export { MODELS, type PublishedModel } from "./load/names.js";
 export type * from "./openai/completion.js";
 
 connectBy((workerUrl) => new WorkerTransport(workerUrl));

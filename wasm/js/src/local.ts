@@ -3,6 +3,9 @@
 import { Conversation } from "./engine/conversation.js";
 import { connectBy, Engine } from "./engine/engine.js";
 import { InProcess } from "./engine/in-process.js";
+import { listCache } from "./load/cache.js";
+import { filesWithCopies } from "./load/kept.js";
+import { host } from "./wasm/host.js";
 
 export type * from "./api/chunk.js";
 export { ShohinError, type EngineErrorCode, type ErrorCode, type HostErrorCode } from "./api/errors.js";
@@ -10,6 +13,8 @@ export type * from "./api/info.js";
 export type * from "./api/message.js";
 export type * from "./api/options.js";
 export { deleteSnapshot, listSnapshots } from "./engine/snapshots.js";
+export { clearCache, deleteCache, listCache, type CacheEntry } from "./load/cache.js";
+export { MODELS, type PublishedModel } from "./load/names.js";
 export type * from "./openai/completion.js";
 export { Conversation, Engine };
 
@@ -21,5 +26,10 @@ export type LocalEngine = Engine;
 export const LocalConversation = Conversation;
 /** @deprecated Use {@link Conversation}. */
 export type LocalConversation = Conversation;
+
+// Only workers can keep copies.
+if (typeof FileSystemFileHandle === "function" && "createSyncAccessHandle" in FileSystemFileHandle.prototype) {
+  Object.assign(host, { files: filesWithCopies, copies: listCache } satisfies Partial<typeof host>);
+}
 
 connectBy(() => new InProcess());

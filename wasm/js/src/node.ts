@@ -5,6 +5,7 @@ import { fileURLToPath } from "node:url";
 import { ShohinError } from "./api/errors.js";
 import { downloadPieces } from "./load/download.js";
 import { filesWithoutCopies } from "./load/files.js";
+import { hub } from "./load/names.js";
 import type { Pieces } from "./load/pieces.js";
 import { FIRST_READ_SIZE, READ_SIZE } from "./load/source.js";
 import { host, MAX_THREADS } from "./wasm/host.js";
@@ -23,6 +24,8 @@ export async function listCache(): Promise<[]> {
 export async function deleteCache(_url: string | URL): Promise<boolean> {
   return false;
 }
+
+hub.address = process.env["HF_ENDPOINT"] || hub.address;
 
 host.cores = () => Math.min(availableParallelism(), MAX_THREADS);
 

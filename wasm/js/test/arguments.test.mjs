@@ -75,7 +75,7 @@ describe("arguments", () => {
 
 describe("the package in Node", () => {
   test("exports what is documented", () => {
-    const names = ["Conversation", "Engine", "LocalConversation", "LocalEngine", "ShohinError", "clearCache", "deleteCache", "deleteSnapshot", "listCache", "listSnapshots"];
+    const names = ["Conversation", "Engine", "LocalConversation", "LocalEngine", "MODELS", "ShohinError", "clearCache", "deleteCache", "deleteSnapshot", "listCache", "listSnapshots"];
     assert.deepEqual(Object.keys(shohin).sort(), names);
   });
 

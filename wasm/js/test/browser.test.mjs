@@ -85,7 +85,7 @@ describe("in a browser", () => {
       let info;
       for (const source of sources) {
         const progress = [];
-        const engine = await Engine.load(source, { onProgress: (step) => progress.push(step) });
+        const engine = await Engine.load(source, { cache: false, onProgress: (step) => progress.push(step) });
         info = engine.info;
         const { text } = await collect(engine.generate("Once upon a time", { preset: "greedy", maxTokens: 6 }));
         texts.push(text);

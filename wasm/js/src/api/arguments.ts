@@ -127,6 +127,7 @@ const LOAD: Checks<LoadOptions> = {
   cache: must((found: unknown) => typeof found === "boolean" || found === "require", "true, false or require"),
   sha256: must((found: unknown) => typeof found === "string" && /^[\da-f]{64}$/i.test(found), "64 hexadecimal digits"),
   bytes: must(isCount, "the size of a file"),
+  hub: must((found: unknown) => isAddress(found) && /^https?:\/\//.test(String(found)), "an http or https address"),
   request: (place, found) => {
     if (!isObject(found)) refuse(place, found, "an object");
     converted(`${place}.headers`, () => new Headers((found["headers"] ?? {}) as HeadersInit));

@@ -1,7 +1,11 @@
 // What callers pass to the engine.
+import type { ShohinError } from "./errors.js";
 import type { Snapshot } from "./message.js";
 
-/** A file with a model or a part of one: an address (in Node also a path), or the file itself. */
+/**
+ * A file with a model or a part of one: its address (in Node also a path), or the file itself. A string may also be the name of a published
+ * model such as `bonsai-1.7b`, or a file on the Hugging Face Hub, `hf:owner/repository/file` or `hf:owner/repository@revision/file`.
+ */
 export type ModelFile = string | URL | Blob;
 
 /**
@@ -65,17 +69,22 @@ export interface LoadOptions {
    */
   backend?: "cpu" | "webgpu" | "auto";
   /**
-   * Keep a model from a URL in the browser's origin-private file system: later loads read it from there without the network, and an
-   * interrupted download resumes. The copy is assumed to be current unless it turns out to be damaged, unusable, or not the file
+   * Keep a model from an http or https URL in the browser's origin-private file system: later loads read it from there without the
+   * network, and an interrupted download resumes. The copy is assumed to be current unless it turns out to be damaged, unusable, or not the file
    * that `sha256` and `bytes` describe while the server has a newer one; then it is fetched again. `deleteCache` deletes it. Without
    * enough storage the model is loaded without a copy, except with `"require"`: loading then fails with code `quota`, before the
-   * download if the size is known. Default false. No effect in Node.
+   * download if the size is known. Default true. No effect in Node, and with `shohin/local` outside workers.
    */
   cache?: boolean | "require";
   /** SHA-256 of the file in hexadecimal digits. Any other file is refused with code `integrity`. */
   sha256?: string;
   /** Size of the file in bytes. Any other file is refused with code `integrity`, as soon as its size is known. */
   bytes?: number;
+  /**
+   * Base address for names of models and `hf:` files: a mirror of the Hugging Face Hub. Default `https://huggingface.co`, in Node the
+   * environment variable `HF_ENDPOINT` if it is set.
+   */
+  hub?: string | URL;
   /** Headers, credentials and so on for the download of a URL. */
   request?: RequestOptions;
   /**
@@ -103,6 +112,19 @@ export interface LoadOptions {
    * not used with several threads or a GPU, whose modules are fetched from beside the package's scripts.
    */
   wasmUrl?: string | URL;
+}
+
+/** Whether a model can be loaded, and what it takes. */
+export interface Availability {
+  /**
+   * `available`: all of it is on this device. `downloading`: an engine of this site is downloading it, in this tab or another.
+   * `downloadable`: its server answers. `unavailable`: it cannot be loaded now.
+   */
+  status: "available" | "downloadable" | "downloading" | "unavailable";
+  /** Bytes that are still to be downloaded, if known. */
+  remaining?: number;
+  /** Why the model is unavailable. */
+  error?: ShohinError;
 }
 
 /** Named sampling settings; settings given beside a preset override it. */

@@ -3,16 +3,51 @@ import { conversationOptions, embedArguments, loadArguments, templateArguments, 
 import { abortError, ShohinError } from "../api/errors.js";
 import type { EngineInfo } from "../api/info.js";
 import type { ChatMessage } from "../api/message.js";
-import type { ConversationOptions, EmbedOptions, LoadOptions, ModelSource, TemplateOptions, TokenizeOptions } from "../api/options.js";
+import type { Availability, ConversationOptions, EmbedOptions, LoadOptions, ModelSource, TemplateOptions, TokenizeOptions } from "../api/options.js";
+import { addressOf } from "../load/names.js";
 import { readerOf, sourceOf, type FileSource } from "../load/source.js";
 import { Conversation } from "./conversation.js";
-import type { Transport } from "./transport.js";
+import type { Result } from "./protocol.js";
+import { absolute, type Transport } from "./transport.js";
 
 let connect: (workerUrl: string | URL | undefined) => Transport;
 
 /** Sets the transport of new engines; called by the entry points. @internal */
 export function connectBy(transport: typeof connect): void {
   connect = transport;
+}
+
+/** Starts a transport and makes a request about a model over it. */
+async function request<M extends "load" | "preload" | "availability">(
+  method: M,
+  source: ModelSource,
+  options: LoadOptions,
+): Promise<{ transport: Transport; result: Result<M> }> {
+  const found = sourceOf(source);
+  const { onProgress, signal, workerUrl, wasmUrl, hub, ...rest } = loadArguments(options, found);
+  if (signal?.aborted) throw abortError(signal);
+  const file = (file: FileSource) => ("url" in file ? { url: absolute(addressOf(file.url, hub)) } : file);
+  // Headers cannot be sent to a worker, their names and values can.
+  if (rest.request?.headers) rest.request = { ...rest.request, headers: [...new Headers(rest.request.headers)] };
+  const params = {
+    source: "bytes" in found ? { size: found.bytes.byteLength } : "files" in found ? { files: found.files.map(file) } : file(found),
+    options: { ...rest, ...(wasmUrl !== undefined && { wasmUrl: absolute(String(wasmUrl)) }) },
+  };
+  const read = "bytes" in found ? readerOf(found.bytes) : undefined;
+  const transport = connect(workerUrl);
+  try {
+    return { transport, result: await transport.call(method, params, { signal, ...(onProgress && { onProgress }), ...(read && { read }) }) };
+  } catch (error) {
+    transport.close(new ShohinError("disposed", "the engine was disposed"));
+    throw error;
+  }
+}
+
+/** The same, if nothing remains to be asked. */
+async function answer<M extends "preload" | "availability">(method: M, source: ModelSource, options: LoadOptions): Promise<Result<M>> {
+  const { transport, result } = await request(method, source, options);
+  transport.close(new ShohinError("disposed", "the request was answered"));
+  return result;
 }
 
 /** A loaded model. It is also the first conversation over this model. */
@@ -34,24 +69,26 @@ export class Engine extends Conversation {
    * slices, and an array is copied piece by piece. Several files are the parts of one model.
    */
   static async load(source: ModelSource, options: LoadOptions = {}): Promise<Engine> {
-    const found = sourceOf(source);
-    const { onProgress, signal, workerUrl, wasmUrl, ...rest } = loadArguments(options, found);
-    if (signal?.aborted) throw abortError(signal);
-    const transport = connect(workerUrl);
-    try {
-      const file = (file: FileSource) => ("url" in file ? { url: transport.resolve(file.url) } : file);
-      // Headers cannot be sent to a worker, their names and values can.
-      if (rest.request?.headers) rest.request = { ...rest.request, headers: [...new Headers(rest.request.headers)] };
-      const params = {
-        source: "bytes" in found ? { size: found.bytes.byteLength } : "files" in found ? { files: found.files.map(file) } : file(found),
-        options: { ...rest, ...(wasmUrl !== undefined && { wasmUrl: transport.resolve(String(wasmUrl)) }) },
-      };
-      const read = "bytes" in found ? readerOf(found.bytes) : undefined;
-      return new Engine(transport, await transport.call("load", params, { signal, ...(onProgress && { onProgress }), ...(read && { read }) }));
-    } catch (error) {
-      transport.close(new ShohinError("disposed", "the engine was disposed"));
-      throw error;
-    }
+    const { transport, result } = await request("load", source, options);
+    return new Engine(transport, result);
+  }
+
+  /**
+   * Downloads a model into the browser's storage without loading it, so that a later `load` needs no network. Resumes an interrupted
+   * download; does nothing if the copy is complete. Fails with code `quota` if there is not enough storage, and with `unsupported` where
+   * no copies are kept: in Node, and with `shohin/local` outside workers. Takes the options of `load`.
+   */
+  static async preload(source: ModelSource, options: LoadOptions = {}): Promise<void> {
+    return answer("preload", source, options);
+  }
+
+  /**
+   * Whether a model can be loaded, and how many bytes of it have to be downloaded first. Asks the server unless the copy on this device
+   * is complete or being downloaded. Takes the options of `load`; rejects only for invalid arguments and aborts.
+   */
+  static async availability(source: ModelSource, options: LoadOptions = {}): Promise<Availability> {
+    const { error, ...rest } = await answer("availability", source, options);
+    return { ...rest, ...(error && { error: new ShohinError(error.code, error.message) }) };
   }
 
   /** A further conversation over the same model, which takes memory for its cache only. */

@@ -15,10 +15,6 @@ export class InProcess implements Transport {
     return dispatch(this.#runtime, method, params, { signal });
   }
 
-  resolve(url: string): string {
-    return url;
-  }
-
   close(): void {
     void this.#runtime.dispose();
   }

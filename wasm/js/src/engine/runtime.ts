@@ -1,10 +1,11 @@
 // The engine behind the protocol: every public method answers one request of an `Engine`, on its thread or in its worker.
 import type { ChatFinish, Chunk, Finish } from "../api/chunk.js";
-import { abortError, ShohinError, toError } from "../api/errors.js";
+import { abortError, blameOn, ShohinError, toError } from "../api/errors.js";
 import type { EngineInfo } from "../api/info.js";
 import type { Message, Restored, Snapshot } from "../api/message.js";
-import type { ChatOptions, ConversationOptions, EmbedOptions, GenerateOptions, LoadOptions, RestoreOptions, SnapshotSource, TemplateOptions } from "../api/options.js";
+import type { ChatOptions, ConversationOptions, EmbedOptions, GenerateOptions, LoadOptions, Progress, RestoreOptions, SnapshotSource, TemplateOptions } from "../api/options.js";
 import type { ChatCompletion, ChatCompletionChunk } from "../openai/completion.js";
+import { availabilityOf, type SentAvailability } from "../load/availability.js";
 import { retryChanged } from "../load/download.js";
 import { joined } from "../load/parts.js";
 import type { Pieces } from "../load/pieces.js";
@@ -14,10 +15,10 @@ import { cpuModule, gpuModule, type CpuModule, type Embedder, type Loader, type 
 import { yieldToEventLoop } from "./event-loop.js";
 import { LoadedModel } from "./loaded.js";
 import { Session } from "./session.js";
-import { keep, kept } from "./snapshots.js";
+import { keep as keepSnapshot, kept } from "./snapshots.js";
 
 /** Options without what the caller keeps to itself. @internal */
-export type Sendable<T> = Omit<T, "signal" | "onProgress" | "workerUrl">;
+export type Sendable<T> = Omit<T, "signal" | "onProgress" | "workerUrl" | "hub">;
 
 /** The caller's end of a request. @internal */
 export interface Caller {
@@ -36,10 +37,24 @@ export class Runtime {
 
   async load({ source, options }: { source: RemoteSource; options: Sendable<LoadOptions> }, caller: Caller): Promise<EngineInfo> {
     const all = { ...options, signal: caller.signal, onProgress: caller.onProgress } as LoadOptions;
-    const model = await attempts(source, all, caller.read ?? (() => undefined));
+    const model = await attempts(source, all, caller, (open) => onDevice(open, all));
     this.#loaded = model;
     this.#sessions.set(0, await Session.open(model));
     return model.info;
+  }
+
+  /** Downloads a model into its kept copy. */
+  async preload({ source, options }: { source: RemoteSource; options: Sendable<LoadOptions> }, caller: Caller): Promise<void> {
+    if (!host.copies) throw new ShohinError("unsupported", "downloads are not kept here, but only by browsers, in workers");
+    const all = { ...options, cache: "require", signal: caller.signal, onProgress: caller.onProgress } as LoadOptions;
+    await attempts(source, all, caller, (open) => retryChanged(() => keep(open, all)));
+  }
+
+  /** Whether a model can be loaded. */
+  async availability({ source, options }: { source: RemoteSource; options: Sendable<LoadOptions> }, { signal }: Caller): Promise<SentAvailability> {
+    const all = { ...options, signal } as LoadOptions;
+    const copies = (options.cache ?? true) ? await host.copies?.().catch(() => []) : undefined;
+    return availabilityOf(source, all, host.files({ ...all, cache: false }).open, copies);
   }
 
   chat(
@@ -85,7 +100,7 @@ export class Runtime {
   }
 
   async save({ conversation, name }: { conversation: number; name: string }): Promise<void> {
-    await keep(name, await this.#session(conversation).snapshot());
+    await keepSnapshot(name, await this.#session(conversation).snapshot());
   }
 
   async restore(
@@ -141,15 +156,45 @@ export class Runtime {
   }
 }
 
-/** Loads a model; again if a kept copy was the reason of a failure. */
-async function attempts(source: RemoteSource, options: LoadOptions, read: Read): Promise<LoadedModel> {
+/** Does something with the files of a model; again if a kept copy was the reason of a failure. */
+async function attempts<T>(source: RemoteSource, options: LoadOptions, { read }: Caller, use: (open: () => Promise<Pieces>) => Promise<T>): Promise<T> {
   for (let last = false; ; last = true) {
     const files = host.files(options);
     try {
-      return await onDevice(() => openSource(source, files.open, read), options);
+      return await use(() => openSource(source, files.open, read ?? (() => undefined)));
     } catch (thrown) {
       if (!(await files.repair(toError(thrown), source)) || last) throw thrown;
     }
+  }
+}
+
+/** Reads the files of a model that are not kept yet, which keeps them. */
+async function keep(open: () => Promise<Pieces>, options: LoadOptions): Promise<void> {
+  const { onProgress, sha256 } = options;
+  const module = sha256 === undefined ? undefined : await cpuModule(options);
+  const source = await open();
+  const { total } = source;
+  try {
+    let before = 0;
+    for (const part of source.parts ?? [{ ...source, name: undefined }]) {
+      if (part.stage === "read" && !module) {
+        before += part.total ?? 0;
+        continue;
+      }
+      const report = ({ loaded }: Progress) => onProgress?.({ stage: "download", loaded: before + loaded, ...(total !== undefined && { total }) });
+      let isFirst = true;
+      const check = (piece: Uint8Array) => {
+        if (isFirst && String.fromCharCode(...piece.subarray(0, 4)) !== "GGUF".slice(0, piece.length)) {
+          const error = new ShohinError("malformed", `${part.name ?? "the file"} is not a GGUF file`);
+          throw part.name === undefined ? error : blameOn(part.name, error);
+        }
+        isFirst = false;
+      };
+      before += await pourChecked(module, part, check, { ...options, onProgress: report });
+    }
+    onProgress?.({ stage: "download", loaded: before, total: before });
+  } finally {
+    await source.close();
   }
 }
 
@@ -206,11 +251,25 @@ async function modelFrom<M extends Module>(
   }
 }
 
-/** Pours a file into `sink`, and checks that it is the requested one. */
+/** Pours a file into `sink`, checks that it is the requested one, and reports that all of it has arrived. */
 async function pourInto(module: Module, pieces: Pieces, sink: (piece: Uint8Array) => void | Promise<void>, options: LoadOptions): Promise<void> {
-  const { bytes, sha256, signal } = options;
+  const loaded = await pourChecked(module, pieces, sink, options);
+  options.onProgress?.({ stage: "prepare", loaded, total: loaded });
+  // The last report should arrive before the thread is busy.
+  await yieldToEventLoop();
+  if (options.signal?.aborted) throw abortError(options.signal);
+}
+
+/** Pours a file into `sink`, and checks that it is the requested one, with the module if the options have a checksum. */
+async function pourChecked(
+  module: Module | undefined,
+  pieces: Pieces,
+  sink: (piece: Uint8Array) => void | Promise<void>,
+  options: LoadOptions,
+): Promise<number> {
+  const { bytes, sha256 } = options;
   const different = (what: string, found: unknown) => new ShohinError("integrity", `the file is not the requested one: its ${what} is ${found}`);
-  const sum = sha256 === undefined ? undefined : new module.Checksum();
+  const sum = sha256 === undefined ? undefined : module && new module.Checksum();
   try {
     const check = (piece: Uint8Array) => {
       const size = pieces.total;
@@ -222,10 +281,7 @@ async function pourInto(module: Module, pieces: Pieces, sink: (piece: Uint8Array
     if (bytes !== undefined && loaded !== bytes) throw different("size", loaded);
     const digits = sum?.digits();
     if (digits !== sha256?.toLowerCase()) throw different("SHA-256", digits);
-    options.onProgress?.({ stage: "prepare", loaded, total: loaded });
-    // The last report should arrive before the thread is busy.
-    await yieldToEventLoop();
-    if (signal?.aborted) throw abortError(signal);
+    return loaded;
   } finally {
     sum?.free();
   }

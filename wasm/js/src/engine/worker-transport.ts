@@ -36,16 +36,6 @@ export class WorkerTransport implements Transport {
     return this.#stream(method, params, signal) as AsyncGenerator as ReturnType<Runtime[M]>;
   }
 
-  /** The base address of a worker is that of its script. */
-  resolve(url: string): string {
-    const base = typeof document === "undefined" ? location.href : document.baseURI;
-    try {
-      return new URL(url, base).href;
-    } catch (cause) {
-      throw new ShohinError("argument", `${url} is not a URL`, { cause });
-    }
-  }
-
   close(reason: ShohinError): void {
     if (this.#closed) return;
     this.#closed = reason;

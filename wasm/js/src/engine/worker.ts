@@ -1,5 +1,6 @@
 // The worker of an engine: one runtime, called by messages.
 import { abortError, toError } from "../api/errors.js";
+import { listCache } from "../load/cache.js";
 import { filesWithCopies } from "../load/kept.js";
 import { host } from "../wasm/host.js";
 import { dispatch, type FromWorker, type Method, type Params, type ToWorker } from "./protocol.js";
@@ -12,7 +13,7 @@ const readers = new Map<number, (piece: Uint8Array | undefined) => void>();
 
 const send = (message: FromWorker) => postMessage(message);
 
-host.files = filesWithCopies;
+Object.assign(host, { files: filesWithCopies, copies: listCache } satisfies Partial<typeof host>);
 // Only the page can notice: this thread may be blocked until the ended one answers.
 host.threadsStarted = (locks) => send({ locks });
 

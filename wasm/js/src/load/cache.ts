@@ -2,6 +2,7 @@
 import { abortError, converted, ShohinError } from "../api/errors.js";
 import type { LoadOptions, Progress } from "../api/options.js";
 import { downloadPieces, isOutdated, SILENCE, SLICE, type DownloadOptions, type Keep, type Version } from "./download.js";
+import { addressOf } from "./names.js";
 import { partsOf } from "./parts.js";
 import type { Pieces } from "./pieces.js";
 
@@ -54,6 +55,12 @@ async function sha256(bytes: Uint8Array): Promise<string> {
 
 /** A copy's lock, and the channel of its progress. */
 const lockOf = (name: string) => `shohin.copy.${name}`;
+
+/** Whether an engine of this site, in any tab, downloads or reads the copy of a URL. @internal */
+export async function isInUse(url: string): Promise<boolean> {
+  const lock = lockOf(await nameOf(url));
+  return (await navigator.locks.query()).held?.some(({ name }) => name === lock) ?? false;
+}
 
 /** Takes the lock of a copy; returns its release, or nothing if it is taken and `options` ask not to wait. */
 function lock(name: string, options: LockOptions): Promise<(() => void) | undefined> {
@@ -334,7 +341,7 @@ function noRoom(cause?: unknown): ShohinError {
   return new ShohinError("quota", "there is not enough storage to keep the model", { cause });
 }
 
-/** A copy made by `cache: true`; a model in parts has one for each part. */
+/** A kept download; a model in parts has one for each part. */
 export interface CacheEntry {
   url: string;
   /** Bytes stored. */
@@ -380,7 +387,7 @@ export async function deleteOutdated(url: string, options: DownloadOptions): Pro
 /** Deletes the copy of a URL, for a model in parts those of all parts; returns whether there was one. */
 export async function deleteCache(url: string | URL): Promise<boolean> {
   const base = typeof document === "undefined" ? location.href : document.baseURI;
-  const { href } = converted("the URL", () => new URL(url, base));
+  const { href } = converted("the URL", () => new URL(typeof url === "string" ? addressOf(url) : url, base));
   let had = false;
   for (const part of partsOf(href) ?? [href]) had = (await deleteCopy(part)) || had;
   return had;

@@ -2,6 +2,7 @@
 import { blamedBy, type EngineErrorCode, type ErrorCode, type HostErrorCode } from "../api/errors.js";
 import type { LoadOptions } from "../api/options.js";
 import { deleteCopy, deleteOutdated, keptPieces } from "./cache.js";
+import { downloadPieces } from "./download.js";
 import { filesWithoutCopies, type Files } from "./files.js";
 import { partsOf } from "./parts.js";
 
@@ -22,7 +23,7 @@ const OF_THE_FILE: ReadonlySet<ErrorCode> = new Set<EngineErrorCode | HostErrorC
 
 /** The files of one attempt, with kept copies if the options ask for them. @internal */
 export function filesWithCopies(options: LoadOptions): Files {
-  const { cache } = options;
+  const { cache = true } = options;
   if (!cache) return filesWithoutCopies(options);
   /** The files by their URLs, and whether each is read from a complete copy. */
   const fromCopy = new Map<string, boolean>();
@@ -30,6 +31,8 @@ export function filesWithCopies(options: LoadOptions): Files {
   const open = new Set<string>();
   return {
     async open(url, brief) {
+      // Other addresses, such as blob:, mean nothing at the next visit.
+      if (!/^https?:/i.test(url)) return downloadPieces(url, options, undefined, brief);
       // Two engines that had each other's next file would wait forever: each waits only for files after all it has.
       const patient = [...open].every((other) => other < url);
       const pieces = await keptPieces(url, options, cache === "require", brief, patient);

@@ -1,5 +1,6 @@
 // The differences between a browser, a worker and Node. The defaults are those of a browser; `node.ts` and `worker.ts` set theirs.
 import type { LoadOptions } from "../api/options.js";
+import type { CacheEntry } from "../load/cache.js";
 import { filesWithoutCopies, type Files } from "../load/files.js";
 import type { Simd } from "./simd.js";
 
@@ -26,6 +27,8 @@ export const host: {
   gpuModule: () => URL;
   /** The files of one attempt to load a model. */
   files: (options: LoadOptions) => Files;
+  /** The copies that `files` has kept, if it keeps any. */
+  copies: (() => Promise<CacheEntry[]>) | undefined;
 } = {
   // Bundlers look for exactly these expressions.
   module: (simd, given) =>
@@ -43,4 +46,5 @@ export const host: {
   gpuScript: () => new URL("webgpu.js", import.meta.url),
   gpuModule: () => new URL("shohin_wasm_webgpu_bg.wasm", import.meta.url),
   files: (options) => filesWithoutCopies(options),
+  copies: undefined,
 };
