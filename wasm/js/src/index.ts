@@ -7,6 +7,8 @@ export { ShohinError, type EngineErrorCode, type ErrorCode, type HostErrorCode }
 export type * from "./api/info.js";
 export type * from "./api/message.js";
 export type * from "./api/options.js";
+export type { Reply } from "./api/reply.js";
+export type { ChatSession } from "./engine/chat-session.js";
 export { Conversation } from "./engine/conversation.js";
 export { Engine } from "./engine/engine.js";
 export { deleteSnapshot, listSnapshots } from "./engine/snapshots.js";

@@ -12,6 +12,8 @@ export { ShohinError, type EngineErrorCode, type ErrorCode, type HostErrorCode }
 export type * from "./api/info.js";
 export type * from "./api/message.js";
 export type * from "./api/options.js";
+export type { Reply } from "./api/reply.js";
+export type { ChatSession } from "./engine/chat-session.js";
 export { deleteSnapshot, listSnapshots } from "./engine/snapshots.js";
 export { clearCache, deleteCache, listCache, type CacheEntry } from "./load/cache.js";
 export { MODELS, type PublishedModel } from "./load/names.js";

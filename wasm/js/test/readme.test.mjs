@@ -11,6 +11,7 @@ import { fileURLToPath, pathToFileURL } from "node:url";
 import { promisify } from "node:util";
 import { transform } from "esbuild";
 import { launch, serve } from "./chromium.mjs";
+import { scripted } from "./scripted.mjs";
 
 const execute = promisify(execFile);
 const PACKAGE = fileURLToPath(new URL("../../", import.meta.url));
@@ -18,7 +19,10 @@ const README = await readFile(join(PACKAGE, "README.md"), "utf8");
 const BLOCKS = [...README.matchAll(/^```(\w+)\n(.*?)^```$/gms)].map(([, kind, text]) => ({ kind, text }));
 const blocks = (kind) => BLOCKS.filter((block) => block.kind === kind).map(({ text }) => text);
 /** Prepended to examples that use the engine of the first one. */
-const PRELUDE = 'import { Engine } from "shohin";\nconst engine = await Engine.load("/models/sprout.gguf");\n';
+const PRELUDE = 'import { Engine } from "shohin";\nconst engine = await Engine.load("bonsai-1.7b");\n';
+const SPROUT = await readFile(new URL("../../../models/sprout.gguf", import.meta.url));
+/** Calls a tool if it must. */
+const TOOLS = Buffer.from(scripted(["It is", " noon."]));
 const whole = (text) => (text.includes("import ") ? text : PRELUDE + text);
 
 describe("README.md", { timeout: 120_000 }, () => {
@@ -40,6 +44,9 @@ describe("README.md", { timeout: 120_000 }, () => {
   /** Opens a page of the project and waits until `done` accepts its text and console output. */
   async function shows(name, done) {
     const page = await browser.newPage();
+    // In place of the hub, which would send the real model.
+    const headers = { "Access-Control-Allow-Origin": "*" };
+    await page.context().route("https://huggingface.co/**", (route) => route.fulfill({ status: 200, headers, body: name.startsWith("tools") ? TOOLS : SPROUT }));
     const said = [];
     page.on("console", (message) => said.push(message.text()));
     page.on("pageerror", (error) => said.push(`error: ${error}`));
@@ -54,7 +61,7 @@ describe("README.md", { timeout: 120_000 }, () => {
   }
 
   test("has examples of the languages tested here, and no others", () => {
-    assert.deepEqual(BLOCKS.map(({ kind }) => kind), ["ts", "html", "js", "ts"]);
+    assert.deepEqual(BLOCKS.map(({ kind }) => kind), ["ts", "html", "js", "ts", "ts"]);
   });
 
   test("compiles in strict TypeScript", async () => {
@@ -74,11 +81,15 @@ describe("README.md", { timeout: 120_000 }, () => {
     await writeFile(join(project, "plain.html"), plain);
     await shows("plain.html", (text) => text.length > 5);
     const map = /<script type="importmap">.*?<\/script>/s.exec(plain)[0];
-    const expected = [(text, said) => text.length > 5 && said.some((line) => /^(stop|length) \d/.test(line)), (_, said) => said.some((line) => /^\d$/.test(line))];
-    for (const [i, text] of blocks("ts").entries()) {
-      const { code } = await transform(whole(text), { loader: "ts" });
-      await writeFile(join(project, `page-${i}.html`), `<!doctype html><pre id="out"></pre>${map}<script type="module">${code}</script>`);
-      await shows(`page-${i}.html`, expected[i]);
+    const expected = {
+      chat: (text, said) => text.length > 5 && said.some((line) => /^(stop|length) \d/.test(line)),
+      tools: (text) => text === "It is noon.",
+      form: (_, said) => said.some((line) => /^\d$/.test(line)),
+    };
+    for (const [i, [name, done]] of Object.entries(expected).entries()) {
+      const { code } = await transform(whole(blocks("ts")[i]), { loader: "ts" });
+      await writeFile(join(project, `${name}.html`), `<!doctype html><pre id="out"></pre>${map}<script type="module">${code}</script>`);
+      await shows(`${name}.html`, done);
     }
   });
 
@@ -92,7 +103,7 @@ describe("README.md", { timeout: 120_000 }, () => {
 
   test("names every option, and has no broken links", async () => {
     const types = await readFile(join(PACKAGE, "dist/api/options.d.ts"), "utf8");
-    for (const name of ["LoadOptions", "GenerateOptions", "ChatOptions", "EmbedOptions", "RestoreOptions"]) {
+    for (const name of ["LoadOptions", "GenerateOptions", "ChatOptions", "SessionOptions", "Availability", "EmbedOptions", "RestoreOptions"]) {
       const body = new RegExp(`export interface ${name} [^]*?\n}`).exec(types)[0];
       for (const [, option] of body.matchAll(/^ {4}(\w+)\??:/gm)) assert.ok(README.includes(`\`${option}`) || new RegExp(`\\b${option}\\b`).test(README), `${name}.${option}`);
     }

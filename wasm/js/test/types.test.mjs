@@ -22,7 +22,7 @@ const CODE = `
   export const tools: Tool[] = [{ type: "function", function: { name: "add", description: "Adds", parameters: { type: "object" }, strict: true } }];
 
   export async function main(stream: boolean, signal: AbortSignal) {
-    const engine = await Engine.load("model.gguf", { signal, request: { headers: { Authorization: "x" }, credentials: "include", cache: "no-store" } });
+    await using engine = await Engine.load("model.gguf", { signal, request: { headers: { Authorization: "x" }, credentials: "include", cache: "no-store" } });
     const request = { messages: [{ role: "user", content: "Hello!" }], tools } as const;
     const either: ChatCompletion | AsyncIterable<ChatCompletionChunk> = await engine.createChatCompletion({ ...request, stream }, { signal });
     const whole: ChatCompletion = await engine.createChatCompletion(request);
@@ -33,6 +33,18 @@ const CODE = `
     // @ts-expect-error A model is not a number.
     await LocalEngine.load(5);
     const local = await LocalEngine.load(new Blob([]));
+    const session = engine.session({
+      system: "You add.",
+      tools: { now: () => Date.now(), add: { parameters: { type: "object" }, run: ({ a, b }: { a: number; b: number }, { signal }) => (signal.aborted ? 0 : a + b) } },
+    });
+    for await (const { text, toolResults } of session.send("2 + 3?", { signal, temperature: 0 })) console.log(text, toolResults?.map(({ content }) => content));
+    const { text, finish }: { text: string; finish: { reason: string } } = await session.reply("4 + 5?");
+    console.log(String(await engine.reply("Hello!")), text, finish);
+    const vectors: [Float32Array, Float32Array[]] = [await engine.embed("x"), await engine.embed(["x", "y"] as const)];
+    await using other = await engine.conversation();
+    await using inner = other.session();
+    const { status, remaining, error } = await Engine.availability("bonsai-1.7b", { hub: "https://localhost" });
+    if (status === "unavailable") console.log(error?.code, remaining, inner.messages.length, vectors);
     const sources = [new URL("https://localhost/model.gguf"), "part-00002-of-00002.gguf"];
     await Engine.load(sources).catch((error: unknown) => error instanceof ShohinError && error.code === "aborted");
     return [either, whole, chunks, local];

@@ -3,7 +3,7 @@ import { partsOf } from "../load/parts.js";
 import type { Source } from "../load/source.js";
 import { converted, ShohinError } from "./errors.js";
 import type { ChatMessage, Message } from "./message.js";
-import { KV_FORMATS, type ChatOptions, type ConversationOptions, type EmbedOptions, type GenerateOptions, type LoadOptions, type RestoreOptions, type SnapshotSource, type TemplateOptions, type TokenizeOptions } from "./options.js";
+import { KV_FORMATS, type ChatOptions, type ConversationOptions, type EmbedOptions, type GenerateOptions, type LoadOptions, type RestoreOptions, type SendOptions, type SessionOptions, type SnapshotSource, type TemplateOptions, type TokenizeOptions } from "./options.js";
 
 /** Throws if the value of a field is not valid. Not called for missing values. */
 type Check = (place: string, found: unknown) => void;
@@ -116,6 +116,26 @@ const CHAT: Checks<ChatOptions> = {
     else must((found: unknown) => found === "auto" || found === "required", "auto, required or { name }")(place, found);
   },
 };
+
+const { signal: _signal, tools: _tools, ...SHARED } = CHAT;
+
+const SESSION: Checks<SessionOptions> = {
+  ...SHARED,
+  system: text,
+  messages: (place, found) => messagesOf(place, found as unknown, 0),
+  tools: (place, found) => {
+    if (!isObject(found)) refuse(place, found, "an object of functions");
+    for (const [name, tool] of Object.entries(found)) {
+      const run = isObject(tool) ? tool["run"] : tool;
+      if (typeof run !== "function") refuse(`${place}.${name}`, tool, "a function, or an object with a function run");
+      if (!isObject(tool)) continue;
+      if (tool["description"] != null) text(`${place}.${name}.description`, tool["description"]);
+      if (tool["parameters"] != null) must(isObject, "a JSON Schema")(`${place}.${name}.parameters`, tool["parameters"]);
+    }
+  },
+  maxToolRounds: must((found: unknown) => found === Infinity || isCount(found), "a whole number, at least 1"),
+};
+const SEND: Checks<SendOptions> = { ...SHARED, signal };
 
 const LOAD: Checks<LoadOptions> = {
   onProgress: kind("function"),
@@ -277,6 +297,18 @@ export function chatArguments(messages: readonly ChatMessage[], options: ChatOpt
 }
 
 /** @internal */
+export function sessionArguments(options: SessionOptions): SessionOptions & { messages: Message[] } {
+  const given = optionsOf(options, SESSION);
+  return { ...given, messages: messagesOf("messages", given.messages ?? [], 0) };
+}
+
+/** The options of a reply, which override those of the session. @internal */
+export function sendArguments(message: string, options: SendOptions, session: ChatOptions): ChatOptions {
+  checkText("text", message);
+  return { ...session, ...optionsOf(options, SEND) };
+}
+
+/** @internal */
 export function templateArguments(messages: readonly ChatMessage[], options: TemplateOptions): { messages: Message[]; options: TemplateOptions } {
   return { messages: messagesOf("messages", messages), options: optionsOf(options, TEMPLATE) };
 }
@@ -309,10 +341,12 @@ export function checkName(name: string): void {
 }
 
 /** @internal */
-export function embedArguments(given: string, options: EmbedOptions): { text: string; options: EmbedOptions } {
-  if (Array.isArray(given)) refuse("text", given, "a string: one text at a time");
-  checkText("text", given);
-  return { text: given, options: optionsOf(options, EMBED) };
+export function embedArguments(given: string | readonly string[], options: EmbedOptions): { texts: string[]; options: EmbedOptions } {
+  const isMany = Array.isArray(given);
+  const texts = (isMany ? given : [given]) as string[];
+  if (isMany) each("text", texts, "a string or an array of strings", text);
+  else must((found: unknown) => typeof found === "string", "a string or an array of strings")("text", given);
+  return { texts, options: optionsOf(options, EMBED) };
 }
 
 /** @internal */

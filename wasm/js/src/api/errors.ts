@@ -53,6 +53,8 @@ export type HostErrorCode =
   | "integrity"
   /** Not enough storage to keep a model or a conversation. */
   | "quota"
+  /** The model called a session's tools in more rounds than `maxToolRounds`. */
+  | "tool_rounds"
   /** There is no snapshot of this name. */
   | "snapshot_missing"
   /** The WebAssembly module could not be loaded, or this browser lacks WebAssembly SIMD. */

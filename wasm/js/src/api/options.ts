@@ -1,6 +1,7 @@
 // What callers pass to the engine.
+import type { ChatFinish, Chunk } from "./chunk.js";
 import type { ShohinError } from "./errors.js";
-import type { Snapshot } from "./message.js";
+import type { ChatMessage, Snapshot, ToolCall } from "./message.js";
 
 /**
  * A file with a model or a part of one: its address (in Node also a path), or the file itself. A string may also be the name of a published
@@ -225,6 +226,51 @@ export interface ChatOptions extends GenerateOptions {
    * never system messages or the last message, and computes the rest again. Default `error`.
    */
   overflow?: "error" | "shift" | "trim";
+}
+
+/** A function that a session runs when the model calls it, with the arguments that the model wrote. */
+export type ToolFunction = (args: any, context: { signal: AbortSignal }) => unknown;
+
+/** A tool of a session. A function alone gets any object as its arguments. */
+export type SessionTool =
+  | ToolFunction
+  | {
+      description?: string;
+      /** JSON Schema of the arguments. */
+      parameters?: object;
+      /** Default true: the arguments satisfy `parameters`. False: they are any object. */
+      strict?: boolean | null;
+      /** May be asynchronous. A result other than a string is given to the model as JSON. */
+      run: ToolFunction;
+    };
+
+/** Options of `session`: those of `chat` for all of its replies, and its own. */
+export interface SessionOptions extends Omit<ChatOptions, "signal" | "tools"> {
+  /** The first message, of role `system`. */
+  system?: string;
+  /** Messages of an earlier session, or examples. */
+  messages?: readonly ChatMessage[];
+  /** Functions the model may call, by name. */
+  tools?: Readonly<Record<string, SessionTool>>;
+  /** Maximum number of rounds of calls for one reply; a `send` with more fails with code `tool_rounds`. Default 8. */
+  maxToolRounds?: number;
+}
+
+/** Options of `send`, which override those of the session. `toolChoice` concerns the first round. */
+export type SendOptions = Omit<ChatOptions, "tools">;
+
+/** A tool call and its result. */
+export interface ToolResult extends ToolCall {
+  /** The result as the model reads it. */
+  content: string;
+  /** What the function threw, if it failed. */
+  error?: unknown;
+}
+
+/** A piece of a reply of a session. */
+export interface SessionChunk extends Chunk<ChatFinish> {
+  /** Results of the tool calls before. */
+  toolResults?: ToolResult[];
 }
 
 /** Options of `tokenizeChat`: the ones that affect the chat template. */

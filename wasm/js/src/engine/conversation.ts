@@ -1,9 +1,12 @@
 // One of several conversations over a model.
 import { begun, chatArguments, checkName, completionOptions, generateArguments, restoreArguments } from "../api/arguments.js";
 import type { ChatFinish, Chunk, Finish } from "../api/chunk.js";
+import { asyncDispose } from "../api/dispose.js";
 import type { ChatMessage, Restored, Snapshot } from "../api/message.js";
-import type { ChatOptions, GenerateOptions, RestoreOptions } from "../api/options.js";
+import type { ChatOptions, GenerateOptions, RestoreOptions, SessionOptions } from "../api/options.js";
+import { Reply } from "../api/reply.js";
 import { requestText, type ChatCompletion, type ChatCompletionChunk, type ChatCompletionRequest } from "../openai/completion.js";
+import { ChatSession } from "./chat-session.js";
 import type { Transport } from "./transport.js";
 
 /** A conversation over a model, with a cache of its own. */
@@ -29,6 +32,19 @@ export class Conversation {
       const { messages: all, options: { signal, ...rest } } = chatArguments(messages, options);
       return this.#transport.stream("chat", { conversation: this.#number, messages: all, options: rest }, signal);
     });
+  }
+
+  /** The model's reply to a text or a conversation, as a whole. */
+  async reply(input: string | readonly ChatMessage[], options: ChatOptions = {}): Promise<Reply> {
+    return Reply.of(this.chat(typeof input === "string" ? [{ role: "user", content: input }] : input, options));
+  }
+
+  /**
+   * A session, which keeps its messages and runs the functions that the model calls. Sessions of one conversation share its cache: take
+   * another `conversation` for each of several in turn.
+   */
+  session(options: SessionOptions = {}): ChatSession {
+    return new ChatSession((messages, options) => this.chat(messages, options), options);
   }
 
   /** Streams the continuation of a plain text. Leaving the loop early ends the generation. */
@@ -77,5 +93,10 @@ export class Conversation {
   /** Frees the cache. Pending generations end with code `disposed`. */
   async dispose(): Promise<void> {
     await this.#transport.call("close", { conversation: this.#number });
+  }
+
+  /** The same as `dispose`, for `await using`. */
+  async [asyncDispose](): Promise<void> {
+    await this.dispose();
   }
 }

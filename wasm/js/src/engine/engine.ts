@@ -97,10 +97,13 @@ export class Engine extends Conversation {
     return new Conversation(this.#transport, conversation, context);
   }
 
-  /** Embeds a text: the model's final hidden states, pooled. Does not affect conversations. */
-  async embed(text: string, options: EmbedOptions = {}): Promise<Float32Array> {
-    const { text: checked, options: { signal, ...rest } } = embedArguments(text, options);
-    return this.#transport.call("embed", { text: checked, options: rest }, { signal });
+  /** Embeds a text, or several: the model's final hidden states, pooled. Does not affect conversations. */
+  embed(text: string, options?: EmbedOptions): Promise<Float32Array>;
+  embed(texts: readonly string[], options?: EmbedOptions): Promise<Float32Array[]>;
+  async embed(text: string | readonly string[], options: EmbedOptions = {}): Promise<Float32Array | Float32Array[]> {
+    const { texts, options: { signal, ...rest } } = embedArguments(text, options);
+    const vectors = await this.#transport.call("embed", { texts, options: rest }, { signal });
+    return typeof text === "string" ? vectors[0]! : vectors;
   }
 
   /** Text to token ids. Control tokens such as `<|im_end|>` are plain text unless `special` is set. */

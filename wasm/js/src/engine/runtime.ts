@@ -111,8 +111,21 @@ export class Runtime {
     return session.restore(typeof from === "string" ? await kept(from) : from, { ...options, ...(signal && { signal }) });
   }
 
-  async embed({ text, options }: { text: string; options: Sendable<EmbedOptions> }, { signal }: Caller): Promise<Float32Array> {
-    const { pooling = "mean", normalize = true } = options;
+  async embed({ texts, options }: { texts: string[]; options: Sendable<EmbedOptions> }, { signal }: Caller): Promise<Float32Array[]> {
+    const vectors: Float32Array[] = [];
+    for (const text of texts) {
+      try {
+        vectors.push(await this.#embed(text, options, signal));
+      } catch (thrown) {
+        const error = toError(thrown);
+        if (texts.length === 1 || (error.code !== "length" && error.code !== "context_full")) throw error;
+        throw new ShohinError(error.code, `text[${vectors.length}]: ${error.message}`, { cause: error });
+      }
+    }
+    return vectors;
+  }
+
+  async #embed(text: string, { pooling = "mean", normalize = true }: Sendable<EmbedOptions>, signal: AbortSignal | undefined): Promise<Float32Array> {
     if (signal?.aborted) throw abortError(signal);
     const loaded = this.#model();
     const embedder = loaded.own(await loaded.ask<Embedder>((model) => model.embedder(model.tokenize(text, false), pooling)));
