@@ -1,7 +1,8 @@
 // Bundles the TypeScript of js/src with the glue of pkg/ into dist/, one file for each environment.
 import { build } from "esbuild";
 import { existsSync, statSync } from "node:fs";
-import { copyFile, mkdir, readFile, rm, writeFile } from "node:fs/promises";
+import { copyFile, mkdir, readdir, readFile, rm, writeFile } from "node:fs/promises";
+import { posix } from "node:path";
 import { gzipSync } from "node:zlib";
 
 const here = new URL("./", import.meta.url);
@@ -56,6 +57,17 @@ for (const file of ["worker.js", "local.js"]) {
   const script = await readFile(path(`../dist/${file}`), "utf8");
   await writeFile(path(`../dist/${file}`), script.replaceAll("import(href)", "import(/* @vite-ignore *//* webpackIgnore: true */href)"));
 }
+// Declarations of internals, which tsc writes for every file, have imports from outside the package.
+const declared = new Set();
+const declare = async (file) => {
+  if (declared.has(file)) return;
+  declared.add(file);
+  const text = await readFile(path(`../dist/${file}`), "utf8");
+  for (const [, from] of text.matchAll(/(?:from |import\()"(\.[^"]*)\.js"/g)) await declare(posix.join(posix.dirname(file), `${from}.d.ts`));
+};
+for (const file of ["index.d.ts", "local.d.ts", "node.d.ts"]) await declare(file);
+const written = (await readdir(path("../dist"), { recursive: true })).map((file) => file.replaceAll("\\", "/")).filter((file) => file.endsWith(".d.ts"));
+for (const file of written) if (!declared.has(file)) await rm(path(`../dist/${file}`));
 for (const license of ["LICENSE-MIT", "LICENSE-APACHE"]) {
   await copyFile(path(`../../${license}`), path(`../${license}`)).catch(() => {});
 }

@@ -89,12 +89,12 @@ describe("the package in Node", () => {
 
   test("finds its module where wasmUrl says", async () => {
     const script = `import { Engine } from "shohin";
-      for (const wasmUrl of ["nowhere.wasm", new URL("nowhere.wasm", import.meta.url), "dist/shohin_wasm_bg.wasm"]) {
-        const said = await Engine.load("../models/sprout.gguf", { wasmUrl, threads: 1 }).then(({ info }) => info.model.variant, ({ code }) => code);
+      for (const wasmUrl of ["nowhere.wasm", new URL("nowhere.wasm", import.meta.url), "package.json", "dist/shohin_wasm_bg.wasm"]) {
+        const said = await Engine.load("../models/sprout.gguf", { wasmUrl, threads: 1 }).then(({ info }) => info.model.variant, ({ code, message }) => code + (/another file/.test(message) ? ": another file" : ""));
         console.log(said);
       }`;
     const { stdout } = await promisify(execFile)(process.execPath, ["--input-type=module", "-e", script], { cwd: new URL("../../", import.meta.url) });
-    assert.deepEqual(stdout.trim().split("\n"), ["wasm", "wasm", "Custom"]);
+    assert.deepEqual(stdout.trim().split("\n"), ["wasm", "wasm", "wasm: another file", "Custom"]);
   });
 
   test("throws one class of errors", async () => {

@@ -1,7 +1,8 @@
 // The types of the packed package in projects of strict users: `npm run build -w wasm` first.
 import assert from "node:assert/strict";
 import { execFile } from "node:child_process";
-import { mkdir, mkdtemp, rename, rm, symlink, writeFile } from "node:fs/promises";
+import { existsSync } from "node:fs";
+import { mkdir, mkdtemp, readdir, readFile, rename, rm, symlink, writeFile } from "node:fs/promises";
 import { createRequire } from "node:module";
 import { tmpdir } from "node:os";
 import { dirname, join } from "node:path";
@@ -65,6 +66,18 @@ describe("the types of the packed package", { timeout: 120_000 }, () => {
     await writeFile(join(project, "main.ts"), CODE);
   });
   after(() => rm(project, { recursive: true }));
+
+  test("have no imports from outside the package", async () => {
+    const dist = join(project, "node_modules/shohin/dist");
+    const files = (await readdir(dist, { recursive: true })).filter((file) => file.endsWith(".d.ts"));
+    assert.ok(files.length > 8, `${files}`);
+    for (const file of files) {
+      const text = await readFile(join(dist, file), "utf8");
+      for (const [, from] of text.matchAll(/(?:from |import\()"([^"]*)"/g)) {
+        assert.ok(existsSync(join(dist, dirname(file), from.replace(/\.js$/, ".d.ts"))), `${file} imports ${from}`);
+      }
+    }
+  });
 
   for (const [name, options] of Object.entries({
     "a page, with a bundler": { module: "esnext", moduleResolution: "bundler", lib: ["es2022", "dom"], types: [] },

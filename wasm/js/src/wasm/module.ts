@@ -56,7 +56,10 @@ async function loaded({ threads, wasmUrl }: LoadOptions, builds: Simd[]): Promis
     return await singleThreaded;
   } catch (cause) {
     singleThreaded = undefined;
-    const reason = cause instanceof WebAssembly.CompileError ? "this browser lacks WebAssembly SIMD" : String(cause);
+    // Every engine says that the magic number at the start of a module is missing.
+    const otherFile = "its address leads to another file, as after a bundler has moved it; the option wasmUrl corrects it";
+    const compiled = cause instanceof WebAssembly.CompileError;
+    const reason = !compiled ? String(cause) : /magic/.test(cause.message) ? otherFile : "this browser lacks WebAssembly SIMD";
     throw new ShohinError("wasm", `the WebAssembly module could not be loaded: ${reason}`, { cause });
   }
 }
