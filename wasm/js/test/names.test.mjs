@@ -45,9 +45,13 @@ describe("a model by name", () => {
 
   test("is found on the hub that HF_ENDPOINT names", async () => {
     asked.length = 0;
-    const script = `import { Engine } from "shohin"; await (await Engine.load("bonsai-4b", { threads: 1 })).dispose();`;
-    const options = { cwd: fileURLToPath(new URL("./", import.meta.url)), env: { ...process.env, HF_ENDPOINT: hub } };
-    await promisify(execFile)(process.execPath, ["--input-type=module", "--eval", script], options);
+    const script = `import { Engine } from "shohin"; console.log(await Engine.load("bonsai-4b", { threads: 1 }).then((engine) => engine.dispose(), ({ message }) => message));`;
+    const run = async (endpoint) => {
+      const options = { cwd: fileURLToPath(new URL("./", import.meta.url)), env: { ...process.env, HF_ENDPOINT: endpoint } };
+      return (await promisify(execFile)(process.execPath, ["--input-type=module", "--eval", script], options)).stdout.trim();
+    };
+    assert.equal(await run("mirror.example"), "the hub is mirror.example, but must be an http or https address");
+    assert.equal(await run(hub), "undefined");
     assert.equal(asked[0], "/prism-ml/Bonsai-4B-gguf/resolve/main/Bonsai-4B-Q1_0.gguf");
   });
 

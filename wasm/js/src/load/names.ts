@@ -55,6 +55,7 @@ function encoded(part: string): string {
 /** The address that a string names: a published model, a file on the hub, or the string itself. @internal */
 export function addressOf(name: string, base: string | URL = hub.address): string {
   if (name.startsWith("hf:")) {
+    if (!/^https?:\/\//.test(String(base))) throw new ShohinError("argument", `the hub is ${base}, but must be an http or https address`);
     const [, owner, repository, revision = "main", file] = HUB_FILE.exec(name) ?? [];
     if (file === undefined) {
       throw new ShohinError("argument", `${name} does not name a file on the hub; expected hf:owner/repository/file or hf:owner/repository@revision/file`);
