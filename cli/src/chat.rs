@@ -54,6 +54,7 @@ const HELP: &str = "\
 \x20 /help            this list
   /new             start a new conversation
   /retry           generate another reply to the last message
+  /continue        continue the last reply, after Ctrl-C or --max-tokens
   /system TEXT     start a new conversation with this system message; without TEXT, with none
   /set NAME VALUE  change a sampling option: temperature, top_k, top_p, min_p, ...; /set alone lists them
   /save FILE       save the conversation, as JSON if FILE ends in .json, else as Markdown
@@ -94,6 +95,15 @@ pub(crate) fn chat(args: &ChatArgs, model_args: &ModelArgs) -> Result {
 enum Then {
     Continue,
     Leave,
+}
+
+/// What the model is asked for.
+enum Ask<'l> {
+    Message(&'l str),
+    /// Another reply to the last message.
+    Retry,
+    /// More of the last reply.
+    Continue,
 }
 
 /// The state of the command.
@@ -190,7 +200,7 @@ impl Terminal {
         // `//usr` is a message that begins with a slash.
         let command = line.strip_prefix('/').filter(|command| !command.starts_with('/'));
         let Some(command) = command else {
-            self.answer(Some(line.strip_prefix('/').unwrap_or(line)))?;
+            self.answer(Ask::Message(line.strip_prefix('/').unwrap_or(line)))?;
             return Ok(Then::Continue);
         };
         let (name, argument) = command.split_once(char::is_whitespace).unwrap_or((command, ""));
@@ -211,7 +221,8 @@ impl Terminal {
                     None => "(a new conversation without instructions)".into(),
                 });
             }
-            "retry" => self.answer(None)?,
+            "retry" => self.answer(Ask::Retry)?,
+            "continue" => self.answer(Ask::Continue)?,
             "set" => note = Some(self.set(argument)?),
             "save" => note = Some(self.save(argument)?),
             "stats" => note = Some(self.stats()),
@@ -236,19 +247,19 @@ impl Terminal {
         self.last = None;
     }
 
-    /// Replies to a message, or again to the last one.
-    fn answer(&mut self, message: Option<&str>) -> Result {
+    fn answer(&mut self, ask: Ask<'_>) -> Result {
         let Colours { dim, off, .. } = self.colours;
         let (colours, terminal) = (self.colours, self.is_terminal);
         let think = ["<think>", "</think>"].map(|name| self.chat.model().tokenizer().added_id(name));
         let capacity = self.chat.capacity();
         let trims = matches!(self.chat.options().overflow, OverflowPolicy::Trim { .. });
-        let begun = match message {
-            Some(text) => self.chat.send(text),
-            None if self.chat.messages().last().is_none_or(|last| last.role != Role::Assistant) => {
-                return Err(CliError::new("there is nothing to retry yet"));
-            }
-            None => self.chat.retry(),
+        let replied = self.chat.messages().last().is_some_and(|last| last.role == Role::Assistant);
+        let begun = match ask {
+            Ask::Message(text) => self.chat.send(text),
+            Ask::Retry if replied => self.chat.retry(),
+            Ask::Continue if replied => self.chat.continue_reply(),
+            Ask::Retry => return Err(CliError::new("there is nothing to retry yet")),
+            Ask::Continue => return Err(CliError::new("there is nothing to continue yet")),
         };
         let mut reply = begun.map_err(|error| match error {
             shohin::Error::Engine(shohin::core::Error::ContextFull { position, adding, .. }) => {

@@ -123,6 +123,15 @@ impl Chat {
         Ok(Reply::new(Owner::Borrowed(self)))
     }
 
+    /// Continues the last reply, which was cut off. Its pieces are what is new; [`Finish::message`] is the whole reply.
+    ///
+    /// # Errors
+    /// As [`Chat::send`], and if there is no reply yet.
+    pub fn continue_reply(&mut self) -> Result<Reply<'_>> {
+        self.begin(|conversation, model, state, options| conversation.continue_reply(model, state, options))?;
+        Ok(Reply::new(Owner::Borrowed(self)))
+    }
+
     /// Continues tokens as plain text; the conversation stays as it is.
     ///
     /// # Errors

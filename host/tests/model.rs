@@ -1,6 +1,7 @@
 //! The library's public API, with the built-in model.
 
 use serde_json::Value;
+use shohin::core::chat::{ResponseFormat, Role};
 use shohin::core::generate::Reason;
 use shohin::core::model::Pooling;
 use shohin::{Chat, ChatMessage, Error, KvFormat, Model, Reply, SamplerConfig, Step, TurnOptions};
@@ -118,6 +119,54 @@ fn a_reply_that_is_dropped_or_cancelled_leaves_what_was_made() {
     // The conversation continues.
     assert!(!text(chat.send(COW).unwrap()).is_empty());
     assert_eq!(chat.messages().len(), 4);
+}
+
+#[test]
+fn a_reply_that_was_cut_off_is_continued() {
+    let model = Model::built_in().unwrap();
+    let begin = |format: &ResponseFormat| {
+        let mut chat = model.chat().unwrap();
+        greedy(&mut chat).options_mut().response_format = format.clone();
+        chat
+    };
+    let json = ResponseFormat::JsonSchema(
+        r#"{"type":"object","properties":{"animal":{"enum":["cow","cat"]},"legs":{"const":4}},"required":["animal","legs"]}"#
+            .into(),
+    );
+    for (format, message) in [(ResponseFormat::Text, "Tell me a story about a cat."), (json, COW)] {
+        let mut chat = begin(&format);
+        let whole = chat.send(message).unwrap().finish().unwrap();
+        let next = text(chat.send("Thank you!").unwrap());
+        let tokens = whole.usage.completion_tokens;
+        assert!(tokens > 5, "{tokens}");
+        for cut in 1..tokens.min(12) {
+            let mut chat = begin(&format);
+            chat.send(message).unwrap().take(cut).for_each(drop);
+            let begun = chat.messages()[1].content.clone();
+            // In the same conversation, and in another that knows only its messages.
+            let mut other = begin(&format);
+            other.set_messages(chat.messages().to_vec());
+            for chat in [&mut chat, &mut other] {
+                let mut reply = chat.continue_reply().unwrap();
+                let added: String = reply.by_ref().map(|piece| piece.unwrap().content).collect();
+                let finish = reply.finished().unwrap();
+                assert_eq!(finish.reason, Reason::Stop);
+                assert_eq!(finish.message.content, format!("{begun}{added}"));
+                assert_eq!(finish.text, finish.message.content);
+            }
+            assert_eq!(chat.messages()[1], whole.message, "cut after {cut} tokens: {begun:?}");
+            assert_eq!(text(chat.send("Thank you!").unwrap()), next);
+        }
+    }
+    let mut chat = begin(&ResponseFormat::Text);
+    let error = chat.continue_reply().unwrap_err().to_string();
+    assert!(error.contains("continue_final_message") && error.contains("a reply"), "{error}");
+    // A reply that the schema rules out.
+    chat.set_messages(vec![ChatMessage::new(Role::User, COW), ChatMessage::new(Role::Assistant, "Moo")]);
+    chat.options_mut().response_format = ResponseFormat::JsonObject;
+    let error = chat.continue_reply().unwrap_err().to_string();
+    assert!(error.contains("requested format"), "{error}");
+    assert_eq!(chat.messages().len(), 2);
 }
 
 #[test]

@@ -71,6 +71,7 @@ pub(crate) fn template_options(given: &JsValue) -> JsResult<TurnOptions> {
             _ => Thinking::Off,
         },
         tools,
+        continue_final_message: get(given, "continueFinalMessage").is_truthy(),
         ..TurnOptions::default()
     })
 }

@@ -2,7 +2,7 @@
 //! once or later.
 //!
 //! ```text
-//! let held = conversation.send(&model, session, vec![message], &options)?;   // or respond, retry, complete
+//! let held = conversation.send(&model, session, vec![message], &options)?;   // or respond, retry, continue_reply, complete
 //! /* truncate the session to `held` tokens */
 //! loop {
 //!     match conversation.next() {
@@ -28,7 +28,7 @@
 
 use super::message::{ChatMessage, FunctionCall, lend};
 use super::model::ChatModel;
-use super::options::{OverflowPolicy, TurnOptions};
+use super::options::{OverflowPolicy, TurnOptions, Unfinished};
 use super::prefix::PrefixState;
 use super::reply::{CallBlocks, Reply, ReplyParser};
 use super::template::{Role, encode_next};
@@ -145,6 +145,8 @@ struct Prompt {
     last_message: usize,
     last_token: usize,
     dropped_messages: usize,
+    /// The reply to continue, which is not among `messages`.
+    unfinished: Option<Unfinished>,
 }
 
 /// A reply in progress.
@@ -180,6 +182,8 @@ pub struct Conversation {
     /// Indices into `messages` and `tokens` of the first message that the last reply answers.
     last_message: usize,
     last_token: usize,
+    /// Index into `tokens` of the last reply.
+    reply_start: usize,
     prefix: PrefixState,
     sampler: Option<Sampler>,
     constraint: Option<(ConstraintKey, Constraint)>,
@@ -278,6 +282,22 @@ impl Conversation {
         self.go_on(model, session, all, (self.last_message, from), options)
     }
 
+    /// Continues the last reply, which was cut off, with the tokens that the model chose. The pieces are what is new; the
+    /// result has the whole reply.
+    ///
+    /// # Errors
+    /// As [`Conversation::send`]; [`Error::Argument`] if there is no reply yet.
+    pub fn continue_reply(
+        &mut self,
+        model: &ChatModel<'_>,
+        session: SessionState,
+        options: &TurnOptions,
+    ) -> Result<usize> {
+        self.end(session.position);
+        let options = TurnOptions { continue_final_message: true, ..options.clone() };
+        self.go_on(model, session, self.messages.clone(), (0, 0), &options)
+    }
+
     /// Begins a reply to a whole conversation, which replaces the existing messages: for hosts that receive
     /// all messages each time. Tokens that the session already holds are not computed again.
     ///
@@ -313,6 +333,7 @@ impl Conversation {
             last_message: 0,
             last_token: 0,
             dropped_messages: 0,
+            unfinished: None,
         };
         self.begin(model, session, prompt, options)
     }
@@ -327,17 +348,36 @@ impl Conversation {
         options: &TurnOptions,
     ) -> Result<usize> {
         // The instructions describe the tools, so other tools mean encoding everything again.
-        let (mut last_message, mut last_token) = if self.tools == options.tools { last } else { (0, 0) };
+        let has_tools = self.tools == options.tools;
+        let (mut last_message, mut last_token) = if has_tools { last } else { (0, 0) };
         let known = self.tokens.get(..last_token).unwrap_or_default();
-        let mut tokens = match all.get(last_message..) {
-            Some(new) if !known.is_empty() => {
+        let (mut tokens, mut unfinished) = match all.get(last_message..) {
+            Some(new) if !known.is_empty() && !options.continue_final_message => {
                 let tools = options.tool_list();
                 let template = options.template(model, &tools);
                 let more = lend(new, |new| encode_next(model.tokenizer, known, new, &template))?;
-                [known, &more].concat()
+                ([known, &more].concat(), None)
             }
-            _ => options.encode(model, &all)?,
+            _ => options.encode_prompt(model, &all)?,
         };
+        if let Some(unfinished) = &mut unfinished
+            && has_tools
+            && all == self.messages
+            && !self.tokens.is_empty()
+            && let Some(chosen) = self.tokens.get(self.reply_start..)
+        {
+            let mut text = Vec::new();
+            chosen.iter().for_each(|&token| model.tokenizer.append_text(token, &mut text));
+            // Not if they end within a character, or with a stop string.
+            if let Ok(text) = String::from_utf8(text)
+                && all.last()
+                    == Some(&ChatMessage::from(&Reply::parse_with(&text, call_blocks(options, &all))))
+            {
+                (tokens, last_message, last_token) =
+                    (self.tokens.clone(), self.last_message, self.last_token);
+                (unfinished.start, unfinished.text) = (self.reply_start, text);
+            }
+        }
         let mut kept = all;
         let mut dropped_messages = 0;
         if let OverflowPolicy::Trim { reserve, free } = options.overflow {
@@ -348,13 +388,17 @@ impl Conversation {
             {
                 dropped_messages += oldest.len();
                 kept.drain(oldest);
-                tokens = options.encode(model, &kept)?;
+                (tokens, unfinished) = options.encode_prompt(model, &kept)?;
                 (last_message, last_token) = (0, 0);
                 room = free.min(half);
             }
         }
+        if unfinished.is_some() {
+            kept.pop();
+        }
         let (messages, tools) = (Some(kept), options.tools.clone());
-        let prompt = Prompt { tokens, messages, tools, last_message, last_token, dropped_messages };
+        let prompt =
+            Prompt { tokens, messages, tools, last_message, last_token, dropped_messages, unfinished };
         self.begin(model, session, prompt, options)
     }
 
@@ -402,8 +446,16 @@ impl Conversation {
         };
         let sampler = self.sampler(model, options)?;
         let mut generation = Generation::new(&left, held, capacity, sampler, generation)?;
-        let thinks = chat && options.thinking.allowed() && model.template.style.can_think();
-        if let Some(constraint) = self.constraint(model, options, thinks)? {
+        let unfinished = prompt.unfinished.as_ref();
+        let thinks = unfinished.map_or(options.thinking.allowed(), |reply| reply.thinks);
+        let thinks = chat && thinks && model.template.style.can_think();
+        let begun = unfinished.and_then(|reply| prompt.tokens.get(reply.start..)).unwrap_or_default();
+        if let Some(mut constraint) = self.constraint(model, options, thinks)? {
+            if !begun.iter().all(|&token| constraint.accept(token)) {
+                let (name, problem) =
+                    (Name::new("continue_final_message"), "needs a reply in the requested format");
+                return Err(Error::Argument { name, problem });
+            }
             generation.constrain(constraint);
         }
 
@@ -413,21 +465,27 @@ impl Conversation {
             let kept = if let Overflow::Shift { keep } = overflow { keep } else { 0 };
             (self.prefix.kept, self.prefix.dropped) = (kept, 0);
         }
-        // In JSON, and if no call is possible, text that looks like a marker is text.
-        let called = |messages: &[ChatMessage]| messages.iter().any(|m| !m.tool_calls.is_empty());
-        let calls = !options.tools.is_empty() || prompt.messages.as_deref().is_some_and(called);
-        let blocks = if calls && !options.is_json() { CallBlocks::Valid } else { CallBlocks::Text };
+        let blocks = call_blocks(options, prompt.messages.as_deref().unwrap_or_default());
         let mut stop_thinking = Vec::new();
         model.tokenizer.encode(STOP_THINKING, Special::Parse, &mut stop_thinking);
+        let mut parser = chat.then(|| ReplyParser::new(blocks));
+        let text = unfinished.map(|reply| reply.text.clone()).unwrap_or_default();
+        let mut budget = options.thinking.budget();
+        if let Some(parser) = &mut parser {
+            parser.resume(&text);
+            if parser.thinking() {
+                budget = budget.saturating_sub(begun.len());
+            }
+        }
         self.turn = Some(Turn {
             generation,
             prompt,
             cached,
-            parser: chat.then(|| ReplyParser::new(blocks)),
-            budget: options.thinking.budget(),
+            parser,
+            budget,
             thoughts: 0,
             stop_thinking,
-            text: String::new(),
+            text,
             latest: String::new(),
             tokens: Vec::new(),
             calls: Vec::new(),
@@ -526,6 +584,7 @@ impl Conversation {
             finish = turn.finish(self.prefix.dropped);
             let Turn { generation, prompt, text, .. } = turn;
             self.prefix.dropped += generation.dropped();
+            let reply_start = prompt.unfinished.map_or(prompt.tokens.len(), |reply| reply.start);
             let mut tokens = prompt.tokens;
             tokens.extend_from_slice(generation.reply());
             self.prefix.tokens.clear();
@@ -541,6 +600,7 @@ impl Conversation {
                     messages.push(message.clone());
                     self.messages = messages;
                     self.tokens = tokens;
+                    self.reply_start = reply_start;
                     self.tools = prompt.tools;
                     (self.last_message, self.last_token) = (prompt.last_message, prompt.last_token);
                 }
@@ -637,6 +697,13 @@ impl Turn {
         let (message, text) = (ChatMessage::from(reply), self.text.clone());
         Some(Finish { reason, message, text, usage: self.usage(dropped_before) })
     }
+}
+
+/// In JSON, and if no call is possible, text that looks like a marker is text.
+fn call_blocks(options: &TurnOptions, messages: &[ChatMessage]) -> CallBlocks {
+    let called = messages.iter().any(|message| !message.tool_calls.is_empty());
+    let calls = !options.tools.is_empty() || called;
+    if calls && !options.is_json() { CallBlocks::Valid } else { CallBlocks::Text }
 }
 
 /// Prompt tokens that are instructions: the common prefix with a conversation that ends after its system

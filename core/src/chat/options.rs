@@ -3,7 +3,7 @@
 
 use super::message::{ChatMessage, lend};
 use super::model::ChatModel;
-use super::template::{ChatOptions, encode};
+use super::template::{ChatOptions, Message, Role, encode, encode_unfinished};
 use crate::constrain::{Grammar, Whitespace};
 use crate::device::Readout;
 use crate::error::{Error, Name, Result};
@@ -103,6 +103,17 @@ impl OverflowPolicy {
     }
 }
 
+/// A reply that the model continues.
+#[derive(Debug)]
+pub(super) struct Unfinished {
+    /// Index of its first token in the prompt.
+    pub start: usize,
+    /// As the model writes it, markers included.
+    pub text: String,
+    /// Whether thoughts were allowed.
+    pub thinks: bool,
+}
+
 /// Options of a turn.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TurnOptions {
@@ -127,6 +138,9 @@ pub struct TurnOptions {
     pub response_format: ResponseFormat,
     /// White space in a JSON reply. Tool calls may always have it.
     pub json_whitespace: Whitespace,
+    /// Whether the reply continues the last message, which is one of the model that was cut off, instead of
+    /// answering it.
+    pub continue_final_message: bool,
     /// Handling of a full session.
     pub overflow: OverflowPolicy,
     /// Most prompt tokens per decoding step.
@@ -146,6 +160,7 @@ impl Default for TurnOptions {
             tool_choice: ToolChoice::Auto,
             response_format: ResponseFormat::Text,
             json_whitespace: Whitespace::None,
+            continue_final_message: false,
             overflow: OverflowPolicy::Error,
             batch: 256,
         }
@@ -184,13 +199,51 @@ impl TurnOptions {
         Grammar::tool_calls(&tools, self.tool_choice != ToolChoice::Auto).map(Some)
     }
 
-    /// The tokens of a conversation as the model sees it with these options, up to where its reply begins.
+    /// The tokens of a conversation as the model sees it with these options, up to where its reply begins or continues.
     ///
     /// # Errors
-    /// As [`encode`].
+    /// As [`encode`]; [`Error::Argument`] if there is no reply to continue.
     pub fn encode(&self, model: &ChatModel<'_>, messages: &[ChatMessage]) -> Result<Vec<u32>> {
+        Ok(self.encode_prompt(model, messages)?.0)
+    }
+
+    /// As [`TurnOptions::encode`], with the reply to continue.
+    pub(super) fn encode_prompt(
+        &self,
+        model: &ChatModel<'_>,
+        messages: &[ChatMessage],
+    ) -> Result<(Vec<u32>, Option<Unfinished>)> {
         let tools = self.tool_list();
-        lend(messages, |messages| encode(model.tokenizer, messages, &self.template(model, &tools)))
+        let mut template = self.template(model, &tools);
+        lend(messages, |messages| {
+            if !self.continue_final_message {
+                return Ok((encode(model.tokenizer, messages, &template)?, None));
+            }
+            let Some((reply, before)) =
+                messages.split_last().filter(|(last, _)| last.role == Role::Assistant)
+            else {
+                let problem = "needs a reply as the last message";
+                return Err(Error::Argument { name: Name::new("continue_final_message"), problem });
+            };
+            // The end may be a character that was cut off.
+            let whole = |text: &'_ str| text.trim_end_matches(char::REPLACEMENT_CHARACTER).len();
+            let (mut reasoning, mut content) = reply.parts();
+            let mut thinks = !reasoning.is_empty();
+            if !reply.tool_calls.is_empty() {
+                // Nothing was cut off.
+            } else if !content.is_empty() {
+                content = content.get(..whole(content)).unwrap_or_default();
+            } else {
+                reasoning = reasoning.get(..whole(reasoning)).unwrap_or_default();
+                thinks |= self.thinking.allowed();
+            }
+            let reply = &Message { reasoning: Some(reasoning), content, ..*reply };
+            template.thinking = Some(thinks);
+            let mut tokens = encode(model.tokenizer, before, &template)?;
+            let start = tokens.len();
+            let text = encode_unfinished(model.tokenizer, reply, &template, &mut tokens)?;
+            Ok((tokens, Some(Unfinished { start, text, thinks })))
+        })
     }
 
     pub(super) fn tool_list(&self) -> Vec<&str> {

@@ -129,6 +129,14 @@ impl ReplyParser {
         }
     }
 
+    /// Takes the beginning of a reply that continues: all of it counts as returned before.
+    pub(super) fn resume(&mut self, text: &str) {
+        if !text.is_empty() {
+            self.finish(text);
+            self.delta.clear();
+        }
+    }
+
     /// Takes the next text and returns the part that is now certain.
     pub fn push(&mut self, text: &str) -> &Reply {
         self.held.push_str(text);

@@ -63,6 +63,20 @@ impl<'m> Message<'m> {
     pub const fn new(role: Role, content: &'m str) -> Self {
         Message { role, content, reasoning: None, tool_calls: &[] }
     }
+
+    /// Reasoning, empty if there is none, and content of a reply.
+    pub(super) fn parts(&self) -> (&'m str, &'m str) {
+        if self.reasoning.is_none()
+            && let (Some((thoughts, _)), Some((_, answer))) =
+                (self.content.split_once("</think>"), self.content.rsplit_once("</think>"))
+        {
+            let thoughts = thoughts.trim_end_matches('\n');
+            let reasoning =
+                thoughts.rsplit_once("<think>").map_or(thoughts, |(_, t)| t).trim_start_matches('\n');
+            return (reasoning, answer.trim_start_matches('\n'));
+        }
+        (self.reasoning.unwrap_or(""), self.content)
+    }
 }
 
 /// The format of a rendered conversation.
@@ -244,6 +258,41 @@ pub fn encode_next(
     Ok(ids)
 }
 
+/// Appends the ids of a reply that the model is to continue, as it writes one after the generation prompt, and returns
+/// their text. Without content and calls, thoughts stay open. A call that is cut off is left out if there are
+/// tools.
+///
+/// # Errors
+/// As [`encode`].
+pub(super) fn encode_unfinished(
+    tokenizer: &Tokenizer<'_>,
+    reply: &Message<'_>,
+    options: &ChatOptions<'_>,
+    ids: &mut Vec<u32>,
+) -> Result<String> {
+    let mut script = Script::default();
+    match options.template.style {
+        Style::Plain => script.text(reply.content),
+        Style::Qwen3 => {
+            let (reasoning, mut content) = reply.parts();
+            if !options.tools.is_empty() {
+                content = content.split_once("<tool_call>").map_or(content, |(before, _)| before);
+            }
+            if !reasoning.is_empty() {
+                script.literal("<think>\n");
+                script.text(reasoning);
+                if !content.is_empty() || !reply.tool_calls.is_empty() {
+                    script.literal("\n</think>\n\n");
+                }
+            }
+            script.text(content);
+            script.tool_calls(reply.tool_calls, content.is_empty());
+        }
+    }
+    script.encode(tokenizer, &options.encode, ids)?;
+    Ok(script.text)
+}
+
 /// A rendered conversation with the positions of the template's own markers.
 #[derive(Default)]
 struct Script {
@@ -395,15 +444,7 @@ impl Script {
 
     /// Writes a reply; `current` tells whether it answers the last question, `last` whether nothing follows.
     fn assistant(&mut self, m: &Message<'_>, current: bool, last: bool) {
-        let (mut content, mut reasoning) = (m.content, m.reasoning.unwrap_or(""));
-        if m.reasoning.is_none()
-            && let (Some((thoughts, _)), Some((_, answer))) =
-                (content.split_once("</think>"), content.rsplit_once("</think>"))
-        {
-            let thoughts = thoughts.trim_end_matches('\n');
-            reasoning = thoughts.rsplit_once("<think>").map_or(thoughts, |(_, t)| t).trim_start_matches('\n');
-            content = answer.trim_start_matches('\n');
-        }
+        let (reasoning, content) = m.parts();
         self.open(Role::Assistant);
         if current && (last || !reasoning.is_empty()) {
             self.literal("<think>\n");
@@ -413,8 +454,14 @@ impl Script {
         } else {
             self.text(content);
         }
-        for (i, call) in m.tool_calls.iter().enumerate() {
-            if i > 0 || !content.is_empty() {
+        self.tool_calls(m.tool_calls, content.is_empty());
+        self.close();
+    }
+
+    /// Writes the calls of a reply, whose content may be empty.
+    fn tool_calls(&mut self, calls: &[ToolCall<'_>], at_start: bool) {
+        for (i, call) in calls.iter().enumerate() {
+            if i > 0 || !at_start {
                 self.text("\n");
             }
             self.literal("<tool_call>\n{\"name\": \"");
@@ -423,7 +470,6 @@ impl Script {
             self.text(call.arguments);
             self.literal("}\n</tool_call>");
         }
-        self.close();
     }
 
     /// Appends the ids. Text between two markers is encoded in one piece, as in training; a marker that is
