@@ -4,9 +4,11 @@ mod args;
 mod bandwidth;
 mod bench;
 mod chat;
+mod check;
 mod embed;
 mod error;
 mod eval;
+mod hub;
 mod inspect;
 mod logits;
 mod model;
@@ -20,10 +22,12 @@ mod turn;
 
 use bench::BenchArgs;
 use chat::ChatArgs;
+use check::CheckArgs;
 use clap::builder::styling::{AnsiColor, Styles};
 use clap::{CommandFactory, Parser, Subcommand};
 use embed::EmbedArgs;
 use eval::EvalArgs;
+use hub::{ListArgs, PullArgs, RmArgs};
 use inspect::InspectArgs;
 use logits::LogitsArgs;
 use model::ModelArgs;
@@ -47,8 +51,9 @@ const STYLES: Styles = Styles::styled()
     override_usage = "shohin chat\n       shohin <COMMAND> [OPTIONS]",
     after_help = "\
 A small model is built in, so `shohin chat` needs no download. It only knows short stories and
-simple questions; for more, pass any Bonsai GGUF file:
+simple questions; for more, pass the name of a published model or any Bonsai GGUF file:
 
+  shohin chat -m bonsai-1.7b
   shohin chat -m Ternary-Bonsai-1.7B-PQ2_0.gguf
   shohin run \"Tell me a story about a fox.\"
   shohin run -m Bonsai-8B.gguf --file question.txt --json > answer.json
@@ -74,6 +79,10 @@ enum Command {
     Eval(EvalArgs),
     Embed(EmbedArgs),
     Bench(BenchArgs),
+    Check(CheckArgs),
+    Pull(PullArgs),
+    List(ListArgs),
+    Rm(RmArgs),
 }
 
 fn main() -> ExitCode {
@@ -89,6 +98,9 @@ fn main() -> ExitCode {
     if model.gpu.is_some() && matches!(cli.command, Command::Inspect(_) | Command::Tokenize(_)) {
         return error::CliError::usage("--gpu is for commands that run a model").report();
     }
+    if model.model.is_some() && matches!(cli.command, Command::Pull(_) | Command::List(_) | Command::Rm(_)) {
+        return error::CliError::usage("--model is for commands that read a model").report();
+    }
     let outcome = match &cli.command {
         Command::Chat(args) => chat::chat(args, model),
         Command::Run(args) => run::run(args, model),
@@ -98,6 +110,10 @@ fn main() -> ExitCode {
         Command::Eval(args) => eval::eval(args, model),
         Command::Embed(args) => embed::embed(args, model),
         Command::Bench(args) => bench::bench(args, model),
+        Command::Check(args) => check::check(args, model),
+        Command::Pull(args) => hub::pull(args),
+        Command::List(args) => hub::list(args),
+        Command::Rm(args) => hub::rm(args),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -11,14 +11,15 @@ use shohin::core::gguf::{Id42, ReadOptions};
 use shohin::core::model::RopeScaling;
 use shohin::core::quant::WeightClass;
 use shohin::{Activations, KvFormat, Model, ModelFile, WeightCache};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Which model to load and how to run it.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Model and engine")]
 pub(crate) struct ModelArgs {
-    /// GGUF file of a Bonsai, Qwen3 or Llama model [default: the small built-in model]
-    #[arg(short, long, global = true, value_name = "FILE")]
+    /// GGUF file of a Bonsai, Qwen3 or Llama model, the name of a published one (bonsai-1.7b), or
+    /// hf:OWNER/REPOSITORY/FILE [default: the small built-in model]
+    #[arg(short, long, global = true, value_name = "MODEL")]
     pub(crate) model: Option<PathBuf>,
     /// Number of threads [default: one per core]
     #[arg(short = 't', long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024), allow_negative_numbers = true)]
@@ -102,7 +103,17 @@ fn kv_formats() -> impl TypedValueParser<Value = KvFormat> {
 impl ModelArgs {
     /// Opens the file that `--model` names, or the built-in model without one.
     pub(crate) fn open(&self) -> Result<ModelFile> {
-        match &self.model {
+        self.open_located(self.located()?.as_deref())
+    }
+
+    /// The path of the file that `--model` names, which is downloaded if it is on the Hub.
+    pub(crate) fn located(&self) -> Result<Option<PathBuf>> {
+        self.model.as_deref().map(crate::hub::located).transpose()
+    }
+
+    /// Opens the file at a path from [`ModelArgs::located`].
+    pub(crate) fn open_located(&self, path: Option<&Path>) -> Result<ModelFile> {
+        match path {
             Some(path) => Ok(ModelFile::open(path)?),
             None => Ok(ModelFile::built_in()),
         }

@@ -105,6 +105,17 @@ pub(crate) fn progress(what: &'static str, unit: &'static str, total: usize) -> 
     bar.with_message(what)
 }
 
+/// A progress bar of a download, as [`progress`].
+pub(crate) fn download(what: String, total: Option<u64>) -> ProgressBar {
+    let bar = progress("", "", 0).with_message(what);
+    total.into_iter().for_each(|total| bar.set_length(total));
+    let form = "{msg} {wide_bar} {binary_bytes}/{binary_total_bytes}, {binary_bytes_per_sec}, {eta} left";
+    if let Ok(style) = ProgressStyle::with_template(form) {
+        bar.set_style(style.progress_chars("━╸─"));
+    }
+    bar
+}
+
 /// The name of an input in messages.
 pub(crate) fn place(path: &Path) -> String {
     if path == Path::new("-") { "standard input".into() } else { path.display().to_string() }

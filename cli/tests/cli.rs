@@ -107,7 +107,13 @@ fn help_names_chat_first_and_every_command_has_examples() {
     assert!(!help.contains('\u{1b}'), "colours in a pipe");
     let commands = help.split("Commands:\n").nth(1).unwrap();
     let names: Vec<&str> = commands.lines().map_while(|line| line.split_whitespace().next()).collect();
-    assert_eq!(names, ["chat", "run", "inspect", "tokenize", "logits", "eval", "embed", "bench"]);
+    assert_eq!(
+        names,
+        [
+            "chat", "run", "inspect", "tokenize", "logits", "eval", "embed", "bench", "check", "pull",
+            "list", "rm"
+        ]
+    );
     for name in names {
         let help = ok(&[name, "--help"]);
         assert!(help.contains("Examples:\n  ") && !help.contains("\\\""), "{name}");
@@ -317,11 +323,21 @@ fn chat_commands_work_from_a_pipe() {
         ("/set heat 3", "heat is not a sampling option; expected one of temperature, top_k"),
         ("/set top_p", "needs a number"),
         ("/retry", "nothing to retry"),
+        ("/continue", "nothing to continue"),
         ("/save", "file name"),
     ] {
         let message = failure(&feed(&["chat"], format!("{line}\n")), 1);
         assert!(message.contains(reason), "{message}");
     }
+}
+
+#[test]
+fn a_reply_that_reached_max_tokens_is_continued() {
+    let chat = |limit: &[&str], input: &str| stdout(feed(&with(&with(&["chat"], &EXACT), limit), input));
+    let whole = chat(&[], "Tell me a story.\n");
+    let parts = chat(&["-n", "9"], "Tell me a story.\n/continue\n/continue\n");
+    let parts: Vec<&str> = parts.lines().filter(|line| !line.starts_with('(')).collect();
+    assert!(parts.len() == 3 && whole.starts_with(&parts.concat()), "{parts:?} of {whole:?}");
 }
 
 #[test]

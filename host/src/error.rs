@@ -89,6 +89,14 @@ pub enum Error {
     NotFinite,
     /// A GPU was asked for, and this program was built without the feature `gpu`.
     NoGpuSupport,
+    /// A model of the Hub cannot be downloaded.
+    #[cfg(feature = "hub")]
+    Hub {
+        /// The model.
+        model: String,
+        /// The reason.
+        source: crate::hub::HubError,
+    },
     /// The GPU failed, or there is none.
     #[cfg(feature = "gpu")]
     Gpu {
@@ -131,6 +139,8 @@ impl fmt::Display for Error {
             Error::NoGpuSupport => {
                 f.write_str("this program was built without GPUs; build it with `--features gpu`")
             }
+            #[cfg(feature = "hub")]
+            Error::Hub { model, source } => write!(f, "{model}: {source}"),
             #[cfg(feature = "gpu")]
             Error::Gpu { source, names } if names.is_empty() => source.fmt(f),
             #[cfg(feature = "gpu")]
@@ -145,6 +155,8 @@ impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Error::Io { source, .. } | Error::Threads { source, .. } => Some(source),
+            #[cfg(feature = "hub")]
+            Error::Hub { source, .. } => Some(source),
             Error::MissingPart { source, .. } => Some(source),
             Error::Model { source, .. } | Error::Config(source) | Error::Engine(source) => Some(source),
             #[cfg(feature = "gpu")]

@@ -95,10 +95,9 @@ impl ModelBytes for ShardBytes {
     }
 }
 
-/// If `path` is named like a part of a model (`name-00001-of-00003.gguf`): the paths of all parts, first to
+/// If a file is named like a part of a model (`name-00001-of-00003.gguf`): the names of all parts, first to
 /// last.
-fn shard_paths(path: &Path) -> Option<Vec<PathBuf>> {
-    let name = path.file_name()?.to_str()?;
+pub(crate) fn shard_names(name: &str) -> Option<Vec<String>> {
     let (stem, count) = name.strip_suffix(".gguf")?.rsplit_once("-of-")?;
     let (stem, no) = stem.rsplit_once('-')?;
     let number = |digits: &str| {
@@ -106,8 +105,14 @@ fn shard_paths(path: &Path) -> Option<Vec<PathBuf>> {
         (digits.len() == 5).then(|| digits.parse::<u32>().ok())?
     };
     let (no, count) = (number(no)?, number(count)?);
-    let path = |i| path.with_file_name(format!("{stem}-{i:05}-of-{count:05}.gguf"));
-    (1..=count).contains(&no).then(|| (1..=count).map(path).collect())
+    let name = |i| format!("{stem}-{i:05}-of-{count:05}.gguf");
+    (1..=count).contains(&no).then(|| (1..=count).map(name).collect())
+}
+
+/// As [`shard_names`], with paths.
+fn shard_paths(path: &Path) -> Option<Vec<PathBuf>> {
+    let names = shard_names(path.file_name()?.to_str()?)?;
+    Some(names.iter().map(|name| path.with_file_name(name)).collect())
 }
 
 fn failed(action: &'static str, path: &Path) -> impl Fn(io::Error) -> Error {

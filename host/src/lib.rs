@@ -23,6 +23,7 @@
 //! | [`sequence`] | a sequence of tokens on any device |
 //! | [`mod@file`] | a GGUF file, mapped; models in several files; weights repacked for the CPU |
 //! | [`memory`] | memory in large pages |
+//! | `hub` | models of the Hugging Face Hub, with the feature `hub` |
 //! | [`weight_cache`] | repacked weights on disk, which the next load maps |
 //! | [`threads`] | the thread pool that computes |
 //! | [`error`] | errors that name the file or option and the expected value |
@@ -33,6 +34,8 @@ pub mod error;
 pub mod file;
 #[cfg(feature = "gpu")]
 mod gpu;
+#[cfg(feature = "hub")]
+pub mod hub;
 pub mod memory;
 mod model;
 pub mod sequence;

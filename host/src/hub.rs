@@ -1,0 +1,1012 @@
+//! Models of the Hugging Face Hub: published ones by name, and any GGUF file as `hf:owner/repository/file`.
+//!
+//! Files are kept in the layout of the Hub's own cache, which other programs share: `blobs/` has them by their
+//! checksum, `snapshots/COMMIT/` links to them by name, and `refs/` has the commit of each revision. An
+//! interrupted download continues where it ended.
+//!
+//! The environment variables of the Hub's own tools apply: `HF_ENDPOINT`, `HF_TOKEN`, `HF_HUB_CACHE`, `HF_HOME`
+//! and `HF_HUB_OFFLINE`.
+
+use crate::error::{Error, Result};
+use crate::file::shard_names;
+use sha2::{Digest, Sha256};
+use shohin_core::gguf::MAX_PARTS;
+use shohin_core::json::Value;
+use std::collections::BTreeSet;
+use std::env;
+use std::fmt;
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, Read, Seek, Write};
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+use ureq::http::{Response, Uri};
+use ureq::{Agent, Body};
+
+/// A published model that is known by its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PublishedModel {
+    /// The name.
+    pub name: &'static str,
+    /// Its repository, `owner/name`.
+    pub repository: &'static str,
+    /// The file.
+    pub file: &'static str,
+    /// Size of the file when it was published.
+    pub bytes: u64,
+}
+
+macro_rules! published {
+    ($($name:literal $repository:literal $file:literal $bytes:literal;)*) => {
+        /// The models that are known by their names, smallest first.
+        pub const PUBLISHED: [PublishedModel; [$($name),*].len()] =
+            [$(PublishedModel { name: $name, repository: $repository, file: $file, bytes: $bytes }),*];
+    };
+}
+
+published! {
+    "bonsai-1.7b" "prism-ml/Bonsai-1.7B-gguf" "Bonsai-1.7B-Q1_0.gguf" 248_302_272;
+    "ternary-bonsai-1.7b" "prism-ml/Ternary-Bonsai-1.7B-gguf" "Ternary-Bonsai-1.7B-Q2_0.gguf" 463_290_464;
+    "bonsai-4b" "prism-ml/Bonsai-4B-gguf" "Bonsai-4B-Q1_0.gguf" 572_270_624;
+    "ternary-bonsai-4b" "prism-ml/Ternary-Bonsai-4B-gguf" "Ternary-Bonsai-4B-Q2_0.gguf" 1_074_969_344;
+    "bonsai-8b" "prism-ml/Bonsai-8B-gguf" "Bonsai-8B-Q1_0.gguf" 1_158_654_496;
+    "ternary-bonsai-8b" "prism-ml/Ternary-Bonsai-8B-gguf" "Ternary-Bonsai-8B-Q2_0.gguf" 2_182_184_672;
+}
+
+/// A model on the Hub. Parses from the name of a published model, or from `hf:owner/repository`, with `@revision` if
+/// it is not `main`, and with `/file` or `:file` unless the repository has a single GGUF file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HubModel {
+    repository: String,
+    revision: String,
+    file: Option<String>,
+}
+
+impl HubModel {
+    /// The repository, `owner/name`.
+    pub fn repository(&self) -> &str {
+        &self.repository
+    }
+
+    /// The file, if it was named.
+    pub fn file(&self) -> Option<&str> {
+        self.file.as_deref()
+    }
+}
+
+impl fmt::Display for HubModel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "hf:{}", self.repository)?;
+        if self.revision != MAIN {
+            write!(f, "@{}", self.revision)?;
+        }
+        self.file.iter().try_for_each(|file| write!(f, "/{file}"))
+    }
+}
+
+impl FromStr for HubModel {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<HubModel> {
+        let wrong = || Error::Option {
+            name: "model",
+            found: text.into(),
+            expected: "a published model, or hf:owner/repository/file".into(),
+        };
+        let Some(rest) = text.strip_prefix("hf:") else {
+            let model =
+                PUBLISHED.iter().find(|model| model.name.eq_ignore_ascii_case(text)).ok_or_else(wrong)?;
+            let (repository, revision) = (model.repository.into(), MAIN.into());
+            return Ok(HubModel { repository, revision, file: Some(model.file.into()) });
+        };
+        let (owner, rest) = rest.split_once('/').ok_or_else(wrong)?;
+        let end = rest.find(['/', ':', '@']).unwrap_or(rest.len());
+        let (name, rest) = rest.split_at(end);
+        let (revision, rest) = match rest.strip_prefix('@') {
+            Some(rest) => rest.split_at(rest.find(['/', ':']).unwrap_or(rest.len())),
+            None => (MAIN, rest),
+        };
+        let file = rest.get(1..);
+        let is_word = |word: &str| {
+            let letters = word.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b));
+            letters && !word.is_empty() && !word.starts_with(['.', '-']) && !word.contains("..")
+        };
+        if ![owner, name, revision].into_iter().all(is_word) || !file.is_none_or(is_relative) {
+            return Err(wrong());
+        }
+        let (repository, file) = (format!("{owner}/{name}"), file.map(String::from));
+        Ok(HubModel { repository, revision: revision.into(), file })
+    }
+}
+
+/// Whether a path stays within its directory.
+fn is_relative(path: &str) -> bool {
+    let is_name = |part: &str| {
+        let plain = part.chars().all(|c| !c.is_control() && !"\\:*?\"<>|".contains(c));
+        plain && !part.is_empty() && part != "." && part != ".."
+    };
+    path.split('/').all(is_name)
+}
+
+/// The reason why a model cannot be downloaded.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum HubError {
+    /// It is not kept, and `HF_HUB_OFFLINE` is set.
+    Offline,
+    /// The repository, the revision or the file does not exist.
+    Missing {
+        /// Which of them, as far as the Hub says.
+        what: &'static str,
+    },
+    /// The Hub requires another token.
+    Denied {
+        /// Whether one was sent.
+        with_token: bool,
+        /// The page of the repository, which may have terms to accept.
+        page: String,
+    },
+    /// The repository does not have exactly one GGUF file.
+    Ambiguous {
+        /// Its GGUF files.
+        files: Vec<String>,
+    },
+    /// An unexpected answer.
+    Answer {
+        /// Its meaning.
+        problem: String,
+    },
+    /// The connection failed, or no byte arrived for too long.
+    Network {
+        /// The last failure.
+        problem: String,
+    },
+    /// The bytes are not those that the Hub announced.
+    Damaged {
+        /// What differs.
+        problem: String,
+    },
+    /// The caller cancelled the download; it can be continued.
+    Cancelled,
+}
+
+impl fmt::Display for HubError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            HubError::Offline => f.write_str("is not on this machine, and HF_HUB_OFFLINE is set"),
+            HubError::Missing { what } => write!(f, "the Hub has no such {what}"),
+            HubError::Denied { with_token: false, page } => {
+                write!(
+                    f,
+                    "the Hub requires a token: accept the terms at {page} if there are any, and set HF_TOKEN"
+                )
+            }
+            HubError::Denied { with_token: true, page } => {
+                write!(f, "the token does not give access; are there terms to accept at {page}?")
+            }
+            HubError::Ambiguous { files } if files.is_empty() => {
+                f.write_str("the repository has no GGUF file")
+            }
+            HubError::Ambiguous { files } => {
+                write!(f, "the repository has several GGUF files, add one of them: {}", files.join(", "))
+            }
+            HubError::Answer { problem } | HubError::Network { problem } => f.write_str(problem),
+            HubError::Damaged { problem } => write!(f, "the download is damaged: {problem}"),
+            HubError::Cancelled => f.write_str("the download was cancelled; it continues the next time"),
+        }
+    }
+}
+
+impl std::error::Error for HubError {}
+
+/// Progress of a download.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Download<'d> {
+    /// The file.
+    pub file: &'d str,
+    /// Bytes on this machine.
+    pub have: u64,
+    /// Size of the file, if the Hub tells it.
+    pub total: Option<u64>,
+}
+
+/// Receives the progress of a download, and may cancel it.
+pub type OnDownload<'f> = dyn FnMut(Download<'_>) -> ControlFlow<()> + 'f;
+
+/// A file that is kept.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct KeptFile {
+    /// Its repository, `owner/name`.
+    pub repository: String,
+    /// Its name there.
+    pub file: String,
+    /// Its size.
+    pub bytes: u64,
+    /// The link to it.
+    pub path: PathBuf,
+}
+
+/// The Hub, and the cache of its files.
+#[derive(Clone, Debug)]
+pub struct Hub {
+    endpoint: String,
+    cache: PathBuf,
+    token: Option<String>,
+    offline: bool,
+    stall_timeout: Duration,
+    pause: Duration,
+    agent: Agent,
+}
+
+const MAIN: &str = "main";
+
+/// Attempts in a row that bring nothing.
+const ATTEMPTS: u32 = 6;
+
+/// The same before a download, when somebody waits to hear whether there is a network at all.
+const FIRST_ATTEMPTS: u32 = 3;
+
+/// The longest pause that a server may ask for.
+const LONGEST_PAUSE: Duration = Duration::from_secs(300);
+
+const REDIRECTS: usize = 8;
+
+/// A failure, and whether another attempt may help.
+enum Failure {
+    Final(HubError),
+    /// After a pause, if the server asks for one.
+    Passing(HubError, Option<Duration>),
+    Io(Error),
+}
+
+impl From<HubError> for Failure {
+    fn from(error: HubError) -> Failure {
+        Failure::Final(error)
+    }
+}
+
+type Attempt<T> = std::result::Result<T, Failure>;
+
+/// What the Hub says of a file.
+struct Remote {
+    commit: String,
+    etag: String,
+    size: Option<u64>,
+}
+
+fn io(action: &'static str, path: &Path) -> impl Fn(io::Error) -> Error {
+    move |source| Error::Io { action, path: path.to_path_buf(), source }
+}
+
+impl Hub {
+    /// The Hub and the cache that the environment names.
+    ///
+    /// # Errors
+    /// If the user has no home directory, or `HF_ENDPOINT` is not an http or https address.
+    pub fn from_env() -> Result<Hub> {
+        let set = |name| env::var(name).ok().filter(|value| !value.is_empty());
+        let home = || match set("HF_HOME") {
+            Some(home) => Some(PathBuf::from(home)),
+            None => Some(dirs::home_dir()?.join(".cache").join("huggingface")),
+        };
+        let cache = match set("HF_HUB_CACHE") {
+            Some(cache) => Some(PathBuf::from(cache)),
+            None => home().map(|home| home.join("hub")),
+        };
+        let cache = cache.ok_or_else(|| Error::Option {
+            name: "HF_HUB_CACHE",
+            found: String::new(),
+            expected: "a directory, as there is no home directory".into(),
+        })?;
+        let endpoint = set("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".into());
+        let mut hub = Hub::new(endpoint, cache)?;
+        let kept = || fs::read_to_string(home()?.join("token")).ok();
+        hub.token =
+            set("HF_TOKEN").or_else(kept).map(|token| token.trim().to_string()).filter(|t| !t.is_empty());
+        hub.offline = set("HF_HUB_OFFLINE")
+            .is_some_and(|value| ["1", "on", "yes", "true"].contains(&value.to_lowercase().as_str()));
+        Ok(hub)
+    }
+
+    /// The Hub at an address, with its cache in a directory.
+    ///
+    /// # Errors
+    /// If it is not an http or https address.
+    pub fn new(endpoint: impl Into<String>, cache: impl Into<PathBuf>) -> Result<Hub> {
+        let endpoint = endpoint.into();
+        let endpoint = endpoint.trim_end_matches('/').to_string();
+        let is_web = |uri: &Uri| ["http", "https"].contains(&uri.scheme_str().unwrap_or_default());
+        if !endpoint.parse::<Uri>().is_ok_and(|uri| is_web(&uri)) {
+            let expected = "an http or https address".into();
+            return Err(Error::Option { name: "HF_ENDPOINT", found: endpoint, expected });
+        }
+        let stall_timeout = Duration::from_secs(30);
+        let agent = Agent::config_builder()
+            .user_agent(concat!("shohin/", env!("CARGO_PKG_VERSION")))
+            .http_status_as_error(false)
+            .max_redirects(0)
+            .max_redirects_will_error(false)
+            .timeout_connect(Some(stall_timeout))
+            .timeout_recv_response(Some(stall_timeout))
+            .build()
+            .into();
+        let (cache, pause) = (cache.into(), Duration::from_millis(500));
+        Ok(Hub { endpoint, cache, token: None, offline: false, stall_timeout, pause, agent })
+    }
+
+    /// Sends this token to the Hub, never to other servers.
+    pub fn token(mut self, token: impl Into<String>) -> Hub {
+        self.token = Some(token.into());
+        self
+    }
+
+    /// Whether only kept files are used.
+    pub fn only_kept(mut self, offline: bool) -> Hub {
+        self.offline = offline;
+        self
+    }
+
+    /// Time without a byte after which a connection counts as broken: 30 seconds unless set.
+    pub fn stall_timeout(mut self, timeout: Duration) -> Hub {
+        self.stall_timeout = timeout;
+        self
+    }
+
+    /// Pause before the second attempt, doubled before each further one: half a second unless set.
+    pub fn pause(mut self, pause: Duration) -> Hub {
+        self.pause = pause;
+        self
+    }
+
+    /// Whether only kept files are used.
+    pub fn is_offline(&self) -> bool {
+        self.offline
+    }
+
+    /// The address of the Hub.
+    pub fn endpoint(&self) -> &str {
+        &self.endpoint
+    }
+
+    /// The directory of kept files.
+    pub fn cache(&self) -> &Path {
+        &self.cache
+    }
+
+    fn repository(&self, repository: &str) -> PathBuf {
+        self.cache.join(format!("models--{}", repository.replace('/', "--")))
+    }
+
+    /// The kept file of a model, without asking the Hub; of a model in parts the one that was named, if all are
+    /// kept.
+    pub fn find(&self, model: &HubModel) -> Option<PathBuf> {
+        let directory = self.repository(&model.repository);
+        let commit = match is_commit(&model.revision) {
+            true => model.revision.clone(),
+            false => {
+                fs::read_to_string(directory.join("refs").join(&model.revision)).ok()?.trim().to_string()
+            }
+        };
+        let snapshot = Some(directory.join("snapshots").join(&commit)).filter(|_| is_commit(&commit))?;
+        let file = match &model.file {
+            Some(file) => file.clone(),
+            None => {
+                let all = files_of(&snapshot);
+                only(all.iter().map(String::as_str)).ok()?
+            }
+        };
+        let parts = shard_names(&file).unwrap_or_else(|| vec![file.clone()]);
+        parts.iter().all(|part| snapshot.join(part).is_file()).then(|| snapshot.join(&file))
+    }
+
+    /// Number of bytes that [`Hub::pull`] would download, if the Hub tells it.
+    ///
+    /// # Errors
+    /// As [`Hub::pull`].
+    pub fn missing(&self, model: &HubModel) -> Result<Option<u64>> {
+        let named = |source| Error::Hub { model: model.to_string(), source };
+        let mut ignore = |_: Download<'_>| ControlFlow::Continue(());
+        let mut missing = 0;
+        for file in self.parts(model, &mut ignore).map_err(|failure| last(failure, named))? {
+            let remote = self.ask(model, &file, &mut ignore).map_err(|failure| last(failure, named))?;
+            let blobs = self.repository(&model.repository).join("blobs");
+            let held = |name: String| fs::metadata(blobs.join(name)).map_or(0, |meta| meta.len());
+            let have = held(remote.etag.clone()).max(held(unfinished(&remote.etag)));
+            match remote.size {
+                Some(size) => missing += size.saturating_sub(have),
+                None => return Ok(None),
+            }
+        }
+        Ok(Some(missing))
+    }
+
+    /// Downloads a model unless its current version is kept, and returns the path of its file: of a model in parts
+    /// that of the named part, beside which the others are.
+    ///
+    /// # Errors
+    /// [`Error::Hub`] if it does not exist, needs another token, cannot be fetched or is damaged; [`Error::Io`] if it
+    /// cannot be written. What has arrived is kept for the next call.
+    pub fn pull(&self, model: &HubModel, on_download: &mut OnDownload<'_>) -> Result<PathBuf> {
+        let named = |source| Error::Hub { model: model.to_string(), source };
+        if self.offline {
+            return self.find(model).ok_or_else(|| named(HubError::Offline));
+        }
+        let mut path = None;
+        for file in self.parts(model, on_download).map_err(|failure| last(failure, named))? {
+            let kept = self.fetch(model, &file, on_download).map_err(|failure| last(failure, named))?;
+            if path.is_none() || model.file.as_ref() == Some(&file) {
+                path = Some(kept);
+            }
+        }
+        path.ok_or_else(|| named(HubError::Ambiguous { files: Vec::new() }))
+    }
+
+    /// The files of a model.
+    fn parts(&self, model: &HubModel, on_download: &mut OnDownload<'_>) -> Attempt<Vec<String>> {
+        let file = match &model.file {
+            Some(file) => file.clone(),
+            None => {
+                let HubModel { repository, revision, .. } = model;
+                let url = format!("{}/api/models/{repository}/revision/{revision}", self.endpoint);
+                let text = self.patiently(on_download, &mut |hub| {
+                    let (mut answer, _) = hub.request(model, &url, None, true)?;
+                    hub.check(model, &answer)?;
+                    answer.body_mut().read_to_string().map_err(broken)
+                })?;
+                only(siblings(&text).iter().map(String::as_str))?
+            }
+        };
+        let parts = shard_names(&file).unwrap_or_else(|| vec![file.clone()]);
+        if parts.len() > MAX_PARTS {
+            return Err(Failure::Io(Error::TooManyParts { name: file, count: parts.len() }));
+        }
+        Ok(parts)
+    }
+
+    /// Repeats work that fails for a passing reason.
+    fn patiently<T>(
+        &self,
+        on_download: &mut OnDownload<'_>,
+        work: &mut dyn FnMut(&Hub) -> Attempt<T>,
+    ) -> Attempt<T> {
+        let mut tries = 0;
+        loop {
+            match work(self) {
+                Err(Failure::Passing(error, wait)) => {
+                    tries += 1;
+                    let most = if wait.is_some() { ATTEMPTS } else { FIRST_ATTEMPTS };
+                    let mut tick = || on_download(Download { file: "", have: 0, total: None });
+                    self.rest((tries, most), error, wait, &mut tick)?;
+                }
+                other => return other,
+            }
+        }
+    }
+
+    /// Pauses after a failure, unless there were too many in a row.
+    fn rest(
+        &self,
+        (tries, most): (u32, u32),
+        error: HubError,
+        wait: Option<Duration>,
+        tick: &mut dyn FnMut() -> ControlFlow<()>,
+    ) -> Attempt<()> {
+        if tries >= most || wait.is_some_and(|wait| wait > LONGEST_PAUSE) {
+            return Err(error.into());
+        }
+        let until = Instant::now() + wait.unwrap_or(self.pause * 2u32.pow(tries.saturating_sub(1)));
+        loop {
+            if tick().is_break() {
+                return Err(HubError::Cancelled.into());
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(());
+            }
+            thread::sleep(left.min(Duration::from_millis(100)));
+        }
+    }
+
+    /// The address of a file.
+    fn address(&self, model: &HubModel, revision: &str, file: &str) -> String {
+        format!("{}/{}/resolve/{}/{}", self.endpoint, model.repository, encoded(revision), encoded(file))
+    }
+
+    /// Sends a request and follows redirects, to other servers only for the content. Returns the answer and the headers
+    /// that the Hub itself gave.
+    fn request(
+        &self,
+        model: &HubModel,
+        url: &str,
+        range: Option<u64>,
+        content: bool,
+    ) -> Attempt<(Response<Body>, Option<Remote>)> {
+        let mut url = url.to_string();
+        let mut remote = None;
+        for _ in 0..REDIRECTS {
+            let own = origin(&url) == origin(&self.endpoint);
+            let mut request = if content { self.agent.get(&url) } else { self.agent.head(&url) };
+            if let Some(token) = self.token.as_ref().filter(|_| own) {
+                request = request.header("Authorization", format!("Bearer {token}"));
+            }
+            if let Some(have) = range {
+                request = request.header("Range", format!("bytes={have}-"));
+            }
+            let answer = request.call().map_err(failed)?;
+            if own && remote.is_none() {
+                remote = remote_of(&answer);
+            }
+            let status = answer.status().as_u16();
+            let Some(to) =
+                header(&answer, "location").filter(|_| [301, 302, 303, 307, 308].contains(&status))
+            else {
+                return Ok((answer, remote));
+            };
+            let to = match to.strip_prefix('/') {
+                Some(path) if !path.starts_with('/') => {
+                    format!("{}/{path}", origin(&url).unwrap_or_default())
+                }
+                _ => to.to_string(),
+            };
+            let away = origin(&to) != origin(&self.endpoint);
+            if origin(&to).is_none() || (url.starts_with("https:") && !to.starts_with("https:")) {
+                let problem = format!("the Hub redirects to {to}, expected an https address");
+                return Err(HubError::Answer { problem }.into());
+            }
+            if away && !content {
+                return Ok((answer, remote));
+            }
+            url = to;
+        }
+        let problem = format!("the Hub redirects more than {REDIRECTS} times for {}", model.repository);
+        Err(HubError::Answer { problem }.into())
+    }
+
+    /// Refuses answers without content.
+    fn check(&self, model: &HubModel, answer: &Response<Body>) -> Attempt<()> {
+        let page = || format!("{}/{}", self.endpoint, model.repository);
+        let denied = || HubError::Denied { with_token: self.token.is_some(), page: page() };
+        let code = header(answer, "x-error-code").unwrap_or_default();
+        Err(Failure::Final(match (answer.status().as_u16(), code) {
+            (200..=399 | 416, _) => return Ok(()),
+            (_, "GatedRepo") | (401 | 403, _) => denied(),
+            (_, "RepoNotFound") => HubError::Missing { what: "repository" },
+            (_, "RevisionNotFound") => HubError::Missing { what: "revision" },
+            (404 | 410, _) => HubError::Missing { what: "file" },
+            (status @ (408 | 429 | 500..), _) => {
+                let wait = header(answer, "retry-after").and_then(|seconds| seconds.parse().ok());
+                let problem = format!("the server answered with status {status}");
+                return Err(Failure::Passing(HubError::Network { problem }, wait.map(Duration::from_secs)));
+            }
+            (status, _) => HubError::Answer { problem: format!("the server answered with status {status}") },
+        }))
+    }
+
+    /// Asks the Hub about a file.
+    fn ask(&self, model: &HubModel, file: &str, on_download: &mut OnDownload<'_>) -> Attempt<Remote> {
+        let url = self.address(model, &model.revision, file);
+        self.patiently(on_download, &mut |hub| {
+            let (answer, remote) = hub.request(model, &url, None, false)?;
+            hub.check(model, &answer)?;
+            remote.ok_or_else(|| {
+                let problem = format!(
+                    "{} does not answer as a Hub does: a commit and a checksum are missing",
+                    hub.endpoint
+                );
+                HubError::Answer { problem }.into()
+            })
+        })
+    }
+
+    /// Downloads a file unless it is kept, and returns its path.
+    fn fetch(&self, model: &HubModel, file: &str, on_download: &mut OnDownload<'_>) -> Attempt<PathBuf> {
+        let remote = self.ask(model, file, on_download)?;
+        let directory = self.repository(&model.repository);
+        let blob = directory.join("blobs").join(&remote.etag);
+        if !blob.is_file() {
+            let locks = self.cache.join(".locks").join(directory.file_name().unwrap_or_default());
+            let _lock = lock(&locks, &remote.etag, &mut || {
+                on_download(Download { file, have: 0, total: remote.size })
+            })?;
+            // Another program may have brought it meanwhile.
+            if !blob.is_file() {
+                self.bring(model, file, &remote, &blob, on_download)?;
+            }
+        }
+        let snapshot = directory.join("snapshots").join(&remote.commit);
+        let path = link(&snapshot, file, &blob).map_err(Failure::Io)?;
+        if !is_commit(&model.revision) {
+            let refs = directory.join("refs");
+            write_whole(&refs, &model.revision, remote.commit.as_bytes()).map_err(Failure::Io)?;
+        }
+        Ok(path)
+    }
+
+    fn bring(
+        &self,
+        model: &HubModel,
+        file: &str,
+        remote: &Remote,
+        blob: &Path,
+        on_download: &mut OnDownload<'_>,
+    ) -> Attempt<()> {
+        let part = blob.with_file_name(unfinished(&remote.etag));
+        let to_io = |action| move |source| Failure::Io(Error::Io { action, path: part.clone(), source });
+        let path = blob.with_file_name(unfinished(&remote.etag));
+        if let Some(parent) = path.parent() {
+            fs::create_dir_all(parent).map_err(|e| Failure::Io(io("create", parent)(e)))?;
+        }
+        let opened = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
+        let mut part = Part { file: opened.map_err(to_io("open"))?, path, have: 0, hash: Sha256::new() };
+        part.resume(remote.size).map_err(Failure::Io)?;
+        let url = self.address(model, &remote.commit, file);
+        let mut tries = 0;
+        while part.have == 0 || remote.size.is_none_or(|size| part.have < size) {
+            let before = part.have;
+            match self.attempt(model, file, &url, remote, &mut part, on_download) {
+                Ok(()) => break,
+                Err(Failure::Passing(error, wait)) => {
+                    tries = if part.have > before { 1 } else { tries + 1 };
+                    let (have, total) = (part.have, remote.size);
+                    self.rest((tries, ATTEMPTS), error, wait, &mut || {
+                        on_download(Download { file, have, total })
+                    })?;
+                }
+                Err(other) => return Err(other),
+            }
+        }
+        part.finish(remote, blob)
+    }
+
+    /// Downloads the rest of a file over one connection.
+    fn attempt(
+        &self,
+        model: &HubModel,
+        file: &str,
+        url: &str,
+        remote: &Remote,
+        part: &mut Part,
+        on_download: &mut OnDownload<'_>,
+    ) -> Attempt<()> {
+        let total = remote.size;
+        let (answer, _) = self.request(model, url, (part.have > 0).then_some(part.have), true)?;
+        self.check(model, &answer)?;
+        let status = answer.status().as_u16();
+        let begins = |range: &str| range.starts_with(&format!("bytes {}-", part.have));
+        if part.have > 0 && !(status == 206 && header(&answer, "content-range").is_some_and(begins)) {
+            // The server has no ranges, or another file.
+            part.restart().map_err(Failure::Io)?;
+            if status != 200 {
+                let problem = format!("the server answered a range with status {status}");
+                return Err(Failure::Passing(HubError::Network { problem }, None));
+            }
+        }
+        // Reads wait as long as a server is silent, so they are made on a thread of their own.
+        let (sender, receiver) = mpsc::sync_channel::<io::Result<Vec<u8>>>(4);
+        let mut body = answer.into_body().into_reader();
+        thread::spawn(move || {
+            let mut buffer = vec![0; 1 << 18];
+            loop {
+                let read = body.read(&mut buffer);
+                let ended = !matches!(read, Ok(1..));
+                let piece = read.map(|n| buffer.get(..n).unwrap_or_default().to_vec());
+                if sender.send(piece).is_err() || ended {
+                    return;
+                }
+            }
+        });
+        loop {
+            if on_download(Download { file, have: part.have, total }).is_break() {
+                return Err(HubError::Cancelled.into());
+            }
+            let piece = receiver.recv_timeout(self.stall_timeout).map_err(|_| {
+                let problem = format!("no byte arrived for {} seconds", self.stall_timeout.as_secs_f32());
+                Failure::Passing(HubError::Network { problem }, None)
+            })?;
+            let piece =
+                piece.map_err(|e| Failure::Passing(HubError::Network { problem: e.to_string() }, None))?;
+            if piece.is_empty() {
+                return match total {
+                    Some(total) if part.have < total => {
+                        let problem = format!("the connection ended after {} of {total} bytes", part.have);
+                        Err(Failure::Passing(HubError::Network { problem }, None))
+                    }
+                    _ => Ok(()),
+                };
+            }
+            part.append(&piece).map_err(Failure::Io)?;
+        }
+    }
+
+    /// The GGUF files that are kept.
+    pub fn list(&self) -> Vec<KeptFile> {
+        let mut kept = BTreeSet::new();
+        for directory in entries(&self.cache) {
+            let name = directory.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let Some(repository) = name.strip_prefix("models--") else { continue };
+            let repository = repository.replacen("--", "/", 1);
+            for snapshot in entries(&directory.join("snapshots")) {
+                for file in files_of(&snapshot) {
+                    let path = snapshot.join(&file);
+                    let bytes = fs::metadata(&path).map_or(0, |meta| meta.len());
+                    kept.insert(KeptFile { repository: repository.clone(), file, bytes, path });
+                }
+            }
+        }
+        kept.into_iter().collect()
+    }
+
+    /// Deletes a model in all its revisions, and returns the bytes that were freed.
+    ///
+    /// # Errors
+    /// If a file cannot be deleted.
+    pub fn remove(&self, model: &HubModel) -> Result<u64> {
+        let directory = self.repository(&model.repository);
+        let is_wanted = |file: &str| {
+            model.file.as_ref().is_none_or(|wanted| {
+                shard_names(wanted).map_or(file == wanted, |parts| parts.iter().any(|part| part == file))
+            })
+        };
+        for snapshot in entries(&directory.join("snapshots")) {
+            for file in files_of(&snapshot).iter().filter(|file| is_wanted(file)) {
+                let path = snapshot.join(file);
+                fs::remove_file(&path).map_err(io("delete", &path))?;
+            }
+        }
+        // Without a link to it nothing finds a blob.
+        let mut linked = BTreeSet::new();
+        for snapshot in entries(&directory.join("snapshots")) {
+            walk(&snapshot, &mut |path| {
+                linked.extend(fs::read_link(path).ok().and_then(|to| Some(to.file_name()?.to_owned())));
+            });
+        }
+        let mut freed = 0;
+        for blob in entries(&directory.join("blobs")) {
+            if blob.file_name().is_some_and(|name| !linked.contains(name)) {
+                freed += fs::metadata(&blob).map_or(0, |meta| meta.len());
+                fs::remove_file(&blob).map_err(io("delete", &blob))?;
+            }
+        }
+        if linked.is_empty() {
+            fs::remove_dir_all(&directory).or_else(missing_is_fine).map_err(io("delete", &directory))?;
+        }
+        Ok(freed)
+    }
+}
+
+fn missing_is_fine(error: io::Error) -> io::Result<()> {
+    if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) }
+}
+
+/// A failure as an error.
+fn last(failure: Failure, named: impl Fn(HubError) -> Error) -> Error {
+    match failure {
+        Failure::Final(error) | Failure::Passing(error, _) => named(error),
+        Failure::Io(error) => error,
+    }
+}
+
+fn failed(error: ureq::Error) -> Failure {
+    let problem = match error {
+        ureq::Error::Io(error) => error.to_string(),
+        other => other.to_string(),
+    };
+    Failure::Passing(HubError::Network { problem: format!("cannot connect: {problem}") }, None)
+}
+
+fn broken(error: ureq::Error) -> Failure {
+    Failure::Passing(HubError::Network { problem: format!("the connection broke: {error}") }, None)
+}
+
+fn header<'r>(answer: &'r Response<Body>, name: &str) -> Option<&'r str> {
+    answer.headers().get(name)?.to_str().ok()
+}
+
+/// Scheme, host and port of an http or https address.
+fn origin(url: &str) -> Option<String> {
+    let uri: Uri = url.parse().ok()?;
+    let scheme = uri.scheme_str().filter(|scheme| ["http", "https"].contains(scheme))?;
+    Some(format!("{scheme}://{}", uri.authority()?))
+}
+
+fn is_commit(revision: &str) -> bool {
+    revision.len() == 40 && revision.bytes().all(|b| b.is_ascii_hexdigit())
+}
+
+fn remote_of(answer: &Response<Body>) -> Option<Remote> {
+    let etag = header(answer, "x-linked-etag").or_else(|| header(answer, "etag"))?;
+    let etag = etag.trim_start_matches("W/").trim_matches('"');
+    let is_name = etag.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(&b));
+    let size = header(answer, "x-linked-size").or_else(|| match answer.status().is_success() {
+        true => header(answer, "content-length"),
+        false => None,
+    });
+    let commit = header(answer, "x-repo-commit").filter(|commit| is_commit(commit))?;
+    let (commit, etag) =
+        (commit.into(), Some(etag).filter(|e| is_name && (1..=128).contains(&e.len()))?.into());
+    Some(Remote { commit, etag, size: size.and_then(|size| size.parse().ok()) })
+}
+
+fn unfinished(etag: &str) -> String {
+    format!("{etag}.incomplete")
+}
+
+/// A path as part of an address.
+fn encoded(path: &str) -> String {
+    let mut text = String::with_capacity(path.len());
+    for byte in path.bytes() {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' | b'/' => {
+                text.push(char::from(byte))
+            }
+            _ => text.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    text
+}
+
+/// The file names in the Hub's description of a repository.
+fn siblings(text: &str) -> Vec<String> {
+    let list = Value::parse(text).ok().and_then(|value| value.get("siblings")?.elements());
+    let files = list.unwrap_or_default().into_iter();
+    files.filter_map(|file| file.get("rfilename")?.as_string()).filter(|file| is_relative(file)).collect()
+}
+
+/// The only model among files: a GGUF file, or the first of its parts.
+fn only<'f>(files: impl Iterator<Item = &'f str>) -> std::result::Result<String, HubError> {
+    let is_model = |file: &&str| {
+        let is_first = shard_names(file).is_none_or(|parts| parts.first().is_some_and(|first| first == file));
+        file.ends_with(".gguf") && is_first
+    };
+    let files: Vec<String> = files.filter(is_model).map(String::from).collect();
+    match &files[..] {
+        [file] => Ok(file.clone()),
+        _ => Err(HubError::Ambiguous { files }),
+    }
+}
+
+/// A file that is being downloaded.
+struct Part {
+    file: File,
+    path: PathBuf,
+    have: u64,
+    hash: Sha256,
+}
+
+impl Part {
+    /// Continues behind the bytes of an earlier download, unless there are too many.
+    fn resume(&mut self, size: Option<u64>) -> Result<()> {
+        let mut buffer = vec![0; 1 << 20];
+        loop {
+            let n = self.file.read(&mut buffer).map_err(io("read", &self.path))?;
+            if n == 0 {
+                break;
+            }
+            self.hash.update(buffer.get(..n).unwrap_or_default());
+            self.have += n as u64;
+        }
+        if size.is_some_and(|size| self.have > size) { self.restart() } else { Ok(()) }
+    }
+
+    fn restart(&mut self) -> Result<()> {
+        (self.have, self.hash) = (0, Sha256::new());
+        self.file.set_len(0).and_then(|()| self.file.rewind()).map_err(io("write", &self.path))
+    }
+
+    fn append(&mut self, piece: &[u8]) -> Result<()> {
+        self.file.write_all(piece).map_err(io("write", &self.path))?;
+        self.hash.update(piece);
+        self.have += piece.len() as u64;
+        Ok(())
+    }
+
+    /// Moves the file to its place if it is the one that the Hub announced, and deletes it otherwise.
+    fn finish(self, remote: &Remote, blob: &Path) -> Attempt<()> {
+        let Part { file, path, have, hash } = self;
+        let found: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+        let is_sum = remote.etag.len() == 64 && remote.etag.bytes().all(|b| b.is_ascii_hexdigit());
+        let problem = if let Some(size) = remote.size.filter(|size| *size != have) {
+            Some(format!("expected {size} bytes, found {have}"))
+        } else if is_sum && !remote.etag.eq_ignore_ascii_case(&found) {
+            Some(format!("expected the SHA-256 {}, found {found}", remote.etag))
+        } else {
+            None
+        };
+        if let Some(problem) = problem {
+            let _ = fs::remove_file(&path);
+            return Err(HubError::Damaged { problem }.into());
+        }
+        file.sync_all().map_err(|e| Failure::Io(io("write", &path)(e)))?;
+        fs::rename(&path, blob).map_err(|e| Failure::Io(io("write", blob)(e)))
+    }
+}
+
+/// Waits until no other program downloads this file.
+fn lock(directory: &Path, etag: &str, tick: &mut dyn FnMut() -> ControlFlow<()>) -> Attempt<File> {
+    let path = directory.join(format!("{etag}.lock"));
+    let failed = |source| Failure::Io(Error::Io { action: "lock", path: path.clone(), source });
+    fs::create_dir_all(directory).map_err(failed)?;
+    let file = OpenOptions::new().create(true).write(true).truncate(false).open(&path).map_err(failed)?;
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(file),
+            Err(TryLockError::WouldBlock) => {}
+            Err(TryLockError::Error(error)) => return Err(failed(error)),
+        }
+        if tick().is_break() {
+            return Err(HubError::Cancelled.into());
+        }
+        thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// Writes a small file as a whole: afterwards either the old or the new content is there.
+fn write_whole(directory: &Path, name: &str, content: &[u8]) -> Result<()> {
+    let path = directory.join(name);
+    let write = || {
+        fs::create_dir_all(directory)?;
+        let mut file = tempfile::NamedTempFile::new_in(directory)?;
+        file.write_all(content)?;
+        file.persist(&path)?;
+        Ok(())
+    };
+    write().map_err(io("write", &path))
+}
+
+/// Links to a blob by the name of its file.
+fn link(snapshot: &Path, file: &str, blob: &Path) -> Result<PathBuf> {
+    let path = snapshot.join(file);
+    if path.is_file() {
+        return Ok(path);
+    }
+    let make = || {
+        let directory = path.parent().unwrap_or(snapshot);
+        fs::create_dir_all(directory)?;
+        place(directory, &path, file, blob)
+    };
+    make().map_err(io("write", &path))?;
+    Ok(path)
+}
+
+#[cfg(unix)]
+fn place(directory: &Path, path: &Path, file: &str, blob: &Path) -> io::Result<()> {
+    let up = "../".repeat(2 + file.matches('/').count());
+    let to = format!("{up}blobs/{}", blob.file_name().unwrap_or_default().to_string_lossy());
+    let made = tempfile::Builder::new().make_in(directory, |path| std::os::unix::fs::symlink(&to, path))?;
+    made.into_temp_path().persist(path)?;
+    Ok(())
+}
+
+/// Links need a permission there that users lack.
+#[cfg(not(unix))]
+fn place(_: &Path, path: &Path, _: &str, blob: &Path) -> io::Result<()> {
+    fs::rename(blob, path)
+}
+
+fn entries(directory: &Path) -> Vec<PathBuf> {
+    fs::read_dir(directory).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path())).collect()
+}
+
+/// Calls `visit` with every file below a directory.
+fn walk(directory: &Path, visit: &mut dyn FnMut(&Path)) {
+    for path in entries(directory) {
+        match fs::symlink_metadata(&path) {
+            Ok(meta) if meta.is_dir() => walk(&path, visit),
+            Ok(_) => visit(&path),
+            Err(_) => {}
+        }
+    }
+}
+
+/// The GGUF files of a snapshot by their names in the repository.
+fn files_of(snapshot: &Path) -> Vec<String> {
+    let mut files = Vec::new();
+    walk(snapshot, &mut |path| {
+        let name = path.strip_prefix(snapshot).ok().and_then(Path::to_str);
+        files.extend(name.filter(|name| name.ends_with(".gguf")).map(|name| name.replace('\\', "/")));
+    });
+    files
+}
