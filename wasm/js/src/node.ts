@@ -2,6 +2,7 @@
 import { open, readFile } from "node:fs/promises";
 import { availableParallelism } from "node:os";
 import { fileURLToPath } from "node:url";
+import { Worker } from "node:worker_threads";
 import { ShohinError } from "./api/errors.js";
 import { downloadPieces } from "./load/download.js";
 import { filesWithoutCopies } from "./load/files.js";
@@ -9,6 +10,7 @@ import { hub } from "./load/names.js";
 import type { Pieces } from "./load/pieces.js";
 import { FIRST_READ_SIZE, READ_SIZE } from "./load/source.js";
 import { host, MAX_THREADS } from "./wasm/host.js";
+import { THREAD } from "./wasm/start-thread.js";
 
 export * from "./local.js";
 
@@ -34,6 +36,19 @@ host.threadsModule = async (simd) => readFile(threadsModule(simd) as URL);
 host.module = async (simd, given) => {
   const found = String(module(simd, given));
   return isUrl(found) ? found : readFile(pathOf(found));
+};
+
+host.startThread = (script, message) => {
+  const worker = new Worker(script, { workerData: THREAD });
+  const ready = new Promise<boolean>((resolve, reject) => {
+    worker.once("message", (holds: boolean) => {
+      worker.unref(); // a program may end while its threads sleep
+      resolve(holds);
+    });
+    worker.once("error", reject);
+  });
+  worker.postMessage(message);
+  return { ready, terminate: () => worker.terminate() };
 };
 
 host.files = (options) =>

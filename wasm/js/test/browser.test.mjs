@@ -5,6 +5,7 @@ import { readFile, stat } from "node:fs/promises";
 import { after, before, describe, test } from "node:test";
 import { fileURLToPath } from "node:url";
 import { launch, serve } from "./chromium.mjs";
+import { watchThreads } from "./threads.mjs";
 
 const MODEL = fileURLToPath(new URL("../../../models/sprout.gguf", import.meta.url));
 const EXPECTED = JSON.parse(await readFile(new URL("../../../models/sprout.expected.json", import.meta.url), "utf8")).models["sprout.gguf"];
@@ -569,23 +570,18 @@ describe("in a browser", () => {
 
   test("ends with an error when one of its threads is terminated", async () => {
     const isolation = { "Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-Policy": "require-corp" };
-    const script = (text) => (_request, response) => response.writeHead(200, { ...isolation, "Content-Type": "text/javascript" }).end(text);
     const routes = {
       "/": (_request, response) => response.writeHead(200, { ...isolation, "Content-Type": "text/html" }).end("<!doctype html>"),
       "/model.gguf": (_request, response) => createReadStream(MODEL).pipe(response),
-      "/watched.js": script('import "./members.js"; import "./worker.js";'),
-      "/members.js": script(`
-        const members = [];
-        globalThis.Worker = class extends Worker { constructor(...all) { super(...all); members.push(this); } };
-        new BroadcastChannel("end").onmessage = () => members[0].terminate();`),
     };
     const server = await serve(new URL("../../dist/", import.meta.url), routes, isolation);
     const page = await browser.newPage();
     try {
+      await page.addInitScript(watchThreads);
       await page.goto(server.url);
       const seen = await page.evaluate(async () => {
         const { Engine } = await import("/index.js");
-        const engine = await Engine.load("model.gguf", { threads: 2, workerUrl: "watched.js" });
+        const engine = await Engine.load("model.gguf", { threads: 2 });
         if (engine.info.threads === 1) return;
         const says = async (engine) => {
           for await (const _chunk of engine.generate("Once", { maxTokens: 5 }));
@@ -599,7 +595,7 @@ describe("in a browser", () => {
         const waiting = (async () => {
           for (;;) await says(engine);
         })().catch((error) => error.code);
-        new BroadcastChannel("end").postMessage("now");
+        workersOfThreads[0].terminate();
         return [disposed, await waiting, await engine.tokenize("x").catch((error) => error.code)];
       });
       if (seen) assert.deepEqual(seen, ["disposed", "crashed", "crashed"]);

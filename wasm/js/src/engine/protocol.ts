@@ -27,10 +27,16 @@ export type ToWorker =
   | { id: number; method: Method; params: unknown }
   | { id: number; abort: true }
   /** The bytes the runtime asked for; none at the end. */
-  | { id: number; piece: Uint8Array | undefined };
+  | { id: number; piece: Uint8Array | undefined }
+  /** A thread waits for work; `holds`: it holds its lock. */
+  | { thread: number; holds: boolean }
+  | { thread: number; failed: string };
 
 /** From the worker to its engine. @internal */
 export type FromWorker =
+  /** Asks for a thread, whose number it is, with its script and first message. */
+  | { thread: number; script: string; message: unknown }
+  | { thread: number; terminate: true }
   /** Names of locks that are released when a thread of the pool ends. */
   | { locks: string[] }
   | { id: number; progress: Progress }

@@ -2,6 +2,7 @@
 import { abortError, ShohinError } from "../api/errors.js";
 import type { CallMethod, FromWorker, Method, Params, Result, StreamMethod, ToWorker } from "./protocol.js";
 import type { Caller, Runtime } from "./runtime.js";
+import { isForeign, startModule, startThread, type Thread } from "../wasm/start-thread.js";
 import type { Transport } from "./transport.js";
 
 /** A request without an answer yet. */
@@ -15,6 +16,8 @@ interface Pending extends Caller {
 export class WorkerTransport implements Transport {
   #worker: Worker;
   #pending = new Map<number, Pending>();
+  /** The threads of the worker. */
+  #threads = new Map<number, Thread>();
   #nextId = 1;
   #closed: ShohinError | undefined;
 
@@ -40,6 +43,8 @@ export class WorkerTransport implements Transport {
     if (this.#closed) return;
     this.#closed = reason;
     this.#worker.terminate();
+    for (const thread of this.#threads.values()) thread.terminate();
+    this.#threads.clear();
     for (const { reject } of this.#pending.values()) reject(reason);
     this.#pending.clear();
   }
@@ -50,6 +55,8 @@ export class WorkerTransport implements Transport {
 
   #receive(message: FromWorker): void {
     if ("locks" in message) return this.#watch(message.locks);
+    if ("script" in message) return void this.#startThread(message);
+    if ("terminate" in message) return void this.#threads.get(message.thread)?.terminate();
     const { id } = message;
     const pending = this.#pending.get(id);
     if (!pending) return;
@@ -67,6 +74,17 @@ export class WorkerTransport implements Transport {
     // The caller's array stays usable: its copy is transferred.
     const piece = (await read?.(at))?.slice();
     this.#post({ id, piece }, piece ? [piece.buffer] : []);
+  }
+
+  async #startThread({ thread, script, message }: Extract<FromWorker, { script: string }>): Promise<void> {
+    if (this.#closed) return;
+    try {
+      const started = startThread(new URL(script), message);
+      this.#threads.set(thread, started);
+      this.#post({ thread, holds: await started.ready });
+    } catch (error) {
+      this.#post({ thread, failed: String(error) });
+    }
   }
 
   /** Closes when a thread of the worker ends, for which it might wait forever. */
@@ -150,15 +168,7 @@ function startWorker(workerUrl: string | URL | undefined): Worker {
   try {
     if (workerUrl !== undefined) return new Worker(workerUrl, { type: "module" });
     const home = new URL(import.meta.url);
-    if (/^https?:$/.test(home.protocol) && home.origin !== location.origin) {
-      // The script of a worker must come from the page's origin, but may import from another, such as a CDN.
-      const script = `import ${JSON.stringify(new URL("worker.js", home).href)};`;
-      const url = URL.createObjectURL(new Blob([script], { type: "text/javascript" }));
-      const worker = new Worker(url, { type: "module" });
-      // Once the worker sends something, it has loaded the script.
-      worker.addEventListener("message", () => URL.revokeObjectURL(url), { once: true });
-      return worker;
-    }
+    if (isForeign(home)) return startModule(new URL("worker.js", home));
     // Bundlers look for exactly this expression.
     return new Worker(new URL("./worker.js", import.meta.url), { type: "module" });
   } catch (cause) {

@@ -11,14 +11,30 @@ const aborts = new Map<number, AbortController>();
 /** Requests that wait for bytes. */
 const readers = new Map<number, (piece: Uint8Array | undefined) => void>();
 
+/** Threads that the page is starting. */
+const threads = new Map<number, { resolve: (holds: boolean) => void; reject: (error: Error) => void }>();
+let threadsAsked = 0;
+
 const send = (message: FromWorker) => postMessage(message);
 
 Object.assign(host, { files: filesWithCopies, copies: listCache } satisfies Partial<typeof host>);
+// By the page: if one worker starts another, Firefox may lose the signal that the first waits for, and it waits forever.
+host.startThread = (script, message) => {
+  const thread = ++threadsAsked;
+  const ready = new Promise<boolean>((resolve, reject) => threads.set(thread, { resolve, reject }));
+  send({ thread, script: script.href, message });
+  return { ready, terminate: () => send({ thread, terminate: true }) };
+};
 // Only the page can notice: this thread may be blocked until the ended one answers.
 host.threadsStarted = (locks) => send({ locks });
 
 self.onmessage = ({ data }: MessageEvent<ToWorker>) => {
-  if ("abort" in data) {
+  if ("thread" in data) {
+    const thread = threads.get(data.thread);
+    threads.delete(data.thread);
+    if ("failed" in data) thread?.reject(new Error(data.failed));
+    else thread?.resolve(data.holds);
+  } else if ("abort" in data) {
     aborts.get(data.id)?.abort();
     readers.get(data.id)?.(undefined);
   } else if ("piece" in data) {

@@ -3,6 +3,7 @@ import type { LoadOptions } from "../api/options.js";
 import type { CacheEntry } from "../load/cache.js";
 import { filesWithoutCopies, type Files } from "../load/files.js";
 import type { Simd } from "./simd.js";
+import { startThread, type StartThread } from "./start-thread.js";
 
 /** More threads than this only compete for memory bandwidth. */
 export const MAX_THREADS = 16;
@@ -19,6 +20,8 @@ export const host: {
   threadsScript: () => URL;
   /** The module for several threads, or its address. */
   threadsModule: (simd: Simd) => Promise<BufferSource> | URL;
+  /** Starts a thread of the pool. */
+  startThread: StartThread;
   /** Called with the names of locks, one for each thread of the pool, that are released when the thread ends. */
   threadsStarted: (locks: string[]) => void;
   /** Address of `webgpu.js`. */
@@ -42,6 +45,7 @@ export const host: {
   threadsScript: () => new URL("threads.js", import.meta.url),
   threadsModule: (simd) =>
     simd === "relaxed" ? new URL("shohin_wasm_threads_relaxed_bg.wasm", import.meta.url) : new URL("shohin_wasm_threads_bg.wasm", import.meta.url),
+  startThread,
   threadsStarted: () => {},
   gpuScript: () => new URL("webgpu.js", import.meta.url),
   gpuModule: () => new URL("shohin_wasm_webgpu_bg.wasm", import.meta.url),

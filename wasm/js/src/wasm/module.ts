@@ -68,7 +68,7 @@ async function startThreads(count: number, builds: Simd[]): Promise<CpuModule> {
   const { href } = host.threadsScript();
   const script = (await import(/* @vite-ignore */ /* webpackIgnore: true */ href)) as typeof import("./threads.js");
   const module = await firstLoaded(builds, async (simd) => script.compile(await host.threadsModule(simd)));
-  host.threadsStarted(await script.start(module, count));
+  host.threadsStarted(await script.start(module, count, host.startThread));
   return script;
 }
 

@@ -1,18 +1,12 @@
 // The multi-threaded engine: the build with shared memory and, started as a worker, a thread of its pool. A separate file that is
 // imported and started by its address, so that it is fetched only when used.
 import init, * as glue from "shohin-threads";
+import { THREAD, type StartThread } from "./start-thread.js";
 
 export * from "shohin-threads";
 
-/** Name of the workers, by which this script recognizes that it runs in one. */
-const THREAD = "shohin-thread";
 /** Bytes of a thread's stack. */
 const STACK = 1 << 19;
-
-interface Thread {
-  postMessage(message: unknown): void;
-  terminate(): unknown;
-}
 
 /** The first message to a thread. */
 interface Start {
@@ -29,15 +23,14 @@ const workerThreads = typeof process === "object" && process.versions?.node ? im
  * Instantiates `module` and starts a pool of `count` threads, including the calling one. Returns the names of locks that are released
  * when a thread ends; none in Node.
  */
-export async function start(module: WebAssembly.Module, count: number): Promise<string[]> {
+export async function start(module: WebAssembly.Module, count: number, startThread: StartThread): Promise<string[]> {
   await init({ module_or_path: module });
   const memory = glue.shared_memory();
-  const threads: Thread[] = [];
-  const node = await workerThreads;
   const pool = crypto.randomUUID();
   const locks = Array.from({ length: count - 1 }, (_, i) => `shohin-${pool}-${i}`);
+  const threads = locks.map((lock) => startThread(new URL(import.meta.url), { module, memory, lock } satisfies Start));
   try {
-    const held = await Promise.all(locks.map((lock) => spawn({ module, memory, lock }, threads, node)));
+    const held = await Promise.all(threads.map(({ ready }) => ready));
     return locks.filter((_, i) => held[i]);
   } catch (error) {
     for (const thread of threads) thread.terminate();
@@ -53,37 +46,6 @@ export async function compile(wasm: BufferSource | URL): Promise<WebAssembly.Mod
   return response.headers.get("Content-Type") === "application/wasm"
     ? WebAssembly.compileStreaming(response)
     : WebAssembly.compile(await response.arrayBuffer());
-}
-
-/** Starts a thread; resolves once it waits for work, to whether it holds its lock. */
-function spawn(start: Start, threads: Thread[], node: Awaited<typeof workerThreads>): Promise<boolean> {
-  return new Promise((resolve, reject) => {
-    if (node) {
-      const worker = new node.Worker(new URL(import.meta.url), { workerData: THREAD });
-      threads.push(worker);
-      worker.once("message", () => {
-        worker.unref(); // a program may end while its threads sleep
-        resolve(false);
-      });
-      worker.once("error", reject);
-      worker.postMessage(start);
-      return;
-    }
-    const home = new URL(import.meta.url);
-    const foreign = home.origin !== location.origin;
-    // The script of a worker must come from the page's origin, but may import from another.
-    const script = foreign
-      ? URL.createObjectURL(new Blob([`import ${JSON.stringify(home.href)};`], { type: "text/javascript" }))
-      : home;
-    const worker = new Worker(script, { type: "module", name: THREAD });
-    threads.push(worker);
-    worker.onmessage = ({ data }: MessageEvent<boolean>) => {
-      if (typeof script === "string") URL.revokeObjectURL(script);
-      resolve(data);
-    };
-    worker.onerror = (event) => reject(new Error(event.message || "a worker could not be started"));
-    worker.postMessage(start);
-  });
 }
 
 async function run({ module, memory, lock }: Start, ready: (holds: boolean) => void): Promise<void> {
