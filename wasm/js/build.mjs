@@ -22,6 +22,9 @@ const common = {
   outdir: "dist",
 };
 await build({ ...common, platform: "browser", entryPoints: { index: "js/src/index.ts", worker: "js/src/engine/worker.ts", local: "js/src/local.ts" } });
+// One file each for pages and Node: they import the engine as its users do, so that there is only one.
+const own = { name: "own", setup: ({ onResolve }) => onResolve({ filter: /^\.\.\/index\.js$/ }, () => ({ path: "shohin", external: true })) };
+await build({ ...common, platform: "neutral", entryPoints: ["prompt-api", "ai-sdk", "langchain", "react"].map((name) => `js/src/${name}.ts`), plugins: [own], external: ["@langchain/core", "react"] });
 // Node prints the line of an uncaught error: keep it short.
 await build({ ...common, platform: "node", minifySyntax: false, minifyWhitespace: false, entryPoints: ["js/src/node.ts"] });
 const modules = [["pkg", "shohin_wasm_bg.wasm"]];
@@ -65,7 +68,7 @@ const declare = async (file) => {
   const text = await readFile(path(`../dist/${file}`), "utf8");
   for (const [, from] of text.matchAll(/(?:from |import\()"(\.[^"]*)\.js"/g)) await declare(posix.join(posix.dirname(file), `${from}.d.ts`));
 };
-for (const file of ["index.d.ts", "local.d.ts", "node.d.ts"]) await declare(file);
+for (const file of ["index.d.ts", "local.d.ts", "node.d.ts", "prompt-api.d.ts", "ai-sdk.d.ts", "langchain.d.ts", "react.d.ts"]) await declare(file);
 const written = (await readdir(path("../dist"), { recursive: true })).map((file) => file.replaceAll("\\", "/")).filter((file) => file.endsWith(".d.ts"));
 for (const file of written) if (!declared.has(file)) await rm(path(`../dist/${file}`));
 for (const license of ["LICENSE-MIT", "LICENSE-APACHE"]) {

@@ -83,6 +83,13 @@ pub(crate) static CHROMEDRIVER: Program = Program {
     elsewhere: "install ChromeDriver of the browser's version, or set CHROMEDRIVER to its path",
 };
 
+pub(crate) static FIREFOX: Program = Program {
+    names: &["firefox-esr", "firefox", "/Applications/Firefox.app/Contents/MacOS/firefox"],
+    variable: "FIREFOX",
+    debian: &["firefox-esr"],
+    elsewhere: "install Firefox, or set FIREFOX to its path",
+};
+
 pub(crate) static ARM_GCC: Program = Program {
     names: &["aarch64-linux-gnu-gcc"],
     variable: "AARCH64_LINUX_GNU_GCC",

@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::command::{Cmd, Result, Tally};
-use crate::machine::{ARM_GCC, CHROMEDRIVER, CHROMIUM, GXX, MAKE, Machine, Need, QEMU_ARM, QEMU_X86, XZ};
+use crate::machine::{
+    ARM_GCC, CHROMEDRIVER, CHROMIUM, FIREFOX, GXX, MAKE, Machine, Need, QEMU_ARM, QEMU_X86, XZ,
+};
 use crate::package::{BINDGEN, CLI, CORE, GPU, HOST, TESTS, WASM as WASM_SHELL, XTASK};
 use crate::web::{self, WASM};
 use crate::{cpu_time, demo, instructions, source};
@@ -275,14 +277,15 @@ pub(crate) const SUITES: &[Suite] = &[
     },
     Suite {
         name: "npm",
-        about: "the npm package: build, type check, tests in Node and Chromium, contents of the tarball",
-        needs: PAGE,
+        about: "the npm package: build, type check, tests in Node, Chromium and Firefox, contents of the tarball",
+        needs: BROWSERS,
         unfit: ANYWHERE,
         run: |m| {
             web::build(m)?;
             m.cmd("npm").args("run --silent check").run()?;
             let tests = m.cmd("npm").args("test --silent --workspace wasm");
-            let tally = tests.env("CHROME", m.program(&CHROMIUM)?).tests()?;
+            let tally =
+                tests.env("CHROME", m.program(&CHROMIUM)?).env("FIREFOX", m.program(&FIREFOX)?).tests()?;
             m.cmd("node").arg(m.root.join("xtask/npm-pack.mjs")).run()?;
             Ok(tally)
         },
@@ -290,13 +293,14 @@ pub(crate) const SUITES: &[Suite] = &[
     },
     Suite {
         name: "page",
-        about: "the chat page in headless Chromium, from the first keystroke to the streamed reply",
-        needs: PAGE,
+        about: "the chat page in headless Chromium and Firefox, from the first keystroke to the streamed reply",
+        needs: BROWSERS,
         unfit: ANYWHERE,
         run: |m| {
             web::build(m)?;
             let tests = m.cmd("npm").args("test --silent --workspace web-demo");
-            tests.env("CHROME", m.program(&CHROMIUM)?).env(SMOLLM2, fetched_smollm2(m)).tests()
+            let tests = tests.env("CHROME", m.program(&CHROMIUM)?).env("FIREFOX", m.program(&FIREFOX)?);
+            tests.env(SMOLLM2, fetched_smollm2(m)).tests()
         },
         counts: true,
     },
@@ -315,6 +319,16 @@ pub(crate) const SUITES: &[Suite] = &[
 
 const PAGE: &[Need] =
     &[Need::Target(WASM), Need::Bindgen, Need::Node, Need::NodeModules, Need::Program(&CHROMIUM)];
+
+/// What the tests of the package and the page need; the demonstration opens in one browser.
+const BROWSERS: &[Need] = &[
+    Need::Target(WASM),
+    Need::Bindgen,
+    Need::Node,
+    Need::NodeModules,
+    Need::Program(&CHROMIUM),
+    Need::Program(&FIREFOX),
+];
 
 fn clippy(m: &mut Machine) -> Result<Tally> {
     let lint = |target: Option<&str>, packages: fn(Cmd) -> Cmd| {

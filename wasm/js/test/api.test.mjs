@@ -259,6 +259,26 @@ describe("a model that thinks and calls tools", () => {
     await engine.dispose();
   });
 
+  test("continues a reply that was cut off", async () => {
+    const engine = await load(["<think>", "\nOne, ", "two, ", "three.\n", "</think>", "\n\n", "The reply", " is", " this."]);
+    const whole = (await collect(engine.chat(ask("?"), { ...options, thinking: true }))).finish;
+    for (let maxTokens = 1; maxTokens < whole.usage.completionTokens; maxTokens++) {
+      const begun = (await collect(engine.chat(ask("?"), { ...options, thinking: true, maxTokens }))).finish.message;
+      const messages = [...ask("?"), begun];
+      const more = await collect(engine.chat(messages, { ...options, thinking: true, continueFinalMessage: true }));
+      assert.deepEqual(more.finish.message, whole.message, `after ${maxTokens} tokens`);
+      assert.equal(begun.content + more.text, whole.message.content);
+      assert.deepEqual((await engine.snapshot()).messages, [...ask("?"), whole.message]);
+    }
+    await assert.rejects(engine.reply("?", { continueFinalMessage: true }), (error) => fails("argument")(error) && /^continueFinalMessage needs a reply/.test(error.message));
+    const session = engine.session({ preset: "greedy", thinking: true });
+    await collect(session.send("?", { maxTokens: 3 }));
+    assert.deepEqual(session.messages, [...ask("?"), { role: "assistant", content: "", reasoning: "One, two, " }]);
+    await collect(session.send([], { continueFinalMessage: true, maxTokens: 60 }));
+    assert.deepEqual(session.messages, [...ask("?"), whole.message]);
+    await engine.dispose();
+  });
+
   test("ends thoughts at their budget", async () => {
     const engine = await load(["<think>", "a ", "b ", "c ", "d ", "e "]);
     const { reasoning, finish } = await collect(engine.chat(ask("?"), { ...options, thinking: { budget: 3 } }));

@@ -3,32 +3,37 @@ import assert from "node:assert/strict";
 import { execFile } from "node:child_process";
 import { createHash } from "node:crypto";
 import { existsSync } from "node:fs";
-import { mkdir, mkdtemp, readdir, readFile, realpath, rm, writeFile } from "node:fs/promises";
+import { mkdir, mkdtemp, readdir, readFile, realpath, rm, symlink, writeFile } from "node:fs/promises";
 import { createRequire } from "node:module";
 import { tmpdir } from "node:os";
-import { join } from "node:path";
+import { dirname, join } from "node:path";
 import { after, before, describe, test } from "node:test";
 import { fileURLToPath, pathToFileURL } from "node:url";
 import { promisify } from "node:util";
 import webpack from "webpack";
 import { launch, serve } from "./chromium.mjs";
+import { guides } from "./examples.mjs";
 
 const execute = promisify(execFile);
 const PACKAGE = fileURLToPath(new URL("../../", import.meta.url));
 const MODEL = await readFile(new URL("../../../models/sprout.gguf", import.meta.url));
 // A dependency of the chat page.
-const { build, createServer } = await import(pathToFileURL(createRequire(new URL("../../../web-demo/package.json", import.meta.url)).resolve("vite")));
+const VITE = createRequire(new URL("../../../web-demo/package.json", import.meta.url));
+const { build, createServer } = await import(pathToFileURL(VITE.resolve("vite")));
 
 const ISOLATION = { "Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-Policy": "require-corp" };
 const MAIN = `
   import { Engine } from "shohin";
   import { Engine as LocalEngine } from "shohin/local";
+  import { createLanguageModel } from "shohin/prompt-api";
 
   const out = document.querySelector("#out");
   try {
     const engine = await (location.search === "?local" ? LocalEngine : Engine).load("models/sprout.gguf");
     const chunks = engine.generate("Once upon a time", { preset: "greedy", maxTokens: 40 });
     for await (const { text } of chunks) out.textContent += text;
+    const session = await createLanguageModel({ model: engine }).create();
+    if (session.contextWindow !== engine.context) throw new Error("not the same engine");
     out.dataset.info = JSON.stringify(engine.info);
     await engine.dispose();
   } catch (error) {
@@ -47,7 +52,7 @@ describe("bundlers", { timeout: 600_000 }, () => {
     const { stdout } = await npm("pack", "--json", "--ignore-scripts", PACKAGE);
     await npm("install", "--offline", "--no-audit", "--no-fund", `./${JSON.parse(stdout)[0].filename}`);
     browser = await launch();
-    const map = { imports: { shohin: "./node_modules/shohin/dist/index.js", "shohin/local": "./node_modules/shohin/dist/local.js" } };
+    const map = { imports: { shohin: "./node_modules/shohin/dist/index.js", "shohin/local": "./node_modules/shohin/dist/local.js", "shohin/prompt-api": "./node_modules/shohin/dist/prompt-api.js" } };
     await writeFile(join(project, "plain.html"), html(`<script type="importmap">${JSON.stringify(map)}</script><script type="module" src="main.js"></script>`));
     await writeFile(join(project, "index.html"), html('<script type="module" src="main.js"></script>'));
     plain = await says(".", {}, "plain.html");
@@ -114,6 +119,14 @@ describe("bundlers", { timeout: 600_000 }, () => {
     assert.deepEqual(await modules(directory), await modules("node_modules/shohin/dist"));
   }
 
+  /** Writes the configuration in a page of docs/web into the project; returns its path. */
+  async function documented(guide) {
+    const [{ text }] = (await guides())[guide].blocks;
+    const file = join(project, `documented.${guide}.config.js`);
+    await writeFile(file, text);
+    return file;
+  }
+
   /** Whether the package has an optional file. */
   const has = (file) => existsSync(join(project, "node_modules/shohin/dist", file));
 
@@ -129,12 +142,11 @@ describe("bundlers", { timeout: 600_000 }, () => {
 
   test("webpack", async () => {
     const output = { path: join(project, "webpack") };
-    const settings = { mode: "production", context: project, entry: "./main.js", output };
-    const stats = await new Promise((resolve, reject) => webpack(settings, (error, stats) => (error ? reject(error) : resolve(stats))));
+    const { default: settings } = await import(pathToFileURL(await documented("webpack")));
+    assert.deepEqual(settings.devServer.headers, ISOLATION);
+    const stats = await new Promise((resolve, reject) => webpack({ ...settings, context: project, output }, (error, stats) => (error ? reject(error) : resolve(stats))));
     const { errors, warnings } = stats.toJson({ all: false, errors: true, warnings: true });
-    // It only warns of the size of the modules.
-    const said = [...errors, ...warnings].map(({ message }) => message).filter((message) => !message.startsWith("asset size limit"));
-    assert.deepEqual(said, []);
+    assert.deepEqual([...errors, ...warnings].map(({ message }) => message), []);
     await writeFile(join(output.path, "index.html"), html('<script defer src="main.js"></script>'));
     await agrees("webpack");
   });
@@ -147,8 +159,10 @@ describe("bundlers", { timeout: 600_000 }, () => {
   test("Vite's development server", async () => {
     await mkdir(join(project, "public/models"), { recursive: true });
     await writeFile(join(project, "public/models/sprout.gguf"), MODEL);
-    for (const [headers, name, expected] of [[{}, "", plain], [ISOLATION, "", isolated], [{}, "?local", local]]) {
-      const server = await createServer({ root: project, configFile: false, logLevel: "warn", server: { host: "127.0.0.1", port: 0, headers } });
+    await symlink(dirname(VITE.resolve("vite/package.json")), join(project, "node_modules/vite"), "junction");
+    const config = await documented("vite");
+    for (const [configFile, name, expected] of [[false, "", plain], [config, "", isolated], [false, "?local", local]]) {
+      const server = await createServer({ root: project, configFile, logLevel: "warn", server: { host: "127.0.0.1", port: 0 } });
       try {
         await server.listen();
         assert.deepEqual(await shows(server.resolvedUrls.local[0] + name), expected);

@@ -115,10 +115,10 @@ export async function longestTask(browser, page, work) {
   await devtools.send("Tracing.end");
   await complete;
   await devtools.detach();
-  const { pid, tid } = events.find(({ name, args }) => name === "TimeStamp" && args.data?.message === "the page");
+  const { pid, tid, ts: begin } = events.find(({ name, args }) => name === "TimeStamp" && args.data?.message === "the page");
   const longest = (...names) =>
     events
-      .filter((event) => event.pid === pid && event.tid === tid && event.ph === "X" && names.includes(event.name))
+      .filter((event) => event.pid === pid && event.tid === tid && event.ph === "X" && event.ts > begin && names.includes(event.name))
       .reduce((most, { tdur, dur }) => Math.max(most, (tdur ?? dur) / 1e3), 0);
-  return { task: longest("RunTask"), script: longest("FunctionCall", "FireAnimationFrame", "RunMicrotasks") };
+  return { task: longest("RunTask"), script: longest("v8.evaluateModule", "FunctionCall", "FireAnimationFrame", "RunMicrotasks") };
 }

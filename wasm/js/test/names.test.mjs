@@ -10,6 +10,16 @@ import { Engine, MODELS, ShohinError } from "shohin";
 
 const FILE = await readFile(new URL("../../../models/sprout-nano.gguf", import.meta.url));
 
+test("the names are those of the command line", async () => {
+  const source = await readFile(new URL("../../../host/src/hub.rs", import.meta.url), "utf8");
+  const [, rows] = /^published! \{\n(.*?)^\}/ms.exec(source);
+  const models = [...rows.matchAll(/"(.*?)" "(.*?)" "(.*?)" ([\d_]+);/g)];
+  assert.deepEqual(
+    models.map(([, name, repository, file, bytes]) => ({ name, repository, file, bytes: Number(bytes.replaceAll("_", "")) })),
+    MODELS,
+  );
+});
+
 describe("a model by name", () => {
   let server, hub;
   const asked = [];

@@ -1,22 +1,28 @@
-// The examples in README.md, as a reader would copy them, and the packed package: `npm run build -w wasm` first.
+// The examples in README.md and docs/web, as a reader would copy them, and the packed package: `npm run build -w wasm` first.
 import assert from "node:assert/strict";
-import { execFile } from "node:child_process";
+import { execFile, spawn } from "node:child_process";
+import { once } from "node:events";
 import { existsSync } from "node:fs";
 import { mkdir, mkdtemp, readFile, rm, symlink, writeFile } from "node:fs/promises";
 import { createRequire } from "node:module";
+import { createServer } from "node:net";
 import { tmpdir } from "node:os";
-import { join } from "node:path";
+import { dirname, join } from "node:path";
 import { after, before, describe, test } from "node:test";
 import { fileURLToPath, pathToFileURL } from "node:url";
 import { promisify } from "node:util";
-import { transform } from "esbuild";
+import { brotliCompressSync } from "node:zlib";
+import { build, transform } from "esbuild";
 import { launch, serve } from "./chromium.mjs";
+import { blocksOf, guides } from "./examples.mjs";
 import { scripted } from "./scripted.mjs";
 
 const execute = promisify(execFile);
+const require = createRequire(import.meta.url);
 const PACKAGE = fileURLToPath(new URL("../../", import.meta.url));
 const README = await readFile(join(PACKAGE, "README.md"), "utf8");
-const BLOCKS = [...README.matchAll(/^```(\w+)\n(.*?)^```$/gms)].map(([, kind, text]) => ({ kind, text }));
+const BLOCKS = blocksOf(README);
+const GUIDES = await guides();
 const blocks = (kind) => BLOCKS.filter((block) => block.kind === kind).map(({ text }) => text);
 /** Prepended to examples that use the engine of the first one. */
 const PRELUDE = 'import { Engine } from "shohin";\nconst engine = await Engine.load("bonsai-1.7b");\n';
@@ -25,11 +31,15 @@ const SPROUT = await readFile(new URL("../../../models/sprout.gguf", import.meta
 const TOOLS = Buffer.from(scripted(["It is", " noon."]));
 const whole = (text) => (text.includes("import ") ? text : PRELUDE + text);
 
-describe("README.md", { timeout: 120_000 }, () => {
+describe("README.md and docs/web", { timeout: 300_000 }, () => {
   let project, server, browser;
   before(async () => {
     project = await mkdtemp(join(tmpdir(), "shohin-"));
-    await mkdir(join(project, "node_modules"));
+    for (const directory of ["node_modules/@langchain", "node_modules/@types"]) await mkdir(join(project, directory), { recursive: true });
+    // What the guides say to install.
+    for (const name of ["@langchain/core", "@types/react", "ai", "react", "react-dom", "sirv", "zod"]) {
+      await symlink(dirname(require.resolve(`${name}/package.json`)), join(project, "node_modules", name), "junction");
+    }
     await symlink(PACKAGE, join(project, "node_modules/shohin"));
     await symlink(fileURLToPath(new URL("../../../models", import.meta.url)), join(project, "models"));
     server = await serve(pathToFileURL(`${project}/`));
@@ -41,16 +51,17 @@ describe("README.md", { timeout: 120_000 }, () => {
     await rm(project, { recursive: true });
   });
 
-  /** Opens a page of the project and waits until `done` accepts its text and console output. */
-  async function shows(name, done) {
+  /** Opens a page of the project, in which every model is `model`, and waits until `done` accepts its text and console output. */
+  async function shows(name, done, { at = server, model = SPROUT, act = async () => {} } = {}) {
     const page = await browser.newPage();
     // In place of the hub, which would send the real model.
     const headers = { "Access-Control-Allow-Origin": "*" };
-    await page.context().route("https://huggingface.co/**", (route) => route.fulfill({ status: 200, headers, body: name.startsWith("tools") ? TOOLS : SPROUT }));
+    await page.context().route("https://huggingface.co/**", (route) => route.fulfill({ status: 200, headers, body: model }));
     const said = [];
     page.on("console", (message) => said.push(message.text()));
     page.on("pageerror", (error) => said.push(`error: ${error}`));
-    await page.goto(server.url + name);
+    await page.goto(at.url + name);
+    await act(page);
     for (let tries = 0; ; tries++) {
       const text = await page.evaluate(() => document.querySelector("#out")?.textContent ?? "");
       if (done(text, said)) break;
@@ -61,35 +72,135 @@ describe("README.md", { timeout: 120_000 }, () => {
   }
 
   test("has examples of the languages tested here, and no others", () => {
-    assert.deepEqual(BLOCKS.map(({ kind }) => kind), ["ts", "html", "js", "ts", "ts"]);
+    assert.deepEqual(BLOCKS.map(({ kind }) => kind), ["ts", "html", "js", "ts", "ts", "ts"]);
   });
 
+  async function compile(files, ...more) {
+    for (const [name, text] of Object.entries(files)) await writeFile(join(project, name), text);
+    const bin = require.resolve("typescript/package.json").replace("package.json", "bin/tsc");
+    const options = ["--noEmit", "--strict", "--noUncheckedIndexedAccess", "--exactOptionalPropertyTypes", "--target", "es2022", "--module", "nodenext", "--lib", "es2022,dom,dom.asynciterable", "--types", "", ...more];
+    await execute(process.execPath, [bin, ...options, ...Object.keys(files)], { cwd: project }).catch(({ stdout, stderr }) => assert.fail(stdout + stderr));
+  }
+
   test("compiles in strict TypeScript", async () => {
-    const names = await Promise.all(
-      blocks("ts").map(async (text, i) => {
-        await writeFile(join(project, `block-${i}.mts`), whole(text));
-        return `block-${i}.mts`;
-      }),
-    );
-    const bin = createRequire(import.meta.url).resolve("typescript/package.json").replace("package.json", "bin/tsc");
-    const options = ["--noEmit", "--strict", "--noUncheckedIndexedAccess", "--exactOptionalPropertyTypes", "--target", "es2022", "--module", "nodenext", "--lib", "es2022,dom,dom.asynciterable", "--types", ""];
-    await execute(process.execPath, [bin, ...options, ...names], { cwd: project }).catch(({ stdout, stderr }) => assert.fail(stdout + stderr));
+    await compile(Object.fromEntries(blocks("ts").map((text, i) => [`block-${i}.mts`, whole(text)])));
+    const files = Object.entries(GUIDES).flatMap(([name, { blocks }]) => blocks.filter(({ kind }) => kind.startsWith("ts")).map(({ kind, text }) => [`guide-${name}.m${kind}`.replace(".mtsx", ".tsx"), text]));
+    // Declarations of other packages are not checked.
+    await compile({ ...Object.fromEntries(files), "package.json": '{ "type": "module" }' }, "--skipLibCheck", "--jsx", "react-jsx");
   });
 
   test("runs in a page", async () => {
     const [plain] = blocks("html");
     await writeFile(join(project, "plain.html"), plain);
     await shows("plain.html", (text) => text.length > 5);
-    const map = /<script type="importmap">.*?<\/script>/s.exec(plain)[0];
+    const dist = "./node_modules/shohin/dist";
+    const map = /<script type="importmap">.*?<\/script>/s.exec(plain)[0].replace('" }', `", "shohin/prompt-api": "${dist}/prompt-api.js" }`);
     const expected = {
       chat: (text, said) => text.length > 5 && said.some((line) => /^(stop|length) \d/.test(line)),
       tools: (text) => text === "It is noon.",
       form: (_, said) => said.some((line) => /^\d$/.test(line)),
+      session: (text, said) => text.length > 5 && said.includes("0") && said.includes("1"),
     };
     for (const [i, [name, done]] of Object.entries(expected).entries()) {
       const { code } = await transform(whole(blocks("ts")[i]), { loader: "ts" });
       await writeFile(join(project, `${name}.html`), `<!doctype html><pre id="out"></pre>${map}<script type="module">${code}</script>`);
-      await shows(`${name}.html`, done);
+      await shows(`${name}.html`, done, name === "tools" ? { model: TOOLS } : {});
+    }
+  });
+
+  test("has guides whose examples are all tested", () => {
+    const kinds = Object.entries(GUIDES).map(([name, { blocks }]) => [name, blocks.map(({ kind }) => kind).join()]);
+    // Those of Vite and webpack by bundlers.test.mjs.
+    assert.deepEqual(Object.fromEntries(kinds), { "ai-sdk": "ts", browsers: "", csp: "html,js", hosting: "js", html: "html", langchain: "ts", rag: "ts", react: "tsx", tools: "ts", vite: "js", webpack: "js" });
+  });
+
+  test("has guides whose examples run in a page", async () => {
+    const map = '<script type="importmap">{ "imports": { "shohin": "./node_modules/shohin/dist/index.js" } }</script>';
+    const shohin = { name: "shohin", setup: ({ onResolve }) => onResolve({ filter: /^shohin$/ }, ({ path }) => ({ path, external: true })) };
+    const page = async (name, then = "") => {
+      const [{ kind, text }] = GUIDES[name].blocks;
+      const { outputFiles: [{ text: code }] } = await build({
+        stdin: { contents: text + then, loader: kind, resolveDir: project },
+        bundle: true,
+        format: "esm",
+        write: false,
+        jsx: "automatic",
+        define: { "process.env.NODE_ENV": '"production"' },
+        plugins: [shohin],
+        logLevel: "error",
+      });
+      await writeFile(join(project, `guide-${name}.js`), code);
+      await writeFile(join(project, `guide-${name}.html`), `<!doctype html><link rel="icon" href="data:,"><div id="out"></div>${map}<script type="module" src="guide-${name}.js"></script>`);
+      return `guide-${name}.html`;
+    };
+    await shows(await page("tools"), (text) => text === "It is noon.", { model: TOOLS });
+    await shows(await page("rag"), (text) => text.length > 5);
+    await shows(await page("ai-sdk"), (text, said) => text === "It is noon." && said.some((line) => /^legs: \d$/.test(line)) && said.some((line) => /^result: It is noon in .*\.$/.test(line)), { model: TOOLS });
+    await shows(await page("langchain"), (text, said) => text.length > 5 && said.some((line) => /^legs: \d$/.test(line)) && said.includes("dimensions: 256"));
+    const render = 'import { createRoot } from "react-dom/client"; createRoot(document.querySelector("#out")).render(<Chat />);';
+    const send = async (page) => {
+      await page.fill("input", "Hello!");
+      await page.click("button:text('Send')");
+    };
+    await shows(await page("react", render), (text) => /^Hello!.{5,}SendStop$/.test(text), { act: send });
+  });
+
+  test("has guides to pages without a bundler", async () => {
+    await symlink(join(PACKAGE, "dist"), join(project, "shohin"), "junction");
+    await writeFile(join(project, "guide.html"), GUIDES.html.blocks[0].text);
+    await shows("guide.html", (text) => text.length > 5, { act: (page) => page.click("button:enabled") });
+    const [page, script] = GUIDES.csp.blocks;
+    await writeFile(join(project, "guide-csp.html"), page.text);
+    await writeFile(join(project, "main.js"), script.text);
+    await shows("guide-csp.html", (text) => text.length > 5);
+    const [, policy] = /content="([^"]*)"/.exec(page.text);
+    const header = (policy) => ({ "Content-Security-Policy": policy.replaceAll("\n", " ") });
+    const strict = await serve(pathToFileURL(`${project}/`), {}, header(policy));
+    await shows("guide-csp.html", (text) => text.length > 5, { at: strict }).finally(strict.close);
+    // It takes effect.
+    const stricter = await serve(pathToFileURL(`${project}/`), {}, header(policy.replace("'wasm-unsafe-eval'", "")));
+    await assert.rejects(shows("guide-csp.html", (text) => text.length > 5, { at: stricter }).finally(stricter.close), /WebAssembly/);
+  });
+
+  test("has a guide to a server that sends what it says", async () => {
+    await mkdir(join(project, "dist/assets"), { recursive: true });
+    await writeFile(join(project, "dist/assets/main.js"), "export {};");
+    await writeFile(join(project, "dist/assets/main.js.br"), brotliCompressSync("export {};"));
+    await writeFile(join(project, "dist/model.gguf"), SPROUT);
+    await writeFile(join(project, "dist/shohin_wasm_bg.wasm"), "");
+    await writeFile(join(project, "server.mjs"), GUIDES.hosting.blocks[0].text);
+    const port = await new Promise((resolve) => {
+      const probe = createServer().listen(0, "127.0.0.1", () => {
+        const { port } = probe.address();
+        probe.close(() => resolve(port));
+      });
+    });
+    const child = spawn(process.execPath, ["server.mjs"], { cwd: project, env: { ...process.env, PORT: port }, stdio: ["ignore", "ignore", "inherit"] });
+    try {
+      const get = async (path, headers) => {
+        for (let tries = 0; ; tries++) {
+          try {
+            return await fetch(`http://127.0.0.1:${port}/${path}`, { headers });
+          } catch (error) {
+            if (tries > 200) throw error;
+            await new Promise((resolve) => setTimeout(resolve, 25));
+          }
+        }
+      };
+      const script = await get("assets/main.js", { "Accept-Encoding": "br" });
+      assert.deepEqual([await script.text(), script.headers.get("content-encoding")], ["export {};", "br"]);
+      assert.match(script.headers.get("cache-control"), /immutable/);
+      for (const [name, value] of [["opener", "same-origin"], ["embedder", "require-corp"]]) assert.equal(script.headers.get(`cross-origin-${name}-policy`), value);
+      assert.equal((await get("shohin_wasm_bg.wasm")).headers.get("content-type"), "application/wasm");
+      const part = await get("model.gguf", { Range: "bytes=4-7" });
+      assert.deepEqual([part.status, part.headers.get("content-range")], [206, `bytes 4-7/${SPROUT.length}`]);
+      assert.deepEqual(Buffer.from(await part.arrayBuffer()), SPROUT.subarray(4, 8));
+      const whole = await get("model.gguf");
+      assert.deepEqual([whole.headers.get("content-length"), whole.headers.get("content-encoding")], [String(SPROUT.length), null]);
+      assert.ok(whole.headers.get("etag"));
+    } finally {
+      child.kill();
+      await once(child, "exit");
     }
   });
 
@@ -115,6 +226,14 @@ describe("README.md", { timeout: 120_000 }, () => {
       else if (link.startsWith(home)) assert.ok(existsSync(new URL(`../../../${link.slice(`${home}/blob/main/`.length).split("#")[0]}`, import.meta.url)), link);
       else assert.ok(link.startsWith("https://"), `${link} leads nowhere from within the package`);
     }
+    for (const [name, { path, text }] of Object.entries(GUIDES)) {
+      assert.ok(README.includes(`docs/web/${name}.md`), `no link to docs/web/${name}.md`);
+      for (const [, link] of text.matchAll(/\]\(([^)]*)\)/g)) {
+        const [file, anchor] = link.split("#");
+        assert.ok(link.startsWith("https://") || existsSync(join(dirname(path), file)), `${name}: ${link}`);
+        if (anchor && file.endsWith("wasm/README.md")) assert.ok(headings.includes(`#${anchor}`), `${name}: ${link}`);
+      }
+    }
   });
 });
 
@@ -122,7 +241,7 @@ test("the packed package contains all files that it loads", async () => {
   const npm = process.platform === "win32" ? "npm.cmd" : "npm";
   const { stdout } = await execute(npm, ["pack", "--dry-run", "--json", "--ignore-scripts"], { cwd: PACKAGE });
   const files = new Set(JSON.parse(stdout)[0].files.map(({ path }) => path));
-  const needed = ["README.md", "LICENSE-MIT", "LICENSE-APACHE", "dist/index.d.ts", "dist/index.js", "dist/local.js", "dist/node.js", "dist/worker.js", "dist/shohin_wasm_bg.wasm"];
+  const needed = ["README.md", "LICENSE-MIT", "LICENSE-APACHE", "dist/index.d.ts", "dist/index.js", "dist/local.js", "dist/node.js", "dist/worker.js", "dist/shohin_wasm_bg.wasm", ...["prompt-api", "ai-sdk", "langchain", "react"].flatMap((name) => [`dist/${name}.js`, `dist/${name}.d.ts`])];
   if (existsSync(join(PACKAGE, "pkg-relaxed"))) needed.push("dist/shohin_wasm_relaxed_bg.wasm");
   if (existsSync(join(PACKAGE, "pkg-threads"))) needed.push("dist/threads.js", "dist/shohin_wasm_threads_bg.wasm");
   if (existsSync(join(PACKAGE, "pkg-threads-relaxed"))) needed.push("dist/shohin_wasm_threads_relaxed_bg.wasm");

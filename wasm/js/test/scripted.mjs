@@ -45,7 +45,7 @@ export function scripted(pieces) {
     ["qwen3.attention.key_length", 32],
     ["qwen3.attention.value_length", 32],
     ["qwen3.feed_forward_length", 32],
-    ["qwen3.context_length", 1024],
+    ["qwen3.context_length", 4096],
     ["qwen3.attention.layer_norm_rms_epsilon", { f32: 1e-6 }],
     ["qwen3.rope.freq_base", { f32: 10000 }],
     ["tokenizer.ggml.model", "gpt2"],

@@ -62,6 +62,17 @@ describe("a model without tools", () => {
     assert.equal(again.messages.length, messages.length + 2);
   });
 
+  test("sends several messages to a session at once", async () => {
+    const session = engine.session({ ...greedy, maxTokens: 4, messages: ask("Hello!") });
+    const sent = [{ role: "assistant", content: "Hello." }, { role: "user", content: [{ type: "text", text: "Why?" }] }];
+    const { finish } = await session.reply(sent);
+    const messages = [...ask("Hello!"), sent[0], ...ask("Why?")];
+    assert.equal(finish.message.content, (await engine.reply(messages, { ...greedy, maxTokens: 4 })).text);
+    assert.deepEqual(session.messages, [...messages, finish.message]);
+    await assert.rejects(session.reply([]), fails("argument"));
+    await assert.rejects(session.reply([{ role: "cow", content: "" }]), fails("argument"));
+  });
+
   test("answers several messages of a session one after the other", async () => {
     const session = engine.session({ ...greedy, maxTokens: 4 });
     const [one, two] = await Promise.all([session.reply("Hello!"), session.reply("Why?")]);

@@ -13,12 +13,15 @@ import { promisify } from "node:util";
 const execute = promisify(execFile);
 const PACKAGE = fileURLToPath(new URL("../../", import.meta.url));
 const { resolve } = createRequire(import.meta.url);
+/** Optional: only their adapters import them. */
+const PEERS = Object.keys(JSON.parse(await readFile(join(PACKAGE, "package.json"), "utf8")).peerDependencies);
 const TSC = resolve("typescript/package.json").replace("package.json", "bin/tsc");
 
 /** What users write, with the types that they expect. */
 const CODE = `
   import { Engine, ShohinError, type ChatCompletion, type ChatCompletionChunk, type Tool } from "shohin";
   import { Engine as LocalEngine } from "shohin/local";
+  import { createLanguageModel, type LanguageModel, type LanguageModelMessage } from "shohin/prompt-api";
 
   export const tools: Tool[] = [{ type: "function", function: { name: "add", description: "Adds", parameters: { type: "object" }, strict: true } }];
 
@@ -48,7 +51,56 @@ const CODE = `
     if (status === "unavailable") console.log(error?.code, remaining, inner.messages.length, vectors);
     const sources = [new URL("https://localhost/model.gguf"), "part-00002-of-00002.gguf"];
     await Engine.load(sources).catch((error: unknown) => error instanceof ShohinError && error.code === "aborted");
+    const Model = createLanguageModel({ model: "bonsai-1.7b", backend: "auto" });
+    const initialPrompts: LanguageModelMessage[] = [{ role: "system", content: [{ type: "text", value: "Be kind." }] }];
+    const talk: LanguageModel = await Model.create({
+      initialPrompts,
+      signal,
+      monitor: (monitor) => {
+        monitor.addEventListener("downloadprogress", ({ loaded, total }) => console.log(loaded / total));
+        monitor.ondownloadprogress = ({ loaded }) => console.log(loaded);
+      },
+    });
+    talk.oncontextoverflow = ({ type }) => console.log(type, talk instanceof Model);
+    const pieces: ReadableStream<string> = talk.promptStreaming("Hello!", { responseConstraint: { type: "number" } });
+    if ((await Model.availability()) === "unavailable") console.log(pieces, (await Model.params())?.maxTopK);
+    // @ts-expect-error There is no such role.
+    await talk.prompt([{ role: "cow", content: "Moo" }]);
     return [either, whole, chunks, local];
+  }
+`;
+
+/** The same with the libraries that the package has adapters for. */
+const ADAPTERS = `
+  import type { EmbeddingModelV3, LanguageModelV3 } from "@ai-sdk/provider";
+  import type { BaseChatModel } from "@langchain/core/language_models/chat_models";
+  import type { Embeddings } from "@langchain/core/embeddings";
+  import { Engine, type Message } from "shohin";
+  import { Engine as LocalEngine } from "shohin/local";
+  import { embeddingModel, languageModel } from "shohin/ai-sdk";
+  import { ChatShohin, ShohinEmbeddings } from "shohin/langchain";
+  import { useChat } from "shohin/react";
+
+  export async function main() {
+    const engine = await Engine.load("model.gguf");
+    const models: LanguageModelV3[] = [languageModel(engine), languageModel(await engine.conversation(), { thinking: { budget: 9 } }), languageModel(await LocalEngine.load("model.gguf"))];
+    // @ts-expect-error A call sets its tools.
+    languageModel(engine, { tools: [] });
+    const vectors: EmbeddingModelV3 = embeddingModel(engine, { pooling: "last" });
+    const model: BaseChatModel = new ChatShohin({ engine, options: { topK: 20 }, verbose: false });
+    const embeddings: Embeddings = new ShohinEmbeddings({ engine });
+    await new ChatShohin({ engine }).bindTools([], { tool_choice: "any" }).invoke("Hello!", { options: { minP: 0.1 } });
+    // @ts-expect-error There is no such option.
+    await new ChatShohin({ engine }).invoke("Hello!", { options: { minp: 0.1 } });
+    return [models, vectors, model, embeddings];
+  }
+
+  export function Chat() {
+    const { status, messages, progress, error, send } = useChat("bonsai-1.7b", { system: "Be kind.", load: { backend: "auto" } });
+    const all: readonly Message[] = messages;
+    // @ts-expect-error There is no such status.
+    if (status === "done") return;
+    return [all, progress?.loaded, error, send("Hello!", { temperature: 0 })];
   }
 `;
 
@@ -63,7 +115,13 @@ describe("the types of the packed package", { timeout: 120_000 }, () => {
     await rename(join(project, "package"), join(project, "node_modules/shohin"));
     await symlink(dirname(resolve("@types/node/package.json")), join(project, "node_modules/@types/node"), "junction");
     await writeFile(join(project, "package.json"), '{ "private": true, "type": "module" }');
+    for (const name of PEERS) {
+      const link = join(project, "node_modules", name);
+      await mkdir(dirname(link), { recursive: true });
+      await symlink(dirname(resolve(`${name}/package.json`)), link, "junction");
+    }
     await writeFile(join(project, "main.ts"), CODE);
+    await writeFile(join(project, "adapters.ts"), ADAPTERS);
   });
   after(() => rm(project, { recursive: true }));
 
@@ -74,10 +132,18 @@ describe("the types of the packed package", { timeout: 120_000 }, () => {
     for (const file of files) {
       const text = await readFile(join(dist, file), "utf8");
       for (const [, from] of text.matchAll(/(?:from |import\()"([^"]*)"/g)) {
-        assert.ok(existsSync(join(dist, dirname(file), from.replace(/\.js$/, ".d.ts"))), `${file} imports ${from}`);
+        const isPeer = /^(ai-sdk|langchain|react)\b/.test(file) && PEERS.some((name) => from === name || from.startsWith(`${name}/`));
+        assert.ok(isPeer || existsSync(join(dist, dirname(file), from.replace(/\.js$/, ".d.ts"))), `${file} imports ${from}`);
       }
     }
   });
+
+  async function compile(options, file) {
+    const compilerOptions = { target: "es2022", strict: true, exactOptionalPropertyTypes: true, skipLibCheck: false, noEmit: true, ...options };
+    const config = join(project, "tsconfig.json");
+    await writeFile(config, JSON.stringify({ compilerOptions, files: [file] }));
+    await execute(process.execPath, [TSC, "-p", config], { cwd: project }).catch(({ stdout, stderr }) => assert.fail(stdout + stderr));
+  }
 
   for (const [name, options] of Object.entries({
     "a page, with a bundler": { module: "esnext", moduleResolution: "bundler", lib: ["es2022", "dom"], types: [] },
@@ -86,11 +152,13 @@ describe("the types of the packed package", { timeout: 120_000 }, () => {
     "Node and a bundler, without the DOM library": { module: "esnext", moduleResolution: "bundler", lib: ["es2022"], types: ["node"] },
     "Node, with both": { module: "node16", moduleResolution: "node16", lib: ["es2022", "dom"], types: ["node"] },
   })) {
-    test(`compile for ${name}`, async () => {
-      const compilerOptions = { ...options, target: "es2022", strict: true, exactOptionalPropertyTypes: true, skipLibCheck: false, noEmit: true };
-      const file = join(project, "tsconfig.json");
-      await writeFile(file, JSON.stringify({ compilerOptions, files: ["main.ts"] }));
-      await execute(process.execPath, [TSC, "-p", file], { cwd: project }).catch(({ stdout, stderr }) => assert.fail(stdout + stderr));
-    });
+    test(`compile for ${name}`, () => compile(options, "main.ts"));
   }
+
+  test("of the adapters compile with the libraries they are for", async () => {
+    // The declarations of the libraries are not checked.
+    const options = { lib: ["es2022", "dom"], types: [], skipLibCheck: true };
+    await compile({ ...options, module: "esnext", moduleResolution: "bundler" }, "adapters.ts");
+    await compile({ ...options, module: "node16", moduleResolution: "node16" }, "adapters.ts");
+  });
 });

@@ -101,6 +101,7 @@ const GENERATE: Checks<GenerateOptions> = {
 };
 
 const TEMPLATE: Checks<TemplateOptions> = {
+  continueFinalMessage: flag,
   thinking: (place, found) => {
     if (!isObject(found)) return must((found: unknown) => typeof found === "boolean", "true, false or { budget }")(place, found);
     must((budget: number) => typeof budget === "number" && budget >= 0, "a number of tokens")(`${place}.budget`, found["budget"]);
@@ -117,7 +118,7 @@ const CHAT: Checks<ChatOptions> = {
   },
 };
 
-const { signal: _signal, tools: _tools, ...SHARED } = CHAT;
+const { signal: _signal, tools: _tools, continueFinalMessage, ...SHARED } = CHAT;
 
 const SESSION: Checks<SessionOptions> = {
   ...SHARED,
@@ -135,7 +136,7 @@ const SESSION: Checks<SessionOptions> = {
   },
   maxToolRounds: must((found: unknown) => found === Infinity || isCount(found), "a whole number, at least 1"),
 };
-const SEND: Checks<SendOptions> = { ...SHARED, signal };
+const SEND: Checks<SendOptions> = { ...SHARED, continueFinalMessage, signal };
 
 const LOAD: Checks<LoadOptions> = {
   onProgress: kind("function"),
@@ -302,10 +303,12 @@ export function sessionArguments(options: SessionOptions): SessionOptions & { me
   return { ...given, messages: messagesOf("messages", given.messages ?? [], 0) };
 }
 
-/** The options of a reply, which override those of the session. @internal */
-export function sendArguments(message: string, options: SendOptions, session: ChatOptions): ChatOptions {
-  checkText("text", message);
-  return { ...session, ...optionsOf(options, SEND) };
+/** The messages of a turn, and its options, which override those of the session. @internal */
+export function sendArguments(input: string | readonly ChatMessage[], options: SendOptions, session: ChatOptions): { messages: Message[]; options: ChatOptions } {
+  const all = { ...session, ...optionsOf(options, SEND) };
+  if (Array.isArray(input)) return { messages: messagesOf("messages", input, all.continueFinalMessage ? 0 : 1), options: all };
+  checkText("text", input);
+  return { messages: [{ role: "user", content: input }], options: all };
 }
 
 /** @internal */

@@ -220,6 +220,11 @@ export interface ChatOptions extends GenerateOptions {
   /** Whether the model decides about calls, must make one, or must call the function of this name. Default `auto`. */
   toolChoice?: "auto" | "required" | { name: string };
   /**
+   * Continue the last message, a reply that was cut off by an abort or `maxTokens`, instead of answering it. Chunks have what is new,
+   * `finish.message` is the whole reply. It may also be the beginning of a reply that the model did not write. Default: false.
+   */
+  continueFinalMessage?: boolean;
+  /**
    * What to do when a conversation no longer fits into the context. `error` throws `context_full`, or ends a reply with that
    * reason. `shift` drops the older half of the tokens after the system messages, as often as necessary: conversations and replies
    * can be of any length, and the remaining tokens are not computed again (on a GPU they are). `trim` leaves out the oldest turns, but
@@ -245,7 +250,7 @@ export type SessionTool =
     };
 
 /** Options of `session`: those of `chat` for all of its replies, and its own. */
-export interface SessionOptions extends Omit<ChatOptions, "signal" | "tools"> {
+export interface SessionOptions extends Omit<ChatOptions, "continueFinalMessage" | "signal" | "tools"> {
   /** The first message, of role `system`. */
   system?: string;
   /** Messages of an earlier session, or examples. */
@@ -256,7 +261,7 @@ export interface SessionOptions extends Omit<ChatOptions, "signal" | "tools"> {
   maxToolRounds?: number;
 }
 
-/** Options of `send`, which override those of the session. `toolChoice` concerns the first round. */
+/** Options of `send`, which override those of the session. `toolChoice` and `continueFinalMessage` concern the first round. */
 export type SendOptions = Omit<ChatOptions, "tools">;
 
 /** A tool call and its result. */
@@ -274,7 +279,7 @@ export interface SessionChunk extends Chunk<ChatFinish> {
 }
 
 /** Options of `tokenizeChat`: the ones that affect the chat template. */
-export type TemplateOptions = Pick<ChatOptions, "thinking" | "tools">;
+export type TemplateOptions = Pick<ChatOptions, "continueFinalMessage" | "thinking" | "tools">;
 
 /** Options of `conversation`. */
 export interface ConversationOptions {

@@ -3,9 +3,10 @@ import { begun, sendArguments, sessionArguments } from "../api/arguments.js";
 import type { ChatFinish, Chunk } from "../api/chunk.js";
 import { asyncDispose } from "../api/dispose.js";
 import { abortError, ShohinError } from "../api/errors.js";
-import type { Message, ToolCall } from "../api/message.js";
+import type { ChatMessage, Message, ToolCall } from "../api/message.js";
 import type { ChatOptions, SendOptions, SessionChunk, SessionOptions, SessionTool, Tool, ToolResult } from "../api/options.js";
 import { Reply } from "../api/reply.js";
+import { unlessAborted } from "./abortable.js";
 
 const MAX_TOOL_ROUNDS = 8;
 
@@ -16,16 +17,6 @@ export type Chat = (messages: readonly Message[], options: ChatOptions) => Async
 function toolOf(name: string, tool: SessionTool): Tool {
   const { run: _, ...rest } = typeof tool === "function" ? { run: tool } : tool;
   return { type: "function", function: { name, ...rest } };
-}
-
-/** The result of a promise, or an abort before. */
-function unlessAborted<T>(signal: AbortSignal, promise: Promise<T>): Promise<T> {
-  return new Promise((resolve, reject) => {
-    const abort = () => reject(abortError(signal));
-    signal.addEventListener("abort", abort, { once: true });
-    if (signal.aborted) abort();
-    promise.then(resolve, reject).finally(() => signal.removeEventListener("abort", abort));
-  });
 }
 
 /** A conversation that keeps its messages, and whose tools are functions. Made by `session()` of an engine or a conversation. */
@@ -55,18 +46,21 @@ export class ChatSession {
   }
 
   /**
-   * Sends a message of the user and streams the reply. Functions that the model calls are run, and it continues with their results, until
+   * Sends a message of the user, or several messages, and streams the reply. Functions that the model calls are run, and it continues with their results, until
    * it replies without a call; only then the last chunk has `finish`. An error of a function is given to the model as its result.
    *
    * A `send` that fails, is aborted or left early leaves the messages as they were. Several are answered one after the other.
    */
-  send(text: string, options: SendOptions = {}): AsyncGenerator<SessionChunk, ChatFinish, void> {
-    return begun(() => this.#turn(text, sendArguments(text, options, this.#options)));
+  send(input: string | readonly ChatMessage[], options: SendOptions = {}): AsyncGenerator<SessionChunk, ChatFinish, void> {
+    return begun(() => {
+      const { messages, options: all } = sendArguments(input, options, this.#options);
+      return this.#turn(messages, all);
+    });
   }
 
-  /** Sends a message of the user, and waits for the whole reply. */
-  async reply(text: string, options: SendOptions = {}): Promise<Reply> {
-    return Reply.of(this.send(text, options));
+  /** Sends a message of the user, or several messages, and waits for the whole reply. */
+  async reply(input: string | readonly ChatMessage[], options: SendOptions = {}): Promise<Reply> {
+    return Reply.of(this.send(input, options));
   }
 
   /** Ends a running `send` with code `disposed` and refuses others. The engine and its conversation remain. */
@@ -79,14 +73,14 @@ export class ChatSession {
     await this.dispose();
   }
 
-  async *#turn(text: string, { signal: given, ...options }: ChatOptions): AsyncGenerator<SessionChunk, ChatFinish, void> {
+  async *#turn(sent: readonly Message[], { signal: given, ...options }: ChatOptions): AsyncGenerator<SessionChunk, ChatFinish, void> {
     const before = this.#queue;
     let release = () => {};
     this.#queue = new Promise((resolve) => (release = resolve));
     const signal = AbortSignal.any([this.#disposed.signal, ...(given ? [given] : [])]);
     try {
-      await unlessAborted(signal, before);
-      return yield* this.#rounds(text, options, signal);
+      await unlessAborted(signal, before, abortError);
+      return yield* this.#rounds(sent, options, signal);
     } catch (error) {
       if (this.#disposed.signal.aborted) throw new ShohinError("disposed", "the session was disposed", { cause: error });
       throw error;
@@ -96,25 +90,26 @@ export class ChatSession {
     }
   }
 
-  async *#rounds(text: string, { toolChoice, ...options }: ChatOptions, signal: AbortSignal): AsyncGenerator<SessionChunk, ChatFinish, void> {
-    const added: Message[] = [{ role: "user", content: text }];
+  async *#rounds(sent: readonly Message[], { toolChoice, continueFinalMessage, ...options }: ChatOptions, signal: AbortSignal): AsyncGenerator<SessionChunk, ChatFinish, void> {
+    const all = [...this.#messages, ...sent];
     for (let round = 0; ; round++) {
       // A call that must be made would be made again and again.
-      const choice = round === 0 && toolChoice !== undefined ? { toolChoice } : {};
+      const first = round > 0 ? {} : { ...(toolChoice !== undefined && { toolChoice }), ...(continueFinalMessage && { continueFinalMessage }) };
       let finish: ChatFinish | undefined;
-      for await (const chunk of this.#chat([...this.#messages, ...added], { ...options, ...choice, signal })) {
+      for await (const chunk of this.#chat(all, { ...options, ...first, signal })) {
         const { finish: last, ...rest } = chunk;
         if (!last) {
           yield chunk;
           continue;
         }
         finish = last;
-        added.push(last.message);
+        if (first.continueFinalMessage) all.pop();
+        all.push(last.message);
         if (last.message.toolCalls?.length) {
           yield rest;
         } else {
           // Before the last chunk, at which callers may leave their loop.
-          this.#messages.push(...added);
+          this.#messages = all;
           yield chunk;
         }
       }
@@ -124,7 +119,7 @@ export class ChatSession {
         throw new ShohinError("tool_rounds", `the model called tools in more than ${round} rounds; maxToolRounds sets the limit`);
       }
       const toolResults = await Promise.all(calls.map((call) => this.#result(call, signal)));
-      for (const { content } of toolResults) added.push({ role: "tool", content });
+      for (const { content } of toolResults) all.push({ role: "tool", content });
       yield { text: "", tokens: [], toolResults };
     }
   }
@@ -135,7 +130,7 @@ export class ChatSession {
       const tool = Object.hasOwn(this.#tools, name) ? this.#tools[name] : undefined;
       if (!tool) throw new Error(`there is no function ${name}`);
       const run = typeof tool === "function" ? tool : tool.run.bind(tool);
-      const value: unknown = await unlessAborted(signal, (async () => run(JSON.parse(call.arguments), { signal }) as unknown)());
+      const value: unknown = await unlessAborted(signal, (async () => run(JSON.parse(call.arguments), { signal }) as unknown)(), abortError);
       return { ...call, content: typeof value === "string" ? value : (JSON.stringify(value) ?? "null") };
     } catch (error) {
       if (signal.aborted) throw abortError(signal);

@@ -35,7 +35,8 @@ export class Session {
   }
 
   chat(messages: readonly Message[], options: ChatOptions): AsyncGenerator<Chunk<ChatFinish>, ChatFinish, void> {
-    const keep = ({ message }: ChatFinish) => (this.#messages = [...messages, message]);
+    const before = options.continueFinalMessage ? messages.slice(0, -1) : messages;
+    const keep = ({ message }: ChatFinish) => (this.#messages = [...before, message]);
     return this.#chunks(options, (chat, options) => chat.respond(messages as Message[], options), keep);
   }
 
