@@ -35,6 +35,8 @@ const policyWith = (script: string) => [
   "worker-src 'self'",
   "style-src 'self'",
   "img-src 'self'",
+  "manifest-src 'self'",
+  "font-src 'self'",
   "connect-src 'self' https: http://localhost:* http://127.0.0.1:*",
   "base-uri 'none'",
   "form-action 'none'",
@@ -47,11 +49,60 @@ function policy(): Plugin {
       order: "post",
       handler: (html, context) => {
         const [, script = ""] = /<script>([^]*?)<\/script>/.exec(html) ?? [];
-        // What the script adds belongs to the first frame: it would move what is there.
-        const blocking = html.replace('<script type="module"', '<script type="module" blocking="render"');
-        return blocking.replace("<!-- policy -->", context.server ? "" : `<meta http-equiv="Content-Security-Policy" content="${policyWith(script)}" />`);
+        return html.replace("<!-- policy -->", context.server ? "" : `<meta http-equiv="Content-Security-Policy" content="${policyWith(script)}" />`);
       },
     },
+  };
+}
+
+/**
+ * Puts the style sheet before the inline script, for which the parser then waits: else the browser lays out the page once without it.
+ * Puts the page's script back to the end of the body: it runs as soon as it is there, in a task of its own, and finds all elements. With
+ * `defer` the end of the document and its layout would belong to the same task. After it come the parts, to be fetched at once and
+ * run one after the other; the largest that not every visit needs are left out.
+ */
+function order(): Plugin {
+  return {
+    name: "order",
+    apply: "build",
+    transformIndexHtml: {
+      order: "post",
+      handler: (html, { bundle = {} }) => {
+        const parts = Object.keys(bundle).filter((file) => /\.js$/.test(file) && !html.includes(file) && !/\/(formula|highlight|worker|threads|webgpu)-/.test(file));
+        const preloads = parts.map((file) => `<link rel="modulepreload" fetchpriority="low" crossorigin href="./${file}">\n`).join("");
+        const [script = ""] = /<script type="module"[^>]*><\/script>\n?/.exec(html) ?? [];
+        const [style = ""] = /<link rel="stylesheet"[^>]*>\n?/.exec(html) ?? [];
+        return html
+          .replace(style, "")
+          .replace("<script>", `${style}<script>`)
+          .replace(script, "")
+          .replace("</body>", `${script.replace("<script", "<script async")}${preloads}</body>`);
+      },
+    },
+  };
+}
+
+/** The address the page is published at. Most sites that show a picture beside a link need its whole address. */
+const SITE = process.env["SHOHIN_SITE"];
+
+function preview(): Plugin {
+  return {
+    name: "preview",
+    transformIndexHtml: (html) =>
+      SITE === undefined
+        ? html
+        : html
+            .replace('content="./preview.png"', `content="${new URL("preview.png", SITE).href}"`)
+            .replace('<meta property="og:type"', `<meta property="og:url" content="${new URL(SITE).href}" />\n    $&`),
+  };
+}
+
+/** Leaves only one format of KaTeX's fonts, which all browsers that the page is for have. */
+function fonts(): Plugin {
+  return {
+    name: "fonts",
+    enforce: "pre",
+    transform: { filter: { id: /katex.*\.css$/ }, handler: (css) => css.replace(/,url\([^)]+\.(?:woff|ttf)\) format\("\w+"\)/g, "") },
   };
 }
 
@@ -66,7 +117,8 @@ function offline(): Plugin {
     async writeBundle({ dir = "dist" }) {
       const entries = await readdir(dir, { recursive: true, withFileTypes: true });
       const files = entries
-        .filter((entry) => entry.isFile() && entry.name !== "sw.js")
+        // The others are not for the page itself.
+        .filter((entry) => entry.isFile() && !["sw.js", "preview.png", "licenses.md"].includes(entry.name))
         .map((entry) => relative(dir, join(entry.parentPath, entry.name)).split(sep).join("/"))
         .sort();
       const version = createHash("sha256");
@@ -90,11 +142,9 @@ function offline(): Plugin {
 
 export default defineConfig({
   base: "./",
-  plugins: [model(), policy(), offline()],
-  build: { target: "es2022", cssTarget: ["chrome123", "firefox120", "safari17.5"], assetsInlineLimit: 0, modulePreload: false },
+  plugins: [model(), fonts(), policy(), order(), preview(), offline()],
+  build: { target: "es2022", cssTarget: ["chrome123", "firefox125", "safari17.5"], assetsInlineLimit: 0, modulePreload: false, license: { fileName: "licenses.md" } },
   worker: { format: "es" },
   server: { headers: ISOLATED },
   preview: { headers: ISOLATED },
-  // Pre-bundling would lose the package's worker and WebAssembly file.
-  optimizeDeps: { exclude: ["shohin"] },
 });

@@ -1,5 +1,5 @@
 // ask-page.mjs URL MESSAGE [PNG]: opens the chat page in a headless browser, sends the message, waits for the end of
-// the streamed reply and prints it; writes a screenshot to PNG. CHROME is the path of the browser. Fails if there is no
+// the streamed reply and prints it; writes a screenshot to PNG, and one of the dark face beside it (page.png, page-dark.png). CHROME is the path of the browser. Fails if there is no
 // reply.
 import { chromium } from "playwright-core";
 
@@ -30,7 +30,10 @@ try {
       for (const speed of document.querySelectorAll(".figures, #gauge-speed")) speed.style.visibility = "hidden";
       document.activeElement?.blur();
     });
-    await page.screenshot({ path: picture, animations: "disabled" });
+    for (const [colorScheme, path] of [["light", picture], ["dark", picture.replace(/(?=\.png$)/, "-dark")]]) {
+      await page.emulateMedia({ colorScheme });
+      await page.screenshot({ path, animations: "disabled" });
+    }
   }
   console.log(`> ${message}\n${text}`);
 } catch (error) {

@@ -1,4 +1,5 @@
-// Models the picker offers, with what a visitor wants to know before a download.
+// The package's published models, with what a visitor wants to know before a download.
+import { MODELS } from "shohin";
 
 /** A published model. */
 export interface Offer {
@@ -12,30 +13,28 @@ export interface Offer {
   note: string;
 }
 
-/** Bytes of a token's keys and values in f16: Qwen3's models of all sizes have 8 heads of 128 for them in each layer. */
-const TOKEN_SIZES: Record<string, number> = { "1.7B": 28 * 2 * 8 * 128 * 2, "4B": 36 * 2 * 8 * 128 * 2, "8B": 36 * 2 * 8 * 128 * 2 };
+/** Layers by the size in a model's name. Each of them holds 8 keys and values of 128 numbers in f16 for a token: Qwen3's models of all sizes. */
+const LAYERS: Record<string, number> = { "1.7b": 28, "4b": 36, "8b": 36 };
 
-const home = (repository: string, file: string) => `https://huggingface.co/prism-ml/${repository}/resolve/main/${file}`;
-const bonsai = (size: string, bytes: number, note: string): Offer => ({
-  name: `Bonsai ${size}`,
-  url: home(`Bonsai-${size}-gguf`, `Bonsai-${size}-Q1_0.gguf`),
-  size: bytes,
-  tokenSize: TOKEN_SIZES[size]!,
-  note: `1-bit, ${note}`,
-});
-const ternary = (size: string, bytes: number, note: string): Offer => ({
-  name: `Ternary Bonsai ${size}`,
-  url: home(`Ternary-Bonsai-${size}-gguf`, `Ternary-Bonsai-${size}-Q2_0.gguf`),
-  size: bytes,
-  tokenSize: TOKEN_SIZES[size]!,
-  note: `ternary, ${note}`,
-});
+const NOTES: Record<string, string> = {
+  "bonsai-1.7b": "1-bit, the quickest",
+  "ternary-bonsai-1.7b": "ternary, quick, more exact",
+  "bonsai-4b": "1-bit, for laptops",
+  "ternary-bonsai-4b": "ternary, for laptops, more exact",
+  "bonsai-8b": "1-bit, knows the most for its size",
+  "ternary-bonsai-8b": "ternary, the best and the slowest",
+};
 
-export const OFFERS: readonly Offer[] = [
-  bonsai("1.7B", 248_302_272, "the quickest"),
-  ternary("1.7B", 463_290_464, "quick, more exact"),
-  bonsai("4B", 572_270_624, "for laptops"),
-  ternary("4B", 1_074_969_344, "for laptops, more exact"),
-  bonsai("8B", 1_158_654_496, "knows the most for its size"),
-  ternary("8B", 2_182_184_672, "the best and the slowest"),
-];
+/** All of them, smallest first. */
+export const OFFERS: readonly Offer[] = MODELS.map(({ name, repository, file, bytes }) => {
+  const [layers, note] = [LAYERS[name.split("-").at(-1)!], NOTES[name]];
+  if (layers === undefined || note === undefined) throw new Error(`${name} is published, but not described here`);
+  return {
+    // The repository has it with its capitals: owner/Bonsai-1.7B-gguf.
+    name: repository.replace(/^.*\/|-gguf$/g, "").replaceAll("-", " "),
+    url: `https://huggingface.co/${repository}/resolve/main/${file}`,
+    size: bytes,
+    tokenSize: layers * 2 * 8 * 128 * 2,
+    note,
+  };
+});

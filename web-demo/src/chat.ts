@@ -1,36 +1,39 @@
 // The conversation on the page: what was said, saying it, and going back on it.
 import { ShohinError, type ChatFinish, type Engine, type Message } from "shohin";
 import { advice, isGpuTrouble } from "./advice.js";
+import { see, showUnsure, unsureOf, watch, type Unsure } from "./confidence.js";
+import { copyButton } from "./copy.js";
 import * as format from "./format.js";
-import { conversation, discard, isDeleted, keep, newId, snapshotOf, tidySnapshots, type Conversation, type Turn } from "./history.js";
-import { loadedEngine, reload, showAlert, whenReady } from "./models.js";
+import { conversation, discard, forget, isDeleted, keep, newId, snapshotOf, tidySnapshots, type Conversation, type Turn } from "./history.js";
+import { loadedEngine, modelFacts, reload, showAlert, whenReady } from "./models.js";
 import { icon, make, page } from "./page.js";
+import { missingPart } from "./parts.js";
 import * as preferences from "./preferences.js";
-import { copyButton, showProse } from "./prose.js";
-import { avoidGpu, chatOptions, systemPrompt } from "./settings.js";
+import { loadProse, showText } from "./reply-text.js";
+import { avoidGpu, chatOptions, repliesInJson, systemPrompt } from "./settings.js";
+import { answer, MOST_ROUNDS } from "./tools.js";
 
 const AGAIN = "M19 12a7 7 0 1 1-2.2-5.1M19 4v4h-4";
 const EDIT = "M4 20h4L19 9l-4-4L4 16zM13 7l4 4";
+const CONTINUE = "M8 5v14l11-7z";
+const SHARE = "M12 4v11M7.500 8.500 12 4l4.500 4.500M5 13v6h14v-6";
 const LAST = "shohin.conversation";
 /** How often a reply is kept while it is being written, in milliseconds. */
 const KEEP_EVERY = 1000;
 /** A model's memory of a conversation is kept up to this size, in bytes. */
 const MOST_REMEMBERED = 64 << 20;
 
-/** What the embedded model is good at. */
-const SUGGESTIONS = [
-  "What can you do?",
-  "Tell me a story about a fox and a lantern.",
-  "Hi! My name is Mira.",
-  "What is the opposite of hot?",
-  "Tell me a joke.",
-];
-
 /** Ends a reply; `started` once the model is at it. */
 type Reply = AbortController & { started?: boolean };
 
+/** Called with what the engine reports of a reply. */
+export const onFinish = new Set<(finish: ChatFinish) => void>();
+
 /** Called when the list of conversations has to be shown anew. */
 export const onList = { change: () => {} };
+
+/** Called when a reply has ended; without `finish` it was broken off. */
+export const onReply = { end: (_question: string, _finish?: ChatFinish) => {} };
 
 let talk: Conversation = fresh();
 let running: Reply | undefined;
@@ -85,7 +88,7 @@ export function newChat(): void {
 
 /** Shows a kept conversation. */
 export async function openChat(id: string): Promise<void> {
-  const found = await conversation(id);
+  const [found] = await Promise.all([conversation(id), loadProse()]);
   if (!found) return;
   show(found);
   showAlert(undefined);
@@ -98,6 +101,7 @@ export async function openChat(id: string): Promise<void> {
 export async function resume(): Promise<void> {
   const id = preferences.read(LAST, "tab");
   const found = id ? await conversation(id) : undefined;
+  if (found) await loadProse();
   // Somebody may have been quicker.
   if (!found || talk.turns.length > 0) return;
   show(found);
@@ -106,14 +110,21 @@ export async function resume(): Promise<void> {
 
 /** Follows what another tab has done to a conversation; while a reply or a message is being written here, later. */
 export async function changedElsewhere(id: string): Promise<void> {
+  await readTitle(id);
   const isAway = () => id !== talk.id || isEmpty() || isBusy() || page.conversation.querySelector(".editing");
   if (isAway()) return;
-  const found = await conversation(id);
+  const [found] = await Promise.all([conversation(id), loadProse()]);
   if (isAway() || JSON.stringify(found?.turns) === JSON.stringify(talk.turns)) return;
   const follows = isAtEnd();
   if (found) show(found);
   else if (isDeleted(id)) newChat();
   if (follows) toEnd();
+}
+
+/** Takes over the title that was given to the conversation on the page. */
+export async function readTitle(id: string): Promise<void> {
+  const found = id === talk.id ? await conversation(id) : undefined;
+  if (found?.named && id === talk.id) Object.assign(talk, { title: found.title, named: true });
 }
 
 /** So that this tab comes back to the same conversation. */
@@ -124,7 +135,7 @@ function remember(): void {
 /** Writes these messages of the conversation, and removes others. */
 async function keepTalk(put: readonly Turn[], removed: readonly Turn[] = []): Promise<void> {
   const first = talk.turns[0];
-  if (first) talk.title = first.content.replace(/\s+/g, " ").slice(0, 80);
+  if (first && !talk.named) talk.title = first.content.replace(/\s+/g, " ").slice(0, 80);
   talk.updated = Date.now();
   remember();
   await keep(talk, put, removed);
@@ -140,23 +151,17 @@ export function showState(): void {
   page.send.disabled = !isBusy() && page.prompt.value.trim() === "";
   const replies = page.conversation.querySelectorAll(".turn.assistant");
   for (const reply of replies) {
-    const again = reply.querySelector<HTMLElement>(".again");
-    if (again) again.hidden = isBusy() || reply !== replies[replies.length - 1];
+    for (const button of reply.querySelectorAll<HTMLElement>(".again, .continue")) button.hidden = isBusy() || reply !== replies[replies.length - 1];
   }
   for (const edit of page.conversation.querySelectorAll<HTMLButtonElement>(".edit")) edit.disabled = isBusy();
 }
 
-export function showSuggestions(): void {
-  page.suggestions.replaceChildren(
-    ...SUGGESTIONS.map((text) => {
-      const button = make("button", { type: "button" }, text);
-      button.addEventListener("click", () => {
-        page.prompt.focus();
-        void say(text);
-      });
-      return make("li", {}, button);
-    }),
-  );
+export function initSuggestions(): void {
+  page.suggestions.addEventListener("click", ({ target }) => {
+    if (!(target instanceof HTMLButtonElement)) return;
+    page.prompt.focus();
+    void say(target.textContent);
+  });
 }
 
 /** Context and memory in use, and how fast the last reply came. */
@@ -178,9 +183,11 @@ export function showGauge(finish?: ChatFinish): void {
 function showTurn(turn: Turn, index: number): HTMLElement[] {
   const notes = turn.dropped ? [make("li", { class: "note dropped" }, forgotten(turn.dropped))] : [];
   if (turn.role === "user") return [...notes, userTurn(turn, index)];
-  const { element, body, tools } = assistantTurn();
+  const { element, body, calls, legend, tools } = assistantTurn();
   element.dataset["state"] = "done";
-  showProse(body, turn.content, turn.reasoning);
+  showCalls(calls, turn.steps);
+  showReply(body, turn.content, turn.reasoning, turn.json);
+  showUnsure(body, legend, turn.content, turn.unsure);
   showTools(tools, turn);
   return [...notes, element];
 }
@@ -232,12 +239,39 @@ function editTurn(element: HTMLElement, turn: Turn, index: number): void {
   field.focus();
 }
 
-function assistantTurn(): { element: HTMLElement; body: HTMLElement; tools: HTMLElement } {
+/** Shows a reply; JSON is set out once it is whole. */
+function showReply(body: HTMLElement, content: string, reasoning?: string, json = false, whole = true): void {
+  showText(body, json && content !== "" ? `\`\`\`\`\`json\n${setOut(content)}\n\`\`\`\`\`` : content, reasoning, whole);
+}
+
+function setOut(json: string): string {
+  try {
+    return JSON.stringify(JSON.parse(json), null, 2);
+  } catch {
+    return json;
+  }
+}
+
+/** Shows which tools were called, and what they answered. */
+function showCalls(list: HTMLElement, steps: readonly Message[] = []): void {
+  list.hidden = steps.length === 0;
+  const results = steps.filter(({ role }) => role === "tool");
+  const calls = steps.flatMap(({ toolCalls }) => toolCalls ?? []);
+  list.replaceChildren(
+    ...calls.map(({ name, arguments: given }, i) =>
+      make("li", {}, make("span", { class: "name" }, name), make("code", {}, given), make("span", { class: "unseen" }, " answered "), make("code", { class: "result" }, results[i]?.content ?? "")),
+    ),
+  );
+}
+
+function assistantTurn(): { element: HTMLElement; body: HTMLElement; calls: HTMLElement; legend: HTMLElement; tools: HTMLElement } {
+  const calls = make("ul", { class: "calls", "aria-label": "Calls of tools", hidden: "" });
   const body = make("div", { class: "text", "data-part": "text" });
+  const legend = make("details", { class: "unsure", hidden: "" });
   const tools = make("div", { class: "tools" });
   const element = make("li", { class: "turn assistant", "data-role": "assistant" });
-  element.append(icon("#mark", "0 0 32 32"), make("div", {}, make("span", { class: "unseen" }, "Reply: "), body), tools);
-  return { element, body, tools };
+  element.append(icon("#mark", "0 0 32 32"), make("div", {}, make("span", { class: "unseen" }, "Reply: "), calls, body, legend), tools);
+  return { element, body, calls, legend, tools };
 }
 
 /** Sends a message, in the place of those that were removed, and shows the reply as it comes. */
@@ -254,16 +288,17 @@ export async function say(text: string, removed: readonly Turn[] = []): Promise<
 /** What the model is told: the conversation without what the page adds to it. */
 function prompt(turns: readonly Turn[]): Message[] {
   const system = systemPrompt();
-  const messages = turns.map(({ role, content, reasoning }): Message => ({ role, content, ...(reasoning !== undefined && { reasoning }) }));
+  const messages = turns.flatMap(({ role, content, reasoning, steps = [] }): Message[] => [...steps, { role, content, ...(reasoning !== undefined && { reasoning }) }]);
   return system ? [{ role: "system", content: system }, ...messages] : messages;
 }
 
-/** Answers the last message. */
-async function reply(question: Turn, removed: readonly Turn[]): Promise<void> {
+/** Answers the last message, or continues the reply `from`, which was removed. */
+async function reply(question: Turn, removed: readonly Turn[], from?: Turn): Promise<void> {
   const abort: Reply = new AbortController();
   running = abort;
   const mine = talk;
-  const { element, body, tools } = assistantTurn();
+  const { element, body, calls, legend, tools } = assistantTurn();
+  const json = repliesInJson();
   element.dataset["state"] = "busy";
   element.setAttribute("aria-busy", "true");
   page.conversation.append(element);
@@ -271,8 +306,11 @@ async function reply(question: Turn, removed: readonly Turn[]): Promise<void> {
   showState();
   toEnd();
 
-  let text = "";
-  let thoughts = "";
+  let text = from?.content ?? "";
+  let thoughts = from?.reasoning ?? "";
+  let steps: Message[] = [...(from?.steps ?? [])];
+  const soFar = (): Message => ({ role: "assistant", content: text, ...(thoughts && { reasoning: thoughts }) });
+  let prefix = from && soFar();
   let tokens = 0;
   let first = 0;
   let kept = performance.now();
@@ -285,15 +323,20 @@ async function reply(question: Turn, removed: readonly Turn[]): Promise<void> {
     dirty = false;
     if (ended || mine !== talk) return;
     const follows = isAtEnd();
-    showProse(body, text, thoughts);
+    showCalls(calls, steps);
+    showReply(body, text, thoughts, json, false);
     if (!finish && tokens > 1) {
       tools.replaceChildren(make("span", { class: "figures" }, speed((tokens - 1) / ((performance.now() - first) / 1000))));
     }
     if (follows) toEnd();
   };
-  const begun = () => text !== "" || thoughts !== "";
-  const place = { id: newId(), at: question.at + 0.5 };
-  const unfinished = (): Turn => ({ ...place, role: "assistant", content: text.trim(), ...(thoughts && { reasoning: thoughts }), figures: "Stopped" });
+  const begun = () => text !== "" || thoughts !== "" || steps.length > 0;
+  const place: Pick<Turn, "id" | "at" | "model" | "offline"> = { id: newId(), at: question.at + 0.5 };
+  let online = navigator.onLine;
+  const wasOnline = () => (online = true);
+  addEventListener("online", wasOnline);
+  const extras = () => ({ ...(steps.length > 0 && { steps }), ...(json && { json }) });
+  const unfinished = (): Turn => ({ ...place, role: "assistant", content: text.trim(), ...(thoughts && { reasoning: thoughts }), ...extras(), unfinished: true, figures: "Stopped" });
   // Should the page be closed while the model writes, what is there is not lost. The message is written with its reply, as
   // another tab may have removed it meanwhile.
   const keepSoFar = () => {
@@ -309,30 +352,42 @@ async function reply(question: Turn, removed: readonly Turn[]): Promise<void> {
       const engine = await Promise.race([whenReady(), stopped]);
       if (!engine) throw new ShohinError("argument", "no model is loaded");
       abort.started = true;
+      const model = modelFacts();
+      if (model) place.model = model;
       await recall(engine, mine.id);
-      for await (const chunk of engine.chat(prompt(asked), { ...chatOptions(), signal: abort.signal })) {
-        if (tokens === 0) first = performance.now();
-        text += chunk.text;
-        thoughts += chunk.reasoning ?? "";
-        tokens += chunk.tokens.length;
-        finish = chunk.finish;
-        // At most once a frame, however fast the model is.
-        if (!dirty) requestAnimationFrame(paint);
-        dirty = true;
-        if (performance.now() - kept > KEEP_EVERY) {
-          kept = performance.now();
-          keepSoFar();
+      for (let round = 0; ; round++) {
+        const { tools, ...options } = chatOptions();
+        const more = round < MOST_ROUNDS && tools;
+        const messages = [...prompt(asked), ...steps, ...(prefix ? [prefix] : [])];
+        for await (const chunk of engine.chat(messages, { ...options, continueFinalMessage: prefix !== undefined, ...(more && { tools: more }), ...watch(), signal: abort.signal })) {
+          see(chunk);
+          if (tokens === 0) first = performance.now();
+          text += chunk.text;
+          thoughts += chunk.reasoning ?? "";
+          tokens += chunk.tokens.length;
+          finish = chunk.finish;
+          // At most once a frame, however fast the model is.
+          if (!dirty) requestAnimationFrame(paint);
+          dirty = true;
+          if (performance.now() - kept > KEEP_EVERY) {
+            kept = performance.now();
+            keepSoFar();
+          }
         }
+        const message = finish?.message;
+        if (!message?.toolCalls?.length || !more) return;
+        steps.push(message, ...message.toolCalls.map((call): Message => ({ role: "tool", content: answer(call) })));
+        [text, thoughts, finish, prefix] = ["", "", undefined, undefined];
       }
     };
     try {
       await write();
     } catch (error) {
       if (!isGpuTrouble(error) || mine !== talk) throw error;
-      // The CPU says it all again, from the beginning: the beginning of a reply is nothing a model can be given.
       avoidGpu(advice(error, "The reply"));
       await reload();
-      [text, thoughts, tokens, finish] = ["", "", 0, undefined];
+      if (text !== "" || thoughts !== "") prefix = soFar();
+      [tokens, finish] = [0, undefined];
       showAlert(advice(error, "The reply"));
       await write();
     }
@@ -340,7 +395,10 @@ async function reply(question: Turn, removed: readonly Turn[]): Promise<void> {
     failure = error;
   }
 
+  await loadProse();
   removeEventListener("pagehide", keepSoFar);
+  removeEventListener("online", wasOnline);
+  if (!online && !navigator.onLine) place.offline = true;
   const aborted = failure instanceof ShohinError && (failure.code === "aborted" || failure.code === "disposed");
   if (running === abort) running = undefined;
   if (mine !== talk) {
@@ -349,6 +407,7 @@ async function reply(question: Turn, removed: readonly Turn[]): Promise<void> {
       await keep(mine, [question, unfinished()]);
       onList.change();
     }
+    onReply.end(question.content);
     return;
   }
   const follows = isAtEnd();
@@ -356,7 +415,8 @@ async function reply(question: Turn, removed: readonly Turn[]): Promise<void> {
   paint();
   ended = true;
   tools.replaceChildren();
-  if (failure !== undefined && !aborted) showAlert(advice(failure, "The reply"));
+  if (json && failure instanceof ShohinError && failure.code === "unsupported") showAlert(`The schema in the settings cannot be used: ${failure.message}`);
+  else if (failure !== undefined && !aborted) showAlert(advice(failure, "The reply"));
   if (!begun() && failure !== undefined) {
     // Nothing came of it: give the message back.
     element.remove();
@@ -366,18 +426,28 @@ async function reply(question: Turn, removed: readonly Turn[]): Promise<void> {
     await keepTalk([], [question]);
     if (isEmpty() && !(await conversation(mine.id))?.turns.length) {
       await discard(mine.id);
+      await forget(mine.id);
       if (talk === mine && !isBusy()) talk = fresh();
       onList.change();
     }
   } else {
-    const said: Turn = finish ? { ...finish.message, ...place, role: "assistant", figures: figures(finish, aborted) } : { ...unfinished(), figures: figures(finish, aborted) };
+    const said: Turn = finish ? { ...finish.message, ...place, role: "assistant", ...extras(), figures: figures(finish, aborted) } : { ...unfinished(), figures: figures(finish, aborted) };
     if (finish) said.details = details(finish);
+    if (finish?.reason === "length") said.unfinished = true;
+    if (steps.filter(({ role }) => role === "assistant").length === MOST_ROUNDS) said.figures += " · no more calls of tools after these";
+    const continued = from && said.content.startsWith(from.content) ? from : undefined;
+    const length = continued?.content.length ?? 0;
+    const unsure = unsureOf(said.content.slice(length))?.map(([at, ...rest]): Unsure => [at + length, ...rest]);
+    if (unsure) said.unsure = [...(continued?.unsure ?? []), ...unsure];
     const dropped = finish?.usage.droppedMessages ?? 0;
     talk.turns.push(said);
     const first = finish && showDropped(dropped, said, element);
-    showProse(body, said.content, said.reasoning);
+    showCalls(calls, said.steps);
+    showReply(body, said.content, said.reasoning, said.json);
+    showUnsure(body, legend, said.content, said.unsure);
     showTools(tools, said);
     showGauge(finish);
+    if (finish) for (const listener of onFinish) listener(finish);
     element.dataset["state"] = "done";
     page.status.textContent = said.content;
     await keepTalk(first ? [question, said, first] : [question, said]);
@@ -385,6 +455,7 @@ async function reply(question: Turn, removed: readonly Turn[]): Promise<void> {
     if (engine && finish) void remind(engine, mine.id);
   }
   showState();
+  onReply.end(question.content, finish);
   if (follows) toEnd();
   await changedElsewhere(mine.id);
   if (failure instanceof ShohinError && (failure.code === "crashed" || failure.code === "worker")) {
@@ -440,16 +511,25 @@ function showDropped(dropped: number, turn: Turn, element: HTMLElement): Turn {
 
 function showTools(tools: HTMLElement, turn: Turn): void {
   const again = make("button", { type: "button", class: "again", title: "Try again", "aria-label": "Try again" }, icon(AGAIN));
-  again.addEventListener("click", () => {
+  const replace = (from?: Turn) => () => {
     const question = talk.turns.at(-2);
     if (isBusy() || !question || talk.turns.at(-1) !== turn) return;
     talk.turns.pop();
     if (turn.dropped !== undefined) page.conversation.querySelector(".dropped")?.remove();
     tools.parentElement?.remove();
     page.prompt.focus();
-    void reply(question, [turn]);
+    void reply(question, [turn], from);
+  };
+  again.addEventListener("click", replace());
+  const more = make("button", { type: "button", class: "continue", title: "Continue", "aria-label": "Continue the reply" }, icon(CONTINUE));
+  more.addEventListener("click", replace(turn));
+  const share = make("button", { type: "button", class: "share", title: "Share", "aria-label": "Share the reply" }, icon(SHARE));
+  share.addEventListener("click", () => {
+    const question = talk.turns[talk.turns.indexOf(turn) - 1];
+    const body = tools.parentElement?.querySelector("[data-part=text]");
+    if (question && body) void import("./share.js").then(({ openShare }) => openShare(question.content, turn, body), missingPart);
   });
-  tools.replaceChildren(copyButton(() => turn.content, "Copy the reply"), again, make("span", { class: "figures", title: turn.details ?? "" }, turn.figures ?? ""));
+  tools.replaceChildren(copyButton(() => turn.content, "Copy the reply"), ...(turn.unfinished ? [more] : []), again, share, make("span", { class: "figures", title: turn.details ?? "" }, turn.figures ?? ""));
 }
 
 /** What else there is to know of it. */
@@ -473,22 +553,24 @@ function speed(tokensPerSecond: number): string {
   return `${format.rate(tokensPerSecond)} tokens/s`;
 }
 
-function toEnd(): void {
+/** Shows the end of the conversation. */
+export function toEnd(): void {
   scrollTo({ top: document.documentElement.scrollHeight });
 }
 
 /** Whether the reader is at the end of the page, or was before it grew by so much, and so wants to follow. */
-function isAtEnd(grown = 0): boolean {
+export function isAtEnd(grown = 0): boolean {
   const { scrollHeight, clientHeight, scrollTop } = document.documentElement;
   return scrollHeight - clientHeight - scrollTop - grown < 80;
 }
 
 /** Keeps the end of the conversation in sight when what stands below it grows: an alert, the figures, a longer message. */
 export function followFoot(): void {
-  let before = page.foot.offsetHeight;
+  // The observer calls once at first, when the layout is known.
+  let before = Number.POSITIVE_INFINITY;
   new ResizeObserver(() => {
     const grown = page.foot.offsetHeight - before;
-    before += grown;
+    before = page.foot.offsetHeight;
     if (grown > 0 && talk.turns.length > 0 && isAtEnd(grown)) toEnd();
   }).observe(page.foot);
 }

@@ -3,6 +3,7 @@
 // Each message is a record of its own, written by the tab that added it and never read back before: tabs with the same
 // conversation cannot overwrite each other's messages.
 import { deleteSnapshot, listSnapshots, type Message } from "shohin";
+import type { Unsure } from "./confidence.js";
 
 /** One message, and what is shown below it. */
 export interface Turn extends Message {
@@ -12,16 +13,32 @@ export interface Turn extends Message {
   role: "user" | "assistant";
   /** Figures of a reply: tokens, speed, why it ended. */
   figures?: string;
+  /** Whether a reply was stopped or cut off, so that it can be continued. */
+  unfinished?: boolean;
   /** More of them, for who asks. */
   details?: string;
+  /** Calls of tools before a reply, and their results. */
+  steps?: Message[];
+  /** Whether a reply is JSON. */
+  json?: boolean;
+  /** Words of a reply that the model was unsure of. */
+  unsure?: Unsure[];
   /** How many messages the model no longer sees: at the first reply without them. */
   dropped?: number;
+  /** The model of a reply: name, weight formats, size. */
+  model?: string;
+  /** Whether the device was offline throughout the reply. */
+  offline?: boolean;
+  /** Whether it came from a file: it may have been written anywhere. */
+  imported?: boolean;
 }
 
 /** A conversation without its messages. */
 export interface Heading {
   id: string;
   title: string;
+  /** Whether the title was chosen; if not, it is the first message. */
+  named?: boolean;
   /** Milliseconds since 1970. */
   updated: number;
 }
@@ -48,7 +65,7 @@ interface Pending {
 /** What tabs tell each other. */
 interface Change {
   id: string;
-  kind: "written" | "deleted" | "restored";
+  kind: "written" | "deleted" | "restored" | "forgotten";
 }
 
 const NAME = "shohin";
@@ -163,10 +180,12 @@ export async function conversation(id: string): Promise<Conversation | undefined
  * Writes these messages of a conversation, and removes others, unless the conversation is deleted. What cannot be written
  * stays in memory and is written with the next change that can.
  */
-export async function keep({ id, title, updated }: Heading, put: readonly Turn[], removed: readonly Turn[] = []): Promise<void> {
-  const mine: Pending = pending.get(id) ?? { heading: { id, title, updated }, put: new Map(), removed: new Set(), failed: false };
+export async function keep({ id, title, named, updated }: Heading, put: readonly Turn[], removed: readonly Turn[] = []): Promise<void> {
+  const heading: Heading = { id, title, ...(named && { named }), updated };
+  const mine: Pending = pending.get(id) ?? { heading, put: new Map(), removed: new Set(), failed: false };
   pending.set(id, mine);
-  mine.heading = { id, title, updated };
+  mine.heading = heading;
+  texts.delete(id);
   for (const turn of removed) {
     mine.put.delete(turn.id);
     mine.removed.add(turn.id);
@@ -203,6 +222,64 @@ export async function writeAgain(): Promise<void> {
   for (const [id, { failed }] of [...pending]) if (failed) await write(id);
 }
 
+/** Gives a conversation another title. */
+export async function rename(id: string, title: string): Promise<void> {
+  const found = await conversation(id);
+  if (found) await keep({ ...found, title, named: true }, []);
+}
+
+/**
+ * Stores conversations with new ids, all of them or, where there is no room, none: then it fails with the browser's error.
+ * Without a database they last as long as the page.
+ */
+export async function add(all: readonly Conversation[]): Promise<void> {
+  if (!(await open())) {
+    for (const conversation of all) await keep(conversation, conversation.turns);
+    return;
+  }
+  await run("readwrite", (headings, turns) => {
+    for (const { turns: said, ...heading } of all) {
+      headings.put(heading);
+      for (const turn of said) turns.put({ ...turn, conversation: heading.id });
+    }
+    return headings.count();
+  });
+  // No tab shows them yet: one message renews its list.
+  if (all[0]) tell(all[0].id, "written");
+}
+
+/** All conversations with their messages, newest first. */
+export async function wholeConversations(): Promise<Conversation[]> {
+  const found = await Promise.all((await conversations()).map(({ id }) => conversation(id)));
+  return found.filter((conversation) => conversation !== undefined);
+}
+
+/** The text of conversations, folded for comparison; those missing are read by the next search. */
+const texts = new Map<string, string>();
+
+/** The same for upper and lower case, with and without accents. */
+function fold(text: string): string {
+  return text.normalize("NFKD").replace(/\p{M}/gu, "").toLowerCase();
+}
+
+/** The conversations, of those given, in whose title or messages every word of the query occurs. */
+export async function search(query: string, all: readonly Listed[]): Promise<Listed[]> {
+  const words = fold(query).split(/\s+/).filter(Boolean);
+  const missing = all.filter(({ id }) => !texts.has(id));
+  if (missing.length > 0) {
+    // Of a few, as of the one that is being answered, each by itself.
+    const ranges = missing.length > 20 ? [undefined] : missing.map(({ id }) => turnsOf(id));
+    const rows = await Promise.all(ranges.map((range) => run<(Turn & { conversation: string })[]>("readonly", (_, turns) => turns.getAll(range)).catch(() => [])));
+    const said = new Map(missing.map(({ id }): [string, string[]] => [id, [...(pending.get(id)?.put.values() ?? [])].map(({ content }) => content)]));
+    for (const { conversation, content } of rows.flat()) said.get(conversation)?.push(content);
+    for (const [id, contents] of said) texts.set(id, fold(contents.join("\n")));
+  }
+  return all.filter(({ id, title }) => {
+    const text = `${fold(title)}\n${texts.get(id) ?? ""}`;
+    return words.every((word) => text.includes(word));
+  });
+}
+
 /** How many conversations' snapshots are kept: the newest ones'. */
 const SNAPSHOTS = 4;
 /** Snapshots of other pages of this site have other names. */
@@ -213,15 +290,20 @@ export function snapshotOf(id: string): string {
   return `${PREFIX}${id}`;
 }
 
-/** Deletes this page's snapshots of conversations that are gone, or older than those whose snapshots are kept. */
+/** Deletes this page's snapshots of conversations that are gone for good, or older than those whose snapshots are kept. */
 export async function tidySnapshots(): Promise<void> {
-  const kept = (await conversations()).slice(0, SNAPSHOTS).map(({ id }) => snapshotOf(id));
+  const newest = (await conversations()).slice(0, SNAPSHOTS).map(({ id }) => id);
+  const kept = [...newest, ...undoable].map(snapshotOf);
   for (const name of await listSnapshots()) if (name.startsWith(PREFIX) && !kept.includes(name)) await deleteSnapshot(name);
 }
+
+/** Ids of deleted conversations that may still come back, and their snapshots with them. */
+const undoable = new Set<string>();
 
 /** Takes back a deletion. What was said in the conversation since then is added. */
 export async function restore(conversation: Conversation): Promise<void> {
   deleted.delete(conversation.id);
+  undoable.delete(conversation.id);
   // Before the tabs hear that it is written: they would delete it again.
   tell(conversation.id, "restored");
   const since = [...(pending.get(conversation.id)?.put.values() ?? [])];
@@ -233,16 +315,24 @@ export function isDeleted(id: string): boolean {
   return deleted.has(id);
 }
 
+/** Deletes a conversation. Its snapshot stays until `forget`, should the deletion be taken back. */
 export async function discard(id: string): Promise<void> {
   deleted.add(id);
+  undoable.add(id);
   pending.delete(id);
   await erase(id);
   tell(id, "deleted");
   await writeAgain();
 }
 
-async function erase(id: string): Promise<void> {
+/** Makes a deletion final. */
+export async function forget(id: string): Promise<void> {
+  undoable.delete(id);
+  tell(id, "forgotten");
   await deleteSnapshot(snapshotOf(id)).catch(() => {});
+}
+
+async function erase(id: string): Promise<void> {
   await run("readwrite", (headings, turns) => {
     turns.delete(turnsOf(id));
     return headings.delete(id);
@@ -253,9 +343,17 @@ async function erase(id: string): Promise<void> {
 export function onChange(listener: (id: string) => void): void {
   channel?.addEventListener("message", async ({ data }: MessageEvent<Change>) => {
     const { id, kind } = data;
-    if (kind === "deleted") deleted.add(id);
-    else if (kind === "restored") {
+    if (kind === "forgotten") {
+      undoable.delete(id);
+      return;
+    }
+    texts.delete(id);
+    if (kind === "deleted") {
+      deleted.add(id);
+      undoable.add(id);
+    } else if (kind === "restored") {
       deleted.delete(id);
+      undoable.delete(id);
       await write(id);
     } else if (deleted.has(id)) {
       // Written by a tab that had not heard of the deletion.

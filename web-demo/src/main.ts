@@ -1,10 +1,14 @@
-import { changeModel, followFoot, isBusy, resume, say, showGauge, showState, showSuggestions, stop } from "./chat.js";
-import { initChats, showList } from "./chats.js";
-import { writeAgain } from "./history.js";
-import { initModels, on } from "./models.js";
+import { changeModel, followFoot, initSuggestions, isBusy, resume, say, showGauge, showState, stop } from "./chat.js";
+import { watchWhile } from "./confidence.js";
+import { initInstall } from "./install.js";
+import { initModels, onModel, onReady, showAlert } from "./models.js";
 import { page } from "./page.js";
+import { part } from "./parts.js";
+import * as preferences from "./preferences.js";
+import { loadProse } from "./reply-text.js";
 import { registerServiceWorker } from "./service-worker.js";
-import { initSettings } from "./settings.js";
+import { initSettings, underlines } from "./settings.js";
+import { nextTask } from "./task.js";
 import { initTheme } from "./theme.js";
 import { showUnkept } from "./unkept.js";
 
@@ -45,26 +49,61 @@ page.prompt.addEventListener("input", () => {
   showState();
 });
 addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && !document.querySelector("dialog[open]") && isBusy()) end();
+  if (event.key === "Escape" && !document.querySelector("dialog:modal") && isBusy()) end();
 });
-on.change = changeModel;
-on.ready = () => {
+onModel.change = changeModel;
+onReady.add(() => {
   showState();
   showGauge();
+});
+
+preferences.onFull.tell = () => {
+  preferences.onFull.tell = () => {};
+  showAlert("This browser has no room left for the choices made on this page: they are gone when it is closed. Delete conversations or data of this site to make room.");
 };
 
-on.deleted = () => void writeAgain().then(showList);
+const PARTS = [
+  part(async () => (await import("./links.js")).initLinks),
+  part(async () => (await import("./chats.js")).initChats, page.newChat, page.openChats, page.forgetChats, page.importChats, page.exportChats),
+  part(async () => (await import("./inside.js")).initInside, page.openInside),
+  part(async () => (await import("./growth.js")).initGrowth),
+  part(async () => (await import("./airplane.js")).initAirplane),
+];
 
-initTheme(page.theme);
-initSettings();
-showSuggestions();
-showState();
-followFoot();
-void resume();
-initChats();
-initModels();
-void showUnkept();
-if (matchMedia("(hover: hover)").matches) page.prompt.focus();
+/** Starts the rest of the page, task by task. */
+async function start(): Promise<void> {
+  await nextTask();
+  showState();
+  initTheme(page.theme);
+  followFoot();
+  watchWhile(underlines);
+  await nextTask();
+  initSettings();
+  await nextTask();
+  void resume();
+  initModels();
+  await nextTask();
+  // Not while developing: it would keep what was just changed.
+  if (import.meta.env.PROD) void registerServiceWorker();
+  for (const startPart of PARTS) {
+    await nextTask();
+    await startPart();
+  }
+  void showUnkept();
+  await loadProse();
+  // So that it is here without a network, too; it says so itself where it is not.
+  await import("./share.js").catch(() => {});
+}
 
-// Not while developing: it would keep what was just changed.
-if (import.meta.env.PROD) void registerServiceWorker();
+// Before the browser offers it.
+initInstall();
+initSuggestions();
+void start();
+// The layout is known by then: a focus earlier would have to compute it, in the same task.
+if (matchMedia("(hover: hover)").matches) {
+  requestAnimationFrame(() =>
+    setTimeout(() => {
+      if (document.activeElement === document.body) page.prompt.focus();
+    }),
+  );
+}

@@ -2,10 +2,12 @@
 import { deleteCache, Engine, listCache, ShohinError, type CacheEntry, type Progress } from "shohin";
 import { advice, isGpuTrouble } from "./advice.js";
 import { OFFERS, type Offer } from "./catalog.js";
+import { device, fit, memoryOf } from "./fits.js";
 import * as format from "./format.js";
+import { adapter, forget, loadFaster, measured } from "./measure.js";
 import { make, page } from "./page.js";
 import * as preferences from "./preferences.js";
-import { room, withoutTrials } from "./room.js";
+import { persist, room, withoutTrials } from "./room.js";
 import { avoidGpu, closes, learn, loadOptions, onLoadOptions, resetContext } from "./settings.js";
 
 const SPROUT = new URL("sprout.gguf", document.baseURI);
@@ -21,8 +23,14 @@ interface Source {
 
 const sprout: Source = { name: "The embedded model", from: SPROUT, embedded: true };
 
-/** Called when another model takes over, whenever loading has ended, and when a kept model was deleted. */
-export const on = { change: (_name: string) => {}, ready: () => {}, deleted: () => {} };
+/** Called with the name of a model that takes over. */
+export const onModel = { change: (_name: string) => {} };
+
+/** Called whenever loading has ended. */
+export const onReady = new Set<() => void>();
+
+/** Called when a kept model was deleted. */
+export const onDeleted = new Set<() => void>();
 
 let engine: Engine | undefined;
 let current: Source | undefined;
@@ -39,6 +47,18 @@ let starting: Promise<void> | undefined;
 /** The loaded model, if there is one. */
 export function loadedEngine(): Engine | undefined {
   return engine;
+}
+
+/** The first file of the loaded model: its address, or the file itself. */
+export function loadedFile(): URL | File | undefined {
+  if (!engine || !current) return undefined;
+  const { from } = current;
+  return from instanceof URL ? from : [...from].sort((a, b) => (a.name < b.name ? -1 : 1))[0];
+}
+
+/** Whether the loaded model is here at the next visit, too: it comes with the page, or is kept as a whole. */
+export async function modelIsKept(): Promise<boolean> {
+  return engine !== undefined && current !== undefined && (current.embedded || (await copyOf(current)).whole);
 }
 
 /** Waits for the model that is being loaded. */
@@ -74,7 +94,8 @@ function title(source: Source): string {
 }
 
 function nameOf(engine: Engine, source: Source | undefined): string {
-  return source?.embedded ? "sprout" : engine.info.model.name || source?.name || "The model";
+  const offered = source && offerOf(source);
+  return source?.embedded ? "sprout" : offered?.name || engine.info.model.name || source?.name || "The model";
 }
 
 function showModel(): void {
@@ -106,6 +127,31 @@ function sameSource(a: Source | undefined, b: Source): boolean {
   return a !== undefined && (a.from instanceof URL && b.from instanceof URL ? a.from.href === b.from.href : a.from === b.from);
 }
 
+/** What the page says of a model before it is downloaded. */
+function offerOf({ from }: Source): Offer | undefined {
+  return from instanceof URL ? OFFERS.find(({ url }) => url === from.href) : undefined;
+}
+
+/** Whether the model that came with the page is the one that answers. */
+export function isEmbedded(): boolean {
+  return engine !== undefined && current?.embedded === true;
+}
+
+/** Whether a model answers that is offered. */
+export function isUsed({ url }: Offer): boolean {
+  return engine !== undefined && current !== undefined && addressOf(current) === url;
+}
+
+/** Loads an offered model in the place of the current one. */
+export function use({ name, url }: Offer): Promise<boolean> {
+  return load({ name, from: new URL(url) });
+}
+
+/** What is kept of an offered model. */
+export async function copyOfOffer({ url }: Offer): Promise<CacheEntry | undefined> {
+  return (await keptNow()).find((entry) => entry.url === url);
+}
+
 /** Loads a model; the one before stays until the new one works. Tells whether no other was asked for meanwhile. */
 async function load(source: Source): Promise<boolean> {
   const before = loading;
@@ -126,12 +172,11 @@ async function load(source: Source): Promise<boolean> {
   }
   // Set again once the model works: one that takes the tab down is not loaded at every visit.
   preferences.write(LAST);
-  if (url) {
-    // Otherwise the browser may delete downloads when it needs room.
-    void navigator.storage?.persist?.().catch(() => false);
-  }
-  // Two large models need not fit beside each other.
-  if (engine && (!current?.embedded || sameSource(current, source))) {
+  if (url) persist();
+  // Two large models need not fit beside each other, nor the embedded one beside one that hardly fits.
+  const offered = offerOf(source);
+  const fits = !offered || ["fits", undefined].includes(fit(offered, device(), 0, loadOptions().context).verdict);
+  if (engine && (!current?.embedded || !fits || sameSource(current, source))) {
     await engine.dispose();
     engine = undefined;
   }
@@ -145,20 +190,26 @@ async function load(source: Source): Promise<boolean> {
       arrived = Math.max(arrived, progress.loaded);
       showProgress(source, progress);
     };
-    const next = await withoutTrials(() =>
+    const options = loadOptions();
+    const open = (backend = options.backend) =>
       Engine.load(source.from, {
         signal: abort.signal,
         onProgress,
         // The embedded model comes with the page and is as current as it.
         cache: !source.embedded,
-        ...loadOptions(),
-      }),
-    );
-    if (current && !sameSource(current, source)) on.change(nameOf(next, source));
+        ...options,
+        ...(backend && { backend }),
+      });
+    // It is read a second time for that, but not downloaded; and iOS would close a tab that holds a large model twice.
+    const both = async () => source.embedded || (fits && !device().ios && (!url || (await copyOf(source)).whole));
+    const next = await withoutTrials(() => (options.backend === "auto" ? loadFaster(identity(source), open, both, abort.signal) : open()));
+    if (current && !sameSource(current, source)) onModel.change(nameOf(next, source));
     await engine?.dispose();
     engine = next;
     current = source;
-    learn(next.info);
+    const speeds = options.backend === "auto" ? await measured(identity(source)) : undefined;
+    learn(next.info, speeds && speeds.cpu > speeds.gpu ? "The CPU is faster with this model." : undefined);
+    void showMeasured();
     if (url) preferences.write(LAST, JSON.stringify({ name: source.name, url }));
     page.status.textContent = `${title(source)} is ready`;
   } catch (error) {
@@ -196,11 +247,24 @@ async function load(source: Source): Promise<boolean> {
   }
   page.loading.hidden = loading === undefined;
   showModel();
-  on.ready();
+  for (const listener of onReady) listener();
   await keptNow();
   if (failure === undefined) await tellUnkept(source);
   if (page.models.open) await showRoom();
   return true;
+}
+
+/** What measurements of a model go by. */
+function identity({ from }: Source): string {
+  return from instanceof URL ? from.href : from.map(({ name, size }) => `${name} ${size}`).join(", ");
+}
+
+/** Says which GPU there is, and how fast it and the CPU run the model. */
+async function showMeasured(): Promise<void> {
+  const [gpu, speeds] = [await adapter(), current && (await measured(identity(current)))];
+  page.measured.hidden = gpu === undefined;
+  page.measuredText.textContent = `GPU: ${gpu}.${speeds ? ` Measured with this model: GPU ${format.rate(speeds.gpu)}, CPU ${format.rate(speeds.cpu)} tokens/s.` : ""}`;
+  page.measure.hidden = speeds === undefined || loadOptions().backend !== "auto";
 }
 
 /** Starts afresh: after the engine failed, or to use other settings. */
@@ -259,7 +323,8 @@ async function lastModel(): Promise<Source | undefined> {
   }
 }
 
-function nameFromAddress(url: URL): string {
+/** What a model is called of which only the address is known. */
+export function nameFromAddress(url: URL): string {
   try {
     return decodeURIComponent(url.pathname.split("/").pop() || url.host);
   } catch {
@@ -284,24 +349,32 @@ function pick(source: Source): void {
   void load(source);
 }
 
-/** The context that a model is loaded with unless another is set. */
-const CONTEXT = 4096;
+/** Loads a model from an address, or the embedded one. */
+export function pickModel(name?: string, from?: URL): void {
+  pick(from ? { name: name ?? nameFromAddress(from), from } : sprout);
+}
 
-function offer({ name, url, size, tokenSize, note }: Offer): HTMLLIElement {
+/** Name, weight formats and size of the loaded model. */
+export function modelFacts(): string | undefined {
+  if (!engine) return undefined;
+  const { formats, fileBytes } = engine.info.model;
+  return [nameOf(engine, current), formats.join(", "), format.bytes(fileBytes)].filter(Boolean).join(" · ");
+}
+
+function offer(offered: Offer): HTMLLIElement {
+  const { name, url, size, note } = offered;
   const source = { name, from: new URL(url) };
   const copy = kept.find((entry) => entry.url === url);
   const state = copy?.complete ? ", kept here" : copy ? `, ${format.bytes(copy.bytes)} of it here` : "";
   const missing = copy?.complete ? 0 : size - (copy?.bytes ?? 0);
-  const memory = size + tokenSize * (loadOptions().context ?? CONTEXT);
-  // In GiB, rounded, and not in all browsers.
-  const { deviceMemory } = navigator as { deviceMemory?: number };
-  const troubles = [
-    free !== undefined && missing > free && `no room to keep it, ${format.bytes(missing)} are needed`,
-    deviceMemory !== undefined && memory > deviceMemory * 2 ** 30 && "more memory than this device has",
-  ];
-  const detail = [`${format.bytes(size)}${state}`, `${format.bytes(memory)} of memory`, note, ...troubles].filter(Boolean).join(" · ");
-  if (sameSource(current, source) && engine) return line(name, detail, make("span", { class: "used" }, "In use"));
-  return line(name, detail, action(copy?.complete ? "Use" : copy ? "Resume" : "Download", name, () => pick(source)));
+  const { context } = loadOptions();
+  const { verdict, reasons } = fit(offered, device(free), missing, context);
+  const detail = [`${format.bytes(size)}${state}`, `${format.bytes(memoryOf(offered, context))} of memory`, note].join(" · ");
+  const isUsed = sameSource(current, source) && engine;
+  const item = line(name, detail, isUsed ? make("span", { class: "used" }, "In use") : action(copy?.complete ? "Use" : copy ? "Resume" : "Download", name, () => pick(source)));
+  // Without a verdict the browser does not tell enough.
+  if (verdict) item.firstElementChild?.append(make("span", { "data-verdict": verdict }, [verdict, reasons.join(", ")].filter(Boolean).join(": ")));
+  return item;
 }
 
 function showOffers(): void {
@@ -324,7 +397,7 @@ function showOffers(): void {
           page.status.textContent = page.keptNote.textContent = `${name} is being read or downloaded, and cannot be deleted now.`;
           return;
         }
-        on.deleted();
+        for (const listener of onDeleted) listener();
         await keptNow();
         showOffers();
         void showRoom();
@@ -364,6 +437,12 @@ export function initModels(): void {
   });
   closes(page.models, page.closeModels);
   onLoadOptions.change = () => void reload();
+  page.measure.addEventListener("click", () => {
+    if (loading || !current) return;
+    page.measuredText.textContent = "Measuring.";
+    page.backend.focus();
+    void forget(identity(current)).then(reload);
+  });
   page.openFile.addEventListener("click", () => page.file.click());
   page.file.addEventListener("change", () => {
     const files = [...(page.file.files ?? [])];

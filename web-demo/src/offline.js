@@ -10,6 +10,9 @@ const SUMS = { "@path@": "@sum@" };
 /** A WebAssembly module of relaxed SIMD, to try. The engine's modules are there with and without it. */
 const RELAXED = ["@relaxed@"];
 
+/** Assets that not every reply needs: with the first of a group that is asked for, all of it is kept. */
+const GROUPS = [/assets\/highlight-/, /assets\/(formula-|KaTeX_)/];
+
 /** Milliseconds after which a silent server counts as absent. */
 const PATIENCE = 3000;
 /** Milliseconds for which only navigations ask such a server again. */
@@ -45,8 +48,8 @@ async function exactly(path, sum) {
   throw new Error(`${path} is not the file of this version`);
 }
 
-/** Which of the modules are kept: the one an engine starts with at the first visit, and those that an earlier version used. */
-async function modules({ headers }) {
+/** Which of the assets are kept: of the modules the one an engine starts with at the first visit, and all that an earlier version used. */
+async function needed({ headers }) {
   const isIsolated = /^same-origin(;|$)/.test(headers.get("Cross-Origin-Opener-Policy")) && headers.has("Cross-Origin-Embedder-Policy");
   const threads = isIsolated && navigator.hardwareConcurrency > 1;
   const relaxed = ASSETS.some((path) => path.includes("relaxed")) && WebAssembly.validate(Uint8Array.from(RELAXED));
@@ -58,21 +61,24 @@ async function modules({ headers }) {
   }
   const first = (path) =>
     !path.includes("webgpu") && path.includes("threads") === threads && (!path.endsWith(".wasm") || path.includes("relaxed") === relaxed);
-  return (path) => first(path) || used.has(kind(at(path)));
+  return (path) => {
+    const group = GROUPS.find((group) => group.test(path));
+    if (group) return [...used].some((url) => group.test(url));
+    return !/\.wasm$|threads|webgpu/.test(path) || first(path) || used.has(kind(at(path)));
+  };
 }
 
 async function install() {
   const cache = await caches.open(CACHE);
-  const keep = (path, response) => cache.put(at(path), isolated(response));
+  const put = (path, response) => cache.put(at(path), isolated(response));
   const files = await Promise.all(Object.entries(SUMS).map(async ([path, sum]) => [path, await exactly(path, sum)]));
-  const isKept = await modules(new Map(files).get("./"));
-  await Promise.all(files.map(([path, response]) => keep(path, response)));
-  const kept = ASSETS.filter((path) => !/\.wasm$|threads|webgpu/.test(path) || isKept(path));
+  const isKept = await needed(new Map(files).get("./"));
+  await Promise.all(files.map(([path, response]) => put(path, response)));
   await Promise.all(
-    kept.map(async (path) => {
+    ASSETS.filter(isKept).map(async (path) => {
       const response = await fetch(at(path), { cache: "force-cache" });
       if (!response.ok) throw new Error(`${path}: ${response.status}`);
-      await keep(path, response);
+      await put(path, response);
     }),
   );
 }
@@ -83,18 +89,25 @@ async function activate() {
   await self.clients.claim();
 }
 
-/** From a copy, of whichever version; a module that is used for the first time is kept from then on. */
+/** From a copy, of whichever version; what is used for the first time is kept from then on. */
 async function asset(event, url) {
   const kept = await caches.match(url);
   if (kept) return kept;
   // The engine does without threads, then.
   if (Date.now() < silentUntil) return Response.error();
   const response = isolated(await fetch(event.request));
-  if (response.ok && assets.has(url)) {
-    const copy = response.clone();
-    event.waitUntil(caches.open(CACHE).then((cache) => cache.put(url, copy)).catch(() => {}));
-  }
+  if (response.ok && assets.has(url)) event.waitUntil(keep(url, response.clone()).catch(() => {}));
   return response;
+}
+
+async function keep(url, copy) {
+  const cache = await caches.open(CACHE);
+  await cache.put(url, copy);
+  const group = GROUPS.find((group) => group.test(url));
+  if (!group) return;
+  // The others of the group fetch what they lack; one of them does so for all.
+  const rest = [...assets].filter((other) => group.test(other) && other !== url);
+  for (const other of rest) if (!(await cache.match(other))) await cache.add(new Request(other, { cache: "force-cache" }));
 }
 
 /** From the server, past the browser's cache: an old page would look for files that are gone. Else from the copy. */
@@ -119,6 +132,21 @@ async function newest(request, url) {
   }
 }
 
+/** Whether the page opens from here with an engine like this one. */
+async function isWhole({ webgpu, threads, relaxed }) {
+  const cache = await caches.open(CACHE);
+  const have = new Set((await cache.keys()).map(({ url }) => url));
+  const runs = (path) =>
+    webgpu ? path.includes("webgpu") : !path.includes("webgpu") && path.includes("threads") === threads && (!path.endsWith(".wasm") || path.includes("relaxed") === relaxed);
+  // Without a group, formulas and code are plain text.
+  const needed = ASSETS.filter((path) => !GROUPS.some((group) => group.test(path)) && (!/\.wasm$|threads|webgpu/.test(path) || runs(path)));
+  return [...needed, ...Object.keys(SUMS)].every((path) => have.has(at(path)));
+}
+
+self.addEventListener("message", (event) => {
+  const [port] = event.ports;
+  event.waitUntil(isWhole(event.data).then((whole) => port.postMessage(whole)));
+});
 self.addEventListener("install", (event) => event.waitUntil(install()));
 self.addEventListener("activate", (event) => event.waitUntil(activate()));
 self.addEventListener("fetch", (event) => {

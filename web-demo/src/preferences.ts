@@ -4,6 +4,9 @@
 const storages = { browser: () => localStorage, tab: () => sessionStorage };
 type Scope = keyof typeof storages;
 
+/** Called when a choice could not be remembered for lack of room. */
+export const onFull = { tell: () => {} };
+
 export function read(key: string, scope: Scope = "browser"): string | undefined {
   try {
     return storages[scope]().getItem(key) ?? undefined;
@@ -17,7 +20,8 @@ export function write(key: string, value?: string, scope: Scope = "browser"): vo
   try {
     if (value === undefined) storages[scope]().removeItem(key);
     else storages[scope]().setItem(key, value);
-  } catch {
-    // Not remembered, then.
+  } catch (error) {
+    // Where storage is blocked, the page has said so.
+    if (error instanceof DOMException && error.name === "QuotaExceededError") onFull.tell();
   }
 }

@@ -1,16 +1,14 @@
-// A reply as the page shows it: Markdown, made into elements one by one. What a model writes only ever becomes text
-// nodes and checked link targets, so nothing it writes can become markup or be fetched.
-import { Lexer, type Links, type Token, type Tokens, type TokensList } from "marked";
-import { icon, make } from "./page.js";
-
-const COPY = "M9 9h10v10H9zM15 9V5H5v10h4";
-const COPIED = "M5 12.5l4.5 4.5L19 7.5";
+// A reply as the page shows it: the blocks of its Markdown, of which only the last ones are made again while it grows.
+import { copyButton } from "./copy.js";
+import { read, render, type Target, type Token, type Tokens } from "./markdown.js";
+import { make } from "./page.js";
+import { sanitize } from "./sanitize.js";
 
 /** A block that is shown, what it was made of, and where in the text that begins. */
 interface Block {
   token: Token;
   at: number;
-  node: Node;
+  node: Element;
 }
 
 interface Shown {
@@ -18,7 +16,7 @@ interface Shown {
   text: string | undefined;
   blocks: Block[];
   /** Where links by name lead, and where in the text the block begins that says so; the first of a name counts. */
-  targets: Map<string, { at: number; link: Links[string] }>;
+  targets: Map<string, { at: number; link: Target }>;
   /** All links by name, as the lexer knew them. */
   links: string;
 }
@@ -33,36 +31,42 @@ const OPEN = 2;
 /**
  * Shows a text; blocks that are shown already stay as they are, with what the reader selected or opened in them. Of a text
  * that goes on, only the last blocks are read again, so that a long reply takes no longer to show than a short one.
+ * `whole`: it does not go on.
  */
-export function showProse(target: HTMLElement, said: string, thoughts = ""): void {
+export function showProse(target: HTMLElement, said: string, thoughts = "", whole = true): void {
   const text = said.includes("\r") ? said.replace(/\r\n?/g, "\n") : said;
   const before = shown.get(target) ?? NOTHING;
   const first = thoughts ? showThoughts(target, thoughts, said === "") : undefined;
-  let settled = before.text !== undefined && text.startsWith(before.text) ? Math.max(0, before.blocks.length - OPEN) : 0;
+  const goesOn = before.text !== undefined && text.startsWith(before.text.trimEnd());
+  let settled = goesOn ? Math.max(0, before.blocks.length - OPEN) : 0;
   let at = settled > 0 ? before.blocks[settled]!.at : 0;
   const targets: Shown["targets"] = new Map([...before.targets].filter(([, target]) => target.at < at));
-  let tokens = read(text.slice(at), targets);
+  const tokensFrom = (at: number) => read(text.slice(at), [...targets].map(([name, { link }]) => [name, link]));
+  let tokens = tokensFrom(at);
   let links = JSON.stringify(Object.entries(tokens.links));
   if (settled > 0 && links !== before.links) {
     // What was read before may be called by these names.
     settled = at = 0;
     targets.clear();
-    tokens = read(text, targets);
+    tokens = tokensFrom(at);
     links = JSON.stringify(Object.entries(tokens.links));
   }
   const relinked = links !== before.links;
   const blocks = before.blocks.slice(0, settled);
-  let whole = true;
-  for (const token of tokens) {
+  let isSource = true;
+  for (const lexed of tokens) {
+    const start = at;
+    const token = whole ? lexed : foreseen(lexed, start + lexed.raw.length === text.length);
     if (token.type !== "space" && token.type !== "def") {
       const old = before.blocks[blocks.length];
       blocks.push({ token, at, node: old ? renewed(old, token, relinked) : block(token) });
     }
     for (const { tag, href, title } of definitions(token)) if (!targets.has(tag)) targets.set(tag, { at, link: { href, title } });
-    if (!text.startsWith(token.raw, at)) whole = false;
-    at += token.raw.length;
+    if (!text.startsWith(lexed.raw, at)) isSource = false;
+    at += lexed.raw.length;
   }
-  shown.set(target, { text: whole ? text : undefined, blocks, targets, links });
+  nest(blocks, settled);
+  shown.set(target, { text: isSource ? text : undefined, blocks, targets, links });
   const ahead = first ? 1 : 0;
   for (let i = settled; i < blocks.length; i++) {
     const { node } = blocks[i]!;
@@ -70,13 +74,26 @@ export function showProse(target: HTMLElement, said: string, thoughts = ""): voi
     if (there !== node) target.insertBefore(node, there);
   }
   while (target.childNodes.length > ahead + blocks.length) target.lastChild!.remove();
+  // Colours once the code is whole: an open block would have to be read anew with every token.
+  for (const { node } of whole ? blocks : blocks.slice(settled, -1)) colour(node);
 }
 
-/** Reads a text before which links were given names. */
-function read(text: string, targets: Shown["targets"]): TokensList {
-  const lexer = new Lexer({ gfm: true });
-  for (const [tag, { link }] of targets) lexer.tokens.links[tag] = link;
-  return lexer.lex(text);
+/** Gives headings their levels for screen readers: below the page's, none of them skipped, whatever a model writes. */
+function nest(blocks: readonly Block[], from: number): void {
+  const isHeading = ({ token }: Block) => token.type === "heading";
+  let level = Number(blocks.slice(0, from).filter(isHeading).at(-1)?.node.ariaLevel ?? 1);
+  for (const { token, node } of blocks.slice(from).filter(isHeading)) {
+    level = Math.min((token as Tokens.Heading).depth + 1, level + 1);
+    node.ariaLevel = String(level);
+  }
+}
+
+/** The last block of a text that goes on as what it is about to be: a line that begins with a bar is the head of a table. */
+function foreseen(token: Token, isLast: boolean): Token {
+  if (!isLast || token.type !== "paragraph" || !/^\|.*(?:\n[|:\- \t]*)?$/.test(token.raw)) return token;
+  const head = token.raw.split("\n", 1)[0]!.trim().replace(/(?<=.)\|$/, "");
+  const table = read(`${head}|\n${"|-".repeat(head.split(/(?<!\\)\|/).length - 1)}|`, [])[0];
+  return table?.type === "table" ? { ...table, raw: token.raw } : token;
 }
 
 /** Where a block, or what is in it, gives links a name. */
@@ -100,41 +117,47 @@ function showThoughts(target: HTMLElement, thoughts: string, unfinished: boolean
 /** Makes a text the only content of an element; what is there already stays. */
 function write(element: Element, text: string): void {
   const node = element.firstChild;
-  if (!(node instanceof Text)) element.replaceChildren(document.createTextNode(text));
+  if (!(node instanceof Text) || node !== element.lastChild) element.replaceChildren(document.createTextNode(text));
   else if (text.startsWith(node.data)) node.appendData(text.slice(node.data.length));
   else node.data = text;
 }
 
 /**
- * The node of a block as it is by now: the old one, brought up to date, where it is of the same kind. `relinked`: names of
+ * The element of a block as it is by now: the old one, brought up to date, where it is of the same kind. `relinked`: names of
  * links lead elsewhere.
  */
-function renewed({ token: old, node }: Block, token: Token, relinked: boolean): Node {
+function renewed({ token: old, node }: Block, token: Token, relinked: boolean): Element {
   if (old.type !== token.type) return block(token);
   if (relinked && token.type !== "code" && token.raw.includes("[")) {
     const anew = block(token);
     return node.isEqualNode(anew) ? node : anew;
   }
   if (old.raw === token.raw) return node;
-  const element = node as Element;
   switch (token.type) {
     case "code": {
       const [before, now] = [old as Tokens.Code, token as Tokens.Code];
       if (before.lang !== now.lang) return block(token);
-      write(element.querySelector("pre > code")!, now.text);
+      const code = node.querySelector("code")!;
+      if (before.text !== now.text) {
+        write(code, now.text);
+        delete code.dataset["coloured"];
+      }
       return node;
     }
     case "list": {
       const [before, now] = [old as Tokens.List, token as Tokens.List];
       if (before.ordered !== now.ordered || before.start !== now.start || before.loose !== now.loose) return block(token);
-      renewParts(element, before.items.map(({ raw }) => raw), now.items.map(({ raw }) => raw), (i) => item(now.items[i]!));
+      const item = (i: number) => block({ ...now, items: [now.items[i]!] }).firstElementChild!;
+      renewParts(node, before.items.map(({ raw }) => raw), now.items.map(({ raw }) => raw), item);
       return node;
     }
     case "table": {
       const [before, now] = [old as Tokens.Table, token as Tokens.Table];
       const text = (cells: Tokens.TableCell[]) => cells.map((cell) => cell.text).join("|");
-      if (text(before.header) !== text(now.header) || before.align.join() !== now.align.join()) return block(token);
-      renewParts(element.querySelector("tbody")!, before.rows.map(text), now.rows.map(text), (i) => row(now.rows[i]!, "td"));
+      const body = node.querySelector("tbody");
+      if (!body || text(before.header) !== text(now.header) || before.align.join() !== now.align.join()) return block(token);
+      const row = (i: number) => block({ ...now, rows: [now.rows[i]!] }).querySelector("tbody > tr")!;
+      renewParts(body, before.rows.map(text), now.rows.map(text), row);
       return node;
     }
     default:
@@ -151,126 +174,95 @@ function renewParts(parent: Element, before: readonly string[], now: readonly st
   });
 }
 
-function block(token: Token): Node {
-  switch (token.type) {
-    case "heading": {
-      // Headings of the page come first.
-      const level = Math.min(6, (token as Tokens.Heading).depth + 2) as 3 | 4 | 5 | 6;
-      return make(`h${level}`, {}, ...inline(token));
+/** The element that shows a block. */
+function block(token: Token): Element {
+  const fragment = render([token]);
+  furnish(fragment);
+  return fragment.firstElementChild ?? make("p", {}, fragment);
+}
+
+/** Makes of the elements of Markdown what they are on this page. */
+function furnish(fragment: DocumentFragment): void {
+  for (const link of fragment.querySelectorAll("a")) {
+    if (!link.hasAttribute("href")) {
+      link.replaceWith(...link.childNodes);
+      continue;
     }
-    case "code":
-      return code(token as Tokens.Code);
-    case "blockquote":
-      return make("blockquote", {}, ...blocks((token as Tokens.Blockquote).tokens));
-    case "hr":
-      return make("hr");
-    case "list":
-      return list(token as Tokens.List);
-    case "table":
-      return table(token as Tokens.Table);
-    case "paragraph":
-      return make("p", {}, ...inline(token));
-    case "text":
-      return make("p", {}, ...inline(token));
-    default:
-      // Markup, and whatever else there may be, is shown as it was written.
-      return make("p", {}, token.raw.trimEnd());
+    link.target = "_blank";
+    link.rel = "noopener noreferrer nofollow";
+    link.title = link.href;
   }
-}
-
-function blocks(tokens: Token[]): Node[] {
-  return tokens.filter((token) => token.type !== "space" && token.type !== "def").map(block);
-}
-
-function list(token: Tokens.List): Node {
-  const items = token.items.map(item);
-  if (!token.ordered) return make("ul", {}, ...items);
-  const start = Number(token.start);
-  return make("ol", start !== 1 && Number.isSafeInteger(start) ? { start: String(start) } : {}, ...items);
-}
-
-function item(token: Tokens.ListItem): Node {
-  const nodes = token.tokens
-    // The box of a task is drawn from `checked`.
-    .filter((part) => part.type !== "space" && part.type !== "checkbox")
-    .flatMap((part) => (part.type === "text" || (part.type === "paragraph" && !token.loose) ? inline(part) : [block(part)]));
-  const box = token.task && make("span", { role: "img", class: "box", "aria-label": token.checked ? "done" : "open" }, token.checked ? "☑ " : "☐ ");
-  return make("li", {}, box, ...nodes);
-}
-
-function table(token: Tokens.Table): Node {
-  const head = make("thead", {}, row(token.header, "th"));
-  const body = make("tbody", {}, ...token.rows.map((cells) => row(cells, "td")));
-  return make("div", { class: "table", tabindex: "0", role: "region", "aria-label": "Table" }, make("table", {}, head, body));
-}
-
-function row(cells: Tokens.TableCell[], tag: "th" | "td"): Node {
-  return make(
-    "tr",
-    {},
-    ...cells.map((cell) => make(tag, { ...(tag === "th" && { scope: "col" }), ...(cell.align && { class: cell.align }) }, ...inline(cell))),
-  );
-}
-
-function code(token: Tokens.Code): Node {
-  const language = /^[\w+#.-]{1,20}/.exec(token.lang ?? "")?.[0] ?? "";
-  const content = make("code", {}, document.createTextNode(token.text));
-  const copy = copyButton(() => content.textContent ?? "", "Copy the code");
-  const pre = make("pre", { tabindex: "0", role: "region", "aria-label": language ? `Code, ${language}` : "Code" }, content);
-  return make("div", { class: "code" }, make("div", { class: "code-bar" }, make("span", {}, language), copy), pre);
-}
-
-function inline(token: unknown): (Node | string)[] {
-  const { tokens, text } = token as { tokens?: Token[]; text?: string };
-  return tokens ? tokens.flatMap(span) : [text ?? ""];
-}
-
-function span(token: Token): (Node | string)[] {
-  switch (token.type) {
-    case "text":
-      return "tokens" in token && token.tokens ? inline(token) : [token.raw];
-    case "escape":
-      return [(token as Tokens.Escape).text];
-    case "strong":
-      return [make("strong", {}, ...inline(token))];
-    case "em":
-      return [make("em", {}, ...inline(token))];
-    case "del":
-      return [make("del", {}, ...inline(token))];
-    case "codespan":
-      return [make("code", {}, (token as Tokens.Codespan).text)];
-    case "br":
-      return [make("br")];
-    case "link":
-    case "image":
-      return [link(token as Tokens.Link | Tokens.Image)];
-    default:
-      return [token.raw];
+  for (const box of fragment.querySelectorAll("input")) {
+    box.replaceWith(make("span", { role: "img", class: "box", "aria-label": box.hasAttribute("checked") ? "done" : "open" }, box.hasAttribute("checked") ? "☑" : "☐"));
   }
+  for (const head of fragment.querySelectorAll("th")) head.scope = "col";
+  for (const table of fragment.querySelectorAll("table")) {
+    const frame = make("div", { class: "table", tabindex: "0", role: "group", "aria-label": "Table" });
+    table.replaceWith(frame);
+    frame.append(table);
+  }
+  for (const pre of fragment.querySelectorAll("pre")) {
+    const code = pre.querySelector("code")!;
+    const language = code.className.replace("language-", "");
+    const frame = make("div", { class: "code" });
+    pre.replaceWith(frame);
+    for (const [name, value] of Object.entries({ tabindex: "0", role: "group", "aria-label": language ? `Code, ${language}` : "Code" })) pre.setAttribute(name, value);
+    frame.append(make("div", { class: "code-bar" }, make("span", {}, language), copyButton(() => code.textContent ?? "", "Copy the code")), pre);
+  }
+  for (const source of fragment.querySelectorAll("code.formula:not(.open)")) typeset(source);
 }
 
-/** A link where its target is one a reader may follow; pictures become links, so that nothing is fetched unasked. */
-function link(token: Tokens.Link | Tokens.Image): Node {
-  const words = token.type === "link" ? inline(token) : [token.text || token.href];
-  const target = URL.canParse(token.href) ? new URL(token.href) : undefined;
-  if (!target || !["https:", "http:", "mailto:"].includes(target.protocol)) return make("span", {}, ...words);
-  return make("a", { href: target.href, target: "_blank", rel: "noopener noreferrer nofollow", title: target.href }, ...words);
-}
+let formulas: typeof import("./formula.js") | undefined;
+/** Formulas by their source, for a paragraph that grows shows its formulas again and again; undefined where one is not valid. */
+const typesetBefore = new Map<string, HTMLElement | undefined>();
+/** How many of them are held. */
+const MOST_FORMULAS = 500;
 
-/** A button that copies a text. */
-export function copyButton(text: () => string, label: string): HTMLButtonElement {
-  const button = make("button", { type: "button", title: "Copy", "aria-label": label }, icon(COPY));
-  button.addEventListener("click", async () => {
-    const status = document.getElementById("status");
-    try {
-      await navigator.clipboard.writeText(text());
-    } catch {
-      if (status) status.textContent = "The browser does not allow copying";
-      return;
+/** Puts a formula in the place of its source, which stays where it is not valid. */
+function typeset(source: Element): void {
+  if (!formulas) {
+    // Without a network and a copy the source stays.
+    import("./formula.js").then((module) => {
+      formulas = module;
+      if (source.isConnected) typeset(source);
+    }, () => {});
+    return;
+  }
+  const text = source.textContent ?? "";
+  if (!typesetBefore.has(text)) {
+    if (typesetBefore.size >= MOST_FORMULAS) typesetBefore.clear();
+    const tex = text.replace(/^(?:\$\$?|\\[([])|(?:\$\$?|\\[)\]])$/g, "");
+    const made = formulas.typeset(tex, source.classList.contains("display"));
+    if (made && source.classList.contains("display")) {
+      for (const [name, value] of Object.entries({ class: "formula display", tabindex: "0", role: "group", "aria-label": "Formula" })) made.setAttribute(name, value);
     }
-    button.replaceChildren(icon(COPIED));
-    if (status) status.textContent = "Copied";
-    setTimeout(() => button.replaceChildren(icon(COPY)), 1500);
-  });
-  return button;
+    typesetBefore.set(text, made);
+  }
+  const made = typesetBefore.get(text);
+  if (made) source.replaceWith(made.cloneNode(true));
+}
+
+let highlighter: typeof import("./highlight.js") | undefined;
+/** Longer code, in characters, stays as it is: its colours would take too long. */
+const MOST_CODE = 30_000;
+
+/** Colours the code in a block. */
+function colour(node: Element): void {
+  for (const code of node.querySelectorAll<HTMLElement>("pre > code[class]:not([data-coloured])")) void colourCode(code);
+}
+
+async function colourCode(code: HTMLElement): Promise<void> {
+  const text = code.textContent ?? "";
+  if (text.length > MOST_CODE) return;
+  highlighter ??= await import("./highlight.js").catch(() => undefined);
+  // It may have gone on meanwhile, or be selected: that would be lost.
+  if (!highlighter || code.textContent !== text || isSelected(code)) return;
+  code.dataset["coloured"] = "";
+  const html = highlighter.highlight(text, code.className.replace("language-", ""));
+  if (html !== undefined) code.replaceChildren(sanitize(html));
+}
+
+function isSelected(element: Element): boolean {
+  const selection = getSelection();
+  return selection !== null && !selection.isCollapsed && selection.containsNode(element, true);
 }

@@ -55,3 +55,8 @@ async function fits(size: number): Promise<boolean> {
     await root.removeEntry(name).catch(() => {});
   }
 }
+
+/** Asks the browser not to delete what is kept here when it needs room. */
+export function persist(): void {
+  void navigator.storage?.persist?.().catch(() => false);
+}

@@ -8,22 +8,42 @@ export function servePage() {
   return serve(new URL("../dist/", import.meta.url), { "/blank": blank }, { "Cache-Control": "max-age=600" });
 }
 
-/** What the page notes of itself, in milliseconds since its navigation began. */
+/** What the page notes of itself, in milliseconds since its navigation began. It asks by itself: commands of Playwright are tasks, too. */
 function observe() {
   const seen = (globalThis.seen = { shifts: 0 });
   new PerformanceObserver((list) => {
-    for (const { value, hadRecentInput } of list.getEntries()) if (!hadRecentInput) seen.shifts += value;
+    // A message is input, after which the browser, too, leaves out half a second; but it knows of no message that a script sends.
+    const isAnswer = (time) => time >= seen.asked && time < seen.asked + 500;
+    for (const { value, hadRecentInput, startTime } of list.getEntries()) if (!hadRecentInput && !isAnswer(startTime)) seen.shifts += value;
   }).observe({ type: "layout-shift", buffered: true });
   new PerformanceObserver((list) => {
     for (const { name, startTime } of list.getEntries()) if (name === "first-contentful-paint") seen.painted = startTime;
   }).observe({ type: "paint", buffered: true });
-  navigator.serviceWorker?.addEventListener("controllerchange", () => (seen.controlled ??= performance.now()));
+  const done = () => seen.controlled && document.querySelector("[data-role=assistant][data-state=done]") && console.log("the visit is done");
+  navigator.serviceWorker?.addEventListener("controllerchange", () => {
+    seen.controlled ??= performance.now();
+    done();
+  });
+  const ask = () => {
+    const prompt = document.querySelector("#prompt");
+    prompt.value = "Hello!";
+    prompt.dispatchEvent(new Event("input"));
+    seen.asked = performance.now();
+    prompt.form.requestSubmit();
+  };
   new MutationObserver(() => {
-    if (document.querySelector("#model")?.dataset.state === "ready") seen.ready ??= performance.now();
-    if (document.querySelector("[data-role=assistant] [data-part=text]")?.textContent) seen.replied ??= performance.now();
+    if (!seen.ready && document.querySelector("#model")?.dataset.state === "ready") {
+      seen.ready = performance.now();
+      // Who reads the page first, types later than that.
+      setTimeout(ask, 100);
+    }
+    if (seen.asked && document.querySelector("[data-role=assistant] [data-part=text]")?.textContent) seen.replied ??= performance.now();
+    if (seen.replied) done();
   }).observe(document, { subtree: true, childList: true, characterData: true, attributes: true });
-  document.addEventListener("submit", () => (seen.asked ??= performance.now()), true);
 }
+
+/** What the longest task of a first visit, slowed down fourfold, may take on a free processor, in milliseconds. */
+export const LONGEST_TASK = 50;
 
 /**
  * A first visit with one message, until the service worker has its copy. `sent` are the files that the server has sent, with the
@@ -40,12 +60,9 @@ export async function firstVisit(browser, { url, sent }, { viewport = { width: 1
     const session = await context.newCDPSession(page);
     await session.send("Emulation.setCPUThrottlingRate", { rate: slowdown });
     const visit = async () => {
+      const done = page.waitForEvent("console", (message) => message.text() === "the visit is done");
       await page.goto(url);
-      await page.locator("#model[data-state=ready]").waitFor();
-      await page.fill("#prompt", "Hello!");
-      await page.click("#send");
-      await page.locator("[data-role=assistant][data-state=done]").waitFor();
-      await page.waitForFunction(() => globalThis.seen.controlled);
+      await done;
     };
     // Tracing costs time itself.
     const tasks = slowdown > 1 ? await longestTask(browser, page, visit) : await visit();
@@ -72,7 +89,7 @@ if (process.argv[1] === fileURLToPath(import.meta.url)) {
     milliseconds(fast.controlled, "until the service worker is in control");
     milliseconds(fast.firstToken, "from a message to the first token (budget 300)");
     line(fast.shifts.toFixed(3), "", "cumulative layout shift (budget 0.05)");
-    milliseconds(slow.tasks.task, "in the longest task of the main thread, slowed down fourfold (budget 50)");
+    milliseconds(slow.tasks.task, `in the longest task of the main thread, slowed down fourfold (budget ${LONGEST_TASK})`);
     milliseconds(slow.tasks.script, "in the longest script of it");
   } finally {
     await browser.close();

@@ -2,7 +2,6 @@
 import assert from "node:assert/strict";
 import { createReadStream, existsSync, readdirSync } from "node:fs";
 import { readFile, stat } from "node:fs/promises";
-import { createRequire } from "node:module";
 import { availableParallelism } from "node:os";
 import { basename } from "node:path";
 import { after, afterEach, before, beforeEach, describe, test } from "node:test";
@@ -10,6 +9,7 @@ import { fileURLToPath } from "node:url";
 import { createLogger, createServer } from "vite";
 import { launch, longestTask, serve } from "../../wasm/js/test/chromium.mjs";
 import { split } from "../../wasm/js/test/gguf.mjs";
+import { faults } from "./axe.mjs";
 
 const MODEL = fileURLToPath(new URL("../../models/sprout.gguf", import.meta.url));
 
@@ -212,6 +212,15 @@ describe("the page", () => {
       const { seen, tools } = await watch(stop);
       assert.match(tools, /Stopped/, `${stop}: ${seen.length} changes`);
       assert.ok(seen.at(-1).length < whole.seen.at(-1).length);
+      // Also after a reload it goes on from there.
+      if (stop === "key") await page.reload();
+      const begun = await text(lastReply());
+      await page.click(".continue");
+      await idle();
+      assert.equal(await replies().count(), 1);
+      const ended = await text(lastReply());
+      assert.ok(ended.startsWith(begun.trim()) && ended.length > begun.length, `${begun}|${ended}`);
+      assert.equal(await page.locator(".continue").count(), 0);
     }
     // And the next message works.
     assert.notEqual(await ask("Hello!"), "");
@@ -264,7 +273,7 @@ describe("the page", () => {
       assert.ok(words2.y >= box.y + box.height && words2.x < box.x + box.width && words2.y < box.y + box.height + 16);
       for (const colorScheme of ["light", "dark"]) {
         await page.emulateMedia({ colorScheme });
-        const clay = colorScheme === "light" ? "rgb(156, 74, 48)" : "rgb(226, 155, 125)";
+        const clay = colorScheme === "light" ? "rgb(122, 52, 30)" : "rgb(240, 184, 161)";
         assert.deepEqual([calm[colorScheme] === clay, await border(field)], [false, clay]);
       }
       const now = await stored();
@@ -691,6 +700,63 @@ describe("the page", () => {
     assert.deepEqual(await chats(), ["Tell me a joke."]);
   });
 
+  test("keeps the KV cache of a deleted conversation for as long as the deletion can be undone", async () => {
+    await page.setViewportSize({ width: 1280, height: 768 });
+    await ready();
+    await set({ preset: "greedy" });
+    const snapshots = (count) =>
+      page.waitForFunction(async (count) => {
+        const database = await new Promise((done) => (indexedDB.open("shohin.snapshots").onsuccess = (event) => done(event.target.result)));
+        const names = database.objectStoreNames.contains("snapshots") ? database.transaction("snapshots").objectStore("snapshots").getAllKeys() : undefined;
+        if (names) await new Promise((done) => (names.onsuccess = done));
+        database.close();
+        return names?.result.length === count;
+      }, count, { polling: 100 });
+    await ask("Hi! My name is Mira.");
+    await snapshots(1);
+    await page.click("#chat-list .icon");
+    await page.locator("#undo").waitFor();
+    // The next reply tidies up, and spares it.
+    await ask("Hello!");
+    await snapshots(2);
+    await page.click("#undo-button");
+    await page.click("#chat-list .open:has-text('Mira')");
+    await page.locator("#conversation").filter({ hasText: "My name is Mira" }).waitFor();
+    await page.reload();
+    await replies().first().waitFor();
+    await ready();
+    assert.match(await ask("What is my name?"), /Mira/);
+    const [, remembered] = /(\d+) of them/.exec(await lastReply().locator(".figures").getAttribute("title"));
+    assert.ok(Number(remembered) > 20, remembered);
+    // Another deletion makes the first one final, and time the last.
+    await page.clock.install();
+    await page.click("#chat-list li:has-text('Hello!') .icon");
+    await page.locator("#undo").waitFor();
+    await page.click("#chat-list li:has-text('Mira') .icon");
+    await snapshots(1);
+    await page.focus("#prompt");
+    await page.mouse.move(700, 300);
+    await page.clock.fastForward(11_000);
+    await snapshots(0);
+  });
+
+  test("says once that there is no room for choices", async () => {
+    await ready();
+    await page.evaluate(() => {
+      for (let size = 1 << 22; size >= 1; size >>= 1) {
+        try {
+          for (let i = 0; ; i++) localStorage.setItem(`filler ${size} ${i}`, "x".repeat(size));
+        } catch {}
+      }
+    });
+    await page.click("#theme");
+    await page.locator("#alert").filter({ hasText: "no room left for the choices" }).waitFor();
+    await page.click("#alert-close");
+    await page.click("#theme");
+    assert.equal(await page.locator("html").getAttribute("data-theme"), "dark");
+    assert.equal(await page.locator("#alert").isVisible(), false);
+  });
+
   test("keeps a conversation deleted that was still being answered", async () => {
     await page.setViewportSize({ width: 1280, height: 768 });
     await ready();
@@ -815,6 +881,7 @@ describe("the page", () => {
     await page.reload();
     await page.click("#chat-x");
     const reply = lastReply().locator("[data-part=text]");
+    await reply.locator("h4").waitFor();
     assert.equal(await reply.locator("img, script, b, i, [onerror]").count(), 0);
     const links = await reply.locator("a").evaluateAll((all) => all.map(({ href, rel }) => [href, rel.includes("noopener")]));
     assert.deepEqual(links, [["https://example.org/", true], ["https://example.org/p.png", true]]);
@@ -1142,13 +1209,14 @@ describe("the page", () => {
     const work = await page.evaluate(() => globalThis.work);
     const sums = (from, to) => ["changes", "nodes", "looked"].map((what) => work.slice(from * 16, to * 16).reduce((sum, one) => sum + one[what], 0));
     const [[, nodes, looked], [, later, lookedLater]] = [sums(2, 6), sums(20, 24)];
-    assert.ok(work.every(({ changes }) => changes <= 1), "the page is changed at most once a frame");
+    // Once more in the frame in which the colours for code arrive.
+    assert.ok(work.filter(({ changes }) => changes > 1).length <= 1, "the page is changed at most once a frame");
     assert.ok(nodes > 100 && later <= 1.1 * nodes, `${nodes} nodes, then ${later}`);
     assert.ok(looked > 100 && lookedLater <= 1.1 * looked, `${looked} patterns, then ${lookedLater}`);
     // What was shown bit by bit is what is shown at once.
     const html = await reply.innerHTML();
     await page.reload();
-    await reply.waitFor();
+    await reply.locator("pre > code .hljs-keyword").nth(47).waitFor();
     assert.equal(await reply.innerHTML(), html);
     await context.close();
   });
@@ -1198,36 +1266,38 @@ describe("the page", () => {
   });
 
   test("has nothing that axe finds fault with", async () => {
-    const axe = await readFile(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
     await ready();
-    await ask("Hello!");
-    // By the debugger: the page's own policy allows no such script.
-    const faults = async (where) => {
-      await page.evaluate(axe);
-      const { violations } = await page.evaluate(() => globalThis.axe.run(document));
-      return violations.map(({ id, nodes }) => `${where}: ${id}: ${nodes.map(({ html }) => html).join(" ")}`);
-    };
     const found = [];
-    for (const colorScheme of ["light", "dark"]) {
+    await page.emulateMedia({ colorScheme: "light", reducedMotion: "reduce" });
+    found.push(...(await faults(page, "welcome")));
+    await ask("Hello!");
+    for (const [colorScheme, width, height] of [["light", 1280, 768], ["dark", 360, 640]]) {
       await page.emulateMedia({ colorScheme, reducedMotion: "reduce" });
-      found.push(...(await faults(`page, ${colorScheme}`)));
-      for (const [open, close] of [["#model", "#close-models"], ["#open-settings", "#close-settings"]]) {
+      await page.setViewportSize({ width, height });
+      await page.evaluate(() => (location.hash = "model=bonsai-9b"));
+      await page.locator("#notice").waitFor();
+      found.push(...(await faults(page, `page, ${colorScheme}`)));
+      for (const [open, close] of [["#model", "#close-models"], ["#open-settings", "#close-settings"], ["#open-inside", "#close-inside"], ["#conversation .share", "#close-share"]]) {
         await page.click(open);
+        await page.locator(close).waitFor();
         if (open === "#open-settings") {
           await page.fill("#max-tokens", "0");
           await page.locator("#max-tokens").blur();
           await page.locator("#max-tokens[aria-invalid]").waitFor();
         }
-        found.push(...(await faults(`${open}, ${colorScheme}`)));
+        found.push(...(await faults(page, `${open}, ${colorScheme}`)));
         await page.click(close);
       }
+      await page.evaluate(() => (location.hash = "model=Bonsai 1.7B"));
+      await page.locator("#ask").waitFor();
+      found.push(...(await faults(page, `#ask, ${colorScheme}`)));
+      await page.click("#ask-no");
     }
-    await page.setViewportSize({ width: 360, height: 640 });
     await page.click("#open-chats");
-    found.push(...(await faults("#open-chats")));
+    found.push(...(await faults(page, "#open-chats")));
     await page.click("#chat-list .icon");
     await page.locator("#undo").waitFor();
-    found.push(...(await faults("#undo")));
+    found.push(...(await faults(page, "#undo")));
     assert.deepEqual(found, []);
   });
 

@@ -13,10 +13,10 @@ import { launch, TYPES } from "../../wasm/js/test/chromium.mjs";
 const ROOT = fileURLToPath(new URL("../", import.meta.url));
 const ISOLATED = { "Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-Policy": "require-corp" };
 
-/** All files of a directory by their paths from there. */
+/** All files of a directory by their paths from there, without the compressed copies that `cargo xtask demo` adds. */
 async function filesOf(directory) {
   const entries = await readdir(directory, { recursive: true, withFileTypes: true });
-  const paths = entries.filter((entry) => entry.isFile()).map((entry) => join(entry.parentPath, entry.name));
+  const paths = entries.filter((entry) => entry.isFile() && extname(entry.name) !== ".br").map((entry) => join(entry.parentPath, entry.name));
   return new Map(await Promise.all(paths.map(async (path) => [`/${relative(directory, path)}`, await readFile(path)])));
 }
 
@@ -209,5 +209,17 @@ describe("the kept copy of the page", () => {
     const plain = await visit({});
     assert.deepEqual(modules((await copies(plain.page))[0]), ["single"]);
     assert.deepEqual([...new Set(modules(plain.site.paths))], ["single"]);
+  });
+
+  test("has what formulas need once a reply had one, in the next version too", { timeout: 30_000 }, async () => {
+    const { site, page } = await visit({ ...ISOLATED, "Cache-Control": "max-age=600" });
+    const extras = async () => (await copies(page)).map((paths) => paths.filter((path) => /(formula|highlight)-|KaTeX_/.test(path)).length);
+    assert.deepEqual(await extras(), [0]);
+    const formulas = [...first.keys()].filter((path) => /formula-|KaTeX_/.test(path));
+    assert.ok(formulas.length > 3);
+    await page.evaluate((path) => fetch(path).then((response) => response.text()), formulas.find((path) => /formula-.*\.js$/.test(path)));
+    while ((await extras())[0] < formulas.length) await new Promise((resolve) => setTimeout(resolve, 20));
+    await deploy(site, page);
+    assert.deepEqual(await extras(), [formulas.length, formulas.length]);
   });
 });
