@@ -1,10 +1,11 @@
 //! Loading a model.
 
 use crate::error::{Error, Result};
-use crate::file::{ModelFile, ShardBytes};
+use crate::file::ModelFile;
 #[cfg(feature = "gpu")]
 use crate::gpu::GpuWeights;
 use crate::model::{Inner, Machine, Model};
+use crate::shard::ShardBytes;
 use crate::threads::ThreadPool;
 use crate::weight_cache::{CacheWriter, WeightCache};
 use shohin_core::chat::Template;

@@ -95,7 +95,7 @@ pub enum Error {
         /// The model.
         model: String,
         /// The reason.
-        source: crate::hub::HubError,
+        source: HubError,
     },
     /// The GPU failed, or there is none.
     #[cfg(feature = "gpu")]
@@ -191,3 +191,77 @@ fn reason(error: &io::Error) -> String {
     let text = error.to_string();
     text.split(" (os error").next().unwrap_or(&text).to_string()
 }
+
+/// The reason why a model cannot be downloaded.
+#[cfg(feature = "hub")]
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum HubError {
+    /// It is not kept, and `HF_HUB_OFFLINE` is set.
+    Offline,
+    /// The repository, the revision or the file does not exist.
+    Missing {
+        /// Which of them, as far as the Hub says.
+        what: &'static str,
+    },
+    /// The Hub requires another token.
+    Denied {
+        /// Whether one was sent.
+        with_token: bool,
+        /// The page of the repository, which may have terms to accept.
+        page: String,
+    },
+    /// The repository does not have exactly one GGUF file.
+    Ambiguous {
+        /// Its GGUF files.
+        files: Vec<String>,
+    },
+    /// An unexpected answer.
+    Answer {
+        /// Its meaning.
+        problem: String,
+    },
+    /// The connection failed, or no byte arrived for too long.
+    Network {
+        /// The last failure.
+        problem: String,
+    },
+    /// The bytes are not those that the Hub announced.
+    Damaged {
+        /// What differs.
+        problem: String,
+    },
+    /// The caller cancelled the download; it can be continued.
+    Cancelled,
+}
+
+#[cfg(feature = "hub")]
+impl fmt::Display for HubError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            HubError::Offline => f.write_str("is not on this machine, and HF_HUB_OFFLINE is set"),
+            HubError::Missing { what } => write!(f, "the Hub has no such {what}"),
+            HubError::Denied { with_token: false, page } => {
+                write!(
+                    f,
+                    "the Hub requires a token: accept the terms at {page} if there are any, and set HF_TOKEN"
+                )
+            }
+            HubError::Denied { with_token: true, page } => {
+                write!(f, "the token does not give access; are there terms to accept at {page}?")
+            }
+            HubError::Ambiguous { files } if files.is_empty() => {
+                f.write_str("the repository has no GGUF file")
+            }
+            HubError::Ambiguous { files } => {
+                write!(f, "the repository has several GGUF files, add one of them: {}", files.join(", "))
+            }
+            HubError::Answer { problem } | HubError::Network { problem } => f.write_str(problem),
+            HubError::Damaged { problem } => write!(f, "the download is damaged: {problem}"),
+            HubError::Cancelled => f.write_str("the download was cancelled; it continues the next time"),
+        }
+    }
+}
+
+#[cfg(feature = "hub")]
+impl std::error::Error for HubError {}

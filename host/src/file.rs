@@ -3,13 +3,10 @@
 
 use crate::error::{Error, Result};
 use crate::memory;
-use crate::weight_cache::Cached;
-#[cfg(doc)]
-use crate::weight_cache::WeightCache;
-use memmap2::{Mmap, MmapMut};
+use crate::shard::{Cached, ShardBytes, shard_names};
+use memmap2::Mmap;
 use shohin_core::cpu::{self, CpuWeights, Expansion, Isa};
 use shohin_core::gguf::{MAX_PARTS, ReadOptions};
-use shohin_core::model::ModelBytes;
 use shohin_core::{BonsaiModel, Gguf, ModelConfig, Pool};
 use std::fs::{File, Metadata};
 use std::io::{self, Read, Seek};
@@ -44,69 +41,6 @@ enum Bytes {
         map: Arc<Mmap>,
         file: Mutex<File>,
     },
-}
-
-/// The bytes of a file that hold weights: the mapped file, a writable copy, or one in a [`WeightCache`].
-#[derive(Debug)]
-pub struct ShardBytes(Held);
-
-#[derive(Debug)]
-enum Held {
-    #[cfg(feature = "built-in")]
-    BuiltIn,
-    Mapped(Arc<Mmap>),
-    /// The first `len` bytes are the file, possibly expanded.
-    Copy {
-        memory: MmapMut,
-        len: usize,
-    },
-    /// Expanded and repacked.
-    Cached(Cached),
-}
-
-impl ShardBytes {
-    pub(crate) fn is_copy(&self) -> bool {
-        matches!(self.0, Held::Copy { .. })
-    }
-
-    pub(crate) fn is_cached(&self) -> bool {
-        matches!(self.0, Held::Cached(_))
-    }
-}
-
-impl ModelBytes for ShardBytes {
-    fn bytes(&self) -> &[u8] {
-        match &self.0 {
-            #[cfg(feature = "built-in")]
-            Held::BuiltIn => BUILT_IN,
-            Held::Mapped(map) => map,
-            Held::Copy { memory, len } => &memory[..*len],
-            Held::Cached(file) => file.bytes(),
-        }
-    }
-
-    fn bytes_mut(&mut self) -> Option<&mut [u8]> {
-        match &mut self.0 {
-            #[cfg(feature = "built-in")]
-            Held::BuiltIn => None,
-            Held::Mapped(_) | Held::Cached(_) => None,
-            Held::Copy { memory, len } => Some(&mut memory[..*len]),
-        }
-    }
-}
-
-/// If a file is named like a part of a model (`name-00001-of-00003.gguf`): the names of all parts, first to
-/// last.
-pub(crate) fn shard_names(name: &str) -> Option<Vec<String>> {
-    let (stem, count) = name.strip_suffix(".gguf")?.rsplit_once("-of-")?;
-    let (stem, no) = stem.rsplit_once('-')?;
-    let number = |digits: &str| {
-        let digits = digits.as_bytes().iter().all(u8::is_ascii_digit).then_some(digits)?;
-        (digits.len() == 5).then(|| digits.parse::<u32>().ok())?
-    };
-    let (no, count) = (number(no)?, number(count)?);
-    let name = |i| format!("{stem}-{i:05}-of-{count:05}.gguf");
-    (1..=count).contains(&no).then(|| (1..=count).map(name).collect())
 }
 
 /// As [`shard_names`], with paths.
@@ -167,11 +101,11 @@ impl Shard {
 
     /// The mapped bytes.
     fn mapped(&self) -> ShardBytes {
-        ShardBytes(match &self.bytes {
+        match &self.bytes {
             #[cfg(feature = "built-in")]
-            Bytes::BuiltIn => Held::BuiltIn,
-            Bytes::Mapped { map, .. } => Held::Mapped(Arc::clone(map)),
-        })
+            Bytes::BuiltIn => ShardBytes::built_in(BUILT_IN),
+            Bytes::Mapped { map, .. } => ShardBytes::mapped(Arc::clone(map)),
+        }
     }
 
     /// A writable copy, with 2-bit codes for base-3 digits unless `compact`; the mapped bytes if there is no
@@ -199,7 +133,7 @@ impl Shard {
         if expansion.is_some() {
             len = cpu::expand_file(&mut memory, stored, options, isa, pool).map_err(|e| self.error(e))?;
         }
-        Ok(ShardBytes(Held::Copy { memory, len }))
+        Ok(ShardBytes::copied(memory, len))
     }
 }
 
@@ -304,7 +238,7 @@ impl ModelFile {
         files: Vec<Cached>,
         isa: Isa,
     ) -> Result<CpuWeights<ShardBytes>> {
-        let parts = files.into_iter().map(|file| ShardBytes(Held::Cached(file))).collect();
+        let parts = files.into_iter().map(ShardBytes::cached).collect();
         let model = self.model(parts, &self.shard_options(options)?, config)?;
         CpuWeights::repacked(model, isa).map_err(|e| self.error(0, e))
     }

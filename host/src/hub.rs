@@ -7,8 +7,9 @@
 //! The environment variables of the Hub's own tools apply: `HF_ENDPOINT`, `HF_TOKEN`, `HF_HUB_CACHE`, `HF_HOME`
 //! and `HF_HUB_OFFLINE`.
 
+pub use crate::error::HubError;
 use crate::error::{Error, Result};
-use crate::file::shard_names;
+use crate::shard::shard_names;
 use sha2::{Digest, Sha256};
 use shohin_core::gguf::MAX_PARTS;
 use shohin_core::json::Value;
@@ -130,77 +131,6 @@ fn is_relative(path: &str) -> bool {
     };
     path.split('/').all(is_name)
 }
-
-/// The reason why a model cannot be downloaded.
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum HubError {
-    /// It is not kept, and `HF_HUB_OFFLINE` is set.
-    Offline,
-    /// The repository, the revision or the file does not exist.
-    Missing {
-        /// Which of them, as far as the Hub says.
-        what: &'static str,
-    },
-    /// The Hub requires another token.
-    Denied {
-        /// Whether one was sent.
-        with_token: bool,
-        /// The page of the repository, which may have terms to accept.
-        page: String,
-    },
-    /// The repository does not have exactly one GGUF file.
-    Ambiguous {
-        /// Its GGUF files.
-        files: Vec<String>,
-    },
-    /// An unexpected answer.
-    Answer {
-        /// Its meaning.
-        problem: String,
-    },
-    /// The connection failed, or no byte arrived for too long.
-    Network {
-        /// The last failure.
-        problem: String,
-    },
-    /// The bytes are not those that the Hub announced.
-    Damaged {
-        /// What differs.
-        problem: String,
-    },
-    /// The caller cancelled the download; it can be continued.
-    Cancelled,
-}
-
-impl fmt::Display for HubError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            HubError::Offline => f.write_str("is not on this machine, and HF_HUB_OFFLINE is set"),
-            HubError::Missing { what } => write!(f, "the Hub has no such {what}"),
-            HubError::Denied { with_token: false, page } => {
-                write!(
-                    f,
-                    "the Hub requires a token: accept the terms at {page} if there are any, and set HF_TOKEN"
-                )
-            }
-            HubError::Denied { with_token: true, page } => {
-                write!(f, "the token does not give access; are there terms to accept at {page}?")
-            }
-            HubError::Ambiguous { files } if files.is_empty() => {
-                f.write_str("the repository has no GGUF file")
-            }
-            HubError::Ambiguous { files } => {
-                write!(f, "the repository has several GGUF files, add one of them: {}", files.join(", "))
-            }
-            HubError::Answer { problem } | HubError::Network { problem } => f.write_str(problem),
-            HubError::Damaged { problem } => write!(f, "the download is damaged: {problem}"),
-            HubError::Cancelled => f.write_str("the download was cancelled; it continues the next time"),
-        }
-    }
-}
-
-impl std::error::Error for HubError {}
 
 /// Progress of a download.
 #[derive(Clone, Debug, PartialEq, Eq)]

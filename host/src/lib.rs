@@ -22,6 +22,7 @@
 //! | [`chat`] | conversations, and streaming replies |
 //! | [`sequence`] | a sequence of tokens on any device |
 //! | [`mod@file`] | a GGUF file, mapped; models in several files; weights repacked for the CPU |
+//! | [`shard`] | the bytes of a model's files while it runs |
 //! | [`memory`] | memory in large pages |
 //! | `hub` | models of the Hugging Face Hub, with the feature `hub` |
 //! | [`weight_cache`] | repacked weights on disk, which the next load maps |
@@ -39,6 +40,7 @@ pub mod hub;
 pub mod memory;
 mod model;
 pub mod sequence;
+pub mod shard;
 pub mod threads;
 pub mod weight_cache;
 

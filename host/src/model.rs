@@ -1,11 +1,12 @@
 //! A loaded model and its operations.
 
 use crate::error::{Error, Result};
-use crate::file::{ModelFile, ShardBytes};
+use crate::file::ModelFile;
 #[cfg(feature = "gpu")]
 use crate::gpu::GpuWeights;
 use crate::memory;
 use crate::sequence::{OnDevice, Sequence};
+use crate::shard::ShardBytes;
 use crate::threads::ThreadPool;
 use crate::weight_cache::CacheWriter;
 use shohin_core::chat::{ChatModel, Template};

@@ -16,7 +16,8 @@
 //! The model's files follow as they are in memory, each at a multiple of 4096 bytes.
 
 use crate::error::{Error, Result};
-use crate::file::{ModelFile, ShardBytes};
+use crate::file::ModelFile;
+use crate::shard::{Cached, ShardBytes};
 use crate::threads::ThreadPool;
 use memmap2::Mmap;
 use shohin_core::Pool;
@@ -172,19 +173,6 @@ pub(crate) struct Entry {
     cache: WeightCache,
     path: PathBuf,
     key: Vec<u8>,
-}
-
-/// A file of a model in a cache file.
-#[derive(Clone, Debug)]
-pub(crate) struct Cached {
-    map: Arc<Mmap>,
-    range: Range<usize>,
-}
-
-impl Cached {
-    pub(crate) fn bytes(&self) -> &[u8] {
-        self.map.get(self.range.clone()).unwrap_or(&[])
-    }
 }
 
 impl Entry {

@@ -1,0 +1,100 @@
+//! The files of a model: their names, and their bytes while the model runs.
+
+use memmap2::{Mmap, MmapMut};
+use shohin_core::model::ModelBytes;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// If a file is named like a part of a model (`name-00001-of-00003.gguf`): the names of all parts, first to
+/// last.
+pub(crate) fn shard_names(name: &str) -> Option<Vec<String>> {
+    let (stem, count) = name.strip_suffix(".gguf")?.rsplit_once("-of-")?;
+    let (stem, no) = stem.rsplit_once('-')?;
+    let number = |digits: &str| {
+        let digits = digits.as_bytes().iter().all(u8::is_ascii_digit).then_some(digits)?;
+        (digits.len() == 5).then(|| digits.parse::<u32>().ok())?
+    };
+    let (no, count) = (number(no)?, number(count)?);
+    let name = |i| format!("{stem}-{i:05}-of-{count:05}.gguf");
+    (1..=count).contains(&no).then(|| (1..=count).map(name).collect())
+}
+
+/// The bytes of a file that hold weights: the mapped file, a writable copy, or one in a
+/// [`WeightCache`](crate::WeightCache).
+#[derive(Debug)]
+pub struct ShardBytes(Held);
+
+#[derive(Debug)]
+enum Held {
+    #[cfg(feature = "built-in")]
+    BuiltIn(&'static [u8]),
+    Mapped(Arc<Mmap>),
+    Copy {
+        memory: MmapMut,
+        len: usize,
+    },
+    Cached(Cached),
+}
+
+impl ShardBytes {
+    #[cfg(feature = "built-in")]
+    pub(crate) fn built_in(bytes: &'static [u8]) -> Self {
+        ShardBytes(Held::BuiltIn(bytes))
+    }
+
+    pub(crate) fn mapped(map: Arc<Mmap>) -> Self {
+        ShardBytes(Held::Mapped(map))
+    }
+
+    /// A copy: the first `len` bytes are the file, possibly expanded.
+    pub(crate) fn copied(memory: MmapMut, len: usize) -> Self {
+        ShardBytes(Held::Copy { memory, len })
+    }
+
+    /// Expanded and repacked, in a cache file.
+    pub(crate) fn cached(file: Cached) -> Self {
+        ShardBytes(Held::Cached(file))
+    }
+
+    pub(crate) fn is_copy(&self) -> bool {
+        matches!(self.0, Held::Copy { .. })
+    }
+
+    pub(crate) fn is_cached(&self) -> bool {
+        matches!(self.0, Held::Cached(_))
+    }
+}
+
+impl ModelBytes for ShardBytes {
+    fn bytes(&self) -> &[u8] {
+        match &self.0 {
+            #[cfg(feature = "built-in")]
+            Held::BuiltIn(bytes) => bytes,
+            Held::Mapped(map) => map,
+            Held::Copy { memory, len } => &memory[..*len],
+            Held::Cached(file) => file.bytes(),
+        }
+    }
+
+    fn bytes_mut(&mut self) -> Option<&mut [u8]> {
+        match &mut self.0 {
+            #[cfg(feature = "built-in")]
+            Held::BuiltIn(_) => None,
+            Held::Mapped(_) | Held::Cached(_) => None,
+            Held::Copy { memory, len } => Some(&mut memory[..*len]),
+        }
+    }
+}
+
+/// A file of a model in a cache file.
+#[derive(Clone, Debug)]
+pub(crate) struct Cached {
+    pub(crate) map: Arc<Mmap>,
+    pub(crate) range: Range<usize>,
+}
+
+impl Cached {
+    fn bytes(&self) -> &[u8] {
+        self.map.get(self.range.clone()).unwrap_or(&[])
+    }
+}
