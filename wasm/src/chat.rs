@@ -2,8 +2,8 @@
 
 use crate::device::{self, Device, DeviceError};
 use crate::error::{JsResult, js};
+use crate::loaded::Loaded;
 use crate::message::{Timings, chunk_object, finish_object, message_object, messages};
-use crate::model::Loaded;
 use crate::object::object;
 use crate::options::{random_seed, turn_options};
 use crate::platform::{random, unix_seconds};

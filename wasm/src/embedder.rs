@@ -2,7 +2,7 @@
 
 use crate::device::{Device, DeviceError};
 use crate::error::{JsResult, js};
-use crate::model::Loaded;
+use crate::loaded::Loaded;
 use crate::options::pooling_named;
 use shohin_core::device::{Output, Readout, Wants};
 use shohin_core::model::Embedding;

@@ -7,17 +7,22 @@
 // Waiting for a word of shared memory; only the build of the whole standard library for threads gets here.
 #![cfg_attr(target_feature = "atomics", feature(stdarch_wasm_atomic_wait))]
 
+#[cfg_attr(not(feature = "gpu"), path = "cpu/calls.rs")]
+#[cfg_attr(feature = "gpu", path = "gpu/calls.rs")]
+mod calls;
 mod chat;
 mod checksum;
-#[cfg(not(feature = "gpu"))]
-#[path = "cpu.rs"]
-mod device;
-#[cfg(feature = "gpu")]
-#[path = "gpu.rs"]
+#[cfg_attr(not(feature = "gpu"), path = "cpu/device.rs")]
+#[cfg_attr(feature = "gpu", path = "gpu/device.rs")]
 mod device;
 mod embedder;
 mod error;
+mod info;
 mod joiner;
+mod loaded;
+#[cfg_attr(not(feature = "gpu"), path = "cpu/loader.rs")]
+#[cfg_attr(feature = "gpu", path = "gpu/loader.rs")]
+mod loader;
 mod message;
 mod model;
 mod object;
@@ -33,9 +38,9 @@ use wasm_bindgen::prelude::wasm_bindgen;
 
 pub use chat::{Chat, Step};
 pub use checksum::Checksum;
-pub use device::Loader;
 pub use embedder::Embedder;
 pub use joiner::Joiner;
+pub use loader::Loader;
 pub use model::Model;
 #[cfg(all(target_feature = "atomics", not(feature = "gpu")))]
 pub use threads::shared::{shared_memory, work, worker_crashed};

@@ -1,23 +1,19 @@
 //! A loaded model.
 
 use crate::chat::Chat;
-use crate::device::{Device, DeviceError, Weights};
 use crate::embedder::Embedder;
 use crate::error::{JsResult, js};
+use crate::info::DeviceInfo;
+use crate::loaded::Loaded;
 use crate::message::messages;
 use crate::object::{count, object};
 use crate::options::{template_options, whole};
 use js_sys::Array;
+use shohin_core::SamplerConfig;
+use shohin_core::chat::Style;
 use shohin_core::chat::openai::ChatCompletionRequest;
-use shohin_core::chat::{ChatModel, Style, Template};
-use shohin_core::constrain::Vocabulary;
-use shohin_core::gguf::Header;
 use shohin_core::model::ModelVariant;
-use shohin_core::tokenizer::{Decoder, Special, Tokenizer};
-use shohin_core::{Error, Format, KvFormat, Result, SamplerConfig, Session};
-use std::cell::OnceCell;
 use std::rc::Rc;
-use std::sync::Arc;
 use wasm_bindgen::prelude::*;
 
 /// A model on its device.
@@ -27,122 +23,6 @@ pub struct Model {
     first: Option<Chat>,
     pub(crate) loaded: Rc<Loaded>,
     context: usize,
-}
-
-/// The state that all conversations share.
-pub(crate) struct Loaded {
-    pub(crate) tokenizer: Tokenizer<'static>,
-    pub(crate) weights: Weights,
-    pub(crate) kv: KvFormat,
-    pub(crate) fingerprint: [u8; 32],
-    file: FileInfo,
-    /// Built when a reply is first constrained.
-    vocabulary: OnceCell<Arc<Vocabulary>>,
-}
-
-/// Facts about the file for `info`, and its chat template.
-pub(crate) struct FileInfo {
-    name: String,
-    architecture: String,
-    /// Type names of the matrices, most bytes first.
-    formats: Vec<&'static str>,
-    /// Of most of the layers' bytes.
-    format: Format,
-    bytes: u64,
-    template: Template,
-}
-
-/// Facts about the device for `info`.
-pub(crate) struct DeviceInfo {
-    pub(crate) backend: &'static str,
-    /// Instruction set, or the GPU's name.
-    pub(crate) isa: String,
-    pub(crate) threads: usize,
-    /// Bytes.
-    pub(crate) weights: usize,
-    pub(crate) kv: usize,
-    pub(crate) scratch: usize,
-}
-
-impl FileInfo {
-    /// Of a file of `bytes`.
-    pub(crate) fn new(header: &Header<'_>, tokenizer: &Tokenizer<'_>, bytes: u64) -> Result<FileInfo> {
-        let text = |key| header.metadata().str(key).map(|found| found.unwrap_or_default().to_owned());
-        let mut formats: Vec<(&'static str, u64)> = Vec::new();
-        for tensor in header.tensors().iter().filter(|tensor| tensor.dims().len() > 1) {
-            let name = tensor.type_name();
-            match formats.iter_mut().find(|(known, _)| *known == name) {
-                Some((_, sum)) => *sum += tensor.len(),
-                None => formats.push((name, tensor.len())),
-            }
-        }
-        let mut sorted = Vec::new();
-        // A sort would be several kilobytes of the module.
-        while let Some(most) = formats.iter().map(|format| format.1).max()
-            && let Some(at) = formats.iter().position(|format| format.1 == most)
-        {
-            sorted.push(formats.remove(at).0);
-        }
-        Ok(FileInfo {
-            name: text("general.name")?,
-            architecture: text("general.architecture")?,
-            formats: sorted,
-            format: header.layer_format().unwrap_or(Format::F32),
-            bytes,
-            template: Template::from_metadata(header.metadata(), tokenizer)?,
-        })
-    }
-}
-
-impl Loaded {
-    pub(crate) fn new(
-        file: FileInfo,
-        tokenizer: Tokenizer<'static>,
-        weights: Weights,
-        kv: KvFormat,
-        fingerprint: [u8; 32],
-    ) -> Rc<Loaded> {
-        Rc::new(Loaded { tokenizer, weights, kv, fingerprint, file, vocabulary: OnceCell::new() })
-    }
-
-    /// A device and a sequence on it for `context` tokens.
-    pub(crate) async fn session(&self, context: usize) -> Result<(Device, Session<Device>), DeviceError> {
-        self.weights.session(context, self.kv).await
-    }
-
-    /// Calls `work` with the parts of the model that conversations need.
-    pub(crate) fn with_chat_model<T>(&self, work: impl FnOnce(&ChatModel<'_>) -> T) -> T {
-        let Loaded { tokenizer, weights, file, .. } = self;
-        let make = || Arc::new(Vocabulary::new(tokenizer));
-        let vocabulary = || Arc::clone(self.vocabulary.get_or_init(make));
-        let logits = weights.config().vocab_size;
-        work(&ChatModel { tokenizer, template: file.template, logits, vocabulary: &vocabulary })
-    }
-
-    pub(crate) fn tokenize(&self, text: &str, special: bool) -> Vec<u32> {
-        let mut ids = Vec::new();
-        self.tokenizer.encode(text, if special { Special::Parse } else { Special::Text }, &mut ids);
-        ids
-    }
-
-    /// The name in the file.
-    pub(crate) fn name(&self) -> &str {
-        &self.file.name
-    }
-
-    fn detokenize(&self, ids: &[u32]) -> Result<String> {
-        let vocab = self.tokenizer.vocab_size();
-        let mut decoder = Decoder::new(&self.tokenizer).show_control(true);
-        let mut text = String::new();
-        for &id in ids {
-            if id as usize >= vocab {
-                return Err(Error::Token { id, vocab: vocab as u32 });
-            }
-            text.push_str(decoder.push(id));
-        }
-        text.push_str(decoder.finish());
-        Ok(text)
-    }
 }
 
 #[wasm_bindgen]

@@ -1,131 +1,23 @@
-//! A model on the GPU: weights are uploaded as they arrive. Calls that compute return promises.
+//! Uploads a model's weights as its file arrives.
 
-use crate::chat::{Chat, Step};
-use crate::embedder::Embedder;
+use crate::chat::Chat;
+use crate::device::Weights;
 use crate::error::{JsResult, js};
-use crate::model::{DeviceInfo, FileInfo, Loaded, Model};
+use crate::info::FileInfo;
+use crate::loaded::Loaded;
+use crate::model::Model;
 use crate::options::{activations_named, exact, kv_named, whole};
 use crate::snapshot::Fingerprint;
 use js_sys::Uint8Array;
-use shohin_core::chat::TurnOptions;
-use shohin_core::device::Readout;
 use shohin_core::gguf::{Event, GgufStream, ReadOptions};
-use shohin_core::model::ModelConfig;
 use shohin_core::tokenizer::Tokenizer;
-use shohin_core::{Activations, Device as _, Error, KvFormat, Session, SessionOptions};
-use shohin_gpu::{Gpu, GpuDevice, GpuDeviceOptions, GpuModel, GpuOptions, Result, Upload};
+use shohin_core::{Activations, Error, KvFormat};
+use shohin_gpu::{Gpu, GpuOptions, Result, Upload};
 use std::sync::Arc;
 use wasm_bindgen::prelude::*;
 
-/// The browser's GPU.
-pub(crate) type Device = GpuDevice;
-pub(crate) type DeviceError = shohin_gpu::Error;
-
-/// Marks snapshots as those of a GPU.
-pub(crate) const SNAPSHOT_LAYOUT: u8 = 1;
-
 /// Tokens held unless another number is asked for.
 const CONTEXT: usize = 4096;
-
-/// The part of the logits that a turn needs: reading all of them back takes longer.
-pub(crate) fn readout(options: &TurnOptions) -> Readout {
-    options.readout()
-}
-
-/// Weights on a GPU.
-pub(crate) struct Weights {
-    pub(crate) model: Arc<GpuModel>,
-    activations: Activations,
-}
-
-impl Weights {
-    /// The model's numbers.
-    pub(crate) fn config(&self) -> &ModelConfig {
-        self.model.config()
-    }
-
-    pub(crate) fn activations(&self) -> Activations {
-        self.activations
-    }
-
-    /// Prompt tokens in one step.
-    pub(crate) fn batch(&self, device: &Device) -> usize {
-        device.batch()
-    }
-
-    /// A device with scratch memory of its own, and a sequence on it.
-    pub(crate) async fn session(&self, context: usize, kv: KvFormat) -> Result<(Device, Session<Device>)> {
-        let mut device = GpuDevice::new(&self.model, &self.options(context)).await?;
-        let session = Session::open(&mut device, &SessionOptions { context, kv }).await?;
-        Ok((device, session))
-    }
-
-    pub(crate) fn info(&self, context: usize, kv: KvFormat) -> DeviceInfo {
-        let plan = self.model.plan().memory_plan(&self.options(context), &SessionOptions { context, kv });
-        let plan = plan.unwrap_or_default();
-        DeviceInfo {
-            backend: "webgpu",
-            isa: self.model.gpu().name().into(),
-            threads: 1,
-            weights: self.model.bytes() as usize,
-            kv: plan.kv as usize,
-            scratch: plan.scratch as usize,
-        }
-    }
-
-    fn options(&self, context: usize) -> GpuDeviceOptions {
-        GpuDeviceOptions { context, activations: self.activations, ..GpuDeviceOptions::default() }
-    }
-}
-
-#[wasm_bindgen]
-impl Model {
-    /// A new, empty conversation for `context` tokens (0: as many as the first).
-    ///
-    /// # Errors
-    /// `gpu_memory` if there is not enough for its cache.
-    pub async fn chat(&mut self, context: f64) -> JsResult<Chat> {
-        self.open_chat(context).await
-    }
-
-    /// Begins to embed tokens. `pooling`: `mean` or `last`.
-    ///
-    /// # Errors
-    /// `length` if there are no tokens, `context_full` if there are more than the model can see, `gpu_memory`.
-    pub async fn embedder(&self, tokens: Vec<u32>, pooling: &str) -> JsResult<Embedder> {
-        self.open_embedder(tokens, pooling).await
-    }
-}
-
-#[wasm_bindgen]
-impl Chat {
-    /// Does the next bounded piece of work.
-    ///
-    /// # Errors
-    /// `gpu_lost` and the like, after which the model is of no use; `logits` if its output is unusable.
-    pub async fn step(&mut self) -> JsResult<Step> {
-        self.advance().await.map_err(js)
-    }
-
-    /// The cache as bytes, for a GPU to go on from: the CPU orders keys and values otherwise. Ends a turn.
-    ///
-    /// # Errors
-    /// `memory`; what the GPU says.
-    pub async fn snapshot(&mut self) -> JsResult<Vec<u8>> {
-        self.export().await.map_err(js)
-    }
-}
-
-#[wasm_bindgen]
-impl Embedder {
-    /// Does the next bounded piece of work; true when all is done.
-    ///
-    /// # Errors
-    /// `token` for an id that is not in the vocabulary; what the GPU says.
-    pub async fn step(&mut self) -> JsResult<bool> {
-        self.advance().await.map_err(js)
-    }
-}
 
 /// A part of a tensor that came with the end of the header.
 struct Part {

@@ -1,31 +1,22 @@
-//! A model in memory, on the CPU: calls answer at once.
+//! Takes a model's file into memory.
 
-use crate::chat::{Chat, Step};
-use crate::embedder::Embedder;
+use crate::chat::Chat;
+use crate::device::{Weights, wait};
 use crate::error::{JsResult, js};
-use crate::model::{DeviceInfo, FileInfo, Loaded, Model};
+use crate::info::FileInfo;
+use crate::loaded::Loaded;
+use crate::model::Model;
 use crate::options::{activations_named, kv_named, whole};
 use crate::snapshot::Fingerprint;
 use crate::threads::pool;
 use js_sys::Uint8Array;
-use shohin_core::chat::TurnOptions;
 use shohin_core::cpu::{self, CpuWeights, Expansion, Isa};
-use shohin_core::device::{Readout, ready};
 use shohin_core::gguf::{Event, GgufStream, ReadOptions};
-use shohin_core::model::{BonsaiModel, ModelConfig, Qwen3Config};
+use shohin_core::model::{BonsaiModel, Qwen3Config};
 use shohin_core::tokenizer::Tokenizer;
-use shohin_core::{
-    Activations, Cpu, CpuOptions, Error, Gguf, KvFormat, MemoryPlan, Result, Session, SessionOptions,
-};
+use shohin_core::{Activations, CpuOptions, Error, Gguf, KvFormat, Result};
 use std::sync::Arc;
 use wasm_bindgen::prelude::*;
-
-/// The CPU over weights that this module owns.
-pub(crate) type Device = Cpu<'static, Vec<u8>>;
-pub(crate) type DeviceError = Error;
-
-/// Marks snapshots as those of the CPU.
-pub(crate) const SNAPSHOT_LAYOUT: u8 = 0;
 
 /// A context shorter than this is of no use: rather fail.
 const MIN_CONTEXT: usize = 512;
@@ -35,110 +26,6 @@ const UNKNOWN_LENGTH: u64 = 1 << 60;
 
 /// Growth of a file whose size is not known.
 const UNKNOWN_GROWTH: usize = 16 << 20;
-
-/// The part of the logits that a turn needs: all, as they are in this memory anyway.
-pub(crate) fn readout(_: &TurnOptions) -> Readout {
-    Readout::Logits
-}
-
-/// The output of a future that never waits, as none on the CPU does.
-fn wait<T>(future: impl Future<Output = JsResult<T>>) -> JsResult<T> {
-    ready(future).unwrap_or_else(|| Err(js(Error::Device { problem: "it did not answer" })))
-}
-
-/// Weights in memory.
-pub(crate) struct Weights {
-    weights: Arc<CpuWeights<Vec<u8>>>,
-    options: CpuOptions,
-}
-
-impl Weights {
-    /// The model's numbers.
-    pub(crate) fn config(&self) -> &ModelConfig {
-        self.weights.model().config()
-    }
-
-    pub(crate) fn activations(&self) -> Activations {
-        self.options.activations
-    }
-
-    /// Prompt tokens in one step: enough to share the unpacking of a weight row, few enough to look for an abort within
-    /// a second or so.
-    pub(crate) fn batch(&self, _: &Device) -> usize {
-        if self.weights.model().program().num_parameters() < 500_000_000 { 64 } else { 16 }
-    }
-
-    /// A device with scratch memory of its own, and a sequence on it.
-    pub(crate) async fn session(&self, context: usize, kv: KvFormat) -> Result<(Device, Session<Device>)> {
-        let options = CpuOptions { context, ..self.options };
-        let mut device = Cpu::with_weights(Arc::clone(&self.weights), &options, pool())?;
-        let session = Session::open(&mut device, &SessionOptions { context, kv }).await?;
-        Ok((device, session))
-    }
-
-    pub(crate) fn info(&self, context: usize, kv: KvFormat) -> DeviceInfo {
-        let options = CpuOptions { context, ..self.options };
-        let plan = self.weights.memory_plan(&options, &SessionOptions { context, kv });
-        let (kv, scratch) = plan.map_or((0, 0), |MemoryPlan { kv, total, .. }| (kv, total - kv));
-        DeviceInfo {
-            backend: "cpu",
-            isa: self.options.isa.name().into(),
-            threads: pool().workers(),
-            weights: self.weights.model().weights().parts().iter().map(Vec::len).sum(),
-            kv,
-            scratch,
-        }
-    }
-}
-
-#[wasm_bindgen]
-impl Model {
-    /// A new, empty conversation for `context` tokens (0: as many as the first).
-    ///
-    /// # Errors
-    /// `memory` if there is not enough for its cache.
-    pub fn chat(&mut self, context: f64) -> JsResult<Chat> {
-        wait(self.open_chat(context))
-    }
-
-    /// Begins to embed tokens. `pooling`: `mean` or `last`.
-    ///
-    /// # Errors
-    /// `length` if there are no tokens, `context_full` if there are more than the model can see, `memory`.
-    pub fn embedder(&self, tokens: Vec<u32>, pooling: &str) -> JsResult<Embedder> {
-        wait(self.open_embedder(tokens, pooling))
-    }
-}
-
-#[wasm_bindgen]
-impl Chat {
-    /// Does the next bounded piece of work.
-    ///
-    /// # Errors
-    /// `logits` if the model's output is unusable.
-    pub fn step(&mut self) -> JsResult<Step> {
-        wait(async { self.advance().await.map_err(js) })
-    }
-
-    /// The cache as bytes; ends a turn.
-    ///
-    /// # Errors
-    /// `memory` if there is none for them.
-    pub fn snapshot(&mut self) -> JsResult<Vec<u8>> {
-        wait(async { self.export().await.map_err(js) })
-    }
-}
-
-#[wasm_bindgen]
-impl Embedder {
-    /// Does the next bounded piece of work; true when all is done.
-    ///
-    /// # Errors
-    /// `token` for an id that is not in the vocabulary.
-    pub fn step(&mut self) -> JsResult<bool> {
-        wait(async { self.advance().await.map_err(js) })
-    }
-}
 
 /// Receives a file piece by piece; the engine then reads it where it is.
 #[wasm_bindgen]

@@ -1,0 +1,57 @@
+//! The calls that compute, on the CPU: they answer at once.
+
+use crate::chat::{Chat, Step};
+use crate::device::wait;
+use crate::embedder::Embedder;
+use crate::error::{JsResult, js};
+use crate::model::Model;
+use wasm_bindgen::prelude::*;
+
+#[wasm_bindgen]
+impl Model {
+    /// A new, empty conversation for `context` tokens (0: as many as the first).
+    ///
+    /// # Errors
+    /// `memory` if there is not enough for its cache.
+    pub fn chat(&mut self, context: f64) -> JsResult<Chat> {
+        wait(self.open_chat(context))
+    }
+
+    /// Begins to embed tokens. `pooling`: `mean` or `last`.
+    ///
+    /// # Errors
+    /// `length` if there are no tokens, `context_full` if there are more than the model can see, `memory`.
+    pub fn embedder(&self, tokens: Vec<u32>, pooling: &str) -> JsResult<Embedder> {
+        wait(self.open_embedder(tokens, pooling))
+    }
+}
+
+#[wasm_bindgen]
+impl Chat {
+    /// Does the next bounded piece of work.
+    ///
+    /// # Errors
+    /// `logits` if the model's output is unusable.
+    pub fn step(&mut self) -> JsResult<Step> {
+        wait(async { self.advance().await.map_err(js) })
+    }
+
+    /// The cache as bytes; ends a turn.
+    ///
+    /// # Errors
+    /// `memory` if there is none for them.
+    pub fn snapshot(&mut self) -> JsResult<Vec<u8>> {
+        wait(async { self.export().await.map_err(js) })
+    }
+}
+
+#[wasm_bindgen]
+impl Embedder {
+    /// Does the next bounded piece of work; true when all is done.
+    ///
+    /// # Errors
+    /// `token` for an id that is not in the vocabulary.
+    pub fn step(&mut self) -> JsResult<bool> {
+        wait(async { self.advance().await.map_err(js) })
+    }
+}

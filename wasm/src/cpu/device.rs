@@ -1,0 +1,75 @@
+//! Weights in memory, and the CPU that computes with them.
+
+use crate::error::{JsResult, js};
+use crate::info::DeviceInfo;
+use crate::threads::pool;
+use shohin_core::chat::TurnOptions;
+use shohin_core::cpu::CpuWeights;
+use shohin_core::device::{Readout, ready};
+use shohin_core::model::ModelConfig;
+use shohin_core::{
+    Activations, Cpu, CpuOptions, Error, KvFormat, MemoryPlan, Result, Session, SessionOptions,
+};
+use std::sync::Arc;
+
+/// The CPU over weights that this module owns.
+pub(crate) type Device = Cpu<'static, Vec<u8>>;
+pub(crate) type DeviceError = Error;
+
+/// Marks snapshots as those of the CPU.
+pub(crate) const SNAPSHOT_LAYOUT: u8 = 0;
+
+/// The part of the logits that a turn needs: all, as they are in this memory anyway.
+pub(crate) fn readout(_: &TurnOptions) -> Readout {
+    Readout::Logits
+}
+
+/// The output of a future that never waits, as none on the CPU does.
+pub(crate) fn wait<T>(future: impl Future<Output = JsResult<T>>) -> JsResult<T> {
+    ready(future).unwrap_or_else(|| Err(js(Error::Device { problem: "it did not answer" })))
+}
+
+/// Weights in memory.
+pub(crate) struct Weights {
+    pub(crate) weights: Arc<CpuWeights<Vec<u8>>>,
+    pub(crate) options: CpuOptions,
+}
+
+impl Weights {
+    /// The model's numbers.
+    pub(crate) fn config(&self) -> &ModelConfig {
+        self.weights.model().config()
+    }
+
+    pub(crate) fn activations(&self) -> Activations {
+        self.options.activations
+    }
+
+    /// Prompt tokens in one step: enough to share the unpacking of a weight row, few enough to look for an abort within
+    /// a second or so.
+    pub(crate) fn batch(&self, _: &Device) -> usize {
+        if self.weights.model().program().num_parameters() < 500_000_000 { 64 } else { 16 }
+    }
+
+    /// A device with scratch memory of its own, and a sequence on it.
+    pub(crate) async fn session(&self, context: usize, kv: KvFormat) -> Result<(Device, Session<Device>)> {
+        let options = CpuOptions { context, ..self.options };
+        let mut device = Cpu::with_weights(Arc::clone(&self.weights), &options, pool())?;
+        let session = Session::open(&mut device, &SessionOptions { context, kv }).await?;
+        Ok((device, session))
+    }
+
+    pub(crate) fn info(&self, context: usize, kv: KvFormat) -> DeviceInfo {
+        let options = CpuOptions { context, ..self.options };
+        let plan = self.weights.memory_plan(&options, &SessionOptions { context, kv });
+        let (kv, scratch) = plan.map_or((0, 0), |MemoryPlan { kv, total, .. }| (kv, total - kv));
+        DeviceInfo {
+            backend: "cpu",
+            isa: self.options.isa.name().into(),
+            threads: pool().workers(),
+            weights: self.weights.model().weights().parts().iter().map(Vec::len).sum(),
+            kv,
+            scratch,
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! The calls that compute, on a GPU: they return promises.
+
+use crate::chat::{Chat, Step};
+use crate::embedder::Embedder;
+use crate::error::{JsResult, js};
+use crate::model::Model;
+use wasm_bindgen::prelude::*;
+
+#[wasm_bindgen]
+impl Model {
+    /// A new, empty conversation for `context` tokens (0: as many as the first).
+    ///
+    /// # Errors
+    /// `gpu_memory` if there is not enough for its cache.
+    pub async fn chat(&mut self, context: f64) -> JsResult<Chat> {
+        self.open_chat(context).await
+    }
+
+    /// Begins to embed tokens. `pooling`: `mean` or `last`.
+    ///
+    /// # Errors
+    /// `length` if there are no tokens, `context_full` if there are more than the model can see, `gpu_memory`.
+    pub async fn embedder(&self, tokens: Vec<u32>, pooling: &str) -> JsResult<Embedder> {
+        self.open_embedder(tokens, pooling).await
+    }
+}
+
+#[wasm_bindgen]
+impl Chat {
+    /// Does the next bounded piece of work.
+    ///
+    /// # Errors
+    /// `gpu_lost` and the like, after which the model is of no use; `logits` if its output is unusable.
+    pub async fn step(&mut self) -> JsResult<Step> {
+        self.advance().await.map_err(js)
+    }
+
+    /// The cache as bytes, for a GPU to go on from: the CPU orders keys and values otherwise. Ends a turn.
+    ///
+    /// # Errors
+    /// `memory`; what the GPU says.
+    pub async fn snapshot(&mut self) -> JsResult<Vec<u8>> {
+        self.export().await.map_err(js)
+    }
+}
+
+#[wasm_bindgen]
+impl Embedder {
+    /// Does the next bounded piece of work; true when all is done.
+    ///
+    /// # Errors
+    /// `token` for an id that is not in the vocabulary; what the GPU says.
+    pub async fn step(&mut self) -> JsResult<bool> {
+        self.advance().await.map_err(js)
+    }
+}

@@ -1,0 +1,73 @@
+//! The parts of a model that its conversations share.
+
+use crate::device::{Device, DeviceError, Weights};
+use crate::info::FileInfo;
+use shohin_core::chat::ChatModel;
+use shohin_core::constrain::Vocabulary;
+use shohin_core::tokenizer::{Decoder, Special, Tokenizer};
+use shohin_core::{Error, KvFormat, Result, Session};
+use std::cell::OnceCell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// The state that all conversations share.
+pub(crate) struct Loaded {
+    pub(crate) tokenizer: Tokenizer<'static>,
+    pub(crate) weights: Weights,
+    pub(crate) kv: KvFormat,
+    pub(crate) fingerprint: [u8; 32],
+    pub(crate) file: FileInfo,
+    /// Built when a reply is first constrained.
+    vocabulary: OnceCell<Arc<Vocabulary>>,
+}
+
+impl Loaded {
+    pub(crate) fn new(
+        file: FileInfo,
+        tokenizer: Tokenizer<'static>,
+        weights: Weights,
+        kv: KvFormat,
+        fingerprint: [u8; 32],
+    ) -> Rc<Loaded> {
+        Rc::new(Loaded { tokenizer, weights, kv, fingerprint, file, vocabulary: OnceCell::new() })
+    }
+
+    /// A device and a sequence on it for `context` tokens.
+    pub(crate) async fn session(&self, context: usize) -> Result<(Device, Session<Device>), DeviceError> {
+        self.weights.session(context, self.kv).await
+    }
+
+    /// Calls `work` with the parts of the model that conversations need.
+    pub(crate) fn with_chat_model<T>(&self, work: impl FnOnce(&ChatModel<'_>) -> T) -> T {
+        let Loaded { tokenizer, weights, file, .. } = self;
+        let make = || Arc::new(Vocabulary::new(tokenizer));
+        let vocabulary = || Arc::clone(self.vocabulary.get_or_init(make));
+        let logits = weights.config().vocab_size;
+        work(&ChatModel { tokenizer, template: file.template, logits, vocabulary: &vocabulary })
+    }
+
+    pub(crate) fn tokenize(&self, text: &str, special: bool) -> Vec<u32> {
+        let mut ids = Vec::new();
+        self.tokenizer.encode(text, if special { Special::Parse } else { Special::Text }, &mut ids);
+        ids
+    }
+
+    /// The name in the file.
+    pub(crate) fn name(&self) -> &str {
+        &self.file.name
+    }
+
+    pub(crate) fn detokenize(&self, ids: &[u32]) -> Result<String> {
+        let vocab = self.tokenizer.vocab_size();
+        let mut decoder = Decoder::new(&self.tokenizer).show_control(true);
+        let mut text = String::new();
+        for &id in ids {
+            if id as usize >= vocab {
+                return Err(Error::Token { id, vocab: vocab as u32 });
+            }
+            text.push_str(decoder.push(id));
+        }
+        text.push_str(decoder.finish());
+        Ok(text)
+    }
+}
