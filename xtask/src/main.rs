@@ -6,6 +6,7 @@ mod bochs;
 mod command;
 mod cpu_time;
 mod demo;
+mod install;
 mod instructions;
 mod machine;
 mod package;

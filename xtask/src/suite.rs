@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use crate::command::{Cmd, Result, Tally};
 use crate::machine::{
-    ARM_GCC, CHROMEDRIVER, CHROMIUM, FIREFOX, GXX, MAKE, Machine, Need, QEMU_ARM, QEMU_X86, XZ,
+    ARM_GCC, CHROMEDRIVER, CHROMIUM, FIREFOX, GXX, MAKE, Machine, Need, QEMU_ARM, QEMU_X86, WASM, XZ,
 };
 use crate::package::{BINDGEN, CLI, CORE, GPU, HOST, TESTS, WASM as WASM_SHELL, XTASK};
-use crate::web::{self, WASM};
+use crate::web;
 use crate::{cpu_time, demo, instructions, source};
 
 /// The targets for which `no-std` builds core.

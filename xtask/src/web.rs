@@ -4,11 +4,8 @@ use std::path::Path;
 use std::thread;
 
 use crate::command::Result;
-use crate::machine::{Machine, Need};
+use crate::machine::{Machine, Need, WASM};
 use crate::package;
-
-/// The target of everything that runs in a browser.
-pub(crate) const WASM: &str = "wasm32-unknown-unknown";
 
 /// Requirements for building the page.
 pub(crate) const NEEDS: &[Need] = &[Need::Target(WASM), Need::Bindgen, Need::Node, Need::NodeModules];

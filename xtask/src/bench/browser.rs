@@ -6,8 +6,8 @@ use super::peers::{self, Transformers};
 use super::sample::{self, Engine, Sample, Test};
 use super::{Models, Pairs, Plan};
 use crate::command::Result;
-use crate::machine::{CHROMIUM, Machine, Need};
-use crate::web::{self, WASM};
+use crate::machine::{CHROMIUM, Machine, Need, WASM};
+use crate::web;
 
 pub(super) const NEEDS: &[Need] =
     &[Need::Target(WASM), Need::Bindgen, Need::Node, Need::NodeModules, Need::Program(&CHROMIUM)];
