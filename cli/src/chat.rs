@@ -15,7 +15,7 @@ use serde_json::json;
 use shohin::core::chat::{Finish, OverflowPolicy, Role};
 use shohin::core::generate::Reason;
 use shohin::{Chat, ChatMessage, SamplerConfig, Timings};
-use std::io::{self, BufRead, IsTerminal, Write};
+use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 
 /// Chat in the terminal
@@ -145,6 +145,12 @@ impl Terminal {
                         line.clear();
                         continue;
                     }
+                    // Bytes that are no text.
+                    Err(ReadlineError::Io(error)) if error.kind() == io::ErrorKind::InvalidData => {
+                        self.note("(that line is not UTF-8)")?;
+                        line.clear();
+                        continue;
+                    }
                     Err(error) => return Err(no_editor(error)),
                 }
                 if line.ends_with('\\') {
@@ -174,8 +180,12 @@ impl Terminal {
     /// One message per line, without prompts: for scripts.
     fn piped(&mut self) -> Result {
         let mut text = String::new();
-        for line in io::stdin().lock().lines() {
-            text.push_str(&line?);
+        let mut input = io::stdin().lock();
+        while let Some(line) = terminal::read_line(&mut input)? {
+            if text.len() + line.len() > terminal::MOST_TEXT {
+                return Err(CliError::new("a message that continues over lines is too long"));
+            }
+            text.push_str(&line);
             if text.ends_with('\\') {
                 text.pop();
                 text.push('\n');
@@ -309,6 +319,9 @@ impl Terminal {
             Reason::ContextFull => self.note("(the context is full, so the reply ends here)")?,
             Reason::Length => self.note("(--max-tokens reached)")?,
             Reason::Stop | Reason::StopString => {}
+        }
+        if let Some(what) = turn::cut_off(self.chat.options(), finish.reason) {
+            self.note(&format!("({what})"))?;
         }
         self.last = Some((timings, finish));
         self.gap()

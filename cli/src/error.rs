@@ -12,6 +12,8 @@ pub(crate) enum CliError {
     Message(String),
     /// One line for the user about an invalid option.
     Usage(String),
+    /// One line for the user: the reply is in a given format, but incomplete.
+    CutOff(String),
     /// The reader of our output has closed it; nothing is reported.
     OutputClosed,
     /// Ctrl-C.
@@ -33,15 +35,19 @@ impl CliError {
     /// Prints it to standard error; returns the exit code.
     pub(crate) fn report(&self) -> ExitCode {
         match self {
-            CliError::Message(message) | CliError::Usage(message) => {
-                // Standard error may be closed too.
-                let _ = io::Write::write_fmt(&mut io::stderr(), format_args!("shohin: {message}\n"));
-                ExitCode::from(if matches!(self, CliError::Usage(_)) { 2 } else { 1 })
-            }
+            CliError::Message(message) => say(message, 1),
+            CliError::Usage(message) => say(message, 2),
+            CliError::CutOff(message) => say(message, 3),
             CliError::OutputClosed => ExitCode::from(141),
             CliError::Interrupted => ExitCode::from(130),
         }
     }
+}
+
+fn say(message: &str, code: u8) -> ExitCode {
+    // Standard error may be closed too.
+    let _ = io::Write::write_fmt(&mut io::stderr(), format_args!("shohin: {message}\n"));
+    ExitCode::from(code)
 }
 
 impl From<shohin_core::Error> for CliError {

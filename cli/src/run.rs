@@ -157,7 +157,11 @@ pub(crate) fn run(args: &RunArgs, model_args: &ModelArgs) -> Result {
         terminal::remark(format_args!("(the context of {capacity} tokens is full)"));
     }
     finish_caching(&model);
-    if reason == Reason::Cancelled { Err(CliError::Interrupted) } else { Ok(()) }
+    match turn::cut_off(chat.options(), reason) {
+        _ if reason == Reason::Cancelled => Err(CliError::Interrupted),
+        Some(what) => Err(CliError::CutOff(format!("{what}: ended by {}", reason_text(reason)))),
+        None => Ok(()),
+    }
 }
 
 fn call_json(call: &FunctionCall) -> Value {

@@ -9,6 +9,7 @@ use serde_json::value::RawValue;
 use shohin::TurnOptions;
 use shohin::core::chat::{OverflowPolicy, ResponseFormat, Thinking, ToolChoice, function_name};
 use shohin::core::constrain::Whitespace;
+use shohin::core::generate::Reason;
 use std::path::Path;
 
 /// Functions that the model may call.
@@ -107,6 +108,16 @@ pub(crate) fn options(
         return Err(CliError::usage("length of a stop string is 0, expected at least 1 byte"));
     }
     Ok(options)
+}
+
+/// If a reply in a given format ended before it was complete: a sentence about it.
+pub(crate) fn cut_off(options: &TurnOptions, reason: Reason) -> Option<&'static str> {
+    match (&options.response_format, reason) {
+        (ResponseFormat::Text, _) | (_, Reason::Stop) => None,
+        (ResponseFormat::JsonObject | ResponseFormat::JsonSchema(_), _) => {
+            Some("the JSON is incomplete, as the reply ended early")
+        }
+    }
 }
 
 fn response_format(args: &FormatArgs) -> Result<ResponseFormat> {

@@ -807,6 +807,56 @@ fn broken_model_files_are_named() {
 }
 
 #[cfg(unix)]
+#[cfg(unix)]
+#[test]
+fn a_pipe_is_refused_as_a_model_and_as_a_part_of_one() {
+    let path = temporary("pipe-00001-of-00002.gguf", "");
+    fs::remove_file(&path).unwrap();
+    assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
+    assert!(fails(&["inspect", "-m", &path]).contains("must be a regular file"));
+    let part = path.replace("00001-of", "00002-of");
+    fs::write(&part, model()).unwrap();
+    assert!(fails(&["run", "-m", &part, "Hello!"]).contains("must be a regular file"));
+    let one = path.replace("-00001-of-00002", "");
+    fs::rename(&path, &one).unwrap();
+    assert!(fails(&["chat", "-m", &one]).contains("must be a regular file"));
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn input_without_end_is_refused() {
+    for args in [&["chat"][..], &["run"], &["tokenize"], &["eval", "-"], &["embed"]] {
+        let zeros = Stdio::from(fs::File::open("/dev/zero").unwrap());
+        let text = failure(&shohin(args).stdin(zeros).output().unwrap(), 1);
+        assert!(text.contains("longer than 64.0 MiB"), "{args:?}: {text}");
+    }
+    assert!(fails(&["run", "-f", "/dev/zero"]).contains("longer than 64.0 MiB"));
+}
+
+#[test]
+fn a_chat_survives_bytes_that_are_not_utf_8() {
+    let input = b"My name is Mira.\n\xff\xfe\xc3\nWhat is my name?\n";
+    let output = feed(&with(&["chat"], &EXACT), input);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("bytes that are not UTF-8 were replaced"));
+    let text = stdout(output);
+    assert!(text.lines().last().unwrap().contains("Mira"), "{text}");
+}
+
+#[test]
+fn json_that_was_cut_off_is_code_3() {
+    let args = with(&["run", "--json-object", "-n", "1", "Tell me about a cow."], &EXACT);
+    let output = shohin(&args).output().unwrap();
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert_eq!((output.status.code(), &output.stdout[..1]), (Some(3), &b"{"[..]), "{errors}");
+    assert!(errors.contains("the JSON is incomplete") && errors.contains("--max-tokens"), "{errors}");
+    let output = shohin(&with(&args, &["--json"])).output().unwrap();
+    let object: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((output.status.code(), &object["finish_reason"]), (Some(3), &to_json!("length")));
+    let chat = feed(&with(&["chat", "--json-object", "-n", "1"], &EXACT), "Tell me about a cow.\n");
+    assert!(String::from_utf8_lossy(&chat.stderr).contains("the JSON is incomplete"));
+    assert_eq!(chat.status.code(), Some(0));
+}
+
 #[test]
 fn a_model_is_a_file_on_this_machine() {
     let message = failure(&feed(&["run", "x", "-m", "/dev/stdin"], model()), 1);

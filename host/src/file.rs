@@ -7,6 +7,7 @@ use crate::shard::{Cached, ShardBytes, shard_names};
 use memmap2::Mmap;
 use shohin_core::cpu::{self, CpuWeights, Expansion, Isa};
 use shohin_core::gguf::{MAX_PARTS, ReadOptions};
+use shohin_core::model::ModelBytes;
 use shohin_core::{BonsaiModel, Gguf, ModelConfig, Pool};
 use std::fs::{File, Metadata};
 use std::io::{self, Read, Seek};
@@ -61,8 +62,8 @@ impl Shard {
         if let Some(url) = url {
             return Err(Error::Address { url: url.into() });
         }
-        let file = File::open(path).map_err(failed("open the model", path))?;
-        let meta = file.metadata().map_err(failed("open the model", path))?;
+        // Before it is opened: opening a pipe waits for a writer.
+        let meta = std::fs::metadata(path).map_err(failed("open the model", path))?;
         let refused = |problem| Err(Error::NotAFile { path: path.to_path_buf(), problem });
         if meta.is_dir() {
             return refused("is a directory, expected a GGUF file");
@@ -73,6 +74,7 @@ impl Shard {
         if meta.len() == 0 {
             return refused("is empty, expected a GGUF file");
         }
+        let file = File::open(path).map_err(failed("open the model", path))?;
         // SAFETY: the mapping is read-only. As with every mapped file, a program that truncates the file
         // while it is mapped terminates this one; one that changes its bytes changes the model's weights.
         let map = unsafe { Mmap::map(&file) }.map_err(failed("map the model", path))?;
@@ -92,11 +94,15 @@ impl Shard {
         Error::Model { name: self.name.clone(), source }
     }
 
-    /// The memory to expand its base-3 matrices, if it has any.
-    fn expansion(&self, options: &ReadOptions) -> Result<Option<Expansion>> {
-        Gguf::parse_with(self.bytes(), options)
-            .and_then(|gguf| cpu::expansion(&gguf, self.bytes().len()))
-            .map_err(|e| self.error(e))
+    /// Bytes up to the end of the last tensor, and the memory to expand base-3 matrices, if there are any.
+    fn needs(&self, options: &ReadOptions) -> Result<(usize, Option<Expansion>)> {
+        let bytes = self.bytes();
+        let needs = Gguf::parse_with(bytes, options).and_then(|gguf| {
+            let used =
+                usize::try_from(gguf.header().data_end()).map_or(bytes.len(), |end| end.min(bytes.len()));
+            Ok((used, cpu::expansion(&gguf, used)?))
+        });
+        needs.map_err(|e| self.error(e))
     }
 
     /// The mapped bytes.
@@ -111,8 +117,8 @@ impl Shard {
     /// A writable copy, with 2-bit codes for base-3 digits unless `compact`; the mapped bytes if there is no
     /// memory for one.
     fn copy(&self, options: &ReadOptions, compact: bool, isa: Isa, pool: &dyn Pool) -> Result<ShardBytes> {
-        let expansion = if compact { None } else { self.expansion(options)? };
-        let stored = self.bytes().len();
+        let (stored, expansion) = self.needs(options)?;
+        let expansion = expansion.filter(|_| !compact);
         let room = expansion.map_or(stored, |expansion| expansion.room);
         let Ok(mut memory) = memory::large_pages(room) else {
             // Slower, but the mapped file needs no additional memory.
@@ -121,7 +127,7 @@ impl Shard {
         let end = &mut memory[room - stored..];
         match &self.bytes {
             #[cfg(feature = "built-in")]
-            Bytes::BuiltIn => end.copy_from_slice(BUILT_IN),
+            Bytes::BuiltIn => end.copy_from_slice(&BUILT_IN[..stored]),
             Bytes::Mapped { path, file, .. } => {
                 // Read, not copied from the mapping: that would load the model into memory twice.
                 let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
@@ -182,11 +188,9 @@ impl ModelFile {
         })
     }
 
-    /// Options to read single parts, since the layout of id 42 may be determined by another part.
+    /// Options to read single parts, or a file without what follows its last tensor: the layout of id 42 may be
+    /// determined by another part, or by the length of the file.
     fn shard_options(&self, options: &ReadOptions) -> Result<ReadOptions> {
-        if self.shards.len() == 1 {
-            return Ok(*options);
-        }
         let id42 = self.gguf(options)?.header().id42(options.id42);
         Ok(ReadOptions { id42, ..*options })
     }
@@ -238,8 +242,10 @@ impl ModelFile {
         files: Vec<Cached>,
         isa: Isa,
     ) -> Result<CpuWeights<ShardBytes>> {
-        let parts = files.into_iter().map(ShardBytes::cached).collect();
-        let model = self.model(parts, &self.shard_options(options)?, config)?;
+        let parts: Vec<ShardBytes> = files.into_iter().map(ShardBytes::cached).collect();
+        let whole = matches!(&parts[..], [one] if one.bytes().len() == self.file_len());
+        let options = if whole { *options } else { self.shard_options(options)? };
+        let model = self.model(parts, &options, config)?;
         CpuWeights::repacked(model, isa).map_err(|e| self.error(0, e))
     }
 
@@ -278,8 +284,8 @@ impl ModelFile {
     pub(crate) fn resident_len(&self, options: &ReadOptions, expands: bool) -> Result<usize> {
         let options = self.shard_options(options)?;
         let resident = |shard: &Shard| {
-            let expansion = if expands { shard.expansion(&options)? } else { None };
-            Ok(expansion.map_or(shard.bytes().len(), |expansion| expansion.len))
+            let (used, expansion) = shard.needs(&options)?;
+            Ok(expansion.filter(|_| expands).map_or(used, |expansion| expansion.len))
         };
         self.shards.iter().map(resident).sum()
     }

@@ -255,3 +255,23 @@ fn an_inspected_model_takes_as_much_memory_as_a_loaded_one() {
     }
     fs::remove_file(&path).unwrap();
 }
+
+#[test]
+fn bytes_behind_the_last_tensor_are_not_read() {
+    use shohin::core::Format;
+    let path = std::env::temp_dir().join(format!("shohin-tail-{}.gguf", std::process::id()));
+    for format in [Format::Q1_0, Format::Ptq1_0, Format::Q2_0, Format::Pq2_0] {
+        let bytes = shohin_tests::model::Model::tiny(format);
+        fs::write(&path, &bytes).unwrap();
+        let memory = |model: Model| (model.weight_bytes(), model.memory_plan(100).unwrap());
+        let load = || memory(Model::builder().cpu().load(&path).unwrap());
+        let without = load();
+        // The tail is a hole in the file.
+        let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+        file.set_len(bytes.len() as u64 + (1 << 30)).unwrap();
+        assert_eq!(load(), without, "{format:?}");
+        let inspected = Model::builder().cpu().inspect_only().load(&path).unwrap();
+        assert_eq!(memory(inspected), without, "{format:?}");
+    }
+    fs::remove_file(&path).unwrap();
+}

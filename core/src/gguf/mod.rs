@@ -170,6 +170,13 @@ impl<'a> Header<'a> {
         self.data_start
     }
 
+    /// Offset behind the last tensor in the file, if the header is that of one file. Nothing after it is used.
+    pub fn data_end(&self) -> u64 {
+        // The parser has checked that the sums fit.
+        let ends = self.tensors.iter().map(|t| t.offset.saturating_add(t.len));
+        self.data_start.saturating_add(ends.max().unwrap_or(0))
+    }
+
     /// Number of files this was read from; see [`Gguf::parse_parts`].
     pub const fn parts(&self) -> u16 {
         self.parts
