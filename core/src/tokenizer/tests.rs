@@ -178,6 +178,84 @@ fn the_longest_added_token_wins() {
     assert_eq!(built.ids("é<think>", Special::Parse)[0], 260);
 }
 
+/// The leftmost added token, the longest there, and so on: by trying all of them everywhere.
+fn tried_everywhere(text: &str, tokens: &[(u32, Vec<u8>)]) -> Vec<(usize, usize, u32)> {
+    let (text, mut found, mut at) = (text.as_bytes(), Vec::new(), 0);
+    while at < text.len() {
+        let here = tokens.iter().filter(|(_, token)| text[at..].starts_with(token));
+        match here.max_by_key(|(_, token)| token.len()) {
+            Some((id, token)) => {
+                found.push((at, token.len(), *id));
+                at += token.len();
+            }
+            None => at += 1,
+        }
+    }
+    found
+}
+
+#[test]
+fn added_tokens_are_found_as_by_trying_all_everywhere() {
+    let mut state = 7u64;
+    let mut below = |n: u64| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) % n
+    };
+    for _ in 0..300 {
+        let mut built = Built::new(&[]);
+        let mut word = |most: u64| -> String {
+            (0..=below(most)).map(|_| ['a', 'b', 'é', '中'][below(4) as usize]).collect()
+        };
+        for _ in 0..6 {
+            let token = word(4).into_bytes();
+            if token.len() > 1 && !built.tokens.contains(&token) {
+                built.tokens.push(token);
+                built.types.as_mut().unwrap().push(if built.tokens.len() % 3 == 0 { 3 } else { 4 });
+            }
+        }
+        let text: String = (0..40).map(|_| word(6)).collect();
+        built.with(|t| {
+            let t = t.unwrap();
+            for special in [Special::Text, Special::UserDefined, Special::Parse] {
+                let allowed = |kind| match special {
+                    Special::Text => false,
+                    Special::UserDefined => kind == TokenKind::UserDefined,
+                    Special::Parse => kind != TokenKind::Normal,
+                };
+                let tokens: Vec<(u32, Vec<u8>)> = (0..t.vocab_size() as u32)
+                    .filter(|id| allowed(t.kind(*id)))
+                    .map(|id| (id, t.token_text(id).unwrap().to_vec()))
+                    .collect();
+                let found: Vec<_> = t.added.matches(text.as_bytes(), special).collect();
+                assert_eq!(found, tried_everywhere(&text, &tokens), "{text:?}");
+            }
+        });
+    }
+}
+
+#[test]
+fn a_hostile_vocabulary_does_not_make_long_texts_slow() {
+    // Each is tried at every offset of the text, and fails at its last byte.
+    let mut built = Built::new(&[]);
+    for n in [4095, 4000, 2000, 1000, 1] {
+        built.tokens.push([&vec![b'a'; n][..], b"b"].concat());
+        built.types.as_mut().unwrap().push(4);
+    }
+    built.with(|t| {
+        let t = t.unwrap();
+        let text = "a".repeat(300_000) + "b" + &"a".repeat(70_000) + "ab";
+        let found: Vec<_> = t.added.matches(text.as_bytes(), Special::Parse).collect();
+        assert_eq!(found, [(300_000 - 4095, 4096, 258), (300_001 + 70_001 - 4095, 4096, 258)]);
+    });
+    let mut built = Built::new(&[]);
+    for i in 0..300 {
+        built.tokens.push(format!("{i:04}").repeat(1000).into_bytes());
+        built.types.as_mut().unwrap().push(4);
+    }
+    let most = 1 << 20;
+    assert!(matches!(built.error(), Error::Limit { what: "bytes of added tokens", max, .. } if max == most));
+}
+
 #[test]
 fn broken_vocabularies_are_refused_by_name() {
     let good = || Built::new(&["a b"]);
