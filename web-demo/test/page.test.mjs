@@ -10,6 +10,7 @@ import { createLogger, createServer } from "vite";
 import { launch, longestTask, serve } from "../../wasm/js/test/chromium.mjs";
 import { split } from "../../wasm/js/test/gguf.mjs";
 import { faults } from "./axe.mjs";
+import { soon } from "./soon.mjs";
 
 const MODEL = fileURLToPath(new URL("../../models/sprout.gguf", import.meta.url));
 
@@ -153,7 +154,7 @@ describe("the page", () => {
     await page.fill("#prompt", "Hello!");
     await page.click("#send");
     await page.locator("#send[data-busy]").waitFor();
-    assert.equal(await page.locator("#loading").isVisible(), true);
+    await page.locator("#loading").waitFor();
     await page.click("#send");
     await page.locator("#send:not([data-busy])").waitFor();
     assert.equal(await page.locator("#prompt").inputValue(), "Hello!");
@@ -656,7 +657,7 @@ describe("the page", () => {
     await ask("Hello!");
     await page.click("#new-chat");
     await ask("Tell me a joke.");
-    const chats = () => page.locator("#chat-list .open").allTextContents();
+    const shows = (titles) => soon(async () => assert.deepEqual(await page.locator("#chat-list .open").allTextContents(), titles));
     const focused = () => page.evaluate(() => document.activeElement.id);
     const deleteWith = async (title) => {
       await page.locator(`#chat-list li:has-text('${title}') .icon`).focus();
@@ -664,30 +665,28 @@ describe("the page", () => {
       await page.locator("#undo").waitFor();
     };
     await deleteWith("Hello!");
-    assert.deepEqual(await chats(), ["Tell me a joke."]);
+    await shows(["Tell me a joke."]);
     assert.match(await page.locator("#undo").innerText(), /Deleted “Hello!”/);
-    assert.equal(await focused(), "undo-button");
+    await soon(async () => assert.equal(await focused(), "undo-button"));
     await page.keyboard.press("Enter");
     await page.locator("#undo").waitFor({ state: "hidden" });
-    assert.deepEqual(await chats(), ["Tell me a joke.", "Hello!"]);
-    assert.match(await focused(), /^chat-/);
+    await shows(["Tell me a joke.", "Hello!"]);
+    await soon(async () => assert.match(await focused(), /^chat-/));
     // The one on the page comes back there.
     const whole = await page.locator("#conversation").innerText();
     await deleteWith("Tell me a joke.");
-    assert.equal(await replies().count(), 0);
+    await soon(async () => assert.equal(await replies().count(), 0));
     await page.keyboard.press("Enter");
-    await replies().first().waitFor();
-    assert.equal(await page.locator("#conversation").innerText(), whole);
+    await soon(async () => assert.equal(await page.locator("#conversation").innerText(), whole));
     // So do all of them.
     await page.click("#forget-chats");
     await page.click("#forget-chats");
     await page.locator("#undo").filter({ hasText: "Deleted 2 conversations" }).waitFor();
-    assert.deepEqual(await chats(), []);
+    await shows([]);
     await page.click("#undo-button");
     await page.locator("#chat-list .open").nth(1).waitFor();
     await page.reload();
-    await page.locator("#chat-list .open").nth(1).waitFor();
-    assert.deepEqual(await chats(), ["Tell me a joke.", "Hello!"]);
+    await shows(["Tell me a joke.", "Hello!"]);
     // In the drawer of a phone it is in reach, too, and not for ever.
     await page.clock.install();
     await page.setViewportSize({ width: 360, height: 640 });
@@ -697,7 +696,7 @@ describe("the page", () => {
     await page.mouse.move(300, 300);
     await page.clock.fastForward(11_000);
     await page.locator("#undo").waitFor({ state: "hidden" });
-    assert.deepEqual(await chats(), ["Tell me a joke."]);
+    await shows(["Tell me a joke."]);
   });
 
   test("keeps the KV cache of a deleted conversation for as long as the deletion can be undone", async () => {
@@ -870,6 +869,8 @@ describe("the page", () => {
       "```js\n<script>alert(1)</script>\n```",
       "<img src=x onerror=alert(1)><a href='javascript:alert(1)'>x</a>",
     ].join("\n\n");
+    // The page makes the database.
+    await page.waitForFunction(async () => (await indexedDB.databases()).some(({ name }) => name === "shohin"));
     await page.evaluate(async (content) => {
       const database = await new Promise((done) => (indexedDB.open("shohin").onsuccess = (event) => done(event.target.result)));
       const transaction = database.transaction(["conversations", "turns"], "readwrite");

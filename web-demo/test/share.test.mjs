@@ -5,6 +5,7 @@ import { createRequire } from "node:module";
 import { after, before, beforeEach, describe, test } from "node:test";
 import { deflateRawSync, inflateRawSync } from "node:zlib";
 import { launch, serve } from "../../wasm/js/test/chromium.mjs";
+import { soon } from "./soon.mjs";
 
 const NANO = await readFile(new URL("../../models/sprout-nano.gguf", import.meta.url));
 
@@ -205,8 +206,8 @@ describe("links and sharing", () => {
     await ask("Hello!");
     await context.setOffline(false);
     await page.click("#conversation .share");
-    const label = await page.locator("#share-picture").getAttribute("aria-label");
-    assert.match(label, /sprout · .+; \d+ tokens · .+; Ran entirely in a browser tab, offline$/);
+    const label = () => page.locator("#share-picture").getAttribute("aria-label");
+    await soon(async () => assert.match((await label()) ?? "", /sprout · .+; \d+ tokens · .+; Ran entirely in a browser tab, offline$/));
     await page.locator("#share-now").waitFor();
     const download = page.waitForEvent("download");
     await page.click("#save-picture");
@@ -244,7 +245,8 @@ describe("links and sharing", () => {
     await page.click("#conversation .share");
     await page.locator("#link-note").filter({ hasText: "This answer is too long for a link." }).waitFor();
     assert.equal(await page.locator("#copy-link").isDisabled(), true);
-    assert.match(await page.locator("#share-picture").getAttribute("aria-label"), /and: sprout · Q2_0; 9 tokens; Imported from a file$/);
+    const imported = /and: sprout · Q2_0; 9 tokens; Imported from a file$/;
+    await soon(async () => assert.match((await page.locator("#share-picture").getAttribute("aria-label")) ?? "", imported));
     assert.deepEqual(problems, []);
   });
 

@@ -1,0 +1,14 @@
+import { setTimeout as sleep } from "node:timers/promises";
+
+/** Repeats a check of what a page shows until it passes; after ten seconds it throws what the check throws. */
+export async function soon(check) {
+  const end = performance.now() + 10_000;
+  for (;;) {
+    try {
+      return await check();
+    } catch (error) {
+      if (performance.now() > end) throw error;
+    }
+    await sleep(20);
+  }
+}
