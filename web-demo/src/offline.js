@@ -86,7 +86,8 @@ async function install() {
 async function activate() {
   const names = await caches.keys();
   await Promise.all(names.filter((name) => name.startsWith(PREFIX) && name !== CACHE).map((name) => caches.delete(name)));
-  await self.clients.claim();
+  // Not waited for: in Firefox the promise stays pending if a page starts a worker just then, and with it would all requests.
+  self.clients.claim().catch(() => {});
 }
 
 /** From a copy, of whichever version; what is used for the first time is kept from then on. */

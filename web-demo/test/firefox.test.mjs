@@ -75,6 +75,20 @@ describe("the page in Firefox", () => {
     assert.equal((await text(replies().first())).trim(), story.trim());
   });
 
+  test("is kept by a service worker that answers at once, at every first visit", async () => {
+    for (let visit = 0; visit < 5; visit++) {
+      const context = await browser.newContext();
+      const page = await context.newPage();
+      page.setDefaultTimeout(20_000);
+      await page.goto(server.url);
+      await page.locator("#model[data-state=ready]").waitFor();
+      await page.waitForFunction(() => navigator.serviceWorker.controller?.state === "activated");
+      await page.goto(`${server.url}?again`);
+      await page.locator("#model[data-state=ready]").waitFor();
+      await context.close();
+    }
+  });
+
   test("has dark scrollbars and sliders in its dark face", async () => {
     await page.setViewportSize({ width: 700, height: 500 });
     await page.goto(server.url);
