@@ -84,7 +84,7 @@ fn small_vocabulary_encodes_as_hugging_face_does() {
     let gguf = Gguf::parse(&file).unwrap();
     let t = Tokenizer::from_gguf(&gguf).unwrap();
     assert_eq!(t.vocab_size(), 2048);
-    assert!(t.memory() < 26_000, "{}", t.memory());
+    assert!(t.memory() < 30_000, "{}", t.memory());
     assert_eq!(t.eos().map(|id| t.is_end(id)), Some(true));
     assert_eq!(t.leading_bos(), None);
 
