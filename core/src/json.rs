@@ -174,6 +174,24 @@ pub fn text(text: &str) -> Result<Option<String>> {
     Ok(Some(out))
 }
 
+/// Refuses lone surrogates, which no text can have, in `text`, which is JSON.
+///
+/// # Errors
+/// [`Error::Json`] at the escape of one.
+pub(crate) fn refuse_lone_surrogates(text: &str) -> Result<()> {
+    let mut r = Reader { text, at: 0 };
+    while let Some(behind) = text.get(r.at..).and_then(|rest| rest.find('\\')) {
+        let at = r.at + behind;
+        r.at = at + 1;
+        let surrogate = r.peek() == Some(b'u') && matches!(r.hex(at + 2)?, 0xD800..0xE000);
+        r.escaped()?;
+        if surrogate && r.at == at + 6 {
+            return Err(r.malformed_at(at, "both halves of a surrogate pair"));
+        }
+    }
+    Ok(())
+}
+
 /// A JSON value within validated text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Value<'t>(&'t str);
@@ -555,6 +573,24 @@ mod tests {
             out.push(' ');
         }
         assert_eq!(out, "0 -1.5 0.0000001 300000000000000000000 null ");
+    }
+
+    #[test]
+    fn lone_surrogates_are_found() {
+        for sound in
+            [r#""\ud83d\ude00""#, r#""\\ud800""#, r#"["\u00e9\n", 1]"#, r#""\ud83d\ude00\ud83d\ude00""#]
+        {
+            assert_eq!(refuse_lone_surrogates(sound), Ok(()), "{sound}");
+        }
+        for (lone, place) in [
+            (r#""\ud800""#, 1),
+            (r#""a\udc00\ud800""#, 2),
+            (r#""\ud83d\ud83d\ude00""#, 1),
+            (r#""\ud83d\ude00\ude00""#, 13),
+        ] {
+            let error = refuse_lone_surrogates(lone);
+            assert!(matches!(error, Err(Error::Json { at, .. }) if at == place), "{lone}: {error:?}");
+        }
     }
 
     #[test]

@@ -27,6 +27,8 @@ const MAX_ONE_OF: usize = 64;
 const MAX_SEARCH: usize = 1 << 27;
 /// Most values of one `enum`.
 const MAX_VALUES: usize = 4096;
+/// Digits of a constant: a float holds every whole number with as many.
+const MAX_DIGITS: u32 = 308;
 /// Most bytes of all constants and names of a grammar, with a fixed overhead for each.
 const MAX_TEXT: usize = 1 << 22;
 
@@ -111,15 +113,28 @@ impl<'t> Value<'t> {
     /// Whether it contains a number too large for a float.
     fn overflows(self) -> bool {
         let (mut quoted, mut escaped) = (false, false);
+        let mut digits = 0;
         self.0.bytes().any(|byte| {
+            digits = if byte.is_ascii_digit() && !quoted { digits + 1 } else { 0 };
             match byte {
                 _ if escaped => escaped = false,
                 b'\\' if quoted => escaped = true,
                 b'"' => quoted = !quoted,
                 _ => {}
             }
-            byte == b'I' && !quoted
+            // Floats are spelled with fewer digits, or as `Infinity`.
+            byte == b'I' && !quoted || digits > MAX_DIGITS
         })
+    }
+
+    /// Whether it is a number without a fraction, in whichever spelling.
+    fn is_whole(self) -> bool {
+        match self.kind() {
+            Kind::Integer => true,
+            // Python gives an exponent of 16 or more to at most 17 digits.
+            Kind::Number => self.0.ends_with(".0") || self.0.contains("e+"),
+            _ => false,
+        }
     }
 
     fn kind(self) -> Kind {
@@ -282,6 +297,7 @@ impl Builder {
         }
         let mut sound = String::with_capacity(text.len());
         json::reformat(text, &mut sound)?;
+        json::refuse_lone_surrogates(text)?;
         let root = Value(&sound);
         let mut compiler = Compiler {
             builder: self,
@@ -444,14 +460,15 @@ impl<'t> Compiler<'_, 't> {
             }
             let right = |v: &&Value<'_>| match v.kind() {
                 Kind::Integer => kinds.contains(&Kind::Integer) || kinds.contains(&Kind::Number),
-                kind => kinds.contains(&kind),
+                kind => kinds.contains(&kind) || v.is_whole() && kinds.contains(&Kind::Integer),
             };
             let texts: Vec<&str> = values.iter().filter(right).map(|v| v.0).collect();
             if texts.len() > MAX_VALUES {
                 return limit("number of values of an enum", texts.len(), MAX_VALUES);
             }
             if let Some(text) = texts.iter().find(|text| Value(text).overflows()) {
-                return self.unsupported("enum", Value(text), "numbers that a float can hold");
+                let keyword = if get("enum").is_some() { "enum" } else { "const" };
+                return self.unsupported(keyword, Value(text), "numbers that a float can hold");
             }
             self.builder.keep(texts.iter().map(|text| text.len()))?;
             if self.builder.whitespace == Whitespace::Allowed {
@@ -792,6 +809,7 @@ pub(super) fn tool(index: u32, description: &str) -> Result<(String, Option<Stri
     // Either the function itself, or `{"type": "function", "function": ...}` around it.
     let function = json::member(description, "function")?.unwrap_or(description);
     let name = json::member(function, "name")?.ok_or_else(missing)?;
+    json::refuse_lone_surrogates(name)?;
     let name = json::text(name)?.ok_or(Error::Tool { index, problem: "its name is no text" })?;
     if json::member(function, "strict")? == Some("false") {
         return Ok((name, None));

@@ -1,5 +1,5 @@
 use super::*;
-use alloc::string::String;
+use alloc::string::{String, ToString};
 
 fn json_schema(text: &str) -> Result<Grammar> {
     Grammar::json_schema(text, Whitespace::Allowed)
@@ -56,6 +56,8 @@ fn grammars_take_what_schemas_allow() {
             &["2", "121", "{}"],
         ),
         (r#"{"const":"a\"b"}"#, &[r#""a\"b""#], &[r#""ab""#]),
+        (r#"{"type":"integer","enum":[1.0,2.5,1e20]}"#, &["1.0", "1e+20"], &["1", "2.5"]),
+        (r#"{"const":12345678901234567890}"#, &["12345678901234567890"], &["1"]),
         (
             r#"{"type":"array","items":{"type":"integer"},"minItems":1,"maxItems":2}"#,
             &["[1]", "[1,2]", "[ 1, 2 ]", "[\n  1\n]"],
@@ -189,7 +191,12 @@ fn what_is_not_supported_is_refused_by_name() {
         (r##"{"$ref":"#/$defs/a"}"##, "unsupported"),
         (r#"{"$ref":"https://example.com/a"}"#, "unsupported"),
         (r#"{"minLength":-1}"#, "unsupported"),
+        (r#"{"const":1e999}"#, "unsupported"),
+        (r#"{"enum":["\ud800"]}"#, "malformed"),
+        (r#"{"const":{"\udc00":1}}"#, "malformed"),
+        (r#"{"properties":{"\ud83d":{}}}"#, "malformed"),
         // No value matches these.
+        (r#"{"enum":[1.5],"type":"integer"}"#, "option"),
         (r#"{"type":"integer","multipleOf":7,"minimum":8,"maximum":13}"#, "option"),
         (r#"{"type":"string","pattern":"^a$","minLength":2}"#, "option"),
         (r#"{"type":"string","pattern":"a^"}"#, "option"),
@@ -207,6 +214,20 @@ fn what_is_not_supported_is_refused_by_name() {
     ] {
         assert_eq!(json_schema(schema).map(|_| ()).map_err(|e| e.code()), Err(code), "{schema}");
     }
+}
+
+#[test]
+fn constants_are_numbers_that_floats_can_hold() {
+    for (schema, at) in [
+        (r#"{"const":1e999}"#.into(), "/const"),
+        (r#"{"items":{"enum":[0,[-1e999]]}}"#.into(), "/items/enum"),
+        (alloc::format!("{{\"const\":1{}}}", "0".repeat(320)), "/const"),
+    ] {
+        let error = json_schema(&schema).map(|_| ());
+        assert!(matches!(&error, Err(Error::Unsupported { key, .. }) if key.to_string() == at), "{error:?}");
+    }
+    let name = r#"{"name":"\ud800","parameters":{}}"#;
+    assert_eq!(Grammar::tool_calls(&[name], true).map(|_| ()).map_err(|e| e.code()), Err("malformed"));
 }
 
 #[test]
