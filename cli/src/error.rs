@@ -5,6 +5,8 @@ use std::io;
 use std::path::Path;
 use std::process::ExitCode;
 
+use crate::terminal::printable;
+
 /// The reason why a command could not finish.
 #[derive(Debug)]
 pub(crate) enum CliError {
@@ -46,8 +48,22 @@ impl CliError {
 
 fn say(message: &str, code: u8) -> ExitCode {
     // Standard error may be closed too.
+    let message = printable(message);
     let _ = io::Write::write_fmt(&mut io::stderr(), format_args!("shohin: {message}\n"));
     ExitCode::from(code)
+}
+
+/// Prints what is wrong with the arguments, or the help that they ask for; returns the exit code.
+pub(crate) fn report_usage(error: &clap::Error) -> ExitCode {
+    let is_safe =
+        |argument: std::ffi::OsString| argument.to_str().is_some_and(|text| printable(text) == text);
+    // clap prints in colour, and the arguments as they are.
+    let _ = if std::env::args_os().all(is_safe) {
+        error.print()
+    } else {
+        io::Write::write_all(&mut io::stderr(), printable(&error.to_string()).as_bytes())
+    };
+    ExitCode::from(error.exit_code() as u8)
 }
 
 impl From<shohin_core::Error> for CliError {

@@ -9,7 +9,7 @@ use shohin::core::chat::Style;
 use shohin::core::cpu::fit::{longest_context, published_within};
 use shohin::core::gguf::{Array, TensorInfo, Value};
 use shohin::core::model::RopeScaling;
-use shohin::core::{Error, Gguf};
+use shohin::core::{Error, Gguf, is_printable};
 use shohin::{Model, ModelFile};
 use std::collections::BTreeMap;
 use std::io::{self, BufWriter, Write};
@@ -175,7 +175,7 @@ fn fitting(out: &mut impl Write, bytes: u64, fits: &[Fit]) -> Result {
             Some(context) => format!("{context} of {} tokens", fit.max),
             None => "does not fit".into(),
         };
-        vec![printable(&fit.name), fit.format.clone(), terminal::bytes(fit.weights), context]
+        vec![on_one_line(&fit.name), fit.format.clone(), terminal::bytes(fit.weights), context]
     });
     let rows: Vec<_> = [head].into_iter().chain(rows).collect();
     terminal::table(out, &rows, &[false, false, true, false])?;
@@ -208,7 +208,7 @@ fn byte_count(text: &str) -> std::result::Result<u64, &'static str> {
 fn content(out: &mut impl Write, gguf: &Gguf<'_>, tensors: bool) -> Result {
     title(out, "\nMetadata")?;
     let entries = gguf.metadata().iter();
-    let rows: Vec<_> = entries.map(|(key, value)| row(&printable(key), shown(&value))).collect();
+    let rows: Vec<_> = entries.map(|(key, value)| row(&on_one_line(key), shown(&value))).collect();
     terminal::table(out, &rows, &[])?;
 
     title(out, "\nTensors")?;
@@ -217,7 +217,7 @@ fn content(out: &mut impl Write, gguf: &Gguf<'_>, tensors: bool) -> Result {
         let head = ["name", "shape", "type", "size"].map(String::from).to_vec();
         let rows = all
             .iter()
-            .map(|t| vec![printable(t.name()), shape(t), t.type_name().to_string(), bytes(t.len())]);
+            .map(|t| vec![on_one_line(t.name()), shape(t), t.type_name().to_string(), bytes(t.len())]);
         let rows: Vec<_> = [head].into_iter().chain(rows).collect();
         terminal::table(out, &rows, &[false, true, false, true])?;
     } else {
@@ -266,16 +266,16 @@ fn shape(t: &TensorInfo<'_>) -> String {
     dims.join(" x ")
 }
 
-/// Text from a file on one line and without control characters.
-fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+/// Text from a file on one line.
+fn on_one_line(text: &str) -> String {
+    text.chars().map(|c| if is_printable(c) { c } else { ' ' }).collect()
 }
 
 fn shown(value: &Value<'_>) -> String {
     const MOST: usize = 70;
     match value {
         Value::Str(text) => {
-            let text = printable(&String::from_utf8_lossy(text));
+            let text = on_one_line(&String::from_utf8_lossy(text));
             let n = text.chars().count();
             if n <= MOST {
                 return format!("{text:?}");

@@ -93,7 +93,10 @@ fn main() -> ExitCode {
             Err(error) => error::CliError::from(error).report(),
         };
     }
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return error::report_usage(&error),
+    };
     let model = &cli.model;
     if model.gpu.is_some() && matches!(cli.command, Command::Inspect(_) | Command::Tokenize(_)) {
         return error::CliError::usage("--gpu is for commands that run a model").report();

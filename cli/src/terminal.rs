@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use crate::error::{CliError, Result, file_error};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use shohin::core::is_printable;
 
 /// Escape codes, empty if there is no terminal or if colours are disabled.
 #[derive(Clone, Copy)]
@@ -37,7 +38,21 @@ fn wanted() -> bool {
 
 /// Prints a line to standard error, which may be closed.
 pub(crate) fn remark(text: impl std::fmt::Display) {
-    let _ = writeln!(io::stderr(), "{text}");
+    let _ = writeln!(io::stderr(), "{}", printable(&text.to_string()));
+}
+
+/// A message for the user. It may quote file names and arguments, of any length and with any characters: those that
+/// would steer the terminal or hide text are replaced, and a long message loses its middle.
+pub(crate) fn printable(text: &str) -> String {
+    const MOST: usize = 4000;
+    let safe = |c: char| if c == '\n' || c == '\t' || is_printable(c) { c } else { '?' };
+    let count = text.chars().count();
+    if count <= MOST {
+        return text.chars().map(safe).collect();
+    }
+    let start: String = text.chars().take(MOST / 2).map(safe).collect();
+    let end: String = text.chars().skip(count - MOST / 2).map(safe).collect();
+    format!("{start} ... ({} characters left out) ... {end}", count - 2 * (MOST / 2))
 }
 
 /// Writes the model's text. On a terminal, control characters are replaced by U+FFFD: a model must not move

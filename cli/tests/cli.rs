@@ -806,7 +806,36 @@ fn broken_model_files_are_named() {
     }
 }
 
-#[cfg(unix)]
+#[test]
+fn messages_quote_nothing_that_steers_a_terminal_or_fills_it() {
+    let hostile = "a\x1b]0;title\x07\u{202E}b.gguf";
+    let refused = |seed: &str| {
+        let output = shohin(&["run", "--seed", seed, "Hello"]).output().unwrap();
+        assert_eq!(output.status.code(), Some(2));
+        String::from_utf8(output.stderr).unwrap()
+    };
+    assert!(fails(&["run", "-m", hostile, "Hello"]).contains("a?]0;title??b.gguf"));
+    assert!(!refused(hostile).contains(['\u{1b}', '\u{7}', '\u{202e}']));
+    // One argument of Linux holds 128 kB.
+    let long = "x".repeat(100_000);
+    for text in [fails(&["run", "-m", &long, "Hello"]), refused(&long)] {
+        assert!(text.len() < 5000 && text.contains("characters left out"), "{text}");
+    }
+}
+
+#[test]
+fn a_token_without_a_row_of_the_embedding_is_refused() {
+    let mut file = model();
+    let name = b"token_embd.weight";
+    let at = file.windows(name.len()).position(|bytes| bytes == name).unwrap();
+    // Behind the name come the number of dimensions, the columns and the rows.
+    let rows = at + name.len() + 4 + 8;
+    let fewer = u64::from_le_bytes(file[rows..rows + 8].try_into().unwrap()) - 1;
+    file[rows..rows + 8].copy_from_slice(&fewer.to_le_bytes());
+    let message = fails(&["run", "-m", &temporary("rows.gguf", file), "Hello"]);
+    assert!(message.contains("tensor token_embd.weight is ") && message.contains(", expected "), "{message}");
+}
+
 #[cfg(unix)]
 #[test]
 fn a_pipe_is_refused_as_a_model_and_as_a_part_of_one() {

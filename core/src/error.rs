@@ -25,12 +25,17 @@ impl Name {
     }
 }
 
+/// Whether a character of a file can be printed: not if it controls a terminal, or hides or reverses text.
+pub fn is_printable(c: char) -> bool {
+    !c.is_control()
+        && !matches!(c, '\u{AD}' | '\u{61C}' | '\u{200B}'..='\u{200F}' | '\u{2028}'..='\u{202E}' | '\u{2060}'..='\u{206F}' | '\u{FEFF}')
+}
+
 impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for chunk in self.bytes[..usize::from(self.len)].utf8_chunks() {
             for c in chunk.valid().chars() {
-                // A hostile file must not be able to steer a terminal through our messages.
-                fmt::Write::write_char(f, if c.is_control() { '?' } else { c })?;
+                fmt::Write::write_char(f, if is_printable(c) { c } else { '?' })?;
             }
             if !chunk.invalid().is_empty() {
                 f.write_str("?")?;
@@ -194,6 +199,7 @@ impl fmt::Display for Error {
                 f,
                 "the session holds {position} of at most {capacity} tokens; {adding} more do not fit"
             ),
+            Error::Memory { need, have: 0 } => write!(f, "there is no memory for {need} bytes"),
             Error::Memory { need, have } => write!(f, "{need} bytes are needed, {have} were available"),
             Error::Logits { problem } => write!(f, "no token can be chosen: {problem}"),
             Error::Device { problem } => write!(f, "the device cannot go on: {problem}"),
@@ -250,6 +256,7 @@ mod tests {
     fn names_are_cut_and_made_printable() {
         assert_eq!(Name::new("blk.0.attn_q.weight").to_string(), "blk.0.attn_q.weight");
         assert_eq!(Name::new(b"a\x1b[2J\xffb").to_string(), "a?[2J?b");
+        assert_eq!(Name::new("a\u{202E}b\u{200B}c é").to_string(), "a?b?c é");
         assert!(Name::new("x".repeat(100)).to_string().ends_with("..."));
     }
 

@@ -78,7 +78,7 @@ pub mod tokenizer;
 pub use cache::KvFormat;
 pub use cpu::{Cpu, CpuOptions, MemoryPlan};
 pub use device::{Activations, Device, SessionOptions};
-pub use error::{Error, Name, Result};
+pub use error::{Error, Name, Result, is_printable};
 pub use gguf::Gguf;
 pub use limits::Limits;
 pub use model::{BonsaiModel, ModelConfig, Qwen3Config};

@@ -13,7 +13,7 @@ use shohin_core::cpu::repack::repacks;
 use shohin_core::cpu::{CpuWeights, Isa};
 use shohin_core::gguf::{Id42, ReadOptions};
 use shohin_core::model::{ModelBytes, ModelConfigBuilder, RopeScaling};
-use shohin_core::{Activations, CpuOptions, Gguf, KvFormat, ModelConfig, Tokenizer};
+use shohin_core::{Activations, CpuOptions, Gguf, KvFormat, ModelConfig, Tokenizer, is_printable};
 use std::panic::resume_unwind;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -226,7 +226,7 @@ impl Builder {
         let context = self.context;
         let options = CpuOptions { context, activations: self.activations, isa, ..CpuOptions::default() };
         let name = gguf.metadata().str("general.name").ok().flatten().unwrap_or_default();
-        let name = name.chars().filter(|c| !c.is_control()).take(60).collect();
+        let name = name.chars().filter(|c| is_printable(*c)).take(60).collect();
         Ok(Model(Arc::new(Inner {
             name,
             weight_bytes,

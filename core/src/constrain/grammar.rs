@@ -351,7 +351,7 @@ fn flatten(nodes: &[Node], from: NodeId, budget: &mut usize) -> Result<Vec<NodeI
         for &id in choices.iter().rev() {
             *budget = budget.checked_sub(1 + seen.len()).ok_or(Error::Limit {
                 what: "number of alternatives in the schema",
-                found: 1 << 22,
+                found: (1 << 22) + 1,
                 max: 1 << 22,
             })?;
             if !seen.contains(&id) {

@@ -868,6 +868,7 @@ impl Grammar {
         let order = sort::sorted(calls.len(), &|a, b| head(a).cmp(&head(b)));
         if let Some([a, _]) = order.array_windows().find(|[a, b]| head(*a) == head(*b)) {
             let name = head(*a).and_then(|head| head.strip_prefix(HEAD)?.strip_suffix(ARGUMENTS));
+            let name = name.and_then(|quoted| Value(quoted).spelled());
             let name = Name::new(name.unwrap_or_default());
             return Err(Error::Duplicate { what: "tool", name });
         }

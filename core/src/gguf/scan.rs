@@ -140,7 +140,8 @@ impl Scanner {
                     self.state = State::Tensor;
                     return Ok(());
                 }
-                let (key, at) = name(&mut c, base, "metadata key", self.limits.name)?;
+                let (key, at) =
+                    name(&mut c, base, "metadata key", "length of a metadata key", self.limits.name)?;
                 let kind = kind(&mut c, base)?;
                 self.state = State::Value {
                     key: (self.at + at, self.at + at + key.len()),
@@ -171,7 +172,8 @@ impl Scanner {
                     self.state = State::Done;
                     return Ok(());
                 }
-                let (name, _) = name(&mut c, base, "tensor name", self.limits.name.min(64))?;
+                let (name, _) =
+                    name(&mut c, base, "tensor name", "length of a tensor name", self.limits.name.min(64))?;
                 let at = base + c.position();
                 let n_dims = c.u32("dimension count")?;
                 if !(1..=4).contains(&n_dims) {
@@ -206,7 +208,7 @@ impl Scanner {
         match frame.kind {
             _ if frame.left == 0 => {}
             Kind::Str => {
-                string(c, "metadata string", self.limits.string)?;
+                string(c, "metadata string", "length of a metadata string", self.limits.string)?;
                 left = frame.left - 1;
             }
             Kind::Array => {
@@ -262,18 +264,24 @@ fn kind(c: &mut Cursor<'_>, base: u64) -> Result<Kind> {
     Kind::of(id).ok_or(malformed("metadata value type", at, u64::from(id), "0 to 12"))
 }
 
-fn string<'b>(c: &mut Cursor<'b>, what: &'static str, max: u64) -> Result<&'b [u8]> {
+fn string<'b>(c: &mut Cursor<'b>, what: &'static str, length: &'static str, max: u64) -> Result<&'b [u8]> {
     let len = c.u64(what)?;
-    cap(what, len, max)?;
+    cap(length, len, max)?;
     c.take(len, what)
 }
 
 /// A key or tensor name, and its offset in the cursor's bytes.
-fn name<'b>(c: &mut Cursor<'b>, base: u64, what: &'static str, max: u64) -> Result<(&'b str, usize)> {
+fn name<'b>(
+    c: &mut Cursor<'b>,
+    base: u64,
+    what: &'static str,
+    length: &'static str,
+    max: u64,
+) -> Result<(&'b str, usize)> {
     let at = base + c.position();
-    let raw = string(c, what, max)?;
+    let raw = string(c, what, length, max)?;
     if raw.is_empty() {
-        return Err(malformed(what, at, 0, "at least 1 byte long"));
+        return Err(malformed(length, at, 0, "at least 1"));
     }
     match core::str::from_utf8(raw) {
         Ok(text) if !raw.contains(&0) => Ok((text, c.position() as usize - raw.len())),

@@ -80,6 +80,14 @@ impl ModelConfig {
             .tensor("token_embd.weight")
             .ok_or(Error::MissingTensor { name: Name::new("token_embd.weight") })?;
         let hidden_size = meta.size("embedding_length", None)?;
+        let tokens = meta.meta.strings("tokenizer.ggml.tokens")?.map_or(0, |tokens| tokens.len());
+        let found = embedding.shape();
+        let [_, rows, ..] = found;
+        // There may be rows without a token.
+        if rows < tokens as u64 {
+            let expected = [hidden_size as u64, tokens as u64];
+            return Err(Error::TensorShape { name: Name::new(embedding.name()), expected, found });
+        }
         let num_attention_heads = meta.size("attention.head_count", None)?;
         let head_dim = meta.size("attention.key_length", Some(hidden_size / num_attention_heads.max(1)))?;
         let value_length = meta.size("attention.value_length", Some(head_dim))?;
@@ -102,7 +110,7 @@ impl ModelConfig {
             num_kv_heads: meta.size("attention.head_count_kv", Some(num_attention_heads))?,
             head_dim,
             intermediate_size: meta.size("feed_forward_length", None)?,
-            vocab_size: embedding.dims().get(1).map_or(0, |&rows| rows.min(u64::from(u32::MAX)) as usize),
+            vocab_size: rows.min(u64::from(u32::MAX)) as usize,
             max_context_length: meta.size("context_length", None)?,
             rms_norm_eps: meta.need_f32(EPS)?,
             rope_freq_base: meta.f32("rope.freq_base")?.unwrap_or(10_000.0),
