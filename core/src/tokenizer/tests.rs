@@ -210,7 +210,7 @@ fn added_tokens_are_found_as_by_trying_all_everywhere() {
             let token = word(4).into_bytes();
             if token.len() > 1 && !built.tokens.contains(&token) {
                 built.tokens.push(token);
-                built.types.as_mut().unwrap().push(if built.tokens.len() % 3 == 0 { 3 } else { 4 });
+                built.types.as_mut().unwrap().push(if built.tokens.len().is_multiple_of(3) { 3 } else { 4 });
             }
         }
         let text: String = (0..40).map(|_| word(6)).collect();
