@@ -14,6 +14,7 @@ use shohin_core::{CpuOptions, Format, Gguf, Sampler, SamplerConfig, Session, Ses
 use shohin_tests::Random;
 use shohin_tests::meter::measure;
 use shohin_tests::model::{Model, Shape, Stored};
+use shohin_tests::vocabulary::QWEN3;
 
 /// Schemas, and instances for which the grammar and the crate must agree.
 const CASES: &[(&str, &[&str])] = &[
@@ -781,4 +782,37 @@ fn the_tokens_that_may_come_are_those_that_a_try_finds() {
         }
     }
     assert!(tried > 1_000_000, "{tried}");
+}
+
+/// Tokens of one byte first, then as many as Qwen3 has.
+fn many_tokens() -> Vec<Vec<u8>> {
+    let spelled = shohin_tests::vocabulary::Vocabulary::synthetic(QWEN3, 1).tokens;
+    let merged = spelled.iter().skip(256).map(|token| token.replace('\u{120}', " ").into_bytes());
+    (0..=255).map(|byte| vec![byte]).chain(merged).collect()
+}
+
+#[test]
+fn many_open_patterns_cost_no_more_than_a_few() {
+    let texts = many_tokens();
+    let end = texts.len() as u32 - 1;
+    let vocabulary = Arc::new(Vocabulary::from_texts(texts.iter().map(|text| text.iter().copied()), &[end]));
+    for (n, bytes_only) in [(4, false), (256, true)] {
+        let pattern = |i: u32| {
+            let other = char::from_u32(0x4E00 + i).unwrap();
+            format!(r#"{{"type":"string","pattern":"^[^{other}]*b{{{}}}$"}}"#, i % 12 + 1)
+        };
+        let patterns: Vec<String> = (0..n).map(pattern).collect();
+        let schema = format!(r#"{{"anyOf":[{}]}}"#, patterns.join(","));
+        let mut constraint = Constraint::new(json_schema(&schema).unwrap(), vocabulary.clone()).unwrap();
+        assert!(constraint.accept(u32::from(b'"')));
+        let allowed = constraint.allowed(usize::MAX).to_vec();
+        let tokens = || (0..texts.len()).filter(|&token| is_set(&allowed, token));
+        assert!(tokens().count() > 100);
+        assert_eq!(tokens().all(|token| texts[token].len() == 1), bytes_only, "{n} patterns");
+        for byte in *b"ab\"" {
+            assert!(is_set(constraint.allowed(usize::MAX), byte.into()));
+            assert!(constraint.accept(byte.into()));
+        }
+        assert!(constraint.finished());
+    }
 }

@@ -159,6 +159,11 @@ impl Matcher {
         self.threads.get(from..).unwrap_or_default()
     }
 
+    /// Number of choices that are open, at least 1.
+    pub(super) fn open(&self) -> usize {
+        self.current().len().max(1)
+    }
+
     /// Takes a byte; returns false and changes nothing if it leads nowhere.
     pub(super) fn push(&mut self, grammar: &Grammar, byte: u8) -> bool {
         let (from, to) = (self.levels.last().map_or(0, |level| level.0), self.threads.len());

@@ -93,6 +93,8 @@ pub struct Vocabulary {
     pub(super) rest: Sorted,
     /// For each token the number of characters that a JSON string contains unescaped, or [`NOT_PLAIN`].
     pub(super) plain: Vec<u16>,
+    /// Tokens of one byte.
+    pub(super) single: Sorted,
     /// Tokens with a `<`, which may begin a marker.
     pub(super) tagged: Sorted,
     /// One bit per token: those without a `<`.
@@ -159,6 +161,7 @@ impl Vocabulary {
         let is_plain = |token: u32| plain.get(token as usize).is_some_and(|&chars| chars != NOT_PLAIN);
         let all = Sorted::of(&order, &text, &|_, _| true);
         let rest = Sorted::of(&order, &text, &|token, _| !is_plain(token));
+        let single = Sorted::of(&order, &text, &|_, text| text.len() == 1);
         let tagged = Sorted::of(&order, &text, &|_, text| text.contains(&b'<'));
         let mut ranges = vec![(0, 0); ranges.len()];
         let mut start = 0;
@@ -168,7 +171,7 @@ impl Vocabulary {
             }
             start = entry.end;
         }
-        Vocabulary { all, rest, plain, tagged, untagged, ends: ends.into(), ranges, longest }
+        Vocabulary { all, rest, plain, single, tagged, untagged, ends: ends.into(), ranges, longest }
     }
 
     /// Sets the bits of tokens of `least` to `most` characters.
