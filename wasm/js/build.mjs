@@ -10,7 +10,9 @@ const path = (relative) => new URL(relative, here).pathname;
 
 for (const optional of ["threads.js", "webgpu.js", "shohin_wasm_relaxed_bg.wasm", "shohin_wasm_threads_relaxed_bg.wasm"]) await rm(path(`../dist/${optional}`), { force: true });
 await mkdir(path("../dist"), { recursive: true });
+const { version } = JSON.parse(await readFile(path("../package.json"), "utf8"));
 const common = {
+  define: { PACKAGE_VERSION: JSON.stringify(version) },
   absWorkingDir: path("../"),
   bundle: true,
   format: "esm",

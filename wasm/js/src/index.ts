@@ -1,5 +1,6 @@
 // The package in a browser: the engine runs in a worker.
 import { connectBy } from "./engine/engine.js";
+import { connectShared } from "./engine/shared-worker.js";
 import { WorkerTransport } from "./engine/worker-transport.js";
 
 export type * from "./api/chunk.js";
@@ -16,4 +17,4 @@ export { clearCache, deleteCache, listCache, type CacheEntry } from "./load/cach
 export { MODELS, type PublishedModel } from "./load/names.js";
 export type * from "./openai/completion.js";
 
-connectBy((workerUrl) => new WorkerTransport(workerUrl));
+connectBy((workerUrl) => WorkerTransport.own(workerUrl), connectShared);

@@ -156,6 +156,7 @@ const LOAD: Checks<LoadOptions> = {
   simd: either("relaxed", "simd128"),
   threads: must((found: unknown) => found === Infinity || isCount(found), "a whole number, at least 1"),
   stallTimeout: range((ms) => ms > 0, "a number of milliseconds above 0"),
+  shared: flag,
   workerUrl: address,
   wasmUrl: address,
 };

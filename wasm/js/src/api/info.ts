@@ -50,4 +50,9 @@ export interface EngineInfo {
   /** Bytes. */
   memory: { weights: number; kv: number; scratch: number };
   presets: Record<Preset, PresetValues>;
+  /** Whether the engine is shared with other tabs that load the same model; see the option `shared`. */
+  shared: boolean;
 }
+
+/** What the runtime says about a model. @internal */
+export type ModelInfo = Omit<EngineInfo, "shared">;

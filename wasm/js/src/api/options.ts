@@ -106,6 +106,13 @@ export interface LoadOptions {
    * A slow connection never fails. Default 30,000; `Infinity` disables the timeout.
    */
   stallTimeout?: number;
+  /**
+   * Use one engine together with all tabs of this origin that load the same URL with the same options and this one, so that the weights
+   * are in memory once. Each tab has its own conversations. The shared engine has one thread, and computes for several tabs in turn. A
+   * tab has an engine of its own, as without this option, for files and bytes, with `backend: "webgpu"`, if the package comes from
+   * another origin, and where there is no `SharedWorker`; `info.shared` tells. Default false. No effect in Node and with `shohin/local`.
+   */
+  shared?: boolean;
   /** Address of `worker.js`, if the bundler has moved it. No effect in Node and with `shohin/local`. */
   workerUrl?: string | URL;
   /**

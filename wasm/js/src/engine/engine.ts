@@ -1,20 +1,29 @@
 // A loaded model: in a worker or on the calling thread, whatever the entry point connects it to.
 import { conversationOptions, embedArguments, loadArguments, templateArguments, tokenizeArguments, tokensOf } from "../api/arguments.js";
 import { abortError, ShohinError } from "../api/errors.js";
-import type { EngineInfo } from "../api/info.js";
+import type { EngineInfo, ModelInfo } from "../api/info.js";
 import type { ChatMessage } from "../api/message.js";
 import type { Availability, ConversationOptions, EmbedOptions, LoadOptions, ModelSource, TemplateOptions, TokenizeOptions } from "../api/options.js";
 import { addressOf } from "../load/names.js";
 import { readerOf, sourceOf, type FileSource } from "../load/source.js";
 import { Conversation } from "./conversation.js";
-import type { Result } from "./protocol.js";
+import type { Params, Result } from "./protocol.js";
+import type { Caller } from "./runtime.js";
 import { absolute, type Transport } from "./transport.js";
 
 let connect: (workerUrl: string | URL | undefined) => Transport;
+let share: ((workerUrl: string | URL | undefined, params: Params<"load">, signal: AbortSignal | undefined) => Promise<SharedTransport | undefined>) | undefined;
 
-/** Sets the transport of new engines; called by the entry points. @internal */
-export function connectBy(transport: typeof connect): void {
-  connect = transport;
+/** A transport to the engine of several tabs, and whether that has its model already. @internal */
+export interface SharedTransport {
+  transport: Transport;
+  loaded: boolean;
+}
+
+/** Sets the transports of new engines; called by the entry points. @internal */
+export function connectBy(own: typeof connect, shared?: typeof share): void {
+  connect = own;
+  share = shared;
 }
 
 /** Starts a transport and makes a request about a model over it. */
@@ -24,7 +33,7 @@ async function request<M extends "load" | "preload" | "availability">(
   options: LoadOptions,
 ): Promise<{ transport: Transport; result: Result<M> }> {
   const found = sourceOf(source);
-  const { onProgress, signal, workerUrl, wasmUrl, hub, ...rest } = loadArguments(options, found);
+  const { onProgress, signal, workerUrl, wasmUrl, hub, shared, ...rest } = loadArguments(options, found);
   if (signal?.aborted) throw abortError(signal);
   const file = (file: FileSource) => ("url" in file ? { url: absolute(addressOf(file.url, hub)) } : file);
   // Headers cannot be sent to a worker, their names and values can.
@@ -34,12 +43,28 @@ async function request<M extends "load" | "preload" | "availability">(
     options: { ...rest, ...(wasmUrl !== undefined && { wasmUrl: absolute(String(wasmUrl)) }) },
   };
   const read = "bytes" in found ? readerOf(found.bytes) : undefined;
-  const transport = connect(workerUrl);
+  const caller = { signal, ...(onProgress && { onProgress }), ...(read && { read }) };
+  const together = shared && method === "load" ? await share?.(workerUrl, params, signal) : undefined;
+  const transport = together?.transport ?? connect(workerUrl);
   try {
-    return { transport, result: await transport.call(method, params, { signal, ...(onProgress && { onProgress }), ...(read && { read }) }) };
+    if (together && !together.loaded && (options.cache ?? true)) await keepFirst(workerUrl, params, caller);
+    return { transport, result: await transport.call(method, params, caller) };
   } catch (error) {
     transport.close(new ShohinError("disposed", "the engine was disposed"));
     throw error;
+  }
+}
+
+/** Downloads a model into its kept copy by a worker of this tab: a shared worker reads copies, but browsers do not let it write them. */
+async function keepFirst(workerUrl: string | URL | undefined, params: Params<"load">, caller: Caller): Promise<void> {
+  const transport = connect(workerUrl);
+  try {
+    await transport.call("preload", params, caller);
+  } catch (error) {
+    // Without room for a copy the shared worker downloads the model itself.
+    if (params.options.cache === "require" || (error as ShohinError).code !== "quota") throw error;
+  } finally {
+    transport.close(new ShohinError("disposed", "the request was answered"));
   }
 }
 
@@ -56,14 +81,14 @@ export class Engine extends Conversation {
   readonly info: EngineInfo;
   #transport: Transport;
 
-  private constructor(transport: Transport, info: EngineInfo) {
+  private constructor(transport: Transport, info: ModelInfo) {
     super(transport, 0, info.context);
     this.#transport = transport;
-    this.info = info;
+    this.info = { ...info, shared: transport.shared ?? false };
   }
 
   /**
-   * Loads a model. In a browser it runs in a worker of its own, in Node and with `shohin/local` on the calling thread.
+   * Loads a model. In a browser it runs in a worker of its own, or with `shared` in one of all tabs, in Node and with `shohin/local` on the calling thread.
    *
    * The bytes go straight into the engine's memory and are held there once: a URL is streamed, a file is read in
    * slices, and an array is copied piece by piece. Several files are the parts of one model.
@@ -121,7 +146,7 @@ export class Engine extends Conversation {
     return this.#transport.call("tokenizeChat", templateArguments(messages, options));
   }
 
-  /** Frees the model and all conversations, and ends the worker if there is one. Pending requests end with code `disposed`. */
+  /** Frees all conversations, and the model unless other tabs use it, and ends its worker if there is one. Pending requests end with code `disposed`. */
   override async dispose(): Promise<void> {
     this.#transport.close(new ShohinError("disposed", "the engine was disposed"));
   }

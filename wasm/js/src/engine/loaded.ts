@@ -1,6 +1,6 @@
 // A model in the module's memory or on a GPU.
 import { ShohinError, toError } from "../api/errors.js";
-import type { EngineInfo } from "../api/info.js";
+import type { ModelInfo } from "../api/info.js";
 import type { Model } from "../wasm/module.js";
 
 /** An object of the module that must be freed. */
@@ -10,14 +10,14 @@ interface Owned {
 
 /** A loaded model, the objects that belong to it, and whether it can still be used. @internal */
 export class LoadedModel {
-  readonly info: EngineInfo;
+  readonly info: ModelInfo;
   #model: Model | undefined;
   #dead: ShohinError | undefined;
   #owned = new Set<Owned>();
 
   constructor(model: Model) {
     this.#model = this.own(model);
-    this.info = model.info() as EngineInfo;
+    this.info = model.info() as ModelInfo;
   }
 
   get dead(): boolean {

@@ -22,12 +22,16 @@ export function dispatch<M extends Method>(runtime: Runtime, method: M, params: 
   return call.call(runtime, params, caller);
 }
 
-/** From the engine to its worker. @internal */
-export type ToWorker =
+/** About a request, from the engine to its worker. @internal */
+export type RequestMessage =
   | { id: number; method: Method; params: unknown }
   | { id: number; abort: true }
   /** The bytes the runtime asked for; none at the end. */
-  | { id: number; piece: Uint8Array | undefined }
+  | { id: number; piece: Uint8Array | undefined };
+
+/** From the engine to its worker. @internal */
+export type ToWorker =
+  | RequestMessage
   /** A thread waits for work; `holds`: it holds its lock. */
   | { thread: number; holds: boolean }
   | { thread: number; failed: string };
@@ -46,3 +50,33 @@ export type FromWorker =
   /** The result, also that of a stream. */
   | { id: number; done: unknown }
   | { id: number; error: { code: ErrorCode; message: string } };
+
+/** From an engine to a worker that several tabs share. @internal */
+export type FromTab =
+  | RequestMessage
+  /** Names the engine, which holds the lock of this name until it ends. */
+  | { tab: string }
+  | { leave: true };
+
+/** From a worker that several tabs share to an engine. @internal */
+export type ToTab =
+  | FromWorker
+  /** The first message: whether the model is loaded or being loaded. */
+  | { loaded: boolean }
+  /** The last message: no tab can use this worker any more. */
+  | { ended: { code: ErrorCode; message: string } };
+
+/** The lock that an engine holds until it is disposed or its tab ends. @internal */
+export const tabLock = (tab: string) => `shohin.tab.${tab}`;
+/** The lock that the shared worker of this name holds as long as it can be used. @internal */
+export const workerLock = (name: string) => `shohin.worker.${name}`;
+/** The lock under which tabs come to the shared worker for this model, and under which it ends. @internal */
+export const entryLock = (model: string) => `shohin.entry.${model}`;
+
+/**
+ * The name of a shared worker. Each has its own: browsers may connect tabs to the worker of a name that has just closed itself.
+ * @internal
+ */
+export const workerName = (id: string, model: string) => `${id} ${model}`;
+/** The model in a worker's name. @internal */
+export const modelOf = (name: string) => name.slice(name.indexOf(" ") + 1);

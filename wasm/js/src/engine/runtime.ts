@@ -1,7 +1,7 @@
 // The engine behind the protocol: every public method answers one request of an `Engine`, on its thread or in its worker.
 import type { ChatFinish, Chunk, Finish } from "../api/chunk.js";
 import { abortError, blameOn, ShohinError, toError } from "../api/errors.js";
-import type { EngineInfo } from "../api/info.js";
+import type { ModelInfo } from "../api/info.js";
 import type { Message, Restored, Snapshot } from "../api/message.js";
 import type { ChatOptions, ConversationOptions, EmbedOptions, GenerateOptions, LoadOptions, Progress, RestoreOptions, SnapshotSource, TemplateOptions } from "../api/options.js";
 import type { ChatCompletion, ChatCompletionChunk } from "../openai/completion.js";
@@ -18,7 +18,7 @@ import { Session } from "./session.js";
 import { keep as keepSnapshot, kept } from "./snapshots.js";
 
 /** Options without what the caller keeps to itself. @internal */
-export type Sendable<T> = Omit<T, "signal" | "onProgress" | "workerUrl" | "hub">;
+export type Sendable<T> = Omit<T, "signal" | "onProgress" | "workerUrl" | "hub" | "shared">;
 
 /** The caller's end of a request. @internal */
 export interface Caller {
@@ -28,18 +28,32 @@ export interface Caller {
   read?: Read;
 }
 
+/** How a runtime comes to its model. @internal */
+export type LoadModel = (source: RemoteSource, options: Sendable<LoadOptions>, caller: Caller) => Promise<LoadedModel>;
+
+/** Loads a model. @internal */
+export const loadModel: LoadModel = (source, options, caller) => {
+  const all = { ...options, signal: caller.signal, onProgress: caller.onProgress } as LoadOptions;
+  return attempts(source, all, caller, (open) => onDevice(open, all));
+};
+
 /** @internal */
 export class Runtime {
+  #load: LoadModel;
   #loaded: LoadedModel | undefined;
   /** By number; 0 is the engine's own. */
   #sessions = new Map<number, Session>();
   #opened = 0;
+  #left = false;
 
-  async load({ source, options }: { source: RemoteSource; options: Sendable<LoadOptions> }, caller: Caller): Promise<EngineInfo> {
-    const all = { ...options, signal: caller.signal, onProgress: caller.onProgress } as LoadOptions;
-    const model = await attempts(source, all, caller, (open) => onDevice(open, all));
+  constructor(load = loadModel) {
+    this.#load = load;
+  }
+
+  async load({ source, options }: { source: RemoteSource; options: Sendable<LoadOptions> }, caller: Caller): Promise<ModelInfo> {
+    const model = await this.#load(source, options, caller);
     this.#loaded = model;
-    this.#sessions.set(0, await Session.open(model));
+    this.#keep(0, await Session.open(model));
     return model.info;
   }
 
@@ -86,7 +100,7 @@ export class Runtime {
 
   async open({ context }: ConversationOptions): Promise<{ conversation: number; context: number }> {
     const session = await Session.open(this.#model(), context);
-    this.#sessions.set(++this.#opened, session);
+    this.#keep(++this.#opened, session);
     return { conversation: this.#opened, context: session.context };
   }
 
@@ -154,6 +168,18 @@ export class Runtime {
 
   async dispose(): Promise<void> {
     this.#loaded?.dispose();
+  }
+
+  /** Frees the conversations, but not the model, which others use. */
+  async leave(): Promise<void> {
+    this.#left = true;
+    for (const session of this.#sessions.values()) session.dispose();
+    this.#sessions.clear();
+  }
+
+  #keep(number: number, session: Session): void {
+    if (this.#left) return session.dispose();
+    this.#sessions.set(number, session);
   }
 
   #model(): LoadedModel {

@@ -16,6 +16,8 @@ export function absolute(url: string): string {
 
 /** @internal */
 export interface Transport {
+  /** Whether other tabs use the same model. */
+  readonly shared?: boolean;
   call<M extends CallMethod>(method: M, params: Params<M>, caller?: Caller): Promise<Result<M>>;
   /** Leaving the loop early ends the request. */
   stream<M extends StreamMethod>(method: M, params: Params<M>, signal: AbortSignal | undefined): ReturnType<Runtime[M]>;

@@ -1,6 +1,6 @@
-// The runtime in a worker. Terminating the worker frees all its memory.
+// The runtime in a worker: the engine's own, which terminating frees all of its memory, or one that several tabs share.
 import { abortError, ShohinError } from "../api/errors.js";
-import type { CallMethod, FromWorker, Method, Params, Result, StreamMethod, ToWorker } from "./protocol.js";
+import type { CallMethod, FromWorker, Method, Params, Result, StreamMethod, ToTab, ToWorker } from "./protocol.js";
 import type { Caller, Runtime } from "./runtime.js";
 import { isForeign, startModule, startThread, type Thread } from "../wasm/start-thread.js";
 import type { Transport } from "./transport.js";
@@ -14,21 +14,33 @@ interface Pending extends Caller {
 
 /** @internal */
 export class WorkerTransport implements Transport {
-  #worker: Worker;
+  readonly shared: boolean;
+  #port: Worker | MessagePort;
+  #end: () => void;
   #pending = new Map<number, Pending>();
   /** The threads of the worker. */
   #threads = new Map<number, Thread>();
   #nextId = 1;
   #closed: ShohinError | undefined;
 
-  constructor(workerUrl: string | URL | undefined) {
-    const worker = (this.#worker = startWorker(workerUrl));
-    worker.onmessage = ({ data }: MessageEvent<FromWorker>) => this.#receive(data);
+  /** `end` is called when the transport is closed. */
+  constructor(port: Worker | MessagePort, shared: boolean, end: () => void) {
+    this.#port = port;
+    this.shared = shared;
+    this.#end = end;
+    port.onmessage = ({ data }: MessageEvent<ToTab>) => this.#receive(data);
+    port.onmessageerror = () => this.close(new ShohinError("worker", "a message to the worker could not be read"));
+  }
+
+  /** Starts a worker for one engine. */
+  static own(workerUrl: string | URL | undefined): WorkerTransport {
+    const worker = startWorker(workerUrl);
+    const transport = new WorkerTransport(worker, false, () => worker.terminate());
     worker.onerror = (event) => {
       event.preventDefault();
-      this.close(new ShohinError("worker", `the worker failed: ${event.message || "its script could not be loaded"}`));
+      transport.close(new ShohinError("worker", `the worker failed: ${event.message || "its script could not be loaded"}`));
     };
-    worker.onmessageerror = () => this.close(new ShohinError("worker", "a message to the worker could not be read"));
+    return transport;
   }
 
   call<M extends CallMethod>(method: M, params: Params<M>, caller: Caller = {}): Promise<Result<M>> {
@@ -42,7 +54,7 @@ export class WorkerTransport implements Transport {
   close(reason: ShohinError): void {
     if (this.#closed) return;
     this.#closed = reason;
-    this.#worker.terminate();
+    this.#end();
     for (const thread of this.#threads.values()) thread.terminate();
     this.#threads.clear();
     for (const { reject } of this.#pending.values()) reject(reason);
@@ -50,10 +62,12 @@ export class WorkerTransport implements Transport {
   }
 
   #post(message: ToWorker, transfer: Transferable[] = []): void {
-    this.#worker.postMessage(message, transfer);
+    this.#port.postMessage(message, transfer);
   }
 
-  #receive(message: FromWorker): void {
+  #receive(message: ToTab): void {
+    if ("loaded" in message) return;
+    if ("ended" in message) return this.close(new ShohinError(message.ended.code, message.ended.message));
     if ("locks" in message) return this.#watch(message.locks);
     if ("script" in message) return void this.#startThread(message);
     if ("terminate" in message) return void this.#threads.get(message.thread)?.terminate();

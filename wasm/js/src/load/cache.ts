@@ -20,9 +20,9 @@ interface Index {
   sums: Map<number, string>;
 }
 
-/** Synchronous file access, which only workers have; not in TypeScript's library for pages. */
+/** Synchronous file access, which only workers of one page have; not in TypeScript's library for pages. */
 interface Access {
-  read(into: Uint8Array, options: { at: number }): number;
+  read(into: Uint8Array, options: { at: number }): number | Promise<number>;
   write(from: Uint8Array, options: { at: number }): number;
   truncate(size: number): void;
   getSize(): number;
@@ -111,7 +111,28 @@ async function turn(name: string, { onProgress, signal, stallTimeout = SILENCE }
 /** Attempts, every 50 ms, to open a file that a terminated worker has not released yet. */
 const MAX_ATTEMPTS = 10;
 
+/** Whether files can be written here: not in workers that several tabs share, which only read complete copies. */
+const canWrite = () => typeof FileSystemFileHandle === "function" && "createSyncAccessHandle" in FileSystemFileHandle.prototype;
+
+/** The same interface over a file that is only read. */
+async function readOnly(name: string): Promise<Access> {
+  const file = await (await (await directory()).getFileHandle(name)).getFile();
+  return {
+    read: async (into, { at }) => {
+      const bytes = new Uint8Array(await file.slice(at, at + into.byteLength).arrayBuffer());
+      into.set(bytes);
+      return bytes.byteLength;
+    },
+    getSize: () => file.size,
+    write: () => 0,
+    truncate: () => {},
+    flush: () => {},
+    close: () => {},
+  };
+}
+
 async function access(name: string): Promise<Access> {
+  if (!canWrite()) return readOnly(name);
   const file = await (await directory()).getFileHandle(name, { create: true });
   for (let times = 1; ; times++) {
     try {
@@ -162,7 +183,7 @@ const TELL_EVERY = 100;
 
 /** A kept copy that is read and extended. */
 class Copy implements Keep {
-  #keeps = true;
+  #keeps = canWrite();
   #channel: BroadcastChannel;
   #told = 0;
   /** Whether everything was kept already. */
@@ -190,7 +211,7 @@ class Copy implements Keep {
     try {
       lines = await access(`${name}.json`);
       const text = new Uint8Array(lines.getSize());
-      lines.read(text, { at: 0 });
+      await lines.read(text, { at: 0 });
       const index = indexOf(new TextDecoder().decode(text));
       const size = file.getSize();
       for (const slice of index.sums.keys()) if (slice * SLICE >= size) index.sums.delete(slice);
@@ -215,7 +236,7 @@ class Copy implements Keep {
     while (count < most && this.has(slice + count)) count++;
     const size = Math.min(count * SLICE, (this.index.version.total ?? Infinity) - slice * SLICE);
     const bytes = new Uint8Array(size);
-    const read = this.file.read(bytes, { at: slice * SLICE });
+    const read = await this.file.read(bytes, { at: slice * SLICE });
     const sums = await Promise.all(Array.from({ length: count }, (_, i) => sha256(bytes.subarray(i * SLICE, (i + 1) * SLICE))));
     const good = sums.findIndex((sum, i) => read < Math.min((i + 1) * SLICE, size) || sum !== this.index.sums.get(slice + i));
     if (this.#complete) this.#tell("read", slice * SLICE + size);
