@@ -195,7 +195,7 @@ for (const [name, launch] of [["Chromium", launchChromium], ["Firefox", launchFi
       assert.equal(await say(tabs[1], PROMPTS[0]), texts[0]);
     });
 
-    test("is not for other options, files, and browsers that have none", async () => {
+    test("is not for other options, files, and browsers that have or allow none", async () => {
       const [first, second] = [await open(), await open()];
       await load(first);
       assert.equal((await load(second, { context: 64 })).context, 64);
@@ -209,10 +209,16 @@ for (const [name, launch] of [["Chromium", launchChromium], ["Firefox", launchFi
         };
         const blob = await (await fetch("model.gguf")).blob();
         const found = [await shared(blob), await shared(await blob.arrayBuffer()), await shared("model.gguf", { shared: false })];
+        const lost = await code(Engine.load("model.gguf", { shared: true, workerUrl: "no-such-worker.js" }));
+        if (lost !== "worker") throw new Error(lost);
+        const { request } = LockManager.prototype;
+        LockManager.prototype.request = () => Promise.reject(new DOMException("blocked", "SecurityError"));
+        found.push(await shared("model.gguf"));
+        LockManager.prototype.request = request;
         delete globalThis.SharedWorker;
         return [...found, await shared("model.gguf")];
       });
-      assert.deepEqual(own, [false, false, false, false]);
+      assert.deepEqual(own, Array(5).fill(false));
     });
 
     test("has one thread and reads copies only, as the browser lets shared workers do no more", async () => {

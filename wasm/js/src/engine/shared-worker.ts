@@ -18,10 +18,11 @@ export async function connectShared(workerUrl: string | URL | undefined, params:
   if (workerUrl === undefined && isForeign(new URL(import.meta.url))) return undefined;
   const { context, kv = "f16", activations = "int8", backend = "cpu", simd, sha256, bytes, request, wasmUrl } = options;
   const model = JSON.stringify([PACKAGE_VERSION, urls, context, kv, activations, backend, simd, sha256?.toLowerCase(), bytes, request, wasmUrl]);
-  const connecting = connect(workerUrl, model);
+  // Where the browser blocks storage, it also refuses locks and shared workers. An error in the script is reported by the tab's own worker.
+  const connecting = connect(workerUrl, model).catch(() => undefined);
   if (!signal) return connecting;
   const release = (signal: AbortSignal) => {
-    void connecting.then((connected) => connected?.transport.close(abortError(signal)), () => {});
+    void connecting.then((connected) => connected?.transport.close(abortError(signal)));
     return abortError(signal);
   };
   return unlessAborted(signal, connecting, release);
@@ -55,12 +56,12 @@ async function enter(workerUrl: string | URL | undefined, model: string, tab: st
   // At once: if this tab is killed now, the worker notices.
   post({ tab });
   let timer: ReturnType<typeof setTimeout> | undefined;
-  const hello = await new Promise<ToTab | undefined>((resolve, reject) => {
+  const hello = await new Promise<ToTab | undefined>((resolve) => {
     timer = setTimeout(() => resolve(undefined), PATIENCE);
     port.onmessage = ({ data }: MessageEvent<ToTab>) => resolve(data);
     worker.onerror = (event) => {
       event.preventDefault();
-      reject(new ShohinError("worker", `the worker failed: ${(event as ErrorEvent).message || "its script could not be loaded"}`));
+      resolve(undefined);
     };
   }).finally(() => clearTimeout(timer));
   if (!hello || !("loaded" in hello)) {
@@ -84,11 +85,7 @@ async function enter(workerUrl: string | URL | undefined, model: string, tab: st
 }
 
 function startShared(workerUrl: string | URL | undefined, name: string): SharedWorker {
-  try {
-    if (workerUrl !== undefined) return new SharedWorker(workerUrl, { type: "module", name });
-    // Bundlers look for exactly this expression.
-    return new SharedWorker(new URL("./worker.js", import.meta.url), { type: "module", name });
-  } catch (cause) {
-    throw new ShohinError("worker", "the worker could not be started", { cause });
-  }
+  if (workerUrl !== undefined) return new SharedWorker(workerUrl, { type: "module", name });
+  // Bundlers look for exactly this expression.
+  return new SharedWorker(new URL("./worker.js", import.meta.url), { type: "module", name });
 }
