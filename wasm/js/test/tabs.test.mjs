@@ -14,7 +14,7 @@ const PROMPTS = ["Hello!", "Tell me a story about a cat."];
 
 for (const [name, launch] of [["Chromium", launchChromium], ["Firefox", launchFirefox]]) {
   describe(`one engine for several tabs in ${name}`, { timeout: 300_000 }, () => {
-    let browser, server, context, texts, asked, pages;
+    let browser, server, context, texts, asked;
     /** The response to a request for the model, if a test gives one. */
     let respond;
 
@@ -41,15 +41,18 @@ for (const [name, launch] of [["Chromium", launchChromium], ["Firefox", launchFi
       await server?.close();
     });
     beforeEach(async () => {
-      [asked, respond, server.sent.length, pages] = [0, undefined, 0, []];
+      [asked, respond, server.sent.length] = [0, undefined, 0];
       context = await browser.newContext();
     });
     afterEach(() => context.close());
 
     async function open() {
       const page = await context.newPage();
-      pages.push(page);
       page.setDefaultTimeout(60_000);
+      await visit(page);
+      return page;
+    }
+    async function visit(page) {
       await page.goto(server.url);
       await page.evaluate(async () => {
         const shohin = await import("/index.js");
@@ -61,7 +64,6 @@ for (const [name, launch] of [["Chromium", launchChromium], ["Firefox", launchFi
         globalThis.say = async (prompt) => String(await engine.reply(prompt, { preset: "greedy" }));
         globalThis.code = (promise) => promise.then(() => "none", (error) => (error instanceof shohin.ShohinError ? error.code : String(error)));
       });
-      return page;
     }
     const load = (page, options) => page.evaluate((options) => load(options), options);
     const say = (page, prompt) => page.evaluate((prompt) => say(prompt), prompt);
@@ -111,6 +113,38 @@ for (const [name, launch] of [["Chromium", launchChromium], ["Firefox", launchFi
         assert.equal(await page.evaluate(() => code(engine.tokenize("x"))), "disposed");
       }
       await page.waitForFunction(async () => !(await navigator.locks.query()).held.some(({ name }) => name.startsWith("shohin.")));
+    });
+
+    test("is there again when its only tab is reloaded", async () => {
+      const page = await open();
+      for (let i = 0; i < 3; i++) {
+        assert.equal((await load(page)).shared, true);
+        await begin(page);
+        await visit(page);
+      }
+      assert.equal((await load(page)).shared, true);
+      assert.equal(await say(page, PROMPTS[0]), texts[0]);
+      assert.equal(asked, 1);
+    });
+
+    test("replaces damaged blocks of a copy", async () => {
+      const page = await open();
+      await load(page);
+      await page.evaluate(async () => {
+        await engine.dispose();
+        const directory = await (await navigator.storage.getDirectory()).getDirectoryHandle("shohin");
+        for await (const [name, handle] of directory) {
+          if (name.endsWith(".json")) continue;
+          const bytes = new Uint8Array(await (await handle.getFile()).arrayBuffer());
+          bytes[bytes.length >> 1] ^= 1;
+          const file = await handle.createWritable();
+          await file.write(bytes);
+          await file.close();
+        }
+      });
+      assert.equal((await load(page)).shared, true);
+      assert.equal(await say(page, PROMPTS[0]), texts[0]);
+      assert.equal(asked, 2);
     });
 
     test("reports a failure to every tab, and can try again", async () => {
