@@ -5,6 +5,7 @@ import { after, afterEach, before, beforeEach, describe, test } from "node:test"
 import { fileURLToPath } from "node:url";
 import { launch, serve } from "../../wasm/js/test/chromium.mjs";
 import { faults } from "./axe.mjs";
+import { soon } from "./soon.mjs";
 
 const model = (name) => fileURLToPath(new URL(`../../models/${name}.gguf`, import.meta.url));
 
@@ -149,11 +150,14 @@ describe("how it works", () => {
     const [panel, foot] = [await page.locator("#inside").boundingBox(), await page.locator("#foot").boundingBox()];
     assert.ok(foot.x + foot.width <= panel.x);
     await page.setViewportSize({ width: 390, height: 800 });
-    assert.equal(await page.locator("#inside").evaluate((panel) => panel.matches(":modal")), true);
+    const isModal = (expected) =>
+      soon(async () => assert.equal(await page.locator("#inside").evaluate((panel) => panel.matches(":modal")), expected));
+    await isModal(true);
     await page.setViewportSize({ width: 1400, height: 800 });
+    await isModal(false);
     await page.locator("#close-inside").focus();
     await page.keyboard.press("Escape");
-    assert.equal(await page.locator("#inside").isVisible(), false);
+    await page.locator("#inside").waitFor({ state: "hidden" });
   });
 
   test("has nothing that axe finds fault with", async () => {
