@@ -5,6 +5,7 @@ import { readFile } from "node:fs/promises";
 import { after, before, beforeEach, describe, test } from "node:test";
 import { launch, serve } from "../../wasm/js/test/chromium.mjs";
 import { faults } from "./axe.mjs";
+import { soon } from "./soon.mjs";
 
 describe("kept conversations", () => {
   let server, browser, context, page, problems;
@@ -156,7 +157,7 @@ describe("kept conversations", () => {
     ]) {
       await page.fill("#search", query);
       await shows(page, expected);
-      assert.equal(await page.locator("#none-found").isVisible(), expected.length === 0);
+      await soon(async () => assert.equal(await page.locator("#none-found").isVisible(), expected.length === 0));
     }
     await page.locator("#search").press("Escape");
     await shows(page, [ROBOT.title, FOX.title]);
@@ -268,13 +269,13 @@ describe("kept conversations", () => {
     await check("menu in the drawer");
     // Escape closes the menu, and not the drawer.
     await page.keyboard.press("Escape");
-    assert.equal(await page.locator("#menu").isVisible(), false);
-    assert.equal(await page.locator("#drawer").isVisible(), true);
+    await soon(async () => assert.equal(await page.locator("#menu").isVisible(), false));
+    await soon(async () => assert.equal(await page.locator("#drawer").isVisible(), true));
     await page.click("#more-2");
     await page.click("#menu button:has-text('Rename')");
     await check("renaming");
     await page.keyboard.press("Escape");
-    assert.equal(await page.locator("#drawer").isVisible(), true);
+    await soon(async () => assert.equal(await page.locator("#drawer").isVisible(), true));
     assert.deepEqual(await page.evaluate(() => globalThis.keys ?? []), []);
     assert.deepEqual(found, []);
     assert.deepEqual(problems, []);

@@ -3,6 +3,7 @@ import assert from "node:assert/strict";
 import { createReadStream, existsSync, statSync } from "node:fs";
 import { test } from "node:test";
 import { launch, serve } from "../../wasm/js/test/chromium.mjs";
+import { soon } from "./soon.mjs";
 
 const HAS_GPU = existsSync(new URL("../../wasm/dist/webgpu.js", import.meta.url));
 
@@ -51,7 +52,7 @@ test("measures CPU and GPU once per model, and takes the faster", { skip: !HAS_G
   const [first] = await speeds();
   assert.ok(first.cpu > first.gpu && first.gpu > 0, JSON.stringify(first));
   await computesOn("on the CPU");
-  assert.match(await page.locator("#backend-note").textContent(), /^Now: the CPU\. The CPU is faster with this model\.$/);
+  await soon(async () => assert.match(await page.locator("#backend-note").textContent(), /^Now: the CPU\. The CPU is faster with this model\.$/));
   assert.equal(loads, 2);
   // What is known is not measured again.
   await page.reload();

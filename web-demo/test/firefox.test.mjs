@@ -5,6 +5,7 @@ import { after, afterEach, before, beforeEach, describe, test } from "node:test"
 import { serve } from "../../wasm/js/test/chromium.mjs";
 import { launch } from "../../wasm/js/test/firefox.mjs";
 import { faults } from "./axe.mjs";
+import { soon } from "./soon.mjs";
 
 const ISOLATED = { "Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-Policy": "require-corp" };
 
@@ -61,14 +62,14 @@ describe("the page in Firefox", () => {
     const seen = await page.evaluate(() => [...seen].filter((text) => text !== ""));
     assert.ok(seen.length > 1, "the reply came all at once");
     seen.forEach((text, i) => assert.ok(text.startsWith(seen[i - 1] ?? ""), text));
-    assert.match(await replies().last().locator(".tools").innerText(), /^48 tokens · [\d.,]+ tokens\/s.* cut at the token limit/);
+    await soon(async () => assert.match(await replies().last().locator(".tools").innerText(), /^48 tokens · [\d.,]+ tokens\/s.* cut at the token limit/));
     await page.click("#new-chat");
     await ask("Hi! My name is Mira.");
 
     await page.goto(`${server.url}?again`);
     await ready();
     await replies().first().waitFor();
-    assert.equal(await page.locator("#max-tokens").inputValue(), "48");
+    await soon(async () => assert.equal(await page.locator("#max-tokens").inputValue(), "48"));
     assert.match(await ask("What is my name?"), /Mira/);
     await page.click("#chat-list .open:has-text('a cat')");
     await page.locator("#conversation").filter({ hasText: "a cat" }).waitFor();

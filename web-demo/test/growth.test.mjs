@@ -5,6 +5,7 @@ import { after, afterEach, before, beforeEach, describe, test } from "node:test"
 import { launch, serve } from "../../wasm/js/test/chromium.mjs";
 import { enlarged, origin } from "../../wasm/js/test/gguf.mjs";
 import { faults } from "./axe.mjs";
+import { soon } from "./soon.mjs";
 
 const BONSAI = /^https:\/\/huggingface\.co\/prism-ml\/Bonsai-1\.7B-gguf\//;
 
@@ -65,7 +66,7 @@ describe("the offer of a larger model", { timeout: 300_000 }, () => {
   test("appears at a question beyond the embedded model, downloads while that chats on, and takes over", async () => {
     await visit();
     await hear("Tell me a joke.");
-    assert.equal(await page.locator("#growth").isVisible(), false);
+    await soon(async () => assert.equal(await page.locator("#growth").isVisible(), false));
     assert.match(await hear("What is the capital of France?"), /^I do not know that/);
     await card("offered");
     assert.match(await text(), /248\.3\sMB, about 40\ss at 50\sMbit\/s, then about [\d.,]+ tokens\/s on this device\. It fits this device\.$/);
@@ -75,18 +76,18 @@ describe("the offer of a larger model", { timeout: 300_000 }, () => {
     await page.click("#growth-go");
     await page.locator("#growth-text").filter({ hasText: /^[3-8](\.\d)?\sMB of 9\sMB · [\d.]+\s[kM]B\/s · about \d+\ss left$/ }).waitFor();
     assert.notEqual(await hear("Hello!"), "");
-    assert.equal(await page.locator("#model-name").innerText(), "sprout");
+    await soon(async () => assert.equal(await page.locator("#model-name").innerText(), "sprout"));
     await page.locator("#growth-text").filter({ hasText: /MB of 9\sMB · no bytes arrive at the moment$/ }).waitFor();
     state.pace = 0;
     release();
     await page.locator("#model-name").filter({ hasText: "Bonsai 1.7B" }).waitFor();
     await page.locator("#conversation .note").filter({ hasText: /^Bonsai 1\.7B goes on from here\.$/ }).waitFor();
-    assert.equal(await page.locator("#growth").isVisible(), false);
-    assert.equal(await page.locator("#conversation [data-role=user]").count(), 3);
+    await soon(async () => assert.equal(await page.locator("#growth").isVisible(), false));
+    await soon(async () => assert.equal(await page.locator("#conversation [data-role=user]").count(), 3));
     assert.notEqual(await hear("Hello!"), "");
     await page.reload();
     await page.locator("#model-name").filter({ hasText: "Bonsai 1.7B" }).waitFor();
-    assert.equal(await page.locator("#growth").isVisible(), false);
+    await soon(async () => assert.equal(await page.locator("#growth").isVisible(), false));
   });
 
   /** Makes the page offer the model. */
@@ -108,7 +109,7 @@ describe("the offer of a larger model", { timeout: 300_000 }, () => {
     await page.click("#growth-go");
     await card("failed");
     assert.match(await text(), /^Bonsai 1\.7B could not be downloaded: the connection was lost\. [2-8](\.\d)?\sMB of 9\sMB are kept; try again continues from there\.$/);
-    assert.equal(await page.locator("#growth-go").innerText(), "Retry");
+    await soon(async () => assert.equal(await page.locator("#growth-go").innerText(), "Retry"));
     assert.notEqual(await hear("Hello!"), "");
     Object.assign(state, { breaks: undefined, resets: undefined, asked: [] });
     await page.click("#growth-go");
@@ -124,7 +125,7 @@ describe("the offer of a larger model", { timeout: 300_000 }, () => {
     await page.reload();
     release();
     await card("offered");
-    assert.match(await page.locator("#growth-go").innerText(), /^Continue \([2-8](\.\d)?\sMB of 9\sMB kept\)$/);
+    await soon(async () => assert.match(await page.locator("#growth-go").innerText(), /^Continue \([2-8](\.\d)?\sMB of 9\sMB kept\)$/));
     assert.match(await text(), /MB of 9\sMB of Bonsai 1\.7B are kept: the rest takes about \d+\ss/);
     // Cancelled, it is offered again.
     release = gate(state.sent);
@@ -152,7 +153,7 @@ describe("the offer of a larger model", { timeout: 300_000 }, () => {
     await page.click("#growth-go");
     await card("waiting");
     assert.equal(await text(), "It goes on after this reply.");
-    assert.equal(await page.locator("#model-name").innerText(), "sprout");
+    await soon(async () => assert.equal(await page.locator("#model-name").innerText(), "sprout"));
     await page.evaluate(() => globalThis.letGo());
     await page.locator("#model-name").filter({ hasText: "Bonsai 1.7B" }).waitFor();
     const replies = await page.locator("#conversation .figures").allInnerTexts();
@@ -163,13 +164,13 @@ describe("the offer of a larger model", { timeout: 300_000 }, () => {
     await visit();
     for (const _ of "12") {
       await hear("Tell me a joke.");
-      assert.equal(await page.locator("#growth").isVisible(), false);
+      await soon(async () => assert.equal(await page.locator("#growth").isVisible(), false));
     }
     await hear("Tell me a joke.");
     await card("offered");
     await page.reload();
     await page.locator("#model[data-state=ready]").waitFor();
-    assert.equal(await page.locator("#growth").isVisible(), false);
+    await soon(async () => assert.equal(await page.locator("#growth").isVisible(), false));
     await hear("I have a ball and you have a cup, and we are in the garden with a dog and a cat.");
     await card("offered");
     await page.click("#growth-no");
@@ -177,7 +178,7 @@ describe("the offer of a larger model", { timeout: 300_000 }, () => {
     await page.reload();
     await page.locator("#model[data-state=ready]").waitFor();
     await hear("What is the capital of France?");
-    assert.equal(await page.locator("#growth").isVisible(), false);
+    await soon(async () => assert.equal(await page.locator("#growth").isVisible(), false));
   });
 
   test("loads the model as it arrives where it cannot be kept", async () => {
@@ -214,7 +215,7 @@ describe("the offer of a larger model", { timeout: 300_000 }, () => {
     assert.deepEqual(await verdicts(), ["fits", tight, tight, never, never, never]);
     await on({ deviceMemory: 0.5 });
     for (const _ of "123") await hear("What is the capital of France?");
-    assert.equal(await page.locator("#growth").isVisible(), false);
+    await soon(async () => assert.equal(await page.locator("#growth").isVisible(), false));
     // On a small device the embedded model makes room first.
     await on({ deviceMemory: 1 });
     await hear("What is the capital of France?");

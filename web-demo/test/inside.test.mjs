@@ -75,7 +75,7 @@ describe("how it works", () => {
     await page.locator("#status").filter({ hasText: "sprout-q1.gguf is ready" }).waitFor({ state: "attached" });
     await page.click("#open-inside");
     await page.locator("#patch-note").filter({ hasText: "Q1_0" }).waitFor();
-    assert.equal(await page.locator("#patch-legend li").count(), 2);
+    await soon(async () => assert.equal(await page.locator("#patch-legend li").count(), 2));
   });
 
   test("reads a file from elsewhere again only on request", async () => {
@@ -88,11 +88,11 @@ describe("how it works", () => {
     const before = asked.length;
     await page.click("#open-inside");
     assert.match(await page.locator("#patch-note").innerText(), /is downloaded again as far as that/);
-    assert.equal(await page.locator("#patch").isVisible(), false);
+    await soon(async () => assert.equal(await page.locator("#patch").isVisible(), false));
     await page.click("#patch-read");
     await page.locator("#patch").waitFor();
     assert.equal(asked.length, before + 1);
-    assert.equal(await page.locator("#patch-read").isVisible(), false);
+    await soon(async () => assert.equal(await page.locator("#patch-read").isVisible(), false));
     // Another look does not read it anew.
     await page.click("#close-inside");
     await page.click("#open-inside");
@@ -102,11 +102,11 @@ describe("how it works", () => {
 
   test("shows the candidates for each token, the size and the time", async () => {
     await page.click("#open-inside");
-    assert.match(await page.locator("#size-note").innerText(), /weights, \d\.\d\d bits of file for each/);
+    await soon(async () => assert.match(await page.locator("#size-note").innerText(), /weights, \d\.\d\d bits of file for each/));
     const sizes = await page.locator("#sizes .value").allInnerTexts();
     const { size } = await stat(model("sprout"));
     assert.equal(sizes[0].replace(/\s/g, " "), `${(size / 1e6).toFixed(1)} MB`);
-    assert.equal(await page.locator("#times li").count(), 0, "nothing is measured yet");
+    await soon(async () => assert.equal(await page.locator("#times li").count(), 0, "nothing is measured yet"));
     await page.click("#inside-ask");
     await page.locator("#candidates li").first().waitFor();
     await done();
@@ -127,7 +127,7 @@ describe("how it works", () => {
     // With the keyboard.
     await page.locator("#step").focus();
     await page.keyboard.press("ArrowRight");
-    assert.match(await page.locator("#step-text").innerText(), /^5 of \d+$/);
+    await soon(async () => assert.match(await page.locator("#step-text").innerText(), /^5 of \d+$/));
     // Closed, nothing more is computed than a reply takes.
     await page.keyboard.press("Escape");
     await page.locator("#inside").waitFor({ state: "hidden" });
@@ -136,7 +136,7 @@ describe("how it works", () => {
     await page.locator("#send").focus();
     await done(1);
     await page.click("#open-inside");
-    assert.equal(await page.locator("#step").getAttribute("max"), String(tokens));
+    await soon(async () => assert.equal(await page.locator("#step").getAttribute("max"), String(tokens)));
   });
 
   test("stands beside the conversation where there is room", async () => {

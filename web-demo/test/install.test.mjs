@@ -3,6 +3,7 @@ import assert from "node:assert/strict";
 import { readFile } from "node:fs/promises";
 import { after, before, describe, test } from "node:test";
 import { launch, serve } from "../../wasm/js/test/chromium.mjs";
+import { soon } from "./soon.mjs";
 
 describe("the page as an app", () => {
   let server, browser, page, problems;
@@ -53,7 +54,7 @@ describe("the page as an app", () => {
   });
 
   test("offers to be installed when the browser does, once", async () => {
-    assert.equal(await page.locator("#install").isVisible(), false);
+    await soon(async () => assert.equal(await page.locator("#install").isVisible(), false));
     // Headless Chromium never sends it.
     const offer = () =>
       page.evaluate(() => {
@@ -70,7 +71,7 @@ describe("the page as an app", () => {
     await offer();
     await page.locator("#install").waitFor();
     await page.evaluate(() => dispatchEvent(new Event("appinstalled")));
-    assert.equal(await page.locator("#install").isVisible(), false);
+    await soon(async () => assert.equal(await page.locator("#install").isVisible(), false));
   });
 
   test("has a title, a description and a picture of the stated size for other sites", async () => {

@@ -3,6 +3,7 @@ import assert from "node:assert/strict";
 import { availableParallelism } from "node:os";
 import { after, afterEach, before, describe, test } from "node:test";
 import { launch, serve } from "../../wasm/js/test/chromium.mjs";
+import { soon } from "./soon.mjs";
 
 const DIST = new URL("../dist/", import.meta.url);
 /** As GitHub Pages answers. */
@@ -58,7 +59,7 @@ describe("the page on a host without headers for isolation", () => {
     await page.fill("#prompt", message);
     await page.click("#send");
     await replies(page).nth(before).locator("xpath=self::*[@data-state='done']").waitFor();
-    assert.notEqual(await replies(page).nth(before).locator("[data-part=text]").innerText(), "");
+    await soon(async () => assert.notEqual(await replies(page).nth(before).locator("[data-part=text]").innerText(), ""));
   }
 
   test("chats with one thread at the first visit, undisturbed, and with all from the next on, offline too", async () => {
@@ -67,13 +68,13 @@ describe("the page on a host without headers for isolation", () => {
     await page.fill("#prompt", "Something that I am writing");
     await controlled(page);
     assert.deepEqual([await isIsolated(page), await threads(page)], [false, "1 thread"]);
-    assert.equal(await page.locator("#prompt").inputValue(), "Something that I am writing");
+    await soon(async () => assert.equal(await page.locator("#prompt").inputValue(), "Something that I am writing"));
     await hear(page);
     assert.equal(page.loads, 1);
 
     await page.reload();
     assert.deepEqual([await isIsolated(page), await threads(page)], [true, ALL]);
-    assert.equal(await replies(page).count(), 1, "the conversation is still there");
+    await soon(async () => assert.equal(await replies(page).count(), 1, "the conversation is still there"));
     await hear(page);
     assert.equal(page.loads, 2);
     assert.deepEqual(page.problems, []);

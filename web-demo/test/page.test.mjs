@@ -125,18 +125,18 @@ describe("the page", () => {
     await set({ preset: "greedy" });
     const first = await ask("Hello!");
     assert.match(first, /\w+/);
-    assert.match(await lastReply().locator(".tools").innerText(), /\d+ tokens · [\d.,]+ tokens\/s/);
+    await soon(async () => assert.match(await lastReply().locator(".tools").innerText(), /\d+ tokens · [\d.,]+ tokens\/s/));
     // Read out once, as a whole.
-    assert.equal(await page.locator("#status").innerText(), first);
+    await soon(async () => assert.equal(await page.locator("#status").innerText(), first));
 
     assert.notEqual(await ask("What is my name?"), "");
-    assert.equal(await replies().count(), 2);
-    assert.equal(await page.locator("#conversation [data-role=user]").count(), 2);
-    assert.equal(await page.locator("#welcome").isVisible(), false);
+    await soon(async () => assert.equal(await replies().count(), 2));
+    await soon(async () => assert.equal(await page.locator("#conversation [data-role=user]").count(), 2));
+    await soon(async () => assert.equal(await page.locator("#welcome").isVisible(), false));
 
     await page.click("#new-chat");
-    assert.equal(await page.locator("#conversation > *").count(), 0);
-    assert.equal(await page.locator("#welcome").isVisible(), true);
+    await soon(async () => assert.equal(await page.locator("#conversation > *").count(), 0));
+    await soon(async () => assert.equal(await page.locator("#welcome").isVisible(), true));
     // Nothing of the old conversation is left in the model.
     assert.equal(await ask("Hello!"), first);
   });
@@ -157,9 +157,9 @@ describe("the page", () => {
     await page.locator("#loading").waitFor();
     await page.click("#send");
     await page.locator("#send:not([data-busy])").waitFor();
-    assert.equal(await page.locator("#prompt").inputValue(), "Hello!");
+    await soon(async () => assert.equal(await page.locator("#prompt").inputValue(), "Hello!"));
     assert.equal(await page.evaluate(() => document.activeElement.id), "prompt");
-    assert.equal(await page.locator("#conversation > *").count(), 0);
+    await soon(async () => assert.equal(await page.locator("#conversation > *").count(), 0));
     await context.close();
   });
 
@@ -218,10 +218,10 @@ describe("the page", () => {
       const begun = await text(lastReply());
       await page.click(".continue");
       await idle();
-      assert.equal(await replies().count(), 1);
+      await soon(async () => assert.equal(await replies().count(), 1));
       const ended = await text(lastReply());
       assert.ok(ended.startsWith(begun.trim()) && ended.length > begun.length, `${begun}|${ended}`);
-      assert.equal(await page.locator(".continue").count(), 0);
+      await soon(async () => assert.equal(await page.locator(".continue").count(), 0));
     }
     // And the next message works.
     assert.notEqual(await ask("Hello!"), "");
@@ -231,15 +231,15 @@ describe("the page", () => {
     await ready();
     await set({ preset: "creative", seed: "7", "max-tokens": "12" });
     const first = await ask("Tell me a story.");
-    assert.match(await lastReply().locator(".tools").innerText(), /12 tokens .* cut at the token limit/);
+    await soon(async () => assert.match(await lastReply().locator(".tools").innerText(), /12 tokens .* cut at the token limit/));
     await page.click(".again");
     await idle();
-    assert.equal(await replies().count(), 1);
+    await soon(async () => assert.equal(await replies().count(), 1));
     assert.equal(await text(lastReply()), first);
     await page.reload();
-    assert.equal(await page.locator("#seed").inputValue(), "7");
-    assert.equal(await page.locator("#preset").inputValue(), "creative");
-    assert.equal(await page.locator("#temperature").inputValue(), "1");
+    await soon(async () => assert.equal(await page.locator("#seed").inputValue(), "7"));
+    await soon(async () => assert.equal(await page.locator("#preset").inputValue(), "creative"));
+    await soon(async () => assert.equal(await page.locator("#temperature").inputValue(), "1"));
   });
 
   test("takes no setting that cannot be right, and says what would be", async () => {
@@ -265,11 +265,11 @@ describe("the page", () => {
         calm[colorScheme] = await border(field);
       }
       await field.fill(wrong);
-      assert.equal(await said.textContent(), "", "while it is being typed");
+      await soon(async () => assert.equal(await said.textContent(), "", "while it is being typed"));
       await field.blur();
-      assert.match(await said.innerText(), words);
-      assert.ok((await field.getAttribute("aria-describedby")).split(" ").includes(`${id}-fault`));
-      assert.equal(await field.getAttribute("aria-invalid"), "true");
+      await soon(async () => assert.match(await said.innerText(), words));
+      await soon(async () => assert.ok((await field.getAttribute("aria-describedby")).split(" ").includes(`${id}-fault`)));
+      await soon(async () => assert.equal(await field.getAttribute("aria-invalid"), "true"));
       const [box, words2] = [await field.boundingBox(), await said.boundingBox()];
       assert.ok(words2.y >= box.y + box.height && words2.x < box.x + box.width && words2.y < box.y + box.height + 16);
       for (const colorScheme of ["light", "dark"]) {
@@ -358,7 +358,7 @@ describe("the page", () => {
     await page.click("#offers li:has-text('sprout') button");
     await page.locator("#conversation .note").filter({ hasText: "sprout goes on from here" }).waitFor();
     await ready();
-    assert.equal(await page.locator("#model-name").innerText(), "sprout");
+    await soon(async () => assert.equal(await page.locator("#model-name").innerText(), "sprout"));
 
     const dataTransfer = await page.evaluateHandle(async () => {
       const data = new DataTransfer();
@@ -366,9 +366,9 @@ describe("the page", () => {
       return data;
     });
     await page.dispatchEvent("body", "dragenter", { dataTransfer });
-    assert.equal(await page.locator("#drop").isVisible(), true);
+    await soon(async () => assert.equal(await page.locator("#drop").isVisible(), true));
     await page.dispatchEvent("body", "drop", { dataTransfer });
-    assert.equal(await page.locator("#drop").isVisible(), false);
+    await soon(async () => assert.equal(await page.locator("#drop").isVisible(), false));
     await page.locator("#status").filter({ hasText: "dropped.gguf is ready" }).waitFor({ state: "attached" });
     assert.notEqual(await ask("Hello!"), "");
   });
@@ -387,7 +387,7 @@ describe("the page", () => {
     const files = split(model, 3).map((buffer, i) => ({ name: `mine-0000${i + 1}-of-00003.gguf`, mimeType: "", buffer }));
     await page.setInputFiles("#file", [files[2], files[0], files[1]]);
     await loaded("mine.gguf");
-    assert.equal(await page.locator("#alert").isVisible(), false);
+    await soon(async () => assert.equal(await page.locator("#alert").isVisible(), false));
     assert.notEqual(await ask("Hello!"), "");
     for (const [picked, message] of [
       [[files[2], files[0]], /^mine\.gguf could not be loaded: mine-00002-of-00003\.gguf is missing/],
@@ -422,7 +422,7 @@ describe("the page", () => {
       await page.locator("#alert-text").filter({ hasText: message }).waitFor();
     }
     await page.click("#alert-close");
-    assert.equal(await page.locator("#alert").isVisible(), false);
+    await soon(async () => assert.equal(await page.locator("#alert").isVisible(), false));
     await ready();
     assert.notEqual(await ask("Hello!"), "");
   });
@@ -435,7 +435,7 @@ describe("the page", () => {
     await page.waitForFunction(() => document.querySelector("#loading-bar").value > 0.3);
     await page.click("#loading-cancel");
     await page.locator("#loading").waitFor({ state: "hidden" });
-    assert.equal(await page.locator("#alert").isVisible(), false);
+    await soon(async () => assert.equal(await page.locator("#alert").isVisible(), false));
     await ready();
 
     await loadAddress(`${server.url}none.gguf`);
@@ -447,7 +447,7 @@ describe("the page", () => {
     await page.click("#close-models");
     await loadAddress(`${server.url}other.gguf`);
     await loaded("other.gguf");
-    assert.equal(await page.locator("#alert").isVisible(), false);
+    await soon(async () => assert.equal(await page.locator("#alert").isVisible(), false));
     assert.notEqual(await ask("Hello!"), "");
     // It was kept and comes back by itself: no second download.
     await page.reload();
@@ -459,7 +459,7 @@ describe("the page", () => {
     await page.locator("#kept li").filter({ hasText: /slow\.gguf.*kB of 1\.5.MB/ }).waitFor();
     await page.click("#kept li:has-text('other.gguf') button:has-text('Delete')");
     await page.locator("#kept li").filter({ hasText: "other.gguf" }).waitFor({ state: "detached" });
-    assert.equal(await page.locator("#kept li").count(), 1);
+    await soon(async () => assert.equal(await page.locator("#kept li").count(), 1));
     assert.equal(await page.evaluate(() => document.querySelector("#models").contains(document.activeElement)), true);
     // The browser itself reports the missing file.
     problems = problems.filter((problem) => !/404/.test(problem));
@@ -513,7 +513,7 @@ describe("the page", () => {
     await pick("slow.gguf?3", "slow.gguf?4");
     await comes("slow.gguf?4");
     assert.deepEqual((await loads()).slice(4), ["slow.gguf?4"]);
-    assert.equal(await page.locator("#loading").isVisible(), true);
+    await soon(async () => assert.equal(await page.locator("#loading").isVisible(), true));
     // A message waits for what there will be.
     await page.fill("#prompt", "Hello!");
     await page.keyboard.press("Enter");
@@ -522,8 +522,8 @@ describe("the page", () => {
     await page.click("#loading-cancel");
     await page.locator("#conversation [data-role=assistant][data-state=done]").waitFor();
     assert.deepEqual((await loads()).slice(5), ["other.gguf"]);
-    assert.equal(await page.locator("#loading").isVisible(), false);
-    assert.equal(await page.locator("#alert").isVisible(), false);
+    await soon(async () => assert.equal(await page.locator("#loading").isVisible(), false));
+    await soon(async () => assert.equal(await page.locator("#alert").isVisible(), false));
     await page.context().close();
   });
 
@@ -567,7 +567,7 @@ describe("the page", () => {
   test("never shows what is written as markup", async () => {
     await ready();
     await ask("<img src=x onerror=alert(1)> **Hello**");
-    assert.equal(await page.locator("#conversation img").count(), 0);
+    await soon(async () => assert.equal(await page.locator("#conversation img").count(), 0));
     assert.equal(await text(page.locator("#conversation [data-role=user]")), "<img src=x onerror=alert(1)> **Hello**");
   });
 
@@ -629,11 +629,11 @@ describe("the page", () => {
     await page.click("#new-chat");
     assert.doesNotMatch(await ask("What is my name?"), /Mira/);
     assert.ok((await snapshots(3)).includes("theirs"));
-    assert.equal(await page.locator("#chat-list li").count(), 2);
+    await soon(async () => assert.equal(await page.locator("#chat-list li").count(), 2));
     await page.click("#chat-list .open:has-text('Mira')");
     await replies().nth(1).waitFor();
     await page.locator("#conversation").filter({ hasText: "My name is Mira" }).waitFor();
-    assert.equal(await replies().count(), 2);
+    await soon(async () => assert.equal(await replies().count(), 2));
     // A second tab sees the same list, and what is said and deleted here.
     const other = await page.context().newPage();
     await other.goto(server.url);
@@ -648,7 +648,7 @@ describe("the page", () => {
     await other.locator("#chat-list li").filter({ hasText: "Mira" }).waitFor({ state: "detached" });
     assert.equal(await other.locator("#chat-list li").count(), 1);
     await snapshots(2);
-    assert.equal(await page.locator("#welcome").isVisible(), true);
+    await soon(async () => assert.equal(await page.locator("#welcome").isVisible(), true));
   });
 
   test("lets a deletion be undone, with the keyboard too", async () => {
@@ -666,7 +666,7 @@ describe("the page", () => {
     };
     await deleteWith("Hello!");
     await shows(["Tell me a joke."]);
-    assert.match(await page.locator("#undo").innerText(), /Deleted “Hello!”/);
+    await soon(async () => assert.match(await page.locator("#undo").innerText(), /Deleted “Hello!”/));
     await soon(async () => assert.equal(await focused(), "undo-button"));
     await page.keyboard.press("Enter");
     await page.locator("#undo").waitFor({ state: "hidden" });
@@ -752,8 +752,8 @@ describe("the page", () => {
     await page.locator("#alert").filter({ hasText: "no room left for the choices" }).waitFor();
     await page.click("#alert-close");
     await page.click("#theme");
-    assert.equal(await page.locator("html").getAttribute("data-theme"), "dark");
-    assert.equal(await page.locator("#alert").isVisible(), false);
+    await soon(async () => assert.equal(await page.locator("html").getAttribute("data-theme"), "dark"));
+    await soon(async () => assert.equal(await page.locator("#alert").isVisible(), false));
   });
 
   test("keeps a conversation deleted that was still being answered", async () => {
@@ -780,7 +780,7 @@ describe("the page", () => {
     await ask("Hello!");
     await page.reload();
     await replies().first().waitFor();
-    assert.deepEqual(await page.locator("#chat-list .open").allTextContents(), ["Hello!"]);
+    await soon(async () => assert.deepEqual(await page.locator("#chat-list .open").allTextContents(), ["Hello!"]));
   });
 
   test("has the chosen theme and one icon for it before its script runs, and says when none can", async () => {
@@ -808,8 +808,8 @@ describe("the page", () => {
     const silent = await browser.newContext({ javaScriptEnabled: false });
     const page = await silent.newPage();
     await page.goto(server.url);
-    assert.equal(await page.locator("noscript p").isVisible(), true);
-    assert.equal(await page.locator("button:visible, textarea:visible").count(), 0);
+    await soon(async () => assert.equal(await page.locator("noscript p").isVisible(), true));
+    await soon(async () => assert.equal(await page.locator("button:visible, textarea:visible").count(), 0));
     await silent.close();
   });
 
@@ -847,13 +847,13 @@ describe("the page", () => {
     const user = page.locator("#conversation [data-role=user]").first();
     await user.locator(".edit").click();
     await page.keyboard.press("Escape");
-    assert.equal(await page.locator("#conversation [data-role=user]").count(), 2);
+    await soon(async () => assert.equal(await page.locator("#conversation [data-role=user]").count(), 2));
     await user.locator(".edit").click();
     await page.fill(".editing textarea", "What is the opposite of big?");
     await page.keyboard.press("Enter");
     await replies().first().locator("xpath=self::*[@data-state='done']").waitFor();
     await idle();
-    assert.equal(await replies().count(), 1);
+    await soon(async () => assert.equal(await replies().count(), 1));
     assert.notEqual(await text(lastReply()), first);
     await page.reload();
     await ready();
@@ -883,17 +883,17 @@ describe("the page", () => {
     await page.click("#chat-x");
     const reply = lastReply().locator("[data-part=text]");
     await reply.locator("h4").waitFor();
-    assert.equal(await reply.locator("img, script, b, i, [onerror]").count(), 0);
+    await soon(async () => assert.equal(await reply.locator("img, script, b, i, [onerror]").count(), 0));
     const links = await reply.locator("a").evaluateAll((all) => all.map(({ href, rel }) => [href, rel.includes("noopener")]));
     assert.deepEqual(links, [["https://example.org/", true], ["https://example.org/p.png", true]]);
     assert.deepEqual(await reply.locator("h4, strong, em, p > code, ol > li > ul > li, td, pre").allTextContents(), [
       "Heading", "bold", "em", "<b>", "nested", "1", "2", "<script>alert(1)</script>",
     ]);
-    assert.match(await reply.innerText(), /<img src=x onerror=alert\(1\)>/);
+    await soon(async () => assert.match(await reply.innerText(), /<img src=x onerror=alert\(1\)>/));
     // Thoughts are folded away.
-    assert.equal(await reply.getByText("Hm, <i>what</i>?").isVisible(), false);
+    await soon(async () => assert.equal(await reply.getByText("Hm, <i>what</i>?").isVisible(), false));
     await reply.locator("summary").click();
-    assert.equal(await reply.getByText("Hm, <i>what</i>?").isVisible(), true);
+    await soon(async () => assert.equal(await reply.getByText("Hm, <i>what</i>?").isVisible(), true));
   });
 
   test("goes on with a download that was cancelled, and gets a damaged one again", async () => {
@@ -938,7 +938,7 @@ describe("the page", () => {
     assert.notEqual(await ask("Hello!"), "");
     await page.click("#model");
     await page.locator("#kept-note").filter({ hasText: /room for/ }).waitFor();
-    assert.equal(await page.locator("#kept li").count(), 0);
+    await soon(async () => assert.equal(await page.locator("#kept li").count(), 0));
   });
 
   test("computes on as many threads, and holds as long a context, as is set", async () => {
@@ -957,7 +957,7 @@ describe("the page", () => {
     await page.click("#close-settings");
     await ready();
     await ask("Hello!");
-    assert.match(await page.locator("#gauge").innerText(), /tokens\/s[^]*of 128[^]*MB of memory/);
+    await soon(async () => assert.match(await page.locator("#gauge").innerText(), /tokens\/s[^]*of 128[^]*MB of memory/));
   });
 
   const HAS_GPU = existsSync(fileURLToPath(new URL("../../wasm/dist/webgpu.js", import.meta.url)));
@@ -1011,7 +1011,7 @@ describe("the page", () => {
     await chooseBackend(page, "auto");
     await page.locator("#backend-note").filter({ hasText: "There is no GPU here" }).waitFor({ state: "attached" });
     await page.locator("#model[data-state=ready]").waitFor();
-    assert.equal(await page.locator("#alert").isVisible(), false);
+    await soon(async () => assert.equal(await page.locator("#alert").isVisible(), false));
     await page.context().close();
   });
 
@@ -1049,7 +1049,7 @@ describe("the page", () => {
     await ready();
     await page.locator("#backend-note").filter({ hasText: "There is no GPU that this page can use" }).waitFor({ state: "attached" });
     await computesOn(page, "on the CPU");
-    assert.equal(await page.locator("#alert").isVisible(), false);
+    await soon(async () => assert.equal(await page.locator("#alert").isVisible(), false));
     // Who chooses it again hears it again.
     await choose("cpu");
     await ready();
@@ -1080,18 +1080,18 @@ describe("the page", () => {
     await page.click("#new-chat");
     await chooseBackend(page, "webgpu");
     await computesOn(page, "on the GPU");
-    assert.match(await page.locator("#facts").textContent(), /WEBGPU/);
+    await soon(async () => assert.match(await page.locator("#facts").textContent(), /WEBGPU/));
     const { done, reply } = await askIn(page, "Hello!");
     await done();
-    assert.notEqual(await reply.innerText(), "");
+    await soon(async () => assert.notEqual(await reply.innerText(), ""));
     const second = await askIn(page, "Tell me a joke.");
     await page.evaluate(() => new BroadcastChannel("take away").postMessage(""));
     await second.done();
     await computesOn(page, "on the CPU");
     await page.locator("#alert-text").filter({ hasText: "The GPU was taken away" }).waitFor();
     // The conversation is whole, and nothing of the broken reply is left in the new one.
-    assert.equal(await page.locator("#conversation [data-role=user]").count(), 2);
-    assert.equal(await page.locator("#conversation [data-role=assistant]").count(), 2);
+    await soon(async () => assert.equal(await page.locator("#conversation [data-role=user]").count(), 2));
+    await soon(async () => assert.equal(await page.locator("#conversation [data-role=assistant]").count(), 2));
     if ((await reply.innerText()) === hello) assert.equal(await second.reply.innerText(), joke);
     assert.notEqual(await hear(page, "What is my name?"), "");
     await page.context().close();
@@ -1218,7 +1218,7 @@ describe("the page", () => {
     const html = await reply.innerHTML();
     await page.reload();
     await reply.locator("pre > code .hljs-keyword").nth(47).waitFor();
-    assert.equal(await reply.innerHTML(), html);
+    await soon(async () => assert.equal(await reply.innerHTML(), html));
     await context.close();
   });
 
@@ -1262,7 +1262,8 @@ describe("the page", () => {
     const html = await reply.innerHTML();
     await page.reload();
     await reply.waitFor();
-    assert.equal(await reply.innerHTML(), html);
+    // Code is coloured a little later.
+    await soon(async () => assert.equal(await reply.innerHTML(), html));
     await context.close();
   });
 
@@ -1332,12 +1333,12 @@ describe("the page", () => {
       assert.ok(y >= bar.y + bar.height && y + height <= field.y, `${y} and ${height}, above ${field.y}`);
     }
     await page.click("#open-chats");
-    assert.match(await page.locator("#drawer").innerText(), /No conversations yet/);
+    await soon(async () => assert.match(await page.locator("#drawer").innerText(), /No conversations yet/));
     await page.click("#close-drawer");
     await ask("Hello!");
     await page.click("#open-chats");
     await page.locator("#drawer .open").waitFor();
-    assert.doesNotMatch(await page.locator("#drawer").innerText(), /No conversations yet/);
+    await soon(async () => assert.doesNotMatch(await page.locator("#drawer").innerText(), /No conversations yet/));
   });
 
   test("shows the whole name of a model on a phone, while it loads and later", async () => {
@@ -1348,7 +1349,7 @@ describe("the page", () => {
     assert.equal(await isWhole("#model-name"), true);
     await loadAddress(`${server.url}Ternary-Bonsai-1.7B-Q2_0.gguf`);
     await page.waitForFunction(() => document.querySelector("#loading-bar").value > 0.3);
-    assert.match(await page.locator("#loading-name").innerText(), /^Ternary-Bonsai-1\.7B-Q2_0\.gguf$/);
+    await soon(async () => assert.match(await page.locator("#loading-name").innerText(), /^Ternary-Bonsai-1\.7B-Q2_0\.gguf$/));
     assert.equal(await isWhole("#loading-name"), true);
     await page.click("#loading-cancel");
     await ready();

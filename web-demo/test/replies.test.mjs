@@ -6,6 +6,7 @@ import { after, afterEach, before, beforeEach, describe, test } from "node:test"
 import { launch, serve } from "../../wasm/js/test/chromium.mjs";
 import { scripted } from "../../wasm/js/test/scripted.mjs";
 import { faults } from "./axe.mjs";
+import { soon } from "./soon.mjs";
 
 /** A model that writes these pieces, with room for the descriptions of tools: each of its tokens is a byte. */
 function model(pieces) {
@@ -83,7 +84,7 @@ describe("a reply", () => {
   test("is JSON by a schema, set out, and says what is wrong with a schema", async () => {
     await ready();
     await page.click("#open-settings");
-    assert.equal(await page.locator("#schema").isVisible(), false);
+    await soon(async () => assert.equal(await page.locator("#schema").isVisible(), false));
     await page.selectOption("#format", "schema");
     const first = await page.locator("#schema").inputValue();
     for (const [text, words] of [
@@ -92,8 +93,8 @@ describe("a reply", () => {
     ]) {
       await page.fill("#schema", text);
       await page.locator("#schema").blur();
-      assert.match(await page.locator("#schema-fault").innerText(), words);
-      assert.equal(await page.locator("#schema").getAttribute("aria-invalid"), "true");
+      await soon(async () => assert.match(await page.locator("#schema-fault").innerText(), words));
+      await soon(async () => assert.equal(await page.locator("#schema").getAttribute("aria-invalid"), "true"));
     }
     assert.deepEqual(await faultsInBoth(), []);
     await page.locator("#schema").scrollIntoViewIfNeeded();
@@ -101,8 +102,8 @@ describe("a reply", () => {
     // What is shown again is what is in force.
     await page.keyboard.press("Escape");
     await page.click("#open-settings");
-    assert.equal(await page.locator("#schema").inputValue(), first);
-    assert.equal(await page.locator("#schema-fault").textContent(), "");
+    await soon(async () => assert.equal(await page.locator("#schema").inputValue(), first));
+    await soon(async () => assert.equal(await page.locator("#schema-fault").textContent(), ""));
     const schema = { type: "object", properties: { animal: { enum: ["fox", "cat"] }, age: { type: "integer", minimum: 0, maximum: 9 } }, required: ["animal", "age"], additionalProperties: false };
     await page.fill("#schema", JSON.stringify(schema));
     await page.click("#close-settings");
@@ -112,40 +113,40 @@ describe("a reply", () => {
     assert.ok(["fox", "cat"].includes(value.animal) && Number.isInteger(value.age), shown);
     assert.equal(shown, JSON.stringify(value, null, 2));
     await page.reload();
-    assert.equal(await replies().first().locator("pre code").textContent(), shown);
+    await soon(async () => assert.equal(await replies().first().locator("pre code").textContent(), shown));
     await ready();
     // A keyword that the engine does not have is refused by name, and the message given back.
     await settings(() => page.fill("#schema", '{"not": {}}'));
     await page.fill("#prompt", "And now?");
     await page.press("#prompt", "Enter");
     await page.locator("#alert-text").filter({ hasText: /^The schema in the settings cannot be used: .*not/ }).waitFor();
-    assert.equal(await page.locator("#prompt").inputValue(), "And now?");
+    await soon(async () => assert.equal(await page.locator("#prompt").inputValue(), "And now?"));
     await settings(() => page.selectOption("#format", "json"));
     await page.press("#prompt", "Enter");
     await replies().nth(1).locator("xpath=self::*[@data-state='done']").waitFor();
-    assert.equal(typeof JSON.parse(await replies().nth(1).locator("pre code").textContent()), "object");
+    await soon(async () => assert.equal(typeof JSON.parse(await replies().nth(1).locator("pre code").textContent()), "object"));
   });
 
   test("may call tools, a few times, where the model has a template for them", async () => {
     await ready();
     await page.click("#open-settings");
-    assert.equal(await page.locator("#tools").isDisabled(), true);
-    assert.equal(await page.locator("#tools-note").innerText(), "This model has no template for tools.");
+    await soon(async () => assert.equal(await page.locator("#tools").isDisabled(), true));
+    await soon(async () => assert.equal(await page.locator("#tools-note").innerText(), "This model has no template for tools."));
     await page.click("#close-settings");
     // Whatever it is told, it calls again.
     await load(["<tool_call>", '\n{"name": "calculator", "arguments": {"expression": "2+3*4"}}\n', "</tool_call>"]);
     await settings(async () => {
       await page.check("#tools");
-      assert.equal(await page.locator("#tools-note").isVisible(), false);
+      await soon(async () => assert.equal(await page.locator("#tools-note").isVisible(), false));
       await page.selectOption("#format", "json");
-      assert.equal(await page.locator("#tools-note").innerText(), "Not with replies in JSON.");
+      await soon(async () => assert.equal(await page.locator("#tools-note").innerText(), "Not with replies in JSON."));
       await page.selectOption("#format", "text");
     });
     const reply = await ask("What is 2+3*4?");
     const calls = () => replies().first().locator(".calls li").evaluateAll((items) => items.map((item) => [...item.querySelectorAll(".name, code")].map(({ textContent }) => textContent)));
     const made = await calls();
     assert.equal(made.length, 4);
-    assert.match(await reply.locator(".figures").innerText(), /no more calls of tools after these$/);
+    await soon(async () => assert.match(await reply.locator(".figures").innerText(), /no more calls of tools after these$/));
     for (const [name, given, result] of made) assert.deepEqual([name, JSON.parse(given), JSON.parse(result)], ["calculator", { expression: "2+3*4" }, { result: 14 }]);
     assert.deepEqual(await faultsInBoth(), []);
     await shoot("tools");
@@ -153,21 +154,21 @@ describe("a reply", () => {
     await page.reload();
     await replies().first().waitFor();
     assert.deepEqual(await calls(), made);
-    assert.equal(await reply.locator(".calls").getAttribute("aria-label"), "Calls of tools");
+    await soon(async () => assert.equal(await reply.locator(".calls").getAttribute("aria-label"), "Calls of tools"));
   });
 
   test("may begin with thoughts, up to a budget", async () => {
     await ready();
     await page.click("#open-settings");
-    assert.equal(await page.locator("#thinking").isDisabled(), true);
-    assert.equal(await page.locator("#thinking-note").innerText(), "This model does not think before it answers.");
+    await soon(async () => assert.equal(await page.locator("#thinking").isDisabled(), true));
+    await soon(async () => assert.equal(await page.locator("#thinking-note").innerText(), "This model does not think before it answers."));
     await page.click("#close-settings");
     await load(["<think>", "a ", "b ", "c ", "d ", "e ", "f "]);
     await settings(async () => {
       await page.selectOption("#thinking", "budget");
       await page.fill("#budget", "0");
       await page.locator("#budget").blur();
-      assert.match(await page.locator("#budget-fault").innerText(), /^A whole number from 1 to 4,096\./);
+      await soon(async () => assert.match(await page.locator("#budget-fault").innerText(), /^A whole number from 1 to 4,096\./));
       await page.fill("#budget", "3");
     });
     const thoughts = async (message) => (await (await ask(message)).locator(".thoughts p").textContent()).trim();
@@ -175,8 +176,8 @@ describe("a reply", () => {
     await settings(() => page.selectOption("#thinking", "on"));
     assert.equal(await thoughts("?"), "a b c d e f");
     await page.reload();
-    assert.equal(await page.locator("#thinking").inputValue(), "on");
-    assert.equal(await page.locator("#budget").inputValue(), "3");
+    await soon(async () => assert.equal(await page.locator("#thinking").inputValue(), "on"));
+    await soon(async () => assert.equal(await page.locator("#budget").inputValue(), "3"));
   });
 
   test("has its words of low probability underlined on request, and stays as it is", async () => {
@@ -195,8 +196,8 @@ describe("a reply", () => {
     const found = await listed(1);
     assert.ok(found.length > 0 && found.every(([, percent]) => percent <= 30), JSON.stringify(found));
     assert.deepEqual(await words(), found.map(([word]) => word));
-    assert.equal(await first.locator("[data-part=text]").innerHTML(), plain);
-    assert.equal(await reply.locator("[data-part=text] :not(p, br)").count(), 0, "no element is added");
+    await soon(async () => assert.equal(await first.locator("[data-part=text]").innerHTML(), plain));
+    await soon(async () => assert.equal(await reply.locator("[data-part=text] :not(p, br)").count(), 0, "no element is added"));
     await reply.locator(".unsure summary").click();
     assert.deepEqual(await faultsInBoth(), []);
     await shoot("confidence");
@@ -207,6 +208,6 @@ describe("a reply", () => {
     await replies().nth(1).waitFor();
     assert.deepEqual(await words(), found.map(([word]) => word));
     await settings(() => page.uncheck("#confidence"));
-    assert.equal(await replies().nth(1).locator(".unsure").isVisible(), false);
+    await soon(async () => assert.equal(await replies().nth(1).locator(".unsure").isVisible(), false));
   });
 });

@@ -5,6 +5,7 @@ import { readFile } from "node:fs/promises";
 import { after, afterEach, before, describe, test } from "node:test";
 import { launch, longestTask, serve } from "../../wasm/js/test/chromium.mjs";
 import { faults } from "./axe.mjs";
+import { soon } from "./soon.mjs";
 
 const MODEL = new URL("../../models/sprout-nano.gguf", import.meta.url);
 const WIDE_FORMULA = String.raw`\sum_{k=1}^{n} \frac{(-1)^k}{k^2 + 2k + 1} + \int_0^\infty e^{-x^2}\,dx + \prod_{i=1}^{m} \left(1 + \frac{1}{i}\right)`;
@@ -122,9 +123,9 @@ describe("a reply", () => {
 
   test("has entities, line breaks in tables, and harmless markup", async () => {
     const { reply } = await open("AT&amp;T &lt;b&gt; &copy; `&amp;` H<sub>2</sub>O\nnext\n\n| a |\n|---|\n| one<br>two |");
-    assert.equal(await reply.locator("> p").innerText(), "AT&T <b> © &amp; H2O\nnext");
-    assert.equal(await reply.locator("td").innerText(), "one\ntwo");
-    assert.equal(await reply.locator("sub").innerText(), "2");
+    await soon(async () => assert.equal(await reply.locator("> p").innerText(), "AT&T <b> © &amp; H2O\nnext"));
+    await soon(async () => assert.equal(await reply.locator("td").innerText(), "one\ntwo"));
+    await soon(async () => assert.equal(await reply.locator("sub").innerText(), "2"));
   });
 
   test("runs, styles and fetches nothing, whatever is written in it", async () => {
@@ -144,8 +145,8 @@ describe("a reply", () => {
     );
     await page.waitForLoadState("networkidle");
     assert.equal(await reply.locator("script, style, img, iframe, math img, [onclick], [onmouseover], [onerror], b, sub[style]").count(), 0);
-    assert.match(await reply.innerText(), /<script>document\.title = 'run'<\/script>[^]*<style>[^]*<img src='https:\/\/evil\.example\/\?q=1' onerror=alert\(1\)>/);
-    assert.match(await reply.innerText(), /what was said \(https:\/\/evil\.example\/\?said=it\)/);
+    await soon(async () => assert.match(await reply.innerText(), /<script>document\.title = 'run'<\/script>[^]*<style>[^]*<img src='https:\/\/evil\.example\/\?q=1' onerror=alert\(1\)>/));
+    await soon(async () => assert.match(await reply.innerText(), /what was said \(https:\/\/evil\.example\/\?said=it\)/));
     const links = await reply.locator("a").evaluateAll((all) => all.map(({ href, target, rel }) => [href, target, rel.split(" ").includes("noopener")]));
     assert.deepEqual(links.map(([href]) => href), [
       "https://evil.example/?said=it",
@@ -172,9 +173,9 @@ describe("a reply", () => {
     );
     await reply.locator(".katex").nth(8).waitFor();
     assert.deepEqual(await reply.locator("annotation").allTextContents(), ["E = mc^2", "a", "n", "3 - 2", "z", "w", "\nx_1*y_2*z\n", " \\frac{1}{2} ", "t"].map((tex) => tex));
-    assert.equal(await reply.locator(".katex-display").count(), 3);
-    assert.equal(await reply.locator("> p").first().innerText(), "$5 and $10, $5-$10, US$5 or US$10, $20 million or 30$, $HOME/$USER, a lone $ and $x$, $y$");
-    assert.deepEqual(await reply.locator("code.formula").allTextContents(), ["$\\frac{1$", "$$\nnever ends"]);
+    await soon(async () => assert.equal(await reply.locator(".katex-display").count(), 3));
+    await soon(async () => assert.equal(await reply.locator("> p").first().innerText(), "$5 and $10, $5-$10, US$5 or US$10, $20 million or 30$, $HOME/$USER, a lone $ and $x$, $y$"));
+    await soon(async () => assert.deepEqual(await reply.locator("code.formula").allTextContents(), ["$\\frac{1$", "$$\nnever ends"]));
     // In the fonts that it came with.
     assert.equal(await reply.evaluate(() => document.fonts.ready.then(() => document.fonts.check("16px KaTeX_Math"))), true);
   });
@@ -245,19 +246,19 @@ describe("a reply", () => {
     await say("First *paragraph*.\n\nSecond.\n\nThird");
     await reply.locator("> p").first().evaluate((p) => getSelection().selectAllChildren(p));
     await say(" paragraph.\n\n```js\nlet a");
-    assert.deepEqual(await reply.locator("pre > code").allTextContents(), ["let a"]);
+    await soon(async () => assert.deepEqual(await reply.locator("pre > code").allTextContents(), ["let a"]));
     await say(" = 1;\n```\n\n| Name | Speed");
-    assert.deepEqual(await reply.locator("th").allTextContents(), ["Name", "Speed"]);
+    await soon(async () => assert.deepEqual(await reply.locator("th").allTextContents(), ["Name", "Speed"]));
     await say(" |\n|--");
-    assert.deepEqual(await reply.locator("th").allTextContents(), ["Name", "Speed"]);
+    await soon(async () => assert.deepEqual(await reply.locator("th").allTextContents(), ["Name", "Speed"]));
     await say("-|---|\n| a | 1");
-    assert.deepEqual(await reply.locator("th, td").allTextContents(), ["Name", "Speed", "a", "1"]);
+    await soon(async () => assert.deepEqual(await reply.locator("th, td").allTextContents(), ["Name", "Speed", "a", "1"]));
     await say(" |\n\nThen\n\n$$\n\\frac{1}{2");
-    assert.equal(await reply.locator("code.formula.open").innerText(), "$$\n\\frac{1}{2");
+    await soon(async () => assert.equal(await reply.locator("code.formula.open").innerText(), "$$\n\\frac{1}{2"));
     await say("}\n$$\n\nEnd");
     await reply.locator(".katex-display").waitFor();
     await reply.locator(".hljs-keyword").waitFor();
-    assert.equal(await reply.locator("code.formula").count(), 0);
+    await soon(async () => assert.equal(await reply.locator("code.formula").count(), 0));
     assert.equal(await page.evaluate(() => String(getSelection())), "First paragraph.");
     await end();
     assert.equal(await page.evaluate(() => String(getSelection())), "First paragraph.");
@@ -266,7 +267,7 @@ describe("a reply", () => {
     await page.reload();
     await reply.locator(".katex-display").waitFor();
     await reply.locator(".hljs-keyword").waitFor();
-    assert.equal(await reply.innerHTML(), html);
+    await soon(async () => assert.equal(await reply.innerHTML(), html));
   });
 
   test("parses little of 20,000 tokens again when a few come", async (t) => {
@@ -322,7 +323,7 @@ describe("a reply", () => {
     await reply.locator("button[data-copied]").waitFor();
     assert.equal(await page.evaluate(() => String(getSelection())), "Some words.");
     assert.equal(await page.evaluate(() => document.activeElement.ariaLabel), "Copy the code");
-    assert.equal(await page.locator("#status").innerText(), "Copied");
+    await soon(async () => assert.equal(await page.locator("#status").innerText(), "Copied"));
     assert.equal(await paste(), "code & more");
     await page.getByRole("button", { name: "Copy the reply" }).click();
     await page.locator(".tools button[data-copied]").waitFor();

@@ -53,33 +53,33 @@ describe("links and sharing", () => {
     for (const parameters of ["?prompt=Tell%20me%20a%20joke.&other=1", "?other=1#prompt=Tell+me+a+joke."]) {
       await open(parameters);
       assert.match(await notice(), /comes from the link you followed\. It is sent only when you press Send\.$/);
-      assert.equal(await page.inputValue("#prompt"), "Tell me a joke.");
+      await soon(async () => assert.equal(await page.inputValue("#prompt"), "Tell me a joke."));
       assert.equal(page.url(), `${server.url}?other=1`);
       await ready();
-      assert.equal(await page.locator("#conversation > *").count(), 0);
+      await soon(async () => assert.equal(await page.locator("#conversation > *").count(), 0));
       await page.reload();
-      assert.equal(await page.inputValue("#prompt"), "");
+      await soon(async () => assert.equal(await page.inputValue("#prompt"), ""));
     }
     await open("?prompt=Hello!");
     await ready();
     await page.click("#send:enabled");
     await page.locator("#conversation .assistant[data-state=done]").waitFor();
-    assert.equal(await page.locator("#notice").isVisible(), false);
+    await soon(async () => assert.equal(await page.locator("#notice").isVisible(), false));
     await open(`?prompt=${"a".repeat(8001)}`);
     assert.match(await notice(), /too long: expected at most 8,000 characters, found 8,001 characters\.$/);
-    assert.equal(await page.inputValue("#prompt"), "");
+    await soon(async () => assert.equal(await page.inputValue("#prompt"), ""));
     // What is being written is not overwritten.
     await page.fill("#prompt", "Mine");
     await page.evaluate(() => (location.hash = "prompt=Theirs"));
     await page.locator("#notice-text").filter({ hasText: "It was left out" }).waitFor();
-    assert.equal(await page.inputValue("#prompt"), "Mine");
+    await soon(async () => assert.equal(await page.inputValue("#prompt"), "Mine"));
     assert.deepEqual(problems, []);
   });
 
   test("a link names a model, which is downloaded only once that is agreed to", async () => {
     await open("?model=bonsai%201.7b");
     await page.locator("#ask[open]").waitFor();
-    assert.equal(await page.locator("#ask-text").innerText(), "The link you followed asks for the model Bonsai 1.7B.");
+    await soon(async () => assert.equal(await page.locator("#ask-text").innerText(), "The link you followed asks for the model Bonsai 1.7B."));
     assert.equal((await page.locator("#ask-detail").innerText()).replaceAll("\u00a0", " "), "A download of 248.3 MB from huggingface.co.");
     assert.equal(page.url(), server.url);
     assert.equal(await page.evaluate(() => document.activeElement.id), "ask-no");
@@ -113,7 +113,7 @@ describe("links and sharing", () => {
       const said = await notice();
       assert.ok(said.includes(`“${model}”`), said);
       assert.match(said, /Expected one of sprout, Bonsai 1\.7B, .*, or the https address of a GGUF file\.$/);
-      assert.equal(await page.locator("#ask").isVisible(), false);
+      await soon(async () => assert.equal(await page.locator("#ask").isVisible(), false));
     }
     assert.deepEqual([asked, problems], [[], []]);
   });
@@ -121,25 +121,25 @@ describe("links and sharing", () => {
   test("an answer in a link is shown as somebody's text, without markup or links", async () => {
     await open(`#answer=${packed(answer)}`);
     await page.locator("#shared").waitFor();
-    assert.match(await page.locator("#shared").innerText(), /Shared by somebody\s+This text came with the link you followed\. It is not a reply of this page/);
-    assert.equal(await page.locator("#shared-question").innerText(), answer.question);
-    assert.equal(await page.locator("#shared-answer strong").innerText(), "small");
-    assert.equal(await page.locator("#shared :is(a, img, b)").count(), 0);
-    assert.match(await page.locator("#shared-answer").innerText(), /Buy one\s+<img src=x/);
-    assert.equal(await page.locator("#shared-source").innerText(), `The link says: ${answer.source}`);
+    await soon(async () => assert.match(await page.locator("#shared").innerText(), /Shared by somebody\s+This text came with the link you followed\. It is not a reply of this page/));
+    await soon(async () => assert.equal(await page.locator("#shared-question").innerText(), answer.question));
+    await soon(async () => assert.equal(await page.locator("#shared-answer strong").innerText(), "small"));
+    await soon(async () => assert.equal(await page.locator("#shared :is(a, img, b)").count(), 0));
+    await soon(async () => assert.match(await page.locator("#shared-answer").innerText(), /Buy one\s+<img src=x/));
+    await soon(async () => assert.equal(await page.locator("#shared-source").innerText(), `The link says: ${answer.source}`));
     // It is part of no conversation.
-    assert.equal(await page.locator("#conversation > *, #chat-list > *").count(), 0);
+    await soon(async () => assert.equal(await page.locator("#conversation > *, #chat-list > *").count(), 0));
     await ready();
     await page.click("#shared-ask");
     assert.deepEqual([await page.inputValue("#prompt"), page.url(), await page.locator("#shared").isVisible()], [answer.question, server.url, false]);
-    assert.equal(await page.locator("#conversation > *").count(), 0);
+    await soon(async () => assert.equal(await page.locator("#conversation > *").count(), 0));
     // In a page that is open already, too; with the keyboard.
     await page.evaluate((hash) => (location.hash = hash), `answer=${packed(answer)}`);
     await page.locator("#shared").waitFor();
     await page.waitForFunction(() => document.activeElement.id === "shared-title");
     await page.keyboard.press("Tab");
     await page.keyboard.press("Enter");
-    assert.equal(await page.locator("#shared").isVisible(), false);
+    await soon(async () => assert.equal(await page.locator("#shared").isVisible(), false));
     assert.equal(await page.evaluate(() => document.activeElement.id), "prompt");
     assert.deepEqual([asked, problems], [[], []]);
   });
@@ -164,7 +164,7 @@ describe("links and sharing", () => {
     ]) {
       await page.evaluate((hash) => (location.hash = hash), `answer=${encodeURIComponent(fragment)}`);
       await page.locator("#notice-text").filter({ hasText: expected }).waitFor();
-      assert.equal(await page.locator("#shared").isVisible(), false);
+      await soon(async () => assert.equal(await page.locator("#shared").isVisible(), false));
       assert.equal(page.url(), server.url);
       await page.click("#notice-close");
     }
@@ -244,7 +244,7 @@ describe("links and sharing", () => {
     await page.click("#chat-list .open");
     await page.click("#conversation .share");
     await page.locator("#link-note").filter({ hasText: "This answer is too long for a link." }).waitFor();
-    assert.equal(await page.locator("#copy-link").isDisabled(), true);
+    await soon(async () => assert.equal(await page.locator("#copy-link").isDisabled(), true));
     const imported = /and: sprout · Q2_0; 9 tokens; Imported from a file$/;
     await soon(async () => assert.match((await page.locator("#share-picture").getAttribute("aria-label")) ?? "", imported));
     assert.deepEqual(problems, []);

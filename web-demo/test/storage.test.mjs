@@ -4,6 +4,7 @@ import { readFile } from "node:fs/promises";
 import { after, before, beforeEach, describe, test } from "node:test";
 import { launch, launchWith, serve } from "../../wasm/js/test/chromium.mjs";
 import { enlarged, origin } from "../../wasm/js/test/gguf.mjs";
+import { soon } from "./soon.mjs";
 
 describe("the page where little is kept", () => {
   let server;
@@ -53,8 +54,8 @@ describe("the page where little is kept", () => {
       await page.click("#theme");
       await page.reload();
       await page.locator("#conversation [data-role=assistant]").waitFor();
-      assert.equal(await page.locator("html").getAttribute("data-theme"), "light");
-      assert.match(await page.locator("#chats").innerText(), /Conversations stay in this browser\./);
+      await soon(async () => assert.equal(await page.locator("html").getAttribute("data-theme"), "light"));
+      await soon(async () => assert.match(await page.locator("#chats").innerText(), /Conversations stay in this browser\./));
       assert.notEqual(await hear(page, "Tell me a joke."), "");
       assert.deepEqual(problems, []);
     } finally {
@@ -80,16 +81,16 @@ describe("the page where little is kept", () => {
       assert.match(await keptNote(page), /^This browser keeps no models for this page: /);
       // Choices and conversations last as long as the page.
       await page.click("#theme");
-      assert.equal(await page.locator("html").getAttribute("data-theme"), "light");
+      await soon(async () => assert.equal(await page.locator("html").getAttribute("data-theme"), "light"));
       await page.click("#open-settings");
       await page.fill("#max-tokens", "4");
       await page.click("#close-settings");
       await page.click("#new-chat");
       await hear(page, "Tell me a story.");
-      assert.match(await page.locator("#conversation .figures").innerText(), /^4 tokens/);
+      await soon(async () => assert.match(await page.locator("#conversation .figures").innerText(), /^4 tokens/));
       await page.click("#chat-list .open:has-text('Hello!')");
       await page.locator("#conversation").filter({ hasText: "Hello!" }).waitFor();
-      assert.match(await page.locator("#chats").innerText(), /keeps no conversations of this page: they are gone when it is closed\./);
+      await soon(async () => assert.match(await page.locator("#chats").innerText(), /keeps no conversations of this page: they are gone when it is closed\./));
       // A model from an address, which would be kept elsewhere.
       await page.click("#model");
       await page.fill("#url", `${server.url}sprout.gguf`);
@@ -132,17 +133,17 @@ describe("the page where little is kept", () => {
     test("tells the room there is, and of models what they need and that they are not kept", async () => {
       await page.click("#model");
       await page.locator("#kept-note").filter({ hasText: /room for/ }).waitFor();
-      assert.match(await page.locator("#offers li").nth(1).innerText(), /248\.3\sMB · 718\.1\sMB of memory · 1-bit, the quickest$/m);
+      await soon(async () => assert.match(await page.locator("#offers li").nth(1).innerText(), /248\.3\sMB · 718\.1\sMB of memory · 1-bit, the quickest$/m));
       await page.click("#close-models");
       await quota(6 << 20);
       await page.click("#model");
       await page.locator("#offers li").filter({ hasText: /no room to keep it, 248\.3\sMB are needed/ }).waitFor();
       // The browser itself says 10 GB.
-      assert.match(await page.locator("#kept-note").innerText(), /The browser has room for [56](\.\d)?\sMB more\.$/);
+      await soon(async () => assert.match(await page.locator("#kept-note").innerText(), /The browser has room for [56](\.\d)?\sMB more\.$/));
       await page.click("#close-models");
       await pick(`${server.url}big.gguf`);
       assert.match(await alert("is not kept"), /^big\.gguf works, but is not kept: this browser has no room for it\./);
-      assert.equal(await page.locator("#alert-retry").isVisible(), false);
+      await soon(async () => assert.equal(await page.locator("#alert-retry").isVisible(), false));
       assert.notEqual(await hear(page, "Hello!"), "");
       assert.deepEqual(problems, []);
     });
@@ -161,7 +162,7 @@ describe("the page where little is kept", () => {
       await hear(page, "Tell me a story.");
       const list = () => page.locator("#chat-list li").allInnerTexts();
       assert.deepEqual((await list()).map((item) => item.replace(/\s+/g, " ").trim()), ["Tell me a story. not saved", "Hello! not saved"]);
-      assert.match(await page.locator("#chats").innerText(), /marked “not saved” are lost when this page is closed/);
+      await soon(async () => assert.match(await page.locator("#chats").innerText(), /marked “not saved” are lost when this page is closed/));
       // It is all there until then.
       await page.click("#chat-list .open:has-text('Hello!')");
       await page.locator("#conversation").filter({ hasText: "Tell me a joke." }).waitFor();
@@ -171,7 +172,7 @@ describe("the page where little is kept", () => {
       await page.waitForFunction(() => !document.querySelector("#chat-list .unsaved"));
       await page.reload();
       await page.locator("#conversation [data-role=assistant]").nth(1).waitFor();
-      assert.deepEqual(await page.locator("#conversation [data-role=user] [data-part=text]").allInnerTexts(), ["Hello!", "Tell me a joke."]);
+      await soon(async () => assert.deepEqual(await page.locator("#conversation [data-role=user] [data-part=text]").allInnerTexts(), ["Hello!", "Tell me a joke."]));
       assert.deepEqual(await list(), ["Hello!"]);
       assert.deepEqual(problems, []);
     });
@@ -194,7 +195,7 @@ describe("the page where little is kept", () => {
       await page.click("#alert-retry");
       await page.locator("#status").filter({ hasText: "big.gguf is ready" }).waitFor({ state: "attached" });
       assert.ok(state.asked.length > 0 && state.asked.every(([at]) => at >= 2 << 20), `${state.asked}`);
-      assert.equal(await page.locator("#alert").isVisible(), false);
+      await soon(async () => assert.equal(await page.locator("#alert").isVisible(), false));
       // Of a server that was never reached anything may be the cause.
       await pick("http://127.0.0.1:9/none.gguf");
       assert.match(await alert("none.gguf"), /\(CORS\)\.$/);
