@@ -13,6 +13,7 @@ pub fn fill(format: Format, deviation: f32, random: &mut Random, out: &mut [u8])
     let scale = |random: &mut Random, code_deviation: f32| {
         f16::from_f32(deviation / code_deviation * (1.0 + 0.25 * random.unit())).to_le_bytes()
     };
+    let times = |d: [u8; 2], by: f32| f16::from_f32(f16::from_le_bytes(d).to_f32() * by).to_le_bytes();
     // A uniform number has a standard deviation of its bound over the square root of 3.
     let uniform = |random: &mut Random| random.unit() * deviation * 1.732;
     // Ternary codes 0, 1, 2 with equal probability: sqrt(2/3).
@@ -36,9 +37,62 @@ pub fn fill(format: Format, deviation: f32, random: &mut Random, out: &mut [u8])
                 let d = scale(random, 4.6);
                 block[..2].copy_from_slice(&d);
                 // Centres the weights at 0.
-                let minimum = f16::from_f32(f16::from_le_bytes(d).to_f32() * -7.5);
-                block[2..4].copy_from_slice(&minimum.to_le_bytes());
+                block[2..4].copy_from_slice(&times(d, -7.5));
                 random.fill(&mut block[4..]);
+            }
+            Format::Q5_0 => {
+                random.fill(block);
+                block[..2].copy_from_slice(&scale(random, 9.2));
+            }
+            Format::Q5_1 => {
+                random.fill(block);
+                let d = scale(random, 9.2);
+                block[..2].copy_from_slice(&d);
+                block[2..4].copy_from_slice(&times(d, -15.5));
+            }
+            // Scales and codes are uniform; minima are such that the mean is 0.
+            Format::Q2K => {
+                random.fill(block);
+                let d = scale(random, 13.9);
+                block[80..82].copy_from_slice(&d);
+                block[82..84].copy_from_slice(&times(d, 1.5));
+            }
+            Format::Q4K | Format::Q5K => {
+                random.fill(block);
+                let (code_deviation, mean) = if format == Format::Q4K { (258.0, 7.5) } else { (526.0, 15.5) };
+                let d = scale(random, code_deviation);
+                block[..2].copy_from_slice(&d);
+                block[2..4].copy_from_slice(&times(d, mean));
+            }
+            Format::Q3K | Format::Q6K => {
+                random.fill(block);
+                let d = scale(random, if format == Format::Q3K { 43.0 } else { 1366.0 });
+                block[format.block_bytes() - 2..].copy_from_slice(&d);
+            }
+            Format::Iq4Nl | Format::Iq4Xs => {
+                random.fill(block);
+                let d = scale(random, if format == Format::Iq4Nl { 70.0 } else { 1290.0 });
+                block[..2].copy_from_slice(&d);
+            }
+            Format::Q8K => {
+                let d = deviation / 73.3 * (1.0 + 0.25 * random.unit());
+                block[..4].copy_from_slice(&d.to_le_bytes());
+                let (q, sums) = block[4..].split_at_mut(256);
+                random.fill(q);
+                q.iter_mut().for_each(|q| *q = if *q == 128 { 127 } else { *q });
+                for (sum, q) in sums.chunks_exact_mut(2).zip(q.chunks_exact(16)) {
+                    let exact: i16 = q.iter().map(|&q| i16::from(q as i8)).sum();
+                    sum.copy_from_slice(&exact.to_le_bytes());
+                }
+            }
+            Format::Mxfp4 => {
+                random.fill(block);
+                block[0] = (128.0 + (deviation / 5.85).log2().round()) as u8;
+            }
+            Format::Nvfp4 => {
+                random.fill(block);
+                // In the range of the smallest scales, steps of 2^-9.
+                block[..4].fill((deviation / 5.85 * 1024.0).round().clamp(1.0, 126.0) as u8);
             }
             Format::Q1_0 => {
                 block[..2].copy_from_slice(&scale(random, 1.0));

@@ -17,22 +17,7 @@ use crate::quant::{Block, Format, MAX_BLOCK};
 /// another format.
 pub fn expand(isa: Isa, format: Format, from: &[u8], to: &mut [u8], pool: &dyn Pool) -> Result<()> {
     const JOB: usize = 1024; // blocks
-    let planes = match format {
-        Format::Ptq1_0 => Some(false),
-        Format::Tq1_0 => Some(true),
-        Format::F32
-        | Format::F16
-        | Format::Bf16
-        | Format::Q8_0
-        | Format::Q4_0
-        | Format::Q4_1
-        | Format::Q1_0
-        | Format::Q2_0
-        | Format::Pq2_0
-        | Format::Tq2_0
-        | Format::Tq2_0G128 => None,
-    };
-    let Some((expanded, planes)) = format.expanded().zip(planes) else {
+    let Some(expanded) = format.expanded() else {
         return Err(Error::Unsupported {
             key: crate::Name::new("format to expand"),
             found: crate::Name::new(format.name()),
@@ -49,7 +34,7 @@ pub fn expand(isa: Isa, format: Format, from: &[u8], to: &mut [u8], pool: &dyn P
     }
     for_each_chunk(pool, to, JOB * large, &|job, to| {
         let from = &from[job * JOB * small..][..to.len() / large * small];
-        if planes {
+        if matches!(expanded, Format::Tq2_0) {
             dispatch(isa, Expand::<Tq1_0, true> { from, to, digits: Default::default() });
         } else {
             dispatch(isa, Expand::<Ptq1_0, false> { from, to, digits: Default::default() });

@@ -14,7 +14,7 @@ use super::parallel::for_each_chunk;
 use crate::error::{Error, Name, Result};
 use crate::gguf::with_capacity;
 use crate::pool::{Pool, Serial};
-use crate::quant::{Format, MAX_BLOCK, Matrix, unpack_exact};
+use crate::quant::{Format, MAX_BLOCK, Matrix, WeightClass, unpack_exact};
 
 /// Rows per panel.
 pub const PANEL_ROWS: usize = 16;
@@ -226,20 +226,17 @@ enum Order {
 
 fn codes(format: Format) -> Option<Codes> {
     let row = |format, order, bits, words| Some(Codes { format, order, bits, words });
+    match format.class() {
+        WeightClass::OneBit | WeightClass::Ternary => {}
+        WeightClass::Float | WeightClass::Integer => return None,
+    }
     match format {
         Format::Q1_0 => row(format, Order::ScaleFirst, 1, 4),
         Format::Q2_0 => row(format, Order::ScaleFirst, 2, 4),
         Format::Pq2_0 => row(format, Order::ScaleFirst, 2, 8),
         Format::Tq2_0G128 => row(Format::Pq2_0, Order::CodesFirst, 2, 8),
         Format::Tq2_0 => row(format, Order::Planes, 2, 16),
-        Format::F32
-        | Format::F16
-        | Format::Bf16
-        | Format::Q8_0
-        | Format::Q4_0
-        | Format::Q4_1
-        | Format::Ptq1_0
-        | Format::Tq1_0 => None,
+        _ => None, // base-3 digits
     }
 }
 

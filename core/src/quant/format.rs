@@ -93,6 +93,13 @@ macro_rules! formats {
                 }
             }
 
+            /// Whether [`pack`](super::pack) can write it; every format can be read.
+            pub const fn packs(self) -> bool {
+                match self {
+                    $(Format::$format => <$block>::PACKS),*
+                }
+            }
+
             /// Whether each group has a minimum beside its scale.
             pub const fn has_minimum(self) -> bool {
                 match self {
@@ -131,6 +138,30 @@ formats! {
     Q4_0 "Q4_0" 2 Integer crate::quant::q4_0::Q4_0;
     /// 32 weights: scale, minimum, 4-bit integers.
     Q4_1 "Q4_1" 3 Integer crate::quant::q4_1::Q4_1;
+    /// 32 weights: scale, 5-bit integers.
+    Q5_0 "Q5_0" 6 Integer crate::quant::q5_0::Q5_0;
+    /// 32 weights: scale, minimum, 5-bit integers.
+    Q5_1 "Q5_1" 7 Integer crate::quant::q5_1::Q5_1;
+    /// 256 weights: 2-bit integers, 16 scales and minima of 4 bits.
+    Q2K "Q2_K" 10 Integer crate::quant::k_quants::Q2K;
+    /// 256 weights: 3-bit integers, 16 scales of 6 bits.
+    Q3K "Q3_K" 11 Integer crate::quant::k_quants::Q3K;
+    /// 256 weights: 4-bit integers, 8 scales and minima of 6 bits.
+    Q4K "Q4_K" 12 Integer crate::quant::k_quants::Q4K;
+    /// 256 weights: 5-bit integers, 8 scales and minima of 6 bits.
+    Q5K "Q5_K" 13 Integer crate::quant::k_quants::Q5K;
+    /// 256 weights: 6-bit integers, 16 scales of 8 bits.
+    Q6K "Q6_K" 14 Integer crate::quant::k_quants::Q6K;
+    /// 256 weights: 32-bit scale, 8-bit integers.
+    Q8K "Q8_K" 15 Integer crate::quant::k_quants::Q8K;
+    /// 32 weights: scale, 4-bit indices of unevenly spaced integers.
+    Iq4Nl "IQ4_NL" 20 Integer crate::quant::iq4_nl::Iq4Nl;
+    /// 256 weights: as IQ4_NL, with 8 scales of 6 bits.
+    Iq4Xs "IQ4_XS" 23 Integer crate::quant::iq4_xs::Iq4Xs;
+    /// 32 weights: power of two, 4-bit floats.
+    Mxfp4 "MXFP4" 39 Integer crate::quant::mxfp4::Mxfp4;
+    /// 64 weights: 4 scales as 8-bit floats, 4-bit floats.
+    Nvfp4 "NVFP4" 40 Integer crate::quant::nvfp4::Nvfp4;
     /// 128 weights: scale, one sign bit each.
     Q1_0 "Q1_0" 41 OneBit crate::quant::q1_0::Q1_0;
     /// 64 weights: scale, 2-bit ternary codes (GGUF id 42 as mainline llama.cpp writes it).

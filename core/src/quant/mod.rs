@@ -17,17 +17,24 @@
 //! as its dequantizers.
 #![forbid(unsafe_code)]
 
-mod float;
+pub(crate) mod float;
 mod format;
-mod q1_0;
-mod q2_0;
-mod q4_0;
-mod q4_1;
-mod q8_0;
-mod tq2_0;
+pub(crate) mod iq4_nl;
+pub(crate) mod iq4_xs;
+pub(crate) mod k_quants;
+pub(crate) mod mxfp4;
+pub(crate) mod nvfp4;
+pub(crate) mod q1_0;
+pub(crate) mod q2_0;
+pub(crate) mod q4_0;
+pub(crate) mod q4_1;
+pub(crate) mod q5_0;
+pub(crate) mod q5_1;
+pub(crate) mod q8_0;
+pub(crate) mod tq2_0;
 pub(crate) mod trits;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Name, Result};
 #[cfg(any(target_arch = "aarch64", all(target_arch = "wasm32", target_feature = "simd128")))]
 pub(crate) use float::f16_at;
 use format::with_block;
@@ -47,6 +54,10 @@ pub(crate) trait Block {
     const GROUP: usize = Self::LEN;
     /// Whether groups have minima.
     const MINIMUM: bool = false;
+    /// A lower bound of the integers.
+    const LEAST: i8 = i8::MIN;
+    /// Whether [`Block::pack`] is implemented.
+    const PACKS: bool = true;
 
     /// The scale of group `group`.
     fn scale(block: &[u8], group: usize) -> f32;
@@ -60,7 +71,7 @@ pub(crate) trait Block {
     fn integers(block: &[u8], q: &mut [i8]);
 
     /// Quantizes.
-    fn pack(w: &[f32], block: &mut [u8]);
+    fn pack(_w: &[f32], _block: &mut [u8]) {}
 
     /// Expands any number of blocks.
     fn unpack(packed: &[u8], out: &mut [f32]) {
@@ -85,6 +96,16 @@ pub(crate) trait Block {
 /// The largest magnitude in `w`, ignoring NaN.
 fn max_abs(w: &[f32]) -> f32 {
     w.iter().fold(0.0, |m, v| v.abs().max(m))
+}
+
+/// Unpacks 32 integers: `integer` of the low nibbles of 16 bytes, then of the high ones.
+#[inline(always)]
+fn nibbles(bytes: &[u8], w: &mut [i8], integer: impl Fn(u8) -> i8) {
+    let (lo, hi) = w.split_at_mut(16);
+    for ((lo, hi), &b) in lo.iter_mut().zip(hi).zip(bytes) {
+        *lo = integer(b & 15);
+        *hi = integer(b >> 4);
+    }
 }
 
 /// The scale bytes of a block of ternary weights and the function from weight to code (0 to 3).
@@ -121,8 +142,18 @@ pub(crate) fn unpack_exact(format: Format, packed: &[u8], out: &mut [f32]) {
 
 /// Quantizes `weights`, a multiple of the format's block, into `packed`, which has exactly the required
 /// length ([`Format::row_bytes`]). The bytes are the same as from llama.cpp's reference quantizers.
+///
+/// # Errors
+/// [`Error::Length`], or [`Error::Unsupported`] for a format without a quantizer ([`Format::packs`]).
 pub fn pack(format: Format, weights: &[f32], packed: &mut [u8]) -> Result<()> {
     check_lengths(format, weights.len(), packed.len())?;
+    if !format.packs() {
+        return Err(Error::Unsupported {
+            key: Name::new("format to quantize to"),
+            found: Name::new(format.name()),
+            expected: "a format with a quantizer",
+        });
+    }
     with_block!(format, B => {
         let blocks = weights.chunks_exact(B::LEN).zip(packed.chunks_exact_mut(B::BYTES));
         blocks.for_each(|(w, block)| B::pack(w, block));

@@ -8,7 +8,7 @@
 //! it is stored exactly as nibble 0.
 #![forbid(unsafe_code)]
 
-use super::{Block, float::f16_at};
+use super::{Block, float::f16_at, nibbles};
 use half::f16;
 
 pub(crate) struct Q4_0;
@@ -16,17 +16,15 @@ pub(crate) struct Q4_0;
 impl Block for Q4_0 {
     const LEN: usize = 32;
     const BYTES: usize = 18;
+    const LEAST: i8 = -8;
 
     fn scale(block: &[u8], _: usize) -> f32 {
         f16_at(block, 0)
     }
 
+    #[inline(always)]
     fn integers(block: &[u8], w: &mut [i8]) {
-        let (lo, hi) = w.split_at_mut(16);
-        for ((lo, hi), &b) in lo.iter_mut().zip(hi).zip(&block[2..]) {
-            *lo = (b & 15) as i8 - 8;
-            *hi = (b >> 4) as i8 - 8;
-        }
+        nibbles(&block[2..18], w, |n| n as i8 - 8);
     }
 
     fn pack(w: &[f32], block: &mut [u8]) {

@@ -7,7 +7,7 @@
 //! w = n * d + m. Source: GGUF type 3. Quantizer: m = the smallest weight, d = (the largest - m) / 15.
 #![forbid(unsafe_code)]
 
-use super::{Block, float::f16_at};
+use super::{Block, float::f16_at, nibbles};
 use half::f16;
 
 pub(crate) struct Q4_1;
@@ -16,6 +16,7 @@ impl Block for Q4_1 {
     const LEN: usize = 32;
     const BYTES: usize = 20;
     const MINIMUM: bool = true;
+    const LEAST: i8 = 0;
 
     fn scale(block: &[u8], _: usize) -> f32 {
         f16_at(block, 0)
@@ -25,12 +26,9 @@ impl Block for Q4_1 {
         f16_at(block, 2)
     }
 
+    #[inline(always)]
     fn integers(block: &[u8], w: &mut [i8]) {
-        let (lo, hi) = w.split_at_mut(16);
-        for ((lo, hi), &b) in lo.iter_mut().zip(hi).zip(&block[4..]) {
-            *lo = (b & 15) as i8;
-            *hi = (b >> 4) as i8;
-        }
+        nibbles(&block[4..20], w, |n| n as i8);
     }
 
     fn pack(w: &[f32], block: &mut [u8]) {

@@ -20,6 +20,7 @@ impl Block for Q8_0 {
         f16_at(block, 0)
     }
 
+    #[inline(always)]
     fn integers(block: &[u8], w: &mut [i8]) {
         for (w, &q) in w.iter_mut().zip(&block[2..]) {
             *w = q as i8;

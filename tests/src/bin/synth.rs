@@ -18,8 +18,9 @@ Writes a Qwen3 model with random weights. Its text is noise; its size and speed 
 
   --shape    0.6b, 1.7b, 4b, 8b (vocabulary of 151669), or tiny (320 tokens)
   --format   one format for all matrices, or several with commas between, taken in turn:
-             f32 f16 bf16 q8_0 q4_0 q1_0 q2_0 (groups of 64) q2_0_legacy (128) pq2_0
-             tq2_0_g128 ptq1_0 tq1_0 tq2_0
+             f32 f16 bf16 q8_0 q4_0 q4_1 q5_0 q5_1 q2_k q3_k q4_k q5_k q6_k q8_k iq4_nl iq4_xs
+             mxfp4 nvfp4 q1_0 q2_0 (groups of 64) q2_0_legacy (128) pq2_0 tq2_0_g128 ptq1_0
+             tq1_0 tq2_0
   --vocab    take tokens and merges from this file, which holds Qwen2's or Qwen3's;
              otherwise a synthetic vocabulary of the same size is made up
   --layers   another number of layers

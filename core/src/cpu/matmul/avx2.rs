@@ -8,9 +8,11 @@ use core::arch::x86_64::*;
 use core::marker::PhantomData;
 
 use super::args::{Kernel, MatmulArgs};
+use super::avx2_runs::Runs;
 use super::row_kernel::{RowKernel, rows};
+use super::run_kernel;
 use crate::cpu::activations::Q8Block;
-use crate::cpu::op::{finish, finish_float};
+use crate::cpu::op::finish_float;
 use crate::cpu::parallel::OutputRows;
 use crate::quant::Format;
 
@@ -24,10 +26,7 @@ pub(super) fn integer(format: Format) -> Option<Kernel> {
         Format::Tq1_0 => integer_rows::<Tq1_0>,
         Format::Ptq1_0 => integer_rows::<Ptq1_0>,
         Format::Q2_0 => integer_rows::<Q2_0>,
-        Format::Q8_0 => block32_rows::<Q8_0, 0>,
-        Format::Q4_0 => block32_rows::<Q4_0, 0>,
-        Format::Q4_1 => block32_rows::<Q4_1, 1>,
-        _ => return None,
+        _ => return run_kernel::of::<Runs>(format),
     })
 }
 
@@ -41,8 +40,15 @@ pub(super) fn float(format: Format) -> Option<Kernel> {
     })
 }
 
-/// Prefetch distance in bytes.
-const PREFETCH: usize = 8192;
+/// Prefetches ahead of the bytes at `p`, which may be any address.
+#[inline(always)]
+pub(super) fn prefetch(p: *const u8, bytes: usize) {
+    const DISTANCE: usize = 8192;
+    for line in 0..bytes.div_ceil(64) {
+        // SAFETY: a prefetch may be of any address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(DISTANCE + 64 * line).cast()) };
+    }
+}
 
 /// Unpacks a format's bytes to codes of zero point 1, at most 3.
 trait Packed {
@@ -60,7 +66,7 @@ trait Packed {
 
 /// Loads 16 bytes at `p` into both halves.
 #[inline(always)]
-unsafe fn both16(p: *const u8) -> __m256i {
+pub(super) unsafe fn both16(p: *const u8) -> __m256i {
     // SAFETY: the caller has AVX2, and 16 bytes at `p`.
     unsafe { _mm256_broadcastsi128_si256(_mm_loadu_si128(p.cast())) }
 }
@@ -379,10 +385,7 @@ impl<F: Packed> RowKernel for Avx2<F> {
 
     #[inline(always)]
     fn prefetch(p: *const u8, bytes: usize) {
-        for line in 0..bytes.div_ceil(64) {
-            // SAFETY: a prefetch may be of any address.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(PREFETCH + 64 * line).cast()) };
-        }
+        prefetch(p, bytes);
     }
 }
 
@@ -390,213 +393,6 @@ impl<F: Packed> RowKernel for Avx2<F> {
 fn integer_rows<F: Packed>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
     // SAFETY: the features of this function.
     unsafe { rows::<Avx2<F>, 4, 4, 2>(args, out) };
-}
-
-/// A format with blocks of 32 weights.
-trait Block32 {
-    const BYTES: usize;
-    /// Subtracted from the codes.
-    const ZERO: i8;
-    /// Whether codes are below 0 or above 127.
-    const SIGNED: bool = false;
-    /// The integers of a block plus `ZERO`.
-    unsafe fn codes(block: *const u8) -> __m256i;
-}
-
-struct Q8_0;
-impl Block32 for Q8_0 {
-    const BYTES: usize = 34;
-    const ZERO: i8 = 0;
-    const SIGNED: bool = true;
-
-    #[inline(always)]
-    unsafe fn codes(block: *const u8) -> __m256i {
-        // SAFETY: the caller has AVX2, and a block at `block`.
-        unsafe { _mm256_loadu_si256(block.add(2).cast()) }
-    }
-}
-
-struct Q4_0;
-impl Block32 for Q4_0 {
-    const BYTES: usize = 18;
-    const ZERO: i8 = 8;
-
-    #[inline(always)]
-    unsafe fn codes(block: *const u8) -> __m256i {
-        // SAFETY: the caller has AVX2, and a block at `block`.
-        unsafe { nibbles(block.add(2)) }
-    }
-}
-
-struct Q4_1;
-impl Block32 for Q4_1 {
-    const BYTES: usize = 20;
-    const ZERO: i8 = 0;
-
-    #[inline(always)]
-    unsafe fn codes(block: *const u8) -> __m256i {
-        // SAFETY: the caller has AVX2, and a block at `block`.
-        unsafe { nibbles(block.add(4)) }
-    }
-}
-
-/// The low nibbles of 16 bytes at `p`, then the high ones.
-#[inline(always)]
-unsafe fn nibbles(p: *const u8) -> __m256i {
-    // SAFETY: the caller has AVX2, and 16 bytes at `p`.
-    unsafe {
-        let nibbles = _mm256_srlv_epi64(both16(p), _mm256_setr_epi64x(0, 0, 4, 4));
-        _mm256_and_si256(nibbles, _mm256_set1_epi8(15))
-    }
-}
-
-/// The f16 at `p` in all lanes.
-#[inline(always)]
-unsafe fn splat_f16(p: *const u8) -> __m256 {
-    // SAFETY: the caller has AVX2 and F16C, and two bytes at `p`.
-    unsafe { _mm256_cvtph_ps(_mm_set1_epi16(p.cast::<i16>().read_unaligned())) }
-}
-
-/// Two blocks of 32 weights, each half of 64 activations. `M` is 1 if each has a minimum after its scale,
-/// else 0.
-struct Pair<F, const M: usize>(PhantomData<F>);
-
-/// The activations of a block of 32 weights.
-#[derive(Clone, Copy)]
-struct Acts32<const M: usize> {
-    q: __m256i,
-    factor: __m256i,
-    /// The initial value of the lanes.
-    start: __m256i,
-    /// The sums of four activations each, multiplied by their factor.
-    sums: [__m256; M],
-}
-
-impl<F: Block32, const M: usize> RowKernel for Pair<F, M> {
-    const BYTES: usize = 2 * F::BYTES;
-    const PARTS: usize = 1;
-    const VECTORS: usize = 1;
-    const GEMV_ROWS: usize = 4;
-    const ROWS: usize = 4;
-    const TOKENS: usize = 2;
-    type Codes = [__m256i; 2];
-    type Acts = [Acts32<M>; 2];
-    /// The integers, and the sums of the activations.
-    type Integers = [(__m256i, [__m256; M]); 2];
-    /// The scale and the minimum.
-    type Scale = [(__m256, [__m256; M]); 2];
-    type Sum = __m256;
-
-    #[inline(always)]
-    unsafe fn codes(block: *const u8, _: usize) -> [__m256i; 2] {
-        // SAFETY: as for this function.
-        unsafe { [F::codes(block), F::codes(block.add(F::BYTES))] }
-    }
-
-    #[inline(always)]
-    unsafe fn scale(block: *const u8) -> [(__m256, [__m256; M]); 2] {
-        // SAFETY: as for this function; a block starts with its scale, and with M = 1 its minimum follows.
-        unsafe {
-            let mut scales = [(_mm256_setzero_ps(), [_mm256_setzero_ps(); M]); 2];
-            for (h, (scale, minimum)) in scales.iter_mut().enumerate() {
-                let block = block.add(h * F::BYTES);
-                *scale = splat_f16(block);
-                for minimum in minimum {
-                    *minimum = splat_f16(block.add(2));
-                }
-            }
-            scales
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn acts(y: *const Q8Block) -> [Acts32<M>; 2] {
-        // SAFETY: as for this function.
-        unsafe {
-            let y = &*y;
-            let zero = _mm256_setzero_si256();
-            let empty = Acts32 { q: zero, factor: zero, start: zero, sums: [_mm256_setzero_ps(); M] };
-            let mut acts = [empty; 2];
-            for (h, acts) in acts.iter_mut().enumerate() {
-                acts.q = _mm256_loadu_si256(y.q.as_ptr().cast::<__m256i>().add(h));
-                acts.factor = _mm256_set1_epi16(y.factor[h] as i16);
-                let off = _mm256_maddubs_epi16(_mm256_set1_epi8(F::ZERO), acts.q);
-                acts.start = _mm256_sub_epi32(zero, _mm256_madd_epi16(off, acts.factor));
-                for sums in &mut acts.sums {
-                    let pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), acts.q);
-                    *sums = _mm256_cvtepi32_ps(_mm256_madd_epi16(pairs, acts.factor));
-                }
-            }
-            acts
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn dot(codes: [__m256i; 2], acts: [Acts32<M>; 2]) -> [(__m256i, [__m256; M]); 2] {
-        let mut n = [(codes[0], acts[0].sums), (codes[1], acts[1].sums)];
-        for h in 0..2 {
-            let Acts32 { q, factor, start, .. } = acts[h];
-            // SAFETY: the caller has AVX2.
-            n[h].0 = unsafe {
-                let pairs = if F::SIGNED {
-                    // Pairs of at most 2 * 128 * 127 fit 16 bits.
-                    _mm256_maddubs_epi16(_mm256_abs_epi8(codes[h]), _mm256_sign_epi8(q, codes[h]))
-                } else {
-                    _mm256_maddubs_epi16(codes[h], q)
-                };
-                _mm256_add_epi32(start, _mm256_madd_epi16(pairs, factor))
-            };
-        }
-        n
-    }
-
-    #[inline(always)]
-    unsafe fn add(a: Self::Integers, _: Self::Integers) -> Self::Integers {
-        a // a block is one part
-    }
-
-    #[inline(always)]
-    unsafe fn zero() -> __m256 {
-        // SAFETY: the caller has AVX2.
-        unsafe { _mm256_setzero_ps() }
-    }
-
-    #[inline(always)]
-    unsafe fn add_block(mut sum: __m256, n: Self::Integers, scale: Self::Scale) -> __m256 {
-        for ((n, sums), (scale, minimum)) in n.into_iter().zip(scale) {
-            // SAFETY: the caller has AVX2.
-            unsafe {
-                sum = _mm256_add_ps(sum, _mm256_mul_ps(_mm256_cvtepi32_ps(n), scale));
-                for (s, minimum) in sums.into_iter().zip(minimum) {
-                    sum = _mm256_add_ps(sum, _mm256_mul_ps(s, minimum));
-                }
-            }
-        }
-        sum
-    }
-
-    #[inline(always)]
-    unsafe fn finish(sum: __m256) -> f32 {
-        let mut lanes = [0.0; 8];
-        // SAFETY: the caller has AVX2; `lanes` has room.
-        unsafe { _mm256_storeu_ps(lanes.as_mut_ptr(), sum) };
-        finish(&lanes)
-    }
-
-    #[inline(always)]
-    fn prefetch(p: *const u8, bytes: usize) {
-        <Avx2<Q1_0> as RowKernel>::prefetch(p, bytes);
-    }
-}
-
-#[target_feature(enable = "avx2,f16c")]
-fn block32_rows<F: Block32, const M: usize>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
-    if !args.w.cols().is_multiple_of(64) {
-        // No real model has such a matrix.
-        return super::scalar::integer(args, out);
-    }
-    // SAFETY: the features of this function.
-    unsafe { rows::<Pair<F, M>, 4, 4, 2>(args, out) };
 }
 
 /// Weights stored one by one.
@@ -699,7 +495,7 @@ unsafe fn float_tile<F: Float, const R: usize, const T: usize>(
                     xs[t] = x_last[t].as_ptr();
                 }
             }
-            <Avx2<Q1_0> as RowKernel>::prefetch(base.wrapping_add(k * F::BYTES * R), 16 * F::BYTES * R);
+            prefetch(base.wrapping_add(k * F::BYTES * R), 16 * F::BYTES * R);
             for h in 0..2 {
                 for r in 0..R {
                     let w = F::load(ws[r].add(8 * h * F::BYTES));

@@ -7,7 +7,8 @@
 //!
 //! | kernel | weights | instruction sets |
 //! |---|---|---|
-//! | row kernel | row-major | AVX2, NEON, simd128 |
+//! | row kernel | row-major, more than 32 weights per scale | AVX2, NEON, simd128 |
+//! | run kernel | row-major, at most 32 weights per scale | AVX2, NEON, simd128 |
 //! | panel kernel | 32-bit panels of 16 rows | AVX2, AVX-512, AMX, NEON, relaxed SIMD |
 //! | LUT kernel, one token at a time | 8-bit panels of 16 rows | AVX2, AVX-512, simd128 |
 //! | LUT kernel, tokens in lanes | panels of 16 rows | AVX2, AVX-512, NEON, simd128, relaxed SIMD |
@@ -20,6 +21,8 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx2_panel;
 #[cfg(target_arch = "x86_64")]
+mod avx2_runs;
+#[cfg(target_arch = "x86_64")]
 mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod avx512_panel;
@@ -30,17 +33,25 @@ mod lut_kernel;
 mod neon;
 #[cfg(target_arch = "aarch64")]
 mod neon_panel;
+#[cfg(target_arch = "aarch64")]
+mod neon_runs;
 #[allow(dead_code, reason = "not every target has an instruction set that uses it")]
 mod panel_kernel;
 #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
 mod relaxed_panel;
 #[allow(dead_code, reason = "not every target has an instruction set that uses it")]
 mod row_kernel;
+#[allow(dead_code, reason = "not every target has an instruction set that uses it")]
+mod run_format;
+#[allow(dead_code, reason = "not every target has an instruction set that uses it")]
+mod run_kernel;
 mod scalar;
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 mod simd128;
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 mod simd128_lut;
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+mod simd128_runs;
 #[allow(dead_code, reason = "not every target has an instruction set that uses it")]
 mod token_lanes;
 

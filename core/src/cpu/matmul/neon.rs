@@ -9,9 +9,10 @@ use core::arch::aarch64::*;
 use core::marker::PhantomData;
 
 use super::args::{Kernel, MatmulArgs};
+use super::neon_runs::Runs;
 use super::row_kernel::{RowKernel, rows};
+use super::run_kernel;
 use crate::cpu::activations::Q8Block;
-use crate::cpu::op::finish;
 use crate::cpu::parallel::OutputRows;
 use crate::quant::{Format, f16_at};
 
@@ -25,10 +26,7 @@ pub(super) fn integer(format: Format) -> Option<Kernel> {
         Format::Tq2_0 => plain::<Tq2_0>,
         Format::Tq1_0 => plain::<Tq1_0>,
         Format::Ptq1_0 => plain::<Ptq1_0>,
-        Format::Q8_0 => plain32::<Q8_0, 0>,
-        Format::Q4_0 => plain32::<Q4_0, 0>,
-        Format::Q4_1 => plain32::<Q4_1, 1>,
-        _ => return None,
+        _ => return run_kernel::of::<Runs<false>>(format),
     })
 }
 
@@ -42,15 +40,12 @@ pub(super) fn integer_dotprod(format: Format) -> Option<Kernel> {
         Format::Tq2_0 => dotprod::<Tq2_0>,
         Format::Tq1_0 => dotprod::<Tq1_0>,
         Format::Ptq1_0 => dotprod::<Ptq1_0>,
-        Format::Q8_0 => dotprod32::<Q8_0, 0>,
-        Format::Q4_0 => dotprod32::<Q4_0, 0>,
-        Format::Q4_1 => dotprod32::<Q4_1, 1>,
-        _ => return None,
+        _ => return run_kernel::of::<Runs<true>>(format),
     })
 }
 
-const ROWS: usize = 4;
-const TOKENS: usize = 2;
+pub(super) const ROWS: usize = 4;
+pub(super) const TOKENS: usize = 2;
 
 #[target_feature(enable = "neon")]
 fn plain<F: Packed>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
@@ -62,25 +57,6 @@ fn plain<F: Packed>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
 fn dotprod<F: Packed>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
     // SAFETY: the features of this function.
     unsafe { rows::<Neon<F, true>, ROWS, ROWS, TOKENS>(args, out) };
-}
-
-#[target_feature(enable = "neon")]
-fn plain32<F: Block32, const M: usize>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
-    if !args.w.cols().is_multiple_of(64) {
-        // No real model has such a matrix.
-        return super::scalar::integer(args, out);
-    }
-    // SAFETY: the features of this function.
-    unsafe { rows::<Pair<F, false, M>, ROWS, ROWS, TOKENS>(args, out) };
-}
-
-#[target_feature(enable = "neon,dotprod")]
-fn dotprod32<F: Block32, const M: usize>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
-    if !args.w.cols().is_multiple_of(64) {
-        return super::scalar::integer(args, out);
-    }
-    // SAFETY: the features of this function.
-    unsafe { rows::<Pair<F, true, M>, ROWS, ROWS, TOKENS>(args, out) };
 }
 
 /// Unpacks a format's bytes to codes of zero point 1, at most 3.
@@ -296,7 +272,7 @@ fn sdot(mut n: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
 
 /// The sums of each four products.
 #[inline(always)]
-unsafe fn fours<const DOT: bool>(a: int8x16_t, b: int8x16_t) -> int32x4_t {
+pub(super) unsafe fn fours<const DOT: bool>(a: int8x16_t, b: int8x16_t) -> int32x4_t {
     // SAFETY: the caller has NEON, and `sdot` if DOT is set.
     unsafe {
         if DOT {
@@ -416,167 +392,4 @@ impl<F: Packed, const DOT: bool> RowKernel for Neon<F, DOT> {
     fn prefetch(_: *const u8, _: usize) {
         // The intrinsic is not stable; these processors prefetch a single stream well.
     }
-}
-
-/// A format with blocks of 32 weights.
-trait Block32 {
-    const BYTES: usize;
-    /// The weights of a block.
-    unsafe fn weights(block: *const u8) -> [int8x16_t; 2];
-}
-
-struct Q8_0;
-impl Block32 for Q8_0 {
-    const BYTES: usize = 34;
-
-    #[inline(always)]
-    unsafe fn weights(block: *const u8) -> [int8x16_t; 2] {
-        // SAFETY: the caller has NEON, and a block at `block`.
-        unsafe { [vld1q_s8(block.add(2).cast()), vld1q_s8(block.add(18).cast())] }
-    }
-}
-
-struct Q4_0;
-impl Block32 for Q4_0 {
-    const BYTES: usize = 18;
-
-    #[inline(always)]
-    unsafe fn weights(block: *const u8) -> [int8x16_t; 2] {
-        // SAFETY: the caller has NEON, and a block at `block`.
-        unsafe {
-            let (bytes, eight) = (vld1q_u8(block.add(2)), vdupq_n_s8(8));
-            let (low, high) = (vandq_u8(bytes, vdupq_n_u8(15)), vshrq_n_u8::<4>(bytes));
-            [vsubq_s8(vreinterpretq_s8_u8(low), eight), vsubq_s8(vreinterpretq_s8_u8(high), eight)]
-        }
-    }
-}
-
-struct Q4_1;
-impl Block32 for Q4_1 {
-    const BYTES: usize = 20;
-
-    #[inline(always)]
-    unsafe fn weights(block: *const u8) -> [int8x16_t; 2] {
-        // SAFETY: the caller has NEON, and a block at `block`.
-        unsafe {
-            let bytes = vld1q_u8(block.add(4));
-            let (low, high) = (vandq_u8(bytes, vdupq_n_u8(15)), vshrq_n_u8::<4>(bytes));
-            [vreinterpretq_s8_u8(low), vreinterpretq_s8_u8(high)]
-        }
-    }
-}
-
-/// Two blocks of 32 weights, each half of 64 activations. `M` is 1 if each has a minimum after its scale,
-/// else 0.
-struct Pair<F, const DOT: bool, const M: usize>(PhantomData<F>);
-
-/// Sixteen activations.
-#[derive(Clone, Copy)]
-struct Acts16<const M: usize> {
-    q: int8x16_t,
-    factor: int32x4_t,
-    /// The sums of four activations each, multiplied by their factor.
-    sums: [float32x4_t; M],
-}
-
-impl<F: Block32, const DOT: bool, const M: usize> RowKernel for Pair<F, DOT, M> {
-    const BYTES: usize = 2 * F::BYTES;
-    const PARTS: usize = 1;
-    const VECTORS: usize = 1;
-    const GEMV_ROWS: usize = ROWS;
-    const ROWS: usize = ROWS;
-    const TOKENS: usize = TOKENS;
-    type Codes = [int8x16_t; 4];
-    type Acts = [Acts16<M>; 4];
-    /// The integers, and the sums of the activations.
-    type Integers = [(int32x4_t, [float32x4_t; M]); 4];
-    /// The scale and the minimum.
-    type Scale = [(f32, [f32; M]); 2];
-    type Sum = [float32x4_t; 2];
-
-    #[inline(always)]
-    unsafe fn codes(block: *const u8, _: usize) -> [int8x16_t; 4] {
-        // SAFETY: as for this function.
-        unsafe {
-            let ([a, b], [c, d]) = (F::weights(block), F::weights(block.add(F::BYTES)));
-            [a, b, c, d]
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn scale(block: *const u8) -> [(f32, [f32; M]); 2] {
-        // SAFETY: as for this function.
-        let both = unsafe { core::slice::from_raw_parts(block, 2 * F::BYTES) };
-        [0, F::BYTES].map(|at| (f16_at(both, at), [(); M].map(|()| f16_at(both, at + 2))))
-    }
-
-    #[inline(always)]
-    unsafe fn acts(y: *const Q8Block) -> [Acts16<M>; 4] {
-        // SAFETY: as for this function.
-        unsafe {
-            let y = &*y;
-            let zero = vdupq_n_f32(0.0);
-            let mut acts = [Acts16 { q: vdupq_n_s8(0), factor: vdupq_n_s32(0), sums: [zero; M] }; 4];
-            for (v, acts) in acts.iter_mut().enumerate() {
-                acts.q = vld1q_s8(y.q.as_ptr().add(16 * v));
-                acts.factor = vdupq_n_s32(y.factor[v / 2]);
-                for sums in &mut acts.sums {
-                    *sums = vcvtq_f32_s32(vmulq_s32(vpaddlq_s16(vpaddlq_s8(acts.q)), acts.factor));
-                }
-            }
-            acts
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn dot(codes: [int8x16_t; 4], acts: [Acts16<M>; 4]) -> Self::Integers {
-        // SAFETY: the caller has NEON, and `sdot` if DOT is set.
-        unsafe {
-            let mut n = [(vdupq_n_s32(0), acts[0].sums); 4];
-            for v in 0..4 {
-                n[v] = (vmulq_s32(fours::<DOT>(codes[v], acts[v].q), acts[v].factor), acts[v].sums);
-            }
-            n
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn add(a: Self::Integers, _: Self::Integers) -> Self::Integers {
-        a // a block is one part
-    }
-
-    #[inline(always)]
-    unsafe fn zero() -> [float32x4_t; 2] {
-        // SAFETY: the caller has NEON.
-        unsafe { [vdupq_n_f32(0.0); 2] }
-    }
-
-    #[inline(always)]
-    unsafe fn add_block(mut sum: [float32x4_t; 2], n: Self::Integers, scale: Self::Scale) -> Self::Sum {
-        for v in 0..4 {
-            let ((n, sums), (scale, minimum)) = (n[v], scale[v / 2]);
-            // SAFETY: the caller has NEON.
-            unsafe {
-                sum[v % 2] = vaddq_f32(sum[v % 2], vmulq_n_f32(vcvtq_f32_s32(n), scale));
-                for (s, minimum) in sums.into_iter().zip(minimum) {
-                    sum[v % 2] = vaddq_f32(sum[v % 2], vmulq_n_f32(s, minimum));
-                }
-            }
-        }
-        sum
-    }
-
-    #[inline(always)]
-    unsafe fn finish(sum: [float32x4_t; 2]) -> f32 {
-        let mut lanes = [0.0; 8];
-        // SAFETY: the caller has NEON; `lanes` has room.
-        unsafe {
-            vst1q_f32(lanes.as_mut_ptr(), sum[0]);
-            vst1q_f32(lanes.as_mut_ptr().add(4), sum[1]);
-        }
-        finish(&lanes)
-    }
-
-    #[inline(always)]
-    fn prefetch(_: *const u8, _: usize) {}
 }

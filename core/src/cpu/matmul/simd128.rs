@@ -10,8 +10,9 @@ use core::arch::wasm32::*;
 
 use super::args::{Kernel, MatmulArgs};
 use super::row_kernel::{RowKernel, rows};
+use super::run_kernel;
+use super::simd128_runs::Runs;
 use crate::cpu::activations::Q8Block;
-use crate::cpu::op::finish;
 use crate::cpu::parallel::OutputRows;
 use crate::quant::{Format, f16_at};
 
@@ -25,33 +26,21 @@ pub(super) fn integer(format: Format) -> Option<Kernel> {
         Format::Tq2_0 => |args, out| kernel::<PanelKernel<Tq2_0>>(args, out),
         Format::Tq1_0 => |args, out| kernel::<PanelKernel<Tq1_0>>(args, out),
         Format::Ptq1_0 => |args, out| kernel::<PanelKernel<Ptq1_0>>(args, out),
-        Format::Q8_0 => |args, out| kernel32::<Q8_0, 0>(args, out),
-        Format::Q4_0 => |args, out| kernel32::<Q4_0, 0>(args, out),
-        Format::Q4_1 => |args, out| kernel32::<Q4_1, 1>(args, out),
-        _ => return None,
+        _ => return run_kernel::of::<Runs>(format),
     })
 }
 
-const GEMV_ROWS: usize = 4;
-const ROWS: usize = 4;
-const TOKENS: usize = 1;
+pub(super) const GEMV_ROWS: usize = 4;
+pub(super) const ROWS: usize = 4;
+pub(super) const TOKENS: usize = 1;
 
 fn kernel<D: RowKernel>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
     // SAFETY: this file is compiled only where simd128 is.
     unsafe { rows::<D, GEMV_ROWS, ROWS, TOKENS>(args, out) };
 }
 
-fn kernel32<F: Block32, const M: usize>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
-    if args.w.cols().is_multiple_of(64) {
-        kernel::<Pair<F, M>>(args, out);
-    } else {
-        // No real model has such a matrix.
-        super::scalar::integer(args, out);
-    }
-}
-
 #[inline(always)]
-unsafe fn load(p: *const u8) -> v128 {
+pub(super) unsafe fn load(p: *const u8) -> v128 {
     // SAFETY: the caller has 16 bytes at `p`.
     unsafe { v128_load(p.cast()) }
 }
@@ -232,7 +221,7 @@ trait Packed {
 
 /// The even bytes and the odd ones, sign-extended to 16 bits.
 #[inline(always)]
-fn signed_words(bytes: v128) -> [v128; 2] {
+pub(super) fn signed_words(bytes: v128) -> [v128; 2] {
     [i16x8_shr(i16x8_shl(bytes, 8), 8), i16x8_shr(bytes, 8)]
 }
 
@@ -469,153 +458,6 @@ impl<F: Packed> RowKernel for PanelKernel<F> {
     #[inline(always)]
     unsafe fn finish(sum: f32) -> f32 {
         sum
-    }
-
-    #[inline(always)]
-    fn prefetch(_: *const u8, _: usize) {}
-}
-
-/// A format with blocks of 32 weights.
-trait Block32 {
-    const BYTES: usize;
-    /// The weights of a block, the even ones and the odd ones of each sixteen.
-    unsafe fn weights(block: *const u8) -> [[v128; 2]; 2];
-}
-
-struct Q8_0;
-impl Block32 for Q8_0 {
-    const BYTES: usize = 34;
-
-    #[inline(always)]
-    unsafe fn weights(block: *const u8) -> [[v128; 2]; 2] {
-        // SAFETY: as for this function.
-        unsafe { [signed_words(load(block.add(2))), signed_words(load(block.add(18)))] }
-    }
-}
-
-struct Q4_0;
-impl Block32 for Q4_0 {
-    const BYTES: usize = 18;
-
-    #[inline(always)]
-    unsafe fn weights(block: *const u8) -> [[v128; 2]; 2] {
-        // SAFETY: as for this function.
-        let bytes = unsafe { load(block.add(2)) };
-        let word = |shift| i16x8_sub(v128_and(u16x8_shr(bytes, shift), i16x8_splat(15)), i16x8_splat(8));
-        [[word(0), word(8)], [word(4), word(12)]]
-    }
-}
-
-struct Q4_1;
-impl Block32 for Q4_1 {
-    const BYTES: usize = 20;
-
-    #[inline(always)]
-    unsafe fn weights(block: *const u8) -> [[v128; 2]; 2] {
-        // SAFETY: as for this function.
-        let bytes = unsafe { load(block.add(4)) };
-        let word = |shift| v128_and(u16x8_shr(bytes, shift), i16x8_splat(15));
-        [[word(0), word(8)], [word(4), word(12)]]
-    }
-}
-
-/// Two blocks of 32 weights, each half of 64 activations. `M` is 1 if each has a minimum after its scale,
-/// else 0.
-struct Pair<F, const M: usize>(core::marker::PhantomData<F>);
-
-/// Sixteen activations.
-#[derive(Clone, Copy)]
-struct Acts16<const M: usize> {
-    even: v128,
-    odd: v128,
-    factor: v128,
-    /// The sums of four activations each, multiplied by their factor.
-    sums: [v128; M],
-}
-
-impl<F: Block32, const M: usize> RowKernel for Pair<F, M> {
-    const BYTES: usize = 2 * F::BYTES;
-    const PARTS: usize = 1;
-    const VECTORS: usize = 1;
-    const GEMV_ROWS: usize = GEMV_ROWS;
-    const ROWS: usize = ROWS;
-    const TOKENS: usize = TOKENS;
-    type Codes = [[v128; 2]; 4];
-    type Acts = [Acts16<M>; 4];
-    /// The integers, and the sums of the activations.
-    type Integers = [(v128, [v128; M]); 4];
-    /// The scale and the minimum.
-    type Scale = [(f32, [f32; M]); 2];
-    type Sum = [v128; 2];
-
-    #[inline(always)]
-    unsafe fn codes(block: *const u8, _: usize) -> [[v128; 2]; 4] {
-        // SAFETY: as for this function.
-        let ([a, b], [c, d]) = unsafe { (F::weights(block), F::weights(block.add(F::BYTES))) };
-        [a, b, c, d]
-    }
-
-    #[inline(always)]
-    unsafe fn scale(block: *const u8) -> [(f32, [f32; M]); 2] {
-        // SAFETY: as for this function; a block starts with its scale, and with M = 1 its minimum follows.
-        [0, F::BYTES].map(|at| unsafe {
-            let block = block.add(at);
-            (scale(block), [(); M].map(|()| scale(block.add(2))))
-        })
-    }
-
-    #[inline(always)]
-    unsafe fn acts(y: *const Q8Block) -> [Acts16<M>; 4] {
-        // SAFETY: as for this function.
-        let (q, factor) = unsafe { (activations(&*y), factors(&*y)) };
-        core::array::from_fn(|v| {
-            let ([even, odd], factor) = (signed_words(q[v]), factor[v]);
-            let sums = [(); M].map(|()| f32x4_convert_i32x4(i32x4_dot_i16x8(i16x8_add(even, odd), factor)));
-            Acts16 { even, odd, factor, sums }
-        })
-    }
-
-    #[inline(always)]
-    unsafe fn dot(codes: [[v128; 2]; 4], acts: [Acts16<M>; 4]) -> Self::Integers {
-        core::array::from_fn(|v| {
-            let ([c_even, c_odd], Acts16 { even, odd, factor, sums }) = (codes[v], acts[v]);
-            // Two products of at most 128 * 127 fit 16 bits.
-            let pairs = i16x8_add(i16x8_mul(c_even, even), i16x8_mul(c_odd, odd));
-            (i32x4_dot_i16x8(pairs, factor), sums)
-        })
-    }
-
-    #[inline(always)]
-    unsafe fn add(a: Self::Integers, _: Self::Integers) -> Self::Integers {
-        a // a block is one part
-    }
-
-    #[inline(always)]
-    unsafe fn zero() -> [v128; 2] {
-        [f32x4_splat(0.0); 2]
-    }
-
-    #[inline(always)]
-    unsafe fn add_block(mut sum: [v128; 2], n: Self::Integers, scale: Self::Scale) -> [v128; 2] {
-        for v in 0..4 {
-            let ((n, sums), (scale, minimum)) = (n[v], scale[v / 2]);
-            let scaled = f32x4_mul(f32x4_convert_i32x4(n), f32x4_splat(scale));
-            sum[v % 2] = f32x4_add(sum[v % 2], scaled);
-            for (s, minimum) in sums.into_iter().zip(minimum) {
-                sum[v % 2] = f32x4_add(sum[v % 2], f32x4_mul(s, f32x4_splat(minimum)));
-            }
-        }
-        sum
-    }
-
-    #[inline(always)]
-    unsafe fn finish(sum: [v128; 2]) -> f32 {
-        let mut lanes = [0.0; 8];
-        for (h, sum) in sum.into_iter().enumerate() {
-            // SAFETY: `lanes` has room for 4 floats at each half.
-            unsafe { v128_store(lanes.as_mut_ptr().add(4 * h).cast(), sum) };
-        }
-        finish(&lanes)
     }
 
     #[inline(always)]

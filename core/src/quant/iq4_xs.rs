@@ -1,0 +1,36 @@
+//! IQ4_XS: 256 weights in 8 groups of 32, as indices of 16 unevenly spaced integers.
+//!
+//! ```text
+//! byte   0 1   2 3   4 ... 7   8 ............. 135
+//!      | d   | hi  | lo      | 16 bytes of nibbles for each group
+//! ```
+//! The scale of group g is d * (s - 32), where the low four bits of s are nibble g of `lo` (even groups in
+//! the low half of a byte) and the high two bits are bits 2 g and 2 g + 1 of the 16-bit number `hi`. Within a
+//! group, the low nibble of byte j is n[j], the high nibble n[j+16], as in Q4_0.
+//!
+//! w = LEVELS[n] * d * (s - 32), with the levels of IQ4_NL. Source: GGUF type 23.
+#![forbid(unsafe_code)]
+
+use super::{Block, float::f16_at, iq4_nl::LEVELS, nibbles};
+
+pub(crate) struct Iq4Xs;
+
+impl Block for Iq4Xs {
+    const LEN: usize = 256;
+    const BYTES: usize = 136;
+    const PACKS: bool = false;
+    const GROUP: usize = 32;
+
+    fn scale(block: &[u8], group: usize) -> f32 {
+        let low = block[4 + group / 2] >> (4 * (group % 2)) & 15;
+        let high = block[2 + group / 4] >> (2 * (group % 4)) & 3;
+        f16_at(block, 0) * f32::from((low | high << 4) as i8 - 32)
+    }
+
+    #[inline(always)]
+    fn integers(block: &[u8], w: &mut [i8]) {
+        for (w, bytes) in w.chunks_exact_mut(32).zip(block[8..136].chunks_exact(16)) {
+            nibbles(bytes, w, |n| LEVELS[usize::from(n)]);
+        }
+    }
+}
