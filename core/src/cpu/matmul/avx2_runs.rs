@@ -167,7 +167,7 @@ impl RunKernels for Runs {
         #[target_feature(enable = "avx2,f16c")]
         fn kernel<F: RunFormat>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
             // SAFETY: the features of this function.
-            unsafe { run_kernel::rows::<Runs, F, 4, 4, 2>(args, out) };
+            unsafe { run_kernel::rows::<Runs, F, 4, 2>(args, out) };
         }
         kernel::<F>
     }

@@ -170,7 +170,7 @@ impl RunKernels for Runs<false> {
         #[target_feature(enable = "neon")]
         fn kernel<F: RunFormat>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
             // SAFETY: the features of this function.
-            unsafe { run_kernel::rows::<Runs<false>, F, ROWS, ROWS, TOKENS>(args, out) };
+            unsafe { run_kernel::rows::<Runs<false>, F, ROWS, TOKENS>(args, out) };
         }
         kernel::<F>
     }
@@ -181,7 +181,7 @@ impl RunKernels for Runs<true> {
         #[target_feature(enable = "neon,dotprod")]
         fn kernel<F: RunFormat>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
             // SAFETY: the features of this function.
-            unsafe { run_kernel::rows::<Runs<true>, F, ROWS, ROWS, TOKENS>(args, out) };
+            unsafe { run_kernel::rows::<Runs<true>, F, ROWS, TOKENS>(args, out) };
         }
         kernel::<F>
     }

@@ -16,6 +16,8 @@ pub(super) trait RunFormat {
     type Block: Block;
     /// Whether the integers are multiplied as they are. Otherwise their zero point is added.
     const SIGNED: bool = false;
+    /// Whether many files have it.
+    const COMMON: bool = false;
     /// Added to the integers: codes are at most 63.
     const ZERO: i8 = if Self::SIGNED { 0 } else { -Self::Block::LEAST };
 
@@ -109,6 +111,7 @@ struct Q8_0;
 impl RunFormat for Q8_0 {
     type Block = quant::q8_0::Q8_0;
     const SIGNED: bool = true;
+    const COMMON: bool = true;
 
     #[inline(always)]
     unsafe fn run<I: RunIsa>(block: *const u8, _: usize) -> I::Bytes {
@@ -121,6 +124,7 @@ impl RunFormat for Q8_0 {
 struct Q4_0;
 impl RunFormat for Q4_0 {
     type Block = quant::q4_0::Q4_0;
+    const COMMON: bool = true;
 
     #[inline(always)]
     unsafe fn run<I: RunIsa>(block: *const u8, _: usize) -> I::Bytes {
@@ -231,6 +235,7 @@ impl RunFormat for Q3K {
 struct Q4K;
 impl RunFormat for Q4K {
     type Block = quant::k_quants::Q4K;
+    const COMMON: bool = true;
 
     #[inline(always)]
     unsafe fn run<I: RunIsa>(block: *const u8, run: usize) -> I::Bytes {

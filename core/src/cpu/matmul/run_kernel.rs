@@ -3,6 +3,9 @@
 //! rows are unpacked once for all tokens.
 #![allow(unsafe_code)]
 
+use core::marker::PhantomData;
+use core::mem::MaybeUninit;
+
 use super::args::{Kernel, MatmulArgs};
 use super::run_format::{RunFormat, WithFormat, with_format};
 use crate::cpu::activations::{Q8Block, q8_blocks};
@@ -74,7 +77,7 @@ pub(super) trait RunKernels {
 
 /// The kernel for `format`, if it has at most 32 weights per scale.
 pub(super) fn of<K: RunKernels>(format: Format) -> Option<Kernel> {
-    struct Of<K>(core::marker::PhantomData<K>);
+    struct Of<K>(PhantomData<K>);
     impl<K: RunKernels> WithFormat for Of<K> {
         type Output = Kernel;
 
@@ -82,39 +85,92 @@ pub(super) fn of<K: RunKernels>(format: Format) -> Option<Kernel> {
             K::kernel::<F>()
         }
     }
-    with_format(format, Of::<K>(core::marker::PhantomData))
+    with_format(format, Of::<K>(PhantomData))
 }
 
-/// Fills `out` in tiles of `R` rows and `T` tokens, or of `G` rows for one token.
+/// Fills `out` in tiles of `R` rows and `T` tokens; one token with `R` rows, too.
 ///
 /// Safety: the caller has the instruction set.
 #[inline(always)]
-pub(super) unsafe fn rows<I: RunIsa, F: RunFormat, const G: usize, const R: usize, const T: usize>(
+pub(super) unsafe fn rows<I: RunIsa, F: RunFormat, const R: usize, const T: usize>(
     args: &MatmulArgs<'_>,
     out: &mut OutputRows<'_>,
 ) {
-    let mut i = 0;
-    // SAFETY: the caller has the instruction set.
+    // Jobs are multiples of R rows, but for the last rows of a few matrices.
+    let whole = out.len() / R * R;
+    for i in (0..whole).step_by(R) {
+        // SAFETY: the caller has the instruction set.
+        unsafe {
+            match (args.tokens, F::Block::MINIMUM) {
+                (1, _) => gemv::<I, F, R>(args, out, i),
+                (_, true) => gemm::<I, Inlined<F>, true, R, T>(&Inlined(PhantomData), args, out, i),
+                (_, false) => gemm::<I, Inlined<F>, false, R, T>(&Inlined(PhantomData), args, out, i),
+            }
+        }
+    }
+    if whole < out.len() {
+        super::scalar::integer_from(whole, args, out);
+    }
+}
+
+/// [`rows`] in less code: formats share the loops around their unpacking, except that the most common ones
+/// have their own for one token.
+///
+/// Safety: the caller has the instruction set, as has the rest of the program.
+pub(super) unsafe fn rows_compact<I: RunIsa, F: RunFormat, const R: usize>(
+    args: &MatmulArgs<'_>,
+    out: &mut OutputRows<'_>,
+) {
+    if F::COMMON && args.tokens == 1 {
+        // SAFETY: as for this function.
+        return unsafe { one::<I, F, R>(args, out) };
+    }
+    let format = Called {
+        runs: F::Block::LEN / RUN,
+        bytes: F::Block::BYTES,
+        zero: F::ZERO,
+        signed: F::SIGNED,
+        unpack: |blocks, r, n, w| {
+            // SAFETY: as for `Unpack::unpack`.
+            unsafe { Inlined::<F>(PhantomData).unpack::<I, R>(blocks, r, n, w) }
+        },
+    };
+    // SAFETY: as for this function.
     unsafe {
-        while i < out.len() {
-            let left = out.len() - i;
-            i += match args.tokens {
-                1 if left >= G => gemv::<I, F, G>(args, out, i),
-                1 => gemv::<I, F, 1>(args, out, i),
-                _ if left >= R => gemm::<I, F, R, T>(args, out, i),
-                _ => gemm::<I, F, 1, T>(args, out, i),
-            };
+        if F::Block::MINIMUM {
+            tiles::<I, true, R>(&format, args, out);
+        } else {
+            tiles::<I, false, R>(&format, args, out);
         }
     }
 }
 
-/// The activations of run `run` of a token, for weights of `F`.
-#[inline(always)]
-unsafe fn acts<I: RunIsa, F: RunFormat>(y: *const Q8Block, run: usize) -> I::Acts {
-    // SAFETY: the caller has the instruction set, and this run.
-    unsafe {
-        let (y, half) = (&*y.add(run / 2), run % 2);
-        I::acts(y.q.as_ptr().add(RUN * half), y.factor[half], F::ZERO)
+/// [`rows`] for one token.
+#[inline(never)]
+unsafe fn one<I: RunIsa, F: RunFormat, const R: usize>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
+    let whole = out.len() / R * R;
+    for i in (0..whole).step_by(R) {
+        // SAFETY: the caller has the instruction set.
+        unsafe { gemv::<I, F, R>(args, out, i) };
+    }
+    if whole < out.len() {
+        super::scalar::integer_from(whole, args, out);
+    }
+}
+
+#[inline(never)]
+unsafe fn tiles<I: RunIsa, const MINIMUM: bool, const R: usize>(
+    format: &Called<I, R>,
+    args: &MatmulArgs<'_>,
+    out: &mut OutputRows<'_>,
+) {
+    let whole = out.len() / R * R;
+    for i in (0..whole).step_by(R) {
+        // SAFETY: the caller has the instruction set.
+        unsafe { gemm::<I, _, MINIMUM, R, 1>(format, args, out, i) };
+    }
+    if whole < out.len() {
+        super::scalar::integer_from(whole, args, out);
     }
 }
 
@@ -126,13 +182,13 @@ unsafe fn of_run<I: RunIsa, B: Block>(groups: &[f32; MAX_GROUPS], run: usize) ->
     unsafe { I::lanes(groups[first], groups[second]) }
 }
 
-/// Computes R rows from row `i` for one token; returns R.
+/// Computes R rows from row `i` for one token.
 #[inline(always)]
 unsafe fn gemv<I: RunIsa, F: RunFormat, const R: usize>(
     args: &MatmulArgs<'_>,
     out: &mut OutputRows<'_>,
     i: usize,
-) -> usize {
+) {
     let row_bytes = args.w.row_bytes();
     let base = args.w.row(out.first() + i).as_ptr();
     let per_block = F::Block::LEN / RUN;
@@ -147,9 +203,9 @@ unsafe fn gemv<I: RunIsa, F: RunFormat, const R: usize>(
                 scales[r] = F::scales::<I>(block(r));
             }
             for run in 0..per_block {
-                let acts = acts::<I, F>(args.q8.as_ptr(), b * per_block + run);
+                let acts = acts::<I>(args.q8.as_ptr(), b * per_block + run, F::ZERO);
                 for r in 0..R {
-                    let n = dot::<I, F>(codes::<I, F>(block(r), run), acts);
+                    let n = dot::<I>(F::SIGNED, codes::<I, F>(block(r), run), acts);
                     sums[r] = I::add(sums[r], n, of_run::<I, F::Block>(&scales[r][0], run));
                     if F::Block::MINIMUM {
                         let minimum = of_run::<I, F::Block>(&scales[r][1], run);
@@ -162,7 +218,16 @@ unsafe fn gemv<I: RunIsa, F: RunFormat, const R: usize>(
             out.put(0, i + r, finish(&I::store(sums[r])) * args.step(0));
         }
     }
-    R
+}
+
+/// The activations of run `run` of a token, for weights to which `zero` was added.
+#[inline(always)]
+unsafe fn acts<I: RunIsa>(y: *const Q8Block, run: usize, zero: i8) -> I::Acts {
+    // SAFETY: the caller has the instruction set, and this run.
+    unsafe {
+        let (y, half) = (&*y.add(run / 2), run % 2);
+        I::acts(y.q.as_ptr().add(RUN * half), y.factor[half], zero)
+    }
 }
 
 /// Run `run` of a block, ready to be multiplied.
@@ -176,60 +241,160 @@ unsafe fn codes<I: RunIsa, F: RunFormat>(block: *const u8, run: usize) -> I::Cod
 }
 
 #[inline(always)]
-unsafe fn dot<I: RunIsa, F: RunFormat>(w: I::Codes, acts: I::Acts) -> I::Floats {
+unsafe fn dot<I: RunIsa>(signed: bool, w: I::Codes, acts: I::Acts) -> I::Floats {
     // SAFETY: the caller has the instruction set.
-    unsafe { if F::SIGNED { I::dot::<true>(w, acts) } else { I::dot::<false>(w, acts) } }
+    unsafe { if signed { I::dot::<true>(w, acts) } else { I::dot::<false>(w, acts) } }
 }
 
 /// Unpacked runs of R rows.
 struct Unpacked<I: RunIsa, const R: usize> {
-    codes: [[I::Codes; R]; RUNS],
-    scales: [[I::Floats; R]; RUNS],
-    minima: [[I::Floats; R]; RUNS],
+    codes: [[MaybeUninit<I::Codes>; R]; RUNS],
+    scales: [[MaybeUninit<I::Floats>; R]; RUNS],
+    minima: [[MaybeUninit<I::Floats>; R]; RUNS],
 }
 
-/// Computes R rows from row `i` for many tokens; returns R.
+/// A format as [`gemm`] needs it.
+trait Unpack<I: RunIsa, const R: usize> {
+    /// Runs of a block.
+    fn runs(&self) -> usize;
+    /// Bytes of a block.
+    fn bytes(&self) -> usize;
+    /// Added to the integers.
+    fn zero(&self) -> i8;
+    /// Whether integers are multiplied as they are.
+    fn signed(&self) -> bool;
+    /// Unpacks the first `n` runs of `blocks` as those of row `r`.
+    ///
+    /// Safety: needs the instruction set, and whole blocks of so many runs.
+    unsafe fn unpack(&self, blocks: *const u8, r: usize, n: usize, w: &mut Unpacked<I, R>);
+}
+
+/// A format that is inlined.
+struct Inlined<F>(PhantomData<F>);
+
+impl<F: RunFormat> Inlined<F> {
+    #[inline(always)]
+    unsafe fn unpack<I: RunIsa, const R: usize>(
+        &self,
+        blocks: *const u8,
+        r: usize,
+        n: usize,
+        w: &mut Unpacked<I, R>,
+    ) {
+        let per_block = F::Block::LEN / RUN;
+        for at in (0..n).step_by(per_block) {
+            // SAFETY: as for `Unpack::unpack`.
+            unsafe {
+                let block = blocks.add(at / per_block * F::Block::BYTES);
+                let scales = F::scales::<I>(block);
+                for run in 0..per_block {
+                    w.codes[at + run][r].write(codes::<I, F>(block, run));
+                    w.scales[at + run][r].write(of_run::<I, F::Block>(&scales[0], run));
+                    if F::Block::MINIMUM {
+                        w.minima[at + run][r].write(of_run::<I, F::Block>(&scales[1], run));
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl<I: RunIsa, F: RunFormat, const R: usize> Unpack<I, R> for Inlined<F> {
+    #[inline(always)]
+    fn runs(&self) -> usize {
+        F::Block::LEN / RUN
+    }
+
+    #[inline(always)]
+    fn bytes(&self) -> usize {
+        F::Block::BYTES
+    }
+
+    #[inline(always)]
+    fn zero(&self) -> i8 {
+        F::ZERO
+    }
+
+    #[inline(always)]
+    fn signed(&self) -> bool {
+        F::SIGNED
+    }
+
+    #[inline(always)]
+    unsafe fn unpack(&self, blocks: *const u8, r: usize, n: usize, w: &mut Unpacked<I, R>) {
+        // SAFETY: as for this function.
+        unsafe { self.unpack::<I, R>(blocks, r, n, w) };
+    }
+}
+
+/// A format that is called.
+struct Called<I: RunIsa, const R: usize> {
+    runs: usize,
+    bytes: usize,
+    zero: i8,
+    signed: bool,
+    unpack: fn(*const u8, usize, usize, &mut Unpacked<I, R>),
+}
+
+impl<I: RunIsa, const R: usize> Unpack<I, R> for Called<I, R> {
+    fn runs(&self) -> usize {
+        self.runs
+    }
+
+    fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    fn zero(&self) -> i8 {
+        self.zero
+    }
+
+    fn signed(&self) -> bool {
+        self.signed
+    }
+
+    unsafe fn unpack(&self, blocks: *const u8, r: usize, n: usize, w: &mut Unpacked<I, R>) {
+        (self.unpack)(blocks, r, n, w);
+    }
+}
+
+/// Computes R rows from row `i` for many tokens.
 #[inline(always)]
-unsafe fn gemm<I: RunIsa, F: RunFormat, const R: usize, const T: usize>(
+unsafe fn gemm<I: RunIsa, U: Unpack<I, R>, const MINIMUM: bool, const R: usize, const T: usize>(
+    format: &U,
     args: &MatmulArgs<'_>,
     out: &mut OutputRows<'_>,
     i: usize,
-) -> usize {
+) {
     let row_bytes = args.w.row_bytes();
-    let (runs, per_block) = (args.w.cols() / RUN, F::Block::LEN / RUN);
+    let (runs, per_block) = (args.w.cols() / RUN, format.runs());
     let base = args.w.row(out.first() + i).as_ptr();
-    // SAFETY: the caller has the instruction set and R rows; each token has as many runs. All-zero bits are
-    // valid for vectors.
+    // SAFETY: the caller has the instruction set and R rows; each token has as many runs. Runs are unpacked
+    // before they are read.
     unsafe {
-        let mut w: Unpacked<I, R> = core::mem::zeroed();
+        let w = &mut Unpacked::<I, R> {
+            codes: [[MaybeUninit::uninit(); R]; RUNS],
+            scales: [[MaybeUninit::uninit(); R]; RUNS],
+            minima: [[MaybeUninit::uninit(); R]; RUNS],
+        };
         for first in (0..args.tokens).step_by(TOKEN_BLOCK) {
             let tokens = TOKEN_BLOCK.min(args.tokens - first);
             let mut sums = [[I::lanes(0.0, 0.0); R]; TOKEN_BLOCK];
             for start in (0..runs).step_by(RUNS) {
                 let n = RUNS.min(runs - start);
                 for r in 0..R {
-                    for b in 0..n / per_block {
-                        let block = base.add(r * row_bytes + (start / per_block + b) * F::Block::BYTES);
-                        let scales = F::scales::<I>(block);
-                        for run in 0..per_block {
-                            let at = b * per_block + run;
-                            w.codes[at][r] = codes::<I, F>(block, run);
-                            w.scales[at][r] = of_run::<I, F::Block>(&scales[0], run);
-                            if F::Block::MINIMUM {
-                                w.minima[at][r] = of_run::<I, F::Block>(&scales[1], run);
-                            }
-                        }
-                    }
+                    let blocks = base.add(r * row_bytes + start / per_block * format.bytes());
+                    format.unpack(blocks, r, n, w);
                 }
                 let y_blocks = q8_blocks(args.w.cols());
                 let y = args.q8.as_ptr().add(first * y_blocks + start / 2);
                 let mut t = 0;
                 while t + T <= tokens {
-                    tile::<I, F, R, T>(&w, n, y.add(t * y_blocks), y_blocks, &mut sums[t..]);
+                    tile::<I, U, MINIMUM, R, T>(format, w, n, y.add(t * y_blocks), y_blocks, &mut sums[t..]);
                     t += T;
                 }
                 while t < tokens {
-                    tile::<I, F, R, 1>(&w, n, y.add(t * y_blocks), y_blocks, &mut sums[t..]);
+                    tile::<I, U, MINIMUM, R, 1>(format, w, n, y.add(t * y_blocks), y_blocks, &mut sums[t..]);
                     t += 1;
                 }
             }
@@ -240,12 +405,12 @@ unsafe fn gemm<I: RunIsa, F: RunFormat, const R: usize, const T: usize>(
             }
         }
     }
-    R
 }
 
 /// Adds `n` runs to the sums of R rows and of T tokens, which are `y_blocks` apart at `y`.
 #[inline(always)]
-unsafe fn tile<I: RunIsa, F: RunFormat, const R: usize, const T: usize>(
+unsafe fn tile<I: RunIsa, U: Unpack<I, R>, const MINIMUM: bool, const R: usize, const T: usize>(
+    format: &U,
     w: &Unpacked<I, R>,
     n: usize,
     y: *const Q8Block,
@@ -258,11 +423,15 @@ unsafe fn tile<I: RunIsa, F: RunFormat, const R: usize, const T: usize>(
         let runs = w.codes.iter().zip(&w.scales).zip(&w.minima).take(n);
         for (run, ((codes, scales), minima)) in runs.enumerate() {
             for t in 0..T {
-                let acts = acts::<I, F>(y.add(t * y_blocks), run);
+                let acts = acts::<I>(y.add(t * y_blocks), run, format.zero());
                 for r in 0..R {
-                    tile[t][r] = I::add(tile[t][r], dot::<I, F>(codes[r], acts), scales[r]);
-                    if F::Block::MINIMUM {
-                        tile[t][r] = I::add(tile[t][r], I::sums(acts), minima[r]);
+                    tile[t][r] = I::add(
+                        tile[t][r],
+                        dot::<I>(format.signed(), codes[r].assume_init(), acts),
+                        scales[r].assume_init(),
+                    );
+                    if MINIMUM {
+                        tile[t][r] = I::add(tile[t][r], I::sums(acts), minima[r].assume_init());
                     }
                 }
             }

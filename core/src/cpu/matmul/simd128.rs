@@ -30,9 +30,9 @@ pub(super) fn integer(format: Format) -> Option<Kernel> {
     })
 }
 
-pub(super) const GEMV_ROWS: usize = 4;
+const GEMV_ROWS: usize = 4;
 pub(super) const ROWS: usize = 4;
-pub(super) const TOKENS: usize = 1;
+const TOKENS: usize = 1;
 
 fn kernel<D: RowKernel>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
     // SAFETY: this file is compiled only where simd128 is.

@@ -7,7 +7,7 @@ use core::arch::wasm32::*;
 use super::args::{Kernel, MatmulArgs};
 use super::run_format::RunFormat;
 use super::run_kernel::{self, RunIsa, RunKernels};
-use super::simd128::{GEMV_ROWS, ROWS, TOKENS, load, signed_words};
+use super::simd128::{ROWS, load, signed_words};
 use crate::cpu::parallel::OutputRows;
 use crate::quant::f16_at;
 
@@ -156,7 +156,7 @@ impl RunKernels for Runs {
     fn kernel<F: RunFormat>() -> Kernel {
         // SAFETY: this file is compiled only where simd128 is.
         |args: &MatmulArgs<'_>, out: &mut OutputRows<'_>| unsafe {
-            run_kernel::rows::<Runs, F, GEMV_ROWS, ROWS, TOKENS>(args, out);
+            run_kernel::rows_compact::<Runs, F, ROWS>(args, out);
         }
     }
 }
