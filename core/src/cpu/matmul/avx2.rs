@@ -8,7 +8,7 @@ use core::arch::x86_64::*;
 use core::marker::PhantomData;
 
 use super::args::{Kernel, MatmulArgs};
-use super::avx2_runs::Runs;
+use super::avx2_runs::{Narrow, Runs};
 use super::row_kernel::{RowKernel, rows};
 use super::run_kernel;
 use crate::cpu::activations::Q8Block;
@@ -26,7 +26,7 @@ pub(super) fn integer(format: Format) -> Option<Kernel> {
         Format::Tq1_0 => integer_rows::<Tq1_0>,
         Format::Ptq1_0 => integer_rows::<Ptq1_0>,
         Format::Q2_0 => integer_rows::<Q2_0>,
-        _ => return run_kernel::of::<Runs>(format),
+        _ => return run_kernel::of::<Runs<Narrow>>(format),
     })
 }
 

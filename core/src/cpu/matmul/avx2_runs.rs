@@ -3,11 +3,12 @@
 #![allow(unsafe_code)]
 
 use core::arch::x86_64::*;
+use core::marker::PhantomData;
 
 use super::args::{Kernel, MatmulArgs};
 use super::avx2::{both16, prefetch};
 use super::run_format::RunFormat;
-use super::run_kernel::{self, RunIsa, RunKernels};
+use super::run_kernel::{self, Products, RunIsa, RunKernels};
 use crate::cpu::parallel::OutputRows;
 
 /// 32 activations.
@@ -19,13 +20,71 @@ pub(super) struct RunActs {
     start: __m256i,
 }
 
-pub(super) struct Runs;
+/// Runs of one row, multiplied in vectors of `W`.
+pub(super) struct Runs<W>(PhantomData<W>);
 
-impl RunIsa for Runs {
-    type Bytes = __m256i;
+/// The vectors that multiply unpacked rows.
+pub(super) trait Width {
+    type Wide: Products;
+}
+
+/// Vectors of AVX2.
+pub(super) struct Narrow;
+
+impl Width for Narrow {
+    type Wide = Runs<Narrow>;
+}
+
+impl<W: Width> Products for Runs<W> {
     type Codes = __m256i;
     type Acts = RunActs;
     type Floats = __m256;
+
+    #[inline(always)]
+    unsafe fn acts<const SIGNED: bool>(q: *const i8, factor: i32, zero: i8) -> RunActs {
+        // SAFETY: as for this function.
+        unsafe {
+            let (q, factor) = (_mm256_loadu_si256(q.cast()), _mm256_set1_epi16(factor as i16));
+            let off = _mm256_maddubs_epi16(_mm256_set1_epi8(zero), q);
+            let start = _mm256_sub_epi32(_mm256_setzero_si256(), _mm256_madd_epi16(off, factor));
+            RunActs { q, factor, start }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn sums(acts: RunActs) -> __m256 {
+        // SAFETY: the caller has AVX2.
+        unsafe {
+            let pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), acts.q);
+            _mm256_cvtepi32_ps(_mm256_madd_epi16(pairs, acts.factor))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn dot<const SIGNED: bool>(w: __m256i, acts: RunActs) -> __m256 {
+        // SAFETY: the caller has AVX2.
+        unsafe {
+            let pairs = if SIGNED {
+                // Pairs of at most 2 * 128 * 127 fit 16 bits.
+                _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(acts.q, w))
+            } else {
+                _mm256_maddubs_epi16(w, acts.q)
+            };
+            let n = _mm256_madd_epi16(pairs, acts.factor);
+            _mm256_cvtepi32_ps(if SIGNED { n } else { _mm256_add_epi32(n, acts.start) })
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add(sum: __m256, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: the caller has AVX2.
+        unsafe { _mm256_add_ps(sum, _mm256_mul_ps(a, b)) }
+    }
+}
+
+impl<W: Width> RunIsa for Runs<W> {
+    type Wide = W::Wide;
+    type Bytes = __m256i;
 
     #[inline(always)]
     unsafe fn load(p: *const u8) -> __m256i {
@@ -102,50 +161,9 @@ impl RunIsa for Runs {
     }
 
     #[inline(always)]
-    unsafe fn acts(q: *const i8, factor: i32, zero: i8) -> RunActs {
-        // SAFETY: as for this function.
-        unsafe {
-            let (q, factor) = (_mm256_loadu_si256(q.cast()), _mm256_set1_epi16(factor as i16));
-            let off = _mm256_maddubs_epi16(_mm256_set1_epi8(zero), q);
-            let start = _mm256_sub_epi32(_mm256_setzero_si256(), _mm256_madd_epi16(off, factor));
-            RunActs { q, factor, start }
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn sums(acts: RunActs) -> __m256 {
-        // SAFETY: the caller has AVX2.
-        unsafe {
-            let pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), acts.q);
-            _mm256_cvtepi32_ps(_mm256_madd_epi16(pairs, acts.factor))
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn dot<const SIGNED: bool>(w: __m256i, acts: RunActs) -> __m256 {
-        // SAFETY: the caller has AVX2.
-        unsafe {
-            let pairs = if SIGNED {
-                // Pairs of at most 2 * 128 * 127 fit 16 bits.
-                _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(acts.q, w))
-            } else {
-                _mm256_maddubs_epi16(w, acts.q)
-            };
-            let n = _mm256_madd_epi16(pairs, acts.factor);
-            _mm256_cvtepi32_ps(if SIGNED { n } else { _mm256_add_epi32(n, acts.start) })
-        }
-    }
-
-    #[inline(always)]
     unsafe fn lanes(a: f32, b: f32) -> __m256 {
         // SAFETY: the caller has AVX2.
         unsafe { _mm256_set_m128(_mm_set1_ps(b), _mm_set1_ps(a)) }
-    }
-
-    #[inline(always)]
-    unsafe fn add(sum: __m256, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: the caller has AVX2.
-        unsafe { _mm256_add_ps(sum, _mm256_mul_ps(a, b)) }
     }
 
     #[inline(always)]
@@ -162,12 +180,12 @@ impl RunIsa for Runs {
     }
 }
 
-impl RunKernels for Runs {
+impl RunKernels for Runs<Narrow> {
     fn kernel<F: RunFormat>() -> Kernel {
         #[target_feature(enable = "avx2,f16c")]
         fn kernel<F: RunFormat>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
             // SAFETY: the features of this function.
-            unsafe { run_kernel::rows::<Runs, F, 4, 2>(args, out) };
+            unsafe { run_kernel::rows::<Runs<Narrow>, F, 4, 4, 2>(args, out) };
         }
         kernel::<F>
     }

@@ -8,7 +8,7 @@
 //! | kernel | weights | instruction sets |
 //! |---|---|---|
 //! | row kernel | row-major, more than 32 weights per scale | AVX2, NEON, simd128 |
-//! | run kernel | row-major, at most 32 weights per scale | AVX2, NEON, simd128 |
+//! | run kernel | row-major, at most 32 weights per scale | AVX2, AVX-512, NEON, simd128 |
 //! | panel kernel | 32-bit panels of 16 rows | AVX2, AVX-512, AMX, NEON, relaxed SIMD |
 //! | LUT kernel, one token at a time | 8-bit panels of 16 rows | AVX2, AVX-512, simd128 |
 //! | LUT kernel, tokens in lanes | panels of 16 rows | AVX2, AVX-512, NEON, simd128, relaxed SIMD |
@@ -26,6 +26,8 @@ mod avx2_runs;
 mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod avx512_panel;
+#[cfg(target_arch = "x86_64")]
+mod avx512_runs;
 mod lut;
 #[cfg(target_arch = "x86_64")]
 mod lut_kernel;
@@ -100,11 +102,12 @@ fn table(kind: Kind) -> Table {
         Kind::Avx2 => Table { float: avx2::float, integer: avx2::integer, repacked: avx2_panel::repacked },
         #[cfg(target_arch = "x86_64")]
         Kind::Avx512Vnni => {
-            // Wider vectors gain nothing where sums cross lanes.
-            Table { float: avx512::float, integer: avx2::integer, repacked: avx512_panel::repacked }
+            Table { float: avx512::float, integer: avx512_runs::integer, repacked: avx512_panel::repacked }
         }
         #[cfg(target_arch = "x86_64")]
-        Kind::Avx512Amx => Table { float: avx512::float, integer: avx2::integer, repacked: amx::repacked },
+        Kind::Avx512Amx => {
+            Table { float: avx512::float, integer: avx512_runs::integer, repacked: amx::repacked }
+        }
         #[cfg(target_arch = "aarch64")]
         // Plain loops over floats are vectorized by the compiler here.
         Kind::Neon => Table { float: |_| None, integer: neon::integer, repacked: neon_panel::repacked },

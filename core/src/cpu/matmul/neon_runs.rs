@@ -6,7 +6,7 @@ use core::arch::aarch64::*;
 use super::args::{Kernel, MatmulArgs};
 use super::neon::{ROWS, TOKENS, fours};
 use super::run_format::RunFormat;
-use super::run_kernel::{self, RunIsa, RunKernels};
+use super::run_kernel::{self, Products, RunIsa, RunKernels};
 use crate::cpu::parallel::OutputRows;
 use crate::quant::f16_at;
 
@@ -22,11 +22,55 @@ pub(super) struct RunActs {
 /// With `sdot` if `DOT` is set.
 pub(super) struct Runs<const DOT: bool>;
 
-impl<const DOT: bool> RunIsa for Runs<DOT> {
-    type Bytes = [uint8x16_t; 2];
+impl<const DOT: bool> Products for Runs<DOT> {
     type Codes = [int8x16_t; 2];
     type Acts = RunActs;
     type Floats = [float32x4_t; 2];
+
+    #[inline(always)]
+    unsafe fn acts<const SIGNED: bool>(q: *const i8, factor: i32, zero: i8) -> RunActs {
+        // SAFETY: as for this function.
+        unsafe {
+            let (q, factor) = ([vld1q_s8(q), vld1q_s8(q.add(16))], vdupq_n_s32(factor));
+            let off = vmulq_n_s32(factor, -i32::from(zero));
+            let start = [
+                vmulq_s32(vpaddlq_s16(vpaddlq_s8(q[0])), off),
+                vmulq_s32(vpaddlq_s16(vpaddlq_s8(q[1])), off),
+            ];
+            RunActs { q, factor, start }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn sums(acts: RunActs) -> [float32x4_t; 2] {
+        // SAFETY: the caller has NEON.
+        acts.q.map(|q| unsafe { vcvtq_f32_s32(vmulq_s32(vpaddlq_s16(vpaddlq_s8(q)), acts.factor)) })
+    }
+
+    #[inline(always)]
+    unsafe fn dot<const SIGNED: bool>(w: [int8x16_t; 2], acts: RunActs) -> [float32x4_t; 2] {
+        // SAFETY: the caller has NEON, and `sdot` if DOT is set.
+        unsafe {
+            let four = [fours::<DOT>(w[0], acts.q[0]), fours::<DOT>(w[1], acts.q[1])];
+            if SIGNED {
+                four.map(|n| vcvtq_f32_s32(vmulq_s32(n, acts.factor)))
+            } else {
+                let n = |h: usize| vmlaq_s32(acts.start[h], four[h], acts.factor);
+                [vcvtq_f32_s32(n(0)), vcvtq_f32_s32(n(1))]
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add(sum: [float32x4_t; 2], a: [float32x4_t; 2], b: [float32x4_t; 2]) -> [float32x4_t; 2] {
+        // SAFETY: the caller has NEON.
+        unsafe { [vaddq_f32(sum[0], vmulq_f32(a[0], b[0])), vaddq_f32(sum[1], vmulq_f32(a[1], b[1]))] }
+    }
+}
+
+impl<const DOT: bool> RunIsa for Runs<DOT> {
+    type Wide = Runs<DOT>;
+    type Bytes = [uint8x16_t; 2];
 
     #[inline(always)]
     unsafe fn load(p: *const u8) -> [uint8x16_t; 2] {
@@ -103,49 +147,9 @@ impl<const DOT: bool> RunIsa for Runs<DOT> {
     }
 
     #[inline(always)]
-    unsafe fn acts(q: *const i8, factor: i32, zero: i8) -> RunActs {
-        // SAFETY: as for this function.
-        unsafe {
-            let (q, factor) = ([vld1q_s8(q), vld1q_s8(q.add(16))], vdupq_n_s32(factor));
-            let off = vmulq_n_s32(factor, -i32::from(zero));
-            let start = [
-                vmulq_s32(vpaddlq_s16(vpaddlq_s8(q[0])), off),
-                vmulq_s32(vpaddlq_s16(vpaddlq_s8(q[1])), off),
-            ];
-            RunActs { q, factor, start }
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn sums(acts: RunActs) -> [float32x4_t; 2] {
-        // SAFETY: the caller has NEON.
-        acts.q.map(|q| unsafe { vcvtq_f32_s32(vmulq_s32(vpaddlq_s16(vpaddlq_s8(q)), acts.factor)) })
-    }
-
-    #[inline(always)]
-    unsafe fn dot<const SIGNED: bool>(w: [int8x16_t; 2], acts: RunActs) -> [float32x4_t; 2] {
-        // SAFETY: the caller has NEON, and `sdot` if DOT is set.
-        unsafe {
-            let four = [fours::<DOT>(w[0], acts.q[0]), fours::<DOT>(w[1], acts.q[1])];
-            if SIGNED {
-                four.map(|n| vcvtq_f32_s32(vmulq_s32(n, acts.factor)))
-            } else {
-                let n = |h: usize| vmlaq_s32(acts.start[h], four[h], acts.factor);
-                [vcvtq_f32_s32(n(0)), vcvtq_f32_s32(n(1))]
-            }
-        }
-    }
-
-    #[inline(always)]
     unsafe fn lanes(a: f32, b: f32) -> [float32x4_t; 2] {
         // SAFETY: the caller has NEON.
         unsafe { [vdupq_n_f32(a), vdupq_n_f32(b)] }
-    }
-
-    #[inline(always)]
-    unsafe fn add(sum: [float32x4_t; 2], a: [float32x4_t; 2], b: [float32x4_t; 2]) -> [float32x4_t; 2] {
-        // SAFETY: the caller has NEON.
-        unsafe { [vaddq_f32(sum[0], vmulq_f32(a[0], b[0])), vaddq_f32(sum[1], vmulq_f32(a[1], b[1]))] }
     }
 
     #[inline(always)]
@@ -170,7 +174,7 @@ impl RunKernels for Runs<false> {
         #[target_feature(enable = "neon")]
         fn kernel<F: RunFormat>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
             // SAFETY: the features of this function.
-            unsafe { run_kernel::rows::<Runs<false>, F, ROWS, TOKENS>(args, out) };
+            unsafe { run_kernel::rows::<Runs<false>, F, ROWS, ROWS, TOKENS>(args, out) };
         }
         kernel::<F>
     }
@@ -181,7 +185,7 @@ impl RunKernels for Runs<true> {
         #[target_feature(enable = "neon,dotprod")]
         fn kernel<F: RunFormat>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
             // SAFETY: the features of this function.
-            unsafe { run_kernel::rows::<Runs<true>, F, ROWS, TOKENS>(args, out) };
+            unsafe { run_kernel::rows::<Runs<true>, F, ROWS, ROWS, TOKENS>(args, out) };
         }
         kernel::<F>
     }

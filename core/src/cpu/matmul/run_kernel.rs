@@ -22,18 +22,35 @@ const RUNS: usize = 32;
 /// Tokens that share one unpacking of the weights.
 const TOKEN_BLOCK: usize = 32;
 
-/// What an instruction set does with runs.
+/// Products of runs in an instruction set.
 ///
-/// Safety: all functions need the instruction set and as many bytes at a pointer as they say.
-pub(super) trait RunIsa {
-    /// 32 bytes.
-    type Bytes: Copy;
-    /// 32 integers of weights, ready to be multiplied.
+/// Safety: all functions need the instruction set.
+pub(super) trait Products {
+    /// 32 integers of weights, ready to be multiplied, in each of some rows.
     type Codes: Copy;
     /// The activations of a run.
     type Acts: Copy;
-    /// Eight floats.
+    /// Eight floats for each row.
     type Floats: Copy;
+
+    /// The 32 activations at `q` with their factor, for weights to which `zero` was added.
+    unsafe fn acts<const SIGNED: bool>(q: *const i8, factor: i32, zero: i8) -> Self::Acts;
+    /// The sums of four activations each, times their factor.
+    unsafe fn sums(acts: Self::Acts) -> Self::Floats;
+    /// The eight `n` of `scalar.rs`.
+    unsafe fn dot<const SIGNED: bool>(w: Self::Codes, acts: Self::Acts) -> Self::Floats;
+    /// `sum + a * b`, each operation rounded.
+    unsafe fn add(sum: Self::Floats, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+}
+
+/// An instruction set that unpacks runs, one row at a time.
+///
+/// Safety: all functions need the instruction set and as many bytes at a pointer as they say.
+pub(super) trait RunIsa: Products {
+    /// 32 bytes.
+    type Bytes: Copy;
+    /// What multiplies unpacked rows: this, or wider vectors that hold the vectors of several rows.
+    type Wide: Products;
 
     /// The 32 bytes at `p`.
     unsafe fn load(p: *const u8) -> Self::Bytes;
@@ -55,16 +72,8 @@ pub(super) trait RunIsa {
 
     /// Integers to multiply; not negative unless `SIGNED`.
     unsafe fn codes<const SIGNED: bool>(x: Self::Bytes) -> Self::Codes;
-    /// The 32 activations at `q` with their factor, for weights to which `zero` was added.
-    unsafe fn acts(q: *const i8, factor: i32, zero: i8) -> Self::Acts;
-    /// The sums of four activations each, times their factor.
-    unsafe fn sums(acts: Self::Acts) -> Self::Floats;
-    /// The eight `n` of `scalar.rs`.
-    unsafe fn dot<const SIGNED: bool>(w: Self::Codes, acts: Self::Acts) -> Self::Floats;
     /// `a` in the first four lanes, `b` in the others.
     unsafe fn lanes(a: f32, b: f32) -> Self::Floats;
-    /// `sum + a * b`, each operation rounded.
-    unsafe fn add(sum: Self::Floats, a: Self::Floats, b: Self::Floats) -> Self::Floats;
     unsafe fn store(sum: Self::Floats) -> [f32; 8];
     /// Prefetches ahead of the bytes at `p`, which may be any address.
     fn prefetch(p: *const u8, bytes: usize);
@@ -88,21 +97,22 @@ pub(super) fn of<K: RunKernels>(format: Format) -> Option<Kernel> {
     with_format(format, Of::<K>(PhantomData))
 }
 
-/// Fills `out` in tiles of `R` rows and `T` tokens; one token with `R` rows, too.
+/// Fills `out` in tiles of `R` rows and `T` tokens, or of `G` rows for one token.
 ///
 /// Safety: the caller has the instruction set.
 #[inline(always)]
-pub(super) unsafe fn rows<I: RunIsa, F: RunFormat, const R: usize, const T: usize>(
+pub(super) unsafe fn rows<I: RunIsa, F: RunFormat, const G: usize, const R: usize, const T: usize>(
     args: &MatmulArgs<'_>,
     out: &mut OutputRows<'_>,
 ) {
-    // Jobs are multiples of R rows, but for the last rows of a few matrices.
-    let whole = out.len() / R * R;
-    for i in (0..whole).step_by(R) {
+    // Jobs are multiples of tiles, but for the last rows of a few matrices.
+    let tile = if args.tokens == 1 { G } else { R };
+    let whole = out.len() / tile * tile;
+    for i in (0..whole).step_by(tile) {
         // SAFETY: the caller has the instruction set.
         unsafe {
             match (args.tokens, F::Block::MINIMUM) {
-                (1, _) => gemv::<I, F, R>(args, out, i),
+                (1, _) => gemv::<I, F, G>(args, out, i),
                 (_, true) => gemm::<I, Inlined<F>, true, R, T>(&Inlined(PhantomData), args, out, i),
                 (_, false) => gemm::<I, Inlined<F>, false, R, T>(&Inlined(PhantomData), args, out, i),
             }
@@ -177,9 +187,10 @@ unsafe fn tiles<I: RunIsa, const MINIMUM: bool, const R: usize>(
 /// The values of `groups` for the weights of run `run`.
 #[inline(always)]
 unsafe fn of_run<I: RunIsa, B: Block>(groups: &[f32; MAX_GROUPS], run: usize) -> I::Floats {
-    let (first, second) = (run * RUN / B::GROUP, (run * RUN + 16) / B::GROUP);
+    let first = groups[run * RUN / B::GROUP];
+    let second = if B::GROUP < RUN { groups[(run * RUN + 16) / B::GROUP] } else { first };
     // SAFETY: the caller has the instruction set.
-    unsafe { I::lanes(groups[first], groups[second]) }
+    unsafe { I::lanes(first, second) }
 }
 
 /// Computes R rows from row `i` for one token.
@@ -203,7 +214,7 @@ unsafe fn gemv<I: RunIsa, F: RunFormat, const R: usize>(
                 scales[r] = F::scales::<I>(block(r));
             }
             for run in 0..per_block {
-                let acts = acts::<I>(args.q8.as_ptr(), b * per_block + run, F::ZERO);
+                let acts = acts::<I>(F::SIGNED, args.q8.as_ptr(), b * per_block + run, F::ZERO);
                 for r in 0..R {
                     let n = dot::<I>(F::SIGNED, codes::<I, F>(block(r), run), acts);
                     sums[r] = I::add(sums[r], n, of_run::<I, F::Block>(&scales[r][0], run));
@@ -222,11 +233,12 @@ unsafe fn gemv<I: RunIsa, F: RunFormat, const R: usize>(
 
 /// The activations of run `run` of a token, for weights to which `zero` was added.
 #[inline(always)]
-unsafe fn acts<I: RunIsa>(y: *const Q8Block, run: usize, zero: i8) -> I::Acts {
+unsafe fn acts<I: Products>(signed: bool, y: *const Q8Block, run: usize, zero: i8) -> I::Acts {
     // SAFETY: the caller has the instruction set, and this run.
     unsafe {
         let (y, half) = (&*y.add(run / 2), run % 2);
-        I::acts(y.q.as_ptr().add(RUN * half), y.factor[half], zero)
+        let (q, factor) = (y.q.as_ptr().add(RUN * half), y.factor[half]);
+        if signed { I::acts::<true>(q, factor, zero) } else { I::acts::<false>(q, factor, zero) }
     }
 }
 
@@ -241,7 +253,7 @@ unsafe fn codes<I: RunIsa, F: RunFormat>(block: *const u8, run: usize) -> I::Cod
 }
 
 #[inline(always)]
-unsafe fn dot<I: RunIsa>(signed: bool, w: I::Codes, acts: I::Acts) -> I::Floats {
+unsafe fn dot<I: Products>(signed: bool, w: I::Codes, acts: I::Acts) -> I::Floats {
     // SAFETY: the caller has the instruction set.
     unsafe { if signed { I::dot::<true>(w, acts) } else { I::dot::<false>(w, acts) } }
 }
@@ -417,25 +429,45 @@ unsafe fn tile<I: RunIsa, U: Unpack<I, R>, const MINIMUM: bool, const R: usize, 
     y_blocks: usize,
     sums: &mut [[I::Floats; R]],
 ) {
-    // SAFETY: the caller has the instruction set and these runs.
+    // Rows of a vector.
+    let rows = size_of::<Floats<I::Wide>>() / size_of::<I::Floats>();
+    let vectors = R / rows;
+    // SAFETY: the caller has the instruction set and these runs. The vectors of adjacent rows are adjacent, so
+    // that wide vectors are read and written in their place.
     unsafe {
-        let mut tile: [[I::Floats; R]; T] = core::array::from_fn(|t| sums[t]);
-        let runs = w.codes.iter().zip(&w.scales).zip(&w.minima).take(n);
-        for (run, ((codes, scales), minima)) in runs.enumerate() {
+        let sums = sums.as_mut_ptr().cast::<I::Floats>();
+        let at = |t: usize, v: usize| sums.add(t * R + v * rows).cast::<Floats<I::Wide>>();
+        let mut tile = [[at(0, 0).read_unaligned(); R]; T];
+        for t in 0..T {
+            for v in 0..vectors {
+                tile[t][v] = at(t, v).read_unaligned();
+            }
+        }
+        for run in 0..n {
+            let codes = w.codes.as_ptr().add(run).cast::<I::Codes>();
+            let scales = w.scales.as_ptr().add(run).cast::<I::Floats>();
+            let minima = w.minima.as_ptr().add(run).cast::<I::Floats>();
             for t in 0..T {
-                let acts = acts::<I>(y.add(t * y_blocks), run, format.zero());
-                for r in 0..R {
-                    tile[t][r] = I::add(
-                        tile[t][r],
-                        dot::<I>(format.signed(), codes[r].assume_init(), acts),
-                        scales[r].assume_init(),
-                    );
+                let acts = acts::<I::Wide>(format.signed(), y.add(t * y_blocks), run, format.zero());
+                for v in 0..vectors {
+                    let codes = codes.add(v * rows).cast::<Codes<I::Wide>>().read_unaligned();
+                    let scale = scales.add(v * rows).cast::<Floats<I::Wide>>().read_unaligned();
+                    let n = dot::<I::Wide>(format.signed(), codes, acts);
+                    tile[t][v] = I::Wide::add(tile[t][v], n, scale);
                     if MINIMUM {
-                        tile[t][r] = I::add(tile[t][r], I::sums(acts), minima[r].assume_init());
+                        let minimum = minima.add(v * rows).cast::<Floats<I::Wide>>().read_unaligned();
+                        tile[t][v] = I::Wide::add(tile[t][v], I::Wide::sums(acts), minimum);
                     }
                 }
             }
         }
-        sums[..T].copy_from_slice(&tile);
+        for t in 0..T {
+            for v in 0..vectors {
+                at(t, v).write_unaligned(tile[t][v]);
+            }
+        }
     }
 }
+
+type Codes<P> = <P as Products>::Codes;
+type Floats<P> = <P as Products>::Floats;

@@ -6,7 +6,7 @@ use core::arch::wasm32::*;
 
 use super::args::{Kernel, MatmulArgs};
 use super::run_format::RunFormat;
-use super::run_kernel::{self, RunIsa, RunKernels};
+use super::run_kernel::{self, Products, RunIsa, RunKernels};
 use super::simd128::{ROWS, load, signed_words};
 use crate::cpu::parallel::OutputRows;
 use crate::quant::f16_at;
@@ -31,12 +31,44 @@ fn four(w: [v128; 2], q: [v128; 2], factor: v128) -> v128 {
     i32x4_dot_i16x8(pairs, factor)
 }
 
-impl RunIsa for Runs {
-    type Bytes = [v128; 2];
+impl Products for Runs {
     /// For each sixteen weights, the even ones and the odd ones.
     type Codes = [[v128; 2]; 2];
     type Acts = RunActs;
     type Floats = [v128; 2];
+
+    #[inline(always)]
+    unsafe fn acts<const SIGNED: bool>(q: *const i8, factor: i32, zero: i8) -> RunActs {
+        // SAFETY: as for this function.
+        let q = unsafe { [load(q.cast()), load(q.add(16).cast())] }.map(signed_words);
+        let factor = i16x8_splat(factor as i16);
+        let minus_zero = [i16x8_splat(-i16::from(zero)); 2];
+        RunActs { q, factor, start: q.map(|q| four(minus_zero, q, factor)) }
+    }
+
+    #[inline(always)]
+    unsafe fn sums(acts: RunActs) -> [v128; 2] {
+        let one = [i16x8_splat(1); 2];
+        acts.q.map(|q| f32x4_convert_i32x4(four(one, q, acts.factor)))
+    }
+
+    #[inline(always)]
+    unsafe fn dot<const SIGNED: bool>(w: [[v128; 2]; 2], acts: RunActs) -> [v128; 2] {
+        [0, 1].map(|h| {
+            let n = four(w[h], acts.q[h], acts.factor);
+            f32x4_convert_i32x4(if SIGNED { n } else { i32x4_add(n, acts.start[h]) })
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn add(sum: [v128; 2], a: [v128; 2], b: [v128; 2]) -> [v128; 2] {
+        [0, 1].map(|h| f32x4_add(sum[h], f32x4_mul(a[h], b[h])))
+    }
+}
+
+impl RunIsa for Runs {
+    type Wide = Runs;
+    type Bytes = [v128; 2];
 
     #[inline(always)]
     unsafe fn load(p: *const u8) -> [v128; 2] {
@@ -106,36 +138,8 @@ impl RunIsa for Runs {
     }
 
     #[inline(always)]
-    unsafe fn acts(q: *const i8, factor: i32, zero: i8) -> RunActs {
-        // SAFETY: as for this function.
-        let q = unsafe { [load(q.cast()), load(q.add(16).cast())] }.map(signed_words);
-        let factor = i16x8_splat(factor as i16);
-        let minus_zero = [i16x8_splat(-i16::from(zero)); 2];
-        RunActs { q, factor, start: q.map(|q| four(minus_zero, q, factor)) }
-    }
-
-    #[inline(always)]
-    unsafe fn sums(acts: RunActs) -> [v128; 2] {
-        let one = [i16x8_splat(1); 2];
-        acts.q.map(|q| f32x4_convert_i32x4(four(one, q, acts.factor)))
-    }
-
-    #[inline(always)]
-    unsafe fn dot<const SIGNED: bool>(w: [[v128; 2]; 2], acts: RunActs) -> [v128; 2] {
-        [0, 1].map(|h| {
-            let n = four(w[h], acts.q[h], acts.factor);
-            f32x4_convert_i32x4(if SIGNED { n } else { i32x4_add(n, acts.start[h]) })
-        })
-    }
-
-    #[inline(always)]
     unsafe fn lanes(a: f32, b: f32) -> [v128; 2] {
         [f32x4_splat(a), f32x4_splat(b)]
-    }
-
-    #[inline(always)]
-    unsafe fn add(sum: [v128; 2], a: [v128; 2], b: [v128; 2]) -> [v128; 2] {
-        [0, 1].map(|h| f32x4_add(sum[h], f32x4_mul(a[h], b[h])))
     }
 
     #[inline(always)]
