@@ -89,6 +89,14 @@ pub enum Error {
     NotFinite,
     /// A GPU was asked for, and this program was built without the feature `gpu`.
     NoGpuSupport,
+    /// A model cannot be converted.
+    #[cfg(feature = "convert")]
+    Convert {
+        /// The folder, or the file of it that is wrong.
+        path: PathBuf,
+        /// The reason.
+        source: crate::convert::ConvertError,
+    },
     /// A model of the Hub cannot be downloaded.
     #[cfg(feature = "hub")]
     Hub {
@@ -108,7 +116,7 @@ pub enum Error {
 }
 
 /// Result of every fallible call of this crate.
-pub type Result<T> = std::result::Result<T, Error>;
+pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -139,6 +147,8 @@ impl fmt::Display for Error {
             Error::NoGpuSupport => {
                 f.write_str("this program was built without GPUs; build it with `--features gpu`")
             }
+            #[cfg(feature = "convert")]
+            Error::Convert { path, source } => write!(f, "{}: {source}", path.display()),
             #[cfg(feature = "hub")]
             Error::Hub { model, source } => write!(f, "{model}: {source}"),
             #[cfg(feature = "gpu")]
@@ -155,6 +165,8 @@ impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Error::Io { source, .. } | Error::Threads { source, .. } => Some(source),
+            #[cfg(feature = "convert")]
+            Error::Convert { source, .. } => Some(source),
             #[cfg(feature = "hub")]
             Error::Hub { source, .. } => Some(source),
             Error::MissingPart { source, .. } => Some(source),

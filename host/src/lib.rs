@@ -25,12 +25,15 @@
 //! | [`shard`] | the bytes of a model's files while it runs |
 //! | [`memory`] | memory in large pages |
 //! | `hub` | models of the Hugging Face Hub, with the feature `hub` |
+//! | `convert` | Hugging Face folders as GGUF files, with the feature `convert` |
 //! | [`weight_cache`] | repacked weights on disk, which the next load maps |
 //! | [`threads`] | the thread pool that computes |
 //! | [`error`] | errors that name the file or option and the expected value |
 
 mod builder;
 pub mod chat;
+#[cfg(feature = "convert")]
+pub mod convert;
 pub mod error;
 pub mod file;
 #[cfg(feature = "gpu")]

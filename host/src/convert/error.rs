@@ -1,0 +1,85 @@
+//! Why a folder cannot be converted.
+
+use std::fmt;
+
+/// Why a model cannot be converted.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum ConvertError {
+    /// The file to write exists.
+    Exists,
+    /// A file is larger than any such file is.
+    Large {
+        /// Its length.
+        found: u64,
+        /// The longest that is read.
+        most: u64,
+    },
+    /// A file is not valid JSON, or not UTF-8.
+    Json {
+        /// What is wrong, and where.
+        problem: String,
+    },
+    /// A value has another type, or a value that is not supported, or is missing.
+    Value {
+        /// Where it is in the file.
+        key: String,
+        /// What was found.
+        found: String,
+        /// What can be there.
+        expected: &'static str,
+    },
+    /// The header of a safetensors file is invalid.
+    SafeTensors {
+        /// What is wrong.
+        problem: String,
+    },
+    /// A tensor is missing, unknown, or does not fit the others.
+    Tensor {
+        /// Its name.
+        name: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// The GGUF file would be invalid.
+    Gguf(shohin_core::Error),
+}
+
+impl ConvertError {
+    pub(super) fn tensor(name: &str, problem: impl Into<String>) -> Self {
+        ConvertError::Tensor { name: name.into(), problem: problem.into() }
+    }
+}
+
+impl fmt::Display for ConvertError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ConvertError::Exists => f.write_str("the file exists"),
+            ConvertError::Large { found, most } => {
+                write!(f, "the file has {found} bytes, the limit is {most}")
+            }
+            ConvertError::Json { problem } => write!(f, "invalid JSON: {problem}"),
+            ConvertError::Value { key, found, expected } => {
+                write!(f, "{key} is {found}, expected {expected}")
+            }
+            ConvertError::SafeTensors { problem } => write!(f, "not a valid safetensors file: {problem}"),
+            ConvertError::Tensor { name, problem } => write!(f, "tensor {name} {problem}"),
+            ConvertError::Gguf(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for ConvertError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            ConvertError::Gguf(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+impl From<shohin_core::Error> for ConvertError {
+    fn from(error: shohin_core::Error) -> Self {
+        ConvertError::Gguf(error)
+    }
+}

@@ -1,0 +1,94 @@
+//! JSON files of a folder: bounded, with errors that name the key.
+
+use super::ConvertError;
+use crate::error::{Error, Result};
+use serde_json::Value;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+/// A file and what it contains.
+pub(super) struct Json {
+    pub(super) path: PathBuf,
+    pub(super) root: Value,
+}
+
+/// The text of a file of at most `most` bytes; `None` if there is no such file.
+pub(super) fn text(path: &Path, most: u64) -> Result<Option<String>> {
+    let failed = |source| Error::Io { action: "read", path: path.into(), source };
+    let refused = |source| Error::Convert { path: path.into(), source };
+    let meta = match std::fs::metadata(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        meta => meta.map_err(failed)?,
+    };
+    if !meta.is_file() {
+        return Err(Error::NotAFile { path: path.into(), problem: "is not a regular file" });
+    }
+    if meta.len() > most {
+        return Err(refused(ConvertError::Large { found: meta.len(), most }));
+    }
+    let mut bytes = Vec::new();
+    File::open(path).map_err(failed)?.take(most).read_to_end(&mut bytes).map_err(failed)?;
+    let text = String::from_utf8(bytes);
+    Ok(Some(text.map_err(|_| refused(ConvertError::Json { problem: "not UTF-8".into() }))?))
+}
+
+impl Json {
+    /// `None` if there is no such file.
+    pub(super) fn open(path: PathBuf, most: u64) -> Result<Option<Json>> {
+        let Some(text) = text(&path, most)? else { return Ok(None) };
+        match serde_json::from_str(&text) {
+            Ok(root) => Ok(Some(Json { path, root })),
+            Err(error) => {
+                let source = ConvertError::Json { problem: error.to_string() };
+                Err(Error::Convert { path, source })
+            }
+        }
+    }
+
+    /// Adds the file to an error.
+    pub(super) fn at<T>(&self, result: Result<T, ConvertError>) -> Result<T> {
+        result.map_err(|source| Error::Convert { path: self.path.clone(), source })
+    }
+}
+
+/// A value of an object that is present and not null.
+pub(super) fn present<'v>(object: &'v Value, key: &str) -> Option<&'v Value> {
+    object.get(key).filter(|value| !value.is_null())
+}
+
+/// The error for `found` at `key`.
+pub(super) fn wrong(key: &str, found: Option<&Value>, expected: &'static str) -> ConvertError {
+    let found = found.map_or("missing".into(), |value| {
+        let text = value.to_string();
+        match text.char_indices().nth(80) {
+            Some((end, _)) => format!("{}...", &text[..end]),
+            None => text,
+        }
+    });
+    ConvertError::Value { key: key.into(), found, expected }
+}
+
+/// A whole number of at most 32 bits.
+pub(super) fn whole(object: &Value, key: &str) -> Result<Option<u32>, ConvertError> {
+    let Some(value) = present(object, key) else { return Ok(None) };
+    let number = value.as_u64().and_then(|n| u32::try_from(n).ok());
+    number.map(Some).ok_or_else(|| wrong(key, Some(value), "a whole number of 32 bits"))
+}
+
+/// [`whole`], or an error if there is none.
+pub(super) fn need_whole(object: &Value, key: &str) -> Result<u32, ConvertError> {
+    whole(object, key)?.ok_or_else(|| wrong(key, None, "a whole number of 32 bits"))
+}
+
+/// A number.
+pub(super) fn number(object: &Value, key: &str) -> Result<Option<f32>, ConvertError> {
+    let Some(value) = present(object, key) else { return Ok(None) };
+    value.as_f64().map(|n| Some(n as f32)).ok_or_else(|| wrong(key, Some(value), "a number"))
+}
+
+/// A text.
+pub(super) fn string<'v>(object: &'v Value, key: &str) -> Result<Option<&'v str>, ConvertError> {
+    let Some(value) = present(object, key) else { return Ok(None) };
+    value.as_str().map(Some).ok_or_else(|| wrong(key, Some(value), "a text"))
+}

@@ -1,0 +1,196 @@
+//! `tokenizer.json` and the files beside it as GGUF metadata, under the keys that llama.cpp's converter writes.
+
+use super::ConvertError;
+use super::folder::Folder;
+use super::json::{Json, present, string, wrong};
+use crate::error::Result;
+use serde_json::Value;
+use shohin_core::gguf::GgufWriter;
+
+/// Token types of GGUF.
+const NORMAL: i32 = 1;
+const CONTROL: i32 = 3;
+const USER_DEFINED: i32 = 4;
+const UNUSED: i32 = 5;
+
+/// How Qwen2 and Qwen3 split text before merging, and Llama 3, which differs in the digits of a number.
+const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// Sets the keys of the tokenizer for an embedding of `rows` tokens.
+pub(super) fn write(folder: &Folder, rows: u32, w: &mut GgufWriter) -> Result<()> {
+    let file = folder.need_json("tokenizer.json")?;
+    let settings = folder.json("tokenizer_config.json")?;
+    let ids = file.at(vocabulary(&file.root, rows, w))?;
+    if let Some(settings) = &settings {
+        settings.at(flags(settings, w))?;
+    }
+    special(folder, settings.as_ref(), &ids, w)?;
+    if let Some(template) = template(folder, settings.as_ref())? {
+        folder.at(w.set("tokenizer.chat_template", template.as_str()).map_err(ConvertError::from))?;
+    }
+    Ok(())
+}
+
+/// The tokens by id, in the bytes of the file.
+fn vocabulary<'v>(
+    root: &'v Value,
+    rows: u32,
+    w: &mut GgufWriter,
+) -> Result<Vec<Option<&'v str>>, ConvertError> {
+    let model = present(root, "model").ok_or_else(|| wrong("model", None, "a BPE model"))?;
+    match string(model, "type")? {
+        Some("BPE") => {}
+        _ => return Err(wrong("model.type", model.get("type"), "BPE")),
+    }
+    for key in ["byte_fallback", "fuse_unk", "ignore_merges"] {
+        // llama-bpe has whole words among its tokens, which its GGUF files do without this flag.
+        let harmless =
+            key == "ignore_merges" || matches!(present(model, key), None | Some(Value::Bool(false)));
+        if !harmless {
+            return Err(wrong(&format!("model.{key}"), model.get(key), "false"));
+        }
+    }
+    let pre = pre_tokenizer(root.get("pre_tokenizer")).ok_or_else(|| {
+        wrong("pre_tokenizer", root.get("pre_tokenizer"), "that of Qwen2, Llama 3 or SmolLM")
+    })?;
+    let vocab = model.get("vocab").and_then(Value::as_object);
+    let vocab = vocab.ok_or_else(|| wrong("model.vocab", model.get("vocab"), "an object"))?;
+    let mut texts: Vec<Option<&str>> = vec![None; rows as usize];
+    let mut types = vec![UNUSED; rows as usize];
+    let mut put = |text: &'v str, id: Option<u64>, kind: i32, key: &str| {
+        let id = id.and_then(|id| usize::try_from(id).ok()).filter(|id| *id < texts.len());
+        let id = id.ok_or_else(|| ConvertError::Value {
+            key: format!("{key} of {text:?}"),
+            found: "not a row of the embedding".into(),
+            expected: "an id below vocab_size",
+        })?;
+        if texts[id].is_some_and(|before| before != text) {
+            return Err(ConvertError::Value {
+                key: format!("{key} of {text:?}"),
+                found: format!("{id}, which is another token's"),
+                expected: "an id of its own",
+            });
+        }
+        (texts[id], types[id]) = (Some(text), kind);
+        Ok(())
+    };
+    for (text, id) in vocab {
+        put(text, id.as_u64(), NORMAL, "the id")?;
+    }
+    for token in present(root, "added_tokens").and_then(Value::as_array).into_iter().flatten() {
+        let text =
+            string(token, "content")?.ok_or_else(|| wrong("added_tokens", Some(token), "a content"))?;
+        let special = token.get("special").and_then(Value::as_bool).unwrap_or(false);
+        put(
+            text,
+            token.get("id").and_then(Value::as_u64),
+            if special { CONTROL } else { USER_DEFINED },
+            "the id",
+        )?;
+    }
+    let names: Vec<String> =
+        (0..rows as usize).map(|id| texts[id].map_or_else(|| format!("[PAD{id}]"), String::from)).collect();
+    w.set("tokenizer.ggml.model", "gpt2")?;
+    w.set("tokenizer.ggml.pre", pre)?;
+    w.set_strings("tokenizer.ggml.tokens", &names)?;
+    w.set_array("tokenizer.ggml.token_type", &types)?;
+    w.set_strings("tokenizer.ggml.merges", &merges(model)?)?;
+    Ok(texts)
+}
+
+/// The merges as `left right`.
+fn merges(model: &Value) -> Result<Vec<String>, ConvertError> {
+    let expected = "pairs of tokens";
+    let all = model.get("merges").and_then(Value::as_array);
+    let all = all.ok_or_else(|| wrong("model.merges", model.get("merges"), expected))?;
+    let merge = |merge: &Value| match merge {
+        Value::String(text) => Ok(text.clone()),
+        Value::Array(pair) => match &pair[..] {
+            [Value::String(left), Value::String(right)] => Ok(format!("{left} {right}")),
+            _ => Err(wrong("model.merges", Some(merge), expected)),
+        },
+        _ => Err(wrong("model.merges", Some(merge), expected)),
+    };
+    all.iter().map(merge).collect()
+}
+
+/// The name of a pre-tokenizer, if it is a known one.
+fn pre_tokenizer(value: Option<&Value>) -> Option<&'static str> {
+    let parts = value?.get("pretokenizers")?.as_array()?;
+    let [first, second] = &parts[..] else { return None };
+    let kind = |part: &Value, kind| part.get("type").and_then(Value::as_str) == Some(kind);
+    let flag = |part: &Value, key, default| part.get(key).map_or(Some(default), Value::as_bool);
+    if !kind(second, "ByteLevel") || flag(second, "add_prefix_space", true)? {
+        return None;
+    }
+    if kind(first, "Digits") {
+        let whole = flag(first, "individual_digits", false)? && flag(second, "use_regex", true)?;
+        return whole.then_some("smollm");
+    }
+    let isolated = first.get("behavior").and_then(Value::as_str) == Some("Isolated");
+    if !kind(first, "Split") || !isolated || flag(first, "invert", false)? || flag(second, "use_regex", true)?
+    {
+        return None;
+    }
+    match first.get("pattern")?.get("Regex")?.as_str()? {
+        QWEN2 => Some("qwen2"),
+        LLAMA3 => Some("llama-bpe"),
+        _ => None,
+    }
+}
+
+fn flags(settings: &Json, w: &mut GgufWriter) -> Result<(), ConvertError> {
+    match present(&settings.root, "add_bos_token") {
+        None => {}
+        Some(Value::Bool(add)) => w.set("tokenizer.ggml.add_bos_token", *add)?,
+        found => return Err(wrong("add_bos_token", found, "true or false")),
+    }
+    Ok(())
+}
+
+/// The ids of special tokens: those of `generation_config.json` or `config.json`, or by name.
+fn special(
+    folder: &Folder,
+    settings: Option<&Json>,
+    texts: &[Option<&str>],
+    w: &mut GgufWriter,
+) -> Result<()> {
+    let generation = folder.json("generation_config.json")?;
+    for (name, key) in [("eos", "eos"), ("bos", "bos"), ("pad", "padding"), ("unk", "unknown")] {
+        let by_name = settings.and_then(|settings| {
+            let token = present(&settings.root, &format!("{name}_token"))?;
+            let text = token.as_str().or_else(|| token.get("content")?.as_str())?;
+            texts.iter().position(|token| *token == Some(text))
+        });
+        let by_id = |file: &Json| {
+            let id = present(&file.root, &format!("{name}_token_id"))?;
+            // Several ends: the first is the one of a turn.
+            let id = id.as_u64().or_else(|| id.as_array()?.first()?.as_u64())?;
+            usize::try_from(id).ok().filter(|id| texts.get(*id).is_some_and(Option::is_some))
+        };
+        let id = by_name.or_else(|| by_id(folder.config())).or_else(|| by_id(generation.as_ref()?));
+        if let Some(id) = id {
+            let set = w.set(&format!("tokenizer.ggml.{key}_token_id"), id as u32);
+            folder.at(set.map_err(ConvertError::from))?;
+        }
+    }
+    Ok(())
+}
+
+/// The chat template: a file of its own, or in the tokenizer's settings.
+fn template(folder: &Folder, settings: Option<&Json>) -> Result<Option<String>> {
+    if let Some(text) = folder.text("chat_template.jinja")? {
+        return Ok(Some(text));
+    }
+    let Some(settings) = settings else { return Ok(None) };
+    Ok(match present(&settings.root, "chat_template") {
+        Some(Value::String(text)) => Some(text.clone()),
+        // Several by name.
+        Some(Value::Array(all)) => all.iter().find_map(|one| {
+            let default = one.get("name")?.as_str()? == "default";
+            default.then(|| one.get("template")?.as_str().map(String::from))?
+        }),
+        _ => None,
+    })
+}

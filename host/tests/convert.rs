@@ -1,0 +1,299 @@
+//! Hugging Face folders, converted to GGUF: against transformers and tokenizers (`tests/oracle/hf_folder.py`).
+#![cfg(feature = "convert")]
+
+use shohin::convert::{ConvertError, ConvertOptions, convert};
+use shohin::{Error, Model};
+use shohin_core::gguf::Gguf;
+use shohin_core::tokenizer::Special;
+use shohin_core::{Format, KvFormat, Tokenizer};
+use shohin_tests::cpu::{all_logits, device, exact, in_format};
+use std::fs;
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+
+const FOLDERS: [(&str, Format); 5] = [
+    ("qwen3", Format::Bf16),
+    ("llama", Format::F16),
+    ("mlx-1bit", Format::Q1_0),
+    ("mlx-2bit", Format::Pq2_0),
+    ("mlx-4bit", Format::Q4_1),
+];
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/hf").join(name)
+}
+
+fn converted(folder: &Path, options: &ConvertOptions) -> shohin::Result<Vec<u8>> {
+    let dir = TempDir::new().unwrap();
+    let out = dir.path().join("out.gguf");
+    let (mut last, mut whole) = (0, 0);
+    let done = convert(folder, &out, options, |written, of| {
+        assert!(written > last && written <= of);
+        (last, whole) = (written, of);
+    });
+    let files: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|f| f.unwrap().file_name()).collect();
+    let done = match done {
+        Err(error) => {
+            assert!(files.is_empty(), "{files:?} after {error}");
+            return Err(error);
+        }
+        Ok(done) => done,
+    };
+    assert_eq!(files, ["out.gguf"]);
+    let bytes = fs::read(&out).unwrap();
+    assert_eq!((done.bytes, last, whole), (bytes.len() as u64, done.bytes, done.bytes));
+    Ok(bytes)
+}
+
+fn texts(folder: &Path) -> Vec<(String, Vec<u32>)> {
+    serde_json::from_slice(&fs::read(folder.join("texts.json")).unwrap()).unwrap()
+}
+
+/// The largest difference to transformers' logits.
+fn difference(folder: &Path, file: &[u8]) -> f32 {
+    let want = fs::read(folder.join("logits.f32")).unwrap();
+    let want: Vec<f32> =
+        want.chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect();
+    let (_, ids) = &texts(folder)[0];
+    let got = all_logits(&mut device(file, &exact()).unwrap(), ids, &in_format(KvFormat::F32)).unwrap();
+    assert_eq!(got.len(), want.len());
+    got.iter().zip(&want).map(|(got, want)| (got - want).abs()).fold(0.0, f32::max)
+}
+
+#[test]
+fn a_folder_says_what_transformers_says() {
+    for (name, format) in FOLDERS {
+        let folder = fixture(name);
+        let file = converted(&folder, &ConvertOptions::new()).unwrap();
+        let gguf = Gguf::parse(&file).unwrap();
+        assert_eq!(gguf.header().layer_format(), Some(format), "{name}");
+        let difference = difference(&folder, &file);
+        assert!(difference < 1e-4, "{name}: {difference}");
+
+        let tokenizer = Tokenizer::from_gguf(&gguf).unwrap();
+        for (text, ids) in texts(&folder) {
+            let mut found = Vec::new();
+            tokenizer.encode(&text, Special::Parse, &mut found);
+            assert_eq!(found, ids, "{name} {text:?}");
+        }
+        let metadata = gguf.metadata();
+        let template = metadata.str("tokenizer.chat_template").unwrap();
+        assert_eq!(template, Some(&*fs::read_to_string(folder.join("chat_template.jinja")).unwrap()));
+        assert_eq!(metadata.u32("tokenizer.ggml.eos_token_id").unwrap(), Some(266));
+    }
+}
+
+#[test]
+fn weights_are_stored_as_asked() {
+    let folder = fixture("mlx-2bit");
+    for (format, bound) in [
+        (Format::F32, 1e-4),
+        (Format::F16, 1e-4),
+        (Format::Q8_0, 0.1),
+        (Format::Q4_0, 1.5),
+        (Format::Pq2_0, 1e-4),
+    ] {
+        let file = converted(&folder, &ConvertOptions::new().format(Some(format))).unwrap();
+        let gguf = Gguf::parse(&file).unwrap();
+        assert_eq!(gguf.matrix("blk.0.ffn_down.weight").unwrap().format(), format);
+        assert_eq!(gguf.matrix("output_norm.weight").unwrap().format(), Format::F32);
+        let difference = difference(&folder, &file);
+        assert!(difference < bound, "{}: {difference}", format.name());
+    }
+    // 32 columns are not a block of 128.
+    let refused =
+        converted(&fixture("qwen3"), &ConvertOptions::new().format(Some(Format::Q1_0))).unwrap_err();
+    assert!(refused.to_string().contains("has rows of 32 weights, but Q1_0 has blocks of 128"), "{refused}");
+}
+
+#[test]
+fn a_converted_model_chats() {
+    let dir = TempDir::new().unwrap();
+    let out = dir.path().join("model.gguf");
+    convert(fixture("qwen3"), &out, &ConvertOptions::new(), |_, _| ()).unwrap();
+    let model = Model::builder().cpu().load(&out).unwrap();
+    let mut chat = model.chat().unwrap();
+    let reply: Result<Vec<_>, _> = chat.send("the hen").unwrap().take(4).collect();
+    assert!(!reply.unwrap().is_empty());
+}
+
+#[test]
+fn an_existing_file_is_kept() {
+    let dir = TempDir::new().unwrap();
+    let out = dir.path().join("model.gguf");
+    fs::write(&out, "mine").unwrap();
+    let refused = convert(fixture("qwen3"), &out, &ConvertOptions::new(), |_, _| ()).unwrap_err();
+    assert!(matches!(refused, Error::Convert { source: ConvertError::Exists, .. }));
+    assert_eq!(fs::read(&out).unwrap(), b"mine");
+    convert(fixture("qwen3"), &out, &ConvertOptions::new().replace(true), |_, _| ()).unwrap();
+    assert!(Gguf::parse(&fs::read(&out).unwrap()).is_ok());
+}
+
+/// A copy of a fixture with one file changed.
+fn changed(name: &str, file: &str, change: impl FnOnce(Vec<u8>) -> Option<Vec<u8>>) -> TempDir {
+    let dir = TempDir::new().unwrap();
+    for entry in fs::read_dir(fixture(name)).unwrap() {
+        let path = entry.unwrap().path();
+        fs::copy(&path, dir.path().join(path.file_name().unwrap())).unwrap();
+    }
+    let path = dir.path().join(file);
+    match change(fs::read(&path).unwrap_or_default()) {
+        Some(bytes) => fs::write(path, bytes).unwrap(),
+        None => fs::remove_file(path).unwrap(),
+    }
+    dir
+}
+
+fn replaced(from: &'static str, to: &str) -> impl FnOnce(Vec<u8>) -> Option<Vec<u8>> {
+    move |bytes| {
+        let text = String::from_utf8(bytes).unwrap();
+        assert!(text.contains(from), "{from}");
+        Some(text.replacen(from, to, 1).into_bytes())
+    }
+}
+
+#[test]
+fn damaged_folders_are_refused_by_name() {
+    let header = |text: &str| {
+        let mut bytes = (text.len() as u64).to_le_bytes().to_vec();
+        bytes.extend_from_slice(text.as_bytes());
+        Some(bytes)
+    };
+    let deep = format!("{}1{}", "[".repeat(100_000), "]".repeat(100_000));
+    type Change = Box<dyn FnOnce(Vec<u8>) -> Option<Vec<u8>>>;
+    let cases: Vec<(&str, &str, Change, &str)> = vec![
+        ("qwen3", "config.json", Box::new(|_| None), "has no config.json"),
+        ("qwen3", "config.json", Box::new(|_| Some(b"{".to_vec())), "config.json: invalid JSON: EOF"),
+        ("qwen3", "config.json", Box::new(|_| Some(vec![0xff])), "config.json: invalid JSON: not UTF-8"),
+        ("qwen3", "config.json", Box::new(move |_| Some(deep.into_bytes())), "recursion limit exceeded"),
+        (
+            "qwen3",
+            "config.json",
+            Box::new(replaced("Qwen3For", "Gemma3For")),
+            "architectures is \"Gemma3ForCausalLM\"",
+        ),
+        (
+            "qwen3",
+            "config.json",
+            Box::new(replaced("\"attention_bias\": false", "\"attention_bias\": true")),
+            "attention_bias is true",
+        ),
+        (
+            "qwen3",
+            "config.json",
+            Box::new(replaced("\"hidden_size\": 32", "\"hidden_size\": -1")),
+            "hidden_size is -1",
+        ),
+        (
+            "qwen3",
+            "config.json",
+            Box::new(replaced("\"hidden_size\": 32", "\"hidden_size\": 64")),
+            "model.embed_tokens.weight has the shape [272, 32]",
+        ),
+        (
+            "qwen3",
+            "config.json",
+            Box::new(replaced("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 4000000000")),
+            "block_count",
+        ),
+        (
+            "qwen3",
+            "config.json",
+            Box::new(replaced("\"vocab_size\": 272", "\"vocab_size\": 100")),
+            "not a row of the embedding",
+        ),
+        (
+            "qwen3",
+            "config.json",
+            Box::new(replaced("\"yarn\"", "\"longrope\"")),
+            "rope_parameters.rope_type is \"longrope\"",
+        ),
+        ("qwen3", "tokenizer.json", Box::new(|_| None), "tokenizer.json is missing"),
+        (
+            "qwen3",
+            "tokenizer.json",
+            Box::new(replaced("\"BPE\"", "\"Unigram\"")),
+            "model.type is \"Unigram\"",
+        ),
+        ("qwen3", "tokenizer.json", Box::new(replaced("\\\\p{N}| ?", "\\\\p{N}+| ?")), "pre_tokenizer is {"),
+        (
+            "qwen3",
+            "tokenizer.json",
+            Box::new(replaced("\"id\": 265", "\"id\": 264")),
+            "264, which is another token's",
+        ),
+        (
+            "qwen3",
+            "tokenizer.json",
+            Box::new(replaced("\"merges\": [", "\"merges\": [7,")),
+            "model.merges is 7",
+        ),
+        ("qwen3", "model.safetensors", Box::new(|_| None), "cannot open"),
+        ("qwen3", "model.safetensors", Box::new(|_| Some(vec![])), "not a valid safetensors file"),
+        (
+            "qwen3",
+            "model.safetensors",
+            Box::new(|_| Some(u64::MAX.to_le_bytes().to_vec())),
+            "not a valid safetensors file",
+        ),
+        (
+            "qwen3",
+            "model.safetensors",
+            Box::new(|mut bytes| {
+                bytes.pop();
+                Some(bytes)
+            }),
+            "not a valid safetensors file",
+        ),
+        (
+            "qwen3",
+            "model.safetensors",
+            Box::new(move |_| {
+                header("{\"a\":{\"dtype\":\"F32\",\"shape\":[4294967296,4294967296],\"data_offsets\":[0,0]}}")
+            }),
+            "not a valid safetensors file",
+        ),
+        (
+            "qwen3",
+            "model.safetensors",
+            Box::new(move |_| header("{\"a\":{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[0,0]}}")),
+            "tensor a is not part of this architecture",
+        ),
+        ("qwen3", "model.safetensors", Box::new(move |_| header("{}")), "token_embd.weight"),
+        (
+            "llama",
+            "model.safetensors.index.json",
+            Box::new(replaced("model-00002", "model-00009")),
+            "cannot open",
+        ),
+        (
+            "llama",
+            "model.safetensors.index.json",
+            Box::new(replaced("model-00002", "../model-00002")),
+            "weight_map is \"../model-00002",
+        ),
+        (
+            "llama",
+            "model.safetensors.index.json",
+            Box::new(|_| Some(b"{\"weight_map\":{}}".to_vec())),
+            "weight_map is missing",
+        ),
+        (
+            "mlx-2bit",
+            "config.json",
+            Box::new(replaced("\"bits\": 2", "\"bits\": 3")),
+            "quantization.bits is 3",
+        ),
+        (
+            "mlx-2bit",
+            "config.json",
+            Box::new(replaced("\"bits\": 2", "\"bits\": 4")),
+            "which its scales and biases do not fit",
+        ),
+    ];
+    for (name, file, change, message) in cases {
+        let folder = changed(name, file, change);
+        let error = converted(folder.path(), &ConvertOptions::new()).unwrap_err();
+        assert!(error.to_string().contains(message), "{name}/{file}: {error}, expected {message}");
+    }
+}
