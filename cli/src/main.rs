@@ -5,6 +5,7 @@ mod bandwidth;
 mod bench;
 mod chat;
 mod check;
+mod convert;
 mod embed;
 mod error;
 mod eval;
@@ -25,6 +26,7 @@ use chat::ChatArgs;
 use check::CheckArgs;
 use clap::builder::styling::{AnsiColor, Styles};
 use clap::{CommandFactory, Parser, Subcommand};
+use convert::ConvertArgs;
 use embed::EmbedArgs;
 use eval::EvalArgs;
 use hub::{ListArgs, PullArgs, RmArgs};
@@ -80,6 +82,7 @@ enum Command {
     Embed(EmbedArgs),
     Bench(BenchArgs),
     Check(CheckArgs),
+    Convert(ConvertArgs),
     Pull(PullArgs),
     List(ListArgs),
     Rm(RmArgs),
@@ -101,7 +104,9 @@ fn main() -> ExitCode {
     if model.gpu.is_some() && matches!(cli.command, Command::Inspect(_) | Command::Tokenize(_)) {
         return error::CliError::usage("--gpu is for commands that run a model").report();
     }
-    if model.model.is_some() && matches!(cli.command, Command::Pull(_) | Command::List(_) | Command::Rm(_)) {
+    if model.model.is_some()
+        && matches!(cli.command, Command::Convert(_) | Command::Pull(_) | Command::List(_) | Command::Rm(_))
+    {
         return error::CliError::usage("--model is for commands that read a model").report();
     }
     let outcome = match &cli.command {
@@ -114,6 +119,7 @@ fn main() -> ExitCode {
         Command::Embed(args) => embed::embed(args, model),
         Command::Bench(args) => bench::bench(args, model),
         Command::Check(args) => check::check(args, model),
+        Command::Convert(args) => convert::run(args),
         Command::Pull(args) => hub::pull(args),
         Command::List(args) => hub::list(args),
         Command::Rm(args) => hub::rm(args),

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Model and engine")]
 pub(crate) struct ModelArgs {
-    /// GGUF file of a Bonsai, Qwen3 or Llama model, the name of a published one (bonsai-1.7b), or
+    /// GGUF file or Hugging Face folder of a Bonsai, Qwen3 or Llama model, the name of a published one (bonsai-1.7b), or
     /// hf:OWNER/REPOSITORY/FILE [default: the small built-in model]
     #[arg(short, long, global = true, value_name = "MODEL")]
     pub(crate) model: Option<PathBuf>,

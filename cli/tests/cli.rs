@@ -110,8 +110,8 @@ fn help_names_chat_first_and_every_command_has_examples() {
     assert_eq!(
         names,
         [
-            "chat", "run", "inspect", "tokenize", "logits", "eval", "embed", "bench", "check", "pull",
-            "list", "rm"
+            "chat", "run", "inspect", "tokenize", "logits", "eval", "embed", "bench", "check", "convert",
+            "pull", "list", "rm"
         ]
     );
     for name in names {
@@ -135,6 +135,7 @@ fn wrong_usage_is_code_2() {
         &["run", "x", "-n", "-5"],
         &["run", "x", "--seed", "-1"],
         &["run", "x", "--top-k", "-1"],
+        &["convert", "x", "--out", "y", "--type", "q7"],
     ] {
         let output = shohin(args).output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{args:?}");
@@ -385,6 +386,22 @@ fn a_model_in_parts_is_one_model() {
     fs::rename(path(1), folder.join("first.gguf")).unwrap();
     let message = fails(&with(&ask, &["-m", &folder.join("first.gguf").to_string_lossy()]));
     assert!(message.contains("split.count is 3, expected 1, or all parts"), "{message}");
+}
+
+#[test]
+fn a_converted_folder_says_what_the_folder_says() {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/hf/llama");
+    let (folder, out) = (folder.to_str().unwrap(), temporary("converted.gguf", "mine"));
+    let convert = ["convert", folder, "--out", &out];
+    assert!(misuse(&convert).contains("the file exists; replace it with --force"));
+    assert_eq!(fs::read(&out).unwrap(), b"mine");
+    assert_eq!(ok(&with(&convert, &["--force"])), "");
+    let ask = ["run", "--raw", "the hen", "-n", "8", "--preset", "greedy"];
+    let reply = json(&with(&ask, &["--json", "-m", folder]));
+    assert_eq!(json(&with(&ask, &["--json", "-m", &out]))["text"], reply["text"]);
+    assert_eq!(json(&["inspect", "--json", "-m", &out])["format"], "F16");
+    let message = fails(&["convert", &out, "--out", "x.gguf"]);
+    assert!(message.contains("is not a folder, expected a Hugging Face folder"), "{message}");
 }
 
 #[test]
@@ -780,7 +797,10 @@ fn broken_model_files_are_named() {
             "no-such-file.gguf".to_string(),
             "cannot open the model no-such-file.gguf: No such file or directory",
         ),
-        (env!("CARGO_TARGET_TMPDIR").into(), "is a directory, expected a GGUF file"),
+        (
+            env!("CARGO_TARGET_TMPDIR").into(),
+            "is a folder without config.json, expected a GGUF file or a Hugging Face folder",
+        ),
         (temporary("empty.gguf", b""), "is empty, expected a GGUF file"),
         (
             temporary("text.gguf", b"This is no model at all, but a text of some length."),

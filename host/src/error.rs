@@ -95,7 +95,7 @@ pub enum Error {
         /// The folder, or the file of it that is wrong.
         path: PathBuf,
         /// The reason.
-        source: crate::convert::ConvertError,
+        source: Box<crate::convert::ConvertError>,
     },
     /// A model of the Hub cannot be downloaded.
     #[cfg(feature = "hub")]
@@ -166,7 +166,7 @@ impl std::error::Error for Error {
         match self {
             Error::Io { source, .. } | Error::Threads { source, .. } => Some(source),
             #[cfg(feature = "convert")]
-            Error::Convert { source, .. } => Some(source),
+            Error::Convert { source, .. } => Some(&**source),
             #[cfg(feature = "hub")]
             Error::Hub { source, .. } => Some(source),
             Error::MissingPart { source, .. } => Some(source),

@@ -42,6 +42,9 @@ enum Bytes {
         map: Arc<Mmap>,
         file: Mutex<File>,
     },
+    /// In memory.
+    #[cfg(feature = "convert")]
+    Converted(Arc<Mmap>),
 }
 
 /// As [`shard_names`], with paths.
@@ -87,6 +90,8 @@ impl Shard {
             #[cfg(feature = "built-in")]
             Bytes::BuiltIn => BUILT_IN,
             Bytes::Mapped { map, .. } => map,
+            #[cfg(feature = "convert")]
+            Bytes::Converted(map) => map,
         }
     }
 
@@ -111,6 +116,8 @@ impl Shard {
             #[cfg(feature = "built-in")]
             Bytes::BuiltIn => ShardBytes::built_in(BUILT_IN),
             Bytes::Mapped { map, .. } => ShardBytes::mapped(Arc::clone(map)),
+            #[cfg(feature = "convert")]
+            Bytes::Converted(map) => ShardBytes::mapped(Arc::clone(map)),
         }
     }
 
@@ -134,6 +141,8 @@ impl Shard {
                 let read = file.rewind().and_then(|()| file.read_exact(end));
                 read.map_err(failed("read the model", path))?;
             }
+            #[cfg(feature = "convert")]
+            Bytes::Converted(map) => end.copy_from_slice(&map[..stored]),
         }
         let mut len = stored;
         if expansion.is_some() {
@@ -152,13 +161,20 @@ impl ModelFile {
         ModelFile { name, shards }
     }
 
-    /// Maps the file, or all files of a model in parts, given any of them (`name-00001-of-00003.gguf`).
+    /// Maps the file, or all files of a model in parts, given any of them (`name-00001-of-00003.gguf`). With the
+    /// feature `convert`, a Hugging Face folder is converted in memory.
     ///
     /// # Errors
-    /// If one cannot be opened or is not a regular file. Contents are not checked.
+    /// If one cannot be opened or is not a regular file. Contents are not checked, except of a folder.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let name = path.display().to_string();
+        #[cfg(feature = "convert")]
+        if path.is_dir() {
+            let map = crate::convert::in_memory(path)?;
+            let bytes = Bytes::Converted(Arc::new(map));
+            return Ok(ModelFile { name: name.clone(), shards: Arc::new([Shard { name, bytes }]) });
+        }
         let Some(paths) = shard_paths(path).filter(|paths| paths.len() > 1) else {
             return Ok(ModelFile { name, shards: Arc::new([Shard::open(path)?]) });
         };
@@ -201,6 +217,8 @@ impl ModelFile {
         self.shards.iter().filter_map(|shard| match &shard.bytes {
             #[cfg(feature = "built-in")]
             Bytes::BuiltIn => None,
+            #[cfg(feature = "convert")]
+            Bytes::Converted(_) => None,
             Bytes::Mapped { path, file, .. } => {
                 Some((path.as_path(), file.lock().unwrap_or_else(PoisonError::into_inner).metadata()))
             }

@@ -111,10 +111,15 @@ fn a_converted_model_chats() {
     let dir = TempDir::new().unwrap();
     let out = dir.path().join("model.gguf");
     convert(fixture("qwen3"), &out, &ConvertOptions::new(), |_, _| ()).unwrap();
-    let model = Model::builder().cpu().load(&out).unwrap();
-    let mut chat = model.chat().unwrap();
-    let reply: Result<Vec<_>, _> = chat.send("the hen").unwrap().take(4).collect();
-    assert!(!reply.unwrap().is_empty());
+    let reply = |model: &Path| {
+        let model = Model::builder().cpu().load(model).unwrap();
+        let mut chat = model.chat().unwrap();
+        chat.send("the hen").unwrap().take(4).collect::<Result<Vec<_>, _>>().unwrap()
+    };
+    let from_file = reply(&out);
+    assert!(!from_file.is_empty());
+    // Folders load without a file.
+    assert_eq!(format!("{:?}", reply(&fixture("qwen3"))), format!("{from_file:?}"));
 }
 
 #[test]
@@ -123,7 +128,7 @@ fn an_existing_file_is_kept() {
     let out = dir.path().join("model.gguf");
     fs::write(&out, "mine").unwrap();
     let refused = convert(fixture("qwen3"), &out, &ConvertOptions::new(), |_, _| ()).unwrap_err();
-    assert!(matches!(refused, Error::Convert { source: ConvertError::Exists, .. }));
+    assert!(matches!(refused, Error::Convert { source, .. } if *source == ConvertError::Exists));
     assert_eq!(fs::read(&out).unwrap(), b"mine");
     convert(fixture("qwen3"), &out, &ConvertOptions::new().replace(true), |_, _| ()).unwrap();
     assert!(Gguf::parse(&fs::read(&out).unwrap()).is_ok());
@@ -162,7 +167,7 @@ fn damaged_folders_are_refused_by_name() {
     let deep = format!("{}1{}", "[".repeat(100_000), "]".repeat(100_000));
     type Change = Box<dyn FnOnce(Vec<u8>) -> Option<Vec<u8>>>;
     let cases: Vec<(&str, &str, Change, &str)> = vec![
-        ("qwen3", "config.json", Box::new(|_| None), "has no config.json"),
+        ("qwen3", "config.json", Box::new(|_| None), "is a folder without config.json"),
         ("qwen3", "config.json", Box::new(|_| Some(b"{".to_vec())), "config.json: invalid JSON: EOF"),
         ("qwen3", "config.json", Box::new(|_| Some(vec![0xff])), "config.json: invalid JSON: not UTF-8"),
         ("qwen3", "config.json", Box::new(move |_| Some(deep.into_bytes())), "recursion limit exceeded"),

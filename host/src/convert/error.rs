@@ -1,6 +1,8 @@
 //! Why a folder cannot be converted.
 
+use crate::error::Error;
 use std::fmt;
+use std::path::Path;
 
 /// Why a model cannot be converted.
 #[derive(Clone, Debug, PartialEq)]
@@ -46,6 +48,11 @@ pub enum ConvertError {
 }
 
 impl ConvertError {
+    /// Adds the folder, or the file of it that is wrong.
+    pub(super) fn at(self, path: &Path) -> Error {
+        Error::Convert { path: path.into(), source: Box::new(self) }
+    }
+
     pub(super) fn tensor(name: &str, problem: impl Into<String>) -> Self {
         ConvertError::Tensor { name: name.into(), problem: problem.into() }
     }

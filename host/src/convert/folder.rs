@@ -34,8 +34,14 @@ pub(super) struct Stored<'f> {
 impl Folder {
     /// Opens `config.json` and maps the safetensors.
     pub(super) fn open(path: &Path) -> Result<Folder> {
+        if !path.is_dir() {
+            return Err(Error::NotAFile {
+                path: path.into(),
+                problem: "is not a folder, expected a Hugging Face folder",
+            });
+        }
         let Some(config) = Json::open(path.join("config.json"), MAX_JSON)? else {
-            let problem = "has no config.json, expected a Hugging Face folder";
+            let problem = "is a folder without config.json, expected a GGUF file or a Hugging Face folder";
             return Err(Error::NotAFile { path: path.into(), problem });
         };
         let mut folder = Folder { path: path.into(), config, shards: Vec::new() };
@@ -61,7 +67,7 @@ impl Folder {
 
     /// Adds the folder to an error.
     pub(super) fn at<T>(&self, result: Result<T, ConvertError>) -> Result<T> {
-        result.map_err(|source| Error::Convert { path: self.path.clone(), source })
+        result.map_err(|error| error.at(&self.path))
     }
 
     /// A JSON file, if it is there.
@@ -71,10 +77,9 @@ impl Folder {
 
     /// A JSON file.
     pub(super) fn need_json(&self, name: &'static str) -> Result<Json> {
-        self.json(name)?.ok_or_else(|| Error::Convert {
-            path: self.path.clone(),
-            source: ConvertError::Value { key: name.into(), found: "missing".into(), expected: "a file" },
-        })
+        let missing =
+            || ConvertError::Value { key: name.into(), found: "missing".into(), expected: "a file" };
+        self.json(name)?.ok_or_else(|| missing().at(&self.path))
     }
 
     /// A text file, if it is there.
@@ -86,7 +91,7 @@ impl Folder {
     pub(super) fn tensors(&self) -> Result<BTreeMap<String, Stored<'_>>> {
         let mut all = BTreeMap::new();
         for (path, map) in &self.shards {
-            let refused = |source| Error::Convert { path: path.clone(), source };
+            let refused = |error: ConvertError| error.at(path);
             let file = SafeTensors::deserialize(map)
                 .map_err(|error| refused(ConvertError::SafeTensors { problem: error.to_string() }))?;
             for (name, view) in file.iter() {

@@ -16,7 +16,7 @@ pub(super) struct Json {
 /// The text of a file of at most `most` bytes; `None` if there is no such file.
 pub(super) fn text(path: &Path, most: u64) -> Result<Option<String>> {
     let failed = |source| Error::Io { action: "read", path: path.into(), source };
-    let refused = |source| Error::Convert { path: path.into(), source };
+    let refused = |error: ConvertError| error.at(path);
     let meta = match std::fs::metadata(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         meta => meta.map_err(failed)?,
@@ -39,16 +39,13 @@ impl Json {
         let Some(text) = text(&path, most)? else { return Ok(None) };
         match serde_json::from_str(&text) {
             Ok(root) => Ok(Some(Json { path, root })),
-            Err(error) => {
-                let source = ConvertError::Json { problem: error.to_string() };
-                Err(Error::Convert { path, source })
-            }
+            Err(error) => Err(ConvertError::Json { problem: error.to_string() }.at(&path)),
         }
     }
 
     /// Adds the file to an error.
     pub(super) fn at<T>(&self, result: Result<T, ConvertError>) -> Result<T> {
-        result.map_err(|source| Error::Convert { path: self.path.clone(), source })
+        result.map_err(|error| error.at(&self.path))
     }
 }
 

@@ -11,8 +11,10 @@ mod tensor;
 mod tokenizer;
 
 use crate::error::{Error, Result};
+use crate::memory;
 use config::Config;
 use folder::Folder;
+use memmap2::Mmap;
 use shohin_core::gguf::{GgufBody, GgufStream, GgufWriter, ReadOptions};
 use shohin_core::{Format, ModelConfig, Tokenizer};
 use std::io::{self, BufWriter, Write};
@@ -83,7 +85,7 @@ pub fn convert(
 ) -> Result<Converted> {
     let (source, out) = (source.as_ref(), out.as_ref());
     if !options.replace && out.exists() {
-        return Err(Error::Convert { path: out.into(), source: ConvertError::Exists });
+        return Err(ConvertError::Exists.at(out));
     }
     let folder = Folder::open(source)?;
     let plan = Plan::new(&folder, options.format)?;
@@ -104,6 +106,20 @@ pub fn convert(
     temporary.as_file().sync_all().map_err(failed)?;
     temporary.persist(out).map_err(|error| failed(error.error))?;
     Ok(Converted { tensors: plan.tensors.len(), bytes: written })
+}
+
+/// The GGUF file of the folder `source`, in memory, keeping every bit.
+pub(crate) fn in_memory(source: &Path) -> Result<Mmap> {
+    let folder = Folder::open(source)?;
+    let plan = Plan::new(&folder, None)?;
+    let failed = |error| Error::Io { action: "load the model", path: source.into(), source: error };
+    let too_large = || failed(io::ErrorKind::OutOfMemory.into());
+    let len = usize::try_from(plan.len()).map_err(|_| too_large())?;
+    let mut memory = memory::large_pages(len).map_err(failed)?;
+    let mut rest = &mut memory[..];
+    // A slice ends where the file does.
+    plan.write(|bytes| rest.write_all(bytes).map_err(failed))?;
+    memory.make_read_only().map_err(failed)
 }
 
 /// An unfinished file, removed if it is not given a name; like other new files, others may read it.
