@@ -270,9 +270,11 @@ impl Product<'_> {
     /// Each row by itself: for one row.
     pub(crate) fn gemv(&self, gpu: &Gpu) -> Kernel {
         let ext = gpu.extensions();
+        let halves = self.chunk.packed.has_half_units();
         let source = self.source(ext).group(ext, 64).part(match self.acts {
+            Acts::Int8 { .. } if halves => concat!(part!("words_sum"), part!("gemv_int8_16")),
             Acts::Int8 { .. } => part!("gemv_int8"),
-            Acts::F32(_) if self.chunk.packed.is_float() => part!("gemv_float"),
+            Acts::F32(_) if halves || self.chunk.packed.is_float() => part!("gemv_float"),
             Acts::F32(_) => part!("gemv_f32"),
         });
         self.kernel(gpu, "gemv", source, None, Grid::PerRow(self.chunk.rows.div_ceil(4)))
@@ -281,6 +283,9 @@ impl Product<'_> {
     /// Tiles of 32 rows.
     pub(crate) fn gemm(&self, gpu: &Gpu, step: &Buffer) -> Kernel {
         let source = self.source(gpu.extensions()).part(match self.acts {
+            Acts::Int8 { .. } if self.chunk.packed.has_half_units() => {
+                concat!(part!("words_sum"), part!("gemm_int8_16"))
+            }
             Acts::Int8 { .. } => part!("gemm_int8"),
             Acts::F32(_) => part!("gemm_f32"),
         });

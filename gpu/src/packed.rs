@@ -9,51 +9,93 @@
 //! 1      1                bit 8 b + s of the word
 //! 2      2                bits 8 b + 2 (s % 4) of word s / 4
 //! 4      4                bits 8 b + 4 (s % 2) of word s / 2
+//! 6      6                low half as with 4 bits, high pair as with 2 bits in words 4 and 5
 //! 8      8                byte b of word s, signed
 //! ```
-//! The scales are a second row: `f16 d` for each group of weights, two per word, or `f16 d, f16 m` in one
-//! word for each group of a format with minima. Rows of scales are padded to whole words. A weight is
-//! `(factor * code - offset) * d`, or `code * d + m`.
+//! A code is an integer, `factor * code - offset`, or the index of one in a table ([`Codes`]).
+//!
+//! The scales are a second row, padded to whole words. A weight is `integer * d`, or `integer * d + m`:
+//!
+//! ```text
+//! Scales   for each            stored
+//! F16      group               f16 d [, f16 m], two per word
+//! F32      group               f32 d [, f32 m]
+//! Block    256 weights         f32 d [, f32 m], then for each group i8 s [, i8 t]: d s and m t
+//! ```
+//! A group is 16 weights or a number of units. An f16 `d` of a block is stored as an f32, because that of small
+//! weights is often subnormal, which a GPU may take for 0.
+//!
+//! Bits per weight, scales included:
+//!
+//! ```text
+//! 1.125    Q1_0           4.375    IQ4_XS                6.5      Q5_0
+//! 2.0625   TQ1_0, TQ2_0   4.5      Q4_0, IQ4_NL          6.625    Q6_K
+//! 2.125    PQ2_0          4.625    Q3_K                  6.75     Q5_K
+//! 2.25     Q2_0           4.75     Q4_K                  7        Q5_1
+//! 3.25     Q2_K           5        Q4_1, MXFP4, NVFP4    8.125    Q8_K
+//!                                                        8.5      Q8_0
+//! ```
 //!
 //! Floats are stored as in the file: 32 per unit, no scales. Nothing is rounded.
 
 use crate::shader::{Source, part};
 use shohin_core::Activations;
 use shohin_core::Format;
-use shohin_core::quant::{self, block_integers, block_minimum, block_scale};
+use shohin_core::quant::{self, FP4_DOUBLED, IQ4_LEVELS, block_integers, block_minimum, block_scale};
 
 /// The storage of each supported weight format; a new format is a row here.
-const FORMATS: [(Format, PackedFormat); 13] = [
-    (Format::F32, PackedFormat { codes: Codes::F32, group: 32 }),
-    (Format::F16, PackedFormat { codes: Codes::F16, group: 32 }),
-    (Format::Bf16, PackedFormat { codes: Codes::Bf16, group: 32 }),
-    (Format::Q8_0, PackedFormat { codes: Codes::Bits8, group: 32 }),
-    (Format::Q4_0, PackedFormat { codes: Codes::Bits4, group: 32 }),
-    (Format::Q4_1, PackedFormat { codes: Codes::Bits4Min, group: 32 }),
-    (Format::Q1_0, PackedFormat { codes: Codes::Bits1, group: 128 }),
-    (Format::Q2_0, PackedFormat { codes: Codes::Bits2, group: 64 }),
-    (Format::Pq2_0, PackedFormat { codes: Codes::Bits2, group: 128 }),
-    (Format::Tq2_0G128, PackedFormat { codes: Codes::Bits2, group: 128 }),
-    (Format::Ptq1_0, PackedFormat { codes: Codes::Bits2, group: 128 }),
-    (Format::Tq1_0, PackedFormat { codes: Codes::Bits2, group: 256 }),
-    (Format::Tq2_0, PackedFormat { codes: Codes::Bits2, group: 256 }),
+const FORMATS: [(Format, PackedFormat); 25] = [
+    (Format::F32, PackedFormat::float(Codes::F32)),
+    (Format::F16, PackedFormat::float(Codes::F16)),
+    (Format::Bf16, PackedFormat::float(Codes::Bf16)),
+    (Format::Q8_0, PackedFormat::new(Codes::Bits8, 32, Scales::F16)),
+    (Format::Q4_0, PackedFormat::new(Codes::Bits4, 32, Scales::F16)),
+    (Format::Q4_1, PackedFormat::new(Codes::Bits4Unsigned, 32, Scales::F16).with_minima()),
+    (Format::Q5_0, PackedFormat::new(Codes::Bits6, 32, Scales::F16)),
+    (Format::Q5_1, PackedFormat::new(Codes::Bits6, 32, Scales::F16).with_minima()),
+    (Format::Q2K, PackedFormat::new(Codes::Bits2Unsigned, 16, Scales::Block).with_minima()),
+    (Format::Q3K, PackedFormat::new(Codes::Bits4, 16, Scales::Block)),
+    (Format::Q4K, PackedFormat::new(Codes::Bits4Unsigned, 32, Scales::Block).with_minima()),
+    (Format::Q5K, PackedFormat::new(Codes::Bits6, 32, Scales::Block).with_minima()),
+    (Format::Q6K, PackedFormat::new(Codes::Bits6, 16, Scales::Block)),
+    (Format::Q8K, PackedFormat::new(Codes::Bits8, 256, Scales::F32)),
+    (Format::Iq4Nl, PackedFormat::new(Codes::Iq4, 32, Scales::F16)),
+    (Format::Iq4Xs, PackedFormat::new(Codes::Iq4, 32, Scales::Block)),
+    (Format::Mxfp4, PackedFormat::new(Codes::Fp4, 32, Scales::F32)),
+    (Format::Nvfp4, PackedFormat::new(Codes::Fp4, 16, Scales::F16)),
+    (Format::Q1_0, PackedFormat::new(Codes::Bits1, 128, Scales::F16)),
+    (Format::Q2_0, PackedFormat::new(Codes::Bits2, 64, Scales::F16)),
+    (Format::Pq2_0, PackedFormat::new(Codes::Bits2, 128, Scales::F16)),
+    (Format::Tq2_0G128, PackedFormat::new(Codes::Bits2, 128, Scales::F16)),
+    (Format::Ptq1_0, PackedFormat::new(Codes::Bits2, 128, Scales::F16)),
+    (Format::Tq1_0, PackedFormat::new(Codes::Bits2, 256, Scales::F16)),
+    (Format::Tq2_0, PackedFormat::new(Codes::Bits2, 256, Scales::F16)),
 ];
 
+/// The weights of a block of [`Scales::Block`].
+const BLOCK: usize = 256;
+
 /// The storage of a weight within a unit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Codes {
-    /// Codes 0, 1 for -d, d.
+    /// Codes 0, 1 for -1, 1.
     Bits1,
-    /// Codes 0 to 3 for -d to 2 d.
+    /// Codes 0 to 3 for -1 to 2.
     Bits2,
-    /// Codes 0 to 15 for -8 d to 7 d.
+    /// 0 to 3.
+    Bits2Unsigned,
+    /// Codes 0 to 15 for -8 to 7.
     Bits4,
-    /// Codes 0 to 15 with a minimum.
-    Bits4Min,
+    /// 0 to 15.
+    Bits4Unsigned,
+    /// Codes 0 to 63 for -32 to 31.
+    Bits6,
     /// Signed bytes.
     Bits8,
-    /// Signed bytes with a minimum.
-    Bits8Min,
+    /// Indices of [`IQ4_LEVELS`].
+    Iq4,
+    /// Indices of [`FP4_DOUBLED`].
+    Fp4,
     /// 16-bit floats.
     F16,
     /// The upper halves of 32-bit floats.
@@ -62,29 +104,56 @@ pub(crate) enum Codes {
     F32,
 }
 
+/// The codes of integers, in the order in which a common one is sought.
+const INTEGERS: [Codes; 7] = [
+    Codes::Bits1,
+    Codes::Bits2,
+    Codes::Bits2Unsigned,
+    Codes::Bits4,
+    Codes::Bits4Unsigned,
+    Codes::Bits6,
+    Codes::Bits8,
+];
+
 /// Properties of [`Codes`] for shaders and [`PackedFormat::repack`].
 struct Facts {
     bits: usize,
     /// An integer is `factor * code - offset`; both 0 for floats.
     factor: i32,
     offset: i32,
+    /// The least and the greatest integer; both 0 for floats.
+    range: [i32; 2],
+    /// The integers of the codes, where they are not evenly spaced.
+    levels: Option<&'static [i8; 16]>,
     /// Declares `codes` and unpacks them.
     unpack: &'static str,
 }
 
 impl Codes {
     const fn facts(self) -> Facts {
+        const fn integers(bits: usize, range: [i32; 2], unpack: &'static str) -> Facts {
+            Facts { bits, factor: 1, offset: -range[0], range, levels: None, unpack }
+        }
+        const fn levels(levels: &'static [i8; 16], range: [i32; 2]) -> Facts {
+            let unpack = part!("weights_levels");
+            Facts { bits: 4, factor: 1, offset: 0, range, levels: Some(levels), unpack }
+        }
+        const fn floats(bits: usize, unpack: &'static str) -> Facts {
+            Facts { bits, factor: 0, offset: 0, range: [0; 2], levels: None, unpack }
+        }
         match self {
-            Codes::Bits1 => Facts { bits: 1, factor: 2, offset: 1, unpack: part!("weights_1bit") },
-            Codes::Bits2 => Facts { bits: 2, factor: 1, offset: 1, unpack: part!("weights_2bit") },
-            Codes::Bits4 => Facts { bits: 4, factor: 1, offset: 8, unpack: part!("weights_4bit") },
-            Codes::Bits4Min => Facts { bits: 4, factor: 1, offset: 0, unpack: part!("weights_4bit") },
-            Codes::Bits8 | Codes::Bits8Min => {
-                Facts { bits: 8, factor: 1, offset: 0, unpack: part!("weights_8bit") }
-            }
-            Codes::F16 => Facts { bits: 16, factor: 0, offset: 0, unpack: part!("weights_f16") },
-            Codes::Bf16 => Facts { bits: 16, factor: 0, offset: 0, unpack: part!("weights_bf16") },
-            Codes::F32 => Facts { bits: 32, factor: 0, offset: 0, unpack: part!("weights_f32") },
+            Codes::Bits1 => Facts { factor: 2, ..integers(1, [-1, 1], part!("weights_1bit")) },
+            Codes::Bits2 => integers(2, [-1, 2], part!("weights_2bit")),
+            Codes::Bits2Unsigned => integers(2, [0, 3], part!("weights_2bit")),
+            Codes::Bits4 => integers(4, [-8, 7], part!("weights_4bit")),
+            Codes::Bits4Unsigned => integers(4, [0, 15], part!("weights_4bit")),
+            Codes::Bits6 => integers(6, [-32, 31], part!("weights_6bit")),
+            Codes::Bits8 => Facts { offset: 0, ..integers(8, [-128, 127], part!("weights_8bit")) },
+            Codes::Iq4 => levels(&IQ4_LEVELS, [-127, 113]),
+            Codes::Fp4 => levels(&FP4_DOUBLED, [-12, 12]),
+            Codes::F16 => floats(16, part!("weights_f16")),
+            Codes::Bf16 => floats(16, part!("weights_bf16")),
+            Codes::F32 => floats(32, part!("weights_f32")),
         }
     }
 
@@ -92,35 +161,74 @@ impl Codes {
         self.facts().factor == 0
     }
 
-    const fn has_min(self) -> bool {
-        matches!(self, Codes::Bits4Min | Codes::Bits8Min)
-    }
-
     /// The codes that represent the weights of both exactly.
     fn with(self, other: Codes) -> Option<Codes> {
-        let wider = if self.facts().bits >= other.facts().bits { self } else { other };
         match (self.is_float(), other.is_float()) {
             _ if self == other => Some(self),
             // A bf16 and an f16 represent different numbers.
             (true, true) => Some(Codes::F32),
             // One is multiplied by floats, the other by integers.
             (true, false) | (false, true) => None,
-            // Four bits with a minimum cannot represent negative integers.
-            (false, false) if self.has_min() || other.has_min() => Some(Codes::Bits8Min),
-            (false, false) => Some(wider),
+            (false, false) => {
+                let ([a, b], [c, d]) = (self.facts().range, other.facts().range);
+                INTEGERS.into_iter().find(|codes| {
+                    let [least, greatest] = codes.facts().range;
+                    least <= a.min(c) && b.max(d) <= greatest
+                })
+            }
         }
     }
+
+    /// The code of each integer, by its byte.
+    fn by_integer(self) -> [u8; 256] {
+        let Facts { factor, offset, levels, .. } = self.facts();
+        if let Some(levels) = levels {
+            let mut codes = [0; 256];
+            // If an integer occurs twice, the first code counts.
+            for (code, &level) in levels.iter().enumerate().rev() {
+                codes[usize::from(level as u8)] = code as u8;
+            }
+            return codes;
+        }
+        core::array::from_fn(|byte| ((i32::from(byte as u8 as i8) + offset) / factor.max(1)) as u8)
+    }
+}
+
+/// The storage of scales and minima.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Scales {
+    /// 16-bit floats per group.
+    F16,
+    /// 32-bit floats per group.
+    F32,
+    /// Signed bytes per group, times 32-bit floats per [`BLOCK`].
+    Block,
 }
 
 /// The layout of a matrix on the GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct PackedFormat {
     codes: Codes,
-    /// Weights that share a scale: 32, 64, 128 or 256. Unused for floats.
+    /// Weights that share a scale: 16, 32, 64, 128 or 256. Unused for floats, like what follows.
     group: usize,
+    scales: Scales,
+    /// Whether groups have minima.
+    minima: bool,
 }
 
 impl PackedFormat {
+    const fn new(codes: Codes, group: usize, scales: Scales) -> PackedFormat {
+        PackedFormat { codes, group, scales, minima: false }
+    }
+
+    const fn float(codes: Codes) -> PackedFormat {
+        PackedFormat::new(codes, 32, Scales::F16)
+    }
+
+    const fn with_minima(self) -> PackedFormat {
+        PackedFormat { minima: true, ..self }
+    }
+
     /// The layout for a format, if the GPU computes with it.
     pub(crate) fn of(format: Format) -> Option<PackedFormat> {
         FORMATS.iter().find(|(known, _)| *known == format).map(|&(_, packed)| packed)
@@ -129,13 +237,22 @@ impl PackedFormat {
     /// A layout that represents the weights of both exactly, if they are multiplied by the same type of
     /// activations.
     pub(crate) fn with(self, other: PackedFormat) -> Option<PackedFormat> {
-        let codes = self.codes.with(other.codes)?;
-        Some(PackedFormat { codes, group: self.group.min(other.group) })
+        Some(PackedFormat {
+            codes: self.codes.with(other.codes)?,
+            group: self.group.min(other.group),
+            scales: if self.scales == other.scales { self.scales } else { Scales::F32 },
+            minima: self.minima || other.minima,
+        })
     }
 
     /// Whether the weights are floats, which are multiplied by float activations only.
     pub(crate) const fn is_float(self) -> bool {
         self.codes.is_float()
+    }
+
+    /// Whether a unit has two scales.
+    pub(crate) const fn has_half_units(self) -> bool {
+        self.group < 32
     }
 
     /// The type of activations that these weights are multiplied by: `activations`, or floats for float
@@ -149,13 +266,26 @@ impl PackedFormat {
         cols / 32 * self.codes.facts().bits
     }
 
+    /// Numbers per scale: 2 with a minimum.
+    const fn parts(self) -> usize {
+        1 + self.minima as usize
+    }
+
+    /// Words of scales per block of [`Scales::Block`].
+    const fn block_words(self) -> usize {
+        self.parts() + BLOCK / self.group * self.parts() / 4
+    }
+
     /// Words of scales per row.
     pub(crate) const fn scale_words(self, cols: usize) -> usize {
-        let groups = cols.div_ceil(self.group);
-        match (self.is_float(), self.codes.has_min()) {
-            (true, _) => 0,
-            (false, true) => groups,
-            (false, false) => groups.div_ceil(2),
+        if self.is_float() {
+            return 0;
+        }
+        let numbers = cols.div_ceil(self.group) * self.parts();
+        match self.scales {
+            Scales::F16 => numbers.div_ceil(2),
+            Scales::F32 => numbers,
+            Scales::Block => cols.div_ceil(BLOCK) * self.block_words(),
         }
     }
 
@@ -171,14 +301,32 @@ impl PackedFormat {
         if self.is_float() {
             return source.part(facts.unpack);
         }
-        source
-            .u32("GROUP_SHIFT", (self.group / 32).ilog2() as usize)
+        let mut source = source
+            .u32("GROUP_SHIFT", self.group.div_ceil(32).ilog2() as usize)
             .u32("SCALE_WORDS", self.scale_words(cols))
             .i32("CODE_FACTOR", facts.factor)
-            .i32("CODE_OFFSET", facts.offset)
-            .part(facts.unpack)
-            .part(if self.codes.has_min() { part!("scale_min") } else { part!("scale") })
-            .part(part!("weights"))
+            .i32("CODE_OFFSET", facts.offset);
+        if let Some(levels) = facts.levels {
+            source = source.bytes("LEVELS", levels.map(i8::cast_unsigned));
+        }
+        let source = source.part(facts.unpack);
+        let source = if self.scales == Scales::F16 && !self.minima && !self.has_half_units() {
+            source.part(part!("scale"))
+        } else {
+            let source = source
+                .u32("UNIT_GROUPS", 1 + usize::from(self.has_half_units()))
+                .u32("SCALE_PARTS", self.parts());
+            let source = match self.scales {
+                Scales::F16 => source.part(part!("scale_f16")),
+                Scales::F32 => source.part(part!("scale_f32")),
+                Scales::Block => source
+                    .u32("BLOCK_GROUPS", BLOCK / self.group)
+                    .u32("BLOCK_WORDS", self.block_words())
+                    .part(part!("scale_block")),
+            };
+            source.part(part!("scale_min"))
+        };
+        source.part(part!("weights"))
     }
 
     /// Appends a packed row of whole blocks.
@@ -197,9 +345,10 @@ impl PackedFormat {
             }
             return;
         }
+        let simple = self.scales == Scales::F16 && !self.minima;
         let mut halves = Halves { low: None, words: scales };
         match (format, self.codes) {
-            (Format::Q1_0, Codes::Bits1) => {
+            (Format::Q1_0, Codes::Bits1) if simple => {
                 for block in blocks {
                     codes.extend(
                         block[2..].as_chunks().0.iter().map(|w| bytes_of_bits(u32::from_le_bytes(*w))),
@@ -207,7 +356,7 @@ impl PackedFormat {
                     halves.push(block[0], block[1]);
                 }
             }
-            (Format::Q2_0 | Format::Pq2_0 | Format::Tq2_0G128, Codes::Bits2) => {
+            (Format::Q2_0 | Format::Pq2_0 | Format::Tq2_0G128, Codes::Bits2) if simple => {
                 let (code, d) = if format == Format::Tq2_0G128 { (0, 32) } else { (2, 0) };
                 let len = format.block() / 4;
                 for block in blocks {
@@ -221,31 +370,93 @@ impl PackedFormat {
             _ => {
                 let mut q = [0; 256];
                 let q = &mut q[..format.block()];
-                // Groups of four codes per word.
-                let per_word = 8 / facts.bits;
-                let code = |q: i8| ((i32::from(q) + facts.offset) / facts.factor) as u8;
+                let by_integer = self.codes.by_integer();
                 for block in blocks {
                     block_integers(format, block, q);
-                    codes.extend(q.chunks_exact(4 * per_word).map(|q| {
-                        let set = |word, (s, q): (usize, &[i8; 4])| {
-                            word | u32::from_le_bytes(q.map(code)) << (facts.bits * s)
-                        };
-                        q.as_chunks::<4>().0.iter().enumerate().fold(0, set)
-                    }));
-                    for at in (0..format.block()).step_by(self.group) {
-                        let group = at / format.group();
-                        let half = |x| half::f16::from_f32(x).to_le_bytes();
-                        let [low, high] = half(block_scale(format, block, group));
-                        halves.push(low, high);
-                        if self.codes.has_min() {
-                            let [low, high] = half(block_minimum(format, block, group));
-                            halves.push(low, high);
-                        }
-                    }
+                    let bytes =
+                        q.as_chunks::<4>().0.iter().map(|q| {
+                            u32::from_le_bytes(q.map(|q| by_integer[usize::from(q.cast_unsigned())]))
+                        });
+                    pack(bytes, facts.bits, codes);
+                    self.repack_scales(format, block, &mut halves);
                 }
             }
         }
         halves.finish();
+    }
+
+    /// Appends the scales of a block.
+    fn repack_scales(self, format: Format, block: &[u8], halves: &mut Halves<'_>) {
+        let groups = (0..format.block()).step_by(self.group).map(|at| {
+            let group = at / format.group();
+            [block_scale(format, block, group), block_minimum(format, block, group)]
+        });
+        match self.scales {
+            Scales::F16 => {
+                for numbers in groups {
+                    for number in &numbers[..self.parts()] {
+                        let [low, high] = half::f16::from_f32(*number).to_le_bytes();
+                        halves.push(low, high);
+                    }
+                }
+            }
+            Scales::F32 => {
+                halves.words.extend(
+                    groups.flat_map(|numbers| numbers.into_iter().take(self.parts())).map(f32::to_bits),
+                );
+            }
+            Scales::Block => {
+                let common = common_scales(format, block);
+                halves.words.extend(common[..self.parts()].iter().map(|d| d.to_bits()));
+                let bytes: Vec<u8> = groups
+                    .flat_map(|numbers| {
+                        // Exact: the scale is the product. The quotient of 0 by 0 becomes 0.
+                        let integer = |i: usize| (numbers[i] / common[i]) as i8;
+                        [integer(0), integer(1)].into_iter().take(self.parts())
+                    })
+                    .map(i8::cast_unsigned)
+                    .collect();
+                halves.words.extend(bytes.as_chunks().0.iter().map(|&word| u32::from_le_bytes(word)));
+            }
+        }
+    }
+}
+
+/// The numbers by which the integer scales and minima of a block are multiplied; 0 for formats without.
+fn common_scales(format: Format, block: &[u8]) -> [f32; 2] {
+    let at = match format {
+        Format::Q4K | Format::Q5K | Format::Iq4Xs => 0,
+        Format::Q2K => 80,
+        Format::Q3K => 108,
+        Format::Q6K => 208,
+        _ => return [0.0; 2],
+    };
+    let half = |at: usize| half::f16::from_le_bytes([block[at], block[at + 1]]).to_f32();
+    [half(at), if format.has_minimum() { -half(at + 2) } else { 0.0 }]
+}
+
+/// Appends codes of `bits` bits from words of four codes, one per byte.
+fn pack(bytes: impl Iterator<Item = u32>, bits: usize, codes: &mut Vec<u32>) {
+    let mut unit = [0; 8];
+    let mut bytes = bytes.peekable();
+    while bytes.peek().is_some() {
+        for (word, four) in unit.iter_mut().zip(&mut bytes) {
+            *word = four;
+        }
+        // Words of `bits` bits of each byte, from bit `from` on.
+        let mut part = |from: usize, bits: usize| {
+            let mask = 0x0101_0101 * (0xff >> (8 - bits));
+            codes.extend(unit.chunks_exact(8 / bits).map(|fours| {
+                let set = |word, (s, four): (usize, &u32)| word | (four >> from & mask) << (bits * s);
+                fours.iter().enumerate().fold(0, set)
+            }));
+        };
+        if bits == 6 {
+            part(0, 4);
+            part(4, 2);
+        } else {
+            part(0, bits);
+        }
     }
 }
 
@@ -295,7 +506,6 @@ fn bytes_of_pairs(mut word: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use shohin_core::quant::WeightClass;
     use shohin_tests::{Random, weights};
 
     impl PackedFormat {
@@ -305,7 +515,7 @@ mod tests {
                 FORMATS.iter().filter_map(move |&(_, other)| Some((format, own.with(other)?)))
             };
             let mut pairs: Vec<_> = FORMATS.into_iter().flat_map(with).collect();
-            pairs.sort_unstable_by_key(|(format, packed)| (*format, packed.codes as u8, packed.group));
+            pairs.sort_unstable_by_key(|(format, p)| (*format, p.codes, p.group, p.scales, p.minima));
             pairs.dedup();
             pairs
         }
@@ -324,32 +534,49 @@ mod tests {
     #[test]
     fn formats_of_core_have_a_layout() {
         for format in Format::ALL {
-            // Q4_0 and Q4_1 have scales of 16 bits for 32 weights; those of K-quants are products.
-            let unsupported = format.class() == WeightClass::Integer
-                && !matches!(format, Format::Q4_0 | Format::Q4_1 | Format::Q8_0);
-            assert_eq!(PackedFormat::of(format).is_none(), unsupported, "{}", format.name());
+            assert!(PackedFormat::of(format).is_some(), "{}", format.name());
         }
     }
 
     /// Weight `i` of a row, as the shaders read it.
     fn read(packed: PackedFormat, i: usize, codes: &[u32], scales: &[u32]) -> f32 {
-        let Facts { bits, factor, offset, .. } = packed.codes.facts();
+        let Facts { bits, factor, offset, levels, .. } = packed.codes.facts();
         let half = |i: usize, words: &[u32]| (words[i / 2] >> (16 * (i % 2))) as u16;
-        match packed.codes {
-            Codes::F32 => return f32::from_bits(codes[i]),
-            Codes::F16 => return half::f16::from_bits(half(i, codes)).to_f32(),
-            Codes::Bf16 => return f32::from_bits(u32::from(half(i, codes)) << 16),
-            Codes::Bits1 | Codes::Bits2 | Codes::Bits4 | Codes::Bits4Min | Codes::Bits8 | Codes::Bits8Min => {
-            }
+        if packed.is_float() {
+            return match packed.codes {
+                Codes::F16 => half::f16::from_bits(half(i, codes)).to_f32(),
+                Codes::Bf16 => f32::from_bits(u32::from(half(i, codes)) << 16),
+                _ => f32::from_bits(codes[i]),
+            };
         }
-        let (unit, s, b) = (i / 32 * bits, i % 32 / 4, i % 4);
-        let word = codes[unit + s * bits / 8];
-        let mask = 0xff >> (8 - bits);
-        let code = (word >> (8 * b + bits * s % 8) & mask) as u8 as i8;
-        let q = (i32::from(code) * factor - offset) as f32;
-        let scale = |i| half::f16::from_bits(half(i, scales)).to_f32();
-        let at = i / packed.group;
-        if packed.codes.has_min() { q * scale(2 * at) + scale(2 * at + 1) } else { q * scale(at) }
+        let (unit, s, b) = (&codes[i / 32 * bits..], i % 32 / 4, i % 4);
+        let part = |unit: &[u32], bits: usize| {
+            let mask = 0xff >> (8 - bits);
+            (unit[s * bits / 8] >> (8 * b + bits * s % 8) & mask) as u8
+        };
+        let code = if bits == 6 { part(unit, 4) | part(&unit[4..], 2) << 4 } else { part(unit, bits) };
+        let q = match levels {
+            Some(levels) => f32::from(levels[usize::from(code)]),
+            None => (i32::from(code as i8) * factor - offset) as f32,
+        };
+        let (at, parts) = (i / packed.group, packed.parts());
+        let [d, m] = [0, 1].map(|part| {
+            if part == parts {
+                return 0.0;
+            }
+            let number = parts * at + part;
+            match packed.scales {
+                Scales::F16 => half::f16::from_bits(half(number, scales)).to_f32(),
+                Scales::F32 => f32::from_bits(scales[number]),
+                Scales::Block => {
+                    let block = &scales[i / 256 * packed.block_words()..];
+                    let byte = at % (256 / packed.group) * parts + part;
+                    let integer = (block[parts + byte / 4] >> (8 * (byte % 4))) as i8;
+                    f32::from_bits(block[part]) * f32::from(integer)
+                }
+            }
+        });
+        if packed.minima { q * d + m } else { q * d }
     }
 
     #[test]

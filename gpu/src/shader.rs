@@ -55,6 +55,13 @@ impl Source {
         self
     }
 
+    /// A vector of four words, of bytes from the lowest.
+    pub(crate) fn bytes(mut self, name: &str, bytes: [u8; 16]) -> Self {
+        let [x, y, z, w]: [u32; 4] = bytemuck::cast(bytes);
+        let _ = writeln!(self.0, "const {name} = vec4({x}u, {y}u, {z}u, {w}u);");
+        self
+    }
+
     pub(crate) fn part(mut self, text: &str) -> Self {
         self.0 += text;
         self

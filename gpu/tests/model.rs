@@ -135,15 +135,20 @@ fn exact_activations_agree() {
 }
 
 /// Formats that differ from matrix to matrix, a separate head, everything split over several bindings:
-/// ternary and 1-bit, then quantized and float weights that share an input.
+/// ternary and 1-bit, then quantized and float weights that share an input, K-quants as llama.cpp mixes them,
+/// and all other integers.
 #[test]
 fn formats_may_mix_and_large_matrices_are_split() {
     use Format::{Bf16, F16, F32, Ptq1_0, Q1_0, Q2_0, Q4_0, Q8_0, Tq1_0, Tq2_0};
+    use Format::{Iq4Nl, Iq4Xs, Mxfp4, Nvfp4, Q2K, Q3K, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8K};
     let gpu = open_with(GpuOptions { split_rows: 128, ..GpuOptions::default() });
     let ternary = [Q1_0, Tq2_0, Q2_0, Ptq1_0, Tq1_0];
     // Embedding; q, k, v, o, gate, up, down of two layers; head.
     let all = [Q4_0, F16, Q8_0, Bf16, F32, Q8_0, Q1_0, F16, Q8_0, Q4_0, Q2_0, Q4_0, F16, F32, Q8_0, Bf16];
-    for formats in [&ternary[..], &all[..]] {
+    let k_quants = [Q4K, Q4K, Q4K, Q6K, Q4K, Q4K, Q4K, Q6K, Q2K, Q2K, Q3K, Q2K, Q3K, Q5K, Q5K, Q6K];
+    let others =
+        [Q8K, Iq4Xs, Mxfp4, Iq4Nl, Nvfp4, Q5_0, Iq4Nl, Q5_1, Nvfp4, Q4K, Q8_0, Iq4Xs, Mxfp4, Q1_0, Q6K, Q5_0];
+    for formats in [&ternary[..], &all[..], &k_quants[..], &others[..]] {
         let model = Model {
             formats: formats.iter().copied().map(Stored::new).collect(),
             ..Model::new(Shape { tied: false, ..Shape::tiny() }, Stored::new(Q1_0), 5)

@@ -10,8 +10,7 @@
 use super::{Block, float::f16_at, nibbles};
 
 /// The integers of IQ4_NL and IQ4_XS, denser near zero, as weights are.
-pub(crate) const LEVELS: [i8; 16] =
-    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+pub const LEVELS: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
 pub(crate) struct Iq4Nl;
 

@@ -40,6 +40,8 @@ pub(crate) use float::f16_at;
 use format::with_block;
 pub use format::{Format, WeightClass};
 use half::f16;
+pub use iq4_nl::LEVELS as IQ4_LEVELS;
+pub use mxfp4::DOUBLED as FP4_DOUBLED;
 
 /// Weights in the largest block of any format.
 pub(crate) const MAX_BLOCK: usize = 256;

@@ -11,7 +11,7 @@
 use super::{Block, nibbles};
 
 /// Twice the values of the 4-bit floats; bit 3 is the sign.
-pub(crate) const DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+pub const DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 pub(crate) struct Mxfp4;
 

@@ -17,7 +17,7 @@ fn unit_scales(r: vec4<u32>, u: u32) -> UnitScales {
     return vec4(weight_scale(r.x, u), weight_scale(r.y, u), weight_scale(r.z, u), weight_scale(r.w, u));
 }
 
-fn scaled(values: vec4<f32>, row: u32, unit: u32) -> vec4<f32> {
+fn scaled(values: vec4<f32>, row: u32, unit: u32, s: u32) -> vec4<f32> {
     return values * weight_scale(row, unit);
 }
 

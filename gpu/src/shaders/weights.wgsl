@@ -8,5 +8,5 @@ fn weight_values(word: u32) -> vec4<f32> {
 
 // Weights 4 s .. 4 s + 4 of a unit.
 fn weight4(row: u32, unit: u32, s: u32) -> vec4<f32> {
-    return scaled(weight_values(code_word(codes[row * UNITS + unit], s)), row, unit);
+    return scaled(weight_values(code_word(codes[row * UNITS + unit], s)), row, unit, s);
 }
