@@ -168,9 +168,17 @@ struct Part {
 }
 
 impl Shape {
-    /// Uses the same layout for as many rows as possible.
+    /// Uses the same layout for all rows if there is a common one that takes little more memory, and for those
+    /// of equal formats otherwise. Halves are combined row by row, so their layout must be the same.
     fn merge(&mut self) -> Result<()> {
+        let bytes = |part: &Part, packed: PackedFormat| packed.bytes(part.rows, self.cols);
+        let separate: u64 = self.parts.iter().map(|part| bytes(part, part.packed)).sum();
+        let small = |all: PackedFormat| {
+            let joined: u64 = self.parts.iter().map(|part| bytes(part, all)).sum();
+            joined <= separate + separate / 4
+        };
         let all = self.parts.iter().map(|part| Some(part.packed)).reduce(|a, b| a?.with(b?)).flatten();
+        let all = all.filter(|&all| self.halves > 1 || small(all));
         let mut merged: Vec<Part> = Vec::new();
         for part in self.parts.drain(..) {
             match (merged.last_mut(), all) {

@@ -6,10 +6,11 @@ use shohin_gpu::{GpuDeviceOptions, UploadPlan};
 use shohin_tests::model::{Model, Shape, Stored};
 use shohin_tests::vocabulary::Vocabulary;
 
-/// The header of a model and the length of its file, without the weights.
-fn upload(shape: Shape, format: Format) -> (UploadPlan, u64) {
+/// The plan for a model of these formats, in turn by matrix, and the length of its file, without the weights.
+fn upload(shape: Shape, formats: &[Format]) -> (UploadPlan, u64) {
     let vocabulary = Vocabulary::synthetic(shape.vocab, 1);
-    let model = Model::new(shape, Stored::new(format), 1);
+    let formats = formats.iter().copied().map(Stored::new).collect();
+    let model = Model { formats, ..Model::new(shape, Stored::new(Format::F32), 1) };
     let len = model.file_len(&vocabulary).unwrap();
     let mut stream = GgufStream::new(len, ReadOptions::default());
     let enough = CoreError::Logits { problem: "that was the header" };
@@ -27,7 +28,7 @@ fn published_sizes_fit() {
     for name in ["1.7b", "4b", "8b"] {
         let shape = Shape::published(name).unwrap();
         for format in [Format::Q1_0, Format::Q2_0, Format::Pq2_0, Format::Ptq1_0] {
-            let (upload, mut file) = upload(shape.clone(), format);
+            let (upload, mut file) = upload(shape.clone(), &[format]);
             if format == Format::Ptq1_0 {
                 file = file * 34 / 28;
             }
@@ -48,4 +49,46 @@ fn published_sizes_fit() {
             }
         }
     }
+}
+
+/// As the documentation of the layouts has them.
+#[test]
+fn formats_take_few_bits() {
+    let shape = Shape { layers: 1, ..Shape::published("1.7b").unwrap() };
+    let Shape { hidden, heads, kv_heads, head_dim, ffn, vocab, .. } = shape;
+    let weights = hidden * (vocab + 2 * head_dim * (heads + kv_heads) + 3 * ffn);
+    let bytes = |formats: &[Format]| upload(shape.clone(), formats).0.bytes();
+    let vectors = bytes(&[Format::F32]) - 4 * weights as u64;
+    for (format, bits) in [
+        (Format::Q1_0, 1.125),
+        (Format::Tq1_0, 2.0625),
+        (Format::Tq2_0, 2.0625),
+        (Format::Ptq1_0, 2.125),
+        (Format::Pq2_0, 2.125),
+        (Format::Tq2_0G128, 2.125),
+        (Format::Q2_0, 2.25),
+        (Format::Q2K, 3.25),
+        (Format::Iq4Xs, 4.375),
+        (Format::Iq4Nl, 4.5),
+        (Format::Q4_0, 4.5),
+        (Format::Q3K, 4.625),
+        (Format::Q4K, 4.75),
+        (Format::Mxfp4, 5.0),
+        (Format::Nvfp4, 5.0),
+        (Format::Q4_1, 5.0),
+        (Format::Q5_0, 6.5),
+        (Format::Q6K, 6.625),
+        (Format::Q5K, 6.75),
+        (Format::Q5_1, 7.0),
+        (Format::Q8K, 8.125),
+        (Format::Q8_0, 8.5),
+    ] {
+        let found = 8.0 * (bytes(&[format]) - vectors) as f64 / weights as f64;
+        assert_eq!(found, bits, "{}", format.name());
+    }
+    // A value matrix of more bits does not widen those of queries and keys.
+    use Format::{Q4K, Q6K};
+    let mixed = bytes(&[Q4K, Q4K, Q4K, Q6K, Q4K, Q4K, Q4K, Q4K]) - bytes(&[Q4K]);
+    let values = hidden * kv_heads * head_dim;
+    assert_eq!(mixed as f64, values as f64 * (6.625 - 4.75) / 8.0);
 }
