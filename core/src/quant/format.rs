@@ -93,13 +93,6 @@ macro_rules! formats {
                 }
             }
 
-            /// Whether [`pack`](super::pack) can write it; every format can be read.
-            pub const fn packs(self) -> bool {
-                match self {
-                    $(Format::$format => <$block>::PACKS),*
-                }
-            }
-
             /// Whether each group has a minimum beside its scale.
             pub const fn has_minimum(self) -> bool {
                 match self {

@@ -4,20 +4,51 @@
 //! byte   0 1   2 ............. 17
 //!      | d   | n0,16  ...  n15,31 |   low nibble of byte 2+j: n[j], high nibble: n[j+16]
 //! ```
-//! w = LEVELS[n] * d. Source: GGUF type 20.
+//! w = LEVELS[n] * d. Source: GGUF type 20. Quantizer: the scale of least squared error, weighted by w², of 16
+//! candidates.
 #![forbid(unsafe_code)]
 
-use super::{Block, float::f16_at, nibbles};
+use super::search::{NEGLIGIBLE, best_scale, extreme, inverse};
+use super::{Block, float::f16_at, nibbles, put_f16, put_nibbles};
 
 /// The integers of IQ4_NL and IQ4_XS, denser near zero, as weights are.
 pub const LEVELS: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+
+/// The index of the level that is nearest to `x`, the upper of two.
+pub(super) fn nearest_level(x: f32) -> u8 {
+    let above = LEVELS.partition_point(|&level| f32::from(level) <= x);
+    if above == 0 || above == LEVELS.len() {
+        return above.saturating_sub(1) as u8;
+    }
+    let (low, high) = (f32::from(LEVELS[above - 1]), f32::from(LEVELS[above]));
+    (if x - low < high - x { above - 1 } else { above }) as u8
+}
+
+/// The best scale of a group.
+pub(super) fn search_scale(w: &[f32]) -> f32 {
+    let max = extreme(w);
+    if max.abs() < NEGLIGIBLE {
+        return 0.0;
+    }
+    let end = f32::from(LEVELS[0]);
+    let others = (-7i8..=7).map(|i| (f32::from(i) + end) / max);
+    let sums = |inverse: f32| {
+        let (mut xq, mut qq) = (0.0, 0.0);
+        for &x in w {
+            let q = f32::from(LEVELS[usize::from(nearest_level(inverse * x))]);
+            xq += x * x * q * x;
+            qq += x * x * q * q;
+        }
+        [xq, qq]
+    };
+    best_scale(1.0 / (-max / end), others, sums)[0]
+}
 
 pub(crate) struct Iq4Nl;
 
 impl Block for Iq4Nl {
     const LEN: usize = 32;
     const BYTES: usize = 18;
-    const PACKS: bool = false;
 
     fn scale(block: &[u8], _: usize) -> f32 {
         f16_at(block, 0)
@@ -26,5 +57,12 @@ impl Block for Iq4Nl {
     #[inline(always)]
     fn integers(block: &[u8], w: &mut [i8]) {
         nibbles(&block[2..18], w, |n| LEVELS[usize::from(n)]);
+    }
+
+    fn pack(w: &[f32], block: &mut [u8]) {
+        let d = search_scale(w);
+        put_f16(block, 0, d);
+        let id = inverse(d);
+        put_nibbles(w, &mut block[2..18], |x| nearest_level(id * x));
     }
 }

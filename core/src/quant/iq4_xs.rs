@@ -8,17 +8,19 @@
 //! the low half of a byte) and the high two bits are bits 2 g and 2 g + 1 of the 16-bit number `hi`. Within a
 //! group, the low nibble of byte j is n[j], the high nibble n[j+16], as in Q4_0.
 //!
-//! w = LEVELS[n] * d * (s - 32), with the levels of IQ4_NL. Source: GGUF type 23.
+//! w = LEVELS[n] * d * (s - 32), with the levels of IQ4_NL. Source: GGUF type 23. Quantizer: each group's scale as in
+//! IQ4_NL; the largest becomes s = 0.
 #![forbid(unsafe_code)]
 
-use super::{Block, float::f16_at, iq4_nl::LEVELS, nibbles};
+use super::iq4_nl::{LEVELS, nearest_level, search_scale};
+use super::search::{extreme, inverse, nearest};
+use super::{Block, float::f16_at, nibbles, put_f16, put_nibbles};
 
 pub(crate) struct Iq4Xs;
 
 impl Block for Iq4Xs {
     const LEN: usize = 256;
     const BYTES: usize = 136;
-    const PACKS: bool = false;
     const GROUP: usize = 32;
 
     fn scale(block: &[u8], group: usize) -> f32 {
@@ -31,6 +33,24 @@ impl Block for Iq4Xs {
     fn integers(block: &[u8], w: &mut [i8]) {
         for (w, bytes) in w.chunks_exact_mut(32).zip(block[8..136].chunks_exact(16)) {
             nibbles(bytes, w, |n| LEVELS[usize::from(n)]);
+        }
+    }
+
+    fn pack(w: &[f32], block: &mut [u8]) {
+        let groups = w.as_chunks::<32>().0;
+        let mut scales = [0.0; 8];
+        scales.iter_mut().zip(groups).for_each(|(scale, w)| *scale = search_scale(w));
+        let d = -extreme(&scales) / 32.0;
+        put_f16(block, 0, d);
+        block[2..8].fill(0);
+        let id = inverse(d);
+        for (g, (w, scale)) in groups.iter().zip(scales).enumerate() {
+            let s = nearest(id * scale).clamp(-32, 31);
+            let id = inverse(d * s as f32);
+            put_nibbles(w, &mut block[8 + 16 * g..][..16], |x| nearest_level(id * x));
+            let s = (s + 32) as u8;
+            block[4 + g / 2] |= (s & 15) << (4 * (g % 2));
+            block[2 + g / 4] |= s >> 4 << (2 * (g % 4));
         }
     }
 }

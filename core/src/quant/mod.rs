@@ -31,10 +31,11 @@ pub(crate) mod q4_1;
 pub(crate) mod q5_0;
 pub(crate) mod q5_1;
 pub(crate) mod q8_0;
+mod search;
 pub(crate) mod tq2_0;
 pub(crate) mod trits;
 
-use crate::error::{Error, Name, Result};
+use crate::error::{Error, Result};
 #[cfg(any(target_arch = "aarch64", all(target_arch = "wasm32", target_feature = "simd128")))]
 pub(crate) use float::f16_at;
 use format::with_block;
@@ -58,8 +59,6 @@ pub(crate) trait Block {
     const MINIMUM: bool = false;
     /// A lower bound of the integers.
     const LEAST: i8 = i8::MIN;
-    /// Whether [`Block::pack`] is implemented.
-    const PACKS: bool = true;
 
     /// The scale of group `group`.
     fn scale(block: &[u8], group: usize) -> f32;
@@ -73,7 +72,7 @@ pub(crate) trait Block {
     fn integers(block: &[u8], q: &mut [i8]);
 
     /// Quantizes.
-    fn pack(_w: &[f32], _block: &mut [u8]) {}
+    fn pack(w: &[f32], block: &mut [u8]);
 
     /// Expands any number of blocks.
     fn unpack(packed: &[u8], out: &mut [f32]) {
@@ -110,6 +109,20 @@ fn nibbles(bytes: &[u8], w: &mut [i8], integer: impl Fn(u8) -> i8) {
     }
 }
 
+/// The inverse of [`nibbles`], for the codes (0 to 15) of half of the weights each.
+fn put_nibbles(w: &[f32], bytes: &mut [u8], code: impl Fn(f32) -> u8) {
+    let (lo, hi) = w.split_at(w.len() / 2);
+    for ((b, &lo), &hi) in bytes.iter_mut().zip(lo).zip(hi) {
+        *b = code(lo) | code(hi) << 4;
+    }
+}
+
+/// Writes `x` as f16 at byte `at`; returns the f16's value.
+fn put_f16(block: &mut [u8], at: usize, x: f32) -> f32 {
+    block[at..at + 2].copy_from_slice(&f16::from_f32_const(x).to_le_bytes());
+    float::f16_at(block, at)
+}
+
 /// The scale bytes of a block of ternary weights and the function from weight to code (0 to 3).
 fn ternary_codes(w: &[f32]) -> ([u8; 2], impl Fn(f32) -> u8 + use<>) {
     let d = max_abs(w);
@@ -143,19 +156,13 @@ pub(crate) fn unpack_exact(format: Format, packed: &[u8], out: &mut [f32]) {
 }
 
 /// Quantizes `weights`, a multiple of the format's block, into `packed`, which has exactly the required
-/// length ([`Format::row_bytes`]). The bytes are the same as from llama.cpp's reference quantizers.
+/// length ([`Format::row_bytes`]). The bytes are the same as from llama.cpp's reference quantizers, unless a scale
+/// is so small (below 2^-127) that its inverse is infinite: what llama.cpp then writes is undefined.
 ///
 /// # Errors
-/// [`Error::Length`], or [`Error::Unsupported`] for a format without a quantizer ([`Format::packs`]).
+/// [`Error::Length`].
 pub fn pack(format: Format, weights: &[f32], packed: &mut [u8]) -> Result<()> {
     check_lengths(format, weights.len(), packed.len())?;
-    if !format.packs() {
-        return Err(Error::Unsupported {
-            key: Name::new("format to quantize to"),
-            found: Name::new(format.name()),
-            expected: "a format with a quantizer",
-        });
-    }
     with_block!(format, B => {
         let blocks = weights.chunks_exact(B::LEN).zip(packed.chunks_exact_mut(B::BYTES));
         blocks.for_each(|(w, block)| B::pack(w, block));

@@ -9,16 +9,36 @@
 //! 0.
 //!
 //! w = DOUBLED[n] * d / 2, with twice the values of the 4-bit floats, as in MXFP4. Source: GGUF type 40.
+//! Quantizer: d = max|w| / 6, rounded to its format.
 #![forbid(unsafe_code)]
 
-use super::{Block, mxfp4::DOUBLED};
+use super::mxfp4::{DOUBLED, nearest_float};
+use super::{Block, max_abs, put_nibbles};
+
+/// The bits of the unsigned 8-bit float that is nearest to `x`, halves rounded up; the largest, 448, from 248, as
+/// in llama.cpp.
+fn to_ue4m3(x: f32) -> u8 {
+    if x.is_nan() || x <= 0.0 {
+        return 0;
+    }
+    // Subnormals are multiples of 2^-9.
+    const LEAST_NORMAL: f32 = 1.0 / 64.0;
+    if x < LEAST_NORMAL {
+        return ((x * 512.0 + 0.5) as u8).min(7);
+    }
+    // Rounding the mantissa up may carry into the exponent, as it should.
+    let rounded = ((x.to_bits() >> 19) + 1) >> 1;
+    match rounded - ((127 - 7) << 3) {
+        bits @ 0..0x78 => bits as u8,
+        _ => 0x7e,
+    }
+}
 
 pub(crate) struct Nvfp4;
 
 impl Block for Nvfp4 {
     const LEN: usize = 64;
     const BYTES: usize = 36;
-    const PACKS: bool = false;
     const GROUP: usize = 16;
     const LEAST: i8 = -12;
 
@@ -40,6 +60,14 @@ impl Block for Nvfp4 {
                 *lo = DOUBLED[usize::from(b & 15)];
                 *hi = DOUBLED[usize::from(b >> 4)];
             }
+        }
+    }
+
+    fn pack(w: &[f32], block: &mut [u8]) {
+        for (g, w) in w.chunks_exact(16).enumerate() {
+            block[g] = to_ue4m3(max_abs(w) / 6.0);
+            let d = Self::scale(block, g);
+            put_nibbles(w, &mut block[4 + 8 * g..][..8], |x| nearest_float(x, d));
         }
     }
 }

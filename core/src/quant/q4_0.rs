@@ -8,8 +8,8 @@
 //! it is stored exactly as nibble 0.
 #![forbid(unsafe_code)]
 
-use super::{Block, float::f16_at, nibbles};
-use half::f16;
+use super::search::{extreme, inverse};
+use super::{Block, float::f16_at, nibbles, put_f16, put_nibbles};
 
 pub(crate) struct Q4_0;
 
@@ -28,19 +28,11 @@ impl Block for Q4_0 {
     }
 
     fn pack(w: &[f32], block: &mut [u8]) {
-        let (mut max, mut signed) = (0.0, 0.0);
-        for &v in w {
-            if v.abs() > max {
-                (max, signed) = (v.abs(), v);
-            }
-        }
-        let d = signed / -8.0;
-        let id = if d != 0.0 { 1.0 / d } else { 0.0 };
-        block[..2].copy_from_slice(&f16::from_f32_const(d).to_le_bytes());
+        let d = extreme(w) / -8.0;
+        let id = inverse(d);
+        put_f16(block, 0, d);
         // Adding 8.5 and truncating rounds to the nearest nibble; `as` saturates at 0 and 255.
         let nibble = |v: f32| ((v * id + 8.5) as u8).min(15);
-        for (b, (&lo, &hi)) in block[2..].iter_mut().zip(w[..16].iter().zip(&w[16..])) {
-            *b = nibble(lo) | nibble(hi) << 4;
-        }
+        put_nibbles(w, &mut block[2..], nibble);
     }
 }

@@ -7,8 +7,7 @@
 //! w = n * d + m. Source: GGUF type 3. Quantizer: m = the smallest weight, d = (the largest - m) / 15.
 #![forbid(unsafe_code)]
 
-use super::{Block, float::f16_at, nibbles};
-use half::f16;
+use super::{Block, float::f16_at, nibbles, put_f16, put_nibbles, search::inverse};
 
 pub(crate) struct Q4_1;
 
@@ -37,13 +36,11 @@ impl Block for Q4_1 {
             (min, max) = (min.min(v), max.max(v));
         }
         let d = (max - min) / 15.0;
-        let id = if d != 0.0 { 1.0 / d } else { 0.0 };
-        block[..2].copy_from_slice(&f16::from_f32_const(d).to_le_bytes());
-        block[2..4].copy_from_slice(&f16::from_f32_const(min).to_le_bytes());
+        let id = inverse(d);
+        put_f16(block, 0, d);
+        put_f16(block, 2, min);
         // Adding 0.5 and truncating rounds to the nearest nibble; `as` saturates at 0 and 255.
         let nibble = |v: f32| (((v - min) * id + 0.5) as u8).min(15);
-        for (b, (&lo, &hi)) in block[4..].iter_mut().zip(w[..16].iter().zip(&w[16..])) {
-            *b = nibble(lo) | nibble(hi) << 4;
-        }
+        put_nibbles(w, &mut block[4..], nibble);
     }
 }

@@ -8,8 +8,8 @@
 //! Quantizer: d = the weight of largest magnitude / -16, so that it is stored exactly as code 0.
 #![forbid(unsafe_code)]
 
-use super::{Block, float::f16_at};
-use half::f16;
+use super::search::{extreme, inverse};
+use super::{Block, float::f16_at, put_f16};
 
 pub(crate) struct Q5_0;
 
@@ -51,15 +51,9 @@ impl Block for Q5_0 {
     }
 
     fn pack(w: &[f32], block: &mut [u8]) {
-        let (mut max, mut signed) = (0.0, 0.0);
-        for &v in w {
-            if v.abs() > max {
-                (max, signed) = (v.abs(), v);
-            }
-        }
-        let d = signed / -16.0;
-        let id = if d != 0.0 { 1.0 / d } else { 0.0 };
-        block[..2].copy_from_slice(&f16::from_f32_const(d).to_le_bytes());
+        let d = extreme(w) / -16.0;
+        let id = inverse(d);
+        put_f16(block, 0, d);
         // Adding 16.5 and truncating rounds to the nearest code; `as` saturates at 0 and 255.
         put_codes(|j| ((w[j] * id + 16.5) as u8).min(31), &mut block[2..]);
     }

@@ -8,8 +8,7 @@
 //! Quantizer: m = the smallest weight, d = (the largest - m) / 31.
 #![forbid(unsafe_code)]
 
-use super::{Block, float::f16_at, q5_0};
-use half::f16;
+use super::{Block, float::f16_at, put_f16, q5_0, search::inverse};
 
 pub(crate) struct Q5_1;
 
@@ -38,9 +37,9 @@ impl Block for Q5_1 {
             (min, max) = (min.min(v), max.max(v));
         }
         let d = (max - min) / 31.0;
-        let id = if d != 0.0 { 1.0 / d } else { 0.0 };
-        block[..2].copy_from_slice(&f16::from_f32_const(d).to_le_bytes());
-        block[2..4].copy_from_slice(&f16::from_f32_const(min).to_le_bytes());
+        let id = inverse(d);
+        put_f16(block, 0, d);
+        put_f16(block, 2, min);
         // Adding 0.5 and truncating rounds to the nearest code; `as` saturates at 0 and 255.
         q5_0::put_codes(|j| ((w[j] - min) * id + 0.5) as u8 & 31, &mut block[4..]);
     }

@@ -7,8 +7,7 @@
 //! Source: GGUF type 8. Quantizer: d = max|w| / 127, q = w / d rounded half away from zero.
 #![forbid(unsafe_code)]
 
-use super::{Block, float::f16_at};
-use half::f16;
+use super::{Block, float::f16_at, put_f16, search::inverse};
 
 pub(crate) struct Q8_0;
 
@@ -29,8 +28,8 @@ impl Block for Q8_0 {
 
     fn pack(w: &[f32], block: &mut [u8]) {
         let d = super::max_abs(w) / 127.0;
-        let id = if d != 0.0 { 1.0 / d } else { 0.0 };
-        block[..2].copy_from_slice(&f16::from_f32_const(d).to_le_bytes());
+        let id = inverse(d);
+        put_f16(block, 0, d);
         for (q, &w) in block[2..].iter_mut().zip(w) {
             *q = libm::roundf(w * id) as i8 as u8;
         }

@@ -8,17 +8,21 @@
 //!                          q[m]       q[m+32]     q[m+64]     q[m+96]
 //! ```
 //! The first 32 bytes of codes are weights 0 to 127, the others 128 to 255. Byte g has s of group g in its
-//! low, m in its high half: w = q * (d * s) - dmin * m. Source: GGUF type 10.
+//! low, m in its high half: w = q * (d * s) - dmin * m. Source: GGUF type 10. Quantizer: scale and minimum of a
+//! group by a search for the least error, weighted by |w|.
 #![forbid(unsafe_code)]
 
-use crate::quant::{Block, float::f16_at};
+use super::{largest, put_planes};
+use crate::quant::search::{RangeSearch, best_range, nearest, requantize};
+use crate::quant::{Block, float::f16_at, put_f16};
+
+const SEARCH: RangeSearch = RangeSearch { most: 3, first: -0.5, step: 0.1, steps: 15, magnitude: true };
 
 pub(crate) struct Q2K;
 
 impl Block for Q2K {
     const LEN: usize = 256;
     const BYTES: usize = 84;
-    const PACKS: bool = false;
     const GROUP: usize = 16;
     const MINIMUM: bool = true;
     const LEAST: i8 = 0;
@@ -40,5 +44,29 @@ impl Block for Q2K {
                 }
             }
         }
+    }
+
+    fn pack(w: &[f32], block: &mut [u8]) {
+        let groups = w.as_chunks::<16>().0;
+        let mut codes = [0; 256];
+        let (mut scales, mut minima) = ([0.0; 16], [0.0; 16]);
+        for (g, (w, codes)) in groups.iter().zip(codes.as_chunks_mut().0).enumerate() {
+            [scales[g], minima[g]] = best_range(&SEARCH, w, &w.map(f32::abs), codes);
+        }
+        block[..16].fill(0);
+        let mut quantize = |values: &[f32; 16], at: usize, shift: u32| {
+            let largest = largest(values);
+            let inverse = if largest > 0.0 { 15.0 / largest } else { 0.0 };
+            for (b, &value) in block[..16].iter_mut().zip(values) {
+                *b |= (nearest(inverse * value) as u8) << shift;
+            }
+            put_f16(block, at, largest / 15.0);
+        };
+        quantize(&scales, 80, 0);
+        quantize(&minima, 82, 4);
+        for (g, (w, codes)) in groups.iter().zip(codes.as_chunks_mut::<16>().0).enumerate() {
+            requantize(w, Self::scale(block, g), -Self::minimum(block, g), 0, 3, codes);
+        }
+        put_planes(&codes, &mut block[16..80]);
     }
 }

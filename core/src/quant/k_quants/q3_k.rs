@@ -11,17 +11,60 @@
 //! 32 p + m is bit p of byte m. The low four bits of scale s of group g are in byte g % 8 of the scales (low
 //! half for g < 8), the high two in byte 8 + g % 4, from bit 2 (g / 4).
 //!
-//! w = (c + 4 h - 4) * (d * (s - 32)). Source: GGUF type 11.
+//! w = (c + 4 h - 4) * (d * (s - 32)). Source: GGUF type 11. Quantizer: the scale of a group by coordinate descent
+//! on its codes for the least squared error, weighted by w².
 #![forbid(unsafe_code)]
 
-use crate::quant::{Block, float::f16_at};
+use super::put_planes;
+use crate::quant::search::{NEGLIGIBLE, extreme, inverse, nearest, requantize};
+use crate::quant::{Block, float::f16_at, put_f16};
+
+/// The best scale of a group, and the codes that were found with it.
+fn search_scale(x: &[f32; 16], codes: &mut [u8; 16]) -> f32 {
+    let max = extreme(x);
+    if max.abs() < NEGLIGIBLE {
+        codes.fill(0);
+        return 0.0;
+    }
+    let inverse = -4.0 / max;
+    let mut q = x.map(|x| nearest(inverse * x).clamp(-4, 3) as f32);
+    let (mut sum_xq, mut sum_qq) = (0.0, 0.0);
+    for (&x, &q) in x.iter().zip(&q) {
+        let w = x * x;
+        sum_xq += w * x * q;
+        sum_qq += w * q * q;
+    }
+    for _ in 0..5 {
+        let mut changed = false;
+        for (&x, q) in x.iter().zip(&mut q) {
+            let w = x * x;
+            let mut xq = sum_xq - w * x * *q;
+            if xq > 0.0 {
+                let mut qq = sum_qq - w * *q * *q;
+                let new = nearest(x * qq / xq).clamp(-4, 3) as f32;
+                if new != *q {
+                    xq += w * x * new;
+                    qq += w * new * new;
+                    if qq > 0.0 && xq * xq * sum_qq > sum_xq * sum_xq * qq {
+                        (*q, sum_xq, sum_qq) = (new, xq, qq);
+                        changed = true;
+                    }
+                }
+            }
+        }
+        if !changed {
+            break;
+        }
+    }
+    *codes = q.map(|q| (q + 4.0) as u8);
+    if sum_qq > 0.0 { sum_xq / sum_qq } else { 0.0 }
+}
 
 pub(crate) struct Q3K;
 
 impl Block for Q3K {
     const LEN: usize = 256;
     const BYTES: usize = 110;
-    const PACKS: bool = false;
     const GROUP: usize = 16;
     const LEAST: i8 = -4;
 
@@ -40,5 +83,35 @@ impl Block for Q3K {
                 *w = (c >> (2 * (p % 4)) & 3 | (h >> p & 1) << 2) as i8 - 4;
             }
         }
+    }
+
+    fn pack(w: &[f32], block: &mut [u8]) {
+        let groups = w.as_chunks::<16>().0;
+        let mut codes = [0; 256];
+        let mut scales = [0.0; 16];
+        for ((w, codes), scale) in groups.iter().zip(codes.as_chunks_mut().0).zip(&mut scales) {
+            *scale = search_scale(w, codes);
+        }
+        let max = extreme(&scales);
+        let id = if max != 0.0 { -32.0 / max } else { 0.0 };
+        put_f16(block, 108, inverse(id));
+        block[..32].fill(0);
+        block[96..108].fill(0);
+        for (g, scale) in scales.into_iter().enumerate() {
+            // All zeros if the largest scale is, unlike the scales of groups of zeros in other blocks.
+            let s = if max != 0.0 { (nearest(id * scale).clamp(-32, 31) + 32) as u8 } else { 0 };
+            block[96 + g % 8] |= (s & 15) << (4 * (g / 8));
+            block[104 + g % 4] |= s >> 4 << (2 * (g / 4));
+        }
+        for (g, (w, codes)) in groups.iter().zip(codes.as_chunks_mut::<16>().0).enumerate() {
+            requantize(w, Self::scale(block, g), 0.0, -4, 3, codes);
+        }
+        for (p, codes) in codes.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+            for (high, code) in block.iter_mut().zip(codes) {
+                *high |= (*code >> 2) << p;
+                *code &= 3;
+            }
+        }
+        put_planes(&codes, &mut block[32..96]);
     }
 }

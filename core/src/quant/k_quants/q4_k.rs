@@ -12,10 +12,15 @@
 //! bits 0-5  s[g]             m[g]             low nibble: s[4+g] & 15
 //! bits 6-7  s[4+g] >> 4      m[4+g] >> 4      high nibble: m[4+g] & 15
 //! ```
-//! w = q * (d * s) - dmin * m. Source: GGUF type 12.
+//! w = q * (d * s) - dmin * m. Source: GGUF type 12. Quantizer: scale and minimum of a group by a search for the
+//! least squared error, weighted by |w| plus the root mean square.
 #![forbid(unsafe_code)]
 
-use crate::quant::{Block, float::f16_at};
+use super::largest;
+use crate::quant::search::{RangeSearch, best_range, nearest, requantize};
+use crate::quant::{Block, float::f16_at, put_f16};
+
+const SEARCH: RangeSearch = RangeSearch { most: 15, first: -1.0, step: 0.1, steps: 20, magnitude: false };
 
 pub(crate) struct Q4K;
 
@@ -30,10 +35,51 @@ pub(super) fn scale_and_minimum(bytes: &[u8], group: usize) -> [u8; 2] {
     }
 }
 
+/// Quantizes a block of Q4_K or Q5_K: writes the 16 bytes of scales and minima, returns the codes.
+pub(super) fn quantize<B: Block>(search: &RangeSearch, w: &[f32], block: &mut [u8]) -> [u8; 256] {
+    let groups = w.as_chunks::<32>().0;
+    let mut codes = [0; 256];
+    let (mut scales, mut minima) = ([0.0; 8], [0.0; 8]);
+    for (g, (w, codes)) in groups.iter().zip(codes.as_chunks_mut().0).enumerate() {
+        let squares = w.iter().fold(0.0, |sum, x| sum + x * x);
+        let rms = libm::sqrtf(squares / 32.0);
+        [scales[g], minima[g]] = best_range(search, w, &w.map(|x| rms + x.abs()), codes);
+    }
+    let [scale, minimum] = [largest(&scales), largest(&minima)];
+    let [inverse_scale, inverse_minimum] = [scale, minimum].map(|x| if x > 0.0 { 63.0 / x } else { 0.0 });
+    put_f16(block, 0, scale / 63.0);
+    put_f16(block, 2, minimum / 63.0);
+    let bytes = &mut block[4..16];
+    for g in 0..8 {
+        let s = (nearest(inverse_scale * scales[g]) as u8).min(63);
+        let m = (nearest(inverse_minimum * minima[g]) as u8).min(63);
+        if g < 4 {
+            [bytes[g], bytes[4 + g]] = [s, m];
+        } else {
+            bytes[4 + g] = s & 15 | m << 4;
+            bytes[g - 4] |= s >> 4 << 6;
+            bytes[g] |= m >> 4 << 6;
+        }
+    }
+    for (g, (w, codes)) in groups.iter().zip(codes.as_chunks_mut::<32>().0).enumerate() {
+        requantize(w, B::scale(block, g), -B::minimum(block, g), 0, i32::from(search.most), codes);
+    }
+    codes
+}
+
+/// Writes the low nibbles of 256 codes, as Q4_K and Q5_K have them.
+pub(super) fn put_nibbles(codes: &[u8; 256], bytes: &mut [u8]) {
+    for (codes, bytes) in codes.as_chunks::<64>().0.iter().zip(bytes.as_chunks_mut::<32>().0) {
+        let (lo, hi) = codes.split_at(32);
+        for ((b, lo), hi) in bytes.iter_mut().zip(lo).zip(hi) {
+            *b = lo & 15 | hi << 4;
+        }
+    }
+}
+
 impl Block for Q4K {
     const LEN: usize = 256;
     const BYTES: usize = 144;
-    const PACKS: bool = false;
     const GROUP: usize = 32;
     const MINIMUM: bool = true;
     const LEAST: i8 = 0;
@@ -55,5 +101,10 @@ impl Block for Q4K {
                 *hi = (b >> 4) as i8;
             }
         }
+    }
+
+    fn pack(w: &[f32], block: &mut [u8]) {
+        let codes = quantize::<Self>(&SEARCH, w, block);
+        put_nibbles(&codes, &mut block[16..144]);
     }
 }

@@ -6,18 +6,19 @@
 //! ```
 //! Scales, minima and low nibbles are as in Q4_K; the high bit of weight 32 g + j is bit g of high byte j.
 //!
-//! w = q * (d * s) - dmin * m. Source: GGUF type 13.
+//! w = q * (d * s) - dmin * m. Source: GGUF type 13. Quantizer as for Q4_K.
 #![forbid(unsafe_code)]
 
-use super::q4_k::scale_and_minimum;
-use crate::quant::{Block, float::f16_at};
+use super::q4_k::{put_nibbles, quantize, scale_and_minimum};
+use crate::quant::{Block, float::f16_at, search::RangeSearch};
+
+const SEARCH: RangeSearch = RangeSearch { most: 31, first: -0.5, step: 0.1, steps: 15, magnitude: false };
 
 pub(crate) struct Q5K;
 
 impl Block for Q5K {
     const LEN: usize = 256;
     const BYTES: usize = 176;
-    const PACKS: bool = false;
     const GROUP: usize = 32;
     const MINIMUM: bool = true;
     const LEAST: i8 = 0;
@@ -41,5 +42,15 @@ impl Block for Q5K {
                 *hi = (b >> 4 | (h >> (2 * k + 1) & 1) << 4) as i8;
             }
         }
+    }
+
+    fn pack(w: &[f32], block: &mut [u8]) {
+        let codes = quantize::<Self>(&SEARCH, w, block);
+        let (high, nibbles) = block[16..176].split_at_mut(32);
+        high.fill(0);
+        for (g, codes) in codes.as_chunks::<32>().0.iter().enumerate() {
+            high.iter_mut().zip(codes).for_each(|(high, code)| *high |= code >> 4 << g);
+        }
+        put_nibbles(&codes, nibbles);
     }
 }
