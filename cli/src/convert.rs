@@ -35,11 +35,11 @@ pub(crate) struct ConvertArgs {
     force: bool,
 }
 
-/// A format that can be written, by its name.
+/// A format by its name.
 fn format(name: &str) -> std::result::Result<Format, String> {
-    let all = || Format::ALL.into_iter().filter(|format| format.packs());
-    all().find(|format| format.name().eq_ignore_ascii_case(name)).ok_or_else(|| {
-        let names: Vec<String> = all().map(|format| format.name().to_lowercase()).collect();
+    let mut all = Format::ALL.into_iter();
+    all.find(|format| format.name().eq_ignore_ascii_case(name)).ok_or_else(|| {
+        let names = Format::ALL.map(|format| format.name().to_lowercase());
         format!("expected one of {}", names.join(", "))
     })
 }
