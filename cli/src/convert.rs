@@ -4,10 +4,10 @@ use crate::error::{CliError, Result};
 use crate::terminal::{bytes, remark};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
-use shohin::convert::{ConvertError, ConvertOptions, convert};
+use shohin::convert::{ConvertError, ConvertOptions, Converted, convert, format_named};
 use shohin_core::Format;
 use std::io::{self, IsTerminal};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Convert a Hugging Face folder to a GGUF file
 ///
@@ -20,7 +20,7 @@ Examples:
   shohin convert Qwen3-0.6B --out qwen3-0.6b.gguf
   shohin convert Ternary-Bonsai-1.7B-unpacked --type pq2_0 --out ternary-bonsai-1.7b.gguf
   shohin convert Bonsai-1.7B-mlx-1bit --out bonsai-1.7b.gguf
-  shohin run -m Qwen3-0.6B \"What is a bonsai?\"")]
+  shohin quantize qwen3-0.6b.gguf --type q4_k --out qwen3-0.6b-q4_k.gguf")]
 pub(crate) struct ConvertArgs {
     /// The folder
     folder: PathBuf,
@@ -28,40 +28,36 @@ pub(crate) struct ConvertArgs {
     #[arg(short, long, value_name = "FILE")]
     out: PathBuf,
     /// Format of matrices, such as f16, q8_0, q4_k, q1_0 or pq2_0; unless set, the one that keeps every bit
-    #[arg(long, value_name = "TYPE", value_parser = format)]
+    #[arg(long, value_name = "TYPE", value_parser = format_named)]
     r#type: Option<Format>,
     /// Replace FILE if it exists
     #[arg(short, long)]
     force: bool,
 }
 
-/// A format by its name.
-fn format(name: &str) -> std::result::Result<Format, String> {
-    let mut all = Format::ALL.into_iter();
-    all.find(|format| format.name().eq_ignore_ascii_case(name)).ok_or_else(|| {
-        let names = Format::ALL.map(|format| format.name().to_lowercase());
-        format!("expected one of {}", names.join(", "))
-    })
-}
-
 pub(crate) fn run(args: &ConvertArgs) -> Result {
     let options = ConvertOptions::new().format(args.r#type).replace(args.force);
+    let done = write(&args.folder, &args.out, &options)?;
+    remark(format_args!("{}: {} tensors, {}", args.out.display(), done.tensors.len(), bytes(done.bytes)));
+    Ok(())
+}
+
+/// Converts with a progress bar.
+pub(crate) fn write(source: &Path, out: &Path, options: &ConvertOptions) -> Result<Converted> {
     let bar = if io::stderr().is_terminal() { ProgressBar::new(0) } else { ProgressBar::hidden() };
     let style = ProgressStyle::with_template(
         "{bar:30} {binary_bytes} of {binary_total_bytes}, {binary_bytes_per_sec}",
     );
     bar.set_style(style.map_err(CliError::new)?);
-    let done = convert(&args.folder, &args.out, &options, |written, whole| {
+    let done = convert(source, out, options, |written, whole| {
         bar.set_length(whole);
         bar.set_position(written);
     });
     bar.finish_and_clear();
-    let done = done.map_err(|error| match &error {
+    done.map_err(|error| match &error {
         shohin::Error::Convert { source, .. } if **source == ConvertError::Exists => {
             CliError::usage(format_args!("{error}; replace it with --force"))
         }
         _ => error.into(),
-    })?;
-    remark(format_args!("{}: {} tensors, {}", args.out.display(), done.tensors, bytes(done.bytes)));
-    Ok(())
+    })
 }

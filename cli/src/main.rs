@@ -14,6 +14,7 @@ mod inspect;
 mod logits;
 mod model;
 mod peak_compute;
+mod quantize;
 mod reply;
 mod run;
 mod sampling;
@@ -33,6 +34,7 @@ use hub::{ListArgs, PullArgs, RmArgs};
 use inspect::InspectArgs;
 use logits::LogitsArgs;
 use model::ModelArgs;
+use quantize::QuantizeArgs;
 use run::RunArgs;
 use std::process::ExitCode;
 use tokenize::TokenizeArgs;
@@ -83,6 +85,7 @@ enum Command {
     Bench(BenchArgs),
     Check(CheckArgs),
     Convert(ConvertArgs),
+    Quantize(QuantizeArgs),
     Pull(PullArgs),
     List(ListArgs),
     Rm(RmArgs),
@@ -105,7 +108,10 @@ fn main() -> ExitCode {
         return error::CliError::usage("--gpu is for commands that run a model").report();
     }
     if model.model.is_some()
-        && matches!(cli.command, Command::Convert(_) | Command::Pull(_) | Command::List(_) | Command::Rm(_))
+        && matches!(
+            cli.command,
+            Command::Convert(_) | Command::Quantize(_) | Command::Pull(_) | Command::List(_) | Command::Rm(_)
+        )
     {
         return error::CliError::usage("--model is for commands that read a model").report();
     }
@@ -120,6 +126,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::bench(args, model),
         Command::Check(args) => check::check(args, model),
         Command::Convert(args) => convert::run(args),
+        Command::Quantize(args) => quantize::run(args),
         Command::Pull(args) => hub::pull(args),
         Command::List(args) => hub::list(args),
         Command::Rm(args) => hub::rm(args),

@@ -111,7 +111,7 @@ fn help_names_chat_first_and_every_command_has_examples() {
         names,
         [
             "chat", "run", "inspect", "tokenize", "logits", "eval", "embed", "bench", "check", "convert",
-            "pull", "list", "rm"
+            "quantize", "pull", "list", "rm"
         ]
     );
     for name in names {
@@ -136,6 +136,8 @@ fn wrong_usage_is_code_2() {
         &["run", "x", "--seed", "-1"],
         &["run", "x", "--top-k", "-1"],
         &["convert", "x", "--out", "y", "--type", "q7"],
+        &["quantize", "x", "--out", "y", "--type", "q8_0", "--tensor", "blk"],
+        &["quantize", "x", "--out", "y"],
     ] {
         let output = shohin(args).output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{args:?}");
@@ -400,8 +402,29 @@ fn a_converted_folder_says_what_the_folder_says() {
     let reply = json(&with(&ask, &["--json", "-m", folder]));
     assert_eq!(json(&with(&ask, &["--json", "-m", &out]))["text"], reply["text"]);
     assert_eq!(json(&["inspect", "--json", "-m", &out])["format"], "F16");
-    let message = fails(&["convert", &out, "--out", "x.gguf"]);
-    assert!(message.contains("is not a folder, expected a Hugging Face folder"), "{message}");
+}
+
+#[test]
+fn a_quantized_model_still_knows_its_world() {
+    let out = temporary("quantized.gguf", "");
+    let source = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../models/sprout.gguf");
+    let quantize = ["quantize", source.to_str().unwrap(), "--type", "q4_k", "--out", &out, "--force"];
+    let table = ok(&with(&quantize, &["--tensor", "*.attn_v=q6_k"]));
+    let row = table.lines().find(|line| line.contains("blk.0.attn_v.weight")).unwrap();
+    assert!(
+        row.contains("128 x 256") && row.contains("PQ2_0") && row.contains("Q6_K") && row.ends_with('%'),
+        "{row}"
+    );
+    let ask = ["run", "What does a cow say?", "--preset", "greedy"];
+    assert_eq!(ok(&with(&ask, &["-m", &out])), ok(&ask));
+    let report = json(&with(&quantize, &["--json"]));
+    assert_eq!(report["bytes"], fs::metadata(&out).unwrap().len());
+    assert_eq!(report["tensors"][0]["to"], "Q4_K");
+
+    let broken = temporary("broken.gguf", "GGUF");
+    let message = fails(&["quantize", &broken, "--type", "q8_0", "--out", &format!("{broken}.out")]);
+    assert!(message.contains(&broken), "{message}");
+    assert!(!PathBuf::from(format!("{broken}.out")).exists());
 }
 
 #[test]

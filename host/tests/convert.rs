@@ -1,7 +1,7 @@
 //! Hugging Face folders, converted to GGUF: against transformers and tokenizers (`tests/oracle/hf_folder.py`).
 #![cfg(feature = "convert")]
 
-use shohin::convert::{ConvertError, ConvertOptions, convert};
+use shohin::convert::{ConvertError, ConvertOptions, TensorRule, convert};
 use shohin::{Error, Model};
 use shohin_core::gguf::Gguf;
 use shohin_core::tokenizer::Special;
@@ -120,6 +120,68 @@ fn a_converted_model_chats() {
     assert!(!from_file.is_empty());
     // Folders load without a file.
     assert_eq!(format!("{:?}", reply(&fixture("qwen3"))), format!("{from_file:?}"));
+}
+
+/// The weights of sprout in another format, mixed by rules.
+#[test]
+fn a_gguf_file_is_quantized_tensor_by_tensor() {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/sprout.gguf");
+    let before = fs::read(&source).unwrap();
+    let before = Gguf::parse(&before).unwrap();
+    let rules = ["*=q6_k", "blk.*.attn_v=q8_0", "token_embd.weight=iq4_nl", "*norm*=f32"];
+    let rules: Vec<TensorRule> = rules.iter().map(|rule| rule.parse().unwrap()).collect();
+    let dir = TempDir::new().unwrap();
+    let out = dir.path().join("out.gguf");
+    let options = ConvertOptions::new().format(Some(Format::Q4K)).rules(rules);
+    let done = convert(&source, &out, &options, |_, _| ()).unwrap();
+
+    let bytes = fs::read(&out).unwrap();
+    let after = Gguf::parse(&bytes).unwrap();
+    assert_eq!(done.tensors.len(), before.tensors().len());
+    for (tensor, info) in done.tensors.iter().zip(after.tensors()) {
+        let (a, b) = (before.matrix(&tensor.name).unwrap(), after.matrix(&tensor.name).unwrap());
+        let format = match &*tensor.name {
+            "token_embd.weight" => Format::Iq4Nl,
+            name if name.contains("norm") => Format::F32,
+            name if name.contains("attn_v") => Format::Q8_0,
+            _ => Format::Q6K,
+        };
+        assert_eq!((tensor.to, b.format(), &*tensor.name), (format, format, info.name()));
+        assert_eq!((tensor.from, tensor.bytes), (Some(a.format()), info.len()));
+        // The reported error, from the two files.
+        let (mut x, mut y) = (vec![0.0; a.cols()], vec![0.0; b.cols()]);
+        let (mut errors, mut weights) = (0.0, 0.0);
+        for row in 0..a.rows() {
+            a.unpack_row(row, &mut x).unwrap();
+            b.unpack_row(row, &mut y).unwrap();
+            errors += x.iter().zip(&y).map(|(x, y)| f64::from(x - y).powi(2)).sum::<f64>();
+            weights += x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>();
+        }
+        let error = (errors / weights).sqrt();
+        assert!((tensor.error - error).abs() < 1e-9, "{}: {} {error}", tensor.name, tensor.error);
+        assert!(tensor.error < 0.08, "{}: {error}", tensor.name);
+    }
+    for (key, value) in before.metadata().iter().filter(|(key, _)| *key != "general.file_type") {
+        assert_eq!(format!("{:?}", after.metadata().get(key)), format!("{:?}", Some(value)), "{key}");
+    }
+}
+
+/// As llama.cpp does for rows that are not blocks of 256.
+#[test]
+fn short_rows_get_a_format_with_smaller_blocks() {
+    let folder = fixture("qwen3");
+    for (format, columns_32, columns_48) in [
+        (Format::Q4K, Format::Q5_0, Format::F16),
+        (Format::Q5K, Format::Q5_1, Format::F16),
+        (Format::Q6K, Format::Q8_0, Format::F16),
+        (Format::Iq4Xs, Format::Iq4Nl, Format::F16),
+        (Format::Tq2_0, Format::Q4_0, Format::F16),
+    ] {
+        let file = converted(&folder, &ConvertOptions::new().format(Some(format))).unwrap();
+        let gguf = Gguf::parse(&file).unwrap();
+        assert_eq!(gguf.matrix("blk.0.ffn_up.weight").unwrap().format(), columns_32);
+        assert_eq!(gguf.matrix("blk.0.ffn_down.weight").unwrap().format(), columns_48);
+    }
 }
 
 #[test]

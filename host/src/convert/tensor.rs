@@ -1,9 +1,10 @@
-//! The tensors of a folder under their GGUF names, and their rows in the order and format of a GGUF file.
+//! Tensors under their GGUF names, and their rows in the order and format of a GGUF file.
 
 use super::ConvertError;
 use super::config::Config;
 use super::folder::Stored;
 use safetensors::tensor::Dtype;
+use shohin_core::gguf::{Gguf, TensorInfo};
 use shohin_core::{Format, quant};
 use std::collections::BTreeMap;
 
@@ -19,10 +20,10 @@ pub(super) struct Tensor<'f> {
     interleaved: Option<usize>,
 }
 
-/// Weights as a folder stores them.
+/// Weights as the source stores them.
 enum Weights<'f> {
-    /// One by one, in this format.
-    Floats(Format, &'f [u8]),
+    /// Rows of this format.
+    Stored(Format, &'f [u8]),
     Mlx(Mlx<'f>),
 }
 
@@ -74,8 +75,38 @@ fn gguf_name(module: &str, config: &Config) -> Result<Option<String>, ConvertErr
     Ok(Some(format!("blk.{layer}.{name}")))
 }
 
-/// The tensors to write, in the order of the layers.
-pub(super) fn tensors<'f>(
+/// The tensors of a GGUF file, in its order.
+pub(super) fn of_gguf<'f>(gguf: &Gguf<'f>) -> Result<Vec<Tensor<'f>>, ConvertError> {
+    let tensor = |info: &TensorInfo<'f>| {
+        let format = info.format().ok_or_else(|| {
+            ConvertError::tensor(
+                info.name(),
+                format!("has type {}, which is not supported", info.type_name()),
+            )
+        })?;
+        let (rows, cols, vector) = match *info.dims() {
+            [cols] => (1, cols, true),
+            [cols, rows] => (rows, cols, false),
+            ref dims => {
+                let problem = format!("has the shape {dims:?}, expected one or two dimensions");
+                return Err(ConvertError::tensor(info.name(), problem));
+            }
+        };
+        Ok(Tensor {
+            name: info.name().into(),
+            // The parser has checked that the bytes are there.
+            rows: rows as usize,
+            cols: cols as usize,
+            vector,
+            weights: Weights::Stored(format, gguf.data(info)),
+            interleaved: None,
+        })
+    };
+    gguf.tensors().iter().map(tensor).collect()
+}
+
+/// The tensors of a folder, in the order of the layers.
+pub(super) fn of_folder<'f>(
     config: &Config,
     stored: &BTreeMap<String, Stored<'f>>,
 ) -> Result<Vec<Tensor<'f>>, ConvertError> {
@@ -106,7 +137,7 @@ pub(super) fn tensors<'f>(
                 let biases = stored.get(&format!("{module}.biases"));
                 mlx(name, tensor, scales, biases, group as usize, bits as usize)?
             }
-            _ => (tensor.cols, Weights::Floats(float(name, tensor.dtype)?, tensor.data)),
+            _ => (tensor.cols, Weights::Stored(float(name, tensor.dtype)?, tensor.data)),
         };
         let rows = tensor.rows;
         let interleaved = match heads.map(|heads| heads as usize) {
@@ -168,7 +199,7 @@ impl Tensor<'_> {
     /// The format that keeps every bit.
     pub(super) fn exact(&self) -> Result<Format, ConvertError> {
         match &self.weights {
-            Weights::Floats(format, _) => Ok(*format),
+            Weights::Stored(format, _) => Ok(*format),
             Weights::Mlx(mlx) => mlx.exact(self.rows, self.cols),
         }
     }
@@ -181,14 +212,30 @@ impl Tensor<'_> {
         }
     }
 
-    /// Writes rows from `first` to `out`, whole rows of `format`.
-    pub(super) fn write(&self, first: usize, format: Format, out: &mut [u8]) -> Result<(), ConvertError> {
+    /// Its format in the source, if that is one.
+    pub(super) fn format(&self) -> Option<Format> {
+        match &self.weights {
+            Weights::Stored(format, _) => Some(*format),
+            Weights::Mlx(_) => None,
+        }
+    }
+
+    /// Writes rows from `first` to `out`, whole rows of `format`; returns the sums of the squares of the errors and of
+    /// the weights, as far as they may differ.
+    pub(super) fn write(
+        &self,
+        first: usize,
+        format: Format,
+        out: &mut [u8],
+    ) -> Result<[f64; 2], ConvertError> {
         let row_bytes = format.row_bytes(self.cols).unwrap_or(0).max(1);
         let mut values = vec![0.0; self.cols];
+        let mut written = vec![0.0; self.cols];
+        let mut squares = [0.0; 2];
         for (i, out) in out.chunks_exact_mut(row_bytes).enumerate() {
             let row = self.source(first + i);
             match &self.weights {
-                Weights::Floats(stored, data) => {
+                Weights::Stored(stored, data) => {
                     let bytes = &data[row * data.len() / self.rows..(row + 1) * data.len() / self.rows];
                     if *stored == format {
                         out.copy_from_slice(bytes);
@@ -204,8 +251,13 @@ impl Tensor<'_> {
                 }
             }
             quant::pack(format, &values, out)?;
+            quant::unpack(format, out, &mut written)?;
+            for (&w, &written) in values.iter().zip(&written) {
+                squares[0] += f64::from(w - written).powi(2);
+                squares[1] += f64::from(w).powi(2);
+            }
         }
-        Ok(())
+        Ok(squares)
     }
 }
 

@@ -1,0 +1,86 @@
+//! `shohin quantize`: the weights of a GGUF file in another format.
+
+use crate::convert;
+use crate::error::Result;
+use crate::terminal::{self, bytes};
+use clap::Args;
+use serde_json::json;
+use shohin::convert::{ConvertOptions, TensorRule, format_named};
+use shohin_core::Format;
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+/// Write a GGUF file with its weights in another format
+///
+/// Every matrix gets the format TYPE, with the same bytes as from `llama-quantize --pure` for the formats that llama.cpp
+/// has; norms stay in F32. Rows that are not whole blocks of 256 get a format of about the same size with smaller
+/// blocks. Printed are, for each matrix, its formats and the error: the root mean square of the differences, relative to
+/// that of the weights. FILE may also be a Hugging Face folder.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  shohin quantize model-f16.gguf --type q4_k --out model-q4_k.gguf
+  shohin quantize model-f16.gguf --type q4_k --tensor 'blk.*.attn_v=q6_k' --tensor token_embd=q8_0 \\
+    --out model.gguf
+  shohin eval story.txt -m model-f16.gguf && shohin eval story.txt -m model-q4_k.gguf")]
+pub(crate) struct QuantizeArgs {
+    /// The file
+    file: PathBuf,
+    /// Format of matrices, such as q8_0, q4_k, iq4_xs, q1_0 or pq2_0
+    #[arg(long, value_name = "TYPE", value_parser = format_named)]
+    r#type: Format,
+    /// Format of the tensors whose names match a pattern, in which * is any text; the last one that matches counts
+    #[arg(long, value_name = "PATTERN=TYPE")]
+    tensor: Vec<TensorRule>,
+    /// The file to write
+    #[arg(short, long, value_name = "FILE")]
+    out: PathBuf,
+    /// Replace the file if it exists
+    #[arg(short, long)]
+    force: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &QuantizeArgs) -> Result {
+    let options =
+        ConvertOptions::new().format(Some(args.r#type)).rules(args.tensor.clone()).replace(args.force);
+    let done = convert::write(&args.file, &args.out, &options)?;
+    let mut out = io::stdout().lock();
+    let from = |from: Option<Format>| from.map_or("packed", Format::name);
+    if args.json {
+        let tensors = done.tensors.iter().map(|tensor| {
+            json!({
+                "name": tensor.name,
+                "rows": tensor.shape[0],
+                "cols": tensor.shape[1],
+                "from": from(tensor.from),
+                "to": tensor.to.name(),
+                "bytes": tensor.bytes,
+                "error": tensor.error,
+            })
+        });
+        let tensors: Vec<_> = tensors.collect();
+        writeln!(out, "{}", json!({ "bytes": done.bytes, "tensors": tensors }))?;
+        return Ok(());
+    }
+    let matrices = done.tensors.iter().filter(|tensor| tensor.shape[0] > 1);
+    let rows: Vec<Vec<String>> = matrices
+        .map(|tensor| {
+            vec![
+                tensor.name.clone(),
+                format!("{} x {}", tensor.shape[0], tensor.shape[1]),
+                from(tensor.from).into(),
+                tensor.to.name().into(),
+                bytes(tensor.bytes),
+                format!("{:.3} %", 100.0 * tensor.error),
+            ]
+        })
+        .collect();
+    let head = ["tensor", "shape", "from", "to", "size", "error"].map(String::from).to_vec();
+    let rows: Vec<_> = [head].into_iter().chain(rows).collect();
+    terminal::table(&mut out, &rows, &[false, true, false, false, true, true])?;
+    writeln!(out, "\n  {}: {} tensors, {}", args.out.display(), done.tensors.len(), bytes(done.bytes))?;
+    Ok(())
+}

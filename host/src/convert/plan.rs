@@ -1,0 +1,152 @@
+//! A GGUF file to be: its header, and where its tensors come from.
+
+use super::config::Config;
+use super::folder::Folder;
+use super::rules::choose;
+use super::tensor::{self, Tensor};
+use super::{ConvertError, ConvertOptions, ConvertedTensor, tokenizer};
+use crate::error::Result;
+use shohin_core::gguf::{Gguf, GgufBody, GgufStream, GgufWriter, ReadOptions};
+use shohin_core::{Format, ModelConfig, Tokenizer};
+use std::path::Path;
+use std::thread;
+
+/// A GGUF file to be.
+pub(super) struct Plan<'f> {
+    source: &'f Path,
+    header: Vec<u8>,
+    body: GgufBody,
+    /// In the order of the file.
+    tensors: Vec<(Tensor<'f>, Format)>,
+}
+
+/// Metadata that depend on the formats of tensors.
+const VERSION: &str = "general.quantization_version";
+const FILE_TYPE: &str = "general.file_type";
+
+impl<'f> Plan<'f> {
+    pub(super) fn of_folder(folder: &'f Folder, options: &ConvertOptions) -> Result<Self> {
+        let mut w = GgufWriter::new();
+        let config = folder.config().at(Config::read(&folder.config().root, &mut w))?;
+        tokenizer::write(folder, config.vocab, &mut w)?;
+        let stored = folder.tensors()?;
+        let tensors = tensor::of_folder(&config, &stored).and_then(|tensors| {
+            let embedding = tensors.iter().find(|tensor| tensor.name == "token_embd.weight");
+            let expected = [config.vocab as usize, config.hidden as usize];
+            match embedding.map(|tensor| [tensor.rows, tensor.cols]).filter(|shape| *shape != expected) {
+                None => Ok(tensors),
+                Some(shape) => {
+                    let problem =
+                        format!("has the shape {shape:?}, but vocab_size and hidden_size are {expected:?}");
+                    Err(ConvertError::tensor("model.embed_tokens.weight", problem))
+                }
+            }
+        });
+        let name = folder.path().file_name().map_or_else(|| "model".into(), |name| name.to_string_lossy());
+        let plan = tensors.and_then(|tensors| {
+            w.set("general.name", &*name)?;
+            Plan::new(folder.path(), w, tensors, options)
+        });
+        folder.at(plan)
+    }
+
+    pub(super) fn of_gguf(source: &'f Path, gguf: &Gguf<'f>, options: &ConvertOptions) -> Result<Self> {
+        let plan = || {
+            let mut w = GgufWriter::new();
+            for (key, value) in gguf.metadata().iter().filter(|(key, _)| ![VERSION, FILE_TYPE].contains(key))
+            {
+                // The parts of a model become one file.
+                if !key.starts_with("split.") {
+                    w.set(key, value)?;
+                }
+            }
+            Plan::new(source, w, tensor::of_gguf(gguf)?, options)
+        };
+        plan().map_err(|error: ConvertError| error.at(source))
+    }
+
+    fn new(
+        source: &'f Path,
+        mut w: GgufWriter,
+        tensors: Vec<Tensor<'f>>,
+        options: &ConvertOptions,
+    ) -> Result<Self, ConvertError> {
+        let choose = |tensor: Tensor<'f>| {
+            let format = choose(&tensor, options.format, &options.rules)?;
+            Ok((tensor, format))
+        };
+        let tensors: Vec<_> = tensors.into_iter().map(choose).collect::<Result<_, ConvertError>>()?;
+        // The mark by which its readers tell this layout of id 42 from the others.
+        if tensors.iter().any(|(_, format)| *format == Format::Tq2_0G128) {
+            w.set(VERSION, "TQ2_0_G128")?;
+        } else {
+            w.set(VERSION, 2u32)?;
+        }
+        for (tensor, format) in &tensors {
+            let dims = [tensor.cols as u64, tensor.rows as u64];
+            w.tensor(&tensor.name, if tensor.vector { &dims[..1] } else { &dims }, *format)?;
+        }
+        let (header, body) = (w.header()?, w.body());
+        check(&header, header.len() as u64 + body.len())?;
+        Ok(Plan { source, header, body, tensors })
+    }
+
+    /// Bytes of the file.
+    pub(super) fn len(&self) -> u64 {
+        self.header.len() as u64 + self.body.len()
+    }
+
+    /// Passes the bytes of the file to `out`, piece by piece.
+    pub(super) fn write(&self, mut out: impl FnMut(&[u8]) -> Result<()>) -> Result<Vec<ConvertedTensor>> {
+        out(&self.header)?;
+        let mut body = self.body.clone();
+        let workers = thread::available_parallelism().map_or(1, usize::from);
+        let mut piece = Vec::new();
+        let mut report = Vec::new();
+        for (tensor, format) in &self.tensors {
+            let row_bytes = format.row_bytes(tensor.cols).unwrap_or(0);
+            let mut squares = [0.0; 2];
+            // Some megabytes at once, and as many rows for each worker.
+            let share = ((1 << 20) / tensor.cols.max(1)).max(1);
+            for first in (0..tensor.rows).step_by(share * workers) {
+                let rows = (share * workers).min(tensor.rows - first);
+                piece.resize(rows * row_bytes, 0);
+                let shares = piece.chunks_mut((share * row_bytes).max(1)).enumerate();
+                let sums: Result<Vec<[f64; 2]>, ConvertError> = thread::scope(|scope| {
+                    let work = shares
+                        .map(|(i, out)| scope.spawn(move || tensor.write(first + i * share, *format, out)));
+                    let workers: Vec<_> = work.collect();
+                    let join = |worker: thread::ScopedJoinHandle<'_, _>| {
+                        worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+                    };
+                    workers.into_iter().map(join).collect()
+                });
+                for sum in sums.map_err(|error| error.at(self.source))? {
+                    squares = [squares[0] + sum[0], squares[1] + sum[1]];
+                }
+                body.push(&piece, |bytes| out(bytes))?;
+            }
+            report.push(ConvertedTensor {
+                name: tensor.name.clone(),
+                shape: [tensor.rows, tensor.cols],
+                from: tensor.format(),
+                to: *format,
+                bytes: (tensor.rows * row_bytes) as u64,
+                error: if squares[0] == 0.0 { 0.0 } else { (squares[0] / squares[1]).sqrt() },
+            });
+        }
+        body.finish().map_err(|error| ConvertError::from(error).at(self.source))?;
+        Ok(report)
+    }
+}
+
+/// Checks that this library would load the file of `len` bytes with this header: nothing has been written yet.
+fn check(header: &[u8], len: u64) -> Result<(), ConvertError> {
+    let mut stream = GgufStream::new(len, ReadOptions::default());
+    stream.push(header, &mut |_| Ok(()))?;
+    let incomplete = shohin_core::Error::Length { what: "header", expected: len, found: header.len() as u64 };
+    let header = stream.header()?.ok_or(incomplete)?;
+    ModelConfig::from_header(&header)?.program().bind(&header)?;
+    Tokenizer::from_metadata(header.metadata())?;
+    Ok(())
+}

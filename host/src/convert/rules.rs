@@ -1,0 +1,93 @@
+//! The format that each tensor gets.
+
+use super::ConvertError;
+use super::tensor::Tensor;
+use shohin_core::Format;
+use std::str::FromStr;
+
+/// A format for the tensors whose names match a pattern, in which `*` stands for any text: `blk.*.attn_v.weight=q6_k`;
+/// `.weight` may be left out.
+///
+/// ```
+/// use shohin::convert::TensorRule;
+/// let rule: TensorRule = "blk.*.attn_v=q6_k".parse()?;
+/// assert!(rule.matches("blk.10.attn_v.weight") && !rule.matches("blk.1.attn_k.weight"));
+/// # Ok::<(), String>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorRule {
+    pattern: String,
+    format: Format,
+}
+
+impl TensorRule {
+    /// Whether it is for the tensor `name`.
+    pub fn matches(&self, name: &str) -> bool {
+        let short = name.strip_suffix(".weight").unwrap_or(name);
+        [name, short].into_iter().any(|name| wildmatch::WildMatch::new(&self.pattern).matches(name))
+    }
+
+    /// The format of the tensors.
+    pub fn format(&self) -> Format {
+        self.format
+    }
+}
+
+impl FromStr for TensorRule {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (pattern, format) =
+            text.split_once('=').ok_or("expected PATTERN=TYPE, such as blk.*.attn_v=q6_k")?;
+        Ok(TensorRule { pattern: pattern.into(), format: format_named(format)? })
+    }
+}
+
+/// The format with this name, in any case.
+///
+/// # Errors
+/// The names of all formats.
+pub fn format_named(name: &str) -> Result<Format, String> {
+    let mut all = Format::ALL.into_iter();
+    all.find(|format| format.name().eq_ignore_ascii_case(name)).ok_or_else(|| {
+        let names = Format::ALL.map(|format| format.name().to_lowercase());
+        format!("expected one of {}", names.join(", "))
+    })
+}
+
+/// The format of a tensor: that of the last rule for it, or `format`, or the one that keeps every bit. Like llama.cpp,
+/// rows that are not whole blocks of 256 get a format of about the same size with smaller ones.
+pub(super) fn choose(
+    tensor: &Tensor<'_>,
+    format: Option<Format>,
+    rules: &[TensorRule],
+) -> Result<Format, ConvertError> {
+    let rule = rules.iter().rev().find(|rule| rule.matches(&tensor.name));
+    let wanted = match rule {
+        Some(rule) => rule.format,
+        None if tensor.vector => return Ok(Format::F32),
+        None => match format {
+            Some(format) => format,
+            None => return tensor.exact(),
+        },
+    };
+    let fits = |format: Format| tensor.cols.is_multiple_of(format.block());
+    let smaller = match wanted {
+        _ if fits(wanted) => return Ok(wanted),
+        Format::Tq1_0 | Format::Tq2_0 => Format::Q4_0,
+        Format::Q2K | Format::Q3K | Format::Iq4Xs => Format::Iq4Nl,
+        Format::Q4K => Format::Q5_0,
+        Format::Q5K => Format::Q5_1,
+        Format::Q6K | Format::Q8K => Format::Q8_0,
+        other => {
+            let problem = format!(
+                "has rows of {} weights, but {} has blocks of {}",
+                tensor.cols,
+                other.name(),
+                other.block()
+            );
+            return Err(ConvertError::tensor(&tensor.name, problem));
+        }
+    };
+    Ok(if fits(smaller) { smaller } else { Format::F16 })
+}
