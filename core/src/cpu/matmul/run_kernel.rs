@@ -202,31 +202,57 @@ unsafe fn gemv<I: RunIsa, F: RunFormat, const R: usize>(
 ) {
     let row_bytes = args.w.row_bytes();
     let base = args.w.row(out.first() + i).as_ptr();
-    let per_block = F::Block::LEN / RUN;
+    let (blocks, y) = (row_bytes / F::Block::BYTES, args.q8.as_ptr());
     // SAFETY: the caller has the instruction set and R rows; the token has as many runs.
     unsafe {
         let mut sums = [I::lanes(0.0, 0.0); R];
-        for b in 0..row_bytes / F::Block::BYTES {
-            let block = |r: usize| base.wrapping_add(r * row_bytes + b * F::Block::BYTES);
-            I::prefetch(base.wrapping_add(b * F::Block::BYTES * R), F::Block::BYTES * R);
-            let mut scales = [[[0.0; MAX_GROUPS]; 2]; R];
-            for r in 0..R {
-                scales[r] = F::scales::<I>(block(r));
+        // Runs come in pairs, as those of activations do.
+        let step = 64usize.div_ceil(F::Block::LEN);
+        let bytes = step * F::Block::BYTES;
+        for b in 0..blocks / step {
+            let at = base.wrapping_add(b * bytes);
+            I::prefetch(base.wrapping_add(b * bytes * R), bytes * R);
+            let y = y.add(b * (step * F::Block::LEN / 64));
+            for n in 0..step {
+                add_block::<I, F, R>(at.wrapping_add(n * F::Block::BYTES), row_bytes, y, n, &mut sums);
             }
-            for run in 0..per_block {
-                let acts = acts::<I>(F::SIGNED, args.q8.as_ptr(), b * per_block + run, F::ZERO);
-                for r in 0..R {
-                    let n = dot::<I>(F::SIGNED, codes::<I, F>(block(r), run), acts);
-                    sums[r] = I::add(sums[r], n, of_run::<I, F::Block>(&scales[r][0], run));
-                    if F::Block::MINIMUM {
-                        let minimum = of_run::<I, F::Block>(&scales[r][1], run);
-                        sums[r] = I::add(sums[r], I::sums(acts), minimum);
-                    }
-                }
-            }
+        }
+        if blocks % step == 1 {
+            let at = base.wrapping_add((blocks - 1) * F::Block::BYTES);
+            add_block::<I, F, R>(at, row_bytes, y.add(blocks / 2), 0, &mut sums);
         }
         for r in 0..R {
             out.put(0, i + r, finish(&I::store(sums[r])) * args.step(0));
+        }
+    }
+}
+
+/// Adds to the sums of R rows the block at `at`, and those at the same place of the following rows. Its
+/// activations begin with run `first` of `y`.
+#[inline(always)]
+unsafe fn add_block<I: RunIsa, F: RunFormat, const R: usize>(
+    at: *const u8,
+    row_bytes: usize,
+    y: *const Q8Block,
+    first: usize,
+    sums: &mut [I::Floats; R],
+) {
+    // SAFETY: the caller has the instruction set, the blocks and the activations.
+    unsafe {
+        let mut scales = [[[0.0; MAX_GROUPS]; 2]; R];
+        for r in 0..R {
+            scales[r] = F::scales::<I>(at.wrapping_add(r * row_bytes));
+        }
+        for run in 0..F::Block::LEN / RUN {
+            let acts = acts::<I>(F::SIGNED, y, first + run, F::ZERO);
+            for r in 0..R {
+                let n = dot::<I>(F::SIGNED, codes::<I, F>(at.wrapping_add(r * row_bytes), run), acts);
+                sums[r] = I::add(sums[r], n, of_run::<I, F::Block>(&scales[r][0], run));
+                if F::Block::MINIMUM {
+                    let minimum = of_run::<I, F::Block>(&scales[r][1], run);
+                    sums[r] = I::add(sums[r], I::sums(acts), minimum);
+                }
+            }
         }
     }
 }
