@@ -83,6 +83,24 @@ fn a_folder_says_what_transformers_says() {
     }
 }
 
+/// Llama 3 says so only in the template of its tokenizer.
+#[test]
+fn a_text_begins_with_a_token_if_the_folder_says_so() {
+    let added = |folder: &Path| {
+        let file = converted(folder, &ConvertOptions::new()).unwrap();
+        Gguf::parse(&file).unwrap().metadata().get("tokenizer.ggml.add_bos_token").map(|v| format!("{v:?}"))
+    };
+    assert_eq!(added(&fixture("llama")).as_deref(), Some("Bool(false)"));
+    let template = replaced(
+        "\"single\": [",
+        "\"single\": [{\"SpecialToken\": {\"id\": \"<|endoftext|>\", \"type_id\": 0}},",
+    );
+    let folder = changed("llama", "tokenizer.json", template);
+    assert_eq!(added(folder.path()).as_deref(), Some("Bool(true)"));
+    let folder = changed("llama", "tokenizer_config.json", replaced("{", "{\"add_bos_token\": true,"));
+    assert_eq!(added(folder.path()).as_deref(), Some("Bool(true)"));
+}
+
 #[test]
 fn weights_are_stored_as_asked() {
     let folder = fixture("mlx-2bit");
@@ -171,6 +189,7 @@ fn a_gguf_file_is_quantized_tensor_by_tensor() {
 fn short_rows_get_a_format_with_smaller_blocks() {
     let folder = fixture("qwen3");
     for (format, columns_32, columns_48) in [
+        (Format::Q3K, Format::Q4_0, Format::F16),
         (Format::Q4K, Format::Q5_0, Format::F16),
         (Format::Q5K, Format::Q5_1, Format::F16),
         (Format::Q6K, Format::Q8_0, Format::F16),

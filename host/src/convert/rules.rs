@@ -74,8 +74,8 @@ pub(super) fn choose(
     let fits = |format: Format| tensor.cols.is_multiple_of(format.block());
     let smaller = match wanted {
         _ if fits(wanted) => return Ok(wanted),
-        Format::Tq1_0 | Format::Tq2_0 => Format::Q4_0,
-        Format::Q2K | Format::Q3K | Format::Iq4Xs => Format::Iq4Nl,
+        Format::Q2K | Format::Q3K | Format::Tq1_0 | Format::Tq2_0 => Format::Q4_0,
+        Format::Iq4Xs => Format::Iq4Nl,
         Format::Q4K => Format::Q5_0,
         Format::Q5K => Format::Q5_1,
         Format::Q6K | Format::Q8K => Format::Q8_0,

@@ -22,8 +22,9 @@ pub(super) fn write(folder: &Folder, rows: u32, w: &mut GgufWriter) -> Result<()
     let file = folder.need_json("tokenizer.json")?;
     let settings = folder.json("tokenizer_config.json")?;
     let ids = file.at(vocabulary(&file.root, rows, w))?;
-    if let Some(settings) = &settings {
-        settings.at(flags(settings, w))?;
+    let flag = settings.as_ref().map_or(Ok(None), |settings| settings.at(add_bos(&settings.root)))?;
+    if let Some(add) = flag.or_else(|| begins_with_a_token(&file.root)) {
+        folder.at(w.set("tokenizer.ggml.add_bos_token", add).map_err(ConvertError::from))?;
     }
     special(folder, settings.as_ref(), &ids, w)?;
     if let Some(template) = template(folder, settings.as_ref())? {
@@ -140,13 +141,24 @@ fn pre_tokenizer(value: Option<&Value>) -> Option<&'static str> {
     }
 }
 
-fn flags(settings: &Json, w: &mut GgufWriter) -> Result<(), ConvertError> {
-    match present(&settings.root, "add_bos_token") {
-        None => {}
-        Some(Value::Bool(add)) => w.set("tokenizer.ggml.add_bos_token", *add)?,
-        found => return Err(wrong("add_bos_token", found, "true or false")),
+/// Whether a text gets the token of its begin, if the settings say.
+fn add_bos(settings: &Value) -> Result<Option<bool>, ConvertError> {
+    match present(settings, "add_bos_token") {
+        None => Ok(None),
+        Some(Value::Bool(add)) => Ok(Some(*add)),
+        found => Err(wrong("add_bos_token", found, "true or false")),
     }
-    Ok(())
+}
+
+/// The same by the template of a single text: Llama 3 has no other setting for it.
+fn begins_with_a_token(root: &Value) -> Option<bool> {
+    let template =
+        |processor: &Value| Some(processor.get("single")?.as_array()?.first()?.get("SpecialToken").is_some());
+    let processor = present(root, "post_processor")?;
+    match processor.get("processors").and_then(Value::as_array) {
+        Some(all) => all.iter().find_map(template),
+        None => template(processor),
+    }
 }
 
 /// The ids of special tokens: those of `generation_config.json` or `config.json`, or by name.
