@@ -4,9 +4,10 @@ use super::ConvertError;
 use super::json::{need_whole, number, present, string, whole, wrong};
 use serde_json::Value;
 use shohin_core::gguf::GgufWriter;
+use std::collections::BTreeMap;
 
 /// A model's dimensions, as far as tensors depend on them.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Config {
     pub(super) architecture: Architecture,
     pub(super) layers: u32,
@@ -15,8 +16,10 @@ pub(super) struct Config {
     pub(super) kv_heads: u32,
     pub(super) vocab: u32,
     pub(super) tied: bool,
-    /// Group size and bits of weights that MLX packed.
-    pub(super) mlx: Option<(u32, u32)>,
+    /// How MLX packed the weights.
+    pub(super) mlx: Option<Mlx>,
+    /// Rows and columns of the blocks of floats of 8 bits that have a scale.
+    pub(super) float8_block: Option<(u32, u32)>,
 }
 
 /// An architecture's name in `config.json` and in GGUF, and how it rotates keys.
@@ -42,11 +45,10 @@ impl Architecture {
 }
 
 /// Settings that would change the result if they were ignored, unless they are absent or false.
-const REFUSED: [(&str, &str); 5] = [
+const REFUSED: [(&str, &str); 4] = [
     ("attention_bias", "false"),
     ("mlp_bias", "false"),
     ("use_sliding_window", "false"),
-    ("quantization_config", "no quantization but MLX's"),
     ("partial_rotary_factor", "no partial rotation"),
 ];
 
@@ -82,7 +84,8 @@ impl Config {
             kv_heads: whole(root, "num_key_value_heads")?.unwrap_or(heads),
             vocab: need_whole(root, "vocab_size")?,
             tied: present(root, "tie_word_embeddings").and_then(Value::as_bool).unwrap_or(false),
-            mlx: mlx(root)?,
+            mlx: Mlx::read(root)?,
+            float8_block: float8_block(root)?,
         };
         let name = architecture.name();
         let key = |rest: &str| format!("{name}.{rest}");
@@ -153,15 +156,71 @@ fn rope(root: &Value, key: &dyn Fn(&str) -> String, w: &mut GgufWriter) -> Resul
     Ok(())
 }
 
-/// MLX's `quantization`: group size and bits.
-fn mlx(root: &Value) -> Result<Option<(u32, u32)>, ConvertError> {
-    let Some(quantization) = present(root, "quantization") else { return Ok(None) };
-    let (group, bits) = (need_whole(quantization, "group_size")?, need_whole(quantization, "bits")?);
-    if !matches!(bits, 1 | 2 | 4) {
-        return Err(wrong("quantization.bits", quantization.get("bits"), "1, 2 or 4"));
+/// MLX's `quantization`.
+#[derive(Clone, Debug)]
+pub(super) struct Mlx {
+    most: Packing,
+    /// Modules with settings of their own.
+    others: BTreeMap<String, Packing>,
+}
+
+/// Weights per scale, and bits of a weight.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Packing {
+    pub(super) group: usize,
+    pub(super) bits: usize,
+}
+
+impl Mlx {
+    fn read(root: &Value) -> Result<Option<Mlx>, ConvertError> {
+        let Some(quantization) = present(root, "quantization") else { return Ok(None) };
+        let mode = present(quantization, "mode");
+        if mode.is_some_and(|mode| mode != "affine") {
+            return Err(wrong("quantization.mode", mode, "affine"));
+        }
+        let modules = quantization.as_object().into_iter().flatten().filter(|(_, value)| value.is_object());
+        let other = |(name, value): (&String, &Value)| Ok((name.clone(), Packing::read(value)?));
+        let others = modules.map(other).collect::<Result<_, ConvertError>>()?;
+        Ok(Some(Mlx { most: Packing::read(quantization)?, others }))
     }
-    if !matches!(group, 32 | 64 | 128) {
-        return Err(wrong("quantization.group_size", quantization.get("group_size"), "32, 64 or 128"));
+
+    /// How the weights of `module` are packed.
+    pub(super) fn of(&self, module: &str) -> Packing {
+        self.others.get(module).copied().unwrap_or(self.most)
     }
-    Ok(Some((group, bits)))
+}
+
+impl Packing {
+    fn read(object: &Value) -> Result<Packing, ConvertError> {
+        let (group, bits) = (need_whole(object, "group_size")?, need_whole(object, "bits")?);
+        if !matches!(bits, 1 | 2 | 4 | 8) {
+            return Err(wrong("quantization.bits", object.get("bits"), "1, 2, 4 or 8"));
+        }
+        if !matches!(group, 32 | 64 | 128) {
+            return Err(wrong("quantization.group_size", object.get("group_size"), "32, 64 or 128"));
+        }
+        Ok(Packing { group: group as usize, bits: bits as usize })
+    }
+}
+
+/// `quantization_config`: rows and columns of the blocks of FP8 weights.
+fn float8_block(root: &Value) -> Result<Option<(u32, u32)>, ConvertError> {
+    let config = present(root, "quantization_config");
+    // MLX repeats its settings there.
+    let Some(config) = config.filter(|_| present(root, "quantization").is_none()) else { return Ok(None) };
+    let method = present(config, "quant_method");
+    if method.and_then(Value::as_str) != Some("fp8") {
+        return Err(wrong("quantization_config.quant_method", method, "fp8, or MLX's quantization"));
+    }
+    let found = present(config, "weight_block_size");
+    let refused = || wrong("quantization_config.weight_block_size", found, "two whole numbers");
+    let sizes = found.and_then(Value::as_array).ok_or_else(refused)?;
+    let size = |i: usize| {
+        let size = sizes.get(i)?.as_u64()?;
+        u32::try_from(size).ok().filter(|size| *size > 0)
+    };
+    match (sizes.len(), size(0), size(1)) {
+        (2, Some(rows), Some(cols)) => Ok(Some((rows, cols))),
+        _ => Err(refused()),
+    }
 }

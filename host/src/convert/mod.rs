@@ -6,8 +6,10 @@
 
 mod config;
 mod error;
+mod float8;
 mod folder;
 mod json;
+mod mlx;
 mod plan;
 mod rules;
 mod tensor;

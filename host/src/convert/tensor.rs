@@ -2,7 +2,9 @@
 
 use super::ConvertError;
 use super::config::Config;
+use super::float8::Float8;
 use super::folder::Stored;
+use super::mlx::{Mlx, mlx};
 use safetensors::tensor::Dtype;
 use shohin_core::gguf::{Gguf, TensorInfo};
 use shohin_core::{Format, quant};
@@ -24,19 +26,8 @@ pub(super) struct Tensor<'f> {
 enum Weights<'f> {
     /// Rows of this format.
     Stored(Format, &'f [u8]),
+    Float8(Float8<'f>),
     Mlx(Mlx<'f>),
-}
-
-/// Weights as MLX packs them: code `k` of a row is at bit `k bits` of its bytes, and
-/// `w = scale code + bias`, with a scale and a bias for each `group` codes.
-struct Mlx<'f> {
-    bits: usize,
-    group: usize,
-    codes: &'f [u8],
-    /// The format of `scales` and `biases`.
-    format: Format,
-    scales: &'f [u8],
-    biases: &'f [u8],
 }
 
 /// Names of a layer's tensors: in a folder, and in GGUF.
@@ -122,6 +113,7 @@ pub(super) fn of_folder<'f>(
             "weight" => {}
             // Read with the weights.
             "scales" | "biases" if config.mlx.is_some() => continue,
+            "weight_scale_inv" if config.float8_block.is_some() => continue,
             _ => return Err(ConvertError::tensor(name, "is not part of this architecture")),
         }
         let Some(gguf) = gguf_name(module, config)? else { continue };
@@ -132,12 +124,13 @@ pub(super) fn of_folder<'f>(
             () => None,
         };
         let scales = stored.get(&format!("{module}.scales"));
-        let (cols, weights) = match (config.mlx, scales) {
-            (Some((group, bits)), Some(scales)) => {
+        let (cols, weights) = match (&config.mlx, scales) {
+            (Some(packed), Some(scales)) => {
                 let biases = stored.get(&format!("{module}.biases"));
-                mlx(name, tensor, scales, biases, group as usize, bits as usize)?
+                let (cols, weights) = mlx(name, tensor, scales, biases, packed.of(module))?;
+                (cols, Weights::Mlx(weights))
             }
-            _ => (tensor.cols, Weights::Stored(float(name, tensor.dtype)?, tensor.data)),
+            _ => (tensor.cols, one_by_one(name, tensor, stored, config)?),
         };
         let rows = tensor.rows;
         let interleaved = match heads.map(|heads| heads as usize) {
@@ -159,40 +152,36 @@ pub(super) fn of_folder<'f>(
     Ok(all)
 }
 
-/// The format of floats.
-fn float(name: &str, dtype: Dtype) -> Result<Format, ConvertError> {
+/// The weights of tensor `name` with one number each.
+fn one_by_one<'f>(
+    name: &str,
+    tensor: &Stored<'f>,
+    stored: &BTreeMap<String, Stored<'f>>,
+    config: &Config,
+) -> Result<Weights<'f>, ConvertError> {
+    let scales = stored.get(&format!("{name}_scale_inv"));
+    Ok(match Float8::of(name, tensor, scales, config.float8_block)? {
+        Some(float8) => Weights::Float8(float8),
+        None if scales.is_some() => {
+            let problem =
+                format!("has type {:?}, expected a float of 8 bits beside its scales", tensor.dtype);
+            return Err(ConvertError::tensor(name, problem));
+        }
+        None => Weights::Stored(float(name, tensor.dtype)?, tensor.data),
+    })
+}
+
+/// The format of floats of 16 or 32 bits.
+pub(super) fn float(name: &str, dtype: Dtype) -> Result<Format, ConvertError> {
     match dtype {
         Dtype::F32 => Ok(Format::F32),
         Dtype::F16 => Ok(Format::F16),
         Dtype::BF16 => Ok(Format::Bf16),
-        other => Err(ConvertError::tensor(name, format!("has type {other:?}, expected F32, F16 or BF16"))),
+        other => Err(ConvertError::tensor(
+            name,
+            format!("has type {other:?}, expected a float of 32, 16 or 8 bits"),
+        )),
     }
-}
-
-/// Columns and weights of a matrix that MLX packed.
-fn mlx<'f>(
-    name: &str,
-    codes: &Stored<'f>,
-    scales: &Stored<'f>,
-    biases: Option<&Stored<'f>>,
-    group: usize,
-    bits: usize,
-) -> Result<(usize, Weights<'f>), ConvertError> {
-    let wrong = |problem: String| ConvertError::tensor(name, problem);
-    if codes.dtype != Dtype::U32 {
-        return Err(wrong(format!("has type {:?}, expected U32 beside its scales", codes.dtype)));
-    }
-    let biases = biases.ok_or_else(|| wrong("has scales but no biases".into()))?;
-    let cols = codes.cols.checked_mul(32 / bits).ok_or_else(|| wrong("is too wide".into()))?;
-    let fits = |other: &Stored<'_>| {
-        other.rows == codes.rows && other.cols.checked_mul(group) == Some(cols) && other.dtype == scales.dtype
-    };
-    if !fits(scales) || !fits(biases) {
-        return Err(wrong(format!("has {cols} columns, which its scales and biases do not fit")));
-    }
-    let format = float(name, scales.dtype)?;
-    let (codes, scales, biases) = (codes.data, scales.data, biases.data);
-    Ok((cols, Weights::Mlx(Mlx { bits, group, codes, format, scales, biases })))
 }
 
 impl Tensor<'_> {
@@ -200,6 +189,7 @@ impl Tensor<'_> {
     pub(super) fn exact(&self) -> Result<Format, ConvertError> {
         match &self.weights {
             Weights::Stored(format, _) => Ok(*format),
+            Weights::Float8(float8) => Ok(float8.exact()),
             Weights::Mlx(mlx) => mlx.exact(self.rows, self.cols),
         }
     }
@@ -216,7 +206,7 @@ impl Tensor<'_> {
     pub(super) fn format(&self) -> Option<Format> {
         match &self.weights {
             Weights::Stored(format, _) => Some(*format),
-            Weights::Mlx(_) => None,
+            Weights::Float8(_) | Weights::Mlx(_) => None,
         }
     }
 
@@ -243,6 +233,7 @@ impl Tensor<'_> {
                     }
                     quant::unpack(*stored, bytes, &mut values)?;
                 }
+                Weights::Float8(float8) => float8.unpack(row, &mut values)?,
                 Weights::Mlx(mlx) => {
                     if mlx.copy(row, self.cols, format, out) {
                         continue;
@@ -258,94 +249,5 @@ impl Tensor<'_> {
             }
         }
         Ok(squares)
-    }
-}
-
-impl Mlx<'_> {
-    /// Scale and bias of group `group`, counted over all rows, and their bytes if they are f16.
-    fn scale(&self, group: usize) -> [f32; 2] {
-        let size = self.format.block_bytes();
-        [self.scales, self.biases].map(|all| {
-            let mut value = [0.0];
-            let bytes = &all[group * size..][..size];
-            // The length is right by construction.
-            let _ = quant::unpack(self.format, bytes, &mut value);
-            value[0]
-        })
-    }
-
-    /// The scale of Q1_0 or PQ2_0, if group `group` has the same weights in that format: -d and d, or -d, 0 and d.
-    fn symmetric(&self, group: usize) -> Option<half::f16> {
-        let [scale, bias] = self.scale(group);
-        let d = half::f16::from_f32(-bias);
-        let steps = if self.bits == 1 { 2.0 } else { 1.0 };
-        (d.to_f32() == -bias && scale == steps * -bias).then_some(d)
-    }
-
-    /// The format that keeps every bit.
-    fn exact(&self, rows: usize, cols: usize) -> Result<Format, ConvertError> {
-        let groups = rows * cols / self.group;
-        if self.bits < 4 && self.group == 128 && (0..groups).all(|group| self.symmetric(group).is_some()) {
-            return Ok(if self.bits == 1 { Format::Q1_0 } else { Format::Pq2_0 });
-        }
-        // A scale and a minimum in f16 for 32 codes, which groups of more repeat.
-        Ok(if self.format == Format::F16 { Format::Q4_1 } else { Format::F32 })
-    }
-
-    /// The codes of a row.
-    fn codes(&self, row: usize, cols: usize) -> &[u8] {
-        let len = cols * self.bits / 8;
-        &self.codes[row * len..][..len]
-    }
-
-    fn code(&self, codes: &[u8], k: usize) -> u8 {
-        codes[k * self.bits / 8] >> (k * self.bits % 8) & ((1 << self.bits) - 1)
-    }
-
-    /// Writes a row in its exact format; false for another one.
-    fn copy(&self, row: usize, cols: usize, format: Format, out: &mut [u8]) -> bool {
-        let codes = self.codes(row, cols);
-        let groups = row * cols / self.group;
-        match format {
-            Format::Q1_0 | Format::Pq2_0 => {
-                let bits = if format == Format::Q1_0 { 1 } else { 2 };
-                let scale = |group: usize| self.symmetric(groups + group);
-                if (self.bits, self.group) != (bits, 128)
-                    || !(0..cols / 128).all(|group| scale(group).is_some())
-                {
-                    return false;
-                }
-                let blocks = out.chunks_exact_mut(format.block_bytes()).zip(codes.chunks_exact(16 * bits));
-                for (group, (block, codes)) in blocks.enumerate() {
-                    block[..2].copy_from_slice(&scale(group).unwrap_or_default().to_le_bytes());
-                    block[2..].copy_from_slice(codes);
-                }
-                true
-            }
-            Format::Q4_1 if self.format == Format::F16 => {
-                for (b, block) in out.chunks_exact_mut(format.block_bytes()).enumerate() {
-                    let group = 2 * (groups + b * 32 / self.group);
-                    block[..2].copy_from_slice(&self.scales[group..][..2]);
-                    block[2..4].copy_from_slice(&self.biases[group..][..2]);
-                    for j in 0..16 {
-                        let [low, high] = [j, j + 16].map(|j| self.code(codes, 32 * b + j));
-                        block[4 + j] = low | high << 4;
-                    }
-                }
-                true
-            }
-            _ => false,
-        }
-    }
-
-    fn unpack(&self, row: usize, out: &mut [f32]) {
-        let codes = self.codes(row, out.len());
-        let first = row * out.len() / self.group;
-        for (group, out) in out.chunks_mut(self.group).enumerate() {
-            let [scale, bias] = self.scale(first + group);
-            for (k, w) in out.iter_mut().enumerate() {
-                *w = scale * f32::from(self.code(codes, group * self.group + k)) + bias;
-            }
-        }
     }
 }

@@ -1,0 +1,212 @@
+//! Weights of 8 bits in Hugging Face folders.
+#![cfg(feature = "convert")]
+
+use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize};
+use serde_json::{Value, json};
+use shohin::convert::{ConvertOptions, convert};
+use shohin_core::gguf::Gguf;
+use shohin_core::{Format, KvFormat};
+use shohin_tests::cpu::{all_logits, device, exact, in_format};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+
+type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/hf").join(name)
+}
+
+/// A fixture with other tensors and other settings, converted.
+fn converted(name: &str, set: impl FnOnce(&mut Value), change: impl FnOnce(&mut Tensors)) -> Vec<u8> {
+    convert_changed(name, set, change).unwrap()
+}
+
+fn convert_changed(
+    name: &str,
+    set: impl FnOnce(&mut Value),
+    change: impl FnOnce(&mut Tensors),
+) -> Result<Vec<u8>, shohin::Error> {
+    let dir = TempDir::new().unwrap();
+    for file in ["tokenizer.json", "tokenizer_config.json", "config.json"] {
+        fs::copy(fixture(name).join(file), dir.path().join(file)).unwrap();
+    }
+    let path = dir.path().join("config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    set(&mut config);
+    fs::write(path, config.to_string()).unwrap();
+    let bytes = fs::read(fixture(name).join("model.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let mut tensors: Tensors = file
+        .iter()
+        .map(|(name, view)| (name.into(), (view.dtype(), view.shape().to_vec(), view.data().to_vec())))
+        .collect();
+    change(&mut tensors);
+    let views = tensors.iter().map(|(name, (dtype, shape, data))| {
+        (name.as_str(), TensorView::new(*dtype, shape.clone(), data).unwrap())
+    });
+    fs::write(dir.path().join("model.safetensors"), serialize(views, None).unwrap()).unwrap();
+    let out = dir.path().join("out.gguf");
+    convert(dir.path(), &out, &ConvertOptions::new(), |_, _| ())?;
+    Ok(fs::read(out).unwrap())
+}
+
+/// Sets MLX's bits to 8.
+fn in_bytes(config: &mut Value) {
+    config["quantization"]["bits"] = json!(8);
+}
+
+fn logits(file: &[u8]) -> Vec<f32> {
+    let texts = fs::read(fixture("mlx-4bit/texts.json")).unwrap();
+    let texts: Vec<(String, Vec<u32>)> = serde_json::from_slice(&texts).unwrap();
+    all_logits(&mut device(file, &exact()).unwrap(), &texts[0].1, &in_format(KvFormat::F32)).unwrap()
+}
+
+/// Gives every 4-bit code a byte, plus `offset`.
+fn widen(tensors: &mut Tensors, offset: u8) {
+    for (_, shape, data) in tensors.values_mut().filter(|(dtype, ..)| *dtype == Dtype::U32) {
+        shape[1] *= 2;
+        *data = data.iter().flat_map(|byte| [(byte & 15) + offset, (byte >> 4) + offset]).collect();
+    }
+}
+
+#[test]
+fn eight_bit_codes_of_mlx_are_those_of_four_in_bytes() {
+    let file = converted("mlx-4bit", in_bytes, |tensors| widen(tensors, 0));
+    let format = Gguf::parse(&file).unwrap().header().layer_format();
+    assert_eq!(format, Some(Format::F32), "no 8-bit format has these minima");
+    let want = fs::read(fixture("mlx-4bit/logits.f32")).unwrap();
+    let want = want.chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap()));
+    let found = logits(&file);
+    assert_eq!(found.len(), want.len());
+    for (found, want) in found.iter().zip(want) {
+        assert!((found - want).abs() < 1e-4, "{found} {want}");
+    }
+}
+
+#[test]
+fn centred_eight_bit_codes_of_mlx_are_q8_0() {
+    let scale = half::f16::from_f32(0.0625);
+    let file = converted("mlx-4bit", in_bytes, |tensors| {
+        widen(tensors, 120);
+        for (name, (_, _, data)) in tensors.iter_mut() {
+            let value = match name {
+                name if name.ends_with(".scales") => scale,
+                name if name.ends_with(".biases") => half::f16::from_f32(-8.0),
+                _ => continue,
+            };
+            data.chunks_exact_mut(2).for_each(|bytes| bytes.copy_from_slice(&value.to_le_bytes()));
+        }
+    });
+    let gguf = Gguf::parse(&file).unwrap();
+    let matrix = gguf.matrix("blk.0.ffn_down.weight").unwrap();
+    assert_eq!(matrix.format(), Format::Q8_0);
+    let stored = fs::read(fixture("mlx-4bit/model.safetensors")).unwrap();
+    let stored = SafeTensors::deserialize(&stored).unwrap();
+    let codes = stored.tensor("model.layers.0.mlp.down_proj.weight").unwrap().data().to_vec();
+    let mut row = vec![0.0; matrix.cols()];
+    for (r, codes) in codes.chunks_exact(matrix.cols() / 2).enumerate() {
+        matrix.unpack_row(r, &mut row).unwrap();
+        for (k, w) in row.iter().enumerate() {
+            let code = codes[k / 2] >> (4 * (k % 2)) & 15;
+            assert_eq!(*w, 0.0625 * (f32::from(code) - 8.0));
+        }
+    }
+}
+
+#[test]
+fn floats_of_8_bits_become_f16() {
+    for (dtype, values) in [(Dtype::F8_E4M3, "float8_e4m3fn"), (Dtype::F8_E5M2, "float8_e5m2")] {
+        let values = fs::read(fixture(&format!("{values}.f32"))).unwrap();
+        let mut len = 0;
+        let file = converted(
+            "qwen3",
+            |_| (),
+            |tensors| {
+                let (stored, shape, data) = tensors.get_mut("model.layers.1.mlp.down_proj.weight").unwrap();
+                len = shape.iter().product();
+                (*stored, *data) = (dtype, (0..len).map(|i| (i % 256) as u8).collect());
+            },
+        );
+        let gguf = Gguf::parse(&file).unwrap();
+        let matrix = gguf.matrix("blk.1.ffn_down.weight").unwrap();
+        assert_eq!((matrix.format(), matrix.rows() * matrix.cols()), (Format::F16, len));
+        let mut row = vec![0.0; matrix.cols()];
+        for r in 0..matrix.rows() {
+            matrix.unpack_row(r, &mut row).unwrap();
+            for (k, w) in row.iter().enumerate() {
+                let at = (r * matrix.cols() + k) % 256 * 4;
+                let want = f32::from_le_bytes(values[at..at + 4].try_into().unwrap());
+                assert!(*w == want || w.is_nan() && want.is_nan(), "{w} {want}");
+            }
+        }
+    }
+}
+
+/// As in the folders of Qwen: `w = value scale`, with a scale for each block of rows and columns.
+#[test]
+fn floats_of_8_bits_have_a_scale_for_each_block() {
+    const NAME: &str = "model.layers.1.mlp.down_proj.weight";
+    let (rows, cols) = (20, 28);
+    let values = fs::read(fixture("float8_e4m3fn.f32")).unwrap();
+    let blocks = |config: &mut Value| {
+        config["quantization_config"] = json!({"quant_method": "fp8", "weight_block_size": [rows, cols]});
+    };
+    let scaled = |more: usize| {
+        move |tensors: &mut Tensors| {
+            let (dtype, shape, data) = tensors.get_mut(NAME).unwrap();
+            // No NaN.
+            *data = (0..shape.iter().product()).map(|i: usize| (i % 251 / 2) as u8).collect();
+            *dtype = Dtype::F8_E4M3;
+            let shape = vec![shape[0].div_ceil(rows), shape[1].div_ceil(cols) + more];
+            let scales = (0..shape.iter().product()).flat_map(|i: usize| (1.5 + i as f32).to_le_bytes());
+            let scales = (Dtype::F32, shape.clone(), scales.collect());
+            tensors.insert(format!("{NAME}_scale_inv"), scales);
+        }
+    };
+    let file = converted("qwen3", blocks, scaled(0));
+    let gguf = Gguf::parse(&file).unwrap();
+    let matrix = gguf.matrix("blk.1.ffn_down.weight").unwrap();
+    assert_eq!(matrix.format(), Format::F32);
+    let mut row = vec![0.0; matrix.cols()];
+    let per_row = matrix.cols().div_ceil(cols);
+    assert!(matrix.rows() > rows && per_row > 1 && !matrix.cols().is_multiple_of(cols));
+    for r in 0..matrix.rows() {
+        matrix.unpack_row(r, &mut row).unwrap();
+        for (k, w) in row.iter().enumerate() {
+            let at = (r * matrix.cols() + k) % 251 / 2 * 4;
+            let value = f32::from_le_bytes(values[at..at + 4].try_into().unwrap());
+            assert_eq!(*w, value * (1.5 + (r / rows * per_row + k / cols) as f32));
+        }
+    }
+    let refused = |result: Result<Vec<u8>, shohin::Error>| result.unwrap_err().to_string();
+    let error = refused(convert_changed("qwen3", blocks, scaled(1)));
+    assert!(error.contains(NAME) && error.contains("scales, expected"), "{error}");
+    let error = refused(convert_changed("qwen3", |_| (), scaled(0)));
+    assert!(error.contains(NAME), "{error}");
+    let gptq = |config: &mut Value| config["quantization_config"] = json!({"quant_method": "gptq"});
+    let error = refused(convert_changed("qwen3", gptq, |_| ()));
+    assert!(error.contains("quant_method is \"gptq\", expected fp8"), "{error}");
+}
+
+/// mlx-lm repeats its settings under a second name, and gives some modules their own.
+#[test]
+fn modules_have_settings_of_their_own() {
+    let module = "model.layers.0.mlp.down_proj";
+    let mixed = |config: &mut Value| {
+        config["quantization"]["mode"] = json!("affine");
+        config["quantization"][module] =
+            json!({"group_size": config["quantization"]["group_size"], "bits": 8});
+        config["quantization_config"] = config["quantization"].clone();
+    };
+    let file = converted("mlx-4bit", mixed, |tensors| {
+        let (_, shape, data) = tensors.get_mut(&format!("{module}.weight")).unwrap();
+        shape[1] *= 2;
+        *data = data.iter().flat_map(|byte| [byte & 15, byte >> 4]).collect();
+    });
+    assert_eq!(logits(&file), logits(&converted("mlx-4bit", |_| (), |_| ())));
+    let other = |config: &mut Value| config["quantization"]["mode"] = json!("mxfp4");
+    let error = convert_changed("mlx-4bit", other, |_| ()).unwrap_err().to_string();
+    assert!(error.contains("quantization.mode is \"mxfp4\", expected affine"), "{error}");
+}
