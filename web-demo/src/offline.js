@@ -86,8 +86,6 @@ async function install() {
 async function activate() {
   const names = await caches.keys();
   await Promise.all(names.filter((name) => name.startsWith(PREFIX) && name !== CACHE).map((name) => caches.delete(name)));
-  // Not waited for: in Firefox the promise stays pending if a page starts a worker just then, and with it would all requests.
-  self.clients.claim().catch(() => {});
 }
 
 /** From a copy, of whichever version; what is used for the first time is kept from then on. */
@@ -145,6 +143,11 @@ async function isWhole({ webgpu, threads, relaxed }) {
 }
 
 self.addEventListener("message", (event) => {
+  if (event.data === "claim") {
+    // Not waited for: in Firefox the promise stays pending if a page starts a worker just then.
+    self.clients.claim().catch(() => {});
+    return;
+  }
   const [port] = event.ports;
   event.waitUntil(isWhole(event.data).then((whole) => port.postMessage(whole)));
 });

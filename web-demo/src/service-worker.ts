@@ -19,7 +19,15 @@ export async function registerServiceWorker(): Promise<void> {
       preferences.write(RELOADED, "yes", "tab");
       if (preferences.read(RELOADED, "tab")) location.reload();
     });
-    await serviceWorker.register("./sw.js");
+    // Not waited for: after a reload during the first visit, Chromium may not say for minutes that it is registered.
+    serviceWorker.register("./sw.js").catch(() => {});
+    const { active } = await serviceWorker.ready;
+    // By each page: one that is being loaded when the service worker asks for all pages does not become its own.
+    const claim = () => {
+      if (active?.state === "activated" && serviceWorker.controller === null) active.postMessage("claim");
+    };
+    active?.addEventListener("statechange", claim);
+    claim();
   } catch {
     // There are none over plain HTTP, nor where storage is blocked.
   }

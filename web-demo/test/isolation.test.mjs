@@ -34,7 +34,10 @@ describe("the page on a host without headers for isolation", () => {
       const page = await context.newPage();
       page.setDefaultTimeout(30_000);
       page.loads = 0;
-      page.on("load", () => (page.loads += 1));
+      // Not the event "load": a reload may come before it.
+      page.on("request", (request) => {
+        if (request.isNavigationRequest() && request.frame() === page.mainFrame()) page.loads += 1;
+      });
       page.problems = [];
       page.on("pageerror", (error) => page.problems.push(String(error)));
       page.on("console", (message) => message.type() === "error" && page.problems.push(message.text()));

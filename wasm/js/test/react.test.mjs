@@ -32,19 +32,27 @@ const PAGE = `<!doctype html><link rel="icon" href="data:," /><div id="root"></d
       const Chat = () => {
         globalThis.chat = useChat(model, options);
         seen.push(chat);
+        for (const check of checks) check();
         return null;
       };
       root.render(createElement(StrictMode, null, createElement(Chat, { key: Math.random() })));
     };
     globalThis.unmount = () => root.render(null);
-    /** Waits until a state satisfies a condition. */
-    globalThis.until = async (condition) => {
-      for (let tries = 0; !condition(chat); tries++) {
-        if (tries > 600) throw new Error(JSON.stringify({ ...chat, engine: undefined, error: String(chat.error) }));
-        await new Promise((resolve) => setTimeout(resolve, 20));
-      }
-      return { ...chat, engine: undefined, error: chat.error && { name: chat.error.name, code: chat.error.code } };
-    };
+    const checks = new Set();
+    const told = (chat) => ({ ...chat, engine: undefined, error: chat.error && { name: chat.error.name, code: chat.error.code } });
+    /** Waits for a state that satisfies a condition: at every rendering, as some states end within milliseconds. */
+    globalThis.until = (condition) =>
+      new Promise((resolve, reject) => {
+        const late = setTimeout(() => reject(new Error(JSON.stringify({ ...told(chat), error: String(chat.error) }))), 30_000);
+        const check = () => {
+          if (!condition(chat)) return;
+          clearTimeout(late);
+          checks.delete(check);
+          resolve(told(chat));
+        };
+        checks.add(check);
+        check();
+      });
     globalThis.ready = true;
   </script>`;
 
