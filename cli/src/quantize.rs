@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::terminal::{self, bytes};
 use clap::Args;
 use serde_json::json;
-use shohin::convert::{ConvertOptions, TensorRule, format_named};
+use shohin::convert::{ConvertOptions, FileType, TensorRule};
 use shohin_core::Format;
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -13,22 +13,23 @@ use std::path::PathBuf;
 /// Write a GGUF file with its weights in another format
 ///
 /// Every matrix gets the format TYPE, with the same bytes as from `llama-quantize --pure` for the formats that llama.cpp
-/// has; norms stay in F32. Rows that are not whole blocks of 256 get a format of about the same size with smaller
+/// has; norms stay in F32. A mix, such as q4_k_m, gives llama.cpp's formats and bytes without an importance matrix. Rows that are not whole blocks of 256 get a format of about the same size with smaller
 /// blocks. Printed are, for each matrix, its formats and the error: the root mean square of the differences, relative to
 /// that of the weights. FILE may also be a Hugging Face folder.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  shohin quantize model-f16.gguf --type q4_k --out model-q4_k.gguf
+  shohin quantize model-f16.gguf --type q4_k_m --out model-q4_k_m.gguf
   shohin quantize model-f16.gguf --type q4_k --tensor 'blk.*.attn_v=q6_k' --tensor token_embd=q8_0 \\
     --out model.gguf
-  shohin eval story.txt -m model-f16.gguf && shohin eval story.txt -m model-q4_k.gguf")]
+  shohin eval story.txt -m model-f16.gguf && shohin eval story.txt -m model-q4_k_m.gguf")]
 pub(crate) struct QuantizeArgs {
     /// The file
     file: PathBuf,
-    /// Format of matrices, such as q8_0, q4_k, iq4_xs, q1_0 or pq2_0
-    #[arg(long, value_name = "TYPE", value_parser = format_named)]
-    r#type: Format,
+    /// Format of matrices, such as q8_0, q4_k, iq4_xs, q1_0 or pq2_0; or a mix of formats: q3_k_s, q3_k_m, q3_k_l, q4_k_s,
+    /// q4_k_m, q5_k_s or q5_k_m
+    #[arg(long, value_name = "TYPE")]
+    r#type: FileType,
     /// Format of the tensors whose names match a pattern, in which * is any text; the last one that matches counts
     #[arg(long, value_name = "PATTERN=TYPE")]
     tensor: Vec<TensorRule>,
@@ -44,8 +45,7 @@ pub(crate) struct QuantizeArgs {
 }
 
 pub(crate) fn run(args: &QuantizeArgs) -> Result {
-    let options =
-        ConvertOptions::new().format(Some(args.r#type)).rules(args.tensor.clone()).replace(args.force);
+    let options = ConvertOptions::new().file_type(args.r#type).rules(args.tensor.clone()).replace(args.force);
     let done = convert::write(&args.file, &args.out, &options)?;
     let mut out = io::stdout().lock();
     let from = |from: Option<Format>| from.map_or("packed", Format::name);

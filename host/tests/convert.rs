@@ -1,7 +1,7 @@
 //! Hugging Face folders, converted to GGUF: against transformers and tokenizers (`tests/oracle/hf_folder.py`).
 #![cfg(feature = "convert")]
 
-use shohin::convert::{ConvertError, ConvertOptions, TensorRule, convert};
+use shohin::convert::{ConvertError, ConvertOptions, Mix, TensorRule, convert};
 use shohin::{Error, Model};
 use shohin_core::gguf::Gguf;
 use shohin_core::tokenizer::Special;
@@ -111,7 +111,7 @@ fn weights_are_stored_as_asked() {
         (Format::Q4_0, 1.5),
         (Format::Pq2_0, 1e-4),
     ] {
-        let file = converted(&folder, &ConvertOptions::new().format(Some(format))).unwrap();
+        let file = converted(&folder, &ConvertOptions::new().file_type(format)).unwrap();
         let gguf = Gguf::parse(&file).unwrap();
         assert_eq!(gguf.matrix("blk.0.ffn_down.weight").unwrap().format(), format);
         assert_eq!(gguf.matrix("output_norm.weight").unwrap().format(), Format::F32);
@@ -119,8 +119,7 @@ fn weights_are_stored_as_asked() {
         assert!(difference < bound, "{}: {difference}", format.name());
     }
     // 32 columns are not a block of 128.
-    let refused =
-        converted(&fixture("qwen3"), &ConvertOptions::new().format(Some(Format::Q1_0))).unwrap_err();
+    let refused = converted(&fixture("qwen3"), &ConvertOptions::new().file_type(Format::Q1_0)).unwrap_err();
     assert!(refused.to_string().contains("has rows of 32 weights, but Q1_0 has blocks of 128"), "{refused}");
 }
 
@@ -150,7 +149,7 @@ fn a_gguf_file_is_quantized_tensor_by_tensor() {
     let rules: Vec<TensorRule> = rules.iter().map(|rule| rule.parse().unwrap()).collect();
     let dir = TempDir::new().unwrap();
     let out = dir.path().join("out.gguf");
-    let options = ConvertOptions::new().format(Some(Format::Q4K)).rules(rules);
+    let options = ConvertOptions::new().file_type(Format::Q4K).rules(rules);
     let done = convert(&source, &out, &options, |_, _| ()).unwrap();
 
     let bytes = fs::read(&out).unwrap();
@@ -184,6 +183,17 @@ fn a_gguf_file_is_quantized_tensor_by_tensor() {
     }
 }
 
+#[test]
+fn a_mix_has_several_formats_and_its_number() {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/sprout-nano.gguf");
+    let file = converted(&source, &ConvertOptions::new().file_type(Mix::Q4KM)).unwrap();
+    let gguf = Gguf::parse(&file).unwrap();
+    assert_eq!(format!("{:?}", gguf.metadata().get("general.file_type")), "Some(U32(15))");
+    let format = |name: &str| gguf.matrix(name).unwrap().format();
+    assert_eq!(format("token_embd.weight"), Format::Q6K);
+    assert_eq!((format("blk.2.attn_v.weight"), format("blk.1.attn_v.weight")), (Format::Q6K, Format::Q4K));
+}
+
 /// As llama.cpp does for rows that are not blocks of 256.
 #[test]
 fn short_rows_get_a_format_with_smaller_blocks() {
@@ -196,7 +206,7 @@ fn short_rows_get_a_format_with_smaller_blocks() {
         (Format::Iq4Xs, Format::Iq4Nl, Format::F16),
         (Format::Tq2_0, Format::Q4_0, Format::F16),
     ] {
-        let file = converted(&folder, &ConvertOptions::new().format(Some(format))).unwrap();
+        let file = converted(&folder, &ConvertOptions::new().file_type(format)).unwrap();
         let gguf = Gguf::parse(&file).unwrap();
         assert_eq!(gguf.matrix("blk.0.ffn_up.weight").unwrap().format(), columns_32);
         assert_eq!(gguf.matrix("blk.0.ffn_down.weight").unwrap().format(), columns_48);

@@ -6,6 +6,7 @@
 
 mod config;
 mod error;
+mod file_type;
 mod float8;
 mod folder;
 mod json;
@@ -27,14 +28,15 @@ use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
 pub use error::ConvertError;
-pub use rules::{TensorRule, format_named};
+pub use file_type::{FileType, Mix};
+pub use rules::TensorRule;
 
 /// What to write.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct ConvertOptions {
-    /// The format of matrices; the one that keeps every bit of the source unless set. Norms are F32.
-    pub format: Option<Format>,
+    /// The formats of matrices; those that keep every bit of the source unless set. Norms are F32.
+    pub file_type: Option<FileType>,
     /// Formats of single tensors; the last one that matches counts.
     pub rules: Vec<TensorRule>,
     /// Whether a file of that name is replaced.
@@ -47,9 +49,9 @@ impl ConvertOptions {
         Self::default()
     }
 
-    /// Sets [`ConvertOptions::format`](#structfield.format).
-    pub fn format(mut self, format: Option<Format>) -> Self {
-        self.format = format;
+    /// Sets [`ConvertOptions::file_type`](#structfield.file_type).
+    pub fn file_type(mut self, file_type: impl Into<FileType>) -> Self {
+        self.file_type = Some(file_type.into());
         self
     }
 
@@ -100,12 +102,11 @@ pub struct ConvertedTensor {
 /// Tokenizer, chat template and metadata come along, under the names that llama.cpp reads.
 ///
 /// ```no_run
-/// use shohin::convert::{ConvertOptions, convert};
-/// use shohin::core::Format;
+/// use shohin::convert::{ConvertOptions, Mix, convert};
 ///
 /// convert("Qwen3-0.6B", "qwen3-0.6b.gguf", &ConvertOptions::new(), |_, _| ())?;
-/// let options = ConvertOptions::new().format(Some(Format::Q4K));
-/// convert("qwen3-0.6b.gguf", "qwen3-0.6b-q4_k.gguf", &options, |_, _| ())?;
+/// let options = ConvertOptions::new().file_type(Mix::Q4KM);
+/// convert("qwen3-0.6b.gguf", "qwen3-0.6b-q4_k_m.gguf", &options, |_, _| ())?;
 /// # Ok::<(), shohin::Error>(())
 /// ```
 ///

@@ -1,6 +1,7 @@
 //! A GGUF file to be: its header, and where its tensors come from.
 
 use super::config::Config;
+use super::file_type::{FileType, Layers};
 use super::folder::Folder;
 use super::rules::choose;
 use super::tensor::{self, Tensor};
@@ -71,8 +72,9 @@ impl<'f> Plan<'f> {
         tensors: Vec<Tensor<'f>>,
         options: &ConvertOptions,
     ) -> Result<Self, ConvertError> {
+        let model = Layers::of(tensors.iter().map(|tensor| tensor.name.as_str()));
         let choose = |tensor: Tensor<'f>| {
-            let format = choose(&tensor, options.format, &options.rules)?;
+            let format = choose(&tensor, options.file_type, &options.rules, &model)?;
             Ok((tensor, format))
         };
         let tensors: Vec<_> = tensors.into_iter().map(choose).collect::<Result<_, ConvertError>>()?;
@@ -81,6 +83,14 @@ impl<'f> Plan<'f> {
             w.set(VERSION, "TQ2_0_G128")?;
         } else {
             w.set(VERSION, 2u32)?;
+        }
+        let file_type = options.file_type.or_else(|| {
+            let mut formats = tensors.iter().filter(|(tensor, _)| !tensor.vector).map(|(_, format)| *format);
+            let first = formats.next()?;
+            formats.all(|format| format == first).then_some(FileType::All(first))
+        });
+        if let Some(id) = file_type.and_then(FileType::id) {
+            w.set(FILE_TYPE, id)?;
         }
         for (tensor, format) in &tensors {
             let dims = [tensor.cols as u64, tensor.rows as u64];

@@ -1,6 +1,7 @@
 //! The format that each tensor gets.
 
 use super::ConvertError;
+use super::file_type::{FileType, Layers};
 use super::tensor::Tensor;
 use shohin_core::Format;
 use std::str::FromStr;
@@ -44,10 +45,7 @@ impl FromStr for TensorRule {
 }
 
 /// The format with this name, in any case.
-///
-/// # Errors
-/// The names of all formats.
-pub fn format_named(name: &str) -> Result<Format, String> {
+fn format_named(name: &str) -> Result<Format, String> {
     let mut all = Format::ALL.into_iter();
     all.find(|format| format.name().eq_ignore_ascii_case(name)).ok_or_else(|| {
         let names = Format::ALL.map(|format| format.name().to_lowercase());
@@ -55,19 +53,20 @@ pub fn format_named(name: &str) -> Result<Format, String> {
     })
 }
 
-/// The format of a tensor: that of the last rule for it, or `format`, or the one that keeps every bit. Like llama.cpp,
+/// The format of a tensor: that of the last rule for it, or of `file_type`, or the one that keeps every bit. Like llama.cpp,
 /// rows that are not whole blocks of 256 get a format of about the same size with smaller ones.
 pub(super) fn choose(
     tensor: &Tensor<'_>,
-    format: Option<Format>,
+    file_type: Option<FileType>,
     rules: &[TensorRule],
+    model: &Layers,
 ) -> Result<Format, ConvertError> {
     let rule = rules.iter().rev().find(|rule| rule.matches(&tensor.name));
     let wanted = match rule {
         Some(rule) => rule.format,
         None if tensor.vector => return Ok(Format::F32),
-        None => match format {
-            Some(format) => format,
+        None => match file_type {
+            Some(file_type) => file_type.format(&tensor.name, model),
             None => return tensor.exact(),
         },
     };

@@ -12,7 +12,7 @@ use shohin_tests::model::{Model, Shape, Stored};
 use shohin_tests::vocabulary::Vocabulary;
 
 const HELP: &str = "\
-synth [--shape 1.7b] [--format q1_0] [--vocab FILE.gguf] [--layers N] [--seed N] OUT.gguf
+synth [--shape 1.7b] [--format q1_0] [--vocab FILE.gguf] [--layers N] [--untied] [--seed N] OUT.gguf
 
 Writes a Qwen3 model with random weights. Its text is noise; its size and speed are those of a real one.
 
@@ -24,12 +24,13 @@ Writes a Qwen3 model with random weights. Its text is noise; its size and speed 
   --vocab    take tokens and merges from this file, which holds Qwen2's or Qwen3's;
              otherwise a synthetic vocabulary of the same size is made up
   --layers   another number of layers
+  --untied   a head that is not the embedding
   --seed     other weights
 ";
 
 fn run(mut args: impl Iterator<Item = String>) -> Result<(), Box<dyn Error>> {
     let (mut shape_name, mut format, mut out) = (String::from("1.7b"), String::from("q1_0"), None);
-    let (mut vocab, mut layers, mut seed) = (None, None, 1);
+    let (mut vocab, mut layers, mut untied, mut seed) = (None, None, false, 1);
     while let Some(arg) = args.next() {
         let mut value = || args.next().ok_or(format!("{arg} needs a value"));
         match arg.as_str() {
@@ -37,6 +38,7 @@ fn run(mut args: impl Iterator<Item = String>) -> Result<(), Box<dyn Error>> {
             "--format" => format = value()?,
             "--vocab" => vocab = Some(value()?),
             "--layers" => layers = Some(value()?.parse()?),
+            "--untied" => untied = true,
             "--seed" => seed = value()?.parse()?,
             "-h" | "--help" => {
                 print!("{HELP}");
@@ -52,6 +54,7 @@ fn run(mut args: impl Iterator<Item = String>) -> Result<(), Box<dyn Error>> {
     let shape = if shape_name == "tiny" { Some(Shape::tiny()) } else { Shape::published(&shape_name) };
     let mut shape = shape.ok_or(format!("no shape {shape_name}\n{HELP}"))?;
     shape.layers = layers.unwrap_or(shape.layers);
+    shape.tied &= !untied;
     let formats: Option<Vec<Stored>> = format.split(',').map(Stored::named).collect();
     let formats = formats.ok_or(format!("no format {format}\n{HELP}"))?;
     let vocabulary = match vocab {
