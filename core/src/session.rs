@@ -149,6 +149,21 @@ impl<D: Device> Session<D> {
         device.export(&mut self.cache, self.position, out).await
     }
 
+    /// Continues after the first `len` tokens of another session of the device. The previous state is lost, even if this
+    /// fails.
+    ///
+    /// # Errors
+    /// [`Error::Option`] if the other has seen fewer tokens, [`Error::ContextFull`] if they do not fit; those of the device.
+    pub async fn copy(&mut self, device: &mut D, from: &mut Session<D>, len: usize) -> Result<(), D::Error> {
+        if len > from.position {
+            let expected = "at most the number of tokens seen";
+            return Err(Error::Option { what: "copied length", found: len as f64, expected }.into());
+        }
+        let mut bytes = Vec::new();
+        device.export(&mut from.cache, len, &mut bytes).await?;
+        self.import(device, len, &bytes)
+    }
+
     /// Continues after the `len` tokens whose keys and values are in `from`, as written by
     /// [`Session::export`]. The previous state is lost, even if this fails. The content is not checked: other
     /// bytes of the right length give another conversation, or nonsense.

@@ -39,6 +39,12 @@ impl GpuWeights {
         Ok(plan.kv + plan.scratch)
     }
 
+    /// A device for several sequences, which computes `batch` rows together.
+    pub(crate) fn device(&self, context: usize, activations: Activations, batch: usize) -> Result<GpuDevice> {
+        let options = GpuDeviceOptions { batch, ..device_options(context, activations) };
+        Ok(pollster::block_on(GpuDevice::new(&self.0, &options))?)
+    }
+
     /// An empty sequence.
     pub(crate) fn sequence(
         &self,

@@ -20,6 +20,7 @@
 //! |---|---|
 //! | [`Model`], [`Builder`] | a loaded model; loading it |
 //! | [`chat`] | conversations, and streaming replies |
+//! | [`scheduler`] | several replies at once |
 //! | [`sequence`] | a sequence of tokens on any device |
 //! | [`mod@file`] | a GGUF file, mapped; models in several files; weights repacked for the CPU |
 //! | [`shard`] | the bytes of a model's files while it runs |
@@ -42,6 +43,7 @@ mod gpu;
 pub mod hub;
 pub mod memory;
 mod model;
+pub mod scheduler;
 pub mod sequence;
 pub mod shard;
 pub mod threads;
@@ -52,6 +54,7 @@ pub use chat::{Chat, Piece, Reply, Step, Timings};
 pub use error::{Error, Result};
 pub use file::ModelFile;
 pub use model::Model;
+pub use scheduler::Scheduler;
 pub use sequence::Sequence;
 pub use shohin_core as core;
 pub use shohin_core::chat::{ChatMessage, TurnOptions};

@@ -5,6 +5,7 @@
 //! | a conversation over a session, turn by turn | [`Conversation`], driven by [`drive`] or by the host |
 //! | messages to tokens: ChatML, as Qwen3's chat template renders it | [`encode`], [`Template`] |
 //! | streamed text to content, reasoning and tool calls | [`ReplyParser`] |
+//! | several replies at once over one device | [`Scheduler`] |
 //! | OpenAI requests and responses | [`openai`] |
 //!
 //! Templates in files are data and are never executed; [`Template::detect`] inspects one to choose between
@@ -28,6 +29,7 @@ pub mod openai;
 mod options;
 mod prefix;
 mod reply;
+mod scheduler;
 mod template;
 
 pub use conversation::{Conversation, Finish, Piece, Progress, SessionState, Usage, drive};
@@ -36,4 +38,5 @@ pub use model::ChatModel;
 pub use options::{OverflowPolicy, ResponseFormat, Thinking, ToolChoice, TurnOptions, function_name};
 pub use prefix::PrefixState;
 pub use reply::{CallBlocks, Reply, ReplyParser};
+pub use scheduler::{Event, Prompt, ReplyId, Scheduler, SchedulerOptions};
 pub use template::{ChatOptions, Message, Role, Style, Template, ToolCall, encode, encode_next, render};

@@ -1,4 +1,4 @@
-//! Requests and answers in the form of OpenAI's chat completions, as JSON texts.
+//! Requests and answers in the form of OpenAI's chat completions, completions and embeddings, as JSON texts.
 //!
 //! A request's fields are those of OpenAI's reference that this runtime follows; others, also within objects, are
 //! refused unless they are null, so that none is left out unnoticed. Some are taken and left aside: those that are for a
@@ -7,6 +7,10 @@
 //! `overflow` (`error`, `trim` or `shift`), and `reasoning` in an assistant's message.
 #![forbid(unsafe_code)]
 
+mod text;
+
+pub use text::{CompletionRequest, EmbeddingRequest, Input, text_completion};
+
 use super::conversation::{Finish, Piece, Usage};
 use super::message::{ChatMessage, FunctionCall};
 use super::options::{OverflowPolicy, ResponseFormat, Thinking, ToolChoice, TurnOptions};
@@ -14,7 +18,7 @@ use super::template::Role;
 use crate::error::{Error, Name, Result};
 use crate::generate::Reason;
 use crate::json::{self, Value};
-use crate::sample::Logprob;
+use crate::sample::{Logprob, SamplerConfig};
 use crate::tokenizer::Tokenizer;
 use alloc::format;
 use alloc::string::String;
@@ -101,13 +105,7 @@ impl ChatCompletionRequest {
             }
         }
         let mut options = TurnOptions::default();
-        let sampler = &mut options.sampler;
-        request.float("temperature", &mut sampler.temperature)?;
-        request.float("top_p", &mut sampler.top_p)?;
-        request.float("presence_penalty", &mut sampler.presence_penalty)?;
-        request.float("frequency_penalty", &mut sampler.frequency_penalty)?;
-        let seed = request.count("seed")?;
-        sampler.seed = seed.unwrap_or(sampler.seed);
+        let seed = request.sampling(&mut options.sampler)?;
         let max_tokens = request.count("max_tokens")?;
         let max_tokens = request.count("max_completion_tokens")?.or(max_tokens);
         // More than the address space is as good as no bound.
@@ -241,6 +239,18 @@ impl<'v> Object<'v> {
             *setting = number as f32;
         }
         Ok(())
+    }
+
+    /// Reads how tokens are chosen. Returns the seed, if there is one.
+    #[inline(never)]
+    fn sampling(&self, sampler: &mut SamplerConfig) -> Result<Option<u64>> {
+        self.float("temperature", &mut sampler.temperature)?;
+        self.float("top_p", &mut sampler.top_p)?;
+        self.float("presence_penalty", &mut sampler.presence_penalty)?;
+        self.float("frequency_penalty", &mut sampler.frequency_penalty)?;
+        let seed = self.count("seed")?;
+        sampler.seed = seed.unwrap_or(sampler.seed);
+        Ok(seed)
     }
 
     #[inline(never)]
@@ -478,7 +488,7 @@ pub fn completion(
     logprobs: Option<&[TokenLogprob]>,
     tokenizer: &Tokenizer<'_>,
 ) -> String {
-    let mut out = head(id, "chat.completion");
+    let mut out = head(id, "chatcmpl-", "chat.completion");
     let ChatMessage { content, reasoning, tool_calls, .. } = &finish.message;
     out.push_str(",\"choices\":[{\"index\":0,\"message\":{\"role\":\"assistant\",\"content\":");
     if content.is_empty() && !tool_calls.is_empty() {
@@ -552,7 +562,7 @@ impl ChunkWriter {
         if delta.is_empty() && logprobs.is_none() {
             return None;
         }
-        let mut out = head(&self.id, "chat.completion.chunk");
+        let mut out = head(&self.id, "chatcmpl-", "chat.completion.chunk");
         out.extend([",\"choices\":[{\"index\":0,\"delta\":{", &delta, "},\"logprobs\":"]);
         measured(logprobs, tokenizer, &mut out);
         out.push_str(",\"finish_reason\":null}]");
@@ -563,14 +573,14 @@ impl ChunkWriter {
     /// The last chunks.
     pub fn finish(&self, finish: &Finish) -> Vec<String> {
         let mut chunks = Vec::new();
-        let mut out = head(&self.id, "chat.completion.chunk");
+        let mut out = head(&self.id, "chatcmpl-", "chat.completion.chunk");
         out.push_str(",\"choices\":[{\"index\":0,\"delta\":{},\"logprobs\":null,\"finish_reason\":");
         json::string(finish_reason(finish), &mut out);
         out.push_str("}]");
         self.close(&mut out);
         chunks.push(out);
         if self.include_usage {
-            let mut out = head(&self.id, "chat.completion.chunk");
+            let mut out = head(&self.id, "chatcmpl-", "chat.completion.chunk");
             out.push_str(",\"choices\":[],\"usage\":");
             usage(&finish.usage, &mut out);
             out.push('}');
@@ -584,9 +594,9 @@ impl ChunkWriter {
     }
 }
 
-fn head(id: &CompletionId, object: &str) -> String {
+fn head(id: &CompletionId, kind: &str, object: &str) -> String {
     let mut out = String::from("{\"id\":");
-    json::string(&format!("chatcmpl-{}", id.id), &mut out);
+    json::string(&format!("{kind}{}", id.id), &mut out);
     let _ = write!(out, ",\"created\":{},\"model\":", id.created); // a String takes everything
     json::string(&id.model, &mut out);
     out.extend([",\"object\":\"", object, "\""]);

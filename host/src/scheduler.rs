@@ -1,0 +1,145 @@
+//! Several replies at once over a model.
+
+use crate::error::Result;
+use crate::model::{Machine, Model};
+use crate::shard::ShardBytes;
+use shohin_core::Error;
+use shohin_core::chat::{
+    ChatModel, Event, Finish, Prompt, ReplyId, Scheduler as CoreScheduler, SchedulerOptions, TurnOptions,
+};
+use shohin_core::device::BlockingDevice;
+use shohin_core::generate::Detokenizer;
+use shohin_core::{Cpu, CpuOptions, SessionOptions};
+use std::sync::Arc;
+
+/// Several replies at once, which read the weights once for all of them. See [`shohin_core::chat::Scheduler`].
+///
+/// ```
+/// use shohin::Model;
+/// use shohin::core::chat::{ChatMessage, Event, Prompt, Role, TurnOptions};
+///
+/// let model = Model::builder().load_built_in()?;
+/// let mut scheduler = model.scheduler(4, 64)?;
+/// let options = TurnOptions { max_tokens: Some(8), ..TurnOptions::default() };
+/// for text in ["Tell me a story.", "What does a cow say?"] {
+///     scheduler.begin(Prompt::Messages(vec![ChatMessage::new(Role::User, text)]), &options)?;
+/// }
+/// let mut ended = 0;
+/// while scheduler.step(&mut |_| true, &mut |_, event| ended += usize::from(matches!(event, Event::End(_))))? {}
+/// assert_eq!(ended, 2);
+/// # Ok::<(), shohin::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Scheduler {
+    model: Model,
+    device: OnDevice,
+}
+
+#[derive(Debug)]
+enum OnDevice {
+    Cpu(CoreScheduler<Cpu<'static, ShardBytes>>),
+    #[cfg(feature = "gpu")]
+    Gpu(CoreScheduler<shohin_gpu::GpuDevice>),
+}
+
+/// Runs the same code for the scheduler of either device.
+macro_rules! on_device {
+    ($device:expr, $scheduler:ident => $code:expr) => {
+        match $device {
+            OnDevice::Cpu($scheduler) => $code,
+            #[cfg(feature = "gpu")]
+            OnDevice::Gpu($scheduler) => $code,
+        }
+    };
+}
+
+impl Model {
+    /// A scheduler of at most `replies` replies at once, each with the model's context, which computes at most
+    /// `prompt_tokens` tokens of prompts per step.
+    ///
+    /// # Errors
+    /// If either is 0 or too large, or there is no memory.
+    pub fn scheduler(&self, replies: usize, prompt_tokens: usize) -> Result<Scheduler> {
+        let session = SessionOptions { context: self.context(), kv: self.kv() };
+        let sparse = self.gpu().is_some();
+        let options = SchedulerOptions { replies, prompt_tokens, session, sparse };
+        let batch = replies.saturating_add(prompt_tokens);
+        let device = match &self.0.machine {
+            Machine::Cpu => {
+                let cpu = CpuOptions { batch, logit_rows: replies.min(8), ..self.0.options };
+                let pool = Arc::clone(&self.0.pool);
+                let device = Cpu::with_weights(Arc::clone(&self.0.weights), &cpu, pool)?;
+                OnDevice::Cpu(CoreScheduler::new(device, options)?)
+            }
+            #[cfg(feature = "gpu")]
+            Machine::Gpu(gpu) => {
+                let device = gpu.device(session.context, self.0.options.activations, batch)?;
+                OnDevice::Gpu(CoreScheduler::new(device, options)?)
+            }
+        };
+        Ok(Scheduler { model: self.clone(), device })
+    }
+}
+
+impl Scheduler {
+    /// The replies in progress.
+    pub fn replies(&self) -> Vec<ReplyId> {
+        on_device!(&self.device, scheduler => scheduler.replies().collect())
+    }
+
+    /// Whether no other reply can begin before one ends.
+    pub fn is_full(&self) -> bool {
+        on_device!(&self.device, scheduler => scheduler.is_full())
+    }
+
+    /// Tokens whose keys and values are held, those of ended replies included.
+    pub fn held_tokens(&self) -> usize {
+        on_device!(&self.device, scheduler => scheduler.held_tokens())
+    }
+
+    /// Begins a reply. Options are those of one turn: the sampler's random sequence starts at its seed.
+    ///
+    /// # Errors
+    /// If the prompt does not fit the context, an option is invalid, all replies are in progress, or there is no memory.
+    pub fn begin(&mut self, prompt: Prompt, options: &TurnOptions) -> Result<ReplyId> {
+        let Scheduler { model, device } = self;
+        model.with_chat_model(|chat| on_device!(device, scheduler => begin(scheduler, chat, prompt, options)))
+    }
+
+    /// Computes a token of each reply and a part of a prompt. Replies for which `ready` is false wait. Returns whether
+    /// there was anything to compute.
+    ///
+    /// # Errors
+    /// Those of the device. No reply has gone on then.
+    pub fn step(
+        &mut self,
+        ready: &mut dyn FnMut(ReplyId) -> bool,
+        events: &mut dyn FnMut(ReplyId, Event<'_>),
+    ) -> Result<bool> {
+        let tokenizer = self.model.tokenizer();
+        on_device!(&mut self.device, scheduler => step(scheduler, tokenizer, ready, events))
+    }
+
+    /// Ends a reply as it is. `None` if it is not in progress; without text if its prompt was not computed yet.
+    pub fn cancel(&mut self, id: ReplyId) -> Option<Finish> {
+        on_device!(&mut self.device, scheduler => scheduler.cancel(id))
+    }
+}
+
+fn begin<D: BlockingDevice<Error: Into<Error>>>(
+    scheduler: &mut CoreScheduler<D>,
+    chat: &ChatModel<'_>,
+    prompt: Prompt,
+    options: &TurnOptions,
+) -> Result<ReplyId> {
+    D::wait(scheduler.begin(chat, prompt, options)).map_err(|error| error.into().into())
+}
+
+fn step<D: BlockingDevice<Error: Into<Error>>>(
+    scheduler: &mut CoreScheduler<D>,
+    detokenizer: &dyn Detokenizer,
+    ready: &mut dyn FnMut(ReplyId) -> bool,
+    events: &mut dyn FnMut(ReplyId, Event<'_>),
+) -> Result<bool> {
+    D::wait(scheduler.step(detokenizer, ready, events)).map_err(|error| error.into().into())
+}
