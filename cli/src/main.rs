@@ -18,6 +18,7 @@ mod quantize;
 mod reply;
 mod run;
 mod sampling;
+mod serve;
 mod terminal;
 mod tokenize;
 mod turn;
@@ -36,6 +37,7 @@ use logits::LogitsArgs;
 use model::ModelArgs;
 use quantize::QuantizeArgs;
 use run::RunArgs;
+use serve::ServeArgs;
 use std::process::ExitCode;
 use tokenize::TokenizeArgs;
 
@@ -77,6 +79,7 @@ struct Cli {
 enum Command {
     Chat(ChatArgs),
     Run(RunArgs),
+    Serve(ServeArgs),
     Inspect(InspectArgs),
     Tokenize(TokenizeArgs),
     Logits(LogitsArgs),
@@ -118,6 +121,7 @@ fn main() -> ExitCode {
     let outcome = match &cli.command {
         Command::Chat(args) => chat::chat(args, model),
         Command::Run(args) => run::run(args, model),
+        Command::Serve(args) => serve::run(args, model),
         Command::Inspect(args) => inspect::inspect(args, model),
         Command::Tokenize(args) => tokenize::tokenize(args, model),
         Command::Logits(args) => logits::logits(args, model),

@@ -1,0 +1,92 @@
+//! `shohin serve`: OpenAI's HTTP interface.
+
+use crate::error::{CliError, Result};
+use crate::model::{ModelArgs, finish_caching, settings};
+use crate::terminal::remark;
+use clap::Args;
+use shohin_server::{ServerOptions, StartError, serve};
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+use std::time::Duration;
+
+/// Serve a model to programs that speak OpenAI's HTTP interface
+///
+/// Answers /v1/chat/completions, /v1/completions, /v1/embeddings and /v1/models, whole or streamed, with tools, JSON Schema
+/// and log-probabilities; /health and /metrics (Prometheus). Replies are computed together: the weights are read once for all
+/// of them. Ctrl-C or SIGTERM lets the replies in progress end.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  shohin serve
+  shohin serve -m bonsai-1.7b --port 8000 --parallel 8 --kv q8
+  curl http://127.0.0.1:8080/v1/chat/completions -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello!\"}]}'
+
+Only programs on this machine can ask, unless --host is set; then set --api-key, too. There is no TLS: put a proxy
+before it.")]
+pub(crate) struct ServeArgs {
+    /// Address to listen at
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    host: IpAddr,
+    /// Port to listen at; 0 takes a free one
+    #[arg(long, value_name = "N", default_value_t = 8080)]
+    port: u16,
+    /// Key that requests must have, as in \"Authorization: Bearer KEY\"
+    #[arg(long, value_name = "KEY", env = "SHOHIN_API_KEY", hide_env_values = true)]
+    api_key: Option<String>,
+    /// Name of the model in requests and answers [default: the file's]
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+    /// Most replies computed at once; each may need the memory of a context
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=64))]
+    parallel: u8,
+    /// Most requests that wait; others are refused with status 429
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    queue: u16,
+    /// Most prompt tokens computed between two tokens of the other replies
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..))]
+    prompt_tokens: u16,
+    /// Most connections
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..))]
+    connections: u16,
+    /// Seconds that a request may take
+    #[arg(long, value_name = "N", default_value_t = 600)]
+    timeout: u32,
+    /// Seconds for replies to end after Ctrl-C or SIGTERM
+    #[arg(long, value_name = "N", default_value_t = 30)]
+    grace: u32,
+    /// Origin of a page that may ask, such as https://example.com, or * for all (repeatable)
+    #[arg(long, value_name = "ORIGIN")]
+    cors: Vec<String>,
+}
+
+pub(crate) fn run(args: &ServeArgs, model: &ModelArgs) -> Result {
+    let loaded = model.load()?;
+    finish_caching(&loaded);
+    model.remark_on(&loaded, false);
+    let stem =
+        model.model.as_deref().and_then(Path::file_stem).map(|stem| stem.to_string_lossy().into_owned());
+    let name = args.name.clone().or(stem).unwrap_or_else(|| "sprout".into());
+    let mut options = ServerOptions::new(name);
+    options.address = SocketAddr::new(args.host, args.port);
+    options.key = args.api_key.clone();
+    options.origins = args.cors.clone();
+    options.replies = args.parallel.into();
+    options.queue = args.queue.into();
+    options.prompt_tokens = args.prompt_tokens.into();
+    options.connections = args.connections.into();
+    options.time = Duration::from_secs(args.timeout.into());
+    options.grace = Duration::from_secs(args.grace.into());
+    if !args.host.is_loopback() && args.api_key.is_none() {
+        remark("(everyone who can reach this machine can ask: there is no --api-key)");
+    }
+    let name = options.model.clone();
+    let told = settings(&loaded);
+    serve(loaded, options, |address| {
+        remark(format_args!("serving {name} ({told}) at http://{address}/v1; Ctrl-C ends it"));
+    })
+    .map_err(|error| match error {
+        StartError::Origin(_) | StartError::Key => CliError::usage(error),
+        StartError::Model(error) => error.into(),
+        error => CliError::new(error),
+    })
+}

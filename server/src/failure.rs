@@ -1,0 +1,140 @@
+//! Why a request is refused or fails, in the form of OpenAI's errors.
+
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+use shohin::core::Error as CoreError;
+
+/// Why a request is refused or fails.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// The request is not as it must be, or does not fit the model.
+    Model(shohin::Error),
+    /// It is not UTF-8.
+    Encoding,
+    /// Its body could not be read, or is too long.
+    Body(StatusCode, String),
+    /// It names another model.
+    UnknownModel { asked: String, have: String },
+    /// There is nothing at its path.
+    NotFound(String),
+    /// There is something at its path, but not for its method.
+    Method(String),
+    /// It has no key, or another one.
+    Unauthorized,
+    /// All places are taken.
+    Busy,
+    /// It has taken longer than the server allows.
+    TimedOut,
+    /// The server is shutting down.
+    ShuttingDown,
+    /// The device failed.
+    Device(String),
+    /// The thread that computes has ended.
+    Stopped,
+}
+
+/// A client that is refused may ask again after this many seconds.
+const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
+
+impl Failure {
+    pub(crate) fn status(&self) -> StatusCode {
+        match self {
+            Failure::Model(shohin::Error::Engine(CoreError::Memory { .. })) => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
+            Failure::Model(shohin::Error::Engine(CoreError::Device { .. } | CoreError::Logits { .. })) => {
+                StatusCode::INTERNAL_SERVER_ERROR
+            }
+            Failure::Model(_) | Failure::Encoding => StatusCode::BAD_REQUEST,
+            Failure::Body(status, _) => *status,
+            Failure::UnknownModel { .. } | Failure::NotFound(_) => StatusCode::NOT_FOUND,
+            Failure::Method(_) => StatusCode::METHOD_NOT_ALLOWED,
+            Failure::Unauthorized => StatusCode::UNAUTHORIZED,
+            Failure::Busy => StatusCode::TOO_MANY_REQUESTS,
+            Failure::TimedOut => StatusCode::GATEWAY_TIMEOUT,
+            Failure::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
+            Failure::Device(_) | Failure::Stopped => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+
+    fn message(&self) -> String {
+        match self {
+            Failure::Model(error) => error.to_string(),
+            Failure::Encoding => "the request is not UTF-8".into(),
+            Failure::Body(_, problem) | Failure::Device(problem) => problem.clone(),
+            Failure::UnknownModel { asked, have } => {
+                format!("the model {asked:?} is not here, expected {have:?}")
+            }
+            Failure::NotFound(path) => format!("there is nothing at {path}"),
+            Failure::Method(path) => format!("{path} has no such method"),
+            Failure::Unauthorized => {
+                "expected the header \"Authorization: Bearer\" with the server's key".into()
+            }
+            Failure::Busy => "all places in the queue are taken; ask again later".into(),
+            Failure::TimedOut => "the request took longer than the server allows".into(),
+            Failure::ShuttingDown => "the server is shutting down".into(),
+            Failure::Stopped => "the model has stopped; the server must be started again".into(),
+        }
+    }
+
+    /// OpenAI's `code`, where it has one.
+    fn code(&self) -> Option<&'static str> {
+        match self {
+            Failure::Model(
+                shohin::Error::Engine(CoreError::ContextFull { .. }) | shohin::Error::LongText { .. },
+            ) => Some("context_length_exceeded"),
+            Failure::UnknownModel { .. } => Some("model_not_found"),
+            Failure::Unauthorized => Some("invalid_api_key"),
+            Failure::Busy => Some("rate_limit_exceeded"),
+            _ => None,
+        }
+    }
+
+    /// The field of the request that is wrong.
+    fn field(&self) -> Option<String> {
+        match self {
+            Failure::Model(shohin::Error::Engine(CoreError::Argument { name, .. })) => Some(name.to_string()),
+            Failure::Model(shohin::Error::Engine(CoreError::Unsupported { key, .. })) => {
+                Some(key.to_string())
+            }
+            Failure::Model(shohin::Error::Engine(CoreError::Option { what, .. })) => Some((*what).into()),
+            Failure::UnknownModel { .. } => Some("model".into()),
+            _ => None,
+        }
+    }
+
+    /// The body of the answer.
+    pub(crate) fn json(&self) -> Value {
+        let kind = match self.status() {
+            StatusCode::UNAUTHORIZED => "authentication_error",
+            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+            status if status.is_server_error() => "server_error",
+            _ => "invalid_request_error",
+        };
+        let (message, code, param) = (self.message(), self.code(), self.field());
+        json!({ "error": { "message": message, "type": kind, "param": param, "code": code } })
+    }
+}
+
+impl From<CoreError> for Failure {
+    fn from(error: CoreError) -> Self {
+        Failure::Model(error.into())
+    }
+}
+
+impl From<shohin::Error> for Failure {
+    fn from(error: shohin::Error) -> Self {
+        Failure::Model(error)
+    }
+}
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        let mut response = (self.status(), axum::Json(self.json())).into_response();
+        if matches!(self, Failure::Busy | Failure::ShuttingDown) {
+            response.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER);
+        }
+        response
+    }
+}

@@ -1,0 +1,250 @@
+//! OpenAI's HTTP interface over a model on this machine, behind `shohin serve`.
+//!
+//! | path | |
+//! |---|---|
+//! | `POST /v1/chat/completions` | replies, whole or streamed, with tools, JSON Schema and log-probabilities |
+//! | `POST /v1/completions` | continuations of a text |
+//! | `POST /v1/embeddings` | vectors of texts |
+//! | `GET /v1/models` | the model |
+//! | `GET /health`, `GET /metrics` | whether it answers; counts for Prometheus |
+//!
+//! Replies are computed together: each step reads the weights once for all of them (see [`shohin::scheduler`]). Requests
+//! beyond [`ServerOptions::replies`] wait in a queue, and beyond [`ServerOptions::queue`] are refused with status 429.
+
+mod engine;
+mod failure;
+mod listener;
+mod metrics;
+mod routes;
+
+use engine::Engine;
+use listener::Bounded;
+use metrics::Metrics;
+use routes::App;
+use shohin::Model;
+use std::collections::VecDeque;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, OnceLock, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+
+/// Options of a server.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ServerOptions {
+    /// Where it listens; port 0 takes a free one.
+    pub address: SocketAddr,
+    /// The model's name in requests and answers.
+    pub model: String,
+    /// A key that requests must have, but for `/health`.
+    pub key: Option<String>,
+    /// Origins of pages that may ask; none by default.
+    pub origins: Vec<String>,
+    /// Most replies computed at once, at most 64. Each has the model's context.
+    pub replies: usize,
+    /// Most requests that wait.
+    pub queue: usize,
+    /// Most tokens of prompts per step.
+    pub prompt_tokens: usize,
+    /// Most connections; others wait until one is closed.
+    pub connections: usize,
+    /// Most bytes of a request.
+    pub body: usize,
+    /// How long a request may take.
+    pub time: Duration,
+    /// How long replies may take to end when the server shuts down.
+    pub grace: Duration,
+}
+
+impl ServerOptions {
+    /// Options for a model of this name, on a free port of this machine only.
+    pub fn new(model: impl Into<String>) -> Self {
+        ServerOptions {
+            address: SocketAddr::from(([127, 0, 0, 1], 0)),
+            model: model.into(),
+            key: None,
+            origins: Vec::new(),
+            replies: 4,
+            queue: 64,
+            prompt_tokens: 64,
+            connections: 256,
+            body: 4 << 20,
+            time: Duration::from_secs(600),
+            grace: Duration::from_secs(30),
+        }
+    }
+}
+
+/// A server that listens.
+pub struct Server {
+    listener: Bounded,
+    address: SocketAddr,
+    app: Arc<App>,
+    last: Arc<OnceLock<Instant>>,
+    grace: Duration,
+    origins: Vec<String>,
+    engine: thread::JoinHandle<()>,
+}
+
+impl std::fmt::Debug for Server {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Server").field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
+/// Serves until the process is asked to end: by Ctrl-C or SIGTERM. `ready` is called with the address once it listens. A
+/// second signal ends it at once.
+///
+/// # Errors
+/// [`StartError`], or if the listener fails.
+pub fn serve(model: Model, options: ServerOptions, ready: impl FnOnce(SocketAddr)) -> Result<(), StartError> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    runtime.map_err(StartError::Thread)?.block_on(async {
+        let server = Server::bind(model, options).await?;
+        let address = server.address();
+        ready(address);
+        let served = server.run(async {
+            signal().await;
+            tokio::spawn(async {
+                signal().await;
+                std::process::exit(130);
+            });
+        });
+        served.await.map_err(|error| StartError::Listen(address, error))
+    })
+}
+
+/// Waits until the process is asked to end.
+async fn signal() {
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        if let Ok(mut terminate) = signal(SignalKind::terminate()) {
+            tokio::select! {
+                _ = tokio::signal::ctrl_c() => {}
+                _ = terminate.recv() => {}
+            }
+            return;
+        }
+    }
+    // Without signals it ends when it is killed.
+    if tokio::signal::ctrl_c().await.is_err() {
+        std::future::pending::<()>().await;
+    }
+}
+
+/// Why a server cannot start.
+#[derive(Debug)]
+pub enum StartError {
+    /// The address cannot be listened at.
+    Listen(SocketAddr, io::Error),
+    /// An origin is not one.
+    Origin(String),
+    /// The key has characters that no header can have.
+    Key,
+    /// The options do not fit the model, or there is no memory.
+    Model(shohin::Error),
+    /// There is no thread for it.
+    Thread(io::Error),
+}
+
+impl std::fmt::Display for StartError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            StartError::Listen(address, error) => write!(f, "cannot listen at {address}: {error}"),
+            StartError::Origin(origin) => {
+                write!(f, "the origin is {origin:?}, expected one such as https://example.com, or *")
+            }
+            StartError::Key => f.write_str("the key must be visible ASCII characters"),
+            StartError::Model(error) => error.fmt(f),
+            StartError::Thread(error) => write!(f, "cannot start a thread: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for StartError {}
+
+impl Server {
+    /// Listens, and starts the thread that computes.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub async fn bind(model: Model, options: ServerOptions) -> Result<Server, StartError> {
+        if options
+            .key
+            .as_ref()
+            .is_some_and(|key| key.is_empty() || !key.bytes().all(|b| b.is_ascii_graphic()))
+        {
+            return Err(StartError::Key);
+        }
+        routes::cors(&options.origins).map_err(StartError::Origin)?;
+        let scheduler = model.scheduler(options.replies, options.prompt_tokens).map_err(StartError::Model)?;
+        let failed = |error| StartError::Listen(options.address, error);
+        let listener = TcpListener::bind(options.address).await.map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        let (sender, jobs) = mpsc::channel();
+        let (metrics, last) = (Arc::new(Metrics::default()), Arc::new(OnceLock::new()));
+        let engine = Engine {
+            scheduler,
+            jobs,
+            metrics: Arc::clone(&metrics),
+            last: Arc::clone(&last),
+            queue: VecDeque::new(),
+        };
+        let engine = thread::Builder::new()
+            .name("shohin-engine".into())
+            .spawn(move || engine.run())
+            .map_err(StartError::Thread)?;
+        let places = options.replies.saturating_add(options.queue).min(Semaphore::MAX_PERMITS);
+        let app = App {
+            model,
+            name: options.model,
+            key: options.key,
+            jobs: sender,
+            places: Arc::new(Semaphore::new(places)),
+            embedding: Semaphore::new(1),
+            metrics,
+            last: Arc::clone(&last),
+            time: options.time,
+            body: options.body,
+        };
+        Ok(Server {
+            listener: Bounded::new(listener, options.connections),
+            address,
+            app: Arc::new(app),
+            last,
+            grace: options.grace,
+            origins: options.origins,
+            engine,
+        })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Answers requests until `shutdown` is done. Replies in progress then have [`ServerOptions::grace`] to end; what is
+    /// left after that ends with an error, and new requests are refused with status 503.
+    ///
+    /// # Errors
+    /// If the listener fails.
+    pub async fn run(self, shutdown: impl Future<Output = ()> + Send + 'static) -> io::Result<()> {
+        let Server { listener, app, last, grace, origins, engine, .. } = self;
+        // They have been checked.
+        let cors = routes::cors(&origins).ok().flatten();
+        let router = routes::router(app, cors);
+        let stop = async move {
+            shutdown.await;
+            // Only the first shutdown counts.
+            let _ = last.set(Instant::now() + grace);
+        };
+        let served = axum::serve(listener, router).with_graceful_shutdown(stop).await;
+        // Nobody can ask any more: it ends with its last reply.
+        let _ = tokio::task::spawn_blocking(move || engine.join()).await;
+        served
+    }
+}

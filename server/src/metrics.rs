@@ -1,0 +1,97 @@
+//! Counts for Prometheus.
+
+use shohin::core::chat::Usage;
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+/// Counts since the start, and the load.
+#[derive(Debug, Default)]
+pub(crate) struct Metrics {
+    /// Answers by path and status.
+    answers: Mutex<BTreeMap<(&'static str, u16), u64>>,
+    prompt_tokens: AtomicU64,
+    cached_tokens: AtomicU64,
+    completion_tokens: AtomicU64,
+    cancelled: AtomicU64,
+    first_tokens: AtomicU64,
+    /// Microseconds until first tokens, from where a reply began.
+    first_token_time: AtomicU64,
+    replies: AtomicU64,
+    queued: AtomicU64,
+    held_tokens: AtomicU64,
+}
+
+impl Metrics {
+    pub(crate) fn count_answer(&self, path: &'static str, status: u16) {
+        let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        *answers.entry((path, status)).or_default() += 1;
+    }
+
+    pub(crate) fn count_reply(&self, usage: &Usage) {
+        let computed = usage.prompt_tokens.saturating_sub(usage.cached_tokens);
+        self.prompt_tokens.fetch_add(computed as u64, Relaxed);
+        self.cached_tokens.fetch_add(usage.cached_tokens as u64, Relaxed);
+        self.completion_tokens.fetch_add(usage.completion_tokens as u64, Relaxed);
+    }
+
+    pub(crate) fn count_first_token(&self, after: Duration) {
+        self.first_tokens.fetch_add(1, Relaxed);
+        self.first_token_time.fetch_add(after.as_micros() as u64, Relaxed);
+    }
+
+    pub(crate) fn count_cancelled(&self) {
+        self.cancelled.fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn set_load(&self, replies: usize, queued: usize, held_tokens: usize) {
+        self.replies.store(replies as u64, Relaxed);
+        self.queued.store(queued as u64, Relaxed);
+        self.held_tokens.store(held_tokens as u64, Relaxed);
+    }
+
+    /// All of it in Prometheus' text format.
+    pub(crate) fn text(&self) -> String {
+        let mut out = String::new();
+        let head = |out: &mut String, name: &str, kind: &str, help: &str| {
+            // A String takes everything.
+            let _ = write!(out, "# HELP shohin_{name} {help}\n# TYPE shohin_{name} {kind}\n");
+        };
+        head(&mut out, "requests_total", "counter", "Answers by path and status.");
+        for ((path, status), count) in self.answers.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            let _ = writeln!(out, "shohin_requests_total{{path=\"{path}\",status=\"{status}\"}} {count}");
+        }
+        let seconds = self.first_token_time.load(Relaxed) as f64 / 1e6;
+        head(
+            &mut out,
+            "first_token_seconds",
+            "summary",
+            "Time from the begin of a reply to its first token.",
+        );
+        let count = self.first_tokens.load(Relaxed);
+        let _ = writeln!(
+            out,
+            "shohin_first_token_seconds_sum {seconds}\nshohin_first_token_seconds_count {count}"
+        );
+        for (name, kind, value, help) in [
+            ("prompt_tokens_total", "counter", &self.prompt_tokens, "Computed tokens of prompts."),
+            (
+                "cached_prompt_tokens_total",
+                "counter",
+                &self.cached_tokens,
+                "Tokens of prompts that were known.",
+            ),
+            ("completion_tokens_total", "counter", &self.completion_tokens, "Tokens of replies."),
+            ("cancelled_total", "counter", &self.cancelled, "Replies whose client went away."),
+            ("replies", "gauge", &self.replies, "Replies in progress."),
+            ("queued", "gauge", &self.queued, "Requests that wait for their reply to begin."),
+            ("held_tokens", "gauge", &self.held_tokens, "Tokens whose keys and values are held."),
+        ] {
+            head(&mut out, name, kind, help);
+            let _ = writeln!(out, "shohin_{name} {}", value.load(Relaxed));
+        }
+        out
+    }
+}

@@ -1,0 +1,374 @@
+//! What is at which path.
+
+use crate::engine::{Job, UPDATES, Update};
+use crate::failure::Failure;
+use crate::metrics::Metrics;
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::rejection::BytesRejection;
+use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::http::{HeaderValue, Method, header};
+use axum::middleware::{self, Next};
+use axum::response::sse::{self, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use futures_util::{Stream, stream};
+use serde_json::{Value, json};
+use shohin::Model;
+use shohin::core::chat::openai::{
+    self, ChatCompletionRequest, ChunkWriter, CompletionId, CompletionRequest, EmbeddingRequest, Input,
+    TokenLogprob,
+};
+use shohin::core::chat::{Finish, Prompt, TurnOptions};
+use shohin::core::model::Pooling;
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::{Arc, OnceLock, mpsc as std_mpsc};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use subtle::ConstantTimeEq;
+use tokio::sync::{Semaphore, mpsc};
+use tower_http::cors::{AllowOrigin, CorsLayer};
+use tower_http::timeout::RequestBodyTimeoutLayer;
+
+/// How long a client may be silent within a request.
+const BODY_PAUSE: Duration = Duration::from_secs(30);
+
+/// What all requests share.
+pub(crate) struct App {
+    pub(crate) model: Model,
+    pub(crate) name: String,
+    pub(crate) key: Option<String>,
+    pub(crate) jobs: std_mpsc::Sender<Job>,
+    pub(crate) places: Arc<Semaphore>,
+    /// Embeddings are computed one request at a time.
+    pub(crate) embedding: Semaphore,
+    pub(crate) metrics: Arc<Metrics>,
+    /// Set when the server shuts down.
+    pub(crate) last: Arc<OnceLock<Instant>>,
+    pub(crate) time: Duration,
+    pub(crate) body: usize,
+}
+
+type Shared = State<Arc<App>>;
+type Body = Result<Bytes, BytesRejection>;
+
+/// The origins that may ask; `None` for none, an error for one that is not an origin.
+pub(crate) fn cors(origins: &[String]) -> Result<Option<CorsLayer>, String> {
+    if origins.is_empty() {
+        return Ok(None);
+    }
+    let layer = CorsLayer::new()
+        .allow_methods([Method::GET, Method::POST])
+        .allow_headers([header::AUTHORIZATION, header::CONTENT_TYPE]);
+    if origins == ["*"] {
+        return Ok(Some(layer.allow_origin(AllowOrigin::any())));
+    }
+    let value = |origin: &String| match origin.split_once("://") {
+        Some((_, host)) if !host.is_empty() && !host.contains('/') => {
+            HeaderValue::from_str(origin).map_err(|_| origin.clone())
+        }
+        _ => Err(origin.clone()),
+    };
+    let values: Vec<HeaderValue> = origins.iter().map(value).collect::<Result<_, _>>()?;
+    Ok(Some(layer.allow_origin(values)))
+}
+
+pub(crate) fn router(app: Arc<App>, cors: Option<CorsLayer>) -> Router {
+    let router = Router::new()
+        .route("/v1/chat/completions", post(chat))
+        .route("/v1/completions", post(complete))
+        .route("/v1/embeddings", post(embed))
+        .route("/v1/models", get(models))
+        .route("/v1/models/{*name}", get(one_model))
+        .route("/metrics", get(metrics))
+        .route_layer(middleware::from_fn_with_state(Arc::clone(&app), authorize))
+        .route("/health", get(health))
+        .fallback(async |request: Request| Failure::NotFound(request.uri().path().into()))
+        .method_not_allowed_fallback(async |request: Request| Failure::Method(request.uri().path().into()))
+        .layer(middleware::from_fn_with_state(Arc::clone(&app), count))
+        .layer(DefaultBodyLimit::max(app.body))
+        .layer(RequestBodyTimeoutLayer::new(BODY_PAUSE))
+        .with_state(app);
+    match cors {
+        Some(cors) => router.layer(cors),
+        None => router,
+    }
+}
+
+/// Refuses requests without the key.
+async fn authorize(State(app): Shared, request: Request, next: Next) -> Response {
+    if let Some(key) = &app.key {
+        let given = request.headers().get(header::AUTHORIZATION).map(HeaderValue::as_bytes);
+        let given = given.and_then(|given| given.strip_prefix(b"Bearer ")).unwrap_or_default();
+        if !bool::from(given.ct_eq(key.as_bytes())) {
+            return Failure::Unauthorized.into_response();
+        }
+    }
+    next.run(request).await
+}
+
+/// Counts answers.
+async fn count(State(app): Shared, request: Request, next: Next) -> Response {
+    let path = match request.uri().path() {
+        "/v1/chat/completions" => "/v1/chat/completions",
+        "/v1/completions" => "/v1/completions",
+        "/v1/embeddings" => "/v1/embeddings",
+        "/v1/models" => "/v1/models",
+        "/health" => "/health",
+        "/metrics" => "/metrics",
+        _ => "other",
+    };
+    let response = next.run(request).await;
+    app.metrics.count_answer(path, response.status().as_u16());
+    response
+}
+
+async fn health(State(app): Shared) -> Response {
+    if app.last.get().is_some() {
+        return Failure::ShuttingDown.into_response();
+    }
+    axum::Json(json!({ "status": "ok" })).into_response()
+}
+
+async fn metrics(State(app): Shared) -> Response {
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], app.metrics.text()).into_response()
+}
+
+async fn models(State(app): Shared) -> Response {
+    axum::Json(json!({ "object": "list", "data": [app.describe()] })).into_response()
+}
+
+async fn one_model(
+    State(app): Shared,
+    axum::extract::Path(name): axum::extract::Path<String>,
+) -> Result<Response, Failure> {
+    app.check_name(Some(&name))?;
+    Ok(axum::Json(app.describe()).into_response())
+}
+
+async fn chat(State(app): Shared, body: Body) -> Result<Response, Failure> {
+    let request = ChatCompletionRequest::parse(&text(body)?)?;
+    app.check_name(request.model.as_ref())?;
+    let prompt = Prompt::Messages(request.messages.clone());
+    let updates = app.begin(prompt, &request.options, request.seed).await?;
+    let id = app.id();
+    if request.stream {
+        let writer = ChunkWriter::new(id, &request);
+        return Ok(streamed(app, updates, Form::Chat(writer)));
+    }
+    let mut logprobs: Vec<TokenLogprob> = Vec::new();
+    let finish = whole(updates, |chunk| logprobs.extend(chunk)).await?;
+    let logprobs = request.options.logprobs.map(|_| logprobs.as_slice());
+    Ok(json_text(openai::completion(&id, &finish, logprobs, app.model.tokenizer())))
+}
+
+async fn complete(State(app): Shared, body: Body) -> Result<Response, Failure> {
+    let request = CompletionRequest::parse(&text(body)?)?;
+    app.check_name(request.model.as_ref())?;
+    let tokens = app.tokens(request.prompt)?;
+    let updates = app.begin(Prompt::Tokens(tokens), &request.options, request.seed).await?;
+    let id = app.id();
+    if request.stream {
+        return Ok(streamed(app, updates, Form::Text(id, request.include_usage)));
+    }
+    let finish = whole(updates, |_| ()).await?;
+    Ok(json_text(openai::text_completion(&id, &finish.text, Some(&finish), true)))
+}
+
+async fn embed(State(app): Shared, body: Body) -> Result<Response, Failure> {
+    let request = EmbeddingRequest::parse(&text(body)?)?;
+    app.check_name(request.model.as_ref())?;
+    if app.last.get().is_some() {
+        return Err(Failure::ShuttingDown);
+    }
+    let place = Arc::clone(&app.places).try_acquire_owned().map_err(|_| Failure::Busy)?;
+    // It is never closed.
+    let turn = app.embedding.acquire().await.map_err(|_| Failure::Stopped)?;
+    let model = app.model.clone();
+    let computed = tokio::task::spawn_blocking(move || -> Result<_, Failure> {
+        let _place = place;
+        let mut texts = Vec::with_capacity(request.input.len());
+        for input in request.input {
+            texts.push(match input {
+                Input::Text(text) => text,
+                Input::Tokens(tokens) => model.detokenize(&tokens)?,
+            });
+        }
+        let tokens: usize = texts.iter().map(|text| model.tokenize(text).len()).sum();
+        let vectors: Vec<Vec<f32>> =
+            model.embeddings(&texts, Pooling::Mean, true)?.collect::<Result<_, _>>()?;
+        Ok((vectors, tokens, request.base64))
+    });
+    let (vectors, tokens, in_base64) = computed.await.map_err(|_| Failure::Stopped)??;
+    drop(turn);
+    let data: Vec<Value> = vectors
+        .iter()
+        .enumerate()
+        .map(|(index, vector)| {
+            let bytes = || vector.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
+            let embedding = if in_base64 { json!(BASE64_STANDARD.encode(bytes())) } else { json!(vector) };
+            json!({ "object": "embedding", "index": index, "embedding": embedding })
+        })
+        .collect();
+    let usage = json!({ "prompt_tokens": tokens, "total_tokens": tokens });
+    Ok(axum::Json(json!({ "object": "list", "data": data, "model": app.name, "usage": usage }))
+        .into_response())
+}
+
+impl App {
+    fn describe(&self) -> Value {
+        let context = self.model.context().min(self.model.config().max_context_length);
+        json!({ "id": self.name, "object": "model", "created": 0, "owned_by": "shohin", "context_length": context })
+    }
+
+    fn check_name(&self, asked: Option<&String>) -> Result<(), Failure> {
+        match asked.filter(|asked| **asked != self.name) {
+            Some(asked) => Err(Failure::UnknownModel { asked: asked.clone(), have: self.name.clone() }),
+            None => Ok(()),
+        }
+    }
+
+    /// The tokens of a prompt.
+    fn tokens(&self, prompt: Input) -> Result<Vec<u32>, Failure> {
+        match prompt {
+            Input::Text(text) => Ok(self.model.tokenize(&text)),
+            Input::Tokens(tokens) => {
+                let vocab = self.model.tokenizer().vocab_size() as u32;
+                match tokens.iter().find(|id| **id >= vocab) {
+                    Some(&id) => Err(shohin::core::Error::Token { id, vocab }.into()),
+                    None => Ok(tokens),
+                }
+            }
+        }
+    }
+
+    /// What tells the next answer apart.
+    fn id(&self) -> CompletionId {
+        let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+        CompletionId { id: format!("{:016x}", random()), created, model: self.name.clone() }
+    }
+
+    /// Asks for a reply, and waits until its first part is there: what is wrong with the request is known then.
+    async fn begin(
+        &self,
+        prompt: Prompt,
+        options: &TurnOptions,
+        seed: Option<u64>,
+    ) -> Result<Updates, Failure> {
+        if self.last.get().is_some() {
+            return Err(Failure::ShuttingDown);
+        }
+        let place = Arc::clone(&self.places).try_acquire_owned().map_err(|_| Failure::Busy)?;
+        let mut options = options.clone();
+        // A number that other programs' JSON can hold.
+        options.sampler.seed = seed.unwrap_or_else(|| random() >> 32);
+        let (sender, receiver) = mpsc::channel(UPDATES);
+        let deadline = Instant::now() + self.time;
+        let job = Job { prompt, options, updates: sender, deadline, place };
+        self.jobs.send(job).map_err(|_| Failure::Stopped)?;
+        let mut updates = Updates { receiver, first: None };
+        match updates.next().await {
+            Update::Failed(failure) => Err(failure),
+            first => {
+                updates.first = Some(first);
+                Ok(updates)
+            }
+        }
+    }
+}
+
+/// The parts of a reply.
+struct Updates {
+    receiver: mpsc::Receiver<Update>,
+    first: Option<Update>,
+}
+
+impl Updates {
+    async fn next(&mut self) -> Update {
+        match self.first.take() {
+            Some(first) => first,
+            None => self.receiver.recv().await.unwrap_or(Update::Failed(Failure::Stopped)),
+        }
+    }
+}
+
+/// Waits for the whole of a reply.
+async fn whole(mut updates: Updates, mut logprobs: impl FnMut(Vec<TokenLogprob>)) -> Result<Finish, Failure> {
+    loop {
+        match updates.next().await {
+            Update::Chunk(chunk) => logprobs(chunk.logprobs),
+            Update::End(finish) => return Ok(*finish),
+            Update::Failed(failure) => return Err(failure),
+        }
+    }
+}
+
+/// The form of streamed answers.
+enum Form {
+    Chat(ChunkWriter),
+    Text(CompletionId, bool),
+}
+
+/// Sends a reply as it is computed.
+fn streamed(app: Arc<App>, updates: Updates, form: Form) -> Response {
+    let parts = stream::unfold(
+        (app, Some(updates), form, VecDeque::new()),
+        |(app, updates, mut form, mut ready)| async {
+            let mut updates = updates;
+            loop {
+                if let Some(text) = ready.pop_front() {
+                    let event = sse::Event::default().data::<String>(text);
+                    return Some((Ok(event), (app, updates, form, ready)));
+                }
+                match updates.as_mut()?.next().await {
+                    Update::Chunk(chunk) => match &mut form {
+                        Form::Chat(writer) => ready.extend(writer.chunk(&chunk, app.model.tokenizer())),
+                        Form::Text(id, _) if !chunk.text.is_empty() => {
+                            ready.push_back(openai::text_completion(id, &chunk.text, None, false));
+                        }
+                        Form::Text(..) => {}
+                    },
+                    Update::End(finish) => {
+                        match &form {
+                            Form::Chat(writer) => ready.extend(writer.finish(&finish)),
+                            Form::Text(id, usage) => {
+                                ready.push_back(openai::text_completion(id, "", Some(&finish), *usage));
+                            }
+                        }
+                        ready.push_back("[DONE]".into());
+                        updates = None;
+                    }
+                    Update::Failed(failure) => {
+                        ready.push_back(failure.json().to_string());
+                        updates = None;
+                    }
+                }
+            }
+        },
+    );
+    sse_response(parts)
+}
+
+fn sse_response(parts: impl Stream<Item = Result<sse::Event, Infallible>> + Send + 'static) -> Response {
+    let mut response = Sse::new(parts).keep_alive(KeepAlive::default()).into_response();
+    // Proxies would collect it.
+    response.headers_mut().insert("X-Accel-Buffering", HeaderValue::from_static("no"));
+    response
+}
+
+fn json_text(text: String) -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], text).into_response()
+}
+
+/// The text of a request.
+fn text(body: Body) -> Result<String, Failure> {
+    let body = body.map_err(|error| Failure::Body(error.status(), error.body_text()))?;
+    String::from_utf8(body.into()).map_err(|_| Failure::Encoding)
+}
+
+fn random() -> u64 {
+    RandomState::new().build_hasher().finish()
+}

@@ -1,0 +1,432 @@
+//! The server with the built-in model, over real connections.
+
+use serde_json::{Value, json};
+use shohin::core::chat::Role;
+use shohin::{ChatMessage, Model};
+use shohin_server::{Server, ServerOptions};
+use std::io::{BufRead, BufReader, Read};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::LazyLock;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+use tokio::sync::oneshot;
+
+static MODEL: LazyLock<Model> = LazyLock::new(|| Model::builder().context(512).load_built_in().unwrap());
+
+/// A server on a thread, which is shut down with it.
+struct Running {
+    address: SocketAddr,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Running {
+    fn new(change: impl FnOnce(&mut ServerOptions)) -> Running {
+        let mut options = ServerOptions::new("sprout");
+        change(&mut options);
+        let (stop, stopped) = oneshot::channel();
+        let (address, bound) = std::sync::mpsc::channel();
+        let thread = thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                let server = Server::bind(MODEL.clone(), options).await.unwrap();
+                address.send(server.address()).unwrap();
+                server.run(async { drop(stopped.await) }).await.unwrap();
+            });
+        });
+        Running { address: bound.recv().unwrap(), stop: Some(stop), thread: Some(thread) }
+    }
+
+    fn send(&self, method: &str, path: &str, body: impl AsRef<[u8]>, headers: &[(&str, &str)]) -> Answer {
+        let mut request =
+            ureq::http::Request::builder().method(method).uri(format!("http://{}{path}", self.address));
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let agent: ureq::Agent = ureq::Agent::config_builder().http_status_as_error(false).build().into();
+        let response = agent.run(request.body(body.as_ref()).unwrap()).unwrap();
+        let (parts, body) = response.into_parts();
+        let header = |name| parts.headers.get(name).map(|value| value.to_str().unwrap().into());
+        let (retry, origin) = (header("retry-after"), header("access-control-allow-origin"));
+        Answer { status: parts.status.as_u16(), retry, origin, body: Box::new(body.into_reader()) }
+    }
+
+    fn post(&self, path: &str, body: &Value) -> Answer {
+        self.send("POST", path, body.to_string(), &[])
+    }
+
+    fn chat(&self, body: &Value) -> Value {
+        self.post("/v1/chat/completions", body).ok()
+    }
+
+    /// Shuts down, and waits until it has ended.
+    fn shut_down(mut self) {
+        drop(self.stop.take());
+        self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+struct Answer {
+    status: u16,
+    retry: Option<String>,
+    origin: Option<String>,
+    body: Box<dyn Read + Send>,
+}
+
+impl Answer {
+    fn text(mut self) -> String {
+        let mut text = String::new();
+        self.body.read_to_string(&mut text).unwrap();
+        text
+    }
+
+    fn json(self) -> Value {
+        serde_json::from_str(&self.text()).unwrap()
+    }
+
+    fn ok(self) -> Value {
+        assert_eq!(self.status, 200);
+        self.json()
+    }
+
+    /// The data of its events.
+    fn events(self) -> impl Iterator<Item = String> {
+        assert_eq!(self.status, 200);
+        BufReader::new(self.body)
+            .lines()
+            .filter_map(|line| line.unwrap().strip_prefix("data: ").map(String::from))
+    }
+}
+
+fn ask(text: &str) -> Value {
+    json!({ "messages": [{ "role": "user", "content": text }], "temperature": 0, "max_tokens": 20 })
+}
+
+fn with(mut request: Value, fields: Value) -> Value {
+    request.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    request
+}
+
+/// A streamed reply that ends in an hour.
+fn endless() -> Value {
+    let format = json!({ "type": "json_schema", "json_schema": { "name": "x", "schema": { "type": "string", "minLength": 50_000_000 } } });
+    with(
+        ask("Hello!"),
+        json!({ "stream": true, "overflow": "shift", "max_tokens": null, "response_format": format }),
+    )
+}
+
+fn content(answer: &Value) -> &str {
+    answer["choices"][0]["message"]["content"].as_str().unwrap()
+}
+
+/// What the model says without a server.
+fn alone(text: &str) -> String {
+    let mut chat = MODEL.chat().unwrap();
+    chat.options_mut().sampler.temperature = 0.0;
+    chat.options_mut().max_tokens = Some(20);
+    chat.send(text).unwrap().finish().unwrap().message.content
+}
+
+/// Asks until the answer is `ok`, for half a minute.
+fn soon(mut ok: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(30);
+    while !ok() {
+        assert!(Instant::now() < end, "it does not become so");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn a_reply_is_the_models_whole_or_streamed() {
+    let server = Running::new(|_| ());
+    let want = alone("What does a cow say?");
+    let answer = server.chat(&with(ask("What does a cow say?"), json!({ "model": "sprout" })));
+    assert_eq!((content(&answer), &answer["object"]), (&*want, &json!("chat.completion")));
+    assert_eq!(answer["choices"][0]["finish_reason"], "stop");
+    let tokens = answer["usage"]["prompt_tokens"].as_u64().unwrap();
+    let streaming = json!({ "stream": true, "stream_options": { "include_usage": true } });
+    let events = server.post("/v1/chat/completions", &with(ask("What does a cow say?"), streaming)).events();
+    let events: Vec<String> = events.collect();
+    let (done, chunks) = events.split_last().unwrap();
+    assert_eq!(done, "[DONE]");
+    let chunks: Vec<Value> = chunks.iter().map(|chunk| serde_json::from_str(chunk).unwrap()).collect();
+    let text = |chunk: &Value| chunk["choices"][0]["delta"]["content"].as_str().map(String::from);
+    assert_eq!(chunks.iter().filter_map(text).collect::<String>(), want);
+    let usage = &chunks.last().unwrap()["usage"];
+    // The prompt was known but for its last token.
+    assert_eq!(usage["prompt_tokens_details"]["cached_tokens"], tokens - 1);
+    assert_eq!(usage["completion_tokens"], answer["usage"]["completion_tokens"]);
+}
+
+#[test]
+fn requests_at_once_get_the_replies_of_one_after_the_other() {
+    let server = Running::new(|options| options.replies = 3);
+    let texts: Vec<String> =
+        (0..12).map(|i| format!("Tell me about {i} dogs.{}", " Please.".repeat(i * 3))).collect();
+    let answers: Vec<Value> = thread::scope(|scope| {
+        let asked: Vec<_> = texts.iter().map(|text| scope.spawn(|| server.chat(&ask(text)))).collect();
+        asked.into_iter().map(|asked| asked.join().unwrap()).collect()
+    });
+    for (text, answer) in texts.iter().zip(&answers) {
+        assert_eq!(content(answer), alone(text), "{text}");
+    }
+}
+
+#[test]
+fn options_of_a_request_are_followed() {
+    let server = Running::new(|_| ());
+    let seeded = with(ask("Tell me a story."), json!({ "temperature": 1.5, "seed": 7 }));
+    let first = server.chat(&seeded);
+    assert_eq!(content(&first), content(&server.chat(&seeded)));
+    let other = server.chat(&with(seeded, json!({ "seed": 8 })));
+    assert_ne!(content(&first), content(&other));
+
+    let stopped = server.chat(&with(ask("Tell me a story."), json!({ "stop": [" "] })));
+    assert!(!content(&stopped).contains(' '));
+    let cut = server.chat(&with(
+        ask("Tell me a story."),
+        json!({ "max_completion_tokens": 3, "logprobs": true, "top_logprobs": 2 }),
+    ));
+    assert_eq!(
+        (&cut["choices"][0]["finish_reason"], &cut["usage"]["completion_tokens"]),
+        (&json!("length"), &json!(3))
+    );
+    let logprobs = cut["choices"][0]["logprobs"]["content"].as_array().unwrap();
+    assert_eq!(logprobs.len(), 3);
+    assert!(logprobs.iter().all(|token| token["top_logprobs"][0]["token"] == token["token"]));
+
+    let schema =
+        json!({ "type": "object", "properties": { "legs": { "type": "integer" } }, "required": ["legs"] });
+    let format = json!({ "type": "json_schema", "json_schema": { "name": "cow", "schema": schema } });
+    let reply =
+        server.chat(&with(ask("Describe a cow."), json!({ "response_format": format, "max_tokens": 60 })));
+    assert!(serde_json::from_str::<Value>(content(&reply)).unwrap()["legs"].is_i64());
+
+    let parameters = json!({ "type": "object", "properties": { "city": { "enum": ["Bern", "Rome"] } }, "required": ["city"] });
+    let tool = json!({ "type": "function", "function": { "name": "weather", "parameters": parameters } });
+    let called = server.post(
+        "/v1/chat/completions",
+        &with(
+            ask("How is the weather?"),
+            json!({ "tools": [tool], "tool_choice": "required", "max_tokens": 60 }),
+        ),
+    );
+    // This model has no template for tools.
+    assert_eq!(called.status, 400);
+}
+
+#[test]
+fn texts_are_continued_and_embedded() {
+    let server = Running::new(|_| ());
+    let request = json!({ "prompt": "Once upon a time", "temperature": 0, "max_tokens": 12 });
+    let answer = server.post("/v1/completions", &request).ok();
+    let mut options = shohin::TurnOptions { max_tokens: Some(12), ..Default::default() };
+    options.sampler.temperature = 0.0;
+    let want = MODEL.generate("Once upon a time", options).unwrap().finish().unwrap().text;
+    assert_eq!(answer["choices"][0]["text"], want);
+    let tokens = json!({ "prompt": MODEL.tokenize("Once upon a time") });
+    assert_eq!(
+        server.post("/v1/completions", &with(request.clone(), tokens)).ok()["choices"][0]["text"],
+        want
+    );
+    let events = server.post("/v1/completions", &with(request, json!({ "stream": true }))).events();
+    let parts = events.filter_map(|event| serde_json::from_str::<Value>(&event).ok());
+    assert_eq!(
+        parts.map(|part| part["choices"][0]["text"].as_str().unwrap().to_string()).collect::<String>(),
+        want
+    );
+
+    let texts = ["A cow.", "A dog and a hen."];
+    let floats = server.post("/v1/embeddings", &json!({ "input": texts, "model": "sprout" })).ok();
+    let packed = server.post("/v1/embeddings", &json!({ "input": texts, "encoding_format": "base64" })).ok();
+    for (i, text) in texts.iter().enumerate() {
+        let want = MODEL.embed(text).unwrap();
+        let found =
+            floats["data"][i]["embedding"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32);
+        assert!(found.eq(want.iter().copied()));
+        let bytes: Vec<u8> = want.iter().flat_map(|x| x.to_le_bytes()).collect();
+        use base64::Engine;
+        let found = packed["data"][i]["embedding"].as_str().unwrap();
+        assert_eq!(base64::prelude::BASE64_STANDARD.decode(found).unwrap(), bytes);
+    }
+}
+
+#[test]
+fn what_is_wrong_is_said_and_the_server_goes_on() {
+    let server = Running::new(|options| options.body = 10_000);
+    let chat = "/v1/chat/completions";
+    for (path, body, status, param, code, says) in [
+        (chat, "{".into(), 400, None, None, "JSON"),
+        (chat, "[]".into(), 400, Some("request"), None, "must be an object"),
+        (chat, "{}".into(), 400, Some("messages"), None, "must be an array"),
+        (chat, json!({ "messages": [] }).to_string(), 400, Some("messages"), None, "at least one"),
+        (
+            chat,
+            with(ask("x"), json!({ "temperature": "hot" })).to_string(),
+            400,
+            Some("temperature"),
+            None,
+            "a number",
+        ),
+        (chat, with(ask("x"), json!({ "n": 2 })).to_string(), 400, Some("n"), None, "expected 1"),
+        (
+            chat,
+            with(ask("x"), json!({ "surprise": 1 })).to_string(),
+            400,
+            Some("surprise"),
+            None,
+            "without it",
+        ),
+        (
+            chat,
+            with(ask("x"), json!({ "model": "gpt" })).to_string(),
+            404,
+            Some("model"),
+            Some("model_not_found"),
+            "gpt",
+        ),
+        (chat, ask(&"long ".repeat(600)).to_string(), 400, None, Some("context_length_exceeded"), "512"),
+        (
+            chat,
+            with(ask("x"), json!({ "temperature": -1 })).to_string(),
+            400,
+            Some("temperature"),
+            None,
+            "expected",
+        ),
+        (chat, "x".repeat(20_000), 413, None, None, "length limit"),
+        ("/v1/completions", "{}".into(), 400, Some("prompt"), None, "a text or its tokens"),
+        ("/v1/completions", json!({ "prompt": [99_999_999] }).to_string(), 400, None, None, "99999999"),
+        (
+            "/v1/completions",
+            json!({ "prompt": ["a", "b"] }).to_string(),
+            400,
+            Some("prompt"),
+            None,
+            "one prompt",
+        ),
+        ("/v1/embeddings", json!({ "input": "" }).to_string(), 400, None, None, "empty"),
+        ("/v1/embeddings", json!({ "input": [] }).to_string(), 400, Some("input"), None, "must be"),
+        ("/v1/images", "{}".into(), 404, None, None, "/v1/images"),
+    ] {
+        let answer = server.send("POST", path, &body, &[]);
+        let found = answer.status;
+        let error = &answer.json()["error"];
+        let shown = &body[..body.len().min(80)];
+        assert_eq!(
+            (found, error["param"].as_str(), error["code"].as_str()),
+            (status, param, code),
+            "{shown}: {error}"
+        );
+        assert!(error["message"].as_str().unwrap().contains(says), "{shown}: {error}");
+        assert_eq!(error["type"], "invalid_request_error");
+    }
+    assert_eq!(server.send("POST", chat, b"\xff\xfe", &[]).status, 400);
+    assert_eq!(server.send("GET", chat, "", &[]).status, 405);
+    // A stream that cannot begin is an error, too.
+    assert_eq!(server.post(chat, &with(ask(&"long ".repeat(600)), json!({ "stream": true }))).status, 400);
+    assert_eq!(content(&server.chat(&ask("Hello!"))), alone("Hello!"));
+    let metrics = server.send("GET", "/metrics", "", &[]).text();
+    assert!(
+        metrics.contains("shohin_requests_total{path=\"/v1/chat/completions\",status=\"413\"} 1\n"),
+        "{metrics}"
+    );
+    assert_eq!(server.send("GET", "/v1/models", "", &[]).ok()["data"][0]["id"], "sprout");
+    assert_eq!(server.send("GET", "/v1/models/sprout", "", &[]).ok()["id"], "sprout");
+    assert_eq!(server.send("GET", "/v1/models/other", "", &[]).status, 404);
+}
+
+#[test]
+fn a_full_server_refuses_and_a_client_that_leaves_makes_room() {
+    let server = Running::new(|options| (options.replies, options.queue) = (2, 0));
+    // Both are read slowly, or not at all: they wait.
+    let mut slow = server.post("/v1/chat/completions", &endless()).events();
+    let unread = server.post("/v1/chat/completions", &endless());
+    assert!(slow.next().is_some());
+    let refused = server.post("/v1/chat/completions", &ask("Hello!"));
+    assert_eq!((refused.status, refused.retry.as_deref()), (429, Some("1")));
+    assert_eq!(refused.json()["error"]["code"], "rate_limit_exceeded");
+    assert_eq!(server.send("GET", "/health", "", &[]).status, 200);
+    drop(unread);
+    soon(|| server.post("/v1/chat/completions", &ask("Hello!")).status == 200);
+    // The slow one goes on.
+    assert!(slow.by_ref().take(100).all(|event| event.contains("chat.completion.chunk")));
+    let metrics = server.send("GET", "/metrics", "", &[]).text();
+    assert!(metrics.contains("shohin_cancelled_total 1\n"), "{metrics}");
+    drop(slow);
+}
+
+#[test]
+fn a_request_beyond_its_time_is_given_up() {
+    let server = Running::new(|options| options.time = Duration::from_millis(300));
+    let whole = server.post("/v1/chat/completions", &with(endless(), json!({ "stream": false })));
+    assert_eq!(whole.status, 504);
+    let last = server.post("/v1/chat/completions", &endless()).events().last().unwrap();
+    assert!(last.contains("took longer"), "{last}");
+    assert_eq!(content(&server.chat(&ask("Hello!"))), alone("Hello!"));
+}
+
+#[test]
+fn a_shutdown_lets_replies_end_and_says_which_it_cuts_off() {
+    let server = Running::new(|options| options.grace = Duration::from_millis(200));
+    let address = server.address;
+    let mut events = server.post("/v1/chat/completions", &endless()).events();
+    assert!(events.next().is_some());
+    let reader = thread::spawn(move || events.last().unwrap());
+    server.shut_down();
+    let last = reader.join().unwrap();
+    assert!(last.contains("shutting down"), "{last}");
+    assert!(TcpStream::connect(address).is_err());
+}
+
+#[test]
+fn a_key_and_origins_are_asked_for() {
+    let server = Running::new(|options| {
+        options.key = Some("secret".into());
+        options.origins = vec!["https://example.com".into()];
+    });
+    for key in [&[][..], &[("authorization", "Bearer wrong")], &[("authorization", "secret")]] {
+        let answer = server.send("GET", "/v1/models", "", key);
+        assert_eq!(answer.status, 401);
+        assert_eq!(answer.json()["error"]["code"], "invalid_api_key");
+    }
+    let page = [("authorization", "Bearer secret"), ("origin", "https://example.com")];
+    let answer = server.send("GET", "/v1/models", "", &page);
+    assert_eq!((answer.status, answer.origin.as_deref()), (200, Some("https://example.com")));
+    let other = [("authorization", "Bearer secret"), ("origin", "https://example.org")];
+    assert_eq!(server.send("GET", "/v1/models", "", &other).origin, None);
+    assert_eq!(server.send("GET", "/health", "", &[]).status, 200);
+
+    let start = |change: fn(&mut ServerOptions)| {
+        let mut options = ServerOptions::new("sprout");
+        change(&mut options);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(Server::bind(MODEL.clone(), options)).map(|_| ()).unwrap_err().to_string()
+    };
+    assert!(start(|options| options.key = Some("with space".into())).contains("ASCII"));
+    assert!(start(|options| options.origins = vec!["example.com".into()]).contains("https://example.com"));
+    assert!(start(|options| options.replies = 65).contains("64"));
+}
+
+#[test]
+fn messages_are_those_of_a_conversation() {
+    let server = Running::new(|_| ());
+    let mut messages = vec![json!({ "role": "user", "content": "Hello!" })];
+    let first = server.chat(&with(ask(""), json!({ "messages": messages })));
+    messages.push(first["choices"][0]["message"].clone());
+    messages.push(json!({ "role": "user", "content": "And a dog?" }));
+    let second = server.chat(&with(ask(""), json!({ "messages": messages })));
+    let mut chat = MODEL.chat().unwrap();
+    chat.options_mut().sampler.temperature = 0.0;
+    chat.options_mut().max_tokens = Some(20);
+    chat.set_messages(vec![
+        ChatMessage::new(Role::User, "Hello!"),
+        ChatMessage::new(Role::Assistant, content(&first)),
+    ]);
+    assert_eq!(content(&second), chat.send("And a dog?").unwrap().finish().unwrap().message.content);
+    assert!(
+        second["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64()
+            >= first["usage"]["prompt_tokens"].as_u64().map(|n| n - 2)
+    );
+}
