@@ -30,7 +30,7 @@ pub(crate) struct ServeArgs {
     /// Port to listen at; 0 takes a free one
     #[arg(long, value_name = "N", default_value_t = 8080)]
     port: u16,
-    /// Key that requests must have, as in \"Authorization: Bearer KEY\"
+    /// Key that requests must have, as in "Authorization: Bearer KEY"
     #[arg(long, value_name = "KEY", env = "SHOHIN_API_KEY", hide_env_values = true)]
     api_key: Option<String>,
     /// Name of the model in requests and answers [default: the file's]

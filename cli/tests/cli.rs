@@ -1141,3 +1141,38 @@ fn calls_of_tools_have_arguments_that_fit() {
     // The built-in model has no template for calls.
     assert!(fails(&["run", "Add!", "--tools", tools]).contains("this model's chat template has no tools"));
 }
+
+/// From the start to SIGTERM, with a request by hand.
+#[cfg(unix)]
+#[test]
+fn serve_answers_and_ends_when_it_is_asked_to() {
+    use std::io::{BufRead, BufReader};
+    let mut server = shohin(&["serve", "--port", "0", "--name", "tiny", "--api-key", "k"]);
+    let mut child = server.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = BufReader::new(child.stderr.take().unwrap()).lines();
+    let line = said.next().unwrap().unwrap();
+    let address = line.split("http://").nth(1).unwrap().split("/v1").next().unwrap();
+    let body = r#"{"messages": [{"role": "user", "content": "Hello!"}], "temperature": 0}"#;
+    let mut stream = std::net::TcpStream::connect(address).unwrap();
+    write!(
+        stream,
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer k\r\nConnection: close\r\n\
+         Content-Length: {}\r\n\r\n{body}",
+        body.len()
+    )
+    .unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+    let reply: Value = serde_json::from_str(body).unwrap();
+    let want = ok(&["run", "Hello!", "--preset", "greedy"]);
+    assert_eq!(reply["choices"][0]["message"]["content"], want.trim());
+    assert_eq!(reply["model"], "tiny");
+    assert!(Command::new("kill").arg(child.id().to_string()).status().unwrap().success());
+    assert!(child.wait().unwrap().success());
+    for (option, value, says) in [("--cors", "example.com", "origin"), ("--api-key", "a b", "ASCII")] {
+        let error = failure(&shohin(&["serve", option, value]).output().unwrap(), 2);
+        assert!(error.contains(says), "{error}");
+    }
+}

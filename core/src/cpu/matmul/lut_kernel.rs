@@ -16,6 +16,8 @@ use crate::cpu::repack::PANEL_ROWS;
 const GROUPS: usize = 4;
 /// Sets of [`GROUPS`] groups that are multiplied by many tokens before the next ones.
 const SETS: usize = 4;
+/// Up to so many tokens wait for memory, which is read faster in fewer places: a set at a time.
+const FEW: usize = 8;
 /// Tokens whose sums are kept at the same time: 32 KB for all sets.
 const TOKENS: usize = 32;
 /// Prefetch distance in blocks.
@@ -69,7 +71,7 @@ pub(super) unsafe fn rows<L: LutKernel + FieldLanes>(args: &MatmulArgs<'_>, out:
                 i += PANEL_ROWS;
             }
         } else if done < args.tokens {
-            while i + SETS * GROUPS * PANEL_ROWS <= end {
+            while args.tokens - done > FEW && i + SETS * GROUPS * PANEL_ROWS <= end {
                 tokens::<L, SETS, GROUPS>(args, out, i, done);
                 i += SETS * GROUPS * PANEL_ROWS;
             }
@@ -96,6 +98,15 @@ fn start(args: &MatmulArgs<'_>, t: usize, b: usize, luts: &ActivationLut) -> i32
     y.start.wrapping_add(z.start).wrapping_add(base)
 }
 
+/// The block that is [`AHEAD`] of block `b`, and how far the groups that it belongs to are away: the next ones at `next`.
+#[inline(always)]
+fn later(b: usize, blocks: usize, next: usize) -> (usize, usize) {
+    match (b + AHEAD).checked_sub(blocks) {
+        Some(b) => (b, next),
+        None => (b + AHEAD, 0),
+    }
+}
+
 /// Computes `G` groups of rows from row `i` on for one token.
 #[inline(always)]
 unsafe fn one_token<L: LutKernel, const G: usize>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>, i: usize) {
@@ -110,10 +121,7 @@ unsafe fn one_token<L: LutKernel, const G: usize>(args: &MatmulArgs<'_>, out: &m
         for b in 0..blocks {
             let codes = group.add(blocks * 2 * PANEL_ROWS + b * BLOCK_BYTES);
             // Lines of these groups or of the next, scales and codes alike, as memory is read sequentially.
-            let (later, next) = match (b + AHEAD).checked_sub(blocks) {
-                Some(b) => (b, G * stride),
-                None => (b + AHEAD, 0),
-            };
+            let (later, next) = later(b, blocks, G * stride);
             let later_codes = group.wrapping_add(next + blocks * 2 * PANEL_ROWS + later * BLOCK_BYTES);
             let luts = args.luts.get_unchecked(b);
             let n = L::block::<G>(luts, start(args, 0, b, luts), |g, v| {
@@ -155,9 +163,19 @@ unsafe fn tokens<L: LutKernel, const S: usize, const G: usize>(
             let sums = &mut sums[..TOKENS.min(args.tokens - first)];
             sums.as_flattened_mut().as_flattened_mut().fill(MaybeUninit::new(L::floats(0.0)));
             for b in 0..blocks {
+                let (later, next) = later(b, blocks, S * G * stride);
                 for s in 0..S {
                     for g in 0..G {
                         let group = group.add((s * G + g) * stride);
+                        // Many tokens hide that memory is read in many places.
+                        if args.tokens - done <= TOKENS {
+                            let later =
+                                group.wrapping_add(next + blocks * 2 * PANEL_ROWS + later * BLOCK_BYTES);
+                            for line in 0..BLOCK_BYTES / 64 {
+                                L::prefetch_line(later.wrapping_add(64 * line));
+                            }
+                            L::prefetch_line(group.wrapping_add(next + b * 2 * PANEL_ROWS));
+                        }
                         d[s][g].write(L::scales(group.add(b * 2 * PANEL_ROWS)));
                         let codes = group.add(blocks * 2 * PANEL_ROWS + b * BLOCK_BYTES);
                         for v in 0..EIGHTS * L::VECTORS {

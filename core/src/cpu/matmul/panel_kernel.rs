@@ -197,6 +197,14 @@ unsafe fn gemm<W: PanelKernel, const BITS: usize, const BLOCK: usize, const T: u
             sums[..tokens].fill(MaybeUninit::new(W::floats(0.0)));
             for at in (0..cols).step_by(CHUNK) {
                 let len = CHUNK.min(cols - at);
+                // The next tokens find them in a cache.
+                if first == done {
+                    let bytes = PANEL_ROWS * (2 + BITS * BLOCK / 8) * (len / BLOCK);
+                    let chunk = group.wrapping_add(PANEL_ROWS * (2 + BITS * BLOCK / 8) * (at / BLOCK));
+                    for line in 0..bytes.div_ceil(64) {
+                        W::prefetch(chunk.wrapping_add(64 * line));
+                    }
+                }
                 for p in 0..len / PART {
                     let part = W::part::<BITS>(codes, at / PART + p);
                     for s in 0..QUADS {

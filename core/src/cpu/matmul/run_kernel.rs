@@ -112,7 +112,9 @@ pub(super) unsafe fn rows<I: RunIsa, F: RunFormat, const G: usize, const R: usiz
         // SAFETY: the caller has the instruction set.
         unsafe {
             match (args.tokens, F::Block::MINIMUM) {
-                (1, _) => gemv::<I, F, G>(args, out, i),
+                (1, _) => gemv::<I, F, G, 1>(args, out, i),
+                // Unpacked weights would be written and read again for two tokens only.
+                (2, _) => gemv::<I, F, R, 2>(args, out, i),
                 (_, true) => gemm::<I, Inlined<F>, true, R, T>(&Inlined(PhantomData), args, out, i),
                 (_, false) => gemm::<I, Inlined<F>, false, R, T>(&Inlined(PhantomData), args, out, i),
             }
@@ -161,7 +163,7 @@ unsafe fn one<I: RunIsa, F: RunFormat, const R: usize>(args: &MatmulArgs<'_>, ou
     let whole = out.len() / R * R;
     for i in (0..whole).step_by(R) {
         // SAFETY: the caller has the instruction set.
-        unsafe { gemv::<I, F, R>(args, out, i) };
+        unsafe { gemv::<I, F, R, 1>(args, out, i) };
     }
     if whole < out.len() {
         super::scalar::integer_from(whole, args, out);
@@ -193,49 +195,57 @@ unsafe fn of_run<I: RunIsa, B: Block>(groups: &[f32; MAX_GROUPS], run: usize) ->
     unsafe { I::lanes(first, second) }
 }
 
-/// Computes R rows from row `i` for one token.
+/// Computes R rows from row `i` for all T tokens.
 #[inline(always)]
-unsafe fn gemv<I: RunIsa, F: RunFormat, const R: usize>(
+unsafe fn gemv<I: RunIsa, F: RunFormat, const R: usize, const T: usize>(
     args: &MatmulArgs<'_>,
     out: &mut OutputRows<'_>,
     i: usize,
 ) {
     let row_bytes = args.w.row_bytes();
     let base = args.w.row(out.first() + i).as_ptr();
-    let (blocks, y) = (row_bytes / F::Block::BYTES, args.q8.as_ptr());
-    // SAFETY: the caller has the instruction set and R rows; the token has as many runs.
+    let blocks = row_bytes / F::Block::BYTES;
+    let y_blocks = q8_blocks(args.w.cols());
+    // SAFETY: the caller has the instruction set, R rows and T tokens, each of which has as many runs.
     unsafe {
-        let mut sums = [I::lanes(0.0, 0.0); R];
+        let mut y = [args.q8.as_ptr(); T];
+        for t in 0..T {
+            y[t] = y[t].add(t * y_blocks);
+        }
+        let mut sums = [[I::lanes(0.0, 0.0); R]; T];
         // Runs come in pairs, as those of activations do.
         let step = 64usize.div_ceil(F::Block::LEN);
         let bytes = step * F::Block::BYTES;
         for b in 0..blocks / step {
             let at = base.wrapping_add(b * bytes);
             I::prefetch(base.wrapping_add(b * bytes * R), bytes * R);
-            let y = y.add(b * (step * F::Block::LEN / 64));
+            let y = y.map(|y| y.add(b * (step * F::Block::LEN / 64)));
             for n in 0..step {
-                add_block::<I, F, R>(at.wrapping_add(n * F::Block::BYTES), row_bytes, y, n, &mut sums);
+                let block = at.wrapping_add(n * F::Block::BYTES);
+                add_block::<I, F, R, T>(block, row_bytes, &y, n, &mut sums);
             }
         }
         if blocks % step == 1 {
             let at = base.wrapping_add((blocks - 1) * F::Block::BYTES);
-            add_block::<I, F, R>(at, row_bytes, y.add(blocks / 2), 0, &mut sums);
+            add_block::<I, F, R, T>(at, row_bytes, &y.map(|y| y.add(blocks / 2)), 0, &mut sums);
         }
-        for r in 0..R {
-            out.put(0, i + r, finish(&I::store(sums[r])) * args.step(0));
+        for t in 0..T {
+            for r in 0..R {
+                out.put(t, i + r, finish(&I::store(sums[t][r])) * args.step(t));
+            }
         }
     }
 }
 
-/// Adds to the sums of R rows the block at `at`, and those at the same place of the following rows. Its
-/// activations begin with run `first` of `y`.
+/// Adds to the sums of R rows and T tokens the block at `at`, and those at the same place of the following rows. Its
+/// activations begin with run `first` of each `y`.
 #[inline(always)]
-unsafe fn add_block<I: RunIsa, F: RunFormat, const R: usize>(
+unsafe fn add_block<I: RunIsa, F: RunFormat, const R: usize, const T: usize>(
     at: *const u8,
     row_bytes: usize,
-    y: *const Q8Block,
+    y: &[*const Q8Block; T],
     first: usize,
-    sums: &mut [I::Floats; R],
+    sums: &mut [[I::Floats; R]; T],
 ) {
     // SAFETY: the caller has the instruction set, the blocks and the activations.
     unsafe {
@@ -244,13 +254,21 @@ unsafe fn add_block<I: RunIsa, F: RunFormat, const R: usize>(
             scales[r] = F::scales::<I>(at.wrapping_add(r * row_bytes));
         }
         for run in 0..F::Block::LEN / RUN {
-            let acts = acts::<I>(F::SIGNED, y, first + run, F::ZERO);
+            let mut all = [acts::<I>(F::SIGNED, y[0], first + run, F::ZERO); T];
+            for t in 1..T {
+                all[t] = acts::<I>(F::SIGNED, y[t], first + run, F::ZERO);
+            }
             for r in 0..R {
-                let n = dot::<I>(F::SIGNED, codes::<I, F>(at.wrapping_add(r * row_bytes), run), acts);
-                sums[r] = I::add(sums[r], n, of_run::<I, F::Block>(&scales[r][0], run));
+                let codes = codes::<I, F>(at.wrapping_add(r * row_bytes), run);
+                let scale = of_run::<I, F::Block>(&scales[r][0], run);
+                for t in 0..T {
+                    sums[t][r] = I::add(sums[t][r], dot::<I>(F::SIGNED, codes, all[t]), scale);
+                }
                 if F::Block::MINIMUM {
                     let minimum = of_run::<I, F::Block>(&scales[r][1], run);
-                    sums[r] = I::add(sums[r], I::sums(acts), minimum);
+                    for t in 0..T {
+                        sums[t][r] = I::add(sums[t][r], I::sums(all[t]), minimum);
+                    }
                 }
             }
         }
@@ -422,6 +440,10 @@ unsafe fn gemm<I: RunIsa, U: Unpack<I, R>, const MINIMUM: bool, const R: usize, 
                 let n = RUNS.min(runs - start);
                 for r in 0..R {
                     let blocks = base.add(r * row_bytes + start / per_block * format.bytes());
+                    // The next tokens find them in a cache.
+                    if first == 0 {
+                        I::prefetch(blocks, n / per_block * format.bytes());
+                    }
                     format.unpack(blocks, r, n, w);
                 }
                 let y_blocks = q8_blocks(args.w.cols());
