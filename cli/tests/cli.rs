@@ -110,8 +110,8 @@ fn help_names_chat_first_and_every_command_has_examples() {
     assert_eq!(
         names,
         [
-            "chat", "run", "inspect", "tokenize", "logits", "eval", "embed", "bench", "check", "convert",
-            "quantize", "pull", "list", "rm"
+            "chat", "run", "serve", "inspect", "tokenize", "logits", "eval", "embed", "bench", "check",
+            "convert", "quantize", "pull", "list", "rm"
         ]
     );
     for name in names {
