@@ -22,6 +22,8 @@ pub(crate) enum Failure {
     Method(String),
     /// It has no key, or another one.
     Unauthorized,
+    /// It comes from a page of another origin.
+    Origin(String),
     /// All places are taken.
     Busy,
     /// It has taken longer than the server allows.
@@ -51,6 +53,7 @@ impl Failure {
             Failure::UnknownModel { .. } | Failure::NotFound(_) => StatusCode::NOT_FOUND,
             Failure::Method(_) => StatusCode::METHOD_NOT_ALLOWED,
             Failure::Unauthorized => StatusCode::UNAUTHORIZED,
+            Failure::Origin(_) => StatusCode::FORBIDDEN,
             Failure::Busy => StatusCode::TOO_MANY_REQUESTS,
             Failure::TimedOut => StatusCode::GATEWAY_TIMEOUT,
             Failure::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
@@ -70,6 +73,9 @@ impl Failure {
             Failure::Method(path) => format!("{path} has no such method"),
             Failure::Unauthorized => {
                 "expected the header \"Authorization: Bearer\" with the server's key".into()
+            }
+            Failure::Origin(origin) => {
+                format!("pages of {origin:?} may not ask; the server's --cors names those that may")
             }
             Failure::Busy => "all places in the queue are taken; ask again later".into(),
             Failure::TimedOut => "the request took longer than the server allows".into(),
@@ -108,6 +114,7 @@ impl Failure {
     pub(crate) fn json(&self) -> Value {
         let kind = match self.status() {
             StatusCode::UNAUTHORIZED => "authentication_error",
+            StatusCode::FORBIDDEN => "permission_error",
             StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
             status if status.is_server_error() => "server_error",
             _ => "invalid_request_error",

@@ -203,6 +203,7 @@ impl Server {
             model,
             name: options.model,
             key: options.key,
+            origins: options.origins.clone(),
             jobs: sender,
             places: Arc::new(Semaphore::new(places)),
             embedding: Semaphore::new(1),

@@ -41,6 +41,8 @@ pub(crate) struct App {
     pub(crate) model: Model,
     pub(crate) name: String,
     pub(crate) key: Option<String>,
+    /// Origins of pages that may ask.
+    pub(crate) origins: Vec<String>,
     pub(crate) jobs: std_mpsc::Sender<Job>,
     pub(crate) places: Arc<Semaphore>,
     /// Embeddings are computed one request at a time.
@@ -98,8 +100,16 @@ pub(crate) fn router(app: Arc<App>, cors: Option<CorsLayer>) -> Router {
     }
 }
 
-/// Refuses requests without the key.
+/// Refuses requests without the key, and of pages that are not allowed to ask: a browser would send them, and only keep
+/// the answer from the page.
 async fn authorize(State(app): Shared, request: Request, next: Next) -> Response {
+    if let Some(origin) = request.headers().get(header::ORIGIN) {
+        let allowed =
+            app.origins.iter().any(|allowed| allowed == "*" || allowed.as_bytes() == origin.as_bytes());
+        if !allowed {
+            return Failure::Origin(String::from_utf8_lossy(origin.as_bytes()).into_owned()).into_response();
+        }
+    }
     if let Some(key) = &app.key {
         let given = request.headers().get(header::AUTHORIZATION).map(HeaderValue::as_bytes);
         let given = given.and_then(|given| given.strip_prefix(b"Bearer ")).unwrap_or_default();
@@ -187,7 +197,7 @@ async fn embed(State(app): Shared, body: Body) -> Result<Response, Failure> {
     let place = Arc::clone(&app.places).try_acquire_owned().map_err(|_| Failure::Busy)?;
     // It is never closed.
     let turn = app.embedding.acquire().await.map_err(|_| Failure::Stopped)?;
-    let model = app.model.clone();
+    let (model, deadline) = (app.model.clone(), Instant::now() + app.time);
     let computed = tokio::task::spawn_blocking(move || -> Result<_, Failure> {
         let _place = place;
         let mut texts = Vec::with_capacity(request.input.len());
@@ -198,8 +208,13 @@ async fn embed(State(app): Shared, body: Body) -> Result<Response, Failure> {
             });
         }
         let tokens: usize = texts.iter().map(|text| model.tokenize(text).len()).sum();
-        let vectors: Vec<Vec<f32>> =
-            model.embeddings(&texts, Pooling::Mean, true)?.collect::<Result<_, _>>()?;
+        let mut vectors: Vec<Vec<f32>> = Vec::with_capacity(texts.len());
+        for vector in model.embeddings(&texts, Pooling::Mean, true)? {
+            vectors.push(vector?);
+            if Instant::now() >= deadline {
+                return Err(Failure::TimedOut);
+            }
+        }
         Ok((vectors, tokens, request.base64))
     });
     let (vectors, tokens, in_base64) = computed.await.map_err(|_| Failure::Stopped)??;

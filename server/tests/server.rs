@@ -395,7 +395,9 @@ fn a_key_and_origins_are_asked_for() {
     let answer = server.send("GET", "/v1/models", "", &page);
     assert_eq!((answer.status, answer.origin.as_deref()), (200, Some("https://example.com")));
     let other = [("authorization", "Bearer secret"), ("origin", "https://example.org")];
-    assert_eq!(server.send("GET", "/v1/models", "", &other).origin, None);
+    let refused = server.send("GET", "/v1/models", "", &other);
+    assert_eq!((refused.status, &refused.origin), (403, &None));
+    assert!(refused.text().contains("https://example.org"));
     assert_eq!(server.send("GET", "/health", "", &[]).status, 200);
 
     let start = |change: fn(&mut ServerOptions)| {
