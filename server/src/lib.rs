@@ -11,14 +11,13 @@
 //! Replies are computed together: each step reads the weights once for all of them (see [`shohin::scheduler`]). Requests
 //! beyond [`ServerOptions::replies`] wait in a queue, and beyond [`ServerOptions::queue`] are refused with status 429.
 
+mod connections;
 mod engine;
 mod failure;
-mod listener;
 mod metrics;
 mod routes;
 
 use engine::Engine;
-use listener::Bounded;
 use metrics::Metrics;
 use routes::App;
 use shohin::Model;
@@ -80,7 +79,8 @@ impl ServerOptions {
 
 /// A server that listens.
 pub struct Server {
-    listener: Bounded,
+    listener: TcpListener,
+    connections: usize,
     address: SocketAddr,
     app: Arc<App>,
     last: Arc<OnceLock<Instant>>,
@@ -99,21 +99,21 @@ impl std::fmt::Debug for Server {
 /// second signal ends it at once.
 ///
 /// # Errors
-/// [`StartError`], or if the listener fails.
+/// [`StartError`].
 pub fn serve(model: Model, options: ServerOptions, ready: impl FnOnce(SocketAddr)) -> Result<(), StartError> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     runtime.map_err(StartError::Thread)?.block_on(async {
         let server = Server::bind(model, options).await?;
-        let address = server.address();
-        ready(address);
-        let served = server.run(async {
+        ready(server.address());
+        let stop = async {
             signal().await;
             tokio::spawn(async {
                 signal().await;
                 std::process::exit(130);
             });
-        });
-        served.await.map_err(|error| StartError::Listen(address, error))
+        };
+        server.run(stop).await;
+        Ok(())
     })
 }
 
@@ -213,7 +213,8 @@ impl Server {
             body: options.body,
         };
         Ok(Server {
-            listener: Bounded::new(listener, options.connections),
+            listener,
+            connections: options.connections,
             address,
             app: Arc::new(app),
             last,
@@ -230,11 +231,8 @@ impl Server {
 
     /// Answers requests until `shutdown` is done. Replies in progress then have [`ServerOptions::grace`] to end; what is
     /// left after that ends with an error, and new requests are refused with status 503.
-    ///
-    /// # Errors
-    /// If the listener fails.
-    pub async fn run(self, shutdown: impl Future<Output = ()> + Send + 'static) -> io::Result<()> {
-        let Server { listener, app, last, grace, origins, engine, .. } = self;
+    pub async fn run(self, shutdown: impl Future<Output = ()>) {
+        let Server { listener, connections, app, last, grace, origins, engine, .. } = self;
         // They have been checked.
         let cors = routes::cors(&origins).ok().flatten();
         let router = routes::router(app, cors);
@@ -243,9 +241,8 @@ impl Server {
             // Only the first shutdown counts.
             let _ = last.set(Instant::now() + grace);
         };
-        let served = axum::serve(listener, router).with_graceful_shutdown(stop).await;
+        connections::serve(listener, router, connections, stop).await;
         // Nobody can ask any more: it ends with its last reply.
         let _ = tokio::task::spawn_blocking(move || engine.join()).await;
-        served
     }
 }

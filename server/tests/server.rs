@@ -31,7 +31,7 @@ impl Running {
             runtime.block_on(async {
                 let server = Server::bind(MODEL.clone(), options).await.unwrap();
                 address.send(server.address()).unwrap();
-                server.run(async { drop(stopped.await) }).await.unwrap();
+                server.run(async { drop(stopped.await) }).await;
             });
         });
         Running { address: bound.recv().unwrap(), stop: Some(stop), thread: Some(thread) }

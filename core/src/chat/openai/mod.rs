@@ -97,13 +97,8 @@ impl ChatCompletionRequest {
     /// [`Error::Json`] if `text` is not JSON, [`Error::Argument`] with the name of a field that is not as it must be,
     /// [`Error::Unsupported`] for one that is not supported, [`Error::Option`] for a count that is not a whole number.
     pub fn parse(text: &str) -> Result<ChatCompletionRequest> {
-        let request = Object::read("", Value::parse(text)?, FIELDS)?;
-        let request = request.ok_or_else(|| refused("request", "must be an object"))?;
-        for (name, only) in [("n", "1"), ("parallel_tool_calls", "true")] {
-            if let Some(field) = request.get(name).filter(|field| field.value.text() != only) {
-                return Err(field.unsupported(only));
-            }
-        }
+        let request = Object::request(text, FIELDS)?;
+        request.only(&[("n", "1"), ("parallel_tool_calls", "true")])?;
         let mut options = TurnOptions::default();
         let seed = request.sampling(&mut options.sampler)?;
         let max_tokens = request.count("max_tokens")?;
@@ -190,6 +185,24 @@ struct Object<'v> {
 }
 
 impl<'v> Object<'v> {
+    /// A whole request.
+    #[inline(never)]
+    fn request(text: &'v str, known: &[&str]) -> Result<Object<'v>> {
+        let request = Object::read("", Value::parse(text)?, known)?;
+        request.ok_or_else(|| refused("request", "must be an object"))
+    }
+
+    /// Refuses fields with another value than the only one that is supported.
+    #[inline(never)]
+    fn only(&self, fields: &[(&str, &'static str)]) -> Result<()> {
+        for (name, only) in fields {
+            if let Some(field) = self.get(name).filter(|field| field.value.text() != *only) {
+                return Err(field.unsupported(only));
+            }
+        }
+        Ok(())
+    }
+
     /// `None` for another value. Fields that are null count as left out; others than `known` are refused.
     #[inline(never)]
     fn read(prefix: &str, value: Value<'v>, known: &[&str]) -> Result<Option<Object<'v>>> {

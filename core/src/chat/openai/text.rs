@@ -5,7 +5,7 @@ use super::{CompletionId, Field, Object, finish_reason, head, refused, stop, usa
 use crate::chat::conversation::Finish;
 use crate::chat::options::TurnOptions;
 use crate::error::Result;
-use crate::json::{self, Value};
+use crate::json;
 use alloc::string::String;
 use alloc::vec::Vec;
 
@@ -64,13 +64,8 @@ impl CompletionRequest {
     /// # Errors
     /// As [`ChatCompletionRequest::parse`](super::ChatCompletionRequest::parse).
     pub fn parse(text: &str) -> Result<CompletionRequest> {
-        let request = Object::read("", Value::parse(text)?, COMPLETION_FIELDS)?;
-        let request = request.ok_or_else(|| refused("request", "must be an object"))?;
-        for (name, only) in [("n", "1"), ("best_of", "1"), ("echo", "false")] {
-            if let Some(field) = request.get(name).filter(|field| field.value.text() != only) {
-                return Err(field.unsupported(only));
-            }
-        }
+        let request = Object::request(text, COMPLETION_FIELDS)?;
+        request.only(&[("n", "1"), ("best_of", "1"), ("echo", "false")])?;
         let mut options = TurnOptions::default();
         let seed = request.sampling(&mut options.sampler)?;
         let max_tokens = request.count("max_tokens")?.unwrap_or(16);
@@ -110,8 +105,7 @@ impl EmbeddingRequest {
     /// # Errors
     /// As [`ChatCompletionRequest::parse`](super::ChatCompletionRequest::parse).
     pub fn parse(text: &str) -> Result<EmbeddingRequest> {
-        let request = Object::read("", Value::parse(text)?, EMBEDDING_FIELDS)?;
-        let request = request.ok_or_else(|| refused("request", "must be an object"))?;
+        let request = Object::request(text, EMBEDDING_FIELDS)?;
         let input =
             request.get("input").ok_or_else(|| refused("input", "must be a text or an array of texts"))?;
         let base64 = match request.get("encoding_format") {
