@@ -103,6 +103,25 @@ fn known_tokens_are_not_computed_again() {
 }
 
 #[test]
+fn a_reply_in_progress_shares_its_prompt() {
+    let model = model();
+    let mut scheduler = model.scheduler(2, 64).unwrap();
+    let system = ChatMessage::new(Role::System, "You are kind. ".repeat(20));
+    let first = [system.clone(), ask("Hello!").remove(0)];
+    let second = [system, ask("What does a cow say?").remove(0)];
+    scheduler.begin(Prompt::Messages(first.to_vec()), &options(0)).unwrap();
+    for _ in 0..4 {
+        scheduler.step(&mut |_| true, &mut |_, _| ()).unwrap();
+    }
+    let id = scheduler.begin(Prompt::Messages(second.to_vec()), &options(0)).unwrap();
+    let ends = finish(&mut scheduler);
+    assert_eq!(ends.len(), 2);
+    let end = &ends[&id].1;
+    assert!(end.usage.cached_tokens + 16 > end.usage.prompt_tokens, "{:?}", end.usage);
+    assert_eq!(end.message, alone(&model, second.to_vec(), &options(0)).message);
+}
+
+#[test]
 fn replies_wait_end_early_and_leave_the_others_alone() {
     let model = model();
     let mut scheduler = model.scheduler(3, 64).unwrap();

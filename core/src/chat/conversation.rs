@@ -239,6 +239,16 @@ impl Conversation {
         self.prefix.held()
     }
 
+    /// The tokens that the session holds now as if it had seen no others, those of a turn in progress included.
+    pub(super) fn intact(&self) -> &[u32] {
+        match &self.turn {
+            None => self.prefix.intact(),
+            // Keys and values after dropped tokens are not those of the same tokens alone.
+            Some(turn) if self.prefix.dropped + turn.generation.dropped() > 0 => &[],
+            Some(turn) => turn.generation.held(),
+        }
+    }
+
     /// Sends messages after the existing ones and begins the reply. Tokens that the session holds are not
     /// computed again, and earlier replies keep the tokens that the model chose, reasoning included. Returns
     /// how many tokens of the session to keep: truncate it to them.

@@ -305,12 +305,7 @@ impl<D: Device> Lane<D> {
 
     /// How many of `tokens`, from the first on, it holds; all but the last at most.
     fn common(&self, tokens: &[u32]) -> usize {
-        let known = self.conversation.prefix();
-        // Keys and values after dropped tokens are not those of the same tokens alone.
-        if known.dropped + self.conversation.usage().dropped_tokens > 0 {
-            return 0;
-        }
-        let same = known.tokens.iter().zip(tokens).take_while(|(a, b)| a == b).count();
+        let same = self.conversation.intact().iter().zip(tokens).take_while(|(a, b)| a == b).count();
         same.min(tokens.len().saturating_sub(1)).min(self.session.position())
     }
 
