@@ -63,9 +63,11 @@ pub(crate) fn run(args: &ServeArgs, model: &ModelArgs) -> Result {
     let loaded = model.load()?;
     finish_caching(&loaded);
     model.remark_on(&loaded, false);
-    let stem =
-        model.model.as_deref().and_then(Path::file_stem).map(|stem| stem.to_string_lossy().into_owned());
-    let name = args.name.clone().or(stem).unwrap_or_else(|| "sprout".into());
+    let file =
+        model.model.as_deref().and_then(Path::file_name).map(|file| file.to_string_lossy().into_owned());
+    // Not the "extension" of bonsai-1.7b.
+    let file = file.map(|file| file.strip_suffix(".gguf").map(String::from).unwrap_or(file));
+    let name = args.name.clone().or(file).unwrap_or_else(|| "sprout".into());
     let mut options = ServerOptions::new(name);
     options.address = SocketAddr::new(args.host, args.port);
     options.key = args.api_key.clone();

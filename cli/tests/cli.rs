@@ -1147,7 +1147,8 @@ fn calls_of_tools_have_arguments_that_fit() {
 #[test]
 fn serve_answers_and_ends_when_it_is_asked_to() {
     use std::io::{BufRead, BufReader};
-    let mut server = shohin(&["serve", "--port", "0", "--name", "tiny", "--api-key", "k"]);
+    let nano = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/sprout-nano.gguf");
+    let mut server = shohin(&["serve", "--port", "0", "-m", nano, "--api-key", "k"]);
     let mut child = server.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let mut said = BufReader::new(child.stderr.take().unwrap()).lines();
     let line = said.next().unwrap().unwrap();
@@ -1166,9 +1167,9 @@ fn serve_answers_and_ends_when_it_is_asked_to() {
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
     assert!(head.starts_with("HTTP/1.1 200"), "{head}");
     let reply: Value = serde_json::from_str(body).unwrap();
-    let want = ok(&["run", "Hello!", "--preset", "greedy"]);
+    let want = ok(&["run", "Hello!", "--preset", "greedy", "-m", nano]);
     assert_eq!(reply["choices"][0]["message"]["content"], want.trim());
-    assert_eq!(reply["model"], "tiny");
+    assert_eq!(reply["model"], "sprout-nano");
     assert!(Command::new("kill").arg(child.id().to_string()).status().unwrap().success());
     assert!(child.wait().unwrap().success());
     for (option, value, says) in [("--cors", "example.com", "origin"), ("--api-key", "a b", "ASCII")] {
