@@ -187,6 +187,8 @@ impl Server {
         let address = listener.local_addr().map_err(failed)?;
         let (sender, jobs) = mpsc::channel();
         let (metrics, last) = (Arc::new(Metrics::default()), Arc::new(OnceLock::new()));
+        let runs = Arc::new(());
+        let is_running = Arc::downgrade(&runs);
         let engine = Engine {
             scheduler,
             jobs,
@@ -196,7 +198,11 @@ impl Server {
         };
         let engine = thread::Builder::new()
             .name("shohin-engine".into())
-            .spawn(move || engine.run())
+            .spawn(move || {
+                // Dropped if it panics, too.
+                let _runs = runs;
+                engine.run();
+            })
             .map_err(StartError::Thread)?;
         let places = options.replies.saturating_add(options.queue).min(Semaphore::MAX_PERMITS);
         let app = App {
@@ -209,6 +215,7 @@ impl Server {
             embedding: Semaphore::new(1),
             metrics,
             last: Arc::clone(&last),
+            engine: is_running,
             time: options.time,
             body: options.body,
         };

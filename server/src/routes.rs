@@ -26,7 +26,7 @@ use shohin::core::model::Pooling;
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::sync::{Arc, OnceLock, mpsc as std_mpsc};
+use std::sync::{Arc, OnceLock, Weak, mpsc as std_mpsc};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use subtle::ConstantTimeEq;
 use tokio::sync::{Semaphore, mpsc};
@@ -50,6 +50,8 @@ pub(crate) struct App {
     pub(crate) metrics: Arc<Metrics>,
     /// Set when the server shuts down.
     pub(crate) last: Arc<OnceLock<Instant>>,
+    /// Alive as long as the thread that computes.
+    pub(crate) engine: Weak<()>,
     pub(crate) time: Duration,
     pub(crate) body: usize,
 }
@@ -139,6 +141,9 @@ async fn count(State(app): Shared, request: Request, next: Next) -> Response {
 async fn health(State(app): Shared) -> Response {
     if app.last.get().is_some() {
         return Failure::ShuttingDown.into_response();
+    }
+    if app.engine.strong_count() == 0 {
+        return Failure::Stopped.into_response();
     }
     axum::Json(json!({ "status": "ok" })).into_response()
 }
