@@ -37,9 +37,9 @@ pub struct Scheduler {
 
 #[derive(Debug)]
 enum OnDevice {
-    Cpu(CoreScheduler<Cpu<'static, ShardBytes>>),
+    Cpu(Box<CoreScheduler<Cpu<'static, ShardBytes>>>),
     #[cfg(feature = "gpu")]
-    Gpu(CoreScheduler<shohin_gpu::GpuDevice>),
+    Gpu(Box<CoreScheduler<shohin_gpu::GpuDevice>>),
 }
 
 /// Runs the same code for the scheduler of either device.
@@ -69,12 +69,12 @@ impl Model {
                 let cpu = CpuOptions { batch, logit_rows: replies.min(8), ..self.0.options };
                 let pool = Arc::clone(&self.0.pool);
                 let device = Cpu::with_weights(Arc::clone(&self.0.weights), &cpu, pool)?;
-                OnDevice::Cpu(CoreScheduler::new(device, options)?)
+                OnDevice::Cpu(Box::new(CoreScheduler::new(device, options)?))
             }
             #[cfg(feature = "gpu")]
             Machine::Gpu(gpu) => {
                 let device = gpu.device(session.context, self.0.options.activations, batch)?;
-                OnDevice::Gpu(CoreScheduler::new(device, options)?)
+                OnDevice::Gpu(Box::new(CoreScheduler::new(device, options)?))
             }
         };
         Ok(Scheduler { model: self.clone(), device })
