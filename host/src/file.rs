@@ -162,7 +162,7 @@ impl ModelFile {
     }
 
     /// Maps the file, or all files of a model in parts, given any of them (`name-00001-of-00003.gguf`). With the
-    /// feature `convert`, a Hugging Face folder is converted in memory.
+    /// feature `convert`, a Hugging Face folder, or an ONNX file in one, is converted in memory.
     ///
     /// # Errors
     /// If one cannot be opened or is not a regular file. Contents are not checked, except of a folder.
@@ -170,7 +170,7 @@ impl ModelFile {
         let path = path.as_ref();
         let name = path.display().to_string();
         #[cfg(feature = "convert")]
-        if path.is_dir() {
+        if crate::convert::is_folder(path) {
             let map = crate::convert::in_memory(path)?;
             let bytes = Bytes::Converted(Arc::new(map));
             return Ok(ModelFile { name: name.clone(), shards: Arc::new([Shard { name, bytes }]) });

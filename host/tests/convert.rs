@@ -83,6 +83,150 @@ fn a_folder_says_what_transformers_says() {
     }
 }
 
+/// Layouts of published files, against onnxruntime (`tests/oracle/onnx_model.py`).
+#[test]
+fn an_onnx_file_says_what_onnxruntime_says() {
+    for (name, file, formats) in [
+        ("onnx-ternary", "model_q2.onnx", [Format::Pq2_0; 9]),
+        (
+            "onnx-mixed",
+            "model.onnx",
+            [
+                Format::Q4_0,
+                Format::Q4_0,
+                Format::Q8_0,
+                // Differences to the zero point are at most 15.
+                Format::Q8_0,
+                Format::Q1_0,
+                // Zero points that are not in the middle.
+                Format::F32,
+                Format::Q2_0,
+                // Rows of 80 weights.
+                Format::F32,
+                Format::F32,
+            ],
+        ),
+    ] {
+        let folder = fixture(name);
+        let file = converted(&folder.join("onnx").join(file), &ConvertOptions::new()).unwrap();
+        let gguf = Gguf::parse(&file).unwrap();
+        let matrices = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"];
+        let matrices = matrices.map(|matrix| format!("blk.0.{matrix}.weight"));
+        let head = String::from("output.weight");
+        let names = [&["token_embd.weight".into()][..], &matrices, &[head]].concat();
+        for (name, format) in names.iter().zip(formats) {
+            match gguf.matrix(name) {
+                Ok(matrix) => assert_eq!(matrix.format(), format, "{name}"),
+                Err(_) => assert_eq!((name.as_str(), file.len() < 100_000), ("output.weight", true)),
+            }
+        }
+        let difference = difference(&folder, &file);
+        assert!(difference < 1e-4, "{name}: {difference}");
+        let tokenizer = Tokenizer::from_gguf(&gguf).unwrap();
+        for (text, ids) in texts(&folder) {
+            let mut found = Vec::new();
+            tokenizer.encode(&text, Special::Parse, &mut found);
+            assert_eq!(found, ids, "{name} {text:?}");
+        }
+    }
+}
+
+/// The folder of an ONNX fixture with the model changed.
+fn changed_onnx(change: impl FnOnce(&mut Vec<u8>)) -> (TempDir, PathBuf) {
+    let dir = changed("onnx-ternary", "config.json", Some);
+    fs::create_dir(dir.path().join("onnx")).unwrap();
+    let file = |name: &str| Path::new("onnx").join(name);
+    let from = |name: &str| fixture("onnx-ternary").join(file(name));
+    fs::copy(from("model_q2.onnx_data"), dir.path().join(file("model_q2.onnx_data"))).unwrap();
+    let mut bytes = fs::read(from("model_q2.onnx")).unwrap();
+    change(&mut bytes);
+    let path = dir.path().join(file("model_q2.onnx"));
+    fs::write(&path, bytes).unwrap();
+    (dir, path)
+}
+
+/// Where `text` is.
+fn position(bytes: &[u8], text: &[u8]) -> usize {
+    bytes.windows(text.len()).position(|window| window == text).unwrap()
+}
+
+#[test]
+fn damaged_onnx_files_are_refused() {
+    let whole =
+        converted(&fixture("onnx-ternary").join("onnx/model_q2.onnx"), &ConvertOptions::new()).unwrap();
+    // The bytes have 2 bits a weight whatever an embedding says for the sake of other runtimes.
+    let (_dir, path) = changed_onnx(|bytes| {
+        let bits = position(bytes, b"\x0a\x04bits\x18\x02");
+        bytes[bits + 7] = 4;
+    });
+    let changed = converted(&path, &ConvertOptions::new()).unwrap();
+    // All but the name.
+    let weights = |file: &[u8]| file[file.len() - 35_000..].to_vec();
+    assert!(weights(&changed) == weights(&whole));
+
+    type Change = fn(&mut Vec<u8>);
+    let cases: [(Change, &str); 8] = [
+        (Vec::clear, "it has no graph"),
+        (|bytes| *bytes = vec![0x3a, 0xff, 0xff, 0xff, 0xff, 0x0f], "a model is cut off"),
+        (|bytes| bytes.truncate(9000), "a model is cut off"),
+        (
+            |bytes| {
+                *bytes = [0x3a, 0xff, 0x7f].into_iter().chain([0x2a, 0x00].repeat(8191)).chain([0]).collect()
+            },
+            "damaged",
+        ),
+        (
+            |bytes| {
+                let name = position(bytes, b"model_q2.onnx_data");
+                bytes[name..name + 18].copy_from_slice(b"../../etc/password");
+            },
+            "is in the file \"../../etc/password\", expected one beside the model",
+        ),
+        (
+            |bytes| {
+                let name = position(bytes, b"model_q2.onnx_data");
+                bytes[name] = b'n';
+            },
+            "cannot open",
+        ),
+        (
+            |bytes| {
+                let name = position(bytes, b"MatMulNBits");
+                bytes[name] = b'm';
+            },
+            "is missing",
+        ),
+        (
+            |bytes| {
+                let name = position(bytes, b"\x0a\x0ablock_size\x18\x80\x01");
+                bytes[name + 13..name + 15].copy_from_slice(&[0x81, 0x01]);
+            },
+            "has blocks of 129",
+        ),
+    ];
+    for (change, message) in cases {
+        let (_dir, path) = changed_onnx(change);
+        let error = converted(&path, &ConvertOptions::new()).unwrap_err();
+        assert!(error.to_string().contains(message), "{error}, expected {message}");
+    }
+    // Any byte may be wrong: an error or a model, but no panic.
+    let (dir, path) = changed_onnx(|_| ());
+    let bytes = fs::read(&path).unwrap();
+    for i in (0..bytes.len()).step_by(41) {
+        let mut bytes = bytes.clone();
+        bytes[i] ^= 1 << (i % 8);
+        fs::write(&path, &bytes).unwrap();
+        let out = dir.path().join("out.gguf");
+        let _ = convert(&path, &out, &ConvertOptions::new().replace(true), |_, _| ());
+    }
+    // Without its folder.
+    let lonely = TempDir::new().unwrap();
+    let path = lonely.path().join("model.onnx");
+    fs::write(&path, &bytes).unwrap();
+    let error = converted(&path, &ConvertOptions::new()).unwrap_err();
+    assert!(error.to_string().contains("has no config.json beside it"), "{error}");
+}
+
 /// Llama 3 says so only in the template of its tokenizer.
 #[test]
 fn a_text_begins_with_a_token_if_the_folder_says_so() {
@@ -230,6 +374,9 @@ fn changed(name: &str, file: &str, change: impl FnOnce(Vec<u8>) -> Option<Vec<u8
     let dir = TempDir::new().unwrap();
     for entry in fs::read_dir(fixture(name)).unwrap() {
         let path = entry.unwrap().path();
+        if path.is_dir() {
+            continue;
+        }
         fs::copy(&path, dir.path().join(path.file_name().unwrap())).unwrap();
     }
     let path = dir.path().join(file);

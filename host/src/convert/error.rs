@@ -36,6 +36,11 @@ pub enum ConvertError {
         /// What is wrong.
         problem: String,
     },
+    /// An ONNX file is damaged.
+    Onnx {
+        /// What is wrong.
+        problem: String,
+    },
     /// A tensor is missing, unknown, or does not fit the others.
     Tensor {
         /// Its name.
@@ -70,6 +75,7 @@ impl fmt::Display for ConvertError {
                 write!(f, "{key} is {found}, expected {expected}")
             }
             ConvertError::SafeTensors { problem } => write!(f, "not a valid safetensors file: {problem}"),
+            ConvertError::Onnx { problem } => write!(f, "not a valid ONNX file: {problem}"),
             ConvertError::Tensor { name, problem } => write!(f, "tensor {name} {problem}"),
             ConvertError::Gguf(error) => error.fmt(f),
         }

@@ -1,7 +1,10 @@
-//! A Hugging Face folder: its JSON files and its mapped safetensors.
+//! A Hugging Face folder: its JSON files and its mapped weights.
 
 use super::ConvertError;
+use super::config::Config;
 use super::json::{self, Json};
+use super::onnx::Onnx;
+use super::tensor::{self, Module};
 use crate::error::{Error, Result};
 use memmap2::Mmap;
 use safetensors::tensor::{Dtype, SafeTensors};
@@ -15,9 +18,17 @@ const MAX_JSON: u64 = 256 << 20;
 
 /// A folder whose files are mapped.
 pub(super) struct Folder {
+    /// The folder, or the ONNX file in it.
+    source: PathBuf,
     path: PathBuf,
     config: Json,
-    shards: Vec<(PathBuf, Mmap)>,
+    weights: Files,
+}
+
+/// The files with weights.
+enum Files {
+    SafeTensors(Vec<(PathBuf, Mmap)>),
+    Onnx(Onnx),
 }
 
 /// A tensor as stored.
@@ -32,8 +43,24 @@ pub(super) struct Stored<'f> {
 }
 
 impl Folder {
-    /// Opens `config.json` and maps the safetensors.
+    /// Opens `config.json` and maps the weights: safetensors, or of an ONNX file `path` in the folder or in a folder
+    /// `onnx` of it.
     pub(super) fn open(path: &Path) -> Result<Folder> {
+        if super::is_onnx(path) {
+            let beside = path.parent().unwrap_or(Path::new(""));
+            let above = || match beside.parent() {
+                Some(above) => above.to_path_buf(),
+                None => PathBuf::from(".."),
+            };
+            let folder = if beside.join("config.json").exists() { beside.to_path_buf() } else { above() };
+            let Some(config) = Json::open(folder.join("config.json"), MAX_JSON)? else {
+                let problem =
+                    "has no config.json beside it or in the folder above, expected a Hugging Face folder";
+                return Err(Error::NotAFile { path: path.into(), problem });
+            };
+            let weights = Files::Onnx(Onnx::open(path)?);
+            return Ok(Folder { source: path.into(), path: folder, config, weights });
+        }
         if !path.is_dir() {
             return Err(Error::NotAFile {
                 path: path.into(),
@@ -44,30 +71,39 @@ impl Folder {
             let problem = "is a folder without config.json, expected a GGUF file or a Hugging Face folder";
             return Err(Error::NotAFile { path: path.into(), problem });
         };
-        let mut folder = Folder { path: path.into(), config, shards: Vec::new() };
-        let names = match folder.json("model.safetensors.index.json")? {
+        let index = Json::open(path.join("model.safetensors.index.json"), MAX_JSON)?;
+        let names = match index {
             Some(index) => index.at(shard_names(&index.root))?,
             None => BTreeSet::from([String::from("model.safetensors")]),
         };
-        for name in names {
+        let shard = |name| {
             let path = path.join(name);
             let map = map(&path)?;
-            folder.shards.push((path, map));
-        }
-        Ok(folder)
+            Ok((path, map))
+        };
+        let shards = names.into_iter().map(shard).collect::<Result<_>>()?;
+        let weights = Files::SafeTensors(shards);
+        Ok(Folder { source: path.into(), path: path.into(), config, weights })
     }
 
-    pub(super) fn path(&self) -> &Path {
-        &self.path
+    /// What was asked for, as errors name it.
+    pub(super) fn source(&self) -> &Path {
+        &self.source
+    }
+
+    /// The folder's name.
+    pub(super) fn name(&self) -> String {
+        let path = self.path.canonicalize().unwrap_or_default();
+        path.file_name().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned())
     }
 
     pub(super) fn config(&self) -> &Json {
         &self.config
     }
 
-    /// Adds the folder to an error.
+    /// Adds the source to an error.
     pub(super) fn at<T>(&self, result: Result<T, ConvertError>) -> Result<T> {
-        result.map_err(|error| error.at(&self.path))
+        result.map_err(|error| error.at(&self.source))
     }
 
     /// A JSON file, if it is there.
@@ -79,7 +115,7 @@ impl Folder {
     pub(super) fn need_json(&self, name: &'static str) -> Result<Json> {
         let missing =
             || ConvertError::Value { key: name.into(), found: "missing".into(), expected: "a file" };
-        self.json(name)?.ok_or_else(|| missing().at(&self.path))
+        self.json(name)?.ok_or_else(|| missing().at(&self.source))
     }
 
     /// A text file, if it is there.
@@ -87,32 +123,39 @@ impl Folder {
         json::text(&self.path.join(name), MAX_JSON)
     }
 
-    /// All tensors by name.
-    pub(super) fn tensors(&self) -> Result<BTreeMap<String, Stored<'_>>> {
-        let mut all = BTreeMap::new();
-        for (path, map) in &self.shards {
-            let refused = |error: ConvertError| error.at(path);
-            let file = SafeTensors::deserialize(map)
-                .map_err(|error| refused(ConvertError::SafeTensors { problem: error.to_string() }))?;
-            for (name, view) in file.iter() {
-                let (rows, cols) = match *view.shape() {
-                    [cols] => (1, cols),
-                    [rows, cols] => (rows, cols),
-                    _ => {
-                        let problem =
-                            format!("has the shape {:?}, expected one or two dimensions", view.shape());
-                        return Err(refused(ConvertError::tensor(name, problem)));
-                    }
-                };
-                let vector = view.shape().len() == 1;
-                let stored = Stored { dtype: view.dtype(), rows, cols, vector, data: view.data() };
-                if all.insert(name.to_string(), stored).is_some() {
-                    return Err(refused(ConvertError::tensor(name, "is in two files")));
+    /// The modules of the model. An ONNX file says itself whether the head is tied to the embedding.
+    pub(super) fn modules(&self, config: &mut Config) -> Result<Vec<Module<'_>>> {
+        match &self.weights {
+            Files::SafeTensors(shards) => self.at(tensor::modules(config, &stored(shards)?)),
+            Files::Onnx(onnx) => self.at(onnx.modules(config)),
+        }
+    }
+}
+
+/// All tensors by name.
+fn stored(shards: &[(PathBuf, Mmap)]) -> Result<BTreeMap<String, Stored<'_>>> {
+    let mut all = BTreeMap::new();
+    for (path, map) in shards {
+        let refused = |error: ConvertError| error.at(path);
+        let file = SafeTensors::deserialize(map)
+            .map_err(|error| refused(ConvertError::SafeTensors { problem: error.to_string() }))?;
+        for (name, view) in file.iter() {
+            let (rows, cols) = match *view.shape() {
+                [cols] => (1, cols),
+                [rows, cols] => (rows, cols),
+                _ => {
+                    let problem = format!("has the shape {:?}, expected one or two dimensions", view.shape());
+                    return Err(refused(ConvertError::tensor(name, problem)));
                 }
+            };
+            let vector = view.shape().len() == 1;
+            let stored = Stored { dtype: view.dtype(), rows, cols, vector, data: view.data() };
+            if all.insert(name.to_string(), stored).is_some() {
+                return Err(refused(ConvertError::tensor(name, "is in two files")));
             }
         }
-        Ok(all)
     }
+    Ok(all)
 }
 
 /// The files that the index of a model in parts names: files of the same folder.
@@ -134,8 +177,9 @@ fn shard_names(root: &Value) -> Result<BTreeSet<String>, ConvertError> {
     Ok(names)
 }
 
+/// Maps a file.
 #[allow(unsafe_code)]
-fn map(path: &Path) -> Result<Mmap> {
+pub(super) fn map(path: &Path) -> Result<Mmap> {
     let failed = |source| Error::Io { action: "open", path: path.into(), source };
     // Before it is opened: opening a pipe waits for a writer.
     if !std::fs::metadata(path).map_err(failed)?.is_file() {

@@ -1,5 +1,5 @@
-//! Converting a Hugging Face folder (`config.json`, `tokenizer.json` and safetensors, also as MLX packs them) or a GGUF file
-//! to a GGUF file with weights in any format.
+//! Converting a Hugging Face folder (`config.json`, `tokenizer.json` and safetensors, also as MLX packs them, or ONNX)
+//! or a GGUF file to a GGUF file with weights in any format.
 //!
 //! Weights are mapped, converted a few rows at a time on all cores and written as they are ready, so that memory does
 //! not depend on the size of the model. The file appears under its name when it is complete.
@@ -9,9 +9,11 @@ mod error;
 mod file_type;
 mod float8;
 mod folder;
+mod grouped;
 mod json;
-mod mlx;
+mod onnx;
 mod plan;
+mod protobuf;
 mod rules;
 mod tensor;
 mod tokenizer;
@@ -86,7 +88,7 @@ pub struct ConvertedTensor {
     pub name: String,
     /// Rows and columns.
     pub shape: [usize; 2],
-    /// Its format in the source; `None` for weights that MLX packed.
+    /// Its format in the source; `None` for packed codes and floats of 8 bits.
     pub from: Option<Format>,
     /// Its format in the file.
     pub to: Format,
@@ -96,7 +98,7 @@ pub struct ConvertedTensor {
     pub error: f64,
 }
 
-/// Converts `source`, a Hugging Face folder or a GGUF file, to the GGUF file `out`. `progress` is called with the bytes
+/// Converts `source`, a Hugging Face folder, an ONNX file in one or a GGUF file, to the GGUF file `out`. `progress` is called with the bytes
 /// written so far and those of the whole file.
 ///
 /// Tokenizer, chat template and metadata come along, under the names that llama.cpp reads.
@@ -124,7 +126,7 @@ pub fn convert(
     if !options.replace && out.exists() {
         return Err(ConvertError::Exists.at(out));
     }
-    if source.is_dir() {
+    if is_folder(source) {
         let folder = Folder::open(source)?;
         return save(&Plan::of_folder(&folder, options)?, out, &mut progress);
     }
@@ -152,6 +154,15 @@ fn save(plan: &Plan<'_>, out: &Path, progress: &mut dyn FnMut(u64, u64)) -> Resu
     temporary.as_file().sync_all().map_err(failed)?;
     temporary.persist(out).map_err(|error| failed(error.error))?;
     Ok(Converted { tensors, bytes: written })
+}
+
+/// Whether `source` is read with the files of its folder, unlike a GGUF file.
+pub(crate) fn is_folder(source: &Path) -> bool {
+    source.is_dir() || is_onnx(source)
+}
+
+fn is_onnx(source: &Path) -> bool {
+    source.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("onnx"))
 }
 
 /// The GGUF file of the folder `source`, in memory, keeping every bit.

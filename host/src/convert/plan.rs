@@ -28,10 +28,10 @@ const FILE_TYPE: &str = "general.file_type";
 impl<'f> Plan<'f> {
     pub(super) fn of_folder(folder: &'f Folder, options: &ConvertOptions) -> Result<Self> {
         let mut w = GgufWriter::new();
-        let config = folder.config().at(Config::read(&folder.config().root, &mut w))?;
+        let mut config = folder.config().at(Config::read(&folder.config().root, &mut w))?;
         tokenizer::write(folder, config.vocab, &mut w)?;
-        let stored = folder.tensors()?;
-        let tensors = tensor::of_folder(&config, &stored).and_then(|tensors| {
+        let modules = folder.modules(&mut config)?;
+        let tensors = tensor::of_modules(&config, modules).and_then(|tensors| {
             let embedding = tensors.iter().find(|tensor| tensor.name == "token_embd.weight");
             let expected = [config.vocab as usize, config.hidden as usize];
             match embedding.map(|tensor| [tensor.rows, tensor.cols]).filter(|shape| *shape != expected) {
@@ -43,10 +43,9 @@ impl<'f> Plan<'f> {
                 }
             }
         });
-        let name = folder.path().file_name().map_or_else(|| "model".into(), |name| name.to_string_lossy());
         let plan = tensors.and_then(|tensors| {
-            w.set("general.name", &*name)?;
-            Plan::new(folder.path(), w, tensors, options)
+            w.set("general.name", folder.name().as_str())?;
+            Plan::new(folder.source(), w, tensors, options)
         });
         folder.at(plan)
     }

@@ -4,7 +4,7 @@ use super::ConvertError;
 use super::config::Config;
 use super::float8::Float8;
 use super::folder::Stored;
-use super::mlx::{Mlx, mlx};
+use super::grouped::{Grouped, mlx};
 use safetensors::tensor::Dtype;
 use shohin_core::gguf::{Gguf, TensorInfo};
 use shohin_core::{Format, quant};
@@ -22,12 +22,24 @@ pub(super) struct Tensor<'f> {
     interleaved: Option<usize>,
 }
 
+/// A module's weights.
+pub(super) struct Module<'f> {
+    /// Its name in a folder, such as `model.layers.0.mlp.up_proj`.
+    pub(super) name: String,
+    pub(super) rows: usize,
+    pub(super) cols: usize,
+    pub(super) vector: bool,
+    pub(super) weights: Weights<'f>,
+}
+
 /// Weights as the source stores them.
-enum Weights<'f> {
+pub(super) enum Weights<'f> {
     /// Rows of this format.
     Stored(Format, &'f [u8]),
+    /// Columns of floats.
+    Transposed(Format, &'f [u8]),
     Float8(Float8<'f>),
-    Mlx(Mlx<'f>),
+    Grouped(Grouped<'f>),
 }
 
 /// Names of a layer's tensors: in a folder, and in GGUF.
@@ -46,7 +58,7 @@ const LAYER: [(&str, &str); 11] = [
 ];
 
 /// The GGUF name of a module, without `.weight`; `None` for what GGUF files do not have.
-fn gguf_name(module: &str, config: &Config) -> Result<Option<String>, ConvertError> {
+pub(super) fn gguf_name(module: &str, config: &Config) -> Result<Option<String>, ConvertError> {
     let unknown = || ConvertError::tensor(module, "is not part of this architecture");
     match module {
         "model.embed_tokens" => return Ok(Some("token_embd".into())),
@@ -96,11 +108,11 @@ pub(super) fn of_gguf<'f>(gguf: &Gguf<'f>) -> Result<Vec<Tensor<'f>>, ConvertErr
     gguf.tensors().iter().map(tensor).collect()
 }
 
-/// The tensors of a folder, in the order of the layers.
-pub(super) fn of_folder<'f>(
+/// The modules whose tensors are `stored`.
+pub(super) fn modules<'f>(
     config: &Config,
     stored: &BTreeMap<String, Stored<'f>>,
-) -> Result<Vec<Tensor<'f>>, ConvertError> {
+) -> Result<Vec<Module<'f>>, ConvertError> {
     let mut all = Vec::new();
     for (name, tensor) in stored {
         if name.ends_with("rotary_emb.inv_freq") {
@@ -116,32 +128,42 @@ pub(super) fn of_folder<'f>(
             "weight_scale_inv" if config.float8_block.is_some() => continue,
             _ => return Err(ConvertError::tensor(name, "is not part of this architecture")),
         }
-        let Some(gguf) = gguf_name(module, config)? else { continue };
+        let scales = stored.get(&format!("{module}.scales"));
+        let (cols, weights) = match (&config.mlx, scales) {
+            (Some(packed), Some(scales)) => {
+                let biases = stored.get(&format!("{module}.biases"));
+                let weights = mlx(name, tensor, scales, biases, packed.of(module))?;
+                (weights.cols, Weights::Grouped(weights))
+            }
+            _ => (tensor.cols, one_by_one(name, tensor, stored, config)?),
+        };
+        all.push(Module { name: module.into(), rows: tensor.rows, cols, vector: tensor.vector, weights });
+    }
+    Ok(all)
+}
+
+/// The tensors of a folder's modules, in the order of the layers.
+pub(super) fn of_modules<'f>(
+    config: &Config,
+    modules: Vec<Module<'f>>,
+) -> Result<Vec<Tensor<'f>>, ConvertError> {
+    let mut all = Vec::new();
+    for Module { name: module, rows, cols, vector, weights } in modules {
+        let Some(gguf) = gguf_name(&module, config)? else { continue };
         let heads = match () {
             () if !config.architecture.interleaves() => None,
             () if module.ends_with("q_proj") => Some(config.heads),
             () if module.ends_with("k_proj") => Some(config.kv_heads),
             () => None,
         };
-        let scales = stored.get(&format!("{module}.scales"));
-        let (cols, weights) = match (&config.mlx, scales) {
-            (Some(packed), Some(scales)) => {
-                let biases = stored.get(&format!("{module}.biases"));
-                let (cols, weights) = mlx(name, tensor, scales, biases, packed.of(module))?;
-                (cols, Weights::Mlx(weights))
-            }
-            _ => (tensor.cols, one_by_one(name, tensor, stored, config)?),
-        };
-        let rows = tensor.rows;
         let interleaved = match heads.map(|heads| heads as usize) {
             None => None,
             Some(heads) if heads > 0 && rows.is_multiple_of(2 * heads) => Some(rows / heads),
             Some(heads) => {
-                return Err(ConvertError::tensor(name, format!("has {rows} rows for {heads} heads")));
+                return Err(ConvertError::tensor(&module, format!("has {rows} rows for {heads} heads")));
             }
         };
-        let name = format!("{gguf}.weight");
-        all.push(Tensor { name, rows, cols, vector: tensor.vector, weights, interleaved });
+        all.push(Tensor { name: format!("{gguf}.weight"), rows, cols, vector, weights, interleaved });
     }
     // Layer 2 before layer 10.
     let order = |tensor: &Tensor<'_>| {
@@ -188,9 +210,9 @@ impl Tensor<'_> {
     /// The format that keeps every bit.
     pub(super) fn exact(&self) -> Result<Format, ConvertError> {
         match &self.weights {
-            Weights::Stored(format, _) => Ok(*format),
+            Weights::Stored(format, _) | Weights::Transposed(format, _) => Ok(*format),
             Weights::Float8(float8) => Ok(float8.exact()),
-            Weights::Mlx(mlx) => mlx.exact(self.rows, self.cols),
+            Weights::Grouped(grouped) => Ok(grouped.exact()),
         }
     }
 
@@ -205,8 +227,8 @@ impl Tensor<'_> {
     /// Its format in the source, if that is one.
     pub(super) fn format(&self) -> Option<Format> {
         match &self.weights {
-            Weights::Stored(format, _) => Some(*format),
-            Weights::Float8(_) | Weights::Mlx(_) => None,
+            Weights::Stored(format, _) | Weights::Transposed(format, _) => Some(*format),
+            Weights::Float8(_) | Weights::Grouped(_) => None,
         }
     }
 
@@ -234,11 +256,18 @@ impl Tensor<'_> {
                     quant::unpack(*stored, bytes, &mut values)?;
                 }
                 Weights::Float8(float8) => float8.unpack(row, &mut values)?,
-                Weights::Mlx(mlx) => {
-                    if mlx.copy(row, self.cols, format, out) {
+                Weights::Transposed(stored, data) => {
+                    let size = stored.block_bytes();
+                    for (k, value) in values.iter_mut().enumerate() {
+                        let bytes = &data[(k * self.rows + row) * size..][..size];
+                        quant::unpack(*stored, bytes, std::slice::from_mut(value))?;
+                    }
+                }
+                Weights::Grouped(grouped) => {
+                    if grouped.copy(row, format, out) {
                         continue;
                     }
-                    mlx.unpack(row, &mut values);
+                    grouped.unpack(row, &mut values);
                 }
             }
             quant::pack(format, &values, out)?;

@@ -1,0 +1,493 @@
+//! ONNX models: weights of `MatMulNBits` and `GatherBlockQuantized`, and floats, found by the names of their nodes.
+//!
+//! Names are those of the exporters behind the published models: a node `/model/layers.0/attn/q_proj/MatMul_Quant`
+//! computes `model.layers.0.self_attn.q_proj`. Files are scanned in place: memory is bounded by the number of tensors.
+
+use super::ConvertError;
+use super::config::Config;
+use super::folder::map;
+use super::grouped::{Floats, Grouped, Offset};
+use super::protobuf::{Fields, Value};
+use super::tensor::{Module, Weights, gguf_name};
+use crate::error::Result;
+use memmap2::Mmap;
+use shohin_core::Format;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Component, Path, PathBuf};
+
+/// The most tensors of a file.
+const MAX_TENSORS: usize = 1 << 16;
+/// The most files beside it.
+const MAX_FILES: usize = 1000;
+
+// Numbers of fields.
+const MODEL_GRAPH: u32 = 7;
+const GRAPH_NODE: u32 = 1;
+const GRAPH_INITIALIZER: u32 = 5;
+const NODE_INPUT: u32 = 1;
+const NODE_OUTPUT: u32 = 2;
+const NODE_NAME: u32 = 3;
+const NODE_OP: u32 = 4;
+const NODE_ATTRIBUTE: u32 = 5;
+const ATTRIBUTE_NAME: u32 = 1;
+const ATTRIBUTE_INT: u32 = 3;
+const TENSOR_DIMS: u32 = 1;
+const TENSOR_TYPE: u32 = 2;
+const TENSOR_FLOATS: u32 = 4;
+const TENSOR_NAME: u32 = 8;
+const TENSOR_RAW: u32 = 9;
+const TENSOR_EXTERNAL: u32 = 13;
+const ENTRY_KEY: u32 = 1;
+const ENTRY_VALUE: u32 = 2;
+
+// Types of tensors.
+const FLOAT: u64 = 1;
+const UINT8: u64 = 2;
+const FLOAT16: u64 = 10;
+const BFLOAT16: u64 = 16;
+const UINT4: u64 = 21;
+
+/// A mapped model and the files with its tensors.
+pub(super) struct Onnx {
+    map: Mmap,
+    files: BTreeMap<String, Mmap>,
+}
+
+/// An initializer.
+#[derive(Clone, Debug)]
+struct Tensor<'f> {
+    name: &'f str,
+    dims: Vec<u64>,
+    kind: u64,
+    data: Data<'f>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Data<'f> {
+    Missing,
+    Here(&'f [u8]),
+    External { file: &'f str, offset: u64, len: Option<u64> },
+}
+
+#[derive(Clone, Debug, Default)]
+struct Node<'f> {
+    name: &'f str,
+    op: &'f str,
+    inputs: Vec<&'f str>,
+    output: &'f str,
+    /// Its fields, which attributes are looked up in.
+    fields: &'f [u8],
+}
+
+fn invalid(problem: impl Into<String>) -> ConvertError {
+    ConvertError::Onnx { problem: problem.into() }
+}
+
+/// The fields of a message, or the error that names it.
+fn fields<'f>(
+    message: &'f [u8],
+    what: &'static str,
+) -> impl Iterator<Item = Result<(u32, Value<'f>), ConvertError>> {
+    Fields(message).map(move |field| field.ok_or_else(|| invalid(format!("a {what} is cut off or damaged"))))
+}
+
+impl Onnx {
+    /// Maps `path` and the files that its tensors are in.
+    pub(super) fn open(path: &Path) -> Result<Onnx> {
+        let mut onnx = Onnx { map: map(path)?, files: BTreeMap::new() };
+        let names = onnx.file_names().map_err(|error| error.at(path))?;
+        let folder = path.parent().unwrap_or(Path::new(""));
+        onnx.files = names
+            .into_iter()
+            .map(|name| Ok((name.clone(), map(&folder.join(PathBuf::from(name)))?)))
+            .collect::<Result<_>>()?;
+        Ok(onnx)
+    }
+
+    fn graph(&self) -> Result<&[u8], ConvertError> {
+        let mut graph = None;
+        for field in fields(&self.map, "model") {
+            if let (MODEL_GRAPH, value) = field? {
+                graph = value.bytes();
+            }
+        }
+        graph.ok_or_else(|| invalid("it has no graph"))
+    }
+
+    /// The files with tensors: files of the same folder.
+    fn file_names(&self) -> Result<BTreeSet<String>, ConvertError> {
+        let mut names = BTreeSet::new();
+        for tensor in self.tensors()?.values() {
+            let Data::External { file, .. } = tensor.data else { continue };
+            let mut parts = Path::new(file).components();
+            if !matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None)) {
+                let problem = format!("is in the file {file:?}, expected one beside the model");
+                return Err(ConvertError::tensor(tensor.name, problem));
+            }
+            names.insert(file.to_string());
+        }
+        if names.len() > MAX_FILES {
+            return Err(invalid(format!(
+                "its tensors are in {} files, the limit is {MAX_FILES}",
+                names.len()
+            )));
+        }
+        Ok(names)
+    }
+
+    fn tensors(&self) -> Result<BTreeMap<&str, Tensor<'_>>, ConvertError> {
+        let mut all = BTreeMap::new();
+        for field in fields(self.graph()?, "graph") {
+            let (GRAPH_INITIALIZER, value) = field? else { continue };
+            let tensor = Tensor::read(value.bytes().ok_or_else(|| invalid("a tensor is a number"))?)?;
+            if all.len() == MAX_TENSORS {
+                return Err(invalid(format!("it has more than {MAX_TENSORS} tensors")));
+            }
+            all.insert(tensor.name, tensor);
+        }
+        Ok(all)
+    }
+
+    /// The bytes of a tensor.
+    fn data<'f>(&'f self, tensor: &Tensor<'f>) -> Result<&'f [u8], ConvertError> {
+        let wrong = |problem: &str| ConvertError::tensor(tensor.name, problem);
+        match tensor.data {
+            Data::Here(bytes) => Ok(bytes),
+            Data::Missing => {
+                Err(wrong("has its values in a field that is not read, expected raw data or external data"))
+            }
+            Data::External { file, offset, len } => {
+                let cut = || {
+                    let file: &[u8] = self.files.get(file)?;
+                    let rest = file.get(usize::try_from(offset).ok()?..)?;
+                    match len {
+                        None => Some(rest),
+                        Some(len) => rest.get(..usize::try_from(len).ok()?),
+                    }
+                };
+                cut().ok_or_else(|| wrong(&format!("ends beyond {file}")))
+            }
+        }
+    }
+
+    /// The modules of the graph. `config.tied` becomes whether the head shares the weights of the embedding.
+    pub(super) fn modules(&self, config: &mut Config) -> Result<Vec<Module<'_>>, ConvertError> {
+        let tensors = self.tensors()?;
+        let mut modules = self.norms(&tensors, config)?;
+        // Weights in another shape, by the name of the result.
+        let mut reshaped: BTreeMap<&str, &str> = BTreeMap::new();
+        let mut shared = Vec::new();
+        for field in fields(self.graph()?, "graph") {
+            let (GRAPH_NODE, value) = field? else { continue };
+            let node = Node::read(value.bytes().ok_or_else(|| invalid("a node is a number"))?)?;
+            let named = |i: usize| {
+                let name = node.inputs.get(i).copied().filter(|name| !name.is_empty())?;
+                tensors.get(reshaped.get(name).copied().unwrap_or(name))
+            };
+            if node.op == "Reshape" {
+                if let Some(tensor) = named(0) {
+                    reshaped.insert(node.output, tensor.name);
+                }
+                continue;
+            }
+            let (place, expected) = match node.op {
+                "Gather" | "GatherBlockQuantized" => (0, node.name.contains("embed_tokens")),
+                "MatMul" | "Gemm" | "MatMulNBits" => (1, true),
+                _ => continue,
+            };
+            let module = module_name(node.name);
+            if !expected || gguf_name(&module, config).is_err() {
+                continue;
+            }
+            let Some(weight) = named(place) else {
+                if module == "lm_head" && config.tied {
+                    continue;
+                }
+                let problem = "has weights that the graph computes, expected a tensor of the file";
+                return Err(ConvertError::tensor(&module, problem));
+            };
+            if matches!(&*module, "lm_head" | "model.embed_tokens") {
+                shared.push(weight.name);
+            }
+            modules.push(match node.op {
+                "Gather" => self.float(module, weight, true)?,
+                "MatMul" => self.float(module, weight, false)?,
+                "Gemm" => self.float(module, weight, node.attribute("transB")? == Some(1))?,
+                _ => {
+                    for (i, what) in [(4, "an order of its groups"), (5, "a bias")] {
+                        if node.op == "MatMulNBits" && node.inputs.get(i).is_some_and(|name| !name.is_empty())
+                        {
+                            return Err(ConvertError::tensor(
+                                &module,
+                                format!("has {what}, which is not supported"),
+                            ));
+                        }
+                    }
+                    let scales = named(2);
+                    let scales =
+                        scales.ok_or_else(|| ConvertError::tensor(&module, "has no scales in the file"))?;
+                    self.grouped(module, &node, weight, scales, named(3), config.hidden)?
+                }
+            });
+        }
+        config.tied = match shared[..] {
+            [a, b] => a == b,
+            _ => config.tied,
+        };
+        if config.tied {
+            modules.retain(|module| module.name != "lm_head");
+        }
+        Ok(modules)
+    }
+
+    /// The vectors, which nodes have under many names.
+    fn norms<'f>(
+        &'f self,
+        tensors: &BTreeMap<&str, Tensor<'f>>,
+        config: &Config,
+    ) -> Result<Vec<Module<'f>>, ConvertError> {
+        let mut modules = Vec::new();
+        for (name, tensor) in tensors {
+            let Some((path, part)) = name.rsplit_once('.') else { continue };
+            let module = module_name(path);
+            let known = matches!(gguf_name(&module, config), Ok(Some(_)));
+            let module = match part {
+                _ if path.ends_with("final_norm_layernorm") => "model.norm".to_string(),
+                "weight" if known && module.ends_with("norm") => module,
+                "bias" if known || gguf_name(module.trim_end_matches(".Add"), config).is_ok() => {
+                    return Err(ConvertError::tensor(name, "is not part of this architecture"));
+                }
+                _ => continue,
+            };
+            let data = Floats { format: float(tensor)?, data: self.data(tensor)? };
+            let &[cols] = &*tensor.dims else {
+                let problem = format!("has the shape {:?}, expected one dimension", tensor.dims);
+                return Err(ConvertError::tensor(name, problem));
+            };
+            modules.push(Module {
+                name: module,
+                rows: 1,
+                cols: checked(tensor, cols, data.format.block_bytes() as u64, data.data)?,
+                vector: true,
+                weights: Weights::Stored(data.format, data.data),
+            });
+        }
+        Ok(modules)
+    }
+
+    /// A matrix of floats, `[cols, rows]` unless `by_rows`.
+    fn float<'f>(
+        &'f self,
+        name: String,
+        tensor: &Tensor<'f>,
+        by_rows: bool,
+    ) -> Result<Module<'f>, ConvertError> {
+        let (format, data) = (float(tensor)?, self.data(tensor)?);
+        let &[a, b] = &*tensor.dims else {
+            let problem = format!("has the shape {:?}, expected two dimensions", tensor.dims);
+            return Err(ConvertError::tensor(tensor.name, problem));
+        };
+        let (rows, cols) = if by_rows { (a, b) } else { (b, a) };
+        let cols = checked(tensor, cols, rows.saturating_mul(format.block_bytes() as u64), data)?;
+        let weights = if by_rows { Weights::Stored(format, data) } else { Weights::Transposed(format, data) };
+        Ok(Module { name, rows: rows as usize, cols, vector: false, weights })
+    }
+
+    /// A matrix of codes.
+    fn grouped<'f>(
+        &'f self,
+        name: String,
+        node: &Node<'f>,
+        codes: &Tensor<'f>,
+        scales: &Tensor<'f>,
+        zeros: Option<&Tensor<'f>>,
+        hidden: u32,
+    ) -> Result<Module<'f>, ConvertError> {
+        let wrong = |problem: String| ConvertError::tensor(&name, problem);
+        if !matches!(codes.kind, UINT8 | UINT4) {
+            return Err(wrong(format!("has codes of type {}, expected bytes", codes.kind)));
+        }
+        let attribute = |key: &'static str| {
+            let value = node.attribute(key)?.and_then(|value| usize::try_from(value).ok());
+            value.ok_or_else(|| wrong(format!("has no {key}")))
+        };
+        let (group, data) = (attribute("block_size")?, self.data(codes)?);
+        if !group.is_power_of_two() || !(16..=1 << 16).contains(&group) {
+            return Err(wrong(format!("has blocks of {group}, expected a power of two from 16")));
+        }
+        let mut bits = node.attribute("bits")?.map_or(4, |bits| bits as usize);
+        let (rows, cols) = if node.op == "MatMulNBits" {
+            (attribute("N")?, attribute("K")?)
+        } else {
+            let &[rows, groups] = &*scales.dims else {
+                return Err(wrong(format!("has scales of the shape {:?}", scales.dims)));
+            };
+            for axis in [("gather_axis", 0), ("quantize_axis", 1)] {
+                if node.attribute(axis.0)?.unwrap_or(axis.1) != axis.1 {
+                    return Err(wrong(format!("has another {} than {}", axis.0, axis.1)));
+                }
+            }
+            let (rows, groups) = (rows as usize, groups as usize);
+            // Files for runtimes that refuse 2 bits say 4: what the bytes are, the width of the model says.
+            let cols = |bits: usize| data.len() * 8 / bits / rows.max(1);
+            let fits = |bits: &usize| {
+                cols(*bits) == hidden as usize && hidden.div_ceil(group as u32) as usize == groups
+            };
+            bits = [2, 4, 8].into_iter().find(fits).unwrap_or(bits);
+            (rows, cols(bits.max(1)))
+        };
+        if !matches!(bits, 2 | 4 | 8) {
+            return Err(wrong(format!("has weights of {bits} bits, expected 2, 4 or 8")));
+        }
+        // Sums of whole groups do not overflow then.
+        if u32::try_from(cols).is_err() {
+            return Err(wrong(format!("has {cols} columns")));
+        }
+        let groups = cols.div_ceil(group);
+        let expected = rows.checked_mul(Grouped::row_bytes(cols, group, bits));
+        if expected != Some(data.len()) || expected == Some(0) {
+            return Err(wrong(format!(
+                "has {} bytes, which is not {rows} rows of {cols} weights of {bits} bits",
+                data.len()
+            )));
+        }
+        let floats = |tensor: &Tensor<'f>| {
+            let floats = Floats { format: float(tensor)?, data: self.data(tensor)? };
+            let expected = rows * groups * floats.format.block_bytes();
+            if floats.data.len() != expected {
+                let problem = format!("has {} bytes, expected {expected}", floats.data.len());
+                return Err(ConvertError::tensor(tensor.name, problem));
+            }
+            Ok(floats)
+        };
+        let offset = match zeros {
+            None => Offset::Zero(1 << (bits - 1)),
+            Some(zeros) if !matches!(zeros.kind, UINT8 | UINT4) => Offset::Zeros(floats(zeros)?),
+            Some(zeros) => {
+                let data = self.data(zeros)?;
+                let fits = |bits: &usize| data.len() == rows * (groups * bits).div_ceil(8);
+                let bits = [bits, 4].into_iter().find(fits).ok_or_else(|| {
+                    wrong(format!("has {} bytes of zero points, which do not fit", data.len()))
+                })?;
+                Offset::PackedZeros(bits, data)
+            }
+        };
+        let weights = Grouped { rows, cols, bits, group, codes: data, scales: floats(scales)?, offset };
+        Ok(Module { name, rows, cols, vector: false, weights: Weights::Grouped(weights) })
+    }
+}
+
+/// The module that a node or a tensor belongs to: `/model/layers.0/attn/q_proj/MatMul` to
+/// `model.layers.0.self_attn.q_proj`.
+fn module_name(name: &str) -> String {
+    let path = match name.strip_prefix('/') {
+        Some(path) => path.rsplit_once('/').map_or("", |(path, _)| path),
+        None => name.strip_suffix(".layernorm").unwrap_or(name),
+    };
+    path.replace('/', ".").replace(".attn.", ".self_attn.")
+}
+
+/// The format of a tensor of floats.
+fn float(tensor: &Tensor<'_>) -> Result<Format, ConvertError> {
+    match tensor.kind {
+        FLOAT => Ok(Format::F32),
+        FLOAT16 => Ok(Format::F16),
+        BFLOAT16 => Ok(Format::Bf16),
+        other => {
+            let problem = format!("has type {other}, expected a float of 32 or 16 bits");
+            Err(ConvertError::tensor(tensor.name, problem))
+        }
+    }
+}
+
+/// `cols`, if the tensor has that many columns of `bytes` bytes each.
+fn checked(tensor: &Tensor<'_>, cols: u64, bytes: u64, data: &[u8]) -> Result<usize, ConvertError> {
+    if cols.checked_mul(bytes) != Some(data.len() as u64) {
+        let problem = format!("has the shape {:?} but {} bytes", tensor.dims, data.len());
+        return Err(ConvertError::tensor(tensor.name, problem));
+    }
+    Ok(cols as usize)
+}
+
+impl<'f> Tensor<'f> {
+    fn read(message: &'f [u8]) -> Result<Self, ConvertError> {
+        let mut tensor = Tensor { name: "", dims: Vec::new(), kind: 0, data: Data::Missing };
+        let (mut file, mut offset, mut len) = (None, 0, None);
+        for field in fields(message, "tensor") {
+            let (number, value) = field?;
+            let damaged = || invalid(format!("field {number} of tensor {:?} is damaged", tensor.name));
+            match number {
+                TENSOR_NAME => tensor.name = value.text().ok_or_else(damaged)?,
+                TENSOR_DIMS => {
+                    value
+                        .numbers(&mut tensor.dims)
+                        .filter(|()| tensor.dims.len() <= 8)
+                        .ok_or_else(damaged)?;
+                }
+                TENSOR_TYPE => tensor.kind = value.number().ok_or_else(damaged)?,
+                // Packed: the bytes of the numbers.
+                TENSOR_RAW | TENSOR_FLOATS => {
+                    tensor.data = Data::Here(value.bytes().ok_or_else(damaged)?);
+                }
+                TENSOR_EXTERNAL => {
+                    let (mut key, mut text) = ("", "");
+                    for field in fields(value.bytes().ok_or_else(damaged)?, "place of a tensor") {
+                        match field? {
+                            (ENTRY_KEY, value) => key = value.text().ok_or_else(damaged)?,
+                            (ENTRY_VALUE, value) => text = value.text().ok_or_else(damaged)?,
+                            _ => {}
+                        }
+                    }
+                    match key {
+                        "location" => file = Some(text),
+                        "offset" => offset = text.parse().map_err(|_| damaged())?,
+                        "length" => len = Some(text.parse().map_err(|_| damaged())?),
+                        _ => {}
+                    }
+                }
+                _ => {}
+            }
+        }
+        if let Some(file) = file {
+            tensor.data = Data::External { file, offset, len };
+        }
+        Ok(tensor)
+    }
+}
+
+impl<'f> Node<'f> {
+    fn read(message: &'f [u8]) -> Result<Self, ConvertError> {
+        let mut node = Node { fields: message, ..Node::default() };
+        for field in fields(message, "node") {
+            let (number, value) = field?;
+            let text = || value.text().ok_or_else(|| invalid("a node has a name that is no text"));
+            match number {
+                NODE_NAME => node.name = text()?,
+                NODE_OP => node.op = text()?,
+                NODE_INPUT => node.inputs.push(text()?),
+                NODE_OUTPUT if node.output.is_empty() => node.output = text()?,
+                _ => {}
+            }
+        }
+        Ok(node)
+    }
+
+    /// A whole number among its attributes.
+    fn attribute(&self, name: &str) -> Result<Option<u64>, ConvertError> {
+        for field in fields(self.fields, "node") {
+            let (NODE_ATTRIBUTE, value) = field? else { continue };
+            let (mut key, mut number) = (None, None);
+            for field in fields(value.bytes().unwrap_or_default(), "attribute") {
+                match field? {
+                    (ATTRIBUTE_NAME, value) => key = value.text(),
+                    (ATTRIBUTE_INT, value) => number = value.number(),
+                    _ => {}
+                }
+            }
+            if key == Some(name) {
+                return Ok(number);
+            }
+        }
+        Ok(None)
+    }
+}
