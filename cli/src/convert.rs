@@ -1,35 +1,40 @@
-//! `shohin convert`: a Hugging Face folder as a GGUF file.
+//! `shohin convert`: a Hugging Face folder as a GGUF file, and back.
 
 use crate::error::{CliError, Result};
 use crate::terminal::{bytes, remark};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
-use shohin::convert::{ConvertError, ConvertOptions, Converted, FileType, convert};
+use shohin::convert::{ConvertError, ConvertOptions, Converted, FileType, convert, convert_to_folder};
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 
-/// Convert a Hugging Face folder to a GGUF file
+/// Convert a Hugging Face folder or an ONNX file to a GGUF file, or a GGUF file to a folder
 ///
-/// FOLDER has config.json, tokenizer.json and safetensors of a Qwen3 or Llama model (F32, F16 or BF16, in one file or
-/// several), also as FP8, or as MLX packs them in 1, 2, 4 or 8 bits. Tokenizer and chat template come along, so that llama.cpp reads
-/// the file, too. `--model FOLDER` runs a folder without converting it first.
+/// SOURCE is a folder with config.json, tokenizer.json and safetensors of a Qwen3 or Llama model (F32, F16 or BF16, in one
+/// file or several), also as FP8, or as MLX packs them in 1, 2, 4 or 8 bits; or an ONNX file in such a folder, with floats
+/// or packed weights of 2, 4 or 8 bits. Tokenizer and chat template come along, so that llama.cpp reads the file, too.
+/// `--model SOURCE` runs it without converting it first. With --safetensors, SOURCE may be a GGUF file.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   shohin convert Qwen3-0.6B --out qwen3-0.6b.gguf
   shohin convert Ternary-Bonsai-1.7B-unpacked --type pq2_0 --out ternary-bonsai-1.7b.gguf
-  shohin convert Bonsai-1.7B-mlx-1bit --out bonsai-1.7b.gguf
+  shohin convert Ternary-Bonsai-1.7B-ONNX/onnx/model_q2.onnx --out ternary-bonsai-1.7b.gguf
+  shohin convert bonsai-1.7b.gguf --safetensors --out Bonsai-1.7B-unpacked
   shohin quantize qwen3-0.6b.gguf --type q4_k_m --out qwen3-0.6b-q4_k_m.gguf")]
 pub(crate) struct ConvertArgs {
-    /// The folder
-    folder: PathBuf,
-    /// The file to write
-    #[arg(short, long, value_name = "FILE")]
+    /// The folder or the file
+    source: PathBuf,
+    /// The file to write, or the folder
+    #[arg(short, long, value_name = "PATH")]
     out: PathBuf,
+    /// Write a Hugging Face folder with weights in F32, F16 or BF16
+    #[arg(long)]
+    safetensors: bool,
     /// Format of matrices, such as f16, q8_0, q4_k_m, q1_0 or pq2_0; unless set, the one that keeps every bit
     #[arg(long, value_name = "TYPE")]
     r#type: Option<FileType>,
-    /// Replace FILE if it exists
+    /// Replace what exists
     #[arg(short, long)]
     force: bool,
 }
@@ -37,19 +42,29 @@ pub(crate) struct ConvertArgs {
 pub(crate) fn run(args: &ConvertArgs) -> Result {
     let mut options = ConvertOptions::new().replace(args.force);
     options.file_type = args.r#type;
-    let done = write(&args.folder, &args.out, &options)?;
+    let done = match args.safetensors {
+        false => write(&args.source, &args.out, &options)?,
+        true => with_progress(|progress| convert_to_folder(&args.source, &args.out, &options, progress))?,
+    };
     remark(format_args!("{}: {} tensors, {}", args.out.display(), done.tensors.len(), bytes(done.bytes)));
     Ok(())
 }
 
-/// Converts with a progress bar.
+/// Writes a GGUF file.
 pub(crate) fn write(source: &Path, out: &Path, options: &ConvertOptions) -> Result<Converted> {
+    with_progress(|progress| convert(source, out, options, progress))
+}
+
+/// Converts with a progress bar.
+fn with_progress(
+    convert: impl FnOnce(&mut dyn FnMut(u64, u64)) -> shohin::Result<Converted>,
+) -> Result<Converted> {
     let bar = if io::stderr().is_terminal() { ProgressBar::new(0) } else { ProgressBar::hidden() };
     let style = ProgressStyle::with_template(
         "{bar:30} {binary_bytes} of {binary_total_bytes}, {binary_bytes_per_sec}",
     );
     bar.set_style(style.map_err(CliError::new)?);
-    let done = convert(source, out, options, |written, whole| {
+    let done = convert(&mut |written, whole| {
         bar.set_length(whole);
         bar.set_position(written);
     });

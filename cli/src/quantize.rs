@@ -13,8 +13,9 @@ use std::path::PathBuf;
 /// Write a GGUF file with its weights in another format
 ///
 /// Every matrix gets the format TYPE, with the same bytes as from `llama-quantize --pure` for the formats that llama.cpp
-/// has; norms stay in F32. A mix, such as q4_k_m, gives llama.cpp's formats and bytes without an importance matrix. Rows that are not whole blocks of 256 get a format of about the same size with smaller
-/// blocks. Printed are, for each matrix, its formats and the error: the root mean square of the differences, relative to
+/// has; norms stay in F32. A mix, such as q4_k_m, gives llama.cpp's formats and bytes without an importance matrix; int8_channel
+/// and int8_tensor give Q8_0 with one scale for a row or a matrix. Rows that are not whole blocks of 256 get a format of
+/// about the same size with smaller blocks. Printed are, for each matrix, its formats and the error: the root mean square of the differences, relative to
 /// that of the weights. FILE may also be a Hugging Face folder.
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -27,7 +28,7 @@ pub(crate) struct QuantizeArgs {
     /// The file
     file: PathBuf,
     /// Format of matrices, such as q8_0, q4_k, iq4_xs, q1_0 or pq2_0; or a mix of formats: q3_k_s, q3_k_m, q3_k_l, q4_k_s,
-    /// q4_k_m, q5_k_s or q5_k_m
+    /// q4_k_m, q5_k_s or q5_k_m; or int8_channel, int8_tensor
     #[arg(long, value_name = "TYPE")]
     r#type: FileType,
     /// Format of the tensors whose names match a pattern, in which * is any text; the last one that matches counts

@@ -402,6 +402,24 @@ fn a_converted_folder_says_what_the_folder_says() {
     let reply = json(&with(&ask, &["--json", "-m", folder]));
     assert_eq!(json(&with(&ask, &["--json", "-m", &out]))["text"], reply["text"]);
     assert_eq!(json(&["inspect", "--json", "-m", &out])["format"], "F16");
+    // And back.
+    let back = format!("{out}.folder");
+    let convert = ["convert", &out, "--safetensors", "--force", "--out", &back];
+    ok(&convert);
+    assert_eq!(json(&with(&ask, &["--json", "-m", &back]))["text"], reply["text"]);
+    let refused = fails(&with(&convert, &["--type", "q8_0"]));
+    assert!(refused.contains("expected f32, f16 or bf16"), "{refused}");
+}
+
+#[test]
+fn an_onnx_file_says_what_its_gguf_file_says() {
+    let model = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+        .join("../tests/fixtures/hf/onnx-ternary/onnx/model_q2.onnx");
+    let (model, out) = (model.to_str().unwrap(), temporary("onnx.gguf", ""));
+    ok(&["convert", model, "--force", "--out", &out]);
+    let ask = ["run", "--raw", "the hen", "-n", "8", "--preset", "greedy", "--json"];
+    assert_eq!(json(&with(&ask, &["-m", &out]))["text"], json(&with(&ask, &["-m", model]))["text"]);
+    assert_eq!(json(&["inspect", "--json", "-m", &out])["format"], "ternary (PQ2_0)");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Hugging Face folders, converted to GGUF: against transformers and tokenizers (`tests/oracle/hf_folder.py`).
 #![cfg(feature = "convert")]
 
-use shohin::convert::{ConvertError, ConvertOptions, Mix, TensorRule, convert};
+use shohin::convert::{ConvertError, ConvertOptions, Int8, Mix, TensorRule, convert, convert_to_folder};
 use shohin::{Error, Model};
 use shohin_core::gguf::Gguf;
 use shohin_core::tokenizer::Special;
@@ -227,6 +227,66 @@ fn damaged_onnx_files_are_refused() {
     assert!(error.to_string().contains("has no config.json beside it"), "{error}");
 }
 
+/// To GGUF, to a folder and to GGUF again.
+#[test]
+fn a_folder_written_from_gguf_is_the_same_model() {
+    for (name, format) in FOLDERS {
+        let dir = TempDir::new().unwrap();
+        // The name of the folder becomes that of the model.
+        let (first, folder, second) =
+            (dir.path().join("first.gguf"), dir.path().join(name), dir.path().join("second.gguf"));
+        convert(fixture(name), &first, &ConvertOptions::new(), |_, _| ()).unwrap();
+        let (mut last, mut whole) = (0, 0);
+        let done = convert_to_folder(&first, &folder, &ConvertOptions::new(), |written, of| {
+            assert!(written > last && written <= of);
+            (last, whole) = (written, of);
+        });
+        let done = done.unwrap();
+        assert_eq!((last, done.tensors.iter().map(|tensor| tensor.error).sum::<f64>()), (whole, 0.0));
+        let mut files: Vec<_> = fs::read_dir(&folder).unwrap().map(|f| f.unwrap().file_name()).collect();
+        files.sort();
+        let expected = [
+            "chat_template.jinja",
+            "config.json",
+            "model.safetensors",
+            "tokenizer.json",
+            "tokenizer_config.json",
+        ];
+        assert_eq!(files, expected);
+
+        // The scales of 1-bit and ternary weights are found again, others were F32.
+        let exact = format != Format::Q4_1;
+        let options = if exact { ConvertOptions::new().file_type(format) } else { ConvertOptions::new() };
+        convert(&folder, &second, &options, |_, _| ()).unwrap();
+        let (first, second) = (fs::read(first).unwrap(), fs::read(second).unwrap());
+        let (a, b) = (Gguf::parse(&first).unwrap(), Gguf::parse(&second).unwrap());
+        for (key, value) in a.metadata().iter() {
+            if exact || key != "general.file_type" {
+                assert_eq!(
+                    format!("{:?}", b.metadata().get(key)),
+                    format!("{:?}", Some(value)),
+                    "{name}: {key}"
+                );
+            }
+        }
+        assert!(first == second || !exact, "{name}");
+        let difference = difference(&fixture(name), &second);
+        assert!(difference < 1e-4, "{name}: {difference}");
+
+        let refused =
+            convert_to_folder(fixture(name), &folder, &ConvertOptions::new(), |_, _| ()).unwrap_err();
+        assert!(refused.to_string().contains("the file exists"), "{refused}");
+        let again = ConvertOptions::new().replace(true).file_type(Format::F32);
+        convert_to_folder(fixture(name), &folder, &again, |_, _| ()).unwrap();
+    }
+    let dir = TempDir::new().unwrap();
+    let out = dir.path().join("out");
+    let options = ConvertOptions::new().file_type(Mix::Q4KM);
+    let refused = convert_to_folder(fixture("qwen3"), &out, &options, |_, _| ()).unwrap_err();
+    assert!(refused.to_string().contains("expected f32, f16 or bf16"), "{refused}");
+    assert!(!out.exists());
+}
+
 /// Llama 3 says so only in the template of its tokenizer.
 #[test]
 fn a_text_begins_with_a_token_if_the_folder_says_so() {
@@ -324,6 +384,38 @@ fn a_gguf_file_is_quantized_tensor_by_tensor() {
     }
     for (key, value) in before.metadata().iter().filter(|(key, _)| *key != "general.file_type") {
         assert_eq!(format!("{:?}", after.metadata().get(key)), format!("{:?}", Some(value)), "{key}");
+    }
+}
+
+/// Against the formula in f64: `q = round(w / d)` with `d = max |w| / 127` of a row or a matrix, in f16.
+#[test]
+fn int8_weights_share_a_scale() {
+    let folder = fixture("mlx-4bit");
+    let exact = converted(&folder, &ConvertOptions::new().file_type(Format::F32)).unwrap();
+    let exact = Gguf::parse(&exact).unwrap();
+    for int8 in [Int8::PerChannel, Int8::PerTensor] {
+        let file = converted(&folder, &ConvertOptions::new().file_type(int8)).unwrap();
+        let gguf = Gguf::parse(&file).unwrap();
+        let (a, b) =
+            (exact.matrix("blk.0.attn_q.weight").unwrap(), gguf.matrix("blk.0.attn_q.weight").unwrap());
+        assert_eq!(b.format(), Format::Q8_0);
+        let row = |matrix: &shohin_core::Matrix<'_>, row| {
+            let mut values = vec![0.0; matrix.cols()];
+            matrix.unpack_row(row, &mut values).unwrap();
+            values
+        };
+        let most = |values: &[f32]| values.iter().fold(0.0f64, |most, w| most.max(f64::from(w.abs())));
+        let all: Vec<f32> = (0..a.rows()).flat_map(|i| row(&a, i)).collect();
+        for i in 0..a.rows() {
+            let (values, found) = (row(&a, i), row(&b, i));
+            let most = if int8 == Int8::PerChannel { most(&values) } else { most(&all) };
+            let d = half::f16::from_f64(most / 127.0).to_f64();
+            for (w, found) in values.iter().zip(found) {
+                assert_eq!(f64::from(found), (f64::from(*w) / d).round().clamp(-127.0, 127.0) * d);
+            }
+        }
+        let difference = difference(&folder, &file);
+        assert!(difference < 0.4, "{}: {difference}", int8.name());
     }
 }
 

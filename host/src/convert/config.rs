@@ -30,15 +30,36 @@ pub(super) enum Architecture {
 }
 
 impl Architecture {
-    fn name(self) -> &'static str {
+    const ALL: [Architecture; 2] = [Architecture::Qwen3, Architecture::Llama];
+
+    /// The name in GGUF, and the model type in `config.json`.
+    pub(super) fn name(self) -> &'static str {
         match self {
             Architecture::Qwen3 => "qwen3",
             Architecture::Llama => "llama",
         }
     }
 
+    /// The name in `config.json`.
+    pub(super) fn class(self) -> &'static str {
+        match self {
+            Architecture::Qwen3 => "Qwen3ForCausalLM",
+            Architecture::Llama => "LlamaForCausalLM",
+        }
+    }
+
+    /// The architecture of a GGUF file.
+    pub(super) fn named(name: &str) -> Result<Architecture, ConvertError> {
+        let mut all = Architecture::ALL.into_iter();
+        all.find(|architecture| architecture.name() == name).ok_or_else(|| ConvertError::Value {
+            key: "general.architecture".into(),
+            found: name.into(),
+            expected: "qwen3 or llama",
+        })
+    }
+
     /// Whether GGUF files have the rows of queries and keys in another order; see
-    /// [`Rows::interleaved`](super::tensor::Rows).
+    /// [`Order`](super::tensor::Order).
     pub(super) fn interleaves(self) -> bool {
         matches!(self, Architecture::Llama)
     }
@@ -56,11 +77,10 @@ impl Config {
     /// Reads `config.json`, and sets the keys of the architecture.
     pub(super) fn read(root: &Value, w: &mut GgufWriter) -> Result<Config, ConvertError> {
         let names = root.get("architectures").and_then(Value::as_array).and_then(|all| all.first());
-        let architecture = match names.and_then(Value::as_str) {
-            Some("Qwen3ForCausalLM") => Architecture::Qwen3,
-            Some("LlamaForCausalLM") => Architecture::Llama,
-            _ => return Err(wrong("architectures", names, "Qwen3ForCausalLM or LlamaForCausalLM")),
-        };
+        let class = names.and_then(Value::as_str);
+        let architecture = Architecture::ALL.into_iter().find(|one| Some(one.class()) == class);
+        let architecture = architecture
+            .ok_or_else(|| wrong("architectures", names, "Qwen3ForCausalLM or LlamaForCausalLM"))?;
         for (key, expected) in REFUSED {
             if let Some(value) = present(root, key).filter(|value| **value != Value::Bool(false)) {
                 return Err(wrong(key, Some(value), expected));

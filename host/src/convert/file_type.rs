@@ -7,11 +7,12 @@ use std::str::FromStr;
 /// The formats of a file's matrices.
 ///
 /// ```
-/// use shohin::convert::{FileType, Mix};
+/// use shohin::convert::{FileType, Int8, Mix};
 /// use shohin::core::Format;
 ///
 /// assert_eq!("q4_k".parse(), Ok(FileType::All(Format::Q4K)));
 /// assert_eq!("Q4_K_M".parse(), Ok(FileType::Mix(Mix::Q4KM)));
+/// assert_eq!("int8_channel".parse(), Ok(FileType::Int8(Int8::PerChannel)));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -20,6 +21,29 @@ pub enum FileType {
     All(Format),
     /// A format for most matrices, and larger ones for those that need them.
     Mix(Mix),
+    /// Q8_0 whose blocks share a scale.
+    Int8(Int8),
+}
+
+/// What shares the scale of weights of 8 bits, `max |w| / 127`, in blocks of Q8_0 that repeat it. Less exact than Q8_0
+/// with the scales of its own; activations have 8 bits with all of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Int8 {
+    /// A whole matrix.
+    PerTensor,
+    /// A row: all weights of an output.
+    PerChannel,
+}
+
+impl Int8 {
+    /// The name, as in `int8_channel`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Int8::PerTensor => "INT8_TENSOR",
+            Int8::PerChannel => "INT8_CHANNEL",
+        }
+    }
 }
 
 /// The mixes of llama.cpp, without an importance matrix: small, medium and large around a format.
@@ -122,6 +146,7 @@ impl FileType {
         match self {
             FileType::All(format) => format,
             FileType::Mix(mix) => mix.format(name, model),
+            FileType::Int8(_) => Format::Q8_0,
         }
     }
 
@@ -132,7 +157,7 @@ impl FileType {
             FileType::All(Format::F16) => 1,
             FileType::All(Format::Q4_0) => 2,
             FileType::All(Format::Q4_1) => 3,
-            FileType::All(Format::Q8_0) => 7,
+            FileType::All(Format::Q8_0) | FileType::Int8(_) => 7,
             FileType::All(Format::Q5_0) => 8,
             FileType::All(Format::Q5_1) => 9,
             FileType::All(Format::Q2K) => 10,
@@ -170,11 +195,18 @@ impl From<Mix> for FileType {
     }
 }
 
+impl From<Int8> for FileType {
+    fn from(int8: Int8) -> Self {
+        FileType::Int8(int8)
+    }
+}
+
 impl fmt::Display for FileType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             FileType::All(format) => format.name(),
             FileType::Mix(mix) => mix.name(),
+            FileType::Int8(int8) => int8.name(),
         })
     }
 }
@@ -184,7 +216,8 @@ impl FromStr for FileType {
 
     fn from_str(name: &str) -> Result<Self, String> {
         let formats = Format::ALL.map(FileType::All);
-        let all = || formats.into_iter().chain(Mix::ALL.map(FileType::Mix));
+        let int8 = [Int8::PerTensor, Int8::PerChannel].map(FileType::Int8);
+        let all = || formats.into_iter().chain(Mix::ALL.map(FileType::Mix)).chain(int8);
         all().find(|kind| kind.to_string().eq_ignore_ascii_case(name)).ok_or_else(|| {
             let names: Vec<String> = all().map(|kind| kind.to_string().to_lowercase()).collect();
             format!("expected one of {}", names.join(", "))

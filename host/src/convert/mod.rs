@@ -1,11 +1,12 @@
 //! Converting a Hugging Face folder (`config.json`, `tokenizer.json` and safetensors, also as MLX packs them, or ONNX)
-//! or a GGUF file to a GGUF file with weights in any format.
+//! or a GGUF file to a GGUF file with weights in any format, or back to a folder.
 //!
 //! Weights are mapped, converted a few rows at a time on all cores and written as they are ready, so that memory does
 //! not depend on the size of the model. The file appears under its name when it is complete.
 
 mod config;
 mod error;
+mod export;
 mod file_type;
 mod float8;
 mod folder;
@@ -30,7 +31,8 @@ use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
 pub use error::ConvertError;
-pub use file_type::{FileType, Mix};
+pub use export::convert_to_folder;
+pub use file_type::{FileType, Int8, Mix};
 pub use rules::TensorRule;
 
 /// What to write.

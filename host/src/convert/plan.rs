@@ -72,8 +72,11 @@ impl<'f> Plan<'f> {
         options: &ConvertOptions,
     ) -> Result<Self, ConvertError> {
         let model = Layers::of(tensors.iter().map(|tensor| tensor.name.as_str()));
-        let choose = |tensor: Tensor<'f>| {
+        let choose = |mut tensor: Tensor<'f>| {
             let format = choose(&tensor, options.file_type, &options.rules, &model)?;
+            if let (Some(FileType::Int8(int8)), Format::Q8_0) = (options.file_type, format) {
+                tensor.share_scale(int8)?;
+            }
             Ok((tensor, format))
         };
         let tensors: Vec<_> = tensors.into_iter().map(choose).collect::<Result<_, ConvertError>>()?;
@@ -113,36 +116,16 @@ impl<'f> Plan<'f> {
         let mut piece = Vec::new();
         let mut report = Vec::new();
         for (tensor, format) in &self.tensors {
-            let row_bytes = format.row_bytes(tensor.cols).unwrap_or(0);
+            let row_bytes = tensor.row_bytes(*format);
             let mut squares = [0.0; 2];
-            // Some megabytes at once, and as many rows for each worker.
-            let share = ((1 << 20) / tensor.cols.max(1)).max(1);
-            for first in (0..tensor.rows).step_by(share * workers) {
-                let rows = (share * workers).min(tensor.rows - first);
-                piece.resize(rows * row_bytes, 0);
-                let shares = piece.chunks_mut((share * row_bytes).max(1)).enumerate();
-                let sums: Result<Vec<[f64; 2]>, ConvertError> = thread::scope(|scope| {
-                    let work = shares
-                        .map(|(i, out)| scope.spawn(move || tensor.write(first + i * share, *format, out)));
-                    let workers: Vec<_> = work.collect();
-                    let join = |worker: thread::ScopedJoinHandle<'_, _>| {
-                        worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-                    };
-                    workers.into_iter().map(join).collect()
-                });
-                for sum in sums.map_err(|error| error.at(self.source))? {
-                    squares = [squares[0] + sum[0], squares[1] + sum[1]];
-                }
+            let most = tensor.share() * workers;
+            for first in (0..tensor.rows).step_by(most) {
+                piece.resize(most.min(tensor.rows - first) * row_bytes, 0);
+                let sums = tensor.write(first, *format, &mut piece).map_err(|error| error.at(self.source))?;
+                squares = [squares[0] + sums[0], squares[1] + sums[1]];
                 body.push(&piece, |bytes| out(bytes))?;
             }
-            report.push(ConvertedTensor {
-                name: tensor.name.clone(),
-                shape: [tensor.rows, tensor.cols],
-                from: tensor.format(),
-                to: *format,
-                bytes: (tensor.rows * row_bytes) as u64,
-                error: if squares[0] == 0.0 { 0.0 } else { (squares[0] / squares[1]).sqrt() },
-            });
+            report.push(tensor.report(&tensor.name, *format, squares));
         }
         body.finish().map_err(|error| ConvertError::from(error).at(self.source))?;
         Ok(report)

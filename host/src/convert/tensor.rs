@@ -1,14 +1,16 @@
 //! Tensors under their GGUF names, and their rows in the order and format of a GGUF file.
 
-use super::ConvertError;
-use super::config::Config;
+use super::config::{Architecture, Config};
+use super::file_type::Int8;
 use super::float8::Float8;
 use super::folder::Stored;
 use super::grouped::{Grouped, mlx};
+use super::{ConvertError, ConvertedTensor};
 use safetensors::tensor::Dtype;
 use shohin_core::gguf::{Gguf, TensorInfo};
-use shohin_core::{Format, quant};
+use shohin_core::{Format, ModelConfig, quant};
 use std::collections::BTreeMap;
+use std::thread;
 
 /// A tensor to write.
 pub(super) struct Tensor<'f> {
@@ -18,8 +20,26 @@ pub(super) struct Tensor<'f> {
     pub(super) cols: usize,
     pub(super) vector: bool,
     weights: Weights<'f>,
-    /// Rows of a head, whose order changes: GGUF files of Llama have rows `i` and `i + head / 2` side by side.
-    interleaved: Option<usize>,
+    order: Order,
+    /// What shares a scale of Q8_0, and the largest absolute value in it; `None` for a block.
+    shared: Option<Shared>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Shared {
+    Row,
+    Matrix(f32),
+}
+
+/// How the rows of heads of this many rows change places: GGUF files of Llama have rows `i` and `i + head / 2` side by
+/// side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Order {
+    Same,
+    /// As GGUF has them, from the order of a folder.
+    SideBySide(usize),
+    /// Back to the order of a folder.
+    Halves(usize),
 }
 
 /// A module's weights.
@@ -102,7 +122,8 @@ pub(super) fn of_gguf<'f>(gguf: &Gguf<'f>) -> Result<Vec<Tensor<'f>>, ConvertErr
             cols: cols as usize,
             vector,
             weights: Weights::Stored(format, gguf.data(info)),
-            interleaved: None,
+            order: Order::Same,
+            shared: None,
         })
     };
     gguf.tensors().iter().map(tensor).collect()
@@ -150,28 +171,67 @@ pub(super) fn of_modules<'f>(
     let mut all = Vec::new();
     for Module { name: module, rows, cols, vector, weights } in modules {
         let Some(gguf) = gguf_name(&module, config)? else { continue };
-        let heads = match () {
-            () if !config.architecture.interleaves() => None,
-            () if module.ends_with("q_proj") => Some(config.heads),
-            () if module.ends_with("k_proj") => Some(config.kv_heads),
-            () => None,
+        let order = match head_rows(config.architecture, &gguf, rows, [config.heads, config.kv_heads])? {
+            None => Order::Same,
+            Some(head) => Order::SideBySide(head),
         };
-        let interleaved = match heads.map(|heads| heads as usize) {
-            None => None,
-            Some(heads) if heads > 0 && rows.is_multiple_of(2 * heads) => Some(rows / heads),
-            Some(heads) => {
-                return Err(ConvertError::tensor(&module, format!("has {rows} rows for {heads} heads")));
-            }
-        };
-        all.push(Tensor { name: format!("{gguf}.weight"), rows, cols, vector, weights, interleaved });
+        all.push(Tensor { name: format!("{gguf}.weight"), rows, cols, vector, weights, order, shared: None });
     }
     // Layer 2 before layer 10.
-    let order = |tensor: &Tensor<'_>| {
+    let place = |tensor: &Tensor<'_>| {
         let layer = tensor.name.strip_prefix("blk.").and_then(|rest| rest.split('.').next()?.parse().ok());
         layer.unwrap_or(if tensor.name.starts_with("token_embd") { -1i64 } else { i64::MAX })
     };
-    all.sort_by_key(order);
+    all.sort_by_key(place);
     Ok(all)
+}
+
+/// The rows of a head of the tensor `name` of a GGUF file, if their order differs from that of a folder.
+fn head_rows(
+    architecture: Architecture,
+    name: &str,
+    rows: usize,
+    [heads, kv_heads]: [u32; 2],
+) -> Result<Option<usize>, ConvertError> {
+    let heads = match () {
+        () if !architecture.interleaves() => return Ok(None),
+        () if name.ends_with("attn_q") => heads as usize,
+        () if name.ends_with("attn_k") => kv_heads as usize,
+        () => return Ok(None),
+    };
+    if heads == 0 || !rows.is_multiple_of(2 * heads) {
+        return Err(ConvertError::tensor(name, format!("has {rows} rows for {heads} heads")));
+    }
+    Ok(Some(rows / heads))
+}
+
+/// The tensors of a GGUF file under the names of a folder, in its order.
+pub(super) fn to_folder<'f>(
+    gguf: &Gguf<'f>,
+    config: &ModelConfig,
+) -> Result<Vec<(String, Tensor<'f>)>, ConvertError> {
+    let architecture = Architecture::named(config.architecture.name)?;
+    let heads = [config.num_attention_heads as u32, config.num_kv_heads as u32];
+    let renamed = |mut tensor: Tensor<'f>| {
+        let unknown = || ConvertError::tensor(&tensor.name, "is not part of this architecture");
+        let name = tensor.name.strip_suffix(".weight").ok_or_else(unknown)?;
+        let module = match name {
+            "token_embd" => "model.embed_tokens".into(),
+            "output_norm" => "model.norm".into(),
+            "output" => "lm_head".into(),
+            _ => {
+                let layer = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
+                let (layer, rest) = layer.ok_or_else(unknown)?;
+                let (theirs, _) = LAYER.iter().find(|(_, ours)| *ours == rest).ok_or_else(unknown)?;
+                format!("model.layers.{layer}.{theirs}")
+            }
+        };
+        if let Some(head) = head_rows(architecture, name, tensor.rows, heads)? {
+            tensor.order = Order::Halves(head);
+        }
+        Ok((format!("{module}.weight"), tensor))
+    };
+    of_gguf(gguf)?.into_iter().map(renamed).collect()
 }
 
 /// The weights of tensor `name` with one number each.
@@ -218,9 +278,35 @@ impl Tensor<'_> {
 
     /// The row of the source that becomes row `row`.
     fn source(&self, row: usize) -> usize {
-        match self.interleaved {
-            None => row,
-            Some(head) => row / head * head + row % 2 * (head / 2) + row % head / 2,
+        match self.order {
+            Order::Same => row,
+            Order::SideBySide(head) => row / head * head + row % 2 * (head / 2) + row % head / 2,
+            Order::Halves(head) => {
+                let (first, i) = (row / head * head, row % head);
+                first + i % (head / 2) * 2 + i / (head / 2)
+            }
+        }
+    }
+
+    /// Bytes of a row in `format`, whose blocks fit.
+    pub(super) fn row_bytes(&self, format: Format) -> usize {
+        format.row_bytes(self.cols).unwrap_or(0)
+    }
+
+    /// Rows of some megabytes together.
+    pub(super) fn share(&self) -> usize {
+        ((1 << 20) / self.cols.max(1)).max(1)
+    }
+
+    /// What is known when it has been written under `name`, with the sums that [`Tensor::write`] returned.
+    pub(super) fn report(&self, name: &str, format: Format, squares: [f64; 2]) -> ConvertedTensor {
+        ConvertedTensor {
+            name: name.into(),
+            shape: [self.rows, self.cols],
+            from: self.format(),
+            to: format,
+            bytes: (self.rows * self.row_bytes(format)) as u64,
+            error: if squares[0] == 0.0 { 0.0 } else { (squares[0] / squares[1]).sqrt() },
         }
     }
 
@@ -232,45 +318,100 @@ impl Tensor<'_> {
         }
     }
 
-    /// Writes rows from `first` to `out`, whole rows of `format`; returns the sums of the squares of the errors and of
-    /// the weights, as far as they may differ.
+    /// Writes rows from `first` to `out`, whole rows of `format`, on all cores; returns the sums of the squares of the
+    /// errors and of the weights, as far as they may differ.
     pub(super) fn write(
         &self,
         first: usize,
         format: Format,
         out: &mut [u8],
     ) -> Result<[f64; 2], ConvertError> {
-        let row_bytes = format.row_bytes(self.cols).unwrap_or(0).max(1);
+        let workers = thread::available_parallelism().map_or(1, usize::from);
+        let row_bytes = self.row_bytes(format).max(1);
+        let share = (out.len() / row_bytes).div_ceil(workers).max(1);
+        let shares = out.chunks_mut(share * row_bytes).enumerate();
+        thread::scope(|scope| {
+            let work =
+                shares.map(|(i, out)| scope.spawn(move || self.write_rows(first + i * share, format, out)));
+            let workers: Vec<_> = work.collect();
+            let join = |worker: thread::ScopedJoinHandle<'_, _>| {
+                worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            };
+            let add = |a: [f64; 2], b: Result<[f64; 2], ConvertError>| b.map(|b| [a[0] + b[0], a[1] + b[1]]);
+            workers.into_iter().map(join).try_fold([0.0; 2], add)
+        })
+    }
+
+    /// Writes row `row` of the source, if it is stored in `format`.
+    fn copy(&self, row: usize, format: Format, out: &mut [u8]) -> bool {
+        match &self.weights {
+            Weights::Stored(stored, data) if *stored == format => {
+                out.copy_from_slice(&data[row * out.len()..][..out.len()]);
+                true
+            }
+            Weights::Grouped(grouped) => grouped.copy(row, format, out),
+            _ => false,
+        }
+    }
+
+    /// The weights of row `row` of the source.
+    fn unpack(&self, row: usize, values: &mut [f32]) -> Result<(), ConvertError> {
+        match &self.weights {
+            Weights::Stored(stored, data) => {
+                let len = data.len() / self.rows;
+                quant::unpack(*stored, &data[row * len..][..len], values)?;
+            }
+            Weights::Transposed(stored, data) => {
+                let size = stored.block_bytes();
+                for (k, value) in values.iter_mut().enumerate() {
+                    let bytes = &data[(k * self.rows + row) * size..][..size];
+                    quant::unpack(*stored, bytes, std::slice::from_mut(value))?;
+                }
+            }
+            Weights::Float8(float8) => float8.unpack(row, values)?,
+            Weights::Grouped(grouped) => grouped.unpack(row, values),
+        }
+        Ok(())
+    }
+
+    /// Makes the blocks of Q8_0 of a row or of the matrix share a scale.
+    pub(super) fn share_scale(&mut self, int8: Int8) -> Result<(), ConvertError> {
+        self.shared = Some(match int8 {
+            Int8::PerChannel => Shared::Row,
+            Int8::PerTensor => {
+                let mut values = vec![0.0; self.cols];
+                let mut most = 0.0f32;
+                for row in 0..self.rows {
+                    self.unpack(row, &mut values)?;
+                    most = most.max(largest(&values));
+                }
+                Shared::Matrix(most)
+            }
+        });
+        Ok(())
+    }
+
+    fn write_rows(&self, first: usize, format: Format, out: &mut [u8]) -> Result<[f64; 2], ConvertError> {
+        let row_bytes = self.row_bytes(format).max(1);
         let mut values = vec![0.0; self.cols];
         let mut written = vec![0.0; self.cols];
         let mut squares = [0.0; 2];
         for (i, out) in out.chunks_exact_mut(row_bytes).enumerate() {
             let row = self.source(first + i);
-            match &self.weights {
-                Weights::Stored(stored, data) => {
-                    let bytes = &data[row * data.len() / self.rows..(row + 1) * data.len() / self.rows];
-                    if *stored == format {
-                        out.copy_from_slice(bytes);
-                        continue;
-                    }
-                    quant::unpack(*stored, bytes, &mut values)?;
-                }
-                Weights::Float8(float8) => float8.unpack(row, &mut values)?,
-                Weights::Transposed(stored, data) => {
-                    let size = stored.block_bytes();
-                    for (k, value) in values.iter_mut().enumerate() {
-                        let bytes = &data[(k * self.rows + row) * size..][..size];
-                        quant::unpack(*stored, bytes, std::slice::from_mut(value))?;
-                    }
-                }
-                Weights::Grouped(grouped) => {
-                    if grouped.copy(row, format, out) {
-                        continue;
-                    }
-                    grouped.unpack(row, &mut values);
-                }
+            if self.shared.is_none() && self.copy(row, format, out) {
+                continue;
             }
-            quant::pack(format, &values, out)?;
+            self.unpack(row, &mut values)?;
+            match self.shared {
+                Some(shared) if format == Format::Q8_0 => {
+                    let largest = match shared {
+                        Shared::Row => largest(&values),
+                        Shared::Matrix(largest) => largest,
+                    };
+                    pack_int8(&values, largest, out);
+                }
+                _ => quant::pack(format, &values, out)?,
+            }
             quant::unpack(format, out, &mut written)?;
             for (&w, &written) in values.iter().zip(&written) {
                 squares[0] += f64::from(w - written).powi(2);
@@ -278,5 +419,25 @@ impl Tensor<'_> {
             }
         }
         Ok(squares)
+    }
+}
+
+/// The largest absolute value.
+fn largest(values: &[f32]) -> f32 {
+    values.iter().fold(0.0, |most, value| most.max(value.abs()))
+}
+
+/// Packs a row as Q8_0 with one scale, `largest / 127` in f16.
+fn pack_int8(values: &[f32], largest: f32, out: &mut [u8]) {
+    let scale = half::f16::from_f32(largest / 127.0);
+    let inverse = if scale.to_f32() > 0.0 { 1.0 / scale.to_f32() } else { 0.0 };
+    let blocks =
+        out.chunks_exact_mut(Format::Q8_0.block_bytes()).zip(values.chunks_exact(Format::Q8_0.block()));
+    for (out, values) in blocks {
+        out[..2].copy_from_slice(&scale.to_le_bytes());
+        for (out, value) in out[2..].iter_mut().zip(values) {
+            // Also where the scale was rounded down.
+            *out = (value * inverse).round().clamp(-127.0, 127.0) as i8 as u8;
+        }
     }
 }

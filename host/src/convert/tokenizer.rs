@@ -1,11 +1,12 @@
-//! `tokenizer.json` and the files beside it as GGUF metadata, under the keys that llama.cpp's converter writes.
+//! `tokenizer.json` and the files beside it as GGUF metadata, under the keys that llama.cpp's converter writes, and back.
 
 use super::ConvertError;
+use super::export::pretty;
 use super::folder::Folder;
 use super::json::{Json, present, string, wrong};
 use crate::error::Result;
-use serde_json::Value;
-use shohin_core::gguf::GgufWriter;
+use serde_json::{Map, Value, json};
+use shohin_core::gguf::{GgufWriter, Metadata};
 
 /// Token types of GGUF.
 const NORMAL: i32 = 1;
@@ -16,6 +17,9 @@ const UNUSED: i32 = 5;
 /// How Qwen2 and Qwen3 split text before merging, and Llama 3, which differs in the digits of a number.
 const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// Special tokens: their names in a folder and in GGUF.
+const SPECIAL: [(&str, &str); 4] = [("eos", "eos"), ("bos", "bos"), ("pad", "padding"), ("unk", "unknown")];
 
 /// Sets the keys of the tokenizer for an embedding of `rows` tokens.
 pub(super) fn write(folder: &Folder, rows: u32, w: &mut GgufWriter) -> Result<()> {
@@ -169,7 +173,7 @@ fn special(
     w: &mut GgufWriter,
 ) -> Result<()> {
     let generation = folder.json("generation_config.json")?;
-    for (name, key) in [("eos", "eos"), ("bos", "bos"), ("pad", "padding"), ("unk", "unknown")] {
+    for (name, key) in SPECIAL {
         let by_name = settings.and_then(|settings| {
             let token = present(&settings.root, &format!("{name}_token"))?;
             let text = token.as_str().or_else(|| token.get("content")?.as_str())?;
@@ -205,4 +209,125 @@ fn template(folder: &Folder, settings: Option<&Json>) -> Result<Option<String>> 
         }),
         _ => None,
     })
+}
+
+/// The special tokens of a GGUF file by their names in a folder.
+pub(super) fn special_ids(metadata: &Metadata<'_>) -> Result<Vec<(&'static str, u32)>, ConvertError> {
+    let mut ids = Vec::new();
+    for (name, key) in SPECIAL {
+        if let Some(id) = metadata.u32(&format!("tokenizer.ggml.{key}_token_id"))? {
+            ids.push((name, id));
+        }
+    }
+    Ok(ids)
+}
+
+/// An array of texts.
+fn texts<'a>(metadata: &Metadata<'a>, key: &str) -> Result<Vec<&'a str>, ConvertError> {
+    let invalid = || ConvertError::Value { key: key.into(), found: "not UTF-8".into(), expected: "texts" };
+    let all = metadata.strings(key)?;
+    let texts = all.iter().flat_map(|all| all.iter());
+    texts.map(|text| std::str::from_utf8(text).map_err(|_| invalid())).collect()
+}
+
+/// The files of a folder with the tokenizer and the chat template of a GGUF file.
+pub(super) fn files(metadata: &Metadata<'_>) -> Result<Vec<(&'static str, String)>, ConvertError> {
+    let tokens = texts(metadata, "tokenizer.ggml.tokens")?;
+    let types: Vec<i32> = match metadata.i32s("tokenizer.ggml.token_type")? {
+        Some(types) => types.collect(),
+        None => vec![NORMAL; tokens.len()],
+    };
+    let pre = metadata.str("tokenizer.ggml.pre")?.unwrap_or_default();
+    let bytes = |use_regex: bool| json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": use_regex });
+    let split = |pattern: &str| json!({ "type": "Split", "pattern": { "Regex": pattern }, "behavior": "Isolated", "invert": false });
+    let (first, second) = match pre {
+        "qwen2" => (split(QWEN2), bytes(false)),
+        "llama-bpe" | "llama3" | "llama-v3" => (split(LLAMA3), bytes(false)),
+        "smollm" => (json!({ "type": "Digits", "individual_digits": true }), bytes(true)),
+        other => {
+            return Err(ConvertError::Value {
+                key: "tokenizer.ggml.pre".into(),
+                found: other.into(),
+                expected: "qwen2, llama-bpe or smollm",
+            });
+        }
+    };
+    let (mut vocab, mut added) = (Map::new(), Vec::new());
+    for (id, (text, kind)) in tokens.iter().zip(&types).enumerate() {
+        match *kind {
+            UNUSED => {}
+            CONTROL | USER_DEFINED => added.push(json!({
+                "id": id, "content": text, "single_word": false, "lstrip": false, "rstrip": false,
+                "normalized": false, "special": *kind == CONTROL,
+            })),
+            _ => {
+                vocab.insert((*text).into(), id.into());
+            }
+        }
+    }
+    // The tokens of a pair have no space: it is a letter of its own.
+    let merges = texts(metadata, "tokenizer.ggml.merges")?;
+    let merges: Vec<_> = merges.iter().filter_map(|merge| merge.split_once(' ')).collect();
+    let special = special_ids(metadata)?;
+    let token = |id: u32| tokens.get(id as usize).copied();
+    let bos = special.iter().find(|(name, _)| *name == "bos").and_then(|(_, id)| Some((token(*id)?, *id)));
+    let add_bos = metadata.bool("tokenizer.ggml.add_bos_token")?;
+    let bytes_last =
+        json!({ "type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true });
+    let post_processor = match bos.filter(|_| add_bos == Some(true)) {
+        None => bytes(false),
+        Some((text, id)) => {
+            let (start, a) = (
+                json!({ "SpecialToken": { "id": text, "type_id": 0 } }),
+                json!({ "Sequence": { "id": "A", "type_id": 0 } }),
+            );
+            let b = json!([{ "SpecialToken": { "id": text, "type_id": 1 } }, { "Sequence": { "id": "B", "type_id": 1 } }]);
+            json!({
+                "type": "TemplateProcessing",
+                "single": [start, a],
+                "pair": [start, a, b[0], b[1]],
+                "special_tokens": { text: { "id": text, "ids": [id], "tokens": [text] } },
+            })
+        }
+    };
+    let root = json!({
+        "version": "1.0",
+        "truncation": null,
+        "padding": null,
+        "added_tokens": added,
+        "normalizer": if pre == "qwen2" { json!({ "type": "NFC" }) } else { Value::Null },
+        "pre_tokenizer": { "type": "Sequence", "pretokenizers": [first, second] },
+        "post_processor": post_processor,
+        "decoder": bytes_last,
+        "model": {
+            "type": "BPE",
+            "dropout": null,
+            "unk_token": null,
+            "continuing_subword_prefix": null,
+            "end_of_word_suffix": null,
+            "fuse_unk": false,
+            "byte_fallback": false,
+            // llama-bpe has whole words among its tokens.
+            "ignore_merges": pre.starts_with("llama"),
+            "vocab": vocab,
+            "merges": merges,
+        },
+    });
+    let mut settings = json!({
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": false,
+    });
+    if let Some(add) = add_bos {
+        settings["add_bos_token"] = add.into();
+    }
+    for (name, id) in special {
+        if let Some(text) = token(id) {
+            settings[format!("{name}_token")] = text.into();
+        }
+    }
+    let mut files = vec![("tokenizer.json", pretty(&root)), ("tokenizer_config.json", pretty(&settings))];
+    if let Some(template) = metadata.str("tokenizer.chat_template")? {
+        files.push(("chat_template.jinja", template.into()));
+    }
+    Ok(files)
 }

@@ -1,0 +1,285 @@
+//! A model as a Hugging Face folder: `config.json`, the tokenizer's files and `model.safetensors`.
+
+use super::config::Architecture;
+use super::file_type::FileType;
+use super::tensor::{self, Tensor};
+use super::{ConvertError, ConvertOptions, Converted, ConvertedTensor, tokenizer};
+use crate::error::{Error, Result};
+use crate::file::ModelFile;
+use safetensors::tensor::{Dtype, View, serialize_to_file};
+use serde_json::{Map, Value, json};
+use shohin_core::gguf::{Gguf, ReadOptions};
+use shohin_core::model::{ModelConfig, RopeScaling};
+use shohin_core::quant::WeightClass;
+use shohin_core::{Format, Tokenizer};
+use std::borrow::Cow;
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+
+/// The files of a folder; the one that says what the others are is last.
+const WEIGHTS: &str = "model.safetensors";
+const CONFIG: &str = "config.json";
+
+/// Converts `source`, a GGUF file or what [`convert`](super::convert) reads, to the Hugging Face folder `out`, which
+/// transformers loads. `progress` is called with the bytes of weights written so far and all of them.
+///
+/// Weights are F32, F16 or BF16 as [`ConvertOptions::file_type`] says, or else the smallest of these that keeps every
+/// bit. The memory of one tensor is needed.
+///
+/// ```no_run
+/// use shohin::convert::{ConvertOptions, convert_to_folder};
+///
+/// convert_to_folder("bonsai-1.7b.gguf", "Bonsai-1.7B-unpacked", &ConvertOptions::new(), |_, _| ())?;
+/// # Ok::<(), shohin::Error>(())
+/// ```
+///
+/// # Errors
+/// As for [`convert`](super::convert), and [`ConvertError::Exists`] if the folder has a model. Files are complete or
+/// not there; `config.json` is written last.
+pub fn convert_to_folder(
+    source: impl AsRef<Path>,
+    out: impl AsRef<Path>,
+    options: &ConvertOptions,
+    mut progress: impl FnMut(u64, u64),
+) -> Result<Converted> {
+    let (source, out) = (source.as_ref(), out.as_ref());
+    if !options.replace && [WEIGHTS, CONFIG].iter().any(|file| out.join(file).exists()) {
+        return Err(ConvertError::Exists.at(out));
+    }
+    let file = ModelFile::open(source)?;
+    let gguf = file.gguf(&ReadOptions::default())?;
+    let plan = Folder::plan(&gguf, options).map_err(|error| error.at(source))?;
+    let created = !out.exists();
+    let failed = |source| Error::Io { action: "write", path: out.into(), source };
+    fs::create_dir_all(out).map_err(failed)?;
+    let done = plan.save(source, out, &mut progress);
+    if done.is_err() && created {
+        // Refused if something is in it.
+        let _ = fs::remove_dir(out);
+    }
+    done
+}
+
+/// A folder to be.
+struct Folder<'f> {
+    /// Names and contents of the files beside the weights.
+    files: Vec<(&'static str, String)>,
+    tensors: Vec<(String, Tensor<'f>, Format)>,
+}
+
+impl<'f> Folder<'f> {
+    fn plan(gguf: &Gguf<'f>, options: &ConvertOptions) -> Result<Self, ConvertError> {
+        let asked = match options.file_type {
+            None => None,
+            Some(FileType::All(format)) if format.is_float() => Some(format),
+            Some(other) => {
+                return Err(ConvertError::Value {
+                    key: "the type of weights in safetensors".into(),
+                    found: other.to_string(),
+                    expected: "f32, f16 or bf16",
+                });
+            }
+        };
+        let config = ModelConfig::from_header(gguf.header())?;
+        Tokenizer::from_gguf(gguf)?;
+        config.program().bind(gguf.header())?;
+        let tensors: Vec<_> = tensor::to_folder(gguf, &config)?
+            .into_iter()
+            .map(|(name, tensor)| {
+                let format = match asked {
+                    Some(format) if !tensor.vector => format,
+                    _ => exact(tensor.exact()?),
+                };
+                Ok((name, tensor, format))
+            })
+            .collect::<Result<_, ConvertError>>()?;
+        let most = tensors.iter().filter(|(_, tensor, _)| !tensor.vector).map(|(_, _, format)| *format);
+        // The widest, which loses nothing.
+        let dtype = most.max_by_key(|format| format.block_bytes()).unwrap_or(Format::F32);
+        let mut files = tokenizer::files(gguf.metadata())?;
+        files.push((CONFIG, pretty(&config_json(&config, gguf, dtype)?)));
+        Ok(Folder { files, tensors })
+    }
+
+    fn save(&self, source: &Path, out: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
+        let failed = |path: &Path| {
+            let path = path.to_path_buf();
+            move |source| Error::Io { action: "write", path, source }
+        };
+        let weights = out.join(WEIGHTS);
+        let whole = self
+            .tensors
+            .iter()
+            .map(|(_, tensor, format)| (tensor.rows * tensor.row_bytes(*format)) as u64)
+            .sum();
+        let state = RefCell::new(State { written: 0, whole, progress, report: Vec::new(), error: None });
+        let views = self.tensors.iter().map(|(name, tensor, format)| {
+            let shape = [tensor.rows, tensor.cols];
+            (name, TensorView { name, tensor, shape, format: *format, state: &state })
+        });
+        let temporary = super::temporary_file(out).map_err(failed(&weights))?;
+        let metadata = HashMap::from([(String::from("format"), String::from("pt"))]);
+        let saved = serialize_to_file(views, Some(metadata), temporary.path());
+        let State { report, error, .. } = state.into_inner();
+        if let Some(error) = error {
+            return Err(error.at(source));
+        }
+        saved.map_err(|error| match error {
+            safetensors::SafeTensorError::IoError(error) => failed(&weights)(error),
+            error => ConvertError::SafeTensors { problem: error.to_string() }.at(&weights),
+        })?;
+        temporary.as_file().sync_all().map_err(failed(&weights))?;
+        let mut bytes = temporary.as_file().metadata().map_err(failed(&weights))?.len();
+        temporary.persist(&weights).map_err(|error| failed(&weights)(error.error))?;
+        for (name, text) in &self.files {
+            let path = out.join(name);
+            let mut file = super::temporary_file(out).map_err(failed(&path))?;
+            file.write_all(text.as_bytes()).map_err(failed(&path))?;
+            file.as_file().sync_all().map_err(failed(&path))?;
+            file.persist(&path).map_err(|error| failed(&path)(error.error))?;
+            bytes += text.len() as u64;
+        }
+        Ok(Converted { tensors: report, bytes })
+    }
+}
+
+/// The float format that keeps every bit of `format`.
+fn exact(format: Format) -> Format {
+    match format.class() {
+        WeightClass::Float => format,
+        // Scales are f16, and -2 to 2 times one is, too.
+        WeightClass::OneBit | WeightClass::Ternary => Format::F16,
+        WeightClass::Integer => Format::F32,
+    }
+}
+
+/// What the weights of all tensors share while they are written.
+struct State<'p> {
+    written: u64,
+    whole: u64,
+    progress: &'p mut dyn FnMut(u64, u64),
+    report: Vec<ConvertedTensor>,
+    error: Option<ConvertError>,
+}
+
+/// A tensor that is converted when it is written.
+struct TensorView<'f, 'p> {
+    name: &'f str,
+    tensor: &'f Tensor<'f>,
+    shape: [usize; 2],
+    format: Format,
+    state: &'f RefCell<State<'p>>,
+}
+
+impl View for TensorView<'_, '_> {
+    fn dtype(&self) -> Dtype {
+        match self.format {
+            Format::F16 => Dtype::F16,
+            Format::Bf16 => Dtype::BF16,
+            _ => Dtype::F32,
+        }
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.shape[usize::from(self.tensor.vector)..]
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        let mut bytes = vec![0; self.data_len()];
+        let state = &mut *self.state.borrow_mut();
+        match self.tensor.write(0, self.format, &mut bytes) {
+            Ok(squares) => {
+                let report = self.tensor.report(self.name, self.format, squares);
+                state.written += report.bytes;
+                state.report.push(report);
+                (state.progress)(state.written, state.whole);
+            }
+            Err(error) => state.error = Some(error),
+        }
+        Cow::Owned(bytes)
+    }
+
+    fn data_len(&self) -> usize {
+        self.tensor.rows * self.tensor.row_bytes(self.format)
+    }
+}
+
+/// A number with the digits that an f32 has.
+fn number(x: f32) -> Value {
+    x.to_string().parse::<f64>().map_or(Value::Null, Value::from)
+}
+
+fn config_json(config: &ModelConfig, gguf: &Gguf<'_>, dtype: Format) -> Result<Value, ConvertError> {
+    let architecture = Architecture::named(config.architecture.name)?;
+    let mut root = json!({
+        "architectures": [architecture.class()],
+        "model_type": architecture.name(),
+        "attention_bias": false,
+        "attention_dropout": 0.0,
+        "head_dim": config.head_dim,
+        "hidden_act": "silu",
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "max_position_embeddings": config.max_context_length,
+        "num_attention_heads": config.num_attention_heads,
+        "num_hidden_layers": config.num_layers,
+        "num_key_value_heads": config.num_kv_heads,
+        "rms_norm_eps": number(config.rms_norm_eps),
+        "rope_theta": number(config.rope_freq_base),
+        "tie_word_embeddings": config.tied_embeddings,
+        "torch_dtype": match dtype { Format::F16 => "float16", Format::Bf16 => "bfloat16", _ => "float32" },
+        "vocab_size": config.vocab_size,
+    });
+    let scaling = match config.rope_scaling {
+        RopeScaling::None => None,
+        RopeScaling::Linear { factor } => Some(json!({ "rope_type": "linear", "factor": number(factor) })),
+        RopeScaling::Yarn { factor, original_context, attention_factor, beta_fast, beta_slow } => {
+            let RopeScaling::Yarn { attention_factor: usual, .. } =
+                RopeScaling::yarn(factor, original_context)
+            else {
+                unreachable!("it is YaRN")
+            };
+            let mut yarn = json!({
+                "rope_type": "yarn",
+                "factor": number(factor),
+                "original_max_position_embeddings": original_context,
+            });
+            for (key, value, usual) in [
+                ("beta_fast", beta_fast, 32.0),
+                ("beta_slow", beta_slow, 1.0),
+                ("attention_factor", attention_factor, usual),
+            ] {
+                if value != usual {
+                    yarn[key] = number(value);
+                }
+            }
+            Some(yarn)
+        }
+        other => {
+            return Err(ConvertError::Value {
+                key: "rope.scaling.type".into(),
+                found: format!("{other:?}"),
+                expected: "none, linear or yarn",
+            });
+        }
+    };
+    if let Some(mut scaling) = scaling {
+        scaling["rope_theta"] = number(config.rope_freq_base);
+        root["rope_scaling"] = scaling;
+    }
+    let special = tokenizer::special_ids(gguf.metadata())?;
+    let ids: Map<String, Value> =
+        special.into_iter().map(|(name, id)| (format!("{name}_token_id"), id.into())).collect();
+    if let Some(root) = root.as_object_mut() {
+        root.extend(ids);
+    }
+    Ok(root)
+}
+
+/// JSON as it is published: over lines, and one at the end.
+pub(super) fn pretty(value: &Value) -> String {
+    format!("{value:#}\n")
+}
