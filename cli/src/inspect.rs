@@ -89,6 +89,9 @@ fn describe(out: &mut impl Write, file: &ModelFile, model: &Model) -> Result {
     let (c, able) = (model.config(), model.capabilities());
     title(out, "Model")?;
     let context = match c.rope_scaling {
+        RopeScaling::None if c.rope_factors => {
+            format!("{} tokens, RoPE factors in the file", c.max_context_length)
+        }
         RopeScaling::None => format!("{} tokens", c.max_context_length),
         ref scaling => format!("{} tokens, {}", c.max_context_length, rope(scaling)),
     };
@@ -256,6 +259,9 @@ fn rope(scaling: &RopeScaling) -> String {
         RopeScaling::Linear { factor } => format!("linear, factor {factor}"),
         RopeScaling::Yarn { factor, original_context, .. } => {
             format!("YaRN, factor {factor} of {original_context}")
+        }
+        RopeScaling::Llama3 { factor, original_context, .. } => {
+            format!("Llama 3.1's, factor {factor} of {original_context}")
         }
         other => format!("{other:?}"),
     }

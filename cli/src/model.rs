@@ -46,26 +46,16 @@ pub(crate) struct ModelArgs {
     /// Run on a GPU; --gpu=NAME selects one by part of its name
     #[arg(long, global = true, value_name = "NAME", num_args = 0..=1, require_equals = true, default_missing_value = "")]
     pub(crate) gpu: Option<String>,
-    /// Replace the file's RoPE scaling, and with it the longest context: none, linear:FACTOR or
-    /// yarn:FACTOR:CONTEXT, where CONTEXT is the one before scaling
+    /// Replace the file's RoPE scaling, and with it the longest context: none, linear:FACTOR,
+    /// yarn:FACTOR:CONTEXT or llama3:FACTOR:CONTEXT, where CONTEXT is the one before scaling
     #[arg(long, global = true, value_name = "SCALING", value_parser = str::parse::<RopeScaling>)]
     pub(crate) rope_scaling: Option<RopeScaling>,
     /// Replace the file's base of the RoPE frequencies
     #[arg(long, global = true, value_name = "BASE", allow_negative_numbers = true)]
     pub(crate) rope_base: Option<f32>,
     /// Layout of tensors of type 42 if the file does not say: group size, or codes before scales
-    #[arg(long, global = true, value_name = "LAYOUT", default_value = "auto")]
-    pub(crate) id42: Id42Layout,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum Id42Layout {
-    Auto,
-    #[value(name = "64")]
-    Group64,
-    #[value(name = "128")]
-    Group128,
-    CodesFirst,
+    #[arg(long, global = true, value_name = "LAYOUT", default_value = "auto", value_parser = id42s())]
+    pub(crate) id42: Id42,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -83,15 +73,9 @@ impl From<Act> for Activations {
     }
 }
 
-impl From<Id42Layout> for Id42 {
-    fn from(layout: Id42Layout) -> Self {
-        match layout {
-            Id42Layout::Auto => Id42::Auto,
-            Id42Layout::Group64 => Id42::Group64,
-            Id42Layout::Group128 => Id42::Group128,
-            Id42Layout::CodesFirst => Id42::CodesFirst,
-        }
-    }
+/// Parses a layout of type 42 by name.
+fn id42s() -> impl TypedValueParser<Value = Id42> {
+    PossibleValuesParser::new(Id42::ALL.map(Id42::name)).map(|name| Id42::named(&name).unwrap_or_default())
 }
 
 /// Parses a cache format by name.
@@ -121,16 +105,13 @@ impl ModelArgs {
 
     /// Options for reading the file.
     pub(crate) fn read_options(&self) -> ReadOptions {
-        ReadOptions { id42: self.id42.into(), ..ReadOptions::default() }
+        ReadOptions { id42: self.id42, ..ReadOptions::default() }
     }
 
     /// The options for loading.
     pub(crate) fn builder(&self) -> shohin::Builder {
-        let mut builder = Model::builder()
-            .kv(self.kv)
-            .activations(self.act.into())
-            .compact(self.compact)
-            .id42(self.id42.into());
+        let mut builder =
+            Model::builder().kv(self.kv).activations(self.act.into()).compact(self.compact).id42(self.id42);
         builder = builder.weight_cache(match &self.weight_cache {
             Some(dir) if dir.as_os_str() == "none" => None,
             Some(dir) => Some(WeightCache::in_dir(dir)),

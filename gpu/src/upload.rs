@@ -494,6 +494,11 @@ impl Upload {
                     let mut weight = vec![0.0; tensor.cols];
                     quant::unpack(tensor.format, &self.carry, &mut weight)?;
                     self.carry.clear();
+                    let plan = &mut self.plan;
+                    let factors = plan.program.rope_factors.filter(|_| plan.config.divides_rope());
+                    if factors.is_some_and(|id| plan.places[id.index()] == tensor.place) {
+                        plan.program.divide_rope(&weight)?;
+                    }
                     let bytes = bytemuck::cast_slice(&weight);
                     self.gpu.queue.write_buffer(&self.vectors[vector], 0, bytes);
                 }

@@ -151,7 +151,12 @@ fn formats_may_mix_and_large_matrices_are_split() {
     for formats in [&ternary[..], &all[..], &k_quants[..], &others[..]] {
         let model = Model {
             formats: formats.iter().copied().map(Stored::new).collect(),
-            ..Model::new(Shape { tied: false, ..Shape::tiny() }, Stored::new(Q1_0), 5)
+            // With factors of the rotary frequencies.
+            ..Model::new(
+                Shape { tied: false, yarn: None, rope_factors: true, ..Shape::tiny() },
+                Stored::new(Q1_0),
+                5,
+            )
         };
         let file = model.to_vec().unwrap();
         let tokens = tokens(9, 320);

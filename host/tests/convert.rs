@@ -11,8 +11,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-const FOLDERS: [(&str, Format); 5] = [
+const FOLDERS: [(&str, Format); 6] = [
     ("qwen3", Format::Bf16),
+    ("llama3", Format::Bf16),
     ("llama", Format::F16),
     ("mlx-1bit", Format::Q1_0),
     ("mlx-2bit", Format::Pq2_0),

@@ -24,6 +24,7 @@ OUT = Path(__file__).parent.parent / "fixtures" / "hf"
 QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+LLAMA3 = QWEN2.replace(r"\p{N}|", r"\p{N}{1,3}|")
 TEXTS = ["The fox ran home, all alone.", "don't\n\n  stop 1234", "<|im_start|>user\nthe hen<|im_end|> ünï"]
 MERGES = [("t", "h"), ("Ġ", "th"), ("h", "e"), ("th", "e"), ("Ġ", "the"), ("Ġ", "a"), ("l", "l"), ("Ġa", "ll")]
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -178,6 +179,40 @@ def main():
                     p = dict(model.named_parameters())[key]
                     p.copy_(p.half().float())
         finish(folder, model, t)
+
+    t = tokenizer(
+        pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(Regex(LLAMA3), behavior="isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+    )
+    config = LlamaConfig(
+        vocab_size=len(t),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        eos_token_id=t.eos_token_id,
+        rope_parameters={
+            "rope_type": "llama3",
+            "rope_theta": 1e4,
+            "factor": 8.0,
+            "original_max_position_embeddings": 64,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+        },
+        attn_implementation="eager",
+    )
+    model = LlamaForCausalLM(config).eval()
+    fill(model, torch.bfloat16)
+    folder = start("llama3", t)
+    copy.deepcopy(model).bfloat16().save_pretrained(folder)
+    finish(folder, model, t)
 
 
 if __name__ == "__main__":

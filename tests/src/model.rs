@@ -31,6 +31,8 @@ pub struct Shape {
     pub rope_base: f32,
     /// YaRN of factor 4 over this original context, as in Bonsai files.
     pub yarn: Option<u32>,
+    /// Whether the frequencies are divided by a tensor, as in files of Llama 3.1.
+    pub rope_factors: bool,
 }
 
 impl Shape {
@@ -48,6 +50,7 @@ impl Shape {
             context: 256,
             rope_base: 1e6,
             yarn: Some(64),
+            rope_factors: false,
         }
     }
 
@@ -65,6 +68,7 @@ impl Shape {
             context: 32_768,
             rope_base: 1e6,
             yarn: Some(8192),
+            rope_factors: false,
         };
         match name {
             "0.6b" => Some(Shape { hidden: 1024, ffn: 3072, context: 40_960, yarn: None, ..bonsai }),
@@ -200,6 +204,9 @@ impl Model {
             let dims = vec![len as u64];
             parts.push(Part { name, dims, stored: Stored::new(Format::F32), deviation: None });
         };
+        if s.rope_factors {
+            norm(&mut parts, "rope_freqs.weight".into(), s.head_dim / 2);
+        }
         matrix(&mut parts, "token_embd.weight".into(), s.hidden, s.vocab, 1.0);
         for layer in 0..s.layers {
             let name = |what: &str| format!("blk.{layer}.{what}.weight");

@@ -1,11 +1,12 @@
 //! The parts of a model on their way to becoming one stream.
 
 use crate::error::{JsResult, js};
+use crate::options::reading;
 use js_sys::Reflect;
-use shohin_core::gguf::{GgufJoin, PartError, ReadOptions};
+use shohin_core::gguf::{GgufJoin, PartError};
 use wasm_bindgen::prelude::*;
 
-/// Joins parts of these lengths; see [`GgufJoin`]. Errors have a property `part`.
+/// Joins parts of these lengths, in which tensor type 42 means `id42`; see [`GgufJoin`]. Errors have a property `part`.
 #[wasm_bindgen]
 pub struct Joiner {
     join: GgufJoin,
@@ -23,9 +24,9 @@ impl Joiner {
     /// # Errors
     /// `memory`.
     #[wasm_bindgen(constructor)]
-    pub fn new(lengths: &[f64]) -> JsResult<Joiner> {
+    pub fn new(lengths: &[f64], id42: &str) -> JsResult<Joiner> {
         let lengths: Vec<u64> = lengths.iter().map(|&len| len as u64).collect();
-        Ok(Joiner { join: GgufJoin::new(&lengths, &ReadOptions::default()).map_err(js)? })
+        Ok(Joiner { join: GgufJoin::new(&lengths, &reading(id42)?).map_err(js)? })
     }
 
     /// Takes the next bytes of a part, and says whether its header is complete.

@@ -6,6 +6,7 @@ use crate::platform::random;
 use js_sys::JSON;
 use shohin_core::chat::{OverflowPolicy, ResponseFormat, Thinking, ToolChoice, TurnOptions};
 use shohin_core::constrain::Whitespace;
+use shohin_core::gguf::{Id42, ReadOptions};
 use shohin_core::model::Pooling;
 use shohin_core::{Activations, Error, KvFormat, Name, SamplerConfig};
 use wasm_bindgen::prelude::*;
@@ -148,6 +149,15 @@ pub(crate) fn activations_named(name: &str) -> JsResult<Activations> {
 /// `unsupported` for another word.
 pub(crate) fn kv_named(name: &str) -> JsResult<KvFormat> {
     KvFormat::named(name).ok_or_else(|| unknown("kv", name, "f32, f16, q8 or q4"))
+}
+
+/// How a file is read, with the meaning of tensor type 42 by name.
+///
+/// # Errors
+/// `unsupported` for another word.
+pub(crate) fn reading(id42: &str) -> JsResult<ReadOptions> {
+    let id42 = Id42::named(id42).ok_or_else(|| unknown("id42", id42, "auto, 64, 128 or codes-first"))?;
+    Ok(ReadOptions { id42, ..ReadOptions::default() })
 }
 
 fn unknown(key: &'static str, found: &str, expected: &'static str) -> JsValue {

@@ -20,7 +20,7 @@ const MICRO_LOGITS: &[u8] = include_bytes!("../../tests/fixtures/golden_model/mi
 const MICRO_TOKENS: &str = include_str!("../../tests/fixtures/golden_model/tokens.txt");
 
 fn load(bytes: &[u8], piece: usize, announced: f64, precision: &str) -> Result<Model, JsValue> {
-    let mut file = Loader::new(announced)?;
+    let mut file = Loader::new(announced, "auto")?;
     for piece in bytes.chunks(piece) {
         file.append(&Uint8Array::from(piece))?;
     }
@@ -247,11 +247,11 @@ fn errors_carry_their_code() {
         assert!(!message(&error).is_empty());
     }
     // Known before the whole of it is there.
-    let mut page = Loader::new(1e6).unwrap();
+    let mut page = Loader::new(1e6, "auto").unwrap();
     page.append(&Uint8Array::from(&b"<!d"[..])).unwrap();
     let more = &b"octype html><title>not a model</title>"[..];
     assert_eq!(code(&page.append(&Uint8Array::from(more)).err().unwrap()), "malformed");
-    assert_eq!(code(&Loader::new(1e15).err().unwrap()), "memory");
+    assert_eq!(code(&Loader::new(1e15, "auto").err().unwrap()), "memory");
     let mut model = load(SPROUT, SPROUT.len(), 0.0, "int8").unwrap();
     let mut chat = model.chat(0.0).unwrap();
     let messages = Array::from(&value(r#"[{"role": "user", "content": "What is 2 plus 2?"}]"#));

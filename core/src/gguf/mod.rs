@@ -44,6 +44,26 @@ pub enum Id42 {
     CodesFirst,
 }
 
+impl Id42 {
+    /// Every meaning.
+    pub const ALL: [Id42; 4] = [Id42::Auto, Id42::Group64, Id42::Group128, Id42::CodesFirst];
+
+    /// The name in options: `auto`, `64`, `128` or `codes-first`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Id42::Auto => "auto",
+            Id42::Group64 => "64",
+            Id42::Group128 => "128",
+            Id42::CodesFirst => "codes-first",
+        }
+    }
+
+    /// The meaning called `name`.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|id42| id42.name() == name)
+    }
+}
+
 /// Options for reading a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReadOptions {

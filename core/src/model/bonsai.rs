@@ -1,6 +1,7 @@
 //! A loaded model: its configuration, its forward pass and its weights.
 #![forbid(unsafe_code)]
 
+use alloc::vec;
 use alloc::vec::Vec;
 
 use super::config::ModelConfig;
@@ -37,7 +38,7 @@ impl<'a> BonsaiModel<&'a [u8]> {
         config.check()?;
         let program = config.program();
         let weights = Weights::new(&program, gguf, gguf.part_bytes())?;
-        Ok(BonsaiModel { config, program, weights })
+        Self::new(config, program, weights)
     }
 }
 
@@ -47,7 +48,15 @@ impl<B: ModelBytes> BonsaiModel<B> {
     /// # Errors
     /// If the file is malformed or not supported.
     pub fn load(bytes: B) -> Result<Self> {
-        let loaded = Self::load_parts(Vec::from([bytes]), &ReadOptions::default(), |config| config);
+        Self::load_with(bytes, &ReadOptions::default())
+    }
+
+    /// [`BonsaiModel::load`] with options for reading the file.
+    ///
+    /// # Errors
+    /// As [`BonsaiModel::load`].
+    pub fn load_with(bytes: B, options: &ReadOptions) -> Result<Self> {
+        let loaded = Self::load_parts(Vec::from([bytes]), options, |config| config);
         loaded.map_err(|wrong| wrong.error)
     }
 
@@ -71,6 +80,16 @@ impl<B: ModelBytes> BonsaiModel<B> {
             (config, stored(&program, &gguf).map_err(whole)?, program)
         };
         let weights = Weights::hold(tensors, parts).map_err(whole)?;
+        Self::new(config, program, weights).map_err(whole)
+    }
+
+    fn new(config: ModelConfig, mut program: Program, weights: Weights<B>) -> Result<Self> {
+        if let Some(id) = program.rope_factors.filter(|_| config.divides_rope()) {
+            let factors = weights.matrix(id)?;
+            let mut values = vec![0.0; factors.cols()];
+            factors.unpack_row(0, &mut values)?;
+            program.divide_rope(&values)?;
+        }
         Ok(BonsaiModel { config, program, weights })
     }
 

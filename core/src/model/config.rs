@@ -66,6 +66,9 @@ pub struct ModelConfig {
     pub rope_freq_base: f32,
     /// Scaling of the rotary frequencies (`rope.scaling.*`).
     pub rope_scaling: RopeScaling,
+    /// Whether the file has factors that the rotary frequencies are divided by (`rope_freqs.weight`), as those of Llama 3.1
+    /// and later. Another [`ModelConfig::rope_scaling`] than none replaces them.
+    pub rope_factors: bool,
     /// Whether the output matrix is the embedding (no `output.weight` in the file).
     pub tied_embeddings: bool,
 }
@@ -115,6 +118,7 @@ impl ModelConfig {
             rms_norm_eps: meta.need_f32(EPS)?,
             rope_freq_base: meta.f32("rope.freq_base")?.unwrap_or(10_000.0),
             rope_scaling: rope_scaling(meta)?,
+            rope_factors: header.tensor("rope_freqs.weight").is_some(),
             tied_embeddings: header.tensor("output.weight").is_none(),
         };
         config.check()?;
@@ -136,7 +140,12 @@ impl ModelConfig {
         Heads { query: self.num_attention_heads, kv: self.num_kv_heads, dim: self.head_dim }
     }
 
-    /// Frequencies of the rotary embedding.
+    /// Whether the frequencies are divided by the file's factors.
+    pub fn divides_rope(&self) -> bool {
+        self.rope_factors && self.rope_scaling == RopeScaling::None
+    }
+
+    /// Frequencies of the rotary embedding, before they are divided by the file's factors.
     pub fn rope(&self) -> Rope {
         Rope::new(self.head_dim, self.rope_freq_base, self.rope_scaling)
     }
@@ -188,6 +197,20 @@ impl ModelConfig {
         let factor = match self.rope_scaling {
             RopeScaling::None => 1.0,
             RopeScaling::Linear { factor } => factor,
+            RopeScaling::Llama3 { factor, original_context, low_freq_factor, high_freq_factor } => {
+                if original_context == 0 {
+                    let key = "rope.scaling.original_context_length";
+                    return Err(bad(key, 0.0, "at least 1"));
+                }
+                if !(low_freq_factor > 0.0
+                    && high_freq_factor > low_freq_factor
+                    && high_freq_factor.is_finite())
+                {
+                    let key = "rope.scaling.high_freq_factor";
+                    return Err(bad(key, f64::from(high_freq_factor), "a number over low_freq_factor"));
+                }
+                factor
+            }
             RopeScaling::Yarn { factor, original_context, attention_factor, beta_fast, beta_slow } => {
                 if original_context == 0 {
                     let key = "rope.scaling.original_context_length";

@@ -18,5 +18,5 @@ pub use config::{Architecture, ModelConfig, ModelConfig as Qwen3Config};
 pub use embedding::{Embedding, Pooling};
 pub use program::Program;
 pub use registry::{CapabilityProfile, ModelConfigBuilder, ModelSpec, ModelVariant, all_specs};
-pub use rope::RopeScaling;
+pub use rope::{Rope, RopeScaling};
 pub use weights::{ModelBytes, Weights};

@@ -201,6 +201,9 @@ pub struct Program {
     pub heads: Heads,
     /// The rotary embedding's frequencies.
     pub rope: Rope,
+    /// The vector that [`Program::rope`]'s frequencies are divided by, if there is one; see
+    /// [`Program::divide_rope`].
+    pub rope_factors: Option<TensorId>,
     /// The elements of a head that it rotates together.
     pub pairing: RopePairing,
 }
@@ -238,6 +241,15 @@ impl Program {
     /// Columns of the widest input of a matrix product.
     pub fn widest_input(&self) -> usize {
         self.matrices().map(|id| self.tensor(id).cols).max().unwrap_or(0)
+    }
+
+    /// Divides the frequencies of the rotary embedding by the model's factors, the weights of
+    /// [`Program::rope_factors`].
+    ///
+    /// # Errors
+    /// If one is not a positive number.
+    pub fn divide_rope(&mut self, factors: &[f32]) -> Result<()> {
+        self.rope.divide(factors)
     }
 
     /// Number of parameters, vectors included.
@@ -315,6 +327,7 @@ impl Builder {
             layers: 0,
             heads,
             rope,
+            rope_factors: None,
             pairing,
         };
         Builder { program, eps, layer: None }
@@ -339,6 +352,12 @@ impl Builder {
         };
         self.program.tensors.push(TensorSpec { name, rows, cols, role });
         TensorId(self.program.tensors.len() as u32 - 1)
+    }
+
+    /// Divides the frequencies of the rotary embedding by the tensor `rope_freqs`.
+    pub fn rope_factors(&mut self) {
+        let pairs = self.program.heads.dim / 2;
+        self.program.rope_factors = Some(self.tensor("rope_freqs", 1, pairs, TensorRole::Vector));
     }
 
     fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> TensorId {

@@ -186,6 +186,7 @@ impl ModelVariant {
             rms_norm_eps: 1e-6,
             rope_freq_base: base,
             rope_scaling: RopeScaling::yarn(4.0, original),
+            rope_factors: false,
             tied_embeddings: tied,
         }
     }
@@ -256,6 +257,7 @@ impl ModelConfigBuilder {
         rms_norm_eps: f32,
         rope_freq_base: f32,
         rope_scaling: RopeScaling,
+        rope_factors: bool,
         tied_embeddings: bool,
     }
 
@@ -368,7 +370,7 @@ mod tests {
             let error = text.parse::<RopeScaling>().unwrap_err();
             assert_eq!(error.code(), "unsupported");
             assert!(
-                error.to_string().contains("expected none, linear:FACTOR or yarn:FACTOR:CONTEXT"),
+                error.to_string().contains("expected none, linear:FACTOR, yarn:FACTOR:CONTEXT or"),
                 "{error}"
             );
         }

@@ -29,6 +29,18 @@ pub enum RopeScaling {
         /// Rotations below which a frequency is interpolated (1 in the paper).
         beta_slow: f32,
     },
+    /// As in Llama 3.1: frequencies with fewer than `low_freq_factor` rotations in the original context are divided by
+    /// `factor`, those with more than `high_freq_factor` are kept, and between them is a ramp.
+    Llama3 {
+        /// Scaling factor.
+        factor: f32,
+        /// Context length before scaling.
+        original_context: u32,
+        /// 1 in the published models.
+        low_freq_factor: f32,
+        /// 4 in the published models.
+        high_freq_factor: f32,
+    },
 }
 
 impl RopeScaling {
@@ -43,29 +55,37 @@ impl RopeScaling {
         }
     }
 
+    /// Llama 3.1's scaling with the factors of the published models.
+    pub fn llama3(factor: f32, original_context: u32) -> Self {
+        RopeScaling::Llama3 { factor, original_context, low_freq_factor: 1.0, high_freq_factor: 4.0 }
+    }
+
     /// The longest context before scaling, in tokens, for a model with longest context `max`.
     pub fn original_context(&self, max: usize) -> usize {
         match *self {
             RopeScaling::None => max,
             RopeScaling::Linear { factor } => (max as f64 / f64::from(factor)) as usize,
-            RopeScaling::Yarn { original_context, .. } => original_context as usize,
+            RopeScaling::Yarn { original_context, .. } | RopeScaling::Llama3 { original_context, .. } => {
+                original_context as usize
+            }
         }
     }
 
     /// The longest context with this scaling, in tokens, for a model with longest context `original` without
-    /// it. YaRN uses its own `original_context`.
+    /// it. YaRN and Llama 3.1 use their own `original_context`.
     pub fn scaled_context(&self, original: usize) -> usize {
         match *self {
             RopeScaling::None => original,
             RopeScaling::Linear { factor } => (original as f64 * f64::from(factor)) as usize,
-            RopeScaling::Yarn { factor, original_context, .. } => {
+            RopeScaling::Yarn { factor, original_context, .. }
+            | RopeScaling::Llama3 { factor, original_context, .. } => {
                 (f64::from(original_context) * f64::from(factor)) as usize
             }
         }
     }
 }
 
-/// Parses `none`, `linear:FACTOR` or `yarn:FACTOR:CONTEXT`, where CONTEXT is the one before scaling.
+/// Parses `none`, `linear:FACTOR`, `yarn:FACTOR:CONTEXT` or `llama3:FACTOR:CONTEXT`, where CONTEXT is the one before scaling.
 impl FromStr for RopeScaling {
     type Err = Error;
 
@@ -73,16 +93,17 @@ impl FromStr for RopeScaling {
         let wrong = || Error::Unsupported {
             key: Name::new("RoPE scaling"),
             found: Name::new(text),
-            expected: "none, linear:FACTOR or yarn:FACTOR:CONTEXT with a FACTOR of at least 1",
+            expected: "none, linear:FACTOR, yarn:FACTOR:CONTEXT or llama3:FACTOR:CONTEXT with a FACTOR of at least 1",
         };
         let factor = |text: &str| text.parse().ok().filter(|f: &f32| f.is_finite() && *f >= 1.0);
         let mut words = text.split(':');
         let scaling = match (words.next(), words.next(), words.next(), words.next()) {
             (Some("none"), None, ..) => Some(RopeScaling::None),
             (Some("linear"), Some(f), None, _) => factor(f).map(|factor| RopeScaling::Linear { factor }),
-            (Some("yarn"), Some(f), Some(context), None) => {
+            (Some(kind @ ("yarn" | "llama3")), Some(f), Some(context), None) => {
                 let context = context.parse().ok().filter(|n: &u32| *n > 0);
-                factor(f).zip(context).map(|(factor, context)| RopeScaling::yarn(factor, context))
+                let scaling = if kind == "yarn" { RopeScaling::yarn } else { RopeScaling::llama3 };
+                factor(f).zip(context).map(|(factor, context)| scaling(factor, context))
             }
             _ => None,
         };
@@ -104,6 +125,9 @@ impl Rope {
     /// YaRN: `corr(b) = d ln(o / (2 pi b)) / (2 ln base)`, `low = max(0, floor(corr(beta_fast)))`,
     /// `high = min(d - 1, ceil(corr(beta_slow)))`, `ramp = clamp((i - low) / max(0.001, high - low), 0, 1)`
     /// and `speed[i] *= (1 - ramp) + ramp / s`.
+    ///
+    /// Llama 3.1: `turns = o speed[i] / (2 pi)`, `keep = clamp((turns - low) / (high - low), 0, 1)` and
+    /// `speed[i] *= keep + (1 - keep) / s`.
     pub fn new(head_dim: usize, base: f32, scaling: RopeScaling) -> Self {
         let (d, ln_base) = (head_dim as f64, libm::log(f64::from(base)));
         let mut magnitude = 1.0;
@@ -124,10 +148,36 @@ impl Rope {
                     let ramp = ((i as f64 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
                     speed * ((1.0 - ramp) + ramp / f64::from(factor))
                 }
+                RopeScaling::Llama3 { factor, original_context, low_freq_factor, high_freq_factor } => {
+                    let turns = f64::from(original_context) * speed / (2.0 * core::f64::consts::PI);
+                    let (low, high) = (f64::from(low_freq_factor), f64::from(high_freq_factor));
+                    let keep = ((turns - low) / (high - low)).clamp(0.0, 1.0);
+                    speed * (keep + (1.0 - keep) / f64::from(factor))
+                }
             }
         });
         let speeds = speeds.collect();
         Rope { speeds, magnitude }
+    }
+
+    /// Radians per position of each pair.
+    pub fn speeds(&self) -> &[f64] {
+        &self.speeds
+    }
+
+    /// Divides the speeds by `factors`, one for each.
+    pub(super) fn divide(&mut self, factors: &[f32]) -> Result<(), Error> {
+        for (speed, &factor) in self.speeds.iter_mut().zip(factors) {
+            if !(factor > 0.0 && factor.is_finite()) {
+                return Err(Error::KeyValue {
+                    key: Name::new("rope_freqs.weight"),
+                    found: f64::from(factor),
+                    expected: "positive numbers",
+                });
+            }
+            *speed /= f64::from(factor);
+        }
+        Ok(())
     }
 
     /// Writes cos and sin of every pair's angle at `position`; both `(head_dim / 2)`. All heads of all layers

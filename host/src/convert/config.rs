@@ -4,6 +4,7 @@ use super::ConvertError;
 use super::json::{need_whole, number, present, string, whole, wrong};
 use serde_json::Value;
 use shohin_core::gguf::GgufWriter;
+use shohin_core::model::{Rope, RopeScaling};
 use std::collections::BTreeMap;
 
 /// A model's dimensions, as far as tensors depend on them.
@@ -20,6 +21,8 @@ pub(super) struct Config {
     pub(super) mlx: Option<Mlx>,
     /// Rows and columns of the blocks of floats of 8 bits that have a scale.
     pub(super) float8_block: Option<(u32, u32)>,
+    /// What the rotary frequencies are divided by, for scalings that GGUF files have as a tensor.
+    pub(super) rope_factors: Option<Vec<f32>>,
 }
 
 /// An architecture's name in `config.json` and in GGUF, and how it rotates keys.
@@ -96,7 +99,7 @@ impl Config {
             None if heads > 0 && hidden.is_multiple_of(heads) => hidden / heads,
             None => return Err(wrong("head_dim", None, "a whole number of 32 bits")),
         };
-        let config = Config {
+        let mut config = Config {
             architecture,
             layers: need_whole(root, "num_hidden_layers")?,
             hidden,
@@ -106,6 +109,7 @@ impl Config {
             tied: present(root, "tie_word_embeddings").and_then(Value::as_bool).unwrap_or(false),
             mlx: Mlx::read(root)?,
             float8_block: float8_block(root)?,
+            rope_factors: None,
         };
         let name = architecture.name();
         let key = |rest: &str| format!("{name}.{rest}");
@@ -124,21 +128,35 @@ impl Config {
             w.set(&key("rope.dimension_count"), head_dim)?;
             w.set(&key("vocab_size"), config.vocab)?;
         }
-        rope(root, &key, w)?;
+        if let Some((base, scaling)) = rope(root, &key, w)? {
+            config.rope_factors = Some(rope_factors(head_dim as usize, base, scaling));
+        }
         Ok(config)
     }
 }
 
-/// The base and the scaling of the rotary frequencies, where old and new folders have them.
-fn rope(root: &Value, key: &dyn Fn(&str) -> String, w: &mut GgufWriter) -> Result<(), ConvertError> {
+/// What `scaling` divides the frequencies of heads with `head_dim` elements by.
+pub(super) fn rope_factors(head_dim: usize, base: f32, scaling: RopeScaling) -> Vec<f32> {
+    let [plain, scaled] = [RopeScaling::None, scaling].map(|scaling| Rope::new(head_dim, base, scaling));
+    plain.speeds().iter().zip(scaled.speeds()).map(|(plain, scaled)| (plain / scaled) as f32).collect()
+}
+
+/// Sets the base and the scaling of the rotary frequencies, where old and new folders have them. Returns a base and a
+/// scaling that GGUF files have as a tensor.
+fn rope(
+    root: &Value,
+    key: &dyn Fn(&str) -> String,
+    w: &mut GgufWriter,
+) -> Result<Option<(f32, RopeScaling)>, ConvertError> {
     let place = ["rope_parameters", "rope_scaling"].into_iter().find(|place| present(root, place).is_some());
     let scaling = place.and_then(|place| present(root, place));
     let base = match scaling.map(|scaling| number(scaling, "rope_theta")).transpose()?.flatten() {
         None => number(root, "rope_theta")?,
         base => base,
     };
-    w.set(&key("rope.freq_base"), base.unwrap_or(10_000.0))?;
-    let (Some(place), Some(scaling)) = (place, scaling) else { return Ok(()) };
+    let base = base.unwrap_or(10_000.0);
+    w.set(&key("rope.freq_base"), base)?;
+    let (Some(place), Some(scaling)) = (place, scaling) else { return Ok(None) };
     let kind = match string(scaling, "rope_type")? {
         None => string(scaling, "type")?,
         kind => kind,
@@ -150,11 +168,24 @@ fn rope(root: &Value, key: &dyn Fn(&str) -> String, w: &mut GgufWriter) -> Resul
         error => error,
     };
     match kind {
-        None | Some("default") => return Ok(()),
+        None | Some("default") => return Ok(None),
+        Some("llama3") => {
+            let need = |name| {
+                let found = number(scaling, name).map_err(inside)?;
+                found.ok_or_else(|| inside(wrong(name, None, "a number")))
+            };
+            let scaling = RopeScaling::Llama3 {
+                factor: need("factor")?,
+                original_context: need_whole(scaling, "original_max_position_embeddings").map_err(inside)?,
+                low_freq_factor: need("low_freq_factor")?,
+                high_freq_factor: need("high_freq_factor")?,
+            };
+            return Ok(Some((base, scaling)));
+        }
         Some(kind @ ("linear" | "yarn")) => w.set(&key("rope.scaling.type"), kind)?,
         Some(_) => {
             let found = present(scaling, "rope_type").or(present(scaling, "type"));
-            return Err(inside(wrong("rope_type", found, "default, linear or yarn")));
+            return Err(inside(wrong("rope_type", found, "default, linear, yarn or llama3")));
         }
     }
     let factor = number(scaling, "factor").map_err(inside)?;
@@ -173,7 +204,7 @@ fn rope(root: &Value, key: &dyn Fn(&str) -> String, w: &mut GgufWriter) -> Resul
             }
         }
     }
-    Ok(())
+    Ok(None)
 }
 
 /// MLX's `quantization`.

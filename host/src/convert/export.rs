@@ -1,8 +1,8 @@
 //! A model as a Hugging Face folder: `config.json`, the tokenizer's files and `model.safetensors`.
 
-use super::config::Architecture;
+use super::config::{Architecture, rope_factors};
 use super::file_type::FileType;
-use super::tensor::{self, Tensor};
+use super::tensor::{self, ROPE_FACTORS, Tensor};
 use super::{ConvertError, ConvertOptions, Converted, ConvertedTensor, tokenizer};
 use crate::error::{Error, Result};
 use crate::file::ModelFile;
@@ -233,8 +233,19 @@ fn config_json(config: &ModelConfig, gguf: &Gguf<'_>, dtype: Format) -> Result<V
         "torch_dtype": match dtype { Format::F16 => "float16", Format::Bf16 => "bfloat16", _ => "float32" },
         "vocab_size": config.vocab_size,
     });
-    let scaling = match config.rope_scaling {
+    let scaling = match llama3(config, gguf)? {
+        Some(scaling) => scaling,
+        None => config.rope_scaling,
+    };
+    let scaling = match scaling {
         RopeScaling::None => None,
+        RopeScaling::Llama3 { factor, original_context, low_freq_factor, high_freq_factor } => Some(json!({
+            "rope_type": "llama3",
+            "factor": number(factor),
+            "original_max_position_embeddings": original_context,
+            "low_freq_factor": number(low_freq_factor),
+            "high_freq_factor": number(high_freq_factor),
+        })),
         RopeScaling::Linear { factor } => Some(json!({ "rope_type": "linear", "factor": number(factor) })),
         RopeScaling::Yarn { factor, original_context, attention_factor, beta_fast, beta_slow } => {
             let RopeScaling::Yarn { attention_factor: usual, .. } =
@@ -277,6 +288,26 @@ fn config_json(config: &ModelConfig, gguf: &Gguf<'_>, dtype: Format) -> Result<V
         root.extend(ids);
     }
     Ok(root)
+}
+
+/// The scaling behind the factors of a file, which has the constants of Llama 3.1 and later.
+fn llama3(config: &ModelConfig, gguf: &Gguf<'_>) -> Result<Option<RopeScaling>, ConvertError> {
+    if !config.divides_rope() {
+        return Ok(None);
+    }
+    let factors = gguf.matrix(ROPE_FACTORS)?;
+    let mut found = vec![0.0; factors.cols()];
+    factors.unpack_row(0, &mut found)?;
+    let factor = found.iter().copied().fold(1.0, f32::max);
+    // 8192 in the published models.
+    let contexts = (4..20).map(|bits| 1 << bits);
+    let same = |scaling: &RopeScaling| {
+        let expected = rope_factors(config.head_dim, config.rope_freq_base, *scaling);
+        found.iter().zip(&expected).all(|(found, expected)| (found - expected).abs() <= 1e-4 * expected)
+    };
+    let scaling = contexts.map(|context| RopeScaling::llama3(factor, context)).find(same);
+    let other = || ConvertError::tensor(ROPE_FACTORS, "has other factors than those of Llama 3.1");
+    scaling.ok_or_else(other).map(Some)
 }
 
 /// JSON as it is published: over lines, and one at the end.

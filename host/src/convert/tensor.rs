@@ -60,7 +60,12 @@ pub(super) enum Weights<'f> {
     Transposed(Format, &'f [u8]),
     Float8(Float8<'f>),
     Grouped(Grouped<'f>),
+    /// Numbers of a vector that the source has in another form.
+    Computed(Vec<f32>),
 }
+
+/// What the rotary frequencies are divided by, in GGUF.
+pub(super) const ROPE_FACTORS: &str = "rope_freqs.weight";
 
 /// Names of a layer's tensors: in a folder, and in GGUF.
 const LAYER: [(&str, &str); 11] = [
@@ -177,6 +182,17 @@ pub(super) fn of_modules<'f>(
         };
         all.push(Tensor { name: format!("{gguf}.weight"), rows, cols, vector, weights, order, shared: None });
     }
+    if let Some(factors) = &config.rope_factors {
+        all.push(Tensor {
+            name: ROPE_FACTORS.into(),
+            rows: 1,
+            cols: factors.len(),
+            vector: true,
+            weights: Weights::Computed(factors.clone()),
+            order: Order::Same,
+            shared: None,
+        });
+    }
     // Layer 2 before layer 10.
     let place = |tensor: &Tensor<'_>| {
         let layer = tensor.name.strip_prefix("blk.").and_then(|rest| rest.split('.').next()?.parse().ok());
@@ -231,7 +247,8 @@ pub(super) fn to_folder<'f>(
         }
         Ok((format!("{module}.weight"), tensor))
     };
-    of_gguf(gguf)?.into_iter().map(renamed).collect()
+    let tensors = of_gguf(gguf)?.into_iter().filter(|tensor| tensor.name != ROPE_FACTORS);
+    tensors.map(renamed).collect()
 }
 
 /// The weights of tensor `name` with one number each.
@@ -273,6 +290,7 @@ impl Tensor<'_> {
             Weights::Stored(format, _) | Weights::Transposed(format, _) => Ok(*format),
             Weights::Float8(float8) => Ok(float8.exact()),
             Weights::Grouped(grouped) => Ok(grouped.exact()),
+            Weights::Computed(_) => Ok(Format::F32),
         }
     }
 
@@ -314,7 +332,7 @@ impl Tensor<'_> {
     pub(super) fn format(&self) -> Option<Format> {
         match &self.weights {
             Weights::Stored(format, _) | Weights::Transposed(format, _) => Some(*format),
-            Weights::Float8(_) | Weights::Grouped(_) => None,
+            Weights::Float8(_) | Weights::Grouped(_) | Weights::Computed(_) => None,
         }
     }
 
@@ -370,6 +388,7 @@ impl Tensor<'_> {
             }
             Weights::Float8(float8) => float8.unpack(row, values)?,
             Weights::Grouped(grouped) => grouped.unpack(row, values),
+            Weights::Computed(computed) => values.copy_from_slice(computed),
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use crate::error::{JsResult, js};
 use crate::info::FileInfo;
 use crate::loaded::Loaded;
 use crate::model::Model;
-use crate::options::{activations_named, kv_named, whole};
+use crate::options::{activations_named, kv_named, reading, whole};
 use crate::snapshot::Fingerprint;
 use crate::threads::pool;
 use js_sys::Uint8Array;
@@ -31,6 +31,7 @@ const UNKNOWN_GROWTH: usize = 16 << 20;
 #[wasm_bindgen]
 pub struct Loader {
     bytes: Vec<u8>,
+    read: ReadOptions,
     /// Parses the header as it arrives; `None` once it is complete.
     head: Option<Head>,
 }
@@ -72,15 +73,17 @@ impl Head {
 
 #[wasm_bindgen]
 impl Loader {
-    /// Takes memory for `expected` bytes at once, so that a file of that size is never moved. 0: unknown.
+    /// Takes memory for `expected` bytes at once, so that a file of that size is never moved. 0: unknown. `id42` is the
+    /// meaning of tensor type 42.
     ///
     /// # Errors
-    /// `memory` if there is not that much.
+    /// `memory` if there is not that much; `unsupported` for another meaning.
     #[wasm_bindgen(constructor)]
-    pub fn new(expected: f64) -> JsResult<Loader> {
+    pub fn new(expected: f64, id42: &str) -> JsResult<Loader> {
+        let read = reading(id42)?;
         let length = if expected > 0.0 { expected as u64 } else { UNKNOWN_LENGTH };
-        let stream = GgufStream::new(length, ReadOptions::default());
-        let mut loader = Loader { bytes: Vec::new(), head: Some(Head { stream, complete: false }) };
+        let stream = GgufStream::new(length, read);
+        let mut loader = Loader { bytes: Vec::new(), read, head: Some(Head { stream, complete: false }) };
         if expected > 0.0 {
             if expected > isize::MAX as f64 {
                 return Err(js(Error::Memory { need: expected as u64, have: isize::MAX as u64 }));
@@ -133,7 +136,7 @@ impl Loader {
         }
         // Memory that was announced and not used serves the conversations.
         self.bytes.shrink_to_fit();
-        wait(async { load(self.bytes, options, kv, asked == 0).await.map_err(js) })
+        wait(async { load(self.bytes, &self.read, options, kv, asked == 0).await.map_err(js) })
     }
 }
 
@@ -146,18 +149,24 @@ impl Loader {
     }
 }
 
-async fn load(mut bytes: Vec<u8>, options: CpuOptions, kv: KvFormat, shrink: bool) -> Result<Model> {
+async fn load(
+    mut bytes: Vec<u8>,
+    read: &ReadOptions,
+    options: CpuOptions,
+    kv: KvFormat,
+    shrink: bool,
+) -> Result<Model> {
     let mut fingerprint = Fingerprint::default();
     fingerprint.push(&bytes);
     // The file is read before its weights are rearranged.
-    let gguf = Gguf::parse(&bytes)?;
+    let gguf = Gguf::parse_with(&bytes, read)?;
     let tokenizer = Tokenizer::from_gguf(&gguf)?.into_owned();
     let file = FileInfo::new(gguf.header(), &tokenizer, bytes.len() as u64)?;
     let int8 = options.activations == Activations::Int8;
     if int8 {
-        bytes = expanded(bytes, options.isa)?;
+        bytes = expanded(bytes, read, options.isa)?;
     }
-    let model = BonsaiModel::load(bytes)?;
+    let model = BonsaiModel::load_with(bytes, read)?;
     // The copy is ours: the weights may lie as the kernels read them fastest.
     let weights =
         if int8 { CpuWeights::repack(model, options.isa, pool())? } else { CpuWeights::new(model)? };
@@ -175,10 +184,10 @@ async fn load(mut bytes: Vec<u8>, options: CpuOptions, kv: KvFormat, shrink: boo
 
 /// The file with base-3 digits expanded to 2-bit codes, which are several times as fast; unchanged if it has none,
 /// or if there is no memory for them.
-fn expanded(mut bytes: Vec<u8>, isa: Isa) -> Result<Vec<u8>> {
+fn expanded(mut bytes: Vec<u8>, read: &ReadOptions, isa: Isa) -> Result<Vec<u8>> {
     let len = bytes.len();
     // Larger than the address space is as good as larger than memory.
-    let Ok(Some(Expansion { room, .. })) = cpu::expansion(&Gguf::parse(&bytes)?, len) else {
+    let Ok(Some(Expansion { room, .. })) = cpu::expansion(&Gguf::parse_with(&bytes, read)?, len) else {
         return Ok(bytes);
     };
     if bytes.try_reserve_exact(room - len).is_err() {
@@ -186,7 +195,7 @@ fn expanded(mut bytes: Vec<u8>, isa: Isa) -> Result<Vec<u8>> {
     }
     bytes.resize(room, 0);
     bytes.copy_within(..len, room - len);
-    let len = cpu::expand_file(&mut bytes, len, &ReadOptions::default(), isa, pool())?;
+    let len = cpu::expand_file(&mut bytes, len, read, isa, pool())?;
     bytes.truncate(len);
     Ok(bytes)
 }

@@ -6,10 +6,10 @@ use crate::error::{JsResult, js};
 use crate::info::FileInfo;
 use crate::loaded::Loaded;
 use crate::model::Model;
-use crate::options::{activations_named, exact, kv_named, whole};
+use crate::options::{activations_named, exact, kv_named, reading, whole};
 use crate::snapshot::Fingerprint;
 use js_sys::Uint8Array;
-use shohin_core::gguf::{Event, GgufStream, ReadOptions};
+use shohin_core::gguf::{Event, GgufStream};
 use shohin_core::tokenizer::Tokenizer;
 use shohin_core::{Activations, Error, KvFormat};
 use shohin_gpu::{Gpu, GpuOptions, Result, Upload};
@@ -42,12 +42,13 @@ impl Loader {
     ///
     /// # Errors
     /// `gpu_absent`
-    pub async fn open(length: f64, software: bool) -> JsResult<Loader> {
+    pub async fn open(length: f64, software: bool, id42: &str) -> JsResult<Loader> {
+        let read = reading(id42)?;
         let file_len = exact("length", length)?;
         let options = GpuOptions { software, ..GpuOptions::default() };
         #[allow(clippy::arc_with_non_send_sync, reason = "in browsers a device belongs to one thread")]
         let gpu = Arc::new(Gpu::open(&options).await.map_err(js)?);
-        let stream = GgufStream::new(file_len, ReadOptions::default());
+        let stream = GgufStream::new(file_len, read);
         Ok(Loader { gpu, stream, fingerprint: Fingerprint::default(), upload: None, file_len })
     }
 

@@ -3,7 +3,7 @@ import { partsOf } from "../load/parts.js";
 import type { Source } from "../load/source.js";
 import { converted, ShohinError } from "./errors.js";
 import type { ChatMessage, Message } from "./message.js";
-import { KV_FORMATS, type ChatOptions, type ConversationOptions, type EmbedOptions, type GenerateOptions, type LoadOptions, type RestoreOptions, type SendOptions, type SessionOptions, type SnapshotSource, type TemplateOptions, type TokenizeOptions } from "./options.js";
+import { ID42_LAYOUTS, KV_FORMATS, type ChatOptions, type ConversationOptions, type EmbedOptions, type GenerateOptions, type LoadOptions, type RestoreOptions, type SendOptions, type SessionOptions, type SnapshotSource, type TemplateOptions, type TokenizeOptions } from "./options.js";
 
 /** Throws if the value of a field is not valid. Not called for missing values. */
 type Check = (place: string, found: unknown) => void;
@@ -144,6 +144,7 @@ const LOAD: Checks<LoadOptions> = {
   context: range(isCount, "a whole number of tokens, at least 1"),
   kv: either(...KV_FORMATS),
   activations: either("int8", "f32"),
+  id42: either(...ID42_LAYOUTS),
   backend: either("cpu", "webgpu", "auto"),
   cache: must((found: unknown) => typeof found === "boolean" || found === "require", "true, false or require"),
   sha256: must((found: unknown) => typeof found === "string" && /^[\da-f]{64}$/i.test(found), "64 hexadecimal digits"),

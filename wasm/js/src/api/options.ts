@@ -26,6 +26,9 @@ export interface Progress {
   total?: number;
 }
 
+/** Layouts of tensors of type 42. */
+export const ID42_LAYOUTS = ["auto", "64", "128", "codes-first"] as const;
+
 /** Number formats of the key-value cache. */
 export const KV_FORMATS = ["f16", "f32", "q8", "q4"] as const;
 
@@ -77,6 +80,11 @@ export interface LoadOptions {
    * download if the size is known. Default true. No effect in Node, and with `shohin/local` outside workers.
    */
   cache?: boolean | "require";
+  /**
+   * Layout of tensors of type 42, which three kinds of ternary files use: groups of 64 weights (llama.cpp), of 128 (older files of
+   * PrismML), or of 128 with codes before scales (oxibonsai). Default `auto`: detected, and refused if ambiguous.
+   */
+  id42?: (typeof ID42_LAYOUTS)[number];
   /** SHA-256 of the file in hexadecimal digits. Any other file is refused with code `integrity`. */
   sha256?: string;
   /** Size of the file in bytes. Any other file is refused with code `integrity`, as soon as its size is known. */

@@ -254,15 +254,16 @@ async function onDevice(open: () => Promise<Pieces>, options: LoadOptions): Prom
 
 async function onGpu(open: () => Promise<Pieces>, options: LoadOptions): Promise<LoadedModel> {
   const software = options.backend === "webgpu";
+  const { id42 = "auto" } = options;
   const module = await gpuModule(software);
   return modelFrom(await open(), Promise.resolve(module), options, ({ Loader }, length) => {
     if (length === undefined) throw new ShohinError("gpu_unsupported", "WebGPU requires the length of the file");
-    return Loader.open(length, software);
+    return Loader.open(length, software, id42);
   });
 }
 
 async function onCpu(open: () => Promise<Pieces>, options: LoadOptions, module: Promise<CpuModule>): Promise<LoadedModel> {
-  return modelFrom(await open(), module, options, ({ Loader }, length = 0) => new Loader(length));
+  return modelFrom(await open(), module, options, ({ Loader }, length = 0) => new Loader(length, options.id42 ?? "auto"));
 }
 
 /** Loads the model in `source` with the module's loader for a file of this length. */
@@ -277,7 +278,7 @@ async function modelFrom<M extends Module>(
   let unfinished: Loader | undefined;
   try {
     const module = await loading;
-    pieces = await joined(pieces, module);
+    pieces = await joined(pieces, module, options.id42 ?? "auto");
     const loader = (unfinished = await loaderOf(module, pieces.total ?? options.bytes));
     await pourInto(module, pieces, (piece) => loader.append(piece), options);
     unfinished = undefined; // finish() consumes it, also when it fails

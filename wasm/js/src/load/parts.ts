@@ -96,7 +96,8 @@ async function closeAll(parts: Pieces[]): Promise<void> {
 /** Merges the parts of a model into one stream; returns any other model as it is. @internal */
 export async function joined(
   source: Pieces,
-  glue: { Joiner: new (lengths: Float64Array) => Joiner },
+  glue: { Joiner: new (lengths: Float64Array, id42: string) => Joiner },
+  id42: string,
 ): Promise<Pieces> {
   const { parts } = source;
   if (!parts) return source;
@@ -123,7 +124,7 @@ export async function joined(
       if (total === undefined) throw new ShohinError("http", `the length of ${name} is not known, which a model in parts requires`);
       return total;
     });
-    const made = (joiner = new glue.Joiner(Float64Array.from(lengths)));
+    const made = (joiner = new glue.Joiner(Float64Array.from(lengths), id42));
     for (const [part, iterator] of iterators.entries()) {
       try {
         for (let whole = false; !whole; ) {

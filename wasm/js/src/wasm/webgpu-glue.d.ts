@@ -13,7 +13,7 @@ type Later<T, M extends keyof T> = Omit<T, M> & {
 export class Loader {
   private constructor();
   free(): void;
-  static open(length: number, software: boolean): Promise<Loader>;
+  static open(length: number, software: boolean, id42: string): Promise<Loader>;
   append(piece: Uint8Array): Promise<void>;
   /** Consumes the loader. */
   finish(context: number, kv: string, activations: string): Promise<Model>;
