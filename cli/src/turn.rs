@@ -18,7 +18,7 @@ use std::path::Path;
 pub(crate) struct ToolArgs {
     /// Functions that the model may call, as a JSON array in OpenAI's format or a file with one; arguments
     /// always satisfy the schemas
-    #[arg(long, value_name = "FILE|TEXT", conflicts_with_all = ["json_schema", "json_object", "raw"])]
+    #[arg(long, value_name = "FILE|TEXT", conflicts_with_all = ["json_schema", "json_object", "choice", "regex", "grammar", "raw"])]
     pub(crate) tools: Option<String>,
     /// auto: the model decides; required: it calls at least one; or the name of the function it calls
     #[arg(long, value_name = "auto|required|NAME", default_value = "auto", requires = "tools")]
@@ -35,6 +35,15 @@ pub(crate) struct FormatArgs {
     /// Make every reply a JSON object
     #[arg(long, conflicts_with = "json_schema")]
     pub(crate) json_object: bool,
+    /// Make every reply one of these texts
+    #[arg(long, value_name = "TEXT", conflicts_with_all = ["json_schema", "json_object"])]
+    pub(crate) choice: Vec<String>,
+    /// Make every reply match this regular expression, from beginning to end
+    #[arg(long, value_name = "REGEX", conflicts_with_all = ["json_schema", "json_object", "choice"])]
+    pub(crate) regex: Option<String>,
+    /// Make every reply a text of this grammar in GBNF, llama.cpp's notation: a file, or the grammar itself
+    #[arg(long, value_name = "FILE|TEXT", conflicts_with_all = ["json_schema", "json_object", "choice", "regex"])]
+    pub(crate) grammar: Option<String>,
     /// Allow line breaks and spaces in JSON replies
     #[arg(long)]
     pub(crate) json_whitespace: bool,
@@ -98,6 +107,9 @@ pub(crate) fn options(
         ResponseFormat::Text => "--tools",
         ResponseFormat::JsonObject => "--json-object",
         ResponseFormat::JsonSchema(_) => "--json-schema",
+        ResponseFormat::Choice(_) => "--choice",
+        ResponseFormat::Regex(_) => "--regex",
+        ResponseFormat::Grammar(_) => "--grammar",
     };
     if let Some(args) = tools {
         options.tools = descriptions(args)?;
@@ -117,6 +129,7 @@ pub(crate) fn cut_off(options: &TurnOptions, reason: Reason) -> Option<&'static 
         (ResponseFormat::JsonObject | ResponseFormat::JsonSchema(_), _) => {
             Some("the JSON is incomplete, as the reply ended early")
         }
+        _ => Some("the reply is incomplete, as it ended early"),
     }
 }
 
@@ -124,7 +137,13 @@ fn response_format(args: &FormatArgs) -> Result<ResponseFormat> {
     Ok(match &args.json_schema {
         Some(schema) => ResponseFormat::JsonSchema(text(schema)?),
         None if args.json_object => ResponseFormat::JsonObject,
-        None => ResponseFormat::Text,
+        None if !args.choice.is_empty() => ResponseFormat::Choice(args.choice.clone()),
+        None => match (&args.regex, &args.grammar) {
+            (Some(regex), _) => ResponseFormat::Regex(regex.clone()),
+            (None, Some(grammar)) if grammar.contains("::=") => ResponseFormat::Grammar(grammar.clone()),
+            (None, Some(path)) => ResponseFormat::Grammar(terminal::read_text(Path::new(path))?),
+            (None, None) => ResponseFormat::Text,
+        },
     })
 }
 

@@ -1113,6 +1113,30 @@ fn replies_satisfy_a_schema_from_a_file_or_the_command_line() {
 }
 
 #[test]
+fn replies_are_choices_or_fit_an_expression_or_a_grammar() {
+    let ask = |more: &[&str]| ok(&with(&with(&["run", "How many legs has a cow?", "-n", "40"], &WILD), more));
+    let choice = ask(&["--choice", "four", "--choice", "four and a half"]);
+    assert!(["four", "four and a half"].contains(&choice.trim_end_matches('\n')), "{choice}");
+    let date = ask(&["--regex", r"\d{4}-[01]\d"]);
+    assert!(date.len() == 8 && date.as_bytes()[4] == b'-', "{date:?}");
+    let grammar = "root ::= (\"- \" [a-z ]{1,9} \"\\n\"){2,3} end\nend ::= \"!\"";
+    for given in [grammar, &temporary("list.gbnf", grammar)] {
+        let list = ask(&["--grammar", given]);
+        let lines: Vec<&str> = list.lines().collect();
+        assert!((3..=4).contains(&lines.len()) && lines.last() == Some(&"!"), "{list:?}");
+        assert!(lines[..lines.len() - 1].iter().all(|line| line.starts_with("- ")), "{list:?}");
+    }
+    for (given, message) in [
+        (["--regex", "a(?=b)"], "--regex: regex is \"a(?=b)\", which is not supported"),
+        (["--grammar", "root ::= a"], "--grammar: line 1 of the grammar uses a rule that is missing: a"),
+        (["--choice", ""], "--choice: choices must be texts"),
+    ] {
+        let says = misuse(&with(&["run", "x", "-m", "absent.gguf"], &given));
+        assert!(says.contains(message), "{says}");
+    }
+}
+
+#[test]
 fn a_schema_that_cannot_be_kept_to_is_refused_before_the_model_is_loaded() {
     let says = misuse(&["run", "x", "-m", "absent.gguf", "--json-schema", r#"{"items":{"contains":{}}}"#]);
     assert_eq!(

@@ -70,6 +70,9 @@ pub enum Error {
     Malformed { what: &'static str, at: u64, found: u64, expected: &'static str },
     /// A name occurs twice.
     Duplicate { what: &'static str, name: Name },
+    /// A grammar in GBNF is malformed; `found` is what the sentence is about.
+    #[allow(missing_docs)]
+    Grammar { line: usize, problem: &'static str, found: Name },
     /// A required metadata key is missing.
     MissingKey { key: Name },
     /// A metadata key has the wrong type.
@@ -117,6 +120,7 @@ impl Error {
             Error::Limit { .. } => "limit",
             Error::Malformed { .. } | Error::NotGguf { .. } | Error::Json { .. } => "malformed",
             Error::Duplicate { .. } => "duplicate",
+            Error::Grammar { .. } => "grammar",
             Error::MissingKey { .. } | Error::Tool { .. } => "missing_key",
             Error::KeyType { .. } => "key_type",
             Error::KeyValue { .. } => "key_value",
@@ -163,6 +167,10 @@ impl fmt::Display for Error {
                 write!(f, "{what} at byte {at} is {found}, expected {expected}")
             }
             Error::Duplicate { what, name } => write!(f, "{what} {name:?} occurs twice"),
+            Error::Grammar { line, problem, found } => {
+                write!(f, "line {line} of the grammar {problem}")?;
+                if found.len == 0 { Ok(()) } else { write!(f, ": {found}") }
+            }
             Error::MissingKey { key } => write!(f, "metadata key {key} is missing"),
             Error::KeyType { key, expected, found } => {
                 write!(f, "metadata key {key} is of type {found}, expected {expected}")

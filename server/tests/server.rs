@@ -203,6 +203,23 @@ fn options_of_a_request_are_followed() {
         server.chat(&with(ask("Describe a cow."), json!({ "response_format": format, "max_tokens": 60 })));
     assert!(serde_json::from_str::<Value>(content(&reply)).unwrap()["legs"].is_i64());
 
+    for (format, fits) in [
+        (
+            json!({ "type": "choice", "choices": ["one", "two"] }),
+            (|text| ["one", "two"].contains(&text)) as fn(&str) -> bool,
+        ),
+        (json!({ "type": "regex", "pattern": "[0-9]{3}" }), |text| {
+            text.len() == 3 && text.parse::<u32>().is_ok()
+        }),
+        (json!({ "type": "grammar", "grammar": "root ::= \"a\"+ \"b\"" }), |text| {
+            text.trim_start_matches('a') == "b"
+        }),
+    ] {
+        let reply = server
+            .chat(&with(ask("Describe a cow."), json!({ "response_format": format, "max_tokens": 20 })));
+        assert!(fits(content(&reply)), "{reply}");
+    }
+
     let parameters = json!({ "type": "object", "properties": { "city": { "enum": ["Bern", "Rome"] } }, "required": ["city"] });
     let tool = json!({ "type": "function", "function": { "name": "weather", "parameters": parameters } });
     let called = server.post(

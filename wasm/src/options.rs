@@ -42,6 +42,12 @@ pub(crate) fn turn_options(given: &JsValue) -> JsResult<TurnOptions> {
         Some("json_schema") => {
             ResponseFormat::JsonSchema(json("responseFormat's schema", &get(&format, "schema"))?)
         }
+        Some("choice") => {
+            let choices = elements(&format, "choices");
+            ResponseFormat::Choice(choices.iter().filter_map(|text| text.as_string()).collect())
+        }
+        Some("regex") => ResponseFormat::Regex(string(&format, "pattern").unwrap_or_default()),
+        Some("grammar") => ResponseFormat::Grammar(string(&format, "grammar").unwrap_or_default()),
         _ => ResponseFormat::Text,
     };
     if get(&format, "whitespace").is_truthy() {

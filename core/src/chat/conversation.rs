@@ -713,7 +713,7 @@ impl Turn {
 fn call_blocks(options: &TurnOptions, messages: &[ChatMessage]) -> CallBlocks {
     let called = messages.iter().any(|message| !message.tool_calls.is_empty());
     let calls = !options.tools.is_empty() || called;
-    if calls && !options.is_json() { CallBlocks::Valid } else { CallBlocks::Text }
+    if calls && !options.is_constrained() { CallBlocks::Valid } else { CallBlocks::Text }
 }
 
 /// Prompt tokens that are instructions: the common prefix with a conversation that ends after its system

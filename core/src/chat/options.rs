@@ -64,6 +64,12 @@ pub enum ResponseFormat {
     JsonObject,
     /// A JSON value that matches this JSON Schema.
     JsonSchema(String),
+    /// One of these texts.
+    Choice(Vec<String>),
+    /// A text that this regular expression matches from beginning to end.
+    Regex(String),
+    /// A text of this grammar in GBNF.
+    Grammar(String),
 }
 
 /// Handling of a conversation that is longer than the session can hold.
@@ -171,19 +177,22 @@ impl TurnOptions {
     /// The grammar that constrains replies, if any.
     ///
     /// # Errors
-    /// Those of [`Grammar::json_schema`] and [`Grammar::tool_calls`]; [`Error::Argument`] for tools together
+    /// Those of the grammar's constructor; [`Error::Argument`] for tools together
     /// with a response format, or for a choice of a tool that does not exist.
     pub fn grammar(&self) -> Result<Option<Grammar>> {
         let refused = |name: &str, problem| Err(Error::Argument { name: Name::new(name), problem });
         match &self.response_format {
             ResponseFormat::Text => {}
-            ResponseFormat::JsonObject | ResponseFormat::JsonSchema(_) if !self.tools.is_empty() => {
+            _ if !self.tools.is_empty() => {
                 return refused("tools", "cannot be combined with a response format");
             }
             ResponseFormat::JsonObject => return Ok(Some(Grammar::json_object(self.json_whitespace))),
             ResponseFormat::JsonSchema(schema) => {
                 return Grammar::json_schema(schema, self.json_whitespace).map(Some);
             }
+            ResponseFormat::Choice(choices) => return Grammar::choices(choices).map(Some),
+            ResponseFormat::Regex(expression) => return Grammar::regex(expression).map(Some),
+            ResponseFormat::Grammar(text) => return Grammar::gbnf(text).map(Some),
         }
         let mut tools: Vec<&str> = self.tools.iter().map(String::as_str).collect();
         if let ToolChoice::Function(name) = &self.tool_choice {
@@ -264,7 +273,7 @@ impl TurnOptions {
             && self.sampler.presence_penalty == 0.0
             && self.sampler.frequency_penalty == 0.0
             && self.sampler.dry_multiplier == 0.0;
-        if !ordered || self.logprobs.is_some() || self.is_json() || !self.tools.is_empty() {
+        if !ordered || self.logprobs.is_some() || self.is_constrained() || !self.tools.is_empty() {
             Readout::Logits
         } else if temperature == 0.0 {
             Readout::Best
@@ -275,8 +284,8 @@ impl TurnOptions {
         }
     }
 
-    /// Whether the reply is constrained to JSON.
-    pub(super) fn is_json(&self) -> bool {
+    /// Whether the reply has a form.
+    pub(super) fn is_constrained(&self) -> bool {
         self.response_format != ResponseFormat::Text
     }
 }

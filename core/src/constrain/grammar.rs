@@ -93,6 +93,8 @@ pub(super) enum Node {
     },
     /// A JSON string that matches a pattern.
     Pattern(Box<Pattern>),
+    /// Plain text that matches a pattern, at least one character.
+    Plain(Box<Pattern>),
     Number(Bounds),
     /// The first items are those of `prefix`, all others `items`.
     Array {
@@ -263,6 +265,10 @@ impl Grammar {
             Some(Node::Pattern(pattern)) => match pattern.left(0) {
                 NEVER => (NEVER, NEVER),
                 left => (add(left, 2), 0),
+            },
+            Some(Node::Plain(pattern)) => match pattern.fewest() {
+                NEVER => (NEVER, NEVER),
+                fewest => (fewest, 0),
             },
             Some(Node::String { min, max }) if min <= max => (add(*min, 2), 0),
             Some(Node::String { .. }) => (NEVER, NEVER),

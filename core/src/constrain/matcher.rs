@@ -110,6 +110,13 @@ enum At {
         quoted: Quoted,
         value: u32,
     },
+    /// The same in plain text.
+    Plain {
+        node: NodeId,
+        state: u32,
+        quoted: Quoted,
+        value: u32,
+    },
     Number {
         node: NodeId,
         part: Part,
@@ -358,6 +365,14 @@ impl Matcher {
                     self.emit(grammar, top, At::Pattern { node, state, quoted, value });
                 }
             }
+            At::Plain { node, state, quoted, value } => {
+                let Some(Node::Plain(pattern)) = grammar.node(node) else { return };
+                self.plain_text(grammar, top, node, (state, quoted, value), byte);
+                if quoted == Quoted::Plain && pattern.left(state) == 0 {
+                    let after = self.after(grammar, top);
+                    self.step(grammar, after, byte);
+                }
+            }
             At::Number { node, part, digits } => {
                 self.number(grammar, top, node, part, digits, byte);
                 if part.may_end() && number_holds(grammar, node, digits) {
@@ -402,6 +417,7 @@ impl Matcher {
             Some(Node::Pattern(_)) if byte == b'"' => {
                 self.emit(grammar, top, At::Pattern { node, state: 0, quoted: Quoted::Plain, value: 0 });
             }
+            Some(Node::Plain(_)) => self.plain_text(grammar, top, node, (0, Quoted::Plain, 0), byte),
             Some(Node::Array { .. }) if byte == b'[' => {
                 let top = self.stack(grammar, top, Frame::Array { node, count: 0 });
                 self.emit(grammar, top, At::First { gap: Gap::of(grammar, Gap::ANY) });
@@ -634,6 +650,25 @@ impl Matcher {
         self.emit_number(grammar, top, node, next, digits);
     }
 
+    /// A byte that continues a plain text that matches a pattern.
+    fn plain_text(
+        &mut self,
+        grammar: &Grammar,
+        top: u32,
+        node: NodeId,
+        (state, quoted, value): (u32, Quoted, u32),
+        byte: u8,
+    ) {
+        let Some(Node::Plain(pattern)) = grammar.node(node) else { return };
+        let Some((state, quoted, value)) = pattern.step(state, quoted, value, byte) else { return };
+        if quoted == Quoted::Plain && pattern.ends(state) {
+            let after = self.after(grammar, top);
+            self.go_on(grammar, after);
+        } else {
+            self.emit(grammar, top, At::Plain { node, state, quoted, value });
+        }
+    }
+
     fn text(
         &mut self,
         grammar: &Grammar,
@@ -703,6 +738,9 @@ impl Matcher {
             top == ROOT
                 && match at {
                     At::After { .. } => true,
+                    At::Plain { node, state, quoted: Quoted::Plain, .. } => {
+                        matches!(grammar.node(node), Some(Node::Plain(pattern)) if pattern.left(state) == 0)
+                    }
                     At::Number { node, part, digits } => {
                         part.may_end() && number_holds(grammar, node, digits)
                     }
@@ -767,6 +805,14 @@ impl Matcher {
                     _ => pattern.left_within(state, quoted, value),
                 };
                 sum(&[left, 1, rest])
+            }
+            At::Plain { node, state, quoted, value } => {
+                let Some(Node::Plain(pattern)) = grammar.node(node) else { return NEVER };
+                let left = match quoted {
+                    Quoted::Plain => pattern.left(state),
+                    _ => pattern.left_within(state, quoted, value),
+                };
+                sum(&[left, rest])
             }
             At::Number { node, part, digits } => {
                 let Some(Node::Number(bounds)) = grammar.node(node) else { return NEVER };
@@ -910,6 +956,9 @@ impl Matcher {
                 }
                 At::Pattern { node, state, quoted, value } => {
                     words.extend([14, node, state, quoted as u32, value]);
+                }
+                At::Plain { node, state, quoted, value } => {
+                    words.extend([15, node, state, quoted as u32, value]);
                 }
                 At::Number { node, part, digits: d } => {
                     let value = [d.value as u32, (d.value >> 32) as u32];

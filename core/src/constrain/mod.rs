@@ -1,4 +1,4 @@
-//! Replies that are always JSON, or satisfy a JSON Schema.
+//! Replies that are always JSON, or satisfy a JSON Schema, a regular expression or a grammar, or are one of some texts.
 //!
 //! A [`Grammar`] defines the allowed texts, a [`Vocabulary`] holds the texts of the tokens, and a
 //! [`Constraint`] follows a reply: before a token is chosen it rules out those that no text of the grammar
@@ -39,6 +39,7 @@ mod decimal;
 mod grammar;
 mod matcher;
 mod pattern;
+mod plain;
 mod quoted;
 mod schema;
 mod vocabulary;

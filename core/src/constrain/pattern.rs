@@ -2,7 +2,8 @@
 //!
 //! ECMA-262 as used by JSON Schema: a match anywhere in the string is enough. Lookaround, back references,
 //! `\b` and `\p` are not supported. Strings are written without `\u` escapes, so the automata only contain
-//! characters that are written literally or with one of the short escapes.
+//! characters that are written literally or with one of the short escapes. Plain text has no quotes and escapes, and
+//! patterns match all of it.
 #![forbid(unsafe_code)]
 
 use super::quoted::Quoted;
@@ -28,7 +29,7 @@ const MAX_WORK: usize = 1 << 26;
 const MAX_EDGES: usize = 1 << 20;
 
 /// First and last character, inclusive.
-type Range = (u32, u32);
+pub(super) type Range = (u32, u32);
 
 /// Characters that are escaped with a backslash, and the letter after it.
 const ESCAPES: [(u32, u8); 7] =
@@ -40,9 +41,10 @@ const WRITTEN: [u32; 17] =
 const ASTRAL: u32 = 0x1_0000;
 const END: u32 = 0x11_0000;
 
-/// Bytes that write a character; `None` if it is never written.
-fn cost(c: u32) -> Option<u32> {
+/// Bytes that write a character in plain text or in a JSON string; `None` if it is never written.
+fn cost(c: u32, plain: bool) -> Option<u32> {
     match c {
+        1..0x80 if plain => Some(1),
         _ if ESCAPES.iter().any(|escape| escape.0 == c) => Some(2),
         0..0x20 | 0xD800..0xE000 | END.. => None,
         0x20..0x80 => Some(1),
@@ -53,8 +55,8 @@ fn cost(c: u32) -> Option<u32> {
 }
 
 /// A parsed expression.
-#[derive(Debug)]
-enum Expression {
+#[derive(Clone, Debug)]
+pub(super) enum Expression {
     Class(Rc<[Range]>),
     Sequence(Vec<Expression>),
     Choice(Vec<Expression>),
@@ -86,7 +88,7 @@ const SPACE: [Range; 10] = [
 const LINE_END: [Range; 3] = [(10, 10), (13, 13), (0x2028, 0x2029)];
 
 /// All other characters, sorted and merged.
-fn others(ranges: &[Range]) -> Vec<Range> {
+pub(super) fn others(ranges: &[Range]) -> Vec<Range> {
     let at = |i: u32| ranges.get(i as usize).copied().unwrap_or_default();
     let sorted = sort::sorted(ranges.len(), &|a, b| at(a).cmp(&at(b)));
     let (mut others, mut next) = (Vec::new(), 0);
@@ -416,6 +418,8 @@ struct State {
 #[derive(Clone, Debug)]
 pub(super) struct Pattern {
     states: Vec<State>,
+    /// Of plain text, not of a JSON string.
+    plain: bool,
 }
 
 /// A state being built: its nodes, how many characters precede it, and a hash.
@@ -439,20 +443,37 @@ impl Pattern {
     /// # Errors
     /// [`Error::Limit`] if it is too large.
     pub(super) fn new(text: &str, min: u32, max: u32, budget: &mut Budget) -> Result<Option<Pattern>> {
-        budget.spend(text.len())?;
-        let mut parser = Parser { rest: text.chars(), nesting: 0 };
-        let Some(expression) = parser.choice().filter(|_| parser.rest.as_str().is_empty()) else {
-            return Ok(None);
-        };
-        let mut pattern = Pattern::build(&expression, 0, u32::MAX, budget)?;
+        let Some(expression) = Pattern::parse(text, budget)? else { return Ok(None) };
+        let mut pattern = Pattern::build(&expression, 0, u32::MAX, false, budget)?;
         let (least, most) = pattern.lengths();
         if least < min || max < most {
-            pattern = Pattern::build(&expression, min, max, budget)?;
+            pattern = Pattern::build(&expression, min, max, false, budget)?;
         }
         Ok(Some(pattern))
     }
 
-    fn build(expression: &Expression, min: u32, max: u32, budget: &mut Budget) -> Result<Pattern> {
+    /// The expression that `text` is; `None` if it is not supported.
+    pub(super) fn parse(text: &str, budget: &mut Budget) -> Result<Option<Expression>> {
+        budget.spend(text.len())?;
+        let mut parser = Parser { rest: text.chars(), nesting: 0 };
+        Ok(parser.choice().filter(|_| parser.rest.as_str().is_empty()))
+    }
+
+    /// Compiles an expression for plain texts, all of which it matches.
+    ///
+    /// # Errors
+    /// [`Error::Limit`] if it is too large.
+    pub(super) fn plain(expression: &Expression, budget: &mut Budget) -> Result<Pattern> {
+        Pattern::build(expression, 0, u32::MAX, true, budget)
+    }
+
+    fn build(
+        expression: &Expression,
+        min: u32,
+        max: u32,
+        plain: bool,
+        budget: &mut Budget,
+    ) -> Result<Pattern> {
         let mut net = Net { nodes: Vec::new(), budget };
         let any = || [(0, END - 1)].into();
         // Any text may follow a match, and any text may precede it.
@@ -462,7 +483,8 @@ impl Pattern {
         let begin = net.emit(expression, tail)?;
         let entry = net.add(Node::Either(begin, begin))?;
         let before = net.add(Node::Class(any(), entry))?;
-        for (node, value) in [(tail, Node::Either(found, more)), (entry, Node::Either(begin, before))] {
+        let around = [(tail, Node::Either(found, more)), (entry, Node::Either(begin, before))];
+        for (node, value) in around.into_iter().filter(|_| !plain) {
             if let Some(node) = net.nodes.get_mut(node) {
                 *node = value;
             }
@@ -481,7 +503,7 @@ impl Pattern {
         let kinds: Vec<Range> = cuts
             .iter()
             .zip(cuts.iter().skip(1).chain([&END]))
-            .filter(|(from, _)| cost(**from).is_some())
+            .filter(|(from, _)| cost(**from, plain).is_some())
             .map(|(from, to)| (*from, to - 1))
             .collect();
 
@@ -554,7 +576,7 @@ impl Pattern {
             net.budget.keep(1)?;
             states.push(state);
         }
-        let mut pattern = Pattern { states };
+        let mut pattern = Pattern { states, plain };
         pattern.measure(&mut net)?;
         Ok(pattern)
     }
@@ -638,13 +660,24 @@ impl Pattern {
     /// Fewest bytes to the end through the cheapest of these characters.
     fn through(&self, (from, to): Range, next: u32) -> u32 {
         let cheapest = WRITTEN.iter().chain([&ASTRAL, &from]).filter(|c| (from..=to).contains(*c));
-        let cheapest = cheapest.filter_map(|c| cost(*c)).min().unwrap_or(NEVER);
+        let cheapest = cheapest.filter_map(|c| cost(*c, self.plain)).min().unwrap_or(NEVER);
         cheapest.saturating_add(self.left(next))
     }
 
     /// Fewest bytes from a state to the end.
     pub(super) fn left(&self, state: u32) -> u32 {
         self.states.get(state as usize).map_or(NEVER, |state| state.left)
+    }
+
+    /// Fewest bytes of a text that is not empty.
+    pub(super) fn fewest(&self) -> u32 {
+        let first = self.states.first().map(|state| &state.edges[..]).unwrap_or_default();
+        first.iter().map(|&(range, to)| self.through(range, to)).min().unwrap_or(NEVER)
+    }
+
+    /// Whether a text that has come to `state` ends there.
+    pub(super) fn ends(&self, state: u32) -> bool {
+        self.states.get(state as usize).is_some_and(|state| state.left == 0 && state.edges.is_empty())
     }
 
     /// The state after a character.
@@ -682,7 +715,7 @@ impl Pattern {
         value: u32,
         byte: u8,
     ) -> Option<(u32, Quoted, u32)> {
-        let next = quoted.step(byte, true);
+        let next = if self.plain { quoted.step_plain(byte) } else { quoted.step(byte, true) };
         let value = match quoted {
             _ if next == Quoted::Dead => return None,
             Quoted::Escape => ESCAPES.iter().find(|(_, letter)| *letter == byte)?.0,

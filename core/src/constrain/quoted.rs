@@ -59,6 +59,14 @@ impl Quoted {
         }
     }
 
+    /// The state in plain text, where no character is escaped.
+    pub(super) fn step_plain(self, byte: u8) -> Quoted {
+        match (self, byte) {
+            (Quoted::Plain, 0..0x80) => Quoted::Plain,
+            _ => self.step(byte, true),
+        }
+    }
+
     /// Bytes until the character is complete.
     pub(super) fn pending(self) -> u32 {
         use Quoted::*;

@@ -1,4 +1,5 @@
 use super::*;
+use crate::json;
 use alloc::string::{String, ToString};
 
 fn json_schema(text: &str) -> Result<Grammar> {
@@ -8,6 +9,82 @@ fn json_schema(text: &str) -> Result<Grammar> {
 fn accepts(grammar: &Grammar, text: &str) -> bool {
     let mut matcher = Matcher::new(grammar);
     text.bytes().all(|byte| matcher.push(grammar, byte)) && matcher.complete(grammar)
+}
+
+/// Verdicts of llama.cpp and of Python's `re`, from `tests/oracle/grammars.py`.
+#[test]
+fn plain_grammars_take_what_others_take() {
+    let fixture = json::Value::parse(include_str!("../../../tests/fixtures/grammars.json")).unwrap();
+    for (kind, build) in [("gbnf", Grammar::gbnf as fn(&str) -> Result<Grammar>), ("regex", Grammar::regex)] {
+        for case in fixture.get(kind).unwrap().elements().unwrap() {
+            let text = case.get("grammar").unwrap().as_string().unwrap();
+            let grammar = build(&text).unwrap();
+            for (verdict, expected) in [("yes", true), ("no", false)] {
+                for text_of in case.get(verdict).unwrap().elements().unwrap() {
+                    let given = text_of.as_string().unwrap();
+                    assert_eq!(accepts(&grammar, &given), expected, "{given:?} in {text}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn one_of_the_choices_is_taken() {
+    let grammar = Grammar::choices(&["yes", "no", "not at all", "yes"]).unwrap();
+    for (text, taken) in
+        [("yes", true), ("no", true), ("not at all", true), ("not", false), ("y", false), ("", false)]
+    {
+        assert_eq!(accepts(&grammar, text), taken, "{text}");
+    }
+    for wrong in [&[][..], &["a", ""]] {
+        assert_eq!(Grammar::choices(wrong).unwrap_err().code(), "argument");
+    }
+}
+
+#[test]
+fn malformed_grammars_are_refused() {
+    for (text, message) in [
+        ("", "line 1 of the grammar has no rule root"),
+        ("a ::= \"b\"", "has no rule root"),
+        ("root := \"a\"", "line 1 of the grammar expects ::= after the name of a rule: := ?a?"),
+        ("root ::= \"a\n", "line 2 of the grammar ends within a text"),
+        ("root ::= [a", "ends within a class"),
+        ("root ::= [b-a]", "a range whose end is before"),
+        ("root ::= (\"a\"", "expects ) at the end of a group"),
+        ("root ::= \"a\")", "expects a text, a class, a rule or a group: )"),
+        ("root ::= \"\\q\"", "has an escape that is not known"),
+        ("root ::= \"\\xg\"", "expects the digits"),
+        ("root ::= \"\\uD800\"", "expects the digits"),
+        ("root ::= a\n", "uses a rule that is missing: a"),
+        ("root ::= \"a\"\nroot ::= \"b\"", "line 2 of the grammar has two rules: root"),
+        ("root ::= root \"a\" | \"b\"", "line 1 of the grammar has a rule that begins with itself"),
+        (
+            "root ::= \"x\" a\na ::= b? a \"c\" | \"d\"\nb ::= \"e\"",
+            "line 2 of the grammar has a rule that begins",
+        ),
+        ("root ::= \"a\"{2,1}", "expects {count}, {min,} or {min,max}"),
+        ("root ::= \"a\"{1001}", "expects {count}"),
+        ("root ::= <think>", "expects a text, a class, a rule or a group: <think>"),
+        ("root ::= \"\"", "grammar has no text of at least one character"),
+        ("root ::= \"a\" root", "grammar has no text of at least one character"),
+    ] {
+        let error = Grammar::gbnf(text).unwrap_err().to_string();
+        assert!(error.contains(&message.replace('?', "\"")), "{text}: {error}");
+    }
+    let deep = alloc::format!("root ::= {}\"a\"{}", "(".repeat(70), ")".repeat(70));
+    assert!(Grammar::gbnf(&deep).unwrap_err().to_string().contains("nests groups too deeply"));
+    let mut chain = String::from("root ::= r0 root | \"a\"\n");
+    for i in 0..300 {
+        chain += &alloc::format!("r{i} ::= r{} root \"x\" | \"b\"\n", i + 1);
+    }
+    chain += "r300 ::= \"z\"";
+    assert!(Grammar::gbnf(&chain).unwrap_err().to_string().contains("too deeply"));
+    for wrong in ["(", "a(?=b)", "\\1", "[z-a]", "a{2,1}"] {
+        assert_eq!(Grammar::regex(wrong).unwrap_err().code(), "unsupported", "{wrong}");
+    }
+    assert_eq!(Grammar::regex("").unwrap_err().code(), "argument");
+    assert_eq!(Grammar::regex("(a{1000}){1000}").unwrap_err().code(), "limit");
 }
 
 #[test]

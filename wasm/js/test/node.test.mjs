@@ -203,6 +203,15 @@ describe("a loaded model", () => {
     await fresh.dispose();
   });
 
+  test("gives one of some texts, or a text of an expression or a grammar", async () => {
+    const reply = async (responseFormat) => (await collect(engine.chat(ask("How many legs has a cow?"), { responseFormat, maxTokens: 20, seed: 1 }))).text;
+    assert.match(await reply({ type: "choice", choices: ["three", "four"] }), /^(three|four)$/);
+    assert.match(await reply({ type: "regex", pattern: "[0-9] (leg|foot)s" }), /^[0-9] (leg|foot)s$/);
+    assert.match(await reply({ type: "grammar", grammar: 'root ::= "<" [a-c]+ ">"' }), /^<[abc]+>$/);
+    await assert.rejects(reply({ type: "grammar", grammar: "root ::= missing" }), fails("grammar"));
+    await assert.rejects(reply({ type: "choice", choices: [1] }), fails("argument"));
+  });
+
   test("queues generations", async () => {
     const options = { preset: "greedy", maxTokens: 20 };
     const alone = [await collect(engine.chat(ask("Hello!"), options)), await collect(engine.chat(ask("Tell me a joke."), options))];
@@ -314,7 +323,7 @@ describe("loading", () => {
       return text;
     };
     assert.equal(await load("128"), await load("auto"));
-    await assert.rejects(load("64"), fails("malformed"));
+    await assert.rejects(load("64"), fails("tensor_range"));
     await assert.rejects(load("32"), /id42/);
   });
 

@@ -118,10 +118,11 @@ describe("a session", () => {
     for (const omitResponseConstraintInput of [false, true]) {
       assert.match(await other.prompt("Legs?", { responseConstraint: isNumber, omitResponseConstraintInput }), /^[34]$/);
     }
+    assert.match(await other.prompt("Legs?", { responseConstraint: /[345] legs/ }), /^[345] legs$/);
     const usage = other.contextUsage;
     const circular = {};
     circular.self = circular;
-    for (const responseConstraint of [/\d/, circular, { type: "string", pattern: "(?=x)" }]) {
+    for (const responseConstraint of [/\d/i, circular, { type: "string", pattern: "(?=x)" }]) {
       await assert.rejects(other.prompt("Legs?", { responseConstraint }), named("NotSupportedError"));
     }
     await assert.rejects(other.prompt("Legs?", { omitResponseConstraintInput: true }), TypeError);

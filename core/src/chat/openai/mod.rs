@@ -350,7 +350,10 @@ fn choose_tools(choice: &Field<'_>, options: &mut TurnOptions) -> Result<()> {
 
 #[inline(never)]
 fn response_format(field: &Field<'_>) -> Result<ResponseFormat> {
-    let format = field.object(&["type", "json_schema"], "must be an object")?;
+    let known = &["type", "json_schema", "choices", "pattern", "grammar"];
+    let format = field.object(known, "must be an object")?;
+    let part =
+        |name: &'static str| format.get(name).ok_or_else(|| field.refused("lacks what its type needs"));
     let Some(kind) = format.get("type") else { return Ok(ResponseFormat::Text) };
     match kind.value.as_string().as_deref() {
         Some("text") => Ok(ResponseFormat::Text),
@@ -364,7 +367,18 @@ fn response_format(field: &Field<'_>) -> Result<ResponseFormat> {
             let problem = || refused("response_format.json_schema.schema", "must be a JSON Schema");
             Ok(ResponseFormat::JsonSchema(schema.ok_or_else(problem)?.value.text().into()))
         }
-        _ => Err(kind.unsupported("text, json_object or json_schema")),
+        Some("choice") => {
+            let choices = part("choices")?;
+            let texts =
+                choices.value.elements().map(|all| all.into_iter().map(json::Value::as_string).collect());
+            let texts: Option<Option<Vec<String>>> = texts;
+            Ok(ResponseFormat::Choice(
+                texts.flatten().ok_or_else(|| choices.refused("must be an array of texts"))?,
+            ))
+        }
+        Some("regex") => Ok(ResponseFormat::Regex(part("pattern")?.string()?)),
+        Some("grammar") => Ok(ResponseFormat::Grammar(part("grammar")?.string()?)),
+        _ => Err(kind.unsupported("text, json_object, json_schema, choice, regex or grammar")),
     }
 }
 

@@ -93,9 +93,12 @@ const GENERATE: Checks<GenerateOptions> = {
   logprobs: number,
   responseFormat: (place, found) => {
     if (!isObject(found)) refuse(place, found, "an object with a type");
-    if (found["type"] != null) either("text", "json_object", "json_schema")(`${place}.type`, found["type"]);
+    if (found["type"] != null) either("text", "json_object", "json_schema", "choice", "regex", "grammar")(`${place}.type`, found["type"]);
     const { type, schema, whitespace } = found;
     if (whitespace != null) must((found: unknown) => typeof found === "boolean", "true or false")(`${place}.whitespace`, whitespace);
+    if (type === "choice") each(`${place}.choices`, found["choices"], "an array of strings", text);
+    if (type === "regex") text(`${place}.pattern`, found["pattern"]);
+    if (type === "grammar") text(`${place}.grammar`, found["grammar"]);
     if (type === "json_schema" && typeof schema !== "boolean") must(isObject, "a JSON Schema")(`${place}.schema`, schema);
   },
 };

@@ -14,6 +14,8 @@ export type EngineErrorCode =
   | "tensor_range"
   | "length"
   | "option"
+  /** A regular expression or a grammar cannot be read. */
+  | "grammar"
   | "token"
   | "context_full"
   | "memory"

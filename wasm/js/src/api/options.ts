@@ -189,7 +189,8 @@ export interface GenerateOptions {
   /** Report the log-probability of each token and of this many most likely alternatives. Default: none. */
   logprobs?: number;
   /**
-   * `json_object`: the reply is a JSON object. `json_schema`: it is a JSON value that satisfies the schema. It always parses, unless
+   * `json_object`: the reply is a JSON object. `json_schema`: it is a JSON value that satisfies the schema. `choice`: it is one of the
+   * texts. `regex`: the regular expression matches all of it. `grammar`: it is a text of the grammar in GBNF. It always parses, unless
    * a stop string ends it, or `maxTokens` or the remaining context is less than the shortest reply needs (`finish.reason` is then
    * `length` or `context_full`). The model is not told: state the format in the prompt, too. Throws `unsupported` with the JSON
    * pointer of a keyword that is not supported. Default `text`: unconstrained.
@@ -204,7 +205,10 @@ export interface GenerateOptions {
 export type ResponseFormat =
   | { type: "text" }
   | { type: "json_object"; whitespace?: boolean }
-  | { type: "json_schema"; schema: object | boolean; whitespace?: boolean };
+  | { type: "json_schema"; schema: object | boolean; whitespace?: boolean }
+  | { type: "choice"; choices: readonly string[] }
+  | { type: "regex"; pattern: string }
+  | { type: "grammar"; grammar: string };
 
 /** A function that the model may call. */
 export interface Tool {

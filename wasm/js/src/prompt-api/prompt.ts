@@ -114,7 +114,9 @@ export function constrained(messages: Message[], isContinued: boolean, { respons
   }
   objectOf("responseConstraint", responseConstraint);
   if (Object.prototype.toString.call(responseConstraint) === "[object RegExp]") {
-    throw exception("NotSupportedError", "responseConstraint is a regular expression, but only JSON Schemas are supported");
+    const { source, flags } = responseConstraint as RegExp;
+    if (/[imsvy]/.test(flags)) throw exception("NotSupportedError", `responseConstraint is a regular expression with the flags ${flags}, but only g, d and u are supported`);
+    return { messages, format: { type: "regex", pattern: source } };
   }
   let schema: string;
   try {
