@@ -63,7 +63,7 @@ const WRONG = [
   { messages: ask([{ type: "image_url" }]) }, { messages: [{ role: "user", content: "x", reasoning: 3 }] },
   { messages: [{ role: "assistant", tool_calls: [{ type: "function" }] }] }, { messages: [{ role: "assistant", tool_calls: {} }] },
   { messages: [{ role: "assistant", tool_calls: [{ function: { name: "a", arguments: {} } }] }] },
-  { response_format: { type: "grammar" } }, { response_format: "json_object" }, { response_format: { type: "json_schema" } },
+  { response_format: { type: "xml" } }, { response_format: "json_object" }, { response_format: { type: "json_schema" } },
   { response_format: { type: "json_schema", json_schema: { schema: 3 } } }, { response_format: { type: "json_schema", json_schema: {} } },
   { tool_choice: "required" }, { tools: [add], tool_choice: "always" }, { tools: [add], tool_choice: { type: "function" } },
   { tools: [add], tool_choice: { type: "custom" } }, { tools: {} }, { tools: ["add"] }, { tool_choice: { type: "function", function: { name: "add" } } },

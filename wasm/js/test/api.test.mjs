@@ -71,7 +71,7 @@ describe("a small model", () => {
 
     for (const [wrong, code] of [
       [{ n: 2 }, "unsupported"],
-      [{ response_format: { type: "grammar" } }, "unsupported"],
+      [{ response_format: { type: "xml" } }, "unsupported"],
       [{ response_format: { type: "json_schema", json_schema: { schema: { not: {} } } } }, "unsupported"],
       [{ tool_choice: "required" }, "argument"],
       [{ top_logprobs: 21 }, "argument"],
