@@ -46,6 +46,15 @@ fn converted(folder: &Path, options: &ConvertOptions) -> shohin::Result<Vec<u8>>
     Ok(bytes)
 }
 
+/// Checks that texts have the tokens that transformers gave them.
+fn assert_tokens(tokenizer: &Tokenizer<'_>, folder: &Path) {
+    for (text, ids) in texts(folder) {
+        let mut found = Vec::new();
+        tokenizer.encode(&text, Special::Parse, &mut found);
+        assert_eq!(found, ids, "{folder:?} {text:?}");
+    }
+}
+
 fn texts(folder: &Path) -> Vec<(String, Vec<u32>)> {
     serde_json::from_slice(&fs::read(folder.join("texts.json")).unwrap()).unwrap()
 }
@@ -72,11 +81,7 @@ fn a_folder_says_what_transformers_says() {
         assert!(difference < 1e-4, "{name}: {difference}");
 
         let tokenizer = Tokenizer::from_gguf(&gguf).unwrap();
-        for (text, ids) in texts(&folder) {
-            let mut found = Vec::new();
-            tokenizer.encode(&text, Special::Parse, &mut found);
-            assert_eq!(found, ids, "{name} {text:?}");
-        }
+        assert_tokens(&tokenizer, &folder);
         let metadata = gguf.metadata();
         let template = metadata.str("tokenizer.chat_template").unwrap();
         assert_eq!(template, Some(&*fs::read_to_string(folder.join("chat_template.jinja")).unwrap()));
@@ -124,11 +129,7 @@ fn an_onnx_file_says_what_onnxruntime_says() {
         let difference = difference(&folder, &file);
         assert!(difference < 1e-4, "{name}: {difference}");
         let tokenizer = Tokenizer::from_gguf(&gguf).unwrap();
-        for (text, ids) in texts(&folder) {
-            let mut found = Vec::new();
-            tokenizer.encode(&text, Special::Parse, &mut found);
-            assert_eq!(found, ids, "{name} {text:?}");
-        }
+        assert_tokens(&tokenizer, &folder);
     }
 }
 
