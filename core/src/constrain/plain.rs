@@ -21,6 +21,8 @@ const MAX_NESTING: usize = 64;
 const MAX_REPEATS: u32 = 1000;
 /// Largest expression of a rule that is copied to where the rule is used.
 const MAX_COPIED: usize = 256;
+/// Most parts of all copies together.
+const MAX_COPIES: usize = 1 << 16;
 /// Most choices.
 const MAX_CHOICES: usize = 4096;
 
@@ -88,7 +90,7 @@ impl Grammar {
             let Some(body) = &rule.body else {
                 let found = Name::new(rule.name);
                 return Err(Error::Grammar {
-                    line: rule.line,
+                    line: line(text, rule.at),
                     problem: "uses a rule that is missing",
                     found,
                 });
@@ -101,7 +103,7 @@ impl Grammar {
         if let Some(rule) = left_recursive(&compiler.nodes).and_then(|node| rules.get(node)) {
             let problem =
                 "has a rule that begins with itself, or rules that begin with one another too deeply";
-            return Err(Error::Grammar { line: rule.line, problem, found: Name::new(rule.name) });
+            return Err(Error::Grammar { line: line(text, rule.at), problem, found: Name::new(rule.name) });
         }
         finish(compiler.nodes, root as NodeId, "grammar")
     }
@@ -120,8 +122,14 @@ fn finish(nodes: Vec<Node>, root: NodeId, name: &str) -> Result<Grammar> {
 /// A rule; without a body until it has been defined.
 struct Rule<'t> {
     name: &'t str,
-    line: usize,
+    /// Where it is defined, else first used, in bytes.
+    at: usize,
     body: Option<Item>,
+}
+
+/// The line of a byte.
+fn line(text: &str, at: usize) -> usize {
+    1 + text.get(..at).unwrap_or_default().matches('\n').count()
 }
 
 /// A part of a rule.
@@ -181,18 +189,21 @@ impl Item {
         }
     }
 
-    /// Replaces references to regular rules by the rules.
-    fn inlined(self, rules: &[Option<Expression>]) -> Item {
-        let all = |items: Vec<Item>| items.into_iter().map(|item| item.inlined(rules)).collect();
+    /// Replaces references to known rules by the rules, while there is room for copies.
+    fn inlined(self, known: &[Option<Expression>], room: &mut usize) -> Item {
+        let mut all = |items: Vec<Item>| items.into_iter().map(|item| item.inlined(known, room)).collect();
         match self {
             Item::Regular(_) => self,
-            Item::Rule(rule) => match rules.get(rule) {
-                Some(Some(expression)) => Item::Regular(expression.clone()),
+            Item::Rule(rule) => match known.get(rule) {
+                Some(Some(expression)) if size(expression) <= *room => {
+                    *room -= size(expression);
+                    Item::Regular(expression.clone())
+                }
                 _ => self,
             },
             Item::Sequence(items) => Item::sequence(all(items)),
             Item::Choice(items) => Item::choice(all(items)),
-            Item::Repeat(item, min, max) => Item::repeat(item.inlined(rules), min, max),
+            Item::Repeat(item, min, max) => Item::repeat(item.inlined(known, room), min, max),
         }
     }
 }
@@ -206,20 +217,26 @@ fn size(expression: &Expression) -> usize {
     }
 }
 
-/// Copies small rules without references to where they are used, until none is left.
+/// Copies small rules without references to where they are used. What is not copied stays a reference.
 fn inline(rules: &mut [Rule<'_>]) {
-    // Each round makes another rule regular, or it is the last one.
-    for _ in 0..rules.len() {
-        let small = |rule: &Rule<'_>| match &rule.body {
-            Some(Item::Regular(expression)) if size(expression) <= MAX_COPIED => Some(expression.clone()),
-            _ => None,
-        };
-        let known: Vec<Option<Expression>> = rules.iter().map(small).collect();
+    let small = |rule: &Rule<'_>| match &rule.body {
+        Some(Item::Regular(expression)) if size(expression) <= MAX_COPIED => Some(expression.clone()),
+        _ => None,
+    };
+    let mut known: Vec<Option<Expression>> = rules.iter().map(small).collect();
+    let mut room = MAX_COPIES;
+    // Rules mostly come before those they use: from the last to the first, one round does most.
+    for _ in 0..MAX_NESTING {
         let mut changed = false;
-        for rule in rules.iter_mut() {
-            let was = matches!(rule.body, Some(Item::Regular(_)));
-            rule.body = rule.body.take().map(|body| body.inlined(&known));
-            changed |= !was && matches!(rule.body, Some(Item::Regular(_)));
+        for (number, rule) in rules.iter_mut().enumerate().rev() {
+            if matches!(rule.body, Some(Item::Regular(_))) {
+                continue;
+            }
+            rule.body = rule.body.take().map(|body| body.inlined(&known, &mut room));
+            if let (Some(expression), Some(known)) = (small(rule), known.get_mut(number)) {
+                *known = Some(expression);
+                changed = true;
+            }
         }
         if !changed {
             return;
@@ -439,13 +456,9 @@ impl<'t> Parser<'t> {
         found
     }
 
-    fn line(&self) -> usize {
-        1 + self.text.get(..self.at).unwrap_or_default().matches('\n').count()
-    }
-
     fn wrong(&self, problem: &'static str) -> Error {
         let found: String = self.rest().chars().take_while(|c| *c != '\n').take(20).collect();
-        Error::Grammar { line: self.line(), problem, found: Name::new(found) }
+        Error::Grammar { line: line(self.text, self.at), problem, found: Name::new(found) }
     }
 
     /// White space and comments; line ends too, if `lines`.
@@ -472,7 +485,7 @@ impl<'t> Parser<'t> {
     fn rule(&mut self, name: &'t str) -> usize {
         let known = self.rules.iter().position(|rule| rule.name == name);
         known.unwrap_or_else(|| {
-            self.rules.push(Rule { name, line: self.line(), body: None });
+            self.rules.push(Rule { name, at: self.at, body: None });
             self.rules.len() - 1
         })
     }
@@ -480,7 +493,7 @@ impl<'t> Parser<'t> {
     fn rules(&mut self) -> Result<()> {
         self.space(true);
         while self.peek().is_some() {
-            let line = self.line();
+            let at = self.at;
             let Some(name) = self.name() else { return Err(self.wrong("expects the name of a rule")) };
             self.space(false);
             if !self.take("::=") {
@@ -494,9 +507,10 @@ impl<'t> Parser<'t> {
             }
             match self.rules.get_mut(rule) {
                 Some(Rule { body: Some(_), .. }) => {
-                    return Err(Error::Grammar { line, problem: "has two rules", found: Name::new(name) });
+                    let (line, found) = (line(self.text, at), Name::new(name));
+                    return Err(Error::Grammar { line, problem: "has two rules", found });
                 }
-                Some(rule) => (rule.line, rule.body) = (line, Some(body)),
+                Some(rule) => (rule.at, rule.body) = (at, Some(body)),
                 None => {}
             }
             self.space(true);

@@ -369,12 +369,11 @@ fn response_format(field: &Field<'_>) -> Result<ResponseFormat> {
         }
         Some("choice") => {
             let choices = part("choices")?;
-            let texts =
-                choices.value.elements().map(|all| all.into_iter().map(json::Value::as_string).collect());
-            let texts: Option<Option<Vec<String>>> = texts;
-            Ok(ResponseFormat::Choice(
-                texts.flatten().ok_or_else(|| choices.refused("must be an array of texts"))?,
-            ))
+            let texts = choices
+                .value
+                .elements()
+                .and_then(|all| all.into_iter().map(json::Value::as_string).collect::<Option<Vec<String>>>());
+            Ok(ResponseFormat::Choice(texts.ok_or_else(|| choices.refused("must be an array of texts"))?))
         }
         Some("regex") => Ok(ResponseFormat::Regex(part("pattern")?.string()?)),
         Some("grammar") => Ok(ResponseFormat::Grammar(part("grammar")?.string()?)),

@@ -14,7 +14,7 @@ export type EngineErrorCode =
   | "tensor_range"
   | "length"
   | "option"
-  /** A regular expression or a grammar cannot be read. */
+  /** A grammar in GBNF cannot be read. */
   | "grammar"
   | "token"
   | "context_full"
