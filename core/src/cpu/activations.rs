@@ -23,13 +23,17 @@ pub struct Q8Block {
     pub q: [i8; 64],
     /// The factor, 0 to 32767, of each 32 activations.
     pub factor: [i32; 2],
+    /// The same factors.
+    pub float_factor: [f32; 2],
+    /// The sum of each 16 integers.
+    pub sums: [i16; 4],
     /// Minus the sum of `q * factor`: the initial value of a dot product with codes of zero point 1.
     pub start: i32,
     /// The step: the same for all activations of a token.
     pub step: f32,
 }
 
-// SAFETY: integers, floats and arrays of them, without padding (64 + 8 + 4 + 4 = 80), so that every bit
+// SAFETY: integers, floats and arrays of them, without padding (64 + 8 + 8 + 8 + 4 + 4 = 96), so that every bit
 // pattern, zero included, is a value.
 unsafe impl bytemuck::Zeroable for Q8Block {}
 // SAFETY: as above.
@@ -145,11 +149,11 @@ fn quantize_blocks(x: &[[f32; 64]], step: f32, to_factor: f32, out: &mut [Q8Bloc
         factors[g] = factor;
         inverses[g] = if factor > 0 { 1.0 / (factor as f32 * step) } else { 0.0 };
     }
-    let (mut sums, mut squares, mut products) = ([0; GROUPS], [0; GROUPS], [0.0; GROUPS]);
+    let (mut sums, mut squares, mut products) = ([[0; 2]; GROUPS], [0; GROUPS], [0.0; GROUPS]);
     for (g, x) in groups.iter().enumerate() {
         let (q, inverse) = (&mut out[g / 2].q.as_chunks_mut::<32>().0[g % 2], inverses[g]);
-        let (mut sum, mut square, mut product) = ([0; 8], [0; 8], [0.0f32; 8]);
-        for (q, x) in q.as_chunks_mut::<8>().0.iter_mut().zip(x.as_chunks::<8>().0) {
+        let (mut sum, mut square, mut product) = ([[0; 8]; 2], [0; 8], [0.0f32; 8]);
+        for (k, (q, x)) in q.as_chunks_mut::<8>().0.iter_mut().zip(x.as_chunks::<8>().0).enumerate() {
             for i in 0..8 {
                 let v = x[i] * inverse;
                 // The largest float below 1/2, or 0.49999997 would round to 1.
@@ -157,12 +161,12 @@ fn quantize_blocks(x: &[[f32; 64]], step: f32, to_factor: f32, out: &mut [Q8Bloc
                 // SAFETY: |v| < 127.5, since no |x| is above 127 * 1.003 factors of steps.
                 let rounded = unsafe { (v + half).to_int_unchecked::<i32>() };
                 q[i] = rounded as i8;
-                sum[i] += rounded;
+                sum[k / 2][i] += rounded;
                 square[i] += rounded * rounded;
                 product[i] += v * rounded as f32;
             }
         }
-        sums[g] = sum.iter().sum();
+        sums[g] = sum.map(|sum| sum.iter().sum());
         squares[g] = square.iter().sum();
         products[g] = finish(&product);
     }
@@ -173,9 +177,12 @@ fn quantize_blocks(x: &[[f32; 64]], step: f32, to_factor: f32, out: &mut [Q8Bloc
         let factor = unsafe { (factors[g] as f32 * fit + 0.5).to_int_unchecked::<i32>() };
         factors[g] = factor.min(LARGEST as i32);
     }
-    for (b, out) in out.iter_mut().enumerate() {
-        out.factor = [factors[2 * b], factors[2 * b + 1]];
-        out.start = -(sums[2 * b] * factors[2 * b]) - sums[2 * b + 1] * factors[2 * b + 1];
+    for (i, out) in out.iter_mut().enumerate() {
+        let [[a, b], [c, d]] = [sums[2 * i], sums[2 * i + 1]];
+        out.factor = [factors[2 * i], factors[2 * i + 1]];
+        out.float_factor = out.factor.map(|factor| factor as f32);
+        out.sums = [a, b, c, d].map(|sum: i32| sum as i16);
+        out.start = -((a + b) * out.factor[0]) - (c + d) * out.factor[1];
         out.step = step;
     }
 }

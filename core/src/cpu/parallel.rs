@@ -174,14 +174,14 @@ impl OutputRows<'_> {
 }
 
 impl OutputRows<'_> {
-    /// Sets the outputs of rows `first + i .. first + i + 16` for `token`.
+    /// Sets the outputs of N rows from row `first + i` for `token`.
     #[inline(always)]
     #[allow(dead_code, reason = "not every target has kernels for groups of rows")]
-    pub(crate) fn put16(&mut self, token: usize, i: usize, values: &[f32; 16]) {
-        debug_assert!(token < self.tokens && i + 16 <= self.len);
-        if token < self.tokens && i + 16 <= self.len {
+    pub(crate) fn put_all<const N: usize>(&mut self, token: usize, i: usize, values: &[f32; N]) {
+        debug_assert!(token < self.tokens && i + N <= self.len);
+        if token < self.tokens && i + N <= self.len {
             // SAFETY: as in `put`, for each of the rows.
-            unsafe { self.base.add(token * self.stride + i).cast::<[f32; 16]>().write_unaligned(*values) };
+            unsafe { self.base.add(token * self.stride + i).cast::<[f32; N]>().write_unaligned(*values) };
         }
     }
 }

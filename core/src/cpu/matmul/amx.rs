@@ -258,7 +258,7 @@ unsafe fn groups<U: Unpack, const BLOCK: usize, const G: usize>(
                 for (g, sums) in sums.iter().enumerate() {
                     for (t, sum) in sums.iter().enumerate() {
                         let t = token(first + tile) + t;
-                        out.put16(t, i + g * PANEL_ROWS, &Avx512::outputs(sum.assume_init(), args.step(t)));
+                        out.put_all(t, i + g * PANEL_ROWS, &Avx512::outputs(sum.assume_init(), args.step(t)));
                     }
                 }
             }

@@ -8,7 +8,7 @@ use core::arch::x86_64::*;
 use core::marker::PhantomData;
 
 use super::args::{Kernel, MatmulArgs};
-use super::avx2_runs::{Narrow, Runs};
+use super::avx2_runs::Runs;
 use super::row_kernel::{RowKernel, rows};
 use super::run_kernel;
 use crate::cpu::activations::Q8Block;
@@ -26,7 +26,7 @@ pub(super) fn integer(format: Format) -> Option<Kernel> {
         Format::Tq1_0 => integer_rows::<Tq1_0>,
         Format::Ptq1_0 => integer_rows::<Ptq1_0>,
         Format::Q2_0 => integer_rows::<Q2_0>,
-        _ => return run_kernel::of::<Runs<Narrow>>(format),
+        _ => return run_kernel::of::<Runs>(format),
     })
 }
 
@@ -44,9 +44,15 @@ pub(super) fn float(format: Format) -> Option<Kernel> {
 #[inline(always)]
 pub(super) fn prefetch(p: *const u8, bytes: usize) {
     const DISTANCE: usize = 8192;
+    prefetch_lines(p.wrapping_add(DISTANCE), bytes);
+}
+
+/// Prefetches the bytes at `p`, which may be any address.
+#[inline(always)]
+pub(super) fn prefetch_lines(p: *const u8, bytes: usize) {
     for line in 0..bytes.div_ceil(64) {
         // SAFETY: a prefetch may be of any address.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(DISTANCE + 64 * line).cast()) };
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(64 * line).cast()) };
     }
 }
 

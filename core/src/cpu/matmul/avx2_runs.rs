@@ -1,191 +1,265 @@
-//! Runs of 32 weights in AVX2: one vector. Codes are not negative where their zero point allows it, so that
-//! `vpmaddubsw` multiplies them as they are.
+//! Runs of 32 weights in AVX2: tiles of 8 rows, one per 32-bit lane. A vector holds four bytes of each row; they are
+//! transposed as they are read. Codes are not negative where their zero point allows it, so that `vpmaddubsw`
+//! multiplies them as they are.
 #![allow(unsafe_code)]
+#![allow(
+    clippy::undocumented_unsafe_blocks,
+    reason = "every block needs what the trait asks for, and no more"
+)]
 
 use core::arch::x86_64::*;
-use core::marker::PhantomData;
 
 use super::args::{Kernel, MatmulArgs};
-use super::avx2::{both16, prefetch};
+use super::avx2::{both16, prefetch_lines};
 use super::run_format::RunFormat;
-use super::run_kernel::{self, Products, RunIsa, RunKernels};
+use super::run_kernel::{self, Rows, RunIsa, RunKernels};
 use crate::cpu::parallel::OutputRows;
 
-/// 32 activations.
-#[derive(Clone, Copy)]
-pub(super) struct RunActs {
-    q: __m256i,
-    factor: __m256i,
-    /// Minus the products of the zero point: the initial value of the lanes.
-    start: __m256i,
+pub(super) struct Runs;
+
+/// 16 bytes of each row.
+#[inline(always)]
+unsafe fn transposed(rows: Rows) -> [__m256i; 4] {
+    unsafe {
+        // Rows `r` and `r + 4`.
+        let two = |r: usize| {
+            let row = |r: usize| _mm_loadu_si128(rows.row(r).cast());
+            _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(row(r)), row(r + 4))
+        };
+        let (a, b, c, d) = (two(0), two(1), two(2), two(3));
+        let (ab, cd) = (_mm256_unpacklo_epi32(a, b), _mm256_unpacklo_epi32(c, d));
+        let (ab_high, cd_high) = (_mm256_unpackhi_epi32(a, b), _mm256_unpackhi_epi32(c, d));
+        [
+            _mm256_unpacklo_epi64(ab, cd),
+            _mm256_unpackhi_epi64(ab, cd),
+            _mm256_unpacklo_epi64(ab_high, cd_high),
+            _mm256_unpackhi_epi64(ab_high, cd_high),
+        ]
+    }
 }
 
-/// Runs of one row, multiplied in vectors of `W`.
-pub(super) struct Runs<W>(PhantomData<W>);
-
-/// The vectors that multiply unpacked rows.
-pub(super) trait Width {
-    type Wide: Products;
+/// `f` for each element.
+macro_rules! each {
+    ($len:literal, |$i:ident| $f:expr) => {{
+        // A loop, as closures are not always inlined to where the instruction set is.
+        let mut all = [_mm256_setzero_si256(); $len];
+        for $i in 0..$len {
+            all[$i] = $f;
+        }
+        all
+    }};
 }
 
-/// Vectors of AVX2.
-pub(super) struct Narrow;
-
-impl Width for Narrow {
-    type Wide = Runs<Narrow>;
-}
-
-impl<W: Width> Products for Runs<W> {
-    type Codes = __m256i;
-    type Acts = RunActs;
+impl RunIsa<8> for Runs {
+    /// `(bytes / 4)`
+    type Bytes = [__m256i; 8];
+    type Codes = [__m256i; 8];
+    type Words = __m256i;
     type Floats = __m256;
 
     #[inline(always)]
-    unsafe fn acts<const SIGNED: bool>(q: *const i8, factor: i32, zero: i8) -> RunActs {
-        // SAFETY: as for this function.
+    unsafe fn load(rows: Rows) -> [__m256i; 8] {
         unsafe {
-            let (q, factor) = (_mm256_loadu_si256(q.cast()), _mm256_set1_epi16(factor as i16));
-            let off = _mm256_maddubs_epi16(_mm256_set1_epi8(zero), q);
-            let start = _mm256_sub_epi32(_mm256_setzero_si256(), _mm256_madd_epi16(off, factor));
-            RunActs { q, factor, start }
+            let ([a, b, c, d], [e, f, g, h]) = (transposed(rows), transposed(rows.skip(16)));
+            [a, b, c, d, e, f, g, h]
         }
     }
 
     #[inline(always)]
-    unsafe fn sums(acts: RunActs) -> __m256 {
-        // SAFETY: the caller has AVX2.
+    unsafe fn nibbles(rows: Rows) -> [__m256i; 8] {
         unsafe {
-            let pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), acts.q);
-            _mm256_cvtepi32_ps(_mm256_madd_epi16(pairs, acts.factor))
+            let x = transposed(rows);
+            let fifteen = _mm256_set1_epi8(15);
+            let [a, b, c, d] = each!(4, |i| _mm256_and_si256(x[i], fifteen));
+            let [e, f, g, h] = each!(4, |i| _mm256_and_si256(_mm256_srli_epi16::<4>(x[i]), fifteen));
+            [a, b, c, d, e, f, g, h]
         }
     }
 
     #[inline(always)]
-    unsafe fn dot<const SIGNED: bool>(w: __m256i, acts: RunActs) -> __m256 {
-        // SAFETY: the caller has AVX2.
+    unsafe fn words(rows: Rows) -> [__m256i; 4] {
+        unsafe { transposed(rows) }
+    }
+
+    #[inline(always)]
+    unsafe fn to_words(x: &[u32; 8]) -> __m256i {
+        unsafe { _mm256_loadu_si256(x.as_ptr().cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn word_field(x: __m256i, shift: usize, mask: u32) -> __m256i {
         unsafe {
-            let pairs = if SIGNED {
-                // Pairs of at most 2 * 128 * 127 fit 16 bits.
-                _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(acts.q, w))
-            } else {
-                _mm256_maddubs_epi16(w, acts.q)
-            };
-            let n = _mm256_madd_epi16(pairs, acts.factor);
-            _mm256_cvtepi32_ps(if SIGNED { n } else { _mm256_add_epi32(n, acts.start) })
+            let shifted = _mm256_srl_epi32(x, _mm_cvtsi32_si128(shift as i32));
+            _mm256_and_si256(shifted, _mm256_set1_epi32(mask as i32))
         }
     }
 
     #[inline(always)]
-    unsafe fn add(sum: __m256, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: the caller has AVX2.
-        unsafe { _mm256_add_ps(sum, _mm256_mul_ps(a, b)) }
-    }
-}
-
-impl<W: Width> RunIsa for Runs<W> {
-    type Wide = W::Wide;
-    type Bytes = __m256i;
-
-    #[inline(always)]
-    unsafe fn load(p: *const u8) -> __m256i {
-        // SAFETY: as for this function.
-        unsafe { _mm256_loadu_si256(p.cast()) }
+    unsafe fn join(a: __m256i, b: __m256i, shift: usize) -> __m256i {
+        unsafe { _mm256_or_si256(a, _mm256_sll_epi32(b, _mm_cvtsi32_si128(shift as i32))) }
     }
 
     #[inline(always)]
-    unsafe fn nibbles(p: *const u8) -> __m256i {
-        // SAFETY: as for this function.
+    unsafe fn offset(x: __m256i, n: i32) -> __m256i {
+        unsafe { _mm256_add_epi32(x, _mm256_set1_epi32(n)) }
+    }
+
+    #[inline(always)]
+    unsafe fn byte(x: __m256i, at: usize, zero: i32) -> __m256 {
         unsafe {
-            let nibbles = _mm256_srlv_epi64(both16(p), _mm256_setr_epi64x(0, 0, 4, 4));
-            _mm256_and_si256(nibbles, _mm256_set1_epi8(15))
+            let high = _mm256_sll_epi32(x, _mm_cvtsi32_si128(24 - 8 * at as i32));
+            let byte = _mm256_srai_epi32::<24>(high);
+            _mm256_cvtepi32_ps(_mm256_sub_epi32(byte, _mm256_set1_epi32(zero)))
         }
     }
 
     #[inline(always)]
-    unsafe fn field(x: __m256i, shift: usize, mask: u8) -> __m256i {
-        // SAFETY: the caller has AVX2.
+    unsafe fn f16(x: __m256i) -> __m256 {
         unsafe {
-            let shifted = _mm256_srl_epi16(x, _mm_cvtsi32_si128(shift as i32));
-            _mm256_and_si256(shifted, _mm256_set1_epi8(mask as i8))
+            let halves = _mm256_and_si256(x, _mm256_set1_epi32(0xffff));
+            let packed = _mm256_permute4x64_epi64::<0b10_00>(_mm256_packus_epi32(halves, halves));
+            _mm256_cvtph_ps(_mm256_castsi256_si128(packed))
         }
     }
 
     #[inline(always)]
-    unsafe fn shl(x: __m256i, shift: usize) -> __m256i {
-        // SAFETY: the caller has AVX2.
-        unsafe { _mm256_sll_epi16(x, _mm_cvtsi32_si128(shift as i32)) }
+    unsafe fn f32(x: __m256i) -> __m256 {
+        unsafe { _mm256_castsi256_ps(x) }
     }
 
     #[inline(always)]
-    unsafe fn or(a: __m256i, b: __m256i) -> __m256i {
-        // SAFETY: the caller has AVX2.
-        unsafe { _mm256_or_si256(a, b) }
-    }
-
-    #[inline(always)]
-    unsafe fn bits(bits: u32, value: u8) -> __m256i {
-        // SAFETY: the caller has AVX2.
+    unsafe fn field(x: [__m256i; 8], shift: usize, mask: u8) -> [__m256i; 8] {
         unsafe {
-            let eight = |a: i64| a * 0x0101_0101_0101_0101;
-            let spread = _mm256_setr_epi64x(0, eight(1), eight(2), eight(3));
-            let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201u64 as i64);
-            let bits = _mm256_and_si256(_mm256_shuffle_epi8(_mm256_set1_epi32(bits as i32), spread), bit);
-            _mm256_and_si256(_mm256_cmpeq_epi8(bits, bit), _mm256_set1_epi8(value as i8))
+            let (by, mask) = (_mm_cvtsi32_si128(shift as i32), _mm256_set1_epi8(mask as i8));
+            each!(8, |i| _mm256_and_si256(_mm256_srl_epi16(x[i], by), mask))
         }
     }
 
     #[inline(always)]
-    unsafe fn look_up(table: &[i8; 16], x: __m256i) -> __m256i {
-        // SAFETY: the caller has AVX2.
-        unsafe { _mm256_shuffle_epi8(both16(table.as_ptr().cast()), x) }
+    unsafe fn shl(x: [__m256i; 8], shift: usize) -> [__m256i; 8] {
+        unsafe { each!(8, |i| _mm256_sll_epi16(x[i], _mm_cvtsi32_si128(shift as i32))) }
     }
 
     #[inline(always)]
-    unsafe fn swap_middle(x: __m256i) -> __m256i {
-        // SAFETY: the caller has AVX2.
-        unsafe { _mm256_permute4x64_epi64::<0b11_01_10_00>(x) }
+    unsafe fn or(a: [__m256i; 8], b: [__m256i; 8]) -> [__m256i; 8] {
+        unsafe { each!(8, |i| _mm256_or_si256(a[i], b[i])) }
     }
 
     #[inline(always)]
-    unsafe fn f16(p: *const u8) -> f32 {
-        // SAFETY: as for this function; the caller has F16C.
+    unsafe fn bits(bits: __m256i, value: u8) -> [__m256i; 8] {
         unsafe {
-            let bits = p.cast::<u16>().read_unaligned();
-            _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(bits))))
+            each!(8, |i| {
+                // Byte `i / 2` of each word, four times.
+                let each = _mm256_set1_epi32((i / 2) as i32 * 0x0101_0101);
+                let words = _mm256_setr_epi32(
+                    0,
+                    0x0404_0404,
+                    0x0808_0808,
+                    0x0c0c_0c0c,
+                    0,
+                    0x0404_0404,
+                    0x0808_0808,
+                    0x0c0c_0c0c,
+                );
+                let spread = _mm256_shuffle_epi8(bits, _mm256_add_epi32(words, each));
+                let bit = _mm256_set1_epi32(if i % 2 == 0 { 0x0804_0201 } else { 0x8040_2010u32 as i32 });
+                let set = _mm256_cmpeq_epi8(_mm256_and_si256(spread, bit), bit);
+                _mm256_and_si256(set, _mm256_set1_epi8(value as i8))
+            })
         }
     }
 
     #[inline(always)]
-    unsafe fn codes<const SIGNED: bool>(x: __m256i) -> __m256i {
+    unsafe fn look_up(table: &[i8; 16], x: [__m256i; 8]) -> [__m256i; 8] {
+        unsafe {
+            let table = both16(table.as_ptr().cast());
+            each!(8, |i| _mm256_shuffle_epi8(table, x[i]))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn swap_middle([a, b, c, d, e, f, g, h]: [__m256i; 8]) -> [__m256i; 8] {
+        [a, b, e, f, c, d, g, h]
+    }
+
+    #[inline(always)]
+    unsafe fn codes(x: [__m256i; 8], _: bool) -> [__m256i; 8] {
         x
     }
 
     #[inline(always)]
-    unsafe fn lanes(a: f32, b: f32) -> __m256 {
-        // SAFETY: the caller has AVX2.
-        unsafe { _mm256_set_m128(_mm_set1_ps(b), _mm_set1_ps(a)) }
+    unsafe fn dot(
+        w: &[__m256i; 8],
+        half: Option<usize>,
+        q: *const i8,
+        start: i32,
+        largest: Option<u8>,
+    ) -> __m256 {
+        unsafe {
+            let mut n = _mm256_set1_epi32(start);
+            let one = _mm256_set1_epi16(1);
+            let (first, quads) = half.map_or((0, 8), |half| (4 * half, 4));
+            let q = |i: usize| _mm256_set1_epi32(q.add(4 * i).cast::<i32>().read_unaligned());
+            // How many sums of two products fit 16 bits together.
+            let together = match largest {
+                None => 1,
+                Some(..=15) => quads,
+                Some(..=31) => 4,
+                Some(_) => 2,
+            };
+            for at in (0..quads).step_by(together) {
+                let mut pairs = _mm256_setzero_si256();
+                for i in at..at + together {
+                    let two = match largest {
+                        // Pairs of at most 2 * 128 * 127 fit 16 bits.
+                        None => {
+                            let w = w[first + i];
+                            _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(q(i), w))
+                        }
+                        Some(_) => _mm256_maddubs_epi16(w[first + i], q(i)),
+                    };
+                    pairs = _mm256_add_epi16(pairs, two);
+                }
+                n = _mm256_add_epi32(n, _mm256_madd_epi16(pairs, one));
+            }
+            _mm256_cvtepi32_ps(n)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> __m256 {
+        unsafe { _mm256_set1_ps(x) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul(a: __m256, b: __m256) -> __m256 {
+        unsafe { _mm256_mul_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn add(sum: __m256, a: __m256, b: __m256) -> __m256 {
+        unsafe { _mm256_add_ps(sum, _mm256_mul_ps(a, b)) }
     }
 
     #[inline(always)]
     unsafe fn store(sum: __m256) -> [f32; 8] {
         let mut lanes = [0.0; 8];
-        // SAFETY: the caller has AVX2; `lanes` has room.
         unsafe { _mm256_storeu_ps(lanes.as_mut_ptr(), sum) };
         lanes
     }
 
     #[inline(always)]
     fn prefetch(p: *const u8, bytes: usize) {
-        prefetch(p, bytes);
+        prefetch_lines(p, bytes);
     }
 }
 
-impl RunKernels for Runs<Narrow> {
+impl RunKernels for Runs {
     fn kernel<F: RunFormat>() -> Kernel {
         #[target_feature(enable = "avx2,f16c")]
         fn kernel<F: RunFormat>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
             // SAFETY: the features of this function.
-            unsafe { run_kernel::rows::<Runs<Narrow>, F, 4, 4, 2>(args, out) };
+            unsafe { run_kernel::rows::<Runs, F, 8, 4>(args, out) };
         }
         kernel::<F>
     }

@@ -137,7 +137,7 @@ unsafe fn one_token<L: LutKernel, const G: usize>(args: &MatmulArgs<'_>, out: &m
             }
         }
         for (g, sum) in sums.into_iter().enumerate() {
-            out.put16(0, i + g * PANEL_ROWS, &L::outputs(sum, args.step(0)));
+            out.put_all(0, i + g * PANEL_ROWS, &L::outputs(sum, args.step(0)));
         }
     }
 }
@@ -199,7 +199,7 @@ unsafe fn tokens<L: LutKernel, const S: usize, const G: usize>(
                 let (t, s) = (first + t / S, t % S);
                 for (g, sum) in sums.iter().enumerate() {
                     let outputs = L::outputs(sum.assume_init(), args.step(t));
-                    out.put16(t, i + (s * G + g) * PANEL_ROWS, &outputs);
+                    out.put_all(t, i + (s * G + g) * PANEL_ROWS, &outputs);
                 }
             }
         }

@@ -1,171 +1,221 @@
-//! Runs of 32 weights in NEON: two vectors, as signed bytes.
+//! Runs of 32 weights in NEON: tiles of 4 rows, of which each has its own vectors of bytes. Their sums meet in one
+//! vector before they become floats.
 #![allow(unsafe_code)]
+#![allow(
+    clippy::undocumented_unsafe_blocks,
+    reason = "every block needs what the trait asks for, and no more"
+)]
 
 use core::arch::aarch64::*;
 
 use super::args::{Kernel, MatmulArgs};
-use super::neon::{ROWS, TOKENS, fours};
+use super::neon::{TOKENS, fours};
 use super::run_format::RunFormat;
-use super::run_kernel::{self, Products, RunIsa, RunKernels};
+use super::run_kernel::{self, Rows, RunIsa, RunKernels};
 use crate::cpu::parallel::OutputRows;
-use crate::quant::f16_at;
 
-/// 32 activations.
-#[derive(Clone, Copy)]
-pub(super) struct RunActs {
-    q: [int8x16_t; 2],
-    factor: int32x4_t,
-    /// Minus the products of the zero point: the initial value of the lanes.
-    start: [int32x4_t; 2],
-}
+/// Rows of a tile.
+const ROWS: usize = 4;
 
 /// With `sdot` if `DOT` is set.
 pub(super) struct Runs<const DOT: bool>;
 
-impl<const DOT: bool> Products for Runs<DOT> {
-    type Codes = [int8x16_t; 2];
-    type Acts = RunActs;
-    type Floats = [float32x4_t; 2];
-
-    #[inline(always)]
-    unsafe fn acts<const SIGNED: bool>(q: *const i8, factor: i32, zero: i8) -> RunActs {
-        // SAFETY: as for this function.
-        unsafe {
-            let (q, factor) = ([vld1q_s8(q), vld1q_s8(q.add(16))], vdupq_n_s32(factor));
-            let off = vmulq_n_s32(factor, -i32::from(zero));
-            let start = [
-                vmulq_s32(vpaddlq_s16(vpaddlq_s8(q[0])), off),
-                vmulq_s32(vpaddlq_s16(vpaddlq_s8(q[1])), off),
-            ];
-            RunActs { q, factor, start }
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn sums(acts: RunActs) -> [float32x4_t; 2] {
-        // SAFETY: the caller has NEON.
-        acts.q.map(|q| unsafe { vcvtq_f32_s32(vmulq_s32(vpaddlq_s16(vpaddlq_s8(q)), acts.factor)) })
-    }
-
-    #[inline(always)]
-    unsafe fn dot<const SIGNED: bool>(w: [int8x16_t; 2], acts: RunActs) -> [float32x4_t; 2] {
-        // SAFETY: the caller has NEON, and `sdot` if DOT is set.
-        unsafe {
-            let four = [fours::<DOT>(w[0], acts.q[0]), fours::<DOT>(w[1], acts.q[1])];
-            if SIGNED {
-                four.map(|n| vcvtq_f32_s32(vmulq_s32(n, acts.factor)))
-            } else {
-                let n = |h: usize| vmlaq_s32(acts.start[h], four[h], acts.factor);
-                [vcvtq_f32_s32(n(0)), vcvtq_f32_s32(n(1))]
+/// `f` of each of 16 bytes of each row.
+macro_rules! each {
+    (|$r:ident, $h:ident| $f:expr) => {{
+        // A loop, as closures are not always inlined to where the instruction set is.
+        let mut all = [[vdupq_n_u8(0); 2]; ROWS];
+        for $r in 0..ROWS {
+            for $h in 0..2 {
+                all[$r][$h] = $f;
             }
         }
-    }
-
-    #[inline(always)]
-    unsafe fn add(sum: [float32x4_t; 2], a: [float32x4_t; 2], b: [float32x4_t; 2]) -> [float32x4_t; 2] {
-        // SAFETY: the caller has NEON.
-        unsafe { [vaddq_f32(sum[0], vmulq_f32(a[0], b[0])), vaddq_f32(sum[1], vmulq_f32(a[1], b[1]))] }
-    }
+        all
+    }};
 }
 
-impl<const DOT: bool> RunIsa for Runs<DOT> {
-    type Wide = Runs<DOT>;
-    type Bytes = [uint8x16_t; 2];
+impl<const DOT: bool> RunIsa<ROWS> for Runs<DOT> {
+    /// `(rows, bytes / 16)`
+    type Bytes = [[uint8x16_t; 2]; ROWS];
+    type Codes = [[uint8x16_t; 2]; ROWS];
+    type Words = uint32x4_t;
+    type Floats = float32x4_t;
 
     #[inline(always)]
-    unsafe fn load(p: *const u8) -> [uint8x16_t; 2] {
-        // SAFETY: as for this function.
-        unsafe { [vld1q_u8(p), vld1q_u8(p.add(16))] }
+    unsafe fn load(rows: Rows) -> Self::Bytes {
+        unsafe { each!(|r, h| vld1q_u8(rows.row(r).add(16 * h))) }
     }
 
     #[inline(always)]
-    unsafe fn nibbles(p: *const u8) -> [uint8x16_t; 2] {
-        // SAFETY: as for this function.
+    unsafe fn nibbles(rows: Rows) -> Self::Bytes {
         unsafe {
-            let bytes = vld1q_u8(p);
-            [vandq_u8(bytes, vdupq_n_u8(15)), vshrq_n_u8::<4>(bytes)]
+            each!(|r, h| {
+                let bytes = vld1q_u8(rows.row(r));
+                if h == 0 { vandq_u8(bytes, vdupq_n_u8(15)) } else { vshrq_n_u8::<4>(bytes) }
+            })
         }
     }
 
     #[inline(always)]
-    unsafe fn field(x: [uint8x16_t; 2], shift: usize, mask: u8) -> [uint8x16_t; 2] {
-        // SAFETY: the caller has NEON.
-        x.map(|x| unsafe { vandq_u8(vshlq_u8(x, vdupq_n_s8(-(shift as i8))), vdupq_n_u8(mask)) })
+    unsafe fn words(rows: Rows) -> [uint32x4_t; 4] {
+        unsafe {
+            let row = |r| vld1q_u32(rows.row(r).cast());
+            let (a, b, c, d) = (row(0), row(1), row(2), row(3));
+            let pairs = [vtrn1q_u32(a, b), vtrn2q_u32(a, b), vtrn1q_u32(c, d), vtrn2q_u32(c, d)];
+            let [ab_even, ab_odd, cd_even, cd_odd] = pairs.map(|pair| vreinterpretq_u64_u32(pair));
+            [
+                vreinterpretq_u32_u64(vtrn1q_u64(ab_even, cd_even)),
+                vreinterpretq_u32_u64(vtrn1q_u64(ab_odd, cd_odd)),
+                vreinterpretq_u32_u64(vtrn2q_u64(ab_even, cd_even)),
+                vreinterpretq_u32_u64(vtrn2q_u64(ab_odd, cd_odd)),
+            ]
+        }
     }
 
     #[inline(always)]
-    unsafe fn shl(x: [uint8x16_t; 2], shift: usize) -> [uint8x16_t; 2] {
-        // SAFETY: the caller has NEON.
-        x.map(|x| unsafe { vshlq_u8(x, vdupq_n_s8(shift as i8)) })
+    unsafe fn to_words(x: &[u32; ROWS]) -> uint32x4_t {
+        unsafe { vld1q_u32(x.as_ptr()) }
     }
 
     #[inline(always)]
-    unsafe fn or(a: [uint8x16_t; 2], b: [uint8x16_t; 2]) -> [uint8x16_t; 2] {
-        // SAFETY: the caller has NEON.
-        unsafe { [vorrq_u8(a[0], b[0]), vorrq_u8(a[1], b[1])] }
+    unsafe fn word_field(x: uint32x4_t, shift: usize, mask: u32) -> uint32x4_t {
+        unsafe { vandq_u32(vshlq_u32(x, vdupq_n_s32(-(shift as i32))), vdupq_n_u32(mask)) }
     }
 
     #[inline(always)]
-    unsafe fn bits(bits: u32, value: u8) -> [uint8x16_t; 2] {
-        // SAFETY: the caller has NEON.
-        [bits as u16, (bits >> 16) as u16].map(|bits| unsafe {
-            let [low, high] = bits.to_le_bytes();
-            let bytes = vcombine_u8(vdup_n_u8(low), vdup_n_u8(high));
+    unsafe fn join(a: uint32x4_t, b: uint32x4_t, shift: usize) -> uint32x4_t {
+        unsafe { vorrq_u32(a, vshlq_u32(b, vdupq_n_s32(shift as i32))) }
+    }
+
+    #[inline(always)]
+    unsafe fn offset(x: uint32x4_t, n: i32) -> uint32x4_t {
+        unsafe { vaddq_u32(x, vdupq_n_u32(n as u32)) }
+    }
+
+    #[inline(always)]
+    unsafe fn byte(x: uint32x4_t, at: usize, zero: i32) -> float32x4_t {
+        unsafe {
+            let high = vshlq_s32(vreinterpretq_s32_u32(x), vdupq_n_s32(24 - 8 * at as i32));
+            vcvtq_f32_s32(vsubq_s32(vshrq_n_s32::<24>(high), vdupq_n_s32(zero)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn f16(x: uint32x4_t) -> float32x4_t {
+        unsafe {
+            let magnitude = vshlq_n_u32::<13>(vandq_u32(x, vdupq_n_u32(0x7fff)));
+            // The exponent is rebased from 15 to 127.
+            let number = vmulq_n_f32(vreinterpretq_f32_u32(magnitude), f32::from_bits((112 + 127) << 23));
+            let infinite = vcgeq_u32(magnitude, vdupq_n_u32(0x1f << 23));
+            let infinite = vandq_u32(infinite, vdupq_n_u32(0xff << 23));
+            let sign = vshlq_n_u32::<16>(vandq_u32(x, vdupq_n_u32(0x8000)));
+            vreinterpretq_f32_u32(vorrq_u32(vorrq_u32(vreinterpretq_u32_f32(number), infinite), sign))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn f32(x: uint32x4_t) -> float32x4_t {
+        unsafe { vreinterpretq_f32_u32(x) }
+    }
+
+    #[inline(always)]
+    unsafe fn field(x: Self::Bytes, shift: usize, mask: u8) -> Self::Bytes {
+        unsafe { each!(|r, h| vandq_u8(vshlq_u8(x[r][h], vdupq_n_s8(-(shift as i8))), vdupq_n_u8(mask))) }
+    }
+
+    #[inline(always)]
+    unsafe fn shl(x: Self::Bytes, shift: usize) -> Self::Bytes {
+        unsafe { each!(|r, h| vshlq_u8(x[r][h], vdupq_n_s8(shift as i8))) }
+    }
+
+    #[inline(always)]
+    unsafe fn or(a: Self::Bytes, b: Self::Bytes) -> Self::Bytes {
+        unsafe { each!(|r, h| vorrq_u8(a[r][h], b[r][h])) }
+    }
+
+    #[inline(always)]
+    unsafe fn bits(bits: uint32x4_t, value: u8) -> Self::Bytes {
+        unsafe {
+            let mut words = [0; ROWS];
+            vst1q_u32(words.as_mut_ptr(), bits);
             let bit = vreinterpretq_u8_u64(vdupq_n_u64(0x8040_2010_0804_0201));
-            vandq_u8(vtstq_u8(bytes, bit), vdupq_n_u8(value))
-        })
+            each!(|r, h| {
+                let byte = |i: usize| vdup_n_u8((words[r] >> (16 * h + 8 * i)) as u8);
+                vandq_u8(vtstq_u8(vcombine_u8(byte(0), byte(1)), bit), vdupq_n_u8(value))
+            })
+        }
     }
 
     #[inline(always)]
-    unsafe fn look_up(table: &[i8; 16], x: [uint8x16_t; 2]) -> [uint8x16_t; 2] {
-        // SAFETY: the caller has NEON.
+    unsafe fn look_up(table: &[i8; 16], x: Self::Bytes) -> Self::Bytes {
         unsafe {
             let table = vreinterpretq_u8_s8(vld1q_s8(table.as_ptr()));
-            [vqtbl1q_u8(table, x[0]), vqtbl1q_u8(table, x[1])]
+            each!(|r, h| vqtbl1q_u8(table, x[r][h]))
         }
     }
 
     #[inline(always)]
-    unsafe fn swap_middle(x: [uint8x16_t; 2]) -> [uint8x16_t; 2] {
-        // SAFETY: the caller has NEON.
+    unsafe fn swap_middle(x: Self::Bytes) -> Self::Bytes {
         unsafe {
-            let [a, b] = x.map(|x| vreinterpretq_u64_u8(x));
-            [vreinterpretq_u8_u64(vzip1q_u64(a, b)), vreinterpretq_u8_u64(vzip2q_u64(a, b))]
+            each!(|r, h| {
+                let (a, b) = (vreinterpretq_u64_u8(x[r][0]), vreinterpretq_u64_u8(x[r][1]));
+                vreinterpretq_u8_u64(if h == 0 { vzip1q_u64(a, b) } else { vzip2q_u64(a, b) })
+            })
         }
     }
 
     #[inline(always)]
-    unsafe fn f16(p: *const u8) -> f32 {
-        // SAFETY: as for this function.
-        f16_at(unsafe { core::slice::from_raw_parts(p, 2) }, 0)
+    unsafe fn codes(x: Self::Bytes, _: bool) -> Self::Codes {
+        x
     }
 
     #[inline(always)]
-    unsafe fn codes<const SIGNED: bool>(x: [uint8x16_t; 2]) -> [int8x16_t; 2] {
-        // SAFETY: the caller has NEON.
-        x.map(|x| unsafe { vreinterpretq_s8_u8(x) })
-    }
-
-    #[inline(always)]
-    unsafe fn lanes(a: f32, b: f32) -> [float32x4_t; 2] {
-        // SAFETY: the caller has NEON.
-        unsafe { [vdupq_n_f32(a), vdupq_n_f32(b)] }
-    }
-
-    #[inline(always)]
-    unsafe fn store(sum: [float32x4_t; 2]) -> [f32; 8] {
-        let mut lanes = [0.0; 8];
-        // SAFETY: the caller has NEON; `lanes` has room.
+    unsafe fn dot(
+        w: &Self::Codes,
+        half: Option<usize>,
+        q: *const i8,
+        start: i32,
+        _: Option<u8>,
+    ) -> float32x4_t {
         unsafe {
-            vst1q_f32(lanes.as_mut_ptr(), sum[0]);
-            vst1q_f32(lanes.as_mut_ptr().add(4), sum[1]);
+            let mut n = [vdupq_n_s32(0); ROWS];
+            for r in 0..ROWS {
+                let four = |h: usize, q| fours::<DOT>(vreinterpretq_s8_u8(w[r][h]), vld1q_s8(q));
+                n[r] = match half {
+                    Some(half) => four(half, q),
+                    None => vaddq_s32(four(0, q), four(1, q.add(16))),
+                };
+            }
+            let n = vpaddq_s32(vpaddq_s32(n[0], n[1]), vpaddq_s32(n[2], n[3]));
+            vcvtq_f32_s32(vaddq_s32(n, vdupq_n_s32(start)))
         }
+    }
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> float32x4_t {
+        unsafe { vdupq_n_f32(x) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul(a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        unsafe { vmulq_f32(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn add(sum: float32x4_t, a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        unsafe { vaddq_f32(sum, vmulq_f32(a, b)) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(sum: float32x4_t) -> [f32; ROWS] {
+        let mut lanes = [0.0; ROWS];
+        unsafe { vst1q_f32(lanes.as_mut_ptr(), sum) };
         lanes
     }
 
     #[inline(always)]
     fn prefetch(_: *const u8, _: usize) {
-        // The intrinsic is not stable; these processors prefetch a single stream well.
+        // The intrinsic is not stable; these processors prefetch a few streams well.
     }
 }
 
@@ -174,7 +224,7 @@ impl RunKernels for Runs<false> {
         #[target_feature(enable = "neon")]
         fn kernel<F: RunFormat>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
             // SAFETY: the features of this function.
-            unsafe { run_kernel::rows::<Runs<false>, F, ROWS, ROWS, TOKENS>(args, out) };
+            unsafe { run_kernel::rows::<Runs<false>, F, ROWS, TOKENS>(args, out) };
         }
         kernel::<F>
     }
@@ -185,7 +235,7 @@ impl RunKernels for Runs<true> {
         #[target_feature(enable = "neon,dotprod")]
         fn kernel<F: RunFormat>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
             // SAFETY: the features of this function.
-            unsafe { run_kernel::rows::<Runs<true>, F, ROWS, ROWS, TOKENS>(args, out) };
+            unsafe { run_kernel::rows::<Runs<true>, F, ROWS, TOKENS>(args, out) };
         }
         kernel::<F>
     }

@@ -170,7 +170,7 @@ unsafe fn gemv<W: PanelKernel, const BITS: usize, const BLOCK: usize>(
             y = y.add(BLOCK / Q8_LEN);
             sum = W::add_block(sum, n, W::scales(group.add(b * 2 * PANEL_ROWS)));
         }
-        out.put16(0, i, &W::outputs(sum, args.step(0)));
+        out.put_all(0, i, &W::outputs(sum, args.step(0)));
     }
 }
 
@@ -237,7 +237,7 @@ unsafe fn gemm<W: PanelKernel, const BITS: usize, const BLOCK: usize, const T: u
             }
             for (t, sum) in sums[..tokens].iter().enumerate() {
                 let outputs = W::outputs(sum.assume_init(), args.step(first + t));
-                out.put16(first + t, i, &outputs);
+                out.put_all(first + t, i, &outputs);
             }
         }
     }

@@ -2,42 +2,51 @@
 //! runs of 32 weights. The formats themselves are described in `quant/`.
 #![allow(unsafe_code)]
 
-use super::run_kernel::{MAX_GROUPS, RunIsa};
-use crate::quant::{self, Block, Format};
+use core::mem::MaybeUninit;
 
-/// The scales, or minima, of the groups of a block.
-pub(super) type Groups = [f32; MAX_GROUPS];
+use super::run_kernel::{EachRun, Rows, RunIsa};
+use crate::quant::{self, Block, Format, MAX_BLOCK};
+
+/// Most groups per block.
+const MAX_GROUPS: usize = MAX_BLOCK / 16;
+
+/// The scales, or minima, of the groups of a block in N rows; only those that have been set.
+pub(super) struct Groups<I: RunIsa<N>, const N: usize>([MaybeUninit<I::Floats>; MAX_GROUPS]);
+
+impl<I: RunIsa<N>, const N: usize> Groups<I, N> {
+    pub(super) const fn new() -> Self {
+        Groups([MaybeUninit::uninit(); MAX_GROUPS])
+    }
+
+    /// Safety: it has been set.
+    #[inline(always)]
+    pub(super) unsafe fn get(&self, group: usize) -> I::Floats {
+        // SAFETY: as for this function.
+        unsafe { self.0[group % MAX_GROUPS].assume_init() }
+    }
+
+    #[inline(always)]
+    fn set(&mut self, group: usize, values: I::Floats) {
+        self.0[group % MAX_GROUPS].write(values);
+    }
+}
 
 /// A format as [`run_kernel`](super::run_kernel) reads it.
 ///
-/// Safety: all functions need the instruction set, and a whole block at `block`.
+/// Safety: all functions need the instruction set, and a whole block in each row at `block`.
 pub(super) trait RunFormat {
     /// The same format in scalar code.
     type Block: Block;
-    /// Whether the integers are multiplied as they are. Otherwise their zero point is added.
-    const SIGNED: bool = false;
+    /// The largest code, the zero point added to the integers; none if they are multiplied as they are.
+    const LARGEST: Option<u8>;
     /// Whether many files have it.
     const COMMON: bool = false;
-    /// Added to the integers: codes are at most 63.
-    const ZERO: i8 = if Self::SIGNED { 0 } else { -Self::Block::LEAST };
 
-    /// The integers of run `run`, plus [`RunFormat::ZERO`].
-    unsafe fn run<I: RunIsa>(block: *const u8, run: usize) -> I::Bytes;
+    /// Calls `f` with each run of a block, plus the zero point, and its number, in order.
+    unsafe fn runs<I: RunIsa<N>, const N: usize>(block: Rows, f: &mut impl EachRun<I, N>);
 
     /// The scales of the groups, and the minima.
-    #[inline(always)]
-    unsafe fn scales<I: RunIsa>(block: *const u8) -> [Groups; 2] {
-        let (mut scales, mut minima) = ([0.0; MAX_GROUPS], [0.0; MAX_GROUPS]);
-        // SAFETY: the caller has a block.
-        let block = unsafe { core::slice::from_raw_parts(block, Self::Block::BYTES) };
-        for group in 0..Self::Block::LEN / Self::Block::GROUP {
-            scales[group] = Self::Block::scale(block, group);
-            if Self::Block::MINIMUM {
-                minima[group] = Self::Block::minimum(block, group);
-            }
-        }
-        [scales, minima]
-    }
+    unsafe fn scales<I: RunIsa<N>, const N: usize>(block: Rows, groups: &mut [Groups<I, N>; 2]);
 }
 
 /// What to do with the kernel of a format.
@@ -68,139 +77,136 @@ pub(super) fn with_format<W: WithFormat>(format: Format, f: W) -> Option<W::Outp
     })
 }
 
-/// One scale at the start of a block, and a minimum after it if there are minima.
-macro_rules! scale_first {
-    () => {
-        #[inline(always)]
-        unsafe fn scales<I: RunIsa>(block: *const u8) -> [Groups; 2] {
-            // SAFETY: as for this function.
-            unsafe {
-                [
-                    [I::f16(block); MAX_GROUPS],
-                    [if Self::Block::MINIMUM { I::f16(block.add(2)) } else { 0.0 }; MAX_GROUPS],
-                ]
+/// `f` of the start of each row.
+macro_rules! each_row {
+    ($n:ident, |$r:ident| $f:expr) => {{
+        // A loop, as closures are not always inlined to where the instruction set is.
+        let mut all = [Default::default(); $n];
+        for $r in 0..$n {
+            all[$r] = $f;
+        }
+        all
+    }};
+}
+
+/// The word at the start of each row.
+#[inline(always)]
+unsafe fn word<I: RunIsa<N>, const N: usize>(rows: Rows) -> I::Words {
+    // SAFETY: the caller has the instruction set, and 4 bytes in each row.
+    unsafe { I::to_words(&each_row!(N, |r| u32::from_le(rows.row(r).cast::<u32>().read_unaligned()))) }
+}
+
+/// The f16 at the start of each row.
+#[inline(always)]
+unsafe fn f16<I: RunIsa<N>, const N: usize>(rows: Rows) -> I::Floats {
+    // SAFETY: the caller has the instruction set, and 2 bytes in each row.
+    unsafe {
+        let halves = each_row!(N, |r| u32::from(u16::from_le(rows.row(r).cast::<u16>().read_unaligned())));
+        I::f16(I::to_words(&halves))
+    }
+}
+
+/// The f16 in the low half of each word, and that in the high half with its sign changed.
+#[inline(always)]
+unsafe fn scale_and_minimum<I: RunIsa<N>, const N: usize>(x: I::Words) -> [I::Floats; 2] {
+    // SAFETY: the caller has the instruction set.
+    unsafe { [I::f16(x), I::mul(I::f16(I::word_field(x, 16, 0xffff)), I::splat(-1.0))] }
+}
+
+/// A format with one run per block: an f16 scale at its start, and an f16 minimum after it if there are minima.
+macro_rules! one_run {
+    ($name:ident, $block:ty, $largest:expr, $common:expr, |$rows:ident| $run:expr) => {
+        struct $name;
+        impl RunFormat for $name {
+            type Block = $block;
+            const LARGEST: Option<u8> = $largest;
+            const COMMON: bool = $common;
+
+            #[inline(always)]
+            unsafe fn runs<I: RunIsa<N>, const N: usize>($rows: Rows, f: &mut impl EachRun<I, N>) {
+                // SAFETY: as for this function.
+                unsafe { f.run(0, $run) };
+            }
+
+            #[inline(always)]
+            unsafe fn scales<I: RunIsa<N>, const N: usize>(block: Rows, [d, m]: &mut [Groups<I, N>; 2]) {
+                // SAFETY: as for this function.
+                unsafe {
+                    if Self::Block::MINIMUM {
+                        let both = word::<I, N>(block);
+                        d.set(0, I::f16(both));
+                        m.set(0, I::f16(I::word_field(both, 16, 0xffff)));
+                    } else {
+                        d.set(0, f16::<I, N>(block));
+                    }
+                }
             }
         }
     };
 }
 
-/// The integers `bytes`, as floats, times `d`.
-#[inline(always)]
-fn times<const N: usize>(bytes: [i8; N], d: f32) -> Groups {
-    let mut all = [0.0; MAX_GROUPS];
-    for i in 0..N {
-        all[i] = d * f32::from(bytes[i]);
-    }
-    all
-}
+one_run!(Q8_0, quant::q8_0::Q8_0, None, true, |rows| I::load(rows.skip(2)));
+one_run!(Q4_0, quant::q4_0::Q4_0, Some(15), true, |rows| I::nibbles(rows.skip(2)));
+one_run!(Q4_1, quant::q4_1::Q4_1, Some(15), false, |rows| I::nibbles(rows.skip(4)));
+one_run!(Q5_0, quant::q5_0::Q5_0, Some(31), false, |rows| {
+    I::or(I::nibbles(rows.skip(6)), I::bits(word::<I, N>(rows.skip(2)), 16))
+});
+one_run!(Q5_1, quant::q5_1::Q5_1, Some(31), false, |rows| {
+    I::or(I::nibbles(rows.skip(8)), I::bits(word::<I, N>(rows.skip(4)), 16))
+});
+one_run!(Iq4Nl, quant::iq4_nl::Iq4Nl, None, false, |rows| {
+    I::look_up(&quant::iq4_nl::LEVELS, I::nibbles(rows.skip(2)))
+});
 
-/// The bytes of the words `a` and `b`.
-#[inline(always)]
-fn bytes(a: u32, b: u32) -> [i8; 8] {
-    (u64::from(a) | u64::from(b) << 32).to_le_bytes().map(|b| b as i8)
-}
-
-/// The 32-bit number at `p`.
-#[inline(always)]
-unsafe fn word(p: *const u8) -> u32 {
-    // SAFETY: the caller has 4 bytes at `p`.
-    u32::from_le(unsafe { p.cast::<u32>().read_unaligned() })
-}
-
-struct Q8_0;
-impl RunFormat for Q8_0 {
-    type Block = quant::q8_0::Q8_0;
-    const SIGNED: bool = true;
-    const COMMON: bool = true;
-
-    #[inline(always)]
-    unsafe fn run<I: RunIsa>(block: *const u8, _: usize) -> I::Bytes {
-        // SAFETY: as for this function.
-        unsafe { I::load(block.add(2)) }
-    }
-    scale_first!();
-}
-
-struct Q4_0;
-impl RunFormat for Q4_0 {
-    type Block = quant::q4_0::Q4_0;
-    const COMMON: bool = true;
-
-    #[inline(always)]
-    unsafe fn run<I: RunIsa>(block: *const u8, _: usize) -> I::Bytes {
-        // SAFETY: as for this function.
-        unsafe { I::nibbles(block.add(2)) }
-    }
-    scale_first!();
-}
-
-struct Q4_1;
-impl RunFormat for Q4_1 {
-    type Block = quant::q4_1::Q4_1;
-
-    #[inline(always)]
-    unsafe fn run<I: RunIsa>(block: *const u8, _: usize) -> I::Bytes {
-        // SAFETY: as for this function.
-        unsafe { I::nibbles(block.add(4)) }
-    }
-    scale_first!();
-}
-
-struct Q5_0;
-impl RunFormat for Q5_0 {
-    type Block = quant::q5_0::Q5_0;
-
-    #[inline(always)]
-    unsafe fn run<I: RunIsa>(block: *const u8, _: usize) -> I::Bytes {
-        // SAFETY: as for this function.
-        unsafe { I::or(I::nibbles(block.add(6)), I::bits(word(block.add(2)), 16)) }
-    }
-    scale_first!();
-}
-
-struct Q5_1;
-impl RunFormat for Q5_1 {
-    type Block = quant::q5_1::Q5_1;
-
-    #[inline(always)]
-    unsafe fn run<I: RunIsa>(block: *const u8, _: usize) -> I::Bytes {
-        // SAFETY: as for this function.
-        unsafe { I::or(I::nibbles(block.add(8)), I::bits(word(block.add(4)), 16)) }
-    }
-    scale_first!();
-}
+const FOUR_BITS: u32 = 0x0f0f_0f0f;
+const TWO_BITS: u32 = 0x0303_0303;
 
 /// The scales and minima of Q4_K and Q5_K.
 #[inline(always)]
-unsafe fn six_bits<I: RunIsa>(block: *const u8) -> [Groups; 2] {
-    // SAFETY: the caller has 16 bytes at `block`.
+unsafe fn six_bits<I: RunIsa<N>, const N: usize>(block: Rows, [d, m]: &mut [Groups<I, N>; 2]) {
+    // SAFETY: the caller has 16 bytes in each row.
     unsafe {
-        let (d, dmin) = (I::f16(block), I::f16(block.add(2)));
-        let (a, b, c) = (word(block.add(4)), word(block.add(8)), word(block.add(12)));
-        let (six, four, two) = (0x3f3f_3f3f, 0x0f0f_0f0f, 0x3030_3030);
-        let scales = bytes(a & six, c & four | a >> 2 & two);
-        let minima = bytes(b & six, c >> 4 & four | b >> 2 & two);
-        [times(scales, d), times(minima, -dmin)]
+        let [both, a, b, c] = I::words(block);
+        let [d_all, m_all] = scale_and_minimum::<I, N>(both);
+        let high = |four, x| I::join(I::word_field(c, four, FOUR_BITS), I::word_field(x, 6, TWO_BITS), 4);
+        let scales = [I::word_field(a, 0, 0x3f3f_3f3f), high(0, a)];
+        let minima = [I::word_field(b, 0, 0x3f3f_3f3f), high(4, b)];
+        for g in 0..8 {
+            d.set(g, I::mul(I::byte(scales[g / 4], g % 4, 0), d_all));
+            m.set(g, I::mul(I::byte(minima[g / 4], g % 4, 0), m_all));
+        }
     }
 }
 
 struct Q2K;
 impl RunFormat for Q2K {
     type Block = quant::k_quants::Q2K;
+    const LARGEST: Option<u8> = Some(3);
 
     #[inline(always)]
-    unsafe fn run<I: RunIsa>(block: *const u8, run: usize) -> I::Bytes {
-        // SAFETY: as for this function.
-        unsafe { I::field(I::load(block.add(16 + 32 * (run / 4))), 2 * (run % 4), 3) }
+    unsafe fn runs<I: RunIsa<N>, const N: usize>(block: Rows, f: &mut impl EachRun<I, N>) {
+        for part in 0..2 {
+            // SAFETY: as for this function.
+            unsafe {
+                let x = I::load(block.skip(16 + 32 * part));
+                for k in 0..4 {
+                    f.run(4 * part + k, I::field(x, 2 * k, 3));
+                }
+            }
+        }
     }
 
     #[inline(always)]
-    unsafe fn scales<I: RunIsa>(block: *const u8) -> [Groups; 2] {
+    unsafe fn scales<I: RunIsa<N>, const N: usize>(block: Rows, [d, m]: &mut [Groups<I, N>; 2]) {
         // SAFETY: as for this function.
         unsafe {
-            let both = block.cast::<[u8; 16]>().read();
-            let (d, dmin) = (I::f16(block.add(80)), I::f16(block.add(82)));
-            [times(both.map(|b| (b & 15) as i8), d), times(both.map(|b| (b >> 4) as i8), -dmin)]
+            let [d_all, m_all] = scale_and_minimum::<I, N>(word::<I, N>(block.skip(80)));
+            let words = I::words(block);
+            for g in 0..16 {
+                let word = words[g / 4];
+                d.set(g, I::mul(I::byte(I::word_field(word, 0, FOUR_BITS), g % 4, 0), d_all));
+                m.set(g, I::mul(I::byte(I::word_field(word, 4, FOUR_BITS), g % 4, 0), m_all));
+            }
         }
     }
 }
@@ -208,26 +214,37 @@ impl RunFormat for Q2K {
 struct Q3K;
 impl RunFormat for Q3K {
     type Block = quant::k_quants::Q3K;
+    const LARGEST: Option<u8> = Some(7);
 
     #[inline(always)]
-    unsafe fn run<I: RunIsa>(block: *const u8, run: usize) -> I::Bytes {
+    unsafe fn runs<I: RunIsa<N>, const N: usize>(block: Rows, f: &mut impl EachRun<I, N>) {
         // SAFETY: as for this function.
         unsafe {
-            let low = I::field(I::load(block.add(32 + 32 * (run / 4))), 2 * (run % 4), 3);
-            I::or(low, I::shl(I::field(I::load(block), run, 1), 2))
+            let high = I::load(block);
+            for part in 0..2 {
+                let x = I::load(block.skip(32 + 32 * part));
+                for k in 0..4 {
+                    let run = 4 * part + k;
+                    f.run(run, I::or(I::field(x, 2 * k, 3), I::shl(I::field(high, run, 1), 2)));
+                }
+            }
         }
     }
 
     #[inline(always)]
-    unsafe fn scales<I: RunIsa>(block: *const u8) -> [Groups; 2] {
+    unsafe fn scales<I: RunIsa<N>, const N: usize>(block: Rows, [d, _]: &mut [Groups<I, N>; 2]) {
         // SAFETY: as for this function.
         unsafe {
-            let (a, b, c) = (word(block.add(96)), word(block.add(100)), word(block.add(104)));
-            let (four, two) = (0x0f0f_0f0f, 0x3030_3030);
-            let low = bytes(a & four | c << 4 & two, b & four | c << 2 & two);
-            let high = bytes(a >> 4 & four | c & two, b >> 4 & four | c >> 2 & two);
-            let scales: [i8; 16] = core::array::from_fn(|g| if g < 8 { low[g % 8] } else { high[g % 8] });
-            [times(scales.map(|s| s - 32), I::f16(block.add(108))), [0.0; MAX_GROUPS]]
+            let d_all = f16::<I, N>(block.skip(108));
+            let low = [word::<I, N>(block.skip(96)), word::<I, N>(block.skip(100))];
+            let high = word::<I, N>(block.skip(104));
+            for w in 0..4 {
+                let four = I::word_field(low[w % 2], w / 2 * 4, FOUR_BITS);
+                let scales = I::join(four, I::word_field(high, 2 * w, TWO_BITS), 4);
+                for k in 0..4 {
+                    d.set(4 * w + k, I::mul(I::byte(scales, k, 32), d_all));
+                }
+            }
         }
     }
 }
@@ -235,62 +252,84 @@ impl RunFormat for Q3K {
 struct Q4K;
 impl RunFormat for Q4K {
     type Block = quant::k_quants::Q4K;
+    const LARGEST: Option<u8> = Some(15);
     const COMMON: bool = true;
 
     #[inline(always)]
-    unsafe fn run<I: RunIsa>(block: *const u8, run: usize) -> I::Bytes {
-        // SAFETY: as for this function.
-        unsafe { I::field(I::load(block.add(16 + 32 * (run / 2))), 4 * (run % 2), 15) }
+    unsafe fn runs<I: RunIsa<N>, const N: usize>(block: Rows, f: &mut impl EachRun<I, N>) {
+        for pair in 0..4 {
+            // SAFETY: as for this function.
+            unsafe {
+                let x = I::load(block.skip(16 + 32 * pair));
+                f.run(2 * pair, I::field(x, 0, 15));
+                f.run(2 * pair + 1, I::field(x, 4, 15));
+            }
+        }
     }
 
     #[inline(always)]
-    unsafe fn scales<I: RunIsa>(block: *const u8) -> [Groups; 2] {
+    unsafe fn scales<I: RunIsa<N>, const N: usize>(block: Rows, groups: &mut [Groups<I, N>; 2]) {
         // SAFETY: as for this function.
-        unsafe { six_bits::<I>(block) }
+        unsafe { six_bits::<I, N>(block, groups) }
     }
 }
 
 struct Q5K;
 impl RunFormat for Q5K {
     type Block = quant::k_quants::Q5K;
+    const LARGEST: Option<u8> = Some(31);
 
     #[inline(always)]
-    unsafe fn run<I: RunIsa>(block: *const u8, run: usize) -> I::Bytes {
+    unsafe fn runs<I: RunIsa<N>, const N: usize>(block: Rows, f: &mut impl EachRun<I, N>) {
         // SAFETY: as for this function.
         unsafe {
-            let low = I::field(I::load(block.add(48 + 32 * (run / 2))), 4 * (run % 2), 15);
-            I::or(low, I::shl(I::field(I::load(block.add(16)), run, 1), 4))
+            let high = I::load(block.skip(16));
+            for pair in 0..4 {
+                let x = I::load(block.skip(48 + 32 * pair));
+                for k in 0..2 {
+                    let run = 2 * pair + k;
+                    f.run(run, I::or(I::field(x, 4 * k, 15), I::shl(I::field(high, run, 1), 4)));
+                }
+            }
         }
     }
 
     #[inline(always)]
-    unsafe fn scales<I: RunIsa>(block: *const u8) -> [Groups; 2] {
+    unsafe fn scales<I: RunIsa<N>, const N: usize>(block: Rows, groups: &mut [Groups<I, N>; 2]) {
         // SAFETY: as for this function.
-        unsafe { six_bits::<I>(block) }
+        unsafe { six_bits::<I, N>(block, groups) }
     }
 }
 
 struct Q6K;
 impl RunFormat for Q6K {
     type Block = quant::k_quants::Q6K;
+    const LARGEST: Option<u8> = Some(63);
 
     #[inline(always)]
-    unsafe fn run<I: RunIsa>(block: *const u8, run: usize) -> I::Bytes {
-        let (half, k) = (run / 4, run % 4);
-        // SAFETY: as for this function.
-        unsafe {
-            let nibbles = I::field(I::load(block.add(64 * half + 32 * (k % 2))), k / 2 * 4, 15);
-            let pairs = I::field(I::load(block.add(128 + 32 * half)), 2 * k, 3);
-            I::or(nibbles, I::shl(pairs, 4))
+    unsafe fn runs<I: RunIsa<N>, const N: usize>(block: Rows, f: &mut impl EachRun<I, N>) {
+        for half in 0..2 {
+            // SAFETY: as for this function.
+            unsafe {
+                let high = I::load(block.skip(128 + 32 * half));
+                let low = [I::load(block.skip(64 * half)), I::load(block.skip(64 * half + 32))];
+                for k in 0..4 {
+                    let pair = I::shl(I::field(high, 2 * k, 3), 4);
+                    f.run(4 * half + k, I::or(I::field(low[k % 2], k / 2 * 4, 15), pair));
+                }
+            }
         }
     }
 
     #[inline(always)]
-    unsafe fn scales<I: RunIsa>(block: *const u8) -> [Groups; 2] {
+    unsafe fn scales<I: RunIsa<N>, const N: usize>(block: Rows, [d, _]: &mut [Groups<I, N>; 2]) {
         // SAFETY: as for this function.
         unsafe {
-            let scales = block.add(192).cast::<[i8; 16]>().read();
-            [times(scales, I::f16(block.add(208))), [0.0; MAX_GROUPS]]
+            let d_all = f16::<I, N>(block.skip(208));
+            let words = I::words(block.skip(192));
+            for g in 0..16 {
+                d.set(g, I::mul(I::byte(words[g / 4], g % 4, 0), d_all));
+            }
         }
     }
 }
@@ -298,46 +337,49 @@ impl RunFormat for Q6K {
 struct Q8K;
 impl RunFormat for Q8K {
     type Block = quant::k_quants::Q8K;
-    const SIGNED: bool = true;
+    const LARGEST: Option<u8> = None;
 
     #[inline(always)]
-    unsafe fn run<I: RunIsa>(block: *const u8, run: usize) -> I::Bytes {
-        // SAFETY: as for this function.
-        unsafe { I::load(block.add(4 + 32 * run)) }
+    unsafe fn runs<I: RunIsa<N>, const N: usize>(block: Rows, f: &mut impl EachRun<I, N>) {
+        for run in 0..8 {
+            // SAFETY: as for this function.
+            unsafe { f.run(run, I::load(block.skip(4 + 32 * run))) };
+        }
     }
-}
-
-struct Iq4Nl;
-impl RunFormat for Iq4Nl {
-    type Block = quant::iq4_nl::Iq4Nl;
-    const SIGNED: bool = true;
 
     #[inline(always)]
-    unsafe fn run<I: RunIsa>(block: *const u8, _: usize) -> I::Bytes {
+    unsafe fn scales<I: RunIsa<N>, const N: usize>(block: Rows, [d, _]: &mut [Groups<I, N>; 2]) {
         // SAFETY: as for this function.
-        unsafe { I::look_up(&quant::iq4_nl::LEVELS, I::nibbles(block.add(2))) }
+        let d_all = unsafe { I::f32(word::<I, N>(block)) };
+        for g in 0..8 {
+            d.set(g, d_all);
+        }
     }
-    scale_first!();
 }
 
 struct Iq4Xs;
 impl RunFormat for Iq4Xs {
     type Block = quant::iq4_xs::Iq4Xs;
-    const SIGNED: bool = true;
+    const LARGEST: Option<u8> = None;
 
     #[inline(always)]
-    unsafe fn run<I: RunIsa>(block: *const u8, run: usize) -> I::Bytes {
-        // SAFETY: as for this function.
-        unsafe { I::look_up(&quant::iq4_nl::LEVELS, I::nibbles(block.add(8 + 16 * run))) }
+    unsafe fn runs<I: RunIsa<N>, const N: usize>(block: Rows, f: &mut impl EachRun<I, N>) {
+        for run in 0..8 {
+            // SAFETY: as for this function.
+            unsafe { f.run(run, I::look_up(&quant::iq4_nl::LEVELS, I::nibbles(block.skip(8 + 16 * run)))) };
+        }
     }
 
     #[inline(always)]
-    unsafe fn scales<I: RunIsa>(block: *const u8) -> [Groups; 2] {
+    unsafe fn scales<I: RunIsa<N>, const N: usize>(block: Rows, [d, _]: &mut [Groups<I, N>; 2]) {
         // SAFETY: as for this function.
         unsafe {
-            let (both, low) = (word(block), word(block.add(4)));
-            let scale = |g: usize| (low >> (4 * g) & 15 | (both >> (16 + 2 * g) & 3) << 4) as i8 - 32;
-            [times(core::array::from_fn::<_, 8, _>(scale), I::f16(block)), [0.0; MAX_GROUPS]]
+            let (both, low) = (word::<I, N>(block), word::<I, N>(block.skip(4)));
+            let d_all = I::f16(both);
+            for g in 0..8 {
+                let scale = I::join(I::word_field(low, 4 * g, 15), I::word_field(both, 16 + 2 * g, 3), 4);
+                d.set(g, I::mul(I::byte(scale, 0, 32), d_all));
+            }
         }
     }
 }
@@ -356,21 +398,57 @@ const ABOVE_ZERO: [i8; 16] = {
 struct Mxfp4;
 impl RunFormat for Mxfp4 {
     type Block = quant::mxfp4::Mxfp4;
+    const LARGEST: Option<u8> = Some(24);
 
     #[inline(always)]
-    unsafe fn run<I: RunIsa>(block: *const u8, _: usize) -> I::Bytes {
+    unsafe fn runs<I: RunIsa<N>, const N: usize>(block: Rows, f: &mut impl EachRun<I, N>) {
         // SAFETY: as for this function.
-        unsafe { I::look_up(&ABOVE_ZERO, I::nibbles(block.add(1))) }
+        unsafe { f.run(0, I::look_up(&ABOVE_ZERO, I::nibbles(block.skip(1)))) };
+    }
+
+    #[inline(always)]
+    unsafe fn scales<I: RunIsa<N>, const N: usize>(block: Rows, [d, _]: &mut [Groups<I, N>; 2]) {
+        // SAFETY: as for this function.
+        unsafe {
+            let e = I::to_words(&each_row!(N, |r| u32::from(*block.row(r))));
+            // 2^(e - 128), which need not be a normal float, is the product of two that are.
+            let zero = I::word_field(e, 0, 0);
+            let half = |e| I::f32(I::join(zero, I::offset(I::word_field(e, 1, 0xff), 63), 23));
+            d.set(0, I::mul(half(e), half(I::offset(e, 1))));
+        }
     }
 }
 
 struct Nvfp4;
 impl RunFormat for Nvfp4 {
     type Block = quant::nvfp4::Nvfp4;
+    const LARGEST: Option<u8> = Some(24);
 
     #[inline(always)]
-    unsafe fn run<I: RunIsa>(block: *const u8, run: usize) -> I::Bytes {
+    unsafe fn runs<I: RunIsa<N>, const N: usize>(block: Rows, f: &mut impl EachRun<I, N>) {
+        for run in 0..2 {
+            // SAFETY: as for this function.
+            unsafe {
+                let nibbles = I::nibbles(block.skip(4 + 16 * run));
+                f.run(run, I::look_up(&ABOVE_ZERO, I::swap_middle(nibbles)));
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn scales<I: RunIsa<N>, const N: usize>(block: Rows, [d, _]: &mut [Groups<I, N>; 2]) {
         // SAFETY: as for this function.
-        unsafe { I::look_up(&ABOVE_ZERO, I::swap_middle(I::nibbles(block.add(4 + 16 * run)))) }
+        unsafe {
+            let words = word::<I, N>(block);
+            let zero = I::word_field(words, 0, 0);
+            for g in 0..4 {
+                let bits = I::word_field(words, 8 * g, 0x7f);
+                // As the bits of an f16, they are 2^-8 times as much.
+                let value = I::mul(I::f16(I::join(zero, bits, 7)), I::splat(-128.0));
+                // A NaN counts as zero: -1 for others.
+                let number = I::byte(I::word_field(I::offset(bits, 1), 7, 1), 0, 1);
+                d.set(g, I::mul(value, number));
+            }
+        }
     }
 }

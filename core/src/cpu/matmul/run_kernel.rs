@@ -1,82 +1,123 @@
 //! The loops around products of formats with at most 32 weights per scale, for every instruction set. A row
-//! is runs of 32 weights. For one token, a few rows share its activations; for several, the runs of a few
-//! rows are unpacked once for all tokens.
+//! is runs of 32 weights; a tile is as many rows as fit the lanes of a vector. For one or two tokens, runs are
+//! multiplied as they are unpacked; for more, they are unpacked once for all tokens.
 #![allow(unsafe_code)]
 
 use core::marker::PhantomData;
 use core::mem::MaybeUninit;
 
 use super::args::{Kernel, MatmulArgs};
-use super::run_format::{RunFormat, WithFormat, with_format};
+use super::run_format::{Groups, RunFormat, WithFormat, with_format};
+use super::scalar;
 use crate::cpu::activations::{Q8Block, q8_blocks};
-use crate::cpu::op::finish;
 use crate::cpu::parallel::OutputRows;
-use crate::quant::{Block, Format, MAX_BLOCK};
+use crate::quant::{Block, Format};
 
 /// Weights in a run.
 const RUN: usize = 32;
-/// Most groups per block.
-pub(super) const MAX_GROUPS: usize = MAX_BLOCK / 16;
 /// Runs of a row that are unpacked at once.
-const RUNS: usize = 32;
+const RUNS: usize = 16;
 /// Tokens that share one unpacking of the weights.
-const TOKEN_BLOCK: usize = 32;
+const TOKENS: usize = 64;
 
-/// Products of runs in an instruction set.
-///
-/// Safety: all functions need the instruction set.
-pub(super) trait Products {
-    /// 32 integers of weights, ready to be multiplied, in each of some rows.
-    type Codes: Copy;
-    /// The activations of a run.
-    type Acts: Copy;
-    /// Eight floats for each row.
-    type Floats: Copy;
-
-    /// The 32 activations at `q` with their factor, for weights to which `zero` was added.
-    unsafe fn acts<const SIGNED: bool>(q: *const i8, factor: i32, zero: i8) -> Self::Acts;
-    /// The sums of four activations each, times their factor.
-    unsafe fn sums(acts: Self::Acts) -> Self::Floats;
-    /// The eight `n` of `scalar.rs`.
-    unsafe fn dot<const SIGNED: bool>(w: Self::Codes, acts: Self::Acts) -> Self::Floats;
-    /// `sum + a * b`, each operation rounded.
-    unsafe fn add(sum: Self::Floats, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+/// Some bytes in each row of a tile.
+#[derive(Clone, Copy)]
+pub(super) struct Rows {
+    /// Those of the first row.
+    pub first: *const u8,
+    /// Bytes from a row to the next one.
+    pub stride: usize,
 }
 
-/// An instruction set that unpacks runs, one row at a time.
-///
-/// Safety: all functions need the instruction set and as many bytes at a pointer as they say.
-pub(super) trait RunIsa: Products {
-    /// 32 bytes.
-    type Bytes: Copy;
-    /// What multiplies unpacked rows: this, or wider vectors that hold the vectors of several rows.
-    type Wide: Products;
+impl Rows {
+    /// The bytes of row `r`.
+    #[inline(always)]
+    pub(super) fn row(self, r: usize) -> *const u8 {
+        self.first.wrapping_add(r * self.stride)
+    }
 
-    /// The 32 bytes at `p`.
-    unsafe fn load(p: *const u8) -> Self::Bytes;
-    /// The low nibbles of 16 bytes at `p`, then the high ones.
-    unsafe fn nibbles(p: *const u8) -> Self::Bytes;
+    /// Later bytes of the same rows.
+    #[inline(always)]
+    pub(super) fn skip(self, bytes: usize) -> Rows {
+        Rows { first: self.first.wrapping_add(bytes), ..self }
+    }
+}
+
+/// An instruction set with tiles of `N` rows.
+///
+/// Safety: all functions need the instruction set, and as many bytes as they say.
+pub(super) trait RunIsa<const N: usize> {
+    /// 32 bytes of each row.
+    type Bytes: Copy;
+    /// A run of each row, ready to be multiplied.
+    type Codes: Copy;
+    /// A 32-bit integer for each row.
+    type Words: Copy;
+    /// A float for each row.
+    type Floats: Copy;
+    /// What [`RunIsa::codes`] adds to signed integers.
+    const SIGNED_ZERO: i32 = 0;
+
+    /// 32 bytes of each row.
+    unsafe fn load(rows: Rows) -> Self::Bytes;
+    /// The low nibbles of 16 bytes of each row, then the high ones.
+    unsafe fn nibbles(rows: Rows) -> Self::Bytes;
+    /// The 16 bytes of each row as four words.
+    unsafe fn words(rows: Rows) -> [Self::Words; 4];
+    unsafe fn to_words(x: &[u32; N]) -> Self::Words;
+    /// `(x >> shift) & mask`
+    unsafe fn word_field(x: Self::Words, shift: usize, mask: u32) -> Self::Words;
+    /// `a | b << shift`
+    unsafe fn join(a: Self::Words, b: Self::Words, shift: usize) -> Self::Words;
+    /// `x + n`
+    unsafe fn offset(x: Self::Words, n: i32) -> Self::Words;
+    /// The signed byte `at` of each word, minus `zero`.
+    unsafe fn byte(x: Self::Words, at: usize, zero: i32) -> Self::Floats;
+    /// The f16 in the low half of each word.
+    unsafe fn f16(x: Self::Words) -> Self::Floats;
+    /// The float with the bits of each word.
+    unsafe fn f32(x: Self::Words) -> Self::Floats;
+
     /// `(x >> shift) & mask` of each byte; `mask` has at most `8 - shift` bits.
     unsafe fn field(x: Self::Bytes, shift: usize, mask: u8) -> Self::Bytes;
     /// `x << shift` of each byte, which overflows no byte.
     unsafe fn shl(x: Self::Bytes, shift: usize) -> Self::Bytes;
     unsafe fn or(a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
-    /// `value` where bit j of `bits` is set, else 0, as byte j.
-    unsafe fn bits(bits: u32, value: u8) -> Self::Bytes;
+    /// `value` where bit j of a row's `bits` is set, else 0, as its byte j.
+    unsafe fn bits(bits: Self::Words, value: u8) -> Self::Bytes;
     /// Each byte, below 16, replaced by its element of `table`.
     unsafe fn look_up(table: &[i8; 16], x: Self::Bytes) -> Self::Bytes;
     /// Exchanges bytes 8 to 15 with bytes 16 to 23.
     unsafe fn swap_middle(x: Self::Bytes) -> Self::Bytes;
-    /// The f16 in the two bytes at `p`.
-    unsafe fn f16(p: *const u8) -> f32;
 
-    /// Integers to multiply; not negative unless `SIGNED`.
-    unsafe fn codes<const SIGNED: bool>(x: Self::Bytes) -> Self::Codes;
-    /// `a` in the first four lanes, `b` in the others.
-    unsafe fn lanes(a: f32, b: f32) -> Self::Floats;
-    unsafe fn store(sum: Self::Floats) -> [f32; 8];
-    /// Prefetches ahead of the bytes at `p`, which may be any address.
+    /// Integers to multiply; not negative unless `signed`.
+    unsafe fn codes(x: Self::Bytes, signed: bool) -> Self::Codes;
+    /// `start` plus the products with the activations at `q`: of half `half`, 16 weights, or of all 32. `largest` is
+    /// the largest code, or none if codes are signed.
+    unsafe fn dot(
+        w: &Self::Codes,
+        half: Option<usize>,
+        q: *const i8,
+        start: i32,
+        largest: Option<u8>,
+    ) -> Self::Floats;
+    /// `x` for each row.
+    unsafe fn splat(x: f32) -> Self::Floats;
+    /// `a * b`
+    unsafe fn mul(a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// `sum + a * b`, each operation rounded.
+    unsafe fn add(sum: Self::Floats, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    unsafe fn store(sum: Self::Floats) -> [f32; N];
+    /// Prefetches the `bytes` at `p`, which may be any address.
     fn prefetch(p: *const u8, bytes: usize);
+}
+
+/// What is done with each run of a tile.
+pub(super) trait EachRun<I: RunIsa<N>, const N: usize> {
+    /// Takes run `run` of a block.
+    ///
+    /// Safety: needs the instruction set.
+    unsafe fn run(&mut self, run: usize, x: I::Bytes);
 }
 
 /// The kernels of an instruction set: [`rows`] compiled for it.
@@ -97,31 +138,55 @@ pub(super) fn of<K: RunKernels>(format: Format) -> Option<Kernel> {
     with_format(format, Of::<K>(PhantomData))
 }
 
-/// Fills `out` in tiles of `R` rows and `T` tokens, or of `G` rows for one token.
+/// What the loops know of a format.
+#[derive(Clone, Copy)]
+struct Shape {
+    /// Runs of a block.
+    runs: usize,
+    /// Bytes of a block.
+    bytes: usize,
+    /// Whether the halves of a run have their own scales.
+    halves: bool,
+    minimum: bool,
+    /// The largest code; none if integers are signed.
+    largest: Option<u8>,
+    /// What has been added to the integers.
+    zero: i32,
+}
+
+impl Shape {
+    #[inline(always)]
+    const fn of<I: RunIsa<N>, F: RunFormat, const N: usize>() -> Shape {
+        Shape {
+            runs: F::Block::LEN / RUN,
+            bytes: F::Block::BYTES,
+            halves: F::Block::GROUP < RUN,
+            minimum: F::Block::MINIMUM,
+            largest: F::LARGEST,
+            zero: if F::LARGEST.is_none() { I::SIGNED_ZERO } else { -(F::Block::LEAST as i32) },
+        }
+    }
+}
+
+/// Fills `out` in tiles of `N` rows, and of `T` tokens.
 ///
 /// Safety: the caller has the instruction set.
 #[inline(always)]
-pub(super) unsafe fn rows<I: RunIsa, F: RunFormat, const G: usize, const R: usize, const T: usize>(
+pub(super) unsafe fn rows<I: RunIsa<N>, F: RunFormat, const N: usize, const T: usize>(
     args: &MatmulArgs<'_>,
     out: &mut OutputRows<'_>,
 ) {
-    // Jobs are multiples of tiles, but for the last rows of a few matrices.
-    let tile = if args.tokens == 1 { G } else { R };
-    let whole = out.len() / tile * tile;
-    for i in (0..whole).step_by(tile) {
-        // SAFETY: the caller has the instruction set.
+    let (unpack, shape) = (Inlined::<F>(PhantomData), const { Shape::of::<I, F, N>() });
+    for i in tiles::<N>(args, out) {
+        // SAFETY: as for this function.
         unsafe {
-            match (args.tokens, F::Block::MINIMUM) {
-                (1, _) => gemv::<I, F, G, 1>(args, out, i),
+            match args.tokens {
+                1 => gemv::<I, F, N, 1>(args, out, i),
                 // Unpacked weights would be written and read again for two tokens only.
-                (2, _) => gemv::<I, F, R, 2>(args, out, i),
-                (_, true) => gemm::<I, Inlined<F>, true, R, T>(&Inlined(PhantomData), args, out, i),
-                (_, false) => gemm::<I, Inlined<F>, false, R, T>(&Inlined(PhantomData), args, out, i),
+                2 => gemv::<I, F, N, 2>(args, out, i),
+                _ => gemm::<I, _, N, T>(shape, &unpack, args, out, i),
             }
         }
-    }
-    if whole < out.len() {
-        super::scalar::integer_from(whole, args, out);
     }
 }
 
@@ -129,393 +194,341 @@ pub(super) unsafe fn rows<I: RunIsa, F: RunFormat, const G: usize, const R: usiz
 /// have their own for one token.
 ///
 /// Safety: the caller has the instruction set, as has the rest of the program.
-pub(super) unsafe fn rows_compact<I: RunIsa, F: RunFormat, const R: usize>(
+pub(super) unsafe fn rows_compact<I: RunIsa<N>, F: RunFormat, const N: usize>(
     args: &MatmulArgs<'_>,
     out: &mut OutputRows<'_>,
 ) {
-    if F::COMMON && args.tokens == 1 {
-        // SAFETY: as for this function.
-        return unsafe { one::<I, F, R>(args, out) };
-    }
-    let format = Called {
-        runs: F::Block::LEN / RUN,
-        bytes: F::Block::BYTES,
-        zero: F::ZERO,
-        signed: F::SIGNED,
-        unpack: |blocks, r, n, w| {
-            // SAFETY: as for `Unpack::unpack`.
-            unsafe { Inlined::<F>(PhantomData).unpack::<I, R>(blocks, r, n, w) }
-        },
-    };
     // SAFETY: as for this function.
     unsafe {
-        if F::Block::MINIMUM {
-            tiles::<I, true, R>(&format, args, out);
+        if F::COMMON && args.tokens == 1 {
+            for i in tiles::<N>(args, out) {
+                gemv::<I, F, N, 1>(args, out, i);
+            }
         } else {
-            tiles::<I, false, R>(&format, args, out);
+            let unpack = |rows, runs, w: &mut _| unpack::<I, F, N>(rows, runs, w);
+            compact::<I, N>(const { Shape::of::<I, F, N>() }, &Called(unpack), args, out);
         }
     }
 }
 
-/// [`rows`] for one token.
 #[inline(never)]
-unsafe fn one<I: RunIsa, F: RunFormat, const R: usize>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
-    let whole = out.len() / R * R;
-    for i in (0..whole).step_by(R) {
-        // SAFETY: the caller has the instruction set.
-        unsafe { gemv::<I, F, R, 1>(args, out, i) };
-    }
-    if whole < out.len() {
-        super::scalar::integer_from(whole, args, out);
-    }
-}
-
-#[inline(never)]
-unsafe fn tiles<I: RunIsa, const MINIMUM: bool, const R: usize>(
-    format: &Called<I, R>,
+unsafe fn compact<I: RunIsa<N>, const N: usize>(
+    shape: Shape,
+    unpack: &Called<I, N>,
     args: &MatmulArgs<'_>,
     out: &mut OutputRows<'_>,
 ) {
-    let whole = out.len() / R * R;
-    for i in (0..whole).step_by(R) {
-        // SAFETY: the caller has the instruction set.
-        unsafe { gemm::<I, _, MINIMUM, R, 1>(format, args, out, i) };
-    }
-    if whole < out.len() {
-        super::scalar::integer_from(whole, args, out);
+    for i in tiles::<N>(args, out) {
+        // SAFETY: as for `rows_compact`.
+        unsafe { gemm::<I, _, N, 1>(shape, unpack, args, out, i) };
     }
 }
 
-/// The values of `groups` for the weights of run `run`.
+/// The first rows of tiles; the last tile may overlap the one before. Computes fewer rows than a tile itself.
 #[inline(always)]
-unsafe fn of_run<I: RunIsa, B: Block>(groups: &[f32; MAX_GROUPS], run: usize) -> I::Floats {
-    let first = groups[run * RUN / B::GROUP];
-    let second = if B::GROUP < RUN { groups[(run * RUN + 16) / B::GROUP] } else { first };
-    // SAFETY: the caller has the instruction set.
-    unsafe { I::lanes(first, second) }
+fn tiles<const N: usize>(
+    args: &MatmulArgs<'_>,
+    out: &mut OutputRows<'_>,
+) -> impl Iterator<Item = usize> + use<N> {
+    let len = out.len();
+    if len < N {
+        scalar::integer(args, out);
+    }
+    (0..if len < N { 0 } else { len.div_ceil(N) }).map(move |tile| (tile * N).min(len - N))
 }
 
-/// Computes R rows from row `i` for all T tokens.
+/// Computes N rows from row `i` for all T tokens.
 #[inline(always)]
-unsafe fn gemv<I: RunIsa, F: RunFormat, const R: usize, const T: usize>(
+unsafe fn gemv<I: RunIsa<N>, F: RunFormat, const N: usize, const T: usize>(
     args: &MatmulArgs<'_>,
     out: &mut OutputRows<'_>,
     i: usize,
 ) {
-    let row_bytes = args.w.row_bytes();
-    let base = args.w.row(out.first() + i).as_ptr();
-    let blocks = row_bytes / F::Block::BYTES;
+    let shape = const { Shape::of::<I, F, N>() };
+    let tile = tile_of(args, out, i);
+    let next = tile.first.wrapping_add(N * tile.stride);
     let y_blocks = q8_blocks(args.w.cols());
-    // SAFETY: the caller has the instruction set, R rows and T tokens, each of which has as many runs.
+    // SAFETY: the caller has the instruction set, N rows and T tokens, each of which has as many runs.
     unsafe {
         let mut y = [args.q8.as_ptr(); T];
         for t in 0..T {
             y[t] = y[t].add(t * y_blocks);
         }
-        let mut sums = [[I::lanes(0.0, 0.0); R]; T];
-        // Runs come in pairs, as those of activations do.
-        let step = 64usize.div_ceil(F::Block::LEN);
-        let bytes = step * F::Block::BYTES;
-        for b in 0..blocks / step {
-            let at = base.wrapping_add(b * bytes);
-            I::prefetch(base.wrapping_add(b * bytes * R), bytes * R);
-            let y = y.map(|y| y.add(b * (step * F::Block::LEN / 64)));
-            for n in 0..step {
-                let block = at.wrapping_add(n * F::Block::BYTES);
-                add_block::<I, F, R, T>(block, row_bytes, &y, n, &mut sums);
-            }
-        }
-        if blocks % step == 1 {
-            let at = base.wrapping_add((blocks - 1) * F::Block::BYTES);
-            add_block::<I, F, R, T>(at, row_bytes, &y.map(|y| y.add(blocks / 2)), 0, &mut sums);
+        let mut sums = [I::splat(0.0); T];
+        let mut groups = [Groups::<I, N>::new(), Groups::new()];
+        for b in 0..tile.stride / shape.bytes {
+            let block = tile.skip(b * shape.bytes);
+            F::scales::<I, N>(block, &mut groups);
+            let add = &mut Add::<I, F, N, T> {
+                y,
+                next: next.wrapping_add(b * N * shape.bytes),
+                first: b * shape.runs,
+                groups: &groups,
+                sums: &mut sums,
+                format: PhantomData,
+            };
+            F::runs::<I, N>(block, add);
         }
         for t in 0..T {
-            for r in 0..R {
-                out.put(t, i + r, finish(&I::store(sums[t][r])) * args.step(t));
-            }
+            put::<I, N>(args, out, t, i, sums[t]);
         }
     }
 }
 
-/// Adds to the sums of R rows and T tokens the block at `at`, and those at the same place of the following rows. Its
-/// activations begin with run `first` of each `y`.
-#[inline(always)]
-unsafe fn add_block<I: RunIsa, F: RunFormat, const R: usize, const T: usize>(
-    at: *const u8,
-    row_bytes: usize,
-    y: &[*const Q8Block; T],
+/// Adds runs to the sums of T tokens.
+struct Add<'a, I: RunIsa<N>, F, const N: usize, const T: usize> {
+    y: [*const Q8Block; T],
+    /// Bytes of the next tile, as many as the block has in all rows, to be prefetched.
+    next: *const u8,
+    /// The number of the block's first run.
     first: usize,
-    sums: &mut [[I::Floats; R]; T],
+    groups: &'a [Groups<I, N>; 2],
+    sums: &'a mut [I::Floats; T],
+    format: PhantomData<F>,
+}
+
+impl<I: RunIsa<N>, F: RunFormat, const N: usize, const T: usize> EachRun<I, N> for Add<'_, I, F, N, T> {
+    #[inline(always)]
+    unsafe fn run(&mut self, run: usize, x: I::Bytes) {
+        let shape = const { Shape::of::<I, F, N>() };
+        // SAFETY: as for this function; the tokens have the run.
+        unsafe {
+            let share = N * shape.bytes / shape.runs;
+            I::prefetch(self.next.wrapping_add(run * share), share);
+            let codes = I::codes(x, shape.largest.is_none());
+            let [d, m] = of_run::<I, F, N>(self.groups, run);
+            for t in 0..T {
+                add_run::<I, N>(shape, &codes, &d, &m, self.y[t], self.first + run, &mut self.sums[t]);
+            }
+        }
+    }
+}
+
+/// The tile whose first row is `i`.
+#[inline(always)]
+fn tile_of(args: &MatmulArgs<'_>, out: &OutputRows<'_>, i: usize) -> Rows {
+    Rows { first: args.w.row(out.first() + i).as_ptr(), stride: args.w.row_bytes() }
+}
+
+/// Stores the outputs of N rows from row `i`.
+#[inline(always)]
+unsafe fn put<I: RunIsa<N>, const N: usize>(
+    args: &MatmulArgs<'_>,
+    out: &mut OutputRows<'_>,
+    token: usize,
+    i: usize,
+    sum: I::Floats,
 ) {
-    // SAFETY: the caller has the instruction set, the blocks and the activations.
-    unsafe {
-        let mut scales = [[[0.0; MAX_GROUPS]; 2]; R];
-        for r in 0..R {
-            scales[r] = F::scales::<I>(at.wrapping_add(r * row_bytes));
-        }
-        for run in 0..F::Block::LEN / RUN {
-            let mut all = [acts::<I>(F::SIGNED, y[0], first + run, F::ZERO); T];
-            for t in 1..T {
-                all[t] = acts::<I>(F::SIGNED, y[t], first + run, F::ZERO);
-            }
-            for r in 0..R {
-                let codes = codes::<I, F>(at.wrapping_add(r * row_bytes), run);
-                let scale = of_run::<I, F::Block>(&scales[r][0], run);
-                for t in 0..T {
-                    sums[t][r] = I::add(sums[t][r], dot::<I>(F::SIGNED, codes, all[t]), scale);
-                }
-                if F::Block::MINIMUM {
-                    let minimum = of_run::<I, F::Block>(&scales[r][1], run);
-                    for t in 0..T {
-                        sums[t][r] = I::add(sums[t][r], I::sums(all[t]), minimum);
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// The activations of run `run` of a token, for weights to which `zero` was added.
-#[inline(always)]
-unsafe fn acts<I: Products>(signed: bool, y: *const Q8Block, run: usize, zero: i8) -> I::Acts {
-    // SAFETY: the caller has the instruction set, and this run.
-    unsafe {
-        let (y, half) = (&*y.add(run / 2), run % 2);
-        let (q, factor) = (y.q.as_ptr().add(RUN * half), y.factor[half]);
-        if signed { I::acts::<true>(q, factor, zero) } else { I::acts::<false>(q, factor, zero) }
-    }
-}
-
-/// Run `run` of a block, ready to be multiplied.
-#[inline(always)]
-unsafe fn codes<I: RunIsa, F: RunFormat>(block: *const u8, run: usize) -> I::Codes {
-    // SAFETY: the caller has the instruction set and the block.
-    unsafe {
-        let x = F::run::<I>(block, run);
-        if F::SIGNED { I::codes::<true>(x) } else { I::codes::<false>(x) }
-    }
-}
-
-#[inline(always)]
-unsafe fn dot<I: Products>(signed: bool, w: I::Codes, acts: I::Acts) -> I::Floats {
     // SAFETY: the caller has the instruction set.
-    unsafe { if signed { I::dot::<true>(w, acts) } else { I::dot::<false>(w, acts) } }
+    let outputs = unsafe { I::store(I::mul(sum, I::splat(args.step(token)))) };
+    out.put_all(token, i, &outputs);
 }
 
-/// Unpacked runs of R rows.
-struct Unpacked<I: RunIsa, const R: usize> {
-    codes: [[MaybeUninit<I::Codes>; R]; RUNS],
-    scales: [[MaybeUninit<I::Floats>; R]; RUNS],
-    minima: [[MaybeUninit<I::Floats>; R]; RUNS],
+/// The scales and the minima of the halves of a run; without halves or minima only those that are there.
+type OfRun<F> = [MaybeUninit<F>; 2];
+
+/// The scales and the minima of run `run`.
+#[inline(always)]
+unsafe fn of_run<I: RunIsa<N>, F: RunFormat, const N: usize>(
+    groups: &[Groups<I, N>; 2],
+    run: usize,
+) -> [OfRun<I::Floats>; 2] {
+    let mut all = [[MaybeUninit::uninit(); 2]; 2];
+    for (i, all) in all.iter_mut().enumerate().take(if F::Block::MINIMUM { 2 } else { 1 }) {
+        // SAFETY: the caller has the instruction set.
+        unsafe {
+            all[0].write(groups[i].get(run * RUN / F::Block::GROUP));
+            if F::Block::GROUP < RUN {
+                all[1].write(groups[i].get((run * RUN + 16) / F::Block::GROUP));
+            }
+        }
+    }
+    all
 }
 
-/// A format as [`gemm`] needs it.
-trait Unpack<I: RunIsa, const R: usize> {
-    /// Runs of a block.
-    fn runs(&self) -> usize;
-    /// Bytes of a block.
-    fn bytes(&self) -> usize;
-    /// Added to the integers.
-    fn zero(&self) -> i8;
-    /// Whether integers are multiplied as they are.
-    fn signed(&self) -> bool;
-    /// Unpacks the first `n` runs of `blocks` as those of row `r`.
-    ///
-    /// Safety: needs the instruction set, and whole blocks of so many runs.
-    unsafe fn unpack(&self, blocks: *const u8, r: usize, n: usize, w: &mut Unpacked<I, R>);
+/// Adds a run of N rows to the `sum` of the token at `y`.
+#[inline(always)]
+unsafe fn add_run<I: RunIsa<N>, const N: usize>(
+    shape: Shape,
+    codes: &I::Codes,
+    d: &OfRun<I::Floats>,
+    m: &OfRun<I::Floats>,
+    y: *const Q8Block,
+    run: usize,
+    sum: &mut I::Floats,
+) {
+    // SAFETY: the caller has the instruction set and the run; the second half has scales if halves have, and
+    // minima are there if the format has them.
+    unsafe {
+        let (y, at) = (&*y.add(run / 2), run % 2);
+        let factor = y.float_factor[at];
+        let (low, high) = (i32::from(y.sums[2 * at]), i32::from(y.sums[2 * at + 1]));
+        for half in 0..if shape.halves { 2 } else { 1 } {
+            let (s, q) = match (shape.halves, half) {
+                (false, _) => (low + high, 0),
+                (_, 0) => (low, 0),
+                _ => (high, 16),
+            };
+            let q = y.q.as_ptr().add(RUN * at + q);
+            let n = I::dot(codes, shape.halves.then_some(half), q, -shape.zero * s, shape.largest);
+            *sum = I::add(*sum, I::mul(n, I::splat(factor)), d[half].assume_init());
+            if shape.minimum {
+                *sum = I::add(*sum, I::splat(s as f32 * factor), m[half].assume_init());
+            }
+        }
+    }
+}
+
+/// Unpacked runs of a tile.
+struct Unpacked<I: RunIsa<N>, const N: usize> {
+    codes: [MaybeUninit<I::Codes>; RUNS],
+    scales: [OfRun<I::Floats>; RUNS],
+    minima: [OfRun<I::Floats>; RUNS],
+}
+
+/// Unpacks runs.
+struct Keep<'a, I: RunIsa<N>, F, const N: usize> {
+    /// The number of the block's first run.
+    first: usize,
+    groups: &'a [Groups<I, N>; 2],
+    w: &'a mut Unpacked<I, N>,
+    format: PhantomData<F>,
+}
+
+impl<I: RunIsa<N>, F: RunFormat, const N: usize> EachRun<I, N> for Keep<'_, I, F, N> {
+    #[inline(always)]
+    unsafe fn run(&mut self, run: usize, x: I::Bytes) {
+        let at = self.first + run;
+        // SAFETY: as for this function.
+        unsafe {
+            self.w.codes[at].write(I::codes(x, F::LARGEST.is_none()));
+            [self.w.scales[at], self.w.minima[at]] = of_run::<I, F, N>(self.groups, run);
+        }
+    }
+}
+
+/// How [`gemm`] unpacks a format.
+trait Unpack<I: RunIsa<N>, const N: usize> {
+    /// [`unpack`]
+    unsafe fn unpack(&self, rows: Rows, n: usize, w: &mut Unpacked<I, N>);
 }
 
 /// A format that is inlined.
 struct Inlined<F>(PhantomData<F>);
 
-impl<F: RunFormat> Inlined<F> {
+impl<I: RunIsa<N>, F: RunFormat, const N: usize> Unpack<I, N> for Inlined<F> {
     #[inline(always)]
-    unsafe fn unpack<I: RunIsa, const R: usize>(
-        &self,
-        blocks: *const u8,
-        r: usize,
-        n: usize,
-        w: &mut Unpacked<I, R>,
-    ) {
-        let per_block = F::Block::LEN / RUN;
-        for at in (0..n).step_by(per_block) {
-            // SAFETY: as for `Unpack::unpack`.
-            unsafe {
-                let block = blocks.add(at / per_block * F::Block::BYTES);
-                let scales = F::scales::<I>(block);
-                for run in 0..per_block {
-                    w.codes[at + run][r].write(codes::<I, F>(block, run));
-                    w.scales[at + run][r].write(of_run::<I, F::Block>(&scales[0], run));
-                    if F::Block::MINIMUM {
-                        w.minima[at + run][r].write(of_run::<I, F::Block>(&scales[1], run));
-                    }
-                }
-            }
-        }
-    }
-}
-
-impl<I: RunIsa, F: RunFormat, const R: usize> Unpack<I, R> for Inlined<F> {
-    #[inline(always)]
-    fn runs(&self) -> usize {
-        F::Block::LEN / RUN
-    }
-
-    #[inline(always)]
-    fn bytes(&self) -> usize {
-        F::Block::BYTES
-    }
-
-    #[inline(always)]
-    fn zero(&self) -> i8 {
-        F::ZERO
-    }
-
-    #[inline(always)]
-    fn signed(&self) -> bool {
-        F::SIGNED
-    }
-
-    #[inline(always)]
-    unsafe fn unpack(&self, blocks: *const u8, r: usize, n: usize, w: &mut Unpacked<I, R>) {
+    unsafe fn unpack(&self, rows: Rows, n: usize, w: &mut Unpacked<I, N>) {
         // SAFETY: as for this function.
-        unsafe { self.unpack::<I, R>(blocks, r, n, w) };
+        unsafe { unpack::<I, F, N>(rows, n, w) };
     }
 }
 
 /// A format that is called.
-struct Called<I: RunIsa, const R: usize> {
-    runs: usize,
-    bytes: usize,
-    zero: i8,
-    signed: bool,
-    unpack: fn(*const u8, usize, usize, &mut Unpacked<I, R>),
-}
+struct Called<I: RunIsa<N>, const N: usize>(unsafe fn(Rows, usize, &mut Unpacked<I, N>));
 
-impl<I: RunIsa, const R: usize> Unpack<I, R> for Called<I, R> {
-    fn runs(&self) -> usize {
-        self.runs
-    }
-
-    fn bytes(&self) -> usize {
-        self.bytes
-    }
-
-    fn zero(&self) -> i8 {
-        self.zero
-    }
-
-    fn signed(&self) -> bool {
-        self.signed
-    }
-
-    unsafe fn unpack(&self, blocks: *const u8, r: usize, n: usize, w: &mut Unpacked<I, R>) {
-        (self.unpack)(blocks, r, n, w);
+impl<I: RunIsa<N>, const N: usize> Unpack<I, N> for Called<I, N> {
+    unsafe fn unpack(&self, rows: Rows, n: usize, w: &mut Unpacked<I, N>) {
+        // SAFETY: as for this function.
+        unsafe { (self.0)(rows, n, w) };
     }
 }
 
-/// Computes R rows from row `i` for many tokens.
+/// Unpacks the first `n` runs of the blocks at `rows`.
+///
+/// Safety: needs the instruction set, and whole blocks of so many runs.
 #[inline(always)]
-unsafe fn gemm<I: RunIsa, U: Unpack<I, R>, const MINIMUM: bool, const R: usize, const T: usize>(
-    format: &U,
+unsafe fn unpack<I: RunIsa<N>, F: RunFormat, const N: usize>(rows: Rows, n: usize, w: &mut Unpacked<I, N>) {
+    let shape = const { Shape::of::<I, F, N>() };
+    let mut groups = [Groups::<I, N>::new(), Groups::new()];
+    for b in 0..n / shape.runs {
+        let block = rows.skip(b * shape.bytes);
+        // SAFETY: as for this function.
+        unsafe {
+            F::scales::<I, N>(block, &mut groups);
+            let keep =
+                &mut Keep::<I, F, N> { first: b * shape.runs, groups: &groups, w, format: PhantomData };
+            F::runs::<I, N>(block, keep);
+        }
+    }
+}
+
+/// Computes N rows from row `i` for many tokens.
+#[inline(always)]
+unsafe fn gemm<I: RunIsa<N>, U: Unpack<I, N>, const N: usize, const T: usize>(
+    shape: Shape,
+    unpack: &U,
     args: &MatmulArgs<'_>,
     out: &mut OutputRows<'_>,
     i: usize,
 ) {
-    let row_bytes = args.w.row_bytes();
-    let (runs, per_block) = (args.w.cols() / RUN, format.runs());
-    let base = args.w.row(out.first() + i).as_ptr();
-    // SAFETY: the caller has the instruction set and R rows; each token has as many runs. Runs are unpacked
+    let runs = args.w.cols() / RUN;
+    let y_blocks = q8_blocks(args.w.cols());
+    let tile = tile_of(args, out, i);
+    let next = tile.first.wrapping_add(N * tile.stride);
+    // SAFETY: the caller has the instruction set and N rows; each token has as many runs. Runs are unpacked
     // before they are read.
     unsafe {
-        let w = &mut Unpacked::<I, R> {
-            codes: [[MaybeUninit::uninit(); R]; RUNS],
-            scales: [[MaybeUninit::uninit(); R]; RUNS],
-            minima: [[MaybeUninit::uninit(); R]; RUNS],
+        let w = &mut Unpacked::<I, N> {
+            codes: [MaybeUninit::uninit(); RUNS],
+            scales: [[MaybeUninit::uninit(); 2]; RUNS],
+            minima: [[MaybeUninit::uninit(); 2]; RUNS],
         };
-        for first in (0..args.tokens).step_by(TOKEN_BLOCK) {
-            let tokens = TOKEN_BLOCK.min(args.tokens - first);
-            let mut sums = [[I::lanes(0.0, 0.0); R]; TOKEN_BLOCK];
+        let mut sums = [MaybeUninit::uninit(); TOKENS];
+        for first in (0..args.tokens).step_by(TOKENS) {
+            let tokens = TOKENS.min(args.tokens - first);
+            sums[..tokens].fill(MaybeUninit::new(I::splat(0.0)));
             for start in (0..runs).step_by(RUNS) {
                 let n = RUNS.min(runs - start);
-                for r in 0..R {
-                    let blocks = base.add(r * row_bytes + start / per_block * format.bytes());
-                    // The next tokens find them in a cache.
-                    if first == 0 {
-                        I::prefetch(blocks, n / per_block * format.bytes());
-                    }
-                    format.unpack(blocks, r, n, w);
+                let at = start / shape.runs * shape.bytes;
+                // The next tokens find them in a cache.
+                if first == 0 {
+                    I::prefetch(next.wrapping_add(N * at), n / shape.runs * shape.bytes * N);
                 }
-                let y_blocks = q8_blocks(args.w.cols());
+                unpack.unpack(tile.skip(at), n, w);
                 let y = args.q8.as_ptr().add(first * y_blocks + start / 2);
                 let mut t = 0;
                 while t + T <= tokens {
-                    tile::<I, U, MINIMUM, R, T>(format, w, n, y.add(t * y_blocks), y_blocks, &mut sums[t..]);
+                    add_runs::<I, N, T>(shape, w, n, y.add(t * y_blocks), y_blocks, &mut sums[t..]);
                     t += T;
                 }
                 while t < tokens {
-                    tile::<I, U, MINIMUM, R, 1>(format, w, n, y.add(t * y_blocks), y_blocks, &mut sums[t..]);
+                    add_runs::<I, N, 1>(shape, w, n, y.add(t * y_blocks), y_blocks, &mut sums[t..]);
                     t += 1;
                 }
             }
             for t in 0..tokens {
-                for r in 0..R {
-                    out.put(first + t, i + r, finish(&I::store(sums[t][r])) * args.step(first + t));
-                }
+                put::<I, N>(args, out, first + t, i, sums[t].assume_init());
             }
         }
     }
 }
 
-/// Adds `n` runs to the sums of R rows and of T tokens, which are `y_blocks` apart at `y`.
+/// Adds `n` runs to the sums of T tokens, which are `y_blocks` apart at `y`.
 #[inline(always)]
-unsafe fn tile<I: RunIsa, U: Unpack<I, R>, const MINIMUM: bool, const R: usize, const T: usize>(
-    format: &U,
-    w: &Unpacked<I, R>,
+unsafe fn add_runs<I: RunIsa<N>, const N: usize, const T: usize>(
+    shape: Shape,
+    w: &Unpacked<I, N>,
     n: usize,
     y: *const Q8Block,
     y_blocks: usize,
-    sums: &mut [[I::Floats; R]],
+    sums: &mut [MaybeUninit<I::Floats>],
 ) {
-    // Rows of a vector.
-    let rows = size_of::<Floats<I::Wide>>() / size_of::<I::Floats>();
-    let vectors = R / rows;
-    // SAFETY: the caller has the instruction set and these runs. The vectors of adjacent rows are adjacent, so
-    // that wide vectors are read and written in their place.
+    // SAFETY: the caller has the instruction set, these runs and T sums.
     unsafe {
-        let sums = sums.as_mut_ptr().cast::<I::Floats>();
-        let at = |t: usize, v: usize| sums.add(t * R + v * rows).cast::<Floats<I::Wide>>();
-        let mut tile = [[at(0, 0).read_unaligned(); R]; T];
+        let mut tile = [I::splat(0.0); T];
         for t in 0..T {
-            for v in 0..vectors {
-                tile[t][v] = at(t, v).read_unaligned();
-            }
+            tile[t] = sums[t].assume_init();
         }
         for run in 0..n {
-            let codes = w.codes.as_ptr().add(run).cast::<I::Codes>();
-            let scales = w.scales.as_ptr().add(run).cast::<I::Floats>();
-            let minima = w.minima.as_ptr().add(run).cast::<I::Floats>();
+            let codes = w.codes[run].assume_init_ref();
             for t in 0..T {
-                let acts = acts::<I::Wide>(format.signed(), y.add(t * y_blocks), run, format.zero());
-                for v in 0..vectors {
-                    let codes = codes.add(v * rows).cast::<Codes<I::Wide>>().read_unaligned();
-                    let scale = scales.add(v * rows).cast::<Floats<I::Wide>>().read_unaligned();
-                    let n = dot::<I::Wide>(format.signed(), codes, acts);
-                    tile[t][v] = I::Wide::add(tile[t][v], n, scale);
-                    if MINIMUM {
-                        let minimum = minima.add(v * rows).cast::<Floats<I::Wide>>().read_unaligned();
-                        tile[t][v] = I::Wide::add(tile[t][v], I::Wide::sums(acts), minimum);
-                    }
-                }
+                let y = y.add(t * y_blocks);
+                add_run::<I, N>(shape, codes, &w.scales[run], &w.minima[run], y, run, &mut tile[t]);
             }
         }
         for t in 0..T {
-            for v in 0..vectors {
-                at(t, v).write_unaligned(tile[t][v]);
-            }
+            sums[t].write(tile[t]);
         }
     }
 }
-
-type Codes<P> = <P as Products>::Codes;
-type Floats<P> = <P as Products>::Floats;

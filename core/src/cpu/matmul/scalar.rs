@@ -5,24 +5,19 @@
 //! * Integer dot: a block of weights yields one exact integer `n = sum of w * q * factor`, in i32; then
 //!   `sum += f32(n) * d` with the block's scale `d`, rounded separately, block after block, and the result is
 //!   multiplied by the token's step.
-//! * Formats with at most 32 weights per scale (Q8_0, Q4_0, Q4_1) yield eight integers for eight running
-//!   sums, since one integer of Q8_0 would not fit an i32. The weight at position `p` belongs to number
-//!   `l = p / 4 % 8`, so that each 32 weights yield `n_l`, the sum of `w * q * factor` over four weights, and
-//!   `sum_l += f32(n_l) * d` with the scale `d` of the group of these weights. A format with minima then adds
-//!   `sum_l += f32(s_l) * m`, where `m` is the group's minimum and `s_l` the sum of `q * factor` over the
-//!   same four activations. [`finish`] reduces the sums.
+//! * Formats with at most 32 weights per scale (Q8_0, Q4_K, Q6_K): each group of 16 or 32 weights yields one
+//!   exact integer `n = sum of w * q`, then `sum += (f32(n) * f32(factor)) * d` with the group's scale `d`, every
+//!   operation rounded, group after group. A format with minima then adds `sum += (f32(s) * f32(factor)) * m`, where
+//!   `m` is the group's minimum and `s` the sum of its `q`. The result is multiplied by the token's step.
 //!
-//! Blocks of several groups follow the same rule: the eight `n_l` of each 32 weights of Q4_K share the scale
-//! and the minimum of their group of 32; of Q6_K, with groups of 16, `n_0` to `n_3` take the scale of the
-//! first group, `n_4` to `n_7` that of the second.
-//!
-//! No `n` overflows: |w| <= 2 with at most 256 products, or |w| <= 128 with 4, each product at most
-//! 127 times 32767, stay below 2^31. Intermediate sums may wrap.
+//! No `n` overflows: |w| <= 2 with at most 256 products of at most 127 times 32767, or |w| <= 128 with 32 products
+//! of at most 127, stay below 2^31, the latter below 2^24, so that they are exact as floats. Intermediate sums may
+//! wrap.
 #![forbid(unsafe_code)]
 
 use super::args::MatmulArgs;
 use crate::cpu::activations::{Q8Block, q8_blocks};
-use crate::cpu::op::{finish, finish_float};
+use crate::cpu::op::finish_float;
 use crate::cpu::parallel::OutputRows;
 use crate::quant::{MAX_BLOCK, block_integers, block_minimum, block_scale};
 
@@ -78,9 +73,9 @@ pub(super) fn integer_from(start: usize, args: &MatmulArgs<'_>, out: &mut Output
     let format = args.w.format();
     for i in start..out.len() {
         match (format.group(), format.has_minimum()) {
-            (..=32, false) => integer_row(args, out, i, lanes::<false>, finish),
-            (..=32, true) => integer_row(args, out, i, lanes::<true>, finish),
-            _ => integer_row(args, out, i, whole, |&[sum]| sum),
+            (..=32, false) => integer_row(args, out, i, groups::<false>),
+            (..=32, true) => integer_row(args, out, i, groups::<true>),
+            _ => integer_row(args, out, i, whole),
         }
     }
 }
@@ -98,12 +93,11 @@ struct Unpacked<'w> {
 }
 
 #[inline(always)]
-fn integer_row<const N: usize>(
+fn integer_row(
     args: &MatmulArgs<'_>,
     out: &mut OutputRows<'_>,
     i: usize,
-    add_block: impl Fn(&Unpacked<'_>, usize, &[Q8Block], &mut [f32; N]),
-    finish: impl Fn(&[f32; N]) -> f32,
+    add_block: impl Fn(&Unpacked<'_>, usize, &[Q8Block], &mut f32),
 ) {
     let (format, blocks) = (args.w.format(), q8_blocks(args.w.cols()));
     let (len, group) = (format.block(), format.group());
@@ -111,7 +105,7 @@ fn integer_row<const N: usize>(
     let w = &mut w[..len];
     for first in (0..args.tokens).step_by(TOKENS) {
         let tokens = TOKENS.min(args.tokens - first);
-        let mut sums = [[0.0; N]; TOKENS];
+        let mut sums = [0.0; TOKENS];
         for b in 0..args.w.cols() / len {
             let mut copy = [0; 66];
             let packed = args.w.block(out.first() + i, b, &mut copy);
@@ -127,14 +121,14 @@ fn integer_row<const N: usize>(
             }
         }
         for (t, sum) in sums[..tokens].iter().enumerate() {
-            out.put(first + t, i, finish(sum) * args.step(first + t));
+            out.put(first + t, i, sum * args.step(first + t));
         }
     }
 }
 
 /// Adds a block at activation `at` as one integer.
 #[inline(always)]
-fn whole(block: &Unpacked<'_>, at: usize, y: &[Q8Block], [sum]: &mut [f32; 1]) {
+fn whole(block: &Unpacked<'_>, at: usize, y: &[Q8Block], sum: &mut f32) {
     let runs = block.integers.as_chunks::<32>().0.iter().enumerate();
     let n = runs.fold(0, |n, (g, w)| {
         let i = at % 64 + 32 * g;
@@ -146,21 +140,21 @@ fn whole(block: &Unpacked<'_>, at: usize, y: &[Q8Block], [sum]: &mut [f32; 1]) {
     *sum += n as f32 * block.scales[0];
 }
 
-/// Adds each 32 weights of a block at activation `at` as eight integers, with their minima if `MINIMUM`.
+/// Adds each group of a block at activation `at` as one integer, with its minimum if `MINIMUM`.
 #[inline(always)]
-fn lanes<const MINIMUM: bool>(block: &Unpacked<'_>, at: usize, y: &[Q8Block], sum: &mut [f32; 8]) {
-    for (run, w) in block.integers.as_chunks::<32>().0.iter().enumerate() {
-        let at = at + 32 * run;
+fn groups<const MINIMUM: bool>(block: &Unpacked<'_>, at: usize, y: &[Q8Block], sum: &mut f32) {
+    for (g, w) in block.integers.chunks_exact(block.group).enumerate() {
+        let at = at + block.group * g;
         let y = &y[at / 64];
-        let (q, factor) = (y.q[at % 64..][..32].as_chunks::<4>().0, y.factor[at % 64 / 32]);
-        for (l, ((sum, w), q)) in sum.iter_mut().zip(w.as_chunks::<4>().0).zip(q).enumerate() {
-            let g = (32 * run + 4 * l) / block.group;
-            let dot: i32 = w.iter().zip(q).map(|(&w, &q)| i32::from(w) * i32::from(q)).sum();
-            *sum += (dot * factor) as f32 * block.scales[g];
-            if MINIMUM {
-                let s: i32 = q.iter().map(|&q| i32::from(q)).sum();
-                *sum += (s * factor) as f32 * block.minima[g];
-            }
+        let (q, factor) = (&y.q[at % 64..], y.factor[at % 64 / 32] as f32);
+        let (mut n, mut s) = (0, 0);
+        for (w, q) in w.iter().zip(q) {
+            n += i32::from(*w) * i32::from(*q);
+            s += i32::from(*q);
+        }
+        *sum += n as f32 * factor * block.scales[g];
+        if MINIMUM {
+            *sum += s as f32 * factor * block.minima[g];
         }
     }
 }

@@ -86,7 +86,7 @@ pub(super) fn rows<G: Group>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
                     // SAFETY: four floats.
                     unsafe { v128_store(values.as_mut_ptr().cast(), sums) };
                 }
-                out.put16(t, i, &values);
+                out.put_all(t, i, &values);
             }
         }
     }

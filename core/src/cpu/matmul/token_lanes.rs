@@ -352,8 +352,8 @@ pub(super) unsafe fn rows<L: TokenLanes, C: Codes<L>>(
                     let sums = buffers.sums.add(i * lanes);
                     for t in 0..lanes.min(tokens - group) {
                         let (sums, step) = (sums.add(place(lanes, t)), args.step(group + t));
-                        let values = core::array::from_fn(|r| *sums.add(r * lanes) * step);
-                        out.put16(group + t, first + i, &values);
+                        let values: [f32; PANEL_ROWS] = core::array::from_fn(|r| *sums.add(r * lanes) * step);
+                        out.put_all(group + t, first + i, &values);
                     }
                 }
             }

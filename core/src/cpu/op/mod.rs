@@ -42,7 +42,7 @@ pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
     fold(lanes) + tail
 }
 
-/// Reduces the eight running sums of an integer dot product: adds one half to the other until one is left.
+/// Reduces eight running sums: adds one half to the other until one is left.
 #[inline(always)]
 pub(crate) fn finish(sum: &[f32; 8]) -> f32 {
     ((sum[0] + sum[4]) + (sum[2] + sum[6])) + ((sum[1] + sum[5]) + (sum[3] + sum[7]))
