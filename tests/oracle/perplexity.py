@@ -18,8 +18,8 @@ import numpy as np
 
 TOKENS, WINDOW, STRIDE = 4096, 512, 256
 SHOHIN = Path(__file__).parents[2] / "target/release/shohin"
-TYPES = """f32 bf16 f16 q8_0 q6_k q5_k_m q5_k q5_1 q5_0 q4_k_m q4_k q4_1 q4_0 iq4_nl iq4_xs mxfp4 nvfp4 q3_k_l q3_k_m q3_k
-q2_k""".split()
+TYPES = """f32 bf16 f16 q8_0 int8_channel int8_tensor q6_k q5_k_m q5_k q5_1 q5_0 q4_k_m q4_k q4_1 q4_0 iq4_nl iq4_xs
+mxfp4 nvfp4 q3_k_l q3_k_m q3_k q2_k""".split()
 
 
 def shohin(*args) -> str:
