@@ -6,6 +6,7 @@ use crate::model::{ModelArgs, finish_caching, settings, template_warning, weight
 use crate::reply::{follow, line};
 use crate::run::reason_text;
 use crate::sampling::SamplingArgs;
+use crate::session;
 use crate::terminal::{self, Colours, remark, write_model_text};
 use crate::turn::{self, FormatArgs, OverflowArgs};
 use clap::Args;
@@ -16,7 +17,7 @@ use shohin::core::chat::{Finish, OverflowPolicy, Role};
 use shohin::core::generate::Reason;
 use shohin::{Chat, ChatMessage, SamplerConfig, Timings};
 use std::io::{self, IsTerminal, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Chat in the terminal
 ///
@@ -31,11 +32,16 @@ Examples:
   shohin chat -m Ternary-Bonsai-1.7B-PQ2_0.gguf --system \"Answer in one sentence.\"
   shohin chat --preset greedy
   shohin chat --context 1024 --overflow shift
+  shohin chat --session diary.session
   printf 'My name is Zoe.\\nWhat is my name?\\n' | shohin chat")]
 pub(crate) struct ChatArgs {
     /// System message
     #[arg(short, long, value_name = "TEXT")]
     system: Option<String>,
+    /// Go on with the conversation in this file, if there is one, and keep it there at the end. Nothing is computed again;
+    /// the file holds the keys and values of all tokens, and is for this model and these settings
+    #[arg(long, value_name = "FILE")]
+    session: Option<PathBuf>,
     /// Let a reasoning model think before it answers
     #[arg(long)]
     think: bool,
@@ -86,10 +92,19 @@ pub(crate) fn chat(args: &ChatArgs, model_args: &ModelArgs) -> Result {
         is_terminal: io::stdout().is_terminal(),
     };
     terminal.start();
+    let kept = match &args.session {
+        Some(path) => session::open(&mut terminal.chat, path)?,
+        None => 0,
+    };
+    if kept > 0 {
+        terminal.note(&format!("(goes on after {kept} messages)"))?;
+    }
     let interactive = io::stdin().is_terminal() && terminal.is_terminal;
     let outcome = if interactive { terminal.interactive() } else { terminal.piped() };
+    // Whatever ended the chat.
+    let saved = args.session.as_ref().map_or(Ok(()), |path| session::save(&mut terminal.chat, path));
     finish_caching(terminal.chat.model());
-    outcome
+    outcome.and(saved)
 }
 
 enum Then {

@@ -19,6 +19,7 @@ mod reply;
 mod run;
 mod sampling;
 mod serve;
+mod session;
 mod terminal;
 mod tokenize;
 mod turn;

@@ -5,6 +5,7 @@ use crate::error::{CliError, Result};
 use crate::model::{ModelArgs, finish_caching, template_warning, token_text};
 use crate::reply::{follow, line};
 use crate::sampling::SamplingArgs;
+use crate::session;
 use crate::terminal::{self, write_model_text};
 use crate::turn::{self, FormatArgs, OverflowArgs, ToolArgs};
 use clap::Args;
@@ -28,6 +29,7 @@ Examples:
   shohin run --file question.txt --json
   shohin run \"Describe a fox.\" --json-schema fox.schema.json
   shohin run -m Bonsai-8B.gguf \"Is it raining in Kyoto?\" --tools weather.json --json
+  shohin run --session trip.session \"I am in Kyoto. What should I see?\"
   git diff | shohin run -m Bonsai-8B.gguf --system \"Write a commit message for this diff.\"
   shohin run \"Name a fruit.\" --json --logprobs 3 | jq .logprobs")]
 pub(crate) struct RunArgs {
@@ -42,6 +44,9 @@ pub(crate) struct RunArgs {
     /// System message
     #[arg(short, long, value_name = "TEXT")]
     system: Option<String>,
+    /// Go on with the conversation in this file, if there is one, and keep it there; --system is that of a new one
+    #[arg(long, value_name = "FILE", conflicts_with = "raw")]
+    session: Option<PathBuf>,
     /// Let a reasoning model think before it answers
     #[arg(long)]
     think: bool,
@@ -79,13 +84,15 @@ pub(crate) fn run(args: &RunArgs, model_args: &ModelArgs) -> Result {
     let mut chat = model.chat()?;
     *chat.options_mut() = options;
     let capacity = chat.capacity();
+    let kept = args.session.as_ref().map_or(Ok(0), |path| session::open(&mut chat, path))?;
     let reply = if args.raw {
         chat.complete(&model.tokenize(&prompt))
     } else {
         if let Some(warning) = template_warning(&model) {
             terminal::remark(warning);
         }
-        let system = args.system.as_deref().map(|text| ChatMessage::new(Role::System, text));
+        let system =
+            args.system.as_deref().filter(|_| kept == 0).map(|text| ChatMessage::new(Role::System, text));
         chat.send_messages(system.into_iter().chain([ChatMessage::new(Role::User, prompt)]).collect())
     };
     let reply = reply.map_err(|error| match error {
@@ -155,6 +162,9 @@ pub(crate) fn run(args: &RunArgs, model_args: &ModelArgs) -> Result {
         terminal::remark(format_args!("{line}; seed {seed}; ended by {}", reason_text(reason)));
     } else if reason == Reason::ContextFull && !args.json {
         terminal::remark(format_args!("(the context of {capacity} tokens is full)"));
+    }
+    if let Some(path) = &args.session {
+        session::save(&mut chat, path)?;
     }
     finish_caching(&model);
     match turn::cut_off(chat.options(), reason) {

@@ -263,6 +263,44 @@ fn chat_remembers_and_computes_new_turns_only() {
     assert!(number_after("prompt ") < 20 && number_after("(+ ") > 20, "{notes}");
 }
 
+#[test]
+fn a_session_goes_on_in_the_next_command() {
+    let path = temporary("kept.session", "");
+    fs::remove_file(&path).unwrap();
+    let lines = ["Hello!", "My name is Zoe.", "What is my name?"];
+    let whole = stdout(feed(&with(&["chat"], &EXACT), lines.join("\n")));
+    let kept = with(&["--session", &path], &EXACT);
+    let mut replies = ok(&with(&["run", lines[0]], &kept));
+    replies += &stdout(feed(&with(&["chat"], &kept), lines[1]));
+    let last = json(&with(&["run", lines[2], "--json"], &kept));
+    replies += last["text"].as_str().unwrap();
+    assert_eq!(replies.trim_end(), whole.trim_end());
+    // All of the conversation is in the prompt, and none of it was computed again.
+    assert!(last["prompt_tokens"].as_u64().unwrap() > 40, "{last}");
+    let again = shohin(&with(&["run", "Hello!", "--stats"], &kept)).output().unwrap();
+    let stats = String::from_utf8(again.stderr.clone()).unwrap();
+    assert!(stats.contains("(+ ") && stats.starts_with("prompt 1"), "{stats}");
+    stdout(again);
+
+    let bytes = fs::read(&path).unwrap();
+    let other = fails(&with(&["run", "Hello!"], &["--session", &path, "--kv", "q8"]));
+    assert!(other.contains("is of another format of the KV cache"), "{other}");
+    let nano = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/sprout-nano.gguf");
+    let other = fails(&with(&["run", "Hello!", "-m", nano], &kept));
+    assert!(other.contains("is of another model"), "{other}");
+    let other = fails(&with(&["run", "Hello!"], &["--session", &temporary("not.session", "Dear diary")]));
+    assert!(other.contains("is damaged"), "{other}");
+    for at in (8..bytes.len()).step_by(bytes.len() / 9) {
+        let mut changed = bytes.clone();
+        changed[at] ^= 1;
+        let path = temporary("damaged.session", &changed);
+        let damaged = fails(&with(&["run", "Hello!"], &with(&["--session", &path], &EXACT)));
+        assert!(damaged.contains("the snapshot is damaged"), "{damaged}");
+        assert_eq!(fs::read(&path).unwrap(), changed);
+    }
+    assert_eq!(fs::read(&path).unwrap(), bytes);
+}
+
 /// The output of `shohin chat` on a terminal on which `typed` was entered at once.
 #[cfg(unix)]
 fn on_a_terminal(args: &[&str], typed: &str) -> String {

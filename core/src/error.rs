@@ -73,6 +73,13 @@ pub enum Error {
     /// A grammar in GBNF is malformed; `found` is what the sentence is about.
     #[allow(missing_docs)]
     Grammar { line: usize, problem: &'static str, found: Name },
+    /// A snapshot was changed or cut off.
+    SnapshotDamaged,
+    /// A snapshot of something else.
+    SnapshotForeign {
+        /// Of what, as in `another model`.
+        what: &'static str,
+    },
     /// A required metadata key is missing.
     MissingKey { key: Name },
     /// A metadata key has the wrong type.
@@ -121,6 +128,8 @@ impl Error {
             Error::Malformed { .. } | Error::NotGguf { .. } | Error::Json { .. } => "malformed",
             Error::Duplicate { .. } => "duplicate",
             Error::Grammar { .. } => "grammar",
+            Error::SnapshotDamaged => "snapshot_damaged",
+            Error::SnapshotForeign { .. } => "snapshot_foreign",
             Error::MissingKey { .. } | Error::Tool { .. } => "missing_key",
             Error::KeyType { .. } => "key_type",
             Error::KeyValue { .. } => "key_value",
@@ -171,6 +180,8 @@ impl fmt::Display for Error {
                 write!(f, "line {line} of the grammar {problem}")?;
                 if found.len == 0 { Ok(()) } else { write!(f, ": {found}") }
             }
+            Error::SnapshotDamaged => write!(f, "the snapshot is damaged"),
+            Error::SnapshotForeign { what } => write!(f, "the snapshot is of {what}"),
             Error::MissingKey { key } => write!(f, "metadata key {key} is missing"),
             Error::KeyType { key, expected, found } => {
                 write!(f, "metadata key {key} is of type {found}, expected {expected}")

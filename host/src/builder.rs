@@ -244,6 +244,7 @@ impl Builder {
             machine,
             vocabulary: OnceLock::new(),
             load_time: start.elapsed(),
+            fingerprint: OnceLock::new(),
         })))
     }
 

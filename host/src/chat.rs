@@ -147,6 +147,11 @@ impl Chat {
         Ok(Reply::new(Owner::Owned(Box::new(self))))
     }
 
+    /// What a snapshot is made of.
+    pub(crate) fn parts(&mut self) -> (&Model, &mut Conversation, &mut dyn Sequence) {
+        (&self.model, &mut self.conversation, &mut *self.sequence)
+    }
+
     fn begin_completion(&mut self, tokens: &[u32]) -> Result<()> {
         let tokens = tokens.to_vec();
         self.begin(|conversation, model, state, options| conversation.complete(model, state, tokens, options))

@@ -211,6 +211,11 @@ impl ModelFile {
         Ok(ReadOptions { id42, ..*options })
     }
 
+    /// The bytes of each part.
+    pub(crate) fn bytes(&self) -> impl Iterator<Item = &[u8]> {
+        self.shards.iter().map(Shard::bytes)
+    }
+
     /// The paths of the files, and what the system says of those that are open: others may have taken their
     /// names since. None for the built-in model.
     pub(crate) fn files(&self) -> impl Iterator<Item = (&Path, io::Result<Metadata>)> {
@@ -307,4 +312,14 @@ impl ModelFile {
         };
         self.shards.iter().map(resident).sum()
     }
+}
+
+/// An unfinished file that is to be `path`; removed if it is not given a name. Like other new files, others may read it.
+pub(crate) fn unfinished(path: &Path) -> io::Result<tempfile::NamedTempFile> {
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(".shohin-").suffix(".part");
+    #[cfg(unix)]
+    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+    builder.tempfile_in(directory)
 }

@@ -46,6 +46,7 @@ mod model;
 pub mod scheduler;
 pub mod sequence;
 pub mod shard;
+mod snapshot;
 pub mod threads;
 pub mod weight_cache;
 

@@ -61,6 +61,8 @@ pub(crate) struct Inner {
     /// Whether memory is planned for repacked weights, though these are not.
     pub(crate) plans_repacked: bool,
     pub(crate) load_time: Duration,
+    /// A hash of the file, computed on first use.
+    pub(crate) fingerprint: OnceLock<[u8; 32]>,
 }
 
 impl std::fmt::Debug for Inner {

@@ -35,6 +35,21 @@ pub trait Sequence: Backend + Send {
     /// # Errors
     /// As [`Backend::feed`].
     fn hidden(&mut self, tokens: &[u32], sink: &mut dyn FnMut(usize, &[f32])) -> Result<()>;
+
+    /// Bytes that [`Sequence::export`] would append.
+    fn export_len(&self) -> usize;
+
+    /// Appends the keys and values of all tokens to `out`.
+    ///
+    /// # Errors
+    /// If there is no memory; what a GPU says.
+    fn export(&mut self, out: &mut Vec<u8>) -> Result<()>;
+
+    /// Continues after the `len` tokens whose keys and values are in `from`. The previous tokens are lost.
+    ///
+    /// # Errors
+    /// If they do not fit, or `from` has another length.
+    fn import(&mut self, len: usize, from: &[u8]) -> Result<()>;
 }
 
 /// A session and its device.
@@ -77,6 +92,18 @@ where
 
     fn hidden(&mut self, tokens: &[u32], sink: &mut dyn FnMut(usize, &[f32])) -> Result<()> {
         self.session.forward_hidden(&mut self.device, tokens, sink).map_err(Into::into)
+    }
+
+    fn export_len(&self) -> usize {
+        self.session.export_len(&self.device)
+    }
+
+    fn export(&mut self, out: &mut Vec<u8>) -> Result<()> {
+        D::wait(self.session.export(&mut self.device, out)).map_err(Into::into)
+    }
+
+    fn import(&mut self, len: usize, from: &[u8]) -> Result<()> {
+        self.session.import(&mut self.device, len, from).map_err(Into::into)
     }
 }
 

@@ -37,6 +37,42 @@ fn the_ten_lines_of_the_readme() -> shohin::Result<()> {
 }
 
 #[test]
+fn a_conversation_goes_on_from_its_snapshot() {
+    let model = Model::built_in().unwrap();
+    let mut chat = model.chat().unwrap();
+    text(greedy(&mut chat).send("My name is Zoe.").unwrap());
+    let snapshot = chat.snapshot().unwrap();
+    let messages = chat.messages().to_vec();
+    let want = text(chat.send("What is my name?").unwrap());
+
+    let mut other = model.chat().unwrap();
+    text(greedy(&mut other).send(COW).unwrap());
+    other.restore(&snapshot).unwrap();
+    assert_eq!(other.messages(), messages);
+    let mut reply = other.send("What is my name?").unwrap();
+    // The token that ended the last reply was not computed.
+    let usage = reply.usage();
+    assert!(usage.cached_tokens + 20 > usage.prompt_tokens, "{usage:?}");
+    assert_eq!(text(reply), want);
+
+    // What is refused changes nothing.
+    let said = other.messages().to_vec();
+    for at in (0..snapshot.len()).step_by(snapshot.len() / 50) {
+        let mut changed = snapshot.clone();
+        changed[at] ^= 4;
+        let refused = other.restore(&changed).unwrap_err().to_string();
+        assert!(refused.starts_with("the snapshot is "), "{refused}");
+        assert!(other.restore(&snapshot[..at]).is_err());
+    }
+    assert_eq!(other.messages(), said);
+    let mut small = Model::builder().context(16).load_built_in().unwrap().chat().unwrap();
+    assert!(matches!(small.restore(&snapshot), Err(Error::Engine(shohin::core::Error::ContextFull { .. }))));
+    let mut f32 = Model::builder().kv(KvFormat::F32).load_built_in().unwrap().chat().unwrap();
+    let refused = f32.restore(&snapshot).unwrap_err().to_string();
+    assert_eq!(refused, "the snapshot is of another format of the KV cache");
+}
+
+#[test]
 fn greedy_replies_are_those_of_the_trainer() {
     let builder = Model::builder().activations(shohin::Activations::F32).kv(KvFormat::F32).cpu();
     let model = builder.load_built_in().unwrap();

@@ -1,5 +1,6 @@
 //! A conversation over a model: its cache, and the current reply.
 
+use crate::checksum::sha256;
 use crate::device::{self, Device, DeviceError};
 use crate::error::{JsResult, js};
 use crate::loaded::Loaded;
@@ -7,9 +8,9 @@ use crate::message::{Timings, chunk_object, finish_object, message_object, messa
 use crate::object::object;
 use crate::options::{random_seed, turn_options};
 use crate::platform::{random, unix_seconds};
-use crate::snapshot;
 use js_sys::Array;
 use shohin_core::chat::openai::{ChatCompletionRequest, Chunk, ChunkWriter, CompletionId, completion};
+use shohin_core::chat::snapshot::{self, Origin};
 use shohin_core::chat::{ChatMessage, Conversation, Finish, PrefixState, SessionState, TurnOptions};
 use shohin_core::device::Readout;
 use shohin_core::generate::Action;
@@ -163,17 +164,18 @@ impl Chat {
         self.end_turn();
     }
 
-    /// Restores the output of `snapshot`. After an error the cache is empty.
+    /// Restores the output of `snapshot`; returns its messages. After an error the cache is empty.
     ///
     /// # Errors
     /// `snapshot_damaged`; `snapshot_foreign` if another model or other settings made it; `context_full`.
-    pub fn restore(&mut self, bytes: &[u8]) -> JsResult<()> {
+    pub fn restore(&mut self, bytes: &[u8]) -> JsResult<Array> {
         self.end();
         self.conversation.set_prefix(PrefixState::default()).map_err(js)?;
         self.session.truncate(0).map_err(js)?;
-        let (prefix, kv) = snapshot::open(bytes, &self.origin())?;
-        self.session.import(&mut self.device, prefix.held(), kv).map_err(js)?;
-        self.conversation.set_prefix(prefix).map_err(js)
+        let found = snapshot::open(bytes, &self.origin(), sha256).map_err(js)?;
+        self.session.import(&mut self.device, found.prefix.held(), found.kv).map_err(js)?;
+        self.conversation.set_prefix(found.prefix).map_err(js)?;
+        Ok(found.messages.iter().map(message_object).collect())
     }
 }
 
@@ -245,18 +247,18 @@ impl Chat {
         }
     }
 
-    /// The cache as bytes; ends a turn.
-    pub(crate) async fn export(&mut self) -> Result<Vec<u8>, DeviceError> {
+    /// The conversation as bytes; ends a turn.
+    pub(crate) async fn export(&mut self, messages: &[ChatMessage]) -> Result<Vec<u8>, DeviceError> {
         self.end();
         let len = self.session.export_len(&self.device);
-        let mut bytes = snapshot::begin(&self.origin(), self.conversation.prefix(), len)?;
+        let mut bytes = snapshot::begin(&self.origin(), messages, self.conversation.prefix(), len)?;
         self.session.export(&mut self.device, &mut bytes).await?;
-        Ok(snapshot::seal(bytes))
+        Ok(snapshot::seal(bytes, sha256))
     }
 
-    fn origin(&self) -> snapshot::Origin {
+    fn origin(&self) -> Origin {
         let Loaded { fingerprint, weights, kv, .. } = &*self.loaded;
-        snapshot::Origin::new(*fingerprint, device::SNAPSHOT_LAYOUT, *kv, weights.activations())
+        Origin::new(*fingerprint, device::LAYOUT, *kv, weights.activations())
     }
 
     fn end_turn(&mut self) -> Option<Finish> {

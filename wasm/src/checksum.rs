@@ -1,6 +1,7 @@
-//! SHA-256 of a file while it arrives.
+//! SHA-256, of a file while it arrives.
 
 use sha2::{Digest, Sha256};
+use shohin_core::chat::snapshot::Fingerprint;
 use wasm_bindgen::prelude::*;
 
 /// A SHA-256 in the making.
@@ -24,5 +25,29 @@ impl Checksum {
     /// In hexadecimal digits, of all so far.
     pub fn digits(&self) -> String {
         self.0.clone().finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+}
+
+/// SHA-256 of some bytes.
+pub(crate) fn sha256(bytes: &[u8]) -> [u8; 32] {
+    Sha256::digest(bytes).into()
+}
+
+/// What distinguishes a model's file from others, in the making.
+#[derive(Default)]
+pub(crate) struct FileHash {
+    samples: Fingerprint,
+    hash: Sha256,
+}
+
+impl FileHash {
+    /// Takes the next bytes of the file.
+    pub(crate) fn push(&mut self, bytes: &[u8]) {
+        self.samples.push(bytes, &mut |bytes| self.hash.update(bytes));
+    }
+
+    pub(crate) fn finish(mut self) -> [u8; 32] {
+        self.hash.update(self.samples.finish());
+        self.hash.finalize().into()
     }
 }

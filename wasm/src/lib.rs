@@ -28,7 +28,6 @@ mod model;
 mod object;
 mod options;
 mod platform;
-mod snapshot;
 #[cfg(all(test, not(feature = "gpu"), target_arch = "wasm32"))]
 mod tests;
 #[cfg(not(feature = "gpu"))]

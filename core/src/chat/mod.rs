@@ -30,6 +30,7 @@ mod options;
 mod prefix;
 mod reply;
 mod scheduler;
+pub mod snapshot;
 mod template;
 
 pub use conversation::{Conversation, Finish, Piece, Progress, SessionState, Usage, drive};

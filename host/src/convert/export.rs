@@ -5,7 +5,7 @@ use super::file_type::FileType;
 use super::tensor::{self, ROPE_FACTORS, Tensor};
 use super::{ConvertError, ConvertOptions, Converted, ConvertedTensor, tokenizer};
 use crate::error::{Error, Result};
-use crate::file::ModelFile;
+use crate::file::{self, ModelFile};
 use safetensors::tensor::{Dtype, View, serialize_to_file};
 use serde_json::{Map, Value, json};
 use shohin_core::gguf::{Gguf, ReadOptions};
@@ -120,7 +120,7 @@ impl<'f> Folder<'f> {
             let shape = [tensor.rows, tensor.cols];
             (name, TensorView { name, tensor, shape, format: *format, state: &state })
         });
-        let temporary = super::temporary_file(out).map_err(failed(&weights))?;
+        let temporary = file::unfinished(&weights).map_err(failed(&weights))?;
         let metadata = HashMap::from([(String::from("format"), String::from("pt"))]);
         let saved = serialize_to_file(views, Some(metadata), temporary.path());
         let State { report, error, .. } = state.into_inner();
@@ -136,7 +136,7 @@ impl<'f> Folder<'f> {
         temporary.persist(&weights).map_err(|error| failed(&weights)(error.error))?;
         for (name, text) in &self.files {
             let path = out.join(name);
-            let mut file = super::temporary_file(out).map_err(failed(&path))?;
+            let mut file = file::unfinished(&path).map_err(failed(&path))?;
             file.write_all(text.as_bytes()).map_err(failed(&path))?;
             file.as_file().sync_all().map_err(failed(&path))?;
             file.persist(&path).map_err(|error| failed(&path)(error.error))?;

@@ -20,7 +20,7 @@ mod tensor;
 mod tokenizer;
 
 use crate::error::{Error, Result};
-use crate::file::ModelFile;
+use crate::file::{self, ModelFile};
 use crate::memory;
 use folder::Folder;
 use memmap2::Mmap;
@@ -140,8 +140,7 @@ pub fn convert(
 /// Writes the file that `plan` describes.
 fn save(plan: &Plan<'_>, out: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
     let failed = |source| Error::Io { action: "write", path: out.into(), source };
-    let directory = out.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut temporary = temporary_file(directory).map_err(failed)?;
+    let mut temporary = file::unfinished(out).map_err(failed)?;
     let mut file = BufWriter::with_capacity(1 << 20, temporary.as_file_mut());
     let whole = plan.len();
     let mut written = 0;
@@ -179,13 +178,4 @@ pub(crate) fn in_memory(source: &Path) -> Result<Mmap> {
     // A slice ends where the file does.
     plan.write(|bytes| rest.write_all(bytes).map_err(failed))?;
     memory.make_read_only().map_err(failed)
-}
-
-/// An unfinished file, removed if it is not given a name; like other new files, others may read it.
-fn temporary_file(directory: &Path) -> io::Result<tempfile::NamedTempFile> {
-    let mut builder = tempfile::Builder::new();
-    builder.prefix(".shohin-").suffix(".part");
-    #[cfg(unix)]
-    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-    builder.tempfile_in(directory)
 }

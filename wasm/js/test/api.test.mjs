@@ -195,6 +195,8 @@ describe("a small model", () => {
 
     const other = await Engine.load(bytes, { context: 200 });
     assert.equal((await other.restore(snapshot)).recomputed, false);
+    // The messages are part of the state.
+    assert.deepEqual(await other.restore(snapshot.state), { messages: snapshot.messages, recomputed: false });
     const got = await collect(other.chat(next, greedy));
     assert.equal(got.text, want.text);
     assert.ok(got.finish.usage.cachedTokens >= first.finish.usage.promptTokens + first.finish.usage.completionTokens - 1);
@@ -202,7 +204,7 @@ describe("a small model", () => {
     const f32 = await Engine.load(bytes, { context: 200, kv: "f32" });
     for (let i = 0; i < 12; i++) {
       const state = Uint8Array.from(snapshot.state);
-      state[Math.floor(((i + 0.5) * state.length) / 12)] ^= 1;
+      state[8 + Math.floor(((i + 0.5) * (state.length - 8)) / 12)] ^= 1;
       await assert.rejects(other.restore({ ...snapshot, state }), fails("snapshot_damaged"));
     }
     await assert.rejects(other.restore({ ...snapshot, state: snapshot.state.subarray(0, 20) }), fails("snapshot_damaged"));

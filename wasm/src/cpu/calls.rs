@@ -4,7 +4,9 @@ use crate::chat::{Chat, Step};
 use crate::device::wait;
 use crate::embedder::Embedder;
 use crate::error::{JsResult, js};
+use crate::message::messages;
 use crate::model::Model;
+use js_sys::Array;
 use wasm_bindgen::prelude::*;
 
 #[wasm_bindgen]
@@ -36,12 +38,13 @@ impl Chat {
         wait(async { self.advance().await.map_err(js) })
     }
 
-    /// The cache as bytes; ends a turn.
+    /// The conversation as bytes, with its messages; ends a turn.
     ///
     /// # Errors
     /// `memory` if there is none for them.
-    pub fn snapshot(&mut self) -> JsResult<Vec<u8>> {
-        wait(async { self.export().await.map_err(js) })
+    pub fn snapshot(&mut self, given: &Array) -> JsResult<Vec<u8>> {
+        let messages = messages(given)?;
+        wait(async { self.export(&messages).await.map_err(js) })
     }
 }
 

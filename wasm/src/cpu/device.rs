@@ -4,6 +4,7 @@ use crate::error::{JsResult, js};
 use crate::info::DeviceInfo;
 use crate::threads::pool;
 use shohin_core::chat::TurnOptions;
+use shohin_core::chat::snapshot::Layout;
 use shohin_core::cpu::CpuWeights;
 use shohin_core::device::{Readout, ready};
 use shohin_core::model::ModelConfig;
@@ -16,8 +17,8 @@ use std::sync::Arc;
 pub(crate) type Device = Cpu<'static, Vec<u8>>;
 pub(crate) type DeviceError = Error;
 
-/// Marks snapshots as those of the CPU.
-pub(crate) const SNAPSHOT_LAYOUT: u8 = 0;
+/// Snapshots are those of the CPU.
+pub(crate) const LAYOUT: Layout = Layout::Cpu;
 
 /// The part of the logits that a turn needs: all, as they are in this memory anyway.
 pub(crate) fn readout(_: &TurnOptions) -> Readout {

@@ -1,13 +1,13 @@
 //! Takes a model's file into memory.
 
 use crate::chat::Chat;
+use crate::checksum::FileHash;
 use crate::device::{Weights, wait};
 use crate::error::{JsResult, js};
 use crate::info::FileInfo;
 use crate::loaded::Loaded;
 use crate::model::Model;
 use crate::options::{activations_named, kv_named, reading, whole};
-use crate::snapshot::Fingerprint;
 use crate::threads::pool;
 use js_sys::Uint8Array;
 use shohin_core::cpu::{self, CpuWeights, Expansion, Isa};
@@ -156,7 +156,7 @@ async fn load(
     kv: KvFormat,
     shrink: bool,
 ) -> Result<Model> {
-    let mut fingerprint = Fingerprint::default();
+    let mut fingerprint = FileHash::default();
     fingerprint.push(&bytes);
     // The file is read before its weights are rearranged.
     let gguf = Gguf::parse_with(&bytes, read)?;

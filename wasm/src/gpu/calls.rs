@@ -3,7 +3,9 @@
 use crate::chat::{Chat, Step};
 use crate::embedder::Embedder;
 use crate::error::{JsResult, js};
+use crate::message::messages;
 use crate::model::Model;
+use js_sys::Array;
 use wasm_bindgen::prelude::*;
 
 #[wasm_bindgen]
@@ -35,12 +37,13 @@ impl Chat {
         self.advance().await.map_err(js)
     }
 
-    /// The cache as bytes, for a GPU to go on from: the CPU orders keys and values otherwise. Ends a turn.
+    /// The conversation as bytes, with its messages, for a GPU to go on from: the CPU orders keys and values otherwise. Ends a turn.
     ///
     /// # Errors
     /// `memory`; what the GPU says.
-    pub async fn snapshot(&mut self) -> JsResult<Vec<u8>> {
-        self.export().await.map_err(js)
+    pub async fn snapshot(&mut self, given: Array) -> JsResult<Vec<u8>> {
+        let messages = messages(&given)?;
+        self.export(&messages).await.map_err(js)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::info::DeviceInfo;
 use shohin_core::chat::TurnOptions;
+use shohin_core::chat::snapshot::Layout;
 use shohin_core::device::Readout;
 use shohin_core::model::ModelConfig;
 use shohin_core::{Activations, Device as _, KvFormat, Session, SessionOptions};
@@ -12,8 +13,8 @@ use std::sync::Arc;
 pub(crate) type Device = GpuDevice;
 pub(crate) type DeviceError = shohin_gpu::Error;
 
-/// Marks snapshots as those of a GPU.
-pub(crate) const SNAPSHOT_LAYOUT: u8 = 1;
+/// Snapshots are those of a GPU.
+pub(crate) const LAYOUT: Layout = Layout::Gpu;
 
 /// The part of the logits that a turn needs: reading all of them back takes longer.
 pub(crate) fn readout(options: &TurnOptions) -> Readout {

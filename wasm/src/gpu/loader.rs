@@ -1,13 +1,13 @@
 //! Uploads a model's weights as its file arrives.
 
 use crate::chat::Chat;
+use crate::checksum::FileHash;
 use crate::device::Weights;
 use crate::error::{JsResult, js};
 use crate::info::FileInfo;
 use crate::loaded::Loaded;
 use crate::model::Model;
 use crate::options::{activations_named, exact, kv_named, reading, whole};
-use crate::snapshot::Fingerprint;
 use js_sys::Uint8Array;
 use shohin_core::gguf::{Event, GgufStream};
 use shohin_core::tokenizer::Tokenizer;
@@ -31,7 +31,7 @@ struct Part {
 pub struct Loader {
     gpu: Arc<Gpu>,
     stream: GgufStream,
-    fingerprint: Fingerprint,
+    fingerprint: FileHash,
     upload: Option<Upload>,
     file_len: u64,
 }
@@ -49,7 +49,7 @@ impl Loader {
         #[allow(clippy::arc_with_non_send_sync, reason = "in browsers a device belongs to one thread")]
         let gpu = Arc::new(Gpu::open(&options).await.map_err(js)?);
         let stream = GgufStream::new(file_len, read);
-        Ok(Loader { gpu, stream, fingerprint: Fingerprint::default(), upload: None, file_len })
+        Ok(Loader { gpu, stream, fingerprint: FileHash::default(), upload: None, file_len })
     }
 
     /// Takes the next bytes of the file.

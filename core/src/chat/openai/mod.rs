@@ -449,6 +449,43 @@ fn text_of(content: &Field<'_>) -> Result<String> {
     Ok(all)
 }
 
+/// Messages as an array in OpenAI's form.
+pub fn messages_json(messages: &[ChatMessage]) -> String {
+    let mut out = String::from("[");
+    for (i, message) in messages.iter().enumerate() {
+        out.push_str(if i == 0 { "{" } else { ",{" });
+        let ChatMessage { role, content, reasoning, tool_calls } = message;
+        for (name, value) in [
+            ("\"role\":", Some(role.name())),
+            (",\"content\":", Some(content)),
+            (",\"reasoning\":", reasoning.as_deref()),
+        ] {
+            if let Some(value) = value {
+                out.push_str(name);
+                json::string(value, &mut out);
+            }
+        }
+        if !tool_calls.is_empty() {
+            out.push_str(",\"tool_calls\":");
+            calls(&format!("{i}"), tool_calls, None, &mut out);
+        }
+        out.push('}');
+    }
+    out.push(']');
+    out
+}
+
+/// The messages of [`messages_json`].
+///
+/// # Errors
+/// As [`ChatCompletionRequest::parse`].
+pub fn parse_messages(text: &str) -> Result<Vec<ChatMessage>> {
+    let mut messages = Vec::new();
+    let all = Field { place: "messages".into(), value: Value::parse(text)? };
+    all.each("must be an array", &mut |one| message(&one, &mut messages))?;
+    Ok(messages)
+}
+
 /// What tells answers apart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CompletionId {

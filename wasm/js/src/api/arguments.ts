@@ -332,15 +332,15 @@ export function conversationOptions(options: ConversationOptions): ConversationO
 }
 
 /** @internal */
-export function restoreArguments(from: SnapshotSource, options: RestoreOptions): { from: SnapshotSource; options: RestoreOptions } {
+export function restoreArguments(from: Snapshot | Uint8Array | string, options: RestoreOptions): { from: SnapshotSource; options: RestoreOptions } {
   const given = optionsOf(options, RESTORE);
   if (typeof from === "string") return { from, options: given };
-  if (!isObject(from)) refuse("the snapshot", from, "a result of snapshot(), or a name passed to save()");
-  const { state } = from;
+  if (!isObject(from)) refuse("the snapshot", from, "a result of snapshot(), its state, or a name passed to save()");
+  const { state, messages } = ArrayBuffer.isView(from) ? { state: from, messages: undefined } : from;
   // Unlike instanceof, also true for arrays of another window.
   if (!ArrayBuffer.isView(state)) refuse("state of the snapshot", state, "a Uint8Array");
   const bytes = new Uint8Array(state.buffer, state.byteOffset, state.byteLength);
-  return { from: { messages: messagesOf("messages", from.messages, 0), state: bytes }, options: given };
+  return { from: { ...(messages && { messages: messagesOf("messages", messages, 0) }), state: bytes }, options: given };
 }
 
 /** @internal */

@@ -32,7 +32,7 @@ export interface ChatMessage extends Omit<Message, "content"> {
 export interface Snapshot {
   /** The messages last passed to `chat`, and the reply. */
   messages: Message[];
-  /** The state of the model, with a checksum and a fingerprint of the model. */
+  /** The same messages and the state of the model, with a checksum and a fingerprint of the model: a file of `shohin chat --session`. */
   state: Uint8Array;
 }
 

@@ -328,5 +328,5 @@ export interface RestoreOptions {
   signal?: AbortSignal;
 }
 
-/** What `restore` accepts: a snapshot, or the name of one kept by `save`. @internal */
-export type SnapshotSource = Snapshot | string;
+/** What `restore` accepts: a snapshot, its state alone or a file of the command line, or the name of one kept by `save`. @internal */
+export type SnapshotSource = Snapshot | Pick<Snapshot, "state"> | string;

@@ -78,8 +78,8 @@ export class Conversation {
     return this.#transport.call("snapshot", { conversation: this.#number });
   }
 
-  /** Continues from a snapshot, or from the one that `save` kept under a name. */
-  async restore(from: Snapshot | string, options: RestoreOptions = {}): Promise<Restored> {
+  /** Continues from a snapshot, from its state alone, from a file of `shohin chat --session`, or from what `save` kept under a name. */
+  async restore(from: Snapshot | Uint8Array | string, options: RestoreOptions = {}): Promise<Restored> {
     const { from: found, options: { signal, ...rest } } = restoreArguments(from, options);
     return this.#transport.call("restore", { conversation: this.#number, from: found, options: rest }, { signal });
   }

@@ -58,20 +58,21 @@ export class Session {
   }
 
   snapshot(): Promise<Snapshot> {
-    return this.#exclusive(async () => ({ messages: this.#messages, state: await this.#ask((chat) => chat.snapshot()) }));
+    return this.#exclusive(async () => ({ messages: this.#messages, state: await this.#ask((chat) => chat.snapshot(this.#messages)) }));
   }
 
-  async restore({ messages, state }: Snapshot, options: RestoreOptions): Promise<Restored> {
+  async restore({ messages, state }: Pick<Snapshot, "state"> & Partial<Snapshot>, options: RestoreOptions): Promise<Restored> {
     const failed = await this.#exclusive(async () => {
       try {
-        this.#call((chat) => chat.restore(state));
+        const kept = this.#call((chat) => chat.restore(state)) as Message[];
+        messages ??= kept;
         return undefined;
       } catch (error) {
         return error as ShohinError;
       }
     });
-    if (failed) {
-      if (!options.recompute || !RECOMPUTED.includes(failed.code)) throw failed;
+    if (failed || !messages) {
+      if (!failed || !messages || !options.recompute || !RECOMPUTED.includes(failed.code)) throw failed;
       // A reply of no tokens computes the prompt.
       for await (const _chunk of this.chat(messages, { maxTokens: 0, ...(options.signal && { signal: options.signal }) }));
     }

@@ -1,0 +1,175 @@
+//! A conversation as bytes that can be kept: its messages, and the keys and values of its tokens.
+//!
+//! ```text
+//! magic (8) | fingerprint (32) | layout (1) | kv format (1) | activations (1) | 0 (1) | tokens (4) | kept (4)
+//! | dropped (4) | length of the messages (4) | ids (4 each) | messages | keys and values | checksum (32)
+//! ```
+//! Numbers are little-endian; messages are JSON, an array in OpenAI's form. The checksum is the SHA-256 of all before.
+//! Hosts bring the hash function.
+#![forbid(unsafe_code)]
+
+use super::openai::{messages_json, parse_messages};
+use super::{ChatMessage, PrefixState};
+use crate::error::{Error, Result};
+use crate::{Activations, KvFormat};
+use alloc::vec::Vec;
+
+const MAGIC: [u8; 6] = *b"shohin";
+const VERSION: [u8; 2] = [0, 2];
+const ORIGIN: usize = 36;
+const HEAD: usize = 8 + ORIGIN + 16;
+const SUM: usize = 32;
+
+/// SHA-256 of some bytes.
+pub type Digest = fn(&[u8]) -> [u8; 32];
+
+/// Which bytes of a model's files are hashed to tell it from others: the first 64 KiB and 256 bytes of each later 64 KiB,
+/// so that a gigabyte takes milliseconds. The hash ends with the length of all files, 8 bytes.
+#[derive(Clone, Debug, Default)]
+pub struct Fingerprint {
+    at: u64,
+}
+
+impl Fingerprint {
+    const STRIDE: u64 = 1 << 16;
+    const SAMPLE: u64 = 1 << 8;
+
+    /// Takes the next bytes; passes those that are hashed to `hash`.
+    pub fn push(&mut self, mut bytes: &[u8], hash: &mut dyn FnMut(&[u8])) {
+        while !bytes.is_empty() {
+            let within = self.at % Self::STRIDE;
+            let (counts, most) = match () {
+                () if self.at < Self::STRIDE => (true, Self::STRIDE - self.at),
+                () if within < Self::SAMPLE => (true, Self::SAMPLE - within),
+                () => (false, Self::STRIDE - within),
+            };
+            let len = usize::try_from(most).unwrap_or(usize::MAX).min(bytes.len());
+            let (now, later) = bytes.split_at(len);
+            if counts {
+                hash(now);
+            }
+            self.at += len as u64;
+            bytes = later;
+        }
+    }
+
+    /// The last bytes to be hashed.
+    pub fn finish(self) -> [u8; 8] {
+        self.at.to_le_bytes()
+    }
+}
+
+/// Who ordered the keys and values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// A CPU.
+    Cpu,
+    /// A GPU.
+    Gpu,
+}
+
+/// The model and the settings under which keys and values are valid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Origin([u8; ORIGIN]);
+
+impl Origin {
+    /// Of a model with this hash of what [`Fingerprint`] says.
+    pub fn new(fingerprint: [u8; 32], layout: Layout, kv: KvFormat, activations: Activations) -> Origin {
+        let format = KvFormat::ALL.iter().position(|&format| format == kv).unwrap_or(usize::MAX);
+        let mut origin = [0; ORIGIN];
+        origin[..32].copy_from_slice(&fingerprint);
+        let gpu = u8::from(layout == Layout::Gpu);
+        origin[32..35].copy_from_slice(&[gpu, format as u8, u8::from(activations == Activations::Int8)]);
+        Origin(origin)
+    }
+
+    /// What distinguishes `other`.
+    fn difference(&self, other: &[u8; ORIGIN]) -> Option<&'static str> {
+        let parts: [(core::ops::Range<usize>, &str); 4] = [
+            (0..32, "another model"),
+            (32..33, "another kind of device (a CPU or a GPU)"),
+            (33..34, "another format of the KV cache"),
+            (34..36, "another precision of activations"),
+        ];
+        parts
+            .into_iter()
+            .find(|(part, _)| self.0.get(part.clone()) != other.get(part.clone()))
+            .map(|(_, what)| what)
+    }
+}
+
+/// What a conversation continues from.
+#[derive(Clone, Debug)]
+pub struct Snapshot<'b> {
+    /// The messages.
+    pub messages: Vec<ChatMessage>,
+    /// The tokens that the session held.
+    pub prefix: PrefixState,
+    /// The output of [`Session::export`](crate::Session::export).
+    pub kv: &'b [u8],
+}
+
+/// The bytes before the keys and values, with room for `len` bytes of these.
+///
+/// # Errors
+/// [`Error::Memory`]; [`Error::Limit`] for texts of 4 GB.
+pub fn begin(origin: &Origin, messages: &[ChatMessage], prefix: &PrefixState, len: usize) -> Result<Vec<u8>> {
+    let PrefixState { tokens, kept, dropped } = prefix;
+    let messages = messages_json(messages);
+    let need = HEAD + 4 * tokens.len() + messages.len() + len + SUM;
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(need).map_err(|_| Error::Memory { need: need as u64, have: 0 })?;
+    bytes.extend_from_slice(&MAGIC);
+    bytes.extend_from_slice(&VERSION);
+    bytes.extend_from_slice(&origin.0);
+    for n in [tokens.len(), *kept, *dropped, messages.len()] {
+        let limit = Error::Limit { what: "size of a session", found: n as u64, max: u32::MAX.into() };
+        bytes.extend_from_slice(&u32::try_from(n).map_err(|_| limit)?.to_le_bytes());
+    }
+    tokens.iter().for_each(|id| bytes.extend_from_slice(&id.to_le_bytes()));
+    bytes.extend_from_slice(messages.as_bytes());
+    Ok(bytes)
+}
+
+/// Appends the checksum: the end of a snapshot.
+pub fn seal(mut bytes: Vec<u8>, digest: Digest) -> Vec<u8> {
+    let sum = digest(&bytes);
+    bytes.extend_from_slice(&sum);
+    bytes
+}
+
+/// Reads a snapshot.
+///
+/// # Errors
+/// [`Error::SnapshotDamaged`], [`Error::SnapshotForeign`].
+pub fn open<'b>(bytes: &'b [u8], origin: &Origin, digest: Digest) -> Result<Snapshot<'b>> {
+    let damaged = || Error::SnapshotDamaged;
+    let (body, sum) = bytes.split_last_chunk::<SUM>().ok_or_else(damaged)?;
+    let (head, rest) = body.split_first_chunk::<HEAD>().ok_or_else(damaged)?;
+    // Before the checksum, so that any other file is called by its name.
+    if head[..6] != MAGIC {
+        return Err(Error::SnapshotForeign { what: "another kind of file" });
+    }
+    if head[6..8] != VERSION {
+        return Err(Error::SnapshotForeign { what: "another version" });
+    }
+    if digest(body) != *sum {
+        return Err(damaged());
+    }
+    let (from, numbers) = head[8..].split_first_chunk::<ORIGIN>().ok_or_else(damaged)?;
+    if let Some(what) = origin.difference(from) {
+        return Err(Error::SnapshotForeign { what });
+    }
+    let words: Vec<usize> =
+        numbers.as_chunks().0.iter().map(|&word| u32::from_le_bytes(word) as usize).collect();
+    let [len, kept, dropped, text] = words[..] else { return Err(damaged()) };
+    let (ids, rest) = len.checked_mul(4).and_then(|at| rest.split_at_checked(at)).ok_or_else(damaged)?;
+    let (text, kv) = rest.split_at_checked(text).ok_or_else(damaged)?;
+    if kept.checked_add(dropped).is_none_or(|end| dropped > 0 && end > len) {
+        return Err(damaged());
+    }
+    let messages =
+        parse_messages(core::str::from_utf8(text).map_err(|_| damaged())?).map_err(|_| damaged())?;
+    let tokens = ids.as_chunks().0.iter().map(|&id| u32::from_le_bytes(id)).collect();
+    Ok(Snapshot { messages, prefix: PrefixState { tokens, kept, dropped }, kv })
+}

@@ -1,0 +1,99 @@
+//! Conversations in files.
+
+use crate::chat::Chat;
+use crate::error::{Error, Result};
+use crate::file;
+use crate::model::{Machine, Model};
+use sha2::{Digest, Sha256};
+use shohin_core::chat::PrefixState;
+use shohin_core::chat::snapshot::{self, Fingerprint, Layout, Origin};
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+
+fn sha256(bytes: &[u8]) -> [u8; 32] {
+    Sha256::digest(bytes).into()
+}
+
+impl Model {
+    /// The model and the settings under which keys and values are valid.
+    fn origin(&self) -> Origin {
+        let fingerprint = *self.0.fingerprint.get_or_init(|| {
+            let (mut samples, mut hash) = (Fingerprint::default(), Sha256::new());
+            for part in self.file().bytes() {
+                samples.push(part, &mut |bytes| hash.update(bytes));
+            }
+            hash.update(samples.finish());
+            hash.finalize().into()
+        });
+        let layout = match &self.0.machine {
+            Machine::Cpu => Layout::Cpu,
+            #[cfg(feature = "gpu")]
+            Machine::Gpu(_) => Layout::Gpu,
+        };
+        Origin::new(fingerprint, layout, self.kv(), self.activations())
+    }
+}
+
+impl Chat {
+    /// The conversation as bytes: its messages, and the keys and values of its tokens. They go on in any chat over the
+    /// same model, with the same [`Builder::kv`](crate::Builder::kv), on the same kind of device.
+    ///
+    /// # Errors
+    /// If there is no memory; what a GPU says.
+    pub fn snapshot(&mut self) -> Result<Vec<u8>> {
+        let (model, conversation, sequence) = self.parts();
+        let len = sequence.export_len();
+        let mut bytes =
+            snapshot::begin(&model.origin(), conversation.messages(), conversation.prefix(), len)?;
+        sequence.export(&mut bytes)?;
+        Ok(snapshot::seal(bytes, sha256))
+    }
+
+    /// Goes on with the conversation of a [`Chat::snapshot`]; the one so far is lost. Nothing is computed again.
+    ///
+    /// # Errors
+    /// [`SnapshotDamaged`](shohin_core::Error::SnapshotDamaged),
+    /// [`SnapshotForeign`](shohin_core::Error::SnapshotForeign) if another model or other settings made it; the
+    /// conversation stays as it is then. [`ContextFull`](shohin_core::Error::ContextFull) if it does not fit: the
+    /// conversation is computed again with the next message then.
+    pub fn restore(&mut self, bytes: &[u8]) -> Result<()> {
+        let (model, conversation, sequence) = self.parts();
+        let found = snapshot::open(bytes, &model.origin(), sha256)?;
+        conversation.set_prefix(PrefixState::default())?;
+        sequence.truncate(0)?;
+        sequence.import(found.prefix.held(), found.kv)?;
+        conversation.set_messages(found.messages);
+        conversation.set_prefix(found.prefix)?;
+        Ok(())
+    }
+
+    /// Writes [`Chat::snapshot`] to a file; a file of this name is replaced when all is written.
+    ///
+    /// # Errors
+    /// As [`Chat::snapshot`], and [`Error::Io`].
+    pub fn save(&mut self, path: impl AsRef<Path>) -> Result<()> {
+        let path = path.as_ref();
+        let bytes = self.snapshot()?;
+        let failed = |source| Error::Io { action: "write", path: path.into(), source };
+        let mut temporary = file::unfinished(path).map_err(failed)?;
+        temporary.write_all(&bytes).map_err(failed)?;
+        temporary.persist(path).map_err(|error| failed(error.error))?;
+        Ok(())
+    }
+
+    /// Goes on with the conversation of a file written by [`Chat::save`], by `shohin chat --session`, or with the state
+    /// that the npm package's `snapshot()` gives.
+    ///
+    /// # Errors
+    /// As [`Chat::restore`], with the name of the file, and [`Error::Io`].
+    pub fn open(&mut self, path: impl AsRef<Path>) -> Result<()> {
+        let path = path.as_ref();
+        let failed = |source| Error::Io { action: "read", path: path.into(), source };
+        let bytes = fs::read(path).map_err(failed)?;
+        self.restore(&bytes).map_err(|error| match error {
+            Error::Engine(source) => Error::Model { name: path.display().to_string(), source },
+            other => other,
+        })
+    }
+}
