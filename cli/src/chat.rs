@@ -8,7 +8,7 @@ use crate::run::reason_text;
 use crate::sampling::SamplingArgs;
 use crate::session;
 use crate::terminal::{self, Colours, remark, write_model_text};
-use crate::turn::{self, FormatArgs, OverflowArgs};
+use crate::turn::{self, FormatArgs, OverflowArgs, SpeculationArgs};
 use clap::Args;
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
@@ -53,6 +53,8 @@ pub(crate) struct ChatArgs {
     #[command(flatten)]
     overflow: OverflowArgs,
     #[command(flatten)]
+    speculation: SpeculationArgs,
+    #[command(flatten)]
     sampling: SamplingArgs,
 }
 
@@ -74,6 +76,7 @@ pub(crate) fn chat(args: &ChatArgs, model_args: &ModelArgs) -> Result {
     let model = model_args.load()?;
     model_args.remark_on(&model, args.think);
     let mut chat = model.chat()?;
+    args.speculation.apply(&mut chat, model_args)?;
     let capacity = chat.capacity();
     *chat.options_mut() = options;
     chat.options_mut().overflow = overflow;
@@ -359,7 +362,7 @@ impl Terminal {
             None => "(no reply yet)".into(),
             Some((timings, finish)) => {
                 let (held, capacity) = (self.chat.position(), self.chat.capacity());
-                let (line, reason) = (line(timings, finish), reason_text(finish.reason));
+                let (line, reason) = (line(timings, finish, self.chat.guesses()), reason_text(finish.reason));
                 let seed = self.chat.options().sampler.seed;
                 format!("{line}; ended by {reason}\ncontext {held} of {capacity} tokens; seed {seed}")
             }

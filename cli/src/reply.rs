@@ -3,6 +3,7 @@
 use crate::error::Result;
 use crate::terminal::{self, CtrlC};
 use shohin::core::chat::Finish;
+use shohin::speculate::Guesses;
 use shohin::{Piece, Reply, Step, Timings};
 use std::time::{Duration, Instant};
 
@@ -44,13 +45,18 @@ pub(crate) fn follow(
     Ok((reply.finish()?, timings))
 }
 
-/// A line of statistics: `prompt 5 tokens (+ 20 cached), 812 tok/s; reply 9 tokens, 406 tok/s`.
-pub(crate) fn line(timings: &Timings, finish: &Finish) -> String {
+/// A line of statistics: `prompt 5 tokens (+ 20 cached), 812 tok/s; reply 9 tokens, 406 tok/s`, and how many tokens of the
+/// chat so far were guessed rightly.
+pub(crate) fn line(timings: &Timings, finish: &Finish, guesses: Guesses) -> String {
     let cached = match timings.cached {
         0 => String::new(),
         n => format!(" (+ {n} cached)"),
     };
     let (prompt, reply) = (terminal::short(timings.prompt_speed()), terminal::short(timings.reply_speed()));
     let (n, m) = (timings.prompt, finish.usage.completion_tokens);
-    format!("prompt {n} tokens{cached}, {prompt} tok/s; reply {m} tokens, {reply} tok/s")
+    let guesses = match guesses {
+        Guesses { checked: 0, .. } => String::new(),
+        Guesses { checked, right } => format!("; {right} of {checked} guesses right"),
+    };
+    format!("prompt {n} tokens{cached}, {prompt} tok/s; reply {m} tokens, {reply} tok/s{guesses}")
 }

@@ -7,7 +7,7 @@ use crate::reply::{follow, line};
 use crate::sampling::SamplingArgs;
 use crate::session;
 use crate::terminal::{self, write_model_text};
-use crate::turn::{self, FormatArgs, OverflowArgs, ToolArgs};
+use crate::turn::{self, FormatArgs, OverflowArgs, SpeculationArgs, ToolArgs};
 use clap::Args;
 use serde_json::{Value, json};
 use shohin::core::chat::{ChatMessage, FunctionCall, OverflowPolicy, Role};
@@ -69,6 +69,8 @@ pub(crate) struct RunArgs {
     #[command(flatten)]
     overflow: OverflowArgs,
     #[command(flatten)]
+    speculation: SpeculationArgs,
+    #[command(flatten)]
     sampling: SamplingArgs,
 }
 
@@ -83,6 +85,7 @@ pub(crate) fn run(args: &RunArgs, model_args: &ModelArgs) -> Result {
     model_args.remark_on(&model, args.think);
     let mut chat = model.chat()?;
     *chat.options_mut() = options;
+    args.speculation.apply(&mut chat, model_args)?;
     let capacity = chat.capacity();
     let kept = args.session.as_ref().map_or(Ok(0), |path| session::open(&mut chat, path))?;
     let reply = if args.raw {
@@ -139,6 +142,10 @@ pub(crate) fn run(args: &RunArgs, model_args: &ModelArgs) -> Result {
             "weights_cached": model.is_cached(),
             "timings": timings_json(&model, &timings),
         });
+        if args.speculation.is_used() {
+            let guesses = chat.guesses();
+            object["guesses"] = json!({ "checked": guesses.checked, "right": guesses.right });
+        }
         let ChatMessage { content, reasoning, tool_calls, .. } = &finish.message;
         if reasoning.is_some() || !tool_calls.is_empty() {
             object["content"] = content.as_str().into();
@@ -158,7 +165,7 @@ pub(crate) fn run(args: &RunArgs, model_args: &ModelArgs) -> Result {
     }
     out.flush()?;
     if args.stats {
-        let line = line(&timings, &finish);
+        let line = line(&timings, &finish, chat.guesses());
         terminal::remark(format_args!("{line}; seed {seed}; ended by {}", reason_text(reason)));
     } else if reason == Reason::ContextFull && !args.json {
         terminal::remark(format_args!("(the context of {capacity} tokens is full)"));

@@ -2,15 +2,17 @@
 
 use crate::args::whole;
 use crate::error::{CliError, Context, Result};
+use crate::model::ModelArgs;
 use crate::sampling::SamplingArgs;
 use crate::terminal;
 use clap::{Args, ValueEnum};
 use serde_json::value::RawValue;
-use shohin::TurnOptions;
 use shohin::core::chat::{OverflowPolicy, ResponseFormat, Thinking, ToolChoice, function_name};
 use shohin::core::constrain::Whitespace;
 use shohin::core::generate::Reason;
-use std::path::Path;
+use shohin::speculate::Speculation;
+use shohin::{Chat, TurnOptions};
+use std::path::{Path, PathBuf};
 
 /// Functions that the model may call.
 #[derive(Clone, Debug, Args)]
@@ -47,6 +49,37 @@ pub(crate) struct FormatArgs {
     /// Allow line breaks and spaces in JSON replies
     #[arg(long)]
     pub(crate) json_whitespace: bool,
+}
+
+/// Speculative decoding.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Speculative decoding")]
+pub(crate) struct SpeculationArgs {
+    /// Guess tokens from what followed the same words before, and check several at once: the same replies, faster
+    /// where they repeat the prompt
+    #[arg(long)]
+    pub(crate) speculate: bool,
+    /// Guess tokens with this smaller model, which has the same vocabulary
+    #[arg(long, value_name = "MODEL", conflicts_with = "speculate")]
+    pub(crate) draft: Option<PathBuf>,
+}
+
+impl SpeculationArgs {
+    pub(crate) fn is_used(&self) -> bool {
+        self.speculate || self.draft.is_some()
+    }
+
+    /// Sets up the chat.
+    pub(crate) fn apply(&self, chat: &mut Chat, model: &ModelArgs) -> Result {
+        if self.speculate {
+            chat.speculate(&Speculation::PromptLookup)?;
+        }
+        if let Some(draft) = &self.draft {
+            let args = ModelArgs { model: Some(draft.clone()), ..model.clone() };
+            chat.speculate(&Speculation::Draft(args.load()?))?;
+        }
+        Ok(())
+    }
 }
 
 /// Behaviour when prompt and reply exceed --context.

@@ -264,6 +264,24 @@ fn chat_remembers_and_computes_new_turns_only() {
 }
 
 #[test]
+fn speculation_changes_no_reply() {
+    let nano = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/sprout-nano.gguf");
+    let run = ["run", "--raw", "Once upon a time", "-n", "80", "--seed", "3", "--json"];
+    let want = json(&run);
+    for option in [&["--speculate"][..], &["--draft", nano]] {
+        let found = json(&with(&run, option));
+        assert_eq!((&found["text"], &found["tokens"]), (&want["text"], &want["tokens"]));
+        let guesses = |name: &str| found["guesses"][name].as_u64().unwrap();
+        assert!(guesses("right") <= guesses("checked") && guesses("checked") > 0, "{found}");
+    }
+    assert!(want["guesses"].is_null());
+    let other = Model::new(Shape::tiny(), Stored::new(Format::Q1_0), 1).to_vec().unwrap();
+    let other = temporary("other-vocabulary.gguf", other);
+    let refused = misuse(&with(&run, &["--draft", &other]));
+    assert!(refused.contains("draft is ") && refused.contains("the same vocabulary"), "{refused}");
+}
+
+#[test]
 fn a_session_goes_on_in_the_next_command() {
     let path = temporary("kept.session", "");
     fs::remove_file(&path).unwrap();

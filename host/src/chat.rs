@@ -3,9 +3,10 @@
 use crate::error::Result;
 use crate::model::Model;
 use crate::sequence::Sequence;
+use crate::speculate::{Guesses, MAX_GUESSES, Speculating, Speculation};
 use shohin_core::chat::{
-    ChatMessage, Conversation, Finish, FunctionCall, OverflowPolicy, Piece as CorePiece, Role, SessionState,
-    TurnOptions, Usage,
+    ChatMessage, Conversation, Finish, FunctionCall, OverflowPolicy, Piece as CorePiece, PrefixState, Role,
+    SessionState, TurnOptions, Usage,
 };
 use shohin_core::generate::{Action, Reason};
 use shohin_core::sample::Logprob;
@@ -54,6 +55,24 @@ impl Chat {
             conversation: Conversation::new(),
             options: TurnOptions { overflow, ..TurnOptions::default() },
         })
+    }
+
+    /// Decodes with guesses from now on: the same replies, faster where guesses are right. The conversation so far is
+    /// computed again with the next message.
+    ///
+    /// # Errors
+    /// If there is no memory, or a draft model has another vocabulary.
+    pub fn speculate(&mut self, speculation: &Speculation) -> Result<()> {
+        let sequence = self.model.checking_sequence(MAX_GUESSES + 1)?;
+        let sequence = Speculating::new(&self.model, sequence, speculation)?;
+        self.conversation.set_prefix(PrefixState::default())?;
+        self.sequence = Box::new(sequence);
+        Ok(())
+    }
+
+    /// Guessed tokens so far.
+    pub fn guesses(&self) -> Guesses {
+        self.sequence.guesses()
     }
 
     /// The model.

@@ -22,6 +22,7 @@
 //! | [`chat`] | conversations, and streaming replies |
 //! | [`scheduler`] | several replies at once |
 //! | [`sequence`] | a sequence of tokens on any device |
+//! | [`speculate`] | speculative decoding |
 //! | [`mod@file`] | a GGUF file, mapped; models in several files; weights repacked for the CPU |
 //! | [`shard`] | the bytes of a model's files while it runs |
 //! | [`memory`] | memory in large pages |
@@ -47,6 +48,7 @@ pub mod scheduler;
 pub mod sequence;
 pub mod shard;
 mod snapshot;
+pub mod speculate;
 pub mod threads;
 pub mod weight_cache;
 

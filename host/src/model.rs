@@ -185,6 +185,11 @@ impl Model {
         self.open(self.0.options.context, 1, memory::session)
     }
 
+    /// The same, for the logits of several rows at once.
+    pub(crate) fn checking_sequence(&self, rows: usize) -> Result<Box<dyn Sequence>> {
+        self.open(self.0.options.context, rows, memory::session)
+    }
+
     fn open(
         &self,
         context: usize,

@@ -1,5 +1,6 @@
 //! One sequence of tokens on any device.
 
+use crate::speculate::Guesses;
 use shohin_core::device::{BlockingDevice, Readout};
 use shohin_core::generate::Backend;
 use shohin_core::sample::SparseLogits;
@@ -37,7 +38,10 @@ pub trait Sequence: Backend + Send {
     fn hidden(&mut self, tokens: &[u32], sink: &mut dyn FnMut(usize, &[f32])) -> Result<()>;
 
     /// Bytes that [`Sequence::export`] would append.
-    fn export_len(&self) -> usize;
+    ///
+    /// # Errors
+    /// What a GPU says.
+    fn export_len(&mut self) -> Result<usize>;
 
     /// Appends the keys and values of all tokens to `out`.
     ///
@@ -50,6 +54,11 @@ pub trait Sequence: Backend + Send {
     /// # Errors
     /// If they do not fit, or `from` has another length.
     fn import(&mut self, len: usize, from: &[u8]) -> Result<()>;
+
+    /// Guessed tokens so far, with [`Speculation`](crate::speculate::Speculation).
+    fn guesses(&self) -> Guesses {
+        Guesses::default()
+    }
 }
 
 /// A session and its device.
@@ -94,8 +103,8 @@ where
         self.session.forward_hidden(&mut self.device, tokens, sink).map_err(Into::into)
     }
 
-    fn export_len(&self) -> usize {
-        self.session.export_len(&self.device)
+    fn export_len(&mut self) -> Result<usize> {
+        Ok(self.session.export_len(&self.device))
     }
 
     fn export(&mut self, out: &mut Vec<u8>) -> Result<()> {

@@ -43,7 +43,7 @@ impl Chat {
     /// If there is no memory; what a GPU says.
     pub fn snapshot(&mut self) -> Result<Vec<u8>> {
         let (model, conversation, sequence) = self.parts();
-        let len = sequence.export_len();
+        let len = sequence.export_len()?;
         let mut bytes =
             snapshot::begin(&model.origin(), conversation.messages(), conversation.prefix(), len)?;
         sequence.export(&mut bytes)?;

@@ -1,9 +1,10 @@
 //! The library's public API, with the built-in model.
 
 use serde_json::Value;
-use shohin::core::chat::{ResponseFormat, Role};
+use shohin::core::chat::{OverflowPolicy, ResponseFormat, Role};
 use shohin::core::generate::Reason;
 use shohin::core::model::Pooling;
+use shohin::speculate::{Guesses, Speculation};
 use shohin::{Chat, ChatMessage, Error, KvFormat, Model, Reply, SamplerConfig, Step, TurnOptions};
 use std::fs;
 
@@ -34,6 +35,51 @@ fn the_ten_lines_of_the_readme() -> shohin::Result<()> {
     }
     assert!(!said.is_empty());
     Ok(())
+}
+
+#[test]
+fn guesses_change_no_reply() {
+    let draft = Model::load(concat!(env!("CARGO_MANIFEST_DIR"), "/../models/sprout-nano.gguf")).unwrap();
+    let story = "Tell me a story about a cat. The cat is red. The cat is red. The cat is";
+    let mut all = [Guesses::default(); 2];
+    for context in [48, 512] {
+        let model = Model::builder().context(context).load_built_in().unwrap();
+        for seed in 0..6 {
+            let replies = |speculation: Option<Speculation>| {
+                let mut chat = model.chat().unwrap();
+                if let Some(speculation) = speculation {
+                    chat.speculate(&speculation).unwrap();
+                }
+                chat.options_mut().sampler = match seed {
+                    0 => SamplerConfig::greedy(),
+                    seed => SamplerConfig { seed, ..SamplerConfig::default() },
+                };
+                chat.options_mut().logprobs = Some(2);
+                chat.options_mut().overflow = OverflowPolicy::Shift { keep: None };
+                chat.options_mut().max_tokens = Some(90);
+                let mut pieces = Vec::new();
+                for text in [COW, story, COW, COW] {
+                    pieces.extend(chat.send(text).unwrap().map(Result::unwrap));
+                }
+                pieces.extend(chat.retry().unwrap().map(Result::unwrap));
+                (pieces, chat.snapshot().unwrap(), chat.guesses())
+            };
+            let (want, snapshot, none) = replies(None);
+            assert_eq!(none.checked, 0);
+            let both = [Speculation::PromptLookup, Speculation::Draft(draft.clone())];
+            for (speculation, all) in both.into_iter().zip(&mut all) {
+                let (pieces, again, guesses) = replies(Some(speculation));
+                assert_eq!(pieces, want);
+                // Also the keys and values, to the bit.
+                assert_eq!(again, snapshot);
+                all.checked += guesses.checked;
+                all.right += guesses.right;
+            }
+        }
+    }
+    for Guesses { checked, right } in all {
+        assert!(right > 10 && right < checked, "{all:?}");
+    }
 }
 
 #[test]

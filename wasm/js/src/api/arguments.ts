@@ -2,7 +2,7 @@
 import { partsOf } from "../load/parts.js";
 import type { Source } from "../load/source.js";
 import { converted, ShohinError } from "./errors.js";
-import type { ChatMessage, Message } from "./message.js";
+import type { ChatMessage, Message, Snapshot } from "./message.js";
 import { ID42_LAYOUTS, KV_FORMATS, type ChatOptions, type ConversationOptions, type EmbedOptions, type GenerateOptions, type LoadOptions, type RestoreOptions, type SendOptions, type SessionOptions, type SnapshotSource, type TemplateOptions, type TokenizeOptions } from "./options.js";
 
 /** Throws if the value of a field is not valid. Not called for missing values. */
@@ -332,15 +332,15 @@ export function conversationOptions(options: ConversationOptions): ConversationO
 }
 
 /** @internal */
-export function restoreArguments(from: Snapshot | Uint8Array | string, options: RestoreOptions): { from: SnapshotSource; options: RestoreOptions } {
+export function restoreArguments(from: SnapshotSource | Uint8Array, options: RestoreOptions): { from: SnapshotSource; options: RestoreOptions } {
   const given = optionsOf(options, RESTORE);
   if (typeof from === "string") return { from, options: given };
   if (!isObject(from)) refuse("the snapshot", from, "a result of snapshot(), its state, or a name passed to save()");
-  const { state, messages } = ArrayBuffer.isView(from) ? { state: from, messages: undefined } : from;
+  const { state, messages } = (ArrayBuffer.isView(from) ? { state: from } : from) as Partial<Snapshot>;
   // Unlike instanceof, also true for arrays of another window.
   if (!ArrayBuffer.isView(state)) refuse("state of the snapshot", state, "a Uint8Array");
   const bytes = new Uint8Array(state.buffer, state.byteOffset, state.byteLength);
-  return { from: { ...(messages && { messages: messagesOf("messages", messages, 0) }), state: bytes }, options: given };
+  return { from: { ...(messages !== undefined && { messages: messagesOf("messages", messages, 0) }), state: bytes }, options: given };
 }
 
 /** @internal */
