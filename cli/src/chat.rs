@@ -42,9 +42,9 @@ pub(crate) struct ChatArgs {
     /// the file holds the keys and values of all tokens, and is for this model and these settings
     #[arg(long, value_name = "FILE")]
     session: Option<PathBuf>,
-    /// Let a reasoning model think before it answers
-    #[arg(long)]
-    think: bool,
+    /// Let a reasoning model think before it answers, with --think=N for at most N tokens
+    #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, value_parser = whole::<usize>)]
+    think: Option<Option<usize>>,
     /// Maximum tokens per reply [default: until the context is full]
     #[arg(short = 'n', long, value_name = "N", allow_negative_numbers = true, value_parser = whole::<usize>)]
     max_tokens: Option<usize>,
@@ -74,7 +74,7 @@ pub(crate) fn chat(args: &ChatArgs, model_args: &ModelArgs) -> Result {
     let options = turn::options(&args.sampling, &args.format, None, args.think, args.max_tokens)?;
     let overflow = args.overflow.policy(OverflowPolicy::TRIM)?;
     let model = model_args.load()?;
-    model_args.remark_on(&model, args.think);
+    model_args.remark_on(&model, args.think.is_some());
     let mut chat = model.chat()?;
     args.speculation.apply(&mut chat, model_args)?;
     let capacity = chat.capacity();

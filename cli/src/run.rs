@@ -47,9 +47,9 @@ pub(crate) struct RunArgs {
     /// Go on with the conversation in this file, if there is one, and keep it there; --system is that of a new one
     #[arg(long, value_name = "FILE", conflicts_with = "raw")]
     session: Option<PathBuf>,
-    /// Let a reasoning model think before it answers
-    #[arg(long)]
-    think: bool,
+    /// Let a reasoning model think before it answers, with --think=N for at most N tokens
+    #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, value_parser = whole::<usize>)]
+    think: Option<Option<usize>>,
     /// Maximum tokens to generate [default: until the context is full]
     #[arg(short = 'n', long, value_name = "N", allow_negative_numbers = true, value_parser = whole::<usize>)]
     max_tokens: Option<usize>,
@@ -82,7 +82,7 @@ pub(crate) fn run(args: &RunArgs, model_args: &ModelArgs) -> Result {
     let seed = options.sampler.seed;
     let prompt = prompt(args)?;
     let model = model_args.load()?;
-    model_args.remark_on(&model, args.think);
+    model_args.remark_on(&model, args.think.is_some());
     let mut chat = model.chat()?;
     *chat.options_mut() = options;
     args.speculation.apply(&mut chat, model_args)?;

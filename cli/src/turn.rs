@@ -121,7 +121,7 @@ pub(crate) fn options(
     sampling: &SamplingArgs,
     format: &FormatArgs,
     tools: Option<&ToolArgs>,
-    think: bool,
+    think: Option<Option<usize>>,
     max_tokens: Option<usize>,
 ) -> Result<TurnOptions> {
     let sampler = sampling.config();
@@ -131,7 +131,11 @@ pub(crate) fn options(
         reseed: false,
         max_tokens,
         stop_strings: sampling.stop.clone(),
-        thinking: if think { Thinking::On } else { Thinking::Off },
+        thinking: match think {
+            None => Thinking::Off,
+            Some(None) => Thinking::On,
+            Some(Some(tokens)) => Thinking::Budget(tokens),
+        },
         response_format: response_format(format)?,
         json_whitespace: if format.json_whitespace { Whitespace::Allowed } else { Whitespace::None },
         ..TurnOptions::default()

@@ -1013,7 +1013,8 @@ fn a_model_is_a_file_on_this_machine() {
 
 #[test]
 fn options_without_effect_are_remarked_on_and_counts_agree() {
-    let args = ["run", "Hello!", "--preset", "greedy", "--json", "--stats", "--think", "--context", "100000"];
+    let args =
+        ["run", "Hello!", "--preset", "greedy", "--json", "--stats", "--think=9", "--context", "100000"];
     let output = shohin(&args).output().unwrap();
     let notes = String::from_utf8(output.stderr.clone()).unwrap();
     assert!(
