@@ -8,12 +8,13 @@ use crate::run::reason_text;
 use crate::sampling::SamplingArgs;
 use crate::session;
 use crate::terminal::{self, Colours, remark, write_model_text};
-use crate::turn::{self, FormatArgs, OverflowArgs, SpeculationArgs};
+use crate::tools::{self, ProgramArgs};
+use crate::turn::{self, FormatArgs, OverflowArgs, SpeculationArgs, Tools};
 use clap::Args;
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 use serde_json::json;
-use shohin::core::chat::{Finish, OverflowPolicy, Role};
+use shohin::core::chat::{Finish, FunctionCall, OverflowPolicy, Role, ToolChoice, function_name};
 use shohin::core::generate::Reason;
 use shohin::{Chat, ChatMessage, SamplerConfig, Timings};
 use std::io::{self, IsTerminal, Write};
@@ -33,6 +34,7 @@ Examples:
   shohin chat --preset greedy
   shohin chat --context 1024 --overflow shift
   shohin chat --session diary.session
+  shohin chat -m bonsai-8b --tools weather.json --tool weather=./weather.sh
   printf 'My name is Zoe.\\nWhat is my name?\\n' | shohin chat")]
 pub(crate) struct ChatArgs {
     /// System message
@@ -48,6 +50,8 @@ pub(crate) struct ChatArgs {
     /// Maximum tokens per reply [default: until the context is full]
     #[arg(short = 'n', long, value_name = "N", allow_negative_numbers = true, value_parser = whole::<usize>)]
     max_tokens: Option<usize>,
+    #[command(flatten)]
+    programs: ProgramArgs,
     #[command(flatten)]
     format: FormatArgs,
     #[command(flatten)]
@@ -71,7 +75,11 @@ const HELP: &str = "\
 A line that ends in \\ continues on the next one; // begins a message with a slash. Ctrl-C stops a reply.";
 
 pub(crate) fn chat(args: &ChatArgs, model_args: &ModelArgs) -> Result {
-    let options = turn::options(&args.sampling, &args.format, None, args.think, args.max_tokens)?;
+    let choice = &args.programs.tool_choice;
+    let tools = Tools { descriptions: args.programs.tools.as_deref(), choice };
+    let options = turn::options(&args.sampling, &args.format, tools, args.think, args.max_tokens)?;
+    let names: Vec<String> = options.tools.iter().filter_map(|tool| function_name(tool)).collect();
+    tools::check(&args.programs, &names)?;
     let overflow = args.overflow.policy(OverflowPolicy::TRIM)?;
     let model = model_args.load()?;
     model_args.remark_on(&model, args.think.is_some());
@@ -90,6 +98,8 @@ pub(crate) fn chat(args: &ChatArgs, model_args: &ModelArgs) -> Result {
     let mut terminal = Terminal {
         chat,
         system: args.system.clone(),
+        programs: args.programs.clone(),
+        editor: None,
         last: None,
         colours: Colours::stdout(),
         is_terminal: io::stdout().is_terminal(),
@@ -122,12 +132,17 @@ enum Ask<'l> {
     Retry,
     /// More of the last reply.
     Continue,
+    /// A reply to results of functions.
+    Results(Vec<ChatMessage>),
 }
 
 /// The state of the command.
 struct Terminal {
     chat: Chat,
     system: Option<String>,
+    programs: ProgramArgs,
+    /// On a terminal.
+    editor: Option<DefaultEditor>,
     last: Option<(Timings, Finish)>,
     colours: Colours,
     is_terminal: bool,
@@ -149,12 +164,13 @@ impl Terminal {
             self.gap()?;
         }
         let no_editor = |e| CliError::new(format_args!("cannot read from the terminal: {e}"));
-        let mut editor = DefaultEditor::new().map_err(no_editor)?;
+        self.editor = Some(DefaultEditor::new().map_err(no_editor)?);
         let prompt = format!("{accent}>{off} ");
         loop {
             let mut line = String::new();
             loop {
                 let shown = if line.is_empty() { prompt.as_str() } else { "… " };
+                let Some(editor) = &mut self.editor else { return Ok(()) };
                 match editor.readline(shown) {
                     Ok(more) => line.push_str(&more),
                     Err(ReadlineError::Eof) => return Ok(()),
@@ -181,7 +197,7 @@ impl Terminal {
             if line.trim().is_empty() {
                 continue;
             }
-            let _ = editor.add_history_entry(line.trim());
+            let _ = self.editor.as_mut().map(|editor| editor.add_history_entry(line.trim()));
             match self.line(line.trim()) {
                 Ok(Then::Continue) => {}
                 Ok(Then::Leave) => return Ok(()),
@@ -275,7 +291,68 @@ impl Terminal {
         self.last = None;
     }
 
-    fn answer(&mut self, ask: Ask<'_>) -> Result {
+    /// Answers, and runs what the replies call.
+    fn answer(&mut self, mut ask: Ask<'_>) -> Result {
+        let choice = self.chat.options().tool_choice.clone();
+        let mut rounds = 0..tools::MOST_ROUNDS;
+        let outcome = loop {
+            if let Err(error) = self.reply(ask) {
+                break Err(error);
+            }
+            let calls = match &self.last {
+                Some((_, finish)) if finish.reason != Reason::Cancelled => finish.message.tool_calls.clone(),
+                _ => Vec::new(),
+            };
+            if calls.is_empty() || !self.programs.run() {
+                break Ok(());
+            }
+            if rounds.next().is_none() {
+                break self.note(&format!(
+                    "(after {} replies with calls, the next word is yours)",
+                    tools::MOST_ROUNDS
+                ));
+            }
+            ask = match calls.iter().map(|call| self.call(call)).collect() {
+                Ok(results) => Ask::Results(results),
+                Err(error) => break Err(error),
+            };
+            // What must be called has been.
+            self.chat.options_mut().tool_choice = ToolChoice::Auto;
+        };
+        self.chat.options_mut().tool_choice = choice;
+        outcome
+    }
+
+    /// The result of a call.
+    fn call(&mut self, call: &FunctionCall) -> Result<ChatMessage> {
+        let what = format!("{} {}", call.name, call.arguments);
+        let content = match self.programs.program(&call.name).map(Path::to_path_buf) {
+            None => "error: this function has no program".into(),
+            Some(program) if self.programs.yes || self.confirms(&what)? => {
+                self.note(&format!("(runs {what})"))?;
+                tools::output(&program, call)?
+            }
+            Some(_) => {
+                self.note(&format!("(refused: {what})"))?;
+                "error: the user refused this call".into()
+            }
+        };
+        Ok(ChatMessage::new(Role::Tool, content))
+    }
+
+    /// Whether the user lets a program run; not where nobody can be asked.
+    fn confirms(&mut self, what: &str) -> Result<bool> {
+        let mut shown = Vec::new();
+        write_model_text(&mut shown, what, self.is_terminal)?;
+        let question = format!("run {}? [y/N] ", String::from_utf8_lossy(&shown));
+        let Some(editor) = &mut self.editor else { return Ok(false) };
+        match editor.readline(&question) {
+            Ok(answer) => Ok(matches!(answer.trim().to_lowercase().as_str(), "y" | "yes")),
+            Err(_) => Ok(false),
+        }
+    }
+
+    fn reply(&mut self, ask: Ask<'_>) -> Result {
         let Colours { dim, off, .. } = self.colours;
         let (colours, terminal) = (self.colours, self.is_terminal);
         let think = ["<think>", "</think>"].map(|name| self.chat.model().tokenizer().added_id(name));
@@ -284,6 +361,7 @@ impl Terminal {
         let replied = self.chat.messages().last().is_some_and(|last| last.role == Role::Assistant);
         let begun = match ask {
             Ask::Message(text) => self.chat.send(text),
+            Ask::Results(results) => self.chat.send_messages(results),
             Ask::Retry if replied => self.chat.retry(),
             Ask::Continue if replied => self.chat.continue_reply(),
             Ask::Retry => return Err(CliError::new("there is nothing to retry yet")),

@@ -22,6 +22,7 @@ mod serve;
 mod session;
 mod terminal;
 mod tokenize;
+mod tools;
 mod turn;
 
 use bench::BenchArgs;

@@ -7,7 +7,7 @@ use crate::reply::{follow, line};
 use crate::sampling::SamplingArgs;
 use crate::session;
 use crate::terminal::{self, write_model_text};
-use crate::turn::{self, FormatArgs, OverflowArgs, SpeculationArgs, ToolArgs};
+use crate::turn::{self, FormatArgs, OverflowArgs, SpeculationArgs, ToolArgs, Tools};
 use clap::Args;
 use serde_json::{Value, json};
 use shohin::core::chat::{ChatMessage, FunctionCall, OverflowPolicy, Role};
@@ -75,8 +75,9 @@ pub(crate) struct RunArgs {
 }
 
 pub(crate) fn run(args: &RunArgs, model_args: &ModelArgs) -> Result {
-    let mut options =
-        turn::options(&args.sampling, &args.format, Some(&args.tools), args.think, args.max_tokens)?;
+    let ToolArgs { tools, tool_choice } = &args.tools;
+    let tools = Tools { descriptions: tools.as_deref(), choice: tool_choice };
+    let mut options = turn::options(&args.sampling, &args.format, tools, args.think, args.max_tokens)?;
     options.logprobs = args.logprobs.map(usize::from);
     options.overflow = args.overflow.policy(OverflowPolicy::Error)?;
     let seed = options.sampler.seed;

@@ -116,11 +116,18 @@ impl OverflowArgs {
     }
 }
 
+/// Functions and which of them are called, as given on the command line.
+#[derive(Clone, Copy)]
+pub(crate) struct Tools<'a> {
+    pub(crate) descriptions: Option<&'a str>,
+    pub(crate) choice: &'a str,
+}
+
 /// The turn options, validated before a model is loaded.
 pub(crate) fn options(
     sampling: &SamplingArgs,
     format: &FormatArgs,
-    tools: Option<&ToolArgs>,
+    tools: Tools<'_>,
     think: Option<Option<usize>>,
     max_tokens: Option<usize>,
 ) -> Result<TurnOptions> {
@@ -148,10 +155,8 @@ pub(crate) fn options(
         ResponseFormat::Regex(_) => "--regex",
         ResponseFormat::Grammar(_) => "--grammar",
     };
-    if let Some(args) = tools {
-        options.tools = descriptions(args)?;
-        options.tool_choice = tool_choice(args, &options.tools)?;
-    }
+    options.tools = descriptions(tools.descriptions)?;
+    options.tool_choice = tool_choice(tools.choice, &options.tools)?;
     options.grammar().context(cause).usage()?;
     if options.stop_strings.iter().any(String::is_empty) {
         return Err(CliError::usage("length of a stop string is 0, expected at least 1 byte"));
@@ -195,16 +200,16 @@ fn text(argument: &str) -> Result<String> {
 }
 
 /// Function descriptions, each a JSON text.
-fn descriptions(args: &ToolArgs) -> Result<Vec<String>> {
-    let Some(tools) = &args.tools else { return Ok(Vec::new()) };
+fn descriptions(given: Option<&str>) -> Result<Vec<String>> {
+    let Some(tools) = given else { return Ok(Vec::new()) };
     let tools = text(tools)?;
     let tools: Vec<&RawValue> = serde_json::from_str(&tools)
         .map_err(|e| CliError::usage(format_args!("--tools: not a JSON array of descriptions: {e}")))?;
     Ok(tools.into_iter().map(|tool| tool.get().to_string()).collect())
 }
 
-fn tool_choice(args: &ToolArgs, tools: &[String]) -> Result<ToolChoice> {
-    match args.tool_choice.as_str() {
+fn tool_choice(given: &str, tools: &[String]) -> Result<ToolChoice> {
+    match given {
         "auto" => Ok(ToolChoice::Auto),
         choice if tools.is_empty() => {
             Err(CliError::usage(format_args!("--tool-choice is {choice:?}, but there are no tools")))

@@ -1241,6 +1241,51 @@ fn calls_of_tools_have_arguments_that_fit() {
     assert!(fails(&["run", "Add!", "--tools", tools]).contains("this model's chat template has no tools"));
 }
 
+#[cfg(unix)]
+#[test]
+fn a_chat_runs_the_programs_of_functions_that_may_run() {
+    let tools = r#"[{"type":"function","function":{"name":"add","parameters":{"type":"object","properties":{"a":{"type":"integer"}},"required":["a"],"additionalProperties":false}}}]"#;
+    let shape = Shape { context: 2048, ..Shape::tiny() };
+    let model = temporary("programs.gguf", Model::new(shape, Stored::new(Format::Q1_0), 1).to_vec().unwrap());
+    let saved = temporary("programs.json", "");
+    let chat = ["chat", "-m", &model, "--tools", tools, "--tool-choice", "required", "-n", "150"];
+    let chat = with(&chat, &WILD);
+    let wrong = temporary("program.sh", "#!/bin/sh\necho half\nexit 3\n");
+    Command::new("chmod").args(["+x", &wrong]).status().unwrap();
+    let wrong = format!("add={wrong}");
+    for (more, result) in [
+        // The program gives its arguments back.
+        (&["--tool", "add=/bin/cat", "--yes"][..], "{\"a\""),
+        (&["--tool", &wrong, "--yes"], "error: exit status: 3\nhalf"),
+        (&["--tool", "add=/usr/bin/yes", "--yes"], "error: the result is larger than 65536 bytes"),
+        // Nobody can be asked.
+        (&["--tool", "add=/bin/cat"], "error: the user refused this call"),
+    ] {
+        let output = feed(&with(&chat, more), format!("Add!\n/save {saved}\n"));
+        let notes = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{notes}");
+        let messages: Value = serde_json::from_slice(&fs::read(&saved).unwrap()).unwrap();
+        let messages = messages["messages"].as_array().unwrap();
+        let roles: Vec<&str> = messages.iter().map(|m| m["role"].as_str().unwrap()).collect();
+        let calls = roles.iter().filter(|role| **role == "tool").count();
+        assert!(
+            calls > 0 && roles[..2] == ["user", "assistant"] && roles.last() == Some(&"assistant"),
+            "{roles:?}"
+        );
+        let results = messages.iter().filter(|m| m["role"] == "tool").map(|m| m["content"].as_str().unwrap());
+        results.for_each(|content| assert!(content.starts_with(result), "{content}"));
+        let done = if more.contains(&"--yes") { "(runs add {" } else { "(refused: add {" };
+        assert_eq!(notes.matches(done).count(), calls, "{notes}");
+    }
+    assert!(
+        misuse(&with(&chat, &["--tool", "sub=/bin/cat"]))
+            .contains("no function of --tools is called \"sub\"")
+    );
+    let none = feed(&with(&chat, &["--tool", "add=/no/program", "--yes"]), "Add!");
+    let notes = String::from_utf8_lossy(&none.stderr);
+    assert!(none.status.code() == Some(1) && notes.contains("cannot run /no/program"), "{notes}");
+}
+
 /// From the start to SIGTERM, with a request by hand.
 #[cfg(unix)]
 #[test]
