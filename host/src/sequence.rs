@@ -49,11 +49,11 @@ pub trait Sequence: Backend + Send {
     /// If there is no memory; what a GPU says.
     fn export(&mut self, out: &mut Vec<u8>) -> Result<()>;
 
-    /// Continues after the `len` tokens whose keys and values are in `from`. The previous tokens are lost.
+    /// Continues after `tokens`, whose keys and values are in `from`. The previous tokens are lost.
     ///
     /// # Errors
     /// If they do not fit, or `from` has another length.
-    fn import(&mut self, len: usize, from: &[u8]) -> Result<()>;
+    fn import(&mut self, tokens: &[u32], from: &[u8]) -> Result<()>;
 
     /// Guessed tokens so far, with [`Speculation`](crate::speculate::Speculation).
     fn guesses(&self) -> Guesses {
@@ -111,8 +111,8 @@ where
         D::wait(self.session.export(&mut self.device, out)).map_err(Into::into)
     }
 
-    fn import(&mut self, len: usize, from: &[u8]) -> Result<()> {
-        self.session.import(&mut self.device, len, from).map_err(Into::into)
+    fn import(&mut self, tokens: &[u32], from: &[u8]) -> Result<()> {
+        self.session.import(&mut self.device, tokens.len(), from).map_err(Into::into)
     }
 }
 

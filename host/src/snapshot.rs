@@ -62,7 +62,7 @@ impl Chat {
         let found = snapshot::open(bytes, &model.origin(), sha256)?;
         conversation.set_prefix(PrefixState::default())?;
         sequence.truncate(0)?;
-        sequence.import(found.prefix.held(), found.kv)?;
+        sequence.import(&found.prefix.held_tokens(), found.kv)?;
         conversation.set_messages(found.messages);
         conversation.set_prefix(found.prefix)?;
         Ok(())

@@ -13,7 +13,7 @@ use shohin_core::tokenizer::Tokenizer;
 /// Most guesses that are checked at once.
 pub(crate) const MAX_GUESSES: usize = 7;
 
-/// A token that was fed to a sequence before this one began: no token of a vocabulary.
+/// What measurements pretend to be there: no token of a vocabulary.
 const UNKNOWN: u32 = u32::MAX;
 
 /// Where guesses come from.
@@ -143,12 +143,6 @@ impl Speculating {
         })
     }
 
-    /// There are `len` tokens, which are not known.
-    fn forget(&mut self, len: usize) {
-        self.tokens.clear();
-        self.tokens.resize(len, UNKNOWN);
-    }
-
     /// Forgets the guesses that were not used.
     fn settle(&mut self) -> shohin_core::Result<()> {
         if self.used < self.guesses.len() {
@@ -274,7 +268,8 @@ impl Sequence for Speculating {
     fn set_len(&mut self, len: usize) -> shohin_core::Result<()> {
         self.settle()?;
         self.sequence.set_len(len)?;
-        self.forget(len);
+        self.tokens.clear();
+        self.tokens.resize(len, UNKNOWN);
         Ok(())
     }
 
@@ -309,10 +304,11 @@ impl Sequence for Speculating {
         self.sequence.export(out)
     }
 
-    fn import(&mut self, len: usize, from: &[u8]) -> shohin_core::Result<()> {
+    fn import(&mut self, tokens: &[u32], from: &[u8]) -> shohin_core::Result<()> {
         self.settle()?;
-        self.sequence.import(len, from)?;
-        self.forget(len);
+        self.sequence.import(tokens, from)?;
+        self.tokens.clear();
+        self.tokens.extend_from_slice(tokens);
         Ok(())
     }
 

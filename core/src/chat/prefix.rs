@@ -20,6 +20,15 @@ impl PrefixState {
         self.tokens.len().saturating_sub(self.dropped)
     }
 
+    /// The tokens that the session holds, in order.
+    pub fn held_tokens(&self) -> Vec<u32> {
+        let end = self.kept.saturating_add(self.dropped);
+        match (self.dropped, self.tokens.get(..self.kept), self.tokens.get(end..)) {
+            (1.., Some(front), Some(rest)) => [front, rest].concat(),
+            _ => self.tokens.clone(),
+        }
+    }
+
     /// The tokens that it holds as if it had seen no others.
     pub(super) fn intact(&self) -> &[u32] {
         let intact = if self.dropped == 0 { self.tokens.len() } else { self.kept };
