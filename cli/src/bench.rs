@@ -125,6 +125,8 @@ pub(crate) fn bench(args: &BenchArgs, model: &ModelArgs) -> Result {
     bar.inc(1);
     let per_token = model.weights().bytes_per_token();
     let per_position = model.memory_plan(context)?.kv as f64 / context as f64;
+    // Positions that a token after `len` others attends to.
+    let attended = |len: usize| (0..len).filter(|&key| model.attention().sees(len, key)).count();
     let mut rows = Vec::new();
     for &(what, n, _) in &tests {
         let (mut seconds, mut cpu) = (Vec::new(), Vec::new());
@@ -148,7 +150,7 @@ pub(crate) fn bench(args: &BenchArgs, model: &ModelArgs) -> Result {
         }
         seconds.sort_by(f64::total_cmp);
         cpu.sort_by(f64::total_cmp);
-        let bytes = per_token as f64 + per_position * (depth as f64 + n as f64 / 2.0);
+        let bytes = per_token as f64 + per_position * attended(depth + n / 2) as f64;
         rows.push(Row { what, tokens: n, seconds, cpu, bytes });
     }
     bar.finish_and_clear();

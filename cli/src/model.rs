@@ -10,7 +10,7 @@ use shohin::core::generate::Detokenizer;
 use shohin::core::gguf::{Id42, ReadOptions};
 use shohin::core::model::RopeScaling;
 use shohin::core::quant::WeightClass;
-use shohin::{Activations, KvFormat, Model, ModelFile, WeightCache};
+use shohin::{Activations, AttentionPattern, KvFormat, Model, ModelFile, WeightCache};
 use std::path::{Path, PathBuf};
 
 /// Which model to load and how to run it.
@@ -33,6 +33,10 @@ pub(crate) struct ModelArgs {
     /// Format of the KV cache: q8 takes half the memory and bandwidth of f16, q4 a quarter
     #[arg(long, global = true, value_name = "TYPE", default_value = "f16", value_parser = kv_formats())]
     pub(crate) kv: KvFormat,
+    /// Positions that a token attends to: full, window:POSITIONS[:SINKS] for the last ones and the first ones,
+    /// dilated:BLOCKS:STEP, strided:BLOCKS:STRIDE or bigbird:BLOCKS:GLOBAL:RANDOM, in blocks of 64
+    #[arg(long, global = true, value_name = "PATTERN", default_value = "full", value_parser = str::parse::<AttentionPattern>)]
+    pub(crate) attention: AttentionPattern,
     /// Instruction set of the kernels, e.g. scalar or avx2 [default: the best available]
     #[arg(long, global = true, value_name = "NAME")]
     pub(crate) isa: Option<String>,
@@ -110,8 +114,12 @@ impl ModelArgs {
 
     /// The options for loading.
     pub(crate) fn builder(&self) -> shohin::Builder {
-        let mut builder =
-            Model::builder().kv(self.kv).activations(self.act.into()).compact(self.compact).id42(self.id42);
+        let mut builder = Model::builder()
+            .kv(self.kv)
+            .attention(self.attention)
+            .activations(self.act.into())
+            .compact(self.compact)
+            .id42(self.id42);
         builder = builder.weight_cache(match &self.weight_cache {
             Some(dir) if dir.as_os_str() == "none" => None,
             Some(dir) => Some(WeightCache::in_dir(dir)),
@@ -195,7 +203,11 @@ pub(crate) fn settings(model: &Model) -> String {
             format!("{threads}, {}", model.isa().name())
         }
     };
-    format!("{device}, {act} activations, {kv} cache")
+    let attention = match model.attention() {
+        AttentionPattern::Full => String::new(),
+        pattern => format!(", {pattern} attention"),
+    };
+    format!("{device}, {act} activations, {kv} cache{attention}")
 }
 
 pub(crate) fn activations(model: &Model) -> &'static str {

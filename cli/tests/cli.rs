@@ -303,6 +303,8 @@ fn a_session_goes_on_in_the_next_command() {
     let bytes = fs::read(&path).unwrap();
     let other = fails(&with(&["run", "Hello!"], &["--session", &path, "--kv", "q8"]));
     assert!(other.contains("is of another format of the KV cache"), "{other}");
+    let other = fails(&with(&["run", "Hello!", "--attention", "window:64"], &kept));
+    assert!(other.contains("is of another attention pattern"), "{other}");
     let nano = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/sprout-nano.gguf");
     let other = fails(&with(&["run", "Hello!", "-m", nano], &kept));
     assert!(other.contains("is of another model"), "{other}");

@@ -7,6 +7,7 @@ use core::task::{Context, Poll, Waker};
 
 use alloc::vec::Vec;
 
+use crate::attention::AttentionPattern;
 use crate::cache::KvFormat;
 use crate::error::{Error, Result};
 use crate::model::{ModelConfig, Program};
@@ -94,11 +95,13 @@ pub struct SessionOptions {
     pub context: usize,
     /// How keys and values are stored.
     pub kv: KvFormat,
+    /// The positions that each token attends to.
+    pub attention: AttentionPattern,
 }
 
 impl Default for SessionOptions {
     fn default() -> Self {
-        SessionOptions { context: 4096, kv: KvFormat::default() }
+        SessionOptions { context: 4096, kv: KvFormat::default(), attention: AttentionPattern::default() }
     }
 }
 

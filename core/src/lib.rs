@@ -52,6 +52,7 @@
 extern crate alloc;
 
 pub mod arena;
+pub mod attention;
 pub mod bytes;
 pub mod cache;
 pub mod chat;
@@ -75,6 +76,7 @@ pub mod session;
 mod sort;
 pub mod tokenizer;
 
+pub use attention::AttentionPattern;
 pub use cache::KvFormat;
 pub use cpu::{Cpu, CpuOptions, MemoryPlan};
 pub use device::{Activations, Device, SessionOptions};

@@ -52,7 +52,14 @@ impl GpuCache {
         let sequence = gpu.storage("sequence", 4 * SEQUENCE_WORDS as u64).await?;
         let layer = |at: usize| {
             let [keys, values] = layers.get(at)?;
-            Some(Layer { storage, capacity: options.context, keys, values, sequence: &sequence })
+            Some(Layer {
+                storage,
+                capacity: options.context,
+                attention: options.attention,
+                keys,
+                values,
+                sequence: &sequence,
+            })
         };
         let kernels = ops.iter().map(|op| CacheKernels::new(gpu, program, scratch, op, &layer));
         let kernels = kernels.collect::<Result<_>>()?;

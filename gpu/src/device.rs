@@ -485,6 +485,7 @@ impl Device for GpuDevice {
         if options.context == 0 {
             return Err(CoreError::Option { what: "context", found: 0.0, expected: "at least 1" }.into());
         }
+        options.attention.check()?;
         let context = options.context.min(self.options.context);
         let options = SessionOptions { context, ..*options };
         GpuCache::new(&self.model, self.id, &self.scratch, &self.recording.cache_ops, options).await

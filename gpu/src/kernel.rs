@@ -4,8 +4,9 @@ use crate::gpu::Gpu;
 use crate::kv::KvStorage;
 use crate::shader::{Extensions, Source, part};
 use crate::upload::Chunk;
-use shohin_core::Activations;
+use shohin_core::attention::{MAX_RANDOM, PATTERN_BLOCK};
 use shohin_core::model::program::{Heads, RopePairing};
+use shohin_core::{Activations, AttentionPattern};
 use wgpu::{BindGroup, Buffer, ComputePass, ComputePipeline};
 
 /// Words of the step buffer before the tokens; the first is the number of rows.
@@ -168,6 +169,7 @@ const fn share(heads: &Heads) -> usize {
 pub(crate) struct Layer<'c> {
     pub(crate) storage: &'static KvStorage,
     pub(crate) capacity: usize,
+    pub(crate) attention: AttentionPattern,
     pub(crate) keys: &'c Buffer,
     pub(crate) values: &'c Buffer,
     /// Parameters of the sequence's rows in the batch.
@@ -349,7 +351,7 @@ pub(crate) enum AttentionTile {
 
 fn attention_source(gpu: &Gpu, heads: &Heads, layer: &Layer<'_>, q: &View, tile: usize) -> Source {
     let native = gpu.extensions().f16;
-    head_constants(heads, Source::default())
+    let source = head_constants(heads, Source::default())
         .u32("CAPACITY", layer.capacity)
         .u32("ROWS_TILE", tile)
         .u32("Q_FIRST", q.first)
@@ -357,7 +359,41 @@ fn attention_source(gpu: &Gpu, heads: &Heads, layer: &Layer<'_>, q: &View, tile:
         .f32("SCORE_SCALE", 1.0 / (heads.dim as f32).sqrt())
         .group(gpu.extensions(), TILE)
         .part(part!("sequence"))
-        .part(if native { layer.storage.get_native } else { layer.storage.get })
+        .part(if native { layer.storage.get_native } else { layer.storage.get });
+    pattern(layer.attention, source)
+}
+
+/// The positions that rows see.
+fn pattern(pattern: AttentionPattern, source: Source) -> Source {
+    const DILATED: u32 = 0;
+    const STRIDED: u32 = 1;
+    const BIG_BIRD: u32 = 2;
+    let (kind, blocks, apart, global, random) = match pattern {
+        AttentionPattern::Full => return source.part(part!("pattern_full")),
+        AttentionPattern::Window { window, sinks } => {
+            let source = source.u32("WINDOW", window as usize).u32("SINKS", sinks as usize);
+            return source.part(part!("pattern_window"));
+        }
+        AttentionPattern::Dilated { blocks, step } => (DILATED, blocks, step, 0, 0),
+        AttentionPattern::Strided { blocks, stride } => (STRIDED, blocks, stride, 0, 0),
+        AttentionPattern::BigBird { blocks, global, random } => (BIG_BIRD, blocks, 1, global, random),
+    };
+    let constants = [
+        ("PATTERN", kind),
+        ("DILATED", DILATED),
+        ("STRIDED", STRIDED),
+        ("PATTERN_BLOCK", PATTERN_BLOCK as u32),
+        ("MAX_RANDOM", MAX_RANDOM),
+        ("BLOCKS", blocks),
+        ("BLOCKS_APART", apart),
+        ("BLOCKS_GLOBAL", global),
+        ("BLOCKS_RANDOM", random),
+    ];
+    let source = constants.into_iter().fold(source, |source, (name, value)| {
+        // More than any context has; sums do not overflow.
+        source.u32(name, value.min(1 << 24) as usize)
+    });
+    source.part(part!("pattern_blocks"))
 }
 
 /// Attention of every row over all positions it sees, written to `acts`.
@@ -610,7 +646,8 @@ mod tests {
                 let keys = &gpu.storage("keys", size).await.expect("a buffer");
                 let values = &gpu.storage("values", size).await.expect("a buffer");
                 let storage = KvStorage::of(shohin_core::KvFormat::F32);
-                let layer = Layer { storage, capacity, keys, values, sequence };
+                let attention = AttentionPattern::Full;
+                let layer = Layer { storage, capacity, attention, keys, values, sequence };
                 let view = |first| View { buffer: on_gpu.clone(), first, stride };
                 let (q, k, v) = (&view(0), &view(4 * d), &view(6 * d));
                 let norm = normed.then_some([&q_norm, &k_norm]);

@@ -39,7 +39,9 @@ fn published_sizes_fit() {
                 (KvFormat::F32, 4 * shape.head_dim),
             ] {
                 let options = GpuDeviceOptions { context: 8192, ..Default::default() };
-                let plan = upload.memory_plan(&options, &SessionOptions { context: 8192, kv }).unwrap();
+                let plan = upload
+                    .memory_plan(&options, &SessionOptions { context: 8192, kv, ..SessionOptions::default() })
+                    .unwrap();
                 let heads = 2 * shape.layers * shape.kv_heads * 8192;
                 assert_eq!(plan.kv, (heads * head) as u64);
                 let all = upload.bytes() + plan.kv + plan.scratch;

@@ -287,6 +287,33 @@ fn caches_agree() {
     }
 }
 
+/// Every pattern, on the GPU as on the CPU: rows in one go, and one row whose positions are in several parts, of which
+/// some are skipped.
+#[test]
+fn patterns_agree() {
+    let gpu = open(true);
+    let shape = Shape { heads: 6, kv_heads: 2, context: 1024, ..Shape::tiny() };
+    let file = Model::new(shape, Stored::new(Format::Q1_0), 3).to_vec().unwrap();
+    let tokens = tokens(600, 320);
+    let kv = KvFormat::F32;
+    let full = cpu(&file, Activations::F32, kv).logits(&tokens, true);
+    for text in ["window:40", "window:130:3", "window:1:200", "dilated:3:2", "strided:1:3", "bigbird:1:1:2"] {
+        let options = SessionOptions { kv, attention: text.parse().unwrap(), ..SessionOptions::default() };
+        let On { device: mut on_cpu, .. } = cpu(&file, Activations::F32, kv);
+        let mut session = Session::new(&mut on_cpu, &options).unwrap();
+        let want = session.forward_prefill(&mut on_cpu, &tokens).unwrap().to_vec();
+        let On { mut device, .. } = on_gpu(&gpu, &file, Activations::F32, kv);
+        let mut session = Session::new(&mut device, &options).unwrap();
+        let prefilled = error(session.forward_prefill(&mut device, &tokens).unwrap(), &want);
+        session.truncate(599).unwrap();
+        let decoded = error(session.forward(&mut device, tokens[599]).unwrap(), &want);
+        println!("{text}: {prefilled:.1e} {decoded:.1e}");
+        assert!(prefilled < 1e-4 && decoded < 1e-4, "{text}: {prefilled} {decoded}");
+        let masked = error(&want, &full[full.len() - 320..]);
+        assert!(masked > 1e-3, "{text} must mask: {masked}");
+    }
+}
+
 /// Exported keys and values continue in a session of another capacity, to the bit.
 #[test]
 fn exported_caches_go_on_elsewhere() {
@@ -296,7 +323,9 @@ fn exported_caches_go_on_elsewhere() {
     let tokens = tokens(150, 320);
     let mut device = device(&gpu, &file, &GpuDeviceOptions::default());
     for kv in KvFormat::ALL {
-        let mut open = |context| Session::new(&mut device, &SessionOptions { context, kv }).unwrap();
+        let mut open = |context| {
+            Session::new(&mut device, &SessionOptions { context, kv, ..SessionOptions::default() }).unwrap()
+        };
         let (mut first, mut other) = (open(160), open(300));
         let mut feed = |session: &mut Session<GpuDevice>, tokens: &[u32]| {
             session.forward_prefill(&mut device, tokens).unwrap().to_vec()

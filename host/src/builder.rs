@@ -13,7 +13,9 @@ use shohin_core::cpu::repack::repacks;
 use shohin_core::cpu::{CpuWeights, Isa};
 use shohin_core::gguf::{Id42, ReadOptions};
 use shohin_core::model::{ModelBytes, ModelConfigBuilder, RopeScaling};
-use shohin_core::{Activations, CpuOptions, Gguf, KvFormat, ModelConfig, Tokenizer, is_printable};
+use shohin_core::{
+    Activations, AttentionPattern, CpuOptions, Gguf, KvFormat, ModelConfig, Tokenizer, is_printable,
+};
 use std::panic::resume_unwind;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -41,6 +43,7 @@ pub struct Builder {
     threads: Option<usize>,
     context: usize,
     kv: KvFormat,
+    attention: AttentionPattern,
     activations: Activations,
     isa: Option<String>,
     repack: bool,
@@ -59,6 +62,7 @@ impl Default for Builder {
             threads: None,
             context: 4096,
             kv: KvFormat::default(),
+            attention: AttentionPattern::default(),
             activations: Activations::default(),
             isa: None,
             repack: true,
@@ -89,6 +93,12 @@ impl Builder {
     /// Format of the KV cache; [`KvFormat::F16`] unless set.
     pub fn kv(mut self, format: KvFormat) -> Self {
         self.kv = format;
+        self
+    }
+
+    /// The positions that each token attends to; all unless set.
+    pub fn attention(mut self, pattern: AttentionPattern) -> Self {
+        self.attention = pattern;
         self
     }
 
@@ -240,6 +250,7 @@ impl Builder {
             options,
             plans_repacked: repack && !reads,
             kv: self.kv,
+            attention: self.attention,
             pool: Arc::new(pool),
             machine,
             vocabulary: OnceLock::new(),

@@ -61,7 +61,7 @@ pub use scheduler::Scheduler;
 pub use sequence::Sequence;
 pub use shohin_core as core;
 pub use shohin_core::chat::{ChatMessage, TurnOptions};
-pub use shohin_core::{Activations, KvFormat, SamplerConfig};
+pub use shohin_core::{Activations, AttentionPattern, KvFormat, SamplerConfig};
 pub use threads::ThreadPool;
 pub use weight_cache::WeightCache;
 

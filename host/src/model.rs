@@ -16,8 +16,8 @@ use shohin_core::gguf::ReadOptions;
 use shohin_core::model::{CapabilityProfile, Embedding, ModelVariant, Pooling};
 use shohin_core::tokenizer::{Decoder, Special};
 use shohin_core::{
-    Activations, Cpu, CpuOptions, Format, Gguf, KvFormat, MemoryPlan, ModelConfig, Pool, SessionOptions,
-    Tokenizer,
+    Activations, AttentionPattern, Cpu, CpuOptions, Format, Gguf, KvFormat, MemoryPlan, ModelConfig, Pool,
+    SessionOptions, Tokenizer,
 };
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -50,6 +50,7 @@ pub(crate) struct Inner {
     pub(crate) template: Template,
     pub(crate) options: CpuOptions,
     pub(crate) kv: KvFormat,
+    pub(crate) attention: AttentionPattern,
     pub(crate) pool: Arc<ThreadPool>,
     pub(crate) machine: Machine,
     /// The vocabulary for constraints, built on first use.
@@ -199,7 +200,7 @@ impl Model {
             &SessionOptions,
         ) -> shohin_core::Result<shohin_core::Session<Cpu<'static, ShardBytes>>>,
     ) -> Result<Box<dyn Sequence>> {
-        let options = SessionOptions { context, kv: self.0.kv };
+        let options = self.session_options(context);
         match &self.0.machine {
             Machine::Cpu => {
                 let cpu = CpuOptions { context, logit_rows, ..self.0.options };
@@ -300,6 +301,15 @@ impl Model {
         self.0.kv
     }
 
+    /// The positions that each token attends to.
+    pub fn attention(&self) -> AttentionPattern {
+        self.0.attention
+    }
+
+    pub(crate) fn session_options(&self, context: usize) -> SessionOptions {
+        SessionOptions { context, kv: self.0.kv, attention: self.0.attention }
+    }
+
     /// Precision of activations.
     pub fn activations(&self) -> Activations {
         self.0.options.activations
@@ -345,7 +355,7 @@ impl Model {
     /// For a context of 0, or one that exceeds the address space.
     pub fn memory_plan(&self, context: usize) -> Result<MemoryPlan> {
         let options = CpuOptions { context, ..self.0.options };
-        let (weights, session) = (&self.0.weights, SessionOptions { context, kv: self.0.kv });
+        let (weights, session) = (&self.0.weights, self.session_options(context));
         Ok(match self.0.plans_repacked {
             true => weights.repacked_memory_plan(&options, &session)?,
             false => weights.memory_plan(&options, &session)?,
@@ -361,7 +371,7 @@ impl Model {
             Machine::Cpu => Ok(self.memory_plan(context)?.total as u64),
             #[cfg(feature = "gpu")]
             Machine::Gpu(gpu) => {
-                gpu.session_bytes(&SessionOptions { context, kv: self.0.kv }, self.0.options.activations)
+                gpu.session_bytes(&self.session_options(context), self.0.options.activations)
             }
         }
     }

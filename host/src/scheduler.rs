@@ -9,7 +9,7 @@ use shohin_core::chat::{
 };
 use shohin_core::device::BlockingDevice;
 use shohin_core::generate::Detokenizer;
-use shohin_core::{Cpu, CpuOptions, SessionOptions};
+use shohin_core::{Cpu, CpuOptions};
 use std::sync::Arc;
 
 /// Several replies at once, which read the weights once for all of them. See [`shohin_core::chat::Scheduler`].
@@ -60,7 +60,7 @@ impl Model {
     /// # Errors
     /// If either is 0 or too large, or there is no memory.
     pub fn scheduler(&self, replies: usize, prompt_tokens: usize) -> Result<Scheduler> {
-        let session = SessionOptions { context: self.context(), kv: self.kv() };
+        let session = self.session_options(self.context());
         let sparse = self.gpu().is_some();
         let options = SchedulerOptions { replies, prompt_tokens, session, sparse };
         let batch = replies.saturating_add(prompt_tokens);

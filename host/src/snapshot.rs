@@ -31,13 +31,13 @@ impl Model {
             #[cfg(feature = "gpu")]
             Machine::Gpu(_) => Layout::Gpu,
         };
-        Origin::new(fingerprint, layout, self.kv(), self.activations())
+        Origin::new(fingerprint, layout, &self.session_options(self.context()), self.activations())
     }
 }
 
 impl Chat {
     /// The conversation as bytes: its messages, and the keys and values of its tokens. They go on in any chat over the
-    /// same model, with the same [`Builder::kv`](crate::Builder::kv), on the same kind of device.
+    /// same model, with the same [`Builder::kv`](crate::Builder::kv) and [`Builder::attention`](crate::Builder::attention), on the same kind of device.
     ///
     /// # Errors
     /// If there is no memory; what a GPU says.

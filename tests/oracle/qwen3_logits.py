@@ -5,13 +5,15 @@ Writes to tests/fixtures/, for each shape: NAME.gguf (F16 matrices, F32 norms), 
 one row of the vocabulary per position of TOKENS) and NAME.hidden (the same of the states that the head reads).
 NAME.shifted has the logits after each of the last tokens where the first SEEN were cached, DROP of them behind
 the first KEEP were removed, and the others moved to the front: as in StreamingLLM, keys are rotated anew from
-what they are before rotation. One shape has a tokenizer with a token for each byte, and reads TEXT instead: of
+what they are before rotation. NAME.window has the logits with transformers' sliding window of WINDOW positions, and
+NAME.sinks those with a mask that also shows the first SINKS positions. One shape has a tokenizer with a token for each byte, and reads TEXT instead: of
 it only the hidden states are written.
 
     pip install torch transformers gguf numpy
     python tests/oracle/qwen3_logits.py
 """
 
+import copy
 from pathlib import Path
 
 import gguf
@@ -25,6 +27,7 @@ TOKENS = [(7 * i * i + 3 * i + 1) % VOCAB for i in range(24)]
 TEXT = "The fox ran home, all alone."
 
 SEEN, KEEP, DROP = 20, 4, 7
+WINDOW, SINKS = 5, 2
 
 SHAPES = {
     # Like the 4B: heads x head_dim is not the hidden size; tied; YaRN always on.
@@ -92,6 +95,22 @@ def shifted_logits(model: Qwen3ForCausalLM) -> torch.Tensor:
         a, b = k.chunk(2, dim=-1)
         moved.update(k * cos + torch.cat((-b, a), dim=-1) * sin, cache.layers[i].values[:, :, left], i)
     return model(torch.tensor([TOKENS[SEEN:]]), past_key_values=moved).logits[0]
+
+
+def window_logits(model: Qwen3ForCausalLM) -> torch.Tensor:
+    config = copy.deepcopy(model.config)
+    config.use_sliding_window, config.sliding_window = True, WINDOW
+    config.layer_types = ["sliding_attention"] * config.num_hidden_layers
+    windowed = type(model)(config).eval().double()
+    windowed.load_state_dict(model.state_dict())
+    return windowed(torch.tensor([TOKENS])).logits[0]
+
+
+def sinks_logits(model: Qwen3ForCausalLM) -> torch.Tensor:
+    i, j = torch.meshgrid(torch.arange(len(TOKENS)), torch.arange(len(TOKENS)), indexing="ij")
+    sees = (j <= i) & ((i - j < WINDOW) | (j < SINKS))
+    mask = torch.zeros(sees.shape, dtype=torch.float64).masked_fill(~sees, float("-inf"))
+    return model(torch.tensor([TOKENS]), attention_mask=mask[None, None]).logits[0]
 
 
 def make(name: str, s: dict) -> None:
@@ -165,6 +184,11 @@ def make(name: str, s: dict) -> None:
     if not reads_text:
         (OUT / f"{name}.logits").write_bytes(logits.float().numpy().astype("<f4").tobytes())
         (OUT / f"{name}.shifted").write_bytes(shifted.float().numpy().astype("<f4").tobytes())
+        for kind, logits_of in (("window", window_logits), ("sinks", sinks_logits)):
+            with torch.no_grad():
+                other = logits_of(model)
+            assert (other - logits).abs().max() > 0.1
+            (OUT / f"{name}.{kind}").write_bytes(other.float().numpy().astype("<f4").tobytes())
     (OUT / f"{name}.hidden").write_bytes(hidden.float().numpy().astype("<f4").tobytes())
     print(name, "logits", tuple(logits.shape), "std", logits.std().item())
 

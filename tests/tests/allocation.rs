@@ -21,7 +21,7 @@ fn devices_and_sessions_take_their_plan_once_and_tokens_take_nothing() {
         for activations in [Activations::Int8, Activations::F32] {
             for kv in KvFormat::ALL {
                 let options = CpuOptions { context: 64, activations, ..CpuOptions::default() };
-                let in_session = SessionOptions { context: 50, kv };
+                let in_session = SessionOptions { context: 50, kv, ..SessionOptions::default() };
                 let plan = weights.memory_plan(&options, &in_session).unwrap();
                 assert_eq!(plan.total, plan.device + plan.session);
                 let shared = weights.clone();

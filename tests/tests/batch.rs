@@ -160,7 +160,9 @@ type Outcome = Vec<Ended>;
 type Ended = ([Vec<(usize, Read)>; 3], usize, Vec<u8>);
 
 fn open<'m, B: ModelBytes>(device: &mut Cpu<'m, B>, s: &Sequence) -> Session<Cpu<'m, B>> {
-    let mut session = Session::new(device, &SessionOptions { context: 160, kv: s.kv }).unwrap();
+    let mut session =
+        Session::new(device, &SessionOptions { context: 160, kv: s.kv, ..SessionOptions::default() })
+            .unwrap();
     if s.before > 0 {
         session.forward_prefill(device, &s.tokens[..s.before]).unwrap();
     }

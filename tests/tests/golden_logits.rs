@@ -75,6 +75,25 @@ fn transformers_agrees() {
     }
 }
 
+#[test]
+fn transformers_agrees_on_windows() {
+    let tokens: Vec<u32> = (0..24).map(|i| (7 * i * i + 3 * i + 1) % 96).collect();
+    for name in ["qwen3-tied-yarn", "qwen3-untied"] {
+        let bytes = fs::read(fixtures().join(format!("{name}.gguf"))).unwrap();
+        for (kind, pattern) in [("window", "window:5"), ("sinks", "window:5:2")] {
+            let want = floats(fixtures().join(format!("{name}.{kind}")));
+            for isa in Isa::available() {
+                let options = CpuOptions { isa, batch: 7, ..exact() };
+                let attention = pattern.parse().unwrap();
+                let in_session = SessionOptions { attention, ..in_format(KvFormat::F32) };
+                let got = all_logits(&mut device(&bytes, &options).unwrap(), &tokens, &in_session).unwrap();
+                let worst = worst(&got, &want);
+                assert!(worst < 1e-4, "{name} {pattern} {isa:?}: {worst}");
+            }
+        }
+    }
+}
+
 /// (weights file, f64 reference, llama.cpp's own logits of that file)
 const GOLDEN: [(&str, &str, &str); 7] = [
     ("synth-micro-q1_0.gguf", "micro-f32_q1.numpy_f64.logits", "micro-q1_0.logits"),

@@ -128,7 +128,7 @@ fn a_window_of_64_reads_480_tokens_nearly_as_well_as_all_of_them_together() {
     assert!(tokens.len() > 400);
     let whole = streamed(device, &tokens, from, &wide, &|_, _| unreachable!());
     for kv in KvFormat::ALL {
-        let narrow = SessionOptions { context: 64, kv };
+        let narrow = SessionOptions { context: 64, kv, ..SessionOptions::default() };
         let moved = streamed(device, &tokens, from, &narrow, &|device, s| s.shift(device, 4, 30).unwrap());
         let lost = streamed(device, &tokens, from, &narrow, &|_, s| s.truncate(4).unwrap());
         println!("{kv:?}: all {whole:.4}, shifted {moved:.4}, begun anew {lost:.4}");

@@ -73,7 +73,7 @@ fn an_exported_cache_goes_on_in_another_session() {
     let mut device = device(&bytes, &exact()).unwrap();
     let tokens = tokens();
     for kv in KvFormat::ALL {
-        let options = SessionOptions { kv, context: 24 };
+        let options = SessionOptions { kv, context: 24, ..SessionOptions::default() };
         for held in [0, 1, 15, 16, 17, 23] {
             let mut first = Session::new(&mut device, &options).unwrap();
             if held > 0 {
@@ -93,7 +93,9 @@ fn an_exported_cache_goes_on_in_another_session() {
             }
             let want = first.forward_prefill(&mut device, &tokens[held..]).unwrap().to_vec();
 
-            let mut other = Session::new(&mut device, &SessionOptions { context: 40, kv }).unwrap();
+            let mut other =
+                Session::new(&mut device, &SessionOptions { context: 40, kv, ..SessionOptions::default() })
+                    .unwrap();
             other.forward_prefill(&mut device, &[1, 2, 3]).unwrap();
             other.import(&mut device, held, &out).unwrap();
             assert_eq!(other.position(), held);

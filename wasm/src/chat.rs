@@ -257,8 +257,8 @@ impl Chat {
     }
 
     fn origin(&self) -> Origin {
-        let Loaded { fingerprint, weights, kv, .. } = &*self.loaded;
-        Origin::new(*fingerprint, device::LAYOUT, *kv, weights.activations())
+        let Loaded { fingerprint, weights, session, .. } = &*self.loaded;
+        Origin::new(*fingerprint, device::LAYOUT, session, weights.activations())
     }
 
     fn end_turn(&mut self) -> Option<Finish> {

@@ -5,7 +5,7 @@ use crate::info::FileInfo;
 use shohin_core::chat::ChatModel;
 use shohin_core::constrain::Vocabulary;
 use shohin_core::tokenizer::{Decoder, Special, Tokenizer};
-use shohin_core::{Error, KvFormat, Result, Session};
+use shohin_core::{Error, Result, Session, SessionOptions};
 use std::cell::OnceCell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -14,7 +14,8 @@ use std::sync::Arc;
 pub(crate) struct Loaded {
     pub(crate) tokenizer: Tokenizer<'static>,
     pub(crate) weights: Weights,
-    pub(crate) kv: KvFormat,
+    /// Options of conversations but for their context.
+    pub(crate) session: SessionOptions,
     pub(crate) fingerprint: [u8; 32],
     pub(crate) file: FileInfo,
     /// Built when a reply is first constrained.
@@ -26,15 +27,15 @@ impl Loaded {
         file: FileInfo,
         tokenizer: Tokenizer<'static>,
         weights: Weights,
-        kv: KvFormat,
+        session: SessionOptions,
         fingerprint: [u8; 32],
     ) -> Rc<Loaded> {
-        Rc::new(Loaded { tokenizer, weights, kv, fingerprint, file, vocabulary: OnceCell::new() })
+        Rc::new(Loaded { tokenizer, weights, session, fingerprint, file, vocabulary: OnceCell::new() })
     }
 
     /// A device and a sequence on it for `context` tokens.
     pub(crate) async fn session(&self, context: usize) -> Result<(Device, Session<Device>), DeviceError> {
-        self.weights.session(context, self.kv).await
+        self.weights.session(&SessionOptions { context, ..self.session }).await
     }
 
     /// Calls `work` with the parts of the model that conversations need.

@@ -9,10 +9,10 @@ use crate::message::messages;
 use crate::object::{count, object};
 use crate::options::{template_options, whole};
 use js_sys::Array;
-use shohin_core::SamplerConfig;
 use shohin_core::chat::Style;
 use shohin_core::chat::openai::ChatCompletionRequest;
 use shohin_core::model::ModelVariant;
+use shohin_core::{SamplerConfig, SessionOptions};
 use std::rc::Rc;
 use wasm_bindgen::prelude::*;
 
@@ -29,9 +29,10 @@ pub struct Model {
 impl Model {
     /// Everything there is to know, as `EngineInfo` of the TypeScript side.
     pub fn info(&self) -> JsValue {
-        let Loaded { weights, kv, file, .. } = &*self.loaded;
+        let Loaded { weights, session, file, .. } = &*self.loaded;
         let config = weights.config();
-        let DeviceInfo { backend, isa, threads, weights, kv, scratch } = weights.info(self.context, *kv);
+        let DeviceInfo { backend, isa, threads, weights, kv, scratch } =
+            weights.info(&SessionOptions { context: self.context, ..*session });
         let formats: Array = file.formats.iter().map(|&name| JsValue::from_str(name)).collect();
         let style = match file.template.style {
             Style::Qwen3 => "qwen3",

@@ -8,7 +8,7 @@ use shohin_core::chat::{OverflowPolicy, ResponseFormat, Thinking, ToolChoice, Tu
 use shohin_core::constrain::Whitespace;
 use shohin_core::gguf::{Id42, ReadOptions};
 use shohin_core::model::Pooling;
-use shohin_core::{Activations, Error, KvFormat, Name, SamplerConfig};
+use shohin_core::{Activations, Error, KvFormat, Name, SamplerConfig, SessionOptions};
 use wasm_bindgen::prelude::*;
 
 /// Reads `ChatOptions` of the TypeScript side.
@@ -153,8 +153,9 @@ pub(crate) fn activations_named(name: &str) -> JsResult<Activations> {
 
 /// # Errors
 /// `unsupported` for another word.
-pub(crate) fn kv_named(name: &str) -> JsResult<KvFormat> {
-    KvFormat::named(name).ok_or_else(|| unknown("kv", name, "f32, f16, q8 or q4"))
+pub(crate) fn session_options(kv: &str, attention: &str) -> JsResult<SessionOptions> {
+    let kv = KvFormat::named(kv).ok_or_else(|| unknown("kv", kv, "f32, f16, q8 or q4"))?;
+    Ok(SessionOptions { kv, attention: attention.parse().map_err(js)?, ..SessionOptions::default() })
 }
 
 /// How a file is read, with the meaning of tensor type 42 by name.

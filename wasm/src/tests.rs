@@ -25,7 +25,7 @@ fn load(bytes: &[u8], piece: usize, announced: f64, precision: &str) -> Result<M
         file.append(&Uint8Array::from(piece))?;
     }
     let kv = if precision == "f32" { "f32" } else { "f16" };
-    file.finish(0.0, kv, precision)
+    file.finish(0.0, kv, "full", precision)
 }
 
 fn code(error: &JsValue) -> String {

@@ -1,8 +1,8 @@
 //! A conversation as bytes that can be kept: its messages, and the keys and values of its tokens.
 //!
 //! ```text
-//! magic (8) | fingerprint (32) | layout (1) | kv format (1) | activations (1) | 0 (1) | tokens (4) | kept (4)
-//! | dropped (4) | length of the messages (4) | ids (4 each) | messages | keys and values | checksum (32)
+//! magic (8) | fingerprint (32) | layout (1) | kv format (1) | activations (1) | attention (1, 4, 4, 4) | tokens (4)
+//! | kept (4) | dropped (4) | length of the messages (4) | ids (4 each) | messages | keys and values | checksum (32)
 //! ```
 //! Numbers are little-endian; messages are JSON, an array in OpenAI's form. The checksum is the SHA-256 of all before.
 //! Hosts bring the hash function.
@@ -11,12 +11,12 @@
 use super::openai::{messages_json, parse_messages};
 use super::{ChatMessage, PrefixState};
 use crate::error::{Error, Result};
-use crate::{Activations, KvFormat};
+use crate::{Activations, AttentionPattern, KvFormat, SessionOptions};
 use alloc::vec::Vec;
 
 const MAGIC: [u8; 6] = *b"shohin";
-const VERSION: [u8; 2] = [0, 2];
-const ORIGIN: usize = 36;
+const VERSION: [u8; 2] = [0, 3];
+const ORIGIN: usize = 48;
 const HEAD: usize = 8 + ORIGIN + 16;
 const SUM: usize = 32;
 
@@ -74,22 +74,39 @@ pub struct Origin([u8; ORIGIN]);
 
 impl Origin {
     /// Of a model with this hash of what [`Fingerprint`] says.
-    pub fn new(fingerprint: [u8; 32], layout: Layout, kv: KvFormat, activations: Activations) -> Origin {
-        let format = KvFormat::ALL.iter().position(|&format| format == kv).unwrap_or(usize::MAX);
+    pub fn new(
+        fingerprint: [u8; 32],
+        layout: Layout,
+        session: &SessionOptions,
+        activations: Activations,
+    ) -> Origin {
+        let format = KvFormat::ALL.iter().position(|&format| format == session.kv).unwrap_or(usize::MAX);
         let mut origin = [0; ORIGIN];
         origin[..32].copy_from_slice(&fingerprint);
         let gpu = u8::from(layout == Layout::Gpu);
         origin[32..35].copy_from_slice(&[gpu, format as u8, u8::from(activations == Activations::Int8)]);
+        let (kind, numbers) = match session.attention {
+            AttentionPattern::Full => (0, [0; 3]),
+            AttentionPattern::Window { window, sinks } => (1, [window, sinks, 0]),
+            AttentionPattern::Dilated { blocks, step } => (2, [blocks, step, 0]),
+            AttentionPattern::Strided { blocks, stride } => (3, [blocks, stride, 0]),
+            AttentionPattern::BigBird { blocks, global, random } => (4, [blocks, global, random]),
+        };
+        origin[35] = kind;
+        for (bytes, n) in origin[36..].as_chunks_mut().0.iter_mut().zip(numbers) {
+            *bytes = n.to_le_bytes();
+        }
         Origin(origin)
     }
 
     /// What distinguishes `other`.
     fn difference(&self, other: &[u8; ORIGIN]) -> Option<&'static str> {
-        let parts: [(core::ops::Range<usize>, &str); 4] = [
+        let parts: [(core::ops::Range<usize>, &str); 5] = [
             (0..32, "another model"),
             (32..33, "another kind of device (a CPU or a GPU)"),
             (33..34, "another format of the KV cache"),
-            (34..36, "another precision of activations"),
+            (34..35, "another precision of activations"),
+            (35..ORIGIN, "another attention pattern"),
         ];
         parts
             .into_iter()

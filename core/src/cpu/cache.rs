@@ -2,7 +2,9 @@
 #![forbid(unsafe_code)]
 
 use crate::arena::{Arena, Planner};
+use crate::attention::AttentionPattern;
 use crate::cache::{KvCodec, KvFormat, KvShape, KvStorage, with_codec};
+use crate::device::SessionOptions;
 use crate::error::{Error, Result};
 use crate::memory::Memory;
 
@@ -10,6 +12,7 @@ use crate::memory::Memory;
 pub struct CpuCache<'m> {
     pub(super) format: KvFormat,
     pub(super) shape: KvShape,
+    pub(super) attention: AttentionPattern,
     memory: Memory<'m>,
 }
 
@@ -27,19 +30,23 @@ pub(super) fn plan(format: KvFormat, shape: KvShape) -> Result<(usize, usize)> {
 }
 
 impl<'m> CpuCache<'m> {
-    pub(super) fn new(format: KvFormat, shape: KvShape) -> Result<Self> {
-        let memory = Memory::zeroed(plan(format, shape)?.1)?;
-        Ok(CpuCache { format, shape, memory })
+    pub(super) fn new(options: &SessionOptions, shape: KvShape) -> Result<Self> {
+        let memory = Memory::zeroed(plan(options.kv, shape)?.1)?;
+        Ok(CpuCache { format: options.kv, shape, attention: options.attention, memory })
     }
 
     /// A cache in memory that the host supplies, with any content.
     pub(super) fn new_in(
-        format: KvFormat,
+        options: &SessionOptions,
         shape: KvShape,
         memory: impl AsMut<[u8]> + Send + Sync + 'm,
     ) -> Result<Self> {
-        let memory = Memory::custom(plan(format, shape)?.1, memory)?;
-        Ok(CpuCache { format, shape, memory })
+        let memory = Memory::custom(plan(options.kv, shape)?.1, memory)?;
+        Ok(CpuCache { format: options.kv, shape, attention: options.attention, memory })
+    }
+
+    pub(super) fn options(&self) -> SessionOptions {
+        SessionOptions { context: self.shape.capacity, kv: self.format, attention: self.attention }
     }
 
     /// The keys and values, stored by `C`, which must be the codec of the cache's format.

@@ -97,6 +97,7 @@ fn shape(program: &Program, options: &CpuOptions, session: &SessionOptions) -> R
     if session.context == 0 {
         return Err(Error::Option { what: "context", found: 0.0, expected: "at least 1" });
     }
+    session.attention.check()?;
     Ok(KvShape {
         layers: program.layers,
         kv_heads: program.heads.kv,
@@ -185,7 +186,7 @@ impl<'m, B: ModelBytes> Cpu<'m, B> {
         memory: impl AsMut<[u8]> + Send + Sync + 'm,
     ) -> Result<Session<Self>> {
         let shape = shape(self.program(), &self.options, options)?;
-        Ok(Session::over(CpuCache::new_in(options.kv, shape, memory)?, shape.capacity))
+        Ok(Session::over(CpuCache::new_in(options, shape, memory)?, shape.capacity))
     }
 
     /// The weights.
@@ -222,8 +223,7 @@ impl<'m, B: ModelBytes> Cpu<'m, B> {
             return Err(Error::Length { what: "caches of a batch", expected, found });
         }
         for (run, cache) in batch.iter().zip(caches.iter()) {
-            let session = SessionOptions { context: cache.shape.capacity, kv: cache.format };
-            if cache.shape != shape(self.program(), &self.options, &session)? {
+            if cache.shape != shape(self.program(), &self.options, &cache.options())? {
                 return Err(Error::Device { problem: "the cache was made by another one" });
             }
             check_run(run, cache.shape.capacity, self.program().vocab())?;
@@ -255,11 +255,11 @@ impl<'m, B: ModelBytes> Device for Cpu<'m, B> {
     }
 
     async fn cache(&mut self, options: &SessionOptions) -> Result<CpuCache<'m>> {
-        CpuCache::new(options.kv, shape(self.program(), &self.options, options)?)
+        CpuCache::new(options, shape(self.program(), &self.options, options)?)
     }
 
     fn cache_options(&self, cache: &CpuCache<'m>) -> SessionOptions {
-        SessionOptions { context: cache.shape.capacity, kv: cache.format }
+        cache.options()
     }
 
     async fn run(

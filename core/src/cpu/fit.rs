@@ -41,7 +41,11 @@ pub fn published_within(bytes: u64, kv: KvFormat) -> impl Iterator<Item = (Model
     all_specs().map(move |spec| {
         let plan = |context| {
             let options = CpuOptions { context, ..CpuOptions::default() };
-            MemoryPlan::for_config(&spec.config, &options, &SessionOptions { context, kv })
+            MemoryPlan::for_config(
+                &spec.config,
+                &options,
+                &SessionOptions { context, kv, ..SessionOptions::default() },
+            )
         };
         let weights = spec.capabilities.weight_bytes + FILE_BYTES;
         let context = longest_context(spec.capabilities.max_context_length, bytes, weights, plan);

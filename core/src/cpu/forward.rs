@@ -269,11 +269,12 @@ impl<B: ModelBytes> Forward<'_, B> {
         let heads = self.weights.program().heads;
         let q_size = heads.query * heads.dim;
         let range = segment.row * q_size..(segment.row + segment.tokens.len()) * q_size;
+        let pattern = cache.attention;
         let storage: KvStorage<'_, C> = cache.storage()?;
         let own = core::mem::take(&mut scratch.attention);
         let q = &scratch.buffer(q, range.end)[range.clone()];
         let (start, group) = (segment.position, heads.query / heads.kv);
-        let attention = CausalAttention { cache: &storage, layer, start, group, q };
+        let attention = CausalAttention { cache: &storage, layer, start, group, pattern, q };
         attention.run(self.isa, self.pool, &mut out[range], own);
         scratch.attention = own;
         Ok(())

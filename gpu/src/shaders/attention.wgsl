@@ -1,4 +1,4 @@
-// Causal attention over everything cached, with an online softmax: one workgroup takes a key-value head and ROWS_TILE
+// Causal attention over the positions of a pattern, with an online softmax: one workgroup takes a key-value head and ROWS_TILE
 // rows (token and query head) that look at it, and goes through WORKGROUP positions at a time.
 
 // (rows of the batch, Q_STRIDE): queries (HEADS, HEAD_DIM) from Q_FIRST on.
@@ -51,7 +51,11 @@ fn attention(lane: Lane, @builtin(workgroup_id) group: vec3<u32>) {
     }
     let quad = lane.index % QUADS;
     let part = lane.index / QUADS;
+    let first_query = start + first_row / SHARE;
     for (var tile = begin; tile < end; tile += WORKGROUP) {
+        if pattern_skips(first_query, most - 1u, tile) {
+            continue;
+        }
         let position = tile + lane.index;
         // A position beyond the end reads one that is there, and gets no weight.
         let key = kv_head * CAPACITY + min(position, end - 1u);
@@ -64,7 +68,7 @@ fn attention(lane: Lane, @builtin(workgroup_id) group: vec3<u32>) {
         }
         var decay = array<vec4<f32>, FOURS>();
         for (var f = 0u; f < FOURS; f++) {
-            let seen = vec4(position) < min(sees[f], vec4(end));
+            let seen = (vec4(position) < min(sees[f], vec4(end))) & pattern_sees(sees[f] - vec4(1u), position);
             let s = select(vec4(LOWEST), score[f], seen);
             let top = max(highest[f], group_max(s, lane));
             let weight = select(vec4(0.0), exp(s - top), seen);

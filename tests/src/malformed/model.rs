@@ -7,8 +7,8 @@ use shohin_core::cpu::{Cpu, CpuWeights, Isa};
 use shohin_core::gguf::Gguf;
 use shohin_core::tokenizer::Special;
 use shohin_core::{
-    Activations, BonsaiModel, CpuOptions, Error, Format, KvFormat, Result, Sampler, SamplerConfig, Serial,
-    Session, SessionOptions, Tokenizer,
+    Activations, AttentionPattern, BonsaiModel, CpuOptions, Error, Format, KvFormat, Result, Sampler,
+    SamplerConfig, Serial, Session, SessionOptions, Tokenizer,
 };
 
 use super::cases;
@@ -45,7 +45,8 @@ fn options(activations: Activations, isa: Isa) -> CpuOptions {
     CpuOptions { context: 16, activations, batch: 4, isa, ..CpuOptions::default() }
 }
 
-const IN_SESSION: SessionOptions = SessionOptions { context: 16, kv: KvFormat::F32 };
+const IN_SESSION: SessionOptions =
+    SessionOptions { context: 16, kv: KvFormat::F32, attention: AttentionPattern::Full };
 
 /// Loads and runs a model. Returns for any file.
 fn run(file: &[u8]) -> Result<Vec<f32>> {

@@ -106,6 +106,17 @@ describe("a loaded model", () => {
     for (const engine of [half, bytes, nibbles]) await engine.dispose();
   });
 
+  test("attends to the positions of a pattern", async () => {
+    const [full, all, few] = await Promise.all([undefined, "window:4096", "window:3"].map((attention) => Engine.load(MODEL, { attention })));
+    const messages = [{ role: "user", content: "What does a cow say?" }];
+    const reply = async (engine) => (await collect(engine.chat(messages, { preset: "greedy", maxTokens: 8 }))).text;
+    assert.equal(await reply(all), await reply(full));
+    assert.notEqual(await reply(few), await reply(full));
+    for (const engine of [full, all, few]) await engine.dispose();
+    await assert.rejects(Engine.load(MODEL, { attention: "window:0" }), fails("unsupported"));
+    await assert.rejects(Engine.load(MODEL, { attention: 1024 }), fails("argument"));
+  });
+
   test("gives the reference implementation's text, token by token", async () => {
     const exact = await Engine.load(MODEL, { activations: "f32", kv: "f32" });
     for (const { messages, prompt_ids, continuation_ids, text } of EXPECTED.chats) {

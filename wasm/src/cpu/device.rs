@@ -8,9 +8,7 @@ use shohin_core::chat::snapshot::Layout;
 use shohin_core::cpu::CpuWeights;
 use shohin_core::device::{Readout, ready};
 use shohin_core::model::ModelConfig;
-use shohin_core::{
-    Activations, Cpu, CpuOptions, Error, KvFormat, MemoryPlan, Result, Session, SessionOptions,
-};
+use shohin_core::{Activations, Cpu, CpuOptions, Error, MemoryPlan, Result, Session, SessionOptions};
 use std::sync::Arc;
 
 /// The CPU over weights that this module owns.
@@ -53,16 +51,16 @@ impl Weights {
     }
 
     /// A device with scratch memory of its own, and a sequence on it.
-    pub(crate) async fn session(&self, context: usize, kv: KvFormat) -> Result<(Device, Session<Device>)> {
-        let options = CpuOptions { context, ..self.options };
+    pub(crate) async fn session(&self, session: &SessionOptions) -> Result<(Device, Session<Device>)> {
+        let options = CpuOptions { context: session.context, ..self.options };
         let mut device = Cpu::with_weights(Arc::clone(&self.weights), &options, pool())?;
-        let session = Session::open(&mut device, &SessionOptions { context, kv }).await?;
+        let session = Session::open(&mut device, session).await?;
         Ok((device, session))
     }
 
-    pub(crate) fn info(&self, context: usize, kv: KvFormat) -> DeviceInfo {
-        let options = CpuOptions { context, ..self.options };
-        let plan = self.weights.memory_plan(&options, &SessionOptions { context, kv });
+    pub(crate) fn info(&self, session: &SessionOptions) -> DeviceInfo {
+        let options = CpuOptions { context: session.context, ..self.options };
+        let plan = self.weights.memory_plan(&options, session);
         let (kv, scratch) = plan.map_or((0, 0), |MemoryPlan { kv, total, .. }| (kv, total - kv));
         DeviceInfo {
             backend: "cpu",

@@ -7,14 +7,14 @@ use crate::error::{JsResult, js};
 use crate::info::FileInfo;
 use crate::loaded::Loaded;
 use crate::model::Model;
-use crate::options::{activations_named, kv_named, reading, whole};
+use crate::options::{activations_named, reading, session_options, whole};
 use crate::threads::pool;
 use js_sys::Uint8Array;
 use shohin_core::cpu::{self, CpuWeights, Expansion, Isa};
 use shohin_core::gguf::{Event, GgufStream, ReadOptions};
 use shohin_core::model::{BonsaiModel, Qwen3Config};
 use shohin_core::tokenizer::Tokenizer;
-use shohin_core::{Activations, CpuOptions, Error, Gguf, KvFormat, Result};
+use shohin_core::{Activations, CpuOptions, Error, Gguf, Result, SessionOptions};
 use std::sync::Arc;
 use wasm_bindgen::prelude::*;
 
@@ -126,8 +126,8 @@ impl Loader {
     ///
     /// # Errors
     /// If the file is malformed or not supported, for an unknown option, or `memory`.
-    pub fn finish(mut self, context: f64, kv: &str, activations: &str) -> JsResult<Model> {
-        let kv = kv_named(kv)?;
+    pub fn finish(mut self, context: f64, kv: &str, attention: &str, activations: &str) -> JsResult<Model> {
+        let session = session_options(kv, attention)?;
         let activations = activations_named(activations)?;
         let asked = whole("context", context)?;
         let mut options = CpuOptions { activations, ..CpuOptions::default() };
@@ -136,7 +136,7 @@ impl Loader {
         }
         // Memory that was announced and not used serves the conversations.
         self.bytes.shrink_to_fit();
-        wait(async { load(self.bytes, &self.read, options, kv, asked == 0).await.map_err(js) })
+        wait(async { load(self.bytes, &self.read, options, session, asked == 0).await.map_err(js) })
     }
 }
 
@@ -153,7 +153,7 @@ async fn load(
     mut bytes: Vec<u8>,
     read: &ReadOptions,
     options: CpuOptions,
-    kv: KvFormat,
+    session: SessionOptions,
     shrink: bool,
 ) -> Result<Model> {
     let mut fingerprint = FileHash::default();
@@ -171,7 +171,7 @@ async fn load(
     let weights =
         if int8 { CpuWeights::repack(model, options.isa, pool())? } else { CpuWeights::new(model)? };
     let weights = Weights { weights: Arc::new(weights), options };
-    let loaded = Loaded::new(file, tokenizer, weights, kv, fingerprint.finish());
+    let loaded = Loaded::new(file, tokenizer, weights, session, fingerprint.finish());
     let mut context = options.context;
     let first = loop {
         match Chat::open(&loaded, context).await {

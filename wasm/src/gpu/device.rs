@@ -5,7 +5,7 @@ use shohin_core::chat::TurnOptions;
 use shohin_core::chat::snapshot::Layout;
 use shohin_core::device::Readout;
 use shohin_core::model::ModelConfig;
-use shohin_core::{Activations, Device as _, KvFormat, Session, SessionOptions};
+use shohin_core::{Activations, Device as _, Session, SessionOptions};
 use shohin_gpu::{GpuDevice, GpuDeviceOptions, GpuModel, Result};
 use std::sync::Arc;
 
@@ -43,14 +43,14 @@ impl Weights {
     }
 
     /// A device with scratch memory of its own, and a sequence on it.
-    pub(crate) async fn session(&self, context: usize, kv: KvFormat) -> Result<(Device, Session<Device>)> {
-        let mut device = GpuDevice::new(&self.model, &self.options(context)).await?;
-        let session = Session::open(&mut device, &SessionOptions { context, kv }).await?;
+    pub(crate) async fn session(&self, session: &SessionOptions) -> Result<(Device, Session<Device>)> {
+        let mut device = GpuDevice::new(&self.model, &self.options(session.context)).await?;
+        let session = Session::open(&mut device, session).await?;
         Ok((device, session))
     }
 
-    pub(crate) fn info(&self, context: usize, kv: KvFormat) -> DeviceInfo {
-        let plan = self.model.plan().memory_plan(&self.options(context), &SessionOptions { context, kv });
+    pub(crate) fn info(&self, session: &SessionOptions) -> DeviceInfo {
+        let plan = self.model.plan().memory_plan(&self.options(session.context), session);
         let plan = plan.unwrap_or_default();
         DeviceInfo {
             backend: "webgpu",

@@ -7,11 +7,11 @@ use crate::error::{JsResult, js};
 use crate::info::FileInfo;
 use crate::loaded::Loaded;
 use crate::model::Model;
-use crate::options::{activations_named, exact, kv_named, reading, whole};
+use crate::options::{activations_named, exact, reading, session_options, whole};
 use js_sys::Uint8Array;
 use shohin_core::gguf::{Event, GgufStream};
 use shohin_core::tokenizer::Tokenizer;
-use shohin_core::{Activations, Error, KvFormat};
+use shohin_core::{Activations, Error, SessionOptions};
 use shohin_gpu::{Gpu, GpuOptions, Result, Upload};
 use std::sync::Arc;
 use wasm_bindgen::prelude::*;
@@ -65,11 +65,11 @@ impl Loader {
     ///
     /// # Errors
     /// `truncated`, an unknown option, or what the GPU says.
-    pub async fn finish(self, context: f64, kv: &str, activations: &str) -> JsResult<Model> {
+    pub async fn finish(self, context: f64, kv: &str, attention: &str, activations: &str) -> JsResult<Model> {
         let asked = whole("context", context)?;
         let context = if asked > 0 { asked } else { CONTEXT };
-        let (kv, activations) = (kv_named(kv)?, activations_named(activations)?);
-        self.complete(context, kv, activations).await.map_err(js)
+        let (session, activations) = (session_options(kv, attention)?, activations_named(activations)?);
+        self.complete(SessionOptions { context, ..session }, activations).await.map_err(js)
     }
 }
 
@@ -117,7 +117,7 @@ impl Loader {
         Ok(())
     }
 
-    async fn complete(mut self, context: usize, kv: KvFormat, activations: Activations) -> Result<Model> {
+    async fn complete(mut self, session: SessionOptions, activations: Activations) -> Result<Model> {
         self.stream.finish()?;
         let missing = Error::Truncated { what: "header", at: 0, need: 1, have: 0 };
         let model = self.upload.ok_or(missing)?.finish()?;
@@ -125,8 +125,8 @@ impl Loader {
         let tokenizer = Tokenizer::from_metadata(header.metadata())?.into_owned();
         let file = FileInfo::new(&header, &tokenizer, self.file_len)?;
         let weights = Weights { model, activations };
-        let loaded = Loaded::new(file, tokenizer, weights, kv, self.fingerprint.finish());
-        let first = Chat::open(&loaded, context).await?;
+        let loaded = Loaded::new(file, tokenizer, weights, session, self.fingerprint.finish());
+        let first = Chat::open(&loaded, session.context).await?;
         Ok(Model::new(loaded, first))
     }
 }

@@ -1,9 +1,10 @@
-//! Causal attention over all cached positions, spread over workers.
+//! Causal attention over cached positions, spread over workers.
 #![forbid(unsafe_code)]
 
 use super::flash::{
     FlashCodec, Queries, SPLIT, flash_attention, flash_attention_split, merge_splits, part_len,
 };
+use crate::attention::AttentionPattern;
 use crate::cache::{KvShape, KvStorage};
 use crate::cpu::isa::Isa;
 use crate::cpu::parallel::{for_each_chunk, for_each_tile};
@@ -20,6 +21,8 @@ pub(crate) struct CausalAttention<'a, 'b, C> {
     pub(crate) start: usize,
     /// Query heads that share a key-value head.
     pub(crate) group: usize,
+    /// The positions that each token sees.
+    pub(crate) pattern: AttentionPattern,
     /// `(tokens, query heads, head_dim)`, prepared by [`FlashCodec::prepare`].
     pub(crate) q: &'a [f32],
 }
@@ -36,7 +39,7 @@ pub(crate) fn scratch_len(shape: &KvShape, query_heads: usize, batch: usize) -> 
 }
 
 impl<C: FlashCodec> CausalAttention<'_, '_, C> {
-    /// `out = softmax(q . k^T / sqrt(head_dim)) v`, shaped as `q`. The result does not depend on the pool, on
+    /// `out = softmax(q . k^T / sqrt(head_dim)) v` over the positions that each token sees, shaped as `q`. The result does not depend on the pool, on
     /// the instruction set, or on how many tokens are computed at once. `scratch` has [`scratch_len`] floats.
     pub(crate) fn run(&self, isa: Isa, pool: &dyn Pool, out: &mut [f32], scratch: &mut [f32]) {
         let shape = self.cache.shape();
@@ -53,6 +56,7 @@ impl<C: FlashCodec> CausalAttention<'_, '_, C> {
             tokens,
             heads: self.group,
             seen: self.start + token + 1,
+            pattern: self.pattern,
         };
         if tokens == 1 && seen > SPLIT {
             let (splits, len) = (seen.div_ceil(SPLIT), part_len(d));
@@ -97,6 +101,7 @@ mod tests {
     /// the tokens are the last ones.
     fn attention<C: FlashCodec>(
         (kv_heads, group, d): (usize, usize, usize),
+        pattern: AttentionPattern,
         q: &[f32],
         keys: &[f32],
         values: &[f32],
@@ -118,7 +123,7 @@ mod tests {
         let run = |isa, pool: &dyn Pool, first: usize, n: usize| {
             let q = &q[first * columns..(first + n) * columns];
             let start = len - tokens + first;
-            let attention = CausalAttention { cache: &cache, layer: 1, start, group, q };
+            let attention = CausalAttention { cache: &cache, layer: 1, start, group, pattern, q };
             let mut out = alloc::vec![f32::NAN; n * columns];
             let mut scratch = alloc::vec![f32::NAN; scratch_len(&shape, kv_heads * group, n)];
             attention.run(isa, pool, &mut out, &mut scratch);
@@ -160,9 +165,12 @@ mod tests {
             .collect()
     }
 
-    /// Computes [`attention`] from the formula.
+    const FULL: AttentionPattern = AttentionPattern::Full;
+
+    /// Computes [`attention`] from the formula, over the positions for which `sees` holds.
     fn naive(
         (kv_heads, group, d): (usize, usize, usize),
+        sees: &dyn Fn(usize, usize) -> bool,
         q: &[f32],
         keys: &[f32],
         values: &[f32],
@@ -172,9 +180,11 @@ mod tests {
         let mut out = Vec::new();
         for (i, q) in q.chunks_exact(d).enumerate() {
             let (token, head) = (i / heads, i % heads / group);
+            let query = len - tokens + token;
             let rows = |x: &[f32]| -> Vec<Vec<f64>> {
-                let rows = x.chunks_exact(d).skip(head).step_by(kv_heads).take(len - tokens + token + 1);
-                rows.map(|row| row.iter().map(|&x| f64::from(x)).collect()).collect()
+                let rows = x.chunks_exact(d).skip(head).step_by(kv_heads).take(query + 1).enumerate();
+                let rows = rows.filter(|(key, _)| sees(query, *key));
+                rows.map(|(_, row)| row.iter().map(|&x| f64::from(x)).collect()).collect()
             };
             let dot = |k: &Vec<f64>| q.iter().zip(k).map(|(&a, &b)| f64::from(a) * b).sum::<f64>();
             let scores: Vec<f64> = rows(keys).iter().map(|k| dot(k) / libm::sqrt(d as f64)).collect();
@@ -207,10 +217,46 @@ mod tests {
                     assert!((f64::from(*got) - want).abs() < 2e-6, "{what} {shape:?} {len} {i}");
                 }
             };
-            close(attention::<Float<f32>>(shape, &q, &k, &v), naive(shape, &q, &k, &v), "f32");
+            close(
+                attention::<Float<f32>>(shape, FULL, &q, &k, &v),
+                naive(shape, &|_, _| true, &q, &k, &v),
+                "f32",
+            );
             let halves = |x: &[f32]| x.iter().map(|&x| f16::store(x).load()).collect::<Vec<_>>();
-            let want = naive(shape, &q, &halves(&k), &halves(&v));
-            close(attention::<Float<f16>>(shape, &q, &k, &v), want, "f16");
+            let want = naive(shape, &|_, _| true, &q, &halves(&k), &halves(&v));
+            close(attention::<Float<f16>>(shape, FULL, &q, &k, &v), want, "f16");
+        }
+    }
+
+    /// Masks written out position by position, as in the papers.
+    #[test]
+    fn patterns_agree_with_naive_f64() {
+        type Sees = fn(usize, usize) -> bool;
+        let cases: [(&str, Sees); 6] = [
+            ("window:1", |i, j| i == j),
+            ("window:100", |i, j| j + 100 > i),
+            ("window:70:5", |i, j| j + 70 > i || j < 5),
+            ("window:9:90", |i, j| j + 9 > i || j < 90),
+            ("dilated:2:3", |i, j| i / 64 == j / 64 || i / 64 == j / 64 + 3),
+            ("strided:2:3", |i, j| i / 64 <= j / 64 + 1 || (i / 64 - j / 64) % 3 == 0),
+        ];
+        for (text, sees) in cases {
+            let pattern: AttentionPattern = text.parse().unwrap();
+            for (shape, tokens, len) in [
+                ((2, 1, 16), 1, 1),
+                ((1, 3, 20), 70, 150),
+                ((1, 2, 16), 40, SPLIT + 17),
+                ((1, 2, 18), 3, 2 * SPLIT + 1),
+            ] {
+                let (kv_heads, group, d) = shape;
+                let q = noise(tokens * kv_heads * group * d, 1);
+                let (k, v) = (noise(kv_heads * d * len, 2), noise(kv_heads * d * len, 3));
+                let want = naive(shape, &sees, &q, &k, &v);
+                let got = attention::<Float<f32>>(shape, pattern, &q, &k, &v);
+                for (i, (got, want)) in got.iter().zip(want).enumerate() {
+                    assert!((f64::from(*got) - want).abs() < 2e-6, "{text} {shape:?} {len} {i}");
+                }
+            }
         }
     }
 
@@ -241,14 +287,15 @@ mod tests {
             let (kv_heads, group, d) = shape;
             let q = noise(tokens * kv_heads * group * d, 1);
             let (k, v) = (noise(kv_heads * d * len, 2), noise(kv_heads * d * len, 3));
-            let got = attention::<C>(shape, &q, &k, &v);
+            let got = attention::<C>(shape, FULL, &q, &k, &v);
             let stored = naive(
                 shape,
+                &|_, _| true,
                 &q,
                 &through_codes(&k, d, SCALE_GROUP, largest),
                 &through_codes(&v, d, value_group(d), largest),
             );
-            let exact = naive(shape, &q, &k, &v);
+            let exact = naive(shape, &|_, _| true, &q, &k, &v);
             let (mut noise, mut signal) = (0.0, 0.0);
             for (i, got) in got.iter().enumerate() {
                 let got = f64::from(*got);
@@ -279,8 +326,8 @@ mod tests {
         let keys: Vec<f32> = (0..len).flat_map(|i| core::iter::repeat_n(i as f32 / 32.0, d)).collect();
         let values = noise(len * d, 9);
         let q = alloc::vec![1.0; d];
-        let got = attention::<Float<f32>>((1, 1, d), &q, &keys, &values);
-        let want = naive((1, 1, d), &q, &keys, &values);
+        let got = attention::<Float<f32>>((1, 1, d), FULL, &q, &keys, &values);
+        let want = naive((1, 1, d), &|_, _| true, &q, &keys, &values);
         for i in 0..d {
             assert!((f64::from(got[i]) - want[i]).abs() < 1e-5);
         }
@@ -315,7 +362,7 @@ mod tests {
         C::prepare(&mut q, d);
         let start = (k.len() - q.len()) / d;
         let mut out = alloc::vec![0.0; q.len()];
-        let attention = CausalAttention { cache: &cache, layer: 0, start, group: 1, q: &q };
+        let attention = CausalAttention { cache: &cache, layer: 0, start, group: 1, pattern: FULL, q: &q };
         attention.run(Isa::detect(), &Serial, &mut out, &mut []);
         out
     }

@@ -6,6 +6,8 @@
 //! * Positions are divided into splits of [`SPLIT`], which different workers may process, and splits into
 //!   tiles of [`TILE`].
 //! * A score is one running sum over the elements of a head, then multiplied by `1 / sqrt(head_dim)`.
+//! * Tiles that no query sees are skipped. A query that does not see a position of another tile has the score -inf there,
+//!   which changes no bit of its result.
 //! * After a tile's scores, the maximum so far is subtracted; `e^x` of position `t` is added to partial sum
 //!   `t % 16`, and the partial sums are folded; earlier sums are multiplied by `decay`, `e` to the power of
 //!   the maximum's change.
@@ -16,6 +18,7 @@
 use core::mem::MaybeUninit;
 use core::ops::Range;
 
+use crate::attention::{AttentionPattern, PATTERN_BLOCK};
 use crate::cache::{CHUNK_POSITIONS, KvCodec, KvView};
 use crate::cpu::isa::{Isa, Kind};
 use crate::cpu::op::exp::exp;
@@ -25,7 +28,7 @@ use crate::cpu::simd::{self, LANES, Simd};
 
 /// Positions scored before their values are added: scores stay on the stack, and keys and values of a tile
 /// stay in the L1 and L2 caches while all queries use them.
-pub(super) const TILE: usize = 64;
+pub(super) const TILE: usize = PATTERN_BLOCK;
 
 // A tile is read as one run of memory.
 const _: () = assert!(CHUNK_POSITIONS.is_multiple_of(TILE) && SPLIT.is_multiple_of(TILE));
@@ -94,8 +97,10 @@ pub(crate) struct Queries<'a> {
     pub(crate) stride: usize,
     pub(crate) tokens: usize,
     pub(crate) heads: usize,
-    /// Positions that the first token sees; each token sees one more than the one before.
+    /// Positions up to that of the first token; each token has one more than the one before.
     pub(crate) seen: usize,
+    /// Which of them it sees.
+    pub(crate) pattern: AttentionPattern,
 }
 
 /// The individual queries of [`Queries`], token by token.
@@ -236,8 +241,9 @@ struct Job<'a, C> {
     count: usize,
     q: [*const f32; ROWS],
     out: [*mut f32; ROWS],
-    /// Positions that each query sees, non-decreasing.
+    /// Positions up to that of each query, non-decreasing.
     seen: [usize; ROWS],
+    pattern: AttentionPattern,
 }
 
 /// Whether modules for browsers leave the scalar code out: nothing selects it there, and it adds 9 kB to a
@@ -258,8 +264,9 @@ fn span<C: FlashCodec>(
     let d = head.head_dim;
     // The callers split at tiles within the cache; the unsafe reads below rely on it.
     assert!(range.start.is_multiple_of(TILE) && head.holds(range.end) && rows.count <= ROWS);
+    let (count, pattern) = (rows.count, rows.q.pattern);
     let mut job =
-        Job { head, range, count: rows.count, q: [core::ptr::null(); ROWS], out: *out, seen: [0; ROWS] };
+        Job { head, range, count, q: [core::ptr::null(); ROWS], out: *out, seen: [0; ROWS], pattern };
     for i in 0..rows.count {
         let (t, at) = rows.place(i);
         job.q[i] = rows.q.q[t * rows.q.stride + at..][..d].as_ptr();
@@ -332,15 +339,21 @@ unsafe fn run<L: Simd, C: FlashCodec, const N4: usize, const N2: usize, const N1
             if first == count {
                 return;
             }
-            let mut visible = [0; ROWS];
+            let (mut visible, mut hidden) = ([0; ROWS], [const { 0..0 }; ROWS]);
+            let mut skip = true;
             for r in first..count {
                 visible[r] = job.seen[r].min(end) - start;
+                hidden[r] = job.pattern.hidden(job.seen[r] - 1, start / TILE);
+                skip &= hidden[r].start == 0 && hidden[r].end >= visible[r];
+            }
+            if skip {
+                continue;
             }
             let rows = Span { first, count, visible: &visible };
             scores[first..count].fill([0.0; TILE]);
             C::score::<L, N4, N2, N1>(&job.head, &rows, &job.q, start, &mut scores, scratch);
             for r in first..count {
-                decay[r] = softmax[r].add_tile(&mut scores[r], visible[r], scale);
+                decay[r] = softmax[r].add_tile(&mut scores[r], visible[r], hidden[r].clone(), scale);
             }
             C::sum::<L, N4, V2, N1>(&job.head, &rows, &scores, &decay, start, &job.out, scratch);
         }
@@ -348,12 +361,15 @@ unsafe fn run<L: Simd, C: FlashCodec, const N4: usize, const N2: usize, const N1
 }
 
 impl Softmax {
-    /// Turns the first `n` dot products of a tile into weights; returns the factor for earlier outputs.
+    /// Turns the first `n` dot products of a tile but those `hidden` into weights; returns the factor for earlier outputs.
     #[inline(always)]
-    fn add_tile(&mut self, scores: &mut [f32; TILE], n: usize, scale: f32) -> f32 {
+    fn add_tile(&mut self, scores: &mut [f32; TILE], n: usize, hidden: Range<usize>, scale: f32) -> f32 {
         scores.iter_mut().for_each(|score| *score *= scale);
         // Masked positions add nothing, as e^-inf is 0.
         scores[n..].fill(f32::NEG_INFINITY);
+        if let Some(hidden) = scores.get_mut(hidden) {
+            hidden.fill(f32::NEG_INFINITY);
+        }
         let mut most = [self.max; LANES];
         for scores in scores.as_chunks::<LANES>().0 {
             for l in 0..LANES {

@@ -146,6 +146,7 @@ const LOAD: Checks<LoadOptions> = {
   signal,
   context: range(isCount, "a whole number of tokens, at least 1"),
   kv: either(...KV_FORMATS),
+  attention: text,
   activations: either("int8", "f32"),
   id42: either(...ID42_LAYOUTS),
   backend: either("cpu", "webgpu", "auto"),

@@ -61,6 +61,11 @@ export interface LoadOptions {
   context?: number;
   /** Number format of the key-value cache. Default `f16`. */
   kv?: (typeof KV_FORMATS)[number];
+  /**
+   * The positions that a token attends to: `full`, `window:POSITIONS` or `window:POSITIONS:SINKS` for the last ones and the first ones,
+   * `dilated:BLOCKS:STEP`, `strided:BLOCKS:STRIDE` or `bigbird:BLOCKS:GLOBAL:RANDOM` in blocks of 64. Default `full`.
+   */
+  attention?: string;
   /** Number format of the activations. `f32` is exact and slower. Default `int8`. */
   activations?: "int8" | "f32";
   /**

@@ -273,7 +273,7 @@ async function modelFrom<M extends Module>(
   options: LoadOptions,
   loaderOf: (module: M, length: number | undefined) => Loader | Promise<Loader>,
 ): Promise<LoadedModel> {
-  const { context = 0, kv = "f16", activations = "int8" } = options;
+  const { context = 0, kv = "f16", attention = "full", activations = "int8" } = options;
   let pieces = source;
   let unfinished: Loader | undefined;
   try {
@@ -282,7 +282,7 @@ async function modelFrom<M extends Module>(
     const loader = (unfinished = await loaderOf(module, pieces.total ?? options.bytes));
     await pourInto(module, pieces, (piece) => loader.append(piece), options);
     unfinished = undefined; // finish() consumes it, also when it fails
-    return new LoadedModel(await loader.finish(context, kv, activations));
+    return new LoadedModel(await loader.finish(context, kv, attention, activations));
   } catch (thrown) {
     throw toError(thrown);
   } finally {

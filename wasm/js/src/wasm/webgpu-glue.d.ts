@@ -16,7 +16,7 @@ export class Loader {
   static open(length: number, software: boolean, id42: string): Promise<Loader>;
   append(piece: Uint8Array): Promise<void>;
   /** Consumes the loader. */
-  finish(context: number, kv: string, activations: string): Promise<Model>;
+  finish(context: number, kv: string, attention: string, activations: string): Promise<Model>;
 }
 
 export type Chat = Later<cpu.Chat, "step" | "snapshot">;
