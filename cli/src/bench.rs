@@ -11,6 +11,7 @@ use clap::Args;
 use cpu_time::ProcessTime;
 use serde_json::json;
 use shohin::core::device::Readout;
+use shohin::core::model::program::TensorSpec;
 use shohin::{Activations, Model};
 use std::io::{self, Write};
 use std::time::Instant;
@@ -263,7 +264,8 @@ fn macs_per_prompt_token(model: &Model) -> (f64, bool) {
     let model_weights = model.weights().model();
     let (program, weights) = (model_weights.program(), model_weights.weights());
     let matrices = || program.matrices().filter(|id| *id != program.output);
-    let macs = matrices().map(|id| program.tensor(id).rows as f64 * program.tensor(id).cols as f64).sum();
+    let macs = |spec: &TensorSpec| (spec.rows_each() * spec.read) as f64 * spec.cols as f64;
+    let macs = matrices().map(|id| macs(program.tensor(id))).sum();
     let int8 = model.activations() == Activations::Int8;
     (macs, int8 && matrices().all(|id| !weights.format(id).is_float()))
 }

@@ -8,7 +8,7 @@ use serde_json::{Map, Value as Json, json};
 use shohin::core::chat::Style;
 use shohin::core::cpu::fit::{longest_context, published_within};
 use shohin::core::gguf::{Array, TensorInfo, Value};
-use shohin::core::model::RopeScaling;
+use shohin::core::model::{ExpertsConfig, RopeScaling};
 use shohin::core::{Error, Gguf, is_printable};
 use shohin::{Model, ModelFile};
 use std::collections::BTreeMap;
@@ -96,6 +96,13 @@ fn describe(out: &mut impl Write, file: &ModelFile, model: &Model) -> Result {
         ref scaling => format!("{} tokens, {}", c.max_context_length, rope(scaling)),
     };
     let head = if c.tied_embeddings { ", also the output head" } else { "" };
+    let width = match c.experts {
+        Some(ExpertsConfig { count, used, feed_forward, .. }) => format!(
+            "{}, feed-forward {feed_forward} in each of {count} experts, {used} for each token",
+            c.hidden_size
+        ),
+        None => format!("{}, feed-forward {}", c.hidden_size, c.intermediate_size),
+    };
     let rows = vec![
         row("file", size(file)),
         row("name", model.name().into()),
@@ -103,7 +110,7 @@ fn describe(out: &mut impl Write, file: &ModelFile, model: &Model) -> Result {
         row("weights", weights(model)),
         row("parameters", count(able.num_parameters)),
         row("layers", c.num_layers.to_string()),
-        row("width", format!("{}, feed-forward {}", c.hidden_size, c.intermediate_size)),
+        row("width", width),
         row(
             "heads",
             format!("{} of {}, {} for keys and values", c.num_attention_heads, c.head_dim, c.num_kv_heads),
@@ -366,6 +373,12 @@ fn model_json(model: &Model) -> Result<Json> {
             "layers": c.num_layers,
             "hidden_size": c.hidden_size,
             "intermediate_size": c.intermediate_size,
+            "experts": c.experts.map(|experts| json!({
+                "count": experts.count,
+                "used": experts.used,
+                "intermediate_size": experts.feed_forward,
+                "normalize": experts.normalize,
+            })),
             "attention_heads": c.num_attention_heads,
             "kv_heads": c.num_kv_heads,
             "head_dim": c.head_dim,

@@ -95,8 +95,8 @@ pub enum Error {
     /// A required tensor is missing.
     MissingTensor { name: Name },
     /// A tensor's shape differs from the configuration. Dimensions are as in the file, columns first; missing
-    /// ones are 1.
-    TensorShape { name: Name, expected: [u64; 2], found: [u64; 4] },
+    /// ones are 1, and one over 2^32 is shown as 2^32 - 1 where it is expected.
+    TensorShape { name: Name, expected: [u32; 3], found: [u64; 4] },
     /// A tensor has a type that cannot be used for it.
     TensorType { name: Name, found: u32, expected: &'static str },
     /// A tensor's bytes are invalid: outside the file, overlapping, or misaligned.
@@ -193,11 +193,8 @@ impl fmt::Display for Error {
                 write!(f, "{key} is {found:?}, which is not supported; expected {expected}")
             }
             Error::MissingTensor { name } => write!(f, "tensor {name} is missing"),
-            Error::TensorShape { name, expected: [cols, rows], found } => {
-                write!(f, "tensor {name} is {} x {}", found[0], found[1])?;
-                let more = found.iter().rposition(|dim| *dim != 1).map_or(0, |last| last + 1);
-                found.iter().take(more).skip(2).try_for_each(|dim| write!(f, " x {dim}"))?;
-                write!(f, ", expected {cols} x {rows}")
+            Error::TensorShape { name, expected, found } => {
+                write!(f, "tensor {name} is {}, expected {}", Shape(&found), Shape(&expected.map(u64::from)))
             }
             Error::TensorType { name, found, expected } => {
                 write!(f, "tensor {name} is of type {found}, expected {expected}")
@@ -237,6 +234,19 @@ fn hint(starts: &Name) -> &'static str {
         ": this looks like a web page; download the file itself, not the page about it"
     } else {
         ""
+    }
+}
+
+/// Formats the dimensions of a tensor: two, and those up to the last that is not 1.
+struct Shape<'d>(&'d [u64]);
+
+impl fmt::Display for Shape<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let more = self.0.iter().rposition(|dim| *dim != 1).map_or(0, |last| last + 1);
+        for (at, dim) in self.0.iter().take(more.max(2)).enumerate() {
+            write!(f, "{}{dim}", if at == 0 { "" } else { " x " })?;
+        }
+        Ok(())
     }
 }
 

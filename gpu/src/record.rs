@@ -87,7 +87,7 @@ fn written(program: &Program, op: &Op) -> Vec<(BufferId, usize, bool)> {
         }
         Op::LinearAdd { weight, to, .. } => vec![(*to, rows(*weight), true)],
         Op::LinearSwiglu { gate, out, .. } => vec![(*out, rows(*gate), true)],
-        Op::RopeStore { .. } => Vec::new(),
+        Op::RopeStore { .. } | Op::Experts(_) => Vec::new(),
         Op::Attention { out, .. } => vec![(*out, program.heads.query * program.heads.dim, false)],
     }
 }
@@ -136,6 +136,8 @@ fn accesses(op: &Op, buffer: BufferId, inputs: &impl Fn(TensorId) -> Vec<Activat
                 found.push(Access::Writes);
             }
         }
+        // Refused when the model is uploaded.
+        Op::Experts(_) => {}
         Op::RopeStore { q, k, v, .. } => {
             if *q == buffer {
                 found.push(Access::Changes);
@@ -425,6 +427,7 @@ impl Recorder<'_> {
                 let pair = self.products(matrix, x, Output::Swiglu, into, cols, &self.scratch.step)?;
                 self.whole(out, cols, needs, pair)?
             }
+            Op::Experts(_) => return Err(unsupported("a mixture of experts", "one feed-forward block")),
             Op::RopeStore { layer, q, k, v, norm, eps } => {
                 let norm = norm.map(|QkNorm { q, k }| {
                     Ok::<_, Error>([self.model.vector(q)?.clone(), self.model.vector(k)?.clone()])

@@ -207,7 +207,7 @@ pub(crate) fn combined(op: &Op) -> (Vec<TensorId>, usize) {
         Op::Linear { outputs, .. } => (outputs.iter().map(|(tensor, _)| *tensor).collect(), 1),
         Op::LinearAdd { weight, .. } => (vec![*weight], 1),
         Op::LinearSwiglu { gate, up, .. } => (vec![*gate, *up], 2),
-        Op::RmsNorm { .. } | Op::RopeStore { .. } | Op::Attention { .. } => (Vec::new(), 1),
+        Op::RmsNorm { .. } | Op::Experts(_) | Op::RopeStore { .. } | Op::Attention { .. } => (Vec::new(), 1),
     }
 }
 
@@ -222,6 +222,12 @@ fn check(program: &Program) -> Result<()> {
         return Err(Error::Unsupported { what, found: d as u64, expected: "a multiple of 32, at most 256" });
     }
     for op in program.body.iter().chain(&program.head) {
+        if let Op::Experts(_) = op {
+            return Err(unsupported(
+                "a mixture of experts",
+                "one feed-forward block for all tokens; the CPU computes both",
+            ));
+        }
         if let Op::RmsNorm { weight, .. } = op
             && !program.tensor(*weight).cols.is_multiple_of(32)
         {

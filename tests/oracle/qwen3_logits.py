@@ -1,8 +1,9 @@
-"""Logits and hidden states of small random Qwen3 models by Hugging Face transformers, as the oracle of the
+"""Logits and hidden states of small random Qwen3 and Qwen3MoE models by Hugging Face transformers, as the oracle of the
 forward pass.
 
 Writes to tests/fixtures/, for each shape: NAME.gguf (F16 matrices, F32 norms), NAME.logits (little-endian f32,
-one row of the vocabulary per position of TOKENS) and NAME.hidden (the same of the states that the head reads).
+one row of the vocabulary per position of TOKENS) and NAME.hidden (the same of the states that the head reads). Of a
+mixture of experts only the logits are written.
 NAME.shifted has the logits after each of the last tokens where the first SEEN were cached, DROP of them behind
 the first KEEP were removed, and the others moved to the front: as in StreamingLLM, keys are rotated anew from
 what they are before rotation. NAME.window has the logits with transformers' sliding window of WINDOW positions, and
@@ -19,7 +20,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import torch
-from transformers import DynamicCache, Qwen3Config, Qwen3ForCausalLM
+from transformers import DynamicCache, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 OUT = Path(__file__).parent.parent / "fixtures"
 VOCAB = 96
@@ -41,6 +42,16 @@ SHAPES = {
     "qwen3-bytes": dict(
         hidden=32, layers=2, heads=2, kv_heads=1, head_dim=16, ffn=48, tied=True, base=1e4, yarn=None, eps=1e-6
     ),
+    # Experts of 64 rows, which kernels read in panels of 16; probabilities of the chosen ones add up to 1.
+    "qwen3moe": dict(
+        hidden=32, layers=2, heads=4, kv_heads=2, head_dim=16, ffn=96, tied=True, base=1e6, yarn=None, eps=1e-6,
+        experts=(8, 3, 64, True)
+    ),
+    # Experts of 40 rows; probabilities as they are.
+    "qwen3moe-plain": dict(
+        hidden=48, layers=2, heads=3, kv_heads=1, head_dim=16, ffn=96, tied=False, base=1e4, yarn=None, eps=1e-5,
+        experts=(5, 2, 40, False)
+    ),
 }
 
 NAMES = {
@@ -55,6 +66,8 @@ NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.down_proj": "ffn_down_exps",
 }
 
 
@@ -68,6 +81,15 @@ def gguf_name(name: str) -> str:
         return fixed[name]
     _, _, layer, rest = name.split(".", 3)
     return f"blk.{layer}.{NAMES[rest.removesuffix('.weight')]}.weight"
+
+
+def gguf_tensors(name: str, p: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+    """Transformers keeps the gate and up matrices of all experts in one tensor."""
+    if name.endswith("mlp.experts.gate_up_proj"):
+        layer = name.split(".")[2]
+        gate, up = p.chunk(2, dim=1)
+        return [(f"blk.{layer}.ffn_gate_exps.weight", gate), (f"blk.{layer}.ffn_up_exps.weight", up)]
+    return [(gguf_name(name), p)]
 
 
 def letters() -> list[str]:
@@ -126,7 +148,12 @@ def make(name: str, s: dict) -> None:
             "factor": factor,
             "original_max_position_embeddings": original,
         }
-    config = Qwen3Config(
+    kind, of, more = Qwen3Config, Qwen3ForCausalLM, {}
+    if "experts" in s:
+        count, used, width, normalize = s["experts"]
+        kind, of = Qwen3MoeConfig, Qwen3MoeForCausalLM
+        more = dict(num_experts=count, num_experts_per_tok=used, moe_intermediate_size=width, norm_topk_prob=normalize)
+    config = kind(
         vocab_size=vocab,
         hidden_size=s["hidden"],
         intermediate_size=s["ffn"],
@@ -139,20 +166,22 @@ def make(name: str, s: dict) -> None:
         tie_word_embeddings=s["tied"],
         rope_parameters=rope,
         attn_implementation="eager",
+        experts_implementation="eager",
+        **more,
     )
-    model = Qwen3ForCausalLM(config).eval()
+    model = of(config).eval()
     with torch.no_grad():
         for key, p in model.named_parameters():
             if key.endswith("norm.weight"):
                 p.copy_(1 + 0.3 * torch.randn_like(p))
             else:
-                p.copy_((torch.randn_like(p) * (2.0 / p.shape[1]) ** 0.5).half().float())
+                p.copy_((torch.randn_like(p) * (2.0 / p.shape[-1]) ** 0.5).half().float())
         ids = torch.tensor([list(TEXT.encode()) if reads_text else TOKENS])
         logits = model.double()(ids).logits[0]
         hidden = model.model(ids).last_hidden_state[0]
         shifted = shifted_logits(model)
 
-    w = gguf.GGUFWriter(OUT / f"{name}.gguf", "qwen3")
+    w = gguf.GGUFWriter(OUT / f"{name}.gguf", "qwen3moe" if more else "qwen3")
     w.add_context_length(64)
     w.add_embedding_length(s["hidden"])
     w.add_block_count(s["layers"])
@@ -163,6 +192,11 @@ def make(name: str, s: dict) -> None:
     w.add_value_length(s["head_dim"])
     w.add_layer_norm_rms_eps(s["eps"])
     w.add_rope_freq_base(s["base"])
+    if more:
+        w.add_expert_count(count)
+        w.add_expert_used_count(used)
+        w.add_expert_feed_forward_length(width)
+        w.add_expert_weights_norm(normalize)
     if s["yarn"]:
         w.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         w.add_rope_scaling_factor(s["yarn"][0])
@@ -175,21 +209,26 @@ def make(name: str, s: dict) -> None:
         w.add_token_types([gguf.TokenType.NORMAL] * vocab)
         w.add_token_merges(["z z"])
     for key, p in model.named_parameters():
-        a = p.detach().float().numpy()
-        w.add_tensor(gguf_name(key), a if a.ndim == 1 else a.astype(np.float16))
+        for tensor, part in gguf_tensors(key, p.detach()):
+            a = part.float().numpy()
+            # llama.cpp, too, leaves routers in F32.
+            plain = a.ndim == 1 or "ffn_gate_inp" in tensor
+            w.add_tensor(tensor, a if plain else np.ascontiguousarray(a.astype(np.float16)))
     w.write_header_to_file()
     w.write_kv_data_to_file()
     w.write_tensors_to_file()
     w.close()
     if not reads_text:
         (OUT / f"{name}.logits").write_bytes(logits.float().numpy().astype("<f4").tobytes())
+    if not reads_text and not more:
         (OUT / f"{name}.shifted").write_bytes(shifted.float().numpy().astype("<f4").tobytes())
         for kind, logits_of in (("window", window_logits), ("sinks", sinks_logits)):
             with torch.no_grad():
                 other = logits_of(model)
             assert (other - logits).abs().max() > 0.1
             (OUT / f"{name}.{kind}").write_bytes(other.float().numpy().astype("<f4").tobytes())
-    (OUT / f"{name}.hidden").write_bytes(hidden.float().numpy().astype("<f4").tobytes())
+    if not more:
+        (OUT / f"{name}.hidden").write_bytes(hidden.float().numpy().astype("<f4").tobytes())
     print(name, "logits", tuple(logits.shape), "std", logits.std().item())
 
 

@@ -1,4 +1,4 @@
-//! Qwen3 models with random weights, in any shape, size and mix of formats.
+//! Qwen3 and Qwen3MoE models with random weights, in any shape, size and mix of formats.
 
 use shohin_core::gguf::{GgufWriter, TensorType};
 use shohin_core::{Error, Format, Result};
@@ -21,6 +21,9 @@ pub struct Shape {
     pub head_dim: usize,
     /// `feed_forward_length`.
     pub ffn: usize,
+    /// Experts, those that a token uses, and the width of each (`expert_count`, `expert_used_count`,
+    /// `expert_feed_forward_length`), in place of the feed-forward block.
+    pub experts: Option<[usize; 3]>,
     /// Rows of the embedding.
     pub vocab: usize,
     /// Whether the head is the embedding.
@@ -45,6 +48,7 @@ impl Shape {
             kv_heads: 2,
             head_dim: 128,
             ffn: 512,
+            experts: None,
             vocab: 320,
             tied: true,
             context: 256,
@@ -54,7 +58,13 @@ impl Shape {
         }
     }
 
-    /// The shape of a published model: `0.6b` (Qwen3 only), `1.7b`, `4b` or `8b` (Bonsai).
+    /// The same with experts.
+    pub fn tiny_experts() -> Shape {
+        Shape { experts: Some([6, 2, 256]), ..Shape::tiny() }
+    }
+
+    /// The shape of a published model: `0.6b` (Qwen3 only), `1.7b`, `4b`, `8b` (Bonsai), or `30b-a3b`
+    /// (Qwen3MoE).
     pub fn published(name: &str) -> Option<Shape> {
         let bonsai = Shape {
             hidden: 2048,
@@ -63,6 +73,7 @@ impl Shape {
             kv_heads: 8,
             head_dim: 128,
             ffn: 6144,
+            experts: None,
             vocab: QWEN3,
             tied: true,
             context: 32_768,
@@ -74,6 +85,16 @@ impl Shape {
             "0.6b" => Some(Shape { hidden: 1024, ffn: 3072, context: 40_960, yarn: None, ..bonsai }),
             "1.7b" => Some(bonsai),
             "4b" => Some(Shape { hidden: 2560, layers: 36, heads: 32, ffn: 9728, rope_base: 5e6, ..bonsai }),
+            "30b-a3b" => Some(Shape {
+                layers: 48,
+                heads: 32,
+                kv_heads: 4,
+                experts: Some([128, 8, 768]),
+                tied: false,
+                context: 40_960,
+                yarn: None,
+                ..bonsai
+            }),
             "8b" => Some(Shape {
                 hidden: 4096,
                 layers: 36,
@@ -219,9 +240,26 @@ impl Model {
             norm(&mut parts, name("attn_q_norm"), s.head_dim);
             norm(&mut parts, name("attn_k_norm"), s.head_dim);
             norm(&mut parts, name("ffn_norm"), s.hidden);
-            matrix(&mut parts, name("ffn_gate"), s.hidden, s.ffn, 1.0);
-            matrix(&mut parts, name("ffn_up"), s.hidden, s.ffn, 1.0);
-            matrix(&mut parts, name("ffn_down"), s.ffn, s.hidden, 1.0);
+            let Some([count, _, width]) = s.experts else {
+                matrix(&mut parts, name("ffn_gate"), s.hidden, s.ffn, 1.0);
+                matrix(&mut parts, name("ffn_up"), s.hidden, s.ffn, 1.0);
+                matrix(&mut parts, name("ffn_down"), s.ffn, s.hidden, 1.0);
+                continue;
+            };
+            parts.push(Part {
+                name: name("ffn_gate_inp"),
+                dims: vec![s.hidden as u64, count as u64],
+                stored: Stored::new(Format::F32),
+                deviation: Some(1.0 / (s.hidden as f32).sqrt()),
+            });
+            for (what, cols, rows) in [
+                ("ffn_gate_exps", s.hidden, width),
+                ("ffn_up_exps", s.hidden, width),
+                ("ffn_down_exps", width, s.hidden),
+            ] {
+                matrix(&mut parts, name(what), cols, rows, 1.0);
+                parts.last_mut().expect("pushed").dims.push(count as u64);
+            }
         }
         norm(&mut parts, "output_norm.weight".into(), s.hidden);
         if !s.tied {
@@ -242,7 +280,9 @@ impl Model {
         }
         let first = self.formats.first().copied().unwrap_or(Stored::new(Format::F32));
         let mut w = GgufWriter::new();
-        w.set("general.architecture", "qwen3")?;
+        let architecture = if s.experts.is_some() { "qwen3moe" } else { "qwen3" };
+        let key = |key: &str| format!("{architecture}.{key}");
+        w.set("general.architecture", architecture)?;
         w.set("general.name", self.name.as_str())?;
         w.set("general.file_type", first.file_type())?;
         if self.formats.iter().any(|f| f.format == Format::Tq2_0G128) {
@@ -250,20 +290,25 @@ impl Model {
         } else {
             w.set("general.quantization_version", 2u32)?;
         }
-        w.set("qwen3.block_count", s.layers as u32)?;
-        w.set("qwen3.context_length", s.context)?;
-        w.set("qwen3.embedding_length", s.hidden as u32)?;
-        w.set("qwen3.feed_forward_length", s.ffn as u32)?;
-        w.set("qwen3.attention.head_count", s.heads as u32)?;
-        w.set("qwen3.attention.head_count_kv", s.kv_heads as u32)?;
-        w.set("qwen3.attention.key_length", s.head_dim as u32)?;
-        w.set("qwen3.attention.value_length", s.head_dim as u32)?;
-        w.set("qwen3.rope.freq_base", s.rope_base)?;
-        w.set("qwen3.attention.layer_norm_rms_epsilon", 1e-6f32)?;
+        w.set(&key("block_count"), s.layers as u32)?;
+        w.set(&key("context_length"), s.context)?;
+        w.set(&key("embedding_length"), s.hidden as u32)?;
+        w.set(&key("feed_forward_length"), s.ffn as u32)?;
+        if let Some([count, used, width]) = s.experts {
+            w.set(&key("expert_count"), count as u32)?;
+            w.set(&key("expert_used_count"), used as u32)?;
+            w.set(&key("expert_feed_forward_length"), width as u32)?;
+        }
+        w.set(&key("attention.head_count"), s.heads as u32)?;
+        w.set(&key("attention.head_count_kv"), s.kv_heads as u32)?;
+        w.set(&key("attention.key_length"), s.head_dim as u32)?;
+        w.set(&key("attention.value_length"), s.head_dim as u32)?;
+        w.set(&key("rope.freq_base"), s.rope_base)?;
+        w.set(&key("attention.layer_norm_rms_epsilon"), 1e-6f32)?;
         if let Some(original) = s.yarn {
-            w.set("qwen3.rope.scaling.type", "yarn")?;
-            w.set("qwen3.rope.scaling.factor", 4.0f32)?;
-            w.set("qwen3.rope.scaling.original_context_length", original)?;
+            w.set(&key("rope.scaling.type"), "yarn")?;
+            w.set(&key("rope.scaling.factor"), 4.0f32)?;
+            w.set(&key("rope.scaling.original_context_length"), original)?;
         }
         vocabulary.write(&mut w)?;
         let parts = self.parts();

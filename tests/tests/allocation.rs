@@ -6,8 +6,9 @@ use std::sync::Arc;
 use shohin_core::cpu::{Cpu, CpuWeights, Isa};
 use shohin_core::device::{Readout, Wants, ready};
 use shohin_core::session::{Feed, run_batch};
-use shohin_core::{Activations, BonsaiModel, CpuOptions, KvFormat, Serial, Session, SessionOptions};
+use shohin_core::{Activations, BonsaiModel, CpuOptions, Format, KvFormat, Serial, Session, SessionOptions};
 use shohin_tests::meter::measure;
+use shohin_tests::model::{Model, Shape, Stored};
 
 fn weights() -> BonsaiModel<Vec<u8>> {
     BonsaiModel::load(shohin_tests::data("golden_model/synth-micro-q1_0.gguf").unwrap()).unwrap()
@@ -17,7 +18,9 @@ fn weights() -> BonsaiModel<Vec<u8>> {
 fn devices_and_sessions_take_their_plan_once_and_tokens_take_nothing() {
     let in_file = Arc::new(CpuWeights::new(weights()).unwrap());
     let repacked = Arc::new(CpuWeights::repack(weights(), Isa::detect(), &Serial).unwrap());
-    for weights in [in_file, repacked] {
+    let experts = Model::new(Shape::tiny_experts(), Stored::new(Format::Q1_0), 2).to_vec().unwrap();
+    let experts = CpuWeights::repack(BonsaiModel::load(experts).unwrap(), Isa::detect(), &Serial).unwrap();
+    for weights in [in_file, repacked, Arc::new(experts)] {
         for activations in [Activations::Int8, Activations::F32] {
             for kv in KvFormat::ALL {
                 let options = CpuOptions { context: 64, activations, ..CpuOptions::default() };

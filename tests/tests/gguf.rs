@@ -204,11 +204,13 @@ fn every_type_is_measured_as_gguf_py_does() {
 }
 
 #[test]
-fn tensors_of_three_dimensions_are_not_matrices() {
+fn tensors_of_three_dimensions_are_stacked_matrices_and_others_are_refused() {
     let file = RawFile::new().tensor(RawTensor::new("t", &[4, 3, 2], 0, 0)).data(96).build();
+    assert_eq!(Gguf::parse(&file).unwrap().matrix("t").unwrap().rows(), 6);
+    let file = RawFile::new().tensor(RawTensor::new("t", &[4, 3, 1, 2], 0, 0)).data(96).build();
     let gguf = Gguf::parse(&file).unwrap();
     let error = gguf.matrix("t").unwrap_err();
-    assert_eq!(error.to_string(), "tensor t is 4 x 3 x 2, expected 4 x 3");
+    assert_eq!(error.to_string(), "tensor t is 4 x 3 x 1 x 2, expected 4 x 3");
     assert_eq!(gguf.matrix("u").unwrap_err().code(), "missing_tensor");
     let file = RawFile::new().tensor(RawTensor::new("t", &[4, 3, 1, 1], 0, 0)).data(48).build();
     assert_eq!(Gguf::parse(&file).unwrap().matrix("t").unwrap().rows(), 3);

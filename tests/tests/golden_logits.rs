@@ -61,7 +61,7 @@ fn rms(a: &[f32], b: &[f32]) -> f64 {
 fn transformers_agrees() {
     let vocab = 96;
     let tokens: Vec<u32> = (0..24).map(|i| (7 * i * i + 3 * i + 1) % vocab).collect();
-    for name in ["qwen3-tied-yarn", "qwen3-untied"] {
+    for name in ["qwen3-tied-yarn", "qwen3-untied", "qwen3moe", "qwen3moe-plain"] {
         let want = floats(fixtures().join(format!("{name}.logits")));
         for isa in Isa::available() {
             for (batch, logit_rows) in [(1, 1), (5, 2), (24, 24)] {

@@ -22,6 +22,6 @@ native! { container:
 }
 
 native! { model:
-    valid_model_runs hyper_parameters float_parameters other_architectures tensors tokens
+    valid_model_runs hyper_parameters float_parameters other_architectures experts_that_do_not_add_up tensors tokens
     vocabulary_arrays merges endless_text templates state values random_headers logits
 }

@@ -48,7 +48,17 @@ fn every_weight_of_a_file_is_found_again() {
 /// the kernels that the weights were repacked for and by all others, in integers and in floats.
 #[test]
 fn a_repacked_model_has_the_logits_of_its_file() {
-    let shape = Shape { layers: 1, vocab: 290, context: 300, ..Shape::tiny() };
+    repacked_models_have_the_logits_of_their_files(&Shape::tiny());
+}
+
+/// Each expert reads its own rows of the stacked matrices.
+#[test]
+fn so_have_repacked_experts() {
+    repacked_models_have_the_logits_of_their_files(&Shape::tiny_experts());
+}
+
+fn repacked_models_have_the_logits_of_their_files(shape: &Shape) {
+    let shape = Shape { layers: 1, vocab: 290, context: 300, ..shape.clone() };
     let tokens: Vec<u32> = (0..290).rev().collect();
     let session = SessionOptions::default();
     for format in Format::ALL {

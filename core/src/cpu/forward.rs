@@ -13,6 +13,7 @@ use super::matmul::{Input, MAX_PRODUCTS, build_lut, lut_len, matmul, matmul_each
 use super::op::argmax;
 use super::op::rmsnorm::{RmsNorm, rmsnorm_in_place};
 use super::op::rope::{rotate, rotate_interleaved};
+use super::op::route::Route;
 use super::op::swiglu::Swiglu;
 use super::parallel::for_each_chunk;
 use super::repack::{PANEL_ROWS, PackedMatrix};
@@ -22,7 +23,7 @@ use super::weights::CpuWeights;
 use crate::cache::{KvStorage, with_codec};
 use crate::device::{Output, Readout, Sink};
 use crate::error::{Error, Name, Result};
-use crate::model::program::{BufferId, Op, QkNorm, RopePairing, TensorId};
+use crate::model::program::{BufferId, Experts, Op, QkNorm, RopePairing, TensorId};
 use crate::model::weights::ModelBytes;
 use crate::pool::{Pool, Serial};
 use crate::rows::{Rows, Segment};
@@ -98,6 +99,12 @@ impl<B: ModelBytes> Forward<'_, B> {
             Op::Linear { x, ref outputs } => self.linear(x, outputs, n, scratch),
             Op::LinearAdd { x, weight, to } => self.linear_add(x, weight, to, n, scratch),
             Op::LinearSwiglu { x, gate, up, out } => self.linear_swiglu(x, gate, up, out, n, scratch),
+            Op::Experts(ref experts) => {
+                let probabilities = scratch.lend(experts.probabilities);
+                let done = self.experts(experts, probabilities, n, scratch);
+                scratch.put_back(experts.probabilities, probabilities);
+                done
+            }
             Op::RopeStore { layer, q, k, v, norm, eps } => {
                 let (q_rows, k_rows) = (scratch.lend(q), scratch.lend(k));
                 let mut done = Ok(());
@@ -182,14 +189,29 @@ impl<B: ModelBytes> Forward<'_, B> {
     ) -> Result<()> {
         let weight = self.weights.matrix(weight)?;
         let len = n * weight.rows();
+        self.product(x, weight, n, scratch)?;
+        let delta = core::mem::take(&mut scratch.delta);
+        for (x, d) in scratch.buffer_mut(to, len).iter_mut().zip(&delta[..len]) {
+            *x += d;
+        }
+        scratch.delta = delta;
+        Ok(())
+    }
+
+    /// `delta (n, outputs) = x W^T`
+    fn product(
+        &self,
+        x: BufferId,
+        weight: PackedMatrix<'_>,
+        n: usize,
+        scratch: &mut Scratch<'_>,
+    ) -> Result<()> {
+        let len = n * weight.rows();
         let delta = core::mem::take(&mut scratch.delta);
         let pool = self.pool_for_products(n, [weight]);
         let done = self
             .input(x, n, weight.cols(), scratch)
             .and_then(|input| matmul(self.isa, pool, &weight, &input, n, &mut delta[..len]));
-        for (x, d) in scratch.buffer_mut(to, len).iter_mut().zip(&delta[..len]) {
-            *x += d;
-        }
         scratch.delta = delta;
         done
     }
@@ -203,7 +225,17 @@ impl<B: ModelBytes> Forward<'_, B> {
         n: usize,
         scratch: &mut Scratch<'_>,
     ) -> Result<()> {
-        let (gate, up) = (self.weights.matrix(gate)?, self.weights.matrix(up)?);
+        self.swiglu(x, [self.weights.matrix(gate)?, self.weights.matrix(up)?], out, n, scratch)
+    }
+
+    fn swiglu(
+        &self,
+        x: BufferId,
+        [gate, up]: [PackedMatrix<'_>; 2],
+        out: BufferId,
+        n: usize,
+        scratch: &mut Scratch<'_>,
+    ) -> Result<()> {
         let f = gate.rows();
         let out_rows = scratch.lend(out);
         let up_rows = core::mem::take(&mut scratch.up);
@@ -218,6 +250,53 @@ impl<B: ModelBytes> Forward<'_, B> {
         scratch.put_back(out, out_rows);
         scratch.up = up_rows;
         done
+    }
+
+    /// Each expert computes the rows that use it: its weights are read once a batch, or not at all.
+    fn experts(
+        &self,
+        experts: &Experts,
+        probabilities: &mut [f32],
+        n: usize,
+        scratch: &mut Scratch<'_>,
+    ) -> Result<()> {
+        let Experts { x, router, gate, up, down, used, normalize, routed, gated, to, .. } = *experts;
+        let program = self.weights.program();
+        let (router, down_spec) = (self.weights.matrix(router)?, program.tensor(down));
+        let (count, cols) = (router.rows(), router.cols());
+        let (f, out) = (down_spec.cols, down_spec.rows_each());
+        let probabilities = &mut probabilities[..n * count];
+        let input = self.input(x, n, cols, scratch)?;
+        matmul(self.isa, self.pool_for_products(n, [router]), &router, &input, n, probabilities)?;
+        for row in probabilities.chunks_exact_mut(count) {
+            dispatch(self.isa, Route { row, used, normalize });
+        }
+        let [gate, up, down] =
+            [self.weights.matrix(gate)?, self.weights.matrix(up)?, self.weights.matrix(down)?];
+        for expert in 0..count {
+            let rows =
+                || (0..n).map(|row| (row, probabilities[row * count + expert])).filter(|(_, p)| *p != 0.0);
+            let inputs = scratch.lend(routed);
+            let mut m = 0;
+            for ((row, _), to) in rows().zip(inputs.chunks_exact_mut(cols)) {
+                to.copy_from_slice(&scratch.buffer(x, (row + 1) * cols)[row * cols..]);
+                m += 1;
+            }
+            scratch.put_back(routed, inputs);
+            if m == 0 {
+                continue;
+            }
+            let [gate, up] = [gate.row_range(expert * f, f)?, up.row_range(expert * f, f)?];
+            self.swiglu(routed, [gate, up], gated, m, scratch)?;
+            self.product(gated, down.row_range(expert * out, out)?, m, scratch)?;
+            let delta = core::mem::take(&mut scratch.delta);
+            for ((row, p), delta) in rows().zip(delta.chunks_exact(out)) {
+                let to = &mut scratch.buffer_mut(to, (row + 1) * out)[row * out..];
+                to.iter_mut().zip(delta).for_each(|(to, delta)| *to += p * delta);
+            }
+            scratch.delta = delta;
+        }
+        Ok(())
     }
 
     fn rope_store<C: FlashCodec>(

@@ -13,7 +13,7 @@ use crate::cache::KvShape;
 use crate::device::Activations;
 use crate::error::{Error, Result};
 use crate::model::Program;
-use crate::model::program::{BufferId, Op};
+use crate::model::program::{BufferId, Experts, Op};
 
 /// Most buffers of a program.
 const MAX_BUFFERS: usize = 16;
@@ -52,8 +52,14 @@ impl ScratchPlan {
         let widest = |of: fn(&Op) -> Option<BufferId>| {
             program.body.iter().filter_map(of).map(|id| program.cols(id)).max().unwrap_or(0)
         };
-        let delta = widest(|op| if let Op::LinearAdd { to, .. } = op { Some(*to) } else { None });
-        let up = widest(|op| if let Op::LinearSwiglu { out, .. } = op { Some(*out) } else { None });
+        let delta = widest(|op| match op {
+            Op::LinearAdd { to, .. } | Op::Experts(Experts { to, .. }) => Some(*to),
+            _ => None,
+        });
+        let up = widest(|op| match op {
+            Op::LinearSwiglu { out, .. } | Op::Experts(Experts { gated: out, .. }) => Some(*out),
+            _ => None,
+        });
         let input = program.widest_input();
         let int8 = options.activations == Activations::Int8;
         let shape = KvShape {
@@ -122,9 +128,9 @@ pub(super) struct Scratch<'b> {
     pub(super) logits: &'b mut [f32],
     /// By [`BufferId`], `(batch, cols)`.
     buffers: ArrayVec<&'b mut [f32], MAX_BUFFERS>,
-    /// `(batch, widest output of Op::LinearAdd)`
+    /// `(batch, widest output of Op::LinearAdd and Op::Experts)`
     pub(super) delta: &'b mut [f32],
-    /// `(batch, widest output of Op::LinearSwiglu)`
+    /// `(batch, widest output of Op::LinearSwiglu, or gated products of Op::Experts)`
     pub(super) up: &'b mut [f32],
     /// Cosines and sines of the rows' positions, each `(batch, head_dim / 2)`.
     pub(super) cos: &'b mut [f32],

@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 
 use super::isa::Isa;
 use super::matmul::Lookups;
-use super::repack::{Layout, PackedMatrix, repack, repacked_format};
+use super::repack::{Layout, PANEL_ROWS, PackedMatrix, repack, repacked_format};
 use crate::error::Result;
 use crate::model::program::{TensorId, TensorRole};
 use crate::model::weights::{ModelBytes, StoredTensor};
@@ -50,9 +50,10 @@ impl<B: ModelBytes> CpuWeights<B> {
     pub fn repack(mut model: BonsaiModel<B>, isa: Isa, pool: &dyn Pool) -> Result<Self> {
         let mut layouts: Vec<(Format, Layout)> = Vec::new();
         let tensors: Vec<StoredTensor> = model.weights().tensors().to_vec();
-        let roles: Vec<TensorRole> = model.program().tensors.iter().map(|spec| spec.role).collect();
-        for (tensor, role) in tensors.iter().zip(roles) {
-            let better = repacked(isa, role, tensor.format);
+        let specs: Vec<_> =
+            model.program().tensors.iter().map(|spec| (spec.role, spec.rows_each())).collect();
+        for (tensor, (role, rows_each)) in tensors.iter().zip(specs) {
+            let better = repacked(isa, role, rows_each, tensor);
             let data = better.and_then(|_| model.weights_mut().data_mut(tensor));
             layouts.push(match (data, better) {
                 (Some(data), Some((format, layout))) => {
@@ -75,8 +76,8 @@ impl<B: ModelBytes> CpuWeights<B> {
     pub fn repacked(model: BonsaiModel<B>, isa: Isa) -> Result<Self> {
         let mut specs = model.program().tensors.iter();
         let packed = pack(&model, |tensor| {
-            let role = specs.next().map(|spec| spec.role);
-            role.and_then(|role| repacked(isa, role, tensor.format))
+            let spec = specs.next();
+            spec.and_then(|spec| repacked(isa, spec.role, spec.rows_each(), tensor))
                 .unwrap_or((tensor.format, Layout::RowMajor))
         })?;
         Ok(CpuWeights { model, packed })
@@ -137,18 +138,27 @@ impl<B: ModelBytes> CpuWeights<B> {
         self.packed.iter().zip(self.model.weights().tensors()).filter_map(of).max().unwrap_or(Lookups::Never)
     }
 
-    /// Packed bytes read per decoded token: every matrix once, and a row of the embedding.
+    /// Packed bytes read per decoded token: every matrix once, of a stack those that a token uses, and a row of
+    /// the embedding.
     pub fn bytes_per_token(&self) -> usize {
         let weights = self.model.weights();
-        let products: usize = self.program().matrices().map(|id| weights.len(id)).sum();
+        let read = |id: TensorId| {
+            let spec = self.program().tensor(id);
+            weights.len(id) / spec.matrices.max(1) * spec.read
+        };
+        let products: usize = self.program().matrices().map(read).sum();
         let row = |id: TensorId| weights.len(id) / self.program().tensor(id).rows.max(1);
         products + self.program().embedding().map_or(0, row)
     }
 }
 
 /// The format and layout of a tensor once it is repacked for `isa`; `None` if it stays as it is.
-fn repacked(isa: Isa, role: TensorRole, format: Format) -> Option<(Format, Layout)> {
-    let format = repacked_format(format).filter(|_| role == TensorRole::Matrix)?;
+fn repacked(isa: Isa, role: TensorRole, rows_each: usize, tensor: &StoredTensor) -> Option<(Format, Layout)> {
+    // A panel must not hold rows of two matrices of a stack.
+    if role != TensorRole::Matrix || (tensor.rows > rows_each && !rows_each.is_multiple_of(PANEL_ROWS)) {
+        return None;
+    }
+    let format = repacked_format(tensor.format)?;
     Some((format, Layout::preferred(isa, format))).filter(|(_, layout)| *layout != Layout::RowMajor)
 }
 

@@ -317,8 +317,8 @@ impl<'a> Gguf<'a> {
         core::iter::once(self.bytes).chain(self.more.iter().map(|part| part.bytes)).collect()
     }
 
-    /// The tensor of this name as weights: `(dims[1], dims[0])`, or one row if it has one dimension. Refuses
-    /// more dimensions, and types that cannot be computed with.
+    /// The tensor of this name as weights: `(dims[1] * dims[2], dims[0])`, or one row if it has one dimension.
+    /// Refuses four dimensions, and types that cannot be computed with.
     pub fn matrix(&self, name: &str) -> Result<Matrix<'a>> {
         let t = self.tensor(name).ok_or(Error::MissingTensor { name: Name::new(name) })?;
         let format = t.format.ok_or(Error::TensorType {
@@ -326,13 +326,13 @@ impl<'a> Gguf<'a> {
             found: t.id,
             expected: "a loadable tensor type",
         })?;
-        let [cols, rows, 1, 1] = t.dims else {
-            let [cols, rows, ..] = t.dims;
-            return Err(Error::TensorShape { name: Name::new(name), expected: [cols, rows], found: t.dims });
+        let [cols, rows, stacked, 1] = t.dims else {
+            let [expected @ .., _] = t.dims.map(|dim| u32::try_from(dim).unwrap_or(u32::MAX));
+            return Err(Error::TensorShape { name: Name::new(name), expected, found: t.dims });
         };
-        let too_large =
-            Error::Limit { what: "tensor dimension", found: cols.max(rows), max: usize::MAX as u64 };
-        let rows = usize::try_from(rows).map_err(|_| too_large)?;
+        let found = cols.max(rows.saturating_mul(stacked));
+        let too_large = Error::Limit { what: "tensor dimension", found, max: usize::MAX as u64 };
+        let rows = rows.checked_mul(stacked).and_then(|rows| usize::try_from(rows).ok()).ok_or(too_large)?;
         let cols = usize::try_from(cols).map_err(|_| too_large)?;
         Matrix::new(format, rows, cols, self.data(t))
     }

@@ -16,6 +16,8 @@ const EPS: &str = "attention.layer_norm_rms_epsilon";
 pub struct Architecture {
     /// The name in metadata (`general.architecture`), which is also the prefix of its keys.
     pub name: &'static str,
+    /// Whether the feed-forward blocks consist of experts.
+    pub experts: bool,
     /// Builds the forward pass for a validated configuration.
     pub program: fn(&ModelConfig) -> Program,
 }
@@ -39,6 +41,20 @@ impl PartialEq for Architecture {
     }
 }
 
+/// The experts of the feed-forward blocks of a mixture of experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertsConfig {
+    /// Experts of a block (`expert_count`).
+    pub count: usize,
+    /// Experts that a token uses (`expert_used_count`).
+    pub used: usize,
+    /// Width of each expert (`expert_feed_forward_length`).
+    pub feed_forward: usize,
+    /// Whether the probabilities of the experts that a token uses are divided by their sum
+    /// (`expert_weights_norm`).
+    pub normalize: bool,
+}
+
 /// Hyper-parameters of a model. Metadata keys follow the name of the architecture and a dot.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
@@ -56,6 +72,8 @@ pub struct ModelConfig {
     pub head_dim: usize,
     /// Width of the feed-forward block (`feed_forward_length`).
     pub intermediate_size: usize,
+    /// The experts that take the place of the feed-forward block.
+    pub experts: Option<ExpertsConfig>,
     /// Rows of the embedding, which is the size of the vocabulary.
     pub vocab_size: usize,
     /// Longest context the model was trained for (`context_length`).
@@ -88,7 +106,7 @@ impl ModelConfig {
         let [_, rows, ..] = found;
         // There may be rows without a token.
         if rows < tokens as u64 {
-            let expected = [hidden_size as u64, tokens as u64];
+            let expected = [hidden_size, tokens, 1].map(|dim| u32::try_from(dim).unwrap_or(u32::MAX));
             return Err(Error::TensorShape { name: Name::new(embedding.name()), expected, found });
         }
         let num_attention_heads = meta.size("attention.head_count", None)?;
@@ -113,6 +131,7 @@ impl ModelConfig {
             num_kv_heads: meta.size("attention.head_count_kv", Some(num_attention_heads))?,
             head_dim,
             intermediate_size: meta.size("feed_forward_length", None)?,
+            experts: if architecture.experts { Some(experts(meta)?) } else { None },
             vocab_size: rows.min(u64::from(u32::MAX)) as usize,
             max_context_length: meta.size("context_length", None)?,
             rms_norm_eps: meta.need_f32(EPS)?,
@@ -180,6 +199,22 @@ impl ModelConfig {
             }
             if value as u64 > max {
                 return Err(Error::Limit { what: key, found: value as u64, max });
+            }
+        }
+        if self.experts.is_some() != self.architecture.experts {
+            let (found, expected) =
+                if self.architecture.experts { (0.0, "at least 1") } else { (1.0, "none") };
+            return Err(bad("expert_count", found, expected));
+        }
+        if let Some(ExpertsConfig { count, used, feed_forward, .. }) = self.experts {
+            if !(1..=1 << 12).contains(&count) {
+                return Err(bad("expert_count", count as f64, "1 to 4096"));
+            }
+            if !(1..=count).contains(&used) {
+                return Err(bad("expert_used_count", used as f64, "at least 1, at most expert_count"));
+            }
+            if !(1..=1 << 20).contains(&feed_forward) {
+                return Err(bad("expert_feed_forward_length", feed_forward as f64, "1 to 1048576"));
             }
         }
         if !self.num_attention_heads.is_multiple_of(self.num_kv_heads) {
@@ -265,6 +300,36 @@ impl<'a> Keys<'_, 'a> {
     fn str(&self, key: &str) -> Result<Option<&'a str>> {
         self.meta.str(&self.key(key))
     }
+}
+
+fn experts(meta: &Keys<'_, '_>) -> Result<ExpertsConfig> {
+    // Each would change the model.
+    for (key, expected) in [
+        ("expert_shared_count", "no shared experts"),
+        ("expert_group_count", "no groups of experts"),
+        ("leading_dense_block_count", "experts in every block"),
+    ] {
+        let found = meta.size(key, Some(0))?;
+        if found > usize::from(key == "expert_group_count") {
+            return Err(meta.architecture.bad(key, found as f64, expected));
+        }
+    }
+    for (key, usual) in [("expert_weights_scale", 1.0), ("expert_gating_func", 1.0)] {
+        let found = match key {
+            "expert_weights_scale" => meta.f32(key)?.map(f64::from),
+            _ => meta.meta.u32(&meta.key(key))?.map(f64::from),
+        };
+        // 0 stands for the usual value, too.
+        if let Some(found) = found.filter(|found| *found != 0.0 && *found != usual) {
+            return Err(meta.architecture.bad(key, found, "1"));
+        }
+    }
+    Ok(ExpertsConfig {
+        count: meta.size("expert_count", None)?,
+        used: meta.size("expert_used_count", None)?,
+        feed_forward: meta.size("expert_feed_forward_length", None)?,
+        normalize: meta.meta.bool(&meta.key("expert_weights_norm"))?.unwrap_or(true),
+    })
 }
 
 fn rope_scaling(meta: &Keys<'_, '_>) -> Result<RopeScaling> {

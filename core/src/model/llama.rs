@@ -12,7 +12,7 @@
 use super::config::{Architecture, ModelConfig};
 use super::program::{Builder, Output, Program, RopePairing};
 
-pub(super) const LLAMA: Architecture = Architecture { name: "llama", program };
+pub(super) const LLAMA: Architecture = Architecture { name: "llama", experts: false, program };
 
 fn program(c: &ModelConfig) -> Program {
     let mut p = Builder::new(c.heads(), c.rope(), RopePairing::Interleaved, c.rms_norm_eps);

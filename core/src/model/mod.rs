@@ -14,7 +14,7 @@ pub mod rope;
 pub mod weights;
 
 pub use bonsai::BonsaiModel;
-pub use config::{Architecture, ModelConfig, ModelConfig as Qwen3Config};
+pub use config::{Architecture, ExpertsConfig, ModelConfig, ModelConfig as Qwen3Config};
 pub use embedding::{Embedding, Pooling};
 pub use program::Program;
 pub use registry::{CapabilityProfile, ModelConfigBuilder, ModelSpec, ModelVariant, all_specs};

@@ -13,6 +13,7 @@ use alloc::vec::Vec;
 
 use heapless::Vec as ArrayVec;
 
+use super::config::ExpertsConfig;
 use super::rope::Rope;
 use crate::error::{Error, Name, Result};
 use crate::gguf::Header;
@@ -56,12 +57,23 @@ pub enum TensorRole {
 pub struct TensorSpec {
     /// Its name in the file.
     pub name: String,
-    /// Outputs.
+    /// Outputs, of all its matrices together.
     pub rows: usize,
     /// Inputs.
     pub cols: usize,
     /// Its use.
     pub role: TensorRole,
+    /// The matrices of `rows / matrices` outputs that it stacks: one for each expert, or 1.
+    pub matrices: usize,
+    /// How many of these a token reads.
+    pub read: usize,
+}
+
+impl TensorSpec {
+    /// Outputs of each of its matrices.
+    pub fn rows_each(&self) -> usize {
+        self.rows / self.matrices.max(1)
+    }
 }
 
 /// A buffer of `(rows, cols)` floats.
@@ -89,6 +101,33 @@ pub struct QkNorm {
     pub q: TensorId,
     /// Weights for keys.
     pub k: TensorId,
+}
+
+/// A feed-forward block of experts, of which each row uses a few: the operands of [`Op::Experts`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Experts {
+    /// `(rows, cols)`
+    pub x: BufferId,
+    /// `(experts, cols)`
+    pub router: TensorId,
+    /// `(outputs, cols)` of each expert.
+    pub gate: TensorId,
+    /// `(outputs, cols)` of each expert.
+    pub up: TensorId,
+    /// `(cols, outputs)` of each expert.
+    pub down: TensorId,
+    /// How many experts a row uses.
+    pub used: usize,
+    /// Whether the probabilities of these are divided by their sum.
+    pub normalize: bool,
+    /// The rows' probabilities of the experts, `(rows, experts)`.
+    pub probabilities: BufferId,
+    /// The rows that use an expert, `(rows, cols)`.
+    pub routed: BufferId,
+    /// Their gated products, `(rows, outputs)`.
+    pub gated: BufferId,
+    /// `(rows, cols)`
+    pub to: BufferId,
 }
 
 /// One operation, over all rows of the batch.
@@ -139,6 +178,9 @@ pub enum Op {
         /// `(rows, outputs)`
         out: BufferId,
     },
+    /// `to += sum_e p_e (silu(x G_e^T) * (x U_e^T)) D_e^T` over the experts `e` of the highest
+    /// `p = softmax(x R^T)`, the lower index first where two are equal.
+    Experts(Experts),
     /// Normalizes (if there is a norm) and rotates each head of `q` and `k`, and stores `k` and `v` in the
     /// sequence's cache. Prepares `q` for the cache format.
     RopeStore {
@@ -268,8 +310,10 @@ impl Program {
             let name = Name::new(&spec.name);
             let index = header.tensor_index(&spec.name).ok_or(Error::MissingTensor { name })?;
             let info = &header.tensors()[index];
-            let expected @ [cols, rows] = [spec.cols as u64, spec.rows as u64];
-            if info.shape() != [cols, rows, 1, 1] {
+            let dims = [spec.cols, spec.rows_each(), spec.matrices];
+            let [cols, rows, matrices] = dims.map(|dim| dim as u64);
+            if info.shape() != [cols, rows, matrices, 1] {
+                let expected = dims.map(|dim| u32::try_from(dim).unwrap_or(u32::MAX));
                 return Err(Error::TensorShape { name, expected, found: info.shape() });
             }
             if info.format().is_none() {
@@ -296,6 +340,7 @@ impl Op {
             Op::Linear { outputs, .. } => ids.extend(outputs.iter().map(|(id, _)| *id)),
             Op::LinearAdd { weight, .. } => ids.extend([*weight]),
             Op::LinearSwiglu { gate, up, .. } => ids.extend([*gate, *up]),
+            Op::Experts(experts) => ids.extend([experts.router, experts.gate, experts.up, experts.down]),
             Op::Embed { .. } | Op::RmsNorm { .. } | Op::RopeStore { .. } | Op::Attention { .. } => {}
         }
         ids
@@ -350,8 +395,16 @@ impl Builder {
             Some(layer) => format!("blk.{layer}.{name}.weight"),
             None => format!("{name}.weight"),
         };
-        self.program.tensors.push(TensorSpec { name, rows, cols, role });
+        self.program.tensors.push(TensorSpec { name, rows, cols, role, matrices: 1, read: 1 });
         TensorId(self.program.tensors.len() as u32 - 1)
+    }
+
+    /// A matrix `(rows, cols)` for each of `matrices` experts, of which a token reads `read`.
+    fn stack(&mut self, name: &str, [matrices, read]: [usize; 2], rows: usize, cols: usize) -> TensorId {
+        let id = self.matrix(name, rows.saturating_mul(matrices), cols);
+        let spec = &mut self.program.tensors[id.index()];
+        (spec.matrices, spec.read) = (matrices, read);
+        id
     }
 
     /// Divides the frequencies of the rotary embedding by the tensor `rope_freqs`.
@@ -423,6 +476,22 @@ impl Builder {
         let out = self.buffer("gate", cols);
         self.program.body.push(Op::LinearSwiglu { x: x.buffer, gate, up, out });
         Stream { buffer: out, cols }
+    }
+
+    /// `to += ` the experts' feed-forward blocks of `x`, weighted by the router's probabilities.
+    pub fn experts(&mut self, x: Stream, shape: ExpertsConfig, to: Stream) {
+        let ExpertsConfig { count, used, feed_forward, normalize } = shape;
+        let router = self.matrix("ffn_gate_inp", count, x.cols);
+        let gate = self.stack("ffn_gate_exps", [count, used], feed_forward, x.cols);
+        let up = self.stack("ffn_up_exps", [count, used], feed_forward, x.cols);
+        let down = self.stack("ffn_down_exps", [count, used], to.cols, feed_forward);
+        let probabilities = self.buffer("probabilities", count);
+        let routed = self.buffer("routed", x.cols);
+        let gated = self.buffer("gate", feed_forward);
+        let (x, to) = (x.buffer, to.buffer);
+        let experts =
+            Experts { x, router, gate, up, down, used, normalize, probabilities, routed, gated, to };
+        self.program.body.push(Op::Experts(experts));
     }
 
     /// Normalizes heads by the tensors `norm` (for queries, for keys), rotates them, and stores keys and

@@ -5,12 +5,19 @@
 //! block:  x += Wo attention(rope(norm(Wq n)), rope(norm(Wk n)), Wv n)   with n = RMSNorm(x)
 //!         x += Wdown (silu(Wgate m) * Wup m)                            with m = RMSNorm(x)
 //! ```
+//!
+//! Qwen3MoE has experts in place of the feed-forward block, of which the router picks a few for each token:
+//!
+//! ```text
+//!         x += sum_e p_e Wdown_e (silu(Wgate_e m) * Wup_e m)           with p = softmax(Wrouter m), its largest
+//! ```
 #![forbid(unsafe_code)]
 
 use super::config::{Architecture, ModelConfig};
 use super::program::{Builder, Output, Program, RopePairing};
 
-pub(super) const QWEN3: Architecture = Architecture { name: "qwen3", program };
+pub(super) const QWEN3: Architecture = Architecture { name: "qwen3", experts: false, program };
+pub(super) const QWEN3MOE: Architecture = Architecture { name: "qwen3moe", experts: true, program };
 
 fn program(c: &ModelConfig) -> Program {
     let mut p = Builder::new(c.heads(), c.rope(), RopePairing::Neox, c.rms_norm_eps);
@@ -29,8 +36,12 @@ fn program(c: &ModelConfig) -> Program {
         p.linear_add(attended, "attn_output", x);
 
         let m = p.rmsnorm(x, "ffn_norm");
-        let gated = p.linear_swiglu(m, "ffn_gate", "ffn_up", c.intermediate_size);
-        p.linear_add(gated, "ffn_down", x);
+        if let Some(experts) = c.experts {
+            p.experts(m, experts, x);
+        } else {
+            let gated = p.linear_swiglu(m, "ffn_gate", "ffn_up", c.intermediate_size);
+            p.linear_add(gated, "ffn_down", x);
+        }
     }
     let output =
         if c.tied_embeddings { Output::Tied(embedding) } else { Output::Own("output", c.vocab_size) };

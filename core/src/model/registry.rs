@@ -1,10 +1,10 @@
 //! Registry of the supported architectures and the published models.
 #![forbid(unsafe_code)]
 
-use super::config::{Architecture, ModelConfig};
+use super::config::{Architecture, ExpertsConfig, ModelConfig};
 use super::llama::LLAMA;
 use super::program::TensorRole;
-use super::qwen3::QWEN3;
+use super::qwen3::{QWEN3, QWEN3MOE};
 use super::rope::RopeScaling;
 use crate::error::{Error, Name, Result};
 use crate::gguf::{Gguf, Header};
@@ -12,7 +12,7 @@ use crate::quant::{Format, WeightClass};
 
 impl Architecture {
     /// Every supported architecture.
-    pub const ALL: &'static [&'static Architecture] = &[&QWEN3, &LLAMA];
+    pub const ALL: &'static [&'static Architecture] = &[&QWEN3, &QWEN3MOE, &LLAMA];
 
     /// The architecture called `name`.
     ///
@@ -22,7 +22,7 @@ impl Architecture {
         Self::ALL.iter().copied().find(|a| a.name == name).ok_or(Error::Unsupported {
             key: Name::new("general.architecture"),
             found: Name::new(name),
-            expected: "qwen3 or llama",
+            expected: "qwen3, qwen3moe or llama",
         })
     }
 }
@@ -181,6 +181,7 @@ impl ModelVariant {
             num_kv_heads: 8,
             head_dim: 128,
             intermediate_size: f,
+            experts: None,
             vocab_size: 151_669,
             max_context_length: context,
             rms_norm_eps: 1e-6,
@@ -252,6 +253,7 @@ impl ModelConfigBuilder {
         num_kv_heads: usize,
         head_dim: usize,
         intermediate_size: usize,
+        experts: Option<ExpertsConfig>,
         vocab_size: usize,
         max_context_length: usize,
         rms_norm_eps: f32,

@@ -36,6 +36,12 @@ fn shape() -> Shape {
     }
 }
 
+/// The same with four experts in each block.
+fn experts() -> RawFile {
+    let shape = Shape { experts: Some([4, 2, 256]), ..shape() };
+    RawFile::of(&Model::new(shape, Stored::new(Format::Q1_0), 3).to_vec().expect("a valid model"))
+}
+
 /// A valid model with a valid vocabulary: 256 bytes, 18 merges, 26 added tokens.
 fn valid() -> RawFile {
     RawFile::of(&Model::new(shape(), Stored::new(Format::Q1_0), 3).to_vec().expect("a valid model"))
@@ -98,6 +104,26 @@ fn with_merge(merge: &str) -> RawFile {
     let mut merges = strings(&file, MERGES);
     merges[3] = merge.into();
     file.set(MERGES, RawValue::strings(&merges))
+}
+
+#[track_caller]
+fn tensors_of(file: &RawFile) {
+    for i in 0..file.tensors.len() {
+        let mut missing = file.clone();
+        let name = missing.tensors.remove(i).name;
+        refused(&missing, &["missing_tensor"]);
+        let mut renamed = file.clone();
+        renamed.tensors[i].name = [&name[..], b"x"].concat();
+        refused(&renamed, &["missing_tensor"]);
+        let mut smaller = file.clone();
+        let last = smaller.tensors[i].dims.len() - 1;
+        smaller.tensors[i].dims[last] -= 1;
+        refused(&smaller, &["tensor_shape"]);
+        let mut integers = file.clone();
+        integers.tensors[i].id = 24;
+        // As bytes the tensor is longer; the tensor it overlaps is refused first.
+        refused(&integers, &["tensor_type", "tensor_range"]);
+    }
 }
 
 cases! {
@@ -170,7 +196,7 @@ cases! {
 
     /// Keys that would silently change the meaning of weights are refused by name.
     fn other_architectures() {
-        for arch in ["qwen35", "llama4", "qwen3moe", "", "QWEN3"] {
+        for arch in ["qwen35", "llama4", "qwen2moe", "", "QWEN3"] {
             refused(&valid().set("general.architecture", RawValue::str(arch)), &["unsupported"]);
         }
         refused(&valid().without("general.architecture"), &["missing_key"]);
@@ -185,25 +211,32 @@ cases! {
         refused(&file, &["unsupported"]);
     }
 
+    /// Useless numbers of experts, and kinds of experts that would change the meaning of weights.
+    fn experts_that_do_not_add_up() {
+        assert!(run(&experts().build()).is_ok_and(|logits| logits.iter().all(|logit| logit.is_finite())));
+        for (key, values) in [
+            ("qwen3moe.expert_count", [0, 1, 3, 5, 1 << 13, u32::MAX]),
+            ("qwen3moe.expert_used_count", [0, 5, 6, 1 << 13, 1 << 31, u32::MAX]),
+            ("qwen3moe.expert_feed_forward_length", [0, 1, 128, 512, 1 << 21, u32::MAX]),
+        ] {
+            for value in values {
+                refused(&experts().set(key, RawValue::u32(value)), &["key_value", "tensor_shape"]);
+            }
+            refused(&experts().set(key, RawValue::f32(4.0)), &["key_type"]);
+            refused(&experts().without(key), &["missing_key"]);
+        }
+        for key in ["expert_shared_count", "expert_group_count", "leading_dense_block_count", "expert_gating_func"] {
+            refused(&experts().set(&format!("qwen3moe.{key}"), RawValue::u32(2)), &["key_value"]);
+        }
+        refused(&experts().set("qwen3moe.expert_weights_scale", RawValue::f32(2.5)), &["key_value"]);
+        // The experts of a file without them, and the other way round.
+        refused(&valid().set("general.architecture", RawValue::str("qwen3moe")), &["missing_key"]);
+    }
+
     /// Tensors that are missing, or whose shape or type contradicts the configuration.
     fn tensors() {
-        let file = valid();
-        for i in 0..file.tensors.len() {
-            let mut missing = file.clone();
-            let name = missing.tensors.remove(i).name;
-            refused(&missing, &["missing_tensor"]);
-            let mut renamed = file.clone();
-            renamed.tensors[i].name = [&name[..], b"x"].concat();
-            refused(&renamed, &["missing_tensor"]);
-            let mut smaller = file.clone();
-            let last = smaller.tensors[i].dims.len() - 1;
-            smaller.tensors[i].dims[last] -= 1;
-            refused(&smaller, &["tensor_shape"]);
-            let mut integers = file.clone();
-            integers.tensors[i].id = 24;
-            // As bytes the tensor is longer; the tensor it overlaps is refused first.
-            refused(&integers, &["tensor_type", "tensor_range"]);
-        }
+        tensors_of(&valid());
+        tensors_of(&experts());
     }
 
     /// CVE-2025-49847: invalid tokens.

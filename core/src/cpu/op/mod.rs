@@ -7,6 +7,7 @@ pub mod argmax;
 pub mod exp;
 pub mod rmsnorm;
 pub mod rope;
+pub mod route;
 pub(crate) mod shift;
 pub mod swiglu;
 
