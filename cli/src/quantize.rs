@@ -54,8 +54,7 @@ pub(crate) fn run(args: &QuantizeArgs) -> Result {
         let tensors = done.tensors.iter().map(|tensor| {
             json!({
                 "name": tensor.name,
-                "rows": tensor.shape[0],
-                "cols": tensor.shape[1],
+                "shape": tensor.shape,
                 "from": from(tensor.from),
                 "to": tensor.to.name(),
                 "bytes": tensor.bytes,
@@ -71,7 +70,7 @@ pub(crate) fn run(args: &QuantizeArgs) -> Result {
         .map(|tensor| {
             vec![
                 tensor.name.clone(),
-                format!("{} x {}", tensor.shape[0], tensor.shape[1]),
+                tensor.shape.iter().map(usize::to_string).collect::<Vec<_>>().join(" x "),
                 from(tensor.from).into(),
                 tensor.to.name().into(),
                 bytes(tensor.bytes),

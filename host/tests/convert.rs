@@ -11,8 +11,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-const FOLDERS: [(&str, Format); 6] = [
+const FOLDERS: [(&str, Format); 7] = [
     ("qwen3", Format::Bf16),
+    ("qwen3moe", Format::Bf16),
     ("llama3", Format::Bf16),
     ("llama", Format::F16),
     ("mlx-1bit", Format::Q1_0),
@@ -389,6 +390,27 @@ fn a_gguf_file_is_quantized_tensor_by_tensor() {
     }
 }
 
+/// The experts of a layer are one tensor, and their router keeps its bits.
+#[test]
+fn experts_are_quantized_but_not_their_router() {
+    let dir = TempDir::new().unwrap();
+    let (source, out) = (dir.path().join("source.gguf"), dir.path().join("out.gguf"));
+    convert(fixture("qwen3moe"), &source, &ConvertOptions::new(), |_, _| ()).unwrap();
+    let done = convert(&source, &out, &ConvertOptions::new().file_type(Mix::Q4KM), |_, _| ()).unwrap();
+    let tensor = |name: &str| {
+        let name = format!("blk.1.{name}.weight");
+        let tensor = done.tensors.iter().find(|tensor| tensor.name == name).unwrap();
+        (tensor.shape.clone(), tensor.to)
+    };
+    // Rows of 32 and 40 weights.
+    assert_eq!(tensor("ffn_up_exps"), (vec![4, 40, 32], Format::Q5_0));
+    assert_eq!(tensor("ffn_down_exps"), (vec![4, 32, 40], Format::F16));
+    assert_eq!(tensor("ffn_gate_inp"), (vec![4, 32], Format::F32));
+    assert!(done.tensors.iter().all(|tensor| tensor.error < 0.08), "{:?}", done.tensors);
+    // Another choice of experts gives quite other logits.
+    assert!(difference(&fixture("qwen3moe"), &fs::read(&out).unwrap()).is_finite());
+}
+
 /// Against the formula in f64: `q = round(w / d)` with `d = max |w| / 127` of a row or a matrix, in f16.
 #[test]
 fn int8_weights_share_a_scale() {
@@ -544,6 +566,30 @@ fn damaged_folders_are_refused_by_name() {
             "config.json",
             Box::new(replaced("\"yarn\"", "\"longrope\"")),
             "rope_parameters.rope_type is \"longrope\"",
+        ),
+        (
+            "qwen3moe",
+            "config.json",
+            Box::new(replaced("\"num_local_experts\": 4", "\"num_local_experts\": 5")),
+            "has no expert 4, but num_experts is 5",
+        ),
+        (
+            "qwen3moe",
+            "config.json",
+            Box::new(replaced("\"num_local_experts\": 4", "\"num_local_experts\": 3")),
+            "mlp.experts.3.down_proj is not part of this architecture",
+        ),
+        (
+            "qwen3moe",
+            "config.json",
+            Box::new(replaced("\"decoder_sparse_step\": 1", "\"decoder_sparse_step\": 2")),
+            "decoder_sparse_step is 2",
+        ),
+        (
+            "qwen3moe",
+            "config.json",
+            Box::new(replaced("\"norm_topk_prob\": true", "\"norm_topk_prob\": 1")),
+            "norm_topk_prob is 1",
         ),
         ("qwen3", "tokenizer.json", Box::new(|_| None), "tokenizer.json is missing"),
         (

@@ -18,7 +18,15 @@ import numpy as np
 import torch
 from safetensors.numpy import load_file, save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 OUT = Path(__file__).parent.parent / "fixtures" / "hf"
 QWEN2 = (
@@ -50,7 +58,7 @@ def fill(model, dtype):
             if key.endswith("norm.weight"):
                 p.copy_((1 + 0.3 * torch.randn_like(p)).to(dtype).float())
             else:
-                p.copy_((torch.randn_like(p) * (2.0 / p.shape[1]) ** 0.5).to(dtype).float())
+                p.copy_((torch.randn_like(p) * (2.0 / p.shape[-1]) ** 0.5).to(dtype).float())
 
 
 def finish(folder, model, t):
@@ -211,6 +219,23 @@ def main():
     model = LlamaForCausalLM(config).eval()
     fill(model, torch.bfloat16)
     folder = start("llama3", t)
+    copy.deepcopy(model).bfloat16().save_pretrained(folder)
+    finish(folder, model, t)
+
+
+    t, dense = qwen3(32, 48, 2)
+    config = Qwen3MoeConfig(
+        **{k: v for k, v in dense.config.to_dict().items() if k not in ("model_type", "architectures")},
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=40,
+        norm_topk_prob=True,
+        experts_implementation="eager",
+    )
+    config._attn_implementation = "eager"
+    model = Qwen3MoeForCausalLM(config).eval()
+    fill(model, torch.bfloat16)
+    folder = start("qwen3moe", t)
     copy.deepcopy(model).bfloat16().save_pretrained(folder)
     finish(folder, model, t)
 

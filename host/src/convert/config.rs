@@ -2,7 +2,7 @@
 
 use super::ConvertError;
 use super::json::{need_whole, number, present, string, whole, wrong};
-use serde_json::Value;
+use serde_json::{Value, json};
 use shohin_core::gguf::GgufWriter;
 use shohin_core::model::{Rope, RopeScaling};
 use std::collections::BTreeMap;
@@ -16,6 +16,8 @@ pub(super) struct Config {
     pub(super) heads: u32,
     pub(super) kv_heads: u32,
     pub(super) vocab: u32,
+    /// Experts of a layer, or 0.
+    pub(super) experts: u32,
     pub(super) tied: bool,
     /// How MLX packed the weights.
     pub(super) mlx: Option<Mlx>,
@@ -29,16 +31,27 @@ pub(super) struct Config {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Architecture {
     Qwen3,
+    Qwen3Moe,
     Llama,
 }
 
 impl Architecture {
-    const ALL: [Architecture; 2] = [Architecture::Qwen3, Architecture::Llama];
+    const ALL: [Architecture; 3] = [Architecture::Qwen3, Architecture::Qwen3Moe, Architecture::Llama];
 
-    /// The name in GGUF, and the model type in `config.json`.
+    /// The name in GGUF.
     pub(super) fn name(self) -> &'static str {
         match self {
             Architecture::Qwen3 => "qwen3",
+            Architecture::Qwen3Moe => "qwen3moe",
+            Architecture::Llama => "llama",
+        }
+    }
+
+    /// The model type in `config.json`.
+    pub(super) fn model_type(self) -> &'static str {
+        match self {
+            Architecture::Qwen3 => "qwen3",
+            Architecture::Qwen3Moe => "qwen3_moe",
             Architecture::Llama => "llama",
         }
     }
@@ -47,6 +60,7 @@ impl Architecture {
     pub(super) fn class(self) -> &'static str {
         match self {
             Architecture::Qwen3 => "Qwen3ForCausalLM",
+            Architecture::Qwen3Moe => "Qwen3MoeForCausalLM",
             Architecture::Llama => "LlamaForCausalLM",
         }
     }
@@ -57,7 +71,7 @@ impl Architecture {
         all.find(|architecture| architecture.name() == name).ok_or_else(|| ConvertError::Value {
             key: "general.architecture".into(),
             found: name.into(),
-            expected: "qwen3 or llama",
+            expected: "qwen3, qwen3moe or llama",
         })
     }
 
@@ -82,8 +96,9 @@ impl Config {
         let names = root.get("architectures").and_then(Value::as_array).and_then(|all| all.first());
         let class = names.and_then(Value::as_str);
         let architecture = Architecture::ALL.into_iter().find(|one| Some(one.class()) == class);
-        let architecture = architecture
-            .ok_or_else(|| wrong("architectures", names, "Qwen3ForCausalLM or LlamaForCausalLM"))?;
+        let architecture = architecture.ok_or_else(|| {
+            wrong("architectures", names, "Qwen3ForCausalLM, Qwen3MoeForCausalLM or LlamaForCausalLM")
+        })?;
         for (key, expected) in REFUSED {
             if let Some(value) = present(root, key).filter(|value| **value != Value::Bool(false)) {
                 return Err(wrong(key, Some(value), expected));
@@ -106,6 +121,7 @@ impl Config {
             heads,
             kv_heads: whole(root, "num_key_value_heads")?.unwrap_or(heads),
             vocab: need_whole(root, "vocab_size")?,
+            experts: 0,
             tied: present(root, "tie_word_embeddings").and_then(Value::as_bool).unwrap_or(false),
             mlx: Mlx::read(root)?,
             float8_block: float8_block(root)?,
@@ -124,6 +140,9 @@ impl Config {
         w.set(&key("attention.value_length"), head_dim)?;
         let epsilon = number(root, "rms_norm_eps")?.ok_or_else(|| wrong("rms_norm_eps", None, "a number"))?;
         w.set(&key("attention.layer_norm_rms_epsilon"), epsilon)?;
+        if architecture == Architecture::Qwen3Moe {
+            config.experts = experts(root, &key, w)?;
+        }
         if architecture == Architecture::Llama {
             w.set(&key("rope.dimension_count"), head_dim)?;
             w.set(&key("vocab_size"), config.vocab)?;
@@ -133,6 +152,30 @@ impl Config {
         }
         Ok(config)
     }
+}
+
+/// Sets the keys of a mixture of experts; returns the number of experts in each layer.
+fn experts(root: &Value, key: &dyn Fn(&str) -> String, w: &mut GgufWriter) -> Result<u32, ConvertError> {
+    if let Some(step) = present(root, "decoder_sparse_step").filter(|step| **step != 1) {
+        return Err(wrong("decoder_sparse_step", Some(step), "1, experts in every layer"));
+    }
+    if let Some(layers) = present(root, "mlp_only_layers").filter(|layers| **layers != json!([])) {
+        return Err(wrong("mlp_only_layers", Some(layers), "no layers"));
+    }
+    // The name in folders that transformers 5 writes.
+    let count = match whole(root, "num_experts")? {
+        Some(count) => count,
+        None => need_whole(root, "num_local_experts")?,
+    };
+    w.set(&key("expert_count"), count)?;
+    w.set(&key("expert_used_count"), need_whole(root, "num_experts_per_tok")?)?;
+    w.set(&key("expert_feed_forward_length"), need_whole(root, "moe_intermediate_size")?)?;
+    let normalize = present(root, "norm_topk_prob");
+    let normalize = normalize.map_or(Some(false), Value::as_bool);
+    let normalize =
+        normalize.ok_or_else(|| wrong("norm_topk_prob", root.get("norm_topk_prob"), "true or false"))?;
+    w.set(&key("expert_weights_norm"), normalize)?;
+    Ok(count)
 }
 
 /// What `scaling` divides the frequencies of heads with `head_dim` elements by.

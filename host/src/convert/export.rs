@@ -216,7 +216,7 @@ fn config_json(config: &ModelConfig, gguf: &Gguf<'_>, dtype: Format) -> Result<V
     let architecture = Architecture::named(config.architecture.name)?;
     let mut root = json!({
         "architectures": [architecture.class()],
-        "model_type": architecture.name(),
+        "model_type": architecture.model_type(),
         "attention_bias": false,
         "attention_dropout": 0.0,
         "head_dim": config.head_dim,
@@ -233,6 +233,15 @@ fn config_json(config: &ModelConfig, gguf: &Gguf<'_>, dtype: Format) -> Result<V
         "torch_dtype": match dtype { Format::F16 => "float16", Format::Bf16 => "bfloat16", _ => "float32" },
         "vocab_size": config.vocab_size,
     });
+    if let (Some(experts), Some(root)) = (config.experts, root.as_object_mut()) {
+        root.extend([
+            ("num_experts".into(), experts.count.into()),
+            ("num_experts_per_tok".into(), experts.used.into()),
+            ("moe_intermediate_size".into(), experts.feed_forward.into()),
+            ("norm_topk_prob".into(), experts.normalize.into()),
+            ("decoder_sparse_step".into(), 1.into()),
+        ]);
+    }
     let scaling = match llama3(config, gguf)? {
         Some(scaling) => scaling,
         None => config.rope_scaling,

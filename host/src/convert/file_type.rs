@@ -94,10 +94,12 @@ impl Mix {
             let is_head = name == "output.weight" || name == "token_embd.weight" && model.tied;
             return if is_head { Format::Q6K } else { most };
         };
+        // Experts are no different.
+        let part = part.strip_suffix("_exps.weight").map_or(part.into(), |part| format!("{part}.weight"));
         let layers = model.layers;
         // The first and last eighths of the layers, and every third of the others.
         let matters = layer < layers / 8 || layer >= 7 * layers / 8 || (layer - layers / 8) % 3 == 2;
-        let format = match (part, self) {
+        let format = match (&*part, self) {
             ("attn_v.weight", Mix::Q3KM) if layer < 2 => Format::Q5K,
             ("attn_v.weight" | "attn_output.weight", Mix::Q3KM) => Format::Q4K,
             ("ffn_down.weight", Mix::Q3KM) if layer < layers / 16 => Format::Q5K,

@@ -88,8 +88,8 @@ pub struct Converted {
 pub struct ConvertedTensor {
     /// Its name in the file.
     pub name: String,
-    /// Rows and columns.
-    pub shape: [usize; 2],
+    /// Rows and columns; before them the number of experts whose matrices it has.
+    pub shape: Vec<usize>,
     /// Its format in the source; `None` for packed codes and floats of 8 bits.
     pub from: Option<Format>,
     /// Its format in the file.

@@ -4,7 +4,7 @@ use super::config::Config;
 use super::file_type::{FileType, Layers};
 use super::folder::Folder;
 use super::rules::choose;
-use super::tensor::{self, Tensor};
+use super::tensor::{self, Tensor, is_router};
 use super::{ConvertError, ConvertOptions, ConvertedTensor, tokenizer};
 use crate::error::Result;
 use shohin_core::gguf::{Gguf, GgufBody, GgufStream, GgufWriter, ReadOptions};
@@ -87,7 +87,9 @@ impl<'f> Plan<'f> {
             w.set(VERSION, 2u32)?;
         }
         let file_type = options.file_type.or_else(|| {
-            let mut formats = tensors.iter().filter(|(tensor, _)| !tensor.vector).map(|(_, format)| *format);
+            let is_float = |tensor: &Tensor<'_>| tensor.vector || is_router(&tensor.name);
+            let mut formats =
+                tensors.iter().filter(|(tensor, _)| !is_float(tensor)).map(|(_, format)| *format);
             let first = formats.next()?;
             formats.all(|format| format == first).then_some(FileType::All(first))
         });
@@ -95,7 +97,7 @@ impl<'f> Plan<'f> {
             w.set(FILE_TYPE, id)?;
         }
         for (tensor, format) in &tensors {
-            let dims = [tensor.cols as u64, tensor.rows as u64];
+            let dims: Vec<u64> = tensor.shape().iter().rev().map(|dim| *dim as u64).collect();
             w.tensor(&tensor.name, if tensor.vector { &dims[..1] } else { &dims }, *format)?;
         }
         let (header, body) = (w.header()?, w.body());

@@ -2,7 +2,7 @@
 
 use super::ConvertError;
 use super::file_type::{FileType, Layers};
-use super::tensor::Tensor;
+use super::tensor::{Tensor, is_router};
 use shohin_core::Format;
 use std::str::FromStr;
 
@@ -64,7 +64,7 @@ pub(super) fn choose(
     let rule = rules.iter().rev().find(|rule| rule.matches(&tensor.name));
     let wanted = match rule {
         Some(rule) => rule.format,
-        None if tensor.vector => return Ok(Format::F32),
+        None if tensor.vector || is_router(&tensor.name) => return Ok(Format::F32),
         None => match file_type {
             Some(file_type) => file_type.format(&tensor.name, model),
             None => return tensor.exact(),

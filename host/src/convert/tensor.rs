@@ -16,10 +16,12 @@ use std::thread;
 pub(super) struct Tensor<'f> {
     /// Its name in GGUF.
     pub(super) name: String,
+    /// Those of all its matrices together.
     pub(super) rows: usize,
     pub(super) cols: usize,
     pub(super) vector: bool,
-    weights: Weights<'f>,
+    /// One matrix, or one for each expert, all of the same shape.
+    matrices: Vec<Weights<'f>>,
     order: Order,
     /// What shares a scale of Q8_0, and the largest absolute value in it; `None` for a block.
     shared: Option<Shared>,
@@ -68,7 +70,7 @@ pub(super) enum Weights<'f> {
 pub(super) const ROPE_FACTORS: &str = "rope_freqs.weight";
 
 /// Names of a layer's tensors: in a folder, and in GGUF.
-const LAYER: [(&str, &str); 11] = [
+const LAYER: [(&str, &str); 12] = [
     ("input_layernorm", "attn_norm"),
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.k_proj", "attn_k"),
@@ -80,17 +82,31 @@ const LAYER: [(&str, &str); 11] = [
     ("mlp.gate_proj", "ffn_gate"),
     ("mlp.up_proj", "ffn_up"),
     ("mlp.down_proj", "ffn_down"),
+    ("mlp.gate", "ffn_gate_inp"),
 ];
 
-/// The GGUF name of a module, without `.weight`; `None` for what GGUF files do not have.
-pub(super) fn gguf_name(module: &str, config: &Config) -> Result<Option<String>, ConvertError> {
+/// Names of the matrices of a layer's experts: in a folder, which numbers them, and in GGUF, which stacks them.
+const EXPERTS: [(&str, &str); 3] =
+    [("gate_proj", "ffn_gate_exps"), ("up_proj", "ffn_up_exps"), ("down_proj", "ffn_down_exps")];
+
+/// The router of a mixture of experts, whose weights stay floats.
+pub(super) fn is_router(name: &str) -> bool {
+    name.ends_with(".ffn_gate_inp.weight")
+}
+
+/// The GGUF name of a module, without `.weight`, and the number of its expert if it has one; `None` for what GGUF files
+/// do not have.
+pub(super) fn gguf_name(
+    module: &str,
+    config: &Config,
+) -> Result<Option<(String, Option<u32>)>, ConvertError> {
     let unknown = || ConvertError::tensor(module, "is not part of this architecture");
     match module {
-        "model.embed_tokens" => return Ok(Some("token_embd".into())),
-        "model.norm" => return Ok(Some("output_norm".into())),
+        "model.embed_tokens" => return Ok(Some(("token_embd".into(), None))),
+        "model.norm" => return Ok(Some(("output_norm".into(), None))),
         // The embedding itself.
         "lm_head" if config.tied => return Ok(None),
-        "lm_head" => return Ok(Some("output".into())),
+        "lm_head" => return Ok(Some(("output".into(), None))),
         _ => {}
     }
     let (layer, rest) = module
@@ -99,8 +115,16 @@ pub(super) fn gguf_name(module: &str, config: &Config) -> Result<Option<String>,
         .and_then(|(layer, rest)| Some((layer.parse::<u32>().ok()?, rest)))
         .filter(|(layer, _)| *layer < config.layers)
         .ok_or_else(unknown)?;
-    let (_, name) = LAYER.iter().find(|(theirs, _)| *theirs == rest).ok_or_else(unknown)?;
-    Ok(Some(format!("blk.{layer}.{name}")))
+    let expert = rest.strip_prefix("mlp.experts.").and_then(|rest| rest.split_once('.'));
+    let (rest, names, expert) = match expert {
+        Some((expert, rest)) => {
+            let expert = expert.parse().ok().filter(|expert| *expert < config.experts);
+            (rest, &EXPERTS[..], Some(expert.ok_or_else(unknown)?))
+        }
+        None => (rest, &LAYER[..], None),
+    };
+    let (_, name) = names.iter().find(|(theirs, _)| *theirs == rest).ok_or_else(unknown)?;
+    Ok(Some((format!("blk.{layer}.{name}"), expert)))
 }
 
 /// The tensors of a GGUF file, in its order.
@@ -112,21 +136,25 @@ pub(super) fn of_gguf<'f>(gguf: &Gguf<'f>) -> Result<Vec<Tensor<'f>>, ConvertErr
                 format!("has type {}, which is not supported", info.type_name()),
             )
         })?;
-        let (rows, cols, vector) = match *info.dims() {
-            [cols] => (1, cols, true),
-            [cols, rows] => (rows, cols, false),
+        let (rows, cols, count) = match *info.dims() {
+            [cols] => (1, cols, 1),
+            [cols, rows] => (rows, cols, 1),
+            [cols, rows, count] if count > 0 => (rows, cols, count),
             ref dims => {
-                let problem = format!("has the shape {dims:?}, expected one or two dimensions");
+                let problem = format!("has the shape {dims:?}, expected one to three dimensions");
                 return Err(ConvertError::tensor(info.name(), problem));
             }
         };
+        // The parser has checked that the bytes are there.
+        let data = gguf.data(info);
+        let each = data.len() / count as usize;
+        let matrices = (0..count as usize).map(|i| Weights::Stored(format, &data[i * each..][..each]));
         Ok(Tensor {
             name: info.name().into(),
-            // The parser has checked that the bytes are there.
-            rows: rows as usize,
+            rows: (rows * count) as usize,
             cols: cols as usize,
-            vector,
-            weights: Weights::Stored(format, gguf.data(info)),
+            vector: info.dims().len() == 1,
+            matrices: matrices.collect(),
             order: Order::Same,
             shared: None,
         })
@@ -174,13 +202,23 @@ pub(super) fn of_modules<'f>(
     modules: Vec<Module<'f>>,
 ) -> Result<Vec<Tensor<'f>>, ConvertError> {
     let mut all = Vec::new();
-    for Module { name: module, rows, cols, vector, weights } in modules {
-        let Some(gguf) = gguf_name(&module, config)? else { continue };
+    let mut experts: BTreeMap<String, BTreeMap<u32, Module<'f>>> = BTreeMap::new();
+    for module in modules {
+        let Some((gguf, expert)) = gguf_name(&module.name, config)? else { continue };
+        if let Some(expert) = expert {
+            experts.entry(gguf).or_default().insert(expert, module);
+            continue;
+        }
+        let Module { rows, cols, vector, weights, .. } = module;
         let order = match head_rows(config.architecture, &gguf, rows, [config.heads, config.kv_heads])? {
             None => Order::Same,
             Some(head) => Order::SideBySide(head),
         };
-        all.push(Tensor { name: format!("{gguf}.weight"), rows, cols, vector, weights, order, shared: None });
+        let (name, matrices) = (format!("{gguf}.weight"), vec![weights]);
+        all.push(Tensor { name, rows, cols, vector, matrices, order, shared: None });
+    }
+    for (gguf, experts) in experts {
+        all.push(stacked(format!("{gguf}.weight"), experts, config.experts)?);
     }
     if let Some(factors) = &config.rope_factors {
         all.push(Tensor {
@@ -188,7 +226,7 @@ pub(super) fn of_modules<'f>(
             rows: 1,
             cols: factors.len(),
             vector: true,
-            weights: Weights::Computed(factors.clone()),
+            matrices: vec![Weights::Computed(factors.clone())],
             order: Order::Same,
             shared: None,
         });
@@ -200,6 +238,34 @@ pub(super) fn of_modules<'f>(
     };
     all.sort_by_key(place);
     Ok(all)
+}
+
+/// The tensor `name` of all of a layer's experts.
+fn stacked<'f>(
+    name: String,
+    experts: BTreeMap<u32, Module<'f>>,
+    count: u32,
+) -> Result<Tensor<'f>, ConvertError> {
+    let (mut rows, mut shape, mut matrices) = (0, None, Vec::new());
+    for (expert, module) in experts {
+        let found = [module.rows, module.cols];
+        let expected = *shape.get_or_insert(found);
+        if found != expected || module.vector {
+            let problem = format!("has the shape {found:?}, but that of another expert is {expected:?}");
+            return Err(ConvertError::tensor(&module.name, problem));
+        }
+        if expert as usize != matrices.len() {
+            break;
+        }
+        rows += module.rows;
+        matrices.push(module.weights);
+    }
+    if matrices.len() != count as usize {
+        let problem = format!("has no expert {}, but num_experts is {count}", matrices.len());
+        return Err(ConvertError::tensor(&name, problem));
+    }
+    let [_, cols] = shape.unwrap_or_default();
+    Ok(Tensor { name, rows, cols, vector: false, matrices, order: Order::Same, shared: None })
 }
 
 /// The rows of a head of the tensor `name` of a GGUF file, if their order differs from that of a folder.
@@ -228,7 +294,8 @@ pub(super) fn to_folder<'f>(
 ) -> Result<Vec<(String, Tensor<'f>)>, ConvertError> {
     let architecture = Architecture::named(config.architecture.name)?;
     let heads = [config.num_attention_heads as u32, config.num_kv_heads as u32];
-    let renamed = |mut tensor: Tensor<'f>| {
+    let mut all = Vec::new();
+    for mut tensor in of_gguf(gguf)?.into_iter().filter(|tensor| tensor.name != ROPE_FACTORS) {
         let unknown = || ConvertError::tensor(&tensor.name, "is not part of this architecture");
         let name = tensor.name.strip_suffix(".weight").ok_or_else(unknown)?;
         let module = match name {
@@ -238,6 +305,15 @@ pub(super) fn to_folder<'f>(
             _ => {
                 let layer = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
                 let (layer, rest) = layer.ok_or_else(unknown)?;
+                if let Some((theirs, _)) = EXPERTS.iter().find(|(_, ours)| *ours == rest) {
+                    let rows = tensor.rows_each();
+                    all.extend(tensor.matrices.into_iter().enumerate().map(|(expert, weights)| {
+                        let name = format!("model.layers.{layer}.mlp.experts.{expert}.{theirs}.weight");
+                        let one = Tensor { name: name.clone(), rows, matrices: vec![weights], ..tensor };
+                        (name, one)
+                    }));
+                    continue;
+                }
                 let (theirs, _) = LAYER.iter().find(|(_, ours)| *ours == rest).ok_or_else(unknown)?;
                 format!("model.layers.{layer}.{theirs}")
             }
@@ -245,10 +321,9 @@ pub(super) fn to_folder<'f>(
         if let Some(head) = head_rows(architecture, name, tensor.rows, heads)? {
             tensor.order = Order::Halves(head);
         }
-        Ok((format!("{module}.weight"), tensor))
-    };
-    let tensors = of_gguf(gguf)?.into_iter().filter(|tensor| tensor.name != ROPE_FACTORS);
-    tensors.map(renamed).collect()
+        all.push((format!("{module}.weight"), tensor));
+    }
+    Ok(all)
 }
 
 /// The weights of tensor `name` with one number each.
@@ -286,11 +361,33 @@ pub(super) fn float(name: &str, dtype: Dtype) -> Result<Format, ConvertError> {
 impl Tensor<'_> {
     /// The format that keeps every bit.
     pub(super) fn exact(&self) -> Result<Format, ConvertError> {
-        match &self.weights {
-            Weights::Stored(format, _) | Weights::Transposed(format, _) => Ok(*format),
-            Weights::Float8(float8) => Ok(float8.exact()),
-            Weights::Grouped(grouped) => Ok(grouped.exact()),
-            Weights::Computed(_) => Ok(Format::F32),
+        let of = |weights: &Weights<'_>| match weights {
+            Weights::Stored(format, _) | Weights::Transposed(format, _) => *format,
+            Weights::Float8(float8) => float8.exact(),
+            Weights::Grouped(grouped) => grouped.exact(),
+            Weights::Computed(_) => Format::F32,
+        };
+        let mut formats = self.matrices.iter().map(of);
+        let first = formats.next().unwrap_or(Format::F32);
+        match formats.find(|format| *format != first) {
+            None => Ok(first),
+            Some(other) => {
+                let problem = format!("has experts of types {} and {}", first.name(), other.name());
+                Err(ConvertError::tensor(&self.name, problem))
+            }
+        }
+    }
+
+    /// Rows of each of its matrices.
+    fn rows_each(&self) -> usize {
+        self.rows / self.matrices.len().max(1)
+    }
+
+    /// Rows and columns, for several matrices with their number before.
+    pub(super) fn shape(&self) -> Vec<usize> {
+        match self.matrices.len() {
+            1 => vec![self.rows, self.cols],
+            count => vec![count, self.rows_each(), self.cols],
         }
     }
 
@@ -320,7 +417,7 @@ impl Tensor<'_> {
     pub(super) fn report(&self, name: &str, format: Format, squares: [f64; 2]) -> ConvertedTensor {
         ConvertedTensor {
             name: name.into(),
-            shape: [self.rows, self.cols],
+            shape: self.shape(),
             from: self.format(),
             to: format,
             bytes: (self.rows * self.row_bytes(format)) as u64,
@@ -330,7 +427,7 @@ impl Tensor<'_> {
 
     /// Its format in the source, if that is one.
     pub(super) fn format(&self) -> Option<Format> {
-        match &self.weights {
+        match self.matrices.first()? {
             Weights::Stored(format, _) | Weights::Transposed(format, _) => Some(*format),
             Weights::Float8(_) | Weights::Grouped(_) | Weights::Computed(_) => None,
         }
@@ -362,7 +459,8 @@ impl Tensor<'_> {
 
     /// Writes row `row` of the source, if it is stored in `format`.
     fn copy(&self, row: usize, format: Format, out: &mut [u8]) -> bool {
-        match &self.weights {
+        let (matrix, row) = (row / self.rows_each(), row % self.rows_each());
+        match &self.matrices[matrix] {
             Weights::Stored(stored, data) if *stored == format => {
                 out.copy_from_slice(&data[row * out.len()..][..out.len()]);
                 true
@@ -374,15 +472,17 @@ impl Tensor<'_> {
 
     /// The weights of row `row` of the source.
     fn unpack(&self, row: usize, values: &mut [f32]) -> Result<(), ConvertError> {
-        match &self.weights {
+        let rows = self.rows_each();
+        let (matrix, row) = (row / rows, row % rows);
+        match &self.matrices[matrix] {
             Weights::Stored(stored, data) => {
-                let len = data.len() / self.rows;
+                let len = data.len() / rows;
                 quant::unpack(*stored, &data[row * len..][..len], values)?;
             }
             Weights::Transposed(stored, data) => {
                 let size = stored.block_bytes();
                 for (k, value) in values.iter_mut().enumerate() {
-                    let bytes = &data[(k * self.rows + row) * size..][..size];
+                    let bytes = &data[(k * rows + row) * size..][..size];
                     quant::unpack(*stored, bytes, std::slice::from_mut(value))?;
                 }
             }
