@@ -469,6 +469,27 @@ fn a_converted_folder_says_what_the_folder_says() {
     assert!(refused.contains("expected f32, f16 or bf16"), "{refused}");
 }
 
+/// A mixture of experts from its folder to a reply, also with weights in fewer bits and from a kept repacked form.
+#[test]
+fn a_mixture_of_experts_runs_from_folder_to_reply() {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/hf/qwen3moe");
+    let (out, small) = (temporary("experts.gguf", ""), temporary("experts-q8.gguf", ""));
+    ok(&["convert", folder.to_str().unwrap(), "--force", "--out", &out]);
+    let about = json(&["inspect", "--json", "-m", &out]);
+    assert_eq!(about["config"]["experts"]["count"], 4, "{about}");
+    assert!(ok(&["inspect", "-m", &out]).contains("feed-forward 40 in each of 4 experts, 2 for each token"));
+    let ask = ["run", "--raw", "the hen", "-n", "8", "--preset", "greedy"];
+    let reply = json(&with(&ask, &["--json", "-m", folder.to_str().unwrap()]));
+    assert_eq!(json(&with(&ask, &["--json", "-m", &out]))["text"], reply["text"]);
+    ok(&["quantize", &out, "--type", "q4_k_m", "--force", "--out", &small]);
+    assert!(ok(&["inspect", "-m", &small, "--tensors"]).contains("blk.0.ffn_up_exps.weight"));
+    assert_eq!(json(&with(&ask, &["--json", "-m", &small]))["reply_tokens"], 8);
+    // In the folder, the experts are numbered.
+    let back = format!("{out}.folder");
+    ok(&["convert", &out, "--safetensors", "--force", "--out", &back]);
+    assert_eq!(json(&with(&ask, &["--json", "-m", &back]))["text"], reply["text"]);
+}
+
 #[test]
 fn an_onnx_file_says_what_its_gguf_file_says() {
     let model = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
