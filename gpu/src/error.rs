@@ -26,6 +26,13 @@ pub enum Error {
         /// The required value.
         expected: &'static str,
     },
+    /// The kernels cannot compute an operation of the model; those of the CPU can.
+    Operation {
+        /// The operation.
+        found: &'static str,
+        /// The required one.
+        expected: &'static str,
+    },
     /// The GPU is out of memory.
     OutOfMemory {
         /// Bytes requested.
@@ -46,7 +53,7 @@ impl Error {
         match self {
             Error::Core(error) => error.code(),
             Error::NoAdapter { .. } => "gpu_absent",
-            Error::Unsupported { .. } => "gpu_unsupported",
+            Error::Unsupported { .. } | Error::Operation { .. } => "gpu_unsupported",
             Error::OutOfMemory { .. } => "gpu_memory",
             Error::Lost => "gpu_lost",
             Error::Device { .. } => "gpu_device",
@@ -72,7 +79,9 @@ impl From<Error> for CoreError {
             Error::Core(error) => error,
             Error::OutOfMemory { need } => CoreError::Memory { need, have: 0 },
             Error::NoAdapter { .. } => CoreError::Device { problem: "there is none" },
-            Error::Unsupported { .. } => CoreError::Device { problem: "it cannot run this model" },
+            Error::Unsupported { .. } | Error::Operation { .. } => {
+                CoreError::Device { problem: "it cannot run this model" }
+            }
             Error::Lost => CoreError::Device { problem: "it was lost" },
             Error::Device { .. } => CoreError::Device { problem: "its driver refused a command" },
         }
@@ -87,6 +96,9 @@ impl fmt::Display for Error {
             Error::Unsupported { what, found, expected } => {
                 write!(f, "the GPU cannot run this model: {what} is {found}, expected {expected}")
             }
+            Error::Operation { found, expected } => {
+                write!(f, "the GPU cannot run this model: it has {found}, expected {expected}")
+            }
             Error::OutOfMemory { need } => write!(f, "the GPU has no room for {need} bytes"),
             Error::Lost => f.write_str("the GPU was lost; loading the model again may work"),
             Error::Device { problem } => write!(f, "the GPU's driver refused a command: {problem}"),
@@ -95,11 +107,6 @@ impl fmt::Display for Error {
 }
 
 impl core::error::Error for Error {}
-
-/// The error for operations of a program that the kernels cannot compute.
-pub(crate) fn unsupported(found: &str, expected: &'static str) -> Error {
-    CoreError::Unsupported { key: Name::new("operation"), found: Name::new(found), expected }.into()
-}
 
 #[cfg(test)]
 mod tests {

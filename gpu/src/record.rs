@@ -2,7 +2,7 @@
 //! value is stored, which buffers share memory, and which kernels compute an operation for one row and for
 //! several.
 
-use crate::error::{Error, Result, unsupported};
+use crate::error::{Error, Result};
 use crate::gpu::Gpu;
 use crate::kernel::{
     self, Acts, AttentionTile, Kernel, Layer, MAX_PARTS, Output, Product, RopeStore, RowSource, STEP_HEAD,
@@ -253,7 +253,9 @@ impl Scratch {
     }
 
     fn floats(&self, id: BufferId) -> Result<&Buffer> {
-        self.floats[id.index()].as_ref().ok_or(unsupported("a buffer", "one that an operation has written"))
+        self.floats[id.index()]
+            .as_ref()
+            .ok_or(Error::Operation { found: "a buffer", expected: "one that an operation has written" })
     }
 
     fn acts(&self, id: BufferId, precision: Activations) -> Result<Acts> {
@@ -261,7 +263,9 @@ impl Scratch {
             (Activations::Int8, Some([words, scale])) => {
                 Ok(Acts::Int8 { words: words.clone(), scale: scale.clone() })
             }
-            (Activations::Int8, None) => Err(unsupported("a buffer", "one that is written as integers")),
+            (Activations::Int8, None) => {
+                Err(Error::Operation { found: "a buffer", expected: "one that is written as integers" })
+            }
             (Activations::F32, _) => Ok(Acts::F32(self.floats(id)?.clone())),
         }
     }
@@ -341,7 +345,10 @@ impl Recording {
             }
         }
         let [Op::RmsNorm { x, weight, eps, out }] = program.head[..] else {
-            return Err(unsupported("the operations after the last block", "one RMSNorm"));
+            return Err(Error::Operation {
+                found: "the operations after the last block",
+                expected: "one RMSNorm",
+            });
         };
         let mut head = Pair::default();
         let rows = RowSource::ReadOut(&scratch.read_out);
@@ -408,7 +415,10 @@ impl Recorder<'_> {
                         at += self.program.tensor(tensor).rows;
                     }
                     if needs.contains(&Activations::Int8) {
-                        return Err(unsupported("a product of one of several products", "attention of them"));
+                        return Err(Error::Operation {
+                            found: "a product of one of several products",
+                            expected: "attention of them",
+                        });
                     }
                     pair
                 }
@@ -427,14 +437,22 @@ impl Recorder<'_> {
                 let pair = self.products(matrix, x, Output::Swiglu, into, cols, &self.scratch.step)?;
                 self.whole(out, cols, needs, pair)?
             }
-            Op::Experts(_) => return Err(unsupported("a mixture of experts", "one feed-forward block")),
+            Op::Experts(_) => {
+                return Err(Error::Operation {
+                    found: "a mixture of experts",
+                    expected: "one feed-forward block",
+                });
+            }
             Op::RopeStore { layer, q, k, v, norm, eps } => {
                 let norm = norm.map(|QkNorm { q, k }| {
                     Ok::<_, Error>([self.model.vector(q)?.clone(), self.model.vector(k)?.clone()])
                 });
                 let qkv = [self.view(q)?, self.view(k)?, self.view(v)?];
                 if qkv.iter().any(|view| view.buffer != qkv[0].buffer) {
-                    return Err(unsupported("queries, keys and values", "those of one product"));
+                    return Err(Error::Operation {
+                        found: "queries, keys and values",
+                        expected: "those of one product",
+                    });
                 }
                 return Ok(Lowered::Cache(CacheOp::RopeStore { layer, qkv, norm: norm.transpose()?, eps }));
             }
@@ -463,14 +481,19 @@ impl Recorder<'_> {
     }
 
     fn view(&self, id: BufferId) -> Result<View> {
-        self.views[id.index()].clone().ok_or(unsupported("a buffer", "one that an operation has written"))
+        self.views[id.index()]
+            .clone()
+            .ok_or(Error::Operation { found: "a buffer", expected: "one that an operation has written" })
     }
 
     /// The floats of a buffer that does not share its memory.
     fn plain(&self, id: BufferId, cols: usize) -> Result<Buffer> {
         let view = self.view(id)?;
         if (view.first, view.stride) != (0, cols) {
-            return Err(unsupported("a product of one of several products", "attention of them"));
+            return Err(Error::Operation {
+                found: "a product of one of several products",
+                expected: "attention of them",
+            });
         }
         Ok(view.buffer)
     }
@@ -526,7 +549,7 @@ impl CacheKernels {
         layer: &impl Fn(usize) -> Option<Layer<'c>>,
     ) -> Result<CacheKernels> {
         let heads = &program.heads;
-        let absent = || unsupported("a layer", "one of the cache");
+        let absent = || Error::Operation { found: "a layer", expected: "one of the cache" };
         match op {
             CacheOp::RopeStore { layer: at, qkv: [q, k, v], norm, eps } => {
                 let (step, batch, pairing) = (&scratch.step, scratch.batch, program.pairing);

@@ -1,6 +1,6 @@
 //! Uploading a model to the GPU: tensor by tensor, in pieces, in the order of the file.
 
-use crate::error::{Error, Result, unsupported};
+use crate::error::{Error, Result};
 use crate::gpu::{Gpu, MAX_BINDING};
 use crate::packed::PackedFormat;
 use shohin_core::gguf::{Event, Header};
@@ -223,10 +223,10 @@ fn check(program: &Program) -> Result<()> {
     }
     for op in program.body.iter().chain(&program.head) {
         if let Op::Experts(_) = op {
-            return Err(unsupported(
-                "a mixture of experts",
-                "one feed-forward block for all tokens; the CPU computes both",
-            ));
+            return Err(Error::Operation {
+                found: "a mixture of experts",
+                expected: "one feed-forward block for all tokens; the CPU computes both",
+            });
         }
         if let Op::RmsNorm { weight, .. } = op
             && !program.tensor(*weight).cols.is_multiple_of(32)
@@ -238,7 +238,7 @@ fn check(program: &Program) -> Result<()> {
     }
     match program.head[..] {
         [Op::RmsNorm { x, out, .. }] if x == program.residual && out == program.hidden => Ok(()),
-        _ => Err(unsupported("the operations after the last block", "one RMSNorm")),
+        _ => Err(Error::Operation { found: "the operations after the last block", expected: "one RMSNorm" }),
     }
 }
 

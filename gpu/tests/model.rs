@@ -619,6 +619,10 @@ fn what_the_gpu_cannot_do_is_an_error() {
     let file = Model::new(shape, Stored::new(Format::Q8_0), 3).to_vec().unwrap();
     let load = pollster::block_on(GpuModel::from_gguf(Arc::clone(&gpu), &Gguf::parse(&file).unwrap()));
     assert!(matches!(load, Err(Error::Unsupported { .. })));
+    let file = Model::new(Shape::tiny_experts(), Stored::new(Format::Q8_0), 3).to_vec().unwrap();
+    let load = pollster::block_on(GpuModel::from_gguf(Arc::clone(&gpu), &Gguf::parse(&file).unwrap()));
+    // By this code, hosts know that the CPU can run the model.
+    assert_eq!(load.err().map(|error| error.code()), Some("gpu_unsupported"));
     // Weights of gate and up that are multiplied by different activations.
     let formats = [Format::Q8_0, Format::Q8_0, Format::Q8_0, Format::Q8_0, Format::Q8_0, Format::F16];
     let formats = formats.map(Stored::new).to_vec();
