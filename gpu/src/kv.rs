@@ -59,6 +59,29 @@ static Q4: KvStorage = KvStorage {
     get_native: integers!(4, "kv_get_integers"),
 };
 
+/// A part for floats of 8 bits with this many bits of mantissa.
+macro_rules! floats {
+    ($mantissa:literal, $part:literal) => {
+        concat!("const MANTISSA = ", $mantissa, "u;\n", part!($part))
+    };
+}
+
+static FP8_E4M3: KvStorage = KvStorage {
+    bits: 8,
+    scales: false,
+    put: floats!(3, "kv_put_f8"),
+    get: floats!(3, "kv_get_f8"),
+    get_native: floats!(3, "kv_get_f8"),
+};
+
+static FP8_E5M2: KvStorage = KvStorage {
+    bits: 8,
+    scales: false,
+    put: floats!(2, "kv_put_f8"),
+    get: floats!(2, "kv_get_f8"),
+    get_native: floats!(2, "kv_get_f8"),
+};
+
 impl KvStorage {
     /// The storage of a format.
     pub(crate) const fn of(format: KvFormat) -> &'static KvStorage {
@@ -67,6 +90,8 @@ impl KvStorage {
             KvFormat::F16 => &F16,
             KvFormat::Q8 => &Q8,
             KvFormat::Q4 => &Q4,
+            KvFormat::Fp8E4M3 => &FP8_E4M3,
+            KvFormat::Fp8E5M2 => &FP8_E5M2,
         }
     }
 

@@ -37,6 +37,8 @@ fn published_sizes_fit() {
                 (KvFormat::Q8, shape.head_dim / 8 * 9),
                 (KvFormat::Q4, shape.head_dim / 8 * 5),
                 (KvFormat::F32, 4 * shape.head_dim),
+                (KvFormat::Fp8E4M3, shape.head_dim),
+                (KvFormat::Fp8E5M2, shape.head_dim),
             ] {
                 let options = GpuDeviceOptions { context: 8192, ..Default::default() };
                 let plan = upload

@@ -267,12 +267,16 @@ fn caches_agree() {
             let tokens = tokens(150, 320);
             let want = cpu(&file, Activations::F32, KvFormat::F32).logits(&tokens, true);
             let last = &want[want.len() - 320..];
-            for kv in KvFormat::ALL {
+            // Floats of 8 bits differ from the others only in how numbers are stored.
+            let is_needed = |kv: &KvFormat| heads == 6 || !kv.name().starts_with("fp8");
+            for kv in KvFormat::ALL.into_iter().filter(is_needed) {
                 let bound = match kv {
                     KvFormat::F32 => 1e-5,
                     KvFormat::F16 => 1e-3,
                     KvFormat::Q8 => 2e-2,
                     KvFormat::Q4 => 0.4,
+                    KvFormat::Fp8E4M3 => 0.2,
+                    KvFormat::Fp8E5M2 => 0.4,
                 };
                 let On { mut device, mut session } = on_gpu(&gpu, &file, Activations::F32, kv);
                 let prefilled = error(session.forward_prefill(&mut device, &tokens).unwrap(), last);

@@ -228,6 +228,8 @@ fn caches_cost_little_perplexity() {
             KvFormat::F16 => 1e-3,
             KvFormat::Q8 => 1e-2,
             KvFormat::Q4 => 0.2,
+            KvFormat::Fp8E4M3 => 0.1,
+            KvFormat::Fp8E5M2 => 0.2,
         };
         let got = all_logits(&mut device, &want.ids, &in_format(kv)).unwrap();
         let (worst, rms) = want.compare(&got);

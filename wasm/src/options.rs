@@ -154,7 +154,8 @@ pub(crate) fn activations_named(name: &str) -> JsResult<Activations> {
 /// # Errors
 /// `unsupported` for another word.
 pub(crate) fn session_options(kv: &str, attention: &str) -> JsResult<SessionOptions> {
-    let kv = KvFormat::named(kv).ok_or_else(|| unknown("kv", kv, "f32, f16, q8 or q4"))?;
+    let kv =
+        KvFormat::named(kv).ok_or_else(|| unknown("kv", kv, "f32, f16, q8, q4, fp8_e4m3 or fp8_e5m2"))?;
     Ok(SessionOptions { kv, attention: attention.parse().map_err(js)?, ..SessionOptions::default() })
 }
 

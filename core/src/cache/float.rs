@@ -13,33 +13,37 @@ use half::f16;
 use super::{BLOCK_POSITIONS, KvCodec};
 use crate::float16;
 
-/// A float as a cache stores it.
-pub(crate) trait Element: Pod + Send + Sync {
+/// A kind of float that a cache stores.
+pub(crate) trait Element: Copy + Send + Sync + 'static {
+    /// Its bits.
+    type Stored: Pod;
     /// Rounds to the stored precision.
-    fn store(value: f32) -> Self;
+    fn store(value: f32) -> Self::Stored;
     /// The stored value.
-    fn load(self) -> f32;
+    fn load(stored: Self::Stored) -> f32;
 }
 
 impl Element for f32 {
+    type Stored = f32;
     #[inline(always)]
-    fn store(value: f32) -> Self {
+    fn store(value: f32) -> f32 {
         value
     }
     #[inline(always)]
-    fn load(self) -> f32 {
-        self
+    fn load(stored: f32) -> f32 {
+        stored
     }
 }
 
 impl Element for f16 {
+    type Stored = f16;
     #[inline(always)]
-    fn store(value: f32) -> Self {
+    fn store(value: f32) -> f16 {
         float16::from_f32(value)
     }
     #[inline(always)]
-    fn load(self) -> f32 {
-        float16::to_f32(self)
+    fn load(stored: f16) -> f32 {
+        float16::to_f32(stored)
     }
 }
 
@@ -49,7 +53,7 @@ pub(crate) struct Float<E>(PhantomData<E>);
 
 impl<E: Element> KvCodec for Float<E> {
     fn key_block(head_dim: usize) -> usize {
-        BLOCK_POSITIONS.saturating_mul(head_dim).saturating_mul(size_of::<E>())
+        BLOCK_POSITIONS.saturating_mul(head_dim).saturating_mul(size_of::<E::Stored>())
     }
 
     fn value_block(head_dim: usize) -> usize {
@@ -58,7 +62,7 @@ impl<E: Element> KvCodec for Float<E> {
 
     #[inline(always)]
     fn put_key(block: &mut [u8], t: usize, key: &[f32]) {
-        let block = bytemuck::cast_slice_mut::<u8, E>(block);
+        let block = bytemuck::cast_slice_mut::<u8, E::Stored>(block);
         for (stored, &x) in block.as_chunks_mut::<BLOCK_POSITIONS>().0.iter_mut().zip(key) {
             stored[t] = E::store(x);
         }
@@ -66,7 +70,7 @@ impl<E: Element> KvCodec for Float<E> {
 
     #[inline(always)]
     fn put_value(block: &mut [u8], t: usize, value: &[f32]) {
-        let block = bytemuck::cast_slice_mut::<u8, E>(block);
+        let block = bytemuck::cast_slice_mut::<u8, E::Stored>(block);
         for (stored, &x) in block[t * value.len()..][..value.len()].iter_mut().zip(value) {
             *stored = E::store(x);
         }
@@ -74,15 +78,15 @@ impl<E: Element> KvCodec for Float<E> {
 
     #[inline(always)]
     fn get_key(block: &[u8], t: usize, key: &mut [f32]) {
-        let block = bytemuck::cast_slice::<u8, E>(block);
+        let block = bytemuck::cast_slice::<u8, E::Stored>(block);
         for (x, stored) in key.iter_mut().zip(block.as_chunks::<BLOCK_POSITIONS>().0) {
-            *x = stored[t].load();
+            *x = E::load(stored[t]);
         }
     }
 
     #[inline(always)]
     fn copy_value(data: &mut [u8], head_dim: usize, from: (usize, usize), to: (usize, usize)) {
-        let row = head_dim * size_of::<E>();
+        let row = head_dim * size_of::<E::Stored>();
         let start = from.0 + from.1 * row;
         data.copy_within(start..start + row, to.0 + to.1 * row);
     }

@@ -11,11 +11,13 @@
 
 mod chunked;
 mod float;
+mod float8;
 mod quantized;
 mod storage;
 
 pub(crate) use chunked::{CHUNK_POSITIONS, ChunkedPlacement};
 pub(crate) use float::{Element, Float};
+pub(crate) use float8::Float8;
 pub(crate) use quantized::{Codes, PairCodec, Quantized, SCALE_GROUP, largest, round};
 pub use storage::KvShape;
 pub(crate) use storage::{KvStorage, KvView};
@@ -54,7 +56,7 @@ macro_rules! formats {
         }
 
         impl KvFormat {
-            /// Every format, most exact first.
+            /// Every format.
             pub const ALL: [KvFormat; [$($text),*].len()] = [$(KvFormat::$name),*];
 
             /// The format's name in options.
@@ -92,6 +94,11 @@ formats! {
     /// 4-bit integers with one scale per 32 elements: a little over half the memory of Q8. Absolute error at
     /// most 1/14 of the largest magnitude in the group.
     Q4 "q4" crate::cache::Quantized<crate::cache::Codes<4>>,
+    /// 8-bit floats with 3 bits of mantissa and no scales: half the memory of F16, relative error 2^-4.
+    /// Magnitudes over 448 become 448.
+    Fp8E4M3 "fp8_e4m3" crate::cache::Float<crate::cache::Float8<3>>,
+    /// 8-bit floats with 2 bits of mantissa: relative error 2^-3. Magnitudes over 57344 become 57344.
+    Fp8E5M2 "fp8_e5m2" crate::cache::Float<crate::cache::Float8<2>>,
 }
 pub(crate) use with_codec;
 

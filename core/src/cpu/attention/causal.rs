@@ -92,7 +92,7 @@ impl<C: FlashCodec> CausalAttention<'_, '_, C> {
 mod tests {
     use super::*;
     use crate::arena::{Arena, Planner};
-    use crate::cache::{Codes, Element, Float, Quantized, SCALE_GROUP};
+    use crate::cache::{Codes, Element, Float, Float8, Quantized, SCALE_GROUP};
     use alloc::vec::Vec;
     use half::f16;
 
@@ -222,9 +222,17 @@ mod tests {
                 naive(shape, &|_, _| true, &q, &k, &v),
                 "f32",
             );
-            let halves = |x: &[f32]| x.iter().map(|&x| f16::store(x).load()).collect::<Vec<_>>();
+            let halves = |x: &[f32]| x.iter().map(|&x| f16::load(f16::store(x))).collect::<Vec<_>>();
             let want = naive(shape, &|_, _| true, &q, &halves(&k), &halves(&v));
             close(attention::<Float<f16>>(shape, FULL, &q, &k, &v), want, "f16");
+            let e4m3 =
+                |x: &[f32]| x.iter().map(|&x| Float8::<3>::load(Float8::<3>::store(x))).collect::<Vec<_>>();
+            let want = naive(shape, &|_, _| true, &q, &e4m3(&k), &e4m3(&v));
+            close(attention::<Float<Float8<3>>>(shape, FULL, &q, &k, &v), want, "fp8_e4m3");
+            let e5m2 =
+                |x: &[f32]| x.iter().map(|&x| Float8::<2>::load(Float8::<2>::store(x))).collect::<Vec<_>>();
+            let want = naive(shape, &|_, _| true, &q, &e5m2(&k), &e5m2(&v));
+            close(attention::<Float<Float8<2>>>(shape, FULL, &q, &k, &v), want, "fp8_e5m2");
         }
     }
 
@@ -264,7 +272,7 @@ mod tests {
     fn through_codes(x: &[f32], d: usize, group: usize, largest: f32) -> Vec<f32> {
         let codes = |x: &[f32]| -> Vec<f32> {
             let most = x.iter().fold(0.0, |m: f32, x| m.max(x.abs()));
-            let scale = f16::store(most / largest).load();
+            let scale = f16::load(f16::store(most / largest));
             x.iter().map(|x| libm::roundf(x / scale).clamp(-largest, largest) * scale).collect()
         };
         x.chunks_exact(d).flat_map(|row| row.chunks(group).flat_map(codes).collect::<Vec<_>>()).collect()
@@ -341,6 +349,8 @@ mod tests {
         v[90 * d] = f32::NAN;
         for out in [
             last_tokens::<Float<f16>>(&q, &k, &v, d),
+            last_tokens::<Float<Float8<3>>>(&q, &k, &v, d),
+            last_tokens::<Float<Float8<2>>>(&q, &k, &v, d),
             last_tokens::<Quantized<Codes<8>>>(&q, &k, &v, d),
             last_tokens::<Quantized<Codes<4>>>(&q, &k, &v, d),
         ] {

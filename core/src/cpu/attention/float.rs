@@ -6,44 +6,52 @@ use core::ops::Range;
 use half::f16;
 
 use super::flash::{FlashCodec, ROWS, SCRATCH, Span, TILE, prefetch};
-use crate::cache::{BLOCK_POSITIONS, Element, Float, KvView};
+use crate::cache::{BLOCK_POSITIONS, Element, Float, Float8, KvView};
 use crate::cpu::simd::{LANES, Simd};
 
 /// Elements of a head that are converted to f32 at once for many queries.
 const STRIP: usize = SCRATCH / TILE;
-
-/// From this many queries on, converting a tile's keys and values to f32 first is faster.
-const MANY: usize = 8;
 
 /// A cached float that vectors are loaded from.
 pub(crate) trait LoadLanes: Element {
     /// 16 of them as floats.
     ///
     /// Safety: as for [`Simd`].
-    unsafe fn lanes<L: Simd>(p: *const Self) -> L::F;
+    unsafe fn lanes<L: Simd>(p: *const Self::Stored) -> L::F;
 
-    /// Whether it must be converted to f32.
-    const PACKED: bool;
+    /// From this many queries on, converting a tile's keys and values to f32 first is faster.
+    const MANY: usize;
 }
 
 impl LoadLanes for f32 {
     #[inline(always)]
-    unsafe fn lanes<L: Simd>(p: *const Self) -> L::F {
+    unsafe fn lanes<L: Simd>(p: *const f32) -> L::F {
         // SAFETY: the caller's promise.
         unsafe { L::load(p) }
     }
 
-    const PACKED: bool = false;
+    const MANY: usize = usize::MAX;
 }
 
 impl LoadLanes for f16 {
     #[inline(always)]
-    unsafe fn lanes<L: Simd>(p: *const Self) -> L::F {
+    unsafe fn lanes<L: Simd>(p: *const f16) -> L::F {
         // SAFETY: the caller's promise.
         unsafe { L::load_f16(p) }
     }
 
-    const PACKED: bool = true;
+    const MANY: usize = 8;
+}
+
+impl<const MANTISSA: u32> LoadLanes for Float8<MANTISSA> {
+    #[inline(always)]
+    unsafe fn lanes<L: Simd>(p: *const u8) -> L::F {
+        // SAFETY: the caller's promise.
+        unsafe { L::load_f8::<MANTISSA>(p) }
+    }
+
+    // No kernels of its own.
+    const MANY: usize = 1;
 }
 
 impl<E: LoadLanes> FlashCodec for Float<E> {
@@ -67,8 +75,8 @@ impl<E: LoadLanes> FlashCodec for Float<E> {
                 .data
                 .as_ptr()
                 .add(view.placement.place(view.head, start / BLOCK_POSITIONS).0)
-                .cast::<E>();
-            if !E::PACKED || rows.count - rows.first < MANY {
+                .cast::<E::Stored>();
+            if E::MANY > 1 && rows.count - rows.first < E::MANY {
                 let next = Some(next_tile::<E>(view, start).0);
                 let keys = Keys { p: keys, stride: d * LANES, blocks, at: 0, n: d, next };
                 return score::<L, E, N4, N2, N1>(rows, q, keys, scores);
@@ -106,8 +114,8 @@ impl<E: LoadLanes> FlashCodec for Float<E> {
                 .data
                 .as_ptr()
                 .add(view.placement.place(view.head, start / BLOCK_POSITIONS).1)
-                .cast::<E>();
-            if !E::PACKED || rows.count - rows.first < MANY {
+                .cast::<E::Stored>();
+            if E::MANY > 1 && rows.count - rows.first < E::MANY {
                 let next = Some(next_tile::<E>(view, start).1);
                 let values = Values { p: values, stride: d, at: 0, n: whole, next };
                 sum::<L, E, N4, N2, N1>(rows, values, weights, decay, out);
@@ -130,7 +138,7 @@ impl<E: LoadLanes> FlashCodec for Float<E> {
                     let out = &mut *out[r].add(at);
                     *out *= decay[r];
                     for t in 0..rows.visible[r] {
-                        *out += weights[r][t] * (*values.add(t * d + at)).load();
+                        *out += weights[r][t] * E::load(*values.add(t * d + at));
                     }
                 }
             }
@@ -151,15 +159,15 @@ fn next_tile<E: LoadLanes>(view: &KvView<'_, Float<E>>, start: usize) -> (*const
 }
 
 /// Bytes per vector.
-const fn bytes<E>() -> usize {
-    LANES * size_of::<E>()
+const fn bytes<E: Element>() -> usize {
+    LANES * size_of::<E::Stored>()
 }
 
 /// Elements `at..at + n` of the keys of a tile.
 #[derive(Clone, Copy)]
-struct Keys<E> {
+struct Keys<E: Element> {
     /// `(blocks, stride)`, starting with element `at` of the first block's keys.
-    p: *const E,
+    p: *const E::Stored,
     stride: usize,
     blocks: usize,
     at: usize,
@@ -233,9 +241,9 @@ unsafe fn score_tile<L: Simd, E: LoadLanes, const R: usize, const N: usize>(
                 sums[r][n] = L::load(scores.add(r * TILE + n * LANES));
             }
         }
-        let next = keys.next.map(|next| next.wrapping_add(b * keys.stride * size_of::<E>()));
+        let next = keys.next.map(|next| next.wrapping_add(b * keys.stride * size_of::<E::Stored>()));
         // Steps per cache line.
-        let line = const { if size_of::<E>() < 4 { 4 / size_of::<E>() } else { 1 } };
+        let line = const { if size_of::<E::Stored>() < 4 { 4 / size_of::<E::Stored>() } else { 1 } };
         let mut i = 0;
         while i + line <= keys.n {
             if let Some(next) = next {
@@ -262,7 +270,7 @@ unsafe fn score_tile<L: Simd, E: LoadLanes, const R: usize, const N: usize>(
 unsafe fn score_step<L: Simd, E: LoadLanes, const R: usize, const N: usize>(
     q: &[*const f32],
     keys: Keys<E>,
-    keys_at: *const E,
+    keys_at: *const E::Stored,
     i: usize,
     sums: &mut [[L::F; N]; R],
 ) {
@@ -283,9 +291,9 @@ unsafe fn score_step<L: Simd, E: LoadLanes, const R: usize, const N: usize>(
 
 /// Elements `at..at + n` of the values of a tile; `n` is a multiple of [`LANES`].
 #[derive(Clone, Copy)]
-struct Values<E> {
+struct Values<E: Element> {
     /// `(positions, stride)`, starting with element `at` of the first position.
-    p: *const E,
+    p: *const E::Stored,
     stride: usize,
     at: usize,
     n: usize,
@@ -372,10 +380,13 @@ unsafe fn sum_tile<L: Simd, E: LoadLanes, const R: usize, const N: usize>(
                 sums[r][n] = L::mul(o, L::splat(decay[r]));
             }
         }
-        let next = values.next.map(|next| next.wrapping_add(c * size_of::<E>()));
+        let next = values.next.map(|next| next.wrapping_add(c * size_of::<E::Stored>()));
         for t in range {
             if let Some(next) = next {
-                prefetch::<L>(next.wrapping_add(t * values.stride * size_of::<E>()), N * bytes::<E>());
+                prefetch::<L>(
+                    next.wrapping_add(t * values.stride * size_of::<E::Stored>()),
+                    N * bytes::<E>(),
+                );
             }
             let mut v = [L::splat(0.0); N];
             for n in 0..N {

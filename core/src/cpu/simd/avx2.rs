@@ -25,6 +25,27 @@ pub(super) const SPREAD: [u8; 64] = {
     spread
 };
 
+/// The bits of f16 for floats of 8 bits: the same numbers, or with 3 bits of mantissa those divided by 256, which is the
+/// difference between the biases of their exponents.
+///
+/// Safety: the processor has AVX2.
+#[inline(always)]
+pub(super) unsafe fn f16_bits<const MANTISSA: u32>(bytes: __m128i) -> __m256i {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let wide = _mm256_cvtepi8_epi16(bytes);
+        match MANTISSA {
+            3 => {
+                // The sign stands twice.
+                let halves = _mm256_and_si256(_mm256_slli_epi16::<7>(wide), _mm256_set1_epi16(!0x4000));
+                let magnitude = _mm256_and_si256(halves, _mm256_set1_epi16(0x7fff));
+                _mm256_or_si256(halves, _mm256_cmpeq_epi16(magnitude, _mm256_set1_epi16(0x3f80)))
+            }
+            _ => _mm256_slli_epi16::<8>(wide),
+        }
+    }
+}
+
 /// AVX2 and F16C: two registers.
 pub(crate) struct Avx2;
 
@@ -50,6 +71,19 @@ impl Simd for Avx2 {
         unsafe {
             let p = p.cast::<__m128i>();
             [_mm256_cvtph_ps(_mm_loadu_si128(p)), _mm256_cvtph_ps(_mm_loadu_si128(p.add(1)))]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_f8<const MANTISSA: u32>(p: *const u8) -> Self::F {
+        // SAFETY: the caller has AVX2, F16C and 16 bytes at `p`.
+        unsafe {
+            let halves = f16_bits::<MANTISSA>(_mm_loadu_si128(p.cast()));
+            let floats = [
+                _mm256_cvtph_ps(_mm256_castsi256_si128(halves)),
+                _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(halves)),
+            ];
+            if MANTISSA == 3 { Self::mul(floats, Self::splat(256.0)) } else { floats }
         }
     }
 

@@ -5,7 +5,7 @@ use core::arch::x86_64::*;
 
 use half::f16;
 
-use super::avx2::{SPREAD, prefetch};
+use super::avx2::{SPREAD, f16_bits, prefetch};
 use super::{LANES, Simd};
 
 /// In assembly because the compiler splits the intrinsic into two instructions.
@@ -61,6 +61,15 @@ impl Simd for Avx512 {
         const { assert!(LANES == 16) };
         // SAFETY: the caller has AVX-512 and 16 halves at `p`.
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_f8<const MANTISSA: u32>(p: *const u8) -> Self::F {
+        // SAFETY: the caller has AVX-512, which AVX2 is a part of, and 16 bytes at `p`.
+        unsafe {
+            let floats = _mm512_cvtph_ps(f16_bits::<MANTISSA>(_mm_loadu_si128(p.cast())));
+            if MANTISSA == 3 { Self::mul(floats, Self::splat(256.0)) } else { floats }
+        }
     }
 
     #[inline(always)]

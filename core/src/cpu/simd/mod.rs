@@ -20,6 +20,8 @@ pub(crate) trait Simd {
     unsafe fn splat(x: f32) -> Self::F;
     unsafe fn load(p: *const f32) -> Self::F;
     unsafe fn load_f16(p: *const f16) -> Self::F;
+    /// 16 floats of 8 bits, `MANTISSA` of them of mantissa: 3, or 2 like the upper halves of f16.
+    unsafe fn load_f8<const MANTISSA: u32>(p: *const u8) -> Self::F;
     unsafe fn store(p: *mut f32, x: Self::F);
     unsafe fn add(a: Self::F, b: Self::F) -> Self::F;
     unsafe fn mul(a: Self::F, b: Self::F) -> Self::F;

@@ -5,6 +5,20 @@ use super::Simd;
 use core::arch::aarch64::*;
 use half::f16;
 
+/// Widens the lower or, with "2", the upper four halves of a register. The intrinsics are not stable.
+macro_rules! widen {
+    ($op:literal, $from:literal, $x:expr) => {{
+        let y: float32x4_t;
+        core::arch::asm!(
+            concat!($op, " {y:v}.4s, {x:v}.", $from),
+            y = out(vreg) y,
+            x = in(vreg) $x,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+        y
+    }};
+}
+
 /// NEON: four registers.
 pub(crate) struct Neon;
 
@@ -25,19 +39,6 @@ impl Simd for Neon {
 
     #[inline(always)]
     unsafe fn load_f16(p: *const f16) -> Self::F {
-        /// Widens the lower or, with "2", the upper four halves of a register. The intrinsics are not stable.
-        macro_rules! widen {
-            ($op:literal, $from:literal, $x:expr) => {{
-                let y: float32x4_t;
-                core::arch::asm!(
-                    concat!($op, " {y:v}.4s, {x:v}.", $from),
-                    y = out(vreg) y,
-                    x = in(vreg) $x,
-                    options(pure, nomem, nostack, preserves_flags)
-                );
-                y
-            }};
-        }
         // SAFETY: the caller has NEON, which has these instructions, and 16 halves at `p`.
         unsafe {
             let p = p.cast::<u16>();
@@ -48,6 +49,31 @@ impl Simd for Neon {
                 widen!("fcvtl", "4h", b),
                 widen!("fcvtl2", "8h", b),
             ]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_f8<const MANTISSA: u32>(p: *const u8) -> Self::F {
+        // SAFETY: the caller has NEON and 16 bytes at `p`.
+        unsafe {
+            let x = vld1q_s8(p.cast());
+            let halves = [vshll_n_s8::<7>(vget_low_s8(x)), vshll_high_n_s8::<7>(x)];
+            // With 3 bits of mantissa, f16 of the numbers divided by 256, in which the sign stands twice.
+            let [a, b] = halves.map(|half| match MANTISSA {
+                3 => {
+                    let half = vandq_s16(half, vdupq_n_s16(!0x4000));
+                    let nan = vceqq_s16(vandq_s16(half, vdupq_n_s16(0x7fff)), vdupq_n_s16(0x3f80));
+                    vorrq_s16(half, vreinterpretq_s16_u16(nan))
+                }
+                _ => vshlq_n_s16::<1>(half),
+            });
+            let floats = [
+                widen!("fcvtl", "4h", a),
+                widen!("fcvtl2", "8h", a),
+                widen!("fcvtl", "4h", b),
+                widen!("fcvtl2", "8h", b),
+            ];
+            if MANTISSA == 3 { Self::mul(floats, Self::splat(256.0)) } else { floats }
         }
     }
 

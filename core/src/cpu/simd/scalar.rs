@@ -4,6 +4,7 @@
 use half::f16;
 
 use super::{LANES, Simd};
+use crate::cache::{Element, Float8};
 use crate::float16;
 
 /// Plain Rust.
@@ -32,6 +33,13 @@ impl Simd for Scalar {
             y[i] = float16::to_f32(x[i]);
         }
         y
+    }
+
+    #[inline(always)]
+    unsafe fn load_f8<const MANTISSA: u32>(p: *const u8) -> Self::F {
+        // SAFETY: the caller's promise.
+        let x = unsafe { p.cast::<[u8; LANES]>().read_unaligned() };
+        x.map(Float8::<MANTISSA>::load)
     }
 
     #[inline(always)]

@@ -44,6 +44,30 @@ impl Simd for Simd128 {
     }
 
     #[inline(always)]
+    unsafe fn load_f8<const MANTISSA: u32>(p: *const u8) -> Self::F {
+        // SAFETY: the caller has 16 bytes at `p`.
+        unsafe {
+            let x = v128_load(p.cast());
+            let (low, high) = (i16x8_extend_low_i8x16(x), i16x8_extend_high_i8x16(x));
+            let words = [
+                i32x4_extend_low_i16x8(low),
+                i32x4_extend_high_i16x8(low),
+                i32x4_extend_low_i16x8(high),
+                i32x4_extend_high_i16x8(high),
+            ];
+            // As `Float8::load`.
+            let (bias, nan) = if MANTISSA == 3 { (7, i32x4_splat(0x7f)) } else { (15, i32x4_splat(0x7c)) };
+            let scale = f32x4_splat(f32::from_bits((254 - bias) << 23));
+            words.map(|word| {
+                let magnitude = u32x4_shl(v128_and(word, i32x4_splat(0x7f)), 23 - MANTISSA);
+                let sign = v128_and(word, i32x4_splat(i32::MIN));
+                let nan = i32x4_eq(v128_and(word, nan), nan);
+                v128_or(f32x4_mul(magnitude, scale), v128_or(sign, nan))
+            })
+        }
+    }
+
+    #[inline(always)]
     unsafe fn store(p: *mut f32, x: Self::F) {
         // SAFETY: the caller has 16 floats at `p`.
         unsafe {

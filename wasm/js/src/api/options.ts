@@ -30,7 +30,7 @@ export interface Progress {
 export const ID42_LAYOUTS = ["auto", "64", "128", "codes-first"] as const;
 
 /** Number formats of the key-value cache. */
-export const KV_FORMATS = ["f16", "f32", "q8", "q4"] as const;
+export const KV_FORMATS = ["f16", "f32", "q8", "q4", "fp8_e4m3", "fp8_e5m2"] as const;
 
 /** Options of `fetch` for downloads. Node's types lack some of them. */
 export interface RequestOptions {
