@@ -50,8 +50,8 @@ impl<const MANTISSA: u32> LoadLanes for Float8<MANTISSA> {
         unsafe { L::load_f8::<MANTISSA>(p) }
     }
 
-    // No kernels of its own.
-    const MANY: usize = 1;
+    // In WebAssembly, no kernels of its own: each is downloaded.
+    const MANY: usize = if cfg!(target_arch = "wasm32") { 1 } else { 8 };
 }
 
 impl<E: LoadLanes> FlashCodec for Float<E> {
