@@ -118,6 +118,32 @@ pub enum Error {
 /// Result of every fallible call of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+impl Error {
+    /// A stable machine-readable name: that of the engine's error ([`shohin_core::Error::code`]), or `io`, `not_a_file`,
+    /// `threads`, `convert` or `hub`.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Error::Io { .. } => "io",
+            Error::NotAFile { .. } | Error::Address { .. } => "not_a_file",
+            Error::TooManyParts { .. } => "limit",
+            Error::MissingPart { source, .. } => source.code(),
+            Error::Model { source, .. } | Error::Engine(source) | Error::Config(source) => source.code(),
+            Error::Option { .. } => "option",
+            Error::Threads { .. } => "threads",
+            Error::EmptyText { .. } => "length",
+            Error::LongText { .. } => "context_full",
+            Error::NotFinite => "logits",
+            Error::NoGpuSupport => "unsupported",
+            #[cfg(feature = "convert")]
+            Error::Convert { .. } => "convert",
+            #[cfg(feature = "hub")]
+            Error::Hub { .. } => "hub",
+            #[cfg(feature = "gpu")]
+            Error::Gpu { .. } => "device",
+        }
+    }
+}
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

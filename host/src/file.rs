@@ -42,9 +42,7 @@ enum Bytes {
         map: Arc<Mmap>,
         file: Mutex<File>,
     },
-    /// In memory.
-    #[cfg(feature = "convert")]
-    Converted(Arc<Mmap>),
+    InMemory(Arc<Mmap>),
 }
 
 /// As [`shard_names`], with paths.
@@ -90,8 +88,7 @@ impl Shard {
             #[cfg(feature = "built-in")]
             Bytes::BuiltIn => BUILT_IN,
             Bytes::Mapped { map, .. } => map,
-            #[cfg(feature = "convert")]
-            Bytes::Converted(map) => map,
+            Bytes::InMemory(map) => map,
         }
     }
 
@@ -116,8 +113,7 @@ impl Shard {
             #[cfg(feature = "built-in")]
             Bytes::BuiltIn => ShardBytes::built_in(BUILT_IN),
             Bytes::Mapped { map, .. } => ShardBytes::mapped(Arc::clone(map)),
-            #[cfg(feature = "convert")]
-            Bytes::Converted(map) => ShardBytes::mapped(Arc::clone(map)),
+            Bytes::InMemory(map) => ShardBytes::mapped(Arc::clone(map)),
         }
     }
 
@@ -141,8 +137,7 @@ impl Shard {
                 let read = file.rewind().and_then(|()| file.read_exact(end));
                 read.map_err(failed("read the model", path))?;
             }
-            #[cfg(feature = "convert")]
-            Bytes::Converted(map) => end.copy_from_slice(&map[..stored]),
+            Bytes::InMemory(map) => end.copy_from_slice(&map[..stored]),
         }
         let mut len = stored;
         if expansion.is_some() {
@@ -161,6 +156,24 @@ impl ModelFile {
         ModelFile { name, shards }
     }
 
+    /// A copy of a GGUF file's bytes. Errors call it `name`.
+    ///
+    /// # Errors
+    /// If there are no bytes, or there is no memory for the copy. Contents are not checked.
+    pub fn from_bytes(name: impl Into<String>, bytes: &[u8]) -> Result<Self> {
+        let name = name.into();
+        if bytes.is_empty() {
+            let source = shohin_core::Error::Truncated { what: "the model", at: 0, need: 4, have: 0 };
+            return Err(Error::Model { name, source });
+        }
+        let need = shohin_core::Error::Memory { need: bytes.len() as u64, have: 0 };
+        let mut memory = memory::large_pages(bytes.len()).map_err(|_| need)?;
+        memory[..bytes.len()].copy_from_slice(bytes);
+        let map = memory.make_read_only().map_err(|_| need)?;
+        let bytes = Bytes::InMemory(Arc::new(map));
+        Ok(ModelFile { name: name.clone(), shards: Arc::new([Shard { name, bytes }]) })
+    }
+
     /// Maps the file, or all files of a model in parts, given any of them (`name-00001-of-00003.gguf`). With the
     /// feature `convert`, a Hugging Face folder, or an ONNX file in one, is converted in memory.
     ///
@@ -172,7 +185,7 @@ impl ModelFile {
         #[cfg(feature = "convert")]
         if crate::convert::is_folder(path) {
             let map = crate::convert::in_memory(path)?;
-            let bytes = Bytes::Converted(Arc::new(map));
+            let bytes = Bytes::InMemory(Arc::new(map));
             return Ok(ModelFile { name: name.clone(), shards: Arc::new([Shard { name, bytes }]) });
         }
         let Some(paths) = shard_paths(path).filter(|paths| paths.len() > 1) else {
@@ -222,8 +235,7 @@ impl ModelFile {
         self.shards.iter().filter_map(|shard| match &shard.bytes {
             #[cfg(feature = "built-in")]
             Bytes::BuiltIn => None,
-            #[cfg(feature = "convert")]
-            Bytes::Converted(_) => None,
+            Bytes::InMemory(_) => None,
             Bytes::Mapped { path, file, .. } => {
                 Some((path.as_path(), file.lock().unwrap_or_else(PoisonError::into_inner).metadata()))
             }

@@ -1,0 +1,285 @@
+/* Shohin: small language models in C.
+ *
+ *     shohin_model *model;
+ *     shohin_chat *chat;
+ *     shohin_error error;
+ *     shohin_piece piece = {sizeof piece};
+ *     if (shohin_model_load("sprout.gguf", SHOHIN_CSTR, NULL, &model, &error)) ...error.message...
+ *     if (shohin_chat_new(model, NULL, &chat, &error)) ...
+ *     if (shohin_chat_send(chat, "What does a cow say?", SHOHIN_CSTR, &error)) ...
+ *     while (shohin_chat_next(chat, &piece, &error) == SHOHIN_OK) fputs(piece.text, stdout);
+ *     shohin_chat_free(chat);
+ *     shohin_model_free(model);
+ *
+ * Results. Every call returns a code: SHOHIN_OK, or why it failed. (Calls that cannot fail return a text.) A call that
+ * fails changes nothing, unless its description says so. Its last argument, if it is not NULL, receives the code and a
+ * sentence. No argument makes the library abort: NULL where something is expected is SHOHIN_NULL.
+ *
+ * Texts are UTF-8 with a length in bytes; SHOHIN_CSTR as the length means that a NUL ends the text. Texts and arrays that
+ * are passed in are copied, or not used after the call.
+ *
+ * Buffers. Calls that fill a buffer write the required length, and SHOHIN_SHORT_BUFFER if there is less room; nothing else
+ * is written then. A capacity of 0 with a buffer that is NULL asks for the length.
+ *
+ * Structs begin with `size`: set it to the size of the struct, which tells the library the version that the program was
+ * compiled with. Options are set to their defaults with shohin_..._options_default(&options, sizeof options, NULL).
+ *
+ * Handles. shohin_model_free and shohin_chat_free free them, in any order; NULL is allowed. A handle of another kind is
+ * SHOHIN_HANDLE, and mostly a freed one, too; but do not rely on that.
+ *
+ * Threads. There is no global state. A model may be used by any number of threads at once, until it is freed. A chat may
+ * move between threads; while one uses it, calls by others, or by a callback, are SHOHIN_BUSY. Free a handle when no
+ * other thread uses it.
+ */
+#ifndef SHOHIN_H
+#define SHOHIN_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The length of a text that ends with a NUL. */
+#define SHOHIN_CSTR SIZE_MAX
+
+/* ---- Errors ---- */
+
+/* Numbers and names (shohin_code_name) never change; later versions may add codes. */
+typedef enum shohin_code {
+  SHOHIN_OK = 0, /* It worked. */
+  SHOHIN_DONE = 1, /* The reply has no further piece. */
+  SHOHIN_NULL = 2, /* A pointer is NULL. */
+  SHOHIN_HANDLE = 3, /* A handle is of another kind, or was freed. */
+  SHOHIN_UTF8 = 4, /* A text is not UTF-8. */
+  SHOHIN_SHORT_BUFFER = 5, /* A buffer is too short; the required length was written. */
+  SHOHIN_BUSY = 6, /* The chat is in use, by another thread or by the caller of this callback. */
+  SHOHIN_SIZE = 7, /* A struct's `size` is not one that this library knows. */
+  SHOHIN_PANIC = 8, /* A bug in the library; the handle can only be freed. */
+  SHOHIN_OTHER = 9, /* An error without a code of its own in this version. */
+  SHOHIN_IO = 16, /* The system reported an error for a file. */
+  SHOHIN_NOT_A_FILE = 17, /* A path that cannot be a model. */
+  SHOHIN_THREADS = 18, /* The system refused to start threads. */
+  SHOHIN_TRUNCATED = 32, /* The input ends too early. */
+  SHOHIN_LIMIT = 33, /* A count or length is over a limit. */
+  SHOHIN_MALFORMED = 34, /* The input is malformed. */
+  SHOHIN_DUPLICATE = 35, /* A name occurs twice. */
+  SHOHIN_GRAMMAR = 36, /* A grammar is malformed. */
+  SHOHIN_SNAPSHOT_DAMAGED = 37, /* A session file was changed or cut off. */
+  SHOHIN_SNAPSHOT_FOREIGN = 38, /* A session file of another model or other options. */
+  SHOHIN_MISSING_KEY = 39, /* A metadata key is missing. */
+  SHOHIN_KEY_TYPE = 40, /* A metadata key has the wrong type. */
+  SHOHIN_KEY_VALUE = 41, /* A metadata value is out of range. */
+  SHOHIN_UNSUPPORTED = 42, /* This version does not support it. */
+  SHOHIN_MISSING_TENSOR = 43, /* A tensor is missing. */
+  SHOHIN_TENSOR_SHAPE = 44, /* A tensor has the wrong shape. */
+  SHOHIN_TENSOR_TYPE = 45, /* A tensor has a type that cannot be used for it. */
+  SHOHIN_TENSOR_RANGE = 46, /* A tensor's bytes are invalid. */
+  SHOHIN_LENGTH = 47, /* Something has the wrong number of elements. */
+  SHOHIN_OPTION = 48, /* An option is outside its range. */
+  SHOHIN_ARGUMENT = 49, /* An argument is invalid. */
+  SHOHIN_TOKEN = 50, /* A token is not in the vocabulary. */
+  SHOHIN_CONTEXT_FULL = 51, /* The context cannot hold more tokens. */
+  SHOHIN_MEMORY = 52, /* Memory could not be allocated. */
+  SHOHIN_LOGITS = 53, /* The model's output is not finite. */
+  SHOHIN_DEVICE = 54, /* A device, such as a GPU, failed. */
+} shohin_code;
+
+/* Why a call failed. Later versions do not change this struct. */
+typedef struct shohin_error {
+  int32_t code;      /* a shohin_code */
+  char message[508]; /* UTF-8, with a NUL at its end; empty if the call did not fail */
+} shohin_error;
+
+/* The name of a code, such as "context_full"; NULL for a number that is not a code. */
+const char *shohin_code_name(int32_t code);
+
+/* The library's version, such as "0.1.0". */
+const char *shohin_version(void);
+
+/* ---- Models ---- */
+
+typedef struct shohin_model shohin_model;
+
+#define SHOHIN_KV_DEFAULT 0 /* SHOHIN_KV_F16 */
+#define SHOHIN_KV_F32 1
+#define SHOHIN_KV_F16 2
+#define SHOHIN_KV_Q8 3
+#define SHOHIN_KV_Q4 4
+
+#define SHOHIN_DEVICE_BEST 0 /* a GPU if there is a suitable one, otherwise the CPU */
+#define SHOHIN_DEVICE_CPU 1
+#define SHOHIN_DEVICE_GPU 2 /* SHOHIN_UNSUPPORTED if the library was built without the feature `gpu` */
+
+/* Options for loading a model. */
+typedef struct shohin_load_options {
+  size_t size;
+  uint32_t threads;  /* 0: one per core */
+  uint32_t context;  /* context of a chat in tokens, clamped to the model's; 0: 4096 */
+  int32_t kv_format; /* format of the KV cache, SHOHIN_KV_... */
+  int32_t device;    /* SHOHIN_DEVICE_... */
+} shohin_load_options;
+
+shohin_code shohin_load_options_default(shohin_load_options *options, size_t size, shohin_error *error);
+
+/* Loads a GGUF file, or a model in parts by the name of any of them. `options` may be NULL. The file is mapped: do not
+ * change it while the model is in use. */
+shohin_code shohin_model_load(const char *path, size_t path_len, const shohin_load_options *options,
+                              shohin_model **model, shohin_error *error);
+
+/* Loads a GGUF file that is in memory. The bytes are copied. */
+shohin_code shohin_model_load_memory(const uint8_t *bytes, size_t len, const shohin_load_options *options,
+                                     shohin_model **model, shohin_error *error);
+
+/* Loads the small model that is built into the library. */
+shohin_code shohin_model_load_built_in(const shohin_load_options *options, shohin_model **model,
+                                       shohin_error *error);
+
+/* Frees a model. Its chats go on: memory is freed with the last of them. */
+shohin_code shohin_model_free(shohin_model *model);
+
+typedef struct shohin_model_info {
+  size_t size;
+  size_t vocab_size;     /* tokens of the vocabulary: the length of logits */
+  size_t embedding_size; /* the length of an embedding */
+  size_t max_context;    /* the longest context it supports, in tokens */
+  size_t context;        /* the context of its chats, in tokens */
+  size_t weight_bytes;   /* bytes of the weights in memory */
+  size_t threads;
+  size_t can_think; /* 1 if it can reason before it answers, else 0 */
+} shohin_model_info;
+
+shohin_code shohin_model_get_info(const shohin_model *model, shohin_model_info *info, shohin_error *error);
+
+/* The tokens of a text, with the beginning-of-sequence token if the model uses one. Names of control tokens in the text
+ * are plain text. */
+shohin_code shohin_tokenize(const shohin_model *model, const char *text, size_t text_len, uint32_t *tokens,
+                            size_t capacity, size_t *count, shohin_error *error);
+
+/* The text of tokens, without control tokens. No NUL is written at its end. */
+shohin_code shohin_detokenize(const shohin_model *model, const uint32_t *tokens, size_t count, char *text,
+                              size_t capacity, size_t *text_len, shohin_error *error);
+
+/* The embedding of a text, of length 1: the mean of the final hidden states. */
+shohin_code shohin_embed(const shohin_model *model, const char *text, size_t text_len, float *vector,
+                         size_t capacity, size_t *vector_len, shohin_error *error);
+
+/* The logits of the token after `tokens`. All are computed again with each call. */
+shohin_code shohin_logits(const shohin_model *model, const uint32_t *tokens, size_t count, float *logits,
+                          size_t capacity, size_t *logits_len, shohin_error *error);
+
+/* ---- Chats ---- */
+
+typedef struct shohin_chat shohin_chat;
+
+#define SHOHIN_THINKING_OFF 0
+#define SHOHIN_THINKING_ON -1 /* without limit; a number above 0 is the most tokens of reasoning */
+
+#define SHOHIN_FORMAT_TEXT 0        /* any text */
+#define SHOHIN_FORMAT_JSON_OBJECT 1 /* a JSON object */
+#define SHOHIN_FORMAT_JSON_SCHEMA 2 /* a JSON value that matches the JSON Schema in `format_text` */
+#define SHOHIN_FORMAT_REGEX 3       /* a text that the expression in `format_text` matches from beginning to end */
+#define SHOHIN_FORMAT_GRAMMAR 4     /* a text of the grammar in `format_text`, in GBNF */
+
+/* Options of replies. */
+typedef struct shohin_chat_options {
+  size_t size;
+  uint64_t seed;            /* the same seed gives the same reply */
+  float temperature;        /* 0 always takes the most likely token */
+  uint32_t top_k;           /* keeps the most likely tokens; 0 keeps all */
+  float top_p;              /* keeps the most likely tokens with this much probability together; 1 keeps all */
+  float min_p;              /* keeps tokens at least this likely, relative to the most likely one; 0 keeps all */
+  float repetition_penalty; /* over 1, makes the last 64 tokens less likely */
+  uint32_t max_tokens;      /* of a reply; 0: only the context limits it */
+  int32_t thinking;         /* SHOHIN_THINKING_..., or the most tokens of reasoning */
+  int32_t format;           /* of replies, SHOHIN_FORMAT_... */
+  const char *format_text;  /* the schema, expression or grammar */
+  size_t format_text_len;   /* bytes, or SHOHIN_CSTR */
+} shohin_chat_options;
+
+shohin_code shohin_chat_options_default(shohin_chat_options *options, size_t size, shohin_error *error);
+
+/* Begins a conversation, which has its own KV cache. `options` may be NULL. When the context is full, the oldest exchanges
+ * are left out. */
+shohin_code shohin_chat_new(const shohin_model *model, const shohin_chat_options *options, shohin_chat **chat,
+                            shohin_error *error);
+
+/* Frees a chat; SHOHIN_BUSY in its own callback. */
+shohin_code shohin_chat_free(shohin_chat *chat);
+
+/* The following calls, except shohin_chat_next and shohin_chat_get_usage, first end a reply that is in progress. The
+ * conversation keeps its text so far. */
+
+/* Sets the options of the next replies. Numbers out of range are reported by the next send. */
+shohin_code shohin_chat_set_options(shohin_chat *chat, const shohin_chat_options *options, shohin_error *error);
+
+/* Starts over, with these instructions for the whole conversation. */
+shohin_code shohin_chat_system(shohin_chat *chat, const char *text, size_t text_len, shohin_error *error);
+
+/* Sends a message. The reply is computed by shohin_chat_next. */
+shohin_code shohin_chat_send(shohin_chat *chat, const char *text, size_t text_len, shohin_error *error);
+
+/* Continues tokens as plain text, read with shohin_chat_next; the conversation stays as it is. */
+shohin_code shohin_chat_complete(shohin_chat *chat, const uint32_t *tokens, size_t count, shohin_error *error);
+
+#define SHOHIN_REASON_NONE 0         /* the reply goes on */
+#define SHOHIN_REASON_STOP 1         /* the model ended it */
+#define SHOHIN_REASON_LENGTH 2       /* it has `max_tokens` tokens */
+#define SHOHIN_REASON_CONTEXT_FULL 3 /* the context is full */
+#define SHOHIN_REASON_CANCELLED 4    /* the caller stopped it */
+
+#define SHOHIN_NO_TOKEN -1
+
+/* A piece of a reply. Its texts are whole characters, and valid until the next call for this chat. */
+typedef struct shohin_piece {
+  size_t size;
+  const char *text;      /* for the reader, with a NUL at its end; may be empty */
+  size_t text_len;       /* bytes, without the NUL */
+  const char *reasoning; /* the model's reasoning, the same way */
+  size_t reasoning_len;
+  int32_t token;  /* that the model chose, or SHOHIN_NO_TOKEN */
+  int32_t reason; /* why the reply ended with this piece, SHOHIN_REASON_... */
+} shohin_piece;
+
+/* Computes the next piece of the reply. SHOHIN_DONE, with an empty piece, after the last one, or if nothing was sent. After
+ * an error the conversation is as it was before the message. */
+shohin_code shohin_chat_next(shohin_chat *chat, shohin_piece *piece, shohin_error *error);
+
+/* Ends the reply. Text that was held back, if any, is the last piece of shohin_chat_next. */
+shohin_code shohin_chat_stop(shohin_chat *chat, shohin_error *error);
+
+/* Receives a piece, valid during the call. A result other than 0 stops the reply. It must return: no exception, no
+ * longjmp. */
+typedef int32_t (*shohin_on_piece)(void *user_data, const shohin_piece *piece);
+
+/* Sends a message, and calls `on_piece` with each piece of the reply. Returns when it has ended or was stopped. */
+shohin_code shohin_chat_stream(shohin_chat *chat, const char *text, size_t text_len, shohin_on_piece on_piece,
+                               void *user_data, shohin_error *error);
+
+/* Of the last reply. */
+typedef struct shohin_usage {
+  size_t size;
+  size_t prompt_tokens;
+  size_t cached_tokens; /* prompt tokens that were in the KV cache */
+  size_t reply_tokens;
+  double prompt_seconds; /* to the first token */
+  double reply_seconds;  /* from the first token to the end */
+  size_t position;       /* tokens that the KV cache holds; 0 while a reply is in progress */
+  size_t capacity;       /* most tokens that fit into it; 0 while a reply is in progress */
+} shohin_usage;
+
+shohin_code shohin_chat_get_usage(const shohin_chat *chat, shohin_usage *usage, shohin_error *error);
+
+/* Writes the conversation to a file, with the keys and values of its tokens. */
+shohin_code shohin_chat_save(shohin_chat *chat, const char *path, size_t path_len, shohin_error *error);
+
+/* Goes on with the conversation of such a file, or of one of `shohin chat --session`. The model must be the same, and
+ * loaded with the same `kv_format`. */
+shohin_code shohin_chat_open(shohin_chat *chat, const char *path, size_t path_len, shohin_error *error);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,550 @@
+//! Conversations and replies.
+
+use crate::argument::{self, Versioned};
+use crate::code::{Failure, Result, call, shohin_code, shohin_error};
+use crate::handle::{self, Handle, Kind};
+use crate::model::{self, shohin_model};
+use crate::options::{self, shohin_chat_options};
+use shohin::core::generate::Reason;
+use shohin::{Chat, Piece, Reply};
+use std::ffi::{c_char, c_void};
+use std::mem::size_of;
+use std::ptr::{self, NonNull};
+use std::sync::{Mutex, MutexGuard, TryLockError};
+
+/// A conversation.
+#[derive(Debug)]
+pub struct shohin_chat {
+    _opaque: [u8; 0],
+}
+
+/// `reason`: the reply goes on.
+pub const SHOHIN_REASON_NONE: i32 = 0;
+/// `reason`: the model ended the reply.
+pub const SHOHIN_REASON_STOP: i32 = 1;
+/// `reason`: it has `max_tokens` tokens.
+pub const SHOHIN_REASON_LENGTH: i32 = 2;
+/// `reason`: the context is full.
+pub const SHOHIN_REASON_CONTEXT_FULL: i32 = 3;
+/// `reason`: the caller stopped it.
+pub const SHOHIN_REASON_CANCELLED: i32 = 4;
+
+/// `token`: the piece is not that of a token.
+pub const SHOHIN_NO_TOKEN: i32 = -1;
+
+/// A piece of a reply.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct shohin_piece {
+    /// Bytes of this struct.
+    pub size: usize,
+    /// The text for the reader, with a NUL at its end. It may be empty.
+    pub text: *const c_char,
+    /// Its length in bytes, without the NUL.
+    pub text_len: usize,
+    /// The text that is the model's reasoning, with a NUL at its end.
+    pub reasoning: *const c_char,
+    /// Its length in bytes, without the NUL.
+    pub reasoning_len: usize,
+    /// The token that the model chose, or `SHOHIN_NO_TOKEN`.
+    pub token: i32,
+    /// Why the reply ended with this piece, `SHOHIN_REASON_...`.
+    pub reason: i32,
+}
+
+impl Default for shohin_piece {
+    fn default() -> Self {
+        shohin_piece {
+            size: size_of::<Self>(),
+            text: c"".as_ptr(),
+            text_len: 0,
+            reasoning: c"".as_ptr(),
+            reasoning_len: 0,
+            token: SHOHIN_NO_TOKEN,
+            reason: SHOHIN_REASON_NONE,
+        }
+    }
+}
+
+// SAFETY: `size` is first, and the other fields are integers and pointers.
+unsafe impl Versioned for shohin_piece {
+    const NAME: &'static str = "piece";
+}
+
+/// Token counts and times of a reply.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct shohin_usage {
+    /// Bytes of this struct.
+    pub size: usize,
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Prompt tokens that were in the KV cache.
+    pub cached_tokens: usize,
+    /// Tokens of the reply.
+    pub reply_tokens: usize,
+    /// Seconds from the beginning to the first token.
+    pub prompt_seconds: f64,
+    /// Seconds from the first token to the end.
+    pub reply_seconds: f64,
+    /// Tokens that the KV cache holds.
+    pub position: usize,
+    /// Most tokens that fit into it.
+    pub capacity: usize,
+}
+
+impl Default for shohin_usage {
+    fn default() -> Self {
+        shohin_usage {
+            size: size_of::<Self>(),
+            prompt_tokens: 0,
+            cached_tokens: 0,
+            reply_tokens: 0,
+            prompt_seconds: 0.0,
+            reply_seconds: 0.0,
+            position: 0,
+            capacity: 0,
+        }
+    }
+}
+
+// SAFETY: `size` is first, and the other fields are numbers.
+unsafe impl Versioned for shohin_usage {
+    const NAME: &'static str = "usage";
+}
+
+/// Receives the pieces of a reply; a result other than 0 stops it.
+pub type shohin_on_piece =
+    Option<unsafe extern "C" fn(user_data: *mut c_void, piece: *const shohin_piece) -> i32>;
+
+const fn reason(reason: Reason) -> i32 {
+    match reason {
+        Reason::Stop | Reason::StopString => SHOHIN_REASON_STOP,
+        Reason::Length => SHOHIN_REASON_LENGTH,
+        Reason::ContextFull => SHOHIN_REASON_CONTEXT_FULL,
+        Reason::Cancelled => SHOHIN_REASON_CANCELLED,
+    }
+}
+
+/// A chat and its reply in progress, which borrows it.
+struct State {
+    reply: Option<Reply<'static>>,
+    /// From a box; not used while there is a reply.
+    chat: NonNull<Chat>,
+    /// Text that a stopped reply had held back.
+    held: Option<Piece>,
+    /// The texts of the last piece, with a NUL at their ends.
+    text: Vec<u8>,
+    reasoning: Vec<u8>,
+    usage: shohin_usage,
+}
+
+/// A panic during a call poisons the lock, and the chat can only be freed then.
+struct Conversation(Mutex<State>);
+
+impl Kind for Conversation {
+    const MAGIC: u64 = u64::from_le_bytes(*b"shohin-C");
+    const NAME: &'static str = "chat";
+}
+
+const fn is_send<T: Send>() {}
+// A chat is used by one thread at a time, whichever it is.
+const _: () = is_send::<Chat>();
+const _: () = is_send::<Reply<'static>>();
+
+impl State {
+    fn new(chat: Chat) -> State {
+        State {
+            reply: None,
+            chat: NonNull::from(Box::leak(Box::new(chat))),
+            held: None,
+            text: Vec::new(),
+            reasoning: Vec::new(),
+            usage: shohin_usage::default(),
+        }
+    }
+
+    /// The chat. A reply in progress ends; the conversation keeps its text so far.
+    fn chat(&mut self) -> &mut Chat {
+        self.cancel();
+        self.held = None;
+        // SAFETY: from a box, and nothing else borrows it: there is no reply.
+        unsafe { self.chat.as_mut() }
+    }
+
+    /// Begins a reply.
+    fn begin(
+        &mut self,
+        start: impl FnOnce(&'static mut Chat) -> shohin::Result<Reply<'static>>,
+    ) -> Result<shohin_code> {
+        self.chat();
+        // SAFETY: the chat lives until the state is dropped, which drops the reply first; and nothing else uses it while
+        // there is a reply.
+        let chat = unsafe { self.chat.as_mut() };
+        self.reply = Some(start(chat)?);
+        Ok(shohin_code::SHOHIN_OK)
+    }
+
+    /// Ends the reply in progress, if any.
+    fn cancel(&mut self) {
+        if let Some(mut reply) = self.reply.take() {
+            self.held = reply.cancel();
+            self.count(&mut reply);
+        }
+    }
+
+    fn count(&mut self, reply: &mut Reply<'static>) {
+        let (usage, times) = (reply.usage(), *reply.timings());
+        self.usage = shohin_usage {
+            prompt_tokens: usage.prompt_tokens,
+            cached_tokens: usage.cached_tokens,
+            reply_tokens: usage.completion_tokens,
+            prompt_seconds: times.prompt_time.as_secs_f64(),
+            reply_seconds: times.reply_time.as_secs_f64(),
+            ..shohin_usage::default()
+        };
+    }
+
+    /// The next piece.
+    fn next(&mut self) -> Result<Option<shohin_piece>> {
+        if let Some(held) = self.held.take() {
+            return Ok(Some(self.show(&held)));
+        }
+        let Some(reply) = &mut self.reply else { return Ok(None) };
+        let next = reply.next();
+        let ended = !matches!(&next, Some(Ok(piece)) if piece.done.is_none());
+        if ended && let Some(mut reply) = self.reply.take() {
+            // The piece with a reason is the last; this step only ends the reply.
+            if matches!(next, Some(Ok(_))) {
+                reply.next().transpose()?;
+            }
+            self.count(&mut reply);
+        }
+        Ok(next.transpose()?.map(|piece| self.show(&piece)))
+    }
+
+    /// Keeps the texts of a piece for C.
+    fn show(&mut self, piece: &Piece) -> shohin_piece {
+        for (kept, text) in [(&mut self.text, &piece.content), (&mut self.reasoning, &piece.reasoning)] {
+            kept.clear();
+            kept.extend_from_slice(text.as_bytes());
+            kept.push(0);
+        }
+        shohin_piece {
+            size: size_of::<shohin_piece>(),
+            text: self.text.as_ptr().cast(),
+            text_len: piece.content.len(),
+            reasoning: self.reasoning.as_ptr().cast(),
+            reasoning_len: piece.reasoning.len(),
+            token: piece.token.and_then(|token| i32::try_from(token).ok()).unwrap_or(SHOHIN_NO_TOKEN),
+            reason: piece.done.map_or(SHOHIN_REASON_NONE, reason),
+        }
+    }
+
+    fn usage(&mut self) -> shohin_usage {
+        if let Some(mut reply) = self.reply.take() {
+            self.count(&mut reply);
+            self.reply = Some(reply);
+            // The chat is the reply's.
+            return self.usage;
+        }
+        // SAFETY: there is no reply.
+        let chat = unsafe { self.chat.as_ref() };
+        shohin_usage { position: chat.position(), capacity: chat.capacity(), ..self.usage }
+    }
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        self.reply = None;
+        // SAFETY: from a box, and the reply that borrowed it is gone.
+        drop(unsafe { Box::from_raw(self.chat.as_ptr()) });
+    }
+}
+
+/// Locks a chat for a call.
+///
+/// # Safety
+/// As [`Handle::get`].
+unsafe fn lock<'c>(chat: *const shohin_chat) -> Result<MutexGuard<'c, State>> {
+    // SAFETY: the same.
+    let Conversation(state) = unsafe { Handle::get(chat) }?;
+    state.try_lock().map_err(|why| match why {
+        TryLockError::WouldBlock => Failure::new(shohin_code::SHOHIN_BUSY, "the chat is in use"),
+        TryLockError::Poisoned(_) => {
+            Failure::new(shohin_code::SHOHIN_PANIC, "the chat failed before: it can only be freed")
+        }
+    })
+}
+
+/// Begins a conversation.
+///
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shohin_chat_new(
+    model: *const shohin_model,
+    options: *const shohin_chat_options,
+    chat: *mut *mut shohin_chat,
+    error: *mut shohin_error,
+) -> shohin_code {
+    // SAFETY: the caller vouches for the pointers.
+    unsafe {
+        call(error, || {
+            let out = handle::place(chat)?;
+            let mut chat = model::model(model)?.chat()?;
+            if !options.is_null() {
+                *chat.options_mut() = options::turn(options)?;
+            }
+            out.write_unaligned(Handle::give(Conversation(Mutex::new(State::new(chat)))));
+            Ok(shohin_code::SHOHIN_OK)
+        })
+    }
+}
+
+/// Frees a chat.
+///
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shohin_chat_free(chat: *mut shohin_chat) -> shohin_code {
+    // SAFETY: the caller vouches for the pointer.
+    unsafe {
+        call(ptr::null_mut(), || {
+            if chat.is_null() {
+                return Ok(shohin_code::SHOHIN_OK);
+            }
+            match lock(chat) {
+                Ok(state) => drop(state),
+                // Half changed: leave its memory alone.
+                Err(failure) if failure.code == shohin_code::SHOHIN_PANIC => {
+                    return Ok(shohin_code::SHOHIN_OK);
+                }
+                Err(failure) => return Err(failure),
+            }
+            Handle::<Conversation>::free(chat)?;
+            Ok(shohin_code::SHOHIN_OK)
+        })
+    }
+}
+
+/// Sets the options of the next replies.
+///
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shohin_chat_set_options(
+    chat: *mut shohin_chat,
+    options: *const shohin_chat_options,
+    error: *mut shohin_error,
+) -> shohin_code {
+    // SAFETY: the caller vouches for the pointers.
+    unsafe {
+        call(error, || {
+            let mut state = lock(chat)?;
+            let options = options::turn(options)?;
+            *state.chat().options_mut() = options;
+            Ok(shohin_code::SHOHIN_OK)
+        })
+    }
+}
+
+/// Starts over, with instructions.
+///
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shohin_chat_system(
+    chat: *mut shohin_chat,
+    text: *const c_char,
+    text_len: usize,
+    error: *mut shohin_error,
+) -> shohin_code {
+    // SAFETY: the caller vouches for the pointers.
+    unsafe {
+        call(error, || {
+            let mut state = lock(chat)?;
+            let text = argument::text(text, text_len, "text")?;
+            state.chat().system(text);
+            Ok(shohin_code::SHOHIN_OK)
+        })
+    }
+}
+
+/// Sends a message; its reply is read with [`shohin_chat_next`].
+///
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shohin_chat_send(
+    chat: *mut shohin_chat,
+    text: *const c_char,
+    text_len: usize,
+    error: *mut shohin_error,
+) -> shohin_code {
+    // SAFETY: the caller vouches for the pointers.
+    unsafe {
+        call(error, || {
+            let mut state = lock(chat)?;
+            let text = argument::text(text, text_len, "text")?;
+            state.begin(|chat| chat.send(text))
+        })
+    }
+}
+
+/// Continues tokens as plain text; the conversation stays as it is.
+///
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shohin_chat_complete(
+    chat: *mut shohin_chat,
+    tokens: *const u32,
+    count: usize,
+    error: *mut shohin_error,
+) -> shohin_code {
+    // SAFETY: the caller vouches for the pointers.
+    unsafe {
+        call(error, || {
+            let mut state = lock(chat)?;
+            let tokens = argument::array(tokens, count, "tokens")?;
+            state.begin(|chat| chat.complete(tokens))
+        })
+    }
+}
+
+/// The next piece of the reply.
+///
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shohin_chat_next(
+    chat: *mut shohin_chat,
+    piece: *mut shohin_piece,
+    error: *mut shohin_error,
+) -> shohin_code {
+    // SAFETY: the caller vouches for the pointers.
+    unsafe {
+        call(error, || {
+            let mut state = lock(chat)?;
+            // First, so that no piece is lost if there is no place for it.
+            argument::write(piece, shohin_piece::default())?;
+            match state.next()? {
+                None => Ok(shohin_code::SHOHIN_DONE),
+                Some(next) => argument::write(piece, next).map(|()| shohin_code::SHOHIN_OK),
+            }
+        })
+    }
+}
+
+/// Ends the reply in progress.
+///
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shohin_chat_stop(chat: *mut shohin_chat, error: *mut shohin_error) -> shohin_code {
+    // SAFETY: the caller vouches for the pointers.
+    unsafe {
+        call(error, || {
+            lock(chat)?.cancel();
+            Ok(shohin_code::SHOHIN_OK)
+        })
+    }
+}
+
+/// Sends a message, and calls `on_piece` with each piece of its reply.
+///
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shohin_chat_stream(
+    chat: *mut shohin_chat,
+    text: *const c_char,
+    text_len: usize,
+    on_piece: shohin_on_piece,
+    user_data: *mut c_void,
+    error: *mut shohin_error,
+) -> shohin_code {
+    // SAFETY: the caller vouches for the pointers.
+    unsafe {
+        call(error, || {
+            let mut state = lock(chat)?;
+            let missing = || Failure::new(shohin_code::SHOHIN_NULL, "the callback is NULL");
+            let on_piece = on_piece.ok_or_else(missing)?;
+            let text = argument::text(text, text_len, "text")?;
+            state.begin(|chat| chat.send(text))?;
+            while let Some(piece) = state.next()? {
+                if on_piece(user_data, &piece) != 0 {
+                    state.cancel();
+                    state.held = None;
+                    break;
+                }
+            }
+            Ok(shohin_code::SHOHIN_OK)
+        })
+    }
+}
+
+/// Token counts and times of the last reply.
+///
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shohin_chat_get_usage(
+    chat: *const shohin_chat,
+    usage: *mut shohin_usage,
+    error: *mut shohin_error,
+) -> shohin_code {
+    // SAFETY: the caller vouches for the pointers.
+    unsafe {
+        call(error, || {
+            let found = lock(chat)?.usage();
+            argument::write(usage, found)?;
+            Ok(shohin_code::SHOHIN_OK)
+        })
+    }
+}
+
+/// Writes the conversation to a file.
+///
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shohin_chat_save(
+    chat: *mut shohin_chat,
+    path: *const c_char,
+    path_len: usize,
+    error: *mut shohin_error,
+) -> shohin_code {
+    // SAFETY: the caller vouches for the pointers.
+    unsafe {
+        call(error, || {
+            let mut state = lock(chat)?;
+            let path = argument::text(path, path_len, "path")?;
+            state.chat().save(path)?;
+            Ok(shohin_code::SHOHIN_OK)
+        })
+    }
+}
+
+/// Goes on with the conversation of a file.
+///
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shohin_chat_open(
+    chat: *mut shohin_chat,
+    path: *const c_char,
+    path_len: usize,
+    error: *mut shohin_error,
+) -> shohin_code {
+    // SAFETY: the caller vouches for the pointers.
+    unsafe {
+        call(error, || {
+            let mut state = lock(chat)?;
+            let path = argument::text(path, path_len, "path")?;
+            state.chat().open(path)?;
+            Ok(shohin_code::SHOHIN_OK)
+        })
+    }
+}

@@ -1,0 +1,294 @@
+//! Models: loading, tokens, embeddings, logits.
+
+use crate::argument::{self, Versioned, copy_out};
+use crate::code::{Result, call, shohin_code, shohin_error};
+use crate::handle::{self, Handle, Kind};
+use crate::options::{self, shohin_load_options};
+use shohin::{Builder, Model, ModelFile};
+use std::ffi::c_char;
+use std::mem::size_of;
+
+/// A loaded model.
+#[derive(Debug)]
+pub struct shohin_model {
+    _opaque: [u8; 0],
+}
+
+impl Kind for Model {
+    const MAGIC: u64 = u64::from_le_bytes(*b"shohin-M");
+    const NAME: &'static str = "model";
+}
+
+/// # Safety
+/// As [`Handle::get`].
+pub(crate) unsafe fn model<'m>(model: *const shohin_model) -> Result<&'m Model> {
+    // SAFETY: the same.
+    unsafe { Handle::get(model) }
+}
+
+/// Facts about a model.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct shohin_model_info {
+    /// Bytes of this struct.
+    pub size: usize,
+    /// Number of tokens in the vocabulary: the length of logits.
+    pub vocab_size: usize,
+    /// Length of an embedding.
+    pub embedding_size: usize,
+    /// The longest context it supports, in tokens.
+    pub max_context: usize,
+    /// The context of its chats, in tokens.
+    pub context: usize,
+    /// Bytes of the weights in memory.
+    pub weight_bytes: usize,
+    /// Number of threads.
+    pub threads: usize,
+    /// Whether it can reason before it answers.
+    pub can_think: usize,
+}
+
+impl Default for shohin_model_info {
+    fn default() -> Self {
+        shohin_model_info {
+            size: size_of::<Self>(),
+            vocab_size: 0,
+            embedding_size: 0,
+            max_context: 0,
+            context: 0,
+            weight_bytes: 0,
+            threads: 0,
+            can_think: 0,
+        }
+    }
+}
+
+// SAFETY: `size` is first, and the other fields are integers.
+unsafe impl Versioned for shohin_model_info {
+    const NAME: &'static str = "model info";
+}
+
+/// Loads a model and gives its handle.
+///
+/// # Safety
+/// `out` is NULL or can be written; `options` as [`options::builder`].
+unsafe fn load(
+    options: *const shohin_load_options,
+    out: *mut *mut shohin_model,
+    load: impl FnOnce(&Builder) -> Result<Model>,
+) -> Result<shohin_code> {
+    // SAFETY: the same.
+    let (out, builder) = unsafe { (handle::place(out)?, options::builder(options)?) };
+    let model = Handle::give(load(&builder)?);
+    // SAFETY: the place was checked.
+    unsafe { out.write_unaligned(model) };
+    Ok(shohin_code::SHOHIN_OK)
+}
+
+/// Loads a GGUF file.
+///
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shohin_model_load(
+    path: *const c_char,
+    path_len: usize,
+    options: *const shohin_load_options,
+    model: *mut *mut shohin_model,
+    error: *mut shohin_error,
+) -> shohin_code {
+    // SAFETY: the caller vouches for the pointers.
+    unsafe {
+        call(error, || {
+            load(options, model, |builder| Ok(builder.load(argument::text(path, path_len, "path")?)?))
+        })
+    }
+}
+
+/// Loads a GGUF file that is in memory.
+///
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shohin_model_load_memory(
+    bytes: *const u8,
+    len: usize,
+    options: *const shohin_load_options,
+    model: *mut *mut shohin_model,
+    error: *mut shohin_error,
+) -> shohin_code {
+    // SAFETY: the caller vouches for the pointers.
+    unsafe {
+        call(error, || {
+            load(options, model, |builder| {
+                let bytes = argument::array(bytes, len, "model's bytes")?;
+                Ok(builder.load_file(&ModelFile::from_bytes("the model in memory", bytes)?)?)
+            })
+        })
+    }
+}
+
+/// Loads the model that is built into this library.
+///
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shohin_model_load_built_in(
+    options: *const shohin_load_options,
+    model: *mut *mut shohin_model,
+    error: *mut shohin_error,
+) -> shohin_code {
+    // SAFETY: the caller vouches for the pointers.
+    unsafe { call(error, || load(options, model, |builder| Ok(builder.load_built_in()?))) }
+}
+
+/// Frees a model; its chats go on.
+///
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shohin_model_free(model: *mut shohin_model) -> shohin_code {
+    // SAFETY: the caller vouches for the pointer.
+    unsafe {
+        call(std::ptr::null_mut(), || {
+            if !model.is_null() {
+                Handle::<Model>::free(model)?;
+            }
+            Ok(shohin_code::SHOHIN_OK)
+        })
+    }
+}
+
+/// Facts about a model.
+///
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shohin_model_get_info(
+    model: *const shohin_model,
+    info: *mut shohin_model_info,
+    error: *mut shohin_error,
+) -> shohin_code {
+    // SAFETY: the caller vouches for the pointers.
+    unsafe {
+        call(error, || {
+            let model = self::model(model)?;
+            let config = model.config();
+            let found = shohin_model_info {
+                size: size_of::<shohin_model_info>(),
+                vocab_size: config.vocab_size,
+                embedding_size: config.hidden_size,
+                max_context: config.max_context_length,
+                context: model.context().min(config.max_context_length),
+                weight_bytes: model.weight_bytes(),
+                threads: model.threads(),
+                can_think: usize::from(model.can_think()),
+            };
+            argument::write(info, found)?;
+            Ok(shohin_code::SHOHIN_OK)
+        })
+    }
+}
+
+/// The tokens of a text.
+///
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shohin_tokenize(
+    model: *const shohin_model,
+    text: *const c_char,
+    text_len: usize,
+    tokens: *mut u32,
+    capacity: usize,
+    count: *mut usize,
+    error: *mut shohin_error,
+) -> shohin_code {
+    // SAFETY: the caller vouches for the pointers.
+    unsafe {
+        call(error, || {
+            let found = self::model(model)?.tokenize(argument::text(text, text_len, "text")?);
+            copy_out(&found, tokens, capacity, count)
+        })
+    }
+}
+
+/// The text of tokens.
+///
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shohin_detokenize(
+    model: *const shohin_model,
+    tokens: *const u32,
+    count: usize,
+    text: *mut c_char,
+    capacity: usize,
+    text_len: *mut usize,
+    error: *mut shohin_error,
+) -> shohin_code {
+    // SAFETY: the caller vouches for the pointers.
+    unsafe {
+        call(error, || {
+            let model = self::model(model)?;
+            let found = model.detokenize(argument::array(tokens, count, "tokens")?)?;
+            copy_out(found.as_bytes(), text.cast(), capacity, text_len)
+        })
+    }
+}
+
+/// The embedding of a text.
+///
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shohin_embed(
+    model: *const shohin_model,
+    text: *const c_char,
+    text_len: usize,
+    vector: *mut f32,
+    capacity: usize,
+    vector_len: *mut usize,
+    error: *mut shohin_error,
+) -> shohin_code {
+    // SAFETY: the caller vouches for the pointers.
+    unsafe {
+        call(error, || {
+            let found = self::model(model)?.embed(argument::text(text, text_len, "text")?)?;
+            copy_out(&found, vector, capacity, vector_len)
+        })
+    }
+}
+
+/// The logits after the last of some tokens.
+///
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shohin_logits(
+    model: *const shohin_model,
+    tokens: *const u32,
+    count: usize,
+    logits: *mut f32,
+    capacity: usize,
+    logits_len: *mut usize,
+    error: *mut shohin_error,
+) -> shohin_code {
+    // SAFETY: the caller vouches for the pointers.
+    unsafe {
+        call(error, || {
+            let model = self::model(model)?;
+            let tokens = argument::array(tokens, count, "tokens")?;
+            let mut last = Vec::new();
+            model
+                .sequence(tokens.len())?
+                .logits(tokens, &mut |i, logits| {
+                    if i + 1 == tokens.len() {
+                        last.extend_from_slice(logits);
+                    }
+                })
+                .map_err(shohin::Error::from)?;
+            copy_out(&last, logits, capacity, logits_len)
+        })
+    }
+}

@@ -1,0 +1,242 @@
+//! Options of models and of replies.
+
+use crate::argument::{self, Versioned};
+use crate::code::call;
+use crate::code::{Failure, Result, shohin_code, shohin_error};
+use shohin::core::chat::{OverflowPolicy, ResponseFormat, Thinking};
+use shohin::{Builder, KvFormat, Model, SamplerConfig, TurnOptions};
+use std::ffi::c_char;
+use std::mem::size_of;
+use std::ptr;
+
+/// `kv_format`: the default, 16-bit floats.
+pub const SHOHIN_KV_DEFAULT: i32 = 0;
+/// `kv_format`: 32-bit floats.
+pub const SHOHIN_KV_F32: i32 = 1;
+/// `kv_format`: 16-bit floats.
+pub const SHOHIN_KV_F16: i32 = 2;
+/// `kv_format`: 8-bit integers.
+pub const SHOHIN_KV_Q8: i32 = 3;
+/// `kv_format`: 4-bit integers.
+pub const SHOHIN_KV_Q4: i32 = 4;
+
+/// `device`: a GPU if there is a suitable one, otherwise the CPU.
+pub const SHOHIN_DEVICE_BEST: i32 = 0;
+/// `device`: the CPU.
+pub const SHOHIN_DEVICE_CPU: i32 = 1;
+/// `device`: a GPU.
+pub const SHOHIN_DEVICE_GPU: i32 = 2;
+
+/// `thinking`: the model answers at once.
+pub const SHOHIN_THINKING_OFF: i32 = 0;
+/// `thinking`: the model may reason without limit; a number above 0 limits its tokens.
+pub const SHOHIN_THINKING_ON: i32 = -1;
+
+/// `format`: any text.
+pub const SHOHIN_FORMAT_TEXT: i32 = 0;
+/// `format`: a JSON object.
+pub const SHOHIN_FORMAT_JSON_OBJECT: i32 = 1;
+/// `format`: a JSON value that matches the JSON Schema in `format_text`.
+pub const SHOHIN_FORMAT_JSON_SCHEMA: i32 = 2;
+/// `format`: a text that the regular expression in `format_text` matches from beginning to end.
+pub const SHOHIN_FORMAT_REGEX: i32 = 3;
+/// `format`: a text of the grammar in `format_text`, in GBNF.
+pub const SHOHIN_FORMAT_GRAMMAR: i32 = 4;
+
+/// Options for loading a model.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct shohin_load_options {
+    /// Bytes of this struct.
+    pub size: usize,
+    /// Threads; 0 takes one per core.
+    pub threads: u32,
+    /// Context of a chat in tokens, clamped to the model's; 0 takes 4096.
+    pub context: u32,
+    /// Format of the KV cache, `SHOHIN_KV_...`.
+    pub kv_format: i32,
+    /// The device, `SHOHIN_DEVICE_...`.
+    pub device: i32,
+}
+
+impl Default for shohin_load_options {
+    fn default() -> Self {
+        shohin_load_options {
+            size: size_of::<Self>(),
+            threads: 0,
+            context: 0,
+            kv_format: SHOHIN_KV_DEFAULT,
+            device: SHOHIN_DEVICE_BEST,
+        }
+    }
+}
+
+// SAFETY: `size` is first, and the other fields are integers.
+unsafe impl Versioned for shohin_load_options {
+    const NAME: &'static str = "load options";
+}
+
+/// Options of replies.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct shohin_chat_options {
+    /// Bytes of this struct.
+    pub size: usize,
+    /// Seed of the random sequence.
+    pub seed: u64,
+    /// 0 always takes the most likely token.
+    pub temperature: f32,
+    /// Keeps the `top_k` most likely tokens; 0 keeps all.
+    pub top_k: u32,
+    /// Keeps the most likely tokens with this much probability together; 1 keeps all.
+    pub top_p: f32,
+    /// Keeps tokens at least this likely, relative to the most likely one; 0 keeps all.
+    pub min_p: f32,
+    /// Over 1, makes tokens of the last 64 less likely.
+    pub repetition_penalty: f32,
+    /// Most tokens of a reply; 0 sets no limit but the context.
+    pub max_tokens: u32,
+    /// Whether the model may reason before it answers, `SHOHIN_THINKING_...`.
+    pub thinking: i32,
+    /// The format of replies, `SHOHIN_FORMAT_...`.
+    pub format: i32,
+    /// The schema, expression or grammar; copied.
+    pub format_text: *const c_char,
+    /// Its length in bytes, or `SHOHIN_CSTR`.
+    pub format_text_len: usize,
+}
+
+impl Default for shohin_chat_options {
+    fn default() -> Self {
+        let sampler = SamplerConfig::default();
+        shohin_chat_options {
+            size: size_of::<Self>(),
+            seed: sampler.seed,
+            temperature: sampler.temperature,
+            top_k: u32::try_from(sampler.top_k).unwrap_or(u32::MAX),
+            top_p: sampler.top_p,
+            min_p: sampler.min_p,
+            repetition_penalty: sampler.repetition_penalty,
+            max_tokens: 0,
+            thinking: SHOHIN_THINKING_OFF,
+            format: SHOHIN_FORMAT_TEXT,
+            format_text: ptr::null(),
+            format_text_len: 0,
+        }
+    }
+}
+
+// SAFETY: `size` is first, and the other fields are numbers and a pointer.
+unsafe impl Versioned for shohin_chat_options {
+    const NAME: &'static str = "chat options";
+}
+
+/// Sets every option to its default.
+///
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shohin_load_options_default(
+    options: *mut shohin_load_options,
+    size: usize,
+    error: *mut shohin_error,
+) -> shohin_code {
+    // SAFETY: the caller vouches for the pointers.
+    unsafe { call(error, || argument::write_default(options, size)) }
+}
+
+/// Sets every option to its default.
+///
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shohin_chat_options_default(
+    options: *mut shohin_chat_options,
+    size: usize,
+    error: *mut shohin_error,
+) -> shohin_code {
+    // SAFETY: the caller vouches for the pointers.
+    unsafe { call(error, || argument::write_default(options, size)) }
+}
+
+fn unknown<T>(name: &str, found: i32, expected: &str) -> Result<T> {
+    Err(Failure::new(shohin_code::SHOHIN_OPTION, format!("{name} is {found}, expected {expected}")))
+}
+
+/// The builder of options; NULL gives the defaults.
+///
+/// # Safety
+/// As [`argument::read`].
+pub(crate) unsafe fn builder(options: *const shohin_load_options) -> Result<Builder> {
+    let options = match options.is_null() {
+        true => shohin_load_options::default(),
+        // SAFETY: the same.
+        false => unsafe { argument::read(options) }?,
+    };
+    let mut builder = Model::builder();
+    if options.threads > 0 {
+        builder = builder.threads(options.threads as usize);
+    }
+    if options.context > 0 {
+        builder = builder.context(options.context as usize);
+    }
+    builder = match options.kv_format {
+        SHOHIN_KV_DEFAULT => builder,
+        SHOHIN_KV_F32 => builder.kv(KvFormat::F32),
+        SHOHIN_KV_F16 => builder.kv(KvFormat::F16),
+        SHOHIN_KV_Q8 => builder.kv(KvFormat::Q8),
+        SHOHIN_KV_Q4 => builder.kv(KvFormat::Q4),
+        found => return unknown("kv_format", found, "one of SHOHIN_KV_DEFAULT to SHOHIN_KV_Q4"),
+    };
+    match options.device {
+        SHOHIN_DEVICE_BEST => Ok(builder),
+        SHOHIN_DEVICE_CPU => Ok(builder.cpu()),
+        SHOHIN_DEVICE_GPU => Ok(builder.gpu("")),
+        found => unknown("device", found, "SHOHIN_DEVICE_BEST, SHOHIN_DEVICE_CPU or SHOHIN_DEVICE_GPU"),
+    }
+}
+
+/// The options of a turn.
+///
+/// # Safety
+/// As [`argument::read`], and `format_text` as [`argument::text`].
+pub(crate) unsafe fn turn(options: *const shohin_chat_options) -> Result<TurnOptions> {
+    // SAFETY: the same.
+    let options = unsafe { argument::read(options) }?;
+    // SAFETY: the same.
+    let text = || unsafe { argument::text(options.format_text, options.format_text_len, "format text") };
+    let response_format = match options.format {
+        SHOHIN_FORMAT_TEXT => ResponseFormat::Text,
+        SHOHIN_FORMAT_JSON_OBJECT => ResponseFormat::JsonObject,
+        SHOHIN_FORMAT_JSON_SCHEMA => ResponseFormat::JsonSchema(text()?.into()),
+        SHOHIN_FORMAT_REGEX => ResponseFormat::Regex(text()?.into()),
+        SHOHIN_FORMAT_GRAMMAR => ResponseFormat::Grammar(text()?.into()),
+        found => return unknown("format", found, "one of SHOHIN_FORMAT_TEXT to SHOHIN_FORMAT_GRAMMAR"),
+    };
+    let thinking = match options.thinking {
+        SHOHIN_THINKING_OFF => Thinking::Off,
+        SHOHIN_THINKING_ON => Thinking::On,
+        tokens => match usize::try_from(tokens) {
+            Ok(tokens) => Thinking::Budget(tokens),
+            Err(_) => return unknown("thinking", tokens, "SHOHIN_THINKING_ON, 0 or a number of tokens"),
+        },
+    };
+    let turn = TurnOptions {
+        sampler: SamplerConfig {
+            seed: options.seed,
+            temperature: options.temperature,
+            top_k: options.top_k as usize,
+            top_p: options.top_p,
+            min_p: options.min_p,
+            repetition_penalty: options.repetition_penalty,
+            ..SamplerConfig::default()
+        },
+        max_tokens: Some(options.max_tokens as usize).filter(|most| *most > 0),
+        thinking,
+        response_format,
+        overflow: OverflowPolicy::TRIM,
+        ..TurnOptions::default()
+    };
+    turn.grammar().map_err(shohin::Error::from)?;
+    Ok(turn)
+}
