@@ -6,6 +6,7 @@ mod bochs;
 mod command;
 mod cpu_time;
 mod demo;
+mod ffi;
 mod install;
 mod instructions;
 mod machine;
@@ -44,6 +45,9 @@ Commands:
       --rounds N    repeat every measurement N times
   instructions  count instructions per token and compare them with xtask/instructions.txt (suite `instructions`)
       --update      write the counts to that file
+  ffi           build the C library and install it with its header, pkg-config and CMake files (ffi/README.md)
+      --prefix DIR  install to DIR/include and DIR/lib, such as /usr/local
+      --debug       with line numbers, and little optimized
   pictures      make the README's pictures: the chat page answering, and a recording of the terminal
   emulate FILE  run a static Linux program for x86-64 on an emulated processor with AMX (suite `amx` installs it)
   help          print this text
@@ -135,6 +139,18 @@ fn command(args: &[String]) -> Result<bool> {
                 }
             }
             instructions::run(&mut Machine::new()?, update).map(|_| true)
+        }
+        "ffi" => {
+            let (mut prefix, mut profile) = (None, "release");
+            while let Some(arg) = args.next() {
+                match arg {
+                    "--prefix" => prefix = args.next().map(std::path::PathBuf::from),
+                    "--debug" => profile = "suite",
+                    _ => return unknown(arg),
+                }
+            }
+            let prefix = prefix.ok_or("ffi expects --prefix and a directory")?;
+            ffi::install(&Machine::new()?, &ffi::Options { prefix, profile }).map(|()| true)
         }
         "pictures" => match args.next() {
             None => pictures::pictures(&mut Machine::new()?).map(|()| true),

@@ -4,6 +4,7 @@ pub(crate) const CORE: &str = "shohin-core";
 pub(crate) const GPU: &str = "shohin-gpu";
 pub(crate) const HOST: &str = "shohin";
 pub(crate) const CLI: &str = "shohin-cli";
+pub(crate) const FFI: &str = "shohin-ffi";
 pub(crate) const TESTS: &str = "shohin-tests";
 pub(crate) const WASM: &str = "shohin-wasm";
 pub(crate) const BINDGEN: &str = "shohin-bindgen";

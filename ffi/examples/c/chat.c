@@ -12,7 +12,7 @@ int main(int argc, char **argv) {
   shohin_error error;
   shohin_model *model;
   shohin_chat *chat;
-  shohin_piece piece = {sizeof piece};
+  shohin_piece piece = {.size = sizeof piece};
   shohin_code code = SHOHIN_DONE;
   char line[4096];
 

@@ -1,0 +1,116 @@
+//! Programs in C and C++, compiled and run as their authors would.
+#![cfg(unix)]
+
+use shohin::{Model, SamplerConfig};
+use std::ffi::OsStr;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+const MESSAGE: &str = "What does a cow say?";
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn model() -> PathBuf {
+    root().join("../models/sprout-nano.gguf")
+}
+
+/// The directory with the libraries: cargo builds them with this test.
+fn libraries() -> PathBuf {
+    std::env::current_exe().unwrap().parent().unwrap().into()
+}
+
+/// Compiles a program against the static library.
+fn compile(compiler: &str, options: &[&str], source: &str, out: &Path) {
+    let mut command = Command::new(compiler);
+    command.args(options).args(["-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pedantic", "-I"]);
+    command.arg(root().join("include")).arg(root().join(source)).arg(libraries().join("libshohin_ffi.a"));
+    command.args(["-lpthread", "-ldl", "-lm"]).arg("-o").arg(out);
+    if cfg!(target_os = "macos") {
+        command.args(["-framework", "CoreFoundation", "-framework", "Metal", "-framework", "QuartzCore"]);
+    }
+    let output = command.output().unwrap_or_else(|e| panic!("{compiler}: {e}"));
+    assert!(output.status.success(), "{command:?}\n{}", String::from_utf8_lossy(&output.stderr));
+}
+
+fn run(program: &Path, args: &[&OsStr], input: &str) -> String {
+    let mut child = Command::new(program)
+        .args(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {}\n{stderr}", program.display(), output.status);
+    assert_eq!(stderr, "", "{}", program.display());
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// The greedy reply by the Rust API.
+fn reply() -> String {
+    let model = Model::load(model()).unwrap();
+    let mut chat = model.chat().unwrap();
+    chat.options_mut().sampler = SamplerConfig::greedy();
+    chat.options_mut().max_tokens = Some(40);
+    let pieces = chat.send(MESSAGE).unwrap();
+    let text: String = pieces.map(|piece| piece.unwrap().content).collect();
+    assert!(!text.is_empty());
+    text
+}
+
+fn symbols(options: &[&str]) {
+    let dir = tempfile::tempdir().unwrap();
+    let program = dir.path().join("symbols");
+    compile("cc", &[&["-std=c11"], options].concat(), "tests/symbols.c", &program);
+    assert_eq!(run(&program, &[model().as_ref(), dir.path().as_ref(), MESSAGE.as_ref()], ""), reply());
+}
+
+#[test]
+fn every_symbol() {
+    symbols(&[]);
+}
+
+#[test]
+fn every_symbol_with_sanitizers() {
+    symbols(&["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]);
+}
+
+#[test]
+fn examples() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = Model::load(model()).unwrap();
+    let mut chat = model.chat().unwrap();
+    let mut want = String::new();
+    for message in [MESSAGE, "And a dog?"] {
+        want.extend(chat.send(message).unwrap().map(|piece| piece.unwrap().content));
+        want.push('\n');
+    }
+    let examples = [("cc", "-std=c99", "examples/c/chat.c"), ("c++", "-std=c++17", "examples/cpp/chat.cpp")];
+    for (compiler, standard, source) in examples {
+        let program = dir.path().join("chat");
+        compile(compiler, &[standard], source, &program);
+        let said = run(&program, &[self::model().as_ref()], &format!("{MESSAGE}\nAnd a dog?\n"));
+        assert_eq!(said, want, "{source}");
+    }
+}
+
+#[test]
+fn every_function_is_called_in_symbols_c() {
+    let header = std::fs::read_to_string(root().join("include/shohin.h")).unwrap();
+    let test = std::fs::read_to_string(root().join("tests/symbols.c")).unwrap();
+    let starts = ["shohin_code shohin_", "const char *shohin_"];
+    let functions: Vec<&str> = header
+        .lines()
+        .filter(|line| starts.iter().any(|start| line.starts_with(start)) && line.contains('('))
+        .map(|line| line.split('(').next().unwrap().rsplit([' ', '*']).next().unwrap())
+        .collect();
+    assert!(functions.len() > 20);
+    for name in functions {
+        assert!(test.contains(&format!("{name}(")), "{name}");
+    }
+}

@@ -1,0 +1,119 @@
+//! The header against the Rust: the same functions, structs and numbers.
+
+use shohin_ffi::argument::SHOHIN_CSTR;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// A C source without comments, directives (but `#define NAME NUMBER`) and needless spaces.
+fn declarations(source: &str) -> BTreeMap<String, String> {
+    let mut plain = String::new();
+    let mut rest = source;
+    while let Some((before, comment)) = rest.split_once("/*") {
+        plain.extend([before, " "]);
+        rest = comment.split_once("*/").unwrap().1;
+    }
+    plain.push_str(rest);
+    let (mut found, mut code) = (BTreeMap::new(), String::new());
+    for line in plain.lines().map(str::trim) {
+        if let Some(define) = line.strip_prefix("#define ") {
+            if let Some((name, number)) = define.split_once(' ') {
+                found.insert(name.into(), number.trim().into());
+            }
+        } else if !line.starts_with('#') && !line.starts_with("extern \"C\"") {
+            code.extend([line, " "]);
+        }
+    }
+    let (mut depth, mut statement) = (0, String::new());
+    for c in code.chars() {
+        depth += i32::from(c == '{') - i32::from(c == '}');
+        if c != ';' || depth > 0 {
+            statement.push(c);
+            continue;
+        }
+        let text = normal(&statement);
+        if let Some((name, text)) = named(&text) {
+            assert_eq!(found.insert(name, text), None, "declared twice: {statement}");
+        }
+        statement.clear();
+    }
+    found
+}
+
+/// Spaces only between words, and `const T *` always in this order.
+fn normal(text: &str) -> String {
+    let mut out = String::new();
+    let word = |c: char| c.is_alphanumeric() || c == '_';
+    for part in text.split_whitespace() {
+        if out.chars().last().is_some_and(word) && part.starts_with(word) {
+            out.push(' ');
+        }
+        out.push_str(part);
+    }
+    out.trim_start_matches('}').replace("(void)", "()").replace(",}", "}")
+}
+
+/// The name that a declaration gives, and the declaration.
+fn named(text: &str) -> Option<(String, String)> {
+    let last =
+        |text: &str| text.rsplit(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap().to_string();
+    if text.is_empty() {
+        return None;
+    }
+    let name = match text.split_once("(*") {
+        Some((_, rest)) if text.starts_with("typedef") => rest.split_once(')')?.0.into(),
+        _ if text.starts_with("typedef") => last(text),
+        _ => last(text.split_once('(')?.0),
+    };
+    // C names structs twice; one is enough.
+    let text = text.replace("struct shohin_", "shohin_").replace("enum shohin_", "shohin_");
+    Some((name, text))
+}
+
+#[test]
+fn the_header_is_the_rust() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let header = std::fs::read_to_string(root.join("include/shohin.h")).unwrap();
+    let mut sources: Vec<_> = root.join("src").read_dir().unwrap().map(|file| file.unwrap().path()).collect();
+    sources.sort();
+    let config =
+        cbindgen::Config { language: cbindgen::Language::C, usize_is_size_t: true, ..Default::default() };
+    // It follows `mod`.
+    let builder = cbindgen::Builder::new().with_config(config).with_src(root.join("src/lib.rs"));
+    let mut exported = 0;
+    for source in &sources {
+        exported += std::fs::read_to_string(source).unwrap().matches("#[unsafe(no_mangle)]").count();
+    }
+    let mut generated = Vec::new();
+    builder.generate().unwrap().write(&mut generated);
+    let generated = String::from_utf8(generated).unwrap();
+    let (ours, rust) = (declarations(&header), declarations(&generated));
+    let functions = |all: &BTreeMap<String, String>| {
+        all.values().filter(|text| text.ends_with(')') && !text.starts_with("typedef")).count()
+    };
+    assert!(exported > 20);
+    assert_eq!(functions(&rust), exported, "cbindgen misses functions:\n{generated}");
+    assert_eq!(functions(&ours), exported);
+    for (name, text) in &rust {
+        assert_eq!(ours.get(name), Some(text), "{name} in shohin.h and in Rust");
+    }
+    // cbindgen does not know its value.
+    assert_eq!((ours["SHOHIN_CSTR"].as_str(), SHOHIN_CSTR), ("SIZE_MAX", usize::MAX));
+    for name in ours.keys().filter(|name| *name != "SHOHIN_CSTR") {
+        assert!(rust.contains_key(name), "{name} of shohin.h is not in Rust");
+    }
+}
+
+#[test]
+fn declarations_are_compared_by_meaning() {
+    let a = declarations(
+        "typedef struct a { size_t size; /* x */ const char *text; } a;\nint f(const char *a, size_t n);",
+    );
+    let b = declarations(
+        "typedef struct a {\n size_t size;\n const char  * text;\n} a; int f(const char *a,\n size_t n);",
+    );
+    assert_eq!(a, b);
+    assert_eq!(a.len(), 2);
+    for other in ["int f(char *a, size_t n);", "int f(const char *a);", "int f(const char *a, uint32_t n);"] {
+        assert_ne!(declarations(other).get("f"), a.get("f"), "{other}");
+    }
+}

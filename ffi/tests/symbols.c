@@ -1,0 +1,386 @@
+/* Calls every function of shohin.h: as it should be called, and with NULL, short buffers, wrong handles, bad UTF-8 and bad
+ * files. symbols MODEL.gguf DIRECTORY MESSAGE prints a greedy reply. */
+#include <shohin.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define CHECK(code, call)                                                                                              \
+  do {                                                                                                                 \
+    shohin_code found = (call);                                                                                        \
+    if (found != (code)) {                                                                                             \
+      fprintf(stderr, "line %d: %s is %s (%s), expected %s\n", __LINE__, #call, shohin_code_name(found),               \
+              error.message, #code);                                                                                   \
+      exit(1);                                                                                                         \
+    }                                                                                                                  \
+  } while (0)
+#define TRUE(condition)                                                                                                \
+  do {                                                                                                                 \
+    if (!(condition)) {                                                                                                \
+      fprintf(stderr, "line %d: not %s\n", __LINE__, #condition);                                                      \
+      exit(1);                                                                                                         \
+    }                                                                                                                  \
+  } while (0)
+
+static shohin_error error;
+
+struct reply {
+  shohin_chat *chat;
+  char text[4096];
+  size_t len;
+  int stop_after;
+};
+
+static int32_t collect(void *data, const shohin_piece *piece) {
+  struct reply *reply = data;
+  TRUE(reply->len + piece->text_len < sizeof reply->text);
+  TRUE(piece->text[piece->text_len] == 0 && piece->reasoning[piece->reasoning_len] == 0);
+  memcpy(reply->text + reply->len, piece->text, piece->text_len + 1);
+  reply->len += piece->text_len;
+  /* A callback cannot use its own chat. */
+  CHECK(SHOHIN_BUSY, shohin_chat_stop(reply->chat, &error));
+  CHECK(SHOHIN_BUSY, shohin_chat_free(reply->chat));
+  return --reply->stop_after == 0 ? 7 : 0;
+}
+
+static unsigned char *read_file(const char *path, size_t *len) {
+  FILE *file = fopen(path, "rb");
+  TRUE(file && !fseek(file, 0, SEEK_END));
+  *len = (size_t)ftell(file);
+  unsigned char *bytes = malloc(*len);
+  rewind(file);
+  TRUE(bytes && fread(bytes, 1, *len, file) == *len);
+  fclose(file);
+  return bytes;
+}
+
+static void errors(void) {
+  TRUE(strcmp(shohin_code_name(SHOHIN_CONTEXT_FULL), "context_full") == 0);
+  TRUE(!shohin_code_name(12345) && !shohin_code_name(-1));
+  TRUE(strchr(shohin_version(), '.'));
+  TRUE(sizeof error == 512);
+}
+
+static void loading(const char *path) {
+  shohin_model *model = NULL;
+  shohin_load_options options;
+  size_t len, i;
+  const size_t bad_sizes[] = {0, 3, (size_t)1 << 40};
+  unsigned char *bytes;
+  struct {
+    shohin_load_options known;
+    uint64_t later;
+  } longer;
+
+  CHECK(SHOHIN_NULL, shohin_load_options_default(NULL, sizeof options, &error));
+  CHECK(SHOHIN_SIZE, shohin_load_options_default(&options, 3, &error));
+  CHECK(SHOHIN_OK, shohin_load_options_default(&options, sizeof options, &error));
+  TRUE(options.size == sizeof options && error.code == SHOHIN_OK && !error.message[0]);
+
+  CHECK(SHOHIN_NULL, shohin_model_load(path, SHOHIN_CSTR, NULL, NULL, &error));
+  CHECK(SHOHIN_NULL, shohin_model_load(NULL, 0, NULL, &model, &error));
+  CHECK(SHOHIN_NULL, shohin_model_load(NULL, SHOHIN_CSTR, NULL, &model, NULL));
+  CHECK(SHOHIN_UTF8, shohin_model_load("\xff", 1, NULL, &model, &error));
+  CHECK(SHOHIN_IO, shohin_model_load("no such file.gguf", SHOHIN_CSTR, NULL, &model, &error));
+  TRUE(error.code == SHOHIN_IO && strstr(error.message, "no such file.gguf") && !model);
+  CHECK(SHOHIN_NOT_A_FILE, shohin_model_load("/", 1, NULL, &model, &error));
+  CHECK(SHOHIN_MALFORMED, shohin_model_load(__FILE__, SHOHIN_CSTR, NULL, &model, &error));
+  CHECK(SHOHIN_ARGUMENT, shohin_model_load(path, SIZE_MAX - 1, NULL, &model, &error));
+
+  for (i = 0; i < 3; i++) {
+    options.size = bad_sizes[i];
+    CHECK(SHOHIN_SIZE, shohin_model_load(path, SHOHIN_CSTR, &options, &model, &error));
+  }
+  options.size = sizeof options;
+  options.kv_format = 99;
+  CHECK(SHOHIN_OPTION, shohin_model_load(path, SHOHIN_CSTR, &options, &model, &error));
+  options.kv_format = SHOHIN_KV_Q8;
+  options.device = -1;
+  CHECK(SHOHIN_OPTION, shohin_model_load(path, SHOHIN_CSTR, &options, &model, &error));
+  options.device = SHOHIN_DEVICE_CPU;
+  options.threads = UINT32_MAX;
+  CHECK(SHOHIN_OPTION, shohin_model_load(path, SHOHIN_CSTR, &options, &model, &error));
+
+  /* Structs of other versions of the header. */
+  CHECK(SHOHIN_OK, shohin_load_options_default(&longer.known, sizeof longer, &error));
+  TRUE(longer.known.size == sizeof longer && longer.later == 0);
+  longer.known.device = SHOHIN_DEVICE_CPU;
+  CHECK(SHOHIN_OK, shohin_model_load(path, SHOHIN_CSTR, &longer.known, &model, &error));
+  CHECK(SHOHIN_OK, shohin_model_free(model));
+  longer.later = 1;
+  CHECK(SHOHIN_SIZE, shohin_model_load(path, SHOHIN_CSTR, &longer.known, &model, &error));
+  longer.known.size = sizeof(size_t);
+  CHECK(SHOHIN_OK, shohin_model_load_built_in(&longer.known, &model, &error));
+  CHECK(SHOHIN_OK, shohin_model_free(model));
+  CHECK(SHOHIN_NULL, shohin_model_load_built_in(NULL, NULL, &error));
+
+  bytes = read_file(path, &len);
+  CHECK(SHOHIN_NULL, shohin_model_load_memory(NULL, len, NULL, &model, &error));
+  CHECK(SHOHIN_NULL, shohin_model_load_memory(bytes, len, NULL, NULL, &error));
+  CHECK(SHOHIN_TRUNCATED, shohin_model_load_memory(bytes, 0, NULL, &model, &error));
+  CHECK(SHOHIN_TRUNCATED, shohin_model_load_memory(bytes, len / 2, NULL, &model, &error));
+  CHECK(SHOHIN_MALFORMED, shohin_model_load_memory((const uint8_t *)"not a model", 11, NULL, &model, &error));
+  TRUE(!model);
+  free(bytes);
+}
+
+static void tokens(const shohin_model *model, const void *other) {
+  shohin_model_info info = {.size = sizeof info};
+  uint32_t ids[64], wrong = UINT32_MAX;
+  size_t count = 0, len = 0;
+  char text[64];
+  float *numbers;
+
+  CHECK(SHOHIN_NULL, shohin_model_get_info(NULL, &info, &error));
+  CHECK(SHOHIN_NULL, shohin_model_get_info(model, NULL, &error));
+  CHECK(SHOHIN_HANDLE, shohin_model_get_info(other, &info, &error));
+  CHECK(SHOHIN_OK, shohin_model_get_info(model, &info, &error));
+  TRUE(info.vocab_size > 1 && info.embedding_size > 1 && info.context <= info.max_context && info.threads);
+  info.size = 2 * sizeof(size_t);
+  info.embedding_size = 77;
+  CHECK(SHOHIN_OK, shohin_model_get_info(model, &info, &error));
+  TRUE(info.vocab_size > 1 && info.embedding_size == 77);
+  info.size = sizeof info;
+  CHECK(SHOHIN_OK, shohin_model_get_info(model, &info, &error));
+
+  CHECK(SHOHIN_NULL, shohin_tokenize(NULL, "cow", 3, ids, 64, &count, &error));
+  CHECK(SHOHIN_NULL, shohin_tokenize(model, NULL, 3, ids, 64, &count, &error));
+  CHECK(SHOHIN_NULL, shohin_tokenize(model, "cow", 3, NULL, 64, &count, &error));
+  CHECK(SHOHIN_NULL, shohin_tokenize(model, "cow", 3, ids, 64, NULL, &error));
+  CHECK(SHOHIN_HANDLE, shohin_tokenize(other, "cow", 3, ids, 64, &count, &error));
+  CHECK(SHOHIN_UTF8, shohin_tokenize(model, "a\xc3", 2, ids, 64, &count, &error));
+  CHECK(SHOHIN_SHORT_BUFFER, shohin_tokenize(model, "a cow says moo", SHOHIN_CSTR, NULL, 0, &count, &error));
+  TRUE(count > 1 && count < 64);
+  ids[count - 1] = 4242;
+  CHECK(SHOHIN_SHORT_BUFFER, shohin_tokenize(model, "a cow says moo", 14, ids, count - 1, &count, &error));
+  TRUE(ids[count - 1] == 4242);
+  CHECK(SHOHIN_OK, shohin_tokenize(model, "a cow says moo", 14, ids, count, &count, &error));
+
+  CHECK(SHOHIN_NULL, shohin_detokenize(NULL, ids, count, text, 64, &len, &error));
+  CHECK(SHOHIN_NULL, shohin_detokenize(model, NULL, count, text, 64, &len, &error));
+  CHECK(SHOHIN_NULL, shohin_detokenize(model, ids, count, NULL, 64, &len, &error));
+  CHECK(SHOHIN_NULL, shohin_detokenize(model, ids, count, text, 64, NULL, &error));
+  CHECK(SHOHIN_HANDLE, shohin_detokenize(other, ids, count, text, 64, &len, &error));
+  CHECK(SHOHIN_TOKEN, shohin_detokenize(model, &wrong, 1, text, 64, &len, &error));
+  CHECK(SHOHIN_SHORT_BUFFER, shohin_detokenize(model, ids, count, text, 3, &len, &error));
+  TRUE(len == 14);
+  CHECK(SHOHIN_OK, shohin_detokenize(model, ids, count, text, 14, &len, &error));
+  TRUE(len == 14 && !memcmp(text, "a cow says moo", 14));
+
+  numbers = malloc((info.vocab_size + info.embedding_size) * sizeof *numbers);
+  TRUE(numbers);
+  CHECK(SHOHIN_NULL, shohin_embed(NULL, "cow", 3, numbers, info.embedding_size, &len, &error));
+  CHECK(SHOHIN_NULL, shohin_embed(model, NULL, 3, numbers, info.embedding_size, &len, &error));
+  CHECK(SHOHIN_NULL, shohin_embed(model, "cow", 3, numbers, info.embedding_size, NULL, &error));
+  CHECK(SHOHIN_NULL, shohin_embed(model, "cow", 3, NULL, info.embedding_size, &len, &error));
+  CHECK(SHOHIN_HANDLE, shohin_embed(other, "cow", 3, numbers, info.embedding_size, &len, &error));
+  CHECK(SHOHIN_SHORT_BUFFER, shohin_embed(model, "cow", 3, numbers, 1, &len, &error));
+  CHECK(SHOHIN_OK, shohin_embed(model, "cow", 3, numbers, info.embedding_size, &len, &error));
+  TRUE(len == info.embedding_size);
+  {
+    double squares = 0;
+    for (size_t i = 0; i < len; i++) squares += (double)numbers[i] * numbers[i];
+    TRUE(squares > 0.999 && squares < 1.001);
+  }
+
+  CHECK(SHOHIN_NULL, shohin_logits(NULL, ids, count, numbers, info.vocab_size, &len, &error));
+  CHECK(SHOHIN_NULL, shohin_logits(model, NULL, count, numbers, info.vocab_size, &len, &error));
+  CHECK(SHOHIN_NULL, shohin_logits(model, ids, count, NULL, info.vocab_size, &len, &error));
+  CHECK(SHOHIN_NULL, shohin_logits(model, ids, count, numbers, info.vocab_size, NULL, &error));
+  CHECK(SHOHIN_HANDLE, shohin_logits(other, ids, count, numbers, info.vocab_size, &len, &error));
+  CHECK(SHOHIN_TOKEN, shohin_logits(model, &wrong, 1, numbers, info.vocab_size, &len, &error));
+  TRUE(shohin_logits(model, ids, 0, numbers, info.vocab_size, &len, &error) > SHOHIN_OTHER);
+  CHECK(SHOHIN_SHORT_BUFFER, shohin_logits(model, ids, count, numbers, 1, &len, &error));
+  CHECK(SHOHIN_OK, shohin_logits(model, ids, count, numbers, info.vocab_size, &len, &error));
+  TRUE(len == info.vocab_size);
+  free(numbers);
+}
+
+static void pull(shohin_chat *chat, struct reply *reply) {
+  shohin_piece piece = {.size = sizeof piece};
+  shohin_code code;
+  int32_t reason = SHOHIN_REASON_NONE;
+  reply->len = 0;
+  while ((code = shohin_chat_next(chat, &piece, &error)) == SHOHIN_OK) {
+    TRUE(reply->len + piece.text_len < sizeof reply->text);
+    memcpy(reply->text + reply->len, piece.text, piece.text_len + 1);
+    reply->len += piece.text_len;
+    reason = piece.reason;
+  }
+  CHECK(SHOHIN_DONE, code);
+  TRUE(reason != SHOHIN_REASON_NONE && piece.text_len == 0 && !piece.text[0]);
+  CHECK(SHOHIN_DONE, shohin_chat_next(chat, &piece, &error));
+}
+
+static void chats(shohin_model *model, const char *directory, const char *message) {
+  shohin_chat *chat = NULL, *copy = NULL, *wrong = (shohin_chat *)model;
+  shohin_chat_options options;
+  shohin_piece piece = {.size = sizeof piece};
+  shohin_usage usage = {.size = sizeof usage};
+  struct reply pulled = {0}, streamed = {0}, again = {0};
+  char path[1024];
+  uint32_t ids[64];
+  size_t count;
+
+  CHECK(SHOHIN_NULL, shohin_chat_options_default(NULL, sizeof options, &error));
+  CHECK(SHOHIN_SIZE, shohin_chat_options_default(&options, 0, &error));
+  CHECK(SHOHIN_OK, shohin_chat_options_default(&options, sizeof options, &error));
+  TRUE(options.size == sizeof options && options.temperature > 0 && options.top_k > 0);
+  options.temperature = 0;
+  options.max_tokens = 40;
+
+  CHECK(SHOHIN_NULL, shohin_chat_new(NULL, &options, &chat, &error));
+  CHECK(SHOHIN_NULL, shohin_chat_new(model, &options, NULL, &error));
+  options.format = 77;
+  CHECK(SHOHIN_OPTION, shohin_chat_new(model, &options, &chat, &error));
+  options.format = SHOHIN_FORMAT_REGEX;
+  CHECK(SHOHIN_NULL, shohin_chat_new(model, &options, &chat, &error));
+  options.format_text = "(";
+  options.format_text_len = SHOHIN_CSTR;
+  TRUE(shohin_chat_new(model, &options, &chat, &error) > SHOHIN_OTHER && !chat);
+  options.format = SHOHIN_FORMAT_TEXT;
+  options.thinking = -5;
+  CHECK(SHOHIN_OPTION, shohin_chat_new(model, &options, &chat, &error));
+  options.thinking = SHOHIN_THINKING_OFF;
+  CHECK(SHOHIN_OK, shohin_chat_new(model, &options, &chat, &error));
+  CHECK(SHOHIN_HANDLE, shohin_chat_new((shohin_model *)chat, &options, &copy, &error));
+  CHECK(SHOHIN_HANDLE, shohin_chat_new((shohin_model *)((char *)model + 1), &options, &copy, &error));
+
+  /* Wrong handles and arguments. */
+  CHECK(SHOHIN_NULL, shohin_chat_set_options(NULL, &options, &error));
+  CHECK(SHOHIN_NULL, shohin_chat_set_options(chat, NULL, &error));
+  CHECK(SHOHIN_HANDLE, shohin_chat_set_options(wrong, &options, &error));
+  CHECK(SHOHIN_NULL, shohin_chat_system(NULL, "x", 1, &error));
+  CHECK(SHOHIN_NULL, shohin_chat_system(chat, NULL, 1, &error));
+  CHECK(SHOHIN_HANDLE, shohin_chat_system(wrong, "x", 1, &error));
+  CHECK(SHOHIN_NULL, shohin_chat_send(NULL, "x", 1, &error));
+  CHECK(SHOHIN_NULL, shohin_chat_send(chat, NULL, 1, &error));
+  CHECK(SHOHIN_UTF8, shohin_chat_send(chat, "x\xed\xa0\x80", 4, &error));
+  CHECK(SHOHIN_HANDLE, shohin_chat_send(wrong, "x", 1, &error));
+  CHECK(SHOHIN_NULL, shohin_chat_next(NULL, &piece, &error));
+  CHECK(SHOHIN_NULL, shohin_chat_next(chat, NULL, &error));
+  CHECK(SHOHIN_HANDLE, shohin_chat_next(wrong, &piece, &error));
+  CHECK(SHOHIN_DONE, shohin_chat_next(chat, &piece, &error));
+  CHECK(SHOHIN_NULL, shohin_chat_stop(NULL, &error));
+  CHECK(SHOHIN_HANDLE, shohin_chat_stop(wrong, &error));
+  CHECK(SHOHIN_OK, shohin_chat_stop(chat, &error));
+  CHECK(SHOHIN_NULL, shohin_chat_stream(NULL, "x", 1, collect, NULL, &error));
+  CHECK(SHOHIN_NULL, shohin_chat_stream(chat, NULL, 1, collect, NULL, &error));
+  CHECK(SHOHIN_NULL, shohin_chat_stream(chat, "x", 1, NULL, NULL, &error));
+  CHECK(SHOHIN_HANDLE, shohin_chat_stream(wrong, "x", 1, collect, NULL, &error));
+  CHECK(SHOHIN_NULL, shohin_chat_get_usage(NULL, &usage, &error));
+  CHECK(SHOHIN_NULL, shohin_chat_get_usage(chat, NULL, &error));
+  CHECK(SHOHIN_HANDLE, shohin_chat_get_usage(wrong, &usage, &error));
+  CHECK(SHOHIN_NULL, shohin_chat_complete(NULL, ids, 1, &error));
+  CHECK(SHOHIN_NULL, shohin_chat_complete(chat, NULL, 1, &error));
+  CHECK(SHOHIN_HANDLE, shohin_chat_complete(wrong, ids, 1, &error));
+  CHECK(SHOHIN_NULL, shohin_chat_save(NULL, "x", 1, &error));
+  CHECK(SHOHIN_NULL, shohin_chat_save(chat, NULL, 1, &error));
+  CHECK(SHOHIN_HANDLE, shohin_chat_save(wrong, "x", 1, &error));
+  CHECK(SHOHIN_IO, shohin_chat_save(chat, "/no/such/directory/x", SHOHIN_CSTR, &error));
+  CHECK(SHOHIN_NULL, shohin_chat_open(NULL, "x", 1, &error));
+  CHECK(SHOHIN_NULL, shohin_chat_open(chat, NULL, 1, &error));
+  CHECK(SHOHIN_HANDLE, shohin_chat_open(wrong, "x", 1, &error));
+  CHECK(SHOHIN_IO, shohin_chat_open(chat, "no such session", SHOHIN_CSTR, &error));
+  CHECK(SHOHIN_SNAPSHOT_FOREIGN, shohin_chat_open(chat, __FILE__, SHOHIN_CSTR, &error));
+  CHECK(SHOHIN_HANDLE, shohin_chat_free(wrong));
+  CHECK(SHOHIN_HANDLE, shohin_model_free((shohin_model *)chat));
+
+  /* An option out of range fails at the message, and nothing is sent. */
+  options.temperature = -1;
+  CHECK(SHOHIN_OK, shohin_chat_set_options(chat, &options, &error));
+  CHECK(SHOHIN_OPTION, shohin_chat_send(chat, message, SHOHIN_CSTR, &error));
+  CHECK(SHOHIN_DONE, shohin_chat_next(chat, &piece, &error));
+  options.temperature = 0;
+  CHECK(SHOHIN_OK, shohin_chat_set_options(chat, &options, &error));
+
+  /* The reply, pulled and given to a callback. */
+  CHECK(SHOHIN_OK, shohin_chat_send(chat, message, SHOHIN_CSTR, &error));
+  pull(chat, &pulled);
+  CHECK(SHOHIN_OK, shohin_chat_get_usage(chat, &usage, &error));
+  TRUE(usage.prompt_tokens && usage.reply_tokens && usage.position && usage.capacity >= usage.position);
+  CHECK(SHOHIN_OK, shohin_chat_new(model, &options, &copy, &error));
+  streamed.chat = copy;
+  CHECK(SHOHIN_OK, shohin_chat_stream(copy, message, strlen(message), collect, &streamed, &error));
+  TRUE(pulled.len > 0 && !strcmp(pulled.text, streamed.text));
+
+  /* A session in a file goes on the same way. */
+  snprintf(path, sizeof path, "%s/c.session", directory);
+  CHECK(SHOHIN_OK, shohin_chat_save(chat, path, SHOHIN_CSTR, &error));
+  CHECK(SHOHIN_OK, shohin_chat_free(copy));
+  CHECK(SHOHIN_OK, shohin_chat_new(model, &options, &copy, &error));
+  {
+    size_t len;
+    unsigned char *bytes = read_file(path, &len);
+    char cut[1024];
+    FILE *file;
+    snprintf(cut, sizeof cut, "%s/cut.session", directory);
+    file = fopen(cut, "wb");
+    TRUE(file && fwrite(bytes, 1, len - 9, file) == len - 9 && !fclose(file));
+    CHECK(SHOHIN_SNAPSHOT_DAMAGED, shohin_chat_open(copy, cut, SHOHIN_CSTR, &error));
+    free(bytes);
+  }
+  CHECK(SHOHIN_OK, shohin_chat_open(copy, path, SHOHIN_CSTR, &error));
+  CHECK(SHOHIN_OK, shohin_chat_send(chat, "And a dog?", SHOHIN_CSTR, &error));
+  pull(chat, &streamed);
+  CHECK(SHOHIN_OK, shohin_chat_send(copy, "And a dog?", SHOHIN_CSTR, &error));
+  pull(copy, &again);
+  TRUE(!strcmp(streamed.text, again.text));
+  CHECK(SHOHIN_OK, shohin_chat_get_usage(copy, &usage, &error));
+  TRUE(usage.cached_tokens > 0);
+
+  /* Stopped: by the callback, by a call, by another message. */
+  memset(&streamed, 0, sizeof streamed);
+  streamed.chat = copy;
+  streamed.stop_after = 2;
+  CHECK(SHOHIN_OK, shohin_chat_system(copy, "You are a farmer.", SHOHIN_CSTR, &error));
+  CHECK(SHOHIN_OK, shohin_chat_stream(copy, message, SHOHIN_CSTR, collect, &streamed, &error));
+  TRUE(streamed.stop_after == 0);
+  CHECK(SHOHIN_OK, shohin_chat_send(copy, message, SHOHIN_CSTR, &error));
+  CHECK(SHOHIN_OK, shohin_chat_next(copy, &piece, &error));
+  CHECK(SHOHIN_OK, shohin_chat_stop(copy, &error));
+  while (shohin_chat_next(copy, &piece, &error) == SHOHIN_OK) TRUE(piece.reason == SHOHIN_REASON_CANCELLED);
+  CHECK(SHOHIN_OK, shohin_chat_send(copy, message, SHOHIN_CSTR, &error));
+  CHECK(SHOHIN_OK, shohin_chat_next(copy, &piece, &error));
+  CHECK(SHOHIN_OK, shohin_chat_send(copy, message, SHOHIN_CSTR, &error));
+  pull(copy, &again);
+
+  /* A reply with a form; plain text. */
+  options.format = SHOHIN_FORMAT_REGEX;
+  options.format_text = "(cow|dog)s?";
+  options.format_text_len = strlen(options.format_text);
+  CHECK(SHOHIN_OK, shohin_chat_set_options(copy, &options, &error));
+  CHECK(SHOHIN_OK, shohin_chat_send(copy, message, SHOHIN_CSTR, &error));
+  pull(copy, &again);
+  TRUE(!strncmp(again.text, "cow", 3) || !strncmp(again.text, "dog", 3));
+  options.format = SHOHIN_FORMAT_TEXT;
+  options.max_tokens = 3;
+  CHECK(SHOHIN_OK, shohin_chat_set_options(copy, &options, &error));
+  CHECK(SHOHIN_OK, shohin_tokenize(model, "The cow", 7, ids, 64, &count, &error));
+  CHECK(SHOHIN_OK, shohin_chat_complete(copy, ids, count, &error));
+  pull(copy, &again);
+  CHECK(SHOHIN_OK, shohin_chat_get_usage(copy, &usage, &error));
+  TRUE(usage.reply_tokens <= 3);
+
+  /* Chats outlive their model, and are freed in the middle of a reply. */
+  CHECK(SHOHIN_OK, shohin_model_free(model));
+  CHECK(SHOHIN_OK, shohin_chat_send(copy, message, SHOHIN_CSTR, &error));
+  CHECK(SHOHIN_OK, shohin_chat_next(copy, &piece, &error));
+  CHECK(SHOHIN_OK, shohin_chat_free(copy));
+  CHECK(SHOHIN_OK, shohin_chat_free(chat));
+  CHECK(SHOHIN_OK, shohin_chat_free(NULL));
+  CHECK(SHOHIN_OK, shohin_model_free(NULL));
+  fwrite(pulled.text, 1, pulled.len, stdout);
+}
+
+int main(int argc, char **argv) {
+  shohin_model *model;
+  uint64_t words[4] = {1, 2, 3, 4};
+  TRUE(argc == 4);
+  errors();
+  loading(argv[1]);
+  CHECK(SHOHIN_OK, shohin_model_load(argv[1], SHOHIN_CSTR, NULL, &model, &error));
+  tokens(model, words);
+  chats(model, argv[2], argv[3]);
+  return 0;
+}
