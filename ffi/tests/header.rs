@@ -2,6 +2,7 @@
 
 use shohin_ffi::argument::SHOHIN_CSTR;
 use std::collections::BTreeMap;
+use std::ffi::CStr;
 use std::path::Path;
 
 /// A C source without comments, directives (but `#define NAME NUMBER`) and needless spaces.
@@ -69,6 +70,22 @@ fn named(text: &str) -> Option<(String, String)> {
     Some((name, text))
 }
 
+/// `typedef enum shohin_code{SHOHIN_OK=0,...}shohin_code` against the table of codes.
+fn compare_codes(declared: &str) {
+    let body = declared.split_once('{').unwrap().1.split_once('}').unwrap().0;
+    let mut codes: BTreeMap<i32, String> = BTreeMap::new();
+    for row in body.split(',').filter(|row| !row.is_empty()) {
+        let (name, number) = row.split_once('=').unwrap();
+        codes.insert(number.parse().unwrap(), name.trim_start_matches("SHOHIN_").to_lowercase());
+    }
+    for number in -1000..1000 {
+        let name = shohin_ffi::code::shohin_code_name(number);
+        // SAFETY: not NULL, and a text with a NUL at its end.
+        let name = (!name.is_null()).then(|| unsafe { CStr::from_ptr(name) }.to_str().unwrap());
+        assert_eq!(codes.get(&number).map(String::as_str), name, "{number}");
+    }
+}
+
 #[test]
 fn the_header_is_the_rust() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -96,9 +113,10 @@ fn the_header_is_the_rust() {
     for (name, text) in &rust {
         assert_eq!(ours.get(name), Some(text), "{name} in shohin.h and in Rust");
     }
-    // cbindgen does not know its value.
+    // cbindgen does not know its value, and does not expand the macro of the codes.
     assert_eq!((ours["SHOHIN_CSTR"].as_str(), SHOHIN_CSTR), ("SIZE_MAX", usize::MAX));
-    for name in ours.keys().filter(|name| *name != "SHOHIN_CSTR") {
+    compare_codes(&ours["shohin_code"]);
+    for name in ours.keys().filter(|name| !["SHOHIN_CSTR", "shohin_code"].contains(&name.as_str())) {
         assert!(rust.contains_key(name), "{name} of shohin.h is not in Rust");
     }
 }

@@ -1,0 +1,54 @@
+"""A PEP 517 build backend: builds the library with cargo and writes the wheel.
+
+SHOHIN_LIBRARY names a library that is already built, and is packed instead.
+"""
+
+import base64
+import hashlib
+import os
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+NAME, VERSION = "shohin", "0.1.0"
+METADATA = f"Metadata-Version: 2.1\nName: {NAME}\nVersion: {VERSION}\nRequires-Python: >=3.9\n"
+LIBRARIES = {"darwin": "libshohin_ffi.dylib", "win32": "shohin_ffi.dll"}
+
+
+def library():
+    built = os.environ.get("SHOHIN_LIBRARY")
+    if built:
+        return Path(built)
+    root = HERE.parent.parent
+    command = ["cargo", "build", "--release", "--package", "shohin-ffi"]
+    subprocess.run(command, cwd=root, check=True)
+    target = Path(os.environ.get("CARGO_TARGET_DIR", root / "target"))
+    return root / target / "release" / LIBRARIES.get(sys.platform, "libshohin_ffi.so")
+
+
+def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
+    platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+    tag = f"py3-none-{platform}"
+    info = f"{NAME}-{VERSION}.dist-info"
+    wheel = f"{NAME}-{VERSION}-{tag}.whl"
+    built = library()
+    files = {f"{NAME}/{file.name}": file.read_bytes() for file in sorted((HERE / NAME).glob("*.py"))}
+    files[f"{NAME}/libshohin{built.suffix}"] = built.read_bytes()
+    files[f"{info}/METADATA"] = METADATA.encode()
+    files[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: shohin\nRoot-Is-Purelib: false\nTag: {tag}\n".encode()
+    record = ""
+    for name, data in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+        record += f"{name},sha256={digest},{len(data)}\n"
+    files[f"{info}/RECORD"] = (record + f"{info}/RECORD,,\n").encode()
+    with zipfile.ZipFile(Path(wheel_directory) / wheel, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return wheel
+
+
+def build_sdist(sdist_directory, config_settings=None):
+    raise RuntimeError("a source distribution would lack the Rust source: build a wheel in the repository")

@@ -1,0 +1,341 @@
+"""Run small language models.
+
+    from shohin import Model
+
+    model = Model.load("sprout.gguf")
+    for piece in model.chat().send("What does a cow say?"):
+        print(piece, end="", flush=True)
+
+A model may be used by any number of threads, a chat by one at a time. Python's lock is released while the model computes.
+"""
+
+import ctypes
+import sys
+from ctypes import POINTER, byref, c_char, c_char_p, c_double, c_float
+from ctypes import c_int32, c_size_t, c_uint32, c_uint64, c_void_p
+from pathlib import Path
+
+__all__ = ["Chat", "Error", "Model", "Reply", "version"]
+
+_OK, _DONE, _SHORT_BUFFER = 0, 1, 5
+_KV_FORMATS = {None: 0, "f32": 1, "f16": 2, "q8": 3, "q4": 4}
+_DEVICES = {"best": 0, "cpu": 1, "gpu": 2}
+_REASONS = {0: None, 1: "stop", 2: "length", 3: "context_full", 4: "cancelled"}
+_FORMATS = {"json_object": 1, "json_schema": 2, "regex": 3, "grammar": 4}
+
+
+class _Error(ctypes.Structure):
+    _fields_ = [("code", c_int32), ("message", c_char * 508)]
+
+
+class _Sized(ctypes.Structure):
+    def __init__(self):
+        super().__init__(ctypes.sizeof(self))
+
+
+class _LoadOptions(_Sized):
+    _fields_ = [("size", c_size_t), ("threads", c_uint32), ("context", c_uint32), ("kv_format", c_int32), ("device", c_int32)]
+
+
+class _ModelInfo(_Sized):
+    _fields_ = [
+        (name, c_size_t)
+        for name in "size vocab_size embedding_size max_context context weight_bytes threads can_think".split()
+    ]
+
+
+class _ChatOptions(_Sized):
+    _fields_ = [
+        ("size", c_size_t),
+        ("seed", c_uint64),
+        ("temperature", c_float),
+        ("top_k", c_uint32),
+        ("top_p", c_float),
+        ("min_p", c_float),
+        ("repetition_penalty", c_float),
+        ("max_tokens", c_uint32),
+        ("thinking", c_int32),
+        ("format", c_int32),
+        ("format_text", c_char_p),
+        ("format_text_len", c_size_t),
+    ]
+
+
+class _Piece(_Sized):
+    _fields_ = [
+        ("size", c_size_t),
+        ("text", c_void_p),
+        ("text_len", c_size_t),
+        ("reasoning", c_void_p),
+        ("reasoning_len", c_size_t),
+        ("token", c_int32),
+        ("reason", c_int32),
+    ]
+
+
+class _Usage(_Sized):
+    _fields_ = [
+        ("size", c_size_t),
+        ("prompt_tokens", c_size_t),
+        ("cached_tokens", c_size_t),
+        ("reply_tokens", c_size_t),
+        ("prompt_seconds", c_double),
+        ("reply_seconds", c_double),
+        ("position", c_size_t),
+        ("capacity", c_size_t),
+    ]
+
+
+def _load_library():
+    name = {"darwin": "libshohin.dylib", "win32": "libshohin.dll"}.get(sys.platform, "libshohin.so")
+    library = ctypes.CDLL(str(Path(__file__).parent / name))
+    text = [c_char_p, c_size_t]
+    handle, out, error = c_void_p, POINTER(c_void_p), POINTER(_Error)
+    arguments = {
+        "load_options_default": [POINTER(_LoadOptions), c_size_t],
+        "model_load": [*text, POINTER(_LoadOptions), out],
+        "model_load_memory": [*text, POINTER(_LoadOptions), out],
+        "model_load_built_in": [POINTER(_LoadOptions), out],
+        "model_get_info": [handle, POINTER(_ModelInfo)],
+        "tokenize": [handle, *text, c_void_p, c_size_t, POINTER(c_size_t)],
+        "detokenize": [handle, c_void_p, c_size_t, c_void_p, c_size_t, POINTER(c_size_t)],
+        "embed": [handle, *text, c_void_p, c_size_t, POINTER(c_size_t)],
+        "logits": [handle, c_void_p, c_size_t, c_void_p, c_size_t, POINTER(c_size_t)],
+        "chat_options_default": [POINTER(_ChatOptions), c_size_t],
+        "chat_new": [handle, POINTER(_ChatOptions), out],
+        "chat_set_options": [handle, POINTER(_ChatOptions)],
+        "chat_system": [handle, *text],
+        "chat_send": [handle, *text],
+        "chat_complete": [handle, c_void_p, c_size_t],
+        "chat_next": [handle, POINTER(_Piece)],
+        "chat_stop": [handle],
+        "chat_get_usage": [handle, POINTER(_Usage)],
+        "chat_save": [handle, *text],
+        "chat_open": [handle, *text],
+    }
+    for function, types in arguments.items():
+        getattr(library, f"shohin_{function}").argtypes = [*types, error]
+    for function in ["model_free", "chat_free"]:
+        getattr(library, f"shohin_{function}").argtypes = [handle]
+    library.shohin_code_name.argtypes = [c_int32]
+    library.shohin_code_name.restype = library.shohin_version.restype = c_char_p
+    return library
+
+
+_library = _load_library()
+
+
+class Error(Exception):
+    """A call failed; `code` is its stable name, such as "context_full"."""
+
+    def __init__(self, code, message):
+        super().__init__(message)
+        self.code = code
+
+
+def version():
+    """The library's version."""
+    return _library.shohin_version().decode()
+
+
+def _call(function, *arguments, allowed=()):
+    error = _Error()
+    code = getattr(_library, f"shohin_{function}")(*arguments, byref(error))
+    if code != _OK and code not in allowed:
+        raise Error(_library.shohin_code_name(code).decode(), error.message.decode())
+    return code
+
+
+def _text(text):
+    data = str(text).encode()
+    return data, len(data)
+
+
+def _buffer(function, kind, *arguments):
+    """An array that a call fills, first with a guess of its length."""
+    count = c_size_t(256)
+    while True:
+        array = (kind * count.value)()
+        room = count.value
+        code = _call(function, *arguments, array, room, byref(count), allowed=[_SHORT_BUFFER])
+        if code == _OK:
+            return array[: count.value]
+
+
+def _tokens(tokens):
+    array = (c_uint32 * len(tokens))(*tokens)
+    return array, len(tokens)
+
+
+def _chosen(name, value, choices):
+    if value not in choices:
+        known = ", ".join(str(choice) for choice in choices)
+        raise ValueError(f"{name} is {value!r}, expected one of {known}")
+    return choices[value]
+
+
+class Model:
+    """A loaded model."""
+
+    def __init__(self, handle):
+        self._handle = handle
+
+    def __del__(self):
+        if getattr(self, "_handle", None) and _library:
+            _library.shohin_model_free(self._handle)
+            self._handle = None
+
+    @classmethod
+    def _load(cls, function, *arguments, threads=0, context=0, kv_format=None, device="best"):
+        options, handle = _LoadOptions(), c_void_p()
+        _call("load_options_default", byref(options), ctypes.sizeof(options))
+        options.threads, options.context = threads, context
+        options.kv_format = _chosen("kv_format", kv_format, _KV_FORMATS)
+        options.device = _chosen("device", device, _DEVICES)
+        _call(function, *arguments, byref(options), byref(handle))
+        return cls(handle)
+
+    @classmethod
+    def load(cls, path, **options):
+        """Loads a GGUF file. Options: threads, context, kv_format ("f32", "f16", "q8", "q4"), device ("cpu", "gpu")."""
+        return cls._load("model_load", *_text(path), **options)
+
+    @classmethod
+    def from_bytes(cls, data, **options):
+        """Loads a GGUF file that is in memory."""
+        return cls._load("model_load_memory", bytes(data), len(data), **options)
+
+    @classmethod
+    def built_in(cls, **options):
+        """Loads the small model that is built into the library."""
+        return cls._load("model_load_built_in", **options)
+
+    @property
+    def info(self):
+        """Facts about the model, by name."""
+        info = _ModelInfo()
+        _call("model_get_info", self._handle, byref(info))
+        return {name: getattr(info, name) for name, _ in info._fields_[1:]}
+
+    def tokenize(self, text):
+        """The tokens of a text."""
+        return _buffer("tokenize", c_uint32, self._handle, *_text(text))
+
+    def detokenize(self, tokens):
+        """The text of tokens."""
+        return _buffer("detokenize", c_char, self._handle, *_tokens(tokens)).decode()
+
+    def embed(self, text):
+        """The embedding of a text, of length 1."""
+        return _buffer("embed", c_float, self._handle, *_text(text))
+
+    def logits(self, tokens):
+        """The logits of the token after some tokens."""
+        return _buffer("logits", c_float, self._handle, *_tokens(tokens))
+
+    def chat(self, system=None, **options):
+        """Begins a conversation, with instructions and the options of `Chat.set_options`."""
+        return Chat(self, system, **options)
+
+
+class Chat:
+    """A conversation."""
+
+    def __init__(self, model, system=None, **options):
+        self._handle = c_void_p()
+        _call("chat_new", model._handle, None, byref(self._handle))
+        # The number of the reply in progress; the reply holds the chat, and not the chat the reply.
+        self._turn = 0
+        if options:
+            self.set_options(**options)
+        if system is not None:
+            _call("chat_system", self._handle, *_text(system))
+
+    def __del__(self):
+        if getattr(self, "_handle", None) and _library:
+            _library.shohin_chat_free(self._handle)
+            self._handle = None
+
+    def set_options(self, format=None, thinking=False, **options):
+        """Sets the options of the next replies; others are the defaults.
+
+        seed, temperature, top_k, top_p, min_p, repetition_penalty, max_tokens; thinking is True, False or the most tokens
+        of reasoning; format is "json_object" or a pair of "json_schema", "regex" or "grammar" and its text.
+        """
+        found = _ChatOptions()
+        _call("chat_options_default", byref(found), ctypes.sizeof(found))
+        for name, value in options.items():
+            if name not in ("seed", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_tokens"):
+                raise TypeError(f"{name!r} is not an option of replies")
+            setattr(found, name, value)
+        found.thinking = -1 if thinking is True else int(thinking)
+        if format is not None:
+            kind, text = (format, "") if isinstance(format, str) else format
+            found.format = _chosen("format", kind, _FORMATS)
+            found.format_text, found.format_text_len = _text(text)
+        self._turn += 1
+        _call("chat_set_options", self._handle, byref(found))
+
+    def send(self, text):
+        """Sends a message; gives the pieces of the reply as they are computed. Leaving the loop keeps the text so far."""
+        self._turn += 1
+        _call("chat_send", self._handle, *_text(text))
+        return Reply(self)
+
+    def complete(self, tokens):
+        """Continues tokens as plain text; the conversation stays as it is."""
+        self._turn += 1
+        _call("chat_complete", self._handle, *_tokens(tokens))
+        return Reply(self)
+
+    @property
+    def usage(self):
+        """Token counts and times of the last reply, by name."""
+        usage = _Usage()
+        _call("chat_get_usage", self._handle, byref(usage))
+        return {name: getattr(usage, name) for name, _ in usage._fields_[1:]}
+
+    def save(self, path):
+        """Writes the conversation to a file."""
+        self._turn += 1
+        _call("chat_save", self._handle, *_text(path))
+
+    def open(self, path):
+        """Goes on with the conversation of a file."""
+        self._turn += 1
+        _call("chat_open", self._handle, *_text(path))
+
+
+class Reply:
+    """The pieces of a reply: an iterator of texts."""
+
+    def __init__(self, chat):
+        self._chat, self._turn = chat, chat._turn
+        #: The model's reasoning so far.
+        self.reasoning = ""
+        #: Why it ended: "stop", "length", "context_full" or "cancelled"; None before.
+        self.reason = None
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        # A later message has ended this reply.
+        if self._chat._turn != self._turn:
+            raise StopIteration
+        piece = _Piece()
+        while _call("chat_next", self._chat._handle, byref(piece), allowed=[_DONE]) == _OK:
+            self.reasoning += ctypes.string_at(piece.reasoning, piece.reasoning_len).decode()
+            self.reason = _REASONS.get(piece.reason, self.reason)
+            if piece.text_len:
+                return ctypes.string_at(piece.text, piece.text_len).decode()
+        raise StopIteration
+
+    def stop(self):
+        """Ends the reply; text that was held back still follows."""
+        if self._chat._turn == self._turn:
+            _call("chat_stop", self._chat._handle)
+
+    def text(self):
+        """The rest of the reply as one text."""
+        return "".join(self)

@@ -1,0 +1,104 @@
+"""Tests of the installed Python package, with SHOHIN_MODEL set to a model and SHOHIN_REPLY to its greedy reply."""
+
+import gc
+import os
+import tempfile
+import threading
+import unittest
+from pathlib import Path
+
+from shohin import Error, Model, version
+
+MODEL = os.environ["SHOHIN_MODEL"]
+MESSAGE = "What does a cow say?"
+GREEDY = {"temperature": 0, "max_tokens": 40}
+
+
+class Package(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.model = Model.load(MODEL)
+
+    def test_the_reply_is_that_of_rust(self):
+        pieces = list(self.model.chat(**GREEDY).send(MESSAGE))
+        self.assertGreater(len(pieces), 1)
+        self.assertEqual("".join(pieces), os.environ["SHOHIN_REPLY"])
+        loaded = Model.from_bytes(Path(MODEL).read_bytes(), threads=1, device="cpu")
+        self.assertEqual(loaded.chat(**GREEDY).send(MESSAGE).text(), os.environ["SHOHIN_REPLY"])
+
+    def test_tokens_embeddings_and_logits(self):
+        info = self.model.info
+        long = "a cow says moo " * 100
+        for text in ["", "a cow says moo", "é", long]:
+            self.assertEqual(self.model.detokenize(self.model.tokenize(text)), text)
+        vector = self.model.embed("cow")
+        self.assertEqual(len(vector), info["embedding_size"])
+        self.assertAlmostEqual(sum(x * x for x in vector), 1, places=3)
+        self.assertEqual(len(self.model.logits([1, 2, 3])), info["vocab_size"])
+
+    def test_errors_have_codes(self):
+        for code, call in [
+            ("io", lambda: Model.load("no such file.gguf")),
+            ("malformed", lambda: Model.from_bytes(b"not a model")),
+            ("option", lambda: self.model.chat(temperature=-1).send("x")),
+            ("token", lambda: self.model.detokenize([4_000_000_000])),
+            ("snapshot_foreign", lambda: self.model.chat().open(__file__)),
+        ]:
+            with self.assertRaises(Error) as caught:
+                call()
+            self.assertEqual(caught.exception.code, code)
+            self.assertTrue(str(caught.exception))
+        with self.assertRaises(TypeError):
+            self.model.chat(temprature=1)
+        with self.assertRaises(ValueError):
+            Model.load(MODEL, kv_format="f8")
+
+    def test_a_session_goes_on(self):
+        first, second = self.model.chat(**GREEDY), self.model.chat(**GREEDY)
+        first.send(MESSAGE).text()
+        with tempfile.TemporaryDirectory() as directory:
+            first.save(Path(directory) / "a.session")
+            second.open(Path(directory) / "a.session")
+        self.assertEqual(first.send("And a dog?").text(), second.send("And a dog?").text())
+        self.assertGreater(second.usage["cached_tokens"], 0)
+
+    def test_formats_and_reasons(self):
+        reply = self.model.chat(format=("regex", "(cow|dog)s?"), **GREEDY).send(MESSAGE)
+        self.assertRegex(reply.text(), "^(cow|dog)s?$")
+        self.assertEqual(reply.reason, "stop")
+        reply = self.model.chat(temperature=0, max_tokens=2).send(MESSAGE)
+        reply.text()
+        self.assertEqual(reply.reason, "length")
+
+    def test_a_later_message_ends_a_reply(self):
+        chat = self.model.chat("You are a farmer.", **GREEDY)
+        first = chat.send(MESSAGE)
+        next(first)
+        second = chat.send(MESSAGE)
+        self.assertEqual(list(first), [])
+        self.assertTrue(second.text())
+
+    def test_threads_share_a_model(self):
+        found = []
+        def talk():
+            found.append(self.model.chat(**GREEDY).send(MESSAGE).text())
+        threads = [threading.Thread(target=talk) for _ in range(4)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        self.assertEqual(set(found), {os.environ["SHOHIN_REPLY"]})
+        self.assertEqual(len(found), 4)
+
+    def test_handles_are_freed(self):
+        model = Model.built_in()
+        reply = model.chat().send(MESSAGE)
+        next(reply)
+        del model
+        gc.collect()
+        next(reply)
+        del reply
+        gc.collect()
+        self.assertTrue(version())
+
+
+if __name__ == "__main__":
+    unittest.main()

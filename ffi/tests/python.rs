@@ -1,0 +1,59 @@
+//! The Python package: built by pip, and tested by its own tests.
+#![cfg(unix)]
+
+use shohin::{Model, SamplerConfig};
+use std::path::Path;
+use std::process::{Command, Output};
+
+fn run(command: &mut Command) -> Output {
+    let output = command.output().unwrap_or_else(|e| panic!("{command:?}: {e}"));
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(output.status.success(), "{command:?}\n{}{}", text(&output.stdout), text(&output.stderr));
+    output
+}
+
+#[test]
+fn the_package() {
+    let python = || Command::new("python3");
+    if !python().args(["-m", "pip", "--version"]).output().is_ok_and(|output| output.status.success()) {
+        println!("skipped: there is no python3 with pip");
+        return;
+    }
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let test = std::env::current_exe().unwrap();
+    let library = if cfg!(target_os = "macos") { "libshohin_ffi.dylib" } else { "libshohin_ffi.so" };
+    let dir = tempfile::tempdir().unwrap();
+    let pip =
+        ["-m", "pip", "install", "--quiet", "--no-index", "--no-cache-dir", "--disable-pip-version-check"];
+    run(python()
+        .args(pip)
+        .arg("--target")
+        .arg(dir.path())
+        .arg(root.join("python"))
+        .env("PIP_ROOT_USER_ACTION", "ignore")
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        // Cargo builds it with this test.
+        .env("SHOHIN_LIBRARY", test.with_file_name(library)));
+    assert!(dir.path().join("shohin/__init__.py").is_file());
+
+    let path = root.join("../models/sprout-nano.gguf");
+    let model = Model::load(&path).unwrap();
+    let reply = |options: SamplerConfig, most| -> String {
+        let mut chat = model.chat().unwrap();
+        (chat.options_mut().sampler, chat.options_mut().max_tokens) = (options, most);
+        chat.send("What does a cow say?").unwrap().map(|piece| piece.unwrap().content).collect()
+    };
+    let package = |file: &str| {
+        let mut command = python();
+        command.arg(root.join(file)).env("PYTHONPATH", dir.path());
+        command.env("PYTHONDONTWRITEBYTECODE", "1").current_dir(dir.path());
+        command
+    };
+    let greedy = reply(SamplerConfig::greedy(), Some(40));
+    let tests = run(package("tests/package.py").env("SHOHIN_MODEL", &path).env("SHOHIN_REPLY", greedy));
+    let report = String::from_utf8(tests.stderr).unwrap();
+    assert!(report.contains("Ran 8 tests"), "{report}");
+    let example = run(package("examples/python/chat.py").arg(&path));
+    let want = reply(SamplerConfig::default(), None) + "\n";
+    assert_eq!(String::from_utf8(example.stdout).unwrap(), want);
+}
