@@ -71,17 +71,17 @@ fn symbols(options: &[&str]) {
 }
 
 #[test]
-fn every_symbol() {
+fn ffi_every_symbol() {
     symbols(&[]);
 }
 
 #[test]
-fn every_symbol_with_sanitizers() {
+fn ffi_every_symbol_with_sanitizers() {
     symbols(&["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]);
 }
 
 #[test]
-fn examples() {
+fn ffi_examples() {
     let dir = tempfile::tempdir().unwrap();
     let model = Model::load(model()).unwrap();
     let mut chat = model.chat().unwrap();

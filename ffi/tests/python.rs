@@ -13,7 +13,7 @@ fn run(command: &mut Command) -> Output {
 }
 
 #[test]
-fn the_package() {
+fn ffi_python_package() {
     let python = || Command::new("python3");
     if !python().args(["-m", "pip", "--version"]).output().is_ok_and(|output| output.status.success()) {
         println!("skipped: there is no python3 with pip");

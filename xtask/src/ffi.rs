@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::command::Result;
-use crate::machine::Machine;
+use crate::command::{Cmd, Result};
+use crate::machine::{CMAKE, Machine};
 use crate::package::FFI;
 
 /// The number in the library's name that changes with its binary interface; build.rs of the crate has it, too.
@@ -54,6 +54,45 @@ pub(crate) fn files(m: &Machine, built: &Path, prefix: &Path) -> Result<()> {
     }
     println!("xtask: installed the C library in {}", prefix.display());
     Ok(())
+}
+
+/// Installs the libraries in `built`, and builds and runs the examples with CMake, and with pkg-config if there is one.
+/// Returns the number of programs.
+pub(crate) fn try_out(m: &Machine, built: &Path) -> Result<usize> {
+    let dir = m.target.join("ffi");
+    let _ = fs::remove_dir_all(&dir);
+    let (prefix, build) = (dir.join("prefix"), dir.join("build"));
+    files(m, built, &prefix)?;
+    let cmake = || Cmd::new(m.program(&CMAKE).unwrap_or_else(|_| "cmake".into()), &m.root);
+    let source = m.root.join("ffi/tests/cmake");
+    let found = format!("-DCMAKE_PREFIX_PATH={}", prefix.display());
+    cmake().arg("-S").arg(source).arg("-B").arg(&build).arg(found).run()?;
+    cmake().arg("--build").arg(&build).run()?;
+    let mut programs = vec![build.join("chat-shared"), build.join("chat-static")];
+
+    let path = prefix.join("lib/pkgconfig");
+    let pkg_config = m.cmd("pkg-config").env("PKG_CONFIG_PATH", path).args("--cflags --libs shohin").read();
+    match pkg_config {
+        Ok(flags) => {
+            let program = dir.join("chat-pkg-config");
+            let link = m.cmd("cc").arg(m.root.join("ffi/examples/c/chat.c")).args(&flags);
+            let rpath = format!("-Wl,-rpath,{}", prefix.join("lib").display());
+            link.arg(rpath).arg("-o").arg(&program).run()?;
+            programs.push(program);
+        }
+        Err(why) => println!("xtask: without pkg-config: {why}"),
+    }
+    let mut replies = Vec::new();
+    for program in &programs {
+        let model = m.root.join("models/sprout-nano.gguf");
+        let ask = "echo 'What does a cow say?' | \"$0\" \"$1\"";
+        replies.push(Cmd::new("sh", &m.root).arg("-c").arg(ask).arg(program).arg(model).limit(60).read()?);
+    }
+    if replies.iter().any(|reply| reply.trim().is_empty() || *reply != replies[0]) {
+        return Err(format!("the examples do not say the same: {replies:?}"));
+    }
+    println!("xtask: {} programs say {:?}", programs.len(), replies[0].trim());
+    Ok(programs.len())
 }
 
 fn copy(from: &Path, to: &Path) -> Result<()> {

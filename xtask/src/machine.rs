@@ -117,6 +117,9 @@ pub(crate) static GXX: Program = Program {
     elsewhere: "install a C++ compiler",
 };
 
+pub(crate) static CMAKE: Program =
+    Program { names: &["cmake"], variable: "CMAKE", debian: &["cmake"], elsewhere: "install CMake" };
+
 pub(crate) static MAKE: Program =
     Program { names: &["make", "gmake"], variable: "MAKE", debian: &["make"], elsewhere: "install make" };
 

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use crate::command::{Cmd, Result, Tally};
 use crate::machine::{
-    ARM_GCC, CHROMEDRIVER, CHROMIUM, FIREFOX, GXX, MAKE, Machine, Need, QEMU_ARM, QEMU_X86, WASM, XZ,
+    ARM_GCC, CHROMEDRIVER, CHROMIUM, CMAKE, FIREFOX, GXX, MAKE, Machine, Need, QEMU_ARM, QEMU_X86, WASM, XZ,
 };
-use crate::package::{BINDGEN, CLI, CORE, GPU, HOST, TESTS, WASM as WASM_SHELL, XTASK};
+use crate::package::{BINDGEN, CLI, CORE, FFI, GPU, HOST, TESTS, WASM as WASM_SHELL, XTASK};
 use crate::web;
-use crate::{cpu_time, demo, instructions, source};
+use crate::{cpu_time, demo, ffi, instructions, source};
 
 /// The targets for which `no-std` builds core.
 const BARE_TARGETS: [&str; 2] = ["thumbv7em-none-eabihf", "riscv32imac-unknown-none-elf"];
@@ -21,7 +21,7 @@ const WASI: &str = "wasm32-wasip1";
 const SIMD128: &str = "-Ctarget-feature=+simd128";
 
 /// Packages that are not part of `--quick`.
-const NOT_NATIVE: &[&str] = &[GPU, BINDGEN, WASM_SHELL];
+const NOT_NATIVE: &[&str] = &[GPU, FFI, BINDGEN, WASM_SHELL];
 
 /// The packages tested on other instruction sets.
 const PORTABLE: &[&str] = &[CORE, TESTS];
@@ -52,6 +52,9 @@ const PROMPTS: &str = "--test parity -- instruction_sets prompts";
 
 /// How the names of the CLI's tests begin that need a GPU.
 const GPU_TESTS: &str = "a_gpu";
+
+/// How the names of the tests begin that need compilers of C and C++.
+const FFI_TESTS: &str = "ffi_";
 
 /// The environment variable that tells the parity tests which instruction set to expect.
 const EXPECTED_ISA: &str = "SHOHIN_EXPECTED_ISA";
@@ -137,6 +140,7 @@ pub(crate) const SUITES: &[Suite] = &[
         unfit: ANYWHERE,
         run: |m| {
             let tests = native_but_gpu(m).args("--lib --bins --tests --examples -- --skip").arg(GPU_TESTS);
+            let tests = tests.arg("--skip").arg(FFI_TESTS);
             tests.env(SMOLLM2, "").tests()
         },
         counts: true,
@@ -162,6 +166,18 @@ pub(crate) const SUITES: &[Suite] = &[
             let doc =
                 m.cargo().args("doc --profile suite --no-deps").all_packages_but(&[GPU, BINDGEN, XTASK]);
             doc.env("RUSTDOCFLAGS", "-Dwarnings").run()?;
+            Ok(tally)
+        },
+        counts: true,
+    },
+    Suite {
+        name: "ffi",
+        about: "the C interface: every function, with sanitizers, too; examples in C, C++ and Python; CMake, pkg-config",
+        needs: &[Need::Program(&GXX), Need::Program(&CMAKE)],
+        unfit: || (!cfg!(unix)).then(|| "requires the compilers of a Unix system".into()),
+        run: |m| {
+            let mut tally = native_but_gpu(m).args("--test c --test header --test python").tests()?;
+            tally.passed += ffi::try_out(m, &m.target.join("suite/deps"))?;
             Ok(tally)
         },
         counts: true,
