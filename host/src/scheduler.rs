@@ -6,6 +6,7 @@ use crate::shard::ShardBytes;
 use shohin_core::Error;
 use shohin_core::chat::{
     ChatModel, Event, Finish, Prompt, ReplyId, Scheduler as CoreScheduler, SchedulerOptions, TurnOptions,
+    Usage,
 };
 use shohin_core::device::BlockingDevice;
 use shohin_core::generate::Detokenizer;
@@ -95,6 +96,11 @@ impl Scheduler {
     /// Tokens whose keys and values are held, those of ended replies included.
     pub fn held_tokens(&self) -> usize {
         on_device!(&self.device, scheduler => scheduler.held_tokens())
+    }
+
+    /// Token counts of a reply in progress.
+    pub fn usage(&self, id: ReplyId) -> Option<Usage> {
+        on_device!(&self.device, scheduler => scheduler.usage(id))
     }
 
     /// Begins a reply. Options are those of one turn: the sampler's random sequence starts at its seed.

@@ -7,6 +7,7 @@
 //! | streamed text to content, reasoning and tool calls | [`ReplyParser`] |
 //! | several replies at once over one device | [`Scheduler`] |
 //! | OpenAI requests and responses | [`openai`] |
+//! | Anthropic requests and responses | [`anthropic`] |
 //!
 //! Templates in files are data and are never executed; [`Template::detect`] inspects one to choose between
 //! the two styles of this module. Only this module writes control tokens and the template's markers
@@ -22,7 +23,9 @@
 //! reasoning stays in the context. For [`Style::Plain`] both give the same text.
 #![forbid(unsafe_code)]
 
+pub mod anthropic;
 mod conversation;
+mod fields;
 mod message;
 mod model;
 pub mod openai;

@@ -6,7 +6,7 @@
 //! begins like another one copies what it has in common.
 #![forbid(unsafe_code)]
 
-use super::conversation::{Conversation, Finish, Piece, SessionState};
+use super::conversation::{Conversation, Finish, Piece, SessionState, Usage};
 use super::message::ChatMessage;
 use super::model::ChatModel;
 use super::options::TurnOptions;
@@ -123,6 +123,11 @@ impl<D: Device> Scheduler<D> {
     /// Tokens whose keys and values are held, those of ended replies included.
     pub fn held_tokens(&self) -> usize {
         self.lanes.iter().map(|lane| lane.session.position()).sum()
+    }
+
+    /// Token counts of a reply in progress.
+    pub fn usage(&self, id: ReplyId) -> Option<Usage> {
+        self.lanes.iter().find(|lane| lane.reply == Some(id)).map(|lane| lane.conversation.usage())
     }
 
     /// Begins a reply.

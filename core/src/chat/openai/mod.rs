@@ -1,4 +1,4 @@
-//! Requests and answers in the form of OpenAI's chat completions, completions and embeddings, as JSON texts.
+//! Requests and answers in the form of OpenAI's chat completions, responses, completions and embeddings, as JSON texts.
 //!
 //! A request's fields are those of OpenAI's reference that this runtime follows; others, also within objects, are
 //! refused unless they are null, so that none is left out unnoticed. Some are taken and left aside: those that are for a
@@ -7,18 +7,21 @@
 //! `overflow` (`error`, `trim` or `shift`), and `reasoning` in an assistant's message.
 #![forbid(unsafe_code)]
 
+mod responses;
 mod text;
 
+pub use responses::{ResponseWriter, ResponsesRequest};
 pub use text::{CompletionRequest, EmbeddingRequest, Input, text_completion};
 
 use super::conversation::{Finish, Piece, Usage};
+use super::fields::{Field, Object, refused};
 use super::message::{ChatMessage, FunctionCall};
 use super::options::{OverflowPolicy, ResponseFormat, Thinking, ToolChoice, TurnOptions};
 use super::template::Role;
-use crate::error::{Error, Name, Result};
+use crate::error::Result;
 use crate::generate::Reason;
 use crate::json::{self, Value};
-use crate::sample::{Logprob, SamplerConfig};
+use crate::sample::Logprob;
 use crate::tokenizer::Tokenizer;
 use alloc::format;
 use alloc::string::String;
@@ -69,9 +72,6 @@ const MESSAGE_FIELDS: &[&str] = &[
     "refusal",
     "annotations",
 ];
-
-/// The largest whole number up to which every one is a number of JSON's readers.
-const MAX_SAFE_INTEGER: f64 = ((1u64 << 53) - 1) as f64;
 
 /// A request for a chat completion.
 #[derive(Clone, Debug, PartialEq)]
@@ -136,152 +136,6 @@ impl ChatCompletionRequest {
     }
 }
 
-/// A value in a request, and its place there for errors.
-struct Field<'v> {
-    place: String,
-    value: Value<'v>,
-}
-
-// A request is read once a turn: inlined, this would be several kilobytes more of a WebAssembly module.
-impl<'v> Field<'v> {
-    #[inline(never)]
-    fn refused(&self, problem: &'static str) -> Error {
-        refused(&self.place, problem)
-    }
-
-    #[inline(never)]
-    fn unsupported(&self, expected: &'static str) -> Error {
-        let (key, found) = (Name::new(&self.place), Name::new(self.value.text()));
-        Error::Unsupported { key, found, expected }
-    }
-
-    #[inline(never)]
-    fn string(&self) -> Result<String> {
-        self.value.as_string().ok_or_else(|| self.refused("must be a string"))
-    }
-
-    /// Reads what it holds, if it is an array. Returns how much that is.
-    #[inline(never)]
-    fn each(&self, problem: &'static str, read: &mut dyn FnMut(Field<'v>) -> Result<()>) -> Result<usize> {
-        let elements = self.value.elements().ok_or_else(|| self.refused(problem))?;
-        for (i, value) in elements.iter().enumerate() {
-            read(Field { place: format!("{}[{i}]", self.place), value: *value })?;
-        }
-        Ok(elements.len())
-    }
-
-    /// As [`Object::read`], refused if it is not an object.
-    #[inline(never)]
-    fn object(&self, known: &[&str], problem: &'static str) -> Result<Object<'v>> {
-        Object::read(&format!("{}.", self.place), self.value, known)?.ok_or_else(|| self.refused(problem))
-    }
-}
-
-/// An object in a request, whose fields are all known.
-struct Object<'v> {
-    /// Comes before the names of its fields in errors.
-    prefix: String,
-    fields: Vec<(String, Value<'v>)>,
-}
-
-impl<'v> Object<'v> {
-    /// A whole request.
-    #[inline(never)]
-    fn request(text: &'v str, known: &[&str]) -> Result<Object<'v>> {
-        let request = Object::read("", Value::parse(text)?, known)?;
-        request.ok_or_else(|| refused("request", "must be an object"))
-    }
-
-    /// Refuses fields with another value than the only one that is supported.
-    #[inline(never)]
-    fn only(&self, fields: &[(&str, &'static str)]) -> Result<()> {
-        for (name, only) in fields {
-            if let Some(field) = self.get(name).filter(|field| field.value.text() != *only) {
-                return Err(field.unsupported(only));
-            }
-        }
-        Ok(())
-    }
-
-    /// `None` for another value. Fields that are null count as left out; others than `known` are refused.
-    #[inline(never)]
-    fn read(prefix: &str, value: Value<'v>, known: &[&str]) -> Result<Option<Object<'v>>> {
-        let Some(mut fields) = value.members() else { return Ok(None) };
-        fields.retain(|(_, value)| !value.is_null());
-        for (name, value) in &fields {
-            if !known.contains(&name.as_str()) {
-                let field = Field { place: format!("{prefix}{name}"), value: *value };
-                return Err(field.unsupported("a request without it"));
-            }
-        }
-        Ok(Some(Object { prefix: prefix.into(), fields }))
-    }
-
-    /// A field; the last of several of one name.
-    #[inline(never)]
-    fn get(&self, name: &str) -> Option<Field<'v>> {
-        let (_, value) = self.fields.iter().rfind(|(other, _)| other == name)?;
-        Some(Field { place: format!("{}{name}", self.prefix), value: *value })
-    }
-
-    /// What `read` makes of a field; if there is none, the default.
-    fn read_as<T: Default>(&self, name: &str, read: impl FnOnce(&Field<'v>) -> Result<T>) -> Result<T> {
-        self.get(name).map_or_else(|| Ok(T::default()), |field| read(&field))
-    }
-
-    #[inline(never)]
-    fn string(&self, name: &str) -> Result<Option<String>> {
-        self.get(name).map(|field| field.string()).transpose()
-    }
-
-    #[inline(never)]
-    fn boolean(&self, name: &str) -> Result<bool> {
-        let Some(field) = self.get(name) else { return Ok(false) };
-        field.value.as_bool().ok_or_else(|| field.refused("must be true or false"))
-    }
-
-    #[inline(never)]
-    fn number(&self, name: &str) -> Result<Option<f64>> {
-        let Some(field) = self.get(name) else { return Ok(None) };
-        field.value.as_number().map(Some).ok_or_else(|| field.refused("must be a number"))
-    }
-
-    #[inline(never)]
-    fn float(&self, name: &str, setting: &mut f32) -> Result<()> {
-        if let Some(number) = self.number(name)? {
-            *setting = number as f32;
-        }
-        Ok(())
-    }
-
-    /// Reads how tokens are chosen. Returns the seed, if there is one.
-    #[inline(never)]
-    fn sampling(&self, sampler: &mut SamplerConfig) -> Result<Option<u64>> {
-        self.float("temperature", &mut sampler.temperature)?;
-        self.float("top_p", &mut sampler.top_p)?;
-        self.float("presence_penalty", &mut sampler.presence_penalty)?;
-        self.float("frequency_penalty", &mut sampler.frequency_penalty)?;
-        let seed = self.count("seed")?;
-        sampler.seed = seed.unwrap_or(sampler.seed);
-        Ok(seed)
-    }
-
-    #[inline(never)]
-    fn count(&self, name: &'static str) -> Result<Option<u64>> {
-        match self.number(name)? {
-            Some(found) if !(0.0..=MAX_SAFE_INTEGER).contains(&found) || found as u64 as f64 != found => {
-                Err(Error::Option { what: name, found, expected: "a whole number from 0 to 2^53 - 1" })
-            }
-            found => Ok(found.map(|found| found as u64)),
-        }
-    }
-}
-
-#[inline(never)]
-fn refused(name: &str, problem: &'static str) -> Error {
-    Error::Argument { name: Name::new(name), problem }
-}
-
 #[inline(never)]
 fn include_usage(field: &Field<'_>) -> Result<bool> {
     field.object(&["include_usage"], "must be an object")?.boolean("include_usage")
@@ -342,6 +196,11 @@ fn choose_tools(choice: &Field<'_>, options: &mut TurnOptions) -> Result<()> {
             ToolChoice::Function(function.string("name")?.ok_or_else(nameless)?)
         }
     };
+    has_tools(choice, options)
+}
+
+/// Refuses a choice of tools if there are none.
+pub(super) fn has_tools(choice: &Field<'_>, options: &TurnOptions) -> Result<()> {
     if options.tool_choice != ToolChoice::Auto && options.tools.is_empty() {
         return Err(choice.refused("is given, but tools has none to choose from"));
     }
@@ -429,6 +288,12 @@ fn message(field: &Field<'_>, messages: &mut Vec<ChatMessage>) -> Result<()> {
 /// A text, or parts of one, which are joined; there is nothing that could look at others.
 #[inline(never)]
 fn text_of(content: &Field<'_>) -> Result<String> {
+    text_parts(content, &["text"], &["type", "text"])
+}
+
+/// As [`text_of`], of parts of these types, with these fields.
+#[inline(never)]
+pub(super) fn text_parts(content: &Field<'_>, kinds: &[&str], known: &[&str]) -> Result<String> {
     if let Some(text) = content.value.as_string() {
         return Ok(text);
     }
@@ -437,8 +302,8 @@ fn text_of(content: &Field<'_>) -> Result<String> {
     content.each(problem, &mut |part| {
         let kind = part.value.get("type").and_then(Value::as_string);
         match kind.as_deref() {
-            Some("text") => {
-                let text = part.object(&["type", "text"], problem)?.string("text")?;
+            Some(kind) if kinds.contains(&kind) => {
+                let text = part.object(known, problem)?.string("text")?;
                 all.push_str(&text.ok_or_else(|| part.refused("has no text"))?);
             }
             Some(_) => return Err(part.unsupported("parts of type text: the model reads text only")),
@@ -447,6 +312,28 @@ fn text_of(content: &Field<'_>) -> Result<String> {
         Ok(())
     })?;
     Ok(all)
+}
+
+/// A description of a function as templates show it and grammars read it.
+pub(super) fn tool_text(
+    name: &Field<'_>,
+    description: Option<&Field<'_>>,
+    parameters: Option<&Field<'_>>,
+) -> Result<String> {
+    let mut out = String::from("{\"type\": \"function\", \"function\": {\"name\": ");
+    json::string(&name.string()?, &mut out);
+    if let Some(description) = description {
+        out.push_str(", \"description\": ");
+        json::string(&description.string()?, &mut out);
+    }
+    if let Some(parameters) = parameters {
+        if !parameters.value.is_object() {
+            return Err(parameters.refused("must be a JSON Schema"));
+        }
+        out.extend([", \"parameters\": ", parameters.value.text()]);
+    }
+    out.push_str("}}");
+    Ok(out)
 }
 
 /// Messages as an array in OpenAI's form.
@@ -484,6 +371,15 @@ pub fn parse_messages(text: &str) -> Result<Vec<ChatMessage>> {
     let all = Field { place: "messages".into(), value: Value::parse(text)? };
     all.each("must be an array", &mut |one| message(&one, &mut messages))?;
     Ok(messages)
+}
+
+/// A part of a streamed answer that has a name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedEvent {
+    /// Its type.
+    pub name: &'static str,
+    /// A JSON text on one line.
+    pub data: String,
 }
 
 /// What tells answers apart.

@@ -1,8 +1,9 @@
 //! Continuations of a text, and embeddings.
 #![forbid(unsafe_code)]
 
-use super::{CompletionId, Field, Object, finish_reason, head, refused, stop, usage};
+use super::{CompletionId, finish_reason, head, stop, usage};
 use crate::chat::conversation::Finish;
+use crate::chat::fields::{Field, Object, refused};
 use crate::chat::options::TurnOptions;
 use crate::error::Result;
 use crate::json;

@@ -1,0 +1,420 @@
+//! Requests and answers in the form of Anthropic's Messages, as JSON texts.
+//!
+//! Fields that are not known are refused unless they are null, as in [`openai`](super::openai). `cache_control` is taken
+//! and left aside: whatever a prompt has in common with an earlier one is known. Results of tools are matched by their
+//! order. If the last message is the assistant's, the reply continues it.
+#![forbid(unsafe_code)]
+
+use super::conversation::{Finish, Usage};
+use super::fields::{Field, Object, refused};
+use super::message::{ChatMessage, FunctionCall};
+use super::openai::{Chunk, CompletionId, NamedEvent, has_tools, text_parts, tool_text};
+use super::options::{Thinking, ToolChoice, TurnOptions};
+use super::template::Role;
+use crate::error::Result;
+use crate::generate::Reason;
+use crate::json;
+use alloc::format;
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::fmt::Write;
+
+/// Fields of a request.
+const FIELDS: &[&str] = &[
+    "messages",
+    "model",
+    "system",
+    "max_tokens",
+    "stream",
+    "stop_sequences",
+    "temperature",
+    "top_p",
+    "top_k",
+    "tools",
+    "tool_choice",
+    "thinking",
+    // For a service's own use: taken and left aside.
+    "metadata",
+    "service_tier",
+    "cache_control",
+];
+
+/// Fields of a part that is text.
+const TEXT_FIELDS: &[&str] = &["type", "text", "cache_control", "citations"];
+
+/// A request for a message.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MessagesRequest {
+    /// The conversation.
+    pub messages: Vec<ChatMessage>,
+    /// How to reply.
+    pub options: TurnOptions,
+    /// The model's name, only to be repeated in the answer.
+    pub model: Option<String>,
+    /// Whether the answer is streamed in events.
+    pub stream: bool,
+}
+
+impl MessagesRequest {
+    /// Reads a request for a message.
+    ///
+    /// # Errors
+    /// As [`ChatCompletionRequest::parse`](super::openai::ChatCompletionRequest::parse); a request without `max_tokens` is
+    /// refused.
+    pub fn parse(text: &str) -> Result<MessagesRequest> {
+        let request = Self::parse_prompt(text)?;
+        if request.options.max_tokens.is_none() {
+            return Err(refused("max_tokens", "must be a number of tokens"));
+        }
+        Ok(request)
+    }
+
+    /// Reads a request for the number of tokens of a prompt: one for a message, in which `max_tokens` may be left out.
+    ///
+    /// # Errors
+    /// As [`MessagesRequest::parse`].
+    pub fn parse_prompt(text: &str) -> Result<MessagesRequest> {
+        let request = Object::request(text, FIELDS)?;
+        let mut options = TurnOptions::default();
+        // It has no field for a seed.
+        request.sampling(&mut options.sampler)?;
+        if let Some(top_k) = request.count("top_k")? {
+            options.sampler.top_k = usize::try_from(top_k).unwrap_or(usize::MAX);
+        }
+        options.max_tokens =
+            request.count("max_tokens")?.map(|max| usize::try_from(max).unwrap_or(usize::MAX));
+        if let Some(stops) = request.get("stop_sequences") {
+            stops.each("must be an array of strings", &mut |stop| {
+                options.stop_strings.push(stop.string()?);
+                Ok(())
+            })?;
+        }
+        options.tools = request.read_as("tools", tools)?;
+        if let Some(choice) = request.get("tool_choice") {
+            choose_tools(&choice, &mut options)?;
+        }
+        options.thinking = request.read_as("thinking", thinking)?;
+        let mut messages = Vec::new();
+        if let Some(system) = request.get("system") {
+            messages.push(ChatMessage::new(Role::System, text_parts(&system, &["text"], TEXT_FIELDS)?));
+        }
+        let field = request.get("messages").ok_or_else(|| refused("messages", "must be an array"))?;
+        if field.each("must be an array", &mut |field| message(&field, &mut messages))? == 0 {
+            return Err(field.refused("must have at least one message"));
+        }
+        options.continue_final_message = messages.last().is_some_and(|last| last.role == Role::Assistant);
+        let (model, stream) = (request.string("model")?, request.boolean("stream")?);
+        Ok(MessagesRequest { messages, options, model, stream })
+    }
+}
+
+/// Reads a message; one of the user is several if it has results of tools.
+fn message(field: &Field<'_>, messages: &mut Vec<ChatMessage>) -> Result<()> {
+    let given = field.object(&["role", "content"], "must be an object with a role")?;
+    let role = match given.string("role")?.as_deref() {
+        Some("user") => Role::User,
+        Some("assistant") => Role::Assistant,
+        Some(_) | None => {
+            return Err(refused(&format!("{}.role", field.place), "must be user or assistant"));
+        }
+    };
+    let content = given.get("content").ok_or_else(|| field.refused("has no content"))?;
+    if let Some(text) = content.value.as_string() {
+        messages.push(ChatMessage::new(role, text));
+        return Ok(());
+    }
+    let mut message = ChatMessage::new(role, "");
+    let mut has_text = false;
+    let parts = content.each("must be a string or an array of blocks", &mut |block| {
+        let kind = block.value.get("type").and_then(json::Value::as_string);
+        match (kind.as_deref(), role) {
+            (Some("text"), _) => {
+                let text = block.object(TEXT_FIELDS, "")?.string("text")?;
+                message.content.push_str(&text.ok_or_else(|| block.refused("has no text"))?);
+                has_text = true;
+            }
+            (Some("tool_result"), Role::User) => {
+                let known = &["type", "tool_use_id", "content", "is_error", "cache_control"];
+                let result = block.object(known, "")?;
+                let text =
+                    result.read_as("content", |content| text_parts(content, &["text"], TEXT_FIELDS))?;
+                if core::mem::take(&mut has_text) {
+                    let before = core::mem::replace(&mut message, ChatMessage::new(role, ""));
+                    messages.push(before);
+                }
+                messages.push(ChatMessage::new(Role::Tool, text));
+            }
+            (Some("tool_use"), Role::Assistant) => {
+                let call = block.object(&["type", "id", "name", "input", "cache_control", "caller"], "")?;
+                let input = call.get("input").filter(|input| input.value.is_object());
+                let read = call.string("name")?.zip(input);
+                let (name, input) = read.ok_or_else(|| block.refused("must have a name and an input"))?;
+                let mut arguments = String::new();
+                json::reformat(input.value.text(), &mut arguments)?;
+                message.tool_calls.push(FunctionCall { name, arguments });
+            }
+            (Some("thinking"), Role::Assistant) => {
+                let thinking = block.object(&["type", "thinking", "signature"], "")?.string("thinking")?;
+                message.reasoning.get_or_insert_default().push_str(&thinking.unwrap_or_default());
+            }
+            (Some(_), _) => {
+                return Err(block.unsupported("blocks of type text, tool_use, tool_result or thinking"));
+            }
+            (None, _) => return Err(block.refused("has no type")),
+        }
+        Ok(())
+    })?;
+    if parts == 0 {
+        return Err(content.refused("must have at least one block"));
+    }
+    if role == Role::Assistant || has_text {
+        messages.push(message);
+    }
+    Ok(())
+}
+
+fn tools(field: &Field<'_>) -> Result<Vec<String>> {
+    let mut tools = Vec::new();
+    field.each("must be an array of tools", &mut |tool| {
+        let kind = tool.value.get("type").filter(|kind| !kind.is_null());
+        if kind.is_some_and(|kind| kind.as_string().as_deref() != Some("custom")) {
+            return Err(tool.unsupported("tools of type custom"));
+        }
+        // Calls follow the schema whether `strict` is set or not.
+        let known = &["type", "name", "description", "input_schema", "cache_control", "strict"];
+        let given = tool.object(known, "must be an object with a name and an input_schema")?;
+        let name = given.get("name").ok_or_else(|| tool.refused("has no name"))?;
+        let schema = given.get("input_schema").ok_or_else(|| tool.refused("has no input_schema"))?;
+        tools.push(tool_text(&name, given.get("description").as_ref(), Some(&schema))?);
+        Ok(())
+    })?;
+    Ok(tools)
+}
+
+fn choose_tools(choice: &Field<'_>, options: &mut TurnOptions) -> Result<()> {
+    let chosen = choice.object(&["type", "name", "disable_parallel_tool_use"], "must be an object")?;
+    chosen.only(&[("disable_parallel_tool_use", "false")])?;
+    options.tool_choice = match chosen.string("type")?.as_deref() {
+        Some("auto") => ToolChoice::Auto,
+        Some("any") => ToolChoice::Required,
+        Some("none") => {
+            options.tools.clear();
+            ToolChoice::Auto
+        }
+        Some("tool") => {
+            ToolChoice::Function(chosen.string("name")?.ok_or_else(|| choice.refused("names no tool"))?)
+        }
+        Some(_) | None => {
+            return Err(refused("tool_choice.type", "must be auto, any, tool or none"));
+        }
+    };
+    has_tools(choice, options)
+}
+
+fn thinking(field: &Field<'_>) -> Result<Thinking> {
+    let thinking = field.object(&["type", "budget_tokens", "display"], "must be an object")?;
+    match thinking.string("type")?.as_deref() {
+        Some("disabled") => Ok(Thinking::Off),
+        Some("adaptive") => Ok(Thinking::On),
+        Some("enabled") => {
+            let budget = thinking.count("budget_tokens")?;
+            let budget = budget.ok_or_else(|| refused("thinking.budget_tokens", "must be a number"))?;
+            Ok(Thinking::Budget(usize::try_from(budget).unwrap_or(usize::MAX)))
+        }
+        Some(_) | None => Err(refused("thinking.type", "must be enabled, disabled or adaptive")),
+    }
+}
+
+/// What a block of text is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Thinking,
+    Text,
+}
+
+/// Writes an answer, event by event, or as a whole.
+#[derive(Clone, Debug)]
+pub struct MessageWriter {
+    id: CompletionId,
+    /// Texts that end the reply.
+    stops: Vec<String>,
+    /// What is known of the prompt before the reply.
+    prompt: Usage,
+    begun: bool,
+    /// Complete blocks.
+    content: Vec<String>,
+    /// The block in progress, and its text so far.
+    open: Option<(Kind, String)>,
+}
+
+impl MessageWriter {
+    /// For the answer to `request`, of whose prompt `prompt` counts the tokens.
+    pub fn new(id: CompletionId, request: &MessagesRequest, prompt: Usage) -> MessageWriter {
+        let stops = request.options.stop_strings.clone();
+        MessageWriter { id, stops, prompt, begun: false, content: Vec::new(), open: None }
+    }
+
+    /// The events of a chunk.
+    pub fn chunk(&mut self, chunk: &Chunk) -> Vec<NamedEvent> {
+        let mut events = Vec::new();
+        self.begin(&mut events);
+        self.text(Kind::Thinking, &chunk.reasoning, &mut events);
+        self.text(Kind::Text, &chunk.content, &mut events);
+        for call in &chunk.tool_calls {
+            self.call(call, &mut events);
+        }
+        events
+    }
+
+    /// The last events.
+    pub fn finish(&mut self, finish: &Finish) -> Vec<NamedEvent> {
+        let mut events = Vec::new();
+        self.begin(&mut events);
+        self.close(&mut events);
+        let mut members = String::from("\"delta\":{");
+        self.stop(finish, &mut members);
+        members.push_str("},\"usage\":");
+        usage(&finish.usage, &mut members);
+        events.push(event("message_delta", &members));
+        events.push(NamedEvent { name: "message_stop", data: "{\"type\":\"message_stop\"}".into() });
+        events
+    }
+
+    /// The whole answer: after all chunks and [`MessageWriter::finish`].
+    pub fn whole(&self, finish: &Finish) -> String {
+        self.message(Some(finish))
+    }
+
+    fn begin(&mut self, events: &mut Vec<NamedEvent>) {
+        if !core::mem::replace(&mut self.begun, true) {
+            events.push(event("message_start", &format!("\"message\":{}", self.message(None))));
+        }
+    }
+
+    fn message(&self, finish: Option<&Finish>) -> String {
+        let mut out = String::from("{\"id\":");
+        json::string(&format!("msg_{}", self.id.id), &mut out);
+        out.push_str(",\"type\":\"message\",\"role\":\"assistant\",\"model\":");
+        json::string(&self.id.model, &mut out);
+        out.extend([",\"content\":[", &self.content.join(","), "],"]);
+        match finish {
+            Some(finish) => self.stop(finish, &mut out),
+            None => out.push_str("\"stop_reason\":null,\"stop_sequence\":null"),
+        }
+        out.push_str(",\"usage\":");
+        usage(finish.map_or(&self.prompt, |finish| &finish.usage), &mut out);
+        out.push('}');
+        out
+    }
+
+    /// Why the reply ended. Which of several stop sequences it was is not known.
+    fn stop(&self, finish: &Finish, out: &mut String) {
+        let reason = match finish.reason {
+            _ if self.content.iter().any(|block| block.starts_with(TOOL_USE)) => "tool_use",
+            Reason::Length => "max_tokens",
+            Reason::ContextFull => "model_context_window_exceeded",
+            Reason::StopString => "stop_sequence",
+            Reason::Stop | Reason::Cancelled => "end_turn",
+        };
+        out.extend(["\"stop_reason\":\"", reason, "\",\"stop_sequence\":"]);
+        match (reason, self.stops.as_slice()) {
+            ("stop_sequence", [stop]) => json::string(stop, out),
+            _ => out.push_str("null"),
+        }
+    }
+
+    fn text(&mut self, kind: Kind, text: &str, events: &mut Vec<NamedEvent>) {
+        if text.is_empty() {
+            return;
+        }
+        if self.open.as_ref().is_none_or(|(open, _)| *open != kind) {
+            self.close(events);
+            self.start(&block(kind, ""), events);
+            self.open = Some((kind, String::new()));
+        }
+        let mut delta = match kind {
+            Kind::Thinking => String::from("{\"type\":\"thinking_delta\",\"thinking\":"),
+            Kind::Text => String::from("{\"type\":\"text_delta\",\"text\":"),
+        };
+        json::string(text, &mut delta);
+        delta.push('}');
+        if let Some((_, all)) = &mut self.open {
+            all.push_str(text);
+        }
+        self.delta(&delta, events);
+    }
+
+    fn call(&mut self, call: &FunctionCall, events: &mut Vec<NamedEvent>) {
+        self.close(events);
+        let block = |input: &str| {
+            let mut out =
+                format!("{TOOL_USE}\"id\":\"toolu_{}_{}\",\"name\":", self.id.id, self.content.len());
+            json::string(&call.name, &mut out);
+            out.extend([",\"input\":", input, "}"]);
+            out
+        };
+        let mut arguments = String::new();
+        // A call that has come this far is JSON.
+        if json::reformat(&call.arguments, &mut arguments).is_err() {
+            arguments = "{}".into();
+        }
+        let (start, whole) = (block("{}"), block(&arguments));
+        self.start(&start, events);
+        let mut delta = String::from("{\"type\":\"input_json_delta\",\"partial_json\":");
+        json::string(&arguments, &mut delta);
+        delta.push('}');
+        self.delta(&delta, events);
+        self.end(whole, events);
+    }
+
+    fn start(&self, block: &str, events: &mut Vec<NamedEvent>) {
+        let members = format!("\"index\":{},\"content_block\":{block}", self.content.len());
+        events.push(event("content_block_start", &members));
+    }
+
+    fn delta(&self, delta: &str, events: &mut Vec<NamedEvent>) {
+        let members = format!("\"index\":{},\"delta\":{delta}", self.content.len());
+        events.push(event("content_block_delta", &members));
+    }
+
+    /// Ends the block in progress.
+    fn close(&mut self, events: &mut Vec<NamedEvent>) {
+        if let Some((kind, text)) = self.open.take() {
+            self.end(block(kind, &text), events);
+        }
+    }
+
+    fn end(&mut self, block: String, events: &mut Vec<NamedEvent>) {
+        events.push(event("content_block_stop", &format!("\"index\":{}", self.content.len())));
+        self.content.push(block);
+    }
+}
+
+/// How a block begins that is a call.
+const TOOL_USE: &str = "{\"type\":\"tool_use\",";
+
+fn event(name: &'static str, members: &str) -> NamedEvent {
+    NamedEvent { name, data: format!("{{\"type\":\"{name}\",{members}}}") }
+}
+
+fn block(kind: Kind, text: &str) -> String {
+    let (start, end) = match kind {
+        Kind::Thinking => ("{\"type\":\"thinking\",\"thinking\":", ",\"signature\":\"\"}"),
+        Kind::Text => ("{\"type\":\"text\",\"text\":", "}"),
+    };
+    let mut out = String::from(start);
+    json::string(text, &mut out);
+    out.push_str(end);
+    out
+}
+
+/// Tokens of the prompt that were known are counted apart.
+fn usage(usage: &Usage, out: &mut String) {
+    let Usage { prompt_tokens, cached_tokens, completion_tokens, .. } = *usage;
+    let computed = prompt_tokens.saturating_sub(cached_tokens);
+    let _ = write!(
+        out,
+        "{{\"input_tokens\":{computed},\"cache_creation_input_tokens\":0,\
+         \"cache_read_input_tokens\":{cached_tokens},\"output_tokens\":{completion_tokens}}}"
+    ); // a String takes everything
+}
