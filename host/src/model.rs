@@ -9,7 +9,7 @@ use crate::sequence::{OnDevice, Sequence};
 use crate::shard::ShardBytes;
 use crate::threads::ThreadPool;
 use crate::weight_cache::CacheWriter;
-use shohin_core::chat::{ChatModel, Template};
+use shohin_core::chat::{ChatMessage, ChatModel, Encoded, Template, TurnOptions};
 use shohin_core::constrain::Vocabulary;
 use shohin_core::cpu::{CpuWeights, Isa};
 use shohin_core::gguf::ReadOptions;
@@ -80,6 +80,14 @@ impl Model {
     /// the text are plain text.
     pub fn tokenize(&self, text: &str) -> Vec<u32> {
         self.tokenize_with(text, Special::UserDefined)
+    }
+
+    /// A conversation as the model sees it with these options, for [`Scheduler::begin`](crate::Scheduler::begin).
+    ///
+    /// # Errors
+    /// If there is no chat template, or it cannot show the messages or the tools.
+    pub fn encode(&self, messages: Vec<ChatMessage>, options: &TurnOptions) -> Result<Encoded> {
+        Ok(self.with_chat_model(|model| Encoded::new(model, messages, options))?)
     }
 
     /// As [`Model::tokenize`], with the added tokens that `special` allows.

@@ -3,7 +3,7 @@
 use crate::failure::Failure;
 use crate::metrics::Metrics;
 use shohin::core::chat::openai::Chunk;
-use shohin::core::chat::{Event, Finish, Prompt, ReplyId, TurnOptions};
+use shohin::core::chat::{Event, Finish, Prompt, ReplyId, TurnOptions, Usage};
 use shohin::{Error, Scheduler};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::mpsc::{Receiver, TryRecvError};
@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
-/// Parts of a reply on their way to a client. With fewer than two places left its reply waits.
+/// Parts of a reply on their way to a client. With fewer than three places left its reply waits.
 pub(crate) const UPDATES: usize = 64;
 
 /// How long the thread sleeps when every reply waits for its reader.
@@ -31,6 +31,8 @@ pub(crate) struct Job {
 /// What becomes of a reply.
 #[derive(Debug)]
 pub(crate) enum Update {
+    /// Its prompt is computed: counts of its tokens.
+    Begun(Usage),
     Chunk(Chunk),
     End(Box<Finish>),
     Failed(Failure),
@@ -115,7 +117,7 @@ impl Engine {
             }
             self.scheduler.cancel(*id);
             match failure {
-                // Two places were free when the reply last went on.
+                // Three places were free when the reply last went on.
                 Some(failure) => drop(reply.updates.try_send(Update::Failed(failure))),
                 None => self.metrics.count_cancelled(),
             }
@@ -143,7 +145,7 @@ impl Engine {
     /// Computes once, and sends what has come of it.
     fn step(&mut self, active: &mut BTreeMap<ReplyId, Active>) -> bool {
         let open: Vec<ReplyId> =
-            active.iter().filter(|(_, reply)| reply.updates.capacity() >= 2).map(|(id, _)| *id).collect();
+            active.iter().filter(|(_, reply)| reply.updates.capacity() >= 3).map(|(id, _)| *id).collect();
         let stepped = self.scheduler.step(&mut |id| open.contains(&id), &mut |id, event| {
             let Some(reply) = active.get_mut(&id) else { return };
             match event {
@@ -159,11 +161,19 @@ impl Engine {
                 return false;
             }
         };
-        active.retain(|_, reply| {
+        let usage = |id, end: Option<&Update>| match end {
+            Some(Update::End(finish)) => Some(finish.usage),
+            _ => self.scheduler.usage(id),
+        };
+        active.retain(|id, reply| {
             if !reply.chunk.is_empty() {
                 if !reply.has_begun {
                     reply.has_begun = true;
                     self.metrics.count_first_token(reply.started.elapsed());
+                    if let Some(usage) = usage(*id, reply.end.as_ref()) {
+                        let _ =
+                            reply.updates.try_send(Update::Begun(Usage { completion_tokens: 0, ..usage }));
+                    }
                 }
                 // If the client has gone, the reply ends in the next round.
                 let _ = reply.updates.try_send(Update::Chunk(std::mem::take(&mut reply.chunk)));

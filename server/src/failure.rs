@@ -1,4 +1,4 @@
-//! Why a request is refused or fails, in the form of OpenAI's errors.
+//! Why a request is refused or fails, in the form of OpenAI's errors or of Anthropic's.
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -36,6 +36,21 @@ pub(crate) enum Failure {
     Stopped,
 }
 
+/// Whose errors an answer has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Style {
+    OpenAi,
+    Anthropic,
+}
+
+impl Style {
+    /// Of what is at this path.
+    pub(crate) fn of(path: &str) -> Style {
+        let messages = path == "/v1/messages" || path.starts_with("/v1/messages/");
+        if messages { Style::Anthropic } else { Style::OpenAi }
+    }
+}
+
 /// A client that is refused may ask again after this many seconds.
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 
@@ -61,7 +76,7 @@ impl Failure {
         }
     }
 
-    fn message(&self) -> String {
+    pub(crate) fn message(&self) -> String {
         match self {
             Failure::Model(error) => error.to_string(),
             Failure::Encoding => "the request is not UTF-8".into(),
@@ -72,7 +87,7 @@ impl Failure {
             Failure::NotFound(path) => format!("there is nothing at {path}"),
             Failure::Method(path) => format!("{path} has no such method"),
             Failure::Unauthorized => {
-                "expected the header \"Authorization: Bearer\" with the server's key".into()
+                "expected the header \"Authorization: Bearer\" or \"x-api-key\" with the server's key".into()
             }
             Failure::Origin(origin) => {
                 format!("pages of {origin:?} may not ask; the server's --cors names those that may")
@@ -85,7 +100,7 @@ impl Failure {
     }
 
     /// OpenAI's `code`, where it has one.
-    fn code(&self) -> Option<&'static str> {
+    pub(crate) fn code(&self) -> Option<&'static str> {
         match self {
             Failure::Model(
                 shohin::Error::Engine(CoreError::ContextFull { .. }) | shohin::Error::LongText { .. },
@@ -111,16 +126,43 @@ impl Failure {
     }
 
     /// The body of the answer.
-    pub(crate) fn json(&self) -> Value {
+    pub(crate) fn json(&self, style: Style) -> Value {
+        match style {
+            Style::OpenAi => self.openai(),
+            Style::Anthropic => self.anthropic(),
+        }
+    }
+
+    /// Anthropic's types go by the status.
+    fn anthropic(&self) -> Value {
         let kind = match self.status() {
+            StatusCode::UNAUTHORIZED => "authentication_error",
+            StatusCode::FORBIDDEN => "permission_error",
+            StatusCode::NOT_FOUND => "not_found_error",
+            StatusCode::PAYLOAD_TOO_LARGE => "request_too_large",
+            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+            StatusCode::GATEWAY_TIMEOUT => "timeout_error",
+            StatusCode::SERVICE_UNAVAILABLE => "overloaded_error",
+            status if status.is_server_error() => "api_error",
+            _ => "invalid_request_error",
+        };
+        json!({ "type": "error", "error": { "type": kind, "message": self.message() } })
+    }
+
+    /// The kind of an error in OpenAI's form, which stands in for its code if it has none.
+    pub(crate) fn kind(&self) -> &'static str {
+        match self.status() {
             StatusCode::UNAUTHORIZED => "authentication_error",
             StatusCode::FORBIDDEN => "permission_error",
             StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
             status if status.is_server_error() => "server_error",
             _ => "invalid_request_error",
-        };
+        }
+    }
+
+    fn openai(&self) -> Value {
         let (message, code, param) = (self.message(), self.code(), self.field());
-        json!({ "error": { "message": message, "type": kind, "param": param, "code": code } })
+        json!({ "error": { "message": message, "type": self.kind(), "param": param, "code": code } })
     }
 }
 
@@ -136,12 +178,19 @@ impl From<shohin::Error> for Failure {
     }
 }
 
-impl IntoResponse for Failure {
-    fn into_response(self) -> Response {
-        let mut response = (self.status(), axum::Json(self.json())).into_response();
+impl Failure {
+    /// The answer, in this style.
+    pub(crate) fn answer(&self, style: Style) -> Response {
+        let mut response = (self.status(), axum::Json(self.json(style))).into_response();
         if matches!(self, Failure::Busy | Failure::ShuttingDown) {
             response.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER);
         }
         response
+    }
+}
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        self.answer(Style::OpenAi)
     }
 }

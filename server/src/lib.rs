@@ -1,11 +1,14 @@
-//! OpenAI's HTTP interface over a model on this machine, behind `shohin serve`.
+//! OpenAI's and Anthropic's HTTP interfaces over a model on this machine, behind `shohin serve`.
 //!
 //! | path | |
 //! |---|---|
 //! | `POST /v1/chat/completions` | replies, whole or streamed, with tools, JSON Schema and log-probabilities |
+//! | `POST /v1/responses` | OpenAI's Responses, of which none is stored |
+//! | `POST /v1/messages`, `/v1/messages/count_tokens` | Anthropic's Messages |
 //! | `POST /v1/completions` | continuations of a text |
 //! | `POST /v1/embeddings` | vectors of texts |
 //! | `GET /v1/models` | the model |
+//! | `GET /` | a page to chat |
 //! | `GET /health`, `GET /metrics` | whether it answers; counts for Prometheus |
 //!
 //! Replies are computed together: each step reads the weights once for all of them (see [`shohin::scheduler`]). Requests
@@ -15,6 +18,7 @@ mod connections;
 mod engine;
 mod failure;
 mod metrics;
+mod page;
 mod routes;
 
 use engine::Engine;

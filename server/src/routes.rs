@@ -1,12 +1,14 @@
 //! What is at which path.
 
 use crate::engine::{Job, UPDATES, Update};
-use crate::failure::Failure;
+use crate::failure::{Failure, Style};
 use crate::metrics::Metrics;
+use crate::page;
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
 use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::http::uri::Authority;
 use axum::http::{HeaderValue, Method, header};
 use axum::middleware::{self, Next};
 use axum::response::sse::{self, KeepAlive, Sse};
@@ -16,21 +18,23 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use futures_util::{Stream, stream};
 use serde_json::{Value, json};
-use shohin::Model;
+use shohin::core::chat::anthropic::{MessageWriter, MessagesRequest};
 use shohin::core::chat::openai::{
-    self, ChatCompletionRequest, ChunkWriter, CompletionId, CompletionRequest, EmbeddingRequest, Input,
-    TokenLogprob,
+    self, ChatCompletionRequest, Chunk, ChunkWriter, CompletionId, CompletionRequest, EmbeddingRequest,
+    Input, NamedEvent, ResponseWriter, ResponsesRequest,
 };
-use shohin::core::chat::{Finish, Prompt, TurnOptions};
+use shohin::core::chat::{Encoded, Finish, Prompt, TurnOptions, Usage};
 use shohin::core::model::Pooling;
+use shohin::{ChatMessage, Model};
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::hash::{BuildHasher, Hasher, RandomState};
+use std::net::IpAddr;
 use std::sync::{Arc, OnceLock, Weak, mpsc as std_mpsc};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use subtle::ConstantTimeEq;
-use tokio::sync::{Semaphore, mpsc};
-use tower_http::cors::{AllowOrigin, CorsLayer};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 use tower_http::timeout::RequestBodyTimeoutLayer;
 
 /// How long a client may be silent within a request.
@@ -66,7 +70,8 @@ pub(crate) fn cors(origins: &[String]) -> Result<Option<CorsLayer>, String> {
     }
     let layer = CorsLayer::new()
         .allow_methods([Method::GET, Method::POST])
-        .allow_headers([header::AUTHORIZATION, header::CONTENT_TYPE]);
+        // The clients of OpenAI and Anthropic have many of their own.
+        .allow_headers(AllowHeaders::mirror_request());
     if origins == ["*"] {
         return Ok(Some(layer.allow_origin(AllowOrigin::any())));
     }
@@ -83,6 +88,9 @@ pub(crate) fn cors(origins: &[String]) -> Result<Option<CorsLayer>, String> {
 pub(crate) fn router(app: Arc<App>, cors: Option<CorsLayer>) -> Router {
     let router = Router::new()
         .route("/v1/chat/completions", post(chat))
+        .route("/v1/responses", post(respond))
+        .route("/v1/messages", post(message))
+        .route("/v1/messages/count_tokens", post(count_tokens))
         .route("/v1/completions", post(complete))
         .route("/v1/embeddings", post(embed))
         .route("/v1/models", get(models))
@@ -90,8 +98,9 @@ pub(crate) fn router(app: Arc<App>, cors: Option<CorsLayer>) -> Router {
         .route("/metrics", get(metrics))
         .route_layer(middleware::from_fn_with_state(Arc::clone(&app), authorize))
         .route("/health", get(health))
-        .fallback(async |request: Request| Failure::NotFound(request.uri().path().into()))
-        .method_not_allowed_fallback(async |request: Request| Failure::Method(request.uri().path().into()))
+        .route("/", get(page))
+        .fallback(async |request: Request| refuse(&request, Failure::NotFound))
+        .method_not_allowed_fallback(async |request: Request| refuse(&request, Failure::Method))
         .layer(middleware::from_fn_with_state(Arc::clone(&app), count))
         .layer(DefaultBodyLimit::max(app.body))
         .layer(RequestBodyTimeoutLayer::new(BODY_PAUSE))
@@ -102,21 +111,31 @@ pub(crate) fn router(app: Arc<App>, cors: Option<CorsLayer>) -> Router {
     }
 }
 
+/// An answer that says what is wrong with a request's path.
+fn refuse(request: &Request, problem: fn(String) -> Failure) -> Response {
+    let path = request.uri().path();
+    problem(path.into()).answer(Style::of(path))
+}
+
 /// Refuses requests without the key, and of pages that are not allowed to ask: a browser would send them, and only keep
 /// the answer from the page.
 async fn authorize(State(app): Shared, request: Request, next: Next) -> Response {
-    if let Some(origin) = request.headers().get(header::ORIGIN) {
+    let style = Style::of(request.uri().path());
+    let headers = request.headers();
+    if let Some(origin) = headers.get(header::ORIGIN) {
         let allowed =
             app.origins.iter().any(|allowed| allowed == "*" || allowed.as_bytes() == origin.as_bytes());
-        if !allowed {
-            return Failure::Origin(String::from_utf8_lossy(origin.as_bytes()).into_owned()).into_response();
+        if !allowed && !app.is_own(origin, headers.get(header::HOST)) {
+            let origin = String::from_utf8_lossy(origin.as_bytes()).into_owned();
+            return Failure::Origin(origin).answer(style);
         }
     }
     if let Some(key) = &app.key {
-        let given = request.headers().get(header::AUTHORIZATION).map(HeaderValue::as_bytes);
-        let given = given.and_then(|given| given.strip_prefix(b"Bearer ")).unwrap_or_default();
+        let given = headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes);
+        let given = given.and_then(|given| given.strip_prefix(b"Bearer "));
+        let given = given.or_else(|| headers.get("x-api-key").map(HeaderValue::as_bytes)).unwrap_or_default();
         if !bool::from(given.ct_eq(key.as_bytes())) {
-            return Failure::Unauthorized.into_response();
+            return Failure::Unauthorized.answer(style);
         }
     }
     next.run(request).await
@@ -126,9 +145,13 @@ async fn authorize(State(app): Shared, request: Request, next: Next) -> Response
 async fn count(State(app): Shared, request: Request, next: Next) -> Response {
     let path = match request.uri().path() {
         "/v1/chat/completions" => "/v1/chat/completions",
+        "/v1/responses" => "/v1/responses",
+        "/v1/messages" => "/v1/messages",
+        "/v1/messages/count_tokens" => "/v1/messages/count_tokens",
         "/v1/completions" => "/v1/completions",
         "/v1/embeddings" => "/v1/embeddings",
         "/v1/models" => "/v1/models",
+        "/" => "/",
         "/health" => "/health",
         "/metrics" => "/metrics",
         _ => "other",
@@ -167,24 +190,68 @@ async fn one_model(
 async fn chat(State(app): Shared, body: Body) -> Result<Response, Failure> {
     let request = ChatCompletionRequest::parse(&text(body)?)?;
     app.check_name(request.model.as_ref())?;
-    let prompt = Prompt::Messages(request.messages.clone());
-    let updates = app.begin(prompt, &request.options, request.seed).await?;
+    let updates =
+        app.begin(Asked::Messages(request.messages.clone()), &request.options, request.seed).await?;
     let id = app.id();
     if request.stream {
         let writer = ChunkWriter::new(id, &request);
         return Ok(streamed(app, updates, Form::Chat(writer)));
     }
-    let mut logprobs: Vec<TokenLogprob> = Vec::new();
-    let finish = whole(updates, |chunk| logprobs.extend(chunk)).await?;
+    let mut logprobs = Vec::new();
+    let finish = whole(updates, |chunk| logprobs.extend(chunk.logprobs)).await?;
     let logprobs = request.options.logprobs.map(|_| logprobs.as_slice());
     Ok(json_text(openai::completion(&id, &finish, logprobs, app.model.tokenizer())))
+}
+
+async fn respond(State(app): Shared, body: Body) -> Result<Response, Failure> {
+    let request = ResponsesRequest::parse(&text(body)?)?;
+    app.check_name(request.model.as_ref())?;
+    let updates = app.begin(Asked::Messages(request.messages.clone()), &request.options, None).await?;
+    let mut writer = ResponseWriter::new(app.id(), &request);
+    if request.stream {
+        return Ok(streamed(app, updates, Form::Response(writer)));
+    }
+    let finish = whole(updates, |chunk| drop(writer.chunk(&chunk))).await?;
+    drop(writer.finish(&finish));
+    Ok(json_text(writer.whole(&finish)))
+}
+
+async fn message(State(app): Shared, body: Body) -> Response {
+    let answer = async {
+        let request = MessagesRequest::parse(&text(body)?)?;
+        app.check_name(request.model.as_ref())?;
+        let updates = app.begin(Asked::Messages(request.messages.clone()), &request.options, None).await?;
+        let mut writer = MessageWriter::new(app.id(), &request, updates.prompt);
+        if request.stream {
+            return Ok(streamed(app, updates, Form::Message(writer)));
+        }
+        let finish = whole(updates, |chunk| drop(writer.chunk(&chunk))).await?;
+        drop(writer.finish(&finish));
+        Ok(json_text(writer.whole(&finish)))
+    };
+    answer.await.unwrap_or_else(|failure: Failure| failure.answer(Style::Anthropic))
+}
+
+async fn count_tokens(State(app): Shared, body: Body) -> Response {
+    let answer = async {
+        let request = MessagesRequest::parse_prompt(&text(body)?)?;
+        app.check_name(request.model.as_ref())?;
+        let _place = app.place()?;
+        let count = app.encode(request.messages, request.options).await?.tokens().len();
+        Ok(axum::Json(json!({ "input_tokens": count })).into_response())
+    };
+    answer.await.unwrap_or_else(|failure: Failure| failure.answer(Style::Anthropic))
+}
+
+/// A page to chat with the model.
+async fn page() -> Response {
+    page::answer(random())
 }
 
 async fn complete(State(app): Shared, body: Body) -> Result<Response, Failure> {
     let request = CompletionRequest::parse(&text(body)?)?;
     app.check_name(request.model.as_ref())?;
-    let tokens = app.tokens(request.prompt)?;
-    let updates = app.begin(Prompt::Tokens(tokens), &request.options, request.seed).await?;
+    let updates = app.begin(Asked::Text(request.prompt), &request.options, request.seed).await?;
     let id = app.id();
     if request.stream {
         return Ok(streamed(app, updates, Form::Text(id, request.include_usage)));
@@ -196,10 +263,7 @@ async fn complete(State(app): Shared, body: Body) -> Result<Response, Failure> {
 async fn embed(State(app): Shared, body: Body) -> Result<Response, Failure> {
     let request = EmbeddingRequest::parse(&text(body)?)?;
     app.check_name(request.model.as_ref())?;
-    if app.last.get().is_some() {
-        return Err(Failure::ShuttingDown);
-    }
-    let place = Arc::clone(&app.places).try_acquire_owned().map_err(|_| Failure::Busy)?;
+    let place = app.place()?;
     // It is never closed.
     let turn = app.embedding.acquire().await.map_err(|_| Failure::Stopped)?;
     let (model, deadline) = (app.model.clone(), Instant::now() + app.time);
@@ -251,10 +315,44 @@ impl App {
         }
     }
 
+    /// Whether a page of this origin is the server's own. A page elsewhere can give its name this machine's address: without a
+    /// key, only addresses and `localhost` are believed.
+    fn is_own(&self, origin: &HeaderValue, host: Option<&HeaderValue>) -> bool {
+        let (Ok(origin), Some(Ok(host))) = (origin.to_str(), host.map(HeaderValue::to_str)) else {
+            return false;
+        };
+        let same = origin.split_once("://").is_some_and(|(scheme, name)| {
+            matches!(scheme, "http" | "https") && name.eq_ignore_ascii_case(host)
+        });
+        let Ok(authority) = host.parse::<Authority>() else { return false };
+        let name = authority.host();
+        let address = name.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>().is_ok();
+        same && (self.key.is_some() || address || name.eq_ignore_ascii_case("localhost"))
+    }
+
+    /// A place for a request, unless the server shuts down.
+    fn place(&self) -> Result<OwnedSemaphorePermit, Failure> {
+        if self.last.get().is_some() {
+            return Err(Failure::ShuttingDown);
+        }
+        Arc::clone(&self.places).try_acquire_owned().map_err(|_| Failure::Busy)
+    }
+
+    /// Encodes a conversation, on a thread that may take its time.
+    async fn encode(&self, messages: Vec<ChatMessage>, options: TurnOptions) -> Result<Encoded, Failure> {
+        let model = self.model.clone();
+        let encoded = tokio::task::spawn_blocking(move || model.encode(messages, &options));
+        Ok(encoded.await.map_err(|_| Failure::Stopped)??)
+    }
+
     /// The tokens of a prompt.
-    fn tokens(&self, prompt: Input) -> Result<Vec<u32>, Failure> {
+    async fn tokens(&self, prompt: Input) -> Result<Vec<u32>, Failure> {
         match prompt {
-            Input::Text(text) => Ok(self.model.tokenize(&text)),
+            Input::Text(text) => {
+                let model = self.model.clone();
+                let tokens = tokio::task::spawn_blocking(move || model.tokenize(&text));
+                tokens.await.map_err(|_| Failure::Stopped)
+            }
             Input::Tokens(tokens) => {
                 let vocab = self.model.tokenizer().vocab_size() as u32;
                 match tokens.iter().find(|id| **id >= vocab) {
@@ -274,36 +372,47 @@ impl App {
     /// Asks for a reply, and waits until its first part is there: what is wrong with the request is known then.
     async fn begin(
         &self,
-        prompt: Prompt,
+        prompt: Asked,
         options: &TurnOptions,
         seed: Option<u64>,
     ) -> Result<Updates, Failure> {
-        if self.last.get().is_some() {
-            return Err(Failure::ShuttingDown);
-        }
-        let place = Arc::clone(&self.places).try_acquire_owned().map_err(|_| Failure::Busy)?;
+        let place = self.place()?;
+        let deadline = Instant::now() + self.time;
+        let prompt = match prompt {
+            Asked::Messages(messages) => Prompt::Encoded(self.encode(messages, options.clone()).await?),
+            Asked::Text(input) => Prompt::Tokens(self.tokens(input).await?),
+        };
         let mut options = options.clone();
         // A number that other programs' JSON can hold.
         options.sampler.seed = seed.unwrap_or_else(|| random() >> 32);
         let (sender, receiver) = mpsc::channel(UPDATES);
-        let deadline = Instant::now() + self.time;
         let job = Job { prompt, options, updates: sender, deadline, place };
         self.jobs.send(job).map_err(|_| Failure::Stopped)?;
-        let mut updates = Updates { receiver, first: None };
-        match updates.next().await {
-            Update::Failed(failure) => Err(failure),
-            first => {
-                updates.first = Some(first);
-                Ok(updates)
+        let mut updates = Updates { receiver, first: None, prompt: Usage::default() };
+        updates.first = match updates.next().await {
+            Update::Failed(failure) => return Err(failure),
+            Update::Begun(usage) => {
+                updates.prompt = usage;
+                None
             }
-        }
+            first => Some(first),
+        };
+        Ok(updates)
     }
+}
+
+/// What a reply is asked for.
+enum Asked {
+    Messages(Vec<ChatMessage>),
+    Text(Input),
 }
 
 /// The parts of a reply.
 struct Updates {
     receiver: mpsc::Receiver<Update>,
     first: Option<Update>,
+    /// Counts of the prompt's tokens.
+    prompt: Usage,
 }
 
 impl Updates {
@@ -316,10 +425,11 @@ impl Updates {
 }
 
 /// Waits for the whole of a reply.
-async fn whole(mut updates: Updates, mut logprobs: impl FnMut(Vec<TokenLogprob>)) -> Result<Finish, Failure> {
+async fn whole(mut updates: Updates, mut take: impl FnMut(Chunk)) -> Result<Finish, Failure> {
     loop {
         match updates.next().await {
-            Update::Chunk(chunk) => logprobs(chunk.logprobs),
+            Update::Begun(_) => {}
+            Update::Chunk(chunk) => take(chunk),
             Update::End(finish) => return Ok(*finish),
             Update::Failed(failure) => return Err(failure),
         }
@@ -330,41 +440,64 @@ async fn whole(mut updates: Updates, mut logprobs: impl FnMut(Vec<TokenLogprob>)
 enum Form {
     Chat(ChunkWriter),
     Text(CompletionId, bool),
+    Response(ResponseWriter),
+    Message(MessageWriter),
+}
+
+impl Form {
+    /// The events of an update.
+    fn events(&mut self, update: &Update, app: &App) -> Vec<sse::Event> {
+        let plain = |data: &str| sse::Event::default().data(data);
+        let named = |event: NamedEvent| sse::Event::default().event(event.name).data(event.data);
+        let all = |events: Vec<NamedEvent>| events.into_iter().map(named).collect();
+        match (self, update) {
+            (_, Update::Begun(_)) => Vec::new(),
+            (Form::Chat(writer), Update::Chunk(chunk)) => {
+                writer.chunk(chunk, app.model.tokenizer()).iter().map(|data| plain(data)).collect()
+            }
+            (Form::Chat(writer), Update::End(finish)) => {
+                let mut events: Vec<_> = writer.finish(finish).iter().map(|data| plain(data)).collect();
+                events.push(plain("[DONE]"));
+                events
+            }
+            (Form::Text(_, _), Update::Chunk(chunk)) if chunk.text.is_empty() => Vec::new(),
+            (Form::Text(id, _), Update::Chunk(chunk)) => {
+                vec![plain(&openai::text_completion(id, &chunk.text, None, false))]
+            }
+            (Form::Text(id, usage), Update::End(finish)) => {
+                vec![plain(&openai::text_completion(id, "", Some(finish), *usage)), plain("[DONE]")]
+            }
+            (Form::Chat(_) | Form::Text(..), Update::Failed(failure)) => {
+                vec![plain(&failure.json(Style::OpenAi).to_string())]
+            }
+            (Form::Response(writer), Update::Chunk(chunk)) => all(writer.chunk(chunk)),
+            (Form::Response(writer), Update::End(finish)) => all(writer.finish(finish)),
+            (Form::Response(writer), Update::Failed(failure)) => {
+                let code = failure.code().unwrap_or(failure.kind());
+                vec![named(writer.error(code, &failure.message()))]
+            }
+            (Form::Message(writer), Update::Chunk(chunk)) => all(writer.chunk(chunk)),
+            (Form::Message(writer), Update::End(finish)) => all(writer.finish(finish)),
+            (Form::Message(_), Update::Failed(failure)) => {
+                vec![plain(&failure.json(Style::Anthropic).to_string()).event("error")]
+            }
+        }
+    }
 }
 
 /// Sends a reply as it is computed.
 fn streamed(app: Arc<App>, updates: Updates, form: Form) -> Response {
     let parts = stream::unfold(
         (app, Some(updates), form, VecDeque::new()),
-        |(app, updates, mut form, mut ready)| async {
-            let mut updates = updates;
+        |(app, mut updates, mut form, mut ready)| async {
             loop {
-                if let Some(text) = ready.pop_front() {
-                    let event = sse::Event::default().data::<String>(text);
+                if let Some(event) = ready.pop_front() {
                     return Some((Ok(event), (app, updates, form, ready)));
                 }
-                match updates.as_mut()?.next().await {
-                    Update::Chunk(chunk) => match &mut form {
-                        Form::Chat(writer) => ready.extend(writer.chunk(&chunk, app.model.tokenizer())),
-                        Form::Text(id, _) if !chunk.text.is_empty() => {
-                            ready.push_back(openai::text_completion(id, &chunk.text, None, false));
-                        }
-                        Form::Text(..) => {}
-                    },
-                    Update::End(finish) => {
-                        match &form {
-                            Form::Chat(writer) => ready.extend(writer.finish(&finish)),
-                            Form::Text(id, usage) => {
-                                ready.push_back(openai::text_completion(id, "", Some(&finish), *usage));
-                            }
-                        }
-                        ready.push_back("[DONE]".into());
-                        updates = None;
-                    }
-                    Update::Failed(failure) => {
-                        ready.push_back(failure.json().to_string());
-                        updates = None;
-                    }
+                let update = updates.as_mut()?.next().await;
+                ready.extend(form.events(&update, &app));
+                if matches!(update, Update::End(_) | Update::Failed(_)) {
+                    updates = None;
                 }
             }
         },

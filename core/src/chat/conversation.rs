@@ -28,7 +28,7 @@
 
 use super::message::{ChatMessage, FunctionCall, lend};
 use super::model::ChatModel;
-use super::options::{OverflowPolicy, TurnOptions, Unfinished};
+use super::options::{Encoded, OverflowPolicy, TurnOptions, Unfinished};
 use super::prefix::PrefixState;
 use super::reply::{CallBlocks, Reply, ReplyParser};
 use super::template::{Role, encode_next};
@@ -266,7 +266,7 @@ impl Conversation {
         self.end(session.position);
         let last = (self.messages.len(), self.tokens.len());
         let all = [self.messages.clone(), messages].concat();
-        self.go_on(model, session, all, last, options)
+        self.go_on(model, session, all, last, None, options)
     }
 
     /// Begins another reply to the last messages, replacing the existing one.
@@ -289,7 +289,7 @@ impl Conversation {
         let PrefixState { kept, dropped, .. } = self.prefix;
         let gone = dropped > 0 && self.last_token > kept && self.last_token < kept + dropped;
         let from = if gone { 0 } else { self.last_token };
-        self.go_on(model, session, all, (self.last_message, from), options)
+        self.go_on(model, session, all, (self.last_message, from), None, options)
     }
 
     /// Continues the last reply, which was cut off, with the tokens that the model chose. The pieces are what is new; the
@@ -305,7 +305,7 @@ impl Conversation {
     ) -> Result<usize> {
         self.end(session.position);
         let options = TurnOptions { continue_final_message: true, ..options.clone() };
-        self.go_on(model, session, self.messages.clone(), (0, 0), &options)
+        self.go_on(model, session, self.messages.clone(), (0, 0), None, &options)
     }
 
     /// Begins a reply to a whole conversation, which replaces the existing messages: for hosts that receive
@@ -321,7 +321,21 @@ impl Conversation {
         options: &TurnOptions,
     ) -> Result<usize> {
         self.end(session.position);
-        self.go_on(model, session, messages, (0, 0), options)
+        self.go_on(model, session, messages, (0, 0), None, options)
+    }
+
+    /// As [`Conversation::respond`], or [`Conversation::complete`], with what was encoded before.
+    pub(super) fn respond_encoded(
+        &mut self,
+        model: &ChatModel<'_>,
+        session: SessionState,
+        prompt: Encoded,
+        options: &TurnOptions,
+    ) -> Result<usize> {
+        let Encoded { messages, tokens, unfinished } = prompt;
+        let Some(messages) = messages else { return self.complete(model, session, tokens, options) };
+        self.end(session.position);
+        self.go_on(model, session, messages, (0, 0), Some((tokens, unfinished)), options)
     }
 
     /// Begins the continuation of a raw text. The messages stay as they are.
@@ -348,21 +362,24 @@ impl Conversation {
         self.begin(model, session, prompt, options)
     }
 
-    /// Encodes `all` messages; those from message `last.0` on follow the first `last.1` known tokens.
+    /// Encodes `all` messages, unless they are `encoded`; those from message `last.0` on follow the first `last.1` known
+    /// tokens.
     fn go_on(
         &mut self,
         model: &ChatModel<'_>,
         session: SessionState,
         all: Vec<ChatMessage>,
         last: (usize, usize),
+        encoded: Option<(Vec<u32>, Option<Unfinished>)>,
         options: &TurnOptions,
     ) -> Result<usize> {
         // The instructions describe the tools, so other tools mean encoding everything again.
         let has_tools = self.tools == options.tools;
         let (mut last_message, mut last_token) = if has_tools { last } else { (0, 0) };
         let known = self.tokens.get(..last_token).unwrap_or_default();
-        let (mut tokens, mut unfinished) = match all.get(last_message..) {
-            Some(new) if !known.is_empty() && !options.continue_final_message => {
+        let (mut tokens, mut unfinished) = match (encoded, all.get(last_message..)) {
+            (Some(encoded), _) => encoded,
+            (None, Some(new)) if !known.is_empty() && !options.continue_final_message => {
                 let tools = options.tool_list();
                 let template = options.template(model, &tools);
                 let more = lend(new, |new| encode_next(model.tokenizer, known, new, &template))?;

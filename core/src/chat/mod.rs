@@ -39,7 +39,9 @@ mod template;
 pub use conversation::{Conversation, Finish, Piece, Progress, SessionState, Usage, drive};
 pub use message::{ChatMessage, FunctionCall};
 pub use model::ChatModel;
-pub use options::{OverflowPolicy, ResponseFormat, Thinking, ToolChoice, TurnOptions, function_name};
+pub use options::{
+    Encoded, OverflowPolicy, ResponseFormat, Thinking, ToolChoice, TurnOptions, function_name,
+};
 pub use prefix::PrefixState;
 pub use reply::{CallBlocks, Reply, ReplyParser};
 pub use scheduler::{Event, Prompt, ReplyId, Scheduler, SchedulerOptions};

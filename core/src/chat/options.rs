@@ -110,7 +110,7 @@ impl OverflowPolicy {
 }
 
 /// A reply that the model continues.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Unfinished {
     /// Index of its first token in the prompt.
     pub start: usize,
@@ -118,6 +118,36 @@ pub(super) struct Unfinished {
     pub text: String,
     /// Whether thoughts were allowed.
     pub thinks: bool,
+}
+
+/// The tokens of a prompt, which a host can make on another thread than the one that computes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Encoded {
+    /// `None` for raw text.
+    pub(super) messages: Option<Vec<ChatMessage>>,
+    pub(super) tokens: Vec<u32>,
+    pub(super) unfinished: Option<Unfinished>,
+}
+
+impl Encoded {
+    /// Encodes a conversation. The reply must be begun with the same options.
+    ///
+    /// # Errors
+    /// As [`TurnOptions::encode`].
+    pub fn new(model: &ChatModel<'_>, messages: Vec<ChatMessage>, options: &TurnOptions) -> Result<Encoded> {
+        let (tokens, unfinished) = options.encode_prompt(model, &messages)?;
+        Ok(Encoded { messages: Some(messages), tokens, unfinished })
+    }
+
+    /// A raw text to continue.
+    pub(super) fn text(tokens: Vec<u32>) -> Encoded {
+        Encoded { messages: None, tokens, unfinished: None }
+    }
+
+    /// Its tokens, up to where the reply begins or continues.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
 }
 
 /// Options of a turn.

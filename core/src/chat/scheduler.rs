@@ -9,7 +9,7 @@
 use super::conversation::{Conversation, Finish, Piece, SessionState, Usage};
 use super::message::ChatMessage;
 use super::model::ChatModel;
-use super::options::TurnOptions;
+use super::options::{Encoded, TurnOptions};
 use super::prefix::PrefixState;
 use crate::device::{Device, Output, Readout, SessionOptions, Wants};
 use crate::error::{Error, Result};
@@ -39,6 +39,8 @@ pub struct SchedulerOptions {
 pub enum Prompt {
     /// A conversation.
     Messages(Vec<ChatMessage>),
+    /// A conversation that was encoded before, with the reply's options.
+    Encoded(Encoded),
     /// Text to continue, without a chat template.
     Tokens(Vec<u32>),
 }
@@ -145,19 +147,18 @@ impl<D: Device> Scheduler<D> {
             return Err(Error::Limit { what: "replies", found: max + 1, max }.into());
         }
         let options = TurnOptions { batch: self.options.prompt_tokens, ..options.clone() };
-        let chosen = match &prompt {
-            Prompt::Messages(messages) => self.lane(&options.encode(model, messages)?).await?,
-            Prompt::Tokens(tokens) => self.lane(tokens).await?,
+        let prompt = match prompt {
+            Prompt::Messages(messages) => Encoded::new(model, messages, &options)?,
+            Prompt::Encoded(encoded) => encoded,
+            Prompt::Tokens(tokens) => Encoded::text(tokens),
         };
+        let chosen = self.lane(prompt.tokens()).await?;
         // It has just been chosen.
         let Some(lane) = self.lanes.get_mut(chosen) else {
             return Err(Error::Device { problem: "a session is missing" }.into());
         };
         let state = SessionState { position: lane.session.position(), capacity: lane.session.capacity() };
-        let held = match prompt {
-            Prompt::Messages(messages) => lane.conversation.respond(model, state, messages, &options)?,
-            Prompt::Tokens(tokens) => lane.conversation.complete(model, state, tokens, &options)?,
-        };
+        let held = lane.conversation.respond_encoded(model, state, prompt, &options)?;
         lane.session.truncate(held)?;
         self.begun += 1;
         let id = ReplyId(self.begun);
