@@ -48,7 +48,8 @@ impl Running {
         let (parts, body) = response.into_parts();
         let header = |name| parts.headers.get(name).map(|value| value.to_str().unwrap().into());
         let (retry, origin) = (header("retry-after"), header("access-control-allow-origin"));
-        Answer { status: parts.status.as_u16(), retry, origin, body: Box::new(body.into_reader()) }
+        let policy = header("content-security-policy");
+        Answer { status: parts.status.as_u16(), retry, origin, policy, body: Box::new(body.into_reader()) }
     }
 
     fn post(&self, path: &str, body: &Value) -> Answer {
@@ -70,6 +71,7 @@ struct Answer {
     status: u16,
     retry: Option<String>,
     origin: Option<String>,
+    policy: Option<String>,
     body: Box<dyn Read + Send>,
 }
 
@@ -82,6 +84,11 @@ impl Answer {
 
     fn json(self) -> Value {
         serde_json::from_str(&self.text()).unwrap()
+    }
+
+    fn ok_text(self) -> String {
+        assert_eq!(self.status, 200);
+        self.text()
     }
 
     fn ok(self) -> Value {
@@ -448,4 +455,210 @@ fn messages_are_those_of_a_conversation() {
         second["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64()
             >= first["usage"]["prompt_tokens"].as_u64().map(|n| n - 2)
     );
+}
+
+/// The type and the data of each event.
+fn named(answer: Answer) -> Vec<(String, Value)> {
+    assert_eq!(answer.status, 200);
+    let text = answer.text();
+    let events = text.split("\n\n").filter(|event| event.contains("data: ")).map(|event| {
+        let (name, data) = event.split_once('\n').unwrap();
+        let data: Value = serde_json::from_str(data.strip_prefix("data: ").unwrap()).unwrap();
+        assert_eq!(data["type"].as_str(), name.strip_prefix("event: "));
+        (data["type"].as_str().unwrap().to_string(), data)
+    });
+    events.collect()
+}
+
+#[test]
+fn responses_are_whole_or_streamed() {
+    let server = Running::new(|_| ());
+    let path = "/v1/responses";
+    let want = alone("What does a cow say?");
+    let request = json!({ "input": "What does a cow say?", "temperature": 0, "max_output_tokens": 20, "metadata": { "a": "b\n" } });
+    let whole = server.post(path, &request).ok();
+    assert_eq!((&whole["object"], &whole["status"]), (&json!("response"), &json!("completed")));
+    assert_eq!(whole["output"][0]["content"][0]["text"], want);
+    assert_eq!((&whole["metadata"]["a"], &whole["max_output_tokens"]), (&json!("b\n"), &json!(20)));
+    assert_eq!((&whole["store"], &whole["previous_response_id"]), (&json!(false), &Value::Null));
+
+    let parts = json!([{ "type": "message", "role": "user", "content": [{ "type": "input_text", "text": "What does a cow say?" }] }]);
+    let events = named(server.post(path, &with(request, json!({ "input": parts, "stream": true }))));
+    let names: Vec<&str> = events.iter().map(|(name, _)| name.as_str()).collect();
+    let deltas = names.iter().filter(|name| **name == "response.output_text.delta").count();
+    let mut expected = vec![
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+    ];
+    expected.extend(vec!["response.output_text.delta"; deltas]);
+    expected.extend([
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]);
+    assert!(deltas > 1);
+    assert_eq!(names, expected);
+    let numbers: Vec<u64> =
+        events.iter().map(|(_, data)| data["sequence_number"].as_u64().unwrap()).collect();
+    assert!(numbers.iter().copied().eq(0..numbers.len() as u64));
+    assert_eq!(events.iter().filter_map(|(_, data)| data["delta"].as_str()).collect::<String>(), want);
+    let last = &events.last().unwrap().1["response"];
+    assert_eq!(last["output"][0]["content"], whole["output"][0]["content"]);
+    assert_eq!(last["usage"]["output_tokens"], whole["usage"]["output_tokens"]);
+
+    let cut = server.post(path, &json!({ "input": "Tell me a story.", "max_output_tokens": 2 })).ok();
+    assert_eq!(
+        (&cut["status"], &cut["incomplete_details"]["reason"]),
+        (&json!("incomplete"), &json!("max_output_tokens"))
+    );
+    let schema =
+        json!({ "type": "object", "properties": { "legs": { "type": "integer" } }, "required": ["legs"] });
+    let format = json!({ "format": { "type": "json_schema", "name": "x", "schema": schema } });
+    let formed = json!({ "input": "A dog.", "text": format, "max_output_tokens": 60, "temperature": 0 });
+    let text = server.post(path, &formed).ok()["output"][0]["content"][0]["text"].clone();
+    assert!(serde_json::from_str::<Value>(text.as_str().unwrap()).unwrap()["legs"].is_number(), "{text}");
+}
+
+#[test]
+fn messages_of_anthropic_are_whole_or_streamed() {
+    let server = Running::new(|options| options.key = Some("secret".into()));
+    let post =
+        |path: &str, body: &Value| server.send("POST", path, body.to_string(), &[("x-api-key", "secret")]);
+    let path = "/v1/messages";
+    let want = alone("What does a cow say?");
+    let question = json!({ "role": "user", "content": [{ "type": "text", "text": "What does a cow say?" }] });
+    let request = json!({ "messages": [question], "temperature": 0, "max_tokens": 20 });
+    let whole = post(path, &request).ok();
+    assert_eq!((&whole["type"], &whole["stop_reason"]), (&json!("message"), &json!("end_turn")));
+    assert_eq!(whole["content"], json!([{ "type": "text", "text": want }]));
+
+    let events = named(post(path, &with(request.clone(), json!({ "stream": true }))));
+    let names: Vec<&str> = events.iter().map(|(name, _)| name.as_str()).collect();
+    let deltas = names.iter().filter(|name| **name == "content_block_delta").count();
+    let mut expected = vec!["message_start", "content_block_start"];
+    expected.extend(vec!["content_block_delta"; deltas]);
+    expected.extend(["content_block_stop", "message_delta", "message_stop"]);
+    assert!(deltas > 1);
+    assert_eq!(names, expected);
+    assert_eq!(
+        events.iter().filter_map(|(_, data)| data["delta"]["text"].as_str()).collect::<String>(),
+        want
+    );
+    let (start, end) = (&events[0].1["message"]["usage"], &events[events.len() - 2].1["usage"]);
+    // The prompt is known but for its last token.
+    assert_eq!((&start["input_tokens"], &end["input_tokens"]), (&json!(1), &json!(1)));
+    assert_eq!(start["cache_read_input_tokens"], end["cache_read_input_tokens"]);
+    assert_eq!(end["output_tokens"], whole["usage"]["output_tokens"]);
+    let count = post("/v1/messages/count_tokens", &json!({ "messages": [question] })).ok();
+    let known = end["cache_read_input_tokens"].as_u64().unwrap();
+    assert_eq!(count["input_tokens"], known + 1);
+
+    let stopped = post(path, &with(request.clone(), json!({ "stop_sequences": ["says"] }))).ok();
+    assert_eq!(
+        (&stopped["stop_reason"], &stopped["stop_sequence"]),
+        (&json!("stop_sequence"), &json!("says"))
+    );
+    // A reply that was begun goes on, and the answer has the rest only.
+    let (begin, rest) = want.split_at(5);
+    let begun = json!([question, { "role": "assistant", "content": begin }]);
+    let continued = post(path, &with(request.clone(), json!({ "messages": begun }))).ok();
+    assert_eq!(continued["content"][0]["text"], rest);
+
+    let named = with(request.clone(), json!({ "model": "gpt" }));
+    let long = json!({ "messages": [{ "role": "user", "content": "long ".repeat(600) }], "max_tokens": 1 });
+    for (path, key, body, status, kind, says) in [
+        (path, "wrong", &request, 401, "authentication_error", "x-api-key"),
+        (path, "secret", &named, 404, "not_found_error", "gpt"),
+        (path, "secret", &long, 400, "invalid_request_error", "512"),
+        (path, "secret", &json!({ "messages": [question] }), 400, "invalid_request_error", "max_tokens"),
+        (path, "secret", &json!([]), 400, "invalid_request_error", "an object"),
+        ("/v1/messages/batches", "secret", &request, 404, "not_found_error", "batches"),
+        (
+            "/v1/messages/count_tokens",
+            "secret",
+            &json!({ "messages": [] }),
+            400,
+            "invalid_request_error",
+            "at least one",
+        ),
+    ] {
+        let answer = server.send("POST", path, body.to_string(), &[("x-api-key", key)]);
+        assert_eq!(answer.status, status);
+        let answer = answer.json();
+        assert_eq!((&answer["type"], &answer["error"]["type"]), (&json!("error"), &json!(kind)));
+        assert!(answer["error"]["message"].as_str().unwrap().contains(says), "{answer}");
+    }
+    assert_eq!(server.send("GET", path, "", &[("x-api-key", "secret")]).json()["type"], "error");
+}
+
+#[test]
+fn what_responses_do_not_support_is_refused() {
+    let server = Running::new(|_| ());
+    for (fields, param, says) in [
+        (json!({ "input": null }), "input", "must be"),
+        (json!({ "input": [] }), "input", "at least one"),
+        (json!({ "store": true }), "store", "expected false"),
+        (json!({ "previous_response_id": "resp_1" }), "previous_response_id", "nothing is stored"),
+        (json!({ "tools": [{ "type": "web_search" }] }), "tools[0]", "type function"),
+        (json!({ "tool_choice": "required" }), "tool_choice", "none to choose from"),
+        (json!({ "conversation": "conv_1" }), "conversation", "without it"),
+        (json!({ "input": [{ "type": "item_reference", "id": "x" }] }), "input[0]", "function_call"),
+        (json!({ "input": [{ "role": "cow", "content": "x" }] }), "input[0].role", "developer"),
+        (json!({ "max_output_tokens": -1 }), "max_output_tokens", "whole number"),
+        (json!({ "truncation": "half" }), "truncation", "auto"),
+    ] {
+        let answer = server.post("/v1/responses", &with(json!({ "input": "x" }), fields));
+        assert_eq!(answer.status, 400);
+        let error = &answer.json()["error"];
+        assert_eq!(error["param"], param);
+        assert!(error["message"].as_str().unwrap().contains(says), "{error}");
+    }
+}
+
+#[test]
+fn a_stream_of_named_events_ends_with_its_error() {
+    let server = Running::new(|options| options.time = Duration::from_millis(300));
+    let slow = json!({ "type": "json_schema", "name": "x", "schema": { "type": "array", "minItems": 50_000_000, "items": { "const": 1 } } });
+    let request = json!({ "input": "x", "text": { "format": slow }, "stream": true });
+    let (name, data) = named(server.post("/v1/responses", &request)).pop().unwrap();
+    // The context may be full before.
+    assert!(["error", "response.incomplete"].contains(&name.as_str()), "{data}");
+    if name == "error" {
+        assert_eq!((&data["code"], &data["param"]), (&json!("server_error"), &Value::Null));
+        assert!(data["message"].as_str().unwrap().contains("took longer"));
+    }
+}
+
+#[test]
+fn the_page_is_served_to_chat_with_the_server_only() {
+    let server = Running::new(|_| ());
+    let answer = server.send("GET", "/", "", &[]);
+    let policy = answer.policy.clone().unwrap();
+    assert!(policy.starts_with("default-src 'none'; script-src 'nonce-"), "{policy}");
+    let nonce = policy.split('\'').nth(3).unwrap().to_string();
+    let page = answer.ok_text();
+    let attribute = format!("nonce=\"{}\"", nonce.strip_prefix("nonce-").unwrap());
+    assert_eq!(page.matches(&attribute).count(), 2);
+    assert!(!page.contains("{nonce}") && !page.contains("http://") && !page.contains("https://"));
+    assert_ne!(server.send("GET", "/", "", &[]).policy.unwrap(), policy);
+
+    let ask_from = |server: &Running, origin: &str, host: Option<&str>| {
+        let mut headers = vec![("origin", origin), ("authorization", "Bearer secret")];
+        headers.extend(host.map(|host| ("host", host)));
+        server.send("GET", "/v1/models", "", &headers).status
+    };
+    let own = format!("http://{}", server.address);
+    assert_eq!(ask_from(&server, &own, None), 200);
+    assert_eq!(ask_from(&server, "http://localhost:8080", Some("localhost:8080")), 200);
+    assert_eq!(ask_from(&server, "http://[::1]:8080", Some("[::1]:8080")), 200);
+    assert_eq!(ask_from(&server, "http://127.0.0.1:1", None), 403);
+    assert_eq!(ask_from(&server, "null", None), 403);
+    // A page whose name was given this machine's address.
+    assert_eq!(ask_from(&server, "http://evil.example:80", Some("evil.example:80")), 403);
+    let with_key = Running::new(|options| options.key = Some("secret".into()));
+    assert_eq!(ask_from(&with_key, "http://models.example", Some("models.example")), 200);
+    assert_eq!(with_key.send("GET", "/", "", &[]).status, 200);
 }
