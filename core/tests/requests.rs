@@ -1,0 +1,277 @@
+//! OpenAI's Responses and Anthropic's Messages: what is read of requests, and written of replies.
+
+use serde_json::{Value, json};
+use shohin_core::chat::anthropic::{MessageWriter, MessagesRequest};
+use shohin_core::chat::openai::{Chunk, CompletionId, NamedEvent, ResponseWriter, ResponsesRequest};
+use shohin_core::chat::{
+    ChatMessage, Finish, FunctionCall, OverflowPolicy, ResponseFormat, Role, Thinking, ToolChoice, Usage,
+    function_name,
+};
+use shohin_core::generate::Reason;
+
+fn call(arguments: &str) -> FunctionCall {
+    FunctionCall { name: "weather".into(), arguments: arguments.into() }
+}
+
+fn assistant(reasoning: Option<&str>, content: &str, tool_calls: Vec<FunctionCall>) -> ChatMessage {
+    let reasoning = reasoning.map(String::from);
+    ChatMessage { reasoning, tool_calls, ..ChatMessage::new(Role::Assistant, content) }
+}
+
+fn finish(reason: Reason) -> Finish {
+    let usage = Usage {
+        prompt_tokens: 9,
+        cached_tokens: 4,
+        completion_tokens: 6,
+        reasoning_tokens: 2,
+        ..Usage::default()
+    };
+    // What was said comes from the chunks.
+    Finish { reason, message: ChatMessage::new(Role::Assistant, ""), text: String::new(), usage }
+}
+
+fn id() -> CompletionId {
+    CompletionId { id: "7".into(), created: 3, model: "sprout".into() }
+}
+
+fn chunks() -> [Chunk; 4] {
+    let chunk = Chunk::default;
+    [
+        Chunk { reasoning: "Hm".into(), ..chunk() },
+        Chunk { reasoning: "m.".into(), content: "I \"loo".into(), ..chunk() },
+        Chunk { content: "k\".".into(), ..chunk() },
+        Chunk { tool_calls: vec![call(r#"{"city": "Bern"}"#), call(r#"{"city": "Rome"}"#)], ..chunk() },
+    ]
+}
+
+fn values(events: &[NamedEvent]) -> Vec<Value> {
+    let value = |event: &NamedEvent| {
+        let value: Value = serde_json::from_str(&event.data).unwrap();
+        assert_eq!(value["type"], event.name);
+        assert!(!event.data.contains('\n'));
+        value
+    };
+    events.iter().map(value).collect()
+}
+
+#[test]
+fn items_of_a_response_are_messages() {
+    let parameters =
+        json!({ "type": "object", "properties": { "city": { "type": "string" } }, "required": ["city"] });
+    let request = json!({
+        "instructions": "Be brief.",
+        "input": [
+            { "role": "developer", "content": "And kind." },
+            { "role": "user", "content": [{ "type": "input_text", "text": "How is " }, { "type": "input_text", "text": "it?" }] },
+            { "type": "reasoning", "id": "rs_1", "summary": [], "content": [{ "type": "reasoning_text", "text": "Ask." }] },
+            { "type": "function_call", "call_id": "a", "name": "weather", "arguments": "{}", "status": "completed" },
+            { "type": "function_call", "call_id": "b", "name": "weather", "arguments": "[]" },
+            { "type": "function_call_output", "call_id": "a", "output": "sunny" },
+            { "type": "function_call_output", "call_id": "b", "output": [{ "type": "input_text", "text": "wet" }] },
+            { "type": "message", "id": "msg_1", "status": "completed", "role": "assistant",
+              "content": [{ "type": "output_text", "text": "Both.", "annotations": [], "logprobs": [] }] },
+            { "role": "user", "content": "Thanks." },
+        ],
+        "tools": [{ "type": "function", "name": "weather", "description": "Tells \"it\".", "parameters": parameters, "strict": true }],
+        "tool_choice": { "type": "function", "name": "weather" },
+        "max_output_tokens": 5, "temperature": 0.5, "top_p": 0.25, "stream": true,
+        "reasoning": { "effort": "low" }, "truncation": "auto", "store": false,
+    });
+    let read = ResponsesRequest::parse(&request.to_string()).unwrap();
+    let message = ChatMessage::new;
+    assert_eq!(
+        read.messages,
+        [
+            message(Role::System, "Be brief."),
+            message(Role::System, "And kind."),
+            message(Role::User, "How is it?"),
+            assistant(Some("Ask."), "", vec![call("{}"), call("[]")]),
+            message(Role::Tool, "sunny"),
+            message(Role::Tool, "wet"),
+            message(Role::Assistant, "Both."),
+            message(Role::User, "Thanks."),
+        ]
+    );
+    let tool: Value = serde_json::from_str(&read.options.tools[0]).unwrap();
+    assert_eq!(tool["function"]["parameters"], parameters);
+    assert_eq!(tool["function"]["description"], "Tells \"it\".");
+    assert_eq!(function_name(&read.options.tools[0]).as_deref(), Some("weather"));
+    assert_eq!(read.options.tool_choice, ToolChoice::Function("weather".into()));
+    assert_eq!((read.options.sampler.temperature, read.options.sampler.top_p), (0.5, 0.25));
+    assert_eq!((read.options.max_tokens, read.options.thinking), (Some(5), Thinking::On));
+    assert_eq!((read.options.overflow, read.stream), (OverflowPolicy::trim_for(Some(5)), true));
+
+    let object = json!({ "input": "x", "text": { "format": { "type": "json_object" } } });
+    let read = ResponsesRequest::parse(&object.to_string()).unwrap();
+    assert_eq!(read.options.response_format, ResponseFormat::JsonObject);
+}
+
+#[test]
+fn a_response_streams_what_it_ends_with() {
+    let request = json!({ "input": "x", "instructions": "Be\nbrief.", "temperature": 0.5 });
+    let request = ResponsesRequest::parse(&request.to_string()).unwrap();
+    let mut writer = ResponseWriter::new(id(), &request);
+    let mut events: Vec<NamedEvent> = chunks().iter().flat_map(|chunk| writer.chunk(chunk)).collect();
+    events.extend(writer.finish(&finish(Reason::Stop)));
+    let events = values(&events);
+    let whole: Value = serde_json::from_str(&writer.whole(&finish(Reason::Stop))).unwrap();
+    assert_eq!(events.last().unwrap()["response"], whole);
+    assert_eq!(whole["output"][0]["content"][0], json!({ "type": "reasoning_text", "text": "Hmm." }));
+    assert_eq!(whole["output"][1]["content"][0]["text"], "I \"look\".");
+    assert_eq!(whole["output"][2]["arguments"], r#"{"city": "Bern"}"#);
+    assert_eq!(whole["output"][3]["name"], "weather");
+    assert_ne!(whole["output"][2]["call_id"], whole["output"][3]["call_id"]);
+    assert_eq!((&whole["instructions"], &whole["temperature"]), (&json!("Be\nbrief."), &json!(0.5)));
+    assert_eq!(whole["usage"]["input_tokens_details"]["cached_tokens"], 4);
+    assert_eq!(whole["usage"]["total_tokens"], 15);
+    // The events tell the same: items by their index, and their text in deltas.
+    for (index, item) in whole["output"].as_array().unwrap().iter().enumerate() {
+        let own: Vec<&Value> = events.iter().filter(|event| event["output_index"] == index).collect();
+        assert_eq!(own[0]["type"], "response.output_item.added");
+        assert_eq!(own[0]["item"]["id"], item["id"]);
+        let done = own.last().unwrap();
+        assert_eq!((&done["type"], &done["item"]), (&json!("response.output_item.done"), item));
+        let said: String = own.iter().filter_map(|event| event["delta"].as_str()).collect();
+        let text = item["arguments"].as_str().or(item["content"][0]["text"].as_str()).unwrap();
+        assert_eq!(said, text);
+        assert!(own.iter().all(|event| event["item_id"].is_null() || event["item_id"] == item["id"]));
+    }
+    for (number, event) in events.iter().enumerate() {
+        assert_eq!(event["sequence_number"], number);
+    }
+
+    let mut writer = ResponseWriter::new(id(), &request);
+    let cut = values(&writer.finish(&finish(Reason::Length)));
+    let last = cut.last().unwrap();
+    assert_eq!(last["type"], "response.incomplete");
+    assert_eq!(last["response"]["output"][0]["status"], "incomplete");
+    let error = values(&[writer.error("server_error", "it \"failed\"")]);
+    assert_eq!((&error[0]["code"], &error[0]["message"]), (&json!("server_error"), &json!("it \"failed\"")));
+    assert_eq!(error[0]["sequence_number"], cut.len());
+}
+
+#[test]
+fn blocks_of_anthropic_are_messages() {
+    let schema = json!({ "type": "object", "properties": {} });
+    let request = json!({
+        "system": [{ "type": "text", "text": "Be brief.", "cache_control": { "type": "ephemeral" } }],
+        "messages": [
+            { "role": "user", "content": "How is it?" },
+            { "role": "assistant", "content": [
+                { "type": "thinking", "thinking": "Ask.", "signature": "" },
+                { "type": "text", "text": "I look." },
+                { "type": "tool_use", "id": "a", "name": "weather", "input": { "city": "Bern" } },
+            ] },
+            { "role": "user", "content": [
+                { "type": "tool_result", "tool_use_id": "a", "content": "sunny" },
+                { "type": "tool_result", "tool_use_id": "b", "content": [{ "type": "text", "text": "wet" }], "is_error": true },
+                { "type": "text", "text": "So?" },
+            ] },
+        ],
+        "max_tokens": 7, "top_k": 3, "stop_sequences": ["a", "b"],
+        "tools": [{ "name": "weather", "input_schema": schema }], "tool_choice": { "type": "any" },
+        "thinking": { "type": "enabled", "budget_tokens": 9 }, "metadata": { "user_id": "u" },
+    });
+    let read = MessagesRequest::parse(&request.to_string()).unwrap();
+    let message = ChatMessage::new;
+    assert_eq!(
+        read.messages,
+        [
+            message(Role::System, "Be brief."),
+            message(Role::User, "How is it?"),
+            assistant(Some("Ask."), "I look.", vec![call(r#"{"city": "Bern"}"#)]),
+            message(Role::Tool, "sunny"),
+            message(Role::Tool, "wet"),
+            message(Role::User, "So?"),
+        ]
+    );
+    let tool: Value = serde_json::from_str(&read.options.tools[0]).unwrap();
+    assert_eq!(tool["function"], json!({ "name": "weather", "parameters": schema }));
+    assert_eq!(read.options.tool_choice, ToolChoice::Required);
+    assert_eq!((read.options.max_tokens, read.options.sampler.top_k), (Some(7), 3));
+    assert_eq!(
+        (read.options.stop_strings, read.options.thinking),
+        (vec!["a".into(), "b".into()], Thinking::Budget(9))
+    );
+    assert!(!read.options.continue_final_message && !read.stream);
+
+    let user = json!([{ "role": "user", "content": "x" }]);
+    for (fields, place) in [
+        (json!({ "messages": [{ "role": "system", "content": "x" }] }), "messages[0].role"),
+        (json!({ "messages": [{ "role": "user", "content": [] }] }), "messages[0].content"),
+        (
+            json!({ "messages": [{ "role": "user", "content": [{ "type": "image" }] }] }),
+            "messages[0].content[0]",
+        ),
+        (
+            json!({ "messages": [{ "role": "user", "content": [{ "type": "tool_use" }] }] }),
+            "messages[0].content[0]",
+        ),
+        (
+            json!({ "messages": user, "system": [{ "type": "text", "text": "x", "color": 1 }] }),
+            "system[0].color",
+        ),
+        (json!({ "messages": user, "tools": [{ "type": "bash_20250124", "name": "bash" }] }), "tools[0]"),
+        (json!({ "messages": user, "tools": [{ "name": "x" }] }), "tools[0]"),
+        (json!({ "messages": user, "tool_choice": { "type": "any" } }), "tool_choice"),
+        (json!({ "messages": user, "thinking": { "type": "deep" } }), "thinking.type"),
+        (json!({ "messages": user, "stop_sequences": "x" }), "stop_sequences"),
+    ] {
+        let error = MessagesRequest::parse_prompt(&fields.to_string()).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("{place} ")), "{error}: {place}");
+    }
+}
+
+#[test]
+fn a_message_of_anthropic_streams_what_it_ends_with() {
+    let request = json!({ "messages": [{ "role": "user", "content": "x" }], "max_tokens": 9, "stop_sequences": ["a", "b"] });
+    let request = MessagesRequest::parse(&request.to_string()).unwrap();
+    let prompt = Usage { completion_tokens: 0, ..finish(Reason::Stop).usage };
+    let mut writer = MessageWriter::new(id(), &request, prompt);
+    let mut events: Vec<NamedEvent> = chunks().iter().flat_map(|chunk| writer.chunk(chunk)).collect();
+    events.extend(writer.finish(&finish(Reason::Stop)));
+    let events = values(&events);
+    let whole: Value = serde_json::from_str(&writer.whole(&finish(Reason::Stop))).unwrap();
+    let calls = [("Bern", "toolu_7_2"), ("Rome", "toolu_7_3")];
+    let calls = calls.map(
+        |(city, id)| json!({ "type": "tool_use", "id": id, "name": "weather", "input": { "city": city } }),
+    );
+    assert_eq!(
+        whole["content"],
+        json!([{ "type": "thinking", "thinking": "Hmm.", "signature": "" }, { "type": "text", "text": "I \"look\"." }, calls[0], calls[1]])
+    );
+    assert_eq!((&whole["stop_reason"], &whole["stop_sequence"]), (&json!("tool_use"), &Value::Null));
+    assert_eq!(
+        whole["usage"],
+        json!({ "input_tokens": 5, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 4, "output_tokens": 6 })
+    );
+    assert_eq!(events[0]["message"]["usage"]["input_tokens"], 5);
+    for (index, block) in whole["content"].as_array().unwrap().iter().enumerate() {
+        let own: Vec<&Value> = events.iter().filter(|event| event["index"] == index).collect();
+        assert_eq!(own[0]["type"], "content_block_start");
+        assert_eq!(own[0]["content_block"]["type"], block["type"]);
+        assert_eq!(own.last().unwrap()["type"], "content_block_stop");
+        let delta =
+            |name: &str| -> String { own.iter().filter_map(|event| event["delta"][name].as_str()).collect() };
+        match block["type"].as_str().unwrap() {
+            "tool_use" => {
+                assert_eq!(serde_json::from_str::<Value>(&delta("partial_json")).unwrap(), block["input"]);
+            }
+            kind => assert_eq!(delta(kind), block[kind].as_str().unwrap()),
+        }
+    }
+    let last = &events[events.len() - 2];
+    assert_eq!((&last["delta"]["stop_reason"], &last["usage"]), (&json!("tool_use"), &whole["usage"]));
+
+    for (reason, code) in [
+        (Reason::Stop, "end_turn"),
+        (Reason::Cancelled, "end_turn"),
+        (Reason::Length, "max_tokens"),
+        (Reason::ContextFull, "model_context_window_exceeded"),
+        (Reason::StopString, "stop_sequence"),
+    ] {
+        let mut writer = MessageWriter::new(id(), &request, prompt);
+        let events = values(&writer.finish(&finish(reason)));
+        assert_eq!(events[1]["delta"], json!({ "stop_reason": code, "stop_sequence": null }));
+    }
+}
