@@ -1,4 +1,4 @@
-//! `shohin serve`: OpenAI's HTTP interface.
+//! `shohin serve`: OpenAI's and Anthropic's HTTP interfaces.
 
 use crate::error::{CliError, Result};
 use crate::model::{ModelArgs, finish_caching, settings};
@@ -9,16 +9,18 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
 
-/// Serve a model to programs that speak OpenAI's HTTP interface
+/// Serve a model to programs that speak OpenAI's or Anthropic's HTTP interface
 ///
-/// Answers /v1/chat/completions, /v1/completions, /v1/embeddings and /v1/models, whole or streamed, with tools, JSON Schema
-/// and log-probabilities; /health and /metrics (Prometheus). Replies are computed together: the weights are read once for all
+/// Answers /v1/chat/completions, /v1/responses, /v1/completions, /v1/embeddings and /v1/models as OpenAI, and /v1/messages
+/// and /v1/messages/count_tokens as Anthropic, whole or streamed, with tools, JSON Schema and log-probabilities; /health and
+/// /metrics (Prometheus); and a page to chat at /. Replies are computed together: the weights are read once for all
 /// of them. Ctrl-C or SIGTERM lets the replies in progress end.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   shohin serve
   shohin serve -m bonsai-1.7b --port 8000 --parallel 8 --kv q8
+  xdg-open http://127.0.0.1:8080/
   curl http://127.0.0.1:8080/v1/chat/completions -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello!\"}]}'
 
 Only programs on this machine can ask, unless --host is set; then set --api-key, too. There is no TLS: put a proxy
@@ -30,7 +32,7 @@ pub(crate) struct ServeArgs {
     /// Port to listen at; 0 takes a free one
     #[arg(long, value_name = "N", default_value_t = 8080)]
     port: u16,
-    /// Key that requests must have, as in "Authorization: Bearer KEY"
+    /// Key that requests must have, as in "Authorization: Bearer KEY" or "x-api-key: KEY"
     #[arg(long, value_name = "KEY", env = "SHOHIN_API_KEY", hide_env_values = true)]
     api_key: Option<String>,
     /// Name of the model in requests and answers [default: the file's]
@@ -84,7 +86,7 @@ pub(crate) fn run(args: &ServeArgs, model: &ModelArgs) -> Result {
     let name = options.model.clone();
     let told = settings(&loaded);
     serve(loaded, options, |address| {
-        remark(format_args!("serving {name} ({told}) at http://{address}/v1; Ctrl-C ends it"));
+        remark(format_args!("serving {name} ({told}) at http://{address}/v1, a page to chat at http://{address}/; Ctrl-C ends it"));
     })
     .map_err(|error| match error {
         StartError::Origin(_) | StartError::Key => CliError::usage(error),

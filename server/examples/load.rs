@@ -5,8 +5,9 @@
 //! cargo run -r -p shohin-server --example load -- http://127.0.0.1:8080 soak 10000
 //! ```
 //!
-//! `speed` streams replies of 64 tokens to short prompts, 1, 2, 4 and 8 at once. `soak` sends as many mixed requests:
-//! short, long, broken off, read slowly, and malformed; each must get the answer that it should.
+//! `speed` streams replies of 64 tokens to short prompts, 1, 2, 4 and 8 at once. `soak` sends as many mixed requests to
+//! chat completions, Responses and Messages: short, long, broken off, read slowly, and malformed; each must get the answer
+//! that it should.
 
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -32,6 +33,82 @@ fn post(url: &str, path: &str, body: &str) -> Result<(u16, Lines), Failure> {
 fn ask(text: &str, tokens: usize, stream: bool) -> String {
     let message = json!({ "role": "user", "content": text });
     json!({ "messages": [message], "max_tokens": tokens, "stream": stream, "temperature": 0 }).to_string()
+}
+
+/// A form of requests and answers.
+#[derive(Clone, Copy)]
+enum Form {
+    Chat,
+    Responses,
+    Messages,
+}
+
+impl Form {
+    fn path(self) -> &'static str {
+        match self {
+            Form::Chat => "/v1/chat/completions",
+            Form::Responses => "/v1/responses",
+            Form::Messages => "/v1/messages",
+        }
+    }
+
+    fn ask(self, text: &str, tokens: usize, stream: bool) -> String {
+        match self {
+            Form::Chat | Form::Messages => ask(text, tokens, stream),
+            Form::Responses => {
+                json!({ "input": text, "max_output_tokens": tokens, "stream": stream, "temperature": 0 })
+                    .to_string()
+            }
+        }
+    }
+
+    /// Requests that it refuses.
+    fn malformed(self) -> [&'static str; 5] {
+        match self {
+            Form::Chat => [
+                "{",
+                "{}",
+                "{\"messages\": 3}",
+                "{\"messages\": [], \"n\": 2}",
+                "{\"messages\": [{\"role\": \"cow\", \"content\": \"\"}]}",
+            ],
+            Form::Responses => [
+                "{",
+                "{}",
+                "{\"input\": 3}",
+                "{\"input\": \"x\", \"store\": true}",
+                "{\"input\": [{\"role\": \"cow\", \"content\": \"\"}]}",
+            ],
+            Form::Messages => [
+                "{",
+                "{}",
+                "{\"messages\": 3, \"max_tokens\": 1}",
+                "{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}]}",
+                "{\"messages\": [{\"role\": \"cow\", \"content\": \"\"}], \"max_tokens\": 1}",
+            ],
+        }
+    }
+
+    /// Whether an answer that is not streamed has a text.
+    fn is_whole(self, answer: &Value) -> bool {
+        match self {
+            Form::Chat => answer["choices"][0]["message"]["content"].is_string(),
+            Form::Responses => answer["output"][0]["content"][0]["text"].is_string(),
+            Form::Messages => answer["stop_reason"].is_string() && answer["content"].is_array(),
+        }
+    }
+
+    /// Whether a stream has ended with this line.
+    fn is_end(self, line: &str) -> bool {
+        match self {
+            Form::Chat => line == "data: [DONE]",
+            Form::Responses => {
+                line.starts_with("data: {\"type\":\"response.completed\"")
+                    || line.starts_with("data: {\"type\":\"response.incomplete\"")
+            }
+            Form::Messages => line == "data: {\"type\":\"message_stop\"}",
+        }
+    }
 }
 
 fn main() -> Result<(), Failure> {
@@ -119,7 +196,7 @@ fn soak(url: &str, count: usize) -> Result<(), Failure> {
 
 /// Sends request `i`; an error if the answer is not as it should be.
 fn one(url: &str, i: usize) -> Result<(&'static str, u16), Failure> {
-    const CHAT: &str = "/v1/chat/completions";
+    let form = [Form::Chat, Form::Responses, Form::Messages][i / 40 % 3];
     let text = ["Hello!", "What does a cow say?", "Tell me a story about a fox.", "How many legs has a dog?"]
         [i / 10 % 4];
     let (kind, expected): (_, &[u16]) = match i % 10 {
@@ -131,19 +208,12 @@ fn one(url: &str, i: usize) -> Result<(&'static str, u16), Failure> {
         _ => ("too long", &[400, 429]),
     };
     let request = match kind {
-        "short" => ask(text, 1 + i % 30, false),
-        "malformed" => [
-            "{",
-            "{}",
-            "{\"messages\": 3}",
-            "{\"messages\": [], \"n\": 2}",
-            "{\"messages\": [{\"role\": \"cow\", \"content\": \"\"}]}",
-        ][i / 10 % 5]
-            .into(),
-        "too long" => ask(&"long ".repeat(40_000), 1, i % 20 == 9),
-        _ => ask(text, 100, true),
+        "short" => form.ask(text, 1 + i % 30, false),
+        "malformed" => form.malformed()[i / 10 % 5].into(),
+        "too long" => form.ask(&"long ".repeat(40_000), 1, i % 20 == 9),
+        _ => form.ask(text, 100, true),
     };
-    let (status, lines) = post(url, CHAT, &request)?;
+    let (status, lines) = post(url, form.path(), &request)?;
     if !expected.contains(&status) {
         return Err(format!("{kind}: status {status}").into());
     }
@@ -160,10 +230,8 @@ fn one(url: &str, i: usize) -> Result<(&'static str, u16), Failure> {
         }
     }
     let whole = match (status, kind) {
-        (200, "short") => {
-            serde_json::from_str::<Value>(&last)?["choices"][0]["message"]["content"].is_string()
-        }
-        (200, _) => last == "data: [DONE]",
+        (200, "short") => form.is_whole(&serde_json::from_str(&last)?),
+        (200, _) => form.is_end(&last),
         _ => serde_json::from_str::<Value>(&last)?["error"]["message"].is_string(),
     };
     if !whole {
