@@ -7,6 +7,7 @@ use crate::kv::KvStorage;
 use crate::record::{CacheKernels, CacheOp, Scratch};
 use crate::upload::GpuModel;
 use shohin_core::Error as CoreError;
+use shohin_core::cache::FlatKv;
 use shohin_core::device::SessionOptions;
 use shohin_core::model::program::Heads;
 use std::ops::Range;
@@ -17,7 +18,6 @@ pub struct GpuCache {
     /// The device that it was made by: its kernels use that device's buffers.
     device: u64,
     options: SessionOptions,
-    storage: &'static KvStorage,
     heads: Heads,
     /// Keys and values of each layer.
     layers: Vec<[Buffer; 2]>,
@@ -44,7 +44,7 @@ impl GpuCache {
         let (gpu, program) = (&*model.gpu, model.program());
         let heads = program.heads;
         let storage = KvStorage::of(options.kv);
-        let bytes = storage.bytes(heads.kv as u64 * options.context as u64 * heads.dim as u64);
+        let bytes = FlatKv::of(options.kv).bytes(heads.kv as u64 * options.context as u64 * heads.dim as u64);
         let mut layers = Vec::new();
         for _ in 0..program.layers {
             layers.push([gpu.storage("keys", bytes).await?, gpu.storage("values", bytes).await?]);
@@ -64,7 +64,7 @@ impl GpuCache {
         let kernels = ops.iter().map(|op| CacheKernels::new(gpu, program, scratch, op, &layer));
         let kernels = kernels.collect::<Result<_>>()?;
         gpu.check()?;
-        Ok(GpuCache { device, options, storage, heads, layers, sequence, kernels })
+        Ok(GpuCache { device, options, heads, layers, sequence, kernels })
     }
 
     pub(crate) fn device(&self) -> u64 {
@@ -88,7 +88,7 @@ impl GpuCache {
     fn spans(&self, len: usize) -> Vec<Range<u64>> {
         let [kv, capacity, d, len] =
             [self.heads.kv, self.options.context, self.heads.dim, len].map(|n| n as u64);
-        self.storage.spans(kv, capacity, d, len)
+        FlatKv::of(self.options.kv).spans(kv, capacity, d, len).collect()
     }
 
     /// Bytes of the keys and values of the first `len` positions.

@@ -6,9 +6,9 @@ use crate::gpu::{Gpu, MAX_BINDING};
 use crate::kernel::{
     self, ARGMAX_GROUPS, DispatchShape, Kernel, MAX_PARTS, MAX_TOP, SORTED, STEP_HEAD, TILE,
 };
-use crate::kv::KvStorage;
 use crate::record::{BufferPlan, Recording, Scratch, Step, other_bytes};
 use crate::upload::{GpuModel, UploadPlan};
+use shohin_core::cache::FlatKv;
 use shohin_core::device::{Batch, Output, Readout, SessionOptions, Sink};
 use shohin_core::model::{ModelConfig, Program};
 use shohin_core::rows::{Rows, Segment, Wanted};
@@ -113,7 +113,7 @@ impl UploadPlan {
         let context = session.context.min(options.context);
         let heads = program.heads;
         let numbers = heads.kv as u64 * context as u64 * heads.dim as u64;
-        let kv = 2 * program.layers as u64 * KvStorage::of(session.kv).bytes(numbers);
+        let kv = 2 * program.layers as u64 * FlatKv::of(session.kv).bytes(numbers);
         Ok(GpuMemory { kv, scratch })
     }
 }

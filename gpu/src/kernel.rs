@@ -2,6 +2,7 @@
 
 use crate::gpu::Gpu;
 use crate::kv::KvStorage;
+use crate::packed;
 use crate::shader::{Extensions, Source, part};
 use crate::upload::Chunk;
 use shohin_core::attention::{MAX_RANDOM, PATTERN_BLOCK};
@@ -187,7 +188,7 @@ pub(crate) struct View {
 /// Looks up rows of the embedding: `x (tokens, cols)`.
 pub(crate) fn embed(gpu: &Gpu, cols: usize, chunk: &Chunk, step: &Buffer, x: &Buffer) -> Kernel {
     let source = Source::default().u32("STEP_TOKENS", STEP_HEAD).u32("FIRST_ROW", chunk.first_row);
-    let source = chunk.packed.shader(source, chunk.rows, cols).part(part!("embed"));
+    let source = packed::shader(chunk.packed, source, chunk.rows, cols).part(part!("embed"));
     let mut buffers = chunk.bindings();
     buffers.extend([(4, x), (5, step)]);
     Kernel::new(gpu, "embed", source, &buffers, Grid::EachRow)
@@ -247,7 +248,7 @@ impl Product<'_> {
     fn source(&self, ext: Extensions) -> Source {
         let source =
             Source::default().u32("OUTPUT_STRIDE", self.stride).u32("FIRST_ROW", self.chunk.first_row);
-        let source = self.chunk.packed.shader(source, self.chunk.rows, self.cols);
+        let source = packed::shader(self.chunk.packed, source, self.chunk.rows, self.cols);
         let source = match self.acts {
             Acts::Int8 { .. } => source.dot4(ext).part(part!("input_int8")),
             Acts::F32(_) => source.part(part!("input_f32")),
@@ -491,7 +492,7 @@ pub(crate) fn topk(
 mod tests {
     use super::*;
     use crate::gpu::GpuOptions;
-    use crate::packed::PackedFormat;
+    use shohin_core::quant::packed::PackedFormat;
     use shohin_core::quant::unpack;
     use shohin_tests::{Random, weights};
     use wgpu::BufferUsages;

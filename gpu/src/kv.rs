@@ -2,16 +2,10 @@
 
 use crate::shader::part;
 use shohin_core::KvFormat;
-use std::ops::Range;
 
-/// Layout of keys and values of a cache format in a layer's buffers: codes `(kv_heads, capacity, head_dim)`,
-/// then, if the format has them, scales `(kv_heads, capacity, head_dim / 32)` as f32.
+/// The storage of a cache format in the layout of [`FlatKv`](shohin_core::cache::FlatKv).
 #[derive(Debug)]
 pub(crate) struct KvStorage {
-    /// Bits per element.
-    bits: usize,
-    /// Whether groups of 32 elements share a scale.
-    scales: bool,
     /// Writes a key or value.
     pub(crate) put: &'static str,
     /// Reads four elements.
@@ -20,21 +14,11 @@ pub(crate) struct KvStorage {
     pub(crate) get_native: &'static str,
 }
 
-static F32: KvStorage = KvStorage {
-    bits: 32,
-    scales: false,
-    put: part!("kv_put_f32"),
-    get: part!("kv_get_f32"),
-    get_native: part!("kv_get_f32"),
-};
+static F32: KvStorage =
+    KvStorage { put: part!("kv_put_f32"), get: part!("kv_get_f32"), get_native: part!("kv_get_f32") };
 
-static F16: KvStorage = KvStorage {
-    bits: 16,
-    scales: false,
-    put: part!("kv_put_f16"),
-    get: part!("kv_get_f16"),
-    get_native: part!("kv_get_f16_native"),
-};
+static F16: KvStorage =
+    KvStorage { put: part!("kv_put_f16"), get: part!("kv_get_f16"), get_native: part!("kv_get_f16_native") };
 
 /// A part for integers of this many bits.
 macro_rules! integers {
@@ -44,16 +28,12 @@ macro_rules! integers {
 }
 
 static Q8: KvStorage = KvStorage {
-    bits: 8,
-    scales: true,
     put: integers!(8, "kv_put_integers"),
     get: integers!(8, "kv_get_integers"),
     get_native: integers!(8, "kv_get_integers"),
 };
 
 static Q4: KvStorage = KvStorage {
-    bits: 4,
-    scales: true,
     put: integers!(4, "kv_put_integers"),
     get: integers!(4, "kv_get_integers"),
     get_native: integers!(4, "kv_get_integers"),
@@ -93,30 +73,5 @@ impl KvStorage {
             KvFormat::Fp8E4M3 => &FP8_E4M3,
             KvFormat::Fp8E5M2 => &FP8_E5M2,
         }
-    }
-
-    /// Bytes of the codes of `numbers` elements, a multiple of 32.
-    const fn code_bytes(&self, numbers: u64) -> u64 {
-        numbers * self.bits as u64 / 8
-    }
-
-    /// Bytes of their scales.
-    const fn scale_bytes(&self, numbers: u64) -> u64 {
-        if self.scales { numbers / 8 } else { 0 }
-    }
-
-    /// Bytes of `numbers` elements, a multiple of 32.
-    pub(crate) const fn bytes(&self, numbers: u64) -> u64 {
-        self.code_bytes(numbers) + self.scale_bytes(numbers)
-    }
-
-    /// The ranges of the first `len` positions of each head in a buffer of keys or of values.
-    pub(crate) fn spans(&self, kv_heads: u64, capacity: u64, head_dim: u64, len: u64) -> Vec<Range<u64>> {
-        let (codes, scales) = (self.code_bytes(head_dim), self.scale_bytes(head_dim));
-        let rows = |at: u64, row: u64| {
-            (0..kv_heads).map(move |head| at + head * capacity * row..at + (head * capacity + len) * row)
-        };
-        let all = rows(0, codes).chain(rows(kv_heads * capacity * codes, scales));
-        all.filter(|span| !span.is_empty()).collect()
     }
 }

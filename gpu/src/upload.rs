@@ -2,10 +2,10 @@
 
 use crate::error::{Error, Result};
 use crate::gpu::{Gpu, MAX_BINDING};
-use crate::packed::PackedFormat;
 use shohin_core::gguf::{Event, Header};
 use shohin_core::model::program::{Op, TensorId, TensorRole};
 use shohin_core::model::{ModelConfig, Program};
+use shohin_core::quant::packed::PackedFormat;
 use shohin_core::{Error as CoreError, Format, Gguf, Name, quant};
 use std::sync::Arc;
 use wgpu::Buffer;
@@ -35,7 +35,7 @@ pub(crate) struct Chunk {
 }
 
 impl Chunk {
-    /// The bindings for shaders of [`PackedFormat::shader`].
+    /// The bindings for shaders of [`shader`](crate::packed::shader).
     pub(crate) fn bindings(&self) -> Vec<(u32, &Buffer)> {
         [(0, &self.codes)].into_iter().chain(self.scales.as_ref().map(|scales| (1, scales))).collect()
     }

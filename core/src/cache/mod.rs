@@ -10,12 +10,14 @@
 #![forbid(unsafe_code)]
 
 mod chunked;
+mod flat;
 mod float;
 mod float8;
 mod quantized;
 mod storage;
 
 pub(crate) use chunked::{CHUNK_POSITIONS, ChunkedPlacement};
+pub use flat::FlatKv;
 pub(crate) use float::{Element, Float};
 pub(crate) use float8::Float8;
 pub(crate) use quantized::{Codes, PairCodec, Quantized, SCALE_GROUP, largest, round};

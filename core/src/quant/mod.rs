@@ -24,6 +24,7 @@ pub(crate) mod iq4_xs;
 pub(crate) mod k_quants;
 pub(crate) mod mxfp4;
 pub(crate) mod nvfp4;
+pub mod packed;
 pub(crate) mod q1_0;
 pub(crate) mod q2_0;
 pub(crate) mod q4_0;
