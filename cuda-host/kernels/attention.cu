@@ -1,0 +1,105 @@
+// Causal attention with an online softmax. `attention`: one block of four warps per query head, row and part of the
+// positions; the lanes of a warp have the elements of a head, and its warps every fourth position. `attention_join` merges
+// the parts (flash decoding). See core's attention.rs for the patterns.
+
+struct AttentionArgs {
+    Cache cache;
+    const float *q;       // (rows, heads, dim)
+    const u32 *positions; // of rows of the batch
+    float *parts;         // (rows, heads, parts, dim + 2): result, highest score, sum of weights
+    float *out;           // (rows, heads, dim)
+    signed char *words;   // null if no product reads integers
+    Meta *meta;
+    u32 heads, first_row, parts_count;
+    u32 pattern;        // 0: full, 1: window, 2: dilated, 3: strided, 4: BigBird
+    u32 a, b, c;        // numbers of the pattern
+    float scale;
+};
+
+__device__ __forceinline__ bool sees(const AttentionArgs &p, u32 query, u32 key) {
+    if (p.pattern == 0) return true;
+    if (p.pattern == 1) return query - key < p.a || key < p.b;
+    u32 from = query / 64, to = key / 64, back = from - to;
+    if (p.pattern == 2) return back % p.b == 0 && back / p.b < p.a;
+    if (back < p.a) return true;
+    if (p.pattern == 3) return back % p.b == 0;
+    if (to < p.b) return true;
+    if ((u64)from + 1 <= (u64)p.a + p.b) return false;
+    u32 choices = from + 1 - p.a - p.b;
+    for (u32 i = 0; i < p.c; i++) {
+        u32 hash = from * 64 + i;
+        hash = (hash ^ hash >> 16) * 0x85ebca6bu;
+        hash = (hash ^ hash >> 13) * 0xc2b2ae35u;
+        hash ^= hash >> 16;
+        if (p.b + hash % choices == to) return true;
+    }
+    return false;
+}
+
+extern "C" __global__ void attention(AttentionArgs a) {
+    __shared__ float results[4][256];
+    __shared__ float tops[4], weights[4];
+    u32 dim = a.cache.dim, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    u32 row = a.first_row + blockIdx.y, head = blockIdx.x, kv_head = head / (a.heads / a.cache.kv_heads);
+    u32 query = a.positions[row], count = query + 1;
+    u32 span = (count + a.parts_count - 1) / a.parts_count;
+    u32 begin = min(blockIdx.z * span, count), end = min(begin + span, count);
+    float q[8] = {}, sum[8] = {};
+    for (u32 i = 0; i < dim / 32; i++) q[i] = a.q[((u64)row * a.heads + head) * dim + i * 32 + lane] * a.scale;
+    float top = -1e30f, weight = 0.0f;
+    for (u32 key = begin + warp; key < end; key += 4) {
+        // The same for all lanes.
+        if (!sees(a, query, key)) continue;
+        u64 at = ((u64)kv_head * a.cache.capacity + key) * dim;
+        float score = 0.0f;
+        for (u32 i = 0; i < dim / 32; i++) score += q[i] * cache_get(a.cache, a.cache.keys, at + i * 32 + lane);
+        score = warp_sum(score);
+        float highest = fmaxf(top, score), decay = expf(top - highest), w = expf(score - highest);
+        top = highest;
+        weight = weight * decay + w;
+        for (u32 i = 0; i < dim / 32; i++)
+            sum[i] = sum[i] * decay + w * cache_get(a.cache, a.cache.values, at + i * 32 + lane);
+    }
+    for (u32 i = 0; i < dim / 32; i++) results[warp][i * 32 + lane] = sum[i];
+    if (lane == 0) {
+        tops[warp] = top;
+        weights[warp] = weight;
+    }
+    __syncthreads();
+    float highest = fmaxf(fmaxf(tops[0], tops[1]), fmaxf(tops[2], tops[3])), total = 0.0f, decay[4];
+    for (u32 w = 0; w < 4; w++) {
+        decay[w] = expf(tops[w] - highest);
+        total += weights[w] * decay[w];
+    }
+    float *part = a.parts + (((u64)row * a.heads + head) * a.parts_count + blockIdx.z) * (dim + 2);
+    for (u32 i = threadIdx.x; i < dim; i += blockDim.x) {
+        float x = 0.0f;
+        for (u32 w = 0; w < 4; w++) x += results[w][i] * decay[w];
+        part[i] = x;
+    }
+    if (threadIdx.x == 0) {
+        part[dim] = highest;
+        part[dim + 1] = total;
+    }
+}
+
+// One warp per query head and row.
+extern "C" __global__ void attention_join(AttentionArgs a) {
+    u32 dim = a.cache.dim, lane = threadIdx.x, row = a.first_row + blockIdx.y;
+    u64 head = (u64)row * a.heads + blockIdx.x;
+    const float *parts = a.parts + head * a.parts_count * (dim + 2);
+    float highest = -1e30f, total = 0.0f;
+    for (u32 p = 0; p < a.parts_count; p++) highest = fmaxf(highest, parts[p * (dim + 2) + dim]);
+    for (u32 p = 0; p < a.parts_count; p++)
+        total += parts[p * (dim + 2) + dim + 1] * expf(parts[p * (dim + 2) + dim] - highest);
+    float norm = total > 0.0f ? 1.0f / total : 1.0f;
+    for (u32 i = lane; i < dim; i += 32) {
+        float x = 0.0f;
+        for (u32 p = 0; p < a.parts_count; p++)
+            x += parts[p * (dim + 2) + i] * expf(parts[p * (dim + 2) + dim] - highest);
+        x *= norm;
+        u64 at = head * dim + i;
+        a.out[at] = x;
+        if (a.words) put_unit(a.words, a.meta, at / 32, lane, x);
+    }
+}

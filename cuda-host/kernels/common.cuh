@@ -1,0 +1,102 @@
+// What every kernel uses: widths, half floats, reductions by warps, and the layouts that the host passes.
+// Compiled by NVRTC for GPUs, and by a C++ compiler with shim/cuda.h for tests on a CPU.
+#pragma once
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+#ifndef CUDA_SHIM
+__device__ __forceinline__ float half_value(u32 bits) {
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"((unsigned short)bits));
+    return value;
+}
+
+// Rounded to nearest, ties to even.
+__device__ __forceinline__ u32 half_bits(float value) {
+    unsigned short bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+    return bits;
+}
+#endif
+
+__device__ __forceinline__ float warp_sum(float x) {
+    for (int o = 16; o > 0; o /= 2) x += __shfl_xor_sync(0xffffffffu, x, o);
+    return x;
+}
+
+__device__ __forceinline__ float warp_max(float x) {
+    for (int o = 16; o > 0; o /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, o));
+    return x;
+}
+
+// The sum over a block of four warps.
+__device__ __forceinline__ float block_sum(float x) {
+    __shared__ float part[4];
+    x = warp_sum(x);
+    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = part[0] + part[1] + part[2] + part[3];
+    __syncthreads();
+    return x;
+}
+
+// Scale of 32 activations, and the sums of the integers of its halves.
+struct Meta {
+    float scale;
+    short sums[2];
+};
+
+// Quantizes a unit of 32 activations, one a lane: integers max / 127.
+__device__ __forceinline__ void put_unit(signed char *words, Meta *meta, u64 unit, u32 lane, float x) {
+    float top = warp_max(fabsf(x));
+    // So small that its reciprocal may overflow: counts as zero.
+    float inverse = top > 1e-30f ? 127.0f / top : 0.0f;
+    float scaled = rintf(x * inverse);
+    int q = scaled != scaled ? 0 : (int)fminf(fmaxf(scaled, -127.0f), 127.0f);
+    words[unit * 32 + lane] = (signed char)q;
+    for (int o = 8; o > 0; o /= 2) q += __shfl_xor_sync(0xffffffffu, q, o);
+    int other = __shfl_xor_sync(0xffffffffu, q, 16);
+    if (lane == 0) meta[unit] = Meta{top / 127.0f, {(short)q, (short)other}};
+}
+
+// A matrix in the layout of core's quant/packed.rs.
+struct Matrix {
+    const u32 *codes;  // (rows, units, words per unit)
+    const u32 *scales; // (rows, scale_words)
+    u32 rows, units;
+    u32 scale_words;
+    u32 group;       // weights
+    u32 scale_kind;  // 0: f16, 1: f32, 2: bytes times the f32 of a block of 256
+    u32 parts;       // numbers per group
+    u32 block_words; // of scale_kind 2
+    int factor, offset;
+    u32 kind;      // of codes, see codes.cuh
+    u32 levels[4]; // integers of codes that are indices, a byte each
+};
+
+__device__ __forceinline__ float scale_half(const u32 *row, u32 i) {
+    return half_value(row[i / 2] >> (16 * (i % 2)) & 0xffff);
+}
+
+// The scale and the minimum of a group.
+__device__ __forceinline__ float2 group_scale(const Matrix &m, const u32 *row, u32 g) {
+    float2 w;
+    u32 at = g * m.parts;
+    bool both = m.parts == 2;
+    if (m.scale_kind == 0) {
+        w.x = scale_half(row, at);
+        w.y = both ? scale_half(row, at + 1) : 0.0f;
+    } else if (m.scale_kind == 1) {
+        w.x = __uint_as_float(row[at]);
+        w.y = both ? __uint_as_float(row[at + 1]) : 0.0f;
+    } else {
+        u32 groups = 256 / m.group;
+        const u32 *block = row + g / groups * m.block_words;
+        u32 byte = g % groups * m.parts;
+        u32 bytes = block[m.parts + byte / 4] >> (8 * (byte % 4));
+        w.x = __uint_as_float(block[0]) * (float)(signed char)(bytes & 255);
+        w.y = both ? __uint_as_float(block[1]) * (float)(signed char)(bytes >> 8 & 255) : 0.0f;
+    }
+    return w;
+}

@@ -1,0 +1,10 @@
+// All kernels, as one module.
+#include "common.cuh"
+#include "codes.cuh"
+#include "cache.cuh"
+#include "embed.cu"
+#include "rmsnorm.cu"
+#include "product.cu"
+#include "rope.cu"
+#include "attention.cu"
+#include "argmax.cu"

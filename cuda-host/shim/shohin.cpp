@@ -1,0 +1,44 @@
+// The kernels as a library for a CPU. Compiled by tests with a C++ compiler.
+#include "cuda.h"
+#include "../kernels/shohin.cu"
+
+struct Entry {
+    const char *name;
+    size_t args;
+    void (*body)(const void *);
+};
+#define ENTRY(NAME, ARGS) {#NAME, sizeof(ARGS), [](const void *args) { NAME(*static_cast<const ARGS *>(args)); }}
+#define PRODUCTS(NAME) ENTRY(NAME, ProductArgs), ENTRY(NAME##_many, ProductArgs)
+static const Entry ENTRIES[] = {
+    ENTRY(embed, EmbedArgs),
+    ENTRY(rmsnorm, NormArgs),
+    ENTRY(quantize, QuantizeArgs),
+    ENTRY(rope_store, RopeArgs),
+    ENTRY(attention, AttentionArgs),
+    ENTRY(attention_join, AttentionArgs),
+    ENTRY(argmax, ArgmaxArgs),
+    PRODUCTS(product_int8_0), PRODUCTS(product_int8_1), PRODUCTS(product_int8_2),
+    PRODUCTS(product_int8_3), PRODUCTS(product_int8_4), PRODUCTS(product_int8_5),
+    PRODUCTS(product_f32_0), PRODUCTS(product_f32_1), PRODUCTS(product_f32_2),
+    PRODUCTS(product_f32_3), PRODUCTS(product_f32_4), PRODUCTS(product_f32_5),
+    PRODUCTS(product_f32_6), PRODUCTS(product_f32_7), PRODUCTS(product_f32_8),
+};
+
+// The number of a kernel, or -1; `args` is set to the size of its arguments.
+extern "C" int shim_kernel(const char *name, size_t *args) {
+    int i = 0;
+    for (const Entry &entry : ENTRIES) {
+        if (!strcmp(entry.name, name)) {
+            *args = entry.args;
+            return i;
+        }
+        i++;
+    }
+    return -1;
+}
+extern "C" void shim_launch(int kernel, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned seed, const void *args) {
+    shim::run({x, y, z}, threads, seed, ENTRIES[kernel].body, args);
+}
+// Of the sanitizer's allocator, if there is one.
+extern "C" void *shim_alloc(size_t bytes) { return calloc(1, bytes); }
+extern "C" void shim_free(void *memory) { free(memory); }

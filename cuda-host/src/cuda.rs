@@ -1,0 +1,219 @@
+//! The CUDA driver, loaded when it is first used.
+
+use crate::driver::Driver;
+use crate::error::{Error, Result};
+use core::ffi::c_void;
+use cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
+use shohin_core::Name;
+use std::ffi::CString;
+use std::sync::Arc;
+
+/// The kernels, compiled for compute capability 7.5; the driver compiles them for newer GPUs.
+const PTX: &str = include_str!("../kernels/shohin.ptx");
+
+/// An NVIDIA GPU.
+pub struct Cuda {
+    name: String,
+    context: Arc<CudaContext>,
+    stream: Arc<CudaStream>,
+    module: sys::CUmodule,
+}
+
+impl core::fmt::Debug for Cuda {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Cuda").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+// SAFETY: CUDA's handles may be used from any thread; every call first makes the context current there.
+unsafe impl Send for Cuda {}
+// SAFETY: as above; the driver serializes calls of one stream.
+unsafe impl Sync for Cuda {}
+
+/// Launches recorded by [`Cuda`].
+#[derive(Debug)]
+pub struct CudaGraph {
+    graph: sys::CUgraph,
+    exec: sys::CUgraphExec,
+}
+
+// SAFETY: as for `Cuda`; a graph is launched only by the device that has it.
+unsafe impl Send for CudaGraph {}
+
+impl Drop for CudaGraph {
+    fn drop(&mut self) {
+        // SAFETY: both were made by `Cuda::end` and are destroyed once. An error cannot be reported here.
+        unsafe {
+            let _ = result::graph::exec_destroy(self.exec);
+            let _ = result::graph::destroy(self.graph);
+        }
+    }
+}
+
+fn absent(problem: &str) -> Error {
+    Error::Absent { problem: Name::new(problem) }
+}
+
+fn refused(call: &'static str) -> impl Fn(DriverError) -> Error {
+    move |error| {
+        let text = error.error_string().ok().map(|text| text.to_string_lossy().into_owned());
+        Error::Driver { call, problem: Name::new(text.unwrap_or_else(|| format!("{:?}", error.0))) }
+    }
+}
+
+/// Whether the system has a CUDA driver.
+fn check_library() -> Result<()> {
+    // SAFETY: loads the driver's library, whose initializers are the driver's own.
+    if unsafe { sys::is_culib_present() } { Ok(()) } else { Err(absent("there is no NVIDIA driver")) }
+}
+
+impl Cuda {
+    /// The names of the GPUs, in the order of their numbers; empty without a driver.
+    pub fn names() -> Vec<String> {
+        if check_library().is_err() {
+            return Vec::new();
+        }
+        let count = CudaContext::device_count().unwrap_or(0);
+        let name = |i| CudaContext::new(i as usize).and_then(|context| context.name());
+        (0..count).map(|i| name(i).unwrap_or_else(|_| "unknown".into())).collect()
+    }
+
+    /// Opens GPU `number`.
+    ///
+    /// # Errors
+    /// [`Error::Absent`] without a driver or such a GPU.
+    pub fn open(number: usize) -> Result<Cuda> {
+        check_library()?;
+        let count = CudaContext::device_count().map_err(refused("cuDeviceGetCount"))?;
+        if number >= count.max(0) as usize {
+            return Err(absent(&format!("there is no GPU {number}, but {count}")));
+        }
+        let context = CudaContext::new(number).map_err(refused("cuDevicePrimaryCtxRetain"))?;
+        let name = context.name().map_err(refused("cuDeviceGetName"))?;
+        let stream = context.new_stream().map_err(refused("cuStreamCreate"))?;
+        let ptx = CString::new(PTX).map_err(|_| absent("the kernels have a zero byte"))?;
+        // SAFETY: `ptx` is text that ends with a zero byte, and the context is current.
+        let module = unsafe { result::module::load_data(ptx.as_ptr().cast()) };
+        let module = module.map_err(refused("cuModuleLoadData"))?;
+        Ok(Cuda { name, context, stream, module })
+    }
+
+    fn bind(&self) -> Result<()> {
+        self.context.bind_to_thread().map_err(refused("cuCtxSetCurrent"))
+    }
+}
+
+impl Driver for Cuda {
+    type Kernel = CudaKernel;
+    type Graph = CudaGraph;
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn alloc(&self, bytes: usize) -> Result<u64> {
+        self.bind()?;
+        // SAFETY: the context is current; the memory is zeroed before it is read.
+        let address = unsafe { result::malloc_sync(bytes) }.map_err(|error| match error.0 {
+            sys::cudaError_enum::CUDA_ERROR_OUT_OF_MEMORY => Error::OutOfMemory { need: bytes as u64 },
+            _ => refused("cuMemAlloc")(error),
+        })?;
+        // SAFETY: the memory has this many bytes.
+        let zeroed = unsafe { result::memset_d8_async(address, 0, bytes, self.stream.cu_stream()) };
+        zeroed.map_err(refused("cuMemsetD8Async"))?;
+        Ok(address)
+    }
+
+    fn free(&self, address: u64) {
+        if self.bind().is_ok() && self.stream.synchronize().is_ok() {
+            // SAFETY: `address` is from `alloc` and freed once; no work that uses it is left.
+            let _ = unsafe { result::free_sync(address) };
+        }
+    }
+
+    fn write(&self, address: u64, bytes: &[u8]) -> Result<()> {
+        self.bind()?;
+        // SAFETY: the memory at `address` has room, as callers make sure; a copy from pageable memory has read
+        // it when the call returns.
+        let copied = unsafe { result::memcpy_htod_async(address, bytes, self.stream.cu_stream()) };
+        copied.map_err(refused("cuMemcpyHtoDAsync"))
+    }
+
+    fn read(&self, address: u64, bytes: &mut [u8]) -> Result<()> {
+        self.bind()?;
+        // SAFETY: the memory at `address` has as many bytes; the stream is waited for before `bytes` are used.
+        let copied = unsafe { result::memcpy_dtoh_async(bytes, address, self.stream.cu_stream()) };
+        let waited = self.stream.synchronize();
+        copied.map_err(refused("cuMemcpyDtoHAsync"))?;
+        waited.map_err(refused("cuStreamSynchronize"))
+    }
+
+    fn kernel(&self, name: &str) -> Result<CudaKernel> {
+        self.bind()?;
+        let name = CString::new(name).map_err(|_| absent("a kernel's name has a zero byte"))?;
+        // SAFETY: the module is loaded.
+        let function = unsafe { result::module::get_function(self.module, name) };
+        Ok(CudaKernel(function.map_err(refused("cuModuleGetFunction"))?))
+    }
+
+    fn launch(&self, kernel: CudaKernel, [x, y, z]: [u32; 3], threads: u32, args: &[u8]) -> Result<()> {
+        self.bind()?;
+        let mut params = [args.as_ptr().cast_mut().cast::<c_void>()];
+        let stream = self.stream.cu_stream();
+        // SAFETY: `args` is the kernel's one argument, whose addresses the device keeps allocated.
+        let launched =
+            unsafe { result::launch_kernel(kernel.0, (x, y, z), (threads, 1, 1), 0, stream, &mut params) };
+        launched.map_err(refused("cuLaunchKernel"))
+    }
+
+    fn begin(&self) -> Result<()> {
+        self.bind()?;
+        let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: the stream exists.
+        let begun = unsafe { result::stream::begin_capture(self.stream.cu_stream(), mode) };
+        begun.map_err(refused("cuStreamBeginCapture"))
+    }
+
+    fn end(&self) -> Result<CudaGraph> {
+        self.bind()?;
+        // SAFETY: the stream is being captured.
+        let graph = unsafe { result::stream::end_capture(self.stream.cu_stream()) };
+        let graph = graph.map_err(refused("cuStreamEndCapture"))?;
+        let mut exec = core::ptr::null_mut();
+        // SAFETY: the graph was just made; `exec` is written if the call succeeds.
+        let made = unsafe { sys::cuGraphInstantiateWithFlags(&mut exec, graph, 0) }.result();
+        if made.is_err() {
+            // SAFETY: nothing else has the graph.
+            let _ = unsafe { result::graph::destroy(graph) };
+        }
+        made.map_err(refused("cuGraphInstantiate"))?;
+        Ok(CudaGraph { graph, exec })
+    }
+
+    fn replay(&self, graph: &CudaGraph) -> Result<()> {
+        self.bind()?;
+        // SAFETY: the graph exists, and so does the memory it uses, as the device makes sure.
+        let launched = unsafe { result::graph::launch(graph.exec, self.stream.cu_stream()) };
+        launched.map_err(refused("cuGraphLaunch"))
+    }
+}
+
+/// A kernel of [`Cuda`].
+#[derive(Clone, Copy, Debug)]
+pub struct CudaKernel(sys::CUfunction);
+
+// SAFETY: as for `Cuda`.
+unsafe impl Send for CudaKernel {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_without_a_driver_is_told_so() {
+        if Cuda::names().is_empty() {
+            let error = Cuda::open(0).unwrap_err();
+            assert!(error.to_string().starts_with("CUDA cannot be used: there is no"), "{error}");
+        }
+    }
+}

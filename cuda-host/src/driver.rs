@@ -1,0 +1,106 @@
+//! What the device needs of CUDA.
+
+use crate::error::Result;
+use std::sync::Arc;
+
+/// A GPU: memory, kernels and graphs, on one stream, in order.
+pub trait Driver {
+    /// A kernel.
+    type Kernel: Copy;
+    /// Recorded launches.
+    type Graph;
+
+    /// The GPU's name.
+    fn name(&self) -> &str;
+
+    /// Allocates zeroed memory; returns its address, which is a multiple of 256.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
+    fn alloc(&self, bytes: usize) -> Result<u64>;
+
+    /// Frees the memory at `address`.
+    fn free(&self, address: u64);
+
+    /// Copies `bytes` to `address`.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    fn write(&self, address: u64, bytes: &[u8]) -> Result<()>;
+
+    /// Waits for all work, and copies from `address`.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    fn read(&self, address: u64, bytes: &mut [u8]) -> Result<()>;
+
+    /// Finds a kernel of `kernels/` by its name.
+    ///
+    /// # Errors
+    /// If there is none.
+    fn kernel(&self, name: &str) -> Result<Self::Kernel>;
+
+    /// Launches `grid` blocks of `threads` threads. `args` is the kernel's one argument.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    fn launch(&self, kernel: Self::Kernel, grid: [u32; 3], threads: u32, args: &[u8]) -> Result<()>;
+
+    /// Records the following launches instead of running them.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    fn begin(&self) -> Result<()>;
+
+    /// Ends recording.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    fn end(&self) -> Result<Self::Graph>;
+
+    /// Runs a recording.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    fn replay(&self, graph: &Self::Graph) -> Result<()>;
+}
+
+/// Memory of a GPU, freed when it is dropped.
+pub struct Memory<D: Driver> {
+    driver: Arc<D>,
+    address: u64,
+    bytes: usize,
+}
+
+impl<D: Driver> Memory<D> {
+    /// Allocates zeroed memory.
+    ///
+    /// # Errors
+    /// Those of [`Driver::alloc`].
+    pub fn new(driver: &Arc<D>, bytes: usize) -> Result<Memory<D>> {
+        let address = driver.alloc(bytes.max(4))?;
+        Ok(Memory { driver: Arc::clone(driver), address, bytes })
+    }
+
+    /// Where it is.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Its size.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl<D: Driver> Drop for Memory<D> {
+    fn drop(&mut self) {
+        self.driver.free(self.address);
+    }
+}
+
+impl<D: Driver> core::fmt::Debug for Memory<D> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Memory").field("bytes", &self.bytes).finish_non_exhaustive()
+    }
+}

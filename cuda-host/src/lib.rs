@@ -1,0 +1,20 @@
+//! Models of [`shohin_core`] on NVIDIA GPUs.
+//!
+//! Kernels are CUDA C++ in `kernels/`, committed as PTX, which the driver compiles for the GPU: nothing but a driver is
+//! needed to run. The host code is over a small trait, [`Driver`]: [`Cuda`] is the real one, and tests run the same
+//! kernels and the same host code on a CPU (`shim/cuda.h`).
+//!
+//! A token of one sequence is one launch of a CUDA graph, captured the first time.
+
+mod args;
+mod cuda;
+mod device;
+mod driver;
+mod error;
+mod model;
+
+pub use cuda::Cuda;
+pub use device::{CudaCache, CudaDevice, CudaDeviceOptions};
+pub use driver::{Driver, Memory};
+pub use error::{Error, Result};
+pub use model::CudaModel;

@@ -1,0 +1,246 @@
+//! A model's weights on a GPU.
+
+use crate::args::MatrixArgs;
+use crate::driver::{Driver, Memory};
+use crate::error::{Error, Result};
+use shohin_core::gguf::Header;
+use shohin_core::model::program::{Op, TensorId, TensorRole};
+use shohin_core::model::{ModelConfig, Program};
+use shohin_core::quant::packed::{Codes, PackedFormat, Scales};
+use shohin_core::{Error as CoreError, Format, Gguf, Name, quant};
+use std::sync::Arc;
+
+/// Bytes repacked before they are passed to the driver.
+const STAGING: usize = 4 << 20;
+
+/// A tensor on the GPU.
+pub(crate) enum Tensor<D: Driver> {
+    Vector(Memory<D>),
+    Matrix { args: MatrixArgs, packed: PackedFormat, _codes: Memory<D>, _scales: Memory<D> },
+}
+
+/// A model whose weights are on a GPU, shared by any number of devices.
+pub struct CudaModel<D: Driver> {
+    pub(crate) driver: Arc<D>,
+    config: ModelConfig,
+    program: Program,
+    tensors: Vec<Tensor<D>>,
+    bytes: u64,
+}
+
+impl<D: Driver> core::fmt::Debug for CudaModel<D> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("CudaModel").field("gpu", &self.driver.name()).field("bytes", &self.bytes).finish()
+    }
+}
+
+/// The number of a kernel of `codes.cuh`.
+pub(crate) const fn kind(codes: Codes) -> u32 {
+    match codes {
+        Codes::Bits1 => 0,
+        Codes::Bits2 | Codes::Bits2Unsigned => 1,
+        Codes::Bits4 | Codes::Bits4Unsigned => 2,
+        Codes::Bits6 => 3,
+        Codes::Bits8 => 4,
+        Codes::Iq4 | Codes::Fp4 => 5,
+        Codes::F16 => 6,
+        Codes::Bf16 => 7,
+        Codes::F32 => 8,
+    }
+}
+
+fn matrix_args(packed: PackedFormat, rows: usize, cols: usize, codes: u64, scales: u64) -> MatrixArgs {
+    let facts = packed.codes.facts();
+    let levels = facts.levels.map_or([0; 4], |levels| bytemuck::cast(*levels));
+    let scale_kind = match packed.scales {
+        Scales::F16 => 0,
+        Scales::F32 => 1,
+        Scales::Block => 2,
+    };
+    MatrixArgs {
+        codes,
+        scales,
+        rows: rows as u32,
+        units: (cols / 32) as u32,
+        scale_words: packed.scale_words(cols) as u32,
+        group: packed.group as u32,
+        scale_kind,
+        parts: packed.parts() as u32,
+        block_words: packed.block_words() as u32,
+        factor: facts.factor,
+        offset: facts.offset,
+        kind: kind(packed.codes),
+        levels,
+    }
+}
+
+/// Refuses programs that the kernels cannot compute.
+fn check(program: &Program) -> Result<()> {
+    let unsupported =
+        |what, found: usize, expected| Error::Unsupported { what, found: found as u64, expected };
+    let d = program.heads.dim;
+    if !d.is_multiple_of(32) || d > 256 {
+        let what = "the number of dimensions of a head";
+        return Err(unsupported(what, d, "a multiple of 32, at most 256"));
+    }
+    let mixture = program.body.iter().filter(|op| matches!(op, Op::Experts(_))).count();
+    if mixture > 0 {
+        return Err(unsupported("the number of mixtures of experts", mixture, "0; the CPU computes them"));
+    }
+    for spec in &program.tensors {
+        if (spec.role == TensorRole::Matrix) && !spec.cols.is_multiple_of(32) {
+            return Err(unsupported("a matrix's number of columns", spec.cols, "a multiple of 32"));
+        }
+    }
+    match program.head[..] {
+        [Op::RmsNorm { x, out, .. }] if x == program.residual && out == program.hidden => Ok(()),
+        _ => Err(unsupported(
+            "the number of operations after the last block",
+            program.head.len(),
+            "one RMSNorm",
+        )),
+    }
+}
+
+fn format_of(header: &Header<'_>, index: usize, name: &str) -> Result<Format> {
+    let info = &header.tensors()[index];
+    let expected = "a loadable tensor type";
+    let wrong = CoreError::TensorType { name: Name::new(name), found: info.type_id(), expected };
+    info.format().ok_or(wrong.into())
+}
+
+impl<D: Driver> CudaModel<D> {
+    /// Uploads a whole file.
+    ///
+    /// # Errors
+    /// If the file is malformed or not supported; [`Error::OutOfMemory`].
+    pub fn from_gguf(driver: Arc<D>, gguf: &Gguf<'_>) -> Result<Arc<CudaModel<D>>> {
+        Self::with_config(driver, gguf, ModelConfig::from_gguf(gguf)?)
+    }
+
+    /// As [`CudaModel::from_gguf`], with values of the configuration overridden (RoPE scaling, for example).
+    ///
+    /// # Errors
+    /// As [`CudaModel::from_gguf`], and for an invalid configuration.
+    pub fn with_config(driver: Arc<D>, gguf: &Gguf<'_>, config: ModelConfig) -> Result<Arc<CudaModel<D>>> {
+        config.check()?;
+        let mut program = config.program();
+        check(&program)?;
+        let bound = program.bind(gguf.header())?;
+        // The layout of each matrix. Gate and up are combined row by row, so that theirs is the same.
+        let mut layouts: Vec<Option<PackedFormat>> = Vec::new();
+        for (spec, &index) in program.tensors.iter().zip(&bound) {
+            layouts.push(PackedFormat::of(format_of(gguf.header(), index, &spec.name)?));
+        }
+        for op in &program.body {
+            if let Op::LinearSwiglu { gate, up, .. } = op {
+                let [gate, up] = [gate.index(), up.index()];
+                let both = layouts[gate].and_then(|packed| packed.with(layouts[up]?));
+                (layouts[gate], layouts[up]) = (both, both);
+            }
+        }
+        let (mut tensors, mut bytes, mut factors) = (Vec::new(), 0, None);
+        for (at, (spec, &index)) in program.tensors.iter().zip(&bound).enumerate() {
+            let format = format_of(gguf.header(), index, &spec.name)?;
+            let data = gguf.data(&gguf.header().tensors()[index]);
+            match spec.role {
+                TensorRole::Vector => {
+                    let mut weight = vec![0.0; spec.rows * spec.cols];
+                    quant::unpack(format, data, &mut weight)?;
+                    let memory = Memory::new(&driver, 4 * weight.len())?;
+                    driver.write(memory.address(), bytemuck::cast_slice(&weight))?;
+                    bytes += memory.bytes() as u64;
+                    if program.rope_factors.is_some_and(|id| id.index() == at) && config.divides_rope() {
+                        factors = Some(weight);
+                    }
+                    tensors.push(Tensor::Vector(memory));
+                }
+                TensorRole::Matrix => {
+                    let packed = layouts[at].ok_or(Error::Unsupported {
+                        what: "the type of a tensor",
+                        found: u64::from(gguf.header().tensors()[index].type_id()),
+                        expected: "one that the kernels have; gate and up are both floats or both integers",
+                    })?;
+                    let words = [packed.code_words(spec.cols), packed.scale_words(spec.cols)];
+                    let [codes, scales] = words.map(|words| Memory::new(&driver, 4 * words * spec.rows));
+                    let (codes, scales) = (codes?, scales?);
+                    upload(&*driver, packed, format, data, spec.rows, [codes.address(), scales.address()])?;
+                    bytes += packed.bytes(spec.rows, spec.cols);
+                    let args = matrix_args(packed, spec.rows, spec.cols, codes.address(), scales.address());
+                    tensors.push(Tensor::Matrix { args, packed, _codes: codes, _scales: scales });
+                }
+            }
+        }
+        if let Some(factors) = factors {
+            program.divide_rope(&factors)?;
+        }
+        Ok(Arc::new(CudaModel { driver, config, program, tensors, bytes }))
+    }
+
+    /// The GPU.
+    pub fn driver(&self) -> &Arc<D> {
+        &self.driver
+    }
+
+    /// The model's configuration.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// Its forward pass.
+    pub fn program(&self) -> &Program {
+        &self.program
+    }
+
+    /// Bytes of weights on the GPU.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn misused(&self, id: TensorId) -> Error {
+        let found = Name::new(&self.program.tensor(id).name);
+        let expected = "a tensor used as what it is";
+        CoreError::Unsupported { key: Name::new("tensor"), found, expected }.into()
+    }
+
+    pub(crate) fn matrix(&self, id: TensorId) -> Result<(MatrixArgs, PackedFormat)> {
+        match &self.tensors[id.index()] {
+            Tensor::Matrix { args, packed, .. } => Ok((*args, *packed)),
+            Tensor::Vector(_) => Err(self.misused(id)),
+        }
+    }
+
+    pub(crate) fn vector(&self, id: TensorId) -> Result<u64> {
+        match &self.tensors[id.index()] {
+            Tensor::Vector(memory) => Ok(memory.address()),
+            Tensor::Matrix { .. } => Err(self.misused(id)),
+        }
+    }
+}
+
+/// Repacks the rows of a tensor and writes their codes and scales.
+fn upload<D: Driver>(
+    driver: &D,
+    packed: PackedFormat,
+    format: Format,
+    data: &[u8],
+    rows: usize,
+    to: [u64; 2],
+) -> Result<()> {
+    let row_bytes = (data.len() / rows.max(1)).max(1);
+    let (mut codes, mut scales) = (Vec::new(), Vec::new());
+    let mut at = to;
+    for part in data.chunks((STAGING / row_bytes).max(1) * row_bytes) {
+        for row in part.chunks_exact(row_bytes) {
+            packed.repack(format, row, &mut codes, &mut scales);
+        }
+        for (words, at) in [&mut codes, &mut scales].into_iter().zip(&mut at) {
+            if !words.is_empty() {
+                driver.write(*at, bytemuck::cast_slice(words))?;
+                *at += 4 * words.len() as u64;
+            }
+            words.clear();
+        }
+    }
+    Ok(())
+}

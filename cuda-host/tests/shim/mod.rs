@@ -1,0 +1,181 @@
+//! The driver on a CPU: the kernels compiled by g++, with threads as fibers (`shim/cuda.h`).
+
+use libloading::Library;
+use shohin_core::Name;
+use shohin_cuda::{Driver, Error, Result};
+use std::cell::{Cell, RefCell};
+use std::ffi::{CString, c_char, c_int, c_uint, c_void};
+use std::path::Path;
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// The compiled kernels.
+fn library() -> &'static Library {
+    static LIBRARY: OnceLock<Library> = OnceLock::new();
+    LIBRARY.get_or_init(|| {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+        let built = folder.join(format!("shohin-kernels-{}.so", std::process::id()));
+        let compiler = std::env::var("CXX").unwrap_or_else(|_| "g++".into());
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/shim/shohin.cpp");
+        let mut command = Command::new(&compiler);
+        command.args([
+            "-std=c++17",
+            "-O2",
+            "-g",
+            "-shared",
+            "-fPIC",
+            "-ffp-contract=off",
+            "-Wall",
+            "-Werror",
+        ]);
+        command.arg("-Wno-unknown-pragmas");
+        if std::env::var_os(SANITIZE).is_some() {
+            command.args(["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]);
+        }
+        let made = command.arg(source).arg("-o").arg(&built).output();
+        let made = made.unwrap_or_else(|e| panic!("cannot run {compiler}: {e}"));
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        // SAFETY: the library was just built from this crate's sources, and has no initializers of its own.
+        let library = unsafe { Library::new(&built) };
+        let library = library.unwrap_or_else(|e| panic!("{}: {e}", built.display()));
+        std::fs::remove_file(&built).expect("a loaded library may be removed");
+        library
+    })
+}
+
+/// Set this to check every access of the kernels. The address sanitizer has to be loaded first:
+/// `LD_PRELOAD=$(gcc -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0`.
+const SANITIZE: &str = "SHOHIN_SANITIZE";
+
+/// A kernel and the size of its arguments.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Kernel {
+    index: c_int,
+    args: usize,
+}
+
+/// Recorded launches.
+pub(crate) type Graph = Vec<(Kernel, [u32; 3], u32, Vec<u8>)>;
+
+/// A CPU that runs the kernels.
+pub(crate) struct Shim {
+    recording: RefCell<Option<Graph>>,
+    seed: Cell<u32>,
+    /// Launches of kernels outside of graphs, launches of graphs, and kernels in these.
+    pub(crate) launches: Cell<usize>,
+    pub(crate) replays: Cell<usize>,
+    pub(crate) replayed: Cell<usize>,
+}
+
+impl Shim {
+    /// Threads run in their order with a seed of 0, and shuffled otherwise.
+    pub(crate) fn new(seed: u32) -> Shim {
+        Shim {
+            recording: RefCell::new(None),
+            seed: Cell::new(seed),
+            launches: Cell::new(0),
+            replays: Cell::new(0),
+            replayed: Cell::new(0),
+        }
+    }
+
+    fn run(&self, kernel: Kernel, [x, y, z]: [u32; 3], threads: u32, args: &[u8]) {
+        type Launch = unsafe extern "C" fn(c_int, c_uint, c_uint, c_uint, c_uint, c_uint, *const c_void);
+        // Structs of arguments have addresses.
+        let mut words = vec![0u64; args.len().div_ceil(8)];
+        bytemuck::cast_slice_mut(&mut words)[..args.len()].copy_from_slice(args);
+        let seed = self.seed.get();
+        self.seed.set(if seed == 0 { 0 } else { seed.wrapping_mul(747_796_405) | 1 });
+        // SAFETY: the function of this name has this type; the arguments have the kernel's size, and their addresses
+        // are from `alloc`.
+        unsafe {
+            let launch = library().get::<Launch>(b"shim_launch").expect("in the library");
+            launch(kernel.index, x, y, z, threads, seed, words.as_ptr().cast());
+        }
+    }
+}
+
+impl Driver for Shim {
+    type Kernel = Kernel;
+    type Graph = Graph;
+
+    fn name(&self) -> &str {
+        "CPU"
+    }
+
+    fn alloc(&self, bytes: usize) -> Result<u64> {
+        // SAFETY: the function of this name has this type.
+        let memory = unsafe {
+            let alloc =
+                library().get::<unsafe extern "C" fn(usize) -> *mut c_void>(b"shim_alloc").expect("there");
+            alloc(bytes)
+        };
+        if memory.is_null() { Err(Error::OutOfMemory { need: bytes as u64 }) } else { Ok(memory as u64) }
+    }
+
+    fn free(&self, address: u64) {
+        // SAFETY: the function of this name has this type; the address is from `alloc`.
+        unsafe {
+            let free = library().get::<unsafe extern "C" fn(*mut c_void)>(b"shim_free").expect("there");
+            free(address as *mut c_void);
+        }
+    }
+
+    fn write(&self, address: u64, bytes: &[u8]) -> Result<()> {
+        // SAFETY: the device writes within memory from `alloc`.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), address as *mut u8, bytes.len()) };
+        Ok(())
+    }
+
+    fn read(&self, address: u64, bytes: &mut [u8]) -> Result<()> {
+        // SAFETY: the device reads within memory from `alloc`.
+        unsafe { std::ptr::copy_nonoverlapping(address as *const u8, bytes.as_mut_ptr(), bytes.len()) };
+        Ok(())
+    }
+
+    fn kernel(&self, name: &str) -> Result<Kernel> {
+        let text = CString::new(name).expect("no zero byte");
+        let mut args = 0;
+        // SAFETY: the function of this name has this type.
+        let index = unsafe {
+            let kernel = library()
+                .get::<unsafe extern "C" fn(*const c_char, *mut usize) -> c_int>(b"shim_kernel")
+                .expect("in the library");
+            kernel(text.as_ptr(), &mut args)
+        };
+        match index {
+            -1 => Err(Error::Driver { call: "kernel", problem: Name::new(name) }),
+            index => Ok(Kernel { index, args }),
+        }
+    }
+
+    fn launch(&self, kernel: Kernel, grid: [u32; 3], threads: u32, args: &[u8]) -> Result<()> {
+        assert_eq!(args.len(), kernel.args, "arguments of kernel {}", kernel.index);
+        assert!(grid.iter().all(|&n| n > 0) && grid[1] <= 65535 && grid[2] <= 65535, "{grid:?}");
+        assert!(threads.is_multiple_of(32) && (32..=1024).contains(&threads), "{threads}");
+        match &mut *self.recording.borrow_mut() {
+            Some(graph) => graph.push((kernel, grid, threads, args.to_vec())),
+            None => {
+                self.launches.set(self.launches.get() + 1);
+                self.run(kernel, grid, threads, args);
+            }
+        }
+        Ok(())
+    }
+
+    fn begin(&self) -> Result<()> {
+        assert!(self.recording.replace(Some(Vec::new())).is_none(), "recording already");
+        Ok(())
+    }
+
+    fn end(&self) -> Result<Graph> {
+        Ok(self.recording.take().expect("recording"))
+    }
+
+    fn replay(&self, graph: &Graph) -> Result<()> {
+        self.replays.set(self.replays.get() + 1);
+        self.replayed.set(self.replayed.get() + graph.len());
+        graph.iter().for_each(|(kernel, grid, threads, args)| self.run(*kernel, *grid, *threads, args));
+        Ok(())
+    }
+}
