@@ -251,6 +251,11 @@ pub struct Program {
 }
 
 impl Program {
+    /// The tensors' ids, in the order of [`Program::tensors`].
+    pub fn tensor_ids(&self) -> impl Iterator<Item = TensorId> + use<> {
+        (0..self.tensors.len() as u32).map(TensorId)
+    }
+
     /// The tensor `id`.
     pub fn tensor(&self, id: TensorId) -> &TensorSpec {
         &self.tensors[id.index()]

@@ -1,0 +1,213 @@
+// y = x W^T: each SIMD group takes four rows of the matrix and a tile of rows of the batch, one or eight, its lanes go
+// along the matrix' rows. Weights are unpacked once for the tile.
+
+// Lanes of a threadgroup, by SIMD groups.
+enum { LINEAR_SIMDS = 2, LINEAR_ROWS = 4 };
+
+// The codes of a unit, four per word.
+template <typename W>
+static inline void unpack(typename W::Unit unit, thread uint* words, constant Matrix& m) {
+    for (uint s = 0; s < 8; s++) {
+        words[s] = W::four(unit, s, m);
+    }
+}
+
+// Times 8-bit integers with a scale per unit: exact before the scales.
+struct Int8 {
+    // Adds the products of `W` with the rows `tokens` of the input to `sums (LINEAR_ROWS, T)`.
+    template <typename W, typename S, uint T>
+    static void add(device const uint* codes, device const uint* scales, device const uint* input,
+                    device const float2* input_scale, thread const uint* rows, thread const uint* tokens,
+                    thread float* sums, uint lane, constant Matrix& m) {
+        device const uint4* words = (device const uint4*)input;
+        for (uint u = lane; u < m.units; u += 32) {
+            for (uint r = 0; r < LINEAR_ROWS; r++) {
+                uint w[8];
+                unpack<W>(W::load(codes, rows[r] * m.units + u), w, m);
+                float2 d = S::at(scales, rows[r], S::half_units(m) ? 2 * u : u, m);
+                float2 e = d;
+                if (S::half_units(m)) {
+                    e = S::at(scales, rows[r], 2 * u + 1, m);
+                }
+                for (uint t = 0; t < T; t++) {
+                    uint at = tokens[t] * m.units + u;
+                    uint4 low = words[2 * at];
+                    uint4 high = words[2 * at + 1];
+                    float2 scale = input_scale[at];
+                    int a = dot4(low.x, w[0]) + dot4(low.y, w[1]) + dot4(low.z, w[2]) + dot4(low.w, w[3]);
+                    int b = dot4(high.x, w[4]) + dot4(high.y, w[5]) + dot4(high.z, w[6]) + dot4(high.w, w[7]);
+                    float value;
+                    if (S::half_units(m)) {
+                        const uint ones = 0x01010101u;
+                        float first = float(dot4(low.x, ones) + dot4(low.y, ones) + dot4(low.z, ones) + dot4(low.w, ones));
+                        float second = scale.y - first;
+                        value = (float(a * m.factor) - first * float(m.offset)) * d.x + first * d.y;
+                        value += (float(b * m.factor) - second * float(m.offset)) * e.x + second * e.y;
+                    } else {
+                        value = (float((a + b) * m.factor) - scale.y * float(m.offset)) * d.x + scale.y * d.y;
+                    }
+                    sums[r * T + t] += value * scale.x;
+                }
+            }
+        }
+    }
+};
+
+// Times 32-bit floats.
+struct Exact {
+    template <typename W, typename S, uint T>
+    static void add(device const uint* codes, device const uint* scales, device const uint* input,
+                    device const float2*, thread const uint* rows, thread const uint* tokens, thread float* sums,
+                    uint lane, constant Matrix& m) {
+        device const float4* x = (device const float4*)input;
+        for (uint u = lane; u < m.units; u += 32) {
+            for (uint r = 0; r < LINEAR_ROWS; r++) {
+                uint w[8];
+                unpack<W>(W::load(codes, rows[r] * m.units + u), w, m);
+                float2 d = S::at(scales, rows[r], S::half_units(m) ? 2 * u : u, m);
+                float2 e = d;
+                if (S::half_units(m)) {
+                    e = S::at(scales, rows[r], 2 * u + 1, m);
+                }
+                for (uint t = 0; t < T; t++) {
+                    uint at = (tokens[t] * m.units + u) * 8;
+                    float value = 0.0f;
+                    for (uint half_unit = 0; half_unit < 2; half_unit++) {
+                        float product = 0.0f;
+                        float4 sum = float4(0.0f);
+                        for (uint s = 4 * half_unit; s < 4 * half_unit + 4; s++) {
+                            sum += x[at + s];
+                            product += dot(values(w[s], m), x[at + s]);
+                        }
+                        float2 scale = half_unit == 0 ? d : e;
+                        value += product * scale.x + (sum.x + sum.y + sum.z + sum.w) * scale.y;
+                    }
+                    sums[r * T + t] += value;
+                }
+            }
+        }
+    }
+};
+
+// Floats times 32-bit floats: W reads the weights, S is unused.
+struct Floats {
+    template <typename W, typename S, uint T>
+    static void add(device const uint* codes, device const uint*, device const uint* input, device const float2*,
+                    thread const uint* rows, thread const uint* tokens, thread float* sums, uint lane,
+                    constant Matrix& m) {
+        device const float4* x = (device const float4*)input;
+        for (uint i = lane; i < m.units * 8; i += 32) {
+            for (uint r = 0; r < LINEAR_ROWS; r++) {
+                float4 w = W::four(codes, rows[r] * m.units + i / 8, i % 8);
+                for (uint t = 0; t < T; t++) {
+                    sums[r * T + t] += dot(w, x[tokens[t] * m.units * 8 + i]);
+                }
+            }
+        }
+    }
+};
+
+// The rows of the matrix and of the batch that a SIMD group takes. Those after the last one repeat it; their results
+// are not stored.
+template <uint T>
+static inline void tile(thread uint* rows, thread uint* tokens, uint first_row, uint first_token, constant Matrix& m) {
+    for (uint r = 0; r < LINEAR_ROWS; r++) {
+        rows[r] = min(first_row + r, m.rows - 1);
+    }
+    for (uint t = 0; t < T; t++) {
+        tokens[t] = min(first_token + t, m.batch.rows - 1);
+    }
+}
+
+// Result `lane` of the tile, summed over the lanes.
+template <uint T>
+static inline float result(thread const float* sums, uint lane) {
+    float mine = 0.0f;
+    for (uint i = 0; i < LINEAR_ROWS * T; i++) {
+        float total = simd_sum(sums[i]);
+        if (lane == i) {
+            mine = total;
+        }
+    }
+    return mine;
+}
+
+template <typename I, typename W, typename S, uint T>
+static inline void linear(device const uint* codes, device const uint* scales, device const uint* input,
+                          device const float2* input_scale, device float* output, uint3 group, uint lane,
+                          uint simd_index, constant Matrix& m) {
+    uint first_row = (group.x * LINEAR_SIMDS + simd_index) * LINEAR_ROWS;
+    uint first_token = group.y * T;
+    uint rows[LINEAR_ROWS];
+    uint tokens[T];
+    float sums[LINEAR_ROWS * T] = {};
+    tile<T>(rows, tokens, first_row, first_token, m);
+    I::template add<W, S, T>(codes, scales, input, input_scale, rows, tokens, sums, lane, m);
+    float value = result<T>(sums, lane);
+    uint row = first_row + lane / T;
+    uint token = first_token + lane % T;
+    if (lane < LINEAR_ROWS * T && row < m.rows && token < m.batch.rows) {
+        uint at = token * m.stride + row;
+        output[at] = m.output == OUTPUT_ADD ? output[at] + value : value;
+    }
+}
+
+// The same over two matrices of one layout: silu(x G^T) * (x U^T).
+template <typename I, typename W, typename S, uint T>
+static inline void linear_swiglu(device const uint* codes, device const uint* scales, device const uint* up_codes,
+                                 device const uint* up_scales, device const uint* input,
+                                 device const float2* input_scale, device float* output, uint3 group, uint lane,
+                                 uint simd_index, constant Matrix& m) {
+    uint first_row = (group.x * LINEAR_SIMDS + simd_index) * LINEAR_ROWS;
+    uint first_token = group.y * T;
+    uint rows[LINEAR_ROWS];
+    uint tokens[T];
+    float sums[LINEAR_ROWS * T] = {};
+    tile<T>(rows, tokens, first_row, first_token, m);
+    I::template add<W, S, T>(codes, scales, input, input_scale, rows, tokens, sums, lane, m);
+    float gate = result<T>(sums, lane);
+    float up_sums[LINEAR_ROWS * T] = {};
+    I::template add<W, S, T>(up_codes, up_scales, input, input_scale, rows, tokens, up_sums, lane, m);
+    float up = result<T>(up_sums, lane);
+    uint row = first_row + lane / T;
+    uint token = first_token + lane % T;
+    if (lane < LINEAR_ROWS * T && row < m.rows && token < m.batch.rows) {
+        output[token * m.stride + row] = gate / (1.0f + exp(min(-gate, 88.0f))) * up;
+    }
+}
+
+#define LINEAR_TILE(NAME, INPUT, WEIGHTS, SCALES, T) \
+    kernel void linear_##NAME(device const uint* codes [[buffer(0)]], device const uint* scales [[buffer(1)]], \
+                              device const uint* input [[buffer(2)]], device const float2* input_scale [[buffer(3)]], \
+                              device float* output [[buffer(4)]], constant Matrix& m [[buffer(5)]], THREAD) { \
+        linear<INPUT, WEIGHTS, SCALES, T>(codes, scales, input, input_scale, output, group, lane, simd_index, m); \
+    } \
+    kernel void swiglu_##NAME(device const uint* codes [[buffer(0)]], device const uint* scales [[buffer(1)]], \
+                              device const uint* up_codes [[buffer(2)]], device const uint* up_scales [[buffer(3)]], \
+                              device const uint* input [[buffer(4)]], device const float2* input_scale [[buffer(5)]], \
+                              device float* output [[buffer(6)]], constant Matrix& m [[buffer(7)]], THREAD) { \
+        linear_swiglu<INPUT, WEIGHTS, SCALES, T>(codes, scales, up_codes, up_scales, input, input_scale, output, group, \
+                                                 lane, simd_index, m); \
+    }
+
+#define LINEAR(NAME, INPUT, WEIGHTS, SCALES) \
+    LINEAR_TILE(NAME##_1, INPUT, WEIGHTS, SCALES, 1) \
+    LINEAR_TILE(NAME##_8, INPUT, WEIGHTS, SCALES, 8)
+
+#define LINEAR_CODES(NAME, WEIGHTS, SCALES) \
+    LINEAR(NAME##_int8, Int8, WEIGHTS, SCALES) \
+    LINEAR(NAME##_f32, Exact, WEIGHTS, SCALES)
+
+LINEAR_CODES(1bit_plain, Bits1, Plain)
+LINEAR_CODES(2bit_plain, Bits2, Plain)
+LINEAR_CODES(4bit_plain, Bits4, Plain)
+LINEAR_CODES(8bit_plain, Bits8, Plain)
+LINEAR_CODES(1bit_general, Bits1, General)
+LINEAR_CODES(2bit_general, Bits2, General)
+LINEAR_CODES(4bit_general, Bits4, General)
+LINEAR_CODES(6bit_general, Bits6, General)
+LINEAR_CODES(8bit_general, Bits8, General)
+LINEAR_CODES(levels_general, Levels, General)
+LINEAR(f16, Floats, Float16, Plain)
+LINEAR(bf16, Floats, BFloat16, Plain)
+LINEAR(f32, Floats, Float32, Plain)

@@ -1,0 +1,142 @@
+//! Keys and values of one sequence, and the kernels that use them.
+#![forbid(unsafe_code)]
+
+use crate::driver::Driver;
+use crate::error::{Error, Result};
+use crate::kernel::{Kernel, Kernels};
+use crate::lower::CacheOp;
+use shohin_core::device::SessionOptions;
+use shohin_core::model::Program;
+use shohin_core::model::program::Heads;
+use shohin_core::{Error as CoreError, KvFormat};
+use std::ops::Range;
+
+/// Bytes of the codes of `numbers` elements, a multiple of 32, and of their scales; see `cache.metal`.
+const fn kv_bytes(format: KvFormat, numbers: u64) -> [u64; 2] {
+    match format {
+        KvFormat::F32 => [4 * numbers, 0],
+        KvFormat::F16 => [2 * numbers, 0],
+        KvFormat::Q8 => [numbers, numbers / 8],
+        KvFormat::Q4 => [numbers / 2, numbers / 8],
+    }
+}
+
+/// Bytes of the keys of a layer, and so of its values.
+fn layer_bytes(heads: &Heads, options: &SessionOptions) -> u64 {
+    let numbers = heads.kv as u64 * options.context as u64 * heads.dim as u64;
+    kv_bytes(options.kv, numbers).iter().sum()
+}
+
+/// Bytes of the cache of a sequence.
+pub(crate) fn cache_bytes(program: &Program, options: &SessionOptions) -> u64 {
+    2 * program.layers as u64 * layer_bytes(&program.heads, options)
+}
+
+/// Keys and values of one sequence. All memory is allocated when it is created.
+pub struct MetalCache<D: Driver> {
+    /// The device that it was made by: its kernels use that device's buffers.
+    device: u64,
+    options: SessionOptions,
+    heads: Heads,
+    /// Keys and values of each layer.
+    layers: Vec<[D::Buffer; 2]>,
+    /// By operation on the cache.
+    kernels: Vec<Kernel<D>>,
+}
+
+impl<D: Driver> core::fmt::Debug for MetalCache<D> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("MetalCache").field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+impl<D: Driver> MetalCache<D> {
+    pub(crate) fn new(
+        device: u64,
+        program: &Program,
+        ops: &[CacheOp<D>],
+        kernels: &mut Kernels<'_, D>,
+        options: SessionOptions,
+    ) -> Result<MetalCache<D>> {
+        let (heads, bytes) = (program.heads, layer_bytes(&program.heads, &options));
+        let capacity = u32::try_from(bytes / 4).ok().filter(|_| options.context < 1 << 30);
+        capacity.ok_or(Error::OutOfMemory { need: bytes })?;
+        let mut layers = Vec::new();
+        for _ in 0..program.layers {
+            layers.push([kernels.driver.buffer(bytes)?, kernels.driver.buffer(bytes)?]);
+        }
+        let mut made = Vec::new();
+        for op in ops {
+            made.push(match op {
+                CacheOp::RopeStore(op) => kernels.rope_store(&heads, op, options.kv, &layers[op.layer])?,
+                CacheOp::Attention { layer, q, out, parts, .. } => {
+                    kernels.attention(&heads, options.kv, &layers[*layer], [q, out, parts])?
+                }
+            });
+        }
+        Ok(MetalCache { device, options, heads, layers, kernels: made })
+    }
+
+    pub(crate) fn device(&self) -> u64 {
+        self.device
+    }
+
+    pub(crate) fn options(&self) -> SessionOptions {
+        self.options
+    }
+
+    /// The kernel of an operation on the cache.
+    pub(crate) fn kernel(&self, op: usize) -> &Kernel<D> {
+        &self.kernels[op]
+    }
+
+    /// The ranges of the first `len` positions of each head in a buffer of keys or of values.
+    fn spans(&self, len: usize) -> Vec<Range<u64>> {
+        let [kv, capacity, len] = [self.heads.kv, self.options.context, len].map(|n| n as u64);
+        let [codes, scales] = kv_bytes(self.options.kv, self.heads.dim as u64);
+        let rows = |at: u64, row: u64| {
+            (0..kv).map(move |head| at + head * capacity * row..at + (head * capacity + len) * row)
+        };
+        let all = rows(0, codes).chain(rows(kv * capacity * codes, scales));
+        all.filter(|span| !span.is_empty()).collect()
+    }
+
+    /// Bytes of the keys and values of the first `len` positions.
+    pub(crate) fn export_len(&self, len: usize) -> usize {
+        let bytes: u64 = self.spans(len).iter().map(|span| span.end - span.start).sum();
+        2 * self.layers.len() * bytes as usize
+    }
+
+    /// Appends them to `out`, in a layout that does not depend on the capacity.
+    pub(crate) fn export(&self, driver: &D, len: usize, out: &mut Vec<u8>) -> Result<()> {
+        let need = self.export_len(len);
+        out.try_reserve(need).map_err(|_| CoreError::Memory { need: need as u64, have: 0 })?;
+        let spans = self.spans(len);
+        for buffer in self.layers.iter().flatten() {
+            for span in &spans {
+                let start = out.len();
+                out.resize(start + (span.end - span.start) as usize, 0);
+                driver.read(buffer, span.start, &mut out[start..])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Restores the output of [`MetalCache::export`] for `len` positions.
+    pub(crate) fn import(&mut self, driver: &D, len: usize, from: &[u8]) -> Result<()> {
+        let (expected, found) = (self.export_len(len) as u64, from.len() as u64);
+        if expected != found {
+            return Err(CoreError::Length { what: "imported keys and values", expected, found }.into());
+        }
+        let spans = self.spans(len);
+        let mut rest = from;
+        for buffer in self.layers.iter().flatten() {
+            for span in &spans {
+                let (part, after) = rest.split_at((span.end - span.start) as usize);
+                driver.write(buffer, span.start, part)?;
+                rest = after;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,256 @@
+//! Lowering a [`Program`] to kernels: a pass over its operations.
+#![forbid(unsafe_code)]
+
+use crate::driver::Driver;
+use crate::error::{Error, Result, unsupported};
+use crate::kernel::{Kernel, Kernels, MAX_PARTS, Output, Pipelines, RopeStore};
+use crate::weights::{MetalModel, Matrix};
+use shohin_core::Activations;
+use shohin_core::model::Program;
+use shohin_core::model::program::{BufferId, Op, QkNorm, TensorId};
+
+/// The buffers of a program, and the inputs of a run.
+pub(crate) struct Scratch<B> {
+    /// `(batch)`
+    pub(crate) tokens: B,
+    /// `(batch, head_dim)`: cosines, then sines.
+    pub(crate) angles: B,
+    /// Indices of the rows that are read out, `(batch)`.
+    pub(crate) read_out: B,
+    /// `(query heads, MAX_PARTS, head_dim + 2)`
+    parts: B,
+    /// By buffer of the program: `(batch, cols)`.
+    floats: Vec<B>,
+    /// The same as integers: words, and scales with sums; `None` if activations are floats.
+    integers: Vec<Option<[B; 2]>>,
+}
+
+/// Bytes of [`Scratch`] besides the buffers of the program.
+fn other_bytes(program: &Program, batch: usize) -> [u64; 4] {
+    let heads = program.heads;
+    [4 * batch, 4 * batch * heads.dim, 4 * batch, 4 * heads.query * MAX_PARTS * (heads.dim + 2)].map(|n| n as u64)
+}
+
+/// Bytes of a buffer of the program as floats, and as integers.
+fn buffer_bytes(cols: usize, batch: usize, activations: Activations) -> (u64, Option<[u64; 2]>) {
+    let units = (batch * cols.div_ceil(32)) as u64;
+    let integers = match activations {
+        Activations::Int8 => Some([32 * units, 8 * units]),
+        Activations::F32 => None,
+    };
+    (4 * (batch * cols) as u64, integers)
+}
+
+/// Bytes of [`Scratch`].
+pub(crate) fn scratch_bytes(program: &Program, batch: usize, activations: Activations) -> u64 {
+    let buffers = program.buffers.iter().map(|buffer| {
+        let (floats, integers) = buffer_bytes(buffer.cols, batch, activations);
+        floats + integers.map_or(0, |[words, scales]| words + scales)
+    });
+    buffers.sum::<u64>() + other_bytes(program, batch).iter().sum::<u64>()
+}
+
+impl<B> Scratch<B> {
+    pub(crate) fn new<D: Driver<Buffer = B>>(
+        driver: &D,
+        program: &Program,
+        batch: usize,
+        activations: Activations,
+    ) -> Result<Scratch<B>> {
+        let [tokens, angles, read_out, parts] = other_bytes(program, batch);
+        let (mut floats, mut integers) = (Vec::new(), Vec::new());
+        for buffer in &program.buffers {
+            let (bytes, both) = buffer_bytes(buffer.cols, batch, activations);
+            floats.push(driver.buffer(bytes)?);
+            integers.push(match both {
+                Some([words, scales]) => Some([driver.buffer(words)?, driver.buffer(scales)?]),
+                None => None,
+            });
+        }
+        Ok(Scratch {
+            tokens: driver.buffer(tokens)?,
+            angles: driver.buffer(angles)?,
+            read_out: driver.buffer(read_out)?,
+            parts: driver.buffer(parts)?,
+            floats,
+            integers,
+        })
+    }
+
+    /// The floats of a buffer of the program.
+    pub(crate) fn floats(&self, id: BufferId) -> &B {
+        &self.floats[id.index()]
+    }
+}
+
+/// A part of a lowered program.
+pub(crate) enum Step<D: Driver> {
+    /// Kernels over all rows, for one row and for several.
+    Rows { one: Kernel<D>, several: Kernel<D> },
+    /// The same kernel for any number of rows.
+    Any(Kernel<D>),
+    /// An operation on the cache, by its index among those, sequence by sequence.
+    Cache(usize),
+}
+
+/// An operation on the cache of a sequence.
+pub(crate) enum CacheOp<D: Driver> {
+    RopeStore(RopeStore<D::Buffer>),
+    Attention { layer: usize, q: D::Buffer, out: D::Buffer, parts: D::Buffer, combine: Kernel<D> },
+}
+
+/// A program as kernels.
+pub(crate) struct Lowered<D: Driver> {
+    pub(crate) body: Vec<Step<D>>,
+    pub(crate) cache_ops: Vec<CacheOp<D>>,
+    /// The final norm of the rows that are read out.
+    pub(crate) norm: Kernel<D>,
+    /// From there to the logits.
+    pub(crate) logits: Vec<Step<D>>,
+}
+
+impl<D: Driver> Lowered<D> {
+    /// Lowers every operation.
+    ///
+    /// # Errors
+    /// For a combination of operations without kernels.
+    pub(crate) fn new(
+        model: &MetalModel<D>,
+        scratch: &Scratch<D::Buffer>,
+        pipelines: &mut Pipelines<D>,
+        activations: Activations,
+        logits: &D::Buffer,
+    ) -> Result<Lowered<D>> {
+        let program = model.program();
+        let kernels = Kernels { driver: model.driver(), pipelines };
+        let fresh = vec![false; program.buffers.len()];
+        let mut lowering =
+            Lowering { model, scratch, kernels, activations, fresh, steps: Vec::new(), cache_ops: Vec::new() };
+        program.body.iter().try_for_each(|op| lowering.op(op))?;
+        let body = core::mem::take(&mut lowering.steps);
+        let [Op::RmsNorm { x, weight, eps, out }] = program.head[..] else {
+            return Err(unsupported("the operations after the last block", "one RMSNorm"));
+        };
+        let norm = lowering.rmsnorm(x, weight, eps, Some(&scratch.read_out), out)?;
+        lowering.linear(program.output, out, logits, Output::Store)?;
+        let Lowering { steps, cache_ops, .. } = lowering;
+        Ok(Lowered { body, cache_ops, norm, logits: steps })
+    }
+}
+
+struct Lowering<'l, D: Driver> {
+    model: &'l MetalModel<D>,
+    scratch: &'l Scratch<D::Buffer>,
+    kernels: Kernels<'l, D>,
+    activations: Activations,
+    /// By buffer: whether its integers are those of its floats.
+    fresh: Vec<bool>,
+    steps: Vec<Step<D>>,
+    cache_ops: Vec<CacheOp<D>>,
+}
+
+impl<D: Driver> Lowering<'_, D> {
+    fn op(&mut self, op: &Op) -> Result<()> {
+        match *op {
+            Op::Embed { table, out } => {
+                let table = self.model.matrix(table)?;
+                let kernel = self.kernels.embed(table, &self.scratch.tokens, self.scratch.floats(out))?;
+                self.steps.push(Step::Any(kernel));
+                self.fresh[out.index()] = false;
+                Ok(())
+            }
+            Op::RmsNorm { x, weight, eps, out } => {
+                let kernel = self.rmsnorm(x, weight, eps, None, out)?;
+                self.steps.push(Step::Any(kernel));
+                Ok(())
+            }
+            Op::Linear { x, ref outputs } => outputs.iter().try_for_each(|&(weight, out)| {
+                self.linear(weight, x, self.scratch.floats(out), Output::Store)?;
+                self.fresh[out.index()] = false;
+                Ok(())
+            }),
+            Op::LinearAdd { x, weight, to } => {
+                self.linear(weight, x, self.scratch.floats(to), Output::Add)?;
+                self.fresh[to.index()] = false;
+                Ok(())
+            }
+            Op::LinearSwiglu { x, gate, up, out } => self.swiglu(x, [gate, up], out),
+            Op::Experts(_) => Err(unsupported("a mixture of experts", "one feed-forward block")),
+            Op::RopeStore { layer, q, k, v, norm, eps } => {
+                let norm = norm.map(|QkNorm { q, k }| {
+                    Ok::<_, Error>([self.model.vector(q)?.clone(), self.model.vector(k)?.clone()])
+                });
+                let [q_rows, k, v] = [q, k, v].map(|id| self.scratch.floats(id).clone());
+                let (angles, pairing) = (self.scratch.angles.clone(), self.model.program().pairing);
+                let norm = norm.transpose()?;
+                self.fresh[q.index()] = false;
+                self.cache(CacheOp::RopeStore(RopeStore { layer, q: q_rows, k, v, norm, angles, eps, pairing }));
+                Ok(())
+            }
+            Op::Attention { layer, q, out } => {
+                let heads = &self.model.program().heads;
+                let combine =
+                    self.kernels.attention_combine(heads, &self.scratch.parts, self.scratch.floats(out))?;
+                let parts = self.scratch.parts.clone();
+                self.fresh[out.index()] = false;
+                let [q, out] = [q, out].map(|id| self.scratch.floats(id).clone());
+                self.cache(CacheOp::Attention { layer, q, out, parts, combine });
+                Ok(())
+            }
+        }
+    }
+
+    fn cache(&mut self, op: CacheOp<D>) {
+        self.steps.push(Step::Cache(self.cache_ops.len()));
+        self.cache_ops.push(op);
+    }
+
+    fn rmsnorm(
+        &mut self,
+        x: BufferId,
+        weight: TensorId,
+        eps: f32,
+        gather: Option<&D::Buffer>,
+        out: BufferId,
+    ) -> Result<Kernel<D>> {
+        let cols = self.model.program().tensor(weight).cols;
+        let (weight, scratch) = (self.model.vector(weight)?, self.scratch);
+        let integers = scratch.integers[out.index()].as_ref();
+        self.fresh[out.index()] = integers.is_some();
+        self.kernels.rmsnorm(cols, eps, scratch.floats(x), weight, gather, scratch.floats(out), integers)
+    }
+
+    /// The rows of `x` in the precision that `matrix` is multiplied by.
+    fn input(&mut self, x: BufferId, matrix: &Matrix<D::Buffer>) -> Result<[D::Buffer; 2]> {
+        let floats = self.scratch.floats(x);
+        let integers = match matrix.packed.input(self.activations) {
+            Activations::F32 => None,
+            Activations::Int8 => self.scratch.integers[x.index()].as_ref(),
+        };
+        let Some(integers) = integers else { return Ok([floats.clone(), floats.clone()]) };
+        if !self.fresh[x.index()] {
+            let kernel = self.kernels.quantize(matrix.cols, floats, integers)?;
+            self.steps.push(Step::Any(kernel));
+            self.fresh[x.index()] = true;
+        }
+        Ok(integers.clone())
+    }
+
+    fn linear(&mut self, weight: TensorId, x: BufferId, output: &D::Buffer, how: Output) -> Result<()> {
+        let matrix = self.model.matrix(weight)?;
+        let [words, scale] = self.input(x, matrix)?;
+        let mut tile = |tile| self.kernels.linear(matrix, self.activations, [&words, &scale], output, how, tile);
+        self.steps.push(Step::Rows { one: tile(1)?, several: tile(8)? });
+        Ok(())
+    }
+
+    fn swiglu(&mut self, x: BufferId, [gate, up]: [TensorId; 2], out: BufferId) -> Result<()> {
+        let matrices = [self.model.matrix(gate)?, self.model.matrix(up)?];
+        let [words, scale] = self.input(x, matrices[0])?;
+        let output = self.scratch.floats(out);
+        let mut tile = |tile| self.kernels.swiglu(matrices, self.activations, [&words, &scale], output, tile);
+        self.steps.push(Step::Rows { one: tile(1)?, several: tile(8)? });
+        self.fresh[out.index()] = false;
+        Ok(())
+    }
+}

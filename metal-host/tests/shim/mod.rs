@@ -1,0 +1,211 @@
+//! A [`Driver`] that compiles the kernels as C++ and runs them on the CPU, in a chosen order of threads.
+
+use libloading::Library;
+use shohin_metal::{Dispatch, Driver, Error, Result, SOURCE};
+use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::rc::Rc;
+use std::sync::OnceLock;
+
+/// In which order the threads of a threadgroup run between two barriers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Order {
+    Forward = 0,
+    Reverse = 1,
+    Shuffled = 2,
+}
+
+impl Order {
+    pub(crate) const ALL: [Order; 3] = [Order::Forward, Order::Reverse, Order::Shuffled];
+}
+
+/// The compiler's command for `source`, which is stored under `name` first. Tests of one run share files.
+fn clang(name: &str, source: &str) -> (Command, PathBuf) {
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let stem = format!("{name}-{}", std::process::id());
+    let file = dir.join(format!("{stem}.metal"));
+    std::fs::write(&file, source).unwrap();
+    let mut command = Command::new("clang++");
+    command.args(["-std=c++17", "-O1", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror"]);
+    command.args(["-Wno-unknown-attributes", "-Wno-unused-parameter"]);
+    if cfg!(target_arch = "x86_64") {
+        // Not every runtime library converts 16-bit floats.
+        command.arg("-mf16c");
+    }
+    command.arg(format!("-DKERNELS=\"{}\"", file.display()));
+    command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/shim/library.cpp"));
+    (command, dir.join(format!("{stem}.so")))
+}
+
+/// Compiles `source` to a shared library.
+pub(crate) fn compile(name: &str, source: &str) -> Library {
+    let (mut command, library) = clang(name, source);
+    command.args(["-shared", "-fPIC", "-fvisibility=hidden", "-o"]).arg(&library);
+    let output = command.output().expect("clang++, of Debian's package clang");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    // SAFETY: the library has no initializers that do anything.
+    let loaded = unsafe { Library::new(&library) }.unwrap();
+    std::fs::remove_file(&library).unwrap();
+    loaded
+}
+
+/// Checks that pointers keep to their address spaces; returns the compiler's messages.
+pub(crate) fn check(name: &str, source: &str) -> std::result::Result<(), String> {
+    let (mut command, _) = clang(name, source);
+    let output = command.args(["-DCHECK", "-fsyntax-only"]).output().expect("clang++, of Debian's package clang");
+    if output.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&output.stderr).into_owned()) }
+}
+
+/// The compiled [`SOURCE`].
+fn kernels() -> &'static Library {
+    static KERNELS: OnceLock<Library> = OnceLock::new();
+    KERNELS.get_or_init(|| compile("kernels", SOURCE))
+}
+
+/// Kernels on the CPU.
+#[derive(Clone, Copy)]
+pub(crate) struct Shim {
+    library: &'static Library,
+    order: Order,
+}
+
+impl Shim {
+    pub(crate) fn new(order: Order) -> Shim {
+        Shim { library: kernels(), order }
+    }
+
+    /// Other kernels than those of the crate.
+    pub(crate) fn of(library: Library, order: Order) -> Shim {
+        Shim { library: Box::leak(Box::new(library)), order }
+    }
+
+    /// A buffer with this content.
+    pub(crate) fn upload<T: bytemuck::Pod>(&self, content: &[T]) -> Rc<Memory> {
+        let bytes = bytemuck::cast_slice(content);
+        let buffer = self.buffer(bytes.len() as u64).unwrap();
+        self.write(&buffer, 0, bytes).unwrap();
+        buffer
+    }
+
+    /// The first `count` elements of a buffer.
+    pub(crate) fn download<T: bytemuck::Pod>(&self, buffer: &Rc<Memory>, count: usize) -> Vec<T> {
+        let mut content = vec![T::zeroed(); count];
+        self.read(buffer, 0, bytemuck::cast_slice_mut(&mut content)).unwrap();
+        content
+    }
+}
+
+/// Memory that ends where nothing can be read or written.
+pub(crate) struct Memory {
+    at: *mut c_void,
+    bytes: usize,
+    library: &'static Library,
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: the symbol has this type (see library.cpp), and the memory is of `shim_allocate`.
+        unsafe {
+            let free = self.library.get::<unsafe extern "C" fn(*mut c_void, usize)>(b"shim_free").unwrap();
+            free(self.at, self.bytes);
+        }
+    }
+}
+
+impl Memory {
+    /// The address of `len` bytes at byte `at`.
+    fn range(&self, at: u64, len: usize) -> Result<*mut u8> {
+        let end = usize::try_from(at).ok().and_then(|at| at.checked_add(len));
+        if end.is_none_or(|end| end > self.bytes) {
+            let problem = format!("{len} bytes at {at} of {}", self.bytes);
+            return Err(Error::Driver { what: "a copy", problem });
+        }
+        // SAFETY: within the allocation.
+        Ok(unsafe { self.at.cast::<u8>().add(at as usize) })
+    }
+}
+
+impl Driver for Shim {
+    type Buffer = Rc<Memory>;
+    type Pipeline = *mut c_void;
+
+    fn name(&self) -> &str {
+        "shim"
+    }
+
+    fn buffer(&self, bytes: u64) -> Result<Rc<Memory>> {
+        let bytes = bytes as usize;
+        // SAFETY: the symbol has this type.
+        let at = unsafe {
+            let allocate = self.library.get::<unsafe extern "C" fn(usize) -> *mut c_void>(b"shim_allocate");
+            allocate.unwrap()(bytes)
+        };
+        if at.is_null() {
+            return Err(Error::OutOfMemory { need: bytes as u64 });
+        }
+        Ok(Rc::new(Memory { at, bytes, library: self.library }))
+    }
+
+    fn write(&self, buffer: &Rc<Memory>, at: u64, bytes: &[u8]) -> Result<()> {
+        let to = buffer.range(at, bytes.len())?;
+        // SAFETY: the range is inside the buffer, which is not part of `bytes`.
+        unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        Ok(())
+    }
+
+    fn read(&self, buffer: &Rc<Memory>, at: u64, into: &mut [u8]) -> Result<()> {
+        let from = buffer.range(at, into.len())?;
+        // SAFETY: as in `write`; every byte is initialized when it is allocated.
+        unsafe { from.copy_to_nonoverlapping(into.as_mut_ptr(), into.len()) };
+        Ok(())
+    }
+
+    fn pipeline(&self, name: &str) -> Result<*mut c_void> {
+        // SAFETY: only the address is used.
+        let found = unsafe { self.library.get::<*mut c_void>(name.as_bytes()) };
+        let found = found.map_err(|e| Error::Driver { what: "a kernel's name", problem: e.to_string() })?;
+        // SAFETY: the library is never unloaded.
+        Ok(unsafe { found.into_raw() }.as_raw_ptr())
+    }
+
+    fn run(&self, dispatches: &[Dispatch<'_, Shim>]) -> Result<()> {
+        type Run = unsafe extern "C" fn(
+            *mut c_void,
+            *const *mut c_void,
+            usize,
+            *const c_uint,
+            c_uint,
+            usize,
+            c_int,
+            *mut c_char,
+            usize,
+        ) -> c_int;
+        for dispatch in dispatches {
+            let mut arguments: Vec<*mut c_void> = dispatch.buffers.iter().map(|buffer| buffer.at).collect();
+            arguments.push(dispatch.parameters.as_ptr().cast_mut().cast());
+            let mut error = [0u8; 200];
+            // SAFETY: the symbol has this type; the pipeline is a kernel, which takes these arguments.
+            let failed = unsafe {
+                let run = self.library.get::<Run>(b"shim_run").unwrap();
+                run(
+                    *dispatch.pipeline,
+                    arguments.as_ptr(),
+                    arguments.len(),
+                    dispatch.grid.as_ptr(),
+                    dispatch.simds,
+                    dispatch.shared as usize,
+                    self.order as c_int,
+                    error.as_mut_ptr().cast(),
+                    error.len(),
+                )
+            };
+            if failed != 0 {
+                let text = error.split(|&b| b == 0).next().unwrap_or_default();
+                let problem = String::from_utf8_lossy(text).into_owned();
+                return Err(Error::Driver { what: "a kernel", problem });
+            }
+        }
+        Ok(())
+    }
+}
