@@ -2,16 +2,70 @@
 // exact meetings. A meeting that not every thread reaches is reported, not waited for. Fibers run in a chosen order
 // between two meetings, and a kernel that lacks a barrier gives different results in different orders.
 #pragma once
-#include <ucontext.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <memory>
 #include <vector>
+#ifndef __x86_64__
+#include <ucontext.h>
+#endif
 
 namespace fibers {
+
+#ifdef __x86_64__
+// The stack of a fiber that does not run. A switch saves the registers that calls preserve, and no signal mask, which takes
+// two system calls.
+struct Context {
+    void* stack = nullptr;
+};
+
+asm(R"(
+    .text
+    .type shim_switch, @function
+shim_switch:
+    pushq %rbp
+    pushq %rbx
+    pushq %r12
+    pushq %r13
+    pushq %r14
+    pushq %r15
+    movq %rsp, (%rdi)
+    movq (%rsi), %rsp
+    popq %r15
+    popq %r14
+    popq %r13
+    popq %r12
+    popq %rbx
+    popq %rbp
+    ret
+)");
+extern "C" void shim_switch(Context* from, Context* to) __asm__("shim_switch");
+
+inline void switch_to(Context& from, Context& to) { shim_switch(&from, &to); }
+
+inline void prepare(Context& context, char* stack, size_t size, void (*entry)()) {
+    auto top = (reinterpret_cast<uintptr_t>(stack) + size) / 16 * 16;
+    // Six registers and the address to return to, which leaves the stack as after a call.
+    auto* words = reinterpret_cast<uintptr_t*>(top) - 8;
+    std::fill(words, words + 8, 0);
+    words[6] = reinterpret_cast<uintptr_t>(entry);
+    context.stack = words;
+}
+#else
+using Context = ucontext_t;
+
+inline void switch_to(Context& from, Context& to) { swapcontext(&from, &to); }
+
+inline void prepare(Context& context, char* stack, size_t size, void (*entry)()) {
+    getcontext(&context);
+    context.uc_stack.ss_sp = stack;
+    context.uc_stack.ss_size = size;
+    context.uc_link = nullptr;
+    makecontext(&context, entry, 0);
+}
+#endif
 
 constexpr unsigned SIMD = 32;
 constexpr size_t STACK = 64 << 10;
@@ -27,12 +81,12 @@ struct Meeting {
     unsigned size = 0, arrived = 0, phase = 0;
     // What they wait for: two kinds must not meet.
     const char* what = nullptr;
-    alignas(16) char in[2][SIMD * 16];
-    alignas(16) char out[2][SIMD * 16];
+    alignas(16) char values[SIMD * 16];
+    alignas(16) char result[2][16];
 };
 
 struct Fiber {
-    ucontext_t context;
+    Context context;
     std::unique_ptr<char[]> stack;
     bool done = false;
     unsigned index = 0;
@@ -50,7 +104,7 @@ struct Call {
 };
 
 struct Group {
-    ucontext_t main;
+    Context main;
     std::vector<Fiber> fibers;
     Fiber* current = nullptr;
     Meeting all;
@@ -62,7 +116,7 @@ struct Group {
 
 inline thread_local Group* group = nullptr;
 
-inline void yield() { swapcontext(&group->current->context, &group->main); }
+inline void yield() { switch_to(group->current->context, group->main); }
 
 // Ends the run; the thread never continues.
 [[noreturn]] inline void fail(const char* problem) {
@@ -89,23 +143,25 @@ inline void meet(Meeting& m, const char* what) {
 
 inline Meeting& simd() { return group->simds[group->current->index / SIMD]; }
 
-// Every lane gives a value, and gets those of all lanes, until the operation after the next one.
-template <class T>
-inline const T* exchange(T value, const char* what) {
+// Every lane gives a value, of which the last one makes the result of all with `reduce`.
+template <class T, class F>
+inline T combine(T value, const char* what, F reduce) {
     static_assert(sizeof(T) <= 16);
     Meeting& m = simd();
-    unsigned side = m.phase & 1;
-    reinterpret_cast<T*>(m.in[side])[group->current->index % SIMD] = value;
-    if (m.arrived + 1 == m.size) memcpy(m.out[side], m.in[side], sizeof m.in[side]);
+    T* values = reinterpret_cast<T*>(m.values);
+    values[group->current->index % SIMD] = value;
+    // The result stays until the operation after the next one: a lane may be that far ahead of another.
+    T* result = reinterpret_cast<T*>(m.result[m.phase & 1]);
+    if (m.arrived + 1 == m.size) *result = reduce(values);
     meet(m, what);
-    return reinterpret_cast<const T*>(m.out[side]);
+    return *result;
 }
 
 inline void enter() {
     unsigned i = group->current->index;
     group->call->run(*group->call, group->at, i % SIMD, i / SIMD);
     group->current->done = true;
-    swapcontext(&group->current->context, &group->main);
+    for (;;) yield();
 }
 
 // Runs `simds` SIMD groups for each position of `grid`. The error, if any, is in the group.
@@ -132,11 +188,7 @@ inline void run(Group& g, Position grid, unsigned simds, Order order, const Call
                     f.done = false;
                     f.waits = nullptr;
                     f.index = i;
-                    getcontext(&f.context);
-                    f.context.uc_stack.ss_sp = f.stack.get();
-                    f.context.uc_stack.ss_size = STACK;
-                    f.context.uc_link = &g.main;
-                    makecontext(&f.context, enter, 0);
+                    prepare(f.context, f.stack.get(), STACK, enter);
                     turn[i] = order == REVERSE ? n - 1 - i : i;
                 }
                 for (unsigned left = n; left;) {
@@ -151,7 +203,7 @@ inline void run(Group& g, Position grid, unsigned simds, Order order, const Call
                         if (f.done || (f.waits && f.waits->phase == f.phase)) continue;
                         g.current = &f;
                         moved = true;
-                        swapcontext(&g.main, &f.context);
+                        switch_to(g.main, f.context);
                         if (g.error[0]) return;
                         left -= f.done;
                     }

@@ -36,25 +36,22 @@ inline void simdgroup_barrier(mem_flags) { fibers::meet(fibers::simd(), "simdgro
 
 template <class T>
 T simd_sum(T value) {
-    const T* all = fibers::exchange(value, "simd_sum");
     // In the order of a butterfly, as hardware adds.
-    T sums[fibers::SIMD];
-    std::copy(all, all + fibers::SIMD, sums);
-    for (unsigned width = fibers::SIMD / 2; width > 0; width /= 2)
-        for (unsigned i = 0; i < width; i++) sums[i] += sums[i + width];
-    return sums[0];
+    return fibers::combine(value, "simd_sum", [](T* all) {
+        for (unsigned width = fibers::SIMD / 2; width > 0; width /= 2)
+            for (unsigned i = 0; i < width; i++) all[i] += all[i + width];
+        return all[0];
+    });
 }
 
 template <class T>
 T simd_max(T value) {
-    const T* all = fibers::exchange(value, "simd_max");
-    return *std::max_element(all, all + fibers::SIMD);
+    return fibers::combine(value, "simd_max", [](T* all) { return *std::max_element(all, all + fibers::SIMD); });
 }
 
 template <class T>
 T simd_min(T value) {
-    const T* all = fibers::exchange(value, "simd_min");
-    return *std::min_element(all, all + fibers::SIMD);
+    return fibers::combine(value, "simd_min", [](T* all) { return *std::min_element(all, all + fibers::SIMD); });
 }
 
 template <class To, class From>

@@ -27,7 +27,7 @@ fn clang(name: &str, source: &str) -> (Command, PathBuf) {
     let file = dir.join(format!("{stem}.metal"));
     std::fs::write(&file, source).unwrap();
     let mut command = Command::new("clang++");
-    command.args(["-std=c++17", "-O1", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror"]);
+    command.args(["-std=c++17", "-O2", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror"]);
     command.args(["-Wno-unknown-attributes", "-Wno-unused-parameter"]);
     if cfg!(target_arch = "x86_64") {
         // Not every runtime library converts 16-bit floats.
