@@ -8,23 +8,14 @@ use crate::lower::CacheOp;
 use shohin_core::device::SessionOptions;
 use shohin_core::model::Program;
 use shohin_core::model::program::Heads;
-use shohin_core::{Error as CoreError, KvFormat};
+use shohin_core::Error as CoreError;
+use shohin_core::cache::FlatKv;
 use std::ops::Range;
-
-/// Bytes of the codes of `numbers` elements, a multiple of 32, and of their scales; see `cache.metal`.
-const fn kv_bytes(format: KvFormat, numbers: u64) -> [u64; 2] {
-    match format {
-        KvFormat::F32 => [4 * numbers, 0],
-        KvFormat::F16 => [2 * numbers, 0],
-        KvFormat::Q8 => [numbers, numbers / 8],
-        KvFormat::Q4 => [numbers / 2, numbers / 8],
-    }
-}
 
 /// Bytes of the keys of a layer, and so of its values.
 fn layer_bytes(heads: &Heads, options: &SessionOptions) -> u64 {
     let numbers = heads.kv as u64 * options.context as u64 * heads.dim as u64;
-    kv_bytes(options.kv, numbers).iter().sum()
+    FlatKv::of(options.kv).bytes(numbers)
 }
 
 /// Bytes of the cache of a sequence.
@@ -92,13 +83,9 @@ impl<D: Driver> MetalCache<D> {
 
     /// The ranges of the first `len` positions of each head in a buffer of keys or of values.
     fn spans(&self, len: usize) -> Vec<Range<u64>> {
-        let [kv, capacity, len] = [self.heads.kv, self.options.context, len].map(|n| n as u64);
-        let [codes, scales] = kv_bytes(self.options.kv, self.heads.dim as u64);
-        let rows = |at: u64, row: u64| {
-            (0..kv).map(move |head| at + head * capacity * row..at + (head * capacity + len) * row)
-        };
-        let all = rows(0, codes).chain(rows(kv * capacity * codes, scales));
-        all.filter(|span| !span.is_empty()).collect()
+        let [kv, capacity, d, len] =
+            [self.heads.kv, self.options.context, self.heads.dim, len].map(|n| n as u64);
+        FlatKv::of(self.options.kv).spans(kv, capacity, d, len).collect()
     }
 
     /// Bytes of the keys and values of the first `len` positions.

@@ -415,3 +415,6 @@ pub(crate) struct RopeStore<B> {
     pub(crate) eps: f32,
     pub(crate) pairing: RopePairing,
 }
+
+#[cfg(test)]
+mod tests;

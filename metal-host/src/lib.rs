@@ -8,6 +8,10 @@
 //! Everything but the calls of Metal itself is generic over a [`Driver`]. `Metal` is the one for Macs; the tests'
 //! driver compiles the same kernels as C++ and runs them on the CPU, so that whole models are tested anywhere.
 
+// The tests' driver is the one of `tests/`, which names this crate.
+#[cfg(test)]
+extern crate self as shohin_metal;
+
 mod cache;
 mod device;
 mod driver;
@@ -16,6 +20,9 @@ mod kernel;
 mod lower;
 #[cfg(target_os = "macos")]
 mod metal;
+#[cfg(test)]
+#[path = "../tests/shim/mod.rs"]
+mod shim;
 mod weights;
 
 pub use cache::MetalCache;

@@ -2,6 +2,7 @@
 
 use libloading::Library;
 use shohin_metal::{Dispatch, Driver, Error, Result, SOURCE};
+use std::hash::{Hash, Hasher};
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -20,47 +21,73 @@ impl Order {
     pub(crate) const ALL: [Order; 3] = [Order::Forward, Order::Reverse, Order::Shuffled];
 }
 
-/// The compiler's command for `source`, which is stored under `name` first. Tests of one run share files.
-fn clang(name: &str, source: &str) -> (Command, PathBuf) {
-    let dir = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let stem = format!("{name}-{}", std::process::id());
-    let file = dir.join(format!("{stem}.metal"));
+/// The sources of the shim, on which the compiled kernels depend.
+const SHIM: [&str; 3] = [
+    include_str!("../../shim/fibers.h"),
+    include_str!("../../shim/metal.h"),
+    include_str!("../../shim/library.cpp"),
+];
+
+/// A path for compiled files of `source`, beside the tests.
+fn place(source: &str) -> PathBuf {
+    let mut hasher = std::hash::DefaultHasher::new();
+    (source, SHIM, FLAGS).hash(&mut hasher);
+    let mut dir = std::env::current_exe().unwrap();
+    dir.set_file_name("metal-shim");
+    std::fs::create_dir_all(&dir).unwrap();
+    dir.join(format!("{:016x}", hasher.finish()))
+}
+
+const FLAGS: &[&str] = &[
+    "-std=c++17",
+    "-O2",
+    "-ffp-contract=off",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-Wno-unknown-attributes",
+    "-Wno-unused-parameter",
+    // Not every runtime library converts 16-bit floats.
+    #[cfg(target_arch = "x86_64")]
+    "-mf16c",
+];
+
+/// Runs the compiler on `source`.
+fn clang(source: &str, place: &Path, arguments: &[&str]) -> std::result::Result<(), String> {
+    let file = place.with_extension(format!("{}.metal", std::process::id()));
     std::fs::write(&file, source).unwrap();
     let mut command = Command::new("clang++");
-    command.args(["-std=c++17", "-O2", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror"]);
-    command.args(["-Wno-unknown-attributes", "-Wno-unused-parameter"]);
-    if cfg!(target_arch = "x86_64") {
-        // Not every runtime library converts 16-bit floats.
-        command.arg("-mf16c");
-    }
-    command.arg(format!("-DKERNELS=\"{}\"", file.display()));
-    command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/shim/library.cpp"));
-    (command, dir.join(format!("{stem}.so")))
-}
-
-/// Compiles `source` to a shared library.
-pub(crate) fn compile(name: &str, source: &str) -> Library {
-    let (mut command, library) = clang(name, source);
-    command.args(["-shared", "-fPIC", "-fvisibility=hidden", "-o"]).arg(&library);
-    let output = command.output().expect("clang++, of Debian's package clang");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    // SAFETY: the library has no initializers that do anything.
-    let loaded = unsafe { Library::new(&library) }.unwrap();
-    std::fs::remove_file(&library).unwrap();
-    loaded
-}
-
-/// Checks that pointers keep to their address spaces; returns the compiler's messages.
-pub(crate) fn check(name: &str, source: &str) -> std::result::Result<(), String> {
-    let (mut command, _) = clang(name, source);
-    let output = command.args(["-DCHECK", "-fsyntax-only"]).output().expect("clang++, of Debian's package clang");
+    command.args(FLAGS).args(arguments).arg(format!("-DKERNELS=\"{}\"", file.display()));
+    let output = command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/shim/library.cpp")).output();
+    let output = output.expect("clang++, of Debian's package clang");
+    std::fs::remove_file(&file).unwrap();
     if output.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&output.stderr).into_owned()) }
+}
+
+/// Compiles `source` to a shared library, unless an earlier test has.
+pub(crate) fn compile(source: &str) -> Library {
+    let place = place(source);
+    let library = place.with_extension("so");
+    if !library.exists() {
+        // Another test may compile the same at the same time: one of them takes the other's place.
+        let own = place.with_extension(format!("{}.so", std::process::id()));
+        let output = own.to_str().unwrap();
+        clang(source, &place, &["-shared", "-fPIC", "-fvisibility=hidden", "-o", output]).unwrap_or_else(|e| panic!("{e}"));
+        std::fs::rename(&own, &library).unwrap();
+    }
+    // SAFETY: the library has no initializers that do anything.
+    unsafe { Library::new(&library) }.unwrap()
+}
+
+/// Checks that pointers keep to their address spaces; the error is the compiler's.
+pub(crate) fn check(source: &str) -> std::result::Result<(), String> {
+    clang(source, &place(source).with_extension("check"), &["-DCHECK", "-fsyntax-only"])
 }
 
 /// The compiled [`SOURCE`].
 fn kernels() -> &'static Library {
     static KERNELS: OnceLock<Library> = OnceLock::new();
-    KERNELS.get_or_init(|| compile("kernels", SOURCE))
+    KERNELS.get_or_init(|| compile(SOURCE))
 }
 
 /// Kernels on the CPU.

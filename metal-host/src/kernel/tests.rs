@@ -1,0 +1,437 @@
+//! Every kernel against core, or against its formula in 64-bit floats, with threads in several orders.
+
+use super::*;
+use crate::shim::{Memory, Order, Shim};
+use shohin_core::cache::FlatKv;
+use shohin_core::cpu::Isa;
+use shohin_core::cpu::activations::{Q8Block, q8_blocks, quantize};
+use shohin_core::quant::unpack;
+use shohin_tests::{Random, weights};
+use std::rc::Rc;
+
+type Buffer = Rc<Memory>;
+
+/// The shim with a set of pipelines.
+struct Bench {
+    shim: Shim,
+    pipelines: Pipelines<Shim>,
+}
+
+impl Bench {
+    fn new(order: Order) -> Bench {
+        Bench { shim: Shim::new(order), pipelines: Pipelines::new() }
+    }
+
+    fn kernels(&mut self) -> Kernels<'_, Shim> {
+        Kernels { driver: &self.shim, pipelines: &mut self.pipelines }
+    }
+
+    fn floats(&self, count: usize) -> Buffer {
+        self.shim.buffer(4 * count as u64).unwrap()
+    }
+
+    fn run(&self, kernels: &[&Kernel<Shim>], shape: BatchShape) {
+        let dispatches: Vec<_> = kernels.iter().map(|kernel| kernel.dispatch(shape)).collect();
+        self.shim.run(&dispatches).unwrap();
+    }
+}
+
+#[test]
+fn every_kernel_of_a_device_exists() {
+    let names = kernel_names();
+    assert!(names.len() > 80, "{}", names.len());
+    for name in names {
+        Shim::new(Order::Forward).pipeline(&name).unwrap_or_else(|e| panic!("{name}: {e}"));
+    }
+}
+
+/// Random integers as activations, with their scales and sums, and the same numbers as floats.
+struct Inputs {
+    words: Vec<i8>,
+    scales: Vec<[f32; 2]>,
+    floats: Vec<f32>,
+}
+
+impl Inputs {
+    fn new(rows: usize, cols: usize, random: &mut Random) -> Inputs {
+        let words: Vec<i8> = (0..rows * cols).map(|_| (random.below(255) as i32 - 127) as i8).collect();
+        let mut scale = |q: &[i8]| [0.01 * (1.5 + random.unit()), q.iter().map(|&q| f32::from(q)).sum()];
+        let scales: Vec<[f32; 2]> = words.chunks(32).map(&mut scale).collect();
+        let floats = (0..rows * cols).map(|i| f32::from(words[i]) * scales[i / 32][0]).collect();
+        Inputs { words, scales, floats }
+    }
+}
+
+fn packed_matrix(
+    bench: &Bench,
+    format: shohin_core::Format,
+    packed: PackedFormat,
+    rows: usize,
+    cols: usize,
+    random: &mut Random,
+) -> (Matrix<Buffer>, Vec<f32>) {
+    let mut bytes = vec![0; rows * format.row_bytes(cols).unwrap()];
+    weights::fill(format, 0.3, random, &mut bytes);
+    let mut w = vec![0.0; rows * cols];
+    unpack(format, &bytes, &mut w).unwrap();
+    let (mut codes, mut scales) = (Vec::new(), Vec::new());
+    for row in bytes.chunks(bytes.len() / rows) {
+        packed.repack(format, row, &mut codes, &mut scales);
+    }
+    let codes = bench.shim.upload(&codes);
+    let scales = if scales.is_empty() { codes.clone() } else { bench.shim.upload(&scales) };
+    (Matrix { rows, cols, packed, codes, scales }, w)
+}
+
+/// The product in 64-bit floats, and the sum of its terms' magnitudes.
+fn product(x: &[f32], w: &[f32]) -> (f64, f64) {
+    let terms = || x.iter().zip(w).map(|(&x, &w)| f64::from(x) * f64::from(w));
+    (terms().sum(), terms().map(f64::abs).sum())
+}
+
+/// Every format in every layout that can hold it, times integers and floats, for one row and for several, with rows that
+/// do not fill a tile, in one order of threads after the other.
+#[test]
+fn products_are_those_of_cores_weights() {
+    let (rows, cols, most) = (13, 768, 11);
+    let mut random = Random::new(5);
+    let inputs = Inputs::new(most, cols, &mut random);
+    let mut benches = Order::ALL.map(Bench::new);
+    for (i, (format, packed)) in PackedFormat::pairs().into_iter().enumerate() {
+        let bench = &mut benches[i % 3];
+        let (matrix, w) = packed_matrix(bench, format, packed, rows, cols, &mut random);
+        let tokens = [12u32, 0, 7];
+        let (on_device, x) = (bench.shim.upload(&tokens), bench.floats(3 * cols));
+        let kernel = bench.kernels().embed(&matrix, &on_device, &x).unwrap();
+        bench.run(&[&kernel], BatchShape::rows(3));
+        for (row, got) in tokens.into_iter().zip(bench.shim.download::<f32>(&x, 3 * cols).chunks(cols)) {
+            assert_eq!(got, &w[row as usize * cols..][..cols], "{format:?} as {packed:?}");
+        }
+        let floats = bench.shim.upload(&inputs.floats);
+        let (words, scales) = (bench.shim.upload(&inputs.words), bench.shim.upload(&inputs.scales));
+        for (activations, n) in [Activations::Int8, Activations::F32].into_iter().flat_map(|a| [(a, 1), (a, most)]) {
+            let input = match packed.input(activations) {
+                Activations::Int8 => [&words, &scales],
+                Activations::F32 => [&floats, &floats],
+            };
+            let tile = if n == 1 { 1 } else { 8 };
+            let output = bench.shim.upload(&vec![1.0f32; n * rows]);
+            let mut kernels = bench.kernels();
+            let store = kernels.linear(&matrix, activations, input, &output, Output::Store, tile).unwrap();
+            let add = kernels.linear(&matrix, activations, input, &output, Output::Add, tile).unwrap();
+            bench.run(&[&store, &add], BatchShape::rows(n));
+            for (i, got) in bench.shim.download::<f32>(&output, n * rows).into_iter().enumerate() {
+                let (want, size) = product(&inputs.floats[i / rows * cols..][..cols], &w[i % rows * cols..][..cols]);
+                let error = (f64::from(got) - 2.0 * want).abs() / size;
+                assert!(error < 2e-6, "{format:?} as {packed:?}, {activations:?}, {n} rows, {i}: {got} {want}");
+            }
+        }
+    }
+}
+
+/// The gated product of two matrices, of every layout that is a format's own.
+#[test]
+fn gates_multiply_what_comes_up() {
+    let (rows, cols, most) = (7, 512, 9);
+    let mut random = Random::new(6);
+    let inputs = Inputs::new(most, cols, &mut random);
+    let mut bench = Bench::new(Order::Shuffled);
+    for format in shohin_core::Format::ALL {
+        let packed = PackedFormat::of(format).unwrap();
+        let (gate, g) = packed_matrix(&bench, format, packed, rows, cols, &mut random);
+        let (up, u) = packed_matrix(&bench, format, packed, rows, cols, &mut random);
+        let floats = bench.shim.upload(&inputs.floats);
+        let integers = [bench.shim.upload(&inputs.words), bench.shim.upload(&inputs.scales)];
+        for (activations, n) in [Activations::Int8, Activations::F32].into_iter().flat_map(|a| [(a, 1), (a, most)]) {
+            let input = match packed.input(activations) {
+                Activations::Int8 => [&integers[0], &integers[1]],
+                Activations::F32 => [&floats, &floats],
+            };
+            let output = bench.floats(n * rows);
+            let tile = if n == 1 { 1 } else { 8 };
+            let kernel = bench.kernels().swiglu([&gate, &up], activations, input, &output, tile).unwrap();
+            bench.run(&[&kernel], BatchShape::rows(n));
+            for (i, got) in bench.shim.download::<f32>(&output, n * rows).into_iter().enumerate() {
+                let x = &inputs.floats[i / rows * cols..][..cols];
+                let (gate, _) = product(x, &g[i % rows * cols..][..cols]);
+                let (up, size) = product(x, &u[i % rows * cols..][..cols]);
+                let silu = gate / (1.0 + (-gate).exp());
+                // Of the gate's and of the other product's rounding errors.
+                let allowed = 1e-4 * (size + up.abs()) * (1.0 + silu.abs());
+                assert!((f64::from(got) - silu * up).abs() < allowed, "{format:?}, {activations:?}, {n} rows, {i}");
+                assert!(got.is_finite());
+            }
+        }
+    }
+}
+
+/// To the bit as core rounds, including rows of zeros, tiny numbers, infinity and NaN.
+#[test]
+fn integers_are_those_of_core() {
+    for cols in [32, 96, 2080] {
+        let mut random = Random::new(8);
+        let mut x: Vec<f32> = (0..8 * cols).map(|_| random.unit() * 3.0).collect();
+        x[..cols].fill(0.0);
+        x[cols..2 * cols].fill(1e-30);
+        x[2 * cols + 5] = f32::INFINITY;
+        x[3 * cols + 7] = f32::NAN;
+        x[4 * cols..4 * cols + 32].fill(0.0);
+        x[5 * cols + 1] = -4e4;
+        let mut want = vec![Q8Block::default(); 8 * q8_blocks(cols)];
+        quantize(Isa::SCALAR, &x, cols, &mut want).unwrap();
+        for order in Order::ALL {
+            let mut bench = Bench::new(order);
+            let on_device = bench.shim.upload(&x);
+            let integers = [bench.floats(8 * cols / 4), bench.floats(8 * cols / 16)];
+            let kernel = bench.kernels().quantize(cols, &on_device, &integers).unwrap();
+            bench.run(&[&kernel], BatchShape::rows(8));
+            let q: Vec<i8> = bench.shim.download(&integers[0], 8 * cols);
+            let scales: Vec<[f32; 2]> = bench.shim.download(&integers[1], 8 * cols / 32);
+            for i in 0..8 * cols {
+                let block = &want[i / cols * q8_blocks(cols) + i % cols / 64];
+                let (at, half) = (i % cols % 64, i % cols % 64 / 32);
+                assert_eq!(q[i], block.q[at], "{cols} columns, row {}, {}", i / cols, i % cols);
+                let scale = block.factor[half] as f32 * block.step;
+                let [found, sum] = scales[i / 32];
+                assert!(found == scale || (found.is_nan() && block.step.is_nan()), "{found} {scale}");
+                assert_eq!(sum as i32, i32::from(block.sums[2 * half]) + i32::from(block.sums[2 * half + 1]));
+            }
+        }
+    }
+}
+
+/// Of all rows, and of some; the integers are those of the floats.
+#[test]
+fn rows_are_normalized() {
+    for (cols, order) in [(32, Order::Forward), (160, Order::Reverse), (1056, Order::Shuffled)] {
+        let mut random = Random::new(9);
+        let (x, weight): (Vec<f32>, Vec<f32>) =
+            ((0..4 * cols).map(|_| random.unit()).collect(), (0..cols).map(|_| 1.0 + random.unit()).collect());
+        let mut bench = Bench::new(order);
+        let (from, by) = (bench.shim.upload(&x), bench.shim.upload(&weight));
+        let list = bench.shim.upload(&[3u32, 1, 0, 0]);
+        for (gather, rows) in [(None, vec![0, 1, 2, 3]), (Some(&list), vec![3, 1])] {
+            let y = bench.floats(4 * cols);
+            let integers = [bench.floats(cols), bench.floats(cols / 4)];
+            let again = [bench.floats(cols), bench.floats(cols / 4)];
+            let eps = 1e-5;
+            let mut kernels = bench.kernels();
+            let kernel = kernels.rmsnorm(cols, eps, &from, &by, gather, &y, Some(&integers)).unwrap();
+            let quantize = kernels.quantize(cols, &y, &again).unwrap();
+            bench.run(&[&kernel, &quantize], BatchShape::rows(rows.len()));
+            let got: Vec<f32> = bench.shim.download(&y, rows.len() * cols);
+            for (got, row) in got.chunks(cols).zip(&rows) {
+                let x = &x[row * cols..][..cols];
+                let mean = x.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>() / cols as f64;
+                let scale = 1.0 / (mean + f64::from(eps)).sqrt();
+                for i in 0..cols {
+                    let want = f64::from(x[i]) * scale * f64::from(weight[i]);
+                    assert!((f64::from(got[i]) - want).abs() < 2e-6, "{cols} {row} {i}: {} {want}", got[i]);
+                }
+            }
+            let count = rows.len() * cols / 4;
+            let [a, b] = [&integers, &again].map(|pair| bench.shim.download::<u32>(&pair[0], count));
+            assert_eq!(a, b);
+            let [a, b] = [&integers, &again].map(|pair| bench.shim.download::<u32>(&pair[1], count / 4));
+            assert_eq!(a, b);
+        }
+    }
+}
+
+/// A number of a cache's buffer of keys or of values, and its scale (0 without one).
+fn stored(kv: KvFormat, heads: &Heads, capacity: usize, words: &[u32], row: usize, i: usize) -> (f64, f64) {
+    let at = row * heads.dim + i;
+    let layout = FlatKv::of(kv);
+    let code = |bits: usize| {
+        let word = words[at * bits / 32] << (32 - bits - at * bits % 32);
+        f64::from(word.cast_signed() >> (32 - bits))
+    };
+    let numbers = heads.kv * capacity * heads.dim;
+    let scale = || f64::from(f32::from_bits(words[layout.code_bytes(numbers as u64) as usize / 4 + at / 32]));
+    match kv {
+        KvFormat::F32 => (f64::from(f32::from_bits(words[at])), 0.0),
+        KvFormat::F16 => (f64::from(half((words[at / 2] >> (16 * (at % 2))) as u16)), 0.0),
+        KvFormat::Q8 => (code(8) * scale(), scale()),
+        KvFormat::Q4 => (code(4) * scale(), scale()),
+    }
+}
+
+/// The value of a normal 16-bit float, or of zero.
+fn half(bits: u16) -> f32 {
+    let (sign, exponent, fraction) = (bits >> 15, (bits >> 10) & 31, bits & 1023);
+    let magnitude = match exponent {
+        0 => f32::from(fraction) * 2f32.powi(-24),
+        _ => (1.0 + f32::from(fraction) / 1024.0) * 2f32.powi(i32::from(exponent) - 15),
+    };
+    if sign == 1 { -magnitude } else { magnitude }
+}
+
+/// Norm and rotation in both pairings, with and without a norm, of a sequence that begins in the middle of a batch, stored
+/// in every format.
+#[test]
+fn heads_are_normalized_rotated_and_stored() {
+    let (capacity, batch, first, rows, start, eps) = (9, 6, 2, 3, 5, 1e-5f32);
+    let pairings = [RopePairing::Neox, RopePairing::Interleaved];
+    let orders = Order::ALL.into_iter().cycle();
+    let cases = KvFormat::ALL.into_iter().flat_map(|kv| pairings.map(|pairing| (kv, pairing)));
+    for (((kv, pairing), d), order) in cases.flat_map(|case| [(case, 64), (case, 96)]).zip(orders) {
+        let normed = d == 64;
+        let heads = Heads { query: 4, kv: 2, dim: d };
+        let mut random = Random::new(3);
+        let mut uniform = |count: usize| (0..count).map(|_| random.unit()).collect::<Vec<f32>>();
+        let (q, k, v) = (uniform(batch * 4 * d), uniform(batch * 2 * d), uniform(batch * 2 * d));
+        let norms = [uniform(d), uniform(d)];
+        let angles: Vec<f32> = uniform(batch * d / 2)
+            .chunks(d / 2)
+            .flat_map(|part| part.iter().map(|a| a.cos()).chain(part.iter().map(|a| a.sin())).collect::<Vec<_>>())
+            .collect();
+        let mut bench = Bench::new(order);
+        let bytes = FlatKv::of(kv).bytes((2 * capacity * d) as u64);
+        let cache = [bench.shim.buffer(bytes).unwrap(), bench.shim.buffer(bytes).unwrap()];
+        let on_device = bench.shim.upload(&q);
+        let norm = normed.then(|| [bench.shim.upload(&norms[0]), bench.shim.upload(&norms[1])]);
+        let op = RopeStore {
+            layer: 0,
+            q: on_device.clone(),
+            k: bench.shim.upload(&k),
+            v: bench.shim.upload(&v),
+            norm,
+            angles: bench.shim.upload(&angles),
+            eps,
+            pairing,
+        };
+        let kernel = bench.kernels().rope_store(&heads, &op, kv, &cache).unwrap();
+        bench.run(&[&kernel], BatchShape::segment(rows, first, start, capacity));
+        let got: Vec<f32> = bench.shim.download(&on_device, q.len());
+        let [keys, values] = [0, 1].map(|i| bench.shim.download::<u32>(&cache[i], bytes as usize / 4));
+        let near = |(found, scale): (f64, f64), want: f64, what: &str| {
+            let allowed = if kv == KvFormat::F16 { 1e-3 * want.abs() + 1e-6 } else { 0.501 * scale + 2e-6 };
+            assert!((found - want).abs() <= allowed, "{kv:?}, {pairing:?}, {what}: {found} {want}");
+        };
+        for row in 0..batch {
+            let inside = (first..first + rows).contains(&row);
+            let rotated = |x: &[f32], weight: &[f32]| {
+                let x: Vec<f64> = x.iter().map(|&x| f64::from(x)).collect();
+                let mean = x.iter().map(|x| x * x).sum::<f64>() / d as f64;
+                let scale = 1.0 / (mean + f64::from(eps)).sqrt();
+                let y = |i: usize| if normed { x[i] * scale * f64::from(weight[i]) } else { x[i] };
+                let mut turned = vec![0.0; d];
+                for i in 0..d / 2 {
+                    let (a, b) = match pairing {
+                        RopePairing::Neox => (i, i + d / 2),
+                        RopePairing::Interleaved => (2 * i, 2 * i + 1),
+                    };
+                    let [c, s] = [i, d / 2 + i].map(|at| f64::from(angles[row * d + at]));
+                    (turned[a], turned[b]) = (y(a) * c - y(b) * s, y(a) * s + y(b) * c);
+                }
+                turned
+            };
+            for head in 0..4 {
+                let at = (row * 4 + head) * d;
+                if !inside {
+                    assert_eq!(got[at..at + d], q[at..at + d], "others are unchanged");
+                    continue;
+                }
+                let want = rotated(&q[at..at + d], &norms[0]);
+                for i in 0..d {
+                    assert!((f64::from(got[at + i]) - want[i]).abs() < 2e-6, "{pairing:?}, row {row}, {head}, {i}");
+                }
+            }
+            for head in (0..2).filter(|_| inside) {
+                let (at, cache_row) = ((row * 2 + head) * d, head * capacity + start + row - first);
+                let want = rotated(&k[at..at + d], &norms[1]);
+                for i in 0..d {
+                    near(stored(kv, &heads, capacity, &keys, cache_row, i), want[i], "key");
+                    near(stored(kv, &heads, capacity, &values, cache_row, i), f64::from(v[at + i]), "value");
+                }
+            }
+        }
+    }
+}
+
+/// One row at positions whose tiles and parts are full or not, and several rows, in every format: against the formula over
+/// the numbers that the cache holds.
+#[test]
+fn attention_is_a_softmax_over_what_is_stored() {
+    let capacity = 300;
+    let shapes = [(4, 2, 64), (3, 3, 32), (12, 1, 96), (2, 1, 256)];
+    let orders = Order::ALL.into_iter().cycle();
+    let cases = KvFormat::ALL.into_iter().flat_map(|kv| shapes.map(|shape| (kv, shape)));
+    for ((kv, (query, kv_heads, dim)), order) in cases.zip(orders) {
+        let heads = Heads { query, kv: kv_heads, dim };
+        let (batch, numbers) = (3, kv_heads * capacity * dim);
+        let mut random = Random::new(4);
+        let mut bench = Bench::new(order);
+        // Any content is some keys and values; scales are small and floats are finite.
+        let mut words = || -> Vec<u32> {
+            let layout = FlatKv::of(kv);
+            let codes = layout.code_bytes(numbers as u64) as usize / 4;
+            let scales = layout.bytes(numbers as u64) as usize / 4 - codes;
+            let mut codes: Vec<u32> = match kv {
+                KvFormat::F32 => (0..codes).map(|_| random.unit().to_bits()).collect(),
+                // Two numbers between 1/4 and 1, of any sign.
+                KvFormat::F16 => (0..codes).map(|_| (random.next() as u32 & 0x87ff_87ff) | 0x3400_3400).collect(),
+                KvFormat::Q8 | KvFormat::Q4 => (0..codes).map(|_| random.next() as u32).collect(),
+            };
+            codes.extend((0..scales).map(|_| (0.02 * (1.0 + random.unit())).to_bits()));
+            codes
+        };
+        let (keys, values) = (words(), words());
+        let q: Vec<f32> = (0..batch * query * dim).map(|_| random.unit()).collect();
+        let cache = [bench.shim.upload(&keys), bench.shim.upload(&values)];
+        let (on_device, out) = (bench.shim.upload(&q), bench.floats(batch * query * dim));
+        let parts = bench.floats(query * MAX_PARTS * (dim + 2));
+        let mut kernels = bench.kernels();
+        let kernel = kernels.attention(&heads, kv, &cache, [&on_device, &out, &parts]).unwrap();
+        let combine = kernels.attention_combine(&heads, &parts, &out).unwrap();
+        for (rows, first, position) in [(1, 0, 0), (1, 2, 33), (1, 1, 127), (1, 1, 128), (1, 0, 299), (2, 1, 62)] {
+            let shape = BatchShape::segment(rows, first, position, capacity);
+            assert_eq!(shape.parts > 1, position >= 128);
+            let both = [&kernel, &combine];
+            bench.run(if shape.parts > 1 { &both } else { &both[..1] }, shape);
+            let got: Vec<f32> = bench.shim.download(&out, batch * query * dim);
+            for (row, head) in (0..rows).flat_map(|row| (0..query).map(move |head| (row, head))) {
+                let at = ((first + row) * query + head) * dim;
+                let number = |from: &[u32], p: usize, i: usize| {
+                    stored(kv, &heads, capacity, from, head / (query / kv_heads) * capacity + p, i).0
+                };
+                let score = |p: usize| {
+                    let dot: f64 = (0..dim).map(|i| f64::from(q[at + i]) * number(&keys, p, i)).sum();
+                    dot / (dim as f64).sqrt()
+                };
+                let scores: Vec<f64> = (0..=position + row).map(score).collect();
+                let top = scores.iter().copied().fold(f64::MIN, f64::max);
+                let total: f64 = scores.iter().map(|s| (s - top).exp()).sum();
+                for i in 0..dim {
+                    let terms = scores.iter().enumerate();
+                    let want: f64 = terms.map(|(p, s)| (s - top).exp() / total * number(&values, p, i)).sum();
+                    let error = (f64::from(got[at + i]) - want).abs();
+                    assert!(error < 2e-5, "{kv:?}, {heads:?}, position {position}, {row} {head} {i}: {error}");
+                }
+            }
+        }
+    }
+}
+
+/// Equal, infinite and missing logits.
+#[test]
+fn odd_logits_are_ordered_as_core_orders_them() {
+    for order in Order::ALL {
+        let vocab = 20_000;
+        let mut logits = vec![-1.0f32; 3 * vocab];
+        let row = &mut logits[..vocab];
+        (row[0], row[1], row[2]) = (f32::NAN, f32::NEG_INFINITY, -f32::NAN);
+        (row[1500], row[19_999], row[7], row[8]) = (2.5, 2.5, 0.0, -1e-40);
+        logits[2 * vocab - 1] = 1.0;
+        logits[2 * vocab..].fill(f32::NAN);
+        let mut bench = Bench::new(order);
+        let on_device = bench.shim.upload(&logits);
+        let (candidates, best) = (bench.floats(2 * 3 * ARGMAX_SHARES), bench.floats(6));
+        let [first, last] = bench.kernels().argmax(vocab, &on_device, &candidates, &best).unwrap();
+        bench.run(&[&first, &last], BatchShape::rows(3));
+        let found: Vec<[u32; 2]> = bench.shim.download(&best, 3);
+        assert_eq!(Ok(found[0][1]), shohin_core::cpu::op::argmax(&logits[..vocab]));
+        assert_eq!(found[1][1], vocab as u32 - 1);
+        assert_eq!(found[2][0], 0, "there is nothing to choose from");
+    }
+}
