@@ -21,6 +21,7 @@ mod lower;
 #[cfg(target_os = "macos")]
 mod metal;
 #[cfg(test)]
+#[allow(dead_code, reason = "other tests use the rest")]
 #[path = "../tests/shim/mod.rs"]
 mod shim;
 mod weights;

@@ -1,7 +1,10 @@
 //! Whole models against core on the CPU.
 
 use crate::shim::{Order, Shim};
+use shohin_core::cpu::op::argmax;
 use shohin_core::device::{BlockingDevice, Output, Readout, SessionOptions, Wants};
+use shohin_core::session::{Feed, run_batch};
+use shohin_core::tokenizer::{Special, Tokenizer};
 use shohin_core::{Activations, BonsaiModel, Cpu, CpuOptions, Format, Gguf, KvFormat, Serial, Session};
 use shohin_metal::{MetalDevice, MetalDeviceOptions, MetalModel};
 use shohin_tests::model::{Model, Shape, Stored};
@@ -96,4 +99,166 @@ fn models_of_common_formats_agree() {
             }
         }
     }
+}
+
+/// Formats that differ from matrix to matrix, with a separate head and factors of the rotary frequencies: ternary and 1-bit,
+/// then quantized and float weights that share an input, K-quants as llama.cpp mixes them, and all other integers.
+#[test]
+fn formats_may_mix() {
+    use Format::{Bf16, F16, F32, Ptq1_0, Q1_0, Q2_0, Q4_0, Q8_0, Tq1_0, Tq2_0};
+    use Format::{Iq4Nl, Iq4Xs, Mxfp4, Nvfp4, Q2K, Q3K, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8K};
+    let ternary = [Q1_0, Tq2_0, Q2_0, Ptq1_0, Tq1_0];
+    // Embedding; q, k, v, o, gate, up, down of two layers; head.
+    let all = [Q4_0, F16, Q8_0, Bf16, F32, Q8_0, Q1_0, F16, Q8_0, Q4_0, Q2_0, Q4_0, F16, F32, Q8_0, Bf16];
+    let k_quants = [Q4K, Q4K, Q4K, Q6K, Q4K, Q4K, Q4K, Q6K, Q2K, Q2K, Q3K, Q2K, Q3K, Q5K, Q5K, Q6K];
+    let others =
+        [Q8K, Iq4Xs, Mxfp4, Iq4Nl, Nvfp4, Q5_0, Iq4Nl, Q5_1, Nvfp4, Q4K, Q8_0, Iq4Xs, Mxfp4, Q1_0, Q6K, Q5_0];
+    let cases = [&ternary[..], &all[..], &k_quants[..], &others[..]];
+    for (formats, order) in cases.into_iter().zip(Order::ALL.into_iter().cycle()) {
+        let shape = Shape { tied: false, yarn: None, rope_factors: true, ..Shape::tiny() };
+        let model = Model {
+            formats: formats.iter().copied().map(Stored::new).collect(),
+            ..Model::new(shape, Stored::new(Q1_0), 5)
+        };
+        let file = model.to_vec().unwrap();
+        let tokens = tokens(5, 320);
+        let want = cpu(&file, Activations::F32, KvFormat::F32).logits(&tokens, true);
+        for (activations, bound) in [(Activations::F32, 1e-5), (Activations::Int8, 0.05)] {
+            let mut on = metal(&file, activations, KvFormat::F32, order);
+            for at_once in [true, false] {
+                on.session.truncate(0).unwrap();
+                let error = error(&on.logits(&tokens, at_once), &want);
+                println!("{activations:?}, at once {at_once}: {error:.2e}");
+                assert!(error < bound, "{activations:?}, at once {at_once}: {error}");
+            }
+        }
+    }
+}
+
+fn golden(name: &str) -> Vec<u8> {
+    let path = format!("{}/../tests/fixtures/golden_model/{name}", env!("CARGO_MANIFEST_DIR"));
+    std::fs::read(&path).unwrap_or_else(|e| panic!("{path}: {e}"))
+}
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks().0.iter().map(|&b| f32::from_le_bytes(b)).collect()
+}
+
+/// Against an f64 forward pass in numpy: 32-bit activations to 1e-3 at every logit, integers with no more noise than
+/// llama.cpp.
+#[test]
+fn golden_logits() {
+    let text = String::from_utf8(golden("tokens.txt")).unwrap();
+    let tokens: Vec<u32> = text.split_whitespace().map(|t| t.parse().unwrap()).collect();
+    for (file, exact, llama) in [
+        ("synth-micro-q1_0.gguf", "micro-f32_q1.numpy_f64.logits", "micro-q1_0.logits"),
+        ("synth-micro-q2_0_g64.gguf", "micro-f32.numpy_f64.logits", "micro-q2_0_g64.logits"),
+    ] {
+        let (file, exact, llama) = (golden(file), floats(&golden(exact)), floats(&golden(llama)));
+        let allowed = rms(&llama, &exact);
+        let got = |activations| metal(&file, activations, KvFormat::F32, Order::Reverse).logits(&tokens, true);
+        let worst = got(Activations::F32).iter().zip(&exact).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(worst < 1e-3, "{worst}");
+        let noise = rms(&got(Activations::Int8), &exact);
+        println!("worst {worst:.1e}; int8 rms {noise:.5}, llama.cpp {allowed:.5}");
+        assert!(noise <= allowed, "rms {noise}, llama.cpp's is {allowed}");
+    }
+}
+
+/// A trained model's greedy text, chosen on the device, is that of the CPU.
+#[test]
+fn sprout_goes_on_alike() {
+    let file = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../models/sprout-nano.gguf")).unwrap();
+    let tokenizer = Tokenizer::from_gguf(&Gguf::parse(&file).unwrap()).unwrap();
+    let mut prompt = Vec::new();
+    tokenizer.encode("What does a cow say?", Special::Text, &mut prompt);
+    let mut on_cpu = cpu(&file, Activations::Int8, KvFormat::F16);
+    let mut on_metal = metal(&file, Activations::Int8, KvFormat::F16, Order::Shuffled);
+    let mut ids = prompt.clone();
+    let mut feed = prompt;
+    for _ in 0..8 {
+        let [want, got] = [on_cpu.best(&feed), on_metal.best(&feed)];
+        assert_eq!(got, want, "after {ids:?}");
+        ids.push(got);
+        feed = vec![got];
+    }
+}
+
+/// More positions than a part of flash decoding holds, in every cache format, with several query heads per key-value head.
+#[test]
+fn caches_agree() {
+    let shape = Shape { heads: 6, kv_heads: 2, context: 512, layers: 1, ..Shape::tiny() };
+    let file = Model::new(shape, Stored::new(Format::Q1_0), 3).to_vec().unwrap();
+    let tokens = tokens(150, 320);
+    let want = cpu(&file, Activations::F32, KvFormat::F32).logits(&tokens, true);
+    let last = &want[want.len() - 320..];
+    for kv in KvFormat::ALL {
+        let bound = match kv {
+            KvFormat::F32 => 1e-5,
+            KvFormat::F16 => 1e-3,
+            KvFormat::Q8 => 2e-2,
+            KvFormat::Q4 => 0.4,
+        };
+        let On { mut device, mut session } = metal(&file, Activations::F32, kv, Order::Forward);
+        let prefilled = error(session.forward_prefill(&mut device, &tokens).unwrap(), last);
+        // The last token again, alone: position 149 is in the second part.
+        session.truncate(149).unwrap();
+        let decoded = error(session.forward(&mut device, tokens[149]).unwrap(), last);
+        println!("{kv:?}: {prefilled:.1e} {decoded:.1e}");
+        assert!(prefilled < bound && decoded < bound, "{kv:?}: {prefilled} {decoded}");
+        assert!(kv == KvFormat::F32 || prefilled > 1e-6, "{kv:?} must round");
+        // Exported keys and values continue in a session of another capacity, to the bit.
+        let mut bytes = Vec::new();
+        MetalDevice::<Shim>::wait(session.export(&mut device, &mut bytes)).unwrap();
+        let options = SessionOptions { context: 170, kv, ..SessionOptions::default() };
+        let mut other = Session::new(&mut device, &options).unwrap();
+        other.import(&mut device, session.position(), &bytes).unwrap();
+        let want = session.forward(&mut device, 7).unwrap().to_vec();
+        assert_eq!(other.forward(&mut device, 7).unwrap(), want);
+    }
+}
+
+/// Sequences of different lengths and one token in a batch, with different outputs.
+#[test]
+fn sequences_share_a_batch() {
+    let file = Model::tiny(Format::Q4_0);
+    let prompts = [tokens(5, 320), tokens(3, 320), vec![11]];
+    let mut want: Vec<Vec<f32>> = Vec::new();
+    for prompt in &prompts {
+        want.push(metal(&file, Activations::Int8, KvFormat::F16, Order::Forward).logits(prompt, true));
+    }
+    let On { mut device, session: first } = metal(&file, Activations::Int8, KvFormat::F16, Order::Forward);
+    let mut sessions = vec![first];
+    for _ in 1..3 {
+        sessions.push(Session::new(&mut device, &SessionOptions::default()).unwrap());
+    }
+    let wants = [Wants::Each(Readout::Logits), Wants::Last(Readout::Best), Wants::Last(Readout::Hidden)];
+    let mut feeds: Vec<Feed<'_, MetalDevice<Shim>>> = Vec::new();
+    for ((session, tokens), wants) in sessions.iter_mut().zip(&prompts).zip(wants) {
+        feeds.push(Feed { session, tokens, wants });
+    }
+    let mut found = [0; 3];
+    let sink = &mut |sequence: usize, row: usize, output: Output<'_>| {
+        let want = &want[sequence][row * 320..][..320];
+        match output {
+            Output::Logits(logits) => assert!(error(logits, want) < 1e-5),
+            Output::Top(top) => assert_eq!(top[0].0, argmax(want).unwrap()),
+            Output::Hidden(hidden) => assert!(hidden.len() == 256 && hidden.iter().all(|x| x.is_finite())),
+        }
+        found[sequence] += 1;
+    };
+    MetalDevice::<Shim>::wait(run_batch(&mut device, &mut feeds, sink)).unwrap();
+    assert_eq!(found, [5, 1, 1]);
+}
+
+/// What has no kernels is refused by name.
+#[test]
+fn experts_and_patterns_are_refused() {
+    let file = Model::new(Shape::tiny_experts(), Stored::new(Format::Q4_0), 3).to_vec().unwrap();
+    let refused = MetalModel::new(Shim::new(Order::Forward), &load(&file)).map(drop).unwrap_err().to_string();
+    assert!(refused.contains("mixture of experts"), "{refused}");
+    let On { mut device, .. } = metal(&Model::tiny(Format::Q4_0), Activations::Int8, KvFormat::F16, Order::Forward);
+    let options = SessionOptions { attention: "window:40".parse().unwrap(), ..SessionOptions::default() };
+    let refused = Session::new(&mut device, &options).map(drop).unwrap_err().to_string();
+    assert!(refused.contains("attention"), "{refused}");
 }
