@@ -34,6 +34,8 @@ enum Target {
     Cpu,
     /// A GPU whose name contains this, or the system's choice.
     Gpu(Option<String>),
+    /// The GPU of a Mac, with Metal.
+    Metal,
 }
 
 /// Options for loading a model; see [`Model::builder`]. Unset ones have the fastest value.
@@ -175,6 +177,12 @@ impl Builder {
         self
     }
 
+    /// Runs the model on the GPU of a Mac, with Metal; loading fails elsewhere, and without the feature `metal`.
+    pub fn metal(mut self) -> Self {
+        self.target = Target::Metal;
+        self
+    }
+
     /// Loads a GGUF file, or a model in parts by the name of any of them.
     ///
     /// # Errors
@@ -309,16 +317,28 @@ impl Builder {
             Target::Gpu(name) => GpuWeights::load(name.as_deref(), gguf, config).map(Machine::Gpu),
             Target::Best => Ok(GpuWeights::load(None, gguf, config).map_or(Machine::Cpu, Machine::Gpu)),
             Target::Cpu => Ok(Machine::Cpu),
+            Target::Metal => metal(gguf, config),
         }
     }
 
     #[cfg(not(feature = "gpu"))]
-    fn machine(&self, _: &Gguf<'_>, _: ModelConfig) -> Result<Machine> {
+    fn machine(&self, gguf: &Gguf<'_>, config: ModelConfig) -> Result<Machine> {
         match &self.target {
             Target::Gpu(_) => Err(Error::NoGpuSupport),
             Target::Best | Target::Cpu => Ok(Machine::Cpu),
+            Target::Metal => metal(gguf, config),
         }
     }
+}
+
+#[cfg(all(feature = "metal", target_os = "macos"))]
+fn metal(gguf: &Gguf<'_>, config: ModelConfig) -> Result<Machine> {
+    crate::metal::MetalWeights::load(gguf, config).map(Machine::Metal)
+}
+
+#[cfg(not(all(feature = "metal", target_os = "macos")))]
+fn metal(_: &Gguf<'_>, _: ModelConfig) -> Result<Machine> {
+    Err(Error::NoMetalSupport)
 }
 
 impl Model {

@@ -89,6 +89,8 @@ pub enum Error {
     NotFinite,
     /// A GPU was asked for, and this program was built without the feature `gpu`.
     NoGpuSupport,
+    /// Metal was asked for, and this program was built without the feature `metal` or not for a Mac.
+    NoMetalSupport,
     /// A model cannot be converted.
     #[cfg(feature = "convert")]
     Convert {
@@ -113,6 +115,9 @@ pub enum Error {
         /// GPUs of this machine, if another name could help.
         names: Vec<String>,
     },
+    /// Metal failed, or there is no device.
+    #[cfg(all(feature = "metal", target_os = "macos"))]
+    Metal(Box<shohin_metal::Error>),
 }
 
 /// Result of every fallible call of this crate.
@@ -173,6 +178,9 @@ impl fmt::Display for Error {
             Error::NoGpuSupport => {
                 f.write_str("this program was built without GPUs; build it with `--features gpu`")
             }
+            Error::NoMetalSupport => {
+                f.write_str("this program was built without Metal; build it on a Mac with `--features metal`")
+            }
             #[cfg(feature = "convert")]
             Error::Convert { path, source } => write!(f, "{}: {source}", path.display()),
             #[cfg(feature = "hub")]
@@ -183,6 +191,8 @@ impl fmt::Display for Error {
             Error::Gpu { source, names } => {
                 write!(f, "{source}; GPUs of this machine: {}", names.join(", "))
             }
+            #[cfg(all(feature = "metal", target_os = "macos"))]
+            Error::Metal(source) => source.fmt(f),
         }
     }
 }
@@ -199,6 +209,8 @@ impl std::error::Error for Error {
             Error::Model { source, .. } | Error::Config(source) | Error::Engine(source) => Some(source),
             #[cfg(feature = "gpu")]
             Error::Gpu { source, .. } => Some(&**source),
+            #[cfg(all(feature = "metal", target_os = "macos"))]
+            Error::Metal(source) => Some(&**source),
             Error::NotAFile { .. }
             | Error::Address { .. }
             | Error::TooManyParts { .. }
@@ -206,7 +218,8 @@ impl std::error::Error for Error {
             | Error::EmptyText { .. }
             | Error::LongText { .. }
             | Error::NotFinite
-            | Error::NoGpuSupport => None,
+            | Error::NoGpuSupport
+            | Error::NoMetalSupport => None,
         }
     }
 }
@@ -214,6 +227,13 @@ impl std::error::Error for Error {
 impl From<shohin_core::Error> for Error {
     fn from(error: shohin_core::Error) -> Self {
         Error::Engine(error)
+    }
+}
+
+#[cfg(all(feature = "metal", target_os = "macos"))]
+impl From<shohin_metal::Error> for Error {
+    fn from(source: shohin_metal::Error) -> Self {
+        Error::Metal(Box::new(source))
     }
 }
 

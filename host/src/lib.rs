@@ -43,6 +43,8 @@ mod gpu;
 #[cfg(feature = "hub")]
 pub mod hub;
 pub mod memory;
+#[cfg(all(feature = "metal", target_os = "macos"))]
+mod metal;
 mod model;
 pub mod scheduler;
 pub mod sequence;

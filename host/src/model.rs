@@ -36,6 +36,8 @@ pub(crate) enum Machine {
     Cpu,
     #[cfg(feature = "gpu")]
     Gpu(GpuWeights),
+    #[cfg(all(feature = "metal", target_os = "macos"))]
+    Metal(crate::metal::MetalWeights),
 }
 
 pub(crate) struct Inner {
@@ -219,6 +221,8 @@ impl Model {
             }
             #[cfg(feature = "gpu")]
             Machine::Gpu(gpu) => gpu.sequence(&options, self.0.options.activations),
+            #[cfg(all(feature = "metal", target_os = "macos"))]
+            Machine::Metal(metal) => metal.sequence(&options, self.0.options.activations),
         }
     }
 
@@ -344,6 +348,8 @@ impl Model {
             Machine::Cpu => None,
             #[cfg(feature = "gpu")]
             Machine::Gpu(gpu) => Some(gpu.name()),
+            #[cfg(all(feature = "metal", target_os = "macos"))]
+            Machine::Metal(metal) => Some(metal.name()),
         }
     }
 
@@ -380,6 +386,10 @@ impl Model {
             #[cfg(feature = "gpu")]
             Machine::Gpu(gpu) => {
                 gpu.session_bytes(&self.session_options(context), self.0.options.activations)
+            }
+            #[cfg(all(feature = "metal", target_os = "macos"))]
+            Machine::Metal(metal) => {
+                metal.session_bytes(&self.session_options(context), self.0.options.activations)
             }
         }
     }

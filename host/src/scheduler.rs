@@ -41,6 +41,8 @@ enum OnDevice {
     Cpu(Box<CoreScheduler<Cpu<'static, ShardBytes>>>),
     #[cfg(feature = "gpu")]
     Gpu(Box<CoreScheduler<shohin_gpu::GpuDevice>>),
+    #[cfg(all(feature = "metal", target_os = "macos"))]
+    Metal(Box<CoreScheduler<shohin_metal::MetalDevice<shohin_metal::Metal>>>),
 }
 
 /// Runs the same code for the scheduler of either device.
@@ -50,6 +52,8 @@ macro_rules! on_device {
             OnDevice::Cpu($scheduler) => $code,
             #[cfg(feature = "gpu")]
             OnDevice::Gpu($scheduler) => $code,
+            #[cfg(all(feature = "metal", target_os = "macos"))]
+            OnDevice::Metal($scheduler) => $code,
         }
     };
 }
@@ -76,6 +80,11 @@ impl Model {
             Machine::Gpu(gpu) => {
                 let device = gpu.device(session.context, self.0.options.activations, batch)?;
                 OnDevice::Gpu(Box::new(CoreScheduler::new(device, options)?))
+            }
+            #[cfg(all(feature = "metal", target_os = "macos"))]
+            Machine::Metal(metal) => {
+                let device = metal.device(session.context, self.0.options.activations, batch)?;
+                OnDevice::Metal(Box::new(CoreScheduler::new(device, options)?))
             }
         };
         Ok(Scheduler { model: self.clone(), device })

@@ -30,6 +30,8 @@ impl Model {
             Machine::Cpu => Layout::Cpu,
             #[cfg(feature = "gpu")]
             Machine::Gpu(_) => Layout::Gpu,
+            #[cfg(all(feature = "metal", target_os = "macos"))]
+            Machine::Metal(_) => Layout::Gpu,
         };
         Origin::new(fingerprint, layout, &self.session_options(self.context()), self.activations())
     }

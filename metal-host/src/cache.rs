@@ -5,11 +5,11 @@ use crate::driver::Driver;
 use crate::error::{Error, Result};
 use crate::kernel::{Kernel, Kernels};
 use crate::lower::CacheOp;
+use shohin_core::Error as CoreError;
+use shohin_core::cache::FlatKv;
 use shohin_core::device::SessionOptions;
 use shohin_core::model::Program;
 use shohin_core::model::program::Heads;
-use shohin_core::Error as CoreError;
-use shohin_core::cache::FlatKv;
 use std::ops::Range;
 
 /// Bytes of the keys of a layer, and so of its values.

@@ -215,7 +215,11 @@ impl<D: Driver> MetalDevice<D> {
     }
 
     /// The dispatches of the program's body over `segments`.
-    fn body<'k>(&'k self, segments: &[Segment<'_>], caches: &'k [&mut MetalCache<D>]) -> Vec<Dispatch<'k, D>> {
+    fn body<'k>(
+        &'k self,
+        segments: &[Segment<'_>],
+        caches: &'k [&mut MetalCache<D>],
+    ) -> Vec<Dispatch<'k, D>> {
         let rows = segments.iter().map(|segment| segment.tokens.len()).sum();
         let mut body = Vec::new();
         for step in &self.lowered.body {
@@ -226,7 +230,8 @@ impl<D: Driver> MetalDevice<D> {
             for segment in segments {
                 let cache = &caches[segment.sequence];
                 let capacity = cache.options().context;
-                let shape = BatchShape::segment(segment.tokens.len(), segment.row, segment.position, capacity);
+                let shape =
+                    BatchShape::segment(segment.tokens.len(), segment.row, segment.position, capacity);
                 body.push(cache.kernel(op).dispatch(shape));
                 if let CacheOp::Attention { combine, .. } = &self.lowered.cache_ops[op]
                     && shape.parts > 1
@@ -335,7 +340,10 @@ impl<D: Driver> Device for MetalDevice<D> {
             return Err(CoreError::Option { what: "context", found: 0.0, expected: "at least 1" }.into());
         }
         if options.attention != AttentionPattern::Full {
-            return Err(crate::error::unsupported("attention to a part of the positions", "attention to all"));
+            return Err(crate::error::unsupported(
+                "attention to a part of the positions",
+                "attention to all",
+            ));
         }
         let options = SessionOptions { context: options.context.min(self.options.context), ..*options };
         let mut kernels = Kernels { driver: self.model.driver(), pipelines: &mut self.pipelines };

@@ -190,13 +190,16 @@ fn product_name(packed: PackedFormat, activations: Activations, tile: usize) -> 
 
 /// The name of every kernel that a device may ask for.
 pub fn kernel_names() -> Vec<String> {
-    let mut names: Vec<String> = ["quantize", "rmsnorm", "attention_combine", "argmax", "argmax_last"].map(String::from).to_vec();
+    let mut names: Vec<String> =
+        ["quantize", "rmsnorm", "attention_combine", "argmax", "argmax_last"].map(String::from).to_vec();
     for kv in KvFormat::ALL {
         names.extend(["rope_store", "attention"].map(|op| format!("{op}_{}", kv.name())));
     }
     for (_, packed) in PackedFormat::pairs() {
         names.push(format!("embed_{}", codes_name(packed.codes)));
-        for (activations, tile) in [Activations::Int8, Activations::F32].into_iter().flat_map(|a| [(a, 1), (a, 8)]) {
+        for (activations, tile) in
+            [Activations::Int8, Activations::F32].into_iter().flat_map(|a| [(a, 1), (a, 8)])
+        {
             let name = product_name(packed, activations, tile);
             names.extend(["linear", "swiglu"].map(|op| format!("{op}_{name}")));
         }
@@ -271,14 +274,24 @@ impl<D: Driver> Kernels<'_, D> {
     }
 
     /// `x (rows, cols)` = the rows of `table` of the tokens.
-    pub(crate) fn embed(&mut self, table: &Matrix<D::Buffer>, tokens: &D::Buffer, x: &D::Buffer) -> Result<Kernel<D>> {
+    pub(crate) fn embed(
+        &mut self,
+        table: &Matrix<D::Buffer>,
+        tokens: &D::Buffer,
+        x: &D::Buffer,
+    ) -> Result<Kernel<D>> {
         let name = format!("embed_{}", codes_name(table.packed.codes));
         let buffers = [&table.codes, &table.scales, tokens, x];
         self.make(&name, &buffers, matrix_words(table, 0, Output::Store), Grid::EachRow, 2, 0)
     }
 
     /// `words` and `scale` = the rows `(rows, cols)` of `x` as integers.
-    pub(crate) fn quantize(&mut self, cols: usize, x: &D::Buffer, integers: &[D::Buffer; 2]) -> Result<Kernel<D>> {
+    pub(crate) fn quantize(
+        &mut self,
+        cols: usize,
+        x: &D::Buffer,
+        integers: &[D::Buffer; 2],
+    ) -> Result<Kernel<D>> {
         let [words, scale] = integers;
         let units = vec![(cols / 32) as u32];
         self.make("quantize", &[x, words, scale], units, Grid::EachRow, ROW_SIMDS, 4 * ROW_SIMDS)
@@ -296,7 +309,8 @@ impl<D: Driver> Kernels<'_, D> {
         y: &D::Buffer,
         integers: Option<&[D::Buffer; 2]>,
     ) -> Result<Kernel<D>> {
-        let words = [(cols / 32) as u32, eps.to_bits(), u32::from(gather.is_some()), u32::from(integers.is_some())];
+        let words =
+            [(cols / 32) as u32, eps.to_bits(), u32::from(gather.is_some()), u32::from(integers.is_some())];
         let (codes, scale) = integers.map_or((y, y), |[codes, scale]| (codes, scale));
         let buffers = [x, weight, gather.unwrap_or(weight), y, codes, scale];
         self.make("rmsnorm", &buffers, words.to_vec(), Grid::EachRow, ROW_SIMDS, 4 * ROW_SIMDS)
@@ -314,7 +328,14 @@ impl<D: Driver> Kernels<'_, D> {
     ) -> Result<Kernel<D>> {
         let name = format!("linear_{}", product_name(matrix.packed, activations, tile));
         let buffers = [&matrix.codes, &matrix.scales, input[0], input[1], output];
-        self.make(&name, &buffers, matrix_words(matrix, matrix.rows, how), product_grid(matrix, tile), LINEAR_SIMDS, 0)
+        self.make(
+            &name,
+            &buffers,
+            matrix_words(matrix, matrix.rows, how),
+            product_grid(matrix, tile),
+            LINEAR_SIMDS,
+            0,
+        )
     }
 
     /// `output (rows, stride) = silu(x G^T) * (x U^T)`: both matrices have one layout.
@@ -361,11 +382,23 @@ impl<D: Driver> Kernels<'_, D> {
         let grid = Grid::PerPart(heads.kv * share.div_ceil(ATTENTION_SIMDS));
         let words = heads_words(heads, 0.0, false, RopePairing::Neox);
         let shared = 4 * simds * (heads.dim + 32);
-        self.make(&format!("attention_{}", kv.name()), &[keys, values, q, out, parts], words, grid, simds, shared)
+        self.make(
+            &format!("attention_{}", kv.name()),
+            &[keys, values, q, out, parts],
+            words,
+            grid,
+            simds,
+            shared,
+        )
     }
 
     /// Joins `parts` to `out`.
-    pub(crate) fn attention_combine(&mut self, heads: &Heads, parts: &D::Buffer, out: &D::Buffer) -> Result<Kernel<D>> {
+    pub(crate) fn attention_combine(
+        &mut self,
+        heads: &Heads,
+        parts: &D::Buffer,
+        out: &D::Buffer,
+    ) -> Result<Kernel<D>> {
         let words = heads_words(heads, 0.0, false, RopePairing::Neox);
         self.make("attention_combine", &[parts, out], words, Grid::Fixed(heads.query), 1, 0)
     }

@@ -32,5 +32,5 @@ pub use driver::{Dispatch, Driver};
 pub use error::{Error, Result};
 pub use kernel::{SOURCE, kernel_names};
 #[cfg(target_os = "macos")]
-pub use metal::Metal;
+pub use metal::{Metal, MetalBuffer};
 pub use weights::MetalModel;

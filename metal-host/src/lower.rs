@@ -4,7 +4,7 @@
 use crate::driver::Driver;
 use crate::error::{Error, Result, unsupported};
 use crate::kernel::{Kernel, Kernels, MAX_PARTS, Output, Pipelines, RopeStore};
-use crate::weights::{MetalModel, Matrix};
+use crate::weights::{Matrix, MetalModel};
 use shohin_core::Activations;
 use shohin_core::model::Program;
 use shohin_core::model::program::{BufferId, Op, QkNorm, TensorId};
@@ -28,7 +28,8 @@ pub(crate) struct Scratch<B> {
 /// Bytes of [`Scratch`] besides the buffers of the program.
 fn other_bytes(program: &Program, batch: usize) -> [u64; 4] {
     let heads = program.heads;
-    [4 * batch, 4 * batch * heads.dim, 4 * batch, 4 * heads.query * MAX_PARTS * (heads.dim + 2)].map(|n| n as u64)
+    [4 * batch, 4 * batch * heads.dim, 4 * batch, 4 * heads.query * MAX_PARTS * (heads.dim + 2)]
+        .map(|n| n as u64)
 }
 
 /// Bytes of a buffer of the program as floats, and as integers.
@@ -124,8 +125,15 @@ impl<D: Driver> Lowered<D> {
         let program = model.program();
         let kernels = Kernels { driver: model.driver(), pipelines };
         let fresh = vec![false; program.buffers.len()];
-        let mut lowering =
-            Lowering { model, scratch, kernels, activations, fresh, steps: Vec::new(), cache_ops: Vec::new() };
+        let mut lowering = Lowering {
+            model,
+            scratch,
+            kernels,
+            activations,
+            fresh,
+            steps: Vec::new(),
+            cache_ops: Vec::new(),
+        };
         program.body.iter().try_for_each(|op| lowering.op(op))?;
         let body = core::mem::take(&mut lowering.steps);
         let [Op::RmsNorm { x, weight, eps, out }] = program.head[..] else {
@@ -184,7 +192,16 @@ impl<D: Driver> Lowering<'_, D> {
                 let (angles, pairing) = (self.scratch.angles.clone(), self.model.program().pairing);
                 let norm = norm.transpose()?;
                 self.fresh[q.index()] = false;
-                self.cache(CacheOp::RopeStore(RopeStore { layer, q: q_rows, k, v, norm, angles, eps, pairing }));
+                self.cache(CacheOp::RopeStore(RopeStore {
+                    layer,
+                    q: q_rows,
+                    k,
+                    v,
+                    norm,
+                    angles,
+                    eps,
+                    pairing,
+                }));
                 Ok(())
             }
             Op::Attention { layer, q, out } => {
@@ -239,7 +256,8 @@ impl<D: Driver> Lowering<'_, D> {
     fn linear(&mut self, weight: TensorId, x: BufferId, output: &D::Buffer, how: Output) -> Result<()> {
         let matrix = self.model.matrix(weight)?;
         let [words, scale] = self.input(x, matrix)?;
-        let mut tile = |tile| self.kernels.linear(matrix, self.activations, [&words, &scale], output, how, tile);
+        let mut tile =
+            |tile| self.kernels.linear(matrix, self.activations, [&words, &scale], output, how, tile);
         self.steps.push(Step::Rows { one: tile(1)?, several: tile(8)? });
         Ok(())
     }

@@ -5,14 +5,19 @@ use crate::error::{Error, Result};
 use crate::kernel::SOURCE;
 use core::ffi::c_void;
 use core::ptr::NonNull;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use objc2::rc::{Retained, autoreleasepool};
 use objc2::runtime::ProtocolObject;
 use objc2_foundation::NSString;
 use objc2_metal::{
-    MTLBuffer, MTLCommandBuffer, MTLCommandBufferStatus, MTLCommandEncoder, MTLCommandQueue, MTLCompileOptions,
-    MTLComputeCommandEncoder, MTLComputePipelineState, MTLCreateSystemDefaultDevice, MTLDevice, MTLLibrary,
-    MTLResourceOptions, MTLSize,
+    MTLBuffer, MTLCommandBuffer, MTLCommandBufferStatus, MTLCommandEncoder, MTLCommandQueue,
+    MTLCompileOptions, MTLComputeCommandEncoder, MTLComputePipelineState, MTLCreateSystemDefaultDevice,
+    MTLDevice, MTLLibrary, MTLResourceOptions, MTLSize,
 };
+
+/// Threads of the largest threadgroups: eight SIMD groups.
+const MOST_THREADS: usize = 256;
 
 type Object<T> = Retained<ProtocolObject<T>>;
 
@@ -57,8 +62,26 @@ fn failed(what: &'static str, problem: &NSString) -> Error {
     Error::Driver { what, problem: problem.to_string() }
 }
 
+/// Held while buffers are copied and while kernels run: buffers are shared by threads, and by several devices.
+static TURN: Mutex<()> = Mutex::new(());
+
+fn turn() -> MutexGuard<'static, ()> {
+    // There is no state to be left half changed.
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Memory that the CPU and the GPU share.
+#[derive(Clone, Debug)]
+pub struct MetalBuffer(Object<dyn MTLBuffer>);
+
+// SAFETY: Metal's buffers may be retained, bound and released on any thread, and their content is private: it is accessed
+// by `Metal` only, one thread after the other (see `TURN`).
+unsafe impl Send for MetalBuffer {}
+// SAFETY: as above.
+unsafe impl Sync for MetalBuffer {}
+
 /// The address of `len` bytes at byte `at` of a buffer.
-fn address(buffer: &ProtocolObject<dyn MTLBuffer>, at: u64, len: usize) -> Result<NonNull<u8>> {
+fn address(MetalBuffer(buffer): &MetalBuffer, at: u64, len: usize) -> Result<NonNull<u8>> {
     let end = usize::try_from(at).ok().and_then(|at| at.checked_add(len));
     if end.is_none_or(|end| end > buffer.length()) {
         let problem = format!("{len} bytes at {at} of {}", buffer.length());
@@ -69,7 +92,7 @@ fn address(buffer: &ProtocolObject<dyn MTLBuffer>, at: u64, len: usize) -> Resul
 }
 
 impl Driver for Metal {
-    type Buffer = Object<dyn MTLBuffer>;
+    type Buffer = MetalBuffer;
     type Pipeline = Object<dyn MTLComputePipelineState>;
 
     fn name(&self) -> &str {
@@ -78,19 +101,23 @@ impl Driver for Metal {
 
     fn buffer(&self, bytes: u64) -> Result<Self::Buffer> {
         let full = Error::OutOfMemory { need: bytes };
-        let length = usize::try_from(bytes.max(1)).ok().filter(|&length| length <= self.device.maxBufferLength());
+        let length =
+            usize::try_from(bytes.max(1)).ok().filter(|&length| length <= self.device.maxBufferLength());
         let length = length.ok_or(full.clone())?;
-        self.device.newBufferWithLength_options(length, MTLResourceOptions::StorageModeShared).ok_or(full)
+        let made = self.device.newBufferWithLength_options(length, MTLResourceOptions::StorageModeShared);
+        made.map(MetalBuffer).ok_or(full)
     }
 
     fn write(&self, buffer: &Self::Buffer, at: u64, bytes: &[u8]) -> Result<()> {
+        let _turn = turn();
         let to = address(buffer, at, bytes.len())?;
-        // SAFETY: the range is inside the buffer, which is not part of `bytes`; no dispatch runs, since `run` waits.
+        // SAFETY: the range is inside the buffer, whose content is private; it is this thread's turn.
         unsafe { to.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         Ok(())
     }
 
     fn read(&self, buffer: &Self::Buffer, at: u64, into: &mut [u8]) -> Result<()> {
+        let _turn = turn();
         let from = address(buffer, at, into.len())?;
         // SAFETY: as in `write`. Metal fills new buffers with zeros.
         unsafe { from.as_ptr().copy_to_nonoverlapping(into.as_mut_ptr(), into.len()) };
@@ -110,10 +137,16 @@ impl Driver for Metal {
             let (what, found) = ("the number of threads of a SIMD group", lanes as u64);
             return Err(Error::Unsupported { what, found, expected: "32" });
         }
+        let threads = pipeline.maxTotalThreadsPerThreadgroup();
+        if threads < MOST_THREADS {
+            let (what, found) = ("the number of threads of a threadgroup", threads as u64);
+            return Err(Error::Unsupported { what, found, expected: "at least 256" });
+        }
         Ok(pipeline)
     }
 
     fn run(&self, dispatches: &[Dispatch<'_, Metal>]) -> Result<()> {
+        let _turn = turn();
         let absent = |what| Error::Driver { what, problem: "there is no memory".into() };
         autoreleasepool(|_| {
             let commands = self.queue.commandBuffer().ok_or_else(|| absent("a command buffer"))?;
@@ -138,7 +171,7 @@ fn encode(encoder: &ProtocolObject<dyn MTLComputeCommandEncoder>, dispatch: &Dis
     encoder.setComputePipelineState(dispatch.pipeline);
     for (i, buffer) in dispatch.buffers.iter().enumerate() {
         // SAFETY: the kernel's argument `i` is a buffer of this size; the encoder retains it.
-        unsafe { encoder.setBuffer_offset_atIndex(Some(buffer), 0, i) };
+        unsafe { encoder.setBuffer_offset_atIndex(Some(&buffer.0), 0, i) };
     }
     let parameters: &[u32] = &dispatch.parameters;
     // SAFETY: the bytes are copied, and are the struct that the kernel takes as its last argument.

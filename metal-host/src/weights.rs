@@ -152,14 +152,16 @@ fn layouts<B: ModelBytes>(model: &BonsaiModel<B>) -> Result<Vec<PackedFormat>> {
     for id in program.tensor_ids() {
         let spec = program.tensor(id);
         let format = model.weights().format(id);
-        let usable = PackedFormat::of(format).filter(|_| spec.role == TensorRole::Matrix || format.is_float());
+        let usable =
+            PackedFormat::of(format).filter(|_| spec.role == TensorRole::Matrix || format.is_float());
         layouts.push(usable.ok_or(CoreError::Unsupported {
             key: Name::new(&spec.name),
             found: Name::new(format.name()),
             expected: "a tensor type that Metal computes with",
         })?);
         // Indices of the kernels have 32 bits; a unit of floats has 8 of them.
-        let fits = (spec.rows as u64).checked_mul(spec.cols as u64 / 4).is_some_and(|n| n <= u64::from(u32::MAX));
+        let fits =
+            (spec.rows as u64).checked_mul(spec.cols as u64 / 4).is_some_and(|n| n <= u64::from(u32::MAX));
         if spec.role == TensorRole::Matrix && !(spec.cols.is_multiple_of(32) && fits) {
             return Err(Error::Unsupported {
                 what: "a matrix's number of columns",

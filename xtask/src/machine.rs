@@ -120,6 +120,10 @@ pub(crate) static GXX: Program = Program {
 pub(crate) static CMAKE: Program =
     Program { names: &["cmake"], variable: "CMAKE", debian: &["cmake"], elsewhere: "install CMake" };
 
+/// For the kernels of Metal, which use extensions of clang.
+pub(crate) static CLANG: Program =
+    Program { names: &["clang++"], variable: "CLANGXX", debian: &["clang"], elsewhere: "install clang" };
+
 pub(crate) static MAKE: Program =
     Program { names: &["make", "gmake"], variable: "MAKE", debian: &["make"], elsewhere: "install make" };
 

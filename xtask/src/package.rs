@@ -2,6 +2,7 @@
 
 pub(crate) const CORE: &str = "shohin-core";
 pub(crate) const GPU: &str = "shohin-gpu";
+pub(crate) const METAL: &str = "shohin-metal";
 pub(crate) const HOST: &str = "shohin";
 pub(crate) const CLI: &str = "shohin-cli";
 pub(crate) const FFI: &str = "shohin-ffi";

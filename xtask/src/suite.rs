@@ -7,21 +7,23 @@ use std::time::{Duration, Instant};
 
 use crate::command::{Cmd, Result, Tally};
 use crate::machine::{
-    ARM_GCC, CHROMEDRIVER, CHROMIUM, CMAKE, FIREFOX, GXX, MAKE, Machine, Need, QEMU_ARM, QEMU_X86, WASM, XZ,
+    ARM_GCC, CHROMEDRIVER, CHROMIUM, CLANG, CMAKE, FIREFOX, GXX, MAKE, Machine, Need, QEMU_ARM, QEMU_X86,
+    WASM, XZ,
 };
-use crate::package::{BINDGEN, CLI, CORE, FFI, GPU, HOST, TESTS, WASM as WASM_SHELL, XTASK};
+use crate::package::{BINDGEN, CLI, CORE, FFI, GPU, HOST, METAL, TESTS, WASM as WASM_SHELL, XTASK};
 use crate::web;
 use crate::{cpu_time, demo, ffi, instructions, source};
 
 /// The targets for which `no-std` builds core.
 const BARE_TARGETS: [&str; 2] = ["thumbv7em-none-eabihf", "riscv32imac-unknown-none-elf"];
 const ARM_LINUX: &str = "aarch64-unknown-linux-gnu";
+const APPLE: &str = "aarch64-apple-darwin";
 const WASI: &str = "wasm32-wasip1";
 
 const SIMD128: &str = "-Ctarget-feature=+simd128";
 
 /// Packages that are not part of `--quick`.
-const NOT_NATIVE: &[&str] = &[GPU, FFI, BINDGEN, WASM_SHELL];
+const NOT_NATIVE: &[&str] = &[GPU, METAL, FFI, BINDGEN, WASM_SHELL];
 
 /// The packages tested on other instruction sets.
 const PORTABLE: &[&str] = &[CORE, TESTS];
@@ -37,9 +39,9 @@ fn native(m: &Machine) -> Cmd {
     cargo.arg("--features").arg(format!("{CLI}/gpu"))
 }
 
-/// [`native`] without the tests of the GPU engine itself, which have a suite of their own.
+/// [`native`] without the tests of the GPU engines themselves, which have suites of their own.
 fn native_but_gpu(m: &Machine) -> Cmd {
-    native(m).arg("--exclude").arg(GPU)
+    native(m).arg("--exclude").arg(GPU).arg("--exclude").arg(METAL)
 }
 
 /// Tests of run-time dispatch: the processor's best instruction set is chosen, and no unsupported instruction
@@ -249,11 +251,39 @@ pub(crate) const SUITES: &[Suite] = &[
             lint.args("--all-targets -- -Dwarnings").run()?;
             let tests = integration_tests(&m.root.join("gpu/tests"))?;
             let all = tests.iter().fold(native(m).arg("--lib"), |all, test| all.arg("--test").arg(test));
+            let all = all.arg("--exclude").arg(METAL);
             let mut tally = all.env(SMOLLM2, fetched_smollm2(m)).tests()?;
             tally.add(native_but_gpu(m).args("--test cli").arg(GPU_TESTS).tests()?);
             Ok(tally)
         },
         counts: true,
+    },
+    Suite {
+        name: "metal",
+        about: "the kernels for Macs compared with core, as C++ on the CPU; whole models on them",
+        needs: &[Need::Program(&CLANG)],
+        unfit: ANYWHERE,
+        run: |m| {
+            let compiler = m.program(&CLANG)?;
+            let tests = native(m)
+                .arg("--exclude")
+                .arg(GPU)
+                .args("--lib --test metal -- kernel::tests races:: model::");
+            tests.env("CLANGXX", compiler).tests()
+        },
+        counts: true,
+    },
+    Suite {
+        name: "apple",
+        about: "the Metal device and the library compile for Macs",
+        needs: &[Need::Target(APPLE)],
+        unfit: ANYWHERE,
+        run: |m| {
+            let check = m.cargo_for(APPLE).args("check --profile suite --target").arg(APPLE);
+            let check = check.packages(&[METAL, HOST]).arg("--features").arg(format!("{HOST}/metal"));
+            check.env("RUSTFLAGS", "-Dwarnings").run().map(|()| Tally::default())
+        },
+        counts: false,
     },
     Suite {
         name: "wasm-node",

@@ -109,7 +109,9 @@ fn products_are_those_of_cores_weights() {
         }
         let floats = bench.shim.upload(&inputs.floats);
         let (words, scales) = (bench.shim.upload(&inputs.words), bench.shim.upload(&inputs.scales));
-        for (activations, n) in [Activations::Int8, Activations::F32].into_iter().flat_map(|a| [(a, 1), (a, most)]) {
+        for (activations, n) in
+            [Activations::Int8, Activations::F32].into_iter().flat_map(|a| [(a, 1), (a, most)])
+        {
             let input = match packed.input(activations) {
                 Activations::Int8 => [&words, &scales],
                 Activations::F32 => [&floats, &floats],
@@ -121,9 +123,13 @@ fn products_are_those_of_cores_weights() {
             let add = kernels.linear(&matrix, activations, input, &output, Output::Add, tile).unwrap();
             bench.run(&[&store, &add], BatchShape::rows(n));
             for (i, got) in bench.shim.download::<f32>(&output, n * rows).into_iter().enumerate() {
-                let (want, size) = product(&inputs.floats[i / rows * cols..][..cols], &w[i % rows * cols..][..cols]);
+                let (want, size) =
+                    product(&inputs.floats[i / rows * cols..][..cols], &w[i % rows * cols..][..cols]);
                 let error = (f64::from(got) - 2.0 * want).abs() / size;
-                assert!(error < 2e-6, "{format:?} as {packed:?}, {activations:?}, {n} rows, {i}: {got} {want}");
+                assert!(
+                    error < 2e-6,
+                    "{format:?} as {packed:?}, {activations:?}, {n} rows, {i}: {got} {want}"
+                );
             }
         }
     }
@@ -142,7 +148,9 @@ fn gates_multiply_what_comes_up() {
         let (up, u) = packed_matrix(&bench, format, packed, rows, cols, &mut random);
         let floats = bench.shim.upload(&inputs.floats);
         let integers = [bench.shim.upload(&inputs.words), bench.shim.upload(&inputs.scales)];
-        for (activations, n) in [Activations::Int8, Activations::F32].into_iter().flat_map(|a| [(a, 1), (a, most)]) {
+        for (activations, n) in
+            [Activations::Int8, Activations::F32].into_iter().flat_map(|a| [(a, 1), (a, most)])
+        {
             let input = match packed.input(activations) {
                 Activations::Int8 => [&integers[0], &integers[1]],
                 Activations::F32 => [&floats, &floats],
@@ -158,7 +166,10 @@ fn gates_multiply_what_comes_up() {
                 let silu = gate / (1.0 + (-gate).exp());
                 // Of the gate's and of the other product's rounding errors.
                 let allowed = 1e-4 * (size + up.abs()) * (1.0 + silu.abs());
-                assert!((f64::from(got) - silu * up).abs() < allowed, "{format:?}, {activations:?}, {n} rows, {i}");
+                assert!(
+                    (f64::from(got) - silu * up).abs() < allowed,
+                    "{format:?}, {activations:?}, {n} rows, {i}"
+                );
                 assert!(got.is_finite());
             }
         }
@@ -205,8 +216,10 @@ fn integers_are_those_of_core() {
 fn rows_are_normalized() {
     for (cols, order) in [(32, Order::Forward), (160, Order::Reverse), (1056, Order::Shuffled)] {
         let mut random = Random::new(9);
-        let (x, weight): (Vec<f32>, Vec<f32>) =
-            ((0..4 * cols).map(|_| random.unit()).collect(), (0..cols).map(|_| 1.0 + random.unit()).collect());
+        let (x, weight): (Vec<f32>, Vec<f32>) = (
+            (0..4 * cols).map(|_| random.unit()).collect(),
+            (0..cols).map(|_| 1.0 + random.unit()).collect(),
+        );
         let mut bench = Bench::new(order);
         let (from, by) = (bench.shim.upload(&x), bench.shim.upload(&weight));
         let list = bench.shim.upload(&[3u32, 1, 0, 0]);
@@ -283,7 +296,9 @@ fn heads_are_normalized_rotated_and_stored() {
         let norms = [uniform(d), uniform(d)];
         let angles: Vec<f32> = uniform(batch * d / 2)
             .chunks(d / 2)
-            .flat_map(|part| part.iter().map(|a| a.cos()).chain(part.iter().map(|a| a.sin())).collect::<Vec<_>>())
+            .flat_map(|part| {
+                part.iter().map(|a| a.cos()).chain(part.iter().map(|a| a.sin())).collect::<Vec<_>>()
+            })
             .collect();
         let mut bench = Bench::new(order);
         let bytes = FlatKv::of(kv).bytes((2 * capacity * d) as u64);
@@ -334,7 +349,10 @@ fn heads_are_normalized_rotated_and_stored() {
                 }
                 let want = rotated(&q[at..at + d], &norms[0]);
                 for i in 0..d {
-                    assert!((f64::from(got[at + i]) - want[i]).abs() < 2e-6, "{pairing:?}, row {row}, {head}, {i}");
+                    assert!(
+                        (f64::from(got[at + i]) - want[i]).abs() < 2e-6,
+                        "{pairing:?}, row {row}, {head}, {i}"
+                    );
                 }
             }
             for head in (0..2).filter(|_| inside) {
@@ -370,7 +388,9 @@ fn attention_is_a_softmax_over_what_is_stored() {
             let mut codes: Vec<u32> = match kv {
                 KvFormat::F32 => (0..codes).map(|_| random.unit().to_bits()).collect(),
                 // Two numbers between 1/4 and 1, of any sign.
-                KvFormat::F16 => (0..codes).map(|_| (random.next() as u32 & 0x87ff_87ff) | 0x3400_3400).collect(),
+                KvFormat::F16 => {
+                    (0..codes).map(|_| (random.next() as u32 & 0x87ff_87ff) | 0x3400_3400).collect()
+                }
                 KvFormat::Q8 | KvFormat::Q4 => (0..codes).map(|_| random.next() as u32).collect(),
             };
             codes.extend((0..scales).map(|_| (0.02 * (1.0 + random.unit())).to_bits()));
@@ -384,7 +404,9 @@ fn attention_is_a_softmax_over_what_is_stored() {
         let mut kernels = bench.kernels();
         let kernel = kernels.attention(&heads, kv, &cache, [&on_device, &out, &parts]).unwrap();
         let combine = kernels.attention_combine(&heads, &parts, &out).unwrap();
-        for (rows, first, position) in [(1, 0, 0), (1, 2, 33), (1, 1, 127), (1, 1, 128), (1, 0, 299), (2, 1, 62)] {
+        for (rows, first, position) in
+            [(1, 0, 0), (1, 2, 33), (1, 1, 127), (1, 1, 128), (1, 0, 299), (2, 1, 62)]
+        {
             let shape = BatchShape::segment(rows, first, position, capacity);
             assert_eq!(shape.parts > 1, position >= 128);
             let both = [&kernel, &combine];
@@ -406,7 +428,10 @@ fn attention_is_a_softmax_over_what_is_stored() {
                     let terms = scores.iter().enumerate();
                     let want: f64 = terms.map(|(p, s)| (s - top).exp() / total * number(&values, p, i)).sum();
                     let error = (f64::from(got[at + i]) - want).abs();
-                    assert!(error < 2e-5, "{kv:?}, {heads:?}, position {position}, {row} {head} {i}: {error}");
+                    assert!(
+                        error < 2e-5,
+                        "{kv:?}, {heads:?}, position {position}, {row} {head} {i}: {error}"
+                    );
                 }
             }
         }

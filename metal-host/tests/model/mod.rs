@@ -156,7 +156,8 @@ fn golden_logits() {
     ] {
         let (file, exact, llama) = (golden(file), floats(&golden(exact)), floats(&golden(llama)));
         let allowed = rms(&llama, &exact);
-        let got = |activations| metal(&file, activations, KvFormat::F32, Order::Reverse).logits(&tokens, true);
+        let got =
+            |activations| metal(&file, activations, KvFormat::F32, Order::Reverse).logits(&tokens, true);
         let worst = got(Activations::F32).iter().zip(&exact).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
         assert!(worst < 1e-3, "{worst}");
         let noise = rms(&got(Activations::Int8), &exact);
@@ -257,7 +258,8 @@ fn experts_and_patterns_are_refused() {
     let file = Model::new(Shape::tiny_experts(), Stored::new(Format::Q4_0), 3).to_vec().unwrap();
     let refused = MetalModel::new(Shim::new(Order::Forward), &load(&file)).map(drop).unwrap_err().to_string();
     assert!(refused.contains("mixture of experts"), "{refused}");
-    let On { mut device, .. } = metal(&Model::tiny(Format::Q4_0), Activations::Int8, KvFormat::F16, Order::Forward);
+    let On { mut device, .. } =
+        metal(&Model::tiny(Format::Q4_0), Activations::Int8, KvFormat::F16, Order::Forward);
     let options = SessionOptions { attention: "window:40".parse().unwrap(), ..SessionOptions::default() };
     let refused = Session::new(&mut device, &options).map(drop).unwrap_err().to_string();
     assert!(refused.contains("attention"), "{refused}");

@@ -5,7 +5,8 @@ use shohin_metal::{Dispatch, Driver, Error, SOURCE};
 
 /// Kernels over one buffer, after the arguments that all kernels end with.
 fn kernels(bodies: &str) -> String {
-    let (prelude, _) = SOURCE.split_once("// Reading packed weights").expect("weights.metal comes after prelude.metal");
+    let (prelude, _) =
+        SOURCE.split_once("// Reading packed weights").expect("weights.metal comes after prelude.metal");
     format!("{prelude}\nstruct Nothing {{ Batch batch; }};\n{bodies}")
 }
 
@@ -23,7 +24,14 @@ fn run(shim: &Shim, name: &str) -> Result<Vec<f32>, Error> {
     let buffer = shim.upload(&[0.0f32; 64]);
     let pipeline = shim.pipeline(name)?;
     let (buffers, parameters) = (vec![&buffer], vec![0; 6]);
-    shim.run(&[Dispatch { pipeline: &pipeline, buffers, parameters, grid: [1, 1, 1], simds: 2, shared: 256 }])?;
+    shim.run(&[Dispatch {
+        pipeline: &pipeline,
+        buffers,
+        parameters,
+        grid: [1, 1, 1],
+        simds: 2,
+        shared: 256,
+    }])?;
     Ok(shim.download(&buffer, 64))
 }
 
@@ -45,8 +53,12 @@ fn missing_barriers_show_in_some_order() {
         assert_eq!(run(&shim, "right"), Ok(want.clone()));
         // Threadgroup memory begins as NaN.
         differ += usize::from(run(&shim, "wrong") != Ok(want.clone()));
-        for (name, problem) in [("divergent", "not every thread reaches"), ("mixed", "wait for different operations")] {
-            let Err(Error::Driver { problem: found, .. }) = run(&shim, name) else { panic!("{name} must fail") };
+        for (name, problem) in
+            [("divergent", "not every thread reaches"), ("mixed", "wait for different operations")]
+        {
+            let Err(Error::Driver { problem: found, .. }) = run(&shim, name) else {
+                panic!("{name} must fail")
+            };
             assert!(found.contains(problem), "{name}: {found}");
         }
         assert!(run(&shim, "absent").is_err());

@@ -2,8 +2,8 @@
 
 use libloading::Library;
 use shohin_metal::{Dispatch, Driver, Error, Result, SOURCE};
-use std::hash::{Hash, Hasher};
 use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::hash::{Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::rc::Rc;
@@ -56,7 +56,7 @@ const FLAGS: &[&str] = &[
 fn clang(source: &str, place: &Path, arguments: &[&str]) -> std::result::Result<(), String> {
     let file = place.with_extension(format!("{}.metal", std::process::id()));
     std::fs::write(&file, source).unwrap();
-    let mut command = Command::new("clang++");
+    let mut command = Command::new(std::env::var_os("CLANGXX").unwrap_or("clang++".into()));
     command.args(FLAGS).args(arguments).arg(format!("-DKERNELS=\"{}\"", file.display()));
     let output = command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/shim/library.cpp")).output();
     let output = output.expect("clang++, of Debian's package clang");
@@ -72,7 +72,8 @@ pub(crate) fn compile(source: &str) -> Library {
         // Another test may compile the same at the same time: one of them takes the other's place.
         let own = place.with_extension(format!("{}.so", std::process::id()));
         let output = own.to_str().unwrap();
-        clang(source, &place, &["-shared", "-fPIC", "-fvisibility=hidden", "-o", output]).unwrap_or_else(|e| panic!("{e}"));
+        clang(source, &place, &["-shared", "-fPIC", "-fvisibility=hidden", "-o", output])
+            .unwrap_or_else(|e| panic!("{e}"));
         std::fs::rename(&own, &library).unwrap();
     }
     // SAFETY: the library has no initializers that do anything.
