@@ -22,8 +22,8 @@ mod lower;
 mod metal;
 #[cfg(test)]
 #[allow(dead_code, reason = "other tests use the rest")]
-#[path = "../tests/shim/mod.rs"]
-mod shim;
+#[path = "../tests/tested/mod.rs"]
+mod tested;
 mod weights;
 
 pub use cache::MetalCache;

@@ -279,9 +279,13 @@ pub(crate) const SUITES: &[Suite] = &[
         needs: &[Need::Target(APPLE)],
         unfit: ANYWHERE,
         run: |m| {
-            let check = m.cargo_for(APPLE).args("check --profile suite --target").arg(APPLE);
-            let check = check.packages(&[METAL, HOST]).arg("--features").arg(format!("{HOST}/metal"));
-            check.env("RUSTFLAGS", "-Dwarnings").run().map(|()| Tally::default())
+            let check = || {
+                let check = m.cargo_for(APPLE).args("check --profile suite --target").arg(APPLE);
+                check.env("RUSTFLAGS", "-Dwarnings")
+            };
+            check().packages(&[METAL]).arg("--all-targets").run()?;
+            let host = check().packages(&[HOST]).arg("--features").arg(format!("{HOST}/metal"));
+            host.run().map(|()| Tally::default())
         },
         counts: false,
     },

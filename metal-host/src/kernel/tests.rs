@@ -1,38 +1,45 @@
 //! Every kernel against core, or against its formula in 64-bit floats, with threads in several orders.
 
 use super::*;
-use crate::shim::{Memory, Order, Shim};
+use crate::tested::{Order, Tested, download, tested, upload};
 use shohin_core::cache::FlatKv;
 use shohin_core::cpu::Isa;
 use shohin_core::cpu::activations::{Q8Block, q8_blocks, quantize};
 use shohin_core::quant::unpack;
 use shohin_tests::{Random, weights};
-use std::rc::Rc;
 
-type Buffer = Rc<Memory>;
+type Buffer = <Tested as Driver>::Buffer;
 
-/// The shim with a set of pipelines.
+/// The tested driver with a set of pipelines.
 struct Bench {
-    shim: Shim,
-    pipelines: Pipelines<Shim>,
+    driver: Tested,
+    pipelines: Pipelines<Tested>,
 }
 
 impl Bench {
     fn new(order: Order) -> Bench {
-        Bench { shim: Shim::new(order), pipelines: Pipelines::new() }
+        Bench { driver: tested(order), pipelines: Pipelines::new() }
     }
 
-    fn kernels(&mut self) -> Kernels<'_, Shim> {
-        Kernels { driver: &self.shim, pipelines: &mut self.pipelines }
+    fn kernels(&mut self) -> Kernels<'_, Tested> {
+        Kernels { driver: &self.driver, pipelines: &mut self.pipelines }
+    }
+
+    fn upload<T: bytemuck::Pod>(&self, content: &[T]) -> Buffer {
+        upload(&self.driver, content)
+    }
+
+    fn download<T: bytemuck::Pod>(&self, buffer: &Buffer, count: usize) -> Vec<T> {
+        download(&self.driver, buffer, count)
     }
 
     fn floats(&self, count: usize) -> Buffer {
-        self.shim.buffer(4 * count as u64).unwrap()
+        self.driver.buffer(4 * count as u64).unwrap()
     }
 
-    fn run(&self, kernels: &[&Kernel<Shim>], shape: BatchShape) {
+    fn run(&self, kernels: &[&Kernel<Tested>], shape: BatchShape) {
         let dispatches: Vec<_> = kernels.iter().map(|kernel| kernel.dispatch(shape)).collect();
-        self.shim.run(&dispatches).unwrap();
+        self.driver.run(&dispatches).unwrap();
     }
 }
 
@@ -40,8 +47,9 @@ impl Bench {
 fn every_kernel_of_a_device_exists() {
     let names = kernel_names();
     assert!(names.len() > 80, "{}", names.len());
+    let driver = tested(Order::Forward);
     for name in names {
-        Shim::new(Order::Forward).pipeline(&name).unwrap_or_else(|e| panic!("{name}: {e}"));
+        driver.pipeline(&name).unwrap_or_else(|e| panic!("{name}: {e}"));
     }
 }
 
@@ -78,8 +86,8 @@ fn packed_matrix(
     for row in bytes.chunks(bytes.len() / rows) {
         packed.repack(format, row, &mut codes, &mut scales);
     }
-    let codes = bench.shim.upload(&codes);
-    let scales = if scales.is_empty() { codes.clone() } else { bench.shim.upload(&scales) };
+    let codes = bench.upload(&codes);
+    let scales = if scales.is_empty() { codes.clone() } else { bench.upload(&scales) };
     (Matrix { rows, cols, packed, codes, scales }, w)
 }
 
@@ -101,14 +109,14 @@ fn products_are_those_of_cores_weights() {
         let bench = &mut benches[i % 3];
         let (matrix, w) = packed_matrix(bench, format, packed, rows, cols, &mut random);
         let tokens = [12u32, 0, 7];
-        let (on_device, x) = (bench.shim.upload(&tokens), bench.floats(3 * cols));
+        let (on_device, x) = (bench.upload(&tokens), bench.floats(3 * cols));
         let kernel = bench.kernels().embed(&matrix, &on_device, &x).unwrap();
         bench.run(&[&kernel], BatchShape::rows(3));
-        for (row, got) in tokens.into_iter().zip(bench.shim.download::<f32>(&x, 3 * cols).chunks(cols)) {
+        for (row, got) in tokens.into_iter().zip(bench.download::<f32>(&x, 3 * cols).chunks(cols)) {
             assert_eq!(got, &w[row as usize * cols..][..cols], "{format:?} as {packed:?}");
         }
-        let floats = bench.shim.upload(&inputs.floats);
-        let (words, scales) = (bench.shim.upload(&inputs.words), bench.shim.upload(&inputs.scales));
+        let floats = bench.upload(&inputs.floats);
+        let (words, scales) = (bench.upload(&inputs.words), bench.upload(&inputs.scales));
         for (activations, n) in
             [Activations::Int8, Activations::F32].into_iter().flat_map(|a| [(a, 1), (a, most)])
         {
@@ -117,12 +125,12 @@ fn products_are_those_of_cores_weights() {
                 Activations::F32 => [&floats, &floats],
             };
             let tile = if n == 1 { 1 } else { 8 };
-            let output = bench.shim.upload(&vec![1.0f32; n * rows]);
+            let output = bench.upload(&vec![1.0f32; n * rows]);
             let mut kernels = bench.kernels();
             let store = kernels.linear(&matrix, activations, input, &output, Output::Store, tile).unwrap();
             let add = kernels.linear(&matrix, activations, input, &output, Output::Add, tile).unwrap();
             bench.run(&[&store, &add], BatchShape::rows(n));
-            for (i, got) in bench.shim.download::<f32>(&output, n * rows).into_iter().enumerate() {
+            for (i, got) in bench.download::<f32>(&output, n * rows).into_iter().enumerate() {
                 let (want, size) =
                     product(&inputs.floats[i / rows * cols..][..cols], &w[i % rows * cols..][..cols]);
                 let error = (f64::from(got) - 2.0 * want).abs() / size;
@@ -146,8 +154,8 @@ fn gates_multiply_what_comes_up() {
         let packed = PackedFormat::of(format).unwrap();
         let (gate, g) = packed_matrix(&bench, format, packed, rows, cols, &mut random);
         let (up, u) = packed_matrix(&bench, format, packed, rows, cols, &mut random);
-        let floats = bench.shim.upload(&inputs.floats);
-        let integers = [bench.shim.upload(&inputs.words), bench.shim.upload(&inputs.scales)];
+        let floats = bench.upload(&inputs.floats);
+        let integers = [bench.upload(&inputs.words), bench.upload(&inputs.scales)];
         for (activations, n) in
             [Activations::Int8, Activations::F32].into_iter().flat_map(|a| [(a, 1), (a, most)])
         {
@@ -159,7 +167,7 @@ fn gates_multiply_what_comes_up() {
             let tile = if n == 1 { 1 } else { 8 };
             let kernel = bench.kernels().swiglu([&gate, &up], activations, input, &output, tile).unwrap();
             bench.run(&[&kernel], BatchShape::rows(n));
-            for (i, got) in bench.shim.download::<f32>(&output, n * rows).into_iter().enumerate() {
+            for (i, got) in bench.download::<f32>(&output, n * rows).into_iter().enumerate() {
                 let x = &inputs.floats[i / rows * cols..][..cols];
                 let (gate, _) = product(x, &g[i % rows * cols..][..cols]);
                 let (up, size) = product(x, &u[i % rows * cols..][..cols]);
@@ -192,12 +200,12 @@ fn integers_are_those_of_core() {
         quantize(Isa::SCALAR, &x, cols, &mut want).unwrap();
         for order in Order::ALL {
             let mut bench = Bench::new(order);
-            let on_device = bench.shim.upload(&x);
+            let on_device = bench.upload(&x);
             let integers = [bench.floats(8 * cols / 4), bench.floats(8 * cols / 16)];
             let kernel = bench.kernels().quantize(cols, &on_device, &integers).unwrap();
             bench.run(&[&kernel], BatchShape::rows(8));
-            let q: Vec<i8> = bench.shim.download(&integers[0], 8 * cols);
-            let scales: Vec<[f32; 2]> = bench.shim.download(&integers[1], 8 * cols / 32);
+            let q: Vec<i8> = bench.download(&integers[0], 8 * cols);
+            let scales: Vec<[f32; 2]> = bench.download(&integers[1], 8 * cols / 32);
             for i in 0..8 * cols {
                 let block = &want[i / cols * q8_blocks(cols) + i % cols / 64];
                 let (at, half) = (i % cols % 64, i % cols % 64 / 32);
@@ -221,8 +229,8 @@ fn rows_are_normalized() {
             (0..cols).map(|_| 1.0 + random.unit()).collect(),
         );
         let mut bench = Bench::new(order);
-        let (from, by) = (bench.shim.upload(&x), bench.shim.upload(&weight));
-        let list = bench.shim.upload(&[3u32, 1, 0, 0]);
+        let (from, by) = (bench.upload(&x), bench.upload(&weight));
+        let list = bench.upload(&[3u32, 1, 0, 0]);
         for (gather, rows) in [(None, vec![0, 1, 2, 3]), (Some(&list), vec![3, 1])] {
             let y = bench.floats(4 * cols);
             let integers = [bench.floats(cols), bench.floats(cols / 4)];
@@ -232,7 +240,7 @@ fn rows_are_normalized() {
             let kernel = kernels.rmsnorm(cols, eps, &from, &by, gather, &y, Some(&integers)).unwrap();
             let quantize = kernels.quantize(cols, &y, &again).unwrap();
             bench.run(&[&kernel, &quantize], BatchShape::rows(rows.len()));
-            let got: Vec<f32> = bench.shim.download(&y, rows.len() * cols);
+            let got: Vec<f32> = bench.download(&y, rows.len() * cols);
             for (got, row) in got.chunks(cols).zip(&rows) {
                 let x = &x[row * cols..][..cols];
                 let mean = x.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>() / cols as f64;
@@ -243,9 +251,9 @@ fn rows_are_normalized() {
                 }
             }
             let count = rows.len() * cols / 4;
-            let [a, b] = [&integers, &again].map(|pair| bench.shim.download::<u32>(&pair[0], count));
+            let [a, b] = [&integers, &again].map(|pair| bench.download::<u32>(&pair[0], count));
             assert_eq!(a, b);
-            let [a, b] = [&integers, &again].map(|pair| bench.shim.download::<u32>(&pair[1], count / 4));
+            let [a, b] = [&integers, &again].map(|pair| bench.download::<u32>(&pair[1], count / 4));
             assert_eq!(a, b);
         }
     }
@@ -302,23 +310,23 @@ fn heads_are_normalized_rotated_and_stored() {
             .collect();
         let mut bench = Bench::new(order);
         let bytes = FlatKv::of(kv).bytes((2 * capacity * d) as u64);
-        let cache = [bench.shim.buffer(bytes).unwrap(), bench.shim.buffer(bytes).unwrap()];
-        let on_device = bench.shim.upload(&q);
-        let norm = normed.then(|| [bench.shim.upload(&norms[0]), bench.shim.upload(&norms[1])]);
+        let cache = [bench.driver.buffer(bytes).unwrap(), bench.driver.buffer(bytes).unwrap()];
+        let on_device = bench.upload(&q);
+        let norm = normed.then(|| [bench.upload(&norms[0]), bench.upload(&norms[1])]);
         let op = RopeStore {
             layer: 0,
             q: on_device.clone(),
-            k: bench.shim.upload(&k),
-            v: bench.shim.upload(&v),
+            k: bench.upload(&k),
+            v: bench.upload(&v),
             norm,
-            angles: bench.shim.upload(&angles),
+            angles: bench.upload(&angles),
             eps,
             pairing,
         };
         let kernel = bench.kernels().rope_store(&heads, &op, kv, &cache).unwrap();
         bench.run(&[&kernel], BatchShape::segment(rows, first, start, capacity));
-        let got: Vec<f32> = bench.shim.download(&on_device, q.len());
-        let [keys, values] = [0, 1].map(|i| bench.shim.download::<u32>(&cache[i], bytes as usize / 4));
+        let got: Vec<f32> = bench.download(&on_device, q.len());
+        let [keys, values] = [0, 1].map(|i| bench.download::<u32>(&cache[i], bytes as usize / 4));
         let near = |(found, scale): (f64, f64), want: f64, what: &str| {
             let allowed = if kv == KvFormat::F16 { 1e-3 * want.abs() + 1e-6 } else { 0.501 * scale + 2e-6 };
             assert!((found - want).abs() <= allowed, "{kv:?}, {pairing:?}, {what}: {found} {want}");
@@ -398,8 +406,8 @@ fn attention_is_a_softmax_over_what_is_stored() {
         };
         let (keys, values) = (words(), words());
         let q: Vec<f32> = (0..batch * query * dim).map(|_| random.unit()).collect();
-        let cache = [bench.shim.upload(&keys), bench.shim.upload(&values)];
-        let (on_device, out) = (bench.shim.upload(&q), bench.floats(batch * query * dim));
+        let cache = [bench.upload(&keys), bench.upload(&values)];
+        let (on_device, out) = (bench.upload(&q), bench.floats(batch * query * dim));
         let parts = bench.floats(query * MAX_PARTS * (dim + 2));
         let mut kernels = bench.kernels();
         let kernel = kernels.attention(&heads, kv, &cache, [&on_device, &out, &parts]).unwrap();
@@ -411,7 +419,7 @@ fn attention_is_a_softmax_over_what_is_stored() {
             assert_eq!(shape.parts > 1, position >= 128);
             let both = [&kernel, &combine];
             bench.run(if shape.parts > 1 { &both } else { &both[..1] }, shape);
-            let got: Vec<f32> = bench.shim.download(&out, batch * query * dim);
+            let got: Vec<f32> = bench.download(&out, batch * query * dim);
             for (row, head) in (0..rows).flat_map(|row| (0..query).map(move |head| (row, head))) {
                 let at = ((first + row) * query + head) * dim;
                 let number = |from: &[u32], p: usize, i: usize| {
@@ -450,11 +458,11 @@ fn odd_logits_are_ordered_as_core_orders_them() {
         logits[2 * vocab - 1] = 1.0;
         logits[2 * vocab..].fill(f32::NAN);
         let mut bench = Bench::new(order);
-        let on_device = bench.shim.upload(&logits);
+        let on_device = bench.upload(&logits);
         let (candidates, best) = (bench.floats(2 * 3 * ARGMAX_SHARES), bench.floats(6));
         let [first, last] = bench.kernels().argmax(vocab, &on_device, &candidates, &best).unwrap();
         bench.run(&[&first, &last], BatchShape::rows(3));
-        let found: Vec<[u32; 2]> = bench.shim.download(&best, 3);
+        let found: Vec<[u32; 2]> = bench.download(&best, 3);
         assert_eq!(Ok(found[0][1]), shohin_core::cpu::op::argmax(&logits[..vocab]));
         assert_eq!(found[1][1], vocab as u32 - 1);
         assert_eq!(found[2][0], 0, "there is nothing to choose from");

@@ -1,6 +1,6 @@
 //! Whole models against core on the CPU.
 
-use crate::shim::{Order, Shim};
+use crate::tested::{Order, Tested, tested};
 use shohin_core::cpu::op::argmax;
 use shohin_core::device::{BlockingDevice, Output, Readout, SessionOptions, Wants};
 use shohin_core::session::{Feed, run_batch};
@@ -57,8 +57,8 @@ fn cpu(file: &[u8], activations: Activations, kv: KvFormat) -> On<Cpu<'_, &[u8]>
     On::new(Cpu::new(load(file), &options, Serial).unwrap(), kv)
 }
 
-fn metal(file: &[u8], activations: Activations, kv: KvFormat, order: Order) -> On<MetalDevice<Shim>> {
-    let model = MetalModel::new(Shim::new(order), &load(file)).unwrap();
+fn metal(file: &[u8], activations: Activations, kv: KvFormat, order: Order) -> On<MetalDevice<Tested>> {
+    let model = MetalModel::new(tested(order), &load(file)).unwrap();
     let options = MetalDeviceOptions { activations, batch: 16, ..MetalDeviceOptions::default() };
     On::new(MetalDevice::new(&model, &options).unwrap(), kv)
 }
@@ -210,7 +210,7 @@ fn caches_agree() {
         assert!(kv == KvFormat::F32 || prefilled > 1e-6, "{kv:?} must round");
         // Exported keys and values continue in a session of another capacity, to the bit.
         let mut bytes = Vec::new();
-        MetalDevice::<Shim>::wait(session.export(&mut device, &mut bytes)).unwrap();
+        MetalDevice::<Tested>::wait(session.export(&mut device, &mut bytes)).unwrap();
         let options = SessionOptions { context: 170, kv, ..SessionOptions::default() };
         let mut other = Session::new(&mut device, &options).unwrap();
         other.import(&mut device, session.position(), &bytes).unwrap();
@@ -234,7 +234,7 @@ fn sequences_share_a_batch() {
         sessions.push(Session::new(&mut device, &SessionOptions::default()).unwrap());
     }
     let wants = [Wants::Each(Readout::Logits), Wants::Last(Readout::Best), Wants::Last(Readout::Hidden)];
-    let mut feeds: Vec<Feed<'_, MetalDevice<Shim>>> = Vec::new();
+    let mut feeds: Vec<Feed<'_, MetalDevice<Tested>>> = Vec::new();
     for ((session, tokens), wants) in sessions.iter_mut().zip(&prompts).zip(wants) {
         feeds.push(Feed { session, tokens, wants });
     }
@@ -248,7 +248,7 @@ fn sequences_share_a_batch() {
         }
         found[sequence] += 1;
     };
-    MetalDevice::<Shim>::wait(run_batch(&mut device, &mut feeds, sink)).unwrap();
+    MetalDevice::<Tested>::wait(run_batch(&mut device, &mut feeds, sink)).unwrap();
     assert_eq!(found, [5, 1, 1]);
 }
 
@@ -256,7 +256,7 @@ fn sequences_share_a_batch() {
 #[test]
 fn experts_and_patterns_are_refused() {
     let file = Model::new(Shape::tiny_experts(), Stored::new(Format::Q4_0), 3).to_vec().unwrap();
-    let refused = MetalModel::new(Shim::new(Order::Forward), &load(&file)).map(drop).unwrap_err().to_string();
+    let refused = MetalModel::new(tested(Order::Forward), &load(&file)).map(drop).unwrap_err().to_string();
     assert!(refused.contains("mixture of experts"), "{refused}");
     let On { mut device, .. } =
         metal(&Model::tiny(Format::Q4_0), Activations::Int8, KvFormat::F16, Order::Forward);

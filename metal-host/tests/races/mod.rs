@@ -1,6 +1,7 @@
 //! The shim finds the mistakes it is made for.
 
-use crate::shim::{Order, Shim, check, compile};
+use crate::tested::shim::{Shim, check, compile};
+use crate::tested::{Order, download, upload};
 use shohin_metal::{Dispatch, Driver, Error, SOURCE};
 
 /// Kernels over one buffer, after the arguments that all kernels end with.
@@ -21,7 +22,7 @@ fn kernel(name: &str, body: &str) -> String {
 
 /// What 64 threads of two SIMD groups write, in some order.
 fn run(shim: &Shim, name: &str) -> Result<Vec<f32>, Error> {
-    let buffer = shim.upload(&[0.0f32; 64]);
+    let buffer = upload(shim, &[0.0f32; 64]);
     let pipeline = shim.pipeline(name)?;
     let (buffers, parameters) = (vec![&buffer], vec![0; 6]);
     shim.run(&[Dispatch {
@@ -32,7 +33,7 @@ fn run(shim: &Shim, name: &str) -> Result<Vec<f32>, Error> {
         simds: 2,
         shared: 256,
     }])?;
-    Ok(shim.download(&buffer, 64))
+    Ok(download(shim, &buffer, 64))
 }
 
 #[test]

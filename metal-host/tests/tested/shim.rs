@@ -1,5 +1,6 @@
 //! A [`Driver`] that compiles the kernels as C++ and runs them on the CPU, in a chosen order of threads.
 
+use super::Order;
 use libloading::Library;
 use shohin_metal::{Dispatch, Driver, Error, Result, SOURCE};
 use std::ffi::{c_char, c_int, c_uint, c_void};
@@ -8,18 +9,6 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::rc::Rc;
 use std::sync::OnceLock;
-
-/// In which order the threads of a threadgroup run between two barriers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Order {
-    Forward = 0,
-    Reverse = 1,
-    Shuffled = 2,
-}
-
-impl Order {
-    pub(crate) const ALL: [Order; 3] = [Order::Forward, Order::Reverse, Order::Shuffled];
-}
 
 /// The sources of the shim, on which the compiled kernels depend.
 const SHIM: [&str; 3] = [
@@ -106,21 +95,6 @@ impl Shim {
     /// Other kernels than those of the crate.
     pub(crate) fn of(library: Library, order: Order) -> Shim {
         Shim { library: Box::leak(Box::new(library)), order }
-    }
-
-    /// A buffer with this content.
-    pub(crate) fn upload<T: bytemuck::Pod>(&self, content: &[T]) -> Rc<Memory> {
-        let bytes = bytemuck::cast_slice(content);
-        let buffer = self.buffer(bytes.len() as u64).unwrap();
-        self.write(&buffer, 0, bytes).unwrap();
-        buffer
-    }
-
-    /// The first `count` elements of a buffer.
-    pub(crate) fn download<T: bytemuck::Pod>(&self, buffer: &Rc<Memory>, count: usize) -> Vec<T> {
-        let mut content = vec![T::zeroed(); count];
-        self.read(buffer, 0, bytemuck::cast_slice_mut(&mut content)).unwrap();
-        content
     }
 }
 
