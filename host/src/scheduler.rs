@@ -5,8 +5,8 @@ use crate::model::{Machine, Model};
 use crate::shard::ShardBytes;
 use shohin_core::Error;
 use shohin_core::chat::{
-    ChatModel, Event, Finish, Prompt, ReplyId, Scheduler as CoreScheduler, SchedulerOptions, TurnOptions,
-    Usage,
+    ChatModel, Encoded, Event, Finish, Prompt, ReplyId, Scheduler as CoreScheduler, SchedulerOptions,
+    TurnOptions, Usage,
 };
 use shohin_core::device::BlockingDevice;
 use shohin_core::generate::Detokenizer;
@@ -110,6 +110,12 @@ impl Scheduler {
     /// Token counts of a reply in progress.
     pub fn usage(&self, id: ReplyId) -> Option<Usage> {
         on_device!(&self.device, scheduler => scheduler.usage(id))
+    }
+
+    /// Whether a reply in progress is about to compute much of this prompt, which can be copied then: beginning later is
+    /// less work.
+    pub fn comes_soon(&self, prompt: &Encoded) -> bool {
+        on_device!(&self.device, scheduler => scheduler.comes_soon(prompt))
     }
 
     /// Begins a reply. Options are those of one turn: the sampler's random sequence starts at its seed.

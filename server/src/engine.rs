@@ -125,11 +125,20 @@ impl Engine {
         });
     }
 
-    /// Begins replies while there is room for them.
+    /// Begins replies while there is room for them. A prompt that begins like one which is being computed waits for it:
+    /// what they have in common is computed once.
     fn begin(&mut self, active: &mut BTreeMap<ReplyId, Active>) {
+        let mut waiting = 0;
         while !self.scheduler.is_full()
-            && let Some(Job { prompt, options, updates, deadline, place }) = self.queue.pop_front()
+            && let Some(job) = self.queue.get(waiting)
         {
+            if matches!(&job.prompt, Prompt::Encoded(prompt) if self.scheduler.comes_soon(prompt)) {
+                waiting += 1;
+                continue;
+            }
+            let Some(Job { prompt, options, updates, deadline, place }) = self.queue.remove(waiting) else {
+                return;
+            };
             match self.scheduler.begin(prompt, &options) {
                 Ok(id) => {
                     let started = Instant::now();

@@ -181,6 +181,33 @@ fn requests_at_once_get_the_replies_of_one_after_the_other() {
 }
 
 #[test]
+fn what_requests_at_once_have_in_common_is_computed_once() {
+    let server = Running::new(|options| (options.replies, options.prompt_tokens) = (4, 8));
+    let shared = "You know all about cows, dogs and hens. ".repeat(20);
+    let texts = ["What does a cow say?", "What does a dog say?", "What does a hen say?", "Tell me a story."];
+    let question = |text: &str| {
+        let messages = [("system", shared.as_str()), ("user", text)];
+        let messages = messages.map(|(role, content)| json!({ "role": role, "content": content }));
+        with(ask(""), json!({ "messages": messages }))
+    };
+    let answers: Vec<Value> = thread::scope(|scope| {
+        let asked: Vec<_> = texts.iter().map(|text| scope.spawn(|| server.chat(&question(text)))).collect();
+        asked.into_iter().map(|asked| asked.join().unwrap()).collect()
+    });
+    let cached = |answer: &Value| answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+    let mut known: Vec<u64> = answers.iter().map(cached).collect();
+    known.sort();
+    assert!(known[0] == 0 && known[1] > 150, "{known:?}");
+    for (text, answer) in texts.iter().zip(&answers) {
+        let mut chat = MODEL.chat().unwrap();
+        chat.options_mut().sampler.temperature = 0.0;
+        chat.options_mut().max_tokens = Some(20);
+        chat.set_messages(vec![ChatMessage::new(Role::System, shared.as_str())]);
+        assert_eq!(content(answer), chat.send(*text).unwrap().finish().unwrap().message.content, "{text}");
+    }
+}
+
+#[test]
 fn options_of_a_request_are_followed() {
     let server = Running::new(|_| ());
     let seeded = with(ask("Tell me a story."), json!({ "temperature": 1.5, "seed": 7 }));

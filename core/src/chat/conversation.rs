@@ -249,6 +249,14 @@ impl Conversation {
         }
     }
 
+    /// As [`Conversation::intact`], with the tokens that are still to be computed.
+    pub(super) fn intact_soon(&self) -> &[u32] {
+        match &self.turn {
+            Some(turn) if self.prefix.dropped + turn.generation.dropped() == 0 => turn.generation.tokens(),
+            Some(_) | None => self.intact(),
+        }
+    }
+
     /// Sends messages after the existing ones and begins the reply. Tokens that the session holds are not
     /// computed again, and earlier replies keep the tokens that the model chose, reasoning included. Returns
     /// how many tokens of the session to keep: truncate it to them.

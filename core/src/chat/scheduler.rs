@@ -132,6 +132,15 @@ impl<D: Device> Scheduler<D> {
         self.lanes.iter().find(|lane| lane.reply == Some(id)).map(|lane| lane.conversation.usage())
     }
 
+    /// Whether a reply in progress is about to compute much of this prompt, which can be copied then: beginning later is
+    /// less work.
+    pub fn comes_soon(&self, prompt: &Encoded) -> bool {
+        let tokens = prompt.tokens();
+        let held = self.lanes.iter().map(|lane| lane.common(tokens)).max().unwrap_or(0);
+        let soon = self.lanes.iter().filter(|lane| lane.reply.is_some()).map(|lane| lane.common_soon(tokens));
+        soon.max().is_some_and(|soon| soon >= held + WORTH_COPYING)
+    }
+
     /// Begins a reply.
     ///
     /// # Errors
@@ -311,8 +320,12 @@ impl<D: Device> Lane<D> {
 
     /// How many of `tokens`, from the first on, it holds; all but the last at most.
     fn common(&self, tokens: &[u32]) -> usize {
-        let same = self.conversation.intact().iter().zip(tokens).take_while(|(a, b)| a == b).count();
-        same.min(tokens.len().saturating_sub(1)).min(self.session.position())
+        common(self.conversation.intact(), tokens).min(self.session.position())
+    }
+
+    /// As [`Lane::common`], once its prompt is computed.
+    fn common_soon(&self, tokens: &[u32]) -> usize {
+        common(self.conversation.intact_soon(), tokens).min(self.session.capacity())
     }
 
     fn end(&mut self) -> Option<Finish> {
@@ -322,4 +335,10 @@ impl<D: Device> Lane<D> {
         let _ = self.session.truncate(held);
         finish
     }
+}
+
+/// How many of `tokens`, from the first on, are those of `held`; all but the last at most.
+fn common(held: &[u32], tokens: &[u32]) -> usize {
+    let same = held.iter().zip(tokens).take_while(|(a, b)| a == b).count();
+    same.min(tokens.len().saturating_sub(1))
 }
