@@ -110,7 +110,7 @@ struct Floats {
 // The rows of the matrix and of the batch that a SIMD group takes. Those after the last one repeat it; their results
 // are not stored.
 template <uint T>
-static inline void tile(thread uint* rows, thread uint* tokens, uint first_row, uint first_token, constant Matrix& m) {
+static inline void take_rows(thread uint* rows, thread uint* tokens, uint first_row, uint first_token, constant Matrix& m) {
     for (uint r = 0; r < LINEAR_ROWS; r++) {
         rows[r] = min(first_row + r, m.rows - 1);
     }
@@ -121,7 +121,7 @@ static inline void tile(thread uint* rows, thread uint* tokens, uint first_row, 
 
 // Result `lane` of the tile, summed over the lanes.
 template <uint T>
-static inline float result(thread const float* sums, uint lane) {
+static inline float lane_result(thread const float* sums, uint lane) {
     float mine = 0.0f;
     for (uint i = 0; i < LINEAR_ROWS * T; i++) {
         float total = simd_sum(sums[i]);
@@ -133,17 +133,17 @@ static inline float result(thread const float* sums, uint lane) {
 }
 
 template <typename I, typename W, typename S, uint T>
-static inline void linear(device const uint* codes, device const uint* scales, device const uint* input,
-                          device const float2* input_scale, device float* output, uint3 group, uint lane,
-                          uint simd_index, constant Matrix& m) {
+static inline void linear_rows(device const uint* codes, device const uint* scales, device const uint* input,
+                               device const float2* input_scale, device float* output, uint3 group, uint lane,
+                               uint simd_index, constant Matrix& m) {
     uint first_row = (group.x * LINEAR_SIMDS + simd_index) * LINEAR_ROWS;
     uint first_token = group.y * T;
     uint rows[LINEAR_ROWS];
     uint tokens[T];
     float sums[LINEAR_ROWS * T] = {};
-    tile<T>(rows, tokens, first_row, first_token, m);
+    take_rows<T>(rows, tokens, first_row, first_token, m);
     I::template add<W, S, T>(codes, scales, input, input_scale, rows, tokens, sums, lane, m);
-    float value = result<T>(sums, lane);
+    float value = lane_result<T>(sums, lane);
     uint row = first_row + lane / T;
     uint token = first_token + lane % T;
     if (lane < LINEAR_ROWS * T && row < m.rows && token < m.batch.rows) {
@@ -154,21 +154,21 @@ static inline void linear(device const uint* codes, device const uint* scales, d
 
 // The same over two matrices of one layout: silu(x G^T) * (x U^T).
 template <typename I, typename W, typename S, uint T>
-static inline void linear_swiglu(device const uint* codes, device const uint* scales, device const uint* up_codes,
-                                 device const uint* up_scales, device const uint* input,
-                                 device const float2* input_scale, device float* output, uint3 group, uint lane,
-                                 uint simd_index, constant Matrix& m) {
+static inline void swiglu_rows(device const uint* codes, device const uint* scales, device const uint* up_codes,
+                               device const uint* up_scales, device const uint* input,
+                               device const float2* input_scale, device float* output, uint3 group, uint lane,
+                               uint simd_index, constant Matrix& m) {
     uint first_row = (group.x * LINEAR_SIMDS + simd_index) * LINEAR_ROWS;
     uint first_token = group.y * T;
     uint rows[LINEAR_ROWS];
     uint tokens[T];
     float sums[LINEAR_ROWS * T] = {};
-    tile<T>(rows, tokens, first_row, first_token, m);
+    take_rows<T>(rows, tokens, first_row, first_token, m);
     I::template add<W, S, T>(codes, scales, input, input_scale, rows, tokens, sums, lane, m);
-    float gate = result<T>(sums, lane);
+    float gate = lane_result<T>(sums, lane);
     float up_sums[LINEAR_ROWS * T] = {};
     I::template add<W, S, T>(up_codes, up_scales, input, input_scale, rows, tokens, up_sums, lane, m);
-    float up = result<T>(up_sums, lane);
+    float up = lane_result<T>(up_sums, lane);
     uint row = first_row + lane / T;
     uint token = first_token + lane % T;
     if (lane < LINEAR_ROWS * T && row < m.rows && token < m.batch.rows) {
@@ -180,14 +180,14 @@ static inline void linear_swiglu(device const uint* codes, device const uint* sc
     kernel void linear_##NAME(device const uint* codes [[buffer(0)]], device const uint* scales [[buffer(1)]], \
                               device const uint* input [[buffer(2)]], device const float2* input_scale [[buffer(3)]], \
                               device float* output [[buffer(4)]], constant Matrix& m [[buffer(5)]], THREAD) { \
-        linear<INPUT, WEIGHTS, SCALES, T>(codes, scales, input, input_scale, output, group, lane, simd_index, m); \
+        linear_rows<INPUT, WEIGHTS, SCALES, T>(codes, scales, input, input_scale, output, group, lane, simd_index, m); \
     } \
     kernel void swiglu_##NAME(device const uint* codes [[buffer(0)]], device const uint* scales [[buffer(1)]], \
                               device const uint* up_codes [[buffer(2)]], device const uint* up_scales [[buffer(3)]], \
                               device const uint* input [[buffer(4)]], device const float2* input_scale [[buffer(5)]], \
                               device float* output [[buffer(6)]], constant Matrix& m [[buffer(7)]], THREAD) { \
-        linear_swiglu<INPUT, WEIGHTS, SCALES, T>(codes, scales, up_codes, up_scales, input, input_scale, output, group, \
-                                                 lane, simd_index, m); \
+        swiglu_rows<INPUT, WEIGHTS, SCALES, T>(codes, scales, up_codes, up_scales, input, input_scale, output, group, \
+                                            lane, simd_index, m); \
     }
 
 #define LINEAR(NAME, INPUT, WEIGHTS, SCALES) \

@@ -50,8 +50,12 @@ impl<D: Driver> MetalCache<D> {
         options: SessionOptions,
     ) -> Result<MetalCache<D>> {
         let (heads, bytes) = (program.heads, layer_bytes(&program.heads, &options));
-        let capacity = u32::try_from(bytes / 4).ok().filter(|_| options.context < 1 << 30);
-        capacity.ok_or(Error::OutOfMemory { need: bytes })?;
+        // Indices of the kernels have 32 bits.
+        let numbers = (heads.kv * heads.dim) as u64 * options.context as u64;
+        if u32::try_from(numbers).is_err() {
+            let (what, expected) = ("the number of keys of a layer", "less than 2^32");
+            return Err(Error::Unsupported { what, found: numbers, expected });
+        }
         let mut layers = Vec::new();
         for _ in 0..program.layers {
             layers.push([kernels.driver.buffer(bytes)?, kernels.driver.buffer(bytes)?]);
