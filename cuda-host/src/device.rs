@@ -12,9 +12,12 @@ use shohin_core::device::{Batch, BlockingDevice, Output, Readout, SessionOptions
 use shohin_core::model::program::{BufferId, Op, RopePairing, TensorId};
 use shohin_core::model::{ModelConfig, Program};
 use shohin_core::rows::{Rows, Segment, Wanted};
-use shohin_core::{Activations, AttentionPattern, Device, Error as CoreError};
+use shohin_core::{Activations, AttentionPattern, Device, Error as CoreError, KvFormat, Name};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The formats of caches that the kernels store.
+pub const KV_FORMATS: [KvFormat; 4] = [KvFormat::F32, KvFormat::F16, KvFormat::Q8, KvFormat::Q4];
 
 /// Parts of the positions among which the attention of a single row is divided.
 const PARTS: usize = 16;
@@ -645,6 +648,10 @@ impl<D: Driver> Device for CudaDevice<D> {
     async fn cache(&mut self, options: &SessionOptions) -> Result<CudaCache<D>> {
         if options.context == 0 {
             return Err(CoreError::Option { what: "context", found: 0.0, expected: "at least 1" }.into());
+        }
+        if !KV_FORMATS.contains(&options.kv) {
+            let (key, found) = (Name::new("cache format"), Name::new(options.kv.name()));
+            return Err(CoreError::Unsupported { key, found, expected: "f32, f16, q8 or q4" }.into());
         }
         options.attention.check()?;
         let options = SessionOptions { context: options.context.min(self.options.context), ..*options };

@@ -47,16 +47,12 @@ macro_rules! floats {
 }
 
 static FP8_E4M3: KvStorage = KvStorage {
-    bits: 8,
-    scales: false,
     put: floats!(3, "kv_put_f8"),
     get: floats!(3, "kv_get_f8"),
     get_native: floats!(3, "kv_get_f8"),
 };
 
 static FP8_E5M2: KvStorage = KvStorage {
-    bits: 8,
-    scales: false,
     put: floats!(2, "kv_put_f8"),
     get: floats!(2, "kv_get_f8"),
     get_native: floats!(2, "kv_get_f8"),

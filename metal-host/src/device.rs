@@ -4,14 +4,14 @@
 use crate::cache::{MetalCache, cache_bytes};
 use crate::driver::{Dispatch, Driver};
 use crate::error::{Error, Result};
-use crate::kernel::{ARGMAX_SHARES, BatchShape, Kernel, Kernels, Pipelines};
+use crate::kernel::{ARGMAX_SHARES, BatchShape, KV_FORMATS, Kernel, Kernels, Pipelines};
 use crate::lower::{CacheOp, Lowered, Scratch, Step, scratch_bytes};
 use crate::weights::MetalModel;
 use shohin_core::attention::AttentionPattern;
 use shohin_core::device::{Batch, BlockingDevice, Output, Readout, SessionOptions, Sink, check_run, ready};
 use shohin_core::model::{ModelConfig, Program};
 use shohin_core::rows::{Rows, Segment, Wanted};
-use shohin_core::{Activations, Device, Error as CoreError};
+use shohin_core::{Activations, Device, Error as CoreError, Name};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -338,6 +338,10 @@ impl<D: Driver> Device for MetalDevice<D> {
     async fn cache(&mut self, options: &SessionOptions) -> Result<MetalCache<D>> {
         if options.context == 0 {
             return Err(CoreError::Option { what: "context", found: 0.0, expected: "at least 1" }.into());
+        }
+        if !KV_FORMATS.contains(&options.kv) {
+            let (key, found) = (Name::new("cache format"), Name::new(options.kv.name()));
+            return Err(CoreError::Unsupported { key, found, expected: "f32, f16, q8 or q4" }.into());
         }
         if options.attention != AttentionPattern::Full {
             return Err(crate::error::unsupported(

@@ -188,11 +188,14 @@ fn product_name(packed: PackedFormat, activations: Activations, tile: usize) -> 
     format!("{codes}_{scales}_{input}_{tile}")
 }
 
+/// The formats of caches that the kernels store.
+pub const KV_FORMATS: [KvFormat; 4] = [KvFormat::F32, KvFormat::F16, KvFormat::Q8, KvFormat::Q4];
+
 /// The name of every kernel that a device may ask for.
 pub fn kernel_names() -> Vec<String> {
     let mut names: Vec<String> =
         ["quantize", "rmsnorm", "attention_combine", "argmax", "argmax_last"].map(String::from).to_vec();
-    for kv in KvFormat::ALL {
+    for kv in KV_FORMATS {
         names.extend(["rope_store", "attention"].map(|op| format!("{op}_{}", kv.name())));
     }
     for (_, packed) in PackedFormat::pairs() {

@@ -23,6 +23,7 @@ impl FlatKv {
             KvFormat::F16 => FlatKv { bits: 16, scales: false },
             KvFormat::Q8 => FlatKv { bits: 8, scales: true },
             KvFormat::Q4 => FlatKv { bits: 4, scales: true },
+            KvFormat::Fp8E4M3 | KvFormat::Fp8E5M2 => FlatKv { bits: 8, scales: false },
         }
     }
 
