@@ -182,7 +182,7 @@ fn gpu(
     reference: &[f32],
     builder: &dyn Fn() -> Builder,
 ) -> Result<Option<Outcome>> {
-    if model_args.gpu.is_none() {
+    if !model_args.on_gpu() {
         if cfg!(feature = "gpu") {
             remark("(--gpu checks the GPU, too)");
         }

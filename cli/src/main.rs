@@ -109,8 +109,10 @@ fn main() -> ExitCode {
         Err(error) => return error::report_usage(&error),
     };
     let model = &cli.model;
-    if model.gpu.is_some() && matches!(cli.command, Command::Inspect(_) | Command::Tokenize(_)) {
-        return error::CliError::usage("--gpu is for commands that run a model").report();
+    if (model.gpu.is_some() || model.device.is_some())
+        && matches!(cli.command, Command::Inspect(_) | Command::Tokenize(_))
+    {
+        return error::CliError::usage("--gpu and --device are for commands that run a model").report();
     }
     if model.model.is_some()
         && matches!(

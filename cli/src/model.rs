@@ -50,6 +50,9 @@ pub(crate) struct ModelArgs {
     /// Run on a GPU; --gpu=NAME selects one by part of its name
     #[arg(long, global = true, value_name = "NAME", num_args = 0..=1, require_equals = true, default_missing_value = "")]
     pub(crate) gpu: Option<String>,
+    /// Run on this device: cpu, gpu, gpu:NAME, cuda or cuda:NUMBER [default: cpu]
+    #[arg(long, global = true, value_name = "DEVICE", conflicts_with = "gpu", value_parser = str::parse::<DeviceName>)]
+    pub(crate) device: Option<DeviceName>,
     /// Replace the file's RoPE scaling, and with it the longest context: none, linear:FACTOR,
     /// yarn:FACTOR:CONTEXT or llama3:FACTOR:CONTEXT, where CONTEXT is the one before scaling
     #[arg(long, global = true, value_name = "SCALING", value_parser = str::parse::<RopeScaling>)]
@@ -140,10 +143,16 @@ impl ModelArgs {
         if let Some(base) = self.rope_base {
             builder = builder.rope_base(base);
         }
-        match &self.gpu {
-            Some(name) => builder.gpu(name),
-            None => builder.cpu(),
+        match (&self.device, &self.gpu) {
+            (Some(DeviceName::Gpu(name)), _) | (None, Some(name)) => builder.gpu(name),
+            (Some(DeviceName::Cuda(number)), _) => builder.cuda(*number),
+            (Some(DeviceName::Cpu), _) | (None, None) => builder.cpu(),
         }
+    }
+
+    /// Whether the model is to run on something else than the CPU.
+    pub(crate) fn on_gpu(&self) -> bool {
+        self.gpu.is_some() || self.device.as_ref().is_some_and(|device| *device != DeviceName::Cpu)
     }
 
     /// Loads the model.
@@ -160,6 +169,30 @@ impl ModelArgs {
         if think && !model.can_think() {
             terminal::remark("(this model cannot think before it answers; --think does nothing)");
         }
+    }
+}
+
+/// Where a model runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum DeviceName {
+    Cpu,
+    /// A GPU whose name contains this.
+    Gpu(String),
+    /// An NVIDIA GPU by its number.
+    Cuda(usize),
+}
+
+impl std::str::FromStr for DeviceName {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        let found = match text.split_once(':').map_or((text, None), |(kind, rest)| (kind, Some(rest))) {
+            ("cpu", None) => Some(DeviceName::Cpu),
+            ("gpu", name) => Some(DeviceName::Gpu(name.unwrap_or("").into())),
+            ("cuda", number) => number.map_or(Some(0), |number| number.parse().ok()).map(DeviceName::Cuda),
+            _ => None,
+        };
+        found.ok_or_else(|| "expected cpu, gpu, gpu:NAME, cuda or cuda:NUMBER".into())
     }
 }
 

@@ -86,7 +86,7 @@ impl Cuda {
         check_library()?;
         let count = CudaContext::device_count().map_err(refused("cuDeviceGetCount"))?;
         if number >= count.max(0) as usize {
-            return Err(absent(&format!("there is no GPU {number}, but {count}")));
+            return Err(absent(&format!("there is no GPU {number}, only {}", Self::names().join(", "))));
         }
         let context = CudaContext::new(number).map_err(refused("cuDevicePrimaryCtxRetain"))?;
         let name = context.name().map_err(refused("cuDeviceGetName"))?;

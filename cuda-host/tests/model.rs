@@ -80,13 +80,13 @@ fn tokens(count: usize, vocab: usize) -> Vec<u32> {
 fn formats_agree() {
     for format in Format::ALL {
         let file = Model::tiny(format);
-        let tokens = tokens(5, 320);
+        let tokens = tokens(3, 320);
         let options = kv(KvFormat::F32);
         let want = cpu(&file, Activations::F32, &options).logits(&tokens, true);
         let floats = PackedFormat::of(format).unwrap().is_float();
         for (activations, bound) in [(Activations::F32, 1e-5), (Activations::Int8, 0.05)] {
             let bound = if floats { 1e-5 } else { bound };
-            for (seed, at_once) in [(0, true), (5, true), (9, false)] {
+            for (seed, at_once) in [(5, true), (0, false)] {
                 let mut on = On::new(device(&file, activations, seed), &options);
                 let error = error(&on.logits(&tokens, at_once), &want);
                 println!("{format:?}, {activations:?}, seed {seed}, at once {at_once}: {error:.2e}");
@@ -107,7 +107,7 @@ fn formats_may_mix() {
         let shape = Shape { tied: false, yarn: None, rope_factors: true, ..Shape::tiny() };
         let formats = formats.into_iter().map(Stored::new).collect();
         let file = Model { formats, ..Model::new(shape, Stored::new(Q1_0), 5) }.to_vec().unwrap();
-        let (tokens, options) = (tokens(9, 320), kv(KvFormat::F32));
+        let (tokens, options) = (tokens(4, 320), kv(KvFormat::F32));
         let want = cpu(&file, Activations::F32, &options).logits(&tokens, true);
         for (activations, bound) in [(Activations::F32, 1e-5), (Activations::Int8, 0.05)] {
             for at_once in [true, false] {
@@ -150,7 +150,7 @@ fn caches_agree() {
     for (heads, kv_heads) in [(6, 2), (12, 1)] {
         let shape = Shape { heads, kv_heads, context: 512, ..Shape::tiny() };
         let file = Model::new(shape, Stored::new(Format::Q1_0), 3).to_vec().unwrap();
-        let tokens = tokens(40, 320);
+        let tokens = tokens(14, 320);
         let want = cpu(&file, Activations::F32, &kv(KvFormat::F32)).logits(&tokens, true);
         let last = &want[want.len() - 320..];
         for format in KV_FORMATS {
@@ -163,8 +163,8 @@ fn caches_agree() {
             };
             let On { mut device, mut session } = cuda(&file, Activations::F32, &kv(format));
             let prefilled = error(session.forward_prefill(&mut device, &tokens).unwrap(), last);
-            session.truncate(39).unwrap();
-            let decoded = error(session.forward(&mut device, tokens[39]).unwrap(), last);
+            session.truncate(13).unwrap();
+            let decoded = error(session.forward(&mut device, tokens[13]).unwrap(), last);
             assert!(prefilled < bound && decoded < bound, "{format:?}: {prefilled} {decoded}");
             assert!(format == KvFormat::F32 || prefilled > 1e-6, "{format:?} must round");
         }
@@ -176,7 +176,7 @@ fn caches_agree() {
 fn patterns_agree() {
     let shape = Shape { heads: 6, kv_heads: 2, context: 1024, ..Shape::tiny() };
     let file = Model::new(shape, Stored::new(Format::Q1_0), 3).to_vec().unwrap();
-    let tokens = tokens(150, 320);
+    let tokens = tokens(80, 320);
     let full = cpu(&file, Activations::F32, &kv(KvFormat::F32)).logits(&tokens, true);
     for text in ["window:40", "window:30:3", "dilated:2:2", "strided:1:2", "bigbird:1:1:1"] {
         let options = SessionOptions { attention: text.parse().unwrap(), ..kv(KvFormat::F32) };
@@ -184,8 +184,8 @@ fn patterns_agree() {
         let want = session.forward_prefill(&mut on_cpu, &tokens).unwrap().to_vec();
         let On { mut device, mut session } = cuda(&file, Activations::F32, &options);
         let prefilled = error(session.forward_prefill(&mut device, &tokens).unwrap(), &want);
-        session.truncate(149).unwrap();
-        let decoded = error(session.forward(&mut device, tokens[149]).unwrap(), &want);
+        session.truncate(79).unwrap();
+        let decoded = error(session.forward(&mut device, tokens[79]).unwrap(), &want);
         assert!(prefilled < 1e-4 && decoded < 1e-4, "{text}: {prefilled} {decoded}");
         // With one block before the last, BigBird sees all.
         let masks = error(&want, &full[full.len() - 320..]) > 1e-3;

@@ -1,5 +1,7 @@
 //! Loading a model.
 
+#[cfg(feature = "cuda")]
+use crate::cuda::CudaWeights;
 use crate::error::{Error, Result};
 use crate::file::ModelFile;
 #[cfg(feature = "gpu")]
@@ -36,6 +38,8 @@ enum Target {
     Gpu(Option<String>),
     /// The GPU of a Mac, with Metal.
     Metal,
+    /// The NVIDIA GPU with this number.
+    Cuda(usize),
 }
 
 /// Options for loading a model; see [`Model::builder`]. Unset ones have the fastest value.
@@ -183,6 +187,12 @@ impl Builder {
         self
     }
 
+    /// Runs the model on NVIDIA GPU `number`, with CUDA.
+    pub fn cuda(mut self, number: usize) -> Self {
+        self.target = Target::Cuda(number);
+        self
+    }
+
     /// Loads a GGUF file, or a model in parts by the name of any of them.
     ///
     /// # Errors
@@ -311,24 +321,35 @@ impl Builder {
         builder.build().map_err(Error::Config)
     }
 
-    #[cfg(feature = "gpu")]
     fn machine(&self, gguf: &Gguf<'_>, config: ModelConfig) -> Result<Machine> {
         match &self.target {
-            Target::Gpu(name) => GpuWeights::load(name.as_deref(), gguf, config).map(Machine::Gpu),
-            Target::Best => Ok(GpuWeights::load(None, gguf, config).map_or(Machine::Cpu, Machine::Gpu)),
             Target::Cpu => Ok(Machine::Cpu),
             Target::Metal => metal(gguf, config),
+            Target::Cuda(number) => on_cuda(*number, gguf, config),
+            Target::Gpu(name) => on_gpu(name.as_deref(), gguf, config),
+            Target::Best => Ok(on_gpu(None, gguf, config).unwrap_or(Machine::Cpu)),
         }
     }
+}
 
-    #[cfg(not(feature = "gpu"))]
-    fn machine(&self, gguf: &Gguf<'_>, config: ModelConfig) -> Result<Machine> {
-        match &self.target {
-            Target::Gpu(_) => Err(Error::NoGpuSupport),
-            Target::Best | Target::Cpu => Ok(Machine::Cpu),
-            Target::Metal => metal(gguf, config),
-        }
-    }
+#[cfg(feature = "gpu")]
+fn on_gpu(name: Option<&str>, gguf: &Gguf<'_>, config: ModelConfig) -> Result<Machine> {
+    GpuWeights::load(name, gguf, config).map(Machine::Gpu)
+}
+
+#[cfg(not(feature = "gpu"))]
+fn on_gpu(_: Option<&str>, _: &Gguf<'_>, _: ModelConfig) -> Result<Machine> {
+    Err(Error::NoGpuSupport)
+}
+
+#[cfg(feature = "cuda")]
+fn on_cuda(number: usize, gguf: &Gguf<'_>, config: ModelConfig) -> Result<Machine> {
+    CudaWeights::load(number, gguf, config).map(Machine::Cuda)
+}
+
+#[cfg(not(feature = "cuda"))]
+fn on_cuda(_: usize, _: &Gguf<'_>, _: ModelConfig) -> Result<Machine> {
+    Err(Error::NoCudaSupport)
 }
 
 #[cfg(all(feature = "metal", target_os = "macos"))]

@@ -91,6 +91,8 @@ pub enum Error {
     NoGpuSupport,
     /// Metal was asked for, and this program was built without the feature `metal` or not for a Mac.
     NoMetalSupport,
+    /// An NVIDIA GPU was asked for, and this program was built without the feature `cuda`.
+    NoCudaSupport,
     /// A model cannot be converted.
     #[cfg(feature = "convert")]
     Convert {
@@ -118,6 +120,9 @@ pub enum Error {
     /// Metal failed, or there is no device.
     #[cfg(all(feature = "metal", target_os = "macos"))]
     Metal(Box<shohin_metal::Error>),
+    /// The NVIDIA GPU failed, or there is none.
+    #[cfg(feature = "cuda")]
+    Cuda(Box<shohin_cuda::Error>),
 }
 
 /// Result of every fallible call of this crate.
@@ -181,6 +186,11 @@ impl fmt::Display for Error {
             Error::NoMetalSupport => {
                 f.write_str("this program was built without Metal; build it on a Mac with `--features metal`")
             }
+            Error::NoCudaSupport => {
+                f.write_str("this program was built without CUDA; build it with `--features cuda`")
+            }
+            #[cfg(feature = "cuda")]
+            Error::Cuda(source) => source.fmt(f),
             #[cfg(feature = "convert")]
             Error::Convert { path, source } => write!(f, "{}: {source}", path.display()),
             #[cfg(feature = "hub")]
@@ -211,6 +221,8 @@ impl std::error::Error for Error {
             Error::Gpu { source, .. } => Some(&**source),
             #[cfg(all(feature = "metal", target_os = "macos"))]
             Error::Metal(source) => Some(&**source),
+            #[cfg(feature = "cuda")]
+            Error::Cuda(source) => Some(&**source),
             Error::NotAFile { .. }
             | Error::Address { .. }
             | Error::TooManyParts { .. }
@@ -219,7 +231,8 @@ impl std::error::Error for Error {
             | Error::LongText { .. }
             | Error::NotFinite
             | Error::NoGpuSupport
-            | Error::NoMetalSupport => None,
+            | Error::NoMetalSupport
+            | Error::NoCudaSupport => None,
         }
     }
 }
@@ -241,6 +254,13 @@ impl From<shohin_metal::Error> for Error {
 impl From<shohin_gpu::Error> for Error {
     fn from(source: shohin_gpu::Error) -> Self {
         Error::Gpu { source: Box::new(source), names: Vec::new() }
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl From<shohin_cuda::Error> for Error {
+    fn from(source: shohin_cuda::Error) -> Self {
+        Error::Cuda(Box::new(source))
     }
 }
 

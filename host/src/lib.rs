@@ -36,6 +36,8 @@ mod builder;
 pub mod chat;
 #[cfg(feature = "convert")]
 pub mod convert;
+#[cfg(feature = "cuda")]
+mod cuda;
 pub mod error;
 pub mod file;
 #[cfg(feature = "gpu")]

@@ -1,5 +1,7 @@
 //! A loaded model and its operations.
 
+#[cfg(feature = "cuda")]
+use crate::cuda::CudaWeights;
 use crate::error::{Error, Result};
 use crate::file::ModelFile;
 #[cfg(feature = "gpu")]
@@ -38,6 +40,8 @@ pub(crate) enum Machine {
     Gpu(GpuWeights),
     #[cfg(all(feature = "metal", target_os = "macos"))]
     Metal(crate::metal::MetalWeights),
+    #[cfg(feature = "cuda")]
+    Cuda(CudaWeights),
 }
 
 pub(crate) struct Inner {
@@ -223,6 +227,8 @@ impl Model {
             Machine::Gpu(gpu) => gpu.sequence(&options, self.0.options.activations),
             #[cfg(all(feature = "metal", target_os = "macos"))]
             Machine::Metal(metal) => metal.sequence(&options, self.0.options.activations),
+            #[cfg(feature = "cuda")]
+            Machine::Cuda(gpu) => gpu.sequence(&options, self.0.options.activations),
         }
     }
 
@@ -350,6 +356,8 @@ impl Model {
             Machine::Gpu(gpu) => Some(gpu.name()),
             #[cfg(all(feature = "metal", target_os = "macos"))]
             Machine::Metal(metal) => Some(metal.name()),
+            #[cfg(feature = "cuda")]
+            Machine::Cuda(gpu) => Some(gpu.name()),
         }
     }
 
@@ -391,6 +399,8 @@ impl Model {
             Machine::Metal(metal) => {
                 metal.session_bytes(&self.session_options(context), self.0.options.activations)
             }
+            #[cfg(feature = "cuda")]
+            Machine::Cuda(gpu) => Ok(gpu.session_bytes(&self.session_options(context))),
         }
     }
 

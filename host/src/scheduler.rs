@@ -43,6 +43,8 @@ enum OnDevice {
     Gpu(Box<CoreScheduler<shohin_gpu::GpuDevice>>),
     #[cfg(all(feature = "metal", target_os = "macos"))]
     Metal(Box<CoreScheduler<shohin_metal::MetalDevice<shohin_metal::Metal>>>),
+    #[cfg(feature = "cuda")]
+    Cuda(Box<CoreScheduler<shohin_cuda::CudaDevice<shohin_cuda::Cuda>>>),
 }
 
 /// Runs the same code for the scheduler of either device.
@@ -54,6 +56,8 @@ macro_rules! on_device {
             OnDevice::Gpu($scheduler) => $code,
             #[cfg(all(feature = "metal", target_os = "macos"))]
             OnDevice::Metal($scheduler) => $code,
+            #[cfg(feature = "cuda")]
+            OnDevice::Cuda($scheduler) => $code,
         }
     };
 }
@@ -85,6 +89,11 @@ impl Model {
             Machine::Metal(metal) => {
                 let device = metal.device(session.context, self.0.options.activations, batch)?;
                 OnDevice::Metal(Box::new(CoreScheduler::new(device, options)?))
+            }
+            #[cfg(feature = "cuda")]
+            Machine::Cuda(gpu) => {
+                let device = gpu.device(session.context, self.0.options.activations, batch)?;
+                OnDevice::Cuda(Box::new(CoreScheduler::new(device, options)?))
             }
         };
         Ok(Scheduler { model: self.clone(), device })

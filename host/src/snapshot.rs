@@ -32,6 +32,8 @@ impl Model {
             Machine::Gpu(_) => Layout::Gpu,
             #[cfg(all(feature = "metal", target_os = "macos"))]
             Machine::Metal(_) => Layout::Gpu,
+            #[cfg(feature = "cuda")]
+            Machine::Cuda(_) => Layout::Gpu,
         };
         Origin::new(fingerprint, layout, &self.session_options(self.context()), self.activations())
     }

@@ -1,6 +1,7 @@
 //! The workspace's packages by name.
 
 pub(crate) const CORE: &str = "shohin-core";
+pub(crate) const CUDA: &str = "shohin-cuda";
 pub(crate) const GPU: &str = "shohin-gpu";
 pub(crate) const METAL: &str = "shohin-metal";
 pub(crate) const HOST: &str = "shohin";

@@ -10,7 +10,7 @@ use crate::machine::{
     ARM_GCC, CHROMEDRIVER, CHROMIUM, CLANG, CMAKE, FIREFOX, GXX, MAKE, Machine, Need, QEMU_ARM, QEMU_X86,
     WASM, XZ,
 };
-use crate::package::{BINDGEN, CLI, CORE, FFI, GPU, HOST, METAL, TESTS, WASM as WASM_SHELL, XTASK};
+use crate::package::{BINDGEN, CLI, CORE, CUDA, FFI, GPU, HOST, METAL, TESTS, WASM as WASM_SHELL, XTASK};
 use crate::web;
 use crate::{cpu_time, demo, ffi, instructions, source};
 
@@ -34,8 +34,8 @@ const TEST: &str = "test --profile suite";
 /// Tests of the native crates with the GPU engine. Every suite selects the same packages and features: with others, cargo
 /// would build most crates again.
 fn native(m: &Machine) -> Cmd {
-    // The tools have no tests.
-    let cargo = m.cargo().args(TEST).all_packages_but(&[BINDGEN]);
+    // The tools have no tests; the CUDA engine has a suite of its own.
+    let cargo = m.cargo().args(TEST).all_packages_but(&[BINDGEN, CUDA]);
     cargo.arg("--features").arg(format!("{CLI}/gpu"))
 }
 
@@ -271,6 +271,19 @@ pub(crate) const SUITES: &[Suite] = &[
                 .arg(GPU)
                 .args("--lib --test metal -- kernel::tests races:: model::");
             tests.env("CLANGXX", compiler).tests()
+        },
+        counts: true,
+    },
+    Suite {
+        name: "cuda",
+        about: "the CUDA kernels and their host code, on a CPU, compared with core",
+        needs: &[Need::Component("clippy"), Need::Program(&GXX)],
+        unfit: ANYWHERE,
+        run: |m| {
+            let lint = m.cargo().args("clippy --profile suite").packages(&[CUDA, HOST, CLI]);
+            let lint = lint.arg("--features").arg(format!("{CLI}/cuda"));
+            lint.args("--all-targets -- -Dwarnings").run()?;
+            m.cargo().args("test --profile suite").packages(&[CUDA]).args("--lib --tests").tests()
         },
         counts: true,
     },

@@ -1,0 +1,56 @@
+//! A model on an NVIDIA GPU, with CUDA.
+
+use crate::error::Result;
+use crate::sequence::{OnDevice, Sequence};
+use shohin_core::cache::FlatKv;
+use shohin_core::model::ModelConfig;
+use shohin_core::{Activations, Gguf, Session, SessionOptions};
+use shohin_cuda::{Cuda, CudaDevice, CudaDeviceOptions, CudaModel, Driver};
+use std::sync::Arc;
+
+/// Weights on an NVIDIA GPU.
+#[derive(Clone, Debug)]
+pub(crate) struct CudaWeights(Arc<CudaModel<Cuda>>);
+
+impl CudaWeights {
+    /// Uploads the model to GPU `number`.
+    pub(crate) fn load(number: usize, gguf: &Gguf<'_>, config: ModelConfig) -> Result<CudaWeights> {
+        Ok(CudaWeights(CudaModel::with_config(Arc::new(Cuda::open(number)?), gguf, config)?))
+    }
+
+    /// The GPU's name.
+    pub(crate) fn name(&self) -> &str {
+        self.0.driver().name()
+    }
+
+    /// Bytes of the keys and values of a sequence.
+    pub(crate) fn session_bytes(&self, session: &SessionOptions) -> u64 {
+        let (heads, layers) = (self.0.program().heads, self.0.program().layers);
+        let context = session.context.min(self.0.config().max_context_length);
+        let numbers = heads.kv as u64 * context as u64 * heads.dim as u64;
+        2 * layers as u64 * FlatKv::of(session.kv).bytes(numbers)
+    }
+
+    /// A device for several sequences, which computes `batch` rows together.
+    pub(crate) fn device(
+        &self,
+        context: usize,
+        activations: Activations,
+        batch: usize,
+    ) -> Result<CudaDevice<Cuda>> {
+        let options = CudaDeviceOptions { context, activations, batch, ..CudaDeviceOptions::default() };
+        Ok(CudaDevice::new(&self.0, &options)?)
+    }
+
+    /// An empty sequence.
+    pub(crate) fn sequence(
+        &self,
+        session: &SessionOptions,
+        activations: Activations,
+    ) -> Result<Box<dyn Sequence>> {
+        let batch = CudaDeviceOptions::default().batch;
+        let mut device = self.device(session.context, activations, batch)?;
+        let session = Session::new(&mut device, session)?;
+        Ok(Box::new(OnDevice::new(device, session, true)))
+    }
+}
