@@ -47,8 +47,13 @@ fn cpu<'f>(file: &'f [u8], activations: Activations, options: &SessionOptions) -
     On::new(Cpu::new(model, &cpu, Serial).unwrap(), options)
 }
 
+#[expect(clippy::arc_with_non_send_sync, reason = "used by one thread, as graphs of CUDA are")]
+fn driver(seed: u32) -> Arc<Shim> {
+    Arc::new(Shim::new(seed))
+}
+
 fn device(file: &[u8], activations: Activations, seed: u32) -> CudaDevice<Shim> {
-    let model = CudaModel::from_gguf(Arc::new(Shim::new(seed)), &Gguf::parse(file).unwrap()).unwrap();
+    let model = CudaModel::from_gguf(driver(seed), &Gguf::parse(file).unwrap()).unwrap();
     // Prompts are divided.
     let options = CudaDeviceOptions { activations, batch: 31, ..CudaDeviceOptions::default() };
     CudaDevice::new(&model, &options).unwrap()
@@ -254,7 +259,7 @@ fn a_token_is_one_graph_and_text_is_that_of_the_cpu() -> Result<(), Error> {
 #[test]
 fn mixtures_of_experts_are_refused() {
     let file = Model::new(Shape::tiny_experts(), Stored::new(Format::Q8_0), 3).to_vec().unwrap();
-    let error = CudaModel::from_gguf(Arc::new(Shim::new(0)), &Gguf::parse(&file).unwrap()).unwrap_err();
+    let error = CudaModel::from_gguf(driver(0), &Gguf::parse(&file).unwrap()).unwrap_err();
     assert!(error.to_string().contains("mixtures of experts"), "{error}");
 }
 
