@@ -50,7 +50,7 @@ pub(crate) struct ModelArgs {
     /// Run on a GPU; --gpu=NAME selects one by part of its name
     #[arg(long, global = true, value_name = "NAME", num_args = 0..=1, require_equals = true, default_missing_value = "")]
     pub(crate) gpu: Option<String>,
-    /// Run on this device: cpu, gpu, gpu:NAME, cuda or cuda:NUMBER [default: cpu]
+    /// Run on this device: cpu, gpu, gpu:NAME, cuda, cuda:NUMBER or metal [default: cpu]
     #[arg(long, global = true, value_name = "DEVICE", conflicts_with = "gpu", value_parser = str::parse::<DeviceName>)]
     pub(crate) device: Option<DeviceName>,
     /// Replace the file's RoPE scaling, and with it the longest context: none, linear:FACTOR,
@@ -146,6 +146,7 @@ impl ModelArgs {
         match (&self.device, &self.gpu) {
             (Some(DeviceName::Gpu(name)), _) | (None, Some(name)) => builder.gpu(name),
             (Some(DeviceName::Cuda(number)), _) => builder.cuda(*number),
+            (Some(DeviceName::Metal), _) => builder.metal(),
             (Some(DeviceName::Cpu), _) | (None, None) => builder.cpu(),
         }
     }
@@ -180,6 +181,8 @@ pub(crate) enum DeviceName {
     Gpu(String),
     /// An NVIDIA GPU by its number.
     Cuda(usize),
+    /// The GPU of a Mac.
+    Metal,
 }
 
 impl std::str::FromStr for DeviceName {
@@ -190,9 +193,10 @@ impl std::str::FromStr for DeviceName {
             ("cpu", None) => Some(DeviceName::Cpu),
             ("gpu", name) => Some(DeviceName::Gpu(name.unwrap_or("").into())),
             ("cuda", number) => number.map_or(Some(0), |number| number.parse().ok()).map(DeviceName::Cuda),
+            ("metal", None) => Some(DeviceName::Metal),
             _ => None,
         };
-        found.ok_or_else(|| "expected cpu, gpu, gpu:NAME, cuda or cuda:NUMBER".into())
+        found.ok_or_else(|| "expected cpu, gpu, gpu:NAME, cuda, cuda:NUMBER or metal".into())
     }
 }
 

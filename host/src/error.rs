@@ -143,13 +143,17 @@ impl Error {
             Error::EmptyText { .. } => "length",
             Error::LongText { .. } => "context_full",
             Error::NotFinite => "logits",
-            Error::NoGpuSupport => "unsupported",
+            Error::NoGpuSupport | Error::NoCudaSupport | Error::NoMetalSupport => "unsupported",
             #[cfg(feature = "convert")]
             Error::Convert { .. } => "convert",
             #[cfg(feature = "hub")]
             Error::Hub { .. } => "hub",
             #[cfg(feature = "gpu")]
             Error::Gpu { .. } => "device",
+            #[cfg(feature = "cuda")]
+            Error::Cuda(_) => "device",
+            #[cfg(all(feature = "metal", target_os = "macos"))]
+            Error::Metal(_) => "device",
         }
     }
 }
