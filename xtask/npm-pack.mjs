@@ -9,7 +9,7 @@ const MUST_NOT = [/\.rs$/, /^target\//, /^node_modules\//, /^test\//, /\.gguf$/,
 const LIMIT = 2_000_000;
 
 /** Limit on the gzipped size of a module. */
-const MODULE_LIMIT = 382_000;
+const MODULE_LIMIT = 392_000;
 
 // Files of the other builds.
 MUST.push("dist/webgpu.js", "dist/shohin_wasm_webgpu_bg.wasm", "dist/shohin_wasm_relaxed_bg.wasm");
