@@ -41,7 +41,7 @@ fn native(m: &Machine) -> Cmd {
 
 /// [`native`] without the tests of the GPU engines themselves, which have suites of their own.
 fn native_but_gpu(m: &Machine) -> Cmd {
-    [GPU, METAL, CUDA].iter().fold(native(m), |cargo, package| cargo.arg("--exclude").arg(package))
+    [GPU, METAL].iter().fold(native(m), |cargo, package| cargo.arg("--exclude").arg(package))
 }
 
 /// Tests of run-time dispatch: the processor's best instruction set is chosen, and no unsupported instruction

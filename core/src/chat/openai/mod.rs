@@ -94,8 +94,9 @@ impl ChatCompletionRequest {
     /// Reads a request.
     ///
     /// # Errors
-    /// [`Error::Json`] if `text` is not JSON, [`Error::Argument`] with the name of a field that is not as it must be,
-    /// [`Error::Unsupported`] for one that is not supported, [`Error::Option`] for a count that is not a whole number.
+    /// [`Json`](crate::Error::Json) if `text` is not JSON, [`Argument`](crate::Error::Argument) with the name of a field
+    /// that is not as it must be, [`Unsupported`](crate::Error::Unsupported) for one that is not supported,
+    /// [`Option`](crate::Error::Option) for a count that is not a whole number.
     pub fn parse(text: &str) -> Result<ChatCompletionRequest> {
         let request = Object::request(text, FIELDS)?;
         request.only(&[("n", "1"), ("parallel_tool_calls", "true")])?;
