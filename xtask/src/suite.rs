@@ -266,10 +266,8 @@ pub(crate) const SUITES: &[Suite] = &[
         unfit: ANYWHERE,
         run: |m| {
             let compiler = m.program(&CLANG)?;
-            let tests = native(m)
-                .arg("--exclude")
-                .arg(GPU)
-                .args("--lib --test metal -- kernel::tests races:: model::");
+            let tests = m.cargo().args("test --profile suite").packages(&[METAL]);
+            let tests = tests.args("--lib --test metal -- kernel::tests races:: model::");
             tests.env("CLANGXX", compiler).tests()
         },
         counts: true,
