@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::command::{Cmd, Result, Tally};
 use crate::machine::{
-    ARM_GCC, CHROMEDRIVER, CHROMIUM, CLANG, CMAKE, FIREFOX, GXX, MAKE, Machine, Need, QEMU_ARM, QEMU_X86,
+    ARM_GCC, CHROMEDRIVER, CHROMIUM, CLANG, CMAKE, FIREFOX, GXX, HEADLESS_SHELL, MAKE, Machine, Need, QEMU_ARM, QEMU_X86,
     WASM, XZ,
 };
 use crate::package::{BINDGEN, CLI, CORE, CUDA, FFI, GPU, HOST, METAL, TESTS, WASM as WASM_SHELL, XTASK};
@@ -346,8 +346,7 @@ pub(crate) const SUITES: &[Suite] = &[
             web::build(m)?;
             m.cmd("npm").args("run --silent check").run()?;
             let tests = m.cmd("npm").args("test --silent --workspace wasm");
-            let tally =
-                tests.env("CHROME", m.program(&CHROMIUM)?).env("FIREFOX", m.program(&FIREFOX)?).tests()?;
+            let tally = in_browsers(m, tests)?.tests()?;
             m.cmd("node").arg(m.root.join("xtask/npm-pack.mjs")).run()?;
             Ok(tally)
         },
@@ -361,8 +360,7 @@ pub(crate) const SUITES: &[Suite] = &[
         run: |m| {
             web::build(m)?;
             let tests = m.cmd("npm").args("test --silent --workspace web-demo");
-            let tests = tests.env("CHROME", m.program(&CHROMIUM)?).env("FIREFOX", m.program(&FIREFOX)?);
-            tests.env(SMOLLM2, fetched_smollm2(m)).tests()
+            in_browsers(m, tests)?.env(SMOLLM2, fetched_smollm2(m)).tests()
         },
         counts: true,
     },
@@ -391,6 +389,14 @@ const BROWSERS: &[Need] = &[
     Need::Program(&CHROMIUM),
     Need::Program(&FIREFOX),
 ];
+
+/// Names the browsers to the tests.
+fn in_browsers(m: &Machine, tests: Cmd) -> Result<Cmd> {
+    let chromium = m.program(&CHROMIUM)?;
+    let shell = m.locate(&HEADLESS_SHELL).unwrap_or_else(|| chromium.clone());
+    let tests = tests.env("CHROME", chromium).env("HEADLESS_SHELL", shell);
+    Ok(tests.env("FIREFOX", m.program(&FIREFOX)?))
+}
 
 fn clippy(m: &mut Machine) -> Result<Tally> {
     let lint = |target: Option<&str>, packages: fn(Cmd) -> Cmd| {

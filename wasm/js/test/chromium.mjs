@@ -56,8 +56,10 @@ export async function serve(directory, routes = {}, headers = {}) {
   };
 }
 
-const options = (args) => ({
-  executablePath: process.env.CHROME ?? "/usr/bin/chromium",
+const CHROME = process.env.CHROME ?? "/usr/bin/chromium";
+
+const options = (executablePath, args) => ({
+  executablePath,
   // Playwright would disable WebGPU; the software adapter must be enabled.
   ignoreDefaultArgs: ["--disable-gpu"],
   args: [
@@ -79,17 +81,17 @@ const options = (args) => ({
   ],
 });
 
-/** Chromium without network access of its own. `CHROME` names the program. */
+/** Chromium without network access of its own. `HEADLESS_SHELL`, or else `CHROME`, names the program. */
 export function launch(args = []) {
-  return chromium.launch(options(args));
+  return chromium.launch(options(process.env.HEADLESS_SHELL ?? CHROME, args));
 }
 
-/** The same with these preferences of a user; returns its only context. */
+/** The whole browser, which `CHROME` names, with these preferences of a user; returns its only context. */
 export async function launchWith(preferences) {
   const profile = await mkdtemp(join(tmpdir(), "shohin-chromium-"));
   await mkdir(join(profile, "Default"));
   await writeFile(join(profile, "Default", "Preferences"), JSON.stringify(preferences));
-  const context = await chromium.launchPersistentContext(profile, options([]));
+  const context = await chromium.launchPersistentContext(profile, options(CHROME, []));
   const close = context.close.bind(context);
   context.close = async () => {
     await close();
