@@ -1210,8 +1210,9 @@ describe("the page", () => {
     const work = await page.evaluate(() => globalThis.work);
     const sums = (from, to) => ["changes", "nodes", "looked"].map((what) => work.slice(from * 16, to * 16).reduce((sum, one) => sum + one[what], 0));
     const [[, nodes, looked], [, later, lookedLater]] = [sums(2, 6), sums(20, 24)];
-    // Once more in the frame in which the colours for code arrive.
-    assert.ok(work.filter(({ changes }) => changes > 1).length <= 1, "the page is changed at most once a frame");
+    // Once more in the few frames in which parts of the page arrive, such as colours for code.
+    const twice = work.filter(({ changes }) => changes > 1).length;
+    assert.ok(twice <= 3, `the page is changed at most once a frame: more often in ${twice} of ${work.length}`);
     assert.ok(nodes > 100 && later <= 1.1 * nodes, `${nodes} nodes, then ${later}`);
     assert.ok(looked > 100 && lookedLater <= 1.1 * looked, `${looked} patterns, then ${lookedLater}`);
     // What was shown bit by bit is what is shown at once.
