@@ -129,6 +129,36 @@ pub trait Device {
     /// [`Error::Option`] for a context of 0, [`Error::Memory`].
     fn cache(&mut self, options: &SessionOptions) -> impl Future<Output = Result<Self::Cache, Self::Error>>;
 
+    /// As [`Device::cache`], for a sequence that others [fork](Device::fork): memory is allocated in pages, as the
+    /// sequence grows, if the device has them.
+    ///
+    /// # Errors
+    /// As [`Device::cache`].
+    fn paged_cache(
+        &mut self,
+        options: &SessionOptions,
+    ) -> impl Future<Output = Result<Self::Cache, Self::Error>> {
+        self.cache(options)
+    }
+
+    /// A cache that begins with the first `len` positions of another one: with the same pages, which are copied when
+    /// either writes to them, or with copies.
+    ///
+    /// # Errors
+    /// [`Error::Memory`]; those of the device.
+    fn fork(
+        &mut self,
+        cache: &mut Self::Cache,
+        len: usize,
+    ) -> impl Future<Output = Result<Self::Cache, Self::Error>> {
+        copy_cache(self, cache, len)
+    }
+
+    /// Bytes of the pages of all caches, those of several caches once. `None` if the device has no pages.
+    fn page_bytes(&self) -> Option<usize> {
+        None
+    }
+
     /// Positions that a cache holds, and its format.
     fn cache_options(&self, cache: &Self::Cache) -> SessionOptions;
 
@@ -181,6 +211,20 @@ pub trait Device {
     /// # Errors
     /// [`Error::Length`] for another number of bytes; those of the device.
     fn import(&mut self, cache: &mut Self::Cache, len: usize, from: &[u8]) -> Result<(), Self::Error>;
+}
+
+/// A cache with copies of the first `len` positions of another one.
+pub(crate) async fn copy_cache<D: Device + ?Sized>(
+    device: &mut D,
+    cache: &mut D::Cache,
+    len: usize,
+) -> Result<D::Cache, D::Error> {
+    let options = device.cache_options(cache);
+    let mut copy = device.cache(&options).await?;
+    let mut bytes = Vec::new();
+    device.export(cache, len, &mut bytes).await?;
+    device.import(&mut copy, len, &bytes)?;
+    Ok(copy)
 }
 
 /// A device that the calling thread can wait for.

@@ -34,6 +34,17 @@ impl<D: Device> Session<D> {
         Ok(Session::over(cache, capacity))
     }
 
+    /// As [`Session::open`], for a sequence that others [fork](Session::fork): memory is allocated as it grows, in pages
+    /// of 128 tokens on a CPU.
+    ///
+    /// # Errors
+    /// As [`Session::open`].
+    pub async fn open_paged(device: &mut D, options: &SessionOptions) -> Result<Self, D::Error> {
+        let cache = device.paged_cache(options).await?;
+        let capacity = device.cache_options(&cache).context;
+        Ok(Session::over(cache, capacity))
+    }
+
     pub(crate) fn over(cache: D::Cache, capacity: usize) -> Self {
         Session { cache, capacity, position: 0 }
     }
@@ -149,19 +160,19 @@ impl<D: Device> Session<D> {
         device.export(&mut self.cache, self.position, out).await
     }
 
-    /// Continues after the first `len` tokens of another session of the device. The previous state is lost, even if this
-    /// fails.
+    /// A session of the same capacity that continues after the first `len` tokens of this one. A
+    /// [paged](Session::open_paged) one shares their memory: only the last page is copied, when either writes to it.
     ///
     /// # Errors
-    /// [`Error::Option`] if the other has seen fewer tokens, [`Error::ContextFull`] if they do not fit; those of the device.
-    pub async fn copy(&mut self, device: &mut D, from: &mut Session<D>, len: usize) -> Result<(), D::Error> {
-        if len > from.position {
+    /// [`Error::Option`] if this one has seen fewer tokens; those of the device.
+    pub async fn fork(&mut self, device: &mut D, len: usize) -> Result<Session<D>, D::Error> {
+        if len > self.position {
             let expected = "at most the number of tokens seen";
-            return Err(Error::Option { what: "copied length", found: len as f64, expected }.into());
+            return Err(Error::Option { what: "forked length", found: len as f64, expected }.into());
         }
-        let mut bytes = Vec::new();
-        device.export(&mut from.cache, len, &mut bytes).await?;
-        self.import(device, len, &bytes)
+        let mut fork = Session::over(device.fork(&mut self.cache, len).await?, self.capacity);
+        fork.position = len;
+        Ok(fork)
     }
 
     /// Continues after the `len` tokens whose keys and values are in `from`, as written by
@@ -232,6 +243,14 @@ impl<D: BlockingDevice> Session<D> {
     /// As [`Session::open`].
     pub fn new(device: &mut D, options: &SessionOptions) -> Result<Self, D::Error> {
         D::wait(Session::open(device, options))
+    }
+
+    /// As [`Session::open_paged`], blocking.
+    ///
+    /// # Errors
+    /// As [`Session::open`].
+    pub fn paged(device: &mut D, options: &SessionOptions) -> Result<Self, D::Error> {
+        D::wait(Session::open_paged(device, options))
     }
 
     /// Feeds one token; returns the logits `(vocab)` of the next.

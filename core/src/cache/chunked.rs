@@ -1,4 +1,4 @@
-//! Placement of keys and values in the memory of a cache.
+//! Placement of keys and values in the memory of a cache, or in its [pages](super::paged).
 //!
 //! ```text
 //! chunk of 128 positions | chunk | ... | chunk of the remaining positions
@@ -58,22 +58,42 @@ impl ChunkedPlacement {
         head < self.heads && positions.div_ceil(BLOCK_POSITIONS) <= self.blocks
     }
 
-    /// Offsets of the keys and the values of `block` of `head`. The later blocks of the chunk follow them.
-    #[inline(always)]
-    pub(crate) const fn place(&self, head: usize, block: usize) -> (usize, usize) {
-        let (chunk, block) = (block / CHUNK * CHUNK, block % CHUNK);
-        let left = self.blocks - chunk;
-        let blocks = if left < CHUNK { left } else { CHUNK };
-        let start = (chunk * self.heads + head * blocks) * (self.keys + self.values);
-        (start + block * self.keys, start + blocks * self.keys + block * self.values)
+    /// Bytes of a chunk of [`CHUNK_POSITIONS`].
+    pub(crate) const fn chunk_len(&self) -> usize {
+        let block = self.keys.saturating_add(self.values);
+        self.heads.saturating_mul(CHUNK).saturating_mul(block)
     }
 
-    /// Byte ranges of the keys and of the values of `block` of `head`.
+    /// Where `block` of `head` is. The later blocks of the chunk follow it.
     #[inline(always)]
-    pub(crate) const fn block(&self, head: usize, block: usize) -> (Range<usize>, Range<usize>) {
-        let (keys, values) = self.place(head, block);
-        (keys..keys + self.keys, values..values + self.values)
+    pub(crate) const fn place(&self, head: usize, block: usize) -> Place {
+        let (chunk, block) = (block / CHUNK, block % CHUNK);
+        let left = self.blocks - chunk * CHUNK;
+        let blocks = if left < CHUNK { left } else { CHUNK };
+        let start = head * blocks * (self.keys + self.values);
+        Place { chunk, keys: start + block * self.keys, values: start + blocks * self.keys + block * self.values }
     }
+
+    /// The chunk of `block` of `head`, and in it the byte ranges of its keys and of its values.
+    #[inline(always)]
+    pub(crate) const fn block(&self, head: usize, block: usize) -> (usize, Range<usize>, Range<usize>) {
+        let Place { chunk, keys, values } = self.place(head, block);
+        (chunk, keys..keys + self.keys, values..values + self.values)
+    }
+
+    /// The byte ranges in a chunk of the blocks of its first `positions`, of all heads.
+    pub(crate) fn runs_of_chunk(self, positions: usize) -> impl Iterator<Item = Range<usize>> {
+        self.runs(positions).map(|(_, run)| run)
+    }
+}
+
+/// Where a block is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) chunk: usize,
+    /// Offsets of its keys and of its values in the chunk.
+    pub(crate) keys: usize,
+    pub(crate) values: usize,
 }
 
 impl ChunkedPlacement {
@@ -82,33 +102,13 @@ impl ChunkedPlacement {
         self.heads * positions.div_ceil(BLOCK_POSITIONS) * (self.keys + self.values)
     }
 
-    /// Copies the blocks of the first `positions` (at most the capacity) of every head to `out`: the keys,
-    /// then the values of each head.
-    pub(crate) fn export(&self, data: &[u8], positions: usize, out: &mut [u8]) {
-        let mut rest = out;
-        for run in self.runs(positions) {
-            let run = &data[run];
-            let (front, back) = core::mem::take(&mut rest).split_at_mut(run.len());
-            front.copy_from_slice(run);
-            rest = back;
-        }
-    }
-
-    /// The reverse of [`ChunkedPlacement::export`].
-    pub(crate) fn import(&self, data: &mut [u8], positions: usize, from: &[u8]) {
-        let mut rest = from;
-        for run in self.runs(positions) {
-            let run = &mut data[run];
-            let (front, back) = rest.split_at(run.len());
-            run.copy_from_slice(front);
-            rest = back;
-        }
-    }
-
-    fn runs(self, positions: usize) -> impl Iterator<Item = Range<usize>> {
+    /// The blocks of the first `positions` (at most the capacity) of every head: the keys, then the values of each. A
+    /// chunk, and a byte range in it.
+    pub(crate) fn runs(self, positions: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
         let blocks = positions.div_ceil(BLOCK_POSITIONS);
         (0..self.heads).flat_map(move |head| {
-            (0..blocks).map(move |block| self.block(head, block)).flat_map(|(keys, values)| [keys, values])
+            let block = move |block| self.block(head, block);
+            (0..blocks).map(block).flat_map(|(chunk, keys, values)| [(chunk, keys), (chunk, values)])
         })
     }
 }
@@ -128,14 +128,18 @@ mod tests {
             for head in 0..layers * kv_heads {
                 assert!(chunks.holds(head, capacity) && !chunks.holds(head, blocks * BLOCK_POSITIONS + 1));
                 for block in 0..blocks {
-                    let (keys, values) = chunks.block(head, block);
-                    for at in keys.chain(values) {
+                    let (chunk, keys, values) = chunks.block(head, block);
+                    assert_eq!(chunk, block / CHUNK);
+                    for at in keys.chain(values).map(|at| chunk * chunks.chunk_len() + at) {
                         assert_eq!(owner[at], usize::MAX);
                         owner[at] = block / CHUNK;
                     }
                     if block % CHUNK > 0 {
-                        let (keys, values) = chunks.place(head, block - 1);
-                        assert_eq!(chunks.place(head, block), (keys + 7, values + 5));
+                        let Place { chunk, keys, values } = chunks.place(head, block - 1);
+                        assert_eq!(
+                            chunks.place(head, block),
+                            Place { chunk, keys: keys + 7, values: values + 5 }
+                        );
                     }
                 }
             }

@@ -85,10 +85,19 @@ impl<E: Element> KvCodec for Float<E> {
     }
 
     #[inline(always)]
-    fn copy_value(data: &mut [u8], head_dim: usize, from: (usize, usize), to: (usize, usize)) {
+    fn copy_value(
+        data: &mut [u8],
+        source: Option<&[u8]>,
+        head_dim: usize,
+        from: (usize, usize),
+        to: (usize, usize),
+    ) {
         let row = head_dim * size_of::<E::Stored>();
-        let start = from.0 + from.1 * row;
-        data.copy_within(start..start + row, to.0 + to.1 * row);
+        let (start, to) = (from.0 + from.1 * row, to.0 + to.1 * row);
+        match source {
+            None => data.copy_within(start..start + row, to),
+            Some(source) => data[to..to + row].copy_from_slice(&source[start..start + row]),
+        }
     }
 }
 
@@ -96,6 +105,7 @@ impl<E: Element> KvCodec for Float<E> {
 mod tests {
     use super::*;
     use crate::arena::{Arena, Planner};
+    use crate::cache::chunked::Place;
     use crate::cache::{KvShape, KvStorage};
 
     #[test]
@@ -109,14 +119,15 @@ mod tests {
         cache.write(1, 0, &[1.0, 2.0, 3.0, 4.0], &[5.0, 6.0, 7.0, 8.0]);
         cache.write(1, 1, &[9.0, 10.0, 11.0, 12.0], &[13.0, 14.0, 15.0, 16.0]);
         let view = cache.view(1, 1, 2);
-        let number = |at: usize| f16::from_le_bytes([view.data[at], view.data[at + 1]]).to_f32();
-        let (keys, values) = view.placement.place(3, 0);
+        let data = view.data.chunk(view.placement, 0);
+        let number = |at: usize| f16::from_le_bytes([data[at], data[at + 1]]).to_f32();
+        let Place { keys, values, .. } = view.placement.place(3, 0);
         let key = |i: usize, position: usize| number(keys + 2 * (i * BLOCK_POSITIONS + position));
         assert_eq!([key(0, 0), key(1, 0), key(0, 1), key(1, 1)], [3.0, 4.0, 11.0, 12.0]);
         assert!((0..4).map(|i| number(values + 2 * i)).eq([7.0, 8.0, 15.0, 16.0]));
         for head in 0..2 {
-            let (keys, values) = view.placement.block(head, 0);
-            assert!(view.data[keys].iter().chain(&view.data[values]).all(|&x| x == 0));
+            let (_, keys, values) = view.placement.block(head, 0);
+            assert!(data[keys].iter().chain(&data[values]).all(|&x| x == 0));
         }
     }
 
@@ -134,13 +145,16 @@ mod tests {
             cache.write(0, position, &keys, &keys);
         }
         let view = cache.view(0, 0, 200);
-        let at = |i: usize| f32::from_le_bytes(view.data[4 * i..][..4].try_into().unwrap());
+        let at = |chunk, i: usize| {
+            let data = view.data.chunk(view.placement, chunk);
+            f32::from_le_bytes(data[4 * i..][..4].try_into().unwrap())
+        };
         for h in 0..2 {
             for position in 0..200 {
-                let (keys, values) = view.placement.place(h, position / BLOCK_POSITIONS);
+                let Place { chunk, keys, values } = view.placement.place(h, position / BLOCK_POSITIONS);
                 for i in 0..6 {
-                    let key = at(keys / 4 + i * BLOCK_POSITIONS + position % BLOCK_POSITIONS);
-                    let value = at(values / 4 + position % BLOCK_POSITIONS * 6 + i);
+                    let key = at(chunk, keys / 4 + i * BLOCK_POSITIONS + position % BLOCK_POSITIONS);
+                    let value = at(chunk, values / 4 + position % BLOCK_POSITIONS * 6 + i);
                     assert_eq!([key, value], [number(position, 6 * h + i); 2]);
                 }
             }

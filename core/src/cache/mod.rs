@@ -2,7 +2,8 @@
 //!
 //! A cache is a *format*, which defines how a block of 16 positions of one head is stored (`KvCodec`: one
 //! file and one row of the table below each), times a *placement*, which defines where the blocks of all
-//! heads are (`chunked.rs`). `KvStorage` combines the two over a slice of memory.
+//! heads are: in chunks (`chunked.rs`) of one slice of memory, or each chunk in a page that sequences share
+//! (`paged.rs`). `KvStorage` combines the two.
 //!
 //! Within a block, values are stored position by position. Keys are interleaved: element 0 of each position,
 //! then element 1 of each, and so on, so that sixteen scores are computed side by side without a horizontal
@@ -13,6 +14,7 @@ mod chunked;
 mod flat;
 mod float;
 mod float8;
+mod paged;
 mod quantized;
 mod storage;
 
@@ -20,6 +22,7 @@ pub(crate) use chunked::{CHUNK_POSITIONS, ChunkedPlacement};
 pub use flat::FlatKv;
 pub(crate) use float::{Element, Float};
 pub(crate) use float8::Float8;
+pub(crate) use paged::{PagePool, Pages};
 pub(crate) use quantized::{Codes, PairCodec, Quantized, SCALE_GROUP, largest, round};
 pub use storage::KvShape;
 pub(crate) use storage::{KvStorage, KvView};
@@ -45,8 +48,14 @@ pub(crate) trait KvCodec: Copy + Send + Sync + 'static {
     fn get_key(block: &[u8], t: usize, key: &mut [f32]);
 
     /// Copies a stored value of `head_dim` elements from position `from.1` of the block of values at byte
-    /// `from.0` of `data` to position `to.1` of the block at byte `to.0`.
-    fn copy_value(data: &mut [u8], head_dim: usize, from: (usize, usize), to: (usize, usize));
+    /// `from.0` of `source` (`data` if that is `None`) to position `to.1` of the block at byte `to.0` of `data`.
+    fn copy_value(
+        data: &mut [u8],
+        source: Option<&[u8]>,
+        head_dim: usize,
+        from: (usize, usize),
+        to: (usize, usize),
+    );
 }
 
 macro_rules! formats {

@@ -195,15 +195,24 @@ impl<P: PairCodec> KvCodec for Quantized<P> {
     }
 
     #[inline(always)]
-    fn copy_value(data: &mut [u8], d: usize, from: (usize, usize), to: (usize, usize)) {
+    fn copy_value(
+        data: &mut [u8],
+        source: Option<&[u8]>,
+        d: usize,
+        from: (usize, usize),
+        to: (usize, usize),
+    ) {
         for c in 0..d {
             let at = |(block, t): (usize, usize)| block + (t / 2 * d + c) * P::PAIR;
-            let code = P::get(&data[at(from)..][..P::PAIR], from.1 % 2);
+            let code = P::get(&source.unwrap_or(data)[at(from)..][..P::PAIR], from.1 % 2);
             P::put(&mut data[at(to)..][..P::PAIR], to.1 % 2, code);
         }
         for g in 0..Self::value_scales(d) {
             let at = |(block, t): (usize, usize)| block + Self::codes_len(d) + 2 * (g * BLOCK_POSITIONS + t);
-            data.copy_within(at(from)..at(from) + 2, at(to));
+            match source {
+                None => data.copy_within(at(from)..at(from) + 2, at(to)),
+                Some(source) => data[at(to)..at(to) + 2].copy_from_slice(&source[at(from)..at(from) + 2]),
+            }
         }
     }
 }
@@ -232,8 +241,9 @@ mod tests {
         let codes = Quantized::<P>::codes_len(d);
         for h in 0..heads {
             for t in 0..len {
-                let (keys, values) = view.placement.block(heads + h, t / BLOCK_POSITIONS);
-                let (key, value) = (&view.data[keys], &view.data[values]);
+                let (chunk, keys, values) = view.placement.block(heads + h, t / BLOCK_POSITIONS);
+                let data = view.data.chunk(view.placement, chunk);
+                let (key, value) = (&data[keys], &data[values]);
                 let t16 = t % BLOCK_POSITIONS;
                 for i in 0..d {
                     let want = number(t, h * d + i);

@@ -26,6 +26,7 @@
 pub mod anthropic;
 mod conversation;
 mod fields;
+mod kept;
 mod message;
 mod model;
 pub mod openai;

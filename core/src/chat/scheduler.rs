@@ -1,16 +1,19 @@
 //! Several replies at once over one device (continuous batching), for hosts with many conversations.
 //!
 //! A step computes the next token of every reply, and a part of the prompts that have just begun, in one batch:
-//! the weights are read once for all of them. A reply has the same bits as alone. Keys and values of an ended reply are
-//! kept until their memory is needed, so that a conversation that goes on computes its new tokens only; a prompt that
-//! begins like another one copies what it has in common.
+//! the weights are read once for all of them. A reply has the same bits as alone. Keys and values of ended replies are
+//! kept up to a number of bytes, so that a conversation that goes on computes its new tokens only. A prompt that begins
+//! like another one shares the memory of what they have in common, if the device has pages
+//! ([`Device::fork`]), and copies it otherwise.
 #![forbid(unsafe_code)]
 
 use super::conversation::{Conversation, Finish, Piece, SessionState, Usage};
+use super::kept::{self, Kept};
 use super::message::ChatMessage;
 use super::model::ChatModel;
 use super::options::{Encoded, TurnOptions};
 use super::prefix::PrefixState;
+use crate::cache::CHUNK_POSITIONS;
 use crate::device::{Device, Output, Readout, SessionOptions, Wants};
 use crate::error::{Error, Result};
 use crate::generate::{Action, Detokenizer};
@@ -18,8 +21,8 @@ use crate::sample::SparseLogits;
 use crate::session::{Feed, MAX_SEQUENCES, Session, run_batch};
 use alloc::vec::Vec;
 
-/// Tokens that a prompt must have in common with another one for their keys and values to be copied.
-const WORTH_COPYING: usize = 32;
+/// Tokens that a prompt must have in common with another one for their keys and values to be shared or copied.
+const WORTH_SHARING: usize = 32;
 
 /// Sizes of a [`Scheduler`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +33,9 @@ pub struct SchedulerOptions {
     pub prompt_tokens: usize,
     /// Context of a reply, and the format of its cache.
     pub session: SessionOptions,
+    /// Most bytes of the keys and values of all replies; those of ended ones are given up, the one not used for longest
+    /// first, for those in progress. `None`: as many as the contexts of [`SchedulerOptions::replies`] take.
+    pub cache_bytes: Option<usize>,
     /// Whether the device reads a few logits faster than all, as GPUs do.
     pub sparse: bool,
 }
@@ -65,15 +71,25 @@ pub struct Scheduler<D: Device> {
     device: D,
     options: SchedulerOptions,
     lanes: Vec<Lane<D>>,
+    /// Sessions of ended replies.
+    kept: Kept<Past<D>>,
     begun: u64,
+    /// Bytes that a session takes when it is full.
+    session_bytes: usize,
 }
 
-/// A session with its conversation.
-struct Lane<D: Device> {
+/// The session of an ended reply.
+struct Past<D: Device> {
     session: Session<D>,
+    /// The lane that computed it, as [`Lane::used`] says.
+    used: u64,
+}
+
+/// A place for a reply.
+struct Lane<D: Device> {
     conversation: Conversation,
-    /// Its reply, if one is in progress.
-    reply: Option<ReplyId>,
+    /// The reply in progress, if there is one, and its session.
+    reply: Option<(ReplyId, Session<D>)>,
     /// Number of the reply that it computed last.
     used: u64,
     readout: Readout,
@@ -109,12 +125,13 @@ impl<D: Device> Scheduler<D> {
         if found > max {
             return Err(Error::Limit { what: "replies", found, max });
         }
-        Ok(Scheduler { device, options, lanes: Vec::new(), begun: 0 })
+        let kept = Kept::default();
+        Ok(Scheduler { device, options, lanes: Vec::new(), kept, begun: 0, session_bytes: 0 })
     }
 
     /// The replies in progress.
     pub fn replies(&self) -> impl Iterator<Item = ReplyId> {
-        self.lanes.iter().filter_map(|lane| lane.reply)
+        self.lanes.iter().filter_map(Lane::id)
     }
 
     /// Whether no other reply can begin before one ends.
@@ -122,23 +139,52 @@ impl<D: Device> Scheduler<D> {
         self.replies().count() >= self.options.replies
     }
 
-    /// Tokens whose keys and values are held, those of ended replies included.
+    /// Tokens whose keys and values are held, those of ended replies included. Tokens that several replies share count
+    /// for each of them.
     pub fn held_tokens(&self) -> usize {
-        self.lanes.iter().map(|lane| lane.session.position()).sum()
+        let sessions = self.lanes.iter().filter_map(|lane| lane.reply.as_ref());
+        sessions.map(|(_, session)| session.position()).sum::<usize>() + self.kept.tokens()
+    }
+
+    /// Bytes of the memory for keys and values of all replies, those of ended replies included. What several replies share
+    /// counts once.
+    pub fn cache_bytes(&self) -> usize {
+        let sessions = self.replies().count() + self.kept.len();
+        self.device.page_bytes().unwrap_or(sessions.saturating_mul(self.session_bytes))
+    }
+
+    /// Sets [`SchedulerOptions::cache_bytes`].
+    pub fn set_cache_bytes(&mut self, bytes: Option<usize>) {
+        self.options.cache_bytes = bytes;
+        self.make_room(0);
+    }
+
+    /// Gives up ended replies until there is room for `more` bytes, or there are none. Returns the session of the last.
+    fn make_room(&mut self, more: usize) -> Option<Session<D>> {
+        let default = self.options.replies.saturating_mul(self.session_bytes);
+        let limit = self.options.cache_bytes.unwrap_or(default);
+        let mut last = None;
+        while self.cache_bytes().saturating_add(more) > limit
+            && let Some(past) = self.kept.evict()
+        {
+            last = Some(past.session);
+        }
+        last
     }
 
     /// Token counts of a reply in progress.
     pub fn usage(&self, id: ReplyId) -> Option<Usage> {
-        self.lanes.iter().find(|lane| lane.reply == Some(id)).map(|lane| lane.conversation.usage())
+        self.lanes.iter().find(|lane| lane.id() == Some(id)).map(|lane| lane.conversation.usage())
     }
 
-    /// Whether a reply in progress is about to compute much of this prompt, which can be copied then: beginning later is
+    /// Whether a reply in progress is about to compute much of this prompt, which can be shared then: beginning later is
     /// less work.
     pub fn comes_soon(&self, prompt: &Encoded) -> bool {
         let tokens = prompt.tokens();
-        let held = self.lanes.iter().map(|lane| lane.common(tokens)).max().unwrap_or(0);
-        let soon = self.lanes.iter().filter(|lane| lane.reply.is_some()).map(|lane| lane.common_soon(tokens));
-        soon.max().is_some_and(|soon| soon >= held + WORTH_COPYING)
+        let kept = self.kept.longest(tokens).map_or(0, |(_, len)| len.min(tokens.len().saturating_sub(1)));
+        let held = self.lanes.iter().map(|lane| lane.common(tokens)).fold(kept, usize::max);
+        let soon = self.lanes.iter().map(|lane| lane.common_soon(tokens));
+        soon.max().is_some_and(|soon| soon >= held + WORTH_SHARING)
     }
 
     /// Begins a reply.
@@ -161,49 +207,83 @@ impl<D: Device> Scheduler<D> {
             Prompt::Encoded(encoded) => encoded,
             Prompt::Tokens(tokens) => Encoded::text(tokens),
         };
-        let chosen = self.lane(prompt.tokens()).await?;
-        // It has just been chosen.
-        let Some(lane) = self.lanes.get_mut(chosen) else {
-            return Err(Error::Device { problem: "a session is missing" }.into());
-        };
-        let state = SessionState { position: lane.session.position(), capacity: lane.session.capacity() };
-        let held = lane.conversation.respond_encoded(model, state, prompt, &options)?;
-        lane.session.truncate(held)?;
-        self.begun += 1;
-        let id = ReplyId(self.begun);
-        lane.readout = if self.options.sparse { options.readout() } else { Readout::Logits };
-        (lane.reply, lane.used) = (Some(id), self.begun);
+        let (mut session, used) = self.session(prompt.tokens()).await?;
+        let next = self.begun + 1;
+        let readout = if self.options.sparse { options.readout() } else { Readout::Logits };
+        let known = prompt.tokens().get(..session.position()).unwrap_or_default().to_vec();
+        let state = SessionState { position: session.position(), capacity: session.capacity() };
+        let lane = self.lane(used);
+        lane.conversation.set_prefix(PrefixState { tokens: known.clone(), ..PrefixState::default() })?;
+        match lane.conversation.respond_encoded(model, state, prompt, &options) {
+            Ok(held) => session.truncate(held)?,
+            Err(error) => {
+                self.kept.insert(known, Past { session, used: used.unwrap_or(0) });
+                return Err(error.into());
+            }
+        }
+        let id = ReplyId(next);
+        (lane.reply, lane.used, lane.readout) = (Some((id, session)), next, readout);
+        self.begun = next;
         Ok(id)
     }
 
-    /// The lane without a reply in which most of `tokens` need not be computed.
-    async fn lane(&mut self, tokens: &[u32]) -> Result<usize, D::Error> {
-        let common = |lane: &Lane<D>| lane.common(tokens);
+    /// The lane without a reply that was `used` then, or else the one that was not used for longest, or a new one.
+    fn lane(&mut self, used: Option<u64>) -> &mut Lane<D> {
         let free = self.lanes.iter().enumerate().filter(|(_, lane)| lane.reply.is_none());
-        // Of others that are kept, most would be lost.
-        let goes_on = free.clone().filter(|(_, lane)| 2 * common(lane) > lane.session.position());
-        let best = goes_on.max_by_key(|(_, lane)| (common(lane), lane.used)).map(|(i, _)| i);
-        let chosen = match best {
-            Some(lane) => lane,
-            None if self.lanes.len() < self.options.replies => {
-                let session = Session::open(&mut self.device, &self.options.session).await?;
-                self.lanes.push(Lane::new(session));
+        let best = free.min_by_key(|(_, lane)| (Some(lane.used) != used, lane.used)).map(|(i, lane)| (i, lane.used));
+        let at = match best {
+            Some((i, last)) if Some(last) == used || self.lanes.len() >= self.options.replies => i,
+            Some(_) | None => {
+                self.lanes.push(Lane::new());
                 self.lanes.len() - 1
             }
-            None => free.min_by_key(|(_, lane)| lane.used).map_or(0, |(i, _)| i),
         };
-        let source = self.lanes.iter().enumerate().max_by_key(|(_, lane)| common(lane));
-        let Some((source, len)) = source.map(|(i, lane)| (i, common(lane))) else { return Ok(chosen) };
-        if let Ok([to, from]) = self.lanes.get_disjoint_mut([chosen, source])
-            && len >= to.common(tokens) + WORTH_COPYING
-        {
-            // Until they are there, its session holds nothing that is known.
-            to.conversation.set_prefix(PrefixState::default())?;
-            to.session.copy(&mut self.device, &mut from.session, len).await?;
-            let tokens = tokens.get(..len).unwrap_or_default().to_vec();
-            to.conversation.set_prefix(PrefixState { tokens, ..PrefixState::default() })?;
+        &mut self.lanes[at]
+    }
+
+    /// A session that holds what is known of `tokens`, and the lane that computed it.
+    async fn session(&mut self, tokens: &[u32]) -> Result<(Session<D>, Option<u64>), D::Error> {
+        let most = tokens.len().saturating_sub(1);
+        let kept = self.kept.longest(tokens).map(|(held, len)| (held.to_vec(), len.min(most)));
+        let active = self.lanes.iter().enumerate().map(|(i, lane)| (lane.common(tokens), i)).max();
+        let active = active.filter(|(len, _)| kept.as_ref().is_none_or(|kept| *len > kept.1));
+        let has_pages = self.device.page_bytes().is_some();
+        let more = if has_pages { 0 } else { self.session_bytes };
+        if let Some((len, i)) = active.filter(|(len, _)| *len >= WORTH_SHARING) {
+            self.make_room(more);
+            if let Some((_, session)) = self.lanes.get_mut(i).and_then(|lane| lane.reply.as_mut()) {
+                return Ok((session.fork(&mut self.device, len).await?, None));
+            }
         }
-        Ok(chosen)
+        if let Some((held, len)) = kept.filter(|_| active.is_none()) {
+            // Without pages, what goes on here would be copied.
+            let goes_on = if has_pages { len + WORTH_SHARING > held.len() } else { 2 * len > held.len() };
+            if goes_on && let Some(Past { mut session, used }) = self.kept.take(&held) {
+                session.truncate(len)?;
+                return Ok((session, Some(used)));
+            }
+            if len >= WORTH_SHARING {
+                // Used now, it is the last that is given up.
+                let used = self.kept.get_mut(&held).map(|past| past.used);
+                let given_up = self.make_room(more);
+                if let Some(past) = self.kept.get_mut(&held) {
+                    return Ok((past.session.fork(&mut self.device, len).await?, used));
+                }
+                if let Some(mut session) = given_up {
+                    session.truncate(len)?;
+                    return Ok((session, used));
+                }
+            }
+        }
+        if let Some(mut session) = self.make_room(more).filter(|_| !has_pages) {
+            session.truncate(0)?;
+            return Ok((session, None));
+        }
+        let session = Session::open_paged(&mut self.device, &self.options.session).await?;
+        let capacity = session.capacity();
+        let capacity = if has_pages { capacity.next_multiple_of(CHUNK_POSITIONS) } else { capacity };
+        self.session_bytes = self.device.export_len(session.cache(), capacity);
+        Ok((session, None))
     }
 
     /// Computes a token of each reply and a part of a prompt. Replies for which `ready` is false wait: a host that cannot
@@ -223,16 +303,17 @@ impl<D: Device> Scheduler<D> {
             let mut feeds = heapless::Vec::<_, MAX_SEQUENCES>::new();
             let mut heads = heapless::Vec::<_, MAX_SEQUENCES>::new();
             for lane in self.lanes.iter_mut().filter(|lane| !lane.tokens.is_empty()) {
-                let Lane { session, conversation, reply, tokens, wants, sparse, failed, .. } = lane;
+                let Lane { conversation, reply, tokens, wants, sparse, failed, .. } = lane;
+                let Some((id, session)) = reply else { continue };
                 // There are no more lanes than a batch has sequences.
                 let _ = feeds.push(Feed { session, tokens: tokens.as_slice(), wants: *wants });
-                let _ = heads.push((conversation, *reply, sparse, failed));
+                let _ = heads.push((conversation, *id, sparse, failed));
             }
             if feeds.is_empty() {
                 return Ok(false);
             }
             run_batch(&mut self.device, &mut feeds, &mut |sequence, _, output| {
-                let Some((conversation, Some(id), sparse, failed)) = heads.get_mut(sequence) else { return };
+                let Some((conversation, id, sparse, failed)) = heads.get_mut(sequence) else { return };
                 let logits = match output {
                     Output::Logits(logits) => logits,
                     Output::Top(top) => {
@@ -255,9 +336,9 @@ impl<D: Device> Scheduler<D> {
                 let _ = lane.conversation.logits(detokenizer, &[])?;
             }
             let done = matches!(lane.conversation.next(), Action::Done(_));
-            let Some(id) = lane.reply.filter(|_| done || lane.failed.is_some()) else { continue };
+            let Some(id) = lane.id().filter(|_| done || lane.failed.is_some()) else { continue };
             let failed = lane.failed.take();
-            match (lane.end(), failed) {
+            match (lane.end(&mut self.kept), failed) {
                 (_, Some(error)) => events(id, Event::Failed(error)),
                 (Some(finish), None) => events(id, Event::End(finish)),
                 (None, None) => {}
@@ -268,17 +349,16 @@ impl<D: Device> Scheduler<D> {
 
     /// Chooses what the lanes compute in a step.
     fn choose(&mut self, ready: &mut dyn FnMut(ReplyId) -> bool) -> Result<(), D::Error> {
+        self.make_room(0);
         let mut room = self.options.prompt_tokens;
         // Prompts in the order in which they came.
         self.lanes.sort_by_key(|lane| lane.used);
         for lane in &mut self.lanes {
             lane.tokens.clear();
-            if !lane.reply.is_some_and(&mut *ready) {
-                continue;
-            }
+            let Some((_, session)) = lane.reply.as_mut().filter(|(id, _)| ready(*id)) else { continue };
             while let Action::Shift { keep, drop } = lane.conversation.next() {
-                lane.session.shift(&mut self.device, keep, drop)?;
-                lane.conversation.shifted(lane.session.position());
+                session.shift(&mut self.device, keep, drop)?;
+                lane.conversation.shifted(session.position());
             }
             let Action::Decode(tokens) = lane.conversation.next() else { continue };
             let (done, of) = lane.conversation.prompt_progress();
@@ -297,16 +377,15 @@ impl<D: Device> Scheduler<D> {
 
     /// Ends a reply as it is. `None` if it is not in progress; without text if its prompt was not computed yet.
     pub fn cancel(&mut self, id: ReplyId) -> Option<Finish> {
-        let lane = self.lanes.iter_mut().find(|lane| lane.reply == Some(id))?;
+        let lane = self.lanes.iter_mut().find(|lane| lane.id() == Some(id))?;
         lane.conversation.cancel();
-        lane.end()
+        lane.end(&mut self.kept)
     }
 }
 
 impl<D: Device> Lane<D> {
-    fn new(session: Session<D>) -> Self {
+    fn new() -> Self {
         Lane {
-            session,
             conversation: Conversation::new(),
             reply: None,
             used: 0,
@@ -318,27 +397,33 @@ impl<D: Device> Lane<D> {
         }
     }
 
-    /// How many of `tokens`, from the first on, it holds; all but the last at most.
+    fn id(&self) -> Option<ReplyId> {
+        self.reply.as_ref().map(|(id, _)| *id)
+    }
+
+    /// How many of `tokens`, from the first on, its reply in progress holds; all but the last at most.
     fn common(&self, tokens: &[u32]) -> usize {
-        common(self.conversation.intact(), tokens).min(self.session.position())
+        let Some((_, session)) = &self.reply else { return 0 };
+        let most = session.position().min(tokens.len().saturating_sub(1));
+        kept::common(self.conversation.intact(), tokens).min(most)
     }
 
     /// As [`Lane::common`], once its prompt is computed.
     fn common_soon(&self, tokens: &[u32]) -> usize {
-        common(self.conversation.intact_soon(), tokens).min(self.session.capacity())
+        let Some((_, session)) = &self.reply else { return 0 };
+        let most = session.capacity().min(tokens.len().saturating_sub(1));
+        kept::common(self.conversation.intact_soon(), tokens).min(most)
     }
 
-    fn end(&mut self) -> Option<Finish> {
-        self.reply = None;
-        let (held, finish) = self.conversation.end(self.session.position());
+    /// Ends the reply, and keeps its session.
+    fn end(&mut self, kept: &mut Kept<Past<D>>) -> Option<Finish> {
+        let (_, mut session) = self.reply.take()?;
+        let (_, finish) = self.conversation.end(session.position());
+        let tokens = self.conversation.intact().to_vec();
         // It holds at least as many tokens as the conversation knows of.
-        let _ = self.session.truncate(held);
+        if session.truncate(tokens.len()).is_ok() {
+            kept.insert(tokens, Past { session, used: self.used });
+        }
         finish
     }
-}
-
-/// How many of `tokens`, from the first on, are those of `held`; all but the last at most.
-fn common(held: &[u32], tokens: &[u32]) -> usize {
-    let same = held.iter().zip(tokens).take_while(|(a, b)| a == b).count();
-    same.min(tokens.len().saturating_sub(1))
 }

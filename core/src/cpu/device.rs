@@ -15,8 +15,10 @@ use super::scratch::{Scratch, ScratchPlan};
 use super::simd::dispatch;
 use super::weights::CpuWeights;
 use crate::arena::{Arena, Planner};
-use crate::cache::{KvShape, with_codec};
-use crate::device::{Activations, Batch, BlockingDevice, Device, SessionOptions, Sink, check_run, ready};
+use crate::cache::{KvShape, PagePool, with_codec};
+use crate::device::{
+    Activations, Batch, BlockingDevice, Device, SessionOptions, Sink, check_run, copy_cache, ready,
+};
 use crate::error::{Error, Result};
 use crate::memory::Memory;
 use crate::model::weights::ModelBytes;
@@ -35,6 +37,7 @@ pub struct Cpu<'m, B> {
     pool: Box<dyn Pool + Send + 'm>,
     /// The row of the logits that were read out last, if they are still in the buffer.
     last: Option<usize>,
+    pages: PagePool,
 }
 
 impl<B> core::fmt::Debug for Cpu<'_, B> {
@@ -142,7 +145,15 @@ impl<'m, B: ModelBytes> Cpu<'m, B> {
         pool: impl Pool + Send + 'm,
     ) -> Result<Self> {
         let (options, plan, bytes) = Self::plan(&weights, options)?;
-        Ok(Cpu { weights, options, plan, memory: Memory::zeroed(bytes)?, pool: Box::new(pool), last: None })
+        Ok(Cpu {
+            weights,
+            options,
+            plan,
+            memory: Memory::zeroed(bytes)?,
+            pool: Box::new(pool),
+            last: None,
+            pages: PagePool::default(),
+        })
     }
 
     /// As [`Cpu::with_weights`], in `memory` of at least [`MemoryPlan::device`] bytes, at any alignment and
@@ -164,6 +175,7 @@ impl<'m, B: ModelBytes> Cpu<'m, B> {
             memory: Memory::custom(bytes, memory)?,
             pool: Box::new(pool),
             last: None,
+            pages: PagePool::default(),
         })
     }
 
@@ -228,6 +240,9 @@ impl<'m, B: ModelBytes> Cpu<'m, B> {
             }
             check_run(run, cache.shape.capacity, self.program().vocab())?;
         }
+        for (run, cache) in batch.iter().zip(caches.iter_mut()) {
+            cache.own(run.position..run.position + run.tokens.len(), run.position)?;
+        }
         let mut scratch = self.plan.take(&mut Arena::new(self.memory.bytes()))?;
         let forward = Forward { weights: &*self.weights, isa: self.options.isa, pool: &*self.pool };
         for rows in Rows::parts(batch, self.options.batch) {
@@ -258,6 +273,21 @@ impl<'m, B: ModelBytes> Device for Cpu<'m, B> {
         CpuCache::new(options, shape(self.program(), &self.options, options)?)
     }
 
+    async fn paged_cache(&mut self, options: &SessionOptions) -> Result<CpuCache<'m>> {
+        CpuCache::paged(options, shape(self.program(), &self.options, options)?, &self.pages)
+    }
+
+    async fn fork(&mut self, cache: &mut CpuCache<'m>, len: usize) -> Result<CpuCache<'m>> {
+        match cache.fork(len)? {
+            Some(fork) => Ok(fork),
+            None => copy_cache(self, cache, len).await,
+        }
+    }
+
+    fn page_bytes(&self) -> Option<usize> {
+        Some(self.pages.bytes())
+    }
+
     fn cache_options(&self, cache: &CpuCache<'m>) -> SessionOptions {
         cache.options()
     }
@@ -286,6 +316,7 @@ impl<'m, B: ModelBytes> Device for Cpu<'m, B> {
         program.rope.angles_back(drop, cos, sin);
         let (cos, sin) = (&*cos, &*sin);
         let from = keep + drop..len;
+        cache.own(keep..len, len)?;
         with_codec!(cache.format, C => {
             let mut cache = cache.storage::<C>()?;
             dispatch(isa, Shift { cache: &mut cache, from, by: drop, pairing, cos, sin, key });

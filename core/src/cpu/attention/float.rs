@@ -71,11 +71,7 @@ impl<E: LoadLanes> FlashCodec for Float<E> {
         let blocks = rows.most().div_ceil(BLOCK_POSITIONS);
         // SAFETY: the caller's promise; a tile is within a chunk.
         unsafe {
-            let keys = view
-                .data
-                .as_ptr()
-                .add(view.placement.place(view.head, start / BLOCK_POSITIONS).0)
-                .cast::<E::Stored>();
+            let keys = view.block(view.head, start).0.cast::<E::Stored>();
             if E::MANY > 1 && rows.count - rows.first < E::MANY {
                 let next = Some(next_tile::<E>(view, start).0);
                 let keys = Keys { p: keys, stride: d * LANES, blocks, at: 0, n: d, next };
@@ -110,11 +106,7 @@ impl<E: LoadLanes> FlashCodec for Float<E> {
         let whole = d / LANES * LANES;
         // SAFETY: the caller's promise; a tile is within a chunk.
         unsafe {
-            let values = view
-                .data
-                .as_ptr()
-                .add(view.placement.place(view.head, start / BLOCK_POSITIONS).1)
-                .cast::<E::Stored>();
+            let values = view.block(view.head, start).1.cast::<E::Stored>();
             if E::MANY > 1 && rows.count - rows.first < E::MANY {
                 let next = Some(next_tile::<E>(view, start).1);
                 let values = Values { p: values, stride: d, at: 0, n: whole, next };
@@ -151,11 +143,8 @@ impl<E: LoadLanes> FlashCodec for Float<E> {
 #[inline(always)]
 fn next_tile<E: LoadLanes>(view: &KvView<'_, Float<E>>, start: usize) -> (*const u8, *const u8) {
     let next = start + TILE;
-    let (head, block) =
-        if next < view.len { (view.head, next / BLOCK_POSITIONS) } else { (view.head + 1, 0) };
-    let (keys, values) = view.placement.place(head, block);
-    let at = |i| view.data.as_ptr().wrapping_add(i);
-    (at(keys), at(values))
+    let (head, position) = if next < view.len { (view.head, next) } else { (view.head + 1, 0) };
+    view.block(head, position)
 }
 
 /// Bytes per vector.

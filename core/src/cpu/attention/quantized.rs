@@ -74,7 +74,7 @@ impl<P: LoadPairs> FlashCodec for Quantized<P> {
         let (d, bytes) = (view.head_dim, Self::key_block(view.head_dim));
         // SAFETY: the caller's promise.
         unsafe {
-            let keys = view.data.as_ptr().add(view.placement.place(view.head, start / BLOCK_POSITIONS).0);
+            let keys = view.block(view.head, start).0;
             let next = later_tile(view, start).map(|(keys, _)| keys);
             for b in 0..rows.most().div_ceil(BLOCK_POSITIONS) {
                 let keys = keys.add(b * bytes);
@@ -115,7 +115,7 @@ impl<P: LoadPairs> FlashCodec for Quantized<P> {
         let group = P::value_group(d).max(1);
         // SAFETY: the caller's promise.
         unsafe {
-            let values = view.data.as_ptr().add(view.placement.place(view.head, start / BLOCK_POSITIONS).1);
+            let values = view.block(view.head, start).1;
             for g in 0..Self::value_scales(d) {
                 for b in 0..blocks {
                     let at = b * bytes + Self::codes_len(d) + 2 * g * BLOCK_POSITIONS;
@@ -150,10 +150,7 @@ impl<P: LoadPairs> FlashCodec for Quantized<P> {
 #[inline(always)]
 fn later_tile<C: KvCodec>(view: &KvView<'_, C>, start: usize) -> Option<(*const u8, *const u8)> {
     let next = start + 2 * TILE;
-    let (keys, values) =
-        (next < view.len).then(|| view.placement.place(view.head, next / BLOCK_POSITIONS))?;
-    let at = |i| view.data.as_ptr().wrapping_add(i);
-    Some((at(keys), at(values)))
+    (next < view.len).then(|| view.block(view.head, next))
 }
 
 /// Scores `R` queries against the keys of a block, with `S` independent accumulators each; returns `R`.
