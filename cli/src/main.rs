@@ -2,6 +2,7 @@
 
 mod args;
 mod bandwidth;
+mod beams;
 mod bench;
 mod chat;
 mod check;

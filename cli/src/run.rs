@@ -1,6 +1,7 @@
 //! `shohin run`: one prompt, one reply.
 
 use crate::args::whole;
+use crate::beams::{self, BeamArgs};
 use crate::error::{CliError, Result};
 use crate::model::{ModelArgs, finish_caching, template_warning, token_text};
 use crate::reply::{follow, line};
@@ -31,7 +32,8 @@ Examples:
   shohin run -m Bonsai-8B.gguf \"Is it raining in Kyoto?\" --tools weather.json --json
   shohin run --session trip.session \"I am in Kyoto. What should I see?\"
   git diff | shohin run -m Bonsai-8B.gguf --system \"Write a commit message for this diff.\"
-  shohin run \"Name a fruit.\" --json --logprobs 3 | jq .logprobs")]
+  shohin run \"Name a fruit.\" --json --logprobs 3 | jq .logprobs
+  shohin run --raw \"Once upon a time\" -n 40 --beams 4")]
 pub(crate) struct RunArgs {
     /// The prompt; "-" or none reads standard input
     prompt: Option<String>,
@@ -71,6 +73,8 @@ pub(crate) struct RunArgs {
     #[command(flatten)]
     speculation: SpeculationArgs,
     #[command(flatten)]
+    beams: BeamArgs,
+    #[command(flatten)]
     sampling: SamplingArgs,
 }
 
@@ -84,6 +88,22 @@ pub(crate) fn run(args: &RunArgs, model_args: &ModelArgs) -> Result {
     let prompt = prompt(args)?;
     let model = model_args.load()?;
     model_args.remark_on(&model, args.think.is_some());
+    if let Some(beams) = args.beams.beams {
+        let tokens = match args.raw {
+            true => model.tokenize(&prompt),
+            false => {
+                if let Some(warning) = template_warning(&model) {
+                    terminal::remark(warning);
+                }
+                let system = args.system.as_deref().map(|text| ChatMessage::new(Role::System, text));
+                let messages = system.into_iter().chain([ChatMessage::new(Role::User, prompt)]).collect();
+                model.encode(messages, &options)?.tokens().to_vec()
+            }
+        };
+        let found = beams::run(beams, &args.beams, &model, &tokens, args.max_tokens, args.json, args.stats);
+        finish_caching(&model);
+        return found;
+    }
     let mut chat = model.chat()?;
     *chat.options_mut() = options;
     args.speculation.apply(&mut chat, model_args)?;

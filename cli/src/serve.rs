@@ -47,6 +47,10 @@ pub(crate) struct ServeArgs {
     /// Most prompt tokens computed between two tokens of the other replies
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..))]
     prompt_tokens: u16,
+    /// Keep the keys and values of ended replies while those of all replies take at most BYTES (such as 500M or 2G), for
+    /// prompts that begin like theirs [default: what --parallel contexts take]
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    prefix_cache: Option<usize>,
     /// Most connections
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..))]
     connections: u16,
@@ -59,6 +63,18 @@ pub(crate) struct ServeArgs {
     /// Origin of a page that may ask, such as https://example.com, or * for all (repeatable)
     #[arg(long, value_name = "ORIGIN")]
     cors: Vec<String>,
+}
+
+/// Parses a number of bytes with or without K, M or G.
+fn bytes(text: &str) -> std::result::Result<usize, &'static str> {
+    let (number, shift) = match text.char_indices().last() {
+        Some((at, 'K' | 'k')) => (&text[..at], 10),
+        Some((at, 'M' | 'm')) => (&text[..at], 20),
+        Some((at, 'G' | 'g')) => (&text[..at], 30),
+        _ => (text, 0),
+    };
+    let bytes = number.parse::<usize>().ok().and_then(|n| n.checked_mul(1 << shift));
+    bytes.ok_or("expected a number of bytes such as 500M or 2G")
 }
 
 pub(crate) fn run(args: &ServeArgs, model: &ModelArgs) -> Result {
@@ -77,6 +93,7 @@ pub(crate) fn run(args: &ServeArgs, model: &ModelArgs) -> Result {
     options.replies = args.parallel.into();
     options.queue = args.queue.into();
     options.prompt_tokens = args.prompt_tokens.into();
+    options.prefix_cache = args.prefix_cache;
     options.connections = args.connections.into();
     options.time = Duration::from_secs(args.timeout.into());
     options.grace = Duration::from_secs(args.grace.into());

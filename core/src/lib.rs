@@ -10,7 +10,7 @@
 //! | tensors to weights, still packed | [`model`], in the formats of [`quant`] |
 //! | weights and tokens to logits | a [`model::Program`] on a [`device`]: [`cpu`]; [`session`], [`cache`] |
 //! | logits to a token | [`sample`] |
-//! | token to text, and on to the next token | [`generate`], with [`tokenizer`] and [`chat`] |
+//! | token to text, and on to the next token | [`generate`] and [`beam`], with [`tokenizer`] and [`chat`] |
 //!
 //! ```
 //! use shohin_core::chat::{self, ChatOptions, Message, Role, Template};
@@ -53,6 +53,7 @@ extern crate alloc;
 
 pub mod arena;
 pub mod attention;
+pub mod beam;
 pub mod bytes;
 pub mod cache;
 pub mod chat;

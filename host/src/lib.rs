@@ -32,6 +32,7 @@
 //! | [`threads`] | the thread pool that computes |
 //! | [`error`] | errors that name the file or option and the expected value |
 
+mod beam;
 mod builder;
 pub mod chat;
 #[cfg(feature = "convert")]

@@ -71,7 +71,7 @@ impl Model {
     pub fn scheduler(&self, replies: usize, prompt_tokens: usize) -> Result<Scheduler> {
         let session = self.session_options(self.context());
         let sparse = self.gpu().is_some();
-        let options = SchedulerOptions { replies, prompt_tokens, session, sparse };
+        let options = SchedulerOptions { replies, prompt_tokens, session, cache_bytes: None, sparse };
         let batch = replies.saturating_add(prompt_tokens);
         let device = match &self.0.machine {
             Machine::Cpu => {
@@ -114,6 +114,18 @@ impl Scheduler {
     /// Tokens whose keys and values are held, those of ended replies included.
     pub fn held_tokens(&self) -> usize {
         on_device!(&self.device, scheduler => scheduler.held_tokens())
+    }
+
+    /// Bytes of the memory for keys and values of all replies, those of ended replies included. What several replies share
+    /// counts once.
+    pub fn cache_bytes(&self) -> usize {
+        on_device!(&self.device, scheduler => scheduler.cache_bytes())
+    }
+
+    /// Keeps the keys and values of ended replies only while those of all replies take at most `bytes`; `None`: as many as
+    /// the contexts of all replies at once.
+    pub fn set_cache_bytes(&mut self, bytes: Option<usize>) {
+        on_device!(&mut self.device, scheduler => scheduler.set_cache_bytes(bytes));
     }
 
     /// Token counts of a reply in progress.

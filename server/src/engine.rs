@@ -69,7 +69,8 @@ impl Engine {
             self.give_up(&mut active);
             self.begin(&mut active);
             let computed = self.step(&mut active);
-            self.metrics.set_load(active.len(), self.queue.len(), self.scheduler.held_tokens());
+            let held = (self.scheduler.held_tokens(), self.scheduler.cache_bytes());
+            self.metrics.set_load(active.len(), self.queue.len(), held);
             if !computed && !active.is_empty() {
                 std::thread::sleep(PAUSE);
             }

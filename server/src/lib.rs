@@ -52,6 +52,9 @@ pub struct ServerOptions {
     pub queue: usize,
     /// Most tokens of prompts per step.
     pub prompt_tokens: usize,
+    /// Bytes of keys and values up to which those of ended replies are kept, for prompts that begin like theirs; those of
+    /// replies in progress count, too. `None`: as many as the contexts of [`ServerOptions::replies`] take.
+    pub prefix_cache: Option<usize>,
     /// Most connections; others wait until one is closed.
     pub connections: usize,
     /// Most bytes of a request.
@@ -73,6 +76,7 @@ impl ServerOptions {
             replies: 4,
             queue: 64,
             prompt_tokens: 64,
+            prefix_cache: None,
             connections: 256,
             body: 4 << 20,
             time: Duration::from_secs(600),
@@ -185,7 +189,9 @@ impl Server {
             return Err(StartError::Key);
         }
         routes::cors(&options.origins).map_err(StartError::Origin)?;
-        let scheduler = model.scheduler(options.replies, options.prompt_tokens).map_err(StartError::Model)?;
+        let scheduler = model.scheduler(options.replies, options.prompt_tokens);
+        let mut scheduler = scheduler.map_err(StartError::Model)?;
+        scheduler.set_cache_bytes(options.prefix_cache);
         let failed = |error| StartError::Listen(options.address, error);
         let listener = TcpListener::bind(options.address).await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;

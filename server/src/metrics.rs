@@ -22,6 +22,7 @@ pub(crate) struct Metrics {
     replies: AtomicU64,
     queued: AtomicU64,
     held_tokens: AtomicU64,
+    cache_bytes: AtomicU64,
 }
 
 impl Metrics {
@@ -46,10 +47,12 @@ impl Metrics {
         self.cancelled.fetch_add(1, Relaxed);
     }
 
-    pub(crate) fn set_load(&self, replies: usize, queued: usize, held_tokens: usize) {
+    /// `held` are the tokens whose keys and values are held, and the bytes of these.
+    pub(crate) fn set_load(&self, replies: usize, queued: usize, held: (usize, usize)) {
         self.replies.store(replies as u64, Relaxed);
         self.queued.store(queued as u64, Relaxed);
-        self.held_tokens.store(held_tokens as u64, Relaxed);
+        self.held_tokens.store(held.0 as u64, Relaxed);
+        self.cache_bytes.store(held.1 as u64, Relaxed);
     }
 
     /// All of it in Prometheus' text format.
@@ -88,6 +91,12 @@ impl Metrics {
             ("replies", "gauge", &self.replies, "Replies in progress."),
             ("queued", "gauge", &self.queued, "Requests that wait for their reply to begin."),
             ("held_tokens", "gauge", &self.held_tokens, "Tokens whose keys and values are held."),
+            (
+                "cache_bytes",
+                "gauge",
+                &self.cache_bytes,
+                "Bytes of keys and values, those that several replies share once.",
+            ),
         ] {
             head(&mut out, name, kind, help);
             let _ = writeln!(out, "shohin_{name} {}", value.load(Relaxed));
