@@ -270,6 +270,13 @@ fn rope(scaling: &RopeScaling) -> String {
         RopeScaling::Llama3 { factor, original_context, .. } => {
             format!("Llama 3.1's, factor {factor} of {original_context}")
         }
+        RopeScaling::DynamicNtk { factor, original_context, context } => {
+            format!("dynamic NTK, factor {factor} of {original_context}, here for {context}")
+        }
+        RopeScaling::LongRope { original_context, context, .. } => {
+            let factors = if context > original_context { "long" } else { "short" };
+            format!("LongRoPE over {original_context}, the {factors} factors for a context of {context}")
+        }
         other => format!("{other:?}"),
     }
 }

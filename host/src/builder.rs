@@ -309,7 +309,7 @@ impl Builder {
     /// The file's configuration with the overrides of the options.
     fn configured(&self, config: ModelConfig) -> Result<ModelConfig> {
         if self.rope_scaling.is_none() && self.rope_base.is_none() {
-            return Ok(config);
+            return Ok(config.for_context(self.context));
         }
         let mut builder = ModelConfigBuilder::from(config);
         if let Some(scaling) = self.rope_scaling {
@@ -318,7 +318,7 @@ impl Builder {
         if let Some(base) = self.rope_base {
             builder = builder.rope_freq_base(base);
         }
-        builder.build().map_err(Error::Config)
+        Ok(builder.build().map_err(Error::Config)?.for_context(self.context))
     }
 
     fn machine(&self, gguf: &Gguf<'_>, config: ModelConfig) -> Result<Machine> {

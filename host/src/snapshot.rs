@@ -24,6 +24,10 @@ impl Model {
                 samples.push(part, &mut |bytes| hash.update(bytes));
             }
             hash.update(samples.finish());
+            // Frequencies that depend on the context.
+            if let Some(context) = self.config().rope_scaling.context() {
+                hash.update(context.to_le_bytes());
+            }
             hash.finalize().into()
         });
         let layout = match &self.0.machine {

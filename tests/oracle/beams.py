@@ -16,7 +16,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from qwen3_logits import OUT, SHAPES, TOKENS, VOCAB, gguf_name
 
-# Some that end early, some in none of the beams; longer than the model's window of positions in none.
+# Penalty of length, early stopping, beams, most tokens, tokens that end a reply, and tokens of the prompt.
 CASES = [
     ("qwen3-untied", 1.0, False, 4, 20, [17], 5),
     ("qwen3-untied", 1.0, True, 4, 20, [17, 40, 41], 5),
@@ -29,12 +29,13 @@ CASES = [
 ]
 
 
-def model_of(name: str) -> Qwen3ForCausalLM:
+def model_of(name: str, longest: int = 64, **scaling) -> Qwen3ForCausalLM:
     s = SHAPES[name]
     rope = {"rope_type": "default", "rope_theta": s["base"]}
     if s["yarn"]:
         factor, original = s["yarn"]
         rope |= {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+    rope |= scaling
     config = Qwen3Config(
         vocab_size=VOCAB,
         hidden_size=s["hidden"],
@@ -43,7 +44,7 @@ def model_of(name: str) -> Qwen3ForCausalLM:
         num_attention_heads=s["heads"],
         num_key_value_heads=s["kv_heads"],
         head_dim=s["head_dim"],
-        max_position_embeddings=64,
+        max_position_embeddings=longest,
         rms_norm_eps=s["eps"],
         tie_word_embeddings=s["tied"],
         rope_parameters=rope,

@@ -87,6 +87,9 @@ pub struct ModelConfig {
     /// Whether the file has factors that the rotary frequencies are divided by (`rope_freqs.weight`), as those of Llama 3.1
     /// and later. Another [`ModelConfig::rope_scaling`] than none replaces them.
     pub rope_factors: bool,
+    /// Whether the file has the factors of LongRoPE (`rope_factors_short.weight` and `rope_factors_long.weight`), which
+    /// only [`RopeScaling::LongRope`] uses.
+    pub long_rope_factors: bool,
     /// Whether the output matrix is the embedding (no `output.weight` in the file).
     pub tied_embeddings: bool,
 }
@@ -136,8 +139,9 @@ impl ModelConfig {
             max_context_length: meta.size("context_length", None)?,
             rms_norm_eps: meta.need_f32(EPS)?,
             rope_freq_base: meta.f32("rope.freq_base")?.unwrap_or(10_000.0),
-            rope_scaling: rope_scaling(meta)?,
+            rope_scaling: rope_scaling(meta, header)?,
             rope_factors: header.tensor("rope_freqs.weight").is_some(),
+            long_rope_factors: has_long_rope(header),
             tied_embeddings: header.tensor("output.weight").is_none(),
         };
         config.check()?;
@@ -161,7 +165,21 @@ impl ModelConfig {
 
     /// Whether the frequencies are divided by the file's factors.
     pub fn divides_rope(&self) -> bool {
-        self.rope_factors && self.rope_scaling == RopeScaling::None
+        match self.rope_scaling {
+            RopeScaling::None => self.rope_factors,
+            RopeScaling::LongRope { .. } => true,
+            RopeScaling::Linear { .. }
+            | RopeScaling::Yarn { .. }
+            | RopeScaling::Llama3 { .. }
+            | RopeScaling::DynamicNtk { .. } => false,
+        }
+    }
+
+    /// The configuration for contexts of at most `tokens`: with the frequencies for that many if the scaling depends on
+    /// it.
+    pub fn for_context(self, tokens: usize) -> Self {
+        let rope_scaling = self.rope_scaling.for_context(tokens.min(self.max_context_length));
+        ModelConfig { rope_scaling, ..self }
     }
 
     /// Frequencies of the rotary embedding, before they are divided by the file's factors.
@@ -232,6 +250,27 @@ impl ModelConfig {
         let factor = match self.rope_scaling {
             RopeScaling::None => 1.0,
             RopeScaling::Linear { factor } => factor,
+            RopeScaling::DynamicNtk { factor, original_context, .. } => {
+                if original_context == 0 {
+                    let key = "rope.scaling.original_context_length";
+                    return Err(bad(key, 0.0, "at least 1"));
+                }
+                factor
+            }
+            RopeScaling::LongRope { original_context, attention_factor, .. } => {
+                if original_context == 0 {
+                    let key = "rope.scaling.original_context_length";
+                    return Err(bad(key, 0.0, "at least 1"));
+                }
+                if !(attention_factor > 0.0 && attention_factor.is_finite()) {
+                    let key = "rope.scaling.attn_factor";
+                    return Err(bad(key, f64::from(attention_factor), "a positive number"));
+                }
+                if !self.long_rope_factors {
+                    return Err(Error::MissingTensor { name: Name::new(LONG_ROPE[1]) });
+                }
+                1.0
+            }
             RopeScaling::Llama3 { factor, original_context, low_freq_factor, high_freq_factor } => {
                 if original_context == 0 {
                     let key = "rope.scaling.original_context_length";
@@ -332,12 +371,30 @@ fn experts(meta: &Keys<'_, '_>) -> Result<ExpertsConfig> {
     })
 }
 
-fn rope_scaling(meta: &Keys<'_, '_>) -> Result<RopeScaling> {
+/// The factors of LongRoPE for short and for long contexts.
+const LONG_ROPE: [&str; 2] = ["rope_factors_short.weight", "rope_factors_long.weight"];
+
+fn has_long_rope(header: &Header<'_>) -> bool {
+    LONG_ROPE.iter().any(|name| header.tensor(name).is_some())
+}
+
+fn rope_scaling(meta: &Keys<'_, '_>, header: &Header<'_>) -> Result<RopeScaling> {
     let key = "rope.scaling.type";
     let factor = || meta.need_f32("rope.scaling.factor");
     match meta.str(key)? {
+        kind @ (None | Some("none" | "longrope")) if kind == Some("longrope") || has_long_rope(header) => {
+            Ok(RopeScaling::LongRope {
+                original_context: meta.size("rope.scaling.original_context_length", None)? as u32,
+                attention_factor: meta.f32("rope.scaling.attn_factor")?.unwrap_or(1.0),
+                context: meta.size("context_length", None)? as u32,
+            })
+        }
         None | Some("none") => Ok(RopeScaling::None),
         Some("linear") => Ok(RopeScaling::Linear { factor: factor()? }),
+        Some("dynamic") => {
+            let original = meta.size("rope.scaling.original_context_length", None)?;
+            Ok(RopeScaling::dynamic_ntk(factor()?, original as u32))
+        }
         Some("yarn") => {
             let original = meta.size("rope.scaling.original_context_length", None)?;
             let mut yarn = RopeScaling::yarn(factor()?, original as u32);
@@ -361,7 +418,7 @@ fn rope_scaling(meta: &Keys<'_, '_>) -> Result<RopeScaling> {
         Some(found) => Err(Error::Unsupported {
             key: Name::new(meta.key(key)),
             found: Name::new(found),
-            expected: "none, linear or yarn",
+            expected: "none, linear, yarn, longrope or dynamic",
         }),
     }
 }

@@ -14,7 +14,8 @@ use alloc::vec::Vec;
 use heapless::Vec as ArrayVec;
 
 use super::config::ExpertsConfig;
-use super::rope::Rope;
+use super::config::ModelConfig;
+use super::rope::{Rope, RopeScaling};
 use crate::error::{Error, Name, Result};
 use crate::gguf::Header;
 
@@ -412,10 +413,18 @@ impl Builder {
         id
     }
 
-    /// Divides the frequencies of the rotary embedding by the tensor `rope_freqs`.
-    pub fn rope_factors(&mut self) {
+    /// Adds the tensors of the file that the frequencies of the rotary embedding can be divided by, as `config` says.
+    pub fn rope_factors(&mut self, config: &ModelConfig) {
         let pairs = self.program.heads.dim / 2;
-        self.program.rope_factors = Some(self.tensor("rope_freqs", 1, pairs, TensorRole::Vector));
+        let mut factors = |name| self.tensor(name, 1, pairs, TensorRole::Vector);
+        let one = config.rope_factors.then(|| factors("rope_freqs"));
+        let long = config.long_rope_factors.then(|| ["rope_factors_short", "rope_factors_long"].map(factors));
+        self.program.rope_factors = match (config.rope_scaling, long) {
+            (RopeScaling::LongRope { original_context, context, .. }, Some([short, long])) => {
+                Some(if context > original_context { long } else { short })
+            }
+            _ => one,
+        };
     }
 
     fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> TensorId {

@@ -188,6 +188,7 @@ impl ModelVariant {
             rope_freq_base: base,
             rope_scaling: RopeScaling::yarn(4.0, original),
             rope_factors: false,
+            long_rope_factors: false,
             tied_embeddings: tied,
         }
     }
@@ -260,6 +261,7 @@ impl ModelConfigBuilder {
         rope_freq_base: f32,
         rope_scaling: RopeScaling,
         rope_factors: bool,
+        long_rope_factors: bool,
         tied_embeddings: bool,
     }
 

@@ -41,9 +41,55 @@ pub enum RopeScaling {
         /// 4 in the published models.
         high_freq_factor: f32,
     },
+    /// Dynamic NTK: a larger base, computed for the length of the context, if that is over the original one. Keys are
+    /// cached rotated, so all positions have the frequencies for the whole [context](RopeScaling::for_context), not those
+    /// for the tokens so far.
+    DynamicNtk {
+        /// Scaling factor.
+        factor: f32,
+        /// Context length before scaling.
+        original_context: u32,
+        /// The length that the base is computed for.
+        context: u32,
+    },
+    /// LongRoPE (Ding et al. 2024, arXiv 2402.13753): frequencies divided by factors of the file (`rope_factors_short` and
+    /// `rope_factors_long`), the long ones if the [context](RopeScaling::for_context) is over the original one.
+    LongRope {
+        /// Context length before scaling.
+        original_context: u32,
+        /// Multiplies cos and sin.
+        attention_factor: f32,
+        /// The length that decides.
+        context: u32,
+    },
 }
 
 impl RopeScaling {
+    /// Dynamic NTK for the longest context.
+    pub fn dynamic_ntk(factor: f32, original_context: u32) -> Self {
+        let context = (f64::from(factor) * f64::from(original_context)) as u32;
+        RopeScaling::DynamicNtk { factor, original_context, context }
+    }
+
+    /// The scaling for a context of `tokens`, if it depends on that.
+    pub fn for_context(mut self, tokens: usize) -> Self {
+        if let RopeScaling::DynamicNtk { context, .. } | RopeScaling::LongRope { context, .. } = &mut self {
+            *context = u32::try_from(tokens).unwrap_or(u32::MAX);
+        }
+        self
+    }
+
+    /// The context that the scaling is computed for, if it depends on that.
+    pub fn context(&self) -> Option<u32> {
+        match *self {
+            RopeScaling::DynamicNtk { context, .. } | RopeScaling::LongRope { context, .. } => Some(context),
+            RopeScaling::None
+            | RopeScaling::Linear { .. }
+            | RopeScaling::Yarn { .. }
+            | RopeScaling::Llama3 { .. } => None,
+        }
+    }
+
     /// YaRN with the paper's constants.
     pub fn yarn(factor: f32, original_context: u32) -> Self {
         RopeScaling::Yarn {
@@ -65,27 +111,31 @@ impl RopeScaling {
         match *self {
             RopeScaling::None => max,
             RopeScaling::Linear { factor } => (max as f64 / f64::from(factor)) as usize,
-            RopeScaling::Yarn { original_context, .. } | RopeScaling::Llama3 { original_context, .. } => {
-                original_context as usize
-            }
+            RopeScaling::Yarn { original_context, .. }
+            | RopeScaling::Llama3 { original_context, .. }
+            | RopeScaling::DynamicNtk { original_context, .. }
+            | RopeScaling::LongRope { original_context, .. } => original_context as usize,
         }
     }
 
     /// The longest context with this scaling, in tokens, for a model with longest context `original` without
-    /// it. YaRN and Llama 3.1 use their own `original_context`.
+    /// it. All but linear scaling use their own `original_context`, and LongRoPE has no factor of its own.
     pub fn scaled_context(&self, original: usize) -> usize {
         match *self {
             RopeScaling::None => original,
             RopeScaling::Linear { factor } => (original as f64 * f64::from(factor)) as usize,
             RopeScaling::Yarn { factor, original_context, .. }
-            | RopeScaling::Llama3 { factor, original_context, .. } => {
+            | RopeScaling::Llama3 { factor, original_context, .. }
+            | RopeScaling::DynamicNtk { factor, original_context, .. } => {
                 (f64::from(original_context) * f64::from(factor)) as usize
             }
+            RopeScaling::LongRope { context, .. } => context as usize,
         }
     }
 }
 
-/// Parses `none`, `linear:FACTOR`, `yarn:FACTOR:CONTEXT` or `llama3:FACTOR:CONTEXT`, where CONTEXT is the one before scaling.
+/// Parses `none`, `linear:FACTOR`, `dynamic:FACTOR:CONTEXT`, `yarn:FACTOR:CONTEXT` or `llama3:FACTOR:CONTEXT`, where CONTEXT
+/// is the one before scaling.
 impl FromStr for RopeScaling {
     type Err = Error;
 
@@ -93,16 +143,20 @@ impl FromStr for RopeScaling {
         let wrong = || Error::Unsupported {
             key: Name::new("RoPE scaling"),
             found: Name::new(text),
-            expected: "none, linear:FACTOR, yarn:FACTOR:CONTEXT or llama3:FACTOR:CONTEXT with a FACTOR of at least 1",
+            expected: "none, linear:FACTOR, or dynamic, yarn or llama3 with :FACTOR:CONTEXT, and a FACTOR of at least 1",
         };
         let factor = |text: &str| text.parse().ok().filter(|f: &f32| f.is_finite() && *f >= 1.0);
         let mut words = text.split(':');
         let scaling = match (words.next(), words.next(), words.next(), words.next()) {
             (Some("none"), None, ..) => Some(RopeScaling::None),
             (Some("linear"), Some(f), None, _) => factor(f).map(|factor| RopeScaling::Linear { factor }),
-            (Some(kind @ ("yarn" | "llama3")), Some(f), Some(context), None) => {
+            (Some(kind @ ("dynamic" | "yarn" | "llama3")), Some(f), Some(context), None) => {
                 let context = context.parse().ok().filter(|n: &u32| *n > 0);
-                let scaling = if kind == "yarn" { RopeScaling::yarn } else { RopeScaling::llama3 };
+                let scaling = match kind {
+                    "dynamic" => RopeScaling::dynamic_ntk,
+                    "yarn" => RopeScaling::yarn,
+                    _ => RopeScaling::llama3,
+                };
                 factor(f).zip(context).map(|(factor, context)| scaling(factor, context))
             }
             _ => None,
@@ -128,13 +182,28 @@ impl Rope {
     ///
     /// Llama 3.1: `turns = o speed[i] / (2 pi)`, `keep = clamp((turns - low) / (high - low), 0, 1)` and
     /// `speed[i] *= keep + (1 - keep) / s`.
+    ///
+    /// Dynamic NTK: `base *= (s max(n, o) / o - (s - 1))^(d / (d - 2))` for a context of `n` tokens.
+    ///
+    /// LongRoPE: the attention factor is the magnitude; the speeds are divided by the factors of the file afterwards.
     pub fn new(head_dim: usize, base: f32, scaling: RopeScaling) -> Self {
-        let (d, ln_base) = (head_dim as f64, libm::log(f64::from(base)));
+        let (d, mut ln_base) = (head_dim as f64, libm::log(f64::from(base)));
+        if let RopeScaling::DynamicNtk { factor, original_context, context } = scaling
+            && head_dim > 2
+        {
+            let (s, o) = (f64::from(factor), f64::from(original_context));
+            let growth = s * f64::from(context.max(original_context)) / o - (s - 1.0);
+            ln_base += libm::log(growth) * d / (d - 2.0);
+        }
         let mut magnitude = 1.0;
         let speeds = (0..head_dim / 2).map(|i| {
             let speed = libm::exp(-2.0 * i as f64 / d * ln_base);
             match scaling {
-                RopeScaling::None => speed,
+                RopeScaling::None | RopeScaling::DynamicNtk { .. } => speed,
+                RopeScaling::LongRope { attention_factor, .. } => {
+                    magnitude = attention_factor;
+                    speed
+                }
                 RopeScaling::Linear { factor } => speed / f64::from(factor),
                 RopeScaling::Yarn { factor, original_context, attention_factor, beta_fast, beta_slow } => {
                     magnitude = attention_factor;
@@ -165,12 +234,17 @@ impl Rope {
         &self.speeds
     }
 
+    /// The factor of cos and sin.
+    pub fn magnitude(&self) -> f32 {
+        self.magnitude
+    }
+
     /// Divides the speeds by `factors`, one for each.
     pub(super) fn divide(&mut self, factors: &[f32]) -> Result<(), Error> {
         for (speed, &factor) in self.speeds.iter_mut().zip(factors) {
             if !(factor > 0.0 && factor.is_finite()) {
                 return Err(Error::KeyValue {
-                    key: Name::new("rope_freqs.weight"),
+                    key: Name::new("factors of the rotary frequencies"),
                     found: f64::from(factor),
                     expected: "positive numbers",
                 });

@@ -2,6 +2,7 @@
 
 use super::ConvertError;
 use super::json::{need_whole, number, present, string, whole, wrong};
+use super::tensor::{LONG_ROPE, ROPE_FACTORS, SHORT_ROPE};
 use serde_json::{Value, json};
 use shohin_core::gguf::GgufWriter;
 use shohin_core::model::{Rope, RopeScaling};
@@ -23,8 +24,9 @@ pub(super) struct Config {
     pub(super) mlx: Option<Mlx>,
     /// Rows and columns of the blocks of floats of 8 bits that have a scale.
     pub(super) float8_block: Option<(u32, u32)>,
-    /// What the rotary frequencies are divided by, for scalings that GGUF files have as a tensor.
-    pub(super) rope_factors: Option<Vec<f32>>,
+    /// What the rotary frequencies are divided by, for scalings that GGUF files have as tensors: their names in GGUF, and
+    /// their numbers.
+    pub(super) rope_factors: Vec<(&'static str, Vec<f32>)>,
 }
 
 /// An architecture's name in `config.json` and in GGUF, and how it rotates keys.
@@ -125,13 +127,14 @@ impl Config {
             tied: present(root, "tie_word_embeddings").and_then(Value::as_bool).unwrap_or(false),
             mlx: Mlx::read(root)?,
             float8_block: float8_block(root)?,
-            rope_factors: None,
+            rope_factors: Vec::new(),
         };
         let name = architecture.name();
         let key = |rest: &str| format!("{name}.{rest}");
         w.set("general.architecture", name)?;
         w.set(&key("block_count"), config.layers)?;
-        w.set(&key("context_length"), need_whole(root, "max_position_embeddings")?)?;
+        let context = need_whole(root, "max_position_embeddings")?;
+        w.set(&key("context_length"), scaled_context(root, context))?;
         w.set(&key("embedding_length"), hidden)?;
         w.set(&key("feed_forward_length"), need_whole(root, "intermediate_size")?)?;
         w.set(&key("attention.head_count"), heads)?;
@@ -147,9 +150,7 @@ impl Config {
             w.set(&key("rope.dimension_count"), head_dim)?;
             w.set(&key("vocab_size"), config.vocab)?;
         }
-        if let Some((base, scaling)) = rope(root, &key, w)? {
-            config.rope_factors = Some(rope_factors(head_dim as usize, base, scaling));
-        }
+        config.rope_factors = rope(root, head_dim as usize, context, &key, w)?;
         Ok(config)
     }
 }
@@ -184,22 +185,39 @@ pub(super) fn rope_factors(head_dim: usize, base: f32, scaling: RopeScaling) -> 
     plain.speeds().iter().zip(scaled.speeds()).map(|(plain, scaled)| (plain / scaled) as f32).collect()
 }
 
-/// Sets the base and the scaling of the rotary frequencies, where old and new folders have them. Returns a base and a
-/// scaling that GGUF files have as a tensor.
+/// The scaling of the rotary frequencies, where old and new folders have it, and its name.
+fn scaling(root: &Value) -> Option<(&'static str, &Value)> {
+    let places = ["rope_parameters", "rope_scaling"].into_iter();
+    places.filter_map(|place| Some((place, present(root, place)?))).next()
+}
+
+/// The longest context of a folder that says `context`: with dynamic NTK, that is the one before scaling.
+fn scaled_context(root: &Value, context: u32) -> u32 {
+    let Some((_, scaling)) = scaling(root) else { return context };
+    let kind = present(scaling, "rope_type").or(present(scaling, "type"));
+    match (kind.and_then(Value::as_str), present(scaling, "factor").and_then(Value::as_f64)) {
+        (Some("dynamic"), Some(factor)) => (f64::from(context) * factor) as u32,
+        _ => context,
+    }
+}
+
+/// Sets the base and the scaling of the rotary frequencies of heads with `head_dim` elements, where old and new folders have
+/// them; `context` is the folder's. Returns what GGUF files have as tensors.
 fn rope(
     root: &Value,
+    head_dim: usize,
+    context: u32,
     key: &dyn Fn(&str) -> String,
     w: &mut GgufWriter,
-) -> Result<Option<(f32, RopeScaling)>, ConvertError> {
-    let place = ["rope_parameters", "rope_scaling"].into_iter().find(|place| present(root, place).is_some());
-    let scaling = place.and_then(|place| present(root, place));
-    let base = match scaling.map(|scaling| number(scaling, "rope_theta")).transpose()?.flatten() {
+) -> Result<Vec<(&'static str, Vec<f32>)>, ConvertError> {
+    let found = scaling(root);
+    let base = match found.map(|(_, scaling)| number(scaling, "rope_theta")).transpose()?.flatten() {
         None => number(root, "rope_theta")?,
         base => base,
     };
     let base = base.unwrap_or(10_000.0);
     w.set(&key("rope.freq_base"), base)?;
-    let (Some(place), Some(scaling)) = (place, scaling) else { return Ok(None) };
+    let Some((place, scaling)) = found else { return Ok(Vec::new()) };
     let kind = match string(scaling, "rope_type")? {
         None => string(scaling, "type")?,
         kind => kind,
@@ -211,7 +229,8 @@ fn rope(
         error => error,
     };
     match kind {
-        None | Some("default") => return Ok(None),
+        None | Some("default") => return Ok(Vec::new()),
+        Some("longrope" | "su") => return long_rope(root, scaling, [head_dim / 2, context as usize], key, w).map_err(inside),
         Some("llama3") => {
             let need = |name| {
                 let found = number(scaling, name).map_err(inside)?;
@@ -223,16 +242,22 @@ fn rope(
                 low_freq_factor: need("low_freq_factor")?,
                 high_freq_factor: need("high_freq_factor")?,
             };
-            return Ok(Some((base, scaling)));
+            return Ok(vec![(ROPE_FACTORS, rope_factors(head_dim, base, scaling))]);
         }
-        Some(kind @ ("linear" | "yarn")) => w.set(&key("rope.scaling.type"), kind)?,
+        Some(kind @ ("linear" | "yarn" | "dynamic")) => w.set(&key("rope.scaling.type"), kind)?,
         Some(_) => {
             let found = present(scaling, "rope_type").or(present(scaling, "type"));
-            return Err(inside(wrong("rope_type", found, "default, linear, yarn or llama3")));
+            let expected = "default, linear, dynamic, yarn, longrope or llama3";
+            return Err(inside(wrong("rope_type", found, expected)));
         }
     }
     let factor = number(scaling, "factor").map_err(inside)?;
-    w.set(&key("rope.scaling.factor"), factor.ok_or_else(|| inside(wrong("factor", None, "a number")))?)?;
+    let factor = factor.ok_or_else(|| inside(wrong("factor", None, "a number")))?;
+    w.set(&key("rope.scaling.factor"), factor)?;
+    if kind == Some("dynamic") {
+        // Here the folder's context is the one before scaling.
+        w.set(&key("rope.scaling.original_context_length"), context)?;
+    }
     if kind == Some("yarn") {
         let original = need_whole(scaling, "original_max_position_embeddings").map_err(inside)?;
         w.set(&key("rope.scaling.original_context_length"), original)?;
@@ -247,7 +272,39 @@ fn rope(
             }
         }
     }
-    Ok(None)
+    Ok(Vec::new())
+}
+
+/// The factors of LongRoPE, `pairs` each for short and for long contexts, and the keys beside them.
+fn long_rope(
+    root: &Value,
+    scaling: &Value,
+    [pairs, context]: [usize; 2],
+    key: &dyn Fn(&str) -> String,
+    w: &mut GgufWriter,
+) -> Result<Vec<(&'static str, Vec<f32>)>, ConvertError> {
+    let original = match whole(scaling, "original_max_position_embeddings")? {
+        Some(original) => original,
+        None => need_whole(root, "original_max_position_embeddings")?,
+    };
+    let ratio = context as f64 / f64::from(original.max(1));
+    let factor = number(scaling, "factor")?.map_or(ratio, f64::from);
+    let attention = match number(scaling, "attention_factor")? {
+        Some(attention) => attention,
+        None if factor <= 1.0 => 1.0,
+        None => (1.0 + factor.ln() / f64::from(original).ln()).sqrt() as f32,
+    };
+    w.set(&key("rope.scaling.type"), "longrope")?;
+    w.set(&key("rope.scaling.original_context_length"), original)?;
+    w.set(&key("rope.scaling.attn_factor"), attention)?;
+    let factors = |name: &'static str| {
+        let found = present(scaling, name);
+        let refused = || wrong(name, found, "as many numbers as a head has pairs");
+        let numbers = found.and_then(Value::as_array).filter(|numbers| numbers.len() == pairs);
+        let numbers = numbers.ok_or_else(refused)?.iter();
+        numbers.map(|n| n.as_f64().map(|n| n as f32).ok_or_else(refused)).collect::<Result<Vec<f32>, _>>()
+    };
+    Ok(vec![(SHORT_ROPE, factors("short_factor")?), (LONG_ROPE, factors("long_factor")?)])
 }
 
 /// MLX's `quantization`.

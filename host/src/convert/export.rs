@@ -282,7 +282,7 @@ fn config_json(config: &ModelConfig, gguf: &Gguf<'_>, dtype: Format) -> Result<V
             return Err(ConvertError::Value {
                 key: "rope.scaling.type".into(),
                 found: format!("{other:?}"),
-                expected: "none, linear or yarn",
+                expected: "none, linear, yarn or the factors of Llama 3.1",
             });
         }
     };

@@ -68,6 +68,8 @@ pub(super) enum Weights<'f> {
 
 /// What the rotary frequencies are divided by, in GGUF.
 pub(super) const ROPE_FACTORS: &str = "rope_freqs.weight";
+pub(super) const SHORT_ROPE: &str = "rope_factors_short.weight";
+pub(super) const LONG_ROPE: &str = "rope_factors_long.weight";
 
 /// Names of a layer's tensors: in a folder, and in GGUF.
 const LAYER: [(&str, &str); 12] = [
@@ -220,9 +222,9 @@ pub(super) fn of_modules<'f>(
     for (gguf, experts) in experts {
         all.push(stacked(format!("{gguf}.weight"), experts, config.experts)?);
     }
-    if let Some(factors) = &config.rope_factors {
+    for (name, factors) in &config.rope_factors {
         all.push(Tensor {
-            name: ROPE_FACTORS.into(),
+            name: (*name).into(),
             rows: 1,
             cols: factors.len(),
             vector: true,

@@ -1,0 +1,93 @@
+//! Scaled rotary frequencies against Hugging Face transformers (`oracle/rope_scaling.py`).
+
+use std::fs;
+use std::path::Path;
+
+use shohin_core::cpu::Cpu;
+use shohin_core::model::{ModelConfigBuilder, Rope, RopeScaling};
+use shohin_core::{BonsaiModel, Gguf, KvFormat, ModelConfig, Serial};
+use shohin_tests::cpu::{all_logits, exact, in_format};
+
+fn fixture(name: &str) -> Vec<u8> {
+    fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(name)).unwrap()
+}
+
+#[test]
+fn transformers_has_the_same_frequencies() {
+    let text = String::from_utf8(fixture("rope_scaling.txt")).unwrap();
+    for line in text.lines() {
+        let (kind, numbers) = line.split_once(' ').unwrap();
+        let numbers: Vec<f64> = numbers.split(' ').map(|n| n.parse().unwrap()).collect();
+        let (head, rest) = numbers.split_first_chunk::<2>().unwrap();
+        let [head_dim, base] = [head[0] as usize, head[1] as usize];
+        let (scaling, rest) = match kind {
+            "linear" => (format!("linear:{}", rest[0]), &rest[1..]),
+            "dynamic" => (format!("dynamic:{}:{}", rest[1], rest[0]), &rest[3..]),
+            _ => (format!("{kind}:{}:{}", rest[1], rest[0]), &rest[2..]),
+        };
+        let mut scaling: RopeScaling = scaling.parse().unwrap();
+        if kind == "dynamic" {
+            assert_eq!(scaling.context(), Some(8192));
+            scaling = scaling.for_context(numbers[4] as usize);
+        }
+        let rope = Rope::new(head_dim, base as f32, scaling);
+        assert_eq!(rope.speeds().len(), rest.len() - 1, "{line}");
+        assert!((f64::from(rope.magnitude()) - rest[0]).abs() < 1e-6, "{line}");
+        for (got, want) in rope.speeds().iter().zip(&rest[1..]) {
+            // They are of 32 bits there, and so are logarithms and powers on the way.
+            assert!((got / want - 1.0).abs() < 3e-6, "{kind} {head_dim} {scaling:?}: {got} {want}");
+        }
+    }
+    for wrong in ["dynamic", "dynamic:4", "dynamic:0.5:8", "dynamic:4:0", "dynamic:4:8:9", "longrope:4:8"] {
+        assert!(wrong.parse::<RopeScaling>().is_err(), "{wrong}");
+    }
+}
+
+fn logits(file: &str, tokens: &[u32], configure: impl FnOnce(ModelConfig) -> ModelConfig) -> Vec<f32> {
+    let bytes = fixture(file);
+    let gguf = Gguf::parse(&bytes).unwrap();
+    let config = configure(ModelConfig::from_gguf(&gguf).unwrap());
+    let model = BonsaiModel::with_config(&gguf, config).unwrap();
+    let mut device = Cpu::new(model, &exact(), Serial).unwrap();
+    all_logits(&mut device, tokens, &in_format(KvFormat::F32)).unwrap()
+}
+
+fn close(got: &[f32], want: &str) {
+    let want: Vec<f32> = fixture(want).as_chunks().0.iter().map(|&b| f32::from_le_bytes(b)).collect();
+    assert_eq!(got.len(), want.len());
+    let worst = got.iter().zip(want).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    assert!(worst < 1e-4, "{worst}");
+}
+
+#[test]
+fn the_context_chooses_the_frequencies() {
+    let tokens: Vec<u32> = (0..24).map(|i| (7 * i * i + 3 * i + 1) % 96).collect();
+    close(&logits("qwen3-longrope.gguf", &tokens, |config| config), "qwen3-longrope.long");
+    close(&logits("qwen3-longrope.gguf", &tokens, |config| config.for_context(9)), "qwen3-longrope.long");
+    close(&logits("qwen3-longrope.gguf", &tokens[..8], |config| config.for_context(8)), "qwen3-longrope.short");
+    let dynamic = |config: ModelConfig| {
+        let builder = ModelConfigBuilder::from(config).rescale_rope("dynamic:4:8".parse().unwrap());
+        builder.build().unwrap()
+    };
+    close(&logits("qwen3-untied.gguf", &tokens, |config| dynamic(config).for_context(24)), "qwen3-untied.dynamic");
+    // Another scaling in its place leaves the factors unused.
+    let plain = |config: ModelConfig| ModelConfig { rope_scaling: RopeScaling::None, ..config };
+    let none = logits("qwen3-longrope.gguf", &tokens[..1], plain);
+    assert!(none.iter().all(|x| x.is_finite()));
+}
+
+#[test]
+fn what_is_missing_is_said() {
+    let bytes = fixture("qwen3-untied.gguf");
+    let gguf = Gguf::parse(&bytes).unwrap();
+    let config = ModelConfig::from_gguf(&gguf).unwrap();
+    let code = |rope_scaling| {
+        let config = ModelConfig { rope_scaling, ..config.clone() };
+        config.check().map_err(|error| error.code())
+    };
+    let long = RopeScaling::LongRope { original_context: 8, attention_factor: 1.0, context: 64 };
+    assert_eq!(code(long), Err("missing_tensor"));
+    assert_eq!(code(RopeScaling::dynamic_ntk(4.0, 0)), Err("key_value"));
+    assert_eq!(code(RopeScaling::dynamic_ntk(0.5, 8)), Err("key_value"));
+    assert_eq!(code(RopeScaling::dynamic_ntk(4.0, 8)), Ok(()));
+}
