@@ -131,7 +131,12 @@ impl BeamSearch {
     ///
     /// # Errors
     /// Those of [`BeamOptions::check`].
-    pub fn new(options: &BeamOptions, room: usize, vocab: usize, detokenizer: &dyn Detokenizer) -> Result<Self> {
+    pub fn new(
+        options: &BeamOptions,
+        room: usize,
+        vocab: usize,
+        detokenizer: &dyn Detokenizer,
+    ) -> Result<Self> {
         options.check()?;
         // The last token of a full session is not fed.
         let room = room.saturating_add(1);
@@ -199,8 +204,8 @@ impl BeamSearch {
             self.running.first().is_some_and(|best| self.score(best.logprob, len) > worst.score)
         };
         let worst = self.ended.last().filter(|_| self.ended.len() == self.options.beams);
-        self.done = steps.is_empty()
-            || worst.is_some_and(|worst| self.options.early_stopping || !can_improve(worst));
+        self.done =
+            steps.is_empty() || worst.is_some_and(|worst| self.options.early_stopping || !can_improve(worst));
         if self.done {
             steps.clear();
         }

@@ -5,8 +5,10 @@ use crate::error::{Error, Result};
 use crate::file;
 use crate::model::{Machine, Model};
 use sha2::{Digest, Sha256};
+use shohin_core::KvFormat;
+use shohin_core::cache::{KvShape, blocks_to_rows, rows_to_blocks};
 use shohin_core::chat::PrefixState;
-use shohin_core::chat::snapshot::{self, Fingerprint, Layout, Origin};
+use shohin_core::chat::snapshot::{self, Fingerprint, Layout, Origin, Snapshot};
 use std::fs;
 use std::io::Write;
 use std::path::Path;
@@ -18,7 +20,12 @@ fn sha256(bytes: &[u8]) -> [u8; 32] {
 impl Model {
     /// The model and the settings under which keys and values are valid.
     fn origin(&self) -> Origin {
-        let fingerprint = *self.0.fingerprint.get_or_init(|| {
+        let (fingerprint, layout) = (self.fingerprint(), self.layout());
+        Origin::new(fingerprint, layout, &self.session_options(self.context()), self.activations())
+    }
+
+    fn fingerprint(&self) -> [u8; 32] {
+        *self.0.fingerprint.get_or_init(|| {
             let (mut samples, mut hash) = (Fingerprint::default(), Sha256::new());
             for part in self.file().bytes() {
                 samples.push(part, &mut |bytes| hash.update(bytes));
@@ -29,8 +36,12 @@ impl Model {
                 hash.update(context.to_le_bytes());
             }
             hash.finalize().into()
-        });
-        let layout = match &self.0.machine {
+        })
+    }
+
+    /// How its device orders keys and values.
+    fn layout(&self) -> Layout {
+        match &self.0.machine {
             Machine::Cpu => Layout::Cpu,
             #[cfg(feature = "gpu")]
             Machine::Gpu(_) => Layout::Gpu,
@@ -38,14 +49,37 @@ impl Model {
             Machine::Metal(_) => Layout::Gpu,
             #[cfg(feature = "cuda")]
             Machine::Cuda(_) => Layout::Gpu,
+        }
+    }
+
+    /// Reads a snapshot, and what its keys and values are on this device if another kind of device ordered them.
+    fn read<'b>(&self, bytes: &'b [u8]) -> shohin_core::Result<(Snapshot<'b>, Option<Vec<u8>>)> {
+        let origin = self.origin();
+        let foreign = match snapshot::open(bytes, &origin, sha256) {
+            Err(foreign @ shohin_core::Error::SnapshotForeign { .. }) => foreign,
+            found => return Ok((found?, None)),
         };
-        Origin::new(fingerprint, layout, &self.session_options(self.context()), self.activations())
+        let (other, convert): (_, fn(KvFormat, KvShape, &[u8]) -> shohin_core::Result<Vec<u8>>) =
+            match self.layout() {
+                Layout::Cpu => (Layout::Gpu, rows_to_blocks),
+                Layout::Gpu => (Layout::Cpu, blocks_to_rows),
+            };
+        let found = snapshot::open(bytes, &origin.on(other), sha256).map_err(|_| foreign)?;
+        let c = self.config();
+        let shape = KvShape {
+            layers: c.num_layers,
+            kv_heads: c.num_kv_heads,
+            capacity: found.prefix.held(),
+            head_dim: c.head_dim,
+        };
+        let kv = convert(self.kv(), shape, found.kv)?;
+        Ok((found, Some(kv)))
     }
 }
 
 impl Chat {
     /// The conversation as bytes: its messages, and the keys and values of its tokens. They go on in any chat over the
-    /// same model, with the same [`Builder::kv`](crate::Builder::kv) and [`Builder::attention`](crate::Builder::attention), on the same kind of device.
+    /// same model, with the same [`Builder::kv`](crate::Builder::kv) and [`Builder::attention`](crate::Builder::attention), on a CPU or a GPU.
     ///
     /// # Errors
     /// If there is no memory; what a GPU says.
@@ -67,10 +101,11 @@ impl Chat {
     /// conversation is computed again with the next message then.
     pub fn restore(&mut self, bytes: &[u8]) -> Result<()> {
         let (model, conversation, sequence) = self.parts();
-        let found = snapshot::open(bytes, &model.origin(), sha256)?;
+        let (found, converted) = model.read(bytes)?;
+        let kv = converted.as_deref().unwrap_or(found.kv);
         conversation.set_prefix(PrefixState::default())?;
         sequence.truncate(0)?;
-        sequence.import(&found.prefix.held_tokens(), found.kv)?;
+        sequence.import(&found.prefix.held_tokens(), kv)?;
         conversation.set_messages(found.messages);
         conversation.set_prefix(found.prefix)?;
         Ok(())

@@ -5,7 +5,7 @@ use shohin::convert::{ConvertError, ConvertOptions, Int8, Mix, TensorRule, conve
 use shohin::{Error, Model};
 use shohin_core::gguf::Gguf;
 use shohin_core::tokenizer::Special;
-use shohin_core::{Format, KvFormat, Tokenizer};
+use shohin_core::{BonsaiModel, Cpu, Format, KvFormat, ModelConfig, Serial, Tokenizer};
 use shohin_tests::cpu::{all_logits, device, exact, in_format};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -87,6 +87,40 @@ fn a_folder_says_what_transformers_says() {
         let template = metadata.str("tokenizer.chat_template").unwrap();
         assert_eq!(template, Some(&*fs::read_to_string(folder.join("chat_template.jinja")).unwrap()));
         assert_eq!(metadata.u32("tokenizer.ggml.eos_token_id").unwrap(), Some(266));
+    }
+}
+
+/// As transformers does with a sequence as long as the context (`tests/oracle/rope_scaling.py`).
+#[test]
+fn frequencies_are_scaled_for_the_context() {
+    let long: Vec<f64> = (0..8).map(|i| 1.0 + 0.37 * f64::from(i)).collect();
+    let short: Vec<f64> = (0..8).map(|i| 1.0 + 0.05 * f64::from(i % 3)).collect();
+    let longrope = serde_json::json!({
+        "rope_type": "longrope", "rope_theta": 1e6, "long_factor": long, "short_factor": short,
+        "original_max_position_embeddings": 4,
+    });
+    let dynamic = serde_json::json!({ "rope_type": "dynamic", "rope_theta": 1e6, "factor": 8.0 });
+    for (name, rope, positions, longest) in [("longrope", longrope, 64, 64), ("dynamic", dynamic, 4, 32)] {
+        let folder = changed("qwen3", "config.json", |bytes| {
+            let mut config: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
+            config["rope_parameters"] = rope;
+            config["max_position_embeddings"] = positions.into();
+            Some(config.to_string().into_bytes())
+        });
+        let file = converted(folder.path(), &ConvertOptions::new()).unwrap();
+        let gguf = Gguf::parse(&file).unwrap();
+        let config = ModelConfig::from_gguf(&gguf).unwrap();
+        assert_eq!(config.max_context_length, longest);
+        let (_, ids) = &texts(folder.path())[0];
+        assert!(ids.len() > 4 && ids.len() <= longest);
+        let model = BonsaiModel::with_config(&gguf, config.for_context(ids.len())).unwrap();
+        let mut cpu = Cpu::new(model, &exact(), Serial).unwrap();
+        let got = all_logits(&mut cpu, ids, &in_format(KvFormat::F32)).unwrap();
+        let want = fs::read(fixture("qwen3").join(format!("logits.{name}"))).unwrap();
+        let want: Vec<f32> = want.as_chunks().0.iter().map(|&b| f32::from_le_bytes(b)).collect();
+        assert_eq!(got.len(), want.len());
+        let worst = got.iter().zip(&want).map(|(got, want)| (got - want).abs()).fold(0.0, f32::max);
+        assert!(worst < 1e-4, "{name}: {worst}");
     }
 }
 
@@ -564,8 +598,20 @@ fn damaged_folders_are_refused_by_name() {
         (
             "qwen3",
             "config.json",
+            Box::new(replaced("\"yarn\"", "\"proportional\"")),
+            "rope_parameters.rope_type is \"proportional\"",
+        ),
+        (
+            "qwen3",
+            "config.json",
             Box::new(replaced("\"yarn\"", "\"longrope\"")),
-            "rope_parameters.rope_type is \"longrope\"",
+            "rope_parameters.short_factor is missing",
+        ),
+        (
+            "qwen3",
+            "config.json",
+            Box::new(replaced("\"yarn\"", "\"longrope\", \"short_factor\": [1, 1, 1]")),
+            "rope_parameters.short_factor is [1,1,1]",
         ),
         (
             "qwen3moe",

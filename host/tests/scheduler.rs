@@ -153,3 +153,51 @@ fn replies_wait_end_early_and_leave_the_others_alone() {
         model.scheduler(0, 1).is_err() && model.scheduler(1, 0).is_err() && model.scheduler(65, 1).is_err()
     );
 }
+
+/// Bytes of the pages of a session with `tokens`, of which there are 128 in each.
+fn pages(model: &Model, tokens: usize) -> usize {
+    let c = model.config();
+    tokens.div_ceil(128) * 128 * 2 * 2 * c.num_layers * c.kv_size()
+}
+
+#[test]
+fn conversations_hold_what_they_have_in_common_once() {
+    let model = model();
+    let system = ChatMessage::new(Role::System, "You are kind. ".repeat(60));
+    let prompts: Vec<Vec<ChatMessage>> = (0..6)
+        .map(|i| vec![system.clone(), ask(&format!("What do you say to {i} cows?")).remove(0)])
+        .collect();
+    let mut scheduler = model.scheduler(2, 64).unwrap();
+    scheduler.set_cache_bytes(Some(usize::MAX));
+    let reply = |scheduler: &mut Scheduler, messages: &[ChatMessage]| {
+        let id = scheduler.begin(Prompt::Messages(messages.to_vec()), &options(0)).unwrap();
+        let (_, end) = finish(scheduler).remove(&id).unwrap();
+        assert_eq!(end.message, alone(&model, messages.to_vec(), &options(0)).message);
+        end.usage
+    };
+    let first = reply(&mut scheduler, &prompts[0]);
+    let (prompt, all) = (first.prompt_tokens, first.prompt_tokens + first.completion_tokens);
+    assert!(prompt > 260 && all < 384, "{first:?}");
+    assert_eq!(scheduler.cache_bytes(), pages(&model, all));
+    for (i, messages) in prompts.iter().enumerate().skip(1) {
+        let usage = reply(&mut scheduler, messages);
+        assert!(usage.cached_tokens + 40 > usage.prompt_tokens, "{usage:?}");
+        // Each has its last page of three only.
+        assert_eq!(scheduler.cache_bytes(), pages(&model, all) + i * pages(&model, 1));
+    }
+    // Every one of them goes on, though there are only two places.
+    for messages in &prompts {
+        assert!(reply(&mut scheduler, messages).cached_tokens + 1 >= prompt - 2);
+    }
+    assert!(scheduler.held_tokens() > 6 * 260);
+
+    // With room for four pages the oldest are given up, and with none all.
+    scheduler.set_cache_bytes(Some(pages(&model, 4 * 128)));
+    assert_eq!(scheduler.cache_bytes(), pages(&model, 4 * 128));
+    assert!(reply(&mut scheduler, &prompts[5]).cached_tokens + 1 >= prompt - 2);
+    assert!(reply(&mut scheduler, &prompts[0]).cached_tokens + 40 > prompt);
+    scheduler.set_cache_bytes(Some(0));
+    assert_eq!((scheduler.cache_bytes(), scheduler.held_tokens()), (0, 0));
+    assert_eq!(reply(&mut scheduler, &prompts[0]).cached_tokens, 0);
+    assert_eq!(scheduler.cache_bytes(), 0);
+}

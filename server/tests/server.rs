@@ -208,6 +208,23 @@ fn what_requests_at_once_have_in_common_is_computed_once() {
 }
 
 #[test]
+fn ended_replies_are_kept_up_to_a_number_of_bytes() {
+    for (bytes, keeps) in [(None, true), (Some(0), false)] {
+        let server = Running::new(|options| options.prefix_cache = bytes);
+        let cached = |answer: &Value| answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64();
+        let held = || {
+            let text = server.send("GET", "/metrics", "", &[]).ok_text();
+            let line = text.lines().find(|line| line.starts_with("shohin_cache_bytes ")).unwrap();
+            line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()
+        };
+        assert_eq!(cached(&server.chat(&ask("What does a cow say?"))), Some(0));
+        assert_eq!(cached(&server.chat(&ask("What does a cow say?"))) > Some(0), keeps);
+        // The load is counted after the reply is sent.
+        soon(|| (held() > 0) == keeps);
+    }
+}
+
+#[test]
 fn options_of_a_request_are_followed() {
     let server = Running::new(|_| ());
     let seeded = with(ask("Tell me a story."), json!({ "temperature": 1.5, "seed": 7 }));

@@ -4,10 +4,13 @@ Writes to tests/fixtures/: rope_scaling.txt, for each case a line of its name, t
 that the name says, the factor of cos and sin, and then the frequencies; qwen3-longrope.gguf (F16 matrices), the logits of
 TOKENS (qwen3-longrope.long), which are more than the original context of 8, and of its first 8 (qwen3-longrope.short);
 and qwen3-untied.dynamic, the logits of TOKENS by the model of qwen3_logits.py with dynamic NTK over a context of 8.
+hf/qwen3/logits.longrope and logits.dynamic are those of that folder's first text with these scalings in its config.json.
 
     pip install torch transformers gguf numpy
     python tests/oracle/rope_scaling.py
 """
+
+import json
 
 import gguf
 import numpy as np
@@ -118,9 +121,30 @@ def dynamic() -> None:
     save("qwen3-untied.dynamic", scaled)
 
 
+def folder() -> None:
+    path = OUT / "hf/qwen3"
+    ids = torch.tensor([json.loads((path / "texts.json").read_text())[0][1]])
+    for name, longest, rope in [
+        (
+            "longrope", 64,
+            {"rope_type": "longrope", "long_factor": LONG, "short_factor": SHORT, "original_max_position_embeddings": 4},
+        ),
+        ("dynamic", 4, {"rope_type": "dynamic", "factor": 8.0}),
+    ]:
+        config = Qwen3Config.from_pretrained(path)
+        config.max_position_embeddings = longest
+        config.rope_parameters = {"rope_theta": 1e6, **rope}
+        config.standardize_rope_params()
+        model = Qwen3ForCausalLM.from_pretrained(path, config=config, dtype=torch.float32, attn_implementation="eager")
+        with torch.no_grad():
+            save(f"hf/qwen3/logits.{name}", model.double()(ids).logits[0])
+    print("tokens of the text", ids.shape[1])
+
+
 if __name__ == "__main__":
     lines: list[str] = []
     frequencies(lines)
     (OUT / "rope_scaling.txt").write_text("\n".join(lines) + "\n")
     longrope()
     dynamic()
+    folder()

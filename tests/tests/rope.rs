@@ -64,12 +64,18 @@ fn the_context_chooses_the_frequencies() {
     let tokens: Vec<u32> = (0..24).map(|i| (7 * i * i + 3 * i + 1) % 96).collect();
     close(&logits("qwen3-longrope.gguf", &tokens, |config| config), "qwen3-longrope.long");
     close(&logits("qwen3-longrope.gguf", &tokens, |config| config.for_context(9)), "qwen3-longrope.long");
-    close(&logits("qwen3-longrope.gguf", &tokens[..8], |config| config.for_context(8)), "qwen3-longrope.short");
+    close(
+        &logits("qwen3-longrope.gguf", &tokens[..8], |config| config.for_context(8)),
+        "qwen3-longrope.short",
+    );
     let dynamic = |config: ModelConfig| {
         let builder = ModelConfigBuilder::from(config).rescale_rope("dynamic:4:8".parse().unwrap());
         builder.build().unwrap()
     };
-    close(&logits("qwen3-untied.gguf", &tokens, |config| dynamic(config).for_context(24)), "qwen3-untied.dynamic");
+    close(
+        &logits("qwen3-untied.gguf", &tokens, |config| dynamic(config).for_context(24)),
+        "qwen3-untied.dynamic",
+    );
     // Another scaling in its place leaves the factors unused.
     let plain = |config: ModelConfig| ModelConfig { rope_scaling: RopeScaling::None, ..config };
     let none = logits("qwen3-longrope.gguf", &tokens[..1], plain);

@@ -71,7 +71,11 @@ impl ChunkedPlacement {
         let left = self.blocks - chunk * CHUNK;
         let blocks = if left < CHUNK { left } else { CHUNK };
         let start = head * blocks * (self.keys + self.values);
-        Place { chunk, keys: start + block * self.keys, values: start + blocks * self.keys + block * self.values }
+        Place {
+            chunk,
+            keys: start + block * self.keys,
+            values: start + blocks * self.keys + block * self.values,
+        }
     }
 
     /// The chunk of `block` of `head`, and in it the byte ranges of its keys and of its values.

@@ -84,6 +84,14 @@ impl<E: Element> KvCodec for Float<E> {
         }
     }
 
+    fn get_value(block: &[u8], t: usize, value: &mut [f32]) {
+        let block = bytemuck::cast_slice::<u8, E::Stored>(block);
+        let row = &block[t * value.len()..];
+        for (x, &stored) in value.iter_mut().zip(row) {
+            *x = E::load(stored);
+        }
+    }
+
     #[inline(always)]
     fn copy_value(
         data: &mut [u8],

@@ -16,6 +16,7 @@ mod float;
 mod float8;
 mod paged;
 mod quantized;
+mod relayout;
 mod storage;
 
 pub(crate) use chunked::{CHUNK_POSITIONS, ChunkedPlacement};
@@ -24,6 +25,7 @@ pub(crate) use float::{Element, Float};
 pub(crate) use float8::Float8;
 pub(crate) use paged::{PagePool, Pages};
 pub(crate) use quantized::{Codes, PairCodec, Quantized, SCALE_GROUP, largest, round};
+pub use relayout::{blocks_to_rows, rows_to_blocks};
 pub use storage::KvShape;
 pub(crate) use storage::{KvStorage, KvView};
 
@@ -46,6 +48,9 @@ pub(crate) trait KvCodec: Copy + Send + Sync + 'static {
 
     /// Reads the key `(head_dim)` at position `t` of a block of keys.
     fn get_key(block: &[u8], t: usize, key: &mut [f32]);
+
+    /// Reads the value `(head_dim)` at position `t` of a block of values.
+    fn get_value(block: &[u8], t: usize, value: &mut [f32]);
 
     /// Copies a stored value of `head_dim` elements from position `from.1` of the block of values at byte
     /// `from.0` of `source` (`data` if that is `None`) to position `to.1` of the block at byte `to.0` of `data`.

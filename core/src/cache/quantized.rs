@@ -194,6 +194,16 @@ impl<P: PairCodec> KvCodec for Quantized<P> {
         }
     }
 
+    fn get_value(block: &[u8], t: usize, value: &mut [f32]) {
+        let d = value.len();
+        let (codes, scales) = block.split_at(Self::codes_len(d));
+        let group = P::value_group(d).max(1);
+        for (c, x) in value.iter_mut().enumerate() {
+            let pair = &codes[(t / 2 * d + c) * P::PAIR..][..P::PAIR];
+            *x = f32::from(P::get(pair, t % 2)) * scale_at(scales, c / group * BLOCK_POSITIONS + t);
+        }
+    }
+
     #[inline(always)]
     fn copy_value(
         data: &mut [u8],

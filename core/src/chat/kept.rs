@@ -40,7 +40,8 @@ impl<T> Kept<T> {
             return;
         }
         // An entry between the two would begin with the shorter one, too.
-        let before = self.entries.range::<[u32], _>((Bound::Unbounded, Bound::Excluded(&*tokens))).next_back();
+        let before =
+            self.entries.range::<[u32], _>((Bound::Unbounded, Bound::Excluded(&*tokens))).next_back();
         if let Some((shorter, _)) = before.filter(|(held, _)| tokens.starts_with(held)) {
             let shorter = shorter.clone();
             self.entries.remove(&shorter);

@@ -230,7 +230,8 @@ impl<D: Device> Scheduler<D> {
     /// The lane without a reply that was `used` then, or else the one that was not used for longest, or a new one.
     fn lane(&mut self, used: Option<u64>) -> &mut Lane<D> {
         let free = self.lanes.iter().enumerate().filter(|(_, lane)| lane.reply.is_none());
-        let best = free.min_by_key(|(_, lane)| (Some(lane.used) != used, lane.used)).map(|(i, lane)| (i, lane.used));
+        let best =
+            free.min_by_key(|(_, lane)| (Some(lane.used) != used, lane.used)).map(|(i, lane)| (i, lane.used));
         let at = match best {
             Some((i, last)) if Some(last) == used || self.lanes.len() >= self.options.replies => i,
             Some(_) | None => {

@@ -99,6 +99,13 @@ impl Origin {
         Origin(origin)
     }
 
+    /// The same on a device with another layout.
+    #[must_use]
+    pub fn on(mut self, layout: Layout) -> Origin {
+        self.0[32] = u8::from(layout == Layout::Gpu);
+        self
+    }
+
     /// What distinguishes `other`.
     fn difference(&self, other: &[u8; ORIGIN]) -> Option<&'static str> {
         let parts: [(core::ops::Range<usize>, &str); 5] = [

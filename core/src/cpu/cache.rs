@@ -5,9 +5,7 @@ use core::ops::Range;
 
 use crate::arena::{Arena, Planner};
 use crate::attention::AttentionPattern;
-use crate::cache::{
-    BLOCK_POSITIONS, KvCodec, KvFormat, KvShape, KvStorage, PagePool, Pages, with_codec,
-};
+use crate::cache::{BLOCK_POSITIONS, KvCodec, KvFormat, KvShape, KvStorage, PagePool, Pages, with_codec};
 use crate::device::SessionOptions;
 use crate::error::{Error, Result};
 use crate::memory::Memory;

@@ -230,7 +230,9 @@ fn rope(
     };
     match kind {
         None | Some("default") => return Ok(Vec::new()),
-        Some("longrope" | "su") => return long_rope(root, scaling, [head_dim / 2, context as usize], key, w).map_err(inside),
+        Some("longrope" | "su") => {
+            return long_rope(root, scaling, [head_dim / 2, context as usize], key, w).map_err(inside);
+        }
         Some("llama3") => {
             let need = |name| {
                 let found = number(scaling, name).map_err(inside)?;

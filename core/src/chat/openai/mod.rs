@@ -111,7 +111,10 @@ impl ChatCompletionRequest {
         options.logprobs = request.boolean("logprobs")?.then_some(top_logprobs);
         options.tools = request.read_as("tools", tools)?;
         if let Some(choice) = request.get("tool_choice") {
-            choose_tools(&choice, &mut options)?;
+            choose_tools(&choice, &mut options, "function", |chosen| {
+                let Some(function) = chosen.get("function") else { return Ok(None) };
+                function.object(&["name"], "must be an object with a name")?.string("name")
+            })?;
         }
         options.response_format = request.read_as("response_format", response_format)?;
         options.thinking = request.read_as("thinking", thinking)?;
@@ -175,8 +178,14 @@ fn tools(field: &Field<'_>) -> Result<Vec<String>> {
     Ok(tools)
 }
 
+/// Reads a choice of tools. `name` finds the function that an object names in its field `holder`.
 #[inline(never)]
-fn choose_tools(choice: &Field<'_>, options: &mut TurnOptions) -> Result<()> {
+fn choose_tools(
+    choice: &Field<'_>,
+    options: &mut TurnOptions,
+    holder: &str,
+    name: fn(&Object<'_>) -> Result<Option<String>>,
+) -> Result<()> {
     let problem = "must be none, auto, required or a function";
     options.tool_choice = match choice.value.as_string().as_deref() {
         Some("auto") => ToolChoice::Auto,
@@ -187,14 +196,11 @@ fn choose_tools(choice: &Field<'_>, options: &mut TurnOptions) -> Result<()> {
         }
         Some(_) => return Err(choice.refused(problem)),
         None => {
-            let chosen = choice.object(&["type", "function"], problem)?;
+            let chosen = choice.object(&["type", holder], problem)?;
             if chosen.string("type")?.as_deref() != Some("function") {
                 return Err(choice.unsupported("a tool_choice of type function"));
             }
-            let nameless = || choice.refused("names no function");
-            let function = chosen.get("function").ok_or_else(nameless)?;
-            let function = function.object(&["name"], "must be an object with a name")?;
-            ToolChoice::Function(function.string("name")?.ok_or_else(nameless)?)
+            ToolChoice::Function(name(&chosen)?.ok_or_else(|| choice.refused("names no function"))?)
         }
     };
     has_tools(choice, options)

@@ -5,11 +5,11 @@
 //! exchanges.
 #![forbid(unsafe_code)]
 
-use super::{Chunk, CompletionId, NamedEvent, has_tools, text_parts, tool_text};
+use super::{Chunk, CompletionId, NamedEvent, choose_tools, text_parts, tool_text};
 use crate::chat::conversation::{Finish, Usage};
 use crate::chat::fields::{Field, Object, refused};
 use crate::chat::message::{ChatMessage, FunctionCall};
-use crate::chat::options::{OverflowPolicy, ResponseFormat, Thinking, ToolChoice, TurnOptions};
+use crate::chat::options::{OverflowPolicy, ResponseFormat, Thinking, TurnOptions};
 use crate::chat::template::Role;
 use crate::error::Result;
 use crate::generate::Reason;
@@ -95,7 +95,7 @@ impl ResponsesRequest {
         options.max_tokens = max_tokens.map(|max| usize::try_from(max).unwrap_or(usize::MAX));
         options.tools = request.read_as("tools", tools)?;
         if let Some(choice) = request.get("tool_choice") {
-            choose_tools(&choice, &mut options)?;
+            choose_tools(&choice, &mut options, "name", |chosen| chosen.string("name"))?;
         }
         options.response_format = request.read_as("text", text_format)?;
         options.thinking = request.read_as("reasoning", reasoning)?;
@@ -215,27 +215,6 @@ fn tools(field: &Field<'_>) -> Result<Vec<String>> {
         Ok(())
     })?;
     Ok(tools)
-}
-
-fn choose_tools(choice: &Field<'_>, options: &mut TurnOptions) -> Result<()> {
-    let problem = "must be none, auto, required or a function";
-    options.tool_choice = match choice.value.as_string().as_deref() {
-        Some("auto") => ToolChoice::Auto,
-        Some("required") => ToolChoice::Required,
-        Some("none") => {
-            options.tools.clear();
-            ToolChoice::Auto
-        }
-        Some(_) => return Err(choice.refused(problem)),
-        None => {
-            let chosen = choice.object(&["type", "name"], problem)?;
-            if chosen.string("type")?.as_deref() != Some("function") {
-                return Err(choice.unsupported("a tool_choice of type function"));
-            }
-            ToolChoice::Function(chosen.string("name")?.ok_or_else(|| choice.refused("names no function"))?)
-        }
-    };
-    has_tools(choice, options)
 }
 
 fn text_format(field: &Field<'_>) -> Result<ResponseFormat> {
