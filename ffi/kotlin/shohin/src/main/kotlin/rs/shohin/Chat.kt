@@ -1,0 +1,221 @@
+package rs.shohin
+
+import kotlinx.coroutines.Dispatchers
+import kotlinx.coroutines.channels.Channel
+import kotlinx.coroutines.flow.Flow
+import kotlinx.coroutines.flow.buffer
+import kotlinx.coroutines.flow.filter
+import kotlinx.coroutines.flow.flow
+import kotlinx.coroutines.flow.flowOn
+import kotlinx.coroutines.flow.map
+import kotlinx.coroutines.sync.Mutex
+
+/** The format of replies. */
+public sealed class ReplyFormat(internal val number: Int, internal val text: String) {
+    /** Any text. */
+    public data object Text : ReplyFormat(0, "")
+
+    /** A JSON object. */
+    public data object JsonObject : ReplyFormat(1, "")
+
+    /** A JSON value that matches a JSON Schema. */
+    public data class JsonSchema(val schema: String) : ReplyFormat(2, schema)
+
+    /** A text that an expression matches from beginning to end. */
+    public data class Regex(val expression: String) : ReplyFormat(3, expression)
+
+    /** A text of a grammar in GBNF. */
+    public data class Grammar(val grammar: String) : ReplyFormat(4, grammar)
+}
+
+/** Whether a model may reason before it answers. */
+public sealed class Thinking(internal val number: Int) {
+    public data object Off : Thinking(0)
+
+    public data object On : Thinking(-1)
+
+    /** At most so many tokens. */
+    public data class Limited(val tokens: Int) : Thinking(tokens) {
+        init {
+            notNegative("tokens of reasoning", tokens)
+        }
+    }
+}
+
+/** The library's defaults. */
+private object Defaults {
+    private val numbers = Native.chatDefaults()
+    val seed = numbers[0].toLong()
+    val temperature = numbers[1].toFloat()
+    val topK = numbers[2].toInt()
+    val topP = numbers[3].toFloat()
+    val minP = numbers[4].toFloat()
+    val repetitionPenalty = numbers[5].toFloat()
+}
+
+/**
+ * Options of replies.
+ *
+ * @property seed the same seed gives the same reply
+ * @property temperature 0 always takes the most likely token
+ * @property topK keeps the most likely tokens; 0 keeps all
+ * @property topP keeps the most likely tokens with this much probability together; 1 keeps all
+ * @property minP keeps tokens at least this likely, relative to the most likely one; 0 keeps all
+ * @property repetitionPenalty over 1, makes the last 64 tokens less likely
+ * @property maxTokens of a reply; 0: only the context limits it
+ */
+public data class ChatOptions(
+    val seed: Long = Defaults.seed,
+    val temperature: Float = Defaults.temperature,
+    val topK: Int = Defaults.topK,
+    val topP: Float = Defaults.topP,
+    val minP: Float = Defaults.minP,
+    val repetitionPenalty: Float = Defaults.repetitionPenalty,
+    val maxTokens: Int = 0,
+    val thinking: Thinking = Thinking.Off,
+    val format: ReplyFormat = ReplyFormat.Text,
+) {
+    init {
+        notNegative("topK", topK)
+        notNegative("maxTokens", maxTokens)
+    }
+}
+
+/** Why a reply ended. */
+public enum class EndReason {
+    /** The model ended it. */
+    STOP,
+
+    /** It has [ChatOptions.maxTokens] tokens. */
+    LENGTH,
+
+    /** The context is full. */
+    CONTEXT_FULL,
+
+    /** It was stopped. */
+    CANCELLED,
+}
+
+/**
+ * A piece of a reply: whole characters.
+ *
+ * @property text for the reader; may be empty
+ * @property reasoning the model's reasoning
+ * @property token that the model chose
+ * @property reason why the reply ended with this piece
+ */
+public data class Piece(val text: String, val reasoning: String, val token: Int?, val reason: EndReason?)
+
+/**
+ * Of the last reply.
+ *
+ * @property cachedTokens prompt tokens that were in the KV cache
+ * @property promptSeconds to the first token
+ * @property replySeconds from the first token to the end
+ * @property position tokens that the KV cache holds; 0 while a reply is in progress
+ * @property capacity most tokens that fit into it; 0 while a reply is in progress
+ */
+public data class Usage(
+    val promptTokens: Int,
+    val cachedTokens: Int,
+    val replyTokens: Int,
+    val promptSeconds: Double,
+    val replySeconds: Double,
+    val position: Int,
+    val capacity: Int,
+)
+
+/**
+ * A conversation, with its own KV cache. When the context is full, the oldest exchanges are left out.
+ *
+ * A chat does one thing at a time: during a reply other calls throw `busy`. Close it when it is not used any more: it
+ * takes much memory.
+ */
+public class Chat internal constructor(address: Long) : AutoCloseable {
+    private val handle = Handle("chat", address, Native::chatFree)
+    private val inUse = Mutex()
+
+    /** Sends a message when the flow is collected; the texts of the reply. Leaving the flow stops the reply. */
+    public fun send(text: String): Flow<String> = texts(reply(text))
+
+    /** As [send], with everything that a piece has. */
+    public fun reply(text: String): Flow<Piece> = pieces { Native.chatSend(it, text.encodeToByteArray()) }
+
+    /** Continues tokens as plain text; the conversation stays as it is. */
+    public fun complete(tokens: IntArray): Flow<String> = texts(pieces { Native.chatComplete(it, tokens) })
+
+    /** Sets the options of the next replies. Numbers out of range are reported by the next reply. */
+    public fun setOptions(options: ChatOptions): Unit = alone {
+        Native.chatSetOptions(
+            it,
+            options.seed,
+            options.temperature,
+            options.topK,
+            options.topP,
+            options.minP,
+            options.repetitionPenalty,
+            options.maxTokens,
+            options.thinking.number,
+            options.format.number,
+            options.format.text.encodeToByteArray(),
+        )
+    }
+
+    /** Starts over, with these instructions for the whole conversation. */
+    public fun setSystem(text: String): Unit = alone { Native.chatSystem(it, text.encodeToByteArray()) }
+
+    /** Token counts and times of the last reply. */
+    public val usage: Usage
+        get() = alone(Native::chatUsage).let {
+            Usage(it[0].toInt(), it[1].toInt(), it[2].toInt(), it[3], it[4], it[5].toInt(), it[6].toInt())
+        }
+
+    /** Writes the conversation to a file, with the keys and values of its tokens. */
+    public suspend fun save(path: String): Unit =
+        computing { alone { Native.chatSave(it, path.encodeToByteArray()) } }
+
+    /** Goes on with the conversation of such a file. The model and its `kvFormat` must be the same. */
+    public suspend fun open(path: String): Unit =
+        computing { alone { Native.chatOpen(it, path.encodeToByteArray()) } }
+
+    /** Ends the reply in progress, if any, and frees the chat's memory. */
+    override fun close() {
+        handle.close()
+    }
+
+    private fun texts(pieces: Flow<Piece>): Flow<String> = pieces.map { it.text }.filter { it.isNotEmpty() }
+
+    /** The pieces of the reply that [begin] begins. */
+    private fun pieces(begin: (Long) -> Unit): Flow<Piece> =
+        flow {
+            alone { chat ->
+                begin(chat)
+                try {
+                    while (!handle.closed) emit(next(chat) ?: break)
+                } finally {
+                    Native.chatStop(chat)
+                }
+            }
+        }.buffer(Channel.RENDEZVOUS).flowOn(Dispatchers.Default)
+
+    private fun next(chat: Long): Piece? {
+        val numbers = IntArray(4)
+        val bytes = Native.chatNext(chat, numbers) ?: return null
+        val (text, reasoning, token, reason) = numbers
+        return Piece(
+            bytes.decodeToString(0, text),
+            bytes.decodeToString(text, text + reasoning),
+            token.takeIf { it >= 0 },
+            EndReason.entries.getOrNull(reason - 1),
+        )
+    }
+
+    private inline fun <T> alone(call: (Long) -> T): T {
+        if (!inUse.tryLock()) throw ShohinException("busy", "the chat is in use: its last reply has not ended")
+        try {
+            return handle.use(call)
+        } finally {
+            inUse.unlock()
+        }
+    }
+}

@@ -1,0 +1,161 @@
+package rs.shohin
+
+import java.nio.ByteBuffer
+import kotlin.coroutines.cancellation.CancellationException
+import kotlinx.coroutines.Dispatchers
+import kotlinx.coroutines.withContext
+
+/** The format of the KV cache. */
+public enum class KvFormat(internal val number: Int) {
+    /** [F16] */
+    DEFAULT(0),
+    F32(1),
+    F16(2),
+    Q8(3),
+    Q4(4),
+}
+
+/** Where a model runs. */
+public enum class Device(internal val number: Int) {
+    /** A GPU if there is a suitable one and the library was built for it, otherwise the CPU. */
+    BEST(0),
+    CPU(1),
+    GPU(2),
+}
+
+/**
+ * Options for loading a model.
+ *
+ * @property threads 0: one per core
+ * @property context context of a chat in tokens, clamped to the model's; 0: 4096
+ */
+public data class LoadOptions(
+    val threads: Int = 0,
+    val context: Int = 0,
+    val kvFormat: KvFormat = KvFormat.DEFAULT,
+    val device: Device = Device.BEST,
+) {
+    init {
+        notNegative("threads", threads)
+        notNegative("context", context)
+    }
+}
+
+/**
+ * Facts about a model.
+ *
+ * @property vocabSize tokens of the vocabulary: the length of logits
+ * @property embeddingSize the length of an embedding
+ * @property maxContext the longest context it supports, in tokens
+ * @property context the context of its chats, in tokens
+ * @property weightBytes bytes of the weights in memory
+ * @property canThink whether it can reason before it answers
+ */
+public data class ModelInfo(
+    val vocabSize: Int,
+    val embeddingSize: Int,
+    val maxContext: Int,
+    val context: Int,
+    val weightBytes: Long,
+    val threads: Int,
+    val canThink: Boolean,
+)
+
+/** A loaded model. It may be used by any number of threads. [close] frees its memory, with the last of its chats. */
+public class Model private constructor(address: Long) : AutoCloseable {
+    private val handle = Handle("model", address, Native::modelFree)
+
+    /** Facts about the model. */
+    public val info: ModelInfo =
+        Native.modelInfo(address).let {
+            ModelInfo(
+                vocabSize = it[0].toInt(),
+                embeddingSize = it[1].toInt(),
+                maxContext = it[2].toInt(),
+                context = it[3].toInt(),
+                weightBytes = it[4],
+                threads = it[5].toInt(),
+                canThink = it[6] != 0L,
+            )
+        }
+
+    /** Begins a conversation, with instructions for the whole of it. */
+    public fun chat(system: String? = null, options: ChatOptions = ChatOptions()): Chat {
+        val chat = Chat(handle.use(Native::chatNew))
+        try {
+            chat.setOptions(options)
+            if (system != null) chat.setSystem(system)
+        } catch (failure: ShohinException) {
+            chat.close()
+            throw failure
+        }
+        return chat
+    }
+
+    /** The tokens of a text, with the beginning-of-sequence token if the model uses one. */
+    public fun tokenize(text: String): IntArray = handle.use { Native.tokenize(it, text.encodeToByteArray()) }
+
+    /** The text of tokens, without control tokens. */
+    public fun detokenize(tokens: IntArray): String = handle.use { Native.detokenize(it, tokens) }.decodeToString()
+
+    /** The embedding of a text, of length 1: the mean of the final hidden states. */
+    public suspend fun embed(text: String): FloatArray =
+        computing { handle.use { Native.embed(it, text.encodeToByteArray()) } }
+
+    /** The logits of the token after [tokens]. */
+    public suspend fun logits(tokens: IntArray): FloatArray = computing { handle.use { Native.logits(it, tokens) } }
+
+    /** Frees the model's memory; its chats go on until they are closed. */
+    override fun close() {
+        handle.close()
+    }
+
+    public companion object {
+        /** The version of the native library. */
+        public val version: String
+            get() = Native.version().decodeToString()
+
+        /** Loads a GGUF file, or a model in parts by the name of any of them. Do not change the file while it is in use. */
+        public suspend fun load(path: String, options: LoadOptions = LoadOptions()): Model =
+            load(options) { threads, context, kv, device ->
+                Native.modelLoad(path.encodeToByteArray(), threads, context, kv, device)
+            }
+
+        /** Loads a GGUF file from the rest of a buffer, such as a mapped asset. The bytes are copied. */
+        public suspend fun load(buffer: ByteBuffer, options: LoadOptions = LoadOptions()): Model {
+            val bytes = buffer.slice()
+            return load(options) { threads, context, kv, device ->
+                if (bytes.isDirect) {
+                    Native.modelLoadBuffer(bytes, bytes.remaining(), threads, context, kv, device)
+                } else {
+                    val copy = ByteArray(bytes.remaining()).also(bytes::get)
+                    Native.modelLoadBytes(copy, threads, context, kv, device)
+                }
+            }
+        }
+
+        /** Loads the small model that is built into the library. */
+        public suspend fun builtIn(options: LoadOptions = LoadOptions()): Model = load(options, Native::modelLoadBuiltIn)
+
+        private suspend fun load(options: LoadOptions, call: (Int, Int, Int, Int) -> Long): Model {
+            var loaded: Model? = null
+            try {
+                return computing {
+                    val address = call(options.threads, options.context, options.kvFormat.number, options.device.number)
+                    Model(address).also { loaded = it }
+                }
+            } catch (cancelled: CancellationException) {
+                // Nobody gets a model that was loaded in the meantime.
+                loaded?.close()
+                throw cancelled
+            }
+        }
+    }
+}
+
+/** Runs a call that takes long on a thread for that. */
+internal suspend fun <T> computing(call: () -> T): T = withContext(Dispatchers.Default) { call() }
+
+internal fun notNegative(name: String, number: Int) {
+    if (number < 0) throw ShohinException("option", "$name is $number, expected 0 or more")
+}

@@ -1,0 +1,215 @@
+package rs.shohin
+
+import java.io.File
+import java.io.RandomAccessFile
+import java.nio.ByteBuffer
+import java.nio.channels.FileChannel
+import kotlinx.coroutines.CoroutineScope
+import kotlinx.coroutines.Dispatchers
+import kotlinx.coroutines.async
+import kotlinx.coroutines.awaitAll
+import kotlinx.coroutines.cancelAndJoin
+import kotlinx.coroutines.delay
+import kotlinx.coroutines.flow.collect
+import kotlinx.coroutines.flow.first
+import kotlinx.coroutines.flow.take
+import kotlinx.coroutines.flow.toList
+import kotlinx.coroutines.launch
+import kotlinx.coroutines.runBlocking
+import kotlinx.coroutines.withContext
+import rs.shohin.sample.ChatState
+
+private val MODEL = System.getenv("SHOHIN_MODEL")
+private const val MESSAGE = "What does a cow say?"
+private val GREEDY = ChatOptions(temperature = 0f, maxTokens = 40)
+
+private fun <T> equal(found: T, expected: T) {
+    if (found != expected) throw AssertionError("found $found, expected $expected")
+}
+
+private fun isTrue(condition: Boolean, what: () -> String) {
+    if (!condition) throw AssertionError(what())
+}
+
+private suspend fun fails(code: String, call: suspend () -> Unit) {
+    val failure = runCatching { call() }.exceptionOrNull()
+    isTrue(failure is ShohinException && failure.code == code && !failure.message.isNullOrEmpty()) {
+        "expected the error $code, found $failure"
+    }
+}
+
+private suspend fun Chat.text(message: String): String = send(message).toList().joinToString("")
+
+/** The tests, by name. */
+private val TESTS: Map<String, suspend (Model) -> Unit> =
+    mapOf(
+        "the reply is that of Rust" to { model ->
+            model.chat(options = GREEDY).use { chat ->
+                val pieces = chat.send(MESSAGE).toList()
+                isTrue(pieces.size > 1) { "one piece" }
+                equal(pieces.joinToString(""), System.getenv("SHOHIN_REPLY"))
+                isTrue(chat.usage.replyTokens > 1 && chat.usage.capacity > chat.usage.position) { "${chat.usage}" }
+            }
+            // The defaults are the library's.
+            model.chat().use { equal(it.text(MESSAGE), System.getenv("SHOHIN_DEFAULT_REPLY")) }
+        },
+        "the built-in model answers as its trainer's program" to {
+            Model.builtIn(LoadOptions(threads = 1, kvFormat = KvFormat.F32, device = Device.CPU)).use { model ->
+                model.chat(options = GREEDY).use { equal(it.text("What is 3 plus 4?"), "3 plus 4 is 7.") }
+            }
+        },
+        "models in memory" to {
+            RandomAccessFile(MODEL, "r").use { file ->
+                val mapped = file.channel.map(FileChannel.MapMode.READ_ONLY, 0, file.length())
+                val shifted = ByteBuffer.allocateDirect(mapped.limit() + 3).position(3).put(mapped).position(3)
+                val heap = ByteBuffer.wrap(File(MODEL).readBytes())
+                for (buffer in listOf(mapped.rewind(), shifted, heap)) {
+                    Model.load(buffer as ByteBuffer).use { model ->
+                        model.chat(options = GREEDY).use { equal(it.text(MESSAGE), System.getenv("SHOHIN_REPLY")) }
+                    }
+                }
+            }
+            fails("malformed") { Model.load(ByteBuffer.wrap("not a model".toByteArray())) }
+            fails("truncated") { Model.load(ByteBuffer.allocateDirect(0)) }
+        },
+        "tokens, embeddings and logits" to { model ->
+            for (text in listOf("", "a cow says moo", "é 🐄 \u0000", "a cow says moo ".repeat(100))) {
+                equal(model.detokenize(model.tokenize(text)), text)
+            }
+            val vector = model.embed("cow")
+            equal(vector.size, model.info.embeddingSize)
+            isTrue(Math.abs(vector.sumOf { it.toDouble() * it } - 1) < 1e-3) { "not of length 1" }
+            val logits = model.logits(model.tokenize("The cow"))
+            equal(logits.size, model.info.vocabSize)
+            model.chat(options = GREEDY.copy(maxTokens = 1)).use { chat ->
+                val first = chat.complete(model.tokenize("The cow")).toList().joinToString("")
+                equal(first, model.detokenize(intArrayOf(logits.indices.maxBy { logits[it] })))
+            }
+        },
+        "errors have codes" to { model ->
+            fails("io") { Model.load("no such file.gguf") }
+            fails("not_a_file") { Model.load("/") }
+            fails("token") { model.detokenize(intArrayOf(-1)) }
+            fails("option") { ChatOptions(topK = -1) }
+            fails("option") { LoadOptions(threads = -1) }
+            fails("malformed") { model.chat(options = ChatOptions(format = ReplyFormat.JsonSchema("{"))) }
+            model.chat(options = ChatOptions(temperature = -1f)).use { chat ->
+                fails("option") { chat.send(MESSAGE).collect() }
+                chat.setOptions(GREEDY)
+                equal(chat.text(MESSAGE), System.getenv("SHOHIN_REPLY"))
+                fails("snapshot_foreign") { chat.open(MODEL) }
+            }
+        },
+        "leaving a flow stops the reply" to { model ->
+            model.chat(options = GREEDY).use { chat ->
+                val began = chat.send(MESSAGE).take(2).toList()
+                equal(began.size, 2)
+                isTrue(System.getenv("SHOHIN_REPLY").startsWith(began.joinToString(""))) { "$began" }
+                isTrue(chat.usage.replyTokens < 40) { "${chat.usage}" }
+                isTrue(chat.text("And a dog?").isNotEmpty()) { "no reply after that" }
+            }
+        },
+        "cancelling a coroutine stops the reply" to { model ->
+            // So random that it does not end by itself soon.
+            val wild = ChatOptions(temperature = 50f, topK = 0, topP = 1f, maxTokens = 100_000)
+            model.chat(options = wild).use { chat ->
+                var pieces = 0
+                val job = BACKGROUND.launch { chat.send(MESSAGE).collect { pieces++ } }
+                while (pieces < 3) delay(1)
+                job.cancelAndJoin()
+                val held = pieces
+                isTrue(chat.usage.position > 0) { "it is still in use" }
+                delay(20)
+                equal(pieces, held)
+            }
+        },
+        "a chat does one thing at a time" to { model ->
+            model.chat(options = GREEDY).use { chat ->
+                chat.send(MESSAGE).take(1).collect {
+                    fails("busy") { chat.send(MESSAGE).first() }
+                    fails("busy") { chat.setOptions(GREEDY) }
+                }
+                chat.setSystem("You are a farmer.")
+                isTrue(chat.text(MESSAGE).isNotEmpty()) { "no reply" }
+            }
+        },
+        "formats and reasons" to { model ->
+            val options = GREEDY.copy(format = ReplyFormat.Regex("(cow|dog)s?"))
+            model.chat(options = options).use { chat ->
+                val pieces = chat.reply(MESSAGE).toList()
+                isTrue(Regex("(cow|dog)s?").matches(pieces.joinToString("") { it.text })) { "$pieces" }
+                equal(pieces.map { it.reason }.last(), EndReason.STOP)
+                equal(pieces.dropLast(1).mapNotNull { it.reason }, emptyList())
+                chat.setOptions(GREEDY.copy(maxTokens = 2))
+                equal(chat.reply(MESSAGE).toList().last().reason, EndReason.LENGTH)
+            }
+        },
+        "a session goes on" to { model ->
+            val file = File.createTempFile("shohin", ".session")
+            model.chat(options = GREEDY).use { first ->
+                model.chat(options = GREEDY).use { second ->
+                    first.text(MESSAGE)
+                    first.save(file.path)
+                    second.open(file.path)
+                    equal(second.text("And a dog?"), first.text("And a dog?"))
+                    isTrue(second.usage.cachedTokens > 0) { "${second.usage}" }
+                }
+            }
+            file.delete()
+        },
+        "threads share a model" to { model ->
+            val replies = withContext(Dispatchers.Default) {
+                List(4) { async { model.chat(options = GREEDY).use { it.text(MESSAGE) } } }.awaitAll()
+            }
+            equal(replies.toSet(), setOf(System.getenv("SHOHIN_REPLY")))
+        },
+        "closed handles are errors" to {
+            val model = Model.load(MODEL)
+            val chat = model.chat(options = GREEDY)
+            model.close()
+            model.close()
+            fails("handle") { model.tokenize("cow") }
+            fails("handle") { model.chat() }
+            equal(chat.text(MESSAGE), System.getenv("SHOHIN_REPLY"))
+            // In the middle of a reply.
+            val pieces = chat.send(MESSAGE)
+            var seen = 0
+            pieces.collect { if (++seen == 2) chat.close() }
+            isTrue(seen < 6) { "$seen pieces of a closed chat" }
+            fails("handle") { chat.send(MESSAGE).collect() }
+            fails("handle") { chat.usage }
+        },
+        "the sample's screen state" to {
+            runBlocking {
+                val state = ChatState(this) { Model.load(MODEL).let { it to it.chat(options = GREEDY) } }
+                state.load()
+                state.screen.first { it.ready }
+                state.send(MESSAGE)
+                val done = state.screen.first { it.messages.size == 2 && !it.answering }
+                equal(done.messages.map { it.text }, listOf(MESSAGE, System.getenv("SHOHIN_REPLY")))
+                state.send(MESSAGE)
+                state.screen.first { it.messages.size == 4 && it.messages[3].text.isNotEmpty() }
+                state.stop()
+                state.screen.first { !it.answering }
+                state.close()
+                val broken = ChatState(this) { throw ShohinException("io", "no such file") }
+                broken.load()
+                equal(broken.screen.first { it.problem != null }.problem, "no such file")
+            }
+        },
+    )
+
+private val BACKGROUND = CoroutineScope(Dispatchers.Default)
+
+/** Runs the tests and prints their number. */
+public fun main() {
+    runBlocking {
+        Model.load(MODEL).use { model ->
+            for ((name, test) in TESTS) {
+                test(model)
+                println("test $name ... ok")
+            }
+        }
+        println("${TESTS.size} tests passed with version ${Model.version}")
+    }
+}
