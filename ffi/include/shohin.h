@@ -29,7 +29,7 @@
  *
  * Threads. There is no global state. A model may be used by any number of threads at once, until it is freed. A chat may
  * move between threads; while one uses it, calls by others, or by a callback, are SHOHIN_BUSY. Free a handle when no
- * other thread uses it.
+ * other thread uses it. shohin_chat_interrupt may be called while another thread uses the chat, and by its callback.
  */
 #ifndef SHOHIN_H
 #define SHOHIN_H
@@ -43,6 +43,12 @@ extern "C" {
 
 /* The length of a text that ends with a NUL. */
 #define SHOHIN_CSTR SIZE_MAX
+
+/* A text of an array. Later versions do not change this struct. */
+typedef struct shohin_text {
+  const char *text;
+  size_t len; /* bytes, or SHOHIN_CSTR */
+} shohin_text;
 
 /* ---- Errors ---- */
 
@@ -148,6 +154,7 @@ typedef struct shohin_model_info {
   size_t weight_bytes;   /* bytes of the weights in memory */
   size_t threads;
   size_t can_think; /* 1 if it can reason before it answers, else 0 */
+  size_t can_call;  /* 1 if it can call functions, else 0 */
 } shohin_model_info;
 
 shohin_code shohin_model_get_info(const shohin_model *model, shohin_model_info *info, shohin_error *error);
@@ -196,6 +203,12 @@ typedef struct shohin_chat_options {
   int32_t format;           /* of replies, SHOHIN_FORMAT_... */
   const char *format_text;  /* the schema, expression or grammar */
   size_t format_text_len;   /* bytes, or SHOHIN_CSTR */
+  const shohin_text *stop;  /* texts that end a reply, and are not part of it */
+  size_t stop_count;
+  const shohin_text *tools; /* functions that the model may call, each described by a JSON text as in OpenAI's `tools` */
+  size_t tool_count;
+  const char *tool_choice;  /* NULL or "auto"; "required"; or the name of the function that must be called */
+  size_t tool_choice_len;   /* bytes, or SHOHIN_CSTR */
 } shohin_chat_options;
 
 shohin_code shohin_chat_options_default(shohin_chat_options *options, size_t size, shohin_error *error);
@@ -208,7 +221,7 @@ shohin_code shohin_chat_new(const shohin_model *model, const shohin_chat_options
 /* Frees a chat; SHOHIN_BUSY in its own callback. */
 shohin_code shohin_chat_free(shohin_chat *chat);
 
-/* The following calls, except shohin_chat_next and shohin_chat_get_usage, first end a reply that is in progress. The
+/* The following calls, except shohin_chat_next, shohin_chat_interrupt and shohin_chat_get_usage, first end a reply that is in progress. The
  * conversation keeps its text so far. */
 
 /* Sets the options of the next replies. Numbers out of range are reported by the next send. */
@@ -219,6 +232,15 @@ shohin_code shohin_chat_system(shohin_chat *chat, const char *text, size_t text_
 
 /* Sends a message. The reply is computed by shohin_chat_next. */
 shohin_code shohin_chat_send(shohin_chat *chat, const char *text, size_t text_len, shohin_error *error);
+
+/* Sends what the functions returned that the last reply called, one text for each call. The reply is computed by
+ * shohin_chat_next. */
+shohin_code shohin_chat_send_results(shohin_chat *chat, const shohin_text *results, size_t count,
+                                     shohin_error *error);
+
+/* Decodes with guesses from now on: the same replies, faster where guesses are right. They come from `draft`, a smaller
+ * model with the same vocabulary, or, if it is NULL, from what followed the last tokens where they occurred before. */
+shohin_code shohin_chat_speculate(shohin_chat *chat, const shohin_model *draft, shohin_error *error);
 
 /* Continues tokens as plain text, read with shohin_chat_next; the conversation stays as it is. */
 shohin_code shohin_chat_complete(shohin_chat *chat, const uint32_t *tokens, size_t count, shohin_error *error);
@@ -231,6 +253,14 @@ shohin_code shohin_chat_complete(shohin_chat *chat, const uint32_t *tokens, size
 
 #define SHOHIN_NO_TOKEN -1
 
+/* A call of a function by the model. Later versions do not change this struct. */
+typedef struct shohin_tool_call {
+  const char *name; /* of the function, with a NUL at its end */
+  size_t name_len;
+  const char *arguments; /* a JSON text, with a NUL at its end */
+  size_t arguments_len;
+} shohin_tool_call;
+
 /* A piece of a reply. Its texts are whole characters, and valid until the next call for this chat. */
 typedef struct shohin_piece {
   size_t size;
@@ -240,6 +270,8 @@ typedef struct shohin_piece {
   size_t reasoning_len;
   int32_t token;  /* that the model chose, or SHOHIN_NO_TOKEN */
   int32_t reason; /* why the reply ended with this piece, SHOHIN_REASON_... */
+  const shohin_tool_call *tool_calls; /* calls that are now complete; answer them with shohin_chat_send_results */
+  size_t tool_call_count;
 } shohin_piece;
 
 /* Computes the next piece of the reply. SHOHIN_DONE, with an empty piece, after the last one, or if nothing was sent. After
@@ -248,6 +280,10 @@ shohin_code shohin_chat_next(shohin_chat *chat, shohin_piece *piece, shohin_erro
 
 /* Ends the reply. Text that was held back, if any, is the last piece of shohin_chat_next. */
 shohin_code shohin_chat_stop(shohin_chat *chat, shohin_error *error);
+
+/* Ends the reply soon, from any thread: the computation of a long prompt ends, too. The piece with SHOHIN_REASON_CANCELLED
+ * is then the last one. Nothing happens without a reply in progress. */
+shohin_code shohin_chat_interrupt(shohin_chat *chat, shohin_error *error);
 
 /* Receives a piece, valid during the call. A result other than 0 stops the reply. It must return: no exception, no
  * longjmp. */
@@ -267,6 +303,8 @@ typedef struct shohin_usage {
   double reply_seconds;  /* from the first token to the end */
   size_t position;       /* tokens that the KV cache holds; 0 while a reply is in progress */
   size_t capacity;       /* most tokens that fit into it; 0 while a reply is in progress */
+  size_t guesses_checked; /* of shohin_chat_speculate, in the whole conversation; 0 while a reply is in progress */
+  size_t guesses_right;
 } shohin_usage;
 
 shohin_code shohin_chat_get_usage(const shohin_chat *chat, shohin_usage *usage, shohin_error *error);

@@ -8,6 +8,16 @@ use std::slice;
 /// The length of a text that ends with a NUL.
 pub const SHOHIN_CSTR: usize = usize::MAX;
 
+/// A text of an array.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct shohin_text {
+    /// Its bytes.
+    pub text: *const c_char,
+    /// Their number, or `SHOHIN_CSTR`.
+    pub len: usize,
+}
+
 /// Structs of a later version are at most this long.
 const LONGEST: usize = 4096;
 
@@ -48,6 +58,20 @@ pub(crate) unsafe fn text<'a>(start: *const c_char, len: usize, name: &str) -> R
         let at = wrong.valid_up_to();
         Failure::new(shohin_code::SHOHIN_UTF8, format!("the {name} is not UTF-8 at byte {at}"))
     })
+}
+
+/// An array of texts, which may be NULL if there are none.
+///
+/// # Safety
+/// As [`array`], and each element as [`text`].
+pub(crate) unsafe fn texts(start: *const shohin_text, count: usize, name: &str) -> Result<Vec<String>> {
+    if count == 0 {
+        return Ok(Vec::new());
+    }
+    // SAFETY: the caller vouches for it.
+    let texts = unsafe { array(start, count, name) }?;
+    // SAFETY: the same.
+    texts.iter().map(|each| Ok(unsafe { text(each.text, each.len, name) }?.into())).collect()
 }
 
 /// Copies `found` to a buffer of `capacity` elements, and its length to `len`. Without room, only the length is written.

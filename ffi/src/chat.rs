@@ -1,16 +1,19 @@
 //! Conversations and replies.
 
-use crate::argument::{self, Versioned};
+use crate::argument::{self, Versioned, shohin_text};
 use crate::code::{Failure, Result, call, shohin_code, shohin_error};
 use crate::handle::{self, Handle, Kind};
 use crate::model::{self, shohin_model};
 use crate::options::{self, shohin_chat_options};
+use shohin::core::chat::{FunctionCall, Role};
 use shohin::core::generate::Reason;
-use shohin::{Chat, Piece, Reply};
+use shohin::speculate::Speculation;
+use shohin::{Chat, ChatMessage, Piece, Reply, Step};
 use std::ffi::{c_char, c_void};
 use std::mem::size_of;
 use std::ptr::{self, NonNull};
-use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
 /// A conversation.
 #[derive(Debug)]
@@ -32,6 +35,20 @@ pub const SHOHIN_REASON_CANCELLED: i32 = 4;
 /// `token`: the piece is not that of a token.
 pub const SHOHIN_NO_TOKEN: i32 = -1;
 
+/// A call of a function by the model.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct shohin_tool_call {
+    /// The name of the function, with a NUL at its end.
+    pub name: *const c_char,
+    /// Its length in bytes, without the NUL.
+    pub name_len: usize,
+    /// The arguments, a JSON text with a NUL at its end.
+    pub arguments: *const c_char,
+    /// Its length in bytes, without the NUL.
+    pub arguments_len: usize,
+}
+
 /// A piece of a reply.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -50,6 +67,10 @@ pub struct shohin_piece {
     pub token: i32,
     /// Why the reply ended with this piece, `SHOHIN_REASON_...`.
     pub reason: i32,
+    /// Calls of functions that are now complete.
+    pub tool_calls: *const shohin_tool_call,
+    /// Their number.
+    pub tool_call_count: usize,
 }
 
 impl Default for shohin_piece {
@@ -62,6 +83,8 @@ impl Default for shohin_piece {
             reasoning_len: 0,
             token: SHOHIN_NO_TOKEN,
             reason: SHOHIN_REASON_NONE,
+            tool_calls: ptr::null(),
+            tool_call_count: 0,
         }
     }
 }
@@ -91,6 +114,10 @@ pub struct shohin_usage {
     pub position: usize,
     /// Most tokens that fit into it.
     pub capacity: usize,
+    /// Guessed tokens that were checked, in the whole conversation.
+    pub guesses_checked: usize,
+    /// Those that were right.
+    pub guesses_right: usize,
 }
 
 impl Default for shohin_usage {
@@ -104,6 +131,8 @@ impl Default for shohin_usage {
             reply_seconds: 0.0,
             position: 0,
             capacity: 0,
+            guesses_checked: 0,
+            guesses_right: 0,
         }
     }
 }
@@ -136,11 +165,19 @@ struct State {
     /// The texts of the last piece, with a NUL at their ends.
     text: Vec<u8>,
     reasoning: Vec<u8>,
+    /// Names and arguments of its calls, the same way, and the array of them.
+    call_texts: Vec<[Vec<u8>; 2]>,
+    calls: Vec<shohin_tool_call>,
     usage: shohin_usage,
+    /// Set by any thread: the reply shall end.
+    interrupted: Arc<AtomicBool>,
 }
 
 /// A panic during a call poisons the lock, and the chat can only be freed then.
-struct Conversation(Mutex<State>);
+struct Conversation {
+    state: Mutex<State>,
+    interrupted: Arc<AtomicBool>,
+}
 
 impl Kind for Conversation {
     const MAGIC: u64 = u64::from_le_bytes(*b"shohin-C");
@@ -160,7 +197,10 @@ impl State {
             held: None,
             text: Vec::new(),
             reasoning: Vec::new(),
+            call_texts: Vec::new(),
+            calls: Vec::new(),
             usage: shohin_usage::default(),
+            interrupted: Arc::default(),
         }
     }
 
@@ -181,6 +221,7 @@ impl State {
         // SAFETY: the chat lives until the state is dropped, which drops the reply first; and nothing else uses it while
         // there is a reply.
         let chat = unsafe { self.chat.as_mut() };
+        self.interrupted.store(false, Ordering::Relaxed);
         self.reply = Some(start(chat)?);
         Ok(shohin_code::SHOHIN_OK)
     }
@@ -211,7 +252,19 @@ impl State {
             return Ok(Some(self.show(&held)));
         }
         let Some(reply) = &mut self.reply else { return Ok(None) };
-        let next = reply.next();
+        let next = loop {
+            if self.interrupted.load(Ordering::Relaxed) {
+                self.cancel();
+                let none = shohin_piece { reason: SHOHIN_REASON_CANCELLED, ..shohin_piece::default() };
+                return Ok(Some(self.held.take().map_or(none, |piece| self.show(&piece))));
+            }
+            match reply.step() {
+                Some(Ok(Step::Prompt(..))) => {}
+                Some(Ok(Step::Piece(piece))) => break Some(Ok(piece)),
+                Some(Err(error)) => break Some(Err(error)),
+                None => break None,
+            }
+        };
         let ended = !matches!(&next, Some(Ok(piece)) if piece.done.is_none());
         if ended && let Some(mut reply) = self.reply.take() {
             // The piece with a reason is the last; this step only ends the reply.
@@ -230,6 +283,16 @@ impl State {
             kept.extend_from_slice(text.as_bytes());
             kept.push(0);
         }
+        let ended = |text: &str| [text.as_bytes(), b"\0"].concat();
+        let texts = |call: &FunctionCall| [ended(&call.name), ended(&call.arguments)];
+        self.call_texts = piece.tool_calls.iter().map(texts).collect();
+        self.calls.clear();
+        self.calls.extend(self.call_texts.iter().map(|[name, arguments]| shohin_tool_call {
+            name: name.as_ptr().cast(),
+            name_len: name.len() - 1,
+            arguments: arguments.as_ptr().cast(),
+            arguments_len: arguments.len() - 1,
+        }));
         shohin_piece {
             size: size_of::<shohin_piece>(),
             text: self.text.as_ptr().cast(),
@@ -238,6 +301,8 @@ impl State {
             reasoning_len: piece.reasoning.len(),
             token: piece.token.and_then(|token| i32::try_from(token).ok()).unwrap_or(SHOHIN_NO_TOKEN),
             reason: piece.done.map_or(SHOHIN_REASON_NONE, reason),
+            tool_calls: if self.calls.is_empty() { ptr::null() } else { self.calls.as_ptr() },
+            tool_call_count: self.calls.len(),
         }
     }
 
@@ -250,7 +315,14 @@ impl State {
         }
         // SAFETY: there is no reply.
         let chat = unsafe { self.chat.as_ref() };
-        shohin_usage { position: chat.position(), capacity: chat.capacity(), ..self.usage }
+        let guesses = chat.guesses();
+        shohin_usage {
+            position: chat.position(),
+            capacity: chat.capacity(),
+            guesses_checked: guesses.checked as usize,
+            guesses_right: guesses.right as usize,
+            ..self.usage
+        }
     }
 }
 
@@ -268,7 +340,7 @@ impl Drop for State {
 /// As [`Handle::get`].
 unsafe fn lock<'c>(chat: *const shohin_chat) -> Result<MutexGuard<'c, State>> {
     // SAFETY: the same.
-    let Conversation(state) = unsafe { Handle::get(chat) }?;
+    let Conversation { state, .. } = unsafe { Handle::get(chat) }?;
     state.try_lock().map_err(|why| match why {
         TryLockError::WouldBlock => Failure::new(shohin_code::SHOHIN_BUSY, "the chat is in use"),
         TryLockError::Poisoned(_) => {
@@ -296,7 +368,9 @@ pub unsafe extern "C" fn shohin_chat_new(
             if !options.is_null() {
                 *chat.options_mut() = options::turn(options)?;
             }
-            out.write_unaligned(Handle::give(Conversation(Mutex::new(State::new(chat)))));
+            let state = State::new(chat);
+            let interrupted = Arc::clone(&state.interrupted);
+            out.write_unaligned(Handle::give(Conversation { state: Mutex::new(state), interrupted }));
             Ok(shohin_code::SHOHIN_OK)
         })
     }
@@ -392,6 +466,56 @@ pub unsafe extern "C" fn shohin_chat_send(
     }
 }
 
+/// Sends the results of the calls of the last reply; its reply is read with [`shohin_chat_next`].
+///
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shohin_chat_send_results(
+    chat: *mut shohin_chat,
+    results: *const shohin_text,
+    count: usize,
+    error: *mut shohin_error,
+) -> shohin_code {
+    // SAFETY: the caller vouches for the pointers.
+    unsafe {
+        call(error, || {
+            let mut state = lock(chat)?;
+            if count == 0 {
+                let problem = "there are no results, expected one for each call";
+                return Err(Failure::new(shohin_code::SHOHIN_ARGUMENT, problem));
+            }
+            let results = argument::texts(results, count, "results")?;
+            let messages = results.into_iter().map(|result| ChatMessage::new(Role::Tool, result)).collect();
+            state.begin(|chat| chat.send_messages(messages))
+        })
+    }
+}
+
+/// Decodes with guesses from now on.
+///
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shohin_chat_speculate(
+    chat: *mut shohin_chat,
+    draft: *const shohin_model,
+    error: *mut shohin_error,
+) -> shohin_code {
+    // SAFETY: the caller vouches for the pointers.
+    unsafe {
+        call(error, || {
+            let mut state = lock(chat)?;
+            let speculation = match draft.is_null() {
+                true => Speculation::PromptLookup,
+                false => Speculation::Draft(model::model(draft)?.clone()),
+            };
+            state.chat().speculate(&speculation)?;
+            Ok(shohin_code::SHOHIN_OK)
+        })
+    }
+}
+
 /// Continues tokens as plain text; the conversation stays as it is.
 ///
 /// # Safety
@@ -447,6 +571,25 @@ pub unsafe extern "C" fn shohin_chat_stop(chat: *mut shohin_chat, error: *mut sh
     unsafe {
         call(error, || {
             lock(chat)?.cancel();
+            Ok(shohin_code::SHOHIN_OK)
+        })
+    }
+}
+
+/// Ends the reply in progress, from any thread.
+///
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shohin_chat_interrupt(
+    chat: *mut shohin_chat,
+    error: *mut shohin_error,
+) -> shohin_code {
+    // SAFETY: the caller vouches for the pointers.
+    unsafe {
+        call(error, || {
+            let Conversation { interrupted, .. } = Handle::get(chat)?;
+            interrupted.store(true, Ordering::Relaxed);
             Ok(shohin_code::SHOHIN_OK)
         })
     }

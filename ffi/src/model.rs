@@ -46,6 +46,8 @@ pub struct shohin_model_info {
     pub threads: usize,
     /// Whether it can reason before it answers.
     pub can_think: usize,
+    /// Whether it can call functions.
+    pub can_call: usize,
 }
 
 impl Default for shohin_model_info {
@@ -59,6 +61,7 @@ impl Default for shohin_model_info {
             weight_bytes: 0,
             threads: 0,
             can_think: 0,
+            can_call: 0,
         }
     }
 }
@@ -183,6 +186,7 @@ pub unsafe extern "C" fn shohin_model_get_info(
                 weight_bytes: model.weight_bytes(),
                 threads: model.threads(),
                 can_think: usize::from(model.can_think()),
+                can_call: usize::from(model.template().style.has_tools()),
             };
             argument::write(info, found)?;
             Ok(shohin_code::SHOHIN_OK)

@@ -1,9 +1,9 @@
 //! Options of models and of replies.
 
-use crate::argument::{self, Versioned};
+use crate::argument::{self, Versioned, shohin_text};
 use crate::code::call;
 use crate::code::{Failure, Result, shohin_code, shohin_error};
-use shohin::core::chat::{OverflowPolicy, ResponseFormat, Thinking};
+use shohin::core::chat::{OverflowPolicy, ResponseFormat, Thinking, ToolChoice};
 use shohin::{Builder, KvFormat, Model, SamplerConfig, TurnOptions};
 use std::ffi::c_char;
 use std::mem::size_of;
@@ -104,6 +104,18 @@ pub struct shohin_chat_options {
     pub format_text: *const c_char,
     /// Its length in bytes, or `SHOHIN_CSTR`.
     pub format_text_len: usize,
+    /// Texts that end a reply, and are not part of it.
+    pub stop: *const shohin_text,
+    /// Their number.
+    pub stop_count: usize,
+    /// Descriptions of functions that the model may call, each a JSON text.
+    pub tools: *const shohin_text,
+    /// Their number.
+    pub tool_count: usize,
+    /// NULL or `auto`, `required`, or the name of the function that must be called.
+    pub tool_choice: *const c_char,
+    /// Its length in bytes, or `SHOHIN_CSTR`.
+    pub tool_choice_len: usize,
 }
 
 impl Default for shohin_chat_options {
@@ -122,11 +134,17 @@ impl Default for shohin_chat_options {
             format: SHOHIN_FORMAT_TEXT,
             format_text: ptr::null(),
             format_text_len: 0,
+            stop: ptr::null(),
+            stop_count: 0,
+            tools: ptr::null(),
+            tool_count: 0,
+            tool_choice: ptr::null(),
+            tool_choice_len: 0,
         }
     }
 }
 
-// SAFETY: `size` is first, and the other fields are numbers and a pointer.
+// SAFETY: `size` is first, and the other fields are numbers and pointers.
 unsafe impl Versioned for shohin_chat_options {
     const NAME: &'static str = "chat options";
 }
@@ -199,7 +217,7 @@ pub(crate) unsafe fn builder(options: *const shohin_load_options) -> Result<Buil
 /// The options of a turn.
 ///
 /// # Safety
-/// As [`argument::read`], and `format_text` as [`argument::text`].
+/// As [`argument::read`]; texts as [`argument::text`] and [`argument::texts`].
 pub(crate) unsafe fn turn(options: *const shohin_chat_options) -> Result<TurnOptions> {
     // SAFETY: the same.
     let options = unsafe { argument::read(options) }?;
@@ -221,6 +239,20 @@ pub(crate) unsafe fn turn(options: *const shohin_chat_options) -> Result<TurnOpt
             Err(_) => return unknown("thinking", tokens, "SHOHIN_THINKING_ON, 0 or a number of tokens"),
         },
     };
+    // SAFETY: the same.
+    let (stop_strings, tools, choice) = unsafe {
+        let choice = match options.tool_choice.is_null() {
+            true => "",
+            false => argument::text(options.tool_choice, options.tool_choice_len, "tool choice")?,
+        };
+        let stop = argument::texts(options.stop, options.stop_count, "stop texts")?;
+        (stop, argument::texts(options.tools, options.tool_count, "tools")?, choice)
+    };
+    let tool_choice = match choice {
+        "" | "auto" => ToolChoice::Auto,
+        "required" => ToolChoice::Required,
+        name => ToolChoice::Function(name.into()),
+    };
     let turn = TurnOptions {
         sampler: SamplerConfig {
             seed: options.seed,
@@ -232,7 +264,10 @@ pub(crate) unsafe fn turn(options: *const shohin_chat_options) -> Result<TurnOpt
             ..SamplerConfig::default()
         },
         max_tokens: Some(options.max_tokens as usize).filter(|most| *most > 0),
+        stop_strings,
         thinking,
+        tools,
+        tool_choice,
         response_format,
         overflow: OverflowPolicy::TRIM,
         ..TurnOptions::default()

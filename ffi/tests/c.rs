@@ -1,7 +1,9 @@
 //! Programs in C and C++, compiled and run as their authors would.
 #![cfg(unix)]
 
+use shohin::core::Format;
 use shohin::{Model, SamplerConfig};
+use shohin_tests::model::{Model as TestModel, Shape, Stored};
 use std::ffi::OsStr;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -63,21 +65,47 @@ fn reply() -> String {
     text
 }
 
-fn symbols(options: &[&str]) {
+/// Runs the test of all functions; `runner` comes before the program.
+fn symbols(options: &[&str], runner: &[&str]) {
     let dir = tempfile::tempdir().unwrap();
     let program = dir.path().join("symbols");
     compile("cc", &[&["-std=c11"], options].concat(), "tests/symbols.c", &program);
-    assert_eq!(run(&program, &[model().as_ref(), dir.path().as_ref(), MESSAGE.as_ref()], ""), reply());
+    let tools = dir.path().join("tools.gguf");
+    let shape = Shape { context: 2048, ..Shape::tiny() };
+    let able = TestModel::new(shape, Stored::new(Format::Q1_0), 1).to_vec().unwrap();
+    std::fs::write(&tools, able).unwrap();
+    let model = model();
+    let args: [&OsStr; 4] = [model.as_ref(), dir.path().as_ref(), MESSAGE.as_ref(), tools.as_ref()];
+    let said = match runner {
+        [] => run(&program, &args, ""),
+        [runner, options @ ..] => {
+            let mut all: Vec<&OsStr> = options.iter().map(OsStr::new).collect();
+            all.push(program.as_ref());
+            all.extend(args);
+            run(Path::new(runner), &all, "")
+        }
+    };
+    assert_eq!(said, reply());
 }
 
 #[test]
 fn ffi_every_symbol() {
-    symbols(&[]);
+    symbols(&[], &[]);
 }
 
 #[test]
 fn ffi_every_symbol_with_sanitizers() {
-    symbols(&["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]);
+    symbols(&["-fsanitize=address,undefined", "-fno-sanitize-recover=all"], &[]);
+}
+
+#[test]
+fn ffi_every_symbol_under_valgrind() {
+    if Command::new("valgrind").arg("--version").output().is_err() {
+        println!("skipped: there is no valgrind");
+        return;
+    }
+    let checks = ["--quiet", "--error-exitcode=99", "--leak-check=full", "--errors-for-leak-kinds=definite"];
+    symbols(&[], &[&["valgrind"], &checks[..]].concat());
 }
 
 #[test]

@@ -1,5 +1,6 @@
 /* Calls every function of shohin.h: as it should be called, and with NULL, short buffers, wrong handles, bad UTF-8 and bad
- * files. symbols MODEL.gguf DIRECTORY MESSAGE prints a greedy reply. */
+ * files. symbols MODEL.gguf DIRECTORY MESSAGE TOOLS.gguf prints a greedy reply; TOOLS.gguf is a model of another vocabulary
+ * that can call functions. */
 #include <shohin.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,6 +30,7 @@ struct reply {
   char text[4096];
   size_t len;
   int stop_after;
+  int interrupt_after;
 };
 
 static int32_t collect(void *data, const shohin_piece *piece) {
@@ -40,6 +42,7 @@ static int32_t collect(void *data, const shohin_piece *piece) {
   /* A callback cannot use its own chat. */
   CHECK(SHOHIN_BUSY, shohin_chat_stop(reply->chat, &error));
   CHECK(SHOHIN_BUSY, shohin_chat_free(reply->chat));
+  if (--reply->interrupt_after == 0) CHECK(SHOHIN_OK, shohin_chat_interrupt(reply->chat, &error));
   return --reply->stop_after == 0 ? 7 : 0;
 }
 
@@ -264,6 +267,11 @@ static void chats(shohin_model *model, const char *directory, const char *messag
   CHECK(SHOHIN_NULL, shohin_chat_stop(NULL, &error));
   CHECK(SHOHIN_HANDLE, shohin_chat_stop(wrong, &error));
   CHECK(SHOHIN_OK, shohin_chat_stop(chat, &error));
+  CHECK(SHOHIN_NULL, shohin_chat_interrupt(NULL, &error));
+  CHECK(SHOHIN_HANDLE, shohin_chat_interrupt(wrong, &error));
+  CHECK(SHOHIN_NULL, shohin_chat_speculate(NULL, NULL, &error));
+  CHECK(SHOHIN_HANDLE, shohin_chat_speculate(wrong, NULL, &error));
+  CHECK(SHOHIN_HANDLE, shohin_chat_speculate(chat, (shohin_model *)chat, &error));
   CHECK(SHOHIN_NULL, shohin_chat_stream(NULL, "x", 1, collect, NULL, &error));
   CHECK(SHOHIN_NULL, shohin_chat_stream(chat, NULL, 1, collect, NULL, &error));
   CHECK(SHOHIN_NULL, shohin_chat_stream(chat, "x", 1, NULL, NULL, &error));
@@ -345,6 +353,53 @@ static void chats(shohin_model *model, const char *directory, const char *messag
   CHECK(SHOHIN_OK, shohin_chat_send(copy, message, SHOHIN_CSTR, &error));
   pull(copy, &again);
 
+  /* Interrupted: before the prompt, which is not computed then; in a callback; without a reply in progress. */
+  CHECK(SHOHIN_OK, shohin_chat_send(copy, message, SHOHIN_CSTR, &error));
+  CHECK(SHOHIN_OK, shohin_chat_interrupt(copy, &error));
+  CHECK(SHOHIN_OK, shohin_chat_next(copy, &piece, &error));
+  TRUE(piece.reason == SHOHIN_REASON_CANCELLED && piece.token == SHOHIN_NO_TOKEN && !piece.text_len);
+  CHECK(SHOHIN_DONE, shohin_chat_next(copy, &piece, &error));
+  memset(&streamed, 0, sizeof streamed);
+  streamed.chat = copy;
+  streamed.interrupt_after = 2;
+  CHECK(SHOHIN_OK, shohin_chat_stream(copy, message, SHOHIN_CSTR, collect, &streamed, &error));
+  TRUE(streamed.interrupt_after == -1);
+  CHECK(SHOHIN_OK, shohin_chat_interrupt(copy, &error));
+  CHECK(SHOHIN_OK, shohin_chat_system(copy, "", 0, &error));
+  CHECK(SHOHIN_OK, shohin_chat_send(copy, message, SHOHIN_CSTR, &error));
+  pull(copy, &again);
+
+  /* A text that ends the reply. */
+  {
+    const shohin_text stop[2] = {{"never", 5}, {pulled.text + 3, 4}};
+    options.stop = stop;
+    options.stop_count = 2;
+    CHECK(SHOHIN_OK, shohin_chat_free(copy));
+    CHECK(SHOHIN_OK, shohin_chat_new(model, &options, &copy, &error));
+    CHECK(SHOHIN_OK, shohin_chat_send(copy, message, SHOHIN_CSTR, &error));
+    pull(copy, &again);
+    TRUE(again.len == 3 && !strncmp(again.text, pulled.text, 3));
+    options.stop = NULL;
+    CHECK(SHOHIN_NULL, shohin_chat_set_options(copy, &options, &error));
+    options.stop_count = 0;
+    CHECK(SHOHIN_OK, shohin_chat_set_options(copy, &options, &error));
+  }
+
+  /* With guesses the reply is the same. */
+  CHECK(SHOHIN_OK, shohin_chat_free(copy));
+  CHECK(SHOHIN_OK, shohin_chat_new(model, &options, &copy, &error));
+  CHECK(SHOHIN_OK, shohin_chat_speculate(copy, NULL, &error));
+  CHECK(SHOHIN_OK, shohin_chat_send(copy, message, SHOHIN_CSTR, &error));
+  pull(copy, &again);
+  TRUE(!strcmp(pulled.text, again.text));
+  CHECK(SHOHIN_OK, shohin_chat_system(copy, "", 0, &error));
+  CHECK(SHOHIN_OK, shohin_chat_speculate(copy, model, &error));
+  CHECK(SHOHIN_OK, shohin_chat_send(copy, message, SHOHIN_CSTR, &error));
+  pull(copy, &again);
+  CHECK(SHOHIN_OK, shohin_chat_get_usage(copy, &usage, &error));
+  /* The model guesses itself. */
+  TRUE(usage.guesses_right > 0 && usage.guesses_checked >= usage.guesses_right);
+
   /* A reply with a form; plain text. */
   options.format = SHOHIN_FORMAT_REGEX;
   options.format_text = "(cow|dog)s?";
@@ -373,14 +428,69 @@ static void chats(shohin_model *model, const char *directory, const char *messag
   fwrite(pulled.text, 1, pulled.len, stdout);
 }
 
+static void tools(const shohin_model *model, const char *path) {
+  const shohin_text add = {"{\"name\": \"add\", \"parameters\": {\"type\": \"object\", \"properties\": "
+                           "{\"a\": {\"type\": \"boolean\"}}, \"required\": [\"a\"]}}",
+                           SHOHIN_CSTR};
+  const shohin_text results[2] = {{"true", 4}, {"x\xff", 2}};
+  shohin_model_info info = {.size = sizeof info};
+  shohin_piece piece = {.size = sizeof piece};
+  shohin_model *able;
+  shohin_chat *chat;
+  shohin_chat_options options;
+  size_t calls = 0;
+
+  CHECK(SHOHIN_OK, shohin_model_get_info(model, &info, &error));
+  TRUE(!info.can_call);
+  CHECK(SHOHIN_OK, shohin_chat_options_default(&options, sizeof options, &error));
+  options.tools = &add;
+  options.tool_count = 1;
+  CHECK(SHOHIN_OK, shohin_chat_new(model, &options, &chat, &error));
+  CHECK(SHOHIN_UNSUPPORTED, shohin_chat_send(chat, "Add!", 4, &error));
+  CHECK(SHOHIN_OK, shohin_chat_free(chat));
+
+  CHECK(SHOHIN_OK, shohin_model_load(path, SHOHIN_CSTR, NULL, &able, &error));
+  CHECK(SHOHIN_OK, shohin_model_get_info(able, &info, &error));
+  TRUE(info.can_call == 1);
+  options.tool_choice = "sub";
+  options.tool_choice_len = SHOHIN_CSTR;
+  CHECK(SHOHIN_ARGUMENT, shohin_chat_new(able, &options, &chat, &error));
+  options.tool_choice = "required";
+  options.tool_choice_len = 8;
+  options.temperature = 50;
+  options.max_tokens = 150;
+  CHECK(SHOHIN_OK, shohin_chat_new(able, &options, &chat, &error));
+  CHECK(SHOHIN_OPTION, shohin_chat_speculate(chat, model, &error));
+  CHECK(SHOHIN_OK, shohin_chat_send(chat, "Add!", 4, &error));
+  while (shohin_chat_next(chat, &piece, &error) == SHOHIN_OK)
+    for (size_t i = 0; i < piece.tool_call_count; i++, calls++) {
+      const shohin_tool_call *call = &piece.tool_calls[i];
+      TRUE(call->name_len == 3 && !strcmp(call->name, "add"));
+      TRUE(call->arguments_len == strlen(call->arguments) && strstr(call->arguments, "\"a\""));
+    }
+  TRUE(error.code == SHOHIN_DONE && calls > 0 && !piece.tool_calls && !piece.tool_call_count);
+  CHECK(SHOHIN_NULL, shohin_chat_send_results(NULL, results, 1, &error));
+  CHECK(SHOHIN_NULL, shohin_chat_send_results(chat, NULL, 1, &error));
+  CHECK(SHOHIN_HANDLE, shohin_chat_send_results((shohin_chat *)able, results, 1, &error));
+  CHECK(SHOHIN_UTF8, shohin_chat_send_results(chat, results, 2, &error));
+  CHECK(SHOHIN_ARGUMENT, shohin_chat_send_results(chat, results, 0, &error));
+  options.tool_choice = NULL;
+  CHECK(SHOHIN_OK, shohin_chat_set_options(chat, &options, &error));
+  CHECK(SHOHIN_OK, shohin_chat_send_results(chat, results, 1, &error));
+  CHECK(SHOHIN_OK, shohin_chat_next(chat, &piece, &error));
+  CHECK(SHOHIN_OK, shohin_chat_free(chat));
+  CHECK(SHOHIN_OK, shohin_model_free(able));
+}
+
 int main(int argc, char **argv) {
   shohin_model *model;
   uint64_t words[4] = {1, 2, 3, 4};
-  TRUE(argc == 4);
+  TRUE(argc == 5);
   errors();
   loading(argv[1]);
   CHECK(SHOHIN_OK, shohin_model_load(argv[1], SHOHIN_CSTR, NULL, &model, &error));
   tokens(model, words);
+  tools(model, argv[4]);
   chats(model, argv[2], argv[3]);
   return 0;
 }
