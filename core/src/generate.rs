@@ -242,46 +242,104 @@ impl Generation {
         prompt: &[u32],
         held: usize,
         capacity: usize,
-        mut sampler: Sampler,
+        sampler: Sampler,
         options: GenerationOptions,
     ) -> Result<Self> {
         if held >= prompt.len() {
             let found = prompt.len() as u64;
             return Err(Error::Length { what: "prompt", expected: held as u64 + 1, found });
         }
-        if let Overflow::Shift { keep } = options.overflow {
-            if keep >= capacity {
-                let expected = "fewer than the context holds";
-                return Err(Error::Option { what: "kept tokens", found: keep as f64, expected });
-            }
-        } else if prompt.len() > capacity {
-            let (position, adding) = (held as u64, (prompt.len() - held) as u64);
-            return Err(Error::ContextFull { position, adding, capacity: capacity as u64 });
-        }
-        options.check()?;
         let room = match options.overflow {
-            Overflow::Error => capacity - prompt.len(),
+            Overflow::Error => capacity.saturating_sub(prompt.len()),
             Overflow::Shift { .. } => usize::MAX,
         };
         let reply = options.max_tokens.min(room).min(1 << 16) + 1;
-        let mut tokens = Vec::with_capacity((prompt.len() + reply).min(prompt.len().max(capacity) + 1));
-        tokens.extend_from_slice(prompt);
-        prompt.iter().for_each(|&token| sampler.accept(token));
+        let tokens = (prompt.len() + reply).min(prompt.len().max(capacity) + 1);
+        let mut generation = Generation::with_capacity(capacity, sampler, options, tokens, reply)?;
+        (generation.fed, generation.prompt_fed) = (held, held);
+        generation.follow_up(prompt)?;
+        Ok(generation)
+    }
+
+    /// A generation that waits for its first prompt, [`Generation::follow_up`], on a backend that can hold `capacity`
+    /// tokens. It allocates now what replies, and prompts of up to `prompt` tokens each, will need.
+    ///
+    /// # Errors
+    /// [`Error::Option`] for an empty stop string or too many kept tokens.
+    pub fn waiting(
+        capacity: usize,
+        prompt: usize,
+        sampler: Sampler,
+        options: GenerationOptions,
+    ) -> Result<Self> {
+        let reply = options.max_tokens.min(capacity).min(1 << 16) + 1;
+        let tokens = capacity.saturating_add(1).saturating_add(prompt);
+        Generation::with_capacity(capacity, sampler, options, tokens, reply)
+    }
+
+    /// One without a prompt, with room for this many tokens in all and in a reply.
+    fn with_capacity(
+        capacity: usize,
+        sampler: Sampler,
+        options: GenerationOptions,
+        tokens: usize,
+        reply: usize,
+    ) -> Result<Self> {
+        if let Overflow::Shift { keep } = options.overflow
+            && keep >= capacity
+        {
+            let expected = "fewer than the context holds";
+            return Err(Error::Option { what: "kept tokens", found: keep as f64, expected });
+        }
+        options.check()?;
         Ok(Generation {
             sampler,
             logprobs: options.logprobs.map(Logprobs::new),
-            tokens,
+            tokens: Vec::with_capacity(tokens),
             reply: Vec::with_capacity(reply),
-            prompt: prompt.len(),
-            prompt_fed: held,
-            fed: held,
+            prompt: 0,
+            prompt_fed: 0,
+            fed: 0,
             dropped: 0,
             capacity,
             stream: TextStream::new(options.stop_strings.iter().map(String::len).max().unwrap_or(0)),
-            done: None,
+            done: Some(Reason::Cancelled),
             options,
             constraint: None,
         })
+    }
+
+    /// Begins another reply, to `tokens` after the present [`Generation::tokens`], in the same memory. A
+    /// constraint does not apply to it.
+    ///
+    /// # Errors
+    /// [`Error::Length`] for no tokens, [`Error::ContextFull`] if they do not fit and [`Overflow`] does not
+    /// help. The generation is then unchanged.
+    pub fn follow_up(&mut self, tokens: &[u32]) -> Result<()> {
+        if tokens.is_empty() {
+            return Err(Error::Length { what: "prompt", expected: 1, found: 0 });
+        }
+        let prompt = self.tokens.len() + tokens.len();
+        if self.options.overflow == Overflow::Error && prompt > self.capacity {
+            let (position, adding) = (self.fed as u64, (prompt - self.fed) as u64);
+            return Err(Error::ContextFull { position, adding, capacity: self.capacity as u64 });
+        }
+        self.tokens.extend_from_slice(tokens);
+        tokens.iter().for_each(|&token| self.sampler.accept(token));
+        self.reply.clear();
+        self.stream.clear();
+        (self.prompt, self.prompt_fed, self.dropped) = (prompt, self.fed, 0);
+        (self.done, self.constraint) = (None, None);
+        Ok(())
+    }
+
+    /// Forgets all tokens, to begin another conversation in the same memory with [`Generation::follow_up`]. The
+    /// backend must be truncated to nothing.
+    pub fn clear(&mut self) {
+        self.tokens.clear();
+        self.reply.clear();
+        self.sampler.forget();
+        (self.fed, self.done) = (0, Some(Reason::Cancelled));
     }
 
     /// Constrains the reply to the texts of a grammar. It ends when its text is complete; a stop string can
@@ -539,6 +597,12 @@ impl TextStream {
     }
 
     fn start(&mut self) {
+        self.ready.clear();
+    }
+
+    fn clear(&mut self) {
+        self.bytes.clear();
+        self.held.clear();
         self.ready.clear();
     }
 

@@ -46,4 +46,6 @@ pub use options::{
 pub use prefix::PrefixState;
 pub use reply::{CallBlocks, Reply, ReplyParser};
 pub use scheduler::{Event, Prompt, ReplyId, Scheduler, SchedulerOptions};
-pub use template::{ChatOptions, Message, Role, Style, Template, ToolCall, encode, encode_next, render};
+pub use template::{
+    ChatEncoder, ChatOptions, Message, Role, Style, Template, ToolCall, encode, encode_next, render,
+};

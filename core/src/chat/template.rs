@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 use crate::error::{Error, Name, Result};
 use crate::gguf::Metadata;
 use crate::json;
-use crate::tokenizer::{EncodeOptions, Tokenizer};
+use crate::tokenizer::{EncodeBuffers, EncodeOptions, Tokenizer};
 
 /// The author of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -228,10 +228,7 @@ pub fn encode(
     messages: &[Message<'_>],
     options: &ChatOptions<'_>,
 ) -> Result<Vec<u32>> {
-    let mut ids = Vec::new();
-    ids.extend(tokenizer.leading_bos());
-    Script::of(messages, options, true)?.encode(tokenizer, &options.encode, &mut ids)?;
-    Ok(ids)
+    encode_next(tokenizer, &[], messages, options)
 }
 
 /// The ids of new messages that follow `fed`, which are all tokens fed so far up to the end of the model's
@@ -246,16 +243,55 @@ pub fn encode_next(
     messages: &[Message<'_>],
     options: &ChatOptions<'_>,
 ) -> Result<Vec<u32>> {
-    let Some(last) = fed.last() else { return encode(tokenizer, messages, options) };
-    let mut script = Script::default();
-    if tokenizer.added_id(IM_END) != Some(*last) {
-        script.special(IM_END);
-    }
-    script.text("\n");
-    script.messages(messages, options, false)?;
     let mut ids = Vec::new();
-    script.encode(tokenizer, &options.encode, &mut ids)?;
+    ChatEncoder::default().encode_next(tokenizer, fed, messages, options, &mut ids)?;
     Ok(ids)
+}
+
+/// [`encode_next`] with memory that is kept from call to call, for hosts without a heap.
+#[derive(Debug, Default)]
+pub struct ChatEncoder {
+    script: Script,
+    buffers: EncodeBuffers,
+}
+
+impl ChatEncoder {
+    /// Enough for calls whose messages have up to `bytes` with the template's own text: encoding them then
+    /// allocates nothing but `ids`, unless they are normalized first.
+    pub fn with_capacity(bytes: usize) -> Self {
+        // The shortest markers have seven bytes.
+        let markers = Vec::with_capacity(bytes.div_ceil(7));
+        let script = Script { text: String::with_capacity(bytes), markers };
+        ChatEncoder { script, buffers: EncodeBuffers::with_capacity(bytes) }
+    }
+
+    /// Appends what [`encode_next`] returns to `ids`.
+    ///
+    /// # Errors
+    /// As [`encode`]. `ids` may then have some of the ids.
+    pub fn encode_next(
+        &mut self,
+        tokenizer: &Tokenizer<'_>,
+        fed: &[u32],
+        messages: &[Message<'_>],
+        options: &ChatOptions<'_>,
+        ids: &mut Vec<u32>,
+    ) -> Result<()> {
+        let ChatEncoder { script, buffers } = self;
+        script.text.clear();
+        script.markers.clear();
+        match fed.last() {
+            None => ids.extend(tokenizer.leading_bos()),
+            Some(last) => {
+                if tokenizer.added_id(IM_END) != Some(*last) {
+                    script.special(IM_END);
+                }
+                script.text("\n");
+            }
+        }
+        script.messages(messages, options, fed.is_empty())?;
+        script.encode(tokenizer, &options.encode, buffers, ids)
+    }
 }
 
 /// Appends the ids of a reply that the model is to continue, as it writes one after the generation prompt, and returns
@@ -289,12 +325,12 @@ pub(super) fn encode_unfinished(
             script.tool_calls(reply.tool_calls, content.is_empty());
         }
     }
-    script.encode(tokenizer, &options.encode, ids)?;
+    script.encode(tokenizer, &options.encode, &mut EncodeBuffers::default(), ids)?;
     Ok(script.text)
 }
 
 /// A rendered conversation with the positions of the template's own markers.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Script {
     text: String,
     /// Start and end of each marker in `text`, in ascending order.
@@ -474,7 +510,13 @@ impl Script {
 
     /// Appends the ids. Text between two markers is encoded in one piece, as in training; a marker that is
     /// not a token of this vocabulary is text.
-    fn encode(&self, tokenizer: &Tokenizer<'_>, options: &EncodeOptions, out: &mut Vec<u32>) -> Result<()> {
+    fn encode(
+        &self,
+        tokenizer: &Tokenizer<'_>,
+        options: &EncodeOptions,
+        buffers: &mut EncodeBuffers,
+        out: &mut Vec<u32>,
+    ) -> Result<()> {
         for (marker, problem) in [(IM_START, "without <|im_start|>"), (IM_END, "without <|im_end|>")] {
             if tokenizer.added_id(marker).is_none() {
                 return Err(Error::Unsupported {
@@ -490,11 +532,11 @@ impl Script {
             let Some(id) = self.text.get(*start..*end).and_then(|marker| tokenizer.added_id(marker)) else {
                 continue;
             };
-            tokenizer.encode_with(self.text.get(done..*start).unwrap_or(""), &plain, out);
+            tokenizer.encode_in(self.text.get(done..*start).unwrap_or(""), &plain, buffers, out);
             out.push(id);
             done = *end;
         }
-        tokenizer.encode_with(self.text.get(done..).unwrap_or(""), &plain, out);
+        tokenizer.encode_in(self.text.get(done..).unwrap_or(""), &plain, buffers, out);
         Ok(())
     }
 }

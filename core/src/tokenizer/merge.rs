@@ -96,6 +96,7 @@ fn unknown(text: &[u8]) -> Error {
 pub(super) type ByteTokens = [u32; 256];
 
 /// One symbol of the piece being merged, in a linked list by index.
+#[derive(Debug)]
 struct Symbol {
     id: u32,
     prev: u32,
@@ -113,7 +114,7 @@ pub(super) const NONE: u32 = u32::MAX;
 const MAX_PIECE: usize = 1 << 30;
 
 /// Applies merges to pieces; its buffers are reused from piece to piece.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(super) struct Merger {
     symbols: Vec<Symbol>,
     /// Possible merges, as rank and position: the lowest rank first, then the leftmost.
@@ -123,6 +124,13 @@ pub(super) struct Merger {
 }
 
 impl Merger {
+    /// Merges pieces of up to `bytes` without allocating.
+    pub(super) fn with_capacity(bytes: usize) -> Self {
+        // A merge takes one entry from the queue and adds two at most.
+        let queue = BinaryHeap::with_capacity(bytes.saturating_mul(2));
+        Merger { symbols: Vec::with_capacity(bytes), queue, queued: 0 }
+    }
+
     /// Appends the tokens of `piece`. A byte without a token is removed before merging, as in Hugging Face
     /// tokenizers; llama.cpp removes it afterwards, so that its neighbours do not merge.
     pub(super) fn encode(&mut self, merges: &Merges, bytes: &ByteTokens, piece: &[u8], out: &mut Vec<u32>) {

@@ -95,6 +95,22 @@ impl EncodeOptions {
     }
 }
 
+/// Memory for encoding, kept from text to text.
+#[derive(Debug, Default)]
+pub struct EncodeBuffers {
+    merger: Merger,
+    spelled: String,
+}
+
+impl EncodeBuffers {
+    /// Enough for texts of `bytes`: encoding them then allocates nothing, unless they are normalized first.
+    pub fn with_capacity(bytes: usize) -> Self {
+        // A byte is spelled in two bytes at most.
+        let spelled = String::with_capacity(bytes.saturating_mul(2));
+        EncodeBuffers { merger: Merger::with_capacity(bytes), spelled }
+    }
+}
+
 /// The kind of a token, from `tokenizer.ggml.token_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokenKind {
@@ -270,25 +286,40 @@ impl<'a> Tokenizer<'a> {
 
     /// Appends the ids of `text` to `out`.
     pub fn encode_with(&self, text: &str, options: &EncodeOptions, out: &mut Vec<u32>) {
-        let mut merger = Merger::default();
+        self.encode_in(text, options, &mut EncodeBuffers::default(), out);
+    }
+
+    /// As [`Tokenizer::encode_with`], with memory that is kept from call to call.
+    pub fn encode_in(
+        &self,
+        text: &str,
+        options: &EncodeOptions,
+        buffers: &mut EncodeBuffers,
+        out: &mut Vec<u32>,
+    ) {
         let mut from = 0;
         for (at, len, id) in self.added.matches(text.as_bytes(), options.special) {
             // Added tokens are whole characters, so there is such a part.
-            self.encode_plain(text.get(from..at).unwrap_or_default(), options, &mut merger, out);
+            self.encode_plain(text.get(from..at).unwrap_or_default(), options, buffers, out);
             out.push(id);
             from = at + len;
         }
-        self.encode_plain(text.get(from..).unwrap_or_default(), options, &mut merger, out);
+        self.encode_plain(text.get(from..).unwrap_or_default(), options, buffers, out);
     }
 
-    fn encode_plain(&self, text: &str, options: &EncodeOptions, merger: &mut Merger, out: &mut Vec<u32>) {
+    fn encode_plain(
+        &self,
+        text: &str,
+        options: &EncodeOptions,
+        EncodeBuffers { merger, spelled }: &mut EncodeBuffers,
+        out: &mut Vec<u32>,
+    ) {
         #[cfg(feature = "nfc")]
         let text = &*if options.nfc { nfc(text) } else { text.into() };
         #[cfg(not(feature = "nfc"))]
         let _ = options;
-        let mut spelled = String::new();
         for piece in Split::new(text, self.pre) {
-            if let Some(id) = self.whole_token(piece, &mut spelled) {
+            if let Some(id) = self.whole_token(piece, spelled) {
                 out.push(id);
                 continue;
             }

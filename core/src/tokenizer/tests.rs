@@ -117,9 +117,9 @@ fn long_pieces_take_n_log_n_steps() {
     Built::new(&merges).with(|t| {
         let t = t.unwrap();
         for text in ["a".repeat(2_000_000), "ab".repeat(200_000), "aab".repeat(100_000)] {
-            let mut merger = Merger::default();
+            let mut buffers = EncodeBuffers::default();
             let mut ids = Vec::new();
-            t.encode_plain(&text, &EncodeOptions::default(), &mut merger, &mut ids);
+            t.encode_plain(&text, &EncodeOptions::default(), &mut buffers, &mut ids);
             assert!(merger.queued <= 3 * text.len() as u64, "{}", merger.queued);
             assert_eq!(ids.iter().flat_map(|id| t.token_bytes(*id).unwrap()).count(), text.len());
         }

@@ -1,0 +1,180 @@
+//! The application: a conversation over standard input and output.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::ops::ControlFlow;
+
+use semihosting::io::{self, Read};
+use semihosting::{eprintln, print, println, process};
+use shohin_core::chat::{ChatEncoder, ChatOptions, Message, Role, Template};
+use shohin_core::cpu::{CpuWeights, Isa};
+use shohin_core::generate::{Backend, Event, Generation, GenerationOptions, Reason, drive};
+use shohin_core::session::Decoder;
+use shohin_core::{BonsaiModel, Cpu, CpuOptions, Error, Gguf, KvFormat, Sampler, SamplerConfig, Serial};
+use shohin_core::{SessionOptions, Tokenizer};
+use static_cell::ConstStaticCell;
+
+use crate::clock::Clock;
+use crate::{heap, model, stack};
+
+/// Positions of a conversation: prompt and reply of several turns.
+const CONTEXT: usize = 256;
+/// Prompt tokens computed together: more are faster and take more scratch memory.
+const BATCH: usize = 4;
+/// Bytes of a line.
+const LINE: usize = 256;
+/// Most tokens of a reply.
+const REPLY: usize = 64;
+/// Scratch memory of the device, and the cache of the session. The program ends with an error if they are too small.
+const SCRATCH: usize = 96 << 10;
+const SESSION: usize = 448 << 10;
+
+static SCRATCH_MEMORY: ConstStaticCell<[u8; SCRATCH]> = ConstStaticCell::new([0; SCRATCH]);
+static SESSION_MEMORY: ConstStaticCell<[u8; SESSION]> = ConstStaticCell::new([0; SESSION]);
+
+/// Chats until the input ends, then prints how much memory and how many instructions it took.
+pub fn run(clock: &mut dyn Clock) -> ! {
+    stack::paint();
+    heap::init();
+    match chat(clock) {
+        Ok(()) => process::exit(0),
+        Err(error) => {
+            eprintln!("error: {error}");
+            process::exit(1)
+        }
+    }
+}
+
+/// Instructions of one kind of work.
+#[derive(Default)]
+struct Count {
+    tokens: u64,
+    instructions: u64,
+}
+
+impl Count {
+    fn per_token(&self) -> u64 {
+        self.instructions / self.tokens.max(1)
+    }
+}
+
+/// A backend that counts instructions.
+struct Counting<'c, B> {
+    backend: B,
+    clock: &'c mut dyn Clock,
+    prompt: Count,
+    reply: Count,
+    /// The logits' bits in all steps so far, as a checksum: equal on every board and on the desktop.
+    checksum: u32,
+}
+
+impl<B: Backend> Backend for Counting<'_, B> {
+    fn position(&self) -> usize {
+        self.backend.position()
+    }
+
+    fn capacity(&self) -> usize {
+        self.backend.capacity()
+    }
+
+    fn feed(&mut self, tokens: &[u32]) -> Result<&[f32], Error> {
+        let before = self.clock.instructions();
+        let logits = self.backend.feed(tokens)?;
+        let count = if tokens.len() > 1 { &mut self.prompt } else { &mut self.reply };
+        count.tokens += tokens.len() as u64;
+        count.instructions += self.clock.instructions() - before;
+        for logit in logits {
+            self.checksum = (self.checksum.rotate_left(5) ^ logit.to_bits()).wrapping_mul(0x9e37_79b9);
+        }
+        Ok(logits)
+    }
+
+    fn truncate(&mut self, len: usize) -> Result<(), Error> {
+        self.backend.truncate(len)
+    }
+}
+
+fn chat(clock: &mut dyn Clock) -> Result<(), Error> {
+    let gguf = Gguf::parse(model::flash())?;
+    let tokenizer = Tokenizer::from_gguf(&gguf)?;
+    let template = Template::from_metadata(gguf.metadata(), &tokenizer)?;
+    let weights = Arc::new(CpuWeights::new(BonsaiModel::from_gguf(&gguf)?)?);
+
+    let isa = Isa::detect();
+    let options = CpuOptions { context: CONTEXT, batch: BATCH, isa, ..CpuOptions::default() };
+    let session = SessionOptions { context: CONTEXT, kv: KvFormat::Q8, ..SessionOptions::default() };
+    let plan = weights.memory_plan(&options, &session)?;
+    let mut cpu = Cpu::new_in(weights, &options, Serial, SCRATCH_MEMORY.take().as_mut_slice())?;
+    let mut session = cpu.session_in(&session, SESSION_MEMORY.take().as_mut_slice())?;
+    let capacity = session.capacity();
+
+    let sampler = Sampler::new(&SamplerConfig::greedy(), cpu.model().config().vocab_size)?;
+    let options = GenerationOptions { max_tokens: REPLY, batch: BATCH, ..GenerationOptions::default() };
+    let mut reply = Generation::waiting(capacity, LINE, sampler, options)?;
+    let chat = ChatOptions { template, ..ChatOptions::default() };
+    let mut encoder = ChatEncoder::with_capacity(2 * LINE);
+    let mut ids = Vec::with_capacity(2 * LINE);
+
+    heap::seal();
+    let backend = Decoder { device: &mut cpu, session: &mut session };
+    let (prompt, replies) = (Count::default(), Count::default());
+    let mut backend = Counting { backend, clock, prompt, reply: replies, checksum: 0 };
+    let mut line = heapless::Vec::<u8, LINE>::new();
+    while read_line(&mut line) {
+        let Ok(text) = core::str::from_utf8(&line) else {
+            println!("(That was not UTF-8.)");
+            continue;
+        };
+        let message = [Message::new(Role::User, text)];
+        ids.clear();
+        encoder.encode_next(&tokenizer, reply.tokens(), &message, &chat, &mut ids)?;
+        // Leaves room for an answer; otherwise the conversation begins again.
+        if reply.tokens().len() + ids.len() + REPLY > capacity {
+            reply.clear();
+            backend.truncate(0)?;
+            ids.clear();
+            encoder.encode_next(&tokenizer, &[], &message, &chat, &mut ids)?;
+        }
+        match reply.follow_up(&ids) {
+            Err(Error::ContextFull { .. }) => {
+                println!("(That is too long.)");
+                continue;
+            }
+            other => other?,
+        }
+        let reason = drive(&mut reply, &mut backend, &tokenizer, &mut |event| {
+            if let Event::Token(token) = event {
+                print!("{}", token.text);
+            }
+            ControlFlow::Continue(())
+        })?;
+        println!("{}", if reason == Reason::Stop { "" } else { " ..." });
+    }
+
+    println!("# isa {}", isa.name());
+    println!("# logits {:08x}", backend.checksum);
+    println!("# heap-peak {}", heap::peak());
+    println!("# heap {}", heap::used());
+    println!("# scratch {}", plan.device);
+    println!("# session {}", plan.session);
+    println!("# stack {}", stack::peak());
+    println!("# prompt {}", backend.prompt.per_token());
+    println!("# reply {}", backend.reply.per_token());
+    Ok(())
+}
+
+/// Reads a line without its end; longer ones are cut off. False at the end of the input.
+fn read_line(line: &mut heapless::Vec<u8, LINE>) -> bool {
+    line.clear();
+    let Ok(mut input) = io::stdin() else { return false };
+    let mut byte = [0];
+    while matches!(input.read(&mut byte), Ok(1)) {
+        match byte[0] {
+            b'\n' => return true,
+            b'\r' => {}
+            // The rest of a line that is too long is dropped.
+            other => drop(line.push(other)),
+        }
+    }
+    !line.is_empty()
+}
