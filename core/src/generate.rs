@@ -19,10 +19,11 @@
 //! [`drive`] is that loop for a backend that answers at once.
 #![forbid(unsafe_code)]
 
-use crate::constrain::Constraint;
+use crate::constrain::{Constraint, Restrict};
 use crate::sample::{Logprob, Logprobs, Sampler};
 use crate::tokenizer::{TokenKind, Tokenizer};
 use crate::{Error, Result};
+use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::ops::ControlFlow;
@@ -228,7 +229,8 @@ pub struct Generation {
     capacity: usize,
     stream: TextStream,
     done: Option<Reason>,
-    constraint: Option<Constraint>,
+    /// An object, so that programs without constraints do not contain their code.
+    constraint: Option<Box<dyn Restrict>>,
 }
 
 impl Generation {
@@ -345,7 +347,7 @@ impl Generation {
     /// Constrains the reply to the texts of a grammar. It ends when its text is complete; a stop string can
     /// end it before, and so can `max_tokens` if it is too small for any text of the grammar.
     pub fn constrain(&mut self, constraint: Constraint) {
-        self.constraint = Some(constraint);
+        self.constraint = Some(Box::new(constraint));
     }
 
     fn next_fed(&self) -> usize {
@@ -419,7 +421,7 @@ impl Generation {
                 return Err(Error::Logits { problem: "none of the tokens that may follow is possible" });
             }
             self.add(detokenizer, token);
-            let finished = self.constraint.as_ref().is_some_and(Constraint::finished);
+            let finished = self.constraint.as_ref().is_some_and(|constraint| constraint.finished());
             if self.stream.advance(&self.options.stop_strings) {
                 self.done = Some(Reason::StopString);
             } else if finished && !self.options.ignore_end {

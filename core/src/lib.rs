@@ -75,6 +75,7 @@ pub mod rows;
 pub mod sample;
 pub mod session;
 mod sort;
+pub mod sync;
 pub mod tokenizer;
 
 pub use attention::AttentionPattern;

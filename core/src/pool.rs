@@ -21,6 +21,7 @@ impl<P: Pool + ?Sized> Pool for &P {
     }
 }
 
+#[cfg(target_has_atomic = "ptr")]
 impl<P: Pool + Send + ?Sized> Pool for alloc::sync::Arc<P> {
     fn workers(&self) -> usize {
         (**self).workers()

@@ -63,6 +63,20 @@ pub(crate) trait KvCodec: Copy + Send + Sync + 'static {
     );
 }
 
+/// The codec of a format, if it is part of this build.
+#[cfg(feature = "cache-formats")]
+macro_rules! in_build {
+    ($name:ident, $codec:ty) => {
+        $codec
+    };
+}
+#[cfg(not(feature = "cache-formats"))]
+macro_rules! in_build {
+    ($name:ident, $codec:ty) => {
+        crate::cache::Quantized<crate::cache::Codes<8>>
+    };
+}
+
 macro_rules! formats {
     ($($(#[$doc:meta])* $name:ident $text:literal $codec:ty),* $(,)?) => {
         /// How cached keys and values are stored.
@@ -83,12 +97,17 @@ macro_rules! formats {
             }
         }
 
+        /// The codec of each format.
+        pub(crate) mod codecs {
+            $(pub(crate) type $name = in_build!($name, $codec);)*
+        }
+
         /// Evaluates an expression with the codec of a [`KvFormat`] as a type: `with_codec!(format, C => ...)`.
         macro_rules! with_codec {
             ($format:expr, $c:ident => $body:expr) => {
                 match $format {
                     $($crate::cache::KvFormat::$name => {
-                        type $c = $codec;
+                        type $c = $crate::cache::codecs::$name;
                         $body
                     })*
                 }
@@ -102,10 +121,11 @@ formats! {
     /// 32-bit floats: exact.
     F32 "f32" crate::cache::Float<f32>,
     /// 16-bit floats: half the memory, relative rounding error 2^-11.
-    #[default]
+    #[cfg_attr(feature = "cache-formats", default)]
     F16 "f16" crate::cache::Float<half::f16>,
     /// 8-bit integers with one scale per 32 elements of a key and one per value: half the memory of F16.
     /// Absolute error at most 1/254 of the largest magnitude in the group.
+    #[cfg_attr(not(feature = "cache-formats"), default)]
     Q8 "q8" crate::cache::Quantized<crate::cache::Codes<8>>,
     /// 4-bit integers with one scale per 32 elements: a little over half the memory of Q8. Absolute error at
     /// most 1/14 of the largest magnitude in the group.
@@ -119,6 +139,11 @@ formats! {
 pub(crate) use with_codec;
 
 impl KvFormat {
+    /// Whether this build can store the format: without the feature `cache-formats`, only Q8.
+    pub const fn is_available(self) -> bool {
+        cfg!(feature = "cache-formats") || matches!(self, KvFormat::Q8)
+    }
+
     /// The format called `name`.
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|format| format.name() == name)

@@ -3,8 +3,8 @@
 
 use super::template::Template;
 use crate::constrain::Vocabulary;
+use crate::sync::Arc;
 use crate::tokenizer::Tokenizer;
-use alloc::sync::Arc;
 
 /// The parts of a model that a conversation needs besides its logits.
 #[derive(Clone, Copy)]

@@ -48,8 +48,9 @@ pub use grammar::{Grammar, Whitespace};
 pub use vocabulary::Vocabulary;
 
 use crate::error::{Error, Name, Result};
+use crate::sync::{Arc, Shareable};
+use alloc::boxed::Box;
 use alloc::format;
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 use matcher::Matcher;
 use pattern::NEVER;
@@ -85,6 +86,43 @@ pub struct Constraint {
     /// For the last tokens of a reply, where the allowed tokens depend on how many are left.
     tight: Mask,
     masked: Vec<f32>,
+}
+
+/// What a generation asks of a [`Constraint`].
+pub(crate) trait Restrict: core::fmt::Debug + Shareable {
+    fn boxed(&self) -> Box<dyn Restrict>;
+    fn finished(&self) -> bool;
+    fn shortest(&self) -> u32;
+    fn accept(&mut self, token: u32) -> bool;
+    fn apply(&mut self, logits: &[f32], left: usize, stops: &[u32]) -> &[f32];
+}
+
+impl Clone for Box<dyn Restrict> {
+    fn clone(&self) -> Self {
+        (**self).boxed()
+    }
+}
+
+impl Restrict for Constraint {
+    fn boxed(&self) -> Box<dyn Restrict> {
+        Box::new(self.clone())
+    }
+
+    fn finished(&self) -> bool {
+        Constraint::finished(self)
+    }
+
+    fn shortest(&self) -> u32 {
+        Constraint::shortest(self)
+    }
+
+    fn accept(&mut self, token: u32) -> bool {
+        Constraint::accept(self, token)
+    }
+
+    fn apply(&mut self, logits: &[f32], left: usize, stops: &[u32]) -> &[f32] {
+        Constraint::apply(self, logits, left, stops)
+    }
 }
 
 impl Constraint {

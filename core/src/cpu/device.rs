@@ -2,7 +2,6 @@
 #![forbid(unsafe_code)]
 
 use alloc::boxed::Box;
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::future::Future;
 
@@ -19,13 +18,14 @@ use crate::cache::{KvShape, PagePool, with_codec};
 use crate::device::{
     Activations, Batch, BlockingDevice, Device, SessionOptions, Sink, check_run, copy_cache, ready,
 };
-use crate::error::{Error, Result};
+use crate::error::{Error, Name, Result};
 use crate::memory::Memory;
 use crate::model::weights::ModelBytes;
 use crate::model::{BonsaiModel, ModelConfig, Program};
 use crate::pool::Pool;
 use crate::rows::Rows;
 use crate::session::Session;
+use crate::sync::Arc;
 
 /// A model on the CPU: its weights, scratch memory for a batch, and the thread pool. No computing call
 /// allocates.
@@ -99,6 +99,10 @@ impl MemoryPlan {
 fn shape(program: &Program, options: &CpuOptions, session: &SessionOptions) -> Result<KvShape> {
     if session.context == 0 {
         return Err(Error::Option { what: "context", found: 0.0, expected: "at least 1" });
+    }
+    if !session.kv.is_available() {
+        let (key, found) = (Name::new("cache format"), Name::new(session.kv.name()));
+        return Err(Error::Unsupported { key, found, expected: "q8, the only format of this build" });
     }
     session.attention.check()?;
     Ok(KvShape {

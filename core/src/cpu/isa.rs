@@ -11,6 +11,9 @@ pub struct Isa(Kind);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Scalar,
+    /// Table lookup in memory.
+    #[cfg(any(target_arch = "arm", target_arch = "riscv32"))]
+    Tables,
     #[cfg(target_arch = "x86_64")]
     Avx2,
     #[cfg(target_arch = "x86_64")]
@@ -33,6 +36,8 @@ impl Kind {
     /// Slowest first.
     const ALL: &[Kind] = &[
         Kind::Scalar,
+        #[cfg(any(target_arch = "arm", target_arch = "riscv32"))]
+        Kind::Tables,
         #[cfg(target_arch = "x86_64")]
         Kind::Avx2,
         #[cfg(target_arch = "x86_64")]
@@ -52,6 +57,8 @@ impl Kind {
     fn supported(self) -> bool {
         match self {
             Kind::Scalar => true,
+            #[cfg(any(target_arch = "arm", target_arch = "riscv32"))]
+            Kind::Tables => true,
             #[cfg(target_arch = "x86_64")]
             Kind::Avx2 => x86::features().0,
             #[cfg(target_arch = "x86_64")]
@@ -93,7 +100,7 @@ impl Isa {
         Isa::available().find(|isa| isa.name() == name).ok_or(Error::Unsupported {
             key: crate::Name::new("instruction set"),
             found: crate::Name::new(name),
-            expected: "scalar, avx2, avx512vnni, avx512amx, neon, neondot, simd128, relaxed or relaxeddot, as far as the machine has it",
+            expected: "scalar, tables, avx2, avx512vnni, avx512amx, neon, neondot, simd128, relaxed or relaxeddot, as far as the machine has it",
         })
     }
 
@@ -101,6 +108,8 @@ impl Isa {
     pub const fn name(self) -> &'static str {
         match self.0 {
             Kind::Scalar => "scalar",
+            #[cfg(any(target_arch = "arm", target_arch = "riscv32"))]
+            Kind::Tables => "tables",
             #[cfg(target_arch = "x86_64")]
             Kind::Avx2 => "avx2",
             #[cfg(target_arch = "x86_64")]

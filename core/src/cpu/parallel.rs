@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::pool::Pool;
+use crate::sync::{Counter, THREADS};
 
 struct Base<T>(*mut T);
 
@@ -28,16 +29,16 @@ pub(crate) fn for_each_chunk<T: Send>(
     let chunk = chunk.max(1);
     let len = data.len();
     let jobs = len.div_ceil(chunk);
-    if pool.workers() <= 1 || jobs <= 1 {
+    if !THREADS || pool.workers() <= 1 || jobs <= 1 {
         for (i, part) in data.chunks_mut(chunk).enumerate() {
             job(i, part);
         }
         return;
     }
     let base = Base(data.as_mut_ptr());
-    let next = core::sync::atomic::AtomicUsize::new(0);
+    let next = Counter::new();
     pool.run(jobs, &|_| {
-        let i = next.fetch_add(1, core::sync::atomic::Ordering::Relaxed);
+        let i = next.next();
         if i < jobs {
             let start = i * chunk;
             // SAFETY: start < len, the run ends at or before len, and the counter hands out each `i`
@@ -109,9 +110,9 @@ pub(crate) fn for_each_tile<const N: usize>(
         assert!(buffer.is_empty() || Some(buffer.len()) == size, "a buffer of other dimensions");
         (Base(buffer.as_mut_ptr()), if buffer.is_empty() { 0 } else { rows })
     });
-    let next = core::sync::atomic::AtomicUsize::new(0);
+    let next = Counter::new();
     let one = |_| {
-        let i = next.fetch_add(1, core::sync::atomic::Ordering::Relaxed);
+        let i = next.next();
         if i >= tiles {
             return;
         }
@@ -132,7 +133,7 @@ pub(crate) fn for_each_tile<const N: usize>(
         });
         job(row, col, tiles);
     };
-    if pool.workers() <= 1 {
+    if !THREADS || pool.workers() <= 1 {
         (0..tiles).for_each(one);
     } else {
         pool.run(tiles, &one);
@@ -187,6 +188,18 @@ impl OutputRows<'_> {
 }
 
 impl OutputRows<'_> {
+    /// The outputs of `token`, `(rows)`; empty if there is no such token.
+    #[allow(dead_code, reason = "not every target has kernels that add to outputs")]
+    pub(crate) fn of(&mut self, token: usize) -> &mut [f32] {
+        if token >= self.tokens {
+            return &mut [];
+        }
+        // SAFETY: these rows of `token` are inside `y`, and no other `OutputRows` has them.
+        unsafe { core::slice::from_raw_parts_mut(self.base.add(token * self.stride), self.len) }
+    }
+}
+
+impl OutputRows<'_> {
     /// Sets all outputs to zero.
     pub(crate) fn zero(&mut self) {
         for token in 0..self.tokens {
@@ -217,9 +230,9 @@ pub(crate) fn for_each_rows<const N: usize>(
     };
     let outputs: heapless::Vec<_, N> = outputs.into_iter().map(output).collect();
     let chunks = outputs.iter().map(|(_, rows, chunk)| rows.div_ceil(*chunk)).sum();
-    let next = core::sync::atomic::AtomicUsize::new(0);
+    let next = Counter::new();
     let one = |_| {
-        let mut left = next.fetch_add(1, core::sync::atomic::Ordering::Relaxed);
+        let mut left = next.next();
         for (i, (base, rows, chunk)) in outputs.iter().enumerate() {
             let chunks = rows.div_ceil(*chunk);
             if left >= chunks {
@@ -236,7 +249,7 @@ pub(crate) fn for_each_rows<const N: usize>(
             return job(i, OutputRows { base, stride: *rows, tokens, first, len, y });
         }
     };
-    if pool.workers() <= 1 {
+    if !THREADS || pool.workers() <= 1 {
         (0..chunks).for_each(one);
     } else {
         pool.run(chunks, &one);

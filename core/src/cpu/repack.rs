@@ -42,6 +42,8 @@ impl Layout {
         let _ = format;
         match isa.kind() {
             Kind::Scalar => Layout::RowMajor,
+            #[cfg(any(target_arch = "arm", target_arch = "riscv32"))]
+            Kind::Tables => Layout::RowMajor,
             // Half as many bits need half as many lookups, but as many products.
             #[cfg(target_arch = "x86_64")]
             Kind::Avx2 | Kind::Avx512Vnni | Kind::Avx512Amx if matches!(format, Format::Q1_0) => {

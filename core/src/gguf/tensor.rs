@@ -62,7 +62,7 @@ impl TensorType {
     /// file.
     pub fn format(&self) -> Option<Format> {
         let id = (self.id != ID_42).then_some(self.id)?;
-        Format::ALL.into_iter().find(|f| f.gguf_id() == id)
+        Format::ALL.into_iter().find(|f| f.gguf_id() == id && f.is_available())
     }
 }
 

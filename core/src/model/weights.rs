@@ -1,7 +1,6 @@
 //! A model's tensors in the bytes of its file, which the model owns.
 #![forbid(unsafe_code)]
 
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Range;
 
@@ -9,6 +8,7 @@ use super::program::{Program, TensorId};
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
 use crate::quant::{Format, Matrix};
+use crate::sync::Arc;
 
 /// The bytes of a model file, or of one of several: in memory, in flash, or memory-mapped.
 pub trait ModelBytes {

@@ -16,6 +16,23 @@ pub enum WeightClass {
     OneBit,
 }
 
+/// The type that reads a format's blocks, if its class is part of this build.
+#[cfg(feature = "integer-formats")]
+macro_rules! in_build {
+    ($class:ident, $block:ty) => {
+        $block
+    };
+}
+#[cfg(not(feature = "integer-formats"))]
+macro_rules! in_build {
+    (Integer, $block:ty) => {
+        crate::quant::float::F32
+    };
+    ($class:ident, $block:ty) => {
+        $block
+    };
+}
+
 macro_rules! optional {
     () => {
         None
@@ -101,13 +118,18 @@ macro_rules! formats {
             }
         }
 
+        /// The block of each format.
+        pub(crate) mod blocks {
+            $(#[allow(non_camel_case_types)] pub(crate) type $format = in_build!($class, $block);)*
+        }
+
         /// Evaluates an expression with the [`Block`] of a [`Format`] as a type:
-        /// `with_block!(format, B => ...)`.
+        /// `with_block!(format, B => ...)`. Formats that are not part of this build have no weights.
         macro_rules! with_block {
             ($f:expr, $b:ident => $body:expr) => {
                 match $f {
                     $($crate::quant::Format::$format => {
-                        type $b = $block;
+                        type $b = $crate::quant::format::blocks::$format;
                         $body
                     })*
                 }
@@ -173,6 +195,12 @@ formats! {
 pub(super) use with_block;
 
 impl Format {
+    /// Whether this build can compute with the format: without the feature `integer-formats`, only float, 1-bit
+    /// and ternary formats.
+    pub const fn is_available(self) -> bool {
+        cfg!(feature = "integer-formats") || !matches!(self.class(), WeightClass::Integer)
+    }
+
     /// Whether weights are floats stored one by one, whose dot products are computed in f32.
     pub const fn is_float(self) -> bool {
         matches!(self.class(), WeightClass::Float)

@@ -120,7 +120,7 @@ fn long_pieces_take_n_log_n_steps() {
             let mut buffers = EncodeBuffers::default();
             let mut ids = Vec::new();
             t.encode_plain(&text, &EncodeOptions::default(), &mut buffers, &mut ids);
-            assert!(merger.queued <= 3 * text.len() as u64, "{}", merger.queued);
+            assert!(buffers.merger.queued <= 3 * text.len() as u64, "{}", buffers.merger.queued);
             assert_eq!(ids.iter().flat_map(|id| t.token_bytes(*id).unwrap()).count(), text.len());
         }
     });

@@ -284,6 +284,8 @@ fn span<C: FlashCodec>(
             #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
             Kind::Scalar if SIMD_ONLY => simd128(&job, softmax),
             Kind::Scalar => run::<simd::Scalar, C, 0, 1, 2, 1>(&job, softmax),
+            #[cfg(any(target_arch = "arm", target_arch = "riscv32"))]
+            Kind::Tables => run::<simd::Scalar, C, 0, 1, 2, 1>(&job, softmax),
             #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
             Kind::Simd128 => simd128(&job, softmax),
             #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]

@@ -58,6 +58,8 @@ const fn lut_tokens(isa: Isa, tokens: usize) -> usize {
     let _ = tokens;
     match isa.kind() {
         Kind::Scalar => 0,
+        #[cfg(any(target_arch = "arm", target_arch = "riscv32"))]
+        Kind::Tables => 0,
         #[cfg(target_arch = "x86_64")]
         Kind::Avx2 | Kind::Avx512Vnni => tokens,
         // AMX multiplies, whatever the format.
@@ -82,6 +84,8 @@ const fn lut_tokens(isa: Isa, tokens: usize) -> usize {
 const fn lanes(isa: Isa) -> Lanes {
     match isa.kind() {
         Kind::Scalar => Lanes::NONE,
+        #[cfg(any(target_arch = "arm", target_arch = "riscv32"))]
+        Kind::Tables => Lanes::NONE,
         #[cfg(target_arch = "x86_64")]
         Kind::Avx2 => super::avx2_panel::LANES,
         #[cfg(target_arch = "x86_64")]
@@ -105,6 +109,8 @@ const fn in_lanes(isa: Isa, layout: Layout, format: Format) -> bool {
         (Layout::RowMajor, _) => false,
         (Layout::Panels8, _) => lanes(isa).group > 0,
         (Layout::Panels32, Kind::Scalar) => false,
+        #[cfg(any(target_arch = "arm", target_arch = "riscv32"))]
+        (Layout::Panels32, Kind::Tables) => false,
         #[cfg(target_arch = "x86_64")]
         (Layout::Panels32, Kind::Avx2 | Kind::Avx512Vnni | Kind::Avx512Amx) => false,
         #[cfg(target_arch = "aarch64")]
@@ -121,6 +127,10 @@ const fn in_lanes(isa: Isa, layout: Layout, format: Format) -> bool {
 
 /// Rows that should share the tables of several tokens in a product with `w`; 0 if there are no such tables.
 pub(super) const fn rows_per_table(isa: Isa, w: &PackedMatrix<'_>, tokens: usize) -> usize {
+    #[cfg(any(target_arch = "arm", target_arch = "riscv32"))]
+    if matches!(isa.kind(), Kind::Tables) && super::byte_tables::has(w.format()) {
+        return usize::MAX;
+    }
     if in_lanes(isa, w.layout(), w.format()) && lanes(isa).tokens(tokens) > 0 { lanes(isa).rows } else { 0 }
 }
 
@@ -166,6 +176,8 @@ type Builder = unsafe fn(&[Q8Block], &mut [ActivationLut]);
 fn builder(kind: Kind) -> Option<Builder> {
     match kind {
         Kind::Scalar => None,
+        #[cfg(any(target_arch = "arm", target_arch = "riscv32"))]
+        Kind::Tables => None,
         #[cfg(target_arch = "x86_64")]
         Kind::Avx2 | Kind::Avx512Vnni | Kind::Avx512Amx => Some(super::avx2_panel::build_lut),
         #[cfg(target_arch = "aarch64")]

@@ -11,6 +11,7 @@
 //! | run kernel | row-major, at most 32 weights per scale | AVX2, AVX-512, NEON, simd128 |
 //! | panel kernel | 32-bit panels of 16 rows | AVX2, AVX-512, AMX, NEON, relaxed SIMD |
 //! | LUT kernel, one token at a time | 8-bit panels of 16 rows | AVX2, AVX-512, simd128 |
+//! | byte-table kernel | row-major, 1-bit and ternary | 32-bit processors without vectors |
 //! | LUT kernel, tokens in lanes | panels of 16 rows | AVX2, AVX-512, NEON, simd128, relaxed SIMD |
 
 #[cfg(target_arch = "x86_64")]
@@ -28,6 +29,8 @@ mod avx512;
 mod avx512_panel;
 #[cfg(target_arch = "x86_64")]
 mod avx512_runs;
+#[cfg(any(target_arch = "arm", target_arch = "riscv32", test))]
+mod byte_tables;
 mod lut;
 #[cfg(target_arch = "x86_64")]
 mod lut_kernel;
@@ -124,6 +127,8 @@ fn table(kind: Kind) -> Table {
         Kind::RelaxedDot => {
             Table { float: |_| None, integer: simd128::integer, repacked: relaxed_panel::repacked }
         }
+        #[cfg(any(target_arch = "arm", target_arch = "riscv32"))]
+        Kind::Tables => Table { float: |_| None, integer: byte_tables::integer, repacked: |_, _| None },
         Kind::Scalar => Table { float: |_| None, integer: |_| None, repacked: |_, _| None },
     }
 }

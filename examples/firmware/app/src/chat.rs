@@ -1,6 +1,6 @@
 //! The application: a conversation over standard input and output.
 
-use alloc::sync::Arc;
+use shohin_core::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::ControlFlow;
 
