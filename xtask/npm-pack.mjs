@@ -1,6 +1,6 @@
 // Checks the contents and the size of the tarball that `npm pack` makes of wasm/.
 import { execFileSync } from "node:child_process";
-import { existsSync, readFileSync } from "node:fs";
+import { existsSync, readFileSync, utimesSync } from "node:fs";
 import { gzipSync } from "node:zlib";
 
 const MUST = ["package.json", "README.md", "LICENSE-MIT", "LICENSE-APACHE", "dist/index.js", "dist/index.d.ts", "dist/worker.js", "dist/shohin_wasm_bg.wasm"];
@@ -18,7 +18,8 @@ if (existsSync(new URL("../wasm/pkg-threads", import.meta.url))) {
 }
 
 const npm = process.platform === "win32" ? "npm.cmd" : "npm";
-const [pack] = JSON.parse(execFileSync(npm, ["pack", "--dry-run", "--json", "--workspace", "wasm"], { encoding: "utf8", stdio: ["ignore", "pipe", "inherit"] }));
+const packed = () => JSON.parse(execFileSync(npm, ["pack", "--dry-run", "--json", "--workspace", "wasm"], { encoding: "utf8", stdio: ["ignore", "pipe", "inherit"] }))[0];
+const pack = packed();
 const files = pack.files.map((file) => file.path);
 const wrong = [
   ...MUST.filter((path) => !files.includes(path)).map((path) => `missing: ${path}`),
@@ -30,6 +31,10 @@ for (const path of modules) {
   if (length > MODULE_LIMIT) wrong.push(`${path}: ${length} bytes gzipped, the limit is ${MODULE_LIMIT}`);
 }
 if (pack.size > LIMIT) wrong.push(`${pack.size} bytes packed, the limit is ${LIMIT}`);
+// The same files give the same bytes, whenever they were written.
+utimesSync(new URL("../wasm/package.json", import.meta.url), new Date(), new Date(Date.now() - 86_400_000));
+const again = packed();
+if (again.integrity !== pack.integrity) wrong.push(`packed again: ${again.integrity}, before ${pack.integrity}`);
 console.log(`${pack.name} ${pack.version}: ${files.length} files, ${pack.size} bytes packed, ${pack.unpackedSize} unpacked`);
 if (wrong.length > 0) {
   console.error(wrong.join("\n"));

@@ -468,7 +468,14 @@ impl Terminal {
         if !option.put(value) {
             return Err(CliError::new(format_args!("/set {name} needs a number, found {value:?}")));
         }
-        config.check()?;
+        // As it was typed, not as the nearest float.
+        let typed = |error| match error {
+            shohin::core::Error::Option { what, found, expected } => {
+                shohin::core::Error::Option { what, found: value.parse().unwrap_or(found), expected }
+            }
+            other => other,
+        };
+        config.check().map_err(typed)?;
         self.chat.options_mut().sampler = config;
         Ok(format!("({wanted} is now {value})"))
     }

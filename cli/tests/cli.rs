@@ -381,6 +381,7 @@ fn chat_commands_work_from_a_pipe() {
     for (line, reason) in [
         ("/dance", "/dance"),
         ("/set temperature -3", "temperature is -3, expected 0 to 100"),
+        ("/set temperature 99999999999", "temperature is 99999999999, expected 0 to 100"),
         ("/set heat 3", "heat is not a sampling option; expected one of temperature, top_k"),
         ("/set top_p", "needs a number"),
         ("/retry", "nothing to retry"),

@@ -604,3 +604,39 @@ fn a_full_disk_is_named_and_what_fits_is_kept() {
     assert!(pulled.status.success(), "{pulled:?}");
     assert!(site.back.asked()[0].start() > 100_000);
 }
+
+#[cfg(unix)]
+#[test]
+fn a_killed_download_is_not_there_or_whole() {
+    let content = noise(400_000);
+    // It takes a fifth of a second, in pieces.
+    let site = site(&[("a.gguf", content.clone())], |asked, content| {
+        thread::sleep(Duration::from_millis(20));
+        Answer::file(asked, content).cut(50_000)
+    });
+    let program = env!("CARGO_BIN_EXE_shohin");
+    let cuts = std::env::var("SHOHIN_CUTS").ok().and_then(|n| n.parse().ok()).unwrap_or(8);
+    let started = Instant::now();
+    assert!(shohin(&site, &["pull", FILE]).status.success());
+    let whole = started.elapsed();
+    let mut found = [0, 0];
+    for cut in 0..cuts {
+        if found[1] > 0 && shohin(&site, &["rm", FILE]).status.success() {
+            found[1] = 0;
+        }
+        let mut command = command(&site, program, &["pull", FILE]);
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        // Not the same instants for every number of cuts.
+        thread::sleep(whole.mul_f64(f64::from((cut * 7919 + cuts) % 100) / 90.0));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let kept = site.hub.clone().only_kept(true).find(&named(FILE));
+        found[usize::from(kept.is_some())] += 1;
+        if let Some(path) = kept {
+            assert_eq!(fs::read(path).unwrap(), content, "kill {cut}");
+        }
+    }
+    assert!(shohin(&site, &["pull", FILE]).status.success());
+    let path = site.hub.clone().only_kept(true).find(&named(FILE)).unwrap();
+    assert_eq!(fs::read(path).unwrap(), content);
+}

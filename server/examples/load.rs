@@ -2,17 +2,21 @@
 //!
 //! ```text
 //! cargo run -r -p shohin-server --example load -- http://127.0.0.1:8080 speed
-//! cargo run -r -p shohin-server --example load -- http://127.0.0.1:8080 soak 10000
+//! cargo run -r -p shohin-server --example load -- http://127.0.0.1:8080 soak 10000 [PID]
 //! ```
 //!
 //! `speed` streams replies of 64 tokens to short prompts, 1, 2, 4 and 8 at once. `soak` sends as many mixed requests to
 //! chat completions, Responses and Messages: short, long, broken off, read slowly, and malformed; each must get the answer
-//! that it should.
+//! that it should. Beside them are clients that do not keep to HTTP, and one that asks a short question twice a second, whose
+//! waiting times are printed. With the process id of a server on this Linux machine, its memory is printed, too, and must
+//! not grow after a fifth of the requests. `cargo xtask soak` does all that.
 
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::error::Error;
-use std::io::{self, BufRead, BufReader};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -115,8 +119,12 @@ fn main() -> Result<(), Failure> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         [url, "speed"] => speed(url),
-        [url, "soak", count] => soak(url, count.parse()?),
-        _ => Err("expected a URL, then speed, or soak and a number of requests".into()),
+        [url, "soak", count] => soak(url, count.parse()?, None),
+        [url, "soak", count, pid] => soak(url, count.parse()?, Some(pid)),
+        _ => {
+            Err("expected a URL, then speed, or soak, a number of requests, and the process id of the server"
+                .into())
+        }
     }
 }
 
@@ -158,40 +166,175 @@ fn speed(url: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-fn soak(url: &str, count: usize) -> Result<(), Failure> {
+type Kinds = BTreeMap<(&'static str, u16), usize>;
+
+fn soak(url: &str, count: usize, pid: Option<&str>) -> Result<(), Failure> {
     let (next, wrong) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let (kinds, polite, memory) = (Mutex::new(Kinds::new()), Mutex::new(Vec::new()), Mutex::new(Vec::new()));
+    let failed = |what: &str, error: Failure| {
+        wrong.fetch_add(1, Ordering::Relaxed);
+        eprintln!("{what}: {error}");
+    };
+    let seen = |found| *kinds.lock().expect("no thread panics").entry(found).or_default() += 1;
+    let goes_on = || next.load(Ordering::Relaxed) < count;
     let start = Instant::now();
-    let kinds: Vec<BTreeMap<(&str, u16), usize>> = thread::scope(|scope| {
-        let worker = || {
-            let mut seen = BTreeMap::new();
-            loop {
-                let i = next.fetch_add(1, Ordering::Relaxed);
-                if i >= count {
-                    return seen;
-                }
-                match one(url, i) {
-                    Ok(found) => *seen.entry(found).or_default() += 1,
-                    Err(error) => {
-                        wrong.fetch_add(1, Ordering::Relaxed);
-                        eprintln!("request {i}: {error}");
+    thread::scope(|scope| {
+        for _ in 0..16 {
+            scope.spawn(|| {
+                loop {
+                    let i = next.fetch_add(1, Ordering::Relaxed);
+                    if i >= count {
+                        return;
+                    }
+                    if let Some(pid) = pid.filter(|_| i % (count / 20).max(1) == 0) {
+                        memory.lock().expect("no thread panics").push((i, resident(pid)));
+                    }
+                    match one(url, i) {
+                        Ok(found) => seen(found),
+                        Err(error) => failed(&format!("request {i}"), error),
                     }
                 }
+            });
+        }
+        for worker in 0..4 {
+            scope.spawn(move || {
+                let mut n = worker * 2;
+                while goes_on() {
+                    match hostile(url, n) {
+                        Ok(kind) => seen((kind, 0)),
+                        Err(error) => failed("hostile client", error),
+                    }
+                    n += 1;
+                }
+            });
+        }
+        scope.spawn(|| {
+            while goes_on() {
+                let asked = Instant::now();
+                match one(url, 0) {
+                    Ok((_, 200)) => polite.lock().expect("no thread panics").push(asked.elapsed()),
+                    Ok((_, status)) => failed("polite client", format!("status {status}").into()),
+                    Err(error) => failed("polite client", error),
+                }
+                thread::sleep(Duration::from_millis(500));
             }
-        };
-        let workers: Vec<_> = (0..16).map(|_| scope.spawn(worker)).collect();
-        workers.into_iter().filter_map(|worker| worker.join().ok()).collect()
+        });
     });
-    let mut all: BTreeMap<(&str, u16), usize> = BTreeMap::new();
-    kinds.into_iter().flatten().for_each(|(kind, n)| *all.entry(kind).or_default() += n);
-    println!(
-        "{count} requests in {:.0} s, {} answered wrongly",
-        start.elapsed().as_secs_f64(),
-        wrong.into_inner()
-    );
-    for ((kind, status), n) in all {
-        println!("  {kind}, status {status}: {n}");
+    let wrong = wrong.into_inner();
+    println!("{count} requests in {:.0} s, {wrong} answered wrongly", start.elapsed().as_secs_f64());
+    for ((kind, status), n) in kinds.into_inner()? {
+        match status {
+            0 => println!("  {kind}: {n} clients"),
+            _ => println!("  {kind}, status {status}: {n}"),
+        }
     }
-    Ok(())
+    let mut polite = polite.into_inner()?;
+    polite.sort();
+    let part =
+        |percent: usize| polite.get((polite.len().max(1) - 1) * percent / 100).copied().unwrap_or_default();
+    println!(
+        "a polite client waited {:.2} s in the median of {} requests, {:.2} s at the 95th percentile, {:.2} s at most",
+        part(50).as_secs_f64(),
+        polite.len(),
+        part(95).as_secs_f64(),
+        part(100).as_secs_f64()
+    );
+    let mut memory = memory.into_inner()?;
+    memory.sort();
+    let early = memory.iter().find(|(i, _)| *i >= count / 5).map_or(0, |(_, kb)| *kb);
+    let most = memory.iter().map(|(_, kb)| *kb).max().unwrap_or(0);
+    if let (Some(pid), true) = (pid, early > 0) {
+        let last = resident(pid);
+        println!(
+            "memory of the server: {early} kB after a fifth of the requests, {last} kB at the end, {most} kB at most"
+        );
+        if last > early + early / 8 + 4096 {
+            return Err("its memory grows".into());
+        }
+    }
+    if wrong > 0 { Err(format!("{wrong} answers are wrong").into()) } else { Ok(()) }
+}
+
+/// Resident memory of a process in kB; 0 if the system does not tell.
+fn resident(pid: &str) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0)
+}
+
+/// A client that does not keep to HTTP, is slow, or goes away; an error if the server does something else than refuse it, or
+/// answer what is right in spite of that.
+fn hostile(url: &str, n: usize) -> Result<&'static str, Failure> {
+    const CHAT: &str = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n";
+    let mut stream = TcpStream::connect(url.trim_start_matches("http://"))?;
+    stream.set_read_timeout(Some(Duration::from_secs(60)))?;
+    // The server may hang up at any time.
+    let mut send = |bytes: &[u8]| stream.write_all(bytes).is_ok();
+    let pause = |ms| thread::sleep(Duration::from_millis(ms));
+    let (kind, allowed): (_, &[&str]) = match n % 8 {
+        0 => {
+            send(b"POST /v1/chat/completions HTTP/1.1\r\nHost:");
+            pause(2000);
+            return Ok("half a header, then gone");
+        }
+        1 => {
+            let noise = (0..4096u32).map(|i| (i.wrapping_mul(2654435761).wrapping_add(n as u32) >> 13) as u8);
+            send(&noise.collect::<Vec<_>>());
+            ("noise", &["", "HTTP/1.1 400"])
+        }
+        2 => {
+            send(format!("{CHAT}Content-Length: 1000\r\n\r\n{{").as_bytes());
+            pause(1000);
+            return Ok("a body that does not come");
+        }
+        3 => {
+            for byte in b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n" {
+                send(&[*byte]);
+                pause(20);
+            }
+            ("one byte at a time", &["HTTP/1.1 200"])
+        }
+        4 => {
+            send(CHAT.as_bytes());
+            while send(&[b'x'; 1 << 14]) && !(0..64).all(|_| send(&[b'x'; 1 << 14])) {}
+            ("a header of a megabyte", &["", "HTTP/1.1 431", "HTTP/1.1 400"])
+        }
+        5 => {
+            send(format!("{CHAT}Content-Length: 100000000\r\n\r\n").as_bytes());
+            (0..400).all(|_| send(&[b' '; 1 << 14]));
+            ("a body over the limit", &["", "HTTP/1.1 413"])
+        }
+        6 => {
+            let body = ask("Tell me a story.", 200, true);
+            send(format!("{CHAT}Content-Length: {}\r\n\r\n{body}", body.len()).as_bytes());
+            pause(3000);
+            return Ok("an answer that nobody reads");
+        }
+        _ => {
+            send(format!("{CHAT}Transfer-Encoding: chunked\r\n\r\nfffffffffffffffff\r\n").as_bytes());
+            ("a chunk of any size", &["", "HTTP/1.1 400"])
+        }
+    };
+    let mut answer = [0; 12];
+    let mut len = 0;
+    while len < answer.len() {
+        match stream.read(&mut answer[len..]) {
+            Ok(0) => break,
+            Ok(n) => len += n,
+            // It hung up before it had read everything.
+            Err(error)
+                if matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe) =>
+            {
+                break;
+            }
+            Err(error) => return Err(format!("{kind}: {error}").into()),
+        }
+    }
+    let answer = String::from_utf8_lossy(&answer[..len]);
+    if !allowed.contains(&&*answer) {
+        return Err(format!("{kind}: {answer:?}").into());
+    }
+    Ok(kind)
 }
 
 /// Sends request `i`; an error if the answer is not as it should be.

@@ -7,12 +7,14 @@ mod command;
 mod cpu_time;
 mod demo;
 mod ffi;
+mod fuzz;
 mod install;
 mod instructions;
 mod machine;
 mod package;
 mod pictures;
 mod serve;
+mod soak;
 mod source;
 mod suite;
 mod sysroot;
@@ -48,6 +50,18 @@ Commands:
   ffi           build the C library and install it with its header, pkg-config and CMake files (ffi/README.md)
       --prefix DIR  install to DIR/include and DIR/lib, such as /usr/local
       --debug       with line numbers, and little optimized
+  fuzz          run the fuzz targets in turn, with libFuzzer and the address sanitizer; failures and counts are in
+                target/fuzz (Linux on x86-64)
+      --hours N     for this long (default 1)
+      --only NAME   only this target (repeatable)
+      --turn N      seconds before the next target's turn (default 60)
+      --program P   a program that was built before
+  cut           kill the program N times in each of its commands that write files, at random instants, and check what
+                it leaves (part of suite `test`, with 8 each)
+      --count N     default 200
+  soak          send mixed requests to `shohin serve`, with slow, broken and malicious clients beside them: right answers,
+                memory that does not grow, and the waiting times of a polite client
+      --requests N  default 10000
   pictures      make the README's pictures: the chat page answering, and a recording of the terminal
   emulate FILE  run a static Linux program for x86-64 on an emulated processor with AMX (suite `amx` installs it)
   help          print this text
@@ -151,6 +165,47 @@ fn command(args: &[String]) -> Result<bool> {
             }
             let prefix = prefix.ok_or("ffi expects --prefix and a directory")?;
             ffi::install(&Machine::new()?, &ffi::Options { prefix, profile }).map(|()| true)
+        }
+        "fuzz" => {
+            let mut options = fuzz::Options::default();
+            while let Some(arg) = args.next() {
+                let mut value = || args.next().ok_or_else(|| format!("{arg} expects a value"));
+                match arg {
+                    "--hours" => {
+                        let hours =
+                            value()?.parse().ok().filter(|hours: &f64| (0.0..=1000.0).contains(hours));
+                        options.hours = hours.ok_or("--hours expects a number")?;
+                    }
+                    "--only" => options.only.push(value()?.into()),
+                    "--turn" => options.turn = value()?.parse().map_err(|_| "--turn expects seconds")?,
+                    "--program" => options.program = Some(value()?.into()),
+                    _ => return unknown(arg),
+                }
+            }
+            fuzz::fuzz(&Machine::new()?, &options)
+        }
+        "cut" => {
+            let mut count = String::from("200");
+            while let Some(arg) = args.next() {
+                match arg {
+                    "--count" => count = args.next().ok_or("--count expects a number")?.into(),
+                    _ => return unknown(arg),
+                }
+            }
+            suite::cut(&Machine::new()?, &count).map(|()| true)
+        }
+        "soak" => {
+            let mut requests = 10_000;
+            while let Some(arg) = args.next() {
+                match arg {
+                    "--requests" => {
+                        let number = args.next().and_then(|n| n.parse().ok()).filter(|n| *n > 0);
+                        requests = number.ok_or("--requests expects a number above 0")?;
+                    }
+                    _ => return unknown(arg),
+                }
+            }
+            soak::soak(&Machine::new()?, requests).map(|()| true)
         }
         "pictures" => match args.next() {
             None => pictures::pictures(&mut Machine::new()?).map(|()| true),

@@ -40,11 +40,34 @@ pub(crate) fn check(root: &Path) -> Result<()> {
             broken.extend(core_rules(&name, &text));
         }
     }
+    for lock in ["Cargo.lock", "package-lock.json"] {
+        let text = fs::read_to_string(root.join(lock)).map_err(|e| format!("{lock}: {e}"))?;
+        broken.extend(unpinned(&text).into_iter().map(|line| format!("{lock}: not a pinned package of the registry: {line}")));
+    }
     for line in &broken {
         println!("{line}");
     }
     println!("{} files checked, {} violations", files.len(), broken.len());
     if broken.is_empty() { Ok(()) } else { Err(format!("{} violations of the source rules", broken.len())) }
+}
+
+/// Packages of a lock file that do not come from a public registry, or whose contents have no hash.
+fn unpinned(lock: &str) -> Vec<String> {
+    let mut lines = lock.lines().map(str::trim).peekable();
+    let mut wrong = Vec::new();
+    while let Some(line) = lines.next() {
+        let (registry, hash) = match line.split_once(' ') {
+            Some(("source", rest)) => (rest.contains("registry+https://github.com/rust-lang/crates.io-index"), "checksum = "),
+            Some(("\"resolved\":", rest)) if rest.starts_with("\"http") || rest.contains("git") => {
+                (rest.starts_with("\"https://registry.npmjs.org/"), "\"integrity\":")
+            }
+            _ => continue,
+        };
+        if !registry || !lines.peek().is_some_and(|next| next.starts_with(hash)) {
+            wrong.push(line.to_string());
+        }
+    }
+    wrong
 }
 
 /// Library code of core does not panic: a comment on the line of a panicking call, or above it, explains why
@@ -103,6 +126,18 @@ fn collect(root: &Path, dir: &Path, files: &mut Vec<PathBuf>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn packages_are_pinned_and_of_a_registry() {
+        let good = "source = \"registry+https://github.com/rust-lang/crates.io-index\"\nchecksum = \"00\"\n\
+            \"resolved\": \"https://registry.npmjs.org/a.tgz\",\n\"integrity\": \"sha512-0\",\n\"resolved\": \"wasm\",\n";
+        assert!(unpinned(good).is_empty(), "{:?}", unpinned(good));
+        for bad in ["source = \"git+https://x\"\nchecksum = 1", "source = \"registry+https://github.com/rust-lang/crates.io-index\""] {
+            assert_eq!(unpinned(bad).len(), 1);
+        }
+        assert_eq!(unpinned("\"resolved\": \"https://evil/a.tgz\",\n\"integrity\": \"x\"").len(), 1);
+        assert_eq!(unpinned("\"resolved\": \"https://registry.npmjs.org/a.tgz\"").len(), 1);
+    }
 
     #[test]
     fn a_panic_needs_a_reason_and_tests_need_none() {

@@ -11,7 +11,7 @@ use crate::machine::{
     QEMU_ARM, QEMU_X86, WASM, XZ,
 };
 use crate::package::{
-    BINDGEN, CLI, CORE, CUDA, FFI, GPU, HOST, JNI, METAL, TESTS, WASM as WASM_SHELL, XTASK,
+    BINDGEN, CLI, CORE, CUDA, FFI, FUZZ, GPU, HOST, JNI, METAL, TESTS, WASM as WASM_SHELL, XTASK,
 };
 use crate::web;
 use crate::{cpu_time, demo, ffi, instructions, source};
@@ -26,7 +26,7 @@ const WASI: &str = "wasm32-wasip1";
 const SIMD128: &str = "-Ctarget-feature=+simd128";
 
 /// Packages that are not part of `--quick`.
-const NOT_NATIVE: &[&str] = &[GPU, METAL, FFI, JNI, BINDGEN, WASM_SHELL];
+const NOT_NATIVE: &[&str] = &[GPU, METAL, FFI, JNI, FUZZ, BINDGEN, WASM_SHELL];
 
 /// The packages tested on other instruction sets.
 const PORTABLE: &[&str] = &[CORE, TESTS];
@@ -436,6 +436,15 @@ fn clippy(m: &mut Machine) -> Result<Tally> {
         lint(Some(ARM_LINUX), |cargo| cargo.packages(&[CORE]))?;
     }
     Ok(Tally::default())
+}
+
+/// `cargo xtask cut`: the tests that kill the program, with more kills.
+pub(crate) fn cut(m: &Machine, count: &str) -> Result<()> {
+    if count.parse::<usize>().is_err() {
+        return Err(format!("--count expects a number, found {count}"));
+    }
+    let tests = m.cargo().args(TEST).packages(&[CLI]).args("--test cut --test hub -- --nocapture killed");
+    tests.env("SHOHIN_CUTS", count).tests().map(drop)
 }
 
 /// SmolLM2's file if the suite `smollm2` could fetch it, else the empty path.

@@ -6,7 +6,7 @@
 //! sequence writes to it if another one has it, too. Attention reads pages in place, as it reads chunks.
 #![forbid(unsafe_code)]
 
-use alloc::sync::Arc;
+use crate::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering};

@@ -16,7 +16,8 @@
 //!
 //! - There is no white space, unless [`Whitespace::Allowed`] asks for it; tool calls may have it, as models
 //!   are trained to write it there.
-//! - Numbers have at most 15 digits and exponents at most two, which every reader reads alike.
+//! - Numbers have at most 15 digits and exponents at most two, which every reader reads alike; those of `const` and
+//!   `enum` are written as in the schema.
 //! - Properties come in the order of the schema, each at most once: those of `properties`, those that only
 //!   `required` names, and then all others.
 //! - Values nest at most 64 containers deep.

@@ -1,0 +1,194 @@
+//! `cargo xtask fuzz`: the targets of `tests/fuzz` in turn, with libFuzzer and the address sanitizer.
+//!
+//! The compiler of this repository builds the program: `RUSTC_BOOTSTRAP` allows it the flags of a sanitizer. What was
+//! executed so far is kept in `target/fuzz/counts`, and the corpus that was found beside it.
+
+use crate::command::{Cmd, Result};
+use crate::machine::Machine;
+use crate::package::FUZZ;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// As `cargo fuzz` builds: coverage of edges, comparisons for the dictionary, and the sanitizer.
+const FLAGS: &str = "--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+    -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
+    -Cllvm-args=-sanitizer-coverage-trace-compares -Cllvm-args=-simplifycfg-branch-fold-threshold=0 -Zsanitizer=address";
+
+const HOST: &str = "x86_64-unknown-linux-gnu";
+
+pub(crate) struct Options {
+    pub(crate) hours: f64,
+    /// Targets; all if there are none.
+    pub(crate) only: Vec<String>,
+    /// How long a target runs before it is the next one's turn.
+    pub(crate) turn: u64,
+    /// The targets are run in this program instead of a new one.
+    pub(crate) program: Option<String>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { hours: 1.0, only: Vec::new(), turn: 60, program: None }
+    }
+}
+
+/// What one target has done in all runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Count {
+    executed: u64,
+    seconds: u64,
+    /// Edges of the program that some input of the corpus reaches.
+    edges: u64,
+    failures: u64,
+}
+
+/// The targets, in the order in which they are defined: fastest first.
+fn targets(root: &Path) -> Result<Vec<String>> {
+    let path = root.join("tests/fuzz/src/target/mod.rs");
+    let text = fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+    let table = text.rsplit_once("targets! {").map_or("", |(_, table)| table);
+    let names = table.lines().filter_map(|line| {
+        let (_, rest) = line.trim().strip_prefix("///").is_none().then_some(line)?.split_once("::")?;
+        rest.split_once(',').map(|(name, _)| name.trim().to_string())
+    });
+    Ok(names.collect())
+}
+
+fn read_counts(path: &Path) -> BTreeMap<String, Count> {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    let line = |line: &str| {
+        let mut words = line.split_whitespace();
+        let name = words.next()?.to_string();
+        let mut next = || words.next()?.parse().ok();
+        Some((name, Count { executed: next()?, seconds: next()?, edges: next()?, failures: next()? }))
+    };
+    text.lines().filter_map(line).collect()
+}
+
+fn write_counts(path: &Path, counts: &BTreeMap<String, Count>) -> Result<()> {
+    let line = |(name, count): (&String, &Count)| {
+        format!("{name} {} {} {} {}\n", count.executed, count.seconds, count.edges, count.failures)
+    };
+    let text: String = counts.iter().map(line).collect();
+    fs::write(path, text).map_err(|e| format!("{}: {e}", path.display()))
+}
+
+/// Adds what libFuzzer said in one turn.
+fn add(count: &mut Count, log: &str, seconds: u64) {
+    let number = |text: &str| text.split_whitespace().next()?.parse::<u64>().ok();
+    let lines = log.lines().filter_map(|line| line.strip_prefix('#'));
+    // A failure ends the process before its statistics are printed: the last line has the count then.
+    let last = lines.filter_map(number).max().unwrap_or(0);
+    let done =
+        log.lines().filter_map(|line| line.strip_prefix("stat::number_of_executed_units:")).find_map(number);
+    count.executed += done.unwrap_or(last);
+    count.seconds += seconds;
+    let edges =
+        log.lines().filter_map(|line| line.split_once(" cov: ").and_then(|(_, rest)| number(rest))).max();
+    count.edges = count.edges.max(edges.unwrap_or(0));
+    count.failures += u64::from(log.contains("Test unit written to"));
+}
+
+fn build(machine: &Machine) -> Result<std::path::PathBuf> {
+    let target = machine.target.join("sanitized");
+    let build =
+        machine.cargo().args("build --profile fuzz --bin fuzz --features libfuzzer").packages(&[FUZZ]);
+    let build = build.arg("--target").arg(HOST).arg("--target-dir").arg(&target);
+    build.env("RUSTC_BOOTSTRAP", "1").env("RUSTFLAGS", FLAGS).run()?;
+    Ok(target.join(HOST).join("fuzz/fuzz"))
+}
+
+/// Runs the targets in turn until the time is over. Returns whether no input failed.
+pub(crate) fn fuzz(machine: &Machine, options: &Options) -> Result<bool> {
+    if !cfg!(all(target_arch = "x86_64", target_os = "linux", target_env = "gnu")) {
+        return Err("fuzz requires Linux on x86-64 with glibc".into());
+    }
+    let mut names = targets(&machine.root)?;
+    if let Some(unknown) = options.only.iter().find(|only| !names.contains(only)) {
+        return Err(format!("there is no target {unknown}; expected one of {}", names.join(", ")));
+    }
+    names.retain(|name| options.only.is_empty() || options.only.contains(name));
+    let program = match &options.program {
+        Some(program) => program.into(),
+        None => build(machine)?,
+    };
+    let folder = machine.target.join("fuzz");
+    let make = |path: &Path| fs::create_dir_all(path).map_err(|e| format!("{}: {e}", path.display()));
+    make(&folder)?;
+    let path = folder.join("counts");
+    let end = Instant::now() + Duration::from_secs_f64(options.hours * 3600.0);
+    let mut failed = false;
+    'rounds: loop {
+        for name in &names {
+            let left = end.saturating_duration_since(Instant::now()).as_secs().min(options.turn);
+            if left == 0 {
+                break 'rounds;
+            }
+            let (corpus, failures) = (folder.join("corpus").join(name), folder.join("failures"));
+            make(&corpus)?;
+            make(&failures)?;
+            let log = folder.join(format!("{name}.log"));
+            let run = Cmd::new("sh", &machine.root)
+                .arg("-c")
+                .arg("exec \"$@\" 2>\"$SHOHIN_FUZZ_LOG\"")
+                .arg("sh")
+                .arg(&program)
+                .arg(&corpus)
+                .arg(format!("-artifact_prefix={}/{name}-", failures.display()))
+                .arg(format!("-max_total_time={left}"))
+                .args("-print_final_stats=1 -timeout=30 -rss_limit_mb=3000 -max_len=131072 -len_control=0")
+                .env("SHOHIN_FUZZ", name)
+                .env("SHOHIN_FUZZ_LOG", &log)
+                .env("SHOHIN_FUZZ_SEEDS", &corpus)
+                // Threads of a server never end.
+                .env("ASAN_OPTIONS", "detect_leaks=0:allocator_may_return_null=1");
+            let started = Instant::now();
+            let ended = run.limit(left + 120).read();
+            let text = String::from_utf8_lossy(&fs::read(&log).unwrap_or_default()).into_owned();
+            let mut counts = read_counts(&path);
+            let count = counts.entry(name.clone()).or_default();
+            let before = count.executed;
+            add(count, &text, started.elapsed().as_secs());
+            println!("{name}: {} inputs, {} edges", count.executed - before, count.edges);
+            let turn = count.failures;
+            write_counts(&path, &counts)?;
+            if let Err(why) = ended {
+                failed = true;
+                let said = text.lines().find(|line| line.contains("panicked at") || line.contains("ERROR: "));
+                eprintln!("FAILED {name}: {}; see {}", said.unwrap_or(&why), log.display());
+                let _ = fs::copy(&log, failures.join(format!("{name}-{turn}.log")));
+            }
+        }
+    }
+    let counts = read_counts(&path);
+    println!("\n| target | inputs | edges | failures |\n|---|---:|---:|---:|");
+    for (name, count) in &counts {
+        println!("| `{name}` | {} | {} | {} |", count.executed, count.edges, count.failures);
+    }
+    println!("\n{} inputs in all", counts.values().map(|count| count.executed).sum::<u64>());
+    Ok(!failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_are_those_of_libfuzzer() {
+        let log = "INFO: seed corpus\n#12\tINITED cov: 40 ft: 9 corp: 3\n#4096\tpulse  cov: 52 ft: 60\nDone 5000 runs\n\
+            stat::number_of_executed_units: 5000\nstat::average_exec_per_sec: 9\n";
+        let mut count = Count::default();
+        add(&mut count, log, 3);
+        add(&mut count, "#77\tREDUCE cov: 51 ft: 2\nTest unit written to ./crash-1\n", 1);
+        assert_eq!(count, Count { executed: 5077, seconds: 4, edges: 52, failures: 1 });
+    }
+
+    #[test]
+    fn every_target_is_found() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a repository");
+        let names = targets(root).expect("the table of targets");
+        assert!(names.len() > 15 && names.contains(&"gguf_parse".into()), "{names:?}");
+    }
+}
