@@ -352,7 +352,7 @@ mod tests {
         for workers in [0, 1, 2, 3, 9] {
             let pool = ThreadPool::new(workers).unwrap();
             assert_eq!(pool.workers(), workers.max(1));
-            for jobs in [0, 1, 2, 3, 7, 64, 1000] {
+            for jobs in [0, 1, 2, 3, 7, 64, if cfg!(miri) { 65 } else { 1000 }] {
                 each_once(&pool, jobs);
             }
         }
@@ -362,16 +362,17 @@ mod tests {
     fn many_short_runs_stay_correct_with_more_threads_than_cores() {
         let pool = ThreadPool::new(7).unwrap();
         let sum = AtomicUsize::new(0);
-        for i in 0..20_000 {
+        let (runs, rest) = if cfg!(miri) { (40, 10) } else { (20_000, 1000) };
+        for i in 0..runs {
             pool.run(1 + i % 5, &|_| {
                 sum.fetch_add(1, Relaxed);
             });
-            if i % 1000 == 0 {
+            if i % rest == 0 {
                 // Long enough for every worker to park.
                 thread::sleep(Duration::from_millis(1));
             }
         }
-        assert_eq!(sum.into_inner(), 20_000 / 5 * 15);
+        assert_eq!(sum.into_inner(), runs / 5 * 15);
     }
 
     #[test]
@@ -389,12 +390,13 @@ mod tests {
 
     #[test]
     fn runs_inside_jobs_and_from_other_threads_work() {
+        const RUNS: usize = if cfg!(miri) { 5 } else { 300 };
         let pool = ThreadPool::new(3).unwrap();
         let sum = AtomicUsize::new(0);
         thread::scope(|scope| {
             for _ in 0..3 {
                 scope.spawn(|| {
-                    for _ in 0..300 {
+                    for _ in 0..RUNS {
                         pool.run(4, &|_| {
                             pool.run(5, &|_| {
                                 sum.fetch_add(1, Relaxed);
@@ -404,7 +406,7 @@ mod tests {
                 });
             }
         });
-        assert_eq!(sum.into_inner(), 3 * 300 * 4 * 5);
+        assert_eq!(sum.into_inner(), 3 * RUNS * 4 * 5);
     }
 
     #[test]

@@ -6,10 +6,9 @@ use crate::metrics::Metrics;
 use crate::page;
 use axum::Router;
 use axum::body::Bytes;
-use axum::extract::rejection::BytesRejection;
-use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::extract::{DefaultBodyLimit, FromRequest, Request, State};
 use axum::http::uri::Authority;
-use axum::http::{HeaderValue, Method, header};
+use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::sse::{self, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
@@ -40,6 +39,10 @@ use tower_http::timeout::RequestBodyTimeoutLayer;
 /// How long a client may be silent within a request.
 const BODY_PAUSE: Duration = Duration::from_secs(30);
 
+/// How long a request's body may take, however steadily it comes: otherwise some hundred clients that send a byte now and then
+/// would take all connections for ever.
+const BODY_TIME: Duration = Duration::from_secs(120);
+
 /// What all requests share.
 pub(crate) struct App {
     pub(crate) model: Model,
@@ -61,7 +64,23 @@ pub(crate) struct App {
 }
 
 type Shared = State<Arc<App>>;
-type Body = Result<Bytes, BytesRejection>;
+
+/// The body of a request, or what is wrong with it.
+struct Body(Result<Bytes, Failure>);
+
+impl FromRequest<Arc<App>> for Body {
+    type Rejection = Infallible;
+
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Infallible> {
+        let time = BODY_TIME.min(app.time);
+        let late = || Failure::Body(StatusCode::REQUEST_TIMEOUT, format!("the body took more than {} s", time.as_secs()));
+        let read = tokio::time::timeout(time, Bytes::from_request(request, app)).await;
+        Ok(Body(match read {
+            Ok(body) => body.map_err(|error| Failure::Body(error.status(), error.body_text())),
+            Err(_) => Err(late()),
+        }))
+    }
+}
 
 /// The origins that may ask; `None` for none, an error for one that is not an origin.
 pub(crate) fn cors(origins: &[String]) -> Result<Option<CorsLayer>, String> {
@@ -518,8 +537,7 @@ fn json_text(text: String) -> Response {
 
 /// The text of a request.
 fn text(body: Body) -> Result<String, Failure> {
-    let body = body.map_err(|error| Failure::Body(error.status(), error.body_text()))?;
-    String::from_utf8(body.into()).map_err(|_| Failure::Encoding)
+    String::from_utf8(body.0?.into()).map_err(|_| Failure::Encoding)
 }
 
 fn random() -> u64 {

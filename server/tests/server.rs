@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use shohin::core::chat::Role;
 use shohin::{ChatMessage, Model};
 use shohin_server::{Server, ServerOptions};
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::LazyLock;
 use std::thread::{self, JoinHandle};
@@ -423,6 +423,23 @@ fn a_full_server_refuses_and_a_client_that_leaves_makes_room() {
     let metrics = server.send("GET", "/metrics", "", &[]).text();
     assert!(metrics.contains("shohin_cancelled_total 1\n"), "{metrics}");
     drop(slow);
+}
+
+/// Silence within a body has a limit of its own, which a byte now and then would never reach.
+#[test]
+fn a_body_that_trickles_in_has_a_limit() {
+    let server = Running::new(|options| options.time = Duration::from_secs(1));
+    let mut stream = TcpStream::connect(server.address).unwrap();
+    let head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n";
+    stream.write_all(head.as_bytes()).unwrap();
+    stream.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+    let start = Instant::now();
+    let mut answer = [0; 12];
+    while stream.read_exact(&mut answer).is_err() {
+        assert!(start.elapsed() < Duration::from_secs(20), "it waits for ever");
+        let _ = stream.write_all(b" ");
+    }
+    assert_eq!(String::from_utf8_lossy(&answer), "HTTP/1.1 408");
 }
 
 #[test]

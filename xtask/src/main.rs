@@ -11,6 +11,7 @@ mod fuzz;
 mod install;
 mod instructions;
 mod machine;
+mod miri;
 mod package;
 mod pictures;
 mod serve;
@@ -62,6 +63,8 @@ Commands:
   soak          send mixed requests to `shohin serve`, with slow, broken and malicious clients beside them: right answers,
                 memory that does not grow, and the waiting times of a polite client
       --requests N  default 10000
+  miri          run the tests of the thread pool and of core's readers in Miri, with Rust's nightly
+      --schedules N schedules of the pool's threads (default 16)
   pictures      make the README's pictures: the chat page answering, and a recording of the terminal
   emulate FILE  run a static Linux program for x86-64 on an emulated processor with AMX (suite `amx` installs it)
   help          print this text
@@ -206,6 +209,19 @@ fn command(args: &[String]) -> Result<bool> {
                 }
             }
             soak::soak(&Machine::new()?, requests).map(|()| true)
+        }
+        "miri" => {
+            let mut seeds = String::from("16");
+            while let Some(arg) = args.next() {
+                match arg {
+                    "--schedules" => {
+                        let number = args.next().filter(|n| n.parse::<u32>().is_ok_and(|n| n > 0));
+                        seeds = number.ok_or("--schedules expects a number above 0")?.into();
+                    }
+                    _ => return unknown(arg),
+                }
+            }
+            miri::miri(&Machine::new()?, &seeds).map(|()| true)
         }
         "pictures" => match args.next() {
             None => pictures::pictures(&mut Machine::new()?).map(|()| true),
