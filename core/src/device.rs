@@ -236,6 +236,77 @@ pub trait BlockingDevice: Device {
     fn wait<F: Future<Output = Result<T, Self::Error>>, T>(future: F) -> Result<T, Self::Error>;
 }
 
+/// Options of a device with memory of its own, which decide how much scratch memory it takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScratchOptions {
+    /// Most positions of a sequence; clamped to the model's context.
+    pub context: usize,
+    /// Precision of activations.
+    pub activations: Activations,
+    /// Rows computed together.
+    pub batch: usize,
+    /// Rows whose logits are computed together when many rows are read out.
+    pub logit_rows: usize,
+}
+
+impl Default for ScratchOptions {
+    fn default() -> Self {
+        ScratchOptions { context: 4096, activations: Activations::default(), batch: 128, logit_rows: 8 }
+    }
+}
+
+impl ScratchOptions {
+    /// The options, checked and clamped to the model's limits.
+    ///
+    /// # Errors
+    /// [`Error::Option`] for a 0, [`Error::Limit`] for more than 4096 rows.
+    pub fn fitted(&self, config: &ModelConfig) -> Result<ScratchOptions> {
+        check_count("context", self.context, usize::MAX)?;
+        check_count("batch", self.batch, 1 << 12)?;
+        check_count("logit rows", self.logit_rows, 1 << 12)?;
+        let context = self.context.min(config.max_context_length);
+        let batch = self.batch.min(context);
+        Ok(ScratchOptions { context, batch, logit_rows: self.logit_rows.min(batch), ..*self })
+    }
+}
+
+/// Checks that an option of a device is at least 1 and at most `max`.
+///
+/// # Errors
+/// [`Error::Option`] for a 0, [`Error::Limit`] for more.
+pub fn check_count(what: &'static str, found: usize, max: usize) -> Result<()> {
+    match found {
+        0 => Err(Error::Option { what, found: 0.0, expected: "at least 1" }),
+        _ if found > max => Err(Error::Limit { what, found: found as u64, max: max as u64 }),
+        _ => Ok(()),
+    }
+}
+
+/// Checks that a batch has a cache for each run, and that `device` has made them: `makers` are the devices that have.
+///
+/// # Errors
+/// [`Error::Length`], [`Error::Device`].
+pub fn check_caches(
+    batch: &Batch<'_>,
+    mut makers: impl ExactSizeIterator<Item = u64>,
+    device: u64,
+) -> Result<()> {
+    if batch.len() != makers.len() {
+        let (expected, found) = (batch.len() as u64, makers.len() as u64);
+        return Err(Error::Length { what: "caches of a batch", expected, found });
+    }
+    match makers.all(|maker| maker == device) {
+        true => Ok(()),
+        false => Err(Error::Device { problem: "the cache was made by another one" }),
+    }
+}
+
+/// A logit from an integer by which GPUs compare logits: its bits, inverted if it is negative, and otherwise with the
+/// highest bit set.
+pub fn unordered(bits: u32) -> f32 {
+    f32::from_bits(if bits >> 31 == 1 { bits ^ 0x8000_0000 } else { !bits })
+}
+
 /// The output of a future that never waits; `None` if it does.
 pub fn ready<F: Future>(future: F) -> Option<F::Output> {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {

@@ -57,6 +57,7 @@ pub mod beam;
 pub mod bytes;
 pub mod cache;
 pub mod chat;
+pub mod collective;
 pub mod constrain;
 pub mod cpu;
 pub mod device;

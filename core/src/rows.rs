@@ -1,7 +1,10 @@
 //! Rows of a batch that a device computes together.
 #![forbid(unsafe_code)]
 
+use alloc::vec::Vec;
+
 use crate::device::{Batch, Readout};
+use crate::model::Program;
 
 /// At most as many rows of a batch as the device computes together, possibly across several runs.
 #[derive(Clone, Copy, Debug)]
@@ -95,6 +98,47 @@ impl<'b> Rows<'b> {
             })
         })
     }
+}
+
+/// Rows that are read out together, for devices that compute several outputs at once.
+#[derive(Clone, Debug)]
+pub struct ReadoutGroup {
+    /// The kind of their outputs.
+    pub readout: Readout,
+    /// The rows, in order.
+    pub rows: Vec<Wanted>,
+}
+
+impl Rows<'_> {
+    /// The rows that are read out, in groups of one kind. `limit` returns the kind that the device reads out for
+    /// another, and how many rows of it.
+    pub fn groups(self, limit: impl Fn(Readout) -> (Readout, usize)) -> Vec<ReadoutGroup> {
+        let mut groups: Vec<ReadoutGroup> = Vec::new();
+        for wanted in self.wanted() {
+            let (readout, most) = limit(wanted.readout);
+            match groups.last_mut() {
+                Some(last) if last.readout == readout && last.rows.len() < most => last.rows.push(wanted),
+                _ => groups.push(ReadoutGroup { readout, rows: Vec::from([wanted]) }),
+            }
+        }
+        groups
+    }
+}
+
+/// The tokens of rows, and the cosines and then the sines of their positions' angles `(rows, head_dim)`.
+pub fn tokens_and_angles(program: &Program, segments: &[Segment<'_>]) -> (Vec<u32>, Vec<f32>) {
+    let d = program.heads.dim;
+    let (mut tokens, mut angles) = (Vec::new(), Vec::new());
+    for segment in segments {
+        tokens.extend_from_slice(segment.tokens);
+        for position in segment.position..segment.position + segment.tokens.len() {
+            let at = angles.len();
+            angles.resize(at + d, 0.0);
+            let (cos, sin) = angles[at..].split_at_mut(d / 2);
+            program.rope.angles(position, cos, sin);
+        }
+    }
+    (tokens, angles)
 }
 
 #[cfg(test)]

@@ -36,8 +36,24 @@ extern "C" int shim_kernel(const char *name, size_t *args) {
     }
     return -1;
 }
-extern "C" void shim_launch(int kernel, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned seed, const void *args) {
-    shim::run({x, y, z}, threads, seed, ENTRIES[kernel].body, args);
+struct Launch : fibers::Call {
+    void (*body)(const void *);
+    const void *args;
+};
+// In order with a seed of 0, otherwise shuffled. Returns an error, or null.
+extern "C" const char *shim_launch(int kernel, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned seed,
+                                   const void *args) {
+    static thread_local fibers::Block block;
+    Launch launch;
+    launch.run = [](const fibers::Call &call) {
+        auto &launch = static_cast<const Launch &>(call);
+        launch.body(launch.args);
+    };
+    launch.body = ENTRIES[kernel].body;
+    launch.args = args;
+    block.leavers_arrive = true;
+    fibers::run(block, {x, y, z}, threads, seed ? fibers::SHUFFLED : fibers::FORWARD, seed, launch, [] {});
+    return block.error[0] ? block.error : nullptr;
 }
 // Of the sanitizer's allocator, if there is one.
 extern "C" void *shim_alloc(size_t bytes) { return calloc(1, bytes); }

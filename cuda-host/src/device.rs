@@ -8,10 +8,13 @@ use crate::error::{Error, Result};
 use crate::model::CudaModel;
 use bytemuck::{Pod, bytes_of, cast_slice};
 use shohin_core::cache::FlatKv;
-use shohin_core::device::{Batch, BlockingDevice, Output, Readout, SessionOptions, Sink, ready};
+use shohin_core::device::{
+    Batch, BlockingDevice, Output, Readout, ScratchOptions, SessionOptions, Sink, check_caches, ready,
+    unordered,
+};
 use shohin_core::model::program::{BufferId, Op, RopePairing, TensorId};
 use shohin_core::model::{ModelConfig, Program};
-use shohin_core::rows::{Rows, Segment, Wanted};
+use shohin_core::rows::{ReadoutGroup, Rows, Segment, tokens_and_angles};
 use shohin_core::{Activations, AttentionPattern, Device, Error as CoreError, KvFormat, Name};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -34,46 +37,6 @@ enum Epilogue {
     Store = 0,
     Add = 1,
     Swiglu = 2,
-}
-
-/// Options of a device, which decide how much scratch memory it takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CudaDeviceOptions {
-    /// Most positions of a sequence; clamped to the model's context.
-    pub context: usize,
-    /// Precision of activations. Integers have one scale per 32, in 32-bit floats.
-    pub activations: Activations,
-    /// Rows computed together.
-    pub batch: usize,
-    /// Rows whose logits are computed together when many rows are read out.
-    pub logit_rows: usize,
-}
-
-impl Default for CudaDeviceOptions {
-    fn default() -> Self {
-        let activations = Activations::default();
-        CudaDeviceOptions { context: 4096, activations, batch: 128, logit_rows: 8 }
-    }
-}
-
-impl CudaDeviceOptions {
-    fn fitted(&self, config: &ModelConfig) -> Result<CudaDeviceOptions> {
-        for (what, value, max) in [
-            ("context", self.context, usize::MAX),
-            ("batch", self.batch, 4096),
-            ("logit rows", self.logit_rows, 4096),
-        ] {
-            if value == 0 {
-                return Err(CoreError::Option { what, found: 0.0, expected: "at least 1" }.into());
-            }
-            if value > max {
-                return Err(CoreError::Limit { what, found: value as u64, max: max as u64 }.into());
-            }
-        }
-        let context = self.context.min(config.max_context_length);
-        let batch = self.batch.min(context);
-        Ok(CudaDeviceOptions { context, batch, logit_rows: self.logit_rows.min(batch), ..*self })
-    }
 }
 
 /// Kernels by name.
@@ -157,7 +120,7 @@ pub struct CudaCache<D: Driver> {
     /// Keys and values of each layer.
     layers: Vec<[Memory<D>; 2]>,
     /// A single row, by what is read out.
-    graphs: Vec<(Option<Kind>, D::Graph)>,
+    graphs: Vec<(Option<Readout>, D::Graph)>,
 }
 
 impl<D: Driver> core::fmt::Debug for CudaCache<D> {
@@ -166,36 +129,12 @@ impl<D: Driver> core::fmt::Debug for CudaCache<D> {
     }
 }
 
-/// What is read out of rows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    Logits,
-    Best,
-    Hidden,
-}
-
-impl From<Readout> for Kind {
-    fn from(readout: Readout) -> Kind {
-        match readout {
-            Readout::Logits | Readout::Top(_) => Kind::Logits,
-            Readout::Best => Kind::Best,
-            Readout::Hidden => Kind::Hidden,
-        }
-    }
-}
-
-/// Rows of the batch that are read out together.
-struct Group {
-    kind: Kind,
-    rows: Vec<Wanted>,
-}
-
 /// A model on an NVIDIA GPU: scratch memory for a batch. Runs any number of sequences.
 pub struct CudaDevice<D: Driver> {
     /// Unique among the devices of the process.
     id: u64,
     model: Arc<CudaModel<D>>,
-    options: CudaDeviceOptions,
+    options: ScratchOptions,
     kernels: Kernels<D::Kernel>,
     buffers: Vec<Buffer<D>>,
     step: Step<D>,
@@ -222,7 +161,7 @@ fn inputs(program: &Program) -> Vec<(BufferId, TensorId)> {
             Op::LinearAdd { x, weight, .. } => found.push((*x, *weight)),
             Op::LinearSwiglu { x, gate, .. } => found.push((*x, *gate)),
             // Refused when the model is uploaded.
-            Op::Experts(_) => {}
+            Op::Experts(_) | Op::Exchange(_) => {}
             Op::Embed { .. } | Op::RmsNorm { .. } | Op::RopeStore { .. } | Op::Attention { .. } => {}
         }
     }
@@ -245,7 +184,7 @@ impl<D: Driver> CudaDevice<D> {
     ///
     /// # Errors
     /// For an option outside its range, or [`Error::OutOfMemory`].
-    pub fn new(model: &Arc<CudaModel<D>>, options: &CudaDeviceOptions) -> Result<CudaDevice<D>> {
+    pub fn new(model: &Arc<CudaModel<D>>, options: &ScratchOptions) -> Result<CudaDevice<D>> {
         let options = options.fitted(model.config())?;
         let (driver, program, batch) = (&model.driver, model.program(), options.batch);
         let mut integers = vec![false; program.buffers.len()];
@@ -285,7 +224,7 @@ impl<D: Driver> CudaDevice<D> {
     }
 
     /// The effective options.
-    pub fn options(&self) -> &CudaDeviceOptions {
+    pub fn options(&self) -> &ScratchOptions {
         &self.options
     }
 
@@ -412,6 +351,9 @@ impl<D: Driver> CudaDevice<D> {
             Op::Experts(_) => {
                 Err(CoreError::Device { problem: "CUDA does not compute mixtures of experts" }.into())
             }
+            Op::Exchange(_) => {
+                Err(CoreError::Device { problem: "CUDA does not compute split programs" }.into())
+            }
             Op::RopeStore { layer, q, k, v, norm, eps } => {
                 let [q_norm, k_norm] = match norm {
                     Some(norm) => [self.model.vector(norm.q)?, self.model.vector(norm.k)?],
@@ -471,17 +413,17 @@ impl<D: Driver> CudaDevice<D> {
     }
 
     /// From the residual stream of the rows that are read out to what is read.
-    fn head(&self, kind: Kind, rows: usize) -> Result<()> {
+    fn head(&self, kind: Readout, rows: usize) -> Result<()> {
         let program = self.model.program();
         for op in &program.head {
             self.rmsnorm(op, rows, self.step.read_out())?;
         }
-        if kind == Kind::Hidden {
+        if kind == Readout::Hidden {
             return Ok(());
         }
         let logits = self.logits_memory.address();
         self.products(program.hidden, &[(program.output, logits)], Epilogue::Store, rows)?;
-        if kind == Kind::Logits {
+        if kind != Readout::Best {
             return Ok(());
         }
         let vocab = program.vocab() as u32;
@@ -490,25 +432,17 @@ impl<D: Driver> CudaDevice<D> {
     }
 
     /// Writes tokens, positions, the rows that are read out first, and angles.
-    fn write_step(&self, segments: &[Segment<'_>], group: Option<&Group>) -> Result<()> {
+    fn write_step(&self, segments: &[Segment<'_>], group: Option<&ReadoutGroup>) -> Result<()> {
         let (program, batch) = (self.model.program(), self.options.batch);
-        let d = program.heads.dim;
+        let (tokens, angles) = tokens_and_angles(program, segments);
         let mut words = vec![0; 3 * batch];
-        let mut angles = Vec::new();
-        for segment in segments {
-            for (i, &token) in segment.tokens.iter().enumerate() {
-                let (row, position) = (segment.row + i, segment.position + i);
-                (words[row], words[batch + row]) = (token, position as u32);
-                let at = angles.len();
-                angles.resize(at + d, 0.0);
-                let (cos, sin) = angles[at..].split_at_mut(d / 2);
-                program.rope.angles(position, cos, sin);
-            }
-        }
+        words[..tokens.len()].copy_from_slice(&tokens);
+        let positions = segments.iter().flat_map(|s| s.position..s.position + s.tokens.len());
+        words[batch..].iter_mut().zip(positions).for_each(|(word, position)| *word = position as u32);
         for (word, wanted) in words[2 * batch..].iter_mut().zip(group.iter().flat_map(|group| &group.rows)) {
             *word = wanted.row as u32;
         }
-        words.extend(angles.iter().map(|angle: &f32| angle.to_bits()));
+        words.extend(angles.iter().map(|angle| angle.to_bits()));
         self.driver().write(self.step.tokens(), cast_slice(&words))
     }
 
@@ -520,10 +454,10 @@ impl<D: Driver> CudaDevice<D> {
     fn single(
         &mut self,
         segment: Segment<'_>,
-        group: Option<&Group>,
+        group: Option<&ReadoutGroup>,
         caches: &mut [&mut CudaCache<D>],
     ) -> Result<()> {
-        let (kind, at) = (group.map(|group| group.kind), segment.sequence);
+        let (kind, at) = (group.map(|group| group.readout), segment.sequence);
         if !caches[at].graphs.iter().any(|(known, _)| *known == kind) {
             self.driver().begin()?;
             let launched = self.body(&[segment], caches);
@@ -540,7 +474,7 @@ impl<D: Driver> CudaDevice<D> {
     fn part(
         &mut self,
         segments: &[Segment<'_>],
-        groups: &[Group],
+        groups: &[ReadoutGroup],
         caches: &mut [&mut CudaCache<D>],
         sink: &mut Sink<'_>,
     ) -> Result<()> {
@@ -557,18 +491,18 @@ impl<D: Driver> CudaDevice<D> {
                 let rows: Vec<u32> = group.rows.iter().map(|wanted| wanted.row as u32).collect();
                 self.driver().write(self.step.read_out(), cast_slice(&rows))?;
             }
-            self.head(group.kind, group.rows.len())?;
+            self.head(group.readout, group.rows.len())?;
             self.read(group, sink)?;
         }
         Ok(())
     }
 
-    fn read(&mut self, group: &Group, sink: &mut Sink<'_>) -> Result<()> {
+    fn read(&mut self, group: &ReadoutGroup, sink: &mut Sink<'_>) -> Result<()> {
         let program = self.model.program();
-        let (from, row) = match group.kind {
-            Kind::Logits => (self.logits_memory.address(), 4 * program.vocab()),
-            Kind::Best => (self.best.address(), 8),
-            Kind::Hidden => (self.floats(program.hidden), 4 * program.tensor(program.output).cols),
+        let (from, row) = match group.readout {
+            Readout::Logits | Readout::Top(_) => (self.logits_memory.address(), 4 * program.vocab()),
+            Readout::Best => (self.best.address(), 8),
+            Readout::Hidden => (self.floats(program.hidden), 4 * program.tensor(program.output).cols),
         };
         let mut bytes = core::mem::take(&mut self.bytes);
         bytes.resize(row * group.rows.len(), 0);
@@ -579,14 +513,14 @@ impl<D: Driver> CudaDevice<D> {
         for (wanted, bytes) in group.rows.iter().zip(self.bytes.chunks_exact(row.max(1))) {
             let floats = bytes.as_chunks().0.iter().map(|&word| f32::from_le_bytes(word));
             let mut output = |output: Output<'_>| sink(wanted.sequence, wanted.run_row, output);
-            match group.kind {
-                Kind::Logits => {
+            match group.readout {
+                Readout::Logits | Readout::Top(_) => {
                     self.logits.clear();
                     self.logits.extend(floats);
                     output(Output::Logits(&self.logits));
                 }
-                Kind::Hidden => output(Output::Hidden(&floats.collect::<Vec<_>>())),
-                Kind::Best => {
+                Readout::Hidden => output(Output::Hidden(&floats.collect::<Vec<_>>())),
+                Readout::Best => {
                     let words: Vec<u32> =
                         bytes.as_chunks().0.iter().map(|&w| u32::from_le_bytes(w)).collect();
                     match words[..] {
@@ -600,21 +534,13 @@ impl<D: Driver> CudaDevice<D> {
         Ok(())
     }
 
-    /// The outputs to read from `rows`, in order.
-    fn groups(&self, rows: Rows<'_>) -> Vec<Group> {
-        let mut groups: Vec<Group> = Vec::new();
-        for wanted in rows.wanted() {
-            let kind = Kind::from(wanted.readout);
-            let most = match kind {
-                Kind::Logits | Kind::Best => self.options.logit_rows,
-                Kind::Hidden => self.options.batch,
-            };
-            match groups.last_mut() {
-                Some(last) if last.kind == kind && last.rows.len() < most => last.rows.push(wanted),
-                _ => groups.push(Group { kind, rows: vec![wanted] }),
-            }
-        }
-        groups
+    /// The outputs to read from `rows`, in order. All logits are read for [`Readout::Top`].
+    fn groups(&self, rows: Rows<'_>) -> Vec<ReadoutGroup> {
+        rows.groups(|readout| match readout {
+            Readout::Logits | Readout::Top(_) => (Readout::Logits, self.options.logit_rows),
+            Readout::Best => (Readout::Best, self.options.logit_rows),
+            Readout::Hidden => (Readout::Hidden, self.options.batch),
+        })
     }
 
     /// The spans of the first `len` positions of each head, in a buffer of keys or of values.
@@ -676,13 +602,7 @@ impl<D: Driver> Device for CudaDevice<D> {
         caches: &mut [&mut CudaCache<D>],
         sink: &mut Sink<'_>,
     ) -> Result<()> {
-        if batch.len() != caches.len() {
-            let (expected, found) = (batch.len() as u64, caches.len() as u64);
-            return Err(CoreError::Length { what: "caches of a batch", expected, found }.into());
-        }
-        if caches.iter().any(|cache| cache.device != self.id) {
-            return Err(CoreError::Device { problem: "the cache was made by another one" }.into());
-        }
+        check_caches(batch, caches.iter().map(|cache| cache.device), self.id)?;
         for rows in Rows::parts(batch, self.options.batch) {
             let segments: Vec<Segment<'_>> = rows.segments().collect();
             self.part(&segments, &self.groups(rows), caches, sink)?;
@@ -737,9 +657,4 @@ impl<D: Driver> BlockingDevice for CudaDevice<D> {
         // No call of this device waits for anything but the driver.
         ready(future).unwrap_or(Err(CoreError::Device { problem: "a future of another one" }.into()))
     }
-}
-
-/// Decodes the order-preserving integers of `argmax.cu` to floats.
-fn unordered(bits: u32) -> f32 {
-    f32::from_bits(if bits >> 31 == 1 { bits ^ 0x8000_0000 } else { !bits })
 }

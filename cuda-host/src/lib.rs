@@ -14,7 +14,7 @@ mod error;
 mod model;
 
 pub use cuda::Cuda;
-pub use device::{CudaCache, CudaDevice, CudaDeviceOptions, KV_FORMATS};
+pub use device::{CudaCache, CudaDevice, KV_FORMATS};
 pub use driver::{Driver, Memory};
 pub use error::{Error, Result};
 pub use model::CudaModel;

@@ -3,48 +3,16 @@
 mod shim;
 
 use shim::Shim;
-use shohin_core::device::{BlockingDevice, Output, Readout, SessionOptions, Wants};
+use shohin_core::device::{ScratchOptions, SessionOptions};
 use shohin_core::quant::packed::PackedFormat;
-use shohin_core::{Activations, BonsaiModel, Cpu, CpuOptions, Format, Gguf, KvFormat, Serial, Session};
-use shohin_cuda::{CudaDevice, CudaDeviceOptions, CudaModel, Error, KV_FORMATS};
+use shohin_core::{Activations, Format, Gguf, KvFormat, Session};
+use shohin_cuda::{CudaDevice, CudaModel, Error, KV_FORMATS};
+use shohin_tests::device::{Golden, On, error, on_cpu, tokens};
 use shohin_tests::model::{Model, Shape, Stored};
 use std::sync::Arc;
 
-/// A device and a sequence on it.
-struct On<D: BlockingDevice> {
-    device: D,
-    session: Session<D>,
-}
-
-impl<D: BlockingDevice<Error: core::fmt::Debug>> On<D> {
-    fn new(mut device: D, options: &SessionOptions) -> On<D> {
-        let session = Session::new(&mut device, options).unwrap();
-        On { device, session }
-    }
-
-    /// Logits at every position: all tokens at once, or one by one.
-    fn logits(&mut self, tokens: &[u32], at_once: bool) -> Vec<f32> {
-        let mut all = Vec::new();
-        if at_once {
-            let sink = &mut |_, row: &[f32]| all.extend_from_slice(row);
-            self.session.forward_logits(&mut self.device, tokens, sink).unwrap();
-        } else {
-            for &token in tokens {
-                all.extend_from_slice(self.session.forward(&mut self.device, token).unwrap());
-            }
-        }
-        all
-    }
-}
-
 fn kv(kv: KvFormat) -> SessionOptions {
     SessionOptions { kv, ..SessionOptions::default() }
-}
-
-fn cpu<'f>(file: &'f [u8], activations: Activations, options: &SessionOptions) -> On<Cpu<'f, &'f [u8]>> {
-    let model = BonsaiModel::from_gguf(&Gguf::parse(file).unwrap()).unwrap();
-    let cpu = CpuOptions { activations, ..CpuOptions::default() };
-    On::new(Cpu::new(model, &cpu, Serial).unwrap(), options)
 }
 
 #[expect(clippy::arc_with_non_send_sync, reason = "used by one thread, as graphs of CUDA are")]
@@ -55,7 +23,7 @@ fn driver(seed: u32) -> Arc<Shim> {
 fn device(file: &[u8], activations: Activations, seed: u32) -> CudaDevice<Shim> {
     let model = CudaModel::from_gguf(driver(seed), &Gguf::parse(file).unwrap()).unwrap();
     // Prompts are divided.
-    let options = CudaDeviceOptions { activations, batch: 31, ..CudaDeviceOptions::default() };
+    let options = ScratchOptions { activations, batch: 31, ..ScratchOptions::default() };
     CudaDevice::new(&model, &options).unwrap()
 }
 
@@ -63,40 +31,32 @@ fn cuda(file: &[u8], activations: Activations, options: &SessionOptions) -> On<C
     On::new(device(file, activations, 7), options)
 }
 
-fn rms(a: &[f32], b: &[f32]) -> f64 {
-    assert_eq!(a.len(), b.len());
-    let sum: f64 = a.iter().zip(b).map(|(a, b)| f64::from(a - b).powi(2)).sum();
-    (sum / a.len() as f64).sqrt()
+/// One layer: the second computes nothing new.
+fn small() -> Shape {
+    Shape { layers: 1, ..Shape::tiny() }
 }
 
-/// Relative to the spread of the logits.
-fn error(got: &[f32], want: &[f32]) -> f64 {
-    let mean = want.iter().map(|&x| f64::from(x)).sum::<f64>() / want.len() as f64;
-    let spread = want.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>() / want.len() as f64;
-    rms(got, want) / spread.sqrt()
+/// The logits of all tokens: the first at once, the last alone.
+fn both_ways(on: &mut On<CudaDevice<Shim>>, tokens: &[u32]) -> Vec<f32> {
+    let (first, last) = tokens.split_at(tokens.len() - 1);
+    [on.logits(first, true), on.logits(last, false)].concat()
 }
 
-fn tokens(count: usize, vocab: usize) -> Vec<u32> {
-    (0..count).map(|i| ((i * i * 31 + i * 7 + 3) % vocab) as u32).collect()
-}
-
-/// Every format, with threads in their order and in others: with 32-bit activations only the order of additions differs.
+/// Every format, with threads in another order: with 32-bit activations only the order of additions differs.
 #[test]
 fn formats_agree() {
+    let options = kv(KvFormat::F32);
     for format in Format::ALL {
-        let file = Model::tiny(format);
+        let file = Model::new(small(), Stored::new(format), 1).to_vec().unwrap();
         let tokens = tokens(3, 320);
-        let options = kv(KvFormat::F32);
-        let want = cpu(&file, Activations::F32, &options).logits(&tokens, true);
+        let want = on_cpu(&file, Activations::F32, &options).logits(&tokens, true);
         let floats = PackedFormat::of(format).unwrap().is_float();
         for (activations, bound) in [(Activations::F32, 1e-5), (Activations::Int8, 0.05)] {
             let bound = if floats { 1e-5 } else { bound };
-            for (seed, at_once) in [(5, true), (0, false)] {
-                let mut on = On::new(device(&file, activations, seed), &options);
-                let error = error(&on.logits(&tokens, at_once), &want);
-                println!("{format:?}, {activations:?}, seed {seed}, at once {at_once}: {error:.2e}");
-                assert!(error < bound, "{format:?}, {activations:?}, at once {at_once}: {error}");
-            }
+            let mut on = On::new(device(&file, activations, 5), &options);
+            let error = error(&both_ways(&mut on, &tokens), &want);
+            println!("{format:?}, {activations:?}: {error:.2e}");
+            assert!(error < bound, "{format:?}, {activations:?}: {error}");
         }
     }
 }
@@ -113,39 +73,21 @@ fn formats_may_mix() {
         let formats = formats.into_iter().map(Stored::new).collect();
         let file = Model { formats, ..Model::new(shape, Stored::new(Q1_0), 5) }.to_vec().unwrap();
         let (tokens, options) = (tokens(4, 320), kv(KvFormat::F32));
-        let want = cpu(&file, Activations::F32, &options).logits(&tokens, true);
+        let want = on_cpu(&file, Activations::F32, &options).logits(&tokens, true);
         for (activations, bound) in [(Activations::F32, 1e-5), (Activations::Int8, 0.05)] {
-            for at_once in [true, false] {
-                let error = error(&cuda(&file, activations, &options).logits(&tokens, at_once), &want);
-                assert!(error < bound, "{activations:?}, at once {at_once}: {error}");
-            }
+            // Threads in their order.
+            let mut on = On::new(device(&file, activations, 0), &options);
+            let error = error(&both_ways(&mut on, &tokens), &want);
+            assert!(error < bound, "{activations:?}: {error}");
         }
     }
 }
 
-fn golden(name: &str) -> Vec<u8> {
-    let path = format!("{}/../tests/fixtures/golden_model/{name}", env!("CARGO_MANIFEST_DIR"));
-    std::fs::read(&path).unwrap_or_else(|e| panic!("{path}: {e}"))
-}
-
-fn floats(bytes: &[u8]) -> Vec<f32> {
-    bytes.as_chunks().0.iter().map(|&word| f32::from_le_bytes(word)).collect()
-}
-
-/// Against an f64 forward pass in numpy: 32-bit activations to 1e-3 at every logit, integers with no more noise than
-/// llama.cpp.
 #[test]
 fn golden_logits() {
-    let text = String::from_utf8(golden("tokens.txt")).unwrap();
-    let tokens: Vec<u32> = text.split_whitespace().map(|t| t.parse().unwrap()).collect();
-    let (file, exact, llama) =
-        ("synth-micro-q1_0.gguf", "micro-f32_q1.numpy_f64.logits", "micro-q1_0.logits");
-    let (file, exact, llama) = (golden(file), floats(&golden(exact)), floats(&golden(llama)));
-    let got = |activations| cuda(&file, activations, &kv(KvFormat::F32)).logits(&tokens, true);
-    let worst = got(Activations::F32).iter().zip(&exact).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-    assert!(worst < 1e-3, "{worst}");
-    let (noise, allowed) = (rms(&got(Activations::Int8), &exact), rms(&llama, &exact));
-    assert!(noise <= allowed, "rms {noise}, llama.cpp's is {allowed}");
+    let golden = Golden::one_bit();
+    let options = kv(KvFormat::F32);
+    golden.check(|activations| cuda(&golden.file, activations, &options).logits(&golden.tokens, true));
 }
 
 /// Every cache format, with three and twelve query heads per key-value head: rows at once, and a row whose positions
@@ -153,10 +95,10 @@ fn golden_logits() {
 #[test]
 fn caches_agree() {
     for (heads, kv_heads) in [(6, 2), (12, 1)] {
-        let shape = Shape { heads, kv_heads, context: 512, ..Shape::tiny() };
+        let shape = Shape { heads, kv_heads, context: 512, ..small() };
         let file = Model::new(shape, Stored::new(Format::Q1_0), 3).to_vec().unwrap();
         let tokens = tokens(14, 320);
-        let want = cpu(&file, Activations::F32, &kv(KvFormat::F32)).logits(&tokens, true);
+        let want = on_cpu(&file, Activations::F32, &kv(KvFormat::F32)).logits(&tokens, true);
         let last = &want[want.len() - 320..];
         for format in KV_FORMATS {
             let bound = match format {
@@ -179,14 +121,14 @@ fn caches_agree() {
 /// Every pattern, as on the CPU.
 #[test]
 fn patterns_agree() {
-    let shape = Shape { heads: 6, kv_heads: 2, context: 1024, ..Shape::tiny() };
+    let shape = Shape { heads: 2, kv_heads: 1, context: 1024, ..small() };
     let file = Model::new(shape, Stored::new(Format::Q1_0), 3).to_vec().unwrap();
     let tokens = tokens(80, 320);
-    let full = cpu(&file, Activations::F32, &kv(KvFormat::F32)).logits(&tokens, true);
+    let full = on_cpu(&file, Activations::F32, &kv(KvFormat::F32)).logits(&tokens, true);
     for text in ["window:40", "window:30:3", "dilated:2:2", "strided:1:2", "bigbird:1:1:1"] {
         let options = SessionOptions { attention: text.parse().unwrap(), ..kv(KvFormat::F32) };
-        let On { device: mut on_cpu, mut session } = cpu(&file, Activations::F32, &options);
-        let want = session.forward_prefill(&mut on_cpu, &tokens).unwrap().to_vec();
+        let On { device: mut cpu, mut session } = on_cpu(&file, Activations::F32, &options);
+        let want = session.forward_prefill(&mut cpu, &tokens).unwrap().to_vec();
         let On { mut device, mut session } = cuda(&file, Activations::F32, &options);
         let prefilled = error(session.forward_prefill(&mut device, &tokens).unwrap(), &want);
         session.truncate(79).unwrap();
@@ -201,7 +143,7 @@ fn patterns_agree() {
 /// Exported keys and values continue in a session of another capacity, to the bit.
 #[test]
 fn exported_caches_go_on_elsewhere() {
-    let file = Model::tiny(Format::Q1_0);
+    let file = Model::new(small(), Stored::new(Format::Q1_0), 1).to_vec().unwrap();
     let tokens = tokens(20, 320);
     let mut device = device(&file, Activations::Int8, 3);
     for format in KV_FORMATS {
@@ -223,35 +165,25 @@ fn exported_caches_go_on_elsewhere() {
 fn a_token_is_one_graph_and_text_is_that_of_the_cpu() -> Result<(), Error> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/sprout-nano.gguf");
     let file = std::fs::read(path).unwrap();
-    let On { device: mut on_cpu, session: mut cpu_session } =
-        cpu(&file, Activations::F32, &kv(KvFormat::F16));
-    let On { mut device, mut session } = cuda(&file, Activations::F32, &kv(KvFormat::F16));
-    let (mut token, mut text) = (1, Vec::new());
-    for step in 0..12 {
-        let logits = cpu_session.forward(&mut on_cpu, token).unwrap();
+    let mut cpu = on_cpu(&file, Activations::F32, &kv(KvFormat::F16));
+    let mut cuda = cuda(&file, Activations::F32, &kv(KvFormat::F16));
+    let shim = Arc::clone(cuda.device.model().driver());
+    let layers = cuda.device.model().program().layers;
+    let mut token = 1;
+    for step in 0..4 {
+        let logits = cpu.session.forward(&mut cpu.device, token).unwrap();
         let want = shohin_core::cpu::op::argmax(logits).unwrap();
-        let shim = Arc::clone(device.model().driver());
         let before = (shim.launches.get(), shim.replays.get(), shim.replayed.get());
-        let mut best = None;
-        let sink = &mut |_, _, output: Output<'_>| {
-            if let Output::Top([(token, logit)]) = output {
-                best = Some((*token, *logit));
-            }
-        };
-        CudaDevice::<Shim>::wait(session.run(&mut device, &[token], Wants::Last(Readout::Best), sink))?;
-        let (found, logit) = best.expect("a token can be chosen");
+        let (found, logit) = cuda.best(&[token])?;
         assert_eq!(found, want, "step {step}");
         assert!((logit - logits[want as usize]).abs() < 0.02, "{logit}");
         assert_eq!(shim.launches.get(), before.0);
         assert_eq!(shim.replays.get(), before.1 + 1);
-        let layers = device.model().program().layers;
         // Per layer two norms, q k v, rope, two of attention, its product, gate and up, down.
         let per_layer = (shim.replayed.get() - before.2 - 4) / layers;
         assert!((9..=12).contains(&per_layer), "{per_layer}");
         token = want;
-        text.push(want);
     }
-    assert_eq!(text.len(), 12);
     Ok(())
 }
 

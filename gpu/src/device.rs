@@ -9,9 +9,11 @@ use crate::kernel::{
 use crate::record::{BufferPlan, Recording, Scratch, Step, other_bytes};
 use crate::upload::{GpuModel, UploadPlan};
 use shohin_core::cache::FlatKv;
-use shohin_core::device::{Batch, Output, Readout, SessionOptions, Sink};
+use shohin_core::device::{
+    Batch, Output, Readout, ScratchOptions, SessionOptions, Sink, check_caches, check_count, unordered,
+};
 use shohin_core::model::{ModelConfig, Program};
-use shohin_core::rows::{Rows, Segment, Wanted};
+use shohin_core::rows::{ReadoutGroup, Rows, Segment, tokens_and_angles};
 use shohin_core::{Activations, Device, Error as CoreError};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -42,23 +44,12 @@ impl Default for GpuDeviceOptions {
 impl GpuDeviceOptions {
     /// The options, checked and clamped to the model's limits.
     fn fitted(&self, config: &ModelConfig) -> Result<GpuDeviceOptions> {
-        for (what, value, max) in [
-            ("context", self.context, usize::MAX),
-            ("batch", self.batch, 1 << 12),
-            ("logit rows", self.logit_rows, 1 << 12),
-            ("top", self.top, MAX_TOP),
-        ] {
-            if value == 0 {
-                return Err(CoreError::Option { what, found: 0.0, expected: "at least 1" }.into());
-            }
-            if value > max {
-                return Err(CoreError::Limit { what, found: value as u64, max: max as u64 }.into());
-            }
-        }
-        let context = self.context.min(config.max_context_length);
-        let batch = self.batch.min(context);
+        check_count("top", self.top, MAX_TOP)?;
+        let GpuDeviceOptions { context, activations, batch, logit_rows, .. } = *self;
+        let fitted = ScratchOptions { context, activations, batch, logit_rows }.fitted(config)?;
+        let ScratchOptions { context, batch, logit_rows, .. } = fitted;
         let fit = MAX_BINDING as usize / (4 * config.vocab_size);
-        let logit_rows = self.logit_rows.min(batch).min(fit).max(1);
+        let logit_rows = logit_rows.min(fit).max(1);
         let top = self.top.min(config.vocab_size);
         Ok(GpuDeviceOptions { context, batch, logit_rows, top, ..*self })
     }
@@ -154,12 +145,6 @@ impl core::fmt::Debug for GpuDevice {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("GpuDevice").field("options", &self.options).finish_non_exhaustive()
     }
-}
-
-/// Rows of the batch that are read out together: as many of one kind as fit.
-struct Group {
-    readout: Readout,
-    rows: Vec<Wanted>,
 }
 
 /// Parts of flash decoding for a segment, and positions in each.
@@ -265,7 +250,7 @@ impl GpuDevice {
     async fn part(
         &mut self,
         segments: &[Segment<'_>],
-        groups: &[Group],
+        groups: &[ReadoutGroup],
         caches: &mut [&mut GpuCache],
         sink: &mut Sink<'_>,
     ) -> Result<()> {
@@ -283,20 +268,12 @@ impl GpuDevice {
     fn write_step(&self, segments: &[Segment<'_>], caches: &[&mut GpuCache]) {
         let program = self.model.program();
         let queue = &self.model.gpu.queue;
-        let d = program.heads.dim;
-        let (mut tokens, mut angles) = (Vec::new(), Vec::new());
         for segment in segments {
             let (rows, (_, span)) = (segment.tokens.len(), attention_parts(segment));
             let words = [rows, segment.position, segment.row, span].map(|word| word as u32);
             queue.write_buffer(caches[segment.sequence].sequence(), 0, bytemuck::cast_slice(&words));
-            tokens.extend_from_slice(segment.tokens);
-            for position in segment.position..segment.position + rows {
-                let at = angles.len();
-                angles.resize(at + d, 0.0);
-                let (cos, sin) = angles[at..].split_at_mut(d / 2);
-                program.rope.angles(position, cos, sin);
-            }
         }
+        let (tokens, angles) = tokens_and_angles(program, segments);
         let mut words = vec![0; STEP_HEAD];
         words[0] = tokens.len() as u32;
         words.extend(tokens);
@@ -336,7 +313,7 @@ impl GpuDevice {
     }
 
     /// Writes the rows to read out, and compiles the shaders they need.
-    fn prepare(&mut self, group: &Group) {
+    fn prepare(&mut self, group: &ReadoutGroup) {
         let gpu = &*self.model.gpu;
         let mut words = vec![group.rows.len() as u32];
         words.extend(group.rows.iter().map(|wanted| wanted.row as u32));
@@ -355,7 +332,7 @@ impl GpuDevice {
         &mut self,
         segments: &[Segment<'_>],
         caches: &[&mut GpuCache],
-        group: Option<&Group>,
+        group: Option<&ReadoutGroup>,
     ) -> Result<()> {
         let gpu = &*self.model.gpu;
         let copy = group.map(|group| {
@@ -395,7 +372,7 @@ impl GpuDevice {
     }
 
     /// Bytes read back for a group.
-    fn readback_len(&self, group: &Group) -> u64 {
+    fn readback_len(&self, group: &ReadoutGroup) -> u64 {
         let program = self.model.program();
         let row = match group.readout {
             Readout::Best => 8,
@@ -407,7 +384,7 @@ impl GpuDevice {
     }
 
     /// Waits for the copies of the last submission.
-    async fn read(&mut self, group: &Group, sink: &mut Sink<'_>) -> Result<()> {
+    async fn read(&mut self, group: &ReadoutGroup, sink: &mut Sink<'_>) -> Result<()> {
         let size = self.readback_len(group);
         let (_, buffer) = self.readback(group.readout);
         let buffer = buffer.clone();
@@ -444,24 +421,13 @@ impl GpuDevice {
     }
 
     /// The outputs to read from `rows`, in order.
-    fn groups(&self, rows: Rows<'_>) -> Vec<Group> {
-        let mut groups: Vec<Group> = Vec::new();
-        for wanted in rows.wanted() {
-            let readout = match wanted.readout {
-                Readout::Top(top) if !(1..=self.options.top).contains(&top) => Readout::Logits,
-                readout => readout,
-            };
-            let most = match readout {
-                Readout::Logits | Readout::Best => self.options.logit_rows,
-                Readout::Top(_) => 1,
-                Readout::Hidden => self.options.batch,
-            };
-            match groups.last_mut() {
-                Some(last) if last.readout == readout && last.rows.len() < most => last.rows.push(wanted),
-                _ => groups.push(Group { readout, rows: vec![wanted] }),
-            }
-        }
-        groups
+    fn groups(&self, rows: Rows<'_>) -> Vec<ReadoutGroup> {
+        rows.groups(|readout| match readout {
+            Readout::Top(top) if (1..=self.options.top).contains(&top) => (readout, 1),
+            Readout::Logits | Readout::Top(_) => (Readout::Logits, self.options.logit_rows),
+            Readout::Best => (readout, self.options.logit_rows),
+            Readout::Hidden => (readout, self.options.batch),
+        })
     }
 }
 
@@ -502,13 +468,7 @@ impl Device for GpuDevice {
         sink: &mut Sink<'_>,
     ) -> Result<()> {
         self.model.gpu.check()?;
-        if batch.len() != caches.len() {
-            let (expected, found) = (batch.len() as u64, caches.len() as u64);
-            return Err(CoreError::Length { what: "caches of a batch", expected, found }.into());
-        }
-        if caches.iter().any(|cache| cache.device() != self.id) {
-            return Err(CoreError::Device { problem: "the cache was made by another one" }.into());
-        }
+        check_caches(batch, caches.iter().map(|cache| cache.device()), self.id)?;
         for rows in Rows::parts(batch, self.options.batch) {
             let segments: Vec<Segment<'_>> = rows.segments().collect();
             self.part(&segments, &self.groups(rows), caches, sink).await?;
@@ -543,9 +503,4 @@ impl shohin_core::device::BlockingDevice for GpuDevice {
     fn wait<F: Future<Output = Result<T>>, T>(future: F) -> Result<T> {
         pollster::block_on(future)
     }
-}
-
-/// Decodes the order-preserving integers of the shaders to floats.
-fn unordered(bits: u32) -> f32 {
-    f32::from_bits(if bits >> 31 == 1 { bits ^ 0x8000_0000 } else { !bits })
 }

@@ -87,7 +87,7 @@ fn written(program: &Program, op: &Op) -> Vec<(BufferId, usize, bool)> {
         }
         Op::LinearAdd { weight, to, .. } => vec![(*to, rows(*weight), true)],
         Op::LinearSwiglu { gate, out, .. } => vec![(*out, rows(*gate), true)],
-        Op::RopeStore { .. } | Op::Experts(_) => Vec::new(),
+        Op::RopeStore { .. } | Op::Experts(_) | Op::Exchange(_) => Vec::new(),
         Op::Attention { out, .. } => vec![(*out, program.heads.query * program.heads.dim, false)],
     }
 }
@@ -137,7 +137,7 @@ fn accesses(op: &Op, buffer: BufferId, inputs: &impl Fn(TensorId) -> Vec<Activat
             }
         }
         // Refused when the model is uploaded.
-        Op::Experts(_) => {}
+        Op::Experts(_) | Op::Exchange(_) => {}
         Op::RopeStore { q, k, v, .. } => {
             if *q == buffer {
                 found.push(Access::Changes);
@@ -437,10 +437,10 @@ impl Recorder<'_> {
                 let pair = self.products(matrix, x, Output::Swiglu, into, cols, &self.scratch.step)?;
                 self.whole(out, cols, needs, pair)?
             }
-            Op::Experts(_) => {
+            Op::Experts(_) | Op::Exchange(_) => {
                 return Err(Error::Operation {
-                    found: "a mixture of experts",
-                    expected: "one feed-forward block",
+                    found: "an operation that is refused when the model is uploaded",
+                    expected: "a supported one",
                 });
             }
             Op::RopeStore { layer, q, k, v, norm, eps } => {

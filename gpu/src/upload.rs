@@ -207,7 +207,11 @@ pub(crate) fn combined(op: &Op) -> (Vec<TensorId>, usize) {
         Op::Linear { outputs, .. } => (outputs.iter().map(|(tensor, _)| *tensor).collect(), 1),
         Op::LinearAdd { weight, .. } => (vec![*weight], 1),
         Op::LinearSwiglu { gate, up, .. } => (vec![*gate, *up], 2),
-        Op::RmsNorm { .. } | Op::Experts(_) | Op::RopeStore { .. } | Op::Attention { .. } => (Vec::new(), 1),
+        Op::RmsNorm { .. }
+        | Op::Experts(_)
+        | Op::RopeStore { .. }
+        | Op::Attention { .. }
+        | Op::Exchange(_) => (Vec::new(), 1),
     }
 }
 
@@ -222,6 +226,10 @@ fn check(program: &Program) -> Result<()> {
         return Err(Error::Unsupported { what, found: d as u64, expected: "a multiple of 32, at most 256" });
     }
     for op in program.body.iter().chain(&program.head) {
+        if let Op::Exchange(_) = op {
+            let expected = "a whole one; the CPU computes both";
+            return Err(Error::Operation { found: "a program that is split among devices", expected });
+        }
         if let Op::Experts(_) = op {
             return Err(Error::Operation {
                 found: "a mixture of experts",

@@ -3,13 +3,12 @@
 //! `SHOHIN_GPU` selects the adapter by part of its name; without it the first one is used, also in software.
 
 use shohin_core::cpu::op::argmax;
-use shohin_core::device::{BlockingDevice, Device, Output, Readout, SessionOptions, Wants};
+use shohin_core::device::{Device, Output, Readout, SessionOptions, Wants};
 use shohin_core::session::{Feed, run_batch};
 use shohin_core::tokenizer::{Special, Tokenizer};
-use shohin_core::{
-    Activations, BonsaiModel, Cpu, CpuOptions, Error as CoreError, Format, Gguf, KvFormat, Serial, Session,
-};
+use shohin_core::{Activations, Cpu, Error as CoreError, Format, Gguf, KvFormat, Session};
 use shohin_gpu::{Counters, Error, Gpu, GpuDevice, GpuDeviceOptions, GpuModel, GpuOptions};
+use shohin_tests::device::{Golden, On, error, on_cpu, tokens};
 use shohin_tests::model::{Model, Shape, Stored};
 use std::sync::Arc;
 
@@ -30,53 +29,12 @@ fn open_with(options: GpuOptions) -> Arc<Gpu> {
     Arc::new(gpu)
 }
 
-fn cpu<'f>(file: &'f [u8], activations: Activations, kv: KvFormat) -> On<Cpu<'f, &'f [u8]>> {
-    let model = BonsaiModel::from_gguf(&Gguf::parse(file).unwrap()).unwrap();
-    let options = CpuOptions { activations, ..CpuOptions::default() };
-    On::new(Cpu::new(model, &options, Serial).unwrap(), kv)
+fn kv(kv: KvFormat) -> SessionOptions {
+    SessionOptions { kv, ..SessionOptions::default() }
 }
 
-/// A device and a sequence on it.
-struct On<D: BlockingDevice> {
-    device: D,
-    session: Session<D>,
-}
-
-impl<D: BlockingDevice<Error: core::fmt::Debug>> On<D> {
-    fn new(mut device: D, kv: KvFormat) -> On<D> {
-        let options = SessionOptions { kv, ..SessionOptions::default() };
-        let session = Session::new(&mut device, &options).unwrap();
-        On { device, session }
-    }
-
-    /// Logits at every position: all tokens at once, or one by one.
-    fn logits(&mut self, tokens: &[u32], at_once: bool) -> Vec<f32> {
-        let mut all = Vec::new();
-        if at_once {
-            let sink = &mut |_, row: &[f32]| all.extend_from_slice(row);
-            self.session.forward_logits(&mut self.device, tokens, sink).unwrap();
-        } else {
-            for &token in tokens {
-                all.extend_from_slice(self.session.forward(&mut self.device, token).unwrap());
-            }
-        }
-        all
-    }
-}
-
-impl On<GpuDevice> {
-    /// The most likely token after `tokens`, chosen on the GPU.
-    fn best(&mut self, tokens: &[u32]) -> Result<u32, Error> {
-        let mut best = None;
-        let sink = &mut |_, _, output: Output<'_>| {
-            if let Output::Top([(token, _), ..]) = output {
-                best = Some(*token);
-            }
-        };
-        let run = self.session.run(&mut self.device, tokens, Wants::Last(Readout::Best), sink);
-        pollster::block_on(run)?;
-        Ok(best.expect("a token can be chosen"))
-    }
+fn cpu<'f>(file: &'f [u8], activations: Activations, format: KvFormat) -> On<Cpu<'f, &'f [u8]>> {
+    on_cpu(file, activations, &kv(format))
 }
 
 fn device(gpu: &Arc<Gpu>, file: &[u8], options: &GpuDeviceOptions) -> GpuDevice {
@@ -90,25 +48,8 @@ fn on_gpu(gpu: &Arc<Gpu>, file: &[u8], activations: Activations, kv: KvFormat) -
     on_gpu_with(gpu, file, &GpuDeviceOptions { activations, batch: 64, ..Default::default() }, kv)
 }
 
-fn on_gpu_with(gpu: &Arc<Gpu>, file: &[u8], options: &GpuDeviceOptions, kv: KvFormat) -> On<GpuDevice> {
-    On::new(device(gpu, file, options), kv)
-}
-
-fn rms(a: &[f32], b: &[f32]) -> f64 {
-    assert_eq!(a.len(), b.len());
-    let sum: f64 = a.iter().zip(b).map(|(a, b)| f64::from(a - b).powi(2)).sum();
-    (sum / a.len() as f64).sqrt()
-}
-
-/// Relative to the spread of the logits.
-fn error(got: &[f32], want: &[f32]) -> f64 {
-    let mean = want.iter().map(|&x| f64::from(x)).sum::<f64>() / want.len() as f64;
-    let spread = want.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>() / want.len() as f64;
-    rms(got, want) / spread.sqrt()
-}
-
-fn tokens(count: usize, vocab: usize) -> Vec<u32> {
-    (0..count).map(|i| ((i * i * 31 + i * 7 + 3) % vocab) as u32).collect()
+fn on_gpu_with(gpu: &Arc<Gpu>, file: &[u8], options: &GpuDeviceOptions, format: KvFormat) -> On<GpuDevice> {
+    On::new(device(gpu, file, options), &kv(format))
 }
 
 /// At once and one by one, with 32-bit activations: only the order of additions differs. The kernels' own
@@ -195,15 +136,6 @@ fn sprout() -> Vec<u8> {
     std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../models/sprout.gguf")).unwrap()
 }
 
-fn golden(name: &str) -> Vec<u8> {
-    let path = format!("{}/../tests/fixtures/golden_model/{name}", env!("CARGO_MANIFEST_DIR"));
-    std::fs::read(&path).unwrap_or_else(|e| panic!("{path}: {e}"))
-}
-
-fn floats(bytes: &[u8]) -> Vec<f32> {
-    bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
-}
-
 /// A trained model of another architecture, with weights that have minima. Skipped if its file is absent.
 #[test]
 fn smollm2_agrees() {
@@ -226,29 +158,15 @@ fn smollm2_agrees() {
     }
 }
 
-/// Against an f64 forward pass in numpy: 32-bit activations to 1e-3 at every logit, integers with no more
-/// noise than llama.cpp.
 #[test]
 fn golden_logits() {
-    let text = String::from_utf8(golden("tokens.txt")).unwrap();
-    let tokens: Vec<u32> = text.split_whitespace().map(|t| t.parse().unwrap()).collect();
     for extensions in [true, false] {
         let gpu = open(extensions);
-        for (file, exact, llama) in [
-            ("synth-micro-q1_0.gguf", "micro-f32_q1.numpy_f64.logits", "micro-q1_0.logits"),
-            ("synth-micro-q2_0_g64.gguf", "micro-f32.numpy_f64.logits", "micro-q2_0_g64.logits"),
-        ] {
-            let (file, exact, llama) = (golden(file), floats(&golden(exact)), floats(&golden(llama)));
-            let allowed = rms(&llama, &exact);
+        for golden in [Golden::one_bit(), Golden::ternary()] {
             for at_once in [true, false] {
-                let got =
-                    |activations| on_gpu(&gpu, &file, activations, KvFormat::F32).logits(&tokens, at_once);
-                let worst =
-                    got(Activations::F32).iter().zip(&exact).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-                assert!(worst < 1e-3, "{worst}");
-                let noise = rms(&got(Activations::Int8), &exact);
-                println!("at once {at_once}: worst {worst:.1e}; int8 rms {noise:.5}, llama.cpp {allowed:.5}");
-                assert!(noise <= allowed, "rms {noise}, llama.cpp's is {allowed}");
+                golden.check(|activations| {
+                    on_gpu(&gpu, &golden.file, activations, KvFormat::F32).logits(&golden.tokens, at_once)
+                });
             }
         }
     }
@@ -528,7 +446,7 @@ fn sprout_says_the_same() {
     let mut fed = vec![401, 17, 33, 9, 120];
     for _ in 0..40 {
         let want = argmax(cpu.session.forward_prefill(&mut cpu.device, &fed).unwrap()).unwrap();
-        let got = gpu.best(&fed).unwrap();
+        let got = gpu.best(&fed).unwrap().0;
         assert_eq!(got, want);
         fed = vec![got];
     }

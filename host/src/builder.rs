@@ -8,13 +8,14 @@ use crate::file::ModelFile;
 use crate::gpu::GpuWeights;
 use crate::model::{Inner, Machine, Model};
 use crate::shard::ShardBytes;
+use crate::split::SplitWeights;
 use crate::threads::ThreadPool;
 use crate::weight_cache::{CacheWriter, WeightCache};
 use shohin_core::chat::Template;
 use shohin_core::cpu::repack::repacks;
 use shohin_core::cpu::{CpuWeights, Isa};
 use shohin_core::gguf::{Id42, ReadOptions};
-use shohin_core::model::{ModelBytes, ModelConfigBuilder, RopeScaling};
+use shohin_core::model::{ModelBytes, ModelConfigBuilder, RopeScaling, Split};
 use shohin_core::{
     Activations, AttentionPattern, CpuOptions, Gguf, KvFormat, ModelConfig, Tokenizer, is_printable,
 };
@@ -60,6 +61,7 @@ pub struct Builder {
     rope_scaling: Option<RopeScaling>,
     rope_base: Option<f32>,
     target: Target,
+    split: Option<Split>,
 }
 
 impl Default for Builder {
@@ -79,6 +81,7 @@ impl Default for Builder {
             rope_scaling: None,
             rope_base: None,
             target: Target::Best,
+            split: None,
         }
     }
 }
@@ -193,6 +196,13 @@ impl Builder {
         self
     }
 
+    /// Splits the model among ranks on the CPU, which are threads of this process; each has a part of the weights, of the
+    /// cache and of the threads. Not split unless set. See [`shohin_core::model::split`] for the ways to split it.
+    pub fn split(mut self, split: Split) -> Self {
+        self.split = Some(split);
+        self
+    }
+
     /// Loads a GGUF file, or a model in parts by the name of any of them.
     ///
     /// # Errors
@@ -229,7 +239,18 @@ impl Builder {
         let gguf = file.gguf(&self.read)?;
         let named = |source| Error::Model { name: file.name().into(), source };
         let config = self.configured(ModelConfig::from_gguf(&gguf).map_err(named)?)?;
-        let machine = self.machine(&gguf, config.clone())?;
+        let context = self.context;
+        let options = CpuOptions { context, activations: self.activations, isa, ..CpuOptions::default() };
+        let machine = match self.split.filter(|split| split.ranks() > 1 && self.reads_weights) {
+            None => self.machine(&gguf, config.clone())?,
+            Some(split) if matches!(self.target, Target::Best | Target::Cpu) => {
+                Machine::Split(SplitWeights::load(file, &self.read, &config, split, &options, threads)?)
+            }
+            Some(split) => {
+                let expected = "a model on the CPU, or none".into();
+                return Err(Error::Option { name: "split", found: split.to_string(), expected });
+            }
+        };
         let on_cpu = matches!(machine, Machine::Cpu);
         let repack = self.repack && on_cpu && self.activations == Activations::Int8;
         let repack = repack && repacks(isa);
@@ -247,12 +268,11 @@ impl Builder {
         let tokenizer = tokenizer.unwrap_or_else(|panic| resume_unwind(panic)).map_err(named)?;
         let template = Template::from_metadata(gguf.metadata(), &tokenizer).map_err(named)?;
         let parts = weights.model().weights().parts();
-        let weight_bytes = match repack && !reads {
-            true => file.resident_len(&self.read, !self.compact)?,
-            false => parts.iter().map(|part| part.bytes().len()).sum(),
+        let weight_bytes = match (&machine, repack && !reads) {
+            (Machine::Split(split), _) => split.bytes(),
+            (_, true) => file.resident_len(&self.read, !self.compact)?,
+            (_, false) => parts.iter().map(|part| part.bytes().len()).sum(),
         };
-        let context = self.context;
-        let options = CpuOptions { context, activations: self.activations, isa, ..CpuOptions::default() };
         let name = gguf.metadata().str("general.name").ok().flatten().unwrap_or_default();
         let name = name.chars().filter(|c| is_printable(*c)).take(60).collect();
         Ok(Model(Arc::new(Inner {

@@ -3,9 +3,10 @@
 use crate::error::Result;
 use crate::sequence::{OnDevice, Sequence};
 use shohin_core::cache::FlatKv;
+use shohin_core::device::ScratchOptions;
 use shohin_core::model::ModelConfig;
 use shohin_core::{Activations, Gguf, Session, SessionOptions};
-use shohin_cuda::{Cuda, CudaDevice, CudaDeviceOptions, CudaModel, Driver};
+use shohin_cuda::{Cuda, CudaDevice, CudaModel, Driver};
 use std::sync::Arc;
 
 /// Weights on an NVIDIA GPU.
@@ -38,7 +39,7 @@ impl CudaWeights {
         activations: Activations,
         batch: usize,
     ) -> Result<CudaDevice<Cuda>> {
-        let options = CudaDeviceOptions { context, activations, batch, ..CudaDeviceOptions::default() };
+        let options = ScratchOptions { context, activations, batch, ..ScratchOptions::default() };
         Ok(CudaDevice::new(&self.0, &options)?)
     }
 
@@ -48,7 +49,7 @@ impl CudaWeights {
         session: &SessionOptions,
         activations: Activations,
     ) -> Result<Box<dyn Sequence>> {
-        let batch = CudaDeviceOptions::default().batch;
+        let batch = ScratchOptions::default().batch;
         let mut device = self.device(session.context, activations, batch)?;
         let session = Session::new(&mut device, session)?;
         Ok(Box::new(OnDevice::new(device, session, true)))

@@ -7,7 +7,7 @@ use crate::shard::{Cached, ShardBytes, shard_names};
 use memmap2::Mmap;
 use shohin_core::cpu::{self, CpuWeights, Expansion, Isa};
 use shohin_core::gguf::{MAX_PARTS, ReadOptions};
-use shohin_core::model::ModelBytes;
+use shohin_core::model::{ModelBytes, Split};
 use shohin_core::{BonsaiModel, Gguf, ModelConfig, Pool};
 use std::fs::{File, Metadata};
 use std::io::{self, Read, Seek};
@@ -282,6 +282,18 @@ impl ModelFile {
         let options = if whole { *options } else { self.shard_options(options)? };
         let model = self.model(parts, &options, config)?;
         CpuWeights::repacked(model, isa).map_err(|e| self.error(0, e))
+    }
+
+    /// One rank's part of the model, copied out of the files.
+    pub(crate) fn split_model(
+        &self,
+        options: &ReadOptions,
+        config: ModelConfig,
+        rank: (Split, usize),
+    ) -> Result<BonsaiModel<ShardBytes>> {
+        let parts = self.shards.iter().map(Shard::mapped).collect();
+        let model = BonsaiModel::load_split(parts, options, |_| config, rank, ShardBytes::owned);
+        model.map_err(|wrong| self.error(wrong.part, wrong.error))
     }
 
     fn model(

@@ -54,6 +54,7 @@ pub mod sequence;
 pub mod shard;
 mod snapshot;
 pub mod speculate;
+mod split;
 pub mod threads;
 pub mod weight_cache;
 
@@ -66,6 +67,7 @@ pub use scheduler::Scheduler;
 pub use sequence::Sequence;
 pub use shohin_core as core;
 pub use shohin_core::chat::{ChatMessage, TurnOptions};
+pub use shohin_core::model::Split;
 pub use shohin_core::{Activations, AttentionPattern, KvFormat, SamplerConfig};
 pub use threads::ThreadPool;
 pub use weight_cache::WeightCache;

@@ -2,17 +2,18 @@
 
 use crate::error::Result;
 use crate::sequence::{OnDevice, Sequence};
+use shohin_core::device::ScratchOptions;
 use shohin_core::model::ModelConfig;
 use shohin_core::{Activations, BonsaiModel, Gguf, Session, SessionOptions};
-use shohin_metal::{Driver, Metal, MetalDevice, MetalDeviceOptions, MetalModel};
+use shohin_metal::{Driver, Metal, MetalDevice, MetalModel};
 use std::sync::Arc;
 
 /// Weights in memory shared with the GPU.
 #[derive(Clone, Debug)]
 pub(crate) struct MetalWeights(Arc<MetalModel<Metal>>);
 
-fn device_options(context: usize, activations: Activations) -> MetalDeviceOptions {
-    MetalDeviceOptions { context, activations, ..MetalDeviceOptions::default() }
+fn device_options(context: usize, activations: Activations) -> ScratchOptions {
+    ScratchOptions { context, activations, ..ScratchOptions::default() }
 }
 
 impl MetalWeights {
@@ -40,7 +41,7 @@ impl MetalWeights {
         activations: Activations,
         batch: usize,
     ) -> Result<MetalDevice<Metal>> {
-        let options = MetalDeviceOptions { batch, ..device_options(context, activations) };
+        let options = ScratchOptions { batch, ..device_options(context, activations) };
         Ok(MetalDevice::new(&self.0, &options)?)
     }
 

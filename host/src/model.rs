@@ -9,13 +9,14 @@ use crate::gpu::GpuWeights;
 use crate::memory;
 use crate::sequence::{OnDevice, Sequence};
 use crate::shard::ShardBytes;
+use crate::split::SplitWeights;
 use crate::threads::ThreadPool;
 use crate::weight_cache::CacheWriter;
 use shohin_core::chat::{ChatMessage, ChatModel, Encoded, Template, TurnOptions};
 use shohin_core::constrain::Vocabulary;
 use shohin_core::cpu::{CpuWeights, Isa};
 use shohin_core::gguf::ReadOptions;
-use shohin_core::model::{CapabilityProfile, Embedding, ModelVariant, Pooling};
+use shohin_core::model::{CapabilityProfile, Embedding, ModelVariant, Pooling, Split};
 use shohin_core::tokenizer::{Decoder, Special};
 use shohin_core::{
     Activations, AttentionPattern, Cpu, CpuOptions, Format, Gguf, KvFormat, MemoryPlan, ModelConfig, Pool,
@@ -36,6 +37,8 @@ pub struct Model(pub(crate) Arc<Inner>);
 #[derive(Clone, Debug)]
 pub(crate) enum Machine {
     Cpu,
+    /// Several ranks on the CPU.
+    Split(SplitWeights),
     #[cfg(feature = "gpu")]
     Gpu(GpuWeights),
     #[cfg(all(feature = "metal", target_os = "macos"))]
@@ -223,6 +226,10 @@ impl Model {
                 let session = session(&mut device, &options)?;
                 Ok(Box::new(OnDevice::new(device, session, false)))
             }
+            Machine::Split(split) => {
+                let cpu = CpuOptions { context, logit_rows, ..self.0.options };
+                split.sequence(self.config(), &cpu, &options)
+            }
             #[cfg(feature = "gpu")]
             Machine::Gpu(gpu) => gpu.sequence(&options, self.0.options.activations),
             #[cfg(all(feature = "metal", target_os = "macos"))]
@@ -351,13 +358,21 @@ impl Model {
     /// Name of the GPU it runs on, if any.
     pub fn gpu(&self) -> Option<&str> {
         match &self.0.machine {
-            Machine::Cpu => None,
+            Machine::Cpu | Machine::Split(_) => None,
             #[cfg(feature = "gpu")]
             Machine::Gpu(gpu) => Some(gpu.name()),
             #[cfg(all(feature = "metal", target_os = "macos"))]
             Machine::Metal(metal) => Some(metal.name()),
             #[cfg(feature = "cuda")]
             Machine::Cuda(gpu) => Some(gpu.name()),
+        }
+    }
+
+    /// How the model is split among ranks, if it is.
+    pub fn split(&self) -> Option<Split> {
+        match &self.0.machine {
+            Machine::Split(split) => Some(split.split()),
+            _ => None,
         }
     }
 
@@ -391,6 +406,10 @@ impl Model {
     pub fn sequence_bytes(&self, context: usize) -> Result<u64> {
         match &self.0.machine {
             Machine::Cpu => Ok(self.memory_plan(context)?.total as u64),
+            Machine::Split(split) => {
+                let options = CpuOptions { context, ..self.0.options };
+                split.session_bytes(&options, &self.session_options(context))
+            }
             #[cfg(feature = "gpu")]
             Machine::Gpu(gpu) => {
                 gpu.session_bytes(&self.session_options(context), self.0.options.activations)

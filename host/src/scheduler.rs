@@ -3,6 +3,7 @@
 use crate::error::Result;
 use crate::model::{Machine, Model};
 use crate::shard::ShardBytes;
+use crate::split::SplitDevice;
 use shohin_core::Error;
 use shohin_core::chat::{
     ChatModel, Encoded, Event, Finish, Prompt, ReplyId, Scheduler as CoreScheduler, SchedulerOptions,
@@ -39,6 +40,7 @@ pub struct Scheduler {
 #[derive(Debug)]
 enum OnDevice {
     Cpu(Box<CoreScheduler<Cpu<'static, ShardBytes>>>),
+    Split(Box<CoreScheduler<SplitDevice>>),
     #[cfg(feature = "gpu")]
     Gpu(Box<CoreScheduler<shohin_gpu::GpuDevice>>),
     #[cfg(all(feature = "metal", target_os = "macos"))]
@@ -52,6 +54,7 @@ macro_rules! on_device {
     ($device:expr, $scheduler:ident => $code:expr) => {
         match $device {
             OnDevice::Cpu($scheduler) => $code,
+            OnDevice::Split($scheduler) => $code,
             #[cfg(feature = "gpu")]
             OnDevice::Gpu($scheduler) => $code,
             #[cfg(all(feature = "metal", target_os = "macos"))]
@@ -79,6 +82,11 @@ impl Model {
                 let pool = Arc::clone(&self.0.pool);
                 let device = Cpu::with_weights(Arc::clone(&self.0.weights), &cpu, pool)?;
                 OnDevice::Cpu(Box::new(CoreScheduler::new(device, options)?))
+            }
+            Machine::Split(split) => {
+                let cpu = CpuOptions { batch, logit_rows: replies.min(8), ..self.0.options };
+                let device = split.device(self.config(), &cpu)?;
+                OnDevice::Split(Box::new(CoreScheduler::new(device, options)?))
             }
             #[cfg(feature = "gpu")]
             Machine::Gpu(gpu) => {

@@ -34,6 +34,7 @@ enum Held {
         len: usize,
     },
     Cached(Cached),
+    Owned(Vec<u8>),
 }
 
 impl ShardBytes {
@@ -56,8 +57,13 @@ impl ShardBytes {
         ShardBytes(Held::Cached(file))
     }
 
+    /// Parts of the files.
+    pub(crate) fn owned(bytes: Vec<u8>) -> Self {
+        ShardBytes(Held::Owned(bytes))
+    }
+
     pub(crate) fn is_copy(&self) -> bool {
-        matches!(self.0, Held::Copy { .. })
+        matches!(self.0, Held::Copy { .. } | Held::Owned(_))
     }
 
     pub(crate) fn is_cached(&self) -> bool {
@@ -73,6 +79,7 @@ impl ModelBytes for ShardBytes {
             Held::Mapped(map) => map,
             Held::Copy { memory, len } => &memory[..*len],
             Held::Cached(file) => file.bytes(),
+            Held::Owned(bytes) => bytes,
         }
     }
 
@@ -82,6 +89,7 @@ impl ModelBytes for ShardBytes {
             Held::BuiltIn(_) => None,
             Held::Mapped(_) | Held::Cached(_) => None,
             Held::Copy { memory, len } => Some(&mut memory[..*len]),
+            Held::Owned(bytes) => Some(bytes),
         }
     }
 }

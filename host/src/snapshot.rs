@@ -42,7 +42,7 @@ impl Model {
     /// How its device orders keys and values.
     fn layout(&self) -> Layout {
         match &self.0.machine {
-            Machine::Cpu => Layout::Cpu,
+            Machine::Cpu | Machine::Split(_) => Layout::Cpu,
             #[cfg(feature = "gpu")]
             Machine::Gpu(_) => Layout::Gpu,
             #[cfg(all(feature = "metal", target_os = "macos"))]

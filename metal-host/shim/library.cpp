@@ -9,17 +9,27 @@
 
 namespace {
 
+// A kernel with the arguments of a dispatch.
+struct Dispatch : fibers::Call {
+    void* function;
+    void** buffers;
+    float* shared;
+};
+
 template <size_t... I>
-void call(const fibers::Call& c, fibers::Position group, unsigned lane, unsigned simd_index, std::index_sequence<I...>) {
+void call(const fibers::Call& c, std::index_sequence<I...>) {
     // Buffers and parameters are pointers or references, which are passed alike.
     using Function = void (*)(decltype((void)I, (void*)nullptr)..., float*, metal::uint3, unsigned, unsigned);
-    metal::uint3 at = {group.x, group.y, group.z};
-    reinterpret_cast<Function>(c.function)(c.buffers[I]..., c.shared, at, lane, simd_index);
+    auto& d = static_cast<const Dispatch&>(c);
+    auto& [x, y, z] = fibers::block->at;
+    unsigned index = fibers::block->current->index;
+    reinterpret_cast<Function>(d.function)(d.buffers[I]..., d.shared, metal::uint3{x, y, z}, index % fibers::WARP,
+                                           index / fibers::WARP);
 }
 
 template <size_t N>
-void call_with(const fibers::Call& c, fibers::Position group, unsigned lane, unsigned simd_index) {
-    call(c, group, lane, simd_index, std::make_index_sequence<N>());
+void call_with(const fibers::Call& c) {
+    call(c, std::make_index_sequence<N>());
 }
 
 using Run = decltype(fibers::Call::run);
@@ -57,17 +67,22 @@ kernel void shim_free(void* buffer, size_t bytes) {
 // Runs `function` for a grid of threadgroups. Writes a message of at most `error_size` bytes if it fails.
 kernel int shim_run(void* function, void** buffers, size_t count, const unsigned* grid, unsigned simds,
                     size_t shared_bytes, int order, char* error, size_t error_size) {
-    static thread_local fibers::Group group;
+    static thread_local fibers::Block block;
     if (count >= sizeof RUNS / sizeof *RUNS) {
         snprintf(error, error_size, "too many arguments");
         return 1;
     }
     // With room for 16-byte vectors at its start.
     std::vector<metal::float4> shared(shared_bytes / 16 + 1);
-    fibers::Call call{RUNS[count], function, buffers, count, reinterpret_cast<float*>(shared.data())};
-    group.error[0] = 0;
-    fibers::run(group, {grid[0], grid[1], grid[2]}, simds, fibers::Order(order), call, shared_bytes);
-    snprintf(error, error_size, "%s", group.error);
-    return group.error[0] != 0;
+    Dispatch dispatch;
+    dispatch.run = RUNS[count];
+    dispatch.function = function;
+    dispatch.buffers = buffers;
+    dispatch.shared = reinterpret_cast<float*>(shared.data());
+    // Threadgroup memory has no content at first: NaN shows in results.
+    auto clear = [&] { memset(dispatch.shared, 0xff, shared_bytes); };
+    fibers::run(block, {grid[0], grid[1], grid[2]}, simds * fibers::WARP, fibers::Order(order), 12345, dispatch, clear);
+    snprintf(error, error_size, "%s", block.error);
+    return block.error[0] != 0;
 }
 #endif

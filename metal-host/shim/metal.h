@@ -31,14 +31,14 @@ typedef half half2 __attribute__((ext_vector_type(2)));
 
 enum class mem_flags { mem_none = 0, mem_device = 1, mem_threadgroup = 2 };
 
-inline void threadgroup_barrier(mem_flags) { fibers::meet(fibers::group->all, "threadgroup_barrier"); }
-inline void simdgroup_barrier(mem_flags) { fibers::meet(fibers::simd(), "simdgroup_barrier"); }
+inline void threadgroup_barrier(mem_flags) { fibers::meet(fibers::block->all, "threadgroup_barrier"); }
+inline void simdgroup_barrier(mem_flags) { fibers::meet(fibers::warp(), "simdgroup_barrier"); }
 
 template <class T>
 T simd_sum(T value) {
     // In the order of a butterfly, as hardware adds.
     return fibers::combine(value, "simd_sum", [](T* all) {
-        for (unsigned width = fibers::SIMD / 2; width > 0; width /= 2)
+        for (unsigned width = fibers::WARP / 2; width > 0; width /= 2)
             for (unsigned i = 0; i < width; i++) all[i] += all[i + width];
         return all[0];
     });
@@ -46,12 +46,12 @@ T simd_sum(T value) {
 
 template <class T>
 T simd_max(T value) {
-    return fibers::combine(value, "simd_max", [](T* all) { return *std::max_element(all, all + fibers::SIMD); });
+    return fibers::combine(value, "simd_max", [](T* all) { return *std::max_element(all, all + fibers::WARP); });
 }
 
 template <class T>
 T simd_min(T value) {
-    return fibers::combine(value, "simd_min", [](T* all) { return *std::min_element(all, all + fibers::SIMD); });
+    return fibers::combine(value, "simd_min", [](T* all) { return *std::min_element(all, all + fibers::WARP); });
 }
 
 template <class To, class From>

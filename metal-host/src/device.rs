@@ -8,52 +8,15 @@ use crate::kernel::{ARGMAX_SHARES, BatchShape, KV_FORMATS, Kernel, Kernels, Pipe
 use crate::lower::{CacheOp, Lowered, Scratch, Step, scratch_bytes};
 use crate::weights::MetalModel;
 use shohin_core::attention::AttentionPattern;
-use shohin_core::device::{Batch, BlockingDevice, Output, Readout, SessionOptions, Sink, check_run, ready};
+use shohin_core::device::{
+    Batch, BlockingDevice, Output, Readout, ScratchOptions, SessionOptions, Sink, check_caches, check_run,
+    ready, unordered,
+};
 use shohin_core::model::{ModelConfig, Program};
-use shohin_core::rows::{Rows, Segment, Wanted};
-use shohin_core::{Activations, Device, Error as CoreError, Name};
+use shohin_core::rows::{ReadoutGroup, Rows, Segment, tokens_and_angles};
+use shohin_core::{Device, Error as CoreError, Name};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-
-/// Options of a device, which decide how much scratch memory it takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MetalDeviceOptions {
-    /// Most positions of a sequence; clamped to the model's context.
-    pub context: usize,
-    /// Precision of activations.
-    pub activations: Activations,
-    /// Rows computed together.
-    pub batch: usize,
-    /// Rows whose logits are computed together when many rows are read out.
-    pub logit_rows: usize,
-}
-
-impl Default for MetalDeviceOptions {
-    fn default() -> Self {
-        MetalDeviceOptions { context: 4096, activations: Activations::default(), batch: 128, logit_rows: 8 }
-    }
-}
-
-impl MetalDeviceOptions {
-    /// The options, checked and clamped to the model's limits.
-    fn fitted(&self, config: &ModelConfig) -> Result<MetalDeviceOptions> {
-        for (what, value, max) in [
-            ("context", self.context, usize::MAX),
-            ("batch", self.batch, 1 << 12),
-            ("logit rows", self.logit_rows, 1 << 12),
-        ] {
-            if value == 0 {
-                return Err(CoreError::Option { what, found: 0.0, expected: "at least 1" }.into());
-            }
-            if value > max {
-                return Err(CoreError::Limit { what, found: value as u64, max: max as u64 }.into());
-            }
-        }
-        let context = self.context.min(config.max_context_length);
-        let batch = self.batch.min(context);
-        Ok(MetalDeviceOptions { context, batch, logit_rows: self.logit_rows.min(batch), ..*self })
-    }
-}
 
 /// Memory of a device and a sequence, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -74,7 +37,7 @@ impl<D: Driver> MetalModel<D> {
     ///
     /// # Errors
     /// For an option outside its range.
-    pub fn memory_plan(&self, options: &MetalDeviceOptions, session: &SessionOptions) -> Result<MetalMemory> {
+    pub fn memory_plan(&self, options: &ScratchOptions, session: &SessionOptions) -> Result<MetalMemory> {
         let (options, program) = (options.fitted(self.config())?, self.program());
         let scratch = scratch_bytes(program, options.batch, options.activations);
         let readout: u64 = readout_bytes(program.vocab(), options.logit_rows).iter().sum();
@@ -89,7 +52,7 @@ pub struct MetalDevice<D: Driver> {
     /// Unique among the devices of the process.
     id: u64,
     model: Arc<MetalModel<D>>,
-    options: MetalDeviceOptions,
+    options: ScratchOptions,
     pipelines: Pipelines<D>,
     scratch: Scratch<D::Buffer>,
     lowered: Lowered<D>,
@@ -106,19 +69,13 @@ impl<D: Driver> core::fmt::Debug for MetalDevice<D> {
     }
 }
 
-/// Rows of the batch that are read out together: as many of one kind as fit.
-struct Group {
-    readout: Readout,
-    rows: Vec<Wanted>,
-}
-
 impl<D: Driver> MetalDevice<D> {
     /// Allocates scratch memory and prepares every kernel that does not use a cache.
     ///
     /// # Errors
     /// For an option outside its range, a program without kernels, [`Error::OutOfMemory`], or errors of Metal when
     /// it compiles the kernels.
-    pub fn new(model: &Arc<MetalModel<D>>, options: &MetalDeviceOptions) -> Result<MetalDevice<D>> {
+    pub fn new(model: &Arc<MetalModel<D>>, options: &ScratchOptions) -> Result<MetalDevice<D>> {
         let (driver, program) = (model.driver(), model.program());
         let options = options.fitted(model.config())?;
         let scratch = Scratch::new(driver, program, options.batch, options.activations)?;
@@ -152,7 +109,7 @@ impl<D: Driver> MetalDevice<D> {
     }
 
     /// The effective options.
-    pub fn options(&self) -> &MetalDeviceOptions {
+    pub fn options(&self) -> &ScratchOptions {
         &self.options
     }
 
@@ -162,14 +119,8 @@ impl<D: Driver> MetalDevice<D> {
         caches: &mut [&mut MetalCache<D>],
         sink: &mut Sink<'_>,
     ) -> Result<()> {
-        if batch.len() != caches.len() {
-            let (expected, found) = (batch.len() as u64, caches.len() as u64);
-            return Err(CoreError::Length { what: "caches of a batch", expected, found }.into());
-        }
+        check_caches(batch, caches.iter().map(|cache| cache.device()), self.id)?;
         for (run, cache) in batch.iter().zip(caches.iter()) {
-            if cache.device() != self.id {
-                return Err(CoreError::Device { problem: "the cache was made by another one" }.into());
-            }
             check_run(run, cache.options().context, self.model.program().vocab())?;
         }
         for rows in Rows::parts(batch, self.options.batch) {
@@ -198,18 +149,7 @@ impl<D: Driver> MetalDevice<D> {
 
     /// Writes tokens and angles.
     fn write_inputs(&self, segments: &[Segment<'_>]) -> Result<()> {
-        let program = self.model.program();
-        let d = program.heads.dim;
-        let (mut tokens, mut angles): (Vec<u32>, Vec<f32>) = (Vec::new(), Vec::new());
-        for segment in segments {
-            tokens.extend_from_slice(segment.tokens);
-            for position in segment.position..segment.position + segment.tokens.len() {
-                let at = angles.len();
-                angles.resize(at + d, 0.0);
-                let (cos, sin) = angles[at..].split_at_mut(d / 2);
-                program.rope.angles(position, cos, sin);
-            }
-        }
+        let (tokens, angles) = tokens_and_angles(self.model.program(), segments);
         self.write(&self.scratch.tokens, &tokens)?;
         self.write(&self.scratch.angles, &angles)
     }
@@ -244,7 +184,7 @@ impl<D: Driver> MetalDevice<D> {
     }
 
     /// The dispatches from the residual stream to the output of a group.
-    fn head(&self, group: &Group) -> Vec<Dispatch<'_, D>> {
+    fn head(&self, group: &ReadoutGroup) -> Vec<Dispatch<'_, D>> {
         let rows = group.rows.len();
         let mut head = vec![self.lowered.norm.dispatch(BatchShape::rows(rows))];
         if group.readout != Readout::Hidden {
@@ -257,7 +197,7 @@ impl<D: Driver> MetalDevice<D> {
     }
 
     /// Passes the outputs of a group to `sink`.
-    fn read(&mut self, group: &Group, sink: &mut Sink<'_>) -> Result<()> {
+    fn read(&mut self, group: &ReadoutGroup, sink: &mut Sink<'_>) -> Result<()> {
         let program = self.model.program();
         let (from, cols) = match group.readout {
             Readout::Best => (&self.best, 2),
@@ -292,20 +232,12 @@ impl<D: Driver> MetalDevice<D> {
     }
 
     /// The outputs to read from `rows`, in order. All logits are read for [`Readout::Top`]: they are in shared memory.
-    fn groups(&self, rows: Rows<'_>) -> Vec<Group> {
-        let mut groups: Vec<Group> = Vec::new();
-        for wanted in rows.wanted() {
-            let (readout, most) = match wanted.readout {
-                Readout::Logits | Readout::Top(_) => (Readout::Logits, self.options.logit_rows),
-                Readout::Best => (Readout::Best, self.options.logit_rows),
-                Readout::Hidden => (Readout::Hidden, self.options.batch),
-            };
-            match groups.last_mut() {
-                Some(last) if last.readout == readout && last.rows.len() < most => last.rows.push(wanted),
-                _ => groups.push(Group { readout, rows: vec![wanted] }),
-            }
-        }
-        groups
+    fn groups(&self, rows: Rows<'_>) -> Vec<ReadoutGroup> {
+        rows.groups(|readout| match readout {
+            Readout::Logits | Readout::Top(_) => (Readout::Logits, self.options.logit_rows),
+            Readout::Best => (Readout::Best, self.options.logit_rows),
+            Readout::Hidden => (Readout::Hidden, self.options.batch),
+        })
     }
 }
 
@@ -394,9 +326,4 @@ impl<D: Driver> BlockingDevice for MetalDevice<D> {
         // Every call waits for the GPU itself.
         ready(future).unwrap_or(Err(CoreError::Device { problem: "it did not answer" }.into()))
     }
-}
-
-/// Decodes the order-preserving integers of argmax to floats.
-fn unordered(bits: u32) -> f32 {
-    f32::from_bits(if bits >> 31 == 1 { bits ^ 0x8000_0000 } else { !bits })
 }

@@ -27,7 +27,7 @@ mod tested;
 mod weights;
 
 pub use cache::MetalCache;
-pub use device::{MetalDevice, MetalDeviceOptions, MetalMemory};
+pub use device::{MetalDevice, MetalMemory};
 pub use driver::{Dispatch, Driver};
 pub use error::{Error, Result};
 pub use kernel::{KV_FORMATS, SOURCE, kernel_names};

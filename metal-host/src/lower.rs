@@ -183,6 +183,7 @@ impl<D: Driver> Lowering<'_, D> {
                 Ok(())
             }
             Op::LinearSwiglu { x, gate, up, out } => self.swiglu(x, [gate, up], out),
+            Op::Exchange(_) => Err(unsupported("a program that is split among devices", "a whole one")),
             Op::Experts(_) => Err(unsupported("a mixture of experts", "one feed-forward block")),
             Op::RopeStore { layer, q, k, v, norm, eps } => {
                 let norm = norm.map(|QkNorm { q, k }| {

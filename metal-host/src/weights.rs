@@ -126,6 +126,9 @@ fn check(program: &Program) -> Result<()> {
                 let expected = "one feed-forward block for all tokens; the CPU computes both";
                 return Err(unsupported("a mixture of experts", expected));
             }
+            Op::Exchange(_) => {
+                return Err(unsupported("a program that is split among devices", "a whole one"));
+            }
             Op::RmsNorm { weight, .. } if !program.tensor(*weight).cols.is_multiple_of(32) => {
                 let (what, found) = ("the width of the residual stream", program.tensor(*weight).cols as u64);
                 return Err(Error::Unsupported { what, found, expected: "a multiple of 32" });

@@ -2,6 +2,8 @@
 //! counting allocator, and models on the CPU.
 
 pub mod cpu;
+#[cfg(not(target_arch = "wasm32"))]
+pub mod device;
 pub mod malformed;
 pub mod meter;
 pub mod model;
@@ -9,6 +11,8 @@ pub mod parts;
 pub mod random;
 pub mod raw;
 pub mod reading;
+#[cfg(not(target_arch = "wasm32"))]
+pub mod shim;
 pub mod vocabulary;
 pub mod weights;
 

@@ -15,6 +15,7 @@ use super::simd::dispatch;
 use super::weights::CpuWeights;
 use crate::arena::{Arena, Planner};
 use crate::cache::{KvShape, PagePool, with_codec};
+use crate::collective::Collective;
 use crate::device::{
     Activations, Batch, BlockingDevice, Device, SessionOptions, Sink, check_run, copy_cache, ready,
 };
@@ -38,6 +39,8 @@ pub struct Cpu<'m, B> {
     /// The row of the logits that were read out last, if they are still in the buffer.
     last: Option<usize>,
     pages: PagePool,
+    /// The other ranks of a split program.
+    collective: Option<Arc<dyn Collective>>,
 }
 
 impl<B> core::fmt::Debug for Cpu<'_, B> {
@@ -157,6 +160,7 @@ impl<'m, B: ModelBytes> Cpu<'m, B> {
             pool: Box::new(pool),
             last: None,
             pages: PagePool::default(),
+            collective: None,
         })
     }
 
@@ -180,7 +184,19 @@ impl<'m, B: ModelBytes> Cpu<'m, B> {
             pool: Box::new(pool),
             last: None,
             pages: PagePool::default(),
+            collective: None,
         })
+    }
+
+    /// Runs a split program as one rank of a group.
+    pub fn in_group(mut self, group: Arc<dyn Collective>) -> Self {
+        self.collective = Some(group);
+        self
+    }
+
+    /// Leaves the group: other ranks then know that this one will not answer.
+    pub fn leave_group(&mut self) {
+        self.collective = None;
     }
 
     fn plan(weights: &CpuWeights<B>, options: &CpuOptions) -> Result<(CpuOptions, ScratchPlan, usize)> {
@@ -248,12 +264,27 @@ impl<'m, B: ModelBytes> Cpu<'m, B> {
             cache.own(run.position..run.position + run.tokens.len(), run.position)?;
         }
         let mut scratch = self.plan.take(&mut Arena::new(self.memory.bytes()))?;
-        let forward = Forward { weights: &*self.weights, isa: self.options.isa, pool: &*self.pool };
+        let collective = self.collective.as_deref();
+        let forward =
+            Forward { weights: &*self.weights, isa: self.options.isa, pool: &*self.pool, collective };
+        let mut finish = |rows: Rows<'_>, caches: &mut [&mut CpuCache<'m>], scratch: &mut Scratch<'_>| {
+            forward.tail(&rows, caches, scratch)?;
+            forward.read_out(&rows, scratch, sink, &mut self.last)
+        };
+        // All stages of a pipeline are busy: as many parts are on their way as there are stages.
+        let most = self.weights.program().stages;
+        let (mut unfinished, mut begun) = (Rows::parts(batch, self.options.batch), 0);
         for rows in Rows::parts(batch, self.options.batch) {
             forward.body(&rows, caches, &mut scratch)?;
-            forward.read_out(&rows, &mut scratch, sink, &mut self.last)?;
+            begun += 1;
+            if begun == most
+                && let Some(rows) = unfinished.next()
+            {
+                begun -= 1;
+                finish(rows, caches, &mut scratch)?;
+            }
         }
-        Ok(())
+        unfinished.try_for_each(|rows| finish(rows, caches, &mut scratch))
     }
 }
 

@@ -21,9 +21,11 @@ use super::scratch::Scratch;
 use super::simd::{SimdOp, dispatch};
 use super::weights::CpuWeights;
 use crate::cache::{KvStorage, with_codec};
+use crate::collective::Collective;
 use crate::device::{Output, Readout, Sink};
 use crate::error::{Error, Name, Result};
 use crate::model::program::{BufferId, Experts, Op, QkNorm, RopePairing, TensorId};
+use crate::model::split::{Exchange, MAX_RANKS};
 use crate::model::weights::ModelBytes;
 use crate::pool::{Pool, Serial};
 use crate::rows::{Rows, Segment};
@@ -33,6 +35,8 @@ pub(super) struct Forward<'f, B> {
     pub(super) weights: &'f CpuWeights<B>,
     pub(super) isa: Isa,
     pub(super) pool: &'f dyn Pool,
+    /// The other ranks of a split program.
+    pub(super) collective: Option<&'f dyn Collective>,
 }
 
 /// Rows that are read out together.
@@ -72,6 +76,16 @@ impl<B: ModelBytes> Forward<'_, B> {
             }
         }
         program.body.iter().try_for_each(|op| self.op(op, rows, caches, scratch))
+    }
+
+    /// Ends what [`Forward::body`] began for the same rows.
+    pub(super) fn tail(
+        &self,
+        rows: &Rows<'_>,
+        caches: &mut [&mut CpuCache<'_>],
+        scratch: &mut Scratch<'_>,
+    ) -> Result<()> {
+        self.weights.program().tail.iter().try_for_each(|op| self.op(op, rows, caches, scratch))
     }
 
     fn op(
@@ -133,6 +147,47 @@ impl<B: ModelBytes> Forward<'_, B> {
                 scratch.put_back(out, out_rows);
                 done
             }
+            Op::Exchange(exchange) => self.exchange(exchange, n, scratch),
+        }
+    }
+
+    fn group(&self) -> Result<&dyn Collective> {
+        self.collective.ok_or(Error::Device { problem: "a split program needs the other ranks" })
+    }
+
+    fn exchange(&self, exchange: Exchange, n: usize, scratch: &mut Scratch<'_>) -> Result<()> {
+        let (program, group) = (self.weights.program(), self.group()?);
+        match exchange {
+            Exchange::Gather { x, to } | Exchange::GatherAdd { x, to } => {
+                let (part, ranks) = (program.cols(x), group.ranks());
+                let gathered = core::mem::take(&mut scratch.gathered);
+                let all = &mut gathered[..ranks * n * part];
+                let done = group.all_gather(scratch.buffer(x, n * part), all);
+                // (ranks, rows, part) to (rows, ranks, part)
+                let to = scratch.buffer_mut(to, n * ranks * part);
+                for (i, from) in all.chunks_exact(part).enumerate() {
+                    let at = (i % n * ranks + i / n) * part;
+                    let to = &mut to[at..at + part];
+                    match exchange {
+                        Exchange::GatherAdd { .. } => to.iter_mut().zip(from).for_each(|(to, x)| *to += x),
+                        _ => to.copy_from_slice(from),
+                    }
+                }
+                scratch.gathered = gathered;
+                done
+            }
+            Exchange::ReduceAdd { x, to } => {
+                let len = n * program.cols(x);
+                let gathered = core::mem::take(&mut scratch.gathered);
+                let sums = scratch.lend(x);
+                let done = group.all_reduce(&mut sums[..len], &mut gathered[..group.ranks() * len]);
+                scratch.buffer_mut(to, len).iter_mut().zip(&sums[..len]).for_each(|(to, x)| *to += x);
+                scratch.put_back(x, sums);
+                scratch.gathered = gathered;
+                done
+            }
+            Exchange::Send { x, rank } => group.send(rank, scratch.buffer(x, n * program.cols(x))),
+            Exchange::Receive { x, rank } => group.receive(rank, scratch.buffer_mut(x, n * program.cols(x))),
         }
     }
 
@@ -438,7 +493,7 @@ impl<B: ModelBytes> Forward<'_, B> {
                 }
                 Readout::Logits | Readout::Top(_) => {
                     *last = Some(range.len() - 1);
-                    self.logits(range, 0..program.vocab(), scratch)?;
+                    self.all_logits(range, scratch)?;
                     for (one, logits) in group.iter().zip(scratch.logits.chunks_exact(program.vocab())) {
                         sink(one.sequence, one.run_row, Output::Logits(logits));
                     }
@@ -455,7 +510,31 @@ impl<B: ModelBytes> Forward<'_, B> {
         Ok(())
     }
 
-    /// Logits of tokens `vocab` after rows `rows` of the hidden states, `(rows, tokens)`.
+    /// All logits after rows `rows` of the hidden states, `(rows, vocab)`.
+    fn all_logits(&self, rows: Range<usize>, scratch: &mut Scratch<'_>) -> Result<()> {
+        let program = self.weights.program();
+        let (n, vocab) = (rows.len(), program.vocab());
+        if program.divided_vocab.is_none() {
+            return self.logits(rows, 0..vocab, scratch);
+        }
+        let group = self.group()?;
+        let (mine, part) = (program.tensor(program.output).rows, vocab.div_ceil(group.ranks()));
+        self.logits(rows, 0..mine, scratch)?;
+        // The last rank's are fewer. From the last row on, as rows move back.
+        for row in (0..n).rev() {
+            scratch.logits.copy_within(row * mine..(row + 1) * mine, row * part);
+        }
+        let gathered = &mut scratch.gathered[..group.ranks() * n * part];
+        group.all_gather(&scratch.logits[..n * part], gathered)?;
+        for (i, from) in gathered.chunks_exact(part).enumerate() {
+            let (rank, row) = (i / n, i % n);
+            let len = part.min(vocab - rank * part);
+            scratch.logits[row * vocab + rank * part..][..len].copy_from_slice(&from[..len]);
+        }
+        Ok(())
+    }
+
+    /// Logits of tokens `vocab` of this rank after rows `rows` of the hidden states, `(rows, tokens)`.
     fn logits(&self, rows: Range<usize>, vocab: Range<usize>, scratch: &mut Scratch<'_>) -> Result<()> {
         let program = self.weights.program();
         let output = self.weights.matrix(program.output)?.row_range(vocab.start, vocab.len())?;
@@ -476,7 +555,8 @@ impl<B: ModelBytes> Forward<'_, B> {
 
     /// The most likely token after each of `rows`, and its logit: one product per part of the vocabulary.
     fn best(&self, rows: Range<usize>, scratch: &mut Scratch<'_>) -> Result<ArrayVec<(u32, f32), MAX_ROWS>> {
-        let (n, vocab) = (rows.len(), self.weights.program().vocab());
+        let program = self.weights.program();
+        let (n, vocab) = (rows.len(), program.tensor(program.output).rows);
         let part = match n {
             1 => vocab,
             n => (scratch.logits.len() / n / PANEL_ROWS * PANEL_ROWS).clamp(1, vocab),
@@ -497,8 +577,40 @@ impl<B: ModelBytes> Forward<'_, B> {
                 }
             }
         }
+        if program.divided_vocab.is_some() {
+            self.best_of_ranks(&mut best)?;
+        }
         let none = Error::Logits { problem: "every logit is NaN or -inf" };
         best.into_iter().map(|best| best.ok_or(none)).collect()
+    }
+}
+
+impl<B: ModelBytes> Forward<'_, B> {
+    /// The best of what each rank found among its tokens.
+    fn best_of_ranks(&self, best: &mut [Option<(u32, f32)>]) -> Result<()> {
+        let (program, group) = (self.weights.program(), self.group()?);
+        let first = program.vocab().div_ceil(group.ranks()) * group.rank();
+        // A token's bits as a float, and its logit; NaN without one.
+        let mut mine: ArrayVec<f32, { 2 * MAX_ROWS }> = ArrayVec::new();
+        for found in &*best {
+            let (token, logit) = found.unwrap_or((0, f32::NAN));
+            // There is room for all rows.
+            let _ = mine.extend_from_slice(&[f32::from_bits(token + first as u32), logit]);
+        }
+        let mut all = [0.0; 2 * MAX_ROWS * MAX_RANKS];
+        let all = &mut all[..group.ranks() * mine.len()];
+        group.all_gather(&mine, all)?;
+        best.fill(None);
+        // In the order of tokens, so that the first of equals wins.
+        for rank in all.chunks_exact(mine.len()) {
+            for (best, found) in best.iter_mut().zip(rank.as_chunks::<2>().0) {
+                let [token, logit] = *found;
+                if !logit.is_nan() && best.is_none_or(|(_, most)| logit > most) {
+                    *best = Some((token.to_bits(), logit));
+                }
+            }
+        }
+        Ok(())
     }
 }
 

@@ -14,6 +14,7 @@ use crate::device::Activations;
 use crate::error::{Error, Result};
 use crate::model::Program;
 use crate::model::program::{BufferId, Experts, Op};
+use crate::model::split::Exchange;
 
 /// Most buffers of a program.
 const MAX_BUFFERS: usize = 16;
@@ -32,6 +33,8 @@ pub(super) struct ScratchPlan {
     key: usize,
     attention: usize,
     logits: usize,
+    /// What the ranks of a split program have computed.
+    gathered: usize,
     q8: usize,
     lookups: Lookups,
     luts: usize,
@@ -60,6 +63,22 @@ impl ScratchPlan {
             Op::LinearSwiglu { out, .. } | Op::Experts(Experts { gated: out, .. }) => Some(*out),
             _ => None,
         });
+        // Of a divided vocabulary, each rank has equally many tokens, the last ones unused.
+        let vocab = match program.divided_vocab {
+            Some(vocab) => vocab.saturating_add(program.ranks),
+            None => program.vocab(),
+        };
+        let gathered = program.body.iter().map(|op| match op {
+            Op::Exchange(Exchange::Gather { to, .. } | Exchange::GatherAdd { to, .. }) => {
+                each(program.cols(*to))
+            }
+            Op::Exchange(Exchange::ReduceAdd { x, .. }) => {
+                each(program.cols(*x)).saturating_mul(program.ranks)
+            }
+            _ => 0,
+        });
+        let divided = program.divided_vocab.map_or(0, |_| options.logit_rows.saturating_mul(vocab));
+        let gathered = gathered.chain([divided]).max().unwrap_or(0);
         let input = program.widest_input();
         let int8 = options.activations == Activations::Int8;
         let shape = KvShape {
@@ -78,7 +97,8 @@ impl ScratchPlan {
             angles: each(program.heads.dim / 2),
             key: program.heads.dim,
             attention: scratch_len(&shape, program.heads.query, batch),
-            logits: options.logit_rows.saturating_mul(program.vocab()),
+            logits: options.logit_rows.saturating_mul(vocab),
+            gathered,
             q8: if int8 { each(q8_blocks(input)) } else { 0 },
             lookups,
             luts: if int8 { luts } else { 0 },
@@ -93,6 +113,7 @@ impl ScratchPlan {
             planner.add::<f32>(len);
         }
         planner.add::<f32>(self.attention);
+        planner.add::<f32>(self.gathered);
         planner.add::<Q8Block>(self.q8);
         planner.add::<ActivationLut>(self.luts);
         logits
@@ -115,6 +136,7 @@ impl ScratchPlan {
             sin: arena.take(self.angles)?,
             key: arena.take(self.key)?,
             attention: arena.take(self.attention)?,
+            gathered: arena.take(self.gathered)?,
             q8: arena.take(self.q8)?,
             lookups: self.lookups,
             luts: arena.take(self.luts)?,
@@ -139,6 +161,8 @@ pub(super) struct Scratch<'b> {
     pub(super) key: &'b mut [f32],
     /// Scratch memory of attention.
     pub(super) attention: &'b mut [f32],
+    /// What the ranks of a split program have computed, `(ranks, rows, cols)`; empty if the program is not split.
+    pub(super) gathered: &'b mut [f32],
     /// A product's input in int8, `(batch, blocks of the widest)`; empty with f32 activations.
     pub(super) q8: &'b mut [Q8Block],
     /// The products that use lookup tables.

@@ -7,8 +7,9 @@ use alloc::vec::Vec;
 use super::config::ModelConfig;
 use super::program::Program;
 use super::registry::ModelVariant;
-use super::weights::{ModelBytes, Weights, stored};
-use crate::error::Result;
+use super::split::{Piece, Split, SplitProgram};
+use super::weights::{ModelBytes, StoredTensor, Weights, stored};
+use crate::error::{Error, Name, Result};
 use crate::gguf::{Gguf, PartError, ReadOptions};
 
 /// A loaded model: configuration, program and packed weights in bytes of type `B`. Named after the main model
@@ -83,6 +84,51 @@ impl<B: ModelBytes> BonsaiModel<B> {
         Self::new(config, program, weights).map_err(whole)
     }
 
+    /// As [`BonsaiModel::load_parts`], of one rank of `split`. The matrices that it multiplies by are copied out of
+    /// `parts`, and `hold` owns the copy; the rest is read where it is.
+    ///
+    /// # Errors
+    /// As [`BonsaiModel::load_parts`] and [`Program::split`]; [`Error::Unsupported`] if a boundary between ranks is not one
+    /// between blocks of a format, [`Error::Memory`].
+    pub fn load_split(
+        mut parts: Vec<B>,
+        options: &ReadOptions,
+        configure: impl FnOnce(ModelConfig) -> ModelConfig,
+        (split, rank): (Split, usize),
+        hold: impl FnOnce(Vec<u8>) -> B,
+    ) -> Result<Self, PartError> {
+        let whole = |error| PartError { part: 0, error };
+        let (config, tensors, program) = {
+            let bytes: Vec<&[u8]> = parts.iter().map(B::bytes).collect();
+            let gguf = Gguf::parse_parts(&bytes, options)?;
+            let config = configure(ModelConfig::from_gguf(&gguf).map_err(whole)?);
+            config.check().map_err(whole)?;
+            let program = config.program();
+            (config, stored(&program, &gguf).map_err(whole)?, program)
+        };
+        let SplitProgram { program, pieces } = program.split(split, rank).map_err(whole)?;
+        let multiplied = |id| {
+            program.matrices().any(|matrix| {
+                matrix == id && (id != program.output || rank == 0 || program.divided_vocab.is_some())
+            })
+        };
+        let copied: Vec<bool> = program.tensor_ids().map(multiplied).collect();
+        let (mut mine, mut copy) = (Vec::with_capacity(pieces.len()), Vec::new());
+        for (piece, copied) in pieces.iter().zip(copied) {
+            let tensor = &tensors[piece.tensor.index()];
+            if !copied {
+                mine.push(tensor.clone());
+                continue;
+            }
+            let bytes = parts.get(tensor.part).map_or(&[][..], B::bytes);
+            let part = parts.len();
+            mine.push(copy_piece(tensor, bytes, piece, part, &mut copy).map_err(whole)?);
+        }
+        parts.push(hold(copy));
+        let weights = Weights::hold(mine, parts).map_err(whole)?;
+        Self::new(config, program, weights).map_err(whole)
+    }
+
     fn new(config: ModelConfig, mut program: Program, weights: Weights<B>) -> Result<Self> {
         if let Some(id) = program.rope_factors.filter(|_| config.divides_rope()) {
             let factors = weights.matrix(id)?;
@@ -117,4 +163,38 @@ impl<B: ModelBytes> BonsaiModel<B> {
         let first = self.program.matrices().next();
         first.map_or(ModelVariant::Custom, |id| ModelVariant::detect(&self.config, self.weights.format(id)))
     }
+}
+
+/// Appends a piece of a tensor of the file `bytes` to `copy`, which will be file `part`.
+fn copy_piece(
+    tensor: &StoredTensor,
+    bytes: &[u8],
+    piece: &Piece,
+    part: usize,
+    copy: &mut Vec<u8>,
+) -> Result<StoredTensor> {
+    /// Kernels read whole cache lines.
+    const ALIGNMENT: usize = 64;
+    let format = tensor.format;
+    let expected = "boundaries between ranks that are boundaries of blocks of the format";
+    let wrong =
+        Error::Unsupported { key: Name::new("tensor type"), found: Name::new(format.name()), expected };
+    let at = |col: usize| format.row_bytes(col).ok_or(wrong);
+    let (row, cols) = (at(tensor.cols)?, at(piece.cols.start)?..at(piece.cols.end)?);
+    let len = piece.rows.len() * cols.len();
+    let need = Error::Memory { need: len as u64, have: 0 };
+    copy.try_reserve(len + ALIGNMENT).map_err(|_| need)?;
+    copy.resize(copy.len().next_multiple_of(ALIGNMENT), 0);
+    let start = copy.len();
+    let data = bytes.get(tensor.range.clone()).unwrap_or(&[]);
+    for row in data.chunks_exact(row.max(1)).skip(piece.rows.start).take(piece.rows.len()) {
+        copy.extend_from_slice(&row[cols.clone()]);
+    }
+    Ok(StoredTensor {
+        part,
+        range: start..copy.len(),
+        format,
+        rows: piece.rows.len(),
+        cols: piece.cols.len(),
+    })
 }

@@ -11,6 +11,7 @@ pub mod program;
 mod qwen3;
 pub mod registry;
 pub mod rope;
+pub mod split;
 pub mod weights;
 
 pub use bonsai::BonsaiModel;
@@ -19,4 +20,5 @@ pub use embedding::{Embedding, Pooling};
 pub use program::Program;
 pub use registry::{CapabilityProfile, ModelConfigBuilder, ModelSpec, ModelVariant, all_specs};
 pub use rope::{Rope, RopeScaling};
+pub use split::Split;
 pub use weights::{ModelBytes, Weights};

@@ -16,6 +16,7 @@ use heapless::Vec as ArrayVec;
 use super::config::ExpertsConfig;
 use super::config::ModelConfig;
 use super::rope::{Rope, RopeScaling};
+use super::split::Exchange;
 use crate::error::{Error, Name, Result};
 use crate::gguf::Header;
 
@@ -27,6 +28,10 @@ pub const MAX_OUTPUTS: usize = 4;
 pub struct TensorId(u32);
 
 impl TensorId {
+    pub(super) const fn at(index: usize) -> TensorId {
+        TensorId(index as u32)
+    }
+
     /// The index.
     pub const fn index(self) -> usize {
         self.0 as usize
@@ -38,6 +43,10 @@ impl TensorId {
 pub struct BufferId(u32);
 
 impl BufferId {
+    pub(super) const fn at(index: usize) -> BufferId {
+        BufferId(index as u32)
+    }
+
     /// The index.
     pub const fn index(self) -> usize {
         self.0 as usize
@@ -208,6 +217,8 @@ pub enum Op {
         /// `(rows, query heads * head_dim)`
         out: BufferId,
     },
+    /// Talks to the other ranks of a split program.
+    Exchange(Exchange),
 }
 
 /// Shape of the attention heads.
@@ -230,14 +241,24 @@ pub struct Program {
     pub buffers: Vec<BufferSpec>,
     /// Operations from tokens to the residual stream.
     pub body: Vec<Op>,
+    /// Operations that end the body later: of a pipeline's first stage, when the others have computed theirs.
+    pub tail: Vec<Op>,
     /// Operations from the residual stream of the rows that are read out to [`Program::hidden`].
     pub head: Vec<Op>,
+    /// The first operation of each block, an index into [`Program::body`].
+    pub blocks: Vec<usize>,
+    /// Ranks that the program is split among.
+    pub ranks: usize,
+    /// How many parts of a batch can be on their way through a pipeline at once.
+    pub stages: usize,
     /// The residual stream after the body.
     pub residual: BufferId,
     /// The final hidden state.
     pub hidden: BufferId,
     /// `(vocabulary, hidden)`: `logits = hidden output^T`.
     pub output: TensorId,
+    /// The size of the vocabulary if the rows of [`Program::output`] are divided among ranks.
+    pub divided_vocab: Option<usize>,
     /// Layers of the cache.
     pub layers: usize,
     /// Shape of the attention heads.
@@ -269,7 +290,7 @@ impl Program {
 
     /// Size of the vocabulary.
     pub fn vocab(&self) -> usize {
-        self.tensor(self.output).rows
+        self.divided_vocab.unwrap_or(self.tensor(self.output).rows)
     }
 
     /// The tensors that a matrix product reads, in the order of the operations, the output last.
@@ -347,7 +368,11 @@ impl Op {
             Op::LinearAdd { weight, .. } => ids.extend([*weight]),
             Op::LinearSwiglu { gate, up, .. } => ids.extend([*gate, *up]),
             Op::Experts(experts) => ids.extend([experts.router, experts.gate, experts.up, experts.down]),
-            Op::Embed { .. } | Op::RmsNorm { .. } | Op::RopeStore { .. } | Op::Attention { .. } => {}
+            Op::Embed { .. }
+            | Op::RmsNorm { .. }
+            | Op::RopeStore { .. }
+            | Op::Attention { .. }
+            | Op::Exchange(_) => {}
         }
         ids
     }
@@ -371,10 +396,15 @@ impl Builder {
             tensors: Vec::new(),
             buffers: Vec::new(),
             body: Vec::new(),
+            tail: Vec::new(),
             head: Vec::new(),
+            blocks: Vec::new(),
+            ranks: 1,
+            stages: 1,
             residual: none,
             hidden: none,
             output: TensorId(0),
+            divided_vocab: None,
             layers: 0,
             heads,
             rope,
@@ -448,6 +478,7 @@ impl Builder {
     pub fn block(&mut self, layer: usize) {
         self.layer = Some(layer);
         self.program.layers = self.program.layers.max(layer + 1);
+        self.program.blocks.push(self.program.body.len());
     }
 
     /// `x / rms(x) * weight`

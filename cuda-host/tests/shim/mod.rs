@@ -3,43 +3,29 @@
 use libloading::Library;
 use shohin_core::Name;
 use shohin_cuda::{Driver, Error, Result};
+use shohin_tests::shim::Compiler;
 use std::cell::{Cell, RefCell};
-use std::ffi::{CString, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::path::Path;
-use std::process::Command;
 use std::sync::OnceLock;
 
 /// The compiled kernels.
 fn library() -> &'static Library {
     static LIBRARY: OnceLock<Library> = OnceLock::new();
     LIBRARY.get_or_init(|| {
-        let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
-        let built = folder.join(format!("shohin-kernels-{}.so", std::process::id()));
-        let compiler = std::env::var("CXX").unwrap_or_else(|_| "g++".into());
-        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/shim/shohin.cpp");
-        let mut command = Command::new(&compiler);
-        command.args([
-            "-std=c++17",
-            "-O2",
-            "-g",
-            "-shared",
-            "-fPIC",
-            "-ffp-contract=off",
-            "-Wall",
-            "-Werror",
-        ]);
-        command.arg("-Wno-unknown-pragmas");
-        if std::env::var_os(SANITIZE).is_some() {
-            command.args(["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]);
-        }
-        let made = command.arg(source).arg("-o").arg(&built).output();
-        let made = made.unwrap_or_else(|e| panic!("cannot run {compiler}: {e}"));
-        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-        // SAFETY: the library was just built from this crate's sources, and has no initializers of its own.
+        let sanitize = ["-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"];
+        let folder = env!("CARGO_MANIFEST_DIR");
+        let compiler = Compiler {
+            variable: "CXX",
+            name: "g++",
+            flags: &["-Wno-unknown-pragmas"],
+            folders: &[&format!("{folder}/kernels"), &format!("{folder}/shim")],
+        };
+        let arguments = if std::env::var_os(SANITIZE).is_some() { &sanitize[..] } else { &[] };
+        let built = compiler.library(arguments, &Path::new(folder).join("shim/shohin.cpp"));
+        // SAFETY: the library was built from this crate's sources, and has no initializers of its own.
         let library = unsafe { Library::new(&built) };
-        let library = library.unwrap_or_else(|e| panic!("{}: {e}", built.display()));
-        std::fs::remove_file(&built).expect("a loaded library may be removed");
-        library
+        library.unwrap_or_else(|e| panic!("{}: {e}", built.display()))
     })
 }
 
@@ -80,7 +66,15 @@ impl Shim {
     }
 
     fn run(&self, kernel: Kernel, [x, y, z]: [u32; 3], threads: u32, args: &[u8]) {
-        type Launch = unsafe extern "C" fn(c_int, c_uint, c_uint, c_uint, c_uint, c_uint, *const c_void);
+        type Launch = unsafe extern "C" fn(
+            c_int,
+            c_uint,
+            c_uint,
+            c_uint,
+            c_uint,
+            c_uint,
+            *const c_void,
+        ) -> *const c_char;
         // Structs of arguments have addresses.
         let mut words = vec![0u64; args.len().div_ceil(8)];
         bytemuck::cast_slice_mut(&mut words)[..args.len()].copy_from_slice(args);
@@ -90,7 +84,8 @@ impl Shim {
         // are from `alloc`.
         unsafe {
             let launch = library().get::<Launch>(b"shim_launch").expect("in the library");
-            launch(kernel.index, x, y, z, threads, seed, words.as_ptr().cast());
+            let problem = launch(kernel.index, x, y, z, threads, seed, words.as_ptr().cast());
+            assert!(problem.is_null(), "kernel {}: {:?}", kernel.index, CStr::from_ptr(problem));
         }
     }
 }

@@ -2,82 +2,26 @@
 
 use crate::tested::{Order, Tested, tested};
 use shohin_core::cpu::op::argmax;
-use shohin_core::device::{BlockingDevice, Output, Readout, SessionOptions, Wants};
+use shohin_core::device::{BlockingDevice, Output, Readout, ScratchOptions, SessionOptions, Wants};
 use shohin_core::session::{Feed, run_batch};
 use shohin_core::tokenizer::{Special, Tokenizer};
-use shohin_core::{Activations, BonsaiModel, Cpu, CpuOptions, Format, Gguf, KvFormat, Serial, Session};
-use shohin_metal::{KV_FORMATS, MetalDevice, MetalDeviceOptions, MetalModel};
+use shohin_core::{Activations, BonsaiModel, Format, Gguf, KvFormat, Session};
+use shohin_metal::{KV_FORMATS, MetalDevice, MetalModel};
+use shohin_tests::device::{Golden, On, error, on_cpu, tokens};
 use shohin_tests::model::{Model, Shape, Stored};
 
 fn load(file: &[u8]) -> BonsaiModel<&[u8]> {
     BonsaiModel::from_gguf(&Gguf::parse(file).unwrap()).unwrap()
 }
 
-/// A device and a sequence on it.
-struct On<D: BlockingDevice> {
-    device: D,
-    session: Session<D>,
+fn kv(kv: KvFormat) -> SessionOptions {
+    SessionOptions { kv, ..SessionOptions::default() }
 }
 
-impl<D: BlockingDevice<Error: core::fmt::Debug>> On<D> {
-    fn new(mut device: D, kv: KvFormat) -> On<D> {
-        let session = Session::new(&mut device, &SessionOptions { kv, ..SessionOptions::default() }).unwrap();
-        On { device, session }
-    }
-
-    /// Logits at every position: all tokens at once, or one by one.
-    fn logits(&mut self, tokens: &[u32], at_once: bool) -> Vec<f32> {
-        let mut all = Vec::new();
-        if at_once {
-            let sink = &mut |_, row: &[f32]| all.extend_from_slice(row);
-            self.session.forward_logits(&mut self.device, tokens, sink).unwrap();
-        } else {
-            for &token in tokens {
-                all.extend_from_slice(self.session.forward(&mut self.device, token).unwrap());
-            }
-        }
-        all
-    }
-
-    /// The most likely token after `tokens`.
-    fn best(&mut self, tokens: &[u32]) -> u32 {
-        let mut best = None;
-        let sink = &mut |_, _, output: Output<'_>| {
-            if let Output::Top([(token, _), ..]) = output {
-                best = Some(*token);
-            }
-        };
-        D::wait(self.session.run(&mut self.device, tokens, Wants::Last(Readout::Best), sink)).unwrap();
-        best.expect("a token can be chosen")
-    }
-}
-
-fn cpu(file: &[u8], activations: Activations, kv: KvFormat) -> On<Cpu<'_, &[u8]>> {
-    let options = CpuOptions { activations, ..CpuOptions::default() };
-    On::new(Cpu::new(load(file), &options, Serial).unwrap(), kv)
-}
-
-fn metal(file: &[u8], activations: Activations, kv: KvFormat, order: Order) -> On<MetalDevice<Tested>> {
+fn metal(file: &[u8], activations: Activations, format: KvFormat, order: Order) -> On<MetalDevice<Tested>> {
     let model = MetalModel::new(tested(order), &load(file)).unwrap();
-    let options = MetalDeviceOptions { activations, batch: 16, ..MetalDeviceOptions::default() };
-    On::new(MetalDevice::new(&model, &options).unwrap(), kv)
-}
-
-fn rms(a: &[f32], b: &[f32]) -> f64 {
-    assert_eq!(a.len(), b.len());
-    let sum: f64 = a.iter().zip(b).map(|(a, b)| f64::from(a - b).powi(2)).sum();
-    (sum / a.len() as f64).sqrt()
-}
-
-/// Relative to the spread of the logits.
-fn error(got: &[f32], want: &[f32]) -> f64 {
-    let mean = want.iter().map(|&x| f64::from(x)).sum::<f64>() / want.len() as f64;
-    let spread = want.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>() / want.len() as f64;
-    rms(got, want) / spread.sqrt()
-}
-
-fn tokens(count: usize, vocab: usize) -> Vec<u32> {
-    (0..count).map(|i| ((i * i * 31 + i * 7 + 3) % vocab) as u32).collect()
+    let options = ScratchOptions { activations, batch: 16, ..ScratchOptions::default() };
+    On::new(MetalDevice::new(&model, &options).unwrap(), &kv(format))
 }
 
 /// At once and one by one. With floats only the order of additions differs; integers are rounded alike.
@@ -86,11 +30,11 @@ fn models_of_common_formats_agree() {
     for format in [Format::Q1_0, Format::Pq2_0, Format::Q4_0, Format::F16] {
         let file = Model::tiny(format);
         let tokens = tokens(9, 320);
-        for (activations, kv, bound) in
+        for (activations, cache, bound) in
             [(Activations::F32, KvFormat::F32, 1e-5), (Activations::Int8, KvFormat::F16, 2e-2)]
         {
-            let want = cpu(&file, activations, kv).logits(&tokens, true);
-            let mut on = metal(&file, activations, kv, Order::Forward);
+            let want = on_cpu(&file, activations, &kv(cache)).logits(&tokens, true);
+            let mut on = metal(&file, activations, cache, Order::Forward);
             for at_once in [true, false] {
                 on.session.truncate(0).unwrap();
                 let error = error(&on.logits(&tokens, at_once), &want);
@@ -122,7 +66,7 @@ fn formats_may_mix() {
         };
         let file = model.to_vec().unwrap();
         let tokens = tokens(5, 320);
-        let want = cpu(&file, Activations::F32, KvFormat::F32).logits(&tokens, true);
+        let want = on_cpu(&file, Activations::F32, &kv(KvFormat::F32)).logits(&tokens, true);
         for (activations, bound) in [(Activations::F32, 1e-5), (Activations::Int8, 0.05)] {
             let mut on = metal(&file, activations, KvFormat::F32, order);
             for at_once in [true, false] {
@@ -135,34 +79,12 @@ fn formats_may_mix() {
     }
 }
 
-fn golden(name: &str) -> Vec<u8> {
-    let path = format!("{}/../tests/fixtures/golden_model/{name}", env!("CARGO_MANIFEST_DIR"));
-    std::fs::read(&path).unwrap_or_else(|e| panic!("{path}: {e}"))
-}
-
-fn floats(bytes: &[u8]) -> Vec<f32> {
-    bytes.as_chunks().0.iter().map(|&b| f32::from_le_bytes(b)).collect()
-}
-
-/// Against an f64 forward pass in numpy: 32-bit activations to 1e-3 at every logit, integers with no more noise than
-/// llama.cpp.
 #[test]
 fn golden_logits() {
-    let text = String::from_utf8(golden("tokens.txt")).unwrap();
-    let tokens: Vec<u32> = text.split_whitespace().map(|t| t.parse().unwrap()).collect();
-    for (file, exact, llama) in [
-        ("synth-micro-q1_0.gguf", "micro-f32_q1.numpy_f64.logits", "micro-q1_0.logits"),
-        ("synth-micro-q2_0_g64.gguf", "micro-f32.numpy_f64.logits", "micro-q2_0_g64.logits"),
-    ] {
-        let (file, exact, llama) = (golden(file), floats(&golden(exact)), floats(&golden(llama)));
-        let allowed = rms(&llama, &exact);
-        let got =
-            |activations| metal(&file, activations, KvFormat::F32, Order::Reverse).logits(&tokens, true);
-        let worst = got(Activations::F32).iter().zip(&exact).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-        assert!(worst < 1e-3, "{worst}");
-        let noise = rms(&got(Activations::Int8), &exact);
-        println!("worst {worst:.1e}; int8 rms {noise:.5}, llama.cpp {allowed:.5}");
-        assert!(noise <= allowed, "rms {noise}, llama.cpp's is {allowed}");
+    for golden in [Golden::one_bit(), Golden::ternary()] {
+        golden.check(|activations| {
+            metal(&golden.file, activations, KvFormat::F32, Order::Reverse).logits(&golden.tokens, true)
+        });
     }
 }
 
@@ -173,12 +95,12 @@ fn sprout_goes_on_alike() {
     let tokenizer = Tokenizer::from_gguf(&Gguf::parse(&file).unwrap()).unwrap();
     let mut prompt = Vec::new();
     tokenizer.encode("What does a cow say?", Special::Text, &mut prompt);
-    let mut on_cpu = cpu(&file, Activations::Int8, KvFormat::F16);
-    let mut on_metal = metal(&file, Activations::Int8, KvFormat::F16, Order::Shuffled);
+    let mut cpu = on_cpu(&file, Activations::Int8, &kv(KvFormat::F16));
+    let mut metal = metal(&file, Activations::Int8, KvFormat::F16, Order::Shuffled);
     let mut ids = prompt.clone();
     let mut feed = prompt;
     for _ in 0..8 {
-        let [want, got] = [on_cpu.best(&feed), on_metal.best(&feed)];
+        let [want, got] = [cpu.best(&feed).unwrap().0, metal.best(&feed).unwrap().0];
         assert_eq!(got, want, "after {ids:?}");
         ids.push(got);
         feed = vec![got];
@@ -191,28 +113,28 @@ fn caches_agree() {
     let shape = Shape { heads: 6, kv_heads: 2, context: 512, layers: 1, ..Shape::tiny() };
     let file = Model::new(shape, Stored::new(Format::Q1_0), 3).to_vec().unwrap();
     let tokens = tokens(150, 320);
-    let want = cpu(&file, Activations::F32, KvFormat::F32).logits(&tokens, true);
+    let want = on_cpu(&file, Activations::F32, &kv(KvFormat::F32)).logits(&tokens, true);
     let last = &want[want.len() - 320..];
-    for kv in KV_FORMATS {
-        let bound = match kv {
+    for format in KV_FORMATS {
+        let bound = match format {
             KvFormat::F32 => 1e-5,
             KvFormat::F16 => 1e-3,
             KvFormat::Q8 => 2e-2,
             KvFormat::Q4 => 0.4,
             KvFormat::Fp8E4M3 | KvFormat::Fp8E5M2 => unreachable!("not one of KV_FORMATS"),
         };
-        let On { mut device, mut session } = metal(&file, Activations::F32, kv, Order::Forward);
+        let On { mut device, mut session } = metal(&file, Activations::F32, format, Order::Forward);
         let prefilled = error(session.forward_prefill(&mut device, &tokens).unwrap(), last);
         // The last token again, alone: position 149 is in the second part.
         session.truncate(149).unwrap();
         let decoded = error(session.forward(&mut device, tokens[149]).unwrap(), last);
-        println!("{kv:?}: {prefilled:.1e} {decoded:.1e}");
-        assert!(prefilled < bound && decoded < bound, "{kv:?}: {prefilled} {decoded}");
-        assert!(kv == KvFormat::F32 || prefilled > 1e-6, "{kv:?} must round");
+        println!("{format:?}: {prefilled:.1e} {decoded:.1e}");
+        assert!(prefilled < bound && decoded < bound, "{format:?}: {prefilled} {decoded}");
+        assert!(format == KvFormat::F32 || prefilled > 1e-6, "{format:?} must round");
         // Exported keys and values continue in a session of another capacity, to the bit.
         let mut bytes = Vec::new();
         MetalDevice::<Tested>::wait(session.export(&mut device, &mut bytes)).unwrap();
-        let options = SessionOptions { context: 170, kv, ..SessionOptions::default() };
+        let options = SessionOptions { context: 170, ..kv(format) };
         let mut other = Session::new(&mut device, &options).unwrap();
         other.import(&mut device, session.position(), &bytes).unwrap();
         let want = session.forward(&mut device, 7).unwrap().to_vec();

@@ -3,75 +3,52 @@
 use super::Order;
 use libloading::Library;
 use shohin_metal::{Dispatch, Driver, Error, Result, SOURCE};
+use shohin_tests::shim::Compiler;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::hash::{Hash, Hasher};
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 use std::rc::Rc;
 use std::sync::OnceLock;
 
-/// The sources of the shim, on which the compiled kernels depend.
-const SHIM: [&str; 3] = [
-    include_str!("../../shim/fibers.h"),
-    include_str!("../../shim/metal.h"),
-    include_str!("../../shim/library.cpp"),
-];
+const COMPILER: Compiler<'static> = Compiler {
+    variable: "CLANGXX",
+    name: "clang++",
+    flags: &[
+        "-Wextra",
+        "-Wno-unknown-attributes",
+        "-Wno-unused-parameter",
+        "-fvisibility=hidden",
+        // Not every runtime library converts 16-bit floats.
+        #[cfg(target_arch = "x86_64")]
+        "-mf16c",
+    ],
+    folders: &[concat!(env!("CARGO_MANIFEST_DIR"), "/shim")],
+};
 
-/// A path for compiled files of `source`, beside the tests.
-fn place(source: &str) -> PathBuf {
+/// Calls `compile` with the option that names `source`, and the file that includes it.
+fn with_kernels<T>(source: &str, compile: impl FnOnce(&str, &Path) -> T) -> T {
     let mut hasher = std::hash::DefaultHasher::new();
-    (source, SHIM, FLAGS).hash(&mut hasher);
-    let mut dir = std::env::current_exe().unwrap();
-    dir.set_file_name("metal-shim");
-    std::fs::create_dir_all(&dir).unwrap();
-    dir.join(format!("{:016x}", hasher.finish()))
-}
-
-const FLAGS: &[&str] = &[
-    "-std=c++17",
-    "-O2",
-    "-ffp-contract=off",
-    "-Wall",
-    "-Wextra",
-    "-Werror",
-    "-Wno-unknown-attributes",
-    "-Wno-unused-parameter",
-    // Not every runtime library converts 16-bit floats.
-    #[cfg(target_arch = "x86_64")]
-    "-mf16c",
-];
-
-/// Runs the compiler on `source`.
-fn clang(source: &str, place: &Path, arguments: &[&str]) -> std::result::Result<(), String> {
-    let file = place.with_extension(format!("{}.metal", std::process::id()));
-    std::fs::write(&file, source).unwrap();
-    let mut command = Command::new(std::env::var_os("CLANGXX").unwrap_or("clang++".into()));
-    command.args(FLAGS).args(arguments).arg(format!("-DKERNELS=\"{}\"", file.display()));
-    let output = command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/shim/library.cpp")).output();
-    let output = output.expect("clang++, of Debian's package clang");
-    std::fs::remove_file(&file).unwrap();
-    if output.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&output.stderr).into_owned()) }
+    source.hash(&mut hasher);
+    // The same name each time, as compiled libraries are found by it.
+    let mut file = std::env::current_exe().unwrap();
+    file.set_file_name(format!("shim-{:016x}.metal", hasher.finish()));
+    let own = file.with_extension(std::process::id().to_string());
+    std::fs::write(&own, source).unwrap();
+    std::fs::rename(&own, &file).unwrap();
+    let library = concat!(env!("CARGO_MANIFEST_DIR"), "/shim/library.cpp");
+    compile(&format!("-DKERNELS=\"{}\"", file.display()), Path::new(library))
 }
 
 /// Compiles `source` to a shared library, unless an earlier test has.
 pub(crate) fn compile(source: &str) -> Library {
-    let place = place(source);
-    let library = place.with_extension("so");
-    if !library.exists() {
-        // Another test may compile the same at the same time: one of them takes the other's place.
-        let own = place.with_extension(format!("{}.so", std::process::id()));
-        let output = own.to_str().unwrap();
-        clang(source, &place, &["-shared", "-fPIC", "-fvisibility=hidden", "-o", output])
-            .unwrap_or_else(|e| panic!("{e}"));
-        std::fs::rename(&own, &library).unwrap();
-    }
+    let library = with_kernels(source, |option, file| COMPILER.library(&[option], file));
     // SAFETY: the library has no initializers that do anything.
     unsafe { Library::new(&library) }.unwrap()
 }
 
 /// Checks that pointers keep to their address spaces; the error is the compiler's.
 pub(crate) fn check(source: &str) -> std::result::Result<(), String> {
-    clang(source, &place(source).with_extension("check"), &["-DCHECK", "-fsyntax-only"])
+    with_kernels(source, |option, file| COMPILER.run(&[option, "-DCHECK", "-fsyntax-only"], file))
 }
 
 /// The compiled [`SOURCE`].

@@ -1,0 +1,337 @@
+//! A device whose work is divided among ranks. Rank 0 tells the others what to do; all of them then exchange numbers within
+//! the forward pass.
+
+use super::Group;
+use super::order::{self, Order};
+use crate::shard::ShardBytes;
+use shohin_core::cpu::CpuCache;
+use shohin_core::device::{Batch, BlockingDevice, Device, SessionOptions, Sink, Wants, check_run, ready};
+use shohin_core::model::{ModelConfig, Program, Split};
+use shohin_core::{Cpu, Error, Result};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+type RankDevice = Cpu<'static, ShardBytes>;
+
+/// Rank 0 of a group.
+#[derive(Debug)]
+pub(crate) struct SplitDevice {
+    device: RankDevice,
+    /// Dropped before the followers are joined: they then stop.
+    group: Option<Arc<dyn Group>>,
+    followers: Vec<JoinHandle<()>>,
+    split: Split,
+    /// Blocks of the whole model.
+    blocks: usize,
+    next: u32,
+    /// Caches that were dropped, and are to be forgotten by the others.
+    dropped: Arc<Mutex<Vec<u32>>>,
+}
+
+impl std::fmt::Debug for dyn Group {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "rank {} of {}", self.rank(), self.ranks())
+    }
+}
+
+/// Keys and values of a sequence: those of rank 0, and the number of those of the others.
+#[derive(Debug)]
+pub(crate) struct SplitCache {
+    cache: CpuCache<'static>,
+    id: u32,
+    dropped: Arc<Mutex<Vec<u32>>>,
+}
+
+impl Drop for SplitCache {
+    fn drop(&mut self) {
+        self.dropped.lock().unwrap_or_else(PoisonError::into_inner).push(self.id);
+    }
+}
+
+fn wait<T>(future: impl Future<Output = Result<T>>) -> Result<T> {
+    // Nothing on the CPU waits for another future.
+    ready(future).unwrap_or(Err(Error::Device { problem: "it did not answer" }))
+}
+
+/// Bytes as numbers for another rank, filled up with zeros.
+fn as_floats(bytes: &[u8]) -> Vec<f32> {
+    let word = |word: &[u8]| {
+        let mut all = [0; 4];
+        all[..word.len()].copy_from_slice(word);
+        f32::from_le_bytes(all)
+    };
+    bytes.chunks(4).map(word).collect()
+}
+
+/// Receives `len` bytes that a rank has sent by [`as_floats`].
+fn receive(group: &dyn Group, from: usize, len: usize) -> Result<Vec<u8>> {
+    let mut floats = vec![0.0; len.div_ceil(4)];
+    group.receive(from, &mut floats)?;
+    let mut bytes: Vec<u8> = floats.iter().flat_map(|float| float.to_le_bytes()).collect();
+    bytes.truncate(len);
+    Ok(bytes)
+}
+
+/// Whether all ranks have succeeded.
+fn agree(group: &dyn Group, mine: bool) -> Result<bool> {
+    let mut all = vec![0.0; group.ranks()];
+    group.all_gather(&[f32::from(u8::from(mine))], &mut all)?;
+    Ok(all.iter().all(|&one| one == 1.0))
+}
+
+impl SplitDevice {
+    /// Rank 0, and the threads of the others, if they are threads. `program` is that of the whole model.
+    pub(super) fn new(
+        device: RankDevice,
+        group: Arc<dyn Group>,
+        followers: Vec<JoinHandle<()>>,
+        split: Split,
+        program: &Program,
+    ) -> SplitDevice {
+        let blocks = program.layers;
+        SplitDevice { device, group: Some(group), followers, split, blocks, next: 0, dropped: Arc::default() }
+    }
+
+    fn group(&self) -> Result<&dyn Group> {
+        self.group.as_deref().ok_or(Error::Device { problem: "the group has ended" })
+    }
+
+    fn order(&self, order: &str) -> Result<()> {
+        let group = self.group()?;
+        let dropped = std::mem::take(&mut *self.dropped.lock().unwrap_or_else(PoisonError::into_inner));
+        if !dropped.is_empty() {
+            let ids: Vec<String> = dropped.iter().map(u32::to_string).collect();
+            group.order(&format!("forget {}", ids.join(" ")))?;
+        }
+        group.order(order)
+    }
+
+    /// Blocks of each rank's cache.
+    fn blocks(&self) -> Vec<usize> {
+        let ranks = self.split.ranks();
+        match self.split {
+            Split::Pipeline(_) => {
+                (0..ranks).map(|rank| self.blocks * (rank + 1) / ranks - self.blocks * rank / ranks).collect()
+            }
+            Split::Tensor(_) | Split::TensorReduce(_) => vec![self.blocks; ranks],
+        }
+    }
+
+    /// Bytes of the exported keys and values of a block on one rank.
+    fn block_bytes(&self, cache: &SplitCache, len: usize) -> usize {
+        self.device.export_len(&cache.cache, len) / self.device.program().layers.max(1)
+    }
+
+    /// The places of each rank's blocks among the bytes of the whole model, in the order of the ranks.
+    fn places(&self, bytes: usize) -> Vec<Vec<usize>> {
+        let ranks = self.split.ranks();
+        match self.split {
+            Split::Pipeline(_) => {
+                let mut next = 0;
+                let mut of = |count: usize| {
+                    next += count;
+                    (next - count..next).map(|block| block * bytes).collect()
+                };
+                self.blocks().into_iter().map(&mut of).collect()
+            }
+            // The heads of a block are those of rank 0, then those of rank 1, and so on.
+            Split::Tensor(_) | Split::TensorReduce(_) => (0..ranks)
+                .map(|rank| (0..self.blocks).map(|block| (block * ranks + rank) * bytes).collect())
+                .collect(),
+        }
+    }
+}
+
+impl Drop for SplitDevice {
+    fn drop(&mut self) {
+        // Dropping the senders ends the others' loops.
+        self.device_leaves();
+        for follower in self.followers.drain(..) {
+            // One that panicked has already been reported as lost.
+            let _ = follower.join();
+        }
+    }
+}
+
+impl SplitDevice {
+    fn device_leaves(&mut self) {
+        self.device.leave_group();
+        self.group = None;
+    }
+}
+
+impl Device for SplitDevice {
+    type Cache = SplitCache;
+    type Error = Error;
+
+    fn config(&self) -> &ModelConfig {
+        self.device.config()
+    }
+
+    fn program(&self) -> &Program {
+        self.device.program()
+    }
+
+    fn batch(&self) -> usize {
+        self.device.batch()
+    }
+
+    async fn cache(&mut self, options: &SessionOptions) -> Result<SplitCache> {
+        // What rank 0 refuses, it refuses alone.
+        let cache = self.device.cache(options).await?;
+        let id = self.next;
+        self.next = self.next.wrapping_add(1);
+        self.order(&order::cache(id, options))?;
+        let cache = SplitCache { cache, id, dropped: Arc::clone(&self.dropped) };
+        match agree(self.group()?, true)? {
+            true => Ok(cache),
+            false => Err(Error::Device { problem: "another rank has no memory for the cache" }),
+        }
+    }
+
+    fn cache_options(&self, cache: &SplitCache) -> SessionOptions {
+        self.device.cache_options(&cache.cache)
+    }
+
+    async fn run(
+        &mut self,
+        batch: &Batch<'_>,
+        caches: &mut [&mut SplitCache],
+        sink: &mut Sink<'_>,
+    ) -> Result<()> {
+        let vocab = self.program().vocab();
+        for (run, cache) in batch.iter().zip(caches.iter()) {
+            check_run(run, self.cache_options(cache).context, vocab)?;
+        }
+        self.order(&order::run(caches.iter().map(|cache| cache.id).zip(batch)))?;
+        let mut caches: Vec<&mut CpuCache<'static>> =
+            caches.iter_mut().map(|cache| &mut cache.cache).collect();
+        self.device.run(batch, &mut caches, sink).await
+    }
+
+    fn logits(&mut self) -> &[f32] {
+        self.device.logits()
+    }
+
+    fn shift(&mut self, cache: &mut SplitCache, len: usize, keep: usize, drop: usize) -> Result<usize> {
+        self.order(&format!("shift {} {len} {keep} {drop}", cache.id))?;
+        self.device.shift(&mut cache.cache, len, keep, drop)
+    }
+
+    fn export_len(&self, cache: &SplitCache, len: usize) -> usize {
+        self.block_bytes(cache, len) * self.blocks().iter().sum::<usize>()
+    }
+
+    /// In the order of a device that is not split.
+    async fn export(&mut self, cache: &mut SplitCache, len: usize, out: &mut Vec<u8>) -> Result<()> {
+        self.order(&format!("export {} {len}", cache.id))?;
+        let (start, need) = (out.len(), self.export_len(cache, len));
+        out.try_reserve(need).map_err(|_| Error::Memory { need: need as u64, have: 0 })?;
+        out.resize(start + need, 0);
+        let bytes = self.block_bytes(cache, len);
+        for (rank, places) in self.places(bytes).into_iter().enumerate() {
+            let part = match rank {
+                0 => {
+                    let mut part = Vec::new();
+                    self.device.export(&mut cache.cache, len, &mut part).await?;
+                    part
+                }
+                rank => receive(self.group()?, rank, bytes * places.len())?,
+            };
+            for (at, block) in places.into_iter().zip(part.chunks_exact(bytes.max(1))) {
+                out[start + at..][..bytes].copy_from_slice(block);
+            }
+        }
+        Ok(())
+    }
+
+    fn import(&mut self, cache: &mut SplitCache, len: usize, from: &[u8]) -> Result<()> {
+        let (expected, found) = (self.export_len(cache, len) as u64, from.len() as u64);
+        if expected != found {
+            return Err(Error::Length { what: "imported keys and values", expected, found });
+        }
+        self.order(&format!("import {} {len}", cache.id))?;
+        let bytes = self.block_bytes(cache, len);
+        for (rank, places) in self.places(bytes).into_iter().enumerate() {
+            let part: Vec<u8> = places.iter().flat_map(|&at| &from[at..at + bytes]).copied().collect();
+            match rank {
+                0 => self.device.import(&mut cache.cache, len, &part)?,
+                rank => self.group()?.send(rank, &as_floats(&part))?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl BlockingDevice for SplitDevice {
+    fn wait<F: Future<Output = Result<T>>, T>(future: F) -> Result<T> {
+        wait(future)
+    }
+}
+
+/// Follows the orders of rank 0 until there are no more, or until one fails: leaving the group is an error of all others.
+pub(super) fn follow(device: &mut RankDevice, group: &dyn Group, split: Split) {
+    let mut caches = HashMap::new();
+    while let Some(order) = group.next_order().as_deref().and_then(Order::parse) {
+        if obey(device, group, split, &mut caches, order).is_err() {
+            break;
+        }
+    }
+    device.leave_group();
+}
+
+fn obey(
+    device: &mut RankDevice,
+    group: &dyn Group,
+    split: Split,
+    caches: &mut HashMap<u32, CpuCache<'static>>,
+    order: Order,
+) -> Result<()> {
+    let unknown = Error::Device { problem: "a rank does not know the cache" };
+    match order {
+        Order::Cache { id, options } => {
+            let cache = wait(device.cache(&options));
+            agree(group, cache.is_ok())?;
+            if let Ok(cache) = cache {
+                caches.insert(id, cache);
+            }
+            Ok(())
+        }
+        Order::Forget(ids) => {
+            ids.iter().for_each(|id| drop(caches.remove(id)));
+            Ok(())
+        }
+        Order::Run(runs) => {
+            // Only the first stage has the head.
+            let wants = |wants| if matches!(split, Split::Pipeline(_)) { Wants::Nothing } else { wants };
+            let batch: Vec<_> = runs
+                .iter()
+                .map(|(_, position, wanted, tokens)| shohin_core::device::Run {
+                    tokens,
+                    position: *position,
+                    wants: wants(*wanted),
+                })
+                .collect();
+            // Taken out, as a batch needs all of them at once.
+            let mut taken: Vec<CpuCache<'static>> =
+                runs.iter().map(|(id, ..)| caches.remove(id).ok_or(unknown)).collect::<Result<_>>()?;
+            let done = wait(device.run(&batch, &mut taken.iter_mut().collect::<Vec<_>>(), &mut |_, _, _| ()));
+            caches.extend(runs.iter().map(|(id, ..)| *id).zip(taken));
+            done
+        }
+        Order::Shift { id, len, keep, drop } => {
+            device.shift(caches.get_mut(&id).ok_or(unknown)?, len, keep, drop).map(|_| ())
+        }
+        Order::Export { id, len } => {
+            let mut bytes = Vec::new();
+            wait(device.export(caches.get_mut(&id).ok_or(unknown)?, len, &mut bytes))?;
+            group.send(0, &as_floats(&bytes))
+        }
+        Order::Import { id, len } => {
+            let cache = caches.get_mut(&id).ok_or(unknown)?;
+            let bytes = receive(group, 0, device.export_len(cache, len))?;
+            device.import(cache, len, &bytes)
+        }
+    }
+}
