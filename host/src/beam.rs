@@ -38,7 +38,8 @@ impl Model {
         let session = self.session_options(self.context());
         let search = Search { session, prompt, options, detokenizer: self.tokenizer(), progress };
         match &self.0.machine {
-            Machine::Cpu => {
+            // A split model has its weights in parts; the search runs on the whole.
+            Machine::Cpu | Machine::Split(_) => {
                 let logit_rows = options.beams.min(8);
                 let cpu = CpuOptions { context: self.context(), logit_rows, ..self.0.options };
                 let device = Cpu::with_weights(Arc::clone(&self.0.weights), &cpu, Arc::clone(&self.0.pool))?;
