@@ -67,10 +67,10 @@ fn pages_have_the_bits_of_one_piece_of_memory() {
 #[test]
 fn shifted_pages_have_the_bits_of_one_piece_of_memory() {
     let device = &mut model();
-    for kv in KvFormat::ALL {
+    for kv in [KvFormat::F16, KvFormat::Q8, KvFormat::Q4] {
         let options = SessionOptions { context: 401, kv, ..SessionOptions::default() };
         // Within pages, and from one to another.
-        for (keep, drop) in [(4, 150), (130, 10), (0, 128), (3, 1)] {
+        for (keep, drop) in [(4, 150), (130, 10)] {
             let mut whole = Session::new(device, &options).unwrap();
             let mut paged = Session::paged(device, &options).unwrap();
             let mut kept = None;

@@ -38,7 +38,8 @@ pub struct Cpu<'m, B> {
     pool: Box<dyn Pool + Send + 'm>,
     /// The row of the logits that were read out last, if they are still in the buffer.
     last: Option<usize>,
-    pages: PagePool,
+    /// Counts pages, from the first cache on that has some.
+    pages: Option<PagePool>,
     /// The other ranks of a split program.
     collective: Option<Arc<dyn Collective>>,
 }
@@ -159,7 +160,7 @@ impl<'m, B: ModelBytes> Cpu<'m, B> {
             memory: Memory::zeroed(bytes)?,
             pool: Box::new(pool),
             last: None,
-            pages: PagePool::default(),
+            pages: None,
             collective: None,
         })
     }
@@ -183,7 +184,7 @@ impl<'m, B: ModelBytes> Cpu<'m, B> {
             memory: Memory::custom(bytes, memory)?,
             pool: Box::new(pool),
             last: None,
-            pages: PagePool::default(),
+            pages: None,
             collective: None,
         })
     }
@@ -309,7 +310,8 @@ impl<'m, B: ModelBytes> Device for Cpu<'m, B> {
     }
 
     async fn paged_cache(&mut self, options: &SessionOptions) -> Result<CpuCache<'m>> {
-        CpuCache::paged(options, shape(self.program(), &self.options, options)?, &self.pages)
+        let shape = shape(self.program(), &self.options, options)?;
+        CpuCache::paged(options, shape, self.pages.get_or_insert_with(PagePool::default))
     }
 
     async fn fork(&mut self, cache: &mut CpuCache<'m>, len: usize) -> Result<CpuCache<'m>> {
@@ -320,7 +322,7 @@ impl<'m, B: ModelBytes> Device for Cpu<'m, B> {
     }
 
     fn page_bytes(&self) -> Option<usize> {
-        Some(self.pages.bytes())
+        Some(self.pages.as_ref().map_or(0, PagePool::bytes))
     }
 
     fn cache_options(&self, cache: &CpuCache<'m>) -> SessionOptions {
