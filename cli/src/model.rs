@@ -53,7 +53,7 @@ pub(crate) struct ModelArgs {
     /// Run on this device: cpu, gpu, gpu:NAME, cuda, cuda:NUMBER or metal [default: cpu]
     #[arg(long, global = true, value_name = "DEVICE", conflicts_with = "gpu", value_parser = str::parse::<DeviceName>)]
     pub(crate) device: Option<DeviceName>,
-    /// Replace the file's RoPE scaling, and with it the longest context: none, linear:FACTOR,
+    /// Replace the file's RoPE scaling, and with it the longest context: none, linear:FACTOR, dynamic:FACTOR:CONTEXT,
     /// yarn:FACTOR:CONTEXT or llama3:FACTOR:CONTEXT, where CONTEXT is the one before scaling
     #[arg(long, global = true, value_name = "SCALING", value_parser = str::parse::<RopeScaling>)]
     pub(crate) rope_scaling: Option<RopeScaling>,

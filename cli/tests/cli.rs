@@ -1159,6 +1159,26 @@ fn a_gpu_says_what_the_cpu_says() {
     assert_eq!(refused.status.code(), Some(2));
 }
 
+#[test]
+fn beams_are_searched_for_the_likeliest_reply() {
+    let ask = ["run", "--raw", "Once upon a time", "-n", "8"];
+    let found = json(&with(&ask, &["--beams", "3", "--json"]));
+    let beams = found["beams"].as_array().unwrap();
+    let scores: Vec<f64> = beams.iter().map(|beam| beam["score"].as_f64().unwrap()).collect();
+    assert!(scores.len() == 3 && scores.is_sorted_by(|a, b| a >= b), "{found}");
+    let best = beams[0]["text"].as_str().unwrap();
+    assert_eq!(ok(&with(&ask, &["--beams", "3"])), format!("{best}\n"));
+    // One beam is the greedy reply, and three are at least as likely.
+    let greedy = json(&with(&ask, &["--beams", "1", "--json"]));
+    assert_eq!(greedy["beams"][0]["text"], json(&with(&ask, &["--preset", "greedy", "--json"]))["text"]);
+    assert!(scores[0] >= greedy["beams"][0]["score"].as_f64().unwrap());
+    // As a chat, too.
+    assert!(!ok(&["run", "What does a cow say?", "-n", "8", "--beams", "2"]).trim().is_empty());
+    assert!(misuse(&with(&ask, &["--beams", "65"])).contains("65"));
+    assert!(misuse(&with(&ask, &["--beams", "2", "--temperature", "1"])).contains("--temperature"));
+    assert!(misuse(&with(&ask, &["--length-penalty", "2"])).contains("--beams"));
+}
+
 // ---- form of the reply
 
 const FORM: &str = r#"{"type":"object","properties":{"animal":{"enum":["cow","cat"]},"legs":{"type":"integer","minimum":0,"maximum":8}},"required":["animal","legs"]}"#;
