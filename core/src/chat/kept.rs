@@ -122,7 +122,9 @@ mod tests {
                 assert_eq!(kept.evict(), Some(model.remove(0).1));
             }
             model.retain(|(held, _)| !tokens.starts_with(held) || *held == tokens);
-            match model.iter().position(|(held, _)| held.starts_with(&tokens)) {
+            // Of several, the first in their order.
+            let longer = model.iter().enumerate().filter(|(_, (held, _))| held.starts_with(&tokens));
+            match longer.min_by_key(|(_, (held, _))| held.clone()).map(|(at, _)| at) {
                 Some(longer) => {
                     let longer = model.remove(longer);
                     model.push(longer);

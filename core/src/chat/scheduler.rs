@@ -258,7 +258,7 @@ impl<D: Device> Scheduler<D> {
         }
         if let Some((held, len)) = kept.filter(|_| active.is_none()) {
             // Without pages, what goes on here would be copied.
-            let goes_on = if has_pages { len + WORTH_SHARING > held.len() } else { 2 * len > held.len() };
+            let goes_on = if has_pages { len + 1 >= held.len() } else { 2 * len > held.len() };
             if goes_on && let Some(Past { mut session, used }) = self.kept.take(&held) {
                 session.truncate(len)?;
                 return Ok((session, Some(used)));
