@@ -9,6 +9,7 @@ use jni::objects::{
 };
 use jni::sys::{jfloat, jint, jlong};
 use jni::{Env, EnvUnowned};
+use shohin_ffi::argument::shohin_text;
 use shohin_ffi::chat::*;
 use shohin_ffi::code::{shohin_code, shohin_error};
 use shohin_ffi::model::*;
@@ -50,6 +51,29 @@ fn values<T: TypeArray + Default + Clone>(env: &Env<'_>, array: &JPrimitiveArray
 
 fn tokens(env: &Env<'_>, array: &JIntArray<'_>) -> Result<Vec<u32>> {
     Ok(values(env, array)?.into_iter().map(jint::cast_unsigned).collect())
+}
+
+/// Several texts: their bytes one after the other, and their lengths.
+struct Texts {
+    bytes: Vec<u8>,
+    lengths: Vec<jint>,
+}
+
+impl Texts {
+    fn new(env: &Env<'_>, bytes: &JByteArray<'_>, lengths: &JIntArray<'_>) -> Result<Texts> {
+        Ok(Texts { bytes: env.convert_byte_array(bytes)?, lengths: values(env, lengths)? })
+    }
+
+    /// As C has them; not longer than there are bytes.
+    fn array(&self) -> Vec<shohin_text> {
+        let mut rest = &self.bytes[..];
+        let text = |&length: &jint| {
+            let (text, after) = rest.split_at(usize::try_from(length).unwrap_or(0).min(rest.len()));
+            rest = after;
+            shohin_text { text: text.as_ptr().cast(), len: text.len() }
+        };
+        self.lengths.iter().map(text).collect()
+    }
 }
 
 /// Kotlin's numbers are not negative; it has checked them.
@@ -181,6 +205,7 @@ extern "system" fn Java_rs_shohin_Native_modelInfo<'l>(
             info.weight_bytes,
             info.threads,
             info.can_think,
+            info.can_call,
         ];
         array(env, &numbers.map(|number| number as jlong))
     })
@@ -313,7 +338,8 @@ extern "system" fn Java_rs_shohin_Native_chatFree<'l>(_: EnvUnowned<'l>, _: JCla
 }
 
 /// `external fun chatSetOptions(chat: Long, seed: Long, temperature: Float, topK: Int, topP: Float, minP: Float,
-/// repetitionPenalty: Float, maxTokens: Int, thinking: Int, format: Int, formatText: ByteArray)`
+/// repetitionPenalty: Float, maxTokens: Int, thinking: Int, format: Int, formatText: ByteArray, stop: ByteArray,
+/// stopLengths: IntArray, tools: ByteArray, toolLengths: IntArray, toolChoice: ByteArray)`
 #[unsafe(no_mangle)]
 extern "system" fn Java_rs_shohin_Native_chatSetOptions<'l>(
     env: EnvUnowned<'l>,
@@ -329,9 +355,17 @@ extern "system" fn Java_rs_shohin_Native_chatSetOptions<'l>(
     thinking: jint,
     format: jint,
     format_text: JByteArray<'l>,
+    stop: JByteArray<'l>,
+    stop_lengths: JIntArray<'l>,
+    tools: JByteArray<'l>,
+    tool_lengths: JIntArray<'l>,
+    tool_choice: JByteArray<'l>,
 ) {
     native(env, |env| {
-        let format_text = env.convert_byte_array(format_text)?;
+        let (format_text, tool_choice) =
+            (env.convert_byte_array(format_text)?, env.convert_byte_array(tool_choice)?);
+        let (stop, tools) = (Texts::new(env, &stop, &stop_lengths)?, Texts::new(env, &tools, &tool_lengths)?);
+        let (stop, tools) = (stop.array(), tools.array());
         let options = shohin_chat_options {
             seed: seed.cast_unsigned(),
             temperature,
@@ -344,6 +378,12 @@ extern "system" fn Java_rs_shohin_Native_chatSetOptions<'l>(
             format,
             format_text: format_text.as_ptr().cast(),
             format_text_len: format_text.len(),
+            stop: stop.as_ptr(),
+            stop_count: stop.len(),
+            tools: tools.as_ptr(),
+            tool_count: tools.len(),
+            tool_choice: tool_choice.as_ptr().cast(),
+            tool_choice_len: tool_choice.len(),
             ..Default::default()
         };
         // SAFETY: the handle is open; the variables above.
@@ -389,6 +429,41 @@ extern "system" fn Java_rs_shohin_Native_chatSend<'l>(
     with_text(env, chat, text, shohin_chat_send);
 }
 
+/// `external fun chatSendResults(chat: Long, results: ByteArray, lengths: IntArray)`
+#[unsafe(no_mangle)]
+extern "system" fn Java_rs_shohin_Native_chatSendResults<'l>(
+    env: EnvUnowned<'l>,
+    _: JClass<'l>,
+    chat: jlong,
+    results: JByteArray<'l>,
+    lengths: JIntArray<'l>,
+) {
+    native(env, |env| {
+        let results = Texts::new(env, &results, &lengths)?;
+        let results = results.array();
+        // SAFETY: the handle is open; the variable above.
+        call(|error| unsafe {
+            shohin_chat_send_results(self::chat(chat), results.as_ptr(), results.len(), error)
+        })?;
+        Ok(())
+    });
+}
+
+/// `external fun chatSpeculate(chat: Long, draft: Long)`; `draft` is 0 if there is none
+#[unsafe(no_mangle)]
+extern "system" fn Java_rs_shohin_Native_chatSpeculate<'l>(
+    env: EnvUnowned<'l>,
+    _: JClass<'l>,
+    chat: jlong,
+    draft: jlong,
+) {
+    native(env, |_| {
+        // SAFETY: the handles are open.
+        call(|error| unsafe { shohin_chat_speculate(self::chat(chat), model(draft), error) })?;
+        Ok(())
+    });
+}
+
 /// `external fun chatComplete(chat: Long, tokens: IntArray)`
 #[unsafe(no_mangle)]
 extern "system" fn Java_rs_shohin_Native_chatComplete<'l>(
@@ -407,8 +482,8 @@ extern "system" fn Java_rs_shohin_Native_chatComplete<'l>(
     });
 }
 
-/// `external fun chatNext(chat: Long, numbers: IntArray): ByteArray?`: the text and then the reasoning; their lengths, the
-/// token and the reason are written to `numbers`
+/// `external fun chatNext(chat: Long, numbers: IntArray): ByteArray?`: the text, the reasoning, and the names and arguments of
+/// calls, each with a NUL at its end; the lengths of the first two, the token and the reason are written to `numbers`
 #[unsafe(no_mangle)]
 extern "system" fn Java_rs_shohin_Native_chatNext<'l>(
     env: EnvUnowned<'l>,
@@ -424,13 +499,19 @@ extern "system" fn Java_rs_shohin_Native_chatNext<'l>(
             return Ok(JByteArray::default());
         }
         // SAFETY: the piece is valid until the next call for its chat.
-        let (text, reasoning) = unsafe {
-            let bytes = |start: *const c_char, len| std::slice::from_raw_parts(start.cast::<u8>(), len);
-            (bytes(piece.text, piece.text_len), bytes(piece.reasoning, piece.reasoning_len))
-        };
-        let lengths = [text.len() as jint, reasoning.len() as jint, piece.token, piece.reason];
+        let bytes =
+            |start: *const c_char, len| unsafe { std::slice::from_raw_parts(start.cast::<u8>(), len) };
+        let mut all = bytes(piece.text, piece.text_len).to_vec();
+        all.extend_from_slice(bytes(piece.reasoning, piece.reasoning_len));
+        for i in 0..piece.tool_call_count {
+            // SAFETY: the same, and there are so many calls; each text has a NUL after its end.
+            let call = unsafe { &*piece.tool_calls.add(i) };
+            all.extend_from_slice(bytes(call.name, call.name_len + 1));
+            all.extend_from_slice(bytes(call.arguments, call.arguments_len + 1));
+        }
+        let lengths = [piece.text_len as jint, piece.reasoning_len as jint, piece.token, piece.reason];
         numbers.set_region(env, 0, &lengths)?;
-        Ok(env.byte_array_from_slice(&[text, reasoning].concat())?)
+        Ok(env.byte_array_from_slice(&all)?)
     })
 }
 
@@ -440,6 +521,16 @@ extern "system" fn Java_rs_shohin_Native_chatStop<'l>(env: EnvUnowned<'l>, _: JC
     native(env, |_| {
         // SAFETY: the handle is open.
         call(|error| unsafe { shohin_chat_stop(self::chat(chat), error) })?;
+        Ok(())
+    });
+}
+
+/// `external fun chatInterrupt(chat: Long)`
+#[unsafe(no_mangle)]
+extern "system" fn Java_rs_shohin_Native_chatInterrupt<'l>(env: EnvUnowned<'l>, _: JClass<'l>, chat: jlong) {
+    native(env, |_| {
+        // SAFETY: the handle is open.
+        call(|error| unsafe { shohin_chat_interrupt(self::chat(chat), error) })?;
         Ok(())
     });
 }
@@ -464,6 +555,8 @@ extern "system" fn Java_rs_shohin_Native_chatUsage<'l>(
             usage.reply_seconds,
             count(usage.position),
             count(usage.capacity),
+            count(usage.guesses_checked),
+            count(usage.guesses_right),
         ];
         array(env, &numbers)
     })

@@ -2,7 +2,9 @@
 //! compiler.
 #![cfg(unix)]
 
+use shohin::core::Format;
 use shohin::{Model, SamplerConfig};
+use shohin_tests::model::{Model as TestModel, Shape, Stored};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -60,6 +62,11 @@ fn ffi_kotlin_package() {
     compile.arg(root.join("sample/src/main/kotlin/rs/shohin/sample/ChatState.kt"));
     run(compile.arg(readme_program(dir.path())));
 
+    // A model that can call functions.
+    let tools = dir.path().join("tools.gguf");
+    let shape = Shape { context: 2048, ..Shape::tiny() };
+    std::fs::write(&tools, TestModel::new(shape, Stored::new(Format::Q1_0), 1).to_vec().unwrap()).unwrap();
+
     let loaded = Model::load(model()).unwrap();
     let default = reply(&loaded, SamplerConfig::default(), None);
     let jars = ["kotlin-stdlib.jar", "kotlinx-coroutines-core-jvm.jar"].map(|jar| lib.join(jar));
@@ -70,7 +77,7 @@ fn ffi_kotlin_package() {
     let program = |main: &str| {
         let mut java = Command::new("java");
         java.args(JVM).arg("-Xcheck:jni").arg(format!("-Djava.library.path={built}"));
-        java.arg("-cp").arg(&path).arg(main).env("SHOHIN_MODEL", model());
+        java.arg("-cp").arg(&path).arg(main).env("SHOHIN_MODEL", model()).env("SHOHIN_TOOLS", &tools);
         java.env("SHOHIN_REPLY", reply(&loaded, SamplerConfig::greedy(), Some(40)));
         let output = run(java.env("SHOHIN_DEFAULT_REPLY", &default));
         assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{main}");
@@ -78,6 +85,6 @@ fn ffi_kotlin_package() {
     };
     let report = program("rs.shohin.PackageTestKt");
     // -Xcheck:jni prints warnings.
-    assert!(!report.contains("WARNING") && report.contains("13 tests passed"), "{report}");
+    assert!(!report.contains("WARNING") && report.contains("16 tests passed"), "{report}");
     assert_eq!(program("ReadmeKt"), default + "\n");
 }

@@ -1,13 +1,18 @@
 package rs.shohin
 
 import kotlinx.coroutines.Dispatchers
+import kotlinx.coroutines.awaitCancellation
 import kotlinx.coroutines.channels.Channel
+import kotlinx.coroutines.coroutineScope
+import kotlinx.coroutines.currentCoroutineContext
+import kotlinx.coroutines.ensureActive
 import kotlinx.coroutines.flow.Flow
 import kotlinx.coroutines.flow.buffer
 import kotlinx.coroutines.flow.filter
 import kotlinx.coroutines.flow.flow
 import kotlinx.coroutines.flow.flowOn
 import kotlinx.coroutines.flow.map
+import kotlinx.coroutines.launch
 import kotlinx.coroutines.sync.Mutex
 
 /** The format of replies. */
@@ -63,6 +68,9 @@ private object Defaults {
  * @property minP keeps tokens at least this likely, relative to the most likely one; 0 keeps all
  * @property repetitionPenalty over 1, makes the last 64 tokens less likely
  * @property maxTokens of a reply; 0: only the context limits it
+ * @property stop texts that end a reply, and are not part of it
+ * @property tools functions that the model may call, each described by a JSON text as in OpenAI's `tools`
+ * @property toolChoice `auto`, `required`, or the name of the function that must be called
  */
 public data class ChatOptions(
     val seed: Long = Defaults.seed,
@@ -74,6 +82,9 @@ public data class ChatOptions(
     val maxTokens: Int = 0,
     val thinking: Thinking = Thinking.Off,
     val format: ReplyFormat = ReplyFormat.Text,
+    val stop: List<String> = emptyList(),
+    val tools: List<String> = emptyList(),
+    val toolChoice: String = "auto",
 ) {
     init {
         notNegative("topK", topK)
@@ -97,14 +108,28 @@ public enum class EndReason {
 }
 
 /**
+ * A call of a function by the model.
+ *
+ * @property arguments a JSON text
+ */
+public data class ToolCall(val name: String, val arguments: String)
+
+/**
  * A piece of a reply: whole characters.
  *
  * @property text for the reader; may be empty
  * @property reasoning the model's reasoning
  * @property token that the model chose
  * @property reason why the reply ended with this piece
+ * @property toolCalls calls that are now complete; answer them with [Chat.sendResults]
  */
-public data class Piece(val text: String, val reasoning: String, val token: Int?, val reason: EndReason?)
+public data class Piece(
+    val text: String,
+    val reasoning: String,
+    val token: Int?,
+    val reason: EndReason?,
+    val toolCalls: List<ToolCall>,
+)
 
 /**
  * Of the last reply.
@@ -114,6 +139,7 @@ public data class Piece(val text: String, val reasoning: String, val token: Int?
  * @property replySeconds from the first token to the end
  * @property position tokens that the KV cache holds; 0 while a reply is in progress
  * @property capacity most tokens that fit into it; 0 while a reply is in progress
+ * @property guessesChecked of [Chat.speculate], in the whole conversation
  */
 public data class Usage(
     val promptTokens: Int,
@@ -123,6 +149,8 @@ public data class Usage(
     val replySeconds: Double,
     val position: Int,
     val capacity: Int,
+    val guessesChecked: Int,
+    val guessesRight: Int,
 )
 
 /**
@@ -132,7 +160,7 @@ public data class Usage(
  * takes much memory.
  */
 public class Chat internal constructor(address: Long) : AutoCloseable {
-    private val handle = Handle("chat", address, Native::chatFree)
+    private val handle = Handle("chat", address, Native::chatFree, Native::chatInterrupt)
     private val inUse = Mutex()
 
     /** Sends a message when the flow is collected; the texts of the reply. Leaving the flow stops the reply. */
@@ -141,11 +169,19 @@ public class Chat internal constructor(address: Long) : AutoCloseable {
     /** As [send], with everything that a piece has. */
     public fun reply(text: String): Flow<Piece> = pieces { Native.chatSend(it, text.encodeToByteArray()) }
 
+    /** Sends what the functions returned that the last reply called, one text for each call. */
+    public fun sendResults(results: List<String>): Flow<Piece> = pieces {
+        val texts = Texts(results)
+        Native.chatSendResults(it, texts.bytes, texts.lengths)
+    }
+
     /** Continues tokens as plain text; the conversation stays as it is. */
     public fun complete(tokens: IntArray): Flow<String> = texts(pieces { Native.chatComplete(it, tokens) })
 
     /** Sets the options of the next replies. Numbers out of range are reported by the next reply. */
     public fun setOptions(options: ChatOptions): Unit = alone {
+        val stop = Texts(options.stop)
+        val tools = Texts(options.tools)
         Native.chatSetOptions(
             it,
             options.seed,
@@ -158,16 +194,41 @@ public class Chat internal constructor(address: Long) : AutoCloseable {
             options.thinking.number,
             options.format.number,
             options.format.text.encodeToByteArray(),
+            stop.bytes,
+            stop.lengths,
+            tools.bytes,
+            tools.lengths,
+            options.toolChoice.encodeToByteArray(),
         )
     }
 
     /** Starts over, with these instructions for the whole conversation. */
     public fun setSystem(text: String): Unit = alone { Native.chatSystem(it, text.encodeToByteArray()) }
 
+    /**
+     * Decodes with guesses from now on: the same replies, faster where guesses are right. They come from [draft], a smaller
+     * model with the same vocabulary, or, without it, from what followed the last tokens where they occurred before.
+     */
+    public suspend fun speculate(draft: Model? = null): Unit = computing {
+        alone { chat ->
+            if (draft == null) Native.chatSpeculate(chat, 0) else draft.handle.use { Native.chatSpeculate(chat, it) }
+        }
+    }
+
     /** Token counts and times of the last reply. */
     public val usage: Usage
         get() = alone(Native::chatUsage).let {
-            Usage(it[0].toInt(), it[1].toInt(), it[2].toInt(), it[3], it[4], it[5].toInt(), it[6].toInt())
+            Usage(
+                promptTokens = it[0].toInt(),
+                cachedTokens = it[1].toInt(),
+                replyTokens = it[2].toInt(),
+                promptSeconds = it[3],
+                replySeconds = it[4],
+                position = it[5].toInt(),
+                capacity = it[6].toInt(),
+                guessesChecked = it[7].toInt(),
+                guessesRight = it[8].toInt(),
+            )
         }
 
     /** Writes the conversation to a file, with the keys and values of its tokens. */
@@ -189,14 +250,32 @@ public class Chat internal constructor(address: Long) : AutoCloseable {
     private fun pieces(begin: (Long) -> Unit): Flow<Piece> =
         flow {
             alone { chat ->
-                begin(chat)
-                try {
-                    while (!handle.closed) emit(next(chat) ?: break)
-                } finally {
-                    Native.chatStop(chat)
+                interrupting(chat) {
+                    begin(chat)
+                    try {
+                        while (!handle.closed) {
+                            currentCoroutineContext().ensureActive()
+                            emit(next(chat) ?: break)
+                        }
+                    } finally {
+                        Native.chatStop(chat)
+                    }
                 }
             }
         }.buffer(Channel.RENDEZVOUS).flowOn(Dispatchers.Default)
+
+    /** While [work] runs, cancellation ends a call that computes, which may be at a long prompt. */
+    private suspend fun interrupting(chat: Long, work: suspend () -> Unit): Unit = coroutineScope {
+        val watch = launch(Dispatchers.Unconfined) {
+            try {
+                awaitCancellation()
+            } finally {
+                Native.chatInterrupt(chat)
+            }
+        }
+        work()
+        watch.cancel()
+    }
 
     private fun next(chat: Long): Piece? {
         val numbers = IntArray(4)
@@ -207,7 +286,17 @@ public class Chat internal constructor(address: Long) : AutoCloseable {
             bytes.decodeToString(text, text + reasoning),
             token.takeIf { it >= 0 },
             EndReason.entries.getOrNull(reason - 1),
+            bytes.decodeToString(text + reasoning, bytes.size).split('\u0000').dropLast(1).chunked(2) { (name, arguments) ->
+                ToolCall(name, arguments)
+            },
         )
+    }
+
+    /** Several texts as one array of bytes. */
+    private class Texts(texts: List<String>) {
+        private val all = texts.map { it.encodeToByteArray() }
+        val bytes: ByteArray = all.fold(ByteArray(0)) { before, text -> before + text }
+        val lengths: IntArray = IntArray(all.size) { all[it].size }
     }
 
     private inline fun <T> alone(call: (Long) -> T): T {

@@ -1,7 +1,12 @@
 package rs.shohin
 
 /** An address of the native library. It is freed when it is closed and no call uses it. */
-internal class Handle(private val name: String, address: Long, private val free: (Long) -> Unit) {
+internal class Handle(
+    private val name: String,
+    address: Long,
+    private val free: (Long) -> Unit,
+    private val interrupt: (Long) -> Unit = {},
+) {
     private var address = address
     private var calls = 0
 
@@ -33,6 +38,7 @@ internal class Handle(private val name: String, address: Long, private val free:
 
     @Synchronized
     fun close() {
+        if (!closed && calls > 0) interrupt(address)
         closed = true
         freeIfUnused()
     }

@@ -50,6 +50,7 @@ public data class LoadOptions(
  * @property context the context of its chats, in tokens
  * @property weightBytes bytes of the weights in memory
  * @property canThink whether it can reason before it answers
+ * @property canCall whether it can call functions
  */
 public data class ModelInfo(
     val vocabSize: Int,
@@ -59,11 +60,12 @@ public data class ModelInfo(
     val weightBytes: Long,
     val threads: Int,
     val canThink: Boolean,
+    val canCall: Boolean,
 )
 
 /** A loaded model. It may be used by any number of threads. [close] frees its memory, with the last of its chats. */
 public class Model private constructor(address: Long) : AutoCloseable {
-    private val handle = Handle("model", address, Native::modelFree)
+    internal val handle = Handle("model", address, Native::modelFree)
 
     /** Facts about the model. */
     public val info: ModelInfo =
@@ -76,6 +78,7 @@ public class Model private constructor(address: Long) : AutoCloseable {
                 weightBytes = it[4],
                 threads = it[5].toInt(),
                 canThink = it[6] != 0L,
+                canCall = it[7] != 0L,
             )
         }
 

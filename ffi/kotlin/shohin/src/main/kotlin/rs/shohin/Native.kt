@@ -55,17 +55,28 @@ internal object Native {
         thinking: Int,
         format: Int,
         formatText: ByteArray,
+        stop: ByteArray,
+        stopLengths: IntArray,
+        tools: ByteArray,
+        toolLengths: IntArray,
+        toolChoice: ByteArray,
     )
 
     @JvmStatic external fun chatSystem(chat: Long, text: ByteArray)
 
     @JvmStatic external fun chatSend(chat: Long, text: ByteArray)
 
+    @JvmStatic external fun chatSendResults(chat: Long, results: ByteArray, lengths: IntArray)
+
+    @JvmStatic external fun chatSpeculate(chat: Long, draft: Long)
+
     @JvmStatic external fun chatComplete(chat: Long, tokens: IntArray)
 
     @JvmStatic external fun chatNext(chat: Long, numbers: IntArray): ByteArray?
 
     @JvmStatic external fun chatStop(chat: Long)
+
+    @JvmStatic external fun chatInterrupt(chat: Long)
 
     @JvmStatic external fun chatUsage(chat: Long): DoubleArray
 

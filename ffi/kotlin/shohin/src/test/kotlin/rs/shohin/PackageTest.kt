@@ -4,6 +4,7 @@ import java.io.File
 import java.io.RandomAccessFile
 import java.nio.ByteBuffer
 import java.nio.channels.FileChannel
+import kotlin.time.measureTime
 import kotlinx.coroutines.CoroutineScope
 import kotlinx.coroutines.Dispatchers
 import kotlinx.coroutines.async
@@ -121,6 +122,54 @@ private val TESTS: Map<String, suspend (Model) -> Unit> =
                 isTrue(chat.usage.position > 0) { "it is still in use" }
                 delay(20)
                 equal(pieces, held)
+            }
+        },
+        "cancelling ends the computation of a prompt" to {
+            Model.load(System.getenv("SHOHIN_TOOLS")).use { model ->
+                var long = "moo "
+                while (model.tokenize(long).size < 1500) long += "moo "
+                model.chat().use { chat ->
+                    val whole = measureTime { chat.send(long).first() }
+                    val position = chat.usage.position
+                    // Another time if it came too late.
+                    val cut = (1..20).any {
+                        chat.setSystem("Number $it")
+                        val job = BACKGROUND.launch { chat.send(long).collect() }
+                        delay(whole / 4)
+                        job.cancelAndJoin()
+                        chat.usage.position in 1..<position
+                    }
+                    isTrue(cut) { "never less than the whole prompt was computed" }
+                }
+            }
+        },
+        "functions are called" to {
+            val add =
+                """{"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}}"""
+            val options = ChatOptions(temperature = 50f, maxTokens = 150, tools = listOf(add), toolChoice = "required")
+            Model.load(System.getenv("SHOHIN_TOOLS")).use { model ->
+                isTrue(model.info.canCall) { "${model.info}" }
+                model.chat(options = options).use { chat ->
+                    val calls = chat.reply("Add!").toList().flatMap { it.toolCalls }
+                    isTrue(calls.isNotEmpty() && calls.all { it.name == "add" && "\"a\"" in it.arguments }) { "$calls" }
+                    chat.setOptions(options.copy(toolChoice = "auto"))
+                    isTrue(chat.sendResults(calls.map { "true" }).take(2).toList().isNotEmpty()) { "no reply" }
+                    fails("argument") { chat.sendResults(emptyList()).collect() }
+                    fails("argument") { chat.setOptions(options.copy(toolChoice = "sub")) }
+                }
+            }
+        },
+        "stop texts and guesses" to { model ->
+            val reply = System.getenv("SHOHIN_REPLY")
+            model.chat(options = GREEDY.copy(stop = listOf("never", reply.substring(3, 8)))).use { chat ->
+                equal(chat.text(MESSAGE), reply.substring(0, 3))
+            }
+            model.chat(options = GREEDY).use { chat ->
+                chat.speculate(draft = model)
+                equal(chat.text(MESSAGE), reply)
+                isTrue(chat.usage.guessesRight > 0) { "${chat.usage}" }
+                chat.speculate()
+                equal(chat.text(MESSAGE).isEmpty(), false)
             }
         },
         "a chat does one thing at a time" to { model ->

@@ -1,0 +1,347 @@
+import CShohin
+import Dispatch
+import Foundation
+
+/// The format of replies.
+public enum ReplyFormat: Sendable {
+    /// Any text.
+    case text
+    case jsonObject
+    /// A JSON value that matches a JSON Schema.
+    case jsonSchema(String)
+    /// A text that an expression matches from beginning to end.
+    case regex(String)
+    /// A text of a grammar in GBNF.
+    case grammar(String)
+
+    fileprivate var c: (Int32, String) {
+        switch self {
+        case .text: (SHOHIN_FORMAT_TEXT, "")
+        case .jsonObject: (SHOHIN_FORMAT_JSON_OBJECT, "")
+        case .jsonSchema(let schema): (SHOHIN_FORMAT_JSON_SCHEMA, schema)
+        case .regex(let expression): (SHOHIN_FORMAT_REGEX, expression)
+        case .grammar(let grammar): (SHOHIN_FORMAT_GRAMMAR, grammar)
+        }
+    }
+}
+
+/// Whether a model may reason before it answers.
+public enum Thinking: Sendable {
+    case off
+    case on
+    /// At most so many tokens.
+    case limited(UInt16)
+
+    fileprivate var c: Int32 {
+        switch self {
+        case .off: SHOHIN_THINKING_OFF
+        case .on: SHOHIN_THINKING_ON
+        case .limited(let tokens): Int32(tokens)
+        }
+    }
+}
+
+/// Options of replies. `nil` is the library's default.
+public struct ChatOptions: Sendable {
+    /// The same seed gives the same reply.
+    public var seed: UInt64?
+    /// 0 always takes the most likely token.
+    public var temperature: Float?
+    /// Keeps the most likely tokens; 0 keeps all.
+    public var topK: UInt32?
+    /// Keeps the most likely tokens with this much probability together; 1 keeps all.
+    public var topP: Float?
+    /// Keeps tokens at least this likely, relative to the most likely one; 0 keeps all.
+    public var minP: Float?
+    /// Over 1, makes the last 64 tokens less likely.
+    public var repetitionPenalty: Float?
+    /// Of a reply; 0: only the context limits it.
+    public var maxTokens: UInt32 = 0
+    public var thinking = Thinking.off
+    public var format = ReplyFormat.text
+    /// Texts that end a reply, and are not part of it.
+    public var stop: [String] = []
+    /// Functions that the model may call, each described by a JSON text as in OpenAI's `tools`.
+    public var tools: [String] = []
+    /// `auto`, `required`, or the name of the function that must be called.
+    public var toolChoice = "auto"
+
+    public init() {}
+
+    /// Calls `body` with the options as C has them.
+    @discardableResult
+    fileprivate func withC<T>(_ body: (UnsafePointer<shohin_chat_options>) throws -> T) throws -> T {
+        var options = shohin_chat_options()
+        try check { shohin_chat_options_default(&options, MemoryLayout<shohin_chat_options>.size, $0) }
+        options.seed = seed ?? options.seed
+        options.temperature = temperature ?? options.temperature
+        options.top_k = topK ?? options.top_k
+        options.top_p = topP ?? options.top_p
+        options.min_p = minP ?? options.min_p
+        options.repetition_penalty = repetitionPenalty ?? options.repetition_penalty
+        options.max_tokens = maxTokens
+        options.thinking = thinking.c
+        let texts = Texts()
+        let (format, formatText) = format.c
+        let (form, choice) = (texts.add(formatText), texts.add(toolChoice))
+        options.format = format
+        options.format_text = form.text
+        options.format_text_len = form.len
+        options.stop = texts.add(stop)
+        options.stop_count = stop.count
+        options.tools = texts.add(tools)
+        options.tool_count = tools.count
+        options.tool_choice = choice.text
+        options.tool_choice_len = choice.len
+        return try withExtendedLifetime(texts) { try body(&options) }
+    }
+}
+
+/// A call of a function by the model.
+public struct ToolCall: Sendable, Equatable {
+    public let name: String
+    /// A JSON text.
+    public let arguments: String
+}
+
+/// Why a reply ended.
+public enum EndReason: Int32, Sendable {
+    /// The model ended it.
+    case stop = 1
+    /// It has `maxTokens` tokens.
+    case length = 2
+    case contextFull = 3
+    /// It was stopped.
+    case cancelled = 4
+}
+
+/// A piece of a reply: whole characters.
+public struct Piece: Sendable {
+    /// For the reader; may be empty.
+    public let text: String
+    /// The model's reasoning.
+    public let reasoning: String
+    /// The token that the model chose.
+    public let token: Int32?
+    /// Why the reply ended with this piece.
+    public let reason: EndReason?
+    /// Calls that are now complete; answer them with `Chat.reply(toResults:)`.
+    public let toolCalls: [ToolCall]
+
+    fileprivate init(_ piece: shohin_piece) {
+        func string(_ start: UnsafePointer<CChar>?, _ count: Int) -> String {
+            String(decoding: UnsafeRawBufferPointer(start: start, count: count), as: UTF8.self)
+        }
+        text = string(piece.text, piece.text_len)
+        reasoning = string(piece.reasoning, piece.reasoning_len)
+        token = piece.token == SHOHIN_NO_TOKEN ? nil : piece.token
+        reason = EndReason(rawValue: piece.reason)
+        toolCalls = UnsafeBufferPointer(start: piece.tool_calls, count: piece.tool_call_count).map {
+            ToolCall(name: string($0.name, $0.name_len), arguments: string($0.arguments, $0.arguments_len))
+        }
+    }
+}
+
+/// Of the last reply.
+public struct Usage: Sendable {
+    public let promptTokens: Int
+    /// Prompt tokens that were in the KV cache.
+    public let cachedTokens: Int
+    public let replyTokens: Int
+    /// To the first token.
+    public let promptSeconds: Double
+    /// From the first token to the end.
+    public let replySeconds: Double
+    /// Tokens that the KV cache holds.
+    public let position: Int
+    /// Most tokens that fit into it.
+    public let capacity: Int
+}
+
+/// A conversation, with its own KV cache. When the context is full, the oldest exchanges are left out.
+///
+/// It computes on a queue of its own, one thing after the other: what is asked for during a reply waits for its end.
+public actor Chat {
+    private let handle: ChatHandle
+    private let queue = DispatchSerialQueue(label: "rs.shohin.chat", qos: .userInitiated)
+
+    public nonisolated var unownedExecutor: UnownedSerialExecutor { queue.asUnownedSerialExecutor() }
+
+    init(model: Model, system: String?, options: ChatOptions) throws {
+        var pointer: OpaquePointer?
+        try options.withC { options in
+            try check { shohin_chat_new(model.pointer, options, &pointer, $0) }
+        }
+        guard let pointer else { throw ShohinError(code: "other", message: "the library gave no chat") }
+        let handle = ChatHandle(pointer)
+        if let system {
+            try withText(system) { start, count in
+                try check { shohin_chat_system(handle.pointer, start, count, $0) }
+            }
+        }
+        self.handle = handle
+    }
+
+    /// Sends a message; the texts of the reply. Leaving the loop stops the reply, and the conversation keeps its text so far.
+    public nonisolated func send(_ text: String) -> AsyncThrowingStream<String, any Error> {
+        stream({ $0.text.isEmpty ? nil : $0.text }) { chat, error in
+            withText(text) { shohin_chat_send(chat, $0, $1, error) }
+        }
+    }
+
+    /// As `send`, with everything that a piece has.
+    public nonisolated func reply(to text: String) -> AsyncThrowingStream<Piece, any Error> {
+        stream({ $0 }) { chat, error in
+            withText(text) { shohin_chat_send(chat, $0, $1, error) }
+        }
+    }
+
+    /// Sends what the functions returned that the last reply called, one text for each call.
+    public nonisolated func reply(toResults results: [String]) -> AsyncThrowingStream<Piece, any Error> {
+        stream({ $0 }) { chat, error in
+            let texts = Texts()
+            return withExtendedLifetime(texts) {
+                shohin_chat_send_results(chat, texts.add(results), results.count, error)
+            }
+        }
+    }
+
+    /// Continues tokens as plain text; the conversation stays as it is.
+    public nonisolated func complete(_ tokens: [UInt32]) -> AsyncThrowingStream<String, any Error> {
+        stream({ $0.text.isEmpty ? nil : $0.text }) { chat, error in
+            tokens.withUnsafeBufferPointer { shohin_chat_complete(chat, $0.baseAddress, $0.count, error) }
+        }
+    }
+
+    /// Sets the options of the next replies. Numbers out of range are reported by the next reply.
+    public func setOptions(_ options: ChatOptions) throws {
+        try options.withC { options in
+            try check { shohin_chat_set_options(handle.pointer, options, $0) }
+        }
+    }
+
+    /// Starts over, with these instructions for the whole conversation.
+    public func setSystem(_ text: String) throws {
+        try withText(text) { start, count in
+            try check { shohin_chat_system(handle.pointer, start, count, $0) }
+        }
+    }
+
+    /// Decodes with guesses from now on: the same replies, faster where guesses are right. They come from a smaller model with
+    /// the same vocabulary, or, if it is `nil`, from what followed the last tokens where they occurred before.
+    public func speculate(draft: Model? = nil) throws {
+        try check { shohin_chat_speculate(handle.pointer, draft?.pointer, $0) }
+    }
+
+    /// Token counts and times of the last reply.
+    public var usage: Usage {
+        get throws {
+            var usage = shohin_usage()
+            usage.size = MemoryLayout<shohin_usage>.size
+            try check { shohin_chat_get_usage(handle.pointer, &usage, $0) }
+            return Usage(
+                promptTokens: usage.prompt_tokens, cachedTokens: usage.cached_tokens,
+                replyTokens: usage.reply_tokens, promptSeconds: usage.prompt_seconds,
+                replySeconds: usage.reply_seconds, position: usage.position, capacity: usage.capacity)
+        }
+    }
+
+    /// Writes the conversation to a file, with the keys and values of its tokens.
+    public func save(to file: URL) throws {
+        try withText(file.path) { start, count in
+            try check { shohin_chat_save(handle.pointer, start, count, $0) }
+        }
+    }
+
+    /// Goes on with the conversation of such a file. The model and its `kvFormat` must be the same.
+    public func open(_ file: URL) throws {
+        try withText(file.path) { start, count in
+            try check { shohin_chat_open(handle.pointer, start, count, $0) }
+        }
+    }
+
+    private typealias Begin = @Sendable (OpaquePointer, UnsafeMutablePointer<shohin_error>) -> shohin_code
+
+    private nonisolated func stream<Element: Sendable>(
+        _ element: @escaping @Sendable (Piece) -> Element?, _ begin: @escaping Begin
+    ) -> AsyncThrowingStream<Element, any Error> {
+        AsyncThrowingStream { continuation in
+            let turn = Turn(handle)
+            continuation.onTermination = { _ in turn.cancel() }
+            Task {
+                do {
+                    try await run(turn, begin) { piece in
+                        if let element = element(piece) { continuation.yield(element) }
+                    }
+                    continuation.finish()
+                } catch {
+                    continuation.finish(throwing: error)
+                }
+            }
+        }
+    }
+
+    /// Computes a reply. It does not suspend, so that no other call comes in between.
+    private func run(_ turn: Turn, _ begin: Begin, _ yield: @Sendable (Piece) -> Void) throws {
+        guard turn.start() else { return }
+        defer { turn.end() }
+        try check { begin(handle.pointer, $0) }
+        while !turn.isCancelled {
+            var piece = shohin_piece()
+            piece.size = MemoryLayout<shohin_piece>.size
+            let code = try check { shohin_chat_next(handle.pointer, &piece, $0) }
+            if code == SHOHIN_DONE { return }
+            yield(Piece(piece))
+        }
+        try check { shohin_chat_stop(handle.pointer, $0) }
+    }
+}
+
+/// A chat of the library.
+final class ChatHandle: @unchecked Sendable {
+    // Sendable: the actor uses it on one thread at a time, and interrupting it is allowed on any.
+    let pointer: OpaquePointer
+
+    init(_ pointer: OpaquePointer) {
+        self.pointer = pointer
+    }
+
+    deinit {
+        shohin_chat_free(pointer)
+    }
+}
+
+/// A reply that waits for its turn, is computed, or is over.
+private final class Turn: @unchecked Sendable {
+    // Sendable: the lock guards what changes.
+    private let handle: ChatHandle
+    private let lock = NSLock()
+    private var running = false
+    private var cancelled = false
+
+    init(_ handle: ChatHandle) {
+        self.handle = handle
+    }
+
+    var isCancelled: Bool { lock.withLock { cancelled } }
+
+    /// `false` if it was cancelled before.
+    func start() -> Bool {
+        lock.withLock {
+            running = !cancelled
+            return running
+        }
+    }
+
+    func end() {
+        lock.withLock { running = false }
+    }
+
+    /// Ends the computation, of a long prompt, too; never that of another turn.
+    func cancel() {
+        lock.withLock {
+            cancelled = true
+            if running { shohin_chat_interrupt(handle.pointer, nil) }
+        }
+    }
+}
