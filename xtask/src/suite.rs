@@ -21,6 +21,7 @@ const BARE_TARGETS: [&str; 2] = ["thumbv7em-none-eabihf", "riscv32imac-unknown-n
 const ARM_LINUX: &str = "aarch64-unknown-linux-gnu";
 const APPLE: &str = "aarch64-apple-darwin";
 const ANDROID: &str = "aarch64-linux-android";
+const IOS: &str = "aarch64-apple-ios";
 const WASI: &str = "wasm32-wasip1";
 
 const SIMD128: &str = "-Ctarget-feature=+simd128";
@@ -198,6 +199,20 @@ pub(crate) const SUITES: &[Suite] = &[
             let tally = tests.env("SHOHIN_KOTLINC", m.kotlinc()).tests()?;
             let check = m.cargo_for(ANDROID).args("check --profile suite --target").arg(ANDROID);
             check.packages(&[JNI]).env("RUSTFLAGS", "-Dwarnings").run()?;
+            Ok(tally)
+        },
+        counts: true,
+    },
+    Suite {
+        name: "swift",
+        about: "the Swift package against the C header, in clang; the library compiles for iOS",
+        needs: &[Need::Program(&CLANG), Need::Target(IOS)],
+        unfit: || (!cfg!(unix)).then(|| "requires a Unix system".into()),
+        run: |m| {
+            let tests = m.cargo().args(TEST).packages(&[FFI]).args("--test swift");
+            let tally = tests.env("CLANGXX", m.program(&CLANG)?).tests()?;
+            let check = m.cargo_for(IOS).args("check --profile suite --target").arg(IOS);
+            check.packages(&[FFI]).env("RUSTFLAGS", "-Dwarnings").run()?;
             Ok(tally)
         },
         counts: true,
