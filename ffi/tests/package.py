@@ -70,6 +70,45 @@ class Package(unittest.TestCase):
         reply.text()
         self.assertEqual(reply.reason, "length")
 
+    def test_stop_texts_and_guesses(self):
+        reply = os.environ["SHOHIN_REPLY"]
+        chat = self.model.chat(stop=["never", reply[3:8]], **GREEDY)
+        self.assertEqual(chat.send(MESSAGE).text(), reply[:3])
+        self.assertEqual(self.model.chat(stop=reply[3:8], **GREEDY).send(MESSAGE).text(), reply[:3])
+        chat = self.model.chat(**GREEDY)
+        chat.speculate(self.model)
+        self.assertEqual(chat.send(MESSAGE).text(), reply)
+        self.assertGreater(chat.usage["guesses_right"], 0)
+        chat.speculate()
+        self.assertTrue(chat.send(MESSAGE).text())
+
+    def test_functions_are_called(self):
+        model = Model.load(os.environ["SHOHIN_TOOLS"])
+        self.assertEqual((model.info["can_call"], self.model.info["can_call"]), (1, 0))
+        parameters = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+        options = {"temperature": 50, "max_tokens": 150, "tools": [{"name": "add", "parameters": parameters}]}
+        chat = model.chat(tool_choice="required", **options)
+        reply = chat.send("Add!")
+        reply.text()
+        self.assertEqual({name for name, _ in reply.tool_calls}, {"add"})
+        self.assertIn('"a"', reply.tool_calls[0][1])
+        chat.set_options(**options)
+        self.assertTrue(next(chat.send_results(["true" for _ in reply.tool_calls])))
+        with self.assertRaises(Error) as caught:
+            chat.set_options(tool_choice="sub", **options)
+        self.assertEqual(caught.exception.code, "argument")
+
+    def test_another_thread_interrupts(self):
+        # So random that it does not end by itself soon.
+        chat = self.model.chat(temperature=50, top_k=0, top_p=1)
+        reply = chat.send(MESSAGE)
+        next(reply)
+        thread = threading.Thread(target=chat.interrupt)
+        thread.start()
+        thread.join()
+        reply.text()
+        self.assertEqual(reply.reason, "cancelled")
+
     def test_a_later_message_ends_a_reply(self):
         chat = self.model.chat("You are a farmer.", **GREEDY)
         first = chat.send(MESSAGE)

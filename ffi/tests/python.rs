@@ -1,7 +1,9 @@
 //! The Python package: built by pip, and tested by its own tests.
 #![cfg(unix)]
 
+use shohin::core::Format;
 use shohin::{Model, SamplerConfig};
+use shohin_tests::model::{Model as TestModel, Shape, Stored};
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -50,9 +52,15 @@ fn ffi_python_package() {
         command
     };
     let greedy = reply(SamplerConfig::greedy(), Some(40));
-    let tests = run(package("tests/package.py").env("SHOHIN_MODEL", &path).env("SHOHIN_REPLY", greedy));
+    // A model that can call functions.
+    let tools = dir.path().join("tools.gguf");
+    let shape = Shape { context: 2048, ..Shape::tiny() };
+    std::fs::write(&tools, TestModel::new(shape, Stored::new(Format::Q1_0), 1).to_vec().unwrap()).unwrap();
+    let mut tests = package("tests/package.py");
+    tests.env("SHOHIN_MODEL", &path).env("SHOHIN_REPLY", greedy).env("SHOHIN_TOOLS", tools);
+    let tests = run(&mut tests);
     let report = String::from_utf8(tests.stderr).unwrap();
-    assert!(report.contains("Ran 8 tests"), "{report}");
+    assert!(report.contains("Ran 11 tests"), "{report}");
     let example = run(package("examples/python/chat.py").arg(&path));
     let want = reply(SamplerConfig::default(), None) + "\n";
     assert_eq!(String::from_utf8(example.stdout).unwrap(), want);

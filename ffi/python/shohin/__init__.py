@@ -10,6 +10,7 @@ A model may be used by any number of threads, a chat by one at a time. Python's 
 """
 
 import ctypes
+import json
 import sys
 from ctypes import POINTER, byref, c_char, c_char_p, c_double, c_float
 from ctypes import c_int32, c_size_t, c_uint32, c_uint64, c_void_p
@@ -28,6 +29,14 @@ class _Error(ctypes.Structure):
     _fields_ = [("code", c_int32), ("message", c_char * 508)]
 
 
+class _Text(ctypes.Structure):
+    _fields_ = [("text", c_char_p), ("len", c_size_t)]
+
+
+class _ToolCall(ctypes.Structure):
+    _fields_ = [("name", c_void_p), ("name_len", c_size_t), ("arguments", c_void_p), ("arguments_len", c_size_t)]
+
+
 class _Sized(ctypes.Structure):
     def __init__(self):
         super().__init__(ctypes.sizeof(self))
@@ -40,7 +49,7 @@ class _LoadOptions(_Sized):
 class _ModelInfo(_Sized):
     _fields_ = [
         (name, c_size_t)
-        for name in "size vocab_size embedding_size max_context context weight_bytes threads can_think".split()
+        for name in "size vocab_size embedding_size max_context context weight_bytes threads can_think can_call".split()
     ]
 
 
@@ -58,6 +67,12 @@ class _ChatOptions(_Sized):
         ("format", c_int32),
         ("format_text", c_char_p),
         ("format_text_len", c_size_t),
+        ("stop", POINTER(_Text)),
+        ("stop_count", c_size_t),
+        ("tools", POINTER(_Text)),
+        ("tool_count", c_size_t),
+        ("tool_choice", c_char_p),
+        ("tool_choice_len", c_size_t),
     ]
 
 
@@ -70,6 +85,8 @@ class _Piece(_Sized):
         ("reasoning_len", c_size_t),
         ("token", c_int32),
         ("reason", c_int32),
+        ("tool_calls", POINTER(_ToolCall)),
+        ("tool_call_count", c_size_t),
     ]
 
 
@@ -83,6 +100,8 @@ class _Usage(_Sized):
         ("reply_seconds", c_double),
         ("position", c_size_t),
         ("capacity", c_size_t),
+        ("guesses_checked", c_size_t),
+        ("guesses_right", c_size_t),
     ]
 
 
@@ -106,9 +125,12 @@ def _load_library():
         "chat_set_options": [handle, POINTER(_ChatOptions)],
         "chat_system": [handle, *text],
         "chat_send": [handle, *text],
+        "chat_send_results": [handle, POINTER(_Text), c_size_t],
+        "chat_speculate": [handle, handle],
         "chat_complete": [handle, c_void_p, c_size_t],
         "chat_next": [handle, POINTER(_Piece)],
         "chat_stop": [handle],
+        "chat_interrupt": [handle],
         "chat_get_usage": [handle, POINTER(_Usage)],
         "chat_save": [handle, *text],
         "chat_open": [handle, *text],
@@ -151,9 +173,16 @@ def _text(text):
     return data, len(data)
 
 
-def _buffer(function, kind, *arguments):
-    """An array that a call fills, first with a guess of its length."""
-    count = c_size_t(256)
+def _texts(texts):
+    array = (_Text * len(texts))()
+    for place, text in zip(array, texts):
+        place.text, place.len = _text(text)
+    return array, len(texts)
+
+
+def _buffer(function, kind, expected, *arguments):
+    """An array that a call fills, first with the expected length."""
+    count = c_size_t(expected)
     while True:
         array = (kind * count.value)()
         room = count.value
@@ -219,19 +248,19 @@ class Model:
 
     def tokenize(self, text):
         """The tokens of a text."""
-        return _buffer("tokenize", c_uint32, self._handle, *_text(text))
+        return _buffer("tokenize", c_uint32, 256, self._handle, *_text(text))
 
     def detokenize(self, tokens):
         """The text of tokens."""
-        return _buffer("detokenize", c_char, self._handle, *_tokens(tokens)).decode()
+        return _buffer("detokenize", c_char, 256, self._handle, *_tokens(tokens)).decode()
 
     def embed(self, text):
         """The embedding of a text, of length 1."""
-        return _buffer("embed", c_float, self._handle, *_text(text))
+        return _buffer("embed", c_float, self.info["embedding_size"], self._handle, *_text(text))
 
     def logits(self, tokens):
         """The logits of the token after some tokens."""
-        return _buffer("logits", c_float, self._handle, *_tokens(tokens))
+        return _buffer("logits", c_float, self.info["vocab_size"], self._handle, *_tokens(tokens))
 
     def chat(self, system=None, **options):
         """Begins a conversation, with instructions and the options of `Chat.set_options`."""
@@ -256,11 +285,13 @@ class Chat:
             _library.shohin_chat_free(self._handle)
             self._handle = None
 
-    def set_options(self, format=None, thinking=False, **options):
+    def set_options(self, format=None, thinking=False, stop=(), tools=(), tool_choice="auto", **options):
         """Sets the options of the next replies; others are the defaults.
 
         seed, temperature, top_k, top_p, min_p, repetition_penalty, max_tokens; thinking is True, False or the most tokens
-        of reasoning; format is "json_object" or a pair of "json_schema", "regex" or "grammar" and its text.
+        of reasoning; format is "json_object" or a pair of "json_schema", "regex" or "grammar" and its text; stop has texts that
+        end a reply; tools describes functions that the model may call, as in OpenAI's API; tool_choice is "auto", "required" or
+        the name of a function.
         """
         found = _ChatOptions()
         _call("chat_options_default", byref(found), ctypes.sizeof(found))
@@ -273,6 +304,10 @@ class Chat:
             kind, text = (format, "") if isinstance(format, str) else format
             found.format = _chosen("format", kind, _FORMATS)
             found.format_text, found.format_text_len = _text(text)
+        found.stop, found.stop_count = _texts([stop] if isinstance(stop, str) else stop)
+        descriptions = [tool if isinstance(tool, str) else json.dumps(tool) for tool in tools]
+        found.tools, found.tool_count = _texts(descriptions)
+        found.tool_choice, found.tool_choice_len = _text(tool_choice)
         self._turn += 1
         _call("chat_set_options", self._handle, byref(found))
 
@@ -281,6 +316,21 @@ class Chat:
         self._turn += 1
         _call("chat_send", self._handle, *_text(text))
         return Reply(self)
+
+    def send_results(self, results):
+        """Sends what the functions returned that the last reply called, one text for each call."""
+        self._turn += 1
+        _call("chat_send_results", self._handle, *_texts(results))
+        return Reply(self)
+
+    def speculate(self, draft=None):
+        """Decodes with guesses of a smaller model from now on, or of what was said before: the same replies, often faster."""
+        self._turn += 1
+        _call("chat_speculate", self._handle, draft._handle if draft else None)
+
+    def interrupt(self):
+        """Ends the reply in progress, from any thread."""
+        _call("chat_interrupt", self._handle)
 
     def complete(self, tokens):
         """Continues tokens as plain text; the conversation stays as it is."""
@@ -313,6 +363,8 @@ class Reply:
         self._chat, self._turn = chat, chat._turn
         #: The model's reasoning so far.
         self.reasoning = ""
+        #: Its function calls so far: pairs of a name and arguments, which are a JSON text.
+        self.tool_calls = []
         #: Why it ended: "stop", "length", "context_full" or "cancelled"; None before.
         self.reason = None
 
@@ -326,7 +378,10 @@ class Reply:
         piece = _Piece()
         while _call("chat_next", self._chat._handle, byref(piece), allowed=[_DONE]) == _OK:
             self.reasoning += ctypes.string_at(piece.reasoning, piece.reasoning_len).decode()
-            self.reason = _REASONS.get(piece.reason, self.reason)
+            for call in piece.tool_calls[: piece.tool_call_count]:
+                name = ctypes.string_at(call.name, call.name_len).decode()
+                self.tool_calls.append((name, ctypes.string_at(call.arguments, call.arguments_len).decode()))
+            self.reason = _REASONS.get(piece.reason) or self.reason
             if piece.text_len:
                 return ctypes.string_at(piece.text, piece.text_len).decode()
         raise StopIteration
