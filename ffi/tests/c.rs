@@ -135,6 +135,25 @@ fn ffi_examples() {
 }
 
 #[test]
+fn ffi_readme() {
+    let readme = std::fs::read_to_string(root().join("README.md")).unwrap();
+    let code = readme.split("```c\n").nth(1).unwrap().split("```").next().unwrap();
+    assert!(
+        code.contains("int main") && code.contains("\"sprout.gguf\"") && code.contains(MESSAGE),
+        "{code}"
+    );
+    let dir = tempfile::tempdir().unwrap();
+    let (source, program) = (dir.path().join("readme.c"), dir.path().join("readme"));
+    std::fs::write(&source, code.replace("sprout.gguf", model().to_str().unwrap())).unwrap();
+    // Absolute paths stay as they are when they are joined.
+    compile("cc", &["-std=c11"], source.to_str().unwrap(), &program);
+    let model = Model::load(model()).unwrap();
+    let mut chat = model.chat().unwrap();
+    let want: String = chat.send(MESSAGE).unwrap().map(|piece| piece.unwrap().content).collect();
+    assert_eq!(run(&program, &[], ""), want);
+}
+
+#[test]
 fn every_function_is_called_in_symbols_c() {
     let header = std::fs::read_to_string(root().join("include/shohin.h")).unwrap();
     let test = std::fs::read_to_string(root().join("tests/symbols.c")).unwrap();

@@ -61,6 +61,20 @@ fn ffi_python_package() {
     let tests = run(&mut tests);
     let report = String::from_utf8(tests.stderr).unwrap();
     assert!(report.contains("Ran 11 tests"), "{report}");
+    // The README's program, with the path of a model that is there.
+    let readme = std::fs::read_to_string(root.join("README.md")).unwrap();
+    let code = readme.split("```python\n").nth(1).unwrap().split("```").next().unwrap();
+    assert!(code.contains("\"sprout.gguf\""), "{code}");
+    let file = dir.path().join("readme.py");
+    std::fs::write(&file, code.replace("sprout.gguf", path.to_str().unwrap())).unwrap();
+    let said = String::from_utf8(run(&mut package(file.to_str().unwrap())).stdout).unwrap();
+    let mut chat = model.chat().unwrap();
+    chat.system("You are a farmer.");
+    (chat.options_mut().sampler, chat.options_mut().max_tokens) = (SamplerConfig::greedy(), Some(200));
+    let farmer: String =
+        chat.send("What does a cow say?").unwrap().map(|piece| piece.unwrap().content).collect();
+    assert!(said.starts_with(&farmer) && said[farmer.len()..].starts_with('{'), "{said}");
+    assert!(dir.path().join("cow.session").is_file());
     let example = run(package("examples/python/chat.py").arg(&path));
     let want = reply(SamplerConfig::default(), None) + "\n";
     assert_eq!(String::from_utf8(example.stdout).unwrap(), want);

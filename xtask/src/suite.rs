@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::command::{Cmd, Result, Tally};
 use crate::machine::{
     ARM_GCC, CHROMEDRIVER, CHROMIUM, CLANG, CMAKE, FIREFOX, GXX, HEADLESS_SHELL, JAVA, MAKE, Machine, Need,
-    QEMU_ARM, QEMU_X86, WASM, XZ,
+    QEMU_ARM, QEMU_X86, VALGRIND, WASM, XZ,
 };
 use crate::package::{
     BINDGEN, CLI, CORE, CUDA, FFI, FUZZ, GPU, HOST, JNI, METAL, TESTS, WASM as WASM_SHELL, XTASK,
@@ -178,8 +178,8 @@ pub(crate) const SUITES: &[Suite] = &[
     },
     Suite {
         name: "ffi",
-        about: "the C interface: every function, with sanitizers, too; examples in C, C++ and Python; CMake, pkg-config",
-        needs: &[Need::Program(&GXX), Need::Program(&CMAKE)],
+        about: "the C interface: every function, with sanitizers and Valgrind, too; examples in C, C++ and Python; CMake, pkg-config",
+        needs: &[Need::Program(&GXX), Need::Program(&CMAKE), Need::Program(&VALGRIND)],
         unfit: || (!cfg!(unix)).then(|| "requires the compilers of a Unix system".into()),
         run: |m| {
             // Without the GPU engine: drivers print messages and leak memory, which these tests refuse.
