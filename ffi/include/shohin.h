@@ -113,6 +113,8 @@ typedef struct shohin_model shohin_model;
 #define SHOHIN_KV_F16 2
 #define SHOHIN_KV_Q8 3
 #define SHOHIN_KV_Q4 4
+#define SHOHIN_KV_FP8_E4M3 5
+#define SHOHIN_KV_FP8_E5M2 6
 
 #define SHOHIN_DEVICE_BEST 0 /* a GPU if there is a suitable one, otherwise the CPU */
 #define SHOHIN_DEVICE_CPU 1
@@ -137,6 +139,11 @@ shohin_code shohin_model_load(const char *path, size_t path_len, const shohin_lo
 /* Loads a GGUF file that is in memory. The bytes are copied. */
 shohin_code shohin_model_load_memory(const uint8_t *bytes, size_t len, const shohin_load_options *options,
                                      shohin_model **model, shohin_error *error);
+
+/* As shohin_model_load_memory without a copy, for a file in read-only memory or one that the program has mapped. The bytes must
+ * stay where they are, unchanged, until the model and all its chats are freed. */
+shohin_code shohin_model_load_in_place(const uint8_t *bytes, size_t len, const shohin_load_options *options,
+                                       shohin_model **model, shohin_error *error);
 
 /* Loads the small model that is built into the library. */
 shohin_code shohin_model_load_built_in(const shohin_load_options *options, shohin_model **model,

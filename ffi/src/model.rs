@@ -131,6 +131,29 @@ pub unsafe extern "C" fn shohin_model_load_memory(
     }
 }
 
+/// Loads a GGUF file that is in memory and stays there.
+///
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shohin_model_load_in_place(
+    bytes: *const u8,
+    len: usize,
+    options: *const shohin_load_options,
+    model: *mut *mut shohin_model,
+    error: *mut shohin_error,
+) -> shohin_code {
+    // SAFETY: the caller vouches for the pointers, and that the bytes outlive the model and its chats.
+    unsafe {
+        call(error, || {
+            load(options, model, |builder| {
+                let bytes: &'static [u8] = argument::array(bytes, len, "model's bytes")?;
+                Ok(builder.load_file(&ModelFile::from_static("the model in memory", bytes))?)
+            })
+        })
+    }
+}
+
 /// Loads the model that is built into this library.
 ///
 /// # Safety

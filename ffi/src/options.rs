@@ -19,6 +19,10 @@ pub const SHOHIN_KV_F16: i32 = 2;
 pub const SHOHIN_KV_Q8: i32 = 3;
 /// `kv_format`: 4-bit integers.
 pub const SHOHIN_KV_Q4: i32 = 4;
+/// `kv_format`: 8-bit floats with 3 bits of mantissa.
+pub const SHOHIN_KV_FP8_E4M3: i32 = 5;
+/// `kv_format`: 8-bit floats with 2 bits of mantissa.
+pub const SHOHIN_KV_FP8_E5M2: i32 = 6;
 
 /// `device`: a GPU if there is a suitable one, otherwise the CPU.
 pub const SHOHIN_DEVICE_BEST: i32 = 0;
@@ -204,7 +208,9 @@ pub(crate) unsafe fn builder(options: *const shohin_load_options) -> Result<Buil
         SHOHIN_KV_F16 => builder.kv(KvFormat::F16),
         SHOHIN_KV_Q8 => builder.kv(KvFormat::Q8),
         SHOHIN_KV_Q4 => builder.kv(KvFormat::Q4),
-        found => return unknown("kv_format", found, "one of SHOHIN_KV_DEFAULT to SHOHIN_KV_Q4"),
+        SHOHIN_KV_FP8_E4M3 => builder.kv(KvFormat::Fp8E4M3),
+        SHOHIN_KV_FP8_E5M2 => builder.kv(KvFormat::Fp8E5M2),
+        found => return unknown("kv_format", found, "one of SHOHIN_KV_DEFAULT to SHOHIN_KV_FP8_E5M2"),
     };
     match options.device {
         SHOHIN_DEVICE_BEST => Ok(builder),

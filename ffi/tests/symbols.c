@@ -124,6 +124,23 @@ static void loading(const char *path) {
   CHECK(SHOHIN_TRUNCATED, shohin_model_load_memory(bytes, len / 2, NULL, &model, &error));
   CHECK(SHOHIN_MALFORMED, shohin_model_load_memory((const uint8_t *)"not a model", 11, NULL, &model, &error));
   TRUE(!model);
+  CHECK(SHOHIN_NULL, shohin_model_load_in_place(NULL, len, NULL, &model, &error));
+  CHECK(SHOHIN_NULL, shohin_model_load_in_place(bytes, len, NULL, NULL, &error));
+  CHECK(SHOHIN_TRUNCATED, shohin_model_load_in_place(bytes, 0, NULL, &model, &error));
+  CHECK(SHOHIN_TRUNCATED, shohin_model_load_in_place(bytes, len / 2, NULL, &model, &error));
+  for (i = SHOHIN_KV_F32; i <= SHOHIN_KV_FP8_E5M2; i++) {
+    shohin_chat *chat;
+    shohin_piece piece = {.size = sizeof piece};
+    CHECK(SHOHIN_OK, shohin_load_options_default(&options, sizeof options, &error));
+    options.kv_format = (int32_t)i;
+    CHECK(SHOHIN_OK, shohin_model_load_in_place(bytes, len, &options, &model, &error));
+    CHECK(SHOHIN_OK, shohin_chat_new(model, NULL, &chat, &error));
+    CHECK(SHOHIN_OK, shohin_chat_send(chat, "Hello!", 6, &error));
+    CHECK(SHOHIN_OK, shohin_chat_next(chat, &piece, &error));
+    TRUE(piece.token != SHOHIN_NO_TOKEN);
+    CHECK(SHOHIN_OK, shohin_chat_free(chat));
+    CHECK(SHOHIN_OK, shohin_model_free(model));
+  }
   free(bytes);
 }
 

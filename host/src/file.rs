@@ -35,13 +35,8 @@ struct Shard {
 
 #[derive(Debug)]
 enum Bytes {
-    #[cfg(feature = "built-in")]
-    BuiltIn,
-    Mapped {
-        path: PathBuf,
-        map: Arc<Mmap>,
-        file: Mutex<File>,
-    },
+    Static(&'static [u8]),
+    Mapped { path: PathBuf, map: Arc<Mmap>, file: Mutex<File> },
     InMemory(Arc<Mmap>),
 }
 
@@ -85,8 +80,7 @@ impl Shard {
 
     fn bytes(&self) -> &[u8] {
         match &self.bytes {
-            #[cfg(feature = "built-in")]
-            Bytes::BuiltIn => BUILT_IN,
+            Bytes::Static(bytes) => bytes,
             Bytes::Mapped { map, .. } => map,
             Bytes::InMemory(map) => map,
         }
@@ -110,8 +104,7 @@ impl Shard {
     /// The mapped bytes.
     fn mapped(&self) -> ShardBytes {
         match &self.bytes {
-            #[cfg(feature = "built-in")]
-            Bytes::BuiltIn => ShardBytes::built_in(BUILT_IN),
+            Bytes::Static(bytes) => ShardBytes::fixed(bytes),
             Bytes::Mapped { map, .. } => ShardBytes::mapped(Arc::clone(map)),
             Bytes::InMemory(map) => ShardBytes::mapped(Arc::clone(map)),
         }
@@ -129,8 +122,7 @@ impl Shard {
         };
         let end = &mut memory[room - stored..];
         match &self.bytes {
-            #[cfg(feature = "built-in")]
-            Bytes::BuiltIn => end.copy_from_slice(&BUILT_IN[..stored]),
+            Bytes::Static(bytes) => end.copy_from_slice(&bytes[..stored]),
             Bytes::Mapped { path, file, .. } => {
                 // Read, not copied from the mapping: that would load the model into memory twice.
                 let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
@@ -151,9 +143,13 @@ impl ModelFile {
     /// The model that is built into this library.
     #[cfg(feature = "built-in")]
     pub fn built_in() -> Self {
-        let name = String::from("built-in model");
-        let shards = Arc::new([Shard { name: name.clone(), bytes: Bytes::BuiltIn }]);
-        ModelFile { name, shards }
+        ModelFile::from_static("built-in model", BUILT_IN)
+    }
+
+    /// A GGUF file's bytes, which are not copied. Errors call it `name`. Contents are not checked.
+    pub fn from_static(name: impl Into<String>, bytes: &'static [u8]) -> Self {
+        let name = name.into();
+        ModelFile { name: name.clone(), shards: Arc::new([Shard { name, bytes: Bytes::Static(bytes) }]) }
     }
 
     /// A copy of a GGUF file's bytes. Errors call it `name`.
@@ -230,11 +226,10 @@ impl ModelFile {
     }
 
     /// The paths of the files, and what the system says of those that are open: others may have taken their
-    /// names since. None for the built-in model.
+    /// names since. None for bytes in memory.
     pub(crate) fn files(&self) -> impl Iterator<Item = (&Path, io::Result<Metadata>)> {
         self.shards.iter().filter_map(|shard| match &shard.bytes {
-            #[cfg(feature = "built-in")]
-            Bytes::BuiltIn => None,
+            Bytes::Static(_) => None,
             Bytes::InMemory(_) => None,
             Bytes::Mapped { path, file, .. } => {
                 Some((path.as_path(), file.lock().unwrap_or_else(PoisonError::into_inner).metadata()))

@@ -26,21 +26,16 @@ pub struct ShardBytes(Held);
 
 #[derive(Debug)]
 enum Held {
-    #[cfg(feature = "built-in")]
-    BuiltIn(&'static [u8]),
+    Static(&'static [u8]),
     Mapped(Arc<Mmap>),
-    Copy {
-        memory: MmapMut,
-        len: usize,
-    },
+    Copy { memory: MmapMut, len: usize },
     Cached(Cached),
     Owned(Vec<u8>),
 }
 
 impl ShardBytes {
-    #[cfg(feature = "built-in")]
-    pub(crate) fn built_in(bytes: &'static [u8]) -> Self {
-        ShardBytes(Held::BuiltIn(bytes))
+    pub(crate) fn fixed(bytes: &'static [u8]) -> Self {
+        ShardBytes(Held::Static(bytes))
     }
 
     pub(crate) fn mapped(map: Arc<Mmap>) -> Self {
@@ -74,8 +69,7 @@ impl ShardBytes {
 impl ModelBytes for ShardBytes {
     fn bytes(&self) -> &[u8] {
         match &self.0 {
-            #[cfg(feature = "built-in")]
-            Held::BuiltIn(bytes) => bytes,
+            Held::Static(bytes) => bytes,
             Held::Mapped(map) => map,
             Held::Copy { memory, len } => &memory[..*len],
             Held::Cached(file) => file.bytes(),
@@ -85,9 +79,7 @@ impl ModelBytes for ShardBytes {
 
     fn bytes_mut(&mut self) -> Option<&mut [u8]> {
         match &mut self.0 {
-            #[cfg(feature = "built-in")]
-            Held::BuiltIn(_) => None,
-            Held::Mapped(_) | Held::Cached(_) => None,
+            Held::Static(_) | Held::Mapped(_) | Held::Cached(_) => None,
             Held::Copy { memory, len } => Some(&mut memory[..*len]),
             Held::Owned(bytes) => Some(bytes),
         }

@@ -19,7 +19,7 @@ from pathlib import Path
 __all__ = ["Chat", "Error", "Model", "Reply", "version"]
 
 _OK, _DONE, _SHORT_BUFFER = 0, 1, 5
-_KV_FORMATS = {None: 0, "f32": 1, "f16": 2, "q8": 3, "q4": 4}
+_KV_FORMATS = {None: 0, "f32": 1, "f16": 2, "q8": 3, "q4": 4, "fp8_e4m3": 5, "fp8_e5m2": 6}
 _DEVICES = {"best": 0, "cpu": 1, "gpu": 2}
 _REASONS = {0: None, 1: "stop", 2: "length", 3: "context_full", 4: "cancelled"}
 _FORMATS = {"json_object": 1, "json_schema": 2, "regex": 3, "grammar": 4}
@@ -226,7 +226,8 @@ class Model:
 
     @classmethod
     def load(cls, path, **options):
-        """Loads a GGUF file. Options: threads, context, kv_format ("f32", "f16", "q8", "q4"), device ("cpu", "gpu")."""
+        """Loads a GGUF file. Options: threads, context, kv_format ("f32", "f16", "q8", "q4",
+        "fp8_e4m3", "fp8_e5m2"), device ("cpu", "gpu")."""
         return cls._load("model_load", *_text(path), **options)
 
     @classmethod

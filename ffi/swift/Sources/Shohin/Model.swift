@@ -11,6 +11,8 @@ public struct LoadOptions: Sendable {
         case f16 = 2
         case q8 = 3
         case q4 = 4
+        case fp8E4M3 = 5
+        case fp8E5M2 = 6
     }
 
     /// Where a model runs.

@@ -13,6 +13,8 @@ public enum class KvFormat(internal val number: Int) {
     F16(2),
     Q8(3),
     Q4(4),
+    FP8_E4M3(5),
+    FP8_E5M2(6),
 }
 
 /** Where a model runs. */
