@@ -48,6 +48,10 @@
 //! ```
 #![no_std]
 #![deny(unsafe_code)]
+#![cfg_attr(
+    not(all(feature = "integer-formats", feature = "cache-formats")),
+    allow(dead_code, reason = "the code of formats that are left out")
+)]
 
 extern crate alloc;
 

@@ -75,6 +75,8 @@ pub(crate) struct Cmd {
     dir: PathBuf,
     env: Vec<(OsString, Option<OsString>)>,
     limit: Option<Duration>,
+    /// Given to the child by [`Cmd::read`].
+    input: Option<String>,
 }
 
 impl fmt::Display for Cmd {
@@ -93,6 +95,7 @@ impl Cmd {
             dir: dir.into(),
             env: Vec::new(),
             limit: None,
+            input: None,
         }
     }
 
@@ -129,6 +132,12 @@ impl Cmd {
 
     pub(crate) fn env_remove(mut self, name: &str) -> Cmd {
         self.env.push((name.into(), None));
+        self
+    }
+
+    /// Gives the child this text to read; for [`Cmd::read`].
+    pub(crate) fn input(mut self, text: &str) -> Cmd {
+        self.input = Some(text.into());
         self
     }
 
@@ -186,7 +195,15 @@ impl Cmd {
 
     /// Runs silently and returns stdout; an error includes a line of stderr.
     pub(crate) fn read(&self) -> Result<String> {
-        let mut child = self.start(self.command().stdout(Stdio::piped()).stderr(Stdio::piped()))?;
+        let mut command = self.command();
+        if self.input.is_some() {
+            command.stdin(Stdio::piped());
+        }
+        let mut child = self.start(command.stdout(Stdio::piped()).stderr(Stdio::piped()))?;
+        if let (Some(mut pipe), Some(text)) = (child.stdin.take(), self.input.clone()) {
+            // A child that ends early does not read all of it.
+            std::thread::spawn(move || pipe.write_all(text.as_bytes()));
+        }
         let stderr = child.stderr.take().map(|mut pipe| {
             std::thread::spawn(move || {
                 let mut text = Vec::new();

@@ -25,9 +25,9 @@ const MEASURED: &str = "instructions::measured";
 
 /// Instructions per token by name, and the compiler version.
 #[derive(Debug, PartialEq)]
-struct Counts {
-    compiler: String,
-    rows: Vec<(String, f64)>,
+pub(crate) struct Counts {
+    pub(crate) compiler: String,
+    pub(crate) rows: Vec<(String, f64)>,
 }
 
 /// The reason why this machine cannot count, if any.
@@ -49,7 +49,7 @@ pub(crate) fn run(machine: &mut Machine, update: bool) -> Result<Tally> {
     let file = machine.root.join("xtask/instructions.txt");
     let kept = fs::read_to_string(&file);
     if update {
-        fs::write(&file, counted.to_text()).map_err(|e| format!("{}: {e}", file.display()))?;
+        fs::write(&file, counted.to_text(HEAD)).map_err(|e| format!("{}: {e}", file.display()))?;
     }
     let kept = match kept {
         Ok(kept) => Counts::read(&kept)?,
@@ -103,7 +103,7 @@ fn count(machine: &Machine) -> Result<Counts> {
 }
 
 /// `rustc 1.95.0`
-fn compiler(machine: &Machine) -> Result<String> {
+pub(crate) fn compiler(machine: &Machine) -> Result<String> {
     let said = machine.cmd("rustc").arg("--version").read()?;
     Ok(said.split_whitespace().take(2).collect::<Vec<_>>().join(" "))
 }
@@ -117,17 +117,17 @@ fn total(file: &PathBuf) -> Result<u64> {
 }
 
 impl Counts {
-    fn to_text(&self) -> String {
-        let mut text = format!("{HEAD}{}\n", self.compiler);
+    pub(crate) fn to_text(&self, head: &str) -> String {
+        let mut text = format!("{head}{}\n", self.compiler);
         for (name, count) in &self.rows {
             let _ = writeln!(text, "{name} {count}");
         }
         text
     }
 
-    fn read(text: &str) -> Result<Counts> {
+    pub(crate) fn read(text: &str) -> Result<Counts> {
         let mut lines = text.lines().filter(|line| !line.starts_with('#') && !line.trim().is_empty());
-        let compiler = lines.next().ok_or("xtask/instructions.txt is empty")?.to_owned();
+        let compiler = lines.next().ok_or("a file of recorded counts is empty")?.to_owned();
         let rows = lines.map(|line| {
             let (name, count) = line.rsplit_once(' ')?;
             Some((name.to_owned(), count.parse().ok().filter(|n| *n > 0.0)?))
@@ -135,7 +135,7 @@ impl Counts {
         let rows: Option<Vec<(String, f64)>> = rows.collect();
         Ok(Counts {
             compiler,
-            rows: rows.ok_or("xtask/instructions.txt: expected a name and a number on every line")?,
+            rows: rows.ok_or("recorded counts: expected a name and a number on every line")?,
         })
     }
 
@@ -144,13 +144,13 @@ impl Counts {
     }
 }
 
-struct Verdict {
+pub(crate) struct Verdict {
     /// A table, with a word for each change beyond the limit.
-    text: String,
-    failed: usize,
+    pub(crate) text: String,
+    pub(crate) failed: usize,
 }
 
-fn compare(kept: &Counts, counted: &Counts) -> Verdict {
+pub(crate) fn compare(kept: &Counts, counted: &Counts) -> Verdict {
     let same = kept.compiler == counted.compiler;
     let most = if same { RISE } else { RISE_OTHER_COMPILER };
     let mut verdict = Verdict { text: String::new(), failed: 0 };
@@ -162,11 +162,11 @@ fn compare(kept: &Counts, counted: &Counts) -> Verdict {
             "recorded with {theirs}, counted with {ours}: an increase of up to {most} % passes"
         );
     }
-    let _ = writeln!(text, "{:<24}{:>13}{:>13}", "instructions/token", "recorded", "now");
+    let _ = writeln!(text, "{:<32}{:>13}{:>13}", "", "recorded", "now");
     for (name, now) in &counted.rows {
         let Some(before) = kept.get(name) else {
             verdict.failed += 1;
-            let _ = writeln!(text, "{name:<24}{:>13}{now:>13}  NEW", "-");
+            let _ = writeln!(text, "{name:<32}{:>13}{now:>13}  NEW", "-");
             continue;
         };
         let change = 100.0 * (now / before - 1.0);
@@ -176,11 +176,11 @@ fn compare(kept: &Counts, counted: &Counts) -> Verdict {
             _ => "",
         };
         verdict.failed += usize::from(change > most);
-        let _ = writeln!(text, "{name:<24}{before:>13}{now:>13}{change:>+8.1} %{word}");
+        let _ = writeln!(text, "{name:<32}{before:>13}{now:>13}{change:>+8.1} %{word}");
     }
     for (name, before) in kept.rows.iter().filter(|(name, _)| counted.get(name).is_none()) {
         verdict.failed += 1;
-        let _ = writeln!(text, "{name:<24}{before:>13}{:>13}  GONE", "-");
+        let _ = writeln!(text, "{name:<32}{before:>13}{:>13}  GONE", "-");
     }
     verdict
 }
@@ -221,7 +221,7 @@ mod tests {
     #[test]
     fn the_file_is_read_as_written() {
         let all = counts("rustc 1.95.0", &[("q1_0 prefill", 123_456.0), ("sprout decode", 7.0)]);
-        assert_eq!(Counts::read(&all.to_text()), Ok(all));
+        assert_eq!(Counts::read(&all.to_text(HEAD)), Ok(all));
         assert!(Counts::read("# nothing\n").is_err());
         assert!(Counts::read("rustc 1\nq1_0 decode many\n").is_err());
     }

@@ -106,6 +106,20 @@ pub(crate) static QEMU_X86: Program = Program {
     elsewhere: "install QEMU's user-mode emulators",
 };
 
+pub(crate) static QEMU_SYSTEM_ARM: Program = Program {
+    names: &["qemu-system-arm"],
+    variable: "QEMU_SYSTEM_ARM",
+    debian: &["qemu-system-arm"],
+    elsewhere: "install QEMU's emulator of Arm boards",
+};
+
+pub(crate) static QEMU_SYSTEM_RISCV: Program = Program {
+    names: &["qemu-system-riscv32"],
+    variable: "QEMU_SYSTEM_RISCV32",
+    debian: &["qemu-system-misc"],
+    elsewhere: "install QEMU's emulator of RISC-V boards",
+};
+
 pub(crate) static VALGRIND: Program = Program {
     names: &["valgrind"],
     variable: "VALGRIND",

@@ -8,6 +8,7 @@ mod cpu_time;
 mod demo;
 mod ffi;
 mod fuzz;
+mod firmware;
 mod install;
 mod instructions;
 mod machine;
@@ -48,6 +49,10 @@ Commands:
       --rounds N    repeat every measurement N times
   instructions  count instructions per token and compare them with xtask/instructions.txt (suite `instructions`)
       --update      write the counts to that file
+  firmware      run the chats of examples/firmware on emulated boards (suite `firmware`)
+      --update      write sizes and instructions per token to examples/firmware/bounds.txt
+  sizes         build the smallest chat for a Cortex-M7 and compare its flash with xtask/sizes.txt (suite `sizes`)
+      --update      write the size to that file
   ffi           build the C library and install it with its header, pkg-config and CMake files (ffi/README.md)
       --prefix DIR  install to DIR/include and DIR/lib, such as /usr/local
       --debug       with line numbers, and little optimized
@@ -156,6 +161,26 @@ fn command(args: &[String]) -> Result<bool> {
                 }
             }
             instructions::run(&mut Machine::new()?, update).map(|_| true)
+        }
+        "firmware" => {
+            let mut update = false;
+            for arg in args {
+                match arg {
+                    "--update" => update = true,
+                    _ => return unknown(arg),
+                }
+            }
+            firmware::run(&mut Machine::new()?, update).map(|_| true)
+        }
+        "sizes" => {
+            let mut update = false;
+            for arg in args {
+                match arg {
+                    "--update" => update = true,
+                    _ => return unknown(arg),
+                }
+            }
+            firmware::sizes(&mut Machine::new()?, update).map(|_| true)
         }
         "ffi" => {
             let (mut prefix, mut profile) = (None, "release");

@@ -14,10 +14,11 @@ use crate::package::{
     BINDGEN, CLI, CORE, CUDA, FFI, FUZZ, GPU, HOST, JNI, METAL, TESTS, WASM as WASM_SHELL, XTASK,
 };
 use crate::web;
-use crate::{cpu_time, demo, ffi, instructions, source};
+use crate::{cpu_time, demo, ffi, firmware, instructions, source};
 
 /// The targets for which `no-std` builds core.
-const BARE_TARGETS: [&str; 2] = ["thumbv7em-none-eabihf", "riscv32imac-unknown-none-elf"];
+const BARE_TARGETS: [&str; 3] =
+    ["thumbv7em-none-eabihf", "thumbv6m-none-eabi", "riscv32imac-unknown-none-elf"];
 const ARM_LINUX: &str = "aarch64-unknown-linux-gnu";
 const APPLE: &str = "aarch64-apple-darwin";
 const ANDROID: &str = "aarch64-linux-android";
@@ -219,8 +220,8 @@ pub(crate) const SUITES: &[Suite] = &[
     },
     Suite {
         name: "no-std",
-        about: "core compiles for Cortex-M4F and RV32; other suites build it for wasm32 and aarch64",
-        needs: &[Need::Target(BARE_TARGETS[0]), Need::Target(BARE_TARGETS[1])],
+        about: "core compiles for Cortex-M4F, Cortex-M0 and RV32; other suites build it for wasm32 and aarch64",
+        needs: &[Need::Target(BARE_TARGETS[0]), Need::Target(BARE_TARGETS[1]), Need::Target(BARE_TARGETS[2])],
         unfit: ANYWHERE,
         run: |m| {
             // One command per toolchain keeps all cores busy.
@@ -234,6 +235,22 @@ pub(crate) const SUITES: &[Suite] = &[
             Ok(Tally::default())
         },
         counts: false,
+    },
+    Suite {
+        name: "firmware",
+        about: "chats on emulated Cortex-M and RISC-V boards: replies, memory, flash, instructions per token",
+        needs: firmware::NEEDS,
+        unfit: ANYWHERE,
+        run: |m| firmware::run(m, false),
+        counts: true,
+    },
+    Suite {
+        name: "sizes",
+        about: "flash of the smallest chat for a Cortex-M7, compared with xtask/sizes.txt",
+        needs: firmware::SIZES_NEEDS,
+        unfit: ANYWHERE,
+        run: |m| firmware::sizes(m, false),
+        counts: true,
     },
     Suite {
         name: "neon",

@@ -14,6 +14,11 @@ pub(crate) enum Kind {
     /// Table lookup in memory.
     #[cfg(any(target_arch = "arm", target_arch = "riscv32"))]
     Tables,
+    /// The DSP extension of Cortex-M.
+    #[cfg(all(target_arch = "arm", feature = "dsp"))]
+    Dsp,
+    #[cfg(all(target_arch = "arm", feature = "helium"))]
+    Helium,
     #[cfg(target_arch = "x86_64")]
     Avx2,
     #[cfg(target_arch = "x86_64")]
@@ -38,6 +43,10 @@ impl Kind {
         Kind::Scalar,
         #[cfg(any(target_arch = "arm", target_arch = "riscv32"))]
         Kind::Tables,
+        #[cfg(all(target_arch = "arm", feature = "dsp"))]
+        Kind::Dsp,
+        #[cfg(all(target_arch = "arm", feature = "helium"))]
+        Kind::Helium,
         #[cfg(target_arch = "x86_64")]
         Kind::Avx2,
         #[cfg(target_arch = "x86_64")]
@@ -59,6 +68,11 @@ impl Kind {
             Kind::Scalar => true,
             #[cfg(any(target_arch = "arm", target_arch = "riscv32"))]
             Kind::Tables => true,
+            // The kernels would not have assembled for a processor without it.
+            #[cfg(all(target_arch = "arm", feature = "dsp"))]
+            Kind::Dsp => true,
+            #[cfg(all(target_arch = "arm", feature = "helium"))]
+            Kind::Helium => true,
             #[cfg(target_arch = "x86_64")]
             Kind::Avx2 => x86::features().0,
             #[cfg(target_arch = "x86_64")]
@@ -100,7 +114,7 @@ impl Isa {
         Isa::available().find(|isa| isa.name() == name).ok_or(Error::Unsupported {
             key: crate::Name::new("instruction set"),
             found: crate::Name::new(name),
-            expected: "scalar, tables, avx2, avx512vnni, avx512amx, neon, neondot, simd128, relaxed or relaxeddot, as far as the machine has it",
+            expected: "scalar, tables, dsp, helium, avx2, avx512vnni, avx512amx, neon, neondot, simd128, relaxed or relaxeddot, as far as the machine has it",
         })
     }
 
@@ -110,6 +124,10 @@ impl Isa {
             Kind::Scalar => "scalar",
             #[cfg(any(target_arch = "arm", target_arch = "riscv32"))]
             Kind::Tables => "tables",
+            #[cfg(all(target_arch = "arm", feature = "dsp"))]
+            Kind::Dsp => "dsp",
+            #[cfg(all(target_arch = "arm", feature = "helium"))]
+            Kind::Helium => "helium",
             #[cfg(target_arch = "x86_64")]
             Kind::Avx2 => "avx2",
             #[cfg(target_arch = "x86_64")]

@@ -44,6 +44,10 @@ impl Layout {
             Kind::Scalar => Layout::RowMajor,
             #[cfg(any(target_arch = "arm", target_arch = "riscv32"))]
             Kind::Tables => Layout::RowMajor,
+            #[cfg(all(target_arch = "arm", feature = "dsp"))]
+            Kind::Dsp => Layout::RowMajor,
+            #[cfg(all(target_arch = "arm", feature = "helium"))]
+            Kind::Helium => Layout::RowMajor,
             // Half as many bits need half as many lookups, but as many products.
             #[cfg(target_arch = "x86_64")]
             Kind::Avx2 | Kind::Avx512Vnni | Kind::Avx512Amx if matches!(format, Format::Q1_0) => {

@@ -286,6 +286,10 @@ fn span<C: FlashCodec>(
             Kind::Scalar => run::<simd::Scalar, C, 0, 1, 2, 1>(&job, softmax),
             #[cfg(any(target_arch = "arm", target_arch = "riscv32"))]
             Kind::Tables => run::<simd::Scalar, C, 0, 1, 2, 1>(&job, softmax),
+            #[cfg(all(target_arch = "arm", feature = "dsp"))]
+            Kind::Dsp => run::<simd::Scalar, C, 0, 1, 2, 1>(&job, softmax),
+            #[cfg(all(target_arch = "arm", feature = "helium"))]
+            Kind::Helium => run::<simd::Scalar, C, 0, 1, 2, 1>(&job, softmax),
             #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
             Kind::Simd128 => simd128(&job, softmax),
             #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]

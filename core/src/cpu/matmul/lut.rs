@@ -60,6 +60,10 @@ const fn lut_tokens(isa: Isa, tokens: usize) -> usize {
         Kind::Scalar => 0,
         #[cfg(any(target_arch = "arm", target_arch = "riscv32"))]
         Kind::Tables => 0,
+        #[cfg(all(target_arch = "arm", feature = "dsp"))]
+        Kind::Dsp => 0,
+        #[cfg(all(target_arch = "arm", feature = "helium"))]
+        Kind::Helium => 0,
         #[cfg(target_arch = "x86_64")]
         Kind::Avx2 | Kind::Avx512Vnni => tokens,
         // AMX multiplies, whatever the format.
@@ -86,6 +90,10 @@ const fn lanes(isa: Isa) -> Lanes {
         Kind::Scalar => Lanes::NONE,
         #[cfg(any(target_arch = "arm", target_arch = "riscv32"))]
         Kind::Tables => Lanes::NONE,
+        #[cfg(all(target_arch = "arm", feature = "dsp"))]
+        Kind::Dsp => Lanes::NONE,
+        #[cfg(all(target_arch = "arm", feature = "helium"))]
+        Kind::Helium => Lanes::NONE,
         #[cfg(target_arch = "x86_64")]
         Kind::Avx2 => super::avx2_panel::LANES,
         #[cfg(target_arch = "x86_64")]
@@ -111,6 +119,10 @@ const fn in_lanes(isa: Isa, layout: Layout, format: Format) -> bool {
         (Layout::Panels32, Kind::Scalar) => false,
         #[cfg(any(target_arch = "arm", target_arch = "riscv32"))]
         (Layout::Panels32, Kind::Tables) => false,
+        #[cfg(all(target_arch = "arm", feature = "dsp"))]
+        (Layout::Panels32, Kind::Dsp) => false,
+        #[cfg(all(target_arch = "arm", feature = "helium"))]
+        (Layout::Panels32, Kind::Helium) => false,
         #[cfg(target_arch = "x86_64")]
         (Layout::Panels32, Kind::Avx2 | Kind::Avx512Vnni | Kind::Avx512Amx) => false,
         #[cfg(target_arch = "aarch64")]
@@ -128,7 +140,7 @@ const fn in_lanes(isa: Isa, layout: Layout, format: Format) -> bool {
 /// Rows that should share the tables of several tokens in a product with `w`; 0 if there are no such tables.
 pub(super) const fn rows_per_table(isa: Isa, w: &PackedMatrix<'_>, tokens: usize) -> usize {
     #[cfg(any(target_arch = "arm", target_arch = "riscv32"))]
-    if matches!(isa.kind(), Kind::Tables) && super::byte_tables::has(w.format()) {
+    if !matches!(isa.kind(), Kind::Scalar) && super::byte_tables::has(w.format()) {
         return usize::MAX;
     }
     if in_lanes(isa, w.layout(), w.format()) && lanes(isa).tokens(tokens) > 0 { lanes(isa).rows } else { 0 }
@@ -178,6 +190,10 @@ fn builder(kind: Kind) -> Option<Builder> {
         Kind::Scalar => None,
         #[cfg(any(target_arch = "arm", target_arch = "riscv32"))]
         Kind::Tables => None,
+        #[cfg(all(target_arch = "arm", feature = "dsp"))]
+        Kind::Dsp => None,
+        #[cfg(all(target_arch = "arm", feature = "helium"))]
+        Kind::Helium => None,
         #[cfg(target_arch = "x86_64")]
         Kind::Avx2 | Kind::Avx512Vnni | Kind::Avx512Amx => Some(super::avx2_panel::build_lut),
         #[cfg(target_arch = "aarch64")]

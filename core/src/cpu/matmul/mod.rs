@@ -11,6 +11,7 @@
 //! | run kernel | row-major, at most 32 weights per scale | AVX2, AVX-512, NEON, simd128 |
 //! | panel kernel | 32-bit panels of 16 rows | AVX2, AVX-512, AMX, NEON, relaxed SIMD |
 //! | LUT kernel, one token at a time | 8-bit panels of 16 rows | AVX2, AVX-512, simd128 |
+//! | pair kernel | row-major, 1-bit and ternary | Cortex-M with DSP, Helium |
 //! | byte-table kernel | row-major, 1-bit and ternary | 32-bit processors without vectors |
 //! | LUT kernel, tokens in lanes | panels of 16 rows | AVX2, AVX-512, NEON, simd128, relaxed SIMD |
 
@@ -31,6 +32,10 @@ mod avx512_panel;
 mod avx512_runs;
 #[cfg(any(target_arch = "arm", target_arch = "riscv32", test))]
 mod byte_tables;
+#[cfg(all(target_arch = "arm", feature = "dsp"))]
+mod dsp;
+#[cfg(all(target_arch = "arm", feature = "helium"))]
+mod helium;
 mod lut;
 #[cfg(target_arch = "x86_64")]
 mod lut_kernel;
@@ -40,6 +45,8 @@ mod neon;
 mod neon_panel;
 #[cfg(target_arch = "aarch64")]
 mod neon_runs;
+#[cfg(all(target_arch = "arm", any(feature = "dsp", feature = "helium")))]
+mod pair_kernel;
 #[allow(dead_code, reason = "not every target has an instruction set that uses it")]
 mod panel_kernel;
 #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
@@ -129,6 +136,10 @@ fn table(kind: Kind) -> Table {
         }
         #[cfg(any(target_arch = "arm", target_arch = "riscv32"))]
         Kind::Tables => Table { float: |_| None, integer: byte_tables::integer, repacked: |_, _| None },
+        #[cfg(all(target_arch = "arm", feature = "dsp"))]
+        Kind::Dsp => Table { float: |_| None, integer: dsp::integer, repacked: |_, _| None },
+        #[cfg(all(target_arch = "arm", feature = "helium"))]
+        Kind::Helium => Table { float: |_| None, integer: helium::integer, repacked: |_, _| None },
         Kind::Scalar => Table { float: |_| None, integer: |_| None, repacked: |_, _| None },
     }
 }

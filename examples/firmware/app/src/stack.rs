@@ -7,8 +7,7 @@ const PATTERN: u32 = 0x5ac3_5ac3;
 
 unsafe extern "C" {
     /// The end of the static variables: the stack grows down to here.
-    #[cfg_attr(target_arch = "arm", link_name = "__sheap")]
-    #[cfg_attr(target_arch = "riscv32", link_name = "_sheap")]
+    #[link_name = "__sheap"]
     static END: u32;
     /// The stack's first word is below.
     static _stack_start: u32;

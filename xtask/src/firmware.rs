@@ -1,0 +1,186 @@
+//! `cargo xtask firmware`: the chats of `examples/firmware` on emulated boards. Replies and logits must be those of the
+//! desktop; memory, flash and instructions per token must not exceed what `examples/firmware/bounds.txt` records.
+
+use std::fs;
+use std::path::Path;
+
+use crate::command::{Result, Tally};
+use crate::instructions::{Counts, compare, compiler};
+use crate::machine::{Machine, Need, QEMU_SYSTEM_ARM, QEMU_SYSTEM_RISCV};
+
+const CORTEX_M7: &str = "thumbv7em-none-eabihf";
+const ARMV8_M: &str = "thumbv8m.main-none-eabihf";
+const RISCV: &str = "riscv32imac-unknown-none-elf";
+
+pub(crate) const NEEDS: &[Need] = &[
+    Need::Target(CORTEX_M7),
+    Need::Target(ARMV8_M),
+    Need::Target(RISCV),
+    Need::Program(&QEMU_SYSTEM_ARM),
+    Need::Program(&QEMU_SYSTEM_RISCV),
+];
+
+pub(crate) const SIZES_NEEDS: &[Need] = &[Need::Target(CORTEX_M7)];
+
+/// The boards: folders of `examples/firmware`, and their targets.
+const BOARDS: [(&str, &str); 4] =
+    [("mps2-an500", CORTEX_M7), ("mps2-an505", ARMV8_M), ("mps3-an547", ARMV8_M), ("riscv-virt", RISCV)];
+
+/// The models: files in `models` and in `examples/firmware/replies`.
+const MODELS: [&str; 2] = ["sprout", "sprout-q1"];
+
+const HEAD: &str = "\
+# Limits of the chats in examples/firmware, written by `cargo xtask firmware --update`: bytes of flash without the model, of
+# the heap that the set-up uses, of scratch memory, of the session's cache and of the stack; instructions per prompt token
+# and per reply token.
+";
+
+const SIZES_HEAD: &str = "\
+# Flash of the chat in examples/firmware/mps2-an500 without the model, built for size (profile `small`), in bytes. Written
+# by `cargo xtask sizes --update`.
+";
+
+/// The name of the value that is compared with the desktop's.
+const LOGITS: &str = "logits";
+
+/// Builds and runs every board, then compares with the recorded values or replaces them.
+pub(crate) fn run(m: &mut Machine, update: bool) -> Result<Tally> {
+    m.prepare(NEEDS);
+    let examples = m.root.join("examples/firmware");
+    let target_dir = m.target.join("firmware");
+    let mut rows = Vec::new();
+    for (board, target) in BOARDS {
+        let dir = examples.join(board);
+        let cargo = m.cargo_for(target).dir(&dir).env("CARGO_TARGET_DIR", &target_dir);
+        cargo.args("build --release --locked").run()?;
+        let program = target_dir.join(target).join("release").join(board);
+        rows.push((format!("{board} flash"), loaded_bytes(&program)? as f64));
+        for model in MODELS {
+            let file = examples.join("replies").join(model).with_extension("txt");
+            let dialogue = read(&file)?;
+            let emulator = emulator(&dir, model)?;
+            let (name, args) = emulator.split_once(' ').unwrap_or((&emulator, ""));
+            let run = m.cmd(name).dir(&dir).args(args).arg(&program).limit(300);
+            let said = run.input(&input(&dialogue)).read()?;
+            rows.extend(
+                check(&dialogue, &said)
+                    .map_err(|why| format!("{board}, {model}: {why}"))?
+                    .into_iter()
+                    .map(|(what, value)| (format!("{board} {model} {what}"), value)),
+            );
+            println!("{board} {model}: the desktop's replies");
+        }
+    }
+    let counted = Counts { compiler: compiler(m)?, rows };
+    let file = examples.join("bounds.txt");
+    if update {
+        fs::write(&file, counted.to_text(HEAD)).map_err(|e| format!("{}: {e}", file.display()))?;
+        println!("Recorded in examples/firmware/bounds.txt.");
+    }
+    within(&file, &counted, "firmware")
+}
+
+/// `cargo xtask sizes`: the flash of a chat on a Cortex-M7, as small as it gets, compared with `xtask/sizes.txt`.
+pub(crate) fn sizes(m: &mut Machine, update: bool) -> Result<Tally> {
+    m.prepare(SIZES_NEEDS);
+    let (board, target) = BOARDS[0];
+    let target_dir = m.target.join("firmware");
+    let cargo = m.cargo_for(target).dir(m.root.join("examples/firmware").join(board));
+    cargo.env("CARGO_TARGET_DIR", &target_dir).args("build --profile small --locked").run()?;
+    let program = target_dir.join(target).join("small").join(board);
+    let rows = vec![(format!("{board} flash"), loaded_bytes(&program)? as f64)];
+    let counted = Counts { compiler: compiler(m)?, rows };
+    let file = m.root.join("xtask/sizes.txt");
+    if update {
+        fs::write(&file, counted.to_text(SIZES_HEAD)).map_err(|e| format!("{}: {e}", file.display()))?;
+        println!("Recorded in xtask/sizes.txt.");
+    }
+    within(&file, &counted, "sizes")
+}
+
+/// Compares with recorded limits.
+fn within(file: &Path, counted: &Counts, command: &str) -> Result<Tally> {
+    let verdict = compare(&Counts::read(&read(file)?)?, counted);
+    print!("{}", verdict.text);
+    let passed = counted.rows.len();
+    if verdict.failed > 0 {
+        println!(
+            "If this is intended, run `cargo xtask {command} --update` and explain it in the commit message."
+        );
+        return Err(format!("{} of {passed} values are over their limits", verdict.failed));
+    }
+    Ok(Tally { passed, ..Tally::default() })
+}
+
+fn read(file: &Path) -> Result<String> {
+    fs::read_to_string(file).map_err(|e| format!("{}: {e}", file.display()))
+}
+
+/// The command that a board's `.cargo/config.toml` runs programs with, for another model.
+fn emulator(dir: &Path, model: &str) -> Result<String> {
+    let config = read(&dir.join(".cargo/config.toml"))?;
+    let runner = config.split("runner = \"\"\"").nth(1).and_then(|rest| rest.split("\"\"\"").next());
+    let runner = runner.ok_or_else(|| format!("no runner in {}/.cargo/config.toml", dir.display()))?;
+    Ok(runner.replace("\\\n", "").replace("models/sprout.gguf", &format!("models/{model}.gguf")))
+}
+
+/// The lines to type: those of a dialogue that begin with `> `.
+fn input(dialogue: &str) -> String {
+    dialogue.lines().filter_map(|line| line.strip_prefix("> ")).flat_map(|line| [line, "\n"]).collect()
+}
+
+/// Compares what a board printed with a dialogue. Returns the values it reported.
+fn check(dialogue: &str, said: &str) -> Result<Vec<(String, f64)>> {
+    let (expected, found) = (replies(dialogue), replies(said));
+    if expected != found {
+        return Err(format!("replied\n{found}\nand the desktop\n{expected}"));
+    }
+    let reported = said.lines().filter_map(|line| line.strip_prefix("# ")?.split_once(' '));
+    let numbers = reported.filter_map(|(what, value)| Some((what.to_owned(), value.parse().ok()?)));
+    Ok(numbers.filter(|(what, _)| what != LOGITS).collect())
+}
+
+/// The replies, and the checksum of the logits.
+fn replies(text: &str) -> String {
+    let kept = |line: &&str| !line.starts_with("> ") && (!line.starts_with("# ") || line.contains(LOGITS));
+    text.lines().filter(kept).collect::<Vec<_>>().join("\n")
+}
+
+/// Bytes that a 32-bit ELF file loads: what a chip's flash must hold.
+fn loaded_bytes(file: &Path) -> Result<u32> {
+    let wrong = || format!("{} is not a 32-bit little-endian ELF file", file.display());
+    let elf = fs::read(file).map_err(|e| format!("{}: {e}", file.display()))?;
+    if elf.get(..6) != Some(b"\x7fELF\x01\x01") {
+        return Err(wrong());
+    }
+    let word = |at: usize| Some(u32::from_le_bytes(*elf.get(at..)?.first_chunk()?));
+    let half = |at: usize| Some(u16::from_le_bytes(*elf.get(at..)?.first_chunk()?));
+    let (table, size, count) = (word(28), half(42), half(44));
+    let (table, size, count) = table.zip(size).zip(count).map(|((t, s), c)| (t, s, c)).ok_or_else(wrong)?;
+    let mut sum = 0;
+    for i in 0..count {
+        let header = table as usize + usize::from(size) * usize::from(i);
+        const LOAD: u32 = 1;
+        if word(header).ok_or_else(wrong)? == LOAD {
+            sum += word(header + 16).ok_or_else(wrong)?;
+        }
+    }
+    Ok(sum)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DIALOGUE: &str = "> Hello!\nHi!\n# logits 00ff\n";
+
+    #[test]
+    fn other_replies_and_other_logits_fail() {
+        assert_eq!(input(DIALOGUE), "Hello!\n");
+        let said = "Hi!\n# isa tables\n# logits 00ff\n# reply 12\n";
+        assert_eq!(check(DIALOGUE, said), Ok(vec![("reply".to_owned(), 12.0)]));
+        assert!(check(DIALOGUE, &said.replace("Hi", "Ho")).is_err());
+        assert!(check(DIALOGUE, &said.replace("00ff", "00fe")).is_err());
+        assert!(check(DIALOGUE, "").is_err());
+    }
+}
