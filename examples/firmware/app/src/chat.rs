@@ -29,6 +29,9 @@ const REPLY: usize = 64;
 const SCRATCH: usize = 96 << 10;
 const SESSION: usize = 448 << 10;
 
+/// The kernels, if the build asks for others than the processor's fastest: `SHOHIN_ISA=scalar cargo run --release`.
+const ISA: Option<&str> = option_env!("SHOHIN_ISA");
+
 static SCRATCH_MEMORY: ConstStaticCell<[u8; SCRATCH]> = ConstStaticCell::new([0; SCRATCH]);
 static SESSION_MEMORY: ConstStaticCell<[u8; SESSION]> = ConstStaticCell::new([0; SESSION]);
 
@@ -100,7 +103,7 @@ fn chat(clock: &mut dyn Clock) -> Result<(), Error> {
     let template = Template::from_metadata(gguf.metadata(), &tokenizer)?;
     let weights = Arc::new(CpuWeights::new(BonsaiModel::from_gguf(&gguf)?)?);
 
-    let isa = Isa::detect();
+    let isa = ISA.map_or(Ok(Isa::detect()), Isa::named)?;
     let options = CpuOptions { context: CONTEXT, batch: BATCH, isa, ..CpuOptions::default() };
     let session = SessionOptions { context: CONTEXT, kv: KvFormat::Q8, ..SessionOptions::default() };
     let plan = weights.memory_plan(&options, &session)?;
