@@ -48,20 +48,30 @@ pub(crate) fn run(m: &mut Machine, update: bool) -> Result<Tally> {
     m.prepare(NEEDS);
     let examples = m.root.join("examples/firmware");
     let target_dir = m.target.join("firmware");
-    let mut rows = Vec::new();
+    let (mut rows, mut products) = (Vec::new(), 0);
     for (board, target) in BOARDS {
         let dir = examples.join(board);
         let cargo = m.cargo_for(target).dir(&dir).env("CARGO_TARGET_DIR", &target_dir);
         cargo.args("build --release --locked").run()?;
         let program = target_dir.join(target).join("release").join(board);
         rows.push((format!("{board} flash"), loaded_bytes(&program)? as f64));
+        let run = |program: &Path, model: &str, input: &str| {
+            let emulator = emulator(&dir, model)?;
+            let (name, args) = emulator.split_once(' ').unwrap_or((&emulator, ""));
+            m.cmd(name).dir(&dir).args(args).arg(program).limit(300).input(input).read()
+        };
+        let parity = run(&program.with_file_name(format!("{board}-parity")), MODELS[0], "")?;
+        print!("{parity}");
+        let equal = parity.lines().filter(|line| line.ends_with(" equal")).count();
+        // The reference and at least one instruction set, for each format.
+        if equal < 8 || parity.contains("DIFFERENT") {
+            return Err(format!("{board}: {equal} products equal the reference's"));
+        }
+        products += equal;
         for model in MODELS {
             let file = examples.join("replies").join(model).with_extension("txt");
             let dialogue = read(&file)?;
-            let emulator = emulator(&dir, model)?;
-            let (name, args) = emulator.split_once(' ').unwrap_or((&emulator, ""));
-            let run = m.cmd(name).dir(&dir).args(args).arg(&program).limit(300);
-            let said = run.input(&input(&dialogue)).read()?;
+            let said = run(&program, model, &input(&dialogue))?;
             rows.extend(
                 check(&dialogue, &said)
                     .map_err(|why| format!("{board}, {model}: {why}"))?
@@ -77,7 +87,9 @@ pub(crate) fn run(m: &mut Machine, update: bool) -> Result<Tally> {
         fs::write(&file, counted.to_text(HEAD)).map_err(|e| format!("{}: {e}", file.display()))?;
         println!("Recorded in examples/firmware/bounds.txt.");
     }
-    within(&file, &counted, "firmware")
+    let mut tally = within(&file, &counted, "firmware")?;
+    tally.passed += products;
+    Ok(tally)
 }
 
 /// `cargo xtask sizes`: the flash of a chat on a Cortex-M7, as small as it gets, compared with `xtask/sizes.txt`.

@@ -1,8 +1,8 @@
 //! The application: a conversation over standard input and output.
 
-use shohin_core::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::ControlFlow;
+use shohin_core::sync::Arc;
 
 use semihosting::io::{self, Read};
 use semihosting::{eprintln, print, println, process};

@@ -11,9 +11,11 @@ mod chat;
 pub mod clock;
 mod heap;
 mod model;
+mod parity;
 mod stack;
 
 pub use chat::run;
+pub use parity::parity;
 
 #[panic_handler]
 fn panic(info: &core::panic::PanicInfo<'_>) -> ! {
