@@ -73,7 +73,12 @@ impl FromRequest<Arc<App>> for Body {
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Infallible> {
         let time = BODY_TIME.min(app.time);
-        let late = || Failure::Body(StatusCode::REQUEST_TIMEOUT, format!("the body took more than {} s", time.as_secs()));
+        let late = || {
+            Failure::Body(
+                StatusCode::REQUEST_TIMEOUT,
+                format!("the body took more than {} s", time.as_secs()),
+            )
+        };
         let read = tokio::time::timeout(time, Bytes::from_request(request, app)).await;
         Ok(Body(match read {
             Ok(body) => body.map_err(|error| Failure::Body(error.status(), error.body_text())),

@@ -46,7 +46,7 @@ struct Count {
 
 /// The targets, in the order in which they are defined: fastest first.
 fn targets(root: &Path) -> Result<Vec<String>> {
-    let path = root.join("tests/fuzz/src/target/mod.rs");
+    let path = root.join("tests/fuzz/src/targets/mod.rs");
     let text = fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;
     let table = text.rsplit_once("targets! {").map_or("", |(_, table)| table);
     let names = table.lines().filter_map(|line| {

@@ -22,6 +22,9 @@ pub(crate) fn miri(machine: &Machine, seeds: &str) -> Result<()> {
         tests.arg("--target-dir").arg(machine.target.join("miri"))
     };
     let flags = "-Zmiri-disable-isolation -Zmiri-ignore-leaks";
-    tests(HOST).args("-- threads::").env("MIRIFLAGS", format!("{flags} -Zmiri-many-seeds=0..{seeds}")).run()?;
+    tests(HOST)
+        .args("-- threads::")
+        .env("MIRIFLAGS", format!("{flags} -Zmiri-many-seeds=0..{seeds}"))
+        .run()?;
     tests(CORE).args("--").args(READERS).env("MIRIFLAGS", flags).run()
 }

@@ -42,7 +42,11 @@ pub(crate) fn check(root: &Path) -> Result<()> {
     }
     for lock in ["Cargo.lock", "package-lock.json"] {
         let text = fs::read_to_string(root.join(lock)).map_err(|e| format!("{lock}: {e}"))?;
-        broken.extend(unpinned(&text).into_iter().map(|line| format!("{lock}: not a pinned package of the registry: {line}")));
+        broken.extend(
+            unpinned(&text)
+                .into_iter()
+                .map(|line| format!("{lock}: not a pinned package of the registry: {line}")),
+        );
     }
     for line in &broken {
         println!("{line}");
@@ -57,7 +61,9 @@ fn unpinned(lock: &str) -> Vec<String> {
     let mut wrong = Vec::new();
     while let Some(line) = lines.next() {
         let (registry, hash) = match line.split_once(' ') {
-            Some(("source", rest)) => (rest.contains("registry+https://github.com/rust-lang/crates.io-index"), "checksum = "),
+            Some(("source", rest)) => {
+                (rest.contains("registry+https://github.com/rust-lang/crates.io-index"), "checksum = ")
+            }
             Some(("\"resolved\":", rest)) if rest.starts_with("\"http") || rest.contains("git") => {
                 (rest.starts_with("\"https://registry.npmjs.org/"), "\"integrity\":")
             }
@@ -132,7 +138,10 @@ mod tests {
         let good = "source = \"registry+https://github.com/rust-lang/crates.io-index\"\nchecksum = \"00\"\n\
             \"resolved\": \"https://registry.npmjs.org/a.tgz\",\n\"integrity\": \"sha512-0\",\n\"resolved\": \"wasm\",\n";
         assert!(unpinned(good).is_empty(), "{:?}", unpinned(good));
-        for bad in ["source = \"git+https://x\"\nchecksum = 1", "source = \"registry+https://github.com/rust-lang/crates.io-index\""] {
+        for bad in [
+            "source = \"git+https://x\"\nchecksum = 1",
+            "source = \"registry+https://github.com/rust-lang/crates.io-index\"",
+        ] {
             assert_eq!(unpinned(bad).len(), 1);
         }
         assert_eq!(unpinned("\"resolved\": \"https://evil/a.tgz\",\n\"integrity\": \"x\"").len(), 1);

@@ -5,7 +5,7 @@
 //! libFuzzer and the address sanitizer.
 
 pub mod mutate;
-mod target;
+mod targets;
 
 use mutate::Form;
 use std::fs;
@@ -31,12 +31,12 @@ pub struct Target {
 impl Target {
     /// The target of this name.
     pub fn named(name: &str) -> Option<&'static Target> {
-        target::ALL.iter().find(|target| target.name == name)
+        targets::ALL.iter().find(|target| target.name == name)
     }
 
     /// Every target, fastest first.
     pub fn all() -> &'static [Target] {
-        target::ALL
+        targets::ALL
     }
 
     /// The seeds, and the inputs that are kept in `corpus/`, in the order of their names.

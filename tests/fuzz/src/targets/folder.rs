@@ -1,0 +1,145 @@
+//! Hugging Face folders with one file that can be anything.
+
+use super::file;
+use shohin::ModelFile;
+use shohin_core::gguf::ReadOptions;
+use std::cell::OnceCell;
+use std::fs;
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+
+pub(super) const CONFIG: &[&str] = &[
+    "\"architectures\":",
+    "\"Qwen3ForCausalLM\"",
+    "\"LlamaForCausalLM\"",
+    "\"Qwen3MoeForCausalLM\"",
+    "\"hidden_size\":",
+    "\"num_hidden_layers\":",
+    "\"num_attention_heads\":",
+    "\"num_key_value_heads\":",
+    "\"head_dim\":",
+    "\"intermediate_size\":",
+    "\"vocab_size\":",
+    "\"rope_theta\":",
+    "\"rope_scaling\":",
+    "\"rope_type\":",
+    "\"yarn\"",
+    "\"llama3\"",
+    "\"factor\":",
+    "\"tie_word_embeddings\":",
+    "\"quantization\":",
+    "\"bits\":",
+    "\"group_size\":",
+    "\"max_position_embeddings\":",
+    "\"quantization_config\":",
+    "\"rms_norm_eps\":",
+    "\"sliding_window\":",
+    "\"torch_dtype\":",
+];
+
+pub(super) const TOKENIZER: &[&str] = &[
+    "\"model\":",
+    "\"type\":",
+    "\"BPE\"",
+    "\"vocab\":",
+    "\"merges\":",
+    "\"added_tokens\":",
+    "\"content\":",
+    "\"special\":",
+    "\"id\":",
+    "\"pre_tokenizer\":",
+    "\"pretokenizers\":",
+    "\"ByteLevel\"",
+    "\"Split\"",
+    "\"Digits\"",
+    "\"Regex\":",
+    "\"normalizer\":",
+    "\"NFC\"",
+    "\"post_processor\":",
+    "\"byte_fallback\":",
+    "\"ignore_merges\":",
+    "\"a b\"",
+    "[\"a\",\"b\"]",
+    "\"\u{120}\"",
+];
+
+fn fixture(path: &str) -> Vec<u8> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/hf").join(path);
+    fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+/// A folder for this thread, in memory where the system has such a place.
+pub(super) fn scratch() -> TempDir {
+    let in_memory = Path::new("/dev/shm");
+    let made = if in_memory.is_dir() { TempDir::new_in(in_memory) } else { TempDir::new() };
+    made.expect("a folder for temporary files")
+}
+
+/// A copy of a fixture.
+fn folder(name: &str) -> TempDir {
+    let to = scratch();
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/hf").join(name);
+    let copy = |from: &Path, to: &Path| {
+        for entry in fs::read_dir(from).expect("a fixture").flatten().filter(|entry| entry.path().is_file()) {
+            fs::copy(entry.path(), to.join(entry.file_name())).expect("room for it");
+        }
+    };
+    copy(&from, to.path());
+    if from.join("onnx").is_dir() {
+        fs::create_dir(to.path().join("onnx")).expect("room for it");
+        copy(&from.join("onnx"), &to.path().join("onnx"));
+    }
+    to
+}
+
+/// Writes `input` to `file` in a folder of this thread, opens `model` in it, and runs it.
+fn with(cell: &OnceCell<TempDir>, fixture: &str, file: &str, model: &str, input: &[u8]) {
+    let folder = cell.get_or_init(|| folder(fixture));
+    let path: PathBuf = folder.path().join(file);
+    // A new file: the old one may still be mapped.
+    let _ = fs::remove_file(&path);
+    fs::write(&path, input).expect("room for it");
+    match ModelFile::open(folder.path().join(model)) {
+        Ok(file) => file::run(&file.gguf(&ReadOptions::default()).expect("what was converted can be read")),
+        Err(error) => {
+            let text = error.to_string();
+            assert!(!text.is_empty() && text.len() < 4096, "{text}");
+        }
+    }
+}
+
+pub(super) fn safetensors_seeds() -> Vec<Vec<u8>> {
+    vec![fixture("qwen3/model.safetensors")]
+}
+
+pub(super) fn safetensors(input: &[u8]) {
+    thread_local!(static FOLDER: OnceCell<TempDir> = const { OnceCell::new() });
+    FOLDER.with(|cell| with(cell, "qwen3", "model.safetensors", "", input));
+}
+
+pub(super) fn config_seeds() -> Vec<Vec<u8>> {
+    ["mlx-2bit", "qwen3", "llama3", "qwen3moe"].map(|name| fixture(&format!("{name}/config.json"))).into()
+}
+
+pub(super) fn config(input: &[u8]) {
+    thread_local!(static FOLDER: OnceCell<TempDir> = const { OnceCell::new() });
+    FOLDER.with(|cell| with(cell, "mlx-2bit", "config.json", "", input));
+}
+
+pub(super) fn tokenizer_seeds() -> Vec<Vec<u8>> {
+    vec![fixture("qwen3/tokenizer.json"), fixture("llama3/tokenizer.json")]
+}
+
+pub(super) fn tokenizer_json(input: &[u8]) {
+    thread_local!(static FOLDER: OnceCell<TempDir> = const { OnceCell::new() });
+    FOLDER.with(|cell| with(cell, "qwen3", "tokenizer.json", "", input));
+}
+
+pub(super) fn onnx_seeds() -> Vec<Vec<u8>> {
+    vec![fixture("onnx-mixed/onnx/model.onnx"), fixture("onnx-ternary/onnx/model_q2.onnx")]
+}
+
+pub(super) fn onnx(input: &[u8]) {
+    thread_local!(static FOLDER: OnceCell<TempDir> = const { OnceCell::new() });
+    FOLDER.with(|cell| with(cell, "onnx-mixed", "onnx/model.onnx", "onnx/model.onnx", input));
+}
