@@ -138,14 +138,14 @@ pub(crate) fn fuzz(machine: &Machine, options: &Options) -> Result<bool> {
                 .arg(&corpus)
                 .arg(format!("-artifact_prefix={}/{name}-", failures.display()))
                 .arg(format!("-max_total_time={left}"))
-                .args("-print_final_stats=1 -timeout=30 -rss_limit_mb=3000 -max_len=131072 -len_control=0")
+                .args("-print_final_stats=1 -timeout=300 -rss_limit_mb=3000 -max_len=131072 -len_control=0")
                 .env("SHOHIN_FUZZ", name)
                 .env("SHOHIN_FUZZ_LOG", &log)
                 .env("SHOHIN_FUZZ_SEEDS", &corpus)
                 // Threads of a server never end.
                 .env("ASAN_OPTIONS", "detect_leaks=0:allocator_may_return_null=1");
             let started = Instant::now();
-            let ended = run.limit(left + 120).read();
+            let ended = run.limit(left + 600).read();
             let text = String::from_utf8_lossy(&fs::read(&log).unwrap_or_default()).into_owned();
             let mut counts = read_counts(&path);
             let count = counts.entry(name.clone()).or_default();
