@@ -165,7 +165,7 @@ fn a_killed_or_full_convert_leaves_the_old_or_the_new_file() {
     let path = folder.path().join("out.gguf");
     let (model, out) = (here("tests/fixtures/hf/qwen3"), path.to_str().unwrap());
     let command = |i: usize| {
-        let kind = ["f32", "q8_0"][i];
+        let kind = ["f32", "f16"][i];
         shohin(&["convert", model.to_str().unwrap(), "--force", "--type", kind, "--out", out])
     };
     let write = Write::new(&path, &command);
@@ -242,8 +242,8 @@ fn a_killed_or_full_weight_cache_is_used_only_whole() {
     let (model, cache) = (folder.path().join("model.gguf"), folder.path().join("cache"));
     // The smallest that are kept have 16 MiB.
     let shape =
-        Shape { hidden: 512, heads: 4, kv_heads: 2, layers: 1, ffn: 512, vocab: 32_000, ..Shape::tiny() };
-    fs::write(&model, Model::new(shape, Stored::new(Format::Q8_0), 1).to_vec().unwrap()).unwrap();
+        Shape { hidden: 1024, heads: 4, kv_heads: 2, layers: 1, ffn: 512, vocab: 66_000, ..Shape::tiny() };
+    fs::write(&model, Model::new(shape, Stored::new(Format::Pq2_0), 1).to_vec().unwrap()).unwrap();
     let command = || {
         let args =
             ["run", "-m", model.to_str().unwrap(), "--preset", "greedy", "-n", "2", "-c", "64", "Hello!"];
