@@ -62,11 +62,16 @@ impl Automaton {
         if total > MOST_BYTES {
             return Err(Error::Limit { what: "bytes of added tokens", found: total, max: MOST_BYTES });
         }
+        // The nodes count the bytes of a token in 16 bits.
+        let longest = ids.iter().map(|id| text(*id).len()).max().unwrap_or(0);
+        if longest > usize::from(u16::MAX) {
+            let (found, max) = (longest as u64, u16::MAX.into());
+            return Err(Error::Limit { what: "bytes of an added token", found, max });
+        }
         let mut order: Vec<u32> = reserved(ids.len())?;
         order.extend_from_slice(ids);
         let backwards = |a: u32, b: u32| -> Ordering { text(a).iter().rev().cmp(text(b).iter().rev()) };
         sort::sort(&mut order, &backwards);
-        let longest = ids.iter().map(|id| text(*id).len()).max().unwrap_or(0);
         let mut automaton = Automaton { nodes: Vec::new(), last: [0; 8], longest };
         // The tokens that end in each node's suffix, as a range of `order`.
         let mut ranges: Vec<(u32, u32)> = Vec::new();

@@ -21,8 +21,15 @@ const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{
 /// Special tokens: their names in a folder and in GGUF.
 const SPECIAL: [(&str, &str); 4] = [("eos", "eos"), ("bos", "bos"), ("pad", "padding"), ("unk", "unknown")];
 
+/// Most rows of an embedding: the config claims them before the embedding is read.
+const MAX_ROWS: u32 = 1 << 21;
+
 /// Sets the keys of the tokenizer for an embedding of `rows` tokens.
 pub(super) fn write(folder: &Folder, rows: u32, w: &mut GgufWriter) -> Result<()> {
+    if rows > MAX_ROWS {
+        let (key, found) = (String::from("vocab_size"), rows.to_string());
+        return folder.at(Err(ConvertError::Value { key, found, expected: "at most 2097152" }));
+    }
     let file = folder.need_json("tokenizer.json")?;
     let settings = folder.json("tokenizer_config.json")?;
     let ids = file.at(vocabulary(&file.root, rows, w))?;
