@@ -21,6 +21,7 @@ Examples:
   shohin inspect
   shohin inspect -m Bonsai-1.7B.gguf --tensors
   shohin inspect --memory 2GiB --kv q8
+  shohin inspect --devices
   shohin inspect -m Bonsai-1.7B.gguf --context 32768 --json | jq .memory")]
 pub(crate) struct InspectArgs {
     /// List every tensor
@@ -29,12 +30,18 @@ pub(crate) struct InspectArgs {
     /// Say which published models, and which context, fit into this much memory, such as 4GiB, 512MiB or 6e9
     #[arg(long, value_name = "BYTES", value_parser = byte_count)]
     memory: Option<u64>,
+    /// List the devices that a model can run on, and nothing else
+    #[arg(long, conflicts_with_all = ["tensors", "memory", "model"])]
+    devices: bool,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
 
 pub(crate) fn inspect(args: &InspectArgs, model_args: &ModelArgs) -> Result {
+    if args.devices {
+        return devices(args.json);
+    }
     let file = model_args.open()?;
     let gguf = file.gguf(&model_args.read_options())?;
     // A file that cannot run is still shown.
@@ -57,6 +64,38 @@ pub(crate) fn inspect(args: &InspectArgs, model_args: &ModelArgs) -> Result {
         content(&mut out, &gguf, args.tensors)?;
     }
     out.flush()?;
+    Ok(())
+}
+
+/// What `--device` can be.
+fn devices(as_json: bool) -> Result {
+    let all = shohin::devices();
+    let mut out = io::stdout().lock();
+    if as_json {
+        let all: Vec<Json> = all
+            .iter()
+            .map(|device| {
+                json!({
+                    "device": device.name.to_string(), "about": device.about, "usable": device.usable,
+                    "software": device.software,
+                })
+            })
+            .collect();
+        writeln!(out, "{:#}", json!({ "devices": all }))?;
+        return Ok(());
+    }
+    let rows: Vec<_> = all
+        .into_iter()
+        .map(|device| {
+            let kind = match (device.usable, device.software) {
+                (false, _) => "no",
+                (true, true) => "in software",
+                (true, false) => "yes",
+            };
+            vec![device.name.to_string(), kind.into(), device.about]
+        })
+        .collect();
+    terminal::table(&mut out, &rows, &[])?;
     Ok(())
 }
 

@@ -105,15 +105,16 @@ fn main() -> ExitCode {
             Err(error) => error::CliError::from(error).report(),
         };
     }
-    let cli = match Cli::try_parse() {
+    let mut cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return error::report_usage(&error),
     };
     let model = &cli.model;
-    if (model.gpu.is_some() || model.device.is_some())
+    if (model.gpu.is_some() || model.device.is_some() || model.split.is_some())
         && matches!(cli.command, Command::Inspect(_) | Command::Tokenize(_))
     {
-        return error::CliError::usage("--gpu and --device are for commands that run a model").report();
+        return error::CliError::usage("--gpu, --device and --split are for commands that run a model")
+            .report();
     }
     if model.model.is_some()
         && matches!(
@@ -123,6 +124,10 @@ fn main() -> ExitCode {
     {
         return error::CliError::usage("--model is for commands that read a model").report();
     }
+    if let Err(error) = cli.model.take_environment() {
+        return error.report();
+    }
+    let model = &cli.model;
     let outcome = match &cli.command {
         Command::Chat(args) => chat::chat(args, model),
         Command::Run(args) => run::run(args, model),

@@ -1,6 +1,6 @@
 //! Options for loading a model, and descriptions of a loaded model.
 
-use crate::error::Result;
+use crate::error::{CliError, Result};
 use crate::terminal;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
@@ -10,7 +10,8 @@ use shohin::core::generate::Detokenizer;
 use shohin::core::gguf::{Id42, ReadOptions};
 use shohin::core::model::RopeScaling;
 use shohin::core::quant::WeightClass;
-use shohin::{Activations, AttentionPattern, KvFormat, Model, ModelFile, WeightCache};
+use shohin::devices::Fallback;
+use shohin::{Activations, AttentionPattern, DeviceName, KvFormat, Model, ModelFile, Split, WeightCache};
 use std::path::{Path, PathBuf};
 
 /// Which model to load and how to run it.
@@ -50,9 +51,14 @@ pub(crate) struct ModelArgs {
     /// Run on a GPU; --gpu=NAME selects one by part of its name
     #[arg(long, global = true, value_name = "NAME", num_args = 0..=1, require_equals = true, default_missing_value = "")]
     pub(crate) gpu: Option<String>,
-    /// Run on this device: cpu, gpu, gpu:NAME, cuda, cuda:NUMBER or metal [default: cpu]
+    /// Run on this device: auto, cpu, gpu, gpu:NAME, cuda, cuda:NUMBER or metal; `shohin inspect --devices` lists them
+    /// [env: SHOHIN_DEVICE] [default: auto, which is measured once per model]
     #[arg(long, global = true, value_name = "DEVICE", conflicts_with = "gpu", value_parser = str::parse::<DeviceName>)]
     pub(crate) device: Option<DeviceName>,
+    /// Split the model on the CPU among N ranks, each with a part of the threads: tensor:N by rows of matrices, with the
+    /// same results; tensor-reduce:N by columns, too; pipeline:N by layers
+    #[arg(long, global = true, value_name = "WAY:N", value_parser = str::parse::<Split>)]
+    pub(crate) split: Option<Split>,
     /// Replace the file's RoPE scaling, and with it the longest context: none, linear:FACTOR, dynamic:FACTOR:CONTEXT,
     /// yarn:FACTOR:CONTEXT or llama3:FACTOR:CONTEXT, where CONTEXT is the one before scaling
     #[arg(long, global = true, value_name = "SCALING", value_parser = str::parse::<RopeScaling>)]
@@ -143,22 +149,46 @@ impl ModelArgs {
         if let Some(base) = self.rope_base {
             builder = builder.rope_base(base);
         }
-        match (&self.device, &self.gpu) {
-            (Some(DeviceName::Gpu(name)), _) | (None, Some(name)) => builder.gpu(name),
-            (Some(DeviceName::Cuda(number)), _) => builder.cuda(*number),
-            (Some(DeviceName::Metal), _) => builder.metal(),
-            (Some(DeviceName::Cpu), _) | (None, None) => builder.cpu(),
+        if let Some(split) = self.split {
+            builder = builder.split(split);
         }
+        match (&self.device, &self.gpu) {
+            (Some(device), _) => builder.device(device.clone()),
+            (None, Some(name)) => builder.gpu(name),
+            (None, None) => builder,
+        }
+    }
+
+    /// Takes the device that the environment names, unless the arguments name one.
+    pub(crate) fn take_environment(&mut self) -> Result {
+        if self.device.is_none()
+            && self.gpu.is_none()
+            && let Ok(name) = std::env::var("SHOHIN_DEVICE")
+            && !name.is_empty()
+        {
+            let device =
+                name.parse().map_err(|e| CliError::usage(format!("SHOHIN_DEVICE is {name:?}, {e}")))?;
+            self.device = Some(device);
+        }
+        Ok(())
     }
 
     /// Whether the model is to run on something else than the CPU.
     pub(crate) fn on_gpu(&self) -> bool {
-        self.gpu.is_some() || self.device.as_ref().is_some_and(|device| *device != DeviceName::Cpu)
+        let cpu = |device: &DeviceName| matches!(device, DeviceName::Auto | DeviceName::Cpu);
+        self.gpu.is_some() || self.device.as_ref().is_some_and(|device| !cpu(device))
     }
 
     /// Loads the model.
     pub(crate) fn load(&self) -> Result<Model> {
-        Ok(self.builder().load_file(&self.open()?)?)
+        let model = self.builder().load_file(&self.open()?)?;
+        // That there is no other device is only said if the choice was asked for.
+        if let Some(Fallback { reason, found }) = model.fallback()
+            && (*found || self.device == Some(DeviceName::Auto))
+        {
+            terminal::remark(format_args!("(on the CPU: {reason})"));
+        }
+        Ok(model)
     }
 
     /// Warns on standard error about options that have no effect on the model.
@@ -170,33 +200,6 @@ impl ModelArgs {
         if think && !model.can_think() {
             terminal::remark("(this model cannot think before it answers; --think does nothing)");
         }
-    }
-}
-
-/// Where a model runs.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum DeviceName {
-    Cpu,
-    /// A GPU whose name contains this.
-    Gpu(String),
-    /// An NVIDIA GPU by its number.
-    Cuda(usize),
-    /// The GPU of a Mac.
-    Metal,
-}
-
-impl std::str::FromStr for DeviceName {
-    type Err = String;
-
-    fn from_str(text: &str) -> std::result::Result<Self, String> {
-        let found = match text.split_once(':').map_or((text, None), |(kind, rest)| (kind, Some(rest))) {
-            ("cpu", None) => Some(DeviceName::Cpu),
-            ("gpu", name) => Some(DeviceName::Gpu(name.unwrap_or("").into())),
-            ("cuda", number) => number.map_or(Some(0), |number| number.parse().ok()).map(DeviceName::Cuda),
-            ("metal", None) => Some(DeviceName::Metal),
-            _ => None,
-        };
-        found.ok_or_else(|| "expected cpu, gpu, gpu:NAME, cuda, cuda:NUMBER or metal".into())
     }
 }
 
@@ -237,7 +240,8 @@ pub(crate) fn settings(model: &Model) -> String {
                 1 => "1 thread".into(),
                 n => format!("{n} threads"),
             };
-            format!("{threads}, {}", model.isa().name())
+            let split = model.split().map_or(String::new(), |split| format!(" in {split}"));
+            format!("{threads}{split}, {}", model.isa().name())
         }
     };
     let attention = match model.attention() {

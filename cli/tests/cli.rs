@@ -15,6 +15,8 @@ fn shohin(args: &[&str]) -> Command {
     command.args(args).stdin(Stdio::null());
     // Tests leave nothing in the user's directories.
     command.env("SHOHIN_WEIGHT_CACHE", "none");
+    // Looking for GPUs takes longer than most tests.
+    command.env("SHOHIN_DEVICE", "cpu");
     command
 }
 
@@ -1133,6 +1135,77 @@ fn ctrl_c_stops_the_reply_and_says_so_by_the_exit_code() {
 }
 
 /// With a GPU (in software, if there is no other), the built-in model gives the same replies.
+// ---- devices
+
+#[test]
+fn devices_are_listed() {
+    let listed = ok(&["inspect", "--devices"]);
+    let cpu = listed.lines().next().unwrap();
+    assert!(
+        cpu.starts_with("cpu ") && cpu.contains(Isa::detect().name()) && cpu.contains("core"),
+        "{listed}"
+    );
+    for name in ["cuda", "metal", "gpu"] {
+        assert!(listed.lines().any(|line| line.starts_with(name)), "{listed}");
+    }
+    let all = json(&["inspect", "--devices", "--json"]);
+    let all = all["devices"].as_array().unwrap();
+    assert_eq!(all.len(), listed.lines().count());
+    assert!(all[0]["device"] == "cpu" && all[0]["usable"] == true);
+    assert!(misuse(&["inspect", "--devices", "--tensors"]).contains("--tensors"));
+}
+
+/// Where there is no other device, the automatic choice is the CPU, and one line says why if it was asked for.
+#[test]
+fn without_another_device_auto_is_the_cpu() {
+    let devices = json(&["inspect", "--devices", "--json"]);
+    let devices = devices["devices"].as_array().unwrap();
+    if devices.iter().skip(1).any(|device| device["usable"] == true && device["software"] == false) {
+        println!("SKIPPED: there is a GPU");
+        return;
+    }
+    let ask = ["run", "What does a cow say?", "--preset", "greedy"];
+    let want = ok(&ask);
+    let auto = shohin(&with(&ask, &["--device", "auto"])).output().unwrap();
+    let said = String::from_utf8(auto.stderr.clone()).unwrap();
+    assert_eq!(said.lines().filter(|line| line.starts_with("(on the CPU: ")).count(), 1, "{said}");
+    assert_eq!(stdout(auto), want);
+    // Nobody asked.
+    let silent = shohin(&ask).env_remove("SHOHIN_DEVICE").output().unwrap();
+    assert!(!String::from_utf8_lossy(&silent.stderr).contains("on the CPU"));
+    assert_eq!(stdout(silent), want);
+    let wrong = shohin(&ask).env("SHOHIN_DEVICE", "abacus").output().unwrap();
+    assert!(failure(&wrong, 2).contains("expected auto, cpu, gpu"));
+}
+
+/// A driver that is absent, or a program without the device, is one line.
+#[test]
+fn devices_that_are_absent_are_one_line() {
+    let absent = |device: &str| {
+        let out = shohin(&["run", "Hi", "--max-tokens", "1", "--device", device]).output().unwrap();
+        (!out.status.success()).then(|| failure(&out, 1))
+    };
+    let cuda = if cfg!(feature = "cuda") { "there is no NVIDIA driver" } else { "--features cuda" };
+    for (device, problem) in [("cuda", cuda), ("metal", "--features metal")] {
+        match absent(device) {
+            Some(line) => assert!(line.contains(problem), "{line}"),
+            None => println!("SKIPPED: there is {device}"),
+        }
+    }
+    assert!(misuse(&["run", "Hi", "--device", "tpu"]).contains("expected auto, cpu, gpu"));
+}
+
+#[test]
+fn a_split_model_says_what_the_whole_one_says() {
+    let ask = ["run", "What does a cow say?", "--preset", "greedy", "--max-tokens", "40"];
+    let want = ok(&ask);
+    for way in ["tensor:2", "pipeline:2"] {
+        assert_eq!(ok(&with(&ask, &["--split", way])), want, "{way}");
+    }
+    assert!(fails(&with(&ask, &["--split", "tensor:60"])).contains("key-value heads"));
+    assert!(misuse(&with(&ask, &["--split", "tensor"])).contains("pipeline:N"));
+}
+
 #[cfg(feature = "gpu")]
 #[test]
 fn a_gpu_says_what_the_cpu_says() {

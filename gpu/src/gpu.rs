@@ -138,8 +138,14 @@ impl Gpu {
 
     /// The names of all GPUs of this machine; empty in browsers, which do not list them.
     pub async fn names() -> Vec<String> {
+        Gpu::adapters().await.into_iter().map(|(name, _)| name).collect()
+    }
+
+    /// The names of all GPUs of this machine, and whether each is a software implementation; empty in browsers.
+    pub async fn adapters() -> Vec<(String, bool)> {
         let adapters = instance().enumerate_adapters(wgpu::Backends::all()).await;
-        adapters.iter().map(|adapter| adapter.get_info().name).collect()
+        let info = adapters.iter().map(wgpu::Adapter::get_info);
+        info.map(|info| (info.name, info.device_type == wgpu::DeviceType::Cpu)).collect()
     }
 
     /// The driver's name for it.

@@ -2,6 +2,7 @@
 
 #[cfg(feature = "cuda")]
 use crate::cuda::CudaWeights;
+use crate::devices::{DeviceName, Fallback};
 use crate::error::{Error, Result};
 use crate::file::ModelFile;
 #[cfg(feature = "gpu")]
@@ -28,21 +29,6 @@ use std::time::Instant;
 /// Most threads of a pool.
 const MAX_THREADS: usize = 1024;
 
-/// The device of a model.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-enum Target {
-    /// A hardware GPU if there is one that can run the model, otherwise the CPU.
-    #[default]
-    Best,
-    Cpu,
-    /// A GPU whose name contains this, or the system's choice.
-    Gpu(Option<String>),
-    /// The GPU of a Mac, with Metal.
-    Metal,
-    /// The NVIDIA GPU with this number.
-    Cuda(usize),
-}
-
 /// Options for loading a model; see [`Model::builder`]. Unset ones have the fastest value.
 #[derive(Clone, Debug)]
 #[must_use = "a builder does nothing before `load`"]
@@ -60,7 +46,7 @@ pub struct Builder {
     read: ReadOptions,
     rope_scaling: Option<RopeScaling>,
     rope_base: Option<f32>,
-    target: Target,
+    device: DeviceName,
     split: Option<Split>,
 }
 
@@ -80,7 +66,7 @@ impl Default for Builder {
             read: ReadOptions::default(),
             rope_scaling: None,
             rope_base: None,
-            target: Target::Best,
+            device: DeviceName::Auto,
             split: None,
         }
     }
@@ -170,30 +156,44 @@ impl Builder {
         self
     }
 
-    /// Runs the model on the CPU. Unless set, it runs there only if there is no suitable GPU (or this library
-    /// was built without the feature `gpu`).
-    pub fn cpu(mut self) -> Self {
-        self.target = Target::Cpu;
+    /// Runs the model on this device; [`DeviceName::Auto`] unless set. Loading fails if there is no such device, except
+    /// that the automatic choice then is the CPU: [`Model::fallback`] says why.
+    ///
+    /// The automatic choice is made by a short measurement, which is kept beside the repacked weights.
+    pub fn device(mut self, device: DeviceName) -> Self {
+        self.device = device;
         self
+    }
+
+    /// Runs the model on the CPU.
+    pub fn cpu(self) -> Self {
+        self.device(DeviceName::Cpu)
     }
 
     /// Runs the model on the GPU whose name contains `name`; an empty name takes the system's choice, which
     /// is never a software implementation.
-    pub fn gpu(mut self, name: impl Into<String>) -> Self {
-        self.target = Target::Gpu(Some(name.into()).filter(|name| !name.is_empty()));
-        self
+    pub fn gpu(self, name: impl Into<String>) -> Self {
+        self.device(DeviceName::Gpu(name.into()))
     }
 
     /// Runs the model on the GPU of a Mac, with Metal; loading fails elsewhere, and without the feature `metal`.
-    pub fn metal(mut self) -> Self {
-        self.target = Target::Metal;
-        self
+    pub fn metal(self) -> Self {
+        self.device(DeviceName::Metal)
     }
 
     /// Runs the model on NVIDIA GPU `number`, with CUDA.
-    pub fn cuda(mut self, number: usize) -> Self {
-        self.target = Target::Cuda(number);
-        self
+    pub fn cuda(self, number: usize) -> Self {
+        self.device(DeviceName::Cuda(number))
+    }
+
+    /// Where repacked weights are kept.
+    pub(crate) fn cache(&self) -> Option<&WeightCache> {
+        self.weight_cache.as_ref()
+    }
+
+    /// The options that speed depends on.
+    pub(crate) fn measured(&self) -> impl std::fmt::Debug + use<> {
+        (self.threads, self.kv, self.activations, self.isa.clone(), self.repack, self.compact)
     }
 
     /// Splits the model among ranks on the CPU, which are threads of this process; each has a part of the weights, of the
@@ -225,6 +225,14 @@ impl Builder {
     /// # Errors
     /// As [`Builder::load`].
     pub fn load_file(&self, file: &ModelFile) -> Result<Model> {
+        match self.device {
+            DeviceName::Auto if self.split.is_none() && self.reads_weights => self.load_on_best(file),
+            _ => self.load_with(file, None),
+        }
+    }
+
+    /// As [`Builder::load_file`], without the automatic choice.
+    pub(crate) fn load_with(&self, file: &ModelFile, fallback: Option<Fallback>) -> Result<Model> {
         let start = Instant::now();
         let threads = self.threads.unwrap_or_else(default_threads);
         if !(1..=MAX_THREADS).contains(&threads) {
@@ -243,7 +251,7 @@ impl Builder {
         let options = CpuOptions { context, activations: self.activations, isa, ..CpuOptions::default() };
         let machine = match self.split.filter(|split| split.ranks() > 1 && self.reads_weights) {
             None => self.machine(&gguf, config.clone())?,
-            Some(split) if matches!(self.target, Target::Best | Target::Cpu) => {
+            Some(split) if matches!(self.device, DeviceName::Auto | DeviceName::Cpu) => {
                 Machine::Split(SplitWeights::load(file, &self.read, &config, split, &options, threads)?)
             }
             Some(split) => {
@@ -291,6 +299,7 @@ impl Builder {
             attention: self.attention,
             pool: Arc::new(pool),
             machine,
+            fallback,
             vocabulary: OnceLock::new(),
             load_time: start.elapsed(),
             fingerprint: OnceLock::new(),
@@ -342,12 +351,14 @@ impl Builder {
     }
 
     fn machine(&self, gguf: &Gguf<'_>, config: ModelConfig) -> Result<Machine> {
-        match &self.target {
-            Target::Cpu => Ok(Machine::Cpu),
-            Target::Metal => metal(gguf, config),
-            Target::Cuda(number) => on_cuda(*number, gguf, config),
-            Target::Gpu(name) => on_gpu(name.as_deref(), gguf, config),
-            Target::Best => Ok(on_gpu(None, gguf, config).unwrap_or(Machine::Cpu)),
+        match &self.device {
+            // Without the weights there is nothing to choose by.
+            DeviceName::Auto | DeviceName::Cpu => Ok(Machine::Cpu),
+            DeviceName::Metal => metal(gguf, config),
+            DeviceName::Cuda(number) => on_cuda(*number, gguf, config),
+            DeviceName::Gpu(name) => {
+                on_gpu(Some(name.as_str()).filter(|name| !name.is_empty()), gguf, config)
+            }
         }
     }
 }
@@ -384,7 +395,7 @@ fn metal(_: &Gguf<'_>, _: ModelConfig) -> Result<Machine> {
 
 impl Model {
     /// Loads a GGUF file, or a model in parts by the name of any of them: on all cores, with weights repacked for the
-    /// CPU's kernels, or on a GPU if there is one (with the feature `gpu`).
+    /// CPU's kernels, or on a faster device if there is one; see [`Builder::device`].
     ///
     /// # Errors
     /// If it cannot be read or is not a supported model.

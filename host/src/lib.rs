@@ -23,6 +23,7 @@
 //! | [`scheduler`] | several replies at once |
 //! | [`sequence`] | a sequence of tokens on any device |
 //! | [`speculate`] | speculative decoding |
+//! | [`mod@devices`] | which devices there are, and the choice among them |
 //! | [`mod@file`] | a GGUF file, mapped; models in several files; weights repacked for the CPU |
 //! | [`shard`] | the bytes of a model's files while it runs |
 //! | [`memory`] | memory in large pages |
@@ -39,6 +40,7 @@ pub mod chat;
 pub mod convert;
 #[cfg(feature = "cuda")]
 mod cuda;
+pub mod devices;
 pub mod error;
 pub mod file;
 #[cfg(feature = "gpu")]
@@ -60,6 +62,7 @@ pub mod weight_cache;
 
 pub use builder::Builder;
 pub use chat::{Chat, Piece, Reply, Step, Timings};
+pub use devices::{DeviceName, devices};
 pub use error::{Error, Result};
 pub use file::ModelFile;
 pub use model::Model;

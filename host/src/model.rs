@@ -2,6 +2,7 @@
 
 #[cfg(feature = "cuda")]
 use crate::cuda::CudaWeights;
+use crate::devices::Fallback;
 use crate::error::{Error, Result};
 use crate::file::ModelFile;
 #[cfg(feature = "gpu")]
@@ -62,6 +63,8 @@ pub(crate) struct Inner {
     pub(crate) attention: AttentionPattern,
     pub(crate) pool: Arc<ThreadPool>,
     pub(crate) machine: Machine,
+    /// Why it is not another one.
+    pub(crate) fallback: Option<Fallback>,
     /// The vocabulary for constraints, built on first use.
     pub(crate) vocabulary: OnceLock<Arc<Vocabulary>>,
     /// The format of most of the weights in the file.
@@ -366,6 +369,11 @@ impl Model {
             #[cfg(feature = "cuda")]
             Machine::Cuda(gpu) => Some(gpu.name()),
         }
+    }
+
+    /// Why it runs on the CPU, if the device was chosen automatically and is the CPU.
+    pub fn fallback(&self) -> Option<&Fallback> {
+        self.0.fallback.as_ref()
     }
 
     /// How the model is split among ranks, if it is.

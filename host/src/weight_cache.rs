@@ -31,7 +31,7 @@ use std::fmt::Write as _;
 use std::fs::{self, File, Metadata};
 use std::io::{self, Write};
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -78,6 +78,11 @@ impl WeightCache {
     /// such directory.
     pub fn of_user() -> Option<Self> {
         dirs::cache_dir().map(|dir| WeightCache::in_dir(dir.join("shohin")))
+    }
+
+    /// Where it is.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
     }
 
     /// Bytes of all cached models, 16 GiB unless set. Those that were not used for the longest time are

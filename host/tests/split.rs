@@ -2,7 +2,6 @@
 //! order.
 
 use shohin::core::chat::{ChatMessage, Event, Prompt, Role, TurnOptions};
-use shohin::core::generate::Backend;
 use shohin::core::model::Split;
 use shohin::core::{Format, KvFormat};
 use shohin::{Activations, Builder, Model, ModelFile, Sequence};
@@ -17,9 +16,9 @@ fn split(text: &str) -> Split {
     text.parse().unwrap()
 }
 
-/// Several kinds of weights, and twelve heads that share six keys.
+/// Several kinds of weights, and eight heads that share four keys.
 fn file(formats: &[Format]) -> ModelFile {
-    let shape = Shape { heads: 12, kv_heads: 6, layers: 3, context: 300, ..Shape::tiny() };
+    let shape = Shape { heads: 8, kv_heads: 4, layers: 3, context: 300, ..Shape::tiny() };
     let formats = formats.iter().copied().map(Stored::new).collect();
     let model = File { formats, ..File::new(shape, Stored::new(Format::Q1_0), 3) };
     ModelFile::from_bytes("model", &model.to_vec().unwrap()).unwrap()
@@ -45,7 +44,8 @@ fn logits_are_those_of_one_device() {
         let mut sequence = one.sequence(200).unwrap();
         let want = all_logits(&mut *sequence, &tokens);
         let next = sequence.feed(&[5]).unwrap().to_vec();
-        for way in ["tensor:2", "tensor:3", "tensor:6", "pipeline:2", "pipeline:3", "tensor-reduce:2"] {
+        for way in ["tensor:2", "tensor:4", "pipeline:2", "pipeline:3", "tensor-reduce:2", "tensor-reduce:4"]
+        {
             let model = load(builder().split(split(way)));
             assert_eq!(model.split(), Some(split(way)));
             let mut sequence = model.sequence(200).unwrap();
@@ -79,7 +79,7 @@ fn sequences_do_all_that_they_do_on_one_device() {
             (best, exported, hidden)
         };
         let want = run(&one);
-        for way in ["tensor:3", "pipeline:2"] {
+        for way in ["tensor:4", "pipeline:2"] {
             let model = builder().kv(kv).split(split(way)).load_file(&file).unwrap();
             assert!(run(&model) == want, "{kv:?}, {way}");
             // Keys and values of one device go on in a split model.
@@ -110,8 +110,8 @@ fn replies_are_those_of_one_device() {
         }
         let mut said = String::new();
         let mut events = |id, event: Event<'_>| {
-            if let Event::Text(text) = event {
-                said.push_str(&format!("{id:?}{text}"));
+            if let Event::Piece(piece) = event {
+                said.push_str(&format!("{id:?}{}", piece.text));
             }
         };
         while scheduler.step(&mut |_| true, &mut events).unwrap() {}
@@ -126,13 +126,12 @@ fn replies_are_those_of_one_device() {
 
 #[test]
 fn splits_that_do_not_fit_are_refused_by_name() {
-    let file = file(&[Format::Q1_0]);
-    for (way, problem) in [
-        ("tensor:4", "key-value heads"),
-        ("pipeline:4", "stages of the pipeline"),
-        ("tensor-reduce:3", "boundaries of blocks"),
+    for (format, way, problem) in [
+        (Format::Q1_0, "tensor:8", "key-value heads"),
+        (Format::Q1_0, "pipeline:4", "stages of the pipeline"),
+        (Format::Q4K, "tensor-reduce:4", "boundaries of blocks"),
     ] {
-        let error = builder().split(split(way)).load_file(&file).unwrap_err().to_string();
+        let error = builder().split(split(way)).load_file(&file(&[format])).unwrap_err().to_string();
         assert!(error.contains(problem), "{way}: {error}");
     }
     for wrong in ["tensor", "tensor:0", "tensor:x", "pipeline:65", "data:2"] {

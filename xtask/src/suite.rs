@@ -41,7 +41,7 @@ const TEST: &str = "test --profile suite";
 fn native(m: &Machine) -> Cmd {
     // The tools have no tests; the CUDA engine has a suite of its own.
     let cargo = m.cargo().args(TEST).all_packages_but(&[BINDGEN, CUDA]);
-    cargo.arg("--features").arg(format!("{CLI}/gpu"))
+    cargo.arg("--features").arg(format!("{CLI}/gpu,{CLI}/cuda"))
 }
 
 /// [`native`] without the tests of the GPU engines themselves, which have suites of their own.

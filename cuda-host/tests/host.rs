@@ -1,0 +1,238 @@
+//! The host code with a driver that records what it is asked, and refuses when it is told to.
+
+use shohin_core::device::{ScratchOptions, SessionOptions};
+use shohin_core::{Error as CoreError, Format, Gguf, Name, Session};
+use shohin_cuda::{Cuda, CudaDevice, CudaModel, Driver, Error, Result};
+use shohin_tests::model::{Model, Shape, Stored};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// What a driver refuses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Call {
+    Launch,
+    End,
+    Replay,
+    Read,
+}
+
+/// The error of a call that fails.
+fn lost() -> Error {
+    Error::Driver { call: "test", problem: Name::new("the device is lost") }
+}
+
+type Graph = Vec<&'static str>;
+
+/// Memory of zeros, and launches that compute nothing.
+#[derive(Default)]
+struct Recorder {
+    names: RefCell<Vec<&'static str>>,
+    /// Sizes by address.
+    live: RefCell<BTreeMap<u64, usize>>,
+    next: Cell<u64>,
+    /// Allocations that still succeed, if they are limited.
+    left: Cell<Option<usize>>,
+    /// Calls of this kind before the one that fails.
+    fails: Cell<Option<(Call, usize)>>,
+    recording: RefCell<Option<Graph>>,
+    launched: RefCell<Graph>,
+    replayed: RefCell<Vec<Graph>>,
+}
+
+impl Recorder {
+    fn call(&self, call: Call) -> Result<()> {
+        match self.fails.get() {
+            Some((which, 0)) if which == call => {
+                self.fails.set(None);
+                Err(lost())
+            }
+            Some((which, left)) if which == call => {
+                self.fails.set(Some((which, left - 1)));
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Within one allocation.
+    fn check(&self, address: u64, len: usize) {
+        let live = self.live.borrow();
+        let (start, size) =
+            live.range(..=address).next_back().expect("an allocation at or before the address");
+        assert!(address + len as u64 <= start + *size as u64, "{len} bytes at {}", address - start);
+    }
+}
+
+impl Driver for Recorder {
+    type Kernel = usize;
+    type Graph = Graph;
+
+    fn name(&self) -> &str {
+        "recorder"
+    }
+
+    fn alloc(&self, bytes: usize) -> Result<u64> {
+        match self.left.get() {
+            Some(0) => return Err(Error::OutOfMemory { need: bytes as u64 }),
+            Some(left) => self.left.set(Some(left - 1)),
+            None => {}
+        }
+        let address = self.next.get() + 256;
+        self.next.set(address + (bytes as u64).next_multiple_of(256));
+        self.live.borrow_mut().insert(address, bytes);
+        Ok(address)
+    }
+
+    fn free(&self, address: u64) {
+        assert!(self.live.borrow_mut().remove(&address).is_some(), "freed once");
+    }
+
+    fn write(&self, address: u64, bytes: &[u8]) -> Result<()> {
+        self.check(address, bytes.len());
+        Ok(())
+    }
+
+    fn read(&self, address: u64, bytes: &mut [u8]) -> Result<()> {
+        self.call(Call::Read)?;
+        self.check(address, bytes.len());
+        bytes.fill(0);
+        Ok(())
+    }
+
+    fn kernel(&self, name: &str) -> Result<usize> {
+        let mut names = self.names.borrow_mut();
+        names.push(name.to_string().leak());
+        Ok(names.len() - 1)
+    }
+
+    fn launch(&self, kernel: usize, grid: [u32; 3], threads: u32, args: &[u8]) -> Result<()> {
+        self.call(Call::Launch)?;
+        assert!(grid.iter().all(|&n| n > 0) && threads.is_multiple_of(32) && !args.is_empty());
+        let name = self.names.borrow()[kernel];
+        self.recording.borrow_mut().as_mut().unwrap_or(&mut self.launched.borrow_mut()).push(name);
+        Ok(())
+    }
+
+    fn begin(&self) -> Result<()> {
+        assert!(self.recording.replace(Some(Graph::new())).is_none(), "the recording before has not ended");
+        Ok(())
+    }
+
+    fn end(&self) -> Result<Graph> {
+        let graph = self.recording.take().expect("a recording");
+        self.call(Call::End)?;
+        Ok(graph)
+    }
+
+    fn replay(&self, graph: &Graph) -> Result<()> {
+        self.call(Call::Replay)?;
+        self.replayed.borrow_mut().push(graph.clone());
+        Ok(())
+    }
+}
+
+#[expect(clippy::arc_with_non_send_sync, reason = "used by one thread, as graphs of CUDA are")]
+fn recorder() -> Arc<Recorder> {
+    Arc::new(Recorder::default())
+}
+
+type On = (CudaDevice<Recorder>, Session<CudaDevice<Recorder>>);
+
+fn open(driver: &Arc<Recorder>, file: &[u8]) -> Result<On> {
+    let model = CudaModel::from_gguf(Arc::clone(driver), &Gguf::parse(file)?)?;
+    let mut device = CudaDevice::new(&model, &ScratchOptions { batch: 8, ..ScratchOptions::default() })?;
+    let session = Session::new(&mut device, &SessionOptions::default())?;
+    Ok((device, session))
+}
+
+fn file() -> Vec<u8> {
+    Model::new(Shape { layers: 2, ..Shape::tiny() }, Stored::new(Format::Q1_0), 1).to_vec().unwrap()
+}
+
+/// A token is one launch of a graph of these kernels, recorded once; a prompt is launched kernel by kernel.
+#[test]
+fn a_token_is_one_graph_of_known_kernels() {
+    let driver = recorder();
+    let (mut device, mut session) = open(&driver, &file()).unwrap();
+    session.forward(&mut device, 1).unwrap();
+    session.forward(&mut device, 2).unwrap();
+    let layer = [
+        "rmsnorm",
+        "product_int8_0",
+        "rope_store",
+        "attention",
+        "attention_join",
+        "product_int8_0",
+        "rmsnorm",
+        "product_int8_0",
+        "quantize",
+        "product_int8_0",
+    ];
+    let want = [&["embed"][..], &layer, &layer, &["rmsnorm", "product_int8_0"]].concat();
+    let replayed = driver.replayed.borrow();
+    assert_eq!(*replayed, [want.clone(), want]);
+    assert!(driver.launched.borrow().is_empty());
+    drop(replayed);
+    session.forward_prefill(&mut device, &[1, 2, 3]).unwrap();
+    assert_eq!(driver.replayed.borrow().len(), 2);
+    assert!(driver.launched.borrow().iter().any(|name| name.ends_with("_many")));
+}
+
+/// Whichever allocation fails: the error says how much was needed, and everything is freed.
+#[test]
+fn without_memory_nothing_is_left() {
+    let (file, driver) = (file(), recorder());
+    drop(open(&driver, &file).unwrap());
+    assert!(driver.live.borrow().is_empty());
+    let mut allowed = 0;
+    loop {
+        driver.left.set(Some(allowed));
+        match open(&driver, &file) {
+            Ok(_) => break,
+            Err(error) => {
+                assert!(matches!(error, Error::OutOfMemory { need } if need > 0), "{error}");
+                assert!(error.to_string().contains("has no room for"), "{error}");
+                assert!(matches!(CoreError::from(error), CoreError::Memory { .. }));
+            }
+        }
+        assert!(driver.live.borrow().is_empty(), "after {allowed} allocations");
+        allowed += 1;
+    }
+    assert!(allowed > 40, "{allowed}");
+    assert!(driver.live.borrow().is_empty());
+}
+
+/// A call that fails is an error; the sequence is as before, and goes on when the device does.
+#[test]
+fn a_failed_call_leaves_the_sequence_as_it_was() {
+    let driver = recorder();
+    let (mut device, mut session) = open(&driver, &file()).unwrap();
+    for fails in [(Call::Launch, 0), (Call::Launch, 7), (Call::End, 0), (Call::Replay, 0), (Call::Read, 0)] {
+        driver.fails.set(Some(fails));
+        let before = session.position();
+        assert_eq!(session.forward(&mut device, 1).map(|_| ()), Err(lost()), "{fails:?}");
+        assert_eq!(session.position(), before);
+        assert!(driver.recording.borrow().is_none(), "{fails:?}");
+    }
+    session.forward(&mut device, 1).unwrap();
+    driver.fails.set(Some((Call::Launch, 3)));
+    assert_eq!(session.forward_prefill(&mut device, &[1, 2, 3]).map(|_| ()), Err(lost()));
+    assert_eq!(session.position(), 1);
+    session.forward_prefill(&mut device, &[1, 2, 3]).unwrap();
+    assert_eq!(session.position(), 4);
+    assert!(lost().to_string().contains("the CUDA driver refused test"));
+}
+
+/// On a machine without a driver, which most that run tests are.
+#[test]
+fn without_a_driver_there_is_one_line() {
+    match Cuda::open(0) {
+        Ok(_) => println!("SKIPPED: there is a GPU"),
+        Err(error) => {
+            let line = error.to_string();
+            assert!(matches!(error, Error::Absent { .. }) && line.lines().count() == 1, "{line}");
+            assert!(Cuda::names().is_empty() || line.contains("there is no GPU"), "{line}");
+        }
+    }
+}
