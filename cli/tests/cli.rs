@@ -1142,17 +1142,18 @@ fn devices_are_listed() {
     let listed = ok(&["inspect", "--devices"]);
     let cpu = listed.lines().next().unwrap();
     assert!(
-        cpu.starts_with("cpu ") && cpu.contains(Isa::detect().name()) && cpu.contains("core"),
+        cpu.trim().starts_with("cpu ") && cpu.contains(Isa::detect().name()) && cpu.contains("core"),
         "{listed}"
     );
     for name in ["cuda", "metal", "gpu"] {
-        assert!(listed.lines().any(|line| line.starts_with(name)), "{listed}");
+        assert!(listed.lines().any(|line| line.trim().starts_with(name)), "{listed}");
     }
     let all = json(&["inspect", "--devices", "--json"]);
     let all = all["devices"].as_array().unwrap();
     assert_eq!(all.len(), listed.lines().count());
     assert!(all[0]["device"] == "cpu" && all[0]["usable"] == true);
-    assert!(misuse(&["inspect", "--devices", "--tensors"]).contains("--tensors"));
+    let both = shohin(&["inspect", "--devices", "--tensors"]).output().unwrap();
+    assert_eq!(both.status.code(), Some(2));
 }
 
 /// Where there is no other device, the automatic choice is the CPU, and one line says why if it was asked for.
@@ -1192,7 +1193,9 @@ fn devices_that_are_absent_are_one_line() {
             None => println!("SKIPPED: there is {device}"),
         }
     }
-    assert!(misuse(&["run", "Hi", "--device", "tpu"]).contains("expected auto, cpu, gpu"));
+    let unknown = shohin(&["run", "Hi", "--device", "tpu"]).output().unwrap();
+    assert_eq!(unknown.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&unknown.stderr).contains("expected auto, cpu, gpu"));
 }
 
 #[test]
@@ -1203,7 +1206,9 @@ fn a_split_model_says_what_the_whole_one_says() {
         assert_eq!(ok(&with(&ask, &["--split", way])), want, "{way}");
     }
     assert!(fails(&with(&ask, &["--split", "tensor:60"])).contains("key-value heads"));
-    assert!(misuse(&with(&ask, &["--split", "tensor"])).contains("pipeline:N"));
+    let without = shohin(&with(&ask, &["--split", "tensor"])).output().unwrap();
+    assert_eq!(without.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&without.stderr).contains("pipeline:N"));
 }
 
 #[cfg(feature = "gpu")]

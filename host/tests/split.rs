@@ -49,12 +49,14 @@ fn logits_are_those_of_one_device() {
             let model = load(builder().split(split(way)));
             assert_eq!(model.split(), Some(split(way)));
             let mut sequence = model.sequence(200).unwrap();
-            let got = all_logits(&mut *sequence, &tokens);
-            let same = if way.contains("reduce") { error(&got, &want) < 2e-2 } else { got == want };
-            assert!(same, "{formats:?}, {way}: {}", error(&got, &want));
-            let same = error(sequence.feed(&[5]).unwrap(), &next)
-                < if way.contains("reduce") { 2e-2 } else { 1e-30 };
-            assert!(same, "{way}: one more token");
+            let got = [all_logits(&mut *sequence, &tokens), sequence.feed(&[5]).unwrap().to_vec()];
+            // Sums in another order; where inputs of products are rounded to integers, some become another one.
+            let allowed = if act == Activations::F32 { 1e-5 } else { 0.05 };
+            for (got, want) in got.iter().zip([&want, &next]) {
+                let error = error(got, want);
+                let same = if way.contains("reduce") { error < allowed } else { got == want };
+                assert!(same, "{formats:?}, {way}: {error}");
+            }
         }
     }
 }
