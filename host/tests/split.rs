@@ -51,7 +51,7 @@ fn logits_are_those_of_one_device() {
             let mut sequence = model.sequence(200).unwrap();
             let got = [all_logits(&mut *sequence, &tokens), sequence.feed(&[5]).unwrap().to_vec()];
             // Sums in another order; where inputs of products are rounded to integers, some become another one.
-            let allowed = if act == Activations::F32 { 1e-5 } else { 0.05 };
+            let allowed = if act == Activations::F32 { 1e-4 } else { 0.05 };
             for (got, want) in got.iter().zip([&want, &next]) {
                 let error = error(got, want);
                 let same = if way.contains("reduce") { error < allowed } else { got == want };
