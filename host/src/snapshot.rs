@@ -17,6 +17,9 @@ fn sha256(bytes: &[u8]) -> [u8; 32] {
     Sha256::digest(bytes).into()
 }
 
+/// Orders keys and values as another kind of device does.
+type Relayout = fn(KvFormat, KvShape, &[u8]) -> shohin_core::Result<Vec<u8>>;
+
 impl Model {
     /// The model and the settings under which keys and values are valid.
     fn origin(&self) -> Origin {
@@ -59,11 +62,10 @@ impl Model {
             Err(foreign @ shohin_core::Error::SnapshotForeign { .. }) => foreign,
             found => return Ok((found?, None)),
         };
-        let (other, convert): (_, fn(KvFormat, KvShape, &[u8]) -> shohin_core::Result<Vec<u8>>) =
-            match self.layout() {
-                Layout::Cpu => (Layout::Gpu, rows_to_blocks),
-                Layout::Gpu => (Layout::Cpu, blocks_to_rows),
-            };
+        let (other, convert): (_, Relayout) = match self.layout() {
+            Layout::Cpu => (Layout::Gpu, rows_to_blocks),
+            Layout::Gpu => (Layout::Cpu, blocks_to_rows),
+        };
         let found = snapshot::open(bytes, &origin.on(other), sha256).map_err(|_| foreign)?;
         let c = self.config();
         let shape = KvShape {

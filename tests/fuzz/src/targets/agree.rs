@@ -63,7 +63,7 @@ impl Case {
             ..Shape::tiny()
         };
         // Rows of attention's output must be whole blocks.
-        let shape = if shape.heads * shape.head_dim % 256 == 0 {
+        let shape = if (shape.heads * shape.head_dim).is_multiple_of(256) {
             shape
         } else {
             Shape { heads: 4 * kv_heads, ..shape }
@@ -147,7 +147,7 @@ pub(super) fn agree(input: &[u8]) {
     assert!(case.in_pieces(&mut repacked) == last, "repacked weights");
     let weights: Arc<CpuWeights<&[u8]>> = Arc::clone(reference.weights());
     for isa in Isa::available() {
-        let options = CpuOptions { isa, ..options.clone() };
+        let options = CpuOptions { isa, ..options };
         let mut device = Cpu::with_weights(Arc::clone(&weights), &options, Serial).expect("memory");
         assert!(case.in_pieces(&mut device) == last, "{isa:?}");
     }

@@ -103,7 +103,7 @@ pub(super) fn weight_cache_seeds() -> Vec<Vec<u8>> {
 }
 
 /// Makes the key that of the model, and the checksum of the header right.
-fn forge(input: &mut Vec<u8>, real: &[u8]) {
+fn forge(input: &mut [u8], real: &[u8]) {
     let word = |bytes: &[u8], at: usize| {
         bytes.get(at..at + 4).map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]) as usize)
     };
