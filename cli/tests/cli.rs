@@ -820,7 +820,10 @@ fn rope_can_be_replaced() {
         let output = shohin(&["inspect", "--rope-scaling", wrong]).output().unwrap();
         assert_eq!(output.status.code(), Some(2));
         let text = String::from_utf8(output.stderr).unwrap();
-        assert!(text.contains("expected none, linear:FACTOR, yarn:FACTOR:CONTEXT or"), "{text}");
+        assert!(
+            text.contains("expected none, linear:FACTOR, or dynamic, yarn or llama3 with :FACTOR:CONTEXT"),
+            "{text}"
+        );
     }
     assert!(
         misuse(&["inspect", "--rope-base", "0"]).contains("rope.freq_base is 0, expected a number over 1")
@@ -1252,9 +1255,16 @@ fn beams_are_searched_for_the_likeliest_reply() {
     assert!(scores[0] >= greedy["beams"][0]["score"].as_f64().unwrap());
     // As a chat, too.
     assert!(!ok(&["run", "What does a cow say?", "-n", "8", "--beams", "2"]).trim().is_empty());
-    assert!(misuse(&with(&ask, &["--beams", "65"])).contains("65"));
-    assert!(misuse(&with(&ask, &["--beams", "2", "--temperature", "1"])).contains("--temperature"));
-    assert!(misuse(&with(&ask, &["--length-penalty", "2"])).contains("--beams"));
+    for (wrong, named) in [
+        (&["--beams", "65"][..], "65 is not in 1..=64"),
+        (&["--beams", "2", "--temperature", "1"], "'--temperature <T>'"),
+        (&["--length-penalty", "2"], "--beams <N>"),
+    ] {
+        let output = shohin(&with(&ask, wrong)).output().unwrap();
+        assert_eq!(output.status.code(), Some(2));
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(output.stdout.is_empty() && text.contains(named), "{text}");
+    }
 }
 
 // ---- form of the reply

@@ -163,7 +163,7 @@ fn pages(model: &Model, tokens: usize) -> usize {
 #[test]
 fn conversations_hold_what_they_have_in_common_once() {
     let model = model();
-    let system = ChatMessage::new(Role::System, "You are kind. ".repeat(60));
+    let system = ChatMessage::new(Role::System, "You are kind. ".repeat(61));
     let prompts: Vec<Vec<ChatMessage>> = (0..6)
         .map(|i| vec![system.clone(), ask(&format!("What do you say to {i} cows?")).remove(0)])
         .collect();

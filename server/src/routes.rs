@@ -39,8 +39,8 @@ use tower_http::timeout::RequestBodyTimeoutLayer;
 /// How long a client may be silent within a request.
 const BODY_PAUSE: Duration = Duration::from_secs(30);
 
-/// How long a request's body may take, however steadily it comes: otherwise some hundred clients that send a byte now and then
-/// would take all connections for ever.
+/// How long a request's body may take, however steadily it comes: otherwise a hundred clients that send slowly would occupy
+/// all connections indefinitely.
 const BODY_TIME: Duration = Duration::from_secs(120);
 
 /// What all requests share.

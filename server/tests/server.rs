@@ -436,7 +436,7 @@ fn a_body_that_trickles_in_has_a_limit() {
     let start = Instant::now();
     let mut answer = [0; 12];
     while stream.read_exact(&mut answer).is_err() {
-        assert!(start.elapsed() < Duration::from_secs(20), "it waits for ever");
+        assert!(start.elapsed() < Duration::from_secs(20), "the server keeps waiting");
         let _ = stream.write_all(b" ");
     }
     assert_eq!(String::from_utf8_lossy(&answer), "HTTP/1.1 408");

@@ -159,15 +159,17 @@ impl<D: Device> Scheduler<D> {
         self.make_room(0);
     }
 
-    /// Gives up ended replies until there is room for `more` bytes, or there are none. Returns the session of the last.
+    /// Gives up ended replies until there is room for `more` bytes, or there are none. Returns the session of the last,
+    /// on devices without pages: those of a session are free once it is dropped.
     fn make_room(&mut self, more: usize) -> Option<Session<D>> {
         let default = self.options.replies.saturating_mul(self.session_bytes);
         let limit = self.options.cache_bytes.unwrap_or(default);
+        let has_pages = self.device.page_bytes().is_some();
         let mut last = None;
         while self.cache_bytes().saturating_add(more) > limit
             && let Some(past) = self.kept.evict()
         {
-            last = Some(past.session);
+            last = (!has_pages).then_some(past.session);
         }
         last
     }
@@ -276,7 +278,7 @@ impl<D: Device> Scheduler<D> {
                 }
             }
         }
-        if let Some(mut session) = self.make_room(more).filter(|_| !has_pages) {
+        if let Some(mut session) = self.make_room(more) {
             session.truncate(0)?;
             return Ok((session, None));
         }

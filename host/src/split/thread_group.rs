@@ -36,11 +36,13 @@ impl Shared {
 
     /// Waits for all ranks.
     fn meet(&self) -> Result<()> {
+        self.check()?;
         let before = self.generation.load(Acquire);
         if self.arrived.fetch_add(1, AcqRel) + 1 == self.slots.len() {
             self.arrived.store(0, Release);
             self.wake(|| self.generation.store(before.wrapping_add(1), Release));
-            return self.check();
+            // All have arrived: one that has what it needs may end before this one looks.
+            return Ok(());
         }
         let waits = || self.generation.load(Acquire) == before && !self.lost.load(Acquire);
         let start = Instant::now();
