@@ -21,7 +21,8 @@ use crate::sample::SparseLogits;
 use crate::session::{Feed, MAX_SEQUENCES, Session, run_batch};
 use alloc::vec::Vec;
 
-/// Tokens that a prompt must have in common with another one for their keys and values to be shared or copied.
+/// Tokens that a prompt must have in common with one in progress, or on a device without pages with any, for their keys and
+/// values to be shared or copied.
 const WORTH_SHARING: usize = 32;
 
 /// Sizes of a [`Scheduler`].
@@ -265,7 +266,8 @@ impl<D: Device> Scheduler<D> {
                 session.truncate(len)?;
                 return Ok((session, Some(used)));
             }
-            if len >= WORTH_SHARING {
+            // With pages, at most one is copied.
+            if len >= if has_pages { 1 } else { WORTH_SHARING } {
                 // Used now, it is the last that is given up.
                 let used = self.kept.get_mut(&held).map(|past| past.used);
                 let given_up = self.make_room(more);
