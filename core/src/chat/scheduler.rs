@@ -349,12 +349,12 @@ impl<D: Device> Scheduler<D> {
                 (None, None) => {}
             }
         }
+        self.make_room(0);
         Ok(true)
     }
 
     /// Chooses what the lanes compute in a step.
     fn choose(&mut self, ready: &mut dyn FnMut(ReplyId) -> bool) -> Result<(), D::Error> {
-        self.make_room(0);
         let mut room = self.options.prompt_tokens;
         // Prompts in the order in which they came.
         self.lanes.sort_by_key(|lane| lane.used);
@@ -384,7 +384,9 @@ impl<D: Device> Scheduler<D> {
     pub fn cancel(&mut self, id: ReplyId) -> Option<Finish> {
         let lane = self.lanes.iter_mut().find(|lane| lane.id() == Some(id))?;
         lane.conversation.cancel();
-        lane.end(&mut self.kept)
+        let finish = lane.end(&mut self.kept);
+        self.make_room(0);
+        finish
     }
 }
 
