@@ -72,14 +72,7 @@ impl<B: ModelBytes> BonsaiModel<B> {
         configure: impl FnOnce(ModelConfig) -> ModelConfig,
     ) -> Result<Self, PartError> {
         let whole = |error| PartError { part: 0, error };
-        let (config, tensors, program) = {
-            let bytes: Vec<&[u8]> = parts.iter().map(B::bytes).collect();
-            let gguf = Gguf::parse_parts(&bytes, options)?;
-            let config = configure(ModelConfig::from_gguf(&gguf).map_err(whole)?);
-            config.check().map_err(whole)?;
-            let program = config.program();
-            (config, stored(&program, &gguf).map_err(whole)?, program)
-        };
+        let (config, tensors, program) = read(&parts, options, configure)?;
         let weights = Weights::hold(tensors, parts).map_err(whole)?;
         Self::new(config, program, weights).map_err(whole)
     }
@@ -98,14 +91,7 @@ impl<B: ModelBytes> BonsaiModel<B> {
         hold: impl FnOnce(Vec<u8>) -> B,
     ) -> Result<Self, PartError> {
         let whole = |error| PartError { part: 0, error };
-        let (config, tensors, program) = {
-            let bytes: Vec<&[u8]> = parts.iter().map(B::bytes).collect();
-            let gguf = Gguf::parse_parts(&bytes, options)?;
-            let config = configure(ModelConfig::from_gguf(&gguf).map_err(whole)?);
-            config.check().map_err(whole)?;
-            let program = config.program();
-            (config, stored(&program, &gguf).map_err(whole)?, program)
-        };
+        let (config, tensors, program) = read(&parts, options, configure)?;
         let SplitProgram { program, pieces } = program.split(split, rank).map_err(whole)?;
         let multiplied = |id| {
             program.matrices().any(|matrix| {
@@ -163,6 +149,22 @@ impl<B: ModelBytes> BonsaiModel<B> {
         let first = self.program.matrices().next();
         first.map_or(ModelVariant::Custom, |id| ModelVariant::detect(&self.config, self.weights.format(id)))
     }
+}
+
+/// What the headers of a model's files describe.
+fn read<B: ModelBytes>(
+    parts: &[B],
+    options: &ReadOptions,
+    configure: impl FnOnce(ModelConfig) -> ModelConfig,
+) -> Result<(ModelConfig, Vec<StoredTensor>, Program), PartError> {
+    let whole = |error| PartError { part: 0, error };
+    let bytes: Vec<&[u8]> = parts.iter().map(B::bytes).collect();
+    let gguf = Gguf::parse_parts(&bytes, options)?;
+    let config = configure(ModelConfig::from_gguf(&gguf).map_err(whole)?);
+    config.check().map_err(whole)?;
+    let program = config.program();
+    let tensors = stored(&program, &gguf).map_err(whole)?;
+    Ok((config, tensors, program))
 }
 
 /// Appends a piece of a tensor of the file `bytes` to `copy`, which will be file `part`.

@@ -374,7 +374,7 @@ mod tests {
             let error = text.parse::<RopeScaling>().unwrap_err();
             assert_eq!(error.code(), "unsupported");
             assert!(
-                error.to_string().contains("expected none, linear:FACTOR, yarn:FACTOR:CONTEXT or"),
+                error.to_string().contains("expected none, linear:FACTOR, or dynamic, yarn or llama3 with"),
                 "{error}"
             );
         }

@@ -202,8 +202,14 @@ cases! {
         refused(&valid().without("general.architecture"), &["missing_key"]);
         refused(&valid().set("general.architecture", RawValue::u32(3)), &["key_type"]);
         refused(&valid().set("prism.hadamard.version", RawValue::u32(1)), &["unsupported"]);
-        for scaling in ["longrope", "dynamic", "YARN", ""] {
-            refused(&valid().set("qwen3.rope.scaling.type", RawValue::str(scaling)), &["unsupported"]);
+        for (scaling, code) in [
+            ("LongRoPE", "unsupported"),
+            ("ntk", "unsupported"),
+            ("YARN", "unsupported"),
+            ("", "unsupported"),
+            ("longrope", "missing_tensor"),
+        ] {
+            refused(&valid().set("qwen3.rope.scaling.type", RawValue::str(scaling)), &[code]);
         }
         let mut file = valid();
         file.tensors.push(RawTensor::new("blk.0.attn_q.bias", &[1], 0, file.data.len() as u64));

@@ -54,6 +54,32 @@ unsafe fn dot(codes: [*const u8; 2], acts: &Pairs) -> [[i32; 2]; 2] {
     sums
 }
 
+/// Loads a word of codes of each row.
+macro_rules! load {
+    ($at:literal) => {
+        concat!("ldr {w0}, [{p0}, #", $at, "]\nldr {w1}, [{p1}, #", $at, "]")
+    };
+}
+
+/// Multiplies two pairs of columns of each row, whose codes are at these shifts, by two words of activations.
+macro_rules! columns {
+    ($at:literal, $even:literal, $odd:literal) => {
+        concat!(
+            "ldrd {a}, {b}, [{acts}, #",
+            $at,
+            "]\nand {t}, {m}, {w0}, ",
+            $even,
+            "\nsmlad {s0}, {t}, {a}, {s0}\nand {t}, {m}, {w1}, ",
+            $even,
+            "\nsmlad {s1}, {t}, {a}, {s1}\nand {t}, {m}, {w0}, ",
+            $odd,
+            "\nsmlad {s0}, {t}, {b}, {s0}\nand {t}, {m}, {w1}, ",
+            $odd,
+            "\nsmlad {s1}, {t}, {b}, {s1}",
+        )
+    };
+}
+
 /// Safety: 8 bytes of codes are readable at both pointers, at any alignment; `acts` has two runs.
 #[inline(always)]
 unsafe fn dot_32(codes: [*const u8; 2], acts: &[[u32; 8]]) -> [i32; 2] {
@@ -62,82 +88,16 @@ unsafe fn dot_32(codes: [*const u8; 2], acts: &[[u32; 8]]) -> [i32; 2] {
     // activations.
     unsafe {
         asm!(
-            "ldr {w0}, [{p0}, #0]",
-            "ldr {w1}, [{p1}, #0]",
-            "ldrd {a}, {b}, [{acts}, #0]",
-            "and {t}, {m}, {w0}",
-            "smlad {s0}, {t}, {a}, {s0}",
-            "and {t}, {m}, {w1}",
-            "smlad {s1}, {t}, {a}, {s1}",
-            "and {t}, {m}, {w0}, lsr #2",
-            "smlad {s0}, {t}, {b}, {s0}",
-            "and {t}, {m}, {w1}, lsr #2",
-            "smlad {s1}, {t}, {b}, {s1}",
-            "ldrd {a}, {b}, [{acts}, #8]",
-            "and {t}, {m}, {w0}, lsr #4",
-            "smlad {s0}, {t}, {a}, {s0}",
-            "and {t}, {m}, {w1}, lsr #4",
-            "smlad {s1}, {t}, {a}, {s1}",
-            "and {t}, {m}, {w0}, lsr #6",
-            "smlad {s0}, {t}, {b}, {s0}",
-            "and {t}, {m}, {w1}, lsr #6",
-            "smlad {s1}, {t}, {b}, {s1}",
-            "ldrd {a}, {b}, [{acts}, #16]",
-            "and {t}, {m}, {w0}, lsr #8",
-            "smlad {s0}, {t}, {a}, {s0}",
-            "and {t}, {m}, {w1}, lsr #8",
-            "smlad {s1}, {t}, {a}, {s1}",
-            "and {t}, {m}, {w0}, lsr #10",
-            "smlad {s0}, {t}, {b}, {s0}",
-            "and {t}, {m}, {w1}, lsr #10",
-            "smlad {s1}, {t}, {b}, {s1}",
-            "ldrd {a}, {b}, [{acts}, #24]",
-            "and {t}, {m}, {w0}, lsr #12",
-            "smlad {s0}, {t}, {a}, {s0}",
-            "and {t}, {m}, {w1}, lsr #12",
-            "smlad {s1}, {t}, {a}, {s1}",
-            "and {t}, {m}, {w0}, lsr #14",
-            "smlad {s0}, {t}, {b}, {s0}",
-            "and {t}, {m}, {w1}, lsr #14",
-            "smlad {s1}, {t}, {b}, {s1}",
-            "ldr {w0}, [{p0}, #4]",
-            "ldr {w1}, [{p1}, #4]",
-            "ldrd {a}, {b}, [{acts}, #32]",
-            "and {t}, {m}, {w0}",
-            "smlad {s0}, {t}, {a}, {s0}",
-            "and {t}, {m}, {w1}",
-            "smlad {s1}, {t}, {a}, {s1}",
-            "and {t}, {m}, {w0}, lsr #2",
-            "smlad {s0}, {t}, {b}, {s0}",
-            "and {t}, {m}, {w1}, lsr #2",
-            "smlad {s1}, {t}, {b}, {s1}",
-            "ldrd {a}, {b}, [{acts}, #40]",
-            "and {t}, {m}, {w0}, lsr #4",
-            "smlad {s0}, {t}, {a}, {s0}",
-            "and {t}, {m}, {w1}, lsr #4",
-            "smlad {s1}, {t}, {a}, {s1}",
-            "and {t}, {m}, {w0}, lsr #6",
-            "smlad {s0}, {t}, {b}, {s0}",
-            "and {t}, {m}, {w1}, lsr #6",
-            "smlad {s1}, {t}, {b}, {s1}",
-            "ldrd {a}, {b}, [{acts}, #48]",
-            "and {t}, {m}, {w0}, lsr #8",
-            "smlad {s0}, {t}, {a}, {s0}",
-            "and {t}, {m}, {w1}, lsr #8",
-            "smlad {s1}, {t}, {a}, {s1}",
-            "and {t}, {m}, {w0}, lsr #10",
-            "smlad {s0}, {t}, {b}, {s0}",
-            "and {t}, {m}, {w1}, lsr #10",
-            "smlad {s1}, {t}, {b}, {s1}",
-            "ldrd {a}, {b}, [{acts}, #56]",
-            "and {t}, {m}, {w0}, lsr #12",
-            "smlad {s0}, {t}, {a}, {s0}",
-            "and {t}, {m}, {w1}, lsr #12",
-            "smlad {s1}, {t}, {a}, {s1}",
-            "and {t}, {m}, {w0}, lsr #14",
-            "smlad {s0}, {t}, {b}, {s0}",
-            "and {t}, {m}, {w1}, lsr #14",
-            "smlad {s1}, {t}, {b}, {s1}",
+            load!(0),
+            columns!(0, "lsl #0", "lsr #2"),
+            columns!(8, "lsr #4", "lsr #6"),
+            columns!(16, "lsr #8", "lsr #10"),
+            columns!(24, "lsr #12", "lsr #14"),
+            load!(4),
+            columns!(32, "lsl #0", "lsr #2"),
+            columns!(40, "lsr #4", "lsr #6"),
+            columns!(48, "lsr #8", "lsr #10"),
+            columns!(56, "lsr #12", "lsr #14"),
             p0 = in(reg) codes[0],
             p1 = in(reg) codes[1],
             acts = in(reg) acts.as_ptr(),
