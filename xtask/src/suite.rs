@@ -17,7 +17,8 @@ use crate::web;
 use crate::{cpu_time, demo, ffi, firmware, instructions, source};
 
 /// The targets for which `no-std` builds core.
-const BARE_TARGETS: [&str; 2] = ["thumbv7em-none-eabihf", "riscv32imac-unknown-none-elf"];
+const BARE_TARGETS: [&str; 3] =
+    ["thumbv7em-none-eabihf", "thumbv6m-none-eabi", "riscv32imac-unknown-none-elf"];
 const ARM_LINUX: &str = "aarch64-unknown-linux-gnu";
 const APPLE: &str = "aarch64-apple-darwin";
 const ANDROID: &str = "aarch64-linux-android";
@@ -220,7 +221,7 @@ pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "no-std",
         about: "core compiles for Cortex-M4F, Cortex-M0 and RV32; other suites build it for wasm32 and aarch64",
-        needs: &[Need::Target(BARE_TARGETS[0]), Need::Target(BARE_TARGETS[1])],
+        needs: &[Need::Target(BARE_TARGETS[0]), Need::Target(BARE_TARGETS[1]), Need::Target(BARE_TARGETS[2])],
         unfit: ANYWHERE,
         run: |m| {
             // One command per toolchain keeps all cores busy.

@@ -84,11 +84,6 @@ impl ChunkedPlacement {
         let Place { chunk, keys, values } = self.place(head, block);
         (chunk, keys..keys + self.keys, values..values + self.values)
     }
-
-    /// The byte ranges in a chunk of the blocks of its first `positions`, of all heads.
-    pub(crate) fn runs_of_chunk(self, positions: usize) -> impl Iterator<Item = Range<usize>> {
-        self.runs(positions).map(|(_, run)| run)
-    }
 }
 
 /// Where a block is.

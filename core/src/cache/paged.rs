@@ -6,7 +6,7 @@
 //! sequence writes to it if another one has it, too. Attention reads pages in place, as it reads chunks.
 #![forbid(unsafe_code)]
 
-use crate::sync::Arc;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -108,7 +108,7 @@ impl Pages {
             }
             let mut copy = self.pool.page(self.page_len)?;
             let kept = kept.saturating_sub(chunk * CHUNK_POSITIONS).min(CHUNK_POSITIONS);
-            for run in placement.runs_of_chunk(kept) {
+            for (_, run) in placement.runs(kept) {
                 copy.bytes_mut()[run.clone()].copy_from_slice(&page.bytes()[run]);
             }
             *page = Arc::new(copy);

@@ -5,7 +5,7 @@ use core::ops::Range;
 
 use crate::arena::{Arena, Planner};
 use crate::attention::AttentionPattern;
-use crate::cache::{BLOCK_POSITIONS, KvCodec, KvFormat, KvShape, KvStorage, PagePool, Pages, with_codec};
+use crate::cache::{BLOCK_POSITIONS, KvCodec, KvFormat, KvShape, KvStorage, Pages, with_codec};
 use crate::device::SessionOptions;
 use crate::error::{Error, Result};
 use crate::memory::Memory;
@@ -45,7 +45,12 @@ impl<'m> CpuCache<'m> {
     }
 
     /// A cache in pages, of which there are none yet.
-    pub(super) fn paged(options: &SessionOptions, shape: KvShape, pool: &PagePool) -> Result<Self> {
+    #[cfg(target_has_atomic = "ptr")]
+    pub(super) fn paged(
+        options: &SessionOptions,
+        shape: KvShape,
+        pool: &crate::cache::PagePool,
+    ) -> Result<Self> {
         // Whether all pages would fit the address space.
         plan(options.kv, shape)?;
         let page_len = with_codec!(options.kv, C => KvStorage::<C>::page_placement(shape).chunk_len());

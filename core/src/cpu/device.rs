@@ -14,7 +14,9 @@ use super::scratch::{Scratch, ScratchPlan};
 use super::simd::dispatch;
 use super::weights::CpuWeights;
 use crate::arena::{Arena, Planner};
-use crate::cache::{KvShape, PagePool, with_codec};
+#[cfg(target_has_atomic = "ptr")]
+use crate::cache::PagePool;
+use crate::cache::{KvShape, with_codec};
 use crate::collective::Collective;
 use crate::device::{
     Activations, Batch, BlockingDevice, Device, SessionOptions, Sink, check_run, copy_cache, ready,
@@ -39,6 +41,7 @@ pub struct Cpu<'m, B> {
     /// The row of the logits that were read out last, if they are still in the buffer.
     last: Option<usize>,
     /// Counts pages, from the first cache on that has some.
+    #[cfg(target_has_atomic = "ptr")]
     pages: Option<PagePool>,
     /// The other ranks of a split program.
     collective: Option<Arc<dyn Collective>>,
@@ -160,6 +163,7 @@ impl<'m, B: ModelBytes> Cpu<'m, B> {
             memory: Memory::zeroed(bytes)?,
             pool: Box::new(pool),
             last: None,
+            #[cfg(target_has_atomic = "ptr")]
             pages: None,
             collective: None,
         })
@@ -184,6 +188,7 @@ impl<'m, B: ModelBytes> Cpu<'m, B> {
             memory: Memory::custom(bytes, memory)?,
             pool: Box::new(pool),
             last: None,
+            #[cfg(target_has_atomic = "ptr")]
             pages: None,
             collective: None,
         })
@@ -309,6 +314,7 @@ impl<'m, B: ModelBytes> Device for Cpu<'m, B> {
         CpuCache::new(options, shape(self.program(), &self.options, options)?)
     }
 
+    #[cfg(target_has_atomic = "ptr")]
     async fn paged_cache(&mut self, options: &SessionOptions) -> Result<CpuCache<'m>> {
         let shape = shape(self.program(), &self.options, options)?;
         CpuCache::paged(options, shape, self.pages.get_or_insert_with(PagePool::default))
@@ -321,6 +327,7 @@ impl<'m, B: ModelBytes> Device for Cpu<'m, B> {
         }
     }
 
+    #[cfg(target_has_atomic = "ptr")]
     fn page_bytes(&self) -> Option<usize> {
         Some(self.pages.as_ref().map_or(0, PagePool::bytes))
     }
