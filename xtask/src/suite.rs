@@ -293,16 +293,13 @@ pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "gpu",
         about: "the GPU engine compared with core, on Vulkan or Metal; in software if there is no GPU",
-        needs: &[Need::Component("clippy"), Need::Vulkan],
+        needs: &[Need::Vulkan],
         unfit: ANYWHERE,
         run: |m| {
-            let lint = m.cargo().args("clippy --profile suite").packages(&[GPU, HOST, CLI]);
-            let lint = lint.arg("--features").arg(format!("{CLI}/gpu"));
-            lint.args("--all-targets -- -Dwarnings").run()?;
+            let engine = |m: &Machine| native(m).arg("--exclude").arg(METAL).env(SMOLLM2, fetched_smollm2(m));
+            let mut tally = engine(m).args("--lib -- error::tests kernel::tests shader::tests").tests()?;
             let tests = integration_tests(&m.root.join("gpu/tests"))?;
-            let all = tests.iter().fold(native(m).arg("--lib"), |all, test| all.arg("--test").arg(test));
-            let all = all.arg("--exclude").arg(METAL);
-            let mut tally = all.env(SMOLLM2, fetched_smollm2(m)).tests()?;
+            tally.add(tests.iter().fold(engine(m), |all, test| all.arg("--test").arg(test)).tests()?);
             tally.add(native_but_gpu(m).args("--test cli").arg(GPU_TESTS).tests()?);
             Ok(tally)
         },
@@ -324,14 +321,9 @@ pub(crate) const SUITES: &[Suite] = &[
     Suite {
         name: "cuda",
         about: "the CUDA kernels and their host code, on a CPU, compared with core",
-        needs: &[Need::Component("clippy"), Need::Program(&GXX)],
+        needs: &[Need::Program(&GXX)],
         unfit: ANYWHERE,
-        run: |m| {
-            let lint = m.cargo().args("clippy --profile suite").packages(&[CUDA, HOST, CLI]);
-            let lint = lint.arg("--features").arg(format!("{CLI}/cuda"));
-            lint.args("--all-targets -- -Dwarnings").run()?;
-            m.cargo().args("test --profile suite").packages(&[CUDA]).args("--lib --tests").tests()
-        },
+        run: |m| m.cargo().args("test --profile suite").packages(&[CUDA]).args("--lib --tests").tests(),
         counts: true,
     },
     Suite {
@@ -454,7 +446,8 @@ fn clippy(m: &mut Machine) -> Result<Tally> {
         let lint = target.into_iter().fold(lint, |lint, target| lint.arg("--target").arg(target));
         lint.args("-- -Dwarnings").run()
     };
-    lint(None, |cargo| cargo.all_packages_but(&[GPU]))?;
+    lint(None, |cargo| cargo.all_packages_but(&[]).arg("--features").arg(format!("{CLI}/gpu,{CLI}/cuda")))?;
+    lint(None, |cargo| cargo.packages(&[HOST, CLI]))?;
     // clippy does not work with the fallback toolchain.
     let ours = |target: &str| m.target_of(target) == m.target;
     if ours(WASM) {
