@@ -2,7 +2,7 @@
 
 use sha2::{Digest, Sha256};
 use shohin::core::cpu::Isa;
-use shohin::hub::{Download, Hub, HubError, HubModel};
+use shohin::hub::{Download, Hub, HubError, HubModel, PUBLISHED};
 use shohin::{Error, Model};
 use std::collections::BTreeMap;
 use std::fs;
@@ -300,6 +300,40 @@ fn a_file_is_kept_as_the_hubs_own_tools_keep_it() {
     );
     assert_eq!(hub.remove(&model).unwrap(), 300_000);
     assert!(hub.list().is_empty() && !of.exists());
+}
+
+#[test]
+fn only_the_file_with_the_given_checksum_is_accepted() {
+    let content = noise(1000);
+    let Site { hub, back, cache: _cache, .. } = site(&[("a.gguf", content.clone())], Answer::file);
+    let right = named(FILE).with_sha256(&sum(&content).to_uppercase());
+    let wrong = named(FILE).with_sha256(&sum(b"another"));
+    let is_refused = |hub: &Hub| match problem(hub.pull(&wrong, &mut on).unwrap_err()) {
+        HubError::Changed { expected, found, file } => {
+            assert_eq!((expected, found, file), (sum(b"another"), sum(&content), FILE.into()));
+        }
+        other => panic!("{other}"),
+    };
+    is_refused(&hub);
+    assert!(back.asked().is_empty(), "nothing is downloaded");
+    let path = hub.pull(&right, &mut on).unwrap();
+    for (model, kept) in [(&right, Some(path.clone())), (&named(FILE), Some(path)), (&wrong, None)] {
+        assert_eq!(hub.find(model), kept);
+    }
+    // A server that announces no checksum.
+    let bytes = content.clone();
+    let plain = Server::new(move |asked| {
+        Answer::file(asked, &bytes).with("X-Repo-Commit", COMMIT).with("ETag", "\"v1\"")
+    });
+    let cache = TempDir::new().unwrap();
+    let hub = self::hub(&plain.address, cache.path());
+    is_refused(&hub);
+    assert_eq!(hub.find(&named(FILE)), None);
+    assert_eq!(fs::read(hub.pull(&right, &mut on).unwrap()).unwrap(), content);
+    for model in PUBLISHED {
+        let file = named(&format!("hf:{}/{}", model.repository, model.file));
+        assert_eq!(named(model.name), file.with_sha256(model.sha256));
+    }
 }
 
 #[test]

@@ -313,6 +313,15 @@ pub enum HubError {
         /// What differs.
         problem: String,
     },
+    /// The file is not the one that was asked for.
+    Changed {
+        /// The SHA-256 it must have.
+        expected: String,
+        /// Its SHA-256.
+        found: String,
+        /// The name under which any version of it is accepted.
+        file: String,
+    },
     /// The caller cancelled the download; it can be continued.
     Cancelled,
 }
@@ -340,6 +349,10 @@ impl fmt::Display for HubError {
             }
             HubError::Answer { problem } | HubError::Network { problem } => f.write_str(problem),
             HubError::Damaged { problem } => write!(f, "the download is damaged: {problem}"),
+            HubError::Changed { expected, found, file } => write!(
+                f,
+                "expected the file with the SHA-256 {expected}, found {found}; {file} accepts any version of it"
+            ),
             HubError::Cancelled => f.write_str("the download was cancelled; it continues the next time"),
         }
     }

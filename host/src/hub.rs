@@ -38,23 +38,32 @@ pub struct PublishedModel {
     pub file: &'static str,
     /// Size of the file when it was published.
     pub bytes: u64,
+    /// SHA-256 of the file in hexadecimal digits.
+    pub sha256: &'static str,
 }
 
 macro_rules! published {
-    ($($name:literal $repository:literal $file:literal $bytes:literal;)*) => {
+    ($($name:literal $repository:literal $file:literal $bytes:literal $sha256:literal;)*) => {
         /// The models that are known by their names, smallest first.
-        pub const PUBLISHED: [PublishedModel; [$($name),*].len()] =
-            [$(PublishedModel { name: $name, repository: $repository, file: $file, bytes: $bytes }),*];
+        pub const PUBLISHED: [PublishedModel; [$($name),*].len()] = [$(PublishedModel {
+            name: $name, repository: $repository, file: $file, bytes: $bytes, sha256: $sha256,
+        }),*];
     };
 }
 
 published! {
-    "bonsai-1.7b" "prism-ml/Bonsai-1.7B-gguf" "Bonsai-1.7B-Q1_0.gguf" 248_302_272;
-    "ternary-bonsai-1.7b" "prism-ml/Ternary-Bonsai-1.7B-gguf" "Ternary-Bonsai-1.7B-Q2_0.gguf" 463_290_464;
-    "bonsai-4b" "prism-ml/Bonsai-4B-gguf" "Bonsai-4B-Q1_0.gguf" 572_270_624;
-    "ternary-bonsai-4b" "prism-ml/Ternary-Bonsai-4B-gguf" "Ternary-Bonsai-4B-Q2_0.gguf" 1_074_969_344;
-    "bonsai-8b" "prism-ml/Bonsai-8B-gguf" "Bonsai-8B-Q1_0.gguf" 1_158_654_496;
-    "ternary-bonsai-8b" "prism-ml/Ternary-Bonsai-8B-gguf" "Ternary-Bonsai-8B-Q2_0.gguf" 2_182_184_672;
+    "bonsai-1.7b" "prism-ml/Bonsai-1.7B-gguf" "Bonsai-1.7B-Q1_0.gguf" 248_302_272
+        "3d7c6c90dd98717a203adb22d5eacd2581850e40aa5327e144b97766cae5f7e3";
+    "ternary-bonsai-1.7b" "prism-ml/Ternary-Bonsai-1.7B-gguf" "Ternary-Bonsai-1.7B-Q2_0.gguf" 463_290_464
+        "d97d94eb564590c9f0300e54d3f87bbbb25a78693d0ade9f6e177973dcb8228a";
+    "bonsai-4b" "prism-ml/Bonsai-4B-gguf" "Bonsai-4B-Q1_0.gguf" 572_270_624
+        "4524b3f997f0f06444e568d1f26e2efd69effa3218c7ad3047432fb171e42168";
+    "ternary-bonsai-4b" "prism-ml/Ternary-Bonsai-4B-gguf" "Ternary-Bonsai-4B-Q2_0.gguf" 1_074_969_344
+        "4e0bf8b737b0431552f8c2c97695ab7c0cb214c94bcdeb4f5f267e67ddf28b8b";
+    "bonsai-8b" "prism-ml/Bonsai-8B-gguf" "Bonsai-8B-Q1_0.gguf" 1_158_654_496
+        "284a335aa3fb2ced3b1b01fcb40b08aa783e3b70832767f0dd2e3fdfa134bd54";
+    "ternary-bonsai-8b" "prism-ml/Ternary-Bonsai-8B-gguf" "Ternary-Bonsai-8B-Q2_0.gguf" 2_182_184_672
+        "3c8d70470a5d97e5a2b9410ddd899cb740116591462626c60cb2fead6448f60b";
 }
 
 /// A model on the Hub. Parses from the name of a published model, or from `hf:owner/repository`, with `@revision` if
@@ -64,9 +73,18 @@ pub struct HubModel {
     repository: String,
     revision: String,
     file: Option<String>,
+    sha256: Option<String>,
 }
 
 impl HubModel {
+    /// Accepts only a file with this SHA-256, in hexadecimal digits, as the names of published models do. Models in
+    /// parts have no checksum of the whole.
+    #[must_use]
+    pub fn with_sha256(mut self, digits: &str) -> HubModel {
+        self.sha256 = Some(digits.to_ascii_lowercase());
+        self
+    }
+
     /// The repository, `owner/name`.
     pub fn repository(&self) -> &str {
         &self.repository
@@ -76,6 +94,27 @@ impl HubModel {
     pub fn file(&self) -> Option<&str> {
         self.file.as_deref()
     }
+}
+
+impl HubModel {
+    /// Compares a checksum, if it is known, with the one that the file must have.
+    fn expect(&self, found: Option<&str>) -> std::result::Result<(), HubError> {
+        match (&self.sha256, found) {
+            (Some(expected), Some(found)) if !expected.eq_ignore_ascii_case(found) => {
+                Err(HubError::Changed {
+                    expected: expected.clone(),
+                    found: found.into(),
+                    file: self.to_string(),
+                })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The SHA-256 that an entity tag, or the name of a blob, consists of.
+fn sum_in(etag: &str) -> Option<&str> {
+    Some(etag).filter(|etag| etag.len() == 64 && etag.bytes().all(|b| b.is_ascii_hexdigit()))
 }
 
 impl fmt::Display for HubModel {
@@ -101,7 +140,8 @@ impl FromStr for HubModel {
             let model =
                 PUBLISHED.iter().find(|model| model.name.eq_ignore_ascii_case(text)).ok_or_else(wrong)?;
             let (repository, revision) = (model.repository.into(), MAIN.into());
-            return Ok(HubModel { repository, revision, file: Some(model.file.into()) });
+            let sha256 = Some(model.sha256.into());
+            return Ok(HubModel { repository, revision, file: Some(model.file.into()), sha256 });
         };
         let (owner, rest) = rest.split_once('/').ok_or_else(wrong)?;
         let end = rest.find(['/', ':', '@']).unwrap_or(rest.len());
@@ -119,7 +159,7 @@ impl FromStr for HubModel {
             return Err(wrong());
         }
         let (repository, file) = (format!("{owner}/{name}"), file.map(String::from));
-        Ok(HubModel { repository, revision: revision.into(), file })
+        Ok(HubModel { repository, revision: revision.into(), file, sha256: None })
     }
 }
 
@@ -329,7 +369,11 @@ impl Hub {
             }
         };
         let parts = shard_names(&file).unwrap_or_else(|| vec![file.clone()]);
-        parts.iter().all(|part| snapshot.join(part).is_file()).then(|| snapshot.join(&file))
+        let there = parts.iter().all(|part| snapshot.join(part).is_file());
+        let path = Some(snapshot.join(&file)).filter(|_| there)?;
+        let blob = fs::read_link(&path).ok();
+        let found = blob.as_ref().and_then(|blob| sum_in(blob.file_name()?.to_str()?));
+        model.expect(found).is_ok().then_some(path)
     }
 
     /// Number of bytes that [`Hub::pull`] would download, if the Hub tells it.
@@ -534,6 +578,7 @@ impl Hub {
     /// Downloads a file unless it is kept, and returns its path.
     fn fetch(&self, model: &HubModel, file: &str, on_download: &mut OnDownload<'_>) -> Attempt<PathBuf> {
         let remote = self.ask(model, file, on_download)?;
+        model.expect(sum_in(&remote.etag))?;
         let directory = self.repository(&model.repository);
         let blob = directory.join("blobs").join(&remote.etag);
         if !blob.is_file() {
@@ -588,7 +633,7 @@ impl Hub {
                 Err(other) => return Err(other),
             }
         }
-        part.finish(remote, blob)
+        part.finish(model, remote, blob)
     }
 
     /// Downloads the rest of a file over one connection.
@@ -834,20 +879,19 @@ impl Part {
     }
 
     /// Moves the file to its place if it is the one that the Hub announced, and deletes it otherwise.
-    fn finish(self, remote: &Remote, blob: &Path) -> Attempt<()> {
+    fn finish(self, model: &HubModel, remote: &Remote, blob: &Path) -> Attempt<()> {
         let Part { file, path, have, hash } = self;
         let found: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
-        let is_sum = remote.etag.len() == 64 && remote.etag.bytes().all(|b| b.is_ascii_hexdigit());
         let problem = if let Some(size) = remote.size.filter(|size| *size != have) {
             Some(format!("expected {size} bytes, found {have}"))
-        } else if is_sum && !remote.etag.eq_ignore_ascii_case(&found) {
-            Some(format!("expected the SHA-256 {}, found {found}", remote.etag))
         } else {
-            None
+            let announced = sum_in(&remote.etag).filter(|sum| !sum.eq_ignore_ascii_case(&found));
+            announced.map(|sum| format!("expected the SHA-256 {sum}, found {found}"))
         };
-        if let Some(problem) = problem {
+        let wrong = problem.map(|problem| HubError::Damaged { problem });
+        if let Some(error) = wrong.or_else(|| model.expect(Some(&found)).err()) {
             let _ = fs::remove_file(&path);
-            return Err(HubError::Damaged { problem }.into());
+            return Err(error.into());
         }
         file.sync_all().map_err(|e| Failure::Io(io("write", &path)(e)))?;
         fs::rename(&path, blob).map_err(|e| Failure::Io(io("write", blob)(e)))

@@ -7,6 +7,8 @@ export interface Offer {
   url: string;
   /** Bytes of the file. */
   size: number;
+  /** SHA-256 of the file. */
+  sha256: string;
   /** Bytes of memory a token of context takes. */
   tokenSize: number;
   /** What it is good for. */
@@ -26,7 +28,7 @@ const NOTES: Record<string, string> = {
 };
 
 /** All of them, smallest first. */
-export const OFFERS: readonly Offer[] = MODELS.map(({ name, repository, file, bytes }) => {
+export const OFFERS: readonly Offer[] = MODELS.map(({ name, repository, file, bytes, sha256 }) => {
   const [layers, note] = [LAYERS[name.split("-").at(-1)!], NOTES[name]];
   if (layers === undefined || note === undefined) throw new Error(`${name} is published, but not described here`);
   return {
@@ -34,6 +36,7 @@ export const OFFERS: readonly Offer[] = MODELS.map(({ name, repository, file, by
     name: repository.replace(/^.*\/|-gguf$/g, "").replaceAll("-", " "),
     url: `https://huggingface.co/${repository}/resolve/main/${file}`,
     size: bytes,
+    sha256,
     tokenSize: layers * 2 * 8 * 128 * 2,
     note,
   };

@@ -123,6 +123,7 @@ async function download(): Promise<void> {
   try {
     await withoutTrials(() =>
       Engine.preload(OFFER.url, {
+        sha256: OFFER.sha256,
         signal: mine.signal,
         onProgress: (progress) => {
           if (mine.signal.aborted) return;

@@ -197,6 +197,7 @@ async function load(source: Source): Promise<boolean> {
         onProgress,
         // The embedded model comes with the page and is as current as it.
         cache: !source.embedded,
+        ...(offered && { sha256: offered.sha256 }),
         ...options,
         ...(backend && { backend }),
       });

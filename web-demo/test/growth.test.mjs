@@ -4,16 +4,18 @@ import { readFile } from "node:fs/promises";
 import { after, afterEach, before, beforeEach, describe, test } from "node:test";
 import { launch, serve } from "../../wasm/js/test/chromium.mjs";
 import { enlarged, origin } from "../../wasm/js/test/gguf.mjs";
+import { publish } from "../../wasm/js/test/publish.mjs";
 import { faults } from "./axe.mjs";
 import { soon } from "./soon.mjs";
 
 const BONSAI = /^https:\/\/huggingface\.co\/prism-ml\/Bonsai-1\.7B-gguf\//;
 
 describe("the offer of a larger model", { timeout: 300_000 }, () => {
-  let browser, server, page, problems, state;
+  let browser, server, page, problems, state, file;
   before(async () => {
     // 9 MB in the place of 248.
-    const model = origin(enlarged(await readFile(new URL("../../models/sprout-nano.gguf", import.meta.url)), 8));
+    file = enlarged(await readFile(new URL("../../models/sprout-nano.gguf", import.meta.url)), 8);
+    const model = origin(file);
     state = model.state;
     server = await serve(new URL("../dist/", import.meta.url), { "/bonsai.gguf": model.answer });
     browser = await launch();
@@ -30,6 +32,7 @@ describe("the offer of a larger model", { timeout: 300_000 }, () => {
     if (init) await context.addInitScript(init);
     // The hub answers with the address of the file elsewhere, too.
     await context.route(BONSAI, (route) => route.fulfill({ status: 302, headers: { location: `${server.url}bonsai.gguf`, "access-control-allow-origin": "*" } }));
+    await publish(context, file);
     page = await context.newPage();
     page.setDefaultTimeout(30_000);
     page.on("pageerror", (error) => problems.push(String(error)));

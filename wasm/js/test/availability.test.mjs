@@ -6,6 +6,7 @@ import { after, before, beforeEach, describe, test } from "node:test";
 import { Engine, ShohinError } from "shohin";
 import { launch, serve } from "./chromium.mjs";
 import { enlarged, origin, split } from "./gguf.mjs";
+import { publish } from "./publish.mjs";
 
 const DIST = new URL("../../dist/", import.meta.url);
 const MODEL = new URL("../../../models/sprout-nano.gguf", import.meta.url);
@@ -135,6 +136,10 @@ describe("in a browser", { timeout: 120_000 }, () => {
   test("a model by name is kept, and deleted, by that name", async () => {
     const headers = { "Access-Control-Allow-Origin": "*", "Content-Length": `${small.length}` };
     await page.context().route("https://huggingface.co/**", (route) => route.fulfill({ status: 200, headers, body: small }));
+    assert.equal((await call("load", "bonsai-1.7b")).code, "integrity");
+    assert.deepEqual(await list(), []);
+    await publish(page.context(), small);
+    await page.reload();
     assert.deepEqual(await call("load", "bonsai-1.7b"), ["download", "prepare"]);
     assert.deepEqual(await list(), [["/prism-ml/Bonsai-1.7B-gguf/resolve/main/Bonsai-1.7B-Q1_0.gguf", small.length, true]]);
     const deleted = await page.evaluate(async () => {

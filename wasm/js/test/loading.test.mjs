@@ -560,6 +560,17 @@ describe("a kept copy", () => {
       }
       return sums;
     });
+  /** SHA-256 of whole files in the indexes of the copies. */
+  const kept = () =>
+    page.evaluate(async () => {
+      const directory = await (await navigator.storage.getDirectory()).getDirectoryHandle("shohin");
+      const sums = [];
+      for await (const [name, handle] of directory) {
+        if (!name.endsWith(".json")) continue;
+        for (const line of (await (await handle.getFile()).text()).trim().split("\n")) sums.push(...[JSON.parse(line).sha256 ?? []].flat());
+      }
+      return sums;
+    });
   const sum = (bytes) => createHash("sha256").update(bytes).digest("hex");
   const damage = (at) =>
     page.evaluate(async (at) => {
@@ -621,6 +632,8 @@ describe("a kept copy", () => {
     Object.assign(state, { file: large, etag: '"one"' });
     assert.equal((await load("kept.gguf", undefined, { sha256: sum(large) })).text, TEXT);
     assert.deepEqual(await list(), [entry]);
+    // It is kept, so that later loads do not compute it again.
+    assert.deepEqual(await kept(), [sum(large)]);
   });
 
   test("is repaired where it is damaged, and nowhere else", async () => {

@@ -7,15 +7,18 @@ import { after, before, describe, test } from "node:test";
 import { fileURLToPath } from "node:url";
 import { promisify } from "node:util";
 import { Engine, MODELS, ShohinError } from "shohin";
+import { sum } from "./publish.mjs";
 
 const FILE = await readFile(new URL("../../../models/sprout-nano.gguf", import.meta.url));
+/** Of the file that these tests have in place of every model. */
+const sha256 = sum(FILE);
 
 test("the names are those of the command line", async () => {
   const source = await readFile(new URL("../../../host/src/hub.rs", import.meta.url), "utf8");
   const [, rows] = /^published! \{\n(.*?)^\}/ms.exec(source);
-  const models = [...rows.matchAll(/"(.*?)" "(.*?)" "(.*?)" ([\d_]+);/g)];
+  const models = [...rows.matchAll(/"(.*?)" "(.*?)" "(.*?)" ([\d_]+)\s+"(.*?)";/g)];
   assert.deepEqual(
-    models.map(([, name, repository, file, bytes]) => ({ name, repository, file, bytes: Number(bytes.replaceAll("_", "")) })),
+    models.map(([, name, repository, file, bytes, sha256]) => ({ name, repository, file, bytes: Number(bytes.replaceAll("_", "")), sha256 })),
     MODELS,
   );
 });
@@ -37,7 +40,7 @@ describe("a model by name", () => {
 
   const load = async (name, options) => {
     asked.length = 0;
-    await (await Engine.load(name, { hub, threads: 1, ...options })).dispose();
+    await (await Engine.load(name, { hub, threads: 1, sha256, ...options })).dispose();
     return asked.find((url) => url !== "/file");
   };
 
@@ -53,9 +56,16 @@ describe("a model by name", () => {
     await assert.rejects(Engine.load("hf:you/yours/model-00001-of-00002.gguf", { hub, bytes: 5 }), { code: "argument" });
   });
 
+  test("is refused if the hub has another file under that name, unless it is asked for as a file", async () => {
+    const [{ name, repository, file }] = MODELS;
+    await assert.rejects(load(name, { sha256: undefined }), (error) => error.code === "integrity" && error.message.includes(sha256));
+    await load(`hf:${repository}/${file}`, { sha256: undefined });
+    await load(name, { sha256: undefined, bytes: FILE.length });
+  });
+
   test("is found on the hub that HF_ENDPOINT names", async () => {
     asked.length = 0;
-    const script = `import { Engine } from "shohin"; console.log(await Engine.load("bonsai-4b", { threads: 1 }).then((engine) => engine.dispose(), ({ message }) => message));`;
+    const script = `import { Engine } from "shohin"; console.log(await Engine.load("bonsai-4b", { threads: 1, sha256: "${sha256}" }).then((engine) => engine.dispose(), ({ message }) => message));`;
     const run = async (endpoint) => {
       const options = { cwd: fileURLToPath(new URL("./", import.meta.url)), env: { ...process.env, HF_ENDPOINT: endpoint } };
       return (await promisify(execFile)(process.execPath, ["--input-type=module", "--eval", script], options)).stdout.trim();

@@ -14,6 +14,7 @@ import { promisify } from "node:util";
 import { brotliCompressSync } from "node:zlib";
 import { build, transform } from "esbuild";
 import { launch, serve } from "./chromium.mjs";
+import { publish } from "./publish.mjs";
 import { blocksOf, guides } from "./examples.mjs";
 import { scripted } from "./scripted.mjs";
 
@@ -57,6 +58,7 @@ describe("README.md and docs/web", { timeout: 300_000 }, () => {
     // In place of the hub, which would send the real model.
     const headers = { "Access-Control-Allow-Origin": "*" };
     await page.context().route("https://huggingface.co/**", (route) => route.fulfill({ status: 200, headers, body: model }));
+    await publish(page.context(), model);
     const said = [];
     page.on("console", (message) => said.push(message.text()));
     page.on("pageerror", (error) => said.push(`error: ${error}`));

@@ -4,7 +4,7 @@ import { abortError, ShohinError } from "../api/errors.js";
 import type { EngineInfo, ModelInfo } from "../api/info.js";
 import type { ChatMessage } from "../api/message.js";
 import type { Availability, ConversationOptions, EmbedOptions, LoadOptions, ModelSource, TemplateOptions, TokenizeOptions } from "../api/options.js";
-import { addressOf } from "../load/names.js";
+import { addressOf, publishedModel } from "../load/names.js";
 import { readerOf, sourceOf, type FileSource } from "../load/source.js";
 import { Conversation } from "./conversation.js";
 import type { Params, Result } from "./protocol.js";
@@ -36,6 +36,8 @@ async function request<M extends "load" | "preload" | "availability">(
   const { onProgress, signal, workerUrl, wasmUrl, hub, shared, ...rest } = loadArguments(options, found);
   if (signal?.aborted) throw abortError(signal);
   const file = (file: FileSource) => ("url" in file ? { url: absolute(addressOf(file.url, hub)) } : file);
+  const published = "url" in found ? publishedModel(found.url) : undefined;
+  if (published && rest.sha256 === undefined && rest.bytes === undefined) rest.sha256 = published.sha256;
   // Headers cannot be sent to a worker, their names and values can.
   if (rest.request?.headers) rest.request = { ...rest.request, headers: [...new Headers(rest.request.headers)] };
   const params = {

@@ -216,7 +216,7 @@ async function keep(open: () => Promise<Pieces>, options: LoadOptions): Promise<
   try {
     let before = 0;
     for (const part of source.parts ?? [{ ...source, name: undefined }]) {
-      if (part.stage === "read" && !module) {
+      if (part.stage === "read" && (!module || isSummed(part, options))) {
         before += part.total ?? 0;
         continue;
       }
@@ -300,6 +300,11 @@ async function pourInto(module: Module, pieces: Pieces, sink: (piece: Uint8Array
   if (options.signal?.aborted) throw abortError(options.signal);
 }
 
+/** Whether a complete copy has the requested checksum; that of each of its slices is checked when it is read. */
+function isSummed({ sha256: found }: Pieces, { sha256 }: LoadOptions): boolean {
+  return found !== undefined && found === sha256?.toLowerCase();
+}
+
 /** Pours a file into `sink`, and checks that it is the requested one, with the module if the options have a checksum. */
 async function pourChecked(
   module: Module | undefined,
@@ -309,18 +314,26 @@ async function pourChecked(
 ): Promise<number> {
   const { bytes, sha256 } = options;
   const different = (what: string, found: unknown) => new ShohinError("integrity", `the file is not the requested one: its ${what} is ${found}`);
-  const sum = sha256 === undefined ? undefined : module && new module.Checksum();
+  const isKnown = sha256 === undefined || isSummed(pieces, options);
+  const sum = isKnown ? undefined : module && new module.Checksum();
+  let arrived = 0;
+  let digits: string | undefined;
   try {
     const check = (piece: Uint8Array) => {
       const size = pieces.total;
       if (bytes !== undefined && size !== undefined && size !== bytes) throw different("size", size);
       sum?.push(piece);
+      arrived += piece.byteLength;
+      if (sum && arrived === size) {
+        digits = sum.digits();
+        if (digits === sha256?.toLowerCase()) pieces.summed?.(digits);
+      }
       return sink(piece);
     };
     const loaded = await pour(pieces, check, options);
     if (bytes !== undefined && loaded !== bytes) throw different("size", loaded);
-    const digits = sum?.digits();
-    if (digits !== sha256?.toLowerCase()) throw different("SHA-256", digits);
+    digits ??= sum?.digits();
+    if (!isKnown && digits !== sha256?.toLowerCase()) throw different("SHA-256", digits);
     return loaded;
   } finally {
     sum?.free();

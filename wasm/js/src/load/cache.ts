@@ -10,7 +10,7 @@ const DIRECTORY = "shohin";
 
 /**
  * The index of a kept file, in a file of the same name with `.json`. The first line is the version reported by the server; every
- * further line is the number of a slice and its SHA-256, or null for a damaged slice. Lines are only appended, so that an interruption
+ * further line is the number of a slice and its SHA-256, or null for a damaged slice, or at the end the SHA-256 of the file. Lines are only appended, so that an interruption
  * at any time leaves all earlier lines intact.
  */
 interface Index {
@@ -18,6 +18,8 @@ interface Index {
   version: Version;
   /** SHA-256 by slice number. */
   sums: Map<number, string>;
+  /** SHA-256 of the whole file, if it was checked. */
+  sha256?: string | undefined;
 }
 
 /** Synchronous file access, which only workers of one page have; not in TypeScript's library for pages. */
@@ -155,8 +157,9 @@ function indexOf(text: string): Index {
         if (sum === null) index.sums.delete(slice as number);
         else if (typeof sum === "string") index.sums.set(slice as number, sum);
       } else {
-        const { url, total, etag, modified } = entry as Version & { url?: string };
+        const { url, sha256, total, etag, modified } = entry as Version & { url?: string; sha256?: string };
         if (url !== undefined) index.url = url;
+        if (sha256 !== undefined) index.sha256 = sha256;
         Object.assign(index.version, total !== undefined && { total }, etag !== undefined && { etag }, modified !== undefined && { modified });
       }
     } catch {
@@ -190,6 +193,8 @@ class Copy implements Keep {
   #complete: boolean;
   /** SHA-256 that damaged slices should have. */
   #lost = new Map<number, string>();
+  /** SHA-256 of the whole file, computed by this engine. */
+  #sum: string | undefined;
 
   private constructor(
     readonly url: string,
@@ -223,6 +228,14 @@ class Copy implements Keep {
     }
   }
 
+  get sha256(): string | undefined {
+    return this.index.sha256;
+  }
+
+  summed(sha256: string): void {
+    this.#sum = sha256;
+  }
+
   get version(): Version | undefined {
     return this.index.sums.size > 0 ? this.index.version : undefined;
   }
@@ -251,6 +264,7 @@ class Copy implements Keep {
     const { total } = version;
     this.index.sums.clear();
     this.index.version = version;
+    this.index.sha256 = this.#sum = undefined;
     this.#complete = false;
     this.#lost.clear();
     if (!this.#keeps) return;
@@ -295,6 +309,12 @@ class Copy implements Keep {
   }
 
   close(): void {
+    const { sums, version: { total }, sha256 } = this.index;
+    // Once every slice is there: the sum of a file that is not must be computed again.
+    if (this.#sum !== undefined && this.#sum !== sha256 && bytesOf(sums, total) === total) {
+      this.index.sha256 = this.#sum;
+      this.#note({ sha256: this.#sum });
+    }
     this.file.close();
     this.lines.close();
     this.#channel.close();

@@ -43,6 +43,10 @@ export interface Keep {
   start(version: Version): Promise<void>;
   /** Keeps a slice if there is room. False: it replaces a damaged slice and differs from it, so the file has changed. */
   write(slice: number, bytes: Uint8Array): Promise<boolean>;
+  /** SHA-256 of the whole file, if it was computed before. */
+  readonly sha256: string | undefined;
+  /** Keeps the SHA-256 of the whole file. */
+  summed(sha256: string): void;
   /** Called at the end if the length was not known before. */
   end(total: number): void;
   close(): void;
@@ -262,7 +266,9 @@ class Download {
   }
 
   #opened(stage: Pieces["stage"], total: number | undefined, pieces = this.#pieces()): Pieces {
-    return { stage, total, pieces, close: () => this.close() };
+    const { keep } = this;
+    const sum = keep && { sha256: stage === "read" ? keep.sha256 : undefined, summed: (sha256: string) => keep.summed(sha256) };
+    return { stage, total, pieces, ...sum, close: () => this.close() };
   }
 
   /** The first answer. */

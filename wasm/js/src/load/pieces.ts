@@ -8,6 +8,10 @@ export interface Pieces {
   /** Whether `total` may be the length of a compressed body, which servers can hide from pages of other origins. */
   vague?: boolean;
   pieces: AsyncIterable<Uint8Array>;
+  /** SHA-256 of a complete copy, if it was computed when the copy was made. */
+  sha256?: string | undefined;
+  /** Tells a copy the SHA-256 of the whole file, before `pieces` ends. */
+  summed?: (sha256: string) => void;
   /** Releases the file or connection, at any time and any number of times. */
   close: () => void | Promise<void>;
   /** The files of a model in several parts; read these instead of `pieces`. */
