@@ -254,6 +254,14 @@ impl Cmd {
         ended.map(|()| tally)
     }
 
+    /// Runs with all output going to a file.
+    pub(crate) fn log(&self, file: &Path) -> Result<()> {
+        let failed = |e: std::io::Error| format!("{}: {e}", file.display());
+        let out = std::fs::File::create(file).map_err(failed)?;
+        let errors = out.try_clone().map_err(failed)?;
+        self.finish(self.start(self.command().stdout(out).stderr(errors))?)
+    }
+
     /// Starts the child without waiting for it.
     pub(crate) fn spawn(&self) -> Result<()> {
         self.start(self.command().stdout(Stdio::null()).stderr(Stdio::null())).map(drop)

@@ -15,6 +15,7 @@ mod machine;
 mod miri;
 mod package;
 mod pictures;
+mod runner;
 mod serve;
 mod soak;
 mod source;
@@ -39,6 +40,7 @@ Commands:
       --quick       formatting, source rules, clippy and the fast tests of the native crates: under 3 minutes once the
                     dependencies are built
       --only NAME   run only this suite (repeatable, or as A,B)
+      --jobs N      run N suites at the same time (default 2); the output of each is printed when it ends
       --list        list the suites
   bench         measure a 1.7B model with random weights, natively and in headless Chromium, and print tables
       --peers       install llama.cpp (PyPI), wllama and transformers.js (npm) and measure them in turn with ours;
@@ -111,10 +113,15 @@ fn command(args: &[String]) -> Result<bool> {
             demo::demo(&mut Machine::new()?, &options).map(|()| true)
         }
         "test" => {
-            let (mut suites, mut only) = (suite::SUITES, Vec::new());
+            let (mut suites, mut only, mut jobs) = (suite::SUITES, Vec::new(), 2);
             while let Some(arg) = args.next() {
                 match arg {
-                    "--quick" => suites = suite::QUICK,
+                    // They share one build.
+                    "--quick" => (suites, jobs) = (suite::QUICK, 1),
+                    "--jobs" => {
+                        let number = args.next().and_then(|n| n.parse().ok()).filter(|n| *n > 0);
+                        jobs = number.ok_or("--jobs expects a number above 0")?;
+                    }
                     "--only" => {
                         let names = args.next().ok_or("--only expects the name of a suite; see --list")?;
                         only.extend(names.split(',').map(String::from));
@@ -126,7 +133,12 @@ fn command(args: &[String]) -> Result<bool> {
                     _ => return unknown(arg),
                 }
             }
-            suite::run(&mut Machine::new()?, suites, &only)
+            runner::run(&mut Machine::new()?, suites, &only, jobs)
+        }
+        // What `test` runs for each of several suites.
+        "suite" => {
+            let (name, report) = args.next().zip(args.next()).ok_or("suite expects a name and a file")?;
+            runner::one_for(&mut Machine::new()?, suite::SUITES, name, report.as_ref())
         }
         "bench" => {
             let mut options = bench::Options::default();

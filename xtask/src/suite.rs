@@ -1,9 +1,8 @@
-//! The test suites, and the loop that runs them and prints the table of results.
+//! The test suites.
 
 use std::env::consts::ARCH;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 use crate::command::{Cmd, Result, Tally};
 use crate::machine::{
@@ -14,7 +13,7 @@ use crate::package::{
     BINDGEN, CLI, CORE, CUDA, FFI, FUZZ, GPU, HOST, JNI, METAL, TESTS, WASM as WASM_SHELL, XTASK,
 };
 use crate::web;
-use crate::{cpu_time, demo, ffi, firmware, instructions, source};
+use crate::{demo, ffi, firmware, instructions, source};
 
 /// The targets for which `no-std` builds core.
 const BARE_TARGETS: [&str; 3] =
@@ -73,12 +72,14 @@ const SMOLLM2: &str = "SHOHIN_SMOLLM2";
 pub(crate) struct Suite {
     pub(crate) name: &'static str,
     pub(crate) about: &'static str,
-    needs: &'static [Need],
+    pub(crate) needs: &'static [Need],
     /// The reason why this machine cannot run the suite, if any.
-    unfit: fn() -> Option<String>,
-    run: fn(&mut Machine) -> Result<Tally>,
+    pub(crate) unfit: fn() -> Option<String>,
+    pub(crate) run: fn(&mut Machine) -> Result<Tally>,
     /// Whether the suite fails if it reports no tests.
-    counts: bool,
+    pub(crate) counts: bool,
+    /// Whether nothing else may run meanwhile: it measures time, or builds files that another suite builds, too.
+    pub(crate) alone: bool,
 }
 
 const ANYWHERE: fn() -> Option<String> = || None;
@@ -90,6 +91,7 @@ const FORMAT: Suite = Suite {
     unfit: ANYWHERE,
     run: |m| m.cargo().args("fmt --all --check").run().map(|()| Tally::default()),
     counts: false,
+    alone: false,
 };
 
 const SOURCE: Suite = Suite {
@@ -99,6 +101,7 @@ const SOURCE: Suite = Suite {
     unfit: ANYWHERE,
     run: |m| source::check(&m.root).map(|()| Tally::default()),
     counts: false,
+    alone: false,
 };
 
 /// The suites of `--quick`. They use the profile `dev`, so that they share builds with `cargo test`.
@@ -115,6 +118,7 @@ pub(crate) const QUICK: &[Suite] = &[
             lint.args("-- -Dwarnings").run().map(|()| Tally::default())
         },
         counts: false,
+        alone: false,
     },
     Suite {
         name: "test",
@@ -126,6 +130,7 @@ pub(crate) const QUICK: &[Suite] = &[
             tests.env(SMOLLM2, "").tests()
         },
         counts: true,
+        alone: false,
     },
 ];
 
@@ -139,6 +144,7 @@ pub(crate) const SUITES: &[Suite] = &[
         unfit: ANYWHERE,
         run: clippy,
         counts: false,
+        alone: false,
     },
     Suite {
         name: "test",
@@ -151,6 +157,7 @@ pub(crate) const SUITES: &[Suite] = &[
             tests.env(SMOLLM2, "").tests()
         },
         counts: true,
+        alone: false,
     },
     Suite {
         name: "smollm2",
@@ -162,6 +169,7 @@ pub(crate) const SUITES: &[Suite] = &[
             tests.env(SMOLLM2, m.smollm2()).tests()
         },
         counts: true,
+        alone: false,
     },
     Suite {
         name: "doc",
@@ -176,6 +184,7 @@ pub(crate) const SUITES: &[Suite] = &[
             Ok(tally)
         },
         counts: true,
+        alone: false,
     },
     Suite {
         name: "ffi",
@@ -189,6 +198,7 @@ pub(crate) const SUITES: &[Suite] = &[
             Ok(tally)
         },
         counts: true,
+        alone: false,
     },
     Suite {
         name: "kotlin",
@@ -203,6 +213,7 @@ pub(crate) const SUITES: &[Suite] = &[
             Ok(tally)
         },
         counts: true,
+        alone: false,
     },
     Suite {
         name: "swift",
@@ -217,6 +228,7 @@ pub(crate) const SUITES: &[Suite] = &[
             Ok(tally)
         },
         counts: true,
+        alone: false,
     },
     Suite {
         name: "no-std",
@@ -235,6 +247,7 @@ pub(crate) const SUITES: &[Suite] = &[
             Ok(Tally::default())
         },
         counts: false,
+        alone: false,
     },
     Suite {
         name: "firmware",
@@ -243,6 +256,7 @@ pub(crate) const SUITES: &[Suite] = &[
         unfit: ANYWHERE,
         run: |m| firmware::run(m, false),
         counts: true,
+        alone: false,
     },
     Suite {
         name: "sizes",
@@ -251,6 +265,7 @@ pub(crate) const SUITES: &[Suite] = &[
         unfit: ANYWHERE,
         run: |m| firmware::sizes(m, false),
         counts: true,
+        alone: false,
     },
     Suite {
         name: "neon",
@@ -259,6 +274,7 @@ pub(crate) const SUITES: &[Suite] = &[
         unfit: || (ARCH == "aarch64").then(|| "on aarch64 these tests are part of the suite `test`".into()),
         run: neon,
         counts: true,
+        alone: false,
     },
     Suite {
         name: "x86",
@@ -270,6 +286,7 @@ pub(crate) const SUITES: &[Suite] = &[
         },
         run: x86,
         counts: true,
+        alone: false,
     },
     Suite {
         name: "amx",
@@ -281,6 +298,7 @@ pub(crate) const SUITES: &[Suite] = &[
         },
         run: amx,
         counts: true,
+        alone: false,
     },
     Suite {
         name: "instructions",
@@ -289,6 +307,7 @@ pub(crate) const SUITES: &[Suite] = &[
         unfit: instructions::unfit,
         run: |m| instructions::run(m, false),
         counts: true,
+        alone: false,
     },
     Suite {
         name: "gpu",
@@ -304,6 +323,7 @@ pub(crate) const SUITES: &[Suite] = &[
             Ok(tally)
         },
         counts: true,
+        alone: false,
     },
     Suite {
         name: "metal",
@@ -317,6 +337,7 @@ pub(crate) const SUITES: &[Suite] = &[
             tests.env("CLANGXX", compiler).tests()
         },
         counts: true,
+        alone: false,
     },
     Suite {
         name: "cuda",
@@ -325,6 +346,7 @@ pub(crate) const SUITES: &[Suite] = &[
         unfit: ANYWHERE,
         run: |m| m.cargo().args("test --profile suite").packages(&[CUDA]).args("--lib --tests").tests(),
         counts: true,
+        alone: false,
     },
     Suite {
         name: "apple",
@@ -341,6 +363,7 @@ pub(crate) const SUITES: &[Suite] = &[
             host.run().map(|()| Tally::default())
         },
         counts: false,
+        alone: false,
     },
     Suite {
         name: "wasm-node",
@@ -363,6 +386,7 @@ pub(crate) const SUITES: &[Suite] = &[
                 .tests()
         },
         counts: true,
+        alone: false,
     },
     Suite {
         name: "wasm-browser",
@@ -377,6 +401,7 @@ pub(crate) const SUITES: &[Suite] = &[
         unfit: ANYWHERE,
         run: wasm_bindgen_tests,
         counts: true,
+        alone: false,
     },
     Suite {
         name: "npm",
@@ -392,6 +417,7 @@ pub(crate) const SUITES: &[Suite] = &[
             Ok(tally)
         },
         counts: true,
+        alone: false,
     },
     Suite {
         name: "page",
@@ -404,6 +430,7 @@ pub(crate) const SUITES: &[Suite] = &[
             in_browsers(m, tests)?.env(SMOLLM2, fetched_smollm2(m)).tests()
         },
         counts: true,
+        alone: true,
     },
     Suite {
         name: "demo",
@@ -415,6 +442,7 @@ pub(crate) const SUITES: &[Suite] = &[
             demo::demo(m, &options).map(|()| Tally::default())
         },
         counts: false,
+        alone: true,
     },
 ];
 
@@ -575,120 +603,4 @@ fn wasm_bindgen_tests(m: &mut Machine) -> Result<Tally> {
     // The suite `wasm-node` compares the kernels of the build without relaxed SIMD.
     tally.add(test(web::RELAXED, true).packages(&[CORE]).args("--test parity").tests()?);
     Ok(tally)
-}
-
-/// Wall time and CPU time.
-#[derive(Clone, Copy)]
-struct Cost {
-    wall: Duration,
-    /// Of all processor cores; `None` if the operating system does not report it.
-    cpu: Option<Duration>,
-}
-
-impl Cost {
-    fn plus(self, other: Cost) -> Cost {
-        let cpu = self.cpu.zip(other.cpu).map(|(a, b)| a + b);
-        Cost { wall: self.wall + other.wall, cpu }
-    }
-}
-
-/// Measures the cost of the child processes that run until it is stopped.
-struct Clock {
-    started: Instant,
-    cpu: Option<Duration>,
-}
-
-impl Clock {
-    fn start() -> Clock {
-        Clock { cpu: cpu_time::children(), started: Instant::now() }
-    }
-
-    fn stop(self) -> Cost {
-        let wall = self.started.elapsed();
-        let cpu = cpu_time::children().zip(self.cpu).map(|(now, before)| now.saturating_sub(before));
-        Cost { wall, cpu }
-    }
-}
-
-enum Outcome {
-    Passed(Tally),
-    Failed(String),
-    Skipped(String),
-}
-
-/// Runs those of `suites` that `only` names, or all if it is empty, and prints the results. Returns whether none failed.
-pub(crate) fn run(machine: &mut Machine, suites: &'static [Suite], only: &[String]) -> Result<bool> {
-    if let Some(name) = only.iter().find(|name| suites.iter().all(|suite| suite.name != **name)) {
-        let names: Vec<&str> = suites.iter().map(|suite| suite.name).collect();
-        return Err(format!("unknown suite {name}; expected one of {}", names.join(", ")));
-    }
-    let chosen: Vec<&Suite> =
-        suites.iter().filter(|suite| only.is_empty() || only.iter().any(|name| name == suite.name)).collect();
-    cpu_time::adopt_orphans();
-    let clock = Clock::start();
-    let needs: Vec<Need> =
-        chosen.iter().filter(|s| (s.unfit)().is_none()).flat_map(|s| s.needs.iter().copied()).collect();
-    machine.prepare(&needs);
-    let set_up = clock.stop();
-    let mut rows: Vec<(&Suite, Outcome, Cost)> = Vec::new();
-    for suite in chosen {
-        println!("\n== {}: {}", suite.name, suite.about);
-        let clock = Clock::start();
-        let outcome = one(machine, suite);
-        match &outcome {
-            Outcome::Passed(_) => {}
-            Outcome::Failed(why) => println!("FAILED: {why}"),
-            Outcome::Skipped(why) => println!("skipped: {why}"),
-        }
-        rows.push((suite, outcome, clock.stop()));
-    }
-    Ok(summary(&rows, set_up))
-}
-
-fn one(machine: &mut Machine, suite: &Suite) -> Outcome {
-    if let Some(why) = (suite.unfit)() {
-        return Outcome::Skipped(why);
-    }
-    if let Some(why) = suite.needs.iter().find_map(|need| machine.absent(*need)) {
-        return Outcome::Skipped(why.into());
-    }
-    match (suite.run)(machine) {
-        Ok(tally) if tally.failed > 0 => Outcome::Failed(format!("{} tests failed", tally.failed)),
-        Ok(tally) if suite.counts && tally.passed == 0 => Outcome::Failed("it ran no tests".into()),
-        Ok(tally) => Outcome::Passed(tally),
-        Err(why) => Outcome::Failed(why),
-    }
-}
-
-fn summary(rows: &[(&Suite, Outcome, Cost)], set_up: Cost) -> bool {
-    let line = |name: &str, result: &str, passed: usize, ignored: usize, cost: Cost, why: &str| {
-        let number = |n: usize| if n == 0 { String::from("-") } else { n.to_string() };
-        let cpu = cost.cpu.map_or("-".into(), |time| format!("{} s", time.as_secs()));
-        let (passed, ignored, wall) = (number(passed), number(ignored), cost.wall.as_secs());
-        let row = format!("{name:<14}{result:<9}{passed:>7}{ignored:>9}{wall:>7} s{cpu:>9}  {why}");
-        println!("{}", row.trim_end());
-    };
-    println!("\n{:<14}{:<9}{:>7}{:>9}{:>9}{:>9}", "suite", "result", "passed", "ignored", "wall", "CPU");
-    line("(set-up)", "", 0, 0, set_up, "");
-    let (mut failed, mut skipped, mut tests, mut ignored, mut total) = (0, 0, 0, 0, set_up);
-    for (suite, outcome, cost) in rows {
-        let (word, tally, why) = match outcome {
-            Outcome::Passed(tally) => ("pass", *tally, ""),
-            Outcome::Failed(why) => ("FAIL", Tally::default(), why.as_str()),
-            Outcome::Skipped(why) => ("skipped", Tally::default(), why.as_str()),
-        };
-        failed += usize::from(matches!(outcome, Outcome::Failed(_)));
-        skipped += usize::from(matches!(outcome, Outcome::Skipped(_)));
-        tests += tally.passed;
-        ignored += tally.ignored;
-        total = total.plus(*cost);
-        line(suite.name, word, tally.passed, tally.ignored, *cost, why);
-    }
-    line("(total)", "", tests, ignored, total, "");
-    let verdict = if failed == 0 { "ok" } else { "FAILED" };
-    let passed = rows.len() - failed - skipped;
-    println!(
-        "\nsuites: {verdict}. {passed} passed; {failed} failed; {skipped} skipped; {tests} tests passed"
-    );
-    failed == 0
 }

@@ -1,0 +1,256 @@
+//! Runs test suites, two at a time, and prints the table of results.
+
+use std::collections::VecDeque;
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+use std::sync::Mutex;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::command::{Cmd, Result, Tally};
+use crate::cpu_time;
+use crate::machine::{Machine, Need};
+use crate::suite::Suite;
+
+/// Wall time and CPU time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Cost {
+    wall: Duration,
+    /// Of all processor cores; `None` if the operating system does not report it.
+    cpu: Option<Duration>,
+}
+
+/// Measures the cost of the child processes that run until it is stopped.
+struct Clock {
+    started: Instant,
+    cpu: Option<Duration>,
+}
+
+impl Clock {
+    fn start() -> Clock {
+        Clock { cpu: cpu_time::children(), started: Instant::now() }
+    }
+
+    fn stop(self) -> Cost {
+        let wall = self.started.elapsed();
+        let cpu = cpu_time::children().zip(self.cpu).map(|(now, before)| now.saturating_sub(before));
+        Cost { wall, cpu }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    Pass,
+    Fail,
+    Skipped,
+}
+
+impl Verdict {
+    const ALL: [Verdict; 3] = [Verdict::Pass, Verdict::Fail, Verdict::Skipped];
+
+    fn word(self) -> &'static str {
+        match self {
+            Verdict::Pass => "pass",
+            Verdict::Fail => "FAIL",
+            Verdict::Skipped => "skipped",
+        }
+    }
+}
+
+/// The result of a suite.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Outcome {
+    verdict: Verdict,
+    tally: Tally,
+    cost: Cost,
+    /// Why it failed or was skipped.
+    why: String,
+}
+
+impl Outcome {
+    fn failed(why: String) -> Outcome {
+        Outcome { verdict: Verdict::Fail, tally: Tally::default(), cost: Cost::default(), why }
+    }
+
+    /// A line of text, for [`Outcome::from_line`].
+    fn to_line(&self) -> String {
+        let Outcome { verdict, tally: Tally { passed, failed, ignored }, cost, why } = self;
+        let cpu = cost.cpu.map_or("-".into(), |time| time.as_millis().to_string());
+        let why = why.replace('\n', " ");
+        format!("{} {passed} {failed} {ignored} {} {cpu} {why}", verdict.word(), cost.wall.as_millis())
+    }
+
+    fn from_line(line: &str) -> Option<Outcome> {
+        let mut words = line.splitn(7, ' ');
+        let word = words.next()?;
+        let verdict = Verdict::ALL.into_iter().find(|verdict| verdict.word() == word)?;
+        let mut number = || words.next()?.parse::<u64>().ok();
+        let [passed, failed, ignored] = [number()?, number()?, number()?].map(|n| n as usize);
+        let wall = Duration::from_millis(number()?);
+        let cpu = number().map(Duration::from_millis);
+        let why = words.next()?.to_string();
+        Some(Outcome { verdict, tally: Tally { passed, failed, ignored }, cost: Cost { wall, cpu }, why })
+    }
+}
+
+/// Runs those of `suites` that `only` names, or all if it is empty, up to `jobs` at a time, and prints the results.
+/// Returns whether none failed.
+pub(crate) fn run(
+    machine: &mut Machine,
+    suites: &'static [Suite],
+    only: &[String],
+    jobs: usize,
+) -> Result<bool> {
+    if let Some(name) = only.iter().find(|name| suites.iter().all(|suite| suite.name != **name)) {
+        let names: Vec<&str> = suites.iter().map(|suite| suite.name).collect();
+        return Err(format!("unknown suite {name}; expected one of {}", names.join(", ")));
+    }
+    let is_chosen = |suite: &&Suite| only.is_empty() || only.iter().any(|name| name == suite.name);
+    let chosen: Vec<&Suite> = suites.iter().filter(is_chosen).collect();
+    cpu_time::adopt_orphans();
+    let (started, clock) = (Instant::now(), Clock::start());
+    let needs: Vec<Need> =
+        chosen.iter().filter(|s| (s.unfit)().is_none()).flat_map(|s| s.needs.iter().copied()).collect();
+    machine.prepare(&needs);
+    let set_up = clock.stop();
+    let several = if jobs > 1 && chosen.len() > 1 { at_a_time(machine, &chosen, jobs)? } else { Vec::new() };
+    let mut rows: Vec<(&Suite, Outcome)> = Vec::new();
+    for suite in chosen {
+        let done = several.iter().find(|(name, _)| *name == suite.name);
+        rows.push((suite, done.map_or_else(|| here(machine, suite), |(_, outcome)| outcome.clone())));
+    }
+    Ok(summary(&rows, set_up, started.elapsed()))
+}
+
+/// `xtask suite NAME REPORT`: runs one suite and writes its result to a file.
+pub(crate) fn one_for(
+    machine: &mut Machine,
+    suites: &'static [Suite],
+    name: &str,
+    report: &Path,
+) -> Result<bool> {
+    let suite = suites.iter().find(|suite| suite.name == name);
+    let suite = suite.ok_or_else(|| format!("unknown suite {name}"))?;
+    cpu_time::adopt_orphans();
+    machine.prepare(suite.needs);
+    let line = here(machine, suite).to_line();
+    fs::write(report, line).map(|()| true).map_err(|e| format!("{}: {e}", report.display()))
+}
+
+/// Runs a suite in this process.
+fn here(machine: &mut Machine, suite: &Suite) -> Outcome {
+    println!("\n== {}: {}", suite.name, suite.about);
+    let clock = Clock::start();
+    let (verdict, tally, why) = match unable(machine, suite) {
+        Some(why) => (Verdict::Skipped, Tally::default(), why),
+        None => match (suite.run)(machine) {
+            Ok(tally) if tally.failed > 0 => {
+                (Verdict::Fail, Tally::default(), format!("{} tests failed", tally.failed))
+            }
+            Ok(tally) if suite.counts && tally.passed == 0 => {
+                (Verdict::Fail, Tally::default(), "it ran no tests".into())
+            }
+            Ok(tally) => (Verdict::Pass, tally, String::new()),
+            Err(why) => (Verdict::Fail, Tally::default(), why),
+        },
+    };
+    match verdict {
+        Verdict::Pass => {}
+        Verdict::Fail => println!("FAILED: {why}"),
+        Verdict::Skipped => println!("skipped: {why}"),
+    }
+    Outcome { verdict, tally, cost: clock.stop(), why }
+}
+
+/// The reason why a suite cannot run here, if any.
+fn unable(machine: &Machine, suite: &Suite) -> Option<String> {
+    (suite.unfit)().or_else(|| suite.needs.iter().find_map(|need| machine.absent(*need)).map(String::from))
+}
+
+/// Runs suites at the same time, each in a process of its own: while one compiles, the tests of another run. The output of each
+/// is printed when it ends. Those that must be alone, or cannot run here, are left to the caller.
+fn at_a_time(machine: &Machine, chosen: &[&Suite], jobs: usize) -> Result<Vec<(&'static str, Outcome)>> {
+    let logs = machine.target.join("suites");
+    fs::create_dir_all(&logs).map_err(|e| format!("{}: {e}", logs.display()))?;
+    let able = chosen.iter().filter(|suite| !suite.alone && unable(machine, suite).is_none());
+    let queue: Mutex<VecDeque<&Suite>> = Mutex::new(able.copied().collect());
+    let done = Mutex::new(Vec::new());
+    let next = || queue.lock().ok()?.pop_front();
+    thread::scope(|scope| {
+        for _ in 0..jobs {
+            scope.spawn(|| {
+                while let Some(suite) = next() {
+                    println!("xtask: {} begins", suite.name);
+                    let outcome = apart(machine, suite, &logs).unwrap_or_else(Outcome::failed);
+                    if let Ok(mut done) = done.lock() {
+                        let _ = fs::read(log_of(&logs, suite)).map(|log| std::io::stdout().write_all(&log));
+                        done.push((suite.name, outcome));
+                    }
+                }
+            });
+        }
+    });
+    done.into_inner().map_err(|_| "a thread panicked".into())
+}
+
+fn log_of(logs: &Path, suite: &Suite) -> std::path::PathBuf {
+    logs.join(format!("{}.log", suite.name))
+}
+
+/// Runs a suite in another process.
+fn apart(machine: &Machine, suite: &Suite, logs: &Path) -> Result<Outcome> {
+    let report = logs.join(format!("{}.result", suite.name));
+    let _ = fs::remove_file(&report);
+    let this = std::env::current_exe().map_err(|e| format!("the path of xtask: {e}"))?;
+    let child = Cmd::new(this, &machine.root).arg("suite").arg(suite.name).arg(&report);
+    let ended = child.log(&log_of(logs, suite));
+    let line = fs::read_to_string(&report).unwrap_or_default();
+    Outcome::from_line(&line).ok_or_else(|| ended.err().unwrap_or("it ended without a result".into()))
+}
+
+fn summary(rows: &[(&Suite, Outcome)], set_up: Cost, wall: Duration) -> bool {
+    let line = |name: &str, result: &str, tally: Tally, cost: Cost, why: &str| {
+        let number = |n: usize| if n == 0 { String::from("-") } else { n.to_string() };
+        let cpu = cost.cpu.map_or("-".into(), |time| format!("{} s", time.as_secs()));
+        let (passed, ignored, wall) = (number(tally.passed), number(tally.ignored), cost.wall.as_secs());
+        let row = format!("{name:<14}{result:<9}{passed:>7}{ignored:>9}{wall:>7} s{cpu:>9}  {why}");
+        println!("{}", row.trim_end());
+    };
+    println!("\n{:<14}{:<9}{:>7}{:>9}{:>9}{:>9}", "suite", "result", "passed", "ignored", "wall", "CPU");
+    line("(set-up)", "", Tally::default(), set_up, "");
+    let (mut tally, mut cpu) = (Tally::default(), set_up.cpu);
+    for (suite, outcome) in rows {
+        tally.add(outcome.tally);
+        cpu = cpu.zip(outcome.cost.cpu).map(|(all, own)| all + own);
+        line(suite.name, outcome.verdict.word(), outcome.tally, outcome.cost, &outcome.why);
+    }
+    line("(total)", "", tally, Cost { wall, cpu }, "");
+    let count = |verdict| rows.iter().filter(|(_, outcome)| outcome.verdict == verdict).count();
+    let [passed, failed, skipped] = Verdict::ALL.map(count);
+    let verdict = if failed == 0 { "ok" } else { "FAILED" };
+    println!(
+        "\nsuites: {verdict}. {passed} passed; {failed} failed; {skipped} skipped; {} tests passed",
+        tally.passed
+    );
+    failed == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_pass_between_processes() {
+        let tally = Tally { passed: 12, failed: 0, ignored: 3 };
+        let cost = Cost { wall: Duration::from_millis(1500), cpu: Some(Duration::from_millis(2750)) };
+        for (cpu, why) in [(cost.cpu, ""), (None, "2 tests failed: a b")] {
+            let outcome =
+                Outcome { verdict: Verdict::Fail, tally, cost: Cost { cpu, ..cost }, why: why.into() };
+            assert_eq!(Outcome::from_line(&outcome.to_line()), Some(outcome));
+        }
+        for wrong in ["", "pass", "pass 1 2 3 4 5", "fine 1 2 3 4 5 "] {
+            assert_eq!(Outcome::from_line(wrong), None, "{wrong:?}");
+        }
+    }
+}
