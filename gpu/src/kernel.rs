@@ -567,7 +567,9 @@ mod tests {
                     scale: upload(bytemuck::cast_slice(&with_sums)).await,
                 };
                 let float = Acts::F32(upload(bytemuck::cast_slice(&floats)).await);
-                for (format, packed) in PackedFormat::pairs() {
+                // Without extensions all share the same few replacements.
+                let every = if extensions { 1 } else { 4 };
+                for (format, packed) in PackedFormat::pairs().into_iter().step_by(every) {
                     let mut bytes = vec![0; rows * format.row_bytes(cols).expect("whole blocks")];
                     weights::fill(format, 0.3, &mut random, &mut bytes);
                     let mut w = vec![0.0; rows * cols];

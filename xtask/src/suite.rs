@@ -160,6 +160,22 @@ pub(crate) const SUITES: &[Suite] = &[
         alone: false,
     },
     Suite {
+        name: "npm",
+        about: "the npm package: build, type check, tests in Node, Chromium and Firefox, contents of the tarball",
+        needs: BROWSERS,
+        unfit: ANYWHERE,
+        run: |m| {
+            web::build(m)?;
+            m.cmd("npm").args("run --silent check").run()?;
+            let tests = m.cmd("npm").args("test --silent --workspace wasm");
+            let tally = in_browsers(m, tests)?.tests()?;
+            m.cmd("node").arg(m.root.join("xtask/npm-pack.mjs")).run()?;
+            Ok(tally)
+        },
+        counts: true,
+        alone: false,
+    },
+    Suite {
         name: "smollm2",
         about: "SmolLM2, a trained model from PyPI, against llama.cpp and transformers",
         needs: &[Need::SmolLm2],
@@ -400,22 +416,6 @@ pub(crate) const SUITES: &[Suite] = &[
         ],
         unfit: ANYWHERE,
         run: wasm_bindgen_tests,
-        counts: true,
-        alone: false,
-    },
-    Suite {
-        name: "npm",
-        about: "the npm package: build, type check, tests in Node, Chromium and Firefox, contents of the tarball",
-        needs: BROWSERS,
-        unfit: ANYWHERE,
-        run: |m| {
-            web::build(m)?;
-            m.cmd("npm").args("run --silent check").run()?;
-            let tests = m.cmd("npm").args("test --silent --workspace wasm");
-            let tally = in_browsers(m, tests)?.tests()?;
-            m.cmd("node").arg(m.root.join("xtask/npm-pack.mjs")).run()?;
-            Ok(tally)
-        },
         counts: true,
         alone: false,
     },
