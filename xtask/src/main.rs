@@ -9,6 +9,7 @@ mod demo;
 mod ffi;
 mod firmware;
 mod fuzz;
+mod gpu;
 mod install;
 mod instructions;
 mod machine;
@@ -49,6 +50,10 @@ Commands:
       --only WHERE  native or browser
       --format A,B  only these formats, or smollm2, a trained model
       --rounds N    repeat every measurement N times
+  gpu           compare every GPU of this machine with the CPU, measure it, and put a server on it under load; writes
+                target/gpu/report.md
+      --device NAME only devices whose names begin with this, such as cuda
+      --software    also drivers in software, with small models
   instructions  count instructions per token and compare them with xtask/instructions.txt (suite `instructions`)
       --update      write the counts to that file
   firmware      run the chats of examples/firmware on emulated boards (suite `firmware`)
@@ -137,8 +142,9 @@ fn command(args: &[String]) -> Result<bool> {
         }
         // What `test` runs for each of several suites.
         "suite" => {
-            let (name, report) = args.next().zip(args.next()).ok_or("suite expects a name and a file")?;
-            runner::one_for(&mut Machine::new()?, suite::SUITES, name, report.as_ref())
+            let report = args.next().ok_or("suite expects a file and names")?;
+            let names: Vec<String> = args.map(String::from).collect();
+            runner::one_of(&mut Machine::new()?, report.as_ref(), &names)
         }
         "bench" => {
             let mut options = bench::Options::default();
@@ -163,6 +169,19 @@ fn command(args: &[String]) -> Result<bool> {
                 }
             }
             bench::bench(&mut Machine::new()?, &options).map(|()| true)
+        }
+        "gpu" => {
+            let mut options = gpu::Options::default();
+            while let Some(arg) = args.next() {
+                match arg {
+                    "--software" => options.software = true,
+                    "--device" => {
+                        options.device = Some(args.next().ok_or("--device expects a name")?.into());
+                    }
+                    _ => return unknown(arg),
+                }
+            }
+            gpu::gpu(&Machine::new()?, &options)
         }
         "instructions" => {
             let mut update = false;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use crate::command::{Cmd, Result, Tally};
 use crate::cpu_time;
 use crate::machine::{Machine, Need};
-use crate::suite::Suite;
+use crate::suite::{SUITES, Suite};
 
 /// Wall time and CPU time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -110,9 +110,7 @@ pub(crate) fn run(
     let chosen: Vec<&Suite> = suites.iter().filter(is_chosen).collect();
     cpu_time::adopt_orphans();
     let (started, clock) = (Instant::now(), Clock::start());
-    let needs: Vec<Need> =
-        chosen.iter().filter(|s| (s.unfit)().is_none()).flat_map(|s| s.needs.iter().copied()).collect();
-    machine.prepare(&needs);
+    prepare(machine, &chosen);
     let set_up = clock.stop();
     let several = if jobs > 1 && chosen.len() > 1 { at_a_time(machine, &chosen, jobs)? } else { Vec::new() };
     let mut rows: Vec<(&Suite, Outcome)> = Vec::new();
@@ -123,17 +121,25 @@ pub(crate) fn run(
     Ok(summary(&rows, set_up, started.elapsed()))
 }
 
-/// `xtask suite NAME REPORT`: runs one suite and writes its result to a file.
-pub(crate) fn one_for(
-    machine: &mut Machine,
-    suites: &'static [Suite],
-    name: &str,
-    report: &Path,
-) -> Result<bool> {
-    let suite = suites.iter().find(|suite| suite.name == name);
-    let suite = suite.ok_or_else(|| format!("unknown suite {name}"))?;
+/// Installs what several suites need, and what does not take long.
+fn prepare(machine: &mut Machine, suites: &[&Suite]) {
+    let fit = suites.iter().filter(|suite| (suite.unfit)().is_none());
+    let early = |need: &Need| !matches!(need, Need::Bochs | Need::Kotlin);
+    let needs: Vec<Need> = fit.flat_map(|suite| suite.needs.iter().copied()).filter(early).collect();
+    machine.prepare(&needs);
+}
+
+/// `xtask suite REPORT NAME NAMES`: runs the first of these suites, and writes its result to a file.
+pub(crate) fn one_of(machine: &mut Machine, report: &Path, names: &[String]) -> Result<bool> {
+    let named = |name: &String| {
+        let suite = SUITES.iter().find(|suite| suite.name == *name);
+        suite.ok_or_else(|| format!("unknown suite {name}"))
+    };
+    let suites: Vec<&Suite> = names.iter().map(named).collect::<Result<_>>()?;
+    let suite = *suites.first().ok_or("suite expects a file and names")?;
     cpu_time::adopt_orphans();
-    machine.prepare(suite.needs);
+    // As in the first process: what is built for all suites together must not be built anew for one.
+    prepare(machine, &suites);
     let line = here(machine, suite).to_line();
     fs::write(report, line).map(|()| true).map_err(|e| format!("{}: {e}", report.display()))
 }
@@ -142,6 +148,9 @@ pub(crate) fn one_for(
 fn here(machine: &mut Machine, suite: &Suite) -> Outcome {
     println!("\n== {}: {}", suite.name, suite.about);
     let clock = Clock::start();
+    if (suite.unfit)().is_none() {
+        machine.prepare(suite.needs);
+    }
     let (verdict, tally, why) = match unable(machine, suite) {
         Some(why) => (Verdict::Skipped, Tally::default(), why),
         None => match (suite.run)(machine) {
@@ -182,7 +191,7 @@ fn at_a_time(machine: &Machine, chosen: &[&Suite], jobs: usize) -> Result<Vec<(&
             scope.spawn(|| {
                 while let Some(suite) = next() {
                     println!("xtask: {} begins", suite.name);
-                    let outcome = apart(machine, suite, &logs).unwrap_or_else(Outcome::failed);
+                    let outcome = apart(machine, suite, chosen, &logs).unwrap_or_else(Outcome::failed);
                     if let Ok(mut done) = done.lock() {
                         let _ = fs::read(log_of(&logs, suite)).map(|log| std::io::stdout().write_all(&log));
                         done.push((suite.name, outcome));
@@ -199,11 +208,12 @@ fn log_of(logs: &Path, suite: &Suite) -> std::path::PathBuf {
 }
 
 /// Runs a suite in another process.
-fn apart(machine: &Machine, suite: &Suite, logs: &Path) -> Result<Outcome> {
+fn apart(machine: &Machine, suite: &Suite, chosen: &[&Suite], logs: &Path) -> Result<Outcome> {
     let report = logs.join(format!("{}.result", suite.name));
     let _ = fs::remove_file(&report);
     let this = std::env::current_exe().map_err(|e| format!("the path of xtask: {e}"))?;
-    let child = Cmd::new(this, &machine.root).arg("suite").arg(suite.name).arg(&report);
+    let child = Cmd::new(this, &machine.root).arg("suite").arg(&report).arg(suite.name);
+    let child = chosen.iter().fold(child, |child, other| child.arg(other.name));
     let ended = child.log(&log_of(logs, suite));
     let line = fs::read_to_string(&report).unwrap_or_default();
     Outcome::from_line(&line).ok_or_else(|| ended.err().unwrap_or("it ended without a result".into()))

@@ -4,6 +4,7 @@ use crate::command::Result;
 use crate::machine::Machine;
 use crate::package::{CLI, PROGRAM, SERVER};
 use std::io::{BufRead, BufReader};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 /// Ends the server with this program.
@@ -17,13 +18,17 @@ impl Drop for Running {
 }
 
 pub(crate) fn soak(machine: &Machine, requests: usize) -> Result<()> {
-    let build = || machine.cargo().args("build --profile suite");
-    build().packages(&[CLI]).run()?;
-    build().packages(&[SERVER]).args("--example load").run()?;
-    let folder = machine.target.join("suite");
-    let mut server = Command::new(folder.join(PROGRAM));
+    machine.cargo().args("build --profile suite").packages(&[CLI]).run()?;
+    soak_on(machine, &machine.target.join("suite").join(PROGRAM), requests, &[])
+}
+
+/// Soaks a server that this program starts with these options.
+pub(crate) fn soak_on(machine: &Machine, program: &Path, requests: usize, options: &[&str]) -> Result<()> {
+    machine.cargo().args("build --profile suite").packages(&[SERVER]).args("--example load").run()?;
+    let mut server = Command::new(program);
     server
         .args(["serve", "--port", "0", "--context", "512"])
+        .args(options)
         .stdin(Stdio::null())
         .stderr(Stdio::piped())
         .stdout(Stdio::null());
@@ -37,7 +42,7 @@ pub(crate) fn soak(machine: &Machine, requests: usize) -> Result<()> {
     let address = address.ok_or("the server does not say where it listens")?;
     // What it says further on must be read, or it would wait.
     std::thread::spawn(move || lines.for_each(drop));
-    let load = machine.cmd(&folder.join("examples/load").to_string_lossy());
+    let load = machine.cmd(&machine.target.join("suite/examples/load").to_string_lossy());
     let load = load.arg(&address).arg("soak").arg(requests.to_string()).arg(server.0.id().to_string());
     load.run()
 }
