@@ -3,7 +3,7 @@
 use shohin_core::cpu::{Cpu, CpuWeights, Isa};
 use shohin_core::device::BlockingDevice;
 use shohin_core::model::ModelBytes;
-use shohin_core::{CpuOptions, Format, KvFormat, Serial, Session, SessionOptions};
+use shohin_core::{Activations, CpuOptions, Format, KvFormat, Serial, Session, SessionOptions};
 use shohin_tests::Random;
 use shohin_tests::cpu::{all_logits, device, repacked};
 use shohin_tests::model::{Model, Shape, Stored};
@@ -17,6 +17,10 @@ struct Choices<'i> {
 }
 
 impl Choices<'_> {
+    fn new(input: &[u8]) -> Choices<'_> {
+        Choices { bytes: input.iter(), rest: Random::new(reading::fnv(input)) }
+    }
+
     fn below(&mut self, n: usize) -> usize {
         match self.bytes.next() {
             Some(byte) => usize::from(*byte) % n,
@@ -41,11 +45,11 @@ struct Case {
     batch: usize,
     /// Where the tokens are cut.
     cut: usize,
+    experts: bool,
 }
 
 impl Case {
-    fn new(input: &[u8]) -> Case {
-        let mut choices = Choices { bytes: input.iter(), rest: Random::new(reading::fnv(input)) };
+    fn new(mut choices: Choices<'_>) -> Case {
         let kv_heads = choices.of(&[1, 2]);
         let shape = Shape {
             hidden: choices.of(&[256, 512]),
@@ -72,7 +76,7 @@ impl Case {
         if choices.below(2) == 0 {
             formats.push(Stored::new(choices.of(&Format::ALL)));
         }
-        let vocab = shape.vocab;
+        let (vocab, experts) = (shape.vocab, shape.experts.is_some());
         let model = Model { shape, formats, seed: choices.below(256) as u64, name: "any".into() };
         let tokens = (0..2 + choices.below(39)).map(|_| choices.rest.below(vocab) as u32).collect::<Vec<_>>();
         Case {
@@ -81,6 +85,7 @@ impl Case {
             batch: 1 + choices.below(48),
             cut: 1 + choices.below(tokens.len() - 1),
             tokens,
+            experts,
         }
     }
 
@@ -107,18 +112,29 @@ impl Case {
         other.import(device, first.len(), &bytes).expect("as exported");
         other.forward_prefill(device, second).expect("valid tokens").to_vec()
     }
+
+    /// What each of these cache formats changes, see [`bound`].
+    fn noise(&self, formats: &[KvFormat]) -> Vec<f64> {
+        let options = CpuOptions { activations: Activations::F32, ..CpuOptions::default() };
+        let mut device = device(&self.file, &options).expect("a valid model");
+        let mut logits = |kv| all_logits(&mut device, &self.tokens, &self.session(kv)).expect("valid tokens");
+        let exact = logits(KvFormat::F32);
+        formats.iter().map(|kv| noise(&logits(*kv), &exact)).collect()
+    }
 }
 
-/// The largest root mean square of the differences that a cache format makes to logits, relative to theirs: twice the largest of
-/// 2000 random models.
+/// The largest root mean square of the differences that a cache format makes to logits, relative to theirs, in models without
+/// experts and with f32 activations: twice the largest of 1475 random models (`noise_of_2000_random_models`).
+///
+/// Noise stays below 0.001 (f16), 0.02 (q8), 0.3 (q4), 0.07 (E4M3) and 0.2 (E5M2) in 99 % of them. Floats have a range as
+/// well: f16 found 0.1 and E4M3 1.12 in models where q8, and E5M2 with its larger range, found nothing unusual. So their bound
+/// only excludes logits that have nothing to do with the exact ones; `cache_formats_round_as_measured` is the narrow one.
 fn bound(kv: KvFormat) -> f64 {
     match kv {
         KvFormat::F32 => 0.0,
-        KvFormat::F16 => 0.1,
-        KvFormat::Q8 => 0.2,
-        KvFormat::Q4 => 1.0,
-        KvFormat::Fp8E4M3 => 0.6,
-        KvFormat::Fp8E5M2 => 0.8,
+        KvFormat::Q8 => 0.036,
+        KvFormat::Q4 => 0.57,
+        KvFormat::F16 | KvFormat::Fp8E4M3 | KvFormat::Fp8E5M2 => 2.25,
     }
 }
 
@@ -129,7 +145,7 @@ fn noise(found: &[f32], exact: &[f32]) -> f64 {
 }
 
 pub(super) fn agree(input: &[u8]) {
-    let case = Case::new(input);
+    let case = Case::new(Choices::new(input));
     let options = CpuOptions { batch: case.batch, ..CpuOptions::default() };
     let mut reference = device(&case.file, &options).expect("a valid model");
     let all = all_logits(&mut reference, &case.tokens, &case.session(case.kv)).expect("valid tokens");
@@ -151,7 +167,64 @@ pub(super) fn agree(input: &[u8]) {
         let mut device = Cpu::with_weights(Arc::clone(&weights), &options, Serial).expect("memory");
         assert!(case.in_pieces(&mut device) == last, "{isa:?}");
     }
-    let exact = all_logits(&mut reference, &case.tokens, &case.session(KvFormat::F32)).expect("valid tokens");
-    let noise = noise(&all, &exact);
-    assert!(noise <= bound(case.kv), "{:?} changes logits by {noise}", case.kv);
+    // A rounding error that sends a token to another expert, or an activation to another integer, is not the cache's.
+    if !case.experts {
+        let noise = case.noise(&[case.kv])[0];
+        assert!(noise <= bound(case.kv), "{:?} changes logits by {noise}", case.kv);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Formats, and the noise of each in all models with a seed below this and without experts, sorted.
+    fn measured(seeds: u64) -> Vec<(KvFormat, Vec<f64>)> {
+        let mut found = KvFormat::ALL.map(|kv| (kv, Vec::new()));
+        for seed in 0..seeds {
+            let case = Case::new(Choices { bytes: [].iter(), rest: Random::new(seed) });
+            if !case.experts {
+                let noise = case.noise(&KvFormat::ALL);
+                found.iter_mut().zip(noise).for_each(|((_, all), noise)| all.push(noise));
+            }
+        }
+        found.iter_mut().for_each(|(_, all)| all.sort_by(f64::total_cmp));
+        found.into()
+    }
+
+    fn quantile(sorted: &[f64], share: f64) -> f64 {
+        sorted[((sorted.len() - 1) as f64 * share) as usize]
+    }
+
+    /// Prints what [`bound`] follows from.
+    #[test]
+    #[ignore = "a measurement of minutes"]
+    fn noise_of_2000_random_models() {
+        for (kv, found) in measured(2000) {
+            let [median, most, nearly, largest] =
+                [0.5, 0.99, 0.999, 1.0].map(|share| quantile(&found, share));
+            println!(
+                "{kv:?}: {} models, median {median:.4}, 99 % {most:.4}, 99.9 % {nearly:.4}, largest {largest:.4}",
+                found.len()
+            );
+            assert!(largest <= bound(kv), "{kv:?}");
+        }
+    }
+
+    /// The medians of 1475 models are 0.0004, 0.0102, 0.1653, 0.0449 and 0.0893: half as much again for chance.
+    #[test]
+    fn cache_formats_round_as_measured() {
+        for (kv, found) in measured(40) {
+            let most = match kv {
+                KvFormat::F32 => 0.0,
+                KvFormat::F16 => 0.0006,
+                KvFormat::Q8 => 0.015,
+                KvFormat::Q4 => 0.25,
+                KvFormat::Fp8E4M3 => 0.067,
+                KvFormat::Fp8E5M2 => 0.134,
+            };
+            let median = quantile(&found, 0.5);
+            assert!(median <= most, "{kv:?} changes logits by {median}");
+        }
+    }
 }
