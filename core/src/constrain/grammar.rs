@@ -15,6 +15,8 @@ pub(super) const MAX_DEPTH: u32 = 64;
 pub(super) const MAX_PROPERTIES: usize = 128;
 /// Most nodes of a grammar.
 pub(super) const MAX_NODES: usize = 1 << 14;
+/// Most nodes that one byte can begin: alternatives, and those that they begin with.
+const MAX_BEGINNINGS: u32 = 1 << 12;
 /// Most steps to measure a grammar, a few nanoseconds each.
 const MAX_WORK: usize = 1 << 25;
 /// Most bytes of texts whose tokens are counted.
@@ -77,8 +79,12 @@ pub(super) struct Property {
 pub(super) enum Node {
     /// One of these. After [`Grammar::finish`] none of them is an `Any` itself.
     Any(Vec<NodeId>),
-    /// One after the other, without anything between.
-    Sequence(Vec<NodeId>),
+    /// One after the other, without anything between. If it `may_end`, the parts after the first may be left out, all
+    /// together.
+    Sequence {
+        parts: Vec<NodeId>,
+        may_end: bool,
+    },
     /// One of these texts, sorted.
     Texts(Vec<Text>),
     /// One of these texts, sorted and prefix-free, and the node that follows it.
@@ -181,6 +187,11 @@ impl Grammar {
                 }
             }
         }
+        let found = beginnings(&nodes);
+        if found > MAX_BEGINNINGS {
+            let (found, max) = (found.into(), MAX_BEGINNINGS.into());
+            return Err(Error::Limit { what: "number of ways to begin a part of the grammar", found, max });
+        }
         let mut grammar = Grammar { nodes, root, whitespace, shortest: Vec::new(), height: Vec::new() };
         grammar.measure()?;
         if !grammar.fits(root, 0) {
@@ -249,8 +260,9 @@ impl Grammar {
                 .iter()
                 .map(|&id| of(id))
                 .fold((NEVER, NEVER), |(s, h), (s2, h2)| (s.min(s2), h.min(h2))),
-            Some(Node::Sequence(parts)) => {
-                parts.iter().map(|&id| of(id)).fold((0, 0), |(s, h), (s2, h2)| (add(s, s2), h.max(h2)))
+            Some(Node::Sequence { parts, may_end }) => {
+                let needed = parts.iter().take(if *may_end { 1 } else { parts.len() });
+                needed.map(|&id| of(id)).fold((0, 0), |(s, h), (s2, h2)| (add(s, s2), h.max(h2)))
             }
             Some(Node::Texts(texts)) => match texts.iter().map(|t| t.left(0)).min() {
                 Some(len) => (len, 0),
@@ -319,7 +331,7 @@ impl Node {
     /// The cost of measuring the node.
     fn size(&self) -> usize {
         match self {
-            Node::Any(nodes) | Node::Sequence(nodes) => nodes.len(),
+            Node::Any(nodes) | Node::Sequence { parts: nodes, .. } => nodes.len(),
             Node::Texts(texts) | Node::Cases { texts, .. } => texts.len(),
             Node::Object { properties, .. } => properties.len(),
             Node::Array { prefix, .. } => prefix.len(),
@@ -344,6 +356,43 @@ fn spell(text: &mut Text, vocabulary: &Vocabulary, budget: &mut usize) {
             *slot = fewest;
         }
     }
+}
+
+/// The most nodes that a byte begins in one: `1 + sum over choices`, `1 + first part` of a sequence, 1 for others. Saturates.
+fn beginnings(nodes: &[Node]) -> u32 {
+    // 0 while the nodes that it begins with are being counted.
+    let mut counts: Vec<Option<u32>> = vec![None; nodes.len()];
+    let mut path: Vec<(NodeId, usize)> = Vec::new();
+    for start in 0..nodes.len() as NodeId {
+        path.push((start, 0));
+        while let Some((id, next)) = path.last_mut() {
+            let first: &[NodeId] = match nodes.get(*id as usize) {
+                Some(Node::Any(choices)) => choices,
+                Some(Node::Sequence { parts, .. }) => parts.get(..1).unwrap_or_default(),
+                _ => &[],
+            };
+            let id = *id as usize;
+            if let Some(&child) = first.get(*next)
+                && counts.get(id).is_none_or(|count| count.is_none_or(|count| count == 0))
+            {
+                *next += 1;
+                if let Some(slot) = counts.get_mut(id) {
+                    *slot = Some(0);
+                }
+                if let Some(None) = counts.get(child as usize) {
+                    path.push((child, 0));
+                }
+                continue;
+            }
+            let of = |child: &NodeId| counts.get(*child as usize).copied().flatten().unwrap_or(0);
+            let sum = first.iter().map(of).fold(1, u32::saturating_add);
+            if let Some(slot) = counts.get_mut(id) {
+                *slot = Some(sum);
+            }
+            path.pop();
+        }
+    }
+    counts.into_iter().flatten().max().unwrap_or(0)
 }
 
 /// The nodes that a choice resolves to, each once.

@@ -11,11 +11,18 @@ use super::pattern::NEVER;
 use super::quoted::Quoted;
 use alloc::vec;
 use alloc::vec::Vec;
+use hashbrown::HashTable;
 
 /// Most open choices that are followed; further ones are dropped.
 const MAX_THREADS: usize = 256;
+/// Most work of a byte. What is not done then is as if it led nowhere, except for the way to the nearest end, which takes less
+/// than this: a node begins at most 4096 others, and compares what it finds with at most [`MAX_MADE`] threads.
+pub(super) const MAX_WORK: u32 = 160_000;
+/// Indices of [`Link::seen`].
+const BEGUN: usize = 0;
+const CONTINUED: usize = 1;
 /// Most threads that a byte may lead to; the first [`MAX_THREADS`] of them are followed.
-const MAX_MADE: usize = 4 * MAX_THREADS;
+const MAX_MADE: usize = 2 * MAX_THREADS;
 /// The stack of the outermost value.
 const ROOT: u32 = u32::MAX;
 /// A property that the schema does not name.
@@ -66,7 +73,109 @@ struct Link {
     depth: u32,
     /// Fewest tokens from the end of the value on top to the end of the text.
     rest: u32,
+    /// Whether nothing may follow the value on top in this frame.
+    optional: bool,
+    /// The first stack below in which something must follow.
+    needed: u32,
+    /// When its part last began, and when it was last continued.
+    seen: [u64; 2],
     frame: Frame,
+}
+
+/// Stacks that share their lower parts: equal ones are the same.
+#[derive(Clone, Debug, Default)]
+struct Stacks {
+    links: Vec<Link>,
+    /// Every link by [`hash`] of what it consists of.
+    index: HashTable<u32>,
+    /// Where a link has moved.
+    moved: Vec<u32>,
+}
+
+fn hash(below: u32, frame: Frame) -> u64 {
+    let (kind, node, next) = match frame {
+        Frame::Object { node, next } => (1, node, next),
+        Frame::Array { node, count } => (2, node, count),
+        Frame::Sequence { node, next } => (3, node, next),
+    };
+    let odd = 0x9E37_79B9_7F4A_7C15_u64;
+    let word = (u64::from(below) << 32 | u64::from(node)).wrapping_mul(odd);
+    let word = (word ^ word >> 32 ^ u64::from(next) << 2 ^ kind).wrapping_mul(odd);
+    word ^ word >> 32
+}
+
+impl Stacks {
+    fn hash_at(links: &[Link], at: u32) -> u64 {
+        links.get(at as usize).map_or(0, |link| hash(link.below, link.frame))
+    }
+
+    fn get(&self, top: u32) -> Option<&Link> {
+        self.links.get(top as usize)
+    }
+
+    fn find(&self, below: u32, frame: Frame) -> Option<u32> {
+        let same = |&at: &u32| self.get(at).is_some_and(|link| link.below == below && link.frame == frame);
+        self.index.find(hash(below, frame), same).copied()
+    }
+
+    fn add(&mut self, link: Link) -> u32 {
+        let at = self.links.len() as u32;
+        self.links.push(link);
+        let links = &self.links;
+        self.index.insert_unique(hash(link.below, link.frame), at, |&at| Stacks::hash_at(links, at));
+        at
+    }
+
+    fn truncate(&mut self, len: usize) {
+        for at in len..self.links.len() {
+            let at = at as u32;
+            if let Ok(entry) = self.index.find_entry(Stacks::hash_at(&self.links, at), |&other| other == at) {
+                entry.remove();
+            }
+        }
+        self.links.truncate(len);
+    }
+
+    /// Keeps the stacks of these threads only.
+    fn keep(&mut self, threads: &mut [Thread]) {
+        self.moved.clear();
+        self.moved.resize(self.links.len(), ROOT);
+        for thread in threads.iter() {
+            let mut top = thread.top;
+            while let Some(slot) = self.moved.get_mut(top as usize).filter(|slot| **slot == ROOT) {
+                *slot = 0;
+                top = self.get(top).map_or(ROOT, |link| link.below);
+            }
+        }
+        let mut kept = 0;
+        for at in 0..self.links.len() {
+            if self.moved.get(at) == Some(&ROOT) {
+                continue;
+            }
+            // Links follow those below them.
+            let to = |at: u32| self.moved.get(at as usize).copied().unwrap_or(ROOT);
+            if let Some(&link) = self.links.get(at) {
+                let link = Link { below: to(link.below), needed: to(link.needed), ..link };
+                if let Some(slot) = self.links.get_mut(kept) {
+                    *slot = link;
+                }
+            }
+            if let Some(slot) = self.moved.get_mut(at) {
+                *slot = kept as u32;
+            }
+            kept += 1;
+        }
+        self.links.truncate(kept);
+        for thread in threads {
+            thread.top = self.moved.get(thread.top as usize).copied().unwrap_or(ROOT);
+        }
+        self.index.clear();
+        let links = &self.links;
+        for at in 0..kept as u32 {
+            let rehash = |&at: &u32| Stacks::hash_at(links, at);
+            self.index.insert_unique(Stacks::hash_at(links, at), at, rehash);
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,7 +188,7 @@ enum At {
     First {
         gap: Gap,
     },
-    /// After a value in a container, or at the end of the text.
+    /// After a value in a container or in a sequence that may end, or at the end of the text.
     After {
         gap: Gap,
     },
@@ -144,15 +253,17 @@ pub(super) struct Thread {
 /// The stacks, and the states one after another: the last range of threads is the current state.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Matcher {
-    links: Vec<Link>,
+    stacks: Stacks,
     threads: Vec<Thread>,
     /// For each accepted byte: where its threads and links begin.
     levels: Vec<(usize, usize)>,
-    /// Where the threads and links of the current byte begin.
+    /// Where the threads of the current byte begin.
     made: usize,
-    pushed: usize,
-    spare: Vec<Link>,
-    chain: Vec<Link>,
+    /// Number of bytes that were tried, see [`Link::seen`].
+    tried: u64,
+    /// What is left of [`MAX_WORK`] for the current byte.
+    left: u32,
+    work: u64,
 }
 
 impl Matcher {
@@ -171,14 +282,31 @@ impl Matcher {
         self.current().len().max(1)
     }
 
+    /// Work of all bytes so far, a few nanoseconds each: nodes begun, stacks looked up, and comparisons of threads.
+    pub(super) fn work(&self) -> u64 {
+        self.work
+    }
+
     /// Takes a byte; returns false and changes nothing if it leads nowhere.
     pub(super) fn push(&mut self, grammar: &Grammar, byte: u8) -> bool {
         let (from, to) = (self.levels.last().map_or(0, |level| level.0), self.threads.len());
-        let links = self.links.len();
-        (self.made, self.pushed) = (to, links);
+        let links = self.stacks.links.len();
+        self.made = to;
+        self.begin_byte();
         for i in from..to {
-            let Some(&thread) = self.threads.get(i) else { continue };
-            self.step(grammar, thread, byte);
+            self.step_thread(grammar, i, byte);
+        }
+        if self.left == 0 {
+            // Not all ways can be followed. The end stays as near as was promised if its thread comes first.
+            self.threads.truncate(to);
+            self.stacks.truncate(links);
+            self.begin_byte();
+            let near = |&i: &usize| self.threads.get(i).map_or(NEVER, |&t| self.shortest_of(grammar, t));
+            let nearest = (from..to).min_by_key(near).unwrap_or(from);
+            self.step_thread(grammar, nearest, byte);
+            for i in (from..to).filter(|&i| i != nearest) {
+                self.step_thread(grammar, i, byte);
+            }
         }
         if self.threads.len() - to > MAX_THREADS {
             // The nearest thread is never dropped, so that the end stays as near as was promised.
@@ -186,18 +314,38 @@ impl Matcher {
             self.threads.truncate(to + MAX_THREADS);
         }
         if self.threads.len() == to {
-            self.links.truncate(links);
+            self.stacks.truncate(links);
             return false;
         }
         self.levels.push((to, links));
         true
     }
 
+    fn begin_byte(&mut self) {
+        self.tried += 1;
+        self.left = MAX_WORK;
+    }
+
+    fn step_thread(&mut self, grammar: &Grammar, at: usize, byte: u8) {
+        if let Some(&thread) = self.threads.get(at)
+            && self.spend(1)
+        {
+            self.step(grammar, thread, byte);
+        }
+    }
+
+    /// Returns false if the work of this byte is used up.
+    fn spend(&mut self, work: usize) -> bool {
+        self.work += work as u64;
+        self.left = self.left.saturating_sub(work as u32);
+        self.left > 0
+    }
+
     /// Undoes all but the first `len` bytes since the last [`Matcher::settle`].
     pub(super) fn truncate(&mut self, len: usize) {
         if let Some(&(threads, links)) = self.levels.get(len + 1) {
             self.threads.truncate(threads);
-            self.links.truncate(links);
+            self.stacks.truncate(links);
             self.levels.truncate(len + 1);
         }
     }
@@ -208,25 +356,11 @@ impl Matcher {
         self.threads.drain(..from);
         self.levels.clear();
         self.levels.push((0, 0));
-        self.spare.clear();
-        for thread in &mut self.threads {
-            self.chain.clear();
-            let mut top = thread.top;
-            while let Some(&link) = self.links.get(top as usize) {
-                self.chain.push(link);
-                top = link.below;
-            }
-            thread.top = ROOT;
-            for link in self.chain.iter().rev() {
-                self.spare.push(Link { below: thread.top, ..*link });
-                thread.top = (self.spare.len() - 1) as u32;
-            }
-        }
-        core::mem::swap(&mut self.links, &mut self.spare);
+        self.stacks.keep(&mut self.threads);
     }
 
     fn link(&self, top: u32) -> Option<&Link> {
-        self.links.get(top as usize)
+        self.stacks.get(top)
     }
 
     fn depth(&self, top: u32) -> u32 {
@@ -244,10 +378,12 @@ impl Matcher {
     /// Adds a thread to the next state, unless it is already there.
     fn go_on(&mut self, grammar: &Grammar, thread: Thread) {
         let made = self.threads.get(self.made..).unwrap_or_default();
-        if made.contains(&thread) {
+        let (known, compared) = (made.contains(&thread), made.len());
+        self.spend(1 + compared / 32);
+        if known {
             return;
         }
-        if made.len() < MAX_MADE {
+        if compared < MAX_MADE {
             self.threads.push(thread);
             if self.threads.len() - self.made == MAX_MADE {
                 self.nearest_first(grammar);
@@ -275,6 +411,11 @@ impl Matcher {
 
     /// A stack with `frame` on top of `below`.
     fn stack(&mut self, grammar: &Grammar, below: u32, frame: Frame) -> u32 {
+        self.spend(1);
+        // Choices that meet again become one.
+        if let Some(at) = self.stacks.find(below, frame) {
+            return at;
+        }
         let around = self.rest(below);
         let own = match frame {
             Frame::Object { node, next } => match grammar.node(node) {
@@ -286,6 +427,7 @@ impl Matcher {
             Frame::Array { node, count } => match grammar.node(node) {
                 Some(&Node::Array { ref prefix, items, min, .. }) => {
                     let first = prefix.iter().take(min as usize).skip(count as usize);
+                    self.spend(first.len() / 8);
                     let more = min.saturating_sub(count) - first.len() as u32;
                     let each =
                         |sum: u32, &id: &NodeId| sum.saturating_add(grammar.shortest(id)).saturating_add(1);
@@ -295,7 +437,8 @@ impl Matcher {
                 _ => NEVER,
             },
             Frame::Sequence { node, next } => match grammar.node(node) {
-                Some(Node::Sequence(parts)) => {
+                Some(Node::Sequence { may_end: true, .. }) if next == 1 => 0,
+                Some(Node::Sequence { parts, .. }) => {
                     let parts = parts.get(next as usize..).unwrap_or_default();
                     parts.iter().fold(0u32, |sum, &id| sum.saturating_add(grammar.shortest(id)))
                 }
@@ -304,30 +447,75 @@ impl Matcher {
         };
         let container = u32::from(!matches!(frame, Frame::Sequence { .. }));
         let depth = self.depth(below) + container;
-        // Choices that meet again become one.
-        let from = self.pushed.min(self.links.len());
-        let same = |link: &Link| link.below == below && link.frame == frame;
-        if let Some(at) = self.links.get(from..).unwrap_or_default().iter().position(same) {
-            return (from + at) as u32;
-        }
-        self.links.push(Link { below, depth, rest: own.saturating_add(around), frame });
-        (self.links.len() - 1) as u32
+        let optional = match frame {
+            Frame::Sequence { node, next: 1 } => {
+                matches!(grammar.node(node), Some(Node::Sequence { may_end: true, .. }))
+            }
+            _ => false,
+        };
+        let (rest, needed, seen) = (own.saturating_add(around), self.needed(below), [0; 2]);
+        self.stacks.add(Link { below, depth, rest, optional, needed, seen, frame })
     }
 
-    /// The thread after the value on `top` has ended.
+    /// The stack, or the first below it in which something must follow.
+    fn needed(&self, top: u32) -> u32 {
+        self.link(top).filter(|link| link.optional).map_or(top, |link| link.needed)
+    }
+
+    /// Whether this is the first time since the current byte was tried.
+    fn first_time(&mut self, top: u32, what: usize) -> bool {
+        let tried = self.tried;
+        let seen = self.stacks.links.get_mut(top as usize).and_then(|link| link.seen.get_mut(what));
+        seen.is_none_or(|seen| core::mem::replace(seen, tried) != tried)
+    }
+
+    /// The thread after the value on `top` has ended. If its container may go on or end, that is left to the next byte.
     fn after(&mut self, grammar: &Grammar, top: u32) -> Thread {
-        if let Some(&Link { below, frame: Frame::Sequence { node, next }, .. }) = self.link(top)
-            && let Some(Node::Sequence(parts)) = grammar.node(node)
-            && let Some(&part) = parts.get(next as usize)
+        if self.link(top).is_some_and(|link| !link.optional)
+            && let Some((top, node)) = self.next_part(grammar, top)
         {
-            let top = if parts.len() > next as usize + 1 {
-                self.stack(grammar, below, Frame::Sequence { node, next: next + 1 })
-            } else {
-                below
-            };
-            return Thread { top, at: At::Value { node: part, gap: Gap::NONE } };
+            return Thread { top, at: At::Value { node, gap: Gap::NONE } };
         }
         Thread { top, at: At::After { gap: Gap::of(grammar, Gap::ANY) } }
+    }
+
+    /// The next part of the sequence on top, and the stack it is on.
+    fn next_part(&mut self, grammar: &Grammar, top: u32) -> Option<(u32, NodeId)> {
+        let &Link { below, frame: Frame::Sequence { node, next }, .. } = self.link(top)? else { return None };
+        let Some(Node::Sequence { parts, .. }) = grammar.node(node) else { return None };
+        let &part = parts.get(next as usize)?;
+        let top = if parts.len() > next as usize + 1 {
+            self.stack(grammar, below, Frame::Sequence { node, next: next + 1 })
+        } else {
+            below
+        };
+        Some((top, part))
+    }
+
+    /// A byte after a value in sequences that may end there: it begins the next part of one of them, or continues what is
+    /// around them.
+    fn go_through(&mut self, grammar: &Grammar, mut top: u32, byte: u8) {
+        // What must follow is first, as the way to the end: there may be more ways than can be followed.
+        let needed = self.needed(top);
+        if !self.first_time(top, CONTINUED) {
+            return;
+        }
+        if self.first_time(needed, CONTINUED) {
+            let after = self.after(grammar, needed);
+            self.step(grammar, after, byte);
+        }
+        while top != needed
+            && let Some(&Link { below, .. }) = self.link(top)
+            && self.spend(1)
+        {
+            if let Some((top, node)) = self.next_part(grammar, top) {
+                self.begin(grammar, top, node, byte);
+            }
+            top = below;
+            if top != needed && !self.first_time(top, CONTINUED) {
+                return;
+            }
+        }
     }
 
     fn step(&mut self, grammar: &Grammar, thread: Thread, byte: u8) {
@@ -387,6 +575,9 @@ impl Matcher {
 
     /// The first byte of a value.
     fn begin(&mut self, grammar: &Grammar, top: u32, node: NodeId, byte: u8) {
+        if !self.spend(1) {
+            return;
+        }
         match grammar.node(node) {
             Some(Node::Any(choices)) => {
                 let depth = self.depth(top);
@@ -396,10 +587,12 @@ impl Matcher {
                     }
                 }
             }
-            Some(Node::Sequence(parts)) => {
+            Some(Node::Sequence { parts, .. }) => {
                 let Some(&part) = parts.first() else { return };
                 let top = self.stack(grammar, top, Frame::Sequence { node, next: 1 });
-                self.begin(grammar, top, part, byte);
+                if self.first_time(top, BEGUN) {
+                    self.begin(grammar, top, part, byte);
+                }
             }
             Some(Node::Texts(texts) | Node::Cases { texts, .. }) => {
                 self.text(grammar, top, node, (0, texts.len() as u32), 0, byte);
@@ -466,7 +659,10 @@ impl Matcher {
 
     /// A byte after a value.
     fn behind(&mut self, grammar: &Grammar, top: u32, gap: Gap, byte: u8) {
-        let Some(&Link { below, frame, .. }) = self.link(top) else { return };
+        let Some(&Link { below, frame, optional, .. }) = self.link(top) else { return };
+        if optional {
+            return self.go_through(grammar, top, byte);
+        }
         // No printer writes white space before a comma, so only a closing bracket can follow it.
         if may_close(grammar, frame)
             && let Some(gap) = gap.take(byte, self.depth(top))
@@ -735,7 +931,7 @@ impl Matcher {
     /// Whether the text may end here.
     pub(super) fn complete(&self, grammar: &Grammar) -> bool {
         self.current().iter().any(|&Thread { top, at }| {
-            top == ROOT
+            self.rest(top) == 0
                 && match at {
                     At::After { .. } => true,
                     At::Plain { node, state, quoted: Quoted::Plain, .. } => {

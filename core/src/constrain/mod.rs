@@ -60,9 +60,9 @@ use vocabulary::Sorted;
 /// Number of cached masks.
 const REMEMBERED: usize = 16;
 
-/// Most work of finding the tokens that can follow a state: each byte of a token takes `n (n + 64)` where `n` choices are
-/// open. With 151,669 tokens that is enough for 16 choices open in all of them, which take 0.2 s.
-const MAX_WORK: usize = 1 << 30;
+/// Most work of finding the tokens that can follow a state, in units of [`Matcher::work`]. With 151,669 tokens that is enough for
+/// 16 choices open in all of them.
+const MAX_WORK: u64 = 1 << 24;
 
 /// Tokens that can follow a state.
 #[derive(Clone, Debug, Default)]
@@ -286,7 +286,7 @@ fn fill(matcher: &mut Matcher, grammar: &Grammar, vocabulary: &Vocabulary, room:
                 *word &= !(1 << (entry.token % 32));
             }
         }
-        walk(matcher, grammar, &vocabulary.single, usize::MAX, mask, &take);
+        walk(matcher, grammar, &vocabulary.single, u64::MAX, mask, &take);
     }
     if matcher.complete(grammar) {
         vocabulary.ends.iter().for_each(|&end| set(&mut mask.tokens, end));
@@ -304,7 +304,7 @@ fn walk(
     matcher: &mut Matcher,
     grammar: &Grammar,
     list: &Sorted,
-    mut work: usize,
+    mut work: u64,
     mask: &mut Mask,
     visit: &dyn Fn(&mut Matcher, &mut Mask, u32),
 ) -> bool {
@@ -315,13 +315,14 @@ fn walk(
         matcher.truncate(len);
         at += 1;
         while let Some(&byte) = text.get(len) {
-            let open = matcher.open();
-            let Some(left) = work.checked_sub(open * (open + 64)) else {
+            let before = matcher.work();
+            let taken = matcher.push(grammar, byte);
+            let Some(left) = work.checked_sub(matcher.work() - before) else {
                 matcher.truncate(0);
                 return false;
             };
             work = left;
-            if !matcher.push(grammar, byte) {
+            if !taken {
                 // Tokens with the same prefix lead nowhere either.
                 while let Some(next) = list.tokens.get(at)
                     && usize::from(next.shared) > len

@@ -9,6 +9,7 @@ use super::pattern::{Budget, Expression, Pattern, Range, others};
 use crate::error::{Error, Name, Result};
 use crate::sort;
 use alloc::boxed::Box;
+use alloc::collections::BTreeMap;
 use alloc::string::String;
 use alloc::vec;
 use alloc::vec::Vec;
@@ -23,6 +24,8 @@ const MAX_REPEATS: u32 = 1000;
 const MAX_COPIED: usize = 256;
 /// Most parts of all copies together.
 const MAX_COPIES: usize = 1 << 16;
+/// Most rounds over all rules to find those that may be empty.
+const MAX_ROUNDS: usize = 256;
 /// Most choices.
 const MAX_CHOICES: usize = 4096;
 
@@ -83,7 +86,7 @@ impl Grammar {
             return Err(Error::Grammar { line: 1, problem: "has no rule root", found: Name::new("") });
         };
         inline(&mut rules);
-        let mut compiler = Compiler { nodes: Vec::new(), nullable: nullable(&rules), budget: Budget::new() };
+        let mut compiler = Compiler { nodes: Vec::new(), nullable: nullable(&rules)?, budget: Budget::new() };
         // A node for each rule, so that rules can refer to one another.
         compiler.nodes.extend(rules.iter().map(|_| Node::Any(Vec::new())));
         for (i, rule) in rules.iter().enumerate() {
@@ -266,18 +269,23 @@ fn item_may_be_empty(item: &Item, rules: &[bool]) -> bool {
 }
 
 /// For each rule whether it has the empty text.
-fn nullable(rules: &[Rule<'_>]) -> Vec<bool> {
+fn nullable(rules: &[Rule<'_>]) -> Result<Vec<bool>> {
     let mut nullable = vec![false; rules.len()];
-    loop {
-        let next: Vec<bool> = rules
-            .iter()
-            .map(|rule| rule.body.as_ref().is_some_and(|body| item_may_be_empty(body, &nullable)))
-            .collect();
-        if next == nullable {
-            return nullable;
+    for round in 0..MAX_ROUNDS {
+        let mut changed = false;
+        // In both directions, since a rule may come before or after those it uses.
+        for i in 0..rules.len() {
+            let i = if round % 2 == 0 { rules.len() - 1 - i } else { i };
+            if !nullable[i] && rules[i].body.as_ref().is_some_and(|body| item_may_be_empty(body, &nullable)) {
+                (nullable[i], changed) = (true, true);
+            }
         }
-        nullable = next;
+        if !changed {
+            return Ok(nullable);
+        }
     }
+    let (found, max) = (MAX_ROUNDS as u64 + 1, MAX_ROUNDS as u64);
+    Err(Error::Limit { what: "number of rules that may be empty because others may", found, max })
 }
 
 /// The first rule on a way from a node to itself, or to more than [`MAX_NESTING`] others, without a character.
@@ -294,7 +302,7 @@ fn left_recursive(nodes: &[Node]) -> Option<usize> {
         while let Some((node, next)) = path.last_mut() {
             let first: &[NodeId] = match &nodes[*node] {
                 Node::Any(choices) => choices,
-                Node::Sequence(parts) => parts.get(..1).unwrap_or_default(),
+                Node::Sequence { parts, .. } => parts.get(..1).unwrap_or_default(),
                 _ => &[],
             };
             let node = *node;
@@ -358,7 +366,7 @@ impl Compiler {
                 for item in items {
                     choices.extend(self.item(item)?);
                 }
-                if choices.is_empty() { Ok(None) } else { self.add(Node::Any(choices)).map(Some) }
+                if choices.is_empty() { Ok(None) } else { self.one_of(choices, MAX_NESTING).map(Some) }
             }
             Item::Sequence(items) => {
                 let mut rest = None;
@@ -378,12 +386,8 @@ impl Compiler {
                 let min = if item_may_be_empty(item, &self.nullable) { 0 } else { *min };
                 let mut rest = match max {
                     None => {
-                        let more = self.add(Node::Any(vec![once]))?;
-                        let again = self.add(Node::Sequence(vec![once, more]))?;
-                        if let Some(Node::Any(choices)) = self.nodes.get_mut(more as usize) {
-                            choices.push(again);
-                        }
-                        Some(more)
+                        let more = self.nodes.len() as NodeId;
+                        Some(self.add(Node::Sequence { parts: vec![once, more], may_end: true })?)
                     }
                     Some(max) => {
                         let mut rest = None;
@@ -413,14 +417,59 @@ impl Compiler {
     ) -> Result<Option<NodeId>> {
         let mut choices = Vec::new();
         if let (Some(one), Some(rest)) = (one, rest) {
-            choices.push(self.add(Node::Sequence(vec![one, rest]))?);
+            choices.push(self.add(Node::Sequence { parts: vec![one, rest], may_end: rest_may_be_empty })?);
+        } else {
+            choices.extend(one.filter(|_| rest_may_be_empty));
         }
-        choices.extend(one.filter(|_| rest_may_be_empty));
         choices.extend(rest.filter(|_| one_may_be_empty));
-        match choices[..] {
-            [] => Ok(None),
-            [only] => Ok(Some(only)),
-            _ => self.add(Node::Any(choices)).map(Some),
+        if choices.is_empty() { Ok(None) } else { self.one_of(choices, MAX_NESTING).map(Some) }
+    }
+
+    /// One of these nodes. Those that begin alike are followed together until they differ: `a "+" b | a "-" b | a` becomes
+    /// `a ("+" b | "-" b)?`, or every level of operators would double what a byte begins.
+    fn one_of(&mut self, choices: Vec<NodeId>, nesting: usize) -> Result<NodeId> {
+        /// What follows a beginning, and whether nothing may.
+        #[derive(Default)]
+        struct Rests {
+            nodes: Vec<NodeId>,
+            may_end: bool,
+        }
+        if let [only] = choices[..] {
+            return Ok(only);
+        }
+        let (mut order, mut groups) = (Vec::new(), BTreeMap::<NodeId, Rests>::new());
+        for &choice in &choices {
+            let (first, rest, may_end) = match self.nodes.get(choice as usize) {
+                Some(Node::Sequence { parts, may_end }) if let [first, rest] = parts[..] => {
+                    (first, Some(rest), *may_end)
+                }
+                _ => (choice, None, true),
+            };
+            let rests = groups.entry(first).or_insert_with(|| {
+                order.push(first);
+                Rests::default()
+            });
+            rests.nodes.extend(rest);
+            rests.may_end |= may_end;
+        }
+        if nesting == 0 || order.len() == choices.len() {
+            return self.add(Node::Any(choices));
+        }
+        let mut merged = Vec::new();
+        for first in order {
+            let Some(Rests { nodes, may_end }) = groups.remove(&first) else { continue };
+            merged.push(if nodes.is_empty() {
+                first
+            } else {
+                // Repetitions are followed by themselves.
+                let nesting = if nodes == choices { 0 } else { nesting - 1 };
+                let rest = self.one_of(nodes, nesting)?;
+                self.add(Node::Sequence { parts: vec![first, rest], may_end })?
+            });
+        }
+        match merged[..] {
+            [only] => Ok(only),
+            _ => self.add(Node::Any(merged)),
         }
     }
 }

@@ -861,7 +861,7 @@ impl Grammar {
             let mut head = String::from(HEAD);
             json::string(&name, &mut head);
             head.push_str(ARGUMENTS);
-            let then = builder.add(Node::Sequence(vec![arguments, end, more]));
+            let then = builder.add(Node::Sequence { parts: vec![arguments, end, more], may_end: false });
             calls.push((head, then));
         }
         let head = |i: u32| calls.get(i as usize).map(|(head, _)| head.as_str());
@@ -882,12 +882,12 @@ impl Grammar {
         let root = if required {
             let opening = builder.texts(["<tool_call>"]);
             let again = builder.texts(["\n<tool_call>"]);
-            let again = builder.add(Node::Sequence(vec![again, call]));
+            let again = builder.add(Node::Sequence { parts: vec![again, call], may_end: false });
             let nothing = builder.texts([""]);
             if let Some(node) = builder.nodes.get_mut(more as usize) {
                 *node = Node::Any(vec![nothing, again]);
             }
-            builder.add(Node::Sequence(vec![opening, call]))
+            builder.add(Node::Sequence { parts: vec![opening, call], may_end: false })
         } else {
             let free = builder.add(Node::Free { marker, then: call, may_end: true });
             if let Some(node) = builder.nodes.get_mut(more as usize) {
@@ -906,10 +906,10 @@ impl Grammar {
         let mut builder = Builder::with(self.nodes, self.whitespace);
         let begin = builder.texts(["<think>"]);
         let gap = builder.texts(["", "\n", "\n\n"]);
-        let answer = builder.add(Node::Sequence(vec![gap, self.root]));
+        let answer = builder.add(Node::Sequence { parts: vec![gap, self.root], may_end: false });
         let marker = Text::new(b"</think>");
         let thoughts = builder.add(Node::Free { marker, then: answer, may_end: false });
-        let thinking = builder.add(Node::Sequence(vec![begin, thoughts]));
+        let thinking = builder.add(Node::Sequence { parts: vec![begin, thoughts], may_end: false });
         let root = builder.add(Node::Any(vec![self.root, thinking]));
         builder.finish(root)
     }

@@ -409,3 +409,122 @@ fn calls_name_a_tool_and_fit_its_parameters() {
         assert!(!accepts(&grammar, text), "{text}");
     }
 }
+
+/// Levels of operators, each of a rule of the one below.
+fn levels(count: usize, level: &dyn Fn(usize) -> String) -> String {
+    let mut text = String::from("root ::= r0\n");
+    (0..count).for_each(|i| text += &alloc::format!("r{i} ::= {}\n", level(i)));
+    text + &alloc::format!("r{count} ::= [0-9]+ | \"(\" root \")\"\n")
+}
+
+/// The most work of a byte of `text`, and the most choices that it leaves open. From each state on, some byte gets nearer to
+/// the end.
+fn work_of(grammar: &Grammar, text: &str) -> (u64, usize) {
+    let (mut matcher, mut most, mut open) = (Matcher::new(grammar), 0, 0);
+    let mut push = |matcher: &mut Matcher, byte| {
+        let before = matcher.work();
+        let taken = matcher.push(grammar, byte);
+        most = most.max(matcher.work() - before);
+        open = open.max(matcher.open());
+        taken
+    };
+    for (i, byte) in text.bytes().enumerate() {
+        assert!(push(&mut matcher, byte), "byte {i} of {text}");
+        matcher.settle();
+    }
+    while !matcher.complete(grammar) {
+        let left = matcher.shortest(grammar);
+        let nearer = (0..=255u8).any(|byte| {
+            if !push(&mut matcher, byte) {
+                return false;
+            }
+            if matcher.shortest(grammar) < left {
+                matcher.settle();
+                return true;
+            }
+            matcher.truncate(0);
+            false
+        });
+        assert!(nearer, "no byte leads to the end, which {left} tokens lead to, after {text}");
+    }
+    (most, open)
+}
+
+#[test]
+fn levels_of_operators_do_not_multiply() {
+    let operator = |i: usize| char::from(b'a' + i as u8);
+    let many = |i: usize| alloc::format!("r{} (\"{}\" r{})*", i + 1, operator(i), i + 1);
+    let right = |i: usize| alloc::format!("r{} \"{}\" r{i} | r{}", i + 1, operator(i), i + 1);
+    let behind =
+        |i: usize| alloc::format!("r{} \"!\" | r{} \"{}\" r{i} | r{}", i + 1, i + 1, operator(i), i + 1);
+    for level in [&many as &dyn Fn(usize) -> String, &right, &behind] {
+        for count in [1, 4, 16] {
+            let grammar = Grammar::gbnf(&levels(count, level)).unwrap();
+            for (text, complete) in
+                [("(1a2)a((3a4a(5)a6))", true), ("12a(", false), ("((((1))))", true), ("1", true)]
+            {
+                assert_eq!(accepts(&grammar, text), complete, "{count} levels: {text}");
+                let (work, open) = work_of(&grammar, text);
+                // A level is begun, or ends, once.
+                assert!(
+                    work <= 40 + 20 * count as u64 && open <= 8 + count,
+                    "{count} levels: {work}, {open}"
+                );
+            }
+            for text in ["1a", ")", "1)", "(1", "1(2)", "z", "aa"] {
+                assert!(!accepts(&grammar, text), "{count} levels: {text}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_byte_takes_bounded_work_in_any_grammar() {
+    let wide: String = (0..300).map(|i| alloc::format!("r{i} ::= \"b{i}\" root?\n")).collect();
+    let all: Vec<String> = (0..300).map(|i| alloc::format!("r{i} root \"x\"")).collect();
+    let wide = alloc::format!("root ::= \"a\" | {}\n{wide}", all.join(" | "));
+    let same: Vec<String> = (0..200).map(|i| alloc::format!("r{i} root")).collect();
+    let rules: String = (0..200).map(|i| alloc::format!("r{i} ::= \"a\" root? | \"aa\"\n")).collect();
+    let same = alloc::format!("root ::= \"a\" | {}\n{rules}", same.join(" | "));
+    let ambiguous = "root ::= (a | b | c)*\na ::= \"a\" root? | \"aa\"\nb ::= \"a\" b? a | \"a\"\nc ::= \"a\" root c | \"a\"\n";
+    let nested = "root ::= \"a\" root \"b\"? | \"a\"\n";
+    let mut most = 0;
+    for (grammar, text) in [
+        (&*wide, String::from("b1b2b30b4b5")),
+        (&*same, "a".repeat(12)),
+        (ambiguous, "a".repeat(40)),
+        (nested, "a".repeat(300) + &"b".repeat(200)),
+    ] {
+        most = most.max(work_of(&Grammar::gbnf(grammar).unwrap(), &text).0);
+    }
+    // All is done again, the nearest first, if there is too much; the last step of each can be longer than what is left.
+    assert!(most > u64::from(matcher::MAX_WORK), "{most} does not reach the bound");
+    assert!(most < 3 * u64::from(matcher::MAX_WORK), "{most}");
+}
+
+#[test]
+fn grammars_that_begin_in_too_many_ways_are_refused() {
+    let crossed = |count: usize| {
+        let mut text = String::from("root ::= r0\n");
+        for i in 0..count {
+            let next = i + 1;
+            text +=
+                &alloc::format!("r{i} ::= r{next} \"x\" | q{i} \"y\"\nq{i} ::= r{next} \"z\" | \"w\" root\n");
+        }
+        text + &alloc::format!("r{count} ::= [0-9]+ | \"(\" root \")\"\n")
+    };
+    let grammar = Grammar::gbnf(&crossed(5)).unwrap();
+    assert!(accepts(&grammar, "1zyxzyxx"));
+    for count in [16, 30] {
+        let error = Grammar::gbnf(&crossed(count)).unwrap_err();
+        assert_eq!(error.code(), "limit", "{error}");
+    }
+    // Rules that may be empty because the next one may, in an order in which each round finds two.
+    let mut text = String::from("root ::= \"a\"");
+    (0..1200).step_by(2).chain((1..1200).step_by(2)).for_each(|i| text += &alloc::format!(" r{i}"));
+    text += "\n";
+    (0..1200).for_each(|i| text += &alloc::format!("r{i} ::= r{} (r{} root)?\n", i + 1, i + 1));
+    text += "r1200 ::= root?";
+    let error = Grammar::gbnf(&text).unwrap_err();
+    assert_eq!(error.code(), "limit", "{error}");
+}
