@@ -278,6 +278,7 @@ impl Matcher {
     }
 
     /// Number of choices that are open, at least 1.
+    #[cfg(test)]
     pub(super) fn open(&self) -> usize {
         self.current().len().max(1)
     }
