@@ -127,7 +127,13 @@ fn cannot_run(out: &mut impl Write, file: &ModelFile, reason: &str) -> Result {
 fn describe(out: &mut impl Write, file: &ModelFile, model: &Model) -> Result {
     let (c, able) = (model.config(), model.capabilities());
     title(out, "Model")?;
+    let alibi = if c.max_alibi_bias > 0.0 {
+        format!(", ALiBi with slopes down to 2^-{}", c.max_alibi_bias)
+    } else {
+        String::new()
+    };
     let context = match c.rope_scaling {
+        _ if !c.rotary => format!("{} tokens", c.max_context_length),
         RopeScaling::None if c.rope_factors => {
             format!("{} tokens, RoPE factors in the file", c.max_context_length)
         }
@@ -155,7 +161,7 @@ fn describe(out: &mut impl Write, file: &ModelFile, model: &Model) -> Result {
             format!("{} of {}, {} for keys and values", c.num_attention_heads, c.head_dim, c.num_kv_heads),
         ),
         row("vocabulary", format!("{} tokens{head}", c.vocab_size)),
-        row("context", context),
+        row("context", context + &alibi),
         row("chat", chat(model)),
         row("thinking", yes(able.thinking).into()),
         row("tool calls", yes(able.tools).into()),
@@ -432,6 +438,8 @@ fn model_json(model: &Model) -> Result<Json> {
             "context_length": c.max_context_length,
             "rope_freq_base": c.rope_freq_base,
             "rope_scaling": rope(&c.rope_scaling),
+            "rotary": c.rotary,
+            "max_alibi_bias": c.max_alibi_bias,
             "rms_norm_eps": c.rms_norm_eps,
             "tied_embeddings": c.tied_embeddings,
         },

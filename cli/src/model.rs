@@ -66,6 +66,10 @@ pub(crate) struct ModelArgs {
     /// Replace the file's base of the RoPE frequencies
     #[arg(long, global = true, value_name = "BASE", allow_negative_numbers = true)]
     pub(crate) rope_base: Option<f32>,
+    /// ALiBi in the place of rotary positions, with slopes down to 2^-BIAS, or with 0 rotary positions in the place of
+    /// ALiBi: for models that were trained so, but whose files do not say it; CPU only
+    #[arg(long, global = true, value_name = "BIAS", allow_negative_numbers = true)]
+    pub(crate) alibi: Option<f32>,
     /// Layout of tensors of type 42 if the file does not say: group size, or codes before scales
     #[arg(long, global = true, value_name = "LAYOUT", default_value = "auto", value_parser = id42s())]
     pub(crate) id42: Id42,
@@ -148,6 +152,9 @@ impl ModelArgs {
         }
         if let Some(base) = self.rope_base {
             builder = builder.rope_base(base);
+        }
+        if let Some(max_bias) = self.alibi {
+            builder = builder.alibi(max_bias);
         }
         if let Some(split) = self.split {
             builder = builder.split(split);

@@ -831,6 +831,45 @@ fn rope_can_be_replaced() {
 }
 
 #[test]
+fn alibi_is_in_the_file_or_an_option() {
+    let fixture = |name: &str| format!("{}/../tests/fixtures/{name}", env!("CARGO_MANIFEST_DIR"));
+    let (file, tokens) =
+        (fixture("qwen3-alibi.gguf"), "84 104 101 32 102 111 120 32 114 97 110 32 104 111 109 101");
+    let scores = |name: &str, more: &[&str]| {
+        logits(name, tokens, &with(&["-m", &file, "--act", "f32", "--kv", "f32"], more)).concat()
+    };
+    // Logits by transformers.
+    for (kind, more) in [
+        ("logits", &[][..]),
+        ("logits", &["--alibi", "8"]),
+        ("logits", &["--split", "tensor:2"]),
+        ("rope", &["--alibi", "0"]),
+    ] {
+        let bytes = fs::read(fixture(&format!("qwen3-alibi.{kind}"))).unwrap();
+        let want = bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b));
+        let got = scores(&format!("alibi-{}", more.concat()), more);
+        assert_eq!(got.len(), want.len());
+        for (got, want) in got.iter().zip(want) {
+            assert!((got - want).abs() < 1e-4, "{more:?}: {got} {want}");
+        }
+    }
+    let config = &json(&["inspect", "-m", &file, "--json"])["config"];
+    assert_eq!((&config["max_alibi_bias"], &config["rotary"]), (&to_json!(8.0), &to_json!(false)));
+    assert!(ok(&["inspect", "-m", &file]).contains("64 tokens, ALiBi with slopes down to 2^-8"));
+    let rope = misuse(&["inspect", "-m", &file, "--rope-base", "1e6"]);
+    assert!(rope.contains("rope base is \"1000000\"") && rope.contains("ALiBi is in the place"), "{rope}");
+    assert!(
+        misuse(&["inspect", "--alibi", "-1"]).contains("attention.max_alibi_bias is -1, expected 0 to 1024")
+    );
+    // The built-in model was trained without it; what it computed so is of no use to it with another.
+    let path = temporary("alibi.session", "");
+    fs::remove_file(&path).unwrap();
+    ok(&["run", "Hello!", "-n", "2", "--session", &path, "--alibi", "8"]);
+    let other = fails(&["run", "Hello!", "-n", "2", "--session", &path]);
+    assert!(other.contains("is of another model"), "{other}");
+}
+
+#[test]
 fn inspect_says_what_fits_into_how_much_memory() {
     let fits = |args: &[&str]| -> Vec<(String, Option<u64>)> {
         let object = json(&with(&["inspect", "--json"], args));

@@ -5,7 +5,7 @@ use crate::driver::{Driver, Memory};
 use crate::error::{Error, Result};
 use shohin_core::gguf::Header;
 use shohin_core::model::program::{Op, TensorId, TensorRole};
-use shohin_core::model::{ModelConfig, Program};
+use shohin_core::model::{ModelConfig, Program, alibi};
 use shohin_core::quant::packed::{Codes, PackedFormat, Scales};
 use shohin_core::{Error as CoreError, Format, Gguf, Name, quant};
 use std::sync::Arc;
@@ -82,6 +82,9 @@ fn check(program: &Program) -> Result<()> {
     if !d.is_multiple_of(32) || d > 256 {
         let what = "the number of dimensions of a head";
         return Err(unsupported(what, d, "a multiple of 32, at most 256"));
+    }
+    if !program.alibi_slopes.is_empty() {
+        return Err(unsupported(alibi::REFUSED, program.alibi_slopes.len(), "0; the CPU computes them"));
     }
     let mixture = program.body.iter().filter(|op| matches!(op, Op::Experts(_))).count();
     if mixture > 0 {

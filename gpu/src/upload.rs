@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use crate::gpu::{Gpu, MAX_BINDING};
 use shohin_core::gguf::{Event, Header};
 use shohin_core::model::program::{Op, TensorId, TensorRole};
-use shohin_core::model::{ModelConfig, Program};
+use shohin_core::model::{ModelConfig, Program, alibi};
 use shohin_core::quant::packed::PackedFormat;
 use shohin_core::{Error as CoreError, Format, Gguf, Name, quant};
 use std::sync::Arc;
@@ -224,6 +224,10 @@ fn check(program: &Program) -> Result<()> {
     if !d.is_multiple_of(32) || d > 256 {
         let what = "the number of dimensions of a head";
         return Err(Error::Unsupported { what, found: d as u64, expected: "a multiple of 32, at most 256" });
+    }
+    if !program.alibi_slopes.is_empty() {
+        let (what, found) = (alibi::REFUSED, program.alibi_slopes.len() as u64);
+        return Err(Error::Unsupported { what, found, expected: "0; the CPU computes them" });
     }
     for op in program.body.iter().chain(&program.head) {
         if let Op::Exchange(_) = op {

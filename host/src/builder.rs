@@ -46,6 +46,7 @@ pub struct Builder {
     read: ReadOptions,
     rope_scaling: Option<RopeScaling>,
     rope_base: Option<f32>,
+    alibi: Option<f32>,
     device: DeviceName,
     split: Option<Split>,
 }
@@ -66,6 +67,7 @@ impl Default for Builder {
             read: ReadOptions::default(),
             rope_scaling: None,
             rope_base: None,
+            alibi: None,
             device: DeviceName::Auto,
             split: None,
         }
@@ -153,6 +155,13 @@ impl Builder {
     /// Replaces the file's base of the RoPE frequencies.
     pub fn rope_base(mut self, base: f32) -> Self {
         self.rope_base = Some(base);
+        self
+    }
+
+    /// ALiBi in the place of rotary positions, with slopes down to `2^-max_bias` (8 in the paper), as if the file had the
+    /// key `attention.max_alibi_bias`; with 0, rotary positions in the place of ALiBi. Only on the CPU.
+    pub fn alibi(mut self, max_bias: f32) -> Self {
+        self.alibi = Some(max_bias);
         self
     }
 
@@ -297,6 +306,7 @@ impl Builder {
             plans_repacked: repack && !reads,
             kv: self.kv,
             attention: self.attention,
+            positions: self.positions(),
             pool: Arc::new(pool),
             machine,
             fallback,
@@ -337,17 +347,32 @@ impl Builder {
 
     /// The file's configuration with the overrides of the options.
     fn configured(&self, config: ModelConfig) -> Result<ModelConfig> {
-        if self.rope_scaling.is_none() && self.rope_base.is_none() {
-            return Ok(config.for_context(self.context));
-        }
         let mut builder = ModelConfigBuilder::from(config);
+        if let Some(max_bias) = self.alibi {
+            builder = builder.alibi(max_bias);
+        }
         if let Some(scaling) = self.rope_scaling {
             builder = builder.rescale_rope(scaling);
         }
         if let Some(base) = self.rope_base {
             builder = builder.rope_freq_base(base);
         }
-        Ok(builder.build().map_err(Error::Config)?.for_context(self.context))
+        let config = builder.build().map_err(Error::Config)?;
+        let scaling = self.rope_scaling.map(|scaling| ("rope scaling", format!("{scaling:?}")));
+        let base = self.rope_base.map(|base| ("rope base", base.to_string()));
+        if let Some((name, found)) = scaling.or(base).filter(|_| !config.rotary) {
+            let expected = "none: ALiBi is in the place of rotary positions in this model".into();
+            return Err(Error::Option { name, found, expected });
+        }
+        Ok(config.for_context(self.context))
+    }
+
+    /// What keys depend on besides the file.
+    fn positions(&self) -> String {
+        match (self.rope_scaling, self.rope_base, self.alibi) {
+            (None, None, None) => String::new(),
+            options => format!("{options:?}"),
+        }
     }
 
     fn machine(&self, gguf: &Gguf<'_>, config: ModelConfig) -> Result<Machine> {

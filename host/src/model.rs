@@ -61,6 +61,8 @@ pub(crate) struct Inner {
     pub(crate) options: CpuOptions,
     pub(crate) kv: KvFormat,
     pub(crate) attention: AttentionPattern,
+    /// The options that replace the positions of the file; empty without any.
+    pub(crate) positions: String,
     pub(crate) pool: Arc<ThreadPool>,
     pub(crate) machine: Machine,
     /// Why it is not another one.

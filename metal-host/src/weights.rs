@@ -4,7 +4,7 @@
 use crate::driver::Driver;
 use crate::error::{Error, Result, unsupported};
 use shohin_core::model::program::{Op, TensorId, TensorRole};
-use shohin_core::model::{ModelBytes, ModelConfig, Program};
+use shohin_core::model::{ModelBytes, ModelConfig, Program, alibi};
 use shohin_core::quant::packed::PackedFormat;
 use shohin_core::{BonsaiModel, Error as CoreError, Matrix as FileMatrix, Name};
 use std::sync::Arc;
@@ -119,6 +119,10 @@ fn check(program: &Program) -> Result<()> {
     if !d.is_multiple_of(32) || d > 256 {
         let what = "the number of dimensions of a head";
         return Err(Error::Unsupported { what, found: d as u64, expected: "a multiple of 32, at most 256" });
+    }
+    if !program.alibi_slopes.is_empty() {
+        let (what, found) = (alibi::REFUSED, program.alibi_slopes.len() as u64);
+        return Err(Error::Unsupported { what, found, expected: "0; the CPU computes them" });
     }
     for op in program.body.iter().chain(&program.head) {
         match op {

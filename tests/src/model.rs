@@ -36,6 +36,8 @@ pub struct Shape {
     pub yarn: Option<u32>,
     /// Whether the frequencies are divided by a tensor, as in files of Llama 3.1.
     pub rope_factors: bool,
+    /// `attention.max_alibi_bias`, with which there are no rotary positions; 0 without.
+    pub max_alibi_bias: f32,
 }
 
 impl Shape {
@@ -55,6 +57,7 @@ impl Shape {
             rope_base: 1e6,
             yarn: Some(64),
             rope_factors: false,
+            max_alibi_bias: 0.0,
         }
     }
 
@@ -80,6 +83,7 @@ impl Shape {
             rope_base: 1e6,
             yarn: Some(8192),
             rope_factors: false,
+            max_alibi_bias: 0.0,
         };
         match name {
             "0.6b" => Some(Shape { hidden: 1024, ffn: 3072, context: 40_960, yarn: None, ..bonsai }),
@@ -304,6 +308,9 @@ impl Model {
         w.set(&key("attention.key_length"), s.head_dim as u32)?;
         w.set(&key("attention.value_length"), s.head_dim as u32)?;
         w.set(&key("rope.freq_base"), s.rope_base)?;
+        if s.max_alibi_bias > 0.0 {
+            w.set(&key("attention.max_alibi_bias"), s.max_alibi_bias)?;
+        }
         w.set(&key("attention.layer_norm_rms_epsilon"), 1e-6f32)?;
         if let Some(original) = s.yarn {
             w.set(&key("rope.scaling.type"), "yarn")?;

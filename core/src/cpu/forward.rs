@@ -400,7 +400,8 @@ impl<B: ModelBytes> Forward<'_, B> {
         cache: &mut CpuCache<'_>,
         scratch: &mut Scratch<'_>,
     ) -> Result<()> {
-        let heads = self.weights.program().heads;
+        let program = self.weights.program();
+        let (heads, slopes) = (program.heads, &*program.alibi_slopes);
         let q_size = heads.query * heads.dim;
         let range = segment.row * q_size..(segment.row + segment.tokens.len()) * q_size;
         let pattern = cache.attention;
@@ -408,7 +409,7 @@ impl<B: ModelBytes> Forward<'_, B> {
         let own = core::mem::take(&mut scratch.attention);
         let q = &scratch.buffer(q, range.end)[range.clone()];
         let (start, group) = (segment.position, heads.query / heads.kv);
-        let attention = CausalAttention { cache: &storage, layer, start, group, pattern, q };
+        let attention = CausalAttention { cache: &storage, layer, start, group, pattern, slopes, q };
         attention.run(self.isa, self.pool, &mut out[range], own);
         scratch.attention = own;
         Ok(())

@@ -11,6 +11,9 @@ use crate::gguf::{Header, Metadata};
 use crate::limits::Limits;
 
 const EPS: &str = "attention.layer_norm_rms_epsilon";
+pub(super) const MAX_ALIBI_BIAS: &str = "attention.max_alibi_bias";
+/// More would make slopes zero.
+const MAX_BIAS: f32 = 1024.0;
 
 /// A model architecture: builds the forward pass from a configuration.
 pub struct Architecture {
@@ -90,6 +93,11 @@ pub struct ModelConfig {
     /// Whether the file has the factors of LongRoPE (`rope_factors_short.weight` and `rope_factors_long.weight`), which
     /// only [`RopeScaling::LongRope`] uses.
     pub long_rope_factors: bool,
+    /// The largest slope's exponent of [ALiBi](super::alibi), 8 in the paper (`attention.max_alibi_bias`); 0 without it.
+    pub max_alibi_bias: f32,
+    /// Whether queries and keys are rotated. ALiBi takes the place of the rotation, unless the file has
+    /// `rope.dimension_count` for both.
+    pub rotary: bool,
     /// Whether the output matrix is the embedding (no `output.weight` in the file).
     pub tied_embeddings: bool,
 }
@@ -122,8 +130,10 @@ impl ModelConfig {
                 "the same as key_length",
             ));
         }
-        let rotated = meta.size("rope.dimension_count", Some(head_dim))?;
-        if rotated != head_dim {
+        let max_alibi_bias = meta.f32(MAX_ALIBI_BIAS)?.unwrap_or(0.0);
+        let unsaid = if max_alibi_bias == 0.0 { head_dim } else { 0 };
+        let rotated = meta.size("rope.dimension_count", Some(unsaid))?;
+        if rotated != head_dim && rotated != unsaid {
             return Err(architecture.bad("rope.dimension_count", rotated as f64, "the same as key_length"));
         }
         let config = ModelConfig {
@@ -142,6 +152,8 @@ impl ModelConfig {
             rope_scaling: rope_scaling(meta, header)?,
             rope_factors: header.tensor("rope_freqs.weight").is_some(),
             long_rope_factors: has_long_rope(header),
+            max_alibi_bias,
+            rotary: rotated > 0,
             tied_embeddings: header.tensor("output.weight").is_none(),
         };
         config.check()?;
@@ -166,6 +178,7 @@ impl ModelConfig {
     /// Whether the frequencies are divided by the file's factors.
     pub fn divides_rope(&self) -> bool {
         match self.rope_scaling {
+            _ if !self.rotary => false,
             RopeScaling::None => self.rope_factors,
             RopeScaling::LongRope { .. } => true,
             RopeScaling::Linear { .. }
@@ -184,7 +197,10 @@ impl ModelConfig {
 
     /// Frequencies of the rotary embedding, before they are divided by the file's factors.
     pub fn rope(&self) -> Rope {
-        Rope::new(self.head_dim, self.rope_freq_base, self.rope_scaling)
+        match self.rotary {
+            true => Rope::new(self.head_dim, self.rope_freq_base, self.rope_scaling),
+            false => Rope::none(self.head_dim),
+        }
     }
 
     /// The forward pass. The configuration must be valid.
@@ -243,6 +259,9 @@ impl ModelConfig {
         }
         if !(self.rms_norm_eps > 0.0 && self.rms_norm_eps < 1.0) {
             return Err(bad(EPS, f64::from(self.rms_norm_eps), "between 0 and 1"));
+        }
+        if !(self.max_alibi_bias >= 0.0 && self.max_alibi_bias <= MAX_BIAS) {
+            return Err(bad(MAX_ALIBI_BIAS, f64::from(self.max_alibi_bias), "0 to 1024"));
         }
         if !(self.rope_freq_base > 1.0 && self.rope_freq_base.is_finite()) {
             return Err(bad("rope.freq_base", f64::from(self.rope_freq_base), "a number over 1"));

@@ -16,7 +16,7 @@ pub(super) const LLAMA: Architecture = Architecture { name: "llama", experts: fa
 
 fn program(c: &ModelConfig) -> Program {
     let mut p = Builder::new(c.heads(), c.rope(), RopePairing::Interleaved, c.rms_norm_eps);
-    p.rope_factors(c);
+    p.positions(c);
     let (embedding, x) = p.embed("token_embd", c.vocab_size, c.hidden_size);
     for layer in 0..c.num_layers {
         p.block(layer);

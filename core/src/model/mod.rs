@@ -3,6 +3,7 @@
 //! An architecture is one file that builds its forward pass as a [`Program`]; the registry lists them.
 #![forbid(unsafe_code)]
 
+pub mod alibi;
 mod bonsai;
 pub mod config;
 pub mod embedding;

@@ -13,6 +13,7 @@ use alloc::vec::Vec;
 
 use heapless::Vec as ArrayVec;
 
+use super::alibi;
 use super::config::ExpertsConfig;
 use super::config::ModelConfig;
 use super::rope::{Rope, RopeScaling};
@@ -207,8 +208,8 @@ pub enum Op {
         /// Epsilon of the norms.
         eps: f32,
     },
-    /// `out = softmax(q K^T / sqrt(head_dim)) V` over the positions that each row's sequence has seen,
-    /// including its own.
+    /// `out = softmax(q K^T / sqrt(head_dim) + B) V` over the positions that each row's sequence has seen,
+    /// including its own. `B` is 0, or [ALiBi](super::alibi)'s with [`Program::alibi_slopes`].
     Attention {
         /// Layer of the cache.
         layer: usize,
@@ -270,6 +271,8 @@ pub struct Program {
     pub rope_factors: Option<TensorId>,
     /// The elements of a head that it rotates together.
     pub pairing: RopePairing,
+    /// ALiBi's slope of each query head, `(query heads)`; empty without ALiBi.
+    pub alibi_slopes: Vec<f32>,
 }
 
 impl Program {
@@ -410,6 +413,7 @@ impl Builder {
             rope,
             rope_factors: None,
             pairing,
+            alibi_slopes: Vec::new(),
         };
         Builder { program, eps, layer: None }
     }
@@ -443,8 +447,12 @@ impl Builder {
         id
     }
 
-    /// Adds the tensors of the file that the frequencies of the rotary embedding can be divided by, as `config` says.
-    pub fn rope_factors(&mut self, config: &ModelConfig) {
+    /// Adds the tensors of the file that the frequencies of the rotary embedding can be divided by, and the slopes of
+    /// ALiBi, as `config` says.
+    pub fn positions(&mut self, config: &ModelConfig) {
+        if config.max_alibi_bias > 0.0 {
+            self.program.alibi_slopes = alibi::slopes(config.num_attention_heads, config.max_alibi_bias);
+        }
         let pairs = self.program.heads.dim / 2;
         let mut factors = |name| self.tensor(name, 1, pairs, TensorRole::Vector);
         let one = config.rope_factors.then(|| factors("rope_freqs"));

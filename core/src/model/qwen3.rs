@@ -21,7 +21,7 @@ pub(super) const QWEN3MOE: Architecture = Architecture { name: "qwen3moe", exper
 
 fn program(c: &ModelConfig) -> Program {
     let mut p = Builder::new(c.heads(), c.rope(), RopePairing::Neox, c.rms_norm_eps);
-    p.rope_factors(c);
+    p.positions(c);
     let (embedding, x) = p.embed("token_embd", c.vocab_size, c.hidden_size);
     for layer in 0..c.num_layers {
         p.block(layer);

@@ -189,6 +189,8 @@ impl ModelVariant {
             rope_scaling: RopeScaling::yarn(4.0, original),
             rope_factors: false,
             long_rope_factors: false,
+            max_alibi_bias: 0.0,
+            rotary: true,
             tied_embeddings: tied,
         }
     }
@@ -262,6 +264,8 @@ impl ModelConfigBuilder {
         rope_scaling: RopeScaling,
         rope_factors: bool,
         long_rope_factors: bool,
+        max_alibi_bias: f32,
+        rotary: bool,
         tied_embeddings: bool,
     }
 
@@ -271,6 +275,14 @@ impl ModelConfigBuilder {
         let original = c.rope_scaling.original_context(c.max_context_length);
         c.max_context_length = scaling.scaled_context(original);
         c.rope_scaling = scaling;
+        self
+    }
+
+    /// Puts [ALiBi](super::alibi) in the place of the rotation, with slopes down to `2^-max_bias`; with 0, the rotation in
+    /// the place of ALiBi.
+    pub fn alibi(mut self, max_bias: f32) -> Self {
+        self.config.max_alibi_bias = max_bias;
+        self.config.rotary = max_bias == 0.0;
         self
     }
 

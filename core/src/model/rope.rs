@@ -229,6 +229,11 @@ impl Rope {
         Rope { speeds, magnitude }
     }
 
+    /// No rotation: all angles are 0.
+    pub fn none(head_dim: usize) -> Self {
+        Rope { speeds: alloc::vec![0.0; head_dim / 2], magnitude: 1.0 }
+    }
+
     /// Radians per position of each pair.
     pub fn speeds(&self) -> &[f64] {
         &self.speeds

@@ -275,6 +275,10 @@ impl TensorSplit<'_> {
         let heads = self.program.heads;
         parts.program.heads.kv = self.divided("key-value heads", heads.kv)?;
         parts.program.heads.query = self.divided("query heads", heads.query)?;
+        if !self.program.alibi_slopes.is_empty() {
+            let mine = share(heads.query, self.rank, self.ranks);
+            parts.program.alibi_slopes = self.program.alibi_slopes[mine].to_vec();
+        }
         // Positions of blocks in the new body.
         let mut blocks = Vec::new();
         let mut body: Vec<Op> = Vec::new();

@@ -242,6 +242,13 @@ fn config_json(config: &ModelConfig, gguf: &Gguf<'_>, dtype: Format) -> Result<V
             ("decoder_sparse_step".into(), 1.into()),
         ]);
     }
+    if config.max_alibi_bias > 0.0 {
+        return Err(ConvertError::Value {
+            key: "attention.max_alibi_bias".into(),
+            found: config.max_alibi_bias.to_string(),
+            expected: "0: transformers has no model of this architecture with ALiBi",
+        });
+    }
     let scaling = match llama3(config, gguf)? {
         Some(scaling) => scaling,
         None => config.rope_scaling,

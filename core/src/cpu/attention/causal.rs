@@ -23,6 +23,8 @@ pub(crate) struct CausalAttention<'a, 'b, C> {
     pub(crate) group: usize,
     /// The positions that each token sees.
     pub(crate) pattern: AttentionPattern,
+    /// ALiBi's slope of each query head, `(query heads)`; empty without ALiBi.
+    pub(crate) slopes: &'a [f32],
     /// `(tokens, query heads, head_dim)`, prepared by [`FlashCodec::prepare`].
     pub(crate) q: &'a [f32],
 }
@@ -39,7 +41,7 @@ pub(crate) fn scratch_len(shape: &KvShape, query_heads: usize, batch: usize) -> 
 }
 
 impl<C: FlashCodec> CausalAttention<'_, '_, C> {
-    /// `out = softmax(q . k^T / sqrt(head_dim)) v` over the positions that each token sees, shaped as `q`. The result does not depend on the pool, on
+    /// `out = softmax(q . k^T / sqrt(head_dim) + slope (key - query)) v` over the positions that each token sees, shaped as `q`. The result does not depend on the pool, on
     /// the instruction set, or on how many tokens are computed at once. `scratch` has [`scratch_len`] floats.
     pub(crate) fn run(&self, isa: Isa, pool: &dyn Pool, out: &mut [f32], scratch: &mut [f32]) {
         let shape = self.cache.shape();
@@ -57,6 +59,7 @@ impl<C: FlashCodec> CausalAttention<'_, '_, C> {
             heads: self.group,
             seen: self.start + token + 1,
             pattern: self.pattern,
+            slopes: self.slopes.get(column / d..column / d + self.group).unwrap_or(&[]),
         };
         if tokens == 1 && seen > SPLIT {
             let (splits, len) = (seen.div_ceil(SPLIT), part_len(d));
@@ -100,8 +103,20 @@ mod tests {
     /// bit. `q` and the result are `(tokens, group * kv_heads, d)`, `keys` and `values` `(len, kv_heads, d)`;
     /// the tokens are the last ones.
     fn attention<C: FlashCodec>(
+        shape: (usize, usize, usize),
+        pattern: AttentionPattern,
+        q: &[f32],
+        keys: &[f32],
+        values: &[f32],
+    ) -> Vec<f32> {
+        biased::<C>(shape, pattern, &[], q, keys, values)
+    }
+
+    /// [`attention`] with a slope for each query head, if any.
+    fn biased<C: FlashCodec>(
         (kv_heads, group, d): (usize, usize, usize),
         pattern: AttentionPattern,
+        slopes: &[f32],
         q: &[f32],
         keys: &[f32],
         values: &[f32],
@@ -123,7 +138,7 @@ mod tests {
         let run = |isa, pool: &dyn Pool, first: usize, n: usize| {
             let q = &q[first * columns..(first + n) * columns];
             let start = len - tokens + first;
-            let attention = CausalAttention { cache: &cache, layer: 1, start, group, pattern, q };
+            let attention = CausalAttention { cache: &cache, layer: 1, start, group, pattern, slopes, q };
             let mut out = alloc::vec![f32::NAN; n * columns];
             let mut scratch = alloc::vec![f32::NAN; scratch_len(&shape, kv_heads * group, n)];
             attention.run(isa, pool, &mut out, &mut scratch);
@@ -169,8 +184,20 @@ mod tests {
 
     /// Computes [`attention`] from the formula, over the positions for which `sees` holds.
     fn naive(
+        shape: (usize, usize, usize),
+        sees: &dyn Fn(usize, usize) -> bool,
+        q: &[f32],
+        keys: &[f32],
+        values: &[f32],
+    ) -> Vec<f64> {
+        naive_biased(shape, sees, &[], q, keys, values)
+    }
+
+    /// [`biased`] from the formula.
+    fn naive_biased(
         (kv_heads, group, d): (usize, usize, usize),
         sees: &dyn Fn(usize, usize) -> bool,
+        slopes: &[f32],
         q: &[f32],
         keys: &[f32],
         values: &[f32],
@@ -181,13 +208,17 @@ mod tests {
         for (i, q) in q.chunks_exact(d).enumerate() {
             let (token, head) = (i / heads, i % heads / group);
             let query = len - tokens + token;
+            let slope = f64::from(slopes.get(i % heads).copied().unwrap_or(0.0));
+            let bias =
+                (0..=query).filter(|&key| sees(query, key)).map(|key| slope * (key as f64 - query as f64));
             let rows = |x: &[f32]| -> Vec<Vec<f64>> {
                 let rows = x.chunks_exact(d).skip(head).step_by(kv_heads).take(query + 1).enumerate();
                 let rows = rows.filter(|(key, _)| sees(query, *key));
                 rows.map(|(_, row)| row.iter().map(|&x| f64::from(x)).collect()).collect()
             };
             let dot = |k: &Vec<f64>| q.iter().zip(k).map(|(&a, &b)| f64::from(a) * b).sum::<f64>();
-            let scores: Vec<f64> = rows(keys).iter().map(|k| dot(k) / libm::sqrt(d as f64)).collect();
+            let scores: Vec<f64> =
+                rows(keys).iter().zip(bias).map(|(k, bias)| dot(k) / libm::sqrt(d as f64) + bias).collect();
             let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let weights: Vec<f64> = scores.iter().map(|s| libm::exp(s - max)).collect();
             let sum: f64 = weights.iter().sum();
@@ -264,6 +295,31 @@ mod tests {
                 for (i, (got, want)) in got.iter().zip(want).enumerate() {
                     assert!((f64::from(*got) - want).abs() < 2e-6, "{text} {shape:?} {len} {i}");
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn biases_agree_with_naive_f64() {
+        for (pattern, tokens, len) in
+            [("full", 1, 1), ("full", 70, 150), ("window:90:3", 40, SPLIT + 17), ("full", 3, 2 * SPLIT + 1)]
+        {
+            let pattern: AttentionPattern = pattern.parse().unwrap();
+            // More query heads than rows are held at once, and a number that is no power of two.
+            for shape in [(2, 3, 16), (1, 37, 18)] {
+                let (kv_heads, group, d) = shape;
+                let slopes = crate::model::alibi::slopes(kv_heads * group, 8.0);
+                let q = noise(tokens * kv_heads * group * d, 1);
+                let (k, v) = (noise(kv_heads * d * len, 2), noise(kv_heads * d * len, 3));
+                let want = naive_biased(shape, &|query, key| pattern.sees(query, key), &slopes, &q, &k, &v);
+                let got = biased::<Float<f32>>(shape, pattern, &slopes, &q, &k, &v);
+                for (i, (got, want)) in got.iter().zip(want).enumerate() {
+                    assert!((f64::from(*got) - want).abs() < 2e-6, "{pattern} {shape:?} {len} {i}");
+                }
+                // Of the others, that all instruction sets agree.
+                biased::<Float<f16>>(shape, pattern, &slopes, &q, &k, &v);
+                biased::<Quantized<Codes<8>>>(shape, pattern, &slopes, &q, &k, &v);
+                biased::<Quantized<Codes<4>>>(shape, pattern, &slopes, &q, &k, &v);
             }
         }
     }
@@ -372,7 +428,8 @@ mod tests {
         C::prepare(&mut q, d);
         let start = (k.len() - q.len()) / d;
         let mut out = alloc::vec![0.0; q.len()];
-        let attention = CausalAttention { cache: &cache, layer: 0, start, group: 1, pattern: FULL, q: &q };
+        let attention =
+            CausalAttention { cache: &cache, layer: 0, start, group: 1, pattern: FULL, slopes: &[], q: &q };
         attention.run(Isa::detect(), &Serial, &mut out, &mut []);
         out
     }

@@ -5,7 +5,8 @@
 //!
 //! * Positions are divided into splits of [`SPLIT`], which different workers may process, and splits into
 //!   tiles of [`TILE`].
-//! * A score is one running sum over the elements of a head, then multiplied by `1 / sqrt(head_dim)`.
+//! * A score is one running sum over the elements of a head, then multiplied by `1 / sqrt(head_dim)`; ALiBi adds the
+//!   head's slope times the negative distance, rounded, to it.
 //! * Tiles that no query sees are skipped. A query that does not see a position of another tile has the score -inf there,
 //!   which changes no bit of its result.
 //! * After a tile's scores, the maximum so far is subtracted; `e^x` of position `t` is added to partial sum
@@ -101,6 +102,8 @@ pub(crate) struct Queries<'a> {
     pub(crate) seen: usize,
     /// Which of them it sees.
     pub(crate) pattern: AttentionPattern,
+    /// ALiBi's slope of each of `heads`; empty without ALiBi.
+    pub(crate) slopes: &'a [f32],
 }
 
 /// The individual queries of [`Queries`], token by token.
@@ -244,6 +247,9 @@ struct Job<'a, C> {
     /// Positions up to that of each query, non-decreasing.
     seen: [usize; ROWS],
     pattern: AttentionPattern,
+    /// ALiBi's slopes, those of the queries in turn, beginning with that of query `first_slope`; empty without ALiBi.
+    slopes: &'a [f32],
+    first_slope: usize,
 }
 
 /// Whether modules for browsers leave the scalar code out: nothing selects it there, and it adds 9 kB to a
@@ -264,9 +270,9 @@ fn span<C: FlashCodec>(
     let d = head.head_dim;
     // The callers split at tiles within the cache; the unsafe reads below rely on it.
     assert!(range.start.is_multiple_of(TILE) && head.holds(range.end) && rows.count <= ROWS);
-    let (count, pattern) = (rows.count, rows.q.pattern);
-    let mut job =
-        Job { head, range, count, q: [core::ptr::null(); ROWS], out: *out, seen: [0; ROWS], pattern };
+    let (count, pattern, slopes, first_slope) = (rows.count, rows.q.pattern, rows.q.slopes, rows.first);
+    let (q, seen) = ([core::ptr::null(); ROWS], [0; ROWS]);
+    let mut job = Job { head, range, count, q, out: *out, seen, pattern, slopes, first_slope };
     for i in 0..rows.count {
         let (t, at) = rows.place(i);
         job.q[i] = rows.q.q[t * rows.q.stride + at..][..d].as_ptr();
@@ -359,18 +365,33 @@ unsafe fn run<L: Simd, C: FlashCodec, const N4: usize, const N2: usize, const N1
             scores[first..count].fill([0.0; TILE]);
             C::score::<L, N4, N2, N1>(&job.head, &rows, &job.q, start, &mut scores, scratch);
             for r in first..count {
-                decay[r] = softmax[r].add_tile(&mut scores[r], visible[r], hidden[r].clone(), scale);
+                scores[r].iter_mut().for_each(|score| *score *= scale);
+                if !job.slopes.is_empty() {
+                    let slope = job.slopes[(job.first_slope + r) % job.slopes.len()];
+                    add_bias(&mut scores[r], slope, job.seen[r] - 1 - start);
+                }
+                decay[r] = softmax[r].add_tile(&mut scores[r], visible[r], hidden[r].clone());
             }
             C::sum::<L, N4, V2, N1>(&job.head, &rows, &scores, &decay, start, &job.out, scratch);
         }
     }
 }
 
+/// Adds ALiBi's bias to the scores of a tile, for a query `ahead` of the tile's first position.
+///
+/// One copy for all instruction sets and formats: 64 sums are little beside the products of a tile, and code is downloaded.
+#[inline(never)]
+fn add_bias(scores: &mut [f32; TILE], slope: f32, ahead: usize) {
+    let ahead = ahead as f32;
+    for (t, score) in scores.iter_mut().enumerate() {
+        *score += slope * (t as f32 - ahead);
+    }
+}
+
 impl Softmax {
-    /// Turns the first `n` dot products of a tile but those `hidden` into weights; returns the factor for earlier outputs.
+    /// Turns the first `n` scores of a tile but those `hidden` into weights; returns the factor for earlier outputs.
     #[inline(always)]
-    fn add_tile(&mut self, scores: &mut [f32; TILE], n: usize, hidden: Range<usize>, scale: f32) -> f32 {
-        scores.iter_mut().for_each(|score| *score *= scale);
+    fn add_tile(&mut self, scores: &mut [f32; TILE], n: usize, hidden: Range<usize>) -> f32 {
         // Masked positions add nothing, as e^-inf is 0.
         scores[n..].fill(f32::NEG_INFINITY);
         if let Some(hidden) = scores.get_mut(hidden) {
