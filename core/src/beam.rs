@@ -264,68 +264,63 @@ impl BeamSearch {
     }
 }
 
-/// Searches for continuations of the tokens of `session`, which are followed by `prompt`, at least one token. `progress`
-/// is called with the number of tokens of each beam so far, and may end the search.
-///
-/// # Errors
-/// As [`Session::run`]; [`Error::Logits`].
-pub async fn search<D: Device>(
-    device: &mut D,
-    mut session: Session<D>,
-    prompt: &[u32],
-    options: &BeamOptions,
-    detokenizer: &dyn Detokenizer,
-    progress: &mut dyn FnMut(usize) -> ControlFlow<()>,
-) -> Result<Vec<Beam>, D::Error> {
-    let vocab = device.program().vocab();
-    let room = session.capacity().saturating_sub(session.position().saturating_add(prompt.len()));
-    let mut search = BeamSearch::new(options, room, vocab, detokenizer)?;
-    let mut parts = prompt.chunks(device.batch().max(1)).peekable();
-    let mut failed = None;
-    if parts.peek().is_none() {
-        return Err(Error::Length { what: "prompt", expected: 1, found: 0 }.into());
+/// A beam search and its sessions, step by step.
+#[derive(Debug)]
+pub struct BeamSessions<D: Device> {
+    search: BeamSearch,
+    /// Of each beam that goes on.
+    sessions: Vec<Session<D>>,
+    /// The tokens to feed next: the rest of the prompt to the only session, then one to each.
+    tokens: Vec<u32>,
+    /// Whether these end with the prompt.
+    reads_prompt: bool,
+}
+
+impl<D: Device> BeamSessions<D> {
+    /// Begins a search for continuations of the tokens of `session`, which are followed by `prompt`, at least one token.
+    ///
+    /// # Errors
+    /// Those of [`BeamSearch::new`]; [`Error::Length`] without a prompt.
+    pub fn new(
+        device: &D,
+        session: Session<D>,
+        prompt: &[u32],
+        options: &BeamOptions,
+        detokenizer: &dyn Detokenizer,
+    ) -> Result<Self> {
+        let room = session.capacity().saturating_sub(session.position().saturating_add(prompt.len()));
+        let search = BeamSearch::new(options, room, device.program().vocab(), detokenizer)?;
+        if prompt.is_empty() {
+            return Err(Error::Length { what: "prompt", expected: 1, found: 0 });
+        }
+        Ok(BeamSessions {
+            search,
+            sessions: Vec::from([session]),
+            tokens: prompt.to_vec(),
+            reads_prompt: true,
+        })
     }
-    while let Some(part) = parts.next() {
-        let wants = if parts.peek().is_some() { Wants::Nothing } else { Wants::Last(Readout::Logits) };
-        session
-            .run(device, part, wants, &mut |_, _, output| {
-                if let Output::Logits(logits) = output {
-                    failed = search.logits(0, logits).err();
-                }
-            })
-            .await?;
-        if progress(0).is_break() {
-            return Ok(search.finish());
+
+    /// Computes a part of the prompt, or chooses the next token of each beam and computes what may follow it; returns
+    /// whether the search goes on.
+    ///
+    /// # Errors
+    /// As [`Session::run`]; [`Error::Logits`].
+    pub async fn step(&mut self, device: &mut D, detokenizer: &dyn Detokenizer) -> Result<bool, D::Error> {
+        if !self.reads_prompt && !self.choose(device, detokenizer).await? {
+            return Ok(false);
         }
-    }
-    let mut sessions = Vec::from([Some(session)]);
-    loop {
-        if let Some(error) = failed {
-            return Err(error.into());
-        }
-        let steps = search.step(detokenizer);
-        if steps.is_empty() || progress(search.len()).is_break() {
-            return Ok(search.finish());
-        }
-        let mut next = Vec::with_capacity(steps.len());
-        for (i, step) in steps.iter().enumerate() {
-            let Some(slot) = sessions.get_mut(step.beam) else { continue };
-            let goes_on_later = steps.iter().skip(i + 1).any(|later| later.beam == step.beam);
-            let session = match slot {
-                Some(session) if goes_on_later => Some(session.fork(device, session.position()).await?),
-                _ => slot.take(),
-            };
-            next.push(session);
-        }
-        sessions = next;
+        let BeamSessions { search, sessions, tokens, reads_prompt } = self;
+        // Of several sessions, each has one token.
+        let most = if *reads_prompt { device.batch().max(1) } else { 1 };
+        let is_last = !*reads_prompt || tokens.len() <= most;
+        let wants = if is_last { Wants::Last(Readout::Logits) } else { Wants::Nothing };
         let mut feeds: Vec<_> = sessions
             .iter_mut()
-            .zip(&steps)
-            .filter_map(|(session, step)| {
-                let tokens = core::slice::from_ref(&step.token);
-                Some(Feed { session: session.as_mut()?, tokens, wants: Wants::Last(Readout::Logits) })
-            })
+            .zip(tokens.chunks(most))
+            .map(|(session, tokens)| Feed { session, tokens, wants })
             .collect();
+        let mut failed = None;
         run_batch(device, &mut feeds, &mut |beam, _, output| {
             if let Output::Logits(logits) = output
                 && let Err(error) = search.logits(beam, logits)
@@ -334,5 +329,60 @@ pub async fn search<D: Device>(
             }
         })
         .await?;
+        *reads_prompt = !is_last;
+        if *reads_prompt {
+            tokens.drain(..most);
+        }
+        failed.map_or(Ok(true), |error| Err(error.into()))
     }
+
+    /// Chooses the next tokens, and gives each beam a session that ends before its own; false if there are none.
+    async fn choose(&mut self, device: &mut D, detokenizer: &dyn Detokenizer) -> Result<bool, D::Error> {
+        let steps = self.search.step(detokenizer);
+        let mut before: Vec<_> = core::mem::take(&mut self.sessions).into_iter().map(Some).collect();
+        for (i, step) in steps.iter().enumerate() {
+            let Some(slot) = before.get_mut(step.beam) else { continue };
+            let goes_on_later = steps.iter().skip(i + 1).any(|later| later.beam == step.beam);
+            let session = match slot {
+                Some(session) if goes_on_later => Some(session.fork(device, session.position()).await?),
+                _ => slot.take(),
+            };
+            self.sessions.extend(session);
+        }
+        self.tokens = steps.iter().map(|step| step.token).collect();
+        Ok(!steps.is_empty())
+    }
+
+    /// Tokens of each beam so far; 0 while the prompt is computed.
+    pub fn len(&self) -> usize {
+        self.search.len()
+    }
+
+    /// Whether no token was chosen yet.
+    pub fn is_empty(&self) -> bool {
+        self.search.is_empty()
+    }
+
+    /// The continuations; see [`BeamSearch::finish`].
+    pub fn finish(self) -> Vec<Beam> {
+        self.search.finish()
+    }
+}
+
+/// Searches for continuations of the tokens of `session`, which are followed by `prompt`, at least one token. `progress`
+/// is called with the number of tokens of each beam so far, and may end the search.
+///
+/// # Errors
+/// As [`BeamSessions::new`] and [`BeamSessions::step`].
+pub async fn search<D: Device>(
+    device: &mut D,
+    session: Session<D>,
+    prompt: &[u32],
+    options: &BeamOptions,
+    detokenizer: &dyn Detokenizer,
+    progress: &mut dyn FnMut(usize) -> ControlFlow<()>,
+) -> Result<Vec<Beam>, D::Error> {
+    let mut beams = BeamSessions::new(device, session, prompt, options, detokenizer)?;
+    while beams.step(device, detokenizer).await? && progress(beams.len()).is_continue() {}
+    Ok(beams.finish())
 }

@@ -1,11 +1,12 @@
 //! A conversation over a model: its cache, and the current reply.
 
+use crate::beams::{Beams, beam_options};
 use crate::checksum::sha256;
 use crate::device::{self, Device, DeviceError};
 use crate::error::{JsResult, js};
 use crate::loaded::Loaded;
 use crate::message::{Timings, chunk_object, finish_object, message_object, messages};
-use crate::object::object;
+use crate::object::{object, set};
 use crate::options::{random_seed, turn_options};
 use crate::platform::{random, unix_seconds};
 use js_sys::Array;
@@ -45,6 +46,8 @@ pub struct Chat {
     /// Output since it was last taken.
     chunk: Chunk,
     turn: Turn,
+    /// The search in the place of the conversation's turn.
+    beams: Option<Beams>,
     /// Of the current turn.
     seed: u64,
     timings: Timings,
@@ -87,9 +90,15 @@ impl Chat {
     /// `option` for a setting outside its range, `context_full` if the prompt does not fit, `unsupported` for a schema or
     /// for tools if the model's template has none.
     pub fn respond(&mut self, messages: &Array, options: &JsValue) -> JsResult<()> {
-        let options = turn_options(options)?;
+        let beams = beam_options(options)?;
+        let (messages, options) = (self::messages(messages)?, turn_options(options)?);
         let turn = Turn::Chat { measured: options.logprobs.is_some() };
-        self.begin(Prompt::Messages(self::messages(messages)?), options, turn).map_err(js)
+        if let Some(beams) = beams {
+            let prompt = self.loaded.with_chat_model(|model| options.encode(model, &messages)).map_err(js)?;
+            self.begin_search(Beams::new(prompt, beams), turn);
+            return Ok(());
+        }
+        self.begin(Prompt::Messages(messages), options, turn).map_err(js)
     }
 
     /// Begins the continuation of a text, by `GenerateOptions` of the TypeScript side.
@@ -98,6 +107,10 @@ impl Chat {
     /// As `respond`; `length` for an empty text.
     pub fn complete(&mut self, text: &str, options: &JsValue) -> JsResult<()> {
         let tokens = self.loaded.tokenize(text, false);
+        if let Some(beams) = beam_options(options)? {
+            self.begin_search(Beams::new(tokens, beams), Turn::Text { measured: false });
+            return Ok(());
+        }
         self.continue_tokens(tokens, turn_options(options)?).map_err(js)
     }
 
@@ -140,7 +153,12 @@ impl Chat {
     /// request in OpenAI's form an object with `answers`, JSON texts of the last chunks or of the whole, and
     /// `messages`, those of the request and the reply. Undefined if it was not done.
     pub fn finish(&mut self) -> JsValue {
-        let Some(finish) = self.end_turn() else { return JsValue::UNDEFINED };
+        let beams = self.beams.take();
+        let ended = match &beams {
+            Some(beams) => beams.finish(),
+            None => self.end_turn(),
+        };
+        let Some(finish) = ended else { return JsValue::UNDEFINED };
         let made = match &self.turn {
             Turn::Text { .. } => finish_object(&finish, false, self.seed, &self.timings),
             Turn::Chat { .. } => finish_object(&finish, true, self.seed, &self.timings),
@@ -156,6 +174,9 @@ impl Chat {
                 object([("answers", answers.into()), ("messages", messages.into())])
             }
         };
+        if let Some(beams) = beams {
+            set(&made, "beams", beams.objects());
+        }
         made.into()
     }
 
@@ -192,6 +213,7 @@ impl Chat {
             sparse: SparseLogits::default(),
             chunk: Chunk::default(),
             turn: Turn::Text { measured: false },
+            beams: None,
             seed: 0,
             timings: Timings::begin(),
         })
@@ -201,6 +223,13 @@ impl Chat {
     pub(crate) fn continue_tokens(&mut self, tokens: Vec<u32>, options: TurnOptions) -> Result<()> {
         let turn = Turn::Text { measured: options.logprobs.is_some() };
         self.begin(Prompt::Tokens(tokens), options, turn)
+    }
+
+    fn begin_search(&mut self, beams: Beams, turn: Turn) {
+        self.end();
+        self.chunk = Chunk::default();
+        (self.turn, self.seed, self.timings) = (turn, 0, Timings::begin());
+        self.beams = Some(beams);
     }
 
     fn begin(&mut self, prompt: Prompt, mut options: TurnOptions, turn: Turn) -> Result<()> {
@@ -222,7 +251,18 @@ impl Chat {
 
     /// Does the next bounded piece of work.
     pub(crate) async fn advance(&mut self) -> Result<Step, DeviceError> {
-        let Chat { conversation, device, session, loaded, readout, sparse, chunk, timings, .. } = self;
+        let Chat { conversation, device, session, loaded, readout, sparse, chunk, timings, beams, .. } = self;
+        if let Some(beams) = beams {
+            let (begun, goes_on) = beams.advance(device, loaded, session.capacity()).await?;
+            if begun {
+                timings.token();
+            }
+            if let Some((text, best)) = beams.best() {
+                (chunk.content, chunk.tokens) = (text.clone(), best.tokens.clone());
+            }
+            // There is nothing to be taken before the end.
+            return Ok(if goes_on { Step::Prompt } else { Step::Done });
+        }
         loop {
             let tokens = match conversation.next() {
                 Action::Done(_) => return Ok(Step::Done),
@@ -262,6 +302,7 @@ impl Chat {
     }
 
     fn end_turn(&mut self) -> Option<Finish> {
+        self.beams = None;
         let (held, finish) = self.conversation.end(self.session.position());
         // Never more than it holds.
         let _ = self.session.truncate(held);

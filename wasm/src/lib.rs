@@ -7,6 +7,7 @@
 // Waiting for a word of shared memory; only the build of the whole standard library for threads gets here.
 #![cfg_attr(target_feature = "atomics", feature(stdarch_wasm_atomic_wait))]
 
+mod beams;
 #[cfg_attr(not(feature = "gpu"), path = "cpu/calls.rs")]
 #[cfg_attr(feature = "gpu", path = "gpu/calls.rs")]
 mod calls;

@@ -18,7 +18,9 @@ pub const REFUSED: &str = "the number of heads with ALiBi (attention.max_alibi_b
 /// those for twice as many: `2^(-b (2 h - 1) / (2 n))`.
 pub fn slopes(heads: usize, max_bias: f32) -> Vec<f32> {
     let n = 1 << heads.checked_ilog2().unwrap_or(0);
-    let slope = |step: usize, of: usize| libm::exp2(-f64::from(max_bias) * step as f64 / of as f64) as f32;
+    // `exp2` has a table of 4 kB, which would be in every download.
+    let exp2 = |x: f64| libm::exp(x * core::f64::consts::LN_2);
+    let slope = |step: usize, of: usize| exp2(-f64::from(max_bias) * step as f64 / of as f64) as f32;
     (1..=heads).map(|h| if h <= n { slope(h, n) } else { slope(2 * (h - n) - 1, 2 * n) }).collect()
 }
 

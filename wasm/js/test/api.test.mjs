@@ -47,6 +47,41 @@ describe("a small model", () => {
     }
   });
 
+  test("searches with beams", async () => {
+    const search = (options) => collect(engine.generate("Once upon a", options));
+    // One beam is greedy decoding; of one token, beams are the likeliest ones.
+    const greedily = await collect(engine.generate("Once upon a", { preset: "greedy", maxTokens: 12, logprobs: 4 }));
+    const measured = greedily.all.flatMap((chunk) => chunk.logprobs);
+    const one = await search({ beams: 1, maxTokens: 12 });
+    assert.equal(one.text, greedily.text);
+    assert.deepEqual(one.all.flatMap((chunk) => chunk.tokens), measured.map(({ token }) => token));
+    const sum = measured.reduce((sum, { logprob }) => sum + logprob, 0);
+    assert.ok(Math.abs(one.finish.beams[0].logprob - sum) < 1e-3 && Math.abs(one.finish.beams[0].score - sum / 12) < 1e-3);
+    const first = (await search({ beams: 4, maxTokens: 1 })).finish.beams;
+    assert.deepEqual(first.map(({ tokens }) => tokens[0]), measured[0].top.map(({ token }) => token));
+    first.forEach(({ logprob }, i) => assert.ok(Math.abs(logprob - measured[0].top[i].logprob) < 1e-4));
+
+    const { all, text, finish } = await search({ beams: 4, maxTokens: 12, lengthPenalty: 0 });
+    assert.equal(all.length, 1);
+    assert.equal(finish.beams.length, 4);
+    assert.deepEqual([finish.text, finish.beams[0].text, finish.usage.completionTokens], [text, text, finish.beams[0].tokens.length]);
+    assert.ok(finish.beams.every(({ score, logprob }, i) => score === logprob && (i === 0 || score <= finish.beams[i - 1].score)));
+    assert.ok(finish.beams[0].logprob >= sum - 1e-3);
+    assert.equal(new Set(finish.beams.map(({ tokens }) => tokens.join())).size, 4);
+
+    const chat = await collect(engine.chat(ask("Hello!"), { beams: 3, maxTokens: 30 }));
+    assert.deepEqual(chat.finish.message, { role: "assistant", content: chat.text });
+    assert.equal(chat.finish.reason, "stop");
+    // The conversation's own cache is as it was.
+    const next = await collect(engine.generate("Once upon a", { preset: "greedy", maxTokens: 1 }));
+    assert.equal(next.finish.usage.cachedTokens, next.finish.usage.promptTokens - 1);
+    const controller = new AbortController();
+    const endless = search({ beams: 64, signal: controller.signal });
+    setTimeout(() => controller.abort(), 20);
+    await assert.rejects(endless, fails("aborted"));
+    await assert.rejects(search({ beams: 2, maxTokens: 1.5 }), fails("option"));
+  });
+
   test("answers requests in OpenAI's format", async () => {
     const request = { model: "mine", messages: [{ role: "user", content: [{ type: "text", text: "Hello!" }] }], temperature: 0, max_tokens: 3, logprobs: true, top_logprobs: 2 };
     const answer = await engine.createChatCompletion(request);

@@ -91,6 +91,9 @@ const GENERATE: Checks<GenerateOptions> = {
   stop: (place, found) => typeof found === "string" || each(place, found, "a string or an array of strings", text),
   overflow: either("error", "shift", "trim"),
   logprobs: number,
+  beams: number,
+  lengthPenalty: number,
+  earlyStopping: flag,
   responseFormat: (place, found) => {
     if (!isObject(found)) refuse(place, found, "an object with a type");
     if (found["type"] != null) either("text", "json_object", "json_schema", "choice", "regex", "grammar")(`${place}.type`, found["type"]);
@@ -286,7 +289,14 @@ export function loadArguments(options: LoadOptions, source: Source): LoadOptions
   return given;
 }
 
+/** Options that a beam search has, too. */
+const SEARCH = ["signal", "maxTokens", "beams", "lengthPenalty", "earlyStopping", "thinking"];
+
 function unbounded<T extends GenerateOptions>({ maxTokens, ...rest }: T): T {
+  const { beams, lengthPenalty, earlyStopping } = rest;
+  const other = Object.keys(rest).find((name) => !SEARCH.includes(name));
+  if (beams !== undefined && other) throw new ShohinError("argument", `a search with beams has no option ${other}`);
+  if (beams === undefined && (lengthPenalty ?? earlyStopping) !== undefined) throw new ShohinError("argument", "lengthPenalty and earlyStopping need beams");
   return { ...rest, ...(maxTokens !== undefined && maxTokens !== Infinity && { maxTokens }) } as T;
 }
 

@@ -4,6 +4,17 @@ import type { Message, ToolCall } from "./message.js";
 /** Why a generation ended: the model ended it, a stop string occurred, `maxTokens` was reached, or the context is full. */
 export type FinishReason = "stop" | "stop_string" | "length" | "context_full";
 
+/** One of the texts that a search with the option `beams` has found. */
+export interface Beam {
+  text: string;
+  tokens: number[];
+  /** `logprob`, divided by a power of the number of tokens. */
+  score: number;
+  /** Natural logarithm of the probability of all tokens, including one that ended the text. */
+  logprob: number;
+  reason: FinishReason;
+}
+
 /** Reported by the last chunk of a generation. */
 export interface Finish {
   reason: FinishReason;
@@ -35,6 +46,8 @@ export interface Finish {
     /** New tokens per second. */
     tokensPerSecond: number;
   };
+  /** With the option `beams`: all of them, the best first. */
+  beams?: Beam[];
 }
 
 /** Reported by the last chunk of a `chat`. */

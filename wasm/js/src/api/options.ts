@@ -201,6 +201,16 @@ export interface GenerateOptions {
    * pointer of a keyword that is not supported. Default `text`: unconstrained.
    */
   responseFormat?: ResponseFormat;
+  /**
+   * Search for the likeliest text as a whole with this many beams at once (at most 64), instead of drawing token by token. All beams are in
+   * `finish.beams`; the best one arrives in one chunk, at the end. Only together with `signal`, `maxTokens` and the two below, and `thinking`
+   * in `chat`.
+   */
+  beams?: number;
+  /** Beams are compared by their log-probability divided by this power of the number of tokens. Default 1; over 0 favours long texts. */
+  lengthPenalty?: number;
+  /** End the search as soon as there are as many texts as beams, though others could be likelier. Default false. */
+  earlyStopping?: boolean;
 }
 
 /**
