@@ -5,6 +5,7 @@ use crate::bandwidth::bandwidth;
 use crate::error::{CliError, Result};
 use crate::model::{ModelArgs, activations, finish_caching, settings, weights};
 use crate::peak_compute::peak_int8;
+use crate::progress::progress;
 use crate::run::round;
 use crate::terminal::{self, short};
 use clap::Args;
@@ -121,7 +122,7 @@ pub(crate) fn bench(args: &BenchArgs, model: &ModelArgs) -> Result {
     let tokens: Vec<u32> = (0..context).map(|i| (i * 7919 % vocab) as u32).collect();
 
     let mut best = vec![0; context];
-    let bar = terminal::progress("measuring", "runs", tests.len() * usize::from(args.repeat) + 1);
+    let bar = progress("measuring", "runs", tests.len() * usize::from(args.repeat) + 1);
     sequence.feed(&tokens[..tokens.len().min(8)])?; // loads the weights
     bar.inc(1);
     let per_token = model.weights().bytes_per_token();

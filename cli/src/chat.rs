@@ -1,6 +1,7 @@
 //! `shohin chat`: a conversation, one line at a time.
 
 use crate::args::whole;
+use crate::editor::{Editor, Typed};
 use crate::error::{CliError, Result, file_error};
 use crate::model::{ModelArgs, finish_caching, settings, template_warning, weights};
 use crate::reply::{follow, line};
@@ -11,8 +12,6 @@ use crate::terminal::{self, Colours, remark, write_model_text};
 use crate::tools::{self, ProgramArgs};
 use crate::turn::{self, FormatArgs, OverflowArgs, SpeculationArgs, Tools};
 use clap::Args;
-use rustyline::DefaultEditor;
-use rustyline::error::ReadlineError;
 use serde_json::json;
 use shohin::core::chat::{Finish, FunctionCall, OverflowPolicy, Role, ToolChoice, function_name};
 use shohin::core::generate::Reason;
@@ -142,7 +141,7 @@ struct Terminal {
     system: Option<String>,
     programs: ProgramArgs,
     /// On a terminal.
-    editor: Option<DefaultEditor>,
+    editor: Option<Editor>,
     last: Option<(Timings, Finish)>,
     colours: Colours,
     is_terminal: bool,
@@ -163,29 +162,26 @@ impl Terminal {
             self.note(&warning)?;
             self.gap()?;
         }
-        let no_editor = |e| CliError::new(format_args!("cannot read from the terminal: {e}"));
-        self.editor = Some(DefaultEditor::new().map_err(no_editor)?);
+        self.editor = Some(Editor::new()?);
         let prompt = format!("{accent}>{off} ");
         loop {
             let mut line = String::new();
             loop {
                 let shown = if line.is_empty() { prompt.as_str() } else { "… " };
                 let Some(editor) = &mut self.editor else { return Ok(()) };
-                match editor.readline(shown) {
-                    Ok(more) => line.push_str(&more),
-                    Err(ReadlineError::Eof) => return Ok(()),
-                    Err(ReadlineError::Interrupted) => {
+                match editor.read(shown)? {
+                    Typed::Line(more) => line.push_str(&more),
+                    Typed::End => return Ok(()),
+                    Typed::Interrupt => {
                         self.note("(Ctrl-D or /quit leaves)")?;
                         line.clear();
                         continue;
                     }
-                    // Bytes that are no text.
-                    Err(ReadlineError::Io(error)) if error.kind() == io::ErrorKind::InvalidData => {
+                    Typed::NotText => {
                         self.note("(that line is not UTF-8)")?;
                         line.clear();
                         continue;
                     }
-                    Err(error) => return Err(no_editor(error)),
                 }
                 if line.ends_with('\\') {
                     line.pop();
@@ -197,7 +193,7 @@ impl Terminal {
             if line.trim().is_empty() {
                 continue;
             }
-            let _ = self.editor.as_mut().map(|editor| editor.add_history_entry(line.trim()));
+            self.editor.iter_mut().for_each(|editor| editor.remember(line.trim()));
             match self.line(line.trim()) {
                 Ok(Then::Continue) => {}
                 Ok(Then::Leave) => return Ok(()),
@@ -346,9 +342,9 @@ impl Terminal {
         write_model_text(&mut shown, what, self.is_terminal)?;
         let question = format!("run {}? [y/N] ", String::from_utf8_lossy(&shown));
         let Some(editor) = &mut self.editor else { return Ok(false) };
-        match editor.readline(&question) {
-            Ok(answer) => Ok(matches!(answer.trim().to_lowercase().as_str(), "y" | "yes")),
-            Err(_) => Ok(false),
+        match editor.read(&question) {
+            Ok(Typed::Line(answer)) => Ok(matches!(answer.trim().to_lowercase().as_str(), "y" | "yes")),
+            _ => Ok(false),
         }
     }
 

@@ -2,6 +2,7 @@
 
 use crate::error::{CliError, Result};
 use crate::model::ModelArgs;
+use crate::progress::progress;
 use crate::terminal::{self, Colours, remark};
 use clap::Args;
 use serde_json::Value;
@@ -62,7 +63,7 @@ pub(crate) fn check(_: &CheckArgs, model_args: &ModelArgs) -> Result {
         let scalar = cpu().isa(Isa::SCALAR.name()).load_file(&file)?;
         let mut tokens = scalar.tokenize(TEXT);
         tokens.truncate(TOKENS);
-        let bar = terminal::progress("computing the reference", "tokens", tokens.len());
+        let bar = progress("computing the reference", "tokens", tokens.len());
         let logits = logits(&scalar, &tokens, &mut || bar.inc(1))?;
         bar.finish_and_clear();
         (tokens, logits)

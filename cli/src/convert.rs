@@ -1,11 +1,10 @@
 //! `shohin convert`: a Hugging Face folder as a GGUF file, and back.
 
 use crate::error::{CliError, Result};
+use crate::progress::transfer;
 use crate::terminal::{bytes, remark};
 use clap::Args;
-use indicatif::{ProgressBar, ProgressStyle};
 use shohin::convert::{ConvertError, ConvertOptions, Converted, FileType, convert, convert_to_folder};
-use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 
 /// Convert a Hugging Face folder or an ONNX file to a GGUF file, or a GGUF file to a folder
@@ -59,11 +58,7 @@ pub(crate) fn write(source: &Path, out: &Path, options: &ConvertOptions) -> Resu
 fn with_progress(
     convert: impl FnOnce(&mut dyn FnMut(u64, u64)) -> shohin::Result<Converted>,
 ) -> Result<Converted> {
-    let bar = if io::stderr().is_terminal() { ProgressBar::new(0) } else { ProgressBar::hidden() };
-    let style = ProgressStyle::with_template(
-        "{bar:30} {binary_bytes} of {binary_total_bytes}, {binary_bytes_per_sec}",
-    );
-    bar.set_style(style.map_err(CliError::new)?);
+    let bar = transfer("writing".into(), None);
     let done = convert(&mut |written, whole| {
         bar.set_length(whole);
         bar.set_position(written);

@@ -3,6 +3,7 @@
 use crate::args::whole;
 use crate::error::{CliError, Context, Result};
 use crate::model::{ModelArgs, activations, settings};
+use crate::progress::progress;
 use crate::run::round;
 use crate::terminal::{self, read_text};
 use clap::Args;
@@ -74,7 +75,7 @@ pub(crate) fn eval(args: &EvalArgs, model: &ModelArgs) -> Result {
         return Err(CliError::new(format_args!("{place}: expected at least 2 tokens of text, found {n}")));
     }
     let mut sequence = model.sequence(window)?;
-    let bar = terminal::progress("scoring", "tokens", tokens.len() - 1);
+    let bar = progress("scoring", "tokens", tokens.len() - 1);
     let start = Instant::now();
     let (mut nats, mut scored, mut bytes) = (0.0, 0usize, 0usize);
     // The first token has no context to be predicted from.

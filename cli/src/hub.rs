@@ -1,9 +1,9 @@
 //! `shohin pull`, `list` and `rm`: models of the Hugging Face Hub. `--model` takes their names, too.
 
 use crate::error::{CliError, Result};
-use crate::terminal::{self, CtrlC, bytes, remark, table};
+use crate::progress::{ProgressBar, transfer};
+use crate::terminal::{CtrlC, bytes, remark, table};
 use clap::Args;
-use indicatif::ProgressBar;
 use shohin::hub::{Download, Hub, HubModel, PUBLISHED};
 use std::io::{self, IsTerminal, Write};
 use std::ops::ControlFlow;
@@ -154,7 +154,7 @@ fn download(hub: &Hub, model: &HubModel) -> Result<PathBuf> {
         if !file.is_empty() {
             if bar.as_ref().is_none_or(|(of, _)| of != file) {
                 let message = file.rsplit('/').next().unwrap_or(file).to_string();
-                bar = Some((file.into(), terminal::download(message, total)));
+                bar = Some((file.into(), transfer(message, total)));
             }
             bar.iter().for_each(|(_, bar)| bar.set_position(have));
         }

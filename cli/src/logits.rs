@@ -2,6 +2,7 @@
 
 use crate::error::{CliError, Context, Result, file_error};
 use crate::model::{ModelArgs, token_text};
+use crate::progress::progress;
 use crate::terminal::{self, read_text};
 use crate::tokenize::parse_ids;
 use clap::Args;
@@ -43,7 +44,7 @@ pub(crate) fn logits(args: &LogitsArgs, model: &ModelArgs) -> Result {
         Some(path) => {
             let create = File::create(path).map_err(|e| file_error("create", path, &e))?;
             let mut out = BufWriter::new(create);
-            let bar = terminal::progress("computing", "tokens", tokens.len());
+            let bar = progress("computing", "tokens", tokens.len());
             let mut failed = None;
             let outcome = sequence.logits(&tokens, &mut |_, row| {
                 let written = row.iter().try_for_each(|logit| out.write_all(&logit.to_le_bytes()));

@@ -1,24 +1,31 @@
 //! `shohin`: chat with Bonsai models in the terminal, and inspect them.
 
 mod args;
+#[cfg(not(target_os = "wasi"))]
 mod bandwidth;
 mod beams;
+#[cfg(not(target_os = "wasi"))]
 mod bench;
 mod chat;
 mod check;
 mod convert;
+mod editor;
 mod embed;
 mod error;
 mod eval;
+#[cfg(not(target_os = "wasi"))]
 mod hub;
 mod inspect;
 mod logits;
 mod model;
+#[cfg(not(target_os = "wasi"))]
 mod peak_compute;
+mod progress;
 mod quantize;
 mod reply;
 mod run;
 mod sampling;
+#[cfg(not(target_os = "wasi"))]
 mod serve;
 mod session;
 mod terminal;
@@ -26,6 +33,7 @@ mod tokenize;
 mod tools;
 mod turn;
 
+#[cfg(not(target_os = "wasi"))]
 use bench::BenchArgs;
 use chat::ChatArgs;
 use check::CheckArgs;
@@ -34,12 +42,14 @@ use clap::{CommandFactory, Parser, Subcommand};
 use convert::ConvertArgs;
 use embed::EmbedArgs;
 use eval::EvalArgs;
+#[cfg(not(target_os = "wasi"))]
 use hub::{ListArgs, PullArgs, RmArgs};
 use inspect::InspectArgs;
 use logits::LogitsArgs;
 use model::ModelArgs;
 use quantize::QuantizeArgs;
 use run::RunArgs;
+#[cfg(not(target_os = "wasi"))]
 use serve::ServeArgs;
 use std::process::ExitCode;
 use tokenize::TokenizeArgs;
@@ -82,19 +92,36 @@ struct Cli {
 enum Command {
     Chat(ChatArgs),
     Run(RunArgs),
+    #[cfg(not(target_os = "wasi"))]
     Serve(ServeArgs),
     Inspect(InspectArgs),
     Tokenize(TokenizeArgs),
     Logits(LogitsArgs),
     Eval(EvalArgs),
     Embed(EmbedArgs),
+    #[cfg(not(target_os = "wasi"))]
     Bench(BenchArgs),
     Check(CheckArgs),
     Convert(ConvertArgs),
     Quantize(QuantizeArgs),
+    #[cfg(not(target_os = "wasi"))]
     Pull(PullArgs),
+    #[cfg(not(target_os = "wasi"))]
     List(ListArgs),
+    #[cfg(not(target_os = "wasi"))]
     Rm(RmArgs),
+}
+
+impl Command {
+    /// Whether it reads the model that `--model` names.
+    fn reads_model(&self) -> bool {
+        match self {
+            Command::Convert(_) | Command::Quantize(_) => false,
+            #[cfg(not(target_os = "wasi"))]
+            Command::Pull(_) | Command::List(_) | Command::Rm(_) => false,
+            _ => true,
+        }
+    }
 }
 
 fn main() -> ExitCode {
@@ -116,12 +143,7 @@ fn main() -> ExitCode {
         return error::CliError::usage("--gpu, --device and --split are for commands that run a model")
             .report();
     }
-    if model.model.is_some()
-        && matches!(
-            cli.command,
-            Command::Convert(_) | Command::Quantize(_) | Command::Pull(_) | Command::List(_) | Command::Rm(_)
-        )
-    {
+    if model.model.is_some() && !cli.command.reads_model() {
         return error::CliError::usage("--model is for commands that read a model").report();
     }
     if let Err(error) = cli.model.take_environment() {
@@ -131,18 +153,23 @@ fn main() -> ExitCode {
     let outcome = match &cli.command {
         Command::Chat(args) => chat::chat(args, model),
         Command::Run(args) => run::run(args, model),
+        #[cfg(not(target_os = "wasi"))]
         Command::Serve(args) => serve::run(args, model),
         Command::Inspect(args) => inspect::inspect(args, model),
         Command::Tokenize(args) => tokenize::tokenize(args, model),
         Command::Logits(args) => logits::logits(args, model),
         Command::Eval(args) => eval::eval(args, model),
         Command::Embed(args) => embed::embed(args, model),
+        #[cfg(not(target_os = "wasi"))]
         Command::Bench(args) => bench::bench(args, model),
         Command::Check(args) => check::check(args, model),
         Command::Convert(args) => convert::run(args),
         Command::Quantize(args) => quantize::run(args),
+        #[cfg(not(target_os = "wasi"))]
         Command::Pull(args) => hub::pull(args),
+        #[cfg(not(target_os = "wasi"))]
         Command::List(args) => hub::list(args),
+        #[cfg(not(target_os = "wasi"))]
         Command::Rm(args) => hub::rm(args),
     };
     match outcome {

@@ -108,8 +108,15 @@ impl ModelArgs {
     }
 
     /// The path of the file that `--model` names, which is downloaded if it is on the Hub.
+    #[cfg(not(target_os = "wasi"))]
     pub(crate) fn located(&self) -> Result<Option<PathBuf>> {
         self.model.as_deref().map(crate::hub::located).transpose()
+    }
+
+    /// The path of the file that `--model` names. WASI has no network.
+    #[cfg(target_os = "wasi")]
+    pub(crate) fn located(&self) -> Result<Option<PathBuf>> {
+        Ok(self.model.clone())
     }
 
     /// Opens the file at a path from [`ModelArgs::located`].

@@ -6,7 +6,6 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use crate::error::{CliError, Result, file_error};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use shohin::core::is_printable;
 
 /// Escape codes, empty if there is no terminal or if colours are disabled.
@@ -83,7 +82,8 @@ impl CtrlC {
     pub(crate) fn listen() -> Self {
         static HANDLER: std::sync::Once = std::sync::Once::new();
         HANDLER.call_once(|| {
-            // Without a handler Ctrl-C ends the program, which is fine too.
+            // Without a handler Ctrl-C ends the program, which is fine too. WASI has no signals.
+            #[cfg(not(target_os = "wasi"))]
             let _ = ctrlc::set_handler(|| {
                 if !LISTENING.load(Relaxed) || INTERRUPTED.swap(true, Relaxed) {
                     std::process::exit(130);
@@ -104,32 +104,6 @@ impl Drop for CtrlC {
     fn drop(&mut self) {
         LISTENING.store(false, Relaxed);
     }
-}
-
-/// A progress bar on standard error for long operations; hidden if it is not a terminal.
-pub(crate) fn progress(what: &'static str, unit: &'static str, total: usize) -> ProgressBar {
-    let target = if io::stderr().is_terminal() {
-        ProgressDrawTarget::stderr_with_hz(10)
-    } else {
-        ProgressDrawTarget::hidden()
-    };
-    let bar = ProgressBar::with_draw_target(Some(total as u64), target);
-    let form = format!("{{msg}} {{wide_bar}} {{pos}}/{{len}} {unit}, {{per_sec}}, {{eta}} left");
-    if let Ok(style) = ProgressStyle::with_template(&form) {
-        bar.set_style(style.progress_chars("━╸─"));
-    }
-    bar.with_message(what)
-}
-
-/// A progress bar of a download, as [`progress`].
-pub(crate) fn download(what: String, total: Option<u64>) -> ProgressBar {
-    let bar = progress("", "", 0).with_message(what);
-    total.into_iter().for_each(|total| bar.set_length(total));
-    let form = "{msg} {wide_bar} {binary_bytes}/{binary_total_bytes}, {binary_bytes_per_sec}, {eta} left";
-    if let Ok(style) = ProgressStyle::with_template(form) {
-        bar.set_style(style.progress_chars("━╸─"));
-    }
-    bar
 }
 
 /// The name of an input in messages.

@@ -273,13 +273,15 @@ impl Builder {
         let repack = repack && repacks(isa);
         let reads = repack && self.reads_weights;
         // Both take about as long if the weights come from the cache.
+        let read_tokenizer = || Tokenizer::from_gguf(&gguf).map(Tokenizer::into_owned);
         let (weights, tokenizer) = thread::scope(|scope| {
-            let tokenizer = scope.spawn(|| Tokenizer::from_gguf(&gguf).map(Tokenizer::into_owned));
+            let tokenizer = thread::Builder::new().spawn_scoped(scope, read_tokenizer);
             let weights = match reads {
                 true => self.repacked(file, config, isa, &pool),
                 false => file.weights(&self.read, config).map(|weights| (Arc::new(weights), None)),
             };
-            (weights, tokenizer.join())
+            // WASI starts no threads.
+            (weights, tokenizer.map_or_else(|_| Ok(read_tokenizer()), |thread| thread.join()))
         });
         let (weights, cache_writer) = weights?;
         let tokenizer = tokenizer.unwrap_or_else(|panic| resume_unwind(panic)).map_err(named)?;

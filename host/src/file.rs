@@ -2,9 +2,9 @@
 //! for the CPU.
 
 use crate::error::{Error, Result};
+use crate::map::{Mmap, map};
 use crate::memory;
 use crate::shard::{Cached, ShardBytes, shard_names};
-use memmap2::Mmap;
 use shohin_core::cpu::{self, CpuWeights, Expansion, Isa};
 use shohin_core::gguf::{MAX_PARTS, ReadOptions};
 use shohin_core::model::{ModelBytes, Split};
@@ -52,7 +52,6 @@ fn failed(action: &'static str, path: &Path) -> impl Fn(io::Error) -> Error {
 
 impl Shard {
     /// Maps the file: nothing is read until it is used, and the system shares it between programs.
-    #[allow(unsafe_code)]
     fn open(path: &Path) -> Result<Shard> {
         let url = path.to_str().filter(|path| path.starts_with("https://") || path.starts_with("http://"));
         if let Some(url) = url {
@@ -71,9 +70,7 @@ impl Shard {
             return refused("is empty, expected a GGUF file");
         }
         let file = File::open(path).map_err(failed("open the model", path))?;
-        // SAFETY: the mapping is read-only. As with every mapped file, a program that truncates the file
-        // while it is mapped terminates this one; one that changes its bytes changes the model's weights.
-        let map = unsafe { Mmap::map(&file) }.map_err(failed("map the model", path))?;
+        let map = map(&file).map_err(failed("map the model", path))?;
         let bytes = Bytes::Mapped { path: path.to_path_buf(), map: Arc::new(map), file: Mutex::new(file) };
         Ok(Shard { name: path.display().to_string(), bytes })
     }

@@ -47,6 +47,7 @@ pub mod file;
 mod gpu;
 #[cfg(feature = "hub")]
 pub mod hub;
+mod map;
 pub mod memory;
 #[cfg(all(feature = "metal", target_os = "macos"))]
 mod metal;

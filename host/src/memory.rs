@@ -1,6 +1,6 @@
 //! Memory for weights, keys and values.
 
-use memmap2::MmapMut;
+use crate::map::MmapMut;
 use shohin_core::model::ModelBytes;
 use shohin_core::{Cpu, Result, Session, SessionOptions};
 use std::io;

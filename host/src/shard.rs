@@ -1,6 +1,6 @@
 //! The files of a model: their names, and their bytes while the model runs.
 
-use memmap2::{Mmap, MmapMut};
+use crate::map::{Mmap, MmapMut};
 use shohin_core::model::ModelBytes;
 use std::ops::Range;
 use std::sync::Arc;

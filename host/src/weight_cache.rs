@@ -17,9 +17,9 @@
 
 use crate::error::{Error, Result};
 use crate::file::ModelFile;
+use crate::map::map;
 use crate::shard::{Cached, ShardBytes};
 use crate::threads::ThreadPool;
-use memmap2::Mmap;
 use shohin_core::Pool;
 use shohin_core::bytes::Cursor;
 use shohin_core::cpu::repack::specimen;
@@ -182,12 +182,10 @@ pub(crate) struct Entry {
 
 impl Entry {
     /// The files of the model, if the cache has them and they are intact. The check is spread over `pool`.
-    #[allow(unsafe_code)]
     pub(crate) fn open(&self, pool: &ThreadPool) -> Option<Vec<Cached>> {
         let file = File::open(&self.path).ok()?;
-        // SAFETY: the mapping is read-only. No program changes a cache file once it has its name; as with every
-        // mapped file, one that truncates it terminates this program.
-        let map = unsafe { Mmap::map(&file) }.ok()?;
+        // No program changes a cache file once it has its name.
+        let map = map(&file).ok()?;
         // Kernels that cannot map files in large pages ignore it.
         #[cfg(target_os = "linux")]
         let _ = map.advise(memmap2::Advice::HugePage);

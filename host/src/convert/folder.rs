@@ -6,7 +6,7 @@ use super::json::{self, Json};
 use super::onnx::Onnx;
 use super::tensor::{self, Module};
 use crate::error::{Error, Result};
-use memmap2::Mmap;
+use crate::map::{Mmap, map as map_file};
 use safetensors::tensor::{Dtype, SafeTensors};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -178,7 +178,6 @@ fn shard_names(root: &Value) -> Result<BTreeSet<String>, ConvertError> {
 }
 
 /// Maps a file.
-#[allow(unsafe_code)]
 pub(super) fn map(path: &Path) -> Result<Mmap> {
     let failed = |source| Error::Io { action: "open", path: path.into(), source };
     // Before it is opened: opening a pipe waits for a writer.
@@ -186,7 +185,5 @@ pub(super) fn map(path: &Path) -> Result<Mmap> {
         return Err(Error::NotAFile { path: path.into(), problem: "is not a regular file" });
     }
     let file = File::open(path).map_err(failed)?;
-    // SAFETY: the mapping is read-only; as with a GGUF file, another program that truncates the file meanwhile
-    // terminates this one.
-    unsafe { Mmap::map(&file) }.map_err(failed)
+    map_file(&file).map_err(failed)
 }

@@ -21,9 +21,9 @@ mod tokenizer;
 
 use crate::error::{Error, Result};
 use crate::file::{self, ModelFile};
+use crate::map::Mmap;
 use crate::memory;
 use folder::Folder;
-use memmap2::Mmap;
 use plan::Plan;
 use shohin_core::Format;
 use shohin_core::gguf::ReadOptions;

@@ -10,7 +10,7 @@ use super::grouped::{Floats, Grouped, Offset};
 use super::protobuf::{Fields, Value};
 use super::tensor::{Module, Weights, gguf_name};
 use crate::error::Result;
-use memmap2::Mmap;
+use crate::map::Mmap;
 use shohin_core::Format;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};

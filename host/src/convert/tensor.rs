@@ -444,6 +444,9 @@ impl Tensor<'_> {
         out: &mut [u8],
     ) -> Result<[f64; 2], ConvertError> {
         let workers = thread::available_parallelism().map_or(1, usize::from);
+        if workers == 1 {
+            return self.write_rows(first, format, out);
+        }
         let row_bytes = self.row_bytes(format).max(1);
         let share = (out.len() / row_bytes).div_ceil(workers).max(1);
         let shares = out.chunks_mut(share * row_bytes).enumerate();
