@@ -323,6 +323,34 @@ shohin_code shohin_chat_save(shohin_chat *chat, const char *path, size_t path_le
  * loaded with the same `kv_format`. */
 shohin_code shohin_chat_open(shohin_chat *chat, const char *path, size_t path_len, shohin_error *error);
 
+/* ---- Without an operating system ----
+ *
+ * libshohin_embedded, for microcontrollers, has these calls, and of those above
+ *
+ *     shohin_code_name, shohin_version, shohin_load_options_default, shohin_chat_options_default,
+ *     shohin_model_load_in_place, shohin_model_free, shohin_model_get_info,
+ *     shohin_chat_new, shohin_chat_free, shohin_chat_system, shohin_chat_send, shohin_chat_next, shohin_chat_stop,
+ *     shohin_chat_get_usage
+ *
+ * with these differences. Calls must not overlap, be it by threads or by interrupts. All memory is that of
+ * shohin_use_memory; after shohin_chat_new nothing is allocated. SHOHIN_KV_DEFAULT is SHOHIN_KV_Q8, unless the library was
+ * built with the feature `cache-formats`. There is one thread, and no GPU; reasoning, formats of replies, stop texts and
+ * tools are SHOHIN_UNSUPPORTED. When the context is full, the conversation starts over with its instructions, and so it
+ * does after an error of shohin_chat_next. Instructions and a message may have two bytes for each token of the context,
+ * more are SHOHIN_LIMIT. Times are 0. */
+
+/* Gives the library memory, once and before any other call; it must not be used for anything else. Too little of it is
+ * SHOHIN_MEMORY, or ends in shohin_panicked. */
+shohin_code shohin_use_memory(void *memory, size_t len, shohin_error *error);
+
+/* Bytes of it that are in use, and the most that were. */
+size_t shohin_memory_used(void);
+size_t shohin_memory_peak(void);
+
+/* Not a call: the program defines it. A bug in the library, or too little memory while a model is loaded or a chat begins.
+ * `message` ends with a NUL. It must not return. */
+void shohin_panicked(const char *message, size_t len);
+
 #ifdef __cplusplus
 }
 #endif

@@ -1,9 +1,12 @@
 //! What C passes: texts, arrays, and structs with a size.
 
 use crate::code::{Failure, Result, shohin_code};
-use std::ffi::{CStr, c_char};
-use std::mem::{MaybeUninit, size_of};
-use std::slice;
+use alloc::format;
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::ffi::{CStr, c_char};
+use core::mem::{MaybeUninit, size_of};
+use core::slice;
 
 /// The length of a text that ends with a NUL.
 pub const SHOHIN_CSTR: usize = usize::MAX;
@@ -54,7 +57,7 @@ pub(crate) unsafe fn text<'a>(start: *const c_char, len: usize, name: &str) -> R
         // SAFETY: the caller vouches for it.
         unsafe { array(start.cast::<u8>(), len, name) }?
     };
-    std::str::from_utf8(bytes).map_err(|wrong| {
+    core::str::from_utf8(bytes).map_err(|wrong| {
         let at = wrong.valid_up_to();
         Failure::new(shohin_code::SHOHIN_UTF8, format!("the {name} is not UTF-8 at byte {at}"))
     })

@@ -1,12 +1,16 @@
 //! Conversations and replies.
 
-use crate::argument::{self, Versioned, shohin_text};
+use crate::argument::{self, shohin_text};
 use crate::code::{Failure, Result, call, shohin_code, shohin_error};
 use crate::handle::{self, Handle, Kind};
-use crate::model::{self, shohin_model};
-use crate::options::{self, shohin_chat_options};
+use crate::info::{shohin_chat, shohin_model, shohin_usage};
+use crate::options::shohin_chat_options;
+use crate::piece::{
+    SHOHIN_NO_TOKEN, SHOHIN_REASON_CANCELLED, SHOHIN_REASON_NONE, reason, shohin_on_piece, shohin_piece,
+    shohin_tool_call,
+};
+use crate::{model, turn};
 use shohin::core::chat::{FunctionCall, Role};
-use shohin::core::generate::Reason;
 use shohin::speculate::Speculation;
 use shohin::{Chat, ChatMessage, Piece, Reply, Step};
 use std::ffi::{c_char, c_void};
@@ -14,146 +18,6 @@ use std::mem::size_of;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
-
-/// A conversation.
-#[derive(Debug)]
-pub struct shohin_chat {
-    _opaque: [u8; 0],
-}
-
-/// `reason`: the reply goes on.
-pub const SHOHIN_REASON_NONE: i32 = 0;
-/// `reason`: the model ended the reply.
-pub const SHOHIN_REASON_STOP: i32 = 1;
-/// `reason`: it has `max_tokens` tokens.
-pub const SHOHIN_REASON_LENGTH: i32 = 2;
-/// `reason`: the context is full.
-pub const SHOHIN_REASON_CONTEXT_FULL: i32 = 3;
-/// `reason`: the caller stopped it.
-pub const SHOHIN_REASON_CANCELLED: i32 = 4;
-
-/// `token`: the piece is not that of a token.
-pub const SHOHIN_NO_TOKEN: i32 = -1;
-
-/// A call of a function by the model.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct shohin_tool_call {
-    /// The name of the function, with a NUL at its end.
-    pub name: *const c_char,
-    /// Its length in bytes, without the NUL.
-    pub name_len: usize,
-    /// The arguments, a JSON text with a NUL at its end.
-    pub arguments: *const c_char,
-    /// Its length in bytes, without the NUL.
-    pub arguments_len: usize,
-}
-
-/// A piece of a reply.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct shohin_piece {
-    /// Bytes of this struct.
-    pub size: usize,
-    /// The text for the reader, with a NUL at its end. It may be empty.
-    pub text: *const c_char,
-    /// Its length in bytes, without the NUL.
-    pub text_len: usize,
-    /// The text that is the model's reasoning, with a NUL at its end.
-    pub reasoning: *const c_char,
-    /// Its length in bytes, without the NUL.
-    pub reasoning_len: usize,
-    /// The token that the model chose, or `SHOHIN_NO_TOKEN`.
-    pub token: i32,
-    /// Why the reply ended with this piece, `SHOHIN_REASON_...`.
-    pub reason: i32,
-    /// Calls of functions that are now complete.
-    pub tool_calls: *const shohin_tool_call,
-    /// Their number.
-    pub tool_call_count: usize,
-}
-
-impl Default for shohin_piece {
-    fn default() -> Self {
-        shohin_piece {
-            size: size_of::<Self>(),
-            text: c"".as_ptr(),
-            text_len: 0,
-            reasoning: c"".as_ptr(),
-            reasoning_len: 0,
-            token: SHOHIN_NO_TOKEN,
-            reason: SHOHIN_REASON_NONE,
-            tool_calls: ptr::null(),
-            tool_call_count: 0,
-        }
-    }
-}
-
-// SAFETY: `size` is first, and the other fields are integers and pointers.
-unsafe impl Versioned for shohin_piece {
-    const NAME: &'static str = "piece";
-}
-
-/// Token counts and times of a reply.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct shohin_usage {
-    /// Bytes of this struct.
-    pub size: usize,
-    /// Tokens of the prompt.
-    pub prompt_tokens: usize,
-    /// Prompt tokens that were in the KV cache.
-    pub cached_tokens: usize,
-    /// Tokens of the reply.
-    pub reply_tokens: usize,
-    /// Seconds from the beginning to the first token.
-    pub prompt_seconds: f64,
-    /// Seconds from the first token to the end.
-    pub reply_seconds: f64,
-    /// Tokens that the KV cache holds.
-    pub position: usize,
-    /// Most tokens that fit into it.
-    pub capacity: usize,
-    /// Guessed tokens that were checked, in the whole conversation.
-    pub guesses_checked: usize,
-    /// Those that were right.
-    pub guesses_right: usize,
-}
-
-impl Default for shohin_usage {
-    fn default() -> Self {
-        shohin_usage {
-            size: size_of::<Self>(),
-            prompt_tokens: 0,
-            cached_tokens: 0,
-            reply_tokens: 0,
-            prompt_seconds: 0.0,
-            reply_seconds: 0.0,
-            position: 0,
-            capacity: 0,
-            guesses_checked: 0,
-            guesses_right: 0,
-        }
-    }
-}
-
-// SAFETY: `size` is first, and the other fields are numbers.
-unsafe impl Versioned for shohin_usage {
-    const NAME: &'static str = "usage";
-}
-
-/// Receives the pieces of a reply; a result other than 0 stops it.
-pub type shohin_on_piece =
-    Option<unsafe extern "C" fn(user_data: *mut c_void, piece: *const shohin_piece) -> i32>;
-
-const fn reason(reason: Reason) -> i32 {
-    match reason {
-        Reason::Stop | Reason::StopString => SHOHIN_REASON_STOP,
-        Reason::Length => SHOHIN_REASON_LENGTH,
-        Reason::ContextFull => SHOHIN_REASON_CONTEXT_FULL,
-        Reason::Cancelled => SHOHIN_REASON_CANCELLED,
-    }
-}
 
 /// A chat and its reply in progress, which borrows it.
 struct State {
@@ -180,7 +44,7 @@ struct Conversation {
 }
 
 impl Kind for Conversation {
-    const MAGIC: u64 = u64::from_le_bytes(*b"shohin-C");
+    const MAGIC: usize = handle::word(b"shohin-C");
     const NAME: &'static str = "chat";
 }
 
@@ -366,7 +230,7 @@ pub unsafe extern "C" fn shohin_chat_new(
             let out = handle::place(chat)?;
             let mut chat = model::model(model)?.chat()?;
             if !options.is_null() {
-                *chat.options_mut() = options::turn(options)?;
+                *chat.options_mut() = turn::turn(options)?;
             }
             let state = State::new(chat);
             let interrupted = Arc::clone(&state.interrupted);
@@ -416,7 +280,7 @@ pub unsafe extern "C" fn shohin_chat_set_options(
     unsafe {
         call(error, || {
             let mut state = lock(chat)?;
-            let options = options::turn(options)?;
+            let options = turn::turn(options)?;
             *state.chat().options_mut() = options;
             Ok(shohin_code::SHOHIN_OK)
         })

@@ -1,8 +1,8 @@
 //! Codes and messages of errors.
 
-use std::any::Any;
-use std::ffi::{CStr, c_char};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use alloc::borrow::Cow;
+use alloc::string::ToString;
+use core::ffi::{CStr, c_char};
 
 macro_rules! codes {
     ($($(#[$doc:meta])* $code:ident = $number:literal $name:literal)*) => {
@@ -106,7 +106,7 @@ impl shohin_code {
 #[unsafe(no_mangle)]
 pub extern "C" fn shohin_code_name(code: i32) -> *const c_char {
     let found = CODES.iter().find(|(known, _)| *known as i32 == code);
-    found.map_or(std::ptr::null(), |(_, name)| name.as_ptr())
+    found.map_or(core::ptr::null(), |(_, name)| name.as_ptr())
 }
 
 /// The reason why a call failed.
@@ -135,22 +135,22 @@ impl shohin_error {
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) code: shohin_code,
-    message: String,
+    message: Cow<'static, str>,
 }
 
 impl Failure {
-    pub(crate) fn new(code: shohin_code, message: impl Into<String>) -> Failure {
+    pub(crate) fn new(code: shohin_code, message: impl Into<Cow<'static, str>>) -> Failure {
         Failure { code, message: message.into() }
     }
 }
 
-impl From<shohin::Error> for Failure {
-    fn from(error: shohin::Error) -> Failure {
+impl From<crate::Error> for Failure {
+    fn from(error: crate::Error) -> Failure {
         Failure::new(shohin_code::named(error.code()), error.to_string())
     }
 }
 
-pub(crate) type Result<T> = std::result::Result<T, Failure>;
+pub(crate) type Result<T> = core::result::Result<T, Failure>;
 
 /// Runs a call, and writes why it failed to `error`, if that is not NULL.
 ///
@@ -160,10 +160,8 @@ pub(crate) unsafe fn call(
     error: *mut shohin_error,
     work: impl FnOnce() -> Result<shohin_code>,
 ) -> shohin_code {
-    // A handle whose state a panic may have left half changed is locked by it: see `chat`.
-    let result = catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(panicked(&*panic)));
-    let (code, message) = match result {
-        Ok(code) => (code, String::new()),
+    let (code, message) = match crate::panics::caught(work) {
+        Ok(code) => (code, Cow::Borrowed("")),
         Err(failure) => (failure.code, failure.message),
     };
     if !error.is_null() {
@@ -171,12 +169,6 @@ pub(crate) unsafe fn call(
         unsafe { error.write_unaligned(shohin_error::new(code, &message)) };
     }
     code
-}
-
-fn panicked(panic: &(dyn Any + Send)) -> Failure {
-    let text = panic.downcast_ref::<String>().map(String::as_str);
-    let text = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
-    Failure::new(shohin_code::SHOHIN_PANIC, format!("a bug in the library: {text}"))
 }
 
 #[cfg(test)]

@@ -1,31 +1,38 @@
 //! Handles that C holds: boxes that begin with a word that names their kind.
 
 use crate::code::{Failure, Result, shohin_code};
-use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
+use alloc::boxed::Box;
+use alloc::format;
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicUsize, Ordering};
 
 /// The word of a freed handle.
-const FREED: u64 = 0;
+const FREED: usize = 0;
 
 /// What a handle holds.
 pub(crate) trait Kind {
     /// Its first word.
-    const MAGIC: u64;
+    const MAGIC: usize;
     /// The name in messages.
     const NAME: &'static str;
+}
+
+/// The word of a kind: the last bytes of a name.
+pub(crate) const fn word(name: &[u8; 8]) -> usize {
+    u64::from_be_bytes(*name) as usize
 }
 
 /// The memory of a handle.
 #[repr(C)]
 pub(crate) struct Handle<T> {
-    magic: AtomicU64,
+    magic: AtomicUsize,
     value: T,
 }
 
 impl<T: Kind> Handle<T> {
     /// Moves a value to a handle.
     pub(crate) fn give<C>(value: T) -> *mut C {
-        Box::into_raw(Box::new(Handle { magic: AtomicU64::new(T::MAGIC), value })).cast()
+        Box::into_raw(Box::new(Handle { magic: AtomicUsize::new(T::MAGIC), value })).cast()
     }
 
     /// # Safety
@@ -39,8 +46,8 @@ impl<T: Kind> Handle<T> {
         if !handle.is_aligned() {
             return wrong(shohin_code::SHOHIN_HANDLE, "is not a handle");
         }
-        // SAFETY: the caller vouches for the first 8 bytes, and they are aligned.
-        let magic = unsafe { &*handle.cast::<AtomicU64>() };
+        // SAFETY: the caller vouches for the first word, and they are aligned.
+        let magic = unsafe { &*handle.cast::<AtomicUsize>() };
         if magic.load(Ordering::Acquire) != T::MAGIC {
             return wrong(shohin_code::SHOHIN_HANDLE, "is a handle of another kind, or was freed");
         }
@@ -51,7 +58,7 @@ impl<T: Kind> Handle<T> {
     /// The value of a handle.
     ///
     /// # Safety
-    /// `handle` is NULL or points to 8 bytes that can be read; if it is a handle of this kind, no other thread frees it
+    /// `handle` is NULL or points to a word that can be read; if it is a handle of this kind, no other thread frees it
     /// during the call.
     pub(crate) unsafe fn get<'h, C>(handle: *const C) -> Result<&'h T> {
         // SAFETY: the same.
@@ -82,6 +89,6 @@ pub(crate) unsafe fn place<C>(place: *mut *mut C) -> Result<NonNull<*mut C>> {
     let missing = || Failure::new(shohin_code::SHOHIN_NULL, "the place for the handle is NULL");
     let place = NonNull::new(place).ok_or_else(missing)?;
     // SAFETY: the caller vouches for it.
-    unsafe { place.write_unaligned(std::ptr::null_mut()) };
+    unsafe { place.write_unaligned(core::ptr::null_mut()) };
     Ok(place)
 }

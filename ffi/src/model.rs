@@ -1,21 +1,16 @@
 //! Models: loading, tokens, embeddings, logits.
 
-use crate::argument::{self, Versioned, copy_out};
+use crate::argument::{self, copy_out};
 use crate::code::{Result, call, shohin_code, shohin_error};
 use crate::handle::{self, Handle, Kind};
+use crate::info::{shohin_model, shohin_model_info};
 use crate::options::{self, shohin_load_options};
 use shohin::{Builder, Model, ModelFile};
 use std::ffi::c_char;
 use std::mem::size_of;
 
-/// A loaded model.
-#[derive(Debug)]
-pub struct shohin_model {
-    _opaque: [u8; 0],
-}
-
 impl Kind for Model {
-    const MAGIC: u64 = u64::from_le_bytes(*b"shohin-M");
+    const MAGIC: usize = handle::word(b"shohin-M");
     const NAME: &'static str = "model";
 }
 
@@ -26,62 +21,45 @@ pub(crate) unsafe fn model<'m>(model: *const shohin_model) -> Result<&'m Model> 
     unsafe { Handle::get(model) }
 }
 
-/// Facts about a model.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct shohin_model_info {
-    /// Bytes of this struct.
-    pub size: usize,
-    /// Number of tokens in the vocabulary: the length of logits.
-    pub vocab_size: usize,
-    /// Length of an embedding.
-    pub embedding_size: usize,
-    /// The longest context it supports, in tokens.
-    pub max_context: usize,
-    /// The context of its chats, in tokens.
-    pub context: usize,
-    /// Bytes of the weights in memory.
-    pub weight_bytes: usize,
-    /// Number of threads.
-    pub threads: usize,
-    /// Whether it can reason before it answers.
-    pub can_think: usize,
-    /// Whether it can call functions.
-    pub can_call: usize,
-}
-
-impl Default for shohin_model_info {
-    fn default() -> Self {
-        shohin_model_info {
-            size: size_of::<Self>(),
-            vocab_size: 0,
-            embedding_size: 0,
-            max_context: 0,
-            context: 0,
-            weight_bytes: 0,
-            threads: 0,
-            can_think: 0,
-            can_call: 0,
+/// The builder of options; NULL gives the defaults.
+///
+/// # Safety
+/// As [`argument::read`].
+unsafe fn builder(options: *const shohin_load_options) -> Result<Builder> {
+    let options = match options.is_null() {
+        true => shohin_load_options::default(),
+        // SAFETY: the same.
+        false => unsafe { argument::read(options) }?,
+    };
+    let mut builder = Model::builder();
+    if options.threads > 0 {
+        builder = builder.threads(options.threads as usize);
+    }
+    if options.context > 0 {
+        builder = builder.context(options.context as usize);
+    }
+    builder = builder.kv(options::kv_format(options.kv_format)?);
+    match options.device {
+        options::SHOHIN_DEVICE_BEST => Ok(builder),
+        options::SHOHIN_DEVICE_CPU => Ok(builder.cpu()),
+        options::SHOHIN_DEVICE_GPU => Ok(builder.gpu("")),
+        found => {
+            options::unknown("device", found, "SHOHIN_DEVICE_BEST, SHOHIN_DEVICE_CPU or SHOHIN_DEVICE_GPU")
         }
     }
-}
-
-// SAFETY: `size` is first, and the other fields are integers.
-unsafe impl Versioned for shohin_model_info {
-    const NAME: &'static str = "model info";
 }
 
 /// Loads a model and gives its handle.
 ///
 /// # Safety
-/// `out` is NULL or can be written; `options` as [`options::builder`].
+/// `out` is NULL or can be written; `options` as [`builder`].
 unsafe fn load(
     options: *const shohin_load_options,
     out: *mut *mut shohin_model,
     load: impl FnOnce(&Builder) -> Result<Model>,
 ) -> Result<shohin_code> {
     // SAFETY: the same.
-    let (out, builder) = unsafe { (handle::place(out)?, options::builder(options)?) };
+    let (out, builder) = unsafe { (handle::place(out)?, builder(options)?) };
     let model = Handle::give(load(&builder)?);
     // SAFETY: the place was checked.
     unsafe { out.write_unaligned(model) };

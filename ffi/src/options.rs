@@ -3,11 +3,11 @@
 use crate::argument::{self, Versioned, shohin_text};
 use crate::code::call;
 use crate::code::{Failure, Result, shohin_code, shohin_error};
-use shohin::core::chat::{OverflowPolicy, ResponseFormat, Thinking, ToolChoice};
-use shohin::{Builder, KvFormat, Model, SamplerConfig, TurnOptions};
-use std::ffi::c_char;
-use std::mem::size_of;
-use std::ptr;
+use crate::engine::{KvFormat, SamplerConfig};
+use alloc::format;
+use core::ffi::c_char;
+use core::mem::size_of;
+use core::ptr;
 
 /// `kv_format`: the default, 16-bit floats.
 pub const SHOHIN_KV_DEFAULT: i32 = 0;
@@ -181,103 +181,35 @@ pub unsafe extern "C" fn shohin_chat_options_default(
     unsafe { call(error, || argument::write_default(options, size)) }
 }
 
-fn unknown<T>(name: &str, found: i32, expected: &str) -> Result<T> {
+pub(crate) fn unknown<T>(name: &str, found: i32, expected: &str) -> Result<T> {
     Err(Failure::new(shohin_code::SHOHIN_OPTION, format!("{name} is {found}, expected {expected}")))
 }
 
-/// The builder of options; NULL gives the defaults.
-///
-/// # Safety
-/// As [`argument::read`].
-pub(crate) unsafe fn builder(options: *const shohin_load_options) -> Result<Builder> {
-    let options = match options.is_null() {
-        true => shohin_load_options::default(),
-        // SAFETY: the same.
-        false => unsafe { argument::read(options) }?,
-    };
-    let mut builder = Model::builder();
-    if options.threads > 0 {
-        builder = builder.threads(options.threads as usize);
-    }
-    if options.context > 0 {
-        builder = builder.context(options.context as usize);
-    }
-    builder = match options.kv_format {
-        SHOHIN_KV_DEFAULT => builder,
-        SHOHIN_KV_F32 => builder.kv(KvFormat::F32),
-        SHOHIN_KV_F16 => builder.kv(KvFormat::F16),
-        SHOHIN_KV_Q8 => builder.kv(KvFormat::Q8),
-        SHOHIN_KV_Q4 => builder.kv(KvFormat::Q4),
-        SHOHIN_KV_FP8_E4M3 => builder.kv(KvFormat::Fp8E4M3),
-        SHOHIN_KV_FP8_E5M2 => builder.kv(KvFormat::Fp8E5M2),
+/// The format of `kv_format`.
+pub(crate) fn kv_format(number: i32) -> Result<KvFormat> {
+    Ok(match number {
+        SHOHIN_KV_DEFAULT => KvFormat::default(),
+        SHOHIN_KV_F32 => KvFormat::F32,
+        SHOHIN_KV_F16 => KvFormat::F16,
+        SHOHIN_KV_Q8 => KvFormat::Q8,
+        SHOHIN_KV_Q4 => KvFormat::Q4,
+        SHOHIN_KV_FP8_E4M3 => KvFormat::Fp8E4M3,
+        SHOHIN_KV_FP8_E5M2 => KvFormat::Fp8E5M2,
         found => return unknown("kv_format", found, "one of SHOHIN_KV_DEFAULT to SHOHIN_KV_FP8_E5M2"),
-    };
-    match options.device {
-        SHOHIN_DEVICE_BEST => Ok(builder),
-        SHOHIN_DEVICE_CPU => Ok(builder.cpu()),
-        SHOHIN_DEVICE_GPU => Ok(builder.gpu("")),
-        found => unknown("device", found, "SHOHIN_DEVICE_BEST, SHOHIN_DEVICE_CPU or SHOHIN_DEVICE_GPU"),
-    }
+    })
 }
 
-/// The options of a turn.
-///
-/// # Safety
-/// As [`argument::read`]; texts as [`argument::text`] and [`argument::texts`].
-pub(crate) unsafe fn turn(options: *const shohin_chat_options) -> Result<TurnOptions> {
-    // SAFETY: the same.
-    let options = unsafe { argument::read(options) }?;
-    // SAFETY: the same.
-    let text = || unsafe { argument::text(options.format_text, options.format_text_len, "format text") };
-    let response_format = match options.format {
-        SHOHIN_FORMAT_TEXT => ResponseFormat::Text,
-        SHOHIN_FORMAT_JSON_OBJECT => ResponseFormat::JsonObject,
-        SHOHIN_FORMAT_JSON_SCHEMA => ResponseFormat::JsonSchema(text()?.into()),
-        SHOHIN_FORMAT_REGEX => ResponseFormat::Regex(text()?.into()),
-        SHOHIN_FORMAT_GRAMMAR => ResponseFormat::Grammar(text()?.into()),
-        found => return unknown("format", found, "one of SHOHIN_FORMAT_TEXT to SHOHIN_FORMAT_GRAMMAR"),
-    };
-    let thinking = match options.thinking {
-        SHOHIN_THINKING_OFF => Thinking::Off,
-        SHOHIN_THINKING_ON => Thinking::On,
-        tokens => match usize::try_from(tokens) {
-            Ok(tokens) => Thinking::Budget(tokens),
-            Err(_) => return unknown("thinking", tokens, "SHOHIN_THINKING_ON, 0 or a number of tokens"),
-        },
-    };
-    // SAFETY: the same.
-    let (stop_strings, tools, choice) = unsafe {
-        let choice = match options.tool_choice.is_null() {
-            true => "",
-            false => argument::text(options.tool_choice, options.tool_choice_len, "tool choice")?,
-        };
-        let stop = argument::texts(options.stop, options.stop_count, "stop texts")?;
-        (stop, argument::texts(options.tools, options.tool_count, "tools")?, choice)
-    };
-    let tool_choice = match choice {
-        "" | "auto" => ToolChoice::Auto,
-        "required" => ToolChoice::Required,
-        name => ToolChoice::Function(name.into()),
-    };
-    let turn = TurnOptions {
-        sampler: SamplerConfig {
-            seed: options.seed,
-            temperature: options.temperature,
-            top_k: options.top_k as usize,
-            top_p: options.top_p,
-            min_p: options.min_p,
-            repetition_penalty: options.repetition_penalty,
+impl shohin_chat_options {
+    /// The options of the sampler.
+    pub(crate) fn sampler(&self) -> SamplerConfig {
+        SamplerConfig {
+            seed: self.seed,
+            temperature: self.temperature,
+            top_k: self.top_k as usize,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repetition_penalty: self.repetition_penalty,
             ..SamplerConfig::default()
-        },
-        max_tokens: Some(options.max_tokens as usize).filter(|most| *most > 0),
-        stop_strings,
-        thinking,
-        tools,
-        tool_choice,
-        response_format,
-        overflow: OverflowPolicy::TRIM,
-        ..TurnOptions::default()
-    };
-    turn.grammar().map_err(shohin::Error::from)?;
-    Ok(turn)
+        }
+    }
 }

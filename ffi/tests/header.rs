@@ -66,7 +66,10 @@ fn named(text: &str) -> Option<(String, String)> {
         _ => last(text.split_once('(')?.0),
     };
     // C names structs twice; one is enough.
-    let text = text.replace("struct shohin_", "shohin_").replace("enum shohin_", "shohin_");
+    let text = text
+        .trim_start_matches("extern ")
+        .replace("struct shohin_", "shohin_")
+        .replace("enum shohin_", "shohin_");
     Some((name, text))
 }
 
@@ -86,30 +89,79 @@ fn compare_codes(declared: &str) {
     }
 }
 
-#[test]
-fn the_header_is_the_rust() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let header = std::fs::read_to_string(root.join("include/shohin.h")).unwrap();
-    let mut sources: Vec<_> = root.join("src").read_dir().unwrap().map(|file| file.unwrap().path()).collect();
-    sources.sort();
+/// Where the part of the header begins that is not this library's.
+const EMBEDDED: &str = "/* ---- Without an operating system ----";
+
+/// Both parts of the header.
+fn header() -> (String, String) {
+    let header = std::fs::read_to_string(root().join("include/shohin.h")).unwrap();
+    let (ours, embedded) = header.split_once(EMBEDDED).unwrap();
+    (ours.into(), format!("/*{embedded}"))
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// What cbindgen makes of a crate.
+fn generated(library: &str) -> String {
     let config =
         cbindgen::Config { language: cbindgen::Language::C, usize_is_size_t: true, ..Default::default() };
     // It follows `mod`.
-    let builder = cbindgen::Builder::new().with_config(config).with_src(root.join("src/lib.rs"));
-    let mut exported = 0;
-    for source in &sources {
-        exported += std::fs::read_to_string(source).unwrap().matches("#[unsafe(no_mangle)]").count();
-    }
+    let builder = cbindgen::Builder::new().with_config(config).with_src(root().join(library));
     let mut generated = Vec::new();
     builder.generate().unwrap().write(&mut generated);
-    let generated = String::from_utf8(generated).unwrap();
-    let (ours, rust) = (declarations(&header), declarations(&generated));
-    let functions = |all: &BTreeMap<String, String>| {
-        all.values().filter(|text| text.ends_with(')') && !text.starts_with("typedef")).count()
-    };
+    String::from_utf8(generated).unwrap()
+}
+
+/// Functions that the Rust files of a folder export.
+fn exported(folder: &str) -> usize {
+    let files = root().join(folder).read_dir().unwrap().map(|file| file.unwrap().path());
+    let count = |file| std::fs::read_to_string(file).unwrap().matches("#[unsafe(no_mangle)]").count();
+    files.map(count).sum()
+}
+
+fn functions(all: &BTreeMap<String, String>) -> impl Iterator<Item = &String> {
+    let is_function = |text: &str| text.ends_with(')') && !text.starts_with("typedef");
+    all.iter().filter(move |(_, text)| is_function(text)).map(|(name, _)| name)
+}
+
+/// The library without an operating system has the calls that the header lists, as they are declared, and its own.
+#[test]
+fn the_embedded_library_is_a_part_of_the_header() {
+    let (shared, embedded) = header();
+    let generated = generated("embedded/src/lib.rs");
+    let (rust, shared, own) = (declarations(&generated), declarations(&shared), declarations(&embedded));
+    for (name, text) in &rust {
+        assert_eq!(shared.get(name).or(own.get(name)), Some(text), "{name} in shohin.h and in Rust");
+    }
+    let list = embedded.split_once("*/").unwrap().0;
+    let listed = |name: &str| list.split(|c: char| !c.is_alphanumeric() && c != '_').any(|word| word == name);
+    for name in functions(&rust).filter(|name| shared.contains_key(*name)) {
+        assert!(listed(name), "{name} is not in the list of shohin.h");
+    }
+    for name in functions(&shared).filter(|name| listed(name)) {
+        assert!(rust.contains_key(name), "{name} is in the list of shohin.h, but not in Rust");
+    }
+    // The program has that one.
+    let ours: Vec<_> = functions(&own).filter(|name| *name != "shohin_panicked").collect();
+    assert!(ours.iter().all(|name| rust.contains_key(*name)), "{ours:?}");
+    let also = ["code.rs", "options.rs", "version.rs"].map(|file| {
+        let source = std::fs::read_to_string(root().join("src").join(file)).unwrap();
+        source.matches("#[unsafe(no_mangle)]").count()
+    });
+    let exported = exported("embedded/src") + also.iter().sum::<usize>();
+    assert_eq!(functions(&rust).count(), exported, "cbindgen misses functions:\n{generated}");
+}
+
+#[test]
+fn the_header_is_the_rust() {
+    let generated = generated("src/lib.rs");
+    let (ours, rust) = (declarations(&header().0), declarations(&generated));
+    let exported = exported("src");
     assert!(exported > 20);
-    assert_eq!(functions(&rust), exported, "cbindgen misses functions:\n{generated}");
-    assert_eq!(functions(&ours), exported);
+    assert_eq!(functions(&rust).count(), exported, "cbindgen misses functions:\n{generated}");
+    assert_eq!(functions(&ours).count(), exported);
     for (name, text) in &rust {
         assert_eq!(ours.get(name), Some(text), "{name} in shohin.h and in Rust");
     }

@@ -1,0 +1,71 @@
+/* A chat in C: type a line, read the answer. The model stays in flash, all memory is an array of this program, and
+ * nothing is allocated after the set-up. */
+#include "board.h"
+#include <shohin.h>
+#include <stdint.h>
+
+/* Enough for a context of 256 tokens; shohin_memory_peak tells what was used. */
+static uint64_t memory[(640 << 10) / 8];
+
+static void print_number(const char *name, size_t number) {
+  char digits[24], *end = digits + sizeof digits, *at = end;
+  do *--at = (char)('0' + number % 10);
+  while (number /= 10);
+  print(name, SHOHIN_CSTR);
+  print(at, (size_t)(end - at));
+  print("\n", 1);
+}
+
+static int failed(const shohin_error *error) {
+  print("error: ", SHOHIN_CSTR);
+  print(error->message, SHOHIN_CSTR);
+  print("\n", 1);
+  return 1;
+}
+
+/* A bug in the library, or too little memory for the set-up. */
+void shohin_panicked(const char *message, size_t len) {
+  print(message, len);
+  print("\n", 1);
+  quit(101);
+}
+
+int main(void) {
+  shohin_error error;
+  shohin_model *model;
+  shohin_chat *chat;
+  shohin_load_options load;
+  shohin_chat_options options;
+  shohin_piece piece = {.size = sizeof piece};
+  shohin_code code;
+  size_t used, peak;
+  char line[256];
+
+  shohin_load_options_default(&load, sizeof load, NULL);
+  load.context = 256;
+  shohin_chat_options_default(&options, sizeof options, NULL);
+  options.temperature = 0;
+  options.max_tokens = 64;
+  if (shohin_use_memory(memory, sizeof memory, &error) ||
+      shohin_model_load_in_place(model_start, (size_t)(model_end - model_start), &load, &model, &error) ||
+      shohin_chat_new(model, &options, &chat, &error))
+    return failed(&error);
+  used = shohin_memory_used();
+  peak = shohin_memory_peak();
+  while (read_line(line, sizeof line)) {
+    if (shohin_chat_send(chat, line, SHOHIN_CSTR, &error)) {
+      failed(&error); /* such as a line that is not UTF-8: the chat goes on */
+      continue;
+    }
+    while ((code = shohin_chat_next(chat, &piece, &error)) == SHOHIN_OK) print(piece.text, piece.text_len);
+    if (code != SHOHIN_DONE) return failed(&error);
+    print("\n", 1);
+  }
+  print_number("# memory ", used);
+  print_number("# memory-peak ", peak);
+  print_number("# memory-of-replies ", shohin_memory_peak() - peak);
+  shohin_chat_free(chat);
+  shohin_model_free(model);
+  print_number("# memory-left ", shohin_memory_used());
+  return 0;
+}
