@@ -1,4 +1,5 @@
-// Cargo's runner for wasm32-wasip1: runs an ordinary Rust test binary in Node's WebAssembly engine.
+// Cargo's runner for wasm32-wasip1: runs an ordinary Rust test binary in Node's WebAssembly engine. It sees all files, or
+// only those of the directory that SHOHIN_WASI_DIR names.
 import { readFile } from "node:fs/promises";
 import { setFlagsFromString } from "node:v8";
 import { WASI } from "node:wasi";
@@ -7,11 +8,12 @@ import { WASI } from "node:wasi";
 setFlagsFromString("--no-incremental-marking");
 
 const [file, ...args] = process.argv.slice(2);
+const directory = process.env.SHOHIN_WASI_DIR;
 const wasi = new WASI({
   version: "preview1",
   args: [file, ...args],
   env: process.env,
-  preopens: { ".": process.cwd(), "/": "/" },
+  preopens: directory ? { ".": directory } : { ".": process.cwd(), "/": "/" },
   returnOnExit: true,
 });
 const module = await WebAssembly.compile(await readFile(file));

@@ -174,6 +174,8 @@ pub(crate) unsafe fn call(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use alloc::format;
+    use alloc::vec::Vec;
     use shohin_code::*;
 
     #[test]

@@ -2,11 +2,13 @@
 //! desktop; memory, flash and instructions per token must not exceed what `examples/firmware/bounds.txt` records.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::command::{Result, Tally};
 use crate::instructions::{Counts, compare, compiler};
-use crate::machine::{Machine, Need, QEMU_SYSTEM_ARM, QEMU_SYSTEM_RISCV};
+use crate::machine::{CLANG, Machine, Need, QEMU_SYSTEM_ARM, QEMU_SYSTEM_RISCV};
+use crate::package::EMBEDDED;
+use crate::sysroot::rust_lld;
 
 const CORTEX_M7: &str = "thumbv7em-none-eabihf";
 const ARMV8_M: &str = "thumbv8m.main-none-eabihf";
@@ -18,6 +20,7 @@ pub(crate) const NEEDS: &[Need] = &[
     Need::Target(RISCV),
     Need::Program(&QEMU_SYSTEM_ARM),
     Need::Program(&QEMU_SYSTEM_RISCV),
+    Need::Program(&CLANG),
 ];
 
 pub(crate) const SIZES_NEEDS: &[Need] = &[Need::Target(CORTEX_M7)];
@@ -27,7 +30,7 @@ const BOARDS: [(&str, &str); 4] =
     [("mps2-an500", CORTEX_M7), ("mps2-an505", ARMV8_M), ("mps3-an547", ARMV8_M), ("riscv-virt", RISCV)];
 
 /// The models: files in `models` and in `examples/firmware/replies`.
-const MODELS: [&str; 2] = ["sprout", "sprout-q1"];
+pub(crate) const MODELS: [&str; 2] = ["sprout", "sprout-q1"];
 
 const HEAD: &str = "\
 # Limits of the chats in examples/firmware, written by `cargo xtask firmware --update`: bytes of flash without the model, of
@@ -55,12 +58,8 @@ pub(crate) fn run(m: &mut Machine, update: bool) -> Result<Tally> {
         cargo.args("build --release --locked").run()?;
         let program = target_dir.join(target).join("release").join(board);
         rows.push((format!("{board} flash"), loaded_bytes(&program)? as f64));
-        let run = |program: &Path, model: &str, input: &str| {
-            let emulator = emulator(&dir, model)?;
-            let (name, args) = emulator.split_once(' ').unwrap_or((&emulator, ""));
-            m.cmd(name).dir(&dir).args(args).arg(program).limit(300).input(input).read()
-        };
-        let parity = run(&program.with_file_name(format!("{board}-parity")), MODELS[0], "")?;
+        let parity = program.with_file_name(format!("{board}-parity"));
+        let parity = emulate(m, &dir, &parity, MODELS[0], "")?;
         print!("{parity}");
         let equal = parity.lines().filter(|line| line.ends_with(" equal")).count();
         // The reference and at least one instruction set, for each format.
@@ -71,7 +70,7 @@ pub(crate) fn run(m: &mut Machine, update: bool) -> Result<Tally> {
         for model in MODELS {
             let file = examples.join("replies").join(model).with_extension("txt");
             let dialogue = read(&file)?;
-            let said = run(&program, model, &input(&dialogue))?;
+            let said = emulate(m, &dir, &program, model, &input(&dialogue))?;
             rows.extend(
                 check(&dialogue, &said)
                     .map_err(|why| format!("{board}, {model}: {why}"))?
@@ -81,6 +80,7 @@ pub(crate) fn run(m: &mut Machine, update: bool) -> Result<Tally> {
             println!("{board} {model}: the desktop's replies");
         }
     }
+    rows.extend(c(m, &examples)?);
     let counted = Counts { compiler: compiler(m)?, rows };
     let file = examples.join("bounds.txt");
     if update {
@@ -90,6 +90,52 @@ pub(crate) fn run(m: &mut Machine, update: bool) -> Result<Tally> {
     let mut tally = within(&file, &counted, "firmware")?;
     tally.passed += products;
     Ok(tally)
+}
+
+/// Builds and runs the chat in C, on the board of the first of [`BOARDS`].
+fn c(m: &Machine, examples: &Path) -> Result<Vec<(String, f64)>> {
+    const NAME: &str = "mps2-an500-c";
+    let (board, target) = BOARDS[0];
+    let cargo =
+        m.cargo_for(target).env("RUSTFLAGS", "-Ctarget-cpu=cortex-m7").args("rustc --release --package");
+    let cargo = cargo.arg(EMBEDDED).args("--features dsp --crate-type staticlib --target").arg(target);
+    cargo.run()?;
+    let library = m.target_of(target).join(target).join("release/libshohin_embedded.a");
+    let dir = examples.join(NAME);
+    let program = m.target.join("firmware").join(NAME);
+    let clang = m.cmd(&m.program(&CLANG)?.to_string_lossy()).dir(&dir);
+    let clang = clang.arg(format!("--target={target}")).args("-mcpu=cortex-m7 -O2 -ffreestanding -nostdlib");
+    let clang = clang.args("-std=c11 -Wall -Wextra -Werror -I../../../ffi/include").arg(ld_path(m)?);
+    clang.args("-T board.ld main.c board.c").arg(library).arg("-o").arg(&program).run()?;
+    let mut rows = vec![(format!("{NAME} flash"), f64::from(loaded_bytes(&program)?))];
+    for model in MODELS {
+        let dialogue = read(&examples.join("replies").join(model).with_extension("txt"))?;
+        let said = emulate(m, &examples.join(board), &program, model, &input(&dialogue))?;
+        // There are no logits in C.
+        let dialogue = dialogue.lines().filter(|line| !line.starts_with("# ")).collect::<Vec<_>>().join("\n");
+        let reported = check(&dialogue, &said).map_err(|why| format!("{NAME}, {model}: {why}"))?;
+        rows.extend(reported.into_iter().map(|(what, value)| (format!("{NAME} {model} {what}"), value)));
+        println!("{NAME} {model}: the desktop's replies");
+    }
+    Ok(rows)
+}
+
+/// The option that tells clang to link with the linker that comes with Rust.
+fn ld_path(m: &Machine) -> Result<String> {
+    let named = |lld: PathBuf| match lld.with_file_name("gcc-ld").join("ld.lld") {
+        wrapper if wrapper.exists() => wrapper,
+        _ => lld,
+    };
+    let lld =
+        rust_lld(m).map(named).ok_or("Rust's linker, rust-lld, was not found: install Rust with rustup")?;
+    Ok(format!("--ld-path={}", lld.display()))
+}
+
+/// Runs a program in the emulator of a board's folder.
+fn emulate(m: &Machine, dir: &Path, program: &Path, model: &str, input: &str) -> Result<String> {
+    let emulator = emulator(dir, model)?;
+    let (name, args) = emulator.split_once(' ').unwrap_or((&emulator, ""));
+    m.cmd(name).dir(dir).args(args).arg(program).limit(300).input(input).read()
 }
 
 /// `cargo xtask sizes`: the flash of a chat on a Cortex-M7, as small as it gets, compared with `xtask/sizes.txt`.
@@ -124,7 +170,7 @@ fn within(file: &Path, counted: &Counts, command: &str) -> Result<Tally> {
     Ok(Tally { passed, ..Tally::default() })
 }
 
-fn read(file: &Path) -> Result<String> {
+pub(crate) fn read(file: &Path) -> Result<String> {
     fs::read_to_string(file).map_err(|e| format!("{}: {e}", file.display()))
 }
 
@@ -137,7 +183,7 @@ fn emulator(dir: &Path, model: &str) -> Result<String> {
 }
 
 /// The lines to type: those of a dialogue that begin with `> `.
-fn input(dialogue: &str) -> String {
+pub(crate) fn input(dialogue: &str) -> String {
     dialogue.lines().filter_map(|line| line.strip_prefix("> ")).flat_map(|line| [line, "\n"]).collect()
 }
 
@@ -153,7 +199,7 @@ fn check(dialogue: &str, said: &str) -> Result<Vec<(String, f64)>> {
 }
 
 /// The replies, and the checksum of the logits.
-fn replies(text: &str) -> String {
+pub(crate) fn replies(text: &str) -> String {
     let kept = |line: &&str| !line.starts_with("> ") && (!line.starts_with("# ") || line.contains(LOGITS));
     text.lines().filter(kept).collect::<Vec<_>>().join("\n")
 }

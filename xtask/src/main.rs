@@ -22,6 +22,7 @@ mod soak;
 mod source;
 mod suite;
 mod sysroot;
+mod wasi;
 mod web;
 
 use std::process::ExitCode;

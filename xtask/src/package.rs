@@ -7,6 +7,7 @@ pub(crate) const METAL: &str = "shohin-metal";
 pub(crate) const HOST: &str = "shohin";
 pub(crate) const CLI: &str = "shohin-cli";
 pub(crate) const FFI: &str = "shohin-ffi";
+pub(crate) const EMBEDDED: &str = "shohin-embedded";
 pub(crate) const JNI: &str = "shohin-jni";
 pub(crate) const SERVER: &str = "shohin-server";
 pub(crate) const TESTS: &str = "shohin-tests";

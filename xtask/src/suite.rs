@@ -13,7 +13,7 @@ use crate::package::{
     BINDGEN, CLI, CORE, CUDA, FFI, FUZZ, GPU, HOST, JNI, METAL, TESTS, WASM as WASM_SHELL, XTASK,
 };
 use crate::web;
-use crate::{demo, ffi, firmware, instructions, source};
+use crate::{demo, ffi, firmware, instructions, source, wasi};
 
 /// The targets for which `no-std` builds core.
 const BARE_TARGETS: [&str; 3] =
@@ -383,23 +383,20 @@ pub(crate) const SUITES: &[Suite] = &[
     },
     Suite {
         name: "wasm-node",
-        about: "tests of core on a 32-bit target: wasm32 with simd128, in Node",
+        about: "on a 32-bit target, wasm32 with simd128, in Node: tests of core; the program under WASI",
         needs: &[Need::Target(WASI), Need::Node],
         unfit: ANYWHERE,
         run: |m| {
             // Not without simd128 as well: that build has the scalar kernels only, and this one tests them, too.
             let runner = format!("node --no-warnings {}", m.root.join("xtask/wasi.mjs").display());
-            let tests = m
-                .cargo_for(WASI)
-                .args(TEST)
-                .args("--lib --tests")
-                .packages(PORTABLE)
-                .arg("--target")
-                .arg(WASI);
-            tests
-                .env("CARGO_TARGET_WASM32_WASIP1_RUNNER", runner)
-                .env("CARGO_TARGET_WASM32_WASIP1_RUSTFLAGS", SIMD128)
-                .tests()
+            let cargo = |command: &str| {
+                let cargo = m.cargo_for(WASI).args(command).arg("--target").arg(WASI);
+                let cargo = cargo.env("CARGO_TARGET_WASM32_WASIP1_RUNNER", &runner);
+                cargo.env("CARGO_TARGET_WASM32_WASIP1_RUSTFLAGS", SIMD128)
+            };
+            let mut tally = cargo(TEST).args("--lib --tests").packages(PORTABLE).tests()?;
+            tally.add(wasi::run(m, cargo, WASI)?);
+            Ok(tally)
         },
         counts: true,
         alone: false,

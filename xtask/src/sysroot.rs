@@ -58,7 +58,7 @@ fn host() -> String {
 }
 
 /// The linker that rustc uses for wasm32 and bare metal, as rustup ships it.
-fn rust_lld(machine: &Machine) -> Option<PathBuf> {
+pub(crate) fn rust_lld(machine: &Machine) -> Option<PathBuf> {
     let sysroot = machine.cmd("rustc").args("--print sysroot").read().ok()?;
     let linker = Path::new(sysroot.trim()).join("lib/rustlib").join(host()).join("bin/rust-lld");
     linker.exists().then_some(linker)
