@@ -106,7 +106,12 @@ fn c(m: &Machine, examples: &Path) -> Result<Vec<(String, f64)>> {
     let clang = m.cmd(&m.program(&CLANG)?.to_string_lossy()).dir(&dir);
     let clang = clang.arg(format!("--target={target}")).args("-mcpu=cortex-m7 -O2 -ffreestanding -nostdlib");
     let clang = clang.args("-std=c11 -Wall -Wextra -Werror -I../../../ffi/include").arg(ld_path(m)?);
-    clang.args("-T board.ld main.c board.c").arg(library).arg("-o").arg(&program).run()?;
+    clang
+        .args("-Wl,--gc-sections -T board.ld -x c main.c board.c -x none")
+        .arg(library)
+        .arg("-o")
+        .arg(&program)
+        .run()?;
     let mut rows = vec![(format!("{NAME} flash"), f64::from(loaded_bytes(&program)?))];
     for model in MODELS {
         let dialogue = read(&examples.join("replies").join(model).with_extension("txt"))?;
@@ -114,6 +119,10 @@ fn c(m: &Machine, examples: &Path) -> Result<Vec<(String, f64)>> {
         // There are no logits in C.
         let dialogue = dialogue.lines().filter(|line| !line.starts_with("# ")).collect::<Vec<_>>().join("\n");
         let reported = check(&dialogue, &said).map_err(|why| format!("{NAME}, {model}: {why}"))?;
+        let bytes = |name: &str| reported.iter().find(|(what, _)| what == name).map(|(_, bytes)| *bytes);
+        if bytes("memory").is_none() || bytes("memory") != bytes("memory-peak") {
+            return Err(format!("{NAME}, {model}: replies allocate: {reported:?}"));
+        }
         rows.extend(reported.into_iter().map(|(what, value)| (format!("{NAME} {model} {what}"), value)));
         println!("{NAME} {model}: the desktop's replies");
     }
