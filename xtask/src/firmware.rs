@@ -126,6 +126,14 @@ fn c(m: &Machine, examples: &Path) -> Result<Vec<(String, f64)>> {
         rows.extend(reported.into_iter().map(|(what, value)| (format!("{NAME} {model} {what}"), value)));
         println!("{NAME} {model}: the desktop's replies");
     }
+    // A message that is longer than the context is an error, after which the chat goes on.
+    let lines = format!("{}\nWhat is 3 plus 4?\n", "1".repeat(250));
+    let said = emulate(m, &examples.join(board), &program, MODELS[0], &lines)?;
+    if !(said.starts_with("error: the session holds 0 of at most 256 tokens;")
+        && said.contains("\n3 plus 4 is 7.\n"))
+    {
+        return Err(format!("{NAME} did not refuse a message that is too long: {said}"));
+    }
     Ok(rows)
 }
 
