@@ -12,8 +12,10 @@ use jni::{Env, EnvUnowned};
 use shohin_ffi::argument::shohin_text;
 use shohin_ffi::chat::*;
 use shohin_ffi::code::{shohin_code, shohin_error};
+use shohin_ffi::info::*;
 use shohin_ffi::model::*;
 use shohin_ffi::options::*;
+use shohin_ffi::piece::*;
 use std::ffi::{CStr, c_char};
 use std::ptr;
 
@@ -87,7 +89,7 @@ fn load_options(threads: jint, context: jint, kv_format: jint, device: jint) -> 
 extern "system" fn Java_rs_shohin_Native_version<'l>(env: EnvUnowned<'l>, _: JClass<'l>) -> JByteArray<'l> {
     native(env, |env| {
         // SAFETY: a static text with a NUL at its end.
-        let version = unsafe { CStr::from_ptr(shohin_ffi::shohin_version()) };
+        let version = unsafe { CStr::from_ptr(shohin_ffi::version::shohin_version()) };
         Ok(env.byte_array_from_slice(version.to_bytes())?)
     })
 }
