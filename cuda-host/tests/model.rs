@@ -42,6 +42,18 @@ fn both_ways(on: &mut On<CudaDevice<Shim>>, tokens: &[u32]) -> Vec<f32> {
     [on.logits(first, true), on.logits(last, false)].concat()
 }
 
+#[test]
+fn alibi_is_refused_by_name() {
+    let file =
+        Model::new(Shape { max_alibi_bias: 8.0, ..small() }, Stored::new(Format::Q1_0), 1).to_vec().unwrap();
+    let refused = CudaModel::from_gguf(driver(1), &Gguf::parse(&file).unwrap()).err().unwrap();
+    let text = refused.to_string();
+    assert!(
+        text.contains("attention.max_alibi_bias, or the option alibi") && text.contains("the CPU"),
+        "{text}"
+    );
+}
+
 /// Every format, with threads in another order: with 32-bit activations only the order of additions differs.
 #[test]
 fn formats_agree() {

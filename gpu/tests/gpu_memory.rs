@@ -1,7 +1,7 @@
 //! GPU memory of the published models, computed from their headers: no GPU needed.
 
 use shohin_core::gguf::{GgufStream, ReadOptions};
-use shohin_core::{Error as CoreError, Format, KvFormat, SessionOptions};
+use shohin_core::{Error as CoreError, Format, Gguf, KvFormat, SessionOptions};
 use shohin_gpu::{GpuDeviceOptions, UploadPlan};
 use shohin_tests::model::{Model, Shape, Stored};
 use shohin_tests::vocabulary::Vocabulary;
@@ -20,6 +20,19 @@ fn upload(shape: Shape, formats: &[Format]) -> (UploadPlan, u64) {
     });
     assert_eq!(written, Err(enough));
     (UploadPlan::new(&stream.header().unwrap().unwrap()).unwrap(), len)
+}
+
+#[test]
+fn alibi_is_refused_by_name() {
+    let file =
+        Model::new(Shape { max_alibi_bias: 8.0, ..Shape::tiny() }, Stored::new(Format::Q1_0), 1).to_vec();
+    let refused = UploadPlan::new(Gguf::parse(&file.unwrap()).unwrap().header()).unwrap_err();
+    assert_eq!(refused.code(), "gpu_unsupported");
+    let text = refused.to_string();
+    assert!(
+        text.contains("attention.max_alibi_bias, or the option alibi") && text.contains("the CPU"),
+        "{text}"
+    );
 }
 
 /// File, cache and 64 MB. Base-3 formats are expanded to the size of 2-bit ones.

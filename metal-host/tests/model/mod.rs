@@ -24,6 +24,19 @@ fn metal(file: &[u8], activations: Activations, format: KvFormat, order: Order) 
     On::new(MetalDevice::new(&model, &options).unwrap(), &kv(format))
 }
 
+#[test]
+fn alibi_is_refused_by_name() {
+    let shape = Shape { max_alibi_bias: 8.0, ..Shape::tiny() };
+    let file = Model::new(shape, Stored::new(Format::Q1_0), 1).to_vec().unwrap();
+    let refused = MetalModel::new(tested(Order::Forward), &load(&file)).err().unwrap();
+    assert_eq!(refused.code(), "metal_unsupported");
+    let text = refused.to_string();
+    assert!(
+        text.contains("attention.max_alibi_bias, or the option alibi") && text.contains("the CPU"),
+        "{text}"
+    );
+}
+
 /// At once and one by one. With floats only the order of additions differs; integers are rounded alike.
 #[test]
 fn models_of_common_formats_agree() {
