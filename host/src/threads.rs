@@ -10,17 +10,22 @@
 #![allow(unsafe_code)]
 
 use shohin_core::Pool;
+// `tests/schedules` includes this file and schedules its threads.
+#[cfg(shuttle)]
+use shuttle::{sync, thread};
 use std::any::Any;
 use std::hint::spin_loop;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, AtomicU64, AtomicUsize, Ordering::*};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::{self, JoinHandle, Thread};
 use std::time::{Duration, Instant};
+#[cfg(not(shuttle))]
+use std::{sync, thread};
+use sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, AtomicU64, AtomicUsize, Ordering::*};
+use sync::{Arc, Mutex, PoisonError};
+use thread::{JoinHandle, Thread};
 
 /// How long an idle thread spins before it parks.
-const SPIN: Duration = Duration::from_micros(40);
+const SPIN: Duration = Duration::from_micros(if cfg!(shuttle) { 0 } else { 40 });
 
 const MILLISECOND: i64 = 1_000_000; // nanoseconds
 
@@ -293,7 +298,7 @@ fn spin_until(ready: impl Fn() -> bool) -> bool {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(shuttle)))]
 mod tests {
     use super::*;
     use std::sync::atomic::AtomicU32;

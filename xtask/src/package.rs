@@ -12,6 +12,7 @@ pub(crate) const JNI: &str = "shohin-jni";
 pub(crate) const SERVER: &str = "shohin-server";
 pub(crate) const TESTS: &str = "shohin-tests";
 pub(crate) const FUZZ: &str = "shohin-fuzz";
+pub(crate) const SCHEDULES: &str = "shohin-schedules";
 pub(crate) const WASM: &str = "shohin-wasm";
 pub(crate) const BINDGEN: &str = "shohin-bindgen";
 pub(crate) const XTASK: &str = "xtask";

@@ -10,7 +10,7 @@ use crate::machine::{
     QEMU_ARM, QEMU_X86, VALGRIND, WASM, XZ,
 };
 use crate::package::{
-    BINDGEN, CLI, CORE, CUDA, FFI, FUZZ, GPU, HOST, JNI, METAL, TESTS, WASM as WASM_SHELL, XTASK,
+    BINDGEN, CLI, CORE, CUDA, FFI, FUZZ, GPU, HOST, JNI, METAL, SCHEDULES, TESTS, WASM as WASM_SHELL, XTASK,
 };
 use crate::web;
 use crate::{demo, ffi, firmware, instructions, source, wasi};
@@ -27,7 +27,7 @@ const WASI: &str = "wasm32-wasip1";
 const SIMD128: &str = "-Ctarget-feature=+simd128";
 
 /// Packages that are not part of `--quick`.
-const NOT_NATIVE: &[&str] = &[GPU, METAL, FFI, JNI, FUZZ, BINDGEN, WASM_SHELL];
+const NOT_NATIVE: &[&str] = &[GPU, METAL, FFI, JNI, FUZZ, SCHEDULES, BINDGEN, WASM_SHELL];
 
 /// The packages tested on other instruction sets.
 const PORTABLE: &[&str] = &[CORE, TESTS];
