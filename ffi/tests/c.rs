@@ -156,6 +156,8 @@ fn ffi_readme() {
 #[test]
 fn every_function_is_called_in_symbols_c() {
     let header = std::fs::read_to_string(root().join("include/shohin.h")).unwrap();
+    // The rest is not in this library.
+    let header = header.split("/* ---- Without an operating system").next().unwrap();
     let test = std::fs::read_to_string(root().join("tests/symbols.c")).unwrap();
     let starts = ["shohin_code shohin_", "const char *shohin_"];
     let functions: Vec<&str> = header
