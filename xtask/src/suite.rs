@@ -147,19 +147,6 @@ pub(crate) const SUITES: &[Suite] = &[
         alone: false,
     },
     Suite {
-        name: "test",
-        about: "unit and integration tests of every crate",
-        needs: &[],
-        unfit: ANYWHERE,
-        run: |m| {
-            let tests = native_but_gpu(m).args("--lib --bins --tests --examples -- --skip").arg(GPU_TESTS);
-            let tests = tests.arg("--skip").arg(FFI_TESTS);
-            tests.env(SMOLLM2, "").tests()
-        },
-        counts: true,
-        alone: false,
-    },
-    Suite {
         name: "npm",
         about: "the npm package: build, type check, tests in Node, Chromium and Firefox, contents of the tarball",
         needs: BROWSERS,
@@ -171,6 +158,19 @@ pub(crate) const SUITES: &[Suite] = &[
             let tally = in_browsers(m, tests)?.tests()?;
             m.cmd("node").arg(m.root.join("xtask/npm-pack.mjs")).run()?;
             Ok(tally)
+        },
+        counts: true,
+        alone: false,
+    },
+    Suite {
+        name: "test",
+        about: "unit and integration tests of every crate",
+        needs: &[],
+        unfit: ANYWHERE,
+        run: |m| {
+            let tests = native_but_gpu(m).args("--lib --bins --tests --examples -- --skip").arg(GPU_TESTS);
+            let tests = tests.arg("--skip").arg(FFI_TESTS);
+            tests.env(SMOLLM2, "").tests()
         },
         counts: true,
         alone: false,
