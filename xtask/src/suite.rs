@@ -10,7 +10,8 @@ use crate::machine::{
     QEMU_ARM, QEMU_X86, VALGRIND, WASM, XZ,
 };
 use crate::package::{
-    BINDGEN, CLI, CORE, CUDA, FFI, FUZZ, GPU, HOST, JNI, METAL, SCHEDULES, TESTS, WASM as WASM_SHELL, XTASK,
+    BINDGEN, CLI, CORE, CUDA, EMBEDDED, FFI, FUZZ, GPU, HOST, JNI, METAL, SCHEDULES, TESTS,
+    WASM as WASM_SHELL, XTASK,
 };
 use crate::web;
 use crate::{demo, ffi, firmware, instructions, source, wasi};
@@ -27,7 +28,7 @@ const WASI: &str = "wasm32-wasip1";
 const SIMD128: &str = "-Ctarget-feature=+simd128";
 
 /// Packages that are not part of `--quick`.
-const NOT_NATIVE: &[&str] = &[GPU, METAL, FFI, JNI, FUZZ, SCHEDULES, BINDGEN, WASM_SHELL];
+const NOT_NATIVE: &[&str] = &[GPU, METAL, FFI, JNI, FUZZ, SCHEDULES, EMBEDDED, BINDGEN, WASM_SHELL];
 
 /// The packages tested on other instruction sets.
 const PORTABLE: &[&str] = &[CORE, TESTS];
@@ -38,8 +39,8 @@ const TEST: &str = "test --profile suite";
 /// Tests of the native crates with the GPU engine. Every suite selects the same packages and features: with others, cargo
 /// would build most crates again.
 fn native(m: &Machine) -> Cmd {
-    // The tools have no tests; the CUDA engine has a suite of its own.
-    let cargo = m.cargo().args(TEST).all_packages_but(&[BINDGEN, CUDA]);
+    // The tools have no tests, nor has the C library for microcontrollers; the CUDA engine has a suite of its own.
+    let cargo = m.cargo().args(TEST).all_packages_but(&[BINDGEN, CUDA, EMBEDDED]);
     cargo.arg("--features").arg(format!("{CLI}/gpu,{CLI}/cuda"))
 }
 
