@@ -5,7 +5,7 @@
 //! out = softmax(Q K^T / sqrt(head_dim)) V Wo^T + bo          head by head; (rows, hidden)
 //! ```
 //! Keys and values are computed once for each text of the encoder, and kept in any [`KvFormat`]. There are no positions and no
-//! mask. No architecture of [`Program`](crate::Program) has it: encoder-decoder models call it between their own layers.
+//! mask. No architecture of [`Program`](crate::model::Program) has it: encoder-decoder models call it between their own layers.
 #![forbid(unsafe_code)]
 
 use alloc::format;
