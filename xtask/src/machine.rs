@@ -223,15 +223,14 @@ impl Machine {
         self.command(None, program)
     }
 
-    /// `cargo` for the host. RUSTFLAGS of the environment are removed: they would override the repository's own, which
-    /// enable simd128.
+    /// `cargo` for the host.
     pub(crate) fn cargo(&self) -> Cmd {
-        self.cmd("cargo").env_remove("RUSTFLAGS").env_remove("CARGO_ENCODED_RUSTFLAGS")
+        without_ours(self.cmd("cargo"))
     }
 
     /// `cargo` of a toolchain that has the target.
     pub(crate) fn cargo_for(&self, target: &str) -> Cmd {
-        self.cmd_for(target, "cargo").env_remove("RUSTFLAGS").env_remove("CARGO_ENCODED_RUSTFLAGS")
+        without_ours(self.cmd_for(target, "cargo"))
     }
 
     /// A command whose PATH begins with a toolchain that has the target.
@@ -280,6 +279,15 @@ impl Machine {
         let named = env::var_os(program.variable).map(PathBuf::from).filter(|file| runnable(file));
         named.or_else(|| self.find(None, program.names))
     }
+}
+
+/// Removes variables of the environment: RUSTFLAGS would override the repository's own, which enable simd128; those that
+/// describe the package xtask would make build scripts that watch them run again, as they are not set in a shell.
+fn without_ours(cargo: Cmd) -> Cmd {
+    let cargo = cargo.env_remove("RUSTFLAGS").env_remove("CARGO_ENCODED_RUSTFLAGS");
+    let names = env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    let ours = names.filter(|name| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_"));
+    ours.fold(cargo, |cargo, name| cargo.env_remove(&name))
 }
 
 /// Whether this is Debian and we are root.

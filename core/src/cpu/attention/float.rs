@@ -5,7 +5,7 @@ use core::ops::Range;
 
 use half::f16;
 
-use super::flash::{FlashCodec, ROWS, SCRATCH, Span, TILE, prefetch};
+use super::flash::{Compiled, FlashCodec, ROWS, SCRATCH, Span, TILE, prefetch};
 use crate::cache::{BLOCK_POSITIONS, Element, Float, Float8, KvView};
 use crate::cpu::simd::{LANES, Simd};
 
@@ -54,7 +54,10 @@ impl<const MANTISSA: u32> LoadLanes for Float8<MANTISSA> {
     const MANY: usize = if cfg!(target_arch = "wasm32") { 1 } else { 8 };
 }
 
-impl<E: LoadLanes> FlashCodec for Float<E> {
+impl<E: LoadLanes> FlashCodec for Float<E>
+where
+    Float<E>: Compiled,
+{
     #[inline(always)]
     fn prepare(_: &mut [f32], _: usize) {}
 

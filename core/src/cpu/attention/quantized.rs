@@ -7,7 +7,7 @@
 
 use half::f16;
 
-use super::flash::{FlashCodec, ROWS, Span, TILE, prefetch};
+use super::flash::{Compiled, FlashCodec, ROWS, Span, TILE, prefetch};
 use crate::cache::{
     BLOCK_POSITIONS, Codes, KvCodec, KvView, PairCodec, Quantized, SCALE_GROUP, largest, round,
 };
@@ -42,7 +42,10 @@ impl LoadPairs for Codes<4> {
     }
 }
 
-impl<P: LoadPairs> FlashCodec for Quantized<P> {
+impl<P: LoadPairs> FlashCodec for Quantized<P>
+where
+    Quantized<P>: Compiled,
+{
     /// Stores pairs of 16-bit integers in the first half of a row, followed by their step as a float.
     #[inline(always)]
     fn prepare(q: &mut [f32], head_dim: usize) {
