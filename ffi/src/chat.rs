@@ -12,7 +12,7 @@ use crate::piece::{
 use crate::{model, turn};
 use shohin::core::chat::{FunctionCall, Role};
 use shohin::speculate::Speculation;
-use shohin::{Chat, ChatMessage, Piece, Reply, Step};
+use shohin::{Chat, ChatMessage, Model, Piece, Reply, Step};
 use std::ffi::{c_char, c_void};
 use std::mem::size_of;
 use std::ptr::{self, NonNull};
@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
 /// A chat and its reply in progress, which borrows it.
-struct State {
+pub(crate) struct State {
     reply: Option<Reply<'static>>,
     /// From a box; not used while there is a reply.
     chat: NonNull<Chat>,
@@ -38,7 +38,7 @@ struct State {
 }
 
 /// A panic during a call poisons the lock, and the chat can only be freed then.
-struct Conversation {
+pub(crate) struct Conversation {
     state: Mutex<State>,
     interrupted: Arc<AtomicBool>,
 }
@@ -90,8 +90,19 @@ impl State {
         Ok(shohin_code::SHOHIN_OK)
     }
 
+    /// Starts over, with instructions.
+    pub(crate) fn system(&mut self, text: &str) -> Result<()> {
+        self.chat().system(text);
+        Ok(())
+    }
+
+    /// Begins the reply to a message.
+    pub(crate) fn send(&mut self, text: &str) -> Result<shohin_code> {
+        self.begin(|chat| chat.send(text))
+    }
+
     /// Ends the reply in progress, if any.
-    fn cancel(&mut self) {
+    pub(crate) fn cancel(&mut self) {
         if let Some(mut reply) = self.reply.take() {
             self.held = reply.cancel();
             self.count(&mut reply);
@@ -111,7 +122,7 @@ impl State {
     }
 
     /// The next piece.
-    fn next(&mut self) -> Result<Option<shohin_piece>> {
+    pub(crate) fn next(&mut self) -> Result<Option<shohin_piece>> {
         if let Some(held) = self.held.take() {
             return Ok(Some(self.show(&held)));
         }
@@ -170,7 +181,7 @@ impl State {
         }
     }
 
-    fn usage(&mut self) -> shohin_usage {
+    pub(crate) fn usage(&mut self) -> shohin_usage {
         if let Some(mut reply) = self.reply.take() {
             self.count(&mut reply);
             self.reply = Some(reply);
@@ -213,57 +224,44 @@ unsafe fn lock<'c>(chat: *const shohin_chat) -> Result<MutexGuard<'c, State>> {
     })
 }
 
-/// Begins a conversation.
+/// Uses a chat for a call.
 ///
 /// # Safety
-/// See the header.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn shohin_chat_new(
-    model: *const shohin_model,
-    options: *const shohin_chat_options,
-    chat: *mut *mut shohin_chat,
-    error: *mut shohin_error,
-) -> shohin_code {
-    // SAFETY: the caller vouches for the pointers.
-    unsafe {
-        call(error, || {
-            let out = handle::place(chat)?;
-            let mut chat = model::model(model)?.chat()?;
-            if !options.is_null() {
-                *chat.options_mut() = turn::turn(options)?;
-            }
-            let state = State::new(chat);
-            let interrupted = Arc::clone(&state.interrupted);
-            out.write_unaligned(Handle::give(Conversation { state: Mutex::new(state), interrupted }));
-            Ok(shohin_code::SHOHIN_OK)
-        })
+/// As [`Handle::get`].
+pub(crate) unsafe fn using<T>(
+    chat: *const shohin_chat,
+    work: impl FnOnce(&mut State) -> Result<T>,
+) -> Result<T> {
+    // SAFETY: the same.
+    work(&mut *unsafe { lock(chat) }?)
+}
+
+/// Whether a chat that no call uses can be freed. One that a panic left half changed stays in memory.
+///
+/// # Safety
+/// As [`Handle::get`].
+pub(crate) unsafe fn is_free(chat: *const shohin_chat) -> Result<bool> {
+    // SAFETY: the same.
+    match unsafe { lock(chat) } {
+        Ok(_) => Ok(true),
+        Err(failure) if failure.code == shohin_code::SHOHIN_PANIC => Ok(false),
+        Err(failure) => Err(failure),
     }
 }
 
-/// Frees a chat.
+/// A conversation with a model.
 ///
 /// # Safety
-/// See the header.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn shohin_chat_free(chat: *mut shohin_chat) -> shohin_code {
-    // SAFETY: the caller vouches for the pointer.
-    unsafe {
-        call(ptr::null_mut(), || {
-            if chat.is_null() {
-                return Ok(shohin_code::SHOHIN_OK);
-            }
-            match lock(chat) {
-                Ok(state) => drop(state),
-                // Half changed: leave its memory alone.
-                Err(failure) if failure.code == shohin_code::SHOHIN_PANIC => {
-                    return Ok(shohin_code::SHOHIN_OK);
-                }
-                Err(failure) => return Err(failure),
-            }
-            Handle::<Conversation>::free(chat)?;
-            Ok(shohin_code::SHOHIN_OK)
-        })
+/// `options` is NULL or as for [`turn::turn`].
+pub(crate) unsafe fn begin(model: &Model, options: *const shohin_chat_options) -> Result<Conversation> {
+    let mut chat = model.chat()?;
+    if !options.is_null() {
+        // SAFETY: the same.
+        *chat.options_mut() = unsafe { turn::turn(options) }?;
     }
+    let state = State::new(chat);
+    let interrupted = Arc::clone(&state.interrupted);
+    Ok(Conversation { state: Mutex::new(state), interrupted })
 }
 
 /// Sets the options of the next replies.
@@ -283,49 +281,6 @@ pub unsafe extern "C" fn shohin_chat_set_options(
             let options = turn::turn(options)?;
             *state.chat().options_mut() = options;
             Ok(shohin_code::SHOHIN_OK)
-        })
-    }
-}
-
-/// Starts over, with instructions.
-///
-/// # Safety
-/// See the header.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn shohin_chat_system(
-    chat: *mut shohin_chat,
-    text: *const c_char,
-    text_len: usize,
-    error: *mut shohin_error,
-) -> shohin_code {
-    // SAFETY: the caller vouches for the pointers.
-    unsafe {
-        call(error, || {
-            let mut state = lock(chat)?;
-            let text = argument::text(text, text_len, "text")?;
-            state.chat().system(text);
-            Ok(shohin_code::SHOHIN_OK)
-        })
-    }
-}
-
-/// Sends a message; its reply is read with [`shohin_chat_next`].
-///
-/// # Safety
-/// See the header.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn shohin_chat_send(
-    chat: *mut shohin_chat,
-    text: *const c_char,
-    text_len: usize,
-    error: *mut shohin_error,
-) -> shohin_code {
-    // SAFETY: the caller vouches for the pointers.
-    unsafe {
-        call(error, || {
-            let mut state = lock(chat)?;
-            let text = argument::text(text, text_len, "text")?;
-            state.begin(|chat| chat.send(text))
         })
     }
 }
@@ -401,45 +356,6 @@ pub unsafe extern "C" fn shohin_chat_complete(
     }
 }
 
-/// The next piece of the reply.
-///
-/// # Safety
-/// See the header.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn shohin_chat_next(
-    chat: *mut shohin_chat,
-    piece: *mut shohin_piece,
-    error: *mut shohin_error,
-) -> shohin_code {
-    // SAFETY: the caller vouches for the pointers.
-    unsafe {
-        call(error, || {
-            let mut state = lock(chat)?;
-            // First, so that no piece is lost if there is no place for it.
-            argument::write(piece, shohin_piece::default())?;
-            match state.next()? {
-                None => Ok(shohin_code::SHOHIN_DONE),
-                Some(next) => argument::write(piece, next).map(|()| shohin_code::SHOHIN_OK),
-            }
-        })
-    }
-}
-
-/// Ends the reply in progress.
-///
-/// # Safety
-/// See the header.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn shohin_chat_stop(chat: *mut shohin_chat, error: *mut shohin_error) -> shohin_code {
-    // SAFETY: the caller vouches for the pointers.
-    unsafe {
-        call(error, || {
-            lock(chat)?.cancel();
-            Ok(shohin_code::SHOHIN_OK)
-        })
-    }
-}
-
 /// Ends the reply in progress, from any thread.
 ///
 /// # Safety
@@ -479,7 +395,7 @@ pub unsafe extern "C" fn shohin_chat_stream(
             let missing = || Failure::new(shohin_code::SHOHIN_NULL, "the callback is NULL");
             let on_piece = on_piece.ok_or_else(missing)?;
             let text = argument::text(text, text_len, "text")?;
-            state.begin(|chat| chat.send(text))?;
+            state.send(text)?;
             while let Some(piece) = state.next()? {
                 if on_piece(user_data, &piece) != 0 {
                     state.cancel();
@@ -487,26 +403,6 @@ pub unsafe extern "C" fn shohin_chat_stream(
                     break;
                 }
             }
-            Ok(shohin_code::SHOHIN_OK)
-        })
-    }
-}
-
-/// Token counts and times of the last reply.
-///
-/// # Safety
-/// See the header.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn shohin_chat_get_usage(
-    chat: *const shohin_chat,
-    usage: *mut shohin_usage,
-    error: *mut shohin_error,
-) -> shohin_code {
-    // SAFETY: the caller vouches for the pointers.
-    unsafe {
-        call(error, || {
-            let found = lock(chat)?.usage();
-            argument::write(usage, found)?;
             Ok(shohin_code::SHOHIN_OK)
         })
     }

@@ -9,12 +9,14 @@
 //! | [`info`], [`piece`], [`version`] | what calls report |
 //! | [`model`] | models: loading, tokens, embeddings, logits |
 //! | [`chat`] | conversations and replies |
+//! | [`calls`] | those of models and chats that every library has |
 #![allow(non_camel_case_types, reason = "names are those of the header")]
 
 extern crate alloc;
 
 // `embedded/` includes these files, too.
 pub mod argument;
+pub mod calls;
 pub mod code;
 pub mod handle;
 pub mod info;

@@ -1,6 +1,7 @@
 //! Models: loading, tokens, embeddings, logits.
 
 use crate::argument::{self, copy_out};
+use crate::calls::load_options;
 use crate::code::{Result, call, shohin_code, shohin_error};
 use crate::handle::{self, Handle, Kind};
 use crate::info::{shohin_model, shohin_model_info};
@@ -21,16 +22,35 @@ pub(crate) unsafe fn model<'m>(model: *const shohin_model) -> Result<&'m Model> 
     unsafe { Handle::get(model) }
 }
 
-/// The builder of options; NULL gives the defaults.
-///
-/// # Safety
-/// As [`argument::read`].
-unsafe fn builder(options: *const shohin_load_options) -> Result<Builder> {
-    let options = match options.is_null() {
-        true => shohin_load_options::default(),
-        // SAFETY: the same.
-        false => unsafe { argument::read(options) }?,
-    };
+/// What a handle of a model holds.
+pub(crate) type Loaded = Model;
+
+/// Always: the heap is that of the operating system.
+pub(crate) fn may_load() -> Result<()> {
+    Ok(())
+}
+
+pub(crate) fn facts(model: &Model) -> shohin_model_info {
+    let config = model.config();
+    shohin_model_info {
+        size: size_of::<shohin_model_info>(),
+        vocab_size: config.vocab_size,
+        embedding_size: config.hidden_size,
+        max_context: config.max_context_length,
+        context: model.context().min(config.max_context_length),
+        weight_bytes: model.weight_bytes(),
+        threads: model.threads(),
+        can_think: usize::from(model.can_think()),
+        can_call: usize::from(model.template().style.has_tools()),
+    }
+}
+
+/// A GGUF file that is in memory and stays there.
+pub(crate) fn in_place(bytes: &'static [u8], options: &shohin_load_options) -> Result<Model> {
+    Ok(builder(options)?.load_file(&ModelFile::from_static("the model in memory", bytes))?)
+}
+
+fn builder(options: &shohin_load_options) -> Result<Builder> {
     let mut builder = Model::builder();
     if options.threads > 0 {
         builder = builder.threads(options.threads as usize);
@@ -52,15 +72,15 @@ unsafe fn builder(options: *const shohin_load_options) -> Result<Builder> {
 /// Loads a model and gives its handle.
 ///
 /// # Safety
-/// `out` is NULL or can be written; `options` as [`builder`].
+/// `out` is NULL or can be written; `options` as for [`load_options`].
 unsafe fn load(
     options: *const shohin_load_options,
     out: *mut *mut shohin_model,
     load: impl FnOnce(&Builder) -> Result<Model>,
 ) -> Result<shohin_code> {
     // SAFETY: the same.
-    let (out, builder) = unsafe { (handle::place(out)?, builder(options)?) };
-    let model = Handle::give(load(&builder)?);
+    let (out, options) = unsafe { (handle::place(out)?, load_options(options)?) };
+    let model = Handle::give(load(&builder(&options)?)?);
     // SAFETY: the place was checked.
     unsafe { out.write_unaligned(model) };
     Ok(shohin_code::SHOHIN_OK)
@@ -109,29 +129,6 @@ pub unsafe extern "C" fn shohin_model_load_memory(
     }
 }
 
-/// Loads a GGUF file that is in memory and stays there.
-///
-/// # Safety
-/// See the header.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn shohin_model_load_in_place(
-    bytes: *const u8,
-    len: usize,
-    options: *const shohin_load_options,
-    model: *mut *mut shohin_model,
-    error: *mut shohin_error,
-) -> shohin_code {
-    // SAFETY: the caller vouches for the pointers, and that the bytes outlive the model and its chats.
-    unsafe {
-        call(error, || {
-            load(options, model, |builder| {
-                let bytes: &'static [u8] = argument::array(bytes, len, "model's bytes")?;
-                Ok(builder.load_file(&ModelFile::from_static("the model in memory", bytes))?)
-            })
-        })
-    }
-}
-
 /// Loads the model that is built into this library.
 ///
 /// # Safety
@@ -144,55 +141,6 @@ pub unsafe extern "C" fn shohin_model_load_built_in(
 ) -> shohin_code {
     // SAFETY: the caller vouches for the pointers.
     unsafe { call(error, || load(options, model, |builder| Ok(builder.load_built_in()?))) }
-}
-
-/// Frees a model; its chats go on.
-///
-/// # Safety
-/// See the header.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn shohin_model_free(model: *mut shohin_model) -> shohin_code {
-    // SAFETY: the caller vouches for the pointer.
-    unsafe {
-        call(std::ptr::null_mut(), || {
-            if !model.is_null() {
-                Handle::<Model>::free(model)?;
-            }
-            Ok(shohin_code::SHOHIN_OK)
-        })
-    }
-}
-
-/// Facts about a model.
-///
-/// # Safety
-/// See the header.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn shohin_model_get_info(
-    model: *const shohin_model,
-    info: *mut shohin_model_info,
-    error: *mut shohin_error,
-) -> shohin_code {
-    // SAFETY: the caller vouches for the pointers.
-    unsafe {
-        call(error, || {
-            let model = self::model(model)?;
-            let config = model.config();
-            let found = shohin_model_info {
-                size: size_of::<shohin_model_info>(),
-                vocab_size: config.vocab_size,
-                embedding_size: config.hidden_size,
-                max_context: config.max_context_length,
-                context: model.context().min(config.max_context_length),
-                weight_bytes: model.weight_bytes(),
-                threads: model.threads(),
-                can_think: usize::from(model.can_think()),
-                can_call: usize::from(model.template().style.has_tools()),
-            };
-            argument::write(info, found)?;
-            Ok(shohin_code::SHOHIN_OK)
-        })
-    }
 }
 
 /// The tokens of a text.

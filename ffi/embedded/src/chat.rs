@@ -1,19 +1,17 @@
-//! Conversations and replies. After [`shohin_chat_new`] nothing allocates.
+//! Conversations and replies. After [`begin`] nothing allocates.
 
 use crate::argument;
-use crate::code::{Failure, Result, call, shohin_code, shohin_error};
+use crate::code::{Failure, Result, shohin_code};
 use crate::handle::{self, Handle, Kind};
-use crate::info::{shohin_chat, shohin_model, shohin_usage};
-use crate::model::{self, Loaded};
+use crate::info::{shohin_chat, shohin_usage};
+use crate::model::Loaded;
 use crate::options::{SHOHIN_FORMAT_TEXT, SHOHIN_THINKING_OFF, shohin_chat_options};
 use crate::piece::{SHOHIN_NO_TOKEN, SHOHIN_REASON_NONE, reason, shohin_piece};
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::cell::RefCell;
-use core::ffi::c_char;
 use core::mem::size_of;
-use core::ptr;
 use shohin_core::chat::{ChatEncoder, ChatOptions, Message, Role};
 use shohin_core::generate::{Action, Backend, Generation, GenerationOptions};
 use shohin_core::session::Decoder;
@@ -30,8 +28,8 @@ const TEXT: usize = 1024;
 type Device = Cpu<'static, &'static [u8]>;
 
 /// A conversation and its reply in progress.
-struct Conversation {
-    model: Arc<Loaded>,
+pub(crate) struct State {
+    model: Loaded,
     device: Device,
     session: Session<Device>,
     reply: Generation,
@@ -48,13 +46,16 @@ struct Conversation {
     usage: shohin_usage,
 }
 
-impl Kind for RefCell<Conversation> {
+/// What a handle of a chat holds.
+pub(crate) type Conversation = RefCell<State>;
+
+impl Kind for Conversation {
     const MAGIC: usize = handle::word(b"shohin-C");
     const NAME: &'static str = "chat";
 }
 
-impl Conversation {
-    fn new(model: &Arc<Loaded>, options: &shohin_chat_options) -> Result<Conversation> {
+impl State {
+    fn new(model: &Loaded, options: &shohin_chat_options) -> Result<State> {
         let plain = options.format == SHOHIN_FORMAT_TEXT && options.thinking == SHOHIN_THINKING_OFF;
         if !plain || options.stop_count > 0 || options.tool_count > 0 {
             let message = "this library has neither reasoning, formats of replies, stop texts nor tools";
@@ -71,7 +72,7 @@ impl Conversation {
         let generation = GenerationOptions { max_tokens, batch: BATCH, ..GenerationOptions::default() };
         let most_text = 2 * capacity;
         let most_ids = most_text + TEMPLATE;
-        Ok(Conversation {
+        Ok(State {
             model: Arc::clone(model),
             device,
             session,
@@ -87,7 +88,7 @@ impl Conversation {
     }
 
     /// Starts over with instructions.
-    fn start(&mut self, system: &str) -> Result<()> {
+    pub(crate) fn system(&mut self, system: &str) -> Result<()> {
         self.check(system.len())?;
         self.forget()?;
         self.system.clear();
@@ -123,9 +124,9 @@ impl Conversation {
     }
 
     /// Begins the reply to a message.
-    fn send(&mut self, text: &str) -> Result<()> {
+    pub(crate) fn send(&mut self, text: &str) -> Result<()> {
         self.check(self.system.len() + text.len())?;
-        let _ = self.reply.cancel();
+        self.cancel();
         let capacity = self.session.capacity();
         let mut held = self.reply.tokens().len();
         self.encode(text, held == 0)?;
@@ -149,8 +150,13 @@ impl Conversation {
         Ok(())
     }
 
+    /// Ends the reply in progress.
+    pub(crate) fn cancel(&mut self) {
+        let _ = self.reply.cancel();
+    }
+
     /// The next piece.
-    fn next(&mut self) -> Result<Option<shohin_piece>> {
+    pub(crate) fn next(&mut self) -> Result<Option<shohin_piece>> {
         let found = self.step();
         if found.is_err() {
             // The session may hold a part of what was to be computed.
@@ -188,7 +194,7 @@ impl Conversation {
         }
     }
 
-    fn usage(&self) -> shohin_usage {
+    pub(crate) fn usage(&self) -> shohin_usage {
         let (position, capacity) = (self.session.position(), self.session.capacity());
         shohin_usage { position, capacity, ..self.usage }
     }
@@ -198,157 +204,34 @@ impl Conversation {
 ///
 /// # Safety
 /// As [`Handle::get`].
-unsafe fn using<T>(chat: *const shohin_chat, work: impl FnOnce(&mut Conversation) -> Result<T>) -> Result<T> {
+pub(crate) unsafe fn using<T>(
+    chat: *const shohin_chat,
+    work: impl FnOnce(&mut State) -> Result<T>,
+) -> Result<T> {
     // SAFETY: the same.
-    let conversation = unsafe { Handle::<RefCell<Conversation>>::get(chat) }?;
+    let conversation = unsafe { Handle::<Conversation>::get(chat) }?;
     let busy = |_| Failure::new(shohin_code::SHOHIN_BUSY, "the chat is in use");
     work(&mut *conversation.try_borrow_mut().map_err(busy)?)
 }
 
-/// Begins a conversation.
+/// Whether a chat that no call uses can be freed.
 ///
 /// # Safety
-/// See the header.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn shohin_chat_new(
-    model: *const shohin_model,
-    options: *const shohin_chat_options,
-    chat: *mut *mut shohin_chat,
-    error: *mut shohin_error,
-) -> shohin_code {
-    // SAFETY: the caller vouches for the pointers.
-    unsafe {
-        call(error, || {
-            let out = handle::place(chat)?;
-            let model = model::model(model)?;
-            let options = match options.is_null() {
-                true => shohin_chat_options::default(),
-                false => argument::read(options)?,
-            };
-            out.write_unaligned(Handle::give(RefCell::new(Conversation::new(model, &options)?)));
-            Ok(shohin_code::SHOHIN_OK)
-        })
-    }
+/// As [`Handle::get`].
+pub(crate) unsafe fn is_free(chat: *const shohin_chat) -> Result<bool> {
+    // SAFETY: the same.
+    unsafe { using(chat, |_| Ok(true)) }
 }
 
-/// Frees a chat.
+/// A conversation with a model.
 ///
 /// # Safety
-/// See the header.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn shohin_chat_free(chat: *mut shohin_chat) -> shohin_code {
-    // SAFETY: the caller vouches for the pointer.
-    unsafe {
-        call(ptr::null_mut(), || {
-            if !chat.is_null() {
-                using(chat, |_| Ok(()))?;
-                Handle::<RefCell<Conversation>>::free(chat)?;
-            }
-            Ok(shohin_code::SHOHIN_OK)
-        })
-    }
-}
-
-/// Starts over, with instructions.
-///
-/// # Safety
-/// See the header.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn shohin_chat_system(
-    chat: *mut shohin_chat,
-    text: *const c_char,
-    text_len: usize,
-    error: *mut shohin_error,
-) -> shohin_code {
-    // SAFETY: the caller vouches for the pointers.
-    unsafe {
-        call(error, || {
-            let text = argument::text(text, text_len, "text")?;
-            using(chat, |chat| chat.start(text))?;
-            Ok(shohin_code::SHOHIN_OK)
-        })
-    }
-}
-
-/// Sends a message; its reply is read with [`shohin_chat_next`].
-///
-/// # Safety
-/// See the header.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn shohin_chat_send(
-    chat: *mut shohin_chat,
-    text: *const c_char,
-    text_len: usize,
-    error: *mut shohin_error,
-) -> shohin_code {
-    // SAFETY: the caller vouches for the pointers.
-    unsafe {
-        call(error, || {
-            let text = argument::text(text, text_len, "text")?;
-            using(chat, |chat| chat.send(text))?;
-            Ok(shohin_code::SHOHIN_OK)
-        })
-    }
-}
-
-/// The next piece of the reply.
-///
-/// # Safety
-/// See the header.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn shohin_chat_next(
-    chat: *mut shohin_chat,
-    piece: *mut shohin_piece,
-    error: *mut shohin_error,
-) -> shohin_code {
-    // SAFETY: the caller vouches for the pointers.
-    unsafe {
-        call(error, || {
-            using(chat, |chat| {
-                // First, so that no piece is lost if there is no place for it.
-                argument::write(piece, shohin_piece::default())?;
-                match chat.next()? {
-                    None => Ok(shohin_code::SHOHIN_DONE),
-                    Some(next) => argument::write(piece, next).map(|()| shohin_code::SHOHIN_OK),
-                }
-            })
-        })
-    }
-}
-
-/// Ends the reply in progress.
-///
-/// # Safety
-/// See the header.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn shohin_chat_stop(chat: *mut shohin_chat, error: *mut shohin_error) -> shohin_code {
-    // SAFETY: the caller vouches for the pointers.
-    unsafe {
-        call(error, || {
-            using(chat, |chat| {
-                let _ = chat.reply.cancel();
-                Ok(shohin_code::SHOHIN_OK)
-            })
-        })
-    }
-}
-
-/// Token counts of the last reply.
-///
-/// # Safety
-/// See the header.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn shohin_chat_get_usage(
-    chat: *const shohin_chat,
-    usage: *mut shohin_usage,
-    error: *mut shohin_error,
-) -> shohin_code {
-    // SAFETY: the caller vouches for the pointers.
-    unsafe {
-        call(error, || {
-            let found = using(chat, |chat| Ok(chat.usage()))?;
-            argument::write(usage, found)?;
-            Ok(shohin_code::SHOHIN_OK)
-        })
-    }
+/// `options` is NULL or as for [`argument::read`].
+pub(crate) unsafe fn begin(model: &Loaded, options: *const shohin_chat_options) -> Result<Conversation> {
+    let options = match options.is_null() {
+        true => shohin_chat_options::default(),
+        // SAFETY: the same.
+        false => unsafe { argument::read(options) }?,
+    };
+    Ok(RefCell::new(State::new(model, &options)?))
 }

@@ -16,6 +16,8 @@ extern crate alloc;
 #[path = "../../src/argument.rs"]
 #[allow(dead_code, reason = "not all is part of this interface")]
 pub mod argument;
+#[path = "../../src/calls.rs"]
+pub mod calls;
 #[path = "../../src/code.rs"]
 pub mod code;
 #[path = "../../src/handle.rs"]

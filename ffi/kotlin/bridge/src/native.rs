@@ -10,6 +10,7 @@ use jni::objects::{
 use jni::sys::{jfloat, jint, jlong};
 use jni::{Env, EnvUnowned};
 use shohin_ffi::argument::shohin_text;
+use shohin_ffi::calls::*;
 use shohin_ffi::chat::*;
 use shohin_ffi::code::{shohin_code, shohin_error};
 use shohin_ffi::info::*;
