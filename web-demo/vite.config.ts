@@ -29,9 +29,9 @@ function model(): Plugin {
  * What the built page may do, besides running the script in it. Models may come from anywhere over TLS, or from this
  * machine; everything else only from the page's own origin. (The development server needs more, so it goes without.)
  */
-const policyWith = (script: string) => [
+const policyWith = (scripts: readonly string[]) => [
   "default-src 'none'",
-  `script-src 'self' 'wasm-unsafe-eval' 'sha256-${createHash("sha256").update(script).digest("base64")}'`,
+  ["script-src 'self' 'wasm-unsafe-eval'", ...scripts.map((script) => `'sha256-${createHash("sha256").update(script).digest("base64")}'`)].join(" "),
   "worker-src 'self'",
   "style-src 'self'",
   "img-src 'self'",
@@ -48,8 +48,8 @@ function policy(): Plugin {
     transformIndexHtml: {
       order: "post",
       handler: (html, context) => {
-        const [, script = ""] = /<script>([^]*?)<\/script>/.exec(html) ?? [];
-        return html.replace("<!-- policy -->", context.server ? "" : `<meta http-equiv="Content-Security-Policy" content="${policyWith(script)}" />`);
+        const scripts = new Set([...html.matchAll(/<script>([^]*?)<\/script>/g)].map(([, script = ""]) => script));
+        return html.replace("<!-- policy -->", context.server ? "" : `<meta http-equiv="Content-Security-Policy" content="${policyWith([...scripts])}" />`);
       },
     },
   };
