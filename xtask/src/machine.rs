@@ -2,6 +2,7 @@
 
 use std::env;
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::command::{Cmd, Result};
 
@@ -174,8 +175,16 @@ pub(crate) struct Machine {
     pub(crate) fallback_targets: Vec<&'static str>,
     pub(crate) absent: Vec<(Need, String)>,
     pub(crate) settled: Vec<Need>,
-    /// Whether this run has built the package and the page.
-    pub(crate) page_built: bool,
+    /// The name of this run, which the processes of its suites share.
+    pub(crate) run: String,
+}
+
+/// The environment variable that tells the process of a suite the name of its run.
+pub(crate) const RUN: &str = "SHOHIN_XTASK_RUN";
+
+fn new_run() -> String {
+    let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    format!("{}-{}", std::process::id(), time.as_nanos())
 }
 
 impl Machine {
@@ -193,7 +202,7 @@ impl Machine {
             fallback_targets: Vec::new(),
             absent: Vec::new(),
             settled: Vec::new(),
-            page_built: false,
+            run: env::var(RUN).unwrap_or_else(|_| new_run()),
         })
     }
 

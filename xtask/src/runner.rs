@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::command::{Cmd, Result, Tally};
 use crate::cpu_time;
-use crate::machine::{Machine, Need};
+use crate::machine::{Machine, Need, RUN};
 use crate::suite::{SUITES, Suite};
 
 /// Wall time and CPU time.
@@ -212,7 +212,8 @@ fn apart(machine: &Machine, suite: &Suite, chosen: &[&Suite], logs: &Path) -> Re
     let report = logs.join(format!("{}.result", suite.name));
     let _ = fs::remove_file(&report);
     let this = std::env::current_exe().map_err(|e| format!("the path of xtask: {e}"))?;
-    let child = Cmd::new(this, &machine.root).arg("suite").arg(&report).arg(suite.name);
+    let child =
+        Cmd::new(this, &machine.root).env(RUN, &machine.run).arg("suite").arg(&report).arg(suite.name);
     let child = chosen.iter().fold(child, |child, other| child.arg(other.name));
     let ended = child.log(&log_of(logs, suite));
     let line = fs::read_to_string(&report).unwrap_or_default();

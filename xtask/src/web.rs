@@ -1,5 +1,7 @@
 //! Builds of the WebAssembly modules with their JavaScript glue, the npm package and the chat page.
 
+use std::fs::OpenOptions;
+use std::io::{Read, Seek, Write};
 use std::path::Path;
 use std::thread;
 
@@ -82,16 +84,24 @@ fn webgpu(machine: &Machine) -> Result<()> {
     glue(machine, &target, "pkg-webgpu")
 }
 
-/// Builds the npm package, and the page into `web-demo/dist`, once per run. Without the source of the standard library the
-/// package has no build with threads.
+/// Builds the npm package, and the page into `web-demo/dist`, once per run of xtask, whichever of its processes needs it first.
+/// Without the source of the standard library the package has no build with threads.
 pub(crate) fn build(machine: &mut Machine) -> Result<()> {
-    if machine.page_built {
+    machine.prepare(&[Need::StdSource]);
+    let built = machine.target.join("page-built");
+    let io = |e| format!("{}: {e}", built.display());
+    let mut file =
+        OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&built).map_err(io)?;
+    // Until this function returns.
+    file.lock().map_err(io)?;
+    let mut run = String::new();
+    file.read_to_string(&mut run).map_err(io)?;
+    if run == machine.run {
         return Ok(());
     }
-    machine.prepare(&[Need::StdSource]);
-    let built = all(machine);
-    machine.page_built = built.is_ok();
-    built
+    file.set_len(0).map_err(io)?;
+    all(machine)?;
+    file.rewind().and_then(|()| file.write_all(machine.run.as_bytes())).map_err(io)
 }
 
 fn all(machine: &Machine) -> Result<()> {

@@ -6,10 +6,10 @@ import { join } from "node:path";
 import { after, before, describe, test } from "node:test";
 import { fileURLToPath } from "node:url";
 import { brotliDecompressSync } from "node:zlib";
-import { launch } from "../../wasm/js/test/chromium.mjs";
-import { firstVisit, LONGEST_TASK, servePage, total } from "./budget.mjs";
+import { launch } from "../../../wasm/js/test/chromium.mjs";
+import { firstVisit, LONGEST_TASK, servePage, total } from "../budget.mjs";
 
-const DIST = fileURLToPath(new URL("../dist/", import.meta.url));
+const DIST = fileURLToPath(new URL("../../dist/", import.meta.url));
 const PHONE = { width: 360, height: 640 };
 
 describe("the budget", () => {
