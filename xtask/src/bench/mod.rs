@@ -130,17 +130,30 @@ pub(crate) fn bench(machine: &mut Machine, options: &Options) -> Result<()> {
     if options.native {
         let llama = options.peers.then(|| peers::llama(machine)).transpose()?;
         native = native::measure(machine, &models, &plan, llama.as_ref(), &mut samples, &mut notes)?;
+        // Should the browser fail, half of the measurements are not lost.
+        report(&models, &samples, &native, &pages, &notes)?;
     }
     if options.browser {
         pages = browser::measure(machine, &models, &plan, options.peers, &mut samples, &mut notes)?;
+        report(&models, &samples, &native, &pages, &notes)?;
     }
-    let report = table::report(&samples, &native, &pages, &notes);
-    println!("\n{report}");
-    write(&models.dir.join("report.md"), &report)?;
-    write(&models.dir.join("samples.txt"), &sample::lines(&samples))?;
     let minutes = started.elapsed().as_secs_f64() / 60.0;
     println!("{minutes:.0} minutes. The report and all samples are in {}", models.dir.display());
     Ok(())
+}
+
+/// Prints the tables, and writes them and the samples to files.
+fn report(
+    models: &Models,
+    samples: &[Sample],
+    native: &Pairs,
+    pages: &Pairs,
+    notes: &[String],
+) -> Result<()> {
+    let report = table::report(samples, native, pages, notes);
+    println!("\n{report}");
+    write(&models.dir.join("report.md"), &report)?;
+    write(&models.dir.join("samples.txt"), &sample::lines(samples))
 }
 
 fn prepare(machine: &mut Machine, needs: &[Need]) -> Result<()> {
