@@ -285,7 +285,7 @@ pub unsafe extern "C" fn shohin_chat_set_options(
     }
 }
 
-/// Sends the results of the calls of the last reply; its reply is read with [`shohin_chat_next`].
+/// Sends the results of the calls of the last reply; its reply is read with `shohin_chat_next`.
 ///
 /// # Safety
 /// See the header.
