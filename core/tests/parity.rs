@@ -175,7 +175,7 @@ fn prompts_equal_the_reference() {
 #[test]
 fn many_rows_equal_the_reference() {
     let mut numbers = Numbers(8);
-    for (rows, tokens) in [(2064, 9), (1040, 16), (528, 32)] {
+    for (rows, tokens) in [(2064, 9), (2064, 16), (1040, 32), (528, 64)] {
         let cols = Format::Q1_0.block();
         let packed = weights(&mut numbers, Format::Q1_0, rows, cols);
         let w = Matrix::new(Format::Q1_0, rows, cols, &packed).unwrap();

@@ -328,7 +328,7 @@ impl Subsets for Avx2 {
 }
 
 /// The tables of 32 columns have 256 entries.
-pub(super) const LANES: Lanes = Lanes { group: 16, from: 14, rows: 256 };
+pub(super) const LANES: Lanes = Lanes { vector: 16, vectors: 2, from: 14, rows: 256 };
 
 #[allow(
     clippy::undocumented_unsafe_blocks,
@@ -408,7 +408,7 @@ impl TokenLanes for Avx2 {
 #[allow(clippy::undocumented_unsafe_blocks, reason = "the block needs what the trait asks for, and no more")]
 impl FieldLanes for Avx2 {
     #[inline(always)]
-    unsafe fn fields(codes: [*const u8; 4], entries: *mut u16) {
+    unsafe fn fields(codes: [*const u8; 4], shift: u32, entries: *mut u32) {
         unsafe {
             let [a, b, c, d] = codes.map(|codes| _mm_loadu_si128(codes.cast()));
             // Rows 0 to 7 and 8 to 15.
@@ -421,14 +421,15 @@ impl FieldLanes for Avx2 {
             });
             let mut from = 0;
             for (f, cols) in FIELDS.into_iter().enumerate() {
-                let fields = words.map(|words| {
-                    let field = _mm256_srl_epi32(words, _mm_cvtsi32_si128(from));
-                    _mm256_and_si256(field, _mm256_set1_epi32((1 << cols) - 1))
-                });
-                let fields =
-                    _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(fields[0], fields[1]));
-                _mm256_storeu_si256(entries.add(f * PANEL_ROWS).cast(), _mm256_slli_epi16::<5>(fields));
-                from += cols as i32;
+                for (h, words) in words.into_iter().enumerate() {
+                    let field = match shift.checked_sub(from) {
+                        Some(by) => _mm256_sll_epi32(words, _mm_cvtsi32_si128(by as i32)),
+                        None => _mm256_srl_epi32(words, _mm_cvtsi32_si128((from - shift) as i32)),
+                    };
+                    let field = _mm256_and_si256(field, _mm256_set1_epi32(((1 << cols) - 1) << shift));
+                    _mm256_storeu_si256(entries.add(f * PANEL_ROWS + 8 * h).cast(), field);
+                }
+                from += cols as u32;
             }
         }
     }

@@ -226,7 +226,7 @@ impl LutKernel for Avx512 {
 }
 
 /// The tables of 32 columns have 256 entries.
-pub(super) const LANES: Lanes = Lanes { group: 32, from: 28, rows: 256 };
+pub(super) const LANES: Lanes = Lanes { vector: 32, vectors: 1, from: 28, rows: 256 };
 
 #[allow(
     clippy::undocumented_unsafe_blocks,
@@ -306,7 +306,7 @@ impl TokenLanes for Avx512 {
 #[allow(clippy::undocumented_unsafe_blocks, reason = "the block needs what the trait asks for, and no more")]
 impl FieldLanes for Avx512 {
     #[inline(always)]
-    unsafe fn fields(codes: [*const u8; 4], entries: *mut u16) {
+    unsafe fn fields(codes: [*const u8; 4], shift: u32, entries: *mut u32) {
         unsafe {
             let [a, b, c, d] = codes.map(|codes| _mm512_cvtepu8_epi32(_mm_loadu_si128(codes.cast())));
             let low = _mm512_or_si512(a, _mm512_slli_epi32::<8>(b));
@@ -314,11 +314,13 @@ impl FieldLanes for Avx512 {
             let words = _mm512_or_si512(low, high);
             let mut from = 0;
             for (f, cols) in FIELDS.into_iter().enumerate() {
-                let field = _mm512_srl_epi32(words, _mm_cvtsi32_si128(from));
-                let field = _mm512_and_si512(field, _mm512_set1_epi32((1 << cols) - 1));
-                let entry = _mm512_cvtepi32_epi16(_mm512_slli_epi32::<6>(field));
-                _mm256_storeu_si256(entries.add(f * PANEL_ROWS).cast(), entry);
-                from += cols as i32;
+                let field = match shift.checked_sub(from) {
+                    Some(by) => _mm512_sll_epi32(words, _mm_cvtsi32_si128(by as i32)),
+                    None => _mm512_srl_epi32(words, _mm_cvtsi32_si128((from - shift) as i32)),
+                };
+                let field = _mm512_and_si512(field, _mm512_set1_epi32(((1 << cols) - 1) << shift));
+                _mm512_storeu_si512(entries.add(f * PANEL_ROWS).cast(), field);
+                from += cols as u32;
             }
         }
     }

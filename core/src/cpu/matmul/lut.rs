@@ -115,7 +115,7 @@ const fn in_lanes(isa: Isa, layout: Layout, format: Format) -> bool {
     let _ = format;
     match (layout, isa.kind()) {
         (Layout::RowMajor, _) => false,
-        (Layout::Panels8, _) => lanes(isa).group > 0,
+        (Layout::Panels8, _) => lanes(isa).vector > 0,
         (Layout::Panels32, Kind::Scalar) => false,
         #[cfg(any(target_arch = "arm", target_arch = "riscv32"))]
         (Layout::Panels32, Kind::Tables) => false,
@@ -168,12 +168,7 @@ pub fn build_lut(isa: Isa, q8: &[Q8Block], cols: usize, out: &mut [ActivationLut
     let lanes = lanes(isa);
     let (q8_in_lanes, q8) = q8.split_at(lanes.tokens(tokens) * blocks);
     let (in_lanes, out) = out.split_at_mut(lanes.tokens(tokens) * each);
-    if lanes.group > 0 {
-        let groups = q8_in_lanes.chunks(lanes.group * blocks);
-        for (q8, out) in groups.zip(in_lanes.chunks_mut(lanes.group * each)) {
-            token_lanes::fill(lanes.group, blocks, q8, out);
-        }
-    }
+    token_lanes::fill(lanes, blocks, q8_in_lanes, each, in_lanes);
     let Some(build) = builder(isa.kind()) else { return Ok(()) };
     for (q8, out) in q8.chunks_exact(blocks).zip(out.chunks_exact_mut(each)) {
         // SAFETY: an `Isa` of this kind exists only where its instructions do.

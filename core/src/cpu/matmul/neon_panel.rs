@@ -271,7 +271,7 @@ impl PanelKernel for Plain {
 }
 
 /// A table has 256 entries for eight columns.
-pub(super) const LANES: Lanes = Lanes { group: 8, from: 3, rows: 1024 };
+pub(super) const LANES: Lanes = Lanes { vector: 8, vectors: 1, from: 3, rows: 1024 };
 
 #[allow(
     clippy::undocumented_unsafe_blocks,
@@ -356,11 +356,12 @@ impl TokenLanes for Plain {
 #[allow(clippy::undocumented_unsafe_blocks, reason = "the block needs what the trait asks for, and no more")]
 impl ByteLanes for Plain {
     #[inline(always)]
-    unsafe fn entries(codes: *const u8, entries: *mut u16) {
+    unsafe fn entries(codes: *const u8, shift: u32, entries: *mut u16) {
         unsafe {
             let codes = vld1q_u8(codes);
-            vst1q_u16(entries, vshll_n_u8::<4>(vget_low_u8(codes)));
-            vst1q_u16(entries.add(8), vshll_high_n_u8::<4>(codes));
+            let by = vdupq_n_s16(shift as i16);
+            vst1q_u16(entries, vshlq_u16(vmovl_u8(vget_low_u8(codes)), by));
+            vst1q_u16(entries.add(8), vshlq_u16(vmovl_high_u8(codes), by));
         }
     }
 }

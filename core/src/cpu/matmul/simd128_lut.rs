@@ -325,7 +325,7 @@ impl Subsets for Simd128 {
 }
 
 /// A table has 256 entries for eight columns.
-pub(super) const LANES: Lanes = Lanes { group: 8, from: 3, rows: 1024 };
+pub(super) const LANES: Lanes = Lanes { vector: 8, vectors: 1, from: 3, rows: 1024 };
 
 #[allow(clippy::undocumented_unsafe_blocks, reason = "each block requires what the trait requires")]
 impl TokenLanes for Simd128 {
@@ -408,11 +408,11 @@ impl TokenLanes for Simd128 {
 #[allow(clippy::undocumented_unsafe_blocks, reason = "the block needs what the trait asks for, and no more")]
 impl ByteLanes for Simd128 {
     #[inline(always)]
-    unsafe fn entries(codes: *const u8, entries: *mut u16) {
+    unsafe fn entries(codes: *const u8, shift: u32, entries: *mut u16) {
         unsafe {
             let codes = v128_load(codes.cast());
-            v128_store(entries.cast(), i16x8_shl(u16x8_extend_low_u8x16(codes), 4));
-            v128_store(entries.add(8).cast(), i16x8_shl(u16x8_extend_high_u8x16(codes), 4));
+            v128_store(entries.cast(), i16x8_shl(u16x8_extend_low_u8x16(codes), shift));
+            v128_store(entries.add(8).cast(), i16x8_shl(u16x8_extend_high_u8x16(codes), shift));
         }
     }
 }

@@ -19,23 +19,23 @@ use crate::cpu::repack::{ONE_BIT_FOURS, PANEL_ROWS};
 
 /// Columns that share a factor.
 const PART: usize = 32;
-/// Lanes of the widest vectors.
-const MAX_LANES: usize = 32;
 /// Most 16-bit integers of the tables that exist at the same time.
 const TABLES_LEN: usize = 1 << 15;
 /// Most entries that a panel selects from them.
 const ENTRIES: usize = 4 * FIELDS.len() * PANEL_ROWS;
-/// Most sums that share tables, which bounds their memory.
-const SUMS: usize = 1 << 14;
+/// Most sums that share tables, which bounds their memory; half as many if blocks are longer than a unit.
+const SUMS: usize = 1 << 15;
 /// 16-bit integers per token of a [`Block`].
 const BLOCK_LEN: usize = Q8_LEN + 4;
 
 /// The groups of tokens of an instruction set.
 #[derive(Clone, Copy)]
 pub(super) struct Lanes {
-    /// Tokens of a group: lanes of 16 bits in a vector; 0 if the instruction set has no such kernels.
-    pub(super) group: usize,
-    /// Fewest tokens that are worth a group with empty lanes.
+    /// Lanes of 16 bits in a vector; 0 if the instruction set has no such kernels.
+    pub(super) vector: usize,
+    /// Most vectors of a group, one or two: the indices of their tokens are found once.
+    pub(super) vectors: usize,
+    /// Fewest tokens that are worth a vector with empty lanes.
     pub(super) from: usize,
     /// Rows from which on building tables costs little beside looking sums up.
     pub(super) rows: usize,
@@ -43,16 +43,21 @@ pub(super) struct Lanes {
 
 impl Lanes {
     /// No kernels.
-    pub(super) const NONE: Lanes = Lanes { group: 0, from: 0, rows: 0 };
+    pub(super) const NONE: Lanes = Lanes { vector: 0, vectors: 1, from: 0, rows: 0 };
 
-    /// How many of `tokens`, the first ones, are computed in lanes: whole groups, and the remaining tokens if they
-    /// are worth a group with empty lanes.
+    /// How many of `tokens`, the first ones, are computed in lanes: whole vectors, and the remaining tokens if they
+    /// are worth a vector with empty lanes.
     pub(super) const fn tokens(self, tokens: usize) -> usize {
-        if self.group == 0 {
+        if self.vector == 0 {
             return 0;
         }
-        let rest = tokens % self.group;
+        let rest = tokens % self.vector;
         if rest >= self.from { tokens } else { tokens - rest }
+    }
+
+    /// The lanes of the next group if `tokens` remain to be computed in lanes.
+    fn group(self, tokens: usize) -> usize {
+        if tokens > self.vector { self.vectors * self.vector } else { self.vector }
     }
 }
 
@@ -60,8 +65,10 @@ impl Lanes {
 ///
 /// Safety: all functions require the instruction set, and memory as they describe it.
 pub(super) trait TokenLanes {
-    /// The groups of tokens, of at most [`MAX_LANES`].
+    /// The groups of tokens.
     const LANES: Lanes;
+    /// Lanes of a group.
+    const GROUP: usize = Self::LANES.vector;
     /// A 16-bit integer per token.
     type Sums: Copy;
     /// A 32-bit integer per token, in the order of [`place`].
@@ -98,21 +105,122 @@ pub(super) trait TokenLanes {
 
 /// The vectors of instruction sets whose indices are bytes. Safety: as for [`TokenLanes`].
 pub(super) trait ByteLanes: TokenLanes {
-    /// Of each of 16 bytes, `byte * size_of::<Self::Sums>()`.
-    unsafe fn entries(codes: *const u8, entries: *mut u16);
+    /// Of each of 16 bytes, `byte << shift`; `shift` is known at compile time.
+    unsafe fn entries(codes: *const u8, shift: u32, entries: *mut u16);
 }
 
 /// The vectors of instruction sets that use [`Fields`]. Safety: as for [`TokenLanes`].
 pub(super) trait FieldLanes: TokenLanes {
-    /// Of 16 rows of 32 bits, whose four bytes `codes` point to, `field * size_of::<Self::Sums>()` for each of the
-    /// [`FIELDS`].
-    unsafe fn fields(codes: [*const u8; 4], entries: *mut u16);
+    /// Of 16 rows of 32 bits, whose four bytes `codes` point to, `field << shift` for each of the [`FIELDS`]; `shift`
+    /// is known at compile time.
+    unsafe fn fields(codes: [*const u8; 4], shift: u32, entries: *mut u32);
 }
 
 /// The position of token `t` of a group among 32-bit lanes, which are unpacked from the low and the high halves of
-/// each eight 16-bit lanes.
-const fn place(lanes: usize, t: usize) -> usize {
-    t / 8 * 4 + t % 4 + if t % 8 < 4 { 0 } else { lanes / 2 }
+/// each eight 16-bit lanes of a vector.
+const fn place(vector: usize, t: usize) -> usize {
+    let lane = t % vector;
+    t - lane + lane / 8 * 4 + lane % 4 + if lane % 8 < 4 { 0 } else { vector / 2 }
+}
+
+/// A group of two vectors.
+pub(super) struct Pair<L>(L);
+
+#[allow(
+    clippy::undocumented_unsafe_blocks,
+    reason = "every block needs what the trait asks for, and no more"
+)]
+impl<L: TokenLanes> TokenLanes for Pair<L> {
+    const LANES: Lanes = L::LANES;
+    const GROUP: usize = 2 * L::GROUP;
+    type Sums = [L::Sums; 2];
+    type Integers = [L::Integers; 2];
+    type Factors = [L::Factors; 2];
+
+    #[inline(always)]
+    unsafe fn load(p: *const i16) -> Self::Sums {
+        unsafe { [L::load(p), L::load(p.add(L::GROUP))] }
+    }
+
+    #[inline(always)]
+    unsafe fn store(p: *mut i16, [a, b]: Self::Sums) {
+        unsafe {
+            L::store(p, a);
+            L::store(p.add(L::GROUP), b);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add(a: Self::Sums, b: Self::Sums) -> Self::Sums {
+        unsafe { [L::add(a[0], b[0]), L::add(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    unsafe fn load_integers(p: *const i32) -> Self::Integers {
+        unsafe { [L::load_integers(p), L::load_integers(p.add(L::GROUP))] }
+    }
+
+    #[inline(always)]
+    unsafe fn store_integers(p: *mut i32, [a, b]: Self::Integers) {
+        unsafe {
+            L::store_integers(p, a);
+            L::store_integers(p.add(L::GROUP), b);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add_integers(a: Self::Integers, b: Self::Integers) -> Self::Integers {
+        unsafe { [L::add_integers(a[0], b[0]), L::add_integers(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    unsafe fn load_factors(p: *const i16) -> Self::Factors {
+        unsafe { [L::load_factors(p), L::load_factors(p.add(2 * L::GROUP))] }
+    }
+
+    #[inline(always)]
+    unsafe fn add_parts(
+        n: Self::Integers,
+        a: Self::Sums,
+        b: Self::Sums,
+        factors: Self::Factors,
+    ) -> Self::Integers {
+        unsafe { [L::add_parts(n[0], a[0], b[0], factors[0]), L::add_parts(n[1], a[1], b[1], factors[1])] }
+    }
+
+    #[inline(always)]
+    unsafe fn add_block(sums: *mut f32, [a, b]: Self::Integers, d: f32) {
+        unsafe {
+            L::add_block(sums, a, d);
+            L::add_block(sums.add(L::GROUP), b, d);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn scales(p: *const u8) -> [f32; PANEL_ROWS] {
+        unsafe { L::scales(p) }
+    }
+}
+
+#[allow(clippy::undocumented_unsafe_blocks, reason = "the block needs what the trait asks for, and no more")]
+impl<L: ByteLanes> ByteLanes for Pair<L> {
+    #[inline(always)]
+    unsafe fn entries(codes: *const u8, shift: u32, entries: *mut u16) {
+        unsafe { L::entries(codes, shift, entries) };
+    }
+}
+
+#[allow(clippy::undocumented_unsafe_blocks, reason = "the block needs what the trait asks for, and no more")]
+impl<L: FieldLanes> FieldLanes for Pair<L> {
+    #[inline(always)]
+    unsafe fn fields(codes: [*const u8; 4], shift: u32, entries: *mut u32) {
+        unsafe { L::fields(codes, shift, entries) };
+    }
+}
+
+/// The size of an entry is two to the power of this.
+const fn entry_shift<L: TokenLanes>() -> u32 {
+    size_of::<L::Sums>().ilog2()
 }
 
 /// How the codes of a panel are read: its layout and the bits per code.
@@ -121,6 +229,8 @@ pub(super) trait Codes<L: TokenLanes> {
     const UNIT: usize;
     /// Bits per code.
     const BITS: usize;
+    /// The offset of an entry.
+    type Offset: Copy;
     /// Tables of a part.
     const TABLES: usize;
     /// Entries of the tables of a part.
@@ -145,7 +255,8 @@ pub(super) trait Codes<L: TokenLanes> {
     /// other rows of the panel at distances of [`Codes::ROW`].
     ///
     /// Safety: the instruction set and the codes are there, and memory for [`ENTRIES`].
-    unsafe fn find(codes: *const u8, entries: *mut u16);
+    unsafe fn find(codes: *const u8, entries: *mut Self::Offset);
+    fn bytes(offset: Self::Offset) -> usize;
     /// Where the first row's entry of table `t` of a part is among them.
     fn entry(part: usize, t: usize, plane: usize) -> usize;
 }
@@ -160,7 +271,7 @@ unsafe fn find_bytes<L: ByteLanes>(
 ) {
     for v in 0..count {
         // SAFETY: the caller's promise.
-        unsafe { L::entries(codes.add(vector(v)), entries.add(v * PANEL_ROWS)) };
+        unsafe { L::entries(codes.add(vector(v)), entry_shift::<L>(), entries.add(v * PANEL_ROWS)) };
     }
 }
 
@@ -170,11 +281,16 @@ pub(super) struct Bytes;
 impl<L: ByteLanes> Codes<L> for Bytes {
     const UNIT: usize = Q8_LEN;
     const BITS: usize = 1;
+    type Offset = u16;
     const TABLES: usize = 4;
     const ENTRIES: usize = 4 * 256;
 
     fn offset(from: usize) -> usize {
         (from / LUT_COLS * (LUT_COLS / 8) + from % LUT_COLS / PART) * PANEL_ROWS
+    }
+
+    fn bytes(offset: u16) -> usize {
+        usize::from(offset)
     }
 
     #[inline(always)]
@@ -199,6 +315,7 @@ pub(super) const FIELDS: [usize; 6] = [5, 5, 5, 5, 6, 6];
 impl<L: FieldLanes> Codes<L> for Fields {
     const UNIT: usize = LUT_COLS;
     const BITS: usize = 1;
+    type Offset = u32;
     const TABLES: usize = FIELDS.len();
     const ENTRIES: usize = 256;
 
@@ -210,13 +327,18 @@ impl<L: FieldLanes> Codes<L> for Fields {
         FIELDS[..t].iter().sum::<usize>() + i
     }
 
+    fn bytes(offset: u32) -> usize {
+        offset as usize
+    }
+
     #[inline(always)]
-    unsafe fn find(codes: *const u8, entries: *mut u16) {
+    unsafe fn find(codes: *const u8, entries: *mut u32) {
         for part in 0..LUT_COLS / PART {
             // SAFETY: the caller's promise.
             unsafe {
                 let codes = [0, 1, 2, 3].map(|i| codes.add((i * (LUT_COLS / PART) + part) * PANEL_ROWS));
-                L::fields(codes, entries.add(part * FIELDS.len() * PANEL_ROWS));
+                let entries = entries.add(part * FIELDS.len() * PANEL_ROWS);
+                L::fields(codes, entry_shift::<L>(), entries);
             }
         }
     }
@@ -232,9 +354,14 @@ pub(super) struct Planes;
 impl<L: ByteLanes> Codes<L> for Planes {
     const UNIT: usize = Q8_LEN;
     const BITS: usize = 2;
+    type Offset = u16;
     const TABLES: usize = 4;
     const ENTRIES: usize = 4 * 256;
     const PLANES: usize = 2;
+
+    fn bytes(offset: u16) -> usize {
+        usize::from(offset)
+    }
 
     #[inline(always)]
     unsafe fn find(codes: *const u8, entries: *mut u16) {
@@ -258,6 +385,7 @@ impl<const BITS: usize> Words<BITS> {
 impl<L: ByteLanes, const BITS: usize> Codes<L> for Words<BITS> {
     const UNIT: usize = Q8_LEN;
     const BITS: usize = BITS;
+    type Offset = u16;
     const TABLES: usize = 4 * BITS;
     const ENTRIES: usize = 4 * BITS * 256;
     const ROW: usize = 4;
@@ -269,6 +397,10 @@ impl<L: ByteLanes, const BITS: usize> Codes<L> for Words<BITS> {
     fn column(t: usize, i: usize) -> usize {
         let i = if BITS == 1 { ONE_BIT_FOURS[i] } else { i };
         t / 4 * Self::WORD + 4 * i + t % 4
+    }
+
+    fn bytes(offset: u16) -> usize {
+        usize::from(offset)
     }
 
     #[inline(always)]
@@ -306,11 +438,23 @@ impl Block {
     }
 }
 
-/// Writes the blocks of a group: `q8` of shape `(tokens, blocks)` with at most `lanes` tokens. Lanes without a token
-/// are zero.
-pub(super) fn fill(lanes: usize, blocks: usize, q8: &[Q8Block], group: &mut [ActivationLut]) {
-    let group: &mut [i16] = bytemuck::cast_slice_mut(group);
-    for (b, block) in group.chunks_exact_mut(BLOCK_LEN * lanes).take(blocks).enumerate() {
+/// Writes the blocks of all groups: `q8` of shape `(tokens, blocks)`, all of which are computed in lanes. Lanes without a
+/// token are zero. `luts` has `each` tables per token.
+pub(super) fn fill(lanes: Lanes, blocks: usize, q8: &[Q8Block], each: usize, luts: &mut [ActivationLut]) {
+    let tokens = q8.len() / blocks;
+    let mut first = 0;
+    while first < tokens {
+        let group = lanes.group(tokens - first);
+        let end = tokens.min(first + group);
+        let luts = &mut luts[first * each..end * each];
+        fill_group(lanes.vector, group, blocks, &q8[first * blocks..end * blocks], luts);
+        first = end;
+    }
+}
+
+fn fill_group(vector: usize, lanes: usize, blocks: usize, q8: &[Q8Block], luts: &mut [ActivationLut]) {
+    let luts: &mut [i16] = bytemuck::cast_slice_mut(luts);
+    for (b, block) in luts.chunks_exact_mut(BLOCK_LEN * lanes).take(blocks).enumerate() {
         block.fill(0);
         let (q, rest) = block.split_at_mut(Q8_LEN * lanes);
         let (factors, start) = rest.split_at_mut(2 * lanes);
@@ -319,7 +463,7 @@ pub(super) fn fill(lanes: usize, blocks: usize, q8: &[Q8Block], group: &mut [Act
             for (q, y) in q.chunks_exact_mut(lanes).zip(&y.q) {
                 q[t] = i16::from(*y);
             }
-            let at = place(lanes, t);
+            let at = place(vector, t);
             factors[2 * at] = y.factor[0] as i16;
             factors[2 * at + 1] = y.factor[1] as i16;
             start[at] = y.start;
@@ -330,48 +474,73 @@ pub(super) fn fill(lanes: usize, blocks: usize, q8: &[Q8Block], group: &mut [Act
 /// Computes rows `0..end` of `out`, whole panels with blocks of `block` columns, for the first [`Lanes::tokens`]. Returns
 /// their number.
 #[inline(always)]
-pub(super) unsafe fn rows<L: TokenLanes, C: Codes<L>>(
+pub(super) unsafe fn rows<L: TokenLanes, C: Codes<L> + Codes<Pair<L>>>(
     args: &MatmulArgs<'_>,
     out: &mut OutputRows<'_>,
     end: usize,
     block: usize,
 ) -> usize {
-    let lanes = L::LANES.group;
-    let blocks = args.w.cols().div_ceil(LUT_COLS);
     let tokens = L::LANES.tokens(args.tokens);
     let mut buffers = MaybeUninit::<Buffers>::uninit();
-    for group in (0..tokens).step_by(lanes) {
-        let luts = args.luts[group * blocks..].as_ptr();
-        for first in (0..end).step_by(SUMS / lanes) {
-            let rows = (SUMS / lanes).min(end - first);
-            // SAFETY: the caller has the instruction set and the panels; `luts` has the blocks of the group.
-            unsafe {
-                let buffers = Buffers::pointers(&mut buffers);
-                sum_rows::<L, C>(args, luts, out.first() + first, rows, block, buffers);
-                for i in (0..rows).step_by(PANEL_ROWS) {
-                    let sums = buffers.sums.add(i * lanes);
-                    for t in 0..lanes.min(tokens - group) {
-                        let (sums, step) = (sums.add(place(lanes, t)), args.step(group + t));
-                        let values: [f32; PANEL_ROWS] = core::array::from_fn(|r| *sums.add(r * lanes) * step);
-                        out.put_all(group + t, first + i, &values);
-                    }
+    let mut first = 0;
+    while first < tokens {
+        let group = L::LANES.group(tokens - first);
+        let group_tokens = group.min(tokens - first);
+        // SAFETY: the caller has the instruction set and the panels.
+        unsafe {
+            let buffers = Buffers::pointers(&mut buffers);
+            if L::LANES.vectors == 1 || group == L::GROUP {
+                group_rows::<L, C>(args, out, end, block, first, group_tokens, buffers);
+            } else {
+                group_rows::<Pair<L>, C>(args, out, end, block, first, group_tokens, buffers);
+            }
+        }
+        first += group_tokens;
+    }
+    tokens
+}
+
+/// [`rows`] for `tokens` of a group from token `first` on.
+#[inline(always)]
+unsafe fn group_rows<L: TokenLanes, C: Codes<L>>(
+    args: &MatmulArgs<'_>,
+    out: &mut OutputRows<'_>,
+    end: usize,
+    block: usize,
+    first: usize,
+    tokens: usize,
+    buffers: Pointers,
+) {
+    let lanes = L::GROUP;
+    let blocks = args.w.cols().div_ceil(LUT_COLS);
+    let luts = args.luts[first * blocks..].as_ptr();
+    // Otherwise half of the buffer is for integers.
+    let most = if block == C::UNIT { SUMS } else { SUMS / 2 };
+    for row in (0..end).step_by(most / lanes) {
+        let rows = (most / lanes).min(end - row);
+        // SAFETY: the caller has the instruction set and the panels; `luts` has the blocks of the group.
+        unsafe {
+            sum_rows::<L, C>(args, luts, out.first() + row, rows, block, buffers);
+            for i in (0..rows).step_by(PANEL_ROWS) {
+                let sums = buffers.sums.add(i * lanes);
+                for t in 0..tokens {
+                    let (sums, step) = (sums.add(place(L::LANES.vector, t)), args.step(first + t));
+                    let values: [f32; PANEL_ROWS] = core::array::from_fn(|r| *sums.add(r * lanes) * step);
+                    out.put_all(first + t, row + i, &values);
                 }
             }
         }
     }
-    tokens
 }
 
 #[repr(C, align(64))]
 struct Buffers {
     /// `(tables, entries, lanes)`
     tables: [i16; TABLES_LEN],
-    /// `(rows, lanes)`
+    /// `(rows, lanes)`; from the middle on integers of the same shape, of a block of weights until its last column.
     sums: [f32; SUMS],
-    /// `(rows, lanes)`, of a block of weights until its last column.
-    integers: [i32; SUMS],
     /// See [`Codes::find`].
-    entries: [u16; ENTRIES],
+    entries: [u32; ENTRIES],
 }
 
 #[derive(Clone, Copy)]
@@ -379,7 +548,7 @@ struct Pointers {
     tables: *mut i16,
     sums: *mut f32,
     integers: *mut i32,
-    entries: *mut u16,
+    entries: *mut u32,
 }
 
 impl Buffers {
@@ -390,7 +559,7 @@ impl Buffers {
             Pointers {
                 tables: (&raw mut (*p).tables).cast(),
                 sums: (&raw mut (*p).sums).cast(),
-                integers: (&raw mut (*p).integers).cast(),
+                integers: (&raw mut (*p).sums).cast::<i32>().add(SUMS / 2),
                 entries: (&raw mut (*p).entries).cast(),
             }
         }
@@ -407,8 +576,9 @@ unsafe fn sum_rows<L: TokenLanes, C: Codes<L>>(
     block: usize,
     Pointers { tables, sums, integers, entries }: Pointers,
 ) {
-    let lanes = L::LANES.group;
+    let lanes = L::GROUP;
     let cols = args.w.cols();
+    let entries = entries.cast::<C::Offset>();
     // Entries of the tables of a Q8Block.
     let block_len = Q8_LEN / PART * C::ENTRIES * lanes;
     // SAFETY: the caller has the instruction set, the panels and the group.
@@ -463,7 +633,7 @@ unsafe fn sum_rows<L: TokenLanes, C: Codes<L>>(
 /// Writes the tables of `q`, `(Q8_LEN, lanes)`: each entry is the sum of the columns times the digits of its index.
 #[inline(always)]
 unsafe fn build<L: TokenLanes, C: Codes<L>>(q: *const i16, tables: *mut i16) {
-    let lanes = L::LANES.group;
+    let lanes = L::GROUP;
     for table in 0..Q8_LEN / PART * C::TABLES {
         let (part, t) = (table / C::TABLES, table % C::TABLES);
         let (before, cols) = C::table(t);
@@ -492,7 +662,7 @@ unsafe fn build<L: TokenLanes, C: Codes<L>>(q: *const i16, tables: *mut i16) {
 /// The sum of part `I` of a row.
 #[inline(always)]
 unsafe fn part_sum<L: TokenLanes, C: Codes<L>, const I: usize>(
-    entries: *const u16,
+    entries: *const C::Offset,
     tables: *const i16,
 ) -> L::Sums {
     // SAFETY: the caller has the tables and the entries.
@@ -509,15 +679,15 @@ unsafe fn part_sum<L: TokenLanes, C: Codes<L>, const I: usize>(
 /// The sum of the entries that plane `H` selects.
 #[inline(always)]
 unsafe fn plane_sum<L: TokenLanes, C: Codes<L>, const I: usize, const H: usize>(
-    entries: *const u16,
+    entries: *const C::Offset,
     tables: *const i16,
 ) -> L::Sums {
     // SAFETY: the caller has the tables and the entries.
     unsafe {
         let entry = |t: usize| {
-            let entry = usize::from(*entries.add(C::entry(I, t, H)));
+            let entry = C::bytes(*entries.add(C::entry(I, t, H)));
             // The offset that is known at compile time comes last, so that it becomes part of the load.
-            L::load(tables.byte_add(entry).add((I * C::ENTRIES + C::table(t).0) * L::LANES.group))
+            L::load(tables.byte_add(entry).add((I * C::ENTRIES + C::table(t).0) * L::GROUP))
         };
         let mut sum = entry(0);
         for t in 1..C::TABLES {
