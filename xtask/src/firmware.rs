@@ -35,7 +35,8 @@ pub(crate) const MODELS: [&str; 2] = ["sprout", "sprout-q1"];
 const HEAD: &str = "\
 # Limits of the chats in examples/firmware, written by `cargo xtask firmware --update`: bytes of flash without the model, of
 # the heap that the set-up uses, of scratch memory, of the session's cache and of the stack; instructions per prompt token
-# and per reply token.
+# and per reply token. With the model on a card: bytes of its header and of the window, both included in the above, and
+# bytes read per reply token.
 ";
 
 const SIZES_HEAD: &str = "\
@@ -80,6 +81,7 @@ pub(crate) fn run(m: &mut Machine, update: bool) -> Result<Tally> {
             println!("{board} {model}: the desktop's replies");
         }
     }
+    rows.extend(card(m, &examples, &target_dir)?);
     rows.extend(c(m, &examples)?);
     let counted = Counts { compiler: compiler(m)?, rows };
     let file = examples.join("bounds.txt");
@@ -90,6 +92,31 @@ pub(crate) fn run(m: &mut Machine, update: bool) -> Result<Tally> {
     let mut tally = within(&file, &counted, "firmware")?;
     tally.passed += products;
     Ok(tally)
+}
+
+/// Runs the chat that reads its model from a card, on the first of [`BOARDS`], without a model in flash.
+fn card(m: &Machine, examples: &Path, target_dir: &Path) -> Result<Vec<(String, f64)>> {
+    const NAME: &str = "mps2-an500-sd";
+    let (board, target) = BOARDS[0];
+    let (dir, program) = (examples.join(board), target_dir.join(target).join("release").join(NAME));
+    let mut rows = vec![(format!("{NAME} flash"), f64::from(loaded_bytes(&program)?))];
+    for model in MODELS {
+        let dialogue = read(&examples.join("replies").join(model).with_extension("txt"))?;
+        let emulator = without_model(&emulator(&dir, model)?);
+        let said = emulate_with(m, &dir, &emulator, &program, &input(&dialogue))?;
+        let reported = check(&dialogue, &said).map_err(|why| format!("{NAME}, {model}: {why}"))?;
+        rows.extend(reported.into_iter().map(|(what, value)| (format!("{NAME} {model} {what}"), value)));
+        println!("{NAME} {model}: the desktop's replies");
+    }
+    Ok(rows)
+}
+
+/// The command of an emulator that loads no model into flash.
+fn without_model(emulator: &str) -> String {
+    let words: Vec<&str> = emulator.split_whitespace().collect();
+    let loads = |at: usize| words.get(at).is_some_and(|word| word.starts_with("loader,"));
+    let kept = words.iter().enumerate().filter(|(at, _)| !loads(*at) && !loads(at + 1));
+    kept.map(|(_, word)| *word).collect::<Vec<_>>().join(" ")
 }
 
 /// Builds and runs the chat in C, on the board of the first of [`BOARDS`].
@@ -150,8 +177,11 @@ fn ld_path(m: &Machine) -> Result<String> {
 
 /// Runs a program in the emulator of a board's folder.
 fn emulate(m: &Machine, dir: &Path, program: &Path, model: &str, input: &str) -> Result<String> {
-    let emulator = emulator(dir, model)?;
-    let (name, args) = emulator.split_once(' ').unwrap_or((&emulator, ""));
+    emulate_with(m, dir, &emulator(dir, model)?, program, input)
+}
+
+fn emulate_with(m: &Machine, dir: &Path, emulator: &str, program: &Path, input: &str) -> Result<String> {
+    let (name, args) = emulator.split_once(' ').unwrap_or((emulator, ""));
     m.cmd(name).dir(dir).args(args).arg(program).limit(300).input(input).read()
 }
 
@@ -161,7 +191,11 @@ pub(crate) fn sizes(m: &mut Machine, update: bool) -> Result<Tally> {
     let (board, target) = BOARDS[0];
     let target_dir = m.target.join("firmware");
     let cargo = m.cargo_for(target).dir(m.root.join("examples/firmware").join(board));
-    cargo.env("CARGO_TARGET_DIR", &target_dir).args("build --profile small --locked").run()?;
+    cargo
+        .env("CARGO_TARGET_DIR", &target_dir)
+        .args("build --profile small --locked --bin")
+        .arg(board)
+        .run()?;
     let program = target_dir.join(target).join("small").join(board);
     let rows = vec![(format!("{board} flash"), loaded_bytes(&program)? as f64)];
     let counted = Counts { compiler: compiler(m)?, rows };
@@ -248,6 +282,12 @@ mod tests {
     use super::*;
 
     const DIALOGUE: &str = "> Hello!\nHi!\n# logits 00ff\n";
+
+    #[test]
+    fn a_card_is_tested_without_a_model_in_flash() {
+        let emulator = "qemu -icount shift=0 -device loader,file=models/sprout.gguf,addr=0x100000 -kernel";
+        assert_eq!(without_model(emulator), "qemu -icount shift=0 -kernel");
+    }
 
     #[test]
     fn other_replies_and_other_logits_fail() {

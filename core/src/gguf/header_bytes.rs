@@ -21,16 +21,30 @@ pub struct HeaderBytes {
 }
 
 impl HeaderBytes {
-    /// Reads and validates the header, in steps of 4096 bytes. If type 42 is in the file and only weights can tell what it
+    /// Reads and validates the header, in steps of at most 4096 bytes. If type 42 is in the file and only weights can tell what it
     /// means, up to 70 kB of these are read, too; [`ReadOptions::id42`] avoids that.
     ///
     /// # Errors
     /// [`Error::Read`] if the file cannot be read; if it is malformed or not supported; [`Error::Memory`].
     pub fn read(reader: &dyn ModelReader, options: &ReadOptions) -> Result<HeaderBytes> {
+        HeaderBytes::read_into(Vec::new(), reader, options)
+    }
+
+    /// As [`HeaderBytes::read`], in the memory of `buffer`. It grows if it has too little, which takes up to three times as
+    /// much for a moment.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn read_into(
+        buffer: Vec<u8>,
+        reader: &dyn ModelReader,
+        options: &ReadOptions,
+    ) -> Result<HeaderBytes> {
         const STEP: u64 = 4096;
         let file_len = reader.len();
         let mut scanner = Scanner::new(options.limits, file_len);
-        let mut bytes: Vec<u8> = Vec::new();
+        let mut bytes = buffer;
+        bytes.clear();
         while !scanner.run(&bytes, &mut |_| Ok(()))? {
             // Not complete, so the file has more.
             let (at, left) = (bytes.len(), file_len - bytes.len() as u64);
@@ -40,7 +54,6 @@ impl HeaderBytes {
             read(reader, "header", at as u64, &mut bytes[at..], None)?;
         }
         bytes.truncate(scanner.position());
-        bytes.shrink_to_fit();
         let mut header = HeaderBytes { options: *options, file_len, bytes, scanner, codes_first: false };
         let (built, sniff) = header.build()?;
         if let Some(sniff) = sniff {
