@@ -119,47 +119,53 @@ fn without_model(emulator: &str) -> String {
     kept.map(|(_, word)| *word).collect::<Vec<_>>().join(" ")
 }
 
-/// Builds and runs the chat in C, on the board of the first of [`BOARDS`].
+/// Builds and runs the chat in C, on the board of the first of [`BOARDS`], with the model in flash and on a card.
 fn c(m: &Machine, examples: &Path) -> Result<Vec<(String, f64)>> {
-    const NAME: &str = "mps2-an500-c";
     let (board, target) = BOARDS[0];
     let cargo =
         m.cargo_for(target).env("RUSTFLAGS", "-Ctarget-cpu=cortex-m7").args("rustc --release --package");
     let cargo = cargo.arg(EMBEDDED).args("--features dsp --crate-type staticlib --target").arg(target);
     cargo.run()?;
     let library = m.target_of(target).join(target).join("release/libshohin_embedded.a");
-    let dir = examples.join(NAME);
-    let program = m.target.join("firmware").join(NAME);
-    let clang = m.cmd(&m.program(&CLANG)?.to_string_lossy()).dir(&dir);
-    let clang = clang.arg(format!("--target={target}")).args("-mcpu=cortex-m7 -O2 -ffreestanding -nostdlib");
-    let clang = clang.args("-std=c11 -Wall -Wextra -Werror -I../../../ffi/include").arg(ld_path(m)?);
-    clang
-        .args("-Wl,--gc-sections -T board.ld -x c main.c board.c -x none")
-        .arg(library)
-        .arg("-o")
-        .arg(&program)
-        .run()?;
-    let mut rows = vec![(format!("{NAME} flash"), f64::from(loaded_bytes(&program)?))];
-    for model in MODELS {
-        let dialogue = read(&examples.join("replies").join(model).with_extension("txt"))?;
-        let said = emulate(m, &examples.join(board), &program, model, &input(&dialogue))?;
-        // There are no logits in C.
-        let dialogue = dialogue.lines().filter(|line| !line.starts_with("# ")).collect::<Vec<_>>().join("\n");
-        let reported = check(&dialogue, &said).map_err(|why| format!("{NAME}, {model}: {why}"))?;
-        let bytes = |name: &str| reported.iter().find(|(what, _)| what == name).map(|(_, bytes)| *bytes);
-        if bytes("memory").is_none() || bytes("memory") != bytes("memory-peak") {
-            return Err(format!("{NAME}, {model}: replies allocate: {reported:?}"));
+    let dir = examples.join("mps2-an500-c");
+    let mut rows = Vec::new();
+    for (name, card) in [("mps2-an500-c", false), ("mps2-an500-c-sd", true)] {
+        let program = m.target.join("firmware").join(name);
+        let clang = m.cmd(&m.program(&CLANG)?.to_string_lossy()).dir(&dir);
+        let clang = clang.arg(format!("--target={target}")).args("-mcpu=cortex-m7 -O2 -ffreestanding");
+        let clang = clang.args("-nostdlib -std=c11 -Wall -Wextra -Werror -I../../../ffi/include");
+        let clang = clang.arg(ld_path(m)?).args(if card { "-DSD_CARD" } else { "" });
+        clang
+            .args("-Wl,--gc-sections -T board.ld -x c main.c board.c -x none")
+            .arg(&library)
+            .arg("-o")
+            .arg(&program)
+            .run()?;
+        rows.push((format!("{name} flash"), f64::from(loaded_bytes(&program)?)));
+        for model in MODELS {
+            let dialogue = read(&examples.join("replies").join(model).with_extension("txt"))?;
+            let emulator = emulator(&examples.join(board), model)?;
+            let emulator = if card { without_model(&emulator) } else { emulator };
+            let said = emulate_with(m, &examples.join(board), &emulator, &program, &input(&dialogue))?;
+            // There are no logits in C.
+            let dialogue =
+                dialogue.lines().filter(|line| !line.starts_with("# ")).collect::<Vec<_>>().join("\n");
+            let reported = check(&dialogue, &said).map_err(|why| format!("{name}, {model}: {why}"))?;
+            let bytes = |name: &str| reported.iter().find(|(what, _)| what == name).map(|(_, bytes)| *bytes);
+            if bytes("memory").is_none() || bytes("memory") != bytes("memory-peak") {
+                return Err(format!("{name}, {model}: replies allocate: {reported:?}"));
+            }
+            rows.extend(reported.into_iter().map(|(what, value)| (format!("{name} {model} {what}"), value)));
+            println!("{name} {model}: the desktop's replies");
         }
-        rows.extend(reported.into_iter().map(|(what, value)| (format!("{NAME} {model} {what}"), value)));
-        println!("{NAME} {model}: the desktop's replies");
-    }
-    // A message that is longer than the context is an error, after which the chat goes on.
-    let lines = format!("{}\nWhat is 3 plus 4?\n", "1".repeat(250));
-    let said = emulate(m, &examples.join(board), &program, MODELS[0], &lines)?;
-    if !(said.starts_with("error: the session holds 0 of at most 256 tokens;")
-        && said.contains("\n3 plus 4 is 7.\n"))
-    {
-        return Err(format!("{NAME} did not refuse a message that is too long: {said}"));
+        // A message that is longer than the context is an error, after which the chat goes on.
+        let lines = format!("{}\nWhat is 3 plus 4?\n", "1".repeat(250));
+        let said = emulate(m, &examples.join(board), &program, MODELS[0], &lines)?;
+        if !(said.starts_with("error: the session holds 0 of at most 256 tokens;")
+            && said.contains("\n3 plus 4 is 7.\n"))
+        {
+            return Err(format!("{name} did not refuse a message that is too long: {said}"));
+        }
     }
     Ok(rows)
 }
