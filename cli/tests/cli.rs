@@ -549,7 +549,9 @@ fn weights_that_stay_in_the_file_give_the_same_reply() {
             "{message}"
         );
     }
-    assert!(misuse(&with(&ask, &["--weights-window", "1X"])).contains("expected a number of bytes"));
+    let output = shohin(&with(&ask, &["--weights-window", "1X"])).output().unwrap();
+    assert!(String::from_utf8_lossy(&output.stderr).contains("expected a number of bytes"));
+    assert_eq!(output.status.code(), Some(2));
 }
 
 #[test]
