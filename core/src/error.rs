@@ -224,7 +224,8 @@ impl fmt::Display for Error {
             Error::Device { problem } => write!(f, "the device cannot go on: {problem}"),
             Error::Read { what, at, len, problem, code } => {
                 write!(f, "{what}: {len} bytes at byte {at} of the file could not be read: {problem}")?;
-                if code == 0 { Ok(()) } else { write!(f, " (code {code})") }
+                let sign = if code < 0 { "-" } else { "" };
+                if code == 0 { Ok(()) } else { write!(f, " (code {sign}{})", code.unsigned_abs()) }
             }
         }
     }

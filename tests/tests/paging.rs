@@ -232,6 +232,9 @@ fn a_failed_read_is_an_error_and_the_token_can_be_repeated() {
         card.left.set(usize::MAX);
         assert_eq!(session.forward(&mut device, 6).unwrap(), want, "after read {failing} failed");
     }
+    let shown =
+        |code| Error::Read { what: Name::new("x"), at: 0, len: 1, problem: "no card", code }.to_string();
+    assert!(shown(-5).ends_with("no card (code -5)") && shown(7).ends_with("no card (code 7)"));
     let message = Error::Read { what: Name::new("x.weight"), at: 64, len: 8, problem: "timeout", code: 0 };
     assert_eq!(message.to_string(), "x.weight: 8 bytes at byte 64 of the file could not be read: timeout");
 }

@@ -267,6 +267,7 @@ pub(crate) fn for_each_rows_of(
 ) {
     let Output { y, rows, chunk } = output;
     let fits = start <= all && rows <= all - start;
+    // Callers have checked the lengths; the outputs rely on them.
     assert!(fits && tokens.checked_mul(all) == Some(y.len()), "checked by matmul");
     let (base, chunk, next) = (Base(y.as_mut_ptr()), chunk.max(1), Counter::new());
     let chunks = rows.div_ceil(chunk);
