@@ -57,6 +57,8 @@ pub fn run(clock: &mut dyn Clock) -> ! {
 
 /// As [`run`], with the model file on a card: the header and the vocabulary are in memory, and the weights pass through a
 /// window. The program's argument is the path of the file.
+// Compiled with the programs that call it, and for no other board.
+#[inline]
 pub fn run_from_card(clock: &mut dyn Clock) -> ! {
     begin();
     end(from_card(clock))
@@ -68,6 +70,7 @@ fn from_flash(clock: &mut dyn Clock) -> Result<(), Error> {
     chat(clock, gguf.metadata(), weights)
 }
 
+#[inline]
 fn from_card(clock: &mut dyn Clock) -> Result<(), Error> {
     let card = open()?;
     let bytes = HeaderBytes::read_into(Vec::with_capacity(HEADER), &card, &ReadOptions::default())?;
