@@ -48,6 +48,10 @@ pub(crate) struct ModelArgs {
     /// directory]
     #[arg(long, global = true, value_name = "DIR", env = "SHOHIN_WEIGHT_CACHE", hide_env_values = true)]
     pub(crate) weight_cache: Option<PathBuf>,
+    /// Leave the weights in the file and read them for each token through a window of BYTES (such as 64M): for a model that
+    /// is larger than memory; CPU only
+    #[arg(long, global = true, value_name = "BYTES", value_parser = bytes)]
+    pub(crate) weights_window: Option<usize>,
     /// Run on a GPU; --gpu=NAME selects one by part of its name
     #[arg(long, global = true, value_name = "NAME", num_args = 0..=1, require_equals = true, default_missing_value = "")]
     pub(crate) gpu: Option<String>,
@@ -88,6 +92,18 @@ impl From<Act> for Activations {
             Act::F32 => Activations::F32,
         }
     }
+}
+
+/// Parses a number of bytes with or without K, M or G.
+pub(crate) fn bytes(text: &str) -> std::result::Result<usize, &'static str> {
+    let (number, shift) = match text.char_indices().last() {
+        Some((at, 'K' | 'k')) => (&text[..at], 10),
+        Some((at, 'M' | 'm')) => (&text[..at], 20),
+        Some((at, 'G' | 'g')) => (&text[..at], 30),
+        _ => (text, 0),
+    };
+    let bytes = number.parse::<usize>().ok().and_then(|n| n.checked_mul(1 << shift));
+    bytes.ok_or("expected a number of bytes such as 500M or 2G")
 }
 
 /// Parses a layout of type 42 by name.
@@ -162,6 +178,9 @@ impl ModelArgs {
         }
         if let Some(max_bias) = self.alibi {
             builder = builder.alibi(max_bias);
+        }
+        if let Some(bytes) = self.weights_window {
+            builder = builder.weights_window(bytes);
         }
         if let Some(split) = self.split {
             builder = builder.split(split);

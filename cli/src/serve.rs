@@ -1,7 +1,7 @@
 //! `shohin serve`: OpenAI's and Anthropic's HTTP interfaces.
 
 use crate::error::{CliError, Result};
-use crate::model::{ModelArgs, finish_caching, settings};
+use crate::model::{ModelArgs, bytes, finish_caching, settings};
 use crate::terminal::remark;
 use clap::Args;
 use shohin_server::{ServerOptions, StartError, serve};
@@ -63,18 +63,6 @@ pub(crate) struct ServeArgs {
     /// Origin of a page that may ask, such as https://example.com, or * for all (repeatable)
     #[arg(long, value_name = "ORIGIN")]
     cors: Vec<String>,
-}
-
-/// Parses a number of bytes with or without K, M or G.
-fn bytes(text: &str) -> std::result::Result<usize, &'static str> {
-    let (number, shift) = match text.char_indices().last() {
-        Some((at, 'K' | 'k')) => (&text[..at], 10),
-        Some((at, 'M' | 'm')) => (&text[..at], 20),
-        Some((at, 'G' | 'g')) => (&text[..at], 30),
-        _ => (text, 0),
-    };
-    let bytes = number.parse::<usize>().ok().and_then(|n| n.checked_mul(1 << shift));
-    bytes.ok_or("expected a number of bytes such as 500M or 2G")
 }
 
 pub(crate) fn run(args: &ServeArgs, model: &ModelArgs) -> Result {

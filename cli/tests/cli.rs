@@ -528,6 +528,33 @@ fn a_quantized_model_still_knows_its_world() {
 }
 
 #[test]
+fn weights_that_stay_in_the_file_give_the_same_reply() {
+    let file = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../models/sprout.gguf");
+    let ask = ["run", "What does a cow say?", "--preset", "greedy", "-m", file.to_str().unwrap()];
+    let expected = ok(&ask);
+    // The largest is read on a thread of its own.
+    for window in ["1000", "100k", "1M"] {
+        assert_eq!(ok(&with(&ask, &["--weights-window", window])), expected);
+    }
+    let message = fails(&with(&ask, &["--weights-window", "100"]));
+    assert!(message.contains("window of the weights is 100, expected room for two rows"), "{message}");
+    for (ask, expected) in [
+        (with(&ask, &["--split", "tensor:2"]), "expected a model on the CPU that is not split, or none"),
+        // The model that is built in.
+        (ask[..4].to_vec(), "expected a model in one file on disk, or none"),
+    ] {
+        let message = misuse(&with(&ask, &["--weights-window", "1M"]));
+        assert!(
+            message.starts_with("shohin: --weights-window is \"1048576\", ") && message.contains(expected),
+            "{message}"
+        );
+    }
+    let output = shohin(&with(&ask, &["--weights-window", "1X"])).output().unwrap();
+    assert!(String::from_utf8_lossy(&output.stderr).contains("expected a number of bytes"));
+    assert_eq!(output.status.code(), Some(2));
+}
+
+#[test]
 fn the_second_start_maps_the_weights_of_the_first() {
     // The smallest model that is kept has 16 MiB.
     let shape = Shape { hidden: 2048, ffn: 8192, layers: 3, ..Shape::tiny() };

@@ -117,6 +117,9 @@ pub enum Error {
     Logits { problem: &'static str },
     /// A device, such as a GPU, cannot continue.
     Device { problem: &'static str },
+    /// A [`ModelReader`](crate::paging::ModelReader) could not read `len` bytes of `what`, a tensor or the header, from
+    /// byte `at` of the file on. The call can be repeated.
+    Read { what: Name, at: u64, len: u64, problem: &'static str, code: i32 },
 }
 
 impl Error {
@@ -145,7 +148,7 @@ impl Error {
             Error::ContextFull { .. } => "context_full",
             Error::Memory { .. } => "memory",
             Error::Logits { .. } => "logits",
-            Error::Device { .. } => "device",
+            Error::Device { .. } | Error::Read { .. } => "device",
         }
     }
 }
@@ -219,6 +222,11 @@ impl fmt::Display for Error {
             Error::Memory { need, have } => write!(f, "{need} bytes are needed, {have} were available"),
             Error::Logits { problem } => write!(f, "no token can be chosen: {problem}"),
             Error::Device { problem } => write!(f, "the device cannot go on: {problem}"),
+            Error::Read { what, at, len, problem, code } => {
+                write!(f, "{what}: {len} bytes at byte {at} of the file could not be read: {problem}")?;
+                let sign = if code < 0 { "-" } else { "" };
+                if code == 0 { Ok(()) } else { write!(f, " (code {sign}{})", code.unsigned_abs()) }
+            }
         }
     }
 }

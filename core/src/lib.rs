@@ -74,6 +74,7 @@ pub mod limits;
 mod magnitude;
 mod memory;
 pub mod model;
+pub mod paging;
 pub mod pool;
 pub mod quant;
 pub mod rows;

@@ -343,6 +343,26 @@ shohin_code shohin_chat_open(shohin_chat *chat, const char *path, size_t path_le
  * SHOHIN_MEMORY, or ends in shohin_panicked. */
 shohin_code shohin_use_memory(void *memory, size_t len, shohin_error *error);
 
+/* A GGUF file that is not in memory, such as one on an SD card, and the calls that read it. Set `size` to the size of the
+ * struct. */
+typedef struct shohin_storage {
+  size_t size;
+  uint64_t len;    /* bytes of the file */
+  void *user_data; /* passed to the calls */
+  /* Begins to read `len` bytes of the file, from `offset` on, into `buffer`, or reads them: 0, or the driver's number of the error,
+   * which becomes a part of the message. The bytes are inside the file. With DMA, the library computes until it calls `wait`. */
+  int32_t (*start)(void *user_data, uint64_t offset, void *buffer, size_t len);
+  /* Waits until they have been read: 0, or the number of the error. The buffer must not be written to afterwards. NULL if `start` reads
+   * them. */
+  int32_t (*wait)(void *user_data);
+} shohin_storage;
+
+/* Loads a GGUF file in storage, which must not change. The vocabulary is kept in memory; weights are read for each token of a
+ * reply, and for each four of a prompt, through a window of `window` bytes, which is a part of each chat's memory. A read that fails is
+ * SHOHIN_DEVICE. */
+shohin_code shohin_model_load_storage(const shohin_storage *storage, size_t window, const shohin_load_options *options,
+                                      shohin_model **model, shohin_error *error);
+
 /* Bytes of it that are in use, and the most that were. */
 size_t shohin_memory_used(void);
 size_t shohin_memory_peak(void);

@@ -43,6 +43,7 @@ pub struct Builder {
     reads_weights: bool,
     compact: bool,
     weight_cache: Option<WeightCache>,
+    weights_window: Option<usize>,
     read: ReadOptions,
     rope_scaling: Option<RopeScaling>,
     rope_base: Option<f32>,
@@ -64,6 +65,7 @@ impl Default for Builder {
             reads_weights: true,
             compact: false,
             weight_cache: None,
+            weights_window: None,
             read: ReadOptions::default(),
             rope_scaling: None,
             rope_base: None,
@@ -136,6 +138,15 @@ impl Builder {
     /// thread of its own, to which [`Model::finish_caching`] and dropping the model wait.
     pub fn weight_cache(mut self, cache: impl Into<Option<WeightCache>>) -> Self {
         self.weight_cache = cache.into();
+        self
+    }
+
+    /// Leaves the weights in the file, which is one on disk, and reads them for each token through a window of `bytes`: for
+    /// a model that is larger than memory. Slower than any other way if it is not. The window is a part of the memory of
+    /// each chat; see [`shohin_core::paging`]. Only on the CPU, which the automatic choice then is; loading fails for
+    /// another device, a split model, or one in parts.
+    pub fn weights_window(mut self, bytes: usize) -> Self {
+        self.weights_window = Some(bytes);
         self
     }
 
@@ -235,7 +246,11 @@ impl Builder {
     /// As [`Builder::load`].
     pub fn load_file(&self, file: &ModelFile) -> Result<Model> {
         match self.device {
-            DeviceName::Auto if self.split.is_none() && self.reads_weights => self.load_on_best(file),
+            DeviceName::Auto
+                if self.split.is_none() && self.reads_weights && self.weights_window.is_none() =>
+            {
+                self.load_on_best(file)
+            }
             _ => self.load_with(file, None),
         }
     }
@@ -269,16 +284,24 @@ impl Builder {
             }
         };
         let on_cpu = matches!(machine, Machine::Cpu);
+        let window = self.weights_window;
+        if let Some(found) = window.filter(|_| !on_cpu) {
+            let expected = "a model on the CPU that is not split, or none".into();
+            return Err(Error::Option { name: "weights-window", found: found.to_string(), expected });
+        }
         let repack = self.repack && on_cpu && self.activations == Activations::Int8;
-        let repack = repack && repacks(isa);
+        let repack = repack && repacks(isa) && window.is_none();
         let reads = repack && self.reads_weights;
         // Both take about as long if the weights come from the cache.
         let read_tokenizer = || Tokenizer::from_gguf(&gguf).map(Tokenizer::into_owned);
         let (weights, tokenizer) = thread::scope(|scope| {
             let tokenizer = thread::Builder::new().spawn_scoped(scope, read_tokenizer);
-            let weights = match reads {
-                true => self.repacked(file, config, isa, &pool),
-                false => file.weights(&self.read, config).map(|weights| (Arc::new(weights), None)),
+            let weights = match (reads, window) {
+                (_, Some(window)) => {
+                    file.paged_weights(&self.read, config, window).map(|weights| (Arc::new(weights), None))
+                }
+                (true, None) => self.repacked(file, config, isa, &pool),
+                (false, None) => file.weights(&self.read, config).map(|weights| (Arc::new(weights), None)),
             };
             // WASI starts no threads.
             (weights, tokenizer.map_or_else(|_| Ok(read_tokenizer()), |thread| thread.join()))
@@ -290,6 +313,7 @@ impl Builder {
         let weight_bytes = match (&machine, repack && !reads) {
             (Machine::Split(split), _) => split.bytes(),
             (_, true) => file.resident_len(&self.read, !self.compact)?,
+            // The window is a part of the memory of each chat.
             (_, false) => parts.iter().map(|part| part.bytes().len()).sum(),
         };
         let name = gguf.metadata().str("general.name").ok().flatten().unwrap_or_default();

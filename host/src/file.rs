@@ -4,10 +4,12 @@
 use crate::error::{Error, Result};
 use crate::map::{Mmap, map};
 use crate::memory;
+use crate::reader::FileReader;
 use crate::shard::{Cached, ShardBytes, shard_names};
 use shohin_core::cpu::{self, CpuWeights, Expansion, Isa};
 use shohin_core::gguf::{MAX_PARTS, ReadOptions};
 use shohin_core::model::{ModelBytes, Split};
+use shohin_core::paging::PagedFile;
 use shohin_core::{BonsaiModel, Gguf, ModelConfig, Pool};
 use std::fs::{File, Metadata};
 use std::io::{self, Read, Seek};
@@ -36,7 +38,7 @@ struct Shard {
 #[derive(Debug)]
 enum Bytes {
     Static(&'static [u8]),
-    Mapped { path: PathBuf, map: Arc<Mmap>, file: Mutex<File> },
+    Mapped { path: PathBuf, map: Arc<Mmap>, file: Arc<Mutex<File>> },
     InMemory(Arc<Mmap>),
 }
 
@@ -71,7 +73,8 @@ impl Shard {
         }
         let file = File::open(path).map_err(failed("open the model", path))?;
         let map = map(&file).map_err(failed("map the model", path))?;
-        let bytes = Bytes::Mapped { path: path.to_path_buf(), map: Arc::new(map), file: Mutex::new(file) };
+        let file = Arc::new(Mutex::new(file));
+        let bytes = Bytes::Mapped { path: path.to_path_buf(), map: Arc::new(map), file };
         Ok(Shard { name: path.display().to_string(), bytes })
     }
 
@@ -242,6 +245,23 @@ impl ModelFile {
     ) -> Result<CpuWeights<ShardBytes>> {
         let parts = self.shards.iter().map(Shard::mapped).collect();
         CpuWeights::new(self.model(parts, options, config)?).map_err(|e| self.error(0, e))
+    }
+
+    /// The weights in the layout of the file, read through a window of `window` bytes.
+    pub(crate) fn paged_weights(
+        &self,
+        options: &ReadOptions,
+        config: ModelConfig,
+        window: usize,
+    ) -> Result<CpuWeights<ShardBytes>> {
+        let [Shard { bytes: Bytes::Mapped { map, file, .. }, .. }] = &*self.shards else {
+            let expected = "a model in one file on disk, or none".into();
+            return Err(Error::Option { name: "weights-window", found: window.to_string(), expected });
+        };
+        let reader = FileReader { file: Arc::clone(file), len: map.len() as u64 };
+        let bytes = ShardBytes::paged(PagedFile::new(reader, window));
+        let model = BonsaiModel::from_header(self.gguf(options)?.header(), bytes, config);
+        model.and_then(CpuWeights::new).map_err(|e| self.error(0, e))
     }
 
     /// The weights in a copy in memory, repacked into the layouts preferred by `isa`; the files are not changed.

@@ -52,6 +52,7 @@ pub mod memory;
 #[cfg(all(feature = "metal", target_os = "macos"))]
 mod metal;
 mod model;
+mod reader;
 pub mod scheduler;
 pub mod sequence;
 pub mod shard;

@@ -1,7 +1,9 @@
 //! The files of a model: their names, and their bytes while the model runs.
 
 use crate::map::{Mmap, MmapMut};
+use crate::reader::FileReader;
 use shohin_core::model::ModelBytes;
+use shohin_core::paging::{PagedFile, Paging};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -19,8 +21,8 @@ pub(crate) fn shard_names(name: &str) -> Option<Vec<String>> {
     (1..=count).contains(&no).then(|| (1..=count).map(name).collect())
 }
 
-/// The bytes of a file that hold weights: the mapped file, a writable copy, or one in a
-/// [`WeightCache`](crate::WeightCache).
+/// The bytes of a file that hold weights: the mapped file, a writable copy, one in a
+/// [`WeightCache`](crate::WeightCache), or none if weights are read through a window.
 #[derive(Debug)]
 pub struct ShardBytes(Held);
 
@@ -31,6 +33,7 @@ enum Held {
     Copy { memory: MmapMut, len: usize },
     Cached(Cached),
     Owned(Vec<u8>),
+    Paged(PagedFile<FileReader>),
 }
 
 impl ShardBytes {
@@ -57,6 +60,11 @@ impl ShardBytes {
         ShardBytes(Held::Owned(bytes))
     }
 
+    /// Weights that stay in the file and are read through a window.
+    pub(crate) fn paged(file: PagedFile<FileReader>) -> Self {
+        ShardBytes(Held::Paged(file))
+    }
+
     pub(crate) fn is_copy(&self) -> bool {
         matches!(self.0, Held::Copy { .. } | Held::Owned(_))
     }
@@ -74,14 +82,22 @@ impl ModelBytes for ShardBytes {
             Held::Copy { memory, len } => &memory[..*len],
             Held::Cached(file) => file.bytes(),
             Held::Owned(bytes) => bytes,
+            Held::Paged(file) => file.bytes(),
         }
     }
 
     fn bytes_mut(&mut self) -> Option<&mut [u8]> {
         match &mut self.0 {
-            Held::Static(_) | Held::Mapped(_) | Held::Cached(_) => None,
+            Held::Static(_) | Held::Mapped(_) | Held::Cached(_) | Held::Paged(_) => None,
             Held::Copy { memory, len } => Some(&mut memory[..*len]),
             Held::Owned(bytes) => Some(bytes),
+        }
+    }
+
+    fn paging(&self) -> Option<Paging<'_>> {
+        match &self.0 {
+            Held::Paged(file) => file.paging(),
+            Held::Static(_) | Held::Mapped(_) | Held::Copy { .. } | Held::Cached(_) | Held::Owned(_) => None,
         }
     }
 }

@@ -35,7 +35,8 @@ pub(crate) const MODELS: [&str; 2] = ["sprout", "sprout-q1"];
 const HEAD: &str = "\
 # Limits of the chats in examples/firmware, written by `cargo xtask firmware --update`: bytes of flash without the model, of
 # the heap that the set-up uses, of scratch memory, of the session's cache and of the stack; instructions per prompt token
-# and per reply token.
+# and per reply token. With the model on a card: bytes of its header and of the window, both included in the above, and
+# bytes read per reply token.
 ";
 
 const SIZES_HEAD: &str = "\
@@ -80,6 +81,7 @@ pub(crate) fn run(m: &mut Machine, update: bool) -> Result<Tally> {
             println!("{board} {model}: the desktop's replies");
         }
     }
+    rows.extend(card(m, &examples, &target_dir)?);
     rows.extend(c(m, &examples)?);
     let counted = Counts { compiler: compiler(m)?, rows };
     let file = examples.join("bounds.txt");
@@ -92,47 +94,78 @@ pub(crate) fn run(m: &mut Machine, update: bool) -> Result<Tally> {
     Ok(tally)
 }
 
-/// Builds and runs the chat in C, on the board of the first of [`BOARDS`].
+/// Runs the chat that reads its model from a card, on the first of [`BOARDS`], without a model in flash.
+fn card(m: &Machine, examples: &Path, target_dir: &Path) -> Result<Vec<(String, f64)>> {
+    const NAME: &str = "mps2-an500-sd";
+    let (board, target) = BOARDS[0];
+    let (dir, program) = (examples.join(board), target_dir.join(target).join("release").join(NAME));
+    let mut rows = vec![(format!("{NAME} flash"), f64::from(loaded_bytes(&program)?))];
+    for model in MODELS {
+        let dialogue = read(&examples.join("replies").join(model).with_extension("txt"))?;
+        let emulator = without_model(&emulator(&dir, model)?);
+        let said = emulate_with(m, &dir, &emulator, &program, &input(&dialogue))?;
+        let reported = check(&dialogue, &said).map_err(|why| format!("{NAME}, {model}: {why}"))?;
+        rows.extend(reported.into_iter().map(|(what, value)| (format!("{NAME} {model} {what}"), value)));
+        println!("{NAME} {model}: the desktop's replies");
+    }
+    Ok(rows)
+}
+
+/// The command of an emulator that loads no model into flash.
+fn without_model(emulator: &str) -> String {
+    let words: Vec<&str> = emulator.split_whitespace().collect();
+    let loads = |at: usize| words.get(at).is_some_and(|word| word.starts_with("loader,"));
+    let kept = words.iter().enumerate().filter(|(at, _)| !loads(*at) && !loads(at + 1));
+    kept.map(|(_, word)| *word).collect::<Vec<_>>().join(" ")
+}
+
+/// Builds and runs the chat in C, on the board of the first of [`BOARDS`], with the model in flash and on a card.
 fn c(m: &Machine, examples: &Path) -> Result<Vec<(String, f64)>> {
-    const NAME: &str = "mps2-an500-c";
     let (board, target) = BOARDS[0];
     let cargo =
         m.cargo_for(target).env("RUSTFLAGS", "-Ctarget-cpu=cortex-m7").args("rustc --release --package");
     let cargo = cargo.arg(EMBEDDED).args("--features dsp --crate-type staticlib --target").arg(target);
     cargo.run()?;
     let library = m.target_of(target).join(target).join("release/libshohin_embedded.a");
-    let dir = examples.join(NAME);
-    let program = m.target.join("firmware").join(NAME);
-    let clang = m.cmd(&m.program(&CLANG)?.to_string_lossy()).dir(&dir);
-    let clang = clang.arg(format!("--target={target}")).args("-mcpu=cortex-m7 -O2 -ffreestanding -nostdlib");
-    let clang = clang.args("-std=c11 -Wall -Wextra -Werror -I../../../ffi/include").arg(ld_path(m)?);
-    clang
-        .args("-Wl,--gc-sections -T board.ld -x c main.c board.c -x none")
-        .arg(library)
-        .arg("-o")
-        .arg(&program)
-        .run()?;
-    let mut rows = vec![(format!("{NAME} flash"), f64::from(loaded_bytes(&program)?))];
-    for model in MODELS {
-        let dialogue = read(&examples.join("replies").join(model).with_extension("txt"))?;
-        let said = emulate(m, &examples.join(board), &program, model, &input(&dialogue))?;
-        // There are no logits in C.
-        let dialogue = dialogue.lines().filter(|line| !line.starts_with("# ")).collect::<Vec<_>>().join("\n");
-        let reported = check(&dialogue, &said).map_err(|why| format!("{NAME}, {model}: {why}"))?;
-        let bytes = |name: &str| reported.iter().find(|(what, _)| what == name).map(|(_, bytes)| *bytes);
-        if bytes("memory").is_none() || bytes("memory") != bytes("memory-peak") {
-            return Err(format!("{NAME}, {model}: replies allocate: {reported:?}"));
+    let dir = examples.join("mps2-an500-c");
+    let mut rows = Vec::new();
+    for (name, card) in [("mps2-an500-c", false), ("mps2-an500-c-sd", true)] {
+        let program = m.target.join("firmware").join(name);
+        let clang = m.cmd(&m.program(&CLANG)?.to_string_lossy()).dir(&dir);
+        let clang = clang.arg(format!("--target={target}")).args("-mcpu=cortex-m7 -O2 -ffreestanding");
+        let clang = clang.args("-nostdlib -std=c11 -Wall -Wextra -Werror -I../../../ffi/include");
+        let clang = clang.arg(ld_path(m)?).args(if card { "-DSD_CARD" } else { "" });
+        clang
+            .args("-Wl,--gc-sections -T board.ld -x c main.c board.c -x none")
+            .arg(&library)
+            .arg("-o")
+            .arg(&program)
+            .run()?;
+        rows.push((format!("{name} flash"), f64::from(loaded_bytes(&program)?)));
+        for model in MODELS {
+            let dialogue = read(&examples.join("replies").join(model).with_extension("txt"))?;
+            let emulator = emulator(&examples.join(board), model)?;
+            let emulator = if card { without_model(&emulator) } else { emulator };
+            let said = emulate_with(m, &examples.join(board), &emulator, &program, &input(&dialogue))?;
+            // There are no logits in C.
+            let dialogue =
+                dialogue.lines().filter(|line| !line.starts_with("# ")).collect::<Vec<_>>().join("\n");
+            let reported = check(&dialogue, &said).map_err(|why| format!("{name}, {model}: {why}"))?;
+            let bytes = |name: &str| reported.iter().find(|(what, _)| what == name).map(|(_, bytes)| *bytes);
+            if bytes("memory").is_none() || bytes("memory") != bytes("memory-peak") {
+                return Err(format!("{name}, {model}: replies allocate: {reported:?}"));
+            }
+            rows.extend(reported.into_iter().map(|(what, value)| (format!("{name} {model} {what}"), value)));
+            println!("{name} {model}: the desktop's replies");
         }
-        rows.extend(reported.into_iter().map(|(what, value)| (format!("{NAME} {model} {what}"), value)));
-        println!("{NAME} {model}: the desktop's replies");
-    }
-    // A message that is longer than the context is an error, after which the chat goes on.
-    let lines = format!("{}\nWhat is 3 plus 4?\n", "1".repeat(250));
-    let said = emulate(m, &examples.join(board), &program, MODELS[0], &lines)?;
-    if !(said.starts_with("error: the session holds 0 of at most 256 tokens;")
-        && said.contains("\n3 plus 4 is 7.\n"))
-    {
-        return Err(format!("{NAME} did not refuse a message that is too long: {said}"));
+        // A message that is longer than the context is an error, after which the chat goes on.
+        let lines = format!("{}\nWhat is 3 plus 4?\n", "1".repeat(250));
+        let said = emulate(m, &examples.join(board), &program, MODELS[0], &lines)?;
+        if !(said.starts_with("error: the session holds 0 of at most 256 tokens;")
+            && said.contains("\n3 plus 4 is 7.\n"))
+        {
+            return Err(format!("{name} did not refuse a message that is too long: {said}"));
+        }
     }
     Ok(rows)
 }
@@ -150,8 +183,11 @@ fn ld_path(m: &Machine) -> Result<String> {
 
 /// Runs a program in the emulator of a board's folder.
 fn emulate(m: &Machine, dir: &Path, program: &Path, model: &str, input: &str) -> Result<String> {
-    let emulator = emulator(dir, model)?;
-    let (name, args) = emulator.split_once(' ').unwrap_or((&emulator, ""));
+    emulate_with(m, dir, &emulator(dir, model)?, program, input)
+}
+
+fn emulate_with(m: &Machine, dir: &Path, emulator: &str, program: &Path, input: &str) -> Result<String> {
+    let (name, args) = emulator.split_once(' ').unwrap_or((emulator, ""));
     m.cmd(name).dir(dir).args(args).arg(program).limit(300).input(input).read()
 }
 
@@ -161,7 +197,11 @@ pub(crate) fn sizes(m: &mut Machine, update: bool) -> Result<Tally> {
     let (board, target) = BOARDS[0];
     let target_dir = m.target.join("firmware");
     let cargo = m.cargo_for(target).dir(m.root.join("examples/firmware").join(board));
-    cargo.env("CARGO_TARGET_DIR", &target_dir).args("build --profile small --locked").run()?;
+    cargo
+        .env("CARGO_TARGET_DIR", &target_dir)
+        .args("build --profile small --locked --bin")
+        .arg(board)
+        .run()?;
     let program = target_dir.join(target).join("small").join(board);
     let rows = vec![(format!("{board} flash"), loaded_bytes(&program)? as f64)];
     let counted = Counts { compiler: compiler(m)?, rows };
@@ -248,6 +288,12 @@ mod tests {
     use super::*;
 
     const DIALOGUE: &str = "> Hello!\nHi!\n# logits 00ff\n";
+
+    #[test]
+    fn a_card_is_tested_without_a_model_in_flash() {
+        let emulator = "qemu -icount shift=0 -device loader,file=models/sprout.gguf,addr=0x100000 -kernel";
+        assert_eq!(without_model(emulator), "qemu -icount shift=0 -kernel");
+    }
 
     #[test]
     fn other_replies_and_other_logits_fail() {

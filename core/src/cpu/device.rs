@@ -60,7 +60,7 @@ impl<B: ModelBytes> CpuWeights<B> {
     /// For an option outside its range; [`Error::Memory`] if the size exceeds the address space.
     pub fn memory_plan(&self, options: &CpuOptions, session: &SessionOptions) -> Result<MemoryPlan> {
         let (config, luts) = (self.model().config(), self.lookups(options.isa));
-        MemoryPlan::new(config, self.program(), luts, options, session)
+        MemoryPlan::new(config, self.program(), (luts, self.window()?), options, session)
     }
 
     /// As [`CpuWeights::memory_plan`], if the weights were expanded and repacked for `options.isa`.
@@ -69,7 +69,7 @@ impl<B: ModelBytes> CpuWeights<B> {
     /// As there.
     pub fn repacked_memory_plan(&self, options: &CpuOptions, session: &SessionOptions) -> Result<MemoryPlan> {
         let luts = self.repacked_lookups(options.isa);
-        MemoryPlan::new(self.model().config(), self.program(), luts, options, session)
+        MemoryPlan::new(self.model().config(), self.program(), (luts, self.window()?), options, session)
     }
 }
 
@@ -80,18 +80,18 @@ impl MemoryPlan {
     /// # Errors
     /// As [`CpuWeights::memory_plan`].
     pub fn for_config(config: &ModelConfig, options: &CpuOptions, session: &SessionOptions) -> Result<Self> {
-        MemoryPlan::new(config, &config.program(), Lookups::Always, options, session)
+        MemoryPlan::new(config, &config.program(), (Lookups::Always, 0), options, session)
     }
 
     fn new(
         config: &ModelConfig,
         program: &Program,
-        luts: Lookups,
+        (luts, window): (Lookups, usize),
         options: &CpuOptions,
         session: &SessionOptions,
     ) -> Result<MemoryPlan> {
         let options = options.fitted(config)?;
-        let plan = ScratchPlan::new(program, &options, luts)?;
+        let plan = ScratchPlan::new(program, &options, luts, window)?;
         let mut planner = Planner::default();
         let logits = plan.plan(&mut planner);
         let device = planner.total()?;
@@ -207,7 +207,8 @@ impl<'m, B: ModelBytes> Cpu<'m, B> {
 
     fn plan(weights: &CpuWeights<B>, options: &CpuOptions) -> Result<(CpuOptions, ScratchPlan, usize)> {
         let options = options.fitted(weights.model().config())?;
-        let plan = ScratchPlan::new(weights.program(), &options, weights.lookups(options.isa))?;
+        let (luts, window) = (weights.lookups(options.isa), weights.window()?);
+        let plan = ScratchPlan::new(weights.program(), &options, luts, window)?;
         let mut planner = Planner::default();
         plan.plan(&mut planner);
         Ok((options, plan, planner.total()?))

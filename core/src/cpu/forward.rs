@@ -20,6 +20,7 @@ use super::repack::{PANEL_ROWS, PackedMatrix};
 use super::scratch::Scratch;
 use super::simd::{SimdOp, dispatch};
 use super::weights::CpuWeights;
+use super::window::Operand;
 use crate::cache::{KvStorage, with_codec};
 use crate::collective::Collective;
 use crate::device::{Output, Readout, Sink};
@@ -51,7 +52,7 @@ impl<B: ModelBytes> Forward<'_, B> {
 
     /// The same for products of `n` rows with `weights`: of a model of a few million parameters, one thread
     /// computes a token as fast as several, in less processor time.
-    fn pool_for_products<'w>(
+    pub(super) fn pool_for_products<'w>(
         &self,
         n: usize,
         weights: impl IntoIterator<Item = PackedMatrix<'w>>,
@@ -75,7 +76,12 @@ impl<B: ModelBytes> Forward<'_, B> {
                 program.rope.angles(position + t, cos, sin);
             }
         }
-        program.body.iter().try_for_each(|op| self.op(op, rows, caches, scratch))
+        program.body.iter().enumerate().try_for_each(|(i, op)| {
+            if self.weights.paging().is_some() {
+                self.announce(i, rows, scratch);
+            }
+            self.op(op, rows, caches, scratch)
+        })
     }
 
     /// Ends what [`Forward::body`] began for the same rows.
@@ -98,6 +104,9 @@ impl<B: ModelBytes> Forward<'_, B> {
         let n = rows.len();
         match *op {
             Op::Embed { table, out } => {
+                if let Some(paging) = self.weights.paging() {
+                    return self.embed_paged(paging, table, out, rows, scratch);
+                }
                 let table = self.weights.matrix(table)?;
                 let x = scratch.buffer_mut(out, n * table.cols());
                 let tokens = rows.segments().flat_map(|segment| segment.tokens);
@@ -216,6 +225,15 @@ impl<B: ModelBytes> Forward<'_, B> {
     ) -> Result<()> {
         let mut lent: ArrayVec<_, MAX_PRODUCTS> = outputs.iter().map(|&(_, id)| scratch.lend(id)).collect();
         let done = (|| {
+            if let Some(paging) = self.weights.paging() {
+                let program = self.weights.program();
+                let products = outputs.iter().zip(&mut lent).map(|(&(id, _), y)| {
+                    let operand = Operand::whole(program, id);
+                    (operand, &mut y[..n * operand.rows])
+                });
+                let mut products: ArrayVec<_, MAX_PRODUCTS> = products.collect();
+                return self.products_paged(paging, x, n, &mut products, scratch);
+            }
             let mut products: ArrayVec<_, MAX_PRODUCTS> = ArrayVec::new();
             let mut cols = 0;
             for (&(id, _), y) in outputs.iter().zip(&mut lent) {
@@ -242,8 +260,8 @@ impl<B: ModelBytes> Forward<'_, B> {
         n: usize,
         scratch: &mut Scratch<'_>,
     ) -> Result<()> {
-        let weight = self.weights.matrix(weight)?;
-        let len = n * weight.rows();
+        let weight = Operand::whole(self.weights.program(), weight);
+        let len = n * weight.rows;
         self.product(x, weight, n, scratch)?;
         let delta = core::mem::take(&mut scratch.delta);
         for (x, d) in scratch.buffer_mut(to, len).iter_mut().zip(&delta[..len]) {
@@ -254,21 +272,29 @@ impl<B: ModelBytes> Forward<'_, B> {
     }
 
     /// `delta (n, outputs) = x W^T`
-    fn product(
-        &self,
-        x: BufferId,
-        weight: PackedMatrix<'_>,
-        n: usize,
-        scratch: &mut Scratch<'_>,
-    ) -> Result<()> {
-        let len = n * weight.rows();
+    fn product(&self, x: BufferId, weight: Operand, n: usize, scratch: &mut Scratch<'_>) -> Result<()> {
         let delta = core::mem::take(&mut scratch.delta);
-        let pool = self.pool_for_products(n, [weight]);
-        let done = self
-            .input(x, n, weight.cols(), scratch)
-            .and_then(|input| matmul(self.isa, pool, &weight, &input, n, &mut delta[..len]));
+        let done = self.multiply(x, weight, n, &mut delta[..n * weight.rows], scratch);
         scratch.delta = delta;
         done
+    }
+
+    /// `y (n, outputs) = x W^T`
+    fn multiply(
+        &self,
+        x: BufferId,
+        weight: Operand,
+        n: usize,
+        y: &mut [f32],
+        scratch: &mut Scratch<'_>,
+    ) -> Result<()> {
+        if let Some(paging) = self.weights.paging() {
+            return self.products_paged(paging, x, n, &mut [(weight, y)], scratch);
+        }
+        let weight = self.weights.rows(weight)?;
+        let pool = self.pool_for_products(n, [weight]);
+        let input = self.input(x, n, weight.cols(), scratch)?;
+        matmul(self.isa, pool, &weight, &input, n, y)
     }
 
     fn linear_swiglu(
@@ -280,24 +306,32 @@ impl<B: ModelBytes> Forward<'_, B> {
         n: usize,
         scratch: &mut Scratch<'_>,
     ) -> Result<()> {
-        self.swiglu(x, [self.weights.matrix(gate)?, self.weights.matrix(up)?], out, n, scratch)
+        let program = self.weights.program();
+        self.swiglu(x, [gate, up].map(|id| Operand::whole(program, id)), out, n, scratch)
     }
 
     fn swiglu(
         &self,
         x: BufferId,
-        [gate, up]: [PackedMatrix<'_>; 2],
+        [gate, up]: [Operand; 2],
         out: BufferId,
         n: usize,
         scratch: &mut Scratch<'_>,
     ) -> Result<()> {
-        let f = gate.rows();
+        let f = gate.rows;
         let out_rows = scratch.lend(out);
         let up_rows = core::mem::take(&mut scratch.up);
-        let done = self.input(x, n, gate.cols(), scratch).and_then(|input| {
-            let mut products = [(gate, &mut out_rows[..n * f]), (up, &mut up_rows[..n * f])];
+        let done = (|| {
+            let [gate_rows, up_rows] = [&mut out_rows[..n * f], &mut up_rows[..n * f]];
+            if let Some(paging) = self.weights.paging() {
+                let mut products = [(gate, gate_rows), (up, up_rows)];
+                return self.products_paged(paging, x, n, &mut products, scratch);
+            }
+            let [gate, up] = [self.weights.rows(gate)?, self.weights.rows(up)?];
+            let input = self.input(x, n, gate.cols(), scratch)?;
+            let mut products = [(gate, gate_rows), (up, up_rows)];
             matmul_each(self.isa, self.pool_for_products(n, [gate, up]), &input, n, &mut products)
-        });
+        })();
         let isa = self.isa;
         for_each_chunk(self.pool_for(n * f), &mut out_rows[..n * f], f, &|t, gate| {
             dispatch(isa, Swiglu { gate, up: &up_rows[t * f..(t + 1) * f] });
@@ -317,17 +351,14 @@ impl<B: ModelBytes> Forward<'_, B> {
     ) -> Result<()> {
         let Experts { x, router, gate, up, down, used, normalize, routed, gated, to, .. } = *experts;
         let program = self.weights.program();
-        let (router, down_spec) = (self.weights.matrix(router)?, program.tensor(down));
-        let (count, cols) = (router.rows(), router.cols());
+        let (router_spec, down_spec) = (program.tensor(router), program.tensor(down));
+        let (count, cols) = (router_spec.rows, router_spec.cols);
         let (f, out) = (down_spec.cols, down_spec.rows_each());
         let probabilities = &mut probabilities[..n * count];
-        let input = self.input(x, n, cols, scratch)?;
-        matmul(self.isa, self.pool_for_products(n, [router]), &router, &input, n, probabilities)?;
+        self.multiply(x, Operand::whole(program, router), n, probabilities, scratch)?;
         for row in probabilities.chunks_exact_mut(count) {
             dispatch(self.isa, Route { row, used, normalize });
         }
-        let [gate, up, down] =
-            [self.weights.matrix(gate)?, self.weights.matrix(up)?, self.weights.matrix(down)?];
         for expert in 0..count {
             let rows =
                 || (0..n).map(|row| (row, probabilities[row * count + expert])).filter(|(_, p)| *p != 0.0);
@@ -341,9 +372,10 @@ impl<B: ModelBytes> Forward<'_, B> {
             if m == 0 {
                 continue;
             }
-            let [gate, up] = [gate.row_range(expert * f, f)?, up.row_range(expert * f, f)?];
-            self.swiglu(routed, [gate, up], gated, m, scratch)?;
-            self.product(gated, down.row_range(expert * out, out)?, m, scratch)?;
+            let of_expert = |id| Operand { id, first: expert * f, rows: f };
+            self.swiglu(routed, [of_expert(gate), of_expert(up)], gated, m, scratch)?;
+            let down = Operand { id: down, first: expert * out, rows: out };
+            self.product(gated, down, m, scratch)?;
             let delta = core::mem::take(&mut scratch.delta);
             for ((row, p), delta) in rows().zip(delta.chunks_exact(out)) {
                 let to = &mut scratch.buffer_mut(to, (row + 1) * out)[row * out..];
@@ -416,7 +448,7 @@ impl<B: ModelBytes> Forward<'_, B> {
     }
 
     /// Quantizes the first `n` rows of `x`, of `cols` elements, for the products that share them.
-    fn input<'s>(
+    pub(super) fn input<'s>(
         &self,
         x: BufferId,
         n: usize,
@@ -460,6 +492,9 @@ impl<B: ModelBytes> Forward<'_, B> {
         }
         if n == 0 {
             return Ok(());
+        }
+        if self.weights.paging().is_some() {
+            scratch.window.ends();
         }
         for op in &program.head {
             let Op::RmsNorm { x, weight, eps, out } = *op else {
@@ -538,18 +573,16 @@ impl<B: ModelBytes> Forward<'_, B> {
     /// Logits of tokens `vocab` of this rank after rows `rows` of the hidden states, `(rows, tokens)`.
     fn logits(&self, rows: Range<usize>, vocab: Range<usize>, scratch: &mut Scratch<'_>) -> Result<()> {
         let program = self.weights.program();
-        let output = self.weights.matrix(program.output)?.row_range(vocab.start, vocab.len())?;
-        let (n, cols) = (rows.len(), output.cols());
+        let output = Operand { id: program.output, first: vocab.start, rows: vocab.len() };
+        let (n, cols) = (rows.len(), program.tensor(program.output).cols);
         if rows.start > 0 {
             // The product reads rows from the first one on.
             let hidden = scratch.buffer_mut(program.hidden, rows.end * cols);
             hidden.copy_within(rows.start * cols.., 0);
         }
         let logits = core::mem::take(&mut scratch.logits);
-        let done = self.input(program.hidden, n, cols, scratch).and_then(|input| {
-            let pool = self.pool_for_products(n, [output]);
-            matmul(self.isa, pool, &output, &input, n, &mut logits[..n * output.rows()])
-        });
+        let y = &mut logits[..n * output.rows];
+        let done = self.multiply(program.hidden, output, n, y, scratch);
         scratch.logits = logits;
         done
     }

@@ -28,6 +28,7 @@ pub mod repack;
 mod scratch;
 pub mod simd;
 mod weights;
+mod window;
 
 pub use cache::CpuCache;
 pub use device::Cpu;

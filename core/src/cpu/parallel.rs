@@ -255,3 +255,37 @@ pub(crate) fn for_each_rows<const N: usize>(
         pool.run(chunks, &one);
     }
 }
+
+/// As [`for_each_rows`], for `output.rows` rows of a matrix of `all`, those from `start` on; `output.y` is `(tokens, all)`.
+/// Jobs count rows from `start` on.
+pub(crate) fn for_each_rows_of(
+    pool: &dyn Pool,
+    tokens: usize,
+    output: Output<'_>,
+    (all, start): (usize, usize),
+    job: &(dyn Fn(OutputRows<'_>) + Sync),
+) {
+    let Output { y, rows, chunk } = output;
+    let fits = start <= all && rows <= all - start;
+    // Callers have checked the lengths; the outputs rely on them.
+    assert!(fits && tokens.checked_mul(all) == Some(y.len()), "checked by matmul");
+    let (base, chunk, next) = (Base(y.as_mut_ptr()), chunk.max(1), Counter::new());
+    let chunks = rows.div_ceil(chunk);
+    let one = |_| {
+        let first = next.next().saturating_mul(chunk);
+        if first >= rows {
+            return;
+        }
+        // SAFETY: start + first < all, so inside `y`; without tokens, there is no offset.
+        let base = unsafe { base.get().add(if tokens == 0 { 0 } else { start + first }) };
+        let len = chunk.min(rows - first);
+        // The counter yields each chunk once, so no two `OutputRows` share a row; `y` stays mutably borrowed until
+        // all jobs have returned.
+        job(OutputRows { base, stride: all, tokens, first, len, y: core::marker::PhantomData });
+    };
+    if !THREADS || pool.workers() <= 1 {
+        (0..chunks).for_each(one);
+    } else {
+        pool.run(chunks, &one);
+    }
+}

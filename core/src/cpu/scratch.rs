@@ -8,6 +8,7 @@ use super::activations::{Q8Block, q8_blocks};
 use super::attention::scratch_len;
 use super::matmul::{Lookups, lut_len};
 use super::options::CpuOptions;
+use super::window::Window;
 use crate::arena::{Arena, Planner};
 use crate::cache::KvShape;
 use crate::device::Activations;
@@ -38,12 +39,19 @@ pub(super) struct ScratchPlan {
     q8: usize,
     lookups: Lookups,
     luts: usize,
+    /// Bytes of weights that are not in memory.
+    window: usize,
 }
 
 impl ScratchPlan {
     /// The plan for a device with `options`, which are within the model's limits. `lookups`: the
-    /// products that use lookup tables.
-    pub(super) fn new(program: &Program, options: &CpuOptions, lookups: Lookups) -> Result<Self> {
+    /// products that use lookup tables. `window`: bytes of the window of weights, or 0.
+    pub(super) fn new(
+        program: &Program,
+        options: &CpuOptions,
+        lookups: Lookups,
+        window: usize,
+    ) -> Result<Self> {
         let batch = options.batch;
         let each = |cols: usize| batch.saturating_mul(cols);
         let mut buffers = ArrayVec::new();
@@ -102,6 +110,7 @@ impl ScratchPlan {
             q8: if int8 { each(q8_blocks(input)) } else { 0 },
             lookups,
             luts: if int8 { luts } else { 0 },
+            window,
         })
     }
 
@@ -116,6 +125,7 @@ impl ScratchPlan {
         planner.add::<f32>(self.gathered);
         planner.add::<Q8Block>(self.q8);
         planner.add::<ActivationLut>(self.luts);
+        planner.add::<u8>(self.window);
         logits
     }
 
@@ -140,6 +150,7 @@ impl ScratchPlan {
             q8: arena.take(self.q8)?,
             lookups: self.lookups,
             luts: arena.take(self.luts)?,
+            window: Window::new(arena.take(self.window)?),
         })
     }
 }
@@ -169,6 +180,8 @@ pub(super) struct Scratch<'b> {
     pub(super) lookups: Lookups,
     /// Its lookup tables; empty if there are no such products.
     pub(super) luts: &'b mut [ActivationLut],
+    /// Rows of weights that are not in memory.
+    pub(super) window: Window<'b>,
 }
 
 impl<'b> Scratch<'b> {

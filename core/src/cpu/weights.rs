@@ -2,12 +2,12 @@
 #![forbid(unsafe_code)]
 
 use alloc::boxed::Box;
-use alloc::vec;
 use alloc::vec::Vec;
 
 use super::isa::Isa;
 use super::matmul::Lookups;
 use super::repack::{Layout, PANEL_ROWS, PackedMatrix, repack, repacked_format};
+use super::window::Operand;
 use crate::error::Result;
 use crate::model::program::{TensorId, TensorRole};
 use crate::model::weights::{ModelBytes, StoredTensor};
@@ -111,6 +111,12 @@ impl<B: ModelBytes> CpuWeights<B> {
         PackedMatrix::new(Matrix::new(format, tensor.rows, tensor.cols, data)?, layout)
     }
 
+    /// Rows of a matrix as the kernels read them.
+    pub(super) fn rows(&self, Operand { id, first, rows }: Operand) -> Result<PackedMatrix<'_>> {
+        let matrix = self.matrix(id)?;
+        if rows == matrix.rows() { Ok(matrix) } else { matrix.row_range(first, rows) }
+    }
+
     /// A vector `(cols)`; empty for a matrix.
     pub(super) fn vector(&self, id: TensorId) -> &[f32] {
         match &self.packed[id.index()] {
@@ -166,17 +172,13 @@ fn pack<B: ModelBytes>(
     model: &BonsaiModel<B>,
     mut layout: impl FnMut(&StoredTensor) -> (Format, Layout),
 ) -> Result<Vec<Packed>> {
-    let tensors = model.program().tensors.iter().zip(model.weights().tensors());
-    let packed = tensors.map(|(spec, tensor)| {
+    let program = model.program();
+    let tensors = program.tensors.iter().zip(model.weights().tensors()).zip(program.tensor_ids());
+    let packed = tensors.map(|((spec, tensor), id)| {
         let (format, layout) = layout(tensor);
         Ok(match spec.role {
             TensorRole::Matrix => Packed::Matrix(format, layout),
-            TensorRole::Vector => {
-                let mut vector = vec![0.0; tensor.cols].into_boxed_slice();
-                let data = model.weights().data(tensor);
-                Matrix::new(tensor.format, tensor.rows, tensor.cols, data)?.unpack_row(0, &mut vector)?;
-                Packed::Vector(vector)
-            }
+            TensorRole::Vector => Packed::Vector(model.weights().vector(id, &spec.name)?.into_boxed_slice()),
         })
     });
     packed.collect()

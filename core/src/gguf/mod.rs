@@ -4,6 +4,7 @@
 //! panic or fail because of the file. `docs/FORMATS.md` draws the bytes.
 #![forbid(unsafe_code)]
 
+mod header_bytes;
 mod join;
 mod metadata;
 mod parts;
@@ -15,6 +16,7 @@ mod writer;
 
 use alloc::vec::Vec;
 
+pub use header_bytes::HeaderBytes;
 pub use join::GgufJoin;
 pub use metadata::{Array, Kind, Metadata, StringArray, Strings, Value, Values};
 pub use parts::{MAX_PARTS, PartError};

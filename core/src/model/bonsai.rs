@@ -1,16 +1,15 @@
 //! A loaded model: its configuration, its forward pass and its weights.
 #![forbid(unsafe_code)]
 
-use alloc::vec;
 use alloc::vec::Vec;
 
 use super::config::ModelConfig;
 use super::program::Program;
 use super::registry::ModelVariant;
 use super::split::{Piece, Split, SplitProgram};
-use super::weights::{ModelBytes, StoredTensor, Weights, stored};
+use super::weights::{ModelBytes, StoredTensor, Weights, stored, stored_in_file};
 use crate::error::{Error, Name, Result};
-use crate::gguf::{Gguf, PartError, ReadOptions};
+use crate::gguf::{Gguf, Header, PartError, ReadOptions};
 
 /// A loaded model: configuration, program and packed weights in bytes of type `B`. Named after the main model
 /// family; every [`Architecture`](super::Architecture) is supported.
@@ -59,6 +58,18 @@ impl<B: ModelBytes> BonsaiModel<B> {
     pub fn load_with(bytes: B, options: &ReadOptions) -> Result<Self> {
         let loaded = Self::load_parts(Vec::from([bytes]), options, |config| config);
         loaded.map_err(|wrong| wrong.error)
+    }
+
+    /// A model in one file, of which only the header is known: for weights that are not in memory, see
+    /// [`paging`](crate::paging). `config` is [`ModelConfig::from_header`], or the same with values overridden.
+    ///
+    /// # Errors
+    /// If a tensor is missing or not supported, or `bytes` are too few; [`Error::Read`].
+    pub fn from_header(header: &Header<'_>, bytes: B, config: ModelConfig) -> Result<Self> {
+        config.check()?;
+        let program = config.program();
+        let weights = Weights::hold(stored_in_file(&program, header)?, Vec::from([bytes]))?;
+        Self::new(config, program, weights)
     }
 
     /// Reads the model in `parts`, all files of a model in order, and owns them. `configure` may override
@@ -117,10 +128,8 @@ impl<B: ModelBytes> BonsaiModel<B> {
 
     fn new(config: ModelConfig, mut program: Program, weights: Weights<B>) -> Result<Self> {
         if let Some(id) = program.rope_factors.filter(|_| config.divides_rope()) {
-            let factors = weights.matrix(id)?;
-            let mut values = vec![0.0; factors.cols()];
-            factors.unpack_row(0, &mut values)?;
-            program.divide_rope(&values)?;
+            let factors = weights.vector(id, &program.tensor(id).name)?;
+            program.divide_rope(&factors)?;
         }
         Ok(BonsaiModel { config, program, weights })
     }

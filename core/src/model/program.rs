@@ -364,7 +364,7 @@ impl Program {
 
 impl Op {
     /// The tensors that a matrix product of this operation reads.
-    fn matrices(&self) -> ArrayVec<TensorId, MAX_OUTPUTS> {
+    pub(crate) fn matrices(&self) -> ArrayVec<TensorId, MAX_OUTPUTS> {
         let mut ids = ArrayVec::new();
         match self {
             Op::Linear { outputs, .. } => ids.extend(outputs.iter().map(|(id, _)| *id)),

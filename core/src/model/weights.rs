@@ -1,12 +1,14 @@
 //! A model's tensors in the bytes of its file, which the model owns.
 #![forbid(unsafe_code)]
 
+use alloc::vec;
 use alloc::vec::Vec;
 use core::ops::Range;
 
 use super::program::{Program, TensorId};
-use crate::error::{Error, Result};
-use crate::gguf::Gguf;
+use crate::error::{Error, Name, Result};
+use crate::gguf::{Gguf, Header};
+use crate::paging::{Paging, read};
 use crate::quant::{Format, Matrix};
 use crate::sync::Arc;
 
@@ -17,6 +19,12 @@ pub trait ModelBytes {
 
     /// The same bytes, if they are writable: a device may then repack weights in place.
     fn bytes_mut(&mut self) -> Option<&mut [u8]> {
+        None
+    }
+
+    /// How weights are read if they are not in memory; [`ModelBytes::bytes`] has none then.
+    #[inline(always)]
+    fn paging(&self) -> Option<Paging<'_>> {
         None
     }
 }
@@ -73,9 +81,12 @@ impl<B: ModelBytes> Weights<B> {
         // Nothing guarantees that `ModelBytes` returns the bytes that were parsed; this check keeps all reads
         // in range.
         for tensor in &tensors {
-            let len = parts.get(tensor.part).map_or(0, |part| part.bytes().len());
-            if tensor.range.end > len {
-                let (expected, found) = (tensor.range.end as u64, len as u64);
+            let len_of = |part: &B| match part.paging() {
+                None => part.bytes().len() as u64,
+                Some(paging) => paging.reader.len(),
+            };
+            let (expected, found) = (tensor.range.end as u64, parts.get(tensor.part).map_or(0, len_of));
+            if expected > found {
                 return Err(Error::Length { what: "bytes of the model", expected, found });
             }
         }
@@ -83,7 +94,14 @@ impl<B: ModelBytes> Weights<B> {
     }
 
     /// A tensor as stored in the file.
+    ///
+    /// # Errors
+    /// If the weights are not in memory.
     pub fn matrix(&self, id: TensorId) -> Result<Matrix<'_>> {
+        if self.paging().is_some() {
+            let problem = "the weights are not in memory: only the CPU device reads them through a window";
+            return Err(Error::Device { problem });
+        }
         let tensor = &self.tensors[id.index()];
         Matrix::new(tensor.format, tensor.rows, tensor.cols, self.data(tensor))
     }
@@ -112,6 +130,30 @@ impl<B: ModelBytes> Weights<B> {
         self.parts.get_mut(tensor.part)?.bytes_mut()?.get_mut(tensor.range.clone())
     }
 
+    /// The numbers of a tensor of one row, in memory.
+    pub(crate) fn vector(&self, id: TensorId, name: &str) -> Result<Vec<f32>> {
+        let tensor = &self.tensors[id.index()];
+        let mut vector = vec![0.0; tensor.cols];
+        let copy;
+        let data = match self.paging() {
+            None => self.data(tensor),
+            Some(paging) => {
+                let mut bytes = vec![0; tensor.range.len()];
+                read(paging.reader, name, tensor.range.start as u64, &mut bytes, None)?;
+                copy = bytes;
+                &copy
+            }
+        };
+        Matrix::new(tensor.format, tensor.rows, tensor.cols, data)?.unpack_row(0, &mut vector)?;
+        Ok(vector)
+    }
+
+    /// How the weights are read, if they are not in memory.
+    #[inline(always)]
+    pub fn paging(&self) -> Option<Paging<'_>> {
+        self.parts.first()?.paging()
+    }
+
     /// The bytes that hold the weights, part by part.
     pub fn parts(&self) -> &[B] {
         &self.parts
@@ -128,6 +170,31 @@ pub(super) fn stored(program: &Program, gguf: &Gguf<'_>) -> Result<Vec<StoredTen
         let (part, range) = gguf.place(&gguf.tensors()[index]);
         let (rows, cols) = (matrix.rows(), matrix.cols());
         tensors.push(StoredTensor { part, range, format: matrix.format(), rows, cols });
+    }
+    Ok(tensors)
+}
+
+/// The locations of the tensors of `program` in the only file of `header`.
+pub(super) fn stored_in_file(program: &Program, header: &Header<'_>) -> Result<Vec<StoredTensor>> {
+    let bound = program.bind(header)?;
+    let mut tensors = Vec::with_capacity(bound.len());
+    for (spec, index) in program.tensors.iter().zip(bound) {
+        let info = &header.tensors()[index];
+        let name = Name::new(&spec.name);
+        let expected = "a loadable tensor type";
+        let format = info.format().ok_or(Error::TensorType { name, found: info.type_id(), expected })?;
+        // The header's placement has checked that the sums fit.
+        let start = header.data_start().saturating_add(info.offset());
+        let end = start.saturating_add(info.len());
+        let too_large = Error::Limit { what: "offset of a tensor", found: end, max: usize::MAX as u64 };
+        let at = |byte| usize::try_from(byte).map_err(|_| too_large);
+        let range = at(start)?..at(end)?;
+        let expected = format.row_bytes(spec.cols).and_then(|row| row.checked_mul(spec.rows));
+        if expected != Some(range.len()) || info.part() != 0 {
+            let (expected, found) = (expected.map_or(u64::MAX, |len| len as u64), info.len());
+            return Err(Error::Length { what: "weight matrix bytes", expected, found });
+        }
+        tensors.push(StoredTensor { part: 0, range, format, rows: spec.rows, cols: spec.cols });
     }
     Ok(tensors)
 }

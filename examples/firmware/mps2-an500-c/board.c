@@ -7,7 +7,7 @@ int main(void);
 /* Set by board.ld. */
 extern uint32_t stack_top[], data_start[], data_end[], data_in_flash[], bss_start[], bss_end[];
 
-enum { OPEN = 0x01, WRITE = 0x05, READ = 0x06, EXIT_EXTENDED = 0x20 };
+enum { OPEN = 0x01, WRITE = 0x05, READ = 0x06, SEEK = 0x0a, FLEN = 0x0c, GET_CMDLINE = 0x15, EXIT_EXTENDED = 0x20 };
 
 static uintptr_t semihosting(uintptr_t operation, const uintptr_t *arguments) {
   register uintptr_t r0 __asm__("r0") = operation;
@@ -47,6 +47,25 @@ int read_line(char *line, size_t size) {
   }
   line[len] = 0;
   return len > 0;
+}
+
+/* A file of the host stands in for the card. */
+static uintptr_t card;
+
+int card_open(uint64_t *len) {
+  static char path[256];
+  uintptr_t line[] = {(uintptr_t)path, sizeof path};
+  if (semihosting(GET_CMDLINE, line) != 0) return 0;
+  const uintptr_t arguments[] = {(uintptr_t)path, 1 /* "rb" */, line[1]};
+  card = semihosting(OPEN, arguments);
+  const uintptr_t opened[] = {card};
+  *len = card == UINTPTR_MAX ? 0 : semihosting(FLEN, opened);
+  return *len > 0;
+}
+
+int card_read(uint64_t offset, void *buffer, size_t len) {
+  const uintptr_t to[] = {card, (uintptr_t)offset}, bytes[] = {card, (uintptr_t)buffer, len};
+  return semihosting(SEEK, to) != 0 || semihosting(READ, bytes) != 0;
 }
 
 void quit(int code) {

@@ -1,11 +1,11 @@
-/* A chat in C: type a line, read the answer. The model stays in flash, all memory is an array of this program, and
- * nothing is allocated after the set-up. */
+/* A chat in C: type a line, read the answer. The model stays in flash or, with -DSD_CARD, on a card; all memory is an array of
+ * this program, and nothing is allocated after the set-up. */
 #include "board.h"
 #include <shohin.h>
 #include <stdint.h>
 
 /* Enough for a context of 256 tokens; shohin_memory_peak tells what was used. */
-static uint64_t memory[(640 << 10) / 8];
+static uint64_t memory[(704 << 10) / 8];
 
 static void print_number(const char *name, size_t number) {
   char digits[24], *end = digits + sizeof digits, *at = end;
@@ -30,6 +30,27 @@ void shohin_panicked(const char *message, size_t len) {
   quit(101);
 }
 
+#ifdef SD_CARD
+static int32_t start(void *card, uint64_t offset, void *buffer, size_t len) {
+  (void)card;
+  return card_read(offset, buffer, len);
+}
+
+/* Weights pass through 32 KiB; a driver with DMA also sets `wait`. */
+static shohin_code load_model(const shohin_load_options *options, shohin_model **model, shohin_error *error) {
+  shohin_storage storage = {.size = sizeof storage, .start = start};
+  if (!card_open(&storage.len)) {
+    print("there is no model on the card\n", SHOHIN_CSTR);
+    quit(1);
+  }
+  return shohin_model_load_storage(&storage, 32 << 10, options, model, error);
+}
+#else
+static shohin_code load_model(const shohin_load_options *options, shohin_model **model, shohin_error *error) {
+  return shohin_model_load_in_place(model_start, (size_t)(model_end - model_start), options, model, error);
+}
+#endif
+
 int main(void) {
   shohin_error error;
   shohin_model *model;
@@ -46,8 +67,7 @@ int main(void) {
   options.temperature = 0;
   options.max_tokens = 64;
   if (shohin_use_memory(memory, sizeof memory, &error) ||
-      shohin_model_load_in_place(model_start, (size_t)(model_end - model_start), &load, &model, &error) ||
-      shohin_chat_new(model, &options, &chat, &error))
+      load_model(&load, &model, &error) || shohin_chat_new(model, &options, &chat, &error))
     return failed(&error);
   while (read_line(line, sizeof line)) {
     if (shohin_chat_send(chat, line, SHOHIN_CSTR, &error)) {

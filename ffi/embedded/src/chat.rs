@@ -7,6 +7,7 @@ use crate::info::{shohin_chat, shohin_usage};
 use crate::model::Loaded;
 use crate::options::{SHOHIN_FORMAT_TEXT, SHOHIN_THINKING_OFF, shohin_chat_options};
 use crate::piece::{SHOHIN_NO_TOKEN, SHOHIN_REASON_NONE, reason, shohin_piece};
+use crate::storage::Bytes;
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -25,7 +26,7 @@ const TEMPLATE: usize = 128;
 /// Bytes of the text of a piece: those of a token are far fewer.
 const TEXT: usize = 1024;
 
-type Device = Cpu<'static, &'static [u8]>;
+type Device = Cpu<'static, Bytes>;
 
 /// A conversation and its reply in progress.
 pub(crate) struct State {

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`memory`] | the heap, in memory of the program |
 //! | [`model`] | models, read in place |
+//! | [`storage`] | models that are not in memory |
 //! | [`chat`] | conversations and replies |
 //!
 //! The others are those of `shohin-ffi`.
@@ -35,6 +36,7 @@ pub mod chat;
 pub mod memory;
 pub mod model;
 mod panics;
+pub mod storage;
 
 pub(crate) use shohin_core as engine;
 pub(crate) use shohin_core::Error;

@@ -72,7 +72,7 @@ use heapless::Vec as ArrayVec;
 use super::activation_lut::ActivationLut;
 use super::activations::{Q8Block, q8_blocks};
 use super::isa::{Isa, Kind};
-use super::parallel::{Output, for_each_rows};
+use super::parallel::{Output, for_each_rows, for_each_rows_of};
 use super::repack::{Layout, PANEL_ROWS, PackedMatrix};
 use crate::error::{Error, Result};
 use crate::model::program::MAX_OUTPUTS;
@@ -200,6 +200,39 @@ pub fn matmul_each(
         #[allow(unsafe_code)]
         unsafe {
             kernel(args, &mut out);
+        }
+    });
+    Ok(())
+}
+
+/// [`matmul`] with some rows of a matrix of `at.0` rows, those from row `at.1` on: fills their columns of `y`, whose shape
+/// is `(tokens, at.0)`.
+pub(crate) fn matmul_rows(
+    isa: Isa,
+    pool: &dyn Pool,
+    w: &PackedMatrix<'_>,
+    x: &Input<'_>,
+    tokens: usize,
+    y: &mut [f32],
+    at: (usize, usize),
+) -> Result<()> {
+    let (all, first) = at;
+    let expected = tokens.checked_mul(all).filter(|_| first <= all && w.rows() <= all - first);
+    if expected != Some(y.len()) {
+        let (expected, found) = (expected.map_or(u64::MAX, |len| len as u64), y.len() as u64);
+        return Err(Error::Length { what: "output of a matrix product", expected, found });
+    }
+    let (kernel, args) = kernel_of(isa, w, x, tokens, tokens * w.rows())?;
+    let chunk = chunk_rows(isa, pool, w, w.rows(), tokens);
+    let output = Output { y, rows: w.rows(), chunk };
+    for_each_rows_of(pool, tokens, output, at, &|mut out| {
+        if args.w.cols() == 0 {
+            return out.zero();
+        }
+        // SAFETY: the table gave this kernel for an instruction set that `isa` proves to be there.
+        #[allow(unsafe_code)]
+        unsafe {
+            kernel(&args, &mut out);
         }
     });
     Ok(())

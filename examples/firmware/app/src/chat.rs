@@ -1,6 +1,7 @@
 //! The application: a conversation over standard input and output.
 
 use alloc::vec::Vec;
+use core::ffi::CStr;
 use core::ops::ControlFlow;
 use shohin_core::sync::Arc;
 
@@ -9,12 +10,18 @@ use semihosting::{eprintln, print, println, process};
 use shohin_core::chat::{ChatEncoder, ChatOptions, Message, Role, Template};
 use shohin_core::cpu::{CpuWeights, Isa};
 use shohin_core::generate::{Backend, Event, Generation, GenerationOptions, Reason, drive};
+use shohin_core::gguf::{HeaderBytes, Metadata, ReadOptions};
+use shohin_core::model::ModelBytes;
+use shohin_core::paging::PagedFile;
 use shohin_core::session::Decoder;
-use shohin_core::{BonsaiModel, Cpu, CpuOptions, Error, Gguf, KvFormat, Sampler, SamplerConfig, Serial};
+use shohin_core::{
+    BonsaiModel, Cpu, CpuOptions, Error, Gguf, KvFormat, ModelConfig, Sampler, SamplerConfig, Serial,
+};
 use shohin_core::{SessionOptions, Tokenizer};
 use static_cell::ConstStaticCell;
 
 use crate::clock::Clock;
+use crate::sd_card::SdCard;
 use crate::{heap, model, stack};
 
 /// Positions of a conversation: prompt and reply of several turns.
@@ -29,6 +36,13 @@ const REPLY: usize = 64;
 const SCRATCH: usize = 96 << 10;
 const SESSION: usize = 448 << 10;
 
+/// Bytes of weights in memory at once if the model is on a card; they are part of the scratch memory.
+const WINDOW: usize = 32 << 10;
+/// Bytes for the header of a model on a card, with the vocabulary; a longer one takes more of the heap.
+const HEADER: usize = 64 << 10;
+/// The model file on the card, if the program has no argument.
+const FILE: &CStr = c"../../../models/sprout.gguf";
+
 /// The kernels, if the build asks for others than the processor's fastest: `SHOHIN_ISA=scalar cargo run --release`.
 const ISA: Option<&str> = option_env!("SHOHIN_ISA");
 
@@ -37,9 +51,62 @@ static SESSION_MEMORY: ConstStaticCell<[u8; SESSION]> = ConstStaticCell::new([0;
 
 /// Chats until the input ends, then prints how much memory and how many instructions it took.
 pub fn run(clock: &mut dyn Clock) -> ! {
+    begin();
+    end(from_flash(clock))
+}
+
+/// As [`run`], with the model file on a card: the header and the vocabulary are in memory, and the weights pass through a
+/// window. The program's argument is the path of the file.
+// Compiled with the programs that call it, and for no other board.
+#[inline]
+pub fn run_from_card(clock: &mut dyn Clock) -> ! {
+    begin();
+    end(from_card(clock))
+}
+
+fn from_flash(clock: &mut dyn Clock) -> Result<(), Error> {
+    let gguf = Gguf::parse(model::flash())?;
+    let weights = CpuWeights::new(BonsaiModel::from_gguf(&gguf)?)?;
+    chat(clock, gguf.metadata(), weights)
+}
+
+#[inline]
+fn from_card(clock: &mut dyn Clock) -> Result<(), Error> {
+    let card = open()?;
+    let bytes = HeaderBytes::read_into(Vec::with_capacity(HEADER), &card, &ReadOptions::default())?;
+    let header = bytes.header()?;
+    let config = ModelConfig::from_header(&header)?;
+    let model = BonsaiModel::from_header(&header, PagedFile::new(card, WINDOW), config)?;
+    let weights = CpuWeights::new(model)?;
+    println!("# header {}", bytes.len());
+    println!("# window {WINDOW}");
+    println!("# read {}", weights.bytes_per_token());
+    chat(clock, header.metadata(), weights)
+}
+
+/// Opens the model file on the card.
+fn open() -> Result<SdCard, Error> {
+    let mut path = heapless::Vec::<u8, LINE>::new();
+    if let Ok(args) = semihosting::experimental::env::args::<LINE>()
+        && let Some(Ok(arg)) = (&args).next()
+    {
+        // A path that is cut off is not found.
+        let _ = path.extend_from_slice(arg.as_bytes());
+        let _ = path.push(0);
+    }
+    let path = CStr::from_bytes_with_nul(&path).unwrap_or(FILE);
+    SdCard::open(path).map_err(|_| Error::Device { problem: "there is no model on the card" })
+}
+
+/// Begins to measure memory, and gives the heap its own.
+fn begin() {
     stack::paint();
     heap::init();
-    match chat(clock) {
+}
+
+/// Ends the program.
+fn end(result: Result<(), Error>) -> ! {
+    match result {
         Ok(()) => process::exit(0),
         Err(error) => {
             eprintln!("error: {error}");
@@ -97,11 +164,14 @@ impl<B: Backend> Backend for Counting<'_, B> {
     }
 }
 
-fn chat(clock: &mut dyn Clock) -> Result<(), Error> {
-    let gguf = Gguf::parse(model::flash())?;
-    let tokenizer = Tokenizer::from_gguf(&gguf)?;
-    let template = Template::from_metadata(gguf.metadata(), &tokenizer)?;
-    let weights = Arc::new(CpuWeights::new(BonsaiModel::from_gguf(&gguf)?)?);
+fn chat<B: ModelBytes>(
+    clock: &mut dyn Clock,
+    metadata: &Metadata<'_>,
+    weights: CpuWeights<B>,
+) -> Result<(), Error> {
+    let tokenizer = Tokenizer::from_metadata(metadata)?;
+    let template = Template::from_metadata(metadata, &tokenizer)?;
+    let weights = Arc::new(weights);
 
     let isa = ISA.map_or(Ok(Isa::detect()), Isa::named)?;
     let options = CpuOptions { context: CONTEXT, batch: BATCH, isa, ..CpuOptions::default() };

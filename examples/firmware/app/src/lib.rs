@@ -1,8 +1,8 @@
 //! A chat with a language model on a microcontroller: type a line, read the answer.
 //!
-//! The model stays in flash and is read in place. All memory is static: a heap that serves the set-up and then refuses
-//! every request, the device's scratch memory, and the session's cache. A board's program calls [`run`] with what counts
-//! its instructions.
+//! The model stays in flash and is read in place, or on a card and is read through a window. All memory is static: a heap that serves the set-up and then refuses
+//! every request, the device's scratch memory, and the session's cache. A board's program calls [`run`] or
+//! [`run_from_card`] with what counts its instructions.
 #![no_std]
 
 extern crate alloc;
@@ -12,9 +12,10 @@ pub mod clock;
 mod heap;
 mod model;
 mod parity;
+mod sd_card;
 mod stack;
 
-pub use chat::run;
+pub use chat::{run, run_from_card};
 pub use parity::parity;
 
 #[panic_handler]
