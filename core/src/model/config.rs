@@ -3,7 +3,9 @@
 
 use alloc::format;
 use alloc::string::String;
+use alloc::vec::Vec;
 
+use super::depths;
 use super::program::{Heads, Program};
 use super::rope::{Rope, RopeScaling};
 use crate::error::{Error, Name, Result};
@@ -77,6 +79,9 @@ pub struct ModelConfig {
     pub intermediate_size: usize,
     /// The experts that take the place of the feed-forward block.
     pub experts: Option<ExpertsConfig>,
+    /// The blocks with a router that some tokens skip, in order, see [`depths`]
+    /// (`blk.N.depth_router.weight`).
+    pub depth_routers: Vec<usize>,
     /// Rows of the embedding, which is the size of the vocabulary.
     pub vocab_size: usize,
     /// Longest context the model was trained for (`context_length`).
@@ -145,6 +150,7 @@ impl ModelConfig {
             head_dim,
             intermediate_size: meta.size("feed_forward_length", None)?,
             experts: if architecture.experts { Some(experts(meta)?) } else { None },
+            depth_routers: depths::layers(header),
             vocab_size: rows.min(u64::from(u32::MAX)) as usize,
             max_context_length: meta.size("context_length", None)?,
             rms_norm_eps: meta.need_f32(EPS)?,
@@ -262,6 +268,11 @@ impl ModelConfig {
         }
         if !(self.max_alibi_bias >= 0.0 && self.max_alibi_bias <= MAX_BIAS) {
             return Err(bad(MAX_ALIBI_BIAS, f64::from(self.max_alibi_bias), "0 to 1024"));
+        }
+        // Its distances are those in the cache, which lacks the tokens that skip a block.
+        if self.max_alibi_bias > 0.0 && !self.depth_routers.is_empty() {
+            let expected = "0 in a model whose tokens skip blocks (blk.N.depth_router.weight)";
+            return Err(bad(MAX_ALIBI_BIAS, f64::from(self.max_alibi_bias), expected));
         }
         if !(self.rope_freq_base > 1.0 && self.rope_freq_base.is_finite()) {
             return Err(bad("rope.freq_base", f64::from(self.rope_freq_base), "a number over 1"));
