@@ -1,7 +1,6 @@
 //! A sequence's keys and values in the CPU's memory.
 #![forbid(unsafe_code)]
 
-use alloc::vec;
 use alloc::vec::Vec;
 use core::ops::Range;
 
@@ -67,7 +66,7 @@ impl<'m> CpuCache<'m> {
         plan(options.kv, shape, routed.len())?;
         let page_len = with_codec!(options.kv, C => KvStorage::<C>::page_placement(shape).chunk_len());
         let pages = Pages::new(pool, shape.capacity, page_len)?;
-        let present = vec![0; routed.len() * presence::words(shape.capacity)];
+        let present = alloc::vec![0; routed.len() * presence::words(shape.capacity)];
         Ok(Self::over(options, shape, routed, Data::Pages(pages, present)))
     }
 

@@ -125,6 +125,7 @@ impl ModelConfig {
             let expected = [hidden_size, tokens, 1].map(|dim| u32::try_from(dim).unwrap_or(u32::MAX));
             return Err(Error::TensorShape { name: Name::new(embedding.name()), expected, found });
         }
+        let num_layers = meta.size("block_count", None)?;
         let num_attention_heads = meta.size("attention.head_count", None)?;
         let head_dim = meta.size("attention.key_length", Some(hidden_size / num_attention_heads.max(1)))?;
         let value_length = meta.size("attention.value_length", Some(head_dim))?;
@@ -144,13 +145,13 @@ impl ModelConfig {
         let config = ModelConfig {
             architecture,
             hidden_size,
-            num_layers: meta.size("block_count", None)?,
+            num_layers,
             num_attention_heads,
             num_kv_heads: meta.size("attention.head_count_kv", Some(num_attention_heads))?,
             head_dim,
             intermediate_size: meta.size("feed_forward_length", None)?,
             experts: if architecture.experts { Some(experts(meta)?) } else { None },
-            depth_routers: depths::layers(header),
+            depth_routers: depths::routed(header, num_layers),
             vocab_size: rows.min(u64::from(u32::MAX)) as usize,
             max_context_length: meta.size("context_length", None)?,
             rms_norm_eps: meta.need_f32(EPS)?,

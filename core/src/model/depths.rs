@@ -13,9 +13,11 @@
 //! part where `sigmoid(r) > 1/2`. Devices compute that here for prompts, too: no result depends on later tokens.
 #![forbid(unsafe_code)]
 
+use alloc::format;
 use alloc::vec::Vec;
 
 use crate::gguf::Header;
+use crate::limits::Limits;
 
 /// The router's tensor in a block of the file, without `blk.N.` and `.weight`.
 pub const ROUTER: &str = "depth_router";
@@ -23,13 +25,8 @@ pub const ROUTER: &str = "depth_router";
 /// The property of a model that devices without such blocks refuse, and how they say it.
 pub const REFUSED: &str = "the number of blocks that tokens skip (blk.N.depth_router.weight)";
 
-/// The layers of the file that have a router, in order.
-pub(super) fn layers(header: &Header<'_>) -> Vec<usize> {
-    let layer = |name: &str| {
-        let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
-        (rest.strip_suffix(".weight")? == ROUTER).then(|| layer.parse().ok())?
-    };
-    let mut layers: Vec<usize> = header.tensors().iter().filter_map(|tensor| layer(tensor.name())).collect();
-    layers.sort_unstable();
-    layers
+/// Which of the first `layers` have a router in the file, in order.
+pub(super) fn routed(header: &Header<'_>, layers: usize) -> Vec<usize> {
+    let has_router = |layer: &usize| header.tensor(&format!("blk.{layer}.{ROUTER}.weight")).is_some();
+    (0..layers.min(Limits::DEFAULT.layers as usize)).filter(has_router).collect()
 }
