@@ -249,13 +249,6 @@ fn config_json(config: &ModelConfig, gguf: &Gguf<'_>, dtype: Format) -> Result<V
             expected: "0: transformers has no model of this architecture with ALiBi",
         });
     }
-    if !config.depth_routers.is_empty() {
-        return Err(ConvertError::Value {
-            key: "blk.N.depth_router.weight".into(),
-            found: format!("in {} blocks", config.depth_routers.len()),
-            expected: "none: transformers has no model whose tokens skip blocks",
-        });
-    }
     let scaling = match llama3(config, gguf)? {
         Some(scaling) => scaling,
         None => config.rope_scaling,
