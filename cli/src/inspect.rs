@@ -8,7 +8,7 @@ use serde_json::{Map, Value as Json, json};
 use shohin::core::chat::Style;
 use shohin::core::cpu::fit::{longest_context, published_within};
 use shohin::core::gguf::{Array, TensorInfo, Value};
-use shohin::core::model::{ExpertsConfig, RopeScaling};
+use shohin::core::model::{ExpertsConfig, ModelConfig, RopeScaling};
 use shohin::core::{Error, Gguf, is_printable};
 use shohin::{Model, ModelFile};
 use std::collections::BTreeMap;
@@ -124,6 +124,13 @@ fn cannot_run(out: &mut impl Write, file: &ModelFile, reason: &str) -> Result {
     Ok(())
 }
 
+fn layers(c: &ModelConfig) -> String {
+    match c.depth_routers.len() {
+        0 => c.num_layers.to_string(),
+        routed => format!("{}, of which tokens may skip {routed} (mixture of depths)", c.num_layers),
+    }
+}
+
 fn describe(out: &mut impl Write, file: &ModelFile, model: &Model) -> Result {
     let (c, able) = (model.config(), model.capabilities());
     title(out, "Model")?;
@@ -154,7 +161,7 @@ fn describe(out: &mut impl Write, file: &ModelFile, model: &Model) -> Result {
         row("variant", model.variant().name().into()),
         row("weights", weights(model)),
         row("parameters", count(able.num_parameters)),
-        row("layers", c.num_layers.to_string()),
+        row("layers", layers(c)),
         row("width", width),
         row(
             "heads",
@@ -423,6 +430,7 @@ fn model_json(model: &Model) -> Result<Json> {
         "config": {
             "parameters": c.num_parameters(),
             "layers": c.num_layers,
+            "depth_routers": c.depth_routers,
             "hidden_size": c.hidden_size,
             "intermediate_size": c.intermediate_size,
             "experts": c.experts.map(|experts| json!({

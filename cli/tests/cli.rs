@@ -897,6 +897,51 @@ fn alibi_is_in_the_file_or_an_option() {
 }
 
 #[test]
+fn a_mixture_of_depths_runs_like_any_other_model() {
+    let fixture = |name: &str| format!("{}/../tests/fixtures/{name}", env!("CARGO_MANIFEST_DIR"));
+    let (file, text) = (fixture("qwen3-depths.gguf"), "The fox ran home, all alone.");
+    let exact = ["-m", &file, "--act", "f32", "--kv", "f32"];
+    // Logits by the formulas in f64.
+    let bytes = fs::read(fixture("qwen3-depths.logits")).unwrap();
+    let want: Vec<f32> = bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
+    let ids: Vec<String> = text.bytes().map(|byte| byte.to_string()).collect();
+    let got = logits("depths", &ids.join(" "), &exact).concat();
+    assert_eq!(got.len(), want.len());
+    assert!(got.iter().zip(&want).all(|(got, want)| (got - want).abs() < 1e-4));
+    let last = &want[want.len() - 257..];
+    let best = (0..last.len()).max_by(|&a, &b| last[a].total_cmp(&last[b])).unwrap();
+    let reply = json(&with(&["run", "--raw", text, "--preset", "greedy", "-n", "1", "--json"], &exact));
+    assert_eq!(reply["tokens"], to_json!([best]));
+    // Beyond the context of 64 tokens.
+    let run = ["run", "--raw", text, "--preset", "greedy", "--overflow", "shift", "--json"];
+    let reply = json(&with(&with(&run, &["-n", "100"]), &exact));
+    assert_eq!(reply["reply_tokens"], to_json!(100));
+    // A conversation from a file, of a random model with a chat format.
+    let shape = Shape { depth_routers: true, ..Shape::tiny() };
+    let chatty = temporary("depths.gguf", Model::new(shape, Stored::new(Format::Q1_0), 4).to_vec().unwrap());
+    let path = temporary("depths.session", "");
+    fs::remove_file(&path).unwrap();
+    let greedy = ["-m", &chatty, "--preset", "greedy", "-n", "6", "--regex", "[a-z]{6}"];
+    let whole = stdout(feed(&with(&["chat"], &greedy), "a\nb"));
+    let kept = with(&["--session", &path], &greedy);
+    let replies = ok(&with(&["run", "a"], &kept)) + &ok(&with(&["run", "b"], &kept));
+    assert_eq!(replies.trim_end(), whole.trim_end());
+
+    assert_eq!(json(&["inspect", "-m", &file, "--json"])["config"]["depth_routers"], to_json!([0, 2, 3]));
+    let layers = ok(&["inspect", "-m", &file]);
+    assert!(layers.contains("5, of which tokens may skip 3 (mixture of depths)"), "{layers}");
+    for (option, value, word) in [
+        ("--split", "tensor:2", "a mixture of depths"),
+        ("--attention", "window:5", "blk.N.depth_router.weight"),
+        ("--alibi", "8", "blk.N.depth_router.weight"),
+    ] {
+        let output = shohin(&with(&["run", "--raw", text, option, value], &exact)).output().unwrap();
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && error.contains(word), "{option}: {error}");
+    }
+}
+
+#[test]
 fn inspect_says_what_fits_into_how_much_memory() {
     let fits = |args: &[&str]| -> Vec<(String, Option<u64>)> {
         let object = json(&with(&["inspect", "--json"], args));

@@ -161,7 +161,7 @@ fn inputs(program: &Program) -> Vec<(BufferId, TensorId)> {
             Op::LinearAdd { x, weight, .. } => found.push((*x, *weight)),
             Op::LinearSwiglu { x, gate, .. } => found.push((*x, *gate)),
             // Refused when the model is uploaded.
-            Op::Experts(_) | Op::Exchange(_) => {}
+            Op::Experts(_) | Op::Select { .. } | Op::Merge { .. } | Op::Exchange(_) => {}
             Op::Embed { .. } | Op::RmsNorm { .. } | Op::RopeStore { .. } | Op::Attention { .. } => {}
         }
     }
@@ -350,6 +350,9 @@ impl<D: Driver> CudaDevice<D> {
             }
             Op::Experts(_) => {
                 Err(CoreError::Device { problem: "CUDA does not compute mixtures of experts" }.into())
+            }
+            Op::Select { .. } | Op::Merge { .. } => {
+                Err(CoreError::Device { problem: "CUDA does not compute mixtures of depths" }.into())
             }
             Op::Exchange(_) => {
                 Err(CoreError::Device { problem: "CUDA does not compute split programs" }.into())

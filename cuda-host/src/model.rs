@@ -5,7 +5,7 @@ use crate::driver::{Driver, Memory};
 use crate::error::{Error, Result};
 use shohin_core::gguf::Header;
 use shohin_core::model::program::{Op, TensorId, TensorRole};
-use shohin_core::model::{ModelConfig, Program, alibi};
+use shohin_core::model::{ModelConfig, Program, alibi, depths};
 use shohin_core::quant::packed::{Codes, PackedFormat, Scales};
 use shohin_core::{Error as CoreError, Format, Gguf, Name, quant};
 use std::sync::Arc;
@@ -85,6 +85,9 @@ fn check(program: &Program) -> Result<()> {
     }
     if !program.alibi_slopes.is_empty() {
         return Err(unsupported(alibi::REFUSED, program.alibi_slopes.len(), "0; the CPU computes them"));
+    }
+    if !program.routed_layers.is_empty() {
+        return Err(unsupported(depths::REFUSED, program.routed_layers.len(), "0; the CPU computes them"));
     }
     let mixture = program.body.iter().filter(|op| matches!(op, Op::Experts(_))).count();
     if mixture > 0 {

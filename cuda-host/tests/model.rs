@@ -43,6 +43,15 @@ fn both_ways(on: &mut On<CudaDevice<Shim>>, tokens: &[u32]) -> Vec<f32> {
 }
 
 #[test]
+fn mixtures_of_depths_are_refused_by_name() {
+    let shape = Shape { depth_routers: true, layers: 2, ..small() };
+    let file = Model::new(shape, Stored::new(Format::Q1_0), 1).to_vec().unwrap();
+    let refused = CudaModel::from_gguf(driver(1), &Gguf::parse(&file).unwrap()).err().unwrap();
+    let text = refused.to_string();
+    assert!(text.contains("blk.N.depth_router.weight") && text.contains("the CPU"), "{text}");
+}
+
+#[test]
 fn alibi_is_refused_by_name() {
     let file =
         Model::new(Shape { max_alibi_bias: 8.0, ..small() }, Stored::new(Format::Q1_0), 1).to_vec().unwrap();

@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use crate::gpu::{Gpu, MAX_BINDING};
 use shohin_core::gguf::{Event, Header};
 use shohin_core::model::program::{Op, TensorId, TensorRole};
-use shohin_core::model::{ModelConfig, Program, alibi};
+use shohin_core::model::{ModelConfig, Program, alibi, depths};
 use shohin_core::quant::packed::PackedFormat;
 use shohin_core::{Error as CoreError, Format, Gguf, Name, quant};
 use std::sync::Arc;
@@ -211,6 +211,8 @@ pub(crate) fn combined(op: &Op) -> (Vec<TensorId>, usize) {
         | Op::Experts(_)
         | Op::RopeStore { .. }
         | Op::Attention { .. }
+        | Op::Select { .. }
+        | Op::Merge { .. }
         | Op::Exchange(_) => (Vec::new(), 1),
     }
 }
@@ -227,6 +229,10 @@ fn check(program: &Program) -> Result<()> {
     }
     if !program.alibi_slopes.is_empty() {
         let (what, found) = (alibi::REFUSED, program.alibi_slopes.len() as u64);
+        return Err(Error::Unsupported { what, found, expected: "0; the CPU computes them" });
+    }
+    if !program.routed_layers.is_empty() {
+        let (what, found) = (depths::REFUSED, program.routed_layers.len() as u64);
         return Err(Error::Unsupported { what, found, expected: "0; the CPU computes them" });
     }
     for op in program.body.iter().chain(&program.head) {

@@ -35,6 +35,15 @@ fn alibi_is_refused_by_name() {
     );
 }
 
+#[test]
+fn mixtures_of_depths_are_refused_by_name() {
+    let shape = Shape { depth_routers: true, ..Shape::tiny() };
+    let file = Model::new(shape, Stored::new(Format::Q1_0), 1).to_vec().unwrap();
+    let refused = UploadPlan::new(Gguf::parse(&file).unwrap().header()).unwrap_err();
+    let text = refused.to_string();
+    assert!(text.contains("blk.N.depth_router.weight") && text.contains("the CPU"), "{text}");
+}
+
 /// File, cache and 64 MB. Base-3 formats are expanded to the size of 2-bit ones.
 #[test]
 fn published_sizes_fit() {

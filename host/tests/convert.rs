@@ -321,6 +321,9 @@ fn a_folder_written_from_gguf_is_the_same_model() {
     let options = ConvertOptions::new().file_type(Mix::Q4KM);
     let refused = convert_to_folder(fixture("qwen3"), &out, &options, |_, _| ()).unwrap_err();
     assert!(refused.to_string().contains("expected f32, f16 or bf16"), "{refused}");
+    let depths = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/qwen3-depths.gguf");
+    let refused = convert_to_folder(depths, &out, &ConvertOptions::new(), |_, _| ()).unwrap_err();
+    assert!(refused.to_string().contains("depth_router.weight"), "{refused}");
     assert!(!out.exists());
 }
 

@@ -185,6 +185,9 @@ impl<D: Driver> Lowering<'_, D> {
             Op::LinearSwiglu { x, gate, up, out } => self.swiglu(x, [gate, up], out),
             Op::Exchange(_) => Err(unsupported("a program that is split among devices", "a whole one")),
             Op::Experts(_) => Err(unsupported("a mixture of experts", "one feed-forward block")),
+            Op::Select { .. } | Op::Merge { .. } => {
+                Err(unsupported("a mixture of depths", "blocks that no token skips"))
+            }
             Op::RopeStore { layer, q, k, v, norm, eps } => {
                 let norm = norm.map(|QkNorm { q, k }| {
                     Ok::<_, Error>([self.model.vector(q)?.clone(), self.model.vector(k)?.clone()])

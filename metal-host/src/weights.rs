@@ -4,7 +4,7 @@
 use crate::driver::Driver;
 use crate::error::{Error, Result, unsupported};
 use shohin_core::model::program::{Op, TensorId, TensorRole};
-use shohin_core::model::{ModelBytes, ModelConfig, Program, alibi};
+use shohin_core::model::{ModelBytes, ModelConfig, Program, alibi, depths};
 use shohin_core::quant::packed::PackedFormat;
 use shohin_core::{BonsaiModel, Error as CoreError, Matrix as FileMatrix, Name};
 use std::sync::Arc;
@@ -124,6 +124,10 @@ fn check(program: &Program) -> Result<()> {
         let (what, found) = (alibi::REFUSED, program.alibi_slopes.len() as u64);
         return Err(Error::Unsupported { what, found, expected: "0; the CPU computes them" });
     }
+    if !program.routed_layers.is_empty() {
+        let (what, found) = (depths::REFUSED, program.routed_layers.len() as u64);
+        return Err(Error::Unsupported { what, found, expected: "0; the CPU computes them" });
+    }
     for op in program.body.iter().chain(&program.head) {
         match op {
             Op::Experts(_) => {
@@ -143,6 +147,8 @@ fn check(program: &Program) -> Result<()> {
             | Op::LinearAdd { .. }
             | Op::LinearSwiglu { .. }
             | Op::RopeStore { .. }
+            | Op::Select { .. }
+            | Op::Merge { .. }
             | Op::Attention { .. } => {}
         }
     }

@@ -38,6 +38,8 @@ pub struct Shape {
     pub rope_factors: bool,
     /// `attention.max_alibi_bias`, with which there are no rotary positions; 0 without.
     pub max_alibi_bias: f32,
+    /// Whether tokens skip every other block, by a router of depth.
+    pub depth_routers: bool,
 }
 
 impl Shape {
@@ -58,6 +60,7 @@ impl Shape {
             yarn: Some(64),
             rope_factors: false,
             max_alibi_bias: 0.0,
+            depth_routers: false,
         }
     }
 
@@ -84,6 +87,7 @@ impl Shape {
             yarn: Some(8192),
             rope_factors: false,
             max_alibi_bias: 0.0,
+            depth_routers: false,
         };
         match name {
             "0.6b" => Some(Shape { hidden: 1024, ffn: 3072, context: 40_960, yarn: None, ..bonsai }),
@@ -236,6 +240,10 @@ impl Model {
         for layer in 0..s.layers {
             let name = |what: &str| format!("blk.{layer}.{what}.weight");
             let (q, kv) = (s.heads * s.head_dim, s.kv_heads * s.head_dim);
+            if s.depth_routers && layer % 2 == 1 {
+                norm(&mut parts, name("depth_router"), s.hidden);
+                parts.last_mut().expect("pushed").deviation = Some(1.0 / (s.hidden as f32).sqrt());
+            }
             norm(&mut parts, name("attn_norm"), s.hidden);
             matrix(&mut parts, name("attn_q"), s.hidden, q, 1.0);
             matrix(&mut parts, name("attn_k"), s.hidden, kv, 1.0);

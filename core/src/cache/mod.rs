@@ -16,6 +16,7 @@ mod float;
 mod float8;
 #[cfg(target_has_atomic = "ptr")]
 mod paged;
+pub(crate) mod presence;
 mod quantized;
 mod relayout;
 mod storage;

@@ -204,7 +204,7 @@ mod tests {
             }
         }
         let mut out = vec![0; KvStorage::<C>::export_len(shape, len)];
-        storage.clear_rest(len);
+        (0..shape.layers).for_each(|layer| storage.clear(layer, len..len.next_multiple_of(BLOCK_POSITIONS)));
         storage.export(len, &mut out);
         (out, numbers)
     }

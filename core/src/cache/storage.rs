@@ -3,6 +3,7 @@
 
 use alloc::vec;
 use core::marker::PhantomData;
+use core::ops::Range;
 
 use super::{BLOCK_POSITIONS, CHUNK_POSITIONS, ChunkedPlacement, KvCodec, Pages};
 use crate::arena::{Arena, Planner};
@@ -164,16 +165,12 @@ impl<'b, C: KvCodec> KvStorage<'b, C> {
         Self::placement(&shape).export_len(len)
     }
 
-    /// Zeroes the positions after the first `len`, to the end of their last block: they belong to forgotten
-    /// tokens.
-    pub(crate) fn clear_rest(&mut self, len: usize) {
-        let shape = self.shape;
-        let zeros = vec![0.0; shape.head_dim];
-        for head in 0..shape.layers * shape.kv_heads {
-            for position in len..len.next_multiple_of(BLOCK_POSITIONS) {
-                self.set_key(head, position, &zeros);
-                self.set_value(head, position, &zeros);
-            }
+    /// Zeroes `positions` of `layer`.
+    pub(crate) fn clear(&mut self, layer: usize, positions: Range<usize>) {
+        let KvShape { kv_heads, head_dim, .. } = self.shape;
+        let zeros = vec![0.0; kv_heads * head_dim];
+        for position in positions {
+            self.write(layer, position, &zeros, &zeros);
         }
     }
 

@@ -201,7 +201,7 @@ impl<'w> CrossAttention<'w> {
         }
         let shape = KvShape { layers: 1, kv_heads: self.heads.kv, capacity: len, head_dim: self.heads.dim };
         let options = SessionOptions { context: len, kv: format, attention: AttentionPattern::Full };
-        let mut cache = CpuCache::new(&options, shape)?;
+        let mut cache = CpuCache::new(&options, shape, &[])?;
         // Some at a time, so that these are not all there as floats.
         const AT_ONCE: usize = 64;
         let rows = AT_ONCE.min(len);

@@ -14,9 +14,10 @@ use super::scratch::{Scratch, ScratchPlan};
 use super::simd::dispatch;
 use super::weights::CpuWeights;
 use crate::arena::{Arena, Planner};
+use crate::attention::AttentionPattern;
 #[cfg(target_has_atomic = "ptr")]
 use crate::cache::PagePool;
-use crate::cache::{KvShape, with_codec};
+use crate::cache::{KvShape, presence, with_codec};
 use crate::collective::Collective;
 use crate::device::{
     Activations, Batch, BlockingDevice, Device, SessionOptions, Sink, check_run, copy_cache, ready,
@@ -95,7 +96,8 @@ impl MemoryPlan {
         let mut planner = Planner::default();
         let logits = plan.plan(&mut planner);
         let device = planner.total()?;
-        let (kv, session) = cache::plan(session.kv, shape(program, &options, session)?)?;
+        let shape = shape(program, &options, session)?;
+        let (kv, session) = cache::plan(session.kv, shape, program.routed_layers.len())?;
         let too_large = Error::Memory { need: u64::MAX, have: isize::MAX as u64 };
         let total = device.checked_add(session).ok_or(too_large)?;
         Ok(MemoryPlan { kv, logits, scratch: total - kv - logits, total, device, session })
@@ -112,6 +114,12 @@ fn shape(program: &Program, options: &CpuOptions, session: &SessionOptions) -> R
         return Err(Error::Unsupported { key, found, expected: "q8, the only format of this build" });
     }
     session.attention.check()?;
+    // They count positions of the cache, which lacks the tokens that skip a block.
+    if session.attention != AttentionPattern::Full && !program.routed_layers.is_empty() {
+        let (key, found) = (Name::new("attention"), Name::new("a pattern"));
+        let expected = "full, in a model whose tokens skip blocks (blk.N.depth_router.weight)";
+        return Err(Error::Unsupported { key, found, expected });
+    }
     Ok(KvShape {
         layers: program.layers,
         kv_heads: program.heads.kv,
@@ -225,7 +233,8 @@ impl<'m, B: ModelBytes> Cpu<'m, B> {
         memory: impl AsMut<[u8]> + Send + Sync + 'm,
     ) -> Result<Session<Self>> {
         let shape = shape(self.program(), &self.options, options)?;
-        Ok(Session::over(CpuCache::new_in(options, shape, memory)?, shape.capacity))
+        let cache = CpuCache::new_in(options, shape, &self.program().routed_layers, memory)?;
+        Ok(Session::over(cache, shape.capacity))
     }
 
     /// The weights.
@@ -262,7 +271,8 @@ impl<'m, B: ModelBytes> Cpu<'m, B> {
             return Err(Error::Length { what: "caches of a batch", expected, found });
         }
         for (run, cache) in batch.iter().zip(caches.iter()) {
-            if cache.shape != shape(self.program(), &self.options, &cache.options())? {
+            let shape = shape(self.program(), &self.options, &cache.options())?;
+            if cache.shape != shape || cache.routed != self.program().routed_layers {
                 return Err(Error::Device { problem: "the cache was made by another one" });
             }
             check_run(run, cache.shape.capacity, self.program().vocab())?;
@@ -312,13 +322,15 @@ impl<'m, B: ModelBytes> Device for Cpu<'m, B> {
     }
 
     async fn cache(&mut self, options: &SessionOptions) -> Result<CpuCache<'m>> {
-        CpuCache::new(options, shape(self.program(), &self.options, options)?)
+        let shape = shape(self.program(), &self.options, options)?;
+        CpuCache::new(options, shape, &self.program().routed_layers)
     }
 
     #[cfg(target_has_atomic = "ptr")]
     async fn paged_cache(&mut self, options: &SessionOptions) -> Result<CpuCache<'m>> {
         let shape = shape(self.program(), &self.options, options)?;
-        CpuCache::paged(options, shape, self.pages.get_or_insert_with(PagePool::default))
+        let routed = &self.weights.model().program().routed_layers;
+        CpuCache::paged(options, shape, routed, self.pages.get_or_insert_with(PagePool::default))
     }
 
     async fn fork(&mut self, cache: &mut CpuCache<'m>, len: usize) -> Result<CpuCache<'m>> {
@@ -360,12 +372,19 @@ impl<'m, B: ModelBytes> Device for Cpu<'m, B> {
         let (cos, sin) = (&mut cos[..d / 2], &mut sin[..d / 2]);
         program.rope.angles_back(drop, cos, sin);
         let (cos, sin) = (&*cos, &*sin);
-        let from = keep + drop..len;
         cache.own(keep..len, len)?;
-        with_codec!(cache.format, C => {
-            let mut cache = cache.storage::<C>()?;
-            dispatch(isa, Shift { cache: &mut cache, from, by: drop, pairing, cos, sin, key });
-        });
+        for layer in 0..program.layers {
+            let [to, from, end] = [keep, keep + drop, len].map(|position| cache.stored(layer, position));
+            let (to, from, key) = (to?, from?..end?, &mut *key);
+            let by = from.start - to;
+            with_codec!(cache.format, C => {
+                let mut cache = cache.storage::<C>()?;
+                dispatch(isa, Shift { cache: &mut cache, layer, from, by, pairing, cos, sin, key });
+            });
+            if let Some(bits) = cache.present(layer)? {
+                (keep + drop..len).for_each(|at| presence::set(bits, at - drop, presence::get(bits, at)));
+            }
+        }
         Ok(len - drop)
     }
 

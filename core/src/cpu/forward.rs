@@ -10,18 +10,18 @@ use super::attention::{CausalAttention, FlashCodec};
 use super::cache::CpuCache;
 use super::isa::Isa;
 use super::matmul::{Input, MAX_PRODUCTS, build_lut, lut_len, matmul, matmul_each};
-use super::op::argmax;
 use super::op::rmsnorm::{RmsNorm, rmsnorm_in_place};
 use super::op::rope::{rotate, rotate_interleaved};
 use super::op::route::Route;
 use super::op::swiglu::Swiglu;
+use super::op::{argmax, dot};
 use super::parallel::for_each_chunk;
 use super::repack::{PANEL_ROWS, PackedMatrix};
 use super::scratch::Scratch;
 use super::simd::{SimdOp, dispatch};
 use super::weights::CpuWeights;
 use super::window::Operand;
-use crate::cache::{KvStorage, with_codec};
+use crate::cache::{KvStorage, presence, with_codec};
 use crate::collective::Collective;
 use crate::device::{Output, Readout, Sink};
 use crate::error::{Error, Name, Result};
@@ -76,11 +76,14 @@ impl<B: ModelBytes> Forward<'_, B> {
                 program.rope.angles(position + t, cos, sin);
             }
         }
-        program.body.iter().enumerate().try_for_each(|(i, op)| {
-            if self.weights.paging().is_some() {
-                self.announce(i, rows, scratch);
+        program.body.iter().enumerate().try_for_each(|(i, op)| match (op, scratch.taking_part) {
+            (Op::Merge { .. }, _) | (_, None | Some(1..)) => {
+                if self.weights.paging().is_some() {
+                    self.announce(i, rows, scratch);
+                }
+                self.op(op, rows, caches, scratch)
             }
-            self.op(op, rows, caches, scratch)
+            (_, Some(0)) => Ok(()),
         })
     }
 
@@ -101,7 +104,7 @@ impl<B: ModelBytes> Forward<'_, B> {
         caches: &mut [&mut CpuCache<'_>],
         scratch: &mut Scratch<'_>,
     ) -> Result<()> {
-        let n = rows.len();
+        let n = scratch.taking_part.unwrap_or(rows.len());
         match *op {
             Op::Embed { table, out } => {
                 if let Some(paging) = self.weights.paging() {
@@ -133,7 +136,12 @@ impl<B: ModelBytes> Forward<'_, B> {
                 let mut done = Ok(());
                 for segment in rows.segments() {
                     let cache = &mut *caches[segment.sequence];
-                    let part = Part { segment: &segment, q: q_rows, k: k_rows, v };
+                    let rows = scratch.current(segment.row..segment.row + segment.tokens.len());
+                    if rows.is_empty() {
+                        continue;
+                    }
+                    let start = cache.stored(layer, segment.position)?;
+                    let part = Part { rows, start, q: q_rows, k: k_rows, v };
                     let stored = with_codec!(cache.format, C => {
                         self.rope_store::<C>(layer, part, norm, eps, cache, scratch)
                     });
@@ -148,16 +156,82 @@ impl<B: ModelBytes> Forward<'_, B> {
                 let mut done = Ok(());
                 for segment in rows.segments() {
                     let cache = &mut *caches[segment.sequence];
+                    let rows = scratch.current(segment.row..segment.row + segment.tokens.len());
+                    if rows.is_empty() {
+                        continue;
+                    }
+                    let start = cache.stored(layer, segment.position)?;
                     let attended = with_codec!(cache.format, C => {
-                        self.attention::<C>(layer, &segment, q, out_rows, cache, scratch)
+                        self.attention::<C>(layer, (rows, start), q, out_rows, cache, scratch)
                     });
                     done = done.and(attended);
                 }
                 scratch.put_back(out, out_rows);
                 done
             }
+            Op::Select { layer, x, router, out } => {
+                let selected = scratch.lend(out);
+                let done =
+                    self.select(layer, (x, self.weights.vector(router)), selected, rows, caches, scratch);
+                scratch.put_back(out, selected);
+                done
+            }
+            Op::Merge { x, to } => {
+                let cols = self.weights.program().cols(x);
+                let selected = scratch.lend(x);
+                let mut selected_rows = selected.chunks_exact(cols);
+                for row in 0..rows.len() {
+                    let gate = scratch.gates[row];
+                    if gate > 0.0
+                        && let Some(x) = selected_rows.next()
+                    {
+                        let to = &mut scratch.buffer_mut(to, (row + 1) * cols)[row * cols..];
+                        to.iter_mut().zip(x).for_each(|(to, x)| *to += gate * (x - *to));
+                    }
+                }
+                scratch.put_back(x, selected);
+                scratch.swap_angles();
+                scratch.taking_part = None;
+                Ok(())
+            }
             Op::Exchange(exchange) => self.exchange(exchange, n, scratch),
         }
+    }
+
+    /// Copies the rows of `x` for which the router is over 0 to `selected`, and notes in the caches which they are.
+    fn select(
+        &self,
+        layer: usize,
+        (x, router): (BufferId, &[f32]),
+        selected: &mut [f32],
+        rows: &Rows<'_>,
+        caches: &mut [&mut CpuCache<'_>],
+        scratch: &mut Scratch<'_>,
+    ) -> Result<()> {
+        let (cols, half) = (router.len(), self.weights.program().heads.dim / 2);
+        let mut n = 0;
+        for segment in rows.segments() {
+            let present = caches[segment.sequence].present(layer)?;
+            let bits = present.ok_or(Error::Device { problem: "the cache was made by another one" })?;
+            for t in 0..segment.tokens.len() {
+                let row = segment.row + t;
+                let x = &scratch.buffer(x, (row + 1) * cols)[row * cols..];
+                let gate = dot(router, x);
+                let takes_part = gate > 0.0;
+                presence::set(bits, segment.position + t, takes_part);
+                if takes_part {
+                    selected[n * cols..(n + 1) * cols].copy_from_slice(x);
+                    let (from, to) = (row * half..(row + 1) * half, n * half..(n + 1) * half);
+                    scratch.routed_cos[to.clone()].copy_from_slice(&scratch.cos[from.clone()]);
+                    scratch.routed_sin[to].copy_from_slice(&scratch.sin[from]);
+                    n += 1;
+                }
+                scratch.gates[row] = if takes_part { gate } else { 0.0 };
+            }
+        }
+        scratch.swap_angles();
+        scratch.taking_part = Some(n);
+        Ok(())
     }
 
     fn group(&self) -> Result<&dyn Collective> {
@@ -389,7 +463,7 @@ impl<B: ModelBytes> Forward<'_, B> {
     fn rope_store<C: FlashCodec>(
         &self,
         layer: usize,
-        Part { segment, q, k, v }: Part<'_, '_>,
+        Part { rows, start, q, k, v }: Part<'_>,
         norm: Option<QkNorm>,
         eps: f32,
         cache: &mut CpuCache<'_>,
@@ -397,7 +471,7 @@ impl<B: ModelBytes> Forward<'_, B> {
     ) -> Result<()> {
         let program = self.weights.program();
         let heads = program.heads;
-        let range = |cols: usize| segment.row * cols..(segment.row + segment.tokens.len()) * cols;
+        let range = |cols: usize| rows.start * cols..rows.end * cols;
         let (q_size, kv_size) = (heads.query * heads.dim, heads.kv * heads.dim);
         let angles = range(heads.dim / 2);
         let norms = norm.map(|norm| (self.weights.vector(norm.q), self.weights.vector(norm.k)));
@@ -410,7 +484,7 @@ impl<B: ModelBytes> Forward<'_, B> {
                 cos: &scratch.cos[angles.clone()],
                 sin: &scratch.sin[angles],
                 layer,
-                start: segment.position,
+                start,
                 head_dim: heads.dim,
                 q_size,
                 kv_size,
@@ -426,7 +500,7 @@ impl<B: ModelBytes> Forward<'_, B> {
     fn attention<C: FlashCodec>(
         &self,
         layer: usize,
-        segment: &Segment<'_>,
+        (rows, start): (Range<usize>, usize),
         q: BufferId,
         out: &mut [f32],
         cache: &mut CpuCache<'_>,
@@ -435,12 +509,12 @@ impl<B: ModelBytes> Forward<'_, B> {
         let program = self.weights.program();
         let (heads, slopes) = (program.heads, &*program.alibi_slopes);
         let q_size = heads.query * heads.dim;
-        let range = segment.row * q_size..(segment.row + segment.tokens.len()) * q_size;
+        let range = rows.start * q_size..rows.end * q_size;
         let pattern = cache.attention;
         let storage: KvStorage<'_, C> = cache.storage()?;
         let own = core::mem::take(&mut scratch.attention);
         let q = &scratch.buffer(q, range.end)[range.clone()];
-        let (start, group) = (segment.position, heads.query / heads.kv);
+        let group = heads.query / heads.kv;
         let attention = CausalAttention { cache: &storage, layer, start, group, pattern, slopes, q };
         attention.run(self.isa, self.pool, &mut out[range], own);
         scratch.attention = own;
@@ -649,8 +723,10 @@ impl<B: ModelBytes> Forward<'_, B> {
 }
 
 /// The arguments of [`Op::RopeStore`]: the rows of a segment in whole buffers.
-struct Part<'p, 's> {
-    segment: &'p Segment<'s>,
+struct Part<'p> {
+    rows: Range<usize>,
+    /// Position of the first row in the layer's cache.
+    start: usize,
     q: &'p mut [f32],
     k: &'p mut [f32],
     v: BufferId,

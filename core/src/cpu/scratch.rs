@@ -1,6 +1,8 @@
 //! The scratch memory of the CPU device: the buffers of a program, and working memory for its operations.
 #![forbid(unsafe_code)]
 
+use core::ops::Range;
+
 use heapless::Vec as ArrayVec;
 
 use super::activation_lut::ActivationLut;
@@ -30,6 +32,9 @@ pub(super) struct ScratchPlan {
     up: usize,
     /// Cosines and sines, each `(batch, head_dim / 2)`.
     angles: usize,
+    /// The weights of routers, `(batch)`, and the angles of the rows that take part in a block.
+    gates: usize,
+    routed_angles: usize,
     /// A key that is being moved, `(head_dim)`.
     key: usize,
     attention: usize,
@@ -54,6 +59,7 @@ impl ScratchPlan {
     ) -> Result<Self> {
         let batch = options.batch;
         let each = |cols: usize| batch.saturating_mul(cols);
+        let routed = |cols| if program.routed_layers.is_empty() { 0 } else { each(cols) };
         let mut buffers = ArrayVec::new();
         for buffer in &program.buffers {
             let (found, max) = (program.buffers.len() as u64, MAX_BUFFERS as u64);
@@ -103,6 +109,8 @@ impl ScratchPlan {
             delta: each(delta),
             up: each(up),
             angles: each(program.heads.dim / 2),
+            gates: routed(1),
+            routed_angles: routed(program.heads.dim / 2),
             key: program.heads.dim,
             attention: scratch_len(&shape, program.heads.query, batch),
             logits: options.logit_rows.saturating_mul(vocab),
@@ -117,8 +125,9 @@ impl ScratchPlan {
     /// Plans the memory of [`ScratchPlan::take`]; returns the bytes of the logits.
     pub(super) fn plan(&self, planner: &mut Planner) -> usize {
         let logits = planner.add::<f32>(self.logits);
-        for &len in self.buffers.iter().chain([&self.delta, &self.up, &self.angles, &self.angles, &self.key])
-        {
+        let angles = [self.angles, self.angles, self.gates, self.routed_angles, self.routed_angles];
+        let others = [self.delta, self.up].into_iter().chain(angles).chain([self.key]);
+        for len in self.buffers.iter().copied().chain(others) {
             planner.add::<f32>(len);
         }
         planner.add::<f32>(self.attention);
@@ -144,6 +153,10 @@ impl ScratchPlan {
             up: arena.take(self.up)?,
             cos: arena.take(self.angles)?,
             sin: arena.take(self.angles)?,
+            gates: arena.take(self.gates)?,
+            taking_part: None,
+            routed_cos: arena.take(self.routed_angles)?,
+            routed_sin: arena.take(self.routed_angles)?,
             key: arena.take(self.key)?,
             attention: arena.take(self.attention)?,
             gathered: arena.take(self.gathered)?,
@@ -168,6 +181,13 @@ pub(super) struct Scratch<'b> {
     /// Cosines and sines of the rows' positions, each `(batch, head_dim / 2)`.
     pub(super) cos: &'b mut [f32],
     pub(super) sin: &'b mut [f32],
+    /// The router's weight of each row that takes part in a block, and 0 of the others, `(batch)`; empty without routers.
+    pub(super) gates: &'b mut [f32],
+    /// How many rows take part in the current block; `None` if no token skips it.
+    pub(super) taking_part: Option<usize>,
+    /// The angles of these rows, in the place of those of all rows meanwhile.
+    pub(super) routed_cos: &'b mut [f32],
+    pub(super) routed_sin: &'b mut [f32],
     /// A key that is being moved, `(head_dim)`.
     pub(super) key: &'b mut [f32],
     /// Scratch memory of attention.
@@ -193,6 +213,22 @@ impl<'b> Scratch<'b> {
     /// As [`Scratch::buffer`], mutable.
     pub(super) fn buffer_mut(&mut self, id: BufferId, len: usize) -> &mut [f32] {
         &mut self.buffers[id.index()][..len]
+    }
+
+    /// Exchanges the angles of all rows and those of the rows that take part in a block.
+    pub(super) fn swap_angles(&mut self) {
+        core::mem::swap(&mut self.cos, &mut self.routed_cos);
+        core::mem::swap(&mut self.sin, &mut self.routed_sin);
+    }
+
+    /// Which of the current rows are those of `rows`.
+    pub(super) fn current(&self, rows: Range<usize>) -> Range<usize> {
+        if self.taking_part.is_none() {
+            return rows;
+        }
+        let count = |gates: &[f32]| gates.iter().filter(|gate| **gate > 0.0).count();
+        let first = count(&self.gates[..rows.start]);
+        first..first + count(&self.gates[rows])
     }
 
     /// Takes a buffer out while others are in use; [`Scratch::put_back`] returns it.

@@ -3,7 +3,9 @@
 
 use alloc::format;
 use alloc::string::String;
+use alloc::vec::Vec;
 
+use super::depths;
 use super::program::{Heads, Program};
 use super::rope::{Rope, RopeScaling};
 use crate::error::{Error, Name, Result};
@@ -77,6 +79,9 @@ pub struct ModelConfig {
     pub intermediate_size: usize,
     /// The experts that take the place of the feed-forward block.
     pub experts: Option<ExpertsConfig>,
+    /// The blocks with a router that some tokens skip, in order, see [`depths`]
+    /// (`blk.N.depth_router.weight`).
+    pub depth_routers: Vec<usize>,
     /// Rows of the embedding, which is the size of the vocabulary.
     pub vocab_size: usize,
     /// Longest context the model was trained for (`context_length`).
@@ -120,6 +125,7 @@ impl ModelConfig {
             let expected = [hidden_size, tokens, 1].map(|dim| u32::try_from(dim).unwrap_or(u32::MAX));
             return Err(Error::TensorShape { name: Name::new(embedding.name()), expected, found });
         }
+        let num_layers = meta.size("block_count", None)?;
         let num_attention_heads = meta.size("attention.head_count", None)?;
         let head_dim = meta.size("attention.key_length", Some(hidden_size / num_attention_heads.max(1)))?;
         let value_length = meta.size("attention.value_length", Some(head_dim))?;
@@ -139,12 +145,13 @@ impl ModelConfig {
         let config = ModelConfig {
             architecture,
             hidden_size,
-            num_layers: meta.size("block_count", None)?,
+            num_layers,
             num_attention_heads,
             num_kv_heads: meta.size("attention.head_count_kv", Some(num_attention_heads))?,
             head_dim,
             intermediate_size: meta.size("feed_forward_length", None)?,
             experts: if architecture.experts { Some(experts(meta)?) } else { None },
+            depth_routers: depths::routed(header, num_layers),
             vocab_size: rows.min(u64::from(u32::MAX)) as usize,
             max_context_length: meta.size("context_length", None)?,
             rms_norm_eps: meta.need_f32(EPS)?,
@@ -262,6 +269,11 @@ impl ModelConfig {
         }
         if !(self.max_alibi_bias >= 0.0 && self.max_alibi_bias <= MAX_BIAS) {
             return Err(bad(MAX_ALIBI_BIAS, f64::from(self.max_alibi_bias), "0 to 1024"));
+        }
+        // Its distances are those in the cache, which lacks the tokens that skip a block.
+        if self.max_alibi_bias > 0.0 && !self.depth_routers.is_empty() {
+            let expected = "0 in a model whose tokens skip blocks (blk.N.depth_router.weight)";
+            return Err(bad(MAX_ALIBI_BIAS, f64::from(self.max_alibi_bias), expected));
         }
         if !(self.rope_freq_base > 1.0 && self.rope_freq_base.is_finite()) {
             return Err(bad("rope.freq_base", f64::from(self.rope_freq_base), "a number over 1"));

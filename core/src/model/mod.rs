@@ -6,6 +6,7 @@
 pub mod alibi;
 mod bonsai;
 pub mod config;
+pub mod depths;
 pub mod embedding;
 mod llama;
 pub mod program;

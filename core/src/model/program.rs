@@ -16,6 +16,7 @@ use heapless::Vec as ArrayVec;
 use super::alibi;
 use super::config::ExpertsConfig;
 use super::config::ModelConfig;
+use super::depths;
 use super::rope::{Rope, RopeScaling};
 use super::split::Exchange;
 use crate::error::{Error, Name, Result};
@@ -218,6 +219,26 @@ pub enum Op {
         /// `(rows, query heads * head_dim)`
         out: BufferId,
     },
+    /// Begins a [block that tokens skip](super::depths): up to [`Op::Merge`], operations compute the rows that take
+    /// part in it, which are those with `r = router . x` over 0. The cache has their keys and values in this layer, one
+    /// after another, and none of the others.
+    Select {
+        /// Layer of the cache.
+        layer: usize,
+        /// `(rows, cols)`
+        x: BufferId,
+        /// `(cols)`
+        router: TensorId,
+        /// The rows of `x` that take part, `(rows, cols)`.
+        out: BufferId,
+    },
+    /// Ends it: `to += r (x - to)` for the rows that took part.
+    Merge {
+        /// Those rows, `(rows, cols)`.
+        x: BufferId,
+        /// `(rows, cols)`
+        to: BufferId,
+    },
     /// Talks to the other ranks of a split program.
     Exchange(Exchange),
 }
@@ -262,6 +283,8 @@ pub struct Program {
     pub divided_vocab: Option<usize>,
     /// Layers of the cache.
     pub layers: usize,
+    /// Those of them with keys and values of only the tokens that [take part](super::depths), in order.
+    pub routed_layers: Vec<usize>,
     /// Shape of the attention heads.
     pub heads: Heads,
     /// The rotary embedding's frequencies.
@@ -375,6 +398,8 @@ impl Op {
             | Op::RmsNorm { .. }
             | Op::RopeStore { .. }
             | Op::Attention { .. }
+            | Op::Select { .. }
+            | Op::Merge { .. }
             | Op::Exchange(_) => {}
         }
         ids
@@ -409,6 +434,7 @@ impl Builder {
             output: TensorId(0),
             divided_vocab: None,
             layers: 0,
+            routed_layers: Vec::new(),
             heads,
             rope,
             rope_factors: None,
@@ -487,6 +513,21 @@ impl Builder {
         self.layer = Some(layer);
         self.program.layers = self.program.layers.max(layer + 1);
         self.program.blocks.push(self.program.body.len());
+    }
+
+    /// The rows of `x` that the block's [router](depths) lets take part, which the following operations compute.
+    pub fn select(&mut self, x: Stream) -> Stream {
+        let router = self.vector(depths::ROUTER, x.cols);
+        let out = self.buffer("taking part", x.cols);
+        let layer = self.layer.unwrap_or(0);
+        self.program.routed_layers.push(layer);
+        self.program.body.push(Op::Select { layer, x: x.buffer, router, out });
+        Stream { buffer: out, cols: x.cols }
+    }
+
+    /// Ends what [`Builder::select`] began: what the block added to `x`, times the router's weights, is added to `to`.
+    pub fn merge(&mut self, x: Stream, to: Stream) {
+        self.program.body.push(Op::Merge { x: x.buffer, to: to.buffer });
     }
 
     /// `x / rms(x) * weight`

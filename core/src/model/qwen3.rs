@@ -11,6 +11,8 @@
 //! ```text
 //!         x += sum_e p_e Wdown_e (silu(Wgate_e m) * Wup_e m)           with p = softmax(Wrouter m), its largest
 //! ```
+//!
+//! Some tokens skip the blocks with a router of a [mixture of depths](super::depths), in both.
 #![forbid(unsafe_code)]
 
 use super::config::{Architecture, ModelConfig};
@@ -22,9 +24,11 @@ pub(super) const QWEN3MOE: Architecture = Architecture { name: "qwen3moe", exper
 fn program(c: &ModelConfig) -> Program {
     let mut p = Builder::new(c.heads(), c.rope(), RopePairing::Neox, c.rms_norm_eps);
     p.positions(c);
-    let (embedding, x) = p.embed("token_embd", c.vocab_size, c.hidden_size);
+    let (embedding, stream) = p.embed("token_embd", c.vocab_size, c.hidden_size);
     for layer in 0..c.num_layers {
         p.block(layer);
+        let routed = c.depth_routers.contains(&layer);
+        let x = if routed { p.select(stream) } else { stream };
         let n = p.rmsnorm(x, "attn_norm");
         let [q, k, v] =
             [("attn_q", "q", c.q_size()), ("attn_k", "k", c.kv_size()), ("attn_v", "v", c.kv_size())];
@@ -40,8 +44,11 @@ fn program(c: &ModelConfig) -> Program {
             let gated = p.linear_swiglu(m, "ffn_gate", "ffn_up", c.intermediate_size);
             p.linear_add(gated, "ffn_down", x);
         }
+        if routed {
+            p.merge(x, stream);
+        }
     }
     let output =
         if c.tied_embeddings { Output::Tied(embedding) } else { Output::Own("output", c.vocab_size) };
-    p.head(x, "output_norm", output)
+    p.head(stream, "output_norm", output)
 }

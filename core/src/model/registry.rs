@@ -1,6 +1,8 @@
 //! Registry of the supported architectures and the published models.
 #![forbid(unsafe_code)]
 
+use alloc::vec::Vec;
+
 use super::config::{Architecture, ExpertsConfig, ModelConfig};
 use super::llama::LLAMA;
 use super::program::TensorRole;
@@ -130,7 +132,7 @@ impl ModelVariant {
         };
         ModelVariant::KNOWN
             .into_iter()
-            .filter(|_| *config.architecture == QWEN3)
+            .filter(|_| *config.architecture == QWEN3 && config.depth_routers.is_empty())
             .find(|v| v.is_ternary() == ternary && v.config().is_some_and(|c| dims(&c) == dims(config)))
             .unwrap_or(ModelVariant::Custom)
     }
@@ -182,6 +184,7 @@ impl ModelVariant {
             head_dim: 128,
             intermediate_size: f,
             experts: None,
+            depth_routers: Vec::new(),
             vocab_size: 151_669,
             max_context_length: context,
             rms_norm_eps: 1e-6,
@@ -257,6 +260,7 @@ impl ModelConfigBuilder {
         head_dim: usize,
         intermediate_size: usize,
         experts: Option<ExpertsConfig>,
+        depth_routers: Vec<usize>,
         vocab_size: usize,
         max_context_length: usize,
         rms_norm_eps: f32,

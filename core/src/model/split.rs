@@ -158,6 +158,9 @@ impl Program {
         if !(1..=MAX_RANKS).contains(&ranks) || rank >= ranks {
             return Err(Error::Option { what: "ranks", found: ranks as f64, expected: "1 to 64" });
         }
+        if !self.routed_layers.is_empty() {
+            return Err(unsupported("operation", "a mixture of depths", "blocks that no token skips"));
+        }
         let mut part = match split {
             Split::Pipeline(ranks) => self.stage(rank, ranks),
             Split::Tensor(ranks) => TensorSplit { program: self, rank, ranks, reduce: false }.run(),
@@ -369,6 +372,9 @@ impl TensorSplit<'_> {
                     "one feed-forward block; or pipeline:N",
                 ));
             }
+            Op::Select { .. } | Op::Merge { .. } => {
+                return Err(unsupported("operation", "a mixture of depths", "blocks that no token skips"));
+            }
             Op::Exchange(_) => {
                 return Err(unsupported("operation", "an exchange", "a program that is not split"));
             }
@@ -407,7 +413,8 @@ impl Op {
                 all.into_iter().for_each(visit);
             }
             Op::RopeStore { norm: Some(QkNorm { q, k }), .. } => [q, k].into_iter().for_each(visit),
-            Op::RopeStore { norm: None, .. } | Op::Attention { .. } | Op::Exchange(_) => {}
+            Op::Select { router, .. } => visit(router),
+            Op::RopeStore { norm: None, .. } | Op::Attention { .. } | Op::Merge { .. } | Op::Exchange(_) => {}
         }
     }
 }

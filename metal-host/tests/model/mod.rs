@@ -25,6 +25,14 @@ fn metal(file: &[u8], activations: Activations, format: KvFormat, order: Order) 
 }
 
 #[test]
+fn mixtures_of_depths_are_refused_by_name() {
+    let shape = Shape { depth_routers: true, ..Shape::tiny() };
+    let file = Model::new(shape, Stored::new(Format::Q1_0), 1).to_vec().unwrap();
+    let text = MetalModel::new(tested(Order::Forward), &load(&file)).err().unwrap().to_string();
+    assert!(text.contains("blk.N.depth_router.weight") && text.contains("the CPU"), "{text}");
+}
+
+#[test]
 fn alibi_is_refused_by_name() {
     let shape = Shape { max_alibi_bias: 8.0, ..Shape::tiny() };
     let file = Model::new(shape, Stored::new(Format::Q1_0), 1).to_vec().unwrap();

@@ -23,16 +23,17 @@ use crate::cache::{KvCodec, KvStorage};
 use crate::cpu::simd::SimdOp;
 use crate::model::program::RopePairing;
 
-/// Moves keys and values of all layers to earlier positions.
+/// Moves keys and values of a layer to earlier positions.
 pub(crate) struct Shift<'a, 'b, C> {
     pub(crate) cache: &'a mut KvStorage<'b, C>,
+    pub(crate) layer: usize,
     /// Positions that move.
     pub(crate) from: Range<usize>,
-    /// The distance.
+    /// How far.
     pub(crate) by: usize,
     /// Which elements of a key are rotated together.
     pub(crate) pairing: RopePairing,
-    /// The rotation by that distance, both `(head_dim / 2)`.
+    /// The rotation by the distance of their tokens, both `(head_dim / 2)`.
     pub(crate) cos: &'a [f32],
     pub(crate) sin: &'a [f32],
     /// Scratch memory, `(head_dim)`.
@@ -44,8 +45,8 @@ impl<C: KvCodec> SimdOp for Shift<'_, '_, C> {
 
     #[inline(always)]
     fn run(self) {
-        let shape = self.cache.shape();
-        for head in 0..shape.layers * shape.kv_heads {
+        let heads = self.cache.shape().kv_heads;
+        for head in self.layer * heads..(self.layer + 1) * heads {
             for position in self.from.clone() {
                 self.cache.key(head, position, self.key);
                 match self.pairing {
