@@ -22,6 +22,7 @@ const ONE_BIT: &[u8] = include_bytes!("../../models/sprout-q1.gguf");
 const EXPERTS: &[u8] = include_bytes!("../fixtures/qwen3moe.gguf");
 const OUTPUT: &[u8] = include_bytes!("../fixtures/qwen3-untied.gguf");
 const LONG: &[u8] = include_bytes!("../fixtures/qwen3-longrope.gguf");
+const DEPTHS: &[u8] = include_bytes!("../fixtures/qwen3-depths.gguf");
 
 /// A card that counts, and that can fail.
 struct Card<'f> {
@@ -138,9 +139,14 @@ fn smallest(file: &[u8]) -> usize {
 
 #[test]
 fn every_window_gives_the_bits_of_the_model_in_memory() {
-    for (name, file) in
-        [("ternary", TERNARY), ("1-bit", ONE_BIT), ("experts", EXPERTS), ("output", OUTPUT), ("rope", LONG)]
-    {
+    for (name, file) in [
+        ("ternary", TERNARY),
+        ("1-bit", ONE_BIT),
+        ("experts", EXPERTS),
+        ("output", OUTPUT),
+        ("rope", LONG),
+        ("depths", DEPTHS),
+    ] {
         for activations in [Activations::Int8, Activations::F32] {
             let options = options(activations);
             let gguf = Gguf::parse(file).unwrap();
@@ -167,9 +173,10 @@ fn every_window_gives_the_bits_of_the_model_in_memory() {
                 let found = bits(&mut device, &mut |_| read.push(card.bytes.replace(0))).unwrap();
                 assert!(found == want, "{name} through {window} bytes");
                 assert!(card.longest.get() <= window / 2, "{name}: {}", card.longest.get());
-                // A token that is generated reads each of its weights once.
+                // A token that is generated reads each of its weights once, and no block that it passes by.
                 for read in &read[1..] {
-                    assert_eq!(*read, per_token, "{name} through {window} bytes");
+                    let right = if name == "depths" { *read <= per_token } else { *read == per_token };
+                    assert!(right, "{name} through {window} bytes: {read} of {per_token}");
                 }
                 let mut threaded = Cpu::with_weights(weights, &options, Threads).unwrap();
                 assert!(bits(&mut threaded, &mut |_| ()).unwrap() == want, "{name} with threads");
@@ -253,7 +260,8 @@ fn a_failed_read_while_loading_is_an_error() {
 
 #[test]
 fn headers_are_those_of_files_in_memory() {
-    let mut files: Vec<Vec<u8>> = [TERNARY, ONE_BIT, EXPERTS, OUTPUT, LONG].map(<[u8]>::to_vec).into();
+    let mut files: Vec<Vec<u8>> =
+        [TERNARY, ONE_BIT, EXPERTS, OUTPUT, LONG, DEPTHS].map(<[u8]>::to_vec).into();
     files.extend([Format::Q2_0, Format::Pq2_0, Format::Tq2_0G128].map(Model::tiny));
     for file in &files {
         let read = HeaderBytes::read(&Card::new(file), &ReadOptions::default()).unwrap();
