@@ -217,27 +217,37 @@ fn experts_that_no_token_uses_are_not_read() {
 }
 
 #[test]
-fn a_failed_read_is_an_error_and_the_token_can_be_repeated() {
-    let card = Card::new(TERNARY);
-    let mut device = Cpu::new(model(&card, 16 << 10).unwrap(), &options(Activations::Int8), Serial).unwrap();
-    let in_session = SessionOptions::default();
-    let mut session = Session::new(&mut device, &in_session).unwrap();
-    session.forward_prefill(&mut device, &[1, 2, 3, 4, 5]).unwrap();
-    card.left.set(usize::MAX);
-    let want = session.forward(&mut device, 6).unwrap().to_vec();
-    let reads = usize::MAX - card.left.get();
-    assert!(reads > 50, "{reads}");
-    for failing in 0..reads {
-        session.truncate(5).unwrap();
-        card.left.set(failing);
-        let error = session.forward(&mut device, 6).unwrap_err();
-        let Error::Read { what, len, problem: "wrong checksum", code: -5, .. } = error else {
-            panic!("{error}")
-        };
-        assert!(what.to_string().ends_with(".weight") && len > 0, "{error}");
-        assert_eq!((error.code(), session.position()), ("device", 5));
+fn a_failed_read_is_an_error_and_tokens_can_be_repeated() {
+    let shape = Shape { depth_routers: true, ..Shape::tiny() };
+    let depths = Model::new(shape, Stored::new(Format::Q8_0), 5).to_vec().unwrap();
+    // Some of the tokens pass by every second block of the second model.
+    for (file, tokens) in [(TERNARY, &[6][..]), (&depths, &[6, 7, 8, 9])] {
+        let card = Card::new(file);
+        let mut device =
+            Cpu::new(model(&card, 16 << 10).unwrap(), &options(Activations::Int8), Serial).unwrap();
+        let in_session = SessionOptions::default();
+        let mut session = Session::new(&mut device, &in_session).unwrap();
+        session.forward_prefill(&mut device, &[1, 2, 3, 4, 5]).unwrap();
         card.left.set(usize::MAX);
-        assert_eq!(session.forward(&mut device, 6).unwrap(), want, "after read {failing} failed");
+        let want = session.forward_prefill(&mut device, tokens).unwrap().to_vec();
+        let reads = usize::MAX - card.left.get();
+        assert!(reads > 20, "{reads}");
+        for failing in 0..reads {
+            session.truncate(5).unwrap();
+            card.left.set(failing);
+            let error = session.forward_prefill(&mut device, tokens).unwrap_err();
+            let Error::Read { what, len, problem: "wrong checksum", code: -5, .. } = error else {
+                panic!("{error}")
+            };
+            assert!(what.to_string().ends_with(".weight") && len > 0, "{error}");
+            assert_eq!((error.code(), session.position()), ("device", 5));
+            card.left.set(usize::MAX);
+            assert_eq!(
+                session.forward_prefill(&mut device, tokens).unwrap(),
+                want,
+                "after read {failing} failed"
+            );
+        }
     }
     let shown =
         |code| Error::Read { what: Name::new("x"), at: 0, len: 1, problem: "no card", code }.to_string();

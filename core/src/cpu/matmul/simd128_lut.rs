@@ -8,7 +8,7 @@ use core::arch::wasm32::*;
 use super::args::{Kernel, MatmulArgs};
 use super::panel_kernel::panel_rows;
 use super::scalar::integer_from;
-use super::token_lanes::{self, ByteLanes, Bytes, Codes, Lanes, Planes, TokenLanes};
+use super::token_lanes::{self, ByteLanes, Bytes, Codes, Lanes, Pair, Planes, TokenLanes};
 use crate::cpu::activation_lut::{self, ActivationLut, FOUR, LUT_COLS, Subsets};
 use crate::cpu::activations::{Q8_LEN, Q8Block, q8_blocks};
 use crate::cpu::parallel::OutputRows;
@@ -180,7 +180,7 @@ impl<const P: usize, const B: usize> Group for LutKernel<P, B> {
 
 /// [`token_lanes::rows`], compiled once for all formats.
 #[inline(never)]
-pub(super) unsafe fn in_lanes<C: Codes<Simd128>>(
+pub(super) unsafe fn in_lanes<C: Codes<Simd128> + Codes<Pair<Simd128>>>(
     args: &MatmulArgs<'_>,
     out: &mut OutputRows<'_>,
     end: usize,
