@@ -141,8 +141,8 @@ pub trait Device {
         self.cache(options)
     }
 
-    /// A cache that begins with the first `len` positions of another one: with the same pages, which are copied when
-    /// either writes to them, or with copies.
+    /// A cache that begins with the first `len` of the `seen` positions of another one: with the same pages, which are
+    /// copied when either writes to them, or with copies.
     ///
     /// # Errors
     /// [`Error::Memory`]; those of the device.
@@ -150,8 +150,11 @@ pub trait Device {
         &mut self,
         cache: &mut Self::Cache,
         len: usize,
+        seen: usize,
     ) -> impl Future<Output = Result<Self::Cache, Self::Error>> {
-        copy_cache(self, cache, len)
+        // An export of fewer positions may clear the others.
+        let _ = len;
+        copy_cache(self, cache, seen)
     }
 
     /// Bytes of the pages of all caches, those of several caches once. `None` if the device has no pages.

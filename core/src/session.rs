@@ -161,7 +161,8 @@ impl<D: Device> Session<D> {
     }
 
     /// A session of the same capacity that continues after the first `len` tokens of this one. A
-    /// [paged](Session::open_paged) one shares their memory: only the last page is copied, when either writes to it.
+    /// [paged](Session::open_paged) one shares their memory: only the last page is copied, when either writes to it, or
+    /// all pages from the first that a [mixture of depths](crate::model::depths) writes to.
     ///
     /// # Errors
     /// [`Error::Option`] if this one has seen fewer tokens; those of the device.
@@ -170,7 +171,7 @@ impl<D: Device> Session<D> {
             let expected = "at most the number of tokens seen";
             return Err(Error::Option { what: "forked length", found: len as f64, expected }.into());
         }
-        let mut fork = Session::over(device.fork(&mut self.cache, len).await?, self.capacity);
+        let mut fork = Session::over(device.fork(&mut self.cache, len, self.position).await?, self.capacity);
         fork.position = len;
         Ok(fork)
     }

@@ -151,6 +151,17 @@ fn truncated_exported_and_forked_sessions_go_on_with_the_same_bits() {
                 assert_eq!(out.len(), first.export_len(&device));
                 assert!(out == clean, "{what}: forgotten tokens are exported");
 
+                first.forward_prefill(&mut device, &[7, 77, 177, 207, 9]).unwrap();
+                let mut short = ready(first.fork(&mut device, held)).unwrap().unwrap();
+                let ahead = first.forward(&mut device, 3).unwrap().to_vec();
+                first.truncate(held).unwrap();
+                first.forward_prefill(&mut device, &[7, 77, 177, 207, 9]).unwrap();
+                assert!(
+                    first.forward(&mut device, 3).unwrap() == ahead,
+                    "{what}: a fork changes the first one"
+                );
+                first.truncate(held).unwrap();
+                assert!(rest(&mut device, &mut short) == want, "{what}: forked earlier");
                 let mut fork = ready(first.fork(&mut device, held)).unwrap().unwrap();
                 fork.forward_prefill(&mut device, &[1, 2, 3, 4, 5]).unwrap();
                 let mut second = ready(first.fork(&mut device, held)).unwrap().unwrap();

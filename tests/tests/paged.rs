@@ -142,9 +142,14 @@ fn forks_of_one_piece_of_memory_are_copies() {
     let options = SessionOptions { context: 150, ..SessionOptions::default() };
     let mut first = Session::new(device, &options).unwrap();
     first.forward_prefill(device, &tokens(140, 1)).unwrap();
+    let mut alone = Session::new(device, &options).unwrap();
+    alone.forward_prefill(device, &tokens(140, 1)).unwrap();
     let mut copy = fork(device, &mut first, 130);
-    first.truncate(130).unwrap();
     assert_eq!((copy.position(), copy.capacity(), device.page_bytes()), (130, 150, Some(0)));
+    // The first one has lost nothing.
+    let want = alone.forward(device, 3).unwrap().to_vec();
+    assert_eq!(first.forward(device, 3).unwrap(), want);
+    first.truncate(130).unwrap();
     let want = first.forward(device, 5).unwrap().to_vec();
     assert_eq!(copy.forward(device, 5).unwrap(), want);
 }

@@ -333,10 +333,10 @@ impl<'m, B: ModelBytes> Device for Cpu<'m, B> {
         CpuCache::paged(options, shape, routed, self.pages.get_or_insert_with(PagePool::default))
     }
 
-    async fn fork(&mut self, cache: &mut CpuCache<'m>, len: usize) -> Result<CpuCache<'m>> {
+    async fn fork(&mut self, cache: &mut CpuCache<'m>, len: usize, seen: usize) -> Result<CpuCache<'m>> {
         match cache.fork(len)? {
             Some(fork) => Ok(fork),
-            None => copy_cache(self, cache, len).await,
+            None => copy_cache(self, cache, seen).await,
         }
     }
 
