@@ -49,7 +49,7 @@ pub(crate) struct ModelArgs {
     #[arg(long, global = true, value_name = "DIR", env = "SHOHIN_WEIGHT_CACHE", hide_env_values = true)]
     pub(crate) weight_cache: Option<PathBuf>,
     /// Leave the weights in the file and read them for each token through a window of BYTES (such as 64M): for a model that
-    /// is larger than memory; CPU only
+    /// is larger than memory; CPU only, and not under WASI, where the file is read into memory
     #[arg(long, global = true, value_name = "BYTES", value_parser = bytes)]
     pub(crate) weights_window: Option<usize>,
     /// Run on a GPU; --gpu=NAME selects one by part of its name

@@ -3,8 +3,9 @@
 //! [`HeaderBytes`](crate::gguf::HeaderBytes) reads the header, which stays in memory with the vocabulary. Matrices stay in
 //! storage: the CPU device reads their rows into a window of fixed size, which is part of its scratch memory, and multiplies
 //! them there. A tensor that is larger than half of the window is read in pieces. While one piece is multiplied, the next one
-//! can be read, also that of the next tensor. A prompt reads each weight once per batch, not once per token. Results are
-//! the same, to the bit, as with the model in memory.
+//! can be read, also that of the next tensor. A prompt reads each weight once per batch, not once per token, but the output
+//! matrix once for every [`logit_rows`](crate::CpuOptions::logit_rows) tokens whose logits are asked for. Results are the same, to
+//! the bit, as with the model in memory.
 //!
 //! ```
 //! use shohin_core::gguf::{HeaderBytes, ReadOptions};
@@ -50,8 +51,9 @@ pub trait ModelReader {
     /// Bytes of the file.
     fn len(&self) -> u64;
 
-    /// Fills `buffer` with the bytes of the file from `offset` on. They are inside the file; `buffer` begins at a multiple
-    /// of 64 bytes if it is in the window.
+    /// Fills `buffer` with the bytes of the file from `offset` on. They are inside the file, but neither `offset` nor the
+    /// length is a number of whole sectors. `buffer` begins at a multiple of 64 bytes if it is in the window, and anywhere
+    /// for the header and vectors, which are read while loading.
     ///
     /// # Errors
     /// If not all bytes could be read. The call that needed them fails, and can be repeated.

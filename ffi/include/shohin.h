@@ -344,13 +344,16 @@ shohin_code shohin_chat_open(shohin_chat *chat, const char *path, size_t path_le
 shohin_code shohin_use_memory(void *memory, size_t len, shohin_error *error);
 
 /* A GGUF file that is not in memory, such as one on an SD card, and the calls that read it. Set `size` to the size of the
- * struct. */
+ * struct. It is copied; what `user_data` points to must stay until the model and all its chats are freed. */
 typedef struct shohin_storage {
   size_t size;
   uint64_t len;    /* bytes of the file */
   void *user_data; /* passed to the calls */
   /* Begins to read `len` bytes of the file, from `offset` on, into `buffer`, or reads them: 0, or the driver's number of the error,
-   * which becomes a part of the message. The bytes are inside the file. With DMA, the library computes until it calls `wait`. */
+   * which becomes a part of the message. The bytes are inside the file; neither `offset` nor `len` is a number of whole sectors.
+   * `buffer` begins at a multiple of 64 bytes for rows of matrices, and anywhere for the header and vectors, which are read while
+   * loading. With DMA, the library computes until it calls `wait`. After an error `wait` is not called, and the buffer must not be
+   * written to any more. */
   int32_t (*start)(void *user_data, uint64_t offset, void *buffer, size_t len);
   /* Waits until they have been read: 0, or the number of the error. The buffer must not be written to afterwards. NULL if `start` reads
    * them. */
@@ -359,7 +362,7 @@ typedef struct shohin_storage {
 
 /* Loads a GGUF file in storage, which must not change. The vocabulary is kept in memory; weights are read for each token of a
  * reply, and for each four of a prompt, through a window of `window` bytes, which is a part of each chat's memory. A read that fails is
- * SHOHIN_DEVICE. */
+ * SHOHIN_DEVICE; during a reply, the conversation starts over. */
 shohin_code shohin_model_load_storage(const shohin_storage *storage, size_t window, const shohin_load_options *options,
                                       shohin_model **model, shohin_error *error);
 

@@ -266,7 +266,7 @@ impl<D: Device> Scheduler<D> {
                 session.truncate(len)?;
                 return Ok((session, Some(used)));
             }
-            // With pages, at most one is copied.
+            // With pages, at most one is copied; more with a mixture of depths.
             if len >= if has_pages { 1 } else { WORTH_SHARING } {
                 // Used now, it is the last that is given up.
                 let used = self.kept.get_mut(&held).map(|past| past.used);

@@ -78,7 +78,8 @@ impl<B: ModelBytes> CpuWeights<B> {
             .filter(|(spec, _)| spec.role == TensorRole::Matrix)
             .map(|(_, tensor)| tensor.range.len() / tensor.rows.max(1));
         if half(window) < row_bytes.max().unwrap_or(0) {
-            let expected = "room for two rows of the widest matrix, each of a multiple of 64 bytes";
+            let expected =
+                "at least twice the bytes of the longest row of a matrix, rounded up to a multiple of 64";
             return Err(Error::Option { what: "window of the weights", found: window as f64, expected });
         }
         Ok(window)

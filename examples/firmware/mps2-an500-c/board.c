@@ -60,7 +60,7 @@ int card_open(uint64_t *len) {
   card = semihosting(OPEN, arguments);
   const uintptr_t opened[] = {card};
   *len = card == UINTPTR_MAX ? 0 : semihosting(FLEN, opened);
-  return *len > 0;
+  return *len > 0 && *len != UINTPTR_MAX;
 }
 
 int card_read(uint64_t offset, void *buffer, size_t len) {

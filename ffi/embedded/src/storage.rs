@@ -50,8 +50,8 @@ impl shohin_storage {
 
     fn start(&self, offset: u64, buffer: &mut [u8]) -> Result<(), ReadError> {
         let Some(start) = self.start else { return Self::result(-1) };
-        // SAFETY: the header demands that it writes no more than the buffer, and nothing after `wait` or, without one,
-        // after it has returned; until then the buffer is borrowed by the caller of this.
+        // SAFETY: the header demands that it writes no more than the buffer, and nothing after `wait` or, without one or
+        // after an error, after it has returned; until then the buffer is borrowed by the caller of this.
         Self::result(unsafe { start(self.user_data, offset, buffer.as_mut_ptr().cast(), buffer.len()) })
     }
 

@@ -1,4 +1,4 @@
-//! A model file on a card, for which a file of the host stands in: one transfer at a time, each of some sectors.
+//! A model file on a card, for which a file of the host stands in: one transfer at a time, of any bytes.
 
 use core::ffi::CStr;
 
