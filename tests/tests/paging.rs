@@ -90,6 +90,9 @@ impl Pool for Threads {
     }
 
     fn run(&self, jobs: usize, job: &(dyn Fn(usize) + Sync)) {
+        if cfg!(target_family = "wasm") {
+            return (0..jobs).rev().for_each(job);
+        }
         std::thread::scope(|scope| {
             for worker in 0..self.workers() {
                 scope.spawn(move || (worker..jobs).step_by(3).for_each(job));
