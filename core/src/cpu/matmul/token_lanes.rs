@@ -229,8 +229,8 @@ pub(super) trait Codes<L: TokenLanes> {
     const UNIT: usize;
     /// Bits per code.
     const BITS: usize;
-    /// The offset of an entry.
-    type Offset: Copy;
+    /// The offset of an entry in bytes.
+    type Offset: Copy + Into<u32>;
     /// Tables of a part.
     const TABLES: usize;
     /// Entries of the tables of a part.
@@ -256,7 +256,6 @@ pub(super) trait Codes<L: TokenLanes> {
     ///
     /// Safety: the instruction set and the codes are there, and memory for [`ENTRIES`].
     unsafe fn find(codes: *const u8, entries: *mut Self::Offset);
-    fn bytes(offset: Self::Offset) -> usize;
     /// Where the first row's entry of table `t` of a part is among them.
     fn entry(part: usize, t: usize, plane: usize) -> usize;
 }
@@ -287,10 +286,6 @@ impl<L: ByteLanes> Codes<L> for Bytes {
 
     fn offset(from: usize) -> usize {
         (from / LUT_COLS * (LUT_COLS / 8) + from % LUT_COLS / PART) * PANEL_ROWS
-    }
-
-    fn bytes(offset: u16) -> usize {
-        usize::from(offset)
     }
 
     #[inline(always)]
@@ -327,10 +322,6 @@ impl<L: FieldLanes> Codes<L> for Fields {
         FIELDS[..t].iter().sum::<usize>() + i
     }
 
-    fn bytes(offset: u32) -> usize {
-        offset as usize
-    }
-
     #[inline(always)]
     unsafe fn find(codes: *const u8, entries: *mut u32) {
         for part in 0..LUT_COLS / PART {
@@ -358,10 +349,6 @@ impl<L: ByteLanes> Codes<L> for Planes {
     const TABLES: usize = 4;
     const ENTRIES: usize = 4 * 256;
     const PLANES: usize = 2;
-
-    fn bytes(offset: u16) -> usize {
-        usize::from(offset)
-    }
 
     #[inline(always)]
     unsafe fn find(codes: *const u8, entries: *mut u16) {
@@ -397,10 +384,6 @@ impl<L: ByteLanes, const BITS: usize> Codes<L> for Words<BITS> {
     fn column(t: usize, i: usize) -> usize {
         let i = if BITS == 1 { ONE_BIT_FOURS[i] } else { i };
         t / 4 * Self::WORD + 4 * i + t % 4
-    }
-
-    fn bytes(offset: u16) -> usize {
-        usize::from(offset)
     }
 
     #[inline(always)]
@@ -685,9 +668,9 @@ unsafe fn plane_sum<L: TokenLanes, C: Codes<L>, const I: usize, const H: usize>(
     // SAFETY: the caller has the tables and the entries.
     unsafe {
         let entry = |t: usize| {
-            let entry = C::bytes(*entries.add(C::entry(I, t, H)));
+            let entry: u32 = (*entries.add(C::entry(I, t, H))).into();
             // The offset that is known at compile time comes last, so that it becomes part of the load.
-            L::load(tables.byte_add(entry).add((I * C::ENTRIES + C::table(t).0) * L::GROUP))
+            L::load(tables.byte_add(entry as usize).add((I * C::ENTRIES + C::table(t).0) * L::GROUP))
         };
         let mut sum = entry(0);
         for t in 1..C::TABLES {
