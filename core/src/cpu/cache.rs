@@ -66,7 +66,10 @@ impl<'m> CpuCache<'m> {
         plan(options.kv, shape, routed.len())?;
         let page_len = with_codec!(options.kv, C => KvStorage::<C>::page_placement(shape).chunk_len());
         let pages = Pages::new(pool, shape.capacity, page_len)?;
-        let present = alloc::vec![0; routed.len() * presence::words(shape.capacity)];
+        let words = routed.len() * presence::words(shape.capacity);
+        let need = (words * size_of::<u64>()) as u64;
+        let zeroed = bytemuck::allocation::try_zeroed_vec(words);
+        let present = zeroed.map_err(|()| Error::Memory { need, have: 0 })?;
         Ok(Self::over(options, shape, routed, Data::Pages(pages, present)))
     }
 

@@ -72,7 +72,7 @@ use heapless::Vec as ArrayVec;
 use super::activation_lut::ActivationLut;
 use super::activations::{Q8Block, q8_blocks};
 use super::isa::{Isa, Kind};
-use super::parallel::{Output, for_each_rows, for_each_rows_of};
+use super::parallel::{Output, OutputRows, for_each_rows, for_each_rows_of};
 use super::repack::{Layout, PANEL_ROWS, PackedMatrix};
 use crate::error::{Error, Result};
 use crate::model::program::MAX_OUTPUTS;
@@ -191,15 +191,9 @@ pub fn matmul_each(
         .iter_mut()
         .map(|(w, y)| Output { chunk: chunk_rows(isa, pool, w, rows, tokens), rows: w.rows(), y })
         .collect();
-    for_each_rows(pool, tokens, outputs, &|i, mut out| {
-        let Some((kernel, args)) = kernels.get(i) else { return };
-        if args.w.cols() == 0 {
-            return out.zero();
-        }
-        // SAFETY: the table gave this kernel for an instruction set that `isa` proves to be there.
-        #[allow(unsafe_code)]
-        unsafe {
-            kernel(args, &mut out);
+    for_each_rows(pool, tokens, outputs, &|i, out| {
+        if let Some((kernel, args)) = kernels.get(i) {
+            run(*kernel, args, out);
         }
     });
     Ok(())
@@ -225,17 +219,20 @@ pub(crate) fn matmul_rows(
     let (kernel, args) = kernel_of(isa, w, x, tokens, tokens * w.rows())?;
     let chunk = chunk_rows(isa, pool, w, w.rows(), tokens);
     let output = Output { y, rows: w.rows(), chunk };
-    for_each_rows_of(pool, tokens, output, at, &|mut out| {
-        if args.w.cols() == 0 {
-            return out.zero();
-        }
-        // SAFETY: the table gave this kernel for an instruction set that `isa` proves to be there.
-        #[allow(unsafe_code)]
-        unsafe {
-            kernel(&args, &mut out);
-        }
-    });
+    for_each_rows_of(pool, tokens, output, at, &|out| run(kernel, &args, out));
     Ok(())
+}
+
+/// Computes the rows of `out` with what [`kernel_of`] gave.
+fn run(kernel: Kernel, args: &MatmulArgs<'_>, mut out: OutputRows<'_>) {
+    if args.w.cols() == 0 {
+        return out.zero();
+    }
+    // SAFETY: the table gave this kernel for an instruction set that an `Isa` proved to be there.
+    #[allow(unsafe_code)]
+    unsafe {
+        kernel(args, &mut out);
+    }
 }
 
 /// The kernel for `w` and its arguments; checks the lengths.
