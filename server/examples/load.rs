@@ -3,19 +3,21 @@
 //! ```text
 //! cargo run -r -p shohin-server --example load -- http://127.0.0.1:8080 speed
 //! cargo run -r -p shohin-server --example load -- http://127.0.0.1:8080 soak 10000 [PID]
+//! cargo run -r -p shohin-server --example load -- http://127.0.0.1:8080 soak 2h [PID]
 //! ```
 //!
-//! `speed` streams replies of 64 tokens to short prompts, 1, 2, 4 and 8 at once. `soak` sends as many mixed requests to
-//! chat completions, Responses and Messages: short, long, broken off, read slowly, and malformed; each must get the answer
-//! that it should. Beside them are clients that do not keep to HTTP, and one that asks a short question twice a second, whose
-//! waiting times are printed. With the process id of a server on this Linux machine, its memory is printed, too, and must
-//! not grow after a fifth of the requests. `cargo xtask soak` does all that.
+//! `speed` streams replies of 64 tokens to short prompts, 1, 2, 4 and 8 at once. `soak` sends as many mixed requests, or for
+//! as many hours (`h`) or seconds (`s`), to chat completions, Responses and Messages: short, long, broken off, read slowly,
+//! and malformed; each must get the answer that it should. Beside them are clients that do not keep to HTTP, and one that
+//! asks a short question twice a second, whose waiting times are printed. With the process id of a server on this Linux
+//! machine, its memory is printed, too, and must not grow after a fifth of the soak. `cargo xtask soak` does all that.
 
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::str::FromStr;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -119,10 +121,11 @@ fn main() -> Result<(), Failure> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         [url, "speed"] => speed(url),
-        [url, "soak", count] => soak(url, count.parse()?, None),
-        [url, "soak", count, pid] => soak(url, count.parse()?, Some(pid)),
+        [url, "soak", end] => soak(url, end.parse()?, None),
+        [url, "soak", end, pid] => soak(url, end.parse()?, Some(pid)),
         _ => {
-            Err("expected a URL, then speed, or soak, a number of requests, and the process id of the server"
+            Err("expected a URL, then speed, or soak, a number of requests or hours, and the process id of \
+                  the server"
                 .into())
         }
     }
@@ -166,28 +169,59 @@ fn speed(url: &str) -> Result<(), Failure> {
     Ok(())
 }
 
+/// When a soak ends.
+#[derive(Clone, Copy)]
+enum End {
+    After(Duration),
+    Requests(usize),
+}
+
+impl FromStr for End {
+    type Err = Failure;
+
+    fn from_str(text: &str) -> Result<End, Failure> {
+        Ok(match (text.strip_suffix('h'), text.strip_suffix('s')) {
+            (Some(hours), _) => End::After(Duration::try_from_secs_f64(3600.0 * hours.parse::<f64>()?)?),
+            (None, Some(seconds)) => End::After(Duration::try_from_secs_f64(seconds.parse()?)?),
+            (None, None) => End::Requests(text.parse()?),
+        })
+    }
+}
+
+/// Samples of memory in a soak.
+const SAMPLES: usize = 20;
+
 type Kinds = BTreeMap<(&'static str, u16), usize>;
 
-fn soak(url: &str, count: usize, pid: Option<&str>) -> Result<(), Failure> {
+fn soak(url: &str, end: End, pid: Option<&str>) -> Result<(), Failure> {
     let (next, wrong) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let (kinds, polite, memory) = (Mutex::new(Kinds::new()), Mutex::new(Vec::new()), Mutex::new(Vec::new()));
+    let start = Instant::now();
+    // The part of the soak that is over when request `i` begins.
+    let progress = |i: usize| match end {
+        End::After(time) => start.elapsed().as_secs_f64() / time.as_secs_f64(),
+        End::Requests(count) => i as f64 / count as f64,
+    };
     let failed = |what: &str, error: Failure| {
         wrong.fetch_add(1, Ordering::Relaxed);
         eprintln!("{what}: {error}");
     };
     let seen = |found| *kinds.lock().expect("no thread panics").entry(found).or_default() += 1;
-    let goes_on = || next.load(Ordering::Relaxed) < count;
-    let start = Instant::now();
+    let goes_on = || progress(next.load(Ordering::Relaxed)) < 1.0;
     thread::scope(|scope| {
         for _ in 0..16 {
             scope.spawn(|| {
                 loop {
                     let i = next.fetch_add(1, Ordering::Relaxed);
-                    if i >= count {
+                    let progress = progress(i);
+                    if progress >= 1.0 {
                         return;
                     }
-                    if let Some(pid) = pid.filter(|_| i % (count / 20).max(1) == 0) {
-                        memory.lock().expect("no thread panics").push((i, resident(pid)));
+                    if let Some(pid) = pid {
+                        let mut memory = memory.lock().expect("no thread panics");
+                        while memory.len() <= (progress * SAMPLES as f64) as usize {
+                            memory.push(resident(pid));
+                        }
                     }
                     match one(url, i) {
                         Ok(found) => seen(found),
@@ -221,8 +255,10 @@ fn soak(url: &str, count: usize, pid: Option<&str>) -> Result<(), Failure> {
         });
     });
     let wrong = wrong.into_inner();
+    let kinds = kinds.into_inner()?;
+    let count: usize = kinds.iter().filter(|((_, status), _)| *status > 0).map(|(_, n)| n).sum();
     println!("{count} requests in {:.0} s, {wrong} answered wrongly", start.elapsed().as_secs_f64());
-    for ((kind, status), n) in kinds.into_inner()? {
+    for ((kind, status), n) in kinds {
         match status {
             0 => println!("  {kind}: {n} clients"),
             _ => println!("  {kind}, status {status}: {n}"),
@@ -239,14 +275,13 @@ fn soak(url: &str, count: usize, pid: Option<&str>) -> Result<(), Failure> {
         part(95).as_secs_f64(),
         part(100).as_secs_f64()
     );
-    let mut memory = memory.into_inner()?;
-    memory.sort();
-    let early = memory.iter().find(|(i, _)| *i >= count / 5).map_or(0, |(_, kb)| *kb);
-    let most = memory.iter().map(|(_, kb)| *kb).max().unwrap_or(0);
+    let memory = memory.into_inner()?;
+    let early = memory.get(SAMPLES / 5).copied().unwrap_or(0);
+    let most = memory.iter().copied().max().unwrap_or(0);
     if let (Some(pid), true) = (pid, early > 0) {
         let last = resident(pid);
         println!(
-            "memory of the server: {early} kB after a fifth of the requests, {last} kB at the end, {most} kB at most"
+            "memory of the server: {early} kB after a fifth of the soak, {last} kB at the end, {most} kB at most"
         );
         if last > early + early / 8 + 4096 {
             return Err("its memory grows".into());

@@ -147,7 +147,7 @@ impl Cmd {
         self
     }
 
-    fn command(&self) -> Command {
+    pub(crate) fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
         command.args(&self.args).current_dir(&self.dir).stdin(Stdio::null());
         for (name, value) in &self.env {

@@ -46,7 +46,7 @@ pub(crate) fn gpu(machine: &Machine, options: &Options) -> Result<bool> {
         report += &format!("{text}\n{}\n", bench.speed(device)?);
         right &= passed;
         let requests = if device.software { 30 } else { 2000 };
-        soak::soak_on(machine, &bench.path(), requests, &["--device", &device.name])?;
+        soak::soak_server(machine, &bench.path(), &requests.to_string(), &["--device", &device.name])?;
         report += &format!(
             "`cargo xtask soak`: {requests} requests to a server on it were answered as they should be.\n\n"
         );

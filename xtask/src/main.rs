@@ -73,9 +73,11 @@ Commands:
   cut           kill the program N times in each of its commands that write files, at random instants, and check what
                 it leaves (part of suite `test`, with 8 each)
       --count N     default 200
-  soak          send mixed requests to `shohin serve`, with slow, broken and malicious clients beside them: right answers,
-                memory that does not grow, and the waiting times of a polite client
-      --requests N  default 10000
+  soak          send mixed requests to `shohin serve`, with slow, broken and malicious clients beside them, chat in the
+                terminal and in the page, kill, reload and stop: right answers, nothing lost, memory that does not
+                grow, and the waiting times of a polite client
+      --requests N  to the server; default 10000
+      --hours N     for this long instead
   miri          run the tests of the thread pool and of core's readers in Miri, with Rust's nightly
       --schedules N schedules of the pool's threads (default 16)
   pictures      make the README's pictures: the chat page answering, and a recording of the terminal
@@ -255,17 +257,22 @@ fn command(args: &[String]) -> Result<bool> {
             suite::cut(&Machine::new()?, &count).map(|()| true)
         }
         "soak" => {
-            let mut requests = 10_000;
+            let mut end = String::from("10000");
             while let Some(arg) = args.next() {
                 match arg {
                     "--requests" => {
-                        let number = args.next().and_then(|n| n.parse().ok()).filter(|n| *n > 0);
-                        requests = number.ok_or("--requests expects a number above 0")?;
+                        let number = args.next().filter(|n| n.parse::<usize>().is_ok_and(|n| n > 0));
+                        end = number.ok_or("--requests expects a number above 0")?.into();
+                    }
+                    "--hours" => {
+                        let hours =
+                            args.next().filter(|n| n.parse::<f64>().is_ok_and(|n| n > 0.0 && n < 1000.0));
+                        end = format!("{}h", hours.ok_or("--hours expects a number above 0")?);
                     }
                     _ => return unknown(arg),
                 }
             }
-            soak::soak(&Machine::new()?, requests).map(|()| true)
+            soak::soak(&mut Machine::new()?, &end).map(|()| true)
         }
         "miri" => {
             let mut seeds = String::from("16");

@@ -463,7 +463,7 @@ const PAGE: &[Need] =
     &[Need::Target(WASM), Need::Bindgen, Need::Node, Need::NodeModules, Need::Program(&CHROMIUM)];
 
 /// What the tests of the package and the page need; the demonstration opens in one browser.
-const BROWSERS: &[Need] = &[
+pub(crate) const BROWSERS: &[Need] = &[
     Need::Target(WASM),
     Need::Bindgen,
     Need::Node,
@@ -473,7 +473,7 @@ const BROWSERS: &[Need] = &[
 ];
 
 /// Names the browsers to the tests.
-fn in_browsers(m: &Machine, tests: Cmd) -> Result<Cmd> {
+pub(crate) fn in_browsers(m: &Machine, tests: Cmd) -> Result<Cmd> {
     let chromium = m.program(&CHROMIUM)?;
     let shell = m.locate(&HEADLESS_SHELL).unwrap_or_else(|| chromium.clone());
     let tests = tests.env("CHROME", chromium).env("HEADLESS_SHELL", shell);

@@ -1,4 +1,7 @@
-//! `cargo xtask soak`: the server with the built-in model, under the load of `server/examples/load.rs`.
+//! `cargo xtask soak`: the built-in model under load for a long time, by the server, in the terminal and in the page.
+
+mod page;
+mod terminal;
 
 use crate::command::Result;
 use crate::machine::Machine;
@@ -6,8 +9,10 @@ use crate::package::{CLI, PROGRAM, SERVER};
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
-/// Ends the server with this program.
+/// A process that ends with this value.
 struct Running(Child);
 
 impl Drop for Running {
@@ -17,13 +22,27 @@ impl Drop for Running {
     }
 }
 
-pub(crate) fn soak(machine: &Machine, requests: usize) -> Result<()> {
+/// Runs all three until `end`, a number of requests to the server or hours, as `server/examples/load.rs` takes it.
+pub(crate) fn soak(machine: &mut Machine, end: &str) -> Result<()> {
     machine.cargo().args("build --profile suite").packages(&[CLI]).run()?;
-    soak_on(machine, &machine.target.join("suite").join(PROGRAM), requests, &[])
+    let page = page::Page::build(machine)?;
+    let program = machine.target.join("suite").join(PROGRAM);
+    let over = AtomicBool::new(false);
+    // At once: the server's load goes on for hours.
+    let say = |why: &String| eprintln!("FAILED: {why}");
+    thread::scope(|scope| {
+        let terminal = scope.spawn(|| terminal::soak(machine, &program, &over).inspect_err(say));
+        let page = scope.spawn(|| page.soak(&over).inspect_err(say));
+        let server = soak_server(machine, &program, end, &[]);
+        over.store(true, Ordering::Relaxed);
+        let panicked = |_| "a client panicked".to_string();
+        let results = [server, terminal.join().map_err(panicked)?, page.join().map_err(panicked)?];
+        results.into_iter().collect()
+    })
 }
 
 /// Soaks a server that this program starts with these options.
-pub(crate) fn soak_on(machine: &Machine, program: &Path, requests: usize, options: &[&str]) -> Result<()> {
+pub(crate) fn soak_server(machine: &Machine, program: &Path, end: &str, options: &[&str]) -> Result<()> {
     machine.cargo().args("build --profile suite").packages(&[SERVER]).args("--example load").run()?;
     let mut server = Command::new(program);
     server
@@ -41,8 +60,8 @@ pub(crate) fn soak_on(machine: &Machine, program: &Path, requests: usize, option
     });
     let address = address.ok_or("the server does not say where it listens")?;
     // What it says further on must be read, or it would wait.
-    std::thread::spawn(move || lines.for_each(drop));
+    thread::spawn(move || lines.for_each(drop));
     let load = machine.cmd(&machine.target.join("suite/examples/load").to_string_lossy());
-    let load = load.arg(&address).arg("soak").arg(requests.to_string()).arg(server.0.id().to_string());
+    let load = load.arg(&address).arg("soak").arg(end).arg(server.0.id().to_string());
     load.run()
 }
