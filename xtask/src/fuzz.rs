@@ -9,7 +9,7 @@ use crate::package::FUZZ;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// As `cargo fuzz` builds: coverage of edges, comparisons for the dictionary, and the sanitizer.
 const FLAGS: &str = "--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
@@ -26,11 +26,13 @@ pub(crate) struct Options {
     pub(crate) turn: u64,
     /// The targets are run in this program instead of a new one.
     pub(crate) program: Option<String>,
+    /// Mutations only, with neither coverage nor sanitizer.
+    pub(crate) plain: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { hours: 1.0, only: Vec::new(), turn: 60, program: None }
+        Options { hours: 1.0, only: Vec::new(), turn: 60, program: None, plain: false }
     }
 }
 
@@ -110,6 +112,9 @@ pub(crate) fn fuzz(machine: &Machine, options: &Options) -> Result<bool> {
         return Err(format!("there is no target {unknown}; expected one of {}", names.join(", ")));
     }
     names.retain(|name| options.only.is_empty() || options.only.contains(name));
+    if options.plain {
+        return plain(machine, &names, options.hours);
+    }
     let program = match &options.program {
         Some(program) => program.into(),
         None => build(machine)?,
@@ -162,13 +167,57 @@ pub(crate) fn fuzz(machine: &Machine, options: &Options) -> Result<bool> {
             }
         }
     }
-    let counts = read_counts(&path);
+    print_counts(&path);
+    Ok(!failed)
+}
+
+/// Mutations for an equal time per target, in an optimized program with overflow checks and debug assertions. Counts are
+/// kept in `target/fuzz/counts-plain`.
+fn plain(machine: &Machine, names: &[String], hours: f64) -> Result<bool> {
+    let path = machine.target.join("fuzz/counts-plain");
+    let seconds = hours * 3600.0 / names.len().max(1) as f64;
+    let seed = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+    let test = machine.cargo().args("test --profile fuzz --test mutations").packages(&[FUZZ]);
+    let test = test.env("SHOHIN_FUZZ_SECONDS", seconds.to_string()).env("SHOHIN_FUZZ_SEED", seed.to_string());
+    let mut right = true;
+    for name in names {
+        let mut counts = read_counts(&path);
+        let count = counts.entry(name.clone()).or_default();
+        let run = test.clone().args("-- --exact --nocapture").arg(name);
+        match run.read() {
+            Ok(text) => {
+                let done = mutations(&text, name)
+                    .ok_or(format!("{name} does not say how many mutations it made"))?;
+                println!("{name}: {done} mutations, seed {seed}");
+                count.executed += done;
+            }
+            Err(why) => {
+                eprintln!("FAILED {name}: {why}");
+                count.failures += 1;
+                right = false;
+            }
+        }
+        count.seconds += seconds as u64;
+        write_counts(&path, &counts)?;
+    }
+    print_counts(&path);
+    Ok(right)
+}
+
+/// What a test of `tests/fuzz/tests/mutations.rs` prints.
+fn mutations(text: &str, name: &str) -> Option<u64> {
+    let (_, rest) = text.split_once(&format!("{name}: "))?;
+    let (before, _) = rest.split_once(" mutations in ")?;
+    before.split_whitespace().last()?.parse().ok()
+}
+
+fn print_counts(path: &Path) {
+    let counts = read_counts(path);
     println!("\n| target | inputs | edges | failures |\n|---|---:|---:|---:|");
     for (name, count) in &counts {
         println!("| `{name}` | {} | {} | {} |", count.executed, count.edges, count.failures);
     }
     println!("\n{} inputs in all", counts.values().map(|count| count.executed).sum::<u64>());
-    Ok(!failed)
 }
 
 #[cfg(test)]
@@ -183,6 +232,13 @@ mod tests {
         add(&mut count, log, 3);
         add(&mut count, "#77\tREDUCE cov: 51 ft: 2\nTest unit written to ./crash-1\n", 1);
         assert_eq!(count, Count { executed: 5077, seconds: 4, edges: 52, failures: 1 });
+    }
+
+    #[test]
+    fn mutations_are_those_that_a_test_prints() {
+        let text = "running 1 test\njson: 3 inputs, 412 mutations in 1.0 s\ntest json ... ok\n";
+        assert_eq!(mutations(text, "json"), Some(412));
+        assert_eq!(mutations(text, "http"), None);
     }
 
     #[test]

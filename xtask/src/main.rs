@@ -70,8 +70,9 @@ Commands:
       --only NAME   only this target (repeatable)
       --turn N      seconds before the next target's turn (default 60)
       --program P   a program that was built before
-  cut           kill the program N times in each of its commands that write files, at random instants, and check what
-                it leaves (part of suite `test`, with 8 each)
+      --plain       mutations only, with neither coverage nor the sanitizer: many times as many inputs
+  cut           kill the program N times in each of its commands that write files, and the browser in replies of the
+                page, at random instants, and check what they leave (part of suites `test` and `page`, with 8 and 3)
       --count N     default 200
   soak          send mixed requests to `shohin serve`, with slow, broken and malicious clients beside them, chat in the
                 terminal and in the page, kill, reload and stop: right answers, nothing lost, memory that does not
@@ -241,6 +242,7 @@ fn command(args: &[String]) -> Result<bool> {
                     "--only" => options.only.push(value()?.into()),
                     "--turn" => options.turn = value()?.parse().map_err(|_| "--turn expects seconds")?,
                     "--program" => options.program = Some(value()?.into()),
+                    "--plain" => options.plain = true,
                     _ => return unknown(arg),
                 }
             }
@@ -254,7 +256,7 @@ fn command(args: &[String]) -> Result<bool> {
                     _ => return unknown(arg),
                 }
             }
-            suite::cut(&Machine::new()?, &count).map(|()| true)
+            suite::cut(&mut Machine::new()?, &count).map(|()| true)
         }
         "soak" => {
             let mut end = String::from("10000");

@@ -505,12 +505,16 @@ fn clippy(m: &mut Machine) -> Result<Tally> {
 }
 
 /// `cargo xtask cut`: the tests that kill the program, with more kills.
-pub(crate) fn cut(m: &Machine, count: &str) -> Result<()> {
+pub(crate) fn cut(m: &mut Machine, count: &str) -> Result<()> {
     if count.parse::<usize>().is_err() {
         return Err(format!("--count expects a number, found {count}"));
     }
     let tests = m.cargo().args(TEST).packages(&[CLI]).args("--test cut --test hub -- --nocapture killed");
-    tests.env("SHOHIN_CUTS", count).tests().map(drop)
+    tests.env("SHOHIN_CUTS", count).tests()?;
+    m.prepare(BROWSERS);
+    web::build(m)?;
+    let page = in_browsers(m, m.cmd("node").args("--test --test-reporter=spec web-demo/test/cut.test.mjs"))?;
+    page.env("SHOHIN_CUTS", count).tests().map(drop)
 }
 
 /// SmolLM2's file if the suite `smollm2` could fetch it, else the empty path.

@@ -1,10 +1,12 @@
 //! Every target over its seeds, `corpus/`, and mutations of them with a fixed sequence. `SHOHIN_FUZZ_TIMES=20` makes twenty
-//! times as many.
+//! times as many; `SHOHIN_FUZZ_SECONDS=60` goes on for a minute per target, `SHOHIN_FUZZ_SEED=N` takes another sequence.
+//! `cargo xtask fuzz --plain` does the latter two.
 
 use shohin_fuzz::{Target, mutate};
 use shohin_tests::Random;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
+use std::str::FromStr;
 use std::time::Instant;
 
 /// Runs a target; an input that fails is kept.
@@ -17,15 +19,23 @@ fn run(target: &Target, input: &[u8]) {
     }
 }
 
+fn variable<T: FromStr>(name: &str) -> Option<T> {
+    let value = std::env::var(name).ok()?;
+    Some(value.parse().unwrap_or_else(|_| panic!("{name} is {value}, which is no number")))
+}
+
 fn mutations_of(name: &str) {
     let target = Target::named(name).expect("a target");
-    let times: f64 = std::env::var("SHOHIN_FUZZ_TIMES").ok().and_then(|n| n.parse().ok()).unwrap_or(1.0);
+    let times = variable("SHOHIN_FUZZ_TIMES").unwrap_or(1.0);
+    let time: Option<f64> = variable("SHOHIN_FUZZ_SECONDS");
     let inputs = target.inputs();
     let start = Instant::now();
     inputs.iter().for_each(|input| run(target, input));
-    let mut random = Random::new(17);
-    let count = (target.quick as f64 * times) as usize;
-    for _ in 0..count {
+    let mut random = Random::new(variable("SHOHIN_FUZZ_SEED").unwrap_or(17));
+    let most = (target.quick as f64 * times) as usize;
+    let mut count = 0;
+    while time.map_or(count < most, |time| start.elapsed().as_secs_f64() < time) {
+        count += 1;
         let mut input = inputs[random.below(inputs.len())].clone();
         mutate::mutate(&target.form, &mut input, &inputs, &mut random);
         run(target, &input);

@@ -110,8 +110,8 @@ async function turn(name: string, { onProgress, signal, stallTimeout = SILENCE }
   }
 }
 
-/** Attempts, every 50 ms, to open a file that a terminated worker has not released yet. */
-const MAX_ATTEMPTS = 10;
+/** Attempts, every 50 ms, to open a file that a terminated worker has not released yet: on a busy machine that takes seconds. */
+const MAX_ATTEMPTS = 100;
 
 /** Whether files can be written here: not in workers that several tabs share, which only read complete copies. */
 const canWrite = () => typeof FileSystemFileHandle === "function" && "createSyncAccessHandle" in FileSystemFileHandle.prototype;
