@@ -113,14 +113,20 @@ fn build<const COLS: usize, const TABLES: usize>(
 /// The sums of half a byte of codes: of four activations with a bit each, or of two with two bits.
 #[inline(always)]
 fn half(q: &[i8]) -> [i32; 16] {
-    let bits = 4 / q.len();
-    core::array::from_fn(|codes| {
-        let product = |(j, &q): (usize, &i8)| {
-            let code = (codes >> (bits * j) & ((1 << bits) - 1)) as i32;
-            (if bits == 1 { 2 * code - 1 } else { code - 1 }) * i32::from(q)
-        };
-        q.iter().enumerate().map(product).sum()
-    })
+    // What each bit of the codes adds to the sum of code 0.
+    let bits: [i32; 4] = if let [a, b, c, d] = *q {
+        [a, b, c, d].map(|q| 2 * i32::from(q))
+    } else {
+        core::array::from_fn(|bit| i32::from(q[bit / 2]) << (bit % 2))
+    };
+    let mut sums = [0; 16];
+    sums[0] = -q.iter().map(|&q| i32::from(q)).sum::<i32>();
+    for (bit, add) in bits.into_iter().enumerate() {
+        for code in 0..1 << bit {
+            sums[code | 1 << bit] = sums[code] + add;
+        }
+    }
+    sums
 }
 
 /// Adds the sums of the lower half of a byte to those of the upper half.
