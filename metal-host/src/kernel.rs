@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::weights::Matrix;
 use shohin_core::model::program::{Heads, RopePairing};
 use shohin_core::quant::packed::{BLOCK, Codes, PackedFormat, Scales};
-use shohin_core::{Activations, KvFormat};
+use shohin_core::{Activations, AttentionPattern, KvFormat};
 use std::collections::BTreeMap;
 
 /// The source of every kernel, in the Metal Shading Language.
@@ -189,7 +189,8 @@ fn product_name(packed: PackedFormat, activations: Activations, tile: usize) -> 
 }
 
 /// The formats of caches that the kernels store.
-pub const KV_FORMATS: [KvFormat; 4] = [KvFormat::F32, KvFormat::F16, KvFormat::Q8, KvFormat::Q4];
+pub const KV_FORMATS: [KvFormat; 6] =
+    [KvFormat::F32, KvFormat::F16, KvFormat::Q8, KvFormat::Q4, KvFormat::Fp8E4M3, KvFormat::Fp8E5M2];
 
 /// The name of every kernel that a device may ask for.
 pub fn kernel_names() -> Vec<String> {
@@ -366,7 +367,7 @@ impl<D: Driver> Kernels<'_, D> {
     ) -> Result<Kernel<D>> {
         let RopeStore { q, k, v, norm, angles, eps, pairing, .. } = op;
         let [q_norm, k_norm] = norm.as_ref().map_or([angles, angles], |[q, k]| [q, k]);
-        let words = heads_words(heads, *eps, norm.is_some(), *pairing);
+        let words = heads_words(heads, *eps, norm.is_some(), *pairing, AttentionPattern::Full);
         let buffers = [keys, values, q, k, v, q_norm, k_norm, angles];
         let grid = Grid::PerTile(heads.query + 2 * heads.kv, 1);
         self.make(&format!("rope_store_{}", kv.name()), &buffers, words, grid, 1, 4 * heads.dim)
@@ -376,14 +377,14 @@ impl<D: Driver> Kernels<'_, D> {
     pub(crate) fn attention(
         &mut self,
         heads: &Heads,
-        kv: KvFormat,
+        (kv, pattern): (KvFormat, AttentionPattern),
         [keys, values]: &[D::Buffer; 2],
         [q, out, parts]: [&D::Buffer; 3],
     ) -> Result<Kernel<D>> {
         let share = heads.query / heads.kv;
         let simds = share.min(ATTENTION_SIMDS);
         let grid = Grid::PerPart(heads.kv * share.div_ceil(ATTENTION_SIMDS));
-        let words = heads_words(heads, 0.0, false, RopePairing::Neox);
+        let words = heads_words(heads, 0.0, false, RopePairing::Neox, pattern);
         let shared = 4 * simds * (heads.dim + 32);
         self.make(
             &format!("attention_{}", kv.name()),
@@ -402,7 +403,7 @@ impl<D: Driver> Kernels<'_, D> {
         parts: &D::Buffer,
         out: &D::Buffer,
     ) -> Result<Kernel<D>> {
-        let words = heads_words(heads, 0.0, false, RopePairing::Neox);
+        let words = heads_words(heads, 0.0, false, RopePairing::Neox, AttentionPattern::Full);
         self.make("attention_combine", &[parts, out], words, Grid::Fixed(heads.query), 1, 0)
     }
 
@@ -428,14 +429,21 @@ fn product_grid<B>(matrix: &Matrix<B>, tile: usize) -> Grid {
 }
 
 /// `Heads` of the kernels, without the batch.
-fn heads_words(heads: &Heads, eps: f32, normed: bool, pairing: RopePairing) -> Vec<u32> {
+fn heads_words(
+    heads: &Heads,
+    eps: f32,
+    normed: bool,
+    pairing: RopePairing,
+    pattern: AttentionPattern,
+) -> Vec<u32> {
     let interleaved = match pairing {
         RopePairing::Neox => 0,
         RopePairing::Interleaved => 1,
     };
     let [query, kv, dim] = [heads.query, heads.kv, heads.dim].map(|n| n as u32);
     let scale = 1.0 / (heads.dim as f32).sqrt();
-    vec![query, kv, dim, eps.to_bits(), u32::from(normed), interleaved, scale.to_bits()]
+    let words = [query, kv, dim, eps.to_bits(), u32::from(normed), interleaved, scale.to_bits()];
+    [&words[..], &pattern.words()].concat()
 }
 
 /// The operands of [`Kernels::rope_store`].

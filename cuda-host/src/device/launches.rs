@@ -17,7 +17,7 @@ use shohin_core::cache::FlatKv;
 use shohin_core::model::Program;
 use shohin_core::model::program::{BufferId, Experts, Op, QkNorm, RopePairing, TensorId};
 use shohin_core::rows::Segment;
-use shohin_core::{Activations, AttentionPattern, Error as CoreError};
+use shohin_core::{Activations, Error as CoreError};
 
 /// Bytes of a block's memory that a normalized row may take: more than half of what every GPU has.
 const MAX_SHARED: usize = 40 << 10;
@@ -139,17 +139,6 @@ pub(super) fn inputs(program: &Program) -> Vec<(BufferId, TensorId)> {
         }
     }
     found
-}
-
-/// The numbers of a pattern, see `attention.cu`.
-fn pattern(pattern: AttentionPattern) -> [u32; 4] {
-    match pattern {
-        AttentionPattern::Full => [0; 4],
-        AttentionPattern::Window { window, sinks } => [1, window, sinks, 0],
-        AttentionPattern::Dilated { blocks, step } => [2, blocks, step, 0],
-        AttentionPattern::Strided { blocks, stride } => [3, blocks, stride, 0],
-        AttentionPattern::BigBird { blocks, global, random } => [4, blocks, global, random],
-    }
 }
 
 impl<D: Driver> CudaDevice<D> {
@@ -345,7 +334,7 @@ impl<D: Driver> CudaDevice<D> {
     ) -> AttentionArgs {
         let heads = self.model.program().heads;
         let [words, meta] = self.integers(out);
-        let [pattern, a, b, c] = pattern(cache.options.attention);
+        let [pattern, a, b, c] = cache.options.attention.words();
         AttentionArgs {
             cache: self.cache_args(cache, layer),
             q: self.floats(q),

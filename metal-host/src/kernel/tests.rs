@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::tested::{Order, Tested, download, tested, upload};
+use shohin_core::AttentionPattern;
 use shohin_core::cache::FlatKv;
 use shohin_core::cpu::Isa;
 use shohin_core::cpu::activations::{Q8Block, q8_blocks, quantize};
@@ -274,8 +275,21 @@ fn stored(kv: KvFormat, heads: &Heads, capacity: usize, words: &[u32], row: usiz
         KvFormat::F16 => (f64::from(half((words[at / 2] >> (16 * (at % 2))) as u16)), 0.0),
         KvFormat::Q8 => (code(8) * scale(), scale()),
         KvFormat::Q4 => (code(4) * scale(), scale()),
-        KvFormat::Fp8E4M3 | KvFormat::Fp8E5M2 => unreachable!("not one of KV_FORMATS"),
+        KvFormat::Fp8E4M3 => (float8(words[at / 4].to_le_bytes()[at % 4], 3), 0.0),
+        KvFormat::Fp8E5M2 => (float8(words[at / 4].to_le_bytes()[at % 4], 2), 0.0),
     }
+}
+
+/// The value of a float of 8 bits with `mantissa` bits of mantissa, which is not NaN.
+fn float8(bits: u8, mantissa: i32) -> f64 {
+    let (exponent, fraction) = (i32::from(bits & 127) >> mantissa, i32::from(bits) & ((1 << mantissa) - 1));
+    let one = f64::from(1 << mantissa);
+    let bias = (1 << (6 - mantissa)) - 1;
+    let magnitude = match exponent {
+        0 => f64::from(fraction) / one * 2f64.powi(1 - bias),
+        _ => (1.0 + f64::from(fraction) / one) * 2f64.powi(exponent - bias),
+    };
+    if bits >> 7 == 1 { -magnitude } else { magnitude }
 }
 
 /// The value of a normal 16-bit float, or of zero.
@@ -329,7 +343,12 @@ fn heads_are_normalized_rotated_and_stored() {
         let got: Vec<f32> = bench.download(&on_device, q.len());
         let [keys, values] = [0, 1].map(|i| bench.download::<u32>(&cache[i], bytes as usize / 4));
         let near = |(found, scale): (f64, f64), want: f64, what: &str| {
-            let allowed = if kv == KvFormat::F16 { 1e-3 * want.abs() + 1e-6 } else { 0.501 * scale + 2e-6 };
+            let allowed = match kv {
+                KvFormat::F16 => 1e-3 * want.abs() + 1e-6,
+                KvFormat::Fp8E4M3 => want.abs() / 16.0 + 2f64.powi(-10) + 2e-6,
+                KvFormat::Fp8E5M2 => want.abs() / 8.0 + 2f64.powi(-17) + 2e-6,
+                KvFormat::F32 | KvFormat::Q8 | KvFormat::Q4 => 0.501 * scale + 2e-6,
+            };
             assert!((found - want).abs() <= allowed, "{kv:?}, {pairing:?}, {what}: {found} {want}");
         };
         for row in 0..batch {
@@ -401,7 +420,10 @@ fn attention_is_a_softmax_over_what_is_stored() {
                     (0..codes).map(|_| (random.next() as u32 & 0x87ff_87ff) | 0x3400_3400).collect()
                 }
                 KvFormat::Q8 | KvFormat::Q4 => (0..codes).map(|_| random.next() as u32).collect(),
-                KvFormat::Fp8E4M3 | KvFormat::Fp8E5M2 => unreachable!("not one of KV_FORMATS"),
+                // Four numbers below 2, of any sign, some of them subnormal.
+                KvFormat::Fp8E4M3 | KvFormat::Fp8E5M2 => {
+                    (0..codes).map(|_| random.next() as u32 & 0xbfbf_bfbf).collect()
+                }
             };
             codes.extend((0..scales).map(|_| (0.02 * (1.0 + random.unit())).to_bits()));
             codes
@@ -412,7 +434,9 @@ fn attention_is_a_softmax_over_what_is_stored() {
         let (on_device, out) = (bench.upload(&q), bench.floats(batch * query * dim));
         let parts = bench.floats(query * MAX_PARTS * (dim + 2));
         let mut kernels = bench.kernels();
-        let kernel = kernels.attention(&heads, kv, &cache, [&on_device, &out, &parts]).unwrap();
+        let kernel = kernels
+            .attention(&heads, (kv, AttentionPattern::Full), &cache, [&on_device, &out, &parts])
+            .unwrap();
         let combine = kernels.attention_combine(&heads, &parts, &out).unwrap();
         for (rows, first, position) in
             [(1, 0, 0), (1, 2, 33), (1, 1, 127), (1, 1, 128), (1, 0, 299), (2, 1, 62)]
@@ -441,6 +465,114 @@ fn attention_is_a_softmax_over_what_is_stored() {
                     assert!(
                         error < 2e-5,
                         "{kv:?}, {heads:?}, position {position}, {row} {head} {i}: {error}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// Special numbers in caches of 8-bit floats: rounded to nearest even, those out of range to the largest, and NaN stays NaN.
+#[test]
+fn floats_of_8_bits_round_as_those_of_core() {
+    let d = 32;
+    let heads = Heads { query: 1, kv: 1, dim: d };
+    for (kv, values) in [
+        (
+            KvFormat::Fp8E4M3,
+            [
+                (500.0, 448.0),
+                (-1e30, -448.0),
+                (1.0625, 1.0),
+                (1.1875, 1.25),
+                (0.003, 0.00390625),
+                (9e-4, 0.0),
+            ],
+        ),
+        (
+            KvFormat::Fp8E5M2,
+            [
+                (1e9, 57344.0),
+                (f32::NEG_INFINITY, -57344.0),
+                (1.125, 1.0),
+                (1.375, 1.5),
+                (1e-5, 1.52587890625e-5),
+                (7e-6, 0.0),
+            ],
+        ),
+    ] {
+        let mut bench = Bench::new(Order::Shuffled);
+        let mut v = vec![0.0f32; d];
+        for (to, (from, _)) in v.iter_mut().zip(values) {
+            *to = from;
+        }
+        v[d - 1] = f32::NAN;
+        let cache = [bench.floats(d), bench.floats(d)];
+        let rows = bench.upload(&v);
+        let op = RopeStore {
+            layer: 0,
+            q: bench.upload(&vec![0.0f32; d]),
+            k: bench.upload(&vec![0.0f32; d]),
+            v: rows,
+            norm: None,
+            angles: bench.upload(&vec![0.0f32; d]),
+            eps: 0.0,
+            pairing: RopePairing::Neox,
+        };
+        let kernel = bench.kernels().rope_store(&heads, &op, kv, &cache).unwrap();
+        bench.run(&[&kernel], BatchShape::segment(1, 0, 0, 1));
+        let words: Vec<u32> = bench.download(&cache[1], d / 4);
+        for (i, (from, want)) in values.into_iter().enumerate() {
+            assert_eq!(stored(kv, &heads, 1, &words, 0, i).0, want, "{kv:?}: {from}");
+        }
+        assert_eq!(words[d / 4 - 1] >> 24, 0x7f, "NaN");
+    }
+}
+
+/// With NaN at all positions that the pattern leaves out: in one go, and in parts.
+#[test]
+fn positions_that_a_pattern_leaves_out_are_not_read() {
+    let (capacity, d) = (320, 32);
+    let heads = Heads { query: 1, kv: 1, dim: d };
+    for (text, order) in
+        [("window:40:3", Order::Forward), ("dilated:2:3", Order::Reverse), ("strided:1:2", Order::Shuffled)]
+    {
+        let pattern: AttentionPattern = text.parse().unwrap();
+        let mut bench = Bench::new(order);
+        let mut random = Random::new(12);
+        let q: Vec<f32> = (0..2 * d).map(|_| random.unit()).collect();
+        let keys: Vec<f32> = (0..capacity * d).map(|_| random.unit()).collect();
+        for (rows, position) in [(1, 299), (2, 298)] {
+            let sees = |key: usize| (position..position + rows).any(|query| pattern.sees(query, key));
+            let broken: Vec<f32> =
+                (0..capacity * d).map(|i| if sees(i / d) { keys[i] } else { f32::NAN }).collect();
+            let cache = [bench.upload(&broken), bench.upload(&broken)];
+            let (on_device, out) = (bench.upload(&q), bench.floats(2 * d));
+            let parts = bench.floats(MAX_PARTS * (d + 2));
+            let mut kernels = bench.kernels();
+            let kind = (KvFormat::F32, pattern);
+            let kernel = kernels.attention(&heads, kind, &cache, [&on_device, &out, &parts]).unwrap();
+            let combine = kernels.attention_combine(&heads, &parts, &out).unwrap();
+            let both = [&kernel, &combine];
+            bench.run(
+                if rows == 1 { &both } else { &both[..1] },
+                BatchShape::segment(rows, 0, position, capacity),
+            );
+            let got: Vec<f32> = bench.download(&out, rows * d);
+            for row in 0..rows {
+                let seen = || (0..=position + row).filter(|key| pattern.sees(position + row, *key));
+                let weight = |key: usize| {
+                    let dot: f64 =
+                        (0..d).map(|i| f64::from(q[row * d + i]) * f64::from(keys[key * d + i])).sum();
+                    (dot / (d as f64).sqrt()).exp()
+                };
+                let total: f64 = seen().map(weight).sum();
+                for i in 0..d {
+                    let want: f64 =
+                        seen().map(|key| weight(key) / total * f64::from(keys[key * d + i])).sum();
+                    assert!(
+                        (f64::from(got[row * d + i]) - want).abs() < 2e-5,
+                        "{text}, {rows} rows, {row}, {i}"
                     );
                 }
             }
