@@ -4,7 +4,7 @@ mod kernels;
 mod launches;
 
 use self::kernels::Kernels;
-use self::launches::{Choices, Epilogue, Products, inputs, rows_of_buffers};
+use self::launches::{Choices, Epilogue, Products, inputs};
 use crate::args::ArgmaxArgs;
 use crate::driver::{Driver, Memory};
 use crate::error::{Error, Result};
@@ -29,7 +29,7 @@ const PARTS: usize = 16;
 
 /// A buffer of the program.
 struct Buffer<D: Driver> {
-    /// `(batch, cols)`, or more rows, see [`rows_of_buffers`].
+    /// `(batch, cols)`, or more rows, see [`Program::rows_with_pairs`].
     floats: Memory<D>,
     /// The same as integers, and their scales; only of inputs of products.
     integers: Option<[Memory<D>; 2]>,
@@ -119,7 +119,7 @@ impl<D: Driver> CudaDevice<D> {
             integers[x.index()] |= int8;
         }
         let mut buffers = Vec::new();
-        for ((spec, rows), integers) in program.buffers.iter().zip(rows_of_buffers(program)).zip(integers) {
+        for ((spec, rows), integers) in program.buffers.iter().zip(program.rows_with_pairs()).zip(integers) {
             let count = batch * rows * spec.cols;
             let integers = match integers {
                 true => Some([Memory::new(driver, count)?, Memory::new(driver, count / 32 * 8)?]),

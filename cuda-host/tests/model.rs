@@ -7,7 +7,7 @@ use shohin_core::device::{ScratchOptions, SessionOptions};
 use shohin_core::quant::packed::PackedFormat;
 use shohin_core::{Activations, Format, Gguf, KvFormat, Session};
 use shohin_cuda::{CudaDevice, CudaModel, Error, KV_FORMATS};
-use shohin_tests::device::{Golden, On, error, on_cpu, tokens};
+use shohin_tests::device::{Golden, On, check_experts, check_unread_experts, error, on_cpu, tokens};
 use shohin_tests::model::{Model, Shape, Stored};
 use std::sync::Arc;
 
@@ -210,34 +210,9 @@ fn a_token_is_one_graph_and_text_is_that_of_the_cpu() -> Result<(), Error> {
     Ok(())
 }
 
-/// Mixtures of experts, whose matrices have several formats: a prompt, whose rows are gathered by expert, and one row at a
-/// time. With 32-bit activations only the order of additions differs.
 #[test]
 fn experts_agree() {
-    use Format::{Bf16, F16, Iq4Nl, Q1_0, Q4_0, Q4K, Q6K, Q8_0};
-    // Embedding; q, k, v, o, gate, up, down. Routers are floats. Three experts have more than a tile of 28 pairs.
-    let cases = [
-        (vec![Q1_0], [3, 2, 256], 14),
-        (vec![Q8_0, Q1_0, Q4_0, Q6K, Q1_0, Q4K, Q4K, Q6K], [37, 8, 256], 3),
-        (vec![Q8_0, Q1_0, Q1_0, Q1_0, Q1_0, Q4_0, Iq4Nl, Bf16], [6, 2, 256], 6),
-        (vec![Q8_0, Q1_0, Q1_0, Q1_0, Q1_0, F16, F16, Q8_0], [4, 1, 256], 6),
-    ];
-    let options = kv(KvFormat::F32);
-    for (case, (formats, experts, prompt)) in cases.into_iter().enumerate() {
-        let shape = Shape { experts: Some(experts), heads: 2, kv_heads: 1, layers: 1, ..Shape::tiny() };
-        let formats = formats.into_iter().map(Stored::new).collect();
-        let file = Model { formats, ..Model::new(shape, Stored::new(Q1_0), 3) }.to_vec().unwrap();
-        let tokens = tokens(prompt + 2, 320);
-        let want = on_cpu(&file, Activations::F32, &options).logits(&tokens, true);
-        for (activations, bound) in [(Activations::F32, 1e-5), (Activations::Int8, 0.1)] {
-            let mut on = On::new(device(&file, activations, 5), &options);
-            let (first, rest) = tokens.split_at(prompt);
-            let got = [on.logits(first, true), on.logits(rest, false)].concat();
-            let error = error(&got, &want);
-            println!("{case}, {activations:?}: {error:.2e}");
-            assert!(error < bound, "{case}, {activations:?}: {error}");
-        }
-    }
+    check_experts(|file, activations| On::new(device(file, activations, 5), &kv(KvFormat::F32)));
 }
 
 /// A row whose kernels are fused has the bits of one among others, as long as the parts of its positions are one each: with
@@ -264,43 +239,9 @@ fn a_row_alone_has_the_bits_of_rows_together() {
     }
 }
 
-/// A file with NaN as a weight of one expert has other logits only for the tokens that this expert computes.
 #[test]
 fn experts_that_are_not_chosen_are_not_read() {
-    // Gate and up are floats.
-    let formats = [Format::Q8_0; 5].into_iter().chain([Format::F32, Format::F32, Format::Q8_0]);
-    let formats = formats.map(Stored::new);
-    let shape = Shape { layers: 1, ..Shape::tiny_experts() };
-    let model = Model { formats: formats.collect(), ..Model::new(shape, Stored::new(Format::Q8_0), 3) };
-    let file = model.to_vec().unwrap();
-    let up = {
-        let gguf = Gguf::parse(&file).unwrap();
-        let index = gguf.header().tensor_index("blk.0.ffn_up_exps.weight").unwrap();
-        let data = gguf.data(&gguf.header().tensors()[index]);
-        data.as_ptr() as usize - file.as_ptr() as usize
-    };
-    let tokens = tokens(3, 320);
-    let logits = |file: &[u8]| {
-        let mut on = cuda(file, Activations::F32, &kv(KvFormat::F32));
-        let together = on.logits(&tokens, true);
-        on.session.truncate(0).unwrap();
-        [together, on.logits(&tokens, false)].concat()
-    };
-    let want = logits(&file);
-    let mut chosen = [0; 6];
-    for expert in 0..6 {
-        let mut broken = file.clone();
-        // Each output of the expert.
-        for output in 0..256 {
-            broken[up + 4 * 256 * (256 * expert + output)..][..4].copy_from_slice(&f32::NAN.to_le_bytes());
-        }
-        for (i, (got, want)) in logits(&broken).chunks(320).zip(want.chunks(320)).enumerate() {
-            let reads = got.iter().all(|logit| logit.is_nan());
-            assert!(reads || got == want, "expert {expert}, row {i}");
-            chosen[i] += usize::from(reads);
-        }
-    }
-    assert_eq!(chosen, [2; 6]);
+    check_unread_experts(|file| cuda(file, Activations::F32, &kv(KvFormat::F32)));
 }
 
 /// `ptx.py` writes a hash of the sources into the committed kernels.

@@ -245,6 +245,7 @@ fn of_rows<D: Driver>(step: &Step<D>, rows: usize) -> Option<Dispatch<'_, D>> {
     let kernel = match step {
         Step::Rows { one, several } => Some(if rows == 1 { one } else { several }),
         Step::Any(kernel) => Some(kernel),
+        Step::Several(kernel) => (rows > 1).then_some(kernel),
         Step::Cache(_) => None,
     };
     kernel.map(|kernel| kernel.dispatch(BatchShape::rows(rows)))

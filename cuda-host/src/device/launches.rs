@@ -93,9 +93,9 @@ pub(super) struct Choices<D: Driver> {
 impl<D: Driver> Choices<D> {
     /// For the mixture with the most pairs and experts of a program; `None` without one.
     pub(super) fn new(driver: &std::sync::Arc<D>, program: &Program, batch: usize) -> Result<Option<Self>> {
-        let mixtures = || program.body.iter().filter_map(mixture);
-        let Some(used) = mixtures().map(|experts| experts.used).max() else { return Ok(None) };
-        let most = mixtures().map(|experts| program.tensor(experts.router).rows).max().unwrap_or(0);
+        let Some(used) = program.mixtures().map(|experts| experts.used).max() else { return Ok(None) };
+        let counts = program.mixtures().map(|experts| program.tensor(experts.router).rows);
+        let most = counts.max().unwrap_or(0);
         let pairs = batch * used;
         Ok(Some(Choices {
             experts: Memory::new(driver, 4 * pairs)?,
@@ -104,24 +104,6 @@ impl<D: Driver> Choices<D> {
             tiles: Memory::new(driver, 16 * (pairs / FLOAT_TOKENS + most).max(used))?,
         }))
     }
-}
-
-fn mixture(op: &Op) -> Option<&Experts> {
-    match op {
-        Op::Experts(experts) => Some(experts),
-        _ => None,
-    }
-}
-
-/// Rows of each buffer per row of the batch: pairs of rows and experts have more.
-pub(super) fn rows_of_buffers(program: &Program) -> Vec<usize> {
-    let mut rows = vec![1; program.buffers.len()];
-    for experts in program.body.iter().filter_map(mixture) {
-        for id in [experts.routed, experts.gated] {
-            rows[id.index()] = rows[id.index()].max(experts.used);
-        }
-    }
-    rows
 }
 
 /// The inputs of products.

@@ -128,8 +128,10 @@ fn products_are_those_of_cores_weights() {
             let tile = if n == 1 { 1 } else { 8 };
             let output = bench.upload(&vec![1.0f32; n * rows]);
             let mut kernels = bench.kernels();
-            let store = kernels.linear(&matrix, activations, input, &output, Output::Store, tile).unwrap();
-            let add = kernels.linear(&matrix, activations, input, &output, Output::Add, tile).unwrap();
+            let store =
+                kernels.linear(&matrix, activations, input, &output, Output::Store, (tile, None)).unwrap();
+            let add =
+                kernels.linear(&matrix, activations, input, &output, Output::Add, (tile, None)).unwrap();
             bench.run(&[&store, &add], BatchShape::rows(n));
             for (i, got) in bench.download::<f32>(&output, n * rows).into_iter().enumerate() {
                 let (want, size) =
@@ -166,7 +168,8 @@ fn gates_multiply_what_comes_up() {
             };
             let output = bench.floats(n * rows);
             let tile = if n == 1 { 1 } else { 8 };
-            let kernel = bench.kernels().swiglu([&gate, &up], activations, input, &output, tile).unwrap();
+            let kernel =
+                bench.kernels().swiglu([&gate, &up], activations, input, &output, (tile, None)).unwrap();
             bench.run(&[&kernel], BatchShape::rows(n));
             for (i, got) in bench.download::<f32>(&output, n * rows).into_iter().enumerate() {
                 let x = &inputs.floats[i / rows * cols..][..cols];
@@ -203,7 +206,7 @@ fn integers_are_those_of_core() {
             let mut bench = Bench::new(order);
             let on_device = bench.upload(&x);
             let integers = [bench.floats(8 * cols / 4), bench.floats(8 * cols / 16)];
-            let kernel = bench.kernels().quantize(cols, &on_device, &integers).unwrap();
+            let kernel = bench.kernels().quantize((cols, 1), &on_device, &integers).unwrap();
             bench.run(&[&kernel], BatchShape::rows(8));
             let q: Vec<i8> = bench.download(&integers[0], 8 * cols);
             let scales: Vec<[f32; 2]> = bench.download(&integers[1], 8 * cols / 32);
@@ -239,7 +242,7 @@ fn rows_are_normalized() {
             let eps = 1e-5;
             let mut kernels = bench.kernels();
             let kernel = kernels.rmsnorm(cols, eps, &from, &by, gather, &y, Some(&integers)).unwrap();
-            let quantize = kernels.quantize(cols, &y, &again).unwrap();
+            let quantize = kernels.quantize((cols, 1), &y, &again).unwrap();
             bench.run(&[&kernel, &quantize], BatchShape::rows(rows.len()));
             let got: Vec<f32> = bench.download(&y, rows.len() * cols);
             for (got, row) in got.chunks(cols).zip(&rows) {
@@ -577,6 +580,83 @@ fn positions_that_a_pattern_leaves_out_are_not_read() {
                 }
             }
         }
+    }
+}
+
+/// The experts of the largest probabilities, in order, and each pair of a row and an expert in one tile: with equal logits, with
+/// more experts than lanes, and with all of them.
+#[test]
+fn rows_are_routed_to_their_experts() {
+    let rows = 5;
+    for ((experts, used, normalize), order) in [(37, 8, true), (130, 3, false), (6, 2, true), (4, 4, false)]
+        .into_iter()
+        .zip(Order::ALL.into_iter().cycle())
+    {
+        let mut random = Random::new(13);
+        let logits: Vec<f32> = (0..rows * experts).map(|_| (random.unit() * 8.0).round()).collect();
+        let mut bench = Bench::new(order);
+        let on_device = bench.upload(&logits);
+        let tiles = (rows * used / TILE_ROWS + experts).max(used);
+        let choices = Choices {
+            experts: bench.floats(rows * used),
+            weights: bench.floats(rows * used),
+            order: bench.floats(rows * used),
+            tiles: bench.floats(4 * tiles),
+        };
+        let [route, gather] =
+            bench.kernels().route([experts, used], normalize, &on_device, &choices).unwrap();
+        for rows in [rows, 1] {
+            let both = [&route, &gather];
+            bench.run(if rows == 1 { &both[..1] } else { &both }, BatchShape::rows(rows));
+            let chosen: Vec<u32> = bench.download(&choices.experts, rows * used);
+            let weights: Vec<f32> = bench.download(&choices.weights, rows * used);
+            for (row, logits) in logits.chunks(experts).take(rows).enumerate() {
+                let mut want: Vec<usize> = (0..experts).collect();
+                want.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b)));
+                want.truncate(used);
+                want.sort_unstable();
+                let sum = |of: &[usize]| of.iter().map(|i| f64::from(logits[*i]).exp()).sum::<f64>();
+                let whole = if normalize { sum(&want) } else { sum(&(0..experts).collect::<Vec<_>>()) };
+                for (i, expert) in want.into_iter().enumerate() {
+                    let at = row * used + i;
+                    assert_eq!(chosen[at] as usize, expert, "{experts} experts, row {row}");
+                    let weight = f64::from(logits[expert]).exp() / whole;
+                    assert!((f64::from(weights[at]) - weight).abs() < 1e-6, "{experts} experts, row {row}");
+                }
+            }
+            let order: Vec<u32> = bench.download(&choices.order, rows * used);
+            let count = if rows == 1 { used } else { rows * used / TILE_ROWS + experts };
+            let mut seen = vec![0; rows * used];
+            for [expert, first, pairs, _] in bench.download::<[u32; 4]>(&choices.tiles, count) {
+                assert!(pairs as usize <= TILE_ROWS);
+                for pair in order.iter().skip(first as usize).take(pairs as usize) {
+                    assert_eq!(chosen[*pair as usize], expert);
+                    seen[*pair as usize] += 1;
+                }
+            }
+            assert!(seen.iter().all(|&times| times == 1), "{experts} experts: {seen:?}");
+        }
+    }
+}
+
+/// NaN shows in every result, and weights that are too small for a float are not computed.
+#[test]
+fn odd_logits_are_routed() {
+    let bench = &mut Bench::new(Order::Forward);
+    let choices = Choices {
+        experts: bench.floats(2),
+        weights: bench.floats(2),
+        order: bench.floats(2),
+        tiles: bench.floats(8),
+    };
+    for (logits, weights) in [([1e38, -1e38, 0.0], [1.0, 0.0]), ([f32::NAN, 1.0, 2.0], [f32::NAN; 2])] {
+        let on_device = bench.upload(&logits);
+        let [route, _] = bench.kernels().route([3, 2], true, &on_device, &choices).unwrap();
+        bench.run(&[&route], BatchShape::rows(1));
+        let found: Vec<f32> = bench.download(&choices.weights, 2);
+        assert!(found.iter().zip(weights).all(|(a, b)| *a == b || (a.is_nan() && b.is_nan())), "{found:?}");
+        let tiles: Vec<[u32; 4]> = bench.download(&choices.tiles, 2);
+        assert_eq!(tiles.iter().map(|tile| tile[2]).sum::<u32>(), if weights[1] == 0.0 { 1 } else { 2 });
     }
 }
 

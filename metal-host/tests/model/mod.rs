@@ -7,7 +7,7 @@ use shohin_core::session::{Feed, run_batch};
 use shohin_core::tokenizer::{Special, Tokenizer};
 use shohin_core::{Activations, BonsaiModel, Cpu, Format, Gguf, KvFormat, Session};
 use shohin_metal::{KV_FORMATS, MetalDevice, MetalModel};
-use shohin_tests::device::{Golden, On, error, on_cpu, tokens};
+use shohin_tests::device::{Golden, On, check_experts, check_unread_experts, error, on_cpu, tokens};
 use shohin_tests::model::{Model, Shape, Stored};
 
 fn load(file: &[u8]) -> BonsaiModel<&[u8]> {
@@ -219,10 +219,15 @@ fn patterns_agree() {
     }
 }
 
-/// What has no kernels is refused by name.
 #[test]
-fn experts_are_refused() {
-    let file = Model::new(Shape::tiny_experts(), Stored::new(Format::Q4_0), 3).to_vec().unwrap();
-    let refused = MetalModel::new(tested(Order::Forward), &load(&file)).map(drop).unwrap_err().to_string();
-    assert!(refused.contains("mixture of experts"), "{refused}");
+fn experts_agree() {
+    let mut orders = Order::ALL.into_iter().cycle();
+    check_experts(|file, activations| {
+        metal(file, activations, KvFormat::F32, orders.next().unwrap_or(Order::Forward))
+    });
+}
+
+#[test]
+fn experts_that_are_not_chosen_are_not_read() {
+    check_unread_experts(|file| metal(file, Activations::F32, KvFormat::F32, Order::Forward));
 }
