@@ -239,6 +239,24 @@ fn a_row_alone_has_the_bits_of_rows_together() {
     }
 }
 
+/// Rows that are too wide for the memory of a block are normalized by a kernel of their own.
+#[test]
+fn wide_rows_take_more_kernels() {
+    // (Norm and product), attention and its join, product, then (norm, gate and up), down; or norm, router, choice, gate and
+    // up, down, sum.
+    for (experts, kernels) in [(None, 8), (Some([3, 2, 32]), 11)] {
+        let shape =
+            Shape { hidden: 10_496, heads: 1, kv_heads: 1, head_dim: 32, ffn: 32, experts, ..small() };
+        let file = Model::new(shape, Stored::new(Format::F16), 2).to_vec().unwrap();
+        let (tokens, options) = (tokens(3, 320), kv(KvFormat::F32));
+        let want = on_cpu(&file, Activations::F32, &options).logits(&tokens, true);
+        let mut on = cuda(&file, Activations::F32, &options);
+        let error = error(&both_ways(&mut on, &tokens), &want);
+        assert!(error < 1e-5, "{experts:?}: {error}");
+        assert_eq!(on.device.model().driver().replayed.get(), 3 + kernels, "{experts:?}");
+    }
+}
+
 #[test]
 fn experts_that_are_not_chosen_are_not_read() {
     check_unread_experts(|file| cuda(file, Activations::F32, &kv(KvFormat::F32)));
