@@ -52,7 +52,9 @@ template <bool ROPE> __device__ __forceinline__ void attend(const AttentionArgs 
     if constexpr (ROPE) {
         // A head, and a cache of this position alone, whose numbers are rounded as the other's.
         __shared__ float heads[3][256], stored[2][256];
-        own = Cache{(unsigned char *)stored[0], (unsigned char *)stored[1], 1, 1, dim, a.cache.bits};
+        own.keys = (unsigned char *)stored[0];
+        own.values = (unsigned char *)stored[1];
+        own.capacity = own.kv_heads = 1;
         Kind kind = warp == 0 ? QUERY : warp == 1 ? KEY : VALUE;
         bool last = begin <= query && query < end;
         // The same for all lanes.

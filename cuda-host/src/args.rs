@@ -111,6 +111,8 @@ pub(crate) struct CacheArgs {
     pub(crate) kv_heads: u32,
     pub(crate) dim: u32,
     pub(crate) bits: u32,
+    pub(crate) mantissa: u32,
+    pub(crate) unused: u32,
 }
 
 #[derive(Clone, Copy, Pod, Zeroable)]

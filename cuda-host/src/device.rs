@@ -17,12 +17,13 @@ use shohin_core::device::{
 };
 use shohin_core::model::{ModelConfig, Program};
 use shohin_core::rows::{ReadoutGroup, Rows, Segment, tokens_and_angles};
-use shohin_core::{Activations, Device, Error as CoreError, KvFormat, Name};
+use shohin_core::{Activations, Device, Error as CoreError, KvFormat};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The formats of caches that the kernels store.
-pub const KV_FORMATS: [KvFormat; 4] = [KvFormat::F32, KvFormat::F16, KvFormat::Q8, KvFormat::Q4];
+pub const KV_FORMATS: [KvFormat; 6] =
+    [KvFormat::F32, KvFormat::F16, KvFormat::Q8, KvFormat::Q4, KvFormat::Fp8E4M3, KvFormat::Fp8E5M2];
 
 /// Parts of the positions among which the attention of a single row is divided.
 const PARTS: usize = 16;
@@ -314,10 +315,6 @@ impl<D: Driver> Device for CudaDevice<D> {
     async fn cache(&mut self, options: &SessionOptions) -> Result<CudaCache<D>> {
         if options.context == 0 {
             return Err(CoreError::Option { what: "context", found: 0.0, expected: "at least 1" }.into());
-        }
-        if !KV_FORMATS.contains(&options.kv) {
-            let (key, found) = (Name::new("cache format"), Name::new(options.kv.name()));
-            return Err(CoreError::Unsupported { key, found, expected: "f32, f16, q8 or q4" }.into());
         }
         options.attention.check()?;
         let options = SessionOptions { context: options.context.min(self.options.context), ..*options };

@@ -17,7 +17,8 @@ use shohin_core::cache::FlatKv;
 use shohin_core::model::Program;
 use shohin_core::model::program::{BufferId, Experts, Op, QkNorm, RopePairing, TensorId};
 use shohin_core::rows::Segment;
-use shohin_core::{Activations, Error as CoreError};
+use shohin_core::{Activations, Error as CoreError, KvFormat};
+use std::sync::Arc;
 
 /// Bytes of a block's memory that a normalized row may take: more than half of what every GPU has.
 const MAX_SHARED: usize = 40 << 10;
@@ -92,7 +93,7 @@ pub(super) struct Choices<D: Driver> {
 
 impl<D: Driver> Choices<D> {
     /// For the mixture with the most pairs and experts of a program; `None` without one.
-    pub(super) fn new(driver: &std::sync::Arc<D>, program: &Program, batch: usize) -> Result<Option<Self>> {
+    pub(super) fn new(driver: &Arc<D>, program: &Program, batch: usize) -> Result<Option<Self>> {
         let Some(used) = program.mixtures().map(|experts| experts.used).max() else { return Ok(None) };
         let counts = program.mixtures().map(|experts| program.tensor(experts.router).rows);
         let most = counts.max().unwrap_or(0);
@@ -266,6 +267,11 @@ impl<D: Driver> CudaDevice<D> {
     fn cache_args(&self, cache: &CudaCache<D>, layer: usize) -> CacheArgs {
         let heads = self.model.program().heads;
         let [keys, values] = cache.layers[layer].each_ref().map(Memory::address);
+        let mantissa = match cache.options.kv {
+            KvFormat::Fp8E4M3 => 3,
+            KvFormat::Fp8E5M2 => 2,
+            KvFormat::F32 | KvFormat::F16 | KvFormat::Q8 | KvFormat::Q4 => 0,
+        };
         CacheArgs {
             keys,
             values,
@@ -273,6 +279,8 @@ impl<D: Driver> CudaDevice<D> {
             kv_heads: heads.kv as u32,
             dim: heads.dim as u32,
             bits: FlatKv::of(cache.options.kv).bits as u32,
+            mantissa,
+            unused: 0,
         }
     }
 
