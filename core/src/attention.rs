@@ -78,6 +78,17 @@ impl AttentionPattern {
         }
     }
 
+    /// Which pattern, and its numbers in the order of its fields, for kernels: 0 is [`AttentionPattern::Full`], and so on.
+    pub const fn words(self) -> [u32; 4] {
+        match self {
+            AttentionPattern::Full => [0; 4],
+            AttentionPattern::Window { window, sinks } => [1, window, sinks, 0],
+            AttentionPattern::Dilated { blocks, step } => [2, blocks, step, 0],
+            AttentionPattern::Strided { blocks, stride } => [3, blocks, stride, 0],
+            AttentionPattern::BigBird { blocks, global, random } => [4, blocks, global, random],
+        }
+    }
+
     /// Whether a token at position `query` attends to position `key`.
     pub fn sees(&self, query: usize, key: usize) -> bool {
         if key > query {

@@ -1,6 +1,7 @@
 // Causal attention with an online softmax. `attention`: one block of four warps per query head, row and part of the
 // positions; the lanes of a warp have the elements of a head, and its warps every fourth position. `attention_join` merges
-// the parts (flash decoding). See core's attention.rs for the patterns.
+// the parts (flash decoding). See core's attention.rs for the patterns. `rope_attention` is rope_store and attention of a
+// single row in one launch.
 
 struct AttentionArgs {
     Cache cache;
@@ -36,7 +37,8 @@ __device__ __forceinline__ bool sees(const AttentionArgs &p, u32 query, u32 key)
     return false;
 }
 
-extern "C" __global__ void attention(AttentionArgs a) {
+// Of the row's own position, from `own`, if ROPE says that it is not in the cache yet.
+template <bool ROPE> __device__ __forceinline__ void attend(const AttentionArgs &a, const RopeArgs *rope) {
     __shared__ float results[4][256];
     __shared__ float tops[4], weights[4];
     u32 dim = a.cache.dim, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -45,20 +47,46 @@ extern "C" __global__ void attention(AttentionArgs a) {
     u32 span = (count + a.parts_count - 1) / a.parts_count;
     u32 begin = min(blockIdx.z * span, count), end = min(begin + span, count);
     float q[8] = {}, sum[8] = {};
-    for (u32 i = 0; i < dim / 32; i++) q[i] = a.q[((u64)row * a.heads + head) * dim + i * 32 + lane] * a.scale;
+    const float *from = a.q + ((u64)row * a.heads + head) * dim;
+    Cache own = a.cache;
+    if constexpr (ROPE) {
+        // A head, and a cache of this position alone, whose numbers are rounded as the other's.
+        __shared__ float heads[3][256], stored[2][256];
+        own.keys = (unsigned char *)stored[0];
+        own.values = (unsigned char *)stored[1];
+        own.capacity = own.kv_heads = 1;
+        Kind kind = warp == 0 ? QUERY : warp == 1 ? KEY : VALUE;
+        bool last = begin <= query && query < end;
+        // The same for all lanes.
+        if (kind == QUERY || (last && warp < 3)) {
+            load_head(*rope, kind, kind == QUERY ? head : kv_head, row, lane, heads[warp]);
+            if (kind != QUERY) {
+                store_head(own, kind == KEY ? own.keys : own.values, 0, lane, heads[warp]);
+                u64 at = ((u64)kv_head * a.cache.capacity + query) * dim;
+                if (head % (a.heads / a.cache.kv_heads) == 0)
+                    store_head(a.cache, kind == KEY ? a.cache.keys : a.cache.values, at, lane, heads[warp]);
+            }
+        }
+        __syncthreads();
+        from = heads[0];
+    }
+    for (u32 i = 0; i < dim / 32; i++) q[i] = from[i * 32 + lane] * a.scale;
     float top = -1e30f, weight = 0.0f;
     for (u32 key = begin + warp; key < end; key += 4) {
         // The same for all lanes.
         if (!sees(a, query, key)) continue;
-        u64 at = ((u64)kv_head * a.cache.capacity + key) * dim;
+        bool is_own = ROPE && key == query;
+        Cache cache = a.cache;
+        if (is_own) cache = own;
+        u64 at = is_own ? 0 : ((u64)kv_head * a.cache.capacity + key) * dim;
         float score = 0.0f;
-        for (u32 i = 0; i < dim / 32; i++) score += q[i] * cache_get(a.cache, a.cache.keys, at + i * 32 + lane);
+        for (u32 i = 0; i < dim / 32; i++) score += q[i] * cache_get(cache, cache.keys, at + i * 32 + lane);
         score = warp_sum(score);
         float highest = fmaxf(top, score), decay = expf(top - highest), w = expf(score - highest);
         top = highest;
         weight = weight * decay + w;
         for (u32 i = 0; i < dim / 32; i++)
-            sum[i] = sum[i] * decay + w * cache_get(a.cache, a.cache.values, at + i * 32 + lane);
+            sum[i] = sum[i] * decay + w * cache_get(cache, cache.values, at + i * 32 + lane);
     }
     for (u32 i = 0; i < dim / 32; i++) results[warp][i * 32 + lane] = sum[i];
     if (lane == 0) {
@@ -82,6 +110,15 @@ extern "C" __global__ void attention(AttentionArgs a) {
         part[dim + 1] = total;
     }
 }
+
+extern "C" __global__ void attention(AttentionArgs a) { attend<false>(a, nullptr); }
+
+struct RopeAttentionArgs {
+    RopeArgs rope;
+    AttentionArgs attention;
+};
+
+extern "C" __global__ void rope_attention(RopeAttentionArgs a) { attend<true>(a.attention, &a.rope); }
 
 // One warp per query head and row.
 extern "C" __global__ void attention_join(AttentionArgs a) {

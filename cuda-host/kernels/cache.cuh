@@ -5,8 +5,30 @@ struct Cache {
     unsigned char *keys;
     unsigned char *values;
     u32 capacity, kv_heads, dim;
-    u32 bits; // 32, 16: floats; 8, 4: integers with a scale
+    u32 bits;     // 32, 16: floats; 8, 4: integers with a scale
+    u32 mantissa; // of floats of 8 bits, which core's cache/float8.rs describes; otherwise 0
+    u32 unused;
 };
+
+// By 16-bit floats: of E5M2 the same ones, of E4M3 those divided by 256. All bits of the exponent are set in a NaN.
+__device__ __forceinline__ float float8_value(u32 bits, u32 mantissa) {
+    u32 nan = mantissa == 3 ? 0x7f : 0x7c;
+    float x = half_value((bits & 128) << 8 | (bits & 127) << (10 - mantissa)) * (mantissa == 3 ? 256.0f : 1.0f);
+    return (bits & nan) == nan ? __uint_as_float(0x7fc00000u) : x;
+}
+
+// To nearest even; larger magnitudes become the largest.
+__device__ __forceinline__ u32 float8_bits(float x, u32 mantissa) {
+    u32 shift = 23 - mantissa, bias = (1u << (6 - mantissa)) - 1;
+    u32 bits = __float_as_uint(x), magnitude = bits & 0x7fffffffu;
+    u32 clamped = min(magnitude, __float_as_uint(mantissa == 3 ? 448.0f : 57344.0f)), odd = clamped >> shift & 1;
+    u32 normal = (clamped + (1u << (shift - 1)) - 1 + odd - ((127 - bias) << 23)) >> shift;
+    // The last bit of the sum is worth the smallest magnitude.
+    u32 unit = (127 + 24 - bias - mantissa) << 23;
+    u32 subnormal = __float_as_uint(__fadd_rn(__uint_as_float(clamped), __uint_as_float(unit))) - unit;
+    u32 rounded = clamped < (128 - bias) << 23 ? subnormal : normal;
+    return (magnitude > 0x7f800000u ? 0x7f : rounded) | (bits >> 24 & 128);
+}
 
 __device__ __forceinline__ float *cache_scales(const Cache &c, unsigned char *base) {
     return (float *)(base + (u64)c.kv_heads * c.capacity * c.dim / 8 * c.bits);
@@ -14,7 +36,9 @@ __device__ __forceinline__ float *cache_scales(const Cache &c, unsigned char *ba
 
 // A warp stores 32 elements, one a lane, from element `at` of the cache on.
 __device__ __forceinline__ void cache_put(const Cache &c, unsigned char *base, u64 at, u32 lane, float x) {
-    if (c.bits == 32) {
+    if (c.mantissa != 0) {
+        base[at + lane] = (unsigned char)float8_bits(x, c.mantissa);
+    } else if (c.bits == 32) {
         ((float *)base)[at + lane] = x;
     } else if (c.bits == 16) {
         x = x != x ? x : fminf(fmaxf(x, -65504.0f), 65504.0f);
@@ -36,6 +60,7 @@ __device__ __forceinline__ void cache_put(const Cache &c, unsigned char *base, u
 
 // Element `at` of the cache.
 __device__ __forceinline__ float cache_get(const Cache &c, unsigned char *base, u64 at) {
+    if (c.mantissa != 0) return float8_value(base[at], c.mantissa);
     if (c.bits == 32) return ((const float *)base)[at];
     if (c.bits == 16) return half_value(((const unsigned short *)base)[at]);
     int code;

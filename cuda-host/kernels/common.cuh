@@ -20,6 +20,11 @@ __device__ __forceinline__ u32 half_bits(float value) {
 }
 #endif
 
+// Memory of a block whose size the launch says.
+#ifndef CUDA_SHIM
+#define DYNAMIC_SHARED(NAME) extern __shared__ uint4 NAME[]
+#endif
+
 __device__ __forceinline__ float warp_sum(float x) {
     for (int o = 16; o > 0; o /= 2) x += __shfl_xor_sync(0xffffffffu, x, o);
     return x;
@@ -30,11 +35,11 @@ __device__ __forceinline__ float warp_max(float x) {
     return x;
 }
 
-// The sum over a block of four warps.
+// The sum over the first four warps of a block, for all of it.
 __device__ __forceinline__ float block_sum(float x) {
     __shared__ float part[4];
     x = warp_sum(x);
-    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = x;
+    if (threadIdx.x < 128 && threadIdx.x % 32 == 0) part[threadIdx.x / 32] = x;
     __syncthreads();
     x = part[0] + part[1] + part[2] + part[3];
     __syncthreads();

@@ -1,28 +1,69 @@
-// Packed matrices times integers or floats: a warp has one output, for up to TOKENS rows of the batch at once. Up to four
-// matrices with the same input are one launch. Sums of integers are exact within a group.
+// Packed matrices times integers or floats: a warp has one output at a time, for up to TOKENS rows of the batch at once. Up
+// to four matrices with the same input are one launch. Sums of integers are exact within a group.
+//
+// A single row is small: each block can normalize and round all of it for itself, in shared memory, which saves launches.
 
 struct ProductArgs {
-    Matrix m[4];
-    float *out[4]; // (tokens, rows)
-    const float *x;
-    const uint4 *words;
+    Matrix m[4];          // of one expert, with the codes and scales of all
+    float *out[4];        // (tokens, rows)
+    const float *x;       // (tokens, cols)
+    const uint4 *words;   // its integers, if blocks do not round it
     const Meta *meta;
+    const float *norm;    // (cols): weights of the norm of a single row x; null: it is read as it is
+    signed char *rounded; // integers of out[0] if a block makes whole units of it, or null
+    Meta *rounded_meta;
+    const Tile *tiles;    // of experts, one for each blockIdx.y; null without
+    const u32 *order;
+    const u32 *experts;
+    const float *weights;
     u32 tokens, count;
-    u32 epilogue; // 0: store, 1: add, 2: silu(m[0] x) * (m[1] x)
+    u32 epilogue; // see EPILOGUE_...
+    u32 passes;   // outputs of each warp
+    u32 share;    // pairs of a row and an expert that read the same row of x
+    u32 used;     // experts of EPILOGUE_EXPERTS
+    float eps;
     u32 unused;
 };
 
+// How a product is stored: as it is; added; silu(m[0] x) * (m[1] x); the products of `used` experts, times their weights,
+// added.
+enum Epilogue { EPILOGUE_STORE, EPILOGUE_ADD, EPILOGUE_SWIGLU, EPILOGUE_EXPERTS };
+
+struct Input {
+    const float *x;
+    const uint4 *words;
+    const Meta *meta;
+};
+
+// The input, in shared memory if the block normalizes it.
+template <bool INT8> __device__ __forceinline__ Input input(const ProductArgs &a) {
+    if (!a.norm) return Input{a.x, a.words, a.meta};
+    DYNAMIC_SHARED(shared);
+    u32 cols = a.m[0].units * 32;
+    Meta *meta = (Meta *)(shared + cols / 16);
+    float scale = rms_scale(a.x, cols, a.eps);
+    for (u32 i = threadIdx.x; i < cols; i += blockDim.x) {
+        float y = a.x[i] * scale * a.norm[i];
+        // A warp has a unit.
+        if (INT8) put_unit((signed char *)shared, meta, i / 32, threadIdx.x % 32, y);
+        else ((float *)shared)[i] = y;
+    }
+    __syncthreads();
+    return Input{(const float *)shared, shared, meta};
+}
+
+// Products of row `row` of a matrix with the rows `from` of the input.
 template <class C, bool INT8, int TOKENS>
-__device__ __forceinline__ void dot(const ProductArgs &a, const Matrix &m, u32 row, u32 first, float *sums) {
-    const u32 *scales = m.scales + (u64)row * m.scale_words;
-    u32 last = a.tokens - 1;
+__device__ __forceinline__ void dot_codes(const Input &in, const Matrix &m, u64 row, const u32 *from, float *sums) {
+    const u32 *scales = m.scales + row * m.scale_words;
+    for (int t = 0; t < TOKENS; t++) sums[t] = 0.0f;
     for (u32 u = threadIdx.x % 32; u < m.units; u += 32) {
-        const u32 *packed = m.codes + ((u64)row * m.units + u) * C::WORDS;
+        const u32 *packed = m.codes + (row * m.units + u) * C::WORDS;
         u32 unit[C::WORDS];
         for (u32 i = 0; i < C::WORDS; i++) unit[i] = packed[i];
         if constexpr (C::FLOAT) {
             for (int t = 0; t < TOKENS; t++) {
-                const float *x = a.x + ((u64)min(first + t, last) * m.units + u) * 32;
+                const float *x = in.x + ((u64)from[t] * m.units + u) * 32;
                 for (u32 i = 0; i < 32; i++) sums[t] += C::value(unit, i) * x[i];
             }
         } else {
@@ -36,10 +77,10 @@ __device__ __forceinline__ void dot(const ProductArgs &a, const Matrix &m, u32 r
                 low = high = group_scale(m, scales, u * 32 / m.group);
             }
             for (int t = 0; t < TOKENS; t++) {
-                u64 at = (u64)min(first + t, last) * m.units + u;
+                u64 at = (u64)from[t] * m.units + u;
                 if constexpr (INT8) {
-                    uint4 x = a.words[2 * at], y = a.words[2 * at + 1];
-                    Meta meta = a.meta[at];
+                    uint4 x = in.words[2 * at], y = in.words[2 * at + 1];
+                    Meta meta = in.meta[at];
                     int n = 0, k = 0;
                     n = __dp4a((int)four[0], (int)x.x, n);
                     n = __dp4a((int)four[1], (int)x.y, n);
@@ -55,7 +96,7 @@ __device__ __forceinline__ void dot(const ProductArgs &a, const Matrix &m, u32 r
                     part += (float)meta.sums[0] * low.y + (float)meta.sums[1] * high.y;
                     sums[t] += part * meta.scale;
                 } else {
-                    const float *x = a.x + at * 32;
+                    const float *x = in.x + at * 32;
                     float n[2] = {0.0f, 0.0f}, sum[2] = {0.0f, 0.0f};
                     for (u32 i = 0; i < 32; i++) {
                         int code = (signed char)(four[i / 4] >> (8 * (i % 4)) & 255);
@@ -70,28 +111,98 @@ __device__ __forceinline__ void dot(const ProductArgs &a, const Matrix &m, u32 r
     for (int t = 0; t < TOKENS; t++) sums[t] = warp_sum(sums[t]);
 }
 
-template <class C, bool INT8, int TOKENS> __device__ __forceinline__ void product(const ProductArgs &a) {
-    u32 block = blockIdx.x, which = 0, outputs = a.epilogue == 2 ? 1 : a.count;
-    while (which + 1 < outputs && block >= (a.m[which].rows + 3) / 4) block -= (a.m[which++].rows + 3) / 4;
-    const Matrix &m = a.m[which];
-    u32 row = block * 4 + threadIdx.x / 32, first = blockIdx.y * TOKENS;
-    // A whole warp; there is no barrier.
-    if (row >= m.rows) return;
-    float sums[TOKENS] = {}, gates[TOKENS] = {};
-#pragma unroll 1
-    for (u32 pass = 0;; pass++) {
-        for (int t = 0; t < TOKENS; t++) sums[t] = 0.0f;
-        dot<C, INT8, TOKENS>(a, a.m[which + pass], row, first, sums);
-        if (a.epilogue != 2 || pass == 1) break;
-        for (int t = 0; t < TOKENS; t++) gates[t] = sums[t];
+// Codes that differ from matrix to matrix.
+struct Mixed {};
+
+template <class C, bool INT8, int TOKENS> struct Dot {
+    __device__ __forceinline__ static void run(const Input &in, const Matrix &m, u64 row, const u32 *from, float *sums) {
+        dot_codes<C, INT8, TOKENS>(in, m, row, from, sums);
     }
-    if (threadIdx.x % 32 != 0) return;
-    for (int t = 0; t < TOKENS; t++) {
-        if (first + t >= a.tokens) return;
-        float *out = a.out[which] + (u64)(first + t) * m.rows + row;
-        if (a.epilogue == 0) *out = sums[t];
-        if (a.epilogue == 1) *out += sums[t];
-        if (a.epilogue == 2) *out = gates[t] / (1.0f + expf(fminf(-gates[t], 88.0f))) * sums[t];
+};
+
+template <bool INT8, int TOKENS> struct Dot<Mixed, INT8, TOKENS> {
+    __device__ __forceinline__ static void run(const Input &in, const Matrix &m, u64 row, const u32 *from, float *sums) {
+        switch (m.kind) {
+        case Bits1::KIND: return dot_codes<Bits1, INT8, TOKENS>(in, m, row, from, sums);
+        case Bits2::KIND: return dot_codes<Bits2, INT8, TOKENS>(in, m, row, from, sums);
+        case Bits4::KIND: return dot_codes<Bits4, INT8, TOKENS>(in, m, row, from, sums);
+        case Bits6::KIND: return dot_codes<Bits6, INT8, TOKENS>(in, m, row, from, sums);
+        case Bits8::KIND: return dot_codes<Bits8, INT8, TOKENS>(in, m, row, from, sums);
+        case Levels::KIND: return dot_codes<Levels, INT8, TOKENS>(in, m, row, from, sums);
+        }
+        if constexpr (!INT8) {
+            switch (m.kind) {
+            case F16::KIND: return dot_codes<F16, INT8, TOKENS>(in, m, row, from, sums);
+            case Bf16::KIND: return dot_codes<Bf16, INT8, TOKENS>(in, m, row, from, sums);
+            case F32::KIND: return dot_codes<F32, INT8, TOKENS>(in, m, row, from, sums);
+            }
+        }
+    }
+};
+
+template <class C, bool INT8, int TOKENS> __device__ __forceinline__ void product(const ProductArgs &a) {
+    __shared__ float results[32];
+    Input in = input<INT8>(a);
+    u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32, rows = warps * a.passes;
+    u32 block = blockIdx.x, which = 0, outputs = a.epilogue == EPILOGUE_SWIGLU ? 1 : a.count;
+    while (which + 1 < outputs && block >= (a.m[which].rows + rows - 1) / rows)
+        block -= (a.m[which++].rows + rows - 1) / rows;
+    const Matrix &m = a.m[which];
+    u32 first = blockIdx.y * TOKENS, count = a.tokens - first;
+    u64 expert_row = 0;
+    if (a.tiles) {
+        Tile tile = a.tiles[blockIdx.y];
+        first = tile.first;
+        count = tile.count;
+        expert_row = (u64)tile.expert * m.rows;
+    }
+    // The whole block.
+    if (count == 0) return;
+    u32 from[TOKENS], to[TOKENS];
+    for (u32 t = 0; t < TOKENS; t++) {
+        u32 at = first + min(t, count - 1);
+        to[t] = a.tiles ? a.order[at] : at;
+        from[t] = a.tiles ? to[t] / a.share : at;
+    }
+    for (u32 pass = 0; pass < a.passes; pass++) {
+        u32 in_block = pass * warps + warp, row = block * rows + in_block;
+        // The whole warp.
+        if (row >= m.rows) break;
+        float sums[TOKENS], gates[TOKENS] = {};
+        bool adds_experts = TOKENS == 1 && a.epilogue == EPILOGUE_EXPERTS;
+        float total = adds_experts ? a.out[0][row] : 0.0f;
+        u32 steps = adds_experts ? a.used : a.epilogue == EPILOGUE_SWIGLU ? 2 : 1;
+        // One after the other in a single loop, as the products are long when they are inlined.
+#pragma unroll 1
+        for (u32 step = 0; step < steps; step++) {
+            if (adds_experts) {
+                if (a.weights[step] == 0.0f) continue;
+                expert_row = (u64)a.experts[step] * m.rows;
+                from[0] = step;
+            }
+            const Matrix &other = a.m[adds_experts ? 0 : which + step];
+            Dot<C, INT8, TOKENS>::run(in, other, expert_row + row, from, sums);
+            if (adds_experts) total += a.weights[step] * sums[0];
+            if (step + 1 < steps)
+                for (int t = 0; t < TOKENS; t++) gates[t] = sums[t];
+        }
+        if (lane != 0) continue;
+        for (u32 t = 0; t < TOKENS && t < count; t++) {
+            float *out = a.out[which] + (u64)to[t] * m.rows + row;
+            if (adds_experts) *out = total;
+            if (a.epilogue == EPILOGUE_STORE) *out = sums[t];
+            if (a.epilogue == EPILOGUE_ADD) *out += sums[t];
+            if (a.epilogue == EPILOGUE_SWIGLU) {
+                float y = gates[t] / (1.0f + expf(fminf(-gates[t], 88.0f))) * sums[t];
+                *out = y;
+                if (TOKENS == 1 && a.rounded) results[in_block] = y;
+            }
+        }
+    }
+    if (TOKENS == 1 && a.rounded) {
+        __syncthreads();
+        u64 unit = ((u64)to[0] * m.rows + block * rows) / 32;
+        if (warp == 0) put_unit(a.rounded, a.rounded_meta, unit, lane, results[lane]);
     }
 }
 
@@ -99,6 +210,7 @@ template <class C, bool INT8, int TOKENS> __device__ __forceinline__ void produc
 #define PRODUCT(NAME, CODES, INT8)                                                                                     \
     extern "C" __global__ void NAME(ProductArgs a) { product<CODES, INT8, 1>(a); }                                     \
     extern "C" __global__ void NAME##_many(ProductArgs a) { product<CODES, INT8, INT8 ? 8 : 2>(a); }
+
 
 PRODUCT(product_int8_0, Bits1, true)
 PRODUCT(product_int8_1, Bits2, true)
@@ -115,3 +227,6 @@ PRODUCT(product_f32_5, Levels, false)
 PRODUCT(product_f32_6, F16, false)
 PRODUCT(product_f32_7, Bf16, false)
 PRODUCT(product_f32_8, F32, false)
+
+extern "C" __global__ void product_int8_mixed(ProductArgs a) { product<Mixed, true, 1>(a); }
+extern "C" __global__ void product_f32_mixed(ProductArgs a) { product<Mixed, false, 1>(a); }

@@ -11,12 +11,17 @@ struct NormArgs {
     float eps;
 };
 
+// 1 / sqrt(mean(x^2) + eps), added up by four warps, so that larger blocks give the same bits.
+__device__ __forceinline__ float rms_scale(const float *x, u32 cols, float eps) {
+    float sum = 0.0f;
+    for (u32 i = threadIdx.x; threadIdx.x < 128 && i < cols; i += 128) sum += x[i] * x[i];
+    return 1.0f / sqrtf(block_sum(sum) / (float)cols + eps);
+}
+
 extern "C" __global__ void rmsnorm(NormArgs a) {
     u32 row = a.rows ? a.rows[blockIdx.x] : blockIdx.x;
     const float *x = a.x + (u64)row * a.cols;
-    float sum = 0.0f;
-    for (u32 i = threadIdx.x; i < a.cols; i += blockDim.x) sum += x[i] * x[i];
-    float scale = 1.0f / sqrtf(block_sum(sum) / (float)a.cols + a.eps);
+    float scale = rms_scale(x, a.cols, a.eps);
     for (u32 i = threadIdx.x; i < a.cols; i += blockDim.x) {
         float y = x[i] * scale * a.weight[i];
         u64 at = (u64)blockIdx.x * a.cols + i;

@@ -13,39 +13,53 @@ struct RopeArgs {
     float eps;
 };
 
+// Normalizes and rotates a head in shared memory, by one warp.
+__device__ __forceinline__ void rope_head(const RopeArgs &a, float *head, const float *weight, u32 row, u32 lane) {
+    u32 dim = a.cache.dim;
+    if (weight) {
+        float sum = 0.0f;
+        for (u32 i = lane; i < dim; i += 32) sum += head[i] * head[i];
+        float scale = 1.0f / sqrtf(warp_sum(sum) / (float)dim + a.eps);
+        for (u32 i = lane; i < dim; i += 32) head[i] = head[i] * (scale * weight[i]);
+        __syncwarp();
+    }
+    const float *angles = a.angles + (u64)row * dim;
+    for (u32 i = lane; i < dim / 2; i += 32) {
+        u32 one = a.interleaved ? 2 * i : i, two = a.interleaved ? 2 * i + 1 : i + dim / 2;
+        float x = head[one], y = head[two], c = angles[i], s = angles[dim / 2 + i];
+        head[one] = x * c - y * s;
+        head[two] = x * s + y * c;
+    }
+    __syncwarp();
+}
+
+enum Kind { QUERY, KEY, VALUE };
+
+// A head of the row in shared memory, as attention reads it, by one warp.
+__device__ __forceinline__ void load_head(const RopeArgs &a, Kind kind, u32 index, u32 row, u32 lane, float *head) {
+    u32 dim = a.cache.dim, heads = kind == QUERY ? a.heads : a.cache.kv_heads;
+    const float *from = (kind == VALUE ? a.v : kind == KEY ? a.k : a.q) + ((u64)row * heads + index) * dim;
+    for (u32 i = lane; i < dim; i += 32) head[i] = from[i];
+    __syncwarp();
+    if (kind != VALUE) rope_head(a, head, kind == KEY ? a.k_norm : a.q_norm, row, lane);
+}
+
+// Stores a key or a value, whose elements begin at `at`, by one warp.
+__device__ __forceinline__ void store_head(const Cache &c, unsigned char *base, u64 at, u32 lane, const float *head) {
+    for (u32 i = lane; i < c.dim; i += 32) cache_put(c, base, at + i - lane, lane, head[i]);
+}
+
 extern "C" __global__ void rope_store(RopeArgs a) {
     __shared__ float head[256];
     u32 dim = a.cache.dim, kv = a.cache.kv_heads, lane = threadIdx.x, index = blockIdx.x;
     u32 row = a.first_row + blockIdx.y;
-    bool is_value = index >= a.heads + kv, is_key = index >= a.heads && !is_value;
-    u32 in_kind = index - (is_value ? a.heads + kv : is_key ? a.heads : 0);
-    const float *from = is_value ? a.v : is_key ? a.k : a.q;
-    from += ((u64)row * (is_key || is_value ? kv : a.heads) + in_kind) * dim;
-    for (u32 i = lane; i < dim; i += 32) head[i] = from[i];
-    __syncwarp();
-    if (!is_value) {
-        const float *weight = is_key ? a.k_norm : a.q_norm;
-        if (weight) {
-            float sum = 0.0f;
-            for (u32 i = lane; i < dim; i += 32) sum += head[i] * head[i];
-            float scale = 1.0f / sqrtf(warp_sum(sum) / (float)dim + a.eps);
-            for (u32 i = lane; i < dim; i += 32) head[i] = head[i] * (scale * weight[i]);
-            __syncwarp();
-        }
-        const float *angles = a.angles + (u64)row * dim;
-        for (u32 i = lane; i < dim / 2; i += 32) {
-            u32 one = a.interleaved ? 2 * i : i, two = a.interleaved ? 2 * i + 1 : i + dim / 2;
-            float x = head[one], y = head[two], c = angles[i], s = angles[dim / 2 + i];
-            head[one] = x * c - y * s;
-            head[two] = x * s + y * c;
-        }
-        __syncwarp();
-    }
-    if (is_key || is_value) {
-        u64 at = ((u64)in_kind * a.cache.capacity + a.positions[row]) * dim;
-        unsigned char *base = is_key ? a.cache.keys : a.cache.values;
-        for (u32 i = lane; i < dim; i += 32) cache_put(a.cache, base, at + i - lane, lane, head[i]);
+    Kind kind = index < a.heads ? QUERY : index < a.heads + kv ? KEY : VALUE;
+    index -= kind == QUERY ? 0 : kind == KEY ? a.heads : a.heads + kv;
+    load_head(a, kind, index, row, lane, head);
+    if (kind == QUERY) {
+        for (u32 i = lane; i < dim; i += 32) a.q[((u64)row * a.heads + index) * dim + i] = head[i];
     } else {
-        for (u32 i = lane; i < dim; i += 32) a.q[((u64)row * a.heads + in_kind) * dim + i] = head[i];
+        u64 at = ((u64)index * a.cache.capacity + a.positions[row]) * dim;
+        store_head(a.cache, kind == KEY ? a.cache.keys : a.cache.values, at, lane, head);
     }
 }

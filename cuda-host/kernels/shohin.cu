@@ -4,6 +4,7 @@
 #include "cache.cuh"
 #include "embed.cu"
 #include "rmsnorm.cu"
+#include "route.cu"
 #include "product.cu"
 #include "rope.cu"
 #include "attention.cu"

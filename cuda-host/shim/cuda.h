@@ -23,6 +23,9 @@ struct float2 {
 struct alignas(16) uint4 {
     unsigned x, y, z, w;
 };
+// The launch's memory of a block, which ends where the sanitizer looks.
+inline thread_local uint4 *shim_shared = nullptr;
+#define DYNAMIC_SHARED(NAME) uint4 *NAME = shim_shared
 using std::min;
 inline void __syncthreads() { fibers::meet(fibers::block->all, "__syncthreads"); }
 inline void __syncwarp() { fibers::meet(fibers::warp(), "__syncwarp"); }
@@ -30,6 +33,14 @@ template <class T> T __shfl_xor_sync(unsigned mask, T value, unsigned by) {
     if (mask != 0xffffffffu) fibers::fail("only whole warps are modelled");
     return fibers::exchange(value, "__shfl_xor_sync")[fibers::block->current->index % 32 ^ by];
 }
+inline unsigned __ballot_sync(unsigned mask, bool value) {
+    if (mask != 0xffffffffu) fibers::fail("only whole warps are modelled");
+    const bool *all = fibers::exchange(value, "__ballot_sync");
+    unsigned bits = 0;
+    for (unsigned i = 0; i < fibers::WARP; i++) bits |= unsigned(all[i]) << i;
+    return bits;
+}
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline int __dp4a(int a, int b, int c) {
     for (int i = 0; i < 32; i += 8) c += int(int8_t(a >> i)) * int(int8_t(b >> i));
     return c;

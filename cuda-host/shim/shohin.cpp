@@ -15,13 +15,19 @@ static const Entry ENTRIES[] = {
     ENTRY(quantize, QuantizeArgs),
     ENTRY(rope_store, RopeArgs),
     ENTRY(attention, AttentionArgs),
+    ENTRY(rope_attention, RopeAttentionArgs),
     ENTRY(attention_join, AttentionArgs),
+    ENTRY(route, RouteArgs),
+    ENTRY(route_tiles, RouteArgs),
+    ENTRY(experts_add, ExpertsAddArgs),
     ENTRY(argmax, ArgmaxArgs),
     PRODUCTS(product_int8_0), PRODUCTS(product_int8_1), PRODUCTS(product_int8_2),
     PRODUCTS(product_int8_3), PRODUCTS(product_int8_4), PRODUCTS(product_int8_5),
     PRODUCTS(product_f32_0), PRODUCTS(product_f32_1), PRODUCTS(product_f32_2),
     PRODUCTS(product_f32_3), PRODUCTS(product_f32_4), PRODUCTS(product_f32_5),
     PRODUCTS(product_f32_6), PRODUCTS(product_f32_7), PRODUCTS(product_f32_8),
+    ENTRY(product_int8_mixed, ProductArgs),
+    ENTRY(product_f32_mixed, ProductArgs),
 };
 
 // The number of a kernel, or -1; `args` is set to the size of its arguments.
@@ -41,8 +47,8 @@ struct Launch : fibers::Call {
     const void *args;
 };
 // In order with a seed of 0, otherwise shuffled. Returns an error, or null.
-extern "C" const char *shim_launch(int kernel, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned seed,
-                                   const void *args) {
+extern "C" const char *shim_launch(int kernel, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned shared,
+                                   unsigned seed, const void *args) {
     static thread_local fibers::Block block;
     Launch launch;
     launch.run = [](const fibers::Call &call) {
@@ -52,7 +58,11 @@ extern "C" const char *shim_launch(int kernel, unsigned x, unsigned y, unsigned 
     launch.body = ENTRIES[kernel].body;
     launch.args = args;
     block.leavers_arrive = true;
-    fibers::run(block, {x, y, z}, threads, seed ? fibers::SHUFFLED : fibers::FORWARD, seed, launch, [] {});
+    std::unique_ptr<uint4[]> memory(new uint4[(shared + 15) / 16]);
+    shim_shared = memory.get();
+    // NaN: it has no content at first.
+    auto clear = [&] { memset(static_cast<void *>(memory.get()), 0xff, shared); };
+    fibers::run(block, {x, y, z}, threads, seed ? fibers::SHUFFLED : fibers::FORWARD, seed, launch, clear);
     return block.error[0] ? block.error : nullptr;
 }
 // Of the sanitizer's allocator, if there is one.

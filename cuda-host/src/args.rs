@@ -59,10 +59,47 @@ pub(crate) struct ProductArgs {
     pub(crate) x: u64,
     pub(crate) words: u64,
     pub(crate) meta: u64,
+    pub(crate) norm: u64,
+    pub(crate) rounded: u64,
+    pub(crate) rounded_meta: u64,
+    pub(crate) tiles: u64,
+    pub(crate) order: u64,
+    pub(crate) experts: u64,
+    pub(crate) weights: u64,
     pub(crate) tokens: u32,
     pub(crate) count: u32,
     pub(crate) epilogue: u32,
+    pub(crate) passes: u32,
+    pub(crate) share: u32,
+    pub(crate) used: u32,
+    pub(crate) eps: f32,
     pub(crate) unused: u32,
+}
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct RouteArgs {
+    pub(crate) logits: u64,
+    pub(crate) experts: u64,
+    pub(crate) weights: u64,
+    pub(crate) tiles: u64,
+    pub(crate) order: u64,
+    pub(crate) count: u32,
+    pub(crate) used: u32,
+    pub(crate) rows: u32,
+    pub(crate) normalize: u32,
+    pub(crate) tile: u32,
+    pub(crate) unused: u32,
+}
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct ExpertsAddArgs {
+    pub(crate) weights: u64,
+    pub(crate) from: u64,
+    pub(crate) to: u64,
+    pub(crate) cols: u32,
+    pub(crate) used: u32,
 }
 
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -74,6 +111,8 @@ pub(crate) struct CacheArgs {
     pub(crate) kv_heads: u32,
     pub(crate) dim: u32,
     pub(crate) bits: u32,
+    pub(crate) mantissa: u32,
+    pub(crate) unused: u32,
 }
 
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -111,6 +150,13 @@ pub(crate) struct AttentionArgs {
     pub(crate) b: u32,
     pub(crate) c: u32,
     pub(crate) scale: f32,
+}
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct RopeAttentionArgs {
+    pub(crate) rope: RopeArgs,
+    pub(crate) attention: AttentionArgs,
 }
 
 #[derive(Clone, Copy, Pod, Zeroable)]

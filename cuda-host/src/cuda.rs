@@ -1,6 +1,6 @@
 //! The CUDA driver, loaded when it is first used.
 
-use crate::driver::Driver;
+use crate::driver::{Driver, LaunchSize};
 use crate::error::{Error, Result};
 use core::ffi::c_void;
 use cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
@@ -156,13 +156,15 @@ impl Driver for Cuda {
         Ok(CudaKernel(function.map_err(refused("cuModuleGetFunction"))?))
     }
 
-    fn launch(&self, kernel: CudaKernel, [x, y, z]: [u32; 3], threads: u32, args: &[u8]) -> Result<()> {
+    fn launch(&self, kernel: CudaKernel, size: LaunchSize, args: &[u8]) -> Result<()> {
         self.bind()?;
+        let LaunchSize { grid: [x, y, z], threads, shared } = size;
         let mut params = [args.as_ptr().cast_mut().cast::<c_void>()];
         let stream = self.stream.cu_stream();
         // SAFETY: `args` is the kernel's one argument, whose addresses the device keeps allocated.
-        let launched =
-            unsafe { result::launch_kernel(kernel.0, (x, y, z), (threads, 1, 1), 0, stream, &mut params) };
+        let launched = unsafe {
+            result::launch_kernel(kernel.0, (x, y, z), (threads, 1, 1), shared, stream, &mut params)
+        };
         launched.map_err(refused("cuLaunchKernel"))
     }
 

@@ -1,84 +1,36 @@
 //! An NVIDIA GPU as a [`Device`]: scratch memory, and the launches of each operation.
 
-use crate::args::{
-    ArgmaxArgs, AttentionArgs, CacheArgs, EmbedArgs, NormArgs, ProductArgs, QuantizeArgs, RopeArgs,
-};
+mod kernels;
+mod launches;
+
+use self::kernels::Kernels;
+use self::launches::{Choices, Epilogue, Products, inputs};
+use crate::args::ArgmaxArgs;
 use crate::driver::{Driver, Memory};
 use crate::error::{Error, Result};
 use crate::model::CudaModel;
-use bytemuck::{Pod, bytes_of, cast_slice};
+use bytemuck::cast_slice;
 use shohin_core::cache::FlatKv;
 use shohin_core::device::{
     Batch, BlockingDevice, Output, Readout, ScratchOptions, SessionOptions, Sink, check_caches, ready,
     unordered,
 };
-use shohin_core::model::program::{BufferId, Op, RopePairing, TensorId};
 use shohin_core::model::{ModelConfig, Program};
 use shohin_core::rows::{ReadoutGroup, Rows, Segment, tokens_and_angles};
-use shohin_core::{Activations, AttentionPattern, Device, Error as CoreError, KvFormat, Name};
+use shohin_core::{Activations, Device, Error as CoreError, KvFormat};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The formats of caches that the kernels store.
-pub const KV_FORMATS: [KvFormat; 4] = [KvFormat::F32, KvFormat::F16, KvFormat::Q8, KvFormat::Q4];
+pub const KV_FORMATS: [KvFormat; 6] =
+    [KvFormat::F32, KvFormat::F16, KvFormat::Q8, KvFormat::Q4, KvFormat::Fp8E4M3, KvFormat::Fp8E5M2];
 
 /// Parts of the positions among which the attention of a single row is divided.
 const PARTS: usize = 16;
 
-/// Codes of `codes.cuh`, and how many of the first are integers.
-const KINDS: usize = 9;
-const INTEGER_KINDS: usize = 6;
-
-const THREADS: u32 = 128;
-
-/// How a product is stored, see `product.cu`.
-#[derive(Clone, Copy)]
-enum Epilogue {
-    Store = 0,
-    Add = 1,
-    Swiglu = 2,
-}
-
-/// Kernels by name.
-struct Kernels<K> {
-    embed: K,
-    rmsnorm: K,
-    quantize: K,
-    rope_store: K,
-    attention: K,
-    attention_join: K,
-    argmax: K,
-    /// By codes: for one row, for many.
-    int8: Vec<[K; 2]>,
-    f32: Vec<[K; 2]>,
-}
-
-impl<K> Kernels<K> {
-    fn new<D: Driver<Kernel = K>>(driver: &D) -> Result<Kernels<K>> {
-        let products = |input: &str, kinds: usize| {
-            let one = |kind| {
-                let name = format!("product_{input}_{kind}");
-                Ok([driver.kernel(&name)?, driver.kernel(&format!("{name}_many"))?])
-            };
-            (0..kinds).map(one).collect::<Result<Vec<_>>>()
-        };
-        Ok(Kernels {
-            embed: driver.kernel("embed")?,
-            rmsnorm: driver.kernel("rmsnorm")?,
-            quantize: driver.kernel("quantize")?,
-            rope_store: driver.kernel("rope_store")?,
-            attention: driver.kernel("attention")?,
-            attention_join: driver.kernel("attention_join")?,
-            argmax: driver.kernel("argmax")?,
-            int8: products("int8", INTEGER_KINDS)?,
-            f32: products("f32", KINDS)?,
-        })
-    }
-}
-
 /// A buffer of the program.
 struct Buffer<D: Driver> {
-    /// `(batch, cols)`
+    /// `(batch, cols)`, or more rows, see [`Program::rows_with_pairs`].
     floats: Memory<D>,
     /// The same as integers, and their scales; only of inputs of products.
     integers: Option<[Memory<D>; 2]>,
@@ -140,6 +92,8 @@ pub struct CudaDevice<D: Driver> {
     step: Step<D>,
     /// Of attention: `(rows, heads, parts, head_dim + 2)`.
     parts: Memory<D>,
+    /// Of a mixture of experts.
+    choices: Option<Choices<D>>,
     logits_memory: Memory<D>,
     best: Memory<D>,
     logits: Vec<f32>,
@@ -149,33 +103,6 @@ pub struct CudaDevice<D: Driver> {
 impl<D: Driver> core::fmt::Debug for CudaDevice<D> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("CudaDevice").field("options", &self.options).finish_non_exhaustive()
-    }
-}
-
-/// The inputs of products.
-fn inputs(program: &Program) -> Vec<(BufferId, TensorId)> {
-    let mut found = vec![(program.hidden, program.output)];
-    for op in &program.body {
-        match op {
-            Op::Linear { x, outputs } => found.extend(outputs.iter().map(|(weight, _)| (*x, *weight))),
-            Op::LinearAdd { x, weight, .. } => found.push((*x, *weight)),
-            Op::LinearSwiglu { x, gate, .. } => found.push((*x, *gate)),
-            // Refused when the model is uploaded.
-            Op::Experts(_) | Op::Select { .. } | Op::Merge { .. } | Op::Exchange(_) => {}
-            Op::Embed { .. } | Op::RmsNorm { .. } | Op::RopeStore { .. } | Op::Attention { .. } => {}
-        }
-    }
-    found
-}
-
-/// The numbers of a pattern, see `attention.cu`.
-fn pattern(pattern: AttentionPattern) -> [u32; 4] {
-    match pattern {
-        AttentionPattern::Full => [0; 4],
-        AttentionPattern::Window { window, sinks } => [1, window, sinks, 0],
-        AttentionPattern::Dilated { blocks, step } => [2, blocks, step, 0],
-        AttentionPattern::Strided { blocks, stride } => [3, blocks, stride, 0],
-        AttentionPattern::BigBird { blocks, global, random } => [4, blocks, global, random],
     }
 }
 
@@ -193,8 +120,8 @@ impl<D: Driver> CudaDevice<D> {
             integers[x.index()] |= int8;
         }
         let mut buffers = Vec::new();
-        for (spec, integers) in program.buffers.iter().zip(integers) {
-            let count = batch * spec.cols;
+        for ((spec, rows), integers) in program.buffers.iter().zip(program.rows_with_pairs()).zip(integers) {
+            let count = batch * rows * spec.cols;
             let integers = match integers {
                 true => Some([Memory::new(driver, count)?, Memory::new(driver, count / 32 * 8)?]),
                 false => None,
@@ -211,6 +138,7 @@ impl<D: Driver> CudaDevice<D> {
             buffers,
             step: Step { memory: Memory::new(driver, 4 * batch * (3 + heads.dim))?, batch },
             parts: Memory::new(driver, 4 * heads.query * batch.max(PARTS) * (heads.dim + 2))?,
+            choices: Choices::new(driver, program, batch)?,
             logits_memory: Memory::new(driver, 4 * options.logit_rows * program.vocab())?,
             best: Memory::new(driver, 8 * options.logit_rows)?,
             logits: Vec::new(),
@@ -228,193 +156,6 @@ impl<D: Driver> CudaDevice<D> {
         &self.options
     }
 
-    fn driver(&self) -> &D {
-        &self.model.driver
-    }
-
-    fn launch<A: Pod>(&self, kernel: D::Kernel, grid: [usize; 3], threads: u32, args: A) -> Result<()> {
-        self.driver().launch(kernel, grid.map(|n| n as u32), threads, bytes_of(&args))
-    }
-
-    fn floats(&self, id: BufferId) -> u64 {
-        self.buffers[id.index()].floats.address()
-    }
-
-    /// Integers and scales of a buffer; 0 without.
-    fn integers(&self, id: BufferId) -> [u64; 2] {
-        let integers = self.buffers[id.index()].integers.as_ref();
-        integers.map_or([0; 2], |integers| integers.each_ref().map(Memory::address))
-    }
-
-    /// The integers of a buffer that was written as floats only, if a product reads them.
-    fn quantize(&self, id: BufferId, rows: usize, cols: usize) -> Result<()> {
-        let [words, meta] = self.integers(id);
-        if words == 0 {
-            return Ok(());
-        }
-        let units = rows * cols / 32;
-        let args = QuantizeArgs { x: self.floats(id), words, meta, units: units as u32, unused: 0 };
-        self.launch(self.kernels.quantize, [units.div_ceil(4), 1, 1], THREADS, args)
-    }
-
-    /// Products with the same input, in as many launches as they have different codes.
-    fn products(
-        &self,
-        x: BufferId,
-        outputs: &[(TensorId, u64)],
-        epilogue: Epilogue,
-        rows: usize,
-    ) -> Result<()> {
-        let mut rest = outputs;
-        while let [(first, _), ..] = rest {
-            let (matrix, packed) = self.model.matrix(*first)?;
-            let [words, meta] = self.integers(x);
-            let mut args = ProductArgs { x: self.floats(x), words, meta, ..Default::default() };
-            let (mut count, mut blocks) = (0, 0);
-            for (id, out) in rest {
-                let (other, _) = self.model.matrix(*id)?;
-                if other.kind != matrix.kind {
-                    break;
-                }
-                (args.m[count], args.out[count]) = (other, *out);
-                count += 1;
-                blocks += other.rows.div_ceil(4) as usize;
-            }
-            if matches!(epilogue, Epilogue::Swiglu) {
-                blocks = matrix.rows.div_ceil(4) as usize;
-            }
-            (args.tokens, args.count, args.epilogue) = (rows as u32, count as u32, epilogue as u32);
-            let int8 = packed.input(self.options.activations) == Activations::Int8;
-            let (kernels, many) = if int8 { (&self.kernels.int8, 8) } else { (&self.kernels.f32, 2) };
-            let kernel = kernels[matrix.kind as usize][usize::from(rows > 1)];
-            let tiles = if rows > 1 { rows.div_ceil(many) } else { 1 };
-            self.launch(kernel, [blocks, tiles, 1], THREADS, args)?;
-            rest = &rest[count..];
-        }
-        Ok(())
-    }
-
-    fn rmsnorm(&self, op: &Op, rows: usize, list: u64) -> Result<()> {
-        let Op::RmsNorm { x, weight, eps, out } = *op else { return Ok(()) };
-        let cols = self.model.program().tensor(weight).cols as u32;
-        let ([words, meta], weight) = (self.integers(out), self.model.vector(weight)?);
-        let (x, out) = (self.floats(x), self.floats(out));
-        let args = NormArgs { x, weight, rows: list, out, words, meta, cols, eps };
-        self.launch(self.kernels.rmsnorm, [rows, 1, 1], THREADS, args)
-    }
-
-    fn cache_args(&self, cache: &CudaCache<D>, layer: usize) -> CacheArgs {
-        let heads = self.model.program().heads;
-        let [keys, values] = cache.layers[layer].each_ref().map(Memory::address);
-        CacheArgs {
-            keys,
-            values,
-            capacity: cache.options.context as u32,
-            kv_heads: heads.kv as u32,
-            dim: heads.dim as u32,
-            bits: FlatKv::of(cache.options.kv).bits as u32,
-        }
-    }
-
-    /// The launches of an operation.
-    fn op(&self, op: &Op, segments: &[Segment<'_>], caches: &[&mut CudaCache<D>]) -> Result<()> {
-        let program = self.model.program();
-        let heads = program.heads;
-        let rows: usize = segments.iter().map(|segment| segment.tokens.len()).sum();
-        match op {
-            Op::Embed { table, out } => {
-                let args = EmbedArgs {
-                    table: self.model.matrix(*table)?.0,
-                    tokens: self.step.tokens(),
-                    x: self.floats(*out),
-                };
-                self.launch(self.kernels.embed, [rows, 1, 1], THREADS, args)?;
-                self.quantize(*out, rows, program.tensor(*table).cols)
-            }
-            Op::RmsNorm { .. } => self.rmsnorm(op, rows, 0),
-            Op::Linear { x, outputs } => {
-                let list: Vec<_> = outputs.iter().map(|(weight, out)| (*weight, self.floats(*out))).collect();
-                self.products(*x, &list, Epilogue::Store, rows)?;
-                outputs
-                    .iter()
-                    .try_for_each(|(weight, out)| self.quantize(*out, rows, program.tensor(*weight).rows))
-            }
-            Op::LinearAdd { x, weight, to } => {
-                self.products(*x, &[(*weight, self.floats(*to))], Epilogue::Add, rows)?;
-                self.quantize(*to, rows, program.tensor(*weight).rows)
-            }
-            Op::LinearSwiglu { x, gate, up, out } => {
-                let into = self.floats(*out);
-                self.products(*x, &[(*gate, into), (*up, into)], Epilogue::Swiglu, rows)?;
-                self.quantize(*out, rows, program.tensor(*gate).rows)
-            }
-            Op::Experts(_) => {
-                Err(CoreError::Device { problem: "CUDA does not compute mixtures of experts" }.into())
-            }
-            Op::Select { .. } | Op::Merge { .. } => {
-                Err(CoreError::Device { problem: "CUDA does not compute mixtures of depths" }.into())
-            }
-            Op::Exchange(_) => {
-                Err(CoreError::Device { problem: "CUDA does not compute split programs" }.into())
-            }
-            Op::RopeStore { layer, q, k, v, norm, eps } => {
-                let [q_norm, k_norm] = match norm {
-                    Some(norm) => [self.model.vector(norm.q)?, self.model.vector(norm.k)?],
-                    None => [0; 2],
-                };
-                for segment in segments {
-                    let args = RopeArgs {
-                        cache: self.cache_args(caches[segment.sequence], *layer),
-                        q: self.floats(*q),
-                        k: self.floats(*k),
-                        v: self.floats(*v),
-                        q_norm,
-                        k_norm,
-                        positions: self.step.positions(),
-                        angles: self.step.angles(),
-                        heads: heads.query as u32,
-                        first_row: segment.row as u32,
-                        interleaved: u32::from(program.pairing == RopePairing::Interleaved),
-                        eps: *eps,
-                    };
-                    let grid = [heads.query + 2 * heads.kv, segment.tokens.len(), 1];
-                    self.launch(self.kernels.rope_store, grid, 32, args)?;
-                }
-                Ok(())
-            }
-            Op::Attention { layer, q, out } => {
-                // The parts of a graph do not depend on the position.
-                let parts = if rows == 1 { PARTS } else { 1 };
-                for segment in segments {
-                    let cache = &*caches[segment.sequence];
-                    let [words, meta] = self.integers(*out);
-                    let [pattern, a, b, c] = pattern(cache.options.attention);
-                    let args = AttentionArgs {
-                        cache: self.cache_args(cache, *layer),
-                        q: self.floats(*q),
-                        positions: self.step.positions(),
-                        parts: self.parts.address(),
-                        out: self.floats(*out),
-                        words,
-                        meta,
-                        heads: heads.query as u32,
-                        first_row: segment.row as u32,
-                        parts_count: parts as u32,
-                        pattern,
-                        a,
-                        b,
-                        c,
-                        scale: 1.0 / (heads.dim as f32).sqrt(),
-                    };
-                    let rows = segment.tokens.len();
-                    self.launch(self.kernels.attention, [heads.query, rows, parts], THREADS, args)?;
-                    self.launch(self.kernels.attention_join, [heads.query, rows, 1], 32, args)?;
-                }
-                Ok(())
-            }
-        }
-    }
-
     /// From the residual stream of the rows that are read out to what is read.
     fn head(&self, kind: Readout, rows: usize) -> Result<()> {
         let program = self.model.program();
@@ -425,7 +166,8 @@ impl<D: Driver> CudaDevice<D> {
             return Ok(());
         }
         let logits = self.logits_memory.address();
-        self.products(program.hidden, &[(program.output, logits)], Epilogue::Store, rows)?;
+        let outputs = [(program.output, program.hidden)];
+        self.products(Products::new(program.hidden, &outputs, Epilogue::Store, rows).at(logits))?;
         if kind != Readout::Best {
             return Ok(());
         }
@@ -447,10 +189,6 @@ impl<D: Driver> CudaDevice<D> {
         }
         words.extend(angles.iter().map(|angle| angle.to_bits()));
         self.driver().write(self.step.tokens(), cast_slice(&words))
-    }
-
-    fn body(&self, segments: &[Segment<'_>], caches: &[&mut CudaCache<D>]) -> Result<()> {
-        self.model.program().body.iter().try_for_each(|op| self.op(op, segments, caches))
     }
 
     /// A single row: one graph, recorded the first time.
@@ -577,10 +315,6 @@ impl<D: Driver> Device for CudaDevice<D> {
     async fn cache(&mut self, options: &SessionOptions) -> Result<CudaCache<D>> {
         if options.context == 0 {
             return Err(CoreError::Option { what: "context", found: 0.0, expected: "at least 1" }.into());
-        }
-        if !KV_FORMATS.contains(&options.kv) {
-            let (key, found) = (Name::new("cache format"), Name::new(options.kv.name()));
-            return Err(CoreError::Unsupported { key, found, expected: "f32, f16, q8 or q4" }.into());
         }
         options.attention.check()?;
         let options = SessionOptions { context: options.context.min(self.options.context), ..*options };

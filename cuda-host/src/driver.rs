@@ -3,6 +3,17 @@
 use crate::error::Result;
 use std::sync::Arc;
 
+/// The size of a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaunchSize {
+    /// Blocks.
+    pub grid: [u32; 3],
+    /// Threads of each block.
+    pub threads: u32,
+    /// Bytes of memory that each block has besides those of the kernel's own variables.
+    pub shared: u32,
+}
+
 /// A GPU: memory, kernels and graphs, on one stream, in order.
 pub trait Driver {
     /// A kernel.
@@ -40,11 +51,11 @@ pub trait Driver {
     /// If there is none.
     fn kernel(&self, name: &str) -> Result<Self::Kernel>;
 
-    /// Launches `grid` blocks of `threads` threads. `args` is the kernel's one argument.
+    /// Launches the kernel. `args` is its one argument.
     ///
     /// # Errors
     /// Those of the driver.
-    fn launch(&self, kernel: Self::Kernel, grid: [u32; 3], threads: u32, args: &[u8]) -> Result<()>;
+    fn launch(&self, kernel: Self::Kernel, size: LaunchSize, args: &[u8]) -> Result<()>;
 
     /// Records the following launches instead of running them.
     ///

@@ -15,6 +15,6 @@ mod model;
 
 pub use cuda::Cuda;
 pub use device::{CudaCache, CudaDevice, KV_FORMATS};
-pub use driver::{Driver, Memory};
+pub use driver::{Driver, LaunchSize, Memory};
 pub use error::{Error, Result};
 pub use model::CudaModel;

@@ -4,7 +4,7 @@ use crate::args::MatrixArgs;
 use crate::driver::{Driver, Memory};
 use crate::error::{Error, Result};
 use shohin_core::gguf::Header;
-use shohin_core::model::program::{Op, TensorId, TensorRole};
+use shohin_core::model::program::{Experts, Op, TensorId, TensorRole};
 use shohin_core::model::{ModelConfig, Program, alibi, depths};
 use shohin_core::quant::packed::{Codes, PackedFormat, Scales};
 use shohin_core::{Error as CoreError, Format, Gguf, Name, quant};
@@ -16,7 +16,13 @@ const STAGING: usize = 4 << 20;
 /// A tensor on the GPU.
 pub(crate) enum Tensor<D: Driver> {
     Vector(Memory<D>),
-    Matrix { args: MatrixArgs, packed: PackedFormat, _codes: Memory<D>, _scales: Memory<D> },
+    /// One matrix, or one of each expert, of which `args` has the rows.
+    Matrix {
+        args: MatrixArgs,
+        packed: PackedFormat,
+        _codes: Memory<D>,
+        _scales: Memory<D>,
+    },
 }
 
 /// A model whose weights are on a GPU, shared by any number of devices.
@@ -89,10 +95,6 @@ fn check(program: &Program) -> Result<()> {
     if !program.routed_layers.is_empty() {
         return Err(unsupported(depths::REFUSED, program.routed_layers.len(), "0; the CPU computes them"));
     }
-    let mixture = program.body.iter().filter(|op| matches!(op, Op::Experts(_))).count();
-    if mixture > 0 {
-        return Err(unsupported("the number of mixtures of experts", mixture, "0; the CPU computes them"));
-    }
     for spec in &program.tensors {
         if (spec.role == TensorRole::Matrix) && !spec.cols.is_multiple_of(32) {
             return Err(unsupported("a matrix's number of columns", spec.cols, "a multiple of 32"));
@@ -139,7 +141,7 @@ impl<D: Driver> CudaModel<D> {
             layouts.push(PackedFormat::of(format_of(gguf.header(), index, &spec.name)?));
         }
         for op in &program.body {
-            if let Op::LinearSwiglu { gate, up, .. } = op {
+            if let Op::LinearSwiglu { gate, up, .. } | Op::Experts(Experts { gate, up, .. }) = op {
                 let [gate, up] = [gate.index(), up.index()];
                 let both = layouts[gate].and_then(|packed| packed.with(layouts[up]?));
                 (layouts[gate], layouts[up]) = (both, both);
@@ -172,7 +174,8 @@ impl<D: Driver> CudaModel<D> {
                     let (codes, scales) = (codes?, scales?);
                     upload(&*driver, packed, format, data, spec.rows, [codes.address(), scales.address()])?;
                     bytes += packed.bytes(spec.rows, spec.cols);
-                    let args = matrix_args(packed, spec.rows, spec.cols, codes.address(), scales.address());
+                    let args =
+                        matrix_args(packed, spec.rows_each(), spec.cols, codes.address(), scales.address());
                     tensors.push(Tensor::Matrix { args, packed, _codes: codes, _scales: scales });
                 }
             }

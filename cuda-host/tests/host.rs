@@ -2,7 +2,7 @@
 
 use shohin_core::device::{ScratchOptions, SessionOptions};
 use shohin_core::{Error as CoreError, Format, Gguf, Name, Session};
-use shohin_cuda::{Cuda, CudaDevice, CudaModel, Driver, Error, Result};
+use shohin_cuda::{Cuda, CudaDevice, CudaModel, Driver, Error, LaunchSize, Result};
 use shohin_tests::model::{Model, Shape, Stored};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -106,7 +106,8 @@ impl Driver for Recorder {
         Ok(names.len() - 1)
     }
 
-    fn launch(&self, kernel: usize, grid: [u32; 3], threads: u32, args: &[u8]) -> Result<()> {
+    fn launch(&self, kernel: usize, size: LaunchSize, args: &[u8]) -> Result<()> {
+        let LaunchSize { grid, threads, .. } = size;
         self.call(Call::Launch)?;
         assert!(grid.iter().all(|&n| n > 0) && threads.is_multiple_of(32) && !args.is_empty());
         let name = self.names.borrow()[kernel];
@@ -150,33 +151,36 @@ fn file() -> Vec<u8> {
     Model::new(Shape { layers: 2, ..Shape::tiny() }, Stored::new(Format::Q1_0), 1).to_vec().unwrap()
 }
 
-/// A token is one launch of a graph of these kernels, recorded once; a prompt is launched kernel by kernel.
+/// A token is one launch of a graph of these kernels, recorded once, at most six in a layer without experts; a prompt is
+/// launched kernel by kernel.
 #[test]
 fn a_token_is_one_graph_of_known_kernels() {
-    let driver = recorder();
-    let (mut device, mut session) = open(&driver, &file()).unwrap();
-    session.forward(&mut device, 1).unwrap();
-    session.forward(&mut device, 2).unwrap();
-    let layer = [
-        "rmsnorm",
+    let dense = [
         "product_int8_0",
-        "rope_store",
-        "attention",
+        "rope_attention",
         "attention_join",
         "product_int8_0",
-        "rmsnorm",
         "product_int8_0",
-        "quantize",
         "product_int8_0",
     ];
-    let want = [&["embed"][..], &layer, &layer, &["rmsnorm", "product_int8_0"]].concat();
-    let replayed = driver.replayed.borrow();
-    assert_eq!(*replayed, [want.clone(), want]);
-    assert!(driver.launched.borrow().is_empty());
-    drop(replayed);
-    session.forward_prefill(&mut device, &[1, 2, 3]).unwrap();
-    assert_eq!(driver.replayed.borrow().len(), 2);
-    assert!(driver.launched.borrow().iter().any(|name| name.ends_with("_many")));
+    assert!(dense.len() <= 6);
+    // The router, its choice, gate and up, down.
+    let experts = [&dense[..4], &["product_f32_8", "route", "product_int8_0", "product_int8_0"]].concat();
+    let routed = Model::new(Shape::tiny_experts(), Stored::new(Format::Q1_0), 1).to_vec().unwrap();
+    for (file, layer) in [(file(), dense.to_vec()), (routed, experts)] {
+        let driver = recorder();
+        let (mut device, mut session) = open(&driver, &file).unwrap();
+        session.forward(&mut device, 1).unwrap();
+        session.forward(&mut device, 2).unwrap();
+        let want = [&["embed"][..], &layer, &layer, &["rmsnorm", "product_int8_0"]].concat();
+        let replayed = driver.replayed.borrow();
+        assert_eq!(*replayed, [want.clone(), want]);
+        assert!(driver.launched.borrow().is_empty());
+        drop(replayed);
+        session.forward_prefill(&mut device, &[1, 2, 3]).unwrap();
+        assert_eq!(driver.replayed.borrow().len(), 2);
+        assert!(driver.launched.borrow().iter().any(|name| name.ends_with("_many")));
+    }
 }
 
 /// Whichever allocation fails: the error says how much was needed, and everything is freed.

@@ -3,6 +3,46 @@
 
 enum { ATTENTION_SIMDS = 8 };
 
+// Whether the pattern lets position `query` read position `key`, which is not after it; see core's attention.rs.
+static inline bool sees(uint query, uint key, constant Heads& h) {
+    if (h.pattern == 0) {
+        return true;
+    }
+    if (h.pattern == 1) {
+        return query - key < h.numbers[0] || key < h.numbers[1];
+    }
+    // Blocks of 64 positions.
+    uint from = query / 64;
+    uint to = key / 64;
+    uint back = from - to;
+    if (h.pattern == 2) {
+        return back % h.numbers[1] == 0 && back / h.numbers[1] < h.numbers[0];
+    }
+    if (back < h.numbers[0]) {
+        return true;
+    }
+    if (h.pattern == 3) {
+        return back % h.numbers[1] == 0;
+    }
+    if (to < h.numbers[1]) {
+        return true;
+    }
+    if (from + 1 <= h.numbers[0] + h.numbers[1]) {
+        return false;
+    }
+    uint choices = from + 1 - h.numbers[0] - h.numbers[1];
+    for (uint i = 0; i < h.numbers[2]; i++) {
+        uint hash = from * 64 + i;
+        hash = (hash ^ (hash >> 16)) * 0x85ebca6bu;
+        hash = (hash ^ (hash >> 13)) * 0xc2b2ae35u;
+        hash ^= hash >> 16;
+        if (h.numbers[1] + hash % choices == to) {
+            return true;
+        }
+    }
+    return false;
+}
+
 // Of each SIMD group: its query (dim), then the softmax weights of 32 positions.
 template <typename Kv>
 static inline void attend(device const uint* keys, device const uint* values, device const float* q, device float* out,
@@ -32,6 +72,11 @@ static inline void attend(device const uint* keys, device const uint* values, de
     float highest = -1e30f;
     float sum = 0.0f;
     for (uint tile = begin; tile < end; tile += 32) {
+        bool inside = tile + lane < end && sees(seen - 1, tile + lane, h);
+        // Nothing is read of tiles that the pattern leaves out.
+        if (h.pattern != 0 && simd_max(inside ? 1u : 0u) == 0u) {
+            continue;
+        }
         // A position beyond the end reads one that is there, and gets no weight.
         uint key = kv_head * h.batch.capacity + min(tile + lane, end - 1);
         float score = 0.0f;
@@ -39,7 +84,6 @@ static inline void attend(device const uint* keys, device const uint* values, de
             float4 k = Kv::four(keys, key, i, h);
             score += query[4 * i] * k.x + query[4 * i + 1] * k.y + query[4 * i + 2] * k.z + query[4 * i + 3] * k.w;
         }
-        bool inside = tile + lane < end;
         score = inside ? score : -1e30f;
         float top = max(highest, simd_max(score));
         float weight = inside ? exp(score - top) : 0.0f;
@@ -52,6 +96,9 @@ static inline void attend(device const uint* keys, device const uint* values, de
         for (uint j = 0; j < h.dim / 32; j++) {
             float added = total[j] * decay;
             for (uint i = 0; i < count; i++) {
+                if (h.pattern != 0 && weights[i] == 0.0f) {
+                    continue;
+                }
                 added += weights[i] * Kv::one(values, kv_head * h.batch.capacity + tile + i, lane + 32 * j, h);
             }
             total[j] = added;
@@ -87,6 +134,8 @@ ATTENTION(f32, KvF32)
 ATTENTION(f16, KvF16)
 ATTENTION(q8, KvIntegers<8>)
 ATTENTION(q4, KvIntegers<4>)
+ATTENTION(fp8_e4m3, KvFloat8<3>)
+ATTENTION(fp8_e5m2, KvFloat8<2>)
 
 // Joins the parts (query heads, MAX_PARTS, dim + 2) of one row: results, highest score, sum of weights. One SIMD group a
 // head.

@@ -10,6 +10,9 @@ struct Heads {
     uint normed;
     uint interleaved;
     float score_scale;
+    // 0: full, 1: window, 2: dilated, 3: strided, 4: BigBird; and its numbers.
+    uint pattern;
+    uint numbers[3];
 };
 
 struct KvF32 {
@@ -79,5 +82,45 @@ struct KvIntegers {
     static float one(device const uint* from, uint row, uint i, constant Heads& h) {
         uint word = from[row * (h.dim / PER_WORD) + i / PER_WORD];
         return float(code(word, i % PER_WORD)) * as_type<float>(from[scales(h) + row * (h.dim / 32) + i / 32]);
+    }
+};
+
+// Floats of 8 bits with MANTISSA bits of mantissa; see core's cache/float8.rs.
+template <uint MANTISSA>
+struct KvFloat8 {
+    // Bits of the exponent that a NaN has, all of them.
+    enum { SHIFT = 23 - MANTISSA, BIAS = (1 << (6 - MANTISSA)) - 1, NOT = MANTISSA == 2 ? 0x7c : 0x7f };
+    // By 16-bit floats, whose subnormal numbers every GPU keeps: of E5M2 the same ones, of E4M3 those divided by 256.
+    static float load(uint bits) {
+        uint magnitude = bits & 127u;
+        float x = halves((bits & 128u) << 8 | magnitude << (10 - MANTISSA)).x;
+        x = MANTISSA == 3 ? x * 256.0f : x;
+        return (bits & uint(NOT)) == uint(NOT) ? as_type<float>(0x7fc00000u) : x;
+    }
+    // To nearest even; larger magnitudes become the largest.
+    static uint store(float x) {
+        uint bits = as_type<uint>(x);
+        uint magnitude = bits & 0x7fffffffu;
+        uint clamped = min(magnitude, as_type<uint>(MANTISSA == 3 ? 448.0f : 57344.0f));
+        uint odd = (clamped >> SHIFT) & 1u;
+        uint normal = (clamped + (1u << (SHIFT - 1)) - 1u + odd - (uint(127 - BIAS) << 23)) >> SHIFT;
+        // The last bit of the sum is worth the smallest magnitude.
+        uint unit = uint(127 + 24 - BIAS - MANTISSA) << 23;
+        uint subnormal = as_type<uint>(as_type<float>(clamped) + as_type<float>(unit)) - unit;
+        uint rounded = clamped < (uint(128 - BIAS) << 23) ? subnormal : normal;
+        return (magnitude > 0x7f800000u ? 0x7fu : rounded) | ((bits >> 24) & 128u);
+    }
+    static void put(device uint* to, uint row, threadgroup const float* head, uint lane, constant Heads& h) {
+        for (uint i = lane; i < h.dim / 4; i += 32) {
+            to[row * (h.dim / 4) + i] = store(head[4 * i]) | store(head[4 * i + 1]) << 8 | store(head[4 * i + 2]) << 16
+                | store(head[4 * i + 3]) << 24;
+        }
+    }
+    static float4 four(device const uint* from, uint row, uint quad, constant Heads& h) {
+        uint word = from[row * (h.dim / 4) + quad];
+        return float_four(load(word & 255u), load((word >> 8) & 255u), load((word >> 16) & 255u), load(word >> 24));
+    }
+    static float one(device const uint* from, uint row, uint i, constant Heads& h) {
+        return load((from[row * (h.dim / 4) + i / 4] >> (8 * (i % 4))) & 255u);
     }
 };

@@ -107,15 +107,54 @@ struct Floats {
     }
 };
 
-// The rows of the matrix and of the batch that a SIMD group takes. Those after the last one repeat it; their results
+// Pairs of a row of the batch and an expert that are computed together: `count` of `order` from `first` on.
+struct Tile {
+    uint expert;
+    uint first;
+    uint count;
+};
+
+static inline uint4 tile_of(uint expert, uint first, uint count) {
+    uint4 tile;
+    tile.x = expert;
+    tile.y = first;
+    tile.z = count;
+    tile.w = 0;
+    return tile;
+}
+
+// The results of a threadgroup: rows of the batch, or pairs, which are in the order of `tiles (tiles)` and `order`.
+static inline Tile take_tile(device const uint4* tiles, uint index, uint most, constant Matrix& m) {
+    Tile tile;
+    if (m.share > 0) {
+        uint4 words = tiles[index];
+        tile.expert = words.x;
+        tile.first = words.y;
+        tile.count = words.z;
+    } else {
+        tile.expert = 0;
+        tile.first = index * most;
+        tile.count = min(most, m.batch.rows - tile.first);
+    }
+    return tile;
+}
+
+// Result `t` of a tile.
+static inline uint result_of(device const uint* order, Tile tile, uint t, constant Matrix& m) {
+    return m.share > 0 ? order[tile.first + t] : tile.first + t;
+}
+
+// The rows of the matrix and of the input that a SIMD group takes. Those after the last one repeat it; their results
 // are not stored.
 template <uint T>
-static inline void take_rows(thread uint* rows, thread uint* tokens, uint first_row, uint first_token, constant Matrix& m) {
+static inline void take_rows(thread uint* rows, thread uint* tokens, uint first_row, device const uint* order, Tile tile,
+                             constant Matrix& m) {
     for (uint r = 0; r < LINEAR_ROWS; r++) {
-        rows[r] = min(first_row + r, m.rows - 1);
+        rows[r] = tile.expert * m.rows + min(first_row + r, m.rows - 1);
     }
     for (uint t = 0; t < T; t++) {
-        tokens[t] = min(first_token + t, m.batch.rows - 1);
+        uint result = result_of(order, tile, min(t, tile.count - 1), m);
+        tokens[t] = m.share > 0 ? result / m.share : result;
     }
 }
 
@@ -134,20 +173,22 @@ static inline float lane_result(thread const float* sums, uint lane) {
 
 template <typename I, typename W, typename S, uint T>
 static inline void linear_rows(device const uint* codes, device const uint* scales, device const uint* input,
-                               device const float2* input_scale, device float* output, uint3 group, uint lane,
-                               uint simd_index, constant Matrix& m) {
+                               device const float2* input_scale, device float* output, device const uint4* tiles,
+                               device const uint* order, uint3 group, uint lane, uint simd_index, constant Matrix& m) {
     uint first_row = (group.x * LINEAR_SIMDS + simd_index) * LINEAR_ROWS;
-    uint first_token = group.y * T;
+    Tile tile = take_tile(tiles, group.y, T, m);
+    if (tile.count == 0) {
+        return;
+    }
     uint rows[LINEAR_ROWS];
     uint tokens[T];
     float sums[LINEAR_ROWS * T] = {};
-    take_rows<T>(rows, tokens, first_row, first_token, m);
+    take_rows<T>(rows, tokens, first_row, order, tile, m);
     I::template add<W, S, T>(codes, scales, input, input_scale, rows, tokens, sums, lane, m);
     float value = lane_result<T>(sums, lane);
     uint row = first_row + lane / T;
-    uint token = first_token + lane % T;
-    if (lane < LINEAR_ROWS * T && row < m.rows && token < m.batch.rows) {
-        uint at = token * m.stride + row;
+    if (lane < LINEAR_ROWS * T && row < m.rows && lane % T < tile.count) {
+        uint at = result_of(order, tile, lane % T, m) * m.stride + row;
         output[at] = m.output == OUTPUT_ADD ? output[at] + value : value;
     }
 }
@@ -156,38 +197,43 @@ static inline void linear_rows(device const uint* codes, device const uint* scal
 template <typename I, typename W, typename S, uint T>
 static inline void swiglu_rows(device const uint* codes, device const uint* scales, device const uint* up_codes,
                                device const uint* up_scales, device const uint* input,
-                               device const float2* input_scale, device float* output, uint3 group, uint lane,
-                               uint simd_index, constant Matrix& m) {
+                               device const float2* input_scale, device float* output, device const uint4* tiles,
+                               device const uint* order, uint3 group, uint lane, uint simd_index, constant Matrix& m) {
     uint first_row = (group.x * LINEAR_SIMDS + simd_index) * LINEAR_ROWS;
-    uint first_token = group.y * T;
+    Tile tile = take_tile(tiles, group.y, T, m);
+    if (tile.count == 0) {
+        return;
+    }
     uint rows[LINEAR_ROWS];
     uint tokens[T];
     float sums[LINEAR_ROWS * T] = {};
-    take_rows<T>(rows, tokens, first_row, first_token, m);
+    take_rows<T>(rows, tokens, first_row, order, tile, m);
     I::template add<W, S, T>(codes, scales, input, input_scale, rows, tokens, sums, lane, m);
     float gate = lane_result<T>(sums, lane);
     float up_sums[LINEAR_ROWS * T] = {};
     I::template add<W, S, T>(up_codes, up_scales, input, input_scale, rows, tokens, up_sums, lane, m);
     float up = lane_result<T>(up_sums, lane);
     uint row = first_row + lane / T;
-    uint token = first_token + lane % T;
-    if (lane < LINEAR_ROWS * T && row < m.rows && token < m.batch.rows) {
-        output[token * m.stride + row] = gate / (1.0f + exp(min(-gate, 88.0f))) * up;
+    if (lane < LINEAR_ROWS * T && row < m.rows && lane % T < tile.count) {
+        output[result_of(order, tile, lane % T, m) * m.stride + row] = gate / (1.0f + exp(min(-gate, 88.0f))) * up;
     }
 }
 
 #define LINEAR_TILE(NAME, INPUT, WEIGHTS, SCALES, T) \
     kernel void linear_##NAME(device const uint* codes [[buffer(0)]], device const uint* scales [[buffer(1)]], \
                               device const uint* input [[buffer(2)]], device const float2* input_scale [[buffer(3)]], \
-                              device float* output [[buffer(4)]], constant Matrix& m [[buffer(5)]], THREAD) { \
-        linear_rows<INPUT, WEIGHTS, SCALES, T>(codes, scales, input, input_scale, output, group, lane, simd_index, m); \
+                              device float* output [[buffer(4)]], device const uint4* tiles [[buffer(5)]], \
+                              device const uint* order [[buffer(6)]], constant Matrix& m [[buffer(7)]], THREAD) { \
+        linear_rows<INPUT, WEIGHTS, SCALES, T>(codes, scales, input, input_scale, output, tiles, order, group, lane, \
+                                            simd_index, m); \
     } \
     kernel void swiglu_##NAME(device const uint* codes [[buffer(0)]], device const uint* scales [[buffer(1)]], \
                               device const uint* up_codes [[buffer(2)]], device const uint* up_scales [[buffer(3)]], \
                               device const uint* input [[buffer(4)]], device const float2* input_scale [[buffer(5)]], \
-                              device float* output [[buffer(6)]], constant Matrix& m [[buffer(7)]], THREAD) { \
-        swiglu_rows<INPUT, WEIGHTS, SCALES, T>(codes, scales, up_codes, up_scales, input, input_scale, output, group, \
-                                            lane, simd_index, m); \
+                              device float* output [[buffer(6)]], device const uint4* tiles [[buffer(7)]], \
+                              device const uint* order [[buffer(8)]], constant Matrix& m [[buffer(9)]], THREAD) { \
+        swiglu_rows<INPUT, WEIGHTS, SCALES, T>(codes, scales, up_codes, up_scales, input, input_scale, output, tiles, \
+                                            order, group, lane, simd_index, m); \
     }
 
 #define LINEAR(NAME, INPUT, WEIGHTS, SCALES) \

@@ -20,6 +20,9 @@ struct Matrix {
     int factor;
     int offset;
     uint levels[4];
+    // Of experts, whose matrices are one after the other: pairs of a row and an expert that read the same row of the input.
+    // 0 without.
+    uint share;
 };
 
 // Codes of 1 bit: weight 4 s + b of a unit is bit 8 b + s of its word.

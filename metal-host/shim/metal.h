@@ -54,6 +54,14 @@ T simd_min(T value) {
     return fibers::combine(value, "simd_min", [](T* all) { return *std::min_element(all, all + fibers::WARP); });
 }
 
+template <class T>
+T simd_prefix_exclusive_sum(T value) {
+    const T* all = fibers::exchange(value, "simd_prefix_exclusive_sum");
+    T sum = 0;
+    for (unsigned i = 0; i < fibers::block->current->index % fibers::WARP; i++) sum += all[i];
+    return sum;
+}
+
 template <class To, class From>
 To as_type(From from) {
     static_assert(sizeof(To) == sizeof(From));

@@ -65,7 +65,8 @@ impl<D: Driver> MetalCache<D> {
             made.push(match op {
                 CacheOp::RopeStore(op) => kernels.rope_store(&heads, op, options.kv, &layers[op.layer])?,
                 CacheOp::Attention { layer, q, out, parts, .. } => {
-                    kernels.attention(&heads, options.kv, &layers[*layer], [q, out, parts])?
+                    let kind = (options.kv, options.attention);
+                    kernels.attention(&heads, kind, &layers[*layer], [q, out, parts])?
                 }
             });
         }

@@ -4,17 +4,16 @@
 use crate::cache::{MetalCache, cache_bytes};
 use crate::driver::{Dispatch, Driver};
 use crate::error::{Error, Result};
-use crate::kernel::{ARGMAX_SHARES, BatchShape, KV_FORMATS, Kernel, Kernels, Pipelines};
+use crate::kernel::{ARGMAX_SHARES, BatchShape, Kernel, Kernels, Pipelines};
 use crate::lower::{CacheOp, Lowered, Scratch, Step, scratch_bytes};
 use crate::weights::MetalModel;
-use shohin_core::attention::AttentionPattern;
 use shohin_core::device::{
     Batch, BlockingDevice, Output, Readout, ScratchOptions, SessionOptions, Sink, check_caches, check_run,
     ready, unordered,
 };
 use shohin_core::model::{ModelConfig, Program};
 use shohin_core::rows::{ReadoutGroup, Rows, Segment, tokens_and_angles};
-use shohin_core::{Device, Error as CoreError, Name};
+use shohin_core::{Device, Error as CoreError};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -246,6 +245,7 @@ fn of_rows<D: Driver>(step: &Step<D>, rows: usize) -> Option<Dispatch<'_, D>> {
     let kernel = match step {
         Step::Rows { one, several } => Some(if rows == 1 { one } else { several }),
         Step::Any(kernel) => Some(kernel),
+        Step::Several(kernel) => (rows > 1).then_some(kernel),
         Step::Cache(_) => None,
     };
     kernel.map(|kernel| kernel.dispatch(BatchShape::rows(rows)))
@@ -271,16 +271,7 @@ impl<D: Driver> Device for MetalDevice<D> {
         if options.context == 0 {
             return Err(CoreError::Option { what: "context", found: 0.0, expected: "at least 1" }.into());
         }
-        if !KV_FORMATS.contains(&options.kv) {
-            let (key, found) = (Name::new("cache format"), Name::new(options.kv.name()));
-            return Err(CoreError::Unsupported { key, found, expected: "f32, f16, q8 or q4" }.into());
-        }
-        if options.attention != AttentionPattern::Full {
-            return Err(crate::error::unsupported(
-                "attention to a part of the positions",
-                "attention to all",
-            ));
-        }
+        options.attention.check()?;
         let options = SessionOptions { context: options.context.min(self.options.context), ..*options };
         let mut kernels = Kernels { driver: self.model.driver(), pipelines: &mut self.pipelines };
         MetalCache::new(self.id, self.model.program(), &self.lowered.cache_ops, &mut kernels, options)

@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::weights::Matrix;
 use shohin_core::model::program::{Heads, RopePairing};
 use shohin_core::quant::packed::{BLOCK, Codes, PackedFormat, Scales};
-use shohin_core::{Activations, KvFormat};
+use shohin_core::{Activations, AttentionPattern, KvFormat};
 use std::collections::BTreeMap;
 
 /// The source of every kernel, in the Metal Shading Language.
@@ -17,6 +17,7 @@ pub const SOURCE: &str = concat!(
     include_str!("../kernels/linear.metal"),
     include_str!("../kernels/quantize.metal"),
     include_str!("../kernels/rmsnorm.metal"),
+    include_str!("../kernels/route.metal"),
     include_str!("../kernels/cache.metal"),
     include_str!("../kernels/rope_store.metal"),
     include_str!("../kernels/attention.metal"),
@@ -93,8 +94,10 @@ impl BatchShape {
 pub(crate) enum Grid {
     /// This many for each tile of so many rows.
     PerTile(usize, usize),
-    /// One per row.
-    EachRow,
+    /// This many per row.
+    EachRow(usize),
+    /// This many for each tile of pairs of a row and an expert, of `pairs` in each row and this many `experts`.
+    PerPairs { n: usize, tile: usize, pairs: usize, experts: usize },
     /// This many.
     Fixed(usize),
     /// This many for each row and each part of flash decoding.
@@ -105,7 +108,10 @@ impl Grid {
     fn size(self, shape: BatchShape) -> [u32; 3] {
         let size = match self {
             Grid::PerTile(n, tile) => [n, shape.rows.div_ceil(tile), 1],
-            Grid::EachRow => [shape.rows, 1, 1],
+            Grid::EachRow(n) => [n * shape.rows, 1, 1],
+            // The pairs of a single row are tiles as they are.
+            Grid::PerPairs { n, pairs, .. } if shape.rows == 1 => [n, pairs, 1],
+            Grid::PerPairs { n, tile, pairs, experts } => [n, shape.rows * pairs / tile + experts, 1],
             Grid::Fixed(n) => [n, 1, 1],
             Grid::PerPart(n) => [n, shape.rows, shape.parts.max(1)],
         };
@@ -189,12 +195,23 @@ fn product_name(packed: PackedFormat, activations: Activations, tile: usize) -> 
 }
 
 /// The formats of caches that the kernels store.
-pub const KV_FORMATS: [KvFormat; 4] = [KvFormat::F32, KvFormat::F16, KvFormat::Q8, KvFormat::Q4];
+pub const KV_FORMATS: [KvFormat; 6] =
+    [KvFormat::F32, KvFormat::F16, KvFormat::Q8, KvFormat::Q4, KvFormat::Fp8E4M3, KvFormat::Fp8E5M2];
 
 /// The name of every kernel that a device may ask for.
 pub fn kernel_names() -> Vec<String> {
-    let mut names: Vec<String> =
-        ["quantize", "rmsnorm", "attention_combine", "argmax", "argmax_last"].map(String::from).to_vec();
+    let mut names: Vec<String> = [
+        "quantize",
+        "rmsnorm",
+        "attention_combine",
+        "argmax",
+        "argmax_last",
+        "route",
+        "route_tiles",
+        "experts_add",
+    ]
+    .map(String::from)
+    .to_vec();
     for kv in KV_FORMATS {
         names.extend(["rope_store", "attention"].map(|op| format!("{op}_{}", kv.name())));
     }
@@ -213,7 +230,7 @@ pub fn kernel_names() -> Vec<String> {
 }
 
 /// `Matrix` of the kernels, without the batch.
-fn matrix_words<B>(matrix: &Matrix<B>, stride: usize, output: Output) -> Vec<u32> {
+fn matrix_words<B>(matrix: &Matrix<B>, stride: usize, output: Output, share: usize) -> Vec<u32> {
     let Matrix { rows, cols, packed, .. } = *matrix;
     let facts = packed.codes.facts();
     let kind = match packed.scales {
@@ -240,7 +257,42 @@ fn matrix_words<B>(matrix: &Matrix<B>, stride: usize, output: Output) -> Vec<u32
     words.extend([facts.factor.cast_unsigned(), facts.offset.cast_unsigned()]);
     let levels = facts.levels.copied().unwrap_or_default().map(i8::cast_unsigned);
     words.extend(levels.as_chunks().0.iter().map(|&word| u32::from_le_bytes(word)));
+    words.push(share as u32);
     words
+}
+
+/// Rows of a batch or pairs that products take at once, if there are several rows.
+pub(crate) const TILE_ROWS: usize = 8;
+
+/// The pairs of a row and an expert, of which products compute all; see `route.metal`.
+pub(crate) struct Pairs<'b, B> {
+    pub(crate) tiles: &'b B,
+    pub(crate) order: &'b B,
+    /// How many experts there are, and how many a row uses.
+    pub(crate) experts: usize,
+    pub(crate) used: usize,
+    /// Pairs that read the same row of the input: those of a row, or 1 if the input has pairs, too.
+    pub(crate) share: usize,
+}
+
+impl<B> Clone for Pairs<'_, B> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<B> Copy for Pairs<'_, B> {}
+
+/// The choices of a mixture of experts; see `route.metal`.
+pub(crate) struct Choices<B> {
+    /// `(batch, used)`
+    pub(crate) experts: B,
+    /// `(batch, used)`
+    pub(crate) weights: B,
+    /// `(batch * used)`
+    pub(crate) order: B,
+    /// `(tiles)`
+    pub(crate) tiles: B,
 }
 
 /// How a product is stored.
@@ -285,19 +337,19 @@ impl<D: Driver> Kernels<'_, D> {
     ) -> Result<Kernel<D>> {
         let name = format!("embed_{}", codes_name(table.packed.codes));
         let buffers = [&table.codes, &table.scales, tokens, x];
-        self.make(&name, &buffers, matrix_words(table, 0, Output::Store), Grid::EachRow, 2, 0)
+        self.make(&name, &buffers, matrix_words(table, 0, Output::Store, 0), Grid::EachRow(1), 2, 0)
     }
 
-    /// `words` and `scale` = the rows `(rows, cols)` of `x` as integers.
+    /// `words` and `scale` = the rows `(rows, cols)` of `x` as integers, of which there are `each` per row of the batch.
     pub(crate) fn quantize(
         &mut self,
-        cols: usize,
+        (cols, each): (usize, usize),
         x: &D::Buffer,
         integers: &[D::Buffer; 2],
     ) -> Result<Kernel<D>> {
         let [words, scale] = integers;
         let units = vec![(cols / 32) as u32];
-        self.make("quantize", &[x, words, scale], units, Grid::EachRow, ROW_SIMDS, 4 * ROW_SIMDS)
+        self.make("quantize", &[x, words, scale], units, Grid::EachRow(each), ROW_SIMDS, 4 * ROW_SIMDS)
     }
 
     /// `y (rows, cols) = rmsnorm(x, weight)` of all rows, or of those that `gather` has the indices of; and the
@@ -316,10 +368,10 @@ impl<D: Driver> Kernels<'_, D> {
             [(cols / 32) as u32, eps.to_bits(), u32::from(gather.is_some()), u32::from(integers.is_some())];
         let (codes, scale) = integers.map_or((y, y), |[codes, scale]| (codes, scale));
         let buffers = [x, weight, gather.unwrap_or(weight), y, codes, scale];
-        self.make("rmsnorm", &buffers, words.to_vec(), Grid::EachRow, ROW_SIMDS, 4 * ROW_SIMDS)
+        self.make("rmsnorm", &buffers, words.to_vec(), Grid::EachRow(1), ROW_SIMDS, 4 * ROW_SIMDS)
     }
 
-    /// `output (rows, stride) = x W^T`, or added to it, for tiles of `tile` rows: 1 or 8.
+    /// `output (rows, stride) = x W^T`, or added to it, for tiles of `tile` rows or pairs: 1 or 8.
     pub(crate) fn linear(
         &mut self,
         matrix: &Matrix<D::Buffer>,
@@ -327,18 +379,13 @@ impl<D: Driver> Kernels<'_, D> {
         input: Input<'_, D::Buffer>,
         output: &D::Buffer,
         how: Output,
-        tile: usize,
+        (tile, pairs): (usize, Option<Pairs<'_, D::Buffer>>),
     ) -> Result<Kernel<D>> {
         let name = format!("linear_{}", product_name(matrix.packed, activations, tile));
-        let buffers = [&matrix.codes, &matrix.scales, input[0], input[1], output];
-        self.make(
-            &name,
-            &buffers,
-            matrix_words(matrix, matrix.rows, how),
-            product_grid(matrix, tile),
-            LINEAR_SIMDS,
-            0,
-        )
+        let (tiles, order) = pairs.map_or((output, output), |pairs| (pairs.tiles, pairs.order));
+        let buffers = [&matrix.codes, &matrix.scales, input[0], input[1], output, tiles, order];
+        let words = matrix_words(matrix, matrix.rows, how, pairs.map_or(0, |pairs| pairs.share));
+        self.make(&name, &buffers, words, product_grid(matrix, tile, pairs), LINEAR_SIMDS, 0)
     }
 
     /// `output (rows, stride) = silu(x G^T) * (x U^T)`: both matrices have one layout.
@@ -348,12 +395,40 @@ impl<D: Driver> Kernels<'_, D> {
         activations: Activations,
         input: Input<'_, D::Buffer>,
         output: &D::Buffer,
-        tile: usize,
+        (tile, pairs): (usize, Option<Pairs<'_, D::Buffer>>),
     ) -> Result<Kernel<D>> {
         let name = format!("swiglu_{}", product_name(gate.packed, activations, tile));
-        let buffers = [&gate.codes, &gate.scales, &up.codes, &up.scales, input[0], input[1], output];
-        let words = matrix_words(gate, gate.rows, Output::Store);
-        self.make(&name, &buffers, words, product_grid(gate, tile), LINEAR_SIMDS, 0)
+        let (tiles, order) = pairs.map_or((output, output), |pairs| (pairs.tiles, pairs.order));
+        let buffers =
+            [&gate.codes, &gate.scales, &up.codes, &up.scales, input[0], input[1], output, tiles, order];
+        let words = matrix_words(gate, gate.rows, Output::Store, pairs.map_or(0, |pairs| pairs.share));
+        self.make(&name, &buffers, words, product_grid(gate, tile, pairs), LINEAR_SIMDS, 0)
+    }
+
+    /// The choice of each row's experts from `logits (rows, experts)`, and its pairs as tiles if there are several rows.
+    pub(crate) fn route(
+        &mut self,
+        [experts, used]: [usize; 2],
+        normalize: bool,
+        logits: &D::Buffer,
+        to: &Choices<D::Buffer>,
+    ) -> Result<[Kernel<D>; 2]> {
+        let words = || [experts, used, usize::from(normalize), TILE_ROWS].map(|n| n as u32).to_vec();
+        let Choices { experts: chosen, weights, order, tiles } = to;
+        let buffers = [logits, chosen, weights, order, tiles];
+        let route = self.make("route", &buffers, words(), Grid::EachRow(1), 1, 0)?;
+        let tiles = self.make("route_tiles", &buffers[1..], words(), Grid::Fixed(experts), 1, 0)?;
+        Ok([route, tiles])
+    }
+
+    /// `to (rows, cols) +=` the results `from (rows, used, cols)` times `weights (rows, used)`.
+    pub(crate) fn experts_add(
+        &mut self,
+        [cols, used]: [usize; 2],
+        [weights, from, to]: [&D::Buffer; 3],
+    ) -> Result<Kernel<D>> {
+        let words = vec![cols as u32, used as u32];
+        self.make("experts_add", &[weights, from, to], words, Grid::EachRow(1), ROW_SIMDS, 0)
     }
 
     /// Normalizes and rotates queries and keys, and stores keys and values.
@@ -366,7 +441,7 @@ impl<D: Driver> Kernels<'_, D> {
     ) -> Result<Kernel<D>> {
         let RopeStore { q, k, v, norm, angles, eps, pairing, .. } = op;
         let [q_norm, k_norm] = norm.as_ref().map_or([angles, angles], |[q, k]| [q, k]);
-        let words = heads_words(heads, *eps, norm.is_some(), *pairing);
+        let words = heads_words(heads, *eps, norm.is_some(), *pairing, AttentionPattern::Full);
         let buffers = [keys, values, q, k, v, q_norm, k_norm, angles];
         let grid = Grid::PerTile(heads.query + 2 * heads.kv, 1);
         self.make(&format!("rope_store_{}", kv.name()), &buffers, words, grid, 1, 4 * heads.dim)
@@ -376,14 +451,14 @@ impl<D: Driver> Kernels<'_, D> {
     pub(crate) fn attention(
         &mut self,
         heads: &Heads,
-        kv: KvFormat,
+        (kv, pattern): (KvFormat, AttentionPattern),
         [keys, values]: &[D::Buffer; 2],
         [q, out, parts]: [&D::Buffer; 3],
     ) -> Result<Kernel<D>> {
         let share = heads.query / heads.kv;
         let simds = share.min(ATTENTION_SIMDS);
         let grid = Grid::PerPart(heads.kv * share.div_ceil(ATTENTION_SIMDS));
-        let words = heads_words(heads, 0.0, false, RopePairing::Neox);
+        let words = heads_words(heads, 0.0, false, RopePairing::Neox, pattern);
         let shared = 4 * simds * (heads.dim + 32);
         self.make(
             &format!("attention_{}", kv.name()),
@@ -402,7 +477,7 @@ impl<D: Driver> Kernels<'_, D> {
         parts: &D::Buffer,
         out: &D::Buffer,
     ) -> Result<Kernel<D>> {
-        let words = heads_words(heads, 0.0, false, RopePairing::Neox);
+        let words = heads_words(heads, 0.0, false, RopePairing::Neox, AttentionPattern::Full);
         self.make("attention_combine", &[parts, out], words, Grid::Fixed(heads.query), 1, 0)
     }
 
@@ -418,24 +493,35 @@ impl<D: Driver> Kernels<'_, D> {
         let (simds, shared) = (ARGMAX_SIMDS, 8 * ARGMAX_SIMDS);
         let grid = Grid::PerTile(ARGMAX_SHARES, 1);
         let first = self.make("argmax", &[logits, candidates], words(), grid, simds, shared)?;
-        let last = self.make("argmax_last", &[candidates, best], words(), Grid::EachRow, simds, shared)?;
+        let last = self.make("argmax_last", &[candidates, best], words(), Grid::EachRow(1), simds, shared)?;
         Ok([first, last])
     }
 }
 
-fn product_grid<B>(matrix: &Matrix<B>, tile: usize) -> Grid {
-    Grid::PerTile(matrix.rows.div_ceil(LINEAR_SIMDS * LINEAR_ROWS), tile)
+fn product_grid<B>(matrix: &Matrix<B>, tile: usize, pairs: Option<Pairs<'_, B>>) -> Grid {
+    let n = matrix.rows.div_ceil(LINEAR_SIMDS * LINEAR_ROWS);
+    match pairs {
+        Some(Pairs { experts, used, .. }) => Grid::PerPairs { n, tile, pairs: used, experts },
+        None => Grid::PerTile(n, tile),
+    }
 }
 
 /// `Heads` of the kernels, without the batch.
-fn heads_words(heads: &Heads, eps: f32, normed: bool, pairing: RopePairing) -> Vec<u32> {
+fn heads_words(
+    heads: &Heads,
+    eps: f32,
+    normed: bool,
+    pairing: RopePairing,
+    pattern: AttentionPattern,
+) -> Vec<u32> {
     let interleaved = match pairing {
         RopePairing::Neox => 0,
         RopePairing::Interleaved => 1,
     };
     let [query, kv, dim] = [heads.query, heads.kv, heads.dim].map(|n| n as u32);
     let scale = 1.0 / (heads.dim as f32).sqrt();
-    vec![query, kv, dim, eps.to_bits(), u32::from(normed), interleaved, scale.to_bits()]
+    let words = [query, kv, dim, eps.to_bits(), u32::from(normed), interleaved, scale.to_bits()];
+    [&words[..], &pattern.words()].concat()
 }
 
 /// The operands of [`Kernels::rope_store`].

@@ -3,11 +3,11 @@
 
 use crate::driver::Driver;
 use crate::error::{Error, Result, unsupported};
-use crate::kernel::{Kernel, Kernels, MAX_PARTS, Output, Pipelines, RopeStore};
+use crate::kernel::{Choices, Kernel, Kernels, MAX_PARTS, Output, Pairs, Pipelines, RopeStore, TILE_ROWS};
 use crate::weights::{Matrix, MetalModel};
 use shohin_core::Activations;
 use shohin_core::model::Program;
-use shohin_core::model::program::{BufferId, Op, QkNorm, TensorId};
+use shohin_core::model::program::{BufferId, Experts, Op, QkNorm, TensorId};
 
 /// The buffers of a program, and the inputs of a run.
 pub(crate) struct Scratch<B> {
@@ -19,7 +19,9 @@ pub(crate) struct Scratch<B> {
     pub(crate) read_out: B,
     /// `(query heads, MAX_PARTS, head_dim + 2)`
     parts: B,
-    /// By buffer of the program: `(batch, cols)`.
+    /// Of a mixture of experts.
+    choices: Option<Choices<B>>,
+    /// By buffer of the program: `(batch, cols)`, or with more rows, see [`Program::rows_with_pairs`].
     floats: Vec<B>,
     /// The same as integers: words, and scales with sums; `None` if activations are floats.
     integers: Vec<Option<[B; 2]>>,
@@ -30,6 +32,15 @@ fn other_bytes(program: &Program, batch: usize) -> [u64; 4] {
     let heads = program.heads;
     [4 * batch, 4 * batch * heads.dim, 4 * batch, 4 * heads.query * MAX_PARTS * (heads.dim + 2)]
         .map(|n| n as u64)
+}
+
+/// Bytes of [`Choices`] for the mixture with the most pairs and experts.
+fn choices_bytes(program: &Program, batch: usize) -> Option<[u64; 4]> {
+    let used = program.mixtures().map(|experts| experts.used).max()?;
+    let counts = program.mixtures().map(|experts| program.tensor(experts.router).rows);
+    let (pairs, experts) = (batch * used, counts.max().unwrap_or(0));
+    let tiles = (pairs / TILE_ROWS + experts).max(used);
+    Some([4 * pairs, 4 * pairs, 4 * pairs, 16 * tiles].map(|n| n as u64))
 }
 
 /// Bytes of a buffer of the program as floats, and as integers.
@@ -44,11 +55,12 @@ fn buffer_bytes(cols: usize, batch: usize, activations: Activations) -> (u64, Op
 
 /// Bytes of [`Scratch`].
 pub(crate) fn scratch_bytes(program: &Program, batch: usize, activations: Activations) -> u64 {
-    let buffers = program.buffers.iter().map(|buffer| {
-        let (floats, integers) = buffer_bytes(buffer.cols, batch, activations);
+    let buffers = program.buffers.iter().zip(program.rows_with_pairs()).map(|(buffer, rows)| {
+        let (floats, integers) = buffer_bytes(buffer.cols, batch * rows, activations);
         floats + integers.map_or(0, |[words, scales]| words + scales)
     });
-    buffers.sum::<u64>() + other_bytes(program, batch).iter().sum::<u64>()
+    let choices: u64 = choices_bytes(program, batch).iter().flatten().sum();
+    buffers.sum::<u64>() + choices + other_bytes(program, batch).iter().sum::<u64>()
 }
 
 impl<B> Scratch<B> {
@@ -60,15 +72,25 @@ impl<B> Scratch<B> {
     ) -> Result<Scratch<B>> {
         let [tokens, angles, read_out, parts] = other_bytes(program, batch);
         let (mut floats, mut integers) = (Vec::new(), Vec::new());
-        for buffer in &program.buffers {
-            let (bytes, both) = buffer_bytes(buffer.cols, batch, activations);
+        for (buffer, rows) in program.buffers.iter().zip(program.rows_with_pairs()) {
+            let (bytes, both) = buffer_bytes(buffer.cols, batch * rows, activations);
             floats.push(driver.buffer(bytes)?);
             integers.push(match both {
                 Some([words, scales]) => Some([driver.buffer(words)?, driver.buffer(scales)?]),
                 None => None,
             });
         }
+        let choices = match choices_bytes(program, batch) {
+            Some([experts, weights, order, tiles]) => Some(Choices {
+                experts: driver.buffer(experts)?,
+                weights: driver.buffer(weights)?,
+                order: driver.buffer(order)?,
+                tiles: driver.buffer(tiles)?,
+            }),
+            None => None,
+        };
         Ok(Scratch {
+            choices,
             tokens: driver.buffer(tokens)?,
             angles: driver.buffer(angles)?,
             read_out: driver.buffer(read_out)?,
@@ -90,6 +112,8 @@ pub(crate) enum Step<D: Driver> {
     Rows { one: Kernel<D>, several: Kernel<D> },
     /// The same kernel for any number of rows.
     Any(Kernel<D>),
+    /// A kernel that a single row does not need.
+    Several(Kernel<D>),
     /// An operation on the cache, by its index among those, sequence by sequence.
     Cache(usize),
 }
@@ -140,7 +164,7 @@ impl<D: Driver> Lowered<D> {
             return Err(unsupported("the operations after the last block", "one RMSNorm"));
         };
         let norm = lowering.rmsnorm(x, weight, eps, Some(&scratch.read_out), out)?;
-        lowering.linear(program.output, out, logits, Output::Store)?;
+        lowering.linear(program.output, out, logits, Output::Store, None)?;
         let Lowering { steps, cache_ops, .. } = lowering;
         Ok(Lowered { body, cache_ops, norm, logits: steps })
     }
@@ -173,18 +197,18 @@ impl<D: Driver> Lowering<'_, D> {
                 Ok(())
             }
             Op::Linear { x, ref outputs } => outputs.iter().try_for_each(|&(weight, out)| {
-                self.linear(weight, x, self.scratch.floats(out), Output::Store)?;
+                self.linear(weight, x, self.scratch.floats(out), Output::Store, None)?;
                 self.fresh[out.index()] = false;
                 Ok(())
             }),
             Op::LinearAdd { x, weight, to } => {
-                self.linear(weight, x, self.scratch.floats(to), Output::Add)?;
+                self.linear(weight, x, self.scratch.floats(to), Output::Add, None)?;
                 self.fresh[to.index()] = false;
                 Ok(())
             }
-            Op::LinearSwiglu { x, gate, up, out } => self.swiglu(x, [gate, up], out),
+            Op::LinearSwiglu { x, gate, up, out } => self.swiglu(x, [gate, up], out, None),
             Op::Exchange(_) => Err(unsupported("a program that is split among devices", "a whole one")),
-            Op::Experts(_) => Err(unsupported("a mixture of experts", "one feed-forward block")),
+            Op::Experts(ref experts) => self.experts(experts),
             Op::Select { .. } | Op::Merge { .. } => {
                 Err(unsupported("a mixture of depths", "blocks that no token skips"))
             }
@@ -241,8 +265,8 @@ impl<D: Driver> Lowering<'_, D> {
         self.kernels.rmsnorm(cols, eps, scratch.floats(x), weight, gather, scratch.floats(out), integers)
     }
 
-    /// The rows of `x` in the precision that `matrix` is multiplied by.
-    fn input(&mut self, x: BufferId, matrix: &Matrix<D::Buffer>) -> Result<[D::Buffer; 2]> {
+    /// The rows of `x` in the precision that `matrix` is multiplied by, of which there are `each` per row of the batch.
+    fn input(&mut self, x: BufferId, matrix: &Matrix<D::Buffer>, each: usize) -> Result<[D::Buffer; 2]> {
         let floats = self.scratch.floats(x);
         let integers = match matrix.packed.input(self.activations) {
             Activations::F32 => None,
@@ -250,29 +274,69 @@ impl<D: Driver> Lowering<'_, D> {
         };
         let Some(integers) = integers else { return Ok([floats.clone(), floats.clone()]) };
         if !self.fresh[x.index()] {
-            let kernel = self.kernels.quantize(matrix.cols, floats, integers)?;
+            let kernel = self.kernels.quantize((matrix.cols, each), floats, integers)?;
             self.steps.push(Step::Any(kernel));
             self.fresh[x.index()] = true;
         }
         Ok(integers.clone())
     }
 
-    fn linear(&mut self, weight: TensorId, x: BufferId, output: &D::Buffer, how: Output) -> Result<()> {
+    fn linear(
+        &mut self,
+        weight: TensorId,
+        x: BufferId,
+        output: &D::Buffer,
+        how: Output,
+        pairs: Option<Pairs<'_, D::Buffer>>,
+    ) -> Result<()> {
         let matrix = self.model.matrix(weight)?;
-        let [words, scale] = self.input(x, matrix)?;
-        let mut tile =
-            |tile| self.kernels.linear(matrix, self.activations, [&words, &scale], output, how, tile);
-        self.steps.push(Step::Rows { one: tile(1)?, several: tile(8)? });
+        let each = pairs.map_or(1, |pairs| pairs.used / pairs.share);
+        let [words, scale] = self.input(x, matrix, each)?;
+        let mut tile = |tile| {
+            self.kernels.linear(matrix, self.activations, [&words, &scale], output, how, (tile, pairs))
+        };
+        self.steps.push(Step::Rows { one: tile(1)?, several: tile(TILE_ROWS)? });
         Ok(())
     }
 
-    fn swiglu(&mut self, x: BufferId, [gate, up]: [TensorId; 2], out: BufferId) -> Result<()> {
+    fn swiglu(
+        &mut self,
+        x: BufferId,
+        [gate, up]: [TensorId; 2],
+        out: BufferId,
+        pairs: Option<Pairs<'_, D::Buffer>>,
+    ) -> Result<()> {
         let matrices = [self.model.matrix(gate)?, self.model.matrix(up)?];
-        let [words, scale] = self.input(x, matrices[0])?;
+        let [words, scale] = self.input(x, matrices[0], 1)?;
         let output = self.scratch.floats(out);
-        let mut tile = |tile| self.kernels.swiglu(matrices, self.activations, [&words, &scale], output, tile);
-        self.steps.push(Step::Rows { one: tile(1)?, several: tile(8)? });
+        let mut tile =
+            |tile| self.kernels.swiglu(matrices, self.activations, [&words, &scale], output, (tile, pairs));
+        self.steps.push(Step::Rows { one: tile(1)?, several: tile(TILE_ROWS)? });
         self.fresh[out.index()] = false;
+        Ok(())
+    }
+
+    /// A mixture of experts. Each expert computes the rows that use it; the weights of others are not read.
+    fn experts(&mut self, e: &Experts) -> Result<()> {
+        let (program, scratch) = (self.model.program(), self.scratch);
+        let (experts, cols) = (program.tensor(e.router).rows, program.tensor(e.down).rows_each());
+        let Some(choices) = &scratch.choices else {
+            return Err(unsupported("a mixture of experts", "scratch"));
+        };
+        let logits = scratch.floats(e.probabilities);
+        self.linear(e.router, e.x, logits, Output::Store, None)?;
+        let [route, tiles] = self.kernels.route([experts, e.used], e.normalize, logits, choices)?;
+        self.steps.extend([Step::Any(route), Step::Several(tiles)]);
+        let pairs =
+            Pairs { tiles: &choices.tiles, order: &choices.order, experts, used: e.used, share: e.used };
+        self.swiglu(e.x, [e.gate, e.up], e.gated, Some(pairs))?;
+        let (results, to) = (scratch.floats(e.routed), scratch.floats(e.to));
+        self.linear(e.down, e.gated, results, Output::Store, Some(Pairs { share: 1, ..pairs }))?;
+        let add = self.kernels.experts_add([cols, e.used], [&choices.weights, results, to])?;
+        self.steps.push(Step::Any(add));
+        for id in [e.probabilities, e.routed, e.to] {
+            self.fresh[id.index()] = false;
+        }
         Ok(())
     }
 }

@@ -3,7 +3,7 @@
 
 use crate::driver::Driver;
 use crate::error::{Error, Result, unsupported};
-use shohin_core::model::program::{Op, TensorId, TensorRole};
+use shohin_core::model::program::{Experts, Op, TensorId, TensorRole};
 use shohin_core::model::{ModelBytes, ModelConfig, Program, alibi, depths};
 use shohin_core::quant::packed::PackedFormat;
 use shohin_core::{BonsaiModel, Error as CoreError, Matrix as FileMatrix, Name};
@@ -12,7 +12,7 @@ use std::sync::Arc;
 /// Bytes packed before they are copied.
 const STAGING: usize = 1 << 20;
 
-/// A packed matrix `(rows, cols)`.
+/// A packed matrix `(rows, cols)`, or one of each expert.
 pub(crate) struct Matrix<B> {
     pub(crate) rows: usize,
     pub(crate) cols: usize,
@@ -58,7 +58,10 @@ impl<D: Driver> MetalModel<D> {
         for (id, packed) in program.tensor_ids().zip(layouts) {
             let matrix = model.weights().matrix(id)?;
             tensors.push(match program.tensor(id).role {
-                TensorRole::Matrix => Tensor::Matrix(pack(&driver, &matrix, packed, &mut bytes)?),
+                TensorRole::Matrix => {
+                    let rows = program.tensor(id).rows_each();
+                    Tensor::Matrix(Matrix { rows, ..pack(&driver, &matrix, packed, &mut bytes)? })
+                }
                 TensorRole::Vector => {
                     let mut weights = vec![0.0f32; matrix.cols()];
                     matrix.unpack_row(0, &mut weights)?;
@@ -130,10 +133,6 @@ fn check(program: &Program) -> Result<()> {
     }
     for op in program.body.iter().chain(&program.head) {
         match op {
-            Op::Experts(_) => {
-                let expected = "one feed-forward block for all tokens; the CPU computes both";
-                return Err(unsupported("a mixture of experts", expected));
-            }
             Op::Exchange(_) => {
                 return Err(unsupported("a program that is split among devices", "a whole one"));
             }
@@ -146,6 +145,7 @@ fn check(program: &Program) -> Result<()> {
             | Op::Linear { .. }
             | Op::LinearAdd { .. }
             | Op::LinearSwiglu { .. }
+            | Op::Experts(_)
             | Op::RopeStore { .. }
             | Op::Select { .. }
             | Op::Merge { .. }
@@ -184,7 +184,7 @@ fn layouts<B: ModelBytes>(model: &BonsaiModel<B>) -> Result<Vec<PackedFormat>> {
         }
     }
     for op in &program.body {
-        if let Op::LinearSwiglu { gate, up, .. } = op {
+        if let Op::LinearSwiglu { gate, up, .. } | Op::Experts(Experts { gate, up, .. }) = op {
             let joined = layouts[gate.index()].with(layouts[up.index()]).ok_or(unsupported(
                 "gate and up matrices of floats and of integers",
                 "both floats or both integers",

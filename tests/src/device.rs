@@ -1,7 +1,9 @@
 //! Devices compared with one another: a sequence on a device, and the distance of its logits from others.
 
 use shohin_core::device::{BlockingDevice, Output, Readout, SessionOptions, Wants};
-use shohin_core::{Activations, BonsaiModel, Cpu, CpuOptions, Gguf, Serial, Session};
+use shohin_core::{Activations, BonsaiModel, Cpu, CpuOptions, Format, Gguf, KvFormat, Serial, Session};
+
+use crate::model::{Model, Shape, Stored};
 
 /// A device and a sequence on it.
 #[derive(Debug)]
@@ -77,6 +79,77 @@ pub fn error(got: &[f32], want: &[f32]) -> f64 {
 /// Some tokens.
 pub fn tokens(count: usize, vocab: usize) -> Vec<u32> {
     (0..count).map(|i| ((i * i * 31 + i * 7 + 3) % vocab) as u32).collect()
+}
+
+/// Mixtures of experts, whose matrices have several formats, against the CPU: a prompt, whose rows are gathered by expert, and
+/// one row at a time, on a device with f32 caches. With 32-bit activations only the order of additions differs.
+pub fn check_experts<D>(mut on: impl FnMut(&[u8], Activations) -> On<D>)
+where
+    D: BlockingDevice<Error: core::fmt::Debug>,
+{
+    use Format::{Bf16, F16, Iq4Nl, Q1_0, Q4_0, Q4K, Q6K, Q8_0};
+    // Embedding; q, k, v, o, gate, up, down. Routers are floats. Three experts have more than a tile of 28 pairs.
+    let cases = [
+        (vec![Q1_0], [3, 2, 256], 14),
+        (vec![Q8_0, Q1_0, Q4_0, Q6K, Q1_0, Q4K, Q4K, Q6K], [37, 8, 256], 3),
+        (vec![Q8_0, Q1_0, Q1_0, Q1_0, Q1_0, Q4_0, Iq4Nl, Bf16], [6, 2, 256], 6),
+        (vec![Q8_0, Q1_0, Q1_0, Q1_0, Q1_0, F16, F16, Q8_0], [4, 1, 256], 6),
+    ];
+    let options = SessionOptions { kv: KvFormat::F32, ..SessionOptions::default() };
+    for (formats, experts, prompt) in cases {
+        let shape = Shape { experts: Some(experts), heads: 2, kv_heads: 1, layers: 1, ..Shape::tiny() };
+        let formats = formats.into_iter().map(Stored::new).collect();
+        let file = Model { formats, ..Model::new(shape, Stored::new(Q1_0), 3) }.to_vec().unwrap();
+        let tokens = tokens(prompt + 2, 320);
+        let want = on_cpu(&file, Activations::F32, &options).logits(&tokens, true);
+        for (activations, bound) in [(Activations::F32, 1e-5), (Activations::Int8, 0.1)] {
+            let mut on = on(&file, activations);
+            let (first, rest) = tokens.split_at(prompt);
+            let got = [on.logits(first, true), on.logits(rest, false)].concat();
+            let error = error(&got, &want);
+            println!("{experts:?}, {activations:?}: {error:.2e}");
+            assert!(error < bound, "{experts:?}, {activations:?}: {error}");
+        }
+    }
+}
+
+/// A file with NaN as a weight of one expert has other logits only for the tokens that this expert computes.
+pub fn check_unread_experts<D>(mut on: impl FnMut(&[u8]) -> On<D>)
+where
+    D: BlockingDevice<Error: core::fmt::Debug>,
+{
+    // Gate and up are floats.
+    let formats = [Format::Q8_0; 5].into_iter().chain([Format::F32, Format::F32, Format::Q8_0]);
+    let formats = formats.map(Stored::new).collect();
+    let shape = Shape { layers: 1, ..Shape::tiny_experts() };
+    let model = Model { formats, ..Model::new(shape, Stored::new(Format::Q8_0), 3) };
+    let (file, tokens) = (model.to_vec().unwrap(), tokens(3, 320));
+    let up = {
+        let gguf = Gguf::parse(&file).unwrap();
+        let index = gguf.header().tensor_index("blk.0.ffn_up_exps.weight").unwrap();
+        let data = gguf.data(&gguf.header().tensors()[index]);
+        data.as_ptr().addr() - file.as_ptr().addr()
+    };
+    let mut logits = |file: &[u8]| {
+        let mut on = on(file);
+        let together = on.logits(&tokens, true);
+        on.session.truncate(0).unwrap();
+        [together, on.logits(&tokens, false)].concat()
+    };
+    let want = logits(&file);
+    let mut chosen = [0; 6];
+    for expert in 0..6 {
+        let mut broken = file.clone();
+        for output in 0..256 {
+            broken[up + 4 * 256 * (256 * expert + output)..][..4].copy_from_slice(&f32::NAN.to_le_bytes());
+        }
+        for (i, (got, want)) in logits(&broken).chunks(320).zip(want.chunks(320)).enumerate() {
+            let reads = got.iter().all(|logit| logit.is_nan());
+            assert!(reads || got == want, "expert {expert}, row {i}");
+            chosen[i] += usize::from(reads);
+        }
+    }
+    assert_eq!(chosen, [2; 6]);
 }
 
 /// A small model with the tokens that it was given, its logits by an f64 forward pass in numpy, and those of llama.cpp.

@@ -333,6 +333,26 @@ impl Program {
         })
     }
 
+    /// The mixtures of experts.
+    pub fn mixtures(&self) -> impl Iterator<Item = &Experts> {
+        self.body.iter().filter_map(|op| match op {
+            Op::Experts(experts) => Some(experts),
+            _ => None,
+        })
+    }
+
+    /// Rows of each buffer per row of the batch, for devices that compute all pairs of a row and an expert at once: 1,
+    /// or of [`Experts::routed`] and [`Experts::gated`] the experts that a row uses.
+    pub fn rows_with_pairs(&self) -> Vec<usize> {
+        let mut rows = alloc::vec![1; self.buffers.len()];
+        for experts in self.mixtures() {
+            for id in [experts.routed, experts.gated] {
+                rows[id.index()] = rows[id.index()].max(experts.used);
+            }
+        }
+        rows
+    }
+
     /// Columns of the widest input of a matrix product.
     pub fn widest_input(&self) -> usize {
         self.matrices().map(|id| self.tensor(id).cols).max().unwrap_or(0)

@@ -2,7 +2,7 @@
 
 use libloading::Library;
 use shohin_core::Name;
-use shohin_cuda::{Driver, Error, Result};
+use shohin_cuda::{Driver, Error, LaunchSize, Result};
 use shohin_tests::shim::Compiler;
 use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
@@ -41,7 +41,7 @@ pub(crate) struct Kernel {
 }
 
 /// Recorded launches.
-pub(crate) type Graph = Vec<(Kernel, [u32; 3], u32, Vec<u8>)>;
+pub(crate) type Graph = Vec<(Kernel, LaunchSize, Vec<u8>)>;
 
 /// A CPU that runs the kernels.
 pub(crate) struct Shim {
@@ -65,7 +65,7 @@ impl Shim {
         }
     }
 
-    fn run(&self, kernel: Kernel, [x, y, z]: [u32; 3], threads: u32, args: &[u8]) {
+    fn run(&self, kernel: Kernel, size: LaunchSize, args: &[u8]) {
         type Launch = unsafe extern "C" fn(
             c_int,
             c_uint,
@@ -73,8 +73,10 @@ impl Shim {
             c_uint,
             c_uint,
             c_uint,
+            c_uint,
             *const c_void,
         ) -> *const c_char;
+        let LaunchSize { grid: [x, y, z], threads, shared } = size;
         // Structs of arguments have addresses.
         let mut words = vec![0u64; args.len().div_ceil(8)];
         bytemuck::cast_slice_mut(&mut words)[..args.len()].copy_from_slice(args);
@@ -84,7 +86,7 @@ impl Shim {
         // are from `alloc`.
         unsafe {
             let launch = library().get::<Launch>(b"shim_launch").expect("in the library");
-            let problem = launch(kernel.index, x, y, z, threads, seed, words.as_ptr().cast());
+            let problem = launch(kernel.index, x, y, z, threads, shared, seed, words.as_ptr().cast());
             assert!(problem.is_null(), "kernel {}: {:?}", kernel.index, CStr::from_ptr(problem));
         }
     }
@@ -144,15 +146,17 @@ impl Driver for Shim {
         }
     }
 
-    fn launch(&self, kernel: Kernel, grid: [u32; 3], threads: u32, args: &[u8]) -> Result<()> {
+    fn launch(&self, kernel: Kernel, size: LaunchSize, args: &[u8]) -> Result<()> {
+        let LaunchSize { grid, threads, shared } = size;
         assert_eq!(args.len(), kernel.args, "arguments of kernel {}", kernel.index);
         assert!(grid.iter().all(|&n| n > 0) && grid[1] <= 65535 && grid[2] <= 65535, "{grid:?}");
         assert!(threads.is_multiple_of(32) && (32..=1024).contains(&threads), "{threads}");
+        assert!(shared <= 40 << 10, "{shared} bytes of shared memory");
         match &mut *self.recording.borrow_mut() {
-            Some(graph) => graph.push((kernel, grid, threads, args.to_vec())),
+            Some(graph) => graph.push((kernel, size, args.to_vec())),
             None => {
                 self.launches.set(self.launches.get() + 1);
-                self.run(kernel, grid, threads, args);
+                self.run(kernel, size, args);
             }
         }
         Ok(())
@@ -170,7 +174,7 @@ impl Driver for Shim {
     fn replay(&self, graph: &Graph) -> Result<()> {
         self.replays.set(self.replays.get() + 1);
         self.replayed.set(self.replayed.get() + graph.len());
-        graph.iter().for_each(|(kernel, grid, threads, args)| self.run(*kernel, *grid, *threads, args));
+        graph.iter().for_each(|(kernel, size, args)| self.run(*kernel, *size, args));
         Ok(())
     }
 }

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::tested::{Order, Tested, download, tested, upload};
+use shohin_core::AttentionPattern;
 use shohin_core::cache::FlatKv;
 use shohin_core::cpu::Isa;
 use shohin_core::cpu::activations::{Q8Block, q8_blocks, quantize};
@@ -127,8 +128,10 @@ fn products_are_those_of_cores_weights() {
             let tile = if n == 1 { 1 } else { 8 };
             let output = bench.upload(&vec![1.0f32; n * rows]);
             let mut kernels = bench.kernels();
-            let store = kernels.linear(&matrix, activations, input, &output, Output::Store, tile).unwrap();
-            let add = kernels.linear(&matrix, activations, input, &output, Output::Add, tile).unwrap();
+            let store =
+                kernels.linear(&matrix, activations, input, &output, Output::Store, (tile, None)).unwrap();
+            let add =
+                kernels.linear(&matrix, activations, input, &output, Output::Add, (tile, None)).unwrap();
             bench.run(&[&store, &add], BatchShape::rows(n));
             for (i, got) in bench.download::<f32>(&output, n * rows).into_iter().enumerate() {
                 let (want, size) =
@@ -165,7 +168,8 @@ fn gates_multiply_what_comes_up() {
             };
             let output = bench.floats(n * rows);
             let tile = if n == 1 { 1 } else { 8 };
-            let kernel = bench.kernels().swiglu([&gate, &up], activations, input, &output, tile).unwrap();
+            let kernel =
+                bench.kernels().swiglu([&gate, &up], activations, input, &output, (tile, None)).unwrap();
             bench.run(&[&kernel], BatchShape::rows(n));
             for (i, got) in bench.download::<f32>(&output, n * rows).into_iter().enumerate() {
                 let x = &inputs.floats[i / rows * cols..][..cols];
@@ -202,7 +206,7 @@ fn integers_are_those_of_core() {
             let mut bench = Bench::new(order);
             let on_device = bench.upload(&x);
             let integers = [bench.floats(8 * cols / 4), bench.floats(8 * cols / 16)];
-            let kernel = bench.kernels().quantize(cols, &on_device, &integers).unwrap();
+            let kernel = bench.kernels().quantize((cols, 1), &on_device, &integers).unwrap();
             bench.run(&[&kernel], BatchShape::rows(8));
             let q: Vec<i8> = bench.download(&integers[0], 8 * cols);
             let scales: Vec<[f32; 2]> = bench.download(&integers[1], 8 * cols / 32);
@@ -238,7 +242,7 @@ fn rows_are_normalized() {
             let eps = 1e-5;
             let mut kernels = bench.kernels();
             let kernel = kernels.rmsnorm(cols, eps, &from, &by, gather, &y, Some(&integers)).unwrap();
-            let quantize = kernels.quantize(cols, &y, &again).unwrap();
+            let quantize = kernels.quantize((cols, 1), &y, &again).unwrap();
             bench.run(&[&kernel, &quantize], BatchShape::rows(rows.len()));
             let got: Vec<f32> = bench.download(&y, rows.len() * cols);
             for (got, row) in got.chunks(cols).zip(&rows) {
@@ -274,8 +278,21 @@ fn stored(kv: KvFormat, heads: &Heads, capacity: usize, words: &[u32], row: usiz
         KvFormat::F16 => (f64::from(half((words[at / 2] >> (16 * (at % 2))) as u16)), 0.0),
         KvFormat::Q8 => (code(8) * scale(), scale()),
         KvFormat::Q4 => (code(4) * scale(), scale()),
-        KvFormat::Fp8E4M3 | KvFormat::Fp8E5M2 => unreachable!("not one of KV_FORMATS"),
+        KvFormat::Fp8E4M3 => (float8(words[at / 4].to_le_bytes()[at % 4], 3), 0.0),
+        KvFormat::Fp8E5M2 => (float8(words[at / 4].to_le_bytes()[at % 4], 2), 0.0),
     }
+}
+
+/// The value of a float of 8 bits with `mantissa` bits of mantissa, which is not NaN.
+fn float8(bits: u8, mantissa: i32) -> f64 {
+    let (exponent, fraction) = (i32::from(bits & 127) >> mantissa, i32::from(bits) & ((1 << mantissa) - 1));
+    let one = f64::from(1 << mantissa);
+    let bias = (1 << (6 - mantissa)) - 1;
+    let magnitude = match exponent {
+        0 => f64::from(fraction) / one * 2f64.powi(1 - bias),
+        _ => (1.0 + f64::from(fraction) / one) * 2f64.powi(exponent - bias),
+    };
+    if bits >> 7 == 1 { -magnitude } else { magnitude }
 }
 
 /// The value of a normal 16-bit float, or of zero.
@@ -329,7 +346,12 @@ fn heads_are_normalized_rotated_and_stored() {
         let got: Vec<f32> = bench.download(&on_device, q.len());
         let [keys, values] = [0, 1].map(|i| bench.download::<u32>(&cache[i], bytes as usize / 4));
         let near = |(found, scale): (f64, f64), want: f64, what: &str| {
-            let allowed = if kv == KvFormat::F16 { 1e-3 * want.abs() + 1e-6 } else { 0.501 * scale + 2e-6 };
+            let allowed = match kv {
+                KvFormat::F16 => 1e-3 * want.abs() + 1e-6,
+                KvFormat::Fp8E4M3 => want.abs() / 16.0 + 2f64.powi(-10) + 2e-6,
+                KvFormat::Fp8E5M2 => want.abs() / 8.0 + 2f64.powi(-17) + 2e-6,
+                KvFormat::F32 | KvFormat::Q8 | KvFormat::Q4 => 0.501 * scale + 2e-6,
+            };
             assert!((found - want).abs() <= allowed, "{kv:?}, {pairing:?}, {what}: {found} {want}");
         };
         for row in 0..batch {
@@ -401,7 +423,10 @@ fn attention_is_a_softmax_over_what_is_stored() {
                     (0..codes).map(|_| (random.next() as u32 & 0x87ff_87ff) | 0x3400_3400).collect()
                 }
                 KvFormat::Q8 | KvFormat::Q4 => (0..codes).map(|_| random.next() as u32).collect(),
-                KvFormat::Fp8E4M3 | KvFormat::Fp8E5M2 => unreachable!("not one of KV_FORMATS"),
+                // Four numbers below 2, of any sign, some of them subnormal.
+                KvFormat::Fp8E4M3 | KvFormat::Fp8E5M2 => {
+                    (0..codes).map(|_| random.next() as u32 & 0xbfbf_bfbf).collect()
+                }
             };
             codes.extend((0..scales).map(|_| (0.02 * (1.0 + random.unit())).to_bits()));
             codes
@@ -412,7 +437,9 @@ fn attention_is_a_softmax_over_what_is_stored() {
         let (on_device, out) = (bench.upload(&q), bench.floats(batch * query * dim));
         let parts = bench.floats(query * MAX_PARTS * (dim + 2));
         let mut kernels = bench.kernels();
-        let kernel = kernels.attention(&heads, kv, &cache, [&on_device, &out, &parts]).unwrap();
+        let kernel = kernels
+            .attention(&heads, (kv, AttentionPattern::Full), &cache, [&on_device, &out, &parts])
+            .unwrap();
         let combine = kernels.attention_combine(&heads, &parts, &out).unwrap();
         for (rows, first, position) in
             [(1, 0, 0), (1, 2, 33), (1, 1, 127), (1, 1, 128), (1, 0, 299), (2, 1, 62)]
@@ -445,6 +472,191 @@ fn attention_is_a_softmax_over_what_is_stored() {
                 }
             }
         }
+    }
+}
+
+/// Special numbers in caches of 8-bit floats: rounded to nearest even, those out of range to the largest, and NaN stays NaN.
+#[test]
+fn floats_of_8_bits_round_as_those_of_core() {
+    let d = 32;
+    let heads = Heads { query: 1, kv: 1, dim: d };
+    for (kv, values) in [
+        (
+            KvFormat::Fp8E4M3,
+            [
+                (500.0, 448.0),
+                (-1e30, -448.0),
+                (1.0625, 1.0),
+                (1.1875, 1.25),
+                (0.003, 0.00390625),
+                (9e-4, 0.0),
+            ],
+        ),
+        (
+            KvFormat::Fp8E5M2,
+            [
+                (1e9, 57344.0),
+                (f32::NEG_INFINITY, -57344.0),
+                (1.125, 1.0),
+                (1.375, 1.5),
+                (1e-5, 1.52587890625e-5),
+                (7e-6, 0.0),
+            ],
+        ),
+    ] {
+        let mut bench = Bench::new(Order::Shuffled);
+        let mut v = vec![0.0f32; d];
+        for (to, (from, _)) in v.iter_mut().zip(values) {
+            *to = from;
+        }
+        v[d - 1] = f32::NAN;
+        let cache = [bench.floats(d), bench.floats(d)];
+        let rows = bench.upload(&v);
+        let op = RopeStore {
+            layer: 0,
+            q: bench.upload(&vec![0.0f32; d]),
+            k: bench.upload(&vec![0.0f32; d]),
+            v: rows,
+            norm: None,
+            angles: bench.upload(&vec![0.0f32; d]),
+            eps: 0.0,
+            pairing: RopePairing::Neox,
+        };
+        let kernel = bench.kernels().rope_store(&heads, &op, kv, &cache).unwrap();
+        bench.run(&[&kernel], BatchShape::segment(1, 0, 0, 1));
+        let words: Vec<u32> = bench.download(&cache[1], d / 4);
+        for (i, (from, want)) in values.into_iter().enumerate() {
+            assert_eq!(stored(kv, &heads, 1, &words, 0, i).0, want, "{kv:?}: {from}");
+        }
+        assert_eq!(words[d / 4 - 1] >> 24, 0x7f, "NaN");
+    }
+}
+
+/// With NaN at all positions that the pattern leaves out: in one go, and in parts.
+#[test]
+fn positions_that_a_pattern_leaves_out_are_not_read() {
+    let (capacity, d) = (320, 32);
+    let heads = Heads { query: 1, kv: 1, dim: d };
+    for (text, order) in
+        [("window:40:3", Order::Forward), ("dilated:2:3", Order::Reverse), ("strided:1:2", Order::Shuffled)]
+    {
+        let pattern: AttentionPattern = text.parse().unwrap();
+        let mut bench = Bench::new(order);
+        let mut random = Random::new(12);
+        let q: Vec<f32> = (0..2 * d).map(|_| random.unit()).collect();
+        let keys: Vec<f32> = (0..capacity * d).map(|_| random.unit()).collect();
+        for (rows, position) in [(1, 299), (2, 298)] {
+            let sees = |key: usize| (position..position + rows).any(|query| pattern.sees(query, key));
+            let broken: Vec<f32> =
+                (0..capacity * d).map(|i| if sees(i / d) { keys[i] } else { f32::NAN }).collect();
+            let cache = [bench.upload(&broken), bench.upload(&broken)];
+            let (on_device, out) = (bench.upload(&q), bench.floats(2 * d));
+            let parts = bench.floats(MAX_PARTS * (d + 2));
+            let mut kernels = bench.kernels();
+            let kind = (KvFormat::F32, pattern);
+            let kernel = kernels.attention(&heads, kind, &cache, [&on_device, &out, &parts]).unwrap();
+            let combine = kernels.attention_combine(&heads, &parts, &out).unwrap();
+            let both = [&kernel, &combine];
+            bench.run(
+                if rows == 1 { &both } else { &both[..1] },
+                BatchShape::segment(rows, 0, position, capacity),
+            );
+            let got: Vec<f32> = bench.download(&out, rows * d);
+            for row in 0..rows {
+                let seen = || (0..=position + row).filter(|key| pattern.sees(position + row, *key));
+                let weight = |key: usize| {
+                    let dot: f64 =
+                        (0..d).map(|i| f64::from(q[row * d + i]) * f64::from(keys[key * d + i])).sum();
+                    (dot / (d as f64).sqrt()).exp()
+                };
+                let total: f64 = seen().map(weight).sum();
+                for i in 0..d {
+                    let want: f64 =
+                        seen().map(|key| weight(key) / total * f64::from(keys[key * d + i])).sum();
+                    assert!(
+                        (f64::from(got[row * d + i]) - want).abs() < 2e-5,
+                        "{text}, {rows} rows, {row}, {i}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// The experts of the largest probabilities, in order, and each pair of a row and an expert in one tile: with equal logits, with
+/// more experts than lanes, and with all of them.
+#[test]
+fn rows_are_routed_to_their_experts() {
+    let rows = 5;
+    for ((experts, used, normalize), order) in [(37, 8, true), (130, 3, false), (6, 2, true), (4, 4, false)]
+        .into_iter()
+        .zip(Order::ALL.into_iter().cycle())
+    {
+        let mut random = Random::new(13);
+        let logits: Vec<f32> = (0..rows * experts).map(|_| (random.unit() * 8.0).round()).collect();
+        let mut bench = Bench::new(order);
+        let on_device = bench.upload(&logits);
+        let tiles = (rows * used / TILE_ROWS + experts).max(used);
+        let choices = Choices {
+            experts: bench.floats(rows * used),
+            weights: bench.floats(rows * used),
+            order: bench.floats(rows * used),
+            tiles: bench.floats(4 * tiles),
+        };
+        let [route, gather] =
+            bench.kernels().route([experts, used], normalize, &on_device, &choices).unwrap();
+        for rows in [rows, 1] {
+            let both = [&route, &gather];
+            bench.run(if rows == 1 { &both[..1] } else { &both }, BatchShape::rows(rows));
+            let chosen: Vec<u32> = bench.download(&choices.experts, rows * used);
+            let weights: Vec<f32> = bench.download(&choices.weights, rows * used);
+            for (row, logits) in logits.chunks(experts).take(rows).enumerate() {
+                let mut want: Vec<usize> = (0..experts).collect();
+                want.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b)));
+                want.truncate(used);
+                want.sort_unstable();
+                let sum = |of: &[usize]| of.iter().map(|i| f64::from(logits[*i]).exp()).sum::<f64>();
+                let whole = if normalize { sum(&want) } else { sum(&(0..experts).collect::<Vec<_>>()) };
+                for (i, expert) in want.into_iter().enumerate() {
+                    let at = row * used + i;
+                    assert_eq!(chosen[at] as usize, expert, "{experts} experts, row {row}");
+                    let weight = f64::from(logits[expert]).exp() / whole;
+                    assert!((f64::from(weights[at]) - weight).abs() < 1e-6, "{experts} experts, row {row}");
+                }
+            }
+            let order: Vec<u32> = bench.download(&choices.order, rows * used);
+            let count = if rows == 1 { used } else { rows * used / TILE_ROWS + experts };
+            let mut seen = vec![0; rows * used];
+            for [expert, first, pairs, _] in bench.download::<[u32; 4]>(&choices.tiles, count) {
+                assert!(pairs as usize <= TILE_ROWS);
+                for pair in order.iter().skip(first as usize).take(pairs as usize) {
+                    assert_eq!(chosen[*pair as usize], expert);
+                    seen[*pair as usize] += 1;
+                }
+            }
+            assert!(seen.iter().all(|&times| times == 1), "{experts} experts: {seen:?}");
+        }
+    }
+}
+
+/// NaN shows in every result, and weights that are too small for a float are not computed.
+#[test]
+fn odd_logits_are_routed() {
+    let bench = &mut Bench::new(Order::Forward);
+    let choices = Choices {
+        experts: bench.floats(2),
+        weights: bench.floats(2),
+        order: bench.floats(2),
+        tiles: bench.floats(8),
+    };
+    for (logits, weights) in [([1e38, -1e38, 0.0], [1.0, 0.0]), ([f32::NAN, 1.0, 2.0], [f32::NAN; 2])] {
+        let on_device = bench.upload(&logits);
+        let [route, _] = bench.kernels().route([3, 2], true, &on_device, &choices).unwrap();
+        bench.run(&[&route], BatchShape::rows(1));
+        let found: Vec<f32> = bench.download(&choices.weights, 2);
+        assert!(found.iter().zip(weights).all(|(a, b)| *a == b || (a.is_nan() && b.is_nan())), "{found:?}");
+        let tiles: Vec<[u32; 4]> = bench.download(&choices.tiles, 2);
+        assert_eq!(tiles.iter().map(|tile| tile[2]).sum::<u32>(), if weights[1] == 0.0 { 1 } else { 2 });
     }
 }
 

@@ -5,9 +5,9 @@ use shohin_core::cpu::op::argmax;
 use shohin_core::device::{BlockingDevice, Output, Readout, ScratchOptions, SessionOptions, Wants};
 use shohin_core::session::{Feed, run_batch};
 use shohin_core::tokenizer::{Special, Tokenizer};
-use shohin_core::{Activations, BonsaiModel, Format, Gguf, KvFormat, Session};
+use shohin_core::{Activations, BonsaiModel, Cpu, Format, Gguf, KvFormat, Session};
 use shohin_metal::{KV_FORMATS, MetalDevice, MetalModel};
-use shohin_tests::device::{Golden, On, error, on_cpu, tokens};
+use shohin_tests::device::{Golden, On, check_experts, check_unread_experts, error, on_cpu, tokens};
 use shohin_tests::model::{Model, Shape, Stored};
 
 fn load(file: &[u8]) -> BonsaiModel<&[u8]> {
@@ -142,7 +142,8 @@ fn caches_agree() {
             KvFormat::F16 => 1e-3,
             KvFormat::Q8 => 2e-2,
             KvFormat::Q4 => 0.4,
-            KvFormat::Fp8E4M3 | KvFormat::Fp8E5M2 => unreachable!("not one of KV_FORMATS"),
+            KvFormat::Fp8E4M3 => 0.1,
+            KvFormat::Fp8E5M2 => 0.2,
         };
         let On { mut device, mut session } = metal(&file, Activations::F32, format, Order::Forward);
         let prefilled = error(session.forward_prefill(&mut device, &tokens).unwrap(), last);
@@ -196,15 +197,37 @@ fn sequences_share_a_batch() {
     assert_eq!(found, [5, 1, 1]);
 }
 
-/// What has no kernels is refused by name.
+/// Every pattern, as on the CPU: a prompt, then its last token again, in parts of the positions.
 #[test]
-fn experts_and_patterns_are_refused() {
-    let file = Model::new(Shape::tiny_experts(), Stored::new(Format::Q4_0), 3).to_vec().unwrap();
-    let refused = MetalModel::new(tested(Order::Forward), &load(&file)).map(drop).unwrap_err().to_string();
-    assert!(refused.contains("mixture of experts"), "{refused}");
-    let On { mut device, .. } =
-        metal(&Model::tiny(Format::Q4_0), Activations::Int8, KvFormat::F16, Order::Forward);
-    let options = SessionOptions { attention: "window:40".parse().unwrap(), ..SessionOptions::default() };
-    let refused = Session::new(&mut device, &options).map(drop).unwrap_err().to_string();
-    assert!(refused.contains("attention"), "{refused}");
+fn patterns_agree() {
+    let shape = Shape { heads: 2, kv_heads: 1, context: 1024, layers: 1, ..Shape::tiny() };
+    let file = Model::new(shape, Stored::new(Format::Q1_0), 3).to_vec().unwrap();
+    let tokens = tokens(200, 320);
+    let prefill =
+        |on: &mut On<Cpu<'_, _>>| on.session.forward_prefill(&mut on.device, &tokens).unwrap().to_vec();
+    let full = prefill(&mut on_cpu(&file, Activations::F32, &kv(KvFormat::F32)));
+    for text in ["window:40", "window:30:3", "dilated:2:2", "strided:1:2", "bigbird:1:1:1"] {
+        let options = SessionOptions { attention: text.parse().unwrap(), ..kv(KvFormat::F32) };
+        let want = prefill(&mut on_cpu(&file, Activations::F32, &options));
+        let On { mut device, .. } = metal(&file, Activations::F32, KvFormat::F32, Order::Forward);
+        let mut session = Session::new(&mut device, &options).unwrap();
+        let prefilled = error(session.forward_prefill(&mut device, &tokens).unwrap(), &want);
+        session.truncate(199).unwrap();
+        let decoded = error(session.forward(&mut device, tokens[199]).unwrap(), &want);
+        assert!(prefilled < 1e-4 && decoded < 1e-4, "{text}: {prefilled} {decoded}");
+        assert!(error(&want, &full) > 1e-3, "{text} must mask");
+    }
+}
+
+#[test]
+fn experts_agree() {
+    let mut orders = Order::ALL.into_iter().cycle();
+    check_experts(|file, activations| {
+        metal(file, activations, KvFormat::F32, orders.next().unwrap_or(Order::Forward))
+    });
+}
+
+#[test]
+fn experts_that_are_not_chosen_are_not_read() {
+    check_unread_experts(|file| metal(file, Activations::F32, KvFormat::F32, Order::Forward));
 }

@@ -1,0 +1,70 @@
+//! Kernels by name, and their sizes.
+
+use crate::driver::Driver;
+use crate::error::Result;
+
+/// Codes of `codes.cuh`, and how many of the first are integers.
+const KINDS: usize = 9;
+const INTEGER_KINDS: usize = 6;
+
+/// Threads of a block.
+pub(super) const THREADS: u32 = 128;
+
+/// Rows of the batch that a block of a product with integers computes at once, and of one with floats.
+pub(super) const INTEGER_TOKENS: usize = 8;
+pub(super) const FLOAT_TOKENS: usize = 2;
+
+/// The kernels of a device.
+pub(super) struct Kernels<K> {
+    pub(super) embed: K,
+    pub(super) rmsnorm: K,
+    pub(super) quantize: K,
+    pub(super) rope_store: K,
+    pub(super) attention: K,
+    pub(super) rope_attention: K,
+    pub(super) attention_join: K,
+    pub(super) route: K,
+    pub(super) route_tiles: K,
+    pub(super) experts_add: K,
+    pub(super) argmax: K,
+    pub(super) int8: Products<K>,
+    pub(super) f32: Products<K>,
+}
+
+/// The products with one type of input.
+pub(super) struct Products<K> {
+    /// By codes: for one row, for many.
+    pub(super) each: Vec<[K; 2]>,
+    /// For one row and codes that differ from matrix to matrix.
+    pub(super) mixed: K,
+    /// Rows of the batch at once, if there are many.
+    pub(super) tokens: usize,
+}
+
+impl<K> Kernels<K> {
+    pub(super) fn new<D: Driver<Kernel = K>>(driver: &D) -> Result<Kernels<K>> {
+        let products = |input: &str, kinds: usize, tokens| -> Result<Products<K>> {
+            let one = |kind| {
+                let name = format!("product_{input}_{kind}");
+                Ok([driver.kernel(&name)?, driver.kernel(&format!("{name}_many"))?])
+            };
+            let mixed = driver.kernel(&format!("product_{input}_mixed"))?;
+            Ok(Products { each: (0..kinds).map(one).collect::<Result<Vec<_>>>()?, mixed, tokens })
+        };
+        Ok(Kernels {
+            embed: driver.kernel("embed")?,
+            rmsnorm: driver.kernel("rmsnorm")?,
+            quantize: driver.kernel("quantize")?,
+            rope_store: driver.kernel("rope_store")?,
+            attention: driver.kernel("attention")?,
+            rope_attention: driver.kernel("rope_attention")?,
+            attention_join: driver.kernel("attention_join")?,
+            route: driver.kernel("route")?,
+            route_tiles: driver.kernel("route_tiles")?,
+            experts_add: driver.kernel("experts_add")?,
+            argmax: driver.kernel("argmax")?,
+            int8: products("int8", INTEGER_KINDS, INTEGER_TOKENS)?,
+            f32: products("f32", KINDS, FLOAT_TOKENS)?,
+        })
+    }
+}

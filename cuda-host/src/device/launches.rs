@@ -1,0 +1,551 @@
+//! The launches of a program's operations.
+//!
+//! With many rows, an operation is a launch or two, and each buffer is rounded to integers when it is written. A single row
+//! takes fewer launches: blocks of a product normalize their input themselves, queries and keys are rotated where attention
+//! reads them, and blocks of gated products round their results.
+
+use super::kernels::{FLOAT_TOKENS, INTEGER_TOKENS, THREADS};
+use super::{CudaCache, CudaDevice, PARTS};
+use crate::args::{
+    AttentionArgs, CacheArgs, EmbedArgs, ExpertsAddArgs, NormArgs, ProductArgs, QuantizeArgs, RopeArgs,
+    RopeAttentionArgs, RouteArgs,
+};
+use crate::driver::{Driver, LaunchSize, Memory};
+use crate::error::Result;
+use bytemuck::{Pod, bytes_of};
+use shohin_core::cache::FlatKv;
+use shohin_core::model::Program;
+use shohin_core::model::program::{BufferId, Experts, Op, QkNorm, RopePairing, TensorId};
+use shohin_core::rows::Segment;
+use shohin_core::{Activations, Error as CoreError, KvFormat};
+use std::sync::Arc;
+
+/// Bytes of a block's memory that a normalized row may take: more than half of what every GPU has.
+const MAX_SHARED: usize = 40 << 10;
+
+/// How a product is stored, see `product.cu`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Epilogue {
+    Store = 0,
+    Add = 1,
+    Swiglu = 2,
+    Experts = 3,
+}
+
+/// The norm of a single row, which each block of a product computes.
+#[derive(Clone, Copy)]
+struct Norm {
+    /// `(cols)`
+    weight: u64,
+    eps: f32,
+}
+
+/// Products with the same input.
+#[derive(Clone, Copy)]
+pub(super) struct Products<'p> {
+    /// `(rows, cols)`
+    x: BufferId,
+    norm: Option<Norm>,
+    outputs: &'p [(TensorId, BufferId)],
+    /// Where they are stored, if not in their buffers: `(rows, outputs)`.
+    out: Option<u64>,
+    epilogue: Epilogue,
+    rows: usize,
+    experts: Option<OfExperts>,
+}
+
+impl<'p> Products<'p> {
+    pub(super) fn new(
+        x: BufferId,
+        outputs: &'p [(TensorId, BufferId)],
+        epilogue: Epilogue,
+        rows: usize,
+    ) -> Products<'p> {
+        Products { x, norm: None, outputs, out: None, epilogue, rows, experts: None }
+    }
+
+    /// Stored at this address.
+    pub(super) fn at(self, out: u64) -> Products<'p> {
+        Products { out: Some(out), ..self }
+    }
+}
+
+/// Products of the experts that rows use: with `tiles` of pairs of a row and an expert, or [`Epilogue::Experts`].
+#[derive(Clone, Copy)]
+struct OfExperts {
+    tiles: Option<usize>,
+    used: usize,
+    /// Pairs that read the same row of the input.
+    share: usize,
+}
+
+/// The choices of a mixture of experts, for a batch; see `route.cu`.
+pub(super) struct Choices<D: Driver> {
+    /// `(batch, used)`
+    experts: Memory<D>,
+    /// `(batch, used)`
+    weights: Memory<D>,
+    /// `(batch * used)`
+    order: Memory<D>,
+    /// Tiles of at least [`FLOAT_TOKENS`] pairs.
+    tiles: Memory<D>,
+}
+
+impl<D: Driver> Choices<D> {
+    /// For the mixture with the most pairs and experts of a program; `None` without one.
+    pub(super) fn new(driver: &Arc<D>, program: &Program, batch: usize) -> Result<Option<Self>> {
+        let Some(used) = program.mixtures().map(|experts| experts.used).max() else { return Ok(None) };
+        let counts = program.mixtures().map(|experts| program.tensor(experts.router).rows);
+        let most = counts.max().unwrap_or(0);
+        let pairs = batch * used;
+        Ok(Some(Choices {
+            experts: Memory::new(driver, 4 * pairs)?,
+            weights: Memory::new(driver, 4 * pairs)?,
+            order: Memory::new(driver, 4 * pairs)?,
+            tiles: Memory::new(driver, 16 * (pairs / FLOAT_TOKENS + most).max(used))?,
+        }))
+    }
+}
+
+/// The inputs of products.
+pub(super) fn inputs(program: &Program) -> Vec<(BufferId, TensorId)> {
+    let mut found = vec![(program.hidden, program.output)];
+    for op in &program.body {
+        match op {
+            Op::Linear { x, outputs } => found.extend(outputs.iter().map(|(weight, _)| (*x, *weight))),
+            Op::LinearAdd { x, weight, .. } => found.push((*x, *weight)),
+            Op::LinearSwiglu { x, gate, .. } => found.push((*x, *gate)),
+            Op::Experts(e) => found.extend([(e.x, e.router), (e.x, e.gate), (e.gated, e.down)]),
+            // Refused when the model is uploaded.
+            Op::Select { .. } | Op::Merge { .. } | Op::Exchange(_) => {}
+            Op::Embed { .. } | Op::RmsNorm { .. } | Op::RopeStore { .. } | Op::Attention { .. } => {}
+        }
+    }
+    found
+}
+
+impl<D: Driver> CudaDevice<D> {
+    pub(super) fn driver(&self) -> &D {
+        &self.model.driver
+    }
+
+    pub(super) fn launch<A: Pod>(
+        &self,
+        kernel: D::Kernel,
+        grid: [usize; 3],
+        threads: u32,
+        args: A,
+    ) -> Result<()> {
+        let size = LaunchSize { grid: grid.map(|n| n as u32), threads, shared: 0 };
+        self.driver().launch(kernel, size, bytes_of(&args))
+    }
+
+    pub(super) fn floats(&self, id: BufferId) -> u64 {
+        self.buffers[id.index()].floats.address()
+    }
+
+    /// Integers and scales of a buffer; 0 without.
+    fn integers(&self, id: BufferId) -> [u64; 2] {
+        let integers = self.buffers[id.index()].integers.as_ref();
+        integers.map_or([0; 2], |integers| integers.each_ref().map(Memory::address))
+    }
+
+    /// The integers of a buffer that was written as floats only, if a product reads them.
+    fn quantize(&self, id: BufferId, rows: usize, cols: usize) -> Result<()> {
+        let [words, meta] = self.integers(id);
+        if words == 0 {
+            return Ok(());
+        }
+        let units = rows * cols / 32;
+        let args = QuantizeArgs { x: self.floats(id), words, meta, units: units as u32, unused: 0 };
+        self.launch(self.kernels.quantize, [units.div_ceil(4), 1, 1], THREADS, args)
+    }
+
+    /// The type of the input that a matrix is multiplied by.
+    fn input(&self, weight: TensorId) -> Result<Activations> {
+        Ok(self.model.matrix(weight)?.1.input(self.options.activations))
+    }
+
+    /// Bytes of a row in a block's memory, for products with the matrix.
+    fn shared(&self, weight: TensorId) -> Result<usize> {
+        let cols = self.model.program().tensor(weight).cols;
+        Ok(match self.input(weight)? {
+            Activations::Int8 => cols / 32 * (32 + 8),
+            Activations::F32 => 4 * cols,
+        })
+    }
+
+    /// Whether each block can normalize a single row for products with these matrices.
+    fn normalizes(&self, weights: impl IntoIterator<Item = TensorId>) -> Result<bool> {
+        for weight in weights {
+            if self.shared(weight)? > MAX_SHARED {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// As few launches as the matrices allow: those of one have the same input, and the same codes if there are many
+    /// rows.
+    pub(super) fn products(&self, products: Products<'_>) -> Result<()> {
+        let Products { x, norm, outputs, out, epilogue, rows, experts } = products;
+        let gated = epilogue == Epilogue::Swiglu;
+        let mut rest = outputs;
+        while let [(first, to), ..] = rest {
+            let (matrix, input) = (self.model.matrix(*first)?.0, self.input(*first)?);
+            let kernels = match input {
+                Activations::Int8 => &self.kernels.int8,
+                Activations::F32 => &self.kernels.f32,
+            };
+            // A single row that is normalized takes larger blocks, as all of them do that again. Those of gated products
+            // have whole units of 32 outputs, which they round.
+            let (warps, passes) = if norm.is_none() { (4, 1) } else { (8, if gated { 4 } else { 2 }) };
+            let [words, meta] = self.integers(x);
+            let mut args = ProductArgs {
+                x: self.floats(x),
+                words,
+                meta,
+                tokens: rows as u32,
+                epilogue: epilogue as u32,
+                passes: passes as u32,
+                ..ProductArgs::default()
+            };
+            let (mut count, mut blocks, mut mixed) = (0, 0, false);
+            for (id, to) in rest {
+                let (other, _) = self.model.matrix(*id)?;
+                let differs = other.kind != matrix.kind;
+                if self.input(*id)? != input || (differs && rows > 1) {
+                    break;
+                }
+                mixed |= differs;
+                (args.m[count], args.out[count]) = (other, out.unwrap_or_else(|| self.floats(*to)));
+                if count == 0 || !gated {
+                    blocks += (other.rows as usize).div_ceil(warps * passes);
+                }
+                count += 1;
+            }
+            args.count = count as u32;
+            let mut shared = 0;
+            if let Some(norm) = norm {
+                (args.norm, args.eps, shared) = (norm.weight, norm.eps, self.shared(*first)?);
+                if gated {
+                    [args.rounded, args.rounded_meta] = self.integers(*to);
+                }
+            }
+            let mut tiles = if rows > 1 { rows.div_ceil(kernels.tokens) } else { 1 };
+            if let (Some(of), Some(choices)) = (experts, &self.choices) {
+                args.order = choices.order.address();
+                args.experts = choices.experts.address();
+                args.weights = choices.weights.address();
+                (args.share, args.used) = (of.share as u32, of.used as u32);
+                if let Some(some) = of.tiles {
+                    (args.tiles, tiles) = (choices.tiles.address(), some);
+                }
+            }
+            let kernel = match kernels.each[matrix.kind as usize] {
+                _ if mixed => kernels.mixed,
+                [one, _] if rows == 1 => one,
+                [_, many] => many,
+            };
+            let grid = [blocks as u32, tiles as u32, 1];
+            let size = LaunchSize { grid, threads: 32 * warps as u32, shared: shared as u32 };
+            self.driver().launch(kernel, size, bytes_of(&args))?;
+            rest = &rest[count..];
+        }
+        Ok(())
+    }
+
+    pub(super) fn rmsnorm(&self, op: &Op, rows: usize, list: u64) -> Result<()> {
+        let Op::RmsNorm { x, weight, eps, out } = *op else { return Ok(()) };
+        let cols = self.model.program().tensor(weight).cols as u32;
+        let ([words, meta], weight) = (self.integers(out), self.model.vector(weight)?);
+        let (x, out) = (self.floats(x), self.floats(out));
+        let args = NormArgs { x, weight, rows: list, out, words, meta, cols, eps };
+        self.launch(self.kernels.rmsnorm, [rows, 1, 1], THREADS, args)
+    }
+
+    fn cache_args(&self, cache: &CudaCache<D>, layer: usize) -> CacheArgs {
+        let heads = self.model.program().heads;
+        let [keys, values] = cache.layers[layer].each_ref().map(Memory::address);
+        let mantissa = match cache.options.kv {
+            KvFormat::Fp8E4M3 => 3,
+            KvFormat::Fp8E5M2 => 2,
+            KvFormat::F32 | KvFormat::F16 | KvFormat::Q8 | KvFormat::Q4 => 0,
+        };
+        CacheArgs {
+            keys,
+            values,
+            capacity: cache.options.context as u32,
+            kv_heads: heads.kv as u32,
+            dim: heads.dim as u32,
+            bits: FlatKv::of(cache.options.kv).bits as u32,
+            mantissa,
+            unused: 0,
+        }
+    }
+
+    fn rope_args(
+        &self,
+        layer: usize,
+        [q, k, v]: [BufferId; 3],
+        norm: Option<QkNorm>,
+        eps: f32,
+        first_row: usize,
+        cache: &CudaCache<D>,
+    ) -> Result<RopeArgs> {
+        let program = self.model.program();
+        let [q_norm, k_norm] = match norm {
+            Some(norm) => [self.model.vector(norm.q)?, self.model.vector(norm.k)?],
+            None => [0; 2],
+        };
+        Ok(RopeArgs {
+            cache: self.cache_args(cache, layer),
+            q: self.floats(q),
+            k: self.floats(k),
+            v: self.floats(v),
+            q_norm,
+            k_norm,
+            positions: self.step.positions(),
+            angles: self.step.angles(),
+            heads: program.heads.query as u32,
+            first_row: first_row as u32,
+            interleaved: u32::from(program.pairing == RopePairing::Interleaved),
+            eps,
+        })
+    }
+
+    fn attention_args(
+        &self,
+        layer: usize,
+        [q, out]: [BufferId; 2],
+        parts: usize,
+        first_row: usize,
+        cache: &CudaCache<D>,
+    ) -> AttentionArgs {
+        let heads = self.model.program().heads;
+        let [words, meta] = self.integers(out);
+        let [pattern, a, b, c] = cache.options.attention.words();
+        AttentionArgs {
+            cache: self.cache_args(cache, layer),
+            q: self.floats(q),
+            positions: self.step.positions(),
+            parts: self.parts.address(),
+            out: self.floats(out),
+            words,
+            meta,
+            heads: heads.query as u32,
+            first_row: first_row as u32,
+            parts_count: parts as u32,
+            pattern,
+            a,
+            b,
+            c,
+            scale: 1.0 / (heads.dim as f32).sqrt(),
+        }
+    }
+
+    /// The launches of an operation.
+    fn op(&self, op: &Op, segments: &[Segment<'_>], caches: &[&mut CudaCache<D>]) -> Result<()> {
+        let program = self.model.program();
+        let heads = program.heads;
+        let rows: usize = segments.iter().map(|segment| segment.tokens.len()).sum();
+        match op {
+            Op::Embed { table, out } => {
+                let args = EmbedArgs {
+                    table: self.model.matrix(*table)?.0,
+                    tokens: self.step.tokens(),
+                    x: self.floats(*out),
+                };
+                self.launch(self.kernels.embed, [rows, 1, 1], THREADS, args)?;
+                self.quantize(*out, rows, program.tensor(*table).cols)
+            }
+            Op::RmsNorm { .. } => self.rmsnorm(op, rows, 0),
+            Op::Linear { x, outputs } => {
+                self.products(Products::new(*x, outputs, Epilogue::Store, rows))?;
+                outputs
+                    .iter()
+                    .try_for_each(|(weight, out)| self.quantize(*out, rows, program.tensor(*weight).rows))
+            }
+            Op::LinearAdd { x, weight, to } => {
+                self.products(Products::new(*x, &[(*weight, *to)], Epilogue::Add, rows))?;
+                self.quantize(*to, rows, program.tensor(*weight).rows)
+            }
+            Op::LinearSwiglu { x, gate, up, out } => {
+                self.products(Products::new(*x, &[(*gate, *out), (*up, *out)], Epilogue::Swiglu, rows))?;
+                self.quantize(*out, rows, program.tensor(*gate).rows)
+            }
+            Op::Experts(experts) => self.experts(experts, rows),
+            Op::Select { .. } | Op::Merge { .. } => {
+                Err(CoreError::Device { problem: "CUDA does not compute mixtures of depths" }.into())
+            }
+            Op::Exchange(_) => {
+                Err(CoreError::Device { problem: "CUDA does not compute split programs" }.into())
+            }
+            Op::RopeStore { layer, q, k, v, norm, eps } => {
+                for segment in segments {
+                    let cache = &*caches[segment.sequence];
+                    let args = self.rope_args(*layer, [*q, *k, *v], *norm, *eps, segment.row, cache)?;
+                    let grid = [heads.query + 2 * heads.kv, segment.tokens.len(), 1];
+                    self.launch(self.kernels.rope_store, grid, 32, args)?;
+                }
+                Ok(())
+            }
+            Op::Attention { layer, q, out } => {
+                // The parts of a graph do not depend on the position.
+                let parts = if rows == 1 { PARTS } else { 1 };
+                for segment in segments {
+                    let cache = &*caches[segment.sequence];
+                    let args = self.attention_args(*layer, [*q, *out], parts, segment.row, cache);
+                    let rows = segment.tokens.len();
+                    self.launch(self.kernels.attention, [heads.query, rows, parts], THREADS, args)?;
+                    self.launch(self.kernels.attention_join, [heads.query, rows, 1], 32, args)?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Chooses the experts of each row from the router's logits; pairs become tiles of at most `tile`. Returns how many.
+    fn route(&self, experts: &Experts, rows: usize, tile: usize) -> Result<usize> {
+        let count = self.model.program().tensor(experts.router).rows;
+        let Some(choices) = &self.choices else { return Ok(0) };
+        let args = RouteArgs {
+            logits: self.floats(experts.probabilities),
+            experts: choices.experts.address(),
+            weights: choices.weights.address(),
+            tiles: choices.tiles.address(),
+            order: choices.order.address(),
+            count: count as u32,
+            used: experts.used as u32,
+            rows: rows as u32,
+            normalize: u32::from(experts.normalize),
+            tile: tile as u32,
+            unused: 0,
+        };
+        self.launch(self.kernels.route, [rows, 1, 1], 32, args)?;
+        if rows == 1 {
+            return Ok(experts.used);
+        }
+        self.launch(self.kernels.route_tiles, [count, 1, 1], 32, args)?;
+        Ok(rows * experts.used / tile + count)
+    }
+
+    /// The most pairs of a tile of products with the matrix.
+    fn tile(&self, weight: TensorId) -> Result<usize> {
+        Ok(match self.input(weight)? {
+            Activations::Int8 => INTEGER_TOKENS,
+            Activations::F32 => FLOAT_TOKENS,
+        })
+    }
+
+    /// A mixture of experts. Each expert computes the rows that use it; the weights of others are not read.
+    fn experts(&self, e: &Experts, rows: usize) -> Result<()> {
+        let program = self.model.program();
+        let (used, cols) = (e.used, program.tensor(e.down).rows_each());
+        self.products(Products::new(e.x, &[(e.router, e.probabilities)], Epilogue::Store, rows))?;
+        let [tile, down_tile] = [self.tile(e.gate)?, self.tile(e.down)?];
+        let mut tiles = self.route(e, rows, tile)?;
+        let outputs = [(e.gate, e.gated), (e.up, e.gated)];
+        let gated = Products::new(e.x, &outputs, Epilogue::Swiglu, rows);
+        let of = OfExperts { tiles: Some(tiles), used, share: used };
+        self.products(Products { experts: Some(of), ..gated })?;
+        self.quantize(e.gated, rows * used, program.tensor(e.down).cols)?;
+        if down_tile != tile {
+            tiles = self.route(e, rows, down_tile)?;
+        }
+        let outputs = [(e.down, e.routed)];
+        let down = Products::new(e.gated, &outputs, Epilogue::Store, rows);
+        let of = OfExperts { tiles: Some(tiles), used, share: 1 };
+        self.products(Products { experts: Some(of), ..down })?;
+        self.add_experts(e, rows, cols)?;
+        self.quantize(e.to, rows, cols)
+    }
+
+    /// Adds the rows of `routed`, times their weights.
+    fn add_experts(&self, e: &Experts, rows: usize, cols: usize) -> Result<()> {
+        let weights = self.choices.as_ref().map_or(0, |choices| choices.weights.address());
+        let (from, to) = (self.floats(e.routed), self.floats(e.to));
+        let args = ExpertsAddArgs { weights, from, to, cols: cols as u32, used: e.used as u32 };
+        self.launch(self.kernels.experts_add, [rows, 1, 1], THREADS, args)
+    }
+
+    /// A mixture of experts of a single row, which is normalized by the products that read it.
+    fn single_experts(&self, e: &Experts, x: BufferId, norm: Option<Norm>) -> Result<()> {
+        let program = self.model.program();
+        let (used, cols) = (e.used, program.tensor(e.down).rows_each());
+        let router = [(e.router, e.probabilities)];
+        let router = Products::new(x, &router, Epilogue::Store, 1);
+        self.products(Products { norm, ..router })?;
+        let tiles = Some(self.route(e, 1, 1)?);
+        let gated = [(e.gate, e.gated), (e.up, e.gated)];
+        let gated = Products::new(x, &gated, Epilogue::Swiglu, 1);
+        let of = OfExperts { tiles, used, share: used };
+        self.products(Products { norm, experts: Some(of), ..gated })?;
+        let down = [(e.down, e.to)];
+        let down = Products::new(e.gated, &down, Epilogue::Experts, 1);
+        let of = OfExperts { tiles: None, used, share: 1 };
+        self.products(Products { experts: Some(of), ..down })?;
+        self.quantize(e.to, 1, cols)
+    }
+
+    /// The first operations of `ops` for a single row, if they can be fused: returns how many they are, or 0.
+    fn fused(&self, ops: &[Op], segment: Segment<'_>, caches: &[&mut CudaCache<D>]) -> Result<usize> {
+        let program = self.model.program();
+        match ops {
+            [Op::RmsNorm { x: from, weight, eps, out }, next, ..] => {
+                let norm = Some(Norm { weight: self.model.vector(*weight)?, eps: *eps });
+                match next {
+                    Op::Linear { x, outputs }
+                        if x == out && self.normalizes(outputs.iter().map(|(weight, _)| *weight))? =>
+                    {
+                        let products = Products::new(*from, outputs, Epilogue::Store, 1);
+                        self.products(Products { norm, ..products })?;
+                        for (weight, out) in outputs {
+                            self.quantize(*out, 1, program.tensor(*weight).rows)?;
+                        }
+                    }
+                    Op::LinearSwiglu { x, gate, up, out: to } if x == out && self.normalizes([*gate])? => {
+                        let outputs = [(*gate, *to), (*up, *to)];
+                        let products = Products::new(*from, &outputs, Epilogue::Swiglu, 1);
+                        self.products(Products { norm, ..products })?;
+                    }
+                    Op::Experts(e) if e.x == *out && self.normalizes([e.router, e.gate])? => {
+                        self.single_experts(e, *from, norm)?;
+                    }
+                    _ => return Ok(0),
+                }
+                Ok(2)
+            }
+            [Op::RopeStore { layer, q, k, v, norm, eps }, Op::Attention { layer: of, q: read, out }, ..]
+                if layer == of && q == read =>
+            {
+                let (cache, heads) = (&*caches[segment.sequence], program.heads.query);
+                let rope = self.rope_args(*layer, [*q, *k, *v], *norm, *eps, segment.row, cache)?;
+                let attention = self.attention_args(*layer, [*q, *out], PARTS, segment.row, cache);
+                let args = RopeAttentionArgs { rope, attention };
+                self.launch(self.kernels.rope_attention, [heads, 1, PARTS], THREADS, args)?;
+                self.launch(self.kernels.attention_join, [heads, 1, 1], 32, attention)?;
+                Ok(2)
+            }
+            _ => Ok(0),
+        }
+    }
+
+    /// The launches of the program's body.
+    pub(super) fn body(&self, segments: &[Segment<'_>], caches: &[&mut CudaCache<D>]) -> Result<()> {
+        let mut ops = &self.model.program().body[..];
+        while let [op, rest @ ..] = ops {
+            let fused = match segments {
+                [segment] if segment.tokens.len() == 1 => self.fused(ops, *segment, caches)?,
+                _ => 0,
+            };
+            if fused == 0 {
+                self.op(op, segments, caches)?;
+                ops = rest;
+            } else {
+                ops = &ops[fused..];
+            }
+        }
+        Ok(())
+    }
+}
