@@ -4,7 +4,7 @@ use crate::args::whole;
 use crate::editor::{Editor, Typed};
 use crate::error::{CliError, Result, file_error};
 use crate::model::{ModelArgs, finish_caching, settings, template_warning, weights};
-use crate::reply::{follow, line};
+use crate::reply::{follow, line, recovered};
 use crate::run::reason_text;
 use crate::sampling::SamplingArgs;
 use crate::session;
@@ -352,7 +352,7 @@ impl Terminal {
         let Colours { dim, off, .. } = self.colours;
         let (colours, terminal) = (self.colours, self.is_terminal);
         let think = ["<think>", "</think>"].map(|name| self.chat.model().tokenizer().added_id(name));
-        let capacity = self.chat.capacity();
+        let (capacity, recoveries) = (self.chat.capacity(), self.chat.recoveries());
         let trims = matches!(self.chat.options().overflow, OverflowPolicy::Trim { .. });
         let replied = self.chat.messages().last().is_some_and(|last| last.role == Role::Assistant);
         let begun = match ask {
@@ -402,6 +402,9 @@ impl Terminal {
         }
         out.flush()?;
         drop(out);
+        if let Some(line) = recovered(&self.chat, recoveries) {
+            self.note(line)?;
+        }
         let forgotten = finish.usage.dropped_tokens;
         if forgotten > 0 {
             self.note(&format!("(the context was full: the oldest {forgotten} tokens were forgotten)"))?;

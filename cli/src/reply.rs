@@ -5,7 +5,7 @@ use crate::progress::progress;
 use crate::terminal::{self, CtrlC};
 use shohin::core::chat::Finish;
 use shohin::speculate::Guesses;
-use shohin::{Piece, Reply, Step, Timings};
+use shohin::{Chat, Piece, Reply, Step, Timings};
 use std::time::{Duration, Instant};
 
 /// Runs a reply to its end; Ctrl-C cancels it.
@@ -44,6 +44,12 @@ pub(crate) fn follow(
     }
     let timings = *reply.timings();
     Ok((reply.finish()?, timings))
+}
+
+/// A line about ranks of a split model that were lost, if there were more than `before`.
+pub(crate) fn recovered(chat: &Chat, before: usize) -> Option<&'static str> {
+    (chat.recoveries() > before)
+        .then_some("(a rank of the split model was lost; a new group has computed the conversation again)")
 }
 
 /// A line of statistics: `prompt 5 tokens (+ 20 cached), 812 tok/s; reply 9 tokens, 406 tok/s`, and how many tokens of the

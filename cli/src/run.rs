@@ -4,7 +4,7 @@ use crate::args::whole;
 use crate::beams::{self, BeamArgs};
 use crate::error::{CliError, Result};
 use crate::model::{ModelArgs, finish_caching, template_warning, token_text};
-use crate::reply::{follow, line};
+use crate::reply::{follow, line, recovered};
 use crate::sampling::SamplingArgs;
 use crate::session;
 use crate::terminal::{self, write_model_text};
@@ -150,6 +150,9 @@ pub(crate) fn run(args: &RunArgs, model_args: &ModelArgs) -> Result {
         Ok(())
     })?;
     let (text, reason) = (&finish.text, finish.reason);
+    if let Some(line) = recovered(&chat, 0) {
+        terminal::remark(line);
+    }
     if args.json {
         let mut object = json!({
             "model": model.name(),

@@ -48,13 +48,18 @@ impl Model {
 
 impl Chat {
     pub(crate) fn new(model: &Model) -> Result<Chat> {
+        Ok(Chat::over(model, model.generating_sequence()?))
+    }
+
+    /// A conversation whose tokens are those of an empty sequence.
+    pub(crate) fn over(model: &Model, sequence: Box<dyn Sequence>) -> Chat {
         let overflow = OverflowPolicy::TRIM;
-        Ok(Chat {
+        Chat {
             model: model.clone(),
-            sequence: model.generating_sequence()?,
+            sequence,
             conversation: Conversation::new(),
             options: TurnOptions { overflow, ..TurnOptions::default() },
-        })
+        }
     }
 
     /// Decodes with guesses from now on: the same replies, faster where guesses are right. The conversation so far is
@@ -73,6 +78,12 @@ impl Chat {
     /// Guessed tokens so far.
     pub fn guesses(&self) -> Guesses {
         self.sequence.guesses()
+    }
+
+    /// Times that a rank of a split model was lost, and the conversation went on with new threads: tokens were computed
+    /// again.
+    pub fn recoveries(&self) -> usize {
+        self.sequence.recoveries()
     }
 
     /// The model.

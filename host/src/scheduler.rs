@@ -1,9 +1,9 @@
 //! Several replies at once over a model.
 
-use crate::error::Result;
+use crate::error::{Error as HostError, Result};
 use crate::model::{Machine, Model};
 use crate::shard::ShardBytes;
-use crate::split::SplitDevice;
+use crate::split::{SplitDevice, lost};
 use shohin_core::Error;
 use shohin_core::chat::{
     ChatModel, Encoded, Event, Finish, Prompt, ReplyId, Scheduler as CoreScheduler, SchedulerOptions,
@@ -34,6 +34,8 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct Scheduler {
     model: Model,
+    /// Options of a device on the CPU.
+    cpu: CpuOptions,
     device: OnDevice,
 }
 
@@ -76,15 +78,14 @@ impl Model {
         let sparse = self.gpu().is_some();
         let options = SchedulerOptions { replies, prompt_tokens, session, cache_bytes: None, sparse };
         let batch = replies.saturating_add(prompt_tokens);
+        let cpu = CpuOptions { batch, logit_rows: replies.min(8), ..self.0.options };
         let device = match &self.0.machine {
             Machine::Cpu => {
-                let cpu = CpuOptions { batch, logit_rows: replies.min(8), ..self.0.options };
                 let pool = Arc::clone(&self.0.pool);
                 let device = Cpu::with_weights(Arc::clone(&self.0.weights), &cpu, pool)?;
                 OnDevice::Cpu(Box::new(CoreScheduler::new(device, options)?))
             }
             Machine::Split(split) => {
-                let cpu = CpuOptions { batch, logit_rows: replies.min(8), ..self.0.options };
                 let device = split.device(self.config(), &cpu)?;
                 OnDevice::Split(Box::new(CoreScheduler::new(device, options)?))
             }
@@ -104,7 +105,7 @@ impl Model {
                 OnDevice::Cuda(Box::new(CoreScheduler::new(device, options)?))
             }
         };
-        Ok(Scheduler { model: self.clone(), device })
+        Ok(Scheduler { model: self.clone(), cpu, device })
     }
 }
 
@@ -152,22 +153,38 @@ impl Scheduler {
     /// # Errors
     /// If the prompt does not fit the context, an option is invalid, all replies are in progress, or there is no memory.
     pub fn begin(&mut self, prompt: Prompt, options: &TurnOptions) -> Result<ReplyId> {
-        let Scheduler { model, device } = self;
-        model.with_chat_model(|chat| on_device!(device, scheduler => begin(scheduler, chat, prompt, options)))
+        let Scheduler { model, device, .. } = self;
+        let begin =
+            |chat: &ChatModel<'_>| on_device!(device, scheduler => begin(scheduler, chat, prompt, options));
+        let begun = model.with_chat_model(begin);
+        self.renewed(begun)
     }
 
     /// Computes a token of each reply and a part of a prompt. Replies for which `ready` is false wait. Returns whether
     /// there was anything to compute.
     ///
     /// # Errors
-    /// Those of the device. No reply has gone on then.
+    /// Those of the device. No reply has gone on then. If a rank of a split model was lost, all replies have ended; later ones
+    /// run on new threads.
     pub fn step(
         &mut self,
         ready: &mut dyn FnMut(ReplyId) -> bool,
         events: &mut dyn FnMut(ReplyId, Event<'_>),
     ) -> Result<bool> {
         let tokenizer = self.model.tokenizer();
-        on_device!(&mut self.device, scheduler => step(scheduler, tokenizer, ready, events))
+        let stepped = on_device!(&mut self.device, scheduler => step(scheduler, tokenizer, ready, events));
+        self.renewed(stepped)
+    }
+
+    /// Goes on over a new group if a rank of the last one was lost.
+    fn renewed<T>(&mut self, done: Result<T>) -> Result<T> {
+        if let (Machine::Split(split), OnDevice::Split(scheduler)) = (&self.model.0.machine, &mut self.device)
+            && matches!(done, Err(HostError::Engine(error)) if error == lost())
+            && let Ok(device) = split.device(self.model.config(), &self.cpu)
+        {
+            scheduler.renew(device);
+        }
+        done
     }
 
     /// Ends a reply as it is. `None` if it is not in progress; without text if its prompt was not computed yet.
@@ -192,4 +209,54 @@ fn step<D: BlockingDevice<Error: Into<Error>>>(
     events: &mut dyn FnMut(ReplyId, Event<'_>),
 ) -> Result<bool> {
     D::wait(scheduler.step(detokenizer, ready, events)).map_err(|error| error.into().into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use shohin_core::chat::{ChatMessage, Role};
+
+    #[test]
+    fn replies_after_a_lost_rank_run_on_a_new_group() {
+        let model = Model::builder().split("tensor:2".parse().unwrap()).threads(2).context(128);
+        let model = model.load_built_in().unwrap();
+        let mut scheduler = model.scheduler(2, 32).unwrap();
+        let ask = |scheduler: &mut Scheduler| {
+            let messages = vec![ChatMessage::new(Role::User, "What does a cow say?")];
+            let options = TurnOptions { max_tokens: Some(8), ..TurnOptions::default() };
+            scheduler.begin(Prompt::Messages(messages), &options).unwrap()
+        };
+        let rest = |scheduler: &mut Scheduler| {
+            let mut said = String::new();
+            let mut events = |_, event: Event<'_>| {
+                if let Event::Piece(piece) = event {
+                    said.push_str(piece.text);
+                }
+            };
+            while scheduler.step(&mut |_| true, &mut events).unwrap() {}
+            said
+        };
+        let first = ask(&mut scheduler);
+        let want = rest(&mut scheduler);
+
+        let (Machine::Split(split), OnDevice::Split(core)) = (&model.0.machine, &mut scheduler.device) else {
+            panic!("the model is split");
+        };
+        let device = split.device(model.config(), &scheduler.cpu).unwrap();
+        let group = Arc::downgrade(device.group.as_ref().unwrap());
+        core.renew(device);
+        let second = ask(&mut scheduler);
+        assert!(scheduler.step(&mut |_| true, &mut |_, _| ()).unwrap());
+        let group = group.upgrade().unwrap();
+        while group.order("leave").is_ok() {
+            std::thread::yield_now();
+        }
+        drop(group);
+        let error = scheduler.step(&mut |_| true, &mut |_, _| ()).unwrap_err().to_string();
+        assert_eq!(error, lost().to_string());
+        assert_eq!((scheduler.replies().len(), scheduler.held_tokens()), (0, 0));
+        let third = ask(&mut scheduler);
+        assert_eq!(rest(&mut scheduler), want);
+        assert!(first < second && second < third);
+    }
 }

@@ -59,6 +59,11 @@ pub trait Sequence: Backend + Send {
     fn guesses(&self) -> Guesses {
         Guesses::default()
     }
+
+    /// Times that a rank of a split model was lost, after which a new group has computed the tokens again.
+    fn recoveries(&self) -> usize {
+        0
+    }
 }
 
 /// A session and its device.
@@ -75,6 +80,11 @@ pub(crate) struct OnDevice<D: BlockingDevice> {
 impl<D: BlockingDevice> OnDevice<D> {
     pub(crate) fn new(device: D, session: Session<D>, remote: bool) -> Self {
         OnDevice { device, session, remote, readout: Readout::Logits, sparse: SparseLogits::default() }
+    }
+
+    /// The logits that [`Backend::feed`] has returned, of a device in the same memory.
+    pub(crate) fn last_logits(&mut self) -> &[f32] {
+        self.device.logits()
     }
 }
 

@@ -315,4 +315,8 @@ impl Sequence for Speculating {
     fn guesses(&self) -> Guesses {
         self.counts
     }
+
+    fn recoveries(&self) -> usize {
+        self.sequence.recoveries()
+    }
 }

@@ -130,6 +130,14 @@ impl<D: Device> Scheduler<D> {
         Ok(Scheduler { device, options, lanes: Vec::new(), kept, begun: 0, session_bytes: 0 })
     }
 
+    /// Goes on over another device, in the place of one that was lost. All replies end, and nothing of them is held.
+    pub fn renew(&mut self, device: D) {
+        self.lanes.clear();
+        self.kept = Kept::default();
+        self.session_bytes = 0;
+        self.device = device;
+    }
+
     /// The replies in progress.
     pub fn replies(&self) -> impl Iterator<Item = ReplyId> {
         self.lanes.iter().filter_map(Lane::id)

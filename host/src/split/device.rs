@@ -1,25 +1,24 @@
 //! A device whose work is divided among ranks. Rank 0 tells the others what to do; all of them then exchange numbers within
 //! the forward pass.
 
-use super::Group;
 use super::order::{self, Order};
-use crate::shard::ShardBytes;
+use super::thread_group::ThreadGroup;
+use super::{Group, RankDevice};
+use shohin_core::collective::Collective;
 use shohin_core::cpu::CpuCache;
 use shohin_core::device::{Batch, BlockingDevice, Device, SessionOptions, Sink, Wants, check_run, ready};
 use shohin_core::model::{ModelConfig, Program, Split};
-use shohin_core::{Cpu, Error, Result};
+use shohin_core::{Error, Result};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-
-type RankDevice = Cpu<'static, ShardBytes>;
 
 /// Rank 0 of a group.
 #[derive(Debug)]
 pub(crate) struct SplitDevice {
     device: RankDevice,
     /// Dropped before the followers are joined: they then stop.
-    group: Option<Arc<dyn Group>>,
+    pub(crate) group: Option<Arc<dyn Group>>,
     followers: Vec<JoinHandle<()>>,
     split: Split,
     /// Blocks of the whole model.
@@ -65,7 +64,7 @@ fn as_floats(bytes: &[u8]) -> Vec<f32> {
 }
 
 /// Receives `len` bytes that a rank has sent by [`as_floats`].
-fn receive(group: &dyn Group, from: usize, len: usize) -> Result<Vec<u8>> {
+fn receive(group: &dyn Collective, from: usize, len: usize) -> Result<Vec<u8>> {
     let mut floats = vec![0.0; len.div_ceil(4)];
     group.receive(from, &mut floats)?;
     let mut bytes: Vec<u8> = floats.iter().flat_map(|float| float.to_le_bytes()).collect();
@@ -74,7 +73,7 @@ fn receive(group: &dyn Group, from: usize, len: usize) -> Result<Vec<u8>> {
 }
 
 /// Whether all ranks have succeeded.
-fn agree(group: &dyn Group, mine: bool) -> Result<bool> {
+fn agree(group: &dyn Collective, mine: bool) -> Result<bool> {
     let mut all = vec![0.0; group.ranks()];
     group.all_gather(&[f32::from(u8::from(mine))], &mut all)?;
     Ok(all.iter().all(|&one| one == 1.0))
@@ -93,12 +92,21 @@ impl SplitDevice {
         SplitDevice { device, group: Some(group), followers, split, blocks, next: 0, dropped: Arc::default() }
     }
 
-    fn group(&self) -> Result<&dyn Group> {
-        self.group.as_deref().ok_or(Error::Device { problem: "the group has ended" })
+    /// Gives an order, and does rank 0's share of it. After an error the ranks are out of step: the group ends.
+    fn lead<T>(
+        &mut self,
+        order: &str,
+        work: impl FnOnce(&mut SplitDevice, &dyn Group) -> Result<T>,
+    ) -> Result<T> {
+        let group = self.group.clone().ok_or(Error::Device { problem: "the group has ended" })?;
+        let done = self.order(&*group, order).and_then(|()| work(self, &*group));
+        if done.is_err() {
+            group.fail();
+        }
+        done
     }
 
-    fn order(&self, order: &str) -> Result<()> {
-        let group = self.group()?;
+    fn order(&self, group: &dyn Group, order: &str) -> Result<()> {
         let dropped = std::mem::take(&mut *self.dropped.lock().unwrap_or_else(PoisonError::into_inner));
         if !dropped.is_empty() {
             let ids: Vec<String> = dropped.iter().map(u32::to_string).collect();
@@ -182,9 +190,8 @@ impl Device for SplitDevice {
         let cache = self.device.cache(options).await?;
         let id = self.next;
         self.next = self.next.wrapping_add(1);
-        self.order(&order::cache(id, options))?;
         let cache = SplitCache { cache, id, dropped: Arc::clone(&self.dropped) };
-        match agree(self.group()?, true)? {
+        match self.lead(&order::cache(id, options), |_, group| agree(group, true))? {
             true => Ok(cache),
             false => Err(Error::Device { problem: "another rank has no memory for the cache" }),
         }
@@ -204,10 +211,10 @@ impl Device for SplitDevice {
         for (run, cache) in batch.iter().zip(caches.iter()) {
             check_run(run, self.cache_options(cache).context, vocab)?;
         }
-        self.order(&order::run(caches.iter().map(|cache| cache.id).zip(batch)))?;
+        let order = order::run(caches.iter().map(|cache| cache.id).zip(batch));
         let mut caches: Vec<&mut CpuCache<'static>> =
             caches.iter_mut().map(|cache| &mut cache.cache).collect();
-        self.device.run(batch, &mut caches, sink).await
+        self.lead(&order, |this, _| wait(this.device.run(batch, &mut caches, sink)))
     }
 
     fn logits(&mut self) -> &[f32] {
@@ -215,8 +222,8 @@ impl Device for SplitDevice {
     }
 
     fn shift(&mut self, cache: &mut SplitCache, len: usize, keep: usize, drop: usize) -> Result<usize> {
-        self.order(&format!("shift {} {len} {keep} {drop}", cache.id))?;
-        self.device.shift(&mut cache.cache, len, keep, drop)
+        let order = format!("shift {} {len} {keep} {drop}", cache.id);
+        self.lead(&order, |this, _| this.device.shift(&mut cache.cache, len, keep, drop))
     }
 
     fn export_len(&self, cache: &SplitCache, len: usize) -> usize {
@@ -225,25 +232,26 @@ impl Device for SplitDevice {
 
     /// In the order of a device that is not split.
     async fn export(&mut self, cache: &mut SplitCache, len: usize, out: &mut Vec<u8>) -> Result<()> {
-        self.order(&format!("export {} {len}", cache.id))?;
         let (start, need) = (out.len(), self.export_len(cache, len));
         out.try_reserve(need).map_err(|_| Error::Memory { need: need as u64, have: 0 })?;
         out.resize(start + need, 0);
         let bytes = self.block_bytes(cache, len);
-        for (rank, places) in self.places(bytes).into_iter().enumerate() {
-            let part = match rank {
-                0 => {
-                    let mut part = Vec::new();
-                    self.device.export(&mut cache.cache, len, &mut part).await?;
-                    part
+        self.lead(&format!("export {} {len}", cache.id), |this, group| {
+            for (rank, places) in this.places(bytes).into_iter().enumerate() {
+                let part = match rank {
+                    0 => {
+                        let mut part = Vec::new();
+                        wait(this.device.export(&mut cache.cache, len, &mut part))?;
+                        part
+                    }
+                    rank => receive(group, rank, bytes * places.len())?,
+                };
+                for (at, block) in places.into_iter().zip(part.chunks_exact(bytes.max(1))) {
+                    out[start + at..][..bytes].copy_from_slice(block);
                 }
-                rank => receive(self.group()?, rank, bytes * places.len())?,
-            };
-            for (at, block) in places.into_iter().zip(part.chunks_exact(bytes.max(1))) {
-                out[start + at..][..bytes].copy_from_slice(block);
             }
-        }
-        Ok(())
+            Ok(())
+        })
     }
 
     fn import(&mut self, cache: &mut SplitCache, len: usize, from: &[u8]) -> Result<()> {
@@ -251,16 +259,17 @@ impl Device for SplitDevice {
         if expected != found {
             return Err(Error::Length { what: "imported keys and values", expected, found });
         }
-        self.order(&format!("import {} {len}", cache.id))?;
         let bytes = self.block_bytes(cache, len);
-        for (rank, places) in self.places(bytes).into_iter().enumerate() {
-            let part: Vec<u8> = places.iter().flat_map(|&at| &from[at..at + bytes]).copied().collect();
-            match rank {
-                0 => self.device.import(&mut cache.cache, len, &part)?,
-                rank => self.group()?.send(rank, &as_floats(&part))?,
+        self.lead(&format!("import {} {len}", cache.id), |this, group| {
+            for (rank, places) in this.places(bytes).into_iter().enumerate() {
+                let part: Vec<u8> = places.iter().flat_map(|&at| &from[at..at + bytes]).copied().collect();
+                match rank {
+                    0 => this.device.import(&mut cache.cache, len, &part)?,
+                    rank => group.send(rank, &as_floats(&part))?,
+                }
             }
-        }
-        Ok(())
+            Ok(())
+        })
     }
 }
 
@@ -270,68 +279,77 @@ impl BlockingDevice for SplitDevice {
     }
 }
 
-/// Follows the orders of rank 0 until there are no more, or until one fails: leaving the group is an error of all others.
-pub(super) fn follow(device: &mut RankDevice, group: &dyn Group, split: Split) {
-    let mut caches = HashMap::new();
-    while let Some(order) = group.next_order().as_deref().and_then(Order::parse) {
-        if obey(device, group, split, &mut caches, order).is_err() {
-            break;
-        }
-    }
-    device.leave_group();
+/// A rank after the first: its device, and the caches by the numbers that rank 0 gives them.
+pub(super) struct Follower {
+    device: RankDevice,
+    split: Split,
+    caches: HashMap<u32, CpuCache<'static>>,
 }
 
-fn obey(
-    device: &mut RankDevice,
-    group: &dyn Group,
-    split: Split,
-    caches: &mut HashMap<u32, CpuCache<'static>>,
-    order: Order,
-) -> Result<()> {
-    let unknown = Error::Device { problem: "a rank does not know the cache" };
-    match order {
-        Order::Cache { id, options } => {
-            let cache = wait(device.cache(&options));
-            agree(group, cache.is_ok())?;
-            if let Ok(cache) = cache {
-                caches.insert(id, cache);
+impl Follower {
+    pub(super) fn new(device: RankDevice, split: Split) -> Follower {
+        Follower { device, split, caches: HashMap::new() }
+    }
+
+    /// Follows the orders of rank 0 until there are no more, or until one fails: leaving the group is an error of all others.
+    pub(super) fn follow(mut self, group: &ThreadGroup) {
+        while let Some(order) = group.next_order() {
+            if self.obey(group, &order).is_err() {
+                break;
             }
-            Ok(())
         }
-        Order::Forget(ids) => {
-            ids.iter().for_each(|id| drop(caches.remove(id)));
-            Ok(())
-        }
-        Order::Run(runs) => {
-            // Only the first stage has the head.
-            let wants = |wants| if matches!(split, Split::Pipeline(_)) { Wants::Nothing } else { wants };
-            let batch: Vec<_> = runs
-                .iter()
-                .map(|(_, position, wanted, tokens)| shohin_core::device::Run {
-                    tokens,
-                    position: *position,
-                    wants: wants(*wanted),
-                })
-                .collect();
-            // Taken out, as a batch needs all of them at once.
-            let mut taken: Vec<CpuCache<'static>> =
-                runs.iter().map(|(id, ..)| caches.remove(id).ok_or(unknown)).collect::<Result<_>>()?;
-            let done = wait(device.run(&batch, &mut taken.iter_mut().collect::<Vec<_>>(), &mut |_, _, _| ()));
-            caches.extend(runs.iter().map(|(id, ..)| *id).zip(taken));
-            done
-        }
-        Order::Shift { id, len, keep, drop } => {
-            device.shift(caches.get_mut(&id).ok_or(unknown)?, len, keep, drop).map(|_| ())
-        }
-        Order::Export { id, len } => {
-            let mut bytes = Vec::new();
-            wait(device.export(caches.get_mut(&id).ok_or(unknown)?, len, &mut bytes))?;
-            group.send(0, &as_floats(&bytes))
-        }
-        Order::Import { id, len } => {
-            let cache = caches.get_mut(&id).ok_or(unknown)?;
-            let bytes = receive(group, 0, device.export_len(cache, len))?;
-            device.import(cache, len, &bytes)
+        self.device.leave_group();
+    }
+
+    /// Does this rank's share of an order.
+    pub(super) fn obey(&mut self, group: &dyn Collective, order: &str) -> Result<()> {
+        let Follower { device, split, caches } = self;
+        let unknown = Error::Device { problem: "a rank does not know the cache" };
+        match Order::parse(order).ok_or(Error::Device { problem: "a rank does not know the order" })? {
+            Order::Cache { id, options } => {
+                let cache = wait(device.cache(&options));
+                agree(group, cache.is_ok())?;
+                if let Ok(cache) = cache {
+                    caches.insert(id, cache);
+                }
+                Ok(())
+            }
+            Order::Forget(ids) => {
+                ids.iter().for_each(|id| drop(caches.remove(id)));
+                Ok(())
+            }
+            Order::Run(runs) => {
+                // Only the first stage has the head.
+                let wants = |wants| if matches!(split, Split::Pipeline(_)) { Wants::Nothing } else { wants };
+                let batch: Vec<_> = runs
+                    .iter()
+                    .map(|(_, position, wanted, tokens)| shohin_core::device::Run {
+                        tokens,
+                        position: *position,
+                        wants: wants(*wanted),
+                    })
+                    .collect();
+                // Taken out, as a batch needs all of them at once.
+                let mut taken: Vec<CpuCache<'static>> =
+                    runs.iter().map(|(id, ..)| caches.remove(id).ok_or(unknown)).collect::<Result<_>>()?;
+                let mut all: Vec<_> = taken.iter_mut().collect();
+                let done = wait(device.run(&batch, &mut all, &mut |_, _, _| ()));
+                caches.extend(runs.iter().map(|(id, ..)| *id).zip(taken));
+                done
+            }
+            Order::Shift { id, len, keep, drop } => {
+                device.shift(caches.get_mut(&id).ok_or(unknown)?, len, keep, drop).map(|_| ())
+            }
+            Order::Export { id, len } => {
+                let mut bytes = Vec::new();
+                wait(device.export(caches.get_mut(&id).ok_or(unknown)?, len, &mut bytes))?;
+                group.send(0, &as_floats(&bytes))
+            }
+            Order::Import { id, len } => {
+                let cache = caches.get_mut(&id).ok_or(unknown)?;
+                let bytes = receive(group, 0, device.export_len(cache, len))?;
+                device.import(cache, len, &bytes)
+            }
         }
     }
 }

@@ -3,6 +3,7 @@
 
 mod device;
 mod order;
+mod recovering;
 mod thread_group;
 
 pub(crate) use device::SplitDevice;
@@ -12,7 +13,8 @@ use crate::file::ModelFile;
 use crate::sequence::{OnDevice, Sequence};
 use crate::shard::ShardBytes;
 use crate::threads::ThreadPool;
-use device::follow;
+use device::Follower;
+use recovering::Recovering;
 use shohin_core::collective::Collective;
 use shohin_core::cpu::repack::repacks;
 use shohin_core::cpu::{Cpu, CpuWeights};
@@ -23,20 +25,57 @@ use std::sync::Arc;
 use std::thread;
 use thread_group::ThreadGroup;
 
+type RankDevice = Cpu<'static, ShardBytes>;
+
+/// The error of ranks that find another one gone.
+pub(crate) fn lost() -> shohin_core::Error {
+    shohin_core::Error::Device { problem: "a rank of the split model was lost" }
+}
+
 /// A rank's side of a group: numbers among all ranks, and orders from rank 0 to the others.
 pub(crate) trait Group: Collective {
     /// Of rank 0: gives an order to all others.
     fn order(&self, order: &str) -> shohin_core::Result<()>;
 
-    /// Of the others: waits for the next one; `None` if there will be none.
-    fn next_order(&self) -> Option<Arc<str>>;
+    /// Ends the group, as its ranks are out of step: all later calls are errors.
+    fn fail(&self);
 }
 
-/// The weights of all ranks, which are threads of this process.
+/// What one rank has of a model, and the threads that compute with it.
+#[derive(Clone, Debug)]
+struct RankWeights {
+    weights: Arc<CpuWeights<ShardBytes>>,
+    pool: Arc<ThreadPool>,
+}
+
+impl RankWeights {
+    fn load(
+        file: &ModelFile,
+        read: &ReadOptions,
+        config: &ModelConfig,
+        rank: (Split, usize),
+        options: &CpuOptions,
+        threads: usize,
+    ) -> Result<RankWeights> {
+        let pool = ThreadPool::new(threads).map_err(|source| Error::Threads { count: threads, source })?;
+        let model = file.split_model(read, config.clone(), rank)?;
+        let weights = match options.activations == Activations::Int8 && repacks(options.isa) {
+            true => CpuWeights::repack(model, options.isa, &pool)?,
+            false => CpuWeights::new(model)?,
+        };
+        Ok(RankWeights { weights: Arc::new(weights), pool: Arc::new(pool) })
+    }
+
+    fn device(&self, options: &CpuOptions) -> shohin_core::Result<RankDevice> {
+        Cpu::with_weights(Arc::clone(&self.weights), options, Arc::clone(&self.pool))
+    }
+}
+
+/// The weights of the ranks that are in this process: of all, which are threads then, or with MPI of rank 0.
 #[derive(Clone, Debug)]
 pub(crate) struct SplitWeights {
     split: Split,
-    ranks: Vec<(Arc<CpuWeights<ShardBytes>>, Arc<ThreadPool>)>,
+    ranks: Vec<RankWeights>,
 }
 
 impl SplitWeights {
@@ -50,16 +89,8 @@ impl SplitWeights {
         threads: usize,
     ) -> Result<SplitWeights> {
         let count = (threads / split.ranks()).max(1);
-        let ranks = (0..split.ranks()).map(|rank| {
-            let pool = ThreadPool::new(count).map_err(|source| Error::Threads { count, source })?;
-            let model = file.split_model(read, config.clone(), (split, rank))?;
-            let weights = match options.activations == Activations::Int8 && repacks(options.isa) {
-                true => CpuWeights::repack(model, options.isa, &pool)?,
-                false => CpuWeights::new(model)?,
-            };
-            Ok((Arc::new(weights), Arc::new(pool)))
-        });
-        Ok(SplitWeights { split, ranks: ranks.collect::<Result<_>>()? })
+        let load = |rank| RankWeights::load(file, read, config, (split, rank), options, count);
+        Ok(SplitWeights { split, ranks: (0..split.ranks()).map(load).collect::<Result<_>>()? })
     }
 
     /// How the model is split.
@@ -67,41 +98,39 @@ impl SplitWeights {
         self.split
     }
 
-    /// Bytes that are held in memory; other weights are read in the file.
+    /// Bytes that this process holds in memory; other weights are read in the file.
     pub(crate) fn bytes(&self) -> usize {
         use shohin_core::model::ModelBytes;
-        let parts = self.ranks.iter().flat_map(|(weights, _)| weights.model().weights().parts());
+        let parts = self.ranks.iter().flat_map(|rank| rank.weights.model().weights().parts());
         parts.filter(|part| part.is_copy()).map(|part| part.bytes().len()).sum()
     }
 
-    /// Bytes of a sequence and its devices on all ranks.
+    /// Bytes of a sequence and its devices on all ranks in this process.
     pub(crate) fn session_bytes(&self, options: &CpuOptions, session: &SessionOptions) -> Result<u64> {
         let bytes =
-            self.ranks.iter().map(|(weights, _)| Ok(weights.memory_plan(options, session)?.total as u64));
+            self.ranks.iter().map(|rank| Ok(rank.weights.memory_plan(options, session)?.total as u64));
         bytes.sum()
     }
 
-    /// Devices of all ranks, of which those after the first run on threads of their own.
+    /// Devices of all ranks: those after the first run on threads of their own, or in other processes.
     pub(crate) fn device(&self, config: &ModelConfig, options: &CpuOptions) -> Result<SplitDevice> {
+        let program = config.program();
         let mut devices = Vec::new();
-        for ((weights, pool), group) in self.ranks.iter().zip(ThreadGroup::new(self.split.ranks())) {
+        for (rank, group) in self.ranks.iter().zip(ThreadGroup::new(self.split.ranks())) {
             let group = Arc::new(group);
-            let device = Cpu::with_weights(Arc::clone(weights), options, Arc::clone(pool))?;
-            devices.push((device.in_group(group.clone()), group));
+            devices.push((rank.device(options)?.in_group(group.clone()), group));
         }
         let mut devices = devices.into_iter();
         let first = devices.next();
         let mut followers = Vec::new();
-        for (rank, (mut device, group)) in (1..).zip(devices) {
-            let split = self.split;
-            let follower = thread::Builder::new().name(format!("shohin-rank-{rank}"));
-            let follower = follower.spawn(move || follow(&mut device, &*group, split));
-            followers.push(follower.map_err(|source| Error::Threads { count: self.ranks.len(), source })?);
+        for (rank, (device, group)) in (1..).zip(devices) {
+            let follower = Follower::new(device, self.split);
+            let thread = thread::Builder::new().name(format!("shohin-rank-{rank}"));
+            let thread = thread.spawn(move || follower.follow(&group));
+            followers.push(thread.map_err(|source| Error::Threads { count: self.ranks.len(), source })?);
         }
         match first {
-            Some((device, group)) => {
-                Ok(SplitDevice::new(device, group, followers, self.split, &config.program()))
-            }
+            Some((device, group)) => Ok(SplitDevice::new(device, group, followers, self.split, &program)),
             None => Err(shohin_core::Error::Device { problem: "a group has at least one rank" }.into()),
         }
     }
@@ -113,8 +142,12 @@ impl SplitWeights {
         options: &CpuOptions,
         session: &SessionOptions,
     ) -> Result<Box<dyn Sequence>> {
-        let mut device = self.device(config, options)?;
-        let session = Session::new(&mut device, session)?;
-        Ok(Box::new(OnDevice::new(device, session, false)))
+        let (weights, config, options, session) = (self.clone(), config.clone(), *options, *session);
+        let open = move || {
+            let mut device = weights.device(&config, &options)?;
+            let session = Session::new(&mut device, &session)?;
+            Ok(OnDevice::new(device, session, false))
+        };
+        Ok(Box::new(Recovering::new(open)?))
     }
 }

@@ -1,6 +1,6 @@
 //! Ranks that are threads of one process.
 
-use super::Group;
+use super::{Group, lost};
 use shohin_core::collective::Collective;
 use shohin_core::{Error, Result};
 use std::hint::spin_loop;
@@ -64,10 +64,6 @@ impl Shared {
     }
 }
 
-fn lost() -> Error {
-    Error::Device { problem: "a rank of the split model was lost" }
-}
-
 /// One rank.
 #[derive(Debug)]
 pub(crate) struct ThreadGroup {
@@ -119,11 +115,16 @@ impl ThreadGroup {
         }
         group
     }
+
+    /// Of the ranks after the first: waits for the next order; `None` if there will be none.
+    pub(super) fn next_order(&self) -> Option<Arc<str>> {
+        self.order.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner).recv().ok()
+    }
 }
 
 impl Drop for ThreadGroup {
     fn drop(&mut self) {
-        self.shared.wake(|| self.shared.lost.store(true, Release));
+        self.fail();
     }
 }
 
@@ -183,8 +184,8 @@ impl Group for ThreadGroup {
         self.orders.iter().try_for_each(|to| to.send(Arc::clone(&order)).map_err(|_| lost()))
     }
 
-    fn next_order(&self) -> Option<Arc<str>> {
-        self.order.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner).recv().ok()
+    fn fail(&self) {
+        self.shared.wake(|| self.shared.lost.store(true, Release));
     }
 }
 
