@@ -39,8 +39,8 @@ pub(crate) struct ChatArgs {
     /// System message
     #[arg(short, long, value_name = "TEXT")]
     system: Option<String>,
-    /// Go on with the conversation in this file, if there is one, and keep it there at the end. Nothing is computed again;
-    /// the file holds the keys and values of all tokens, and is for this model and these settings
+    /// Go on with the conversation in this file, if there is one, and keep it there at the end, or with MPI after each
+    /// reply. Nothing is computed again; the file holds the keys and values of all tokens, and is for this model and these settings
     #[arg(long, value_name = "FILE")]
     session: Option<PathBuf>,
     /// Let a reasoning model think before it answers, with --think=N for at most N tokens
@@ -97,10 +97,12 @@ pub(crate) fn chat(args: &ChatArgs, model_args: &ModelArgs) -> Result {
     let mut terminal = Terminal {
         chat,
         system: args.system.clone(),
+        session: args.session.clone(),
         programs: args.programs.clone(),
         editor: None,
         last: None,
-        colours: Colours::stdout(),
+        // mpirun gives rank 0 a terminal, wherever its output then goes.
+        colours: if model.is_distributed() { Colours::new(false) } else { Colours::stdout() },
         is_terminal: io::stdout().is_terminal(),
     };
     terminal.start();
@@ -139,6 +141,7 @@ enum Ask<'l> {
 struct Terminal {
     chat: Chat,
     system: Option<String>,
+    session: Option<PathBuf>,
     programs: ProgramArgs,
     /// On a terminal.
     editor: Option<Editor>,
@@ -404,6 +407,10 @@ impl Terminal {
         drop(out);
         if let Some(line) = recovered(&self.chat, recoveries) {
             self.note(line)?;
+        }
+        // A lost process ends all: the next command goes on after this reply.
+        if let Some(path) = self.session.as_deref().filter(|_| self.chat.model().is_distributed()) {
+            session::save(&mut self.chat, path)?;
         }
         let forgotten = finish.usage.dropped_tokens;
         if forgotten > 0 {

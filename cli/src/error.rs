@@ -46,6 +46,17 @@ impl CliError {
     }
 }
 
+#[cfg(feature = "mpi")]
+impl Display for CliError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            CliError::Message(message) | CliError::Usage(message) | CliError::CutOff(message) => message,
+            CliError::OutputClosed => "the output is closed",
+            CliError::Interrupted => "interrupted",
+        })
+    }
+}
+
 fn say(message: &str, code: u8) -> ExitCode {
     // Standard error may be closed too.
     let message = printable(message);

@@ -122,6 +122,21 @@ impl Command {
             _ => true,
         }
     }
+
+    /// Whether ranks that are processes can run it: it loads one model once, and ends by itself.
+    fn runs_in_ranks(&self) -> bool {
+        match self {
+            Command::Check(_) => false,
+            #[cfg(not(target_os = "wasi"))]
+            Command::Serve(_) => false,
+            _ => true,
+        }
+    }
+
+    /// Whether it runs that model.
+    fn runs_model(&self) -> bool {
+        self.reads_model() && !matches!(self, Command::Inspect(_) | Command::Tokenize(_))
+    }
 }
 
 fn main() -> ExitCode {
@@ -138,7 +153,8 @@ fn main() -> ExitCode {
     };
     let model = &cli.model;
     if (model.gpu.is_some() || model.device.is_some() || model.split.is_some())
-        && matches!(cli.command, Command::Inspect(_) | Command::Tokenize(_))
+        && cli.command.reads_model()
+        && !cli.command.runs_model()
     {
         return error::CliError::usage("--gpu, --device and --split are for commands that run a model")
             .report();
@@ -149,8 +165,25 @@ fn main() -> ExitCode {
     if let Err(error) = cli.model.take_environment() {
         return error.report();
     }
+    let joined = match &cli.command {
+        command if !command.runs_model() => Ok(None),
+        command => cli.model.join_ranks(command.runs_in_ranks()),
+    };
+    let outcome = match joined {
+        Ok(None) => command(&cli),
+        Ok(Some(followed)) => followed,
+        Err(error) => Err(error),
+    };
+    // With MPI, ranks end here: what is to be said must be said.
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(),
+    }
+}
+
+fn command(cli: &Cli) -> error::Result {
     let model = &cli.model;
-    let outcome = match &cli.command {
+    match &cli.command {
         Command::Chat(args) => chat::chat(args, model),
         Command::Run(args) => run::run(args, model),
         #[cfg(not(target_os = "wasi"))]
@@ -171,10 +204,6 @@ fn main() -> ExitCode {
         Command::List(args) => hub::list(args),
         #[cfg(not(target_os = "wasi"))]
         Command::Rm(args) => hub::rm(args),
-    };
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => failure.report(),
     }
 }
 

@@ -60,7 +60,8 @@ pub(crate) struct ModelArgs {
     #[arg(long, global = true, value_name = "DEVICE", conflicts_with = "gpu", value_parser = str::parse::<DeviceName>)]
     pub(crate) device: Option<DeviceName>,
     /// Split the model on the CPU among N ranks, each with a part of the threads: tensor:N by rows of matrices, with the
-    /// same results; tensor-reduce:N by columns, too; pipeline:N by layers
+    /// same results; tensor-reduce:N by columns, too; pipeline:N by layers. If mpirun has started N processes of a program
+    /// built with the feature mpi, these are the ranks, each with all --threads
     #[arg(long, global = true, value_name = "WAY:N", value_parser = str::parse::<Split>)]
     pub(crate) split: Option<Split>,
     /// Replace the file's RoPE scaling, and with it the longest context: none, linear:FACTOR, dynamic:FACTOR:CONTEXT,
@@ -77,6 +78,10 @@ pub(crate) struct ModelArgs {
     /// Layout of tensors of type 42 if the file does not say: group size, or codes before scales
     #[arg(long, global = true, value_name = "LAYOUT", default_value = "auto", value_parser = id42s())]
     pub(crate) id42: Id42,
+    /// The ranks that mpirun has started.
+    #[cfg(feature = "mpi")]
+    #[arg(skip)]
+    pub(crate) mpi: Option<std::rc::Rc<shohin::Mpi>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -185,6 +190,10 @@ impl ModelArgs {
         if let Some(split) = self.split {
             builder = builder.split(split);
         }
+        #[cfg(feature = "mpi")]
+        if let Some(mpi) = self.mpi.as_ref().filter(|mpi| mpi.rank() == 0) {
+            builder = builder.mpi(mpi);
+        }
         match (&self.device, &self.gpu) {
             (Some(device), _) => builder.device(device.clone()),
             (None, Some(name)) => builder.gpu(name),
@@ -204,6 +213,34 @@ impl ModelArgs {
             self.device = Some(device);
         }
         Ok(())
+    }
+
+    /// Finds the ranks that mpirun has started. Those after the first follow rank 0 to its end: their outcome is returned.
+    /// Refuses them if the command cannot be run by them.
+    #[cfg(feature = "mpi")]
+    pub(crate) fn join_ranks(&mut self, can_run: bool) -> Result<Option<Result>> {
+        if !shohin::Mpi::is_launched() {
+            return Ok(None);
+        }
+        if !can_run {
+            return Err(CliError::usage(
+                "ranks that mpirun has started run one of the commands run, chat, bench, logits, eval and embed",
+            ));
+        }
+        let mpi = self.mpi.insert(shohin::Mpi::start()?.into()).clone();
+        Ok((mpi.rank() > 0).then(|| Ok(mpi.follow(&self.builder(), || self.open())?)))
+    }
+
+    /// Refuses ranks that mpirun has started.
+    #[cfg(not(feature = "mpi"))]
+    pub(crate) fn join_ranks(&mut self, _: bool) -> Result<Option<Result>> {
+        let count = |name| std::env::var(name).ok().and_then(|count| count.parse::<usize>().ok());
+        match ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"].into_iter().find_map(count) {
+            Some(ranks) if ranks > 1 && self.split.is_some() => Err(CliError::new(format_args!(
+                "mpirun has started {ranks} ranks, but this program was built without MPI; build it with `--features mpi`"
+            ))),
+            _ => Ok(None),
+        }
     }
 
     /// Whether the model is to run on something else than the CPU.

@@ -38,6 +38,11 @@ impl Model {
         let session = self.session_options(self.context());
         let search = Search { session, prompt, options, detokenizer: self.tokenizer(), progress };
         match &self.0.machine {
+            Machine::Split(split) if split.is_distributed() => Err(crate::Error::Option {
+                name: "beams",
+                found: options.beams.to_string(),
+                expected: "none over MPI: beam search runs on one device".into(),
+            }),
             // A split model has its weights in parts; the search runs on the whole.
             Machine::Cpu | Machine::Split(_) => {
                 let logit_rows = options.beams.min(8);

@@ -10,6 +10,8 @@ use crate::gpu::GpuWeights;
 use crate::model::{Inner, Machine, Model};
 use crate::shard::ShardBytes;
 use crate::split::SplitWeights;
+#[cfg(feature = "mpi")]
+use crate::split::{Mpi, World};
 use crate::threads::ThreadPool;
 use crate::weight_cache::{CacheWriter, WeightCache};
 use shohin_core::chat::Template;
@@ -50,6 +52,8 @@ pub struct Builder {
     alibi: Option<f32>,
     device: DeviceName,
     split: Option<Split>,
+    #[cfg(feature = "mpi")]
+    world: Option<Arc<World>>,
 }
 
 impl Default for Builder {
@@ -72,6 +76,8 @@ impl Default for Builder {
             alibi: None,
             device: DeviceName::Auto,
             split: None,
+            #[cfg(feature = "mpi")]
+            world: None,
         }
     }
 }
@@ -218,8 +224,20 @@ impl Builder {
 
     /// Splits the model among ranks on the CPU, which are threads of this process; each has a part of the weights, of the
     /// cache and of the threads. Not split unless set. See [`shohin_core::model::split`] for the ways to split it.
+    ///
+    /// A sequence goes on with new threads if one of them is lost: see [`Chat::recoveries`](crate::Chat::recoveries).
     pub fn split(mut self, split: Split) -> Self {
         self.split = Some(split);
+        self
+    }
+
+    /// Splits the model among these processes instead, of which this is rank 0. Each has [`Builder::threads`] threads. Loading
+    /// fails if [`Builder::split`] is for another number of ranks, and for all of them if one has another model or other options.
+    ///
+    /// One model in a program can be split so. A lost process ends all others. Without effect if there is one process.
+    #[cfg(feature = "mpi")]
+    pub fn mpi(mut self, mpi: &Mpi) -> Self {
+        self.world = (mpi.ranks() > 1).then(|| Arc::clone(mpi.world()));
         self
     }
 
@@ -245,6 +263,10 @@ impl Builder {
     /// # Errors
     /// As [`Builder::load`].
     pub fn load_file(&self, file: &ModelFile) -> Result<Model> {
+        #[cfg(feature = "mpi")]
+        if let Some(world) = &self.world {
+            return world.lead(|| self.load_with(file, None));
+        }
         match self.device {
             DeviceName::Auto
                 if self.split.is_none() && self.reads_weights && self.weights_window.is_none() =>
@@ -258,25 +280,19 @@ impl Builder {
     /// As [`Builder::load_file`], without the automatic choice.
     pub(crate) fn load_with(&self, file: &ModelFile, fallback: Option<Fallback>) -> Result<Model> {
         let start = Instant::now();
-        let threads = self.threads.unwrap_or_else(default_threads);
-        if !(1..=MAX_THREADS).contains(&threads) {
-            return Err(Error::Option {
-                name: "threads",
-                found: threads.to_string(),
-                expected: format!("1 to {MAX_THREADS}"),
-            });
-        }
+        #[cfg(feature = "mpi")]
+        self.check_ranks()?;
+        let threads = self.thread_count()?;
         let pool = ThreadPool::new(threads).map_err(|source| Error::Threads { count: threads, source })?;
-        let isa = self.best_isa()?;
         let gguf = file.gguf(&self.read)?;
         let named = |source| Error::Model { name: file.name().into(), source };
         let config = self.configured(ModelConfig::from_gguf(&gguf).map_err(named)?)?;
-        let context = self.context;
-        let options = CpuOptions { context, activations: self.activations, isa, ..CpuOptions::default() };
+        let options = self.cpu_options()?;
+        let isa = options.isa;
         let machine = match self.split.filter(|split| split.ranks() > 1 && self.reads_weights) {
             None => self.machine(&gguf, config.clone())?,
             Some(split) if matches!(self.device, DeviceName::Auto | DeviceName::Cpu) => {
-                Machine::Split(SplitWeights::load(file, &self.read, &config, split, &options, threads)?)
+                Machine::Split(self.split_weights(file, &config, split, &options, threads)?)
             }
             Some(split) => {
                 let expected = "a model on the CPU, or none".into();
@@ -340,6 +356,95 @@ impl Builder {
             load_time: start.elapsed(),
             fingerprint: OnceLock::new(),
         })))
+    }
+
+    fn split_weights(
+        &self,
+        file: &ModelFile,
+        config: &ModelConfig,
+        split: Split,
+        options: &CpuOptions,
+        threads: usize,
+    ) -> Result<SplitWeights> {
+        #[cfg(feature = "mpi")]
+        if let Some(world) = &self.world {
+            return world.load(&self.description(file), || {
+                SplitWeights::load_first(file, &self.read, config, split, options, threads, world)
+            });
+        }
+        SplitWeights::load(file, &self.read, config, split, options, threads)
+    }
+
+    /// Refuses a split among another number of ranks than there are processes.
+    #[cfg(feature = "mpi")]
+    fn check_ranks(&self) -> Result<()> {
+        use shohin_core::collective::Collective;
+        let Some(ranks) = self.world.as_ref().map(|world| world.ranks()) else { return Ok(()) };
+        if self.split.map_or(1, Split::ranks) == ranks {
+            return Ok(());
+        }
+        let found = self.split.map_or_else(|| "none".into(), |split| split.to_string());
+        let expected = format!("one among the {ranks} MPI ranks that were started, such as tensor:{ranks}");
+        Err(Error::Option { name: "split", found, expected })
+    }
+
+    /// What all ranks have to agree on, one a line: the model, and the options that results depend on.
+    #[cfg(feature = "mpi")]
+    pub(crate) fn description(&self, file: &ModelFile) -> String {
+        let split = self.split.map_or_else(|| "none".into(), |split| split.to_string());
+        let print: String = file.fingerprint().iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+        format!(
+            "the version is {}\nthe model is a file of {} bytes with the fingerprint {print}\nsplit is {split}\n\
+             context is {}\nkv is {}\nattention is {}\nact is {}\nid42 is {}\n\
+             the options of positions are {:?}",
+            env!("CARGO_PKG_VERSION"),
+            file.file_len(),
+            self.context,
+            self.kv.name(),
+            self.attention,
+            format!("{:?}", self.activations).to_lowercase(),
+            self.read.id42.name(),
+            self.positions(),
+        )
+    }
+
+    /// How a rank after the first runs the model: split, configuration, options and number of threads.
+    #[cfg(feature = "mpi")]
+    pub(crate) fn rank_options(&self, file: &ModelFile) -> Result<(Split, ModelConfig, CpuOptions, usize)> {
+        let none =
+            || Error::Option { name: "split", found: "none".into(), expected: "that of rank 0".into() };
+        let gguf = file.gguf(&self.read)?;
+        let config = ModelConfig::from_gguf(&gguf);
+        let config = config.map_err(|source| Error::Model { name: file.name().into(), source })?;
+        Ok((
+            self.split.ok_or_else(none)?,
+            self.configured(config)?,
+            self.cpu_options()?,
+            self.thread_count()?,
+        ))
+    }
+
+    /// Options for reading the file.
+    #[cfg(feature = "mpi")]
+    pub(crate) fn read(&self) -> &ReadOptions {
+        &self.read
+    }
+
+    fn thread_count(&self) -> Result<usize> {
+        let threads = self.threads.unwrap_or_else(default_threads);
+        match (1..=MAX_THREADS).contains(&threads) {
+            true => Ok(threads),
+            false => Err(Error::Option {
+                name: "threads",
+                found: threads.to_string(),
+                expected: format!("1 to {MAX_THREADS}"),
+            }),
+        }
+    }
+
+    fn cpu_options(&self) -> Result<CpuOptions> {
+        let (context, activations, isa) = (self.context, self.activations, self.best_isa()?);
+        Ok(CpuOptions { context, activations, isa, ..CpuOptions::default() })
     }
 
     /// Repacked weights from the cache, or from the file: these are then being kept in the cache.

@@ -81,7 +81,7 @@ impl Chat {
     }
 
     /// Times that a rank of a split model was lost, and the conversation went on with new threads: tokens were computed
-    /// again.
+    /// again. Ranks that are other processes end with the lost one.
     pub fn recoveries(&self) -> usize {
         self.sequence.recoveries()
     }

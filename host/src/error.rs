@@ -93,6 +93,12 @@ pub enum Error {
     NoMetalSupport,
     /// An NVIDIA GPU was asked for, and this program was built without the feature `cuda`.
     NoCudaSupport,
+    /// MPI cannot be used, or a rank has a problem.
+    #[cfg(feature = "mpi")]
+    Mpi {
+        /// The problem, with the rank.
+        problem: String,
+    },
     /// A model cannot be converted.
     #[cfg(feature = "convert")]
     Convert {
@@ -144,6 +150,8 @@ impl Error {
             Error::LongText { .. } => "context_full",
             Error::NotFinite => "logits",
             Error::NoGpuSupport | Error::NoCudaSupport | Error::NoMetalSupport => "unsupported",
+            #[cfg(feature = "mpi")]
+            Error::Mpi { .. } => "device",
             #[cfg(feature = "convert")]
             Error::Convert { .. } => "convert",
             #[cfg(feature = "hub")]
@@ -195,6 +203,8 @@ impl fmt::Display for Error {
             }
             #[cfg(feature = "cuda")]
             Error::Cuda(source) => source.fmt(f),
+            #[cfg(feature = "mpi")]
+            Error::Mpi { problem } => f.write_str(problem),
             #[cfg(feature = "convert")]
             Error::Convert { path, source } => write!(f, "{}: {source}", path.display()),
             #[cfg(feature = "hub")]
@@ -227,6 +237,8 @@ impl std::error::Error for Error {
             Error::Metal(source) => Some(&**source),
             #[cfg(feature = "cuda")]
             Error::Cuda(source) => Some(&**source),
+            #[cfg(feature = "mpi")]
+            Error::Mpi { .. } => None,
             Error::NotAFile { .. }
             | Error::Address { .. }
             | Error::TooManyParts { .. }

@@ -23,6 +23,7 @@
 //! | [`scheduler`] | several replies at once |
 //! | [`sequence`] | a sequence of tokens on any device |
 //! | [`speculate`] | speculative decoding |
+//! | `Mpi` | models split among processes, with the feature `mpi` |
 //! | [`mod@devices`] | which devices there are, and the choice among them |
 //! | [`mod@file`] | a GGUF file, mapped; models in several files; weights repacked for the CPU |
 //! | [`shard`] | the bytes of a model's files while it runs |
@@ -74,6 +75,8 @@ pub use shohin_core as core;
 pub use shohin_core::chat::{ChatMessage, TurnOptions};
 pub use shohin_core::model::Split;
 pub use shohin_core::{Activations, AttentionPattern, KvFormat, SamplerConfig};
+#[cfg(feature = "mpi")]
+pub use split::Mpi;
 pub use threads::ThreadPool;
 pub use weight_cache::WeightCache;
 

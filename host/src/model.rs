@@ -386,6 +386,14 @@ impl Model {
         }
     }
 
+    /// Whether the model is split among several processes.
+    pub fn is_distributed(&self) -> bool {
+        match &self.0.machine {
+            Machine::Split(split) => split.is_distributed(),
+            _ => false,
+        }
+    }
+
     /// Duration of loading.
     pub fn load_time(&self) -> Duration {
         self.0.load_time

@@ -2,7 +2,7 @@
 
 use crate::chat::Chat;
 use crate::error::{Error, Result};
-use crate::file;
+use crate::file::{self, ModelFile};
 use crate::model::{Machine, Model};
 use sha2::{Digest, Sha256};
 use shohin_core::KvFormat;
@@ -17,6 +17,24 @@ fn sha256(bytes: &[u8]) -> [u8; 32] {
     Sha256::digest(bytes).into()
 }
 
+/// Of samples of a model's bytes.
+fn hash_of(file: &ModelFile) -> Sha256 {
+    let (mut samples, mut hash) = (Fingerprint::default(), Sha256::new());
+    for part in file.bytes() {
+        samples.push(part, &mut |bytes| hash.update(bytes));
+    }
+    hash.update(samples.finish());
+    hash
+}
+
+#[cfg(feature = "mpi")]
+impl ModelFile {
+    /// A hash of samples of its bytes.
+    pub(crate) fn fingerprint(&self) -> [u8; 32] {
+        hash_of(self).finalize().into()
+    }
+}
+
 /// Orders keys and values as another kind of device does.
 type Relayout = fn(KvFormat, KvShape, &[u8]) -> shohin_core::Result<Vec<u8>>;
 
@@ -29,11 +47,7 @@ impl Model {
 
     fn fingerprint(&self) -> [u8; 32] {
         *self.0.fingerprint.get_or_init(|| {
-            let (mut samples, mut hash) = (Fingerprint::default(), Sha256::new());
-            for part in self.file().bytes() {
-                samples.push(part, &mut |bytes| hash.update(bytes));
-            }
-            hash.update(samples.finish());
+            let mut hash = hash_of(self.file());
             // Frequencies that depend on the context.
             if let Some(context) = self.config().rope_scaling.context() {
                 hash.update(context.to_le_bytes());

@@ -99,6 +99,7 @@ impl SplitDevice {
         work: impl FnOnce(&mut SplitDevice, &dyn Group) -> Result<T>,
     ) -> Result<T> {
         let group = self.group.clone().ok_or(Error::Device { problem: "the group has ended" })?;
+        let _turn = group.turn()?;
         let done = self.order(&*group, order).and_then(|()| work(self, &*group));
         if done.is_err() {
             group.fail();

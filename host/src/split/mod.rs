@@ -2,11 +2,17 @@
 //! [`Split`](shohin_core::model::Split).
 
 mod device;
+#[cfg(feature = "mpi")]
+mod mpi_group;
 mod order;
 mod recovering;
 mod thread_group;
 
 pub(crate) use device::SplitDevice;
+#[cfg(feature = "mpi")]
+pub use mpi_group::Mpi;
+#[cfg(feature = "mpi")]
+pub(crate) use mpi_group::World;
 
 use crate::error::{Error, Result};
 use crate::file::ModelFile;
@@ -21,7 +27,7 @@ use shohin_core::cpu::{Cpu, CpuWeights};
 use shohin_core::gguf::ReadOptions;
 use shohin_core::model::{ModelConfig, Split};
 use shohin_core::{Activations, CpuOptions, Session, SessionOptions};
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 use std::thread;
 use thread_group::ThreadGroup;
 
@@ -32,10 +38,21 @@ pub(crate) fn lost() -> shohin_core::Error {
     shohin_core::Error::Device { problem: "a rank of the split model was lost" }
 }
 
+/// A thread's turn to use a group that several devices share.
+#[derive(Debug, Default)]
+pub(crate) struct Turn<'g> {
+    _held: Option<MutexGuard<'g, ()>>,
+}
+
 /// A rank's side of a group: numbers among all ranks, and orders from rank 0 to the others.
 pub(crate) trait Group: Collective {
     /// Of rank 0: gives an order to all others.
     fn order(&self, order: &str) -> shohin_core::Result<()>;
+
+    /// Waits for a turn, which lasts from an order to the end of what all ranks then do.
+    fn turn(&self) -> shohin_core::Result<Turn<'_>> {
+        Ok(Turn::default())
+    }
 
     /// Ends the group, as its ranks are out of step: all later calls are errors.
     fn fail(&self);
@@ -76,6 +93,8 @@ impl RankWeights {
 pub(crate) struct SplitWeights {
     split: Split,
     ranks: Vec<RankWeights>,
+    #[cfg(feature = "mpi")]
+    world: Option<Arc<World>>,
 }
 
 impl SplitWeights {
@@ -90,12 +109,40 @@ impl SplitWeights {
     ) -> Result<SplitWeights> {
         let count = (threads / split.ranks()).max(1);
         let load = |rank| RankWeights::load(file, read, config, (split, rank), options, count);
-        Ok(SplitWeights { split, ranks: (0..split.ranks()).map(load).collect::<Result<_>>()? })
+        Ok(SplitWeights {
+            split,
+            ranks: (0..split.ranks()).map(load).collect::<Result<_>>()?,
+            #[cfg(feature = "mpi")]
+            world: None,
+        })
+    }
+
+    /// Loads rank 0's part of a model whose other ranks are processes.
+    #[cfg(feature = "mpi")]
+    pub(crate) fn load_first(
+        file: &ModelFile,
+        read: &ReadOptions,
+        config: &ModelConfig,
+        split: Split,
+        options: &CpuOptions,
+        threads: usize,
+        world: &Arc<World>,
+    ) -> Result<SplitWeights> {
+        let first = RankWeights::load(file, read, config, (split, 0), options, threads)?;
+        Ok(SplitWeights { split, ranks: vec![first], world: Some(Arc::clone(world)) })
     }
 
     /// How the model is split.
     pub(crate) fn split(&self) -> Split {
         self.split
+    }
+
+    /// Whether the other ranks are other processes.
+    pub(crate) fn is_distributed(&self) -> bool {
+        #[cfg(feature = "mpi")]
+        return self.world.is_some();
+        #[cfg(not(feature = "mpi"))]
+        false
     }
 
     /// Bytes that this process holds in memory; other weights are read in the file.
@@ -115,6 +162,11 @@ impl SplitWeights {
     /// Devices of all ranks: those after the first run on threads of their own, or in other processes.
     pub(crate) fn device(&self, config: &ModelConfig, options: &CpuOptions) -> Result<SplitDevice> {
         let program = config.program();
+        #[cfg(feature = "mpi")]
+        if let (Some(world), Some(first)) = (&self.world, self.ranks.first()) {
+            let (device, group) = world.open(first, config, options)?;
+            return Ok(SplitDevice::new(device, group, Vec::new(), self.split, &program));
+        }
         let mut devices = Vec::new();
         for (rank, group) in self.ranks.iter().zip(ThreadGroup::new(self.split.ranks())) {
             let group = Arc::new(group);
@@ -148,6 +200,10 @@ impl SplitWeights {
             let session = Session::new(&mut device, &session)?;
             Ok(OnDevice::new(device, session, false))
         };
-        Ok(Box::new(Recovering::new(open)?))
+        // Where a process was lost, its launcher ends the others.
+        match self.is_distributed() {
+            true => Ok(Box::new(open()?)),
+            false => Ok(Box::new(Recovering::new(open)?)),
+        }
     }
 }
