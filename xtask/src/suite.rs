@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use crate::command::{Cmd, Result, Tally};
 use crate::machine::{
-    ARM_GCC, CHROMEDRIVER, CHROMIUM, CLANG, CMAKE, FIREFOX, GXX, HEADLESS_SHELL, JAVA, MAKE, Machine, Need,
-    QEMU_ARM, QEMU_X86, VALGRIND, WASM, XZ,
+    ARM_GCC, CHROMEDRIVER, CHROMIUM, CLANG, CMAKE, FIREFOX, GXX, HEADLESS_SHELL, JAVA, MAKE, MPICC, MPIRUN,
+    Machine, Need, QEMU_ARM, QEMU_X86, VALGRIND, WASM, XZ,
 };
 use crate::package::{
     BINDGEN, CLI, CORE, CUDA, EMBEDDED, FFI, FUZZ, GPU, HOST, JNI, METAL, SCHEDULES, TESTS,
@@ -377,6 +377,21 @@ pub(crate) const SUITES: &[Suite] = &[
         needs: &[Need::Program(&GXX)],
         unfit: ANYWHERE,
         run: |m| m.cargo().args("test --profile suite").packages(&[CUDA]).args("--lib --tests").tests(),
+        counts: true,
+        alone: false,
+    },
+    Suite {
+        name: "mpi",
+        about: "models split among processes, with Open MPI on this machine; a killed process",
+        needs: &[Need::Component("clippy"), Need::Program(&MPICC), Need::Program(&MPIRUN), Need::LibClang],
+        unfit: || (!cfg!(target_os = "linux")).then(|| "requires Linux".into()),
+        run: |m| {
+            let with_mpi =
+                |cargo: Cmd| cargo.packages(&[HOST, CLI]).arg("--features").arg(format!("{CLI}/mpi"));
+            let lint = with_mpi(m.cargo().args("clippy --profile suite --all-targets"));
+            lint.args("-- -Dwarnings").run()?;
+            with_mpi(m.cargo().args(TEST)).args("--test mpi").tests()
+        },
         counts: true,
         alone: false,
     },
