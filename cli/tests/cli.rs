@@ -1324,6 +1324,12 @@ fn a_split_model_says_what_the_whole_one_says() {
     let without = shohin(&with(&ask, &["--split", "tensor"])).output().unwrap();
     assert_eq!(without.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&without.stderr).contains("pipeline:N"));
+    // Each of two processes that mpirun starts would run all ranks.
+    if cfg!(not(feature = "mpi")) {
+        let mut started = shohin(&with(&ask, &["--split", "tensor:2"]));
+        let refused = failure(&started.env("OMPI_COMM_WORLD_SIZE", "2").output().unwrap(), 1);
+        assert!(refused.contains("--features mpi"), "{refused}");
+    }
 }
 
 #[cfg(feature = "gpu")]
