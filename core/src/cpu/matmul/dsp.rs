@@ -10,38 +10,23 @@ use core::arch::asm;
 use super::TERNARY;
 use super::args::Kernel;
 use super::byte_tables;
-use super::pair_kernel::{PairKernel, rows};
+use super::pair_kernel::{PairKernel, layouts, rows};
 use crate::quant::Format;
 
 /// The kernel for int8 activations and row-major weights. One bit per weight is looked up: eight products take fewer
 /// instructions than SMLAD needs.
 pub(super) fn integer(format: Format) -> Option<Kernel> {
     match format {
-        Format::Q2_0 if TERNARY => Some(rows::<Ternary, 64, 18, 0, 2>),
-        Format::Pq2_0 if TERNARY => Some(rows::<Ternary, 128, 34, 0, 2>),
-        Format::Tq2_0G128 if TERNARY => Some(rows::<Ternary, 128, 34, 32, 0>),
+        Format::Q2_0 if TERNARY => Some(rows::<Q2_0>),
+        Format::Pq2_0 if TERNARY => Some(rows::<Pq2_0>),
+        Format::Tq2_0G128 if TERNARY => Some(rows::<Tq2_0G128>),
         _ => byte_tables::one_bit(format),
     }
 }
 
-/// Two bits per weight.
-struct Ternary;
-
-impl PairKernel for Ternary {
-    const STEP: i32 = 1;
-    type Acts = Pairs;
-
-    #[inline(always)]
-    fn acts(q: &[i8; 64]) -> Pairs {
-        pairs(q)
-    }
-
-    #[inline(always)]
-    unsafe fn dot(codes: [*const u8; 2], acts: &Pairs) -> [[i32; 2]; 2] {
-        // SAFETY: the caller's promise.
-        unsafe { dot(codes, acts) }
-    }
-}
+layouts!(Q2_0, 64, 18, 0, 2, 1, Pairs, pairs, dot);
+layouts!(Pq2_0, 128, 34, 0, 2, 1, Pairs, pairs, dot);
+layouts!(Tq2_0G128, 128, 34, 32, 0, 1, Pairs, pairs, dot);
 
 /// 64 activations in pairs: word `8 r + k` has those of columns `16 r + k` and `16 r + 8 + k`. Aligned for LDRD.
 #[derive(Clone, Copy, Default)]

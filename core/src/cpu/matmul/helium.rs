@@ -8,58 +8,25 @@
 use core::arch::asm;
 
 use super::args::Kernel;
-use super::pair_kernel::{PairKernel, rows};
+use super::pair_kernel::{PairKernel, layouts, rows};
 use super::{ONE_BIT, TERNARY};
 use crate::quant::Format;
 
 /// The kernel for int8 activations and row-major weights.
 pub(super) fn integer(format: Format) -> Option<Kernel> {
     match format {
-        Format::Q1_0 if ONE_BIT => Some(rows::<OneBit, 128, 18, 0, 2>),
-        Format::Q2_0 if TERNARY => Some(rows::<Ternary, 64, 18, 0, 2>),
-        Format::Pq2_0 if TERNARY => Some(rows::<Ternary, 128, 34, 0, 2>),
-        Format::Tq2_0G128 if TERNARY => Some(rows::<Ternary, 128, 34, 32, 0>),
+        Format::Q1_0 if ONE_BIT => Some(rows::<Q1_0>),
+        Format::Q2_0 if TERNARY => Some(rows::<Q2_0>),
+        Format::Pq2_0 if TERNARY => Some(rows::<Pq2_0>),
+        Format::Tq2_0G128 if TERNARY => Some(rows::<Tq2_0G128>),
         _ => None,
     }
 }
 
-/// One bit per weight.
-struct OneBit;
-
-impl PairKernel for OneBit {
-    const STEP: i32 = 2;
-    type Acts = Acts;
-
-    #[inline(always)]
-    fn acts(q: &[i8; 64]) -> Acts {
-        in_sequence(q)
-    }
-
-    #[inline(always)]
-    unsafe fn dot(codes: [*const u8; 2], acts: &Acts) -> [[i32; 2]; 2] {
-        // SAFETY: the caller's promise.
-        unsafe { dot_bits(codes, acts) }
-    }
-}
-
-/// Two bits per weight.
-struct Ternary;
-
-impl PairKernel for Ternary {
-    const STEP: i32 = 1;
-    type Acts = Acts;
-
-    #[inline(always)]
-    fn acts(q: &[i8; 64]) -> Acts {
-        strided(q)
-    }
-
-    #[inline(always)]
-    unsafe fn dot(codes: [*const u8; 2], acts: &Acts) -> [[i32; 2]; 2] {
-        // SAFETY: the caller's promise.
-        unsafe { dot_codes(codes, acts) }
-    }
-}
+layouts!(Q1_0, 128, 18, 0, 2, 2, Acts, in_sequence, dot_bits);
+layouts!(Q2_0, 64, 18, 0, 2, 1, Acts, strided, dot_codes);
+layouts!(Pq2_0, 128, 34, 0, 2, 1, Acts, strided, dot_codes);
+layouts!(Tq2_0G128, 128, 34, 32, 0, 1, Acts, strided, dot_codes);
 
 /// 64 activations.
 #[derive(Clone, Copy)]

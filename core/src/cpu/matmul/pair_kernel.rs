@@ -10,19 +10,15 @@ use crate::quant::float::f16_at;
 /// [`Q8Block`]s in the largest block of weights.
 const MAX_PARTS: usize = 2;
 
-/// A block of a format.
-#[derive(Clone, Copy)]
-struct BlockLayout {
-    /// Columns: one or two times 64.
-    cols: usize,
-    bytes: usize,
-    /// The first bytes of the scale and of the codes.
-    scale: usize,
-    codes: usize,
-}
-
-/// Dot products with codes of one size in one instruction set.
+/// A format's dot products in one instruction set.
 pub(super) trait PairKernel {
+    /// Columns of a block: one or two times 64.
+    const COLS: usize;
+    /// Bytes of a block.
+    const BYTES: usize;
+    /// The first bytes of the scale and of the codes.
+    const SCALE: usize;
+    const CODES: usize;
     /// The value of a code: `STEP * code - 1`.
     const STEP: i32;
 
@@ -37,27 +33,10 @@ pub(super) trait PairKernel {
     unsafe fn dot(codes: [*const u8; 2], acts: &Self::Acts) -> [[i32; 2]; 2];
 }
 
-/// Fills `out`, for blocks of `COLS` columns in `BYTES` bytes with the scale at byte `SCALE` and the codes from byte `CODES`
-/// on.
-pub(super) fn rows<
-    K: PairKernel,
-    const COLS: usize,
-    const BYTES: usize,
-    const SCALE: usize,
-    const CODES: usize,
->(
-    args: &MatmulArgs<'_>,
-    out: &mut OutputRows<'_>,
-) {
-    rows_of::<K>(BlockLayout { cols: COLS, bytes: BYTES, scale: SCALE, codes: CODES }, args, out);
-}
-
-/// Compiled for each layout, or once for all.
-#[cfg_attr(feature = "unrolled", inline(always))]
-#[cfg_attr(not(feature = "unrolled"), inline(never))]
-fn rows_of<K: PairKernel>(layout: BlockLayout, args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
-    let parts = layout.cols / Q8_LEN;
-    let step_bytes = (layout.bytes - 2) / parts;
+/// Fills `out`.
+pub(super) fn rows<K: PairKernel>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
+    let parts = K::COLS / Q8_LEN;
+    let step_bytes = (K::BYTES - 2) / parts;
     let (row_bytes, q8_len) = (args.w.row_bytes(), q8_blocks(args.w.cols()));
     let first = out.first();
     for t in 0..args.tokens {
@@ -77,10 +56,10 @@ fn rows_of<K: PairKernel>(layout: BlockLayout, args: &MatmulArgs<'_>, out: &mut 
             for (y, rows) in y.chunks_mut(2).zip(packed.chunks(both)) {
                 // A last single row is computed twice.
                 let second = if rows.len() == both { row_bytes } else { 0 };
-                let blocks = [0, second].map(|row| &rows[row + b * layout.bytes..][..layout.bytes]);
-                let n = pair::<K>(blocks, &acts[..parts], q8, start, (layout.codes, step_bytes));
+                let blocks = [0, second].map(|row| &rows[row + b * K::BYTES..][..K::BYTES]);
+                let n = pair::<K>(blocks, &acts[..parts], q8, start, step_bytes);
                 for ((y, n), block) in y.iter_mut().zip(n).zip(blocks) {
-                    *y += n as f32 * f16_at(block, layout.scale);
+                    *y += n as f32 * f16_at(block, K::SCALE);
                 }
             }
         }
@@ -95,11 +74,11 @@ fn pair<K: PairKernel>(
     acts: &[K::Acts],
     q8: &[Q8Block],
     start: i32,
-    (codes, step_bytes): (usize, usize),
+    step_bytes: usize,
 ) -> [i32; 2] {
     let mut n = [start; 2];
     for (part, (acts, q8)) in acts.iter().zip(q8).enumerate() {
-        let at = codes + part * step_bytes;
+        let at = K::CODES + part * step_bytes;
         let codes = blocks.map(|block| block[at..at + step_bytes].as_ptr());
         // SAFETY: the kernel was chosen for its instruction set, and the codes of 64 columns have `step_bytes`.
         let sums = unsafe { K::dot(codes, acts) };
@@ -111,3 +90,31 @@ fn pair<K: PairKernel>(
     }
     n
 }
+
+/// The layouts of blocks whose codes are in sequence.
+macro_rules! layouts {
+    ($kernel:ident, $cols:literal, $bytes:literal, $scale:literal, $codes:literal, $step:literal, $acts:ty, $prepare:path, $dot:path) => {
+        pub(super) struct $kernel;
+
+        impl PairKernel for $kernel {
+            const COLS: usize = $cols;
+            const BYTES: usize = $bytes;
+            const SCALE: usize = $scale;
+            const CODES: usize = $codes;
+            const STEP: i32 = $step;
+            type Acts = $acts;
+
+            #[inline(always)]
+            fn acts(q: &[i8; 64]) -> $acts {
+                $prepare(q)
+            }
+
+            #[inline(always)]
+            unsafe fn dot(codes: [*const u8; 2], acts: &$acts) -> [[i32; 2]; 2] {
+                // SAFETY: the caller's promise.
+                unsafe { $dot(codes, acts) }
+            }
+        }
+    };
+}
+pub(super) use layouts;
