@@ -64,13 +64,18 @@ impl AttentionPattern {
     /// # Errors
     /// [`Error::Option`] for a number outside its range.
     pub fn check(&self) -> Result<(), Error> {
-        let expected = "at least 1 position, block, step or stride, and at most 64 random blocks";
+        let expected = if cfg!(feature = "variants") {
+            "at least 1 position, block, step or stride, and at most 64 random blocks"
+        } else {
+            "full attention in a build without the feature `variants`"
+        };
         self.is_valid().then_some(()).ok_or(Error::Option { what: "attention pattern", found: 0.0, expected })
     }
 
     const fn is_valid(&self) -> bool {
         match *self {
             AttentionPattern::Full => true,
+            _ if !cfg!(feature = "variants") => false,
             AttentionPattern::Window { window, .. } => window > 0,
             AttentionPattern::Dilated { blocks, step: apart }
             | AttentionPattern::Strided { blocks, stride: apart } => blocks > 0 && apart > 0,
@@ -108,6 +113,8 @@ impl AttentionPattern {
     pub(crate) fn hidden(&self, query: usize, tile: usize) -> Range<usize> {
         match *self {
             AttentionPattern::Full => 0..0,
+            // Refused by `check`.
+            _ if !cfg!(feature = "variants") => 0..0,
             AttentionPattern::Window { window, sinks } => {
                 let start = tile * PATTERN_BLOCK;
                 let end = (query + 1).saturating_sub(window as usize).saturating_sub(start);

@@ -3,6 +3,17 @@
 
 use crate::error::{Error, Result};
 
+/// Where `word`, which is not empty, first occurs in `text`. The standard library's search is faster in long texts, but
+/// takes 3 kB of machine code.
+pub(crate) fn find(text: &str, word: &str) -> Option<usize> {
+    text.as_bytes().windows(word.len().max(1)).position(|window| window == word.as_bytes())
+}
+
+/// As [`find`], where it last occurs.
+pub(crate) fn find_last(text: &str, word: &str) -> Option<usize> {
+    text.as_bytes().windows(word.len().max(1)).rposition(|window| window == word.as_bytes())
+}
+
 /// A cursor over a slice that reads little-endian values and keeps its offset.
 #[derive(Clone, Debug)]
 pub struct Cursor<'a> {

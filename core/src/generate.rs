@@ -19,6 +19,7 @@
 //! [`drive`] is that loop for a backend that answers at once.
 #![forbid(unsafe_code)]
 
+use crate::bytes::find;
 use crate::constrain::{Constraint, Restrict};
 use crate::sample::{Logprob, Logprobs, Sampler};
 use crate::tokenizer::{TokenKind, Tokenizer};
@@ -125,6 +126,10 @@ impl GenerationOptions {
         if self.stop_strings.iter().any(String::is_empty) {
             let expected = "at least 1 byte";
             return Err(Error::Option { what: "length of a stop string", found: 0.0, expected });
+        }
+        if let Some(n) = self.logprobs.filter(|_| !cfg!(feature = "sampling")) {
+            let expected = "none in a build without the feature `sampling`";
+            return Err(Error::Option { what: "log-probabilities", found: n as f64, expected });
         }
         Ok(())
     }
@@ -409,7 +414,8 @@ impl Generation {
                 self.sampler.sample(constraint.apply(logits, left, &self.options.stop_tokens))?
             }
         };
-        let logprob = self.logprobs.as_mut().map(|l| l.measure(logits, token));
+        let logprobs = self.logprobs.as_mut().filter(|_| cfg!(feature = "sampling"));
+        let logprob = logprobs.map(|l| l.measure(logits, token));
         self.stream.start();
         let ends = detokenizer.is_end(token) && !self.options.ignore_end;
         if ends || self.options.stop_tokens.contains(&token) {
@@ -630,7 +636,7 @@ impl TextStream {
     }
 
     fn release(&mut self, stops: &[String]) -> bool {
-        let found = stops.iter().filter_map(|stop| self.held.find(stop.as_str())).min();
+        let found = stops.iter().filter_map(|stop| find(&self.held, stop)).min();
         let certain = found.unwrap_or_else(|| self.held.len() - held_back(&self.held, stops));
         self.ready.push_str(self.held.get(..certain).unwrap_or_default());
         match found {

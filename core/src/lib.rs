@@ -49,8 +49,18 @@
 #![no_std]
 #![deny(unsafe_code)]
 #![cfg_attr(
-    not(all(feature = "integer-formats", feature = "cache-formats")),
-    allow(dead_code, reason = "the code of formats that are left out")
+    not(all(
+        feature = "integer-formats",
+        feature = "ternary-formats",
+        feature = "one-bit-formats",
+        feature = "portable-kernels",
+        feature = "cache-formats",
+        feature = "variants",
+        feature = "serving",
+        feature = "sampling",
+        feature = "tools",
+    )),
+    allow(dead_code, reason = "the code of features that are left out")
 )]
 
 extern crate alloc;

@@ -55,27 +55,38 @@ def array(name, kind, values, doc, hexadecimal=False):
     return f"/// {doc}\npub(super) static {name}: [{kind}; {len(values)}] = [\n" + "\n".join(lines) + "\n];\n"
 
 
-# Classes: two bits a code point in unique blocks of 128, found through one index byte a block.
-BLOCK = 128
+# Classes: runs of code points of one class, in unique blocks of 256 that are found through one index byte a block.
+BLOCK = 256
+
+
+def runs(classes):
+    """A byte for each run of up to 64: its length less 1, and its class in the two low bits."""
+    out = []
+    for of in classes:
+        if out and out[-1] & 3 == of and out[-1] >> 2 < 63:
+            out[-1] += 4
+        else:
+            out.append(of)
+    return bytes(out)
 
 
 def class_tables():
     last = max(c for c in range(0xE0000) if category(c)) // BLOCK
     blocks, index = [], []
     for b in range(last + 1):
-        bits = bytearray(BLOCK // 4)
-        for j in range(BLOCK):
-            bits[j // 4] |= category(b * BLOCK + j) << (2 * (j % 4))
-        bits = bytes(bits)
-        if bits not in blocks:
-            blocks.append(bits)
-        index.append(blocks.index(bits))
+        block = runs(category(b * BLOCK + j) for j in range(BLOCK))
+        if block not in blocks:
+            blocks.append(block)
+        index.append(blocks.index(block))
     assert len(blocks) <= 256
+    starts = [sum(map(len, blocks[:i])) for i in range(len(blocks))]
     beyond = [c for c in range((last + 1) * BLOCK, MAX) if category(c)]
     assert beyond == list(range(0xE0100, 0xE01F0)) and category(0xE0100) == 3, "class() states this range"
-    return array(
-        "CLASS_INDEX", "u8", index, f"Which block of `CLASS_BLOCKS` holds code points `{BLOCK} * i ..`."
-    ) + array("CLASS_BLOCKS", "u8", b"".join(blocks), f"Classes of {BLOCK} code points in {BLOCK // 4} bytes, low bits first.")
+    return (
+        array("CLASS_INDEX", "u8", index, f"Which of `CLASS_BLOCKS` code points `{BLOCK} * i ..` are.")
+        + array("CLASS_BLOCKS", "u16", starts, f"Where the runs of each block of {BLOCK} code points begin in `CLASS_RUNS`.")
+        + array("CLASS_RUNS", "u8", b"".join(blocks), "The length of each run less 1, times 4, plus its class.")
+    )
 
 
 def nfc_tables():

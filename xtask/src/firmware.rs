@@ -40,8 +40,8 @@ const HEAD: &str = "\
 ";
 
 const SIZES_HEAD: &str = "\
-# Flash of the chat in examples/firmware/mps2-an500 without the model, built for size (profile `small`), in bytes. Written
-# by `cargo xtask sizes --update`.
+# Flash of the smallest chat in examples/firmware/mps2-an500 (profile `small`, ternary weights only) without the model, in
+# bytes. Written by `cargo xtask sizes --update`.
 ";
 
 /// The name of the value that is compared with the desktop's.
@@ -83,6 +83,7 @@ pub(crate) fn run(m: &mut Machine, update: bool) -> Result<Tally> {
     }
     rows.extend(card(m, &examples, &target_dir)?);
     rows.extend(c(m, &examples)?);
+    small_replies(m, &examples, &target_dir)?;
     let counted = Counts { compiler: compiler(m)?, rows };
     let file = examples.join("bounds.txt");
     if update {
@@ -148,8 +149,7 @@ fn c(m: &Machine, examples: &Path) -> Result<Vec<(String, f64)>> {
             let emulator = if card { without_model(&emulator) } else { emulator };
             let said = emulate_with(m, &examples.join(board), &emulator, &program, &input(&dialogue))?;
             // There are no logits in C.
-            let dialogue =
-                dialogue.lines().filter(|line| !line.starts_with("# ")).collect::<Vec<_>>().join("\n");
+            let dialogue = without_reports(&dialogue);
             let reported = check(&dialogue, &said).map_err(|why| format!("{name}, {model}: {why}"))?;
             let bytes = |name: &str| reported.iter().find(|(what, _)| what == name).map(|(_, bytes)| *bytes);
             if bytes("memory").is_none() || bytes("memory") != bytes("memory-peak") {
@@ -191,18 +191,41 @@ fn emulate_with(m: &Machine, dir: &Path, emulator: &str, program: &Path, input: 
     m.cmd(name).dir(dir).args(args).arg(program).limit(300).input(input).read()
 }
 
+/// Builds the smallest chat, for models with ternary weights on the first of [`BOARDS`].
+fn small(m: &Machine, target_dir: &Path) -> Result<PathBuf> {
+    let (board, target) = BOARDS[0];
+    let cargo = m.cargo_for(target).dir(m.root.join("examples/firmware").join(board));
+    let cargo = cargo.env("CARGO_TARGET_DIR", target_dir).args("build --profile small --locked --bin");
+    cargo.arg(board).args("--no-default-features --features ternary-formats").run()?;
+    Ok(target_dir.join(target).join("small").join(board))
+}
+
+/// Builds and runs the smallest chat, which reports nothing but replies.
+fn small_replies(m: &Machine, examples: &Path, target_dir: &Path) -> Result<()> {
+    let (program, dir) = (small(m, target_dir)?, examples.join(BOARDS[0].0));
+    let model = MODELS[0];
+    let dialogue = read(&examples.join("replies").join(model).with_extension("txt"))?;
+    let said = emulate(m, &dir, &program, model, &input(&dialogue))?;
+    check(&without_reports(&dialogue), &said).map_err(|why| format!("the smallest chat, {model}: {why}"))?;
+    println!("the smallest chat, {model}: the desktop's replies");
+    // What it lacks is refused, not guessed.
+    let refused = emulate(m, &dir, &program, MODELS[1], "");
+    if refused.is_ok() {
+        return Err(format!("the smallest chat accepts {}, whose format it lacks", MODELS[1]));
+    }
+    Ok(())
+}
+
+/// A dialogue without the checksum of the logits.
+fn without_reports(dialogue: &str) -> String {
+    dialogue.lines().filter(|line| !line.starts_with("# ")).collect::<Vec<_>>().join("\n")
+}
+
 /// `cargo xtask sizes`: the flash of a chat on a Cortex-M7, as small as it gets, compared with `xtask/sizes.txt`.
 pub(crate) fn sizes(m: &mut Machine, update: bool) -> Result<Tally> {
     m.prepare(SIZES_NEEDS);
-    let (board, target) = BOARDS[0];
-    let target_dir = m.target.join("firmware");
-    let cargo = m.cargo_for(target).dir(m.root.join("examples/firmware").join(board));
-    cargo
-        .env("CARGO_TARGET_DIR", &target_dir)
-        .args("build --profile small --locked --bin")
-        .arg(board)
-        .run()?;
-    let program = target_dir.join(target).join("small").join(board);
+    let board = BOARDS[0].0;
+    let program = small(m, &m.target.join("firmware"))?;
     let rows = vec![(format!("{board} flash"), loaded_bytes(&program)? as f64)];
     let counted = Counts { compiler: compiler(m)?, rows };
     let file = m.root.join("xtask/sizes.txt");

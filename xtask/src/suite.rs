@@ -57,6 +57,14 @@ const DISPATCH: &str = "--test parity --test repack -- instruction_sets prompts 
 /// Those of [`DISPATCH`] without models, which take minutes on an emulator of a whole machine.
 const PROMPTS: &str = "--test parity -- instruction_sets prompts";
 
+/// The features of core that can be left out.
+fn default_features(m: &Machine) -> Result<Vec<String>> {
+    let manifest = firmware::read(&m.root.join("core/Cargo.toml"))?;
+    let list = manifest.split("default = [").nth(1).and_then(|rest| rest.split(']').next());
+    let list = list.ok_or("core/Cargo.toml has no default features")?;
+    Ok(list.split('"').skip(1).step_by(2).map(str::to_owned).collect())
+}
+
 /// How the names of the CLI's tests begin that need a GPU.
 const GPU_TESTS: &str = "a_gpu";
 
@@ -262,7 +270,7 @@ pub(crate) const SUITES: &[Suite] = &[
     },
     Suite {
         name: "no-std",
-        about: "core compiles for Cortex-M4F, Cortex-M0 and RV32; other suites build it for wasm32 and aarch64",
+        about: "core compiles for Cortex-M4F, Cortex-M0 and RV32, with and without features; other suites: wasm32, aarch64",
         needs: &[Need::Target(BARE_TARGETS[0]), Need::Target(BARE_TARGETS[1]), Need::Target(BARE_TARGETS[2])],
         unfit: ANYWHERE,
         run: |m| {
@@ -272,6 +280,16 @@ pub(crate) const SUITES: &[Suite] = &[
             for group in [ours, fallback].iter().filter(|group| !group.is_empty()) {
                 let build = m.cargo_for(group[0]).args("check --profile tool").packages(&[CORE]);
                 group.iter().fold(build, |build, target| build.arg("--target").arg(target)).run()?;
+            }
+            // Without any feature, and with every second one: each is left out beside some others.
+            let features = default_features(m)?;
+            let every_second =
+                |first| features.iter().skip(first).step_by(2).map(String::as_str).collect::<Vec<_>>();
+            for kept in [Vec::new(), every_second(0), every_second(1)] {
+                let check = m.cargo_for(BARE_TARGETS[0]).args("check --profile tool").packages(&[CORE]);
+                let check =
+                    check.arg("--target").arg(BARE_TARGETS[0]).args("--no-default-features --features");
+                check.arg(kept.join(",")).env("RUSTFLAGS", "-Dwarnings").run()?;
             }
             // The suite `firmware` builds and runs it for the others.
             let build = m.cargo_for(CORTEX_M0).args("build --profile tool").packages(&[CORE]);

@@ -14,26 +14,26 @@ mod chunked;
 mod flat;
 mod float;
 mod float8;
-#[cfg(target_has_atomic = "ptr")]
+#[cfg(all(target_has_atomic = "ptr", feature = "serving"))]
 mod paged;
 pub(crate) mod presence;
 mod quantized;
 mod relayout;
 mod storage;
-#[cfg(not(target_has_atomic = "ptr"))]
+#[cfg(not(all(target_has_atomic = "ptr", feature = "serving")))]
 mod unpaged;
 
 pub(crate) use chunked::{CHUNK_POSITIONS, ChunkedPlacement};
 pub use flat::FlatKv;
 pub(crate) use float::{Element, Float};
 pub(crate) use float8::Float8;
-#[cfg(target_has_atomic = "ptr")]
+#[cfg(all(target_has_atomic = "ptr", feature = "serving"))]
 pub(crate) use paged::{PagePool, Pages};
 pub(crate) use quantized::{Codes, PairCodec, Quantized, SCALE_GROUP, largest, round};
 pub use relayout::{blocks_to_rows, rows_to_blocks};
 pub use storage::KvShape;
 pub(crate) use storage::{KvStorage, KvView};
-#[cfg(not(target_has_atomic = "ptr"))]
+#[cfg(not(all(target_has_atomic = "ptr", feature = "serving")))]
 pub(crate) use unpaged::Pages;
 
 /// Positions per block, whose keys are interleaved.

@@ -1,4 +1,5 @@
-//! Processors without atomic read-modify-write instructions have no pages: threads cannot count references to them.
+//! No pages: in builds without the feature `serving`, and on processors without atomic read-modify-write instructions,
+//! where threads cannot count references to them.
 #![forbid(unsafe_code)]
 
 use core::ops::Range;

@@ -4,6 +4,7 @@
 use alloc::string::String;
 use alloc::vec::Vec;
 
+use crate::bytes::{find, find_last};
 use crate::error::{Error, Name, Result};
 use crate::gguf::Metadata;
 use crate::json;
@@ -66,14 +67,15 @@ impl<'m> Message<'m> {
 
     /// Reasoning, empty if there is none, and content of a reply.
     pub(super) fn parts(&self) -> (&'m str, &'m str) {
+        let after = |text: &'m str, at: usize, word: &str| text.get(at + word.len()..).unwrap_or("");
         if self.reasoning.is_none()
-            && let (Some((thoughts, _)), Some((_, answer))) =
-                (self.content.split_once("</think>"), self.content.rsplit_once("</think>"))
+            && let (Some(first), Some(last)) =
+                (find(self.content, THINK_END), find_last(self.content, THINK_END))
         {
-            let thoughts = thoughts.trim_end_matches('\n');
-            let reasoning =
-                thoughts.rsplit_once("<think>").map_or(thoughts, |(_, t)| t).trim_start_matches('\n');
-            return (reasoning, answer.trim_start_matches('\n'));
+            let thoughts = self.content.get(..first).unwrap_or("").trim_end_matches('\n');
+            let begin = find_last(thoughts, THINK).map_or(thoughts, |at| after(thoughts, at, THINK));
+            let answer = after(self.content, last, THINK_END);
+            return (begin.trim_start_matches('\n'), answer.trim_start_matches('\n'));
         }
         (self.reasoning.unwrap_or(""), self.content)
     }
@@ -98,10 +100,10 @@ impl Style {
         }
     }
 
-    /// Whether it has tool calls.
+    /// Whether it has tool calls: never without the feature `tools`.
     pub const fn has_tools(self) -> bool {
         match self {
-            Style::Qwen3 => true,
+            Style::Qwen3 => cfg!(feature = "tools"),
             Style::Plain => false,
         }
     }
@@ -146,7 +148,7 @@ impl Template {
         let nearest =
             |qwen3| Template { known: false, ..if qwen3 { Template::QWEN3 } else { Template::PLAIN } };
         let Some(text) = template else { return nearest(tokenizer.added_id("<think>").is_some()) };
-        let has = |word: &&str| text.contains(word);
+        let has = |word: &&str| find(text, word).is_some();
         let plain = ["<|im_start|>", "<|im_end|>", "add_generation_prompt"].iter().all(has)
             && !["think", "tool"].iter().any(has);
         if ["<|im_start|>", "<|im_end|>", "enable_thinking", "last_query_index", "<tool_response>"]
@@ -156,12 +158,18 @@ impl Template {
             Template::QWEN3
         } else if plain && !has(&"system") {
             Template::PLAIN
-        } else if plain && SMOLLM2_DEFAULT.iter().all(has) && text.matches("system").count() == 2 {
+        } else if plain && SMOLLM2_DEFAULT.iter().all(has) && has_twice(text, "system") {
             Template::SMOLLM2
         } else {
             nearest(has(&"<think>"))
         }
     }
+}
+
+/// Whether `word` occurs twice, and not more often.
+fn has_twice(text: &str, word: &str) -> bool {
+    let later = |text| find(text, word).and_then(|at| text.get(at + word.len()..));
+    later(text).and_then(later).is_some_and(|rest| find(rest, word).is_none())
 }
 
 /// How SmolLM2's template adds its system message; whether a line break is escaped depends on the converter.
@@ -205,6 +213,8 @@ impl Default for ChatOptions<'_> {
     }
 }
 
+const THINK: &str = "<think>";
+const THINK_END: &str = "</think>";
 const IM_START: &str = "<|im_start|>";
 const IM_END: &str = "<|im_end|>";
 
@@ -357,11 +367,11 @@ impl Script {
     /// Writes the template's own text, in which each `<...>` that is a token is a marker.
     fn literal(&mut self, text: &str) {
         const MARKERS: [&str; 6] =
-            ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"];
+            [THINK, THINK_END, "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"];
         let mut rest = text;
         while let Some(at) = rest.find('<') {
-            let (before, from) = rest.split_at(at);
-            self.text(before);
+            let from = rest.get(at..).unwrap_or("");
+            self.text(rest.get(..at).unwrap_or(""));
             match MARKERS.iter().find(|m| from.starts_with(**m)) {
                 Some(marker) => {
                     self.special(marker);
@@ -389,12 +399,15 @@ impl Script {
 
     /// Writes messages; `opening` tells whether the first one starts the conversation.
     fn messages(&mut self, messages: &[Message<'_>], options: &ChatOptions<'_>, opening: bool) -> Result<()> {
-        match options.template.style {
+        let style = options.template.style;
+        let has_tools = !options.tools.is_empty() || messages.iter().any(|m| !m.tool_calls.is_empty());
+        if has_tools && !style.has_tools() {
+            let lacks = if cfg!(feature = "tools") { "tools" } else { "tools in this build" };
+            return Err(Error::Template { lacks });
+        }
+        match style {
             Style::Qwen3 => self.qwen3(messages, options, opening)?,
             Style::Plain => {
-                if !options.tools.is_empty() || messages.iter().any(|m| !m.tool_calls.is_empty()) {
-                    return Err(Error::Template { lacks: "tools" });
-                }
                 let first = messages.first().filter(|m| opening && m.role != Role::System);
                 if let (Some(_), Some(system)) = (first, options.template.system) {
                     self.open(Role::System);
@@ -420,7 +433,7 @@ impl Script {
     /// Qwen3's template, in the order of its branches.
     fn qwen3(&mut self, messages: &[Message<'_>], options: &ChatOptions<'_>, opening: bool) -> Result<()> {
         let system = messages.first().filter(|m| opening && m.role == Role::System);
-        if opening && !options.tools.is_empty() {
+        if cfg!(feature = "tools") && opening && !options.tools.is_empty() {
             self.open(Role::System);
             if let Some(m) = system {
                 self.text(m.content);
@@ -490,7 +503,9 @@ impl Script {
         } else {
             self.text(content);
         }
-        self.tool_calls(m.tool_calls, content.is_empty());
+        if cfg!(feature = "tools") {
+            self.tool_calls(m.tool_calls, content.is_empty());
+        }
         self.close();
     }
 

@@ -55,7 +55,7 @@ impl<'m> CpuCache<'m> {
     }
 
     /// A cache in pages, of which there are none yet.
-    #[cfg(target_has_atomic = "ptr")]
+    #[cfg(all(target_has_atomic = "ptr", feature = "serving"))]
     pub(super) fn paged(
         options: &SessionOptions,
         shape: KvShape,

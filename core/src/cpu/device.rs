@@ -15,7 +15,7 @@ use super::simd::dispatch;
 use super::weights::CpuWeights;
 use crate::arena::{Arena, Planner};
 use crate::attention::AttentionPattern;
-#[cfg(target_has_atomic = "ptr")]
+#[cfg(all(target_has_atomic = "ptr", feature = "serving"))]
 use crate::cache::PagePool;
 use crate::cache::{KvShape, presence, with_codec};
 use crate::collective::Collective;
@@ -42,7 +42,7 @@ pub struct Cpu<'m, B> {
     /// The row of the logits that were read out last, if they are still in the buffer.
     last: Option<usize>,
     /// Counts pages, from the first cache on that has some.
-    #[cfg(target_has_atomic = "ptr")]
+    #[cfg(all(target_has_atomic = "ptr", feature = "serving"))]
     pages: Option<PagePool>,
     /// The other ranks of a split program.
     collective: Option<Arc<dyn Collective>>,
@@ -171,7 +171,7 @@ impl<'m, B: ModelBytes> Cpu<'m, B> {
             memory: Memory::zeroed(bytes)?,
             pool: Box::new(pool),
             last: None,
-            #[cfg(target_has_atomic = "ptr")]
+            #[cfg(all(target_has_atomic = "ptr", feature = "serving"))]
             pages: None,
             collective: None,
         })
@@ -196,7 +196,7 @@ impl<'m, B: ModelBytes> Cpu<'m, B> {
             memory: Memory::custom(bytes, memory)?,
             pool: Box::new(pool),
             last: None,
-            #[cfg(target_has_atomic = "ptr")]
+            #[cfg(all(target_has_atomic = "ptr", feature = "serving"))]
             pages: None,
             collective: None,
         })
@@ -326,7 +326,7 @@ impl<'m, B: ModelBytes> Device for Cpu<'m, B> {
         CpuCache::new(options, shape, &self.program().routed_layers)
     }
 
-    #[cfg(target_has_atomic = "ptr")]
+    #[cfg(all(target_has_atomic = "ptr", feature = "serving"))]
     async fn paged_cache(&mut self, options: &SessionOptions) -> Result<CpuCache<'m>> {
         let shape = shape(self.program(), &self.options, options)?;
         let routed = &self.weights.model().program().routed_layers;
@@ -340,7 +340,7 @@ impl<'m, B: ModelBytes> Device for Cpu<'m, B> {
         }
     }
 
-    #[cfg(target_has_atomic = "ptr")]
+    #[cfg(all(target_has_atomic = "ptr", feature = "serving"))]
     fn page_bytes(&self) -> Option<usize> {
         Some(self.pages.as_ref().map_or(0, PagePool::bytes))
     }

@@ -106,6 +106,9 @@ impl<B: ModelBytes> Forward<'_, B> {
     ) -> Result<()> {
         let n = scratch.taking_part.unwrap_or(rows.len());
         match *op {
+            Op::Experts(_) | Op::Select { .. } | Op::Merge { .. } if !cfg!(feature = "variants") => {
+                Err(Error::Device { problem: "this build lacks the feature `variants`" })
+            }
             Op::Embed { table, out } => {
                 if let Some(paging) = self.weights.paging() {
                     return self.embed_paged(paging, table, out, rows, scratch);
@@ -235,6 +238,9 @@ impl<B: ModelBytes> Forward<'_, B> {
     }
 
     fn group(&self) -> Result<&dyn Collective> {
+        if !cfg!(feature = "serving") {
+            return Err(Error::Device { problem: "this build lacks the feature `serving`" });
+        }
         self.collective.ok_or(Error::Device { problem: "a split program needs the other ranks" })
     }
 
@@ -624,7 +630,7 @@ impl<B: ModelBytes> Forward<'_, B> {
     fn all_logits(&self, rows: Range<usize>, scratch: &mut Scratch<'_>) -> Result<()> {
         let program = self.weights.program();
         let (n, vocab) = (rows.len(), program.vocab());
-        if program.divided_vocab.is_none() {
+        if !cfg!(feature = "serving") || program.divided_vocab.is_none() {
             return self.logits(rows, 0..vocab, scratch);
         }
         let group = self.group()?;
@@ -685,7 +691,7 @@ impl<B: ModelBytes> Forward<'_, B> {
                 }
             }
         }
-        if program.divided_vocab.is_some() {
+        if cfg!(feature = "serving") && program.divided_vocab.is_some() {
             self.best_of_ranks(&mut best)?;
         }
         let none = Error::Logits { problem: "every logit is NaN or -inf" };

@@ -39,7 +39,7 @@ pub(crate) enum Kind {
 
 impl Kind {
     /// Slowest first.
-    const ALL: &[Kind] = &[
+    pub(super) const ALL: &[Kind] = &[
         Kind::Scalar,
         #[cfg(any(target_arch = "arm", target_arch = "riscv32"))]
         Kind::Tables,

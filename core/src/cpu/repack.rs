@@ -67,6 +67,10 @@ impl Layout {
     }
 }
 
+/// Whether panels are part of this build: no kernel for processors without vectors prefers them.
+const PANELS: bool =
+    cfg!(any(feature = "portable-kernels", not(any(target_arch = "arm", target_arch = "riscv32"))));
+
 /// Whether the kernels of `isa` are faster with panels for any format.
 pub const fn repacks(isa: Isa) -> bool {
     !matches!(Layout::preferred(isa, Format::Q1_0), Layout::RowMajor)
@@ -91,7 +95,8 @@ impl<'a> PackedMatrix<'a> {
     /// # Errors
     /// [`Error::Unsupported`] for a format that is never repacked.
     pub fn new(matrix: Matrix<'a>, layout: Layout) -> Result<Self> {
-        if layout != Layout::RowMajor && repacked_format(matrix.format()) != Some(matrix.format()) {
+        let has_panels = PANELS && repacked_format(matrix.format()) == Some(matrix.format());
+        if layout != Layout::RowMajor && !has_panels {
             return Err(Error::Unsupported {
                 key: Name::new("repacked format"),
                 found: Name::new(matrix.format().name()),
@@ -135,6 +140,7 @@ impl<'a> PackedMatrix<'a> {
     /// row.
     pub const fn rows_in_panels(&self) -> usize {
         match self.layout {
+            _ if !PANELS => 0,
             Layout::RowMajor => 0,
             Layout::Panels32 | Layout::Panels8 => self.rows() / PANEL_ROWS * PANEL_ROWS,
         }

@@ -52,9 +52,11 @@ fn bytes(t: &TensorInfo<'_>, block: u32, block_bytes: u32) -> Result<Option<u64>
         elements = elements.checked_mul(*dim).filter(|n| *n <= i64::MAX as u64).ok_or(too_large)?;
     }
     match t.dims().first() {
-        Some(row) if row.is_multiple_of(u64::from(block)) => {
-            (elements / u64::from(block)).checked_mul(u64::from(block_bytes)).map(Some).ok_or(too_large)
-        }
+        // Blocks have a power of two of elements: 32-bit processors divide 64-bit numbers by a kilobyte of code.
+        Some(row) if row.trailing_zeros() >= block.trailing_zeros() => (elements >> block.trailing_zeros())
+            .checked_mul(u64::from(block_bytes))
+            .map(Some)
+            .ok_or(too_large),
         _ => Ok(None),
     }
 }
@@ -90,7 +92,7 @@ pub(super) fn place(
         // For id 42 this is a placeholder: length and format are determined below.
         t.len = bytes(t, kind.block, kind.block_bytes)?.ok_or(odd_row(t))?;
         t.format = kind.format();
-        if !t.offset.is_multiple_of(u64::from(alignment)) {
+        if t.offset & (u64::from(alignment) - 1) != 0 {
             return Err(range(t, "does not start at a multiple of the alignment"));
         }
     }
@@ -119,7 +121,7 @@ pub(super) fn place(
         };
         for t in tensors.iter_mut().filter(|t| t.id == ID_42) {
             t.len = bytes_as(t, format)?.ok_or(odd_row(t))?;
-            t.format = Some(format);
+            t.format = Some(format).filter(|format| format.is_available());
         }
     }
 

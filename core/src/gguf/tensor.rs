@@ -41,6 +41,15 @@ macro_rules! types {
     };
 }
 
+// Their sizes are computed by shifts.
+const _: () = {
+    let mut i = 0;
+    while i < TensorType::ALL.len() {
+        assert!(TensorType::ALL[i].block.is_power_of_two());
+        i += 1;
+    }
+};
+
 impl TensorType {
     /// Every recognised type, sorted by id. Id 42 is listed as mainline llama.cpp defines it.
     #[rustfmt::skip]

@@ -1,7 +1,6 @@
 //! The hyper-parameters of a model, read from metadata and validated once.
 #![forbid(unsafe_code)]
 
-use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 
@@ -30,7 +29,7 @@ pub struct Architecture {
 impl Architecture {
     /// An error for the number under `key` of this architecture.
     pub(super) fn bad(&self, key: &str, found: f64, expected: &'static str) -> Error {
-        Error::KeyValue { key: Name::new(format!("{}.{key}", self.name)), found, expected }
+        Error::KeyValue { key: Name::new([self.name, ".", key].concat()), found, expected }
     }
 }
 
@@ -150,7 +149,11 @@ impl ModelConfig {
             num_kv_heads: meta.size("attention.head_count_kv", Some(num_attention_heads))?,
             head_dim,
             intermediate_size: meta.size("feed_forward_length", None)?,
-            experts: if architecture.experts { Some(experts(meta)?) } else { None },
+            experts: if cfg!(feature = "variants") && architecture.experts {
+                Some(experts(meta)?)
+            } else {
+                None
+            },
             depth_routers: depths::routed(header, num_layers),
             vocab_size: rows.min(u64::from(u32::MAX)) as usize,
             max_context_length: meta.size("context_length", None)?,
@@ -204,8 +207,9 @@ impl ModelConfig {
 
     /// Frequencies of the rotary embedding, before they are divided by the file's factors.
     pub fn rope(&self) -> Rope {
+        let scaling = if cfg!(feature = "variants") { self.rope_scaling } else { RopeScaling::None };
         match self.rotary {
-            true => Rope::new(self.head_dim, self.rope_freq_base, self.rope_scaling),
+            true => Rope::new(self.head_dim, self.rope_freq_base, scaling),
             false => Rope::none(self.head_dim),
         }
     }
@@ -242,12 +246,25 @@ impl ModelConfig {
                 return Err(Error::Limit { what: key, found: value as u64, max });
             }
         }
+        let plain = !self.architecture.experts
+            && self.depth_routers.is_empty()
+            && self.rope_scaling == RopeScaling::None
+            && self.max_alibi_bias == 0.0;
+        if !cfg!(feature = "variants") && !plain {
+            return Err(Error::Unsupported {
+                key: Name::new("a variant"),
+                found: Name::new(self.architecture.name),
+                expected: "no experts, depth routers, scaled rotary frequencies or ALiBi without the feature `variants`",
+            });
+        }
         if self.experts.is_some() != self.architecture.experts {
             let (found, expected) =
                 if self.architecture.experts { (0.0, "at least 1") } else { (1.0, "none") };
             return Err(bad("expert_count", found, expected));
         }
-        if let Some(ExpertsConfig { count, used, feed_forward, .. }) = self.experts {
+        if let Some(ExpertsConfig { count, used, feed_forward, .. }) =
+            self.experts.filter(|_| cfg!(feature = "variants"))
+        {
             if !(1..=1 << 12).contains(&count) {
                 return Err(bad("expert_count", count as f64, "1 to 4096"));
             }
@@ -277,6 +294,9 @@ impl ModelConfig {
         }
         if !(self.rope_freq_base > 1.0 && self.rope_freq_base.is_finite()) {
             return Err(bad("rope.freq_base", f64::from(self.rope_freq_base), "a number over 1"));
+        }
+        if !cfg!(feature = "variants") {
+            return Ok(());
         }
         let factor = match self.rope_scaling {
             RopeScaling::None => 1.0,
@@ -348,7 +368,7 @@ struct Keys<'m, 'a> {
 
 impl<'a> Keys<'_, 'a> {
     fn key(&self, key: &str) -> String {
-        format!("{}.{key}", self.architecture.name)
+        [self.architecture.name, ".", key].concat()
     }
 
     fn size(&self, key: &str, default: Option<usize>) -> Result<usize> {
@@ -411,6 +431,17 @@ fn has_long_rope(header: &Header<'_>) -> bool {
 
 fn rope_scaling(meta: &Keys<'_, '_>, header: &Header<'_>) -> Result<RopeScaling> {
     let key = "rope.scaling.type";
+    if !cfg!(feature = "variants") {
+        let found = meta.str(key)?.unwrap_or(if has_long_rope(header) { "longrope" } else { "none" });
+        return match found {
+            "none" => Ok(RopeScaling::None),
+            found => Err(Error::Unsupported {
+                key: Name::new(meta.key(key)),
+                found: Name::new(found),
+                expected: "none in a build without the feature `variants`",
+            }),
+        };
+    }
     let factor = || meta.need_f32("rope.scaling.factor");
     match meta.str(key)? {
         kind @ (None | Some("none" | "longrope")) if kind == Some("longrope") || has_long_rope(header) => {

@@ -13,9 +13,9 @@
 //! part where `sigmoid(r) > 1/2`. Devices compute that here for prompts, too: no result depends on later tokens.
 #![forbid(unsafe_code)]
 
-use alloc::format;
 use alloc::vec::Vec;
 
+use super::program::tensor_name;
 use crate::gguf::Header;
 use crate::limits::Limits;
 
@@ -27,6 +27,6 @@ pub const REFUSED: &str = "the number of blocks that tokens skip (blk.N.depth_ro
 
 /// Which of the first `layers` have a router in the file, in order.
 pub(super) fn routed(header: &Header<'_>, layers: usize) -> Vec<usize> {
-    let has_router = |layer: &usize| header.tensor(&format!("blk.{layer}.{ROUTER}.weight")).is_some();
+    let has_router = |layer: &usize| header.tensor(&tensor_name(Some(*layer), ROUTER)).is_some();
     (0..layers.min(Limits::DEFAULT.layers as usize)).filter(has_router).collect()
 }

@@ -7,7 +7,6 @@
 //! All buffers have a row for each token of a batch: `(rows, cols)`.
 #![forbid(unsafe_code)]
 
-use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 
@@ -426,6 +425,21 @@ impl Op {
     }
 }
 
+/// The tensor `name` of a block, or of none, in the file. Formatted by hand: firmware has no other use for `format!`.
+pub(super) fn tensor_name(layer: Option<usize>, name: &str) -> String {
+    let Some(layer) = layer else { return [name, ".weight"].concat() };
+    let mut digits = String::new();
+    let mut unit = 1;
+    while layer / unit >= 10 {
+        unit *= 10;
+    }
+    while unit > 0 {
+        digits.push(char::from(b'0' + (layer / unit % 10) as u8));
+        unit /= 10;
+    }
+    ["blk.", &digits, ".", name, ".weight"].concat()
+}
+
 /// Builds a [`Program`], operation by operation. Tensor names are those of GGUF files without `blk.N.` and
 /// `.weight`.
 #[derive(Debug)]
@@ -477,10 +491,7 @@ impl Builder {
     }
 
     fn tensor(&mut self, name: &str, rows: usize, cols: usize, role: TensorRole) -> TensorId {
-        let name = match self.layer {
-            Some(layer) => format!("blk.{layer}.{name}.weight"),
-            None => format!("{name}.weight"),
-        };
+        let name = tensor_name(self.layer, name);
         self.program.tensors.push(TensorSpec { name, rows, cols, role, matrices: 1, read: 1 });
         TensorId(self.program.tensors.len() as u32 - 1)
     }
@@ -496,7 +507,7 @@ impl Builder {
     /// Adds the tensors of the file that the frequencies of the rotary embedding can be divided by, and the slopes of
     /// ALiBi, as `config` says.
     pub fn positions(&mut self, config: &ModelConfig) {
-        if config.max_alibi_bias > 0.0 {
+        if cfg!(feature = "variants") && config.max_alibi_bias > 0.0 {
             self.program.alibi_slopes = alibi::slopes(config.num_attention_heads, config.max_alibi_bias);
         }
         let pairs = self.program.heads.dim / 2;

@@ -38,7 +38,7 @@ fn program(c: &ModelConfig) -> Program {
         p.linear_add(attended, "attn_output", x);
 
         let m = p.rmsnorm(x, "ffn_norm");
-        if let Some(experts) = c.experts {
+        if let Some(experts) = c.experts.filter(|_| cfg!(feature = "variants")) {
             p.experts(m, experts, x);
         } else {
             let gated = p.linear_swiglu(m, "ffn_gate", "ffn_up", c.intermediate_size);

@@ -16,21 +16,31 @@ pub enum WeightClass {
     OneBit,
 }
 
-/// The type that reads a format's blocks, if its class is part of this build.
-#[cfg(feature = "integer-formats")]
-macro_rules! in_build {
-    ($class:ident, $block:ty) => {
-        $block
-    };
+impl WeightClass {
+    /// Whether this build computes with the class: floats always, others with the feature of their name.
+    pub const fn is_available(self) -> bool {
+        match self {
+            WeightClass::Float => true,
+            WeightClass::Integer => cfg!(feature = "integer-formats"),
+            WeightClass::Ternary => cfg!(feature = "ternary-formats"),
+            WeightClass::OneBit => cfg!(feature = "one-bit-formats"),
+        }
+    }
 }
-#[cfg(not(feature = "integer-formats"))]
-macro_rules! in_build {
-    (Integer, $block:ty) => {
-        crate::quant::float::F32
-    };
-    ($class:ident, $block:ty) => {
-        $block
-    };
+
+/// Picks the type that reads a format's blocks, if it is `AVAILABLE`; otherwise one that is in every build.
+pub(crate) struct InBuild<const AVAILABLE: bool>;
+
+pub(crate) trait Pick<B> {
+    type Block: Block;
+}
+
+impl<B: Block> Pick<B> for InBuild<true> {
+    type Block = B;
+}
+
+impl<B: Block> Pick<B> for InBuild<false> {
+    type Block = crate::quant::float::F32;
 }
 
 macro_rules! optional {
@@ -120,7 +130,11 @@ macro_rules! formats {
 
         /// The block of each format.
         pub(crate) mod blocks {
-            $(#[allow(non_camel_case_types)] pub(crate) type $format = in_build!($class, $block);)*
+            use super::{Format, InBuild, Pick};
+            $(
+                #[allow(non_camel_case_types)]
+                pub(crate) type $format = <InBuild<{ Format::$format.is_available() }> as Pick<$block>>::Block;
+            )*
         }
 
         /// Evaluates an expression with the [`Block`] of a [`Format`] as a type:
@@ -195,10 +209,12 @@ formats! {
 pub(super) use with_block;
 
 impl Format {
-    /// Whether this build can compute with the format: without the feature `integer-formats`, only float, 1-bit
-    /// and ternary formats.
+    /// Whether this build computes with the format: one of an [available class](WeightClass::is_available), and without
+    /// the feature `portable-kernels` a float, or one that all instruction sets have kernels for.
     pub const fn is_available(self) -> bool {
-        cfg!(feature = "integer-formats") || !matches!(self.class(), WeightClass::Integer)
+        let portable = cfg!(feature = "portable-kernels") || self.is_float();
+        let with_kernels = matches!(self, Format::Q1_0 | Format::Q2_0 | Format::Pq2_0 | Format::Tq2_0G128);
+        self.class().is_available() && (portable || with_kernels)
     }
 
     /// Whether weights are floats stored one by one, whose dot products are computed in f32.

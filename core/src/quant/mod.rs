@@ -36,7 +36,7 @@ mod search;
 pub(crate) mod tq2_0;
 pub(crate) mod trits;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Name, Result};
 #[cfg(any(target_arch = "aarch64", all(target_arch = "wasm32", target_feature = "simd128")))]
 pub(crate) use float::f16_at;
 use format::with_block;
@@ -203,6 +203,13 @@ pub struct Matrix<'a> {
 impl<'a> Matrix<'a> {
     /// Checks that `data` is exactly `rows` rows of `cols` weights, so that no later access is out of range.
     pub fn new(format: Format, rows: usize, cols: usize, data: &'a [u8]) -> Result<Self> {
+        if !format.is_available() {
+            return Err(Error::Unsupported {
+                key: Name::new("weight format"),
+                found: Name::new(format.name()),
+                expected: "one of this build's features",
+            });
+        }
         let row_bytes = format.row_bytes(cols).ok_or(Error::Length {
             what: "weight row (a multiple of the block)",
             expected: format.block() as u64,

@@ -109,6 +109,9 @@ impl SamplerConfig {
         let within = |what, value: f32, ok: bool, expected| {
             if ok { Ok(()) } else { Err(Error::Option { what, found: f64::from(value), expected }) }
         };
+        if !cfg!(feature = "sampling") {
+            return self.check_greedy();
+        }
         let (t, p, m, y) = (self.temperature, self.top_p, self.min_p, self.typical_p);
         within("temperature", t, (0.0..=100.0).contains(&t), "0 to 100")?;
         within("top_p", p, p > 0.0 && p <= 1.0, "over 0, at most 1")?;
@@ -128,6 +131,25 @@ impl SamplerConfig {
             within(what, n as f32, n <= MAX_LAST_N, "0 to 1048576")?;
         }
         Ok(())
+    }
+
+    /// Refuses options that need the feature `sampling`.
+    fn check_greedy(&self) -> Result<()> {
+        const GREEDY: &str = "0 in a build without the feature `sampling`";
+        const NEUTRAL: &str = "1 in a build without the feature `sampling`";
+        let neutral = [
+            ("temperature", self.temperature, 0.0, GREEDY),
+            ("repetition_penalty", self.repetition_penalty, 1.0, NEUTRAL),
+            ("presence_penalty", self.presence_penalty, 0.0, GREEDY),
+            ("frequency_penalty", self.frequency_penalty, 0.0, GREEDY),
+            ("dry_multiplier", self.dry_multiplier, 0.0, GREEDY),
+        ];
+        match neutral.into_iter().find(|(_, value, neutral, _)| value != neutral) {
+            Some((what, value, _, expected)) => {
+                Err(Error::Option { what, found: f64::from(value), expected })
+            }
+            None => Ok(()),
+        }
     }
 }
 

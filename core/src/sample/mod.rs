@@ -133,7 +133,7 @@ impl Sampler {
     /// # Errors
     /// [`Error::Length`] for another number of logits; [`Error::Logits`] if all are -inf or NaN.
     pub fn sample(&mut self, logits: &[f32]) -> Result<u32> {
-        let greedy = self.config.temperature == 0.0;
+        let greedy = !cfg!(feature = "sampling") || self.config.temperature == 0.0;
         let candidates = self.distribution(logits)?;
         // Never empty: the largest logit is finite and each filter keeps at least one candidate.
         let mut choice = candidates[0].token;
@@ -161,14 +161,15 @@ impl Sampler {
             let (expected, found) = (self.vocab as u64, logits.len() as u64);
             return Err(Error::Length { what: "logits", expected, found });
         }
-        let view = View { logits, changed: self.penalties.apply(logits) };
+        let changed = if cfg!(feature = "sampling") { self.penalties.apply(logits) } else { &[] };
+        let view = View { logits, changed };
         let max = view.max();
         if max == f32::NEG_INFINITY {
             return Err(Error::Logits { problem: "every logit is -inf or NaN" });
         }
         let c = self.config;
         self.candidates.clear();
-        if c.temperature == 0.0 {
+        if !cfg!(feature = "sampling") || c.temperature == 0.0 {
             let mut best = None;
             view.above(max.next_down(), &mut |token, _| {
                 best.get_or_insert(token);

@@ -141,7 +141,7 @@ impl Penalties {
                 repeats.push(u64::from(next) << 32 | n as u64);
             }
         }
-        repeats.sort_unstable();
+        sort::sort_keys(&mut repeats);
         self.repeats = repeats;
     }
 

@@ -7,6 +7,7 @@ use core::cmp::Reverse;
 
 use super::vocab::{Index, MAX_MERGES, Texts, reserved};
 use crate::error::{Error, Name, Result};
+use crate::sort;
 
 /// Pairs of tokens, their merged token and their rank: 12 bytes per merge.
 #[derive(Clone, Debug)]
@@ -60,7 +61,7 @@ impl Merges {
                 pairs.push(key(left, right) | rank as u64);
             }
         }
-        pairs.sort_unstable();
+        sort::sort_keys(&mut pairs);
         pairs.dedup_by_key(|pair| *pair & !RANK);
         let mut products = reserved(pairs.len())?;
         products.extend(pairs.iter().filter_map(|pair| by_rank.get((pair & RANK) as usize).copied()));

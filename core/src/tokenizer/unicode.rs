@@ -1,7 +1,7 @@
 //! The Unicode properties used by the pre-tokenizers: `\p{L}`, `\p{N}`, `\p{M}` and `\s`, version 16.0.
 #![forbid(unsafe_code)]
 
-use super::unicode_tables::{CLASS_BLOCKS, CLASS_INDEX};
+use super::unicode_tables::{CLASS_BLOCKS, CLASS_INDEX, CLASS_RUNS};
 
 /// The class of a character for the pre-tokenizers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,12 +23,16 @@ pub(super) fn class(c: char) -> Class {
     if is_space(c) {
         return Class::Space;
     }
+    if c.is_ascii() {
+        return match c {
+            'A'..='Z' | 'a'..='z' => Class::Letter,
+            '0'..='9' => Class::Number,
+            _ => Class::Other,
+        };
+    }
     let c = c as usize;
-    let bits = match CLASS_INDEX.get(c / 128) {
-        Some(block) => {
-            let byte = CLASS_BLOCKS.get(usize::from(*block) * 32 + c % 128 / 4);
-            byte.map_or(0, |byte| byte >> (2 * (c % 4)) & 3)
-        }
+    let bits = match CLASS_INDEX.get(c / BLOCK) {
+        Some(block) => run_of(*block, c % BLOCK),
         // Variation selectors: the only classified characters after the table.
         None if (0xE0100..0xE01F0).contains(&c) => 3,
         None => 0,
@@ -39,6 +43,22 @@ pub(super) fn class(c: char) -> Class {
         3 => Class::Mark,
         _ => Class::Other,
     }
+}
+
+/// Code points per block of the table.
+const BLOCK: usize = 256;
+
+/// The class of code point `at` of a block.
+fn run_of(block: u8, at: usize) -> u8 {
+    let first = CLASS_BLOCKS.get(usize::from(block)).map_or(0, |first| usize::from(*first));
+    let mut end = 0;
+    for run in CLASS_RUNS.get(first..).unwrap_or(&[]) {
+        end += usize::from(run >> 2) + 1;
+        if at < end {
+            return run & 3;
+        }
+    }
+    0
 }
 
 /// The property `White_Space`, which is `\s` in both reference regex engines.

@@ -408,7 +408,7 @@ unsafe fn run<L: Simd, C: FlashCodec, const N4: usize, const N2: usize, const N1
             C::score::<L, N4, N2, N1>(&job.head, &rows, &job.q, start, &mut scores, scratch);
             for r in first..count {
                 scores[r].iter_mut().for_each(|score| *score *= scale);
-                if !job.slopes.is_empty() {
+                if cfg!(feature = "variants") && !job.slopes.is_empty() {
                     let slope = job.slopes[(job.first_slope + r) % job.slopes.len()];
                     add_bias(&mut scores[r], slope, job.seen[r] - 1 - start);
                 }

@@ -13,6 +13,8 @@ use crate::cache::{
 };
 use crate::cpu::simd::{LANES, Simd};
 
+/// Whether several queries are computed at once.
+const UNROLLED: bool = cfg!(feature = "unrolled");
 /// The largest magnitude of the integers for queries and weights.
 const LARGEST: f32 = 32767.0;
 /// Smaller magnitudes count as zero, so that no reciprocal overflows.
@@ -87,7 +89,9 @@ where
                     let left = rows.count - r;
                     let next = next.filter(|_| r == rows.first);
                     let (q, scores) = (&q[r..], scores[r..].as_flattened_mut()[b * LANES..].as_mut_ptr());
-                    r += if left >= 4 {
+                    r += if !UNROLLED {
+                        score_block::<P, L, 1, 1>(keys, d, next, q, scores)
+                    } else if left >= 4 {
                         score_block::<P, L, 4, 1>(keys, d, next, q, scores)
                     } else if left >= 2 {
                         score_block::<P, L, 2, 2>(keys, d, next, q, scores)
@@ -135,7 +139,9 @@ where
                     let left = rows.count - r;
                     let values = Values { next: next.filter(|_| r == rows.first), ..values };
                     let (w, s, decay, out) = (&integers[r..], &steps[r..], &decay[r..], &out[r..]);
-                    r += if N4 > 0 && left >= 4 {
+                    r += if !UNROLLED {
+                        sum_columns::<P, L, 1, 1>(&values, w, s, decay, out)
+                    } else if N4 > 0 && left >= 4 {
                         sum_columns::<P, L, 4, N4>(&values, w, s, decay, out)
                     } else if left >= 2 {
                         sum_columns::<P, L, 2, N2>(&values, w, s, decay, out)

@@ -8,6 +8,7 @@
 #![deny(unsafe_code)]
 
 use super::args::{Kernel, MatmulArgs};
+use super::{ONE_BIT, TERNARY};
 use crate::cpu::activations::{Q8_LEN, Q8Block, q8_blocks};
 use crate::cpu::parallel::OutputRows;
 use crate::quant::Format;
@@ -26,10 +27,17 @@ type Table = [u32; 128];
 /// The kernel for int8 activations and row-major weights.
 pub(super) fn integer(format: Format) -> Option<Kernel> {
     match format {
-        Format::Q1_0 => Some(rows::<128, 16, 0, 2>),
-        Format::Q2_0 => Some(rows::<64, 16, 0, 2>),
-        Format::Pq2_0 => Some(rows::<128, 32, 0, 2>),
-        Format::Tq2_0G128 => Some(rows::<128, 32, 32, 0>),
+        Format::Q2_0 if TERNARY => Some(rows::<64, 16, 0, 2>),
+        Format::Pq2_0 if TERNARY => Some(rows::<128, 32, 0, 2>),
+        Format::Tq2_0G128 if TERNARY => Some(rows::<128, 32, 32, 0>),
+        _ => one_bit(format),
+    }
+}
+
+/// [`integer`] for one bit per weight.
+pub(super) fn one_bit(format: Format) -> Option<Kernel> {
+    match format {
+        Format::Q1_0 if ONE_BIT => Some(rows::<128, 16, 0, 2>),
         _ => None,
     }
 }

@@ -7,6 +7,7 @@
 
 use core::arch::asm;
 
+use super::TERNARY;
 use super::args::Kernel;
 use super::byte_tables;
 use super::pair_kernel::{PairKernel, layouts, rows};
@@ -16,10 +17,10 @@ use crate::quant::Format;
 /// instructions than SMLAD needs.
 pub(super) fn integer(format: Format) -> Option<Kernel> {
     match format {
-        Format::Q2_0 => Some(rows::<Q2_0>),
-        Format::Pq2_0 => Some(rows::<Pq2_0>),
-        Format::Tq2_0G128 => Some(rows::<Tq2_0G128>),
-        _ => byte_tables::integer(format),
+        Format::Q2_0 if TERNARY => Some(rows::<Q2_0>),
+        Format::Pq2_0 if TERNARY => Some(rows::<Pq2_0>),
+        Format::Tq2_0G128 if TERNARY => Some(rows::<Tq2_0G128>),
+        _ => byte_tables::one_bit(format),
     }
 }
 

@@ -9,15 +9,16 @@ use core::arch::asm;
 
 use super::args::Kernel;
 use super::pair_kernel::{PairKernel, layouts, rows};
+use super::{ONE_BIT, TERNARY};
 use crate::quant::Format;
 
 /// The kernel for int8 activations and row-major weights.
 pub(super) fn integer(format: Format) -> Option<Kernel> {
     match format {
-        Format::Q1_0 => Some(rows::<Q1_0>),
-        Format::Q2_0 => Some(rows::<Q2_0>),
-        Format::Pq2_0 => Some(rows::<Pq2_0>),
-        Format::Tq2_0G128 => Some(rows::<Tq2_0G128>),
+        Format::Q1_0 if ONE_BIT => Some(rows::<Q1_0>),
+        Format::Q2_0 if TERNARY => Some(rows::<Q2_0>),
+        Format::Pq2_0 if TERNARY => Some(rows::<Pq2_0>),
+        Format::Tq2_0G128 if TERNARY => Some(rows::<Tq2_0G128>),
         _ => None,
     }
 }

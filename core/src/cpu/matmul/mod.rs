@@ -74,13 +74,19 @@ use super::activations::{Q8Block, q8_blocks};
 use super::isa::{Isa, Kind};
 use super::parallel::{Output, OutputRows, for_each_rows, for_each_rows_of};
 use super::repack::{Layout, PANEL_ROWS, PackedMatrix};
-use crate::error::{Error, Result};
+use crate::error::{Error, Name, Result};
 use crate::model::program::MAX_OUTPUTS;
 use crate::pool::Pool;
-use crate::quant::Format;
+use crate::quant::{Format, WeightClass};
 use args::{Kernel, MatmulArgs};
 pub(crate) use lut::Lookups;
 pub use lut::{build_lut, lut_len};
+
+/// Whether the build has formats of these classes: kernels of other ones are left out.
+#[allow(dead_code, reason = "not every target has a kernel that uses it")]
+const ONE_BIT: bool = WeightClass::OneBit.is_available();
+#[allow(dead_code, reason = "as above")]
+const TERNARY: bool = WeightClass::Ternary.is_available();
 
 /// The activations of a [`matmul`].
 #[derive(Clone, Copy, Debug)]
@@ -107,6 +113,10 @@ struct Table {
 }
 
 fn table(kind: Kind) -> Table {
+    // The others are only there to compare with.
+    #[cfg(any(target_arch = "arm", target_arch = "riscv32"))]
+    let kind =
+        if cfg!(feature = "portable-kernels") { kind } else { const { Kind::ALL[Kind::ALL.len() - 1] } };
     match kind {
         #[cfg(target_arch = "x86_64")]
         Kind::Avx2 => Table { float: avx2::float, integer: avx2::integer, repacked: avx2_panel::repacked },
@@ -259,7 +269,14 @@ fn kernel_of<'a>(
                 Layout::RowMajor => (table.integer)(w.format()),
                 layout => (table.repacked)(w.format(), layout),
             };
-            (kernel.unwrap_or(scalar::integer), MatmulArgs { w: *w, x: &[], q8, luts: x.luts, tokens })
+            let reference: Option<Kernel> =
+                if cfg!(feature = "portable-kernels") { Some(scalar::integer) } else { None };
+            let kernel = kernel.or(reference).ok_or(Error::Unsupported {
+                key: Name::new("weight format"),
+                found: Name::new(w.format().name()),
+                expected: "one with kernels for this processor, or a build with the feature `portable-kernels`",
+            })?;
+            (kernel, MatmulArgs { w: *w, x: &[], q8, luts: x.luts, tokens })
         }
         _ => {
             check("activations", tokens.checked_mul(w.cols()), x.f32.len())?;

@@ -6,7 +6,7 @@ use core::ops::ControlFlow;
 use shohin_core::sync::Arc;
 
 use semihosting::io::{self, Read};
-use semihosting::{eprintln, print, println, process};
+use semihosting::process;
 use shohin_core::chat::{ChatEncoder, ChatOptions, Message, Role, Template};
 use shohin_core::cpu::{CpuWeights, Isa};
 use shohin_core::generate::{Backend, Event, Generation, GenerationOptions, Reason, drive};
@@ -21,8 +21,11 @@ use shohin_core::{SessionOptions, Tokenizer};
 use static_cell::ConstStaticCell;
 
 use crate::clock::Clock;
+use crate::measured::Measured;
 use crate::sd_card::SdCard;
-use crate::{heap, model, stack};
+use crate::{console, heap, model};
+#[cfg(feature = "report")]
+use crate::{measured, stack};
 
 /// Positions of a conversation: prompt and reply of several turns.
 const CONTEXT: usize = 256;
@@ -49,7 +52,7 @@ const ISA: Option<&str> = option_env!("SHOHIN_ISA");
 static SCRATCH_MEMORY: ConstStaticCell<[u8; SCRATCH]> = ConstStaticCell::new([0; SCRATCH]);
 static SESSION_MEMORY: ConstStaticCell<[u8; SESSION]> = ConstStaticCell::new([0; SESSION]);
 
-/// Chats until the input ends, then prints how much memory and how many instructions it took.
+/// Chats until the input ends, then prints how much memory and how many instructions it took, with the feature `report`.
 pub fn run(clock: &mut dyn Clock) -> ! {
     begin();
     end(from_flash(clock))
@@ -78,9 +81,8 @@ fn from_card(clock: &mut dyn Clock) -> Result<(), Error> {
     let config = ModelConfig::from_header(&header)?;
     let model = BonsaiModel::from_header(&header, PagedFile::new(card, WINDOW), config)?;
     let weights = CpuWeights::new(model)?;
-    println!("# header {}", bytes.len());
-    println!("# window {WINDOW}");
-    println!("# read {}", weights.bytes_per_token());
+    #[cfg(feature = "report")]
+    measured::report_card(bytes.len(), WINDOW, weights.bytes_per_token());
     chat(clock, header.metadata(), weights)
 }
 
@@ -100,6 +102,7 @@ fn open() -> Result<SdCard, Error> {
 
 /// Begins to measure memory, and gives the heap its own.
 fn begin() {
+    #[cfg(feature = "report")]
     stack::paint();
     heap::init();
 }
@@ -109,58 +112,9 @@ fn end(result: Result<(), Error>) -> ! {
     match result {
         Ok(()) => process::exit(0),
         Err(error) => {
-            eprintln!("error: {error}");
+            console::error(&error);
             process::exit(1)
         }
-    }
-}
-
-/// Instructions of one kind of work.
-#[derive(Default)]
-struct Count {
-    tokens: u64,
-    instructions: u64,
-}
-
-impl Count {
-    fn per_token(&self) -> u64 {
-        self.instructions / self.tokens.max(1)
-    }
-}
-
-/// A backend that counts instructions.
-struct Counting<'c, B> {
-    backend: B,
-    clock: &'c mut dyn Clock,
-    prompt: Count,
-    reply: Count,
-    /// The logits' bits in all steps so far, as a checksum: equal on every board and on the desktop.
-    checksum: u32,
-}
-
-impl<B: Backend> Backend for Counting<'_, B> {
-    fn position(&self) -> usize {
-        self.backend.position()
-    }
-
-    fn capacity(&self) -> usize {
-        self.backend.capacity()
-    }
-
-    fn feed(&mut self, tokens: &[u32]) -> Result<&[f32], Error> {
-        let before = self.clock.instructions();
-        let logits = self.backend.feed(tokens)?;
-        let count = if tokens.len() > 1 { &mut self.prompt } else { &mut self.reply };
-        count.tokens += tokens.len() as u64;
-        count.instructions += self.clock.instructions() - before;
-        for logit in logits {
-            self.checksum = (self.checksum.rotate_left(5) ^ logit.to_bits()).wrapping_mul(0x9e37_79b9);
-        }
-        Ok(logits)
-    }
-
-    fn truncate(&mut self, len: usize) -> Result<(), Error> {
-        self.backend.truncate(len)
     }
 }
 
@@ -176,6 +130,7 @@ fn chat<B: ModelBytes>(
     let isa = ISA.map_or(Ok(Isa::detect()), Isa::named)?;
     let options = CpuOptions { context: CONTEXT, batch: BATCH, isa, ..CpuOptions::default() };
     let session = SessionOptions { context: CONTEXT, kv: KvFormat::Q8, ..SessionOptions::default() };
+    #[cfg(feature = "report")]
     let plan = weights.memory_plan(&options, &session)?;
     let mut cpu = Cpu::new_in(weights, &options, Serial, SCRATCH_MEMORY.take().as_mut_slice())?;
     let mut session = cpu.session_in(&session, SESSION_MEMORY.take().as_mut_slice())?;
@@ -189,13 +144,12 @@ fn chat<B: ModelBytes>(
     let mut ids = Vec::with_capacity(2 * LINE);
 
     heap::seal();
-    let backend = Decoder { device: &mut cpu, session: &mut session };
-    let (prompt, replies) = (Count::default(), Count::default());
-    let mut backend = Counting { backend, clock, prompt, reply: replies, checksum: 0 };
+    let decoder = Decoder { device: &mut cpu, session: &mut session };
+    let mut backend = Measured::new(decoder, clock);
     let mut line = heapless::Vec::<u8, LINE>::new();
     while read_line(&mut line) {
         let Ok(text) = core::str::from_utf8(&line) else {
-            println!("(That was not UTF-8.)");
+            console::print("(That was not UTF-8.)\n");
             continue;
         };
         let message = [Message::new(Role::User, text)];
@@ -210,29 +164,22 @@ fn chat<B: ModelBytes>(
         }
         match reply.follow_up(&ids) {
             Err(Error::ContextFull { .. }) => {
-                println!("(That is too long.)");
+                console::print("(That is too long.)\n");
                 continue;
             }
             other => other?,
         }
         let reason = drive(&mut reply, &mut backend, &tokenizer, &mut |event| {
             if let Event::Token(token) = event {
-                print!("{}", token.text);
+                console::print(token.text);
             }
             ControlFlow::Continue(())
         })?;
-        println!("{}", if reason == Reason::Stop { "" } else { " ..." });
+        console::print(if reason == Reason::Stop { "\n" } else { " ...\n" });
     }
 
-    println!("# isa {}", isa.name());
-    println!("# logits {:08x}", backend.checksum);
-    println!("# heap-peak {}", heap::peak());
-    println!("# heap {}", heap::used());
-    println!("# scratch {}", plan.device);
-    println!("# session {}", plan.session);
-    println!("# stack {}", stack::peak());
-    println!("# prompt {}", backend.prompt.per_token());
-    println!("# reply {}", backend.reply.per_token());
+    #[cfg(feature = "report")]
+    backend.report(isa, &plan);
     Ok(())
 }
 

@@ -52,11 +52,13 @@ pub(crate) fn seal() {
     HEAP.sealed.store(true, Relaxed);
 }
 
+#[cfg(feature = "report")]
 /// Most bytes that were in use at once.
 pub(crate) fn peak() -> usize {
     HEAP.peak.load(Relaxed)
 }
 
+#[cfg(feature = "report")]
 /// Bytes in use.
 pub(crate) fn used() -> usize {
     HEAP.inner.used()

@@ -9,17 +9,14 @@ extern crate alloc;
 
 mod chat;
 pub mod clock;
+mod console;
 mod heap;
+mod measured;
 mod model;
 mod parity;
 mod sd_card;
+#[cfg(feature = "report")]
 mod stack;
 
 pub use chat::{run, run_from_card};
 pub use parity::parity;
-
-#[panic_handler]
-fn panic(info: &core::panic::PanicInfo<'_>) -> ! {
-    semihosting::eprintln!("{info}");
-    semihosting::process::exit(101)
-}
