@@ -6,6 +6,8 @@ import { WASI } from "node:wasi";
 
 // Node 20 sometimes crashes ("unreachable code" in the garbage collector) if memory.grow finishes an incremental marking.
 setFlagsFromString("--no-incremental-marking");
+// A gigabyte, as browsers of phones may have no more.
+setFlagsFromString("--wasm-max-mem-pages=16384");
 
 const [file, ...args] = process.argv.slice(2);
 const directory = process.env.SHOHIN_WASI_DIR;

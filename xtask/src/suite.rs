@@ -432,7 +432,7 @@ pub(crate) const SUITES: &[Suite] = &[
     },
     Suite {
         name: "wasm-node",
-        about: "on a 32-bit target, wasm32 with simd128, in Node: tests of core; the program under WASI",
+        about: "on a 32-bit target, wasm32 with simd128, in Node: tests of core, fuzz targets; the program under WASI",
         needs: &[Need::Target(WASI), Need::Node],
         unfit: ANYWHERE,
         run: |m| {
@@ -444,6 +444,8 @@ pub(crate) const SUITES: &[Suite] = &[
                 cargo.env("CARGO_TARGET_WASM32_WASIP1_RUSTFLAGS", SIMD128)
             };
             let mut tally = cargo(TEST).args("--lib --tests").packages(PORTABLE).tests()?;
+            let mutations = cargo(TEST).packages(&[FUZZ]).args("--test mutations");
+            tally.add(mutations.env("SHOHIN_FUZZ_TIMES", "0.3").tests()?);
             tally.add(wasi::run(m, cargo, WASI)?);
             Ok(tally)
         },

@@ -2,8 +2,11 @@
 
 mod agree;
 mod file;
+#[cfg(not(target_family = "wasm"))]
 mod folder;
+#[cfg(not(target_family = "wasm"))]
 mod http;
+#[cfg(not(target_family = "wasm"))]
 mod state;
 mod text;
 
@@ -160,6 +163,7 @@ const REPLY: &[&str] = &[
     "assistant\n",
 ];
 
+#[cfg(not(target_family = "wasm"))]
 const HTTP: &[&str] = &[
     "GET ",
     "POST ",
@@ -198,8 +202,8 @@ const HTTP: &[&str] = &[
 ];
 
 macro_rules! targets {
-    ($($(#[doc = $about:literal])* $module:ident::$name:ident, $seeds:path, $form:expr, $quick:literal;)*) => {
-        pub(crate) const ALL: &[Target] = &[$(Target {
+    ($($(#[doc = $about:literal])* $(#[cfg($when:meta)])? $module:ident::$name:ident, $seeds:path, $form:expr, $quick:literal;)*) => {
+        pub(crate) const ALL: &[Target] = &[$($(#[cfg($when)])? Target {
             name: stringify!($name),
             about: concat!($($about),*),
             run: $module::$name,
@@ -238,18 +242,25 @@ targets! {
     /// any JSON Schema: an error, or a grammar whose every walk ends in JSON
     text::schema, text::schema_seeds, Form::Text(SCHEMA), 500;
     /// a Hugging Face folder with any safetensors file
+    #[cfg(not(target_family = "wasm"))]
     folder::safetensors, folder::safetensors_seeds, Form::SafeTensors, 300;
     /// a Hugging Face folder with any config.json
+    #[cfg(not(target_family = "wasm"))]
     folder::config, folder::config_seeds, Form::Text(folder::CONFIG), 300;
     /// a Hugging Face folder with any tokenizer.json
+    #[cfg(not(target_family = "wasm"))]
     folder::tokenizer_json, folder::tokenizer_seeds, Form::Text(folder::TOKENIZER), 300;
     /// a Hugging Face folder with any ONNX file
+    #[cfg(not(target_family = "wasm"))]
     folder::onnx, folder::onnx_seeds, Form::Protobuf, 300;
     /// conversations in files: an error, or one that goes on
+    #[cfg(not(target_family = "wasm"))]
     state::snapshot, state::snapshot_seeds, Form::Bytes, 1_000;
     /// repacked weights on disk: used, or replaced
+    #[cfg(not(target_family = "wasm"))]
     state::weight_cache, state::weight_cache_seeds, Form::Bytes, 100;
     /// any bytes on a connection: an answer in HTTP, and the server goes on
+    #[cfg(not(target_family = "wasm"))]
     http::http, http::http_seeds, Form::Text(HTTP), 150;
     /// models of any shape: instruction sets, layouts, batches and kept sessions agree to the bit, cache formats within bounds
     agree::agree, agree::agree_seeds, Form::Bytes, 15;
