@@ -1,6 +1,8 @@
 //! The dialogues of `examples/firmware` on this machine: the boards, under emulation, must give the same replies and the
 //! same bits of every logit.
 
+extern crate alloc;
+
 use std::fmt::Write;
 use std::fs;
 use std::ops::ControlFlow;
@@ -98,4 +100,12 @@ fn boards_are_expected_to_reply_like_this_machine() {
         models += 1;
     }
     assert_eq!(models, 2);
+}
+
+#[path = "../../examples/firmware/app/src/damaged.rs"]
+mod damaged;
+
+#[test]
+fn damaged_files_are_what_boards_find_them_to_be() {
+    assert_eq!(damaged::outcomes(damaged::FILES).unwrap(), damaged::EXPECTED);
 }

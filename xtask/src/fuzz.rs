@@ -6,6 +6,7 @@
 use crate::command::{Cmd, Result};
 use crate::machine::Machine;
 use crate::package::FUZZ;
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
@@ -177,13 +178,17 @@ fn plain(machine: &Machine, names: &[String], hours: f64) -> Result<bool> {
     let path = machine.target.join("fuzz/counts-plain");
     let seconds = hours * 3600.0 / names.len().max(1) as f64;
     let seed = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
-    let test = machine.cargo().args("test --profile fuzz --test mutations").packages(&[FUZZ]);
-    let test = test.env("SHOHIN_FUZZ_SECONDS", seconds.to_string()).env("SHOHIN_FUZZ_SEED", seed.to_string());
+    let build = machine.cargo().args("test --profile fuzz --test mutations --no-run --message-format=json");
+    let built = build.packages(&[FUZZ]).read()?;
+    // Not by cargo, which would build anew whatever was edited since.
+    let test = Cmd::new(executable(&built).ok_or("cargo does not say what it has built")?, &machine.root)
+        .env("SHOHIN_FUZZ_SECONDS", seconds.to_string())
+        .env("SHOHIN_FUZZ_SEED", seed.to_string());
     let mut right = true;
     for name in names {
         let mut counts = read_counts(&path);
         let count = counts.entry(name.clone()).or_default();
-        let run = test.clone().args("-- --exact --nocapture").arg(name);
+        let run = test.clone().args("--exact --nocapture").arg(name);
         match run.read() {
             Ok(text) => {
                 let done = mutations(&text, name)
@@ -202,6 +207,15 @@ fn plain(machine: &Machine, names: &[String], hours: f64) -> Result<bool> {
     }
     print_counts(&path);
     Ok(right)
+}
+
+/// The program of the last test in cargo's messages.
+fn executable(messages: &str) -> Option<String> {
+    let mut programs = messages.lines().filter_map(|line| {
+        let message: Value = serde_json::from_str(line).ok()?;
+        message["executable"].as_str().map(String::from)
+    });
+    programs.next_back()
 }
 
 /// What a test of `tests/fuzz/tests/mutations.rs` prints.

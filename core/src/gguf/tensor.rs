@@ -45,6 +45,7 @@ macro_rules! types {
 const _: () = {
     let mut i = 0;
     while i < TensorType::ALL.len() {
+        // Fails when compiled.
         assert!(TensorType::ALL[i].block.is_power_of_two());
         i += 1;
     }

@@ -10,6 +10,7 @@ extern crate alloc;
 mod chat;
 pub mod clock;
 mod console;
+mod damaged;
 mod heap;
 mod measured;
 mod model;
