@@ -18,6 +18,13 @@ __device__ __forceinline__ u32 half_bits(float value) {
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
     return bits;
 }
+
+// sums (8, 8) += a (8, 16) * b (16, 8), by a warp. Lane 4 g + q has a[g][4 q ..], b[4 q ..][g] and sums[g][2 q ..].
+__device__ __forceinline__ void mma_s8(int (&sums)[2], u32 a, u32 b) {
+    asm volatile("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
+                 : "+r"(sums[0]), "+r"(sums[1])
+                 : "r"(a), "r"(b));
+}
 #endif
 
 // Memory of a block whose size the launch says.

@@ -52,6 +52,42 @@ template <bool INT8> __device__ __forceinline__ Input input(const ProductArgs &a
     return Input{(const float *)shared, shared, meta};
 }
 
+// The matrix whose outputs a block has, where each block has `rows` of them: `block` becomes its number within the matrix.
+__device__ __forceinline__ u32 matrix_of(const ProductArgs &a, u32 rows, u32 &block) {
+    u32 which = 0, outputs = a.epilogue == EPILOGUE_SWIGLU ? 1 : a.count;
+    while (which + 1 < outputs && block >= (a.m[which].rows + rows - 1) / rows)
+        block -= (a.m[which++].rows + rows - 1) / rows;
+    return which;
+}
+
+__device__ __forceinline__ float swiglu(float gate, float up) { return gate / (1.0f + expf(fminf(-gate, 88.0f))) * up; }
+
+// The scales and minima of the halves of a unit.
+struct UnitScales {
+    float2 low, high;
+};
+
+__device__ __forceinline__ UnitScales unit_scales(const Matrix &m, const u32 *row, u32 unit) {
+    if (m.group == 16) return UnitScales{group_scale(m, row, 2 * unit), group_scale(m, row, 2 * unit + 1)};
+    float2 both = group_scale(m, row, unit * 32 / m.group);
+    return UnitScales{both, both};
+}
+
+// From the integer sums of a unit to its share of a product. Roundings are explicit, as a compiler may fuse additions in one
+// kernel and not in another: kernels that divide the work differently have the same bits.
+
+__device__ __forceinline__ float halves(const UnitScales &w, float low, float high) {
+    return __fmaf_rn(low, w.low.x, __fmul_rn(high, w.high.x));
+}
+
+__device__ __forceinline__ float add_unit(const Matrix &m, const UnitScales &w, float part, Meta meta, float sum) {
+    if (m.parts == 2) {
+        float minima = __fmaf_rn((float)meta.sums[0], w.low.y, __fmul_rn((float)meta.sums[1], w.high.y));
+        part = __fadd_rn(part, minima);
+    }
+    return __fmaf_rn(part, meta.scale, sum);
+}
+
 // Products of row `row` of a matrix with the rows `from` of the input.
 template <class C, bool INT8, int TOKENS>
 __device__ __forceinline__ void dot_codes(const Input &in, const Matrix &m, u64 row, const u32 *from, float *sums) {
@@ -69,13 +105,7 @@ __device__ __forceinline__ void dot_codes(const Input &in, const Matrix &m, u64 
         } else {
             u32 four[8];
             for (u32 s = 0; s < 8; s++) four[s] = C::four(unit, s, m.levels);
-            float2 low, high;
-            if (m.group == 16) {
-                low = group_scale(m, scales, 2 * u);
-                high = group_scale(m, scales, 2 * u + 1);
-            } else {
-                low = high = group_scale(m, scales, u * 32 / m.group);
-            }
+            UnitScales w = unit_scales(m, scales, u);
             for (int t = 0; t < TOKENS; t++) {
                 u64 at = (u64)from[t] * m.units + u;
                 if constexpr (INT8) {
@@ -92,9 +122,8 @@ __device__ __forceinline__ void dot_codes(const Input &in, const Matrix &m, u64 
                     k = __dp4a((int)four[7], (int)y.w, k);
                     n = n * m.factor - m.offset * meta.sums[0];
                     k = k * m.factor - m.offset * meta.sums[1];
-                    float part = m.group == 16 ? (float)n * low.x + (float)k * high.x : (float)(n + k) * low.x;
-                    part += (float)meta.sums[0] * low.y + (float)meta.sums[1] * high.y;
-                    sums[t] += part * meta.scale;
+                    float part = m.group == 16 ? halves(w, (float)n, (float)k) : (float)(n + k) * w.low.x;
+                    sums[t] = add_unit(m, w, part, meta, sums[t]);
                 } else {
                     const float *x = in.x + at * 32;
                     float n[2] = {0.0f, 0.0f}, sum[2] = {0.0f, 0.0f};
@@ -103,7 +132,7 @@ __device__ __forceinline__ void dot_codes(const Input &in, const Matrix &m, u64 
                         n[i / 16] += (float)(code * m.factor - m.offset) * x[i];
                         sum[i / 16] += x[i];
                     }
-                    sums[t] += n[0] * low.x + n[1] * high.x + sum[0] * low.y + sum[1] * high.y;
+                    sums[t] += n[0] * w.low.x + n[1] * w.high.x + sum[0] * w.low.y + sum[1] * w.high.y;
                 }
             }
         }
@@ -144,9 +173,7 @@ template <class C, bool INT8, int TOKENS> __device__ __forceinline__ void produc
     __shared__ float results[32];
     Input in = input<INT8>(a);
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32, rows = warps * a.passes;
-    u32 block = blockIdx.x, which = 0, outputs = a.epilogue == EPILOGUE_SWIGLU ? 1 : a.count;
-    while (which + 1 < outputs && block >= (a.m[which].rows + rows - 1) / rows)
-        block -= (a.m[which++].rows + rows - 1) / rows;
+    u32 block = blockIdx.x, which = matrix_of(a, rows, block);
     const Matrix &m = a.m[which];
     u32 first = blockIdx.y * TOKENS, count = a.tokens - first;
     u64 expert_row = 0;
@@ -193,7 +220,7 @@ template <class C, bool INT8, int TOKENS> __device__ __forceinline__ void produc
             if (a.epilogue == EPILOGUE_STORE) *out = sums[t];
             if (a.epilogue == EPILOGUE_ADD) *out += sums[t];
             if (a.epilogue == EPILOGUE_SWIGLU) {
-                float y = gates[t] / (1.0f + expf(fminf(-gates[t], 88.0f))) * sums[t];
+                float y = swiglu(gates[t], sums[t]);
                 *out = y;
                 if (TOKENS == 1 && a.rounded) results[in_block] = y;
             }
@@ -210,7 +237,6 @@ template <class C, bool INT8, int TOKENS> __device__ __forceinline__ void produc
 #define PRODUCT(NAME, CODES, INT8)                                                                                     \
     extern "C" __global__ void NAME(ProductArgs a) { product<CODES, INT8, 1>(a); }                                     \
     extern "C" __global__ void NAME##_many(ProductArgs a) { product<CODES, INT8, INT8 ? 8 : 2>(a); }
-
 
 PRODUCT(product_int8_0, Bits1, true)
 PRODUCT(product_int8_1, Bits2, true)

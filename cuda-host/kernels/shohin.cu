@@ -6,6 +6,7 @@
 #include "rmsnorm.cu"
 #include "route.cu"
 #include "product.cu"
+#include "product_mma.cu"
 #include "rope.cu"
 #include "attention.cu"
 #include "argmax.cu"

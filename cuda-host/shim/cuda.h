@@ -9,6 +9,7 @@
 #define __global__
 #define __device__
 #define __forceinline__ inline
+#define __launch_bounds__(THREADS)
 #define __shared__ static thread_local
 struct ShimWidth {
     unsigned x;
@@ -45,6 +46,21 @@ inline int __dp4a(int a, int b, int c) {
     for (int i = 0; i < 32; i += 8) c += int(int8_t(a >> i)) * int(int8_t(b >> i));
     return c;
 }
+// mma.m8n8k16.row.col.s32.s8.s8.s32, with the fragments of the PTX ISA: of A, lane l has row l / 4 and columns 4 (l % 4) to
+// 4 (l % 4) + 3; of B, the same rows of column l / 4; of sums, row l / 4 and columns 2 (l % 4) and 2 (l % 4) + 1.
+inline void mma_s8(int (&sums)[2], unsigned a, unsigned b) {
+    struct Fragments {
+        int8_t a[4], b[4];
+    } mine;
+    memcpy(mine.a, &a, 4);
+    memcpy(mine.b, &b, 4);
+    const Fragments *all = fibers::exchange(mine, "mma.sync");
+    unsigned lane = fibers::block->current->index % fibers::WARP, row = lane / 4;
+    for (unsigned i = 0; i < 2; i++) {
+        unsigned column = 2 * (lane % 4) + i;
+        for (unsigned k = 0; k < 16; k++) sums[i] += all[4 * row + k / 4].a[k % 4] * all[4 * column + k / 4].b[k % 4];
+    }
+}
 inline float __uint_as_float(unsigned bits) {
     float value;
     memcpy(&value, &bits, 4);
@@ -57,6 +73,7 @@ inline unsigned __float_as_uint(float value) {
 }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline float half_value(unsigned h) {
     unsigned sign = (h & 0x8000) << 16, e = h >> 10 & 31, m = h & 1023;
     if (e == 0) return (sign ? -1.0f : 1.0f) * std::ldexp(float(m), -24);

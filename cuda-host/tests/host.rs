@@ -142,7 +142,7 @@ type On = (CudaDevice<Recorder>, Session<CudaDevice<Recorder>>);
 
 fn open(driver: &Arc<Recorder>, file: &[u8]) -> Result<On> {
     let model = CudaModel::from_gguf(Arc::clone(driver), &Gguf::parse(file)?)?;
-    let mut device = CudaDevice::new(&model, &ScratchOptions { batch: 8, ..ScratchOptions::default() })?;
+    let mut device = CudaDevice::new(&model, &ScratchOptions { batch: 16, ..ScratchOptions::default() })?;
     let session = Session::new(&mut device, &SessionOptions::default())?;
     Ok((device, session))
 }
@@ -180,6 +180,26 @@ fn a_token_is_one_graph_of_known_kernels() {
         session.forward_prefill(&mut device, &[1, 2, 3]).unwrap();
         assert_eq!(driver.replayed.borrow().len(), 2);
         assert!(driver.launched.borrow().iter().any(|name| name.ends_with("_many")));
+    }
+}
+
+/// Prompts of more than 8 rows take tensor cores, but for experts and for the logits of the last row.
+#[test]
+fn long_prompts_take_tensor_cores() {
+    let routed = Model::new(Shape::tiny_experts(), Stored::new(Format::Q1_0), 1).to_vec().unwrap();
+    // Of a layer: q, k and v; output; gate and up; down. Of experts, the last two, and the router in floats.
+    for (file, [layer, of_experts]) in [(file(), [4, 0]), (routed, [2, 2])] {
+        for (rows, mma) in [(8, false), (9, true)] {
+            let driver = recorder();
+            let (mut device, mut session) = open(&driver, &file).unwrap();
+            session.forward_prefill(&mut device, &[1; 16][..rows]).unwrap();
+            let launched = driver.launched.borrow();
+            let count = |name| launched.iter().filter(|&&launched| launched == name).count();
+            let (dense, others) = (2 * layer, 2 * of_experts);
+            let want = if mma { [dense, others] } else { [0, dense + others] };
+            assert_eq!([count("product_int8_0_mma"), count("product_int8_0_many")], want, "{rows} rows");
+            assert_eq!(count("product_int8_0"), 1);
+        }
     }
 }
 

@@ -82,6 +82,49 @@ fn formats_agree() {
     }
 }
 
+/// Checks that a prompt of each of these numbers of rows has the same bits on tensor cores as by the kernels without, which
+/// compute up to 8 rows at once. `codes` is their number in the kernels' names.
+fn check_tensor_cores(shape: &Shape, format: Format, codes: usize, counts: &[usize]) {
+    let file = Model::new(shape.clone(), Stored::new(format), 6).to_vec().unwrap();
+    let on = |batch| {
+        let model = CudaModel::from_gguf(driver(3), &Gguf::parse(&file).unwrap()).unwrap();
+        let options = ScratchOptions { batch, logit_rows: batch, ..ScratchOptions::default() };
+        On::new(CudaDevice::new(&model, &options).unwrap(), &kv(KvFormat::F16))
+    };
+    let ran = |on: &On<CudaDevice<Shim>>, rows: &str| {
+        on.device.model().driver().ran(&format!("product_int8_{codes}_{rows}"))
+    };
+    for &count in counts {
+        let tokens = tokens(count, shape.vocab);
+        // The last part is not a single row, whose attention has another order.
+        let (mut with, mut without) = (on(128), on(if count % 8 == 1 { 7 } else { 8 }));
+        let same = with.logits(&tokens, true) == without.logits(&tokens, true);
+        assert!(same, "{format:?}, {count} rows");
+        assert_eq!([ran(&with, "mma"), ran(&with, "many")], [count > 8, count > 1 && count <= 8]);
+        assert_eq!([ran(&without, "mma"), ran(&without, "many")], [false, count > 1]);
+    }
+}
+
+/// All codes, with groups of half a unit, of one and of several, with minima, and all types of scales.
+#[test]
+fn tensor_cores_have_the_bits_of_kernels_without() {
+    use Format::{Iq4Xs, Mxfp4, Nvfp4, Q1_0, Q2_0, Q2K, Q3K, Q4_1, Q5K, Q6K, Q8K};
+    let shape = Shape { heads: 8, kv_heads: 1, head_dim: 32, ffn: 256, vocab: 301, ..small() };
+    let all = [&[Q1_0][..], &[Q2_0, Q2K], &[Q3K, Q4_1], &[Q5K, Q6K], &[Q8K], &[Iq4Xs, Nvfp4, Mxfp4]];
+    for (codes, formats) in all.into_iter().enumerate() {
+        formats.iter().for_each(|&format| check_tensor_cores(&shape, format, codes, &[12]));
+    }
+}
+
+/// Tiles of rows that are full or not, and rows of more units than a warp has lanes.
+#[test]
+fn tensor_cores_take_any_number_of_rows() {
+    let shape = Shape { hidden: 64, heads: 1, kv_heads: 1, head_dim: 32, ffn: 96, vocab: 301, ..small() };
+    check_tensor_cores(&shape, Format::Q8_0, 4, &[1, 2, 8, 9, 16, 17, 32, 33, 100]);
+    let wide = Shape { hidden: 1152, head_dim: 128, ffn: 1152, ..shape };
+    check_tensor_cores(&wide, Format::Q1_0, 0, &[11]);
+}
+
 /// Formats that differ from matrix to matrix, also among those that share an input, and a separate head.
 #[test]
 fn formats_may_mix() {

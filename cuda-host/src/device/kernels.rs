@@ -14,6 +14,10 @@ pub(super) const THREADS: u32 = 128;
 pub(super) const INTEGER_TOKENS: usize = 8;
 pub(super) const FLOAT_TOKENS: usize = 2;
 
+/// Outputs of a matrix and rows of the batch that a block of a product on tensor cores computes, see `product_mma.cu`.
+pub(super) const MMA_OUTPUTS: usize = 16;
+pub(super) const MMA_TOKENS: usize = 32;
+
 /// The kernels of a device.
 pub(super) struct Kernels<K> {
     pub(super) embed: K,
@@ -35,6 +39,8 @@ pub(super) struct Kernels<K> {
 pub(super) struct Products<K> {
     /// By codes: for one row, for many.
     pub(super) each: Vec<[K; 2]>,
+    /// For more than `tokens` rows, on tensor cores, by codes. Floats have none.
+    pub(super) mma: Vec<K>,
     /// For one row and codes that differ from matrix to matrix.
     pub(super) mixed: K,
     /// Rows of the batch at once, if there are many.
@@ -43,13 +49,15 @@ pub(super) struct Products<K> {
 
 impl<K> Kernels<K> {
     pub(super) fn new<D: Driver<Kernel = K>>(driver: &D) -> Result<Kernels<K>> {
-        let products = |input: &str, kinds: usize, tokens| -> Result<Products<K>> {
+        let products = |input: &str, kinds: usize, mma_kinds: usize, tokens| -> Result<Products<K>> {
             let one = |kind| {
                 let name = format!("product_{input}_{kind}");
                 Ok([driver.kernel(&name)?, driver.kernel(&format!("{name}_many"))?])
             };
             let mixed = driver.kernel(&format!("product_{input}_mixed"))?;
-            Ok(Products { each: (0..kinds).map(one).collect::<Result<Vec<_>>>()?, mixed, tokens })
+            let mma = (0..mma_kinds).map(|kind| driver.kernel(&format!("product_{input}_{kind}_mma")));
+            let mma = mma.collect::<Result<Vec<_>>>()?;
+            Ok(Products { each: (0..kinds).map(one).collect::<Result<Vec<_>>>()?, mma, mixed, tokens })
         };
         Ok(Kernels {
             embed: driver.kernel("embed")?,
@@ -63,8 +71,8 @@ impl<K> Kernels<K> {
             route_tiles: driver.kernel("route_tiles")?,
             experts_add: driver.kernel("experts_add")?,
             argmax: driver.kernel("argmax")?,
-            int8: products("int8", INTEGER_KINDS, INTEGER_TOKENS)?,
-            f32: products("f32", KINDS, FLOAT_TOKENS)?,
+            int8: products("int8", INTEGER_KINDS, INTEGER_KINDS, INTEGER_TOKENS)?,
+            f32: products("f32", KINDS, 0, FLOAT_TOKENS)?,
         })
     }
 }

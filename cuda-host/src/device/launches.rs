@@ -4,7 +4,7 @@
 //! takes fewer launches: blocks of a product normalize their input themselves, queries and keys are rotated where attention
 //! reads them, and blocks of gated products round their results.
 
-use super::kernels::{FLOAT_TOKENS, INTEGER_TOKENS, THREADS};
+use super::kernels::{FLOAT_TOKENS, INTEGER_TOKENS, MMA_OUTPUTS, MMA_TOKENS, THREADS};
 use super::{CudaCache, CudaDevice, PARTS};
 use crate::args::{
     AttentionArgs, CacheArgs, EmbedArgs, ExpertsAddArgs, NormArgs, ProductArgs, QuantizeArgs, RopeArgs,
@@ -200,6 +200,15 @@ impl<D: Driver> CudaDevice<D> {
             // A single row that is normalized takes larger blocks, as all of them do that again. Those of gated products
             // have whole units of 32 outputs, which they round.
             let (warps, passes) = if norm.is_none() { (4, 1) } else { (8, if gated { 4 } else { 2 }) };
+            // With fewer rows, the kernel without tensor cores reads the weights once as well.
+            let mma = match kernels.mma.get(matrix.kind as usize) {
+                Some(kernel) if rows > kernels.tokens && experts.is_none() => Some(*kernel),
+                _ => None,
+            };
+            let (block_outputs, block_rows) = match mma {
+                Some(_) => (MMA_OUTPUTS, MMA_TOKENS),
+                None => (warps * passes, kernels.tokens),
+            };
             let [words, meta] = self.integers(x);
             let mut args = ProductArgs {
                 x: self.floats(x),
@@ -220,7 +229,7 @@ impl<D: Driver> CudaDevice<D> {
                 mixed |= differs;
                 (args.m[count], args.out[count]) = (other, out.unwrap_or_else(|| self.floats(*to)));
                 if count == 0 || !gated {
-                    blocks += (other.rows as usize).div_ceil(warps * passes);
+                    blocks += (other.rows as usize).div_ceil(block_outputs);
                 }
                 count += 1;
             }
@@ -232,7 +241,7 @@ impl<D: Driver> CudaDevice<D> {
                     [args.rounded, args.rounded_meta] = self.integers(*to);
                 }
             }
-            let mut tiles = if rows > 1 { rows.div_ceil(kernels.tokens) } else { 1 };
+            let mut tiles = if rows > 1 { rows.div_ceil(block_rows) } else { 1 };
             if let (Some(of), Some(choices)) = (experts, &self.choices) {
                 args.order = choices.order.address();
                 args.experts = choices.experts.address();
@@ -242,10 +251,11 @@ impl<D: Driver> CudaDevice<D> {
                     (args.tiles, tiles) = (choices.tiles.address(), some);
                 }
             }
-            let kernel = match kernels.each[matrix.kind as usize] {
+            let kernel = match (mma, kernels.each[matrix.kind as usize]) {
+                (Some(mma), _) => mma,
                 _ if mixed => kernels.mixed,
-                [one, _] if rows == 1 => one,
-                [_, many] => many,
+                (None, [one, _]) if rows == 1 => one,
+                (None, [_, many]) => many,
             };
             let grid = [blocks as u32, tiles as u32, 1];
             let size = LaunchSize { grid, threads: 32 * warps as u32, shared: shared as u32 };

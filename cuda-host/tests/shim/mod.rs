@@ -5,6 +5,7 @@ use shohin_core::Name;
 use shohin_cuda::{Driver, Error, LaunchSize, Result};
 use shohin_tests::shim::Compiler;
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::path::Path;
 use std::sync::OnceLock;
@@ -51,6 +52,8 @@ pub(crate) struct Shim {
     pub(crate) launches: Cell<usize>,
     pub(crate) replays: Cell<usize>,
     pub(crate) replayed: Cell<usize>,
+    /// Kernels that have run.
+    ran: RefCell<BTreeSet<c_int>>,
 }
 
 impl Shim {
@@ -62,7 +65,13 @@ impl Shim {
             launches: Cell::new(0),
             replays: Cell::new(0),
             replayed: Cell::new(0),
+            ran: RefCell::default(),
         }
+    }
+
+    /// Whether the kernel of this name has run.
+    pub(crate) fn ran(&self, name: &str) -> bool {
+        self.ran.borrow().contains(&self.kernel(name).expect("a kernel").index)
     }
 
     fn run(&self, kernel: Kernel, size: LaunchSize, args: &[u8]) {
@@ -76,6 +85,7 @@ impl Shim {
             c_uint,
             *const c_void,
         ) -> *const c_char;
+        self.ran.borrow_mut().insert(kernel.index);
         let LaunchSize { grid: [x, y, z], threads, shared } = size;
         // Structs of arguments have addresses.
         let mut words = vec![0u64; args.len().div_ceil(8)];
