@@ -222,12 +222,14 @@ impl ModelArgs {
         if !shohin::Mpi::is_launched() {
             return Ok(None);
         }
-        if !can_run {
+        let mpi = shohin::Mpi::start()?;
+        // Some launchers set their variables for single processes, too.
+        if !can_run && mpi.ranks() > 1 {
             return Err(CliError::usage(
                 "ranks that mpirun has started run one of the commands run, chat, bench, logits, eval and embed",
             ));
         }
-        let mpi = self.mpi.insert(shohin::Mpi::start()?.into()).clone();
+        let mpi = self.mpi.insert(mpi.into()).clone();
         Ok((mpi.rank() > 0).then(|| Ok(mpi.follow(&self.builder(), || self.open())?)))
     }
 

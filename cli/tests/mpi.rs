@@ -147,7 +147,7 @@ fn other_commands_run_in_ranks() {
     assert_eq!(said.replace('\r', ""), stdout(&finish(shohin(&embed), "")));
 }
 
-/// What cannot run says so on all ranks that are there, and ends.
+/// Ranks that cannot run say so, all of them, and end.
 #[test]
 fn ranks_that_do_not_fit_together_are_refused() {
     if !has_mpirun() {

@@ -388,7 +388,7 @@ impl Builder {
         Err(Error::Option { name: "split", found, expected })
     }
 
-    /// What all ranks have to agree on, one a line: the model, and the options that results depend on.
+    /// The model and the options that results depend on, one a line: all ranks have to agree on them.
     #[cfg(feature = "mpi")]
     pub(crate) fn description(&self, file: &ModelFile) -> String {
         let split = self.split.map_or_else(|| "none".into(), |split| split.to_string());

@@ -151,13 +151,15 @@ impl Scheduler {
     /// Begins a reply. Options are those of one turn: the sampler's random sequence starts at its seed.
     ///
     /// # Errors
-    /// If the prompt does not fit the context, an option is invalid, all replies are in progress, or there is no memory.
+    /// If the prompt does not fit the context, an option is invalid, all replies are in progress, there is no memory, or a rank of
+    /// a split model was lost: the replies in progress fail at the next step then, and later ones run on new threads.
     pub fn begin(&mut self, prompt: Prompt, options: &TurnOptions) -> Result<ReplyId> {
         let Scheduler { model, device, .. } = self;
         let begin =
             |chat: &ChatModel<'_>| on_device!(device, scheduler => begin(scheduler, chat, prompt, options));
         let begun = model.with_chat_model(begin);
-        self.renewed(begun)
+        // Replies in progress are lost, too: the next step says so of them, and renews the group.
+        if self.replies().is_empty() { self.renewed(begun) } else { begun }
     }
 
     /// Computes a token of each reply and a part of a prompt. Replies for which `ready` is false wait. Returns whether
@@ -221,11 +223,12 @@ mod tests {
         let model = Model::builder().split("tensor:2".parse().unwrap()).threads(2).context(128);
         let model = model.load_built_in().unwrap();
         let mut scheduler = model.scheduler(2, 32).unwrap();
-        let ask = |scheduler: &mut Scheduler| {
+        let begin = |scheduler: &mut Scheduler| {
             let messages = vec![ChatMessage::new(Role::User, "What does a cow say?")];
             let options = TurnOptions { max_tokens: Some(8), ..TurnOptions::default() };
-            scheduler.begin(Prompt::Messages(messages), &options).unwrap()
+            scheduler.begin(Prompt::Messages(messages), &options)
         };
+        let ask = |scheduler: &mut Scheduler| begin(scheduler).unwrap();
         let rest = |scheduler: &mut Scheduler| {
             let mut said = String::new();
             let mut events = |_, event: Event<'_>| {
@@ -239,24 +242,38 @@ mod tests {
         let first = ask(&mut scheduler);
         let want = rest(&mut scheduler);
 
-        let (Machine::Split(split), OnDevice::Split(core)) = (&model.0.machine, &mut scheduler.device) else {
-            panic!("the model is split");
-        };
-        let device = split.device(model.config(), &scheduler.cpu).unwrap();
-        let group = Arc::downgrade(device.group.as_ref().unwrap());
-        core.renew(device);
-        let second = ask(&mut scheduler);
-        assert!(scheduler.step(&mut |_| true, &mut |_, _| ()).unwrap());
-        let group = group.upgrade().unwrap();
-        while group.order("leave").is_ok() {
-            std::thread::yield_now();
+        let mut last = first;
+        // The loss is noticed by a step, by another reply that begins, and by one when no other is in progress.
+        for (in_progress, begins) in [(true, false), (true, true), (false, true)] {
+            let (Machine::Split(split), OnDevice::Split(core)) = (&model.0.machine, &mut scheduler.device)
+            else {
+                panic!("the model is split");
+            };
+            let device = split.device(model.config(), &scheduler.cpu).unwrap();
+            let group = Arc::downgrade(device.group.as_ref().unwrap());
+            core.renew(device);
+            if in_progress {
+                ask(&mut scheduler);
+                assert!(scheduler.step(&mut |_| true, &mut |_, _| ()).unwrap());
+            }
+            let group = group.upgrade().unwrap();
+            while group.order("leave").is_ok() {
+                std::thread::yield_now();
+            }
+            drop(group);
+            if begins {
+                assert_eq!(begin(&mut scheduler).unwrap_err().to_string(), lost().to_string());
+                assert_eq!(scheduler.replies().len(), usize::from(in_progress), "no reply ends in silence");
+            }
+            if in_progress {
+                let error = scheduler.step(&mut |_| true, &mut |_, _| ()).unwrap_err().to_string();
+                assert_eq!(error, lost().to_string());
+            }
+            assert_eq!((scheduler.replies().len(), scheduler.held_tokens()), (0, 0));
+            let next = ask(&mut scheduler);
+            assert_eq!(rest(&mut scheduler), want);
+            assert!(last < next);
+            last = next;
         }
-        drop(group);
-        let error = scheduler.step(&mut |_| true, &mut |_, _| ()).unwrap_err().to_string();
-        assert_eq!(error, lost().to_string());
-        assert_eq!((scheduler.replies().len(), scheduler.held_tokens()), (0, 0));
-        let third = ask(&mut scheduler);
-        assert_eq!(rest(&mut scheduler), want);
-        assert!(first < second && second < third);
     }
 }

@@ -317,6 +317,7 @@ pub(super) fn encode_unfinished(
     ids: &mut Vec<u32>,
 ) -> Result<String> {
     let mut script = Script::default();
+    check_tools(options, !reply.tool_calls.is_empty())?;
     match options.template.style {
         Style::Plain => script.text(reply.content),
         Style::Qwen3 => {
@@ -337,6 +338,15 @@ pub(super) fn encode_unfinished(
     }
     script.encode(tokenizer, &options.encode, &mut EncodeBuffers::default(), ids)?;
     Ok(script.text)
+}
+
+/// Refuses tools, and calls of them, where the template has none.
+fn check_tools(options: &ChatOptions<'_>, has_calls: bool) -> Result<()> {
+    if (has_calls || !options.tools.is_empty()) && !options.template.style.has_tools() {
+        let lacks = if cfg!(feature = "tools") { "tools" } else { "tools in this build" };
+        return Err(Error::Template { lacks });
+    }
+    Ok(())
 }
 
 /// A rendered conversation with the positions of the template's own markers.
@@ -399,13 +409,8 @@ impl Script {
 
     /// Writes messages; `opening` tells whether the first one starts the conversation.
     fn messages(&mut self, messages: &[Message<'_>], options: &ChatOptions<'_>, opening: bool) -> Result<()> {
-        let style = options.template.style;
-        let has_tools = !options.tools.is_empty() || messages.iter().any(|m| !m.tool_calls.is_empty());
-        if has_tools && !style.has_tools() {
-            let lacks = if cfg!(feature = "tools") { "tools" } else { "tools in this build" };
-            return Err(Error::Template { lacks });
-        }
-        match style {
+        check_tools(options, messages.iter().any(|m| !m.tool_calls.is_empty()))?;
+        match options.template.style {
             Style::Qwen3 => self.qwen3(messages, options, opening)?,
             Style::Plain => {
                 let first = messages.first().filter(|m| opening && m.role != Role::System);

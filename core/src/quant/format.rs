@@ -210,7 +210,7 @@ pub(super) use with_block;
 
 impl Format {
     /// Whether this build computes with the format: one of an [available class](WeightClass::is_available), and without
-    /// the feature `portable-kernels` a float, or one that all instruction sets have kernels for.
+    /// the feature `portable-kernels` a float, or one that all instruction sets but the reference have kernels for.
     pub const fn is_available(self) -> bool {
         let portable = cfg!(feature = "portable-kernels") || self.is_float();
         let with_kernels = matches!(self, Format::Q1_0 | Format::Q2_0 | Format::Pq2_0 | Format::Tq2_0G128);

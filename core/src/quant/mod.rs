@@ -131,7 +131,20 @@ fn ternary_codes(w: &[f32]) -> ([u8; 2], impl Fn(f32) -> u8 + use<>) {
     (f16::from_f32_const(d).to_le_bytes(), move |v: f32| (libm::roundf(v * id) + 1.0).clamp(0.0, 3.0) as u8)
 }
 
+/// Refuses formats that this build leaves out.
+fn check_available(format: Format) -> Result<()> {
+    if format.is_available() {
+        return Ok(());
+    }
+    Err(Error::Unsupported {
+        key: Name::new("weight format"),
+        found: Name::new(format.name()),
+        expected: "one of this build's features",
+    })
+}
+
 fn check_lengths(format: Format, weights: usize, bytes: usize) -> Result<()> {
+    check_available(format)?;
     let expected = format.row_bytes(weights).ok_or(Error::Length {
         what: "weights (a multiple of the block)",
         expected: format.block() as u64,
@@ -145,6 +158,9 @@ fn check_lengths(format: Format, weights: usize, bytes: usize) -> Result<()> {
 }
 
 /// Expands whole blocks of `packed` into `out`, which has exactly as many weights.
+///
+/// # Errors
+/// As [`pack`].
 pub fn unpack(format: Format, packed: &[u8], out: &mut [f32]) -> Result<()> {
     check_lengths(format, out.len(), packed.len())?;
     unpack_exact(format, packed, out);
@@ -161,7 +177,7 @@ pub(crate) fn unpack_exact(format: Format, packed: &[u8], out: &mut [f32]) {
 /// is so small (below 2^-127) that its inverse is infinite: what llama.cpp then writes is undefined.
 ///
 /// # Errors
-/// [`Error::Length`].
+/// [`Error::Length`], or [`Error::Unsupported`] if the format is not [available](Format::is_available).
 pub fn pack(format: Format, weights: &[f32], packed: &mut [u8]) -> Result<()> {
     check_lengths(format, weights.len(), packed.len())?;
     with_block!(format, B => {
@@ -172,7 +188,8 @@ pub fn pack(format: Format, weights: &[f32], packed: &mut [u8]) -> Result<()> {
 }
 
 /// The scale of group `group` of a block of a quantized format; 1 for a float format. `block` has
-/// [`Format::block_bytes`] bytes, and a group [`Format::group`] weights.
+/// [`Format::block_bytes`] bytes, and a group [`Format::group`] weights. The format must be
+/// [available](Format::is_available), as for the two functions below.
 pub fn block_scale(format: Format, block: &[u8], group: usize) -> f32 {
     with_block!(format, B => B::scale(block, group))
 }
@@ -203,13 +220,7 @@ pub struct Matrix<'a> {
 impl<'a> Matrix<'a> {
     /// Checks that `data` is exactly `rows` rows of `cols` weights, so that no later access is out of range.
     pub fn new(format: Format, rows: usize, cols: usize, data: &'a [u8]) -> Result<Self> {
-        if !format.is_available() {
-            return Err(Error::Unsupported {
-                key: Name::new("weight format"),
-                found: Name::new(format.name()),
-                expected: "one of this build's features",
-            });
-        }
+        check_available(format)?;
         let row_bytes = format.row_bytes(cols).ok_or(Error::Length {
             what: "weight row (a multiple of the block)",
             expected: format.block() as u64,

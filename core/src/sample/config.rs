@@ -154,7 +154,8 @@ impl SamplerConfig {
 }
 
 impl Default for SamplerConfig {
+    /// [`SamplerConfig::bonsai`], or without the feature `sampling` [`SamplerConfig::greedy`].
     fn default() -> Self {
-        Self::bonsai()
+        if cfg!(feature = "sampling") { Self::bonsai() } else { Self::greedy() }
     }
 }

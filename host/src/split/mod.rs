@@ -38,6 +38,15 @@ pub(crate) fn lost() -> shohin_core::Error {
     shohin_core::Error::Device { problem: "a rank of the split model was lost" }
 }
 
+/// Refuses another count of numbers than was expected of another rank.
+fn fit(expected: usize, found: usize) -> shohin_core::Result<()> {
+    let (expected, found) = (expected as u64, found as u64);
+    match expected == found {
+        true => Ok(()),
+        false => Err(shohin_core::Error::Length { what: "numbers of another rank", expected, found }),
+    }
+}
+
 /// A thread's turn to use a group that several devices share.
 #[derive(Debug, Default)]
 pub(crate) struct Turn<'g> {
@@ -46,7 +55,7 @@ pub(crate) struct Turn<'g> {
 
 /// A rank's side of a group: numbers among all ranks, and orders from rank 0 to the others.
 pub(crate) trait Group: Collective {
-    /// Of rank 0: gives an order to all others.
+    /// On rank 0, gives an order to all others.
     fn order(&self, order: &str) -> shohin_core::Result<()>;
 
     /// Waits for a turn, which lasts from an order to the end of what all ranks then do.
@@ -58,7 +67,7 @@ pub(crate) trait Group: Collective {
     fn fail(&self);
 }
 
-/// What one rank has of a model, and the threads that compute with it.
+/// One rank's part of a model, and the threads that compute with it.
 #[derive(Clone, Debug)]
 struct RankWeights {
     weights: Arc<CpuWeights<ShardBytes>>,

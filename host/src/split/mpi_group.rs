@@ -13,7 +13,7 @@
 //! An answer is a text, too: empty, or the problem.
 
 use super::device::Follower;
-use super::{Group, RankDevice, RankWeights, Turn, lost};
+use super::{Group, RankDevice, RankWeights, Turn, fit, lost};
 use crate::builder::Builder;
 use crate::error::{Error, Result};
 use crate::file::ModelFile;
@@ -118,11 +118,11 @@ impl Mpi {
         &self.world
     }
 
-    /// Of the ranks after the first: loads a part of the model with the options of `builder`, which are those of rank 0, and
+    /// On the ranks after the first, loads a part of the model with the options of `builder`, which are those of rank 0, and
     /// does what rank 0 says until it ends.
     ///
     /// # Errors
-    /// What keeps any rank from loading the model: another model or other options than those of rank 0, for one. An error
+    /// Whatever keeps any rank from loading the model, such as another model or other options than those of rank 0. An error
     /// while the model runs ends all ranks when this is dropped.
     pub fn follow<E: Display>(
         &self,
@@ -177,7 +177,7 @@ impl Drop for Mpi {
     }
 }
 
-/// What a rank after the first has loaded.
+/// The part of a model that a rank after the first has loaded.
 struct Loaded {
     split: Split,
     weights: RankWeights,
@@ -223,7 +223,7 @@ pub(crate) struct World {
     ended: AtomicBool,
     /// Whether ranks are out of step.
     failed: AtomicBool,
-    /// Of rank 0: whether there has been a model.
+    /// On rank 0, whether there has been a model.
     loaded: AtomicBool,
     /// Bytes of the largest message that is sent without waiting for its receiver.
     buffered: AtomicUsize,
@@ -238,7 +238,7 @@ impl std::fmt::Debug for World {
 }
 
 impl World {
-    /// Of rank 0: loads the model, or stops the others.
+    /// On rank 0, loads the model, or stops the others.
     pub(crate) fn lead<T>(&self, load: impl FnOnce() -> Result<T>) -> Result<T> {
         let problem = |problem: &str| Err(Error::Mpi { problem: self.named(&problem) });
         if self.rank > 0 {
@@ -257,7 +257,7 @@ impl World {
         done
     }
 
-    /// Of rank 0: loads its part while the others load theirs.
+    /// On rank 0, loads its part while the others load theirs.
     pub(crate) fn load<T>(&self, description: &str, load: impl FnOnce() -> Result<T>) -> Result<T> {
         let _turn = self.turn()?;
         self.tell(&format!("load {description}"));
@@ -266,7 +266,7 @@ impl World {
         others.map(|()| mine)
     }
 
-    /// Of rank 0: makes a device on all ranks.
+    /// On rank 0, makes a device on all ranks.
     pub(super) fn open(
         self: &Arc<Self>,
         first: &RankWeights,
@@ -325,21 +325,21 @@ impl World {
         format!("rank {}: {problem}", self.rank)
     }
 
-    /// Of rank 0: gives an order to all others.
+    /// On rank 0, gives an order to all others.
     fn tell(&self, order: &str) {
         let world = SimpleCommunicator::world();
         (1..self.ranks)
             .for_each(|rank| world.process_at_rank(rank as i32).send_with_tag(order.as_bytes(), ORDER));
     }
 
-    /// Of the others: answers rank 0.
+    /// On the other ranks, answers rank 0.
     fn answer<T>(&self, found: Result<T, String>) -> Option<T> {
         let problem = found.as_ref().err().map(|problem| self.named(problem)).unwrap_or_default();
         SimpleCommunicator::world().process_at_rank(0).send_with_tag(problem.as_bytes(), ANSWER);
         found.ok()
     }
 
-    /// Of rank 0: waits for the answers of all others. The error is that of the first with a problem.
+    /// On rank 0, waits for the answers of all others. The error is that of the first with a problem.
     fn answers(&self) -> Result<()> {
         let answers: Vec<String> = (1..self.ranks).map(|rank| self.next_text(rank, ANSWER)).collect();
         match answers.into_iter().find(|problem| !problem.is_empty()) {
@@ -362,14 +362,6 @@ impl World {
                 false => thread::sleep(PAUSE),
             }
         }
-    }
-}
-
-fn fit(expected: usize, found: usize) -> shohin_core::Result<()> {
-    let (expected, found) = (expected as u64, found as u64);
-    match expected == found {
-        true => Ok(()),
-        false => Err(CoreError::Length { what: "numbers of another rank", expected, found }),
     }
 }
 

@@ -31,10 +31,11 @@ impl Recovering {
     fn attempt<T>(&mut self, mut call: impl FnMut(&mut OnDevice<SplitDevice>) -> Result<T>) -> Result<T> {
         match call(&mut self.inner) {
             Err(error) if error == lost() => {
-                self.inner = (self.open)().map_err(|_| error)?;
+                let mut inner = (self.open)().map_err(|_| error)?;
                 if !self.tokens.is_empty() {
-                    self.inner.feed(&self.tokens)?;
+                    inner.feed(&self.tokens)?;
                 }
+                self.inner = inner;
                 self.recoveries += 1;
                 call(&mut self.inner)
             }
@@ -123,9 +124,12 @@ impl Sequence for Recovering {
     }
 
     fn import(&mut self, tokens: &[u32], from: &[u8]) -> Result<()> {
-        self.attempt(|inner| inner.import(tokens, from))?;
-        self.tokens = tokens.to_vec();
-        Ok(())
+        let imported = self.attempt(|inner| inner.import(tokens, from));
+        match imported {
+            Ok(()) => self.tokens = tokens.to_vec(),
+            Err(_) => self.tokens.truncate(self.inner.position()),
+        }
+        imported
     }
 
     fn recoveries(&self) -> usize {

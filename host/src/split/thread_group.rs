@@ -1,8 +1,8 @@
 //! Ranks that are threads of one process.
 
-use super::{Group, lost};
+use super::{Group, fit, lost};
 use shohin_core::collective::Collective;
-use shohin_core::{Error, Result};
+use shohin_core::Result;
 use std::hint::spin_loop;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -73,9 +73,9 @@ pub(crate) struct ThreadGroup {
     round: AtomicUsize,
     to: Vec<Sender<Vec<f32>>>,
     from: Vec<Mutex<Receiver<Vec<f32>>>>,
-    /// Of rank 0, to the others.
+    /// On rank 0, to the others.
     orders: Vec<Sender<Arc<str>>>,
-    /// Of the others.
+    /// On the other ranks.
     order: Option<Mutex<Receiver<Arc<str>>>>,
 }
 
@@ -116,7 +116,7 @@ impl ThreadGroup {
         group
     }
 
-    /// Of the ranks after the first: waits for the next order; `None` if there will be none.
+    /// On the ranks after the first, waits for the next order; `None` if there will be none.
     pub(super) fn next_order(&self) -> Option<Arc<str>> {
         self.order.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner).recv().ok()
     }
@@ -125,15 +125,6 @@ impl ThreadGroup {
 impl Drop for ThreadGroup {
     fn drop(&mut self) {
         self.fail();
-    }
-}
-
-fn fit(expected: usize, found: usize) -> Result<()> {
-    let (expected, found) = (expected as u64, found as u64);
-    if expected == found {
-        Ok(())
-    } else {
-        Err(Error::Length { what: "numbers of another rank", expected, found })
     }
 }
 
