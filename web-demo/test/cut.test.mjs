@@ -1,6 +1,7 @@
 // Kills the browser at random instants of a reply, SHOHIN_CUTS times; `cargo xtask cut` does so more often.
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
+import { once } from "node:events";
 import { mkdtemp, rm } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -9,6 +10,18 @@ import { test } from "node:test";
 import { setTimeout as sleep } from "node:timers/promises";
 import { chromium } from "playwright-core";
 import { serve } from "../../wasm/js/test/chromium.mjs";
+import { keptTurns, send, within } from "./turns.mjs";
+
+/** The page keeps a reply every second while it is written: the kill comes before, between and after. */
+const LATEST = 3000;
+
+async function addressOf(child) {
+  for await (const line of createInterface(child.stderr)) {
+    const address = /listening on (ws:\S+)/.exec(line)?.[1];
+    if (address) return address;
+  }
+  throw new Error("Chromium ended without an address");
+}
 
 /** A browser with a profile; `kill` ends it and all its processes at once. */
 async function open(profile, url) {
@@ -16,40 +29,46 @@ async function open(profile, url) {
   const args = ["--headless", "--no-sandbox", "--disable-dev-shm-usage", "--remote-debugging-port=0", `--user-data-dir=${profile}`];
   // In a process group of its own.
   const child = spawn(program, args, { stdio: ["ignore", "ignore", "pipe"], detached: true });
+  await once(child, "spawn");
   const exited = new Promise((resolve) => child.once("exit", resolve));
-  let address;
-  const lines = createInterface(child.stderr);
-  for await (const line of lines) if ((address = /listening on (ws:\S+)/.exec(line)?.[1])) break;
-  child.stderr.resume();
-  const browser = await chromium.connectOverCDP(address);
-  const page = await browser.contexts()[0].newPage();
-  page.setDefaultTimeout(120_000);
-  await page.setViewportSize({ width: 1024, height: 768 });
-  await page.goto(url);
-  await page.locator("#model[data-state=ready]").waitFor();
   const kill = async () => {
-    process.kill(-child.pid, "SIGKILL");
-    await exited;
+    try {
+      process.kill(-child.pid, "SIGKILL");
+    } catch (error) {
+      if (error.code !== "ESRCH") throw error;
+    }
+    await within(exited, "killing Chromium");
   };
-  return { page, kill };
+  try {
+    const address = await within(addressOf(child), "starting Chromium");
+    child.stderr.resume();
+    const browser = await chromium.connectOverCDP(address, { timeout: 60_000 });
+    const page = await within(browser.contexts()[0].newPage(), "opening a page");
+    page.setDefaultTimeout(60_000);
+    await within(page.setViewportSize({ width: 1024, height: 768 }), "sizing the page");
+    await page.goto(url);
+    await page.locator("#model[data-state=ready]").waitFor();
+    return { page, kill };
+  } catch (error) {
+    await kill();
+    throw error;
+  }
 }
 
-/** Every turn that the page has kept. */
-const kept = (page) =>
-  page.evaluate(async () => {
-    const database = await new Promise((done) => (indexedDB.open("shohin").onsuccess = (event) => done(event.target.result)));
-    const request = database.transaction("turns").objectStore("turns").getAll();
-    const turns = await new Promise((done) => (request.onsuccess = () => done(request.result)));
-    database.close();
-    return turns;
-  });
+/** Whether a turn has all that the page adds to a reply at its end. */
+const isComplete = ({ figures, details }) => Boolean(figures && figures !== "Stopped" && details);
 
-async function send(page, message) {
-  const replies = page.locator("#conversation [data-role=assistant]");
-  const n = await replies.count();
-  await page.fill("#prompt", message);
-  await page.click("#send");
-  return replies.nth(n).locator("xpath=self::*[@data-state='done']");
+/** A turn must be a message, or a reply, complete or marked, that has its message. */
+function check(turn, turns) {
+  const text = JSON.stringify(turn);
+  assert.equal(typeof turn.content, "string", text);
+  if (turn.role === "user") return;
+  assert.equal(turn.role, "assistant", text);
+  assert.ok(turn.unfinished || isComplete(turn), `neither complete nor marked as unfinished: ${text}`);
+  assert.ok(
+    turns.some(({ role, conversation, at }) => role === "user" && conversation === turn.conversation && at === turn.at - 0.5),
+    `a reply without its message: ${text}`,
+  );
 }
 
 test("keeps whole turns when the browser is killed", async (t) => {
@@ -64,27 +83,36 @@ test("keeps whole turns when the browser is killed", async (t) => {
   });
   /** Turns that have been seen in the database, by their keys. */
   let sure = new Map();
-  let during = 0;
-  const read = async (page) => new Map((await kept(page)).map((turn) => [`${turn.conversation} ${turn.id}`, turn]));
+  const found = { nothing: 0, message: 0, unfinished: 0, complete: 0 };
+  // How much the model no longer sees is noted at an old reply, and grows.
+  const read = async (page) => new Map((await keptTurns(page)).map(({ dropped: _, ...turn }) => [`${turn.conversation} ${turn.id}`, turn]));
   for (let i = 0; i <= times; i++) {
     browser = await open(profile, server.url);
     const { page } = browser;
-    const found = await read(page);
-    for (const [key, turn] of sure) assert.deepEqual(found.get(key), turn, `kill ${i} changed a turn`);
-    for (const turn of found.values()) {
-      assert.ok(["user", "assistant"].includes(turn.role) && typeof turn.content === "string", JSON.stringify(turn));
+    const now = await read(page);
+    for (const [key, turn] of sure) assert.deepEqual(now.get(key), turn, `kill ${i} changed a turn`);
+    const added = [...now].filter(([key]) => !sure.has(key)).map(([, turn]) => turn);
+    for (const turn of added) check(turn, [...now.values()]);
+    if (i > 0) {
+      const reply = added.find(({ role }) => role === "assistant");
+      found[reply ? (isComplete(reply) ? "complete" : "unfinished") : added.length > 0 ? "message" : "nothing"]++;
     }
-    during += Number(found.size > sure.size);
     // The conversation opens, and goes on.
-    if (found.size > 0) await page.locator("#chats button[id^=chat-]").first().click();
-    await (await send(page, "Hello!")).waitFor();
-    while ((await kept(page)).length < found.size + 2) await sleep(50);
-    sure = await read(page);
+    if (now.size > 0) await page.locator("#chats button[id^=chat-]").first().click();
+    const { done } = await send(page, "Hello!");
+    await done.waitFor();
+    // A moment after it is shown; a slow reply was kept in part before.
+    const end = performance.now() + 60_000;
+    do {
+      assert.ok(performance.now() < end, "the page does not keep a reply");
+      await sleep(50);
+      sure = await read(page);
+    } while (sure.size < now.size + 2 || ![...sure].every(([key, turn]) => now.has(key) || turn.role === "user" || isComplete(turn)));
     if (i === times) break;
     await send(page, "Tell me a story about a fox.");
-    await sleep(Math.random() * 600);
+    await sleep(Math.random() * LATEST);
     await browser.kill();
     browser = undefined;
   }
-  t.diagnostic(`killed ${times} times, ${during} after something of the turn had been kept; ${sure.size} turns, all whole`);
+  t.diagnostic(`killed ${times} times; afterwards of the turn were kept: ${JSON.stringify(found)}; ${sure.size} turns, all whole`);
 });

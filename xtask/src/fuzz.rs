@@ -19,12 +19,14 @@ const FLAGS: &str = "--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer
 
 const HOST: &str = "x86_64-unknown-linux-gnu";
 
+const TURN: u64 = 60;
+
 pub(crate) struct Options {
     pub(crate) hours: f64,
     /// Targets; all if there are none.
     pub(crate) only: Vec<String>,
-    /// How long a target runs before it is the next one's turn.
-    pub(crate) turn: u64,
+    /// Seconds that a target runs before it is the next one's turn; [`TURN`] if not given.
+    pub(crate) turn: Option<u64>,
     /// The targets are run in this program instead of a new one.
     pub(crate) program: Option<String>,
     /// Mutations only, with neither coverage nor sanitizer.
@@ -33,11 +35,11 @@ pub(crate) struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Options { hours: 1.0, only: Vec::new(), turn: 60, program: None, plain: false }
+        Options { hours: 1.0, only: Vec::new(), turn: None, program: None, plain: false }
     }
 }
 
-/// What one target has done in all runs.
+/// The work of one target in all runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Count {
     executed: u64,
@@ -94,6 +96,10 @@ fn add(count: &mut Count, log: &str, seconds: u64) {
     count.failures += u64::from(log.contains("Test unit written to"));
 }
 
+fn make(folder: &Path) -> Result<()> {
+    fs::create_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))
+}
+
 fn build(machine: &Machine) -> Result<std::path::PathBuf> {
     let target = machine.target.join("sanitized");
     let build =
@@ -105,30 +111,33 @@ fn build(machine: &Machine) -> Result<std::path::PathBuf> {
 
 /// Runs the targets in turn until the time is over. Returns whether no input failed.
 pub(crate) fn fuzz(machine: &Machine, options: &Options) -> Result<bool> {
-    if !cfg!(all(target_arch = "x86_64", target_os = "linux", target_env = "gnu")) {
-        return Err("fuzz requires Linux on x86-64 with glibc".into());
-    }
     let mut names = targets(&machine.root)?;
     if let Some(unknown) = options.only.iter().find(|only| !names.contains(only)) {
         return Err(format!("there is no target {unknown}; expected one of {}", names.join(", ")));
     }
     names.retain(|name| options.only.is_empty() || options.only.contains(name));
     if options.plain {
+        if options.turn.is_some() || options.program.is_some() {
+            return Err("--turn and --program do not go with --plain".into());
+        }
         return plain(machine, &names, options.hours);
+    }
+    if !cfg!(all(target_arch = "x86_64", target_os = "linux", target_env = "gnu")) {
+        return Err("fuzz requires Linux on x86-64 with glibc, except with --plain".into());
     }
     let program = match &options.program {
         Some(program) => program.into(),
         None => build(machine)?,
     };
     let folder = machine.target.join("fuzz");
-    let make = |path: &Path| fs::create_dir_all(path).map_err(|e| format!("{}: {e}", path.display()));
     make(&folder)?;
     let path = folder.join("counts");
     let end = Instant::now() + Duration::from_secs_f64(options.hours * 3600.0);
     let mut failed = false;
     'rounds: loop {
         for name in &names {
-            let left = end.saturating_duration_since(Instant::now()).as_secs().min(options.turn);
+            let left =
+                end.saturating_duration_since(Instant::now()).as_secs().min(options.turn.unwrap_or(TURN));
             if left == 0 {
                 break 'rounds;
             }
@@ -175,9 +184,12 @@ pub(crate) fn fuzz(machine: &Machine, options: &Options) -> Result<bool> {
 /// Mutations for an equal time per target, in an optimized program with overflow checks and debug assertions. Counts are
 /// kept in `target/fuzz/counts-plain`.
 fn plain(machine: &Machine, names: &[String], hours: f64) -> Result<bool> {
-    let path = machine.target.join("fuzz/counts-plain");
+    let folder = machine.target.join("fuzz");
+    make(&folder)?;
+    let path = folder.join("counts-plain");
     let seconds = hours * 3600.0 / names.len().max(1) as f64;
     let seed = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+    println!("seed {seed}");
     let build = machine.cargo().args("test --profile fuzz --test mutations --no-run --message-format=json");
     let built = build.packages(&[FUZZ]).read()?;
     // Not by cargo, which would build anew whatever was edited since.
@@ -193,7 +205,7 @@ fn plain(machine: &Machine, names: &[String], hours: f64) -> Result<bool> {
             Ok(text) => {
                 let done = mutations(&text, name)
                     .ok_or(format!("{name} does not say how many mutations it made"))?;
-                println!("{name}: {done} mutations, seed {seed}");
+                println!("{name}: {done} mutations");
                 count.executed += done;
             }
             Err(why) => {
@@ -218,7 +230,7 @@ fn executable(messages: &str) -> Option<String> {
     programs.next_back()
 }
 
-/// What a test of `tests/fuzz/tests/mutations.rs` prints.
+/// The count that a test of `tests/fuzz/tests/mutations.rs` prints.
 fn mutations(text: &str, name: &str) -> Option<u64> {
     let (_, rest) = text.split_once(&format!("{name}: "))?;
     let (before, _) = rest.split_once(" mutations in ")?;

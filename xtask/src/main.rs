@@ -65,18 +65,19 @@ Commands:
       --prefix DIR  install to DIR/include and DIR/lib, such as /usr/local
       --debug       with line numbers, and little optimized
   fuzz          run the fuzz targets in turn, with libFuzzer and the address sanitizer; failures and counts are in
-                target/fuzz (Linux on x86-64)
+                target/fuzz (Linux on x86-64, except with --plain)
       --hours N     for this long (default 1)
       --only NAME   only this target (repeatable)
       --turn N      seconds before the next target's turn (default 60)
       --program P   a program that was built before
-      --plain       mutations only, with neither coverage nor the sanitizer: many times as many inputs
+      --plain       mutations only, with neither coverage nor the sanitizer: many times as many inputs; without --turn
+                    and --program
   cut           kill the program N times in each of its commands that write files, and the browser in replies of the
                 page, at random instants, and check what they leave (part of suites `test` and `page`, with 8 and 3)
       --count N     default 200
   soak          send mixed requests to `shohin serve`, with slow, broken and malicious clients beside them, chat in the
-                terminal and in the page, kill, reload and stop: right answers, nothing lost, memory that does not
-                grow, and the waiting times of a polite client
+                terminal and in the page, kill, reload and stop: right answers in time, nothing lost, memory that
+                does not grow, and the waiting times of a polite client
       --requests N  to the server; default 10000
       --hours N     for this long instead
   miri          run the tests of the thread pool and of core's readers in Miri, with Rust's nightly
@@ -240,7 +241,7 @@ fn command(args: &[String]) -> Result<bool> {
                         options.hours = hours.ok_or("--hours expects a number")?;
                     }
                     "--only" => options.only.push(value()?.into()),
-                    "--turn" => options.turn = value()?.parse().map_err(|_| "--turn expects seconds")?,
+                    "--turn" => options.turn = Some(value()?.parse().map_err(|_| "--turn expects seconds")?),
                     "--program" => options.program = Some(value()?.into()),
                     "--plain" => options.plain = true,
                     _ => return unknown(arg),

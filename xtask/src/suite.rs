@@ -294,9 +294,10 @@ pub(crate) const SUITES: &[Suite] = &[
             // The suite `firmware` builds and runs it for the others.
             let build = m.cargo_for(CORTEX_M0).args("build --profile tool").packages(&[CORE]);
             build.arg("--target").arg(CORTEX_M0).run()?;
-            Ok(Tally::default())
+            let left_out = m.cargo().args(TEST).packages(&[CORE]).args("--no-default-features");
+            left_out.args("--features one-bit-formats --test left_out").tests()
         },
-        counts: false,
+        counts: true,
         alone: false,
     },
     Suite {
@@ -541,14 +542,17 @@ fn clippy(m: &mut Machine) -> Result<Tally> {
 
 /// `cargo xtask cut`: the tests that kill the program, with more kills.
 pub(crate) fn cut(m: &mut Machine, count: &str) -> Result<()> {
-    if count.parse::<usize>().is_err() {
+    let Ok(kills) = count.parse::<u32>() else {
         return Err(format!("--count expects a number, found {count}"));
-    }
+    };
     let tests = m.cargo().args(TEST).packages(&[CLI]).args("--test cut --test hub -- --nocapture killed");
     tests.env("SHOHIN_CUTS", count).tests()?;
     m.prepare(BROWSERS);
     web::build(m)?;
-    let page = in_browsers(m, m.cmd("node").args("--test --test-reporter=spec web-demo/test/cut.test.mjs"))?;
+    // Two minutes per kill; node takes no more than 31 bits of milliseconds.
+    let limit = kills.saturating_add(1).saturating_mul(120_000).min(i32::MAX.unsigned_abs());
+    let node = m.cmd("node").args("--test --test-reporter=spec").arg(format!("--test-timeout={limit}"));
+    let page = in_browsers(m, node.arg("web-demo/test/cut.test.mjs"))?;
     page.env("SHOHIN_CUTS", count).tests().map(drop)
 }
 

@@ -21,7 +21,7 @@ fn run(target: &Target, input: &[u8]) {
 
 fn variable<T: FromStr>(name: &str) -> Option<T> {
     let value = std::env::var(name).ok()?;
-    Some(value.parse().unwrap_or_else(|_| panic!("{name} is {value}, which is no number")))
+    Some(value.parse().unwrap_or_else(|_| panic!("{name} is {value}, expected a number")))
 }
 
 fn mutations_of(name: &str) {

@@ -8,12 +8,31 @@ use crate::machine::Machine;
 use crate::package::{CLI, PROGRAM, SERVER};
 use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::{Duration, Instant};
+
+/// Within this time an answer comes and a command ends, also on a machine with much other work; later is an error.
+const SOON: Duration = Duration::from_secs(120);
 
 /// A process that ends with this value.
 struct Running(Child);
+
+impl Running {
+    /// Waits until it ends; an error after this time.
+    fn ended(&mut self, limit: Duration) -> Result<ExitStatus> {
+        let start = Instant::now();
+        loop {
+            match self.0.try_wait() {
+                Ok(None) if start.elapsed() > limit => return Err(format!("did not end within {limit:?}")),
+                Ok(None) => thread::sleep(Duration::from_millis(2)),
+                Ok(Some(status)) => return Ok(status),
+                Err(e) => return Err(format!("cannot be waited for: {e}")),
+            }
+        }
+    }
+}
 
 impl Drop for Running {
     fn drop(&mut self) {
@@ -59,7 +78,7 @@ pub(crate) fn soak_server(machine: &Machine, program: &Path, end: &str, options:
         Some(format!("http://{}", rest.split('/').next()?))
     });
     let address = address.ok_or("the server does not say where it listens")?;
-    // What it says further on must be read, or it would wait.
+    // It would wait on a full pipe.
     thread::spawn(move || lines.for_each(drop));
     let load = machine.cmd(&machine.target.join("suite/examples/load").to_string_lossy());
     let load = load.arg(&address).arg("soak").arg(end).arg(server.0.id().to_string());

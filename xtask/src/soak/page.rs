@@ -8,6 +8,9 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+/// The client ends its round within this time, also on a machine with much other work.
+const LAST_ROUND: Duration = Duration::from_secs(300);
+
 /// The page, built.
 pub(super) struct Page(Command);
 
@@ -23,17 +26,18 @@ impl Page {
     /// Chats until it is over: the client ends with its input.
     pub(super) fn soak(mut self, over: &AtomicBool) -> Result<()> {
         let mut client = Running(self.0.spawn().map_err(|e| format!("node: {e}"))?);
-        loop {
+        while !over.load(Ordering::Relaxed) {
             std::thread::sleep(Duration::from_millis(500));
-            if over.load(Ordering::Relaxed) {
-                drop(client.0.stdin.take());
-            }
             match client.0.try_wait() {
                 Ok(None) => {}
-                Ok(Some(status)) if status.success() && over.load(Ordering::Relaxed) => return Ok(()),
-                Ok(Some(status)) => return Err(format!("the client of the page ended with {status}")),
+                Ok(Some(status)) => return Err(format!("the client of the page ended early, with {status}")),
                 Err(e) => return Err(format!("node: {e}")),
             }
+        }
+        drop(client.0.stdin.take());
+        match client.ended(LAST_ROUND).map_err(|why| format!("the client of the page {why}"))? {
+            status if status.success() => Ok(()),
+            status => Err(format!("the client of the page ended with {status}")),
         }
     }
 }
