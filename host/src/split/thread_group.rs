@@ -1,8 +1,8 @@
 //! Ranks that are threads of one process.
 
 use super::{Group, fit, lost};
-use shohin_core::collective::Collective;
 use shohin_core::Result;
+use shohin_core::collective::Collective;
 use std::hint::spin_loop;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
 use std::sync::mpsc::{Receiver, Sender, channel};
