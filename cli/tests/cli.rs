@@ -1002,12 +1002,14 @@ fn bench_measures() {
     let weights = decode["tokens_per_second"].as_f64().unwrap() * bytes / 1e9;
     assert!(read > 0.99 * weights && read < 1.5 * weights, "{read} {weights}");
     let bound = report["memory_gigabytes_per_second"].as_f64().unwrap();
-    assert!((decode["share_of_memory_bound"].as_f64().unwrap() - read / bound).abs() < 2e-3);
+    // The printed numbers are rounded. Other work on the machine can make the bounds small.
+    let is_near = |found: f64, expected: f64| (found - expected).abs() < 2e-3 * expected.max(1.0);
+    assert!(is_near(decode["share_of_memory_bound"].as_f64().unwrap(), read / bound));
     // Scalar code has no compute bound.
     if let Some(most) = report["gigaproducts_per_second"].as_f64() {
         let each = report["products_per_prompt_token"].as_f64().unwrap() / 1e9;
         let share = results[0]["tokens_per_second"].as_f64().unwrap() * each / most;
-        assert!((results[0]["share_of_product_bound"].as_f64().unwrap() - share).abs() < 2e-3, "{share}");
+        assert!(is_near(results[0]["share_of_product_bound"].as_f64().unwrap(), share), "{share}");
     }
     assert_eq!(report["threads"], 2);
     assert!(report["bytes_per_token"].as_u64().unwrap() < model().len() as u64);
