@@ -161,7 +161,7 @@ fn ranks_that_do_not_fit_together_are_refused() {
     let (many, beams) = (["run", QUESTION, "--split", "tensor:64"], with(&split, &["--beams", "2"]));
     let draft = with(&split, &["--draft", nano]);
     let check = ["check", "--split", "tensor:2"];
-    let cases: [(Vec<&[&str]>, &str, usize); 11] = [
+    let cases: [(Vec<&[&str]>, &str, usize); 10] = [
         (alike(3, &split), "split is \"tensor:2\", expected one among the 3 MPI ranks", 3),
         (alike(2, &one), "split is \"none\", expected one among the 2 MPI ranks", 2),
         (alike(2, &many), "split is \"tensor:64\", expected one among the 2 MPI ranks", 2),
@@ -172,8 +172,6 @@ fn ranks_that_do_not_fit_together_are_refused() {
         (vec![&missing, &split], "cannot open the model missing.gguf", 1),
         (alike(2, &beams), "beam search runs on one device", 1),
         (alike(2, &draft), "MPI ranks hold one model, and have one already", 1),
-        // Open MPI may end the second before it has said it, too.
-        (alike(1, &check), "run one of the commands run, chat, bench", 1),
     ];
     let refused = |ranks: &[&[&str]], problem: &str, lines: usize| {
         let output = finish(job(ranks), "");
@@ -187,6 +185,15 @@ fn ranks_that_do_not_fit_together_are_refused() {
             scope.spawn(move || refused(ranks, problem, *lines));
         }
     });
+    // Open MPI may end a rank before it has said so, too.
+    let output = finish(job(&alike(2, &check)), "");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        !output.status.success() && said.contains("run one of the commands run, chat, bench"),
+        "{output:?}"
+    );
+    // One rank is no group.
+    assert!(finish(job(&alike(1, &["check"])), "").status.success());
 }
 
 /// The process of rank 1 of the job with this mark in its environment.
