@@ -25,7 +25,8 @@ impl Recovering {
         open: impl Fn() -> error::Result<OnDevice<SplitDevice>> + Send + 'static,
     ) -> error::Result<Recovering> {
         let inner = open()?;
-        Ok(Recovering { open: Box::new(open), inner, tokens: Vec::new(), recoveries: 0 })
+        let tokens = Vec::with_capacity(inner.capacity());
+        Ok(Recovering { open: Box::new(open), inner, tokens, recoveries: 0 })
     }
 
     fn attempt<T>(&mut self, mut call: impl FnMut(&mut OnDevice<SplitDevice>) -> Result<T>) -> Result<T> {

@@ -110,7 +110,7 @@ async function turn(name: string, { onProgress, signal, stallTimeout = SILENCE }
   }
 }
 
-/** Attempts, every 50 ms, to open a file that a terminated worker has not released yet: on a busy machine that takes seconds. */
+/** Attempts, every 50 ms, to open a file that a terminated worker has not released yet, which may take long on a busy machine. */
 const MAX_ATTEMPTS = 100;
 
 /** Whether files can be written here: not in workers that several tabs share, which only read complete copies. */
