@@ -4,14 +4,14 @@ use std::collections::VecDeque;
 use std::fs;
 use std::io::Write;
 use std::path::Path;
-use std::sync::Mutex;
+use std::sync::{Condvar, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::command::{Cmd, Result, Tally};
 use crate::cpu_time;
 use crate::machine::{Machine, Need, RUN};
-use crate::suite::{SUITES, Suite};
+use crate::suite::{Beside, SUITES, Suite};
 
 /// Wall time and CPU time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -107,7 +107,7 @@ pub(crate) fn run(
         return Err(format!("unknown suite {name}; expected one of {}", names.join(", ")));
     }
     let is_chosen = |suite: &&Suite| only.is_empty() || only.iter().any(|name| name == suite.name);
-    let chosen: Vec<&Suite> = suites.iter().filter(is_chosen).collect();
+    let chosen: Vec<&'static Suite> = suites.iter().filter(is_chosen).collect();
     cpu_time::adopt_orphans();
     let (started, clock) = (Instant::now(), Clock::start());
     prepare(machine, &chosen);
@@ -177,30 +177,77 @@ fn unable(machine: &Machine, suite: &Suite) -> Option<String> {
     (suite.unfit)().or_else(|| suite.needs.iter().find_map(|need| machine.absent(*need)).map(String::from))
 }
 
+/// The suites that are still to run, and those that run.
+struct Queue {
+    waiting: VecDeque<&'static Suite>,
+    running: Vec<&'static Suite>,
+}
+
+impl Queue {
+    /// Takes the first suite that may run beside those that do.
+    fn take(&mut self) -> Option<&'static Suite> {
+        let fits = |suite: &&Suite| self.running.iter().all(|running| may_meet(suite, running));
+        let suite = self.waiting.iter().position(fits).and_then(|at| self.waiting.remove(at))?;
+        self.running.push(suite);
+        Some(suite)
+    }
+
+    fn end(&mut self, suite: &Suite) {
+        self.running.retain(|running| running.name != suite.name);
+    }
+}
+
+fn may_meet(one: &Suite, other: &Suite) -> bool {
+    let allows = |one: &Suite, other: &Suite| match one.beside {
+        Beside::Anything => true,
+        Beside::Nothing => false,
+        Beside::AllBut(names) => !names.contains(&other.name),
+    };
+    allows(one, other) && allows(other, one)
+}
+
 /// Runs suites at the same time, each in a process of its own: while one compiles, the tests of another run. The output of each
 /// is printed when it ends. Those that must be alone, or cannot run here, are left to the caller.
-fn at_a_time(machine: &Machine, chosen: &[&Suite], jobs: usize) -> Result<Vec<(&'static str, Outcome)>> {
+fn at_a_time(
+    machine: &Machine,
+    chosen: &[&'static Suite],
+    jobs: usize,
+) -> Result<Vec<(&'static str, Outcome)>> {
+    const POISONED: &str = "a thread panicked";
     let logs = machine.target.join("suites");
     fs::create_dir_all(&logs).map_err(|e| format!("{}: {e}", logs.display()))?;
-    let able = chosen.iter().filter(|suite| !suite.alone && unable(machine, suite).is_none());
-    let queue: Mutex<VecDeque<&Suite>> = Mutex::new(able.copied().collect());
+    let able = |suite: &&Suite| suite.beside != Beside::Nothing && unable(machine, suite).is_none();
+    let waiting = chosen.iter().copied().filter(able).collect();
+    let queue = Mutex::new(Queue { waiting, running: Vec::new() });
+    let ended = Condvar::new();
     let done = Mutex::new(Vec::new());
-    let next = || queue.lock().ok()?.pop_front();
-    thread::scope(|scope| {
-        for _ in 0..jobs {
-            scope.spawn(|| {
-                while let Some(suite) = next() {
-                    println!("xtask: {} begins", suite.name);
-                    let outcome = apart(machine, suite, chosen, &logs).unwrap_or_else(Outcome::failed);
-                    if let Ok(mut done) = done.lock() {
-                        let _ = fs::read(log_of(&logs, suite)).map(|log| std::io::stdout().write_all(&log));
-                        done.push((suite.name, outcome));
-                    }
-                }
-            });
+    // None if nothing is left.
+    let next = || {
+        let queue = queue.lock().map_err(|_| POISONED)?;
+        let mut taken = None;
+        let none_fits = |queue: &mut Queue| {
+            taken = queue.take();
+            taken.is_none() && !queue.waiting.is_empty()
+        };
+        ended.wait_while(queue, none_fits).map_err(|_| POISONED).map(|_| taken)
+    };
+    let work = || -> Result<()> {
+        while let Some(suite) = next()? {
+            println!("xtask: {} begins", suite.name);
+            let outcome = apart(machine, suite, chosen, &logs).unwrap_or_else(Outcome::failed);
+            queue.lock().map_err(|_| POISONED)?.end(suite);
+            ended.notify_all();
+            let mut done = done.lock().map_err(|_| POISONED)?;
+            let _ = fs::read(log_of(&logs, suite)).map(|log| std::io::stdout().write_all(&log));
+            done.push((suite.name, outcome));
         }
-    });
-    done.into_inner().map_err(|_| "a thread panicked".into())
+        Ok(())
+    };
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..jobs).map(|_| scope.spawn(work)).collect();
+        workers.into_iter().try_for_each(|worker| worker.join().map_err(|_| POISONED)?)
+    })?;
+    done.into_inner().map_err(|_| POISONED.into())
 }
 
 fn log_of(logs: &Path, suite: &Suite) -> std::path::PathBuf {
@@ -250,6 +297,18 @@ fn summary(rows: &[(&Suite, Outcome)], set_up: Cost, wall: Duration) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn suites_that_build_the_same_file_do_not_meet() {
+        let named = |name: &str| SUITES.iter().find(|suite| suite.name == name).unwrap();
+        let [gpu, mpi, cuda, budget] = ["gpu", "mpi", "cuda", "budget"].map(named);
+        let mut queue = Queue { waiting: VecDeque::from([gpu, mpi, cuda]), running: Vec::new() };
+        let mut take = || queue.take().map(|suite| suite.name);
+        assert_eq!([take(), take(), take()], [Some("gpu"), Some("cuda"), None]);
+        queue.end(gpu);
+        assert_eq!(queue.take().map(|suite| suite.name), Some("mpi"));
+        assert!(!may_meet(gpu, mpi) && !may_meet(cuda, budget));
+    }
 
     #[test]
     fn results_pass_between_processes() {

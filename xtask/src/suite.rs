@@ -87,8 +87,17 @@ pub(crate) struct Suite {
     pub(crate) run: fn(&mut Machine) -> Result<Tally>,
     /// Whether the suite fails if it reports no tests.
     pub(crate) counts: bool,
-    /// Whether nothing else may run meanwhile: it measures time.
-    pub(crate) alone: bool,
+    pub(crate) beside: Beside,
+}
+
+/// What may run at the same time as a suite.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Beside {
+    Anything,
+    /// The suite measures time.
+    Nothing,
+    /// All but these suites, which build `target/suite/shohin` with other features.
+    AllBut(&'static [&'static str]),
 }
 
 const ANYWHERE: fn() -> Option<String> = || None;
@@ -100,7 +109,7 @@ const FORMAT: Suite = Suite {
     unfit: ANYWHERE,
     run: |m| m.cargo().args("fmt --all --check").run().map(|()| Tally::default()),
     counts: false,
-    alone: false,
+    beside: Beside::Anything,
 };
 
 const SOURCE: Suite = Suite {
@@ -110,7 +119,7 @@ const SOURCE: Suite = Suite {
     unfit: ANYWHERE,
     run: |m| source::check(&m.root).map(|()| Tally::default()),
     counts: false,
-    alone: false,
+    beside: Beside::Anything,
 };
 
 /// The suites of `--quick`. They use the profile `dev`, so that they share builds with `cargo test`.
@@ -127,7 +136,7 @@ pub(crate) const QUICK: &[Suite] = &[
             lint.args("-- -Dwarnings").run().map(|()| Tally::default())
         },
         counts: false,
-        alone: false,
+        beside: Beside::Anything,
     },
     Suite {
         name: "test",
@@ -139,7 +148,7 @@ pub(crate) const QUICK: &[Suite] = &[
             tests.env(SMOLLM2, "").tests()
         },
         counts: true,
-        alone: false,
+        beside: Beside::Anything,
     },
 ];
 
@@ -153,7 +162,7 @@ pub(crate) const SUITES: &[Suite] = &[
         unfit: ANYWHERE,
         run: clippy,
         counts: false,
-        alone: false,
+        beside: Beside::Anything,
     },
     Suite {
         name: "npm",
@@ -169,7 +178,7 @@ pub(crate) const SUITES: &[Suite] = &[
             Ok(tally)
         },
         counts: true,
-        alone: false,
+        beside: Beside::Anything,
     },
     Suite {
         name: "test",
@@ -182,7 +191,7 @@ pub(crate) const SUITES: &[Suite] = &[
             tests.env(SMOLLM2, "").tests()
         },
         counts: true,
-        alone: false,
+        beside: Beside::Anything,
     },
     Suite {
         name: "smollm2",
@@ -194,7 +203,7 @@ pub(crate) const SUITES: &[Suite] = &[
             tests.env(SMOLLM2, m.smollm2()).tests()
         },
         counts: true,
-        alone: false,
+        beside: Beside::Anything,
     },
     Suite {
         name: "doc",
@@ -209,7 +218,7 @@ pub(crate) const SUITES: &[Suite] = &[
             Ok(tally)
         },
         counts: true,
-        alone: false,
+        beside: Beside::Anything,
     },
     Suite {
         name: "page",
@@ -222,7 +231,7 @@ pub(crate) const SUITES: &[Suite] = &[
             in_browsers(m, tests)?.env(SMOLLM2, fetched_smollm2(m)).tests()
         },
         counts: true,
-        alone: false,
+        beside: Beside::Anything,
     },
     Suite {
         name: "ffi",
@@ -236,7 +245,7 @@ pub(crate) const SUITES: &[Suite] = &[
             Ok(tally)
         },
         counts: true,
-        alone: false,
+        beside: Beside::Anything,
     },
     Suite {
         name: "kotlin",
@@ -251,7 +260,7 @@ pub(crate) const SUITES: &[Suite] = &[
             Ok(tally)
         },
         counts: true,
-        alone: false,
+        beside: Beside::Anything,
     },
     Suite {
         name: "swift",
@@ -266,7 +275,7 @@ pub(crate) const SUITES: &[Suite] = &[
             Ok(tally)
         },
         counts: true,
-        alone: false,
+        beside: Beside::Anything,
     },
     Suite {
         name: "no-std",
@@ -298,7 +307,7 @@ pub(crate) const SUITES: &[Suite] = &[
             left_out.args("--features one-bit-formats --test left_out").tests()
         },
         counts: true,
-        alone: false,
+        beside: Beside::Anything,
     },
     Suite {
         name: "firmware",
@@ -307,7 +316,7 @@ pub(crate) const SUITES: &[Suite] = &[
         unfit: ANYWHERE,
         run: |m| firmware::run(m, false),
         counts: true,
-        alone: false,
+        beside: Beside::Anything,
     },
     Suite {
         name: "sizes",
@@ -316,7 +325,7 @@ pub(crate) const SUITES: &[Suite] = &[
         unfit: ANYWHERE,
         run: |m| firmware::sizes(m, false),
         counts: true,
-        alone: false,
+        beside: Beside::Anything,
     },
     Suite {
         name: "neon",
@@ -325,7 +334,7 @@ pub(crate) const SUITES: &[Suite] = &[
         unfit: || (ARCH == "aarch64").then(|| "on aarch64 these tests are part of the suite `test`".into()),
         run: neon,
         counts: true,
-        alone: false,
+        beside: Beside::Anything,
     },
     Suite {
         name: "x86",
@@ -337,7 +346,7 @@ pub(crate) const SUITES: &[Suite] = &[
         },
         run: x86,
         counts: true,
-        alone: false,
+        beside: Beside::Anything,
     },
     Suite {
         name: "amx",
@@ -349,7 +358,7 @@ pub(crate) const SUITES: &[Suite] = &[
         },
         run: amx,
         counts: true,
-        alone: false,
+        beside: Beside::Anything,
     },
     Suite {
         name: "instructions",
@@ -358,7 +367,7 @@ pub(crate) const SUITES: &[Suite] = &[
         unfit: instructions::unfit,
         run: |m| instructions::run(m, false),
         counts: true,
-        alone: false,
+        beside: Beside::Anything,
     },
     Suite {
         name: "gpu",
@@ -374,7 +383,7 @@ pub(crate) const SUITES: &[Suite] = &[
             Ok(tally)
         },
         counts: true,
-        alone: false,
+        beside: Beside::Anything,
     },
     Suite {
         name: "metal",
@@ -388,7 +397,7 @@ pub(crate) const SUITES: &[Suite] = &[
             tests.env("CLANGXX", compiler).tests()
         },
         counts: true,
-        alone: false,
+        beside: Beside::Anything,
     },
     Suite {
         name: "cuda",
@@ -397,7 +406,7 @@ pub(crate) const SUITES: &[Suite] = &[
         unfit: ANYWHERE,
         run: |m| m.cargo().args("test --profile suite").packages(&[CUDA]).args("--lib --tests").tests(),
         counts: true,
-        alone: false,
+        beside: Beside::Anything,
     },
     Suite {
         name: "mpi",
@@ -412,7 +421,7 @@ pub(crate) const SUITES: &[Suite] = &[
             with_mpi(m.cargo().args(TEST)).args("--test mpi").tests()
         },
         counts: true,
-        alone: false,
+        beside: Beside::AllBut(&["test", "smollm2", "gpu"]),
     },
     Suite {
         name: "apple",
@@ -429,7 +438,7 @@ pub(crate) const SUITES: &[Suite] = &[
             host.run().map(|()| Tally::default())
         },
         counts: false,
-        alone: false,
+        beside: Beside::Anything,
     },
     Suite {
         name: "wasm-node",
@@ -451,7 +460,7 @@ pub(crate) const SUITES: &[Suite] = &[
             Ok(tally)
         },
         counts: true,
-        alone: false,
+        beside: Beside::Anything,
     },
     Suite {
         name: "wasm-browser",
@@ -466,7 +475,7 @@ pub(crate) const SUITES: &[Suite] = &[
         unfit: ANYWHERE,
         run: wasm_bindgen_tests,
         counts: true,
-        alone: false,
+        beside: Beside::Anything,
     },
     Suite {
         name: "budget",
@@ -479,7 +488,7 @@ pub(crate) const SUITES: &[Suite] = &[
             in_browsers(m, tests)?.tests()
         },
         counts: true,
-        alone: true,
+        beside: Beside::Nothing,
     },
     Suite {
         name: "demo",
@@ -491,7 +500,7 @@ pub(crate) const SUITES: &[Suite] = &[
             demo::demo(m, &options).map(|()| Tally::default())
         },
         counts: false,
-        alone: true,
+        beside: Beside::Nothing,
     },
 ];
 
