@@ -31,7 +31,7 @@ mod x86 {
 
     pub(super) fn peak_int8(isa: Isa, pool: &dyn Pool) -> Option<f64> {
         let (kernel, lanes): (unsafe fn(), usize) = match isa.name() {
-            "avx512vnni" => (vnni, 64),
+            "avx512vnni" | "avx512words" => (vnni, 64),
             "avx2" => (avx2, 32),
             _ => return None,
         };

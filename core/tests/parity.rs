@@ -171,11 +171,11 @@ fn prompts_equal_the_reference() {
     }
 }
 
-/// More rows than share the tables of tokens in lanes, for each number of lanes.
+/// More rows than share the tables of several tokens, for each number of lanes and for few tokens.
 #[test]
 fn many_rows_equal_the_reference() {
     let mut numbers = Numbers(8);
-    for (rows, tokens) in [(2064, 9), (2064, 16), (1040, 32), (528, 64)] {
+    for (rows, tokens) in [(4112, 3), (2064, 9), (2064, 16), (1040, 32), (528, 64)] {
         let cols = Format::Q1_0.block();
         let packed = weights(&mut numbers, Format::Q1_0, rows, cols);
         let w = Matrix::new(Format::Q1_0, rows, cols, &packed).unwrap();

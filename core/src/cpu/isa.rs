@@ -23,6 +23,9 @@ pub(crate) enum Kind {
     Avx2,
     #[cfg(target_arch = "x86_64")]
     Avx512Vnni,
+    /// As [`Kind::Avx512Vnni`], for processors that permute 16-bit integers as fast as bytes.
+    #[cfg(target_arch = "x86_64")]
+    Avx512Words,
     /// With AMX tiles of 8-bit integers.
     #[cfg(target_arch = "x86_64")]
     Avx512Amx,
@@ -52,6 +55,8 @@ impl Kind {
         #[cfg(target_arch = "x86_64")]
         Kind::Avx512Vnni,
         #[cfg(target_arch = "x86_64")]
+        Kind::Avx512Words,
+        #[cfg(target_arch = "x86_64")]
         Kind::Avx512Amx,
         #[cfg(target_arch = "aarch64")]
         Kind::Neon,
@@ -76,7 +81,7 @@ impl Kind {
             #[cfg(target_arch = "x86_64")]
             Kind::Avx2 => x86::features().0,
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx512Vnni => x86::features().1,
+            Kind::Avx512Vnni | Kind::Avx512Words => x86::features().1,
             #[cfg(target_arch = "x86_64")]
             Kind::Avx512Amx => x86::features().1 && x86::tiles(),
             // Part of the base architecture of every target with an operating system.
@@ -93,13 +98,25 @@ impl Kind {
     }
 }
 
+impl Kind {
+    /// Whether it is not slower on this machine than those before it.
+    fn is_fast(self) -> bool {
+        match self {
+            // Processors of Intel permute 16-bit integers in two or three steps.
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512Words => x86::is_of_amd(),
+            _ => true,
+        }
+    }
+}
+
 impl Isa {
     /// Plain Rust: the reference, available everywhere.
     pub const SCALAR: Isa = Isa(Kind::Scalar);
 
     /// The fastest instruction set of this machine.
     pub fn detect() -> Isa {
-        Isa::available().last().unwrap_or(Isa::SCALAR)
+        Isa::available().filter(|isa| isa.0.is_fast()).last().unwrap_or(Isa::SCALAR)
     }
 
     /// Every instruction set of this machine, slowest first. If the processor has AMX, Linux is asked to let
@@ -114,7 +131,7 @@ impl Isa {
         Isa::available().find(|isa| isa.name() == name).ok_or(Error::Unsupported {
             key: crate::Name::new("instruction set"),
             found: crate::Name::new(name),
-            expected: "scalar, tables, dsp, helium, avx2, avx512vnni, avx512amx, neon, neondot, simd128, relaxed or relaxeddot, as far as the machine has it",
+            expected: "scalar, tables, dsp, helium, avx2, avx512vnni, avx512words, avx512amx, neon, neondot, simd128, relaxed or relaxeddot, as far as the machine has it",
         })
     }
 
@@ -132,6 +149,8 @@ impl Isa {
             Kind::Avx2 => "avx2",
             #[cfg(target_arch = "x86_64")]
             Kind::Avx512Vnni => "avx512vnni",
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512Words => "avx512words",
             #[cfg(target_arch = "x86_64")]
             Kind::Avx512Amx => "avx512amx",
             #[cfg(target_arch = "aarch64")]
@@ -176,6 +195,11 @@ mod x86 {
             && [16, 30, 31].into_iter().all(|n| bit(seven.ebx, n)) // F, BW, VL
             && bit(seven.ecx, 11); // VNNI
         (avx2, avx2 && avx512)
+    }
+
+    pub(super) fn is_of_amd() -> bool {
+        let vendor = __cpuid(0);
+        [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).as_flattened() == b"AuthenticAMD"
     }
 
     /// Whether a processor with AVX-512 also has AMX with 8-bit tiles, and this process may use them: Linux

@@ -66,6 +66,15 @@ const fn lut_tokens(isa: Isa, tokens: usize) -> usize {
         Kind::Helium => 0,
         #[cfg(target_arch = "x86_64")]
         Kind::Avx2 | Kind::Avx512Vnni => tokens,
+        // Tables of a few tokens are built where they are used.
+        #[cfg(target_arch = "x86_64")]
+        Kind::Avx512Words => {
+            if tokens < super::avx512_words::FEWEST {
+                tokens
+            } else {
+                lanes(isa).tokens(tokens)
+            }
+        }
         // AMX multiplies, whatever the format.
         #[cfg(target_arch = "x86_64")]
         Kind::Avx512Amx => {
@@ -97,7 +106,7 @@ const fn lanes(isa: Isa) -> Lanes {
         #[cfg(target_arch = "x86_64")]
         Kind::Avx2 => super::avx2_panel::LANES,
         #[cfg(target_arch = "x86_64")]
-        Kind::Avx512Vnni => super::avx512_panel::LANES,
+        Kind::Avx512Vnni | Kind::Avx512Words => super::avx512_panel::LANES,
         // AMX multiplies.
         #[cfg(target_arch = "x86_64")]
         Kind::Avx512Amx => Lanes::NONE,
@@ -124,7 +133,7 @@ const fn in_lanes(isa: Isa, layout: Layout, format: Format) -> bool {
         #[cfg(all(target_arch = "arm", feature = "helium"))]
         (Layout::Panels32, Kind::Helium) => false,
         #[cfg(target_arch = "x86_64")]
-        (Layout::Panels32, Kind::Avx2 | Kind::Avx512Vnni | Kind::Avx512Amx) => false,
+        (Layout::Panels32, Kind::Avx2 | Kind::Avx512Vnni | Kind::Avx512Words | Kind::Avx512Amx) => false,
         #[cfg(target_arch = "aarch64")]
         (Layout::Panels32, Kind::Neon) => true,
         // Products of 2-bit codes take fewer instructions than lookups.
@@ -142,6 +151,13 @@ pub(super) const fn rows_per_table(isa: Isa, w: &PackedMatrix<'_>, tokens: usize
     #[cfg(any(target_arch = "arm", target_arch = "riscv32"))]
     if !matches!(isa.kind(), Kind::Scalar) && super::byte_tables::has(w.format()) {
         return usize::MAX;
+    }
+    #[cfg(target_arch = "x86_64")]
+    if matches!((isa.kind(), w.layout()), (Kind::Avx512Words, Layout::Panels8))
+        && tokens >= super::avx512_words::FEWEST
+        && tokens > lanes(isa).tokens(tokens)
+    {
+        return super::avx512_words::ROWS;
     }
     if in_lanes(isa, w.layout(), w.format()) && lanes(isa).tokens(tokens) > 0 { lanes(isa).rows } else { 0 }
 }
@@ -190,7 +206,9 @@ fn builder(kind: Kind) -> Option<Builder> {
         #[cfg(all(target_arch = "arm", feature = "helium"))]
         Kind::Helium => None,
         #[cfg(target_arch = "x86_64")]
-        Kind::Avx2 | Kind::Avx512Vnni | Kind::Avx512Amx => Some(super::avx2_panel::build_lut),
+        Kind::Avx2 | Kind::Avx512Vnni | Kind::Avx512Words | Kind::Avx512Amx => {
+            Some(super::avx2_panel::build_lut)
+        }
         #[cfg(target_arch = "aarch64")]
         Kind::Neon | Kind::NeonDot => None,
         #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]

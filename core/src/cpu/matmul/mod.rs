@@ -13,6 +13,7 @@
 //! | LUT kernel, one token at a time | 8-bit panels of 16 rows | AVX2, AVX-512, simd128 |
 //! | pair kernel | row-major, 1-bit and ternary | Cortex-M with DSP, Helium |
 //! | byte-table kernel | row-major, 1-bit and ternary | 32-bit processors without vectors |
+//! | LUT kernel, several tokens, in registers | 8-bit panels of 16 rows | AVX-512 of AMD |
 //! | LUT kernel, tokens in lanes | panels of 16 rows | AVX2, AVX-512, NEON, simd128, relaxed SIMD |
 
 #[cfg(target_arch = "x86_64")]
@@ -30,6 +31,8 @@ mod avx512;
 mod avx512_panel;
 #[cfg(target_arch = "x86_64")]
 mod avx512_runs;
+#[cfg(target_arch = "x86_64")]
+mod avx512_words;
 #[cfg(any(target_arch = "arm", target_arch = "riscv32", test))]
 mod byte_tables;
 #[cfg(all(target_arch = "arm", feature = "dsp"))]
@@ -123,6 +126,10 @@ fn table(kind: Kind) -> Table {
         #[cfg(target_arch = "x86_64")]
         Kind::Avx512Vnni => {
             Table { float: avx512::float, integer: avx512_runs::integer, repacked: avx512_panel::repacked }
+        }
+        #[cfg(target_arch = "x86_64")]
+        Kind::Avx512Words => {
+            Table { float: avx512::float, integer: avx512_runs::integer, repacked: avx512_words::repacked }
         }
         #[cfg(target_arch = "x86_64")]
         Kind::Avx512Amx => {

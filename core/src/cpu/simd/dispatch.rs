@@ -26,7 +26,7 @@ pub fn dispatch<W: SimdOp>(isa: Isa, op: W) -> W::Output {
         Kind::Avx2 => unsafe { x86::avx2(op) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
-        Kind::Avx512Vnni | Kind::Avx512Amx => unsafe { x86::avx512(op) },
+        Kind::Avx512Vnni | Kind::Avx512Words | Kind::Avx512Amx => unsafe { x86::avx512(op) },
         // If NEON and simd128 are used at all, they are part of the baseline.
         _ => op.run(),
     }
