@@ -42,7 +42,7 @@ async function offerModel(named: string): Promise<void> {
   }
   const name = known?.name ?? nameFromAddress(url);
   const load = () => pickModel(name, url);
-  const copy = (await listCache().catch(() => [])).find((entry) => entry.url === url.href);
+  const copy = (await listCache(url).catch(() => [])).find((entry) => entry.url === url.href);
   if (copy?.complete) return ask(name, "It is kept in this browser: nothing is downloaded.", `Use ${name}`, load);
   const from = `from ${url.host}`;
   if (known) return ask(name, `A download of ${format.bytes(known.size - (copy?.bytes ?? 0))} ${from}.`, "Download", load);

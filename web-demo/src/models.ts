@@ -149,7 +149,7 @@ export function use({ name, url }: Offer): Promise<boolean> {
 
 /** What is kept of an offered model. */
 export async function copyOfOffer({ url }: Offer): Promise<CacheEntry | undefined> {
-  return (await keptNow()).find((entry) => entry.url === url);
+  return (await listCache(url).catch(() => [])).find((entry) => entry.url === url);
 }
 
 /** Loads a model; the one before stays until the new one works. Tells whether no other was asked for meanwhile. */
@@ -249,9 +249,11 @@ async function load(source: Source): Promise<boolean> {
   page.loading.hidden = loading === undefined;
   showModel();
   for (const listener of onReady) listener();
-  await keptNow();
   if (failure === undefined) await tellUnkept(source);
-  if (page.models.open) await showRoom();
+  if (page.models.open) {
+    await listKept();
+    await showRoom();
+  }
   return true;
 }
 
@@ -276,13 +278,9 @@ export async function reload(): Promise<void> {
   await load(again);
 }
 
-async function keptNow(): Promise<CacheEntry[]> {
-  return (kept = (await listCache().catch(() => [])).sort((a, b) => b.bytes - a.bytes));
-}
-
 /** Whether downloads are kept: not over plain HTTP, nor where storage is blocked. */
 export function keepsModels(): Promise<boolean> {
-  return listCache().then(() => true, () => false);
+  return listCache(SPROUT).then(() => true, () => false);
 }
 
 /** Where a model is downloaded from, of those that are kept. */
@@ -294,10 +292,8 @@ function addressOf({ from, embedded }: Source): string | undefined {
 async function copyOf(source: Source): Promise<{ kept: number; total?: number; whole: boolean }> {
   const url = addressOf(source);
   if (!url) return { kept: 0, whole: false };
-  const part = /-\d{5}-of-(\d{5})(?=\.gguf)/;
-  const count = Number(part.exec(url)?.[1] ?? 1);
-  const model = (url: string) => url.replace(part, "-of-$1");
-  const files = (await keptNow()).filter((entry) => model(entry.url) === model(url));
+  const count = Number(/-\d{5}-of-(\d{5})(?=\.gguf)/.exec(url)?.[1] ?? 1);
+  const files = await listCache(url).catch(() => []);
   const sum = (bytes: (entry: CacheEntry) => number) => files.reduce((all, entry) => all + bytes(entry), 0);
   const total = files.length === count ? sum(({ total }) => total ?? Number.NaN) : Number.NaN;
   const kept = sum(({ bytes }) => bytes);
@@ -317,7 +313,7 @@ async function tellUnkept(source: Source): Promise<void> {
 async function lastModel(): Promise<Source | undefined> {
   try {
     const { name, url } = JSON.parse(preferences.read(LAST) ?? "null") as { name: string; url: string };
-    const whole = (await keptNow()).some((entry) => entry.complete && entry.url === url);
+    const whole = (await listCache(url)).some((entry) => entry.complete && entry.url === url);
     return whole ? { name: String(name), from: new URL(url) } : undefined;
   } catch {
     return undefined;
@@ -399,8 +395,7 @@ function showOffers(): void {
           return;
         }
         for (const listener of onDeleted) listener();
-        await keptNow();
-        showOffers();
+        await listKept();
         void showRoom();
         // The button is gone.
         page.closeModels.focus();
@@ -410,6 +405,12 @@ function showOffers(): void {
     }),
   );
   for (const button of page.models.querySelectorAll("button")) if (focused && button.textContent === focused) button.focus();
+}
+
+/** Lists what is kept. Only while it is shown: see `listCache`. */
+async function listKept(): Promise<void> {
+  kept = (await listCache().catch(() => [])).sort((a, b) => b.bytes - a.bytes);
+  showOffers();
 }
 
 /** Says for how much there is room, and which models have none. */
@@ -433,7 +434,7 @@ export function initModels(): void {
   page.model.addEventListener("click", async () => {
     page.models.showModal();
     showOffers();
-    await keptNow();
+    await listKept();
     await showRoom();
   });
   closes(page.models, page.closeModels);

@@ -465,6 +465,38 @@ describe("the page", () => {
     problems = problems.filter((problem) => !/404/.test(problem));
   });
 
+  test("lists what is kept only where it shows the list", async () => {
+    // Chromium keeps a page that is left while it lists a directory.
+    await page.addInitScript(() => {
+      globalThis.lists = 0;
+      for (const name of ["keys", "values", "entries", Symbol.asyncIterator]) {
+        const list = FileSystemDirectoryHandle.prototype[name];
+        FileSystemDirectoryHandle.prototype[name] = function () {
+          globalThis.lists++;
+          return list.call(this);
+        };
+      }
+    });
+    const lists = () => page.evaluate(() => globalThis.lists);
+    await ready();
+    await loadAddress(`${server.url}other.gguf`);
+    await loaded("other.gguf");
+    await page.reload();
+    await loaded("other.gguf");
+    await page.locator("#gauge-offline").filter({ hasText: "works offline" }).waitFor();
+    assert.notEqual(await ask("Hello!"), "");
+    assert.equal(await lists(), 0);
+    await page.click("#model");
+    await page.locator("#kept li").filter({ hasText: "other.gguf" }).waitFor();
+    assert.equal(await lists(), 1);
+    await page.click("#close-models");
+    await loadAddress(`${server.url}none.gguf`);
+    await page.locator("#alert-text").filter({ hasText: "404" }).waitFor();
+    problems = problems.filter((problem) => !/404/.test(problem));
+    // Each time the list is opened.
+    await soon(async () => assert.equal(await lists(), 2));
+  });
+
   /** Another page, which notes what its engines load, and in which the last of them can be told of a failure. */
   async function watched() {
     const context = await browser.newContext({ serviceWorkers: "block" });

@@ -18,7 +18,7 @@ export * from "./local.js";
 export async function clearCache(): Promise<void> {}
 
 /** Node keeps no copies. */
-export async function listCache(): Promise<[]> {
+export async function listCache(_url?: string | URL): Promise<[]> {
   return [];
 }
 

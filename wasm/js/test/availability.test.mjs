@@ -72,8 +72,8 @@ describe("in a browser", { timeout: 120_000 }, () => {
       },
       [method, source, options],
     );
-  const list = async () => {
-    const entries = await page.evaluate(async () => (await import("/index.js")).listCache());
+  const list = async (url) => {
+    const entries = await page.evaluate(async (url) => (await import("/index.js")).listCache(url), url);
     return entries.map(({ url, bytes, complete }) => [new URL(url).pathname, bytes, complete]).sort();
   };
   const fetched = (bytes) => page.waitForFunction((bytes) => globalThis.progress?.some(({ loaded }) => loaded >= bytes), bytes);
@@ -129,7 +129,13 @@ describe("in a browser", { timeout: 120_000 }, () => {
     assert.deepEqual(await call("availability", "nano-00001-of-00002.gguf"), { status: "downloadable", remaining: total });
     assert.equal(await call("preload", ["nano-00002-of-00002.gguf"]), undefined);
     assert.deepEqual(await page.evaluate(() => globalThis.progress.at(-1)), { stage: "download", loaded: total, total });
-    assert.deepEqual(await list(), [["/nano-00001-of-00002.gguf", parts[0].length, true], ["/nano-00002-of-00002.gguf", parts[1].length, true]]);
+    const copies = [["/nano-00001-of-00002.gguf", parts[0].length, true], ["/nano-00002-of-00002.gguf", parts[1].length, true]];
+    assert.deepEqual(await list(), copies);
+    // Those of a model alone.
+    assert.equal(await call("preload", "nano.gguf"), undefined);
+    assert.deepEqual(await list("nano-00002-of-00002.gguf"), copies);
+    assert.deepEqual(await list("nano.gguf"), [["/nano.gguf", small.length, true]]);
+    assert.deepEqual(await list("other.gguf"), []);
     assert.deepEqual(await call("availability", "nano-00001-of-00002.gguf"), { status: "available", remaining: 0 });
   });
 

@@ -393,19 +393,30 @@ export interface CacheEntry {
   complete: boolean;
 }
 
-/** The copies kept for this site. */
-export async function listCache(): Promise<CacheEntry[]> {
+/**
+ * The copies kept for this site, or only that of a URL; for a model in parts those of all parts. A page that is reloaded while all are
+ * listed stays in Chromium's memory until the tab is closed: the browser never lets go of a directory's unfinished iterator.
+ */
+export async function listCache(url?: string | URL): Promise<CacheEntry[]> {
   const entries: CacheEntry[] = [];
   const parent = await directory();
-  const names = (parent as unknown as { keys(): AsyncIterable<string> }).keys();
+  const all = parent as unknown as { keys(): AsyncIterable<string> };
+  const names = url === undefined ? all.keys() : await Promise.all(filesOf(url).map(async (file) => `${await nameOf(file)}.json`));
   for await (const name of names) {
     if (!name.endsWith(".json")) continue;
-    const { url, version: { total }, sums } = await indexIn(parent, name);
-    if (url === undefined) continue;
+    const { url: from, version: { total }, sums } = await indexIn(parent, name);
+    if (from === undefined) continue;
     const bytes = bytesOf(sums, total);
-    entries.push({ url, bytes, ...(total !== undefined && { total }), complete: bytes === total });
+    entries.push({ url: from, bytes, ...(total !== undefined && { total }), complete: bytes === total });
   }
   return entries;
+}
+
+/** The URLs of a model's files. */
+function filesOf(url: string | URL): string[] {
+  const base = typeof document === "undefined" ? location.href : document.baseURI;
+  const { href } = converted("the URL", () => new URL(typeof url === "string" ? addressOf(url) : url, base));
+  return partsOf(href) ?? [href];
 }
 
 /** Deletes the copy of one file; returns whether there was one. @internal */
@@ -427,10 +438,8 @@ export async function deleteOutdated(url: string, options: DownloadOptions): Pro
 
 /** Deletes the copy of a URL, for a model in parts those of all parts; returns whether there was one. */
 export async function deleteCache(url: string | URL): Promise<boolean> {
-  const base = typeof document === "undefined" ? location.href : document.baseURI;
-  const { href } = converted("the URL", () => new URL(typeof url === "string" ? addressOf(url) : url, base));
   let had = false;
-  for (const part of partsOf(href) ?? [href]) had = (await deleteCopy(part)) || had;
+  for (const file of filesOf(url)) had = (await deleteCopy(file)) || had;
   return had;
 }
 
