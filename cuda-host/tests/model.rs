@@ -9,6 +9,7 @@ use shohin_core::{Activations, Format, Gguf, KvFormat, Session};
 use shohin_cuda::{CudaDevice, CudaModel, Error, KV_FORMATS};
 use shohin_tests::device::{Golden, On, check_experts, check_unread_experts, error, on_cpu, tokens};
 use shohin_tests::model::{Model, Shape, Stored};
+use shohin_tests::random_models::{Refused, check_random_models};
 use std::sync::Arc;
 
 fn kv(kv: KvFormat) -> SessionOptions {
@@ -145,6 +146,18 @@ fn formats_may_mix() {
             assert!(error < bound, "{activations:?}: {error}");
         }
     }
+}
+
+#[test]
+fn random_models_agree() {
+    let mut order = 0;
+    let floats_beside_integers = "gate and up are both floats or both integers";
+    let refused = Refused { experts: None, floats_beside_integers };
+    check_random_models("cuda", 18, &refused, |file, options, session| {
+        order += 1;
+        let model = CudaModel::from_gguf(driver(order), &Gguf::parse(file)?)?;
+        CudaDevice::new(&model, options).map(|device| On::new(device, session))
+    });
 }
 
 #[test]

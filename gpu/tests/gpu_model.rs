@@ -3,13 +3,14 @@
 //! `SHOHIN_GPU` selects the adapter by part of its name; without it the first one is used, also in software.
 
 use shohin_core::cpu::op::argmax;
-use shohin_core::device::{Device, Output, Readout, SessionOptions, Wants};
+use shohin_core::device::{Device, Output, Readout, ScratchOptions, SessionOptions, Wants};
 use shohin_core::session::{Feed, run_batch};
 use shohin_core::tokenizer::{Special, Tokenizer};
 use shohin_core::{Activations, Cpu, Error as CoreError, Format, Gguf, KvFormat, Session};
 use shohin_gpu::{Counters, Error, Gpu, GpuDevice, GpuDeviceOptions, GpuModel, GpuOptions};
 use shohin_tests::device::{Golden, On, error, on_cpu, tokens};
 use shohin_tests::model::{Model, Shape, Stored};
+use shohin_tests::random_models::{Refused, check_random_models};
 use std::sync::Arc;
 
 /// A GPU with all of its features, or with the minimum.
@@ -127,6 +128,26 @@ fn float_weights_are_not_multiplied_by_integers() {
             assert!(error < 1e-5, "{format:?}, at once {at_once}: {error}");
         }
     }
+}
+
+#[test]
+fn random_models_agree() {
+    let (gpus, mut turn) = ([open(true), open(false)], 0);
+    let refused = Refused {
+        experts: Some("a mixture of experts"),
+        floats_beside_integers: "the number of kinds of weights in the gate and up matrices",
+    };
+    check_random_models("gpu", 12, &refused, |file, options, session| {
+        turn += 1;
+        let gpu = &gpus[turn % 2];
+        let ScratchOptions { activations, batch, logit_rows, .. } = *options;
+        let options = GpuDeviceOptions { activations, batch, logit_rows, ..Default::default() };
+        let device = pollster::block_on(async {
+            let model = GpuModel::from_gguf(Arc::clone(gpu), &Gguf::parse(file)?).await?;
+            GpuDevice::new(&model, &options).await
+        });
+        device.map(|device| On::new(device, session))
+    });
 }
 
 /// The model that is built into the crate `shohin`.

@@ -1,6 +1,7 @@
 //! Test support for all crates: builders of GGUF files and small models, hostile files, a random source, a
 //! counting allocator, and models on the CPU.
 
+pub mod case;
 pub mod cpu;
 #[cfg(not(target_arch = "wasm32"))]
 pub mod device;
@@ -9,8 +10,11 @@ pub mod meter;
 pub mod model;
 pub mod parts;
 pub mod random;
+#[cfg(not(target_arch = "wasm32"))]
+pub mod random_models;
 pub mod raw;
 pub mod reading;
+pub mod rounds;
 #[cfg(not(target_arch = "wasm32"))]
 pub mod shim;
 pub mod vocabulary;

@@ -216,6 +216,11 @@ impl Model {
         Model::new(Shape::tiny(), Stored::new(format), 7).to_vec().expect("a valid model")
     }
 
+    /// The format of the tensor with this name.
+    pub fn format(&self, tensor: &str) -> Option<Format> {
+        self.parts().iter().find(|part| part.name == tensor).map(|part| part.stored.format)
+    }
+
     fn parts(&self) -> Vec<Part> {
         let s = &self.shape;
         let mut parts: Vec<Part> = Vec::new();

@@ -9,6 +9,7 @@ use shohin_core::{Activations, BonsaiModel, Cpu, Format, Gguf, KvFormat, Session
 use shohin_metal::{KV_FORMATS, MetalDevice, MetalModel};
 use shohin_tests::device::{Golden, On, check_experts, check_unread_experts, error, on_cpu, tokens};
 use shohin_tests::model::{Model, Shape, Stored};
+use shohin_tests::random_models::{Refused, check_random_models};
 
 fn load(file: &[u8]) -> BonsaiModel<&[u8]> {
     BonsaiModel::from_gguf(&Gguf::parse(file).unwrap()).unwrap()
@@ -98,6 +99,17 @@ fn formats_may_mix() {
             }
         }
     }
+}
+
+#[test]
+fn random_models_agree() {
+    let mut orders = Order::ALL.into_iter().cycle();
+    let floats_beside_integers = "gate and up matrices of floats and of";
+    let refused = Refused { experts: None, floats_beside_integers };
+    check_random_models("metal", 50, &refused, |file, options, session| {
+        let model = MetalModel::new(tested(orders.next().unwrap_or(Order::Forward)), &load(file))?;
+        MetalDevice::new(&model, options).map(|device| On::new(device, session))
+    });
 }
 
 #[test]

@@ -3,10 +3,9 @@
 //! `cargo xtask fuzz --plain` does the latter two.
 
 use shohin_fuzz::{Target, mutate};
-use shohin_tests::Random;
+use shohin_tests::rounds;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
-use std::str::FromStr;
 use std::time::Instant;
 
 /// Runs a target; an input that fails is kept.
@@ -19,27 +18,15 @@ fn run(target: &Target, input: &[u8]) {
     }
 }
 
-fn variable<T: FromStr>(name: &str) -> Option<T> {
-    let value = std::env::var(name).ok()?;
-    Some(value.parse().unwrap_or_else(|_| panic!("{name} is {value}, expected a number")))
-}
-
 fn mutations_of(name: &str) {
     let target = Target::named(name).expect("a target");
-    let times = variable("SHOHIN_FUZZ_TIMES").unwrap_or(1.0);
-    let time: Option<f64> = variable("SHOHIN_FUZZ_SECONDS");
-    let inputs = target.inputs();
-    let start = Instant::now();
+    let (start, inputs) = (Instant::now(), target.inputs());
     inputs.iter().for_each(|input| run(target, input));
-    let mut random = Random::new(variable("SHOHIN_FUZZ_SEED").unwrap_or(17));
-    let most = (target.quick as f64 * times) as usize;
-    let mut count = 0;
-    while time.map_or(count < most, |time| start.elapsed().as_secs_f64() < time) {
-        count += 1;
+    let count = rounds::repeat(target.quick, |random| {
         let mut input = inputs[random.below(inputs.len())].clone();
-        mutate::mutate(&target.form, &mut input, &inputs, &mut random);
+        mutate::mutate(&target.form, &mut input, &inputs, random);
         run(target, &input);
-    }
+    });
     println!("{name}: {} inputs, {count} mutations in {:.1} s", inputs.len(), start.elapsed().as_secs_f64());
 }
 

@@ -3,90 +3,29 @@
 use shohin_core::cpu::{Cpu, CpuWeights, Isa};
 use shohin_core::device::BlockingDevice;
 use shohin_core::model::ModelBytes;
-use shohin_core::{Activations, CpuOptions, Format, KvFormat, Serial, Session, SessionOptions};
-use shohin_tests::Random;
+use shohin_core::{Activations, CpuOptions, KvFormat, Serial, Session, SessionOptions};
+use shohin_tests::case::{Case, Choices};
 use shohin_tests::cpu::{all_logits, device, repacked};
-use shohin_tests::model::{Model, Shape, Stored};
-use shohin_tests::reading;
 use std::sync::Arc;
-
-/// Numbers from the input, and from its hash when it has no more.
-struct Choices<'i> {
-    bytes: std::slice::Iter<'i, u8>,
-    rest: Random,
-}
-
-impl Choices<'_> {
-    fn new(input: &[u8]) -> Choices<'_> {
-        Choices { bytes: input.iter(), rest: Random::new(reading::fnv(input)) }
-    }
-
-    fn below(&mut self, n: usize) -> usize {
-        match self.bytes.next() {
-            Some(byte) => usize::from(*byte) % n,
-            None => self.rest.below(n),
-        }
-    }
-
-    fn of<T: Copy>(&mut self, all: &[T]) -> T {
-        all[self.below(all.len())]
-    }
-}
 
 pub(super) fn agree_seeds() -> Vec<Vec<u8>> {
     (0..8u8).map(|i| vec![i; 3]).chain([Vec::new()]).collect()
 }
 
-/// A model, tokens for it, and options.
-struct Case {
+/// A case, and the file of its model.
+struct Ways {
+    case: Case,
     file: Vec<u8>,
-    tokens: Vec<u32>,
-    kv: KvFormat,
-    batch: usize,
-    /// Where the tokens are cut.
-    cut: usize,
-    experts: bool,
 }
 
-impl Case {
-    fn new(mut choices: Choices<'_>) -> Case {
-        let kv_heads = choices.of(&[1, 2]);
-        let shape = Shape {
-            hidden: choices.of(&[256, 512]),
-            layers: choices.of(&[1, 2]),
-            kv_heads,
-            heads: kv_heads * choices.of(&[1, 2, 3, 4]),
-            head_dim: choices.of(&[64, 128]),
-            ffn: choices.of(&[256, 512]),
-            experts: choices.of(&[None, None, None, Some([3, 2, 256])]),
-            vocab: 290 + choices.below(20),
-            tied: choices.below(2) == 0,
-            context: 64,
-            yarn: choices.of(&[None, Some(16)]),
-            rope_factors: choices.below(4) == 0,
-            ..Shape::tiny()
-        };
-        // Rows of attention's output must be whole blocks.
-        let shape = if (shape.heads * shape.head_dim).is_multiple_of(256) {
-            shape
-        } else {
-            Shape { heads: 4 * kv_heads, ..shape }
-        };
-        let mut formats = vec![Stored::new(choices.of(&Format::ALL))];
-        if choices.below(2) == 0 {
-            formats.push(Stored::new(choices.of(&Format::ALL)));
-        }
-        let (vocab, experts) = (shape.vocab, shape.experts.is_some());
-        let model = Model { shape, formats, seed: choices.below(256) as u64, name: "any".into() };
-        let tokens = (0..2 + choices.below(39)).map(|_| choices.rest.below(vocab) as u32).collect::<Vec<_>>();
-        Case {
-            file: model.to_vec().expect("a valid shape"),
-            kv: choices.of(&KvFormat::ALL),
-            batch: 1 + choices.below(48),
-            cut: 1 + choices.below(tokens.len() - 1),
-            tokens,
-            experts,
-        }
+impl Ways {
+    fn new(mut choices: Choices<'_>) -> Ways {
+        let case = Case::new(&mut choices);
+        Ways { file: case.model.to_vec().expect("a valid shape"), case }
+    }
+
+    fn has_experts(&self) -> bool {
+        self.case.model.shape.experts.is_some()
     }
 
     fn session(&self, kv: KvFormat) -> SessionOptions {
@@ -95,20 +34,20 @@ impl Case {
 
     /// The logits after the last token, fed in two pieces.
     fn in_pieces<B: ModelBytes>(&self, device: &mut Cpu<'_, B>) -> Vec<f32> {
-        let mut session = Session::new(device, &self.session(self.kv)).expect("memory");
-        let (first, second) = self.tokens.split_at(self.cut);
+        let mut session = Session::new(device, &self.session(self.case.kv)).expect("memory");
+        let (first, second) = self.case.tokens.split_at(self.case.cut);
         session.forward_prefill(device, first).expect("valid tokens");
         session.forward_prefill(device, second).expect("valid tokens").to_vec()
     }
 
     /// The same, kept in between.
     fn kept(&self, device: &mut Cpu<'_, &[u8]>) -> Vec<f32> {
-        let mut session = Session::new(device, &self.session(self.kv)).expect("memory");
-        let (first, second) = self.tokens.split_at(self.cut);
+        let mut session = Session::new(device, &self.session(self.case.kv)).expect("memory");
+        let (first, second) = self.case.tokens.split_at(self.case.cut);
         session.forward_prefill(device, first).expect("valid tokens");
         let mut bytes = Vec::new();
         Cpu::<&[u8]>::wait(session.export(device, &mut bytes)).expect("memory");
-        let mut other = Session::new(device, &self.session(self.kv)).expect("memory");
+        let mut other = Session::new(device, &self.session(self.case.kv)).expect("memory");
         other.import(device, first.len(), &bytes).expect("as exported");
         other.forward_prefill(device, second).expect("valid tokens").to_vec()
     }
@@ -117,7 +56,8 @@ impl Case {
     fn noise(&self, formats: &[KvFormat]) -> Vec<f64> {
         let options = CpuOptions { activations: Activations::F32, ..CpuOptions::default() };
         let mut device = device(&self.file, &options).expect("a valid model");
-        let mut logits = |kv| all_logits(&mut device, &self.tokens, &self.session(kv)).expect("valid tokens");
+        let mut logits =
+            |kv| all_logits(&mut device, &self.case.tokens, &self.session(kv)).expect("valid tokens");
         let exact = logits(KvFormat::F32);
         formats.iter().map(|kv| noise(&logits(*kv), &exact)).collect()
     }
@@ -145,31 +85,32 @@ fn noise(found: &[f32], exact: &[f32]) -> f64 {
 }
 
 pub(super) fn agree(input: &[u8]) {
-    let case = Case::new(Choices::new(input));
+    let ways = Ways::new(Choices::new(input));
+    let case = &ways.case;
     let options = CpuOptions { batch: case.batch, ..CpuOptions::default() };
-    let mut reference = device(&case.file, &options).expect("a valid model");
-    let all = all_logits(&mut reference, &case.tokens, &case.session(case.kv)).expect("valid tokens");
+    let mut reference = device(&ways.file, &options).expect("a valid model");
+    let all = all_logits(&mut reference, &case.tokens, &ways.session(case.kv)).expect("valid tokens");
     let vocab = all.len() / case.tokens.len();
     let last = &all[all.len() - vocab..];
-    assert!(case.in_pieces(&mut reference) == last, "a prompt in two pieces");
-    assert!(case.kept(&mut reference) == last, "a session that was kept");
+    assert!(ways.in_pieces(&mut reference) == last, "a prompt in two pieces");
+    assert!(ways.kept(&mut reference) == last, "a session that was kept");
     let mut one =
-        device(&case.file, &CpuOptions { batch: 1, ..CpuOptions::default() }).expect("a valid model");
+        device(&ways.file, &CpuOptions { batch: 1, ..CpuOptions::default() }).expect("a valid model");
     assert!(
-        all_logits(&mut one, &case.tokens, &case.session(case.kv)).expect("valid tokens") == all,
+        all_logits(&mut one, &case.tokens, &ways.session(case.kv)).expect("valid tokens") == all,
         "one by one"
     );
-    let mut repacked = repacked(&case.file, &options).expect("a valid model");
-    assert!(case.in_pieces(&mut repacked) == last, "repacked weights");
+    let mut repacked = repacked(&ways.file, &options).expect("a valid model");
+    assert!(ways.in_pieces(&mut repacked) == last, "repacked weights");
     let weights: Arc<CpuWeights<&[u8]>> = Arc::clone(reference.weights());
     for isa in Isa::available() {
         let options = CpuOptions { isa, ..options };
         let mut device = Cpu::with_weights(Arc::clone(&weights), &options, Serial).expect("memory");
-        assert!(case.in_pieces(&mut device) == last, "{isa:?}");
+        assert!(ways.in_pieces(&mut device) == last, "{isa:?}");
     }
     // A rounding error that sends a token to another expert, or an activation to another integer, is not the cache's.
-    if !case.experts {
-        let noise = case.noise(&[case.kv])[0];
+    if !ways.has_experts() {
+        let noise = ways.noise(&[case.kv])[0];
         assert!(noise <= bound(case.kv), "{:?} changes logits by {noise}", case.kv);
     }
 }
@@ -177,14 +118,15 @@ pub(super) fn agree(input: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use shohin_tests::Random;
 
     /// Formats, and the noise of each in all models with a seed below this and without experts, sorted.
     fn measured(seeds: u64) -> Vec<(KvFormat, Vec<f64>)> {
         let mut found = KvFormat::ALL.map(|kv| (kv, Vec::new()));
         for seed in 0..seeds {
-            let case = Case::new(Choices { bytes: [].iter(), rest: Random::new(seed) });
-            if !case.experts {
-                let noise = case.noise(&KvFormat::ALL);
+            let ways = Ways::new(Random::new(seed).into());
+            if !ways.has_experts() {
+                let noise = ways.noise(&KvFormat::ALL);
                 found.iter_mut().zip(noise).for_each(|((_, all), noise)| all.push(noise));
             }
         }
