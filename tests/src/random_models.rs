@@ -61,7 +61,7 @@ impl Plan {
         // More positions than a part of flash decoding holds, and several blocks of the patterns.
         let is_long = choices.below(12) == 0;
         if is_long {
-            model.shape.layers = 1;
+            model.shape = Shape { layers: 1, hidden: 256, ffn: 256, ..model.shape };
             tokens.extend((0..130).map(|_| choices.below(model.shape.vocab) as u32));
         }
         match choices.below(24) {

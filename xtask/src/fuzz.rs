@@ -6,6 +6,7 @@
 use crate::command::{Cmd, Result};
 use crate::machine::Machine;
 use crate::package::FUZZ;
+use crate::suite;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
@@ -31,11 +32,13 @@ pub(crate) struct Options {
     pub(crate) program: Option<String>,
     /// Mutations only, with neither coverage nor sanitizer.
     pub(crate) plain: bool,
+    /// The engines that must agree ([`suite::ENGINES`]) in the place of the targets.
+    pub(crate) engines: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { hours: 1.0, only: Vec::new(), turn: None, program: None, plain: false }
+        Options { hours: 1.0, only: Vec::new(), turn: None, program: None, plain: false, engines: false }
     }
 }
 
@@ -110,17 +113,23 @@ fn build(machine: &Machine) -> Result<std::path::PathBuf> {
 }
 
 /// Runs the targets in turn until the time is over. Returns whether no input failed.
-pub(crate) fn fuzz(machine: &Machine, options: &Options) -> Result<bool> {
-    let mut names = targets(&machine.root)?;
+pub(crate) fn fuzz(machine: &mut Machine, options: &Options) -> Result<bool> {
+    let mut names = match options.engines {
+        true => suite::ENGINES.iter().map(|engine| engine.suite.to_string()).collect(),
+        false => targets(&machine.root)?,
+    };
     if let Some(unknown) = options.only.iter().find(|only| !names.contains(only)) {
         return Err(format!("there is no target {unknown}; expected one of {}", names.join(", ")));
     }
     names.retain(|name| options.only.is_empty() || options.only.contains(name));
-    if options.plain {
+    if options.plain || options.engines {
         if options.turn.is_some() || options.program.is_some() {
-            return Err("--turn and --program do not go with --plain".into());
+            return Err("--turn and --program do not go with --plain and --engines".into());
         }
-        return plain(machine, &names, options.hours);
+        return match options.engines {
+            true => engines(machine, &names, options.hours),
+            false => plain(machine, &names, options.hours),
+        };
     }
     if !cfg!(all(target_arch = "x86_64", target_os = "linux", target_env = "gnu")) {
         return Err("fuzz requires Linux on x86-64 with glibc, except with --plain".into());
@@ -184,28 +193,55 @@ pub(crate) fn fuzz(machine: &Machine, options: &Options) -> Result<bool> {
 /// Mutations for an equal time per target, in an optimized program with overflow checks and debug assertions. Counts are
 /// kept in `target/fuzz/counts-plain`.
 fn plain(machine: &Machine, names: &[String], hours: f64) -> Result<bool> {
-    let folder = machine.target.join("fuzz");
-    make(&folder)?;
-    let path = folder.join("counts-plain");
-    let seconds = hours * 3600.0 / names.len().max(1) as f64;
-    let seed = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
-    println!("seed {seed}");
     let build = machine.cargo().args("test --profile fuzz --test mutations --no-run --message-format=json");
     let built = build.packages(&[FUZZ]).read()?;
     // Not by cargo, which would build anew whatever was edited since.
-    let test = Cmd::new(executable(&built).ok_or("cargo does not say what it has built")?, &machine.root)
-        .env("SHOHIN_FUZZ_SECONDS", seconds.to_string())
-        .env("SHOHIN_FUZZ_SEED", seed.to_string());
+    let test = Cmd::new(executable(&built).ok_or("cargo does not say what it has built")?, &machine.root);
+    let run = |name: &str| Ok((test.clone().args("--exact --nocapture").arg(name), "mutations"));
+    in_turn(machine, names, hours, "counts-plain", run)
+}
+
+/// Random models or conversations for an equal time per engine. Counts are kept in `target/fuzz/counts-engines`.
+fn engines(machine: &mut Machine, names: &[String], hours: f64) -> Result<bool> {
+    let chosen: Vec<_> =
+        suite::ENGINES.iter().filter(|engine| names.iter().any(|name| name == engine.suite)).collect();
+    let mut tests = Vec::new();
+    for engine in chosen {
+        tests.push((engine, engine.ready(machine)?));
+    }
+    let run = |name: &str| {
+        let found = tests.iter().find(|(engine, _)| engine.suite == name);
+        found.map(|(engine, test)| (test.clone(), engine.what)).ok_or(format!("{name} is not ready"))
+    };
+    in_turn(machine, names, hours, "counts-engines", run)
+}
+
+/// Runs a test that goes on for the time given, and says how much it did, for each name. `run` says also of what.
+fn in_turn(
+    machine: &Machine,
+    names: &[String],
+    hours: f64,
+    counts: &str,
+    run: impl Fn(&str) -> Result<(Cmd, &'static str)>,
+) -> Result<bool> {
+    let folder = machine.target.join("fuzz");
+    make(&folder)?;
+    let path = folder.join(counts);
+    let seconds = hours * 3600.0 / names.len().max(1) as f64;
+    let seed = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+    println!("seed {seed}");
     let mut right = true;
     for name in names {
         let mut counts = read_counts(&path);
         let count = counts.entry(name.clone()).or_default();
-        let run = test.clone().args("--exact --nocapture").arg(name);
-        match run.read() {
+        let (test, what) = run(name)?;
+        let test =
+            test.env("SHOHIN_FUZZ_SECONDS", seconds.to_string()).env("SHOHIN_FUZZ_SEED", seed.to_string());
+        match test.read() {
             Ok(text) => {
-                let done = mutations(&text, name)
-                    .ok_or(format!("{name} does not say how many mutations it made"))?;
-                println!("{name}: {done} mutations");
+                let done =
+                    done(&text, name, what).ok_or(format!("{name} does not say how many {what} it made"))?;
+                println!("{name}: {done} {what}");
                 count.executed += done;
             }
             Err(why) => {
@@ -230,11 +266,11 @@ fn executable(messages: &str) -> Option<String> {
     programs.next_back()
 }
 
-/// The count that a test of `tests/fuzz/tests/mutations.rs` prints.
-fn mutations(text: &str, name: &str) -> Option<u64> {
-    let (_, rest) = text.split_once(&format!("{name}: "))?;
-    let (before, _) = rest.split_once(" mutations in ")?;
-    before.split_whitespace().last()?.parse().ok()
+/// The count that a test prints: `name: 3 inputs, 412 mutations in 1.0 s`.
+fn done(text: &str, name: &str, what: &str) -> Option<u64> {
+    let count =
+        |rest: &str| rest.split_once(&format!(" {what} in "))?.0.split_whitespace().next_back()?.parse().ok();
+    text.split(&format!("{name}: ")).skip(1).find_map(count)
 }
 
 fn print_counts(path: &Path) {
@@ -261,10 +297,12 @@ mod tests {
     }
 
     #[test]
-    fn mutations_are_those_that_a_test_prints() {
+    fn what_was_done_is_what_a_test_prints() {
         let text = "running 1 test\njson: 3 inputs, 412 mutations in 1.0 s\ntest json ... ok\n";
-        assert_eq!(mutations(text, "json"), Some(412));
-        assert_eq!(mutations(text, "http"), None);
+        assert_eq!(done(text, "json", "mutations"), Some(412));
+        assert_eq!(done(text, "http", "mutations"), None);
+        let text = "gpu: llvmpipe\n test random ... gpu: 51 models in 60.2 s\n";
+        assert_eq!(done(text, "gpu", "models"), Some(51));
     }
 
     #[test]

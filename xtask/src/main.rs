@@ -72,6 +72,8 @@ Commands:
       --program P   a program that was built before
       --plain       mutations only, with neither coverage nor the sanitizer: many times as many inputs; without --turn
                     and --program
+      --engines     instead of the targets, random models on the kernels of GPUs (gpu, cuda, metal) against the CPU, and
+                    random conversations with the npm package (npm) against the program; each for an equal time
   cut           kill the program N times in each of its commands that write files, and the browser in replies of the
                 page, at random instants, and check what they leave (part of suites `test` and `page`, with 8 and 3)
       --count N     default 200
@@ -244,10 +246,11 @@ fn command(args: &[String]) -> Result<bool> {
                     "--turn" => options.turn = Some(value()?.parse().map_err(|_| "--turn expects seconds")?),
                     "--program" => options.program = Some(value()?.into()),
                     "--plain" => options.plain = true,
+                    "--engines" => options.engines = true,
                     _ => return unknown(arg),
                 }
             }
-            fuzz::fuzz(&Machine::new()?, &options)
+            fuzz::fuzz(&mut Machine::new()?, &options)
         }
         "cut" => {
             let mut count = String::from("200");

@@ -10,7 +10,7 @@ use crate::machine::{
     Machine, Need, QEMU_ARM, QEMU_X86, VALGRIND, WASM, XZ,
 };
 use crate::package::{
-    BINDGEN, CLI, CORE, CUDA, EMBEDDED, FFI, FUZZ, GPU, HOST, JNI, METAL, SCHEDULES, TESTS,
+    BINDGEN, CLI, CORE, CUDA, EMBEDDED, FFI, FUZZ, GPU, HOST, JNI, METAL, PROGRAM, SCHEDULES, TESTS,
     WASM as WASM_SHELL, XTASK,
 };
 use crate::web;
@@ -48,6 +48,76 @@ fn native(m: &Machine) -> Cmd {
 fn native_but_gpu(m: &Machine) -> Cmd {
     [GPU, METAL].iter().fold(native(m), |cargo, package| cargo.arg("--exclude").arg(package))
 }
+
+/// [`native`] with the tests of the GPU engine.
+fn gpu(m: &Machine) -> Cmd {
+    native(m).arg("--exclude").arg(METAL)
+}
+
+fn cuda(m: &Machine) -> Cmd {
+    m.cargo().args(TEST).packages(&[CUDA])
+}
+
+fn metal(m: &Machine) -> Result<Cmd> {
+    Ok(m.cargo().args(TEST).packages(&[METAL]).env("CLANGXX", m.program(&CLANG)?))
+}
+
+/// Builds the program `shohin` as the suite `test` does, and returns its path.
+fn program(m: &Machine) -> Result<PathBuf> {
+    native_but_gpu(m).args("--test cli --no-run").run()?;
+    Ok(m.target.join("suite").join(PROGRAM))
+}
+
+/// The environment variable that names it to the tests of the npm package.
+const PROGRAM_PATH: &str = "SHOHIN_PROGRAM";
+
+/// An engine whose results must be those of another, with a test over random inputs that goes on for as long as it is told.
+pub(crate) struct Engine {
+    /// The suite with the test; also the name that the test prints.
+    pub(crate) suite: &'static str,
+    /// What the test says it has made.
+    pub(crate) what: &'static str,
+    test: fn(&mut Machine) -> Result<Cmd>,
+}
+
+impl Engine {
+    /// The test, when all that it needs is installed.
+    pub(crate) fn ready(&self, m: &mut Machine) -> Result<Cmd> {
+        let suite = SUITES.iter().find(|suite| suite.name == self.suite).ok_or("there is no such suite")?;
+        m.prepare(suite.needs);
+        (self.test)(m)
+    }
+}
+
+const EXACTLY: &str = "-- --exact --nocapture";
+
+/// The engines of `cargo xtask fuzz --engines`.
+pub(crate) const ENGINES: &[Engine] = &[
+    Engine {
+        suite: "gpu",
+        what: "models",
+        test: |m| Ok(gpu(m).args("--test gpu_model").args(EXACTLY).arg("random_models_agree")),
+    },
+    Engine {
+        suite: "cuda",
+        what: "models",
+        test: |m| Ok(cuda(m).args("--test model").args(EXACTLY).arg("random_models_agree")),
+    },
+    Engine {
+        suite: "metal",
+        what: "models",
+        test: |m| Ok(metal(m)?.args("--test metal").args(EXACTLY).arg("model::random_models_agree")),
+    },
+    Engine {
+        suite: "npm",
+        what: "conversations",
+        test: |m| {
+            web::build(m)?;
+            let node = m.cmd("node").args("--test --test-reporter=spec wasm/js/test/agree.test.mjs");
+            Ok(in_browsers(m, node)?.env(PROGRAM_PATH, program(m)?))
+        },
+    },
+];
 
 /// Tests of run-time dispatch: the processor's best instruction set is chosen, and no unsupported instruction
 /// is executed. They are the parity tests of prompts, and the replies of two small models, which reach every
@@ -173,7 +243,7 @@ pub(crate) const SUITES: &[Suite] = &[
             web::build(m)?;
             m.cmd("npm").args("run --silent check").run()?;
             let tests = m.cmd("npm").args("test --silent --workspace wasm");
-            let tally = in_browsers(m, tests)?.tests()?;
+            let tally = in_browsers(m, tests)?.env(PROGRAM_PATH, program(m)?).tests()?;
             m.cmd("node").arg(m.root.join("xtask/npm-pack.mjs")).run()?;
             Ok(tally)
         },
@@ -375,7 +445,7 @@ pub(crate) const SUITES: &[Suite] = &[
         needs: &[Need::Vulkan],
         unfit: ANYWHERE,
         run: |m| {
-            let engine = |m: &Machine| native(m).arg("--exclude").arg(METAL).env(SMOLLM2, fetched_smollm2(m));
+            let engine = |m: &Machine| gpu(m).env(SMOLLM2, fetched_smollm2(m));
             let mut tally = engine(m).args("--lib -- error::tests kernel::tests shader::tests").tests()?;
             let tests = integration_tests(&m.root.join("gpu/tests"))?;
             tally.add(tests.iter().fold(engine(m), |all, test| all.arg("--test").arg(test)).tests()?);
@@ -390,12 +460,7 @@ pub(crate) const SUITES: &[Suite] = &[
         about: "the kernels for Macs compared with core, as C++ on the CPU; whole models on them",
         needs: &[Need::Program(&CLANG)],
         unfit: ANYWHERE,
-        run: |m| {
-            let compiler = m.program(&CLANG)?;
-            let tests = m.cargo().args("test --profile suite").packages(&[METAL]);
-            let tests = tests.args("--lib --test metal -- kernel::tests races:: model::");
-            tests.env("CLANGXX", compiler).tests()
-        },
+        run: |m| metal(m)?.args("--lib --test metal -- kernel::tests races:: model::").tests(),
         counts: true,
         beside: Beside::Anything,
     },
@@ -404,7 +469,7 @@ pub(crate) const SUITES: &[Suite] = &[
         about: "the CUDA kernels and their host code, on a CPU, compared with core",
         needs: &[Need::Program(&GXX)],
         unfit: ANYWHERE,
-        run: |m| m.cargo().args("test --profile suite").packages(&[CUDA]).args("--lib --tests").tests(),
+        run: |m| cuda(m).args("--lib --tests").tests(),
         counts: true,
         beside: Beside::Anything,
     },
@@ -421,7 +486,7 @@ pub(crate) const SUITES: &[Suite] = &[
             with_mpi(m.cargo().args(TEST)).args("--test mpi").tests()
         },
         counts: true,
-        beside: Beside::AllBut(&["test", "smollm2", "gpu"]),
+        beside: Beside::AllBut(&["test", "smollm2", "gpu", "npm"]),
     },
     Suite {
         name: "apple",
