@@ -308,6 +308,12 @@ impl Program {
         &self.tensors[id.index()]
     }
 
+    /// Whether an operation from number `at` of the body on, the tail or the head reads `buffer` before one replaces it.
+    pub fn reads_later(&self, at: usize, buffer: BufferId) -> bool {
+        let later = self.body.iter().skip(at).chain(&self.tail);
+        later.chain(&self.head).find_map(|op| op.reads(buffer)).unwrap_or(buffer == self.hidden)
+    }
+
     /// Elements per row of buffer `id`.
     pub fn cols(&self, id: BufferId) -> usize {
         self.buffers[id.index()].cols
@@ -405,6 +411,34 @@ impl Program {
 }
 
 impl Op {
+    /// Whether the operation reads `buffer`; `None` if it has nothing to do with it, `Some(false)` if it only replaces
+    /// what is there.
+    fn reads(&self, buffer: BufferId) -> Option<bool> {
+        let of = |read: &[BufferId], replaced: &[BufferId]| {
+            if read.contains(&buffer) { Some(true) } else { replaced.contains(&buffer).then_some(false) }
+        };
+        match self {
+            Op::Embed { out, .. } => of(&[], &[*out]),
+            Op::RmsNorm { x, out, .. }
+            | Op::LinearSwiglu { x, out, .. }
+            | Op::Attention { q: x, out, .. }
+            | Op::Select { x, out, .. } => of(&[*x], &[*out]),
+            Op::Linear { x, outputs } => {
+                let replaced: ArrayVec<BufferId, MAX_OUTPUTS> = outputs.iter().map(|(_, out)| *out).collect();
+                of(&[*x], &replaced)
+            }
+            Op::LinearAdd { x, to, .. } | Op::Merge { x, to } => of(&[*x, *to], &[]),
+            Op::Experts(e) => of(&[e.x, e.to], &[e.probabilities, e.routed, e.gated]),
+            Op::RopeStore { q, k, v, .. } => of(&[*q, *k, *v], &[]),
+            Op::Exchange(exchange) => match exchange {
+                Exchange::Gather { x, to } => of(&[*x], &[*to]),
+                Exchange::GatherAdd { x, to } | Exchange::ReduceAdd { x, to } => of(&[*x, *to], &[]),
+                Exchange::Send { x, .. } => of(&[*x], &[]),
+                Exchange::Receive { x, .. } => of(&[], &[*x]),
+            },
+        }
+    }
+
     /// The tensors that a matrix product of this operation reads.
     pub(crate) fn matrices(&self) -> ArrayVec<TensorId, MAX_OUTPUTS> {
         let mut ids = ArrayVec::new();

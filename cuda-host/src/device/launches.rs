@@ -498,11 +498,13 @@ impl<D: Driver> CudaDevice<D> {
         self.quantize(e.to, 1, cols)
     }
 
-    /// The first operations of `ops` for a single row, if they can be fused: returns how many they are, or 0.
-    fn fused(&self, ops: &[Op], segment: Segment<'_>, caches: &[&mut CudaCache<D>]) -> Result<usize> {
+    /// The operations of the body from number `at` on for a single row, if the first two can be fused: returns how many they
+    /// are, or 0. What passes between the two is not stored.
+    fn fused(&self, at: usize, segment: Segment<'_>, caches: &[&mut CudaCache<D>]) -> Result<usize> {
         let program = self.model.program();
-        match ops {
-            [Op::RmsNorm { x: from, weight, eps, out }, next, ..] => {
+        let unread = |buffer: &BufferId| !program.reads_later(at + 2, *buffer);
+        match &program.body[at..] {
+            [Op::RmsNorm { x: from, weight, eps, out }, next, ..] if unread(out) => {
                 let norm = Some(Norm { weight: self.model.vector(*weight)?, eps: *eps });
                 match next {
                     Op::Linear { x, outputs }
@@ -527,7 +529,7 @@ impl<D: Driver> CudaDevice<D> {
                 Ok(2)
             }
             [Op::RopeStore { layer, q, k, v, norm, eps }, Op::Attention { layer: of, q: read, out }, ..]
-                if layer == of && q == read =>
+                if layer == of && q == read && [q, k, v].into_iter().all(unread) =>
             {
                 let (cache, heads) = (&*caches[segment.sequence], program.heads.query);
                 let rope = self.rope_args(*layer, [*q, *k, *v], *norm, *eps, segment.row, cache)?;
@@ -543,18 +545,17 @@ impl<D: Driver> CudaDevice<D> {
 
     /// The launches of the program's body.
     pub(super) fn body(&self, segments: &[Segment<'_>], caches: &[&mut CudaCache<D>]) -> Result<()> {
-        let mut ops = &self.model.program().body[..];
-        while let [op, rest @ ..] = ops {
+        let body = &self.model.program().body;
+        let mut at = 0;
+        while let Some(op) = body.get(at) {
             let fused = match segments {
-                [segment] if segment.tokens.len() == 1 => self.fused(ops, *segment, caches)?,
+                [segment] if segment.tokens.len() == 1 => self.fused(at, *segment, caches)?,
                 _ => 0,
             };
             if fused == 0 {
                 self.op(op, segments, caches)?;
-                ops = rest;
-            } else {
-                ops = &ops[fused..];
             }
+            at += fused.max(1);
         }
         Ok(())
     }
