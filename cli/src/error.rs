@@ -58,9 +58,9 @@ impl Display for CliError {
 }
 
 fn say(message: &str, code: u8) -> ExitCode {
-    // Standard error may be closed too.
-    let message = printable(message);
-    let _ = io::Write::write_fmt(&mut io::stderr(), format_args!("shohin: {message}\n"));
+    // Standard error may be closed too. In one piece, since other MPI ranks write to the same terminal.
+    let line = format!("shohin: {}\n", printable(message));
+    let _ = io::Write::write_all(&mut io::stderr(), line.as_bytes());
     ExitCode::from(code)
 }
 
