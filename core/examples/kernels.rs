@@ -1,7 +1,7 @@
 //! Speed of the kernels alone on one thread: `cargo run -r -p shohin-core --example kernels [filter]`.
 //!
 //! GMAC/s of products of 2048 columns: with one token, weights streamed from memory and weights hot in the L2
-//! cache, and with 64 tokens. Only compare lines of the same run.
+//! cache, and with 8 and 64 tokens. Only compare lines of the same run.
 
 use shohin_core::cpu::Isa;
 use shohin_core::cpu::activation_lut::ActivationLut;
@@ -63,8 +63,8 @@ fn main() {
     let bytes = &bytes[bytes.as_ptr().align_offset(64)..][..STREAMED];
     let x: Vec<f32> = (0..64 * COLS).map(|i| ((i * 37 % 101) as f32 - 50.0) * 0.02).collect();
     println!(
-        "{:24} {:>9} {:>9} {:>9}   GMAC/s, {COLS} columns, one thread",
-        "", "streamed", "hot", "64 tokens"
+        "{:24} {:>9} {:>9} {:>9} {:>9}   GMAC/s, {COLS} columns, one thread",
+        "", "streamed", "hot", "8 tokens", "64 tokens"
     );
     for isa in Isa::available() {
         let mut q8 = vec![Q8Block::default(); 64 * q8_blocks(COLS)];
@@ -101,9 +101,10 @@ fn main() {
                     })
                 };
                 println!(
-                    "{name:24} {:9.2} {:9.2} {:9.2}",
+                    "{name:24} {:9.2} {:9.2} {:9.2} {:9.2}",
                     rate(bytes, 1),
                     rate(&bytes[..HOT], 1),
+                    rate(&bytes[..8 * HOT], 8),
                     rate(&bytes[..HOT], 64)
                 );
             }

@@ -96,9 +96,7 @@ impl Kind {
             Kind::RelaxedDot => relaxed::multiplies_fast(),
         }
     }
-}
 
-impl Kind {
     /// Whether it is not slower on this machine than those before it.
     fn is_fast(self) -> bool {
         match self {
@@ -119,7 +117,7 @@ impl Isa {
         Isa::available().filter(|isa| isa.0.is_fast()).last().unwrap_or(Isa::SCALAR)
     }
 
-    /// Every instruction set of this machine, slowest first. If the processor has AMX, Linux is asked to let
+    /// Every instruction set of this machine, slower ones first as a rule. If the processor has AMX, Linux is asked to let
     /// this process use it; from then on Linux refuses alternate signal stacks that are too small for the
     /// tile state.
     pub fn available() -> impl Iterator<Item = Isa> {

@@ -308,7 +308,8 @@ impl Program {
         &self.tensors[id.index()]
     }
 
-    /// Whether an operation from number `at` of the body on, the tail or the head reads `buffer` before one replaces it.
+    /// Whether an operation from number `at` of the body on, the tail or the head reads `buffer` before one replaces it, or it is
+    /// [`Program::hidden`] and none does.
     pub fn reads_later(&self, at: usize, buffer: BufferId) -> bool {
         let later = self.body.iter().skip(at).chain(&self.tail);
         later.chain(&self.head).find_map(|op| op.reads(buffer)).unwrap_or(buffer == self.hidden)

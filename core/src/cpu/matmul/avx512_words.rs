@@ -3,7 +3,7 @@
 //!
 //! As with `token_lanes.rs`, all subset sums of a few columns are tabulated and bits of a row are the index. Here a
 //! table of one token fills one or two registers and lanes are rows, so that memory is not read for each sum, and a few
-//! tokens gain as much as many.
+//! tokens suffice.
 #![allow(unsafe_code)]
 
 use core::arch::x86_64::*;
@@ -35,9 +35,11 @@ const SET: usize = PANELS * PANEL_ROWS;
 /// Sets that share the tables of more than [`GROUP`] tokens, and the indices of these tokens.
 const SETS: usize = 16;
 /// Rows that should share tables: to build them takes as long as to compute some 80 rows.
-pub(super) const ROWS: usize = SETS * SET;
-/// Fewer tokens take less time in the order that `lut_kernel.rs` computes them in.
-pub(super) const FEWEST: usize = 4;
+const ROWS: usize = SETS * SET;
+/// A product with fewer tokens takes less time by `lut_kernel.rs`.
+const FEWEST: usize = 4;
+/// So does one of fewer rows, which are a share of a matrix: the tables are built for them alone.
+const FEW_ROWS: usize = 512;
 /// Tokens whose tables exist at the same time: 16 KB.
 const GROUP: usize = 8;
 /// Most tokens that share the indices.
@@ -54,6 +56,17 @@ pub(super) fn repacked(format: Format, layout: Layout) -> Option<Kernel> {
     match (format, layout) {
         (Format::Q1_0, Layout::Panels8) => Some(one_bit),
         _ => avx512_panel::repacked(format, layout),
+    }
+}
+
+/// Rows that should share the tables of `tokens`, of which `in_lanes` are computed in lanes.
+pub(super) const fn rows_per_table(tokens: usize, in_lanes: usize) -> usize {
+    if tokens < FEWEST {
+        0
+    } else if tokens > in_lanes {
+        ROWS
+    } else {
+        avx512_panel::LANES.rows
     }
 }
 
@@ -84,9 +97,18 @@ struct Block {
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,f16c")]
 fn one_bit(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
-    if args.tokens < FEWEST {
-        return avx512_panel::one_bit(args, out);
+    let has_tables = !args.luts.is_empty();
+    if args.tokens < FEWEST || has_tables && out.len() < FEW_ROWS {
+        avx512_panel::one_bit(args, out);
+    } else {
+        several(args, out);
     }
+}
+
+/// Not inlined, so that single tokens have no use for the memory of its buffers.
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,f16c")]
+fn several(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
     let end = panel_rows(args, out);
     // Without the blocks of tokens in lanes, all are computed here.
     let done = if args.luts.is_empty() {
@@ -101,16 +123,17 @@ fn one_bit(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
         let most = if tokens > GROUP { ROWS } else { SUMS / GROUP * SET };
         for row in (0..end).step_by(most) {
             let rows = row..end.min(row + most);
-            // SAFETY: the rows are in panels.
+            // SAFETY: the rows are in panels, and `most` keeps their sets within the buffers.
             unsafe { some_rows(args, out, rows, first..first + tokens, buffers.as_mut_ptr()) };
         }
     }
     integer_from(end, args, out);
 }
 
-/// Computes `rows` of `out`, at most `SUMS / tokens` sets of panels, for `tokens`.
+/// Computes `rows` of `out` for `tokens`.
 ///
-/// Safety: the rows are in panels.
+/// Safety: the rows are whole panels, at least one; at most [`TOKENS`], and at most `SUMS / GROUP` sets of panels with up to
+/// [`GROUP`] tokens, [`SETS`] with more.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,f16c")]
 unsafe fn some_rows(
@@ -122,6 +145,8 @@ unsafe fn some_rows(
 ) {
     let blocks = args.w.cols() / LUT_COLS;
     let sets = rows.len().div_ceil(SET);
+    debug_assert!(sets > 0 && rows.len().is_multiple_of(PANEL_ROWS) && sets * tokens.len() <= SUMS);
+    debug_assert!(tokens.len() <= GROUP || sets <= SETS);
     let panel = args.w.panel(out.first() + rows.start);
     let (stride, panel) = (panel.len(), panel.as_ptr());
     // The rows of a set that is not full are computed several times.

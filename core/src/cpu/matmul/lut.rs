@@ -65,16 +65,7 @@ const fn lut_tokens(isa: Isa, tokens: usize) -> usize {
         #[cfg(all(target_arch = "arm", feature = "helium"))]
         Kind::Helium => 0,
         #[cfg(target_arch = "x86_64")]
-        Kind::Avx2 | Kind::Avx512Vnni => tokens,
-        // Tables of a few tokens are built where they are used.
-        #[cfg(target_arch = "x86_64")]
-        Kind::Avx512Words => {
-            if tokens < super::avx512_words::FEWEST {
-                tokens
-            } else {
-                lanes(isa).tokens(tokens)
-            }
-        }
+        Kind::Avx2 | Kind::Avx512Vnni | Kind::Avx512Words => tokens,
         // AMX multiplies, whatever the format.
         #[cfg(target_arch = "x86_64")]
         Kind::Avx512Amx => {
@@ -153,11 +144,8 @@ pub(super) const fn rows_per_table(isa: Isa, w: &PackedMatrix<'_>, tokens: usize
         return usize::MAX;
     }
     #[cfg(target_arch = "x86_64")]
-    if matches!((isa.kind(), w.layout()), (Kind::Avx512Words, Layout::Panels8))
-        && tokens >= super::avx512_words::FEWEST
-        && tokens > lanes(isa).tokens(tokens)
-    {
-        return super::avx512_words::ROWS;
+    if matches!((isa.kind(), w.layout()), (Kind::Avx512Words, Layout::Panels8)) {
+        return super::avx512_words::rows_per_table(tokens, lanes(isa).tokens(tokens));
     }
     if in_lanes(isa, w.layout(), w.format()) && lanes(isa).tokens(tokens) > 0 { lanes(isa).rows } else { 0 }
 }
