@@ -433,6 +433,8 @@ export function initModels(): void {
   });
   page.model.addEventListener("click", async () => {
     page.models.showModal();
+    // Not those of the last time.
+    kept = [];
     showOffers();
     await listKept();
     await showRoom();

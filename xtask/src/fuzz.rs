@@ -122,6 +122,9 @@ pub(crate) fn fuzz(machine: &mut Machine, options: &Options) -> Result<bool> {
         return Err(format!("there is no target {unknown}; expected one of {}", names.join(", ")));
     }
     names.retain(|name| options.only.is_empty() || options.only.contains(name));
+    if options.plain && options.engines {
+        return Err("--plain and --engines do not go together".into());
+    }
     if options.plain || options.engines {
         if options.turn.is_some() || options.program.is_some() {
             return Err("--turn and --program do not go with --plain and --engines".into());
@@ -207,13 +210,14 @@ fn engines(machine: &mut Machine, names: &[String], hours: f64) -> Result<bool> 
         suite::ENGINES.iter().filter(|engine| names.iter().any(|name| name == engine.suite)).collect();
     let mut tests = Vec::new();
     for engine in chosen {
-        tests.push((engine, engine.ready(machine)?));
+        tests.extend(engine.ready(machine)?.map(|test| (engine, test)));
     }
+    let names: Vec<String> = tests.iter().map(|(engine, _)| engine.suite.into()).collect();
     let run = |name: &str| {
         let found = tests.iter().find(|(engine, _)| engine.suite == name);
         found.map(|(engine, test)| (test.clone(), engine.what)).ok_or(format!("{name} is not ready"))
     };
-    in_turn(machine, names, hours, "counts-engines", run)
+    in_turn(machine, &names, hours, "counts-engines", run)
 }
 
 /// Runs a test that goes on for the time given, and says how much it did, for each name. `run` says also of what.
@@ -237,15 +241,23 @@ fn in_turn(
         let (test, what) = run(name)?;
         let test =
             test.env("SHOHIN_FUZZ_SECONDS", seconds.to_string()).env("SHOHIN_FUZZ_SEED", seed.to_string());
-        match test.read() {
-            Ok(text) => {
+        let log = folder.join(format!("{name}.log"));
+        let ended = test.log(&log);
+        let text = fs::read(&log).map_err(|e| format!("{}: {e}", log.display()))?;
+        let text = String::from_utf8_lossy(&text);
+        match ended {
+            Ok(()) => {
                 let done =
                     done(&text, name, what).ok_or(format!("{name} does not say how many {what} it made"))?;
                 println!("{name}: {done} {what}");
                 count.executed += done;
             }
             Err(why) => {
-                eprintln!("FAILED {name}: {why}");
+                let failures = folder.join("failures");
+                make(&failures)?;
+                let kept = failures.join(format!("{name}-{seed}.log"));
+                fs::copy(&log, &kept).map_err(|e| format!("{}: {e}", kept.display()))?;
+                eprintln!("FAILED {name}: {why}; see {}", kept.display());
                 count.failures += 1;
                 right = false;
             }
@@ -285,6 +297,13 @@ fn print_counts(path: &Path) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn engines_are_tested_by_suites() {
+        for engine in suite::ENGINES {
+            assert!(suite::SUITES.iter().any(|suite| suite.name == engine.suite), "{}", engine.suite);
+        }
+    }
 
     #[test]
     fn counts_are_those_of_libfuzzer() {

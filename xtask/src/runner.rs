@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::fs;
 use std::io::Write;
 use std::path::Path;
-use std::sync::{Condvar, Mutex};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -173,7 +173,7 @@ fn here(machine: &mut Machine, suite: &Suite) -> Outcome {
 }
 
 /// The reason why a suite cannot run here, if any.
-fn unable(machine: &Machine, suite: &Suite) -> Option<String> {
+pub(crate) fn unable(machine: &Machine, suite: &Suite) -> Option<String> {
     (suite.unfit)().or_else(|| suite.needs.iter().find_map(|need| machine.absent(*need)).map(String::from))
 }
 
@@ -194,6 +194,20 @@ impl Queue {
 
     fn end(&mut self, suite: &Suite) {
         self.running.retain(|running| running.name != suite.name);
+    }
+}
+
+/// A suite until it has ended.
+struct Running<'a> {
+    suite: &'static Suite,
+    queue: &'a Mutex<Queue>,
+    ended: &'a Condvar,
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner).end(self.suite);
+        self.ended.notify_all();
     }
 }
 
@@ -233,10 +247,11 @@ fn at_a_time(
     };
     let work = || -> Result<()> {
         while let Some(suite) = next()? {
+            // Even if this thread panics: others wait for it.
+            let running = Running { suite, queue: &queue, ended: &ended };
             println!("xtask: {} begins", suite.name);
             let outcome = apart(machine, suite, chosen, &logs).unwrap_or_else(Outcome::failed);
-            queue.lock().map_err(|_| POISONED)?.end(suite);
-            ended.notify_all();
+            drop(running);
             let mut done = done.lock().map_err(|_| POISONED)?;
             let _ = fs::read(log_of(&logs, suite)).map(|log| std::io::stdout().write_all(&log));
             done.push((suite.name, outcome));
@@ -307,7 +322,9 @@ mod tests {
         assert_eq!([take(), take(), take()], [Some("gpu"), Some("cuda"), None]);
         queue.end(gpu);
         assert_eq!(queue.take().map(|suite| suite.name), Some("mpi"));
-        assert!(!may_meet(gpu, mpi) && !may_meet(cuda, budget));
+        assert!(!may_meet(cuda, budget));
+        let Beside::AllBut(others) = mpi.beside else { panic!("mpi may meet anything") };
+        assert!(others.iter().all(|other| !may_meet(mpi, named(other))));
     }
 
     #[test]

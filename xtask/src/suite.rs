@@ -13,6 +13,7 @@ use crate::package::{
     BINDGEN, CLI, CORE, CUDA, EMBEDDED, FFI, FUZZ, GPU, HOST, JNI, METAL, PROGRAM, SCHEDULES, TESTS,
     WASM as WASM_SHELL, XTASK,
 };
+use crate::runner::unable;
 use crate::web;
 use crate::{demo, ffi, firmware, instructions, source, wasi};
 
@@ -81,11 +82,15 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    /// The test, when all that it needs is installed.
-    pub(crate) fn ready(&self, m: &mut Machine) -> Result<Cmd> {
+    /// The test, when all that it needs is installed; prints why there is none otherwise.
+    pub(crate) fn ready(&self, m: &mut Machine) -> Result<Option<Cmd>> {
         let suite = SUITES.iter().find(|suite| suite.name == self.suite).ok_or("there is no such suite")?;
         m.prepare(suite.needs);
-        (self.test)(m)
+        if let Some(why) = unable(m, suite) {
+            println!("{} is skipped: {why}", self.suite);
+            return Ok(None);
+        }
+        (self.test)(m).map(Some)
     }
 }
 

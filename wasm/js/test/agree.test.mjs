@@ -2,7 +2,7 @@
 // SHOHIN_FUZZ_TIMES=20 makes twenty times as many, SHOHIN_FUZZ_SECONDS=60 goes on for a minute, SHOHIN_FUZZ_SEED=N takes others.
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
-import { createReadStream, existsSync } from "node:fs";
+import { createReadStream } from "node:fs";
 import { mkdtemp, rm } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -13,7 +13,9 @@ import { launch, serve } from "./chromium.mjs";
 import { MODELS, conversation, random, replies } from "./conversations.mjs";
 
 const MODEL = fileURLToPath(new URL("../../../models/sprout.gguf", import.meta.url));
-const { SHOHIN_PROGRAM: PROGRAM = fileURLToPath(new URL("../../../target/suite/shohin", import.meta.url)) } = process.env;
+const { SHOHIN_PROGRAM: PROGRAM } = process.env;
+/** Milliseconds for the replies of a conversation. */
+const LIMIT = 120_000;
 
 const number = (name, otherwise) => {
   const value = Number(process.env[name] ?? otherwise);
@@ -30,7 +32,10 @@ async function run(args, input) {
   // It may end without reading all.
   child.stdin.on("error", () => {});
   child.stdin.end(input);
-  await new Promise((resolve, reject) => child.on("error", reject).on("close", resolve));
+  const timer = setTimeout(() => child.kill("SIGKILL"), LIMIT);
+  const status = await new Promise((resolve, reject) => child.on("error", reject).on("close", (code, signal) => resolve(code ?? signal)));
+  clearTimeout(timer);
+  assert.ok(typeof status === "number", `${PROGRAM} ${args.join(" ")} ended with ${status}`);
   return [output, problems].map((all) => Buffer.concat(all).toString());
 }
 
@@ -85,23 +90,34 @@ function same(replies, program, where, plan) {
   assert.ok(program.at(-1).failed?.includes(said(failed)), `${failed}, where the program says ${program.at(-1).failed}; ${why}`);
 }
 
-const skip = process.env.SHOHIN_PROGRAM === undefined && !existsSync(PROGRAM) && "there is no program; `cargo xtask test --only npm` builds it";
+const skip = PROGRAM === undefined && "SHOHIN_PROGRAM names no program; `cargo xtask test --only npm` builds it";
+
+/** Fails if `promise` takes too long. */
+async function within(promise, where, plan) {
+  let timer;
+  const late = new Promise((_, reject) => {
+    timer = setTimeout(() => reject(new Error(`${where} does not end: ${JSON.stringify(plan)}`)), LIMIT);
+  });
+  return Promise.race([promise, late]).finally(() => clearTimeout(timer));
+}
 
 test("replies are those of the program, in Node and in a browser", { skip, timeout: 2 ** 31 - 1 }, async (t) => {
+  let server, browser;
+  const here = [];
+  t.after(async () => {
+    await Promise.allSettled(here.map((engine) => engine.dispose()));
+    await browser?.close();
+    await server?.close();
+  });
   const folder = await mkdtemp(join(tmpdir(), "shohin-agree-"));
-  const server = await serve(new URL("../../dist/", import.meta.url), {
+  t.after(() => rm(folder, { recursive: true }));
+  server = await serve(new URL("../../dist/", import.meta.url), {
     "/": (_request, response) => response.writeHead(200, { "Content-Type": "text/html" }).end("<!doctype html><title>test</title>"),
     "/model.gguf": (_request, response) => createReadStream(MODEL).pipe(response),
     "/conversations.mjs": (_request, response) => createReadStream(new URL("conversations.mjs", import.meta.url)).pipe(response.writeHead(200, { "Content-Type": "text/javascript" })),
   });
-  const browser = await launch();
-  const here = await Promise.all(MODELS.map(([options]) => Engine.load(MODEL, options)));
-  t.after(async () => {
-    for (const engine of here) await engine.dispose();
-    await browser.close();
-    await server.close();
-    await rm(folder, { recursive: true });
-  });
+  browser = await launch();
+  for (const [options] of MODELS) here.push(await Engine.load(MODEL, options));
   const page = await browser.newPage();
   await page.goto(server.url);
   await page.evaluate(async () => {
@@ -112,14 +128,14 @@ test("replies are those of the program, in Node and in a browser", { skip, timeo
 
   const next = random(number("SHOHIN_FUZZ_SEED", 17));
   const most = Math.round(30 * number("SHOHIN_FUZZ_TIMES", 1));
-  const [seconds, start] = [number("SHOHIN_FUZZ_SECONDS", 0), performance.now()];
+  const [seconds, start] = [process.env.SHOHIN_FUZZ_SECONDS && number("SHOHIN_FUZZ_SECONDS"), performance.now()];
   const ends = new Set();
   let count = 0;
-  for (; seconds > 0 ? performance.now() - start < seconds * 1000 : count < most; count += 1) {
+  for (; count === 0 || (seconds === undefined ? count < most : performance.now() - start < seconds * 1000); count += 1) {
     const plan = conversation(next);
     const program = await printed(plan, folder);
-    same(await replies(here[plan.model], plan), program, "Node", plan);
-    same(await page.evaluate((plan) => repliesTo(plan), plan), program, "Chromium", plan);
+    same(await within(replies(here[plan.model], plan), "Node", plan), program, "Node", plan);
+    same(await within(page.evaluate((plan) => repliesTo(plan), plan), "Chromium", plan), program, "Chromium", plan);
     for (const { reason = "failed" } of program) ends.add(reason);
   }
   if (count >= 30 && process.env.SHOHIN_FUZZ_SEED === undefined) assert.deepEqual([...ends].sort(), ["context_full", "failed", "length", "stop", "stop_string"]);
