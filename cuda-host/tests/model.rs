@@ -4,8 +4,6 @@ mod shim;
 
 use shim::Shim;
 use shohin_core::device::{ScratchOptions, SessionOptions};
-use shohin_core::model::ModelConfig;
-use shohin_core::model::program::{BufferId, Op, Program};
 use shohin_core::quant::packed::PackedFormat;
 use shohin_core::{Activations, Format, Gguf, KvFormat, Session};
 use shohin_cuda::{CudaDevice, CudaModel, Error, KV_FORMATS};
@@ -43,32 +41,6 @@ fn small() -> Shape {
 fn both_ways(on: &mut On<CudaDevice<Shim>>, tokens: &[u32]) -> Vec<f32> {
     let (first, last) = tokens.split_at(tokens.len() - 1);
     [on.logits(first, true), on.logits(last, false)].concat()
-}
-
-/// Fused operations do not store what passes between them.
-#[test]
-fn only_the_next_operation_reads_what_is_not_stored() {
-    let file = Model::new(Shape { layers: 2, ..small() }, Stored::new(Format::Q1_0), 1).to_vec().unwrap();
-    let mut program = ModelConfig::from_gguf(&Gguf::parse(&file).unwrap()).unwrap().program();
-    let norms = |program: &Program| -> Vec<(usize, BufferId)> {
-        let ops = program.body.iter().enumerate();
-        let norms = ops.filter_map(|(at, op)| match op {
-            Op::RmsNorm { out, .. } => Some((at, *out)),
-            _ => None,
-        });
-        norms.collect()
-    };
-    let found = norms(&program);
-    assert_eq!(found.len(), 4);
-    for &(at, out) in &found {
-        assert!(program.reads_later(at + 1, out) && !program.reads_later(at + 2, out));
-        assert!(program.reads_later(at + 2, program.residual));
-    }
-    // A second operation that reads the input of the last block's products.
-    let &(at, out) = found.last().unwrap();
-    let again = program.body[at + 1].clone();
-    program.body.insert(at + 2, again);
-    assert!(program.reads_later(at + 2, out) && !program.reads_later(at + 3, out));
 }
 
 #[test]

@@ -124,6 +124,16 @@ pub(super) fn inputs(program: &Program) -> Vec<(BufferId, TensorId)> {
     found
 }
 
+/// Whether nothing but operation `at + 1` reads what operation `at` passes to it: fused, they do not store it.
+fn may_be_fused(program: &Program, at: usize) -> bool {
+    let unread = |buffer: &BufferId| !program.reads_later(at + 2, *buffer);
+    match &program.body[at] {
+        Op::RmsNorm { out, .. } => unread(out),
+        Op::RopeStore { q, k, v, .. } => [q, k, v].into_iter().all(unread),
+        _ => false,
+    }
+}
+
 impl<D: Driver> CudaDevice<D> {
     pub(super) fn driver(&self) -> &D {
         &self.model.driver
@@ -502,9 +512,11 @@ impl<D: Driver> CudaDevice<D> {
     /// are, or 0. What passes between the two is not stored.
     fn fused(&self, at: usize, segment: Segment<'_>, caches: &[&mut CudaCache<D>]) -> Result<usize> {
         let program = self.model.program();
-        let unread = |buffer: &BufferId| !program.reads_later(at + 2, *buffer);
+        if !may_be_fused(program, at) {
+            return Ok(0);
+        }
         match &program.body[at..] {
-            [Op::RmsNorm { x: from, weight, eps, out }, next, ..] if unread(out) => {
+            [Op::RmsNorm { x: from, weight, eps, out }, next, ..] => {
                 let norm = Some(Norm { weight: self.model.vector(*weight)?, eps: *eps });
                 match next {
                     Op::Linear { x, outputs }
@@ -529,7 +541,7 @@ impl<D: Driver> CudaDevice<D> {
                 Ok(2)
             }
             [Op::RopeStore { layer, q, k, v, norm, eps }, Op::Attention { layer: of, q: read, out }, ..]
-                if layer == of && q == read && [q, k, v].into_iter().all(unread) =>
+                if layer == of && q == read =>
             {
                 let (cache, heads) = (&*caches[segment.sequence], program.heads.query);
                 let rope = self.rope_args(*layer, [*q, *k, *v], *norm, *eps, segment.row, cache)?;
@@ -558,5 +570,31 @@ impl<D: Driver> CudaDevice<D> {
             at += fused.max(1);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use shohin_core::{Format, Gguf, ModelConfig};
+    use shohin_tests::model::{Model, Shape, Stored};
+
+    #[test]
+    fn what_another_operation_reads_is_stored() {
+        let file = Model::new(Shape { layers: 2, ..Shape::tiny() }, Stored::new(Format::Q1_0), 1);
+        let file = file.to_vec().unwrap();
+        let program = ModelConfig::from_gguf(&Gguf::parse(&file).unwrap()).unwrap().program();
+        let found = |program: &Program| -> Vec<usize> {
+            (0..program.body.len()).filter(|at| may_be_fused(program, *at)).collect()
+        };
+        let all = found(&program);
+        // Two norms and attention in each layer.
+        assert_eq!(all.len(), 6);
+        for &at in &all {
+            // A second operation that reads the same.
+            let mut changed = program.clone();
+            changed.body.insert(at + 2, program.body[at + 1].clone());
+            assert!(!found(&changed).contains(&at), "operation {at}");
+        }
     }
 }
