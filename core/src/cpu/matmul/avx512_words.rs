@@ -59,9 +59,10 @@ pub(super) fn repacked(format: Format, layout: Layout) -> Option<Kernel> {
     }
 }
 
-/// Rows that should share the tables of `tokens`, of which `in_lanes` are computed in lanes.
-pub(super) const fn rows_per_table(tokens: usize, in_lanes: usize) -> usize {
-    if tokens < FEWEST {
+/// Of the `rows` that are a worker's share, those that should share the tables of `tokens`, of which `in_lanes` are computed in
+/// lanes.
+pub(super) const fn rows_per_table(rows: usize, tokens: usize, in_lanes: usize) -> usize {
+    if tokens < FEWEST || rows < FEW_ROWS && tokens > in_lanes {
         0
     } else if tokens > in_lanes {
         ROWS

@@ -137,15 +137,17 @@ const fn in_lanes(isa: Isa, layout: Layout, format: Format) -> bool {
     }
 }
 
-/// Rows that should share the tables of several tokens in a product with `w`; 0 if there are no such tables.
-pub(super) const fn rows_per_table(isa: Isa, w: &PackedMatrix<'_>, tokens: usize) -> usize {
+/// Rows that should share the tables of several tokens in a product with `w`, where `rows` are a worker's share; 0 if there are
+/// no such tables.
+pub(super) const fn rows_per_table(isa: Isa, w: &PackedMatrix<'_>, rows: usize, tokens: usize) -> usize {
+    let _ = rows;
     #[cfg(any(target_arch = "arm", target_arch = "riscv32"))]
     if !matches!(isa.kind(), Kind::Scalar) && super::byte_tables::has(w.format()) {
         return usize::MAX;
     }
     #[cfg(target_arch = "x86_64")]
     if matches!((isa.kind(), w.layout()), (Kind::Avx512Words, Layout::Panels8)) {
-        return super::avx512_words::rows_per_table(tokens, lanes(isa).tokens(tokens));
+        return super::avx512_words::rows_per_table(rows, tokens, lanes(isa).tokens(tokens));
     }
     if in_lanes(isa, w.layout(), w.format()) && lanes(isa).tokens(tokens) > 0 { lanes(isa).rows } else { 0 }
 }

@@ -304,7 +304,7 @@ fn chunk_rows(isa: Isa, pool: &dyn Pool, w: &PackedMatrix<'_>, all: usize, token
     let products = w.cols().saturating_mul(tokens).max(1);
     let share = all.div_ceil(pool.workers().max(1));
     // A job builds the tables it uses.
-    let shared = share.min(lut::rows_per_table(isa, w, tokens));
+    let shared = share.min(lut::rows_per_table(isa, w, share, tokens));
     let chunk = share.div_ceil(JOBS_PER_WORKER).max(MIN_PRODUCTS / products).max(shared);
     chunk.clamp(1, rows.max(1)).next_multiple_of(ROW_TILE)
 }
