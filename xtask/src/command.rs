@@ -5,6 +5,7 @@ use std::fmt;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 pub(crate) type Result<T> = std::result::Result<T, String>;
@@ -232,6 +233,43 @@ impl Cmd {
         }
     }
 
+    /// Runs a child that does not end by itself, as a person would: types each of `lines` when `prompt` is the end of what it
+    /// printed. Kills it once it has printed a line that begins with `last`, and returns all that it printed.
+    pub(crate) fn converse(&self, prompt: &str, lines: &[String], last: &str) -> Result<String> {
+        let limit = self.limit.unwrap_or(Duration::MAX);
+        let mut child = self.start(self.command().stdin(Stdio::piped()).stdout(Stdio::piped()))?;
+        let (input, output) = (child.stdin.take(), child.stdout.take());
+        let (sender, receiver) = channel();
+        std::thread::spawn(move || {
+            let (mut output, mut bytes) = (output?, [0; 256]);
+            while let Ok(len @ 1..) = output.read(&mut bytes) {
+                sender.send(bytes[..len].to_vec()).ok()?;
+            }
+            Some(())
+        });
+        let (started, mut said, mut lines) = (Instant::now(), Vec::new(), lines.iter());
+        let talk = |mut input: std::process::ChildStdin| loop {
+            let wait = limit.saturating_sub(started.elapsed());
+            let more = receiver.recv_timeout(wait);
+            said.extend(more.map_err(|e| {
+                format!("`{self}`: {e}, after it printed\n{}", String::from_utf8_lossy(&said))
+            })?);
+            let text = String::from_utf8_lossy(&said);
+            if text.ends_with('\n') && text.lines().any(|line| line.starts_with(last)) {
+                return Ok(text.into_owned());
+            }
+            if text.ends_with(prompt)
+                && let Some(line) = lines.next()
+            {
+                input.write_all(line.as_bytes()).map_err(|e| format!("`{self}`: {e}"))?;
+            }
+        };
+        let ended = input.ok_or_else(|| format!("`{self}` has no input")).and_then(talk);
+        let _ = child.kill();
+        let _ = child.wait();
+        ended
+    }
+
     /// Prints the command line, runs it, forwards its output, and returns the test counts found in it.
     pub(crate) fn tests(&self) -> Result<Tally> {
         println!("$ {self}");
@@ -287,6 +325,17 @@ mod tests {
         assert_eq!(tally("# tests 5\n# pass 4\n# fail 1\n# skipped 0\n# duration_ms 9"), (4, 1, 0));
         assert_eq!(tally("ℹ pass 7\nℹ fail 0\nℹ todo 1"), (7, 0, 1));
         assert_eq!(tally("# heading\ntest some::thing ... ok\n12 passed"), (0, 0, 0));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn lines_are_typed_at_prompts() {
+        let shell = |script| Cmd::new("sh", Path::new(".")).arg("-c").arg(script).limit(20);
+        let lines = ["a\n".to_owned(), "b\n".to_owned()];
+        let echo = "printf '> '; read x; echo $x; printf '> '; read x; echo; echo end $x; sleep 20";
+        assert_eq!(shell(echo).converse("> ", &lines, "end"), Ok("> a\n> \nend b\n".to_owned()));
+        assert!(shell("printf '> '; read x").converse("> ", &lines, "end").is_err());
+        assert!(shell("sleep 20").limit(0).converse("> ", &lines, "end").is_err());
     }
 
     #[cfg(unix)]

@@ -84,6 +84,7 @@ pub(crate) fn run(m: &mut Machine, update: bool) -> Result<Tally> {
     rows.extend(card(m, &examples, &target_dir)?);
     rows.extend(c(m, &examples)?);
     small_replies(m, &examples, &target_dir)?;
+    uart(m, &examples, &target_dir)?;
     let counted = Counts { compiler: compiler(m)?, rows };
     let file = examples.join("bounds.txt");
     if update {
@@ -114,10 +115,80 @@ fn card(m: &Machine, examples: &Path, target_dir: &Path) -> Result<Vec<(String, 
 
 /// The command of an emulator that loads no model into flash.
 fn without_model(emulator: &str) -> String {
+    without(emulator, "-device")
+}
+
+/// The command of an emulator without an option and its value.
+fn without(emulator: &str, option: &str) -> String {
     let words: Vec<&str> = emulator.split_whitespace().collect();
-    let loads = |at: usize| words.get(at).is_some_and(|word| word.starts_with("loader,"));
-    let kept = words.iter().enumerate().filter(|(at, _)| !loads(*at) && !loads(at + 1));
+    let kept = words
+        .iter()
+        .enumerate()
+        .filter(|(at, word)| **word != option && (*at == 0 || words[at - 1] != option));
     kept.map(|(_, word)| *word).collect::<Vec<_>>().join(" ")
+}
+
+/// Builds the chats whose console is a UART, and types at a terminal, without semihosting.
+fn uart(m: &Machine, examples: &Path, target_dir: &Path) -> Result<()> {
+    for (board, target) in BOARDS {
+        let dir = examples.join(board);
+        let cargo = m.cargo_for(target).dir(&dir).env("CARGO_TARGET_DIR", target_dir);
+        cargo.args("build --release --locked --features uart --bin").arg(board).run()?;
+        let program = target_dir.join(target).join("release").join(board);
+        let model = MODELS[0];
+        let dialogue = read(&examples.join("replies").join(model).with_extension("txt"))?;
+        let emulator = without(&emulator(&dir, model)?, "-semihosting-config");
+        let emulation = emulation(m, &dir, &emulator, &program).args("-serial stdio");
+        let said = emulation.converse("> ", &typed(&dialogue), LAST)?;
+        let seen = on_screen(&said);
+        check(&dialogue, &seen).map_err(|why| format!("{board}, UART: {why}"))?;
+        let spoken: Vec<&str> = dialogue.lines().filter(|line| !line.starts_with("# ")).collect();
+        if !seen.lines().take(spoken.len()).eq(spoken) {
+            return Err(format!("{board}, UART: a terminal shows\n{seen}\ninstead of\n{dialogue}"));
+        }
+        println!("{board} UART: the desktop's replies");
+    }
+    Ok(())
+}
+
+/// The last line that a chat reports begins with this.
+const LAST: &str = "# reply ";
+
+/// The keys for the lines of a dialogue, with ends of all kinds and mistakes that are taken back; then Ctrl-D.
+fn typed(dialogue: &str) -> Vec<String> {
+    let ends = ["\r", "\n", "\r\n"].into_iter().cycle();
+    let mut keys: Vec<String> = input(dialogue)
+        .lines()
+        .zip(ends)
+        .map(|(line, end)| {
+            let (first, rest) = line.split_at(line.len().min(4));
+            // Backspace on an empty line, ASCII removed by either key, a key without text, a character of three bytes.
+            format!("\u{8}x\u{7f}{first}yz\u{8}\u{7f}\u{1b}\u{20ac}\u{8}{rest}{end}")
+        })
+        .collect();
+    keys.push("\u{4}".to_owned());
+    keys
+}
+
+/// What a terminal shows: carriage returns and backspaces move back, and other characters replace those that are there.
+fn on_screen(text: &str) -> String {
+    let (mut lines, mut line, mut at) = (Vec::new(), Vec::new(), 0);
+    for c in text.chars() {
+        match c {
+            '\n' => {
+                lines.push(line);
+                line = vec![' '; at];
+            }
+            '\r' => at = 0,
+            '\u{8}' => at = at.saturating_sub(1),
+            c => {
+                line.splice(at..line.len().min(at + 1), [c]);
+                at += 1;
+            }
+        }
+    }
+    lines.push(line);
+    lines.join(&'\n').into_iter().collect()
 }
 
 /// Builds and runs the chat in C, on the board of the first of [`BOARDS`], with the model in flash and on a card.
@@ -324,6 +395,13 @@ mod tests {
     fn a_card_is_tested_without_a_model_in_flash() {
         let emulator = "qemu -icount shift=0 -device loader,file=models/sprout.gguf,addr=0x100000 -kernel";
         assert_eq!(without_model(emulator), "qemu -icount shift=0 -kernel");
+    }
+
+    #[test]
+    fn keys_that_take_back_are_shown_as_a_terminal_does() {
+        assert_eq!(on_screen("ax\u{8} \u{8}b\r\nc\u{8}d\r\n"), "ab\nd\n");
+        // Without the carriage return, a line begins below the end of the last one.
+        assert_eq!(on_screen("ab\nc"), "ab\n  c");
     }
 
     #[test]

@@ -1,12 +1,10 @@
-//! The application: a conversation over standard input and output.
+//! The application: a conversation over the console.
 
 use alloc::vec::Vec;
 use core::ffi::CStr;
 use core::ops::ControlFlow;
 use shohin_core::sync::Arc;
 
-use semihosting::io::{self, Read};
-use semihosting::process;
 use shohin_core::chat::{ChatEncoder, ChatOptions, Message, Role, Template};
 use shohin_core::cpu::{CpuWeights, Isa};
 use shohin_core::generate::{Backend, Event, Generation, GenerationOptions, Reason, drive};
@@ -100,20 +98,21 @@ fn open() -> Result<SdCard, Error> {
     SdCard::open(path).map_err(|_| Error::Device { problem: "there is no model on the card" })
 }
 
-/// Begins to measure memory, and gives the heap its own.
+/// Begins to measure memory, gives the heap its own, and prepares the console.
 fn begin() {
     #[cfg(feature = "report")]
     stack::paint();
     heap::init();
+    console::open();
 }
 
 /// Ends the program.
 fn end(result: Result<(), Error>) -> ! {
     match result {
-        Ok(()) => process::exit(0),
+        Ok(()) => console::end(0),
         Err(error) => {
             console::error(&error);
-            process::exit(1)
+            console::end(1)
         }
     }
 }
@@ -147,7 +146,7 @@ fn chat<B: ModelBytes>(
     let decoder = Decoder { device: &mut cpu, session: &mut session };
     let mut backend = Measured::new(decoder, clock);
     let mut line = heapless::Vec::<u8, LINE>::new();
-    while read_line(&mut line) {
+    while console::read_line(&mut line) {
         let Ok(text) = core::str::from_utf8(&line) else {
             console::print("(That was not UTF-8.)\n");
             continue;
@@ -181,20 +180,4 @@ fn chat<B: ModelBytes>(
     #[cfg(feature = "report")]
     backend.report(isa, &plan);
     Ok(())
-}
-
-/// Reads a line without its end; longer ones are cut off. False at the end of the input.
-fn read_line(line: &mut heapless::Vec<u8, LINE>) -> bool {
-    line.clear();
-    let Ok(mut input) = io::stdin() else { return false };
-    let mut byte = [0];
-    while matches!(input.read(&mut byte), Ok(1)) {
-        match byte[0] {
-            b'\n' => return true,
-            b'\r' => {}
-            // The rest of a line that is too long is dropped.
-            other => drop(line.push(other)),
-        }
-    }
-    !line.is_empty()
 }

@@ -1,14 +1,14 @@
 //! Measurements, printed when the input ends: instructions per token, memory, and a checksum of all logits. Without the
 //! feature `report` nothing is measured.
 
-#[cfg(feature = "report")]
-use semihosting::println;
 use shohin_core::Error;
 #[cfg(feature = "report")]
 use shohin_core::cpu::{Isa, MemoryPlan};
 use shohin_core::generate::Backend;
 
 use crate::clock::Clock;
+#[cfg(feature = "report")]
+use crate::console::println;
 #[cfg(feature = "report")]
 use crate::{heap, stack};
 

@@ -4,28 +4,29 @@
 use alloc::vec;
 use alloc::vec::Vec;
 
-use semihosting::{eprintln, println, process};
 use shohin_core::cpu::Isa;
 use shohin_core::cpu::activations::{Q8Block, q8_blocks, quantize};
 use shohin_core::cpu::matmul::{Input, matmul};
 use shohin_core::quant::{Format, Matrix};
 use shohin_core::{Error, Serial};
 
+use crate::console::{self, eprintln, println};
 use crate::{damaged, heap};
 
 /// Multiplies random matrices of every format that has kernels on every instruction set, and reads damaged files. Ends with an
 /// error unless all results have the same bits.
 pub fn parity() -> ! {
     heap::init();
+    console::open();
     match check() {
-        Ok(0) => process::exit(0),
+        Ok(0) => console::end(0),
         Ok(different) => {
             eprintln!("error: {different} results differ");
-            process::exit(1)
+            console::end(1)
         }
         Err(error) => {
             eprintln!("error: {error}");
-            process::exit(1)
+            console::end(1)
         }
     }
 }

@@ -1,18 +1,25 @@
-//! The console: semihosting, in place of a UART.
+//! The console: semihosting, which a debug probe provides, or with the features `cmsdk-uart` and `ns16550-uart` a UART.
 
-use semihosting::io::{self, Write};
-use semihosting::process;
 use shohin_core::Error;
 
-/// Prints `text`. If that fails, nobody reads it.
-pub(crate) fn print(text: &str) {
-    let _ = io::stdout().and_then(|mut out| out.write_all(text.as_bytes()));
-}
+#[cfg(feature = "cmsdk-uart")]
+mod cmsdk;
+#[cfg(feature = "ns16550-uart")]
+mod ns16550;
+#[cfg(not(feature = "uart"))]
+mod semihosting;
+#[cfg(feature = "uart")]
+mod uart;
+
+#[cfg(not(feature = "uart"))]
+pub(crate) use self::semihosting::*;
+#[cfg(feature = "uart")]
+pub(crate) use self::uart::*;
 
 /// Prints an error: as a sentence, or without the feature `messages`, which takes 12 kB, its code.
 pub(crate) fn error(error: &Error) {
     #[cfg(feature = "messages")]
-    semihosting::eprintln!("error: {error}");
+    eprintln!("error: {error}");
     #[cfg(not(feature = "messages"))]
     for text in ["error: ", error.code(), "\n"] {
         print(text);
@@ -22,11 +29,11 @@ pub(crate) fn error(error: &Error) {
 #[panic_handler]
 fn panic(info: &core::panic::PanicInfo<'_>) -> ! {
     #[cfg(feature = "messages")]
-    semihosting::eprintln!("{info}");
+    eprintln!("{info}");
     #[cfg(not(feature = "messages"))]
     {
         let _ = info;
         print("panic\n");
     }
-    process::exit(101)
+    end(101)
 }
