@@ -232,8 +232,10 @@ fn in_turn(
     make(&folder)?;
     let path = folder.join(counts);
     let seconds = hours * 3600.0 / names.len().max(1) as f64;
-    let seed = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
-    println!("seed {seed}");
+    let given = std::env::var("SHOHIN_FUZZ_SEED").ok().and_then(|seed| seed.parse().ok());
+    let seed: u64 = given
+        .unwrap_or_else(|| SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()));
+    println!("SHOHIN_FUZZ_SEED={seed}");
     let mut right = true;
     for name in names {
         let mut counts = read_counts(&path);
@@ -289,7 +291,9 @@ fn print_counts(path: &Path) {
     let counts = read_counts(path);
     println!("\n| target | inputs | edges | failures |\n|---|---:|---:|---:|");
     for (name, count) in &counts {
-        println!("| `{name}` | {} | {} | {} |", count.executed, count.edges, count.failures);
+        // Only libFuzzer counts edges.
+        let edges = if count.edges == 0 { "-".into() } else { count.edges.to_string() };
+        println!("| `{name}` | {} | {edges} | {} |", count.executed, count.failures);
     }
     println!("\n{} inputs in all", counts.values().map(|count| count.executed).sum::<u64>());
 }

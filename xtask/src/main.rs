@@ -65,15 +65,16 @@ Commands:
       --prefix DIR  install to DIR/include and DIR/lib, such as /usr/local
       --debug       with line numbers, and little optimized
   fuzz          run the fuzz targets in turn, with libFuzzer and the address sanitizer; failures and counts are in
-                target/fuzz (Linux on x86-64, except with --plain)
+                target/fuzz (Linux on x86-64, except with --plain and --engines)
       --hours N     for this long (default 1)
-      --only NAME   only this target (repeatable)
+      --only NAME   only this target, or with --engines this engine (repeatable)
       --turn N      seconds before the next target's turn (default 60)
       --program P   a program that was built before
       --plain       mutations only, with neither coverage nor the sanitizer: many times as many inputs; without --turn
                     and --program
       --engines     instead of the targets, random models on the kernels of GPUs (gpu, cuda, metal) against the CPU, and
-                    random conversations with the npm package (npm) against the program; each for an equal time
+                    random conversations with the npm package (npm) against the program; each for an equal time, without
+                    --turn, --program and --plain
   cut           kill the program N times in each of its commands that write files, and the browser in replies of the
                 page, at random instants, and check what they leave (part of suites `test` and `page`, with 8 and 3)
       --count N     default 200
@@ -106,7 +107,13 @@ fn main() -> ExitCode {
 
 fn command(args: &[String]) -> Result<bool> {
     let mut args = args.iter().map(String::as_str);
-    let name = args.next().unwrap_or("help");
+    let is_help = |arg: &str| ["-h", "--help"].contains(&arg);
+    let name = match args.next().unwrap_or("help") {
+        // Its arguments are a program's.
+        "emulate" => "emulate",
+        _ if args.clone().any(is_help) => "help",
+        name => name,
+    };
     let unknown = |arg: &str| Err(format!("{name} has no option {arg}; see `cargo xtask help`"));
     match name {
         "demo" => {
