@@ -12,7 +12,8 @@ use core::ops::Range;
 
 use super::args::{Kernel, MatmulArgs};
 use super::avx512_panel::{self, Avx512};
-use super::panel_kernel::panel_rows;
+use super::lut_kernel::{BLOCK_BYTES, later};
+use super::panel_kernel::{PART, panel_rows};
 use super::scalar::integer_from;
 use super::token_lanes::{self, Fields};
 use crate::cpu::activation_lut::LUT_COLS;
@@ -22,8 +23,6 @@ use crate::cpu::repack::{Layout, PANEL_ROWS};
 use crate::cpu::simd::avx512::dpwssd;
 use crate::quant::Format;
 
-/// Columns that share a factor.
-const PART: usize = 32;
 /// Parts of the columns that share a scale.
 const PARTS: usize = LUT_COLS / PART;
 /// The first column of each table of a part; those before columns 10 and 26 are of five, those two of six.
@@ -48,8 +47,6 @@ const TOKENS: usize = 32;
 const SUMS: usize = SETS * TOKENS;
 /// Prefetch distance in blocks.
 const AHEAD: usize = 4;
-/// Bytes of the codes of 16 rows of 128 columns.
-const CODES: usize = PANEL_ROWS * LUT_COLS / 8;
 
 /// The kernel for int8 activations and repacked rows.
 pub(super) fn repacked(format: Format, layout: Layout) -> Option<Kernel> {
@@ -62,12 +59,12 @@ pub(super) fn repacked(format: Format, layout: Layout) -> Option<Kernel> {
 /// Of the `rows` that are a worker's share, those that should share the tables of `tokens`, of which `in_lanes` are computed in
 /// lanes.
 pub(super) const fn rows_per_table(rows: usize, tokens: usize, in_lanes: usize) -> usize {
-    if tokens < FEWEST || rows < FEW_ROWS && tokens > in_lanes {
-        0
-    } else if tokens > in_lanes {
+    if tokens > in_lanes && tokens >= FEWEST && rows >= FEW_ROWS {
         ROWS
-    } else {
+    } else if in_lanes > 0 {
         avx512_panel::LANES.rows
+    } else {
+        0
     }
 }
 
@@ -173,9 +170,9 @@ unsafe fn some_rows(
                     if group == 0 {
                         let panels = [0, 1, 2, 3].map(|p| panel.add(stride * (s * PANELS + p).min(last)));
                         for panel in panels {
-                            prefetch(panel, b, blocks, sets);
+                            prefetch(panel, b, blocks, sets * PANELS * stride);
                         }
-                        let codes = panels.map(|p| p.add(2 * PANEL_ROWS * blocks + CODES * b));
+                        let codes = panels.map(|p| p.add(2 * PANEL_ROWS * blocks + BLOCK_BYTES * b));
                         find(codes, &raw mut (*indices)[at]);
                         (*scales)[at] = widen(panels.map(|p| p.add(2 * PANEL_ROWS * b)));
                     }
@@ -208,15 +205,13 @@ unsafe fn some_rows(
     }
 }
 
-/// Prefetches what block `b + AHEAD` needs, or the same of the panels `sets` sets later.
+/// Prefetches the block [`AHEAD`] of block `b` of a panel, or of the panel `next` bytes later.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,f16c")]
-fn prefetch(panel: *const u8, b: usize, blocks: usize, sets: usize) {
-    let (b, panel) = match (b + AHEAD).checked_sub(blocks) {
-        Some(b) => (b, panel.wrapping_add(sets * PANELS * blocks * (2 * PANEL_ROWS + CODES))),
-        None => (b + AHEAD, panel),
-    };
-    let codes = panel.wrapping_add(2 * PANEL_ROWS * blocks + CODES * b);
+fn prefetch(panel: *const u8, b: usize, blocks: usize, next: usize) {
+    let (b, next) = later(AHEAD, b, blocks, next);
+    let panel = panel.wrapping_add(next);
+    let codes = panel.wrapping_add(2 * PANEL_ROWS * blocks + BLOCK_BYTES * b);
     for line in [0, 64, 128, 192].map(|at| codes.wrapping_add(at)) {
         _mm_prefetch::<_MM_HINT_T1>(line.cast());
     }
@@ -239,7 +234,7 @@ fn transpose([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
 
 /// Writes the indices that the codes of four panels are.
 ///
-/// Safety: [`CODES`] bytes at each pointer, and memory for the indices.
+/// Safety: [`BLOCK_BYTES`] bytes at each pointer, and memory for the indices.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 unsafe fn find(codes: [*const u8; PANELS], indices: *mut Indices) {

@@ -25,7 +25,7 @@ const AHEAD: usize = 16;
 /// Groups of eight columns per part.
 pub(super) const EIGHTS: usize = 4;
 /// Bytes of the codes of 16 rows of 128 columns.
-const BLOCK_BYTES: usize = PANEL_ROWS * LUT_COLS / 8;
+pub(super) const BLOCK_BYTES: usize = PANEL_ROWS * LUT_COLS / 8;
 
 /// Safety: as for [`PanelKernel`].
 pub(super) trait LutKernel: PanelKernel {
@@ -98,12 +98,12 @@ fn start(args: &MatmulArgs<'_>, t: usize, b: usize, luts: &ActivationLut) -> i32
     y.start.wrapping_add(z.start).wrapping_add(base)
 }
 
-/// The block that is [`AHEAD`] of block `b`, and how far the groups that it belongs to are away: the next ones at `next`.
+/// The block that is `ahead` of block `b`, and how far the groups that it belongs to are away: the next ones at `next`.
 #[inline(always)]
-fn later(b: usize, blocks: usize, next: usize) -> (usize, usize) {
-    match (b + AHEAD).checked_sub(blocks) {
+pub(super) fn later(ahead: usize, b: usize, blocks: usize, next: usize) -> (usize, usize) {
+    match (b + ahead).checked_sub(blocks) {
         Some(b) => (b, next),
-        None => (b + AHEAD, 0),
+        None => (b + ahead, 0),
     }
 }
 
@@ -121,7 +121,7 @@ unsafe fn one_token<L: LutKernel, const G: usize>(args: &MatmulArgs<'_>, out: &m
         for b in 0..blocks {
             let codes = group.add(blocks * 2 * PANEL_ROWS + b * BLOCK_BYTES);
             // Lines of these groups or of the next, scales and codes alike, as memory is read sequentially.
-            let (later, next) = later(b, blocks, G * stride);
+            let (later, next) = later(AHEAD, b, blocks, G * stride);
             let later_codes = group.wrapping_add(next + blocks * 2 * PANEL_ROWS + later * BLOCK_BYTES);
             let luts = args.luts.get_unchecked(b);
             let n = L::block::<G>(luts, start(args, 0, b, luts), |g, v| {
@@ -163,7 +163,7 @@ unsafe fn tokens<L: LutKernel, const S: usize, const G: usize>(
             let sums = &mut sums[..TOKENS.min(args.tokens - first)];
             sums.as_flattened_mut().as_flattened_mut().fill(MaybeUninit::new(L::floats(0.0)));
             for b in 0..blocks {
-                let (later, next) = later(b, blocks, S * G * stride);
+                let (later, next) = later(AHEAD, b, blocks, S * G * stride);
                 for s in 0..S {
                     for g in 0..G {
                         let group = group.add((s * G + g) * stride);

@@ -86,7 +86,7 @@ fn erase<const N: usize>(line: &mut heapless::Vec<u8, N>) {
     }
 }
 
-/// Waits for ever: nothing is left that could read an exit status.
+/// Stops the processor until a reset. There is no host to report the status to.
 pub(crate) fn end(_status: i32) -> ! {
     loop {
         #[cfg(target_arch = "arm")]
