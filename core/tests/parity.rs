@@ -90,6 +90,9 @@ fn compare(w: &Matrix, x: &[f32], tokens: usize) {
         for (expected, q8, luts) in inputs.into_iter().take(if luts.is_empty() { 2 } else { 3 }) {
             let input = Input { f32: x, q8, luts };
             for (layout, format, bytes) in &layouts {
+                if isa == Isa::SCALAR && *layout == Layout::RowMajor {
+                    continue; // the reference itself
+                }
                 let w = packed(*format, *layout, w.rows(), w.cols(), bytes);
                 let found = product(isa, &Serial, &w, &input, tokens);
                 for (i, (e, f)) in expected.iter().zip(&found).enumerate() {

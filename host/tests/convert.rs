@@ -601,6 +601,12 @@ fn damaged_folders_are_refused_by_name() {
         (
             "qwen3",
             "config.json",
+            Box::new(replaced("\"vocab_size\": 272", "\"vocab_size\": 2000000000")),
+            "vocab_size is 2000000000",
+        ),
+        (
+            "qwen3",
+            "config.json",
             Box::new(replaced("\"yarn\"", "\"proportional\"")),
             "rope_parameters.rope_type is \"proportional\"",
         ),

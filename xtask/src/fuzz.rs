@@ -1,7 +1,8 @@
 //! `cargo xtask fuzz`: the targets of `tests/fuzz` in turn, with libFuzzer and the address sanitizer.
 //!
 //! The compiler of this repository builds the program: `RUSTC_BOOTSTRAP` allows it the flags of a sanitizer. What was
-//! executed so far is kept in `target/fuzz/counts`, and the corpus that was found beside it.
+//! executed so far is kept in `target/fuzz/counts`, and the corpus that was found beside it. `--keep` adds to the corpus in
+//! the repository.
 
 use crate::command::{Cmd, Result};
 use crate::machine::Machine;
@@ -10,7 +11,7 @@ use crate::suite;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// As `cargo fuzz` builds: coverage of edges, comparisons for the dictionary, and the sanitizer.
@@ -21,6 +22,9 @@ const FLAGS: &str = "--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer
 const HOST: &str = "x86_64-unknown-linux-gnu";
 
 const TURN: u64 = 60;
+
+/// Bytes of an input that [`Options::keep`] adds: more are cut off.
+const KEPT_BYTES: usize = 8192;
 
 pub(crate) struct Options {
     pub(crate) hours: f64,
@@ -34,11 +38,21 @@ pub(crate) struct Options {
     pub(crate) plain: bool,
     /// The engines that must agree ([`suite::ENGINES`]) in the place of the targets.
     pub(crate) engines: bool,
+    /// Runs nothing new: what was found so far is added to the corpus in the repository.
+    pub(crate) keep: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { hours: 1.0, only: Vec::new(), turn: None, program: None, plain: false, engines: false }
+        Options {
+            hours: 1.0,
+            only: Vec::new(),
+            turn: None,
+            program: None,
+            plain: false,
+            engines: false,
+            keep: false,
+        }
     }
 }
 
@@ -53,7 +67,7 @@ struct Count {
 }
 
 /// The targets, in the order in which they are defined: fastest first.
-fn targets(root: &Path) -> Result<Vec<String>> {
+pub(crate) fn targets(root: &Path) -> Result<Vec<String>> {
     let path = root.join("tests/fuzz/src/targets/mod.rs");
     let text = fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;
     let table = text.rsplit_once("targets! {").map_or("", |(_, table)| table);
@@ -103,7 +117,7 @@ fn make(folder: &Path) -> Result<()> {
     fs::create_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))
 }
 
-fn build(machine: &Machine) -> Result<std::path::PathBuf> {
+fn build(machine: &Machine) -> Result<PathBuf> {
     let target = machine.target.join("sanitized");
     let build =
         machine.cargo().args("build --profile fuzz --bin fuzz --features libfuzzer").packages(&[FUZZ]);
@@ -122,8 +136,8 @@ pub(crate) fn fuzz(machine: &mut Machine, options: &Options) -> Result<bool> {
         return Err(format!("there is no target {unknown}; expected one of {}", names.join(", ")));
     }
     names.retain(|name| options.only.is_empty() || options.only.contains(name));
-    if options.plain && options.engines {
-        return Err("--plain and --engines do not go together".into());
+    if [options.plain, options.engines, options.keep].into_iter().filter(|set| *set).count() > 1 {
+        return Err("--plain, --engines and --keep do not go together".into());
     }
     if options.plain || options.engines {
         if options.turn.is_some() || options.program.is_some() {
@@ -135,7 +149,7 @@ pub(crate) fn fuzz(machine: &mut Machine, options: &Options) -> Result<bool> {
         };
     }
     if !cfg!(all(target_arch = "x86_64", target_os = "linux", target_env = "gnu")) {
-        return Err("fuzz requires Linux on x86-64 with glibc, except with --plain".into());
+        return Err("fuzz requires Linux on x86-64 with glibc, except with --plain and --engines".into());
     }
     let program = match &options.program {
         Some(program) => program.into(),
@@ -143,6 +157,9 @@ pub(crate) fn fuzz(machine: &mut Machine, options: &Options) -> Result<bool> {
     };
     let folder = machine.target.join("fuzz");
     make(&folder)?;
+    if options.keep {
+        return names.iter().try_for_each(|name| keep(machine, &program, name)).map(|()| true);
+    }
     let path = folder.join("counts");
     let end = Instant::now() + Duration::from_secs_f64(options.hours * 3600.0);
     let mut failed = false;
@@ -191,6 +208,36 @@ pub(crate) fn fuzz(machine: &mut Machine, options: &Options) -> Result<bool> {
     }
     print_counts(&path);
     Ok(!failed)
+}
+
+/// Adds the inputs that were found and reach code that neither the seeds nor `tests/fuzz/corpus` reach.
+fn keep(machine: &Machine, program: &Path, name: &str) -> Result<()> {
+    let folder = machine.target.join("fuzz");
+    let (found, merged) = (folder.join("corpus").join(name), folder.join("merged").join(name));
+    let kept = machine.root.join("tests/fuzz/corpus").join(name);
+    make(&found)?;
+    if merged.exists() {
+        fs::remove_dir_all(&merged).map_err(|e| format!("{}: {e}", merged.display()))?;
+    }
+    make(&merged)?;
+    let merge = Cmd::new(program, &machine.root).arg(&merged).arg(&found);
+    let merge = merge.arg(format!("-max_len={KEPT_BYTES}")).args("-merge=1 -use_counters=0 -timeout=300");
+    let merge = merge.env("SHOHIN_FUZZ", name).env("SHOHIN_FUZZ_SEEDS", &merged);
+    merge
+        .env("ASAN_OPTIONS", "detect_leaks=0:allocator_may_return_null=1")
+        .log(&folder.join(format!("{name}.log")))?;
+    let entries = fs::read_dir(&merged).map_err(|e| format!("{}: {e}", merged.display()))?;
+    let is_new = |path: &PathBuf| {
+        path.file_name().and_then(|name| name.to_str()).is_some_and(|name| !name.starts_with("seed"))
+    };
+    let new: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).filter(is_new).collect();
+    println!("{name}: {} inputs added", new.len());
+    for path in new {
+        make(&kept)?;
+        let copy = kept.join(path.file_name().unwrap_or_default());
+        fs::copy(&path, &copy).map_err(|e| format!("{}: {e}", copy.display()))?;
+    }
+    Ok(())
 }
 
 /// Mutations for an equal time per target, in an optimized program with overflow checks and debug assertions. Counts are

@@ -75,6 +75,8 @@ Commands:
       --engines     instead of the targets, random models on the kernels of GPUs (gpu, cuda, metal) against the CPU, and
                     random conversations with the npm package (npm) against the program; each for an equal time, without
                     --turn, --program and --plain
+      --keep        run nothing new: of the inputs found so far (target/fuzz/corpus), add those to tests/fuzz/corpus that
+                    reach code which neither the seeds nor that folder reach
   cut           kill the program N times in each of its commands that write files, and the browser in replies of the
                 page, at random instants, and check what they leave (part of suites `test` and `page`, with 8 and 3)
       --count N     default 200
@@ -254,6 +256,7 @@ fn command(args: &[String]) -> Result<bool> {
                     "--program" => options.program = Some(value()?.into()),
                     "--plain" => options.plain = true,
                     "--engines" => options.engines = true,
+                    "--keep" => options.keep = true,
                     _ => return unknown(arg),
                 }
             }

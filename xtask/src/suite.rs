@@ -15,7 +15,7 @@ use crate::package::{
 };
 use crate::runner::unable;
 use crate::web;
-use crate::{demo, ffi, firmware, instructions, source, wasi};
+use crate::{demo, ffi, firmware, fuzz, instructions, source, wasi};
 
 /// The targets for which `no-std` compiles core.
 const BARE_TARGETS: [&str; 3] = ["thumbv7em-none-eabihf", CORTEX_M0, "riscv32imac-unknown-none-elf"];
@@ -153,6 +153,12 @@ const EXPECTED_ISA: &str = "SHOHIN_EXPECTED_ISA";
 /// are a separate suite.
 const SMOLLM2: &str = "SHOHIN_SMOLLM2";
 
+/// The environment variable that multiplies the number of mutations.
+const FUZZ_TIMES: &str = "SHOHIN_FUZZ_TIMES";
+
+/// What the suite `fuzz` takes of one core.
+const FUZZ_SECONDS: f64 = 300.0;
+
 pub(crate) struct Suite {
     pub(crate) name: &'static str,
     pub(crate) about: &'static str,
@@ -263,7 +269,8 @@ pub(crate) const SUITES: &[Suite] = &[
         run: |m| {
             let tests = native_but_gpu(m).args("--lib --bins --tests --examples -- --skip").arg(GPU_TESTS);
             let tests = tests.arg("--skip").arg(FFI_TESTS);
-            tests.env(SMOLLM2, "").tests()
+            // The suite `fuzz` makes mutations.
+            tests.env(SMOLLM2, "").env(FUZZ_TIMES, "0").tests()
         },
         counts: true,
         beside: Beside::Anything,
@@ -494,6 +501,20 @@ pub(crate) const SUITES: &[Suite] = &[
         beside: Beside::AllBut(&["test", "smollm2", "gpu", "npm"]),
     },
     Suite {
+        name: "fuzz",
+        about: "five minutes of mutations for every reader and parser; docs/SECURITY.md has more",
+        needs: &[],
+        unfit: ANYWHERE,
+        run: |m| {
+            let targets = fuzz::targets(&m.root)?.len().max(1);
+            let seconds = FUZZ_SECONDS / targets as f64;
+            let mutations = native_but_gpu(m).args("--test mutations -- --show-output");
+            mutations.env("SHOHIN_FUZZ_SECONDS", seconds.to_string()).tests()
+        },
+        counts: true,
+        beside: Beside::Anything,
+    },
+    Suite {
         name: "apple",
         about: "the Metal device and the library compile for Macs",
         needs: &[Need::Target(APPLE)],
@@ -523,9 +544,9 @@ pub(crate) const SUITES: &[Suite] = &[
                 let cargo = cargo.env("CARGO_TARGET_WASM32_WASIP1_RUNNER", &runner);
                 cargo.env("CARGO_TARGET_WASM32_WASIP1_RUSTFLAGS", SIMD128)
             };
-            let mut tally = cargo(TEST).args("--lib --tests").packages(PORTABLE).tests()?;
-            let mutations = cargo(TEST).packages(&[FUZZ]).args("--test mutations");
-            tally.add(mutations.env("SHOHIN_FUZZ_TIMES", "0.3").tests()?);
+            // In one command: core is built once, with the features of both.
+            let tests = cargo(TEST).args("--lib --tests").packages(PORTABLE).packages(&[FUZZ]);
+            let mut tally = tests.env(FUZZ_TIMES, "0.3").tests()?;
             tally.add(wasi::run(m, cargo, WASI)?);
             Ok(tally)
         },

@@ -257,6 +257,19 @@ fn a_hostile_vocabulary_does_not_make_long_texts_slow() {
 }
 
 #[test]
+fn an_added_token_of_more_than_65535_bytes_is_refused() {
+    // Files have a lower limit.
+    let added = |bytes: usize| {
+        let tokens = packed(&[vec![b'a'; bytes]]);
+        let added = Added::new(&Texts::new(&tokens, 1, "token", 1 << 20)?, |_| 4)?;
+        Ok::<_, Error>(added.matches("a".repeat(bytes).as_bytes(), Special::Parse).collect::<Vec<_>>())
+    };
+    assert_eq!(added(65_535).unwrap(), [(0, 65_535, 0)]);
+    let (what, max) = ("bytes of an added token", 65_535);
+    assert_eq!(added(65_536), Err(Error::Limit { what, found: 65_536, max }));
+}
+
+#[test]
 fn broken_vocabularies_are_refused_by_name() {
     let good = || Built::new(&["a b"]);
 
