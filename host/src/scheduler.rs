@@ -3,7 +3,7 @@
 use crate::error::{Error as HostError, Result};
 use crate::model::{Machine, Model};
 use crate::shard::ShardBytes;
-use crate::split::{SplitDevice, lost};
+use crate::split::{CpuRank, SplitDevice, lost};
 use shohin_core::Error;
 use shohin_core::chat::{
     ChatModel, Encoded, Event, Finish, Prompt, ReplyId, Scheduler as CoreScheduler, SchedulerOptions,
@@ -42,7 +42,7 @@ pub struct Scheduler {
 #[derive(Debug)]
 enum OnDevice {
     Cpu(Box<CoreScheduler<Cpu<'static, ShardBytes>>>),
-    Split(Box<CoreScheduler<SplitDevice>>),
+    Split(Box<CoreScheduler<SplitDevice<CpuRank>>>),
     #[cfg(feature = "gpu")]
     Gpu(Box<CoreScheduler<shohin_gpu::GpuDevice>>),
     #[cfg(all(feature = "metal", target_os = "macos"))]
