@@ -49,6 +49,8 @@ enum OnDevice {
     Metal(Box<CoreScheduler<shohin_metal::MetalDevice<shohin_metal::Metal>>>),
     #[cfg(feature = "cuda")]
     Cuda(Box<CoreScheduler<shohin_cuda::CudaDevice<shohin_cuda::Cuda>>>),
+    #[cfg(feature = "cuda")]
+    SplitCuda(Box<CoreScheduler<SplitDevice<crate::split::CudaRank>>>),
 }
 
 /// Runs the same code for the scheduler of either device.
@@ -63,6 +65,8 @@ macro_rules! on_device {
             OnDevice::Metal($scheduler) => $code,
             #[cfg(feature = "cuda")]
             OnDevice::Cuda($scheduler) => $code,
+            #[cfg(feature = "cuda")]
+            OnDevice::SplitCuda($scheduler) => $code,
         }
     };
 }
@@ -103,6 +107,11 @@ impl Model {
             Machine::Cuda(gpu) => {
                 let device = gpu.device(session.context, self.0.options.activations, batch)?;
                 OnDevice::Cuda(Box::new(CoreScheduler::new(device, options)?))
+            }
+            #[cfg(feature = "cuda")]
+            Machine::SplitCuda(gpus) => {
+                let device = gpus.device(session.context, self.0.options.activations, batch)?;
+                OnDevice::SplitCuda(Box::new(CoreScheduler::new(device, options)?))
             }
         };
         Ok(Scheduler { model: self.clone(), cpu, device })

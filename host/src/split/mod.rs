@@ -1,6 +1,8 @@
 //! A model split among several ranks: each has a part of the weights, of the cache and of the work, see
 //! [`Split`](shohin_core::model::Split).
 
+#[cfg(feature = "cuda")]
+mod cuda;
 mod device;
 #[cfg(feature = "mpi")]
 mod mpi_group;
@@ -13,6 +15,8 @@ mod order;
 mod recovering;
 mod thread_group;
 
+#[cfg(feature = "cuda")]
+pub(crate) use cuda::{CudaRank, CudaSplit};
 pub(crate) use device::SplitDevice;
 #[cfg(feature = "mpi")]
 pub use mpi_group::Mpi;
