@@ -498,7 +498,7 @@ pub(crate) const SUITES: &[Suite] = &[
             with_mpi(m.cargo().args(TEST)).args("--test mpi").tests()
         },
         counts: true,
-        beside: Beside::AllBut(&["test", "smollm2", "gpu", "npm"]),
+        beside: Beside::AllBut(&["test", "smollm2", "gpu", "cuda", "npm"]),
     },
     Suite {
         name: "apple",

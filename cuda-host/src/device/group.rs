@@ -96,7 +96,7 @@ impl<D: Driver> CudaDevice<D> {
     /// it asks `group`, which has the same ranks, whether the others are still there.
     ///
     /// # Errors
-    /// If the program is for another number of ranks; [`Error::OutOfMemory`].
+    /// If the program is for another number of ranks; [`Error::OutOfMemory`](crate::Error::OutOfMemory).
     pub fn in_group(
         mut self,
         communicator: Arc<Communicator>,
