@@ -59,8 +59,8 @@ pub(crate) struct ModelArgs {
     /// [env: SHOHIN_DEVICE] [default: auto, which is measured once per model]
     #[arg(long, global = true, value_name = "DEVICE", conflicts_with = "gpu", value_parser = str::parse::<DeviceName>)]
     pub(crate) device: Option<DeviceName>,
-    /// Split the model on the CPU among N ranks, each with a part of the threads: tensor:N by rows of matrices, with the
-    /// same results; tensor-reduce:N by columns, too; pipeline:N by layers. If mpirun has started N processes of a program
+    /// Split the model among N ranks, each with a part of the threads, or with --device cuda on a GPU of its own (by NCCL):
+    /// tensor:N by rows of matrices, with the same results; tensor-reduce:N by columns, too; pipeline:N by layers. If mpirun has started N processes of a program
     /// built with the feature mpi, these are the ranks, each with all --threads
     #[arg(long, global = true, value_name = "WAY:N", value_parser = str::parse::<Split>)]
     pub(crate) split: Option<Split>,
@@ -305,14 +305,14 @@ pub(crate) fn weights(model: &Model) -> String {
 /// `2 threads, avx512vnni, int8 activations, f16 cache`
 pub(crate) fn settings(model: &Model) -> String {
     let (act, kv) = (activations(model), model.kv().name());
+    let split = model.split().map_or(String::new(), |split| format!(" in {split}"));
     let device = match model.gpu() {
-        Some(gpu) => gpu.to_string(),
+        Some(gpu) => format!("{gpu}{split}"),
         None => {
             let threads = match model.threads() {
                 1 => "1 thread".into(),
                 n => format!("{n} threads"),
             };
-            let split = model.split().map_or(String::new(), |split| format!(" in {split}"));
             format!("{threads}{split}, {}", model.isa().name())
         }
     };

@@ -13,6 +13,14 @@ pub trait Collective: Send + Sync {
     /// Number of ranks.
     fn ranks(&self) -> usize;
 
+    /// Whether all ranks are still there, as far as this one knows without waiting.
+    ///
+    /// # Errors
+    /// [`Error::Device`](crate::Error::Device) if a rank is lost.
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// Gives `mine` to every rank, and receives theirs in the order of the ranks: `all (ranks, mine.len())`.
     ///
     /// # Errors

@@ -10,3 +10,4 @@
 #include "rope.cu"
 #include "attention.cu"
 #include "argmax.cu"
+#include "gather.cu"

@@ -21,6 +21,7 @@ static const Entry ENTRIES[] = {
     ENTRY(route_tiles, RouteArgs),
     ENTRY(experts_add, ExpertsAddArgs),
     ENTRY(argmax, ArgmaxArgs),
+    ENTRY(gather, GatherArgs),
     PRODUCTS(product_int8_0), PRODUCTS(product_int8_1), PRODUCTS(product_int8_2),
     PRODUCTS(product_int8_3), PRODUCTS(product_int8_4), PRODUCTS(product_int8_5),
     PRODUCTS(product_f32_0), PRODUCTS(product_f32_1), PRODUCTS(product_f32_2),

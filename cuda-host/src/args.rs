@@ -161,6 +161,17 @@ pub(crate) struct RopeAttentionArgs {
 
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
+pub(crate) struct GatherArgs {
+    pub(crate) from: u64,
+    pub(crate) to: u64,
+    pub(crate) rows: u32,
+    pub(crate) part: u32,
+    pub(crate) cols: u32,
+    pub(crate) add: u32,
+}
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
 pub(crate) struct ArgmaxArgs {
     pub(crate) logits: u64,
     pub(crate) best: u64,

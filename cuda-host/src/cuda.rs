@@ -6,7 +6,8 @@ use core::ffi::c_void;
 use cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
 use shohin_core::Name;
 use std::ffi::CString;
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, ThreadId};
 
 /// The kernels, compiled for compute capability 7.5; the driver compiles them for newer GPUs.
 const PTX: &str = include_str!("../kernels/shohin.ptx");
@@ -17,6 +18,9 @@ pub struct Cuda {
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
     module: sys::CUmodule,
+    /// The thread that records launches. Locked for every call.
+    recorder: Mutex<Option<ThreadId>>,
+    recorded: Condvar,
 }
 
 impl core::fmt::Debug for Cuda {
@@ -95,11 +99,36 @@ impl Cuda {
         // SAFETY: `ptx` is text that ends with a zero byte, and the context is current.
         let module = unsafe { result::module::load_data(ptx.as_ptr().cast()) };
         let module = module.map_err(refused("cuModuleLoadData"))?;
-        Ok(Cuda { name, context, stream, module })
+        let (recorder, recorded) = (Mutex::new(None), Condvar::new());
+        Ok(Cuda { name, context, stream, module, recorder, recorded })
     }
 
-    fn bind(&self) -> Result<()> {
-        self.context.bind_to_thread().map_err(refused("cuCtxSetCurrent"))
+    /// Refuses more GPUs than there are.
+    ///
+    /// # Errors
+    /// [`Error::Absent`] without a driver, [`Error::TooFewGpus`].
+    pub fn require(expected: usize) -> Result<()> {
+        check_library()?;
+        let count = CudaContext::device_count().map_err(refused("cuDeviceGetCount"))?;
+        let found = count.max(0) as usize;
+        if found < expected { Err(Error::TooFewGpus { expected, found }) } else { Ok(()) }
+    }
+
+    /// Waits while another thread records: what this one does would be a part of its graph, or end the recording.
+    fn turn(&self) -> MutexGuard<'_, Option<ThreadId>> {
+        let mut recorder = self.recorder.lock().unwrap_or_else(PoisonError::into_inner);
+        let me = thread::current().id();
+        while recorder.is_some_and(|thread| thread != me) {
+            recorder = self.recorded.wait(recorder).unwrap_or_else(PoisonError::into_inner);
+        }
+        recorder
+    }
+
+    /// Makes the GPU the calling thread's, for one call.
+    fn bind(&self) -> Result<MutexGuard<'_, Option<ThreadId>>> {
+        let turn = self.turn();
+        self.context.bind_to_thread().map_err(refused("cuCtxSetCurrent"))?;
+        Ok(turn)
     }
 }
 
@@ -112,7 +141,7 @@ impl Driver for Cuda {
     }
 
     fn alloc(&self, bytes: usize) -> Result<u64> {
-        self.bind()?;
+        let _turn = self.bind()?;
         // SAFETY: the context is current; the memory is zeroed before it is read.
         let address = unsafe { result::malloc_sync(bytes) }.map_err(|error| match error.0 {
             sys::cudaError_enum::CUDA_ERROR_OUT_OF_MEMORY => Error::OutOfMemory { need: bytes as u64 },
@@ -125,14 +154,16 @@ impl Driver for Cuda {
     }
 
     fn free(&self, address: u64) {
-        if self.bind().is_ok() && self.stream.synchronize().is_ok() {
+        if let Ok(_turn) = self.bind()
+            && self.stream.synchronize().is_ok()
+        {
             // SAFETY: `address` is from `alloc` and freed once; no work that uses it is left.
             let _ = unsafe { result::free_sync(address) };
         }
     }
 
     fn write(&self, address: u64, bytes: &[u8]) -> Result<()> {
-        self.bind()?;
+        let _turn = self.bind()?;
         // SAFETY: the memory at `address` has room, as callers make sure; a copy from pageable memory has read
         // it when the call returns.
         let copied = unsafe { result::memcpy_htod_async(address, bytes, self.stream.cu_stream()) };
@@ -140,7 +171,7 @@ impl Driver for Cuda {
     }
 
     fn read(&self, address: u64, bytes: &mut [u8]) -> Result<()> {
-        self.bind()?;
+        let _turn = self.bind()?;
         // SAFETY: the memory at `address` has as many bytes; the stream is waited for before `bytes` are used.
         let copied = unsafe { result::memcpy_dtoh_async(bytes, address, self.stream.cu_stream()) };
         let waited = self.stream.synchronize();
@@ -149,7 +180,7 @@ impl Driver for Cuda {
     }
 
     fn kernel(&self, name: &str) -> Result<CudaKernel> {
-        self.bind()?;
+        let _turn = self.bind()?;
         let name = CString::new(name).map_err(|_| absent("a kernel's name has a zero byte"))?;
         // SAFETY: the module is loaded.
         let function = unsafe { result::module::get_function(self.module, name) };
@@ -157,7 +188,7 @@ impl Driver for Cuda {
     }
 
     fn launch(&self, kernel: CudaKernel, size: LaunchSize, args: &[u8]) -> Result<()> {
-        self.bind()?;
+        let _turn = self.bind()?;
         let LaunchSize { grid: [x, y, z], threads, shared } = size;
         let mut params = [args.as_ptr().cast_mut().cast::<c_void>()];
         let stream = self.stream.cu_stream();
@@ -169,15 +200,21 @@ impl Driver for Cuda {
     }
 
     fn begin(&self) -> Result<()> {
-        self.bind()?;
+        let mut recorder = self.bind()?;
         let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the stream exists.
         let begun = unsafe { result::stream::begin_capture(self.stream.cu_stream(), mode) };
-        begun.map_err(refused("cuStreamBeginCapture"))
+        begun.map_err(refused("cuStreamBeginCapture"))?;
+        *recorder = Some(thread::current().id());
+        Ok(())
     }
 
     fn end(&self) -> Result<CudaGraph> {
-        self.bind()?;
+        let mut recorder = self.turn();
+        // Also if ending it fails.
+        *recorder = None;
+        self.recorded.notify_all();
+        self.context.bind_to_thread().map_err(refused("cuCtxSetCurrent"))?;
         // SAFETY: the stream is being captured.
         let graph = unsafe { result::stream::end_capture(self.stream.cu_stream()) };
         let graph = graph.map_err(refused("cuStreamEndCapture"))?;
@@ -193,10 +230,25 @@ impl Driver for Cuda {
     }
 
     fn replay(&self, graph: &CudaGraph) -> Result<()> {
-        self.bind()?;
+        let _turn = self.bind()?;
         // SAFETY: the graph exists, and so does the memory it uses, as the device makes sure.
         let launched = unsafe { result::graph::launch(graph.exec, self.stream.cu_stream()) };
         launched.map_err(refused("cuGraphLaunch"))
+    }
+
+    fn on_stream(&self, call: &mut dyn FnMut(*mut c_void) -> Result<()>) -> Result<()> {
+        let _turn = self.bind()?;
+        call(self.stream.cu_stream().cast())
+    }
+
+    fn is_idle(&self) -> Result<bool> {
+        let _turn = self.bind()?;
+        // SAFETY: the stream exists.
+        match unsafe { sys::cuStreamQuery(self.stream.cu_stream()) }.result() {
+            Ok(()) => Ok(true),
+            Err(DriverError(sys::cudaError_enum::CUDA_ERROR_NOT_READY)) => Ok(false),
+            Err(error) => Err(refused("cuStreamQuery")(error)),
+        }
     }
 }
 

@@ -1,14 +1,17 @@
 //! An NVIDIA GPU as a [`Device`]: scratch memory, and the launches of each operation.
 
+mod group;
 mod kernels;
 mod launches;
 
+use self::group::Rank;
 use self::kernels::Kernels;
 use self::launches::{Choices, Epilogue, Products, inputs};
 use crate::args::ArgmaxArgs;
 use crate::driver::{Driver, Memory};
 use crate::error::{Error, Result};
 use crate::model::CudaModel;
+use crate::nccl::Communicator;
 use bytemuck::cast_slice;
 use shohin_core::cache::FlatKv;
 use shohin_core::device::{
@@ -69,10 +72,13 @@ pub struct CudaCache<D: Driver> {
     /// The device that it was made by: its graphs use that device's buffers.
     device: u64,
     options: SessionOptions,
-    /// Keys and values of each layer.
-    layers: Vec<[Memory<D>; 2]>,
     /// A single row, by what is read out.
     graphs: Vec<(Option<Readout>, D::Graph)>,
+    /// Whose exchanges are in the graphs. NCCL waits for their end before its own, and needs the GPU for that: it is dropped
+    /// after them, and before the memory.
+    _communicator: Option<Arc<Communicator>>,
+    /// Keys and values of each layer.
+    layers: Vec<[Memory<D>; 2]>,
 }
 
 impl<D: Driver> core::fmt::Debug for CudaCache<D> {
@@ -96,6 +102,8 @@ pub struct CudaDevice<D: Driver> {
     choices: Option<Choices<D>>,
     logits_memory: Memory<D>,
     best: Memory<D>,
+    /// Of a split program.
+    rank: Option<Rank<D>>,
     logits: Vec<f32>,
     bytes: Vec<u8>,
 }
@@ -129,6 +137,8 @@ impl<D: Driver> CudaDevice<D> {
             buffers.push(Buffer { floats: Memory::new(driver, 4 * count)?, integers });
         }
         let heads = program.heads;
+        // Stages of a pipeline after the first read out nothing.
+        let logit_rows = if program.head.is_empty() { 0 } else { options.logit_rows };
         static DEVICES: AtomicU64 = AtomicU64::new(0);
         Ok(CudaDevice {
             id: DEVICES.fetch_add(1, Ordering::Relaxed),
@@ -139,8 +149,9 @@ impl<D: Driver> CudaDevice<D> {
             step: Step { memory: Memory::new(driver, 4 * batch * (3 + heads.dim))?, batch },
             parts: Memory::new(driver, 4 * heads.query * batch.max(PARTS) * (heads.dim + 2))?,
             choices: Choices::new(driver, program, batch)?,
-            logits_memory: Memory::new(driver, 4 * options.logit_rows * program.vocab())?,
-            best: Memory::new(driver, 8 * options.logit_rows)?,
+            logits_memory: Memory::new(driver, 4 * logit_rows * program.vocab())?,
+            best: Memory::new(driver, 8 * logit_rows)?,
+            rank: None,
             logits: Vec::new(),
             bytes: Vec::new(),
         })
@@ -149,6 +160,14 @@ impl<D: Driver> CudaDevice<D> {
     /// The model this device runs.
     pub fn model(&self) -> &Arc<CudaModel<D>> {
         &self.model
+    }
+
+    /// The lengths of the runs of heads that a layer of an exported cache consists of, in bytes, for `len` positions: all heads
+    /// of the keys, all of the values, and of formats with scales those apart.
+    pub fn head_runs(&self, cache: &CudaCache<D>, len: usize) -> Vec<usize> {
+        let spans: Vec<usize> = self.spans(cache, len).map(|span| (span.end - span.start) as usize).collect();
+        let runs = || spans.chunks(self.model.program().heads.kv.max(1)).map(|run| run.iter().sum());
+        runs().chain(runs()).collect()
     }
 
     /// The effective options.
@@ -167,7 +186,14 @@ impl<D: Driver> CudaDevice<D> {
         }
         let logits = self.logits_memory.address();
         let outputs = [(program.output, program.hidden)];
-        self.products(Products::new(program.hidden, &outputs, Epilogue::Store, rows).at(logits))?;
+        let products = Products::new(program.hidden, &outputs, Epilogue::Store, rows);
+        match program.divided_vocab {
+            None => self.products(products.at(logits))?,
+            Some(_) => {
+                self.products(products.at(self.in_rank()?.logits()))?;
+                self.gather_logits(rows)?;
+            }
+        }
         if kind != Readout::Best {
             return Ok(());
         }
@@ -201,7 +227,7 @@ impl<D: Driver> CudaDevice<D> {
         let (kind, at) = (group.map(|group| group.readout), segment.sequence);
         if !caches[at].graphs.iter().any(|(known, _)| *known == kind) {
             self.driver().begin()?;
-            let launched = self.body(&[segment], caches);
+            let launched = self.body(&[segment], caches).and_then(|()| self.tail(&[segment], caches));
             let launched = launched.and_then(|()| kind.map_or(Ok(()), |kind| self.head(kind, 1)));
             // Recording has to end in any case.
             let graph = self.driver().end();
@@ -227,8 +253,14 @@ impl<D: Driver> CudaDevice<D> {
             return groups.iter().try_for_each(|group| self.read(group, sink));
         }
         self.body(segments, caches)?;
+        self.tail(segments, caches)?;
+        self.read_out(groups, 1, sink)
+    }
+
+    /// Reads these groups from the residual stream. The rows of the first `written` are on the GPU.
+    fn read_out(&mut self, groups: &[ReadoutGroup], written: usize, sink: &mut Sink<'_>) -> Result<()> {
         for (i, group) in groups.iter().enumerate() {
-            if i > 0 {
+            if i >= written {
                 let rows: Vec<u32> = group.rows.iter().map(|wanted| wanted.row as u32).collect();
                 self.driver().write(self.step.read_out(), cast_slice(&rows))?;
             }
@@ -239,6 +271,10 @@ impl<D: Driver> CudaDevice<D> {
     }
 
     fn read(&mut self, group: &ReadoutGroup, sink: &mut Sink<'_>) -> Result<()> {
+        self.wait()?;
+        if self.rank.as_ref().is_some_and(|rank| !rank.is_first()) {
+            return Ok(());
+        }
         let program = self.model.program();
         let (from, row) = match group.readout {
             Readout::Logits | Readout::Top(_) => (self.logits_memory.address(), 4 * program.vocab()),
@@ -271,6 +307,22 @@ impl<D: Driver> CudaDevice<D> {
                     }
                 }
             }
+        }
+        Ok(())
+    }
+
+    fn compute(
+        &mut self,
+        batch: &Batch<'_>,
+        caches: &mut [&mut CudaCache<D>],
+        sink: &mut Sink<'_>,
+    ) -> Result<()> {
+        if self.model.program().stages > 1 && Rows::parts(batch, self.options.batch).nth(1).is_some() {
+            return self.pipeline(batch, caches, sink);
+        }
+        for rows in Rows::parts(batch, self.options.batch) {
+            let segments: Vec<Segment<'_>> = rows.segments().collect();
+            self.part(&segments, &self.groups(rows), caches, sink)?;
         }
         Ok(())
     }
@@ -326,7 +378,8 @@ impl<D: Driver> Device for CudaDevice<D> {
         for _ in 0..program.layers {
             layers.push([Memory::new(driver, bytes)?, Memory::new(driver, bytes)?]);
         }
-        Ok(CudaCache { device: self.id, options, layers, graphs: Vec::new() })
+        let _communicator = self.rank.as_ref().map(|rank| Arc::clone(rank.communicator()));
+        Ok(CudaCache { device: self.id, options, layers, graphs: Vec::new(), _communicator })
     }
 
     fn cache_options(&self, cache: &CudaCache<D>) -> SessionOptions {
@@ -340,11 +393,12 @@ impl<D: Driver> Device for CudaDevice<D> {
         sink: &mut Sink<'_>,
     ) -> Result<()> {
         check_caches(batch, caches.iter().map(|cache| cache.device), self.id)?;
-        for rows in Rows::parts(batch, self.options.batch) {
-            let segments: Vec<Segment<'_>> = rows.segments().collect();
-            self.part(&segments, &self.groups(rows), caches, sink)?;
-        }
-        Ok(())
+        let Some(turn) = self.rank.as_ref().map(Rank::begin).transpose()? else {
+            return self.compute(batch, caches, sink);
+        };
+        // What ranks after the first compute is complete before the next order.
+        let done = self.compute(batch, caches, sink).and_then(|()| self.wait());
+        turn.end(done)
     }
 
     fn logits(&mut self) -> &[f32] {

@@ -1,6 +1,7 @@
 //! What the device needs of CUDA.
 
 use crate::error::Result;
+use core::ffi::c_void;
 use std::sync::Arc;
 
 /// The size of a launch.
@@ -74,6 +75,19 @@ pub trait Driver {
     /// # Errors
     /// Those of the driver.
     fn replay(&self, graph: &Self::Graph) -> Result<()>;
+
+    /// Calls `call` with the stream, as CUDA's handle, while this GPU is the calling thread's: other libraries add work to
+    /// it, which is recorded as launches are.
+    ///
+    /// # Errors
+    /// Those of the driver and of `call`.
+    fn on_stream(&self, call: &mut dyn FnMut(*mut c_void) -> Result<()>) -> Result<()>;
+
+    /// Whether all work is done.
+    ///
+    /// # Errors
+    /// Those of the driver, and of the work.
+    fn is_idle(&self) -> Result<bool>;
 }
 
 /// Memory of a GPU, freed when it is dropped.

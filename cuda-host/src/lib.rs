@@ -5,6 +5,8 @@
 //! kernels and the same host code on a CPU (`shim/cuda.h`).
 //!
 //! A token of one sequence is one launch of a CUDA graph, captured the first time.
+//!
+//! Several GPUs run one rank of a split program each, and exchange what they compute by [`Nccl`] on their streams.
 
 mod args;
 mod cuda;
@@ -12,9 +14,11 @@ mod device;
 mod driver;
 mod error;
 mod model;
+mod nccl;
 
 pub use cuda::Cuda;
 pub use device::{CudaCache, CudaDevice, KV_FORMATS};
 pub use driver::{Driver, LaunchSize, Memory};
 pub use error::{Error, Result};
 pub use model::CudaModel;
+pub use nccl::{Communicator, Nccl};

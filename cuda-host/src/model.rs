@@ -3,11 +3,11 @@
 use crate::args::MatrixArgs;
 use crate::driver::{Driver, Memory};
 use crate::error::{Error, Result};
-use shohin_core::gguf::Header;
 use shohin_core::model::program::{Experts, Op, TensorId, TensorRole};
-use shohin_core::model::{ModelConfig, Program, alibi, depths};
+use shohin_core::model::{ModelBytes, ModelConfig, Program, alibi, depths};
 use shohin_core::quant::packed::{Codes, PackedFormat, Scales};
-use shohin_core::{Error as CoreError, Format, Gguf, Name, quant};
+use shohin_core::quant::{self, Matrix};
+use shohin_core::{BonsaiModel, Error as CoreError, Gguf, Name};
 use std::sync::Arc;
 
 /// Bytes repacked before they are passed to the driver.
@@ -23,6 +23,8 @@ pub(crate) enum Tensor<D: Driver> {
         _codes: Memory<D>,
         _scales: Memory<D>,
     },
+    /// Not uploaded.
+    Unused,
 }
 
 /// A model whose weights are on a GPU, shared by any number of devices.
@@ -101,6 +103,8 @@ fn check(program: &Program) -> Result<()> {
         }
     }
     match program.head[..] {
+        // A stage of a pipeline after the first.
+        [] if program.ranks > 1 => Ok(()),
         [Op::RmsNorm { x, out, .. }] if x == program.residual && out == program.hidden => Ok(()),
         _ => Err(unsupported(
             "the number of operations after the last block",
@@ -108,13 +112,6 @@ fn check(program: &Program) -> Result<()> {
             "one RMSNorm",
         )),
     }
-}
-
-fn format_of(header: &Header<'_>, index: usize, name: &str) -> Result<Format> {
-    let info = &header.tensors()[index];
-    let expected = "a loadable tensor type";
-    let wrong = CoreError::TensorType { name: Name::new(name), found: info.type_id(), expected };
-    info.format().ok_or(wrong.into())
 }
 
 impl<D: Driver> CudaModel<D> {
@@ -131,15 +128,20 @@ impl<D: Driver> CudaModel<D> {
     /// # Errors
     /// As [`CudaModel::from_gguf`], and for an invalid configuration.
     pub fn with_config(driver: Arc<D>, gguf: &Gguf<'_>, config: ModelConfig) -> Result<Arc<CudaModel<D>>> {
-        config.check()?;
-        let mut program = config.program();
-        check(&program)?;
-        let bound = program.bind(gguf.header())?;
+        Self::from_model(driver, &BonsaiModel::with_config(gguf, config)?)
+    }
+
+    /// Uploads a model, or a rank's part of one, see [`BonsaiModel::load_split`]: the device then has to be in a group
+    /// ([`CudaDevice::in_group`](crate::CudaDevice::in_group)).
+    ///
+    /// # Errors
+    /// If the model is not supported; [`Error::OutOfMemory`].
+    pub fn from_model<B: ModelBytes>(driver: Arc<D>, model: &BonsaiModel<B>) -> Result<Arc<CudaModel<D>>> {
+        let (program, weights) = (model.program(), model.weights());
+        check(program)?;
         // The layout of each matrix. Gate and up are combined row by row, so that theirs is the same.
-        let mut layouts: Vec<Option<PackedFormat>> = Vec::new();
-        for (spec, &index) in program.tensors.iter().zip(&bound) {
-            layouts.push(PackedFormat::of(format_of(gguf.header(), index, &spec.name)?));
-        }
+        let mut layouts: Vec<Option<PackedFormat>> =
+            program.tensor_ids().map(|id| PackedFormat::of(weights.format(id))).collect();
         for op in &program.body {
             if let Op::LinearSwiglu { gate, up, .. } | Op::Experts(Experts { gate, up, .. }) = op {
                 let [gate, up] = [gate.index(), up.index()];
@@ -147,32 +149,32 @@ impl<D: Driver> CudaModel<D> {
                 (layouts[gate], layouts[up]) = (both, both);
             }
         }
-        let (mut tensors, mut bytes, mut factors) = (Vec::new(), 0, None);
-        for (at, (spec, &index)) in program.tensors.iter().zip(&bound).enumerate() {
-            let format = format_of(gguf.header(), index, &spec.name)?;
-            let data = gguf.data(&gguf.header().tensors()[index]);
+        let (mut tensors, mut bytes) = (Vec::new(), 0);
+        for ((id, spec), layout) in program.tensor_ids().zip(&program.tensors).zip(layouts) {
+            let matrix = weights.matrix(id)?;
             match spec.role {
                 TensorRole::Vector => {
                     let mut weight = vec![0.0; spec.rows * spec.cols];
-                    quant::unpack(format, data, &mut weight)?;
+                    quant::unpack(matrix.format(), matrix.data(), &mut weight)?;
                     let memory = Memory::new(&driver, 4 * weight.len())?;
                     driver.write(memory.address(), bytemuck::cast_slice(&weight))?;
                     bytes += memory.bytes() as u64;
-                    if program.rope_factors.is_some_and(|id| id.index() == at) && config.divides_rope() {
-                        factors = Some(weight);
-                    }
                     tensors.push(Tensor::Vector(memory));
                 }
+                // Stages of a pipeline after the first know the size of the vocabulary by it.
+                TensorRole::Matrix if id == program.output && program.head.is_empty() => {
+                    tensors.push(Tensor::Unused);
+                }
                 TensorRole::Matrix => {
-                    let packed = layouts[at].ok_or(Error::Unsupported {
+                    let packed = layout.ok_or(Error::Unsupported {
                         what: "the type of a tensor",
-                        found: u64::from(gguf.header().tensors()[index].type_id()),
+                        found: u64::from(matrix.format().gguf_id()),
                         expected: "one that the kernels have; gate and up are both floats or both integers",
                     })?;
                     let words = [packed.code_words(spec.cols), packed.scale_words(spec.cols)];
                     let [codes, scales] = words.map(|words| Memory::new(&driver, 4 * words * spec.rows));
                     let (codes, scales) = (codes?, scales?);
-                    upload(&*driver, packed, format, data, spec.rows, [codes.address(), scales.address()])?;
+                    upload(&*driver, packed, matrix, [codes.address(), scales.address()])?;
                     bytes += packed.bytes(spec.rows, spec.cols);
                     let args =
                         matrix_args(packed, spec.rows_each(), spec.cols, codes.address(), scales.address());
@@ -180,9 +182,7 @@ impl<D: Driver> CudaModel<D> {
                 }
             }
         }
-        if let Some(factors) = factors {
-            program.divide_rope(&factors)?;
-        }
+        let (config, program) = (model.config().clone(), program.clone());
         Ok(Arc::new(CudaModel { driver, config, program, tensors, bytes }))
     }
 
@@ -215,33 +215,26 @@ impl<D: Driver> CudaModel<D> {
     pub(crate) fn matrix(&self, id: TensorId) -> Result<(MatrixArgs, PackedFormat)> {
         match &self.tensors[id.index()] {
             Tensor::Matrix { args, packed, .. } => Ok((*args, *packed)),
-            Tensor::Vector(_) => Err(self.misused(id)),
+            Tensor::Vector(_) | Tensor::Unused => Err(self.misused(id)),
         }
     }
 
     pub(crate) fn vector(&self, id: TensorId) -> Result<u64> {
         match &self.tensors[id.index()] {
             Tensor::Vector(memory) => Ok(memory.address()),
-            Tensor::Matrix { .. } => Err(self.misused(id)),
+            Tensor::Matrix { .. } | Tensor::Unused => Err(self.misused(id)),
         }
     }
 }
 
 /// Repacks the rows of a tensor and writes their codes and scales.
-fn upload<D: Driver>(
-    driver: &D,
-    packed: PackedFormat,
-    format: Format,
-    data: &[u8],
-    rows: usize,
-    to: [u64; 2],
-) -> Result<()> {
-    let row_bytes = (data.len() / rows.max(1)).max(1);
+fn upload<D: Driver>(driver: &D, packed: PackedFormat, matrix: Matrix<'_>, to: [u64; 2]) -> Result<()> {
+    let row_bytes = matrix.row_bytes().max(1);
     let (mut codes, mut scales) = (Vec::new(), Vec::new());
     let mut at = to;
-    for part in data.chunks((STAGING / row_bytes).max(1) * row_bytes) {
+    for part in matrix.data().chunks((STAGING / row_bytes).max(1) * row_bytes) {
         for row in part.chunks_exact(row_bytes) {
-            packed.repack(format, row, &mut codes, &mut scales);
+            packed.repack(matrix.format(), row, &mut codes, &mut scales);
         }
         for (words, at) in [&mut codes, &mut scales].into_iter().zip(&mut at) {
             if !words.is_empty() {

@@ -2,10 +2,11 @@
 
 use shohin_core::device::{ScratchOptions, SessionOptions};
 use shohin_core::{Error as CoreError, Format, Gguf, Name, Session};
-use shohin_cuda::{Cuda, CudaDevice, CudaModel, Driver, Error, LaunchSize, Result};
+use shohin_cuda::{Cuda, CudaDevice, CudaModel, Driver, Error, LaunchSize, Nccl, Result};
 use shohin_tests::model::{Model, Shape, Stored};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::ffi::c_void;
 use std::sync::Arc;
 
 /// What a driver refuses.
@@ -130,6 +131,14 @@ impl Driver for Recorder {
         self.call(Call::Replay)?;
         self.replayed.borrow_mut().push(graph.clone());
         Ok(())
+    }
+
+    fn on_stream(&self, call: &mut dyn FnMut(*mut c_void) -> Result<()>) -> Result<()> {
+        call(std::ptr::null_mut())
+    }
+
+    fn is_idle(&self) -> Result<bool> {
+        Ok(true)
     }
 }
 
@@ -258,5 +267,21 @@ fn without_a_driver_there_is_one_line() {
             assert!(matches!(error, Error::Absent { .. }) && line.lines().count() == 1, "{line}");
             assert!(Cuda::names().is_empty() || line.contains("there is no GPU"), "{line}");
         }
+    }
+}
+
+/// On a machine without NCCL, which most that run tests are.
+#[test]
+fn without_nccl_there_is_one_line() {
+    match Nccl::load() {
+        Ok(_) => println!("SKIPPED: there is NCCL"),
+        Err(error) => {
+            let line = error.to_string();
+            assert!(line.contains("needs NCCL 2.9 or newer (libnccl.so.2), found "), "{line}");
+            assert_eq!(line.lines().count(), 1, "{line}");
+        }
+    }
+    for (version, text) in [(2804, "found 2.8.4;"), (20_805, "found 2.8.5;")] {
+        assert!(Error::NoNccl { version: Some(version) }.to_string().contains(text), "{version}");
     }
 }

@@ -62,6 +62,10 @@ impl Model {
             Machine::Cuda(gpu) => {
                 search.on(gpu.device(session.context, self.0.options.activations, self.0.options.batch)?)
             }
+            #[cfg(feature = "cuda")]
+            Machine::SplitCuda(gpus) => {
+                search.on(gpus.device(session.context, self.0.options.activations, self.0.options.batch)?)
+            }
         }
     }
 }

@@ -222,10 +222,12 @@ impl Builder {
         (self.threads, self.kv, self.activations, self.isa.clone(), self.repack, self.compact)
     }
 
-    /// Splits the model among ranks on the CPU, which are threads of this process; each has a part of the weights, of the
-    /// cache and of the threads. Not split unless set. See [`shohin_core::model::split`] for the ways to split it.
+    /// Splits the model among ranks, which are threads of this process; each has a part of the weights, of the cache and of the
+    /// threads. Not split unless set. See [`shohin_core::model::split`] for the ways to split it.
     ///
-    /// A sequence goes on with new threads if one of them is lost: see [`Chat::recoveries`](crate::Chat::recoveries).
+    /// On the CPU, a sequence goes on with new threads if one of them is lost: see
+    /// [`Chat::recoveries`](crate::Chat::recoveries). With [`Builder::cuda`] and the number 0, rank `i` computes on NVIDIA GPU `i`,
+    /// and a lost rank is an error.
     pub fn split(mut self, split: Split) -> Self {
         self.split = Some(split);
         self
@@ -294,10 +296,7 @@ impl Builder {
             Some(split) if matches!(self.device, DeviceName::Auto | DeviceName::Cpu) => {
                 Machine::Split(self.split_weights(file, &config, split, &options, threads)?)
             }
-            Some(split) => {
-                let expected = "a model on the CPU, or none".into();
-                return Err(Error::Option { name: "split", found: split.to_string(), expected });
-            }
+            Some(split) => self.split_on_gpus(file, &config, split)?,
         };
         let on_cpu = matches!(machine, Machine::Cpu);
         let window = self.weights_window;
@@ -356,6 +355,22 @@ impl Builder {
             load_time: start.elapsed(),
             fingerprint: OnceLock::new(),
         })))
+    }
+
+    /// A model split among devices other than the CPU.
+    fn split_on_gpus(&self, file: &ModelFile, config: &ModelConfig, split: Split) -> Result<Machine> {
+        let refused = |expected: &str| {
+            Err(Error::Option { name: "split", found: split.to_string(), expected: expected.into() })
+        };
+        #[cfg(feature = "mpi")]
+        if self.world.is_some() {
+            return refused("a model on the CPU for ranks that are processes, or none");
+        }
+        match self.device {
+            DeviceName::Cuda(0) => on_several_cuda(file, &self.read, config, split),
+            DeviceName::Cuda(_) => refused("the device cuda, whose rank i is on GPU i, or none"),
+            _ => refused("a model on the CPU or on NVIDIA GPUs (the device cuda), or none"),
+        }
     }
 
     fn split_weights(
@@ -536,6 +551,21 @@ fn on_cuda(number: usize, gguf: &Gguf<'_>, config: ModelConfig) -> Result<Machin
 
 #[cfg(not(feature = "cuda"))]
 fn on_cuda(_: usize, _: &Gguf<'_>, _: ModelConfig) -> Result<Machine> {
+    Err(Error::NoCudaSupport)
+}
+
+#[cfg(feature = "cuda")]
+fn on_several_cuda(
+    file: &ModelFile,
+    read: &ReadOptions,
+    config: &ModelConfig,
+    split: Split,
+) -> Result<Machine> {
+    crate::split::CudaSplit::load(file, read, config, split).map(Machine::SplitCuda)
+}
+
+#[cfg(not(feature = "cuda"))]
+fn on_several_cuda(_: &ModelFile, _: &ReadOptions, _: &ModelConfig, _: Split) -> Result<Machine> {
     Err(Error::NoCudaSupport)
 }
 

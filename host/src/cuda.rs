@@ -13,6 +13,14 @@ use std::sync::Arc;
 #[derive(Clone, Debug)]
 pub(crate) struct CudaWeights(Arc<CudaModel<Cuda>>);
 
+/// Bytes of the keys and values of a sequence on the GPU of a model, or of a part of one.
+pub(crate) fn session_bytes(model: &CudaModel<Cuda>, session: &SessionOptions) -> u64 {
+    let (heads, layers) = (model.program().heads, model.program().layers);
+    let context = session.context.min(model.config().max_context_length);
+    let numbers = heads.kv as u64 * context as u64 * heads.dim as u64;
+    2 * layers as u64 * FlatKv::of(session.kv).bytes(numbers)
+}
+
 impl CudaWeights {
     /// Uploads the model to GPU `number`.
     pub(crate) fn load(number: usize, gguf: &Gguf<'_>, config: ModelConfig) -> Result<CudaWeights> {
@@ -26,10 +34,7 @@ impl CudaWeights {
 
     /// Bytes of the keys and values of a sequence.
     pub(crate) fn session_bytes(&self, session: &SessionOptions) -> u64 {
-        let (heads, layers) = (self.0.program().heads, self.0.program().layers);
-        let context = session.context.min(self.0.config().max_context_length);
-        let numbers = heads.kv as u64 * context as u64 * heads.dim as u64;
-        2 * layers as u64 * FlatKv::of(session.kv).bytes(numbers)
+        session_bytes(&self.0, session)
     }
 
     /// A device for several sequences, which computes `batch` rows together.

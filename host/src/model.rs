@@ -10,6 +10,8 @@ use crate::gpu::GpuWeights;
 use crate::memory;
 use crate::sequence::{OnDevice, Sequence};
 use crate::shard::ShardBytes;
+#[cfg(feature = "cuda")]
+use crate::split::CudaSplit;
 use crate::split::SplitWeights;
 use crate::threads::ThreadPool;
 use crate::weight_cache::CacheWriter;
@@ -46,6 +48,9 @@ pub(crate) enum Machine {
     Metal(crate::metal::MetalWeights),
     #[cfg(feature = "cuda")]
     Cuda(CudaWeights),
+    /// Several ranks on NVIDIA GPUs.
+    #[cfg(feature = "cuda")]
+    SplitCuda(CudaSplit),
 }
 
 pub(crate) struct Inner {
@@ -241,6 +246,8 @@ impl Model {
             Machine::Metal(metal) => metal.sequence(&options, self.0.options.activations),
             #[cfg(feature = "cuda")]
             Machine::Cuda(gpu) => gpu.sequence(&options, self.0.options.activations),
+            #[cfg(feature = "cuda")]
+            Machine::SplitCuda(gpus) => gpus.sequence(&options, self.0.options.activations),
         }
     }
 
@@ -360,7 +367,7 @@ impl Model {
         self.0.pool.workers()
     }
 
-    /// Name of the GPU it runs on, if any.
+    /// Name of the GPU it runs on, or names of several, if any.
     pub fn gpu(&self) -> Option<&str> {
         match &self.0.machine {
             Machine::Cpu | Machine::Split(_) => None,
@@ -370,6 +377,8 @@ impl Model {
             Machine::Metal(metal) => Some(metal.name()),
             #[cfg(feature = "cuda")]
             Machine::Cuda(gpu) => Some(gpu.name()),
+            #[cfg(feature = "cuda")]
+            Machine::SplitCuda(gpus) => Some(gpus.name()),
         }
     }
 
@@ -382,6 +391,8 @@ impl Model {
     pub fn split(&self) -> Option<Split> {
         match &self.0.machine {
             Machine::Split(split) => Some(split.split()),
+            #[cfg(feature = "cuda")]
+            Machine::SplitCuda(gpus) => Some(gpus.split()),
             _ => None,
         }
     }
@@ -438,6 +449,8 @@ impl Model {
             }
             #[cfg(feature = "cuda")]
             Machine::Cuda(gpu) => Ok(gpu.session_bytes(&self.session_options(context))),
+            #[cfg(feature = "cuda")]
+            Machine::SplitCuda(gpus) => Ok(gpus.session_bytes(&self.session_options(context))),
         }
     }
 

@@ -3,7 +3,7 @@
 use crate::error::{Error as HostError, Result};
 use crate::model::{Machine, Model};
 use crate::shard::ShardBytes;
-use crate::split::{SplitDevice, lost};
+use crate::split::{CpuRank, SplitDevice, lost};
 use shohin_core::Error;
 use shohin_core::chat::{
     ChatModel, Encoded, Event, Finish, Prompt, ReplyId, Scheduler as CoreScheduler, SchedulerOptions,
@@ -42,13 +42,15 @@ pub struct Scheduler {
 #[derive(Debug)]
 enum OnDevice {
     Cpu(Box<CoreScheduler<Cpu<'static, ShardBytes>>>),
-    Split(Box<CoreScheduler<SplitDevice>>),
+    Split(Box<CoreScheduler<SplitDevice<CpuRank>>>),
     #[cfg(feature = "gpu")]
     Gpu(Box<CoreScheduler<shohin_gpu::GpuDevice>>),
     #[cfg(all(feature = "metal", target_os = "macos"))]
     Metal(Box<CoreScheduler<shohin_metal::MetalDevice<shohin_metal::Metal>>>),
     #[cfg(feature = "cuda")]
     Cuda(Box<CoreScheduler<shohin_cuda::CudaDevice<shohin_cuda::Cuda>>>),
+    #[cfg(feature = "cuda")]
+    SplitCuda(Box<CoreScheduler<SplitDevice<crate::split::CudaRank>>>),
 }
 
 /// Runs the same code for the scheduler of either device.
@@ -63,6 +65,8 @@ macro_rules! on_device {
             OnDevice::Metal($scheduler) => $code,
             #[cfg(feature = "cuda")]
             OnDevice::Cuda($scheduler) => $code,
+            #[cfg(feature = "cuda")]
+            OnDevice::SplitCuda($scheduler) => $code,
         }
     };
 }
@@ -103,6 +107,11 @@ impl Model {
             Machine::Cuda(gpu) => {
                 let device = gpu.device(session.context, self.0.options.activations, batch)?;
                 OnDevice::Cuda(Box::new(CoreScheduler::new(device, options)?))
+            }
+            #[cfg(feature = "cuda")]
+            Machine::SplitCuda(gpus) => {
+                let device = gpus.device(session.context, self.0.options.activations, batch)?;
+                OnDevice::SplitCuda(Box::new(CoreScheduler::new(device, options)?))
             }
         };
         Ok(Scheduler { model: self.clone(), cpu, device })

@@ -66,7 +66,7 @@ impl Model {
             #[cfg(all(feature = "metal", target_os = "macos"))]
             Machine::Metal(_) => Layout::Gpu,
             #[cfg(feature = "cuda")]
-            Machine::Cuda(_) => Layout::Gpu,
+            Machine::Cuda(_) | Machine::SplitCuda(_) => Layout::Gpu,
         }
     }
 

@@ -316,13 +316,13 @@ mod tests {
     #[test]
     fn suites_that_build_the_same_file_do_not_meet() {
         let named = |name: &str| SUITES.iter().find(|suite| suite.name == name).unwrap();
-        let [gpu, mpi, cuda, budget] = ["gpu", "mpi", "cuda", "budget"].map(named);
-        let mut queue = Queue { waiting: VecDeque::from([gpu, mpi, cuda]), running: Vec::new() };
+        let [gpu, mpi, metal, budget] = ["gpu", "mpi", "metal", "budget"].map(named);
+        let mut queue = Queue { waiting: VecDeque::from([gpu, mpi, metal]), running: Vec::new() };
         let mut take = || queue.take().map(|suite| suite.name);
-        assert_eq!([take(), take(), take()], [Some("gpu"), Some("cuda"), None]);
+        assert_eq!([take(), take(), take()], [Some("gpu"), Some("metal"), None]);
         queue.end(gpu);
         assert_eq!(queue.take().map(|suite| suite.name), Some("mpi"));
-        assert!(!may_meet(cuda, budget));
+        assert!(!may_meet(metal, budget));
         let Beside::AllBut(others) = mpi.beside else { panic!("mpi may meet anything") };
         assert!(others.iter().all(|other| !may_meet(mpi, named(other))));
     }

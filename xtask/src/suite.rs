@@ -146,6 +146,9 @@ const GPU_TESTS: &str = "a_gpu";
 /// How the names of the tests begin that need compilers of C and C++.
 const FFI_TESTS: &str = "ffi_";
 
+/// How the names of the CLI's tests begin that run on CUDA's kernels.
+const CUDA_TESTS: &str = "cuda_";
+
 /// The environment variable that tells the parity tests which instruction set to expect.
 const EXPECTED_ISA: &str = "SHOHIN_EXPECTED_ISA";
 
@@ -268,7 +271,7 @@ pub(crate) const SUITES: &[Suite] = &[
         unfit: ANYWHERE,
         run: |m| {
             let tests = native_but_gpu(m).args("--lib --bins --tests --examples -- --skip").arg(GPU_TESTS);
-            let tests = tests.arg("--skip").arg(FFI_TESTS);
+            let tests = tests.arg("--skip").arg(FFI_TESTS).arg("--skip").arg(CUDA_TESTS);
             // The suite `fuzz` makes mutations.
             tests.env(SMOLLM2, "").env(FUZZ_TIMES, "0").tests()
         },
@@ -478,10 +481,14 @@ pub(crate) const SUITES: &[Suite] = &[
     },
     Suite {
         name: "cuda",
-        about: "the CUDA kernels and their host code, on a CPU, compared with core",
+        about: "the CUDA kernels and their host code, on a CPU, compared with core; models split among GPUs",
         needs: &[Need::Program(&GXX)],
         unfit: ANYWHERE,
-        run: |m| cuda(m).args("--lib --tests").tests(),
+        run: |m| {
+            let mut tally = cuda(m).args("--lib --tests").tests()?;
+            tally.add(native_but_gpu(m).args("--test cuda").tests()?);
+            Ok(tally)
+        },
         counts: true,
         beside: Beside::Anything,
     },
@@ -498,7 +505,7 @@ pub(crate) const SUITES: &[Suite] = &[
             with_mpi(m.cargo().args(TEST)).args("--test mpi").tests()
         },
         counts: true,
-        beside: Beside::AllBut(&["test", "smollm2", "gpu", "npm"]),
+        beside: Beside::AllBut(&["test", "smollm2", "gpu", "cuda", "npm"]),
     },
     Suite {
         name: "fuzz",

@@ -31,6 +31,7 @@ pub(super) struct Kernels<K> {
     pub(super) route_tiles: K,
     pub(super) experts_add: K,
     pub(super) argmax: K,
+    pub(super) gather: K,
     pub(super) int8: Products<K>,
     pub(super) f32: Products<K>,
 }
@@ -71,6 +72,7 @@ impl<K> Kernels<K> {
             route_tiles: driver.kernel("route_tiles")?,
             experts_add: driver.kernel("experts_add")?,
             argmax: driver.kernel("argmax")?,
+            gather: driver.kernel("gather")?,
             int8: products("int8", INTEGER_KINDS, INTEGER_KINDS, INTEGER_TOKENS)?,
             f32: products("f32", KINDS, 0, FLOAT_TOKENS)?,
         })

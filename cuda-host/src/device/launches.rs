@@ -109,7 +109,10 @@ impl<D: Driver> Choices<D> {
 
 /// The inputs of products.
 pub(super) fn inputs(program: &Program) -> Vec<(BufferId, TensorId)> {
-    let mut found = vec![(program.hidden, program.output)];
+    let mut found = Vec::new();
+    if !program.head.is_empty() {
+        found.push((program.hidden, program.output));
+    }
     for op in &program.body {
         match op {
             Op::Linear { x, outputs } => found.extend(outputs.iter().map(|(weight, _)| (*x, *weight))),
@@ -117,8 +120,12 @@ pub(super) fn inputs(program: &Program) -> Vec<(BufferId, TensorId)> {
             Op::LinearSwiglu { x, gate, .. } => found.push((*x, *gate)),
             Op::Experts(e) => found.extend([(e.x, e.router), (e.x, e.gate), (e.gated, e.down)]),
             // Refused when the model is uploaded.
-            Op::Select { .. } | Op::Merge { .. } | Op::Exchange(_) => {}
-            Op::Embed { .. } | Op::RmsNorm { .. } | Op::RopeStore { .. } | Op::Attention { .. } => {}
+            Op::Select { .. } | Op::Merge { .. } => {}
+            Op::Embed { .. }
+            | Op::RmsNorm { .. }
+            | Op::RopeStore { .. }
+            | Op::Attention { .. }
+            | Op::Exchange(_) => {}
         }
     }
     found
@@ -161,7 +168,7 @@ impl<D: Driver> CudaDevice<D> {
     }
 
     /// The integers of a buffer that was written as floats only, if a product reads them.
-    fn quantize(&self, id: BufferId, rows: usize, cols: usize) -> Result<()> {
+    pub(super) fn quantize(&self, id: BufferId, rows: usize, cols: usize) -> Result<()> {
         let [words, meta] = self.integers(id);
         if words == 0 {
             return Ok(());
@@ -365,7 +372,7 @@ impl<D: Driver> CudaDevice<D> {
     }
 
     /// The launches of an operation.
-    fn op(&self, op: &Op, segments: &[Segment<'_>], caches: &[&mut CudaCache<D>]) -> Result<()> {
+    pub(super) fn op(&self, op: &Op, segments: &[Segment<'_>], caches: &[&mut CudaCache<D>]) -> Result<()> {
         let program = self.model.program();
         let heads = program.heads;
         let rows: usize = segments.iter().map(|segment| segment.tokens.len()).sum();
@@ -398,9 +405,7 @@ impl<D: Driver> CudaDevice<D> {
             Op::Select { .. } | Op::Merge { .. } => {
                 Err(CoreError::Device { problem: "CUDA does not compute mixtures of depths" }.into())
             }
-            Op::Exchange(_) => {
-                Err(CoreError::Device { problem: "CUDA does not compute split programs" }.into())
-            }
+            Op::Exchange(exchange) => self.exchange(*exchange, rows),
             Op::RopeStore { layer, q, k, v, norm, eps } => {
                 for segment in segments {
                     let cache = &*caches[segment.sequence];
@@ -557,7 +562,22 @@ impl<D: Driver> CudaDevice<D> {
 
     /// The launches of the program's body.
     pub(super) fn body(&self, segments: &[Segment<'_>], caches: &[&mut CudaCache<D>]) -> Result<()> {
-        let body = &self.model.program().body;
+        self.first_operations(self.model.program().body.len(), segments, caches)
+    }
+
+    /// The launches of the operations that follow the body.
+    pub(super) fn tail(&self, segments: &[Segment<'_>], caches: &[&mut CudaCache<D>]) -> Result<()> {
+        self.model.program().tail.iter().try_for_each(|op| self.op(op, segments, caches))
+    }
+
+    /// The launches of the first `end` operations of the body.
+    pub(super) fn first_operations(
+        &self,
+        end: usize,
+        segments: &[Segment<'_>],
+        caches: &[&mut CudaCache<D>],
+    ) -> Result<()> {
+        let body = &self.model.program().body[..end];
         let mut at = 0;
         while let Some(op) = body.get(at) {
             let fused = match segments {

@@ -1,38 +1,26 @@
 //! The driver on a CPU: the kernels compiled by g++, with threads as fibers (`shim/cuda.h`).
 
+mod build;
+
+use build::build;
 use libloading::Library;
 use shohin_core::Name;
 use shohin_cuda::{Driver, Error, LaunchSize, Result};
-use shohin_tests::shim::Compiler;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
-use std::path::Path;
 use std::sync::OnceLock;
 
 /// The compiled kernels.
 fn library() -> &'static Library {
     static LIBRARY: OnceLock<Library> = OnceLock::new();
     LIBRARY.get_or_init(|| {
-        let sanitize = ["-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"];
-        let folder = env!("CARGO_MANIFEST_DIR");
-        let compiler = Compiler {
-            variable: "CXX",
-            name: "g++",
-            flags: &["-Wno-unknown-pragmas"],
-            folders: &[&format!("{folder}/kernels"), &format!("{folder}/shim")],
-        };
-        let arguments = if std::env::var_os(SANITIZE).is_some() { &sanitize[..] } else { &[] };
-        let built = compiler.library(arguments, &Path::new(folder).join("shim/shohin.cpp"));
+        let built = build("shohin.cpp", "libshohin-kernels.so");
         // SAFETY: the library was built from this crate's sources, and has no initializers of its own.
         let library = unsafe { Library::new(&built) };
         library.unwrap_or_else(|e| panic!("{}: {e}", built.display()))
     })
 }
-
-/// Set this to check every access of the kernels. The address sanitizer has to be loaded first:
-/// `LD_PRELOAD=$(gcc -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0`.
-const SANITIZE: &str = "SHOHIN_SANITIZE";
 
 /// A kernel and the size of its arguments.
 #[derive(Clone, Copy, Debug)]
@@ -186,5 +174,13 @@ impl Driver for Shim {
         self.replayed.set(self.replayed.get() + graph.len());
         graph.iter().for_each(|(kernel, size, args)| self.run(*kernel, *size, args));
         Ok(())
+    }
+
+    fn on_stream(&self, call: &mut dyn FnMut(*mut c_void) -> Result<()>) -> Result<()> {
+        call(std::ptr::null_mut())
+    }
+
+    fn is_idle(&self) -> Result<bool> {
+        Ok(true)
     }
 }

@@ -1,28 +1,31 @@
 //! A device whose work is divided among ranks. Rank 0 tells the others what to do; all of them then exchange numbers within
 //! the forward pass.
 
+use super::numa::Cores;
 use super::order::{self, Order};
 use super::thread_group::ThreadGroup;
-use super::{Group, RankDevice};
+use super::{Group, RankDevice, fit};
 use shohin_core::collective::Collective;
-use shohin_core::cpu::CpuCache;
 use shohin_core::device::{Batch, BlockingDevice, Device, SessionOptions, Sink, Wants, check_run, ready};
 use shohin_core::model::{ModelConfig, Program, Split};
 use shohin_core::{Error, Result};
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 /// Rank 0 of a group.
 #[derive(Debug)]
-pub(crate) struct SplitDevice {
-    device: RankDevice,
+pub(crate) struct SplitDevice<R: RankDevice> {
+    device: R,
     /// Dropped before the followers are joined: they then stop.
     pub(crate) group: Option<Arc<dyn Group>>,
     followers: Vec<JoinHandle<()>>,
     split: Split,
     /// Blocks of the whole model.
     blocks: usize,
+    /// Where rank 0 computes.
+    cores: Cores,
     next: u32,
     /// Caches that were dropped, and are to be forgotten by the others.
     dropped: Arc<Mutex<Vec<u32>>>,
@@ -36,21 +39,21 @@ impl std::fmt::Debug for dyn Group {
 
 /// Keys and values of a sequence: those of rank 0, and the number of those of the others.
 #[derive(Debug)]
-pub(crate) struct SplitCache {
-    cache: CpuCache<'static>,
+pub(crate) struct SplitCache<C> {
+    cache: C,
     id: u32,
     dropped: Arc<Mutex<Vec<u32>>>,
 }
 
-impl Drop for SplitCache {
+impl<C> Drop for SplitCache<C> {
     fn drop(&mut self) {
         self.dropped.lock().unwrap_or_else(PoisonError::into_inner).push(self.id);
     }
 }
 
-fn wait<T>(future: impl Future<Output = Result<T>>) -> Result<T> {
-    // Nothing on the CPU waits for another future.
-    ready(future).unwrap_or(Err(Error::Device { problem: "it did not answer" }))
+/// Waits for a rank's own device.
+fn wait<R: RankDevice, T>(future: impl Future<Output = Result<T, R::Error>>) -> Result<T> {
+    R::wait(future).map_err(Into::into)
 }
 
 /// Bytes as numbers for another rank, filled up with zeros.
@@ -79,27 +82,38 @@ fn agree(group: &dyn Collective, mine: bool) -> Result<bool> {
     Ok(all.iter().all(|&one| one == 1.0))
 }
 
-impl SplitDevice {
+impl<R: RankDevice> SplitDevice<R> {
     /// Rank 0, and the threads of the others, if they are threads. `program` is that of the whole model.
     pub(super) fn new(
-        device: RankDevice,
+        device: R,
         group: Arc<dyn Group>,
         followers: Vec<JoinHandle<()>>,
         split: Split,
         program: &Program,
-    ) -> SplitDevice {
+        cores: Cores,
+    ) -> SplitDevice<R> {
         let blocks = program.layers;
-        SplitDevice { device, group: Some(group), followers, split, blocks, next: 0, dropped: Arc::default() }
+        SplitDevice {
+            device,
+            group: Some(group),
+            followers,
+            split,
+            blocks,
+            cores,
+            next: 0,
+            dropped: Arc::default(),
+        }
     }
 
     /// Gives an order, and does rank 0's share of it. After an error the ranks are out of step: the group ends.
     fn lead<T>(
         &mut self,
         order: &str,
-        work: impl FnOnce(&mut SplitDevice, &dyn Group) -> Result<T>,
+        work: impl FnOnce(&mut SplitDevice<R>, &dyn Group) -> Result<T>,
     ) -> Result<T> {
         let group = self.group.clone().ok_or(Error::Device { problem: "the group has ended" })?;
         let _turn = group.turn()?;
+        let _bound = self.cores.bind();
         let done = self.order(&*group, order).and_then(|()| work(self, &*group));
         if done.is_err() {
             group.fail();
@@ -116,43 +130,41 @@ impl SplitDevice {
         group.order(order)
     }
 
-    /// Blocks of each rank's cache.
-    fn blocks(&self) -> Vec<usize> {
-        let ranks = self.split.ranks();
-        match self.split {
-            Split::Pipeline(_) => {
-                (0..ranks).map(|rank| self.blocks * (rank + 1) / ranks - self.blocks * rank / ranks).collect()
-            }
-            Split::Tensor(_) | Split::TensorReduce(_) => vec![self.blocks; ranks],
-        }
-    }
-
     /// Bytes of the exported keys and values of a block on one rank.
-    fn block_bytes(&self, cache: &SplitCache, len: usize) -> usize {
-        self.device.export_len(&cache.cache, len) / self.device.program().layers.max(1)
+    fn block_bytes(&self, cache: &SplitCache<R::Cache>, len: usize) -> usize {
+        self.device.head_runs(&cache.cache, len).iter().sum()
     }
 
-    /// The places of each rank's blocks among the bytes of the whole model, in the order of the ranks.
-    fn places(&self, bytes: usize) -> Vec<Vec<usize>> {
-        let ranks = self.split.ranks();
-        match self.split {
-            Split::Pipeline(_) => {
-                let mut next = 0;
-                let mut of = |count: usize| {
-                    next += count;
-                    (next - count..next).map(|block| block * bytes).collect()
-                };
-                self.blocks().into_iter().map(&mut of).collect()
+    /// The places of what each rank exports among the bytes of the whole model, in the order of the ranks.
+    fn places(&self, cache: &SplitCache<R::Cache>, len: usize) -> Vec<Vec<Range<usize>>> {
+        places(self.split, self.blocks, &self.device.head_runs(&cache.cache, len))
+    }
+}
+
+/// [`SplitDevice::places`] of a model with `blocks` blocks, each of whose exports has `runs` on a rank.
+fn places(split: Split, blocks: usize, runs: &[usize]) -> Vec<Vec<Range<usize>>> {
+    let (ranks, block): (usize, usize) = (split.ranks(), runs.iter().sum());
+    match split {
+        Split::Pipeline(_) => {
+            let of = |rank| blocks * rank / ranks..blocks * (rank + 1) / ranks;
+            (0..ranks).map(|rank| of(rank).map(|at| at * block..(at + 1) * block).collect()).collect()
+        }
+        // In each run, the heads are those of rank 0, then those of rank 1, and so on.
+        Split::Tensor(_) | Split::TensorReduce(_) => {
+            let mut all = vec![Vec::new(); ranks];
+            let mut at = 0;
+            for run in (0..blocks).flat_map(|_| runs) {
+                for places in &mut all {
+                    places.push(at..at + run);
+                    at += run;
+                }
             }
-            // The heads of a block are those of rank 0, then those of rank 1, and so on.
-            Split::Tensor(_) | Split::TensorReduce(_) => (0..ranks)
-                .map(|rank| (0..self.blocks).map(|block| (block * ranks + rank) * bytes).collect())
-                .collect(),
+            all
         }
     }
 }
 
-impl Drop for SplitDevice {
+impl<R: RankDevice> Drop for SplitDevice<R> {
     fn drop(&mut self) {
         // Dropping the senders ends the others' loops.
         self.device_leaves();
@@ -163,15 +175,15 @@ impl Drop for SplitDevice {
     }
 }
 
-impl SplitDevice {
+impl<R: RankDevice> SplitDevice<R> {
     fn device_leaves(&mut self) {
         self.device.leave_group();
         self.group = None;
     }
 }
 
-impl Device for SplitDevice {
-    type Cache = SplitCache;
+impl<R: RankDevice> Device for SplitDevice<R> {
+    type Cache = SplitCache<R::Cache>;
     type Error = Error;
 
     fn config(&self) -> &ModelConfig {
@@ -186,9 +198,9 @@ impl Device for SplitDevice {
         self.device.batch()
     }
 
-    async fn cache(&mut self, options: &SessionOptions) -> Result<SplitCache> {
+    async fn cache(&mut self, options: &SessionOptions) -> Result<SplitCache<R::Cache>> {
         // What rank 0 refuses, it refuses alone.
-        let cache = self.device.cache(options).await?;
+        let cache = self.device.cache(options).await.map_err(Into::into)?;
         let id = self.next;
         self.next = self.next.wrapping_add(1);
         let cache = SplitCache { cache, id, dropped: Arc::clone(&self.dropped) };
@@ -198,14 +210,14 @@ impl Device for SplitDevice {
         }
     }
 
-    fn cache_options(&self, cache: &SplitCache) -> SessionOptions {
+    fn cache_options(&self, cache: &SplitCache<R::Cache>) -> SessionOptions {
         self.device.cache_options(&cache.cache)
     }
 
     async fn run(
         &mut self,
         batch: &Batch<'_>,
-        caches: &mut [&mut SplitCache],
+        caches: &mut [&mut SplitCache<R::Cache>],
         sink: &mut Sink<'_>,
     ) -> Result<()> {
         let vocab = self.program().vocab();
@@ -213,59 +225,72 @@ impl Device for SplitDevice {
             check_run(run, self.cache_options(cache).context, vocab)?;
         }
         let order = order::run(caches.iter().map(|cache| cache.id).zip(batch));
-        let mut caches: Vec<&mut CpuCache<'static>> =
-            caches.iter_mut().map(|cache| &mut cache.cache).collect();
-        self.lead(&order, |this, _| wait(this.device.run(batch, &mut caches, sink)))
+        let mut caches: Vec<&mut R::Cache> = caches.iter_mut().map(|cache| &mut cache.cache).collect();
+        self.lead(&order, |this, _| wait::<R, _>(this.device.run(batch, &mut caches, sink)))
     }
 
     fn logits(&mut self) -> &[f32] {
         self.device.logits()
     }
 
-    fn shift(&mut self, cache: &mut SplitCache, len: usize, keep: usize, drop: usize) -> Result<usize> {
+    fn shift(
+        &mut self,
+        cache: &mut SplitCache<R::Cache>,
+        len: usize,
+        keep: usize,
+        drop: usize,
+    ) -> Result<usize> {
         let order = format!("shift {} {len} {keep} {drop}", cache.id);
-        self.lead(&order, |this, _| this.device.shift(&mut cache.cache, len, keep, drop))
+        self.lead(&order, |this, _| this.device.shift(&mut cache.cache, len, keep, drop).map_err(Into::into))
     }
 
-    fn export_len(&self, cache: &SplitCache, len: usize) -> usize {
-        self.block_bytes(cache, len) * self.blocks().iter().sum::<usize>()
+    fn export_len(&self, cache: &SplitCache<R::Cache>, len: usize) -> usize {
+        let parts = if matches!(self.split, Split::Pipeline(_)) { 1 } else { self.split.ranks() };
+        self.block_bytes(cache, len) * self.blocks * parts
     }
 
     /// In the order of a device that is not split.
-    async fn export(&mut self, cache: &mut SplitCache, len: usize, out: &mut Vec<u8>) -> Result<()> {
+    async fn export(
+        &mut self,
+        cache: &mut SplitCache<R::Cache>,
+        len: usize,
+        out: &mut Vec<u8>,
+    ) -> Result<()> {
         let (start, need) = (out.len(), self.export_len(cache, len));
         out.try_reserve(need).map_err(|_| Error::Memory { need: need as u64, have: 0 })?;
         out.resize(start + need, 0);
-        let bytes = self.block_bytes(cache, len);
         self.lead(&format!("export {} {len}", cache.id), |this, group| {
-            for (rank, places) in this.places(bytes).into_iter().enumerate() {
+            for (rank, places) in this.places(cache, len).into_iter().enumerate() {
                 let part = match rank {
                     0 => {
                         let mut part = Vec::new();
-                        wait(this.device.export(&mut cache.cache, len, &mut part))?;
+                        wait::<R, _>(this.device.export(&mut cache.cache, len, &mut part))?;
                         part
                     }
-                    rank => receive(group, rank, bytes * places.len())?,
+                    rank => receive(group, rank, places.iter().map(ExactSizeIterator::len).sum())?,
                 };
-                for (at, block) in places.into_iter().zip(part.chunks_exact(bytes.max(1))) {
-                    out[start + at..][..bytes].copy_from_slice(block);
+                let mut rest = &part[..];
+                for place in places {
+                    let (run, after) = rest.split_at_checked(place.len()).unwrap_or((&[], &[]));
+                    fit(place.len(), run.len())?;
+                    out[start..][place].copy_from_slice(run);
+                    rest = after;
                 }
             }
             Ok(())
         })
     }
 
-    fn import(&mut self, cache: &mut SplitCache, len: usize, from: &[u8]) -> Result<()> {
+    fn import(&mut self, cache: &mut SplitCache<R::Cache>, len: usize, from: &[u8]) -> Result<()> {
         let (expected, found) = (self.export_len(cache, len) as u64, from.len() as u64);
         if expected != found {
             return Err(Error::Length { what: "imported keys and values", expected, found });
         }
-        let bytes = self.block_bytes(cache, len);
         self.lead(&format!("import {} {len}", cache.id), |this, group| {
-            for (rank, places) in this.places(bytes).into_iter().enumerate() {
-                let part: Vec<u8> = places.iter().flat_map(|&at| &from[at..at + bytes]).copied().collect();
+            for (rank, places) in this.places(cache, len).into_iter().enumerate() {
+                let part: Vec<u8> = places.into_iter().flat_map(|place| &from[place]).copied().collect();
                 match rank {
-                    0 => this.device.import(&mut cache.cache, len, &part)?,
+                    0 => this.device.import(&mut cache.cache, len, &part).map_err(Into::into)?,
                     rank => group.send(rank, &as_floats(&part))?,
                 }
             }
@@ -274,21 +299,22 @@ impl Device for SplitDevice {
     }
 }
 
-impl BlockingDevice for SplitDevice {
+impl<R: RankDevice> BlockingDevice for SplitDevice<R> {
     fn wait<F: Future<Output = Result<T>>, T>(future: F) -> Result<T> {
-        wait(future)
+        // Its calls wait for the ranks themselves.
+        ready(future).unwrap_or(Err(Error::Device { problem: "it did not answer" }))
     }
 }
 
 /// A rank after the first: its device, and the caches by the numbers that rank 0 gives them.
-pub(super) struct Follower {
-    device: RankDevice,
+pub(super) struct Follower<R: RankDevice> {
+    device: R,
     split: Split,
-    caches: HashMap<u32, CpuCache<'static>>,
+    caches: HashMap<u32, R::Cache>,
 }
 
-impl Follower {
-    pub(super) fn new(device: RankDevice, split: Split) -> Follower {
+impl<R: RankDevice> Follower<R> {
+    pub(super) fn new(device: R, split: Split) -> Follower<R> {
         Follower { device, split, caches: HashMap::new() }
     }
 
@@ -308,7 +334,7 @@ impl Follower {
         let unknown = Error::Device { problem: "a rank does not know the cache" };
         match Order::parse(order).ok_or(Error::Device { problem: "a rank does not know the order" })? {
             Order::Cache { id, options } => {
-                let cache = wait(device.cache(&options));
+                let cache = wait::<R, _>(device.cache(&options));
                 agree(group, cache.is_ok())?;
                 if let Ok(cache) = cache {
                     caches.insert(id, cache);
@@ -331,26 +357,42 @@ impl Follower {
                     })
                     .collect();
                 // Taken out, as a batch needs all of them at once.
-                let mut taken: Vec<CpuCache<'static>> =
+                let mut taken: Vec<R::Cache> =
                     runs.iter().map(|(id, ..)| caches.remove(id).ok_or(unknown)).collect::<Result<_>>()?;
                 let mut all: Vec<_> = taken.iter_mut().collect();
-                let done = wait(device.run(&batch, &mut all, &mut |_, _, _| ()));
+                let done = wait::<R, _>(device.run(&batch, &mut all, &mut |_, _, _| ()));
                 caches.extend(runs.iter().map(|(id, ..)| *id).zip(taken));
                 done
             }
             Order::Shift { id, len, keep, drop } => {
-                device.shift(caches.get_mut(&id).ok_or(unknown)?, len, keep, drop).map(|_| ())
+                let shifted = device.shift(caches.get_mut(&id).ok_or(unknown)?, len, keep, drop);
+                shifted.map(|_| ()).map_err(Into::into)
             }
             Order::Export { id, len } => {
                 let mut bytes = Vec::new();
-                wait(device.export(caches.get_mut(&id).ok_or(unknown)?, len, &mut bytes))?;
+                wait::<R, _>(device.export(caches.get_mut(&id).ok_or(unknown)?, len, &mut bytes))?;
                 group.send(0, &as_floats(&bytes))
             }
             Order::Import { id, len } => {
                 let cache = caches.get_mut(&id).ok_or(unknown)?;
                 let bytes = receive(group, 0, device.export_len(cache, len))?;
-                device.import(cache, len, &bytes)
+                device.import(cache, len, &bytes).map_err(Into::into)
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two blocks, each with two runs: keys and values of a GPU.
+    #[test]
+    fn what_ranks_export_has_its_places_in_the_whole() {
+        let heads = places(Split::Tensor(2), 2, &[3, 5]);
+        assert_eq!(heads[0], [0..3, 6..11, 16..19, 22..27]);
+        assert_eq!(heads[1], [3..6, 11..16, 19..22, 27..32]);
+        let blocks = places(Split::Pipeline(2), 5, &[3, 5]);
+        assert_eq!(blocks, [vec![0..8, 8..16], vec![16..24, 24..32, 32..40]]);
     }
 }

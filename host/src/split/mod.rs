@@ -1,13 +1,22 @@
 //! A model split among several ranks: each has a part of the weights, of the cache and of the work, see
 //! [`Split`](shohin_core::model::Split).
 
+#[cfg(feature = "cuda")]
+mod cuda;
 mod device;
 #[cfg(feature = "mpi")]
 mod mpi_group;
+#[cfg(target_os = "linux")]
+mod numa;
+#[cfg(not(target_os = "linux"))]
+#[path = "no_numa.rs"]
+mod numa;
 mod order;
 mod recovering;
 mod thread_group;
 
+#[cfg(feature = "cuda")]
+pub(crate) use cuda::{CudaRank, CudaSplit};
 pub(crate) use device::SplitDevice;
 #[cfg(feature = "mpi")]
 pub use mpi_group::Mpi;
@@ -20,18 +29,43 @@ use crate::sequence::{OnDevice, Sequence};
 use crate::shard::ShardBytes;
 use crate::threads::ThreadPool;
 use device::Follower;
+use numa::Cores;
 use recovering::Recovering;
 use shohin_core::collective::Collective;
 use shohin_core::cpu::repack::repacks;
 use shohin_core::cpu::{Cpu, CpuWeights};
+use shohin_core::device::BlockingDevice;
 use shohin_core::gguf::ReadOptions;
-use shohin_core::model::{ModelConfig, Split};
-use shohin_core::{Activations, CpuOptions, Session, SessionOptions};
-use std::sync::{Arc, MutexGuard};
+use shohin_core::model::{ModelConfig, Program, Split};
+use shohin_core::{Activations, CpuOptions, Device, Session, SessionOptions};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 use thread_group::ThreadGroup;
 
-type RankDevice = Cpu<'static, ShardBytes>;
+/// A rank on the CPU.
+pub(crate) type CpuRank = Cpu<'static, ShardBytes>;
+
+/// What a group needs of the device of a rank.
+pub(crate) trait RankDevice:
+    BlockingDevice<Cache: Send, Error: Into<shohin_core::Error>> + Send + 'static
+{
+    /// Lets the other ranks know that this one will not answer.
+    fn leave_group(&mut self);
+
+    /// The lengths of the runs of heads that a block of an exported cache consists of, in bytes, for `len` positions: in the
+    /// export of a whole model, those of all ranks that divide the heads are side by side in each run.
+    fn head_runs(&self, cache: &Self::Cache, len: usize) -> Vec<usize>;
+}
+
+impl RankDevice for CpuRank {
+    fn leave_group(&mut self) {
+        Cpu::leave_group(self);
+    }
+
+    fn head_runs(&self, cache: &Self::Cache, len: usize) -> Vec<usize> {
+        vec![self.export_len(cache, len) / self.program().layers.max(1)]
+    }
+}
 
 /// The error of ranks that find another one gone.
 pub(crate) fn lost() -> shohin_core::Error {
@@ -72,6 +106,7 @@ pub(crate) trait Group: Collective {
 struct RankWeights {
     weights: Arc<CpuWeights<ShardBytes>>,
     pool: Arc<ThreadPool>,
+    cores: Cores,
 }
 
 impl RankWeights {
@@ -82,17 +117,20 @@ impl RankWeights {
         rank: (Split, usize),
         options: &CpuOptions,
         threads: usize,
+        cores: Cores,
     ) -> Result<RankWeights> {
+        // Memory is near the core that touches it first, and threads stay where the one that starts them is.
+        let _bound = cores.bind();
         let pool = ThreadPool::new(threads).map_err(|source| Error::Threads { count: threads, source })?;
         let model = file.split_model(read, config.clone(), rank)?;
         let weights = match options.activations == Activations::Int8 && repacks(options.isa) {
             true => CpuWeights::repack(model, options.isa, &pool)?,
             false => CpuWeights::new(model)?,
         };
-        Ok(RankWeights { weights: Arc::new(weights), pool: Arc::new(pool) })
+        Ok(RankWeights { weights: Arc::new(weights), pool: Arc::new(pool), cores })
     }
 
-    fn device(&self, options: &CpuOptions) -> shohin_core::Result<RankDevice> {
+    fn device(&self, options: &CpuOptions) -> shohin_core::Result<CpuRank> {
         Cpu::with_weights(Arc::clone(&self.weights), options, Arc::clone(&self.pool))
     }
 }
@@ -107,7 +145,7 @@ pub(crate) struct SplitWeights {
 }
 
 impl SplitWeights {
-    /// Divides the weights of `file`, and `threads` among the ranks.
+    /// Divides the weights of `file`, and `threads` and the memory nodes of the machine among the ranks.
     pub(crate) fn load(
         file: &ModelFile,
         read: &ReadOptions,
@@ -116,11 +154,25 @@ impl SplitWeights {
         options: &CpuOptions,
         threads: usize,
     ) -> Result<SplitWeights> {
+        Self::load_on(Cores::of_ranks(split.ranks()), file, read, config, split, options, threads)
+    }
+
+    /// The same, with the cores of each rank.
+    fn load_on(
+        cores: Vec<Cores>,
+        file: &ModelFile,
+        read: &ReadOptions,
+        config: &ModelConfig,
+        split: Split,
+        options: &CpuOptions,
+        threads: usize,
+    ) -> Result<SplitWeights> {
         let count = (threads / split.ranks()).max(1);
-        let load = |rank| RankWeights::load(file, read, config, (split, rank), options, count);
+        let load =
+            |(rank, cores)| RankWeights::load(file, read, config, (split, rank), options, count, cores);
         Ok(SplitWeights {
             split,
-            ranks: (0..split.ranks()).map(load).collect::<Result<_>>()?,
+            ranks: cores.into_iter().enumerate().map(load).collect::<Result<_>>()?,
             #[cfg(feature = "mpi")]
             world: None,
         })
@@ -137,7 +189,7 @@ impl SplitWeights {
         threads: usize,
         world: &Arc<World>,
     ) -> Result<SplitWeights> {
-        let first = RankWeights::load(file, read, config, (split, 0), options, threads)?;
+        let first = RankWeights::load(file, read, config, (split, 0), options, threads, Cores::default())?;
         Ok(SplitWeights { split, ranks: vec![first], world: Some(Arc::clone(world)) })
     }
 
@@ -169,31 +221,17 @@ impl SplitWeights {
     }
 
     /// Devices of all ranks: those after the first run on threads of their own, or in other processes.
-    pub(crate) fn device(&self, config: &ModelConfig, options: &CpuOptions) -> Result<SplitDevice> {
+    pub(crate) fn device(&self, config: &ModelConfig, options: &CpuOptions) -> Result<SplitDevice<CpuRank>> {
         let program = config.program();
         #[cfg(feature = "mpi")]
         if let (Some(world), Some(first)) = (&self.world, self.ranks.first()) {
             let (device, group) = world.open(first, config, options)?;
-            return Ok(SplitDevice::new(device, group, Vec::new(), self.split, &program));
+            return Ok(SplitDevice::new(device, group, Vec::new(), self.split, &program, Cores::default()));
         }
-        let mut devices = Vec::new();
-        for (rank, group) in self.ranks.iter().zip(ThreadGroup::new(self.split.ranks())) {
-            let group = Arc::new(group);
-            devices.push((rank.device(options)?.in_group(group.clone()), group));
-        }
-        let mut devices = devices.into_iter();
-        let first = devices.next();
-        let mut followers = Vec::new();
-        for (rank, (device, group)) in (1..).zip(devices) {
-            let follower = Follower::new(device, self.split);
-            let thread = thread::Builder::new().name(format!("shohin-rank-{rank}"));
-            let thread = thread.spawn(move || follower.follow(&group));
-            followers.push(thread.map_err(|source| Error::Threads { count: self.ranks.len(), source })?);
-        }
-        match first {
-            Some((device, group)) => Ok(SplitDevice::new(device, group, followers, self.split, &program)),
-            None => Err(shohin_core::Error::Device { problem: "a group has at least one rank" }.into()),
-        }
+        let cores = self.ranks.iter().map(|rank| rank.cores.clone());
+        lead(self.split, &program, None, cores, |rank, group| {
+            Ok(self.ranks[rank].device(options)?.in_group(group))
+        })
     }
 
     /// An empty sequence.
@@ -215,4 +253,35 @@ impl SplitWeights {
             false => Ok(Box::new(Recovering::new(open)?)),
         }
     }
+}
+
+/// Devices of ranks that are threads: those after the first run on threads of their own. `device` makes that of a rank, which
+/// computes on its `cores`; groups with the same `turn` work one after the other.
+fn lead<R: RankDevice>(
+    split: Split,
+    program: &Program,
+    turn: Option<&Arc<Mutex<()>>>,
+    cores: impl IntoIterator<Item = Cores>,
+    device: impl Fn(usize, Arc<ThreadGroup>) -> Result<R>,
+) -> Result<SplitDevice<R>> {
+    let mut devices = Vec::new();
+    for ((rank, group), cores) in ThreadGroup::new(split.ranks(), turn).into_iter().enumerate().zip(cores) {
+        let group = Arc::new(group);
+        devices.push((device(rank, Arc::clone(&group))?, group, cores));
+    }
+    let mut devices = devices.into_iter();
+    let Some((first, leader, first_cores)) = devices.next() else {
+        return Err(shohin_core::Error::Device { problem: "a group has at least one rank" }.into());
+    };
+    let mut followers = Vec::new();
+    for (rank, (device, group, cores)) in (1..).zip(devices) {
+        let follower = Follower::new(device, split);
+        let thread = thread::Builder::new().name(format!("shohin-rank-{rank}"));
+        let thread = thread.spawn(move || {
+            let _bound = cores.bind();
+            follower.follow(&group);
+        });
+        followers.push(thread.map_err(|source| Error::Threads { count: split.ranks(), source })?);
+    }
+    Ok(SplitDevice::new(first, leader, followers, split, program, first_cores))
 }

@@ -13,7 +13,8 @@
 //! An answer is a text, too: empty, or the problem.
 
 use super::device::Follower;
-use super::{Group, RankDevice, RankWeights, Turn, fit, lost};
+use super::numa::Cores;
+use super::{CpuRank, Group, RankWeights, Turn, fit, lost};
 use crate::builder::Builder;
 use crate::error::{Error, Result};
 use crate::file::ModelFile;
@@ -194,13 +195,21 @@ impl Loaded {
         }
         let (split, config, options, threads) =
             builder.rank_options(file).map_err(|error| error.to_string())?;
-        let weights = RankWeights::load(file, builder.read(), &config, (split, rank), &options, threads);
+        let weights = RankWeights::load(
+            file,
+            builder.read(),
+            &config,
+            (split, rank),
+            &options,
+            threads,
+            Cores::default(),
+        );
         let weights = weights.map_err(|error| error.to_string())?;
         Ok(Loaded { split, weights, config, options })
     }
 
     /// A device, and the word by which orders name it.
-    fn open(&self, words: &str, world: &Arc<World>) -> Result<(String, Follower), String> {
+    fn open(&self, words: &str, world: &Arc<World>) -> Result<(String, Follower<CpuRank>), String> {
         let mut words = words.split_ascii_whitespace();
         let id = words.next().unwrap_or_default().into();
         let mut number = || words.next().and_then(|word| word.parse().ok()).unwrap_or_default();
@@ -272,7 +281,7 @@ impl World {
         first: &RankWeights,
         config: &ModelConfig,
         options: &CpuOptions,
-    ) -> Result<(RankDevice, Arc<dyn Group>)> {
+    ) -> Result<(CpuRank, Arc<dyn Group>)> {
         let _turn = self.turn()?;
         let id = self.devices.fetch_add(1, Relaxed);
         let CpuOptions { context, batch, logit_rows, .. } = options;
@@ -294,7 +303,7 @@ impl World {
         weights: &RankWeights,
         config: &ModelConfig,
         options: &CpuOptions,
-    ) -> shohin_core::Result<RankDevice> {
+    ) -> shohin_core::Result<CpuRank> {
         let device = weights.device(options)?;
         // A rank of a pipeline sends a part of a prompt while the one before is still on its way: as many as there are
         // ranks, and as many again of which it is not yet known that they have arrived.

@@ -1,20 +1,20 @@
 //! A sequence that goes on with a new group when a rank is lost.
 
-use super::{SplitDevice, lost};
+use super::{CpuRank, SplitDevice, lost};
 use crate::error;
 use crate::sequence::{OnDevice, Sequence};
 use shohin_core::Result;
 use shohin_core::device::Readout;
 use shohin_core::generate::Backend;
 
-type Open = dyn Fn() -> error::Result<OnDevice<SplitDevice>> + Send;
+type Open = dyn Fn() -> error::Result<OnDevice<SplitDevice<CpuRank>>> + Send;
 
 /// A sequence over a group of threads. The weights outlive a group: a new one computes the tokens again, and then what failed.
 /// A group that is lost meanwhile is an error. Of a sequence whose keys were moved, only the tokens that are left are computed, as
 /// if they had been the first.
 pub(super) struct Recovering {
     open: Box<Open>,
-    inner: OnDevice<SplitDevice>,
+    inner: OnDevice<SplitDevice<CpuRank>>,
     /// The tokens whose keys and values the cache holds.
     tokens: Vec<u32>,
     recoveries: usize,
@@ -22,14 +22,17 @@ pub(super) struct Recovering {
 
 impl Recovering {
     pub(super) fn new(
-        open: impl Fn() -> error::Result<OnDevice<SplitDevice>> + Send + 'static,
+        open: impl Fn() -> error::Result<OnDevice<SplitDevice<CpuRank>>> + Send + 'static,
     ) -> error::Result<Recovering> {
         let inner = open()?;
         let tokens = Vec::with_capacity(inner.capacity());
         Ok(Recovering { open: Box::new(open), inner, tokens, recoveries: 0 })
     }
 
-    fn attempt<T>(&mut self, mut call: impl FnMut(&mut OnDevice<SplitDevice>) -> Result<T>) -> Result<T> {
+    fn attempt<T>(
+        &mut self,
+        mut call: impl FnMut(&mut OnDevice<SplitDevice<CpuRank>>) -> Result<T>,
+    ) -> Result<T> {
         match call(&mut self.inner) {
             Err(error) if error == lost() => {
                 let mut inner = (self.open)().map_err(|_| error)?;

@@ -1,6 +1,6 @@
 //! Ranks that are threads of one process.
 
-use super::{Group, fit, lost};
+use super::{Group, Turn, fit, lost};
 use shohin_core::Result;
 use shohin_core::collective::Collective;
 use std::hint::spin_loop;
@@ -77,11 +77,13 @@ pub(crate) struct ThreadGroup {
     orders: Vec<Sender<Arc<str>>>,
     /// On the other ranks.
     order: Option<Mutex<Receiver<Arc<str>>>>,
+    /// Of groups that work one after the other.
+    turn: Option<Arc<Mutex<()>>>,
 }
 
 impl ThreadGroup {
-    /// The ranks of a group.
-    pub(crate) fn new(ranks: usize) -> Vec<ThreadGroup> {
+    /// The ranks of a group, which waits for others that have the same `turn`.
+    pub(crate) fn new(ranks: usize, turn: Option<&Arc<Mutex<()>>>) -> Vec<ThreadGroup> {
         let shared = Arc::new(Shared {
             slots: (0..ranks).map(|_| Slots::default()).collect(),
             arrived: AtomicUsize::new(0),
@@ -99,6 +101,7 @@ impl ThreadGroup {
                 from: Vec::new(),
                 orders: Vec::new(),
                 order: None,
+                turn: turn.cloned(),
             })
             .collect();
         for from in 0..ranks {
@@ -135,6 +138,10 @@ impl Collective for ThreadGroup {
 
     fn ranks(&self) -> usize {
         self.shared.slots.len()
+    }
+
+    fn check(&self) -> Result<()> {
+        self.shared.check()
     }
 
     fn all_gather(&self, mine: &[f32], all: &mut [f32]) -> Result<()> {
@@ -175,6 +182,11 @@ impl Group for ThreadGroup {
         self.orders.iter().try_for_each(|to| to.send(Arc::clone(&order)).map_err(|_| lost()))
     }
 
+    fn turn(&self) -> Result<Turn<'_>> {
+        let held = self.turn.as_ref().map(|turn| turn.lock().unwrap_or_else(PoisonError::into_inner));
+        Ok(Turn { _held: held })
+    }
+
     fn fail(&self) {
         self.shared.wake(|| self.shared.lost.store(true, Release));
     }
@@ -187,7 +199,7 @@ mod tests {
 
     /// Runs `rank` on a thread for each of the ranks.
     fn each<T: Send>(ranks: usize, rank: impl Fn(ThreadGroup) -> T + Sync) -> Vec<T> {
-        let group = ThreadGroup::new(ranks);
+        let group = ThreadGroup::new(ranks, None);
         thread::scope(|scope| {
             let rank = &rank;
             let threads: Vec<_> = group.into_iter().map(|one| scope.spawn(move || rank(one))).collect();

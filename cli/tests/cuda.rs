@@ -1,0 +1,94 @@
+//! The program on NVIDIA GPUs, one and several: over the libraries of `cuda-host/shim/` in the places of CUDA's and NCCL's, which
+//! compute on a CPU.
+#![cfg(all(feature = "cuda", target_os = "linux"))]
+
+#[path = "../../cuda-host/tests/shim/build.rs"]
+mod build;
+
+use std::io::Write;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use tempfile::TempDir;
+
+const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/sprout-nano.gguf");
+
+const GREEDY: [&str; 6] = ["-m", MODEL, "--preset", "greedy", "--max-tokens", "4"];
+
+/// A folder with the libraries; without NCCL's if it is left out.
+fn libraries(with_nccl: bool) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for (source, name) in [("driver.cpp", "libcuda.so"), ("nccl.cpp", "libnccl.so.2")] {
+        if source == "driver.cpp" || with_nccl {
+            symlink(build::build(source, name), folder.path().join(name)).unwrap();
+        }
+    }
+    folder
+}
+
+/// Runs the program on the GPU, with lines as its input.
+fn shohin(libraries: &Path, args: &[&str], input: &str) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_shohin"));
+    command.args(args).args(GREEDY).env("LD_LIBRARY_PATH", libraries);
+    command.env("SHOHIN_WEIGHT_CACHE", "none").env_remove("SHOHIN_DEVICE");
+    let mut child =
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // Runs that fail do not read it.
+    let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
+    child.wait_with_output().unwrap()
+}
+
+fn stdout(output: Output) -> String {
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+const CUDA: [&str; 2] = ["--device", "cuda"];
+
+fn with<'a>(args: &[&'a str], more: &[&'a str]) -> Vec<&'a str> {
+    [args, more].concat()
+}
+
+#[test]
+fn cuda_ranks_say_what_one_gpu_says() {
+    let folder = libraries(true);
+    let ask = with(&["run", "Hi"], &CUDA);
+    let want = stdout(shohin(folder.path(), &ask, ""));
+    for way in ["tensor:2", "pipeline:3"] {
+        assert_eq!(stdout(shohin(folder.path(), &with(&ask, &["--split", way]), "")), want, "{way}");
+    }
+}
+
+/// A file of a conversation, whose keys and values are those of a model that is not split, goes on with other ranks.
+#[test]
+fn cuda_sessions_go_on_with_other_ranks() {
+    let folder = libraries(true);
+    let session = |name| folder.path().join(name).to_str().unwrap().to_owned();
+    let (one, split) = (session("one"), session("split"));
+    let say = |text: &str, file: &str, more: &[&str]| {
+        let args = [&["chat", "--session", file], &CUDA[..], more].concat();
+        stdout(shohin(folder.path(), &args, text))
+    };
+    let want = [say("Hi\n", &one, &[]), say("Why?\n", &one, &[])];
+    let got =
+        [say("Hi\n", &split, &["--split", "tensor:2"]), say("Why?\n", &split, &["--split", "pipeline:2"])];
+    assert_eq!(got, want);
+    assert_eq!(std::fs::read(one).unwrap(), std::fs::read(split).unwrap());
+}
+
+#[test]
+fn cuda_splits_that_cannot_be_are_refused_in_one_line() {
+    let (all, without) = (libraries(true), libraries(false));
+    for (folder, device, way, expected) in [
+        (&all, "cuda", "tensor:8", "the model is split among 8 GPUs, found 4"),
+        (&all, "cuda", "pipeline:4", "at most one per block of the model"),
+        (&all, "cuda:1", "tensor:2", "expected the device cuda, whose rank i is on GPU i"),
+        (&all, "metal", "tensor:2", "expected a model on the CPU or on NVIDIA GPUs"),
+        (&without, "cuda", "tensor:2", "needs NCCL 2.9 or newer (libnccl.so.2), found none; install"),
+    ] {
+        let output = shohin(folder.path(), &["run", "Hi", "--device", device, "--split", way], "");
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success(), "{message}");
+        assert!(message.contains(expected) && message.trim().lines().count() == 1, "{message}");
+    }
+}

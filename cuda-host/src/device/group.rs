@@ -1,0 +1,250 @@
+//! A device as one rank of a group: what a split program exchanges, and the end of a group that has lost a rank.
+
+use super::kernels::THREADS;
+use super::{CudaCache, CudaDevice};
+use crate::args::GatherArgs;
+use crate::driver::{Driver, Memory};
+use crate::error::Result;
+use crate::nccl::{Communicator, Floats};
+use shohin_core::Error as CoreError;
+use shohin_core::collective::Collective;
+use shohin_core::device::{Batch, Sink};
+use shohin_core::model::Program;
+use shohin_core::model::program::Op;
+use shohin_core::model::split::Exchange;
+use shohin_core::rows::{Rows, Segment};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Columns that a block of the kernel `gather` has.
+const GATHER_COLS: usize = 1024;
+
+/// How long a rank asks without a pause whether its GPU has finished; then, once per [`PAUSE`].
+const BUSY: Duration = Duration::from_millis(5);
+const PAUSE: Duration = Duration::from_micros(50);
+
+/// The other ranks, and memory for what they compute.
+pub(super) struct Rank<D: Driver> {
+    /// Dropped before the memory: it needs the GPU for that.
+    communicator: Arc<Communicator>,
+    /// Knows whether the threads of the ranks are there.
+    group: Arc<dyn Collective>,
+    /// `(ranks, rows, cols)` of the largest exchange.
+    gathered: Memory<D>,
+    /// This rank's part of the logits: `(logit_rows, its tokens)`.
+    logits: Memory<D>,
+    /// What comes back from the last stage of a pipeline: `(batch, cols)`.
+    returned: Memory<D>,
+}
+
+impl<D: Driver> Rank<D> {
+    pub(super) fn communicator(&self) -> &Arc<Communicator> {
+        &self.communicator
+    }
+
+    pub(super) fn is_first(&self) -> bool {
+        self.communicator.rank() == 0
+    }
+
+    /// Where this rank's part of the logits is.
+    pub(super) fn logits(&self) -> u64 {
+        self.logits.address()
+    }
+
+    fn check(&self) -> Result<()> {
+        self.communicator.check()?;
+        Ok(self.group.check()?)
+    }
+
+    /// Begins work that all ranks do.
+    pub(super) fn begin(&self) -> Result<Turn> {
+        self.check()?;
+        Ok(Turn(Some(Arc::clone(&self.communicator))))
+    }
+}
+
+/// Work that all ranks do: if it does not end well, the group does.
+pub(super) struct Turn(Option<Arc<Communicator>>);
+
+impl Turn {
+    pub(super) fn end<T>(mut self, done: Result<T>) -> Result<T> {
+        let communicator = self.0.take();
+        if let (Some(communicator), Err(error)) = (communicator, &done) {
+            communicator.fail(*error);
+        }
+        done
+    }
+}
+
+impl Drop for Turn {
+    /// After a panic.
+    fn drop(&mut self) {
+        if let Some(communicator) = self.0.take() {
+            communicator.fail(CoreError::Device { problem: "a rank of the split model was lost" }.into());
+        }
+    }
+}
+
+/// Tokens of each rank's part of the logits; the last one may have fewer.
+fn logits_part(program: &Program) -> usize {
+    program.divided_vocab.map_or(0, |vocab| vocab.div_ceil(program.ranks))
+}
+
+impl<D: Driver> CudaDevice<D> {
+    /// Runs a split program as one rank of a group, whose exchanges `communicator` carries. While this rank waits for its GPU
+    /// it asks `group`, which has the same ranks, whether the others are still there.
+    ///
+    /// # Errors
+    /// If the program is for another number of ranks; [`Error::OutOfMemory`](crate::Error::OutOfMemory).
+    pub fn in_group(
+        mut self,
+        communicator: Arc<Communicator>,
+        group: Arc<dyn Collective>,
+    ) -> Result<CudaDevice<D>> {
+        let program = self.model.program();
+        let (expected, found) = (program.ranks as u64, communicator.ranks() as u64);
+        if expected != found || group.ranks() as u64 != expected {
+            return Err(CoreError::Length { what: "ranks of a group", expected, found }.into());
+        }
+        let (batch, ranks) = (self.options.batch, program.ranks);
+        let of_op = |op: &Op| match op {
+            Op::Exchange(Exchange::Gather { x, .. } | Exchange::GatherAdd { x, .. }) => {
+                ranks * batch * program.cols(*x)
+            }
+            _ => 0,
+        };
+        let part = self.options.logit_rows * logits_part(program);
+        let gathered = program.body.iter().map(of_op).max().unwrap_or(0).max(ranks * part);
+        let returned = if program.stages > 1 { batch * program.cols(program.residual) } else { 0 };
+        let memory = |floats: usize| Memory::new(&self.model.driver, 4 * floats);
+        self.rank = Some(Rank {
+            gathered: memory(gathered)?,
+            logits: memory(part)?,
+            returned: memory(returned)?,
+            communicator,
+            group,
+        });
+        Ok(self)
+    }
+
+    /// Leaves the group: other ranks then know that this one will not answer.
+    pub fn leave_group(&mut self) {
+        self.rank = None;
+    }
+
+    pub(super) fn in_rank(&self) -> Result<&Rank<D>> {
+        self.rank
+            .as_ref()
+            .ok_or(CoreError::Device { problem: "a split program needs the other ranks" }.into())
+    }
+
+    /// In a group, waits for the work of this GPU, or for the loss of a rank.
+    pub(super) fn wait(&self) -> Result<()> {
+        let Some(rank) = &self.rank else { return Ok(()) };
+        let start = Instant::now();
+        while !self.driver().is_idle()? {
+            rank.check()?;
+            match start.elapsed() < BUSY {
+                true => thread::yield_now(),
+                false => thread::sleep(PAUSE),
+            }
+        }
+        rank.check()
+    }
+
+    /// `to (rows, cols)` is replaced by, or with `add` increased by `from (ranks, rows, part)`.
+    fn gather(&self, from: u64, to: u64, rows: usize, part: usize, cols: usize, add: bool) -> Result<()> {
+        let args = GatherArgs {
+            from,
+            to,
+            rows: rows as u32,
+            part: part as u32,
+            cols: cols as u32,
+            add: u32::from(add),
+        };
+        self.launch(self.kernels.gather, [rows, cols.div_ceil(GATHER_COLS), 1], THREADS, args)
+    }
+
+    pub(super) fn exchange(&self, exchange: Exchange, rows: usize) -> Result<()> {
+        let (rank, driver, program) = (self.in_rank()?, self.driver(), self.model.program());
+        let communicator = &rank.communicator;
+        let floats = |x| -> Floats { (self.floats(x), rows * program.cols(x)) };
+        let (to, cols) = match exchange {
+            Exchange::Gather { x, to } | Exchange::GatherAdd { x, to } => {
+                let (part, add) = (program.cols(x), matches!(exchange, Exchange::GatherAdd { .. }));
+                let cols = communicator.ranks() * part;
+                match rows == 1 && !add {
+                    // They are side by side already.
+                    true => communicator.all_gather(driver, floats(x), self.floats(to))?,
+                    false => {
+                        let gathered = rank.gathered.address();
+                        communicator.all_gather(driver, floats(x), gathered)?;
+                        self.gather(gathered, self.floats(to), rows, part, cols, add)?;
+                    }
+                }
+                (to, cols)
+            }
+            Exchange::ReduceAdd { x, to } => {
+                let cols = program.cols(x);
+                communicator.all_reduce(driver, floats(x))?;
+                self.gather(self.floats(x), self.floats(to), rows, cols, cols, true)?;
+                (to, cols)
+            }
+            Exchange::Send { x, rank } => return communicator.pass(driver, Some((floats(x), rank)), None),
+            Exchange::Receive { x, rank } => {
+                communicator.pass(driver, None, Some((floats(x), rank)))?;
+                (x, program.cols(x))
+            }
+        };
+        // For products that read it.
+        self.quantize(to, rows, cols)
+    }
+
+    /// From the parts of the logits that the ranks have to the logits of `rows` rows, on every rank.
+    pub(super) fn gather_logits(&self, rows: usize) -> Result<()> {
+        let (rank, program) = (self.in_rank()?, self.model.program());
+        let (part, vocab) = (logits_part(program), program.vocab());
+        let gathered = rank.gathered.address();
+        rank.communicator.all_gather(self.driver(), (rank.logits(), rows * part), gathered)?;
+        self.gather(gathered, self.logits_memory.address(), rows, part, vocab, false)
+    }
+
+    /// The first stage of a pipeline with several parts of a batch: as many are on their way as there are other stages, so that
+    /// all are busy.
+    pub(super) fn pipeline(
+        &mut self,
+        batch: &Batch<'_>,
+        caches: &mut [&mut CudaCache<D>],
+        sink: &mut Sink<'_>,
+    ) -> Result<()> {
+        let model = Arc::clone(&self.model);
+        let program = model.program();
+        let Some((Op::Exchange(Exchange::Send { x, rank }), rest)) = program.body.split_last() else {
+            return Err(CoreError::Device { problem: "a stage of a pipeline sends what it computes" }.into());
+        };
+        let (cols, last) = (program.cols(*x), program.ranks - 1);
+        let mut returning = Rows::parts(batch, self.options.batch);
+        for (begun, rows) in Rows::parts(batch, self.options.batch).enumerate() {
+            let segments: Vec<Segment<'_>> = rows.segments().collect();
+            self.write_step(&segments, None)?;
+            self.first_operations(rest.len(), &segments, caches)?;
+            let oldest = if begun < last { None } else { returning.next() };
+            // At the same time: the other stages have no room for one more.
+            let here = self.in_rank()?;
+            let receive = oldest.map(|rows| ((here.returned.address(), rows.len() * cols), last));
+            let send = ((self.floats(*x), rows.len() * cols), *rank);
+            here.communicator.pass(self.driver(), Some(send), receive)?;
+            if let Some(rows) = oldest {
+                self.gather(here.returned.address(), self.floats(*x), rows.len(), cols, cols, false)?;
+                self.read_out(&self.groups(rows), 0, sink)?;
+            }
+        }
+        for rows in returning {
+            let segments: Vec<Segment<'_>> = rows.segments().collect();
+            self.tail(&segments, caches)?;
+            self.read_out(&self.groups(rows), 0, sink)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,104 @@
+//! Ranks on several NVIDIA GPUs of this machine: a thread for each, whose exchanges NCCL carries from GPU to GPU.
+
+use super::numa::Cores;
+use super::{RankDevice, SplitDevice, lead};
+use crate::error::Result;
+use crate::file::ModelFile;
+use crate::sequence::{OnDevice, Sequence};
+use shohin_core::device::ScratchOptions;
+use shohin_core::gguf::ReadOptions;
+use shohin_core::model::{ModelConfig, Program, Split};
+use shohin_core::{Activations, Session, SessionOptions};
+use shohin_cuda::{Communicator, Cuda, CudaDevice, CudaModel, Driver, Nccl};
+use std::sync::{Arc, Mutex};
+
+/// A rank on a GPU.
+pub(crate) type CudaRank = CudaDevice<Cuda>;
+
+impl RankDevice for CudaRank {
+    fn leave_group(&mut self) {
+        CudaDevice::leave_group(self);
+    }
+
+    fn head_runs(&self, cache: &Self::Cache, len: usize) -> Vec<usize> {
+        CudaDevice::head_runs(self, cache, len)
+    }
+}
+
+/// The weights of the ranks: rank `i` is on GPU `i`.
+#[derive(Clone, Debug)]
+pub(crate) struct CudaSplit {
+    split: Split,
+    /// Communicators are dropped first: they need the GPUs for that.
+    ranks: Vec<(Arc<Communicator>, Arc<CudaModel<Cuda>>)>,
+    /// The whole model's.
+    program: Arc<Program>,
+    /// The names of the GPUs.
+    name: String,
+    /// Sequences use the GPUs one after the other: NCCL needs the same order of exchanges on all of them.
+    turn: Arc<Mutex<()>>,
+}
+
+impl CudaSplit {
+    /// Divides the weights of `file` among GPUs.
+    pub(crate) fn load(
+        file: &ModelFile,
+        read: &ReadOptions,
+        config: &ModelConfig,
+        split: Split,
+    ) -> Result<CudaSplit> {
+        Cuda::require(split.ranks())?;
+        let nccl = Nccl::load()?;
+        let gpus: Vec<usize> = (0..split.ranks()).collect();
+        let drivers = gpus.iter().map(|&gpu| Cuda::open(gpu)).collect::<Result<Vec<_>, _>>()?;
+        let name = drivers.iter().map(Driver::name).collect::<Vec<_>>().join(", ");
+        let communicators = Communicator::connect(&nccl, &gpus)?;
+        let mut ranks = Vec::new();
+        for (driver, communicator) in drivers.into_iter().zip(communicators) {
+            let model = file.split_model(read, config.clone(), (split, communicator.rank()))?;
+            ranks.push((Arc::new(communicator), CudaModel::from_model(Arc::new(driver), &model)?));
+        }
+        Ok(CudaSplit { split, ranks, program: Arc::new(config.program()), name, turn: Arc::default() })
+    }
+
+    /// How the model is split.
+    pub(crate) fn split(&self) -> Split {
+        self.split
+    }
+
+    /// The names of the GPUs.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Bytes of the keys and values of a sequence, on all GPUs.
+    pub(crate) fn session_bytes(&self, session: &SessionOptions) -> u64 {
+        self.ranks.iter().map(|(_, model)| crate::cuda::session_bytes(model, session)).sum()
+    }
+
+    /// Devices for several sequences, which compute `batch` rows together.
+    pub(crate) fn device(
+        &self,
+        context: usize,
+        activations: Activations,
+        batch: usize,
+    ) -> Result<SplitDevice<CudaRank>> {
+        let options = ScratchOptions { context, activations, batch, ..ScratchOptions::default() };
+        let cores = self.ranks.iter().map(|_| Cores::default());
+        lead(self.split, &self.program, Some(&self.turn), cores, |rank, group| {
+            let (communicator, model) = &self.ranks[rank];
+            Ok(CudaDevice::new(model, &options)?.in_group(Arc::clone(communicator), group)?)
+        })
+    }
+
+    /// An empty sequence. A lost GPU or a failed exchange ends it: CUDA does not go on after most errors.
+    pub(crate) fn sequence(
+        &self,
+        session: &SessionOptions,
+        activations: Activations,
+    ) -> Result<Box<dyn Sequence>> {
+        let mut device = self.device(session.context, activations, ScratchOptions::default().batch)?;
+        let session = Session::new(&mut device, session)?;
+        Ok(Box::new(OnDevice::new(device, session, true)))
+    }
+}
