@@ -19,11 +19,11 @@
 //! [`drive`] is that loop for a backend that answers at once.
 #![forbid(unsafe_code)]
 
+use crate::Result;
 use crate::bytes::find;
 use crate::constrain::{Constraint, Restrict};
 use crate::sample::{Logprob, Logprobs, Sampler};
 use crate::tokenizer::{TokenKind, Tokenizer};
-use crate::{Error, Result};
 use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -125,11 +125,11 @@ impl GenerationOptions {
     pub fn check(&self) -> Result<()> {
         if self.stop_strings.iter().any(String::is_empty) {
             let expected = "at least 1 byte";
-            return Err(Error::Option { what: "length of a stop string", found: 0.0, expected });
+            return Err(error!(Option { what: "length of a stop string", found: 0.0, expected }));
         }
         if let Some(n) = self.logprobs.filter(|_| !cfg!(feature = "sampling")) {
             let expected = "none in a build without the feature `sampling`";
-            return Err(Error::Option { what: "log-probabilities", found: n as f64, expected });
+            return Err(error!(Option { what: "log-probabilities", found: n as f64, expected }));
         }
         Ok(())
     }
@@ -254,7 +254,7 @@ impl Generation {
     ) -> Result<Self> {
         if held >= prompt.len() {
             let found = prompt.len() as u64;
-            return Err(Error::Length { what: "prompt", expected: held as u64 + 1, found });
+            return Err(error!(Length { what: "prompt", expected: held as u64 + 1, found }));
         }
         let room = match options.overflow {
             Overflow::Error => capacity.saturating_sub(prompt.len()),
@@ -296,7 +296,7 @@ impl Generation {
             && keep >= capacity
         {
             let expected = "fewer than the context holds";
-            return Err(Error::Option { what: "kept tokens", found: keep as f64, expected });
+            return Err(error!(Option { what: "kept tokens", found: keep as f64, expected }));
         }
         options.check()?;
         Ok(Generation {
@@ -324,12 +324,12 @@ impl Generation {
     /// help. The generation is then unchanged.
     pub fn follow_up(&mut self, tokens: &[u32]) -> Result<()> {
         if tokens.is_empty() {
-            return Err(Error::Length { what: "prompt", expected: 1, found: 0 });
+            return Err(error!(Length { what: "prompt", expected: 1, found: 0 }));
         }
         let prompt = self.tokens.len() + tokens.len();
         if self.options.overflow == Overflow::Error && prompt > self.capacity {
             let (position, adding) = (self.fed as u64, (prompt - self.fed) as u64);
-            return Err(Error::ContextFull { position, adding, capacity: self.capacity as u64 });
+            return Err(error!(ContextFull { position, adding, capacity: self.capacity as u64 }));
         }
         self.tokens.extend_from_slice(tokens);
         tokens.iter().for_each(|&token| self.sampler.accept(token));
@@ -424,7 +424,7 @@ impl Generation {
             if let Some(constraint) = &mut self.constraint
                 && !constraint.accept(token)
             {
-                return Err(Error::Logits { problem: "none of the tokens that may follow is possible" });
+                return Err(error!(Logits { problem: "none of the tokens that may follow is possible" }));
             }
             self.add(detokenizer, token);
             let finished = self.constraint.as_ref().is_some_and(|constraint| constraint.finished());

@@ -39,7 +39,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
-use crate::error::{Error, Name, Result};
+use crate::error::{Name, Result};
 use crate::model::ModelBytes;
 
 /// Reads a model file that is not in memory. The file must not change while the model is in use.
@@ -159,11 +159,7 @@ pub(crate) fn read(
             read
         }
     };
-    read.map_err(|ReadError { problem, code }| Error::Read {
-        what: Name::new(what),
-        at: offset,
-        len,
-        problem,
-        code,
+    read.map_err(|ReadError { problem, code }| {
+        error!(Read { what: Name::new(what), at: offset, len, problem, code })
     })
 }

@@ -5,7 +5,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 
 use crate::bytes::{find, find_last};
-use crate::error::{Error, Name, Result};
+use crate::error::{Name, Result};
 use crate::gguf::Metadata;
 use crate::json;
 use crate::tokenizer::{EncodeBuffers, EncodeOptions, Tokenizer};
@@ -344,7 +344,7 @@ pub(super) fn encode_unfinished(
 fn check_tools(options: &ChatOptions<'_>, has_calls: bool) -> Result<()> {
     if (has_calls || !options.tools.is_empty()) && !options.template.style.has_tools() {
         let lacks = if cfg!(feature = "tools") { "tools" } else { "tools in this build" };
-        return Err(Error::Template { lacks });
+        return Err(error!(Template { lacks }));
     }
     Ok(())
 }
@@ -539,11 +539,11 @@ impl Script {
     ) -> Result<()> {
         for (marker, problem) in [(IM_START, "without <|im_start|>"), (IM_END, "without <|im_end|>")] {
             if tokenizer.added_id(marker).is_none() {
-                return Err(Error::Unsupported {
+                return Err(error!(Unsupported {
                     key: Name::new("tokenizer.ggml.tokens"),
                     found: Name::new(problem),
                     expected: "a vocabulary with the control tokens of ChatML",
-                });
+                }));
             }
         }
         let plain = options.plain();

@@ -14,7 +14,7 @@ use super::window::Window;
 use crate::arena::{Arena, Planner};
 use crate::cache::KvShape;
 use crate::device::Activations;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::model::Program;
 use crate::model::program::{BufferId, Experts, Op};
 use crate::model::split::Exchange;
@@ -63,7 +63,7 @@ impl ScratchPlan {
         let mut buffers = ArrayVec::new();
         for buffer in &program.buffers {
             let (found, max) = (program.buffers.len() as u64, MAX_BUFFERS as u64);
-            let full = Error::Limit { what: "buffers of the program", found, max };
+            let full = error!(Limit { what: "buffers of the program", found, max });
             buffers.push(each(buffer.cols)).map_err(|_| full)?;
         }
         let widest = |of: fn(&Op) -> Option<BufferId>| {

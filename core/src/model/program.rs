@@ -18,7 +18,7 @@ use super::config::ModelConfig;
 use super::depths;
 use super::rope::{Rope, RopeScaling};
 use super::split::Exchange;
-use crate::error::{Error, Name, Result};
+use crate::error::{Name, Result};
 use crate::gguf::Header;
 
 /// Most outputs of an [`Op::Linear`].
@@ -387,17 +387,17 @@ impl Program {
         let mut bound = Vec::with_capacity(self.tensors.len());
         for spec in &self.tensors {
             let name = Name::new(&spec.name);
-            let index = header.tensor_index(&spec.name).ok_or(Error::MissingTensor { name })?;
+            let index = header.tensor_index(&spec.name).ok_or(error!(MissingTensor { name }))?;
             let info = &header.tensors()[index];
             let dims = [spec.cols, spec.rows_each(), spec.matrices];
             let [cols, rows, matrices] = dims.map(|dim| dim as u64);
             if info.shape() != [cols, rows, matrices, 1] {
                 let expected = dims.map(|dim| u32::try_from(dim).unwrap_or(u32::MAX));
-                return Err(Error::TensorShape { name, expected, found: info.shape() });
+                return Err(error!(TensorShape { name, expected, found: info.shape() }));
             }
             if info.format().is_none() {
                 let expected = "a loadable tensor type";
-                return Err(Error::TensorType { name, found: info.type_id(), expected });
+                return Err(error!(TensorType { name, found: info.type_id(), expected }));
             }
             bound.push(index);
         }
@@ -405,7 +405,7 @@ impl Program {
             let used = |name: &str| self.tensors.iter().any(|spec| spec.name == name);
             let found = header.tensors().iter().map(|t| t.name()).find(|name| !used(name)).unwrap_or("");
             let expected = "only tensors of the architecture";
-            return Err(Error::Unsupported { key: Name::new("tensor"), found: Name::new(found), expected });
+            return Err(error!(Unsupported { key: Name::new("tensor"), found: Name::new(found), expected }));
         }
         Ok(bound)
     }

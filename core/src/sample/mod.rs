@@ -14,8 +14,8 @@ pub use logprob::{Logprob, Logprobs, log_sum_exp};
 pub use rng::Pcg32;
 pub use sparse::SparseLogits;
 
+use crate::Result;
 use crate::tokenizer::{TokenKind, Tokenizer};
-use crate::{Error, Result};
 use alloc::vec::Vec;
 use core::cmp::Ordering;
 use penalty::Penalties;
@@ -67,7 +67,7 @@ impl Sampler {
     pub fn new(config: &SamplerConfig, vocab: usize) -> Result<Self> {
         config.check()?;
         if vocab == 0 {
-            return Err(Error::Option { what: "vocabulary size", found: 0.0, expected: "at least 1" });
+            return Err(error!(Option { what: "vocabulary size", found: 0.0, expected: "at least 1" }));
         }
         let room = match (config.temperature == 0.0, config.top_k) {
             (true, _) => 1,
@@ -159,13 +159,13 @@ impl Sampler {
     pub fn distribution(&mut self, logits: &[f32]) -> Result<&[Candidate]> {
         if logits.len() != self.vocab {
             let (expected, found) = (self.vocab as u64, logits.len() as u64);
-            return Err(Error::Length { what: "logits", expected, found });
+            return Err(error!(Length { what: "logits", expected, found }));
         }
         let changed = if cfg!(feature = "sampling") { self.penalties.apply(logits) } else { &[] };
         let view = View { logits, changed };
         let max = view.max();
         if max == f32::NEG_INFINITY {
-            return Err(Error::Logits { problem: "every logit is -inf or NaN" });
+            return Err(error!(Logits { problem: "every logit is -inf or NaN" }));
         }
         let c = self.config;
         self.candidates.clear();

@@ -6,7 +6,7 @@ use crate::cpu::activation_lut::{ActivationLut, LUT_COLS};
 use crate::cpu::activations::{Q8Block, q8_blocks};
 use crate::cpu::isa::{Isa, Kind};
 use crate::cpu::repack::{Layout, PackedMatrix};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::quant::Format;
 
 /// Which products with a matrix use lookup tables.
@@ -165,7 +165,7 @@ pub fn build_lut(isa: Isa, q8: &[Q8Block], cols: usize, out: &mut [ActivationLut
     ];
     for (what, expected, found) in lengths {
         if expected != found {
-            return Err(Error::Length { what, expected: expected as u64, found: found as u64 });
+            return Err(error!(Length { what, expected: expected as u64, found: found as u64 }));
         }
     }
     if out.is_empty() {
