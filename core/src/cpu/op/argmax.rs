@@ -1,7 +1,7 @@
 //! The most likely token.
 #![forbid(unsafe_code)]
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// Index of the largest of `logits`, the first among equals. NaN never wins; if there is no finite logit,
 /// that is an error.
@@ -12,7 +12,7 @@ pub fn argmax(logits: &[f32]) -> Result<u32> {
             best = (x, Some(i as u32));
         }
     }
-    best.1.ok_or(Error::Logits { problem: "every logit is NaN or -inf" })
+    best.1.ok_or(error!(Logits { problem: "every logit is NaN or -inf" }))
 }
 
 #[cfg(test)]
