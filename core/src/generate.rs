@@ -648,20 +648,22 @@ impl TextStream {
 
     fn decode(&mut self, end: bool) {
         let mut rest: &[u8] = &self.bytes;
-        for chunk in self.bytes.utf8_chunks() {
-            self.held.push_str(chunk.valid());
-            rest = rest.get(chunk.valid().len()..).unwrap_or_default();
-            let broken = chunk.invalid();
-            if broken.is_empty() {
-                continue;
-            }
-            let unfinished = rest.len() == broken.len()
-                && core::str::from_utf8(broken).is_err_and(|e| e.error_len().is_none());
-            if !end && unfinished {
-                break;
-            }
+        while let Err(error) = core::str::from_utf8(rest) {
+            let (valid, broken) = rest.split_at(error.valid_up_to());
+            self.held.push_str(core::str::from_utf8(valid).unwrap_or_default());
+            rest = broken;
+            let wrong = match error.error_len() {
+                // More bytes may complete the character.
+                None if !end => break,
+                None => broken.len(),
+                Some(wrong) => wrong,
+            };
             self.held.push(char::REPLACEMENT_CHARACTER);
-            rest = rest.get(broken.len()..).unwrap_or_default();
+            rest = &broken[wrong..];
+        }
+        if let Ok(valid) = core::str::from_utf8(rest) {
+            self.held.push_str(valid);
+            rest = &[];
         }
         let decoded = self.bytes.len() - rest.len();
         self.bytes.drain(..decoded);

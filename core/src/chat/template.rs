@@ -379,7 +379,7 @@ impl Script {
         const MARKERS: [&str; 6] =
             [THINK, THINK_END, "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"];
         let mut rest = text;
-        while let Some(at) = rest.find('<') {
+        while let Some(at) = find(rest, "<") {
             let from = rest.get(at..).unwrap_or("");
             self.text(rest.get(..at).unwrap_or(""));
             match MARKERS.iter().find(|m| from.starts_with(**m)) {

@@ -623,6 +623,12 @@ impl Builder {
         streams
     }
 
+    /// The queries, keys and values of a block: [`Builder::linear`] with `attn_q`, `attn_k` and `attn_v`.
+    pub fn linear_qkv(&mut self, x: Stream, config: &ModelConfig) -> [Stream; 3] {
+        let (q, kv) = (config.q_size(), config.kv_size());
+        self.linear(x, [("attn_q", "q", q), ("attn_k", "k", kv), ("attn_v", "v", kv)])
+    }
+
     /// `to += x W^T`
     pub fn linear_add(&mut self, x: Stream, name: &str, to: Stream) {
         let weight = self.matrix(name, to.cols, x.cols);
@@ -701,4 +707,14 @@ pub enum Output<'n> {
     Tied(TensorId),
     /// A tensor with this name, for this many tokens.
     Own(&'n str, usize),
+}
+
+impl<'a> Output<'a> {
+    /// The matrix `name`, or the table of embeddings in models that use it for both.
+    pub fn of(config: &ModelConfig, embedding: TensorId, name: &'a str) -> Self {
+        match config.tied_embeddings {
+            true => Output::Tied(embedding),
+            false => Output::Own(name, config.vocab_size),
+        }
+    }
 }

@@ -104,7 +104,8 @@ macro_rules! columns {
 }
 
 /// Safety: 8 bytes of codes are readable at both pointers, at any alignment; `acts` has two runs.
-#[inline(always)]
+#[cfg_attr(feature = "unrolled", inline(always))]
+#[cfg_attr(not(feature = "unrolled"), inline(never))]
 unsafe fn dot_32(codes: [*const u8; 2], acts: &[[u32; 8]]) -> [i32; 2] {
     let (mut first, mut second) = (0, 0);
     // SAFETY: the build was asked for this instruction set, or would not have assembled; it reads 8 bytes of codes and 64 of
