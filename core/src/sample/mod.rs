@@ -15,6 +15,7 @@ pub use rng::Pcg32;
 pub use sparse::SparseLogits;
 
 use crate::Result;
+use crate::cpu::op::argmax;
 use crate::tokenizer::{TokenKind, Tokenizer};
 use alloc::vec::Vec;
 use core::cmp::Ordering;
@@ -161,15 +162,19 @@ impl Sampler {
             let (expected, found) = (self.vocab as u64, logits.len() as u64);
             return Err(error!(Length { what: "logits", expected, found }));
         }
-        let changed = if cfg!(feature = "sampling") { self.penalties.apply(logits) } else { &[] };
-        let view = View { logits, changed };
+        if !cfg!(feature = "sampling") {
+            self.candidates.clear();
+            self.candidates.push(Candidate { token: argmax(logits)?, logit: 0.0, probability: 1.0 });
+            return Ok(&self.candidates);
+        }
+        let view = View { logits, changed: self.penalties.apply(logits) };
         let max = view.max();
         if max == f32::NEG_INFINITY {
             return Err(error!(Logits { problem: "every logit is -inf or NaN" }));
         }
         let c = self.config;
         self.candidates.clear();
-        if !cfg!(feature = "sampling") || c.temperature == 0.0 {
+        if c.temperature == 0.0 {
             let mut best = None;
             view.above(max.next_down(), &mut |token, _| {
                 best.get_or_insert(token);
