@@ -86,7 +86,8 @@ macro_rules! errors {
 }
 
 errors! {
-    /// The error of this crate: the problem, the expected and found values, and the place.
+    /// The error of this crate: the problem, the expected and found values, and the place. Without the feature `messages`,
+    /// its variants have no fields.
     #[allow(missing_docs, reason = "each variant documents its fields in its sentence")]
     #[derive(Clone, Copy, Debug, PartialEq)]
     #[non_exhaustive]

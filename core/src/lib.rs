@@ -94,6 +94,8 @@ pub mod quant;
 pub mod rows;
 pub mod sample;
 pub mod session;
+#[cfg(any(test, all(feature = "soft-float", target_arch = "riscv32", target_os = "none")))]
+mod soft_float;
 mod sort;
 pub mod sync;
 pub mod tokenizer;

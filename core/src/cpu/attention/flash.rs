@@ -26,7 +26,6 @@ use crate::cache::{CHUNK_POSITIONS, Codes, Float, Float8, KvCodec, KvView, Quant
 use crate::cpu::isa::{Isa, Kind};
 use crate::cpu::op::exp::exp;
 use crate::cpu::op::fold;
-use crate::cpu::op::sqrt::sqrt;
 use crate::cpu::parallel::Tile as OutputTile;
 use crate::cpu::simd::{self, LANES, Simd};
 
@@ -381,7 +380,7 @@ unsafe fn run<L: Simd, C: FlashCodec, const N4: usize, const N2: usize, const N1
     softmax: &mut [Softmax; ROWS],
 ) {
     let (d, count) = (job.head.head_dim, job.count);
-    let scale = 1.0 / sqrt(d as f32);
+    let scale = 1.0 / libm::sqrtf(d as f32);
     let mut scores = [[0.0; TILE]; ROWS];
     let mut decay = [0.0; ROWS];
     let mut scratch = [const { MaybeUninit::<f32>::uninit() }; SCRATCH];

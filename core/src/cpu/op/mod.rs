@@ -9,7 +9,6 @@ pub mod rmsnorm;
 pub mod rope;
 pub mod route;
 pub(crate) mod shift;
-pub(crate) mod sqrt;
 pub mod swiglu;
 
 pub use argmax::argmax;

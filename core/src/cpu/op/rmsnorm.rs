@@ -2,7 +2,6 @@
 #![forbid(unsafe_code)]
 
 use super::dot;
-use super::sqrt::sqrt;
 use crate::cpu::simd::SimdOp;
 
 /// `y[i] = weight[i] * x[i] / sqrt(mean(x^2) + eps)` for every row (Zhang & Sennrich 2019).
@@ -25,7 +24,7 @@ impl SimdOp for RmsNorm<'_> {
     fn run(self) {
         let n = self.weight.len();
         for (x, y) in self.x.chunks_exact(n).zip(self.y.chunks_exact_mut(n)) {
-            let scale = 1.0 / sqrt(dot(x, x) / n as f32 + self.eps);
+            let scale = 1.0 / libm::sqrtf(dot(x, x) / n as f32 + self.eps);
             for ((y, x), w) in y.iter_mut().zip(x).zip(self.weight) {
                 *y = x * scale * w;
             }
@@ -36,7 +35,7 @@ impl SimdOp for RmsNorm<'_> {
 /// [`RmsNorm`] of one row in place, as used for each head of q and k.
 #[inline(always)]
 pub fn rmsnorm_in_place(x: &mut [f32], weight: &[f32], eps: f32) {
-    let scale = 1.0 / sqrt(dot(x, x) / x.len() as f32 + eps);
+    let scale = 1.0 / libm::sqrtf(dot(x, x) / x.len() as f32 + eps);
     for (x, w) in x.iter_mut().zip(weight) {
         *x *= scale * w;
     }
