@@ -99,7 +99,7 @@ fn add(a: u32, b: u32) -> u32 {
     if e.wrapping_sub(1) >= 254 {
         return add_any(a, b);
     }
-    ((e - 1) << 23) + round::<7>(x) | sign
+    (((e - 1) << 23) + round::<7>(x)) | sign
 }
 
 /// The nearest float, ties to even.
@@ -118,7 +118,7 @@ fn from_integer(n: i32) -> u32 {
     }
     // Rounding may exceed 32 bits.
     let (whole, rest) = (x >> 8, x & 0xff);
-    ((e - 1) << 23) + whole + ((rest + 127 + (whole & 1)) >> 8) | n as u32 & SIGN
+    (((e - 1) << 23) + whole + ((rest + 127 + (whole & 1)) >> 8)) | n as u32 & SIGN
 }
 
 /// A finite number as a mantissa times 2 to a power.
@@ -148,7 +148,7 @@ fn pack(sign: u32, mantissa: u64, power: i32) -> u32 {
         }
         _ => 0,
     };
-    sign | (((e - 1).max(0) as u32) << 23) + rounded as u32
+    sign | ((((e - 1).max(0) as u32) << 23) + rounded as u32)
 }
 
 fn is_nan(x: u32) -> bool {
