@@ -3,7 +3,7 @@
 
 use bytemuck::Pod;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// Alignment of every buffer: a cache line, which is also the widest vector.
 pub const ALIGN: usize = 64;

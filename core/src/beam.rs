@@ -14,7 +14,7 @@ use alloc::vec::Vec;
 use core::ops::ControlFlow;
 
 use crate::device::{Device, Output, Readout, Wants};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::generate::{Detokenizer, Reason};
 use crate::sample::log_sum_exp;
 use crate::session::{Feed, MAX_SEQUENCES, Session, run_batch};

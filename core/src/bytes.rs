@@ -1,7 +1,7 @@
 //! [`Cursor`]: the only code that turns an integer from a file into a length or an offset.
 #![forbid(unsafe_code)]
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// Where `word`, which is not empty, first occurs in `text`. The standard library's search is faster in long texts, but
 /// takes 3 kB of machine code.

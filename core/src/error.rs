@@ -59,7 +59,7 @@ impl fmt::Debug for Name {
 #[cfg(feature = "messages")]
 macro_rules! error {
     ($variant:ident { $($field:ident $(: $value:expr)?),* $(,)? }) => {
-        $crate::error::Error::$variant { $($field $(: $value)?),* }
+        Error::$variant { $($field $(: $value)?),* }
     };
 }
 
@@ -67,7 +67,7 @@ macro_rules! error {
 macro_rules! error {
     ($variant:ident { $($field:ident $(: $value:expr)?),* $(,)? }) => {{
         $(let _ = || error!(@ $field $($value)?);)*
-        $crate::error::Error::$variant {}
+        Error::$variant {}
     }};
     (@ $field:ident $value:expr) => { $value };
     (@ $field:ident) => { $field };

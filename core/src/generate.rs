@@ -19,11 +19,11 @@
 //! [`drive`] is that loop for a backend that answers at once.
 #![forbid(unsafe_code)]
 
-use crate::Result;
 use crate::bytes::find;
 use crate::constrain::{Constraint, Restrict};
 use crate::sample::{Logprob, Logprobs, Sampler};
 use crate::tokenizer::{TokenKind, Tokenizer};
+use crate::{Error, Result};
 use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec::Vec;

@@ -4,7 +4,7 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// Bytes for scratch or for a cache.
 pub(crate) struct Memory<'m>(Storage<'m>);

@@ -39,7 +39,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
-use crate::error::{Name, Result};
+use crate::error::{Error, Name, Result};
 use crate::model::ModelBytes;
 
 /// Reads a model file that is not in memory. The file must not change while the model is in use.

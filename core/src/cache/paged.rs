@@ -13,7 +13,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 
 use super::{CHUNK_POSITIONS, ChunkedPlacement};
 use crate::arena::ALIGN;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// Counts the bytes of the pages of a device.
 #[derive(Clone, Debug, Default)]

@@ -16,7 +16,7 @@ use super::{
     BLOCK_POSITIONS, Element, FlatKv, Float8, KvCodec, KvFormat, KvShape, SCALE_GROUP, largest, round,
     with_codec,
 };
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::float16;
 use half::f16;
 

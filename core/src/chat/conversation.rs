@@ -33,7 +33,7 @@ use super::prefix::PrefixState;
 use super::reply::{CallBlocks, Reply, ReplyParser};
 use super::template::{Role, encode_next};
 use crate::constrain::Constraint;
-use crate::error::{Name, Result};
+use crate::error::{Error, Name, Result};
 use crate::generate::{
     Action, Backend, Detokenizer, Generation, GenerationOptions, Overflow, Reason, common_prefix,
 };

@@ -6,7 +6,7 @@ use super::model::ChatModel;
 use super::template::{ChatOptions, Message, Role, encode, encode_unfinished};
 use crate::constrain::{Grammar, Whitespace};
 use crate::device::Readout;
-use crate::error::{Name, Result};
+use crate::error::{Error, Name, Result};
 use crate::json;
 use crate::sample::SamplerConfig;
 use alloc::string::String;

@@ -8,7 +8,7 @@
 //! one, are held back.
 #![forbid(unsafe_code)]
 
-use crate::error::{Name, Result};
+use crate::error::{Error, Name, Result};
 use crate::json;
 use alloc::borrow::ToOwned;
 use alloc::string::String;

@@ -5,7 +5,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 
 use crate::bytes::{find, find_last};
-use crate::error::{Name, Result};
+use crate::error::{Error, Name, Result};
 use crate::gguf::Metadata;
 use crate::json;
 use crate::tokenizer::{EncodeBuffers, EncodeOptions, Tokenizer};

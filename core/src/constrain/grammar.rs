@@ -4,7 +4,7 @@
 use super::decimal::{Bounds, Digits, Part};
 use super::pattern::{NEVER, Pattern};
 use super::vocabulary::Vocabulary;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use alloc::boxed::Box;
 use alloc::vec;
 use alloc::vec::Vec;

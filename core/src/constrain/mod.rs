@@ -48,7 +48,7 @@ mod vocabulary;
 pub use grammar::{Grammar, Whitespace};
 pub use vocabulary::Vocabulary;
 
-use crate::error::{Name, Result};
+use crate::error::{Error, Name, Result};
 use crate::sync::{Arc, Shareable};
 use alloc::boxed::Box;
 use alloc::format;

@@ -5,7 +5,7 @@ use crate::cpu::isa::Isa;
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::isa::Kind;
 use crate::cpu::op::finish;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::magnitude::largest_bits;
 
 /// Activations in one [`Q8Block`].

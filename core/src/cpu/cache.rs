@@ -8,7 +8,7 @@ use crate::arena::{Arena, Planner};
 use crate::attention::AttentionPattern;
 use crate::cache::{BLOCK_POSITIONS, KvCodec, KvFormat, KvShape, KvStorage, Pages, presence, with_codec};
 use crate::device::SessionOptions;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::memory::Memory;
 
 /// Keys and values of one sequence. All memory is allocated when it is created, or in pages of 128 positions when

@@ -19,7 +19,7 @@ use super::repack::PackedMatrix;
 use crate::attention::AttentionPattern;
 use crate::cache::{KvFormat, KvShape, with_codec};
 use crate::device::SessionOptions;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::gguf::Gguf;
 use crate::limits::Limits;
 use crate::model::program::Heads;

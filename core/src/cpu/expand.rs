@@ -4,7 +4,7 @@
 use crate::cpu::isa::Isa;
 use crate::cpu::parallel::for_each_chunk;
 use crate::cpu::simd::{SimdOp, dispatch};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::pool::Pool;
 use crate::quant::trits::{Ptq1_0, Tq1_0};
 use crate::quant::{Block, Format, MAX_BLOCK};

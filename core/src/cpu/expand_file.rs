@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 
 use super::expand::expand;
 use super::isa::Isa;
-use crate::error::{Name, Result};
+use crate::error::{Error, Name, Result};
 use crate::gguf::place::pad;
 use crate::gguf::{Gguf, ReadOptions, with_capacity};
 use crate::pool::Pool;

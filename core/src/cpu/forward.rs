@@ -24,7 +24,7 @@ use super::window::Operand;
 use crate::cache::{KvStorage, presence, with_codec};
 use crate::collective::Collective;
 use crate::device::{Output, Readout, Sink};
-use crate::error::{Name, Result};
+use crate::error::{Error, Name, Result};
 use crate::model::program::{BufferId, Experts, Op, QkNorm, RopePairing, TensorId};
 use crate::model::split::{Exchange, MAX_RANKS};
 use crate::model::weights::ModelBytes;

@@ -1,7 +1,7 @@
 //! The instruction set of the kernels, detected at run time and without `std`.
 #![allow(unsafe_code)]
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// An instruction set that this machine supports. No other can be constructed, so holding an `Isa` proves
 /// that its kernels can run.

@@ -3,7 +3,7 @@
 
 use super::isa::Isa;
 use crate::device::Activations;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::model::ModelConfig;
 
 /// Options of a CPU device, which decide how much scratch memory it takes.

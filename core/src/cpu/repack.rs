@@ -11,7 +11,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use super::expand::expand;
 use super::isa::{Isa, Kind};
 use super::parallel::for_each_chunk;
-use crate::error::{Name, Result};
+use crate::error::{Error, Name, Result};
 use crate::gguf::with_capacity;
 use crate::pool::{Pool, Serial};
 use crate::quant::{Format, MAX_BLOCK, Matrix, WeightClass, unpack_exact};

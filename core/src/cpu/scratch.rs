@@ -14,7 +14,7 @@ use super::window::Window;
 use crate::arena::{Arena, Planner};
 use crate::cache::KvShape;
 use crate::device::Activations;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::model::Program;
 use crate::model::program::{BufferId, Experts, Op};
 use crate::model::split::Exchange;

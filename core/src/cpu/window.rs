@@ -9,7 +9,7 @@ use super::repack::PANEL_ROWS;
 use super::scratch::Scratch;
 use super::weights::CpuWeights;
 use crate::arena::ALIGN;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::model::program::{BufferId, Op, Program, TensorId, TensorRole};
 use crate::model::weights::ModelBytes;
 use crate::paging::{Paging, read};

@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 use super::place;
 use super::scan::Scanner;
 use super::{Header, ReadOptions};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::paging::{ModelReader, read};
 
 /// The header of a GGUF file, read through a [`ModelReader`]: metadata, with the vocabulary, and the tensor table.

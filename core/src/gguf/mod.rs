@@ -24,7 +24,7 @@ pub use stream::{Event, GgufStream};
 pub use tensor::{TensorInfo, TensorType};
 pub use writer::{Element, GgufBody, GgufWriter};
 
-use crate::error::{Name, Result};
+use crate::error::{Error, Name, Result};
 use crate::limits::Limits;
 use crate::quant::{Format, Matrix};
 use metadata::Entry;

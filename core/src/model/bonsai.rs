@@ -8,7 +8,7 @@ use super::program::Program;
 use super::registry::ModelVariant;
 use super::split::{Piece, Split, SplitProgram};
 use super::weights::{ModelBytes, StoredTensor, Weights, stored, stored_in_file};
-use crate::error::{Name, Result};
+use crate::error::{Error, Name, Result};
 use crate::gguf::{Gguf, Header, PartError, ReadOptions};
 
 /// A loaded model: configuration, program and packed weights in bytes of type `B`. Named after the main model

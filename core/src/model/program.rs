@@ -18,7 +18,7 @@ use super::config::ModelConfig;
 use super::depths;
 use super::rope::{Rope, RopeScaling};
 use super::split::Exchange;
-use crate::error::{Name, Result};
+use crate::error::{Error, Name, Result};
 use crate::gguf::Header;
 
 /// Most outputs of an [`Op::Linear`].

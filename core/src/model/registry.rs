@@ -8,7 +8,7 @@ use super::llama::LLAMA;
 use super::program::TensorRole;
 use super::qwen3::{QWEN3, QWEN3MOE};
 use super::rope::RopeScaling;
-use crate::error::{Name, Result};
+use crate::error::{Error, Name, Result};
 use crate::gguf::{Gguf, Header};
 use crate::quant::{Format, WeightClass};
 

@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use core::ops::Range;
 
 use super::program::{Program, TensorId};
-use crate::error::{Name, Result};
+use crate::error::{Error, Name, Result};
 use crate::gguf::{Gguf, Header};
 use crate::paging::{Paging, read};
 use crate::quant::{Format, Matrix};

@@ -36,7 +36,7 @@ mod search;
 pub(crate) mod tq2_0;
 pub(crate) mod trits;
 
-use crate::error::{Name, Result};
+use crate::error::{Error, Name, Result};
 #[cfg(any(target_arch = "aarch64", all(target_arch = "wasm32", target_feature = "simd128")))]
 pub(crate) use float::f16_at;
 use format::with_block;

@@ -1,7 +1,7 @@
 //! Options of the sampler, their ranges, and presets.
 #![forbid(unsafe_code)]
 
-use crate::Result;
+use crate::{Error, Result};
 
 /// Longest history of the penalties, so that an option cannot request unbounded memory.
 const MAX_LAST_N: usize = 1 << 20;

@@ -14,9 +14,9 @@ pub use logprob::{Logprob, Logprobs, log_sum_exp};
 pub use rng::Pcg32;
 pub use sparse::SparseLogits;
 
-use crate::Result;
 use crate::cpu::op::argmax;
 use crate::tokenizer::{TokenKind, Tokenizer};
+use crate::{Error, Result};
 use alloc::vec::Vec;
 use core::cmp::Ordering;
 use penalty::Penalties;

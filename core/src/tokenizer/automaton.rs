@@ -9,7 +9,7 @@ use core::cmp::Ordering;
 
 use super::vocab::{Texts, reserved};
 use super::{Special, TokenKind};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::sort;
 
 /// Bytes of all added tokens; an automaton takes up to 28 bytes for each. Gemma 3's 6,414 have fewer than 100 kB.

@@ -9,7 +9,7 @@
 use alloc::string::String;
 use alloc::vec::Vec;
 
-use crate::error::{Name, Result};
+use crate::error::{Error, Name, Result};
 use crate::gguf::{Gguf, Metadata};
 use crate::limits::Limits;
 

@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 
 use hashbrown::HashTable;
 
-use crate::error::{Name, Result};
+use crate::error::{Error, Name, Result};
 
 /// Ids and merge ranks share 64-bit words (see [`super::merge`]), so they have 21 and 22 bits.
 pub(super) const MAX_TOKENS: u64 = (1 << 21) - 1;

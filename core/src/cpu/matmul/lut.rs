@@ -6,7 +6,7 @@ use crate::cpu::activation_lut::{ActivationLut, LUT_COLS};
 use crate::cpu::activations::{Q8Block, q8_blocks};
 use crate::cpu::isa::{Isa, Kind};
 use crate::cpu::repack::{Layout, PackedMatrix};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::quant::Format;
 
 /// Which products with a matrix use lookup tables.

@@ -77,7 +77,7 @@ use super::activations::{Q8Block, q8_blocks};
 use super::isa::{Isa, Kind};
 use super::parallel::{Output, OutputRows, for_each_rows, for_each_rows_of};
 use super::repack::{Layout, PANEL_ROWS, PackedMatrix};
-use crate::error::{Name, Result};
+use crate::error::{Error, Name, Result};
 use crate::model::program::MAX_OUTPUTS;
 use crate::pool::Pool;
 use crate::quant::{Format, WeightClass};

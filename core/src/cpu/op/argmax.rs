@@ -1,7 +1,7 @@
 //! The most likely token.
 #![forbid(unsafe_code)]
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// Index of the largest of `logits`, the first among equals. NaN never wins, and +inf counts as the largest finite number;
 /// if all are -inf or NaN, that is an error.
