@@ -28,7 +28,7 @@ impl Planner {
         self.bytes
             .checked_add(ALIGN - 1)
             .filter(|&b| b <= isize::MAX as usize)
-            .ok_or(Error::Memory { need: u64::MAX, have: isize::MAX as u64 })
+            .ok_or(error!(Memory { need: u64::MAX, have: isize::MAX as u64 }))
     }
 }
 
@@ -55,7 +55,7 @@ impl<'b> Arena<'b> {
                 self.rest = rest;
                 Ok(bytemuck::cast_slice_mut(&mut taken[..len * size_of::<T>()]))
             }
-            _ => Err(Error::Memory { need: need.map_or(u64::MAX, |n| n as u64), have: rest.len() as u64 }),
+            _ => Err(error!(Memory { need: need.map_or(u64::MAX, |n| n as u64), have: rest.len() as u64 })),
         }
     }
 }

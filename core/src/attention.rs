@@ -69,7 +69,11 @@ impl AttentionPattern {
         } else {
             "full attention in a build without the feature `variants`"
         };
-        self.is_valid().then_some(()).ok_or(Error::Option { what: "attention pattern", found: 0.0, expected })
+        self.is_valid().then_some(()).ok_or(error!(Option {
+            what: "attention pattern",
+            found: 0.0,
+            expected
+        }))
     }
 
     const fn is_valid(&self) -> bool {
@@ -194,12 +198,12 @@ impl FromStr for AttentionPattern {
             }
             _ => None,
         };
-        pattern.filter(AttentionPattern::is_valid).ok_or(Error::Unsupported {
+        pattern.filter(AttentionPattern::is_valid).ok_or(error!(Unsupported {
             key: Name::new("attention"),
             found: Name::new(text),
             expected: "full, window:POSITIONS, window:POSITIONS:SINKS, dilated:BLOCKS:STEP, strided:BLOCKS:STRIDE or \
                        bigbird:BLOCKS:GLOBAL:RANDOM, of at least 1 position, block, step or stride and at most 64 random",
-        })
+        }))
     }
 }
 

@@ -47,15 +47,15 @@ impl BeamOptions {
     pub fn check(&self) -> Result<()> {
         for (what, found) in [("beams", self.beams), ("tokens of a beam", self.max_tokens)] {
             if found == 0 {
-                return Err(Error::Option { what, found: 0.0, expected: "at least 1" });
+                return Err(error!(Option { what, found: 0.0, expected: "at least 1" }));
             }
         }
         if self.beams > MAX_SEQUENCES {
-            return Err(Error::Limit { what: "beams", found: self.beams as u64, max: MAX_SEQUENCES as u64 });
+            return Err(error!(Limit { what: "beams", found: self.beams as u64, max: MAX_SEQUENCES as u64 }));
         }
         if !self.length_penalty.is_finite() {
             let found = f64::from(self.length_penalty);
-            return Err(Error::Option { what: "length penalty", found, expected: "a finite number" });
+            return Err(error!(Option { what: "length penalty", found, expected: "a finite number" }));
         }
         Ok(())
     }
@@ -165,7 +165,7 @@ impl BeamSearch {
     pub fn logits(&mut self, beam: usize, logits: &[f32]) -> Result<()> {
         let norm = log_sum_exp(logits);
         if norm == f64::NEG_INFINITY {
-            return Err(Error::Logits { problem: "every logit is -inf or NaN" });
+            return Err(error!(Logits { problem: "every logit is -inf or NaN" }));
         }
         let Some(path) = self.running.get(beam) else { return Ok(()) };
         let (candidates, base) = (&mut self.candidates, path.logprob - norm);
@@ -291,7 +291,7 @@ impl<D: Device> BeamSessions<D> {
         let room = session.capacity().saturating_sub(session.position().saturating_add(prompt.len()));
         let search = BeamSearch::new(options, room, device.program().vocab(), detokenizer)?;
         if prompt.is_empty() {
-            return Err(Error::Length { what: "prompt", expected: 1, found: 0 });
+            return Err(error!(Length { what: "prompt", expected: 1, found: 0 }));
         }
         Ok(BeamSessions {
             search,

@@ -19,6 +19,8 @@ pub(crate) fn find_last(text: &str, word: &str) -> Option<usize> {
 pub struct Cursor<'a> {
     bytes: &'a [u8],
     at: usize,
+    /// The length of the last read.
+    asked: u64,
 }
 
 macro_rules! read {
@@ -35,7 +37,7 @@ macro_rules! read {
 impl<'a> Cursor<'a> {
     /// Starts at the first byte.
     pub const fn new(bytes: &'a [u8]) -> Self {
-        Cursor { bytes, at: 0 }
+        Cursor { bytes, at: 0, asked: 0 }
     }
 
     /// Bytes consumed so far.
@@ -48,11 +50,17 @@ impl<'a> Cursor<'a> {
         (self.bytes.len() - self.at) as u64
     }
 
+    /// Bytes of the last read, which may be more than remained.
+    pub(crate) const fn asked(&self) -> u64 {
+        self.asked
+    }
+
     /// The next `len` bytes. `len` is compared with what remains before it becomes a `usize`, so a
     /// 64-bit length cannot alias a short one on a 32-bit machine.
     pub fn take(&mut self, len: u64, what: &'static str) -> Result<&'a [u8]> {
+        self.asked = len;
         if len > self.remaining() {
-            return Err(Error::Truncated { what, at: self.position(), need: len, have: self.remaining() });
+            return Err(error!(Truncated { what, at: self.position(), need: len, have: self.remaining() }));
         }
         let taken = &self.bytes[self.at..self.at + len as usize];
         self.at += len as usize;
@@ -71,7 +79,7 @@ mod tests {
         let mut c = Cursor::new(&[1, 2, 0, 9]);
         assert_eq!(c.u8("a"), Ok(1));
         assert_eq!(c.u16("b"), Ok(2));
-        assert_eq!(c.u32("c"), Err(Error::Truncated { what: "c", at: 3, need: 4, have: 1 }));
+        assert_eq!(c.u32("c"), Err(error!(Truncated { what: "c", at: 3, need: 4, have: 1 })));
         assert_eq!(c.take(u64::MAX, "d").unwrap_err().code(), "truncated");
         assert_eq!(c.take((1 << 32) + 1, "alias").unwrap_err().code(), "truncated");
         assert_eq!(c.u8("e"), Ok(9));

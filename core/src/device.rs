@@ -279,8 +279,8 @@ impl ScratchOptions {
 /// [`Error::Option`] for a 0, [`Error::Limit`] for more.
 pub fn check_count(what: &'static str, found: usize, max: usize) -> Result<()> {
     match found {
-        0 => Err(Error::Option { what, found: 0.0, expected: "at least 1" }),
-        _ if found > max => Err(Error::Limit { what, found: found as u64, max: max as u64 }),
+        0 => Err(error!(Option { what, found: 0.0, expected: "at least 1" })),
+        _ if found > max => Err(error!(Limit { what, found: found as u64, max: max as u64 })),
         _ => Ok(()),
     }
 }
@@ -296,11 +296,11 @@ pub fn check_caches(
 ) -> Result<()> {
     if batch.len() != makers.len() {
         let (expected, found) = (batch.len() as u64, makers.len() as u64);
-        return Err(Error::Length { what: "caches of a batch", expected, found });
+        return Err(error!(Length { what: "caches of a batch", expected, found }));
     }
     match makers.all(|maker| maker == device) {
         true => Ok(()),
-        false => Err(Error::Device { problem: "the cache was made by another one" }),
+        false => Err(error!(Device { problem: "the cache was made by another one" })),
     }
 }
 
@@ -324,15 +324,15 @@ pub fn ready<F: Future>(future: F) -> Option<F::Output> {
 /// [`Error::Length`] for no tokens, [`Error::ContextFull`], [`Error::Token`] for an unknown one.
 pub fn check_run(run: &Run<'_>, capacity: usize, vocab: usize) -> Result<()> {
     if run.tokens.is_empty() {
-        return Err(Error::Length { what: "tokens", expected: 1, found: 0 });
+        return Err(error!(Length { what: "tokens", expected: 1, found: 0 }));
     }
     if run.tokens.len() > capacity.saturating_sub(run.position) {
-        return Err(Error::ContextFull {
+        return Err(error!(ContextFull {
             position: run.position as u64,
             adding: run.tokens.len() as u64,
             capacity: capacity as u64,
-        });
+        }));
     }
     let vocab = vocab as u32;
-    run.tokens.iter().find(|&&id| id >= vocab).map_or(Ok(()), |&id| Err(Error::Token { id, vocab }))
+    run.tokens.iter().find(|&&id| id >= vocab).map_or(Ok(()), |&id| Err(error!(Token { id, vocab })))
 }

@@ -17,8 +17,12 @@ pub struct Name {
 impl Name {
     /// Keeps the first 38 bytes of `text`; bytes that are not UTF-8 are shown as `?`.
     pub fn new(text: impl AsRef<[u8]>) -> Self {
-        let text = text.as_ref();
         let mut bytes = [0; 38];
+        if !cfg!(feature = "messages") {
+            // No error shows it.
+            return Name { len: 0, cut: false, bytes };
+        }
+        let text = text.as_ref();
         let len = text.len().min(bytes.len());
         bytes[..len].copy_from_slice(&text[..len]);
         Name { len: len as u8, cut: text.len() > len, bytes }
@@ -51,78 +55,135 @@ impl fmt::Debug for Name {
     }
 }
 
-/// The error of this crate: the problem, the expected and found values, and the place.
-#[allow(missing_docs, reason = "each variant documents its fields in its sentence")]
-#[derive(Clone, Copy, Debug, PartialEq)]
-#[non_exhaustive]
-pub enum Error {
-    /// The input ends inside `what`, which starts at byte `at` and needs `need` bytes.
-    Truncated { what: &'static str, at: u64, need: u64, have: u64 },
-    /// A count or length is over a cap of [`crate::Limits`].
-    Limit { what: &'static str, found: u64, max: u64 },
-    /// The file does not start like GGUF; these are its first bytes.
-    NotGguf { starts: Name },
-    /// The tensors end after the end of the file, which has `have` bytes.
-    Incomplete { need: u64, have: u64 },
-    /// The text is not JSON at byte `at`, at the character `found` or at the end.
-    Json { at: u64, found: Option<char>, expected: &'static str },
-    /// A number read from the file at byte `at` is not one of the allowed ones.
-    Malformed { what: &'static str, at: u64, found: u64, expected: &'static str },
-    /// A name occurs twice.
-    Duplicate { what: &'static str, name: Name },
-    /// A grammar in GBNF is malformed; `found` is what the sentence is about.
-    #[allow(missing_docs)]
-    Grammar { line: usize, problem: &'static str, found: Name },
-    /// A snapshot was changed or cut off.
-    SnapshotDamaged,
-    /// A snapshot of something else.
-    SnapshotForeign {
-        /// Of what, as in `another model`.
-        what: &'static str,
-    },
-    /// A required metadata key is missing.
-    MissingKey { key: Name },
-    /// A metadata key has the wrong type.
-    KeyType { key: Name, expected: &'static str, found: &'static str },
-    /// A metadata number is out of range.
-    KeyValue { key: Name, found: f64, expected: &'static str },
-    /// A metadata string names something that this runtime does not support.
-    Unsupported { key: Name, found: Name, expected: &'static str },
-    /// The description of tool number `index`, counted from 0, is invalid.
-    Tool { index: u32, problem: &'static str },
-    /// The model's chat template does not support something.
-    Template { lacks: &'static str },
-    /// A required tensor is missing.
-    MissingTensor { name: Name },
-    /// A tensor's shape differs from the configuration. Dimensions are as in the file, columns first; missing
-    /// ones are 1, and one over 2^32 is shown as 2^32 - 1 where it is expected.
-    TensorShape { name: Name, expected: [u32; 3], found: [u64; 4] },
-    /// A tensor has a type that cannot be used for it.
-    TensorType { name: Name, found: u32, expected: &'static str },
-    /// A tensor's bytes are invalid: outside the file, overlapping, or misaligned.
-    TensorRange { name: Name, offset: u64, len: u64, problem: &'static str },
-    /// A buffer has the wrong number of elements.
-    Length { what: &'static str, expected: u64, found: u64 },
-    /// An option is outside its range.
-    Option { what: &'static str, found: f64, expected: &'static str },
-    /// An argument, such as a field of a request, is invalid.
-    Argument { name: Name, problem: &'static str },
-    /// A token id is not in the vocabulary.
-    Token { id: u32, vocab: u32 },
-    /// The session cannot hold more tokens.
-    ContextFull { position: u64, adding: u64, capacity: u64 },
-    /// Memory of this size could not be allocated.
-    Memory { need: u64, have: u64 },
-    /// The model's output has no finite number, so no token can be chosen.
-    Logits { problem: &'static str },
-    /// A device, such as a GPU, cannot continue.
-    Device { problem: &'static str },
-    /// A [`ModelReader`](crate::paging::ModelReader) could not read `len` bytes of `what`, a tensor or the header, from
-    /// byte `at` of the file on. The call can be repeated.
-    Read { what: Name, at: u64, len: u64, problem: &'static str, code: i32 },
+/// Constructs an [`Error`]: `error!(Memory { need, have: 0 })`. Its fields are not evaluated in a build without them.
+#[cfg(feature = "messages")]
+macro_rules! error {
+    ($variant:ident { $($field:ident $(: $value:expr)?),* $(,)? }) => {
+        Error::$variant { $($field $(: $value)?),* }
+    };
+}
+
+#[cfg(not(feature = "messages"))]
+macro_rules! error {
+    ($variant:ident { $($field:ident $(: $value:expr)?),* $(,)? }) => {{
+        $(let _ = || error!(@ $field $($value)?);)*
+        Error::$variant {}
+    }};
+    (@ $field:ident $value:expr) => { $value };
+    (@ $field:ident) => { $field };
+}
+
+/// Leaves the fields of an enum out in a build without the feature `messages`: results are then a byte instead of a hundred.
+macro_rules! errors {
+    ($(#[$about:meta])* pub enum Error {
+        $($(#[$doc:meta])* $variant:ident $({ $($(#[$field_doc:meta])* $field:ident: $type:ty),* $(,)? })?,)*
+    }) => {
+        $(#[$about])*
+        pub enum Error {
+            $($(#[$doc])* $variant $({ $($(#[$field_doc])* #[cfg(feature = "messages")] $field: $type),* })?,)*
+        }
+    };
+}
+
+errors! {
+    /// The error of this crate: the problem, the expected and found values, and the place. Without the feature `messages`,
+    /// its variants have no fields.
+    #[allow(missing_docs, reason = "each variant documents its fields in its sentence")]
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    #[non_exhaustive]
+    pub enum Error {
+        /// The input ends inside `what`, which starts at byte `at` and needs `need` bytes.
+        Truncated { what: &'static str, at: u64, need: u64, have: u64 },
+        /// A count or length is over a cap of [`crate::Limits`].
+        Limit { what: &'static str, found: u64, max: u64 },
+        /// The file does not start like GGUF; these are its first bytes.
+        NotGguf { starts: Name },
+        /// The tensors end after the end of the file, which has `have` bytes.
+        Incomplete { need: u64, have: u64 },
+        /// The text is not JSON at byte `at`, at the character `found` or at the end.
+        Json { at: u64, found: Option<char>, expected: &'static str },
+        /// A number read from the file at byte `at` is not one of the allowed ones.
+        Malformed { what: &'static str, at: u64, found: u64, expected: &'static str },
+        /// A name occurs twice.
+        Duplicate { what: &'static str, name: Name },
+        /// A grammar in GBNF is malformed; `found` is what the sentence is about.
+        #[allow(missing_docs)]
+        Grammar { line: usize, problem: &'static str, found: Name },
+        /// A snapshot was changed or cut off.
+        SnapshotDamaged,
+        /// A snapshot of something else.
+        SnapshotForeign {
+            /// Of what, as in `another model`.
+            what: &'static str,
+        },
+        /// A required metadata key is missing.
+        MissingKey { key: Name },
+        /// A metadata key has the wrong type.
+        KeyType { key: Name, expected: &'static str, found: &'static str },
+        /// A metadata number is out of range.
+        KeyValue { key: Name, found: f64, expected: &'static str },
+        /// A metadata string names something that this runtime does not support.
+        Unsupported { key: Name, found: Name, expected: &'static str },
+        /// The description of tool number `index`, counted from 0, is invalid.
+        Tool { index: u32, problem: &'static str },
+        /// The model's chat template does not support something.
+        Template { lacks: &'static str },
+        /// A required tensor is missing.
+        MissingTensor { name: Name },
+        /// A tensor's shape differs from the configuration. Dimensions are as in the file, columns first; missing
+        /// ones are 1, and one over 2^32 is shown as 2^32 - 1 where it is expected.
+        TensorShape { name: Name, expected: [u32; 3], found: [u64; 4] },
+        /// A tensor has a type that cannot be used for it.
+        TensorType { name: Name, found: u32, expected: &'static str },
+        /// A tensor's bytes are invalid: outside the file, overlapping, or misaligned.
+        TensorRange { name: Name, offset: u64, len: u64, problem: &'static str },
+        /// A buffer has the wrong number of elements.
+        Length { what: &'static str, expected: u64, found: u64 },
+        /// An option is outside its range.
+        Option { what: &'static str, found: f64, expected: &'static str },
+        /// An argument, such as a field of a request, is invalid.
+        Argument { name: Name, problem: &'static str },
+        /// A token id is not in the vocabulary.
+        Token { id: u32, vocab: u32 },
+        /// The session cannot hold more tokens.
+        ContextFull { position: u64, adding: u64, capacity: u64 },
+        /// Memory of this size could not be allocated.
+        Memory { need: u64, have: u64 },
+        /// The model's output has no finite number, so no token can be chosen.
+        Logits { problem: &'static str },
+        /// A device, such as a GPU, cannot continue.
+        Device { problem: &'static str },
+        /// A [`ModelReader`](crate::paging::ModelReader) could not read `len` bytes of `what`, a tensor or the header, from
+        /// byte `at` of the file on. The call can be repeated.
+        Read { what: Name, at: u64, len: u64, problem: &'static str, code: i32 },
+    }
 }
 
 impl Error {
+    /// [`Error::Device`], for hosts in builds with and without the feature `messages`.
+    pub fn device(problem: &'static str) -> Error {
+        error!(Device { problem })
+    }
+
+    /// The same [`Error::Truncated`] as seen from the beginning of the file: at byte `at`, before the last `have` bytes.
+    #[cfg_attr(not(feature = "messages"), allow(unused_variables, reason = "there are no fields"))]
+    pub(crate) fn placed(self, at: u64, have: u64) -> Error {
+        match self {
+            #[cfg(feature = "messages")]
+            Error::Truncated { what, need, .. } => Error::Truncated { what, at, need, have },
+            other => other,
+        }
+    }
+
+    /// Whether it is about two things called `name`. Unknown, so false, without the feature `messages`.
+    #[cfg_attr(not(feature = "messages"), allow(unused_variables, reason = "there are no fields"))]
+    pub(crate) fn is_duplicate(&self, name: &str) -> bool {
+        #[cfg(feature = "messages")]
+        return matches!(self, Error::Duplicate { name: found, .. } if *found == Name::new(name));
+        #[cfg(not(feature = "messages"))]
+        false
+    }
+
     /// A stable machine-readable name, the same in every host language.
     pub const fn code(&self) -> &'static str {
         match self {
@@ -153,6 +214,15 @@ impl Error {
     }
 }
 
+/// Without the feature `messages`, the code.
+#[cfg(not(feature = "messages"))]
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.code())
+    }
+}
+
+#[cfg(feature = "messages")]
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {

@@ -125,11 +125,11 @@ impl GenerationOptions {
     pub fn check(&self) -> Result<()> {
         if self.stop_strings.iter().any(String::is_empty) {
             let expected = "at least 1 byte";
-            return Err(Error::Option { what: "length of a stop string", found: 0.0, expected });
+            return Err(error!(Option { what: "length of a stop string", found: 0.0, expected }));
         }
         if let Some(n) = self.logprobs.filter(|_| !cfg!(feature = "sampling")) {
             let expected = "none in a build without the feature `sampling`";
-            return Err(Error::Option { what: "log-probabilities", found: n as f64, expected });
+            return Err(error!(Option { what: "log-probabilities", found: n as f64, expected }));
         }
         Ok(())
     }
@@ -254,7 +254,7 @@ impl Generation {
     ) -> Result<Self> {
         if held >= prompt.len() {
             let found = prompt.len() as u64;
-            return Err(Error::Length { what: "prompt", expected: held as u64 + 1, found });
+            return Err(error!(Length { what: "prompt", expected: held as u64 + 1, found }));
         }
         let room = match options.overflow {
             Overflow::Error => capacity.saturating_sub(prompt.len()),
@@ -296,7 +296,7 @@ impl Generation {
             && keep >= capacity
         {
             let expected = "fewer than the context holds";
-            return Err(Error::Option { what: "kept tokens", found: keep as f64, expected });
+            return Err(error!(Option { what: "kept tokens", found: keep as f64, expected }));
         }
         options.check()?;
         Ok(Generation {
@@ -324,12 +324,12 @@ impl Generation {
     /// help. The generation is then unchanged.
     pub fn follow_up(&mut self, tokens: &[u32]) -> Result<()> {
         if tokens.is_empty() {
-            return Err(Error::Length { what: "prompt", expected: 1, found: 0 });
+            return Err(error!(Length { what: "prompt", expected: 1, found: 0 }));
         }
         let prompt = self.tokens.len() + tokens.len();
         if self.options.overflow == Overflow::Error && prompt > self.capacity {
             let (position, adding) = (self.fed as u64, (prompt - self.fed) as u64);
-            return Err(Error::ContextFull { position, adding, capacity: self.capacity as u64 });
+            return Err(error!(ContextFull { position, adding, capacity: self.capacity as u64 }));
         }
         self.tokens.extend_from_slice(tokens);
         tokens.iter().for_each(|&token| self.sampler.accept(token));
@@ -424,7 +424,7 @@ impl Generation {
             if let Some(constraint) = &mut self.constraint
                 && !constraint.accept(token)
             {
-                return Err(Error::Logits { problem: "none of the tokens that may follow is possible" });
+                return Err(error!(Logits { problem: "none of the tokens that may follow is possible" }));
             }
             self.add(detokenizer, token);
             let finished = self.constraint.as_ref().is_some_and(|constraint| constraint.finished());
@@ -648,20 +648,22 @@ impl TextStream {
 
     fn decode(&mut self, end: bool) {
         let mut rest: &[u8] = &self.bytes;
-        for chunk in self.bytes.utf8_chunks() {
-            self.held.push_str(chunk.valid());
-            rest = rest.get(chunk.valid().len()..).unwrap_or_default();
-            let broken = chunk.invalid();
-            if broken.is_empty() {
-                continue;
-            }
-            let unfinished = rest.len() == broken.len()
-                && core::str::from_utf8(broken).is_err_and(|e| e.error_len().is_none());
-            if !end && unfinished {
-                break;
-            }
+        while let Err(error) = core::str::from_utf8(rest) {
+            let (valid, broken) = rest.split_at(error.valid_up_to());
+            self.held.push_str(core::str::from_utf8(valid).unwrap_or_default());
+            rest = broken;
+            let wrong = match error.error_len() {
+                // More bytes may complete the character.
+                None if !end => break,
+                None => broken.len(),
+                Some(wrong) => wrong,
+            };
             self.held.push(char::REPLACEMENT_CHARACTER);
-            rest = rest.get(broken.len()..).unwrap_or_default();
+            rest = &broken[wrong..];
+        }
+        if let Ok(valid) = core::str::from_utf8(rest) {
+            self.held.push_str(valid);
+            rest = &[];
         }
         let decoded = self.bytes.len() - rest.len();
         self.bytes.drain(..decoded);

@@ -40,7 +40,7 @@ pub fn reformat(text: &str, out: &mut String) -> Result<()> {
             b'{' | b'[' if matches!(next, Next::Value | Next::ValueOrEnd) => {
                 if depth == MAX_DEPTH {
                     let (found, max) = (MAX_DEPTH as u64 + 1, MAX_DEPTH as u64);
-                    return Err(Error::Limit { what: "nesting of JSON", found, max });
+                    return Err(error!(Limit { what: "nesting of JSON", found, max }));
                 }
                 let object = u128::from(byte == b'{');
                 objects = objects & !(1 << depth) | object << depth;
@@ -335,7 +335,7 @@ impl Reader<'_> {
 
     fn malformed_at(&self, at: usize, expected: &'static str) -> Error {
         let found = self.text.get(at..).and_then(|rest| rest.chars().next());
-        Error::Json { at: at as u64, found, expected }
+        error!(Json { at: at as u64, found, expected })
     }
 
     fn skip_space(&mut self) {

@@ -59,11 +59,16 @@
         feature = "serving",
         feature = "sampling",
         feature = "tools",
+        feature = "messages",
     )),
     allow(dead_code, reason = "the code of features that are left out")
 )]
 
 extern crate alloc;
+
+// First, as its macro constructs errors.
+#[macro_use]
+pub mod error;
 
 pub mod arena;
 pub mod attention;
@@ -75,7 +80,6 @@ pub mod collective;
 pub mod constrain;
 pub mod cpu;
 pub mod device;
-pub mod error;
 mod float16;
 pub mod generate;
 pub mod gguf;
@@ -90,6 +94,8 @@ pub mod quant;
 pub mod rows;
 pub mod sample;
 pub mod session;
+#[cfg(any(test, all(feature = "soft-float", target_arch = "riscv32", target_os = "none")))]
+mod soft_float;
 mod sort;
 pub mod sync;
 pub mod tokenizer;

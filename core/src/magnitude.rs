@@ -2,7 +2,8 @@
 #![forbid(unsafe_code)]
 
 /// The bits of the largest magnitude. Magnitudes compare like their bits, with NaN above infinity.
-#[inline(always)]
+#[cfg_attr(not(target_os = "none"), inline(always))]
+#[cfg_attr(target_os = "none", inline)]
 pub(crate) fn largest_bits(x: &[f32]) -> u32 {
     let mut max = [0; 16];
     let (whole, rest) = x.as_chunks::<16>();

@@ -20,7 +20,7 @@ impl<'m> Memory<'m> {
         // Most systems provide zeros without touching the pages: a long context costs nothing before it is
         // used.
         let memory = bytemuck::allocation::try_zeroed_vec(bytes)
-            .map_err(|()| Error::Memory { need: bytes as u64, have: 0 })?;
+            .map_err(|()| error!(Memory { need: bytes as u64, have: 0 }))?;
         Ok(Memory(Storage::Owned(memory)))
     }
 
@@ -28,7 +28,7 @@ impl<'m> Memory<'m> {
     pub(crate) fn custom(bytes: usize, mut memory: impl AsMut<[u8]> + Send + Sync + 'm) -> Result<Self> {
         let (need, have) = (bytes as u64, memory.as_mut().len() as u64);
         if have < need {
-            return Err(Error::Memory { need, have });
+            return Err(error!(Memory { need, have }));
         }
         Ok(Memory(Storage::Custom(Box::new(memory))))
     }

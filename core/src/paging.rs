@@ -159,11 +159,7 @@ pub(crate) fn read(
             read
         }
     };
-    read.map_err(|ReadError { problem, code }| Error::Read {
-        what: Name::new(what),
-        at: offset,
-        len,
-        problem,
-        code,
+    read.map_err(|ReadError { problem, code }| {
+        error!(Read { what: Name::new(what), at: offset, len, problem, code })
     })
 }

@@ -71,7 +71,7 @@ impl<D: Device> Session<D> {
     pub fn truncate(&mut self, len: usize) -> Result<()> {
         if len > self.position {
             let expected = "at most the number of tokens seen";
-            return Err(Error::Option { what: "truncated length", found: len as f64, expected });
+            return Err(error!(Option { what: "truncated length", found: len as f64, expected }));
         }
         self.position = len;
         Ok(())
@@ -87,7 +87,7 @@ impl<D: Device> Session<D> {
     pub fn shift(&mut self, device: &mut D, keep: usize, drop: usize) -> Result<(), D::Error> {
         if keep.checked_add(drop).is_none_or(|end| end > self.position) {
             let expected = "with those kept at most the number of tokens seen";
-            return Err(Error::Option { what: "dropped tokens", found: drop as f64, expected }.into());
+            return Err(error!(Option { what: "dropped tokens", found: drop as f64, expected }).into());
         }
         self.position = device.shift(&mut self.cache, self.position, keep, drop)?;
         Ok(())
@@ -101,7 +101,7 @@ impl<D: Device> Session<D> {
     pub fn set_len(&mut self, len: usize) -> Result<()> {
         if len > self.capacity {
             let (position, adding) = (self.position as u64, len.saturating_sub(self.position) as u64);
-            return Err(Error::ContextFull { position, adding, capacity: self.capacity as u64 });
+            return Err(error!(ContextFull { position, adding, capacity: self.capacity as u64 }));
         }
         self.position = len;
         Ok(())
@@ -169,7 +169,7 @@ impl<D: Device> Session<D> {
     pub async fn fork(&mut self, device: &mut D, len: usize) -> Result<Session<D>, D::Error> {
         if len > self.position {
             let expected = "at most the number of tokens seen";
-            return Err(Error::Option { what: "forked length", found: len as f64, expected }.into());
+            return Err(error!(Option { what: "forked length", found: len as f64, expected }).into());
         }
         let mut fork = Session::over(device.fork(&mut self.cache, len, self.position).await?, self.capacity);
         fork.position = len;
@@ -216,7 +216,7 @@ pub async fn run_batch<D: Device>(
 ) -> Result<(), D::Error> {
     let vocab = device.program().vocab();
     let limit =
-        Error::Limit { what: "sequences of a batch", found: feeds.len() as u64, max: MAX_SEQUENCES as u64 };
+        error!(Limit { what: "sequences of a batch", found: feeds.len() as u64, max: MAX_SEQUENCES as u64 });
     {
         let mut runs = heapless::Vec::<_, MAX_SEQUENCES>::new();
         let mut caches = heapless::Vec::<_, MAX_SEQUENCES>::new();
@@ -285,7 +285,7 @@ impl<D: BlockingDevice> Session<D> {
     ) -> Result<(), D::Error> {
         if out.len() != tokens.len() {
             let (expected, found) = (tokens.len() as u64, out.len() as u64);
-            return Err(Error::Length { what: "verified tokens", expected, found }.into());
+            return Err(error!(Length { what: "verified tokens", expected, found }).into());
         }
         let (before, mut chosen) = (self.position(), 0);
         D::wait(self.run(device, tokens, Wants::Each(Readout::Best), &mut |_, row, output| {
@@ -296,7 +296,7 @@ impl<D: BlockingDevice> Session<D> {
         }))?;
         if chosen < tokens.len() {
             self.truncate(before)?;
-            return Err(Error::Logits { problem: "every logit is NaN or -inf" }.into());
+            return Err(error!(Logits { problem: "every logit is NaN or -inf" }).into());
         }
         Ok(())
     }

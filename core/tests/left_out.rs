@@ -4,11 +4,12 @@
     feature = "ternary-formats",
     feature = "sampling",
     feature = "tools",
-    feature = "cache-formats"
+    feature = "cache-formats",
+    feature = "messages"
 )))]
 
 use shohin_core::chat::Style;
-use shohin_core::gguf::{Gguf, GgufWriter};
+use shohin_core::gguf::{Event, Gguf, GgufStream, GgufWriter, ReadOptions};
 use shohin_core::quant::{Matrix, pack, unpack};
 use shohin_core::{Error, Format, KvFormat, Sampler, SamplerConfig};
 
@@ -56,6 +57,48 @@ fn choices_other_than_the_likeliest_token_are_refused() {
     assert_eq!(SamplerConfig::default(), SamplerConfig::greedy());
     assert!(Sampler::new(&SamplerConfig::default(), 16).is_ok());
     assert!(matches!(Sampler::new(&SamplerConfig::bonsai(), 16), Err(Error::Option { .. })));
+    let mut sampler = Sampler::new(&SamplerConfig::greedy(), 4).unwrap();
+    for (logits, want) in [
+        ([1.0, 3.0, f32::NAN, 3.0], Ok(1)),
+        ([f32::NEG_INFINITY, f32::MAX, f32::INFINITY, 0.0], Ok(1)),
+        ([f32::NAN, f32::NEG_INFINITY, f32::NAN, f32::NAN], Err(Error::Logits {})),
+    ] {
+        assert_eq!(sampler.sample(&logits), want, "{logits:?}");
+    }
+}
+
+#[test]
+fn errors_are_codes() {
+    assert_eq!(size_of::<Error>(), 1);
+    assert_eq!(Error::device("a sentence").to_string(), "device");
+    let mut file = GgufWriter::new();
+    // Whole multiples of the alignment, so that the file does not end with padding.
+    file.tensor("a", &[2048], Format::Q1_0).unwrap();
+    let file = file.to_vec([vec![0; 16 * Format::Q1_0.block_bytes()]]).unwrap();
+    for len in 0..file.len() {
+        assert_eq!(Gguf::parse(&file[..len]).map(drop).unwrap_err().code(), "truncated", "{len}");
+    }
+    assert_eq!(Gguf::parse(b"GGU?....").map(drop), Err(Error::NotGguf {}));
+}
+
+#[test]
+fn a_header_that_arrives_in_parts_waits_for_the_rest() {
+    let mut file = GgufWriter::new();
+    file.tensor("a", &[128], Format::Q1_0).unwrap();
+    let file = file.to_vec([vec![7; Format::Q1_0.block_bytes()]]).unwrap();
+    let mut stream = GgufStream::new(file.len() as u64, ReadOptions::default());
+    let mut data = Vec::new();
+    for byte in &file {
+        let taken = stream.push(&[*byte], &mut |event| {
+            if let Event::TensorData { bytes, .. } = event {
+                data.extend_from_slice(bytes);
+            }
+            Ok(())
+        });
+        assert_eq!(taken, Ok(()));
+    }
+    assert_eq!(stream.finish(), Ok(()));
+    assert_eq!(data, vec![7; Format::Q1_0.block_bytes()]);
 }
 
 #[test]

@@ -31,7 +31,7 @@ impl PagePool {
         let need = len.saturating_add(ALIGN - 1);
         // Systems provide zeros without touching the memory.
         let memory: Vec<u8> = bytemuck::allocation::try_zeroed_vec(need)
-            .map_err(|()| Error::Memory { need: need as u64, have: 0 })?;
+            .map_err(|()| error!(Memory { need: need as u64, have: 0 }))?;
         let start = memory.as_ptr().align_offset(ALIGN).min(ALIGN - 1);
         self.bytes.fetch_add(len, Ordering::Relaxed);
         Ok(Page { memory, used: start..start + len, pool: self.clone() })
@@ -77,7 +77,7 @@ impl Pages {
     pub(crate) fn new(pool: &PagePool, capacity: usize, page_len: usize) -> Result<Self> {
         let (mut table, pages) = (Vec::new(), capacity.div_ceil(CHUNK_POSITIONS));
         let need = pages.saturating_mul(size_of::<Arc<Page>>()) as u64;
-        table.try_reserve_exact(pages).map_err(|_| Error::Memory { need, have: 0 })?;
+        table.try_reserve_exact(pages).map_err(|_| error!(Memory { need, have: 0 }))?;
         Ok(Pages { table, page_len, pool: pool.clone() })
     }
 

@@ -45,10 +45,10 @@ fn convert<C: KvCodec>(rows: &Rows, from: &[u8], to_rows: bool) -> Result<Vec<u8
     let (expected, out) = if to_rows { (of_blocks, rows.len()) } else { (rows.len(), of_blocks) };
     if from.len() != expected {
         let (expected, found) = (expected as u64, from.len() as u64);
-        return Err(Error::Length { what: "keys and values", expected, found });
+        return Err(error!(Length { what: "keys and values", expected, found }));
     }
     let mut out = bytemuck::allocation::try_zeroed_vec::<u8>(out)
-        .map_err(|()| Error::Memory { need: out as u64, have: 0 })?;
+        .map_err(|()| error!(Memory { need: out as u64, have: 0 }))?;
     // Aligned for any element of a block.
     let mut memory = vec![0f32; sizes[0].max(sizes[1]).div_ceil(4)];
     let mut row = vec![0.0; head_dim];
@@ -99,7 +99,7 @@ impl Rows {
         let d = shape.head_dim;
         if !d.is_multiple_of(SCALE_GROUP) {
             let expected = "a multiple of 32";
-            return Err(Error::Option { what: "elements of a head", found: d as f64, expected });
+            return Err(error!(Option { what: "elements of a head", found: d as f64, expected }));
         }
         let flat = FlatKv::of(format);
         let codes = flat.code_bytes(d as u64) as usize;

@@ -223,11 +223,11 @@ impl Conversation {
         let PrefixState { tokens, kept, dropped } = &prefix;
         let end = kept.saturating_add(*dropped) as u64;
         if *dropped > 0 && end > tokens.len() as u64 {
-            return Err(Error::Length {
+            return Err(error!(Length {
                 what: "tokens of a session",
                 expected: end,
                 found: tokens.len() as u64,
-            });
+            }));
         }
         self.turn = None;
         self.prefix = prefix;
@@ -291,7 +291,7 @@ impl Conversation {
         let mut all = self.messages.clone();
         if all.pop_if(|message| message.role == Role::Assistant).is_none() {
             let (name, problem) = (Name::new("retry"), "needs a reply that can be made again");
-            return Err(Error::Argument { name, problem });
+            return Err(error!(Argument { name, problem }));
         }
         // If part of the last messages was dropped, everything is computed again.
         let PrefixState { kept, dropped, .. } = self.prefix;
@@ -489,7 +489,7 @@ impl Conversation {
             if !begun.iter().all(|&token| constraint.accept(token)) {
                 let (name, problem) =
                     (Name::new("continue_final_message"), "needs a reply in the requested format");
-                return Err(Error::Argument { name, problem });
+                return Err(error!(Argument { name, problem }));
             }
             generation.constrain(constraint);
         }

@@ -27,7 +27,7 @@ impl<'v> Field<'v> {
     #[inline(never)]
     pub(super) fn unsupported(&self, expected: &'static str) -> Error {
         let (key, found) = (Name::new(&self.place), Name::new(self.value.text()));
-        Error::Unsupported { key, found, expected }
+        error!(Unsupported { key, found, expected })
     }
 
     #[inline(never)]
@@ -153,7 +153,7 @@ impl<'v> Object<'v> {
     pub(super) fn count(&self, name: &'static str) -> Result<Option<u64>> {
         match self.number(name)? {
             Some(found) if !(0.0..=MAX_SAFE_INTEGER).contains(&found) || found as u64 as f64 != found => {
-                Err(Error::Option { what: name, found, expected: "a whole number from 0 to 2^53 - 1" })
+                Err(error!(Option { what: name, found, expected: "a whole number from 0 to 2^53 - 1" }))
             }
             found => Ok(found.map(|found| found as u64)),
         }
@@ -162,5 +162,5 @@ impl<'v> Object<'v> {
 
 #[inline(never)]
 pub(super) fn refused(name: &str, problem: &'static str) -> Error {
-    Error::Argument { name: Name::new(name), problem }
+    error!(Argument { name: Name::new(name), problem })
 }

@@ -210,7 +210,7 @@ impl TurnOptions {
     /// Those of the grammar's constructor; [`Error::Argument`] for tools together
     /// with a response format, or for a choice of a tool that does not exist.
     pub fn grammar(&self) -> Result<Option<Grammar>> {
-        let refused = |name: &str, problem| Err(Error::Argument { name: Name::new(name), problem });
+        let refused = |name: &str, problem| Err(error!(Argument { name: Name::new(name), problem }));
         match &self.response_format {
             ResponseFormat::Text => {}
             _ if !self.tools.is_empty() => {
@@ -262,7 +262,7 @@ impl TurnOptions {
                 messages.split_last().filter(|(last, _)| last.role == Role::Assistant)
             else {
                 let problem = "needs a reply as the last message";
-                return Err(Error::Argument { name: Name::new("continue_final_message"), problem });
+                return Err(error!(Argument { name: Name::new("continue_final_message"), problem }));
             };
             // The end may be a character that was cut off.
             let whole = |text: &'_ str| text.trim_end_matches(char::REPLACEMENT_CHARACTER).len();

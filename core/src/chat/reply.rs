@@ -67,7 +67,7 @@ impl Reply {
     /// # Errors
     /// If it is not JSON, or not an object with a name and arguments.
     pub fn call(call: &str) -> Result<(String, &str)> {
-        let missing = |name| Error::MissingKey { key: Name::new(name) };
+        let missing = |name| error!(MissingKey { key: Name::new(name) });
         let name = json::member(call, "name")?.ok_or(missing("name"))?;
         let name = json::text(name)?.ok_or(missing("name"))?;
         Ok((name, json::member(call, "arguments")?.ok_or(missing("arguments"))?))

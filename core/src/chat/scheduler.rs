@@ -119,12 +119,12 @@ impl<D: Device> Scheduler<D> {
     pub fn new(device: D, options: SchedulerOptions) -> Result<Self> {
         for (what, found) in [("replies", options.replies), ("prompt tokens", options.prompt_tokens)] {
             if found == 0 {
-                return Err(Error::Option { what, found: 0.0, expected: "at least 1" });
+                return Err(error!(Option { what, found: 0.0, expected: "at least 1" }));
             }
         }
         let (found, max) = (options.replies as u64, MAX_SEQUENCES as u64);
         if found > max {
-            return Err(Error::Limit { what: "replies", found, max });
+            return Err(error!(Limit { what: "replies", found, max }));
         }
         let kept = Kept::default();
         Ok(Scheduler { device, options, lanes: Vec::new(), kept, begun: 0, session_bytes: 0 })
@@ -210,7 +210,7 @@ impl<D: Device> Scheduler<D> {
     ) -> Result<ReplyId, D::Error> {
         if self.is_full() {
             let max = self.options.replies as u64;
-            return Err(Error::Limit { what: "replies", found: max + 1, max }.into());
+            return Err(error!(Limit { what: "replies", found: max + 1, max }).into());
         }
         let options = TurnOptions { batch: self.options.prompt_tokens, ..options.clone() };
         let prompt = match prompt {

@@ -142,12 +142,12 @@ pub fn begin(origin: &Origin, messages: &[ChatMessage], prefix: &PrefixState, le
     let messages = messages_json(messages);
     let need = HEAD + 4 * tokens.len() + messages.len() + len + SUM;
     let mut bytes = Vec::new();
-    bytes.try_reserve_exact(need).map_err(|_| Error::Memory { need: need as u64, have: 0 })?;
+    bytes.try_reserve_exact(need).map_err(|_| error!(Memory { need: need as u64, have: 0 }))?;
     bytes.extend_from_slice(&MAGIC);
     bytes.extend_from_slice(&VERSION);
     bytes.extend_from_slice(&origin.0);
     for n in [tokens.len(), *kept, *dropped, messages.len()] {
-        let limit = Error::Limit { what: "size of a session", found: n as u64, max: u32::MAX.into() };
+        let limit = error!(Limit { what: "size of a session", found: n as u64, max: u64::from(u32::MAX) });
         bytes.extend_from_slice(&u32::try_from(n).map_err(|_| limit)?.to_le_bytes());
     }
     tokens.iter().for_each(|id| bytes.extend_from_slice(&id.to_le_bytes()));
@@ -172,17 +172,17 @@ pub fn open<'b>(bytes: &'b [u8], origin: &Origin, digest: Digest) -> Result<Snap
     let (head, rest) = body.split_first_chunk::<HEAD>().ok_or_else(damaged)?;
     // Before the checksum, so that any other file is called by its name.
     if head[..6] != MAGIC {
-        return Err(Error::SnapshotForeign { what: "another kind of file" });
+        return Err(error!(SnapshotForeign { what: "another kind of file" }));
     }
     if head[6..8] != VERSION {
-        return Err(Error::SnapshotForeign { what: "another version" });
+        return Err(error!(SnapshotForeign { what: "another version" }));
     }
     if digest(body) != *sum {
         return Err(damaged());
     }
     let (from, numbers) = head[8..].split_first_chunk::<ORIGIN>().ok_or_else(damaged)?;
     if let Some(what) = origin.difference(from) {
-        return Err(Error::SnapshotForeign { what });
+        return Err(error!(SnapshotForeign { what }));
     }
     let words: Vec<usize> =
         numbers.as_chunks().0.iter().map(|&word| u32::from_le_bytes(word) as usize).collect();

@@ -344,7 +344,7 @@ pub(super) fn encode_unfinished(
 fn check_tools(options: &ChatOptions<'_>, has_calls: bool) -> Result<()> {
     if (has_calls || !options.tools.is_empty()) && !options.template.style.has_tools() {
         let lacks = if cfg!(feature = "tools") { "tools" } else { "tools in this build" };
-        return Err(Error::Template { lacks });
+        return Err(error!(Template { lacks }));
     }
     Ok(())
 }
@@ -379,7 +379,7 @@ impl Script {
         const MARKERS: [&str; 6] =
             [THINK, THINK_END, "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"];
         let mut rest = text;
-        while let Some(at) = rest.find('<') {
+        while let Some(at) = find(rest, "<") {
             let from = rest.get(at..).unwrap_or("");
             self.text(rest.get(..at).unwrap_or(""));
             match MARKERS.iter().find(|m| from.starts_with(**m)) {
@@ -539,11 +539,11 @@ impl Script {
     ) -> Result<()> {
         for (marker, problem) in [(IM_START, "without <|im_start|>"), (IM_END, "without <|im_end|>")] {
             if tokenizer.added_id(marker).is_none() {
-                return Err(Error::Unsupported {
+                return Err(error!(Unsupported {
                     key: Name::new("tokenizer.ggml.tokens"),
                     found: Name::new(problem),
                     expected: "a vocabulary with the control tokens of ChatML",
-                });
+                }));
             }
         }
         let plain = options.plain();

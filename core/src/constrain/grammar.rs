@@ -176,7 +176,7 @@ impl Grammar {
     pub(super) fn finish(mut nodes: Vec<Node>, root: NodeId, whitespace: Whitespace) -> Result<Grammar> {
         if nodes.len() > MAX_NODES {
             let (found, max) = (nodes.len() as u64, MAX_NODES as u64);
-            return Err(Error::Limit { what: "size of the schema", found, max });
+            return Err(error!(Limit { what: "size of the schema", found, max }));
         }
         let mut budget = 1usize << 22;
         for id in 0..nodes.len() {
@@ -189,14 +189,14 @@ impl Grammar {
         }
         let found = beginnings(&nodes);
         if found > MAX_BEGINNINGS {
-            let (found, max) = (found.into(), MAX_BEGINNINGS.into());
-            return Err(Error::Limit { what: "number of ways to begin a part of the grammar", found, max });
+            let (found, max) = (u64::from(found), u64::from(MAX_BEGINNINGS));
+            return Err(error!(Limit { what: "number of ways to begin a part of the grammar", found, max }));
         }
         let mut grammar = Grammar { nodes, root, whitespace, shortest: Vec::new(), height: Vec::new() };
         grammar.measure()?;
         if !grammar.fits(root, 0) {
             let expected = "a schema that some value satisfies, at most 64 containers deep";
-            return Err(Error::Option { what: "number of values the schema allows", found: 0.0, expected });
+            return Err(error!(Option { what: "number of values the schema allows", found: 0.0, expected }));
         }
         Ok(grammar)
     }
@@ -242,11 +242,11 @@ impl Grammar {
             if !changed {
                 return Ok(());
             }
-            left = left.checked_sub(size + nodes).ok_or(Error::Limit {
+            left = left.checked_sub(size + nodes).ok_or(error!(Limit {
                 what: "number of references in the schema",
                 found: size as u64,
                 max: (MAX_WORK / nodes.max(1)) as u64,
-            })?;
+            }))?;
         }
     }
 
@@ -404,11 +404,11 @@ fn flatten(nodes: &[Node], from: NodeId, budget: &mut usize) -> Result<Vec<NodeI
             continue;
         };
         for &id in choices.iter().rev() {
-            *budget = budget.checked_sub(1 + seen.len()).ok_or(Error::Limit {
+            *budget = budget.checked_sub(1 + seen.len()).ok_or(error!(Limit {
                 what: "number of alternatives in the schema",
                 found: (1 << 22) + 1,
                 max: 1 << 22,
-            })?;
+            }))?;
             if !seen.contains(&id) {
                 seen.push(id);
                 open.push(id);

@@ -135,7 +135,7 @@ impl Constraint {
     pub fn new(mut grammar: Grammar, vocabulary: Arc<Vocabulary>) -> Result<Constraint> {
         if let Some(byte) = vocabulary.missing() {
             let (key, found) = (Name::new("vocabulary"), Name::new(format!("without byte 0x{byte:02X}")));
-            return Err(Error::Unsupported { key, found, expected: "a token for each byte of UTF-8" });
+            return Err(error!(Unsupported { key, found, expected: "a token for each byte of UTF-8" }));
         }
         grammar.spell(&vocabulary)?;
         let mut constraint = Constraint {

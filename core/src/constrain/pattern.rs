@@ -298,14 +298,14 @@ impl Budget {
 
     fn spend(&mut self, work: usize) -> Result<()> {
         let max = MAX_WORK as u64;
-        let spent = Error::Limit { what: "work of building patterns", found: max + 1, max };
+        let spent = error!(Limit { what: "work of building patterns", found: max + 1, max });
         self.work = self.work.checked_sub(work).ok_or(spent)?;
         Ok(())
     }
 
     fn keep(&mut self, edges: usize) -> Result<()> {
         let max = MAX_EDGES as u64;
-        let full = Error::Limit { what: "size of all patterns", found: max + 1, max };
+        let full = error!(Limit { what: "size of all patterns", found: max + 1, max });
         self.edges = self.edges.checked_sub(edges).ok_or(full)?;
         Ok(())
     }
@@ -318,7 +318,7 @@ struct Net<'b> {
 
 impl Net<'_> {
     fn too_large() -> Error {
-        Error::Limit { what: "size of a pattern", found: MAX_STATES as u64 + 1, max: MAX_STATES as u64 }
+        error!(Limit { what: "size of a pattern", found: MAX_STATES as u64 + 1, max: MAX_STATES as u64 })
     }
 
     fn spend(&mut self, work: usize) -> Result<()> {

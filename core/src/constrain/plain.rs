@@ -35,13 +35,13 @@ impl Grammar {
     /// # Errors
     /// [`Error::Argument`] if there is none, or an empty one; [`Error::Limit`] for more than 4096.
     pub fn choices<T: AsRef<str>>(choices: &[T]) -> Result<Grammar> {
-        let refused = |problem| Error::Argument { name: Name::new("choices"), problem };
+        let refused = |problem| error!(Argument { name: Name::new("choices"), problem });
         if choices.is_empty() || choices.iter().any(|choice| choice.as_ref().is_empty()) {
             return Err(refused("must be texts, at least one, none of them empty"));
         }
         if choices.len() > MAX_CHOICES {
             let found = choices.len() as u64;
-            return Err(Error::Limit { what: "number of choices", found, max: MAX_CHOICES as u64 });
+            return Err(error!(Limit { what: "number of choices", found, max: MAX_CHOICES as u64 }));
         }
         let text = |i: u32| choices.get(i as usize).map_or("", |choice| choice.as_ref()).as_bytes();
         let order = sort::sorted(choices.len(), &|a, b| text(a).cmp(text(b)));
@@ -58,10 +58,12 @@ impl Grammar {
     /// [`Error::Limit`] for one that is too large, [`Error::Argument`] for one that no text matches.
     pub fn regex(expression: &str) -> Result<Grammar> {
         let mut budget = Budget::new();
-        let unsupported = || Error::Unsupported {
-            key: Name::new("regex"),
-            found: Name::new(expression),
-            expected: "a regular expression without lookaround, back references, \\b and \\p",
+        let unsupported = || {
+            error!(Unsupported {
+                key: Name::new("regex"),
+                found: Name::new(expression),
+                expected: "a regular expression without lookaround, back references, \\b and \\p",
+            })
         };
         let parsed = Pattern::parse(expression, &mut budget)?.ok_or_else(unsupported)?;
         let pattern = Pattern::plain(&parsed, &mut budget)?;
@@ -77,13 +79,13 @@ impl Grammar {
     pub fn gbnf(text: &str) -> Result<Grammar> {
         if text.len() > MAX_BYTES {
             let (found, max) = (text.len() as u64, MAX_BYTES as u64);
-            return Err(Error::Limit { what: "bytes of a grammar", found, max });
+            return Err(error!(Limit { what: "bytes of a grammar", found, max }));
         }
         let mut parser = Parser { text, at: 0, rules: Vec::new(), nesting: 0 };
         parser.rules()?;
         let mut rules = parser.rules;
         let Some(root) = rules.iter().position(|rule| rule.name == "root") else {
-            return Err(Error::Grammar { line: 1, problem: "has no rule root", found: Name::new("") });
+            return Err(error!(Grammar { line: 1, problem: "has no rule root", found: Name::new("") }));
         };
         inline(&mut rules);
         let mut compiler = Compiler { nodes: Vec::new(), nullable: nullable(&rules)?, budget: Budget::new() };
@@ -92,11 +94,11 @@ impl Grammar {
         for (i, rule) in rules.iter().enumerate() {
             let Some(body) = &rule.body else {
                 let found = Name::new(rule.name);
-                return Err(Error::Grammar {
+                return Err(error!(Grammar {
                     line: line(text, rule.at),
                     problem: "uses a rule that is missing",
                     found,
-                });
+                }));
             };
             let body = compiler.item(body)?;
             if let Some(node) = compiler.nodes.get_mut(i) {
@@ -106,7 +108,7 @@ impl Grammar {
         if let Some(rule) = left_recursive(&compiler.nodes).and_then(|node| rules.get(node)) {
             let problem =
                 "has a rule that begins with itself, or rules that begin with one another too deeply";
-            return Err(Error::Grammar { line: line(text, rule.at), problem, found: Name::new(rule.name) });
+            return Err(error!(Grammar { line: line(text, rule.at), problem, found: Name::new(rule.name) }));
         }
         finish(compiler.nodes, root as NodeId, "grammar")
     }
@@ -116,7 +118,7 @@ impl Grammar {
 fn finish(nodes: Vec<Node>, root: NodeId, name: &str) -> Result<Grammar> {
     Grammar::finish(nodes, root, Whitespace::None).map_err(|error| match error {
         Error::Option { .. } => {
-            Error::Argument { name: Name::new(name), problem: "has no text of at least one character" }
+            error!(Argument { name: Name::new(name), problem: "has no text of at least one character" })
         }
         error => error,
     })
@@ -285,7 +287,7 @@ fn nullable(rules: &[Rule<'_>]) -> Result<Vec<bool>> {
         }
     }
     let (found, max) = (MAX_ROUNDS as u64 + 1, MAX_ROUNDS as u64);
-    Err(Error::Limit { what: "number of rules that may be empty because others may", found, max })
+    Err(error!(Limit { what: "number of rules that may be empty because others may", found, max }))
 }
 
 /// The first rule on a way from a node to itself, or to more than [`MAX_NESTING`] others, without a character.
@@ -344,7 +346,7 @@ impl Compiler {
     fn add(&mut self, node: Node) -> Result<NodeId> {
         if self.nodes.len() >= MAX_NODES {
             let (found, max) = (self.nodes.len() as u64 + 1, MAX_NODES as u64);
-            return Err(Error::Limit { what: "size of the grammar", found, max });
+            return Err(error!(Limit { what: "size of the grammar", found, max }));
         }
         self.nodes.push(node);
         Ok(self.nodes.len() as NodeId - 1)
@@ -507,7 +509,7 @@ impl<'t> Parser<'t> {
 
     fn wrong(&self, problem: &'static str) -> Error {
         let found: String = self.rest().chars().take_while(|c| *c != '\n').take(20).collect();
-        Error::Grammar { line: line(self.text, self.at), problem, found: Name::new(found) }
+        error!(Grammar { line: line(self.text, self.at), problem, found: Name::new(found) })
     }
 
     /// White space and comments; line ends too, if `lines`.
@@ -557,7 +559,7 @@ impl<'t> Parser<'t> {
             match self.rules.get_mut(rule) {
                 Some(Rule { body: Some(_), .. }) => {
                     let (line, found) = (line(self.text, at), Name::new(name));
-                    return Err(Error::Grammar { line, problem: "has two rules", found });
+                    return Err(error!(Grammar { line, problem: "has two rules", found }));
                 }
                 Some(rule) => (rule.at, rule.body) = (at, Some(body)),
                 None => {}

@@ -213,7 +213,7 @@ fn pointer(path: &str, keyword: &str) -> Name {
 
 #[cold]
 fn limit<T>(what: &'static str, found: usize, max: usize) -> Result<T> {
-    Err(Error::Limit { what, found: found as u64, max: max as u64 })
+    Err(error!(Limit { what, found: found as u64, max: max as u64 }))
 }
 
 /// A graph being built.
@@ -342,7 +342,7 @@ impl<'t> Compiler<'_, 't> {
     #[inline(never)]
     fn refusal(&self, keyword: &str, found: Value<'_>, expected: &'static str) -> Error {
         let found = Name::new(found.spelled().unwrap_or(found.0));
-        Error::Unsupported { key: pointer(&self.path, keyword), found, expected }
+        error!(Unsupported { key: pointer(&self.path, keyword), found, expected })
     }
 
     fn reference(&mut self, path: &str) -> Result<NodeId> {
@@ -805,12 +805,12 @@ const ARGUMENTS: &str = ", \"arguments\": ";
 
 /// The function name and the schema of the arguments in a tool description; `index` is for errors.
 pub(super) fn tool(index: u32, description: &str) -> Result<(String, Option<String>)> {
-    let missing = || Error::Tool { index, problem: "key \"name\" is missing" };
+    let missing = || error!(Tool { index, problem: "key \"name\" is missing" });
     // Either the function itself, or `{"type": "function", "function": ...}` around it.
     let function = json::member(description, "function")?.unwrap_or(description);
     let name = json::member(function, "name")?.ok_or_else(missing)?;
     json::refuse_lone_surrogates(name)?;
-    let name = json::text(name)?.ok_or(Error::Tool { index, problem: "its name is no text" })?;
+    let name = json::text(name)?.ok_or(error!(Tool { index, problem: "its name is no text" }))?;
     if json::member(function, "strict")? == Some("false") {
         return Ok((name, None));
     }
@@ -870,7 +870,7 @@ impl Grammar {
             let name = head(*a).and_then(|head| head.strip_prefix(HEAD)?.strip_suffix(ARGUMENTS));
             let name = name.and_then(|quoted| Value(quoted).spelled());
             let name = Name::new(name.unwrap_or_default());
-            return Err(Error::Duplicate { what: "tool", name });
+            return Err(error!(Duplicate { what: "tool", name }));
         }
         let (mut texts, mut then) = (Vec::new(), Vec::new());
         for (head, next) in order.into_iter().filter_map(|i| calls.get(i as usize)) {

@@ -1,4 +1,5 @@
 use super::*;
+use crate::Error;
 use crate::json;
 use alloc::string::{String, ToString};
 

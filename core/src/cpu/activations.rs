@@ -62,19 +62,19 @@ pub const fn q8_blocks(cols: usize) -> usize {
 pub fn quantize(isa: Isa, x: &[f32], cols: usize, out: &mut [Q8Block]) -> Result<()> {
     let tokens = x.len().checked_div(cols).unwrap_or(0);
     if tokens.checked_mul(cols) != Some(x.len()) {
-        return Err(Error::Length {
+        return Err(error!(Length {
             what: "activations (a multiple of the columns)",
             expected: cols as u64,
             found: x.len() as u64,
-        });
+        }));
     }
     let blocks = q8_blocks(cols);
     if out.len() != tokens * blocks {
-        return Err(Error::Length {
+        return Err(error!(Length {
             what: "quantized activations",
             expected: (tokens * blocks) as u64,
             found: out.len() as u64,
-        });
+        }));
     }
     if cols == 0 {
         return Ok(());
@@ -119,13 +119,13 @@ fn quantize_row(x: &[f32], out: &mut [Q8Block]) {
     let step = f32::from_bits(max) / (127.0 * LARGEST);
     let to_factor = LARGEST / f32::from_bits(max);
     let (whole, rest) = x.as_chunks::<Q8_LEN>();
-    for (x, out) in whole.chunks(BLOCKS).zip(out.chunks_mut(BLOCKS)) {
+    let mut last = [[0.0; Q8_LEN]];
+    last[0][..rest.len()].copy_from_slice(rest);
+    let (out, last_out) = out.split_at_mut(whole.len());
+    // `last_out` is empty if there is no rest.
+    let blocks = whole.chunks(BLOCKS).zip(out.chunks_mut(BLOCKS));
+    for (x, out) in blocks.chain(last.chunks(1).zip(last_out.chunks_mut(1))) {
         quantize_blocks(x, step, to_factor, out);
-    }
-    if let (false, Some(out)) = (rest.is_empty(), out.get_mut(whole.len())) {
-        let mut last = [0.0; Q8_LEN];
-        last[..rest.len()].copy_from_slice(rest);
-        quantize_blocks(&[last], step, to_factor, core::slice::from_mut(out));
     }
 }
 

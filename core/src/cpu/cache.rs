@@ -69,7 +69,7 @@ impl<'m> CpuCache<'m> {
         let words = routed.len() * presence::words(shape.capacity);
         let need = (words * size_of::<u64>()) as u64;
         let zeroed = bytemuck::allocation::try_zeroed_vec(words);
-        let present = zeroed.map_err(|()| Error::Memory { need, have: 0 })?;
+        let present = zeroed.map_err(|()| error!(Memory { need, have: 0 }))?;
         Ok(Self::over(options, shape, routed, Data::Pages(pages, present)))
     }
 
@@ -166,7 +166,7 @@ impl<'m> CpuCache<'m> {
     pub(super) fn import(&mut self, len: usize, from: &[u8]) -> Result<()> {
         let (expected, found) = (self.export_len(len) as u64, from.len() as u64);
         if expected != found {
-            return Err(Error::Length { what: "imported keys and values", expected, found });
+            return Err(error!(Length { what: "imported keys and values", expected, found }));
         }
         self.own(0..len, 0)?;
         let (kv, present) = from.split_at(from.len() - self.present_len(len));

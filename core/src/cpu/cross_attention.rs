@@ -39,7 +39,7 @@ impl<'w> Projection<'w> {
     pub fn new(weight: Matrix<'w>, bias: Vec<f32>) -> Result<Self> {
         let (expected, found) = (weight.rows() as u64, bias.len() as u64);
         if found > 0 && found != expected {
-            return Err(Error::Length { what: "bias of a projection", expected, found });
+            return Err(error!(Length { what: "bias of a projection", expected, found }));
         }
         Ok(Projection { weight: weight.into(), bias })
     }
@@ -136,7 +136,7 @@ pub struct CrossScratch {
 
 fn zeros(len: usize) -> Result<Vec<f32>> {
     let need = (len as u64).saturating_mul(4);
-    bytemuck::allocation::try_zeroed_vec(len).map_err(|()| Error::Memory { need, have: 0 })
+    bytemuck::allocation::try_zeroed_vec(len).map_err(|()| error!(Memory { need, have: 0 }))
 }
 
 impl<'w> CrossAttention<'w> {
@@ -154,7 +154,7 @@ impl<'w> CrossAttention<'w> {
         ] {
             if !right {
                 let expected = "at least 1, a divisor of the query heads, or an even number";
-                return Err(Error::Option { what, found: found as f64, expected });
+                return Err(error!(Option { what, found: found as f64, expected }));
             }
         }
         let [q, k, v, o] = projections;
@@ -168,7 +168,7 @@ impl<'w> CrossAttention<'w> {
             ("rows of the output projection", o.weight.rows(), hidden),
         ] {
             if found != expected {
-                return Err(Error::Length { what, expected: expected as u64, found: found as u64 });
+                return Err(error!(Length { what, expected: expected as u64, found: found as u64 }));
             }
         }
         Ok(CrossAttention { heads, q, k, v, o, isa })
@@ -193,11 +193,11 @@ impl<'w> CrossAttention<'w> {
         let (width, kv_size) = (self.k.weight.cols(), self.k.weight.rows());
         let len = rows_of("encoder states", states, width)?;
         if len as u64 > Limits::DEFAULT.context {
-            return Err(Error::Limit {
+            return Err(error!(Limit {
                 what: "encoder states",
                 found: len as u64,
                 max: Limits::DEFAULT.context,
-            });
+            }));
         }
         let shape = KvShape { layers: 1, kv_heads: self.heads.kv, capacity: len, head_dim: self.heads.dim };
         let options = SessionOptions { context: len, kv: format, attention: AttentionPattern::Full };
@@ -236,7 +236,7 @@ impl<'w> CrossAttention<'w> {
     pub fn scratch(&self, rows: usize, encoded: &Encoded) -> Result<CrossScratch> {
         let (rows, max) = (rows.max(1), 1 << 16);
         if rows > max {
-            return Err(Error::Limit { what: "rows at once", found: rows as u64, max: max as u64 });
+            return Err(error!(Limit { what: "rows at once", found: rows as u64, max: max as u64 }));
         }
         let q = rows.saturating_mul(self.q.weight.rows());
         let parts = scratch_len(&encoded.cache.shape, rows.saturating_mul(self.heads.query), 1);
@@ -268,7 +268,7 @@ impl<'w> CrossAttention<'w> {
             ("scratch for the encoder's states", parts, scratch.parts.len().min(parts)),
         ] {
             if expected != found {
-                return Err(Error::Length { what, expected: expected as u64, found: found as u64 });
+                return Err(error!(Length { what, expected: expected as u64, found: found as u64 }));
             }
         }
         let at_once = scratch.rows * hidden;
@@ -326,6 +326,6 @@ impl<'w> CrossAttention<'w> {
 fn rows_of(what: &'static str, x: &[f32], cols: usize) -> Result<usize> {
     match x.len().checked_div(cols) {
         Some(rows) if rows > 0 && rows * cols == x.len() => Ok(rows),
-        _ => Err(Error::Length { what, expected: cols as u64, found: x.len() as u64 }),
+        _ => Err(error!(Length { what, expected: cols as u64, found: x.len() as u64 })),
     }
 }

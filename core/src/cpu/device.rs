@@ -98,7 +98,7 @@ impl MemoryPlan {
         let device = planner.total()?;
         let shape = shape(program, &options, session)?;
         let (kv, session) = cache::plan(session.kv, shape, program.routed_layers.len())?;
-        let too_large = Error::Memory { need: u64::MAX, have: isize::MAX as u64 };
+        let too_large = error!(Memory { need: u64::MAX, have: isize::MAX as u64 });
         let total = device.checked_add(session).ok_or(too_large)?;
         Ok(MemoryPlan { kv, logits, scratch: total - kv - logits, total, device, session })
     }
@@ -107,18 +107,18 @@ impl MemoryPlan {
 /// The shape of a cache for a sequence of a device.
 fn shape(program: &Program, options: &CpuOptions, session: &SessionOptions) -> Result<KvShape> {
     if session.context == 0 {
-        return Err(Error::Option { what: "context", found: 0.0, expected: "at least 1" });
+        return Err(error!(Option { what: "context", found: 0.0, expected: "at least 1" }));
     }
     if !session.kv.is_available() {
         let (key, found) = (Name::new("cache format"), Name::new(session.kv.name()));
-        return Err(Error::Unsupported { key, found, expected: "q8, the only format of this build" });
+        return Err(error!(Unsupported { key, found, expected: "q8, the only format of this build" }));
     }
     session.attention.check()?;
     // They count positions of the cache, which lacks the tokens that skip a block.
     if session.attention != AttentionPattern::Full && !program.routed_layers.is_empty() {
         let (key, found) = (Name::new("attention"), Name::new("a pattern"));
         let expected = "full, in a model whose tokens skip blocks (blk.N.depth_router.weight)";
-        return Err(Error::Unsupported { key, found, expected });
+        return Err(error!(Unsupported { key, found, expected }));
     }
     Ok(KvShape {
         layers: program.layers,
@@ -268,12 +268,12 @@ impl<'m, B: ModelBytes> Cpu<'m, B> {
     ) -> Result<()> {
         if batch.len() != caches.len() {
             let (expected, found) = (batch.len() as u64, caches.len() as u64);
-            return Err(Error::Length { what: "caches of a batch", expected, found });
+            return Err(error!(Length { what: "caches of a batch", expected, found }));
         }
         for (run, cache) in batch.iter().zip(caches.iter()) {
             let shape = shape(self.program(), &self.options, &cache.options())?;
             if cache.shape != shape || cache.routed != self.program().routed_layers {
-                return Err(Error::Device { problem: "the cache was made by another one" });
+                return Err(error!(Device { problem: "the cache was made by another one" }));
             }
             check_run(run, cache.shape.capacity, self.program().vocab())?;
         }
@@ -394,7 +394,7 @@ impl<'m, B: ModelBytes> Device for Cpu<'m, B> {
 
     async fn export(&mut self, cache: &mut CpuCache<'m>, len: usize, out: &mut Vec<u8>) -> Result<()> {
         let (start, need) = (out.len(), cache.export_len(len));
-        out.try_reserve(need).map_err(|_| Error::Memory { need: need as u64, have: 0 })?;
+        out.try_reserve(need).map_err(|_| error!(Memory { need: need as u64, have: 0 }))?;
         out.resize(start + need, 0);
         cache.export(len, &mut out[start..])
     }
@@ -407,6 +407,6 @@ impl<'m, B: ModelBytes> Device for Cpu<'m, B> {
 impl<B: ModelBytes> BlockingDevice for Cpu<'_, B> {
     fn wait<F: Future<Output = Result<T>>, T>(future: F) -> Result<T> {
         // Nothing on the CPU waits.
-        ready(future).unwrap_or(Err(Error::Device { problem: "it did not answer" }))
+        ready(future).unwrap_or(Err(error!(Device { problem: "it did not answer" })))
     }
 }

@@ -18,19 +18,19 @@ use crate::quant::{Block, Format, MAX_BLOCK};
 pub fn expand(isa: Isa, format: Format, from: &[u8], to: &mut [u8], pool: &dyn Pool) -> Result<()> {
     const JOB: usize = 1024; // blocks
     let Some(expanded) = format.expanded() else {
-        return Err(Error::Unsupported {
+        return Err(error!(Unsupported {
             key: crate::Name::new("format to expand"),
             found: crate::Name::new(format.name()),
             expected: "PTQ1_0 or TQ1_0",
-        });
+        }));
     };
     let (small, large) = (format.block_bytes(), expanded.block_bytes());
     if !from.len().is_multiple_of(small) || from.len() / small * large != to.len() {
-        return Err(Error::Length {
+        return Err(error!(Length {
             what: "expanded weights",
             expected: (from.len() / small * large) as u64,
             found: to.len() as u64,
-        });
+        }));
     }
     for_each_chunk(pool, to, JOB * large, &|job, to| {
         let from = &from[job * JOB * small..][..to.len() / large * small];

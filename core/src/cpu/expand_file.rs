@@ -39,7 +39,7 @@ impl Plan {
         let header = gguf.header();
         if header.parts() > 1 {
             let found = u64::from(header.parts());
-            return Err(Error::Length { what: "file to expand", expected: 1, found });
+            return Err(error!(Length { what: "file to expand", expected: 1, found }));
         }
         let mut order: Vec<u32> = with_capacity(gguf.tensors().len() as u64)?;
         order.extend(0..gguf.tensors().len() as u32);
@@ -56,7 +56,7 @@ impl Plan {
                 _ => t.len(),
             };
             let too_large =
-                Error::Limit { what: "bytes of the expanded file", found: u64::MAX, max: usize::MAX as u64 };
+                error!(Limit { what: "bytes of the expanded file", found: u64::MAX, max: usize::MAX as u64 });
             let place = |start: u64, len: u64| {
                 let start = header.data_start().checked_add(start)?;
                 let end = start.checked_add(len)?;
@@ -74,7 +74,7 @@ impl Plan {
         }
         let data_start = header.data_start();
         let too_large =
-            Error::Limit { what: "bytes of the expanded file", found: end, max: usize::MAX as u64 };
+            error!(Limit { what: "bytes of the expanded file", found: end, max: usize::MAX as u64 });
         let len = data_start.checked_add(end).and_then(|len| usize::try_from(len).ok()).ok_or(too_large)?;
         let mut room = len.max(file_len);
         for t in &tensors {
@@ -123,7 +123,7 @@ pub fn expand_file(
 ) -> Result<usize> {
     let short = |what, expected: usize, found: usize| {
         let (expected, found) = (expected as u64, found as u64);
-        Error::Length { what, expected, found }
+        error!(Length { what, expected, found })
     };
     let too_long = short("file to expand", bytes.len(), file_len);
     let shift = bytes.len().checked_sub(file_len).ok_or(too_long)?;
@@ -141,7 +141,7 @@ pub fn expand_file(
     let mut window = with_capacity(WINDOW as u64)?;
     let mut written = plan.data_start;
     for t in &plan.tensors {
-        let range = Error::TensorRange { name: t.name, offset: 0, len: 0, problem: "ends outside the file" };
+        let range = error!(TensorRange { name: t.name, offset: 0, len: 0, problem: "ends outside the file" });
         // Padding, then the tensor.
         bytes.get_mut(written..t.to.0).ok_or(range)?.fill(0);
         written = t.to.1;

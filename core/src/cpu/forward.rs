@@ -107,7 +107,7 @@ impl<B: ModelBytes> Forward<'_, B> {
         let n = scratch.taking_part.unwrap_or(rows.len());
         match *op {
             Op::Experts(_) | Op::Select { .. } | Op::Merge { .. } if !cfg!(feature = "variants") => {
-                Err(Error::Device { problem: "this build lacks the feature `variants`" })
+                Err(error!(Device { problem: "this build lacks the feature `variants`" }))
             }
             Op::Embed { table, out } => {
                 if let Some(paging) = self.weights.paging() {
@@ -215,7 +215,7 @@ impl<B: ModelBytes> Forward<'_, B> {
         let mut n = 0;
         for segment in rows.segments() {
             let present = caches[segment.sequence].present(layer)?;
-            let bits = present.ok_or(Error::Device { problem: "the cache was made by another one" })?;
+            let bits = present.ok_or(error!(Device { problem: "the cache was made by another one" }))?;
             for t in 0..segment.tokens.len() {
                 let row = segment.row + t;
                 let x = &scratch.buffer(x, (row + 1) * cols)[row * cols..];
@@ -239,9 +239,9 @@ impl<B: ModelBytes> Forward<'_, B> {
 
     fn group(&self) -> Result<&dyn Collective> {
         if !cfg!(feature = "serving") {
-            return Err(Error::Device { problem: "this build lacks the feature `serving`" });
+            return Err(error!(Device { problem: "this build lacks the feature `serving`" }));
         }
-        self.collective.ok_or(Error::Device { problem: "a split program needs the other ranks" })
+        self.collective.ok_or(error!(Device { problem: "a split program needs the other ranks" }))
     }
 
     fn exchange(&self, exchange: Exchange, n: usize, scratch: &mut Scratch<'_>) -> Result<()> {
@@ -579,7 +579,7 @@ impl<B: ModelBytes> Forward<'_, B> {
         for op in &program.head {
             let Op::RmsNorm { x, weight, eps, out } = *op else {
                 let found = Name::new("head");
-                return Err(Error::Unsupported { key: Name::new("operation"), found, expected: "a norm" });
+                return Err(error!(Unsupported { key: Name::new("operation"), found, expected: "a norm" }));
             };
             self.rmsnorm(x, weight, eps, out, n, scratch);
         }
@@ -694,7 +694,7 @@ impl<B: ModelBytes> Forward<'_, B> {
         if cfg!(feature = "serving") && program.divided_vocab.is_some() {
             self.best_of_ranks(&mut best)?;
         }
-        let none = Error::Logits { problem: "every logit is NaN or -inf" };
+        let none = error!(Logits { problem: "every logit is NaN or -inf" });
         best.into_iter().map(|best| best.ok_or(none)).collect()
     }
 }

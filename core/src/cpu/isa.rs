@@ -126,11 +126,11 @@ impl Isa {
 
     /// The instruction set called `name`, if this machine has it.
     pub fn named(name: &str) -> Result<Isa> {
-        Isa::available().find(|isa| isa.name() == name).ok_or(Error::Unsupported {
+        Isa::available().find(|isa| isa.name() == name).ok_or(error!(Unsupported {
             key: crate::Name::new("instruction set"),
             found: crate::Name::new(name),
             expected: "scalar, tables, dsp, helium, avx2, avx512vnni, avx512words, avx512amx, neon, neondot, simd128, relaxed or relaxeddot, as far as the machine has it",
-        })
+        }))
     }
 
     /// The name accepted by [`Isa::named`].

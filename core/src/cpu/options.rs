@@ -42,10 +42,10 @@ impl CpuOptions {
             ("logit rows", self.logit_rows, 1 << 16),
         ] {
             if value == 0 {
-                return Err(Error::Option { what, found: 0.0, expected: "at least 1" });
+                return Err(error!(Option { what, found: 0.0, expected: "at least 1" }));
             }
             if value > max {
-                return Err(Error::Limit { what, found: value as u64, max: max as u64 });
+                return Err(error!(Limit { what, found: value as u64, max: max as u64 }));
             }
         }
         let context = self.context.min(config.max_context_length);

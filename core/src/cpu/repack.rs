@@ -99,11 +99,11 @@ impl<'a> PackedMatrix<'a> {
     pub fn new(matrix: Matrix<'a>, layout: Layout) -> Result<Self> {
         let has_panels = PANELS && repacked_format(matrix.format()) == Some(matrix.format());
         if layout != Layout::RowMajor && !has_panels {
-            return Err(Error::Unsupported {
+            return Err(error!(Unsupported {
                 key: Name::new("repacked format"),
                 found: Name::new(matrix.format().name()),
                 expected: "Q1_0, Q2_0, PQ2_0 or TQ2_0",
-            });
+            }));
         }
         Ok(PackedMatrix { matrix, layout })
     }
@@ -394,7 +394,7 @@ pub fn repack(
         repack_panel(format, &codes, layout, &copy, group);
     });
     if full.into_inner() {
-        return Err(Error::Memory { need: group_bytes as u64, have: 0 });
+        return Err(error!(Memory { need: group_bytes as u64, have: 0 }));
     }
     if codes.format != format {
         for block in rest.chunks_exact_mut(format.block_bytes()) {

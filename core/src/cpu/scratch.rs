@@ -63,7 +63,7 @@ impl ScratchPlan {
         let mut buffers = ArrayVec::new();
         for buffer in &program.buffers {
             let (found, max) = (program.buffers.len() as u64, MAX_BUFFERS as u64);
-            let full = Error::Limit { what: "buffers of the program", found, max };
+            let full = error!(Limit { what: "buffers of the program", found, max });
             buffers.push(each(buffer.cols)).map_err(|_| full)?;
         }
         let widest = |of: fn(&Op) -> Option<BufferId>| {

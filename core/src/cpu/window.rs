@@ -80,7 +80,7 @@ impl<B: ModelBytes> CpuWeights<B> {
         if half(window) < row_bytes.max().unwrap_or(0) {
             let expected =
                 "at least twice the bytes of the longest row of a matrix, rounded up to a multiple of 64";
-            return Err(Error::Option { what: "window of the weights", found: window as f64, expected });
+            return Err(error!(Option { what: "window of the weights", found: window as f64, expected }));
         }
         Ok(window)
     }
@@ -121,7 +121,7 @@ impl<B: ModelBytes> Forward<'_, B> {
         let tokens = rows.segments().flat_map(|segment| segment.tokens);
         let done = tokens.zip(x.chunks_exact_mut(spec.cols)).try_for_each(|(&token, x)| {
             if token as usize >= spec.rows {
-                return Err(Error::Token { id: token, vocab: spec.rows as u32 });
+                return Err(error!(Token { id: token, vocab: spec.rows as u32 }));
             }
             let row = self.weights.piece(table, token as usize, 1, window.now.len()).bytes;
             let bytes = &mut window.now[..row.len()];

@@ -96,5 +96,5 @@ fn grow(bytes: &mut Vec<u8>, more: usize) -> Result<()> {
     let room = more.max(bytes.len() / 4);
     let need = (bytes.len() + more) as u64;
     let grown = bytes.try_reserve_exact(room).or_else(|_| bytes.try_reserve_exact(more));
-    grown.map_err(|_| Error::Memory { need, have: 0 })
+    grown.map_err(|_| error!(Memory { need, have: 0 }))
 }

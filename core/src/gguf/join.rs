@@ -70,7 +70,7 @@ impl GgufJoin {
     fn part(&mut self, part: usize) -> Joined<&mut Arriving> {
         let found = part as u64;
         let expected = self.parts.len() as u64;
-        let error = Error::Length { what: "list of parts", expected, found };
+        let error = error!(Length { what: "list of parts", expected, found });
         self.parts.get_mut(part).ok_or(PartError { part, error })
     }
 
@@ -80,7 +80,7 @@ impl GgufJoin {
         let mut held = core::mem::take(&mut arriving.held);
         let taken = arriving.take(bytes, &mut |data| {
             let need = data.len() as u64;
-            held.try_reserve(data.len()).map_err(|_| Error::Memory { need, have: 0 })?;
+            held.try_reserve(data.len()).map_err(|_| error!(Memory { need, have: 0 }))?;
             held.extend_from_slice(data);
             Ok(())
         });
@@ -95,7 +95,7 @@ impl GgufJoin {
     /// If parts do not belong together, or are not in order.
     pub fn begin(&mut self) -> Joined<Vec<u8>> {
         let count = self.parts.len();
-        let missing = Error::Truncated { what: "header", at: 0, need: 1, have: 0 };
+        let missing = error!(Truncated { what: "header", at: 0, need: 1, have: 0 });
         let mut headers = with_capacity(count as u64).of(0)?;
         for (i, part) in self.parts.iter().enumerate() {
             let header = part.stream.header().of(i)?.ok_or(PartError { part: i, error: missing })?;
@@ -115,7 +115,7 @@ impl GgufJoin {
                 let of_type = header.tensors().iter().find(|t| t.type_id() == ID_42);
                 let name = Name::new(of_type.map_or("", |t| t.name()));
                 let expected = "the layout that type 42 has in the parts before";
-                return Err(Error::TensorType { name, found: ID_42, expected }).of(i);
+                return Err(error!(TensorType { name, found: ID_42, expected })).of(i);
             }
         }
         let mut writer = GgufWriter::new();
@@ -168,10 +168,10 @@ impl GgufJoin {
             let (expected, found) = (self.current as u64, part as u64);
             return Err(PartError {
                 part,
-                error: Error::Length { what: "parts before this one", expected, found },
+                error: error!(Length { what: "parts before this one", expected, found }),
             });
         }
-        let begun = Error::Truncated { what: "header", at: 0, need: 1, have: 0 };
+        let begun = error!(Truncated { what: "header", at: 0, need: 1, have: 0 });
         let mut body = self.body.take().ok_or(PartError { part, error: begun })?;
         let arriving = self.part(part)?;
         let held = core::mem::take(&mut arriving.held);

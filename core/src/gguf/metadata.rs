@@ -364,18 +364,18 @@ impl<'a> Metadata<'a> {
     /// weights: ignoring them would produce fluent nonsense. `expected` describes files that are accepted.
     pub fn refuse(&self, prefix: &str, expected: &'static str) -> Result<()> {
         match self.iter().find(|(key, _)| key.starts_with(prefix)) {
-            Some((key, value)) => Err(Error::Unsupported {
+            Some((key, value)) => Err(error!(Unsupported {
                 key: Name::new(key),
                 found: Name::new(value.kind().name()),
                 expected,
-            }),
+            })),
             None => Ok(()),
         }
     }
 
     /// Turns an accessor's missing value into an error.
     pub fn need<T>(&self, key: &str, value: Option<T>) -> Result<T> {
-        value.ok_or(Error::MissingKey { key: Name::new(key) })
+        value.ok_or(error!(MissingKey { key: Name::new(key) }))
     }
 
     /// The unsigned number under `key`, of any integer type, since writers differ, if it fits.
@@ -393,11 +393,11 @@ impl<'a> Metadata<'a> {
         let number = value.integer().ok_or(key_type(key, "an unsigned integer", value))?;
         match u64::try_from(number) {
             Ok(n) if n <= max => Ok(Some(n)),
-            _ => Err(Error::KeyValue {
+            _ => Err(error!(KeyValue {
                 key: Name::new(key),
                 found: number as f64,
                 expected: if max == u64::MAX { "0 to 2^64-1" } else { "0 to 2^32-1" },
-            }),
+            })),
         }
     }
 
@@ -426,11 +426,11 @@ impl<'a> Metadata<'a> {
             None => Ok(None),
             Some(Value::Str(v)) => match core::str::from_utf8(v) {
                 Ok(text) => Ok(Some(text)),
-                Err(_) => Err(Error::Unsupported {
+                Err(_) => Err(error!(Unsupported {
                     key: Name::new(key),
                     found: Name::new(v),
                     expected: "UTF-8 text",
-                }),
+                })),
             },
             Some(other) => Err(key_type(key, "string", other)),
         }
@@ -448,7 +448,7 @@ impl<'a> Metadata<'a> {
     fn array_of(&self, key: &str, kinds: &[Kind], expected: &'static str) -> Result<Option<Array<'a>>> {
         match self.array(key)? {
             Some(a) if !kinds.contains(&a.kind) => {
-                Err(Error::KeyType { key: Name::new(key), expected, found: a.kind.name() })
+                Err(error!(KeyType { key: Name::new(key), expected, found: a.kind.name() }))
             }
             other => Ok(other),
         }
@@ -480,7 +480,7 @@ impl<'a> Metadata<'a> {
 }
 
 fn key_type(key: &str, expected: &'static str, found: Value<'_>) -> Error {
-    Error::KeyType { key: Name::new(key), expected, found: found.kind().name() }
+    error!(KeyType { key: Name::new(key), expected, found: found.kind().name() })
 }
 
 /// Indices `0..len`, sorted by name; refuses two equal names. `what` describes the names in errors.
@@ -491,7 +491,7 @@ pub(super) fn sorted<'a>(
 ) -> Result<Vec<u32>> {
     let mut order = Vec::new();
     let need = len as u64 * size_of::<u32>() as u64;
-    order.try_reserve_exact(len).map_err(|_| Error::Memory { need, have: 0 })?;
+    order.try_reserve_exact(len).map_err(|_| error!(Memory { need, have: 0 }))?;
     order.extend(0..len as u32);
     sort::sort(&mut order, &|a, b| name(a as usize).cmp(&name(b as usize)));
     let twice = |pair: &[u32]| match pair {
@@ -499,7 +499,7 @@ pub(super) fn sorted<'a>(
         _ => None,
     };
     match order.windows(2).find_map(twice) {
-        Some(name) => Err(Error::Duplicate { what, name: Name::new(name) }),
+        Some(name) => Err(error!(Duplicate { what, name: Name::new(name) })),
         None => Ok(order),
     }
 }

@@ -130,7 +130,7 @@ impl<'a> Header<'a> {
             start => {
                 let need = start.unwrap_or(u64::MAX) - header_end;
                 let have = file_len.saturating_sub(header_end);
-                return Err(Error::Truncated { what: "padding", at: header_end, need, have });
+                return Err(error!(Truncated { what: "padding", at: header_end, need, have }));
             }
         };
         let codes_first = says_codes_first(&metadata);
@@ -212,7 +212,7 @@ fn says_codes_first(metadata: &Metadata<'_>) -> bool {
 
 pub(crate) fn with_capacity<T>(count: u64) -> Result<Vec<T>> {
     let need = count.saturating_mul(size_of::<T>() as u64);
-    let failed = Error::Memory { need, have: 0 };
+    let failed = error!(Memory { need, have: 0 });
     let mut list = Vec::new();
     list.try_reserve_exact(usize::try_from(count).map_err(|_| failed)?).map_err(|_| failed)?;
     Ok(list)
@@ -322,18 +322,18 @@ impl<'a> Gguf<'a> {
     /// The tensor of this name as weights: `(dims[1] * dims[2], dims[0])`, or one row if it has one dimension.
     /// Refuses four dimensions, and types that cannot be computed with.
     pub fn matrix(&self, name: &str) -> Result<Matrix<'a>> {
-        let t = self.tensor(name).ok_or(Error::MissingTensor { name: Name::new(name) })?;
-        let format = t.format.ok_or(Error::TensorType {
+        let t = self.tensor(name).ok_or(error!(MissingTensor { name: Name::new(name) }))?;
+        let format = t.format.ok_or(error!(TensorType {
             name: Name::new(name),
             found: t.id,
             expected: "a loadable tensor type",
-        })?;
+        }))?;
         let [cols, rows, stacked, 1] = t.dims else {
             let [expected @ .., _] = t.dims.map(|dim| u32::try_from(dim).unwrap_or(u32::MAX));
-            return Err(Error::TensorShape { name: Name::new(name), expected, found: t.dims });
+            return Err(error!(TensorShape { name: Name::new(name), expected, found: t.dims }));
         };
         let found = cols.max(rows.saturating_mul(stacked));
-        let too_large = Error::Limit { what: "tensor dimension", found, max: usize::MAX as u64 };
+        let too_large = error!(Limit { what: "tensor dimension", found, max: usize::MAX as u64 });
         let rows = rows.checked_mul(stacked).and_then(|rows| usize::try_from(rows).ok()).ok_or(too_large)?;
         let cols = usize::try_from(cols).map_err(|_| too_large)?;
         Matrix::new(format, rows, cols, self.data(t))

@@ -59,7 +59,7 @@ pub(super) fn check_place(header: &Header<'_>, first: &Header<'_>, part: usize, 
     let meta = header.metadata();
     let expect = |key: &str, found: Option<u32>, right: u64, expected| match meta.need(key, found)? {
         said if u64::from(said) == right => Ok(()),
-        said => Err(Error::KeyValue { key: Name::new(key), found: f64::from(said), expected }),
+        said => Err(error!(KeyValue { key: Name::new(key), found: f64::from(said), expected })),
     };
     expect(COUNT, meta.u32(COUNT)?, count as u64, "the number of parts that there are")?;
     expect(NO, meta.u32(NO)?, part as u64, "the place of this part, counted from 0")?;
@@ -75,7 +75,7 @@ pub(super) fn check_place(header: &Header<'_>, first: &Header<'_>, part: usize, 
 pub(super) fn check_tensors(first: &Header<'_>, found: usize) -> Result<()> {
     match first.metadata().u64(TENSORS)? {
         Some(said) if said != found as u64 => {
-            Err(Error::Length { what: "tensor table of all parts", expected: said, found: found as u64 })
+            Err(error!(Length { what: "tensor table of all parts", expected: said, found: found as u64 }))
         }
         _ => Ok(()),
     }
@@ -86,7 +86,7 @@ pub(super) fn check_count(count: usize) -> Result<()> {
     let max = MAX_PARTS as u64;
     match count {
         0..=MAX_PARTS => Ok(()),
-        _ => Err(Error::Limit { what: "number of parts", found: count as u64, max }),
+        _ => Err(error!(Limit { what: "number of parts", found: count as u64, max })),
     }
 }
 
@@ -120,7 +120,7 @@ impl<'a> Gguf<'a> {
         parts: &[&'a [u8]],
         options: &ReadOptions,
     ) -> core::result::Result<Gguf<'a>, PartError> {
-        let none = Error::Length { what: "list of parts", expected: 1, found: 0 };
+        let none = error!(Length { what: "list of parts", expected: 1, found: 0 });
         let (first, rest) = parts.split_first().ok_or(PartError { part: 0, error: none })?;
         check_count(parts.len()).of(0)?;
         let mut all = Gguf::parse_with(first, options).of(0)?;
@@ -140,10 +140,10 @@ impl<'a> Gguf<'a> {
             let found = tensors.len() as u64 + header.tensors.len() as u64;
             if found > options.limits.tensors {
                 let max = options.limits.tensors;
-                return Err(Error::Limit { what: "tensor count of all parts", found, max }).of(i);
+                return Err(error!(Limit { what: "tensor count of all parts", found, max })).of(i);
             }
             let need = header.tensors.len() as u64 * size_of::<TensorInfo<'_>>() as u64;
-            tensors.try_reserve(header.tensors.len()).map_err(|_| Error::Memory { need, have: 0 }).of(i)?;
+            tensors.try_reserve(header.tensors.len()).map_err(|_| error!(Memory { need, have: 0 })).of(i)?;
             tensors.extend(header.tensors.iter().map(|t| TensorInfo { part, ..*t }));
         }
         all.header.parts = parts.len() as u16;
@@ -151,7 +151,7 @@ impl<'a> Gguf<'a> {
         let sorted = metadata::sorted("tensor name", tensors.len(), |i| tensors.get(i).map(|t| t.name));
         all.header.by_name = sorted.map_err(|error| {
             // The error is attributed to the later part.
-            let twice = |t: &&TensorInfo<'_>| matches!(error, Error::Duplicate { name, .. } if name == Name::new(t.name));
+            let twice = |t: &&TensorInfo<'_>| error.is_duplicate(t.name);
             PartError { part: tensors.iter().rfind(twice).map_or(0, |t| usize::from(t.part)), error }
         })?;
         check_tensors(&all.header, all.header.tensors.len()).of(0)?;

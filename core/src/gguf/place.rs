@@ -21,13 +21,13 @@ pub(super) fn alignment(metadata: &Metadata<'_>) -> Result<u32> {
     match metadata.get(KEY) {
         None => Ok(32),
         Some(Value::U32(a)) if a.is_power_of_two() && a <= MAX_ALIGNMENT => Ok(a),
-        Some(Value::U32(a)) => Err(Error::KeyValue {
+        Some(Value::U32(a)) => Err(error!(KeyValue {
             key: Name::new(KEY),
             found: f64::from(a),
             expected: "a power of two up to 2^20",
-        }),
+        })),
         Some(other) => {
-            Err(Error::KeyType { key: Name::new(KEY), expected: "u32", found: other.kind().name() })
+            Err(error!(KeyType { key: Name::new(KEY), expected: "u32", found: other.kind().name() }))
         }
     }
 }
@@ -41,12 +41,12 @@ pub(crate) fn pad(n: u64, alignment: u32) -> Option<u64> {
 /// Bytes of a tensor of this shape in blocks of `block` elements; `None` if a row is not a whole number of
 /// blocks.
 fn bytes(t: &TensorInfo<'_>, block: u32, block_bytes: u32) -> Result<Option<u64>> {
-    let too_large = Error::TensorRange {
+    let too_large = error!(TensorRange {
         name: Name::new(t.name),
         offset: t.offset,
         len: u64::MAX,
         problem: "has more elements than can be counted",
-    };
+    });
     let mut elements: u64 = 1;
     for dim in t.dims() {
         elements = elements.checked_mul(*dim).filter(|n| *n <= i64::MAX as u64).ok_or(too_large)?;
@@ -87,7 +87,7 @@ pub(super) fn place(
     let data_len = file_len - data_start;
     for t in tensors.iter_mut() {
         let unknown =
-            Error::TensorType { name: Name::new(t.name), found: t.id, expected: "a known tensor type" };
+            error!(TensorType { name: Name::new(t.name), found: t.id, expected: "a known tensor type" });
         let kind = TensorType::of(t.id).ok_or(unknown)?;
         // For id 42 this is a placeholder: length and format are determined below.
         t.len = bytes(t, kind.block, kind.block_bytes)?.ok_or(odd_row(t))?;
@@ -98,7 +98,7 @@ pub(super) fn place(
     }
     let mut order = Vec::new();
     let need = tensors.len() as u64 * 4;
-    order.try_reserve_exact(tensors.len()).map_err(|_| Error::Memory { need, have: 0 })?;
+    order.try_reserve_exact(tensors.len()).map_err(|_| error!(Memory { need, have: 0 }))?;
     order.extend(0..tensors.len() as u32);
     let at = |i: u32| tensors.get(i as usize).map_or((0, i), |t| (t.offset, i));
     sort::sort(&mut order, &|a, b| at(a).cmp(&at(b)));
@@ -137,21 +137,21 @@ pub(super) fn place(
             .ok_or(range(t, "ends outside the file"))?;
     }
     if end > data_len {
-        return Err(Error::Incomplete { need: data_start + end, have: file_len });
+        return Err(error!(Incomplete { need: data_start + end, have: file_len }));
     }
     Ok(sniff)
 }
 
 fn odd_row(t: &TensorInfo<'_>) -> Error {
-    Error::TensorType {
+    error!(TensorType {
         name: Name::new(t.name),
         found: t.id,
         expected: "a type whose blocks fill the rows of this tensor",
-    }
+    })
 }
 
 fn range(t: &TensorInfo<'_>, problem: &'static str) -> Error {
-    Error::TensorRange { name: Name::new(t.name), offset: t.offset, len: t.len, problem }
+    error!(TensorRange { name: Name::new(t.name), offset: t.offset, len: t.len, problem })
 }
 
 /// Whether id 42 has groups of 64 or 128 weights in this file. Writers place one tensor after the other, each

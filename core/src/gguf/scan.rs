@@ -89,16 +89,15 @@ impl Scanner {
         while self.state != State::Done {
             let before = self.at as u64;
             let Some(rest) = bytes.get(self.at..) else { return Ok(false) };
-            match self.step(bytes, Cursor::new(rest), visit) {
+            let mut cursor = Cursor::new(rest);
+            match self.step(bytes, &mut cursor, visit) {
                 Ok(()) => {}
                 // The cursor only knows the bytes that have arrived. Not an error if the missing bytes arrive
                 // later.
-                Err(Error::Truncated { what, at, need, .. }) => {
-                    let at = before + at;
-                    if need <= self.file_len.saturating_sub(at) {
-                        return Ok(false);
-                    }
-                    return Err(Error::Truncated { what, at, need, have: self.file_len.saturating_sub(at) });
+                Err(error @ Error::Truncated { .. }) => {
+                    let at = before + cursor.position();
+                    let have = self.file_len.saturating_sub(at);
+                    return if cursor.asked() <= have { Ok(false) } else { Err(error.placed(at, have)) };
                 }
                 Err(other) => return Err(other),
             }
@@ -110,7 +109,7 @@ impl Scanner {
     fn step<'b>(
         &mut self,
         bytes: &'b [u8],
-        mut c: Cursor<'b>,
+        c: &mut Cursor<'b>,
         visit: &mut dyn FnMut(Item<'b>) -> Result<()>,
     ) -> Result<()> {
         let base = self.at as u64;
@@ -119,9 +118,9 @@ impl Scanner {
                 let magic = c.u32("file magic")?;
                 if magic != u32::from_le_bytes(*b"GGUF") {
                     // The same number of bytes however the file is cut, so that the error is the same.
-                    let mut start = Cursor::new(bytes);
-                    let starts = Name::new(start.take(self.file_len.min(SHOWN), "file")?);
-                    return Err(Error::NotGguf { starts });
+                    *c = Cursor::new(bytes);
+                    let starts = Name::new(c.take(self.file_len.min(SHOWN), "file")?);
+                    return Err(error!(NotGguf { starts }));
                 }
                 let version = c.u32("GGUF version")?;
                 if !(2..=3).contains(&version) {
@@ -140,9 +139,8 @@ impl Scanner {
                     self.state = State::Tensor;
                     return Ok(());
                 }
-                let (key, at) =
-                    name(&mut c, base, "metadata key", "length of a metadata key", self.limits.name)?;
-                let kind = kind(&mut c, base)?;
+                let (key, at) = name(c, base, "metadata key", "length of a metadata key", self.limits.name)?;
+                let kind = kind(c, base)?;
                 self.state = State::Value {
                     key: (self.at + at, self.at + at + key.len()),
                     kind,
@@ -165,7 +163,7 @@ impl Scanner {
                     self.state = State::Key;
                     return Ok(());
                 };
-                self.elements(&mut c, base, frame)?;
+                self.elements(c, base, frame)?;
             }
             State::Tensor => {
                 if self.tensors_left == 0 {
@@ -173,7 +171,7 @@ impl Scanner {
                     return Ok(());
                 }
                 let (name, _) =
-                    name(&mut c, base, "tensor name", "length of a tensor name", self.limits.name.min(64))?;
+                    name(c, base, "tensor name", "length of a tensor name", self.limits.name.min(64))?;
                 let at = base + c.position();
                 let n_dims = c.u32("dimension count")?;
                 if !(1..=4).contains(&n_dims) {
@@ -251,11 +249,11 @@ impl Scanner {
 }
 
 fn malformed(what: &'static str, at: u64, found: u64, expected: &'static str) -> Error {
-    Error::Malformed { what, at, found, expected }
+    error!(Malformed { what, at, found, expected })
 }
 
 fn cap(what: &'static str, found: u64, max: u64) -> Result<()> {
-    if found > max { Err(Error::Limit { what, found, max }) } else { Ok(()) }
+    if found > max { Err(error!(Limit { what, found, max })) } else { Ok(()) }
 }
 
 fn kind(c: &mut Cursor<'_>, base: u64) -> Result<Kind> {
@@ -284,11 +282,11 @@ fn name<'b>(
         return Err(malformed(length, at, 0, "at least 1"));
     }
     match core::str::from_utf8(raw) {
-        Ok(text) if !raw.contains(&0) => Ok((text, c.position() as usize - raw.len())),
-        _ => Err(Error::Unsupported {
+        Ok(text) if raw.iter().all(|byte| *byte != 0) => Ok((text, c.position() as usize - raw.len())),
+        _ => Err(error!(Unsupported {
             key: Name::new(what),
             found: Name::new(raw),
             expected: "UTF-8 without NUL",
-        }),
+        })),
     }
 }

@@ -105,7 +105,7 @@ impl GgufStream {
         self.push(&[], &mut |_| Ok(()))?;
         let missing = self.file_len - self.at;
         if missing > 0 {
-            return Err(Error::Truncated { what: "file", at: self.at, need: missing, have: 0 });
+            return Err(error!(Truncated { what: "file", at: self.at, need: missing, have: 0 }));
         }
         Ok(())
     }
@@ -126,14 +126,14 @@ impl GgufStream {
     fn take(&mut self, chunk: &[u8], sink: &mut dyn FnMut(Event<'_>) -> Result<()>) -> Result<()> {
         if chunk.len() as u64 > self.file_len - self.at {
             let found = self.at.saturating_add(chunk.len() as u64);
-            return Err(Error::Length { what: "file", expected: self.file_len, found });
+            return Err(error!(Length { what: "file", expected: self.file_len, found }));
         }
         let mut rest = chunk;
         while self.data_start.is_none() {
             let (piece, behind) = rest.split_at(rest.len().min(HEAD_STEP));
             rest = behind;
             let need = (self.head.len() + piece.len()) as u64;
-            self.head.try_reserve(piece.len()).map_err(|_| Error::Memory { need, have: 0 })?;
+            self.head.try_reserve(piece.len()).map_err(|_| error!(Memory { need, have: 0 }))?;
             self.head.extend_from_slice(piece);
             if self.scanner.run(&self.head, &mut |_| Ok(()))? {
                 let data = self.head.split_off(self.scanner.position());
@@ -157,7 +157,7 @@ impl GgufStream {
         self.sniff = sniff;
         let tensors = header.tensors();
         let need = (tensors.len() * size_of::<Part>()) as u64;
-        self.parts.try_reserve_exact(tensors.len()).map_err(|_| Error::Memory { need, have: 0 })?;
+        self.parts.try_reserve_exact(tensors.len()).map_err(|_| error!(Memory { need, have: 0 }))?;
         self.parts.extend(tensors.iter().enumerate().map(|(index, t)| {
             // The placement has checked that the sum fits the file.
             Part { index, start: t.offset(), end: t.offset().saturating_add(t.len()) }

@@ -124,17 +124,17 @@ impl GgufWriter {
 
     fn key(&mut self, key: &str, kind: Kind) -> Result<()> {
         if !(1..=65_535).contains(&key.len()) || key.contains('\0') {
-            return Err(Error::Unsupported {
+            return Err(error!(Unsupported {
                 key: Name::new("metadata key"),
                 found: Name::new(key),
                 expected: "1 to 65535 bytes without NUL",
-            });
+            }));
         }
         if key == ALIGNMENT && kind == Kind::Array {
-            return Err(Error::KeyType { key: Name::new(key), expected: "u32", found: kind.name() });
+            return Err(error!(KeyType { key: Name::new(key), expected: "u32", found: kind.name() }));
         }
         if !self.keys.insert(key.into()) {
-            return Err(Error::Duplicate { what: "metadata key", name: Name::new(key) });
+            return Err(error!(Duplicate { what: "metadata key", name: Name::new(key) }));
         }
         put_bytes(&mut self.metadata, key.as_bytes());
         kind.id().put(&mut self.metadata);
@@ -150,7 +150,7 @@ impl GgufWriter {
             other => {
                 let found = other.integer().map_or(f64::NAN, |v| v as f64);
                 let expected = "a u32 power of two";
-                return Err(Error::KeyValue { key: Name::new(key), found, expected });
+                return Err(error!(KeyValue { key: Name::new(key), found, expected }));
             }
         };
         self.key(key, value.kind())?;
@@ -206,11 +206,11 @@ impl GgufWriter {
     /// Declares the next tensor by any tensor type, known or not.
     pub fn tensor_of(&mut self, name: &str, dims: &[u64], kind: &TensorType) -> Result<()> {
         if !(1..=64).contains(&name.len()) || name.contains('\0') {
-            return Err(Error::Unsupported {
+            return Err(error!(Unsupported {
                 key: Name::new("tensor name"),
                 found: Name::new(name),
                 expected: "1 to 64 bytes without NUL",
-            });
+            }));
         }
         let blocks = match dims {
             [row, rest @ ..] if rest.len() < 4 && row.is_multiple_of(u64::from(kind.block.max(1))) => {
@@ -221,14 +221,14 @@ impl GgufWriter {
         };
         let Some(len) = blocks.and_then(|b| b.checked_mul(u64::from(kind.block_bytes))).filter(|l| *l > 0)
         else {
-            return Err(Error::TensorType {
+            return Err(error!(TensorType {
                 name: Name::new(name),
                 found: kind.id,
                 expected: "1 to 4 dimensions over 0 whose rows are whole blocks",
-            });
+            }));
         };
         if !self.names.insert(name.into()) {
-            return Err(Error::Duplicate { what: "tensor name", name: Name::new(name) });
+            return Err(error!(Duplicate { what: "tensor name", name: Name::new(name) }));
         }
         self.tensors.push(Declared { name: name.into(), dims: dims.into(), id: kind.id, len });
         Ok(())
@@ -253,14 +253,14 @@ impl GgufWriter {
             t.dims.iter().for_each(|d| d.put(&mut out));
             t.id.put(&mut out);
             offset.put(&mut out);
-            offset = offset.checked_add(t.len).and_then(|end| pad(end, self.alignment())).ok_or(
-                Error::TensorRange {
+            offset = offset.checked_add(t.len).and_then(|end| pad(end, self.alignment())).ok_or(error!(
+                TensorRange {
                     name: Name::new(&t.name),
                     offset,
                     len: t.len,
                     problem: "ends beyond what 64 bits can count",
-                },
-            )?;
+                }
+            ))?;
         }
         if !self.tensors.is_empty() {
             let padding = pad(out.len() as u64, self.alignment()).unwrap_or(0) - out.len() as u64;
@@ -313,7 +313,7 @@ impl GgufBody {
         while !rest.is_empty() {
             let Some(len) = self.tensors.get(self.next).copied() else {
                 return Err(
-                    Error::Length { what: "tensor data", expected: 0, found: rest.len() as u64 }.into()
+                    error!(Length { what: "tensor data", expected: 0, found: rest.len() as u64 }).into()
                 );
             };
             let count = usize::try_from(len - self.written).unwrap_or(usize::MAX).min(rest.len());
@@ -348,7 +348,7 @@ impl GgufBody {
     /// Checks that every tensor is complete.
     pub fn finish(&self) -> Result<()> {
         match self.tensors.get(self.next) {
-            Some(len) => Err(Error::Length { what: "tensor data", expected: *len, found: self.written }),
+            Some(len) => Err(error!(Length { what: "tensor data", expected: *len, found: self.written })),
             None => Ok(()),
         }
     }

@@ -189,11 +189,11 @@ fn copy_piece(
     let format = tensor.format;
     let expected = "boundaries between ranks that are boundaries of blocks of the format";
     let wrong =
-        Error::Unsupported { key: Name::new("tensor type"), found: Name::new(format.name()), expected };
+        error!(Unsupported { key: Name::new("tensor type"), found: Name::new(format.name()), expected });
     let at = |col: usize| format.row_bytes(col).ok_or(wrong);
     let (row, cols) = (at(tensor.cols)?, at(piece.cols.start)?..at(piece.cols.end)?);
     let len = piece.rows.len() * cols.len();
-    let need = Error::Memory { need: len as u64, have: 0 };
+    let need = error!(Memory { need: len as u64, have: 0 });
     copy.try_reserve(len + ALIGNMENT).map_err(|_| need)?;
     copy.resize(copy.len().next_multiple_of(ALIGNMENT), 0);
     let start = copy.len();

@@ -29,7 +29,7 @@ pub struct Architecture {
 impl Architecture {
     /// An error for the number under `key` of this architecture.
     pub(super) fn bad(&self, key: &str, found: f64, expected: &'static str) -> Error {
-        Error::KeyValue { key: Name::new([self.name, ".", key].concat()), found, expected }
+        error!(KeyValue { key: Name::new([self.name, ".", key].concat()), found, expected })
     }
 }
 
@@ -114,7 +114,7 @@ impl ModelConfig {
         meta.meta.refuse("prism.hadamard.", "a model without Hadamard-rotated weights")?;
         let embedding = header
             .tensor("token_embd.weight")
-            .ok_or(Error::MissingTensor { name: Name::new("token_embd.weight") })?;
+            .ok_or(error!(MissingTensor { name: Name::new("token_embd.weight") }))?;
         let hidden_size = meta.size("embedding_length", None)?;
         let tokens = meta.meta.strings("tokenizer.ggml.tokens")?.map_or(0, |tokens| tokens.len());
         let found = embedding.shape();
@@ -122,7 +122,7 @@ impl ModelConfig {
         // There may be rows without a token.
         if rows < tokens as u64 {
             let expected = [hidden_size, tokens, 1].map(|dim| u32::try_from(dim).unwrap_or(u32::MAX));
-            return Err(Error::TensorShape { name: Name::new(embedding.name()), expected, found });
+            return Err(error!(TensorShape { name: Name::new(embedding.name()), expected, found }));
         }
         let num_layers = meta.size("block_count", None)?;
         let num_attention_heads = meta.size("attention.head_count", None)?;
@@ -243,7 +243,7 @@ impl ModelConfig {
                 return Err(bad(key, value as f64, "at least 1"));
             }
             if value as u64 > max {
-                return Err(Error::Limit { what: key, found: value as u64, max });
+                return Err(error!(Limit { what: key, found: value as u64, max }));
             }
         }
         let plain = !self.architecture.experts
@@ -251,11 +251,11 @@ impl ModelConfig {
             && self.rope_scaling == RopeScaling::None
             && self.max_alibi_bias == 0.0;
         if !cfg!(feature = "variants") && !plain {
-            return Err(Error::Unsupported {
+            return Err(error!(Unsupported {
                 key: Name::new("a variant"),
                 found: Name::new(self.architecture.name),
                 expected: "no experts, depth routers, scaled rotary frequencies or ALiBi without the feature `variants`",
-            });
+            }));
         }
         if self.experts.is_some() != self.architecture.experts {
             let (found, expected) =
@@ -318,7 +318,7 @@ impl ModelConfig {
                     return Err(bad(key, f64::from(attention_factor), "a positive number"));
                 }
                 if !self.long_rope_factors {
-                    return Err(Error::MissingTensor { name: Name::new(LONG_ROPE[1]) });
+                    return Err(error!(MissingTensor { name: Name::new(LONG_ROPE[1]) }));
                 }
                 1.0
             }
@@ -435,11 +435,11 @@ fn rope_scaling(meta: &Keys<'_, '_>, header: &Header<'_>) -> Result<RopeScaling>
         let found = meta.str(key)?.unwrap_or(if has_long_rope(header) { "longrope" } else { "none" });
         return match found {
             "none" => Ok(RopeScaling::None),
-            found => Err(Error::Unsupported {
+            found => Err(error!(Unsupported {
                 key: Name::new(meta.key(key)),
                 found: Name::new(found),
                 expected: "none in a build without the feature `variants`",
-            }),
+            })),
         };
     }
     let factor = || meta.need_f32("rope.scaling.factor");
@@ -477,10 +477,10 @@ fn rope_scaling(meta: &Keys<'_, '_>, header: &Header<'_>) -> Result<RopeScaling>
             }
             Ok(yarn)
         }
-        Some(found) => Err(Error::Unsupported {
+        Some(found) => Err(error!(Unsupported {
             key: Name::new(meta.key(key)),
             found: Name::new(found),
             expected: "none, linear, yarn, longrope or dynamic",
-        }),
+        })),
     }
 }

@@ -21,9 +21,7 @@ fn program(c: &ModelConfig) -> Program {
     for layer in 0..c.num_layers {
         p.block(layer);
         let n = p.rmsnorm(x, "attn_norm");
-        let [q, k, v] =
-            [("attn_q", "q", c.q_size()), ("attn_k", "k", c.kv_size()), ("attn_v", "v", c.kv_size())];
-        let qkv = p.linear(n, [q, k, v]);
+        let qkv = p.linear_qkv(n, c);
         p.rope_store(qkv, None);
         let attended = p.attention(qkv[0]);
         p.linear_add(attended, "attn_output", x);
@@ -32,7 +30,6 @@ fn program(c: &ModelConfig) -> Program {
         let gated = p.linear_swiglu(m, "ffn_gate", "ffn_up", c.intermediate_size);
         p.linear_add(gated, "ffn_down", x);
     }
-    let output =
-        if c.tied_embeddings { Output::Tied(embedding) } else { Output::Own("output", c.vocab_size) };
+    let output = Output::of(c, embedding, "output");
     p.head(x, "output_norm", output)
 }

@@ -387,17 +387,17 @@ impl Program {
         let mut bound = Vec::with_capacity(self.tensors.len());
         for spec in &self.tensors {
             let name = Name::new(&spec.name);
-            let index = header.tensor_index(&spec.name).ok_or(Error::MissingTensor { name })?;
+            let index = header.tensor_index(&spec.name).ok_or(error!(MissingTensor { name }))?;
             let info = &header.tensors()[index];
             let dims = [spec.cols, spec.rows_each(), spec.matrices];
             let [cols, rows, matrices] = dims.map(|dim| dim as u64);
             if info.shape() != [cols, rows, matrices, 1] {
                 let expected = dims.map(|dim| u32::try_from(dim).unwrap_or(u32::MAX));
-                return Err(Error::TensorShape { name, expected, found: info.shape() });
+                return Err(error!(TensorShape { name, expected, found: info.shape() }));
             }
             if info.format().is_none() {
                 let expected = "a loadable tensor type";
-                return Err(Error::TensorType { name, found: info.type_id(), expected });
+                return Err(error!(TensorType { name, found: info.type_id(), expected }));
             }
             bound.push(index);
         }
@@ -405,7 +405,7 @@ impl Program {
             let used = |name: &str| self.tensors.iter().any(|spec| spec.name == name);
             let found = header.tensors().iter().map(|t| t.name()).find(|name| !used(name)).unwrap_or("");
             let expected = "only tensors of the architecture";
-            return Err(Error::Unsupported { key: Name::new("tensor"), found: Name::new(found), expected });
+            return Err(error!(Unsupported { key: Name::new("tensor"), found: Name::new(found), expected }));
         }
         Ok(bound)
     }
@@ -623,6 +623,12 @@ impl Builder {
         streams
     }
 
+    /// The queries, keys and values of a block: [`Builder::linear`] with `attn_q`, `attn_k` and `attn_v`.
+    pub fn linear_qkv(&mut self, x: Stream, config: &ModelConfig) -> [Stream; 3] {
+        let (q, kv) = (config.q_size(), config.kv_size());
+        self.linear(x, [("attn_q", "q", q), ("attn_k", "k", kv), ("attn_v", "v", kv)])
+    }
+
     /// `to += x W^T`
     pub fn linear_add(&mut self, x: Stream, name: &str, to: Stream) {
         let weight = self.matrix(name, to.cols, x.cols);
@@ -701,4 +707,14 @@ pub enum Output<'n> {
     Tied(TensorId),
     /// A tensor with this name, for this many tokens.
     Own(&'n str, usize),
+}
+
+impl<'a> Output<'a> {
+    /// The matrix `name`, or the table of embeddings in models that use it for both.
+    pub fn of(config: &ModelConfig, embedding: TensorId, name: &'a str) -> Self {
+        match config.tied_embeddings {
+            true => Output::Tied(embedding),
+            false => Output::Own(name, config.vocab_size),
+        }
+    }
 }

@@ -27,12 +27,10 @@ fn program(c: &ModelConfig) -> Program {
     let (embedding, stream) = p.embed("token_embd", c.vocab_size, c.hidden_size);
     for layer in 0..c.num_layers {
         p.block(layer);
-        let routed = c.depth_routers.contains(&layer);
+        let routed = cfg!(feature = "variants") && c.depth_routers.contains(&layer);
         let x = if routed { p.select(stream) } else { stream };
         let n = p.rmsnorm(x, "attn_norm");
-        let [q, k, v] =
-            [("attn_q", "q", c.q_size()), ("attn_k", "k", c.kv_size()), ("attn_v", "v", c.kv_size())];
-        let qkv = p.linear(n, [q, k, v]);
+        let qkv = p.linear_qkv(n, c);
         p.rope_store(qkv, Some(["attn_q_norm", "attn_k_norm"]));
         let attended = p.attention(qkv[0]);
         p.linear_add(attended, "attn_output", x);
@@ -48,7 +46,6 @@ fn program(c: &ModelConfig) -> Program {
             p.merge(x, stream);
         }
     }
-    let output =
-        if c.tied_embeddings { Output::Tied(embedding) } else { Output::Own("output", c.vocab_size) };
+    let output = Output::of(c, embedding, "output");
     p.head(stream, "output_norm", output)
 }

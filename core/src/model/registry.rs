@@ -21,11 +21,11 @@ impl Architecture {
     /// # Errors
     /// [`Error::Unsupported`] for an unknown name.
     pub fn named(name: &str) -> Result<&'static Architecture> {
-        Self::ALL.iter().copied().find(|a| a.name == name).ok_or(Error::Unsupported {
+        Self::ALL.iter().copied().find(|a| a.name == name).ok_or(error!(Unsupported {
             key: Name::new("general.architecture"),
             found: Name::new(name),
             expected: "qwen3, qwen3moe or llama",
-        })
+        }))
     }
 }
 
@@ -46,11 +46,11 @@ impl ModelConfig {
         let meta = header.metadata();
         // Later parts of a model lack everything else.
         if let Some(count) = meta.u32("split.count")?.filter(|n| *n > 1 && *n != u32::from(header.parts())) {
-            return Err(Error::KeyValue {
+            return Err(error!(KeyValue {
                 key: Name::new("split.count"),
                 found: f64::from(count),
                 expected: "1, or all parts of the model together",
-            });
+            }));
         }
         let name = meta.need("general.architecture", meta.str("general.architecture")?)?;
         Self::read(Architecture::named(name)?, header)

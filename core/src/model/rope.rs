@@ -140,10 +140,12 @@ impl FromStr for RopeScaling {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self, Error> {
-        let wrong = || Error::Unsupported {
-            key: Name::new("RoPE scaling"),
-            found: Name::new(text),
-            expected: "none, linear:FACTOR, or dynamic, yarn or llama3 with :FACTOR:CONTEXT, and a FACTOR of at least 1",
+        let wrong = || {
+            error!(Unsupported {
+                key: Name::new("RoPE scaling"),
+                found: Name::new(text),
+                expected: "none, linear:FACTOR, or dynamic, yarn or llama3 with :FACTOR:CONTEXT, and a FACTOR of at least 1",
+            })
         };
         let factor = |text: &str| text.parse().ok().filter(|f: &f32| f.is_finite() && *f >= 1.0);
         let mut words = text.split(':');
@@ -248,11 +250,11 @@ impl Rope {
     pub(super) fn divide(&mut self, factors: &[f32]) -> Result<(), Error> {
         for (speed, &factor) in self.speeds.iter_mut().zip(factors) {
             if !(factor > 0.0 && factor.is_finite()) {
-                return Err(Error::KeyValue {
+                return Err(error!(KeyValue {
                     key: Name::new("factors of the rotary frequencies"),
                     found: f64::from(factor),
                     expected: "positive numbers",
-                });
+                }));
             }
             *speed /= f64::from(factor);
         }

@@ -134,7 +134,7 @@ pub struct SplitProgram {
 }
 
 fn unsupported(key: &str, found: impl AsRef<[u8]>, expected: &'static str) -> Error {
-    Error::Unsupported { key: Name::new(key), found: Name::new(found), expected }
+    error!(Unsupported { key: Name::new(key), found: Name::new(found), expected })
 }
 
 fn whole(program: &Program, tensor: TensorId) -> Piece {
@@ -156,7 +156,7 @@ impl Program {
     pub fn split(&self, split: Split, rank: usize) -> Result<SplitProgram> {
         let ranks = split.ranks();
         if !(1..=MAX_RANKS).contains(&ranks) || rank >= ranks {
-            return Err(Error::Option { what: "ranks", found: ranks as f64, expected: "1 to 64" });
+            return Err(error!(Option { what: "ranks", found: ranks as f64, expected: "1 to 64" }));
         }
         if !self.routed_layers.is_empty() {
             return Err(unsupported("operation", "a mixture of depths", "blocks that no token skips"));
@@ -173,7 +173,7 @@ impl Program {
     fn stage(&self, rank: usize, ranks: usize) -> Result<SplitProgram> {
         if self.blocks.len() < ranks {
             let expected = "at most one per block of the model";
-            return Err(Error::Option { what: "stages of the pipeline", found: ranks as f64, expected });
+            return Err(error!(Option { what: "stages of the pipeline", found: ranks as f64, expected }));
         }
         let blocks = share(self.blocks.len(), rank, ranks);
         let at = |block: usize| self.blocks.get(block).copied().unwrap_or(self.body.len());

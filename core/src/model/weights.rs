@@ -87,7 +87,7 @@ impl<B: ModelBytes> Weights<B> {
             };
             let (expected, found) = (tensor.range.end as u64, parts.get(tensor.part).map_or(0, len_of));
             if expected > found {
-                return Err(Error::Length { what: "bytes of the model", expected, found });
+                return Err(error!(Length { what: "bytes of the model", expected, found }));
             }
         }
         Ok(Weights { parts, tensors })
@@ -100,7 +100,7 @@ impl<B: ModelBytes> Weights<B> {
     pub fn matrix(&self, id: TensorId) -> Result<Matrix<'_>> {
         if self.paging().is_some() {
             let problem = "the weights are not in memory: only the CPU device reads them through a window";
-            return Err(Error::Device { problem });
+            return Err(error!(Device { problem }));
         }
         let tensor = &self.tensors[id.index()];
         Matrix::new(tensor.format, tensor.rows, tensor.cols, self.data(tensor))
@@ -182,17 +182,17 @@ pub(super) fn stored_in_file(program: &Program, header: &Header<'_>) -> Result<V
         let info = &header.tensors()[index];
         let name = Name::new(&spec.name);
         let expected = "a loadable tensor type";
-        let format = info.format().ok_or(Error::TensorType { name, found: info.type_id(), expected })?;
+        let format = info.format().ok_or(error!(TensorType { name, found: info.type_id(), expected }))?;
         // The header's placement has checked that the sums fit.
         let start = header.data_start().saturating_add(info.offset());
         let end = start.saturating_add(info.len());
-        let too_large = Error::Limit { what: "offset of a tensor", found: end, max: usize::MAX as u64 };
+        let too_large = error!(Limit { what: "offset of a tensor", found: end, max: usize::MAX as u64 });
         let at = |byte| usize::try_from(byte).map_err(|_| too_large);
         let range = at(start)?..at(end)?;
         let expected = format.row_bytes(spec.cols).and_then(|row| row.checked_mul(spec.rows));
         if expected != Some(range.len()) || info.part() != 0 {
             let (expected, found) = (expected.map_or(u64::MAX, |len| len as u64), info.len());
-            return Err(Error::Length { what: "weight matrix bytes", expected, found });
+            return Err(error!(Length { what: "weight matrix bytes", expected, found }));
         }
         tensors.push(StoredTensor { part: 0, range, format, rows: spec.rows, cols: spec.cols });
     }

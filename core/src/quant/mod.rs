@@ -77,19 +77,44 @@ pub(crate) trait Block {
 
     /// Expands any number of blocks.
     fn unpack(packed: &[u8], out: &mut [f32]) {
-        let mut integers = [0; MAX_BLOCK];
-        let integers = &mut integers[..Self::LEN];
-        for (block, out) in packed.chunks_exact(Self::BYTES).zip(out.chunks_exact_mut(Self::LEN)) {
-            Self::integers(block, integers);
-            let groups = out.chunks_exact_mut(Self::GROUP).zip(integers.chunks_exact(Self::GROUP));
-            for (g, (out, q)) in groups.enumerate() {
-                let d = Self::scale(block, g);
-                if Self::MINIMUM {
-                    let m = Self::minimum(block, g);
-                    out.iter_mut().zip(q).for_each(|(w, &q)| *w = f32::from(q) * d + m);
-                } else {
-                    out.iter_mut().zip(q).for_each(|(w, &q)| *w = f32::from(q) * d);
-                }
+        unpack_blocks(
+            &Unpack {
+                len: Self::LEN,
+                bytes: Self::BYTES,
+                group: Self::GROUP,
+                scale: Self::scale,
+                minimum: if Self::MINIMUM { Some(Self::minimum) } else { None },
+                integers: Self::integers,
+            },
+            packed,
+            out,
+        );
+    }
+}
+
+/// A [`Block`] whose format is known at run time: one loop serves all formats.
+struct Unpack {
+    len: usize,
+    bytes: usize,
+    group: usize,
+    scale: fn(&[u8], usize) -> f32,
+    minimum: Option<fn(&[u8], usize) -> f32>,
+    integers: fn(&[u8], &mut [i8]),
+}
+
+fn unpack_blocks(format: &Unpack, packed: &[u8], out: &mut [f32]) {
+    let mut integers = [0; MAX_BLOCK];
+    let integers = &mut integers[..format.len];
+    for (block, out) in packed.chunks_exact(format.bytes).zip(out.chunks_exact_mut(format.len)) {
+        (format.integers)(block, integers);
+        let groups = out.chunks_exact_mut(format.group).zip(integers.chunks_exact(format.group));
+        for (g, (out, q)) in groups.enumerate() {
+            let d = (format.scale)(block, g);
+            if let Some(minimum) = format.minimum {
+                let m = minimum(block, g);
+                out.iter_mut().zip(q).for_each(|(w, &q)| *w = f32::from(q) * d + m);
+            } else {
+                out.iter_mut().zip(q).for_each(|(w, &q)| *w = f32::from(q) * d);
             }
         }
     }
@@ -136,24 +161,24 @@ fn check_available(format: Format) -> Result<()> {
     if format.is_available() {
         return Ok(());
     }
-    Err(Error::Unsupported {
+    Err(error!(Unsupported {
         key: Name::new("weight format"),
         found: Name::new(format.name()),
         expected: "one of this build's features",
-    })
+    }))
 }
 
 fn check_lengths(format: Format, weights: usize, bytes: usize) -> Result<()> {
     check_available(format)?;
-    let expected = format.row_bytes(weights).ok_or(Error::Length {
+    let expected = format.row_bytes(weights).ok_or(error!(Length {
         what: "weights (a multiple of the block)",
         expected: format.block() as u64,
         found: weights as u64,
-    })?;
+    }))?;
     if expected == bytes {
         Ok(())
     } else {
-        Err(Error::Length { what: "packed weights", expected: expected as u64, found: bytes as u64 })
+        Err(error!(Length { what: "packed weights", expected: expected as u64, found: bytes as u64 }))
     }
 }
 
@@ -221,18 +246,18 @@ impl<'a> Matrix<'a> {
     /// Checks that `data` is exactly `rows` rows of `cols` weights, so that no later access is out of range.
     pub fn new(format: Format, rows: usize, cols: usize, data: &'a [u8]) -> Result<Self> {
         check_available(format)?;
-        let row_bytes = format.row_bytes(cols).ok_or(Error::Length {
+        let row_bytes = format.row_bytes(cols).ok_or(error!(Length {
             what: "weight row (a multiple of the block)",
             expected: format.block() as u64,
             found: cols as u64,
-        })?;
+        }))?;
         match row_bytes.checked_mul(rows) {
             Some(len) if len == data.len() => Ok(Matrix { format, rows, cols, row_bytes, data }),
-            len => Err(Error::Length {
+            len => Err(error!(Length {
                 what: "weight matrix bytes",
                 expected: len.map_or(u64::MAX, |l| l as u64),
                 found: data.len() as u64,
-            }),
+            })),
         }
     }
 
@@ -264,18 +289,18 @@ impl<'a> Matrix<'a> {
     /// Checks that row `row` exists, and that it has `len` elements.
     pub(crate) fn check_row(&self, row: usize, len: usize) -> Result<()> {
         if row >= self.rows {
-            return Err(Error::Length {
+            return Err(error!(Length {
                 what: "rows of the matrix",
                 expected: row as u64 + 1,
                 found: self.rows as u64,
-            });
+            }));
         }
         if len != self.cols {
-            return Err(Error::Length {
+            return Err(error!(Length {
                 what: "weights of a row",
                 expected: self.cols as u64,
                 found: len as u64,
-            });
+            }));
         }
         Ok(())
     }

@@ -107,7 +107,7 @@ impl SamplerConfig {
     /// [`Error::Option`] names the first option outside its range, its value and the range.
     pub fn check(&self) -> Result<()> {
         let within = |what, value: f32, ok: bool, expected| {
-            if ok { Ok(()) } else { Err(Error::Option { what, found: f64::from(value), expected }) }
+            if ok { Ok(()) } else { Err(error!(Option { what, found: f64::from(value), expected })) }
         };
         if !cfg!(feature = "sampling") {
             return self.check_greedy();
@@ -146,7 +146,7 @@ impl SamplerConfig {
         ];
         match neutral.into_iter().find(|(_, value, neutral, _)| value != neutral) {
             Some((what, value, _, expected)) => {
-                Err(Error::Option { what, found: f64::from(value), expected })
+                Err(error!(Option { what, found: f64::from(value), expected }))
             }
             None => Ok(()),
         }

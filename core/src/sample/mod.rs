@@ -14,6 +14,7 @@ pub use logprob::{Logprob, Logprobs, log_sum_exp};
 pub use rng::Pcg32;
 pub use sparse::SparseLogits;
 
+use crate::cpu::op::argmax;
 use crate::tokenizer::{TokenKind, Tokenizer};
 use crate::{Error, Result};
 use alloc::vec::Vec;
@@ -67,7 +68,7 @@ impl Sampler {
     pub fn new(config: &SamplerConfig, vocab: usize) -> Result<Self> {
         config.check()?;
         if vocab == 0 {
-            return Err(Error::Option { what: "vocabulary size", found: 0.0, expected: "at least 1" });
+            return Err(error!(Option { what: "vocabulary size", found: 0.0, expected: "at least 1" }));
         }
         let room = match (config.temperature == 0.0, config.top_k) {
             (true, _) => 1,
@@ -159,17 +160,21 @@ impl Sampler {
     pub fn distribution(&mut self, logits: &[f32]) -> Result<&[Candidate]> {
         if logits.len() != self.vocab {
             let (expected, found) = (self.vocab as u64, logits.len() as u64);
-            return Err(Error::Length { what: "logits", expected, found });
+            return Err(error!(Length { what: "logits", expected, found }));
         }
-        let changed = if cfg!(feature = "sampling") { self.penalties.apply(logits) } else { &[] };
-        let view = View { logits, changed };
+        if !cfg!(feature = "sampling") {
+            self.candidates.clear();
+            self.candidates.push(Candidate { token: argmax(logits)?, logit: 0.0, probability: 1.0 });
+            return Ok(&self.candidates);
+        }
+        let view = View { logits, changed: self.penalties.apply(logits) };
         let max = view.max();
         if max == f32::NEG_INFINITY {
-            return Err(Error::Logits { problem: "every logit is -inf or NaN" });
+            return Err(error!(Logits { problem: "every logit is -inf or NaN" }));
         }
         let c = self.config;
         self.candidates.clear();
-        if !cfg!(feature = "sampling") || c.temperature == 0.0 {
+        if c.temperature == 0.0 {
             let mut best = None;
             view.above(max.next_down(), &mut |token, _| {
                 best.get_or_insert(token);

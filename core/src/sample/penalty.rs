@@ -80,7 +80,7 @@ impl Penalties {
     }
 
     pub(super) fn accept(&mut self, token: u32) {
-        if self.keep == 0 {
+        if !cfg!(feature = "sampling") || self.keep == 0 {
             return;
         }
         if self.history.len() == 2 * self.keep {

@@ -60,13 +60,13 @@ impl Automaton {
         let text = |id: u32| texts.get(id as usize).unwrap_or(&[]);
         let total: u64 = ids.iter().map(|id| text(*id).len() as u64).sum();
         if total > MOST_BYTES {
-            return Err(Error::Limit { what: "bytes of added tokens", found: total, max: MOST_BYTES });
+            return Err(error!(Limit { what: "bytes of added tokens", found: total, max: MOST_BYTES }));
         }
         // The nodes count the bytes of a token in 16 bits.
         let longest = ids.iter().map(|id| text(*id).len()).max().unwrap_or(0);
         if longest > usize::from(u16::MAX) {
-            let (found, max) = (longest as u64, u16::MAX.into());
-            return Err(Error::Limit { what: "bytes of an added token", found, max });
+            let (found, max) = (longest as u64, u64::from(u16::MAX));
+            return Err(error!(Limit { what: "bytes of an added token", found, max }));
         }
         let mut order: Vec<u32> = reserved(ids.len())?;
         order.extend_from_slice(ids);
@@ -121,7 +121,7 @@ impl Automaton {
 
     fn push(&mut self, node: Node, range: (u32, u32), ranges: &mut Vec<(u32, u32)>) -> Result<()> {
         let bytes = (self.nodes.len() * size_of::<Node>()) as u64;
-        let need = |_| Error::Memory { need: bytes, have: 0 };
+        let need = |_| error!(Memory { need: bytes, have: 0 });
         ranges.try_reserve(1).map_err(need)?;
         self.nodes.try_reserve(1).map_err(need)?;
         self.nodes.push(node);

@@ -35,7 +35,11 @@ impl Merges {
         locked: impl Fn(u32) -> bool,
     ) -> Result<Merges> {
         if list.len() as u64 > MAX_MERGES {
-            return Err(Error::Limit { what: "number of merges", found: list.len() as u64, max: MAX_MERGES });
+            return Err(error!(Limit {
+                what: "number of merges",
+                found: list.len() as u64,
+                max: MAX_MERGES
+            }));
         }
         let mut pairs = reserved(list.len())?;
         let mut by_rank = reserved(list.len())?;
@@ -86,11 +90,11 @@ impl Merges {
 }
 
 fn unknown(text: &[u8]) -> Error {
-    Error::Unsupported {
+    error!(Unsupported {
         key: Name::new(super::MERGES),
         found: Name::new(text),
         expected: "two tokens that make a third, with a space between",
-    }
+    })
 }
 
 /// The token of each byte, or [`NONE`].

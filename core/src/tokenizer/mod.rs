@@ -184,7 +184,7 @@ impl<'a> Tokenizer<'a> {
         let model = metadata.need(model_key, metadata.str(model_key)?)?;
         if model != "gpt2" {
             let (key, found) = (Name::new(model_key), Name::new(model));
-            return Err(Error::Unsupported { key, found, expected: "gpt2, which is byte-level BPE" });
+            return Err(error!(Unsupported { key, found, expected: "gpt2, which is byte-level BPE" }));
         }
         let pre = metadata.need(PRE, metadata.str(PRE)?)?;
         let adds_bos = Pre::from_name(pre).is_some_and(Pre::adds_bos);
@@ -213,14 +213,14 @@ impl<'a> Tokenizer<'a> {
     /// does not name two tokens that make a third; if a special id is outside the vocabulary. An empty token
     /// is never formed and has no text.
     pub fn new(source: &Vocabulary<'a>) -> Result<Tokenizer<'a>> {
-        let pre = Pre::from_name(source.pre).ok_or(Error::Unsupported {
+        let pre = Pre::from_name(source.pre).ok_or(error!(Unsupported {
             key: Name::new(PRE),
             found: Name::new(source.pre),
             expected: "qwen2, qwen35, smollm or llama-bpe",
-        })?;
+        }))?;
         let count = source.token_count as u64;
         if count > MAX_TOKENS {
-            return Err(Error::Limit { what: "number of tokens", found: count, max: MAX_TOKENS });
+            return Err(error!(Limit { what: "number of tokens", found: count, max: MAX_TOKENS }));
         }
         let limits = Limits::DEFAULT;
         let texts = Texts::new(source.tokens, source.token_count, "token", limits.token)?;
@@ -228,7 +228,7 @@ impl<'a> Tokenizer<'a> {
         if let Some(types) = types
             && types.len() != texts.len()
         {
-            return Err(Error::Length { what: TYPES, expected: count, found: types.len() as u64 });
+            return Err(error!(Length { what: TYPES, expected: count, found: types.len() as u64 }));
         }
         let type_of = |id: usize| types.and_then(|t| t.get(id)).map_or(1, |raw| i32::from_le_bytes(*raw));
         let added = Added::new(&texts, type_of)?;
@@ -243,11 +243,11 @@ impl<'a> Tokenizer<'a> {
                 Some(found) if added.kind(found) == TokenKind::Normal => *id = found,
                 _ if may_lack_token(byte) => {}
                 _ => {
-                    return Err(Error::Unsupported {
+                    return Err(error!(Unsupported {
                         key: Name::new(TOKENS),
                         found: Name::new(spelled),
                         expected: "a normal token for every byte, this one too",
-                    });
+                    }));
                 }
             }
         }
@@ -257,7 +257,7 @@ impl<'a> Tokenizer<'a> {
 
         for id in [source.bos, source.eos, source.eot].into_iter().flatten() {
             if id as usize >= texts.len() {
-                return Err(Error::Token { id, vocab: texts.len() as u32 });
+                return Err(error!(Token { id, vocab: texts.len() as u32 }));
             }
         }
         let mut ends = Vec::new();

@@ -1,4 +1,5 @@
 use super::*;
+use crate::Error;
 use alloc::format;
 use alloc::string::String;
 use alloc::vec;
@@ -283,19 +284,19 @@ fn broken_vocabularies_are_refused_by_name() {
     let mut b = good();
     b.tokens.push(b"ab".to_vec());
     b.types.as_mut().unwrap().push(1);
-    assert_eq!(b.error(), Error::Duplicate { what: "token", name: Name::new("ab") });
+    assert_eq!(b.error(), error!(Duplicate { what: "token", name: Name::new("ab") }));
 
     let mut b = good();
     b.tokens[256] = vec![b'x'; 1 << 20];
-    assert_eq!(b.error(), Error::Limit { what: "token", found: 1 << 20, max: Limits::DEFAULT.token });
+    assert_eq!(b.error(), error!(Limit { what: "token", found: 1 << 20, max: Limits::DEFAULT.token }));
 
     let mut b = good();
     b.types.as_mut().unwrap().pop();
-    assert_eq!(b.error(), Error::Length { what: TYPES, expected: 259, found: 258 });
+    assert_eq!(b.error(), error!(Length { what: TYPES, expected: 259, found: 258 }));
 
     let mut b = good();
     b.eos = Some(259);
-    assert_eq!(b.error(), Error::Token { id: 259, vocab: 259 });
+    assert_eq!(b.error(), error!(Token { id: 259, vocab: 259 }));
 
     let mut b = good();
     b.tokens[usize::from(b'a')] = b"xyz".to_vec();

@@ -18,7 +18,7 @@ pub(super) fn reserved<T>(n: usize) -> Result<Vec<T>> {
     let mut v = Vec::new();
     match v.try_reserve_exact(n) {
         Ok(()) => Ok(v),
-        Err(_) => Err(Error::Memory { need: (n as u64).saturating_mul(size_of::<T>() as u64), have: 0 }),
+        Err(_) => Err(error!(Memory { need: (n as u64).saturating_mul(size_of::<T>() as u64), have: 0 })),
     }
 }
 
@@ -38,7 +38,7 @@ impl<'a> Texts<'a> {
     /// Checks every length of the array `bytes` of `len` strings, and that none exceeds `max`.
     pub(super) fn new(bytes: &'a [u8], len: usize, what: &'static str, max: u64) -> Result<Texts<'a>> {
         if bytes.len() as u64 >= u64::from(u32::MAX) {
-            return Err(Error::Limit { what, found: bytes.len() as u64, max: u64::from(u32::MAX) });
+            return Err(error!(Limit { what, found: bytes.len() as u64, max: u64::from(u32::MAX) }));
         }
         let mut starts = reserved(len.min(bytes.len() / 8).div_ceil(STEP))?;
         let mut at = 0;
@@ -46,14 +46,14 @@ impl<'a> Texts<'a> {
             if i % STEP == 0 {
                 starts.push(at as u32);
             }
-            let (text, next) = text_at(bytes, at).ok_or(Error::Truncated {
+            let (text, next) = text_at(bytes, at).ok_or(error!(Truncated {
                 what,
                 at: at as u64,
                 need: 8,
                 have: (bytes.len() - at) as u64,
-            })?;
+            }))?;
             if text.len() as u64 > max {
-                return Err(Error::Limit { what, found: text.len() as u64, max });
+                return Err(error!(Limit { what, found: text.len() as u64, max }));
             }
             at = next;
         }
@@ -172,7 +172,7 @@ impl<'v, 'a> Index<'v, 'a> {
         let n = texts.len();
         let mut ids = HashTable::new();
         let rehash = |&id: &u32| hash([texts.get(id as usize).unwrap_or(&[]), &[]]);
-        let full = Error::Memory { need: n as u64 * size_of::<u32>() as u64, have: 0 };
+        let full = error!(Memory { need: n as u64 * size_of::<u32>() as u64, have: 0 });
         ids.try_reserve(n, rehash).map_err(|_| full)?;
         let budget = 64 * (n as u64 + 3 * merges as u64) + (1 << 14);
         let mut index = Index { texts, table: Table { ids, reach: 0 }, budget };
@@ -182,7 +182,7 @@ impl<'v, 'a> Index<'v, 'a> {
             }
             let probe = index.probe([text, &[]])?;
             if probe.id.is_some() {
-                return Err(Error::Duplicate { what: "token", name: Name::new(text) });
+                return Err(error!(Duplicate { what: "token", name: Name::new(text) }));
             }
             index.table.ids.insert_unique(hash([text, &[]]), id as u32, rehash);
             index.table.reach = index.table.reach.max(probe.visited + 1);
@@ -202,7 +202,7 @@ impl<'v, 'a> Index<'v, 'a> {
 
     fn probe(&mut self, parts: [&[u8]; 2]) -> Result<Probe> {
         let found = self.texts.len() as u64;
-        let colliding = Error::Limit { what: "number of colliding tokens", found, max: 64 };
+        let colliding = error!(Limit { what: "number of colliding tokens", found, max: 64 });
         let probe = self.table.probe(self.texts, parts, self.budget).ok_or(colliding)?;
         // Of texts with colliding hashes, one in 128 is compared, and eight are examined per step.
         const TAGS: u64 = 16;

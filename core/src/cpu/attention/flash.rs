@@ -331,19 +331,25 @@ fn span<C: FlashCodec>(
             Kind::Neon | Kind::NeonDot => run::<simd::Neon, C, 1, 2, 4, 2>(&job, softmax),
             #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
             Kind::Scalar if SIMD_ONLY => simd128(&job, softmax),
-            Kind::Scalar => run::<simd::Scalar, C, 0, 1, 2, 1>(&job, softmax),
+            Kind::Scalar => scalar(&job, softmax),
             #[cfg(any(target_arch = "arm", target_arch = "riscv32"))]
-            Kind::Tables => run::<simd::Scalar, C, 0, 1, 2, 1>(&job, softmax),
+            Kind::Tables => scalar(&job, softmax),
             #[cfg(all(target_arch = "arm", feature = "dsp"))]
-            Kind::Dsp => run::<simd::Scalar, C, 0, 1, 2, 1>(&job, softmax),
+            Kind::Dsp => scalar(&job, softmax),
             #[cfg(all(target_arch = "arm", feature = "helium"))]
-            Kind::Helium => run::<simd::Scalar, C, 0, 1, 2, 1>(&job, softmax),
+            Kind::Helium => scalar(&job, softmax),
             #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
             Kind::Simd128 => simd128(&job, softmax),
             #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
             Kind::RelaxedDot => simd128(&job, softmax),
         }
     }
+}
+
+/// One copy for all kinds without vectors.
+unsafe fn scalar<C: FlashCodec>(job: &Job<'_, C>, softmax: &mut [Softmax; ROWS]) {
+    // SAFETY: the caller's promise.
+    unsafe { run::<simd::Scalar, C, 0, 1, 2, 1>(job, softmax) }
 }
 
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]

@@ -193,7 +193,7 @@ unsafe fn score_block<P: LoadPairs, L: Simd, const R: usize, const S: usize>(
                 }
                 p += S;
             }
-            while p < to {
+            while S > 1 && p < to {
                 let pairs = P::pairs::<L>(keys.add(p * P::PAIR * LANES));
                 for r in 0..R {
                     n[r][0] = L::dot(n[r][0], pairs, *q[r].cast::<i32>().add(p));
@@ -291,7 +291,7 @@ unsafe fn sum_columns<P: LoadPairs, L: Simd, const R: usize, const N: usize>(
             sum_tile::<P, L, R, 2>(values, c, weights, steps, decay, out);
             c += 2 * LANES;
         }
-        while c + LANES <= end {
+        while N > 1 && c + LANES <= end {
             sum_tile::<P, L, R, 1>(values, c, weights, steps, decay, out);
             c += LANES;
         }

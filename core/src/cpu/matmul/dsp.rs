@@ -8,19 +8,41 @@
 use core::arch::asm;
 
 use super::TERNARY;
-use super::args::Kernel;
+use super::args::{Kernel, MatmulArgs};
 use super::byte_tables;
-use super::pair_kernel::{PairKernel, layouts, rows};
+use super::pair_kernel::{BlockLayout, PairKernel, layouts, rows, rows_of};
+use crate::cpu::parallel::OutputRows;
 use crate::quant::Format;
 
 /// The kernel for int8 activations and row-major weights. One bit per weight is looked up: eight products take fewer
 /// instructions than SMLAD needs.
 pub(super) fn integer(format: Format) -> Option<Kernel> {
+    if !UNROLLED {
+        return if ternary(format).is_some() { Some(any_layout) } else { byte_tables::one_bit(format) };
+    }
     match format {
         Format::Q2_0 if TERNARY => Some(rows::<Q2_0>),
         Format::Pq2_0 if TERNARY => Some(rows::<Pq2_0>),
         Format::Tq2_0G128 if TERNARY => Some(rows::<Tq2_0G128>),
         _ => byte_tables::one_bit(format),
+    }
+}
+
+/// Whether each layout has a loop of its own, which takes a kB.
+const UNROLLED: bool = cfg!(feature = "unrolled");
+
+fn ternary(format: Format) -> Option<BlockLayout> {
+    match format {
+        Format::Q2_0 if TERNARY => Some(Q2_0::LAYOUT),
+        Format::Pq2_0 if TERNARY => Some(Pq2_0::LAYOUT),
+        Format::Tq2_0G128 if TERNARY => Some(Tq2_0G128::LAYOUT),
+        _ => None,
+    }
+}
+
+fn any_layout(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
+    if let Some(layout) = ternary(args.w.format()) {
+        rows_of::<Pq2_0>(layout, args, out);
     }
 }
 
@@ -82,7 +104,8 @@ macro_rules! columns {
 }
 
 /// Safety: 8 bytes of codes are readable at both pointers, at any alignment; `acts` has two runs.
-#[inline(always)]
+#[cfg_attr(feature = "unrolled", inline(always))]
+#[cfg_attr(not(feature = "unrolled"), inline(never))]
 unsafe fn dot_32(codes: [*const u8; 2], acts: &[[u32; 8]]) -> [i32; 2] {
     let (mut first, mut second) = (0, 0);
     // SAFETY: the build was asked for this instruction set, or would not have assembled; it reads 8 bytes of codes and 64 of

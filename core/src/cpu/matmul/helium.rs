@@ -8,7 +8,7 @@
 use core::arch::asm;
 
 use super::args::Kernel;
-use super::pair_kernel::{PairKernel, layouts, rows};
+use super::pair_kernel::{BlockLayout, PairKernel, layouts, rows};
 use super::{ONE_BIT, TERNARY};
 use crate::quant::Format;
 

@@ -165,7 +165,7 @@ pub fn build_lut(isa: Isa, q8: &[Q8Block], cols: usize, out: &mut [ActivationLut
     ];
     for (what, expected, found) in lengths {
         if expected != found {
-            return Err(Error::Length { what, expected: expected as u64, found: found as u64 });
+            return Err(error!(Length { what, expected: expected as u64, found: found as u64 }));
         }
     }
     if out.is_empty() {

@@ -197,7 +197,7 @@ pub fn matmul_each(
     products: &mut [(PackedMatrix<'_>, &mut [f32])],
 ) -> Result<()> {
     let too_many =
-        Error::Length { what: "products", expected: MAX_PRODUCTS as u64, found: products.len() as u64 };
+        error!(Length { what: "products", expected: MAX_PRODUCTS as u64, found: products.len() as u64 });
     let mut kernels: ArrayVec<(Kernel, MatmulArgs<'_>), MAX_PRODUCTS> = ArrayVec::new();
     let mut rows = 0;
     for (w, y) in products.iter() {
@@ -231,7 +231,7 @@ pub(crate) fn matmul_rows(
     let expected = tokens.checked_mul(all).filter(|_| first <= all && w.rows() <= all - first);
     if expected != Some(y.len()) {
         let (expected, found) = (expected.map_or(u64::MAX, |len| len as u64), y.len() as u64);
-        return Err(Error::Length { what: "output of a matrix product", expected, found });
+        return Err(error!(Length { what: "output of a matrix product", expected, found }));
     }
     let (kernel, args) = kernel_of(isa, w, x, tokens, tokens * w.rows())?;
     let chunk = chunk_rows(isa, pool, w, w.rows(), tokens);
@@ -262,7 +262,7 @@ fn kernel_of<'a>(
 ) -> Result<(Kernel, MatmulArgs<'a>)> {
     let check = |what, expected: Option<usize>, found: usize| match expected {
         Some(n) if n == found => Ok(()),
-        n => Err(Error::Length { what, expected: n.map_or(u64::MAX, |n| n as u64), found: found as u64 }),
+        n => Err(error!(Length { what, expected: n.map_or(u64::MAX, |n| n as u64), found: found as u64 })),
     };
     check("output of a matrix product", tokens.checked_mul(w.rows()), y_len)?;
     let table = table(isa.kind());
@@ -278,11 +278,11 @@ fn kernel_of<'a>(
             };
             let reference: Option<Kernel> =
                 if cfg!(feature = "portable-kernels") { Some(scalar::integer) } else { None };
-            let kernel = kernel.or(reference).ok_or(Error::Unsupported {
+            let kernel = kernel.or(reference).ok_or(error!(Unsupported {
                 key: Name::new("weight format"),
                 found: Name::new(w.format().name()),
                 expected: "one with kernels for this processor, or a build with the feature `portable-kernels`",
-            })?;
+            }))?;
             (kernel, MatmulArgs { w: *w, x: &[], q8, luts: x.luts, tokens })
         }
         _ => {

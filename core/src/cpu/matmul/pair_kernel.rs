@@ -10,15 +10,21 @@ use crate::quant::float::f16_at;
 /// [`Q8Block`]s in the largest block of weights.
 const MAX_PARTS: usize = 2;
 
+/// The layout of a block of weights.
+#[derive(Clone, Copy)]
+pub(super) struct BlockLayout {
+    /// Columns of a block: one or two times 64.
+    pub(super) cols: usize,
+    /// Bytes of a block.
+    pub(super) bytes: usize,
+    /// The first bytes of the scale and of the codes.
+    pub(super) scale: usize,
+    pub(super) codes: usize,
+}
+
 /// A format's dot products in one instruction set.
 pub(super) trait PairKernel {
-    /// Columns of a block: one or two times 64.
-    const COLS: usize;
-    /// Bytes of a block.
-    const BYTES: usize;
-    /// The first bytes of the scale and of the codes.
-    const SCALE: usize;
-    const CODES: usize;
+    const LAYOUT: BlockLayout;
     /// The value of a code: `STEP * code - 1`.
     const STEP: i32;
 
@@ -35,8 +41,14 @@ pub(super) trait PairKernel {
 
 /// Fills `out`.
 pub(super) fn rows<K: PairKernel>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
-    let parts = K::COLS / Q8_LEN;
-    let step_bytes = (K::BYTES - 2) / parts;
+    rows_of::<K>(K::LAYOUT, args, out);
+}
+
+/// [`rows`] for another layout of the same codes.
+#[inline(always)]
+pub(super) fn rows_of<K: PairKernel>(layout: BlockLayout, args: &MatmulArgs<'_>, out: &mut OutputRows<'_>) {
+    let parts = layout.cols / Q8_LEN;
+    let step_bytes = (layout.bytes - 2) / parts;
     let (row_bytes, q8_len) = (args.w.row_bytes(), q8_blocks(args.w.cols()));
     let first = out.first();
     for t in 0..args.tokens {
@@ -56,10 +68,16 @@ pub(super) fn rows<K: PairKernel>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_
             for (y, rows) in y.chunks_mut(2).zip(packed.chunks(both)) {
                 // A last single row is computed twice.
                 let second = if rows.len() == both { row_bytes } else { 0 };
-                let blocks = [0, second].map(|row| &rows[row + b * K::BYTES..][..K::BYTES]);
-                let n = pair::<K>(blocks, &acts[..parts], q8, start, step_bytes);
+                let blocks = [0, second].map(|row| &rows[row + b * layout.bytes..][..layout.bytes]);
+                let n = pair::<K>(
+                    blocks.map(|block| &block[layout.codes..]),
+                    &acts[..parts],
+                    q8,
+                    start,
+                    step_bytes,
+                );
                 for ((y, n), block) in y.iter_mut().zip(n).zip(blocks) {
-                    *y += n as f32 * f16_at(block, K::SCALE);
+                    *y += n as f32 * f16_at(block, layout.scale);
                 }
             }
         }
@@ -67,7 +85,7 @@ pub(super) fn rows<K: PairKernel>(args: &MatmulArgs<'_>, out: &mut OutputRows<'_
     }
 }
 
-/// `n` of `scalar.rs` for a block of two rows.
+/// `n` of `scalar.rs` for the codes of a block of two rows.
 #[inline(always)]
 fn pair<K: PairKernel>(
     blocks: [&[u8]; 2],
@@ -78,7 +96,7 @@ fn pair<K: PairKernel>(
 ) -> [i32; 2] {
     let mut n = [start; 2];
     for (part, (acts, q8)) in acts.iter().zip(q8).enumerate() {
-        let at = K::CODES + part * step_bytes;
+        let at = part * step_bytes;
         let codes = blocks.map(|block| block[at..at + step_bytes].as_ptr());
         // SAFETY: the kernel was chosen for its instruction set, and the codes of 64 columns have `step_bytes`.
         let sums = unsafe { K::dot(codes, acts) };
@@ -97,10 +115,8 @@ macro_rules! layouts {
         pub(super) struct $kernel;
 
         impl PairKernel for $kernel {
-            const COLS: usize = $cols;
-            const BYTES: usize = $bytes;
-            const SCALE: usize = $scale;
-            const CODES: usize = $codes;
+            const LAYOUT: BlockLayout =
+                BlockLayout { cols: $cols, bytes: $bytes, scale: $scale, codes: $codes };
             const STEP: i32 = $step;
             type Acts = $acts;
 

@@ -6,7 +6,8 @@
 /// `x = n ln 2 + r` with `|r| <= ln 2 / 2`; `e^r` by its degree-7 Taylor polynomial (truncation error
 /// 2^-28), and `2^n` written into the exponent bits. Results below 2^-126 become 0, `x > 88.37`
 /// saturates at `e^88.37` (about 2.4e38) instead of infinity, and NaN gives NaN.
-#[inline(always)]
+#[cfg_attr(not(target_os = "none"), inline(always))]
+#[cfg_attr(target_os = "none", inline)]
 pub fn exp(x: f32) -> f32 {
     const LOG2_E: f32 = core::f32::consts::LOG2_E;
     // ln 2 in two parts: the first has trailing zeros, so that its product with n (|n| <= 127) is exact.

@@ -17,7 +17,8 @@ pub use argmax::argmax;
 pub const LANES: usize = 16;
 
 /// Adds the partial sums pairwise, always in the same order.
-#[inline(always)]
+#[cfg_attr(not(target_os = "none"), inline(always))]
+#[cfg_attr(target_os = "none", inline)]
 pub(crate) fn fold(mut lanes: [f32; LANES]) -> f32 {
     let mut width = LANES / 2;
     while width > 0 {
@@ -30,7 +31,8 @@ pub(crate) fn fold(mut lanes: [f32; LANES]) -> f32 {
 }
 
 /// Dot product of two slices of equal length in f32.
-#[inline(always)]
+#[cfg_attr(not(target_os = "none"), inline(always))]
+#[cfg_attr(target_os = "none", inline)]
 pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
     let mut lanes = [0.0f32; LANES];
     let (a, b) = (a.chunks_exact(LANES), b.chunks_exact(LANES));

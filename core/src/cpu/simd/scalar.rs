@@ -7,7 +7,7 @@ use super::{LANES, Simd};
 use crate::cache::{Element, Float8};
 use crate::float16;
 
-/// Plain Rust.
+/// Plain Rust. Functions that are called in several places are copied into them with the feature `unrolled`.
 pub(crate) struct Scalar;
 
 impl Simd for Scalar {
@@ -24,7 +24,7 @@ impl Simd for Scalar {
         unsafe { p.cast::<Self::F>().read_unaligned() }
     }
 
-    #[inline(always)]
+    #[cfg_attr(feature = "unrolled", inline(always))]
     unsafe fn load_f16(p: *const f16) -> Self::F {
         // SAFETY: the caller's promise.
         let x = unsafe { p.cast::<[f16; LANES]>().read_unaligned() };
@@ -48,7 +48,7 @@ impl Simd for Scalar {
         unsafe { p.cast::<Self::F>().write_unaligned(x) }
     }
 
-    #[inline(always)]
+    #[cfg_attr(feature = "unrolled", inline(always))]
     unsafe fn add(mut a: Self::F, b: Self::F) -> Self::F {
         for i in 0..LANES {
             a[i] += b[i];
@@ -56,7 +56,7 @@ impl Simd for Scalar {
         a
     }
 
-    #[inline(always)]
+    #[cfg_attr(feature = "unrolled", inline(always))]
     unsafe fn mul(mut a: Self::F, b: Self::F) -> Self::F {
         for i in 0..LANES {
             a[i] *= b[i];
@@ -89,7 +89,7 @@ impl Simd for Scalar {
         pairs
     }
 
-    #[inline(always)]
+    #[cfg_attr(feature = "unrolled", inline(always))]
     unsafe fn dot(mut n: Self::I, pairs: Self::Pairs, with: i32) -> Self::I {
         let (first, second) = (i32::from(with as i16), with >> 16);
         for l in 0..LANES {
@@ -106,7 +106,7 @@ impl Simd for Scalar {
         a
     }
 
-    #[inline(always)]
+    #[cfg_attr(feature = "unrolled", inline(always))]
     unsafe fn to_float(n: Self::I) -> Self::F {
         n.map(|n| n as f32)
     }

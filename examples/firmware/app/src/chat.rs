@@ -2,6 +2,7 @@
 
 use alloc::vec::Vec;
 use core::ffi::CStr;
+use core::mem::ManuallyDrop;
 use core::ops::ControlFlow;
 use shohin_core::sync::Arc;
 
@@ -95,7 +96,7 @@ fn open() -> Result<SdCard, Error> {
         let _ = path.push(0);
     }
     let path = CStr::from_bytes_with_nul(&path).unwrap_or(FILE);
-    SdCard::open(path).map_err(|_| Error::Device { problem: "there is no model on the card" })
+    SdCard::open(path).map_err(|_| Error::device("there is no model on the card"))
 }
 
 /// Begins to measure memory, gives the heap its own, and prepares the console.
@@ -122,7 +123,8 @@ fn chat<B: ModelBytes>(
     metadata: &Metadata<'_>,
     weights: CpuWeights<B>,
 ) -> Result<(), Error> {
-    let tokenizer = Tokenizer::from_metadata(metadata)?;
+    // Nothing is freed: the program ends with the chat.
+    let tokenizer = ManuallyDrop::new(Tokenizer::from_metadata(metadata)?);
     let template = Template::from_metadata(metadata, &tokenizer)?;
     let weights = Arc::new(weights);
 
@@ -131,19 +133,20 @@ fn chat<B: ModelBytes>(
     let session = SessionOptions { context: CONTEXT, kv: KvFormat::Q8, ..SessionOptions::default() };
     #[cfg(feature = "report")]
     let plan = weights.memory_plan(&options, &session)?;
-    let mut cpu = Cpu::new_in(weights, &options, Serial, SCRATCH_MEMORY.take().as_mut_slice())?;
-    let mut session = cpu.session_in(&session, SESSION_MEMORY.take().as_mut_slice())?;
+    let cpu = Cpu::new_in(weights, &options, Serial, SCRATCH_MEMORY.take().as_mut_slice())?;
+    let mut cpu = ManuallyDrop::new(cpu);
+    let mut session = ManuallyDrop::new(cpu.session_in(&session, SESSION_MEMORY.take().as_mut_slice())?);
     let capacity = session.capacity();
 
     let sampler = Sampler::new(&SamplerConfig::greedy(), cpu.model().config().vocab_size)?;
     let options = GenerationOptions { max_tokens: REPLY, batch: BATCH, ..GenerationOptions::default() };
-    let mut reply = Generation::waiting(capacity, LINE, sampler, options)?;
+    let mut reply = ManuallyDrop::new(Generation::waiting(capacity, LINE, sampler, options)?);
     let chat = ChatOptions { template, ..ChatOptions::default() };
-    let mut encoder = ChatEncoder::with_capacity(2 * LINE);
-    let mut ids = Vec::with_capacity(2 * LINE);
+    let mut encoder = ManuallyDrop::new(ChatEncoder::with_capacity(2 * LINE));
+    let mut ids = ManuallyDrop::new(Vec::with_capacity(2 * LINE));
 
     heap::seal();
-    let decoder = Decoder { device: &mut cpu, session: &mut session };
+    let decoder = Decoder { device: &mut *cpu, session: &mut *session };
     let mut backend = Measured::new(decoder, clock);
     let mut line = heapless::Vec::<u8, LINE>::new();
     while console::read_line(&mut line) {
@@ -168,7 +171,7 @@ fn chat<B: ModelBytes>(
             }
             other => other?,
         }
-        let reason = drive(&mut reply, &mut backend, &tokenizer, &mut |event| {
+        let reason = drive(&mut reply, &mut backend, &*tokenizer, &mut |event| {
             if let Event::Token(token) = event {
                 console::print(token.text);
             }

@@ -1,7 +1,9 @@
 //! The heap: it serves the set-up and then refuses every request.
 
 use core::alloc::{GlobalAlloc, Layout};
-use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+#[cfg(feature = "report")]
+use core::sync::atomic::AtomicUsize;
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use embedded_alloc::LlffHeap;
 use static_cell::ConstStaticCell;
@@ -13,12 +15,17 @@ struct Heap {
     inner: LlffHeap,
     /// Whether requests are refused.
     sealed: AtomicBool,
+    #[cfg(feature = "report")]
     peak: AtomicUsize,
 }
 
 #[global_allocator]
-static HEAP: Heap =
-    Heap { inner: LlffHeap::empty(), sealed: AtomicBool::new(false), peak: AtomicUsize::new(0) };
+static HEAP: Heap = Heap {
+    inner: LlffHeap::empty(),
+    sealed: AtomicBool::new(false),
+    #[cfg(feature = "report")]
+    peak: AtomicUsize::new(0),
+};
 
 // SAFETY: memory is only passed on from an allocator that keeps the contract, or refused.
 unsafe impl GlobalAlloc for Heap {
@@ -29,6 +36,7 @@ unsafe impl GlobalAlloc for Heap {
         // SAFETY: the caller's promise.
         let memory = unsafe { self.inner.alloc(layout) };
         // One thread, no interrupts: no update is lost.
+        #[cfg(feature = "report")]
         self.peak.store(self.peak.load(Relaxed).max(self.inner.used()), Relaxed);
         memory
     }

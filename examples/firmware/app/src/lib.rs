@@ -12,6 +12,8 @@ pub mod clock;
 mod console;
 mod damaged;
 mod heap;
+#[cfg(target_arch = "arm")]
+mod interrupts;
 mod measured;
 mod model;
 mod parity;

@@ -16,7 +16,7 @@ pub(crate) use self::semihosting::*;
 #[cfg(feature = "uart")]
 pub(crate) use self::uart::*;
 
-/// Prints an error: as a sentence, or without the feature `messages`, which takes 12 kB, its code.
+/// Prints an error: as a sentence, or without the feature `messages`, which takes 56 kB, its code.
 pub(crate) fn error(error: &Error) {
     #[cfg(feature = "messages")]
     eprintln!("error: {error}");
