@@ -175,15 +175,6 @@ impl Error {
         }
     }
 
-    /// Whether it is about two things called `name`. Unknown, so false, without the feature `messages`.
-    #[cfg_attr(not(feature = "messages"), allow(unused_variables, reason = "there are no fields"))]
-    pub(crate) fn is_duplicate(&self, name: &str) -> bool {
-        #[cfg(feature = "messages")]
-        return matches!(self, Error::Duplicate { name: found, .. } if *found == Name::new(name));
-        #[cfg(not(feature = "messages"))]
-        false
-    }
-
     /// A stable machine-readable name, the same in every host language.
     pub const fn code(&self) -> &'static str {
         match self {

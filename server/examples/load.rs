@@ -165,7 +165,7 @@ fn speed(url: &str) -> Result<(), Failure> {
         let mut firsts = firsts?.concat();
         firsts.sort();
         let rate = (firsts.len() * TOKENS) as f64 / start.elapsed().as_secs_f64();
-        let seconds = |percent: usize| firsts[(firsts.len() - 1) * percent / 100].as_secs_f64();
+        let seconds = |percent: usize| firsts[(firsts.len() * percent).div_ceil(100) - 1].as_secs_f64();
         println!("| {streams} | {rate:.1} | {:.2} s | {:.2} s |", seconds(50), seconds(95));
     }
     Ok(())

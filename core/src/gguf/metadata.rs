@@ -483,12 +483,23 @@ fn key_type(key: &str, expected: &'static str, found: Value<'_>) -> Error {
     error!(KeyType { key: Name::new(key), expected, found: found.kind().name() })
 }
 
-/// Indices `0..len`, sorted by name; refuses two equal names. `what` describes the names in errors.
+/// Indices of named things in the order of their names. An error if a name occurs twice.
 pub(super) fn sorted<'a>(
     what: &'static str,
     len: usize,
     name: impl Fn(usize) -> Option<&'a str>,
 ) -> Result<Vec<u32>> {
+    match by_name(len, name)? {
+        (order, None) => Ok(order),
+        (_, Some(name)) => Err(error!(Duplicate { what, name: Name::new(name) })),
+    }
+}
+
+/// The same, with the first name that occurs twice.
+pub(super) fn by_name<'a>(
+    len: usize,
+    name: impl Fn(usize) -> Option<&'a str>,
+) -> Result<(Vec<u32>, Option<&'a str>)> {
     let mut order = Vec::new();
     let need = len as u64 * size_of::<u32>() as u64;
     order.try_reserve_exact(len).map_err(|_| error!(Memory { need, have: 0 }))?;
@@ -498,8 +509,6 @@ pub(super) fn sorted<'a>(
         [a, b] if name(*a as usize) == name(*b as usize) => name(*a as usize),
         _ => None,
     };
-    match order.windows(2).find_map(twice) {
-        Some(name) => Err(error!(Duplicate { what, name: Name::new(name) })),
-        None => Ok(order),
-    }
+    let twice = order.windows(2).find_map(twice);
+    Ok((order, twice))
 }

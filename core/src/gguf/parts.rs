@@ -148,12 +148,13 @@ impl<'a> Gguf<'a> {
         }
         all.header.parts = parts.len() as u16;
         let tensors = &all.header.tensors;
-        let sorted = metadata::sorted("tensor name", tensors.len(), |i| tensors.get(i).map(|t| t.name));
-        all.header.by_name = sorted.map_err(|error| {
+        let (order, twice) = metadata::by_name(tensors.len(), |i| tensors.get(i).map(|t| t.name)).of(0)?;
+        if let Some(name) = twice {
             // The error is attributed to the later part.
-            let twice = |t: &&TensorInfo<'_>| error.is_duplicate(t.name);
-            PartError { part: tensors.iter().rfind(twice).map_or(0, |t| usize::from(t.part)), error }
-        })?;
+            let later = tensors.iter().rfind(|t| t.name == name).map_or(0, |t| usize::from(t.part));
+            return Err(error!(Duplicate { what: "tensor name", name: Name::new(name) })).of(later);
+        }
+        all.header.by_name = order;
         check_tensors(&all.header, all.header.tensors.len()).of(0)?;
         Ok(all)
     }

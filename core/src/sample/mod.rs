@@ -164,7 +164,10 @@ impl Sampler {
         }
         if !cfg!(feature = "sampling") {
             self.candidates.clear();
-            self.candidates.push(Candidate { token: argmax(logits)?, logit: 0.0, probability: 1.0 });
+            // To the sampler +inf is the largest finite number.
+            let largest = logits.iter().position(|logit| *logit >= f32::MAX);
+            let token = largest.map_or_else(|| argmax(logits), |i| Ok(i as u32))?;
+            self.candidates.push(Candidate { token, logit: 0.0, probability: 1.0 });
             return Ok(&self.candidates);
         }
         let view = View { logits, changed: self.penalties.apply(logits) };

@@ -144,6 +144,10 @@ pub(crate) struct SplitWeights {
     world: Option<Arc<World>>,
 }
 
+fn threads_of_rank(threads: usize, split: Split) -> usize {
+    (threads / split.ranks()).max(1)
+}
+
 impl SplitWeights {
     /// Divides the weights of `file`, and `threads` and the memory nodes of the machine among the ranks.
     pub(crate) fn load(
@@ -154,7 +158,8 @@ impl SplitWeights {
         options: &CpuOptions,
         threads: usize,
     ) -> Result<SplitWeights> {
-        Self::load_on(Cores::of_ranks(split.ranks()), file, read, config, split, options, threads)
+        let cores = Cores::of_ranks(split.ranks(), threads_of_rank(threads, split));
+        Self::load_on(cores, file, read, config, split, options, threads)
     }
 
     /// The same, with the cores of each rank.
@@ -167,7 +172,7 @@ impl SplitWeights {
         options: &CpuOptions,
         threads: usize,
     ) -> Result<SplitWeights> {
-        let count = (threads / split.ranks()).max(1);
+        let count = threads_of_rank(threads, split);
         let load =
             |(rank, cores)| RankWeights::load(file, read, config, (split, rank), options, count, cores);
         Ok(SplitWeights {

@@ -14,7 +14,7 @@ impl Cores {
         Bound
     }
 
-    pub(super) fn of_ranks(ranks: usize) -> Vec<Cores> {
+    pub(super) fn of_ranks(ranks: usize, _threads: usize) -> Vec<Cores> {
         vec![Cores; ranks]
     }
 }

@@ -37,10 +37,10 @@ impl Cores {
         Bound(self.0.as_deref().and_then(bind))
     }
 
-    /// Those of each of `ranks` ranks on this machine.
-    pub(super) fn of_ranks(ranks: usize) -> Vec<Cores> {
+    /// Those of each of `ranks` ranks with `threads` threads on this machine.
+    pub(super) fn of_ranks(ranks: usize, threads: usize) -> Vec<Cores> {
         match sched_getaffinity(None) {
-            Ok(allowed) => divide(&nodes(Path::new(NODES), &allowed), ranks),
+            Ok(allowed) => divide(&nodes(Path::new(NODES), &allowed), ranks, threads),
             // More cores than a set has room for.
             Err(_) => vec![Cores::default(); ranks],
         }
@@ -77,19 +77,27 @@ fn nodes(directory: &Path, allowed: &CpuSet) -> Vec<CpuSet> {
 }
 
 /// The cores of each rank: of one node, where there are as many ranks as nodes or more; otherwise of its share of the nodes.
-fn divide(nodes: &[CpuSet], ranks: usize) -> Vec<Cores> {
-    let of = |rank: usize| {
+/// Ranks are not bound where threads would share a core: all ranks wait for the slowest.
+fn divide(nodes: &[CpuSet], ranks: usize, threads: usize) -> Vec<Cores> {
+    let share = |rank: usize| {
         let first = rank * nodes.len() / ranks;
-        let end = ((rank + 1) * nodes.len() / ranks).max(first + 1);
+        first..((rank + 1) * nodes.len() / ranks).max(first + 1)
+    };
+    let has_room = |rank: usize| {
+        let cores: usize = nodes[share(rank)].iter().map(|node| node.count() as usize).sum();
+        let beside = (0..ranks).filter(|&other| share(other) == share(rank)).count();
+        beside * threads <= cores
+    };
+    if nodes.len() < 2 || !(0..ranks).all(has_room) {
+        return vec![Cores::default(); ranks];
+    }
+    let of = |rank: usize| {
         let mut cores = CpuSet::new();
-        let all = (0..CpuSet::MAX_CPU).filter(|&core| nodes[first..end].iter().any(|node| node.is_set(core)));
-        all.for_each(|core| cores.set(core));
+        let is_there = |core: usize| nodes[share(rank)].iter().any(|node| node.is_set(core));
+        (0..CpuSet::MAX_CPU).filter(|&core| is_there(core)).for_each(|core| cores.set(core));
         Cores(Some(Arc::new(cores)))
     };
-    match nodes {
-        [] | [_] => vec![Cores::default(); ranks],
-        _ => (0..ranks).map(of).collect(),
-    }
+    (0..ranks).map(of).collect()
 }
 
 #[cfg(test)]
@@ -140,13 +148,18 @@ mod tests {
     fn ranks_are_divided_among_nodes_in_order() {
         let four = [0, 2, 4, 6].map(|first| set(&[first, first + 1]));
         let want = [cores(&[0, 1]), cores(&[2, 3])];
-        assert_eq!(divide(&four[..2], 2), want);
-        assert_eq!(divide(&four[..2], 4), [&want[0], &want[0], &want[1], &want[1]].map(Clone::clone));
-        assert_eq!(divide(&four, 2), [cores(&[0, 1, 2, 3]), cores(&[4, 5, 6, 7])]);
-        assert_eq!(divide(&four, 3), [cores(&[0, 1]), cores(&[2, 3]), cores(&[4, 5, 6, 7])]);
+        assert_eq!(divide(&four[..2], 2, 2), want);
+        assert_eq!(divide(&four[..2], 4, 1), [&want[0], &want[0], &want[1], &want[1]].map(Clone::clone));
+        assert_eq!(divide(&four, 2, 4), [cores(&[0, 1, 2, 3]), cores(&[4, 5, 6, 7])]);
+        assert_eq!(divide(&four, 3, 2), [cores(&[0, 1]), cores(&[2, 3]), cores(&[4, 5, 6, 7])]);
         // With one node, nothing changes.
-        assert_eq!(divide(&four[..1], 2), [Cores::default(), Cores::default()]);
-        assert_eq!(divide(&[], 2), [Cores::default(), Cores::default()]);
+        let unbound = [Cores::default(), Cores::default()];
+        assert_eq!(divide(&four[..1], 2, 1), unbound);
+        assert_eq!(divide(&[], 2, 1), unbound);
+        // Nor where a rank has more threads than cores of its own.
+        assert_eq!(divide(&four[..2], 2, 3), unbound);
+        assert_eq!(divide(&[set(&[0, 1, 2, 3]), set(&[8])], 2, 2), unbound);
+        assert_eq!(divide(&four[..2], 4, 2), [&unbound[..], &unbound].concat());
     }
 
     /// The first and the last of the cores that this process may use.
