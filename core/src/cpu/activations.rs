@@ -119,13 +119,13 @@ fn quantize_row(x: &[f32], out: &mut [Q8Block]) {
     let step = f32::from_bits(max) / (127.0 * LARGEST);
     let to_factor = LARGEST / f32::from_bits(max);
     let (whole, rest) = x.as_chunks::<Q8_LEN>();
-    let mut last = [[0.0; Q8_LEN]];
-    last[0][..rest.len()].copy_from_slice(rest);
-    let (out, last_out) = out.split_at_mut(whole.len());
-    // `last_out` is empty if there is no rest.
-    let blocks = whole.chunks(BLOCKS).zip(out.chunks_mut(BLOCKS));
-    for (x, out) in blocks.chain(last.chunks(1).zip(last_out.chunks_mut(1))) {
+    for (x, out) in whole.chunks(BLOCKS).zip(out.chunks_mut(BLOCKS)) {
         quantize_blocks(x, step, to_factor, out);
+    }
+    if let (false, Some(out)) = (rest.is_empty(), out.get_mut(whole.len())) {
+        let mut last = [0.0; Q8_LEN];
+        last[..rest.len()].copy_from_slice(rest);
+        quantize_blocks(&[last], step, to_factor, core::slice::from_mut(out));
     }
 }
 
@@ -134,7 +134,7 @@ const BLOCKS: usize = 8;
 const GROUPS: usize = 2 * BLOCKS;
 
 /// Up to [`BLOCKS`] blocks.
-#[inline(always)]
+#[cfg_attr(not(target_os = "none"), inline(always))]
 fn quantize_blocks(x: &[[f32; 64]], step: f32, to_factor: f32, out: &mut [Q8Block]) {
     let groups = x.as_flattened().as_chunks::<32>().0;
     let mut largest = [0.0; GROUPS];
