@@ -150,7 +150,8 @@ impl<D: Driver> CudaDevice<D> {
                 false => thread::sleep(PAUSE),
             }
         }
-        rank.check()
+        // An exchange that failed may have left the GPU idle.
+        rank.communicator.check()
     }
 
     /// `to (rows, cols)` is replaced by, or with `add` increased by `from (ranks, rows, part)`.
