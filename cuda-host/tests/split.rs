@@ -328,6 +328,9 @@ fn what_cannot_be_split_is_refused_in_one_line() {
     // A rank alone.
     let file = Model::new(shape(), Stored::new(Format::Q1_0), 9).to_vec().unwrap();
     let mut alone = ranks(&file, Split::Tensor(2), Activations::Int8, KvFormat::F16, &Arc::default());
+    // Also where its graph is recorded.
+    let first = each(&mut alone, |_, on| on.run(&[1], Wants::Last(Readout::Logits)));
+    assert!(first.iter().all(Result::is_ok));
     alone[0].device.leave_group();
     let error = alone[0].run(&[1], Wants::Last(Readout::Logits)).unwrap_err();
     assert!(error.to_string().contains("needs the other ranks"), "{error}");

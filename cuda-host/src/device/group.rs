@@ -1,7 +1,7 @@
 //! A device as one rank of a group: what a split program exchanges, and the end of a group that has lost a rank.
 
 use super::kernels::THREADS;
-use super::{CudaCache, CudaDevice};
+use super::{CudaCache, CudaDevice, new_id};
 use crate::args::GatherArgs;
 use crate::driver::{Driver, Memory};
 use crate::error::Result;
@@ -93,7 +93,8 @@ fn logits_part(program: &Program) -> usize {
 
 impl<D: Driver> CudaDevice<D> {
     /// Runs a split program as one rank of a group, whose exchanges `communicator` carries. While this rank waits for its GPU
-    /// it asks `group`, which has the same ranks, whether the others are still there.
+    /// it asks `group`, which has the same ranks, whether the others are still there. Sequences are made after it: the device
+    /// refuses those from before.
     ///
     /// # Errors
     /// If the program is for another number of ranks; [`Error::OutOfMemory`](crate::Error::OutOfMemory).
@@ -125,12 +126,15 @@ impl<D: Driver> CudaDevice<D> {
             communicator,
             group,
         });
+        self.id = new_id();
         Ok(self)
     }
 
-    /// Leaves the group: other ranks then know that this one will not answer.
+    /// Leaves the group: other ranks then know that this one will not answer. Sequences end: their graphs use the memory of
+    /// the exchanges.
     pub fn leave_group(&mut self) {
         self.rank = None;
+        self.id = new_id();
     }
 
     pub(super) fn in_rank(&self) -> Result<&Rank<D>> {
