@@ -334,12 +334,27 @@ fn what_cannot_be_split_is_refused_in_one_line() {
     alone[0].device.leave_group();
     let error = alone[0].run(&[1], Wants::Last(Readout::Logits)).unwrap_err();
     assert!(error.to_string().contains("needs the other ranks"), "{error}");
-    // A group of another size.
-    let communicator = Communicator::connect(&nccl, &[0, 1, 2]).unwrap().swap_remove(0);
-    let device = CudaDevice::new(alone[0].device.model(), &options(Activations::Int8)).unwrap();
-    let threads = Threads { rank: 0, ranks: 3, lost: Arc::default() };
-    let error = device.in_group(Arc::new(communicator), Arc::new(threads)).unwrap_err();
-    assert!(error.to_string().contains("ranks of a group"), "{error}");
+    // Back in a group, without the memory of the recorded exchanges.
+    let On { device, mut cache, .. } = alone.swap_remove(0);
+    let one = |gpus: &[usize], rank| Arc::new(Communicator::connect(&nccl, gpus).unwrap().swap_remove(rank));
+    let threads = |rank, ranks| Arc::new(Threads { rank, ranks, lost: Arc::default() });
+    let mut device = device.in_group(one(&[0, 1], 0), threads(0, 2)).unwrap();
+    let run = Run { tokens: &[1], position: 1, wants: Wants::Nothing };
+    let again = CudaDevice::<Cuda>::wait(device.run(&[run], &mut [&mut cache], &mut |_, _, _| ()));
+    assert!(again.unwrap_err().to_string().contains("made by another one"));
+    // Groups of other sizes, and other ranks.
+    for (gpus, rank, group, expected) in [
+        (&[0, 1, 2][..], 0, (0, 2), "ranks of a group has 3 elements, expected 2"),
+        (&[0, 1], 0, (0, 3), "ranks of a group has 3 elements, expected 2"),
+        (&[0, 1], 0, (1, 2), "it is another rank"),
+    ] {
+        let device = CudaDevice::new(device.model(), &options(Activations::Int8)).unwrap();
+        let error = device.in_group(one(gpus, rank), threads(group.0, group.1)).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+    let mut stages = ranks(&file, Split::Pipeline(2), Activations::Int8, KvFormat::F16, &Arc::default());
+    let other = stages.swap_remove(1).device.in_group(one(&[0, 1], 0), threads(0, 2)).unwrap_err();
+    assert!(other.to_string().contains("it is another rank"), "{other}");
 }
 
 /// One thread records a graph while others launch, allocate and free on the same GPU.

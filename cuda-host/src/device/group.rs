@@ -97,16 +97,27 @@ impl<D: Driver> CudaDevice<D> {
     /// refuses those from before.
     ///
     /// # Errors
-    /// If the program is for another number of ranks; [`Error::OutOfMemory`](crate::Error::OutOfMemory).
+    /// If the program, `communicator` and `group` are of different ranks, or of different numbers of ranks;
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
     pub fn in_group(
         mut self,
         communicator: Arc<Communicator>,
         group: Arc<dyn Collective>,
     ) -> Result<CudaDevice<D>> {
         let program = self.model.program();
-        let (expected, found) = (program.ranks as u64, communicator.ranks() as u64);
-        if expected != found || group.ranks() as u64 != expected {
-            return Err(CoreError::Length { what: "ranks of a group", expected, found }.into());
+        let same = |what, expected: usize, found: usize| match expected == found {
+            true => Ok(()),
+            false => Err(CoreError::Length { what, expected: expected as u64, found: found as u64 }),
+        };
+        same("ranks of a group", program.ranks, communicator.ranks())?;
+        same("ranks of a group", program.ranks, group.ranks())?;
+        // Of all programs, only stages show whose they are: by the rank that they send to.
+        let is_next = match program.body.last() {
+            Some(Op::Exchange(Exchange::Send { rank, .. })) => *rank == (group.rank() + 1) % program.ranks,
+            _ => true,
+        };
+        if communicator.rank() != group.rank() || !is_next {
+            return Err(CoreError::Device { problem: "it is another rank of the split model" }.into());
         }
         let (batch, ranks) = (self.options.batch, program.ranks);
         let of_op = |op: &Op| match op {
