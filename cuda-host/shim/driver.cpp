@@ -12,6 +12,7 @@
 namespace driver {
 
 constexpr int GPUS = 4;
+constexpr size_t MOST = 1024;
 enum Result { SUCCESS = 0, INVALID_VALUE = 1, INVALID_CONTEXT = 201, NOT_FOUND = 500, NOT_READY = 600, CAPTURED = 900 };
 using Work = std::function<void()>;
 using Graph = std::vector<Work>;
@@ -60,8 +61,10 @@ struct Stream {
         }
     }
 
+    // As many launches as CUDA has room for wait; one more waits for them.
     void add(Work next) {
-        std::lock_guard<std::mutex> lock(mutex);
+        std::unique_lock<std::mutex> lock(mutex);
+        changed.wait(lock, [this] { return recording || work.size() < MOST; });
         if (recording) recording->push_back(std::move(next));
         else work.push_back(std::move(next));
         changed.notify_all();

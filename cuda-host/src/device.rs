@@ -324,7 +324,10 @@ impl<D: Driver> CudaDevice<D> {
         if self.model.program().stages > 1 && Rows::parts(batch, self.options.batch).nth(1).is_some() {
             return self.pipeline(batch, caches, sink);
         }
-        for rows in Rows::parts(batch, self.options.batch) {
+        for (i, rows) in Rows::parts(batch, self.options.batch).enumerate() {
+            if i > 0 {
+                self.wait()?;
+            }
             let segments: Vec<Segment<'_>> = rows.segments().collect();
             self.part(&segments, &self.groups(rows), caches, sink)?;
         }

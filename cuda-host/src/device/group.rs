@@ -154,7 +154,10 @@ impl<D: Driver> CudaDevice<D> {
             .ok_or(CoreError::Device { problem: "a split program needs the other ranks" }.into())
     }
 
-    /// In a group, waits for the work of this GPU, or for the loss of a rank.
+    /// In a group, waits for the work of this GPU, or for the loss of a rank that it needs.
+    ///
+    /// Before each part of a batch too: CUDA has room for about a thousand launches, and waits with one more, asking nobody. Stages
+    /// of a pipeline still work at the same time, as a GPU that has finished a part has passed it on.
     pub(super) fn wait(&self) -> Result<()> {
         let Some(rank) = &self.rank else { return Ok(()) };
         let start = Instant::now();
@@ -242,6 +245,9 @@ impl<D: Driver> CudaDevice<D> {
         let (cols, last) = (program.cols(*x), program.ranks - 1);
         let mut returning = Rows::parts(batch, self.options.batch);
         for (begun, rows) in Rows::parts(batch, self.options.batch).enumerate() {
+            if begun > 0 {
+                self.wait()?;
+            }
             let segments: Vec<Segment<'_>> = rows.segments().collect();
             self.write_step(&segments, None)?;
             self.first_operations(rest.len(), &segments, caches)?;
