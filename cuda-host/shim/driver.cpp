@@ -78,6 +78,13 @@ struct Stream {
     }
 };
 
+// The last work on a stream when it was recorded.
+struct Event {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool done = true, captured = false;
+};
+
 Context contexts[GPUS] = {{0}, {1}, {2}, {3}};
 thread_local Context *current = nullptr;
 std::mutex memory_mutex;
@@ -171,6 +178,27 @@ Result cuStreamQuery(Stream *stream) {
     std::lock_guard<std::mutex> lock(stream->mutex);
     if (stream->recording) return CAPTURED;
     return stream->work.empty() && !stream->busy ? SUCCESS : NOT_READY;
+}
+Result cuEventCreate(std::shared_ptr<Event> **event, unsigned) { return *event = new auto(std::make_shared<Event>()), SUCCESS; }
+Result cuEventDestroy_v2(std::shared_ptr<Event> *event) { return delete event, SUCCESS; }
+Result cuEventRecord(std::shared_ptr<Event> *event, Stream *stream) {
+    std::shared_ptr<Event> now = *event = std::make_shared<Event>();
+    {
+        std::lock_guard<std::mutex> lock(stream->mutex);
+        now->captured = stream->recording != nullptr;
+    }
+    now->done = false;
+    return add(stream, [now] {
+        std::lock_guard<std::mutex> lock(now->mutex);
+        now->done = true;
+        now->changed.notify_all();
+    });
+}
+Result cuEventSynchronize(std::shared_ptr<Event> *event) {
+    std::unique_lock<std::mutex> lock((*event)->mutex);
+    if ((*event)->captured) return CAPTURED;
+    (*event)->changed.wait(lock, [event] { return (*event)->done; });
+    return SUCCESS;
 }
 Result cuStreamIsCapturing(Stream *stream, int *status) {
     std::lock_guard<std::mutex> lock(stream->mutex);

@@ -40,7 +40,7 @@ pub trait Driver {
     /// Those of the driver.
     fn write(&self, address: u64, bytes: &[u8]) -> Result<()>;
 
-    /// Waits for all work, and copies from `address`.
+    /// Waits for the work so far, and copies from `address`.
     ///
     /// # Errors
     /// Those of the driver.

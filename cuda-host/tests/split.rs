@@ -13,7 +13,9 @@ use shohin_core::model::Split;
 use shohin_core::{
     Activations, BonsaiModel, Device, Error as CoreError, Format, Gguf, KvFormat, Result as CoreResult,
 };
-use shohin_cuda::{Communicator, Cuda, CudaCache, CudaDevice, CudaModel, Error, Nccl, Result};
+use shohin_cuda::{
+    Communicator, Cuda, CudaCache, CudaDevice, CudaModel, Driver, Error, Memory, Nccl, Result,
+};
 use shohin_tests::device::{error, tokens};
 use shohin_tests::model::{Model, Shape, Stored};
 use std::ffi::c_int;
@@ -26,18 +28,18 @@ const BATCH: usize = 5;
 
 /// The libraries that take the places of CUDA's and NCCL's. The tests use them one after the other: a fault that one asks for is
 /// for its own ranks.
-fn libraries() -> (&'static Library, MutexGuard<'static, ()>) {
+fn libraries() -> (&'static [Library; 2], MutexGuard<'static, ()>) {
     static LIBRARIES: OnceLock<[Library; 2]> = OnceLock::new();
     static TURN: Mutex<()> = Mutex::new(());
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    let [_, nccl] = LIBRARIES.get_or_init(|| {
+    let libraries = LIBRARIES.get_or_init(|| {
         [("driver.cpp", "libcuda.so"), ("nccl.cpp", "libnccl.so.2")].map(|(source, name)| {
             let built = build(source, name);
             // SAFETY: the library was built from this crate's sources. Those who load `name` from now on get it.
             unsafe { Library::new(&built) }.unwrap_or_else(|e| panic!("{}: {e}", built.display()))
         })
     });
-    (nccl, turn)
+    (libraries, turn)
 }
 
 /// Lets a call of NCCL fail.
@@ -255,7 +257,7 @@ const EXCHANGES: usize = 9;
 
 /// Runs a prompt and two tokens on two ranks after a fault: what each rank says to each.
 fn faulty(file: &[u8], rank: usize, call: usize, result: c_int, later: bool) -> Vec<Vec<Result<()>>> {
-    let (nccl, _turn) = libraries();
+    let ([_, nccl], _turn) = libraries();
     let way = "tensor:2".parse().unwrap();
     let mut ranks = ranks(file, way, Activations::Int8, KvFormat::F16, &Arc::default());
     fault(nccl, rank, call, result, later);
@@ -381,5 +383,57 @@ fn sequences_on_several_threads_have_their_own_graphs() {
     thread::scope(|scope| {
         let threads: Vec<_> = (0..2).map(|_| scope.spawn(logits)).collect();
         threads.into_iter().for_each(|thread| assert!(thread.join().unwrap() == want));
+    });
+}
+
+/// A thread that reads, or frees memory, waits for its own work only; others give the GPU more meanwhile.
+#[test]
+fn a_thread_that_waits_holds_up_no_other() {
+    extern "C" fn held(release: *mut std::ffi::c_void) {
+        // SAFETY: the test keeps it until the work is done.
+        let release = unsafe { &*release.cast::<AtomicBool>() };
+        while !release.load(SeqCst) {
+            thread::sleep(std::time::Duration::from_millis(1));
+        }
+    }
+    type Held = extern "C" fn(*mut std::ffi::c_void);
+    type Launch = unsafe extern "C" fn(*mut std::ffi::c_void, Held, *const AtomicBool) -> c_int;
+    let ([cuda, _], _turn) = libraries();
+    let driver = Arc::new(Cuda::open(2).unwrap());
+    let [memory, freed] = [0, 1].map(|_| Memory::new(&driver, 4).unwrap());
+    driver.write(memory.address(), &[1; 4]).unwrap();
+    let (release, done) = (AtomicBool::new(false), AtomicBool::new(false));
+    // SAFETY: the function of this name has this type; `release` outlives the work.
+    let launched = driver.on_stream(&mut |stream| unsafe {
+        assert_eq!(cuda.get::<Launch>(b"cuLaunchHostFunc").unwrap()(stream, held, &release), 0);
+        Ok(())
+    });
+    launched.unwrap();
+    thread::scope(|scope| {
+        let read = scope.spawn(|| {
+            let mut bytes = [0; 4];
+            driver.read(memory.address(), &mut bytes).unwrap();
+            assert!(release.load(SeqCst));
+            bytes
+        });
+        let free = scope.spawn(|| drop(freed));
+        // Where they hold it up, only this ends it.
+        scope.spawn(|| {
+            for _ in 0..5000 {
+                thread::sleep(std::time::Duration::from_millis(1));
+                if done.load(SeqCst) {
+                    return;
+                }
+            }
+            release.store(true, SeqCst);
+        });
+        thread::sleep(std::time::Duration::from_millis(50));
+        // After what the others wait for.
+        driver.write(memory.address(), &[2; 4]).unwrap();
+        done.store(true, SeqCst);
+        assert!(!release.load(SeqCst) && !read.is_finished() && !free.is_finished());
+        release.store(true, SeqCst);
+        read.join().unwrap();
+        free.join().unwrap();
     });
 }
