@@ -8,7 +8,7 @@ use self::group::Rank;
 use self::kernels::Kernels;
 use self::launches::{Choices, Epilogue, Products, inputs};
 use crate::args::ArgmaxArgs;
-use crate::driver::{Driver, Memory};
+use crate::driver::{Driver, Memory, Recording};
 use crate::error::{Error, Result};
 use crate::model::CudaModel;
 use crate::nccl::Communicator;
@@ -230,13 +230,11 @@ impl<D: Driver> CudaDevice<D> {
     ) -> Result<()> {
         let (kind, at) = (group.map(|group| group.readout), segment.sequence);
         if !caches[at].graphs.iter().any(|(known, _)| *known == kind) {
-            self.driver().begin()?;
+            let recording = Recording::begin(self.driver())?;
             let launched = self.body(&[segment], caches).and_then(|()| self.tail(&[segment], caches));
             let launched = launched.and_then(|()| kind.map_or(Ok(()), |kind| self.head(kind, 1)));
-            // Recording has to end in any case.
-            let graph = self.driver().end();
-            launched?;
-            caches[at].graphs.push((kind, graph?));
+            let graph = launched.and_then(|()| recording.end())?;
+            caches[at].graphs.push((kind, graph));
         }
         let found = caches[at].graphs.iter().find(|(known, _)| *known == kind);
         found.map_or(Ok(()), |(_, graph)| self.driver().replay(graph))
