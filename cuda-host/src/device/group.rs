@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 /// Columns that a block of the kernel `gather` has.
 const GATHER_COLS: usize = 1024;
 
-/// How long a rank asks without a pause whether its GPU has finished; then, once per [`PAUSE`].
+/// A rank polls without pause for this long, then once per [`PAUSE`].
 const BUSY: Duration = Duration::from_millis(5);
 const PAUSE: Duration = Duration::from_micros(50);
 
